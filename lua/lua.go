@@ -1,0 +1,41 @@
+// Package lua holds the scripts that Redis runs atomically, one file per script.
+//
+// Every file opens with a header that names its KEYS, its ARGV and every word that it can answer;
+// the header is the contract of the script, and this package's tests hold the two together. The
+// scripts use only commands that Redis 7.0 and Valkey have, and touch only keys of one slot.
+package lua
+
+import (
+	_ "embed"
+
+	"github.com/redis/go-redis/v9"
+)
+
+var (
+	//go:embed reserve.lua
+	reserveSource string
+	//go:embed open.lua
+	openSource string
+	//go:embed pause.lua
+	pauseSource string
+	//go:embed resume.lua
+	resumeSource string
+	//go:embed end.lua
+	endSource string
+	//go:embed restock.lua
+	restockSource string
+	//go:embed release.lua
+	releaseSource string
+)
+
+// Each script is sent by its SHA-1 and, where the server does not know it (NOSCRIPT, as after a
+// restart or a promotion), by its source. They are safe for concurrent use.
+var (
+	Reserve = redis.NewScript(reserveSource)
+	Open    = redis.NewScript(openSource)
+	Pause   = redis.NewScript(pauseSource)
+	Resume  = redis.NewScript(resumeSource)
+	End     = redis.NewScript(endSource)
+	Restock = redis.NewScript(restockSource)
+	Release = redis.NewScript(releaseSource)
+)

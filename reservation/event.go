@@ -1,0 +1,135 @@
+package reservation
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
+)
+
+// The names of an order's events. OrderReserved is appended by the script; the others are decided in Postgres.
+const (
+	EventReserved  = "OrderReserved"
+	EventConfirmed = "OrderConfirmed"
+	EventRejected  = "OrderRejected"
+)
+
+// Metadata of an event's message. The first two are written with the event; the script adds the next
+// two as fields of the stream entry, which our subscriber hands on as metadata and the stock one ignores.
+const (
+	MetaEvent        = "event"
+	MetaEventVersion = "event_version"
+	MetaReservedAt   = "reserved_at_ms"
+	MetaSequence     = "sequence"
+	// MetaEntryID and MetaDeliveries are set by the subscriber: the position of the entry in its
+	// stream, and how often it has been delivered, this time included.
+	MetaEntryID    = "stampede_entry_id"
+	MetaDeliveries = "stampede_deliveries"
+)
+
+// reservedVersion is the version of OrderReserved's payload that this code writes and reads.
+const reservedVersion = "1"
+
+// ErrUndecodable is returned for a message that is no event of ours, or of a version that this code
+// does not know. It will not get better by itself: such an entry is a dead letter.
+var ErrUndecodable = errors.New("undecodable event")
+
+// OrderReserved says that a unit was taken from a sale for a user. It is version 1 of its order.
+type OrderReserved struct {
+	OrderID  uuid.UUID
+	SaleID   uuid.UUID
+	UserID   string
+	Quantity int64
+	// Epoch is the life of the sale's stock in which the order was admitted.
+	Epoch int64
+	// RequestedAt is the ingress's clock when the request came in.
+	RequestedAt time.Time
+	// ReservedAt is Redis's clock in the moment of the decision, and Sequence the place of the
+	// order in its sale. Read through a subscriber that drops the fields of the script, ReservedAt
+	// is RequestedAt and Sequence 0.
+	ReservedAt time.Time
+	Sequence   int64
+}
+
+// reservedPayload is OrderReserved on the wire. appendReservedPayload writes the same by hand.
+type reservedPayload struct {
+	OrderID     uuid.UUID `json:"order_id"`
+	SaleID      uuid.UUID `json:"sale_id"`
+	UserID      string    `json:"user_id"`
+	Quantity    int64     `json:"quantity"`
+	Version     int       `json:"version"`
+	Epoch       int64     `json:"epoch"`
+	RequestedAt int64     `json:"requested_at_ms"`
+}
+
+// appendReservedPayload appends the JSON of the event to dst. It does without encoding/json because
+// it runs once per accepted order; ValidateUser has refused every user id that would need escaping.
+func appendReservedPayload(dst []byte, e OrderReserved) []byte {
+	dst = append(dst, `{"order_id":"`...)
+	dst = appendUUID(dst, e.OrderID)
+	dst = append(dst, `","sale_id":"`...)
+	dst = appendUUID(dst, e.SaleID)
+	dst = append(dst, `","user_id":"`...)
+	dst = append(dst, e.UserID...)
+	dst = append(dst, `","quantity":`...)
+	dst = strconv.AppendInt(dst, e.Quantity, 10)
+	dst = append(dst, `,"version":1,"epoch":`...)
+	dst = strconv.AppendInt(dst, e.Epoch, 10)
+	dst = append(dst, `,"requested_at_ms":`...)
+	dst = strconv.AppendInt(dst, e.RequestedAt.UnixMilli(), 10)
+	return append(dst, '}')
+}
+
+func appendUUID(dst []byte, id uuid.UUID) []byte {
+	text, _ := id.MarshalText() // never fails
+	return append(dst, text...)
+}
+
+// DecodeReserved reads an OrderReserved from a message of the stream. Its errors wrap ErrUndecodable.
+func DecodeReserved(msg *message.Message) (OrderReserved, error) {
+	if name := msg.Metadata.Get(MetaEvent); name != EventReserved {
+		return OrderReserved{}, fmt.Errorf("%w: event %q, want %q", ErrUndecodable, name, EventReserved)
+	}
+	if v := msg.Metadata.Get(MetaEventVersion); v != reservedVersion {
+		return OrderReserved{}, fmt.Errorf("%w: %s of version %q, this worker knows %q", ErrUndecodable, EventReserved, v, reservedVersion)
+	}
+	var p reservedPayload
+	if err := json.Unmarshal(msg.Payload, &p); err != nil {
+		return OrderReserved{}, fmt.Errorf("%w: payload: %w", ErrUndecodable, err)
+	}
+	if p.OrderID == uuid.Nil || p.SaleID == uuid.Nil || p.Quantity < 1 || p.Quantity > MaxPerOrder || p.Epoch < 1 || p.Version != 1 {
+		return OrderReserved{}, fmt.Errorf("%w: payload lacks an id, or its numbers are out of range", ErrUndecodable)
+	}
+	if err := ValidateUser(p.UserID); err != nil {
+		return OrderReserved{}, fmt.Errorf("%w: payload: %w", ErrUndecodable, err)
+	}
+	e := OrderReserved{
+		OrderID: p.OrderID, SaleID: p.SaleID, UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch,
+		RequestedAt: time.UnixMilli(p.RequestedAt).UTC(),
+	}
+	reservedAt, err := metaInt(msg, MetaReservedAt, p.RequestedAt)
+	if err != nil {
+		return OrderReserved{}, err
+	}
+	e.ReservedAt = time.UnixMilli(reservedAt).UTC()
+	if e.Sequence, err = metaInt(msg, MetaSequence, 0); err != nil {
+		return OrderReserved{}, err
+	}
+	return e, nil
+}
+
+func metaInt(msg *message.Message, key string, absent int64) (int64, error) {
+	text := msg.Metadata.Get(key)
+	if text == "" {
+		return absent, nil
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("%w: %s is %q, want a whole number", ErrUndecodable, key, text)
+	}
+	return n, nil
+}

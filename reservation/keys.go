@@ -1,0 +1,58 @@
+package reservation
+
+import (
+	"hash/fnv"
+	"strconv"
+
+	"github.com/google/uuid"
+)
+
+// Group is the consumer group in which the fulfillment workers read the stream of orders.
+const Group = "fulfillment"
+
+// DefaultPrefix is the first part of every key in Redis.
+const DefaultPrefix = "stampede"
+
+// MaxPartitions bounds STAMPEDE_PARTITIONS: whoever looks for a sale whose partition it does not
+// know asks all of them.
+const MaxPartitions = 64
+
+// Keys names every key in Redis. The partition is the hash tag, so whatever one script touches
+// lies in one slot of a cluster. A user id may hold any byte: a key's tag is its first pair of
+// braces, and that is ours.
+type Keys struct {
+	Prefix string
+	// Partitions is how many partitions new sales are spread over. Invariant: 1 <= Partitions <= MaxPartitions.
+	Partitions int
+}
+
+// Partition tells where a sale lives when sales are spread over k.Partitions partitions.
+func (k Keys) Partition(sale uuid.UUID) int { return PartitionAmong(sale, k.Partitions) }
+
+// PartitionAmong tells where a sale lives that was created while there were n partitions.
+func PartitionAmong(sale uuid.UUID, n int) int {
+	h := fnv.New32a()
+	_, _ = h.Write(sale[:])
+	return int(h.Sum32() % uint32(n))
+}
+
+// Sale is the hash with the stock, the state and the terms of a sale.
+func (k Keys) Sale(partition int, sale uuid.UUID) string { return k.in(partition, "sale:"+sale.String()) }
+
+// Buyers is the hash from user to the reservation that the user holds in a sale.
+func (k Keys) Buyers(partition int, sale uuid.UUID) string {
+	return k.in(partition, "buyers:"+sale.String())
+}
+
+// Orders is the stream of events of a partition.
+func (k Keys) Orders(partition int) string { return k.in(partition, "orders") }
+
+// Sales is the set of the sales that were opened in a partition.
+func (k Keys) Sales(partition int) string { return k.in(partition, "sales") }
+
+// Lock is the lock under which a worker handles one user's orders.
+func (k Keys) Lock(partition int, user string) string { return k.in(partition, "lock:"+user) }
+
+func (k Keys) in(partition int, rest string) string {
+	return k.Prefix + ":{" + strconv.Itoa(partition) + "}:" + rest
+}

@@ -1,0 +1,59 @@
+package reservation
+
+import (
+	"encoding/binary"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Status is where an order stands. The state machine is drawn in docs/design.md.
+type Status string
+
+// The statuses of an order. Reserved is the only one that Redis decides; all others are rows in Postgres.
+const (
+	StatusReserved  Status = "reserved"
+	StatusConfirmed Status = "confirmed"
+	StatusRejected  Status = "rejected"
+)
+
+// Why Postgres refused what the script had admitted.
+const (
+	// RejectedAlreadyPurchased: the user has another live order in this sale.
+	RejectedAlreadyPurchased = "already-purchased"
+	// RejectedSoldOut: the sale's stock in Postgres is taken.
+	RejectedSoldOut = "sold-out"
+)
+
+// ErrOrderNotFound is returned when no order has the id, or it belongs to another user.
+var ErrOrderNotFound = errors.New("order not found")
+
+// Order is an order as its buyer sees it.
+type Order struct {
+	ID         uuid.UUID
+	SaleID     uuid.UUID
+	UserID     string
+	Quantity   int64
+	Status     Status
+	Version    int
+	ReservedAt time.Time
+	// Reason tells why the order was rejected; it is empty in every other status.
+	Reason string
+}
+
+// NewOrderID makes a UUIDv7 (RFC 9562) of which two of the random bytes are a tag of the sale. With
+// it, a reservation can be found from the order's id alone, without a key in Redis per order: the
+// tag leaves one sale to ask in 65,536. The other 58 random bits keep ids apart.
+func NewOrderID(sale uuid.UUID) uuid.UUID {
+	id := uuid.Must(uuid.NewV7())
+	binary.BigEndian.PutUint16(id[14:], saleTag(sale))
+	return id
+}
+
+// mayBelongTo is false if the order is certainly not one of this sale.
+func mayBelongTo(order, sale uuid.UUID) bool {
+	return binary.BigEndian.Uint16(order[14:]) == saleTag(sale)
+}
+
+func saleTag(sale uuid.UUID) uint16 { return binary.BigEndian.Uint16(sale[14:]) }

@@ -1,0 +1,77 @@
+package reservation
+
+import (
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Verdict is the script's answer to one request, in its own word. A refusal is an answer, not an error.
+type Verdict string
+
+// The verdicts of lua/reserve.lua, in the order in which it looks.
+const (
+	// Reserved: the unit is the buyer's, and the event is in the stream.
+	Reserved Verdict = "reserved"
+	// Replayed: this very request was answered Reserved before; Answer.Reservation is the first one.
+	Replayed Verdict = "replayed"
+	// KeyReused: the buyer's reservation was made with the same idempotency key and another quantity.
+	KeyReused Verdict = "key-reused"
+	// AlreadyPurchased: the buyer holds a reservation in this sale; Answer.Reservation is that one.
+	AlreadyPurchased Verdict = "already-purchased"
+	// Paused: an operator halted the sale.
+	Paused Verdict = "paused"
+	// Ended: the sale was ended, or its closing time has passed.
+	Ended Verdict = "ended"
+	// NotOpen: the opening time, Answer.OpensAt, has not come.
+	NotOpen Verdict = "not-open"
+	// OverLimit: more units than one order may hold; Answer.Limit says how many.
+	OverLimit Verdict = "over-limit"
+	// SoldOut: fewer units are left than were asked for.
+	SoldOut Verdict = "sold-out"
+	// UnknownSale: Redis holds no such sale.
+	UnknownSale Verdict = "unknown-sale"
+)
+
+var (
+	// ErrOverloaded is returned when too many requests wait for Redis. Nothing was reserved.
+	ErrOverloaded = errors.New("too many reservations are waiting")
+	// ErrUnavailable is returned when Redis could not be asked, or refused to work. Nothing was reserved.
+	ErrUnavailable = errors.New("the sale cannot be reached")
+	// ErrOutcomeUnknown is returned when the request may have reached Redis and no answer came back
+	// in all tries, or the caller gave up after it was sent. The buyer may hold a reservation: the
+	// same request with the same idempotency key finds out, and cannot reserve twice.
+	ErrOutcomeUnknown = errors.New("the outcome of the reservation is unknown")
+)
+
+// Request asks for units of one sale for one user.
+type Request struct {
+	Sale uuid.UUID
+	// User is who buys, as ValidateUser accepts it.
+	User string
+	// IdempotencyKey is the client's name for this purchase, at most 255 bytes; empty for none.
+	IdempotencyKey string
+	// Quantity is how many units, at least 1.
+	Quantity int64
+}
+
+// Reservation is what a buyer holds in a sale.
+type Reservation struct {
+	OrderID    uuid.UUID
+	Quantity   int64
+	ReservedAt time.Time
+	// Sequence is the reservation's place in its sale, counted from 1 by the script.
+	Sequence int64
+}
+
+// Answer is what a request came to.
+type Answer struct {
+	Verdict Verdict
+	// Reservation is set for Reserved, Replayed and AlreadyPurchased.
+	Reservation Reservation
+	// OpensAt is set for NotOpen.
+	OpensAt time.Time
+	// Limit is set for OverLimit.
+	Limit int64
+}

@@ -1,0 +1,170 @@
+package reservation
+
+import (
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+)
+
+// State is where a sale stands. Operators set it to open, paused or ended; Scheduled is what an open
+// sale is called before its opening time, and an open or paused sale is Ended after its closing time.
+type State string
+
+// The states of a sale.
+const (
+	StateScheduled State = "scheduled"
+	StateOpen      State = "open"
+	StatePaused    State = "paused"
+	StateEnded     State = "ended"
+)
+
+// Bounds of a sale's terms. They keep every number far inside what Lua's doubles hold exactly.
+const (
+	MaxStock         = 100_000_000
+	MaxPerOrder      = 1_000_000
+	MaxPaymentWindow = 30 * 24 * time.Hour
+	MaxNameBytes     = 200
+	MaxUserBytes     = 128
+	MaxKeyBytes      = 255
+)
+
+// ErrSaleNotFound is returned when no sale has the id.
+var ErrSaleNotFound = errors.New("sale not found")
+
+// IllegalTransitionError is returned when an operator's action does not fit the state of the sale.
+type IllegalTransitionError struct {
+	Action string
+	State  State
+}
+
+func (e *IllegalTransitionError) Error() string {
+	return fmt.Sprintf("cannot %s a sale that is %s", e.Action, e.State)
+}
+
+// InvalidError is returned for input that a caller can mend; Reason says how.
+type InvalidError struct {
+	Field  string
+	Reason string
+}
+
+func (e *InvalidError) Error() string { return e.Field + " " + e.Reason }
+
+// Terms is what whoever creates a sale decides.
+type Terms struct {
+	Name string
+	// Stock is how many units are for sale.
+	Stock int64
+	// PerOrderLimit is how many units one order may hold.
+	PerOrderLimit int64
+	// OpensAt is when the sale opens; zero for at once.
+	OpensAt time.Time
+	// ClosesAt is when the sale closes; zero for never.
+	ClosesAt time.Time
+	// PaymentWindow is how long a confirmed order waits for its payment; 0 where confirmed is final.
+	PaymentWindow time.Duration
+}
+
+// Validate returns an *InvalidError for the first term that does not hold.
+func (t Terms) Validate() error {
+	switch {
+	case t.Name == "" || len(t.Name) > MaxNameBytes || !utf8.ValidString(t.Name):
+		return &InvalidError{"name", fmt.Sprintf("must be 1 to %d bytes of UTF-8", MaxNameBytes)}
+	case hasControl(t.Name):
+		return &InvalidError{"name", "must not hold control characters"}
+	case t.Stock < 1 || t.Stock > MaxStock:
+		return &InvalidError{"stock", fmt.Sprintf("must be a whole number from 1 to %d", MaxStock)}
+	case t.PerOrderLimit < 1 || t.PerOrderLimit > MaxPerOrder:
+		return &InvalidError{"per_order_limit", fmt.Sprintf("must be a whole number from 1 to %d", MaxPerOrder)}
+	case !t.OpensAt.IsZero() && !t.ClosesAt.IsZero() && !t.OpensAt.Before(t.ClosesAt):
+		return &InvalidError{"closes_at", "must be later than opens_at"}
+	case t.PaymentWindow < 0 || t.PaymentWindow > MaxPaymentWindow || t.PaymentWindow%time.Second != 0:
+		return &InvalidError{"payment_window_seconds", fmt.Sprintf("must be a whole number from 0 to %d", int(MaxPaymentWindow/time.Second))}
+	}
+	return nil
+}
+
+// Sale is the definition of a sale, as Postgres holds it.
+type Sale struct {
+	ID uuid.UUID
+	Terms
+	// State is what the operators last set: open, paused or ended.
+	State State
+	// Sold is how many units the live orders in Postgres hold. Invariant: 0 <= Sold <= Stock.
+	Sold int64
+	// Epoch counts how often the sale's stock in Redis was made anew; a script refuses a caller of another epoch.
+	Epoch int64
+	// Revision counts the operators' changes; Redis takes a change only if it is newer than what it has.
+	Revision int64
+	// Partitions is how many partitions there were when the sale was created: where it lives follows from it.
+	Partitions int
+	CreatedAt  time.Time
+}
+
+// Partition is where in Redis the sale lives.
+func (s Sale) Partition() int { return PartitionAmong(s.ID, s.Partitions) }
+
+// StateAt is the state of the sale as a buyer would find it at that time.
+func (s Sale) StateAt(now time.Time) State {
+	switch {
+	case s.State == StateEnded, !s.ClosesAt.IsZero() && !now.Before(s.ClosesAt):
+		return StateEnded
+	case s.State == StateOpen && now.Before(s.OpensAt):
+		return StateScheduled
+	}
+	return s.State
+}
+
+// Standing is a sale with the count of its units. Invariant: Available + Held + Sold = Stock.
+type Standing struct {
+	Sale
+	// State is Sale.StateAt the time of asking.
+	State State
+	// Available is how many units nobody has taken.
+	Available int64
+	// Held is how many units belong to orders that are accepted and not yet final.
+	Held int64
+	// Sold is how many units belong to orders that are final.
+	Sold int64
+}
+
+// ValidateUser returns an *InvalidError for a user id that is not 1 to 128 visible ASCII characters,
+// or that holds a quote, a backslash or a brace. That is wide enough for numbers, UUIDs, e-mail
+// addresses and the subjects of identity providers ("auth0|5f7c8e"), and it may stand in a key, a
+// log line and a JSON string as it is.
+func ValidateUser(user string) error {
+	if user == "" || len(user) > MaxUserBytes {
+		return &InvalidError{"user id", fmt.Sprintf("must be 1 to %d characters", MaxUserBytes)}
+	}
+	for i := range len(user) {
+		switch c := user[i]; {
+		case c <= ' ' || c > '~', c == '"', c == '\\', c == '{', c == '}':
+			return &InvalidError{"user id", `must be visible ASCII without quotes, backslashes and braces`}
+		}
+	}
+	return nil
+}
+
+// ValidateIdempotencyKey returns an *InvalidError for a key that is not 1 to 255 visible ASCII characters.
+func ValidateIdempotencyKey(key string) error {
+	if key == "" || len(key) > MaxKeyBytes {
+		return &InvalidError{"Idempotency-Key", fmt.Sprintf("must be 1 to %d characters", MaxKeyBytes)}
+	}
+	for i := range len(key) {
+		if c := key[i]; c <= ' ' || c > '~' {
+			return &InvalidError{"Idempotency-Key", "must be visible ASCII"}
+		}
+	}
+	return nil
+}
+
+func hasControl(s string) bool {
+	for _, r := range s {
+		if r < ' ' || r == 0x7f {
+			return true
+		}
+	}
+	return false
+}
