@@ -37,7 +37,9 @@ func PartitionAmong(sale uuid.UUID, n int) int {
 }
 
 // Sale is the hash with the stock, the state and the terms of a sale.
-func (k Keys) Sale(partition int, sale uuid.UUID) string { return k.in(partition, "sale:"+sale.String()) }
+func (k Keys) Sale(partition int, sale uuid.UUID) string {
+	return k.in(partition, "sale:"+sale.String())
+}
 
 // Buyers is the hash from user to the reservation that the user holds in a sale.
 func (k Keys) Buyers(partition int, sale uuid.UUID) string {
