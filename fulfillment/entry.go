@@ -1,0 +1,105 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/reservation"
+)
+
+// The fields of a stream entry that watermill-redisstream's DefaultMarshallerUnmarshaller writes and reads.
+const (
+	fieldUUID     = redisstream.UUIDHeaderKey
+	fieldMetadata = "metadata"
+	fieldPayload  = "payload"
+)
+
+// errEntryGone is returned for an entry that is not in its stream any more.
+var errEntryGone = errors.New("stream entry is gone")
+
+// Entry is a stream entry as it stands in Redis, whether or not anybody can make sense of it.
+type Entry struct {
+	Stream string
+	ID     string
+	// Fields are in the order of the entry. A name may come twice, and neither names nor values
+	// need be UTF-8.
+	Fields []Field
+	// Deliveries is how often Redis says that the entry was given to a consumer.
+	Deliveries int64
+}
+
+// Field is one name and value of an Entry.
+type Field struct{ Name, Value string }
+
+// readEntry fetches an entry as it stands in its stream. It asks for the plain reply because go-redis
+// makes a map of an entry, which loses the order of its fields and those that come twice. The error
+// is errEntryGone if the stream does not hold the entry.
+func readEntry(ctx context.Context, rdb redis.UniversalClient, stream, id string) (Entry, error) {
+	reply, err := rdb.Do(ctx, "XRANGE", stream, id, id).Slice()
+	if err != nil {
+		return Entry{}, fmt.Errorf("read entry %s of %s: %w", id, stream, err)
+	}
+	if len(reply) == 0 {
+		return Entry{}, fmt.Errorf("read entry %s of %s: %w", id, stream, errEntryGone)
+	}
+	if pair, ok := reply[0].([]any); ok && len(pair) == 2 {
+		if flat, ok := pair[1].([]any); ok {
+			return Entry{Stream: stream, ID: id, Fields: pairsOf(flat)}, nil
+		}
+	}
+	return Entry{}, fmt.Errorf("read entry %s of %s: unexpected reply %T", id, stream, reply[0])
+}
+
+func pairsOf(flat []any) []Field {
+	fields := make([]Field, 0, len(flat)/2)
+	for i := 0; i+1 < len(flat); i += 2 {
+		name, _ := flat[i].(string)
+		value, _ := flat[i+1].(string)
+		fields = append(fields, Field{name, value})
+	}
+	return fields
+}
+
+// fieldsOf is the next best thing where the entry itself is gone: its fields by name.
+func fieldsOf(values map[string]any) []Field {
+	fields := make([]Field, 0, len(values))
+	for name, value := range values {
+		text, _ := value.(string)
+		fields = append(fields, Field{name, text})
+	}
+	slices.SortFunc(fields, func(a, b Field) int { return strings.Compare(a.Name, b.Name) })
+	return fields
+}
+
+// decodeEntry makes the message of an entry: what watermill-redisstream makes of it, and in its
+// metadata all further fields of the entry, for which the message's own metadata has no value.
+func decodeEntry(id string, values map[string]any, deliveries int64) (*message.Message, error) {
+	msg, err := redisstream.DefaultMarshallerUnmarshaller{}.Unmarshal(values)
+	if err != nil {
+		return nil, err
+	}
+	if msg.Metadata == nil { // a msgpack nil in place of the map
+		msg.Metadata = message.Metadata{}
+	}
+	for name, value := range values {
+		if name == fieldUUID || name == fieldMetadata || name == fieldPayload {
+			continue
+		}
+		if _, taken := msg.Metadata[name]; !taken {
+			text, _ := value.(string)
+			msg.Metadata[name] = text
+		}
+	}
+	// These two are facts of this delivery: an entry cannot bring its own.
+	msg.Metadata[reservation.MetaEntryID] = id
+	msg.Metadata[reservation.MetaDeliveries] = strconv.FormatInt(deliveries, 10)
+	return msg, nil
+}
