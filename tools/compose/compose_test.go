@@ -1,0 +1,304 @@
+// Package compose holds compose.yaml and Dockerfile to what the documentation promises of them. It has a
+// module of its own, so that nothing else needs the parser.
+package compose
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/compose-spec/compose-go/v2/cli"
+	"github.com/compose-spec/compose-go/v2/types"
+)
+
+const root = "../.."
+
+// secrets are the variables that have no default: a stack must not start with a value that everybody knows.
+var secrets = []string{"POSTGRES_PASSWORD", "STAMPEDE_ADMIN_TOKEN", "STAMPEDE_JWT_SECRET"}
+
+// load reads compose.yaml as `docker compose` would, with the environment given and no other.
+func load(t *testing.T, env ...string) (*types.Project, error) {
+	t.Helper()
+	options, err := cli.NewProjectOptions([]string{filepath.Join(root, "compose.yaml")}, cli.WithEnv(env))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return options.LoadProject(t.Context())
+}
+
+func loadWithSecrets(t *testing.T) *types.Project {
+	t.Helper()
+	env := make([]string, len(secrets))
+	for i, name := range secrets {
+		env[i] = name + "=x"
+	}
+	project, err := load(t, env...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return project
+}
+
+// service is one that the project must have.
+func service(t *testing.T, project *types.Project, name string) *types.ServiceConfig {
+	t.Helper()
+	s, ok := project.Services[name]
+	if !ok {
+		t.Fatalf("there is no service %s, only %v", name, project.ServiceNames())
+	}
+	return &s
+}
+
+func TestEveryServiceIsThereAndNoOther(t *testing.T) {
+	want := []string{"ingress", "migrate", "postgres", "proxy", "redis", "worker"}
+	if got := slices.Sorted(slices.Values(loadWithSecrets(t).ServiceNames())); !slices.Equal(got, want) {
+		t.Errorf("services %v, want %v", got, want)
+	}
+}
+
+func TestSecretsHaveNoDefault(t *testing.T) {
+	for _, missing := range secrets {
+		t.Run(missing, func(t *testing.T) {
+			var env []string
+			for _, name := range secrets {
+				if name != missing {
+					env = append(env, name+"=x")
+				}
+			}
+			if _, err := load(t, env...); err == nil || !strings.Contains(err.Error(), missing) {
+				t.Errorf("without it the stack loads with the error %v, want one that names it", err)
+			}
+		})
+	}
+}
+
+func TestImages(t *testing.T) {
+	project := loadWithSecrets(t)
+	for name, image := range map[string]string{"redis": "redis:8-alpine", "postgres": "postgres:18"} {
+		if got := service(t, project, name).Image; got != image {
+			t.Errorf("%s runs %s, want %s", name, got, image)
+		}
+	}
+	for _, name := range []string{"ingress", "worker", "migrate"} {
+		s := service(t, project, name)
+		if s.Build == nil || s.Image != "stampede:dev" {
+			t.Errorf("%s runs %s, want stampede:dev as built here", name, s.Image)
+		}
+	}
+}
+
+func TestCommands(t *testing.T) {
+	project := loadWithSecrets(t)
+	for name, want := range map[string][]string{"ingress": {"serve"}, "worker": {"work"}, "migrate": {"migrate", "up"}} {
+		if got := service(t, project, name).Command; !slices.Equal(got, want) {
+			t.Errorf("%s runs stampede %v, want %v", name, got, want)
+		}
+	}
+}
+
+func TestReplicas(t *testing.T) {
+	project := loadWithSecrets(t)
+	for name, want := range map[string]int{"ingress": 2, "worker": 3, "migrate": 1, "proxy": 1, "redis": 1, "postgres": 1} {
+		if got := service(t, project, name).GetScale(); got != want {
+			t.Errorf("%d of %s, want %d", got, name, want)
+		}
+	}
+}
+
+func TestRedisKeepsWhatItAnsweredAndEvictsNothing(t *testing.T) {
+	command := service(t, loadWithSecrets(t), "redis").Command
+	if len(command) == 0 || command[0] != "redis-server" || len(command)%2 == 0 {
+		t.Fatalf("command %q, want redis-server and pairs of option and value", command)
+	}
+	options := map[string]string{}
+	for pair := range slices.Chunk(command[1:], 2) {
+		options[pair[0]] = pair[1]
+	}
+	for option, want := range map[string]string{
+		"--appendonly": "yes", "--appendfsync": "always", "--maxmemory-policy": "noeviction", "--maxmemory": "512mb",
+	} {
+		if got := options[option]; got != want {
+			t.Errorf("%s %q, want %q", option, got, want)
+		}
+	}
+}
+
+// Data outlives its container only if the volume lies where the image keeps it. Since 18 the image of
+// Postgres refuses to start with a volume at …/data.
+func TestVolumes(t *testing.T) {
+	project := loadWithSecrets(t)
+	for name, target := range map[string]string{"redis": "/data", "postgres": "/var/lib/postgresql"} {
+		volumes := service(t, project, name).Volumes
+		if len(volumes) != 1 || volumes[0].Type != types.VolumeTypeVolume || volumes[0].Target != target {
+			t.Errorf("%s has volumes %+v, want a named one at %s", name, volumes, target)
+			continue
+		}
+		if _, named := project.Volumes[volumes[0].Source]; !named {
+			t.Errorf("volume %q of %s is not declared", volumes[0].Source, name)
+		}
+	}
+}
+
+func TestEveryLongRunningServiceHasAHealthCheck(t *testing.T) {
+	project := loadWithSecrets(t)
+	for name, want := range map[string]string{
+		"redis": "redis-cli ping", "postgres": "pg_isready", "ingress": "/stampede healthcheck",
+		"worker": "/stampede healthcheck", "proxy": "/readyz",
+	} {
+		check := service(t, project, name).HealthCheck
+		if check == nil || check.Disable || !strings.Contains(strings.Join(check.Test, " "), want) {
+			t.Errorf("%s is checked by %+v, want %s", name, check, want)
+			continue
+		}
+		if check.Interval == nil || check.Timeout == nil || check.Retries == nil || check.StartPeriod == nil {
+			t.Errorf("the check of %s leaves interval, timeout, retries or start period to the defaults: %+v", name, check)
+		}
+	}
+	if check := service(t, project, "migrate").HealthCheck; check == nil || !check.Disable {
+		t.Errorf("migrate ends, and is checked by %+v", check)
+	}
+}
+
+// The image's own check asks an ingress; a worker answers elsewhere.
+func TestWorkerIsCheckedWhereItAnswers(t *testing.T) {
+	env := service(t, loadWithSecrets(t), "worker").Environment
+	for name, want := range map[string]string{
+		"STAMPEDE_METRICS_ADDR": ":9090", "STAMPEDE_HEALTHCHECK_URL": "http://127.0.0.1:9090/readyz",
+	} {
+		if got := env[name]; got == nil || *got != want {
+			t.Errorf("%s is not %q", name, want)
+		}
+	}
+}
+
+func TestStartOrder(t *testing.T) {
+	project := loadWithSecrets(t)
+	const healthy, completed = types.ServiceConditionHealthy, types.ServiceConditionCompletedSuccessfully
+	for name, want := range map[string]map[string]string{
+		"redis":    {},
+		"postgres": {},
+		"migrate":  {"postgres": healthy},
+		"ingress":  {"redis": healthy, "postgres": healthy, "migrate": completed},
+		"worker":   {"redis": healthy, "postgres": healthy, "migrate": completed},
+		"proxy":    {"ingress": healthy},
+	} {
+		got := service(t, project, name).DependsOn
+		if len(got) != len(want) {
+			t.Errorf("%s waits for %v, want %v", name, got, want)
+		}
+		for on, condition := range want {
+			if got[on].Condition != condition {
+				t.Errorf("%s waits for %s to be %q, want %q", name, on, got[on].Condition, condition)
+			}
+		}
+	}
+}
+
+func TestEveryServiceIsHardened(t *testing.T) {
+	for name, s := range loadWithSecrets(t).Services {
+		t.Run(name, func(t *testing.T) {
+			if !s.ReadOnly {
+				t.Error("its root file system can be written")
+			}
+			if !slices.Equal(s.CapDrop, []string{"ALL"}) || len(s.CapAdd) > 0 {
+				t.Errorf("it drops the capabilities %v and adds %v, want all dropped and none added", s.CapDrop, s.CapAdd)
+			}
+			if !slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
+				t.Errorf("its processes may gain privileges: %v", s.SecurityOpt)
+			}
+			if s.Privileged {
+				t.Error("it is privileged")
+			}
+			if s.Deploy == nil || s.Deploy.Resources.Limits == nil || s.Deploy.Resources.Limits.MemoryBytes <= 0 {
+				t.Error("its memory has no limit")
+			}
+			want := types.RestartPolicyUnlessStopped
+			if name == "migrate" {
+				want = types.RestartPolicyNo
+			}
+			if s.Restart != want {
+				t.Errorf("its restart policy is %q, want %q", s.Restart, want)
+			}
+			if s.StopGracePeriod == nil {
+				t.Error("it has no stop grace period: the default of 10 s kills what still drains")
+			}
+		})
+	}
+}
+
+// The entrypoints of both images begin as root and step down; without capabilities they could not.
+func TestServersAreNotRoot(t *testing.T) {
+	project := loadWithSecrets(t)
+	for _, name := range []string{"redis", "postgres"} {
+		if got := service(t, project, name).User; got != name {
+			t.Errorf("%s runs as %q, want %q", name, got, name)
+		}
+	}
+}
+
+// A root file system that is read only leaves Postgres no place for its socket.
+func TestPostgresHasRoomForItsSocket(t *testing.T) {
+	if got := service(t, loadWithSecrets(t), "postgres").Tmpfs; !slices.Contains(got, "/run/postgresql") {
+		t.Errorf("tmpfs at %v, want one at /run/postgresql", got)
+	}
+}
+
+func TestRedisMemoryLimitLeavesRoomForAnAOFRewrite(t *testing.T) {
+	const maxMemory = 512 << 20
+	if got := service(t, loadWithSecrets(t), "redis").Deploy.Resources.Limits.MemoryBytes; got < 2*maxMemory {
+		t.Errorf("limit of %d bytes, want at least twice --maxmemory", got)
+	}
+}
+
+func TestOnlyTheProxyIsReachedFromOutside(t *testing.T) {
+	project := loadWithSecrets(t)
+	for name, s := range project.Services {
+		if name == "proxy" {
+			if len(s.Ports) != 1 || s.Ports[0].Target != 8080 || s.Ports[0].HostIP != "127.0.0.1" {
+				t.Errorf("the proxy publishes %+v, want 8080 on the loopback interface", s.Ports)
+			}
+			continue
+		}
+		if len(s.Ports) > 0 {
+			t.Errorf("%s publishes %+v", name, s.Ports)
+		}
+	}
+	if !project.Networks["back"].Internal {
+		t.Error("the network of Redis and Postgres reaches out")
+	}
+	for name, want := range map[string][]string{
+		"proxy": {"front"}, "ingress": {"back", "front"}, "worker": {"back"}, "migrate": {"back"}, "redis": {"back"}, "postgres": {"back"},
+	} {
+		s := service(t, project, name)
+		if got := slices.Sorted(slices.Values(s.NetworksByPriority())); !slices.Equal(got, want) {
+			t.Errorf("%s is on %v, want %v", name, got, want)
+		}
+	}
+}
+
+func TestBuyersAreAuthenticatedByTokenUnlessSaidOtherwise(t *testing.T) {
+	if got := service(t, loadWithSecrets(t), "ingress").Environment["STAMPEDE_AUTH"]; got == nil || *got != "jwt" {
+		t.Error("STAMPEDE_AUTH is not jwt")
+	}
+}
+
+func TestConfigFilesExist(t *testing.T) {
+	project := loadWithSecrets(t)
+	for name, s := range project.Services {
+		for _, use := range s.Configs {
+			if _, declared := project.Configs[use.Source]; !declared {
+				t.Errorf("%s uses the config %s, which is not declared", name, use.Source)
+			}
+		}
+	}
+	if len(project.Configs) == 0 {
+		t.Error("no configs: what tells the proxy where the ingresses are?")
+	}
+	for name, config := range project.Configs {
+		if info, err := os.Stat(config.File); err != nil || !info.Mode().IsRegular() {
+			t.Errorf("config %s: %s is no file: %v", name, config.File, err)
+		}
+	}
+}

@@ -1,0 +1,51 @@
+package compose
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// directives are the lines of the proxy's configuration, comments and indentation left out.
+func directives(t *testing.T) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "deploy", "haproxy.cfg"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+func TestProxyHasASlotForEveryIngress(t *testing.T) {
+	const directive = "server-template ingress 8 ingress:8080 "
+	for _, line := range directives(t) {
+		if strings.HasPrefix(line, directive) {
+			if got := service(t, loadWithSecrets(t), "ingress").GetScale(); got > 8 {
+				t.Errorf("%d ingresses, and the proxy has 8 slots", got)
+			}
+			return
+		}
+	}
+	t.Errorf("no line begins with %q", directive)
+}
+
+// An order that an ingress may have seen must not be sent to another one by the proxy: only the client
+// knows whether it gave an Idempotency-Key.
+func TestProxyRepeatsOnlyWhatNeverReachedAnIngress(t *testing.T) {
+	var policies []string
+	for _, line := range directives(t) {
+		if policy, found := strings.CutPrefix(line, "retry-on "); found {
+			policies = append(policies, policy)
+		}
+	}
+	if len(policies) != 1 || policies[0] != "conn-failure" {
+		t.Errorf("it retries on %q, want conn-failure only", policies)
+	}
+}
