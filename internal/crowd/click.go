@@ -1,0 +1,170 @@
+package crowd
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// click is one wish of a buyer to buy. All tries of a click carry the same idempotency key.
+type click struct {
+	buyer   int
+	second  bool
+	sameKey bool // a second click that repeats the first
+}
+
+func (k click) number() int {
+	if k.second {
+		return 1
+	}
+	return 0
+}
+
+// answerBytes is as much of an answer's body as is looked at; an ingress's answers are far smaller.
+const answerBytes = 4 << 10
+
+// The pauses between the tries of one click.
+const (
+	firstPause = 50 * time.Millisecond
+	maxPause   = time.Second
+)
+
+// click tries until the answer is known or the buyer's patience is at its end, and writes it down.
+func (c *Crowd) click(ctx context.Context, k click, due time.Time) {
+	user, key := c.ledger.user(k.buyer), c.ledger.key(k)
+	pause := firstPause
+	for try := 0; ; try++ {
+		target := c.targets[(k.buyer+k.number()+try)%len(c.targets)]
+		a := c.try(ctx, target, user, key)
+		a.tries = try + 1
+		now := time.Now()
+		outOfPatience := now.Sub(due)+pause > c.config.Patience || ctx.Err() != nil
+		if !a.again || outOfPatience {
+			c.tally.record(k, a, due, now)
+			return
+		}
+		c.tally.retried(a.problem)
+		sleep(ctx, max(pause, min(a.retryAfter, maxPause)))
+		pause = min(2*pause, maxPause)
+	}
+}
+
+// answer is what one try came to.
+type answer struct {
+	outcome    Outcome
+	status     int
+	order      uuid.UUID
+	problem    string // the slug of a problem, or the kind of a network error
+	again      bool   // the same key may be tried again, and has to be if the buyer wants to know
+	retryAfter time.Duration
+	tries      int
+}
+
+// try sends one request. It is not cut short when ctx ends: whoever stops the crowd still wants to
+// know what the requests under way came to.
+func (c *Crowd) try(ctx context.Context, target, user, key string) answer {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.config.TryTimeout)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(c.body))
+	if err != nil {
+		return answer{outcome: Failed, problem: "unsendable request"}
+	}
+	req.Header["Content-Type"] = []string{"application/json"}
+	req.Header["Idempotency-Key"] = []string{key}
+	if err := c.config.Auth.Sign(req.Header, user); err != nil {
+		return answer{outcome: Failed, problem: "unsignable request"}
+	}
+	resp, err := c.client.Do(req)
+	if err != nil {
+		return answer{outcome: Unknown, problem: networkProblem(err), again: true}
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, answerBytes))
+	if err != nil {
+		return answer{outcome: Unknown, problem: networkProblem(err), again: true}
+	}
+	return understand(resp, body)
+}
+
+// understand reads the answer of an ingress.
+func understand(resp *http.Response, body []byte) answer {
+	a := answer{status: resp.StatusCode}
+	switch resp.StatusCode {
+	case http.StatusCreated, http.StatusAccepted:
+		a.outcome = Accepted
+		if resp.Header.Get("Idempotency-Replayed") == "true" {
+			a.outcome = Replayed
+		}
+		a.order = orderIn(resp)
+		if a.order == uuid.Nil {
+			a.outcome, a.problem = Failed, "an acceptance without an order"
+		}
+		return a
+	}
+	a.problem = problemIn(resp, body)
+	switch {
+	case a.problem == "sold-out":
+		a.outcome = SoldOut
+	case a.problem == "already-purchased":
+		a.outcome = AlreadyPurchased
+		a.order = orderIn(resp)
+	case a.problem == "sale-ended", a.problem == "sale-paused", a.problem == "sale-not-open":
+		a.outcome = NotOnSale
+	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode >= http.StatusInternalServerError:
+		a.outcome, a.again = Unknown, true
+		if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
+			a.retryAfter = time.Duration(s) * time.Second
+		}
+	default:
+		a.outcome = Failed
+	}
+	return a
+}
+
+// orderIn is the order that an answer's Location names, uuid.Nil for none.
+func orderIn(resp *http.Response) uuid.UUID {
+	id, err := uuid.Parse(path.Base(resp.Header.Get("Location")))
+	if err != nil {
+		return uuid.Nil
+	}
+	return id
+}
+
+// problemIn is the slug of an RFC 9457 problem, or the status where the answer is none.
+func problemIn(resp *http.Response, body []byte) string {
+	var problem struct {
+		Type string `json:"type"`
+	}
+	if err := json.Unmarshal(body, &problem); err == nil {
+		if slug, found := strings.CutPrefix(problem.Type, "/problems/"); found {
+			return slug
+		}
+	}
+	return "HTTP " + strconv.Itoa(resp.StatusCode)
+}
+
+func networkProblem(err error) string {
+	var network net.Error
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "connection refused"
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		return "connection reset"
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return "connection closed"
+	case errors.As(err, &network) && network.Timeout():
+		return "no answer in time"
+	}
+	return "network error"
+}

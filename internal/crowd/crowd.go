@@ -1,0 +1,238 @@
+// Package crowd is an open-loop load generator: a crowd of buyers who come by a schedule, whether or
+// not the server keeps up, and who remember every answer they were given.
+//
+// Two things follow from that. A latency is counted from the moment the buyer was due, so a server
+// that stalls cannot hide the requests that it kept from being sent (coordinated omission, a term of
+// Gil Tene's). And the ledger of the answers can be held against Postgres order by order.
+package crowd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+)
+
+// MaxBuyers bounds a crowd, and with it the memory of its ledger: 40 bytes a buyer.
+const MaxBuyers = 20_000_000
+
+// buyersAtOnce bounds how many buyers wait at one time for their turn, a connection, an answer or
+// their next try; each is a goroutine. Whoever is due beyond that comes late, and the latency says so.
+const buyersAtOnce = 4096
+
+// Config says who comes, when, and how they behave.
+type Config struct {
+	// URLs are the ingresses, at least one. Buyers, their second clicks and their repeated tries go round them.
+	URLs []string
+	Sale uuid.UUID
+	// Buyers is how many come, evenly spread Over that time.
+	Buyers int
+	Over   time.Duration
+	// Quantity is how many units each buyer asks for; 0 means 1.
+	Quantity int64
+	// DoubleClicks is the share of buyers, 0 to 1, who send a second request at the same time: half
+	// of them repeat the first with its idempotency key, half come with another key.
+	DoubleClicks float64
+	// Connections bounds the requests under way; 0 means 256.
+	Connections int
+	// TryTimeout bounds one request; 0 means 5 s.
+	TryTimeout time.Duration
+	// Patience is how long after its due time a buyer goes on with the same key while the outcome is
+	// unknown or the server too busy; 0 means 30 s.
+	Patience time.Duration
+	// Auth signs a request as its buyer; nil means HeaderAuth("X-User-ID").
+	Auth Auth
+}
+
+func (c *Config) setDefaults() {
+	if c.Quantity == 0 {
+		c.Quantity = 1
+	}
+	if c.Connections == 0 {
+		c.Connections = 256
+	}
+	if c.TryTimeout == 0 {
+		c.TryTimeout = 5 * time.Second
+	}
+	if c.Patience == 0 {
+		c.Patience = 30 * time.Second
+	}
+	if c.Auth == nil {
+		c.Auth = HeaderAuth("X-User-ID")
+	}
+}
+
+func (c *Config) validate() error {
+	switch {
+	case len(c.URLs) == 0:
+		return errors.New("a crowd needs the URL of an ingress")
+	case c.Buyers < 1 || c.Buyers > MaxBuyers:
+		return fmt.Errorf("buyers must be 1 to %d", MaxBuyers)
+	case c.Over < 0 || c.TryTimeout < 0 || c.Patience < 0:
+		return errors.New("durations must not be negative")
+	case !(c.DoubleClicks >= 0 && c.DoubleClicks <= 1): // so written that NaN is refused too
+		return errors.New("the share of double clicks must be 0 to 1")
+	case c.Connections < 1:
+		return errors.New("connections must be at least 1")
+	case c.Quantity < 1:
+		return errors.New("quantity must be at least 1")
+	}
+	for _, u := range c.URLs {
+		if parsed, err := url.Parse(u); err != nil || parsed.Scheme == "" || parsed.Host == "" {
+			return fmt.Errorf("%q is not the URL of an ingress: want http://host:port", u)
+		}
+	}
+	return nil
+}
+
+// Crowd is one crowd on its way. Run may be called once; the other methods at any time.
+type Crowd struct {
+	config    Config
+	client    *http.Client
+	transport *http.Transport
+	targets   []string
+	body      []byte
+	ledger    *Ledger
+	tally     *tally
+	next      atomic.Int64 // the next buyer to come
+	start     atomic.Int64 // Unix nanoseconds; 0 before Run
+	done      chan struct{} // closed when Run has returned
+}
+
+// New checks the configuration and prepares a crowd.
+func New(config Config) (*Crowd, error) {
+	config.setDefaults()
+	if err := config.validate(); err != nil {
+		return nil, err
+	}
+	transport := &http.Transport{
+		MaxConnsPerHost:     config.Connections,
+		MaxIdleConnsPerHost: config.Connections,
+		DisableCompression:  true,
+	}
+	c := &Crowd{
+		config:    config,
+		client:    &http.Client{Transport: transport},
+		transport: transport,
+		body:      fmt.Appendf(nil, `{"quantity":%d}`, config.Quantity),
+		ledger:    newLedger(config.Buyers, config.Quantity),
+		done:      make(chan struct{}),
+	}
+	c.tally = newTally(c.ledger)
+	for _, u := range config.URLs {
+		target, err := url.JoinPath(u, "v1", "sales", config.Sale.String(), "orders")
+		if err != nil {
+			return nil, fmt.Errorf("url %q: %w", u, err)
+		}
+		c.targets = append(c.targets, target)
+	}
+	return c, nil
+}
+
+// Run sends the crowd and returns when every buyer has an answer or has given up. When ctx ends no
+// more buyers come; those under way finish their current try.
+func (c *Crowd) Run(ctx context.Context) {
+	defer close(c.done)
+	defer c.transport.CloseIdleConnections()
+	start := time.Now()
+	c.start.Store(start.UnixNano())
+	c.tally.begin(start)
+	var buyers sync.WaitGroup
+	for range min(buyersAtOnce, c.config.Buyers) {
+		buyers.Go(func() { c.sendBuyers(ctx, start) })
+	}
+	buyers.Wait()
+}
+
+// sendBuyers takes one buyer after the other from the schedule.
+func (c *Crowd) sendBuyers(ctx context.Context, start time.Time) {
+	for {
+		buyer := int(c.next.Add(1) - 1)
+		if buyer >= c.config.Buyers {
+			return
+		}
+		due := start.Add(dueAfter(buyer, c.config.Buyers, c.config.Over))
+		if !sleep(ctx, time.Until(due)) {
+			return
+		}
+		c.buy(ctx, buyer, due)
+	}
+}
+
+// dueAfter spreads the buyers evenly; the first one is due at once.
+func dueAfter(buyer, buyers int, over time.Duration) time.Duration {
+	return time.Duration(float64(over) * float64(buyer) / float64(buyers))
+}
+
+// buy lives the life of one buyer: one click, or two at the same time.
+func (c *Crowd) buy(ctx context.Context, buyer int, due time.Time) {
+	second, sameKey := doubleClick(buyer, c.config.DoubleClicks)
+	if !second {
+		c.click(ctx, click{buyer: buyer}, due)
+		return
+	}
+	var clicks sync.WaitGroup
+	clicks.Go(func() { c.click(ctx, click{buyer: buyer, second: true, sameKey: sameKey}, due) })
+	c.click(ctx, click{buyer: buyer}, due)
+	clicks.Wait()
+}
+
+// doubleClick chooses the buyers who click twice by a low-discrepancy sequence (multiples of the
+// golden ratio, and of the plastic number for the key), so any part of the crowd holds the same
+// share of them and every run has the same ones.
+func doubleClick(buyer int, share float64) (second, sameKey bool) {
+	const golden, plastic = 0.6180339887498949, 0.7548776662466927
+	n := float64(buyer + 1)
+	_, a := math.Modf(n * golden)
+	_, b := math.Modf(n * plastic)
+	return a < share, b < 0.5
+}
+
+// sleep waits, and reports false if ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Ledger is what the crowd was answered. It is complete when Run has returned.
+func (c *Crowd) Ledger() *Ledger { return c.ledger }
+
+// Progress is how far the crowd has come.
+func (c *Crowd) Progress() Progress {
+	p := c.tally.progress()
+	p.Buyers = c.config.Buyers
+	if start := c.start.Load(); start != 0 {
+		p.Elapsed = time.Since(time.Unix(0, start))
+		p.Due = c.config.Buyers
+		if p.Elapsed < c.config.Over {
+			p.Due = int(float64(c.config.Buyers) * float64(p.Elapsed) / float64(c.config.Over))
+		}
+	}
+	return p
+}
+
+// Report sums the crowd up. Call it when Run has returned.
+func (c *Crowd) Report() Report {
+	r := c.tally.report()
+	r.Buyers = c.config.Buyers
+	r.Over = c.config.Over
+	r.Quantity = c.config.Quantity
+	return r
+}

@@ -1,0 +1,276 @@
+package crowd
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// shop answers as an ingress does. before, if set, sees each request first and may answer it itself.
+type shop struct {
+	before func(n int, w http.ResponseWriter, r *http.Request) (answered bool)
+
+	mu       sync.Mutex
+	stock    int
+	requests int
+	holds    map[string]held // by user
+}
+
+type held struct {
+	key   string
+	order uuid.UUID
+}
+
+func (s *shop) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	s.requests++
+	n := s.requests
+	s.mu.Unlock()
+	if s.before != nil && s.before(n, w, r) {
+		return
+	}
+	s.sell(w, r)
+}
+
+func (s *shop) sell(w http.ResponseWriter, r *http.Request) {
+	user, key := r.Header.Get("X-User-ID"), r.Header.Get("Idempotency-Key")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h, holds := s.holds[user]
+	switch {
+	case holds && h.key == key:
+		w.Header().Set("Idempotency-Replayed", "true")
+		accept(w, h.order)
+	case holds:
+		w.Header().Set("Location", "/v1/orders/"+h.order.String())
+		problem(w, http.StatusConflict, "already-purchased")
+	case s.stock == 0:
+		problem(w, http.StatusConflict, "sold-out")
+	default:
+		s.stock--
+		h = held{key, uuid.New()}
+		s.holds[user] = h
+		accept(w, h.order)
+	}
+}
+
+func accept(w http.ResponseWriter, order uuid.UUID) {
+	w.Header().Set("Location", "/v1/orders/"+order.String())
+	w.WriteHeader(http.StatusAccepted)
+}
+
+func problem(w http.ResponseWriter, status int, slug string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(map[string]any{"type": "/problems/" + slug, "status": status})
+}
+
+func openShop(t *testing.T, s *shop) string {
+	t.Helper()
+	s.holds = make(map[string]held)
+	server := httptest.NewServer(s)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+func send(t *testing.T, config Config) *Crowd {
+	t.Helper()
+	config.Sale = uuid.New()
+	c, err := New(config)
+	require.NoError(t, err)
+	c.Run(t.Context())
+	return c
+}
+
+func TestLedgerKnowsEveryOrderThatTheShopSold(t *testing.T) {
+	s := &shop{stock: 300}
+	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 1000, Over: 200 * time.Millisecond, DoubleClicks: 0.3})
+
+	orders, contradictions := c.Ledger().Orders()
+	assert.Zero(t, contradictions)
+	sold := make(map[uuid.UUID]string)
+	for user, h := range s.holds {
+		sold[h.order] = user
+	}
+	assert.Equal(t, sold, orders)
+
+	r := c.Report()
+	assert.Equal(t, 300, r.Accepted)
+	assert.InDelta(t, 300, r.SecondClicks, 30, "about the share that was asked for")
+	assert.Equal(t, r.Clicks, r.Accepted+r.Replayed+r.Rejected, "every click has an answer of one kind")
+	assert.Positive(t, r.Replayed, "some second clicks repeat the first key")
+	assert.Positive(t, r.Already, "and some come with another")
+	assert.Empty(t, r.Failures)
+}
+
+// A server that stalls must not hide the requests that it kept from being sent.
+func TestLatencyCountsFromTheScheduleWhenTheServerStalls(t *testing.T) {
+	const stall = 300 * time.Millisecond
+	stalled := make(chan struct{})
+	var once sync.Once
+	s := &shop{stock: 1000, before: func(int, http.ResponseWriter, *http.Request) bool {
+		once.Do(func() { time.AfterFunc(stall, func() { close(stalled) }) })
+		<-stalled
+		return false
+	}}
+	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 600, Over: 600 * time.Millisecond, Connections: 2})
+
+	// One buyer a millisecond: those due in the first 300 ms waited 150 ms on average, though only two
+	// requests were ever under way.
+	waited := 0
+	for _, bar := range c.tally.winners.Distribution() {
+		if bar.From > (100 * time.Millisecond).Microseconds() {
+			waited += int(bar.Count)
+		}
+	}
+	assert.Greater(t, waited, 150)
+	assert.GreaterOrEqual(t, c.Report().Winners.Max, 250*time.Millisecond)
+}
+
+func TestUnknownOutcomesAreTriedAgainWithTheSameKey(t *testing.T) {
+	for name, fail := range map[string]func(s *shop, w http.ResponseWriter, r *http.Request){
+		"the reply is lost": func(s *shop, _ http.ResponseWriter, r *http.Request) {
+			s.sell(httptest.NewRecorder(), r) // sold, and the buyer is not told
+			panic(http.ErrAbortHandler)
+		},
+		"the server is too busy": func(_ *shop, w http.ResponseWriter, _ *http.Request) {
+			problem(w, http.StatusServiceUnavailable, "overloaded")
+		},
+		"the client is limited": func(_ *shop, w http.ResponseWriter, _ *http.Request) {
+			problem(w, http.StatusTooManyRequests, "rate-limited")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &shop{stock: 50}
+			s.before = func(n int, w http.ResponseWriter, r *http.Request) bool {
+				if n%3 != 0 {
+					return false
+				}
+				fail(s, w, r)
+				return true
+			}
+			c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 100, DoubleClicks: 0.2})
+			orders, contradictions := c.Ledger().Orders()
+			assert.Len(t, orders, 50)
+			assert.Zero(t, contradictions)
+			assert.Empty(t, c.Ledger().Undecided())
+			assert.Positive(t, total(c.Report().Retries))
+		})
+	}
+}
+
+func TestBuyersGoToAnotherIngressWhenOneIsGone(t *testing.T) {
+	gone := httptest.NewServer(http.NotFoundHandler())
+	gone.Close()
+	s := &shop{stock: 40}
+	c := send(t, Config{URLs: []string{gone.URL, openShop(t, s)}, Buyers: 40})
+	assert.Equal(t, 40, c.Report().Accepted)
+	assert.Equal(t, map[string]int{"connection refused": 20}, c.Report().Retries)
+}
+
+func TestPatienceEndsAndTheOutcomeStaysUnknown(t *testing.T) {
+	s := &shop{before: func(_ int, w http.ResponseWriter, _ *http.Request) bool {
+		problem(w, http.StatusServiceUnavailable, "sale-unavailable")
+		return true
+	}}
+	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 3, Patience: 120 * time.Millisecond})
+	assert.Len(t, c.Ledger().Undecided(), 3)
+	assert.Equal(t, map[string]int{"sale-unavailable": 3}, c.Report().Failures)
+}
+
+func TestContradictionsAreFound(t *testing.T) {
+	one, two := uuid.New(), uuid.New()
+	l := newLedger(3, 1)
+	l.entries[0].Order, l.entries[1].Order = one, two // buyer 0 holds two orders
+	l.entries[2].Order = one                          // and buyer 1 one of them
+	_, contradictions := l.Orders()
+	assert.Equal(t, 2, contradictions)
+}
+
+func TestJWTAuthMintsWhatAnIngressChecks(t *testing.T) {
+	h := http.Header{}
+	auth := JWTAuth{Secret: []byte("0123456789abcdef0123456789abcdef"), Issuer: "tests", Audience: "stampede"}
+	require.NoError(t, auth.Sign(h, "alice"))
+	text, found := strings.CutPrefix(h.Get("Authorization"), "Bearer ")
+	require.True(t, found)
+	token, err := jwt.Parse(text, func(*jwt.Token) (any, error) { return auth.Secret, nil },
+		jwt.WithValidMethods([]string{"HS256"}), jwt.WithExpirationRequired(), jwt.WithIssuer("tests"), jwt.WithAudience("stampede"))
+	require.NoError(t, err)
+	subject, err := token.Claims.GetSubject()
+	require.NoError(t, err)
+	assert.Equal(t, "alice", subject)
+}
+
+func TestConfigsThatCannotWorkAreRefused(t *testing.T) {
+	good := func() Config { return Config{URLs: []string{"http://localhost:8080"}, Buyers: 1} }
+	_, err := New(good())
+	require.NoError(t, err)
+	for name, spoil := range map[string]func(*Config){
+		"no url":           func(c *Config) { c.URLs = nil },
+		"a url without //": func(c *Config) { c.URLs = []string{"localhost:8080"} },
+		"no buyers":        func(c *Config) { c.Buyers = 0 },
+		"too many buyers":  func(c *Config) { c.Buyers = MaxBuyers + 1 },
+		"share above 1":    func(c *Config) { c.DoubleClicks = 1.1 },
+		"share NaN":        func(c *Config) { c.DoubleClicks = nan() },
+		"negative time":    func(c *Config) { c.Over = -1 },
+	} {
+		c := good()
+		spoil(&c)
+		_, err := New(c)
+		assert.Error(t, err, name)
+	}
+}
+
+func nan() float64 { zero := 0.0; return zero / zero }
+
+func TestReportIsReadable(t *testing.T) {
+	at := time.Unix(1_700_000_000, 0)
+	r := Report{
+		Buyers: 50_000, Over: 8 * time.Second, Took: 8100 * time.Millisecond, Quantity: 1, Clicks: 52_500, SecondClicks: 2500,
+		Accepted: 10_000, AcceptedRate: 6249.6, FirstAccepted: at, LastAccepted: at.Add(1600 * time.Millisecond), Replayed: 240,
+		Rejected: 42_260, RejectedRate: 6100, SoldOut: 42_000, Already: 260,
+		Retries: map[string]int{"connection reset": 3, "overloaded": 12}, Winners: Latencies{Count: 10, P50: 412 * time.Microsecond, Max: time.Second},
+		Durable: &Durable{Orders: 10_000, Rate: 6172, LastAt: at.Add(1620 * time.Millisecond)},
+	}
+	var out bytes.Buffer
+	require.NoError(t, r.WriteText(&out))
+	assert.Equal(t, strings.TrimPrefix(`
+crowd     50,000 buyers   6,250/s offered  2,500 double clicks, last answer after 8.1 s
+accepted  10,000 orders   6,250/s          240 answers replayed
+rejected  42,260 answers  6,100/s          sold-out 42,000, already-purchased 260
+durable   10,000 orders   6,172/s          the last 20 ms after the last acceptance
+retried   15 tries                         overloaded 12, connection reset 3
+failed    0 clicks
+
+  latency, ms   p50   p99  p99.9      max
+      winners  0.41  0.00   0.00  1000.00
+`, "\n"), trimLines(out.String()))
+}
+
+func trimLines(s string) string {
+	lines := strings.Split(s, "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestCount(t *testing.T) {
+	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1000: "-1,000", -100: "-100"} {
+		assert.Equal(t, want, Count(n), fmt.Sprint(n))
+	}
+}

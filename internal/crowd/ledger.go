@@ -1,0 +1,99 @@
+package crowd
+
+import (
+	"strconv"
+
+	"github.com/google/uuid"
+)
+
+// Outcome is the last word on a click.
+type Outcome uint8
+
+// The outcomes of a click.
+const (
+	// NotSent: the crowd was stopped before the buyer came, or there was no second click.
+	NotSent Outcome = iota
+	// Accepted: 202, or 201; the order is the buyer's.
+	Accepted
+	// Replayed: the same, and the ingress said that it had accepted this key before.
+	Replayed
+	// AlreadyPurchased: the buyer holds an order in this sale by another key.
+	AlreadyPurchased
+	// SoldOut: there is no unit left.
+	SoldOut
+	// NotOnSale: the sale is not open, paused or ended.
+	NotOnSale
+	// Failed: an answer that no well-behaved buyer should be given.
+	Failed
+	// Unknown: the buyer's patience ended without an answer that settles it.
+	Unknown
+)
+
+// Entry is what is remembered of one click.
+type Entry struct {
+	// Order is the order that the answer named, if any.
+	Order   uuid.UUID
+	Status  uint16 // of HTTP; 0 without an answer
+	Outcome Outcome
+	Tries   uint8 // 255 stands for more as well
+}
+
+// Ledger remembers the last answer to each click. Users and keys are not stored: they follow from
+// the run's name and the buyer's number.
+type Ledger struct {
+	run      string
+	quantity int64   // units per order
+	entries  []Entry // two per buyer: the first and the second click
+}
+
+// newLedger names the run by random letters, so that two crowds in one sale are different people.
+func newLedger(buyers int, quantity int64) *Ledger {
+	return &Ledger{run: uuid.NewString()[:8], quantity: quantity, entries: make([]Entry, 2*buyers)}
+}
+
+func (l *Ledger) user(buyer int) string { return "buyer-" + l.run + "-" + strconv.Itoa(buyer) }
+
+func (l *Ledger) key(k click) string {
+	suffix := "-1"
+	if k.second && !k.sameKey {
+		suffix = "-2"
+	}
+	return l.run + "-" + strconv.Itoa(k.buyer) + suffix
+}
+
+func (l *Ledger) at(k click) *Entry { return &l.entries[2*k.buyer+k.number()] }
+
+// other is the entry of the buyer's other click.
+func (l *Ledger) other(k click) *Entry { return &l.entries[2*k.buyer+1-k.number()] }
+
+// Orders returns every order that the crowd was given, with its buyer. Contradictions counts the
+// answers that gave a buyer a second order, or an order to a second buyer; it must be 0.
+func (l *Ledger) Orders() (orders map[uuid.UUID]string, contradictions int) {
+	orders = make(map[uuid.UUID]string)
+	for buyer := range len(l.entries) / 2 {
+		held := uuid.Nil
+		for _, e := range l.entries[2*buyer : 2*buyer+2] {
+			if e.Order == uuid.Nil || e.Order == held {
+				continue
+			}
+			_, taken := orders[e.Order]
+			if taken || held != uuid.Nil {
+				contradictions++
+			}
+			held = e.Order
+			orders[e.Order] = l.user(buyer)
+		}
+	}
+	return orders, contradictions
+}
+
+// Undecided returns the buyers who never learned what came of a click: they may or may not hold an order.
+func (l *Ledger) Undecided() map[string]bool {
+	users := make(map[string]bool)
+	for i, e := range l.entries {
+		if e.Outcome == Unknown {
+			users[l.user(i/2)] = true
+		}
+	}
+	return users
+}

@@ -1,0 +1,125 @@
+package crowd
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// Latencies sums up the latencies of one kind of answer, each counted from the buyer's due time.
+type Latencies struct {
+	Count               int64
+	P50, P99, P999, Max time.Duration
+}
+
+// Report sums up a crowd. Rates are per second, between the first and the last answer of their kind.
+type Report struct {
+	Buyers       int
+	Over         time.Duration // the time over which they were due
+	Took         time.Duration // until the last answer
+	Quantity     int64         // units per order
+	Clicks       int           // answered or given up
+	SecondClicks int           // of them
+
+	Accepted                    int // orders
+	AcceptedRate                float64
+	FirstAccepted, LastAccepted time.Time
+	Replayed                    int // answers that repeated an acceptance
+
+	Rejected                    int // answers that refused
+	RejectedRate                float64
+	SoldOut, Already, NotOnSale int // of them
+
+	// Failures are clicks that ended without a proper answer, and Retries repeated tries, by problem.
+	Failures, Retries map[string]int
+
+	Winners, Losers Latencies
+
+	// Durable is nil where it was not measured.
+	Durable *Durable
+}
+
+// OfferedRate is how many buyers a second were due.
+func (r Report) OfferedRate() float64 { return rate(r.Buyers, r.Over) }
+
+// WriteText prints the report for people.
+func (r Report) WriteText(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	line := func(format string, a ...any) { _, _ = fmt.Fprintf(t, format+"\n", a...) } // Flush tells the error
+	line("crowd\t%s buyers\t%s/s offered\t%s double clicks, last answer after %.1f s",
+		Count(r.Buyers), Count(int(r.OfferedRate())), Count(r.SecondClicks), r.Took.Seconds())
+	line("accepted\t%s orders\t%s\t%s answers replayed", Count(r.Accepted), perSecond(r.AcceptedRate), Count(r.Replayed))
+	line("rejected\t%s answers\t%s\t%s", Count(r.Rejected), perSecond(r.RejectedRate), counts(map[string]int{
+		"sold-out": r.SoldOut, "already-purchased": r.Already, "not on sale": r.NotOnSale,
+	}))
+	if r.Durable != nil {
+		line("durable\t%s orders\t%s\t%s", Count(r.Durable.Orders), perSecond(r.Durable.Rate), r.Durable.remark(r))
+	}
+	line("retried\t%s tries\t\t%s", Count(total(r.Retries)), counts(r.Retries))
+	line("failed\t%s clicks\t\t%s", Count(total(r.Failures)), counts(r.Failures))
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return r.writeLatencies(w)
+}
+
+func (r Report) writeLatencies(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	_, _ = fmt.Fprintln(t, "\nlatency, ms\tp50\tp99\tp99.9\tmax\t")
+	for _, row := range []struct {
+		name string
+		l    Latencies
+	}{{"winners", r.Winners}, {"losers", r.Losers}} {
+		if row.l.Count == 0 {
+			continue
+		}
+		_, _ = fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t\n", row.name, ms(row.l.P50), ms(row.l.P99), ms(row.l.P999), ms(row.l.Max))
+	}
+	return t.Flush()
+}
+
+func ms(d time.Duration) string {
+	return strconv.FormatFloat(float64(d)/float64(time.Millisecond), 'f', 2, 64)
+}
+
+func perSecond(rate float64) string {
+	if rate == 0 {
+		return "-"
+	}
+	return Count(int(rate+0.5)) + "/s"
+}
+
+// counts lists what is not zero, the most frequent first.
+func counts(of map[string]int) string {
+	names := slices.SortedFunc(maps.Keys(of), func(a, b string) int {
+		if of[a] != of[b] {
+			return of[b] - of[a]
+		}
+		return strings.Compare(a, b)
+	})
+	var parts []string
+	for _, name := range names {
+		if of[name] > 0 {
+			parts = append(parts, name+" "+Count(of[name]))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Count writes a number with its thousands apart: 10,000.
+func Count[N int | int64](n N) string {
+	text := strconv.FormatInt(int64(n), 10)
+	sign := ""
+	if n < 0 {
+		sign, text = "-", text[1:]
+	}
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return sign + text
+}

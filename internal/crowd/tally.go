@@ -1,0 +1,166 @@
+package crowd
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/google/uuid"
+)
+
+// Latencies are kept in microseconds up to ten minutes, to three figures.
+const (
+	maxLatencyUs   = int64(10 * time.Minute / time.Microsecond)
+	latencyFigures = 3
+)
+
+// Progress is how far a crowd has come.
+type Progress struct {
+	Elapsed time.Duration
+	Buyers  int // in all
+	Due     int // buyers who should have come by now
+	// Accepted counts orders, so a replay or a second click does not add to it.
+	Accepted int
+	// Rejected counts answers that refused.
+	Rejected int
+	// Failed counts clicks that ended without a proper answer, and Retries repeated tries.
+	Failed, Retries int
+}
+
+// tally counts answers as they come and writes them into the ledger.
+type tally struct {
+	mu     sync.Mutex
+	ledger *Ledger
+
+	accepted, clicks, secondClicks      int
+	outcomes                            [Unknown + 1]int
+	retries                             map[string]int // by problem
+	failures                            map[string]int // by problem
+	winners, losers                     *hdrhistogram.Histogram
+	start                               time.Time
+	firstAccepted, lastAccepted         time.Time
+	firstRejected, lastRejected, lastAt time.Time
+}
+
+func newTally(l *Ledger) *tally {
+	return &tally{
+		ledger:   l,
+		retries:  make(map[string]int),
+		failures: make(map[string]int),
+		winners:  hdrhistogram.New(1, maxLatencyUs, latencyFigures),
+		losers:   hdrhistogram.New(1, maxLatencyUs, latencyFigures),
+	}
+}
+
+// record writes the final answer to a click down.
+func (t *tally) record(k click, a answer, due, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	*t.ledger.at(k) = Entry{Order: a.order, Status: uint16(a.status), Outcome: a.outcome, Tries: uint8(min(a.tries, 255))}
+	t.outcomes[a.outcome]++
+	t.clicks++
+	if k.second {
+		t.secondClicks++
+	}
+	if a.order != uuid.Nil && t.ledger.other(k).Order != a.order {
+		t.accepted++
+	}
+	latencyUs := min(now.Sub(due).Microseconds(), maxLatencyUs)
+	switch a.outcome {
+	case Accepted, Replayed:
+		_ = t.winners.RecordValue(latencyUs) // cannot fail: the value is in range
+		if t.firstAccepted.IsZero() {
+			t.firstAccepted = now
+		}
+		t.lastAccepted = now
+	case AlreadyPurchased, SoldOut, NotOnSale:
+		_ = t.losers.RecordValue(latencyUs)
+		if t.firstRejected.IsZero() {
+			t.firstRejected = now
+		}
+		t.lastRejected = now
+	default:
+		t.failures[a.problem]++
+	}
+	t.lastAt = now
+}
+
+// retried counts a try whose outcome is unknown and that is repeated.
+func (t *tally) retried(problem string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.retries[problem]++
+}
+
+// begin sets the clock from which the crowd's duration counts.
+func (t *tally) begin(start time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.start = start
+}
+
+func (t *tally) rejected() int {
+	return t.outcomes[AlreadyPurchased] + t.outcomes[SoldOut] + t.outcomes[NotOnSale]
+}
+
+func (t *tally) progress() Progress {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return Progress{
+		Accepted: t.accepted,
+		Rejected: t.rejected(),
+		Failed:   t.outcomes[Failed] + t.outcomes[Unknown],
+		Retries:  total(t.retries),
+	}
+}
+
+func (t *tally) report() Report {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return Report{
+		Took:          t.lastAt.Sub(t.start),
+		Clicks:        t.clicks,
+		SecondClicks:  t.secondClicks,
+		Accepted:      t.accepted,
+		FirstAccepted: t.firstAccepted,
+		LastAccepted:  t.lastAccepted,
+		AcceptedRate:  rate(t.accepted, t.lastAccepted.Sub(t.firstAccepted)),
+		Replayed:      t.outcomes[Replayed],
+		Rejected:      t.rejected(),
+		RejectedRate:  rate(t.rejected(), t.lastRejected.Sub(t.firstRejected)),
+		SoldOut:       t.outcomes[SoldOut],
+		Already:       t.outcomes[AlreadyPurchased],
+		NotOnSale:     t.outcomes[NotOnSale],
+		Failures:      maps.Clone(t.failures),
+		Retries:       maps.Clone(t.retries),
+		Winners:       latencies(t.winners),
+		Losers:        latencies(t.losers),
+	}
+}
+
+func latencies(h *hdrhistogram.Histogram) Latencies {
+	at := func(quantile float64) time.Duration {
+		return time.Duration(h.ValueAtQuantile(quantile)) * time.Microsecond
+	}
+	return Latencies{
+		Count: h.TotalCount(), P50: at(50), P99: at(99), P999: at(99.9),
+		Max: time.Duration(h.Max()) * time.Microsecond,
+	}
+}
+
+// rate is 0 where there is no span of time to divide by.
+func rate(n int, over time.Duration) float64 {
+	if over <= 0 {
+		return 0
+	}
+	return float64(n) / over.Seconds()
+}
+
+func total(counts map[string]int) int {
+	sum := 0
+	for _, n := range counts {
+		sum += n
+	}
+	return sum
+}
