@@ -26,6 +26,16 @@ var (
 	restockSource string
 	//go:embed release.lua
 	releaseSource string
+	//go:embed lock_acquire.lua
+	lockAcquireSource string
+	//go:embed lock_release.lua
+	lockReleaseSource string
+	//go:embed keep.lua
+	keepSource string
+	//go:embed reap.lua
+	reapSource string
+	//go:embed trim.lua
+	trimSource string
 )
 
 // Each script is sent by its SHA-1 and, where the server does not know it (NOSCRIPT, as after a
@@ -38,4 +48,11 @@ var (
 	End     = redis.NewScript(endSource)
 	Restock = redis.NewScript(restockSource)
 	Release = redis.NewScript(releaseSource)
+
+	LockAcquire = redis.NewScript(lockAcquireSource)
+	LockRelease = redis.NewScript(lockReleaseSource)
+
+	Keep = redis.NewScript(keepSource)
+	Reap = redis.NewScript(reapSource)
+	Trim = redis.NewScript(trimSource)
 )

@@ -1,0 +1,28 @@
+-- Ends a sale before its closing time.
+--
+-- Changes of a sale are applied in the order of their revisions, each exactly once: a repeat is
+-- unchanged, and a change that comes too early waits until those before it were made.
+--
+-- KEYS
+--   1  sale  hash, as in reserve.lua
+-- ARGV
+--   1  epoch     of the sale's stock, as the caller knows it
+--   2  revision  that this change makes of the sale's definition
+-- Answers
+--   ended               for good: nobody gets a unit any more
+--   unchanged           the sale has this revision, or a later one
+--   gap <revision>      the sale has this revision, and those between were not applied yet
+--   illegal <state>     a sale in this state cannot be ended
+--   unknown-sale        there is no such sale
+--   stale-epoch         the sale's stock was made anew since the caller last looked
+
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'state')
+if not sale[1] then return 'unknown-sale' end
+if sale[1] ~= ARGV[1] then return 'stale-epoch' end
+if tonumber(ARGV[2]) <= tonumber(sale[2]) then return 'unchanged' end
+if tonumber(ARGV[2]) > sale[2] + 1 then return 'gap ' .. sale[2] end
+if sale[3] == 'ended' then return 'illegal ' .. sale[3] end
+
+redis.call('HSET', KEYS[1], 'state', 'ended', 'revision', ARGV[2])
+redis.call('HINCRBY', KEYS[1], 'generation', 1)
+return 'ended'

@@ -1,0 +1,35 @@
+-- Puts a sale into Redis, once. It never overwrites: a sale that is there keeps its stock, and
+-- buyers without a sale are the remains of a loss that only a rebuild from Postgres can mend.
+--
+-- KEYS
+--   1  sale    hash, as in reserve.lua
+--   2  buyers  hash, as in reserve.lua
+--   3  sales   set of the ids of the sales in this partition
+-- ARGV
+--   1  sale_id           as it goes into the set
+--   2  epoch             of the sale's stock
+--   3  revision          of the sale's definition
+--   4  stock             units for sale
+--   5  per_order_limit   units that one order may hold
+--   6  opens_at_ms       0 for at once
+--   7  closes_at_ms      0 for never
+--   8  payment_window_s  0 where a confirmed order is final
+-- Answers
+--   opened           the sale is there now
+--   unchanged        it was there before
+--   stale-epoch      a sale of another epoch is there
+--   buyers-remain    the sale is gone but its buyers are not: nothing was done
+
+local epoch = redis.call('HGET', KEYS[1], 'epoch')
+if epoch then return epoch == ARGV[2] and 'unchanged' or 'stale-epoch' end
+if redis.call('EXISTS', KEYS[2]) == 1 then return 'buyers-remain' end
+
+for i = 2, 8 do
+  if not string.find(ARGV[i], '^%d+$') then return redis.error_reply('ERR argument ' .. i .. ' must be a whole number') end
+end
+
+redis.call('SADD', KEYS[3], ARGV[1])
+redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'revision', ARGV[3], 'stock', ARGV[4], 'left', ARGV[4],
+  'per_order_limit', ARGV[5], 'opens_at_ms', ARGV[6], 'closes_at_ms', ARGV[7], 'payment_window_s', ARGV[8],
+  'state', 'open', 'sequence', '0', 'generation', '1')
+return 'opened'

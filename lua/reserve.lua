@@ -1,0 +1,157 @@
+-- Decides many requests for one sale, in the order given, in one atomic step: who gets units is
+-- told an order id, and the OrderReserved event of that order is in the stream before anybody hears of it.
+--
+-- A request that was answered before is answered the same again and changes nothing, so a client, a
+-- proxy or go-redis may send it as often as it likes: a repeat is known by its order id or by its
+-- idempotency key, and that check comes before all others. A reservation is looked up first of all
+-- because whoever holds one must hear so even when the sale is over.
+--
+-- Redis runs a script alone but does not roll it back. So everything is decided before anything is
+-- written, and the first write is an XADD: if that one is refused (a wrong type, an ACL, no memory,
+-- no ids left), nothing has happened. Should a later XADD be refused, the requests before it stand
+-- and the rest are answered not-recorded.
+--
+-- KEYS
+--   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch sequence generation revision
+--   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms> <key>"
+--   3  orders  stream of events, in the wire format of watermill-redisstream
+-- ARGV
+--   1  epoch     of the sale's stock, as the caller knows it
+--   2  metadata  of the event: a msgpack map of strings, made by the caller
+--   3  user      of the first request
+--   4  order_id  that the request gets if it wins; a repeat carries the same
+--   5  key       fingerprint of its idempotency key without spaces, or "-" for none
+--   6  quantity  decimal, at least 1
+--   7  payload   of the event
+--   and so on: five values for every further request
+-- Answers
+--   {now_ms, left, generation, answer, answer, ...}, one answer for each request, in order; left and
+--   generation are those of the sale after this call, and -1 where there is none to speak of.
+--   reserved <sequence>         the units are taken, at now_ms
+--   replayed <reservation>      the same request again; the reservation is written as in buyers
+--   key-reused                  the same idempotency key, but another quantity
+--   already-purchased <reservation>  the user holds this one
+--   paused                      by an operator
+--   ended                       by an operator, or its closing time has passed
+--   not-open <opens_at_ms>      its opening time has not come
+--   over-limit <limit>          more units than one order may hold
+--   sold-out                    fewer units are left than asked for
+--   unknown-sale                there is no such sale
+--   stale-epoch                 the sale's stock was made anew since the caller last looked
+--   not-recorded                nothing was taken, because the event could not be appended
+
+local per_request = 5
+local requests = (#ARGV - 2) / per_request
+if requests < 1 or requests ~= math.floor(requests) then
+  return redis.error_reply('ERR reserve takes an epoch, metadata and five values for each request')
+end
+
+local terms = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'sequence', 'generation', 'state', 'opens_at_ms', 'closes_at_ms', 'per_order_limit')
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function all_answered(word)
+  local answers = { now_ms, -1, -1 }
+  for i = 1, requests do answers[3 + i] = word end
+  return answers
+end
+
+if not terms[1] then return all_answered('unknown-sale') end
+if terms[1] ~= ARGV[1] then return all_answered('stale-epoch') end
+
+-- Lua would read "nan", "0x10", "1e2" and " 5 " as numbers too.
+local function whole(text)
+  return text and #text <= 15 and string.find(text, '^%d+$') and tonumber(text)
+end
+
+local left, sequence, generation = whole(terms[2]), whole(terms[3]), whole(terms[4])
+local state, opens_at_ms, closes_at_ms, limit = terms[5], whole(terms[6]), whole(terms[7]), whole(terms[8])
+if not (left and sequence and generation and state and opens_at_ms and closes_at_ms and limit) then
+  return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: a field is missing or is not a whole number')
+end
+
+-- The answer that everybody gets who holds nothing yet, if it is the same for all.
+local closed
+if state == 'ended' or (closes_at_ms > 0 and now_ms >= closes_at_ms) then
+  closed = 'ended'
+elseif state == 'paused' then
+  closed = 'paused'
+elseif state ~= 'open' then
+  return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: its state is ' .. state)
+elseif now_ms < opens_at_ms then
+  closed = 'not-open ' .. terms[6]
+end
+
+local users = {}
+for i = 1, requests do users[i] = ARGV[3 + (i - 1) * per_request] end
+local held = redis.call('HMGET', KEYS[2], unpack(users))
+
+local answers = { now_ms, left, generation }
+local winners, reservations, winner_of = {}, {}, {}
+
+for i = 1, requests do
+  local at = 2 + (i - 1) * per_request
+  local user, order_id, key = users[i], ARGV[at + 2], ARGV[at + 3]
+  local quantity = whole(ARGV[at + 4])
+  if not quantity or quantity < 1 then
+    return redis.error_reply('ERR quantity must be a whole number of at least 1')
+  end
+
+  local reservation = held[i] or winner_of[user]
+  local answer
+  if reservation then
+    local its_order, its_quantity, its_key = string.match(reservation, '^(%S+) (%d+) %d+ %d+ (%S+)$')
+    if not its_order then
+      return redis.error_reply('ERR the reservation of ' .. user .. ' in ' .. KEYS[2] .. ' is damaged')
+    elseif its_order == order_id then
+      answer = 'replayed ' .. reservation
+    elseif key ~= '-' and key == its_key then
+      answer = tonumber(its_quantity) == quantity and 'replayed ' .. reservation or 'key-reused'
+    else
+      answer = 'already-purchased ' .. reservation
+    end
+  elseif closed then
+    answer = closed
+  elseif quantity > limit then
+    answer = 'over-limit ' .. terms[8]
+  elseif quantity > left then
+    answer = 'sold-out'
+  else
+    left = left - quantity
+    sequence = sequence + 1
+    answer = string.format('reserved %d', sequence)
+    reservation = string.format('%s %d %d %d %s', order_id, quantity, sequence, now_ms, key)
+    winner_of[user] = reservation
+    winners[#winners + 1] = i
+    reservations[#reservations + 1] = user
+    reservations[#reservations + 1] = reservation
+  end
+  answers[3 + i] = answer
+end
+
+if #winners == 0 then return answers end
+
+local reserved_at = string.format('%d', now_ms)
+local first_sequence = sequence - #winners + 1
+for w, i in ipairs(winners) do
+  local at = 2 + (i - 1) * per_request
+  local appended = redis.pcall('XADD', KEYS[3], '*',
+    '_watermill_message_uuid', ARGV[at + 2], 'metadata', ARGV[2], 'payload', ARGV[at + 5],
+    'reserved_at_ms', reserved_at, 'sequence', string.format('%d', first_sequence + w - 1))
+  if type(appended) == 'table' and appended.err then
+    if w == 1 then return appended end
+    -- Whatever was decided from here on rests on an order that does not exist: take it all back.
+    for j = w, #winners do
+      left = left + tonumber(ARGV[2 + (winners[j] - 1) * per_request + 4])
+      reservations[2 * j - 1], reservations[2 * j] = nil, nil
+    end
+    sequence = first_sequence + w - 2
+    for j = i, requests do answers[3 + j] = 'not-recorded' end
+    break
+  end
+end
+
+redis.call('HSET', KEYS[1], 'left', string.format('%d', left), 'sequence', string.format('%d', sequence))
+redis.call('HSET', KEYS[2], unpack(reservations))
+answers[2] = left
+return answers

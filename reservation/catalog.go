@@ -1,0 +1,184 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/sql"
+)
+
+// The names of the events of a sale: what its operators did.
+const (
+	eventCreated   = "SaleCreated"
+	eventPaused    = "SalePaused"
+	eventResumed   = "SaleResumed"
+	eventEnded     = "SaleEnded"
+	eventRestocked = "SaleRestocked"
+)
+
+// ErrIdempotencyKeyReused is returned for a change whose idempotency key was used for another one.
+var ErrIdempotencyKeyReused = errors.New("this idempotency key was used for another change")
+
+// Catalog is the sales as their operators define them. A change is made in Postgres and then told to
+// Redis (publish.go); a worker tells it again what it could not be told. Safe for concurrent use.
+type Catalog struct {
+	pool  *pgxpool.Pool
+	store *Store
+}
+
+// NewCatalog makes a catalog of the sales in Postgres whose stock is in store.
+func NewCatalog(pool *pgxpool.Pool, store *Store) *Catalog {
+	return &Catalog{pool: pool, store: store}
+}
+
+// Create makes a sale. It returns an *InvalidError for terms that do not hold. While Redis is away
+// the sale is created all the same, and opens when Redis can be told.
+func (c *Catalog) Create(ctx context.Context, t Terms) (Standing, error) {
+	if err := t.Validate(); err != nil {
+		return Standing{}, err
+	}
+	id := uuid.Must(uuid.NewV7())
+	_, err := c.pool.Exec(ctx, sql.InsertSale, id, t.Name, t.Stock, t.PerOrderLimit,
+		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), c.store.keys.Partitions)
+	if err != nil {
+		return Standing{}, fmt.Errorf("%w: create sale: %w", ErrUnavailable, err)
+	}
+	if err := c.publish(ctx, id); err != nil {
+		c.store.o.Logger.Warn("a new sale opens later: Redis could not be told", "sale", id, "error", err)
+	}
+	return c.Show(ctx, id)
+}
+
+// Pause halts a sale. Like Resume and End it may be repeated: a sale that is paused stays so.
+func (c *Catalog) Pause(ctx context.Context, id uuid.UUID) (Standing, error) {
+	return c.setState(ctx, id, "pause", eventPaused, StatePaused)
+}
+
+// Resume lets a paused sale go on.
+func (c *Catalog) Resume(ctx context.Context, id uuid.UUID) (Standing, error) {
+	return c.setState(ctx, id, "resume", eventResumed, StateOpen)
+}
+
+// End ends a sale for good.
+func (c *Catalog) End(ctx context.Context, id uuid.UUID) (Standing, error) {
+	return c.setState(ctx, id, "end", eventEnded, StateEnded)
+}
+
+// Restock adds units to a sale. With an idempotency key a repeat adds nothing; with one that was used
+// for other units it returns ErrIdempotencyKeyReused.
+func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (Standing, error) {
+	if units < 1 || units > MaxStock {
+		return Standing{}, &InvalidError{"units", fmt.Sprintf("must be a whole number from 1 to %d", MaxStock)}
+	}
+	if idempotencyKey != "" {
+		if err := ValidateIdempotencyKey(idempotencyKey); err != nil {
+			return Standing{}, err
+		}
+	}
+	return c.change(ctx, id, "restock", idempotencyKey, units, func(s Sale) (saleChange, error) {
+		if s.StateAt(time.Now()) == StateEnded {
+			return saleChange{}, &IllegalTransitionError{"restock", StateEnded}
+		}
+		if s.Stock+units > MaxStock {
+			return saleChange{}, &InvalidError{"units", fmt.Sprintf("must leave the stock at %d or below", MaxStock)}
+		}
+		return saleChange{eventRestocked, s.State, s.Stock + units}, nil
+	})
+}
+
+func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event string, to State) (Standing, error) {
+	return c.change(ctx, id, action, "", 0, func(s Sale) (saleChange, error) {
+		switch {
+		case s.State == to:
+			return saleChange{}, nil
+		case to != StateEnded && s.StateAt(time.Now()) == StateEnded:
+			return saleChange{}, &IllegalTransitionError{action, StateEnded}
+		}
+		return saleChange{event, to, s.Stock}, nil
+	})
+}
+
+// saleChange is the next revision of a sale; the zero value leaves it as it is.
+type saleChange struct {
+	event string
+	state State
+	stock int64
+}
+
+// change makes the next revision of a sale in one transaction and then tells Redis. If that fails
+// the change is made but not yet in force, and the error says so; the same call may be repeated.
+func (c *Catalog) change(ctx context.Context, id uuid.UUID, action, idempotencyKey string, units int64, next func(Sale) (saleChange, error)) (Standing, error) {
+	err := pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, sql.LockSale, id).Scan(new(uuid.UUID)); err != nil {
+			return err
+		}
+		if idempotencyKey != "" {
+			if made, err := madeBefore(ctx, tx, id, idempotencyKey, units); made || err != nil {
+				return err
+			}
+		}
+		found, err := findSales(ctx, tx, id, uuid.Nil, 1)
+		if err != nil {
+			return err
+		}
+		to, err := next(found[0].Sale)
+		if err != nil || to.event == "" {
+			return err
+		}
+		data := map[string]int64{"stock": to.stock}
+		if units > 0 {
+			data["units"] = units
+		}
+		_, err = tx.Exec(ctx, sql.ChangeSale, id, to.state, to.stock, to.event, data, nullText(idempotencyKey))
+		return err
+	})
+	var illegal *IllegalTransitionError
+	var invalid *InvalidError
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return Standing{}, ErrSaleNotFound
+	case errors.As(err, &illegal), errors.As(err, &invalid), errors.Is(err, ErrIdempotencyKeyReused):
+		return Standing{}, err
+	case err != nil:
+		return Standing{}, fmt.Errorf("%w: %s sale=%s: %w", ErrUnavailable, action, id, err)
+	}
+	if err := c.publish(ctx, id); err != nil {
+		return Standing{}, fmt.Errorf("%w: %s sale=%s is written down, but Redis could not be told: %w", ErrUnavailable, action, id, err)
+	}
+	return c.Show(ctx, id)
+}
+
+func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey string, units int64) (bool, error) {
+	var event string
+	var its int64
+	err := tx.QueryRow(ctx, sql.FindSaleChange, id, idempotencyKey).Scan(&event, &its)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return false, nil
+	case err != nil:
+		return false, err
+	case its != units:
+		return false, ErrIdempotencyKeyReused
+	}
+	return true, nil
+}
+
+func nullTime(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
+
+func nullText(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}

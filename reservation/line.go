@@ -1,0 +1,207 @@
+package reservation
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// line is the queue at one sale. One call of the script is under way at a time; whoever arrives
+// meanwhile leaves with the next one, as soon as the last one is back. There is no timer: a lone
+// request leaves at once, and a crowd makes its own batches (group commit; with appendfsync always
+// it is one fsync per batch).
+type line struct {
+	store *Store
+	sale  uuid.UUID
+	place place
+
+	mu      sync.Mutex
+	waiting []*call
+	// moving is true while a goroutine is emptying the line. Invariant: waiting is empty if it is false.
+	moving bool
+
+	soldOut  atomic.Pointer[soldOut]
+	learning atomic.Bool // a goroutine is making or watching soldOut
+}
+
+func newLine(s *Store, sale uuid.UUID, p place) *line {
+	return &line{store: s, sale: sale, place: p}
+}
+
+// call is one request on its way. Its strings are made once, by the goroutine of the request, so
+// that the line's own goroutine has little left to do per request.
+type call struct {
+	request     Request
+	requestedAt time.Time
+	order       uuid.UUID
+	orderID     string
+	key         string // fingerprint of the idempotency key, or "-"
+	quantity    string
+	payload     []byte
+
+	phase atomic.Int32
+	done  chan struct{} // receives one value when answer and err are set
+	// answer and err belong to the line until done, and to the caller afterwards.
+	answer Answer
+	err    error
+}
+
+const (
+	phaseWaiting int32 = iota
+	phaseSent
+	phaseGivenUp
+)
+
+var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
+
+func newCall(r Request, epoch int64) *call {
+	c := calls.Get().(*call)
+	c.request, c.requestedAt, c.order = r, time.Now(), NewOrderID(r.Sale)
+	c.orderID, c.key = c.order.String(), "-"
+	// The script holds numbers as doubles; this is over every limit and far inside what they hold.
+	c.quantity = strconv.FormatInt(min(r.Quantity, MaxPerOrder+1), 10)
+	if r.IdempotencyKey != "" {
+		c.key = fingerprint(r.IdempotencyKey)
+	}
+	c.setEpoch(epoch)
+	c.phase.Store(phaseWaiting)
+	c.answer, c.err = Answer{}, nil
+	return c
+}
+
+func (c *call) setEpoch(epoch int64) {
+	c.payload = appendReservedPayload(c.payload[:0], OrderReserved{
+		OrderID: c.order, SaleID: c.request.Sale, UserID: c.request.User, Quantity: c.request.Quantity,
+		Epoch: epoch, RequestedAt: c.requestedAt,
+	})
+}
+
+// fingerprint shortens an idempotency key: Redis keeps it with the reservation, once per buyer.
+func fingerprint(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return base64.RawURLEncoding.EncodeToString(sum[:16])
+}
+
+func (l *line) reserve(ctx context.Context, r Request) (Answer, error) {
+	c := newCall(r, l.place.epoch)
+	if err := l.join(c); err != nil {
+		return Answer{}, err
+	}
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		if c.phase.CompareAndSwap(phaseWaiting, phaseGivenUp) {
+			return Answer{}, ctx.Err()
+		}
+		select {
+		case <-c.done: // the answer came in the same moment
+		default:
+			return Answer{}, fmt.Errorf("%w: %w", ErrOutcomeUnknown, ctx.Err())
+		}
+	}
+	answer, err := c.answer, c.err
+	calls.Put(c) // only here: a call that was given up is still in the line's hands
+	return answer, err
+}
+
+func (l *line) join(c *call) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waiting) >= l.store.o.QueueMax {
+		return ErrOverloaded
+	}
+	if !l.moving {
+		if !l.store.goBackground(l.move) {
+			return fmt.Errorf("%w: the store is closed", ErrUnavailable)
+		}
+		l.moving = true
+	}
+	l.waiting = append(l.waiting, c)
+	return nil
+}
+
+// idle is true if nothing would be lost by forgetting the line.
+func (l *line) idle() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !l.moving && !l.learning.Load()
+}
+
+// move sends batches until nobody waits.
+func (l *line) move() {
+	var script reserveScript
+	var taken []*call
+	for {
+		l.mu.Lock()
+		if len(l.waiting) == 0 {
+			l.moving = false
+			l.mu.Unlock()
+			return
+		}
+		taken, l.waiting = l.waiting, taken[:0]
+		l.mu.Unlock()
+
+		for rest := taken; len(rest) > 0; {
+			n := min(len(rest), l.store.o.BatchMax)
+			l.decide(&script, rest[:n])
+			rest = rest[n:]
+		}
+		clear(taken) // calls go back to their pool: do not keep them
+	}
+}
+
+// decide asks the script about a batch and answers every call of it. It leaves out calls that were given up.
+func (l *line) decide(script *reserveScript, batch []*call) {
+	sent := batch[:0:len(batch)]
+	for _, c := range batch {
+		if c.phase.CompareAndSwap(phaseWaiting, phaseSent) {
+			sent = append(sent, c)
+		}
+	}
+	if len(sent) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), l.store.o.CallTimeout)
+	defer cancel()
+
+	standing, err := script.run(ctx, l.store, l.place, sent)
+	if err == nil && standing.staleEpoch {
+		standing, err = l.decideAnew(ctx, script, sent)
+	}
+	if err == nil && standing.left == 0 {
+		l.learnSoldOut(standing.generation)
+	}
+	for _, c := range sent {
+		if err != nil {
+			c.err = err
+		}
+		c.done <- struct{}{}
+	}
+}
+
+// decideAnew looks the sale up again and repeats a batch that was refused for its epoch, once.
+func (l *line) decideAnew(ctx context.Context, script *reserveScript, sent []*call) (standing, error) {
+	l.store.forget(l)
+	p, err := l.store.locate(ctx, l.sale)
+	if errors.Is(err, ErrSaleNotFound) {
+		return standing{}, errLostSale
+	} else if err != nil {
+		return standing{}, err
+	}
+	for _, c := range sent {
+		c.setEpoch(p.epoch)
+	}
+	st, err := script.run(ctx, l.store, p, sent)
+	if err == nil && st.staleEpoch {
+		err = fmt.Errorf("%w: its epoch changes too fast", ErrUnavailable)
+	}
+	return st, err
+}

@@ -1,0 +1,200 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/lua"
+)
+
+// reserveMetadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}: the same bytes
+// for every event, so they are made once and not in the script, whose cmsgpack makes an array of an empty map.
+const reserveMetadata = "\x82\xa5event\xad" + EventReserved + "\xadevent_version\xa1" + reservedVersion
+
+// standing is what a call of the script tells of the sale as a whole.
+type standing struct {
+	left       int64
+	generation int64
+	staleEpoch bool
+}
+
+// reserveScript calls lua/reserve.lua and reads its answers. It keeps its argument list from call to
+// call, so it belongs to one goroutine.
+type reserveScript struct {
+	args []any
+}
+
+// tries is how often a call is sent. The script recognises a repeat, so a lost answer can be asked for again.
+const tries = 3
+
+// run asks the script about all calls and sets their answers. Its error is for all of them, and
+// wraps ErrUnavailable if certainly nothing was reserved, or ErrOutcomeUnknown.
+func (rs *reserveScript) run(ctx context.Context, s *Store, p place, batch []*call) (standing, error) {
+	sale := batch[0].request.Sale
+	rs.args = append(rs.args[:0], "evalsha", lua.Reserve.Hash(), 3,
+		s.keys.Sale(p.partition, sale), s.keys.Buyers(p.partition, sale), s.keys.Orders(p.partition),
+		strconv.FormatInt(p.epoch, 10), reserveMetadata)
+	for _, c := range batch {
+		rs.args = append(rs.args, &c.request.User, &c.orderID, &c.key, &c.quantity, c.payload)
+	}
+	defer clear(rs.args) // calls go back to their pool: do not keep them
+
+	answers, err := s.callReserve(ctx, rs.args)
+	if err != nil {
+		return standing{}, err
+	}
+	return readAnswers(answers, batch)
+}
+
+// callReserve sends the script's call until an answer comes back, at most tries times.
+func (s *Store) callReserve(ctx context.Context, args []any) ([]string, error) {
+	var maybeDone bool
+	var err error
+	for try := range tries {
+		if try > 0 && !pause(ctx, time.Duration(try)*20*time.Millisecond) {
+			break
+		}
+		cmd := redis.NewStringSliceCmd(ctx, args...)
+		err = s.rdb.Process(ctx, cmd)
+		if redis.HasErrorPrefix(err, "NOSCRIPT") {
+			if err = lua.Reserve.Load(ctx, s.rdb).Err(); err == nil {
+				cmd = redis.NewStringSliceCmd(ctx, args...)
+				err = s.rdb.Process(ctx, cmd)
+			}
+		}
+		if err == nil {
+			return cmd.Val(), nil
+		}
+		if answered, worthRetry := refusal(err); answered && !worthRetry {
+			break
+		} else if !answered && !neverSent(err) {
+			maybeDone = true
+		}
+	}
+	if maybeDone {
+		return nil, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+	}
+	return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+}
+
+// refusal tells whether err is Redis's own answer, in which case this try did nothing, and whether
+// it is one that passes.
+func refusal(err error) (answered, passing bool) {
+	var answer redis.Error
+	if !errors.As(err, &answer) {
+		return false, false
+	}
+	for _, prefix := range []string{"LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT"} {
+		if redis.HasErrorPrefix(err, prefix) {
+			return true, true
+		}
+	}
+	return true, false
+}
+
+// neverSent is true if no byte of the command can have left: there was no connection to send it on.
+func neverSent(err error) bool {
+	var op *net.OpError
+	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, redis.ErrClosed) ||
+		errors.As(err, &op) && op.Op == "dial"
+}
+
+// pause waits, and returns false if ctx ended first.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// readAnswers reads the reply of lua/reserve.lua into the calls that it answers.
+func readAnswers(reply []string, batch []*call) (standing, error) {
+	const header = 3
+	if len(reply) != header+len(batch) {
+		return standing{}, fmt.Errorf("%w: the script gave %d values for %d requests", ErrOutcomeUnknown, len(reply), len(batch))
+	}
+	var numbers [header]int64
+	for i := range numbers {
+		n, err := strconv.ParseInt(reply[i], 10, 64)
+		if err != nil {
+			return standing{}, fmt.Errorf("%w: read the script's answer: %w", ErrOutcomeUnknown, err)
+		}
+		numbers[i] = n
+	}
+	now := time.UnixMilli(numbers[0]).UTC()
+	st := standing{left: numbers[1], generation: numbers[2]}
+	for i, c := range batch {
+		var err error
+		switch word, rest, _ := strings.Cut(reply[header+i], " "); word {
+		case "stale-epoch":
+			st.staleEpoch = true
+		case "unknown-sale":
+			err = errLostSale
+		case "not-recorded":
+			err = fmt.Errorf("%w: Redis refused the event", ErrUnavailable)
+		default:
+			c.answer, err = readAnswer(word, rest, c, now)
+		}
+		c.err = err
+	}
+	return st, nil
+}
+
+func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
+	a := Answer{Verdict: Verdict(word)}
+	var err error
+	switch a.Verdict {
+	case Reserved:
+		a.Reservation = Reservation{OrderID: c.order, Quantity: c.request.Quantity, ReservedAt: now}
+		a.Reservation.Sequence, err = strconv.ParseInt(rest, 10, 64)
+	case Replayed, AlreadyPurchased:
+		a.Reservation, err = parseReservation(rest)
+	case NotOpen:
+		var ms int64
+		ms, err = strconv.ParseInt(rest, 10, 64)
+		a.OpensAt = time.UnixMilli(ms).UTC()
+	case OverLimit:
+		a.Limit, err = strconv.ParseInt(rest, 10, 64)
+	case KeyReused, Paused, Ended, SoldOut:
+	default:
+		err = errors.New("unknown word")
+	}
+	if err != nil {
+		return Answer{}, fmt.Errorf("%w: read the script's answer %q: %w", ErrOutcomeUnknown, word+" "+rest, err)
+	}
+	return a, nil
+}
+
+// parseReservation reads a reservation as lua/reserve.lua writes it:
+// "<order id> <quantity> <sequence> <reserved_at_ms> <key>".
+func parseReservation(text string) (Reservation, error) {
+	fields := strings.Fields(text)
+	if len(fields) != 5 {
+		return Reservation{}, fmt.Errorf("a reservation has 5 fields, this one %d", len(fields))
+	}
+	id, err := uuid.Parse(fields[0])
+	if err != nil {
+		return Reservation{}, err
+	}
+	var numbers [3]int64
+	for i := range numbers {
+		if numbers[i], err = strconv.ParseInt(fields[1+i], 10, 64); err != nil {
+			return Reservation{}, err
+		}
+	}
+	return Reservation{
+		OrderID: id, Quantity: numbers[0], Sequence: numbers[1], ReservedAt: time.UnixMilli(numbers[2]).UTC(),
+	}, nil
+}

@@ -1,0 +1,143 @@
+package reservation
+
+import (
+	"context"
+	"fmt"
+	"hash/maphash"
+	"sync/atomic"
+	"time"
+)
+
+// soldOut remembers that a sale has nothing left, so that its losers cost Redis nothing.
+//
+// It must not lie to a buyer: whoever holds a reservation and asks again is to be told of the order,
+// not that the sale is sold out. So it remembers the buyers too. That is bounded by the stock, and it
+// stays true for as long as the sale's generation stays what it is: with nothing left nobody can
+// become a buyer, and every script that could change that (release, restock, resume, ...) raises the
+// generation. A watcher asks for the generation; whatever it last saw longer ago than
+// soldOutTrust counts for nothing.
+type soldOut struct {
+	generation int64
+	buyers     map[uint64]struct{} // hashes; a collision only sends a loser to Redis
+	checkedAt  atomic.Int64        // nanoseconds since Store.started
+	asked      atomic.Bool         // since the watcher last looked
+}
+
+const (
+	// A restock, resume or release is seen on every ingress after at most soldOutTrust: the watcher
+	// looks every soldOutCheck, and if it cannot, what it knew expires.
+	soldOutCheck = 200 * time.Millisecond
+	soldOutTrust = 800 * time.Millisecond
+	// A sale that nobody asked about for so many checks is forgotten.
+	soldOutIdleChecks = 50
+	// More buyers than this are not remembered (about 50 bytes each): such a sale goes on asking Redis.
+	soldOutBuyersMax = 4_000_000
+)
+
+// remembersSoldOut is true if the sale has nothing left and the user holds nothing in it.
+func (l *line) remembersSoldOut(user string) bool {
+	memory := l.soldOut.Load()
+	if memory == nil || l.store.sinceStart()-memory.checkedAt.Load() > int64(soldOutTrust) {
+		return false
+	}
+	if !memory.asked.Load() {
+		memory.asked.Store(true)
+	}
+	_, buyer := memory.buyers[maphash.String(l.store.seed, user)]
+	return !buyer
+}
+
+func (s *Store) sinceStart() int64 { return int64(time.Since(s.started)) }
+
+// learnSoldOut starts to remember that nothing is left, unless that is under way.
+func (l *line) learnSoldOut(generation int64) {
+	if !l.learning.CompareAndSwap(false, true) {
+		return
+	}
+	started := l.store.goBackground(func() {
+		defer l.learning.Store(false)
+		if err := l.rememberSoldOut(l.store.ctx, generation); err != nil && l.store.ctx.Err() == nil {
+			l.store.o.Logger.Warn("cannot remember that a sale is sold out: its losers go on asking Redis", "sale", l.sale, "error", err)
+		}
+	})
+	if !started {
+		l.learning.Store(false)
+	}
+}
+
+// rememberSoldOut collects the buyers, and watches the sale for as long as it stays sold out and somebody asks.
+func (l *line) rememberSoldOut(ctx context.Context, generation int64) error {
+	memory := &soldOut{generation: generation}
+	if err := l.collectBuyers(ctx, memory); err != nil {
+		return err
+	}
+	defer l.soldOut.Store(nil)
+	ticker := time.NewTicker(soldOutCheck)
+	defer ticker.Stop()
+	for unasked := 0; unasked < soldOutIdleChecks; unasked++ {
+		at := l.store.sinceStart()
+		same, err := l.stillSoldOut(ctx, generation)
+		switch {
+		case err == nil && !same:
+			return nil
+		case err == nil:
+			memory.checkedAt.Store(at)
+			l.soldOut.Store(memory)
+		case l.store.sinceStart()-memory.checkedAt.Load() > int64(soldOutTrust):
+			return err
+		}
+		if memory.asked.Swap(false) {
+			unasked = 0
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+// collectBuyers reads all buyers of the sale. Redis promises that a scan returns every field that is
+// there from its beginning to its end, and a sold-out sale gains none; stillSoldOut makes sure afterwards.
+func (l *line) collectBuyers(ctx context.Context, memory *soldOut) error {
+	key := l.store.keys.Buyers(l.place.partition, l.sale)
+	n, err := l.store.rdb.HLen(ctx, key).Result()
+	if err != nil {
+		return err
+	}
+	if n > soldOutBuyersMax {
+		return fmt.Errorf("%d buyers are too many to remember", n)
+	}
+	memory.buyers = make(map[uint64]struct{}, n)
+	var cursor uint64
+	for {
+		var page []string
+		if page, cursor, err = l.store.rdb.HScan(ctx, key, cursor, "", 500).Result(); err != nil {
+			return err
+		}
+		for i := 0; i < len(page); i += 2 {
+			memory.buyers[maphash.String(l.store.seed, page[i])] = struct{}{}
+		}
+		if cursor == 0 {
+			return nil
+		}
+	}
+}
+
+// stillSoldOut is true if nothing is left and nothing can have changed since that generation.
+func (l *line) stillSoldOut(ctx context.Context, generation int64) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, soldOutTrust/2)
+	defer cancel()
+	var sale struct {
+		Left       int64 `redis:"left"`
+		Generation int64 `redis:"generation"`
+		Epoch      int64 `redis:"epoch"`
+	}
+	sale.Left = -1
+	key := l.store.keys.Sale(l.place.partition, l.sale)
+	if err := l.store.rdb.HMGet(ctx, key, "left", "generation", "epoch").Scan(&sale); err != nil {
+		return false, err
+	}
+	return sale.Left == 0 && sale.Generation == generation && sale.Epoch == l.place.epoch, nil
+}

@@ -1,0 +1,119 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/sql"
+)
+
+// Show returns a sale with the count of its units, or ErrSaleNotFound.
+func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (Standing, error) {
+	found, err := findSales(ctx, c.pool, id, uuid.Nil, 1)
+	if err != nil {
+		return Standing{}, fmt.Errorf("%w: show sale=%s: %w", ErrUnavailable, id, err)
+	} else if len(found) == 0 {
+		return Standing{}, ErrSaleNotFound
+	}
+	standings, err := c.count(ctx, found)
+	if err != nil {
+		return Standing{}, fmt.Errorf("%w: show sale=%s: %w", ErrUnavailable, id, err)
+	}
+	return standings[0], nil
+}
+
+// List returns at most limit sales, newest first; those older than after, unless that is uuid.Nil.
+func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Standing, error) {
+	found, err := findSales(ctx, c.pool, uuid.Nil, after, limit)
+	if err != nil {
+		return nil, fmt.Errorf("%w: list sales: %w", ErrUnavailable, err)
+	}
+	standings, err := c.count(ctx, found)
+	if err != nil {
+		return nil, fmt.Errorf("%w: list sales: %w", ErrUnavailable, err)
+	}
+	return standings, nil
+}
+
+// storedSale is a sale with what Postgres alone knows of it.
+type storedSale struct {
+	Sale
+	publishedRevision int64
+	final             int64 // units of orders that are final
+}
+
+type querier interface {
+	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
+}
+
+// findSales reads the sale with this id, or with uuid.Nil the newest ones that are older than after.
+func findSales(ctx context.Context, q querier, id, after uuid.UUID, limit int) ([]storedSale, error) {
+	rows, err := q.Query(ctx, sql.FindSales, nullUUID(id), nullUUID(after), limit)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (storedSale, error) {
+		var s storedSale
+		var opensAt, closesAt *time.Time
+		var window int64
+		err := row.Scan(&s.ID, &s.Name, &s.Stock, &s.Sold, &s.State, &s.PerOrderLimit, &opensAt, &closesAt, &window,
+			&s.Epoch, &s.Revision, &s.publishedRevision, &s.Partitions, &s.CreatedAt, &s.final)
+		if opensAt != nil {
+			s.OpensAt = opensAt.UTC()
+		}
+		if closesAt != nil {
+			s.ClosesAt = closesAt.UTC()
+		}
+		s.CreatedAt = s.CreatedAt.UTC()
+		s.PaymentWindow = time.Duration(window) * time.Second
+		return s, err
+	})
+}
+
+func nullUUID(id uuid.UUID) *uuid.UUID {
+	if id == uuid.Nil {
+		return nil
+	}
+	return &id
+}
+
+// count asks Redis how many units of each sale nobody has taken. It is asked after Postgres: a unit
+// on its way from the one to the other is then counted as held, and never twice.
+func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Standing, error) {
+	asked := make([]*redis.SliceCmd, len(sales))
+	unpublished := true
+	pipe := c.store.rdb.Pipeline()
+	for i, s := range sales {
+		asked[i] = pipe.HMGet(ctx, c.store.keys.Sale(s.Partition(), s.ID), "stock", "left")
+		unpublished = unpublished && s.publishedRevision == 0
+	}
+	// Of sales that Redis was never told of, it need not be asked.
+	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) && !unpublished {
+		return nil, err
+	}
+	now := time.Now()
+	standings := make([]Standing, len(sales))
+	for i, s := range sales {
+		standings[i] = Standing{Sale: s.Sale, State: s.StateAt(now), Sold: s.final}
+		var inRedis struct {
+			Stock int64 `redis:"stock"`
+			Left  int64 `redis:"left"`
+		}
+		_ = asked[i].Scan(&inRedis) // a sale that is not there leaves it zero
+		switch {
+		case inRedis.Stock > 0:
+			standings[i].Held = max(0, inRedis.Stock-inRedis.Left-s.final)
+		case s.publishedRevision > 0:
+			// Redis has lost the sale: until it is rebuilt nobody gets a unit, so none is available.
+			standings[i].Held = s.Stock - s.final
+		}
+		standings[i].Available = s.Stock - standings[i].Held - s.final
+	}
+	return standings, nil
+}

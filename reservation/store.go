@@ -1,0 +1,233 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+)
+
+// StoreOptions bounds a Store. The zero value of a field stands for its default.
+type StoreOptions struct {
+	// BatchMax is how many requests travel in one call of the script. Default 256: Redis serves
+	// nobody else meanwhile, and from here on a larger batch hardly makes a reservation cheaper.
+	BatchMax int
+	// QueueMax is how many requests may wait for one sale before further ones are answered ErrOverloaded. Default 8192.
+	QueueMax int
+	// SalesMax is how many sales the store keeps at hand. Default 4096.
+	SalesMax int
+	// CallTimeout bounds one call of the script with all its tries. Default 3 s.
+	CallTimeout time.Duration
+	// Logger takes what no caller can be told. Default slog.Default().
+	Logger *slog.Logger
+}
+
+func (o *StoreOptions) setDefaults() {
+	if o.BatchMax <= 0 {
+		o.BatchMax = 256
+	}
+	if o.QueueMax <= 0 {
+		o.QueueMax = 8192
+	}
+	if o.SalesMax <= 0 {
+		o.SalesMax = 4096
+	}
+	if o.CallTimeout <= 0 {
+		o.CallTimeout = 3 * time.Second
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+}
+
+// Store is the stock of all sales, in Redis. It is safe for concurrent use.
+//
+// Give it a client that does not retry by itself (MaxRetries -1): the store does, and only whoever
+// sees every try can tell "nothing happened" from "nobody knows". A client that retries costs that
+// distinction and nothing else, because the scripts recognise a repeat.
+type Store struct {
+	rdb  redis.UniversalClient
+	keys Keys
+	o    StoreOptions
+
+	started time.Time
+	seed    maphash.Seed // of the hashes of remembered buyers
+	index   saleIndex
+
+	mu    sync.RWMutex
+	lines map[uuid.UUID]*line
+
+	// Lines and sold-out watchers run in the background until Close.
+	background sync.WaitGroup
+	ctx        context.Context
+	cancel     context.CancelFunc
+}
+
+// NewStore makes a store that works through rdb, which it does not close.
+func NewStore(rdb redis.UniversalClient, keys Keys, o StoreOptions) *Store {
+	o.setDefaults()
+	ctx, cancel := context.WithCancel(context.Background())
+	return &Store{
+		rdb: rdb, keys: keys, o: o,
+		started: time.Now(), seed: maphash.MakeSeed(),
+		lines: make(map[uuid.UUID]*line),
+		ctx:   ctx, cancel: cancel,
+	}
+}
+
+// Close waits for the requests that are under way and answers later ones ErrUnavailable.
+func (s *Store) Close() {
+	s.mu.Lock()
+	s.cancel()
+	s.mu.Unlock()
+	s.background.Wait()
+}
+
+// goBackground runs f unless the store is closed.
+func (s *Store) goBackground(f func()) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.ctx.Err() != nil {
+		return false
+	}
+	s.background.Go(f)
+	return true
+}
+
+// Ping returns nil if Redis answers and can write.
+func (s *Store) Ping(ctx context.Context) error {
+	if err := s.rdb.Ping(ctx).Err(); err != nil {
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return nil
+}
+
+// Reserve asks for units. What the sale answers, a refusal included, is an Answer; an error is an
+// *InvalidError, or wraps ErrOverloaded, ErrUnavailable or ErrOutcomeUnknown, or is the error of ctx
+// if ctx ended before the request was sent. Only with ErrOutcomeUnknown may units have been taken.
+//
+// Requests for one sale that come in while a call of the script is under way leave together in the next one.
+func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
+	if err := r.validate(); err != nil {
+		return Answer{}, err
+	}
+	l, err := s.line(ctx, r.Sale)
+	if errors.Is(err, ErrSaleNotFound) {
+		return Answer{Verdict: UnknownSale}, nil
+	} else if err != nil {
+		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
+	}
+	if l.remembersSoldOut(r.User) {
+		return Answer{Verdict: SoldOut}, nil
+	}
+	answer, err := l.reserve(ctx, r)
+	if err != nil {
+		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
+	}
+	return answer, nil
+}
+
+func (r Request) validate() error {
+	if err := ValidateUser(r.User); err != nil {
+		return err
+	}
+	if r.Quantity < 1 {
+		return &InvalidError{"quantity", "must be at least 1"}
+	}
+	if r.IdempotencyKey != "" {
+		return ValidateIdempotencyKey(r.IdempotencyKey)
+	}
+	return nil
+}
+
+// line returns the line of a sale, looking the sale up in Redis the first time.
+func (s *Store) line(ctx context.Context, sale uuid.UUID) (*line, error) {
+	s.mu.RLock()
+	l := s.lines[sale]
+	s.mu.RUnlock()
+	if l != nil {
+		return l, nil
+	}
+	place, err := s.locate(ctx, sale)
+	if err != nil {
+		return nil, err
+	}
+	return s.keep(newLine(s, sale, place))
+}
+
+// keep puts a line among those at hand, or returns the one that another request put there first.
+func (s *Store) keep(l *line) (*line, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if first := s.lines[l.sale]; first != nil {
+		return first, nil
+	}
+	if len(s.lines) >= s.o.SalesMax {
+		for sale, other := range s.lines {
+			if other.idle() {
+				delete(s.lines, sale)
+				break
+			}
+		}
+		if len(s.lines) >= s.o.SalesMax {
+			return nil, ErrOverloaded
+		}
+	}
+	s.lines[l.sale] = l
+	return l, nil
+}
+
+// forget makes the next request look the sale up again.
+func (s *Store) forget(l *line) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lines[l.sale] == l {
+		delete(s.lines, l.sale)
+	}
+}
+
+// place is where in Redis a sale lives, and in which life of its stock.
+type place struct {
+	partition int
+	epoch     int64
+}
+
+// errLostSale: Redis held the sale before and holds it no more. It may come back by a rebuild from
+// Postgres; until then nothing is sold, and nobody is told that there is no such sale.
+var errLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
+
+// locate finds a sale in Redis. The partition follows from the sale's id and the number of
+// partitions there were when it was created, which may not be today's: where it is not found at
+// once, all are asked, in one round trip.
+func (s *Store) locate(ctx context.Context, sale uuid.UUID) (place, error) {
+	likely := s.keys.Partition(sale)
+	epoch, err := s.rdb.HGet(ctx, s.keys.Sale(likely, sale), "epoch").Int64()
+	if err == nil {
+		return place{likely, epoch}, nil
+	} else if !errors.Is(err, redis.Nil) {
+		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
+	}
+
+	asked := make([]*redis.StringCmd, MaxPartitions)
+	_, err = s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for partition := range asked {
+			asked[partition] = p.HGet(ctx, s.keys.Sale(partition, sale), "epoch")
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, redis.Nil) {
+		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
+	}
+	for partition, cmd := range asked {
+		if epoch, err := cmd.Int64(); err == nil {
+			return place{partition, epoch}, nil
+		}
+	}
+	return place{}, ErrSaleNotFound
+}

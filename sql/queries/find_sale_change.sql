@@ -1,0 +1,3 @@
+-- The change that was made with an idempotency key.
+-- $1 sale, $2 idempotency key
+SELECT type, coalesce((data ->> 'units')::bigint, 0) FROM sale_events WHERE sale_id = $1 AND idempotency_key = $2

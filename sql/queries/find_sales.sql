@@ -1,0 +1,12 @@
+-- Sales with the units that are final in them, newest first (ids are in the order of their making).
+-- $1 the one id asked for, or null; $2 only those older than this id, or null; $3 how many at most
+-- Answers: the definition of each sale, and final: units paid for, or confirmed where confirmed is final.
+SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at, payment_window_seconds,
+       epoch, revision, published_revision, partitions, created_at,
+       CASE WHEN payment_window_seconds = 0 THEN sold
+            ELSE (SELECT coalesce(sum(o.quantity), 0)::bigint FROM orders o WHERE o.sale_id = sales.id AND o.status = 'paid')
+       END AS final
+FROM sales
+WHERE ($1::uuid IS NULL OR id = $1) AND ($2::uuid IS NULL OR id < $2)
+ORDER BY id DESC
+LIMIT $3
