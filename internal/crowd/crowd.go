@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-
 )
 
 // MaxBuyers bounds a crowd, and with it the memory of its ledger: 40 bytes a buyer.
@@ -102,8 +101,9 @@ type Crowd struct {
 	body      []byte
 	ledger    *Ledger
 	tally     *tally
-	next      atomic.Int64 // the next buyer to come
-	start     atomic.Int64 // Unix nanoseconds; 0 before Run
+	atOnce    int           // buyersAtOnce, but for tests
+	next      atomic.Int64  // the next buyer to come
+	start     atomic.Int64  // Unix nanoseconds; 0 before Run
 	done      chan struct{} // closed when Run has returned
 }
 
@@ -124,6 +124,7 @@ func New(config Config) (*Crowd, error) {
 		transport: transport,
 		body:      fmt.Appendf(nil, `{"quantity":%d}`, config.Quantity),
 		ledger:    newLedger(config.Buyers, config.Quantity),
+		atOnce:    buyersAtOnce,
 		done:      make(chan struct{}),
 	}
 	c.tally = newTally(c.ledger)
@@ -146,7 +147,7 @@ func (c *Crowd) Run(ctx context.Context) {
 	c.start.Store(start.UnixNano())
 	c.tally.begin(start)
 	var buyers sync.WaitGroup
-	for range min(buyersAtOnce, c.config.Buyers) {
+	for range min(c.atOnce, c.config.Buyers) {
 		buyers.Go(func() { c.sendBuyers(ctx, start) })
 	}
 	buyers.Wait()
