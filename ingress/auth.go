@@ -1,0 +1,184 @@
+package ingress
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/MicahParks/keyfunc/v3"
+	"github.com/golang-jwt/jwt/v5"
+	"golang.org/x/time/rate"
+
+	"stampede/reservation"
+)
+
+// authenticator finds out which buyer a request comes from. The id that it returns is one that
+// reservation.ValidateUser accepts.
+type authenticator interface {
+	user(r *http.Request) (string, error)
+}
+
+func newAuthenticator(ctx context.Context, c Config) (authenticator, error) {
+	if c.Auth == AuthHeader {
+		return headerAuth{name: http.CanonicalHeaderKey(c.AuthHeader)}, nil
+	}
+	return newJWTAuth(ctx, c)
+}
+
+// headerAuth believes a header.
+type headerAuth struct{ name string }
+
+func (a headerAuth) user(r *http.Request) (string, error) {
+	switch ids := r.Header[a.name]; len(ids) {
+	case 0:
+		return "", &problem{kind: kindUnauthorized, detail: "Say who you are in the header " + a.name + "."}
+	case 1:
+		return ids[0], reservation.ValidateUser(ids[0])
+	default:
+		// A proxy that adds the header instead of replacing it would let a client choose.
+		return "", invalid(a.name + " must be sent once.")
+	}
+}
+
+// Challenges of RFC 6750 for an answer 401.
+const (
+	challengeBuyer   = `Bearer realm="stampede"`
+	challengeInvalid = `Bearer realm="stampede", error="invalid_token"`
+	challengeAdmin   = `Bearer realm="stampede-admin"`
+)
+
+// How the keys of a JWKS URL are kept fresh.
+const (
+	jwksTimeout = 3 * time.Second
+	jwksRefresh = 15 * time.Minute
+	// A token whose key is not known makes us look for new keys, this often at most, however many
+	// such tokens somebody makes up.
+	jwksLookEvery = 10 * time.Second
+	// jwksLookWait bounds what such a token's request waits for that.
+	jwksLookWait = 2 * time.Second
+)
+
+// asymmetric lists the methods for which a public key is enough. HMAC is not among them: a public
+// key would be taken for its secret.
+var asymmetric = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
+
+// jwtAuth takes the subject of a signed token.
+type jwtAuth struct {
+	parser *jwt.Parser
+	// key finds the key that a token is to be verified with.
+	key func(context.Context) jwt.Keyfunc
+	// keysMissing tells that no token can be verified, whatever it is.
+	keysMissing func(context.Context) bool
+}
+
+func newJWTAuth(ctx context.Context, c Config) (*jwtAuth, error) {
+	options := []jwt.ParserOption{jwt.WithExpirationRequired()}
+	if c.JWTIssuer != "" {
+		options = append(options, jwt.WithIssuer(c.JWTIssuer))
+	}
+	if c.JWTAudience != "" {
+		options = append(options, jwt.WithAudience(c.JWTAudience))
+	}
+	if c.JWTSecret != "" {
+		secret := []byte(c.JWTSecret)
+		key := func(*jwt.Token) (any, error) { return secret, nil }
+		return &jwtAuth{
+			parser:      jwt.NewParser(append(options, jwt.WithValidMethods([]string{jwt.SigningMethodHS256.Alg()}))...),
+			key:         func(context.Context) jwt.Keyfunc { return key },
+			keysMissing: func(context.Context) bool { return false },
+		}, nil
+	}
+	keys, err := keyfunc.NewDefaultOverrideCtx(ctx, []string{c.JWKSURL}, keyfunc.Override{
+		HTTPTimeout: jwksTimeout, RefreshInterval: jwksRefresh,
+		RefreshUnknownKID: rate.NewLimiter(rate.Every(jwksLookEvery), 1), RateLimitWaitMax: jwksLookWait,
+		RefreshErrorHandlerFunc: func(u string) func(context.Context, error) {
+			return func(ctx context.Context, err error) {
+				c.Logger.LogAttrs(ctx, slog.LevelError, "fetch JWKS", slog.String("url", u), slog.Any("error", err))
+			}
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("JWKS: %w", err)
+	}
+	return &jwtAuth{
+		parser: jwt.NewParser(append(options, jwt.WithValidMethods(asymmetric))...),
+		key:    keys.KeyfuncCtx,
+		keysMissing: func(ctx context.Context) bool {
+			known, err := keys.Storage().KeyReadAll(ctx)
+			return err != nil || len(known) == 0
+		},
+	}, nil
+}
+
+func (a *jwtAuth) user(r *http.Request) (string, error) {
+	token, ok := bearer(r.Header)
+	if !ok {
+		return "", &problem{kind: kindUnauthorized, detail: "Send a token: Authorization: Bearer …", challenge: challengeBuyer}
+	}
+	var claims jwt.RegisteredClaims
+	if _, err := a.parser.ParseWithClaims(token, &claims, a.key(r.Context())); err != nil {
+		if errors.Is(err, jwt.ErrTokenUnverifiable) && a.keysMissing(r.Context()) {
+			return "", fmt.Errorf("%w: there are no keys to verify a token with", reservation.ErrUnavailable)
+		}
+		return "", &problem{kind: kindUnauthorized, detail: whyRefused(err), challenge: challengeInvalid}
+	}
+	return claims.Subject, reservation.ValidateUser(claims.Subject)
+}
+
+// whyRefused tells what a client can mend; of a signature or a key it says no more than that.
+func whyRefused(err error) string {
+	switch {
+	case errors.Is(err, jwt.ErrTokenExpired):
+		return "The token has expired."
+	case errors.Is(err, jwt.ErrTokenNotValidYet), errors.Is(err, jwt.ErrTokenUsedBeforeIssued):
+		return "The token is not valid yet."
+	case errors.Is(err, jwt.ErrTokenInvalidIssuer):
+		return "The token is from another issuer."
+	case errors.Is(err, jwt.ErrTokenInvalidAudience):
+		return "The token is for another audience."
+	case errors.Is(err, jwt.ErrTokenRequiredClaimMissing):
+		return "The token lacks a claim that is required: exp, and iss or aud where they are checked."
+	}
+	return "The token is not valid."
+}
+
+// bearer is the token of the Authorization header, if there is exactly one.
+func bearer(h http.Header) (string, bool) {
+	values := h["Authorization"]
+	if len(values) != 1 {
+		return "", false
+	}
+	scheme, token, ok := strings.Cut(values[0], " ")
+	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
+}
+
+// adminGate lets operators through.
+type adminGate struct {
+	configured bool
+	// hash of the token: comparing hashes takes the same time for every token, of any length.
+	hash [sha256.Size]byte
+}
+
+func newAdminGate(token string) adminGate {
+	return adminGate{configured: token != "", hash: sha256.Sum256([]byte(token))}
+}
+
+func (g adminGate) check(r *http.Request) error {
+	if !g.configured {
+		return &problem{kind: kindForbidden, detail: "Operators' calls are switched off: set STAMPEDE_ADMIN_TOKEN on the server."}
+	}
+	token, ok := bearer(r.Header)
+	if !ok {
+		return &problem{kind: kindUnauthorized, detail: "Send the admin token: Authorization: Bearer …", challenge: challengeAdmin}
+	}
+	if hash := sha256.Sum256([]byte(token)); subtle.ConstantTimeCompare(hash[:], g.hash[:]) != 1 {
+		return &problem{kind: kindForbidden, detail: "This is not the admin token."}
+	}
+	return nil
+}

@@ -1,0 +1,181 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"stampede/reservation"
+)
+
+// Reservations decides purchases and knows those that Postgres has not seen yet: *reservation.Store.
+type Reservations interface {
+	Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error)
+	FindReserved(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error)
+	Ping(ctx context.Context) error
+}
+
+// Sales is what operators work on: *reservation.Catalog.
+type Sales interface {
+	Create(ctx context.Context, terms reservation.Terms) (reservation.Standing, error)
+	List(ctx context.Context, after uuid.UUID, limit int) ([]reservation.Standing, error)
+	Show(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
+	Pause(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
+	Resume(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
+	End(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
+	Restock(ctx context.Context, sale uuid.UUID, units int64, idempotencyKey string) (reservation.Standing, error)
+}
+
+// Orders knows the orders that are in Postgres. Its error for one that is not there is
+// reservation.ErrOrderNotFound; every other error means that Postgres could not be asked.
+type Orders interface {
+	Order(ctx context.Context, id uuid.UUID) (reservation.Order, error)
+}
+
+// Pinger tells whether a server answers: *pgxpool.Pool.
+type Pinger interface {
+	Ping(ctx context.Context) error
+}
+
+// AuthMode is how a buyer says who they are.
+type AuthMode string
+
+const (
+	// AuthJWT takes the subject of a signed bearer token.
+	AuthJWT AuthMode = "jwt"
+	// AuthHeader believes a header. It is for development, and for a gateway in front that has
+	// authenticated the buyer and overwrites the header on every request.
+	AuthHeader AuthMode = "header"
+)
+
+const (
+	defaultAddr         = ":8080"
+	defaultAuthHeader   = "X-User-ID"
+	defaultMaxInFlight  = 4096
+	defaultDrainTimeout = 10 * time.Second
+
+	// minSecretBytes is what RFC 7518, section 3.2, asks of a key for HS256.
+	minSecretBytes = 32
+)
+
+// Config is what a Server needs. Reservations, Sales, Orders and Auth are required.
+type Config struct {
+	// Addr is where to listen, host:port (":8080"). Listener, when given, is used instead.
+	Addr     string
+	Listener net.Listener
+
+	Reservations Reservations
+	Sales        Sales
+	Orders       Orders
+	// Postgres, when given, is reported by /readyz; readiness does not depend on it.
+	Postgres Pinger
+
+	Auth AuthMode
+	// AuthHeader is the header that mode "header" believes ("X-User-ID").
+	AuthHeader string
+	// Mode "jwt" takes exactly one of the two: a secret for HS256, of 32 bytes at least, or the URL
+	// of a JSON Web Key Set with public keys.
+	JWTSecret string
+	JWKSURL   string
+	// JWTIssuer and JWTAudience are compared with the token's iss and aud where they are not empty.
+	JWTIssuer   string
+	JWTAudience string
+	// AdminToken is the bearer token of the operators; without it their calls are refused.
+	AdminToken string
+
+	// MaxInFlight is how many requests are worked on at once (4096); more are answered "overloaded".
+	// Those that need Postgres get half of it at most, so that a slow Postgres cannot take the room
+	// of the purchases.
+	MaxInFlight int
+	// StopDelay is how long a stopping server still takes new connections (0), so that a load
+	// balancer sees /readyz answer 503 before connections are refused.
+	StopDelay time.Duration
+	// DrainTimeout is how long a stopping server waits for the requests that it has accepted (10 s).
+	DrainTimeout time.Duration
+
+	// Metrics is where the server registers its metrics and what /metrics shows (a registry of its own).
+	Metrics *prometheus.Registry
+	Logger  *slog.Logger
+}
+
+func (c *Config) setDefaults() {
+	if c.Addr == "" {
+		c.Addr = defaultAddr
+	}
+	if c.AuthHeader == "" {
+		c.AuthHeader = defaultAuthHeader
+	}
+	if c.MaxInFlight == 0 {
+		c.MaxInFlight = defaultMaxInFlight
+	}
+	if c.DrainTimeout == 0 {
+		c.DrainTimeout = defaultDrainTimeout
+	}
+	if c.Metrics == nil {
+		c.Metrics = prometheus.NewRegistry()
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+}
+
+// Validate tells what is missing or contradicts itself, everything at once.
+func (c *Config) Validate() error {
+	var errs []error
+	if c.Reservations == nil || c.Sales == nil || c.Orders == nil {
+		errs = append(errs, errors.New("Reservations, Sales and Orders are required"))
+	}
+	if c.MaxInFlight < 0 {
+		errs = append(errs, fmt.Errorf("MaxInFlight is %d, want at least 1", c.MaxInFlight))
+	}
+	if c.StopDelay < 0 || c.DrainTimeout < 0 {
+		errs = append(errs, errors.New("StopDelay and DrainTimeout must not be negative"))
+	}
+	if !isVisibleASCII(c.AdminToken) {
+		errs = append(errs, errors.New("the admin token (STAMPEDE_ADMIN_TOKEN) must be visible ASCII without spaces and line ends, or no request could carry it"))
+	}
+	switch c.Auth {
+	case AuthHeader:
+		if !isVisibleASCII(c.AuthHeader) {
+			errs = append(errs, fmt.Errorf("the auth header (STAMPEDE_AUTH_HEADER) %q is no header name", c.AuthHeader))
+		}
+	case AuthJWT:
+		errs = append(errs, c.validateJWT())
+	default:
+		errs = append(errs, fmt.Errorf("the auth mode (STAMPEDE_AUTH) is %q, want %q or %q", c.Auth, AuthJWT, AuthHeader))
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Config) validateJWT() error {
+	switch {
+	case c.JWTSecret == "" && c.JWKSURL == "":
+		return errors.New("auth mode jwt needs STAMPEDE_JWT_SECRET or STAMPEDE_JWKS_URL")
+	case c.JWTSecret != "" && c.JWKSURL != "":
+		return errors.New("auth mode jwt takes STAMPEDE_JWT_SECRET or STAMPEDE_JWKS_URL, not both")
+	case c.JWTSecret != "" && len(c.JWTSecret) < minSecretBytes:
+		return fmt.Errorf("STAMPEDE_JWT_SECRET has %d bytes, HS256 needs at least %d", len(c.JWTSecret), minSecretBytes)
+	case c.JWKSURL != "":
+		u, err := url.Parse(c.JWKSURL)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return errors.New("STAMPEDE_JWKS_URL must be an http or https URL")
+		}
+	}
+	return nil
+}
+
+func isVisibleASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] <= ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}

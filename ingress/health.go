@@ -1,0 +1,63 @@
+package ingress
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/labstack/echo/v4"
+)
+
+// pingTimeout is how quickly a server must answer to count as up. It leaves room below the few
+// seconds that health checks wait.
+const pingTimeout = 500 * time.Millisecond
+
+const (
+	up   = "up"
+	down = "down"
+)
+
+var alive = []byte(`{"status":"alive"}`)
+
+// live serves GET /livez: the process runs.
+func (s *Server) live(c echo.Context) error {
+	c.Response().Header()["Content-Type"] = jsonContent
+	write(c, http.StatusOK, alive)
+	return nil
+}
+
+// ready serves GET /readyz: purchases can be decided here, for which Redis is enough. Postgres is
+// only told of: a sale goes on without it.
+func (s *Server) ready(c echo.Context) error {
+	if s.stopping.Load() {
+		return &problem{kind: kindNotReady, detail: "This server is stopping.", retryAfter: retrySoon}
+	}
+	ctx := c.Request().Context()
+	var (
+		postgres string
+		asked    sync.WaitGroup
+	)
+	if s.config.Postgres != nil {
+		asked.Go(func() { postgres = ping(ctx, s.config.Postgres) })
+	}
+	redis := ping(ctx, s.config.Reservations)
+	asked.Wait()
+	if redis == down {
+		return &problem{kind: kindNotReady, detail: "Redis does not answer.", retryAfter: retrySoon, redis: redis, postgres: postgres}
+	}
+	return writeJSON(c, http.StatusOK, struct {
+		Status   string `json:"status"`
+		Redis    string `json:"redis"`
+		Postgres string `json:"postgres,omitempty"`
+	}{"ready", redis, postgres})
+}
+
+func ping(ctx context.Context, p Pinger) string {
+	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+	defer cancel()
+	if p.Ping(ctx) != nil {
+		return down
+	}
+	return up
+}

@@ -1,0 +1,132 @@
+package ingress
+
+import (
+	"errors"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/labstack/echo/v4"
+)
+
+// scratch is what a request reads its body into and writes its answer in.
+type scratch struct {
+	// body has room for one byte more than is allowed, which tells a body that is too large.
+	body [maxBodyBytes + 1]byte
+	out  []byte
+}
+
+var scratches = sync.Pool{New: func() any { return &scratch{out: make([]byte, 0, 512)} }}
+
+// readBody reads the body of a request, which is to be JSON if there is any. The bytes are those of
+// scratch and belong to it.
+func (s *scratch) readBody(r *http.Request) ([]byte, error) {
+	if r.ContentLength == 0 {
+		return nil, nil
+	}
+	n, err := 0, error(nil)
+	for err == nil && n < len(s.body) {
+		var more int
+		more, err = r.Body.Read(s.body[n:])
+		n += more
+	}
+	switch {
+	case n > maxBodyBytes:
+		return nil, problemTooLarge
+	case err != io.EOF: //nolint:errorlint // io.ErrUnexpectedEOF, a body that broke off, is another error
+		return nil, problemBroken
+	case n == 0:
+		return nil, nil
+	case !isJSON(r.Header):
+		return nil, problemMediaType
+	}
+	return s.body[:n], nil
+}
+
+// isJSON tells whether the headers announce plain application/json in UTF-8.
+func isJSON(h http.Header) bool {
+	if _, encoded := h["Content-Encoding"]; encoded {
+		return false
+	}
+	v := h["Content-Type"]
+	if len(v) != 1 {
+		return false
+	}
+	if v[0] == "application/json" {
+		return true
+	}
+	media, params, err := mime.ParseMediaType(v[0])
+	charset, given := params["charset"]
+	return err == nil && media == "application/json" && (!given || strings.EqualFold(charset, "utf-8"))
+}
+
+// decodeStrict decodes an object that has only known members, each once and spelled exactly, and
+// nothing behind it.
+func decodeStrict(body []byte, into any) error {
+	if kind := jsontext.Value(body).Kind(); kind != '{' {
+		return invalid("The body must be a JSON object.")
+	}
+	err := json.Unmarshal(body, into, json.RejectUnknownMembers(true))
+	if err == nil {
+		return nil
+	}
+	var (
+		grammar *jsontext.SyntacticError
+		meaning *json.SemanticError
+	)
+	switch {
+	case errors.As(err, &grammar) && errors.Is(err, jsontext.ErrDuplicateName):
+		return invalid(member(grammar.JSONPointer) + " is given twice.")
+	case errors.As(err, &grammar):
+		return invalid("The body is not valid JSON: see byte " + strconv.FormatInt(grammar.ByteOffset, 10) + inside(grammar.JSONPointer) + ".")
+	case errors.As(err, &meaning) && errors.Is(err, json.ErrUnknownName):
+		return invalid(member(meaning.JSONPointer) + " is not known here; names are case-sensitive.")
+	case errors.As(err, &meaning):
+		return invalid(member(meaning.JSONPointer) + " has the wrong type, or is out of range.")
+	}
+	return invalid("The body is not valid JSON.")
+}
+
+// member is the name in a pointer, short enough to be said back to whoever sent it.
+func member(p jsontext.Pointer) string {
+	const most = 64
+	name := p.LastToken()
+	if len(name) > most {
+		name = name[:most] + "…"
+	}
+	return name
+}
+
+func inside(p jsontext.Pointer) string {
+	if p == "" {
+		return ""
+	}
+	return ", in " + member(p)
+}
+
+// writeJSON answers with v in JSON.
+func writeJSON(c echo.Context, status int, v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	c.Response().Header()["Content-Type"] = jsonContent
+	write(c, status, body)
+	return nil
+}
+
+// readObject reads the body of a request into a struct, strictly.
+func readObject(r *http.Request, into any) error {
+	buf := scratches.Get().(*scratch)
+	defer scratches.Put(buf)
+	body, err := buf.readBody(r)
+	if err != nil {
+		return err
+	}
+	return decodeStrict(body, into)
+}

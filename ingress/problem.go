@@ -1,0 +1,219 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/labstack/echo/v4"
+
+	"stampede/reservation"
+)
+
+// kind is a sort of problem: what clients tell apart.
+type kind struct {
+	status int
+	slug   string
+	title  string
+}
+
+var (
+	kindInvalid          = kind{http.StatusBadRequest, "invalid-request", "The request is not valid"}
+	kindUnauthorized     = kind{http.StatusUnauthorized, "unauthorized", "Who asks is not known"}
+	kindForbidden        = kind{http.StatusForbidden, "forbidden", "This is not allowed"}
+	kindNotFound         = kind{http.StatusNotFound, "not-found", "There is nothing here"}
+	kindSaleNotFound     = kind{http.StatusNotFound, "sale-not-found", "There is no such sale"}
+	kindOrderNotFound    = kind{http.StatusNotFound, "order-not-found", "There is no such order"}
+	kindMethod           = kind{http.StatusMethodNotAllowed, "method-not-allowed", "This method is not allowed here"}
+	kindSoldOut          = kind{http.StatusConflict, "sold-out", "The sale is sold out"}
+	kindAlreadyPurchased = kind{http.StatusConflict, "already-purchased", "You have an order in this sale"}
+	kindNotOpen          = kind{http.StatusConflict, "sale-not-open", "The sale is not open yet"}
+	kindPaused           = kind{http.StatusConflict, "sale-paused", "The sale is paused"}
+	kindTransition       = kind{http.StatusConflict, "illegal-transition", "The sale's state does not allow this"}
+	kindEnded            = kind{http.StatusGone, "sale-ended", "The sale has ended"}
+	kindTooLarge         = kind{http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large"}
+	kindMediaType        = kind{http.StatusUnsupportedMediaType, "unsupported-media-type", "The body is not JSON"}
+	kindKeyReused        = kind{http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key belongs to another request"}
+	kindOverLimit        = kind{http.StatusUnprocessableEntity, "quantity-over-limit", "That is more than one order may hold"}
+	kindInternal         = kind{http.StatusInternalServerError, "internal-error", "Something went wrong here"}
+	kindUnavailable      = kind{http.StatusServiceUnavailable, "sale-unavailable", "The sale cannot be reached"}
+	kindOverloaded       = kind{http.StatusServiceUnavailable, "overloaded", "Too many requests at once"}
+	kindNotReady         = kind{http.StatusServiceUnavailable, "not-ready", "This server cannot sell now"}
+)
+
+// The problems whose every byte is known beforehand. They must not be changed.
+var (
+	problemSoldOut    = fixed(problem{kind: kindSoldOut, detail: "Fewer units are left than you asked for."})
+	problemPaused     = fixed(problem{kind: kindPaused, detail: "An operator paused the sale. Try again later.", retryAfter: retryPaused})
+	problemEnded      = fixed(problem{kind: kindEnded, detail: "The sale was ended or its closing time has passed."})
+	problemKeyReused  = fixed(problem{kind: kindKeyReused, detail: "This Idempotency-Key was sent before with another quantity."})
+	problemOverloaded = fixed(problem{kind: kindOverloaded, detail: "Nothing was reserved. Try again in a moment.", retryAfter: retrySoon})
+	problemSale       = fixed(problem{kind: kindSaleNotFound, detail: "No sale has this id."})
+	problemOrder      = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
+	problemUnknown    = fixed(problem{
+		kind: kindUnavailable, retryAfter: retrySoon,
+		detail: "The outcome is unknown: no answer came back in time, and the order may have been accepted. " +
+			"The same request with the same Idempotency-Key finds out safely: it cannot reserve twice.",
+	})
+	problemUnavailable = fixed(problem{kind: kindUnavailable, detail: "A server that this needs does not answer. Try again in a moment.", retryAfter: retrySoon})
+	problemNotFound    = fixed(problem{kind: kindNotFound, detail: "No route has this path."})
+	problemMethod      = fixed(problem{kind: kindMethod, detail: "The Allow header lists the methods of this path."})
+	problemTooLarge    = fixed(problem{kind: kindTooLarge, detail: "A body may have 4096 bytes at most.", hangUp: true})
+	problemBroken      = fixed(problem{kind: kindInvalid, detail: "The body broke off, or came too slowly.", hangUp: true})
+	problemMediaType   = fixed(problem{kind: kindMediaType, detail: "Send the body as application/json in UTF-8, without a Content-Encoding."})
+)
+
+// How many seconds a client is asked to wait.
+const (
+	retrySoon   = 1
+	retryPaused = 5
+	// retryLongest bounds what a client is asked to wait for an opening, because operators move it.
+	retryLongest = 3600
+)
+
+// problem is an answer of RFC 9457. It is an error, so that a handler can return it.
+type problem struct {
+	kind
+	// detail is for whoever reads the answer; it never holds the text of an error from below.
+	detail string
+
+	// Headers, each left out where it is zero.
+	location   string
+	challenge  string
+	retryAfter int // seconds
+	// hangUp closes the connection, for a body that is not worth reading to its end.
+	hangUp bool
+
+	// Members beyond the standard's, each left out where it is zero.
+	opensAt   time.Time
+	limit     int64
+	requestID string
+	redis     string
+	postgres  string
+
+	// body is the JSON of a problem that was made by fixed.
+	body []byte
+}
+
+func (p *problem) Error() string { return p.slug + ": " + p.detail }
+
+func fixed(p problem) *problem {
+	p.body = p.appendJSON(nil)
+	return &p
+}
+
+func invalid(detail string) *problem { return &problem{kind: kindInvalid, detail: detail} }
+
+// problemOf is the one place that turns errors into answers. What it does not know came from a
+// store that could not do its work; its text stays in the log.
+func problemOf(err error) *problem {
+	var (
+		known   *problem
+		input   *reservation.InvalidError
+		illegal *reservation.IllegalTransitionError
+		routing *echo.HTTPError
+	)
+	switch {
+	case errors.As(err, &known):
+		return known
+	case errors.As(err, &input):
+		return invalid(input.Error() + ".")
+	case errors.As(err, &illegal):
+		return &problem{kind: kindTransition, detail: illegal.Error() + "."}
+	case errors.Is(err, reservation.ErrSaleNotFound):
+		return problemSale
+	case errors.Is(err, reservation.ErrOrderNotFound):
+		return problemOrder
+	case errors.Is(err, reservation.ErrOverloaded):
+		return problemOverloaded
+	case errors.Is(err, reservation.ErrOutcomeUnknown):
+		return problemUnknown
+	case errors.As(err, &routing) && routing.Code == http.StatusMethodNotAllowed:
+		return problemMethod
+	case errors.As(err, &routing) && routing.Code == http.StatusNotFound:
+		return problemNotFound
+	}
+	return problemUnavailable
+}
+
+// isOutage tells whether an error says something about our servers, and is therefore worth a line in
+// the log: not so a refusal, a client that went away, or the overload that the metrics count.
+func isOutage(ctx context.Context, p *problem) bool {
+	return p.status >= http.StatusInternalServerError && p.slug != kindOverloaded.slug && ctx.Err() == nil
+}
+
+// refusalOf is the problem for a verdict that takes nothing from the sale.
+func refusalOf(a reservation.Answer, now time.Time) *problem {
+	switch a.Verdict {
+	case reservation.SoldOut:
+		return problemSoldOut
+	case reservation.AlreadyPurchased:
+		return &problem{
+			kind: kindAlreadyPurchased, location: orderPath(a.Reservation.OrderID),
+			detail: "One order per buyer and sale. The Location header names yours.",
+		}
+	case reservation.NotOpen:
+		return &problem{
+			kind: kindNotOpen, detail: "The sale opens at the time in opens_at.",
+			opensAt: a.OpensAt, retryAfter: secondsUntil(a.OpensAt, now),
+		}
+	case reservation.Paused:
+		return problemPaused
+	case reservation.Ended:
+		return problemEnded
+	case reservation.OverLimit:
+		return &problem{
+			kind: kindOverLimit, limit: a.Limit,
+			detail: "One order may hold at most " + strconv.FormatInt(a.Limit, 10) + " in this sale.",
+		}
+	case reservation.KeyReused:
+		return problemKeyReused
+	case reservation.UnknownSale:
+		return problemSale
+	}
+	return problemUnavailable
+}
+
+// secondsUntil rounds up: a client that comes back at the second that it was told finds the sale open.
+func secondsUntil(t, now time.Time) int {
+	s := (t.Sub(now) + time.Second - 1) / time.Second
+	return int(min(max(s, retrySoon), retryLongest))
+}
+
+func (p *problem) appendJSON(dst []byte) []byte {
+	dst = append(dst, `{"type":"/problems/`...)
+	dst = append(dst, p.slug...)
+	dst = append(dst, '"')
+	dst = appendText(dst, "title", p.title)
+	dst = append(dst, `,"status":`...)
+	dst = strconv.AppendInt(dst, int64(p.status), 10)
+	dst = appendText(dst, "detail", p.detail)
+	if !p.opensAt.IsZero() {
+		dst = append(dst, `,"opens_at":"`...)
+		dst = append(appendTime(dst, p.opensAt), '"')
+	}
+	if p.limit != 0 {
+		dst = append(dst, `,"limit":`...)
+		dst = strconv.AppendInt(dst, p.limit, 10)
+	}
+	dst = appendText(dst, "request_id", p.requestID)
+	dst = appendText(dst, "redis", p.redis)
+	dst = appendText(dst, "postgres", p.postgres)
+	return append(dst, '}')
+}
+
+// appendText appends a further member of an object, unless it is empty.
+func appendText(dst []byte, name, text string) []byte {
+	if text == "" {
+		return dst
+	}
+	dst = append(dst, `,"`...)
+	dst = append(dst, name...)
+	dst = append(dst, `":`...)
+	// The error would be about invalid UTF-8, for which AppendQuote puts U+FFFD.
+	dst, _ = jsontext.AppendQuote(dst, text)
+	return dst
+}

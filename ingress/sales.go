@@ -1,0 +1,180 @@
+package ingress
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+
+	"stampede/reservation"
+)
+
+const (
+	// catalogTimeout bounds an operator's call; it is shorter than the server's writeTimeout.
+	catalogTimeout = 5 * time.Second
+
+	defaultPage = 50
+	longestPage = 100
+)
+
+// timestamp is a time in an answer: UTC, milliseconds, left out where it is zero.
+type timestamp struct{ time.Time }
+
+func (t timestamp) AppendText(dst []byte) ([]byte, error) { return appendTime(dst, t.Time), nil }
+
+func (t timestamp) MarshalText() ([]byte, error) { return t.AppendText(nil) }
+
+type saleView struct {
+	ID                   uuid.UUID         `json:"id"`
+	Name                 string            `json:"name"`
+	State                reservation.State `json:"state"`
+	Stock                int64             `json:"stock"`
+	Available            int64             `json:"available"`
+	Held                 int64             `json:"held"`
+	Sold                 int64             `json:"sold"`
+	PerOrderLimit        int64             `json:"per_order_limit"`
+	OpensAt              timestamp         `json:"opens_at,omitzero"`
+	ClosesAt             timestamp         `json:"closes_at,omitzero"`
+	PaymentWindowSeconds int64             `json:"payment_window_seconds"`
+	CreatedAt            timestamp         `json:"created_at"`
+}
+
+func viewSale(s reservation.Standing) saleView {
+	return saleView{
+		ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
+		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp{s.OpensAt}, ClosesAt: timestamp{s.ClosesAt},
+		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second), CreatedAt: timestamp{s.CreatedAt},
+	}
+}
+
+// createSale serves POST /v1/sales.
+func (s *Server) createSale(c echo.Context) error {
+	if err := s.admin.check(c.Request()); err != nil {
+		return err
+	}
+	body := struct {
+		Name                 string    `json:"name"`
+		Stock                int64     `json:"stock"`
+		PerOrderLimit        *int64    `json:"per_order_limit"`
+		OpensAt              time.Time `json:"opens_at"`
+		ClosesAt             time.Time `json:"closes_at"`
+		PaymentWindowSeconds int64     `json:"payment_window_seconds"`
+	}{}
+	if err := readObject(c.Request(), &body); err != nil {
+		return err
+	}
+	terms := reservation.Terms{
+		Name: body.Name, Stock: body.Stock, PerOrderLimit: 1, OpensAt: body.OpensAt, ClosesAt: body.ClosesAt,
+		PaymentWindow: seconds(body.PaymentWindowSeconds),
+	}
+	if body.PerOrderLimit != nil {
+		terms.PerOrderLimit = *body.PerOrderLimit
+	}
+	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
+	defer cancel()
+	sale, err := s.config.Sales.Create(ctx, terms)
+	if err != nil {
+		return err
+	}
+	c.Response().Header()["Location"] = []string{"/v1/sales/" + sale.ID.String()}
+	return writeJSON(c, http.StatusCreated, viewSale(sale))
+}
+
+// seconds makes a duration that is out of bounds when n is, also where the product would overflow.
+func seconds(n int64) time.Duration {
+	const beyond = int64(reservation.MaxPaymentWindow/time.Second) + 1
+	return time.Duration(min(max(n, -1), beyond)) * time.Second
+}
+
+// operate serves POST /v1/sales/{sale}/pause, resume and end.
+func (s *Server) operate(act func(context.Context, uuid.UUID) (reservation.Standing, error)) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if err := s.admin.check(c.Request()); err != nil {
+			return err
+		}
+		return s.answerSale(c, act)
+	}
+}
+
+// restockSale serves POST /v1/sales/{sale}/restock.
+func (s *Server) restockSale(c echo.Context) error {
+	if err := s.admin.check(c.Request()); err != nil {
+		return err
+	}
+	key, err := idempotencyKey(c.Request().Header)
+	if err != nil {
+		return err
+	}
+	var body struct {
+		Units int64 `json:"units"`
+	}
+	if err := readObject(c.Request(), &body); err != nil {
+		return err
+	}
+	if body.Units < 1 {
+		return &reservation.InvalidError{Field: "units", Reason: "must be a whole number, 1 or more"}
+	}
+	return s.answerSale(c, func(ctx context.Context, sale uuid.UUID) (reservation.Standing, error) {
+		return s.config.Sales.Restock(ctx, sale, body.Units, key)
+	})
+}
+
+// showSale serves GET /v1/sales/{sale}.
+func (s *Server) showSale(c echo.Context) error { return s.answerSale(c, s.config.Sales.Show) }
+
+// answerSale answers with the sale in the path, after act.
+func (s *Server) answerSale(c echo.Context, act func(context.Context, uuid.UUID) (reservation.Standing, error)) error {
+	id, ok := parseID(c.Param("sale"))
+	if !ok {
+		return problemSale
+	}
+	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
+	defer cancel()
+	sale, err := act(ctx, id)
+	if err != nil {
+		return err
+	}
+	return writeJSON(c, http.StatusOK, viewSale(sale))
+}
+
+// listSales serves GET /v1/sales, newest first. The cursor is the id of the last sale of a page.
+func (s *Server) listSales(c echo.Context) error {
+	limit := defaultPage
+	if text := c.QueryParam("limit"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 || n > longestPage {
+			return &reservation.InvalidError{Field: "limit", Reason: "must be a whole number from 1 to " + strconv.Itoa(longestPage)}
+		}
+		limit = n
+	}
+	var after uuid.UUID
+	if text := c.QueryParam("after"); text != "" {
+		id, ok := parseID(text)
+		if !ok {
+			return &reservation.InvalidError{Field: "after", Reason: `must be the "next" of a page before`}
+		}
+		after = id
+	}
+	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
+	defer cancel()
+	// One more than asked for tells whether there is a next page.
+	sales, err := s.config.Sales.List(ctx, after, limit+1)
+	if err != nil {
+		return err
+	}
+	page := struct {
+		Sales []saleView `json:"sales"`
+		Next  string     `json:"next,omitempty"`
+	}{Sales: make([]saleView, 0, limit)}
+	if len(sales) > limit {
+		sales = sales[:limit]
+		page.Next = sales[limit-1].ID.String()
+	}
+	for _, sale := range sales {
+		page.Sales = append(page.Sales, viewSale(sale))
+	}
+	return writeJSON(c, http.StatusOK, page)
+}

@@ -1,0 +1,168 @@
+// Package ingress is where buyers and operators come in, over HTTP.
+//
+// It is the first step in the way of an order: it finds out who asks, checks what they ask for, sheds
+// the load that it cannot carry, hands purchases to reservation, and puts the answer into HTTP. A
+// purchase never touches Postgres; only the operators' calls and the look at an order do.
+//
+// Every route is served by the same few lines (route.go), every error becomes an answer in one place
+// (problem.go), and the purchase (purchase.go) is written for speed, because a crowd calls it: no
+// reflection, no middleware, no line in the log, pooled buffers.
+package ingress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/labstack/echo/v4"
+)
+
+// What a connection may take. A purchase is a few hundred bytes each way.
+const (
+	readHeaderTimeout = 2 * time.Second
+	readTimeout       = 5 * time.Second
+	writeTimeout      = 10 * time.Second
+	idleTimeout       = 60 * time.Second
+	maxHeaderBytes    = 8 << 10
+	maxBodyBytes      = 4 << 10
+
+	// goodbye is how long requests that outlived the drain get to answer that they were cancelled.
+	goodbye = time.Second
+)
+
+// Server is the HTTP server. Make it with New; it is safe for concurrent use.
+type Server struct {
+	config  Config
+	log     *slog.Logger
+	echo    *echo.Echo
+	auth    authenticator
+	admin   adminGate
+	metrics *metrics
+
+	// Every request under /v1 takes a place in room, and those that need Postgres one in postgresRoom too.
+	room         room
+	postgresRoom room
+
+	postgresPause cooldown
+	outages       outageLog
+	addr          atomic.Pointer[string]
+	stopping      atomic.Bool
+	// release ends what New started.
+	release context.CancelFunc
+}
+
+// New makes a server that is ready to serve through Handler or Run. With a JWKS URL it fetches the
+// keys; when they cannot be fetched the server starts without them and goes on trying. Whoever does
+// not call Run calls Close.
+func New(config Config) (*Server, error) {
+	config.setDefaults()
+	if err := config.Validate(); err != nil {
+		return nil, fmt.Errorf("ingress: %w", err)
+	}
+	ctx, release := context.WithCancel(context.Background())
+	auth, err := newAuthenticator(ctx, config)
+	if err != nil {
+		release()
+		return nil, fmt.Errorf("ingress: %w", err)
+	}
+	s := &Server{
+		config: config, log: config.Logger, auth: auth, admin: newAdminGate(config.AdminToken), release: release,
+		room:         room{limit: int64(config.MaxInFlight)},
+		postgresRoom: room{limit: int64(max(1, config.MaxInFlight/2))},
+	}
+	if s.metrics, err = newMetrics(config.Metrics, &s.room); err != nil {
+		release()
+		return nil, fmt.Errorf("ingress: %w", err)
+	}
+	if config.Listener != nil {
+		s.setAddr(config.Listener)
+	}
+	s.routes()
+	return s, nil
+}
+
+// Handler serves all routes.
+func (s *Server) Handler() http.Handler { return s.echo }
+
+// Addr is where the server listens, host:port; empty until it does.
+func (s *Server) Addr() string {
+	if addr := s.addr.Load(); addr != nil {
+		return *addr
+	}
+	return ""
+}
+
+// Close ends what New started. A server that was closed must not be used any more.
+func (s *Server) Close() { s.release() }
+
+// Run listens and serves until ctx ends; then it stops taking requests, finishes those that it has
+// taken, within Config.DrainTimeout, and returns nil. Run is for calling once.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.Close()
+	listener := s.config.Listener
+	if listener == nil {
+		var err error
+		if listener, err = new(net.ListenConfig).Listen(ctx, "tcp", s.config.Addr); err != nil {
+			return fmt.Errorf("ingress: %w", err)
+		}
+		s.setAddr(listener)
+	}
+	// The requests do not end with ctx: what was accepted is finished.
+	base, abandon := context.WithCancel(context.WithoutCancel(ctx))
+	defer abandon()
+	server := &http.Server{
+		Handler:           s.echo,
+		BaseContext:       func(net.Listener) context.Context { return base },
+		ReadHeaderTimeout: readHeaderTimeout,
+		ReadTimeout:       readTimeout,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("ingress: serve %s: %w", s.Addr(), err)
+	case <-ctx.Done():
+	}
+	s.stopping.Store(true)
+	select {
+	case err := <-served:
+		return fmt.Errorf("ingress: serve %s: %w", s.Addr(), err)
+	case <-time.After(s.config.StopDelay):
+	}
+	err := s.drain(base, abandon, server)
+	<-served // http.ErrServerClosed
+	return err
+}
+
+// drain lets the accepted requests finish. Those that take longer than DrainTimeout are cancelled,
+// and get a moment to answer so before their connections are closed.
+func (s *Server) drain(base context.Context, abandon context.CancelFunc, server *http.Server) error {
+	ctx, cancel := context.WithTimeout(base, s.config.DrainTimeout)
+	defer cancel()
+	err := server.Shutdown(ctx)
+	if err == nil {
+		return nil
+	}
+	unfinished := s.room.taken.Load()
+	abandon()
+	last, cancelLast := context.WithTimeout(context.WithoutCancel(base), goodbye)
+	defer cancelLast()
+	if errors.Is(server.Shutdown(last), context.DeadlineExceeded) {
+		_ = server.Close()
+	}
+	return fmt.Errorf("ingress: %d requests were not finished after %s: %w", unfinished, s.config.DrainTimeout, err)
+}
+
+func (s *Server) setAddr(l net.Listener) {
+	addr := l.Addr().String()
+	s.addr.Store(&addr)
+}

@@ -1,0 +1,98 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+
+	"stampede/reservation"
+)
+
+const (
+	// orderTimeout bounds one look into Postgres, the wait for a connection included.
+	orderTimeout = time.Second
+	// postgresPauseLength is how long Postgres is left alone after it did not answer: with it away,
+	// one request in that time waits for it, and not every buyer who watches an order.
+	postgresPauseLength = 500 * time.Millisecond
+)
+
+var errPostgresPaused = errors.New("postgres did not answer a moment ago")
+
+type orderView struct {
+	OrderID    uuid.UUID          `json:"order_id"`
+	SaleID     uuid.UUID          `json:"sale_id"`
+	UserID     string             `json:"user_id"`
+	Quantity   int64              `json:"quantity"`
+	Status     reservation.Status `json:"status"`
+	Version    int                `json:"version"`
+	ReservedAt timestamp          `json:"reserved_at"`
+	Reason     string             `json:"reason,omitempty"`
+}
+
+// showOrder serves GET /v1/orders/{order}.
+func (s *Server) showOrder(c echo.Context) error {
+	user, err := s.auth.user(c.Request())
+	if err != nil {
+		return err
+	}
+	id, ok := parseID(c.Param("order"))
+	if !ok {
+		return problemOrder
+	}
+	order, err := s.findOrder(c.Request().Context(), id, user)
+	if err != nil {
+		return err
+	}
+	return writeJSON(c, http.StatusOK, orderView{
+		OrderID: order.ID, SaleID: order.SaleID, UserID: order.UserID, Quantity: order.Quantity,
+		Status: order.Status, Version: order.Version, ReservedAt: timestamp{order.ReservedAt}, Reason: order.Reason,
+	})
+}
+
+// findOrder looks where the order is further on first: in Postgres, then among the reservations in
+// Redis. In neither it may still exist, if it was rejected and its units given back between the two
+// looks; then Postgres has it by now. While Postgres is away, what Redis holds is the answer, and
+// what Redis does not hold is not known.
+func (s *Server) findOrder(ctx context.Context, id uuid.UUID, user string) (reservation.Order, error) {
+	order, err := s.recorded(ctx, id)
+	switch {
+	case err == nil:
+	case errors.Is(err, reservation.ErrOrderNotFound):
+		order, err = s.config.Reservations.FindReserved(ctx, id, user)
+		if errors.Is(err, reservation.ErrOrderNotFound) {
+			order, err = s.recorded(ctx, id)
+		}
+	default:
+		var missing error
+		if order, missing = s.config.Reservations.FindReserved(ctx, id, user); missing != nil {
+			return reservation.Order{}, fmt.Errorf("%w: order %s: postgres: %w; redis: %v", reservation.ErrUnavailable, id, err, missing) //nolint:errorlint // "not found" in Redis alone is no finding
+		}
+		err = nil
+	}
+	if err != nil {
+		return reservation.Order{}, err
+	}
+	if order.UserID != user {
+		return reservation.Order{}, reservation.ErrOrderNotFound
+	}
+	return order, nil
+}
+
+// recorded asks Postgres, unless it did not answer a moment ago.
+func (s *Server) recorded(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+	if s.postgresPause.active() {
+		return reservation.Order{}, errPostgresPaused
+	}
+	limited, cancel := context.WithTimeout(ctx, orderTimeout)
+	defer cancel()
+	order, err := s.config.Orders.Order(limited, id)
+	if err != nil && !errors.Is(err, reservation.ErrOrderNotFound) && ctx.Err() == nil {
+		s.postgresPause.begin(postgresPauseLength)
+	}
+	return order, err
+}
