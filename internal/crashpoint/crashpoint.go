@@ -1,0 +1,72 @@
+// Package crashpoint lets a test kill a process at the instant that matters: where the process
+// passes a named point, it ends itself with SIGKILL, as a power switch would. Which point, and at
+// which pass, is said by the environment: STAMPEDE_CRASH_AT=after-commit or after-commit:3.
+package crashpoint
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+)
+
+// The points, in the order in which an event passes them.
+const (
+	// BeforePersist: a batch was read and is not yet in Postgres.
+	BeforePersist = "before-persist"
+	// AfterCommit: its transaction is committed, and nobody has been told.
+	AfterCommit = "after-commit"
+	// BeforeAck: all is done but the ack.
+	BeforeAck = "before-ack"
+)
+
+// Env is the variable that arms a point.
+const Env = "STAMPEDE_CRASH_AT"
+
+var names = []string{BeforePersist, AfterCommit, BeforeAck}
+
+// armed is nil in every process but those of crash tests; it is set once, before main.
+var armed, armErr = parse(os.Getenv(Env))
+
+type point struct {
+	name string
+	// left is how many passes are left; the one that makes it 0 kills.
+	left atomic.Int64
+}
+
+// Hit kills the process if the point is the armed one and this is the pass that was asked for. It
+// costs one load where nothing is armed.
+func Hit(name string) {
+	if armed == nil || armed.name != name || armed.left.Add(-1) != 0 {
+		return
+	}
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {} // the signal may take an instant, in which nothing more may happen
+}
+
+// Check returns an error for a setting that names no point: a crash test that never crashes would
+// pass without having tested anything.
+func Check() error { return armErr }
+
+func parse(setting string) (*point, error) {
+	if setting == "" {
+		return nil, nil
+	}
+	name, pass, counted := strings.Cut(setting, ":")
+	n := int64(1)
+	if counted {
+		var err error
+		if n, err = strconv.ParseInt(pass, 10, 64); err != nil || n < 1 {
+			return nil, fmt.Errorf("%s=%q: the pass must be a whole number from 1", Env, setting)
+		}
+	}
+	if !slices.Contains(names, name) {
+		return nil, fmt.Errorf("%s=%q: the points are %s", Env, setting, strings.Join(names, ", "))
+	}
+	p := &point{name: name}
+	p.left.Store(n)
+	return p, nil
+}

@@ -1,0 +1,101 @@
+package localserver
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ErrNotInstalled is wrapped by the error for a server whose programs are neither in PATH nor where
+// packages put them. The error's text says what is missing and what can be done about it.
+var ErrNotInstalled = errors.New("not installed")
+
+const waysOut = `any one of these helps:
+  - go tool -modfile=tools/go.mod task setup
+  - apt-get install --no-install-recommends redis-server postgresql
+  - set REDIS_URL and DATABASE_URL to servers that run already`
+
+// Where packages put programs that are not in PATH. Debian keeps the server programs of every
+// Postgres version apart; the others are Red Hat, Homebrew on either kind of Mac, and sbin for
+// users who lack it in PATH.
+var (
+	postgresFolders = []string{
+		"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin",
+		"/opt/homebrew/opt/postgresql@*/bin", "/usr/local/opt/postgresql@*/bin",
+	}
+	redisFolders = []string{"/usr/bin", "/usr/local/bin", "/usr/sbin", "/opt/homebrew/bin"}
+)
+
+// installed returns an error that names all the servers that are needed and missing.
+func installed(redis, postgres bool) error {
+	var missing []string
+	if redis {
+		if _, err := findRedis(); err != nil {
+			missing = append(missing, "Redis (redis-server or valkey-server)")
+		}
+	}
+	if postgres {
+		if _, err := findPostgres(); err != nil {
+			missing = append(missing, "Postgres (postgres and initdb)")
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("%s: %w; %s", strings.Join(missing, " and "), ErrNotInstalled, waysOut)
+}
+
+// findRedis returns the path of redis-server or of valkey-server.
+func findRedis() (string, error) {
+	for _, name := range []string{"redis-server", "valkey-server"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return filepath.Abs(path)
+		}
+		for _, folder := range redisFolders {
+			if path, err := exec.LookPath(filepath.Join(folder, name)); err == nil {
+				return path, nil
+			}
+		}
+	}
+	return "", ErrNotInstalled
+}
+
+// findPostgres returns the folder with the server programs: the first in PATH that has them, else
+// the one of the newest version that is installed.
+func findPostgres() (string, error) {
+	folders := filepath.SplitList(os.Getenv("PATH"))
+	for _, pattern := range postgresFolders {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return "", fmt.Errorf("look for Postgres in %s: %w", pattern, err)
+		}
+		slices.SortFunc(found, func(a, b string) int { return cmp.Compare(versionIn(b), versionIn(a)) })
+		folders = append(folders, found...)
+	}
+	for _, folder := range folders {
+		if !filepath.IsAbs(folder) {
+			continue // a program from the working directory is not run by accident
+		}
+		_, errInit := exec.LookPath(filepath.Join(folder, "initdb"))
+		_, errRun := exec.LookPath(filepath.Join(folder, "postgres"))
+		if errInit == nil && errRun == nil {
+			return folder, nil
+		}
+	}
+	return "", ErrNotInstalled
+}
+
+var version = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
+
+// versionIn is the version in a folder's name: 9.6 comes before 10, and 15 before 18.
+func versionIn(folder string) float64 {
+	v, _ := strconv.ParseFloat(version.FindString(folder), 64) // 0 for a folder without a version
+	return v
+}

@@ -1,0 +1,80 @@
+package localserver
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"syscall"
+)
+
+// RedisOptions configures a private Redis.
+type RedisOptions struct {
+	// Settings are lines of redis.conf ("maxmemory": "50mb") beside the defaults, or instead of them.
+	Settings map[string]string
+}
+
+// Redis is a private Redis server that syncs every write before it answers and evicts nothing. Its
+// methods are safe for concurrent use.
+type Redis struct {
+	URL    string
+	server *server
+}
+
+// StartRedis starts a private Redis and waits until it serves. The server outlives ctx.
+func StartRedis(ctx context.Context, o RedisOptions) (*Redis, error) {
+	if err := installed(true, false); err != nil {
+		return nil, err
+	}
+	binary, err := findRedis()
+	if err != nil {
+		return nil, err
+	}
+	a, err := serverAccount()
+	if err != nil {
+		return nil, err
+	}
+	folder, err := newFolder("redis", a)
+	if err != nil {
+		return nil, err
+	}
+	s := &server{
+		name: "Redis", binary: binary, account: a, folder: folder, orderly: syscall.SIGTERM,
+		args: func(port int) []string { return redisArgs(port, o.Settings) },
+	}
+	if err := s.start(ctx); err != nil {
+		return nil, err
+	}
+	return &Redis{URL: fmt.Sprintf("redis://127.0.0.1:%d", s.port), server: s}, nil
+}
+
+func redisArgs(port int, override map[string]string) []string {
+	settings := map[string]string{
+		"port":             strconv.Itoa(port),
+		"bind":             "127.0.0.1",
+		"protected-mode":   "yes",
+		"appendonly":       "yes",
+		"appendfsync":      "always",
+		"save":             "", // the append-only file has everything
+		"maxmemory-policy": "noeviction",
+	}
+	maps.Copy(settings, override)
+	var args []string
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		args = append(args, "--"+name, settings[name])
+	}
+	return args
+}
+
+// Stop stops the server and removes its data.
+func (r *Redis) Stop() { r.server.stop(syscall.SIGTERM) }
+
+// Kill ends the server by SIGKILL and returns when it is gone. Its data stays for Restart.
+func (r *Redis) Kill() { r.server.interrupt(syscall.SIGKILL) }
+
+// Restart starts the server on the same port and data; one that runs is stopped in order first.
+func (r *Redis) Restart(ctx context.Context) error { return r.server.restart(ctx) }
+
+// Pid is the process id of the server, 0 while it is down.
+func (r *Redis) Pid() int { return r.server.pid() }

@@ -1,0 +1,174 @@
+package localserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"stampede/internal/child"
+)
+
+const (
+	// startWithin bounds a start. It takes a fraction of a second; recovery of a large log takes longer.
+	startWithin = 30 * time.Second
+	// stopWithin is how long a server may take to stop before it is killed.
+	stopWithin = 10 * time.Second
+	// portTries is how many ports are tried: another process may take one between our look and the server's.
+	portTries = 5
+)
+
+// Ports are picked below those that kernels give to clients (from 32768 on Linux, 49152 elsewhere):
+// a client that redials a killed server could otherwise be given the server's own port, and be
+// connected to itself, and the server could not come back.
+const (
+	portMin = 15_000
+	portMax = 32_000
+)
+
+var errPortTaken = errors.New("the port was taken by another process")
+
+// server is a child that serves a port, with its data in a folder.
+type server struct {
+	name    string
+	binary  string
+	args    func(port int) []string
+	account account
+	folder  *folder
+	port    int
+	// orderly makes the server save what it has and end.
+	orderly syscall.Signal
+
+	mu      sync.Mutex
+	process *child.Process // nil after stop
+	output  *output
+	stopped bool
+}
+
+// start picks a port and starts the server. After an error the folder is gone.
+func (s *server) start(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := errPortTaken
+	for range portTries {
+		if !errors.Is(err, errPortTaken) {
+			break
+		}
+		if s.port, err = freePort(); err == nil {
+			err = s.launch(ctx)
+		}
+	}
+	if err != nil {
+		s.folder.remove()
+	}
+	return err
+}
+
+// launch starts the process on s.port and waits until it serves.
+func (s *server) launch(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	out := newOutput()
+	cmd := exec.Command(s.binary, s.args(s.port)...)
+	cmd.Dir = s.folder.path
+	cmd.Env = serverEnv()
+	cmd.Stdout, cmd.Stderr = out, out
+	cmd.ExtraFiles = []*os.File{s.folder.lock} // see folder
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.account.credential}
+	process, err := child.Start(cmd, syscall.SIGINT) // an orderly end for either server
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.name, err)
+	}
+	select {
+	case <-out.ready:
+		s.process, s.output = process, out
+		return nil
+	case <-process.Done():
+		if strings.Contains(out.String(), "Address already in use") {
+			return fmt.Errorf("%s on port %d: %w", s.name, s.port, errPortTaken)
+		}
+		return fmt.Errorf("%s ended instead of starting: %w; it wrote:\n%s", s.name, process.Wait(), out)
+	case <-ctx.Done():
+		process.Stop(syscall.SIGKILL, stopWithin)
+		return fmt.Errorf("%s was not ready: %w; it wrote:\n%s", s.name, ctx.Err(), out)
+	}
+}
+
+// restart starts the server again on the same port and data; one that runs is stopped first.
+func (s *server) restart(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return fmt.Errorf("restart %s: it was stopped, its data is gone", s.name)
+	}
+	s.end(s.orderly)
+	return s.launch(ctx)
+}
+
+// interrupt ends the process with a signal and keeps its data for a restart.
+func (s *server) interrupt(signal syscall.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end(signal)
+}
+
+// stop ends the process with a signal and removes its data. It may be called more than once.
+func (s *server) stop(signal syscall.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopped {
+		return
+	}
+	s.stopped = true
+	s.end(signal)
+	s.folder.remove()
+}
+
+// end needs s.mu.
+func (s *server) end(signal syscall.Signal) {
+	if s.process != nil {
+		s.process.Stop(signal, stopWithin)
+		s.process = nil
+	}
+}
+
+// pid is the process id of the server, 0 while it is down.
+func (s *server) pid() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process == nil {
+		return 0
+	}
+	return s.process.Pid()
+}
+
+// serverEnv is our environment without what would change a server's settings or the language of
+// the messages that are read here.
+func serverEnv() []string {
+	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		return strings.HasPrefix(kv, "PG") || strings.HasPrefix(kv, "LC_") || strings.HasPrefix(kv, "LANG")
+	})
+	return append(env, "LC_ALL=C")
+}
+
+// freePort returns a port of the loopback on which nobody listens.
+func freePort() (int, error) {
+	var err error
+	for range 100 {
+		port := portMin + rand.IntN(portMax-portMin)
+		var listener net.Listener
+		if listener, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err == nil {
+			return port, listener.Close()
+		}
+	}
+	return 0, fmt.Errorf("find a free port: %w", err)
+}

@@ -1,0 +1,142 @@
+package testkit
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"stampede/internal/child"
+	"stampede/reservation"
+)
+
+// stopWithin is how long a command may take to stop before the test kills it.
+const stopWithin = 10 * time.Second
+
+// Cmd is the test binary run as the program: the code under test, and -race where the tests have it.
+type Cmd struct {
+	t       testing.TB
+	cmd     *exec.Cmd
+	output  lines
+	process *child.Process
+}
+
+// Command prepares to run the function of WithCommand in a process of its own. The environment is
+// ours without STAMPEDE_ variables. The process is killed at the latest when the test ends, or the
+// test process; its output is logged if the test failed.
+func Command(t testing.TB, args ...string) *Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Cmd{t: t, cmd: exec.Command(self, args...)}
+	c.cmd.Stdout, c.cmd.Stderr = &c.output, &c.output
+	c.cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		return strings.HasPrefix(kv, "STAMPEDE_")
+	}), envReexec+"=1")
+	return c
+}
+
+// Setenv sets a variable of the process's environment.
+func (c *Cmd) Setenv(name, value string) { c.cmd.Env = append(c.cmd.Env, name+"="+value) }
+
+// UseServers points the process to the test's Redis, keys and database.
+func (c *Cmd) UseServers(keys reservation.Keys) {
+	c.t.Helper()
+	c.Setenv("REDIS_URL", RedisURL(c.t))
+	c.Setenv("DATABASE_URL", DatabaseURL(c.t))
+	c.Setenv("STAMPEDE_KEY_PREFIX", keys.Prefix)
+}
+
+// Start starts the process.
+func (c *Cmd) Start() {
+	c.t.Helper()
+	process, err := child.Start(c.cmd, syscall.SIGKILL)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.process = process
+	c.t.Cleanup(func() {
+		c.Kill()
+		if c.t.Failed() {
+			c.t.Logf("output of %s (%v):\n%s", strings.Join(c.cmd.Args[1:], " "), c.cmd.ProcessState, c.Output())
+		}
+	})
+}
+
+// Pid is the process id.
+func (c *Cmd) Pid() int { return c.process.Pid() }
+
+// Output is what the process wrote so far to standard output and standard error.
+func (c *Cmd) Output() string { return c.output.String() }
+
+// WaitOutput waits until the process has written text, and returns the line with it.
+func (c *Cmd) WaitOutput(within time.Duration, text string) string {
+	c.t.Helper()
+	var found string
+	Eventually(c.t, within, "output "+text, func() bool {
+		for line := range strings.Lines(c.Output()) {
+			if strings.Contains(line, text) {
+				found = strings.TrimSpace(line)
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// Kill ends the process by SIGKILL and returns when it is gone.
+func (c *Cmd) Kill() { c.process.Stop(syscall.SIGKILL, stopWithin) }
+
+// Stop asks the process by SIGTERM to end and returns its end. It kills one that does not end.
+func (c *Cmd) Stop() *os.ProcessState {
+	c.process.Stop(syscall.SIGTERM, stopWithin)
+	return c.cmd.ProcessState
+}
+
+// Wait waits for the process to end by itself, and returns how it did.
+func (c *Cmd) Wait(within time.Duration) *os.ProcessState {
+	c.t.Helper()
+	select {
+	case <-c.process.Done():
+	case <-time.After(within):
+		c.t.Fatalf("not within %v: the end of %s", within, strings.Join(c.cmd.Args[1:], " "))
+	}
+	return c.cmd.ProcessState
+}
+
+// WaitKilled waits for the process to end by SIGKILL, as it does at a crash point, and fails the
+// test if it ends otherwise.
+func (c *Cmd) WaitKilled(within time.Duration) {
+	c.t.Helper()
+	state := c.Wait(within)
+	if status, ok := state.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGKILL {
+		c.t.Fatalf("%s ended with %v, want SIGKILL", strings.Join(c.cmd.Args[1:], " "), state)
+	}
+}
+
+// lines collects output while it is read.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}

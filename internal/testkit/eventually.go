@@ -1,0 +1,20 @@
+package testkit
+
+import (
+	"testing"
+	"time"
+)
+
+// Eventually fails the test unless cond becomes true in time; what says in the failure what was
+// waited for. It is called from the test's own goroutine.
+func Eventually(t testing.TB, within time.Duration, what string, cond func() bool) {
+	t.Helper()
+	const pauseMax = 50 * time.Millisecond
+	deadline := time.Now().Add(within)
+	for pause := time.Millisecond; !cond(); pause = min(2*pause, pauseMax) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", within, what)
+		}
+		time.Sleep(pause)
+	}
+}

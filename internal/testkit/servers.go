@@ -1,0 +1,128 @@
+package testkit
+
+import (
+	"context"
+	"crypto/rand"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/connect"
+	"stampede/internal/localserver"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// private holds the servers that this process started for all its tests.
+var private struct {
+	mu       sync.Mutex
+	redis    *localserver.Redis
+	postgres *localserver.Postgres
+}
+
+func stopServers() {
+	private.mu.Lock()
+	defer private.mu.Unlock()
+	(&localserver.Pair{Redis: private.redis, Postgres: private.postgres}).Stop()
+}
+
+// RedisURL is the URL of the Redis that all tests share.
+func RedisURL(t testing.TB) string {
+	t.Helper()
+	if url := os.Getenv("REDIS_URL"); url != "" {
+		return url
+	}
+	private.mu.Lock()
+	defer private.mu.Unlock()
+	if private.redis == nil {
+		server, err := localserver.StartRedis(context.Background(), localserver.RedisOptions{})
+		if err != nil {
+			t.Fatalf("the tests need Redis: %v", err)
+		}
+		private.redis = server
+	}
+	return private.redis.URL
+}
+
+// postgresURL is the URL of the Postgres in which the databases of tests are made.
+func postgresURL(t testing.TB) string {
+	t.Helper()
+	if url := os.Getenv("DATABASE_URL"); url != "" {
+		return url
+	}
+	private.mu.Lock()
+	defer private.mu.Unlock()
+	if private.postgres == nil {
+		server, err := localserver.StartPostgres(context.Background(), localserver.PostgresOptions{})
+		if err != nil {
+			t.Fatalf("the tests need Postgres: %v", err)
+		}
+		private.postgres = server
+	}
+	return private.postgres.URL
+}
+
+// Redis returns a control client on the shared server, which is closed when the test ends.
+func Redis(t testing.TB) *redis.Client {
+	t.Helper()
+	client, err := connect.Control(RedisURL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+// Keys returns keys with a prefix of the test's own, in one partition. They are deleted when the
+// test ends.
+func Keys(t testing.TB) reservation.Keys {
+	t.Helper()
+	keys := reservation.Keys{Prefix: "test-" + rand.Text(), Partitions: 1}
+	client := Redis(t)
+	t.Cleanup(func() { deleteKeys(t, client, keys.Prefix) })
+	return keys
+}
+
+func deleteKeys(t testing.TB, client *redis.Client, prefix string) {
+	const page = 1000
+	ctx := context.Background()
+	var names []string
+	found := client.Scan(ctx, 0, prefix+":*", page).Iterator()
+	for found.Next(ctx) {
+		names = append(names, found.Val())
+	}
+	err := found.Err()
+	if err == nil && len(names) > 0 {
+		err = client.Unlink(ctx, names...).Err()
+	}
+	if err != nil {
+		t.Errorf("delete the keys of the test: %v", err)
+	}
+}
+
+// OwnRedis starts a Redis for this test alone, to be killed and restarted.
+func OwnRedis(t testing.TB) *localserver.Redis {
+	t.Helper()
+	server, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{})
+	if err != nil {
+		t.Fatalf("the test needs a Redis of its own: %v", err)
+	}
+	t.Cleanup(server.Stop)
+	return server
+}
+
+// OwnPostgres starts a Postgres for this test alone, to be stopped and restarted. It is migrated.
+func OwnPostgres(t testing.TB) *localserver.Postgres {
+	t.Helper()
+	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{})
+	if err != nil {
+		t.Fatalf("the test needs a Postgres of its own: %v", err)
+	}
+	t.Cleanup(server.Stop)
+	if err := sql.Up(t.Context(), server.URL); err != nil {
+		t.Fatal(err)
+	}
+	return server
+}

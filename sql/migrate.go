@@ -1,0 +1,194 @@
+package sql
+
+import (
+	"context"
+	"crypto/sha256"
+	stdsql "database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/lock"
+)
+
+var (
+	// ErrNotMigrated is wrapped by Check's error for a database that lacks migrations.
+	ErrNotMigrated = errors.New("the database is not migrated: run `stampede migrate up`")
+	// ErrSchemaAhead is wrapped by Check's error for a database with migrations that this program
+	// does not know.
+	ErrSchemaAhead = errors.New("the database was migrated by a newer stampede: run that one, or `stampede migrate down` with it")
+	// ErrNothingToUndo is returned by Down when no migration is applied.
+	ErrNothingToUndo = errors.New("no migration is applied")
+	// ErrDatabaseURL is returned for a URL that cannot be read. It does not say more, because the
+	// URL holds a password.
+	ErrDatabaseURL = errors.New("DATABASE_URL must look like postgres://user:password@host:5432/database, special characters percent-encoded")
+)
+
+// Others that migrate are waited for: asked once a second, for five minutes. A blocking lock would
+// hold a snapshot while it waits, and CREATE INDEX CONCURRENTLY in the other process would wait for that.
+const (
+	lockEverySeconds = 1
+	lockTries        = 300
+)
+
+// undefinedTable is Postgres's SQLSTATE for a table that does not exist.
+const undefinedTable = "42P01"
+
+// Migration is one step of the schema.
+type Migration struct {
+	Version int64
+	Name    string
+	Applied bool
+	// AppliedAt is zero for a migration that is not applied.
+	AppliedAt time.Time
+}
+
+// Up applies all migrations that are missing. Processes that do so at the same time wait for each
+// other, and only one of them applies each migration.
+func Up(ctx context.Context, databaseURL string) error {
+	return withProvider(databaseURL, func(p *goose.Provider) error {
+		if _, err := p.Up(ctx); err != nil {
+			return fmt.Errorf("migrate up: %w", err)
+		}
+		return nil
+	})
+}
+
+// Down undoes the latest migration that is applied, with the data that it holds.
+func Down(ctx context.Context, databaseURL string) error {
+	return withProvider(databaseURL, func(p *goose.Provider) error {
+		_, err := p.Down(ctx)
+		if errors.Is(err, goose.ErrNoNextVersion) {
+			return ErrNothingToUndo
+		}
+		if err != nil {
+			return fmt.Errorf("migrate down: %w", err)
+		}
+		return nil
+	})
+}
+
+// Status returns all migrations that this program knows, oldest first.
+func Status(ctx context.Context, databaseURL string) ([]Migration, error) {
+	var all []Migration
+	err := withProvider(databaseURL, func(p *goose.Provider) error {
+		states, err := p.Status(ctx)
+		if err != nil {
+			return fmt.Errorf("migration status: %w", err)
+		}
+		for _, s := range states {
+			all = append(all, Migration{
+				Version:   s.Source.Version,
+				Name:      strings.TrimSuffix(filepath.Base(s.Source.Path), ".sql"),
+				Applied:   s.State == goose.StateApplied,
+				AppliedAt: s.AppliedAt,
+			})
+		}
+		return nil
+	})
+	return all, err
+}
+
+// Check tells with one query whether the database has the schema that this program was built for:
+// it returns nil, or an error that wraps ErrNotMigrated or ErrSchemaAhead, or the one of the query.
+func Check(ctx context.Context, pool *pgxpool.Pool) error {
+	known, err := versions()
+	if err != nil {
+		return err
+	}
+	// Version 0 is goose's mark for a table without migrations.
+	rows, err := pool.Query(ctx, "SELECT version_id FROM "+goose.DefaultTablename+" WHERE is_applied AND version_id > 0")
+	if err != nil {
+		return fmt.Errorf("read the schema's version: %w", err)
+	}
+	applied, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == undefinedTable {
+		return fmt.Errorf("%w (it has none of %d migrations)", ErrNotMigrated, len(known))
+	}
+	if err != nil {
+		return fmt.Errorf("read the schema's version: %w", err)
+	}
+	for _, v := range applied {
+		if !known[v] {
+			return fmt.Errorf("%w (it has migration %d, which this one does not know)", ErrSchemaAhead, v)
+		}
+		delete(known, v)
+	}
+	if len(known) > 0 {
+		return fmt.Errorf("%w (it lacks %d migrations)", ErrNotMigrated, len(known))
+	}
+	return nil
+}
+
+// versions returns the versions of the embedded migrations.
+func versions() (map[int64]bool, error) {
+	names, err := fs.Glob(migrations, "migrations/*.sql")
+	if err != nil {
+		return nil, err
+	}
+	known := make(map[int64]bool, len(names))
+	for _, name := range names {
+		v, err := goose.NumericComponent(name)
+		if err != nil {
+			return nil, fmt.Errorf("name of migration %s: %w", name, err)
+		}
+		known[v] = true
+	}
+	return known, nil
+}
+
+// Fingerprint names the schema after the contents of all migrations: databases with the same
+// fingerprint were made alike.
+func Fingerprint() (string, error) {
+	hash := sha256.New()
+	err := fs.WalkDir(migrations, "migrations", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		text, err := migrations.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(hash, "%s %d\n%s", path, len(text), text)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read the migrations: %w", err)
+	}
+	return fmt.Sprintf("%x", hash.Sum(nil)[:8]), nil
+}
+
+func withProvider(databaseURL string, do func(*goose.Provider) error) (err error) {
+	config, err := pgx.ParseConfig(databaseURL)
+	if databaseURL == "" || err != nil {
+		return ErrDatabaseURL
+	}
+	db := stdlib.OpenDB(*config)
+	defer func() { err = errors.Join(err, db.Close()) }()
+	provider, err := newProvider(db)
+	if err != nil {
+		return fmt.Errorf("read the migrations: %w", err)
+	}
+	return do(provider)
+}
+
+func newProvider(db *stdsql.DB) (*goose.Provider, error) {
+	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(lockEverySeconds, lockTries))
+	if err != nil {
+		return nil, err
+	}
+	files, err := fs.Sub(migrations, "migrations")
+	if err != nil {
+		return nil, err
+	}
+	return goose.NewProvider(goose.DialectPostgres, db, files,
+		goose.WithSessionLocker(locker), goose.WithDisableGlobalRegistry(true))
+}
