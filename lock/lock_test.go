@@ -1,0 +1,341 @@
+package lock_test
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lock"
+)
+
+// bench is one test's locker with the Redis below it and names of its own.
+type bench struct {
+	*lock.Locker
+	t   *testing.T
+	rdb *redis.Client
+	key func(name string) string
+}
+
+func setup(t *testing.T) bench {
+	t.Helper()
+	t.Parallel()
+	rdb, keys := testkit.Redis(t), testkit.Keys(t)
+	return bench{lock.New(rdb), t, rdb, func(name string) string { return keys.Lock(0, name) }}
+}
+
+func (b bench) names(n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = b.key(strconv.Itoa(i))
+	}
+	return names
+}
+
+// take is TryEach where nobody else holds a key.
+func (b bench) take(ctx context.Context, lease time.Duration, keys ...string) *lock.Lease {
+	b.t.Helper()
+	got, busy, err := b.TryEach(ctx, keys, lease)
+	require.NoError(b.t, err)
+	require.Empty(b.t, busy)
+	return got
+}
+
+// depth is what Redis holds under a key: 0 for a free lock.
+func (b bench) depth(key string) int {
+	b.t.Helper()
+	fields, err := b.rdb.HGetAll(b.t.Context(), key).Result()
+	require.NoError(b.t, err)
+	require.LessOrEqual(b.t, len(fields), 1, "a lock has one owner")
+	for _, depth := range fields {
+		n, err := strconv.Atoi(depth)
+		require.NoError(b.t, err)
+		return n
+	}
+	return 0
+}
+
+func TestHeldAndBusyAreToldApart(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	first := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
+
+	second, busy, err := b.TryEach(ctx, []string{b.key("cid"), b.key("bob"), b.key("dan"), b.key("ann")}, time.Minute)
+	require.NoError(t, err)
+	assert.Equal(t, []string{b.key("bob"), b.key("ann")}, busy)
+	assert.Equal(t, []string{b.key("cid"), b.key("dan")}, second.Keys())
+	assert.True(t, second.Holds(b.key("cid")))
+	assert.False(t, second.Holds(b.key("bob")), "what is busy is not held")
+
+	require.NoError(t, second.Release(ctx))
+	assert.False(t, second.Holds(b.key("cid")))
+	assert.Equal(t, 1, b.depth(b.key("bob")), "a release leaves the locks of others alone")
+	require.NoError(t, first.Release(ctx))
+	assert.Zero(t, b.depth(b.key("bob")))
+	require.NoError(t, first.Release(ctx), "to release twice is no error")
+}
+
+func TestALockIsAHashFromOwnerToDepthThatExpires(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	b.take(ctx, time.Minute, b.key("ann"))
+
+	fields, err := b.rdb.HGetAll(ctx, b.key("ann")).Result()
+	require.NoError(t, err)
+	require.Len(t, fields, 1)
+	for owner, depth := range fields {
+		assert.Regexp(t, `^[0-9a-f-]{36}:\d+$`, owner)
+		assert.Equal(t, "1", depth)
+	}
+	left := b.rdb.PTTL(ctx, b.key("ann")).Val()
+	assert.Positive(t, left)
+	assert.LessOrEqual(t, left, time.Minute)
+}
+
+func TestAKeyNamedTwiceIsTakenOnce(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	lease := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"), b.key("ann"))
+	assert.Equal(t, []string{b.key("ann"), b.key("bob")}, lease.Keys())
+	assert.Equal(t, 1, b.depth(b.key("ann")))
+
+	_, busy, err := b.TryEach(ctx, []string{b.key("ann"), b.key("ann")}, time.Minute)
+	require.NoError(t, err)
+	assert.Equal(t, []string{b.key("ann")}, busy)
+
+	require.NoError(t, lease.Release(ctx))
+	assert.Zero(t, b.depth(b.key("ann")))
+}
+
+func TestOneOwnerAtATime(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	const workers, turns = 16, 30
+	names := b.names(4)
+	inside := make([]atomic.Int32, len(names))
+	// Without the lock this is a data race and loses counts.
+	counted := make([]int, len(names))
+	var entered atomic.Int64
+
+	var all sync.WaitGroup
+	for worker := range workers {
+		all.Go(func() {
+			for done := 0; done < turns; {
+				// Each worker asks in another order, and for another pair.
+				one, other := (worker+done)%len(names), (3*worker+done+1)%len(names)
+				lease, _, err := b.TryEach(ctx, []string{names[one], names[other]}, time.Minute)
+				if !assert.NoError(t, err) {
+					return
+				}
+				for i, name := range names {
+					if !lease.Holds(name) {
+						continue
+					}
+					done++
+					entered.Add(1)
+					assert.Equal(t, int32(1), inside[i].Add(1), "two owners of %s", name)
+					counted[i]++
+					inside[i].Add(-1)
+				}
+				if !assert.NoError(t, lease.Release(ctx)) {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+
+	sum := 0
+	for i, name := range names {
+		sum += counted[i]
+		assert.Zero(t, b.depth(name))
+	}
+	assert.EqualValues(t, entered.Load(), sum)
+}
+
+func TestALeaseEndsByItself(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	const length = 80 * time.Millisecond
+	start := time.Now()
+	first := b.take(ctx, length, b.key("ann"), b.key("bob"))
+	require.NoError(t, b.rdb.Persist(ctx, b.key("bob")).Err()) // as if its lease were renewed
+
+	var second *lock.Lease
+	testkit.Eventually(t, 5*time.Second, "the lease to end", func() bool {
+		got, _, err := b.TryEach(ctx, []string{b.key("ann")}, time.Minute)
+		require.NoError(t, err)
+		if !got.Holds(b.key("ann")) {
+			return false
+		}
+		second = got
+		return true
+	})
+	assert.GreaterOrEqual(t, time.Since(start), length)
+	assert.False(t, first.Holds(b.key("ann")), "the first holder knows that its time is over")
+
+	err := first.Release(ctx)
+	require.ErrorIs(t, err, lock.ErrLost)
+	var lost *lock.LostError
+	require.ErrorAs(t, err, &lost)
+	assert.Equal(t, []string{b.key("ann")}, lost.Keys, "only what was lost is named")
+	assert.Zero(t, b.depth(b.key("bob")), "and the rest is released")
+
+	assert.Equal(t, 1, b.depth(b.key("ann")), "the successor keeps its lock")
+	require.NoError(t, second.Release(ctx))
+	require.NoError(t, first.Release(ctx), "a loss is told once")
+}
+
+func TestALostErrorStaysShort(t *testing.T) {
+	b := setup(t)
+	names := b.names(300)
+	lease := b.take(t.Context(), time.Minute, names...)
+	require.NoError(t, b.rdb.Del(t.Context(), names...).Err())
+
+	err := lease.Release(t.Context())
+	var lost *lock.LostError
+	require.ErrorAs(t, err, &lost)
+	assert.Equal(t, names, lost.Keys)
+	assert.ErrorContains(t, err, names[4]+" and 295 more")
+}
+
+func TestAKeyOfAnotherTypeRefusesTheCallAndNothingIsTaken(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	require.NoError(t, b.rdb.Set(ctx, b.key("bob"), "not a lock", 0).Err())
+	_, _, err := b.TryEach(ctx, []string{b.key("ann"), b.key("bob"), b.key("cid")}, time.Minute)
+	assert.ErrorContains(t, err, "WRONGTYPE")
+	assert.Zero(t, b.depth(b.key("ann")))
+	assert.Zero(t, b.depth(b.key("cid")))
+}
+
+func TestALockThatWasOverwrittenIsLostAndDoesNotKeepTheRest(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	lease := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"), b.key("cid"))
+	require.NoError(t, b.rdb.Set(ctx, b.key("bob"), "not a lock", 0).Err())
+
+	var lost *lock.LostError
+	require.ErrorAs(t, lease.Release(ctx), &lost)
+	assert.Equal(t, []string{b.key("bob")}, lost.Keys)
+	assert.Zero(t, b.depth(b.key("ann")))
+	assert.Zero(t, b.depth(b.key("cid")))
+}
+
+func TestOutOfBounds(t *testing.T) {
+	b := setup(t)
+	for name, ask := range map[string]struct {
+		keys  []string
+		lease time.Duration
+	}{
+		"no lease":         {b.names(1), 0},
+		"a negative lease": {b.names(1), -time.Second},
+		"a short lease":    {b.names(1), lock.MinLease - 1},
+		"a long lease":     {b.names(1), lock.MaxLease + 1},
+		"an empty key":     {[]string{b.key("ann"), ""}, time.Second},
+		"a long key":       {[]string{strings.Repeat("k", lock.MaxKeyBytes+1)}, time.Second},
+		"too many keys":    {make([]string, lock.MaxKeys+1), time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lease, busy, err := b.TryEach(t.Context(), ask.keys, ask.lease)
+			require.ErrorIs(t, err, lock.ErrInvalid)
+			assert.Nil(t, lease)
+			assert.Nil(t, busy)
+		})
+	}
+	assert.Zero(t, b.depth(b.key("ann")))
+}
+
+func TestNoKeys(t *testing.T) {
+	b := setup(t)
+	lease := b.take(t.Context(), time.Second)
+	assert.Empty(t, lease.Keys())
+	require.NoError(t, lease.Release(t.Context()))
+}
+
+func TestACallerThatGaveUp(t *testing.T) {
+	b := setup(t)
+	gone, cancel := context.WithCancel(t.Context())
+	lease := b.take(gone, time.Minute, b.key("ann"))
+	cancel()
+
+	_, _, err := b.TryEach(gone, []string{b.key("bob")}, time.Minute)
+	require.ErrorIs(t, err, context.Canceled)
+	assert.Zero(t, b.depth(b.key("bob")))
+
+	require.NoError(t, lease.Release(gone), "a release does not need the caller's context")
+	assert.Zero(t, b.depth(b.key("ann")))
+}
+
+func TestTenThousandKeysTakeOneCallForEvery256(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	counter := &scriptCounter{}
+	b.rdb.AddHook(counter)
+	names := b.names(10_000)
+	other := b.take(ctx, time.Minute, names[9_999])
+
+	counter.calls.Store(0)
+	lease, busy, err := b.TryEach(ctx, names, time.Minute)
+	require.NoError(t, err)
+	assert.Equal(t, []string{names[9_999]}, busy)
+	assert.Equal(t, names[:9_999], lease.Keys())
+	assert.EqualValues(t, 40, counter.calls.Load())
+
+	require.NoError(t, lease.Release(ctx))
+	assert.LessOrEqual(t, counter.calls.Load(), int64(81), "and a NOSCRIPT at most")
+	require.NoError(t, other.Release(ctx))
+	left, err := b.rdb.Exists(ctx, names...).Result()
+	require.NoError(t, err)
+	assert.Zero(t, left)
+}
+
+// scriptCounter counts the scripts that a client sends.
+type scriptCounter struct{ calls atomic.Int64 }
+
+func (c *scriptCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *scriptCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (c *scriptCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			c.calls.Add(1)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func BenchmarkTryEachAndRelease(b *testing.B) {
+	rdb, keys := testkit.Redis(b), testkit.Keys(b)
+	locker := lock.New(rdb)
+	for _, n := range []int{1, 64, 256} {
+		b.Run(fmt.Sprintf("keys=%d", n), func(b *testing.B) {
+			names := make([]string, n)
+			for i := range names {
+				names[i] = keys.Lock(0, strconv.Itoa(i))
+			}
+			for b.Loop() {
+				lease, _, err := locker.TryEach(b.Context(), names, time.Minute)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := lease.Release(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/lock")
+		})
+	}
+}
