@@ -27,25 +27,26 @@ if #KEYS < 2 or #ARGV ~= #KEYS + 1 then
   return redis.error_reply('ERR lock_release takes an owner, a time and a depth for each key')
 end
 
+local receipt = table.remove(KEYS, 1) -- what remains are the locks
+
 local before = {}
-for answer in string.gmatch(redis.call('GET', KEYS[1]) or '', '%S+') do
+for answer in string.gmatch(redis.call('GET', receipt) or '', '%S+') do
   before[#before + 1] = answer
 end
 
 local answers = {}
-for i = 2, #KEYS do
-  local key, depth = KEYS[i], ARGV[i + 1]
+for i, key in ipairs(KEYS) do
   -- pcall: a key that was overwritten with another type is a lost lock, and must not keep the rest.
   if redis.pcall('HEXISTS', key, ARGV[1]) ~= 1 then
-    answers[i - 1] = before[i - 1] == 'released' and 'released' or 'lost'
-  elseif depth == '0' then
+    answers[i] = before[i] == 'released' and 'released' or 'lost'
+  elseif ARGV[i + 2] == '0' then
     redis.call('HDEL', key, ARGV[1])
-    answers[i - 1] = 'released'
+    answers[i] = 'released'
   else
-    redis.call('HSET', key, ARGV[1], depth)
-    answers[i - 1] = 'kept'
+    redis.call('HSET', key, ARGV[1], ARGV[i + 2])
+    answers[i] = 'kept'
   end
 end
 
-redis.call('SET', KEYS[1], table.concat(answers, ' '), 'PX', ARGV[2])
+redis.call('SET', receipt, table.concat(answers, ' '), 'PX', ARGV[2])
 return answers

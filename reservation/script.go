@@ -54,6 +54,13 @@ func (rs *reserveScript) run(ctx context.Context, s *Store, p place, batch []*ca
 	return readAnswers(answers, batch)
 }
 
+// once is a command that go-redis does not send again by itself. Only whoever sees every try can tell
+// "nothing happened" from "nobody knows": a last try that could not connect says nothing of the first.
+type once struct{ *redis.StringSliceCmd }
+
+// NoRetry implements redis.Cmder.
+func (once) NoRetry() bool { return true }
+
 // callReserve sends the script's call until an answer comes back, at most tries times.
 func (s *Store) callReserve(ctx context.Context, args []any) ([]string, error) {
 	var maybeDone bool
@@ -62,11 +69,11 @@ func (s *Store) callReserve(ctx context.Context, args []any) ([]string, error) {
 		if try > 0 && !pause(ctx, time.Duration(try)*20*time.Millisecond) {
 			break
 		}
-		cmd := redis.NewStringSliceCmd(ctx, args...)
+		cmd := once{redis.NewStringSliceCmd(ctx, args...)}
 		err = s.rdb.Process(ctx, cmd)
 		if redis.HasErrorPrefix(err, "NOSCRIPT") {
 			if err = lua.Reserve.Load(ctx, s.rdb).Err(); err == nil {
-				cmd = redis.NewStringSliceCmd(ctx, args...)
+				cmd = once{redis.NewStringSliceCmd(ctx, args...)}
 				err = s.rdb.Process(ctx, cmd)
 			}
 		}

@@ -47,10 +47,6 @@ func (o *StoreOptions) setDefaults() {
 }
 
 // Store is the stock of all sales, in Redis. It is safe for concurrent use.
-//
-// Give it a client that does not retry by itself (MaxRetries -1): the store does, and only whoever
-// sees every try can tell "nothing happened" from "nobody knows". A client that retries costs that
-// distinction and nothing else, because the scripts recognise a repeat.
 type Store struct {
 	rdb  redis.UniversalClient
 	keys Keys

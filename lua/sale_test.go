@@ -1,0 +1,455 @@
+package lua_test
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lua"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// bench is one sale in a Redis, and the scripts to run on it. It remembers every word that a script
+// answers, so that a test can ask whether all of a header's answers were seen.
+type bench struct {
+	t                   *testing.T
+	rdb                 *redis.Client
+	sale                uuid.UUID
+	saleKey, buyers     string
+	orders, sales       string
+	epoch               string
+	mu                  sync.Mutex
+	said                map[string][]string
+	closesAt, opensAt   int64
+	stock, perOrder     int64
+	nextRevision, order int
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	keys := testkit.Keys(t)
+	sale := uuid.Must(uuid.NewV7())
+	return &bench{
+		t: t, rdb: testkit.Redis(t), sale: sale,
+		saleKey: keys.Sale(0, sale), buyers: keys.Buyers(0, sale), orders: keys.Orders(0), sales: keys.Sales(0),
+		epoch: "1", said: map[string][]string{}, stock: 10, perOrder: 2, nextRevision: 2,
+	}
+}
+
+func (b *bench) heard(script, answer string) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	word, _, _ := strings.Cut(answer, " ")
+	b.said[script] = append(b.said[script], word)
+	return answer
+}
+
+// everyAnswerWasHeard holds what the scripts said against what their headers promise.
+func (b *bench) everyAnswerWasHeard(script string) {
+	b.t.Helper()
+	promised := readHeader(b.t, script).answers
+	heard := slices.Compact(slices.Sorted(slices.Values(b.said[script])))
+	require.ElementsMatch(b.t, promised, heard, "answers promised by the header of %s, and heard in this test", script)
+}
+
+func (b *bench) open() string {
+	b.t.Helper()
+	answer, err := lua.Open.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.sales},
+		b.sale.String(), b.epoch, 1, b.stock, b.perOrder, b.opensAt, b.closesAt, 0).Text()
+	require.NoError(b.t, err)
+	return b.heard("open", answer)
+}
+
+// change runs one of the scripts that take an epoch, a revision and perhaps more.
+func (b *bench) change(name string, script *redis.Script, revision int, more ...any) string {
+	b.t.Helper()
+	args := append([]any{b.epoch, revision}, more...)
+	answer, err := script.Run(b.t.Context(), b.rdb, []string{b.saleKey}, args...).Text()
+	require.NoError(b.t, err)
+	return b.heard(name, answer)
+}
+
+// next runs such a script as the next change of the sale.
+func (b *bench) next(name string, script *redis.Script, more ...any) string {
+	b.t.Helper()
+	b.nextRevision++
+	return b.change(name, script, b.nextRevision-1, more...)
+}
+
+type request struct {
+	user, order, key, quantity string
+}
+
+func (b *bench) buy(user string) request {
+	b.order++
+	return request{user, fmt.Sprintf("order-%d", b.order), "-", "1"}
+}
+
+func (b *bench) tryReserve(requests ...request) ([]string, error) {
+	args := []any{b.epoch, "\x80"}
+	for _, r := range requests {
+		args = append(args, r.user, r.order, r.key, r.quantity, `{"user_id":"`+r.user+`"}`)
+	}
+	reply, err := lua.Reserve.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders}, args...).Slice()
+	texts := make([]string, len(reply))
+	for i, v := range reply {
+		texts[i] = fmt.Sprint(v)
+	}
+	return texts, err
+}
+
+// reserve returns the answers, with the time of a reservation cut out.
+func (b *bench) reserve(requests ...request) []string {
+	b.t.Helper()
+	reply, err := b.tryReserve(requests...)
+	require.NoError(b.t, err)
+	require.Len(b.t, reply, 3+len(requests))
+	answers := reply[3:]
+	for i, a := range answers {
+		b.heard("reserve", a)
+		if fields := strings.Fields(a); len(fields) == 6 {
+			answers[i] = strings.Join(append(fields[:4:4], fields[5]), " ")
+		}
+	}
+	return answers
+}
+
+func (b *bench) release(pairs ...string) []string {
+	b.t.Helper()
+	args := []any{b.epoch}
+	for _, p := range pairs {
+		args = append(args, p)
+	}
+	answers, err := lua.Release.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers}, args...).StringSlice()
+	require.NoError(b.t, err)
+	for _, a := range answers {
+		b.heard("release", a)
+	}
+	return answers
+}
+
+func (b *bench) field(name string) string {
+	b.t.Helper()
+	v, err := b.rdb.HGet(b.t.Context(), b.saleKey, name).Result()
+	require.NoError(b.t, err)
+	return v
+}
+
+func (b *bench) set(name string, value any) {
+	b.t.Helper()
+	require.NoError(b.t, b.rdb.HSet(b.t.Context(), b.saleKey, name, value).Err())
+}
+
+// state is all that a script may change.
+func (b *bench) state() map[string]any {
+	b.t.Helper()
+	ctx := b.t.Context()
+	sale, err := b.rdb.HGetAll(ctx, b.saleKey).Result()
+	require.NoError(b.t, err)
+	buyers, err := b.rdb.HGetAll(ctx, b.buyers).Result()
+	require.NoError(b.t, err)
+	return map[string]any{"sale": sale, "buyers": buyers, "events": b.events()}
+}
+
+func (b *bench) events() int64 {
+	b.t.Helper()
+	kind, err := b.rdb.Type(b.t.Context(), b.orders).Result()
+	require.NoError(b.t, err)
+	if kind != "stream" {
+		return 0
+	}
+	n, err := b.rdb.XLen(b.t.Context(), b.orders).Result()
+	require.NoError(b.t, err)
+	return n
+}
+
+func TestReserveGivesEveryAnswerOfItsHeader(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.stock = 4
+
+	require.Equal(t, []string{"unknown-sale", "unknown-sale"}, b.reserve(b.buy("ann"), b.buy("bob")))
+	require.Equal(t, "opened", b.open())
+
+	ann := request{"ann", "order-ann", "key-1", "1"}
+	require.Equal(t, []string{"reserved 1"}, b.reserve(ann))
+	require.Equal(t, []string{"replayed order-ann 1 1 key-1"}, b.reserve(ann), "the same call again, as a client that lost the reply sends it")
+
+	sameKey := ann
+	sameKey.order = "order-ann-2"
+	otherQuantity := sameKey
+	otherQuantity.quantity = "2"
+	require.Equal(t, []string{
+		"replayed order-ann 1 1 key-1",
+		"key-reused",
+		"already-purchased order-ann 1 1 key-1",
+		"over-limit 2",
+		"reserved 2",
+		"sold-out",
+		"reserved 3",
+		"already-purchased order-fay 1 3 -",
+		"sold-out",
+	}, b.reserve(
+		sameKey, otherQuantity, b.buy("ann"),
+		request{"bob", "order-bob", "-", "3"},
+		request{"cid", "order-cid", "-", "2"},
+		request{"dan", "order-dan", "-", "2"},
+		request{"fay", "order-fay", "-", "1"},
+		request{"fay", "order-fay-2", "-", "1"}, // twice in one batch
+		request{"gus", "order-gus", "-", "1"},
+	))
+	require.Equal(t, "0", b.field("left"))
+	require.Equal(t, "3", b.field("sequence"))
+	require.EqualValues(t, 3, b.events())
+
+	b.epoch = "2"
+	require.Equal(t, []string{"stale-epoch"}, b.reserve(ann))
+	b.epoch = "1"
+
+	b.next("pause", lua.Pause)
+	require.Equal(t, []string{"paused", "replayed order-ann 1 1 key-1"}, b.reserve(b.buy("hal"), ann), "a buyer hears of the order in any state of the sale")
+	b.next("resume", lua.Resume)
+
+	opensAt := time.Now().Add(time.Hour).UnixMilli()
+	b.set("opens_at_ms", opensAt)
+	require.Equal(t, []string{"not-open " + strconv.FormatInt(opensAt, 10)}, b.reserve(b.buy("hal")))
+	b.set("opens_at_ms", 0)
+
+	b.set("closes_at_ms", time.Now().Add(-time.Second).UnixMilli())
+	require.Equal(t, []string{"ended"}, b.reserve(b.buy("hal")))
+	b.set("closes_at_ms", 0)
+
+	b.next("end", lua.End)
+	require.Equal(t, []string{"ended", "already-purchased order-ann 1 1 key-1"}, b.reserve(b.buy("hal"), b.buy("ann")))
+
+	exhausted := newBench(t)
+	exhausted.open()
+	// One more id fits behind this one, so the second event is refused.
+	require.NoError(t, exhausted.rdb.XAdd(t.Context(), &redis.XAddArgs{
+		Stream: exhausted.orders, ID: "18446744073709551615-18446744073709551614", Values: []string{"f", "v"},
+	}).Err())
+	require.Equal(t, []string{"reserved 1", "not-recorded", "not-recorded"},
+		exhausted.reserve(exhausted.buy("ann"), exhausted.buy("bob"), exhausted.buy("cid")))
+	require.Equal(t, "9", exhausted.field("left"), "only what has an event is taken")
+	require.Equal(t, "1", exhausted.field("sequence"))
+	require.EqualValues(t, 1, exhausted.rdb.HLen(t.Context(), exhausted.buyers).Val())
+	b.said["reserve"] = append(b.said["reserve"], exhausted.said["reserve"]...)
+
+	b.everyAnswerWasHeard("reserve")
+}
+
+func TestReserveRefusesBadInputAndDamageWithoutWritingAnything(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(*bench) request{
+		"quantity 0":             func(*bench) request { return request{"u", "o", "-", "0"} },
+		"quantity -1":            func(*bench) request { return request{"u", "o", "-", "-1"} },
+		"quantity 1.5":           func(*bench) request { return request{"u", "o", "-", "1.5"} },
+		"quantity 1e2":           func(*bench) request { return request{"u", "o", "-", "1e2"} },
+		"quantity 0x10":          func(*bench) request { return request{"u", "o", "-", "0x10"} },
+		"quantity nan":           func(*bench) request { return request{"u", "o", "-", "nan"} },
+		"quantity with blanks":   func(*bench) request { return request{"u", "o", "-", " 1 "} },
+		"quantity 2^53+1":        func(*bench) request { return request{"u", "o", "-", "9007199254740993"} },
+		"left is not a number":   func(b *bench) request { b.set("left", "many"); return b.buy("u") },
+		"left is negative":       func(b *bench) request { b.set("left", "-1"); return b.buy("u") },
+		"left is missing":        func(b *bench) request { b.rdb.HDel(b.t.Context(), b.saleKey, "left"); return b.buy("u") },
+		"state is unknown":       func(b *bench) request { b.set("state", "ajar"); return b.buy("u") },
+		"limit is nan":           func(b *bench) request { b.set("per_order_limit", "nan"); return b.buy("u") },
+		"a damaged reservation":  func(b *bench) request { b.rdb.HSet(b.t.Context(), b.buyers, "u", "?"); return b.buy("u") },
+		"the stream is a string": func(b *bench) request { b.rdb.Set(b.t.Context(), b.orders, "x", 0); return b.buy("u") },
+		"the stream is full": func(b *bench) request {
+			b.rdb.XAdd(b.t.Context(), &redis.XAddArgs{Stream: b.orders, ID: "18446744073709551615-18446744073709551615", Values: []string{"f", "v"}})
+			return b.buy("u")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			b.open()
+			bad := prepare(b)
+			before := b.state()
+			// Requests that could win stand before and behind the bad one.
+			first, last := b.buy("first"), b.buy("last")
+			_, err := b.tryReserve(first, bad, last)
+			require.Error(t, err)
+			require.Equal(t, before, b.state())
+		})
+	}
+	t.Run("buyers are a list", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		b.open()
+		require.NoError(t, b.rdb.LPush(t.Context(), b.buyers, "x").Err())
+		_, err := b.tryReserve(b.buy("u"))
+		require.ErrorContains(t, err, "WRONGTYPE")
+		require.Equal(t, "10", b.field("left"))
+		require.Zero(t, b.events())
+	})
+	t.Run("a value is missing", func(t *testing.T) {
+		t.Parallel()
+		b := newBench(t)
+		b.open()
+		err := lua.Reserve.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders}, "1", "\x80", "user", "order", "-", "1").Err()
+		require.ErrorContains(t, err, "five values")
+	})
+}
+
+func TestReserveAppendsTheEventsInTheOrderOfTheirSequence(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.open()
+	b.reserve(b.buy("ann"), b.buy("bob"))
+	b.reserve(b.buy("ann"), b.buy("cid"))
+
+	entries, err := b.rdb.XRange(t.Context(), b.orders, "-", "+").Result()
+	require.NoError(t, err)
+	require.Len(t, entries, 3)
+	for i, user := range []string{"ann", "bob", "cid"} {
+		values := entries[i].Values
+		held := strings.Fields(b.rdb.HGet(t.Context(), b.buyers, user).Val())
+		require.Equal(t, held[0], values["_watermill_message_uuid"])
+		require.Equal(t, strconv.Itoa(i+1), values["sequence"])
+		require.Equal(t, held[3], values["reserved_at_ms"])
+		require.Equal(t, `{"user_id":"`+user+`"}`, values["payload"])
+		require.Equal(t, "\x80", values["metadata"])
+	}
+}
+
+func TestReserveAtMaxmemoryTakesNothing(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	options, err := redis.ParseURL(own.URL)
+	require.NoError(t, err)
+	b := newBench(t)
+	b.rdb = redis.NewClient(options)
+	t.Cleanup(func() { _ = b.rdb.Close() })
+	b.open()
+	before := b.state()
+	require.NoError(t, b.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	_, err = b.tryReserve(b.buy("ann"))
+	require.ErrorContains(t, err, "OOM")
+	require.Equal(t, before, b.state())
+
+	require.NoError(t, b.rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
+	b.reserve(request{"ann", "order-ann", "-", "1"})
+	require.NoError(t, b.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.Equal(t, []string{"released"}, b.release("ann", "order-ann"), "units come back even when memory is full")
+}
+
+func TestOpenGivesEveryAnswerOfItsHeader(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	require.NoError(t, b.rdb.HSet(t.Context(), b.buyers, "ann", "order-ann 1 1 1 -").Err())
+	require.Equal(t, "buyers-remain", b.open())
+	require.Zero(t, b.rdb.Exists(t.Context(), b.saleKey, b.sales).Val())
+	require.NoError(t, b.rdb.Del(t.Context(), b.buyers).Err())
+
+	require.Equal(t, "opened", b.open())
+	require.True(t, b.rdb.SIsMember(t.Context(), b.sales, b.sale.String()).Val())
+	b.reserve(b.buy("ann"))
+	require.Equal(t, "unchanged", b.open())
+	require.Equal(t, "9", b.field("left"), "opening again does not refill")
+	b.epoch = "2"
+	require.Equal(t, "stale-epoch", b.open())
+	b.everyAnswerWasHeard("open")
+
+	for i, damaged := range []string{"", "-1", "1.5", "nan", "1e2"} {
+		c := newBench(t)
+		err := lua.Open.Run(t.Context(), c.rdb, []string{c.saleKey, c.buyers, c.sales}, c.sale.String(), "1", 1, damaged, 1, 0, 0, 0).Err()
+		require.ErrorContains(t, err, "whole number", "case %d", i)
+		require.Zero(t, c.rdb.Exists(t.Context(), c.saleKey, c.sales).Val())
+	}
+}
+
+func TestPauseResumeAndEndGiveEveryAnswerOfTheirHeaders(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		script  *redis.Script
+		prepare []string // changes before, so that the script may run
+		done    string
+		state   string
+	}{
+		"pause":  {lua.Pause, nil, "paused", "paused"},
+		"resume": {lua.Resume, []string{"pause"}, "resumed", "open"},
+		"end":    {lua.End, nil, "ended", "ended"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			require.Equal(t, "unknown-sale", b.change(name, tc.script, 2))
+			b.open()
+			require.Equal(t, "gap 1", b.change(name, tc.script, 3))
+			b.epoch = "2"
+			require.Equal(t, "stale-epoch", b.change(name, tc.script, 2))
+			b.epoch = "1"
+			for range tc.prepare {
+				require.Equal(t, "paused", b.next("pause", lua.Pause))
+			}
+			generation := b.field("generation")
+			require.Equal(t, tc.done, b.next(name, tc.script))
+			require.Equal(t, tc.state, b.field("state"))
+			require.NotEqual(t, generation, b.field("generation"), "whoever remembers the sale as sold out must look again")
+
+			before := b.state()
+			require.Equal(t, "unchanged", b.change(name, tc.script, b.nextRevision-1))
+			require.Equal(t, "illegal "+tc.state, b.change(name, tc.script, b.nextRevision))
+			require.Equal(t, before, b.state())
+			b.everyAnswerWasHeard(name)
+		})
+	}
+}
+
+func TestRestockGivesEveryAnswerOfItsHeader(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	require.Equal(t, "unknown-sale", b.change("restock", lua.Restock, 2, 20))
+	b.open()
+	b.reserve(b.buy("ann"), b.buy("bob"))
+	require.Equal(t, "gap 1", b.change("restock", lua.Restock, 3, 20))
+	b.epoch = "2"
+	require.Equal(t, "stale-epoch", b.change("restock", lua.Restock, 2, 20))
+	b.epoch = "1"
+	require.Equal(t, "taken 2", b.change("restock", lua.Restock, 2, 1))
+
+	require.Equal(t, "restocked", b.next("restock", lua.Restock, 20))
+	require.Equal(t, []string{"20", "18", "2"}, []string{b.field("stock"), b.field("left"), b.field("generation")})
+	require.Equal(t, "unchanged", b.change("restock", lua.Restock, 2, 20))
+	require.Equal(t, "18", b.field("left"))
+	require.Equal(t, "restocked", b.next("restock", lua.Restock, 2), "down to what is taken")
+	require.Equal(t, "0", b.field("left"))
+	b.everyAnswerWasHeard("restock")
+}
+
+func TestReleaseGivesEveryAnswerOfItsHeader(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	require.Equal(t, []string{"unknown-sale"}, b.release("ann", "order-ann"))
+	b.open()
+	b.reserve(request{"ann", "order-ann", "-", "2"}, request{"bob", "order-bob", "-", "1"})
+	require.Equal(t, "7", b.field("left"))
+
+	require.Equal(t, []string{"not-held", "released", "not-held", "not-held"},
+		b.release("ann", "order-of-before", "ann", "order-ann", "ann", "order-ann", "cid", "order-cid"))
+	require.Equal(t, []string{"9", "2"}, []string{b.field("left"), b.field("generation")})
+	before := b.state()
+	require.Equal(t, []string{"not-held"}, b.release("ann", "order-ann"), "a unit comes back once")
+	require.Equal(t, before, b.state())
+
+	require.Equal(t, []string{"reserved 3"}, b.reserve(request{"ann", "order-ann-2", "-", "1"}), "the user may buy again")
+	b.epoch = "2"
+	require.Equal(t, []string{"stale-epoch"}, b.release("bob", "order-bob"))
+	b.epoch = "1"
+	b.set("left", 10)
+	require.Equal(t, []string{"damaged"}, b.release("bob", "order-bob"))
+	require.Equal(t, "10", b.field("left"))
+	b.everyAnswerWasHeard("release")
+}
