@@ -19,6 +19,7 @@ func ownServer(t *testing.T) (*localserver.Redis, bench) {
 	server := testkit.OwnRedis(t)
 	options, err := redis.ParseURL(server.URL)
 	require.NoError(t, err)
+	options.DialerRetries = 1 // a server that was killed is not waited for
 	rdb := redis.NewClient(options)
 	t.Cleanup(func() { _ = rdb.Close() })
 	return server, bench{lock.New(rdb), t, rdb, func(name string) string { return "lock:" + name }}
