@@ -4,15 +4,23 @@
 # may not, says what to do and fails. Servers named by REDIS_URL and DATABASE_URL need nothing here.
 set -eu
 
+# Both look where internal/localserver looks for the servers that it starts.
 have_redis() {
-	command -v redis-server >/dev/null
+	for name in redis-server valkey-server; do
+		command -v "$name" >/dev/null && return
+		for folder in /usr/bin /usr/local/bin /usr/sbin /opt/homebrew/bin; do
+			[ ! -x "$folder/$name" ] || return 0
+		done
+	done
+	return 1
 }
 
 have_postgres() {
-	command -v postgres >/dev/null && return
-	# Debian and Red Hat keep the server's programs out of PATH.
-	for program in /usr/lib/postgresql/*/bin/postgres /usr/pgsql-*/bin/postgres; do
-		[ -x "$program" ] && return
+	command -v initdb >/dev/null && command -v postgres >/dev/null && return
+	# Most packages keep the server's programs out of PATH.
+	for folder in /usr/lib/postgresql/*/bin /usr/pgsql-*/bin \
+		/opt/homebrew/opt/postgresql@*/bin /usr/local/opt/postgresql@*/bin; do
+		[ ! -x "$folder/initdb" ] || [ ! -x "$folder/postgres" ] || return 0
 	done
 	return 1
 }
@@ -48,24 +56,34 @@ fi
 
 # The packages start their servers once they are installed. Stampede runs private ones of its own, and
 # nobody asked for more, so invoke-rc.d is told no for the while (exit status 101: action forbidden).
+log=$(mktemp)
 policy=/usr/sbin/policy-rc.d
 allow_starting() { :; }
+clean_up() {
+	rm -f "$log"
+	allow_starting
+}
+trap clean_up EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
 if [ ! -e "$policy" ]; then
 	allow_starting() { $as_root rm -f "$policy"; }
-	trap allow_starting EXIT
-	trap 'exit 129' HUP
-	trap 'exit 130' INT
-	trap 'exit 143' TERM
 	# shellcheck disable=SC2016 # $1 is the inner shell's
 	$as_root sh -c 'printf "#!/bin/sh\nexit 101\n" >"$1" && chmod 755 "$1"' sh "$policy"
 fi
 
 echo "setup: installing $packages"
-# shellcheck disable=SC2086 # a list of words: the command and its packages
+# An update that fails may have failed for a source that has nothing to do with this: the installation tells.
+# shellcheck disable=SC2086 # $as_root and $packages are lists of words
 {
-	$as_root apt-get -qq update || give_up "apt-get update failed."
-	$as_root DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $packages >/dev/null ||
-		give_up "apt-get install failed."
+	$as_root apt-get -q update >"$log" 2>&1 || :
+	$as_root DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends $packages >>"$log" 2>&1 || {
+		cat "$log" >&2
+		give_up "apt-get could not install it."
+	}
+	# Not at the next boot either. Each package's unit has its name; where there is no systemd, nothing to do.
+	$as_root systemctl --quiet disable $packages >/dev/null 2>&1 || :
 }
 
 packages=$(missing | paste -s -d ' ' -)
