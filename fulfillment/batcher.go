@@ -1,0 +1,341 @@
+package fulfillment
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"stampede/internal/crashpoint"
+	"stampede/lock"
+	"stampede/reservation"
+)
+
+const (
+	// lockLease is how long a batch may keep its users. A transaction that takes longer goes on
+	// without the locks: they save double work, and correctness does not rest on them.
+	lockLease = 10 * time.Second
+	// recordTimeout bounds one try of a transaction, so that a server that hangs counts as away.
+	recordTimeout = 10 * time.Second
+
+	// The waits of a batch of which everything was deferred.
+	deferDelay    = 20 * time.Millisecond
+	deferDelayMax = time.Second
+)
+
+// batcherConfig is what a batcher works with; all of it is needed.
+type batcherConfig struct {
+	ledger    *Ledger
+	store     *reservation.Store
+	locker    *lock.Locker
+	keys      reservation.Keys
+	partition int
+	batchMax  int
+	logger    *slog.Logger
+	metrics   *workerMetrics
+}
+
+// batcher makes batches of the messages that the Router hands out one by one. Whatever arrives while
+// a transaction is under way goes into the next one: there is no timer while there is nothing to wait
+// for, and a batch is as large as the last one took long.
+type batcher struct {
+	batcherConfig
+
+	queue chan *submission
+	// draining is closed when the worker stops: what is under way is finished, and what cannot be
+	// finished at once is left to the next worker.
+	draining  chan struct{}
+	drainOnce sync.Once
+	// stopped is closed when nobody takes submissions from the queue any more.
+	stopped chan struct{}
+
+	recording, locking, releasing trouble
+}
+
+// submission is a message that waits for its batch. done takes one value and never blocks the batcher.
+type submission struct {
+	event reservation.OrderReserved
+	done  chan error
+}
+
+// resolve tells the waiting handler; only the first time counts.
+func (s *submission) resolve(err error) {
+	select {
+	case s.done <- err:
+	default:
+	}
+}
+
+func newBatcher(config batcherConfig) *batcher {
+	config.logger = config.logger.With("partition", config.partition)
+	b := &batcher{
+		batcherConfig: config,
+		queue:         make(chan *submission, config.batchMax),
+		draining:      make(chan struct{}),
+		stopped:       make(chan struct{}),
+	}
+	b.recording = b.trouble("record", "record orders in Postgres")
+	b.locking = b.trouble("lock", "lock the users of a batch, going on without")
+	b.releasing = b.trouble("release", "give back the units of rejected orders")
+	return b
+}
+
+// trouble is an outage that the metrics show as well.
+type trouble struct {
+	outage
+	gauge prometheus.Gauge
+}
+
+func (b *batcher) trouble(step, doing string) trouble {
+	return trouble{outage{log: b.logger, doing: doing}, b.metrics.failing.WithLabelValues(step)}
+}
+
+func (t *trouble) failed(err error) time.Duration {
+	if !t.lasts() {
+		t.gauge.Inc()
+	}
+	return t.outage.failed(err)
+}
+
+func (t *trouble) over() {
+	if t.lasts() {
+		t.gauge.Dec()
+	}
+	t.outage.over()
+}
+
+func (t *trouble) lasts() bool { return t.tries > 0 }
+
+// Handle is the Router's handler. It returns nil when the order of the message has its end in
+// Postgres and, if that was a refusal, its units are back in the sale. An error of the message itself
+// (reservation.ErrUndecodable, ErrUnknownSale, ErrContradiction, or what Postgres says of its values)
+// comes back with every delivery; ErrStopping is no fault of the message.
+func (b *batcher) Handle(msg *message.Message) error {
+	event, err := reservation.DecodeReserved(msg)
+	if err != nil {
+		return fmt.Errorf("message %s: %w", msg.UUID, err)
+	}
+	s := &submission{event: event, done: make(chan error, 1)}
+	select {
+	case b.queue <- s:
+	case <-b.stopped:
+		return ErrStopping
+	}
+	select {
+	case err := <-s.done:
+		return err
+	case <-b.stopped:
+	}
+	select {
+	case err := <-s.done: // decided in the same moment
+		return err
+	default:
+		return ErrStopping
+	}
+}
+
+// Drain lets what is under way finish, without waiting for what is away.
+func (b *batcher) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
+
+// Run works until ctx ends. Messages that are still waiting then get ErrStopping.
+func (b *batcher) Run(ctx context.Context) error {
+	defer close(b.stopped)
+	defer context.AfterFunc(ctx, b.Drain)()
+	var deferred []*submission
+	for idle := 1; ; {
+		batch := b.collect(ctx, deferred, retryDelay(idle, deferDelay, deferDelayMax))
+		if ctx.Err() != nil {
+			leave(batch)
+			return nil
+		}
+		deferred = b.process(ctx, batch)
+		if b.isDraining() {
+			leave(deferred)
+			deferred = nil
+			continue
+		}
+		if len(deferred) == len(batch) {
+			idle++
+		} else {
+			idle = 1
+		}
+	}
+}
+
+// leave leaves messages to the next worker.
+func leave(batch []*submission) {
+	for _, s := range batch {
+		s.resolve(ErrStopping)
+	}
+}
+
+// collect waits for a batch: for the first message or, if some were deferred, no longer than pause.
+func (b *batcher) collect(ctx context.Context, batch []*submission, pause time.Duration) []*submission {
+	var again <-chan time.Time
+	if len(batch) > 0 {
+		timer := time.NewTimer(pause)
+		defer timer.Stop()
+		again = timer.C
+	}
+	queue := b.queue
+	if len(batch) >= b.batchMax {
+		queue = nil
+	}
+	select {
+	case s := <-queue:
+		batch = append(batch, s)
+	case <-again:
+	case <-ctx.Done():
+		return batch
+	}
+	for len(batch) < b.batchMax {
+		select {
+		case s := <-b.queue:
+			batch = append(batch, s)
+		default:
+			return batch
+		}
+	}
+	return batch
+}
+
+// process brings a batch to its end and returns the messages that have to wait for a later one.
+func (b *batcher) process(ctx context.Context, batch []*submission) (deferred []*submission) {
+	started := time.Now()
+	defer func() {
+		if p := recover(); p != nil {
+			b.logger.Error("panic in a batch; its messages are delivered again", "panic", p, "stack", string(debug.Stack()))
+			for _, s := range batch {
+				s.resolve(fmt.Errorf("%w: %v", errPanicked, p))
+			}
+			deferred = nil
+		}
+	}()
+
+	lease, batch, deferred := b.lockUsers(ctx, batch)
+	defer b.unlock(ctx, lease)
+	if len(batch) == 0 {
+		return deferred
+	}
+	events := inSaleOrder(batch)
+
+	crashpoint.Hit(crashpoint.BeforePersist)
+	outcomes := b.settle(ctx, events)
+	crashpoint.Hit(crashpoint.AfterCommit)
+	released := b.release(ctx, outcomes)
+	crashpoint.Hit(crashpoint.BeforeAck)
+
+	for i, s := range batch {
+		out := outcomes[i]
+		if out.Status == reservation.StatusRejected && !released {
+			// Its units are not back: a later batch finds the order recorded and tries again.
+			deferred = append(deferred, s)
+			continue
+		}
+		b.metrics.count(out)
+		s.resolve(out.Err)
+	}
+	b.metrics.batchOrders.Observe(float64(len(batch)))
+	b.metrics.batchSeconds.Observe(time.Since(started).Seconds())
+	return deferred
+}
+
+// inSaleOrder sorts the batch by sale and place in it, so that units that do not suffice for all go
+// to those who came first, and returns its events.
+func inSaleOrder(batch []*submission) []reservation.OrderReserved {
+	slices.SortStableFunc(batch, func(x, y *submission) int {
+		return cmp.Or(
+			strings.Compare(string(x.event.SaleID[:]), string(y.event.SaleID[:])),
+			cmp.Compare(x.event.Sequence, y.event.Sequence),
+		)
+	})
+	events := make([]reservation.OrderReserved, len(batch))
+	for i, s := range batch {
+		events[i] = s.event
+	}
+	return events
+}
+
+// lockUsers takes the locks of the batch's users in one script. Messages of users whom another
+// worker has in hand are deferred, not waited for; if Redis refuses, the batch goes on without locks.
+func (b *batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lock.Lease, ready, deferred []*submission) {
+	keys := make([]string, 0, len(batch))
+	keyOf := make(map[string]string, len(batch))
+	for _, s := range batch {
+		if _, known := keyOf[s.event.UserID]; !known {
+			key := b.keys.Lock(b.partition, s.event.UserID)
+			keyOf[s.event.UserID] = key
+			keys = append(keys, key)
+		}
+	}
+	ctx, cancel := forCall(ctx)
+	defer cancel()
+	lease, busy, err := b.locker.TryEach(ctx, keys, lockLease)
+	if err != nil {
+		b.locking.failed(err)
+		return nil, batch, nil
+	}
+	b.locking.over()
+	if len(busy) == 0 {
+		return lease, batch, nil
+	}
+	isBusy := make(map[string]bool, len(busy))
+	for _, key := range busy {
+		isBusy[key] = true
+	}
+	for _, s := range batch {
+		if isBusy[keyOf[s.event.UserID]] {
+			deferred = append(deferred, s)
+		} else {
+			ready = append(ready, s)
+		}
+	}
+	return lease, ready, deferred
+}
+
+// unlock runs when the batch's messages are resolved, that is with their acks. What it cannot
+// release ends with its lease.
+func (b *batcher) unlock(ctx context.Context, lease *lock.Lease) {
+	if lease == nil {
+		return
+	}
+	ctx, cancel := forCall(ctx)
+	defer cancel()
+	if err := lease.Release(ctx); err != nil {
+		b.locking.failed(err)
+	}
+}
+
+// release gives back the units of all rejected orders, those of earlier deliveries as well: the worker
+// that recorded them may have been killed before it came to this. It is false if they may not be back.
+func (b *batcher) release(ctx context.Context, outcomes []Outcome) bool {
+	var rejected []reservation.Release
+	for _, out := range outcomes {
+		if out.Status == reservation.StatusRejected {
+			rejected = append(rejected, releaseOf(out.Event))
+		}
+	}
+	if len(rejected) == 0 {
+		return true
+	}
+	ctx, cancel := forCall(ctx)
+	defer cancel()
+	if err := b.store.Release(ctx, rejected); err != nil {
+		b.releasing.failed(err)
+		return false
+	}
+	b.releasing.over()
+	return true
+}
+
+func releaseOf(e reservation.OrderReserved) reservation.Release {
+	return reservation.Release{SaleID: e.SaleID, OrderID: e.OrderID, UserID: e.UserID}
+}

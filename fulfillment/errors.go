@@ -1,0 +1,71 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"stampede/reservation"
+)
+
+var (
+	// ErrUnknownSale is returned for an event of a sale that Postgres does not have.
+	ErrUnknownSale = errors.New("unknown sale")
+	// ErrContradiction is returned for an event that says something else of its order than what was recorded.
+	ErrContradiction = errors.New("event contradicts the ledger")
+	// ErrOversold is returned when a batch holds more units than are left of a sale in Postgres.
+	ErrOversold = errors.New("more units than the sale's stock holds")
+	// ErrStopping is returned for a message that was not recorded before the worker had to stop. It says
+	// nothing about the message, which stays pending and is delivered again. It wraps context.Canceled,
+	// which the Router does not log as a failure.
+	ErrStopping = fmt.Errorf("worker is stopping: %w", context.Canceled)
+
+	errPanicked = errors.New("panic while recording")
+)
+
+// fault tells what an error means for the messages that it befell.
+type fault int
+
+const (
+	// transient: the surroundings are at fault, and the same batch will succeed when they have recovered.
+	transient fault = iota
+	// badData: an event of the batch is at fault, and will be tomorrow.
+	badData
+	// oversold: Postgres' stock does not hold the batch; one event less may fit.
+	oversold
+)
+
+// oversoldConstraint is the CHECK on sales in sql/migrations.
+const oversoldConstraint = "sales_not_oversold"
+
+// faultOf classifies an error of the ledger or of the decoder. Whatever it does not know counts as
+// transient: to wait for an operator loses nothing, to park healthy orders as dead letters would.
+func faultOf(err error) fault {
+	if errors.Is(err, ErrOversold) {
+		return oversold
+	}
+	for _, data := range []error{ErrUnknownSale, ErrContradiction, errPanicked, reservation.ErrUndecodable} {
+		if errors.Is(err, data) {
+			return badData
+		}
+	}
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && (hasClass(pgErr, "22") || hasClass(pgErr, "23")) {
+		return badData // data exception, integrity constraint violation
+	}
+	return transient
+}
+
+func hasClass(err *pgconn.PgError, class string) bool { return strings.HasPrefix(err.Code, class) }
+
+// asOversold names the violation of the second guard, so that callers need not know SQLSTATEs.
+func asOversold(err error) error {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && pgErr.ConstraintName == oversoldConstraint {
+		return fmt.Errorf("%w: %w", ErrOversold, err)
+	}
+	return err
+}

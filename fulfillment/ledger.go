@@ -1,0 +1,306 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// Outcome is the end of one OrderReserved event in Postgres.
+type Outcome struct {
+	Event reservation.OrderReserved
+	// Status and Reason are those of the order in Postgres, whoever recorded it. They are empty if Err is set.
+	Status reservation.Status
+	Reason string
+	// Fresh is true if this call recorded the order, and false if an earlier delivery had been recorded.
+	Fresh bool
+	// Err tells why the event alone cannot be recorded: ErrUnknownSale or ErrContradiction. The
+	// other events of the call are recorded all the same.
+	Err error
+}
+
+// Ledger writes orders to Postgres: their events, their rows and the counters of their sales, a batch
+// in one transaction. It is safe for concurrent use, by several processes as well: an event has one
+// effect however often and wherever it is recorded.
+type Ledger struct {
+	pool *pgxpool.Pool
+}
+
+// NewLedger returns a Ledger on a migrated database.
+func NewLedger(pool *pgxpool.Pool) *Ledger { return &Ledger{pool: pool} }
+
+// Record confirms the orders, or rejects those whose user has another live order in the sale. The
+// outcomes come in the order of the events.
+//
+// It is all or nothing: after an error none of them is recorded, except when the error came from the
+// COMMIT itself; trying again is safe in any case. If the sale's stock in Postgres does not hold the
+// units, the error is ErrOversold, and one event that is responsible has to be found by halving.
+func (l *Ledger) Record(ctx context.Context, events []reservation.OrderReserved) ([]Outcome, error) {
+	return l.record(ctx, events, nil)
+}
+
+// Refuse records the orders as rejected for that reason, unless they were recorded before.
+func (l *Ledger) Refuse(ctx context.Context, events []reservation.OrderReserved, reason string) ([]Outcome, error) {
+	return l.record(ctx, events, &reason)
+}
+
+func (l *Ledger) record(ctx context.Context, events []reservation.OrderReserved, refusal *string) ([]Outcome, error) {
+	if len(events) == 0 {
+		return nil, nil
+	}
+	columns, places := columnsOf(events)
+	conn, err := l.pool.Acquire(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("record %d orders: %w", len(events), err)
+	}
+	defer conn.Release()
+	words, found, err := recordOn(ctx, conn, columns, refusal)
+	if err != nil {
+		rollBack(conn)
+		return nil, fmt.Errorf("record %d orders: %w", len(events), asOversold(err))
+	}
+	outcomes := make([]Outcome, len(events))
+	for i, event := range events {
+		outcomes[i] = outcomeOf(event, words[places[i]], found, refusal)
+		if first := columns.firsts[places[i]]; first != i {
+			outcomes[i] = repeated(outcomes[i], events[first])
+		}
+	}
+	return outcomes, nil
+}
+
+// recordOn runs the transaction in two round trips. It returns the word for every row of the columns
+// and, for those that had been recorded before, the orders as they stand.
+func recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
+	begin := &pgx.Batch{}
+	// Read committed, whatever the server's default is: find_orders must see what a concurrent
+	// transaction has committed since record_orders started to wait for it.
+	begin.Queue("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+	begin.Queue(sql.RecordOrders, c.orders, c.sales, c.users, c.quantities, c.sequences, c.epochs, c.reservedAt, refusal)
+	answers := conn.SendBatch(ctx, begin)
+	words, err := readWords(answers, len(c.orders))
+	if err := errors.Join(err, answers.Close()); err != nil {
+		return nil, nil, err
+	}
+
+	finish := &pgx.Batch{}
+	repeated := c.idsOf(words, wordRecorded)
+	if len(repeated) > 0 {
+		finish.Queue(sql.FindOrders, repeated)
+	}
+	sold := c.unitsConfirmed(words)
+	for _, sale := range sold {
+		finish.Queue(sql.AddSold, sale.id, sale.units)
+	}
+	finish.Queue("COMMIT")
+	answers = conn.SendBatch(ctx, finish)
+	found, err := finishTransaction(answers, len(repeated) > 0, len(sold))
+	return words, found, errors.Join(err, answers.Close())
+}
+
+func finishTransaction(answers pgx.BatchResults, anyRepeated bool, sales int) (found map[uuid.UUID]reservation.Order, err error) {
+	if anyRepeated {
+		if found, err = readOrders(answers); err != nil {
+			return nil, err
+		}
+	}
+	for range sales {
+		if _, err := answers.Exec(); err != nil {
+			return nil, err
+		}
+	}
+	tag, err := answers.Exec()
+	if err == nil && tag.String() != "COMMIT" {
+		err = fmt.Errorf("commit answered %s", tag)
+	}
+	return found, err
+}
+
+// The words of record_orders.sql.
+const (
+	wordConfirmed   = "confirmed"
+	wordRejected    = "rejected"
+	wordRecorded    = "recorded"
+	wordUnknownSale = "unknown-sale"
+)
+
+func readWords(answers pgx.BatchResults, n int) ([]string, error) {
+	if _, err := answers.Exec(); err != nil { // BEGIN
+		return nil, err
+	}
+	rows, err := answers.Query()
+	if err != nil {
+		return nil, err
+	}
+	words := make([]string, n)
+	var place int64
+	var word string
+	_, err = pgx.ForEachRow(rows, []any{&place, &word}, func() error {
+		words[place-1] = word
+		return nil
+	})
+	return words, err
+}
+
+func readOrders(answers pgx.BatchResults) (map[uuid.UUID]reservation.Order, error) {
+	rows, err := answers.Query()
+	if err != nil {
+		return nil, err
+	}
+	orders, err := pgx.CollectRows(rows, scanOrder)
+	byID := make(map[uuid.UUID]reservation.Order, len(orders))
+	for _, o := range orders {
+		byID[o.ID] = o
+	}
+	return byID, err
+}
+
+func scanOrder(row pgx.CollectableRow) (reservation.Order, error) {
+	var o reservation.Order
+	err := row.Scan(&o.ID, &o.SaleID, &o.UserID, &o.Quantity, &o.Status, &o.Version, &o.ReservedAt, &o.Reason)
+	o.ReservedAt = o.ReservedAt.UTC()
+	return o, err
+}
+
+func outcomeOf(event reservation.OrderReserved, word string, found map[uuid.UUID]reservation.Order, refusal *string) Outcome {
+	out := Outcome{Event: event}
+	switch word {
+	case wordConfirmed:
+		out.Fresh, out.Status = true, reservation.StatusConfirmed
+	case wordRejected:
+		out.Fresh, out.Status, out.Reason = true, reservation.StatusRejected, reservation.RejectedAlreadyPurchased
+		if refusal != nil {
+			out.Reason = *refusal
+		}
+	case wordRecorded:
+		order, ok := found[event.OrderID]
+		switch {
+		case !ok:
+			out.Err = fmt.Errorf("%w: order %s has events and no row", ErrContradiction, event.OrderID)
+		case order.SaleID != event.SaleID || order.UserID != event.UserID || order.Quantity != event.Quantity:
+			out.Err = contradiction(event.OrderID, order.SaleID, order.UserID, order.Quantity)
+		default:
+			out.Status, out.Reason = order.Status, order.Reason
+		}
+	default: // wordUnknownSale
+		out.Err = fmt.Errorf("%w: %s of order %s", ErrUnknownSale, event.SaleID, event.OrderID)
+	}
+	return out
+}
+
+// repeated is the outcome of an event whose order stands earlier in the same batch: only one of the
+// two can be the fresh one, and only if they say the same.
+func repeated(out Outcome, first reservation.OrderReserved) Outcome {
+	out.Fresh = false
+	if out.Err == nil && (first.SaleID != out.Event.SaleID || first.UserID != out.Event.UserID || first.Quantity != out.Event.Quantity) {
+		return Outcome{Event: out.Event, Err: contradiction(out.Event.OrderID, first.SaleID, first.UserID, first.Quantity)}
+	}
+	return out
+}
+
+func contradiction(order, sale uuid.UUID, user string, quantity int64) error {
+	return fmt.Errorf("%w: order %s was recorded for sale=%s user=%s quantity=%d", ErrContradiction, order, sale, user, quantity)
+}
+
+// rollBack makes the connection usable again. It has a time of its own, because the caller's may be
+// over; a connection on which it fails is thrown away by the pool.
+func rollBack(conn *pgxpool.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if !conn.Conn().IsClosed() && conn.Conn().PgConn().TxStatus() != 'I' {
+		_, _ = conn.Exec(ctx, "ROLLBACK")
+	}
+}
+
+// columns are events as the arrays that record_orders.sql takes, each order once.
+type columns struct {
+	orders, sales                 []uuid.UUID
+	users                         []string
+	quantities, sequences, epochs []int64
+	reservedAt                    []time.Time
+	firsts                        []int // where in the batch the row's order stands first
+}
+
+// columnsOf returns the columns and, for every event, its row in them.
+func columnsOf(events []reservation.OrderReserved) (*columns, []int) {
+	n := len(events)
+	c := &columns{
+		orders: make([]uuid.UUID, 0, n), sales: make([]uuid.UUID, 0, n), users: make([]string, 0, n),
+		quantities: make([]int64, 0, n), sequences: make([]int64, 0, n), epochs: make([]int64, 0, n),
+		reservedAt: make([]time.Time, 0, n), firsts: make([]int, 0, n),
+	}
+	rowOf := make(map[uuid.UUID]int, n)
+	rows := make([]int, n)
+	for i, e := range events {
+		row, twice := rowOf[e.OrderID]
+		if !twice {
+			row = len(c.orders)
+			rowOf[e.OrderID] = row
+			c.orders, c.sales, c.users = append(c.orders, e.OrderID), append(c.sales, e.SaleID), append(c.users, e.UserID)
+			c.quantities, c.sequences = append(c.quantities, e.Quantity), append(c.sequences, e.Sequence)
+			c.epochs, c.reservedAt = append(c.epochs, e.Epoch), append(c.reservedAt, e.ReservedAt)
+			c.firsts = append(c.firsts, i)
+		}
+		rows[i] = row
+	}
+	return c, rows
+}
+
+func (c *columns) idsOf(words []string, word string) []uuid.UUID {
+	var ids []uuid.UUID
+	for row, w := range words {
+		if w == word {
+			ids = append(ids, c.orders[row])
+		}
+	}
+	return ids
+}
+
+type saleUnits struct {
+	id    uuid.UUID
+	units int64
+}
+
+// unitsConfirmed sums the confirmed units by sale, in the order of the sales' ids: the order in which
+// every transaction locks their rows.
+func (c *columns) unitsConfirmed(words []string) []saleUnits {
+	units := map[uuid.UUID]int64{}
+	for row, word := range words {
+		if word == wordConfirmed {
+			units[c.sales[row]] += c.quantities[row]
+		}
+	}
+	sums := make([]saleUnits, 0, len(units))
+	for id, n := range units {
+		sums = append(sums, saleUnits{id, n})
+	}
+	slices.SortFunc(sums, func(a, b saleUnits) int { return strings.Compare(string(a.id[:]), string(b.id[:])) })
+	return sums
+}
+
+// Order returns the order as Postgres has it: reservation.ErrOrderNotFound if it has not, which for a
+// moment is so for every order that was just reserved.
+func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+	rows, err := l.pool.Query(ctx, sql.FindOrders, []uuid.UUID{id})
+	if err != nil {
+		return reservation.Order{}, fmt.Errorf("find order %s: %w", id, err)
+	}
+	order, err := pgx.CollectOneRow(rows, scanOrder)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return reservation.Order{}, fmt.Errorf("order %s: %w", id, reservation.ErrOrderNotFound)
+	}
+	if err != nil {
+		return reservation.Order{}, fmt.Errorf("find order %s: %w", id, err)
+	}
+	return order, nil
+}

@@ -1,0 +1,318 @@
+package fulfillment
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// newSale inserts a sale straight into Postgres, for tests that need no Redis.
+func newSale(t testing.TB, pool *pgxpool.Pool, stock int64) uuid.UUID {
+	t.Helper()
+	id := uuid.Must(uuid.NewV7())
+	_, err := pool.Exec(t.Context(), "INSERT INTO sales (id, name, stock) VALUES ($1, 'test', $2)", id, stock)
+	require.NoError(t, err)
+	return id
+}
+
+// reserved makes an event as the script would have appended it.
+func reserved(sale uuid.UUID, user string, sequence int64) reservation.OrderReserved {
+	at := time.UnixMilli(1_790_000_000_000 + sequence).UTC()
+	return reservation.OrderReserved{
+		OrderID: reservation.NewOrderID(sale), SaleID: sale, UserID: user, Quantity: 1, Epoch: 1,
+		RequestedAt: at, ReservedAt: at, Sequence: sequence,
+	}
+}
+
+// crowdOf makes events of n different users.
+func crowdOf(sale uuid.UUID, n int) []reservation.OrderReserved {
+	events := make([]reservation.OrderReserved, n)
+	for i := range events {
+		events[i] = reserved(sale, fmt.Sprintf("user-%d", i+1), int64(i+1))
+	}
+	return events
+}
+
+func queryInt(t testing.TB, pool *pgxpool.Pool, query string, args ...any) int64 {
+	t.Helper()
+	var n int64
+	require.NoError(t, pool.QueryRow(t.Context(), query, args...).Scan(&n))
+	return n
+}
+
+func soldOf(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) int64 {
+	return queryInt(t, pool, "SELECT sold FROM sales WHERE id = $1", sale)
+}
+
+// history is the events of an order as "version type".
+func history(t testing.TB, pool *pgxpool.Pool, order uuid.UUID) []string {
+	t.Helper()
+	rows, err := pool.Query(t.Context(), "SELECT version, type FROM order_events WHERE order_id = $1 ORDER BY version", order)
+	require.NoError(t, err)
+	defer rows.Close()
+	var all []string
+	for rows.Next() {
+		var version int
+		var kind string
+		require.NoError(t, rows.Scan(&version, &kind))
+		all = append(all, fmt.Sprintf("%d %s", version, kind))
+	}
+	require.NoError(t, rows.Err())
+	return all
+}
+
+func TestLedgerConfirmsAndKeepsWhatTheEventSays(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ledger := NewLedger(pool)
+	sale := newSale(t, pool, 10)
+	event := reserved(sale, "alice", 7)
+	event.Quantity = 3
+
+	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
+	require.NoError(t, err)
+	require.Equal(t, []Outcome{{Event: event, Status: reservation.StatusConfirmed, Fresh: true}}, outcomes)
+
+	order, err := ledger.Order(t.Context(), event.OrderID)
+	require.NoError(t, err)
+	require.Equal(t, reservation.Order{
+		ID: event.OrderID, SaleID: sale, UserID: "alice", Quantity: 3,
+		Status: reservation.StatusConfirmed, Version: 2, ReservedAt: event.ReservedAt,
+	}, order)
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, history(t, pool, event.OrderID))
+	require.EqualValues(t, 3, soldOf(t, pool, sale))
+	require.EqualValues(t, 1, queryInt(t, pool,
+		`SELECT count(*) FROM order_events WHERE version = 1 AND data = '{"sequence": 7, "epoch": 1}' AND occurred_at = $1`, event.ReservedAt))
+}
+
+func TestLedgerAnswersARepeatAsTheFirstTime(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ledger := NewLedger(pool)
+	sale := newSale(t, pool, 10)
+	events := []reservation.OrderReserved{reserved(sale, "alice", 1), reserved(sale, "alice", 2), reserved(sale, "bob", 3)}
+	first, err := ledger.Record(t.Context(), events)
+	require.NoError(t, err)
+	require.Equal(t, reservation.StatusRejected, first[1].Status, "the later order of the same user")
+	require.Equal(t, reservation.RejectedAlreadyPurchased, first[1].Reason)
+
+	again := append(slices.Clone(events), reserved(sale, "carol", 4), events[0])
+	outcomes, err := ledger.Record(t.Context(), again)
+	require.NoError(t, err)
+	for i, out := range outcomes {
+		require.NoError(t, out.Err)
+		require.Equal(t, i == 3, out.Fresh, "event %d", i)
+		if i < 3 {
+			require.Equal(t, first[i].Status, out.Status)
+			require.Equal(t, first[i].Reason, out.Reason)
+		}
+	}
+	require.EqualValues(t, 3, soldOf(t, pool, sale))
+	require.EqualValues(t, 8, queryInt(t, pool, "SELECT count(*) FROM order_events"))
+}
+
+func TestLedgerTakesTheSameOrderTwiceInOneBatch(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	sale := newSale(t, pool, 10)
+	event := reserved(sale, "alice", 1)
+	lie := event
+	lie.UserID = "mallory"
+	outcomes, err := NewLedger(pool).Record(t.Context(), []reservation.OrderReserved{event, event, lie})
+	require.NoError(t, err)
+	require.Equal(t, Outcome{Event: event, Status: reservation.StatusConfirmed, Fresh: true}, outcomes[0])
+	require.Equal(t, Outcome{Event: event, Status: reservation.StatusConfirmed}, outcomes[1])
+	require.ErrorIs(t, outcomes[2].Err, ErrContradiction)
+	require.EqualValues(t, 1, soldOf(t, pool, sale))
+}
+
+func TestLedgerRecordsTheRestOfABatchWithAnUnknownSale(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ledger := NewLedger(pool)
+	sale := newSale(t, pool, 10)
+	lost := reserved(uuid.Must(uuid.NewV7()), "alice", 1)
+	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{lost, reserved(sale, "alice", 1)})
+	require.NoError(t, err)
+	require.ErrorIs(t, outcomes[0].Err, ErrUnknownSale)
+	require.Equal(t, reservation.StatusConfirmed, outcomes[1].Status)
+	_, err = ledger.Order(t.Context(), lost.OrderID)
+	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	require.Empty(t, history(t, pool, lost.OrderID))
+}
+
+func TestLedgerRefusesAnEventThatContradictsTheRecord(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ledger := NewLedger(pool)
+	sale := newSale(t, pool, 10)
+	event := reserved(sale, "alice", 1)
+	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
+	require.NoError(t, err)
+	event.Quantity = 5
+	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
+	require.NoError(t, err)
+	require.ErrorIs(t, outcomes[0].Err, ErrContradiction)
+	_, err = pool.Exec(t.Context(), "DELETE FROM orders")
+	require.NoError(t, err)
+	outcomes, err = ledger.Record(t.Context(), []reservation.OrderReserved{event})
+	require.NoError(t, err)
+	require.ErrorIs(t, outcomes[0].Err, ErrContradiction, "events without their row")
+}
+
+func TestLedgerNeverSellsMoreThanTheStock(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ledger := NewLedger(pool)
+	sale := newSale(t, pool, 2)
+	_, err := ledger.Record(t.Context(), crowdOf(sale, 3))
+	require.ErrorIs(t, err, ErrOversold)
+	require.Equal(t, oversold, faultOf(err))
+	require.Zero(t, queryInt(t, pool, "SELECT count(*) FROM order_events"), "all or nothing")
+	require.Zero(t, soldOf(t, pool, sale))
+}
+
+func TestLedgerRefusesForAReasonWithoutTouchingTheSale(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ledger := NewLedger(pool)
+	sale := newSale(t, pool, 2)
+	kept, refused := reserved(sale, "alice", 1), reserved(sale, "bob", 2)
+	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{kept})
+	require.NoError(t, err)
+	homeless := reserved(uuid.Must(uuid.NewV7()), "carol", 1)
+
+	outcomes, err := ledger.Refuse(t.Context(), []reservation.OrderReserved{kept, refused, homeless}, reservation.RejectedSoldOut)
+	require.NoError(t, err)
+	require.Equal(t, Outcome{Event: kept, Status: reservation.StatusConfirmed}, outcomes[0], "what was recorded stands")
+	for _, out := range outcomes[1:] {
+		require.Equal(t, reservation.StatusRejected, out.Status)
+		require.Equal(t, reservation.RejectedSoldOut, out.Reason)
+		require.True(t, out.Fresh)
+	}
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, history(t, pool, refused.OrderID))
+	require.EqualValues(t, 1, soldOf(t, pool, sale))
+}
+
+// Two workers that have the same events, several sales and the same users in opposite order: everyone
+// waits for the other one somewhere, and nobody may be chosen as the victim of a deadlock.
+func TestLedgerWorkersWithTheSameEventsWaitAndDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ledger := NewLedger(pool)
+	const workers, rounds, size = 4, 15, 60
+	sales := []uuid.UUID{newSale(t, pool, 1_000_000), newSale(t, pool, 1_000_000), newSale(t, pool, 1_000_000)}
+	var fresh sync.Map
+	for round := range rounds {
+		shared := make([]reservation.OrderReserved, size)
+		for i := range shared {
+			shared[i] = reserved(sales[i%len(sales)], fmt.Sprintf("user-%d-%d", round, i/2), int64(i))
+		}
+		var wg sync.WaitGroup
+		for w := range workers {
+			mine := slices.Clone(shared)
+			// Another order for a user who is in the shared batch too.
+			mine = append(mine, reserved(sales[w%len(sales)], fmt.Sprintf("user-%d-%d", round, w), 1000))
+			if w%2 == 1 {
+				slices.Reverse(mine)
+			}
+			wg.Go(func() {
+				outcomes, err := ledger.Record(context.Background(), mine)
+				if err != nil {
+					t.Errorf("worker %d: %v", w, err)
+					return
+				}
+				for _, out := range outcomes {
+					if out.Err != nil {
+						t.Errorf("order %s: %v", out.Event.OrderID, out.Err)
+					}
+					if !out.Fresh {
+						continue
+					}
+					if _, twice := fresh.LoadOrStore(out.Event.OrderID, true); twice {
+						t.Errorf("order %s was fresh twice", out.Event.OrderID)
+					}
+				}
+			})
+		}
+		wg.Wait()
+	}
+	require.EqualValues(t, rounds*(size+workers), queryInt(t, pool, "SELECT count(*) FROM orders"))
+	require.EqualValues(t, 2*rounds*(size+workers), queryInt(t, pool, "SELECT count(*) FROM order_events"))
+	require.Equal(t, queryInt(t, pool, "SELECT sum(sold) FROM sales"), queryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
+}
+
+func TestLedgerConcurrentWorkersShareTheLastUnits(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ledger := NewLedger(pool)
+	const stock = 40
+	sale := newSale(t, pool, stock)
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for i := range 20 {
+				_, err := ledger.Record(context.Background(), []reservation.OrderReserved{reserved(sale, fmt.Sprintf("user-%d-%d", w, i), 1)})
+				if err != nil && faultOf(err) != oversold {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, stock, soldOf(t, pool, sale))
+	require.EqualValues(t, stock, queryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
+}
+
+func TestLedgerLeavesNoTransactionBehindAfterAnError(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	sale := newSale(t, pool, 1)
+	for range 20 {
+		_, err := NewLedger(pool).Record(t.Context(), crowdOf(sale, 2))
+		require.ErrorIs(t, err, ErrOversold)
+	}
+	require.EqualValues(t, 1, pool.Stat().NewConnsCount(), "a failed batch costs no connection")
+	require.Zero(t, queryInt(t, pool,
+		"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"))
+}
+
+// BenchmarkLedger writes batches of 500 from two connections: events and orders per second.
+func BenchmarkLedger(b *testing.B) {
+	for _, workers := range []int{1, 2} {
+		b.Run(fmt.Sprintf("connections=%d", workers), func(b *testing.B) {
+			pool := testkit.Pool(b)
+			ledger := NewLedger(pool)
+			const size = 500
+			sale := newSale(b, pool, reservation.MaxStock)
+			var wg sync.WaitGroup
+			b.ResetTimer()
+			for w := range workers {
+				wg.Go(func() {
+					for i := w; i < b.N; i += workers {
+						events := crowdOf(sale, size)
+						for j := range events {
+							events[j].UserID = fmt.Sprintf("user-%d-%d", i, j)
+						}
+						if _, err := ledger.Record(context.Background(), events); err != nil {
+							b.Error(err)
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			b.ReportMetric(float64(b.N*size)/b.Elapsed().Seconds(), "orders/s")
+		})
+	}
+}

@@ -1,0 +1,58 @@
+package fulfillment
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"stampede/reservation"
+)
+
+// workerMetrics are shared by all batchers of a worker.
+type workerMetrics struct {
+	batchOrders, batchSeconds prometheus.Histogram
+
+	orders  *prometheus.CounterVec
+	failing *prometheus.GaugeVec
+}
+
+// The label values of stampede_orders_total beside the statuses of fresh orders.
+const (
+	countDuplicate = "duplicate"
+	countUnusable  = "unusable"
+)
+
+func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
+	orders, err1 := registerOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "stampede_batch_orders", Help: "Messages that were settled together.",
+		Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000},
+	}))
+	seconds, err2 := registerOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "stampede_batch_duration_seconds", Help: "From locking the users of a batch to resolving its messages.",
+		Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
+	}))
+	outcomes, err3 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "stampede_orders_total", Help: "Deliveries of orders by what came of them: confirmed, rejected, duplicate (recorded before) or unusable.",
+	}, []string{"outcome"}))
+	failing, err4 := registerOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "stampede_worker_failing", Help: "Partitions in which a step (record, lock, release) fails and is tried again.",
+	}, []string{"step"}))
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	return &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, failing: failing}, nil
+}
+
+func (m *workerMetrics) count(out Outcome) {
+	label := countDuplicate
+	switch {
+	case errors.Is(out.Err, ErrStopping):
+		return // neither good nor bad: it is delivered again
+	case out.Err != nil:
+		label = countUnusable
+	case out.Fresh && out.Status == reservation.StatusConfirmed, out.Fresh && out.Status == reservation.StatusRejected:
+		label = string(out.Status)
+	}
+	m.orders.WithLabelValues(label).Inc()
+}
