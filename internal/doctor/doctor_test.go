@@ -1,0 +1,148 @@
+package doctor_test
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/doctor"
+	"stampede/internal/localserver"
+	"stampede/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// whats lists the findings in a form that reads well in a failure.
+func whats(findings []doctor.Finding) []string {
+	var all []string
+	for _, f := range findings {
+		all = append(all, string(f.Severity)+": "+f.What)
+	}
+	return all
+}
+
+func TestRedisAsShippedIsSafe(t *testing.T) {
+	t.Parallel()
+	rdb := ownRedis(t)
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "512mb").Err())
+	findings, err := doctor.Redis(t.Context(), rdb)
+	require.NoError(t, err)
+	assert.Empty(t, findings)
+}
+
+func TestUnsafeRedisSettingsAreFound(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		set  map[string]string
+		want string
+	}{
+		"evicting":            {map[string]string{"maxmemory-policy": "allkeys-lru"}, "unsafe: maxmemory-policy is allkeys-lru"},
+		"no AOF":              {map[string]string{"appendonly": "no"}, "unsafe: appendonly is no"},
+		"synced now and then": {map[string]string{"appendfsync": "everysec"}, "warning: appendfsync is everysec"},
+		"never synced":        {map[string]string{"appendfsync": "no"}, "unsafe: appendfsync is no"},
+		"not while rewriting": {map[string]string{"no-appendfsync-on-rewrite": "yes"}, "unsafe: no-appendfsync-on-rewrite is yes"},
+		"no limit":            {map[string]string{"maxmemory": "0"}, "warning: maxmemory is not set"},
+		"hasty":               {map[string]string{"timeout": "5"}, "warning: timeout is 5 s"},
+		"replica":             {map[string]string{"replicaof": "127.0.0.1 1"}, "unsafe: the server is a replica"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rdb := ownRedis(t)
+			require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "512mb").Err())
+			for setting, value := range c.set {
+				if setting == "replicaof" {
+					require.NoError(t, rdb.ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
+					continue
+				}
+				require.NoError(t, rdb.ConfigSet(t.Context(), setting, value).Err())
+			}
+			findings, err := doctor.Redis(t.Context(), rdb)
+			require.NoError(t, err)
+			assert.Equal(t, []string{c.want}, whats(findings))
+			assert.NotEmpty(t, findings[0].Why)
+			assert.NotEmpty(t, findings[0].Mend)
+		})
+	}
+}
+
+// A managed Redis forbids CONFIG; what INFO tells is judged all the same.
+func TestRedisThatForbidsConfig(t *testing.T) {
+	t.Parallel()
+	rdb := ownRedis(t)
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", "volatile-ttl").Err())
+	require.NoError(t, rdb.ACLSetUser(t.Context(), "tenant", "on", "nopass", "~*", "+@all", "-config").Err())
+	options := *rdb.Options()
+	options.Username, options.Password = "tenant", "any"
+	tenant := redis.NewClient(&options)
+	t.Cleanup(func() { _ = tenant.Close() })
+
+	findings, err := doctor.Redis(t.Context(), tenant)
+	require.NoError(t, err)
+	assert.Equal(t, []string{
+		"unsafe: maxmemory-policy is volatile-ttl",
+		"warning: maxmemory is not set",
+		"unchecked: appendfsync could not be read (CONFIG GET is refused)",
+	}, whats(findings))
+}
+
+func TestRedisThatIsAwayIsAnError(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	rdb, err := connect.Control(server.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	server.Kill()
+	_, err = doctor.Redis(t.Context(), rdb)
+	assert.ErrorContains(t, err, "ask Redis for INFO")
+}
+
+func TestMigratedPostgresIsSafe(t *testing.T) {
+	t.Parallel()
+	findings, err := doctor.Postgres(t.Context(), testkit.Pool(t))
+	require.NoError(t, err)
+	assert.Empty(t, findings)
+}
+
+func TestUnsafePostgresSettingsAreFound(t *testing.T) {
+	t.Parallel()
+	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{Settings: map[string]string{
+		"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "statement_timeout": "2s",
+	}})
+	require.NoError(t, err)
+	t.Cleanup(server.Stop)
+	pool, err := connect.Postgres(t.Context(), server.URL, 2)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+
+	findings, err := doctor.Postgres(t.Context(), pool)
+	require.NoError(t, err)
+	got := whats(findings)
+	require.Len(t, got, 5)
+	assert.Equal(t, []string{
+		"unsafe: fsync is off", "unsafe: full_page_writes is off", "unsafe: synchronous_commit is off",
+		"warning: statement_timeout is 2000 ms",
+	}, got[:4])
+	assert.Contains(t, got[4], "stampede migrate up")
+}
+
+func TestTextTellsWhatWhyAndHowToMend(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	require.NoError(t, doctor.WriteText(&out, []doctor.Finding{{doctor.Unsafe, "redis", "appendonly is no", "because", "do this"}}))
+	assert.Equal(t, "unsafe     redis: appendonly is no\n           why:  because\n           mend: do this\n", out.String())
+	out.Reset()
+	require.NoError(t, doctor.WriteText(&out, nil))
+	assert.Contains(t, out.String(), "every promise")
+}
+
+func ownRedis(t *testing.T) *redis.Client {
+	t.Helper()
+	rdb, err := connect.Control(testkit.OwnRedis(t).URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
+}

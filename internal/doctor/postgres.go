@@ -1,0 +1,87 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/sql"
+)
+
+// Postgres looks at the server behind pool, and at the schema of its database. It fails only where
+// the server cannot be asked at all.
+func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
+	p, err := readPostgres(ctx, pool)
+	if err != nil {
+		return nil, fmt.Errorf("ask Postgres for its settings: %w", err)
+	}
+	findings := p.findings()
+	if err := sql.Check(ctx, pool); err != nil {
+		findings = append(findings, Finding{
+			Severity: Unsafe, Server: "postgres", What: err.Error(),
+			Why:  "neither an ingress nor a worker works with another schema than its own",
+			Mend: "stampede migrate up",
+		})
+	}
+	return findings, nil
+}
+
+type postgresServer struct {
+	settings map[string]string
+	recovery bool
+}
+
+func readPostgres(ctx context.Context, pool *pgxpool.Pool) (postgresServer, error) {
+	p := postgresServer{settings: make(map[string]string)}
+	if err := pool.QueryRow(ctx, `SELECT pg_is_in_recovery()`).Scan(&p.recovery); err != nil {
+		return p, err
+	}
+	rows, err := pool.Query(ctx, `SELECT name, setting FROM pg_settings WHERE name IN
+		('server_version_num', 'fsync', 'synchronous_commit', 'full_page_writes', 'statement_timeout')`)
+	if err != nil {
+		return p, err
+	}
+	var name, setting string
+	_, err = pgx.ForEachRow(rows, []any{&name, &setting}, func() error {
+		p.settings[name] = setting
+		return nil
+	})
+	return p, err
+}
+
+// oldestPostgres is the first version that the statements are tested with.
+const oldestPostgres = 14
+
+func (p postgresServer) findings() []Finding {
+	var all []Finding
+	add := func(s Severity, what, why, mend string) {
+		all = append(all, Finding{Severity: s, Server: "postgres", What: what, Why: why, Mend: mend})
+	}
+	if n, err := strconv.Atoi(p.settings["server_version_num"]); err != nil || n/10000 < oldestPostgres {
+		add(Unsafe, fmt.Sprintf("version %q", p.settings["server_version_num"]),
+			fmt.Sprintf("Stampede is made for Postgres %d and later", oldestPostgres), "run a later version")
+	}
+	if p.recovery {
+		add(Unsafe, "the server is a standby", "it accepts no writes, so no order is ever confirmed", "let DATABASE_URL name the primary")
+	}
+	for _, s := range []struct{ name, why string }{
+		{"fsync", "a power loss can destroy the database"},
+		{"full_page_writes", "a power loss in the middle of writing a page can destroy the page"},
+		{"synchronous_commit", "a crash of Postgres loses orders that were acked as written, and they are in no stream any more"},
+	} {
+		if p.settings[s.name] == "off" {
+			add(Unsafe, s.name+" is off", s.why, fmt.Sprintf("ALTER SYSTEM SET %s = on; SELECT pg_reload_conf();", s.name))
+		}
+	}
+	const shortest = 10 * time.Second
+	if ms, err := strconv.Atoi(p.settings["statement_timeout"]); err == nil && ms > 0 && time.Duration(ms)*time.Millisecond < shortest {
+		add(Warning, fmt.Sprintf("statement_timeout is %d ms", ms),
+			"a batch of orders that waits for a lock or a slow disk is cut off and starts again from its beginning",
+			"ALTER ROLE … SET statement_timeout = '30s' for the role of the workers")
+	}
+	return all
+}
