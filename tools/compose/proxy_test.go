@@ -3,6 +3,7 @@ package compose
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -48,4 +49,25 @@ func TestProxyRepeatsOnlyWhatNeverReachedAnIngress(t *testing.T) {
 	if len(policies) != 1 || policies[0] != "conn-failure" {
 		t.Errorf("it retries on %q, want conn-failure only", policies)
 	}
+}
+
+// HAProxy does not start where it may open fewer files than its connections need.
+func TestProxyMayOpenAFileForEachEndOfItsConnections(t *testing.T) {
+	limit := service(t, loadWithSecrets(t), "proxy").Ulimits["nofile"]
+	if limit == nil {
+		t.Fatal("the proxy's limit of open files is left to the host")
+	}
+	for _, line := range directives(t) {
+		text, found := strings.CutPrefix(line, "maxconn ")
+		if !found {
+			continue
+		}
+		const rest = 100 // listeners, health checks, the resolver
+		connections, err := strconv.Atoi(text)
+		if err != nil || limit.Single < 2*connections+rest {
+			t.Errorf("maxconn %s and %d open files, want at least two a connection (%v)", text, limit.Single, err)
+		}
+		return
+	}
+	t.Error("no maxconn")
 }
