@@ -1,0 +1,157 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+)
+
+// Backlog is how far a group is behind its stream.
+type Backlog struct {
+	// Length is how many entries the stream holds, handled ones that were not trimmed yet included.
+	Length int64
+	// Lag is how many entries nobody of the group has been given yet. Redis loses track of it when
+	// entries are deleted from the middle of the stream: it means something only if LagKnown.
+	Lag      int64
+	LagKnown bool
+	// Pending is how many entries were given to a consumer and are not acknowledged.
+	Pending int64
+	// OldestPendingAge is how long ago the oldest pending entry was appended; 0 if there is none.
+	OldestPendingAge time.Duration
+	// OldestEntryAge is how long ago the first entry of the stream was appended; 0 if there is none.
+	OldestEntryAge time.Duration
+}
+
+// Waiting is how many entries are not done with; known is false where Redis cannot tell.
+func (b Backlog) Waiting() (entries int64, known bool) { return b.Lag + b.Pending, b.LagKnown }
+
+// ReadBacklog asks Redis how far the group is behind. A stream that does not exist has no backlog; a
+// group that does not exist has the whole stream before it.
+func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group string) (Backlog, error) {
+	var (
+		length  *redis.IntCmd
+		first   *redis.XMessageSliceCmd
+		groups  *redis.XInfoGroupsCmd
+		pending *redis.XPendingCmd
+		now     *redis.TimeCmd
+	)
+	_, _ = rdb.Pipelined(ctx, func(pipe redis.Pipeliner) error { // each command's own error counts
+		length = pipe.XLen(ctx, stream)
+		first = pipe.XRangeN(ctx, stream, "-", "+", 1)
+		groups = pipe.XInfoGroups(ctx, stream)
+		pending = pipe.XPending(ctx, stream, group)
+		now = pipe.Time(ctx) // ids are of Redis's clock, so ages must be too
+		return nil
+	})
+	err := errors.Join(length.Err(), first.Err(), unlessMissing(groups.Err()), unlessMissing(pending.Err()), now.Err())
+	if err != nil {
+		return Backlog{}, fmt.Errorf("read backlog of %s: %w", stream, err)
+	}
+
+	b := Backlog{Length: length.Val(), Lag: length.Val(), LagKnown: true}
+	if entries := first.Val(); len(entries) > 0 {
+		b.OldestEntryAge = entryAge(entries[0].ID, now.Val())
+	}
+	if i := slices.IndexFunc(groups.Val(), func(g redis.XInfoGroup) bool { return g.Name == group }); i >= 0 {
+		b.Lag, b.LagKnown = max(0, groups.Val()[i].Lag), groups.Val()[i].Lag >= 0
+	}
+	if p := pending.Val(); p != nil && p.Count > 0 {
+		b.Pending = p.Count
+		b.OldestPendingAge = entryAge(p.Lower, now.Val())
+	}
+	return b, nil
+}
+
+// unlessMissing is nil for the errors that say that there is no such stream or group.
+func unlessMissing(err error) error {
+	if isNoGroup(err) || err != nil && strings.Contains(err.Error(), "no such key") {
+		return nil
+	}
+	return err
+}
+
+// entryAge reads the time from an entry's id. That is good enough for a gauge; nothing is decided by it.
+func entryAge(id string, now time.Time) time.Duration {
+	ms, _, _ := strings.Cut(id, "-")
+	appended, err := strconv.ParseInt(ms, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return max(0, now.Sub(time.UnixMilli(appended)))
+}
+
+// BacklogCollector is a prometheus.Collector that reads the backlog of streams when it is scraped.
+// While Redis is away it reports only that, and a scrape takes no longer than its time-out.
+type BacklogCollector struct {
+	rdb     redis.UniversalClient
+	group   string
+	streams []string
+	timeout time.Duration
+	log     *slog.Logger
+
+	reachable, length, lag, pending, oldestPending, oldestEntry *prometheus.Desc
+}
+
+// NewBacklogCollector returns a collector for the group's backlog in these streams. The time-out
+// needs a client that heeds contexts, or that has short time-outs of its own.
+func NewBacklogCollector(rdb redis.UniversalClient, group string, streams []string, timeout time.Duration, log *slog.Logger) *BacklogCollector {
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("stampede_stream_"+name, help, []string{"stream"}, prometheus.Labels{"group": group})
+	}
+	return &BacklogCollector{
+		rdb: rdb, group: group, streams: streams, timeout: timeout, log: log,
+		reachable:     desc("reachable", "1 if Redis answered for the stream, else 0."),
+		length:        desc("length_entries", "Entries in the stream, handled ones that were not trimmed yet included."),
+		lag:           desc("lag_entries", "Entries that no consumer has been given yet. Absent while Redis cannot tell."),
+		pending:       desc("pending_entries", "Entries given to a consumer and not acknowledged."),
+		oldestPending: desc("oldest_pending_age_seconds", "Time since the oldest pending entry was appended."),
+		oldestEntry:   desc("oldest_entry_age_seconds", "Time since the first entry of the stream was appended."),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *BacklogCollector) Describe(out chan<- *prometheus.Desc) {
+	for _, desc := range []*prometheus.Desc{c.reachable, c.length, c.lag, c.pending, c.oldestPending, c.oldestEntry} {
+		out <- desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *BacklogCollector) Collect(out chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), c.timeout)
+	defer cancel()
+	var streams sync.WaitGroup
+	for _, stream := range c.streams {
+		streams.Go(func() { c.collect(ctx, out, stream) })
+	}
+	streams.Wait()
+}
+
+func (c *BacklogCollector) collect(ctx context.Context, out chan<- prometheus.Metric, stream string) {
+	gauge := func(desc *prometheus.Desc, value float64) {
+		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, stream)
+	}
+	b, err := ReadBacklog(ctx, c.rdb, stream, c.group)
+	if err != nil {
+		c.log.Debug("cannot read the backlog", slog.Any("error", err))
+		gauge(c.reachable, 0)
+		return
+	}
+	gauge(c.reachable, 1)
+	gauge(c.length, float64(b.Length))
+	if b.LagKnown {
+		gauge(c.lag, float64(b.Lag))
+	}
+	gauge(c.pending, float64(b.Pending))
+	gauge(c.oldestPending, b.OldestPendingAge.Seconds())
+	gauge(c.oldestEntry, b.OldestEntryAge.Seconds())
+}

@@ -1,0 +1,139 @@
+package fulfillment
+
+import (
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"stampede/lua"
+)
+
+// claim takes over a page of entries of which their consumers have said nothing for MinIdle. A round
+// goes through the whole pending list of the group: a page may be empty and not the last, because
+// what was deleted counts too; only the cursor 0-0 is the end.
+func (r *reader) claim(room int) error {
+	ctx, cancel := forCall(r.ctx)
+	defer cancel()
+	if r.claimFrom == "" {
+		r.claimFrom = "0-0"
+		r.claimDue = time.Now().Add(r.config.ClaimInterval/2 + rand.N(r.config.ClaimInterval))
+	}
+	page, next, deleted, err := r.config.Control.XAutoClaimWithDeleted(ctx, &redis.XAutoClaimArgs{
+		Stream: r.stream, Group: r.config.Group, Consumer: r.config.Consumer,
+		MinIdle: r.config.MinIdle, Start: r.claimFrom, Count: int64(room),
+	}).Result()
+	if err != nil {
+		return fmt.Errorf("claim entries of %s: %w", r.stream, err)
+	}
+	held := r.table.hold(page)
+	if err := r.countDeliveries(held); err != nil {
+		r.forget(held)
+		return err
+	}
+	if r.claimFrom = next; next == "0-0" {
+		r.claimFrom = ""
+		if err := r.reap(); err != nil {
+			r.log.Warn("cannot delete silent consumers", slog.Any("error", err))
+		}
+	}
+	if len(held) > 0 {
+		r.metrics.claimed.Add(float64(len(held)))
+		r.log.Info("took over entries that had gone silent", slog.Int("entries", len(held)))
+	}
+	// What is held here is not lost: its content was read before it was deleted.
+	r.mourn(slices.DeleteFunc(deleted, r.table.holds))
+	r.hand(held)
+	return nil
+}
+
+// reap deletes consumers that are gone for good.
+func (r *reader) reap() error {
+	ctx, cancel := forCall(r.ctx)
+	defer cancel()
+	deleted, err := lua.Reap.Run(ctx, r.config.Control, []string{r.stream},
+		r.config.Group, r.config.Consumer, r.config.ConsumerIdleMax.Milliseconds()).StringSlice()
+	if err != nil {
+		return fmt.Errorf("reap consumers of %s: %w", r.stream, err)
+	}
+	if len(deleted) > 0 {
+		r.log.Info("deleted consumers that had gone silent", slog.Any("consumers", deleted))
+	}
+	return nil
+}
+
+// The answers of lua/keep.lua.
+const (
+	leaseKept  = "kept"
+	leaseTaken = "taken"
+	leaseGone  = "gone"
+)
+
+// keepPage is how many leases one script call renews.
+const keepPage = 500
+
+// keepLeases tells Redis, until done is closed, that the entries held here are being worked on,
+// however long that takes. Otherwise others would claim them.
+func (s *subscription) keepLeases(done <-chan struct{}) {
+	outage := outage{log: s.log, doing: "renew the leases of entries"}
+	interval := s.config.MinIdle / 4
+	for wait(interval, done) {
+		for ids := range slices.Chunk(s.table.due(time.Now().Add(-interval)), keepPage) {
+			args := make([]any, 0, 2*len(ids))
+			for _, id := range ids {
+				args = append(args, id, 0)
+			}
+			now := time.Now()
+			answers, err := s.keep(args...)
+			if isNoGroup(err) {
+				break // the reader is making the group anew
+			}
+			if err != nil {
+				outage.failed(err)
+				break
+			}
+			outage.over()
+			s.noteLeases(ids, answers, now)
+		}
+	}
+}
+
+func (s *subscription) noteLeases(ids, answers []string, now time.Time) {
+	for i, id := range ids {
+		switch answers[i] {
+		case leaseKept:
+			s.table.renew(id, now)
+		case leaseTaken:
+			s.noteTaken(id)
+		case leaseGone:
+			s.table.lose(id)
+		}
+	}
+}
+
+// noteTaken notes that another consumer has the entry, because this process was too slow or too
+// long away from Redis. That is harmless: handling an entry twice has one effect.
+func (s *subscription) noteTaken(id string) {
+	if s.table.lose(id) {
+		s.metrics.taken.Inc()
+		s.log.Warn("another consumer took over an entry that is held here", slog.String("entry", id))
+	}
+}
+
+// keep runs lua/keep.lua for pairs of an entry's id and its number of deliveries.
+func (s *subscription) keep(pairs ...any) ([]string, error) {
+	ctx, cancel := forCall(s.ctx)
+	defer cancel()
+	answers, err := lua.Keep.Run(ctx, s.config.Control, []string{s.stream},
+		append([]any{s.config.Group, s.config.Consumer}, pairs...)...).StringSlice()
+	if err != nil {
+		return nil, fmt.Errorf("keep entries of %s: %w", s.stream, err)
+	}
+	if len(answers) != len(pairs)/2 {
+		return nil, fmt.Errorf("keep entries of %s: %d answers for %d entries", s.stream, len(answers), len(pairs)/2)
+	}
+	return answers, nil
+}

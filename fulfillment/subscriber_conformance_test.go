@@ -1,0 +1,105 @@
+package fulfillment
+
+import (
+	"context"
+	"crypto/rand"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+)
+
+// conformance builds pairs of the stock publisher and our subscriber.
+type conformance struct {
+	features tests.Features
+	change   func(*SubscriberConfig)
+}
+
+func newConformance(t *testing.T, features tests.Features, change func(*SubscriberConfig)) conformance {
+	keys := testkit.Keys(t)
+	features.ConsumerGroups = true
+	features.Persistent = true
+	features.GenerateTopicFunc = func(tctx tests.TestContext) string { return keys.Prefix + ":" + string(tctx.TestID) }
+	return conformance{features, change}
+}
+
+func (c conformance) pair(t *testing.T, group string) (message.Publisher, message.Subscriber) {
+	blocking, err := connect.Blocking(testkit.RedisURL(t))
+	require.NoError(t, err)
+	control, err := connect.Control(testkit.RedisURL(t))
+	require.NoError(t, err)
+	publishing, err := connect.Control(testkit.RedisURL(t))
+	require.NoError(t, err)
+	publisher, err := redisstream.NewPublisher(redisstream.PublisherConfig{Client: publishing}, nil)
+	require.NoError(t, err)
+	config := SubscriberConfig{
+		Client: blocking, Control: control, Group: group, Consumer: rand.Text(),
+		BlockTimeout: 20 * time.Millisecond, MinIdle: 800 * time.Millisecond, ClaimInterval: 200 * time.Millisecond,
+		// The suite refuses a message hundreds of times, and expects to be given it again at once.
+		MaxDeliveries: 1000, RedeliveryDelay: time.Millisecond, RedeliveryDelayMax: 10 * time.Millisecond,
+		DrainTimeout: 200 * time.Millisecond, Logger: testkit.Logger(t),
+		DeadLetter: func(_ context.Context, entry Entry, reason error) error {
+			t.Errorf("entry %s became a dead letter: %v", entry.ID, reason)
+			return nil
+		},
+	}
+	if c.change != nil {
+		c.change(&config)
+	}
+	sub, err := NewSubscriber(config)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, sub.Close())
+		_, _ = blocking.Close(), control.Close()
+	})
+	return publisher, sub
+}
+
+// inOneGroup gives all subscribers of a test the same group, so that they share the messages and
+// must take over what the closed ones leave behind.
+func (c conformance) inOneGroup(t *testing.T) (message.Publisher, message.Subscriber) {
+	return c.pair(t, t.Name())
+}
+
+func (c conformance) inOwnGroup(t *testing.T) (message.Publisher, message.Subscriber) {
+	return c.pair(t, rand.Text())
+}
+
+func (c conformance) context() tests.TestContext {
+	return tests.TestContext{TestID: tests.NewTestID(), Features: c.features}
+}
+
+// What the suite demands of every Pub/Sub. Delivery is at least once, and in the order of the stream
+// only where one message is in flight at a time, which the next test shows.
+func TestSubscriberConformance(t *testing.T) {
+	t.Parallel()
+	c := newConformance(t, tests.Features{}, nil)
+	tests.TestPubSub(t, c.features, c.inOneGroup, c.pair)
+}
+
+func TestSubscriberConformanceInOrder(t *testing.T) {
+	t.Parallel()
+	c := newConformance(t, tests.Features{GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true},
+		func(config *SubscriberConfig) { config.InFlightMax = 1 })
+	t.Run("PublishSubscribeInOrder", func(t *testing.T) {
+		t.Parallel()
+		tests.TestPublishSubscribeInOrder(t, c.context(), c.inOneGroup)
+	})
+	t.Run("NoAck", func(t *testing.T) {
+		t.Parallel()
+		tests.TestNoAck(t, c.context(), c.inOneGroup)
+	})
+}
+
+// A group of its own is given everything that the stream holds.
+func TestSubscriberConformanceOfNewGroups(t *testing.T) {
+	t.Parallel()
+	c := newConformance(t, tests.Features{NewSubscriberReceivesOldMessages: true}, nil)
+	tests.TestNewSubscriberReceivesOldMessages(t, c.context(), c.inOwnGroup)
+}

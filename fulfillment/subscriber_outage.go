@@ -1,0 +1,75 @@
+package fulfillment
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+)
+
+// The waits between the tries of a call to Redis while it is away.
+const (
+	outageDelay    = 50 * time.Millisecond
+	outageDelayMax = 2 * time.Second
+)
+
+// outage makes two log lines of a run of failures: one when it begins, one when it is over. It is
+// for one goroutine.
+type outage struct {
+	log *slog.Logger
+	// doing is what fails: "read the stream".
+	doing string
+
+	began time.Time
+	tries int
+}
+
+// failed notes a failure and returns how long to wait for the next try.
+func (o *outage) failed(err error) time.Duration {
+	if o.tries == 0 {
+		o.began = time.Now()
+		o.log.Error("cannot "+o.doing+", trying again", slog.Any("error", err))
+	}
+	o.tries++
+	return retryDelay(o.tries, outageDelay, outageDelayMax)
+}
+
+// over notes a success.
+func (o *outage) over() {
+	if o.tries == 0 {
+		return
+	}
+	o.log.Info("can "+o.doing+" again", slog.Int("failed_tries", o.tries), slog.Duration("after", time.Since(o.began)))
+	o.tries = 0
+}
+
+// retryDelay doubles with every try from first up to longest, and takes a random part of up to a
+// half off, so that those who failed together do not come back together.
+func retryDelay(try int, first, longest time.Duration) time.Duration {
+	delay := longest
+	if shift := try - 1; shift < 30 && first<<shift < longest {
+		delay = first << shift
+	}
+	return delay - rand.N(delay/2+1)
+}
+
+// wait pauses for that long. It is false if stop was closed first.
+func wait(delay time.Duration, stop <-chan struct{}) bool {
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-stop:
+		return false
+	}
+}
+
+// callTimeout bounds one call to Redis beside the reads, where the client heeds contexts.
+const callTimeout = 3 * time.Second
+
+// forCall returns a context for one call: with the values of ctx, and not cancelled with it, because a
+// call that has begun is worth finishing.
+func forCall(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+}

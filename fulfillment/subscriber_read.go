@@ -1,0 +1,214 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"stampede/reservation"
+)
+
+// reader is the one goroutine of a subscription that takes entries from Redis: its own pending ones
+// first, then in turns those that others left behind and new ones. It is only one because all of
+// them need room in the same table, and because neither must starve the other.
+type reader struct {
+	*subscription
+	outage outage
+
+	// replayFrom is the last id of the own pending list that was read again, or "" when that is done.
+	replayFrom string
+	// claimFrom is where the search for orphans goes on, or "" when none is under way.
+	claimFrom string
+	claimDue  time.Time
+	grouped   bool
+}
+
+func (s *subscription) read() {
+	r := &reader{subscription: s, outage: outage{log: s.log, doing: "read the stream"}}
+	r.startOver()
+	for {
+		room := s.table.awaitRoom(s.stop)
+		if s.stopping() {
+			return
+		}
+		err := r.step(min(room, s.config.BatchMax))
+		if err == nil {
+			r.outage.over()
+			continue
+		}
+		r.startOver()
+		if !wait(r.outage.failed(err), s.stop) {
+			return
+		}
+	}
+}
+
+// startOver is what follows an error. The reply that was lost with it may have held entries, which
+// are now pending here without anybody knowing; and the group itself may be gone.
+func (r *reader) startOver() { r.grouped, r.replayFrom, r.claimFrom = false, "0", "" }
+
+func (r *reader) step(room int) error {
+	if !r.grouped {
+		if err := r.createGroup(); err != nil {
+			return err
+		}
+		r.grouped = true
+	}
+	if r.replayFrom != "" {
+		return r.replay(room)
+	}
+	if r.claimFrom != "" || !time.Now().Before(r.claimDue) {
+		if err := r.claim(room); err != nil {
+			return err
+		}
+		if room = min(r.table.room(), r.config.BatchMax); room < 1 || r.stopping() {
+			return nil
+		}
+	}
+	return r.readNew(room)
+}
+
+func (r *reader) createGroup() error {
+	ctx, cancel := forCall(r.ctx)
+	defer cancel()
+	return createGroup(ctx, r.config.Control, r.stream, r.config.Group)
+}
+
+// replay hands out a page of what Redis has pending for this consumer and this process does not hold:
+// entries of an earlier life, or of a reply that never arrived.
+func (r *reader) replay(room int) error {
+	page, err := r.readGroup(r.replayFrom, room, 0)
+	if err != nil {
+		return err
+	}
+	if len(page) == 0 {
+		r.replayFrom = ""
+		return nil
+	}
+	held := r.table.hold(page)
+	if err := r.countDeliveries(held); err != nil {
+		r.forget(held)
+		return err
+	}
+	r.replayFrom = page[len(page)-1].ID
+	r.hand(held)
+	return nil
+}
+
+func (r *reader) readNew(room int) error {
+	block := r.config.BlockTimeout
+	if r.claimFrom != "" {
+		block = 0 // orphans are waiting
+	}
+	page, err := r.readGroup(">", room, block)
+	if err != nil {
+		return err
+	}
+	r.hand(r.table.hold(page))
+	return nil
+}
+
+// readOnce is an XREADGROUP that go-redis does not repeat when the connection breaks. A second try
+// would read the entries that follow, and nobody would know that those of the first were delivered.
+type readOnce struct{ *redis.XStreamSliceCmd }
+
+func (readOnce) NoRetry() bool { return true }
+
+// readGroup reads up to count entries after the id, of this consumer's pending ones, or new ones if
+// the id is ">". It waits for them for that long, or not at all. No entries are no error.
+func (r *reader) readGroup(after string, count int, block time.Duration) ([]redis.XMessage, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), block+callTimeout)
+	defer cancel()
+	args := []any{"xreadgroup", "group", r.config.Group, r.config.Consumer, "count", count}
+	if block > 0 {
+		args = append(args, "block", block.Milliseconds())
+	}
+	args = append(args, "streams", r.stream, after)
+	cmd := readOnce{redis.NewXStreamSliceCmd(ctx, args...)}
+	cmd.SetFirstKeyPos(int8(len(args) - 2))
+
+	err := r.config.Client.Process(ctx, cmd)
+	switch {
+	case errors.Is(err, redis.Nil):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read group %s of %s: %w", r.config.Group, r.stream, err)
+	case len(cmd.Val()) == 0:
+		return nil, nil
+	}
+	return cmd.Val()[0].Messages, nil
+}
+
+// countDeliveries asks how often the entries were delivered: an entry that comes a second time is
+// the only one of which that is not known.
+func (r *reader) countDeliveries(held []*delivery) error {
+	if len(held) == 0 {
+		return nil
+	}
+	ctx, cancel := forCall(r.ctx)
+	defer cancel()
+	counts := make([]*redis.XPendingExtCmd, len(held))
+	_, err := r.config.Control.Pipelined(ctx, func(pipe redis.Pipeliner) error {
+		for i, d := range held {
+			counts[i] = pipe.XPendingExt(ctx, &redis.XPendingExtArgs{
+				Stream: r.stream, Group: r.config.Group, Start: d.id, End: d.id, Count: 1,
+			})
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("count deliveries in %s: %w", r.stream, err)
+	}
+	for i, d := range held {
+		if pending := counts[i].Val(); len(pending) == 1 {
+			d.deliveries = pending[0].RetryCount
+		}
+	}
+	return nil
+}
+
+// hand gives entries to the handlers, in their order. Those for which it is too late stay pending.
+func (r *reader) hand(held []*delivery) {
+	var lost []string
+	for i, d := range held {
+		if d.values == nil { // pending, and deleted from the stream
+			lost = append(lost, d.id)
+			continue
+		}
+		msg, err := decodeEntry(d.id, d.values, d.deliveries)
+		if err != nil {
+			reason := fmt.Errorf("%w: %w", reservation.ErrUndecodable, err)
+			r.following.Go(func() { r.bury(d, reason) })
+			continue
+		}
+		if !r.deliver(d, msg) {
+			r.forget(held[i:])
+			break
+		}
+		r.following.Go(func() { r.follow(d) })
+	}
+	r.mourn(lost)
+	for _, id := range lost {
+		r.acks.add(id) // nothing is left to be saved
+	}
+}
+
+func (r *reader) forget(held []*delivery) {
+	for _, d := range held {
+		r.table.release(d.id)
+	}
+}
+
+// mourn makes as much noise as it can about entries whose content is gone: trimmed or deleted by
+// somebody who does not know what a pending entry is.
+func (s *subscription) mourn(ids []string) {
+	if len(ids) == 0 {
+		return
+	}
+	s.metrics.lost.Add(float64(len(ids)))
+	s.log.Error("entries were deleted from the stream before they were handled", slog.Int("entries", len(ids)), slog.Any("ids", ids))
+}

@@ -1,0 +1,279 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// subscription is one stream being read, from Subscribe to the end of its channel.
+type subscription struct {
+	config  *SubscriberConfig
+	stream  string
+	log     *slog.Logger
+	metrics *streamMetrics
+	output  chan *message.Message
+	table   *entryTable
+	acks    *ackCollector
+
+	// stop is closed when nothing is to be read or handed out any more.
+	stop chan struct{}
+	// ctx is the parent of every message's context. It ends when draining has taken too long, and
+	// with it everything that waits for a message.
+	ctx    context.Context
+	expire context.CancelFunc
+	// following counts the goroutines of entries that were handed out or are being buried.
+	following sync.WaitGroup
+
+	// burying is held while a dead letter is stored, so that a store that is away is asked by one
+	// entry at a time, and burials is what is known of it.
+	burying sync.Mutex
+	burials outage
+}
+
+func newSubscription(ctx context.Context, config *SubscriberConfig, metrics *subscriberMetrics, stream string) *subscription {
+	ours := metrics.of(stream)
+	log := config.Logger.With(slog.String("stream", stream), slog.String("group", config.Group), slog.String("consumer", config.Consumer))
+	s := &subscription{
+		config: config, stream: stream, log: log, metrics: ours,
+		output:  make(chan *message.Message),
+		table:   newEntryTable(config.InFlightMax, ours.inFlight),
+		acks:    newAckCollector(),
+		stop:    make(chan struct{}),
+		burials: outage{log: log, doing: "store dead letters"},
+	}
+	s.ctx, s.expire = context.WithCancel(context.WithoutCancel(ctx))
+	return s
+}
+
+// run reads until one of the channels is closed, and then drains: what is out may be settled and its
+// acks are sent, until DrainTimeout is over.
+func (s *subscription) run(cancelled, closing <-chan struct{}) {
+	defer s.expire()
+	var reading, keeping, acking sync.WaitGroup
+	settled := make(chan struct{})
+	reading.Go(s.read)
+	keeping.Go(func() { s.keepLeases(settled) })
+	acking.Go(func() { s.acknowledge(settled) })
+
+	select {
+	case <-cancelled:
+	case <-closing:
+	}
+	close(s.stop)
+	deadline := time.AfterFunc(s.config.DrainTimeout, s.expire)
+	defer deadline.Stop()
+
+	reading.Wait() // before following, to which it adds
+	s.following.Wait()
+	close(settled)
+	keeping.Wait()
+	acking.Wait()
+	if left := s.table.clear(); left > 0 {
+		s.log.Warn("entries stay pending: they were not settled in time", slog.Int("entries", left))
+	}
+}
+
+func (s *subscription) stopping() bool {
+	select {
+	case <-s.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// deliver hands out a message of the entry. It is false if the subscription stopped before anybody took it.
+func (s *subscription) deliver(d *delivery, msg *message.Message) bool {
+	var ctx context.Context
+	ctx, d.settled = context.WithCancel(s.ctx)
+	msg.SetContext(ctx)
+	d.msg = msg
+	select {
+	case s.output <- msg:
+		return true
+	case <-s.stop:
+		d.settled()
+		return false
+	}
+}
+
+// follow waits for what becomes of an entry that was handed out. A goroutine for each is affordable,
+// as there are never more than InFlightMax, and none of them has to wait for another.
+func (s *subscription) follow(d *delivery) {
+	for {
+		select {
+		case <-d.msg.Acked():
+			d.settled()
+			s.acks.add(d.id)
+			return
+		case <-d.msg.Nacked():
+			d.settled()
+			if !s.redeliver(d) {
+				return
+			}
+		case <-s.ctx.Done():
+			d.settled()
+			select {
+			case <-d.msg.Acked(): // in the last moment
+				s.acks.add(d.id)
+			default:
+			}
+			return
+		}
+	}
+}
+
+// redeliver hands out a refused message once more, after a while. It is false if that is not to be.
+func (s *subscription) redeliver(d *delivery) bool {
+	if s.stopping() {
+		return false
+	}
+	d.refusals++
+	if d.deliveries >= s.config.MaxDeliveries {
+		s.bury(d, fmt.Errorf("refused by its handler, %d times in this process, after %d deliveries", d.refusals, d.deliveries))
+		return false
+	}
+	if !wait(retryDelay(d.refusals, s.config.RedeliveryDelay, s.config.RedeliveryDelayMax), s.stop) {
+		return false
+	}
+	d.deliveries++
+	// Redis is told of this delivery, so that a process that dies over an entry does not start to
+	// count anew. While Redis is away the next one tells it.
+	if answers, err := s.keep(d.id, d.deliveries); err == nil && answers[0] == leaseTaken {
+		s.noteTaken(d.id)
+		s.table.release(d.id)
+		return false
+	}
+	// The handler may have changed the message: make it anew. It was decoded before.
+	msg, err := decodeEntry(d.id, d.values, d.deliveries)
+	if err != nil {
+		s.bury(d, err)
+		return false
+	}
+	if !s.deliver(d, msg) {
+		return false
+	}
+	s.metrics.redelivered.Inc()
+	return true
+}
+
+// buryTimeout bounds one try to store a dead letter.
+const buryTimeout = 10 * time.Second
+
+// bury makes a dead letter of the entry, however long the store of dead letters is away. The entry
+// is acknowledged when it is stored; it stays pending if the subscription ends before.
+func (s *subscription) bury(d *delivery, reason error) {
+	s.table.park(d.id)
+	for {
+		delay, stored := s.tryBury(d, reason)
+		if stored {
+			s.acks.add(d.id)
+			return
+		}
+		if !wait(delay, s.stop) {
+			return
+		}
+	}
+}
+
+func (s *subscription) tryBury(d *delivery, reason error) (delay time.Duration, stored bool) {
+	s.burying.Lock()
+	defer s.burying.Unlock()
+	ctx, cancel := context.WithTimeout(s.ctx, buryTimeout)
+	defer cancel()
+	entry, err := readEntry(ctx, s.config.Control, s.stream, d.id)
+	if errors.Is(err, errEntryGone) {
+		entry, err = Entry{Stream: s.stream, ID: d.id, Fields: fieldsOf(d.values)}, nil
+	}
+	if err == nil {
+		entry.Deliveries = d.deliveries
+		err = s.config.DeadLetter(ctx, entry, reason)
+	}
+	if err != nil {
+		return s.burials.failed(err), false
+	}
+	s.burials.over()
+	s.metrics.deadLettered.Inc()
+	s.log.Warn("entry became a dead letter", slog.String("entry", d.id), slog.Int64("deliveries", d.deliveries), slog.Any("reason", reason))
+	return 0, true
+}
+
+// ackCollector gathers the ids of acknowledged entries until they can be sent.
+type ackCollector struct {
+	// wake has a value while there may be ids.
+	wake chan struct{}
+
+	mu  sync.Mutex
+	ids []string
+}
+
+func newAckCollector() *ackCollector { return &ackCollector{wake: make(chan struct{}, 1)} }
+
+func (c *ackCollector) add(id string) {
+	c.mu.Lock()
+	c.ids = append(c.ids, id)
+	first := len(c.ids) == 1
+	c.mu.Unlock()
+	if first {
+		select {
+		case c.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (c *ackCollector) take() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ids := c.ids
+	c.ids = nil
+	return ids
+}
+
+// ackPage bounds one XACK.
+const ackPage = 1000
+
+// acknowledge sends acks: all those that came in while the last ones were under way. It ends when
+// settled is closed, with the last of them.
+func (s *subscription) acknowledge(settled <-chan struct{}) {
+	outage := outage{log: s.log, doing: "acknowledge entries"}
+	for last := false; !last; {
+		select {
+		case <-s.acks.wake:
+			// The handlers of a batch that was just committed are about to ack, all of them: let them.
+			runtime.Gosched()
+		case <-settled:
+			last = true
+		}
+		for ids := range slices.Chunk(s.acks.take(), ackPage) {
+			s.sendAcks(ids, &outage)
+		}
+	}
+}
+
+// sendAcks sends one XACK until it has succeeded, or draining has taken too long; but once in any
+// case. Entries whose ack does not arrive are handled once more by somebody, which has no effect.
+func (s *subscription) sendAcks(ids []string, outage *outage) {
+	for {
+		ctx, cancel := forCall(s.ctx)
+		err := s.config.Control.XAck(ctx, s.stream, s.config.Group, ids...).Err()
+		cancel()
+		if err == nil {
+			outage.over()
+			s.metrics.acked.Add(float64(len(ids)))
+			s.table.release(ids...)
+			return
+		}
+		if !wait(outage.failed(err), s.ctx.Done()) {
+			return
+		}
+	}
+}

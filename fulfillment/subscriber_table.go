@@ -1,0 +1,189 @@
+package fulfillment
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+)
+
+// delivery is an entry that is held here. Until it is handed out it belongs to the reader, then to
+// the goroutine that follows it; what others look at is kept in the entryTable.
+type delivery struct {
+	id     string
+	values map[string]any
+	// deliveries is how often the entry was given to a consumer, this time included.
+	deliveries int64
+	// refusals is how often the message was nacked here.
+	refusals int
+
+	msg     *message.Message
+	settled context.CancelFunc // of the message's context
+}
+
+// parkedMax is how many entries may wait to become dead letters before reading stops. They wait while
+// the store of dead letters is away, and somebody may be filling the stream with rubbish meanwhile.
+const parkedMax = 1000
+
+// entryTable holds every entry of one stream that is in this process: read, and not yet acknowledged
+// in Redis. Whatever is read a second time in between is known by it.
+//
+// Invariant: held - parked <= max, because only the reader adds and it asks for room before it reads.
+type entryTable struct {
+	max   int
+	gauge prometheus.Gauge
+	// freed has a value after room was made.
+	freed chan struct{}
+
+	mu     sync.Mutex
+	places map[string]*place
+	parked int
+}
+
+// place is what the table knows of an entry.
+type place struct {
+	// renewed is when Redis last heard from us about the entry.
+	renewed time.Time
+	// parked entries wait to become dead letters.
+	parked bool
+	// lost entries are pending at another consumer, or at none: there is no lease to renew.
+	lost bool
+}
+
+func newEntryTable(limit int, gauge prometheus.Gauge) *entryTable {
+	return &entryTable{max: limit, gauge: gauge, freed: make(chan struct{}, 1), places: make(map[string]*place)}
+}
+
+// hold adds the entries of a page and returns them in its order, without those that are held already.
+func (t *entryTable) hold(page []redis.XMessage) []*delivery {
+	now := time.Now()
+	held := make([]*delivery, 0, len(page))
+	places := make([]place, len(page))
+	t.mu.Lock()
+	for i, entry := range page {
+		if _, known := t.places[entry.ID]; known {
+			continue
+		}
+		places[i].renewed = now
+		t.places[entry.ID] = &places[i]
+		held = append(held, &delivery{id: entry.ID, values: entry.Values, deliveries: 1})
+	}
+	t.mu.Unlock()
+	t.gauge.Add(float64(len(held)))
+	return held
+}
+
+// release removes entries: acknowledged, or left to others.
+func (t *entryTable) release(ids ...string) {
+	n := 0
+	t.mu.Lock()
+	for _, id := range ids {
+		if p, known := t.places[id]; known {
+			delete(t.places, id)
+			n++
+			if p.parked {
+				t.parked--
+			}
+		}
+	}
+	t.mu.Unlock()
+	t.gauge.Sub(float64(n))
+	t.signal()
+}
+
+// park takes an entry out of the room of those that are being worked on.
+func (t *entryTable) park(id string) {
+	t.mu.Lock()
+	if p, known := t.places[id]; known && !p.parked {
+		p.parked = true
+		t.parked++
+	}
+	t.mu.Unlock()
+	t.signal()
+}
+
+// awaitRoom returns how many entries may be added, or 0 if stop was closed first.
+func (t *entryTable) awaitRoom(stop <-chan struct{}) int {
+	for {
+		if room := t.room(); room > 0 {
+			return room
+		}
+		select {
+		case <-t.freed:
+		case <-stop:
+			return 0
+		}
+	}
+}
+
+func (t *entryTable) room() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.parked >= parkedMax {
+		return 0
+	}
+	return t.max - (len(t.places) - t.parked)
+}
+
+func (t *entryTable) signal() {
+	select {
+	case t.freed <- struct{}{}:
+	default:
+	}
+}
+
+func (t *entryTable) holds(id string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, known := t.places[id]
+	return known
+}
+
+// due returns the entries of which Redis has not heard since then.
+func (t *entryTable) due(since time.Time) []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var ids []string
+	for id, p := range t.places {
+		if !p.lost && p.renewed.Before(since) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// renew notes that Redis heard about the entry at that time.
+func (t *entryTable) renew(id string, at time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p, known := t.places[id]; known {
+		p.renewed = at
+	}
+}
+
+// lose notes that the entry has no lease that could be renewed. It is false if that was known, or
+// if the entry is not held any more.
+func (t *entryTable) lose(id string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p, known := t.places[id]
+	if !known || p.lost {
+		return false
+	}
+	p.lost = true
+	return true
+}
+
+// clear releases all that is left, and returns how many entries that is.
+func (t *entryTable) clear() int {
+	t.mu.Lock()
+	n := len(t.places)
+	clear(t.places)
+	t.parked = 0
+	t.mu.Unlock()
+	t.gauge.Sub(float64(n))
+	return n
+}

@@ -1,0 +1,340 @@
+package fulfillment
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// soon bounds what a test waits for.
+const soon = 10 * time.Second
+
+// streamBench is a stream of the test's own, and what a test does to it.
+type streamBench struct {
+	t      *testing.T
+	ctx    context.Context
+	url    string
+	rdb    *redis.Client
+	stream string
+	grave  *graveyard
+}
+
+func newStreamBench(t *testing.T) *streamBench {
+	t.Helper()
+	return newStreamBenchAt(t, testkit.RedisURL(t), testkit.Keys(t).Orders(0))
+}
+
+func newStreamBenchAt(t *testing.T, url, stream string) *streamBench {
+	t.Helper()
+	rdb, err := connect.Control(url)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	return &streamBench{t: t, ctx: t.Context(), url: url, rdb: rdb, stream: stream, grave: &graveyard{}}
+}
+
+// subscriber returns a subscriber that is quick to claim and to redeliver. It is closed with the test.
+func (b *streamBench) subscriber(consumer string, change ...func(*SubscriberConfig)) *Subscriber {
+	b.t.Helper()
+	blocking, err := connect.Blocking(b.url)
+	require.NoError(b.t, err)
+	config := SubscriberConfig{
+		Client: blocking, Control: b.rdb, Group: reservation.Group, Consumer: consumer,
+		BlockTimeout: 20 * time.Millisecond, MinIdle: 400 * time.Millisecond, ClaimInterval: 50 * time.Millisecond,
+		RedeliveryDelay: 5 * time.Millisecond, RedeliveryDelayMax: 20 * time.Millisecond,
+		DrainTimeout: 5 * time.Second, DeadLetter: b.grave.store, Logger: testkit.Logger(b.t),
+	}
+	for _, c := range change {
+		c(&config)
+	}
+	sub, err := NewSubscriber(config)
+	require.NoError(b.t, err)
+	b.t.Cleanup(func() {
+		require.NoError(b.t, sub.Close())
+		require.NoError(b.t, blocking.Close())
+	})
+	return sub
+}
+
+func (b *streamBench) subscribe(sub *Subscriber) <-chan *message.Message {
+	b.t.Helper()
+	messages, err := sub.Subscribe(b.ctx, b.stream)
+	require.NoError(b.t, err)
+	return messages
+}
+
+// publish appends messages with watermill-redisstream's own publisher and returns their UUIDs.
+func (b *streamBench) publish(n int) []string {
+	b.t.Helper()
+	client, err := connect.Control(b.url)
+	require.NoError(b.t, err)
+	publisher, err := redisstream.NewPublisher(redisstream.PublisherConfig{Client: client}, nil)
+	require.NoError(b.t, err)
+	uuids := make([]string, n)
+	for i := range uuids {
+		uuids[i] = watermill.NewUUID()
+		require.NoError(b.t, publisher.Publish(b.stream, message.NewMessage(uuids[i], []byte(strconv.Itoa(i)))))
+	}
+	require.NoError(b.t, publisher.Close()) // closes its client
+	return uuids
+}
+
+// add appends a raw entry.
+func (b *streamBench) add(fields ...any) string {
+	b.t.Helper()
+	id, err := b.rdb.XAdd(b.ctx, &redis.XAddArgs{Stream: b.stream, Values: fields}).Result()
+	require.NoError(b.t, err)
+	return id
+}
+
+// takeAway reads entries as a consumer that is never heard of again.
+func (b *streamBench) takeAway(consumer string, n int) []string {
+	b.t.Helper()
+	require.NoError(b.t, createGroup(b.ctx, b.rdb, b.stream, reservation.Group))
+	page, err := b.rdb.XReadGroup(b.ctx, &redis.XReadGroupArgs{
+		Group: reservation.Group, Consumer: consumer, Streams: []string{b.stream, ">"}, Count: int64(n), Block: -1,
+	}).Result()
+	require.NoError(b.t, err)
+	ids := make([]string, n)
+	for i, entry := range page[0].Messages {
+		ids[i] = entry.ID
+	}
+	return ids
+}
+
+func (b *streamBench) pending() []redis.XPendingExt {
+	b.t.Helper()
+	pending, err := b.rdb.XPendingExt(b.ctx, &redis.XPendingExtArgs{
+		Stream: b.stream, Group: reservation.Group, Start: "-", End: "+", Count: 10_000,
+	}).Result()
+	require.NoError(b.t, err)
+	return pending
+}
+
+func (b *streamBench) awaitNonePending() {
+	b.t.Helper()
+	testkit.Eventually(b.t, soon, "no entry is pending", func() bool { return len(b.pending()) == 0 })
+}
+
+func receive(t *testing.T, messages <-chan *message.Message) *message.Message {
+	t.Helper()
+	select {
+	case msg, open := <-messages:
+		require.True(t, open, "the channel was closed, want a message")
+		return msg
+	case <-time.After(soon):
+		require.FailNow(t, "no message")
+		return nil
+	}
+}
+
+func receiveUUIDs(t *testing.T, messages <-chan *message.Message, n int) []string {
+	t.Helper()
+	uuids := make([]string, n)
+	for i := range uuids {
+		msg := receive(t, messages)
+		uuids[i] = msg.UUID
+		require.True(t, msg.Ack())
+	}
+	return uuids
+}
+
+func deliveriesOf(t *testing.T, msg *message.Message) int {
+	t.Helper()
+	n, err := strconv.Atoi(msg.Metadata.Get(reservation.MetaDeliveries))
+	require.NoError(t, err)
+	return n
+}
+
+// graveyard is a store of dead letters that can be away.
+type graveyard struct {
+	mu      sync.Mutex
+	away    bool
+	tries   int
+	entries []Entry
+	reasons []error
+}
+
+func (g *graveyard) store(_ context.Context, entry Entry, reason error) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.tries++
+	if g.away {
+		return errors.New("the store of dead letters is away")
+	}
+	g.entries, g.reasons = append(g.entries, entry), append(g.reasons, reason)
+	return nil
+}
+
+func (g *graveyard) setAway(away bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.away = away
+}
+
+func (g *graveyard) look() (tries int, entries []Entry, reasons []error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.tries, slices.Clone(g.entries), slices.Clone(g.reasons)
+}
+
+func (g *graveyard) await(t *testing.T, n int) ([]Entry, []error) {
+	t.Helper()
+	testkit.Eventually(t, soon, fmt.Sprintf("%d dead letters are stored", n), func() bool {
+		_, entries, _ := g.look()
+		return len(entries) >= n
+	})
+	_, entries, reasons := g.look()
+	require.Len(t, entries, n)
+	return entries, reasons
+}
+
+func TestSubscriberDeliversInOrderAndAcknowledges(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	uuids := b.publish(50)
+	messages := b.subscribe(b.subscriber("worker-1"))
+	require.Equal(t, uuids, receiveUUIDs(t, messages, 50), "entries from before the group existed come too, in their order")
+	b.awaitNonePending()
+}
+
+func TestSubscriberReadsWhatTheStockPublisherWrites(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	publisher, err := redisstream.NewPublisher(redisstream.PublisherConfig{Client: b.rdb}, nil)
+	require.NoError(t, err)
+	sent := message.NewMessage(watermill.NewUUID(), []byte("payload \x00\xff"))
+	sent.Metadata = message.Metadata{"event": "OrderReserved", "": "no name"}
+	bare := message.NewMessage(watermill.NewUUID(), nil) // without metadata the publisher writes an empty field
+	require.NoError(t, publisher.Publish(b.stream, sent, bare))
+
+	messages := b.subscribe(b.subscriber("worker-1"))
+	for _, want := range []*message.Message{sent, bare} {
+		got := receive(t, messages)
+		require.NotEmpty(t, got.Metadata.Get(reservation.MetaEntryID))
+		require.Equal(t, "1", got.Metadata.Get(reservation.MetaDeliveries))
+		delete(got.Metadata, reservation.MetaEntryID)
+		delete(got.Metadata, reservation.MetaDeliveries)
+		require.True(t, got.Equals(want), "got %v, want %v", got, want)
+		require.True(t, got.Ack())
+	}
+	b.awaitNonePending()
+}
+
+func TestStockSubscriberTakesOverFromOurs(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	uuids := b.publish(4)
+	sub := b.subscriber("worker-1", func(c *SubscriberConfig) { c.DrainTimeout = 10 * time.Millisecond })
+	messages := b.subscribe(sub)
+	require.Equal(t, uuids[:2], receiveUUIDs(t, messages, 2))
+	testkit.Eventually(t, soon, "two entries are acknowledged", func() bool { return len(b.pending()) == 2 })
+	require.NoError(t, sub.Close())
+
+	client, err := connect.Blocking(b.url)
+	require.NoError(t, err)
+	stock, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
+		Client: client, ConsumerGroup: reservation.Group, Consumer: "stock", DisableIndefiniteInitialBlock: true,
+		MaxIdleTime: 100 * time.Millisecond, ClaimInterval: 20 * time.Millisecond,
+	}, nil)
+	require.NoError(t, err)
+	theirs, err := stock.Subscribe(t.Context(), b.stream)
+	require.NoError(t, err)
+	require.ElementsMatch(t, uuids[2:], receiveUUIDs(t, theirs, 2))
+	b.awaitNonePending()
+	require.NoError(t, stock.Close())
+}
+
+func TestSubscriberHandsOnFurtherFields(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	const metadata = "\x81\xa5event\xa1x" // msgpack of {"event": "x"}
+	id := b.add(fieldUUID, "u-1", fieldMetadata, metadata, fieldPayload, "{}",
+		reservation.MetaSequence, "17", "event", "from a field", reservation.MetaEntryID, "0-1", reservation.MetaDeliveries, "99")
+	b.add(fieldUUID, "u-2", fieldMetadata, "\xc0", "sequence", "18") // msgpack nil, and no payload
+	messages := b.subscribe(b.subscriber("worker-1"))
+
+	msg := receive(t, messages)
+	require.Equal(t, message.Metadata{
+		"event": "x", reservation.MetaSequence: "17", reservation.MetaEntryID: id, reservation.MetaDeliveries: "1",
+	}, msg.Metadata)
+	msg.Ack()
+	msg = receive(t, messages)
+	require.Equal(t, "18", msg.Metadata.Get("sequence"))
+	msg.Ack()
+}
+
+func TestSubscriberBoundsWhatIsInFlight(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(30)
+	messages := b.subscribe(b.subscriber("worker-1", func(c *SubscriberConfig) { c.BatchMax, c.InFlightMax = 4, 10 }))
+	held := make([]*message.Message, 10)
+	for i := range held {
+		held[i] = receive(t, messages)
+	}
+	backlog := func() Backlog {
+		backlog, err := ReadBacklog(t.Context(), b.rdb, b.stream, reservation.Group)
+		require.NoError(t, err)
+		return backlog
+	}
+	require.EqualValues(t, 10, backlog().Pending)
+	require.EqualValues(t, 20, backlog().Lag)
+
+	// The one that hangs is the oldest: it holds up nobody, and no more than its own room.
+	hanging := held[0]
+	for _, msg := range held[1:] {
+		msg.Ack()
+	}
+	for range 20 {
+		receive(t, messages).Ack()
+	}
+	testkit.Eventually(t, soon, "all others are acknowledged", func() bool { return len(b.pending()) == 1 })
+	hanging.Ack()
+	b.awaitNonePending()
+}
+
+func TestSubscriberRefusesASecondSubscriptionOfAStream(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	sub := b.subscriber("worker-1")
+	ctx, cancel := context.WithCancel(t.Context())
+	messages, err := sub.Subscribe(ctx, b.stream)
+	require.NoError(t, err)
+	_, err = sub.Subscribe(ctx, b.stream)
+	require.ErrorIs(t, err, ErrAlreadySubscribed)
+
+	cancel()
+	_, open := <-messages
+	require.False(t, open)
+	b.publish(1)
+	receiveUUIDs(t, b.subscribe(sub), 1)
+}
+
+func TestSubscriberConfigSaysAllThatIsWrong(t *testing.T) {
+	t.Parallel()
+	_, err := NewSubscriber(SubscriberConfig{BatchMax: -1})
+	for _, want := range []string{"Client", "Control", "Group", "Consumer", "DeadLetter", "BatchMax", "InFlightMax"} {
+		require.ErrorContains(t, err, want)
+	}
+	client := redis.NewClient(&redis.Options{ReadTimeout: time.Second})
+	t.Cleanup(func() { _ = client.Close() })
+	store := func(context.Context, Entry, error) error { return nil }
+	_, err = NewSubscriber(SubscriberConfig{Client: client, Control: client, Group: "g", Consumer: rand.Text(), DeadLetter: store, BlockTimeout: time.Second})
+	require.ErrorContains(t, err, "read time-out")
+}

@@ -1,0 +1,113 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/lua"
+)
+
+// TrimmerConfig configures a Trimmer. Control and Streams have no default.
+type TrimmerConfig struct {
+	Control redis.UniversalClient
+	Streams []string
+	// Interval is how often the streams are trimmed.
+	Interval time.Duration
+	Logger   *slog.Logger
+	// Registerer takes the metrics; nil for none.
+	Registerer prometheus.Registerer
+}
+
+func (c *TrimmerConfig) setDefaults() {
+	orElse(&c.Interval, 10*time.Second)
+	orElse(&c.Logger, slog.Default())
+}
+
+// Validate returns an error for a config that does not hold, after the defaults were set.
+func (c *TrimmerConfig) Validate() error {
+	switch {
+	case c.Control == nil:
+		return errors.New("trimmer config: Control is missing")
+	case len(c.Streams) == 0:
+		return errors.New("trimmer config: Streams is empty")
+	case c.Interval < 0:
+		return errors.New("trimmer config: Interval must be positive")
+	}
+	return nil
+}
+
+// Trimmer frees the entries of streams that all their groups are done with, and no others. Several
+// may work on the same streams.
+type Trimmer struct {
+	config  TrimmerConfig
+	trimmed *prometheus.CounterVec
+}
+
+// NewTrimmer returns a Trimmer.
+func NewTrimmer(config TrimmerConfig) (*Trimmer, error) {
+	config.setDefaults()
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	trimmed, err := registerOnce(config.Registerer, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "stampede_entries_trimmed_total", Help: "Stream entries freed after all groups were done with them.",
+	}, []string{"stream"}))
+	if err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	return &Trimmer{config: config, trimmed: trimmed}, nil
+}
+
+// Run trims until ctx is cancelled, and returns nil then. It goes on while Redis is away.
+func (t *Trimmer) Run(ctx context.Context) error {
+	outage := outage{log: t.config.Logger, doing: "trim the streams"}
+	for wait(t.config.Interval, ctx.Done()) {
+		var failed []error
+		for _, stream := range t.config.Streams {
+			if _, err := t.trim(ctx, stream); err != nil {
+				failed = append(failed, err)
+			}
+		}
+		switch err := errors.Join(failed...); {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			outage.failed(err)
+		default:
+			outage.over()
+		}
+	}
+	return nil
+}
+
+// trim frees what can be freed of one stream, and returns how many entries that was.
+func (t *Trimmer) trim(ctx context.Context, stream string) (int64, error) {
+	var total int64
+	for {
+		removed, err := trimOnce(ctx, t.config.Control, stream)
+		total += removed
+		t.trimmed.WithLabelValues(stream).Add(float64(removed))
+		if err != nil || removed == 0 {
+			return total, err
+		}
+	}
+}
+
+func trimOnce(ctx context.Context, rdb redis.UniversalClient, stream string) (int64, error) {
+	answer, err := lua.Trim.Run(ctx, rdb, []string{stream}).Slice()
+	if err != nil {
+		return 0, fmt.Errorf("trim %s: %w", stream, err)
+	}
+	if len(answer) == 2 {
+		if removed, ok := answer[1].(int64); ok {
+			return removed, nil
+		}
+	}
+	return 0, fmt.Errorf("trim %s: unexpected answer %v", stream, answer)
+}
