@@ -105,10 +105,8 @@ func Check(ctx context.Context, pool *pgxpool.Pool) error {
 		return err
 	}
 	// Version 0 is goose's mark for a table without migrations.
-	rows, err := pool.Query(ctx, "SELECT version_id FROM "+goose.DefaultTablename+" WHERE is_applied AND version_id > 0")
-	if err != nil {
-		return fmt.Errorf("read the schema's version: %w", err)
-	}
+	// An error of Query, where a missing table shows if the statement is prepared, is carried by the rows.
+	rows, _ := pool.Query(ctx, "SELECT version_id FROM "+goose.DefaultTablename+" WHERE is_applied AND version_id > 0")
 	applied, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == undefinedTable {
 		return fmt.Errorf("%w (it has none of %d migrations)", ErrNotMigrated, len(known))
