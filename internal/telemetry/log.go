@@ -1,0 +1,32 @@
+// Package telemetry is what a process tells its operators: logs, metrics, whether it lives and is
+// ready, and which build it is.
+package telemetry
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+)
+
+// The formats of a log.
+const (
+	FormatText = "text"
+	FormatJSON = "json"
+)
+
+// NewLogger returns a logger that writes to w, one line per record, in the format text or json. The
+// level is the lowest that is written: debug, info, warn or error, in any case.
+func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
+	var lowest slog.Level
+	if err := lowest.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("log level %q: want debug, info, warn or error", level)
+	}
+	options := &slog.HandlerOptions{Level: lowest}
+	switch format {
+	case FormatText:
+		return slog.New(slog.NewTextHandler(w, options)), nil
+	case FormatJSON:
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	}
+	return nil, fmt.Errorf("log format %q: want %s or %s", format, FormatText, FormatJSON)
+}

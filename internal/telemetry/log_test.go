@@ -1,0 +1,36 @@
+package telemetry
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestALoggerWritesItsFormatFromItsLevelOn(t *testing.T) {
+	var out bytes.Buffer
+	log, err := NewLogger(&out, FormatText, "WARN")
+	require.NoError(t, err)
+	log.Info("unheard")
+	log.Warn("heard", "order", 7)
+	assert.NotContains(t, out.String(), "unheard")
+	assert.Contains(t, out.String(), "level=WARN msg=heard order=7\n")
+
+	out.Reset()
+	log, err = NewLogger(&out, FormatJSON, "debug")
+	require.NoError(t, err)
+	log.Debug("heard", "order", 7)
+	var record map[string]any
+	require.NoError(t, json.Unmarshal(out.Bytes(), &record))
+	assert.Equal(t, "heard", record["msg"])
+	assert.EqualValues(t, 7, record["order"])
+}
+
+func TestALoggerThatCannotBeMadeSaysWhatCan(t *testing.T) {
+	_, err := NewLogger(nil, "xml", "info")
+	assert.EqualError(t, err, `log format "xml": want text or json`)
+	_, err = NewLogger(nil, FormatText, "loud")
+	assert.EqualError(t, err, `log level "loud": want debug, info, warn or error`)
+}
