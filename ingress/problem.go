@@ -49,7 +49,7 @@ var (
 	problemSoldOut    = fixed(problem{kind: kindSoldOut, detail: "Fewer units are left than you asked for."})
 	problemPaused     = fixed(problem{kind: kindPaused, detail: "An operator paused the sale. Try again later.", retryAfter: retryPaused})
 	problemEnded      = fixed(problem{kind: kindEnded, detail: "The sale was ended or its closing time has passed."})
-	problemKeyReused  = fixed(problem{kind: kindKeyReused, detail: "This Idempotency-Key was sent before with another quantity."})
+	problemKeyReused  = fixed(problem{kind: kindKeyReused, detail: "This Idempotency-Key was sent before with a request that asked for something else."})
 	problemOverloaded = fixed(problem{kind: kindOverloaded, detail: "Nothing was reserved. Try again in a moment.", retryAfter: retrySoon})
 	problemSale       = fixed(problem{kind: kindSaleNotFound, detail: "No sale has this id."})
 	problemOrder      = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
@@ -127,6 +127,8 @@ func problemOf(err error) *problem {
 		return problemSale
 	case errors.Is(err, reservation.ErrOrderNotFound):
 		return problemOrder
+	case errors.Is(err, reservation.ErrIdempotencyKeyReused):
+		return problemKeyReused
 	case errors.Is(err, reservation.ErrOverloaded):
 		return problemOverloaded
 	case errors.Is(err, reservation.ErrOutcomeUnknown):

@@ -20,12 +20,15 @@ const (
 	longestPage = 100
 )
 
-// timestamp is a time in an answer: UTC, milliseconds, left out where it is zero.
-type timestamp struct{ time.Time }
+// timestamp is a time in an answer: UTC, milliseconds, left out where it is zero. It does not embed
+// time.Time, whose own way into JSON would win.
+type timestamp time.Time
 
-func (t timestamp) AppendText(dst []byte) ([]byte, error) { return appendTime(dst, t.Time), nil }
+// MarshalText implements encoding.TextMarshaler.
+func (t timestamp) MarshalText() ([]byte, error) { return appendTime(nil, time.Time(t)), nil }
 
-func (t timestamp) MarshalText() ([]byte, error) { return t.AppendText(nil) }
+// IsZero is what omitzero asks.
+func (t timestamp) IsZero() bool { return time.Time(t).IsZero() }
 
 type saleView struct {
 	ID                   uuid.UUID         `json:"id"`
@@ -45,8 +48,8 @@ type saleView struct {
 func viewSale(s reservation.Standing) saleView {
 	return saleView{
 		ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
-		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp{s.OpensAt}, ClosesAt: timestamp{s.ClosesAt},
-		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second), CreatedAt: timestamp{s.CreatedAt},
+		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp(s.OpensAt), ClosesAt: timestamp(s.ClosesAt),
+		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second), CreatedAt: timestamp(s.CreatedAt),
 	}
 }
 

@@ -50,7 +50,7 @@ func (s *Server) showOrder(c echo.Context) error {
 	}
 	return writeJSON(c, http.StatusOK, orderView{
 		OrderID: order.ID, SaleID: order.SaleID, UserID: order.UserID, Quantity: order.Quantity,
-		Status: order.Status, Version: order.Version, ReservedAt: timestamp{order.ReservedAt}, Reason: order.Reason,
+		Status: order.Status, Version: order.Version, ReservedAt: timestamp(order.ReservedAt), Reason: order.Reason,
 	})
 }
 

@@ -1,0 +1,276 @@
+package ingress
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+const secret = "a secret of at least 32 bytes, as HS256 wants"
+
+func claims(change ...func(jwt.MapClaims)) jwt.MapClaims {
+	c := jwt.MapClaims{"sub": "ada", "exp": time.Now().Add(time.Hour).Unix(), "iss": "https://issuer.example", "aud": "stampede"}
+	for _, f := range change {
+		f(c)
+	}
+	return c
+}
+
+func with(name string, value any) func(jwt.MapClaims) {
+	return func(c jwt.MapClaims) { c[name] = value }
+}
+
+func without(name string) func(jwt.MapClaims) {
+	return func(c jwt.MapClaims) { delete(c, name) }
+}
+
+func sign(t testing.TB, method jwt.SigningMethod, key any, kid string, c jwt.MapClaims) string {
+	t.Helper()
+	token := jwt.NewWithClaims(method, c)
+	if kid != "" {
+		token.Header["kid"] = kid
+	}
+	text, err := token.SignedString(key)
+	require.NoError(t, err)
+	return text
+}
+
+// withJWT checks issuer and audience, too.
+func withJWT(c *Config) {
+	c.Auth, c.JWTSecret, c.JWTIssuer, c.JWTAudience = AuthJWT, secret, "https://issuer.example", "stampede"
+}
+
+func TestTokensWithSecret(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, withJWT)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	hs256 := func(change ...func(jwt.MapClaims)) string {
+		return sign(t, jwt.SigningMethodHS256, []byte(secret), "", claims(change...))
+	}
+	forged := strings.Split(hs256(), ".")
+	forged[1] = base64.RawURLEncoding.EncodeToString([]byte(`{"sub":"eve","exp":99999999999,"iss":"https://issuer.example","aud":"stampede"}`))
+
+	before := s.stock(sale)
+	for name, test := range map[string]struct {
+		token  string
+		detail string
+	}{
+		"other secret":       {sign(t, jwt.SigningMethodHS256, []byte(secret+"!"), "", claims()), "not valid"},
+		"alg none":           {sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "", claims()), "not valid"},
+		"other hash":         {sign(t, jwt.SigningMethodHS512, []byte(secret), "", claims()), "not valid"},
+		"RSA":                {sign(t, jwt.SigningMethodRS256, rsaKey, "", claims()), "not valid"},
+		"claims exchanged":   {strings.Join(forged, "."), "not valid"},
+		"no signature":       {strings.Join(forged[:2], ".") + ".", "not valid"},
+		"no token":           {"x", "not valid"},
+		"expired":            {hs256(with("exp", time.Now().Add(-time.Second).Unix())), "expired"},
+		"no expiry":          {hs256(without("exp")), "lacks"},
+		"expiry as text":     {hs256(with("exp", "tomorrow")), "not valid"},
+		"not valid yet":      {hs256(with("nbf", time.Now().Add(time.Hour).Unix())), "yet"},
+		"other issuer":       {hs256(with("iss", "https://issuer.example.evil")), "issuer"},
+		"no issuer":          {hs256(without("iss")), "lacks"},
+		"other audience":     {hs256(with("aud", "shop")), "audience"},
+		"other audiences":    {hs256(with("aud", []string{"shop", "till"})), "audience"},
+		"no audience":        {hs256(without("aud")), "lacks"},
+		"too long to be one": {strings.Repeat("x.", 2000), "not valid"},
+	} {
+		r := s.buy(sale, "", bearing(test.token))
+		require.Contains(t, r.isProblem(http.StatusUnauthorized, "unauthorized")["detail"], test.detail, name)
+		require.Contains(t, r.header.Get("WWW-Authenticate"), `error="invalid_token"`, name)
+	}
+	for name, headers := range map[string][]header{
+		"no header": nil, "another scheme": {{"Authorization", "Basic eA=="}}, "no token": {{"Authorization", "Bearer "}},
+		"no scheme": {{"Authorization", hs256()}}, "the header of the other mode": {as("ada")}, "two": {bearing(hs256()), bearing(hs256())},
+	} {
+		r := s.buy(sale, "", headers...)
+		r.isProblem(http.StatusUnauthorized, "unauthorized")
+		require.Equal(t, `Bearer realm="stampede"`, r.header.Get("WWW-Authenticate"), name)
+	}
+	for _, user := range []any{"", "{0}", "a b", strings.Repeat("u", 129)} {
+		s.buy(sale, "", bearing(hs256(with("sub", user)))).isProblem(http.StatusBadRequest, "invalid-request")
+	}
+	s.buy(sale, "", bearing(hs256(without("sub")))).isProblem(http.StatusBadRequest, "invalid-request")
+	require.Equal(t, before, s.stock(sale))
+
+	r := s.buy(sale, "", bearing(hs256(with("aud", []string{"till", "stampede"}))))
+	r.is(http.StatusAccepted)
+	require.Equal(t, "ada", s.get(r.header.Get("Location"), bearing(hs256())).is(http.StatusOK)["user_id"])
+	s.get(r.header.Get("Location"), bearing(hs256(with("sub", "bob")))).isProblem(http.StatusNotFound, "order-not-found")
+	s.get(r.header.Get("Location")).isProblem(http.StatusUnauthorized, "unauthorized")
+}
+
+// issuer publishes public keys as an identity provider does.
+type issuer struct {
+	*httptest.Server
+	rsa  *rsa.PrivateKey
+	ec   *ecdsa.PrivateKey
+	keys atomic.Pointer[[]map[string]string]
+	// down makes it answer 500.
+	down atomic.Bool
+}
+
+func newIssuer(t *testing.T) *issuer {
+	t.Helper()
+	i := new(issuer)
+	var err error
+	i.rsa, err = rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	i.ec, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	i.keys.Store(&[]map[string]string{{
+		"kty": "RSA", "kid": "rsa", "use": "sig", "alg": "RS256", "n": encode(i.rsa.N.Bytes()),
+		"e": encode(big.NewInt(int64(i.rsa.E)).Bytes()),
+	}, {
+		"kty": "EC", "kid": "ec", "use": "sig", "alg": "ES256", "crv": "P-256",
+		"x": encode(i.ec.X.FillBytes(make([]byte, 32))), "y": encode(i.ec.Y.FillBytes(make([]byte, 32))),
+	}})
+	i.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if i.down.Load() {
+			w.WriteHeader(http.StatusInternalServerError)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"keys": *i.keys.Load()})
+	}))
+	t.Cleanup(i.Close)
+	return i
+}
+
+func encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
+
+func withIssuer(i *issuer) func(*Config) {
+	return func(c *Config) {
+		c.Auth, c.JWKSURL, c.JWTIssuer, c.JWTAudience = AuthJWT, i.URL, "https://issuer.example", "stampede"
+	}
+}
+
+func TestTokensWithKeySet(t *testing.T) {
+	t.Parallel()
+	i := newIssuer(t)
+	s := openShop(t, withIssuer(i))
+	sale := s.sale(reservation.Terms{Stock: 10})
+	stranger, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	public, err := x509.MarshalPKIXPublicKey(&i.rsa.PublicKey)
+	require.NoError(t, err)
+	publicPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public})
+
+	before := s.stock(sale)
+	for name, token := range map[string]string{
+		// The public key is known to everybody: taken for a secret, it would let everybody in.
+		"HMAC with the public key in PEM": sign(t, jwt.SigningMethodHS256, publicPEM, "rsa", claims()),
+		"HMAC with the public key in DER": sign(t, jwt.SigningMethodHS256, public, "rsa", claims()),
+		"HMAC with the modulus":           sign(t, jwt.SigningMethodHS256, i.rsa.N.Bytes(), "rsa", claims()),
+		"alg none":                        sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "rsa", claims()),
+		"a stranger's key":                sign(t, jwt.SigningMethodRS256, stranger, "rsa", claims()),
+		"a stranger's key, no kid":        sign(t, jwt.SigningMethodRS256, stranger, "", claims()),
+		"an unknown kid":                  sign(t, jwt.SigningMethodRS256, stranger, "stranger", claims()),
+		"the kid of another key":          sign(t, jwt.SigningMethodES256, i.ec, "rsa", claims()),
+		"another method of the same key":  sign(t, jwt.SigningMethodRS512, i.rsa, "rsa", claims()),
+		"expired":                         sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims(with("exp", time.Now().Unix()-1))),
+		"no expiry":                       sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims(without("exp"))),
+		"other issuer":                    sign(t, jwt.SigningMethodES256, i.ec, "ec", claims(with("iss", "x"))),
+		"other audience":                  sign(t, jwt.SigningMethodES256, i.ec, "ec", claims(with("aud", "x"))),
+	} {
+		r := s.buy(sale, "", bearing(token))
+		require.Equal(t, http.StatusUnauthorized, r.status, name)
+		r.isProblem(http.StatusUnauthorized, "unauthorized")
+	}
+	require.Equal(t, before, s.stock(sale))
+
+	for user, token := range map[string]string{
+		"r": sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims(with("sub", "r"))),
+		"e": sign(t, jwt.SigningMethodES256, i.ec, "ec", claims(with("sub", "e"))),
+		"n": sign(t, jwt.SigningMethodRS256, i.rsa, "", claims(with("sub", "n"))),
+	} {
+		r := s.buy(sale, "", bearing(token))
+		r.is(http.StatusAccepted)
+		require.Equal(t, user, s.get(r.header.Get("Location"), bearing(token)).is(http.StatusOK)["user_id"])
+	}
+}
+
+// TestKeySetAway: without any keys nobody can be told who they are, which is not their fault. Keys
+// that were fetched stay good while the issuer is away.
+func TestKeySetAway(t *testing.T) {
+	t.Parallel()
+	i := newIssuer(t)
+	i.down.Store(true)
+	s := openShop(t, withIssuer(i))
+	sale := s.sale(reservation.Terms{Stock: 10})
+	token := bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims()))
+	s.buy(sale, "", token).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+
+	i.down.Store(false)
+	later := openShop(t, withIssuer(i))
+	i.down.Store(true)
+	sale = later.sale(reservation.Terms{Stock: 10})
+	later.buy(sale, "", token).is(http.StatusAccepted)
+}
+
+func TestNewKeyOfIssuerIsFetched(t *testing.T) {
+	t.Parallel()
+	i := newIssuer(t)
+	s := openShop(t, withIssuer(i))
+	sale := s.sale(reservation.Terms{Stock: 10})
+	rotated := *i.keys.Load()
+	renamed := map[string]string{}
+	for name, value := range rotated[0] {
+		renamed[name] = value
+	}
+	renamed["kid"] = "rsa-2"
+	i.keys.Store(&[]map[string]string{renamed})
+	s.buy(sale, "", bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa-2", claims()))).is(http.StatusAccepted)
+	s.buy(sale, "", bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims()))).isProblem(http.StatusUnauthorized, "unauthorized")
+}
+
+func TestConfigThatContradictsItself(t *testing.T) {
+	t.Parallel()
+	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)})
+	for complaint, change := range map[string]func(*Config){
+		"STAMPEDE_JWT_SECRET or STAMPEDE_JWKS_URL": func(c *Config) { c.Auth = AuthJWT },
+		"not both":                                        func(c *Config) { c.Auth, c.JWTSecret, c.JWKSURL = AuthJWT, secret, "https://issuer.example/keys" },
+		"has 31 bytes, HS256 needs at least 32":           func(c *Config) { c.Auth, c.JWTSecret = AuthJWT, secret[:31] },
+		"STAMPEDE_JWKS_URL must be an http or https URL":  func(c *Config) { c.Auth, c.JWKSURL = AuthJWT, "keys.json" },
+		`the auth mode (STAMPEDE_AUTH) is "", want`:       func(c *Config) { c.Auth = "" },
+		`the auth mode (STAMPEDE_AUTH) is "none", want`:   func(c *Config) { c.Auth = "none" },
+		"STAMPEDE_AUTH_HEADER":                            func(c *Config) { c.AuthHeader = "X User" },
+		"the admin token (STAMPEDE_ADMIN_TOKEN) must be":  func(c *Config) { c.AdminToken = "token\n" },
+		"Reservations, Sales and Orders are required":     func(c *Config) { c.Orders = nil },
+		"MaxInFlight is -1":                               func(c *Config) { c.MaxInFlight = -1 },
+		"StopDelay and DrainTimeout must not be negative": func(c *Config) { c.DrainTimeout = -1 },
+	} {
+		config := s.server.config
+		config.Metrics = nil
+		change(&config)
+		_, err := New(config)
+		require.ErrorContains(t, err, complaint)
+		require.NotContains(t, err.Error(), secret[:31])
+	}
+}
+
+func TestAuthHeaderIsConfigurable(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, func(c *Config) { c.AuthHeader = "x-buyer" })
+	sale := s.sale(reservation.Terms{Stock: 1})
+	s.buy(sale, "", as(uuid.NewString())).isProblem(http.StatusUnauthorized, "unauthorized")
+	s.buy(sale, "", header{"X-Buyer", "ada@example.org"}).is(http.StatusAccepted)
+}

@@ -1,0 +1,268 @@
+package ingress
+
+import (
+	"bytes"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/reservation"
+)
+
+func TestAcceptedPurchase(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+
+	before := time.Now().Add(-time.Second)
+	r := s.buy(sale, `{"quantity":2}`, as("ada"))
+	order := r.is(http.StatusAccepted)
+	id, err := uuid.Parse(order["order_id"].(string))
+	require.NoError(t, err)
+	require.Equal(t, "/v1/orders/"+id.String(), r.header.Get("Location"))
+	require.Empty(t, r.header.Get("Idempotency-Replayed"))
+	at, err := time.Parse(time.RFC3339, order["reserved_at"].(string))
+	require.NoError(t, err)
+	require.WithinRange(t, at, before, time.Now().Add(time.Second))
+	delete(order, "reserved_at")
+	require.Equal(t, map[string]any{"order_id": id.String(), "sale_id": sale.String(), "status": "reserved", "quantity": 2.0}, order)
+
+	now := s.stock(sale)
+	require.Equal(t, "8", now.Sale["left"])
+	require.EqualValues(t, 1, now.Entries)
+	require.Contains(t, now.Buyers["ada"], id.String())
+}
+
+func TestPurchaseWithoutQuantityIsForOne(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	for user, body := range map[string]string{"nothing": "", "empty": "{}", "spaces": " { } "} {
+		require.EqualValues(t, 1, s.buy(sale, body, as(user)).is(http.StatusAccepted)["quantity"], user)
+	}
+	chunked := s.ask(http.MethodPost, ordersOf(sale), struct{ *bytes.Reader }{bytes.NewReader(nil)}, as("chunked"))
+	require.EqualValues(t, 1, chunked.is(http.StatusAccepted)["quantity"])
+}
+
+func TestReplayGivesTheSameAnswer(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	first := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k-1"))
+	first.is(http.StatusAccepted)
+	left := s.stock(sale)
+
+	again := s.buy(sale, ` {"quantity": 2}`, as("ada"), withKey("k-1"))
+	again.is(http.StatusAccepted)
+	require.Equal(t, first.body, again.body)
+	require.Equal(t, first.header.Get("Location"), again.header.Get("Location"))
+	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
+
+	s.buy(sale, `{"quantity":1}`, as("ada"), withKey("k-1")).isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
+	other := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k-2"))
+	other.isProblem(http.StatusConflict, "already-purchased")
+	require.Equal(t, first.header.Get("Location"), other.header.Get("Location"))
+	require.Equal(t, left, s.stock(sale))
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	soon := time.Now().Add(90 * time.Second).Truncate(time.Millisecond)
+	scheduled := s.sale(reservation.Terms{Stock: 1, OpensAt: soon})
+	distant := s.sale(reservation.Terms{Stock: 1, OpensAt: soon.Add(48 * time.Hour)})
+	paused := s.sale(reservation.Terms{Stock: 1})
+	_, err := s.catalog.Pause(t.Context(), paused)
+	require.NoError(t, err)
+	ended := s.sale(reservation.Terms{Stock: 1})
+	_, err = s.catalog.End(t.Context(), ended)
+	require.NoError(t, err)
+	closed := s.sale(reservation.Terms{Stock: 1, ClosesAt: time.Now().Add(-time.Hour)})
+	soldOut := s.sale(reservation.Terms{Stock: 1})
+	s.buy(soldOut, "", as("winner")).is(http.StatusAccepted)
+	few := s.sale(reservation.Terms{Stock: 1})
+
+	for name, test := range map[string]struct {
+		sale   uuid.UUID
+		body   string
+		status int
+		slug   string
+	}{
+		"not open yet":         {scheduled, "", http.StatusConflict, "sale-not-open"},
+		"paused":               {paused, "", http.StatusConflict, "sale-paused"},
+		"ended by an operator": {ended, "", http.StatusGone, "sale-ended"},
+		"closing time is over": {closed, "", http.StatusGone, "sale-ended"},
+		"sold out":             {soldOut, "", http.StatusConflict, "sold-out"},
+		"fewer left":           {few, `{"quantity":2}`, http.StatusConflict, "sold-out"},
+		"over the limit":       {few, `{"quantity":3}`, http.StatusUnprocessableEntity, "quantity-over-limit"},
+		"unknown sale":         {uuid.Must(uuid.NewV7()), "", http.StatusNotFound, "sale-not-found"},
+	} {
+		before := s.stock(test.sale)
+		for range 2 { // once from Redis, once from what the process may remember
+			s.buy(test.sale, test.body, as("ada")).isProblem(test.status, test.slug)
+		}
+		require.Equal(t, before, s.stock(test.sale), name)
+	}
+
+	r := s.buy(scheduled, "", as("ada"))
+	opens, err := time.Parse(time.RFC3339, r.json()["opens_at"].(string))
+	require.NoError(t, err)
+	require.WithinDuration(t, soon, opens, 0)
+	wait, err := strconv.Atoi(r.header.Get("Retry-After"))
+	require.NoError(t, err)
+	require.InDelta(t, 90, wait, 30)
+	require.Equal(t, "3600", s.buy(distant, "", as("ada")).header.Get("Retry-After"))
+	require.EqualValues(t, 2, s.buy(few, `{"quantity":3}`, as("ada")).json()["limit"])
+}
+
+func TestRetryAfterIsNeverZero(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for wait, want := range map[time.Duration]int{
+		-time.Hour: 1, 0: 1, time.Millisecond: 1, time.Second: 1, time.Second + 1: 2, 59 * time.Minute: 3540, 1000 * time.Hour: 3600,
+	} {
+		require.Equal(t, want, secondsUntil(now.Add(wait), now), wait)
+	}
+}
+
+// TestBadPurchases: whatever is wrong with a request, it is answered in the words of the public
+// surface, and neither stock nor stream nor buyers change.
+func TestBadPurchases(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	long := strings.Repeat("k", 256)
+	huge := `{"quantity":1,"x":"` + strings.Repeat("x", 1<<20) + `"}`
+
+	for name, test := range map[string]struct {
+		body    string
+		headers []header
+		status  int
+		slug    string
+		detail  string
+	}{
+		"no user":            {`{}`, nil, 401, "unauthorized", "X-User-Id"},
+		"empty user":         {`{}`, []header{as("")}, 400, "invalid-request", "user id"},
+		"user with braces":   {`{}`, []header{as("{0}")}, 400, "invalid-request", "user id"},
+		"user with a space":  {`{}`, []header{as("a b")}, 400, "invalid-request", "user id"},
+		"user not ASCII":     {`{}`, []header{as("é")}, 400, "invalid-request", "user id"},
+		"user too long":      {`{}`, []header{as(strings.Repeat("u", 129))}, 400, "invalid-request", "user id"},
+		"user twice":         {`{}`, []header{as("ada"), as("bob")}, 400, "invalid-request", "once"},
+		"key empty":          {`{}`, []header{as("ada"), withKey("")}, 400, "invalid-request", "Idempotency-Key"},
+		"key too long":       {`{}`, []header{as("ada"), withKey(long)}, 400, "invalid-request", "Idempotency-Key"},
+		"key not ASCII":      {`{}`, []header{as("ada"), withKey("schlüssel")}, 400, "invalid-request", "Idempotency-Key"},
+		"key with a space":   {`{}`, []header{as("ada"), withKey("a b")}, 400, "invalid-request", "Idempotency-Key"},
+		"key twice":          {`{}`, []header{as("ada"), withKey("a"), withKey("a")}, 400, "invalid-request", "Idempotency-Key"},
+		"quantity 0":         {`{"quantity":0}`, nil, 400, "invalid-request", "quantity"},
+		"quantity -1":        {`{"quantity":-1}`, nil, 400, "invalid-request", "quantity"},
+		"quantity -0":        {`{"quantity":-0}`, nil, 400, "invalid-request", "quantity"},
+		"quantity 1.5":       {`{"quantity":1.5}`, nil, 400, "invalid-request", "quantity"},
+		"quantity 1.0":       {`{"quantity":1.0}`, nil, 400, "invalid-request", "quantity"},
+		"quantity 1e2":       {`{"quantity":1e2}`, nil, 400, "invalid-request", "quantity"},
+		"quantity as text":   {`{"quantity":"3"}`, nil, 400, "invalid-request", "quantity"},
+		"quantity null":      {`{"quantity":null}`, nil, 400, "invalid-request", "quantity"},
+		"quantity true":      {`{"quantity":true}`, nil, 400, "invalid-request", "quantity"},
+		"quantity as a list": {`{"quantity":[1]}`, nil, 400, "invalid-request", "quantity"},
+		"quantity 01":        {`{"quantity":01}`, nil, 400, "invalid-request", "JSON"},
+		"quantity NaN":       {`{"quantity":NaN}`, nil, 400, "invalid-request", "JSON"},
+		"quantity 0x10":      {`{"quantity":0x10}`, nil, 400, "invalid-request", "JSON"},
+		"over the limit":     {`{"quantity":3}`, nil, 422, "quantity-over-limit", "2"},
+		"far over the limit": {`{"quantity":1000001}`, nil, 422, "quantity-over-limit", "2"},
+		"2^53+1":             {`{"quantity":9007199254740993}`, nil, 422, "quantity-over-limit", "2"},
+		"2^64+1":             {`{"quantity":18446744073709551617}`, nil, 422, "quantity-over-limit", "2"},
+		"a thousand digits":  {`{"quantity":` + strings.Repeat("9", 1000) + `}`, nil, 422, "quantity-over-limit", "2"},
+		"wrong case":         {`{"Quantity":1}`, nil, 400, "invalid-request", "Quantity"},
+		"unknown member":     {`{"quantity":1,"colour":"red"}`, nil, 400, "invalid-request", "colour"},
+		"quantity twice":     {`{"quantity":1,"quantity":1}`, nil, 400, "invalid-request", "quantity"},
+		"twice by escapes":   {`{"quantity":1,"\u0071uantity":1}`, nil, 400, "invalid-request", "quantity"},
+		"trailing data":      {`{"quantity":1}{}`, nil, 400, "invalid-request", "JSON"},
+		"trailing brace":     {`{"quantity":1}}`, nil, 400, "invalid-request", "JSON"},
+		"not closed":         {`{"quantity":1`, nil, 400, "invalid-request", "JSON"},
+		"no value":           {`{"quantity":}`, nil, 400, "invalid-request", "JSON"},
+		"comment":            {`{"quantity":1/**/}`, nil, 400, "invalid-request", "JSON"},
+		"only spaces":        {`   `, nil, 400, "invalid-request", "object"},
+		"a list":             {`[1]`, nil, 400, "invalid-request", "object"},
+		"a number":           {`1`, nil, 400, "invalid-request", "object"},
+		"null":               {`null`, nil, 400, "invalid-request", "object"},
+		"byte order mark":    {"\ufeff{}", nil, 400, "invalid-request", "object"},
+		"invalid UTF-8":      {"{\"quantity\":1,\"\xff\":1}", nil, 400, "invalid-request", "JSON"},
+		"zero byte":          {"{\"quantity\":1\x00}", nil, 400, "invalid-request", "JSON"},
+		"body of 4097 bytes": {`{"quantity":1` + strings.Repeat(" ", 4097-14) + `}`, nil, 413, "body-too-large", "4096"},
+		"body of 1 MB":       {huge, nil, 413, "body-too-large", "4096"},
+		"deep":               {strings.Repeat(`{"a":`, 800), nil, 400, "invalid-request", ""},
+	} {
+		before := s.stock(sale)
+		headers := test.headers
+		if headers == nil && test.slug != "unauthorized" {
+			headers = []header{as("ada")}
+		}
+		r := s.buy(sale, test.body, headers...)
+		require.Equal(t, test.status, r.status, "%s: %s", name, r.body)
+		require.Contains(t, r.isProblem(test.status, test.slug)["detail"], test.detail, name)
+		require.Equal(t, before, s.stock(sale), name)
+	}
+	s.buy(sale, `{"quantity":1`+strings.Repeat(" ", 4096-14)+`}`, as("ada")).is(http.StatusAccepted)
+}
+
+func TestMediaType(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 100})
+	for _, good := range []string{"application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8"} {
+		s.ask(http.MethodPost, ordersOf(sale), strings.NewReader(`{}`), as(uuid.NewString()), header{"Content-Type", good}).is(http.StatusAccepted)
+	}
+	before := s.stock(sale)
+	for _, bad := range [][]header{
+		nil,
+		{{"Content-Type", ""}},
+		{{"Content-Type", "text/plain"}},
+		{{"Content-Type", "application/json; charset=latin1"}},
+		{{"Content-Type", "application/problem+json"}},
+		{{"Content-Type", "application/x-www-form-urlencoded"}},
+		{{"Content-Type", "application/json"}, {"Content-Type", "text/plain"}},
+		{{"Content-Type", "application/json"}, {"Content-Encoding", "gzip"}},
+	} {
+		s.ask(http.MethodPost, ordersOf(sale), strings.NewReader(`{}`), append(bad, as("ada"))...).isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
+	}
+	require.Equal(t, before, s.stock(sale))
+}
+
+func TestSaleIDsThatAreNone(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 1}).String()
+	for _, id := range []string{
+		"x", "%7B" + sale + "%7D", "{" + sale + "}", "urn:uuid:" + sale, strings.ReplaceAll(sale, "-", ""), sale + "%00", "%0d%0a", "..%2f" + sale,
+		sale[:35] + "%7d", strings.Repeat("a", 10<<10),
+	} {
+		s.post("/v1/sales/"+id+"/orders", "", as("ada")).isProblem(http.StatusNotFound, "sale-not-found")
+		s.get("/v1/sales/"+id).isProblem(http.StatusNotFound, "sale-not-found")
+		s.get("/v1/orders/"+id, as("ada")).isProblem(http.StatusNotFound, "order-not-found")
+		s.post("/v1/sales/"+id+"/pause", "", operator).isProblem(http.StatusNotFound, "sale-not-found")
+	}
+}
+
+func TestCrowdGetsExactlyTheStock(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	const buyers, units = 300, 20
+	sale := s.sale(reservation.Terms{Stock: units})
+	statuses := make([]int, buyers)
+	var crowd sync.WaitGroup
+	for i := range buyers {
+		crowd.Go(func() { statuses[i] = s.buy(sale, "", as("buyer-"+strconv.Itoa(i))).status })
+	}
+	crowd.Wait()
+	count := map[int]int{}
+	for _, status := range statuses {
+		count[status]++
+	}
+	require.Equal(t, map[int]int{http.StatusAccepted: units, http.StatusConflict: buyers - units}, count)
+	require.EqualValues(t, units, s.stock(sale).Entries)
+}

@@ -1,0 +1,35 @@
+package ingress
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/reservation"
+)
+
+// FuzzQuantity holds the reader by hand against the strict decoder. In front of a body that is
+// accepted by hand goes a space, which the decoder skips and the hand does not.
+func FuzzQuantity(f *testing.F) {
+	for _, body := range []string{
+		`{"quantity":1}`, `{"quantity": 2}`, `{"quantity":1000001}`, `{"quantity":9007199254740993}`, `{"quantity":99999999999999999999999}`,
+		`{"quantity":0}`, `{"quantity":01}`, `{"quantity":-1}`, `{"quantity":1.5}`, `{"quantity":1e2}`, `{"quantity":"3"}`, `{"quantity":null}`,
+		`{"quantity":}`, `{"quantity": }`, `{"quantity":1}}`, `{"quantity":1 }`, `{"quantity":  1}`, `{"quantity":1`, `{"quantity":`, `{}`, ` `, `null`,
+		`{"quantity":1,"quantity":1}`, `{"Quantity":1}`, "{\"quantity\":1\x00}", "{\"quantity\":\xff}",
+	} {
+		f.Add([]byte(body))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if len(body) == 0 {
+			return
+		}
+		byHand, errByHand := parseQuantity(body)
+		decoded, errDecoded := parseQuantity(append([]byte{' '}, body...))
+		require.Equal(t, errDecoded == nil, errByHand == nil, "by hand: %v, decoded: %v", errByHand, errDecoded)
+		require.Equal(t, decoded, byHand)
+		if errByHand == nil {
+			require.Positive(t, byHand)
+			require.LessOrEqual(t, byHand, int64(reservation.MaxPerOrder+1))
+		}
+	})
+}

@@ -1,0 +1,191 @@
+package ingress
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/labstack/echo/v4"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+func TestUnknownRoutesAndMethods(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	for _, path := range []string{"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders", "/favicon.ico", "//", "/v1/%73ales/x/y/z"} {
+		s.get(path).isProblem(http.StatusNotFound, "not-found")
+	}
+	for path, allow := range map[string][]string{
+		"/v1/sales":          {"GET", "HEAD", "POST"},
+		"/v1/sales/x/orders": {"POST"},
+		"/v1/sales/x/pause":  {"POST"},
+		"/v1/orders/x":       {"GET", "HEAD"},
+		"/livez":             {"GET", "HEAD"},
+	} {
+		r := s.ask(http.MethodDelete, path, nil)
+		r.isProblem(http.StatusMethodNotAllowed, "method-not-allowed")
+		options := s.ask(http.MethodOptions, path, nil)
+		require.Equal(t, http.StatusNoContent, options.status)
+		for _, method := range allow {
+			require.Contains(t, r.header.Get("Allow"), method, path)
+			require.Contains(t, options.header.Get("Allow"), method, path)
+		}
+	}
+}
+
+func TestHeadIsGetWithoutBody(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 1})
+	for _, path := range []string{"/livez", "/readyz", "/v1/sales", "/v1/sales/" + sale.String()} {
+		get, head := s.get(path), s.ask(http.MethodHead, path, nil)
+		require.Equal(t, http.StatusOK, head.status, path)
+		require.Empty(t, head.body)
+		require.Equal(t, get.header.Get("Content-Type"), head.header.Get("Content-Type"))
+		require.Equal(t, "no-store", get.header.Get("Cache-Control"))
+	}
+	require.Equal(t, http.StatusNotFound, s.ask(http.MethodHead, "/v1/sales/x", nil).status)
+}
+
+// TestBodiesByHand sends what no HTTP client would.
+func TestBodiesByHand(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	before := s.stock(sale)
+	megabyte := strings.Repeat(fmt.Sprintf("1000\r\n%s\r\n", strings.Repeat(" ", 4096)), 256)
+
+	for name, test := range map[string]struct {
+		request string
+		status  int
+		slug    string
+	}{
+		"1 MB in chunks":           {s.head(sale, "ada", "Transfer-Encoding: chunked\r\n") + megabyte + "0\r\n\r\n", 413, "body-too-large"},
+		"chunks that break off":    {s.head(sale, "ada", "Transfer-Encoding: chunked\r\n") + "e\r\n{\"quantity\":1}\r\n", 400, "invalid-request"},
+		"chunks that are none":     {s.head(sale, "ada", "Transfer-Encoding: chunked\r\n") + "zz\r\n{\"quantity\":1}\r\n", 400, "invalid-request"},
+		"a body that breaks off":   {s.head(sale, "ada", "Content-Length: 100\r\n") + `{"quantity":1}`, 400, "invalid-request"},
+		"a length beyond the body": {s.head(sale, "ada", "Content-Length: 9999999999\r\n"), 413, "body-too-large"},
+		"control character in key": {s.head(sale, "ada", "Idempotency-Key: a\tb\r\n", "Content-Length: 0\r\n"), 400, "invalid-request"},
+		"control character in id":  {s.head(sale, "a\tb", "Content-Length: 0\r\n"), 400, "invalid-request"},
+	} {
+		conn := s.dial()
+		go func() {
+			_, _ = io.WriteString(conn, test.request)
+			// The request ends here, also where its head promised more.
+			_ = conn.(interface{ CloseWrite() error }).CloseWrite()
+		}()
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err, name)
+		body, err := io.ReadAll(res.Body)
+		require.NoError(t, err, name)
+		require.NoError(t, res.Body.Close())
+		reply{t, res.StatusCode, res.Header, string(body)}.isProblem(test.status, test.slug)
+		require.Equal(t, before, s.stock(sale), name)
+	}
+}
+
+// TestRequestsInFlightAreBounded fills the server with requests whose bodies do not come.
+func TestRequestsInFlightAreBounded(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	first, second := s.dial(), s.dial()
+	for i, conn := range []io.Writer{first, second} {
+		_, err := io.WriteString(conn, s.head(sale, fmt.Sprint("slow-", i), "Content-Length: 2\r\n"))
+		require.NoError(t, err)
+	}
+	testkit.Eventually(t, 5*time.Second, "both requests are being worked on", func() bool { return s.server.room.taken.Load() == 2 })
+
+	r := s.buy(sale, "", as("ada"))
+	r.isProblem(http.StatusServiceUnavailable, "overloaded")
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+	s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "overloaded")
+	require.Contains(t, s.get("/metrics").body, "stampede_http_requests_in_flight 2\n")
+	s.get("/livez").is(http.StatusOK)
+	s.get("/readyz").is(http.StatusOK)
+
+	_, err := io.WriteString(first, `{}`)
+	require.NoError(t, err)
+	res, err := http.ReadResponse(bufio.NewReader(first), nil)
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, http.StatusAccepted, res.StatusCode)
+	testkit.Eventually(t, 5*time.Second, "there is room again", func() bool { return s.server.room.taken.Load() == 1 })
+	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
+}
+
+// TestSlowPostgresLeavesRoomForPurchases: requests that hang in Postgres fill half of the server.
+func TestSlowPostgresLeavesRoomForPurchases(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE sales IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+
+	var hanging sync.WaitGroup
+	hanging.Go(func() { s.get("/v1/sales").is(http.StatusOK) })
+	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.postgresRoom.taken.Load() == 1 })
+	s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "overloaded")
+	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
+	require.NoError(t, tx.Rollback(t.Context()))
+	hanging.Wait()
+}
+
+func TestPanicIsAnsweredAndLogged(t *testing.T) {
+	t.Parallel()
+	var log syncBuffer
+	s := openShop(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	s.server.handle(http.MethodGet, "/panics", s.server.room.admit(func(echo.Context) error { panic("the secret is 42") }))
+	s.server.handle(http.MethodGet, "/panics-late", func(c echo.Context) error {
+		c.Response().WriteHeader(http.StatusOK)
+		_, _ = c.Response().Write([]byte("half"))
+		panic("too late")
+	})
+
+	r := s.get("/panics")
+	id := r.isProblem(http.StatusInternalServerError, "internal-error")["request_id"]
+	require.NotContains(t, r.body, "secret")
+	require.Contains(t, log.String(), "request_id="+id.(string))
+	require.Contains(t, log.String(), "the secret is 42")
+	require.Contains(t, log.String(), "TestPanicIsAnsweredAndLogged") // the stack
+	require.Zero(t, s.server.room.taken.Load())
+	require.Contains(t, s.get("/metrics").body, `stampede_http_requests_total{route="GET /panics",status="5xx"} 1`)
+
+	res, err := http.Get(s.url + "/panics-late") //nolint:noctx // ends with the server
+	if err == nil {
+		_, err = io.ReadAll(res.Body)
+		require.NoError(t, res.Body.Close())
+	}
+	require.Error(t, err, "half an answer looked like a whole one")
+	s.get("/livez").is(http.StatusOK)
+}
+
+// syncBuffer is a log that is written and read at the same time.
+type syncBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}

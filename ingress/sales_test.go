@@ -1,0 +1,175 @@
+package ingress
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/reservation"
+)
+
+func TestCreateAndShowSale(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	opens := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
+	r := s.post("/v1/sales", `{"name":"Tickets – première","stock":100,"per_order_limit":4,"opens_at":"`+opens.Format(time.RFC3339)+
+		`","closes_at":"`+opens.Add(time.Hour).Format(time.RFC3339)+`","payment_window_seconds":600}`, operator)
+	sale := r.is(http.StatusCreated)
+	id := sale["id"].(string)
+	require.Equal(t, "/v1/sales/"+id, r.header.Get("Location"))
+	require.NoError(t, uuid.Validate(id))
+	created, err := time.Parse(time.RFC3339, sale["created_at"].(string))
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now(), created, time.Minute)
+	require.Equal(t, sale, s.get("/v1/sales/"+id).is(http.StatusOK))
+	delete(sale, "created_at")
+	require.Equal(t, map[string]any{
+		"id": id, "name": "Tickets – première", "state": "scheduled", "stock": 100.0, "available": 100.0, "held": 0.0, "sold": 0.0,
+		"per_order_limit": 4.0, "payment_window_seconds": 600.0,
+		"opens_at": opens.Format("2006-01-02T15:04:05.000Z"), "closes_at": opens.Add(time.Hour).Format("2006-01-02T15:04:05.000Z"),
+	}, sale)
+
+	plain := s.post("/v1/sales", `{"name":"plain","stock":1,"opens_at":null}`, operator).is(http.StatusCreated)
+	require.NotContains(t, plain, "opens_at")
+	require.NotContains(t, plain, "closes_at")
+	require.EqualValues(t, 1, plain["per_order_limit"])
+	require.Equal(t, "open", plain["state"])
+}
+
+func TestBadSales(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	for body, detail := range map[string]string{
+		``:                                      "object",
+		`{}`:                                    "name",
+		`{"name":"x"}`:                          "stock",
+		`{"name":"","stock":1}`:                 "name",
+		`{"name":1,"stock":1}`:                  "name",
+		`{"name":"x","stock":0}`:                "stock",
+		`{"name":"x","stock":null}`:             "stock",
+		`{"name":"x","stock":1.5}`:              "stock",
+		`{"name":"x","stock":1e2}`:              "stock",
+		`{"name":"x","stock":"3"}`:              "stock",
+		`{"name":"x","stock":100000001}`:        "stock",
+		`{"name":"x","stock":9007199254740993}`: "stock",
+		`{"name":"x","stock":99999999999999999999}`:                                                   "stock",
+		`{"name":"x","stock":1,"per_order_limit":0}`:                                                  "per_order_limit",
+		`{"name":"x","stock":1,"opens_at":"tomorrow"}`:                                                "opens_at",
+		`{"name":"x","stock":1,"opens_at":1700000000}`:                                                "opens_at",
+		`{"name":"x","stock":1,"opens_at":"2030-01-01"}`:                                              "opens_at",
+		`{"name":"x","stock":1,"opens_at":"2030-01-01T00:00:00Z","closes_at":"2030-01-01T00:00:00Z"}`: "closes_at",
+		`{"name":"x","stock":1,"payment_window_seconds":-1}`:                                          "payment_window_seconds",
+		`{"name":"x","stock":1,"payment_window_seconds":9223372036854775807}`:                         "payment_window_seconds",
+		`{"name":"x","stock":1,"payment_window_seconds":-9223372036854775808}`:                        "payment_window_seconds",
+		`{"name":"x","stock":1,"price":1}`:                                                            "price",
+		`{"name":"x","stock":1,"Stock":1}`:                                                            "Stock",
+		`{"name":"x","name":"y","stock":1}`:                                                           "name",
+		`{"name":"x","stock":1} x`:                                                                    "JSON",
+		"{\"name\":\"\xff\",\"stock\":1}":                                                             "name",
+		`{"name":"a\u0000b","stock":1}`:                                                               "name",
+		`{"name":"` + strings.Repeat("n", 201) + `","stock":1}`:                                       "name",
+		`{"name":"x","stock":1,"` + strings.Repeat("y", 1000) + `":1}`:                                "yyy…",
+	} {
+		p := s.post("/v1/sales", body, operator).isProblem(http.StatusBadRequest, "invalid-request")
+		require.Contains(t, p["detail"], detail, body)
+	}
+	s.post("/v1/sales", `{"name":"`+strings.Repeat("n", 5000)+`"}`, operator).isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
+	s.ask(http.MethodPost, "/v1/sales", strings.NewReader("name=x"), operator).isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
+	require.Empty(t, s.get("/v1/sales").is(http.StatusOK)["sales"])
+}
+
+func TestOperateSale(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := "/v1/sales/" + s.sale(reservation.Terms{Stock: 3}).String()
+	state := func(action string) any { return s.post(sale+action, "", operator).is(http.StatusOK)["state"] }
+	require.Equal(t, "paused", state("/pause"))
+	require.Equal(t, "paused", state("/pause"))
+	s.post(sale+"/orders", "", as("ada")).isProblem(http.StatusConflict, "sale-paused")
+	require.Equal(t, "open", state("/resume"))
+	s.post(sale+"/orders", "", as("ada")).is(http.StatusAccepted)
+
+	restock := func(units, key string) map[string]any {
+		return s.post(sale+"/restock", `{"units":`+units+`}`, operator, withKey(key)).is(http.StatusOK)
+	}
+	require.EqualValues(t, 13, restock("10", "delivery-1")["stock"])
+	require.EqualValues(t, 13, restock("10", "delivery-1")["stock"])
+	s.post(sale+"/restock", `{"units":11}`, operator, withKey("delivery-1")).isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
+	now := s.post(sale+"/restock", `{"units":1}`, operator).is(http.StatusOK)
+	require.Equal(t, []any{14.0, 13.0, 1.0, 0.0}, []any{now["stock"], now["available"], now["held"], now["sold"]})
+	for _, bad := range []string{``, `{}`, `{"units":0}`, `{"units":-1}`, `{"units":1.5}`, `{"units":"1"}`, `{"units":null}`, `{"units":100000000}`, `{"units":1,"x":1}`} {
+		s.post(sale+"/restock", bad, operator).isProblem(http.StatusBadRequest, "invalid-request")
+	}
+	s.post(sale+"/restock", `{"units":1}`, operator, withKey("")).isProblem(http.StatusBadRequest, "invalid-request")
+	require.EqualValues(t, 14, s.get(sale).is(http.StatusOK)["stock"])
+
+	require.Equal(t, "ended", state("/end"))
+	require.Equal(t, "ended", state("/end"))
+	for _, action := range []string{"/pause", "/resume"} {
+		s.post(sale+action, "", operator).isProblem(http.StatusConflict, "illegal-transition")
+	}
+	s.post(sale+"/restock", `{"units":1}`, operator).isProblem(http.StatusConflict, "illegal-transition")
+	s.post("/v1/sales/"+uuid.NewString()+"/end", "", operator).isProblem(http.StatusNotFound, "sale-not-found")
+	s.post(sale+"/pause", strings.Repeat(" ", 5000), operator).isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
+}
+
+func TestListSales(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	require.Equal(t, map[string]any{"sales": []any{}}, s.get("/v1/sales").is(http.StatusOK))
+	var want []string
+	for range 5 {
+		want = append(want, s.sale(reservation.Terms{Stock: 1}).String())
+	}
+	slices.Reverse(want) // newest first
+
+	var got []string
+	path := "/v1/sales?limit=2"
+	for pages := 1; ; pages++ {
+		page := s.get(path).is(http.StatusOK)
+		for _, sale := range page["sales"].([]any) {
+			got = append(got, sale.(map[string]any)["id"].(string))
+		}
+		next, more := page["next"].(string)
+		if !more {
+			require.Equal(t, 3, pages)
+			break
+		}
+		path = "/v1/sales?limit=2&after=" + next
+	}
+	require.Equal(t, want, got)
+	require.NotContains(t, s.get("/v1/sales?limit=5").is(http.StatusOK), "next")
+	for _, bad := range []string{"limit=0", "limit=101", "limit=x", "limit=-1", "after=x", "after=%7B%7D"} {
+		s.get("/v1/sales?"+bad).isProblem(http.StatusBadRequest, "invalid-request")
+	}
+}
+
+func TestOperatorsOnly(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 1})
+	off := openShop(t, func(c *Config) { c.AdminToken = "" })
+	before := s.stock(sale)
+	for path, body := range map[string]string{
+		"/v1/sales": `{"name":"x","stock":1}`, "/v1/sales/" + sale.String() + "/pause": "", "/v1/sales/" + sale.String() + "/resume": "",
+		"/v1/sales/" + sale.String() + "/end": "", "/v1/sales/" + sale.String() + "/restock": `{"units":1}`,
+	} {
+		r := s.post(path, body)
+		r.isProblem(http.StatusUnauthorized, "unauthorized")
+		require.Contains(t, r.header.Get("WWW-Authenticate"), "Bearer")
+		s.post(path, body, header{"Authorization", "Basic b3BlcmF0b3JzLW9ubHk="}).isProblem(http.StatusUnauthorized, "unauthorized")
+		s.post(path, body, operator, operator).isProblem(http.StatusUnauthorized, "unauthorized")
+		for _, wrong := range []string{"x", adminToken + "x", adminToken[1:], strings.ToUpper(adminToken), strings.Repeat("x", 4000)} {
+			s.post(path, body, bearing(wrong)).isProblem(http.StatusForbidden, "forbidden")
+		}
+		p := off.post(path, body, operator).isProblem(http.StatusForbidden, "forbidden")
+		require.Contains(t, p["detail"], "STAMPEDE_ADMIN_TOKEN")
+	}
+	require.Equal(t, before, s.stock(sale))
+	s.post("/v1/sales/"+sale.String()+"/pause", "", header{"Authorization", "bearer " + adminToken}).is(http.StatusOK)
+}

@@ -1,0 +1,162 @@
+package ingress
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// run starts a shop by Run and returns what ends it and where its error comes.
+func runShop(t *testing.T, change ...func(*Config)) (*shop, context.CancelFunc, <-chan error) {
+	t.Helper()
+	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)},
+		append([]func(*Config){func(c *Config) { c.Addr = "127.0.0.1:0" }}, change...)...)
+	require.Empty(t, s.server.Addr())
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		ended <- s.server.Run(ctx)
+	}()
+	t.Cleanup(func() { stop(); <-over })
+	testkit.Eventually(t, 5*time.Second, "the server listens", func() bool { return s.server.Addr() != "" })
+	s.url = "http://" + s.server.Addr()
+	return s, stop, ended
+}
+
+func TestStopFinishesWhatWasAccepted(t *testing.T) {
+	t.Parallel()
+	s, stop, ended := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	idle, conn := s.dial(), s.dial()
+	_, err := io.WriteString(conn, s.head(sale, "ada", "Content-Length: 2\r\n"))
+	require.NoError(t, err)
+	testkit.Eventually(t, 5*time.Second, "the request is being worked on", func() bool { return s.server.room.taken.Load() == 1 })
+	stop()
+	testkit.Eventually(t, 5*time.Second, "nobody else gets in", func() bool {
+		c, err := net.Dial("tcp", s.server.Addr()) //nolint:noctx // closed at once
+		if err == nil {
+			_ = c.Close()
+		}
+		return err != nil
+	})
+	require.Empty(t, ended)
+
+	_, err = io.WriteString(conn, `{}`)
+	require.NoError(t, err)
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, http.StatusAccepted, res.StatusCode)
+	require.NoError(t, idle.Close())
+	require.NoError(t, <-ended)
+	require.EqualValues(t, 1, s.stock(sale).Entries)
+}
+
+// TestStopDoesNotWaitForEver: a request that outlives the drain is cancelled and answered.
+func TestStopDoesNotWaitForEver(t *testing.T) {
+	t.Parallel()
+	s, stop, ended := runShop(t, func(c *Config) { c.DrainTimeout = 100 * time.Millisecond })
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE sales IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+	conn := s.dial()
+	_, err = io.WriteString(conn, "GET /v1/sales HTTP/1.1\r\nHost: shop\r\n\r\n")
+	require.NoError(t, err)
+	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.room.taken.Load() == 1 })
+	stop()
+	require.ErrorContains(t, <-ended, "1 requests were not finished after 100ms")
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, http.StatusServiceUnavailable, res.StatusCode)
+	require.Zero(t, s.server.room.taken.Load())
+}
+
+// TestStoppingServerIsNotReady: a load balancer hears of the stop before connections are refused.
+func TestStoppingServerIsNotReady(t *testing.T) {
+	t.Parallel()
+	s, stop, ended := runShop(t, func(c *Config) { c.StopDelay = 2 * time.Second })
+	sale := s.sale(reservation.Terms{Stock: 1})
+	s.get("/readyz").is(http.StatusOK)
+	stop()
+	testkit.Eventually(t, 2*time.Second, "it is not ready", func() bool { return s.get("/readyz").status == http.StatusServiceUnavailable })
+	s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
+	s.get("/livez").is(http.StatusOK)
+	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
+	require.NoError(t, <-ended)
+}
+
+func TestAddressInUse(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	other := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)}, func(c *Config) { c.Addr = s.server.Addr() })
+	require.ErrorContains(t, other.server.Run(t.Context()), "address already in use")
+}
+
+func TestGivenListener(t *testing.T) {
+	t.Parallel()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)}, func(c *Config) { c.Listener = listener })
+	require.Equal(t, listener.Addr().String(), s.server.Addr())
+	s.url = "http://" + s.server.Addr()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.server.Run(ctx) }()
+	s.get("/livez").is(http.StatusOK)
+	stop()
+	require.NoError(t, <-ended)
+}
+
+// TestSlowHeadIsCutOff: a head that does not end costs a connection for two seconds, and no room.
+func TestSlowHeadIsCutOff(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	conn := s.dial()
+	_, err := io.WriteString(conn, "GET /livez HTTP/1.1\r\nHost: shop\r\nX-Slow: ")
+	require.NoError(t, err)
+	began := time.Now()
+	_, err = io.ReadAll(conn)
+	require.NoError(t, err)
+	require.InDelta(t, readHeaderTimeout.Seconds(), time.Since(began).Seconds(), 1.5)
+}
+
+func TestMetrics(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 1})
+	s.buy(sale, "", as("ada"), withKey("k")).is(http.StatusAccepted)
+	s.buy(sale, "", as("ada"), withKey("k")).is(http.StatusAccepted)
+	s.buy(sale, "", as("bob")).isProblem(http.StatusConflict, "sold-out")
+	s.buy(sale, "x", as("bob")).isProblem(http.StatusBadRequest, "invalid-request")
+	s.get("/nowhere").isProblem(http.StatusNotFound, "not-found")
+	text := s.get("/metrics").body
+	for _, line := range []string{
+		`stampede_purchases_total{verdict="reserved"} 1`,
+		`stampede_purchases_total{verdict="replayed"} 1`,
+		`stampede_purchases_total{verdict="sold-out"} 1`,
+		`stampede_purchases_total{verdict="failed"} 0`,
+		`stampede_purchase_duration_seconds_count{outcome="accepted"} 2`,
+		`stampede_purchase_duration_seconds_count{outcome="refused"} 1`,
+		`stampede_http_requests_total{route="POST /v1/sales/:sale/orders",status="2xx"} 2`,
+		`stampede_http_requests_total{route="POST /v1/sales/:sale/orders",status="4xx"} 2`,
+		`stampede_http_requests_total{route="unmatched",status="4xx"} 1`,
+		`stampede_http_requests_in_flight 0`,
+		`stampede_http_requests_in_flight_limit 4096`,
+	} {
+		require.Contains(t, text, line+"\n")
+	}
+}

@@ -1,0 +1,173 @@
+package ingress
+
+import (
+	"context"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// order buys one unit and returns where the order can be looked at.
+func (s *shop) order(sale uuid.UUID, user string) (string, uuid.UUID) {
+	s.t.Helper()
+	r := s.buy(sale, "", as(user))
+	order := r.is(http.StatusAccepted)
+	return r.header.Get("Location"), uuid.MustParse(order["order_id"].(string))
+}
+
+func TestOrderIsReservedBeforePostgresHasIt(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	bought := s.buy(sale, `{"quantity":2}`, as("ada"))
+	want := bought.is(http.StatusAccepted)
+	want["user_id"], want["version"] = "ada", 1.0
+	r := s.get(bought.header.Get("Location"), as("ada"))
+	require.Equal(t, want, r.is(http.StatusOK))
+	require.Equal(t, "no-store", r.header.Get("Cache-Control"))
+
+	s.get(bought.header.Get("Location"), as("bob")).isProblem(http.StatusNotFound, "order-not-found")
+	s.get(bought.header.Get("Location")).isProblem(http.StatusUnauthorized, "unauthorized")
+	for _, other := range []string{uuid.NewString(), uuid.Must(uuid.NewV7()).String(), uuid.Nil.String(), reservation.NewOrderID(sale).String()} {
+		s.get("/v1/orders/"+other, as("ada")).isProblem(http.StatusNotFound, "order-not-found")
+	}
+}
+
+func TestOrderInPostgres(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, id := s.order(sale, "ada")
+	s.record(id, sale, "ada", reservation.StatusConfirmed, "")
+	order := s.get(path, as("ada")).is(http.StatusOK)
+	require.Equal(t, "confirmed", order["status"])
+	require.EqualValues(t, 2, order["version"])
+	require.NotContains(t, order, "reason")
+	s.get(path, as("bob")).isProblem(http.StatusNotFound, "order-not-found")
+
+	path, id = s.order(sale, "eve")
+	s.record(id, sale, "eve", reservation.StatusRejected, reservation.RejectedSoldOut)
+	order = s.get(path, as("eve")).is(http.StatusOK)
+	require.Equal(t, []any{"rejected", "sold-out"}, []any{order["status"], order["reason"]})
+}
+
+// afterFirstLook is a place between the first look into Postgres and the one into Redis.
+type afterFirstLook struct {
+	Orders
+	looks *int
+	then  func()
+}
+
+func (a afterFirstLook) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+	order, err := a.Orders.Order(ctx, id)
+	if *a.looks++; *a.looks == 1 {
+		a.then()
+	}
+	return order, err
+}
+
+// TestRejectedBetweenTheLooks: an order that is rejected and given back after Postgres was asked and
+// before Redis is, stands in neither when it is looked at there.
+func TestRejectedBetweenTheLooks(t *testing.T) {
+	t.Parallel()
+	var (
+		looks  int
+		reject func()
+	)
+	s := openShop(t, func(c *Config) { c.Orders = afterFirstLook{c.Orders, &looks, func() { reject() }} })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, id := s.order(sale, "ada")
+	reject = func() {
+		s.record(id, sale, "ada", reservation.StatusRejected, reservation.RejectedAlreadyPurchased)
+		require.NoError(t, s.store.Release(t.Context(), []reservation.Release{{SaleID: sale, UserID: "ada", OrderID: id}}))
+	}
+	require.Equal(t, "rejected", s.get(path, as("ada")).is(http.StatusOK)["status"])
+	require.Equal(t, 2, looks)
+	require.Equal(t, "10", s.stock(sale).Sale["left"])
+}
+
+func TestSaleGoesOnWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	postgres := testkit.OwnPostgres(t)
+	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	sale := s.sale(reservation.Terms{Stock: 2})
+	earlier, _ := s.order(sale, "ada")
+	require.Equal(t, "up", s.get("/readyz").is(http.StatusOK)["postgres"])
+
+	postgres.StopImmediate()
+	path, _ := s.order(sale, "bob")
+	s.buy(sale, "", as("eve")).isProblem(http.StatusConflict, "sold-out")
+	for range 20 {
+		require.Equal(t, "reserved", s.get(path, as("bob")).is(http.StatusOK)["status"])
+		require.Equal(t, "reserved", s.get(earlier, as("ada")).is(http.StatusOK)["status"])
+	}
+	// What Redis does not hold may be in Postgres: nobody knows, so it is not "not found".
+	r := s.get("/v1/orders/"+uuid.NewString(), as("ada"))
+	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+	for _, text := range []string{"postgres", "dial", "127.0.0.1", "SQLSTATE"} {
+		require.NotContains(t, r.body, text)
+	}
+	s.get("/v1/sales/"+sale.String()).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	s.post("/v1/sales", `{"name":"x","stock":1}`, operator).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	ready := s.get("/readyz").is(http.StatusOK)
+	require.Equal(t, []any{"ready", "up", "down"}, []any{ready["status"], ready["redis"], ready["postgres"]})
+
+	require.NoError(t, postgres.Restart(t.Context()))
+	testkit.Eventually(t, 10*time.Second, "Postgres is asked again", func() bool {
+		return s.get("/v1/orders/"+uuid.NewString(), as("ada")).status == http.StatusNotFound
+	})
+}
+
+// TestSilentPostgresHoldsUpOneLook: a Postgres that takes the question and never answers.
+func TestSilentPostgresHoldsUpOneLook(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 2})
+	path, _ := s.order(sale, "ada")
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+
+	began := time.Now()
+	require.Equal(t, "reserved", s.get(path, as("ada")).is(http.StatusOK)["status"])
+	require.Less(t, time.Since(began), 2*orderTimeout)
+	require.True(t, s.server.postgresPause.active())
+	began = time.Now()
+	require.Equal(t, "reserved", s.get(path, as("ada")).is(http.StatusOK)["status"])
+	require.Less(t, time.Since(began), orderTimeout/2)
+}
+
+func TestRedisAway(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, id := s.order(sale, "ada")
+	s.record(id, sale, "ada", reservation.StatusConfirmed, "")
+	own.Kill()
+
+	r := s.buy(sale, "", as("bob"))
+	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+	for _, text := range []string{"redis", "dial", "refused", "127.0.0.1"} {
+		require.NotContains(t, r.body, text)
+	}
+	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
+	s.get("/v1/orders/"+uuid.NewString(), as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	p := s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
+	require.Equal(t, []any{"down", "up"}, []any{p["redis"], p["postgres"]})
+	s.get("/livez").is(http.StatusOK)
+
+	require.NoError(t, own.Restart(t.Context()))
+	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool { return s.buy(sale, "", as("bob")).status == http.StatusAccepted })
+	s.get("/readyz").is(http.StatusOK)
+}
