@@ -1,0 +1,112 @@
+package testkit
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+// LossyProxy stands between a client and Redis. It lets every request through, and can lose the
+// answers to scripts: Redis has then done what the client believes to have failed.
+type LossyProxy struct {
+	listener net.Listener
+	redis    string
+	toLose   atomic.Int32
+	tasks    sync.WaitGroup
+
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+// RedisThroughProxy returns a client whose answers can be lost. Its retries are go-redis's default.
+func RedisThroughProxy(t testing.TB) (*LossyProxy, *redis.Client) {
+	t.Helper()
+	options, err := redis.ParseURL(RedisURL(t))
+	require.NoError(t, err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	p := &LossyProxy{listener: listener, redis: options.Addr}
+	p.tasks.Go(p.accept)
+	t.Cleanup(p.close)
+
+	options.Addr = listener.Addr().String()
+	rdb := redis.NewClient(options)
+	t.Cleanup(func() { _ = rdb.Close() })
+	return p, rdb
+}
+
+// Lose makes the answers to the next n scripts get lost.
+func (p *LossyProxy) Lose(n int32) { p.toLose.Store(n) }
+
+// RequireLost fails the test unless as many answers were lost as was said.
+func (p *LossyProxy) RequireLost(t testing.TB) {
+	t.Helper()
+	require.LessOrEqual(t, p.toLose.Load(), int32(0), "answers that were to be lost, and were not")
+}
+
+func (p *LossyProxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", p.redis)
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		p.mu.Lock()
+		p.conns = append(p.conns, client, server)
+		p.mu.Unlock()
+		p.tasks.Go(func() { p.serve(client, server) })
+	}
+}
+
+// serve hands on one connection. The client waits for each answer before its next request, so an
+// answer belongs to the request that was seen last.
+func (p *LossyProxy) serve(client, server net.Conn) {
+	var script atomic.Bool
+	var requests sync.WaitGroup
+	requests.Go(func() {
+		pump(server, client, func(request []byte) bool {
+			script.Store(bytes.Contains(request, []byte("evalsha")))
+			return true
+		})
+		_ = server.Close()
+	})
+	pump(client, server, func([]byte) bool {
+		return !script.Load() || p.toLose.Add(-1) < 0
+	})
+	_ = client.Close()
+	requests.Wait()
+}
+
+// pump copies until an end is closed, or pass refuses what came.
+func pump(to io.Writer, from io.Reader, pass func([]byte) bool) {
+	buffer := make([]byte, 1<<16)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil || !pass(buffer[:n]) {
+			return
+		}
+		if _, err := to.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
+
+func (p *LossyProxy) close() {
+	_ = p.listener.Close()
+	p.mu.Lock()
+	for _, conn := range p.conns {
+		_ = conn.Close()
+	}
+	p.mu.Unlock()
+	p.tasks.Wait()
+}

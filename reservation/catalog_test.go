@@ -1,0 +1,200 @@
+package reservation_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+func TestACreatedSaleIsOpenWithAllItsTerms(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	terms := reservation.Terms{
+		Name: "Schuhe, 50 % günstiger", Stock: 10, PerOrderLimit: 3,
+		OpensAt: time.Now().Add(-time.Hour).UTC().Truncate(time.Millisecond), ClosesAt: time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond),
+		PaymentWindow: 15 * time.Minute,
+	}
+	sale, err := s.Create(t.Context(), terms)
+	require.NoError(t, err)
+	require.Equal(t, terms, sale.Terms)
+	require.Equal(t, reservation.StateOpen, sale.State)
+	require.Equal(t, []int64{10, 0, 0}, []int64{sale.Available, sale.Held, sale.Sold})
+
+	shown, err := s.Show(t.Context(), sale.ID)
+	require.NoError(t, err)
+	require.Equal(t, sale, shown)
+
+	s.buy(sale.ID, "ann")
+	shown, err = s.Show(t.Context(), sale.ID)
+	require.NoError(t, err)
+	require.Equal(t, []int64{9, 1, 0}, []int64{shown.Available, shown.Held, shown.Sold}, "accepted, and not yet in Postgres")
+}
+
+func TestTermsThatDoNotHoldCreateNothing(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	good := reservation.Terms{Name: "n", Stock: 1, PerOrderLimit: 1}
+	for field, spoil := range map[string]func(*reservation.Terms){
+		"name":                   func(x *reservation.Terms) { x.Name = "" },
+		"name ":                  func(x *reservation.Terms) { x.Name = strings.Repeat("n", 201) },
+		"name  ":                 func(x *reservation.Terms) { x.Name = "a\x00b" },
+		"stock":                  func(x *reservation.Terms) { x.Stock = 0 },
+		"stock ":                 func(x *reservation.Terms) { x.Stock = reservation.MaxStock + 1 },
+		"per_order_limit":        func(x *reservation.Terms) { x.PerOrderLimit = 0 },
+		"closes_at":              func(x *reservation.Terms) { x.OpensAt = time.Now(); x.ClosesAt = x.OpensAt },
+		"payment_window_seconds": func(x *reservation.Terms) { x.PaymentWindow = time.Millisecond },
+	} {
+		terms := good
+		spoil(&terms)
+		_, err := s.Create(t.Context(), terms)
+		var invalid *reservation.InvalidError
+		require.ErrorAs(t, err, &invalid, field)
+		require.Equal(t, strings.TrimSpace(field), invalid.Field)
+	}
+	sales, err := s.List(t.Context(), uuid.Nil, 10)
+	require.NoError(t, err)
+	require.Empty(t, sales)
+}
+
+func TestSalesAreListedNewestFirstPageByPage(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	var ids []uuid.UUID
+	for range 5 {
+		ids = append([]uuid.UUID{s.sale(1).ID}, ids...)
+	}
+	var listed []uuid.UUID
+	after := uuid.Nil
+	for {
+		page, err := s.List(t.Context(), after, 2)
+		require.NoError(t, err)
+		if len(page) == 0 {
+			break
+		}
+		for _, sale := range page {
+			listed = append(listed, sale.ID)
+		}
+		after = listed[len(listed)-1]
+	}
+	require.Equal(t, ids, listed)
+}
+
+func TestOperatorsChangeASaleAndMayRepeatThemselves(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	ctx := t.Context()
+	sale := s.sale(5)
+
+	type action func(context.Context, uuid.UUID) (reservation.Standing, error)
+	does := func(do action, want reservation.State) reservation.Standing {
+		t.Helper()
+		first, err := do(ctx, sale.ID)
+		require.NoError(t, err)
+		require.Equal(t, want, first.State)
+		again, err := do(ctx, sale.ID)
+		require.NoError(t, err)
+		require.Equal(t, first, again, "a repeat is answered the same")
+		require.Equal(t, string(want), s.rdb.HGet(ctx, s.keys.Sale(0, sale.ID), "state").Val())
+		return first
+	}
+	does(s.Pause, reservation.StatePaused)
+	does(s.Resume, reservation.StateOpen)
+
+	restocked, err := s.Restock(ctx, sale.ID, 3, "delivery-1")
+	require.NoError(t, err)
+	require.EqualValues(t, 8, restocked.Available)
+	again, err := s.Restock(ctx, sale.ID, 3, "delivery-1")
+	require.NoError(t, err)
+	require.Equal(t, restocked, again)
+	_, err = s.Restock(ctx, sale.ID, 4, "delivery-1")
+	require.ErrorIs(t, err, reservation.ErrIdempotencyKeyReused)
+
+	ended := does(s.End, reservation.StateEnded)
+	require.EqualValues(t, 5, ended.Revision, "created, paused, resumed, restocked, ended")
+
+	for name, illegal := range map[string]func() error{
+		"pause":   func() error { _, err := s.Pause(ctx, sale.ID); return err },
+		"resume":  func() error { _, err := s.Resume(ctx, sale.ID); return err },
+		"restock": func() error { _, err := s.Restock(ctx, sale.ID, 1, ""); return err },
+	} {
+		err := illegal()
+		var transition *reservation.IllegalTransitionError
+		require.ErrorAs(t, err, &transition)
+		require.Equal(t, reservation.IllegalTransitionError{Action: name, State: reservation.StateEnded}, *transition)
+	}
+	for _, units := range []int64{0, -1, reservation.MaxStock + 1} {
+		_, err := s.Restock(ctx, sale.ID, units, "")
+		var invalid *reservation.InvalidError
+		require.ErrorAs(t, err, &invalid)
+	}
+
+	nobody := uuid.New()
+	for _, do := range []action{s.Show, s.Pause, s.Resume, s.End} {
+		_, err := do(ctx, nobody)
+		require.ErrorIs(t, err, reservation.ErrSaleNotFound)
+	}
+}
+
+func TestASaleIsScheduledThenOpenThenEndedByItsTimes(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	sale := reservation.Sale{State: reservation.StateOpen, Terms: reservation.Terms{OpensAt: now, ClosesAt: now.Add(time.Minute)}}
+	require.Equal(t, reservation.StateScheduled, sale.StateAt(now.Add(-time.Second)))
+	require.Equal(t, reservation.StateOpen, sale.StateAt(now))
+	require.Equal(t, reservation.StateEnded, sale.StateAt(now.Add(time.Minute)))
+	sale.State = reservation.StatePaused
+	require.Equal(t, reservation.StatePaused, sale.StateAt(now.Add(-time.Second)))
+	require.Equal(t, reservation.StateEnded, sale.StateAt(now.Add(time.Minute)))
+}
+
+func TestWhatRedisCouldNotBeToldIsToldLaterInOrder(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
+	ctx := t.Context()
+	known := s.sale(5)
+
+	own.Kill()
+	created, err := s.Create(ctx, reservation.Terms{Name: "born in an outage", Stock: 7, PerOrderLimit: 1})
+	require.NoError(t, err, "the sale is written down, and opens when Redis is back")
+	require.EqualValues(t, 7, created.Available)
+	_, err = s.Pause(ctx, known.ID)
+	require.ErrorIs(t, err, reservation.ErrUnavailable, "whoever pauses must know that it is not in force")
+	_, err = s.Restock(ctx, known.ID, 2, "")
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	_, err = s.PublishPending(ctx)
+	require.Error(t, err)
+
+	require.NoError(t, own.Restart(ctx))
+	published := 0
+	testkit.Eventually(t, 10*time.Second, "both sales are told", func() bool {
+		n, _ := s.PublishPending(ctx) // for a moment go-redis goes on refusing to dial
+		published += n
+		return published == 2
+	})
+	require.Equal(t, reservation.Reserved, s.buy(created.ID, "ann").Verdict)
+	require.Equal(t, reservation.Paused, s.buy(known.ID, "ann").Verdict)
+	require.Equal(t, "7", s.left(known.ID))
+
+	published, err = s.PublishPending(ctx)
+	require.NoError(t, err)
+	require.Zero(t, published)
+}
+
+func TestPublishingNeverRefillsASaleThatRedisLost(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(5)
+	s.buy(sale.ID, "ann")
+	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale.ID), s.keys.Buyers(0, sale.ID)).Err())
+	_, err := s.Restock(t.Context(), sale.ID, 1, "")
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	require.Zero(t, s.rdb.Exists(t.Context(), s.keys.Sale(0, sale.ID)).Val())
+}

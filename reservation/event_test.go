@@ -1,0 +1,197 @@
+package reservation_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"github.com/vmihailenco/msgpack"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// The wire format is a contract with every consumer that is deployed: a change of it is a new event version.
+func TestTheEventOnTheWire(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(5)
+	a := s.buy(sale.ID, "auth0|5f7c8e")
+	events := s.events(sale.ID)
+	require.Len(t, events, 1)
+	values := events[0].Values
+
+	order := a.Reservation.OrderID.String()
+	require.ElementsMatch(t, []string{"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence"}, fieldNames(values))
+	require.Equal(t, order, values["_watermill_message_uuid"])
+	require.Equal(t, "1", values["sequence"])
+	require.Equal(t, a.Reservation.ReservedAt, time.UnixMilli(mustInt(t, values["reserved_at_ms"])).UTC())
+	require.Equal(t, "\x82\xa5event\xadOrderReserved\xadevent_version\xa11", values["metadata"])
+
+	payload, requestedAt, found := strings.Cut(values["payload"].(string), `,"requested_at_ms":`)
+	require.True(t, found)
+	require.Equal(t, `{"order_id":"`+order+`","sale_id":"`+sale.ID.String()+`","user_id":"auth0|5f7c8e","quantity":1,"version":1,"epoch":1`, payload)
+	require.WithinDuration(t, time.Now(), time.UnixMilli(mustInt(t, strings.TrimSuffix(requestedAt, "}"))), time.Minute)
+
+	// The metadata is what the stock marshaller would write.
+	stock, err := redisstream.DefaultMarshallerUnmarshaller{}.Marshal("", &message.Message{UUID: order, Metadata: message.Metadata{"event": "OrderReserved"}})
+	require.NoError(t, err)
+	require.IsType(t, []byte{}, stock["metadata"])
+	var metadata message.Metadata
+	require.NoError(t, msgpack.Unmarshal([]byte(values["metadata"].(string)), &metadata))
+	require.Equal(t, message.Metadata{"event": "OrderReserved", "event_version": "1"}, metadata)
+}
+
+func TestStockWatermillReadsOurEvents(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(5)
+	a := s.buy(sale.ID, "ann")
+
+	// It closes the client that it is given, so it gets one of its own.
+	client := ownClient(t, testkit.RedisURL(t))
+	subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
+		Client: client, ConsumerGroup: "somebody-else", Consumer: "one", OldestId: "0",
+	}, watermill.NopLogger{})
+	require.NoError(t, err)
+	messages, err := subscriber.Subscribe(soon(t), s.keys.Orders(0))
+	require.NoError(t, err)
+	msg, open := <-messages
+	require.True(t, open)
+	event, err := reservation.DecodeReserved(msg)
+	require.NoError(t, err)
+	msg.Ack()
+	require.NoError(t, subscriber.Close())
+
+	require.Equal(t, a.Reservation.OrderID, event.OrderID)
+	require.Equal(t, "ann", event.UserID)
+	require.Equal(t, event.RequestedAt, event.ReservedAt, "it drops the fields that the script adds")
+	require.Zero(t, event.Sequence)
+}
+
+func TestDecodeReservedRefusesWhatIsNoEventOfOurs(t *testing.T) {
+	t.Parallel()
+	const good = `{"order_id":"0190b4a2-0000-7000-8000-000000000001","sale_id":"0190b4a2-0000-7000-8000-000000000002","user_id":"ann","quantity":1,"version":1,"epoch":1,"requested_at_ms":1700000000000}`
+	decode := func(event, version, payload string, more ...string) (reservation.OrderReserved, error) {
+		msg := message.NewMessage("id", []byte(payload))
+		msg.Metadata = message.Metadata{"event": event, "event_version": version}
+		for i := 0; i < len(more); i += 2 {
+			msg.Metadata[more[i]] = more[i+1]
+		}
+		return reservation.DecodeReserved(msg)
+	}
+	e, err := decode("OrderReserved", "1", good, "reserved_at_ms", "1700000000123", "sequence", "7")
+	require.NoError(t, err)
+	require.Equal(t, reservation.OrderReserved{
+		OrderID: uuid.MustParse("0190b4a2-0000-7000-8000-000000000001"), SaleID: uuid.MustParse("0190b4a2-0000-7000-8000-000000000002"),
+		UserID: "ann", Quantity: 1, Epoch: 1, Sequence: 7,
+		RequestedAt: time.UnixMilli(1700000000000).UTC(), ReservedAt: time.UnixMilli(1700000000123).UTC(),
+	}, e)
+
+	for name, err := range map[string]error{
+		"no event":            second(decode("", "", "bar")),
+		"another event":       second(decode("OrderShipped", "1", good)),
+		"an unknown version":  second(decode("OrderReserved", "2", good)),
+		"no JSON":             second(decode("OrderReserved", "1", "bar")),
+		"no order":            second(decode("OrderReserved", "1", strings.Replace(good, "order_id", "x", 1))),
+		"a damaged id":        second(decode("OrderReserved", "1", strings.Replace(good, "0190", "01", 1))),
+		"quantity 0":          second(decode("OrderReserved", "1", strings.Replace(good, `"quantity":1`, `"quantity":0`, 1))),
+		"quantity 1.5":        second(decode("OrderReserved", "1", strings.Replace(good, `"quantity":1`, `"quantity":1.5`, 1))),
+		"a user with braces":  second(decode("OrderReserved", "1", strings.Replace(good, "ann", "{ann}", 1))),
+		"a damaged sequence":  second(decode("OrderReserved", "1", good, "sequence", "x")),
+		"a negative sequence": second(decode("OrderReserved", "1", good, "sequence", "-1")),
+	} {
+		require.ErrorIs(t, err, reservation.ErrUndecodable, name)
+	}
+}
+
+func TestAnOrderIsFoundByItsIDAlone(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	ctx := t.Context()
+	for range 20 {
+		s.sale(5)
+	}
+	sale := s.sale(5)
+	a := s.buy(sale.ID, "ann")
+	order, err := s.FindReserved(ctx, a.Reservation.OrderID, "ann")
+	require.NoError(t, err)
+	require.Equal(t, reservation.Order{
+		ID: a.Reservation.OrderID, SaleID: sale.ID, UserID: "ann", Quantity: 1,
+		Status: reservation.StatusReserved, Version: 1, ReservedAt: a.Reservation.ReservedAt,
+	}, order)
+
+	for name, id := range map[string]uuid.UUID{
+		"never made":           reservation.NewOrderID(sale.ID),
+		"of no sale":           reservation.NewOrderID(uuid.New()),
+		"not even a version 7": uuid.New(),
+	} {
+		_, err = s.FindReserved(ctx, id, "ann")
+		require.ErrorIs(t, err, reservation.ErrOrderNotFound, name)
+	}
+	_, err = s.FindReserved(ctx, a.Reservation.OrderID, "bob")
+	require.ErrorIs(t, err, reservation.ErrOrderNotFound, "another user's order")
+
+	// A sale that was created after the ingress last looked.
+	elsewhere := newShopOn(t, s.rdb, s.keys, reservation.StoreOptions{})
+	later := elsewhere.sale(5)
+	b := elsewhere.buy(later.ID, "ann")
+	_, err = s.FindReserved(ctx, b.Reservation.OrderID, "ann")
+	require.NoError(t, err)
+}
+
+func TestOrderIDsAreVersion7AndDiffer(t *testing.T) {
+	t.Parallel()
+	sale := uuid.Must(uuid.NewV7())
+	seen := map[uuid.UUID]bool{}
+	for range 100_000 {
+		id := reservation.NewOrderID(sale)
+		require.EqualValues(t, 7, id.Version())
+		require.Equal(t, uuid.RFC4122, id.Variant())
+		require.False(t, seen[id])
+		seen[id] = true
+	}
+}
+
+func TestKeysOfAPartitionShareOneHashTag(t *testing.T) {
+	t.Parallel()
+	keys := reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 4}
+	sale := uuid.MustParse("0190b4a2-0000-7000-8000-000000000002")
+	require.Equal(t, "stampede:{3}:sale:0190b4a2-0000-7000-8000-000000000002", keys.Sale(3, sale))
+	require.Equal(t, "stampede:{3}:buyers:0190b4a2-0000-7000-8000-000000000002", keys.Buyers(3, sale))
+	require.Equal(t, "stampede:{3}:orders", keys.Orders(3))
+	require.Equal(t, "stampede:{3}:lock:ann", keys.Lock(3, "ann"))
+
+	counts := make([]int, 4)
+	for range 4000 {
+		counts[keys.Partition(uuid.Must(uuid.NewV7()))]++
+	}
+	for _, n := range counts {
+		require.InDelta(t, 1000, n, 200, "sales spread evenly over the partitions")
+	}
+}
+
+func fieldNames(values map[string]any) (names []string) {
+	for name := range values {
+		names = append(names, name)
+	}
+	return names
+}
+
+func mustInt(t *testing.T, v any) (n int64) {
+	t.Helper()
+	text, ok := v.(string)
+	require.True(t, ok)
+	for _, digit := range text {
+		require.True(t, digit >= '0' && digit <= '9', "%q is a whole number", text)
+		n = n*10 + int64(digit-'0')
+	}
+	return n
+}
+
+func second[A, B any](_ A, b B) B { return b }

@@ -1,0 +1,374 @@
+package reservation_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lua"
+	"stampede/reservation"
+)
+
+func TestReserveTellsEveryVerdictWithWhatTheBuyerNeeds(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	ctx := t.Context()
+	sale := s.sale(4)
+
+	request := reservation.Request{Sale: sale.ID, User: "ann", Quantity: 2, IdempotencyKey: "click-1"}
+	first, err := s.Reserve(ctx, request)
+	require.NoError(t, err)
+	require.Equal(t, reservation.Reserved, first.Verdict)
+	require.EqualValues(t, 1, first.Reservation.Sequence)
+	require.EqualValues(t, 2, first.Reservation.Quantity)
+	require.WithinDuration(t, time.Now(), first.Reservation.ReservedAt, time.Minute)
+
+	again, err := s.Reserve(ctx, request)
+	require.NoError(t, err)
+	require.Equal(t, reservation.Answer{Verdict: reservation.Replayed, Reservation: first.Reservation}, again, "the first answer again")
+
+	other := request
+	other.Quantity = 1
+	reused, err := s.Reserve(ctx, other)
+	require.NoError(t, err)
+	require.Equal(t, reservation.KeyReused, reused.Verdict)
+
+	other.IdempotencyKey = "click-2"
+	purchased, err := s.Reserve(ctx, other)
+	require.NoError(t, err)
+	require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: first.Reservation}, purchased)
+
+	for _, quantity := range []int64{3, 1 << 53, math.MaxInt64} {
+		over, err := s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: "bob", Quantity: quantity})
+		require.NoError(t, err)
+		require.Equal(t, reservation.Answer{Verdict: reservation.OverLimit, Limit: 2}, over)
+	}
+	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "dan").Verdict)
+	short, err := s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: "bob", Quantity: 2})
+	require.NoError(t, err)
+	require.Equal(t, reservation.SoldOut, short.Verdict, "one is left, and two were asked for")
+
+	_, err = s.Pause(ctx, sale.ID)
+	require.NoError(t, err)
+	require.Equal(t, reservation.Paused, s.buy(sale.ID, "bob").Verdict)
+	_, err = s.Resume(ctx, sale.ID)
+	require.NoError(t, err)
+	_, err = s.End(ctx, sale.ID)
+	require.NoError(t, err)
+	require.Equal(t, reservation.Ended, s.buy(sale.ID, "cid").Verdict)
+
+	opensAt := time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond)
+	future, err := s.Create(ctx, reservation.Terms{Name: "tomorrow", Stock: 1, PerOrderLimit: 1, OpensAt: opensAt})
+	require.NoError(t, err)
+	require.Equal(t, reservation.Answer{Verdict: reservation.NotOpen, OpensAt: opensAt}, s.buy(future.ID, "ann"))
+
+	require.Equal(t, reservation.UnknownSale, s.buy(uuid.New(), "ann").Verdict)
+}
+
+func TestReserveRefusesBadInputBeforeRedisSeesIt(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(3)
+	for name, r := range map[string]reservation.Request{
+		"no user":                 {Quantity: 1},
+		"braces":                  {User: "{0}", Quantity: 1},
+		"a quote":                 {User: `a","x":"`, Quantity: 1},
+		"a control character":     {User: "a\nb", Quantity: 1},
+		"not ASCII":               {User: "änne", Quantity: 1},
+		"a user of 10 KB":         {User: string(make([]byte, 10<<10)), Quantity: 1},
+		"quantity 0":              {User: "ann"},
+		"quantity -1":             {User: "ann", Quantity: -1},
+		"a key of 256 characters": {User: "ann", Quantity: 1, IdempotencyKey: fmt.Sprintf("%0256d", 0)},
+		"a key that is not ASCII": {User: "ann", Quantity: 1, IdempotencyKey: "schlüssel"},
+	} {
+		r.Sale = sale.ID
+		_, err := s.Reserve(t.Context(), r)
+		var invalid *reservation.InvalidError
+		require.ErrorAs(t, err, &invalid, name)
+	}
+	require.Equal(t, "3", s.left(sale.ID))
+	require.Empty(t, s.events(sale.ID))
+}
+
+func TestTenThousandBuyersGetExactlyTheStock(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	const stock, buyers = 100, 10_000
+	sale := s.sale(stock)
+
+	var won sync.Map
+	var winners, refused atomic.Int64
+	var wg sync.WaitGroup
+	for buyer := range buyers {
+		wg.Go(func() {
+			user := fmt.Sprintf("buyer-%d", buyer)
+			a, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
+			switch {
+			case err == nil && a.Verdict == reservation.Reserved:
+				winners.Add(1)
+				_, twice := won.LoadOrStore(a.Reservation.OrderID, user)
+				require.False(t, twice)
+			case err == nil && a.Verdict == reservation.SoldOut:
+				refused.Add(1)
+			case err != nil:
+				require.ErrorIs(t, err, reservation.ErrOverloaded)
+				refused.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, stock, winners.Load())
+	require.EqualValues(t, buyers-stock, refused.Load())
+	require.Equal(t, "0", s.left(sale.ID))
+	require.Len(t, s.events(sale.ID), stock)
+}
+
+func TestRequestsThatArriveTogetherTravelTogether(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	rdb := ownClient(t, own.URL)
+	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.sale(1000)
+	s.buy(sale.ID, "warm-up")
+
+	before := commandsServed(t, rdb)
+	// While Redis is held up, all others pile up behind the first request.
+	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "300", "WRITE").Err())
+	var wg sync.WaitGroup
+	for i := range 512 {
+		wg.Go(func() { s.buy(sale.ID, fmt.Sprintf("u%d", i)) })
+	}
+	wg.Wait()
+	// CLIENT PAUSE, at most a handful of calls, and the commands inside them: HMGET twice, TIME, HSET twice, and an XADD each.
+	const inside = 5
+	calls := (commandsServed(t, rdb) - before - 1 - 512) / (1 + inside)
+	require.Positive(t, calls)
+	require.Less(t, calls, 20, "calls of the script for 512 requests")
+}
+
+func TestACallerThatGivesUpBeforeItsRequestIsSentHasReservedNothing(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	rdb := ownClient(t, own.URL)
+	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.sale(10)
+	s.buy(sale.ID, "warm-up")
+
+	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "400", "WRITE").Err())
+	sent := make(chan error, 1)
+	firstCtx, giveUp := context.WithCancel(t.Context())
+	go func() {
+		_, err := s.Reserve(firstCtx, reservation.Request{Sale: sale.ID, User: "sent", Quantity: 1, IdempotencyKey: "k"})
+		sent <- err
+	}()
+	testkit.Eventually(t, 5*time.Second, "the first request is sent", func() bool {
+		blocked, err := rdb.Info(t.Context(), "clients").Result()
+		return err == nil && !containsLine(blocked, "blocked_clients:0")
+	})
+	queued, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := s.Reserve(queued, reservation.Request{Sale: sale.ID, User: "queued", Quantity: 1})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
+
+	giveUp()
+	require.ErrorIs(t, <-sent, reservation.ErrOutcomeUnknown, "it was on its way: nobody knows")
+
+	again, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "sent", Quantity: 1, IdempotencyKey: "k"})
+	require.NoError(t, err)
+	require.Equal(t, reservation.Replayed, again.Verdict, "the same key finds out")
+	require.Equal(t, "8", s.left(sale.ID), "the warm-up and the one that was sent; not the one that was queued")
+}
+
+func containsLine(text, line string) bool {
+	for l := range strings.Lines(text) {
+		if strings.TrimSpace(l) == line {
+			return true
+		}
+	}
+	return false
+}
+
+func TestAQueueThatIsFullRefusesAtOnce(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	rdb := ownClient(t, own.URL)
+	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{QueueMax: 4, BatchMax: 2})
+	sale := s.sale(100)
+	s.buy(sale.ID, "warm-up")
+
+	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "300", "WRITE").Err())
+	var overloaded, reserved atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 40 {
+		wg.Go(func() {
+			_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: fmt.Sprintf("u%d", i), Quantity: 1})
+			if err == nil {
+				reserved.Add(1)
+				return
+			}
+			require.ErrorIs(t, err, reservation.ErrOverloaded)
+			overloaded.Add(1)
+		})
+	}
+	wg.Wait()
+	require.Positive(t, overloaded.Load())
+	require.Equal(t, fmt.Sprint(100-1-reserved.Load()), s.left(sale.ID), "who was refused took nothing")
+}
+
+func TestALostReplyIsAskedForAgainAndTakesNothingTwice(t *testing.T) {
+	t.Parallel()
+	proxy, rdb := testkit.RedisThroughProxy(t)
+	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.sale(10)
+	s.buy(sale.ID, "warm-up")
+
+	proxy.Lose(2)
+	a := s.buy(sale.ID, "ann")
+	proxy.RequireLost(t)
+	require.Equal(t, reservation.Replayed, a.Verdict, "the third try hears of the first")
+	require.Equal(t, "8", s.left(sale.ID))
+	require.Len(t, s.events(sale.ID), 2)
+
+	proxy.Lose(3)
+	request := reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1, IdempotencyKey: "k"}
+	_, err := s.Reserve(t.Context(), request)
+	proxy.RequireLost(t)
+	require.ErrorIs(t, err, reservation.ErrOutcomeUnknown)
+	again, err := s.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.Equal(t, reservation.Replayed, again.Verdict)
+	require.Equal(t, "7", s.left(sale.ID))
+	require.Len(t, s.events(sale.ID), 3)
+}
+
+func TestRetriesOfGoRedisItselfTakeNothingTwice(t *testing.T) {
+	t.Parallel()
+	proxy, rdb := testkit.RedisThroughProxy(t)
+	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.sale(10)
+	s.buy(sale.ID, "warm-up")
+
+	keys := []string{s.keys.Sale(0, sale.ID), s.keys.Buyers(0, sale.ID), s.keys.Orders(0)}
+	proxy.Lose(3)
+	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "\x80", "ann", uuid.NewString(), "-", "1", "{}").Slice()
+	require.NoError(t, err, "go-redis has tried four times in all")
+	proxy.RequireLost(t)
+	require.Contains(t, answers[3], "replayed ")
+	require.Equal(t, "8", s.left(sale.ID))
+	require.Len(t, s.events(sale.ID), 2)
+}
+
+func TestARedisThatIsAwayReservesNothingAndSaysSo(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.sale(10)
+	s.buy(sale.ID, "ann")
+
+	own.Kill()
+	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
+	require.ErrorIs(t, s.Ping(t.Context()), reservation.ErrUnavailable)
+	_, err = s.FindReserved(t.Context(), uuid.New(), "bob")
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+
+	require.NoError(t, own.Restart(t.Context()))
+	require.Equal(t, reservation.AlreadyPurchased, s.buy(sale.ID, "ann").Verdict, "with appendfsync always a kill -9 loses nothing")
+	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict, "NOSCRIPT heals itself")
+}
+
+func TestARedisThatLostASaleSellsNothing(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(10)
+	s.buy(sale.ID, "ann")
+	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale.ID)).Err())
+	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	require.Len(t, s.events(sale.ID), 1)
+
+	standing, err := s.Show(t.Context(), sale.ID)
+	require.NoError(t, err)
+	require.Zero(t, standing.Available, "nobody can get a unit")
+	require.EqualValues(t, 10, standing.Held)
+}
+
+func TestASaleWhoseStockWasMadeAnewIsServedWithItsNewEpoch(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(10)
+	s.buy(sale.ID, "ann")
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale.ID), "epoch", 2).Err())
+
+	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict)
+	events := s.events(sale.ID)
+	require.Len(t, events, 2)
+	require.Contains(t, events[1].Values["payload"], `"epoch":2`)
+}
+
+func TestASaleIsFoundInThePartitionInWhichItWasCreated(t *testing.T) {
+	t.Parallel()
+	keys := testkit.Keys(t)
+	keys.Partitions = 8
+	before := newShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
+	var sales []reservation.Standing
+	for range 8 {
+		sales = append(sales, before.sale(5))
+	}
+	keys.Partitions = 1
+	after := newShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
+	for _, sale := range sales {
+		a := after.buy(sale.ID, "ann")
+		require.Equal(t, reservation.Reserved, a.Verdict)
+		order, err := after.FindReserved(t.Context(), a.Reservation.OrderID, "ann")
+		require.NoError(t, err)
+		require.Equal(t, sale.ID, order.SaleID)
+	}
+}
+
+func TestTheSalesAtHandAreBounded(t *testing.T) {
+	t.Parallel()
+	s := newShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{SalesMax: 2})
+	for i := range 6 {
+		require.Equal(t, reservation.Reserved, s.buy(s.sale(5).ID, fmt.Sprintf("u%d", i)).Verdict)
+	}
+}
+
+func TestAClosedStoreSaysSo(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(1)
+	s.Close()
+	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+}
+
+func TestReleaseGivesUnitsBackOnce(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	one, two := s.sale(5), s.sale(5)
+	a, b := s.buy(one.ID, "ann"), s.buy(two.ID, "ann")
+	releases := []reservation.Release{
+		{SaleID: one.ID, OrderID: a.Reservation.OrderID, UserID: "ann"},
+		{SaleID: two.ID, OrderID: b.Reservation.OrderID, UserID: "ann"},
+		{SaleID: uuid.New(), OrderID: uuid.New(), UserID: "ann"}, // of a sale that Redis does not know
+	}
+	for range 2 {
+		require.NoError(t, s.Release(t.Context(), releases))
+		require.Equal(t, []string{"5", "5"}, []string{s.left(one.ID), s.left(two.ID)})
+	}
+	require.Equal(t, reservation.Reserved, s.buy(one.ID, "ann").Verdict)
+	require.NoError(t, s.Release(t.Context(), releases), "the order of before, not the one of now")
+	require.Equal(t, "4", s.left(one.ID))
+}
