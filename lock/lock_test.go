@@ -195,6 +195,35 @@ func TestALeaseEndsByItself(t *testing.T) {
 	require.NoError(t, first.Release(ctx), "a loss is told once")
 }
 
+func TestAnAnswerThatComesAfterTheLeaseIsALoss(t *testing.T) {
+	b := setup(t)
+	other := b.take(t.Context(), time.Minute, b.key("bob"))
+	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		late := time.After(lock.MinLease)
+		err := next(ctx, cmd)
+		<-late
+		return err
+	}))
+	_, _, err := b.TryEach(t.Context(), []string{b.key("ann"), b.key("bob")}, lock.MinLease)
+	var lost *lock.LostError
+	require.ErrorAs(t, err, &lost)
+	assert.Equal(t, []string{b.key("ann")}, lost.Keys)
+	require.NoError(t, other.Release(t.Context()))
+}
+
+func TestAReleaseLeavesNothingThatStays(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	require.NoError(t, b.take(ctx, time.Minute, b.key("ann"), b.key("bob")).Release(ctx))
+
+	receipts, err := b.rdb.Keys(ctx, b.key("*")).Result()
+	require.NoError(t, err)
+	require.Len(t, receipts, 1, "one receipt for the call")
+	left := b.rdb.PTTL(ctx, receipts[0]).Val()
+	assert.Positive(t, left)
+	assert.LessOrEqual(t, left, 30*time.Second)
+}
+
 func TestALostErrorStaysShort(t *testing.T) {
 	b := setup(t)
 	names := b.names(300)
@@ -279,42 +308,42 @@ func TestACallerThatGaveUp(t *testing.T) {
 func TestTenThousandKeysTakeOneCallForEvery256(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
-	counter := &scriptCounter{}
-	b.rdb.AddHook(counter)
+	var calls atomic.Int64
+	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			calls.Add(1)
+		}
+		return next(ctx, cmd)
+	}))
 	names := b.names(10_000)
 	other := b.take(ctx, time.Minute, names[9_999])
 
-	counter.calls.Store(0)
+	calls.Store(0)
 	lease, busy, err := b.TryEach(ctx, names, time.Minute)
 	require.NoError(t, err)
 	assert.Equal(t, []string{names[9_999]}, busy)
 	assert.Equal(t, names[:9_999], lease.Keys())
-	assert.EqualValues(t, 40, counter.calls.Load())
+	assert.EqualValues(t, 40, calls.Load())
 
 	require.NoError(t, lease.Release(ctx))
-	assert.LessOrEqual(t, counter.calls.Load(), int64(81), "and a NOSCRIPT at most")
+	assert.LessOrEqual(t, calls.Load(), int64(81), "and a NOSCRIPT at most")
 	require.NoError(t, other.Release(ctx))
 	left, err := b.rdb.Exists(ctx, names...).Result()
 	require.NoError(t, err)
 	assert.Zero(t, left)
 }
 
-// scriptCounter counts the scripts that a client sends.
-type scriptCounter struct{ calls atomic.Int64 }
+// hook stands between a client and its commands.
+type hook func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error
 
-func (c *scriptCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h hook) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (c *scriptCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (h hook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 
-func (c *scriptCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			c.calls.Add(1)
-		}
-		return next(ctx, cmd)
-	}
+func (h hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { return h(next, ctx, cmd) }
 }
 
 func BenchmarkTryEachAndRelease(b *testing.B) {

@@ -24,6 +24,11 @@
 if #KEYS < 1 or #ARGV ~= #KEYS + 2 then
   return redis.error_reply('ERR lock_acquire takes an owner, a lease and a depth for each key')
 end
+for i = 2, #ARGV do
+  if not string.find(ARGV[i], '^[1-9]%d*$') then
+    return redis.error_reply('ERR argument ' .. i .. ' must be a whole number above 0')
+  end
+end
 
 -- All keys are looked at before the first is written: a key of another type refuses the whole call.
 local answers, taken = {}, {}

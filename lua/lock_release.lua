@@ -26,6 +26,11 @@
 if #KEYS < 2 or #ARGV ~= #KEYS + 1 then
   return redis.error_reply('ERR lock_release takes an owner, a time and a depth for each key')
 end
+for i = 2, #ARGV do
+  if not string.find(ARGV[i], '^%d+$') then
+    return redis.error_reply('ERR argument ' .. i .. ' must be a whole number')
+  end
+end
 
 local receipt = table.remove(KEYS, 1) -- what remains are the locks
 
