@@ -119,6 +119,14 @@ func (t *trouble) lasts() bool { return t.tries > 0 }
 // (reservation.ErrUndecodable, ErrUnknownSale, ErrContradiction, or what Postgres says of its values)
 // comes back with every delivery; ErrStopping is no fault of the message.
 func (b *batcher) Handle(msg *message.Message) error {
+	err := b.handle(msg)
+	if err != nil {
+		noteRefusal(msg.Context(), err)
+	}
+	return err
+}
+
+func (b *batcher) handle(msg *message.Message) error {
 	event, err := reservation.DecodeReserved(msg)
 	if err != nil {
 		return fmt.Errorf("message %s: %w", msg.UUID, err)

@@ -94,7 +94,8 @@ func (s *subscription) stopping() bool {
 func (s *subscription) deliver(d *delivery, msg *message.Message) bool {
 	var ctx context.Context
 	ctx, d.settled = context.WithCancel(s.ctx)
-	msg.SetContext(ctx)
+	d.refusal = refusal{}
+	msg.SetContext(withRefusal(ctx, &d.refusal))
 	d.msg = msg
 	select {
 	case s.output <- msg:
@@ -133,12 +134,12 @@ func (s *subscription) follow(d *delivery) {
 
 // redeliver hands out a refused message once more, after a while. It is false if that is not to be.
 func (s *subscription) redeliver(d *delivery) bool {
-	if s.stopping() {
+	if s.stopping() || errors.Is(d.refusal.err, ErrStopping) {
 		return false
 	}
 	d.refusals++
 	if d.deliveries >= s.config.MaxDeliveries {
-		s.bury(d, fmt.Errorf("refused by its handler, %d times in this process, after %d deliveries", d.refusals, d.deliveries))
+		s.bury(d, refusedTooOften(d))
 		return false
 	}
 	if !wait(retryDelay(d.refusals, s.config.RedeliveryDelay, s.config.RedeliveryDelayMax), s.stop) {
@@ -163,6 +164,14 @@ func (s *subscription) redeliver(d *delivery) bool {
 	}
 	s.metrics.redelivered.Inc()
 	return true
+}
+
+func refusedTooOften(d *delivery) error {
+	err := fmt.Errorf("refused by its handler, %d times in this process, after %d deliveries", d.refusals, d.deliveries)
+	if d.refusal.err != nil {
+		err = fmt.Errorf("%w: %w", err, d.refusal.err)
+	}
+	return err
 }
 
 // buryTimeout bounds one try to store a dead letter.

@@ -19,6 +19,8 @@ type delivery struct {
 	deliveries int64
 	// refusals is how often the message was nacked here.
 	refusals int
+	// refusal is why it was nacked last, if the handler said so.
+	refusal refusal
 
 	msg     *message.Message
 	settled context.CancelFunc // of the message's context

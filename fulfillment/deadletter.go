@@ -1,0 +1,242 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+var (
+	// ErrDeadLetterNotFound is returned when no dead letter has the id.
+	ErrDeadLetterNotFound = errors.New("dead letter not found")
+	// ErrDeadLetterSettled is returned for a dead letter that is not parked: it was replayed or discarded before.
+	ErrDeadLetterSettled = errors.New("dead letter is settled")
+)
+
+// RejectedDiscarded is the reason of an order whose event an operator discarded.
+const RejectedDiscarded = "discarded"
+
+// fieldReplayOf is a field that Replay adds to an entry: the dead letter that it is.
+const fieldReplayOf = "stampede_replay_of"
+
+// DeadLetterStatus tells what has become of a dead letter.
+type DeadLetterStatus string
+
+// A dead letter is parked until an operator decides; a replay that fails parks it again.
+const (
+	DeadLetterParked    DeadLetterStatus = "parked"
+	DeadLetterReplayed  DeadLetterStatus = "replayed"
+	DeadLetterDiscarded DeadLetterStatus = "discarded"
+)
+
+// DeadLetter is a stream entry that no worker could apply, kept whole, and what became of it.
+type DeadLetter struct {
+	ID     int64
+	Entry  Entry
+	Reason string
+	Status DeadLetterStatus
+	// Replays counts how often it was appended to its stream again.
+	Replays int
+	// Resolution tells what an operator made of it.
+	Resolution           string
+	CreatedAt, UpdatedAt time.Time
+}
+
+// DeadLetters keeps entries in Postgres until an operator decides about them. It is safe for
+// concurrent use.
+type DeadLetters struct {
+	pool   *pgxpool.Pool
+	rdb    redis.UniversalClient
+	ledger *Ledger
+	store  *reservation.Store
+}
+
+// NewDeadLetters returns the dead letters of a database; rdb has the streams they came from.
+func NewDeadLetters(pool *pgxpool.Pool, rdb redis.UniversalClient, store *reservation.Store) *DeadLetters {
+	return &DeadLetters{pool: pool, rdb: rdb, ledger: NewLedger(pool), store: store}
+}
+
+// Park keeps an entry. It is a DeadLetterFunc: to park an entry again is no error and changes
+// nothing, and an entry that Replay made goes back to the row it came from.
+func (d *DeadLetters) Park(ctx context.Context, entry Entry, reason error) error {
+	fields, err := encodeFields(entry.Fields)
+	if err != nil {
+		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, err)
+	}
+	var replayOf *int64
+	for _, f := range entry.Fields {
+		if id, err := strconv.ParseInt(f.Value, 10, 64); f.Name == fieldReplayOf && err == nil {
+			replayOf = &id
+		}
+	}
+	_, err = d.pool.Exec(ctx, sql.ParkDeadLetter, entry.Stream, entry.ID, fields, storable(reason.Error()), entry.Deliveries, replayOf)
+	if err != nil {
+		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, err)
+	}
+	return nil
+}
+
+// storable is the text as Postgres can hold it: an error may quote an entry byte by byte.
+func storable(text string) string {
+	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
+}
+
+// List returns the newest dead letters, those with that status only unless it is empty.
+func (d *DeadLetters) List(ctx context.Context, status DeadLetterStatus, limit int) ([]DeadLetter, error) {
+	rows, err := d.pool.Query(ctx, sql.ListDeadLetters, string(status), limit)
+	if err != nil {
+		return nil, fmt.Errorf("list dead letters: %w", err)
+	}
+	letters, err := pgx.CollectRows(rows, scanDeadLetter)
+	if err != nil {
+		return nil, fmt.Errorf("list dead letters: %w", err)
+	}
+	return letters, nil
+}
+
+// Get returns a dead letter, or ErrDeadLetterNotFound.
+func (d *DeadLetters) Get(ctx context.Context, id int64) (DeadLetter, error) {
+	return findDeadLetter(ctx, d.pool, id)
+}
+
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+func findDeadLetter(ctx context.Context, from querier, id int64) (DeadLetter, error) {
+	rows, err := from.Query(ctx, sql.FindDeadLetter, id)
+	if err != nil {
+		return DeadLetter{}, fmt.Errorf("find dead letter %d: %w", id, err)
+	}
+	letter, err := pgx.CollectOneRow(rows, scanDeadLetter)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return DeadLetter{}, fmt.Errorf("%w: %d", ErrDeadLetterNotFound, id)
+	} else if err != nil {
+		return DeadLetter{}, fmt.Errorf("find dead letter %d: %w", id, err)
+	}
+	return letter, nil
+}
+
+func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
+	var l DeadLetter
+	var fields []byte
+	err := row.Scan(&l.ID, &l.Entry.Stream, &l.Entry.ID, &fields, &l.Reason, &l.Entry.Deliveries,
+		&l.Status, &l.Replays, &l.Resolution, &l.CreatedAt, &l.UpdatedAt)
+	if err != nil {
+		return DeadLetter{}, err
+	}
+	if l.Entry.Fields, err = decodeFields(fields); err != nil {
+		return DeadLetter{}, fmt.Errorf("dead letter %d: %w", l.ID, err)
+	}
+	return l, nil
+}
+
+// Replay appends the entry to its stream again, for a worker that knows better by now, and returns
+// its new id. It returns ErrDeadLetterNotFound, or ErrDeadLetterSettled unless the letter is parked.
+//
+// The entry is appended before that is noted: whoever dies in between leaves a letter that may be
+// replayed twice, which the ledger takes for the same order, and never one that is noted and lost.
+func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, err error) {
+	err = pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
+		letter, err := findDeadLetter(ctx, tx, id)
+		if err != nil {
+			return err
+		}
+		if letter.Status != DeadLetterParked {
+			return fmt.Errorf("%w: %d is %s", ErrDeadLetterSettled, id, letter.Status)
+		}
+		values := make([]any, 0, 2*len(letter.Entry.Fields)+2)
+		for _, f := range letter.Entry.Fields {
+			if f.Name != fieldReplayOf { // of a letter that this database does not know
+				values = append(values, f.Name, f.Value)
+			}
+		}
+		values = append(values, fieldReplayOf, strconv.FormatInt(id, 10))
+		entryID, err = d.rdb.XAdd(ctx, &redis.XAddArgs{Stream: letter.Entry.Stream, Values: values}).Result()
+		if err != nil {
+			return fmt.Errorf("append to %s: %w", letter.Entry.Stream, err)
+		}
+		_, err = tx.Exec(ctx, sql.MarkReplayed, id, entryID)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("replay: %w", err)
+	}
+	return entryID, nil
+}
+
+// Discard gives a dead letter up. If its entry is an OrderReserved, the buyer was told that the order
+// is accepted: it gets a truthful end, OrderRejected for the reason RejectedDiscarded, and its units
+// go back to the sale; unless another delivery was applied meanwhile, which stands. Each step may be
+// repeated, and the letter is marked last, so a Discard that failed may be called again.
+func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
+	letter, err := d.Get(ctx, id)
+	if err != nil {
+		return fmt.Errorf("discard: %w", err)
+	}
+	if letter.Status != DeadLetterParked {
+		return fmt.Errorf("discard: %w: %d is %s", ErrDeadLetterSettled, id, letter.Status)
+	}
+	became, err := d.endOrder(ctx, letter.Entry)
+	if err != nil {
+		return fmt.Errorf("discard dead letter %d: %w", id, err)
+	}
+	tag, err := d.pool.Exec(ctx, sql.MarkDiscarded, id, storable(why+"; "+became))
+	if err != nil {
+		return fmt.Errorf("discard dead letter %d: %w", id, err)
+	}
+	if tag.RowsAffected() == 0 {
+		return fmt.Errorf("discard: %w: %d, a moment ago", ErrDeadLetterSettled, id)
+	}
+	return nil
+}
+
+// endOrder gives the order of an entry its end, and says in words which.
+func (d *DeadLetters) endOrder(ctx context.Context, entry Entry) (string, error) {
+	event, err := reservedOf(entry)
+	if errors.Is(err, reservation.ErrUndecodable) {
+		return "the entry names no order", nil
+	} else if err != nil {
+		return "", err
+	}
+	outcomes, err := d.ledger.Refuse(ctx, []reservation.OrderReserved{event}, RejectedDiscarded)
+	if err != nil {
+		return "", err
+	}
+	switch out := outcomes[0]; {
+	case errors.Is(out.Err, ErrContradiction):
+		return fmt.Sprintf("order %s was left as it is: %v", event.OrderID, out.Err), nil
+	case out.Err != nil:
+		return "", out.Err
+	case out.Status != reservation.StatusRejected:
+		return fmt.Sprintf("order %s is %s", event.OrderID, out.Status), nil
+	}
+	if err := d.store.Release(ctx, []reservation.Release{releaseOf(event)}); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("order %s is rejected and its units are back in the sale", event.OrderID), nil
+}
+
+// reservedOf reads the event of an entry as a subscriber would have. Its error wraps
+// reservation.ErrUndecodable if the entry has none.
+func reservedOf(entry Entry) (reservation.OrderReserved, error) {
+	values := make(map[string]any, len(entry.Fields))
+	for _, f := range entry.Fields {
+		values[f.Name] = f.Value
+	}
+	msg, err := decodeEntry(entry.ID, values, entry.Deliveries)
+	if err != nil {
+		return reservation.OrderReserved{}, fmt.Errorf("%w: %w", reservation.ErrUndecodable, err)
+	}
+	return reservation.DecodeReserved(msg)
+}

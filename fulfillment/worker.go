@@ -1,0 +1,255 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/lock"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// WorkerConfig configures a Worker. The first seven fields have no default.
+type WorkerConfig struct {
+	Pool *pgxpool.Pool
+	// Blocking makes the blocking reads, Control everything else: acks never wait behind a read.
+	Blocking, Control redis.UniversalClient
+	Keys              reservation.Keys
+	Store             *reservation.Store
+	Catalog           *reservation.Catalog
+	// Consumer names this worker in the consumer group: the same after a restart, and never that of
+	// another process.
+	Consumer string
+
+	// BatchMax is how many orders one transaction records at most.
+	BatchMax int
+	// MinIdle is how long another worker may be silent about an entry until this one takes it over.
+	MinIdle time.Duration
+	// MaxDeliveries is how many deliveries an entry that is at fault gets until it is a dead letter.
+	MaxDeliveries int64
+	// DrainTimeout is how long a stop waits for what is under way.
+	DrainTimeout time.Duration
+	// TrimInterval is how often handled entries are freed.
+	TrimInterval time.Duration
+	// SweepInterval is how often Redis is told what it could not be told when it was decided.
+	SweepInterval time.Duration
+
+	Logger *slog.Logger
+	// Registerer takes the metrics; nil for none.
+	Registerer prometheus.Registerer
+}
+
+func (c *WorkerConfig) setDefaults() {
+	orElse(&c.BatchMax, 500)
+	orElse(&c.DrainTimeout, 10*time.Second)
+	orElse(&c.SweepInterval, 2*time.Second)
+	orElse(&c.Logger, slog.Default())
+	// The other ones are those of the parts they are for.
+}
+
+// Validate returns an error that names everything that does not hold, after the defaults were set.
+func (c *WorkerConfig) Validate() error {
+	var wrong []error
+	must := func(holds bool, what string) {
+		if !holds {
+			wrong = append(wrong, errors.New(what))
+		}
+	}
+	must(c.Pool != nil, "Pool is missing")
+	must(c.Blocking != nil, "Blocking is missing")
+	must(c.Control != nil, "Control is missing")
+	must(c.Keys.Prefix != "", "Keys.Prefix is missing")
+	must(c.Keys.Partitions >= 1 && c.Keys.Partitions <= reservation.MaxPartitions,
+		fmt.Sprintf("Keys.Partitions must be 1 to %d", reservation.MaxPartitions))
+	must(c.Store != nil, "Store is missing")
+	must(c.Catalog != nil, "Catalog is missing")
+	must(c.Consumer != "", "Consumer is missing")
+	must(c.BatchMax > 0, "BatchMax must be at least 1")
+	must(c.DrainTimeout > 0, "DrainTimeout must be positive")
+	must(c.SweepInterval > 0, "SweepInterval must be positive")
+	if len(wrong) > 0 {
+		return fmt.Errorf("worker config: %w", errors.Join(wrong...))
+	}
+	return nil
+}
+
+// Worker brings reservations to their end: it reads them from the streams of all partitions, writes
+// orders to Postgres and gives units of refused ones back. Any number of workers share the work.
+type Worker struct {
+	config      WorkerConfig
+	metrics     *workerMetrics
+	subscriber  *Subscriber
+	deadLetters *DeadLetters
+}
+
+// NewWorker returns a Worker. It does not talk to Redis or Postgres yet.
+func NewWorker(config WorkerConfig) (*Worker, error) {
+	config.setDefaults()
+	if err := config.Validate(); err != nil {
+		return nil, err
+	}
+	metrics, err := newWorkerMetrics(config.Registerer)
+	if err != nil {
+		return nil, err
+	}
+	letters := NewDeadLetters(config.Pool, config.Control, config.Store)
+	subscriber, err := NewSubscriber(SubscriberConfig{
+		Client: config.Blocking, Control: config.Control, Group: reservation.Group, Consumer: config.Consumer,
+		BatchMax: config.BatchMax, MinIdle: config.MinIdle, MaxDeliveries: config.MaxDeliveries, DrainTimeout: config.DrainTimeout,
+		DeadLetter: letters.Park, Logger: config.Logger, Registerer: config.Registerer,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("worker config: %w", err)
+	}
+	return &Worker{config: config, metrics: metrics, subscriber: subscriber, deadLetters: letters}, nil
+}
+
+// Run works until ctx ends; what is under way then is finished, within DrainTimeout. It returns nil
+// then, and an error that wraps sql.ErrNotMigrated or sql.ErrSchemaAhead if the database has another
+// schema than this program. It may be called once. While Redis or Postgres is away it waits.
+func (w *Worker) Run(ctx context.Context) error {
+	partitions, err := w.awaitPostgres(ctx)
+	if ctx.Err() != nil {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	streams := make([]string, partitions)
+	for p := range streams {
+		streams[p] = w.config.Keys.Orders(p)
+	}
+	unregister, err := w.registerBacklog(streams)
+	if err != nil {
+		return err
+	}
+	defer unregister()
+	trimmer, err := NewTrimmer(TrimmerConfig{
+		Control: w.config.Control, Streams: streams, Interval: w.config.TrimInterval,
+		Logger: w.config.Logger, Registerer: w.config.Registerer,
+	})
+	if err != nil {
+		return err
+	}
+
+	w.config.Logger.Info("worker started", "consumer", w.config.Consumer, "partitions", partitions)
+	all, ctx := errgroup.WithContext(ctx)
+	all.Go(func() error { return trimmer.Run(ctx) })
+	all.Go(func() error { return w.sweep(ctx) })
+	all.Go(func() error { return w.fulfil(ctx, streams) })
+	err = all.Wait()
+	w.config.Logger.Info("worker stopped", "consumer", w.config.Consumer)
+	return err
+}
+
+// errRouterEnded: the Router gave up while nobody had told it to.
+var errRouterEnded = errors.New("the router ended by itself")
+
+// fulfil runs a Router with one handler and one batcher for each stream.
+func (w *Worker) fulfil(ctx context.Context, streams []string) error {
+	router, err := message.NewRouter(
+		// The subscriber drains by itself; only a handler that hangs would make the Router wait longer.
+		message.RouterConfig{CloseTimeout: w.config.DrainTimeout + 5*time.Second},
+		watermill.NewSlogLogger(w.config.Logger),
+	)
+	if err != nil {
+		return fmt.Errorf("make the router: %w", err)
+	}
+	// The batchers work on while the Router drains: their end comes after its.
+	batching, stopBatchers := context.WithCancel(context.WithoutCancel(ctx))
+	var batchers errgroup.Group
+	for partition, stream := range streams {
+		b := newBatcher(batcherConfig{
+			ledger: NewLedger(w.config.Pool), store: w.config.Store, locker: lock.New(w.config.Control),
+			keys: w.config.Keys, partition: partition, batchMax: w.config.BatchMax,
+			logger: w.config.Logger, metrics: w.metrics,
+		})
+		router.AddConsumerHandler("fulfil "+stream, stream, w.subscriber, b.Handle)
+		batchers.Go(func() error { return b.Run(batching) })
+		defer context.AfterFunc(ctx, b.Drain)()
+	}
+	err = router.Run(ctx)
+	_ = w.subscriber.Close() // returns nil, when the last acks have arrived or DrainTimeout is over
+	stopBatchers()
+	_ = batchers.Wait() // returns nil
+	switch {
+	case err != nil:
+		return fmt.Errorf("run the router: %w", err)
+	case ctx.Err() == nil:
+		return errRouterEnded
+	}
+	return nil
+}
+
+// awaitPostgres waits until Postgres answers, checks its schema, and returns how many partitions there
+// are to serve: those of new sales, and those of sales that were made when there were more.
+func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) {
+	outage := outage{log: w.config.Logger, doing: "read the schema's version from Postgres"}
+	for {
+		partitions, err = w.askPostgres(ctx)
+		if err == nil || errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
+			outage.over()
+			return max(partitions, w.config.Keys.Partitions), err
+		}
+		if ctx.Err() != nil || !wait(outage.failed(err), ctx.Done()) {
+			return 0, ctx.Err()
+		}
+	}
+}
+
+func (w *Worker) askPostgres(ctx context.Context) (partitions int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	if err := sql.Check(ctx, w.config.Pool); err != nil {
+		return 0, err
+	}
+	err = w.config.Pool.QueryRow(ctx, sql.MostPartitions).Scan(&partitions)
+	return partitions, err
+}
+
+// sweep tells Redis what operators decided and Redis does not know yet.
+func (w *Worker) sweep(ctx context.Context) error {
+	outage := outage{log: w.config.Logger, doing: "tell Redis about changed sales"}
+	for wait(retryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
+		published, err := w.publishPending(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			outage.failed(err)
+		default:
+			outage.over()
+		}
+		if published > 0 {
+			w.config.Logger.Info("told Redis about changed sales", "sales", published)
+		}
+	}
+	return nil
+}
+
+func (w *Worker) publishPending(ctx context.Context) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	return w.config.Catalog.PublishPending(ctx)
+}
+
+// registerBacklog adds the backlog of the streams to the metrics for as long as the worker runs.
+func (w *Worker) registerBacklog(streams []string) (unregister func(), err error) {
+	if w.config.Registerer == nil {
+		return func() {}, nil
+	}
+	backlog := NewBacklogCollector(w.config.Control, reservation.Group, streams, time.Second, w.config.Logger)
+	if err := w.config.Registerer.Register(backlog); err != nil {
+		return nil, fmt.Errorf("register the backlog's metrics: %w", err)
+	}
+	return func() { w.config.Registerer.Unregister(backlog) }, nil
+}

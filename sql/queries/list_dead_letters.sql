@@ -1,0 +1,6 @@
+-- The newest $2 dead letters with the status $1, or with any if it is empty.
+SELECT id, stream, entry_id, fields, reason, deliveries, status, replays, coalesce(resolution, ''), created_at, updated_at
+FROM dead_letters
+WHERE $1 = '' OR status = $1
+ORDER BY id DESC
+LIMIT $2

@@ -1,0 +1,18 @@
+-- Keeps a stream entry that no worker can apply. To park an entry again changes nothing.
+--
+-- $1 stream, $2 entry id, $3 fields, $4 reason, $5 deliveries
+-- $6 the dead letter of which the entry is a replay, or NULL
+--
+-- A replay that fails goes back to its own row, with the fields it was first parked with. The row may
+-- still say parked: whoever replayed it died before he could note so.
+WITH again AS (
+    UPDATE dead_letters
+    SET entry_id = $2, reason = $4, deliveries = deliveries + $5, status = 'parked', updated_at = now()
+    WHERE id = $6 AND stream = $1 AND entry_id <> $2 AND status <> 'discarded'
+      AND NOT EXISTS (SELECT FROM dead_letters WHERE stream = $1 AND entry_id = $2)
+    RETURNING id
+)
+INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries)
+SELECT $1, $2, $3, $4, $5
+WHERE NOT EXISTS (SELECT FROM again)
+ON CONFLICT (stream, entry_id) DO NOTHING
