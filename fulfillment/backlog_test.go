@@ -1,0 +1,121 @@
+package fulfillment
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+func (b *streamBench) backlog() Backlog {
+	b.t.Helper()
+	backlog, err := ReadBacklog(b.ctx, b.rdb, b.stream, reservation.Group)
+	require.NoError(b.t, err)
+	return backlog
+}
+
+func TestBacklogOfAStreamWithoutEntriesOrGroup(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	require.Equal(t, Backlog{LagKnown: true}, b.backlog())
+
+	b.publish(3)
+	backlog := b.backlog()
+	require.EqualValues(t, 3, backlog.Length)
+	require.EqualValues(t, 3, backlog.Lag, "all of it is before a group that does not exist yet")
+	require.True(t, backlog.LagKnown)
+}
+
+func TestBacklogCountsWaitingEntries(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(10)
+	ids := b.takeAway("worker-1", 4)
+	require.NoError(t, b.rdb.XAck(t.Context(), b.stream, reservation.Group, ids[0]).Err())
+	old := time.Now().Add(-time.Minute)
+	testkit.Eventually(t, soon, "the entries have an age", func() bool { return b.backlog().OldestPendingAge > 0 })
+
+	backlog := b.backlog()
+	require.EqualValues(t, 10, backlog.Length)
+	require.EqualValues(t, 6, backlog.Lag)
+	require.EqualValues(t, 3, backlog.Pending)
+	waiting, known := backlog.Waiting()
+	require.True(t, known)
+	require.EqualValues(t, 9, waiting)
+	require.GreaterOrEqual(t, backlog.OldestEntryAge, backlog.OldestPendingAge, "the first entry is acknowledged and older")
+	require.Less(t, backlog.OldestEntryAge, time.Since(old))
+}
+
+// Redis cannot tell the lag after a deletion from the part that was not delivered yet.
+func TestBacklogSaysWhenTheLagIsUnknown(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(3)
+	middle := b.add("a", "b")
+	b.publish(3)
+	b.takeAway("worker-1", 1)
+	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, middle).Err())
+	backlog := b.backlog()
+	require.False(t, backlog.LagKnown)
+	require.EqualValues(t, 1, backlog.Pending)
+	_, known := backlog.Waiting()
+	require.False(t, known)
+	require.NotContains(t, scrape(t, b), "stampede_stream_lag_entries{", "no figure is better than a wrong one")
+}
+
+func TestBacklogFailsForAKeyOfAnotherType(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	require.NoError(t, b.rdb.Set(t.Context(), b.stream, "", 0).Err())
+	_, err := ReadBacklog(t.Context(), b.rdb, b.stream, reservation.Group)
+	require.ErrorContains(t, err, "WRONGTYPE")
+}
+
+func scrape(t *testing.T, b *streamBench) string {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	require.NoError(t, registry.Register(NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, 200*time.Millisecond, testkit.Logger(t))))
+	answer := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	require.Equal(t, http.StatusOK, answer.Code, answer.Body)
+	return answer.Body.String()
+}
+
+func TestBacklogCollector(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(5)
+	b.takeAway("worker-1", 2)
+	text := scrape(t, b)
+	labels := `{group="fulfillment",stream="` + b.stream + `"} `
+	for name, want := range map[string]string{"reachable": "1", "length_entries": "5", "lag_entries": "3", "pending_entries": "2"} {
+		require.Contains(t, text, "stampede_stream_"+name+labels+want+"\n")
+	}
+	require.Contains(t, text, "stampede_stream_oldest_pending_age_seconds"+labels)
+	require.Contains(t, text, "stampede_stream_oldest_entry_age_seconds"+labels)
+}
+
+// A Redis that accepts and does not answer costs a scrape its time-out, and not its other metrics.
+func TestBacklogCollectorWhileRedisIsAway(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	b := newStreamBenchAt(t, server.URL, "orders")
+	b.publish(1)
+	require.NoError(t, b.rdb.Do(t.Context(), "CLIENT", "PAUSE", 60_000, "ALL").Err())
+	began := time.Now()
+	text := scrape(t, b)
+	require.Less(t, time.Since(began), 3*time.Second)
+	require.Contains(t, text, "stampede_stream_reachable")
+	require.NotContains(t, text, "stampede_stream_length_entries{")
+	require.True(t, strings.Contains(text, `stream="orders"} 0`), text)
+	server.Kill() // it would not obey SIGTERM before the pause is over
+	require.Error(t, b.rdb.Ping(t.Context()).Err())
+}

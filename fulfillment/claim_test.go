@@ -1,0 +1,187 @@
+package fulfillment
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lua"
+	"stampede/reservation"
+)
+
+func TestOrphansAreClaimedBesideNewEntries(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	orphans := b.publish(25)
+	b.takeAway("worker-0", 25)
+	fresh := b.publish(25)
+	// Two share the work, in pages that are smaller than what there is to claim.
+	first := b.subscriber("worker-1", func(c *SubscriberConfig) { c.BatchMax, c.InFlightMax = 10, 10 })
+	second := b.subscriber("worker-2", func(c *SubscriberConfig) { c.BatchMax, c.InFlightMax = 10, 10 })
+	a, z := b.subscribe(first), b.subscribe(second)
+	var got []string
+	for len(got) < 50 {
+		select {
+		case msg := <-a:
+			got = append(got, msg.UUID)
+			msg.Ack()
+		case msg := <-z:
+			got = append(got, msg.UUID)
+			msg.Ack()
+		case <-time.After(soon):
+			require.FailNow(t, "messages are missing", "%d of 50", len(got))
+		}
+	}
+	require.ElementsMatch(t, append(orphans, fresh...), got, "each one once")
+	b.awaitNonePending()
+	claimed := testutil.ToFloat64(first.metrics.of(b.stream).claimed) + testutil.ToFloat64(second.metrics.of(b.stream).claimed)
+	require.EqualValues(t, 25, claimed)
+}
+
+// Pages of deleted entries are empty and not the last.
+func TestClaimsGoOnBehindDeletedEntries(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	uuids := b.publish(60)
+	ids := b.takeAway("worker-0", 60)
+	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, ids[:59]...).Err())
+	sub := b.subscriber("worker-1", func(c *SubscriberConfig) {
+		c.BatchMax = 5
+		c.ClaimInterval = time.Hour // one round finds it
+	})
+	testkit.Eventually(t, soon, "the orphan is old enough", func() bool { return b.pending()[59].Idle >= sub.config.MinIdle })
+	require.Equal(t, uuids[59:], receiveUUIDs(t, b.subscribe(sub), 1))
+	b.awaitNonePending()
+	require.EqualValues(t, 59, testutil.ToFloat64(sub.metrics.of(b.stream).lost))
+}
+
+// A handler may take many times MinIdle: its entry is neither claimed by others nor by its own
+// subscriber, and the renewals do not count as deliveries.
+func TestLongWorkIsNotClaimed(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(1)
+	quick := func(c *SubscriberConfig) { c.MinIdle, c.ClaimInterval = 200*time.Millisecond, 20*time.Millisecond }
+	worker, rival := b.subscriber("worker-1", quick), b.subscriber("worker-2", quick)
+	messages := b.subscribe(worker)
+	msg := receive(t, messages)
+	rivals := b.subscribe(rival)
+	select {
+	case <-time.After(5 * rival.config.MinIdle): // nothing is to happen
+	case <-messages:
+		require.Fail(t, "delivered again by its own subscriber")
+	case <-rivals:
+		require.Fail(t, "taken by the rival")
+	}
+	require.Equal(t, "worker-1", b.pending()[0].Consumer)
+	require.EqualValues(t, 1, b.pending()[0].RetryCount)
+	msg.Ack()
+	b.awaitNonePending()
+}
+
+// What another consumer took over meanwhile is not taken back, and not delivered here any more.
+func TestEntryTakenByAnotherIsLeftToIt(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(2)
+	sub := b.subscriber("worker-1")
+	messages := b.subscribe(sub)
+	kept, taken := receive(t, messages), receive(t, messages)
+	id := taken.Metadata.Get(reservation.MetaEntryID)
+	require.NoError(t, b.rdb.XClaim(t.Context(), &redis.XClaimArgs{
+		Stream: b.stream, Group: reservation.Group, Consumer: "rival", Messages: []string{id},
+	}).Err())
+	testkit.Eventually(t, soon, "it is noticed", func() bool { return testutil.ToFloat64(sub.metrics.of(b.stream).taken) == 1 })
+	taken.Nack()
+	kept.Ack()
+	testkit.Eventually(t, soon, "it is let go", func() bool { return testutil.ToFloat64(sub.metrics.of(b.stream).inFlight) == 0 })
+	pending := b.pending()
+	require.Len(t, pending, 1)
+	require.Equal(t, "rival", pending[0].Consumer)
+	require.Zero(t, testutil.ToFloat64(sub.metrics.of(b.stream).redelivered))
+}
+
+func TestSilentConsumersAreReaped(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(1)
+	b.takeAway("with-entries", 1)
+	require.NoError(t, b.rdb.XGroupCreateConsumer(t.Context(), b.stream, reservation.Group, "silent").Err())
+	consumers := func() []string {
+		infos, err := b.rdb.XInfoConsumers(t.Context(), b.stream, reservation.Group).Result()
+		require.NoError(t, err)
+		var names []string
+		for _, info := range infos {
+			names = append(names, info.Name)
+		}
+		return names
+	}
+	sub := b.subscriber("worker-1", func(c *SubscriberConfig) {
+		c.MinIdle, c.ConsumerIdleMax = time.Hour, 50*time.Millisecond
+		c.ClaimInterval = 20 * time.Millisecond
+	})
+	b.subscribe(sub)
+	testkit.Eventually(t, soon, "only the silent one is gone", func() bool {
+		names := consumers()
+		slices.Sort(names)
+		return slices.Equal(names, []string{"with-entries", "worker-1"})
+	})
+}
+
+func TestReapAnswers(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	reap := func(idleMS int) ([]string, error) {
+		return lua.Reap.Run(t.Context(), b.rdb, []string{b.stream}, "g", "self", idleMS).StringSlice()
+	}
+	names, err := reap(0)
+	require.NoError(t, err)
+	require.Empty(t, names, "no stream")
+	b.add("a", "b")
+	names, err = reap(0)
+	require.NoError(t, err)
+	require.Empty(t, names, "no group")
+
+	require.NoError(t, createGroup(t.Context(), b.rdb, b.stream, "g"))
+	for _, consumer := range []string{"self", "other", "third"} {
+		require.NoError(t, b.rdb.XGroupCreateConsumer(t.Context(), b.stream, "g", consumer).Err())
+	}
+	names, err = reap(3_600_000)
+	require.NoError(t, err)
+	require.Empty(t, names, "nobody was silent for that long")
+	names, err = reap(0)
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"other", "third"}, names)
+
+	require.NoError(t, b.rdb.Set(t.Context(), b.stream, "", 0).Err())
+	_, err = reap(0)
+	require.ErrorContains(t, err, "WRONGTYPE")
+}
+
+func TestKeepAnswers(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(3)
+	ids := b.takeAway("worker", 3)
+	require.NoError(t, b.rdb.XAck(t.Context(), b.stream, reservation.Group, ids[2]).Err())
+	keep := func(consumer string, pairs ...any) []string {
+		answers, err := lua.Keep.Run(t.Context(), b.rdb, []string{b.stream}, append([]any{reservation.Group, consumer}, pairs...)...).StringSlice()
+		require.NoError(t, err)
+		return answers
+	}
+	require.Equal(t, []string{leaseKept, leaseKept, leaseGone}, keep("worker", ids[0], 0, ids[1], 7, ids[2], 0))
+	require.Equal(t, []string{leaseTaken}, keep("another", ids[0], 9))
+	require.Equal(t, []string{leaseKept}, keep("worker", ids[1], 3), "a repeat does not lower the count")
+	counts := fmt.Sprintf("%s=%d %s=%d", b.pending()[0].Consumer, b.pending()[0].RetryCount, b.pending()[1].Consumer, b.pending()[1].RetryCount)
+	require.Equal(t, "worker=1 worker=7", counts)
+
+	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, ids[0]).Err())
+	require.Equal(t, []string{leaseGone}, keep("worker", ids[0], 0), "deleted from the stream")
+	require.Error(t, lua.Keep.Run(t.Context(), b.rdb, []string{b.stream}, reservation.Group, "worker", ids[0]).Err())
+}

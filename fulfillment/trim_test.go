@@ -1,0 +1,161 @@
+package fulfillment
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lua"
+)
+
+// trimBench is a stream of 1000 entries with the ids 1-1 to 1-1000. Trimming frees whole nodes of
+// 100 entries, so an exact bound shows only at the multiples of that.
+type trimBench struct {
+	*streamBench
+	ids []string
+}
+
+func newTrimBench(t *testing.T) *trimBench {
+	b := &trimBench{streamBench: newStreamBench(t)}
+	_, err := b.rdb.Pipelined(t.Context(), func(pipe redis.Pipeliner) error {
+		for range 1000 {
+			pipe.XAdd(t.Context(), &redis.XAddArgs{Stream: b.stream, Values: []string{"a", "b"}})
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	for _, entry := range b.rdb.XRange(t.Context(), b.stream, "-", "+").Val() {
+		b.ids = append(b.ids, entry.ID)
+	}
+	require.Len(t, b.ids, 1000)
+	return b
+}
+
+// group creates a group that has read the first entries and acknowledged all of them but some.
+func (b *trimBench) group(name string, read int, pending ...int) {
+	require.NoError(b.t, createGroup(b.ctx, b.rdb, b.stream, name))
+	if read == 0 {
+		return
+	}
+	require.NoError(b.t, b.rdb.XReadGroup(b.ctx, &redis.XReadGroupArgs{
+		Group: name, Consumer: "c", Streams: []string{b.stream, ">"}, Count: int64(read), Block: -1,
+	}).Err())
+	left := make(map[int]bool)
+	for _, place := range pending {
+		left[place] = true
+	}
+	var acks []string
+	for place, id := range b.ids[:read] {
+		if !left[place] {
+			acks = append(acks, id)
+		}
+	}
+	require.NoError(b.t, b.rdb.XAck(b.ctx, b.stream, name, acks...).Err())
+}
+
+func (b *trimBench) trim() (word string, removed int64) {
+	answer, err := lua.Trim.Run(b.ctx, b.rdb, []string{b.stream}).Slice()
+	require.NoError(b.t, err)
+	require.Len(b.t, answer, 2)
+	return answer[0].(string), answer[1].(int64)
+}
+
+// first is the place of the first entry that is left.
+func (b *trimBench) first() int {
+	return len(b.ids) - int(b.rdb.XLen(b.ctx, b.stream).Val())
+}
+
+func TestTrimKeepsWhatAnyGroupNeeds(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		groups func(b *trimBench)
+		first  int // place of the first entry that is left
+	}{
+		"read to the end":                  {func(b *trimBench) { b.group("a", 1000) }, 900},
+		"undelivered entries":              {func(b *trimBench) { b.group("a", 501) }, 500},
+		"a pending entry":                  {func(b *trimBench) { b.group("a", 1000, 350, 800) }, 300},
+		"the first entry is pending":       {func(b *trimBench) { b.group("a", 1000, 0) }, 0},
+		"the slowest of several groups":    {func(b *trimBench) { b.group("a", 1000); b.group("b", 1000, 450); b.group("c", 701) }, 400},
+		"a group that has read nothing":    {func(b *trimBench) { b.group("a", 1000); b.group("b", 0) }, 0},
+		"a group that was set back":        {func(b *trimBench) { b.group("a", 1000, 700); b.setID("a", b.ids[200]) }, 200},
+		"a group that was set to an end":   {func(b *trimBench) { b.group("a", 0); b.setID("a", "18446744073709551615-18446744073709551615") }, 1000},
+		"no group":                         {func(*trimBench) {}, 0},
+		"a group without any entry before": {func(b *trimBench) { b.group("a", 1) }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newTrimBench(t)
+			test.groups(b)
+			_, removed := b.trim()
+			require.EqualValues(t, test.first, removed)
+			require.Equal(t, test.first, b.first())
+			_, removed = b.trim()
+			require.Zero(t, removed, "a second time there is nothing to do")
+		})
+	}
+}
+
+func (b *trimBench) setID(group, id string) {
+	require.NoError(b.t, b.rdb.XGroupSetID(b.ctx, b.stream, group, id).Err())
+}
+
+// The halves of an id have 64 bits: as Lua's numbers, 2^53 and 2^53+1 would be the same.
+func TestTrimComparesLongIDs(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	for _, id := range []string{"9007199254740992-9007199254740992", "9007199254740992-9007199254740993", "9007199254740993-0", "10000000000000000-0"} {
+		require.NoError(t, b.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: b.stream, ID: id, Values: []string{"a", "b"}}).Err())
+	}
+	before := b.rdb.XRange(t.Context(), b.stream, "-", "+").Val()
+	bench := &trimBench{streamBench: b}
+	for i, entry := range before {
+		bench.ids = append(bench.ids, entry.ID)
+		require.NoError(t, createGroup(t.Context(), b.rdb, b.stream, entry.ID))
+		bench.setID(entry.ID, before[len(before)-1-i].ID)
+	}
+	// The nodes hold 100 entries, so ask for one entry per node to see where the cut is.
+	word, removed := bench.trim()
+	require.Equal(t, "trimmed", word)
+	require.Zero(t, removed, "the slowest group stands at the first entry")
+}
+
+func TestTrimAnswers(t *testing.T) {
+	t.Parallel()
+	b := newTrimBench(t)
+	word, _ := b.trim()
+	require.Equal(t, "no-group", word)
+	b.group("a", 1000)
+	word, removed := b.trim()
+	require.Equal(t, "trimmed", word)
+	require.EqualValues(t, 900, removed)
+	require.NoError(t, b.rdb.Del(t.Context(), b.stream).Err())
+	word, _ = b.trim()
+	require.Equal(t, "no-stream", word)
+}
+
+func TestTrimmerFreesWhatIsDone(t *testing.T) {
+	t.Parallel()
+	b, other := newTrimBench(t), newTrimBench(t)
+	b.group("a", 1000)
+	other.group("a", 1000, 500)
+	trimmer, err := NewTrimmer(TrimmerConfig{
+		Control: b.rdb, Streams: []string{b.stream, other.stream, "missing"},
+		Interval: time.Millisecond, Logger: testkit.Logger(t),
+	})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- trimmer.Run(ctx) }()
+	testkit.Eventually(t, soon, "both streams are trimmed", func() bool { return b.first() == 900 && other.first() == 500 })
+	cancel()
+	require.NoError(t, <-done)
+	require.EqualValues(t, 900, testutil.ToFloat64(trimmer.trimmed.WithLabelValues(b.stream)))
+
+	_, err = NewTrimmer(TrimmerConfig{Control: b.rdb})
+	require.ErrorContains(t, err, "Streams")
+}
