@@ -33,49 +33,37 @@ var (
 	redisFolders = []string{"/usr/bin", "/usr/local/bin", "/usr/sbin", "/opt/homebrew/bin"}
 )
 
-// installed returns an error that names all the servers that are needed and missing.
-func installed(redis, postgres bool) error {
-	var missing []string
-	if redis {
-		if _, err := findRedis(); err != nil {
-			missing = append(missing, "Redis (redis-server or valkey-server)")
-		}
-	}
-	if postgres {
-		if _, err := findPostgres(); err != nil {
-			missing = append(missing, "Postgres (postgres and initdb)")
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
+// What is missing where a server cannot be found.
+const (
+	redisPrograms    = "Redis (redis-server or valkey-server)"
+	postgresPrograms = "Postgres (postgres and initdb)"
+)
+
+func notInstalled(missing ...string) error {
 	return fmt.Errorf("%s: %w; %s", strings.Join(missing, " and "), ErrNotInstalled, waysOut)
 }
 
 // findRedis returns the path of redis-server or of valkey-server.
-func findRedis() (string, error) {
+func findRedis() (path string, found bool) {
 	for _, name := range []string{"redis-server", "valkey-server"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return filepath.Abs(path)
+		if path, err := exec.LookPath(name); err == nil && filepath.IsAbs(path) {
+			return path, true
 		}
 		for _, folder := range redisFolders {
 			if path, err := exec.LookPath(filepath.Join(folder, name)); err == nil {
-				return path, nil
+				return path, true
 			}
 		}
 	}
-	return "", ErrNotInstalled
+	return "", false
 }
 
 // findPostgres returns the folder with the server programs: the first in PATH that has them, else
 // the one of the newest version that is installed.
-func findPostgres() (string, error) {
+func findPostgres() (folder string, found bool) {
 	folders := filepath.SplitList(os.Getenv("PATH"))
 	for _, pattern := range postgresFolders {
-		found, err := filepath.Glob(pattern)
-		if err != nil {
-			return "", fmt.Errorf("look for Postgres in %s: %w", pattern, err)
-		}
+		found, _ := filepath.Glob(pattern) // fails for malformed patterns only
 		slices.SortFunc(found, func(a, b string) int { return cmp.Compare(versionIn(b), versionIn(a)) })
 		folders = append(folders, found...)
 	}
@@ -86,10 +74,10 @@ func findPostgres() (string, error) {
 		_, errInit := exec.LookPath(filepath.Join(folder, "initdb"))
 		_, errRun := exec.LookPath(filepath.Join(folder, "postgres"))
 		if errInit == nil && errRun == nil {
-			return folder, nil
+			return folder, true
 		}
 	}
-	return "", ErrNotInstalled
+	return "", false
 }
 
 var version = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)

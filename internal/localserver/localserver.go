@@ -23,8 +23,15 @@ type Pair struct {
 // Provide starts a private server, both at once, for each URL that is empty. The error wraps
 // ErrNotInstalled where a server that is needed is not installed. After an error nothing runs.
 func Provide(ctx context.Context, redisURL, databaseURL string) (*Pair, error) {
-	if err := installed(redisURL == "", databaseURL == ""); err != nil {
-		return nil, err
+	var missing []string
+	if _, found := findRedis(); redisURL == "" && !found {
+		missing = append(missing, redisPrograms)
+	}
+	if _, found := findPostgres(); databaseURL == "" && !found {
+		missing = append(missing, postgresPrograms)
+	}
+	if len(missing) > 0 { // said at once, not one after the other
+		return nil, notInstalled(missing...)
 	}
 	p := &Pair{RedisURL: redisURL, DatabaseURL: databaseURL}
 	var redisErr, postgresErr error

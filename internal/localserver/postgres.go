@@ -31,12 +31,9 @@ type Postgres struct {
 
 // StartPostgres starts a private Postgres and waits until it serves. The server outlives ctx.
 func StartPostgres(ctx context.Context, o PostgresOptions) (*Postgres, error) {
-	if err := installed(false, true); err != nil {
-		return nil, err
-	}
-	programs, err := findPostgres()
-	if err != nil {
-		return nil, err
+	programs, found := findPostgres()
+	if !found {
+		return nil, notInstalled(postgresPrograms)
 	}
 	a, err := serverAccount()
 	if err != nil {
@@ -55,7 +52,7 @@ func StartPostgres(ctx context.Context, o PostgresOptions) (*Postgres, error) {
 		name: "Postgres", binary: filepath.Join(programs, "postgres"), account: a, folder: folder, orderly: syscall.SIGINT,
 		args: func(port int) []string { return postgresArgs(data, port, o.Settings) },
 	}
-	if err := s.start(ctx); err != nil {
+	if err := s.start(ctx, freePort); err != nil {
 		return nil, err
 	}
 	return &Postgres{

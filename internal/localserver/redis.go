@@ -24,12 +24,9 @@ type Redis struct {
 
 // StartRedis starts a private Redis and waits until it serves. The server outlives ctx.
 func StartRedis(ctx context.Context, o RedisOptions) (*Redis, error) {
-	if err := installed(true, false); err != nil {
-		return nil, err
-	}
-	binary, err := findRedis()
-	if err != nil {
-		return nil, err
+	binary, found := findRedis()
+	if !found {
+		return nil, notInstalled(redisPrograms)
 	}
 	a, err := serverAccount()
 	if err != nil {
@@ -43,7 +40,7 @@ func StartRedis(ctx context.Context, o RedisOptions) (*Redis, error) {
 		name: "Redis", binary: binary, account: a, folder: folder, orderly: syscall.SIGTERM,
 		args: func(port int) []string { return redisArgs(port, o.Settings) },
 	}
-	if err := s.start(ctx); err != nil {
+	if err := s.start(ctx, freePort); err != nil {
 		return nil, err
 	}
 	return &Redis{URL: fmt.Sprintf("redis://127.0.0.1:%d", s.port), server: s}, nil

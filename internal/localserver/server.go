@@ -49,13 +49,12 @@ type server struct {
 	orderly syscall.Signal
 
 	mu      sync.Mutex
-	process *child.Process // nil after stop
-	output  *output
+	process *child.Process // nil while the server is down
 	stopped bool
 }
 
-// start picks a port and starts the server. After an error the folder is gone.
-func (s *server) start(ctx context.Context) error {
+// start starts the server on a port that pick returns. After an error the folder is gone.
+func (s *server) start(ctx context.Context, pick func() (int, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	err := errPortTaken
@@ -63,7 +62,7 @@ func (s *server) start(ctx context.Context) error {
 		if !errors.Is(err, errPortTaken) {
 			break
 		}
-		if s.port, err = freePort(); err == nil {
+		if s.port, err = pick(); err == nil {
 			err = s.launch(ctx)
 		}
 	}
@@ -90,7 +89,7 @@ func (s *server) launch(ctx context.Context) error {
 	}
 	select {
 	case <-out.ready:
-		s.process, s.output = process, out
+		s.process = process
 		return nil
 	case <-process.Done():
 		if strings.Contains(out.String(), "Address already in use") {
