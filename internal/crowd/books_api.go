@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
@@ -34,9 +35,12 @@ const apiCompareAtOnce = 32
 
 // OpenAPIBooks notes how much of the sale is sold before the crowd comes.
 func OpenAPIBooks(ctx context.Context, baseURL string, sale uuid.UUID, auth Auth) (*APIBooks, error) {
-	b := &APIBooks{client: &http.Client{}, url: baseURL, sale: sale, auth: auth}
+	transport := &http.Transport{MaxIdleConnsPerHost: apiCompareAtOnce}
+	b := &APIBooks{client: &http.Client{Transport: transport}, url: baseURL, sale: sale, auth: auth}
 	var err error
-	b.sold, err = b.soldInAll(ctx)
+	if b.sold, err = b.soldInAll(ctx); errors.Is(err, ErrPaymentWindow) {
+		err = nil // each order can still be looked up
+	}
 	return b, err
 }
 
@@ -63,40 +67,61 @@ func (b *APIBooks) soldInAll(ctx context.Context) (int64, error) {
 	return sale.Sold, nil
 }
 
-// Compare implements Books. An order that is still `reserved` has not reached Postgres and counts as missing.
+// Compare implements Books. An order that is not in Postgres yet is waited for; if it is still not
+// there when ctx ends, it counts as missing.
 func (b *APIBooks) Compare(ctx context.Context, l *Ledger) (Comparison, error) {
+	defer b.client.CloseIdleConnections()
 	accepted, contradictions := l.Orders()
 	c := Comparison{Accepted: len(accepted), Contradictions: contradictions}
 	var mu sync.Mutex
-	lookups, ctx := errgroup.WithContext(ctx)
+	var lookups errgroup.Group
 	lookups.SetLimit(apiCompareAtOnce)
 	for id, user := range accepted {
 		lookups.Go(func() error {
-			var order struct {
-				User     string `json:"user_id"`
-				Quantity int64  `json:"quantity"`
-				Status   string `json:"status"`
-			}
-			status, err := b.get(ctx, user, &order, "v1", "orders", id.String())
+			o, found, err := b.lookUp(ctx, id, user)
 			if err != nil {
 				return fmt.Errorf("read order=%s: %w", id, err)
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			switch {
-			case status == http.StatusNotFound, order.Status == "reserved":
-				c.Missing++
-				c.example("order %s of %s: HTTP %d, status %q", id, user, status, order.Status)
-			case status != http.StatusOK:
-				return fmt.Errorf("read order=%s: HTTP %d", id, status)
-			default:
-				live := order.Status == "confirmed" || order.Status == "paid"
-				c.judge(l, bookedOrder{id: id, user: order.User, quantity: order.Quantity, live: live}, user)
+			if found {
+				c.judge(l, o, user)
+				return nil
 			}
+			c.Missing++
+			c.example("order %s of %s is not confirmed", id, user)
 			return nil
 		})
 	}
-	return c, lookups.Wait()
+	err := lookups.Wait()
+	return c, err
+}
+
+// lookUp asks for an order until it is in Postgres.
+func (b *APIBooks) lookUp(ctx context.Context, id uuid.UUID, user string) (o bookedOrder, found bool, err error) {
+	const pause = 50 * time.Millisecond
+	for {
+		var order struct {
+			User     string `json:"user_id"`
+			Quantity int64  `json:"quantity"`
+			Status   string `json:"status"`
+		}
+		status, err := b.get(ctx, user, &order, "v1", "orders", id.String())
+		switch {
+		case ctx.Err() != nil, status == http.StatusNotFound:
+			return bookedOrder{}, false, nil
+		case err != nil:
+			return bookedOrder{}, false, err
+		case status == http.StatusOK && order.Status != "reserved":
+			live := order.Status == "confirmed" || order.Status == "paid"
+			return bookedOrder{id: id, user: order.User, quantity: order.Quantity, live: live}, true, nil
+		case status != http.StatusOK && status != http.StatusServiceUnavailable:
+			return bookedOrder{}, false, fmt.Errorf("HTTP %d", status)
+		}
+		if !sleep(ctx, pause) {
+			return bookedOrder{}, false, nil
+		}
+	}
 }
 
 // get asks as the user, or as nobody if user is empty, and decodes an answer of 200.

@@ -2,6 +2,7 @@ package crowd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -50,6 +51,8 @@ func (c *Crowd) WatchDurable(ctx context.Context, books Books, patience time.Dur
 	for {
 		now, err := books.Sold(ctx)
 		switch {
+		case errors.Is(err, ErrPaymentWindow):
+			return Durable{}, err
 		case err != nil:
 			lastErr = err
 		case now != sold:

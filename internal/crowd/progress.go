@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// String is one line of progress.
+// String is the progress in one line, without the time.
 func (p Progress) String() string {
-	line := fmt.Sprintf("%5.1f s  %s of %s buyers came  accepted %s  rejected %s",
-		p.Elapsed.Seconds(), Count(p.Due), Count(p.Buyers), Count(p.Accepted), Count(p.Rejected))
+	line := fmt.Sprintf("%s of %s buyers came  accepted %s  rejected %s",
+		Count(p.Due), Count(p.Buyers), Count(p.Accepted), Count(p.Rejected))
 	if p.Retries > 0 {
 		line += "  retried " + Count(p.Retries)
 	}
@@ -19,6 +19,9 @@ func (p Progress) String() string {
 	}
 	return line
 }
+
+// Done is closed when Run has returned.
+func (c *Crowd) Done() <-chan struct{} { return c.done }
 
 // ShowProgress prints the progress once a second while the crowd runs: on a terminal one line,
 // written over; elsewhere a line each. It returns when Run has, or when ctx ends.
@@ -37,10 +40,12 @@ func (c *Crowd) ShowProgress(ctx context.Context, w io.Writer, terminal bool) {
 		case <-ctx.Done():
 			return
 		}
+		p := c.Progress()
+		line := fmt.Sprintf("%5.1f s  %s", p.Elapsed.Seconds(), p)
 		if terminal {
-			_, _ = fmt.Fprint(w, eraseLine, c.Progress())
+			_, _ = io.WriteString(w, eraseLine+line)
 		} else {
-			_, _ = fmt.Fprintln(w, c.Progress())
+			_, _ = io.WriteString(w, line+"\n")
 		}
 	}
 }

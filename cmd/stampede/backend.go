@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/connect"
+	"stampede/internal/doctor"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// backend is Redis and Postgres with what works on both. Both connect when they are first used.
+type backend struct {
+	redis   *redis.Client
+	pool    *pgxpool.Pool
+	store   *reservation.Store
+	catalog *reservation.Catalog
+}
+
+// openBackend uses the Redis client that open makes, and up to postgresConns connections to Postgres.
+func openBackend(
+	ctx context.Context, open func(url string) (*redis.Client, error), redisURL, databaseURL string, keys keysFlags, postgresConns int32, logger *slog.Logger,
+) (*backend, error) {
+	pool, err := connect.Postgres(ctx, databaseURL, postgresConns)
+	if err != nil {
+		return nil, err
+	}
+	rdb, err := open(redisURL)
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	store := reservation.NewStore(rdb, keys.keys(), reservation.StoreOptions{Logger: logger})
+	return &backend{redis: rdb, pool: pool, store: store, catalog: reservation.NewCatalog(pool, store)}, nil
+}
+
+func (b *backend) Close() {
+	b.store.Close()
+	_ = b.redis.Close() // nothing is under way any more
+	b.pool.Close()
+}
+
+// ready returns nil if both servers answer.
+func (b *backend) ready(ctx context.Context) error {
+	return errors.Join(b.store.Ping(ctx), b.pool.Ping(ctx))
+}
+
+// askTimeout bounds what is asked of a server before a command starts its work.
+const askTimeout = 5 * time.Second
+
+// checkSchema refuses to work with another schema than our own. Where Postgres is away it says so and
+// goes on: a sale does not wait for Postgres.
+func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	err := sql.Check(ctx, pool)
+	if err == nil || errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
+		return err
+	}
+	logger.Warn("Postgres does not answer, so its schema is unchecked; orders wait in Redis until it does", "err", err)
+	return nil
+}
+
+// warnOfSettings logs what doctor finds, loudly where it is unsafe. It stops nothing.
+func warnOfSettings(ctx context.Context, b *backend, logger *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	findings, err := doctor.Redis(ctx, b.redis)
+	if err != nil {
+		logger.Warn("Redis does not answer, so its settings are unchecked", "err", err)
+	}
+	more, err := doctor.Postgres(ctx, b.pool)
+	if err == nil { // else checkSchema has said it
+		findings = append(findings, more...)
+	}
+	for _, f := range findings {
+		level := slog.LevelWarn
+		if f.Severity == doctor.Unsafe {
+			level = slog.LevelError
+		}
+		logger.Log(ctx, level, "UNSAFE SETTING: "+f.What, "severity", f.Severity, "server", f.Server, "why", f.Why, "mend", f.Mend)
+	}
+}

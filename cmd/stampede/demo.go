@@ -1,0 +1,32 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"time"
+
+	"stampede/internal/demo"
+)
+
+type demoCmd struct {
+	optionalServers
+	Stock        int64         `env:"STAMPEDE_DEMO_STOCK" default:"10000" placeholder:"UNITS" help:"Units for sale, at least 100 (${default})."`
+	Buyers       int           `env:"STAMPEDE_DEMO_BUYERS" default:"50000" placeholder:"N" help:"How many buyers come, at least 100 (${default})."`
+	Over         time.Duration `env:"STAMPEDE_DEMO_OVER" default:"8s" help:"Time over which they come, evenly (${default})."`
+	DoubleClicks float64       `env:"STAMPEDE_DEMO_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at once, 0 to 1 (${default})."`
+}
+
+func (c *demoCmd) Run(ctx context.Context, s *streams) error {
+	// The story is all there is to read; the processes have logs of their own.
+	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
+	err := demo.Run(ctx, demo.Config{
+		Stock: c.Stock, Buyers: c.Buyers, Over: c.Over, DoubleClicks: c.DoubleClicks,
+		RedisURL: c.RedisURL, DatabaseURL: c.DatabaseURL, Out: s.out, Terminal: isTerminal(s.out),
+	})
+	if errors.Is(err, demo.ErrBroken) {
+		return errBroken
+	}
+	return err
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+
+	"golang.org/x/sync/errgroup"
+
+	"stampede/ingress"
+	"stampede/internal/connect"
+	"stampede/internal/localserver"
+	"stampede/sql"
+)
+
+type devCmd struct {
+	optionalServers
+	keysFlags
+	authFlags
+	limitFlags
+	workerFlags
+	HTTPAddr string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen (${default}). Buyers are believed by their header, so keep it local."`
+}
+
+func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	servers, err := localserver.Provide(ctx, c.RedisURL, c.DatabaseURL)
+	if err != nil {
+		return err
+	}
+	defer servers.Stop()
+	if err := sql.Up(ctx, servers.DatabaseURL); err != nil {
+		return err
+	}
+	consumer, free, err := consumerName(c.Consumer, logger)
+	if err != nil {
+		return err
+	}
+	defer free()
+	if c.AdminToken == "" {
+		c.AdminToken = rand.Text()
+	}
+
+	front, err := openBackend(ctx, connect.Ingress, servers.RedisURL, servers.DatabaseURL, c.keysFlags, ingressPostgresConns, logger)
+	if err != nil {
+		return err
+	}
+	defer front.Close()
+	back, err := openBackend(ctx, connect.Control, servers.RedisURL, servers.DatabaseURL, c.keysFlags, workerPostgresConns, logger)
+	if err != nil {
+		return err
+	}
+	defer back.Close()
+	if c.RedisURL != "" || c.DatabaseURL != "" {
+		warnOfSettings(ctx, front, logger)
+	}
+
+	config := ingressConfig(front, c.authFlags, c.limitFlags, logger)
+	config.Auth = ingress.AuthHeader
+	if config.Listener, err = new(net.ListenConfig).Listen(ctx, "tcp", c.HTTPAddr); err != nil {
+		return err
+	}
+	server, err := ingress.New(config)
+	if err != nil {
+		_ = config.Listener.Close()
+		return &usageError{err}
+	}
+	work := workerConfig(back, c.keysFlags, c.workerFlags, config.Metrics, logger)
+	work.Consumer, work.DrainTimeout = consumer, c.DrainTimeout
+
+	together, ctx := errgroup.WithContext(ctx)
+	together.Go(func() error { return server.Run(ctx) })
+	together.Go(func() error { return runWorker(ctx, servers.RedisURL, work) })
+	if err := c.welcome(s.out, "http://"+config.Listener.Addr().String(), servers); err != nil {
+		return err
+	}
+	return together.Wait()
+}
+
+// welcome tells how to get in, ready to paste.
+func (c *devCmd) welcome(w io.Writer, url string, servers *localserver.Pair) error {
+	kept := "gone when this ends"
+	if servers.Redis == nil || servers.Postgres == nil {
+		kept = "gone when this ends, but for the servers that were given"
+	}
+	_, err := fmt.Fprintf(w, `Stampede is up. All data is %s (Ctrl-C).
+
+  ingress       %s
+  redis         %s
+  postgres      %s
+  admin token   %s
+
+Create a sale of 100 units:
+
+  curl -s %[2]s/v1/sales -H 'Authorization: Bearer %[5]s' \
+    -H 'Content-Type: application/json' -d '{"name":"first sale","stock":100}'
+
+Buy a unit, with the id that it answers:
+
+  curl -si %[2]s/v1/sales/ID/orders -H '%[6]s: alice' \
+    -H 'Idempotency-Key: first' -H 'Content-Type: application/json' -d '{"quantity":1}'
+
+`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, c.AuthHeader)
+	return err
+}

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	"stampede/fulfillment"
+	"stampede/internal/connect"
+	"stampede/sql"
+)
+
+type dlqCmd struct {
+	List    dlqListCmd    `cmd:"" help:"List the dead letters, newest first."`
+	Show    dlqShowCmd    `cmd:"" help:"Show a dead letter with all fields of its stream entry."`
+	Replay  dlqReplayCmd  `cmd:"" help:"Append the entry to its stream again, for a worker that knows better by now."`
+	Discard dlqDiscardCmd `cmd:"" help:"Give a dead letter up; its order, if it names one, is rejected and its units go back to the sale."`
+}
+
+// dlqFlags are what every command on dead letters needs.
+type dlqFlags struct {
+	redisFlag
+	databaseFlag
+	keysFlags
+}
+
+func (f *dlqFlags) with(ctx context.Context, logger *slog.Logger, do func(*fulfillment.DeadLetters) error) error {
+	b, err := openBackend(ctx, connect.Control, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := sql.Check(ctx, b.pool); err != nil {
+		return err
+	}
+	return do(fulfillment.NewDeadLetters(b.pool, b.redis, b.store))
+}
+
+// letterArg names the dead letter that a command is about.
+type letterArg struct {
+	ID int64 `arg:"" help:"Id of the dead letter."`
+}
+
+type dlqListCmd struct {
+	dlqFlags
+	jsonFlag
+	Status string `default:"parked" enum:"parked,replayed,discarded,all" env:"STAMPEDE_DLQ_STATUS" help:"List those that are parked, replayed or discarded, or all (${default})."`
+	Limit  int    `default:"50" env:"STAMPEDE_DLQ_LIMIT" placeholder:"N" help:"List at most so many (${default})."`
+}
+
+func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	if c.Limit < 1 {
+		return usagef("--limit is %d, want at least 1", c.Limit)
+	}
+	status := fulfillment.DeadLetterStatus(c.Status)
+	if c.Status == "all" {
+		status = ""
+	}
+	return c.with(ctx, logger, func(d *fulfillment.DeadLetters) error {
+		letters, err := d.List(ctx, status, c.Limit)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeLettersJSON(s.out, letters)
+		}
+		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+		_, _ = fmt.Fprintln(t, "ID\tSTATUS\tPARKED\tDELIVERIES\tREPLAYS\tSTREAM\tENTRY\tREASON") // Flush tells the error
+		for _, l := range letters {
+			_, _ = fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n",
+				l.ID, l.Status, orDash(l.CreatedAt), l.Entry.Deliveries, l.Replays, l.Entry.Stream, l.Entry.ID, printable(l.Reason))
+		}
+		return t.Flush()
+	})
+}
+
+type dlqShowCmd struct {
+	dlqFlags
+	jsonFlag
+	letterArg
+}
+
+func (c *dlqShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	return c.with(ctx, logger, func(d *fulfillment.DeadLetters) error {
+		l, err := d.Get(ctx, c.ID)
+		if err != nil {
+			return err
+		}
+		if c.JSON {
+			return writeLettersJSON(s.out, []fulfillment.DeadLetter{l})
+		}
+		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+		for _, row := range [][2]string{
+			{"id", fmt.Sprint(l.ID)},
+			{"status", string(l.Status)},
+			{"reason", printable(l.Reason)},
+			{"resolution", printable(l.Resolution)},
+			{"parked", orDash(l.CreatedAt)},
+			{"changed", orDash(l.UpdatedAt)},
+			{"deliveries", fmt.Sprint(l.Entry.Deliveries)},
+			{"replays", fmt.Sprint(l.Replays)},
+			{"stream", l.Entry.Stream},
+			{"entry", l.Entry.ID},
+		} {
+			_, _ = fmt.Fprintf(t, "%s\t%s\n", row[0], row[1])
+		}
+		for _, f := range l.Entry.Fields {
+			_, _ = fmt.Fprintf(t, "field %s\t%s\n", printable(f.Name), printable(f.Value))
+		}
+		return t.Flush()
+	})
+}
+
+type dlqReplayCmd struct {
+	dlqFlags
+	letterArg
+}
+
+func (c *dlqReplayCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	return c.with(ctx, logger, func(d *fulfillment.DeadLetters) error {
+		entry, err := d.Replay(ctx, c.ID)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(s.out, "dead letter %d is in its stream again, as entry %s\n", c.ID, entry)
+		return err
+	})
+}
+
+type dlqDiscardCmd struct {
+	dlqFlags
+	letterArg
+	Reason string `required:"" env:"STAMPEDE_DLQ_REASON" placeholder:"TEXT" help:"Why it is given up; kept with the letter."`
+}
+
+func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	return c.with(ctx, logger, func(d *fulfillment.DeadLetters) error {
+		if err := d.Discard(ctx, c.ID, c.Reason); err != nil {
+			return err
+		}
+		l, err := d.Get(ctx, c.ID)
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(s.out, "dead letter %d is discarded: %s\n", c.ID, printable(l.Resolution))
+		return err
+	})
+}
+
+// writeLettersJSON writes one object a line. Bytes that are not UTF-8 are quoted as printable does.
+func writeLettersJSON(w io.Writer, letters []fulfillment.DeadLetter) error {
+	type field struct {
+		Name  string `json:"name"`
+		Value string `json:"value"`
+	}
+	encoder := json.NewEncoder(w)
+	for _, l := range letters {
+		fields := make([]field, 0, len(l.Entry.Fields))
+		for _, f := range l.Entry.Fields {
+			fields = append(fields, field{printable(f.Name), printable(f.Value)})
+		}
+		err := encoder.Encode(struct {
+			ID         int64                        `json:"id"`
+			Status     fulfillment.DeadLetterStatus `json:"status"`
+			Reason     string                       `json:"reason"`
+			Resolution string                       `json:"resolution,omitempty"`
+			Stream     string                       `json:"stream"`
+			EntryID    string                       `json:"entry_id"`
+			Deliveries int64                        `json:"deliveries"`
+			Replays    int                          `json:"replays"`
+			Fields     []field                      `json:"fields"`
+			CreatedAt  time.Time                    `json:"created_at"`
+			UpdatedAt  time.Time                    `json:"updated_at"`
+		}{
+			l.ID, l.Status, l.Reason, l.Resolution, l.Entry.Stream, l.Entry.ID, l.Entry.Deliveries, l.Replays, fields,
+			l.CreatedAt.UTC(), l.UpdatedAt.UTC(),
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printable is text that anybody may have written into a stream, made safe for a terminal: quoted as
+// in Go if it holds control characters or is not UTF-8.
+func printable(text string) string {
+	if !utf8.ValidString(text) {
+		return fmt.Sprintf("%q", text)
+	}
+	for _, r := range text {
+		if r < ' ' || r >= 0x7f && r < 0xa0 {
+			return fmt.Sprintf("%q", text)
+		}
+	}
+	return text
+}

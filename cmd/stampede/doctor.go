@@ -1,0 +1,64 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+
+	"stampede/internal/connect"
+	"stampede/internal/doctor"
+)
+
+type doctorCmd struct {
+	redisFlag
+	databaseFlag
+	jsonFlag
+}
+
+func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*askTimeout)
+	defer cancel()
+	findings, err := c.examine(ctx)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		err = json.NewEncoder(s.out).Encode(append([]doctor.Finding{}, findings...)) // [] rather than null
+	} else {
+		err = doctor.WriteText(s.out, findings)
+	}
+	if err == nil && doctor.AnyUnsafe(findings) {
+		return errBroken
+	}
+	return err
+}
+
+// examine asks both servers; one that is away is an unsafe finding, and the other is still looked at.
+func (c *doctorCmd) examine(ctx context.Context) ([]doctor.Finding, error) {
+	rdb, err := connect.Control(c.RedisURL)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = rdb.Close() }()
+	pool, err := connect.Postgres(ctx, c.DatabaseURL, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer pool.Close()
+
+	findings, err := doctor.Redis(ctx, rdb)
+	if err != nil {
+		findings = append(findings, away("redis", "REDIS_URL", "nothing can be sold", err))
+	}
+	more, err := doctor.Postgres(ctx, pool)
+	if err != nil {
+		more = append(more, away("postgres", "DATABASE_URL", "accepted orders wait in Redis, unconfirmed", err))
+	}
+	return append(findings, more...), nil
+}
+
+func away(server, variable, why string, err error) doctor.Finding {
+	return doctor.Finding{
+		Severity: doctor.Unsafe, Server: server, What: err.Error(), Why: why,
+		Mend: "start the server, or let " + variable + " name the right one",
+	}
+}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"stampede/internal/connect"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// The exit statuses.
+const (
+	exitOK     = 0
+	exitFailed = 1 // also: a promise is broken, a setting is unsafe, a server is not ready
+	exitUsage  = 2 // the command line or the configuration is wrong
+)
+
+// errBroken ends a command whose output has said already what is wrong.
+var errBroken = errors.New("a promise is broken")
+
+// usageError is for what whoever typed the command can mend.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(format string, a ...any) error { return &usageError{fmt.Errorf(format, a...)} }
+
+// report says what went wrong, once, and maps it to the exit status. This is the only place that does.
+func report(stderr io.Writer, err error) int {
+	var (
+		usage   *usageError
+		invalid *reservation.InvalidError
+	)
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errBroken):
+		return exitFailed
+	case errors.As(err, &usage), errors.As(err, &invalid),
+		errors.Is(err, connect.ErrRedisURL), errors.Is(err, connect.ErrDatabaseURL), errors.Is(err, sql.ErrDatabaseURL):
+		_, _ = fmt.Fprintln(stderr, "stampede:", err)
+		return exitUsage
+	default:
+		_, _ = fmt.Fprintln(stderr, "stampede:", err)
+		return exitFailed
+	}
+}

@@ -1,0 +1,84 @@
+// Command stampede sells a limited stock to a crowd. This package only wires: one file per
+// subcommand, and what several of them share in settings.go and backend.go.
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// cli is the command line. Every flag can also be set by an environment variable: its env tag, or
+// else STAMPEDE_ and its name.
+type cli struct {
+	Log logFlags `embed:"" prefix:"log-"`
+
+	Dev         devCmd         `cmd:"" help:"Run everything on this machine: private Redis and Postgres unless URLs are given, ingress and worker in one process."`
+	Demo        demoCmd        `cmd:"" help:"Run a sale, a crowd and a crash on private servers, and print the audit's verdict."`
+	Serve       serveCmd       `cmd:"" help:"Run an ingress: take orders over HTTP."`
+	Work        workCmd        `cmd:"" help:"Run a fulfillment worker: write accepted orders to Postgres."`
+	Migrate     migrateCmd     `cmd:"" help:"Bring the database to the schema of this version, or back."`
+	Sale        saleCmd        `cmd:"" help:"Create, show and change sales."`
+	Load        loadCmd        `cmd:"" help:"Send an open-loop crowd of buyers to an ingress and check what became of every order."`
+	Audit       auditCmd       `cmd:"" help:"Check the promises against Redis and Postgres. Exit status 1 if one is broken."`
+	Doctor      doctorCmd      `cmd:"" help:"Look for unsafe settings of Redis and Postgres. Exit status 1 if there is one."`
+	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"Look at the dead letters, replay or discard them."`
+	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running ingress or worker whether it is ready. Exit status 1 if it is not."`
+	Version     versionCmd     `cmd:"" help:"Print the version of this program."`
+}
+
+// streams is where a command writes: its result to out, all else to err.
+type streams struct {
+	out, err io.Writer
+}
+
+// run runs one command and returns the exit status. The first SIGINT or SIGTERM asks the command to
+// stop in order; the second ends the process at once, as it would without us.
+func run(args []string, stdout, stderr io.Writer) (status int) {
+	ctx, restore := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer restore()
+	context.AfterFunc(ctx, restore)
+
+	// kong ends the process after --help; here it ends the call.
+	type exit int
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case exit:
+			status = int(r)
+		default:
+			panic(r)
+		}
+	}()
+	s := &streams{stdout, stderr}
+	var flags cli
+	parser, err := kong.New(&flags,
+		kong.Name("stampede"),
+		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered at once, written to Postgres exactly once."),
+		kong.Writers(stdout, stderr),
+		kong.Exit(func(code int) { panic(exit(code)) }),
+		kong.DefaultEnvars("STAMPEDE"),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+		kong.BindTo(ctx, (*context.Context)(nil)),
+		kong.Bind(s),
+	)
+	if err != nil {
+		panic(err) // the tags of cli are wrong
+	}
+	command, err := parser.Parse(args)
+	if err != nil {
+		return report(stderr, &usageError{err})
+	}
+	logger, err := flags.Log.logger(stderr)
+	if err != nil {
+		return report(stderr, &usageError{err})
+	}
+	command.Bind(logger)
+	return report(stderr, command.Run())
+}

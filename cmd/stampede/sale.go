@@ -1,0 +1,184 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"stampede/internal/connect"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+type saleCmd struct {
+	Create  saleCreateCmd  `cmd:"" help:"Create a sale."`
+	List    saleListCmd    `cmd:"" help:"List the sales, newest first."`
+	Show    saleShowCmd    `cmd:"" help:"Show a sale with the count of its units."`
+	Pause   salePauseCmd   `cmd:"" help:"Halt a sale: buyers are refused until it is resumed."`
+	Resume  saleResumeCmd  `cmd:"" help:"Go on with a paused sale."`
+	End     saleEndCmd     `cmd:"" help:"End a sale for good."`
+	Restock saleRestockCmd `cmd:"" help:"Add units to a sale."`
+}
+
+// catalogFlags are what every command on sales needs.
+type catalogFlags struct {
+	redisFlag
+	databaseFlag
+	keysFlags
+	jsonFlag
+}
+
+// with opens the catalog, hands it to do and prints the sales that do returns.
+func (f *catalogFlags) with(
+	ctx context.Context, s *streams, logger *slog.Logger, do func(context.Context, *reservation.Catalog) ([]reservation.Standing, error),
+) error {
+	b, err := openBackend(ctx, connect.Control, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := sql.Check(ctx, b.pool); err != nil {
+		return err
+	}
+	sales, err := do(ctx, b.catalog)
+	if err != nil {
+		return err
+	}
+	if f.JSON {
+		return writeSalesJSON(s.out, sales)
+	}
+	return writeSalesText(s.out, sales)
+}
+
+func (f *catalogFlags) withOne(
+	ctx context.Context, s *streams, logger *slog.Logger, do func(context.Context, *reservation.Catalog) (reservation.Standing, error),
+) error {
+	return f.with(ctx, s, logger, func(ctx context.Context, c *reservation.Catalog) ([]reservation.Standing, error) {
+		sale, err := do(ctx, c)
+		return []reservation.Standing{sale}, err
+	})
+}
+
+// saleArg names the sale that a command is about.
+type saleArg struct {
+	Sale uuid.UUID `arg:"" help:"Id of the sale."`
+}
+
+// moment is a time as an operator writes it: RFC 3339, or +5m for five minutes from now.
+type moment struct{ time.Time }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (m *moment) UnmarshalText(text []byte) error {
+	if after, relative := strings.CutPrefix(string(text), "+"); relative {
+		d, err := time.ParseDuration(after)
+		if err != nil || d < 0 {
+			return usagef("%q is no time: want +5m for five minutes from now", text)
+		}
+		m.Time = time.Now().Add(d)
+		return nil
+	}
+	t, err := time.Parse(time.RFC3339, string(text))
+	if err != nil {
+		return usagef("%q is no time: want one like 2026-11-27T09:00:00Z, or +5m for five minutes from now", text)
+	}
+	m.Time = t
+	return nil
+}
+
+type saleCreateCmd struct {
+	catalogFlags
+	Name          string        `required:"" env:"STAMPEDE_SALE_NAME" help:"What the sale is called."`
+	Stock         int64         `required:"" env:"STAMPEDE_SALE_STOCK" placeholder:"UNITS" help:"Units for sale."`
+	PerOrderLimit int64         `default:"1" env:"STAMPEDE_SALE_PER_ORDER_LIMIT" placeholder:"UNITS" help:"Units that one order may hold (${default})."`
+	OpensAt       moment        `env:"STAMPEDE_SALE_OPENS_AT" placeholder:"TIME" help:"When it opens, RFC 3339 or +5m; at once if left out."`
+	ClosesAt      moment        `env:"STAMPEDE_SALE_CLOSES_AT" placeholder:"TIME" help:"When it closes, RFC 3339 or +5m; never if left out."`
+	PaymentWindow time.Duration `default:"0s" env:"STAMPEDE_SALE_PAYMENT_WINDOW" help:"How long a confirmed order waits for its payment, in whole seconds; 0s where confirmed is final (${default})."`
+}
+
+func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.Standing, error) {
+		return catalog.Create(ctx, reservation.Terms{
+			Name: c.Name, Stock: c.Stock, PerOrderLimit: c.PerOrderLimit,
+			OpensAt: c.OpensAt.Time, ClosesAt: c.ClosesAt.Time, PaymentWindow: c.PaymentWindow,
+		})
+	})
+}
+
+type saleListCmd struct {
+	catalogFlags
+	After uuid.UUID `env:"STAMPEDE_SALE_AFTER" placeholder:"ID" help:"List those older than this sale."`
+	Limit int       `default:"50" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"List at most so many (${default})."`
+}
+
+func (c *saleListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	if c.Limit < 1 {
+		return usagef("--limit is %d, want at least 1", c.Limit)
+	}
+	return c.with(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) ([]reservation.Standing, error) {
+		return catalog.List(ctx, c.After, c.Limit)
+	})
+}
+
+type saleShowCmd struct {
+	catalogFlags
+	saleArg
+}
+
+func (c *saleShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.Standing, error) {
+		return catalog.Show(ctx, c.Sale)
+	})
+}
+
+type salePauseCmd struct {
+	catalogFlags
+	saleArg
+}
+
+func (c *salePauseCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.Standing, error) {
+		return catalog.Pause(ctx, c.Sale)
+	})
+}
+
+type saleResumeCmd struct {
+	catalogFlags
+	saleArg
+}
+
+func (c *saleResumeCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.Standing, error) {
+		return catalog.Resume(ctx, c.Sale)
+	})
+}
+
+type saleEndCmd struct {
+	catalogFlags
+	saleArg
+}
+
+func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.Standing, error) {
+		return catalog.End(ctx, c.Sale)
+	})
+}
+
+type saleRestockCmd struct {
+	catalogFlags
+	saleArg
+	Units          int64  `arg:"" help:"Units to add."`
+	IdempotencyKey string `env:"STAMPEDE_SALE_IDEMPOTENCY_KEY" placeholder:"KEY" help:"Name of this restock: repeated with the same key, it adds nothing. Made up if left out."`
+}
+
+func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	key := c.IdempotencyKey
+	if key == "" {
+		key = uuid.NewString()
+	}
+	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.Standing, error) {
+		return catalog.Restock(ctx, c.Sale, c.Units, key)
+	})
+}

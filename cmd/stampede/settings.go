@@ -1,0 +1,61 @@
+package main
+
+import (
+	"io"
+	"log/slog"
+
+	"stampede/internal/telemetry"
+	"stampede/reservation"
+)
+
+// logFlags are settings of all commands.
+type logFlags struct {
+	Level  string `default:"info" enum:"debug,info,warn,error" help:"Lowest level that is logged: debug, info, warn or error (${default})."`
+	Format string `default:"text" enum:"text,json" help:"Format of the log on standard error: text or json (${default})."`
+}
+
+// logger also becomes the process's default, for libraries that log by themselves.
+func (f logFlags) logger(w io.Writer) (*slog.Logger, error) {
+	logger, err := telemetry.NewLogger(w, f.Format, f.Level)
+	if err == nil {
+		slog.SetDefault(logger)
+	}
+	return logger, err
+}
+
+// Where the servers are: needed by most commands, and optional where private ones are started instead.
+type (
+	redisFlag struct {
+		RedisURL string `name:"redis-url" env:"REDIS_URL" required:"" placeholder:"URL" help:"Redis, as redis://user:password@host:6379/0."`
+	}
+	databaseFlag struct {
+		DatabaseURL string `name:"database-url" env:"DATABASE_URL" required:"" placeholder:"URL" help:"Postgres, as postgres://user:password@host:5432/database."`
+	}
+	optionalServers struct {
+		RedisURL    string `name:"redis-url" env:"REDIS_URL" placeholder:"URL" help:"Redis to use; without it a private one is started."`
+		DatabaseURL string `name:"database-url" env:"DATABASE_URL" placeholder:"URL" help:"Postgres to use; without it a private one is started."`
+	}
+)
+
+// keysFlags name the keys in Redis.
+type keysFlags struct {
+	Partitions int    `default:"1" placeholder:"N" help:"Partitions that new sales are spread over, 1 to 64 (${default}). The same for all ingresses and workers."`
+	KeyPrefix  string `hidden:"" default:"stampede" help:"First part of every key in Redis."`
+}
+
+// Validate is called by kong.
+func (f keysFlags) Validate() error {
+	if f.Partitions < 1 || f.Partitions > reservation.MaxPartitions {
+		return usagef("--partitions is %d, want 1 to %d", f.Partitions, reservation.MaxPartitions)
+	}
+	return nil
+}
+
+func (f keysFlags) keys() reservation.Keys {
+	return reservation.Keys{Prefix: f.KeyPrefix, Partitions: f.Partitions}
+}
+
+// jsonFlag is for commands that print a result.
+type jsonFlag struct {
+	JSON bool `name:"json" help:"Print the result as JSON."`
+}

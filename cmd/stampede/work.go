@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/fulfillment"
+	"stampede/internal/connect"
+	"stampede/internal/telemetry"
+)
+
+// workerPostgresConns: one for the batches of each of a few partitions, and some for the rest.
+const workerPostgresConns = 6
+
+// workerFlags are common to work and dev.
+type workerFlags struct {
+	Consumer      string        `placeholder:"NAME" help:"Name of this worker, the same after a restart and no other worker's. Host name and lane if left out."`
+	BatchMax      int           `default:"500" placeholder:"ORDERS" help:"Orders that one transaction records at most (${default})."`
+	MinIdle       time.Duration `default:"10s" help:"How long another worker may be silent about an order until this one takes it over (${default})."`
+	MaxDeliveries int64         `default:"5" placeholder:"N" help:"Deliveries that an entry at fault gets until it is a dead letter (${default})."`
+}
+
+type workCmd struct {
+	redisFlag
+	databaseFlag
+	keysFlags
+	workerFlags
+	DrainTimeout time.Duration `default:"10s" help:"How long a stopping worker may take to finish what it has begun (${default})."`
+	MetricsAddr  string        `default:":9090" placeholder:"HOST:PORT" help:"Where to answer /metrics, /livez and /readyz (${default})."`
+}
+
+func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
+	consumer, free, err := consumerName(c.Consumer, logger)
+	if err != nil {
+		return err
+	}
+	defer free()
+	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, workerPostgresConns, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := checkSchema(ctx, b.pool, logger); err != nil {
+		return err
+	}
+	warnOfSettings(ctx, b, logger)
+	registry := telemetry.NewRegistry()
+	config := workerConfig(b, c.keysFlags, c.workerFlags, registry, logger)
+	config.Consumer, config.DrainTimeout = consumer, c.DrainTimeout
+
+	together, ctx := errgroup.WithContext(ctx)
+	together.Go(func() error { return telemetry.Serve(ctx, c.MetricsAddr, registry, b.ready) })
+	together.Go(func() error { return runWorker(ctx, c.RedisURL, config) })
+	return together.Wait()
+}
+
+func workerConfig(b *backend, keys keysFlags, flags workerFlags, registry prometheus.Registerer, logger *slog.Logger) fulfillment.WorkerConfig {
+	return fulfillment.WorkerConfig{
+		Pool: b.pool, Control: b.redis, Keys: keys.keys(), Store: b.store, Catalog: b.catalog,
+		BatchMax: flags.BatchMax, MinIdle: flags.MinIdle, MaxDeliveries: flags.MaxDeliveries,
+		Logger: logger, Registerer: registry,
+	}
+}
+
+// runWorker adds the client for the blocking reads, which must be nobody else's.
+func runWorker(ctx context.Context, redisURL string, config fulfillment.WorkerConfig) error {
+	blocking, err := connect.Blocking(redisURL)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = blocking.Close() }()
+	config.Blocking = blocking
+	worker, err := fulfillment.NewWorker(config)
+	if err != nil {
+		return &usageError{err}
+	}
+	return worker.Run(ctx)
+}

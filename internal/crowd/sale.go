@@ -1,0 +1,54 @@
+package crowd
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+
+	"github.com/google/uuid"
+)
+
+// CreateSale asks an ingress for a sale to buy from, as an operator.
+func CreateSale(ctx context.Context, baseURL, adminToken, name string, stock, perOrderLimit int64) (uuid.UUID, error) {
+	sale, err := createSale(ctx, baseURL, adminToken, map[string]any{"name": name, "stock": stock, "per_order_limit": perOrderLimit})
+	if err != nil {
+		return uuid.Nil, fmt.Errorf("create a sale: %w", err)
+	}
+	return sale, nil
+}
+
+func createSale(ctx context.Context, baseURL, adminToken string, terms map[string]any) (uuid.UUID, error) {
+	target, err := url.JoinPath(baseURL, "v1", "sales")
+	if err != nil {
+		return uuid.Nil, err
+	}
+	body, err := json.Marshal(terms)
+	if err != nil {
+		return uuid.Nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(body))
+	if err != nil {
+		return uuid.Nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Authorization", "Bearer "+adminToken)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Do(req)
+	if err != nil {
+		return uuid.Nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusCreated {
+		said, _ := io.ReadAll(io.LimitReader(resp.Body, answerBytes)) // as far as it can be read
+		return uuid.Nil, fmt.Errorf("HTTP %d: %q", resp.StatusCode, said)
+	}
+	var sale struct {
+		ID uuid.UUID `json:"id"`
+	}
+	err = json.NewDecoder(resp.Body).Decode(&sale)
+	return sale.ID, err
+}
