@@ -118,7 +118,8 @@ func TestAKeyNamedTwiceIsTakenOnce(t *testing.T) {
 
 func TestOneOwnerAtATime(t *testing.T) {
 	b := setup(t)
-	ctx := t.Context()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a lock that stays taken would keep them for ever
+	defer cancel()
 	const workers, turns = 16, 30
 	names := b.names(4)
 	inside := make([]atomic.Int32, len(names))
