@@ -82,8 +82,12 @@ func findPostgres() (folder string, found bool) {
 
 var version = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
 
-// versionIn is the version in a folder's name: 9.6 comes before 10, and 15 before 18.
+// versionIn is the last version in a folder's path: 9.6 comes before 10, and 15 before 18.
 func versionIn(folder string) float64 {
-	v, _ := strconv.ParseFloat(version.FindString(folder), 64) // 0 for a folder without a version
+	found := version.FindAllString(folder, -1)
+	if len(found) == 0 {
+		return 0
+	}
+	v, _ := strconv.ParseFloat(found[len(found)-1], 64) // a number, says the pattern
 	return v
 }

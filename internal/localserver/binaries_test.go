@@ -1,0 +1,80 @@
+package localserver
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestMissingServersAreNamedTogetherWithTheWaysOut is not parallel, like all here: they change
+// where servers are looked for.
+func TestMissingServersAreNamedTogetherWithTheWaysOut(t *testing.T) {
+	lookOnlyIn(t, t.TempDir())
+	_, err := Provide(context.Background(), "", "")
+	require.ErrorIs(t, err, ErrNotInstalled)
+	for _, part := range []string{
+		"Redis (redis-server or valkey-server) and Postgres (postgres and initdb): not installed",
+		"go tool -modfile=tools/go.mod task setup",
+		"apt-get install --no-install-recommends redis-server postgresql",
+		"set REDIS_URL and DATABASE_URL",
+	} {
+		require.ErrorContains(t, err, part)
+	}
+
+	_, err = Provide(context.Background(), "redis://given", "")
+	require.ErrorIs(t, err, ErrNotInstalled)
+	require.NotContains(t, err.Error(), "Redis (")
+
+	_, err = StartRedis(context.Background(), RedisOptions{})
+	require.ErrorIs(t, err, ErrNotInstalled)
+	_, err = StartPostgres(context.Background(), PostgresOptions{})
+	require.ErrorIs(t, err, ErrNotInstalled)
+}
+
+func TestThePostgresInPathComesFirstThenTheNewest(t *testing.T) {
+	root := t.TempDir()
+	lookOnlyIn(t, filepath.Join(root, "path"))
+	for _, version := range []string{"9.6", "10", "18", "15"} {
+		program(t, filepath.Join(root, "lib", version, "bin"), "initdb")
+		program(t, filepath.Join(root, "lib", version, "bin"), "postgres")
+	}
+	program(t, filepath.Join(root, "lib", "99", "bin"), "initdb") // but no server
+	postgresFolders = []string{filepath.Join(root, "lib", "*", "bin")}
+
+	folder, found := findPostgres()
+	require.True(t, found)
+	require.Equal(t, filepath.Join(root, "lib", "18", "bin"), folder)
+
+	program(t, filepath.Join(root, "path"), "initdb")
+	program(t, filepath.Join(root, "path"), "postgres")
+	folder, found = findPostgres()
+	require.True(t, found)
+	require.Equal(t, filepath.Join(root, "path"), folder)
+}
+
+func TestValkeyServesAsRedis(t *testing.T) {
+	path := t.TempDir()
+	lookOnlyIn(t, path)
+	program(t, path, "valkey-server")
+	found, ok := findRedis()
+	require.True(t, ok)
+	require.Equal(t, filepath.Join(path, "valkey-server"), found)
+}
+
+// lookOnlyIn makes path the only place where servers are looked for.
+func lookOnlyIn(t *testing.T, path string) {
+	t.Helper()
+	t.Setenv("PATH", path)
+	redis, postgres := redisFolders, postgresFolders
+	t.Cleanup(func() { redisFolders, postgresFolders = redis, postgres })
+	redisFolders, postgresFolders = nil, nil
+}
+
+func program(t *testing.T, folder, name string) {
+	t.Helper()
+	require.NoError(t, os.MkdirAll(folder, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(folder, name), nil, 0o755))
+}
