@@ -1,0 +1,168 @@
+package connect_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+var redisClients = map[string]func(string) (*redis.Client, error){
+	"stampede-ingress":  connect.Ingress,
+	"stampede-control":  connect.Control,
+	"stampede-blocking": connect.Blocking,
+}
+
+func TestRedisHearsNothingThatItDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	for name, open := range redisClients {
+		client := use(t, open, server.URL)
+		require.Equal(t, name, client.ClientGetName(t.Context()).Val())
+	}
+	info := use(t, connect.Control, server.URL).InfoMap(t.Context(), "stats").Item("Stats", "total_error_replies")
+	require.Equal(t, "0", info)
+}
+
+func TestRedisClientsWaitForAServerThatIsAway(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	server.Kill()
+	for _, open := range redisClients {
+		client := use(t, open, server.URL)
+		require.ErrorIs(t, client.Ping(t.Context()).Err(), syscall.ECONNREFUSED)
+	}
+	require.NoError(t, server.Restart(t.Context()))
+	for _, open := range redisClients {
+		require.NoError(t, use(t, open, server.URL).Ping(t.Context()).Err())
+	}
+}
+
+// TestIngressGivesUpWhileABuyerWaits freezes a server that has the connection already, which is
+// the slowest way to be away.
+func TestIngressGivesUpWhileABuyerWaits(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	client := use(t, connect.Ingress, server.URL)
+	require.NoError(t, client.Ping(t.Context()).Err())
+	require.NoError(t, syscall.Kill(server.Pid(), syscall.SIGSTOP))
+
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	begun := time.Now()
+	require.ErrorIs(t, client.Ping(ctx).Err(), context.DeadlineExceeded)
+	require.Less(t, time.Since(begun), time.Second, "the context of the call is not looked at")
+
+	begun = time.Now()
+	err := client.Ping(t.Context()).Err()
+	var timeout net.Error
+	require.ErrorAs(t, err, &timeout)
+	require.True(t, timeout.Timeout())
+	require.Less(t, time.Since(begun), 5*time.Second)
+}
+
+func TestBlockingDoesNotReadAgainBehindItsCallersBack(t *testing.T) {
+	t.Parallel()
+	client, err := connect.Blocking("redis://localhost")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	require.Zero(t, client.Options().MaxRetries)
+	require.Greater(t, client.Options().ReadTimeout, connect.MaxBlock)
+}
+
+// TestLogOfGoRedisGoesToSlog is not parallel: the log belongs to the process.
+func TestLogOfGoRedisGoesToSlog(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	t.Cleanup(func() { slog.SetDefault(before) })
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+
+	server := testkit.OwnRedis(t)
+	server.Kill()
+	require.Error(t, use(t, connect.Ingress, server.URL).Ping(t.Context()).Err())
+	require.Contains(t, log.String(), "go-redis: ")
+}
+
+func TestPostgresWaitsForAServerThatIsAway(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnPostgres(t)
+	server.StopImmediate()
+	pool, err := connect.Postgres(t.Context(), server.URL, 2)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	require.Error(t, pool.Ping(t.Context()))
+
+	require.NoError(t, server.Restart(t.Context()))
+	require.NoError(t, pool.Ping(t.Context()))
+	server.StopImmediate()
+	require.NoError(t, server.Restart(t.Context()))
+	testkit.Eventually(t, 10*time.Second, "the pool has got rid of broken connections", func() bool {
+		return pool.Ping(t.Context()) == nil
+	})
+}
+
+func TestPostgresSettingsOfTheURLWin(t *testing.T) {
+	t.Parallel()
+	for query, want := range map[string][2]string{
+		"": {"stampede", "30s"},
+		"&application_name=mine&idle_in_transaction_session_timeout=7000": {"mine", "7s"},
+	} {
+		pool, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t)+query, 3)
+		require.NoError(t, err)
+		t.Cleanup(pool.Close)
+		var got [2]string
+		require.NoError(t, pool.QueryRow(t.Context(),
+			"SELECT current_setting('application_name'), current_setting('idle_in_transaction_session_timeout')").Scan(&got[0], &got[1]))
+		require.Equal(t, want, got)
+		require.EqualValues(t, 3, pool.Config().MaxConns)
+	}
+}
+
+func TestURLThatCannotBeReadIsExplainedWithoutItsPassword(t *testing.T) {
+	t.Parallel()
+	const password = "hunter2"
+	for _, bad := range []string{
+		"", password, "host:6379", "http://host:6379", password + ":x@host:6379",
+		"redis://user:" + password + "/x@host:6379", "redis://user:12/" + password + "@host:6379",
+		"redis://user:%" + password + "@host:6379", "redis://host:6379/0?" + password + "=1", "redis://host:6379/" + password,
+	} {
+		for name, open := range redisClients {
+			_, err := open(bad)
+			require.ErrorIs(t, err, connect.ErrRedisURL, "%s %s", name, bad)
+			require.NotContains(t, err.Error(), password)
+		}
+	}
+	require.ErrorContains(t, connect.ErrRedisURL, "REDIS_URL must look like redis://")
+
+	for _, bad := range []string{
+		"", password, "redis://host:6379",
+		"postgres://user:" + password + "/x@host:5432/db", "postgres://user:%" + password + "@host/db",
+		"postgres://host/db?sslmode=" + password, "host=x port=" + password,
+	} {
+		_, err := connect.Postgres(t.Context(), bad, 1)
+		require.ErrorIs(t, err, connect.ErrDatabaseURL, bad)
+		require.NotContains(t, err.Error(), password)
+	}
+	require.ErrorContains(t, connect.ErrDatabaseURL, "DATABASE_URL must look like postgres://")
+	require.False(t, strings.Contains(connect.ErrDatabaseURL.Error(), password))
+}
+
+func use(t *testing.T, open func(string) (*redis.Client, error), url string) *redis.Client {
+	t.Helper()
+	client, err := open(url)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, client.Close()) })
+	return client
+}

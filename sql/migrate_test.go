@@ -1,0 +1,120 @@
+package sql_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/testkit"
+	"stampede/sql"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+func TestUpMakesWhatCheckWants(t *testing.T) {
+	t.Parallel()
+	url, pool := emptyDatabase(t)
+	err := sql.Check(t.Context(), pool)
+	require.ErrorIs(t, err, sql.ErrNotMigrated)
+	require.ErrorContains(t, err, "run `stampede migrate up`")
+
+	begun := time.Now().Add(-time.Minute) // the clock of the server may be another one
+	require.NoError(t, sql.Up(t.Context(), url))
+	require.NoError(t, sql.Check(t.Context(), pool))
+	for _, m := range status(t, url) {
+		require.True(t, m.Applied, m.Name)
+		require.True(t, m.AppliedAt.After(begun), m.Name)
+	}
+	require.NoError(t, sql.Up(t.Context(), url), "a second time changes nothing")
+	require.NoError(t, sql.Check(t.Context(), pool))
+}
+
+func TestUpByManyAtOnce(t *testing.T) {
+	t.Parallel()
+	url, pool := emptyDatabase(t)
+	var all errgroup.Group
+	for range 4 {
+		all.Go(func() error { return sql.Up(context.Background(), url) })
+	}
+	require.NoError(t, all.Wait())
+	require.NoError(t, sql.Check(t.Context(), pool))
+	var twice int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) - count(DISTINCT version_id) FROM goose_db_version").Scan(&twice))
+	require.Zero(t, twice)
+}
+
+func TestDownUndoesOneStepAtATime(t *testing.T) {
+	t.Parallel()
+	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
+	all := status(t, url)
+	for left := len(all) - 1; left >= 0; left-- {
+		require.NoError(t, sql.Down(t.Context(), url))
+		require.ErrorIs(t, sql.Check(t.Context(), pool), sql.ErrNotMigrated)
+		for i, m := range status(t, url) {
+			require.Equal(t, i < left, m.Applied, m.Name)
+			require.Equal(t, m.Applied, !m.AppliedAt.IsZero())
+		}
+	}
+	require.ErrorIs(t, sql.Down(t.Context(), url), sql.ErrNothingToUndo)
+	require.NoError(t, sql.Up(t.Context(), url), "down leaves nothing in the way of up")
+	require.NoError(t, sql.Check(t.Context(), pool))
+}
+
+func TestStatusNamesTheMigrations(t *testing.T) {
+	t.Parallel()
+	first := status(t, testkit.DatabaseURL(t))[0]
+	require.EqualValues(t, 1, first.Version)
+	require.Equal(t, "00001_orders", first.Name)
+}
+
+func TestCheckRefusesASchemaFromTheFuture(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	_, err := pool.Exec(t.Context(), "INSERT INTO goose_db_version (version_id, is_applied) VALUES (99999, true)")
+	require.NoError(t, err)
+	err = sql.Check(t.Context(), pool)
+	require.ErrorIs(t, err, sql.ErrSchemaAhead)
+	require.ErrorContains(t, err, "99999")
+}
+
+func TestCheckTellsAServerThatIsAwayFromASchemaThatIsBehind(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := sql.Check(ctx, pool)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, sql.ErrNotMigrated)
+}
+
+func TestURLThatCannotBeReadIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	for _, bad := range []string{"", "hunter2", "postgres://user:hunter2/x@host:5432/db"} {
+		require.ErrorIs(t, sql.Up(t.Context(), bad), sql.ErrDatabaseURL)
+		require.ErrorIs(t, sql.Down(t.Context(), bad), sql.ErrDatabaseURL)
+		_, err := sql.Status(t.Context(), bad)
+		require.ErrorIs(t, err, sql.ErrDatabaseURL)
+		require.NotContains(t, err.Error(), "hunter2")
+	}
+}
+
+// emptyDatabase returns the URL and a pool of a database without any table.
+func emptyDatabase(t *testing.T) (string, *pgxpool.Pool) {
+	t.Helper()
+	pool := testkit.Pool(t)
+	_, err := pool.Exec(t.Context(), "DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+	require.NoError(t, err)
+	return testkit.DatabaseURL(t), pool
+}
+
+func status(t *testing.T, url string) []sql.Migration {
+	t.Helper()
+	all, err := sql.Status(t.Context(), url)
+	require.NoError(t, err)
+	require.NotEmpty(t, all)
+	return all
+}
