@@ -129,17 +129,14 @@ func TestSlowPostgresLeavesRoomForPurchases(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
 	sale := s.sale(reservation.Terms{Stock: 10})
-	tx, err := s.pool.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), "LOCK TABLE sales IN ACCESS EXCLUSIVE MODE")
-	require.NoError(t, err)
+	unlock := s.lock("sales")
 
 	var hanging sync.WaitGroup
 	hanging.Go(func() { s.get("/v1/sales").is(http.StatusOK) })
 	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.postgresRoom.taken.Load() == 1 })
 	s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "overloaded")
 	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
-	require.NoError(t, tx.Rollback(t.Context()))
+	unlock()
 	hanging.Wait()
 }
 

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -133,7 +134,9 @@ var (
 
 func (s *shop) ask(method, path string, body io.Reader, headers ...header) reply {
 	s.t.Helper()
-	r, err := http.NewRequestWithContext(s.t.Context(), method, s.url+path, body)
+	ctx, cancel := context.WithTimeout(s.t.Context(), 15*time.Second)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, method, s.url+path, body)
 	require.NoError(s.t, err)
 	for _, h := range headers {
 		r.Header[http.CanonicalHeaderKey(h.name)] = append(r.Header[http.CanonicalHeaderKey(h.name)], h.value)
@@ -225,6 +228,19 @@ func (s *shop) record(order, sale uuid.UUID, user string, status reservation.Sta
 	_, err := s.pool.Exec(s.t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason)
 		VALUES ($1, $2, $3, 1, $4, 2, 1, 1, now(), now(), nullif($5, ''))`, order, sale, user, status, reason)
 	require.NoError(s.t, err)
+}
+
+// lock makes every request that needs this table hang in Postgres, until it is called back or the
+// test ends.
+func (s *shop) lock(table string) (unlock func()) {
+	s.t.Helper()
+	tx, err := s.pool.Begin(s.t.Context())
+	require.NoError(s.t, err)
+	unlock = sync.OnceFunc(func() { _ = tx.Rollback(context.Background()) })
+	s.t.Cleanup(unlock)
+	_, err = tx.Exec(s.t.Context(), "LOCK TABLE "+table+" IN ACCESS EXCLUSIVE MODE")
+	require.NoError(s.t, err)
+	return unlock
 }
 
 // dial opens a connection on which a test speaks HTTP by hand.

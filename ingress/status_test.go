@@ -131,11 +131,7 @@ func TestSilentPostgresHoldsUpOneLook(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 2})
 	path, _ := s.order(sale, "ada")
-	tx, err := s.pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(t.Context()) }()
-	_, err = tx.Exec(t.Context(), "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
-	require.NoError(t, err)
+	s.lock("orders")
 
 	began := time.Now()
 	require.Equal(t, "reserved", s.get(path, as("ada")).is(http.StatusOK)["status"])
