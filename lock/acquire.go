@@ -7,6 +7,10 @@ import (
 	"time"
 )
 
+// giveBackTimeout is short because a caller waits who has an error already, and a Redis that did not
+// answer will hardly do so now.
+const giveBackTimeout = time.Second
+
 // TryEach takes the lock of every key that is free, or held by the owner in ctx (see
 // [Lease.Context]), and never waits: it returns a lease on those that it got, which may be none, and
 // the keys that others hold, in the order given. A key that is named twice is taken once.
@@ -72,7 +76,7 @@ func (l *Locker) TryEach(ctx context.Context, keys []string, lease time.Duration
 // giveBack undoes an acquire of which it is not known what it took. Its own errors are of no use to
 // anybody: what they leave ends with its lease.
 func (o *owner) giveBack(ctx context.Context, keys []string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
 	for chunk := range slices.Chunk(keys, keysPerCall) {
 		if _, err := o.release(ctx, o.locker.unique(), chunk, 0); err != nil {
