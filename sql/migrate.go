@@ -104,8 +104,8 @@ func Check(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	// Version 0 is goose's mark for a table without migrations.
-	// An error of Query, where a missing table shows if the statement is prepared, is carried by the rows.
+	// Version 0 is goose's mark for a table without migrations. An error of Query, which a missing
+	// table is where the statement is prepared, comes again from the rows.
 	rows, _ := pool.Query(ctx, "SELECT version_id FROM "+goose.DefaultTablename+" WHERE is_applied AND version_id > 0")
 	applied, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == undefinedTable {
