@@ -86,7 +86,7 @@ func (s *Store) findAmong(ctx context.Context, places []indexedSale, order uuid.
 		} else if err != nil {
 			return Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, order, err)
 		}
-		held, err := parseReservation(text)
+		held, err := ParseReservation(text)
 		if err != nil {
 			return Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, order, err)
 		}

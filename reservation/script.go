@@ -167,7 +167,7 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 		a.Reservation = Reservation{OrderID: c.order, Quantity: c.request.Quantity, ReservedAt: now}
 		a.Reservation.Sequence, err = strconv.ParseInt(rest, 10, 64)
 	case Replayed, AlreadyPurchased:
-		a.Reservation, err = parseReservation(rest)
+		a.Reservation, err = ParseReservation(rest)
 	case NotOpen:
 		var ms int64
 		ms, err = strconv.ParseInt(rest, 10, 64)
@@ -184,9 +184,9 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 	return a, nil
 }
 
-// parseReservation reads a reservation as lua/reserve.lua writes it:
+// ParseReservation reads a reservation as lua/reserve.lua writes it:
 // "<order id> <quantity> <sequence> <reserved_at_ms> <key>".
-func parseReservation(text string) (Reservation, error) {
+func ParseReservation(text string) (Reservation, error) {
 	fields := strings.Fields(text)
 	if len(fields) != 5 {
 		return Reservation{}, fmt.Errorf("a reservation has 5 fields, this one %d", len(fields))

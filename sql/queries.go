@@ -6,6 +6,40 @@ import _ "embed"
 var (
 	//go:embed queries/add_sold.sql
 	AddSold string
+	//go:embed queries/audit_buyers.sql
+	AuditBuyers string
+	//go:embed queries/audit_conservation.sql
+	AuditConservation string
+	//go:embed queries/audit_counters.sql
+	AuditCounters string
+	//go:embed queries/audit_dead_letters.sql
+	AuditDeadLetters string
+	//go:embed queries/audit_drop.sql
+	AuditDrop string
+	//go:embed queries/audit_figures.sql
+	AuditFigures string
+	//go:embed queries/audit_oversold.sql
+	AuditOversold string
+	//go:embed queries/audit_projection.sql
+	AuditProjection string
+	//go:embed queries/audit_read_figures.sql
+	AuditReadFigures string
+	//go:embed queries/audit_redis.sql
+	AuditRedis string
+	//go:embed queries/audit_reservations.sql
+	AuditReservations string
+	//go:embed queries/audit_scope.sql
+	AuditScope string
+	//go:embed queries/audit_sequence.sql
+	AuditSequence string
+	//go:embed queries/audit_tables.sql
+	AuditTables string
+	//go:embed queries/audit_two_live_orders.sql
+	AuditTwoLiveOrders string
+	//go:embed queries/audit_unfinished_buyers.sql
+	AuditUnfinishedBuyers string
+	//go:embed queries/audit_unfinished_events.sql
+	AuditUnfinishedEvents string
 	//go:embed queries/change_sale.sql
 	ChangeSale string
 	//go:embed queries/find_dead_letter.sql

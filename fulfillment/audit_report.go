@@ -1,0 +1,210 @@
+package fulfillment
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+)
+
+// AuditReport is what an audit found.
+type AuditReport struct {
+	// Promises are those of docs/design.md that can be audited, in their order.
+	Promises []Promise     `json:"promises"`
+	Sales    []SaleFigures `json:"sales"`
+	// Streams is how many streams were looked at, and EntriesWaiting how many entries of them were
+	// not done with when the wait was over.
+	Streams        int   `json:"streams"`
+	EntriesWaiting int64 `json:"entries_waiting"`
+}
+
+// Promise is one promise with what breaks it.
+type Promise struct {
+	Name string `json:"name"`
+	Says string `json:"says"`
+	// Found counts all findings; the first ones of each check are in Findings. The promise is kept if it is 0.
+	Found    int64     `json:"found"`
+	Findings []Finding `json:"findings,omitempty"`
+}
+
+// Kept tells whether nothing was found that breaks the promise.
+func (p Promise) Kept() bool { return p.Found == 0 }
+
+// Finding is one thing that breaks a promise.
+type Finding struct {
+	Sale  *uuid.UUID `json:"sale_id,omitempty"`
+	Order *uuid.UUID `json:"order_id,omitempty"`
+	User  string     `json:"user_id,omitempty"`
+	What  string     `json:"what"`
+}
+
+// SaleFigures are what the promises are held against, of one sale.
+type SaleFigures struct {
+	SaleID uuid.UUID `json:"sale_id"`
+	Name   string    `json:"name"`
+	Stock  int64     `json:"stock"`
+	// Sold is the sale's counter; LiveUnits, of LiveOrders, and ReplayedUnits must be the same.
+	Sold          int64 `json:"sold"`
+	Orders        int64 `json:"orders"`
+	LiveOrders    int64 `json:"live_orders"`
+	LiveUnits     int64 `json:"live_units"`
+	Rejected      int64 `json:"rejected"`
+	Events        int64 `json:"events"`
+	ReplayedUnits int64 `json:"replayed_units"`
+	// Buyers are the reservations that Redis holds.
+	Buyers int64 `json:"buyers"`
+	// InRedis is false if Redis does not have the sale; Available, Held and Places are 0 then.
+	InRedis   bool  `json:"in_redis"`
+	Available int64 `json:"available"`
+	// Held is the units that were accepted and have no order in Postgres yet.
+	Held int64 `json:"held"`
+	// Places is how many reservations the sale has had.
+	Places int64 `json:"places"`
+}
+
+func newAuditReport() AuditReport {
+	return AuditReport{Promises: []Promise{
+		{Name: "S1", Says: "nothing is oversold"},
+		{Name: "S2", Says: "one live order per buyer and sale"},
+		{Name: "S3", Says: "every accepted order has an end"},
+		{Name: "S4", Says: "stock = available + held + sold"},
+		{Name: "S5", Says: "nothing is lost or doubled"},
+		{Name: "S7", Says: "Redis is whole and up to date"},
+	}}
+}
+
+func (r *AuditReport) promise(name string) *Promise {
+	for i := range r.Promises {
+		if r.Promises[i].Name == name {
+			return &r.Promises[i]
+		}
+	}
+	panic("no promise " + name)
+}
+
+func (r *AuditReport) add(promise string, f Finding) {
+	p := r.promise(promise)
+	if p.Found++; len(p.Findings) < findingsShown {
+		p.Findings = append(p.Findings, f)
+	}
+}
+
+// Broken tells whether any promise is broken.
+func (r AuditReport) Broken() bool {
+	for _, p := range r.Promises {
+		if !p.Kept() {
+			return true
+		}
+	}
+	return false
+}
+
+// total is the sum of all sales.
+func (r AuditReport) total() SaleFigures {
+	var t SaleFigures
+	for _, s := range r.Sales {
+		t.Stock += s.Stock
+		t.Sold += s.Sold
+		t.Orders += s.Orders
+		t.LiveOrders += s.LiveOrders
+		t.LiveUnits += s.LiveUnits
+		t.Rejected += s.Rejected
+		t.Events += s.Events
+		t.ReplayedUnits += s.ReplayedUnits
+		t.Buyers += s.Buyers
+		t.Available += s.Available
+		t.Held += s.Held
+		t.Places += s.Places
+	}
+	return t
+}
+
+// Figures tells in a line what the promise of that name was held against.
+func (r AuditReport) Figures(promise string) string {
+	t := r.total()
+	n := thousands
+	switch promise {
+	case "S1":
+		return fmt.Sprintf("%s units sold of %s", n(t.LiveUnits), n(t.Stock))
+	case "S2":
+		return fmt.Sprintf("%s live orders, %s rejected", n(t.LiveOrders), n(t.Rejected))
+	case "S3":
+		return fmt.Sprintf("%s buyers in Redis, %s orders in Postgres, %s entries waiting in %s",
+			n(t.Buyers), n(t.Orders), n(r.EntriesWaiting), plural(int64(r.Streams), "stream"))
+	case "S4":
+		return fmt.Sprintf("%s = %s + %s + %s; the events replayed come to %s sold",
+			n(t.Stock), n(t.Available), n(t.Held), n(t.Sold), n(t.ReplayedUnits))
+	case "S5":
+		return fmt.Sprintf("%s events of %s orders, %s places given out", n(t.Events), n(t.Orders), n(t.Places))
+	case "S7":
+		there := int64(0)
+		for _, s := range r.Sales {
+			if s.InRedis {
+				there++
+			}
+		}
+		return fmt.Sprintf("%s of %s in Redis", n(there), plural(int64(len(r.Sales)), "sale"))
+	}
+	return ""
+}
+
+// WriteText writes the report for people: a line for each promise with the figures that prove it,
+// and below it what breaks it.
+func (r AuditReport) WriteText(w io.Writer) error {
+	out := bufio.NewWriter(w)
+	for _, p := range r.Promises {
+		verdict := "kept"
+		if !p.Kept() {
+			verdict = "BROKEN"
+		}
+		fmt.Fprintf(out, "%s  %-34s %-7s %s\n", p.Name, p.Says, verdict, r.Figures(p.Name))
+		for _, f := range p.Findings {
+			fmt.Fprintf(out, "      - %s\n", f)
+		}
+		if more := p.Found - int64(len(p.Findings)); more > 0 {
+			fmt.Fprintf(out, "      … and %s more\n", thousands(more))
+		}
+	}
+	return out.Flush()
+}
+
+// String names what the finding is about and says what is wrong.
+func (f Finding) String() string {
+	var about []string
+	if f.Sale != nil {
+		about = append(about, "sale "+f.Sale.String())
+	}
+	if f.Order != nil {
+		about = append(about, "order "+f.Order.String())
+	}
+	if f.User != "" {
+		about = append(about, "user "+f.User)
+	}
+	if len(about) == 0 {
+		return f.What
+	}
+	return strings.Join(about, ", ") + ": " + f.What
+}
+
+func plural(n int64, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return thousands(n) + " " + thing
+}
+
+// thousands writes 1234567 as 1,234,567.
+func thousands(n int64) string {
+	digits := strconv.FormatInt(n, 10)
+	sign := ""
+	if n < 0 {
+		sign, digits = "-", digits[1:]
+	}
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return sign + digits
+}

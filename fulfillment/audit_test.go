@@ -1,0 +1,335 @@
+package fulfillment
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// fulfil reads what is in the stream and records it, without a worker.
+func (s *shop) fulfil(t testing.TB) []Outcome {
+	t.Helper()
+	ctx, stream := t.Context(), s.keys.Orders(0)
+	require.NoError(t, createGroup(ctx, s.rdb, stream, reservation.Group))
+	read, err := s.rdb.XReadGroup(ctx, &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "test", Streams: []string{stream, ">"}, Count: 10_000, Block: -1}).Result()
+	require.NoError(t, err)
+	var ids []string
+	var events []reservation.OrderReserved
+	for _, m := range read[0].Messages {
+		msg, err := decodeEntry(m.ID, m.Values, 1)
+		require.NoError(t, err)
+		event, err := reservation.DecodeReserved(msg)
+		require.NoError(t, err)
+		ids, events = append(ids, m.ID), append(events, event)
+	}
+	outcomes, err := NewLedger(s.pool).Record(ctx, events)
+	require.NoError(t, err)
+	require.NoError(t, s.rdb.XAck(ctx, stream, reservation.Group, ids...).Err())
+	return outcomes
+}
+
+func (s *shop) audit(t testing.TB, sale uuid.UUID) AuditReport {
+	t.Helper()
+	report, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale})
+	require.NoError(t, err)
+	return report
+}
+
+func broken(r AuditReport) (names string) {
+	for _, p := range r.Promises {
+		if !p.Kept() {
+			names += p.Name + " "
+		}
+	}
+	return strings.TrimSpace(names)
+}
+
+func textOf(t testing.TB, r AuditReport) string {
+	t.Helper()
+	var text strings.Builder
+	require.NoError(t, r.WriteText(&text))
+	return text.String()
+}
+
+func TestAuditOfAnHonestSaleProvesEveryPromise(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 1500)
+	other := s.open(t, 5)
+	s.crowd(t, sale, 1200)
+	s.buy(t, other, "alice")
+	s.fulfil(t)
+	s.buy(t, other, "bob")
+
+	report := s.audit(t, sale)
+	require.Equal(t, "S3", broken(report), "bob is on his way:\n%s", textOf(t, report))
+	s.fulfil(t)
+	report = s.audit(t, uuid.Nil)
+	require.False(t, report.Broken(), textOf(t, report))
+	require.Equal(t, `S1  nothing is oversold                kept    1,202 units sold of 1,505
+S2  one live order per buyer and sale  kept    1,202 live orders, 0 rejected
+S3  every accepted order has an end    kept    1,202 buyers in Redis, 1,202 orders in Postgres, 0 entries waiting in 1 stream
+S4  stock = available + held + sold    kept    1,505 = 303 + 0 + 1,202; the events replayed come to 1,202 sold
+S5  nothing is lost or doubled         kept    2,404 events of 1,202 orders, 1,202 places given out
+S7  Redis is whole and up to date      kept    2 of 2 sales in Redis
+`, textOf(t, report))
+	require.Len(t, s.audit(t, sale).Sales, 1)
+}
+
+// Every corruption is one that the promise is meant to notice. Some break more than one promise, and
+// none may break another.
+func TestAuditNamesWhatWasCorrupted(t *testing.T) {
+	t.Parallel()
+	type scene struct {
+		*shop
+		sale  uuid.UUID
+		order uuid.UUID // of user-7
+	}
+	exec := func(query string) func(testing.TB, scene) {
+		return func(t testing.TB, s scene) {
+			query := strings.NewReplacer("$order", "'"+s.order.String()+"'", "$sale", "'"+s.sale.String()+"'").Replace(query)
+			for _, statement := range strings.Split(query, ";") {
+				_, err := s.pool.Exec(t.Context(), statement)
+				require.NoError(t, err)
+			}
+		}
+	}
+	inRedis := func(do func(ctx context.Context, s scene) redis.Cmder) func(testing.TB, scene) {
+		return func(t testing.TB, s scene) { require.NoError(t, do(t.Context(), s).Err()) }
+	}
+	saleKey := func(s scene) string { return s.keys.Sale(0, s.sale) }
+	buyersKey := func(s scene) string { return s.keys.Buyers(0, s.sale) }
+
+	for _, c := range []struct {
+		name    string
+		corrupt func(testing.TB, scene)
+		broken  string
+		says    string // "$order" stands for the order's id
+	}{
+		{
+			"more sold than the stock",
+			exec(`ALTER TABLE sales DROP CONSTRAINT sales_not_oversold; UPDATE sales SET stock = 29 WHERE id = $sale`),
+			"S1 S4", "30 units are sold of a stock of 29",
+		},
+		{
+			"less than nothing left in Redis",
+			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HSet(ctx, saleKey(s), "left", -1) }),
+			"S1 S4", "Redis has -1 units left",
+		},
+		{
+			"a second live order of a user",
+			exec(`DROP INDEX orders_one_live_per_user; UPDATE orders SET user_id = 'user-8' WHERE id = $order; UPDATE order_events SET user_id = 'user-8' WHERE order_id = $order`),
+			"S2 S4", "user user-8: the user has 2 live orders in the sale",
+		},
+		{
+			"an order lost with all its events", // and its unit counted nowhere
+			exec(`DELETE FROM order_events WHERE order_id = $order; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
+			"S3", "order $order, user user-7: the order was accepted and is not in Postgres",
+		},
+		{
+			"an order lost in Postgres and Redis",
+			func(t testing.TB, s scene) {
+				exec(`DELETE FROM order_events WHERE order_id = $order; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold = sold - 1 WHERE id = $sale`)(t, s)
+				require.NoError(t, s.rdb.HDel(t.Context(), buyersKey(s), "user-7").Err())
+				require.NoError(t, s.rdb.HIncrBy(t.Context(), saleKey(s), "left", 1).Err())
+			},
+			"S5", "of the sale was given out and no order has it",
+		},
+		{
+			"a buyer nobody has heard of",
+			inRedis(func(ctx context.Context, s scene) redis.Cmder {
+				return s.rdb.HSet(ctx, buyersKey(s), "ghost", fmt.Sprintf("%s 1 5 1790000000000 -", uuid.NewString()))
+			}),
+			"S3 S4 S5", "user ghost: the order was accepted and is not in Postgres",
+		},
+		{
+			"an order without an end",
+			exec(`DELETE FROM order_events WHERE order_id = $order AND version = 2; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
+			"S3", "order $order, user user-7: the order has an OrderReserved event and no end",
+		},
+		{
+			"an entry in hand",
+			func(t testing.TB, s scene) {
+				s.buy(t, s.sale, "late")
+				require.NoError(t, s.rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "c", Streams: []string{s.keys.Orders(0), ">"}, Block: -1}).Err())
+			},
+			"S3", "1 entries of",
+		},
+		{
+			"a parked dead letter",
+			func(t testing.TB, s scene) {
+				err := NewDeadLetters(s.pool, s.rdb, s.store).Park(t.Context(), Entry{Stream: s.keys.Orders(0), ID: "1-1"}, fmt.Errorf("rubbish"))
+				require.NoError(t, err)
+			},
+			"S3", "waits for a decision: rubbish",
+		},
+		{
+			"a wrong counter",
+			exec(`UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
+			"S4", "sold is 29, the live orders hold 30 units, and the events come to 30",
+		},
+		{
+			"units gone from Redis",
+			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HIncrBy(ctx, saleKey(s), "left", -2) }),
+			"S4", "2 of 40 units are missing: 8 available, 0 held, 30 sold",
+		},
+		{
+			"another stock in Redis",
+			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HSet(ctx, saleKey(s), "stock", 41) }),
+			"S4", "the stock is 40 in Postgres and 41 in Redis",
+		},
+		{
+			"a buyer forgotten by Redis",
+			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HDel(ctx, buyersKey(s), "user-7") }),
+			"S4", "order $order, user user-7: the order is confirmed and Redis has no reservation of it",
+		},
+		{
+			"a rejected order whose unit is still taken",
+			exec(`UPDATE orders SET status = 'rejected', reason = 'sold-out' WHERE id = $order; UPDATE order_events SET type = 'OrderRejected' WHERE order_id = $order AND version = 2; UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
+			"S4", "order $order, user user-7: the order is rejected and its units are still taken in Redis",
+		},
+		{
+			"a damaged reservation",
+			inRedis(func(ctx context.Context, s scene) redis.Cmder {
+				return s.rdb.HSet(ctx, buyersKey(s), "user-7", "rubbish")
+			}),
+			"S4", `user user-7: the reservation in Redis is damaged: "rubbish"`,
+		},
+		{
+			"a gap in an order's log",
+			exec(`UPDATE order_events SET version = 3 WHERE order_id = $order AND version = 2`),
+			"S5", "order $order, user user-7: the order has 2 events with versions from 1 to 3",
+		},
+		{
+			"an order row lost",
+			exec(`DELETE FROM orders WHERE id = $order`),
+			"S3 S4 S5", "order $order, user user-7: the order has events and no row",
+		},
+		{
+			"a live order without its Reserved event",
+			exec(`DELETE FROM order_events WHERE order_id = $order AND version = 1; UPDATE order_events SET version = 1 WHERE order_id = $order; UPDATE orders SET version = 1 WHERE id = $order`),
+			"S3 S5", "order $order, user user-7: the order begins with OrderConfirmed",
+		},
+		{
+			"an order without events",
+			exec(`DELETE FROM order_events WHERE order_id = $order`),
+			"S4 S5", "order $order, user user-7: the order is confirmed and has no events",
+		},
+		{
+			"a row that the log contradicts",
+			exec(`UPDATE orders SET status = 'paid' WHERE id = $order`),
+			"S5", "the order is paid at version 2, and its log ends with OrderConfirmed at version 2",
+		},
+		{
+			"two orders at one place",
+			func(t testing.TB, s scene) {
+				var place int64
+				require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT sequence FROM orders WHERE id = $1", s.order).Scan(&place))
+				to := place%30 + 1
+				exec(fmt.Sprintf(`UPDATE orders SET sequence = %d WHERE id = $order`, to))(t, s)
+				text := s.rdb.HGet(t.Context(), buyersKey(s), "user-7").Val()
+				text = strings.Replace(text, fmt.Sprintf(" 1 %d ", place), fmt.Sprintf(" 1 %d ", to), 1)
+				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "user-7", text).Err())
+			},
+			"S5", "of the sale belongs to 2 orders:",
+		},
+		{
+			"Redis emptied",
+			inRedis(func(ctx context.Context, s scene) redis.Cmder {
+				return s.rdb.Del(ctx, saleKey(s), buyersKey(s), s.keys.Orders(0))
+			}),
+			"S4 S7", "Redis has lost the sale",
+		},
+		{
+			"Redis in another epoch",
+			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HSet(ctx, saleKey(s), "epoch", 2) }),
+			"S7", "Redis has the stock of epoch 2, Postgres is in epoch 1",
+		},
+		{
+			"Redis set back",
+			func(t testing.TB, s scene) {
+				var user string
+				require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT user_id FROM orders WHERE sequence = 30").Scan(&user))
+				require.NoError(t, s.rdb.HDel(t.Context(), buyersKey(s), user).Err())
+				require.NoError(t, s.rdb.HSet(t.Context(), saleKey(s), "sequence", 29, "left", 11).Err())
+			},
+			"S4 S7", "Redis has given out 29 places, and Postgres has an order at place 30: Redis was set back",
+		},
+		{
+			"a sale's key of another type",
+			func(t testing.TB, s scene) {
+				require.NoError(t, s.rdb.Del(t.Context(), saleKey(s)).Err())
+				require.NoError(t, s.rdb.Set(t.Context(), saleKey(s), "x", 0).Err())
+			},
+			"S4 S7", "its key in Redis holds something else",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := scene{shop: newShop(t, testkit.Pool(t))}
+			s.sale = s.open(t, 40)
+			require.Equal(t, 30, s.crowd(t, s.sale, 30))
+			for _, out := range s.fulfil(t) {
+				if out.Event.UserID == "user-7" {
+					s.order = out.Event.OrderID
+				}
+			}
+			require.False(t, s.audit(t, uuid.Nil).Broken(), textOf(t, s.audit(t, uuid.Nil)))
+			c.corrupt(t, s)
+			report := s.audit(t, s.sale)
+			text := textOf(t, report)
+			require.Equal(t, c.broken, broken(report), text)
+			require.Contains(t, text, strings.ReplaceAll(c.says, "$order", s.order.String()))
+		})
+	}
+}
+
+func TestAuditWaitsForRest(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 500)
+	s.crowd(t, sale, 500)
+	require.Equal(t, "S3", broken(s.audit(t, sale)))
+	work(t, s.config(t))
+	report, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale, Wait: 30 * time.Second})
+	require.NoError(t, err)
+	require.False(t, report.Broken(), textOf(t, report))
+	require.EqualValues(t, 500, report.Sales[0].LiveUnits)
+}
+
+func TestAuditBoundsItsFindingsAndCountsTheRest(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 100)
+	s.crowd(t, sale, 50)
+	s.fulfil(t)
+	_, err := s.pool.Exec(t.Context(), "UPDATE orders SET status = 'paid'")
+	require.NoError(t, err)
+	report := s.audit(t, sale)
+	require.EqualValues(t, 50, report.promise("S5").Found)
+	require.Len(t, report.promise("S5").Findings, findingsShown)
+	require.Contains(t, textOf(t, report), "… and 40 more")
+	encoded, err := json.Marshal(report)
+	require.NoError(t, err)
+	require.Contains(t, string(encoded), `"live_units":50`)
+	require.Contains(t, string(encoded), `"sale_id":"`+sale.String()+`"`)
+}
+
+func TestAuditOfAnUnknownSale(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	_, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: uuid.New()})
+	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
+	report := s.audit(t, uuid.Nil)
+	require.False(t, report.Broken(), "an empty shop keeps its promises")
+}

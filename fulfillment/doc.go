@@ -1,0 +1,20 @@
+// Package fulfillment brings reservations to their end: it reads the events that lua/reserve.lua
+// appended to the streams, makes orders of them in Postgres, and gives back what Postgres refuses.
+//
+// It stands at the end of the way of an order. Follow an entry of the stream in this order:
+//
+//   - Subscriber (subscriber.go) reads entries in batches, keeps and claims them, and acknowledges
+//     what was settled; entry.go is the wire format.
+//   - Worker (worker.go) has a Watermill Router hand each message to the batcher of its partition.
+//   - batcher (batcher.go) groups messages, locks their users, has them recorded and resolves them;
+//     batcher_settle.go is what it does when Postgres is away or an event of the batch is at fault.
+//   - Ledger (ledger.go, sql/queries/record_orders.sql) is the transaction.
+//   - DeadLetters (deadletter.go) keeps what nobody can apply until an operator decides.
+//
+// Trimmer and BacklogCollector look after the streams, and Audit (audit.go) holds Redis and Postgres
+// against what is promised.
+//
+// Everything here may happen twice, in any process, at once: an event has one effect because of
+// the unique keys in Postgres and because a reservation is released once, and never because of a
+// lock or of timing.
+package fulfillment

@@ -1,0 +1,29 @@
+-- What the audited sales come to, one row each, in Postgres and in Redis.
+CREATE TEMP TABLE audit_figures AS
+WITH projected AS (
+    SELECT sale_id, count(*) AS orders,
+           count(*) FILTER (WHERE status IN ('confirmed', 'paid')) AS live_orders,
+           coalesce(sum(quantity) FILTER (WHERE status IN ('confirmed', 'paid')), 0)::bigint AS live_units,
+           count(*) FILTER (WHERE status = 'rejected') AS rejected,
+           max(sequence) AS last_place
+    FROM orders JOIN audit_sales USING (sale_id) GROUP BY sale_id
+), logged AS (
+    SELECT sale_id, count(*) AS events,
+           coalesce(sum(CASE type WHEN 'OrderConfirmed' THEN quantity
+                                  WHEN 'OrderCancelled' THEN -quantity
+                                  WHEN 'OrderExpired' THEN -quantity END), 0)::bigint AS replayed_units
+    FROM order_events JOIN audit_sales USING (sale_id) GROUP BY sale_id
+), bought AS (
+    -- Held are the units whose order Postgres does not have yet.
+    SELECT b.sale_id, count(*) AS buyers, coalesce(sum(b.quantity) FILTER (WHERE o.id IS NULL), 0)::bigint AS held
+    FROM audit_buyers AS b LEFT JOIN orders AS o ON o.id = b.order_id GROUP BY b.sale_id
+)
+SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.published_revision,
+       coalesce(p.orders, 0) AS orders, coalesce(p.live_orders, 0) AS live_orders, coalesce(p.live_units, 0) AS live_units,
+       coalesce(p.rejected, 0) AS rejected, coalesce(p.last_place, 0) AS last_place,
+       coalesce(l.events, 0) AS events, coalesce(l.replayed_units, 0) AS replayed_units,
+       coalesce(b.buyers, 0) AS buyers, coalesce(b.held, 0) AS held,
+       a.present, coalesce(a.units, 0) AS available, coalesce(a.places, 0) AS places,
+       a.epoch AS redis_epoch, a.stock AS redis_stock
+FROM audit_sales AS a JOIN sales AS s ON s.id = a.sale_id
+LEFT JOIN projected AS p USING (sale_id) LEFT JOIN logged AS l USING (sale_id) LEFT JOIN bought AS b USING (sale_id)

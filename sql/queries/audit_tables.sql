@@ -1,0 +1,16 @@
+-- What Redis says, for the session of one audit: queries compare it with Postgres as a set.
+CREATE TEMP TABLE audit_sales (
+    sale_id  uuid PRIMARY KEY,
+    -- false if Redis has no such sale; what follows is NULL then.
+    present  boolean NOT NULL,
+    epoch    bigint,
+    units    bigint, -- left
+    stock    bigint,
+    -- Its sequence: how many reservations the sale had when it was looked at. Later ones are left out of every comparison.
+    places   bigint
+);
+
+-- The hashes of buyers. A HSCAN may bring a buyer twice.
+CREATE TEMP TABLE audit_scan (
+    sale_id uuid, user_id text, order_id uuid, quantity bigint, sequence bigint
+);
