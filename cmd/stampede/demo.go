@@ -14,7 +14,7 @@ type demoCmd struct {
 	optionalServers
 	Stock        int64         `env:"STAMPEDE_DEMO_STOCK" default:"10000" placeholder:"UNITS" help:"Units for sale, at least 100 (${default})."`
 	Buyers       int           `env:"STAMPEDE_DEMO_BUYERS" default:"50000" placeholder:"N" help:"How many buyers come, at least 100 (${default})."`
-	Over         time.Duration `env:"STAMPEDE_DEMO_OVER" default:"8s" help:"Time over which they come, evenly (${default})."`
+	Over         time.Duration `env:"STAMPEDE_DEMO_OVER" default:"8s" placeholder:"DURATION" help:"Time over which they come, evenly (${default})."`
 	DoubleClicks float64       `env:"STAMPEDE_DEMO_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at once, 0 to 1 (${default})."`
 }
 

@@ -49,7 +49,7 @@ type letterArg struct {
 type dlqListCmd struct {
 	dlqFlags
 	jsonFlag
-	Status string `default:"parked" enum:"parked,replayed,discarded,all" env:"STAMPEDE_DLQ_STATUS" help:"List those that are parked, replayed or discarded, or all (${default})."`
+	Status string `default:"parked" enum:"parked,replayed,discarded,all" env:"STAMPEDE_DLQ_STATUS" placeholder:"STATUS" help:"List those that are parked, replayed or discarded, or all (${default})."`
 	Limit  int    `default:"50" env:"STAMPEDE_DLQ_LIMIT" placeholder:"N" help:"List at most so many (${default})."`
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"time"
 
@@ -17,25 +18,27 @@ import (
 )
 
 type loadCmd struct {
+	keysFlags
 	URLs         []string      `name:"url" env:"STAMPEDE_LOAD_URL" default:"http://127.0.0.1:8080" placeholder:"URL" help:"Ingresses, separated by commas; buyers go round them (${default})."`
 	Sale         uuid.UUID     `env:"STAMPEDE_LOAD_SALE" placeholder:"ID" help:"Sale to buy from. Without it one is created, for which the admin token is needed."`
 	Stock        int64         `env:"STAMPEDE_LOAD_STOCK" default:"10000" placeholder:"UNITS" help:"Units of the sale that is created (${default})."`
 	AdminToken   string        `env:"STAMPEDE_ADMIN_TOKEN" placeholder:"TOKEN" help:"Bearer token with which to create the sale."`
 	Buyers       int           `env:"STAMPEDE_LOAD_BUYERS" default:"50000" placeholder:"N" help:"How many buyers come (${default})."`
-	Over         time.Duration `env:"STAMPEDE_LOAD_OVER" default:"10s" help:"Time over which they come, evenly (${default})."`
+	Over         time.Duration `env:"STAMPEDE_LOAD_OVER" default:"10s" placeholder:"DURATION" help:"Time over which they come, evenly (${default})."`
 	Rate         float64       `env:"STAMPEDE_LOAD_RATE" placeholder:"PER SECOND" help:"Buyers a second, instead of --over."`
 	Quantity     int64         `env:"STAMPEDE_LOAD_QUANTITY" default:"1" placeholder:"UNITS" help:"Units that each buyer asks for (${default})."`
 	DoubleClicks float64       `env:"STAMPEDE_LOAD_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at once, 0 to 1 (${default})."`
 	Connections  int           `env:"STAMPEDE_LOAD_CONNECTIONS" default:"256" placeholder:"N" help:"Connections to each ingress (${default})."`
-	Patience     time.Duration `env:"STAMPEDE_LOAD_PATIENCE" default:"30s" help:"How long a buyer goes on with the same key while the outcome is unknown, and how long arrivals in Postgres are waited for (${default})."`
+	Patience     time.Duration `env:"STAMPEDE_LOAD_PATIENCE" default:"30s" placeholder:"DURATION" help:"How long a buyer goes on with the same key while the outcome is unknown, and how long arrivals in Postgres are waited for (${default})."`
 	AuthHeader   string        `env:"STAMPEDE_AUTH_HEADER" default:"X-User-ID" placeholder:"NAME" help:"Header in which buyers are named, unless a secret is given (${default})."`
 	JWTSecret    string        `name:"jwt-secret" env:"STAMPEDE_JWT_SECRET" placeholder:"SECRET" help:"Secret from which buyers' HS256 tokens are minted."`
 	JWTIssuer    string        `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer that the tokens name."`
 	JWTAudience  string        `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience that the tokens name."`
 	DatabaseURL  string        `name:"database-url" env:"DATABASE_URL" placeholder:"URL" help:"Postgres behind the ingress: with it the orders are checked there, else by asking the ingress for each."`
+	RedisURL     string        `name:"redis-url" env:"REDIS_URL" placeholder:"URL" help:"Redis behind the ingress: with it and Postgres the sale is audited as well."`
 }
 
-func (c *loadCmd) Run(ctx context.Context, s *streams) error {
+func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	auth := c.auth()
 	sale := c.Sale
 	if sale == uuid.Nil {
@@ -79,7 +82,24 @@ func (c *loadCmd) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return err
 	}
-	return c.judge(s.out, report, comparison)
+	judged := c.judge(s.out, report, comparison)
+	if c.DatabaseURL == "" || c.RedisURL == "" {
+		return judged
+	}
+	return errors.Join(judged, c.audit(compareCtx, s.out, sale, logger))
+}
+
+// audit holds all of the sale against the promises, whoever bought from it.
+func (c *loadCmd) audit(ctx context.Context, w io.Writer, sale uuid.UUID, logger *slog.Logger) error {
+	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return audit(ctx, w, b, c.keysFlags, sale, c.Patience, false)
 }
 
 func (c *loadCmd) auth() crowd.Auth {

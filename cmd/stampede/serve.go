@@ -30,8 +30,8 @@ type authFlags struct {
 // limitFlags bound what an ingress takes on.
 type limitFlags struct {
 	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests worked on at once; more are answered 503 (${default})."`
-	StopDelay    time.Duration `default:"0s" help:"How long a stopping ingress still takes connections, for a load balancer to notice (${default})."`
-	DrainTimeout time.Duration `default:"10s" help:"How long a stopping ingress or worker may take to finish what it has accepted (${default})."`
+	StopDelay    time.Duration `default:"0s" placeholder:"DURATION" help:"How long a stopping ingress still takes connections, for a load balancer to notice (${default})."`
+	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping ingress or worker may take to finish what it has accepted (${default})."`
 }
 
 type serveCmd struct {
@@ -41,7 +41,7 @@ type serveCmd struct {
 	authFlags
 	limitFlags
 	HTTPAddr    string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Where to listen (${default})."`
-	Auth        string `default:"jwt" enum:"jwt,header" help:"How buyers say who they are: jwt, or header behind a gateway that sets it (${default})."`
+	Auth        string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers say who they are: jwt, or header behind a gateway that sets it (${default})."`
 	JWTSecret   string `name:"jwt-secret" env:"STAMPEDE_JWT_SECRET" placeholder:"SECRET" help:"Secret of the buyers' HS256 tokens, at least 32 bytes."`
 	JWKSURL     string `name:"jwks-url" env:"STAMPEDE_JWKS_URL" placeholder:"URL" help:"Key set of the buyers' tokens, instead of a secret."`
 	JWTIssuer   string `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer that the tokens must name; any if left out."`

@@ -10,8 +10,8 @@ import (
 
 // logFlags are settings of all commands.
 type logFlags struct {
-	Level  string `default:"info" enum:"debug,info,warn,error" help:"Lowest level that is logged: debug, info, warn or error (${default})."`
-	Format string `default:"text" enum:"text,json" help:"Format of the log on standard error: text or json (${default})."`
+	Level  string `default:"info" enum:"debug,info,warn,error" placeholder:"LEVEL" help:"Lowest level that is logged: debug, info, warn or error (${default})."`
+	Format string `default:"text" enum:"text,json" placeholder:"FORMAT" help:"Format of the log on standard error: text or json (${default})."`
 }
 
 // logger also becomes the process's default, for libraries that log by themselves.

@@ -20,7 +20,7 @@ const workerPostgresConns = 6
 type workerFlags struct {
 	Consumer      string        `placeholder:"NAME" help:"Name of this worker, the same after a restart and no other worker's. Host name and lane if left out."`
 	BatchMax      int           `default:"500" placeholder:"ORDERS" help:"Orders that one transaction records at most (${default})."`
-	MinIdle       time.Duration `default:"10s" help:"How long another worker may be silent about an order until this one takes it over (${default})."`
+	MinIdle       time.Duration `default:"10s" placeholder:"DURATION" help:"How long another worker may be silent about an order until this one takes it over (${default})."`
 	MaxDeliveries int64         `default:"5" placeholder:"N" help:"Deliveries that an entry at fault gets until it is a dead letter (${default})."`
 }
 
@@ -29,7 +29,7 @@ type workCmd struct {
 	databaseFlag
 	keysFlags
 	workerFlags
-	DrainTimeout time.Duration `default:"10s" help:"How long a stopping worker may take to finish what it has begun (${default})."`
+	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping worker may take to finish what it has begun (${default})."`
 	MetricsAddr  string        `default:":9090" placeholder:"HOST:PORT" help:"Where to answer /metrics, /livez and /readyz (${default})."`
 }
 

@@ -35,8 +35,6 @@ type Config struct {
 	// Out takes the story, and Terminal says that lines on it can be rewritten.
 	Out      io.Writer
 	Terminal bool
-	// BeforeAudit, if set, is called when all is at rest: a test spoils the books there.
-	BeforeAudit func(ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID) error
 }
 
 // ErrBroken is returned when a promise did not hold.
@@ -171,11 +169,6 @@ func (d *demo) play(ctx context.Context) error {
 	report.Durable = &durable
 	if err := d.story.report(report); err != nil {
 		return err
-	}
-	if d.config.BeforeAudit != nil {
-		if err := d.config.BeforeAudit(ctx, d.pool, d.sale); err != nil {
-			return err
-		}
 	}
 	comparison, err := books.Compare(ctx, buyers.Ledger())
 	if err != nil {

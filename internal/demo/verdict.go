@@ -2,10 +2,91 @@ package demo
 
 import (
 	"context"
+	"fmt"
+	"io"
 
+	"stampede/fulfillment"
 	"stampede/internal/crowd"
 )
 
+// line is one promise of the verdict, with the figures that prove it or what breaks it.
+type line struct {
+	promise string
+	says    string
+	figures string
+	broken  []string
+}
+
+// judge audits the sale at rest, holds the crowd's ledger against Postgres, and prints the verdict.
 func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.Comparison) error {
-	return nil
+	audit, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{
+		Pool: d.pool, Redis: d.redis, Keys: d.keys, Wait: patience, Sale: d.sale,
+	})
+	if err != nil {
+		return err
+	}
+	var lines []line
+	for _, p := range audit.Promises {
+		l := line{promise: p.Name, says: p.Says, figures: audit.Figures(p.Name)}
+		for _, f := range p.Findings {
+			l.broken = append(l.broken, f.String())
+		}
+		switch p.Name {
+		case "S2":
+			l.figures += fmt.Sprintf("; of %s double clicks none bought twice", crowd.Count(report.SecondClicks))
+			if comparison.Contradictions > 0 {
+				l.broken = append(l.broken, fmt.Sprintf("%d buyers were given more than one order", comparison.Contradictions))
+			}
+		case "S5":
+			l.figures = d.crashFigures(comparison)
+			l.broken = append(l.broken, lost(report, comparison)...)
+		case "S7":
+			if p.Kept() {
+				continue // not what this demo tries; but a broken promise is never passed over
+			}
+		}
+		lines = append(lines, l)
+	}
+	return d.story.verdict(lines)
+}
+
+// crashFigures is what shows that the killed worker took no order along.
+func (d *demo) crashFigures(c crowd.Comparison) string {
+	return fmt.Sprintf("kill -9 with %s orders in hand; %s accepted, %s found in Postgres, one by one",
+		crowd.Count(d.crash.orphans), crowd.Count(c.Accepted), crowd.Count(c.Found))
+}
+
+// lost says what the crowd misses.
+func lost(report crowd.Report, c crowd.Comparison) (broken []string) {
+	if !c.Holds() {
+		broken = append(append(broken, c.String()), c.Examples...)
+	}
+	if c.Refused > 0 {
+		broken = append(broken, fmt.Sprintf("%d orders were accepted and refused later", c.Refused))
+	}
+	for problem, n := range report.Failures {
+		broken = append(broken, fmt.Sprintf("%d clicks ended without a proper answer: %s", n, problem))
+	}
+	return broken
+}
+
+// verdict prints the lines and returns ErrBroken if any promise is.
+func (s *story) verdict(lines []line) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var err error
+	for _, l := range lines {
+		mark := "✓"
+		if len(l.broken) > 0 {
+			mark, err = "✗", ErrBroken
+		}
+		_, _ = fmt.Fprintf(s.out, "%s %s  %-32s %s\n", mark, l.promise, l.says, l.figures)
+		for _, b := range l.broken {
+			_, _ = fmt.Fprintf(s.out, "      - %s\n", b)
+		}
+	}
+	_, _ = io.WriteString(s.out, map[bool]string{
+		true: "\nEvery promise was kept.\n", false: "\nA PROMISE IS BROKEN.\n",
+	}[err == nil])
+	return err
 }

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+
+	"stampede/fulfillment"
+	"stampede/internal/connect"
+	"stampede/sql"
+)
+
+type auditCmd struct {
+	redisFlag
+	databaseFlag
+	keysFlags
+	jsonFlag
+	Sale uuid.UUID     `env:"STAMPEDE_AUDIT_SALE" placeholder:"ID" help:"Audit this sale; all if left out."`
+	Wait time.Duration `env:"STAMPEDE_AUDIT_WAIT" default:"0s" placeholder:"DURATION" help:"How long to wait until no order is on its way any more (${default})."`
+}
+
+func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, 2, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	return audit(ctx, s.out, b, c.keysFlags, c.Sale, c.Wait, c.JSON)
+}
+
+// audit prints the report and returns errBroken if a promise is.
+func audit(ctx context.Context, w io.Writer, b *backend, keys keysFlags, sale uuid.UUID, wait time.Duration, asJSON bool) error {
+	if err := sql.Check(ctx, b.pool); err != nil {
+		return err
+	}
+	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{
+		Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Wait: wait, Sale: sale,
+	})
+	if err != nil {
+		return err
+	}
+	if asJSON {
+		err = json.NewEncoder(w).Encode(report)
+	} else {
+		err = report.WriteText(w)
+	}
+	if err == nil && report.Broken() {
+		return errBroken
+	}
+	return err
+}

@@ -1,0 +1,351 @@
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/localserver"
+	"stampede/internal/testkit"
+)
+
+// Every flag of every command can be set by an environment variable, and help names it.
+func TestHelpListsEveryFlagWithItsVariable(t *testing.T) {
+	t.Parallel()
+	parser, err := kong.New(&cli{}, kong.DefaultEnvars("STAMPEDE"))
+	require.NoError(t, err)
+	leaves := parser.Model.Leaves(false)
+	require.Greater(t, len(leaves), 15)
+	for _, leaf := range leaves {
+		t.Run(leaf.Path(), func(t *testing.T) {
+			t.Parallel()
+			var out, errs strings.Builder
+			require.Equal(t, exitOK, run(append(words(leaf), "--help"), &out, &errs), errs.String())
+			var missing []string
+			for _, group := range leaf.AllFlags(true) {
+				for _, flag := range group {
+					if flag.Name == "help" {
+						continue
+					}
+					require.NotEmpty(t, flag.Envs, flag.Name)
+					if !strings.Contains(out.String(), "--"+flag.Name) || !strings.Contains(out.String(), "$"+flag.Envs[0]) {
+						missing = append(missing, flag.Name)
+					}
+				}
+			}
+			assert.Empty(t, missing, out.String())
+		})
+	}
+}
+
+// words are the parts of a command's path that are typed as they are: not its arguments.
+func words(leaf *kong.Node) []string {
+	return slices.DeleteFunc(strings.Fields(leaf.Path()), func(word string) bool { return strings.HasPrefix(word, "<") })
+}
+
+// The names of the settings are a contract.
+func TestSettingsKeepTheirNames(t *testing.T) {
+	t.Parallel()
+	parser, err := kong.New(&cli{}, kong.DefaultEnvars("STAMPEDE"))
+	require.NoError(t, err)
+	got := make(map[string]map[string]bool)
+	for _, leaf := range parser.Model.Leaves(false) {
+		names := make(map[string]bool)
+		for _, group := range leaf.AllFlags(false) {
+			for _, flag := range group {
+				for _, env := range flag.Envs {
+					names[env] = true
+				}
+			}
+		}
+		got[strings.Join(words(leaf), " ")] = names
+	}
+	for command, want := range map[string][]string{
+		"serve": {
+			"REDIS_URL", "DATABASE_URL", "STAMPEDE_HTTP_ADDR", "STAMPEDE_PARTITIONS", "STAMPEDE_AUTH", "STAMPEDE_AUTH_HEADER",
+			"STAMPEDE_JWT_SECRET", "STAMPEDE_JWKS_URL", "STAMPEDE_JWT_ISSUER", "STAMPEDE_JWT_AUDIENCE", "STAMPEDE_ADMIN_TOKEN",
+			"STAMPEDE_LOG_LEVEL", "STAMPEDE_LOG_FORMAT",
+		},
+		"work":        {"REDIS_URL", "DATABASE_URL", "STAMPEDE_METRICS_ADDR", "STAMPEDE_CONSUMER", "STAMPEDE_PARTITIONS"},
+		"healthcheck": {"STAMPEDE_HEALTHCHECK_URL"},
+		"dev":         {"REDIS_URL", "DATABASE_URL", "STAMPEDE_HTTP_ADDR", "STAMPEDE_ADMIN_TOKEN"},
+	} {
+		for _, name := range want {
+			assert.True(t, got[command][name], "%s: %s", command, name)
+		}
+	}
+}
+
+func TestUsageErrorsExitWithTwo(t *testing.T) {
+	t.Parallel()
+	for name, args := range map[string][]string{
+		"no command":         {},
+		"unknown command":    {"sell"},
+		"unknown flag":       {"version", "--loudly"},
+		"no sale id":         {"sale", "show", "not-a-uuid", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
+		"partitions":         {"serve", "--partitions=65", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
+		"a time":             {"sale", "create", "--name=x", "--stock=1", "--opens-at=soon", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
+		"a redis url":        {"serve", "--redis-url=localhost:6379", "--database-url=postgres://localhost"},
+		"jwt and no key":     {"serve", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
+		"a secret too short": {"serve", "--jwt-secret=short", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
+		"a load of nobody":   {"load", "--sale=" + uuid.NewString(), "--buyers=0"},
+		"a load without":     {"load", "--admin-token="},
+		"a tiny demo":        {"demo", "--stock=5"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out, errs strings.Builder
+			assert.Equal(t, exitUsage, run(args, &out, &errs))
+			assert.Empty(t, out.String())
+			assert.True(t, strings.HasPrefix(errs.String(), "stampede: "), errs.String())
+		})
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	var out, errs strings.Builder
+	assert.Equal(t, exitOK, run([]string{"version"}, &out, &errs))
+	assert.True(t, strings.HasPrefix(out.String(), "stampede "))
+}
+
+func TestMigrationsMissingIsSaidClearly(t *testing.T) {
+	t.Parallel()
+	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{})
+	require.NoError(t, err)
+	t.Cleanup(server.Stop)
+	command := func(args ...string) *testkit.Cmd {
+		c := testkit.Command(t, args...)
+		c.Setenv("REDIS_URL", testkit.RedisURL(t))
+		c.Setenv("DATABASE_URL", server.URL)
+		c.Setenv("STAMPEDE_KEY_PREFIX", testkit.Keys(t).Prefix)
+		c.Setenv("STAMPEDE_AUTH", "header")
+		return c
+	}
+	for _, args := range [][]string{
+		{"serve"}, {"work"}, {"sale", "list"}, {"dlq", "list"}, {"audit"}, {"doctor"},
+	} {
+		c := command(args...)
+		c.Start()
+		assert.Equal(t, exitFailed, c.Wait(within).ExitCode(), args)
+		assert.Contains(t, c.Output(), "stampede migrate up", args)
+	}
+
+	for _, step := range []struct{ arg, says string }{
+		{"status", "-"}, {"up", "up to date"}, {"up", "up to date"}, {"status", "orders"}, {"down", "undone"},
+	} {
+		c := command("migrate", step.arg)
+		c.Start()
+		assert.Equal(t, exitOK, c.Wait(within).ExitCode())
+		assert.Contains(t, c.Output(), step.says)
+	}
+}
+
+func TestDoctorAndServeWarnOfAnEvictingRedis(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	own := testkit.OwnRedis(t)
+	rdb, err := connect.Control(own.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
+
+	doctor := s.command("doctor")
+	doctor.Setenv("REDIS_URL", own.URL)
+	doctor.Start()
+	assert.Equal(t, exitFailed, doctor.Wait(within).ExitCode())
+	assert.Contains(t, doctor.Output(), "maxmemory-policy is allkeys-lru")
+	assert.Contains(t, doctor.Output(), "mend:")
+
+	serve := s.command("serve")
+	serve.Setenv("REDIS_URL", own.URL)
+	serve.Setenv("STAMPEDE_AUTH", "header")
+	serve.Setenv("STAMPEDE_HTTP_ADDR", "127.0.0.1:0")
+	serve.Start()
+	serve.WaitOutput(within, "ingress listens")
+	assert.Contains(t, serve.Output(), "level=ERROR msg=\"UNSAFE SETTING: maxmemory-policy is allkeys-lru\"")
+	assert.Equal(t, exitOK, serve.Stop().ExitCode())
+}
+
+func TestDoctorIsContentWithWhatWeShip(t *testing.T) {
+	t.Parallel()
+	status, output := newShop(t).run("doctor", "--json")
+	assert.Equal(t, exitOK, status)
+	var findings []struct{ Severity string }
+	require.NoError(t, json.Unmarshal([]byte(output), &findings), output)
+	for _, f := range findings {
+		assert.NotEqual(t, "unsafe", f.Severity)
+	}
+}
+
+func TestAnOperatorLeadsASaleThroughItsLife(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := func(args ...string) (sale saleJSON) {
+		t.Helper()
+		status, output := s.run(append([]string{"sale"}, append(args, "--json")...)...)
+		require.Equal(t, exitOK, status, output)
+		require.NoError(t, json.Unmarshal([]byte(output), &sale), output)
+		return sale
+	}
+	created := sale("create", "--name=autumn", "--stock=10", "--per-order-limit=2", "--opens-at=+1h", "--closes-at=+2h")
+	assert.EqualValues(t, "scheduled", created.State)
+	assert.WithinDuration(t, time.Now().Add(time.Hour), created.OpensAt, time.Minute)
+	id := created.ID.String()
+	assert.EqualValues(t, "paused", sale("pause", id).State)
+	assert.EqualValues(t, "scheduled", sale("resume", id).State)
+	assert.EqualValues(t, 15, sale("restock", id, "5", "--idempotency-key=delivery").Available)
+	assert.EqualValues(t, 15, sale("restock", id, "5", "--idempotency-key=delivery").Available, "the same delivery")
+	assert.EqualValues(t, "ended", sale("end", id).State)
+	assert.EqualValues(t, 15, sale("show", id).Stock)
+
+	status, output := s.run("sale", "list")
+	assert.Equal(t, exitOK, status)
+	assert.Contains(t, output, "autumn")
+	status, output = s.run("sale", "resume", id)
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "cannot resume a sale that is ended")
+	status, output = s.run("sale", "show", uuid.NewString())
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "sale not found")
+	status, output = s.run("sale", "create", "--name=x", "--stock=0")
+	assert.Equal(t, exitUsage, status)
+	assert.Contains(t, output, "stock must be a whole number")
+}
+
+func TestDeadLettersAreListedReplayedAndDiscarded(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	rdb := testkit.Redis(t)
+	require.NoError(t, rdb.XAdd(t.Context(), &redis.XAddArgs{
+		Stream: s.keys.Orders(0), Values: []any{"stray", "\x1b[31mred\xff"},
+	}).Err())
+	s.worker("worker").Start()
+	parked := func() int {
+		var n int
+		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM dead_letters WHERE status = 'parked'`).Scan(&n))
+		return n
+	}
+	testkit.Eventually(t, within, "the stray entry is parked", func() bool { return parked() == 1 })
+
+	status, output := s.run("dlq", "list")
+	assert.Equal(t, exitOK, status)
+	assert.Contains(t, output, "parked")
+	status, output = s.run("dlq", "show", "1")
+	assert.Equal(t, exitOK, status)
+	assert.Contains(t, output, `"\x1b[31mred\xff"`, "a stray entry must not write to the terminal")
+
+	status, output = s.run("dlq", "replay", "1")
+	assert.Equal(t, exitOK, status, output)
+	testkit.Eventually(t, within, "it is parked again", func() bool { return parked() == 1 })
+	status, output = s.run("dlq", "discard", "1", "--reason=a joke")
+	assert.Equal(t, exitOK, status, output)
+	assert.Contains(t, output, "a joke")
+	status, output = s.run("dlq", "discard", "1", "--reason=again")
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "settled")
+	status, _ = s.run("dlq", "discard", "1")
+	assert.Equal(t, exitUsage, status, "a reason is required")
+}
+
+func TestHealthcheck(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	var out, errs strings.Builder
+	assert.Equal(t, exitOK, run([]string{"healthcheck", "--url=" + url + "/readyz"}, &out, &errs), errs.String())
+	assert.Equal(t, exitFailed, run([]string{"healthcheck", "--url=" + url + "/no-such-page"}, &out, &errs))
+	assert.Equal(t, exitFailed, run([]string{"healthcheck", "--url=http://127.0.0.1:1/"}, &out, &errs))
+	http.DefaultClient.CloseIdleConnections()
+}
+
+func TestDevIsReadyToBuyFromAndGoneAfterwards(t *testing.T) {
+	t.Parallel()
+	c := testkit.Command(t, "dev", "--http-addr=127.0.0.1:0", "--admin-token="+adminToken)
+	c.Setenv("REDIS_URL", "")
+	c.Setenv("DATABASE_URL", "")
+	c.Start()
+	url := strings.Fields(c.WaitOutput(within, "ingress  "))[1]
+	load := testkit.Command(t, "load", "--url="+url, "--admin-token="+adminToken, "--stock=20", "--buyers=60", "--over=100ms")
+	load.Setenv("DATABASE_URL", "")
+	load.Start()
+	assert.Equal(t, exitOK, load.Wait(within).ExitCode())
+	assert.Contains(t, load.Output(), "20 accepted, 20 of them found")
+	assert.Equal(t, exitOK, c.Stop().ExitCode())
+}
+
+// A process that is asked twice to end does so at once.
+func TestTheSecondSignalEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	c := s.command("serve", "--stop-delay=10m")
+	c.Setenv("STAMPEDE_AUTH", "header")
+	c.Setenv("STAMPEDE_HTTP_ADDR", "127.0.0.1:0")
+	c.Start()
+	c.WaitOutput(within, "ingress listens")
+	// Until the first signal has been handled the second would be taken for it, so they are repeated.
+	testkit.Eventually(t, within, "the end of a process that wants to wait", func() bool {
+		return syscall.Kill(c.Pid(), syscall.SIGTERM) != nil
+	})
+	assert.Equal(t, syscall.SIGTERM, c.Wait(within).Sys().(syscall.WaitStatus).Signal())
+}
+
+func TestWorkersOfOneHostTakeLanesOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	one, freeOne, err := takeLane(folder)
+	require.NoError(t, err)
+	two, freeTwo, err := takeLane(folder)
+	require.NoError(t, err)
+	assert.Equal(t, []int{0, 1}, []int{one, two})
+	freeOne()
+	again, freeAgain, err := takeLane(folder)
+	require.NoError(t, err)
+	assert.Equal(t, 0, again, "the first free one, so a worker that comes back has its old name")
+	freeTwo()
+	freeAgain()
+
+	file := folder + "/no-folder"
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	_, _, err = takeLane(file)
+	assert.Error(t, err, "where no folder can be made the caller must learn it")
+}
+
+func TestMomentsAreAbsoluteOrRelative(t *testing.T) {
+	t.Parallel()
+	var m moment
+	require.NoError(t, m.UnmarshalText([]byte("2026-11-27T09:00:00+01:00")))
+	assert.Equal(t, time.Date(2026, 11, 27, 8, 0, 0, 0, time.UTC), m.UTC())
+	require.NoError(t, m.UnmarshalText([]byte("+90s")))
+	assert.WithinDuration(t, time.Now().Add(90*time.Second), m.Time, 10*time.Second)
+	for _, wrong := range []string{"", "tomorrow", "+", "+5", "+-5m", "2026-11-27"} {
+		assert.Error(t, m.UnmarshalText([]byte(wrong)), wrong)
+	}
+}
+
+// The file of each command holds the type of that command, so that a reader finds it.
+func TestEveryCommandHasAFile(t *testing.T) {
+	t.Parallel()
+	fields := reflect.VisibleFields(reflect.TypeFor[cli]())
+	for _, f := range fields {
+		if !f.IsExported() || f.Name == "Log" {
+			continue
+		}
+		source, err := os.ReadFile(strings.ToLower(f.Name) + ".go")
+		require.NoError(t, err)
+		assert.Contains(t, string(source), "type "+f.Type.Name()+" struct")
+	}
+}

@@ -1,5 +1,0 @@
-package main
-
-type auditCmd struct{}
-
-func (c *auditCmd) Run() error { return nil }
