@@ -20,9 +20,6 @@ import (
 )
 
 const (
-	// lockLease is how long a batch may keep its users. A transaction that takes longer goes on
-	// without the locks: they save double work, and correctness does not rest on them.
-	lockLease = 10 * time.Second
 	// recordTimeout bounds one try of a transaction, so that a server that hangs counts as away.
 	recordTimeout = 10 * time.Second
 
@@ -39,8 +36,12 @@ type batcherConfig struct {
 	keys      reservation.Keys
 	partition int
 	batchMax  int
-	logger    *slog.Logger
-	metrics   *workerMetrics
+	// lease is how long a batch may keep its users. A transaction that takes longer goes on without
+	// the locks: they save double work, and correctness does not rest on them. A lease that outlived
+	// its worker would keep whoever claims that worker's entries from working on them.
+	lease   time.Duration
+	logger  *slog.Logger
+	metrics *workerMetrics
 }
 
 // batcher makes batches of the messages that the Router hands out one by one. Whatever arrives while
@@ -286,7 +287,7 @@ func (b *batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lo
 	}
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	lease, busy, err := b.locker.TryEach(ctx, keys, lockLease)
+	lease, busy, err := b.locker.TryEach(ctx, keys, b.lease)
 	if err != nil {
 		b.locking.failed(err)
 		return nil, batch, nil

@@ -51,6 +51,7 @@ type WorkerConfig struct {
 
 func (c *WorkerConfig) setDefaults() {
 	orElse(&c.BatchMax, 500)
+	orElse(&c.MinIdle, 10*time.Second)
 	orElse(&c.DrainTimeout, 10*time.Second)
 	orElse(&c.SweepInterval, 2*time.Second)
 	orElse(&c.Logger, slog.Default())
@@ -170,7 +171,7 @@ func (w *Worker) fulfil(ctx context.Context, streams []string) error {
 	for partition, stream := range streams {
 		b := newBatcher(batcherConfig{
 			ledger: NewLedger(w.config.Pool), store: w.config.Store, locker: lock.New(w.config.Control),
-			keys: w.config.Keys, partition: partition, batchMax: w.config.BatchMax,
+			keys: w.config.Keys, partition: partition, batchMax: w.config.BatchMax, lease: w.config.MinIdle,
 			logger: w.config.Logger, metrics: w.metrics,
 		})
 		router.AddConsumerHandler("fulfil "+stream, stream, w.subscriber, b.Handle)
