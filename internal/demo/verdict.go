@@ -80,7 +80,7 @@ func (s *story) verdict(lines []line) error {
 		if len(l.broken) > 0 {
 			mark, err = "✗", ErrBroken
 		}
-		_, _ = fmt.Fprintf(s.out, "%s %s  %-32s %s\n", mark, l.promise, l.says, l.figures)
+		_, _ = fmt.Fprintf(s.out, "%s %s  %-34s %s\n", mark, l.promise, l.says, l.figures)
 		for _, b := range l.broken {
 			_, _ = fmt.Fprintf(s.out, "      - %s\n", b)
 		}
