@@ -7,15 +7,16 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/testkit"
 	"stampede/lock"
 	"stampede/lua"
 )
 
 // setupLossy gives a bench whose Locker speaks through the proxy, while the bench itself looks at Redis directly.
-func setupLossy(t *testing.T) (bench, *lossyProxy) {
+func setupLossy(t *testing.T) (bench, *testkit.LossyProxy) {
 	t.Helper()
 	b := setup(t)
-	proxy, rdb := behindProxy(t)
+	proxy, rdb := testkit.RedisThroughProxy(t)
 	b.Locker = lock.New(rdb)
 	// A script that Redis does not know yet answers NOSCRIPT, and that would be the answer to lose.
 	require.NoError(t, lua.LockAcquire.Load(t.Context(), b.rdb).Err())
@@ -23,22 +24,17 @@ func setupLossy(t *testing.T) (bench, *lossyProxy) {
 	return b, proxy
 }
 
-func (p *lossyProxy) requireLost(t *testing.T) {
-	t.Helper()
-	require.LessOrEqual(t, p.toLose.Load(), int32(0), "the answers were not lost: this test shows nothing")
-}
-
 func TestAnAcquireWhoseAnswerIsLostIsNoDeeper(t *testing.T) {
 	b, proxy := setupLossy(t)
 	ctx := t.Context()
-	proxy.lose(3)
+	proxy.Lose(3)
 	outer := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
-	proxy.requireLost(t)
+	proxy.RequireLost(t)
 	assert.Equal(t, 1, b.depth(b.key("ann")))
 
-	proxy.lose(2)
+	proxy.Lose(2)
 	inner := b.take(outer.Context(ctx), time.Minute, b.key("ann"))
-	proxy.requireLost(t)
+	proxy.RequireLost(t)
 	assert.Equal(t, 2, b.depth(b.key("ann")))
 
 	require.NoError(t, inner.Release(ctx))
@@ -53,14 +49,14 @@ func TestAReleaseWhoseAnswerIsLostIsNoLoss(t *testing.T) {
 	inner := b.take(outer.Context(ctx), time.Minute, b.key("ann"))
 	require.NoError(t, b.rdb.Del(ctx, b.key("bob")).Err())
 
-	proxy.lose(3)
+	proxy.Lose(3)
 	require.NoError(t, inner.Release(ctx))
-	proxy.requireLost(t)
+	proxy.RequireLost(t)
 	assert.Equal(t, 1, b.depth(b.key("ann")), "one hold was given up, not one for each try")
 
-	proxy.lose(3)
+	proxy.Lose(3)
 	err := outer.Release(ctx)
-	proxy.requireLost(t)
+	proxy.RequireLost(t)
 	var lost *lock.LostError
 	require.ErrorAs(t, err, &lost)
 	assert.Equal(t, []string{b.key("bob")}, lost.Keys, "only what was lost before the first try")
@@ -72,11 +68,11 @@ func TestAnAcquireOfUnknownOutcomeIsGivenBack(t *testing.T) {
 	ctx := t.Context()
 	outer := b.take(ctx, time.Minute, b.key("ann"))
 
-	proxy.lose(4) // go-redis tries four times in all
+	proxy.Lose(4) // go-redis tries four times in all
 	_, _, err := b.TryEach(outer.Context(ctx), []string{b.key("ann"), b.key("bob")}, time.Minute)
 	require.Error(t, err)
 	require.NotErrorIs(t, err, lock.ErrLost)
-	proxy.requireLost(t)
+	proxy.RequireLost(t)
 	assert.Zero(t, b.depth(b.key("bob")))
 	assert.Equal(t, 1, b.depth(b.key("ann")), "what the owner held before, it still holds")
 	require.NoError(t, outer.Release(ctx))
@@ -89,18 +85,18 @@ func TestAReleaseOfUnknownOutcomeMayBeRepeated(t *testing.T) {
 	outer := b.take(ctx, time.Minute, names...)
 	inner := b.take(outer.Context(ctx), time.Minute, names[300])
 
-	proxy.lose(4)
+	proxy.Lose(4)
 	err := inner.Release(ctx)
 	require.Error(t, err)
 	require.NotErrorIs(t, err, lock.ErrLost)
-	proxy.requireLost(t)
+	proxy.RequireLost(t)
 
 	// The outer lease goes before the inner one is settled, and the first of its three calls is lost too.
-	proxy.lose(4)
+	proxy.Lose(4)
 	err = outer.Release(ctx)
 	require.Error(t, err)
 	require.NotErrorIs(t, err, lock.ErrLost)
-	proxy.requireLost(t)
+	proxy.RequireLost(t)
 	assert.Zero(t, b.depth(names[599]), "the calls that got through have released")
 
 	require.NoError(t, inner.Release(ctx))

@@ -47,7 +47,7 @@ func (p *LossyProxy) Lose(n int32) { p.toLose.Store(n) }
 // RequireLost fails the test unless as many answers were lost as was said.
 func (p *LossyProxy) RequireLost(t testing.TB) {
 	t.Helper()
-	require.LessOrEqual(t, p.toLose.Load(), int32(0), "answers that were to be lost, and were not")
+	require.LessOrEqual(t, p.toLose.Load(), int32(0), "the answers were not lost: this test shows nothing")
 }
 
 func (p *LossyProxy) accept() {
