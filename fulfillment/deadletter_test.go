@@ -1,0 +1,240 @@
+package fulfillment
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+var everyByte = func() string {
+	var b strings.Builder
+	for i := range 256 {
+		b.WriteByte(byte(i))
+	}
+	return b.String()
+}()
+
+func TestFieldsOfADeadLetterKeepEveryByte(t *testing.T) {
+	t.Parallel()
+	fields := []Field{
+		{"foo", "bar"},
+		{"foo", "again"},
+		{"", ""},
+		{"bytes", everyByte},
+		{everyByte, "a name may be anything"},
+		{"nul", "a\x00b"},
+		{"text", `<&> " \ ' é 漢 🦬` + "\u2028\uFFFD"},
+		{`{"base64":"eA=="}`, `{"text":"x"}`},
+	}
+	encoded, err := encodeFields(fields)
+	require.NoError(t, err)
+	decoded, err := decodeFields(encoded)
+	require.NoError(t, err)
+	require.Equal(t, fields, decoded)
+
+	encoded, err = encodeFields([]Field{{"name", "text"}, {"name", "\xff"}})
+	require.NoError(t, err)
+	require.JSONEq(t, `[["name", {"text": "text"}], ["name", {"base64": "/w=="}]]`, string(encoded), "the form that sql/migrations tells")
+}
+
+// rubbish appends an entry that nobody can use to the stream, and returns it.
+func (s *shop) rubbish(t testing.TB) Entry {
+	t.Helper()
+	stream := s.keys.Orders(0)
+	id, err := s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: []any{"foo", "1", "foo", everyByte, "bar", "é"}}).Result()
+	require.NoError(t, err)
+	entry, err := readEntry(t.Context(), s.rdb, stream, id)
+	require.NoError(t, err)
+	entry.Deliveries = 3
+	return entry
+}
+
+func (s *shop) onlyLetter(t testing.TB, letters *DeadLetters) DeadLetter {
+	t.Helper()
+	all, err := letters.List(t.Context(), "", 10)
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+	return all[0]
+}
+
+func TestDeadLetterIsKeptWholeAndOnce(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	entry := s.rubbish(t)
+	require.NoError(t, letters.Park(t.Context(), entry, errors.New("cannot read \xff\x00 it")))
+	require.NoError(t, letters.Park(t.Context(), entry, errors.New("again")))
+
+	kept := s.onlyLetter(t, letters)
+	require.Equal(t, entry, kept.Entry)
+	require.Equal(t, "cannot read \uFFFD\uFFFD it", kept.Reason)
+	require.Equal(t, DeadLetterParked, kept.Status)
+	byID, err := letters.Get(t.Context(), kept.ID)
+	require.NoError(t, err)
+	require.Equal(t, kept, byID)
+	_, err = letters.Get(t.Context(), kept.ID+1)
+	require.ErrorIs(t, err, ErrDeadLetterNotFound)
+}
+
+func TestDeadLettersAreListedNewestFirst(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	var want []string
+	for range 3 {
+		entry := s.rubbish(t)
+		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
+		want = append([]string{entry.ID}, want...)
+	}
+	listed, err := letters.List(t.Context(), DeadLetterParked, 2)
+	require.NoError(t, err)
+	require.Len(t, listed, 2)
+	require.Equal(t, want[:2], []string{listed[0].Entry.ID, listed[1].Entry.ID})
+	listed, err = letters.List(t.Context(), DeadLetterDiscarded, 2)
+	require.NoError(t, err)
+	require.Empty(t, listed)
+}
+
+func TestDeadLetterComesBackToItsRowWhenItsReplayFails(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	entry := s.rubbish(t)
+	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
+	first := s.onlyLetter(t, letters)
+
+	for replay := 1; replay <= 2; replay++ {
+		id, err := letters.Replay(t.Context(), first.ID)
+		require.NoError(t, err)
+		replayed := s.onlyLetter(t, letters)
+		require.Equal(t, DeadLetterReplayed, replayed.Status)
+		require.Equal(t, replay, replayed.Replays)
+		require.Contains(t, replayed.Resolution, id)
+		_, err = letters.Replay(t.Context(), first.ID)
+		require.ErrorIs(t, err, ErrDeadLetterSettled)
+		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), ErrDeadLetterSettled)
+
+		again, err := readEntry(t.Context(), s.rdb, entry.Stream, id)
+		require.NoError(t, err)
+		require.Equal(t, entry.Fields, again.Fields[:len(entry.Fields)], "the entry as it was")
+		require.Len(t, again.Fields, len(entry.Fields)+1, "and one mark, however often it is replayed")
+		again.Deliveries = 2
+		require.NoError(t, letters.Park(t.Context(), again, errors.New("still rubbish")))
+		require.NoError(t, letters.Park(t.Context(), again, errors.New("twice")))
+		back := s.onlyLetter(t, letters)
+		require.Equal(t, DeadLetterParked, back.Status)
+		require.Equal(t, "still rubbish", back.Reason)
+		require.Equal(t, id, back.Entry.ID)
+		require.Equal(t, entry.Fields, back.Entry.Fields)
+		require.EqualValues(t, 3+2*replay, back.Entry.Deliveries)
+	}
+}
+
+// A mark that no row answers to, or that is not a number, is part of the entry and nothing else.
+func TestDeadLetterWithAForgedMarkIsKeptAsItIs(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	for i, mark := range []string{"999999", "x", "-1", ""} {
+		entry := Entry{Stream: s.keys.Orders(0), ID: uuid.NewString(), Fields: []Field{{fieldReplayOf, mark}}}
+		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
+		listed, err := letters.List(t.Context(), "", 10)
+		require.NoError(t, err)
+		require.Len(t, listed, i+1)
+		require.Equal(t, entry, listed[0].Entry)
+	}
+}
+
+func TestReplayedOrderIsFulfilled(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	sale := s.open(t, 5)
+	order := s.buy(t, sale, "alice")
+	entry := s.takeOut(t)
+	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a bug of yesterday")))
+	require.Contains(t, broken(s.audit(t, sale)), "S3")
+
+	work(t, s.config(t))
+	_, err := letters.Replay(t.Context(), s.onlyLetter(t, letters).ID)
+	require.NoError(t, err)
+	s.awaitConfirmed(t, 1)
+	s.awaitRest(t)
+	require.Len(t, history(t, s.pool, order), 2)
+	report := s.audit(t, sale)
+	require.False(t, report.Broken(), textOf(t, report))
+}
+
+// takeOut removes the only entry from the stream and returns it.
+func (s *shop) takeOut(t testing.TB) Entry {
+	t.Helper()
+	stream := s.keys.Orders(0)
+	entries := s.rdb.XRange(t.Context(), stream, "-", "+").Val()
+	require.Len(t, entries, 1)
+	entry, err := readEntry(t.Context(), s.rdb, stream, entries[0].ID)
+	require.NoError(t, err)
+	require.NoError(t, createGroup(t.Context(), s.rdb, stream, reservation.Group))
+	require.NoError(t, s.rdb.Del(t.Context(), stream).Err())
+	return entry
+}
+
+func TestDiscardedOrderGetsATruthfulEndAndItsUnitBack(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	sale := s.open(t, 5)
+	order := s.buy(t, sale, "alice")
+	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
+	id := s.onlyLetter(t, letters).ID
+	require.NoError(t, letters.Discard(t.Context(), id, "the operator said so"))
+
+	got, err := NewLedger(s.pool).Order(t.Context(), order)
+	require.NoError(t, err)
+	require.Equal(t, reservation.StatusRejected, got.Status)
+	require.Equal(t, RejectedDiscarded, got.Reason)
+	letter := s.onlyLetter(t, letters)
+	require.Equal(t, DeadLetterDiscarded, letter.Status)
+	require.Equal(t, "the operator said so; order "+order.String()+" is rejected and its units are back in the sale", letter.Resolution)
+	report := s.audit(t, sale)
+	require.False(t, report.Broken(), textOf(t, report))
+	require.EqualValues(t, 5, report.Sales[0].Available)
+	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), ErrDeadLetterSettled)
+	_, err = letters.Replay(t.Context(), id)
+	require.ErrorIs(t, err, ErrDeadLetterSettled)
+	require.NotEqual(t, order, s.buy(t, sale, "alice"), "alice may buy again")
+}
+
+func TestDiscardLeavesAnOrderAloneThatWasFulfilledMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	sale := s.open(t, 5)
+	order := s.buy(t, sale, "alice")
+	entries := s.rdb.XRange(t.Context(), s.keys.Orders(0), "-", "+").Val()
+	entry, err := readEntry(t.Context(), s.rdb, s.keys.Orders(0), entries[0].ID)
+	require.NoError(t, err)
+	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
+	s.fulfil(t)
+	require.NoError(t, letters.Discard(t.Context(), s.onlyLetter(t, letters).ID, "not needed"))
+	require.Contains(t, s.onlyLetter(t, letters).Resolution, "order "+order.String()+" is confirmed")
+	report := s.audit(t, sale)
+	require.False(t, report.Broken(), textOf(t, report))
+	require.EqualValues(t, 1, report.Sales[0].LiveUnits)
+}
+
+func TestDiscardOfWhatIsNoOrder(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	require.NoError(t, letters.Park(t.Context(), s.rubbish(t), errors.New("rubbish")))
+	require.NoError(t, letters.Discard(t.Context(), s.onlyLetter(t, letters).ID, "stray"))
+	require.Equal(t, "stray; the entry names no order", s.onlyLetter(t, letters).Resolution)
+	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), ErrDeadLetterNotFound)
+}
