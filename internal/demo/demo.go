@@ -49,6 +49,9 @@ const (
 	minIdle = 2 * time.Second
 	// patience bounds each wait for a state of the system.
 	patience = 30 * time.Second
+	// arrivalPatience is how long no order arrives in Postgres until no more is waited for. A claim
+	// takes little longer than minIdle.
+	arrivalPatience = 5 * minIdle
 )
 
 // demo is one run.
@@ -159,7 +162,7 @@ func (d *demo) play(ctx context.Context) error {
 	together.Go(func() error { d.story.follow(beside, buyers); return nil })
 	together.Go(func() error { return d.killWorker(beside, buyers) })
 	together.Go(func() (err error) {
-		durable, err = buyers.WatchDurable(beside, books, patience)
+		durable, err = buyers.WatchDurable(beside, books, arrivalPatience)
 		return err
 	})
 	if err := together.Wait(); err != nil {

@@ -20,7 +20,7 @@ type line struct {
 // judge audits the sale at rest, holds the crowd's ledger against Postgres, and prints the verdict.
 func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.Comparison) error {
 	audit, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{
-		Pool: d.pool, Redis: d.redis, Keys: d.keys, Wait: patience, Sale: d.sale,
+		Pool: d.pool, Redis: d.redis, Keys: d.keys, Wait: arrivalPatience, Sale: d.sale,
 	})
 	if err != nil {
 		return err
