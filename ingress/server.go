@@ -126,7 +126,18 @@ func (s *Server) Run(ctx context.Context) error {
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
+	go func() {
+		defer close(served)
+		served <- server.Serve(listener)
+	}()
+	err := errors.Join(s.serve(ctx, served), s.drain(base, abandon, server))
+	for range served { // http.ErrServerClosed, unless serve had its error before
+	}
+	return err
+}
+
+// serve returns when it is time to drain, or with the error of a listener that fails before.
+func (s *Server) serve(ctx context.Context, served <-chan error) error {
 	select {
 	case err := <-served:
 		return fmt.Errorf("ingress: serve %s: %w", s.Addr(), err)
@@ -137,10 +148,8 @@ func (s *Server) Run(ctx context.Context) error {
 	case err := <-served:
 		return fmt.Errorf("ingress: serve %s: %w", s.Addr(), err)
 	case <-time.After(s.config.StopDelay):
+		return nil
 	}
-	err := s.drain(base, abandon, server)
-	<-served // http.ErrServerClosed
-	return err
 }
 
 // drain lets the accepted requests finish. Those that take longer than DrainTimeout are cancelled,
