@@ -231,7 +231,7 @@ func TestCloseWaitsForHandlersAndFlushesTheirAcks(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(3)
-	sub := b.subscriber("worker-1")
+	sub := b.subscriber("worker-1", func(c *SubscriberConfig) { c.MaxDeliveries = 1 })
 	messages := b.subscribe(sub)
 	acked, refused, third := receive(t, messages), receive(t, messages), receive(t, messages)
 
@@ -268,10 +268,29 @@ func TestCloseWaitsForHandlersAndFlushesTheirAcks(t *testing.T) {
 	require.Len(t, pending, 1, "acks are in Redis when Close returns")
 	require.Equal(t, refused.Metadata.Get(reservation.MetaEntryID), pending[0].ID)
 	require.EqualValues(t, 1, pending[0].RetryCount)
+	tries, _, _ := b.grave.look()
+	require.Zero(t, tries, "nor does it make a dead letter")
 	require.NoError(t, sub.Close())
 	require.NoError(t, b.rdb.Ping(t.Context()).Err(), "the client is left open")
 	_, err := sub.Subscribe(t.Context(), b.stream)
 	require.ErrorIs(t, err, ErrSubscriberClosed)
+}
+
+// The last acks may come in while the ones before are under way.
+func TestLastAcksAreSentWhenEverythingIsSettled(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(1)
+	ids := b.takeAway("worker-1", 1)
+	sub := b.subscriber("worker-1")
+	s := newSubscription(t.Context(), &sub.config, sub.metrics, b.stream)
+	defer s.expire()
+	s.acks.add(ids[0])
+	<-s.acks.wake
+	settled := make(chan struct{})
+	close(settled)
+	s.acknowledge(settled)
+	require.Empty(t, b.pending())
 }
 
 func TestCloseGivesUpOnAHandlerThatHangs(t *testing.T) {
