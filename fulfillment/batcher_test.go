@@ -1,0 +1,257 @@
+package fulfillment
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+	"stampede/lock"
+	"stampede/reservation"
+)
+
+// batch starts a batcher of the shop, which change may alter, and stops it when the test ends.
+func (s *shop) batch(t testing.TB, change func(*batcherConfig)) *batcher {
+	t.Helper()
+	metrics, err := newWorkerMetrics(nil)
+	require.NoError(t, err)
+	config := batcherConfig{
+		ledger: NewLedger(s.pool), store: s.store, locker: lock.New(s.rdb), keys: s.keys, batchMax: 500,
+		logger: testkit.Logger(t), metrics: metrics,
+	}
+	if change != nil {
+		change(&config)
+	}
+	b := newBatcher(config)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- b.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-ended)
+	})
+	return b
+}
+
+// messages are what the stream holds, as a subscriber would hand them out.
+func (s *shop) messages(t testing.TB) []*message.Message {
+	t.Helper()
+	var all []*message.Message
+	for _, m := range s.rdb.XRange(t.Context(), s.keys.Orders(0), "-", "+").Val() {
+		msg, err := decodeEntry(m.ID, m.Values, 1)
+		require.NoError(t, err)
+		all = append(all, msg)
+	}
+	return all
+}
+
+// handle hands messages to the batcher as the Router would, and returns where the answers will be.
+func handle(b *batcher, msgs ...*message.Message) []chan error {
+	answers := make([]chan error, len(msgs))
+	for i, msg := range msgs {
+		answers[i] = make(chan error, 1)
+		go func() { answers[i] <- b.Handle(msg) }()
+	}
+	return answers
+}
+
+func answer(t testing.TB, from chan error) error {
+	t.Helper()
+	select {
+	case err := <-from:
+		return err
+	case <-time.After(20 * time.Second):
+		t.Fatal("the handler does not return")
+		return nil
+	}
+}
+
+func (b *batcher) waiting() int { return len(b.queue) }
+
+func TestBatcherTakesWhatArrivesDuringATransactionIntoTheNext(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 100)
+	s.crowd(t, sale, 41)
+	msgs := s.messages(t)
+	b := s.batch(t, nil)
+
+	hold, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
+	require.NoError(t, err)
+	answers := handle(b, msgs[0])
+	testkit.Eventually(t, 10*time.Second, "the first transaction waits for the sale", func() bool {
+		return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+	})
+	answers = append(answers, handle(b, msgs[1:]...)...)
+	testkit.Eventually(t, 10*time.Second, "the others wait for their turn", func() bool { return b.waiting() == 40 })
+	require.NoError(t, hold.Rollback(t.Context()))
+	for _, a := range answers {
+		require.NoError(t, answer(t, a))
+	}
+	// now() is the start of the transaction.
+	require.EqualValues(t, 2, s.count(t, "SELECT count(DISTINCT updated_at) FROM orders"), "one transaction for one, one for forty")
+	require.EqualValues(t, 41, s.count(t, confirmedOrders))
+}
+
+func TestBatcherSettlesTheGoodPartOfABatchWithABadEvent(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := newSale(t, s.pool, 100)
+	b := s.batch(t, nil)
+	events := crowdOf(sale, 20)
+	events[7].UserID = "a\x00b" // which no decoder lets through, and no text column takes
+
+	outcomes := b.settle(t.Context(), events)
+	require.Len(t, outcomes, 20)
+	for i, out := range outcomes {
+		require.Equal(t, events[i], out.Event)
+		if i == 7 {
+			require.Equal(t, badData, faultOf(out.Err))
+		} else {
+			require.Equal(t, reservation.StatusConfirmed, out.Status)
+		}
+	}
+	require.EqualValues(t, 19, soldOf(t, s.pool, sale))
+}
+
+func TestBatcherGivesTheLastUnitsToTheFirstInTheSale(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	full, roomy := newSale(t, s.pool, 5), newSale(t, s.pool, 100)
+	trips := &tripCounter{}
+	config := s.pool.Config()
+	config.ConnConfig.Tracer = trips
+	counted, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(counted.Close)
+	b := s.batch(t, func(c *batcherConfig) { c.ledger = NewLedger(counted) })
+	events := append(crowdOf(full, 40), crowdOf(roomy, 40)...)
+	events[10].Quantity = 3
+
+	outcomes := b.settle(t.Context(), events)
+	for i, out := range outcomes {
+		require.NoError(t, out.Err)
+		want := reservation.StatusConfirmed
+		if i >= 5 && i < 40 {
+			want = reservation.StatusRejected
+			require.Equal(t, reservation.RejectedSoldOut, out.Reason)
+		}
+		require.Equal(t, want, out.Status, "event %d", i)
+	}
+	require.EqualValues(t, 5, soldOf(t, s.pool, full))
+	require.EqualValues(t, 40, soldOf(t, s.pool, roomy))
+	require.Less(t, trips.n.Load(), int64(60), "it does not try every single event")
+}
+
+func TestBatcherSurvivesAPanic(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.crowd(t, sale, 3)
+	b := s.batch(t, func(c *batcherConfig) { c.ledger = NewLedger(nil) })
+	for range 2 {
+		for _, a := range handle(b, s.messages(t)...) {
+			require.ErrorIs(t, answer(t, a), errPanicked)
+		}
+	}
+}
+
+func TestBatcherGoesOnWithoutLocks(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.crowd(t, sale, 3)
+	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
+	t.Cleanup(func() { _ = gone.Close() })
+	b := s.batch(t, func(c *batcherConfig) { c.locker = lock.New(gone) })
+	for _, a := range handle(b, s.messages(t)...) {
+		require.NoError(t, answer(t, a))
+	}
+	require.EqualValues(t, 3, s.count(t, confirmedOrders))
+}
+
+func TestBatcherRefusesAMessageThatIsNoEvent(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	b := s.batch(t, nil)
+	require.ErrorIs(t, b.Handle(message.NewMessage("1", []byte("{}"))), reservation.ErrUndecodable)
+}
+
+func TestBatcherLeavesWhatItCannotFinishWhenItStops(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.crowd(t, sale, 3)
+	gone, err := connect.Postgres(t.Context(), "postgres://nobody@127.0.0.1:1/nothing", 1)
+	require.NoError(t, err)
+	t.Cleanup(gone.Close)
+	b := s.batch(t, func(c *batcherConfig) { c.ledger = NewLedger(gone) })
+	answers := handle(b, s.messages(t)...)
+	b.Drain()
+	for _, a := range answers {
+		require.ErrorIs(t, answer(t, a), ErrStopping)
+	}
+}
+
+// While units cannot be given back, only the rejected orders wait: the rest of their batch is done.
+func TestBatcherKeepsARejectedOrderUntilItsUnitIsBack(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	rdb, err := connect.Control(server.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	pool := testkit.Pool(t)
+	s := &shop{pool: pool, rdb: rdb, keys: reservation.Keys{Prefix: "test", Partitions: 1}}
+	s.store = reservation.NewStore(rdb, s.keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
+	t.Cleanup(s.store.Close)
+	s.catalog = reservation.NewCatalog(pool, s.store)
+	sale := s.open(t, 3)
+	for i := range 3 {
+		s.buy(t, sale, fmt.Sprintf("user-%d", i))
+	}
+	_, err = pool.Exec(t.Context(), "UPDATE sales SET stock = 2 WHERE id = $1", sale)
+	require.NoError(t, err)
+	msgs := s.messages(t)
+	server.Kill()
+
+	b := s.batch(t, nil)
+	answers := handle(b, msgs...)
+	require.NoError(t, answer(t, answers[0]))
+	require.NoError(t, answer(t, answers[1]))
+	testkit.Eventually(t, 10*time.Second, "the third is rejected", func() bool {
+		var n int64
+		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE status = 'rejected'").Scan(&n)
+		return err == nil && n == 1
+	})
+	require.Empty(t, answers[2], "its unit is not back")
+	require.NoError(t, server.Restart(t.Context()))
+	require.NoError(t, answer(t, answers[2]))
+	require.Equal(t, "1", rdb.HGet(t.Context(), s.keys.Sale(0, sale), "left").Val())
+}
+
+// tripCounter is a pgx tracer that counts round trips with batches of statements.
+type tripCounter struct{ n atomic.Int64 }
+
+func (c *tripCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	c.n.Add(1)
+	return ctx
+}
+func (*tripCounter) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*tripCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+func (*tripCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (*tripCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
