@@ -130,6 +130,7 @@ func TestAnOrderIsFoundByItsIDAlone(t *testing.T) {
 		"never made":           reservation.NewOrderID(sale.ID),
 		"of no sale":           reservation.NewOrderID(uuid.New()),
 		"not even a version 7": uuid.New(),
+		"of the future":        uuid.MustParse("ffffffff-ffff-7000-8000-000000000000"),
 	} {
 		_, err = s.FindReserved(ctx, id, "ann")
 		require.ErrorIs(t, err, reservation.ErrOrderNotFound, name)

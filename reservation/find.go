@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +15,8 @@ import (
 // saleIndex remembers which sales a Redis holds, for those who look for an order by its id alone.
 type saleIndex struct {
 	snapshot atomic.Pointer[saleSnapshot]
+	// taking is held while a snapshot is being taken, so that a crowd of lookers takes it together.
+	taking sync.Mutex
 }
 
 type saleSnapshot struct {
@@ -30,6 +33,9 @@ type indexedSale struct {
 // before a worker has written the order to Postgres. It returns ErrOrderNotFound if the user holds no
 // such reservation, and an error that wraps ErrUnavailable if Redis does not answer.
 func (s *Store) FindReserved(ctx context.Context, order uuid.UUID, user string) (Order, error) {
+	if !mayExist(order, time.Now()) {
+		return Order{}, ErrOrderNotFound
+	}
 	snapshot := s.index.snapshot.Load()
 	if snapshot != nil {
 		found, err := s.findAmong(ctx, snapshot.places, order, user)
@@ -41,19 +47,34 @@ func (s *Store) FindReserved(ctx context.Context, order uuid.UUID, user string) 
 	if err != nil {
 		return Order{}, fmt.Errorf("%w: list the sales: %w", ErrUnavailable, err)
 	}
-	s.index.snapshot.Store(snapshot)
 	return s.findAmong(ctx, snapshot.places, order, user)
 }
 
-// covers is true if the sale of the order must be in the snapshot: an order's id tells when it was
-// made, and its sale was there before. The clocks of ingresses may differ by as much as the margin.
-func (s *saleSnapshot) covers(order uuid.UUID) bool {
-	const margin = 10 * time.Second
-	seconds, nanos := order.Time().UnixTime()
-	return time.Unix(seconds, nanos).Add(margin).Before(s.takenAt)
+// clockMargin is by how much the clocks of ingresses may differ.
+const clockMargin = 10 * time.Second
+
+// mayExist is false for an id that no ingress has made: looking for it would be work for nothing.
+func mayExist(order uuid.UUID, now time.Time) bool {
+	return order.Version() == 7 && madeAt(order).Before(now.Add(clockMargin))
 }
 
+// madeAt is the time that a UUIDv7 carries.
+func madeAt(order uuid.UUID) time.Time { return time.Unix(order.Time().UnixTime()) }
+
+// covers is true if the sale of the order must be in the snapshot: an order's id tells when it was
+// made, and its sale was there before.
+func (s *saleSnapshot) covers(order uuid.UUID) bool {
+	return madeAt(order).Add(clockMargin).Before(s.takenAt)
+}
+
+// takeIndex returns a snapshot that was taken after the call began.
 func (s *Store) takeIndex(ctx context.Context) (*saleSnapshot, error) {
+	called := time.Now()
+	s.index.taking.Lock()
+	defer s.index.taking.Unlock()
+	if latest := s.index.snapshot.Load(); latest != nil && latest.takenAt.After(called) {
+		return latest, nil
+	}
 	snapshot := &saleSnapshot{takenAt: time.Now()}
 	sets := make([]*redis.StringSliceCmd, MaxPartitions)
 	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
@@ -72,6 +93,7 @@ func (s *Store) takeIndex(ctx context.Context) (*saleSnapshot, error) {
 			}
 		}
 	}
+	s.index.snapshot.Store(snapshot)
 	return snapshot, nil
 }
 

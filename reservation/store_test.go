@@ -280,7 +280,7 @@ func TestARedisThatIsAwayReservesNothingAndSaysSo(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
 	require.ErrorIs(t, s.Ping(t.Context()), reservation.ErrUnavailable)
-	_, err = s.FindReserved(t.Context(), uuid.New(), "bob")
+	_, err = s.FindReserved(t.Context(), reservation.NewOrderID(sale.ID), "bob")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 
 	require.NoError(t, own.Restart(t.Context()))
