@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -332,4 +333,30 @@ func TestAuditOfAnUnknownSale(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
 	report := s.audit(t, uuid.Nil)
 	require.False(t, report.Broken(), "an empty shop keeps its promises")
+}
+
+// BenchmarkAudit audits a sale of 100,000 orders.
+func BenchmarkAudit(b *testing.B) {
+	s := newShop(b, testkit.Pool(b))
+	const orders = 100_000
+	sale := s.open(b, orders)
+	for i := 0; i < orders; i += 1000 {
+		var wg sync.WaitGroup
+		for j := range 1000 {
+			wg.Go(func() {
+				request := reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i+j), Quantity: 1}
+				if _, err := s.store.Reserve(context.Background(), request); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		s.fulfil(b)
+	}
+	for b.Loop() {
+		report := s.audit(b, sale)
+		if report.Broken() || report.Sales[0].LiveOrders != orders {
+			b.Fatal(textOf(b, report))
+		}
+	}
 }
