@@ -14,6 +14,7 @@ func demoCommand(t *testing.T) *testkit.Cmd {
 	c := testkit.Command(t, "demo", "--stock=500", "--buyers=2000", "--over=2s", "--double-clicks=0.1")
 	c.Setenv("REDIS_URL", testkit.RedisURL(t))
 	c.Setenv("DATABASE_URL", testkit.DatabaseURL(t))
+	c.Setenv("TMPDIR", t.TempDir()) // for the logs that it may keep
 	return c
 }
 
