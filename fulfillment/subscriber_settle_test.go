@@ -331,7 +331,8 @@ func TestCancelledSubscriptionDrains(t *testing.T) {
 	cancel()
 	require.NoError(t, msg.Context().Err())
 	msg.Ack()
-	for range messages { //nolint:revive // only its end matters
+	for msg := range messages { // the second one may have been on its way
+		msg.Ack()
 	}
 	require.LessOrEqual(t, len(b.pending()), 1, "the message in hand is acknowledged")
 
