@@ -19,6 +19,7 @@ type demoCmd struct {
 }
 
 func (c *demoCmd) Run(ctx context.Context, s *streams) error {
+	collectLess()
 	// The story is all there is to read; the processes have logs of their own.
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
 	err := demo.Run(ctx, demo.Config{

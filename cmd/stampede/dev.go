@@ -26,6 +26,7 @@ type devCmd struct {
 }
 
 func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	collectLess()
 	servers, err := localserver.Provide(ctx, c.RedisURL, c.DatabaseURL)
 	if err != nil {
 		return err

@@ -39,6 +39,7 @@ type loadCmd struct {
 }
 
 func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	collectLess()
 	auth := c.auth()
 	sale := c.Sale
 	if sale == uuid.Nil {
