@@ -160,7 +160,8 @@ func (w *Worker) fulfil(ctx context.Context, streams []string) error {
 	router, err := message.NewRouter(
 		// The subscriber drains by itself; only a handler that hangs would make the Router wait longer.
 		message.RouterConfig{CloseTimeout: w.config.DrainTimeout + 5*time.Second},
-		watermill.NewSlogLogger(w.config.Logger),
+		// The Router tells every step of its life; what it has to say in earnest are errors.
+		watermill.NewSlogLoggerWithLevelMapping(w.config.Logger, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug}),
 	)
 	if err != nil {
 		return fmt.Errorf("make the router: %w", err)

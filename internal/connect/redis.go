@@ -46,8 +46,9 @@ const MaxBlock = 5 * time.Second
 const (
 	blockingDial = 2 * time.Second
 	blockingRead = MaxBlock + 3*time.Second
-	// blockingConnections: one for each stream that a process reads, and nobody else waits behind them.
-	blockingConnections = 8
+	// blockingConnections: one for each stream that a process reads, so as many as there can be
+	// partitions. It is a bound: a worker of one partition opens one.
+	blockingConnections = 64
 )
 
 // none switches off in go-redis what 0 would set to its default.
