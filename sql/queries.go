@@ -70,6 +70,12 @@ var (
 	RecordOrders string
 	//go:embed queries/sale_changes.sql
 	SaleChanges string
+	//go:embed queries/sale_orders.sql
+	SaleOrders string
+	//go:embed queries/sale_sold.sql
+	SaleSold string
+	//go:embed queries/server_settings.sql
+	ServerSettings string
 	//go:embed queries/unpublished_sales.sql
 	UnpublishedSales string
 )

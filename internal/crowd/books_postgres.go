@@ -7,6 +7,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/sql"
 )
 
 // PostgresBooks reads Postgres itself, where the truth is.
@@ -38,7 +40,7 @@ func (b *PostgresBooks) Sold(ctx context.Context) (int64, error) {
 
 func (b *PostgresBooks) soldInAll(ctx context.Context) (int64, error) {
 	var sold int64
-	err := b.pool.QueryRow(ctx, `SELECT sold FROM sales WHERE id = $1`, b.sale).Scan(&sold)
+	err := b.pool.QueryRow(ctx, sql.SaleSold, b.sale).Scan(&sold)
 	if err != nil {
 		return 0, fmt.Errorf("read sale=%s: %w", b.sale, err)
 	}
@@ -54,12 +56,9 @@ type bookedOrder struct {
 }
 
 func (b *PostgresBooks) eachOrder(ctx context.Context, see func(bookedOrder)) error {
-	rows, err := b.pool.Query(ctx, `SELECT id, user_id, quantity, status IN ('confirmed', 'paid') FROM orders WHERE sale_id = $1`, b.sale)
-	if err != nil {
-		return fmt.Errorf("read the orders of sale=%s: %w", b.sale, err)
-	}
+	rows, _ := b.pool.Query(ctx, sql.SaleOrders, b.sale) // its error comes with the rows
 	var o bookedOrder
-	_, err = pgx.ForEachRow(rows, []any{&o.id, &o.user, &o.quantity, &o.live}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&o.id, &o.user, &o.quantity, &o.live}, func() error {
 		see(o)
 		return nil
 	})

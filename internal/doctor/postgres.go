@@ -37,16 +37,9 @@ type postgresServer struct {
 
 func readPostgres(ctx context.Context, pool *pgxpool.Pool) (postgresServer, error) {
 	p := postgresServer{settings: make(map[string]string)}
-	if err := pool.QueryRow(ctx, `SELECT pg_is_in_recovery()`).Scan(&p.recovery); err != nil {
-		return p, err
-	}
-	rows, err := pool.Query(ctx, `SELECT name, setting FROM pg_settings WHERE name IN
-		('server_version_num', 'fsync', 'synchronous_commit', 'full_page_writes', 'statement_timeout')`)
-	if err != nil {
-		return p, err
-	}
+	rows, _ := pool.Query(ctx, sql.ServerSettings) // its error comes with the rows
 	var name, setting string
-	_, err = pgx.ForEachRow(rows, []any{&name, &setting}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&name, &setting, &p.recovery}, func() error {
 		p.settings[name] = setting
 		return nil
 	})
