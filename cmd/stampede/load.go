@@ -77,7 +77,7 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 		return err
 	}
 	// A crowd that was stopped by a signal is still held against the books.
-	compareCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Patience)
+	compareCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.Patience)
 	defer cancel()
 	comparison, err := books.Compare(compareCtx, buyers.Ledger())
 	if err != nil {
