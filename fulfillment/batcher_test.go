@@ -25,7 +25,7 @@ func (s *shop) batch(t testing.TB, change func(*batcherConfig)) *batcher {
 	metrics, err := newWorkerMetrics(nil)
 	require.NoError(t, err)
 	config := batcherConfig{
-		ledger: NewLedger(s.pool), store: s.store, locker: lock.New(s.rdb), keys: s.keys, batchMax: 500,
+		ledger: NewLedger(s.pool), store: s.store, locker: lock.New(s.rdb), keys: s.keys, batchMax: 500, lease: 10 * time.Second,
 		logger: testkit.Logger(t), metrics: metrics,
 	}
 	if change != nil {
@@ -228,16 +228,22 @@ func TestBatcherKeepsARejectedOrderUntilItsUnitIsBack(t *testing.T) {
 
 	b := s.batch(t, nil)
 	answers := handle(b, msgs...)
-	require.NoError(t, answer(t, answers[0]))
-	require.NoError(t, answer(t, answers[1]))
-	testkit.Eventually(t, 10*time.Second, "the third is rejected", func() bool {
+	// Which of the three is one too many depends on which came first into a batch.
+	answered := func() (n int) {
+		for _, a := range answers {
+			n += len(a)
+		}
+		return n
+	}
+	testkit.Eventually(t, 20*time.Second, "two are done, and one is rejected", func() bool {
 		var n int64
 		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE status = 'rejected'").Scan(&n)
-		return err == nil && n == 1
+		return err == nil && n == 1 && answered() == 2
 	})
-	require.Empty(t, answers[2], "its unit is not back")
 	require.NoError(t, server.Restart(t.Context()))
-	require.NoError(t, answer(t, answers[2]))
+	for _, a := range answers {
+		require.NoError(t, answer(t, a))
+	}
 	require.Equal(t, "1", rdb.HGet(t.Context(), s.keys.Sale(0, sale), "left").Val())
 }
 

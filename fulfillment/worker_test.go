@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/connect"
+	"stampede/internal/localserver"
 	"stampede/internal/testkit"
 	"stampede/lock"
 	"stampede/reservation"
@@ -115,6 +116,13 @@ func work(t testing.TB, config WorkerConfig) (stop func()) {
 	})
 	t.Cleanup(stop)
 	return stop
+}
+
+// restart brings Postgres back. The test's own questions must not meet the connections of before.
+func (s *shop) restart(t testing.TB, server *localserver.Postgres) {
+	t.Helper()
+	require.NoError(t, server.Restart(t.Context()))
+	s.pool.Reset()
 }
 
 func (s *shop) count(t testing.TB, query string, args ...any) int64 {
@@ -236,7 +244,7 @@ func TestWorkerWaitsForPostgresAndParksNothing(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "the worker's hands are full", func() bool {
 		return s.rdb.XPending(t.Context(), s.keys.Orders(0), reservation.Group).Val().Count == 20
 	})
-	require.NoError(t, server.Restart(t.Context()))
+	s.restart(t, server)
 	s.awaitConfirmed(t, 400)
 	s.awaitRest(t)
 	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
@@ -274,7 +282,7 @@ func TestWorkerStopsPromptlyWhilePostgresIsAwayAndLeavesItsEntries(t *testing.T)
 	require.NoError(t, err)
 	require.EqualValues(t, 50, b.Lag+b.Pending)
 
-	require.NoError(t, server.Restart(t.Context()))
+	s.restart(t, server)
 	config.Registerer = nil
 	work(t, config)
 	s.awaitConfirmed(t, 51)
@@ -298,7 +306,7 @@ func TestWorkerStartsBeforePostgresDoes(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "it says what it waits for", func() bool {
 		return log.times("cannot read the schema's version from Postgres, trying again") == 1
 	})
-	require.NoError(t, server.Restart(t.Context()))
+	s.restart(t, server)
 	s.awaitConfirmed(t, 1)
 }
 
