@@ -158,7 +158,7 @@ func TestRedisAway(t *testing.T) {
 		require.NotContains(t, r.body, text)
 	}
 	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
-	s.get("/v1/orders/"+uuid.NewString(), as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	s.get(orderPath(reservation.NewOrderID(sale)), as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	p := s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
 	require.Equal(t, []any{"down", "up"}, []any{p["redis"], p["postgres"]})
 	s.get("/livez").is(http.StatusOK)
