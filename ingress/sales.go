@@ -20,39 +20,6 @@ const (
 	longestPage = 100
 )
 
-// timestamp is a time in an answer: UTC, milliseconds, left out where it is zero. It does not embed
-// time.Time, whose own way into JSON would win.
-type timestamp time.Time
-
-// MarshalText implements encoding.TextMarshaler.
-func (t timestamp) MarshalText() ([]byte, error) { return appendTime(nil, time.Time(t)), nil }
-
-// IsZero is what omitzero asks.
-func (t timestamp) IsZero() bool { return time.Time(t).IsZero() }
-
-type saleView struct {
-	ID                   uuid.UUID         `json:"id"`
-	Name                 string            `json:"name"`
-	State                reservation.State `json:"state"`
-	Stock                int64             `json:"stock"`
-	Available            int64             `json:"available"`
-	Held                 int64             `json:"held"`
-	Sold                 int64             `json:"sold"`
-	PerOrderLimit        int64             `json:"per_order_limit"`
-	OpensAt              timestamp         `json:"opens_at,omitzero"`
-	ClosesAt             timestamp         `json:"closes_at,omitzero"`
-	PaymentWindowSeconds int64             `json:"payment_window_seconds"`
-	CreatedAt            timestamp         `json:"created_at"`
-}
-
-func viewSale(s reservation.Standing) saleView {
-	return saleView{
-		ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
-		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp(s.OpensAt), ClosesAt: timestamp(s.ClosesAt),
-		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second), CreatedAt: timestamp(s.CreatedAt),
-	}
-}
-
 // createSale serves POST /v1/sales.
 func (s *Server) createSale(c echo.Context) error {
 	if err := s.admin.check(c.Request()); err != nil {
@@ -83,7 +50,7 @@ func (s *Server) createSale(c echo.Context) error {
 		return err
 	}
 	c.Response().Header()["Location"] = []string{"/v1/sales/" + sale.ID.String()}
-	return writeJSON(c, http.StatusCreated, viewSale(sale))
+	return writeJSON(c, http.StatusCreated, sale)
 }
 
 // seconds makes a duration that is out of bounds when n is, also where the product would overflow.
@@ -140,7 +107,7 @@ func (s *Server) answerSale(c echo.Context, act func(context.Context, uuid.UUID)
 	if err != nil {
 		return err
 	}
-	return writeJSON(c, http.StatusOK, viewSale(sale))
+	return writeJSON(c, http.StatusOK, sale)
 }
 
 // listSales serves GET /v1/sales, newest first. The cursor is the id of the last sale of a page.
@@ -169,15 +136,12 @@ func (s *Server) listSales(c echo.Context) error {
 		return err
 	}
 	page := struct {
-		Sales []saleView `json:"sales"`
-		Next  string     `json:"next,omitempty"`
-	}{Sales: make([]saleView, 0, limit)}
+		Sales []reservation.Standing `json:"sales"`
+		Next  string                 `json:"next,omitempty"`
+	}{Sales: sales}
 	if len(sales) > limit {
-		sales = sales[:limit]
+		page.Sales = sales[:limit]
 		page.Next = sales[limit-1].ID.String()
-	}
-	for _, sale := range sales {
-		page.Sales = append(page.Sales, viewSale(sale))
 	}
 	return writeJSON(c, http.StatusOK, page)
 }

@@ -30,7 +30,7 @@ type orderView struct {
 	Quantity   int64              `json:"quantity"`
 	Status     reservation.Status `json:"status"`
 	Version    int                `json:"version"`
-	ReservedAt timestamp          `json:"reserved_at"`
+	ReservedAt string             `json:"reserved_at"`
 	Reason     string             `json:"reason,omitempty"`
 }
 
@@ -50,7 +50,7 @@ func (s *Server) showOrder(c echo.Context) error {
 	}
 	return writeJSON(c, http.StatusOK, orderView{
 		OrderID: order.ID, SaleID: order.SaleID, UserID: order.UserID, Quantity: order.Quantity,
-		Status: order.Status, Version: order.Version, ReservedAt: timestamp(order.ReservedAt), Reason: order.Reason,
+		Status: order.Status, Version: order.Version, ReservedAt: string(appendTime(nil, order.ReservedAt)), Reason: order.Reason,
 	})
 }
 

@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -12,6 +13,36 @@ import (
 
 	"stampede/sql"
 )
+
+// MarshalJSON writes a sale as the HTTP API and the commands show it: times are RFC 3339 in UTC with
+// milliseconds, and those that are not set are left out.
+func (s Standing) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		ID                   uuid.UUID `json:"id"`
+		Name                 string    `json:"name"`
+		State                State     `json:"state"`
+		Stock                int64     `json:"stock"`
+		Available            int64     `json:"available"`
+		Held                 int64     `json:"held"`
+		Sold                 int64     `json:"sold"`
+		PerOrderLimit        int64     `json:"per_order_limit"`
+		OpensAt              string    `json:"opens_at,omitempty"`
+		ClosesAt             string    `json:"closes_at,omitempty"`
+		PaymentWindowSeconds int64     `json:"payment_window_seconds"`
+		CreatedAt            string    `json:"created_at"`
+	}{
+		ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
+		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp(s.OpensAt), ClosesAt: timestamp(s.ClosesAt),
+		PaymentWindowSeconds: int64(s.PaymentWindow / time.Second), CreatedAt: timestamp(s.CreatedAt),
+	})
+}
+
+func timestamp(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format("2006-01-02T15:04:05.000Z07:00")
+}
 
 // Show returns a sale with the count of its units, or ErrSaleNotFound.
 func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (Standing, error) {

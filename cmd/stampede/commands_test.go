@@ -194,7 +194,13 @@ func TestDoctorIsContentWithWhatWeShip(t *testing.T) {
 func TestAnOperatorLeadsASaleThroughItsLife(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	sale := func(args ...string) (sale saleJSON) {
+	type shown struct {
+		ID               uuid.UUID
+		State            string
+		Stock, Available int64
+		OpensAt          time.Time `json:"opens_at"`
+	}
+	sale := func(args ...string) (sale shown) {
 		t.Helper()
 		status, output := s.run(append([]string{"sale"}, append(args, "--json")...)...)
 		require.Equal(t, exitOK, status, output)

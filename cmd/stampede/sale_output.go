@@ -7,37 +7,14 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/google/uuid"
-
 	"stampede/reservation"
 )
-
-// saleJSON is a sale with the names that the HTTP API gives to the same.
-type saleJSON struct {
-	ID                   uuid.UUID         `json:"id"`
-	Name                 string            `json:"name"`
-	State                reservation.State `json:"state"`
-	Stock                int64             `json:"stock"`
-	Available            int64             `json:"available"`
-	Held                 int64             `json:"held"`
-	Sold                 int64             `json:"sold"`
-	PerOrderLimit        int64             `json:"per_order_limit"`
-	OpensAt              time.Time         `json:"opens_at,omitzero"`
-	ClosesAt             time.Time         `json:"closes_at,omitzero"`
-	PaymentWindowSeconds int64             `json:"payment_window_seconds"`
-	CreatedAt            time.Time         `json:"created_at"`
-}
 
 // writeSalesJSON writes one object a line, so that one sale is an object and many are easy to cut.
 func writeSalesJSON(w io.Writer, sales []reservation.Standing) error {
 	encoder := json.NewEncoder(w)
 	for _, s := range sales {
-		err := encoder.Encode(saleJSON{
-			ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
-			PerOrderLimit: s.PerOrderLimit, OpensAt: s.OpensAt.UTC(), ClosesAt: s.ClosesAt.UTC(),
-			PaymentWindowSeconds: int64(s.PaymentWindow / time.Second), CreatedAt: s.CreatedAt.UTC(),
-		})
-		if err != nil {
+		if err := encoder.Encode(s); err != nil {
 			return err
 		}
 	}
