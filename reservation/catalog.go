@@ -22,8 +22,14 @@ const (
 	eventRestocked = "SaleRestocked"
 )
 
-// ErrIdempotencyKeyReused is returned for a change whose idempotency key was used for another one.
-var ErrIdempotencyKeyReused = errors.New("this idempotency key was used for another change")
+var (
+	// ErrIdempotencyKeyReused is returned for a change whose idempotency key was used for another one.
+	ErrIdempotencyKeyReused = errors.New("this idempotency key was used for another change")
+	// ErrNotInForce is returned for a change that is written down in Postgres and could not be told
+	// to Redis. A worker will tell it. Repeating it does no harm, but for a restock without an
+	// idempotency key, which would be another one. It wraps ErrUnavailable.
+	ErrNotInForce = fmt.Errorf("the change is written down, and takes effect when Redis can be told: %w", ErrUnavailable)
+)
 
 // Catalog is the sales as their operators define them. A change is made in Postgres and then told to
 // Redis (publish.go); a worker tells it again what it could not be told. Safe for concurrent use.
@@ -43,16 +49,19 @@ func (c *Catalog) Create(ctx context.Context, t Terms) (Standing, error) {
 	if err := t.Validate(); err != nil {
 		return Standing{}, err
 	}
-	id := uuid.Must(uuid.NewV7())
-	_, err := c.pool.Exec(ctx, sql.InsertSale, id, t.Name, t.Stock, t.PerOrderLimit,
-		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), c.store.keys.Partitions)
+	sale := Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, State: StateOpen, Partitions: c.store.keys.Partitions}
+	err := c.pool.QueryRow(ctx, sql.InsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
+		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions).
+		Scan(&sale.Epoch, &sale.Revision, &sale.CreatedAt)
 	if err != nil {
 		return Standing{}, fmt.Errorf("%w: create sale: %w", ErrUnavailable, err)
 	}
-	if err := c.publish(ctx, id); err != nil {
-		c.store.o.Logger.Warn("a new sale opens later: Redis could not be told", "sale", id, "error", err)
+	sale.CreatedAt = sale.CreatedAt.UTC()
+	if err := c.publish(ctx, sale.ID); err != nil {
+		c.store.o.Logger.Warn("a new sale opens later: Redis could not be told", "sale", sale.ID, "error", err)
 	}
-	return c.Show(ctx, id)
+	// Nothing is asked again: an operator who is told of a failure here would create a second sale.
+	return Standing{Sale: sale, State: sale.StateAt(time.Now()), Available: t.Stock}, nil
 }
 
 // Pause halts a sale. Like Resume and End it may be repeated: a sale that is paused stays so.
@@ -112,7 +121,7 @@ type saleChange struct {
 }
 
 // change makes the next revision of a sale in one transaction and then tells Redis. If that fails
-// the change is made but not yet in force, and the error says so; the same call may be repeated.
+// the error is ErrNotInForce.
 func (c *Catalog) change(ctx context.Context, id uuid.UUID, action, idempotencyKey string, units int64, next func(Sale) (saleChange, error)) (Standing, error) {
 	err := pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.LockSale, id).Scan(new(uuid.UUID)); err != nil {
@@ -149,9 +158,14 @@ func (c *Catalog) change(ctx context.Context, id uuid.UUID, action, idempotencyK
 		return Standing{}, fmt.Errorf("%w: %s sale=%s: %w", ErrUnavailable, action, id, err)
 	}
 	if err := c.publish(ctx, id); err != nil {
-		return Standing{}, fmt.Errorf("%w: %s sale=%s is written down, but Redis could not be told: %w", ErrUnavailable, action, id, err)
+		return Standing{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, ErrNotInForce, err)
 	}
-	return c.Show(ctx, id)
+	standing, err := c.Show(ctx, id)
+	if err != nil {
+		// Redis was told, but then could not be asked. To the operator that is the same.
+		return Standing{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, ErrNotInForce, err)
+	}
+	return standing, nil
 }
 
 func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey string, units int64) (bool, error) {

@@ -48,6 +48,9 @@ func TestTermsThatDoNotHoldCreateNothing(t *testing.T) {
 		"stock":                  func(x *reservation.Terms) { x.Stock = 0 },
 		"stock ":                 func(x *reservation.Terms) { x.Stock = reservation.MaxStock + 1 },
 		"per_order_limit":        func(x *reservation.Terms) { x.PerOrderLimit = 0 },
+		"opens_at":               func(x *reservation.Terms) { x.OpensAt = time.Date(1960, 1, 1, 0, 0, 0, 0, time.UTC) },
+		"closes_at ":             func(x *reservation.Terms) { x.ClosesAt = time.Unix(0, 0) },
+		"closes_at  ":            func(x *reservation.Terms) { x.ClosesAt = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) },
 		"closes_at":              func(x *reservation.Terms) { x.OpensAt = time.Now(); x.ClosesAt = x.OpensAt },
 		"payment_window_seconds": func(x *reservation.Terms) { x.PaymentWindow = time.Millisecond },
 	} {
@@ -166,8 +169,9 @@ func TestWhatRedisCouldNotBeToldIsToldLaterInOrder(t *testing.T) {
 	require.NoError(t, err, "the sale is written down, and opens when Redis is back")
 	require.EqualValues(t, 7, created.Available)
 	_, err = s.Pause(ctx, known.ID)
-	require.ErrorIs(t, err, reservation.ErrUnavailable, "whoever pauses must know that it is not in force")
+	require.ErrorIs(t, err, reservation.ErrNotInForce, "whoever pauses must know")
 	_, err = s.Restock(ctx, known.ID, 2, "")
+	require.ErrorIs(t, err, reservation.ErrNotInForce)
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	_, err = s.PublishPending(ctx)
 	require.Error(t, err)

@@ -11,12 +11,9 @@ import (
 	"github.com/google/uuid"
 )
 
-// The names of an order's events. OrderReserved is appended by the script; the others are decided in Postgres.
-const (
-	EventReserved  = "OrderReserved"
-	EventConfirmed = "OrderConfirmed"
-	EventRejected  = "OrderRejected"
-)
+// EventReserved is the name of the event that the script appends. The events that follow it are
+// decided and named in Postgres (sql/queries/record_orders.sql).
+const EventReserved = "OrderReserved"
 
 // Metadata of an event's message. The first two are written with the event; the script adds the next
 // two as fields of the stream entry, which our subscriber hands on as metadata and the stock one ignores.

@@ -5,97 +5,45 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 )
 
-// saleIndex remembers which sales a Redis holds, for those who look for an order by its id alone.
-type saleIndex struct {
-	snapshot atomic.Pointer[saleSnapshot]
-	// taking is held while a snapshot is being taken, so that a crowd of lookers takes it together.
-	taking sync.Mutex
-}
-
-type saleSnapshot struct {
-	takenAt time.Time
-	places  []indexedSale
-}
-
-type indexedSale struct {
-	sale      uuid.UUID
-	partition int
-}
-
 // FindReserved returns the order as a reservation in Redis knows it: the answer to a buyer who asks
 // before a worker has written the order to Postgres. It returns ErrOrderNotFound if the user holds no
 // such reservation, and an error that wraps ErrUnavailable if Redis does not answer.
 func (s *Store) FindReserved(ctx context.Context, order uuid.UUID, user string) (Order, error) {
-	if !mayExist(order, time.Now()) {
+	now := time.Now()
+	if !mayExist(order, now) {
 		return Order{}, ErrOrderNotFound
 	}
-	snapshot := s.index.snapshot.Load()
-	if snapshot != nil {
-		found, err := s.findAmong(ctx, snapshot.places, order, user)
-		if !errors.Is(err, ErrOrderNotFound) || snapshot.covers(order) {
-			return found, err
+	if index := s.index.latest(); index != nil {
+		order, err := s.findAmong(ctx, index.places, order, user)
+		if !errors.Is(err, ErrOrderNotFound) {
+			return order, err
 		}
 	}
-	snapshot, err := s.takeIndex(ctx)
+	// Its sale may be newer than that index. An order's id tells when it was made, and its sale was
+	// in Redis before: an index from after that will do.
+	index, err := s.indexSince(ctx, madeAt(order).Add(clockMargin))
 	if err != nil {
 		return Order{}, fmt.Errorf("%w: list the sales: %w", ErrUnavailable, err)
 	}
-	return s.findAmong(ctx, snapshot.places, order, user)
+	return s.findAmong(ctx, index.places, order, user)
 }
 
 // clockMargin is by how much the clocks of ingresses may differ.
 const clockMargin = 10 * time.Second
 
 // mayExist is false for an id that no ingress has made: looking for it would be work for nothing.
-func mayExist(order uuid.UUID, now time.Time) bool {
-	return order.Version() == 7 && madeAt(order).Before(now.Add(clockMargin))
+func mayExist(id uuid.UUID, now time.Time) bool {
+	return id.Version() == 7 && madeAt(id).Before(now.Add(clockMargin))
 }
 
 // madeAt is the time that a UUIDv7 carries.
-func madeAt(order uuid.UUID) time.Time { return time.Unix(order.Time().UnixTime()) }
-
-// covers is true if the sale of the order must be in the snapshot: an order's id tells when it was
-// made, and its sale was there before.
-func (s *saleSnapshot) covers(order uuid.UUID) bool {
-	return madeAt(order).Add(clockMargin).Before(s.takenAt)
-}
-
-// takeIndex returns a snapshot that was taken after the call began.
-func (s *Store) takeIndex(ctx context.Context) (*saleSnapshot, error) {
-	called := time.Now()
-	s.index.taking.Lock()
-	defer s.index.taking.Unlock()
-	if latest := s.index.snapshot.Load(); latest != nil && latest.takenAt.After(called) {
-		return latest, nil
-	}
-	snapshot := &saleSnapshot{takenAt: time.Now()}
-	sets := make([]*redis.StringSliceCmd, MaxPartitions)
-	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for partition := range sets {
-			sets[partition] = p.SMembers(ctx, s.keys.Sales(partition))
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	for partition, set := range sets {
-		for _, member := range set.Val() {
-			if sale, err := uuid.Parse(member); err == nil {
-				snapshot.places = append(snapshot.places, indexedSale{sale, partition})
-			}
-		}
-	}
-	s.index.snapshot.Store(snapshot)
-	return snapshot, nil
-}
+func madeAt(id uuid.UUID) time.Time { return time.Unix(id.Time().UnixTime()) }
 
 func (s *Store) findAmong(ctx context.Context, places []indexedSale, order uuid.UUID, user string) (Order, error) {
 	for _, at := range places {
@@ -120,4 +68,117 @@ func (s *Store) findAmong(ctx context.Context, places []indexedSale, order uuid.
 		}
 	}
 	return Order{}, ErrOrderNotFound
+}
+
+// saleIndex is which sales a Redis holds, as it was last read. It is safe for concurrent use.
+type saleIndex struct {
+	mu   sync.Mutex
+	last *indexReading // the latest that was begun
+	good *indexReading // the latest that succeeded
+}
+
+// indexReading is one reading of the index, under way or done.
+type indexReading struct {
+	begun time.Time
+	done  chan struct{}
+	// places and err are set when done is closed.
+	places []indexedSale
+	err    error
+}
+
+type indexedSale struct {
+	sale      uuid.UUID
+	partition int
+}
+
+const (
+	// indexTrust is for how long a sale that was not in the index is believed not to exist.
+	indexTrust = time.Second
+	// indexTimeout bounds a reading, on which many may wait.
+	indexTimeout = time.Second
+)
+
+// latest returns the latest reading that succeeded, or nil.
+func (x *saleIndex) latest() *indexReading {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.good
+}
+
+// indexSince returns a reading that was begun at that time or later; of now, if that time has not
+// come. All who wait share one reading, its failure as well, and each waits no longer than its own ctx.
+func (s *Store) indexSince(ctx context.Context, earliest time.Time) (*indexReading, error) {
+	if now := time.Now(); earliest.After(now) {
+		earliest = now
+	}
+	for {
+		reading := s.joinReading(earliest)
+		select {
+		case <-reading.done:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if !reading.begun.Before(earliest) {
+			return reading, reading.err
+		}
+	}
+}
+
+// joinReading returns the reading that is under way, or the latest one that was good if it is recent
+// enough; else it begins one.
+func (s *Store) joinReading(earliest time.Time) *indexReading {
+	x := &s.index
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.good != nil && !x.good.begun.Before(earliest) {
+		return x.good
+	}
+	if x.last != nil {
+		select {
+		case <-x.last.done:
+		default:
+			return x.last
+		}
+	}
+	reading := &indexReading{begun: time.Now(), done: make(chan struct{})}
+	x.last = reading
+	started := s.goBackground(func() {
+		defer close(reading.done)
+		ctx, cancel := context.WithTimeout(s.ctx, indexTimeout)
+		defer cancel()
+		reading.places, reading.err = s.readIndex(ctx)
+		if reading.err == nil {
+			x.mu.Lock()
+			x.good = reading
+			x.mu.Unlock()
+		}
+	})
+	if !started {
+		reading.err = errClosed
+		close(reading.done)
+	}
+	return reading
+}
+
+// readIndex asks all partitions: a sale may live in one that is not used for new ones any more.
+func (s *Store) readIndex(ctx context.Context) ([]indexedSale, error) {
+	sets := make([]*redis.StringSliceCmd, MaxPartitions)
+	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for partition := range sets {
+			sets[partition] = p.SMembers(ctx, s.keys.Sales(partition))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	var places []indexedSale
+	for partition, set := range sets {
+		for _, member := range set.Val() {
+			if sale, err := uuid.Parse(member); err == nil {
+				places = append(places, indexedSale{sale, partition})
+			}
+		}
+	}
+	return places, nil
 }

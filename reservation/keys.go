@@ -18,8 +18,8 @@ const DefaultPrefix = "stampede"
 const MaxPartitions = 64
 
 // Keys names every key in Redis. The partition is the hash tag, so whatever one script touches
-// lies in one slot of a cluster. A user id may hold any byte: a key's tag is its first pair of
-// braces, and that is ours.
+// lies in one slot of a cluster. Braces in what follows could not change that (a key's tag is its
+// first pair), and ValidateUser refuses them all the same.
 type Keys struct {
 	Prefix string
 	// Partitions is how many partitions new sales are spread over. Invariant: 1 <= Partitions <= MaxPartitions.

@@ -23,7 +23,8 @@ type line struct {
 	sale  uuid.UUID
 	place place
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// waiting may hold calls that were given up: they are passed over when their turn comes.
 	waiting []*call
 	// moving is true while a goroutine is emptying the line. Invariant: waiting is empty if it is false.
 	moving bool
@@ -120,7 +121,7 @@ func (l *line) join(c *call) error {
 	}
 	if !l.moving {
 		if !l.store.goBackground(l.move) {
-			return fmt.Errorf("%w: the store is closed", ErrUnavailable)
+			return errClosed
 		}
 		l.moving = true
 	}
@@ -176,7 +177,7 @@ func (l *line) decide(script *reserveScript, batch []*call) {
 	if err == nil && standing.staleEpoch {
 		standing, err = l.decideAnew(ctx, script, sent)
 	}
-	if err == nil && standing.left == 0 {
+	if err == nil && standing.soldOut {
 		l.learnSoldOut(standing.generation)
 	}
 	for _, c := range sent {

@@ -78,12 +78,22 @@ func (t Terms) Validate() error {
 		return &InvalidError{"stock", fmt.Sprintf("must be a whole number from 1 to %d", MaxStock)}
 	case t.PerOrderLimit < 1 || t.PerOrderLimit > MaxPerOrder:
 		return &InvalidError{"per_order_limit", fmt.Sprintf("must be a whole number from 1 to %d", MaxPerOrder)}
+	case !t.OpensAt.IsZero() && !representable(t.OpensAt):
+		return &InvalidError{"opens_at", "must be between the years 1970 and 9999"}
+	case !t.ClosesAt.IsZero() && !representable(t.ClosesAt):
+		return &InvalidError{"closes_at", "must be between the years 1970 and 9999"}
 	case !t.OpensAt.IsZero() && !t.ClosesAt.IsZero() && !t.OpensAt.Before(t.ClosesAt):
 		return &InvalidError{"closes_at", "must be later than opens_at"}
 	case t.PaymentWindow < 0 || t.PaymentWindow > MaxPaymentWindow || t.PaymentWindow%time.Second != 0:
 		return &InvalidError{"payment_window_seconds", fmt.Sprintf("must be a whole number from 0 to %d", int(MaxPaymentWindow/time.Second))}
 	}
 	return nil
+}
+
+// representable is true for times that the scripts can compare: they hold milliseconds since 1970,
+// where 0 means none.
+func representable(t time.Time) bool {
+	return t.UnixMilli() > 0 && t.UTC().Year() <= 9999
 }
 
 // Sale is the definition of a sale, as Postgres holds it.

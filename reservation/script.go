@@ -12,6 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pause"
 	"stampede/lua"
 )
 
@@ -21,9 +22,11 @@ const reserveMetadata = "\x82\xa5event\xad" + EventReserved + "\xadevent_version
 
 // standing is what a call of the script tells of the sale as a whole.
 type standing struct {
-	left       int64
 	generation int64
 	staleEpoch bool
+	// soldOut: nothing is left, and somebody was told so. A sale that is closed or paused may have
+	// nothing left as well, but that is not what its buyers are told.
+	soldOut bool
 }
 
 // reserveScript calls lua/reserve.lua and reads its answers. It keeps its argument list from call to
@@ -66,7 +69,7 @@ func (s *Store) callReserve(ctx context.Context, args []any) ([]string, error) {
 	var maybeDone bool
 	var err error
 	for try := range tries {
-		if try > 0 && !pause(ctx, time.Duration(try)*20*time.Millisecond) {
+		if try > 0 && !pause.For(time.Duration(try)*20*time.Millisecond, ctx.Done()) {
 			break
 		}
 		cmd := once{redis.NewStringSliceCmd(ctx, args...)}
@@ -114,18 +117,6 @@ func neverSent(err error) bool {
 		errors.As(err, &op) && op.Op == "dial"
 }
 
-// pause waits, and returns false if ctx ended first.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 // readAnswers reads the reply of lua/reserve.lua into the calls that it answers.
 func readAnswers(reply []string, batch []*call) (standing, error) {
 	const header = 3
@@ -141,7 +132,7 @@ func readAnswers(reply []string, batch []*call) (standing, error) {
 		numbers[i] = n
 	}
 	now := time.UnixMilli(numbers[0]).UTC()
-	st := standing{left: numbers[1], generation: numbers[2]}
+	left, st := numbers[1], standing{generation: numbers[2]}
 	for i, c := range batch {
 		var err error
 		switch word, rest, _ := strings.Cut(reply[header+i], " "); word {
@@ -153,6 +144,7 @@ func readAnswers(reply []string, batch []*call) (standing, error) {
 			err = fmt.Errorf("%w: Redis refused the event", ErrUnavailable)
 		default:
 			c.answer, err = readAnswer(word, rest, c, now)
+			st.soldOut = st.soldOut || left == 0 && c.answer.Verdict == SoldOut
 		}
 		c.err = err
 	}

@@ -6,16 +6,21 @@ import (
 	"hash/maphash"
 	"sync/atomic"
 	"time"
+
+	"stampede/internal/pause"
 )
 
 // soldOut remembers that a sale has nothing left, so that its losers cost Redis nothing.
 //
 // It must not lie to a buyer: whoever holds a reservation and asks again is to be told of the order,
 // not that the sale is sold out. So it remembers the buyers too. That is bounded by the stock, and it
-// stays true for as long as the sale's generation stays what it is: with nothing left nobody can
-// become a buyer, and every script that could change that (release, restock, resume, ...) raises the
-// generation. A watcher asks for the generation; whatever it last saw longer ago than
-// soldOutTrust counts for nothing.
+// stays true for as long as the sale's generation stays what it is and its closing time has not come:
+// with nothing left nobody can become a buyer, and every script that could change that (release,
+// restock, resume, ...) raises the generation. A watcher asks for both; whatever it last saw longer
+// ago than soldOutTrust counts for nothing.
+//
+// Only a sale without a single unit is remembered. While some are left, fewer than somebody asks for,
+// another may still take them and become a buyer of whom nobody here knows.
 type soldOut struct {
 	generation int64
 	buyers     map[uint64]struct{} // hashes; a collision only sends a loser to Redis
@@ -32,6 +37,8 @@ const (
 	soldOutIdleChecks = 50
 	// More buyers than this are not remembered (about 50 bytes each): such a sale goes on asking Redis.
 	soldOutBuyersMax = 4_000_000
+	// soldOutRetry is how long it takes until a sale that could not be remembered is tried again.
+	soldOutRetry = 5 * time.Second
 )
 
 // remembersSoldOut is true if the sale has nothing left and the user holds nothing in it.
@@ -58,6 +65,7 @@ func (l *line) learnSoldOut(generation int64) {
 		defer l.learning.Store(false)
 		if err := l.rememberSoldOut(l.store.ctx, generation); err != nil && l.store.ctx.Err() == nil {
 			l.store.o.Logger.Warn("cannot remember that a sale is sold out: its losers go on asking Redis", "sale", l.sale, "error", err)
+			pause.For(soldOutRetry, l.store.ctx.Done())
 		}
 	})
 	if !started {
@@ -125,7 +133,8 @@ func (l *line) collectBuyers(ctx context.Context, memory *soldOut) error {
 	}
 }
 
-// stillSoldOut is true if nothing is left and nothing can have changed since that generation.
+// stillSoldOut is true if nothing is left, the sale is not over, and nothing can have changed since
+// that generation.
 func (l *line) stillSoldOut(ctx context.Context, generation int64) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, soldOutTrust/2)
 	defer cancel()
@@ -133,11 +142,18 @@ func (l *line) stillSoldOut(ctx context.Context, generation int64) (bool, error)
 		Left       int64 `redis:"left"`
 		Generation int64 `redis:"generation"`
 		Epoch      int64 `redis:"epoch"`
+		ClosesAt   int64 `redis:"closes_at_ms"`
 	}
 	sale.Left = -1
-	key := l.store.keys.Sale(l.place.partition, l.sale)
-	if err := l.store.rdb.HMGet(ctx, key, "left", "generation", "epoch").Scan(&sale); err != nil {
+	pipe := l.store.rdb.Pipeline()
+	fields := pipe.HMGet(ctx, l.store.keys.Sale(l.place.partition, l.sale), "left", "generation", "epoch", "closes_at_ms")
+	now := pipe.Time(ctx)
+	if _, err := pipe.Exec(ctx); err != nil {
 		return false, err
 	}
-	return sale.Left == 0 && sale.Generation == generation && sale.Epoch == l.place.epoch, nil
+	if err := fields.Scan(&sale); err != nil {
+		return false, err
+	}
+	over := sale.ClosesAt > 0 && now.Val().UnixMilli() >= sale.ClosesAt
+	return sale.Left == 0 && !over && sale.Generation == generation && sale.Epoch == l.place.epoch, nil
 }

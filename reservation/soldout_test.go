@@ -145,3 +145,18 @@ func TestSoldOutIsNotRememberedLongerThanRedisCanBeAsked(t *testing.T) {
 		return err != nil
 	})
 }
+
+func TestLosersHearThatASaleHasEndedAlsoIfItWasSoldOut(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	closesAt := time.Now().Add(1500 * time.Millisecond)
+	sale, err := s.Create(t.Context(), reservation.Terms{Name: "short", Stock: 1, PerOrderLimit: 1, ClosesAt: closesAt})
+	require.NoError(t, err)
+	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "ann").Verdict)
+	require.Equal(t, reservation.SoldOut, s.buy(sale.ID, "bob").Verdict)
+	testkit.Eventually(t, 5*time.Second, "the sale has ended", func() bool {
+		return s.buy(sale.ID, "bob").Verdict == reservation.Ended
+	})
+	require.WithinRange(t, time.Now(), closesAt, closesAt.Add(time.Second))
+	require.Equal(t, reservation.Ended, s.buy(sale.ID, "bob").Verdict, "and that stays so")
+}

@@ -59,7 +59,10 @@ type Store struct {
 	mu    sync.RWMutex
 	lines map[uuid.UUID]*line
 
-	// Lines and sold-out watchers run in the background until Close.
+	// Lines and sold-out watchers run in the background until Close. closing keeps Close and the start
+	// of another one apart; it is not mu, because keep holds that while it looks into lines, and a
+	// line starts its goroutine while it is locked itself.
+	closing    sync.RWMutex
 	background sync.WaitGroup
 	ctx        context.Context
 	cancel     context.CancelFunc
@@ -79,16 +82,16 @@ func NewStore(rdb redis.UniversalClient, keys Keys, o StoreOptions) *Store {
 
 // Close waits for the requests that are under way and answers later ones ErrUnavailable.
 func (s *Store) Close() {
-	s.mu.Lock()
+	s.closing.Lock()
 	s.cancel()
-	s.mu.Unlock()
+	s.closing.Unlock()
 	s.background.Wait()
 }
 
 // goBackground runs f unless the store is closed.
 func (s *Store) goBackground(f func()) bool {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+	s.closing.RLock()
+	defer s.closing.RUnlock()
 	if s.ctx.Err() != nil {
 		return false
 	}
@@ -96,7 +99,8 @@ func (s *Store) goBackground(f func()) bool {
 	return true
 }
 
-// Ping returns nil if Redis answers and can write.
+// Ping returns nil if Redis answers. It does not say that Redis can write: one that is full or a
+// replica answers too, and refuses purchases.
 func (s *Store) Ping(ctx context.Context) error {
 	if err := s.rdb.Ping(ctx).Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -194,36 +198,44 @@ type place struct {
 	epoch     int64
 }
 
+var errClosed = fmt.Errorf("%w: the store is closed", ErrUnavailable)
+
 // errLostSale: Redis held the sale before and holds it no more. It may come back by a rebuild from
-// Postgres; until then nothing is sold, and nobody is told that there is no such sale.
+// Postgres; until then nothing is sold. A process that has never seen the sale in Redis cannot tell
+// that from a sale that does not exist.
 var errLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
 
 // locate finds a sale in Redis. The partition follows from the sale's id and the number of
-// partitions there were when it was created, which may not be today's: where it is not found at
-// once, all are asked, in one round trip.
+// partitions there were when it was created, which may not be today's: a sale that is not where it
+// would be today is looked for in the index. The index is taken at most once in indexTrust for
+// this, so that asking for sales that do not exist costs one look each.
 func (s *Store) locate(ctx context.Context, sale uuid.UUID) (place, error) {
-	likely := s.keys.Partition(sale)
-	epoch, err := s.rdb.HGet(ctx, s.keys.Sale(likely, sale), "epoch").Int64()
-	if err == nil {
-		return place{likely, epoch}, nil
-	} else if !errors.Is(err, redis.Nil) {
+	if !mayExist(sale, time.Now()) {
+		return place{}, ErrSaleNotFound
+	}
+	at, err := s.look(ctx, s.keys.Partition(sale), sale)
+	if !errors.Is(err, ErrSaleNotFound) {
+		return at, err
+	}
+	index, err := s.indexSince(ctx, time.Now().Add(-indexTrust))
+	if err != nil {
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	}
-
-	asked := make([]*redis.StringCmd, MaxPartitions)
-	_, err = s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for partition := range asked {
-			asked[partition] = p.HGet(ctx, s.keys.Sale(partition, sale), "epoch")
-		}
-		return nil
-	})
-	if err != nil && !errors.Is(err, redis.Nil) {
-		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
-	}
-	for partition, cmd := range asked {
-		if epoch, err := cmd.Int64(); err == nil {
-			return place{partition, epoch}, nil
+	for _, found := range index.places {
+		if found.sale == sale {
+			return s.look(ctx, found.partition, sale)
 		}
 	}
 	return place{}, ErrSaleNotFound
+}
+
+func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place, error) {
+	epoch, err := s.rdb.HGet(ctx, s.keys.Sale(partition, sale), "epoch").Int64()
+	switch {
+	case errors.Is(err, redis.Nil):
+		return place{}, ErrSaleNotFound
+	case err != nil:
+		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
+	}
+	return place{partition, epoch}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -340,9 +341,68 @@ func TestASaleIsFoundInThePartitionInWhichItWasCreated(t *testing.T) {
 func TestTheSalesAtHandAreBounded(t *testing.T) {
 	t.Parallel()
 	s := newShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{SalesMax: 2})
-	for i := range 6 {
-		require.Equal(t, reservation.Reserved, s.buy(s.sale(5).ID, fmt.Sprintf("u%d", i)).Verdict)
+	var sales []uuid.UUID
+	for range 6 {
+		sales = append(sales, s.sale(10_000).ID)
 	}
+	// Many sales asked for at once push each other out while requests for them are on their way.
+	var reserved atomic.Int64
+	var wg sync.WaitGroup
+	for w := range 16 {
+		wg.Go(func() {
+			for i := range 200 {
+				request := reservation.Request{Sale: sales[(w+i)%len(sales)], User: fmt.Sprintf("u%d-%d", w, i), Quantity: 1}
+				switch _, err := s.Reserve(soon(t), request); {
+				case err == nil:
+					reserved.Add(1)
+				default:
+					require.ErrorIs(t, err, reservation.ErrOverloaded)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Positive(t, reserved.Load())
+	require.Len(t, s.events(sales[0]), int(reserved.Load()))
+}
+
+func TestAskingForSalesThatDoNotExistCostsNextToNothing(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	rdb := ownClient(t, own.URL)
+	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	before := commandsServed(t, rdb)
+	for range 1000 {
+		require.Equal(t, reservation.UnknownSale, s.buy(uuid.New(), "ann").Verdict, "not even a version 7")
+	}
+	require.Less(t, commandsServed(t, rdb)-before, 10)
+	for range 1000 {
+		require.Equal(t, reservation.UnknownSale, s.buy(uuid.Must(uuid.NewV7()), "ann").Verdict)
+	}
+	// A look for each, and the index about once a second.
+	require.Less(t, commandsServed(t, rdb)-before, 1000+20*reservation.MaxPartitions)
+}
+
+func TestALookForAnOrderEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	rdb := ownClient(t, own.URL)
+	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.sale(5)
+	require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGSTOP))
+	defer func() { require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGCONT)) }()
+	began := time.Now()
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			_, err := s.FindReserved(ctx, reservation.NewOrderID(sale.ID), "ann")
+			require.ErrorIs(t, err, reservation.ErrUnavailable)
+		})
+	}
+	wg.Wait()
+	require.Less(t, time.Since(began), 5*time.Second, "they wait together, not one after another")
 }
 
 func TestAClosedStoreSaysSo(t *testing.T) {

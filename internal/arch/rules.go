@@ -14,10 +14,10 @@ var may = map[string][]string{
 	"lua":         {},
 	"sql":         {},
 	"lock":        {"lua"},
-	"reservation": {"lua", "sql"},
+	"reservation": {"lua", "sql", "internal/pause"},
 	// ingress and fulfillment meet in Redis and Postgres only, so that either runs without the other.
 	"ingress":     {"reservation"},
-	"fulfillment": {"lua", "sql", "lock", "reservation", "internal/crashpoint"},
+	"fulfillment": {"lua", "sql", "lock", "reservation", "internal/crashpoint", "internal/figure", "internal/pause"},
 }
 
 // wirers put the roles together in one process, and may import whatever they run.

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/pause"
 )
 
 // APIBooks asks an ingress, as any buyer may: for whoever load-tests with nothing but a URL. Orders
@@ -99,7 +101,7 @@ func (b *APIBooks) Compare(ctx context.Context, l *Ledger) (Comparison, error) {
 
 // lookUp asks for an order until it is in Postgres.
 func (b *APIBooks) lookUp(ctx context.Context, id uuid.UUID, user string) (o bookedOrder, found bool, err error) {
-	const pause = 50 * time.Millisecond
+	const between = 50 * time.Millisecond
 	for {
 		var order struct {
 			User     string `json:"user_id"`
@@ -118,7 +120,7 @@ func (b *APIBooks) lookUp(ctx context.Context, id uuid.UUID, user string) (o boo
 		case status != http.StatusOK && status != http.StatusServiceUnavailable:
 			return bookedOrder{}, false, fmt.Errorf("HTTP %d", status)
 		}
-		if !sleep(ctx, pause) {
+		if !pause.For(between, ctx.Done()) {
 			return bookedOrder{}, false, nil
 		}
 	}

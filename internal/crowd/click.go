@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"stampede/internal/pause"
 )
 
 // click is one wish of a buyer to buy. All tries of a click carry the same idempotency key.
@@ -43,20 +45,20 @@ const (
 // click tries until the answer is known or the buyer's patience is at its end, and writes it down.
 func (c *Crowd) click(ctx context.Context, k click, due time.Time) {
 	user, key := c.ledger.user(k.buyer), c.ledger.key(k)
-	pause := firstPause
+	wait := firstPause
 	for try := 0; ; try++ {
 		target := c.targets[(k.buyer+k.number()+try)%len(c.targets)]
 		a := c.try(ctx, target, user, key)
 		a.tries = try + 1
 		now := time.Now()
-		outOfPatience := now.Sub(due)+pause > c.config.Patience || ctx.Err() != nil
+		outOfPatience := now.Sub(due)+wait > c.config.Patience || ctx.Err() != nil
 		if !a.again || outOfPatience {
 			c.tally.record(k, a, due, now)
 			return
 		}
 		c.tally.retried(a.problem)
-		sleep(ctx, max(pause, min(a.retryAfter, maxPause)))
-		pause = min(2*pause, maxPause)
+		pause.For(max(wait, min(a.retryAfter, maxPause)), ctx.Done())
+		wait = min(2*wait, maxPause)
 	}
 }
 

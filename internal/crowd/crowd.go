@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"stampede/internal/pause"
 )
 
 // MaxBuyers bounds a crowd, and with it the memory of its ledger: 40 bytes a buyer.
@@ -161,7 +163,7 @@ func (c *Crowd) sendBuyers(ctx context.Context, start time.Time) {
 			return
 		}
 		due := start.Add(dueAfter(buyer, c.config.Buyers, c.config.Over))
-		if !sleep(ctx, time.Until(due)) {
+		if !pause.For(time.Until(due), ctx.Done()) {
 			return
 		}
 		c.buy(ctx, buyer, due)
@@ -195,21 +197,6 @@ func doubleClick(buyer int, share float64) (second, sameKey bool) {
 	_, a := math.Modf(n * golden)
 	_, b := math.Modf(n * plastic)
 	return a < share, b < 0.5
-}
-
-// sleep waits, and reports false if ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // Ledger is what the crowd was answered. It is complete when Run has returned.

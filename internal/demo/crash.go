@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"stampede/internal/crowd"
+	"stampede/internal/figure"
+	"stampede/internal/pause"
 )
 
 // crash is what became of the worker that was killed.
@@ -41,9 +43,9 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	if d.crash.orphans, err = d.pendingOf(ctx, victim); err != nil {
 		return err
 	}
-	d.story.tell("kill -9 of %s, with %s orders in its hands", victim, crowd.Count(d.crash.orphans))
+	d.story.tell("kill -9 of %s, with %s orders in its hands", victim, figure.Count(d.crash.orphans))
 
-	if !pause(ctx, replaceAfter) {
+	if !pause.For(replaceAfter, ctx.Done()) {
 		return context.Cause(ctx)
 	}
 	if err := d.fleet.startWorker("worker-3", d.env()); err != nil {
@@ -59,16 +61,4 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	d.crash.takenOver = time.Since(killed)
 	d.story.tell("all of them taken over by others after %.1f s; worker-3 is there instead", d.crash.takenOver.Seconds())
 	return nil
-}
-
-// pause reports false if ctx ended first.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

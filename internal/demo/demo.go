@@ -19,6 +19,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/crowd"
+	"stampede/internal/figure"
 	"stampede/internal/localserver"
 	"stampede/reservation"
 	"stampede/sql"
@@ -200,8 +201,8 @@ func (d *demo) open(ctx context.Context) error {
 	if err := d.awaitWorkers(ctx, workers); err != nil {
 		return err
 	}
-	d.story.tell("up: an ingress and two workers, Redis (AOF always) and Postgres, a sale of %s units", crowd.Count(d.config.Stock))
-	d.story.tell("in come %s buyers within %g s; %g %% of them click twice", crowd.Count(d.config.Buyers), d.config.Over.Seconds(), 100*d.config.DoubleClicks)
+	d.story.tell("up: an ingress and two workers, Redis (AOF always) and Postgres, a sale of %s units", figure.Count(d.config.Stock))
+	d.story.tell("in come %s buyers within %g s; %g %% of them click twice", figure.Count(d.config.Buyers), d.config.Over.Seconds(), 100*d.config.DoubleClicks)
 	return nil
 }
 

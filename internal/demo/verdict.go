@@ -7,6 +7,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/crowd"
+	"stampede/internal/figure"
 )
 
 // line is one promise of the verdict, with the figures that prove it or what breaks it.
@@ -33,7 +34,7 @@ func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.
 		}
 		switch p.Name {
 		case "S2":
-			l.figures += fmt.Sprintf("; of %s double clicks none bought twice", crowd.Count(report.SecondClicks))
+			l.figures += fmt.Sprintf("; of %s double clicks none bought twice", figure.Count(report.SecondClicks))
 			if comparison.Contradictions > 0 {
 				l.broken = append(l.broken, fmt.Sprintf("%d buyers were given more than one order", comparison.Contradictions))
 			}
@@ -53,7 +54,7 @@ func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.
 // crashFigures is what shows that the killed worker took no order along.
 func (d *demo) crashFigures(c crowd.Comparison) string {
 	return fmt.Sprintf("kill -9 with %s orders in hand; %s accepted, %s found in Postgres, one by one",
-		crowd.Count(d.crash.orphans), crowd.Count(c.Accepted), crowd.Count(c.Found))
+		figure.Count(d.crash.orphans), figure.Count(c.Accepted), figure.Count(c.Found))
 }
 
 // lost says what the crowd misses.

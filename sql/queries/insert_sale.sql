@@ -1,9 +1,12 @@
 -- Creates a sale and its first event.
 -- $1 id, $2 name, $3 stock, $4 per_order_limit, $5 opens_at, $6 closes_at, $7 payment_window_seconds, $8 partitions
+-- Answers: its epoch, revision and time of creation.
 WITH sale AS (
     INSERT INTO sales (id, name, stock, per_order_limit, opens_at, closes_at, payment_window_seconds, partitions)
     VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-    RETURNING id, revision, stock
+    RETURNING id, stock, epoch, revision, created_at
+), created AS (
+    INSERT INTO sale_events (sale_id, revision, type, data)
+    SELECT id, revision, 'SaleCreated', jsonb_build_object('stock', stock) FROM sale
 )
-INSERT INTO sale_events (sale_id, revision, type, data)
-SELECT id, revision, 'SaleCreated', jsonb_build_object('stock', stock) FROM sale
+SELECT epoch, revision, created_at FROM sale
