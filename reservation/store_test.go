@@ -345,6 +345,7 @@ func TestTheSalesAtHandAreBounded(t *testing.T) {
 	for range 6 {
 		sales = append(sales, s.sale(10_000).ID)
 	}
+	ctx := soon(t)
 	// Many sales asked for at once push each other out while requests for them are on their way.
 	var reserved atomic.Int64
 	var wg sync.WaitGroup
@@ -352,7 +353,7 @@ func TestTheSalesAtHandAreBounded(t *testing.T) {
 		wg.Go(func() {
 			for i := range 200 {
 				request := reservation.Request{Sale: sales[(w+i)%len(sales)], User: fmt.Sprintf("u%d-%d", w, i), Quantity: 1}
-				switch _, err := s.Reserve(soon(t), request); {
+				switch _, err := s.Reserve(ctx, request); {
 				case err == nil:
 					reserved.Add(1)
 				default:

@@ -1,0 +1,49 @@
+package reservation
+
+import (
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+)
+
+// A store that makes room for a sale looks into lines while others join them, and a line that begins
+// to move asks the store. Neither may wait for the other. The calls are given up beforehand, so that
+// none of it waits for Redis.
+func TestMakingRoomAndJoiningDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	s := NewStore(nil, Keys{Prefix: DefaultPrefix, Partitions: 1}, StoreOptions{SalesMax: 2})
+	sales := make([]uuid.UUID, 6)
+	for i := range sales {
+		sales[i] = uuid.Must(uuid.NewV7())
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				for range 20_000 {
+					line, err := s.keep(newLine(s, sales[rand.IntN(len(sales))], place{}))
+					if err != nil {
+						require.ErrorIs(t, err, ErrOverloaded)
+						continue
+					}
+					givenUp := &call{done: make(chan struct{}, 1)}
+					givenUp.phase.Store(phaseGivenUp)
+					require.NoError(t, line.join(givenUp))
+				}
+			})
+		}
+		wg.Wait()
+		s.Close()
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("store and lines wait for each other")
+	}
+}
