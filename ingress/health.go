@@ -27,8 +27,9 @@ func (s *Server) live(c echo.Context) error {
 	return nil
 }
 
-// ready serves GET /readyz: purchases can be decided here, for which Redis is enough. Postgres is
-// only told of: a sale goes on without it.
+// ready serves GET /readyz: this server takes requests, and Redis answers a PING, without which no
+// purchase can be decided. Whether it takes writes is not tried. Postgres is only told of: a sale goes
+// on without it.
 func (s *Server) ready(c echo.Context) error {
 	if s.stopping.Load() {
 		return &problem{kind: kindNotReady, detail: "This server is stopping.", retryAfter: retrySoon}

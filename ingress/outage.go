@@ -34,5 +34,25 @@ func (c *cooldown) begin(length time.Duration) bool {
 	return now.UnixNano() >= until && c.untilNanos.CompareAndSwap(until, now.Add(length).UnixNano())
 }
 
-// active tells whether one is under way.
-func (c *cooldown) active() bool { return time.Now().UnixNano() < c.untilNanos.Load() }
+// breaker keeps a crowd from waiting for a server that does not answer: while it fails, one request
+// now and then tries whether it is back, and the others are turned away at once.
+type breaker struct {
+	failing atomic.Bool
+	probe   cooldown
+}
+
+// admits tells whether to ask the server. While it fails that is true once in every.
+func (b *breaker) admits(every time.Duration) bool { return !b.failing.Load() || b.probe.begin(every) }
+
+// failed is called when the server did not answer; the first probe is due after every.
+func (b *breaker) failed(every time.Duration) {
+	b.probe.begin(every)
+	b.failing.Store(true)
+}
+
+// answered is called when the server did.
+func (b *breaker) answered() {
+	if b.failing.Load() {
+		b.failing.Store(false)
+	}
+}

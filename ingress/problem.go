@@ -50,13 +50,20 @@ var (
 	problemPaused     = fixed(problem{kind: kindPaused, detail: "An operator paused the sale. Try again later.", retryAfter: retryPaused})
 	problemEnded      = fixed(problem{kind: kindEnded, detail: "The sale was ended or its closing time has passed."})
 	problemKeyReused  = fixed(problem{kind: kindKeyReused, detail: "This Idempotency-Key was sent before with a request that asked for something else."})
-	problemOverloaded = fixed(problem{kind: kindOverloaded, detail: "Nothing was reserved. Try again in a moment.", retryAfter: retrySoon})
-	problemSale       = fixed(problem{kind: kindSaleNotFound, detail: "No sale has this id."})
-	problemOrder      = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
-	problemUnknown    = fixed(problem{
+	problemOverloaded = fixed(problem{kind: kindOverloaded, detail: "Nothing was done about this request. Try again in a moment.", retryAfter: retrySoon})
+	// problemNotReserved is problemOverloaded for a purchase, which knows what was not done.
+	problemNotReserved = fixed(problem{kind: kindOverloaded, detail: "Nothing was reserved. Try again in a moment.", retryAfter: retrySoon})
+	problemSale        = fixed(problem{kind: kindSaleNotFound, detail: "No sale has this id."})
+	problemOrder       = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
+	problemUnknown     = fixed(problem{
 		kind: kindUnavailable, retryAfter: retrySoon,
 		detail: "The outcome is unknown: no answer came back in time, and the order may have been accepted. " +
 			"The same request with the same Idempotency-Key finds out safely: it cannot reserve twice.",
+	})
+	problemNotInForce = fixed(problem{
+		kind: kindUnavailable, retryAfter: retrySoon,
+		detail: "The change is written down and takes effect as soon as Redis can be told; nothing more is to be done. " +
+			"A restock that is repeated without the same Idempotency-Key adds its units again.",
 	})
 	problemUnavailable = fixed(problem{kind: kindUnavailable, detail: "A server that this needs does not answer. Try again in a moment.", retryAfter: retrySoon})
 	problemNotFound    = fixed(problem{kind: kindNotFound, detail: "No route has this path."})
@@ -130,9 +137,11 @@ func problemOf(err error) *problem {
 	case errors.Is(err, reservation.ErrIdempotencyKeyReused):
 		return problemKeyReused
 	case errors.Is(err, reservation.ErrOverloaded):
-		return problemOverloaded
+		return problemNotReserved
 	case errors.Is(err, reservation.ErrOutcomeUnknown):
 		return problemUnknown
+	case errors.Is(err, reservation.ErrNotInForce):
+		return problemNotInForce
 	case errors.As(err, &routing) && routing.Code == http.StatusMethodNotAllowed:
 		return problemMethod
 	case errors.As(err, &routing) && routing.Code == http.StatusNotFound:

@@ -2,7 +2,9 @@ package ingress
 
 import (
 	"bytes"
+	"context"
 	"encoding/hex"
+	"errors"
 	"net/http"
 	"strconv"
 	"time"
@@ -13,6 +15,10 @@ import (
 
 	"stampede/reservation"
 )
+
+// reserveTimeout bounds what a purchase waits for Redis. It is longer than one call of the script may
+// take with all its tries, so that most of those who travel in a failing call hear what became of it.
+const reserveTimeout = 5 * time.Second
 
 var replayed = []string{"true"}
 
@@ -43,7 +49,9 @@ func (s *Server) purchase(c echo.Context) error {
 		return err
 	}
 
-	answer, err := s.config.Reservations.Reserve(r.Context(), reservation.Request{
+	ctx, cancel := context.WithTimeout(r.Context(), reserveTimeout)
+	defer cancel()
+	answer, err := s.config.Reservations.Reserve(ctx, reservation.Request{
 		Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity,
 	})
 	counted := s.metrics.failed
@@ -53,6 +61,9 @@ func (s *Server) purchase(c echo.Context) error {
 	counted.count.Inc()
 	defer func() { counted.seconds.Observe(time.Since(began).Seconds()) }()
 	if err != nil {
+		if gaveUpWaiting(err) {
+			return problemNotReserved
+		}
 		return err
 	}
 	h := c.Response().Header()
@@ -72,6 +83,12 @@ func (s *Server) purchase(c echo.Context) error {
 	buf.out = appendReservation(buf.out[:0], sale, answer.Reservation)
 	write(c, http.StatusAccepted, buf.out)
 	return nil
+}
+
+// gaveUpWaiting tells whether reserveTimeout ended before the purchase was sent to Redis.
+func gaveUpWaiting(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) &&
+		!errors.Is(err, reservation.ErrOutcomeUnknown) && !errors.Is(err, reservation.ErrUnavailable)
 }
 
 // appendReservation appends the answer to an accepted purchase; a replay's is the same.

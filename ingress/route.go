@@ -22,7 +22,7 @@ func (s *Server) routes() {
 		unmatched.count(c.Response().Status)
 	}
 
-	s.handle(http.MethodPost, "/v1/sales/:sale/orders", s.room.admit(s.purchase))
+	s.handle(http.MethodPost, "/v1/sales/:sale/orders", s.room.admit(s.purchase, problemNotReserved))
 
 	s.handle(http.MethodPost, "/v1/sales", s.asksPostgres(s.createSale))
 	s.handle(http.MethodPost, "/v1/sales/:sale/pause", s.asksPostgres(s.operate(s.config.Sales.Pause)))
@@ -137,7 +137,7 @@ func write(c echo.Context, status int, body []byte) {
 
 // asksPostgres wraps the handlers that wait for Postgres.
 func (s *Server) asksPostgres(h echo.HandlerFunc) echo.HandlerFunc {
-	return s.room.admit(s.postgresRoom.admit(h))
+	return s.room.admit(s.postgresRoom.admit(h, problemOverloaded), problemOverloaded)
 }
 
 // room bounds how many requests are worked on at once. Invariant: 0 <= taken <= limit, but for the
@@ -147,12 +147,12 @@ type room struct {
 	taken atomic.Int64
 }
 
-// admit lets h work while there is room, and answers "overloaded" while there is none.
-func (r *room) admit(h echo.HandlerFunc) echo.HandlerFunc {
+// admit lets h work while there is room, and answers with full while there is none.
+func (r *room) admit(h echo.HandlerFunc, full *problem) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		defer r.taken.Add(-1)
 		if r.taken.Add(1) > r.limit {
-			return problemOverloaded
+			return full
 		}
 		return h(c)
 	}

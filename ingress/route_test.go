@@ -25,21 +25,33 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	for _, path := range []string{"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders", "/favicon.ico", "//", "/v1/%73ales/x/y/z"} {
 		s.get(path).isProblem(http.StatusNotFound, "not-found")
 	}
-	for path, allow := range map[string][]string{
-		"/v1/sales":          {"GET", "HEAD", "POST"},
-		"/v1/sales/x/orders": {"POST"},
-		"/v1/sales/x/pause":  {"POST"},
-		"/v1/orders/x":       {"GET", "HEAD"},
-		"/livez":             {"GET", "HEAD"},
+	for path, allow := range map[string]string{
+		"/v1/sales":           "OPTIONS, GET, HEAD, POST",
+		"/v1/sales/x":         "OPTIONS, GET, HEAD",
+		"/v1/sales/x/orders":  "OPTIONS, POST",
+		"/v1/sales/x/pause":   "OPTIONS, POST",
+		"/v1/sales/x/resume":  "OPTIONS, POST",
+		"/v1/sales/x/end":     "OPTIONS, POST",
+		"/v1/sales/x/restock": "OPTIONS, POST",
+		"/v1/orders/x":        "OPTIONS, GET, HEAD",
+		"/livez":              "OPTIONS, GET, HEAD",
+		"/readyz":             "OPTIONS, GET, HEAD",
+		"/metrics":            "OPTIONS, GET, HEAD",
 	} {
-		r := s.ask(http.MethodDelete, path, nil)
-		r.isProblem(http.StatusMethodNotAllowed, "method-not-allowed")
+		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+			if strings.Contains(allow, method) {
+				continue
+			}
+			r := s.ask(method, path, nil)
+			require.Equal(t, http.StatusMethodNotAllowed, r.status, "%s %s", method, path)
+			require.Equal(t, allow, r.header.Get("Allow"), "%s %s", method, path)
+			if method != http.MethodHead {
+				r.isProblem(http.StatusMethodNotAllowed, "method-not-allowed")
+			}
+		}
 		options := s.ask(http.MethodOptions, path, nil)
 		require.Equal(t, http.StatusNoContent, options.status)
-		for _, method := range allow {
-			require.Contains(t, r.header.Get("Allow"), method, path)
-			require.Contains(t, options.header.Get("Allow"), method, path)
-		}
+		require.Equal(t, allow, options.header.Get("Allow"), path)
 	}
 }
 
@@ -94,6 +106,55 @@ func TestBodiesByHand(t *testing.T) {
 	}
 }
 
+// TestExpectContinue: who asks before sending is told at once that a body is too large, and is asked
+// for one that is not.
+func TestExpectContinue(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	const expect = "Expect: 100-continue\r\n"
+	const first, last = `{"quantity":`, `1}`
+	chunk := fmt.Sprintf("%x\r\n%s\r\n", maxBodyBytes+1, strings.Repeat(" ", maxBodyBytes+1))
+
+	for name, test := range map[string]struct {
+		length, body string
+		continues    bool
+		status       int
+	}{
+		"a length over the limit":  {"Content-Length: 4097\r\n", "", false, http.StatusRequestEntityTooLarge},
+		"chunks over the limit":    {"Transfer-Encoding: chunked\r\n", chunk, true, http.StatusRequestEntityTooLarge},
+		"a body within the limit":  {"Content-Length: 14\r\n", first + last, true, http.StatusAccepted},
+		"an expectation of others": {"Content-Length: 14\r\nExpect: tea\r\n", "", false, http.StatusExpectationFailed},
+	} {
+		conn := s.dial()
+		in := bufio.NewReader(conn)
+		asks := expect
+		if strings.Contains(test.length, "Expect") {
+			asks = ""
+		}
+		_, err := io.WriteString(conn, s.head(sale, "ada", asks, test.length))
+		require.NoError(t, err)
+		res, err := http.ReadResponse(in, nil)
+		require.NoError(t, err, name)
+		if test.continues {
+			require.Equal(t, http.StatusContinue, res.StatusCode, name)
+			_, err = io.WriteString(conn, test.body)
+			require.NoError(t, err)
+			res, err = http.ReadResponse(in, nil)
+			require.NoError(t, err, name)
+		}
+		body, err := io.ReadAll(res.Body)
+		require.NoError(t, err, name)
+		require.NoError(t, res.Body.Close())
+		require.Equal(t, test.status, res.StatusCode, name)
+		if test.status == http.StatusRequestEntityTooLarge {
+			reply{t, res.StatusCode, res.Header, string(body)}.isProblem(test.status, "body-too-large")
+			require.True(t, res.Close, "%s: the connection is kept for the rest of the body", name)
+		}
+	}
+	require.EqualValues(t, 1, s.stock(sale).Entries)
+}
+
 // TestRequestsInFlightAreBounded fills the server with requests whose bodies do not come.
 func TestRequestsInFlightAreBounded(t *testing.T) {
 	t.Parallel()
@@ -109,7 +170,12 @@ func TestRequestsInFlightAreBounded(t *testing.T) {
 	r := s.buy(sale, "", as("ada"))
 	r.isProblem(http.StatusServiceUnavailable, "overloaded")
 	require.Equal(t, "1", r.header.Get("Retry-After"))
-	s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "overloaded")
+	require.Contains(t, r.json()["detail"], "Nothing was reserved")
+	// Who asks for an order may have bought it: only a purchase knows that it reserved nothing.
+	for _, path := range []string{"/v1/sales", orderPath(reservation.NewOrderID(sale))} {
+		p := s.get(path, as("ada")).isProblem(http.StatusServiceUnavailable, "overloaded")
+		require.NotContains(t, p["detail"], "reserved")
+	}
 	require.Contains(t, s.get("/metrics").body, "stampede_http_requests_in_flight 2\n")
 	s.get("/livez").is(http.StatusOK)
 	s.get("/readyz").is(http.StatusOK)
@@ -134,7 +200,10 @@ func TestSlowPostgresLeavesRoomForPurchases(t *testing.T) {
 	var hanging sync.WaitGroup
 	hanging.Go(func() { s.get("/v1/sales").is(http.StatusOK) })
 	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.postgresRoom.taken.Load() == 1 })
-	s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "overloaded")
+	for _, path := range []string{"/v1/sales", orderPath(reservation.NewOrderID(sale))} {
+		p := s.get(path, as("ada")).isProblem(http.StatusServiceUnavailable, "overloaded")
+		require.NotContains(t, p["detail"], "reserved")
+	}
 	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
 	unlock()
 	hanging.Wait()
@@ -144,7 +213,7 @@ func TestPanicIsAnsweredAndLogged(t *testing.T) {
 	t.Parallel()
 	var log syncBuffer
 	s := openShop(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-	s.server.handle(http.MethodGet, "/panics", s.server.room.admit(func(echo.Context) error { panic("the secret is 42") }))
+	s.server.handle(http.MethodGet, "/panics", s.server.room.admit(func(echo.Context) error { panic("the secret is 42") }, problemOverloaded))
 	s.server.handle(http.MethodGet, "/panics-late", func(c echo.Context) error {
 		c.Response().WriteHeader(http.StatusOK)
 		_, _ = c.Response().Write([]byte("half"))

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/testkit"
 	"stampede/reservation"
 )
 
@@ -116,6 +117,31 @@ func TestOperateSale(t *testing.T) {
 	s.post(sale+"/restock", `{"units":1}`, operator).isProblem(http.StatusConflict, "illegal-transition")
 	s.post("/v1/sales/"+uuid.NewString()+"/end", "", operator).isProblem(http.StatusNotFound, "sale-not-found")
 	s.post(sale+"/pause", strings.Repeat(" ", 5000), operator).isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
+}
+
+// TestChangeThatIsNotInForceYet: Postgres has it, and Redis could not be told.
+func TestChangeThatIsNotInForceYet(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	sale := "/v1/sales/" + s.sale(reservation.Terms{Stock: 3}).String()
+	own.Kill()
+	for action, body := range map[string]string{"/pause": "", "/restock": `{"units":5}`} {
+		r := s.post(sale+action, body, operator, withKey("delivery"))
+		detail := r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"]
+		require.Contains(t, detail, "written down", action)
+		require.Contains(t, detail, "Idempotency-Key", action)
+		require.Equal(t, "1", r.header.Get("Retry-After"))
+	}
+
+	require.NoError(t, own.Restart(t.Context()))
+	testkit.Eventually(t, 10*time.Second, "Redis can be told", func() bool {
+		_, err := s.catalog.PublishPending(t.Context())
+		return err == nil
+	})
+	s.post(sale+"/restock", `{"units":5}`, operator, withKey("delivery")).is(http.StatusOK)
+	now := s.get(sale).is(http.StatusOK)
+	require.Equal(t, []any{"paused", 8.0}, []any{now["state"], now["available"]})
 }
 
 func TestListSales(t *testing.T) {

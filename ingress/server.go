@@ -26,10 +26,12 @@ import (
 const (
 	readHeaderTimeout = 2 * time.Second
 	readTimeout       = 5 * time.Second
-	writeTimeout      = 10 * time.Second
-	idleTimeout       = 60 * time.Second
-	maxHeaderBytes    = 8 << 10
-	maxBodyBytes      = 4 << 10
+	// writeTimeout begins with the end of the head, so it covers a body that comes as slowly as it may
+	// and the longest work after it. An answer that is later is thrown away.
+	writeTimeout   = 12 * time.Second
+	idleTimeout    = 60 * time.Second
+	maxHeaderBytes = 8 << 10
+	maxBodyBytes   = 4 << 10
 
 	// goodbye is how long requests that outlived the drain get to answer that they were cancelled.
 	goodbye = time.Second
@@ -48,10 +50,10 @@ type Server struct {
 	room         room
 	postgresRoom room
 
-	postgresPause cooldown
-	outages       outageLog
-	addr          atomic.Pointer[string]
-	stopping      atomic.Bool
+	postgres breaker
+	outages  outageLog
+	addr     atomic.Pointer[string]
+	stopping atomic.Bool
 	// release ends what New started.
 	release context.CancelFunc
 }

@@ -121,6 +121,17 @@ func TestGivenListener(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
+// TestNoAnswerIsTooLate: net/http counts writeTimeout from the end of the head, and throws away what
+// is written after it.
+func TestNoAnswerIsTooLate(t *testing.T) {
+	t.Parallel()
+	for what, work := range map[string]time.Duration{
+		"a purchase": reserveTimeout, "an operator's call": catalogTimeout, "a look at an order": 2*orderTimeout + reservedTimeout,
+	} {
+		require.Greater(t, writeTimeout, readTimeout+work+time.Second, what)
+	}
+}
+
 // TestSlowHeadIsCutOff: a head that does not end costs a connection for two seconds, and no room.
 func TestSlowHeadIsCutOff(t *testing.T) {
 	t.Parallel()

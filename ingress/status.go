@@ -16,9 +16,12 @@ import (
 const (
 	// orderTimeout bounds one look into Postgres, the wait for a connection included.
 	orderTimeout = time.Second
-	// postgresPauseLength is how long Postgres is left alone after it did not answer: with it away,
-	// one request in that time waits for it, and not every buyer who watches an order.
-	postgresPauseLength = 500 * time.Millisecond
+	// reservedTimeout bounds one look into Redis.
+	reservedTimeout = time.Second
+	// postgresProbeEvery is how often a Postgres that does not answer is asked all the same. It is as
+	// long as such a look may take, so that one request at a time waits, and not every buyer who
+	// watches an order.
+	postgresProbeEvery = orderTimeout
 )
 
 var errPostgresPaused = errors.New("postgres did not answer a moment ago")
@@ -63,13 +66,13 @@ func (s *Server) findOrder(ctx context.Context, id uuid.UUID, user string) (rese
 	switch {
 	case err == nil:
 	case errors.Is(err, reservation.ErrOrderNotFound):
-		order, err = s.config.Reservations.FindReserved(ctx, id, user)
+		order, err = s.reserved(ctx, id, user)
 		if errors.Is(err, reservation.ErrOrderNotFound) {
 			order, err = s.recorded(ctx, id)
 		}
 	default:
 		var missing error
-		if order, missing = s.config.Reservations.FindReserved(ctx, id, user); missing != nil {
+		if order, missing = s.reserved(ctx, id, user); missing != nil {
 			return reservation.Order{}, fmt.Errorf("%w: order %s: postgres: %w; redis: %v", reservation.ErrUnavailable, id, err, missing) //nolint:errorlint // "not found" in Redis alone is no finding
 		}
 		err = nil
@@ -83,16 +86,26 @@ func (s *Server) findOrder(ctx context.Context, id uuid.UUID, user string) (rese
 	return order, nil
 }
 
+// reserved asks Redis.
+func (s *Server) reserved(ctx context.Context, id uuid.UUID, user string) (reservation.Order, error) {
+	limited, cancel := context.WithTimeout(ctx, reservedTimeout)
+	defer cancel()
+	return s.config.Reservations.FindReserved(limited, id, user)
+}
+
 // recorded asks Postgres, unless it did not answer a moment ago.
 func (s *Server) recorded(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
-	if s.postgresPause.active() {
+	if !s.postgres.admits(postgresProbeEvery) {
 		return reservation.Order{}, errPostgresPaused
 	}
 	limited, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
 	order, err := s.config.Orders.Order(limited, id)
-	if err != nil && !errors.Is(err, reservation.ErrOrderNotFound) && ctx.Err() == nil {
-		s.postgresPause.begin(postgresPauseLength)
+	switch {
+	case err == nil, errors.Is(err, reservation.ErrOrderNotFound):
+		s.postgres.answered()
+	case ctx.Err() == nil:
+		s.postgres.failed(postgresProbeEvery)
 	}
 	return order, err
 }

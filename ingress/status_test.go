@@ -125,23 +125,6 @@ func TestSaleGoesOnWithoutPostgres(t *testing.T) {
 	})
 }
 
-// TestSilentPostgresHoldsUpOneLook: a Postgres that takes the question and never answers.
-func TestSilentPostgresHoldsUpOneLook(t *testing.T) {
-	t.Parallel()
-	s := openShop(t)
-	sale := s.sale(reservation.Terms{Stock: 2})
-	path, _ := s.order(sale, "ada")
-	s.lock("orders")
-
-	look := func() time.Duration {
-		began := time.Now()
-		require.Equal(t, "reserved", s.get(path, as("ada")).is(http.StatusOK)["status"])
-		return time.Since(began)
-	}
-	require.Less(t, look(), 3*orderTimeout)
-	testkit.Eventually(t, 10*time.Second, "a look does not wait for Postgres", func() bool { return look() < orderTimeout/2 })
-}
-
 func TestRedisAway(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)

@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"time"
@@ -179,6 +181,11 @@ func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 		key = uuid.NewString()
 	}
 	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.Standing, error) {
-		return catalog.Restock(ctx, c.Sale, c.Units, key)
+		sale, err := catalog.Restock(ctx, c.Sale, c.Units, key)
+		if errors.Is(err, reservation.ErrUnavailable) {
+			// The units may have been added all the same.
+			err = fmt.Errorf("%w; repeat it with --idempotency-key=%s, or the units may be added twice", err, key)
+		}
+		return sale, err
 	})
 }

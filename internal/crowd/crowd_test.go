@@ -273,9 +273,3 @@ func trimLines(s string) string {
 	}
 	return strings.Join(lines, "\n")
 }
-
-func TestCount(t *testing.T) {
-	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1000: "-1,000", -100: "-100"} {
-		assert.Equal(t, want, Count(n), fmt.Sprint(n))
-	}
-}

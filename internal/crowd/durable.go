@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"stampede/internal/figure"
 )
 
 // Durable tells when the accepted orders had reached Postgres.
@@ -18,7 +20,7 @@ type Durable struct {
 
 func (d Durable) remark(r Report) string {
 	if missing := r.Accepted - d.Orders; missing > 0 {
-		return fmt.Sprintf("%s accepted orders have not arrived", Count(missing))
+		return fmt.Sprintf("%s accepted orders have not arrived", figure.Count(missing))
 	}
 	if r.Accepted == 0 {
 		return ""
@@ -110,7 +112,7 @@ func (c Comparison) Holds() bool {
 
 // String is the comparison in one line.
 func (c Comparison) String() string {
-	line := fmt.Sprintf("%s accepted, %s of them found", Count(c.Accepted), Count(c.Found))
+	line := fmt.Sprintf("%s accepted, %s of them found", figure.Count(c.Accepted), figure.Count(c.Found))
 	for _, part := range []struct {
 		n    int
 		name string
@@ -123,7 +125,7 @@ func (c Comparison) String() string {
 		{c.Contradictions, "contradictions"},
 	} {
 		if part.n > 0 {
-			line += fmt.Sprintf(", %s %s", Count(part.n), part.name)
+			line += fmt.Sprintf(", %s %s", figure.Count(part.n), part.name)
 		}
 	}
 	return line

@@ -5,17 +5,19 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"stampede/internal/figure"
 )
 
 // String is the progress in one line, without the time.
 func (p Progress) String() string {
 	line := fmt.Sprintf("%s of %s buyers came  accepted %s  rejected %s",
-		Count(p.Due), Count(p.Buyers), Count(p.Accepted), Count(p.Rejected))
+		figure.Count(p.Due), figure.Count(p.Buyers), figure.Count(p.Accepted), figure.Count(p.Rejected))
 	if p.Retries > 0 {
-		line += "  retried " + Count(p.Retries)
+		line += "  retried " + figure.Count(p.Retries)
 	}
 	if p.Failed > 0 {
-		line += "  failed " + Count(p.Failed)
+		line += "  failed " + figure.Count(p.Failed)
 	}
 	return line
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"stampede/internal/figure"
 )
 
 // Latencies sums up the latencies of one kind of answer, each counted from the buyer's due time.
@@ -52,16 +54,16 @@ func (r Report) WriteText(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(format string, a ...any) { _, _ = fmt.Fprintf(t, format+"\n", a...) } // Flush tells the error
 	line("crowd\t%s buyers\t%s/s offered\t%s double clicks, last answer after %.1f s",
-		Count(r.Buyers), Count(int(r.OfferedRate())), Count(r.SecondClicks), r.Took.Seconds())
-	line("accepted\t%s orders\t%s\t%s answers replayed", Count(r.Accepted), perSecond(r.AcceptedRate), Count(r.Replayed))
-	line("rejected\t%s answers\t%s\t%s", Count(r.Rejected), perSecond(r.RejectedRate), counts(map[string]int{
+		figure.Count(r.Buyers), figure.Count(int(r.OfferedRate())), figure.Count(r.SecondClicks), r.Took.Seconds())
+	line("accepted\t%s orders\t%s\t%s answers replayed", figure.Count(r.Accepted), perSecond(r.AcceptedRate), figure.Count(r.Replayed))
+	line("rejected\t%s answers\t%s\t%s", figure.Count(r.Rejected), perSecond(r.RejectedRate), counts(map[string]int{
 		"sold-out": r.SoldOut, "already-purchased": r.Already, "not on sale": r.NotOnSale,
 	}))
 	if r.Durable != nil {
-		line("durable\t%s orders\t%s\t%s", Count(r.Durable.Orders), perSecond(r.Durable.Rate), r.Durable.remark(r))
+		line("durable\t%s orders\t%s\t%s", figure.Count(r.Durable.Orders), perSecond(r.Durable.Rate), r.Durable.remark(r))
 	}
-	line("retried\t%s tries\t\t%s", Count(total(r.Retries)), counts(r.Retries))
-	line("failed\t%s clicks\t\t%s", Count(total(r.Failures)), counts(r.Failures))
+	line("retried\t%s tries\t\t%s", figure.Count(total(r.Retries)), counts(r.Retries))
+	line("failed\t%s clicks\t\t%s", figure.Count(total(r.Failures)), counts(r.Failures))
 	if err := t.Flush(); err != nil {
 		return err
 	}
@@ -91,7 +93,7 @@ func perSecond(rate float64) string {
 	if rate == 0 {
 		return "-"
 	}
-	return Count(int(rate+0.5)) + "/s"
+	return figure.Count(int(rate+0.5)) + "/s"
 }
 
 // counts lists what is not zero, the most frequent first.
@@ -105,21 +107,8 @@ func counts(of map[string]int) string {
 	var parts []string
 	for _, name := range names {
 		if of[name] > 0 {
-			parts = append(parts, name+" "+Count(of[name]))
+			parts = append(parts, name+" "+figure.Count(of[name]))
 		}
 	}
 	return strings.Join(parts, ", ")
-}
-
-// Count writes a number with its thousands apart: 10,000.
-func Count[N int | int64](n N) string {
-	text := strconv.FormatInt(int64(n), 10)
-	sign := ""
-	if n < 0 {
-		sign, text = "-", text[1:]
-	}
-	for i := len(text) - 3; i > 0; i -= 3 {
-		text = text[:i] + "," + text[i:]
-	}
-	return sign + text
 }

@@ -3,6 +3,7 @@ package compose
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -24,7 +25,51 @@ func directives(t *testing.T) []string {
 	return lines
 }
 
+// sourceSeconds is a constant of the ingress that is a number of seconds.
+func sourceSeconds(t *testing.T, file, name string) int {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "ingress", file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`(?m)^\s+` + name + `\s*= (\d+) \* time\.Second$`).FindSubmatch(text)
+	if found == nil {
+		t.Fatalf("%s has no %s in seconds", file, name)
+	}
+	seconds, err := strconv.Atoi(string(found[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return seconds
+}
+
+// The answer of an ingress says more than the proxy's: the proxy waits for it, and for nothing that
+// cannot come any more.
+func TestProxyWaitsAsLongAsAnIngressMayTake(t *testing.T) {
+	const transit = 2 // seconds, there and back
+	latest := sourceSeconds(t, "server.go", "writeTimeout")
+	for _, line := range directives(t) {
+		text, found := strings.CutPrefix(line, "timeout server ")
+		if !found {
+			continue
+		}
+		waits, err := strconv.Atoi(strings.TrimSuffix(text, "s"))
+		if err != nil || waits < latest+transit || waits > 2*latest {
+			t.Errorf("it waits %s for an ingress, whose last answer comes after %d s (%v)", text, latest, err)
+		}
+		return
+	}
+	t.Error("no timeout server")
+}
+
 func TestProxyHasASlotForEveryIngress(t *testing.T) {
+	header, err := os.ReadFile(filepath.Join(root, "compose.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(header), "up to 8 ingresses") {
+		t.Error("compose.yaml does not say how many ingresses there may be")
+	}
 	const directive = "server-template ingress 8 ingress:8080 "
 	for _, line := range directives(t) {
 		if strings.HasPrefix(line, directive) {

@@ -1,0 +1,53 @@
+package main
+
+import (
+	"regexp"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// A restock that fails half-way must be repeated under the name that it had, also where nobody gave it one.
+func TestAFailedRestockSaysHowToRepeatIt(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	own := testkit.OwnRedis(t)
+	rdb, err := connect.Control(own.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
+	t.Cleanup(store.Close)
+	catalog := reservation.NewCatalog(s.pool, store)
+	sale, err := catalog.Create(t.Context(), reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
+	require.NoError(t, err)
+	restock := func(flags ...string) (int, string) {
+		c := s.command(append([]string{"sale", "restock", sale.ID.String(), "5"}, flags...)...)
+		c.Setenv("REDIS_URL", own.URL)
+		c.Start()
+		return c.Wait(within).ExitCode(), c.Output()
+	}
+
+	own.Kill()
+	status, output := restock()
+	assert.Equal(t, exitFailed, status, output)
+	flag := regexp.MustCompile(`--idempotency-key=[0-9a-f-]{36}`).FindString(output)
+	require.NotEmpty(t, flag, output)
+	require.NoError(t, own.Restart(t.Context()))
+
+	testkit.Eventually(t, within, "the same restock goes through", func() bool {
+		status, output = restock(flag)
+		return status == exitOK
+	})
+	shown, err := catalog.Show(t.Context(), sale.ID)
+	require.NoError(t, err)
+	assert.EqualValues(t, 15, shown.Available)
+
+	status, output = restock("--idempotency-key=a space")
+	assert.Equal(t, exitUsage, status)
+	assert.NotContains(t, output, "repeat it", "nothing can have been added")
+}

@@ -1,0 +1,151 @@
+package ingress
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/localserver"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// silence makes a Redis take every question and answer none, until it is called back or the test ends.
+func silence(t *testing.T, r *localserver.Redis) (speak func()) {
+	t.Helper()
+	require.NoError(t, syscall.Kill(r.Pid(), syscall.SIGSTOP))
+	speak = sync.OnceFunc(func() { _ = syscall.Kill(r.Pid(), syscall.SIGCONT) })
+	t.Cleanup(speak)
+	return speak
+}
+
+// TestSilentRedisHoldsNobodyUp: with more buyers waiting than two calls of the script take, all are
+// answered at the same time, and none of those who are told that nothing was reserved holds anything
+// when Redis has come back and read what it was sent.
+func TestSilentRedisHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	sale := s.sale(reservation.Terms{Stock: 10_000})
+	s.buy(sale, "", as("first")).is(http.StatusAccepted)
+	speak := silence(t, own)
+
+	const buyers = 800
+	answers := make([]reply, buyers)
+	var crowd sync.WaitGroup
+	began := time.Now()
+	for i := range answers {
+		crowd.Go(func() { answers[i] = s.buy(sale, "", as("buyer-"+strconv.Itoa(i))) })
+	}
+	crowd.Wait()
+	require.Less(t, time.Since(began), reserveTimeout+1500*time.Millisecond)
+
+	speak()
+	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool { return s.buy(sale, "", as("last")).status == http.StatusAccepted })
+	held := s.stock(sale).Buyers
+	said := map[string]int{}
+	for i, r := range answers {
+		require.Equal(t, "1", r.header.Get("Retry-After"))
+		if p := r.json(); p["type"] == "/problems/overloaded" {
+			require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "overloaded")["detail"], "Nothing was reserved")
+			require.NotContains(t, held, "buyer-"+strconv.Itoa(i))
+			said["nothing was reserved"]++
+		} else {
+			require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"], "outcome is unknown")
+			said["unknown"]++
+		}
+	}
+	require.NotZero(t, said["nothing was reserved"], said)
+	require.NotZero(t, said["unknown"], said)
+}
+
+// TestSilentRedisHoldsALookUpOnce: who looks at an order that Postgres has not seen.
+func TestSilentRedisHoldsALookUpOnce(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	path, _ := s.order(s.sale(reservation.Terms{Stock: 10}), "ada")
+	s.get(path, as("ada")).is(http.StatusOK)
+	silence(t, own)
+
+	began := time.Now()
+	s.get(path, as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	require.Less(t, time.Since(began), reservedTimeout+time.Second)
+}
+
+// gauge counts the looks into Postgres, and how many there were at once.
+type gauge struct {
+	Orders
+	all, now, most atomic.Int64
+}
+
+func (g *gauge) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+	g.all.Add(1)
+	defer g.now.Add(-1)
+	for now := g.now.Add(1); ; {
+		most := g.most.Load()
+		if now <= most || g.most.CompareAndSwap(most, now) {
+			break
+		}
+	}
+	return g.Orders.Order(ctx, id)
+}
+
+// TestSilentPostgresHoldsUpOneLookAtATime: while Postgres takes questions and never answers, one
+// request finds that out, again and again, and everybody else hears at once what Redis holds.
+func TestSilentPostgresHoldsUpOneLookAtATime(t *testing.T) {
+	t.Parallel()
+	asked := new(gauge)
+	s := openShop(t, func(c *Config) {
+		asked.Orders = c.Orders
+		c.Orders = asked
+	})
+	sale := s.sale(reservation.Terms{Stock: 2})
+	path, _ := s.order(sale, "ada")
+	unlock := s.lock("orders")
+	look := func() time.Duration {
+		began := time.Now()
+		require.Equal(t, "reserved", s.get(path, as("ada")).is(http.StatusOK)["status"])
+		return time.Since(began)
+	}
+	require.Less(t, look(), 3*orderTimeout)
+	asked.all.Store(0)
+	asked.most.Store(0)
+
+	const crowd = 16
+	var (
+		watchers sync.WaitGroup
+		slow     atomic.Int64
+		over     = time.Now().Add(5 * orderTimeout / 2)
+	)
+	for range crowd {
+		watchers.Go(func() {
+			for time.Now().Before(over) {
+				if look() > orderTimeout/2 {
+					slow.Add(1)
+				}
+			}
+		})
+	}
+	watchers.Wait()
+	require.NotZero(t, asked.all.Load(), "nobody tried whether Postgres is back")
+	require.EqualValues(t, 1, asked.most.Load(), "so many at once waited for Postgres")
+	require.LessOrEqual(t, slow.Load(), asked.all.Load())
+
+	unlock()
+	testkit.Eventually(t, 10*time.Second, "everybody asks Postgres again", func() bool {
+		before := asked.all.Load()
+		for range crowd {
+			look()
+		}
+		return asked.all.Load() == before+crowd
+	})
+}
