@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pause"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -200,7 +201,7 @@ func (r *AuditReport) awaitRest(ctx context.Context, c AuditConfig, streams []st
 			r.Streams, r.EntriesWaiting = len(streams), waiting
 			return nil
 		}
-		if !wait(restPause, ctx.Done()) {
+		if !pause.For(restPause, ctx.Done()) {
 			return ctx.Err()
 		}
 	}

@@ -4,10 +4,11 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 
 	"github.com/google/uuid"
+
+	"stampede/internal/figure"
 )
 
 // AuditReport is what an audit found.
@@ -125,7 +126,7 @@ func (r AuditReport) total() SaleFigures {
 // Figures tells in a line what the promise of that name was held against.
 func (r AuditReport) Figures(promise string) string {
 	t := r.total()
-	n := thousands
+	n := figure.Count[int64]
 	switch promise {
 	case "S1":
 		return fmt.Sprintf("%s units sold of %s", n(t.LiveUnits), n(t.Stock))
@@ -165,7 +166,7 @@ func (r AuditReport) WriteText(w io.Writer) error {
 			fmt.Fprintf(out, "      - %s\n", f)
 		}
 		if more := p.Found - int64(len(p.Findings)); more > 0 {
-			fmt.Fprintf(out, "      … and %s more\n", thousands(more))
+			fmt.Fprintf(out, "      … and %s more\n", figure.Count(more))
 		}
 	}
 	return out.Flush()
@@ -193,18 +194,5 @@ func plural(n int64, thing string) string {
 	if n != 1 {
 		thing += "s"
 	}
-	return thousands(n) + " " + thing
-}
-
-// thousands writes 1234567 as 1,234,567.
-func thousands(n int64) string {
-	digits := strconv.FormatInt(n, 10)
-	sign := ""
-	if n < 0 {
-		sign, digits = "-", digits[1:]
-	}
-	for i := len(digits) - 3; i > 0; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
-	}
-	return sign + digits
+	return figure.Count(n) + " " + thing
 }

@@ -3,6 +3,7 @@ package fulfillment
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -222,6 +223,7 @@ func (b *batcher) process(ctx context.Context, batch []*submission) (deferred []
 	defer func() {
 		if p := recover(); p != nil {
 			b.logger.Error("panic in a batch; its messages are delivered again", "panic", p, "stack", string(debug.Stack()))
+			// All of them, those that were to be deferred included: nobody else knows of them.
 			for _, s := range batch {
 				s.resolve(fmt.Errorf("%w: %v", errPanicked, p))
 			}
@@ -229,12 +231,12 @@ func (b *batcher) process(ctx context.Context, batch []*submission) (deferred []
 		}
 	}()
 
-	lease, batch, deferred := b.lockUsers(ctx, batch)
+	lease, ready, deferred := b.lockUsers(ctx, batch)
 	defer b.unlock(ctx, lease)
-	if len(batch) == 0 {
+	if len(ready) == 0 {
 		return deferred
 	}
-	events := inSaleOrder(batch)
+	events := inSaleOrder(ready)
 
 	crashpoint.Hit(crashpoint.BeforePersist)
 	outcomes := b.settle(ctx, events)
@@ -242,7 +244,7 @@ func (b *batcher) process(ctx context.Context, batch []*submission) (deferred []
 	released := b.release(ctx, outcomes)
 	crashpoint.Hit(crashpoint.BeforeAck)
 
-	for i, s := range batch {
+	for i, s := range ready {
 		out := outcomes[i]
 		if out.Status == reservation.StatusRejected && !released {
 			// Its units are not back: a later batch finds the order recorded and tries again.
@@ -252,7 +254,7 @@ func (b *batcher) process(ctx context.Context, batch []*submission) (deferred []
 		b.metrics.count(out)
 		s.resolve(out.Err)
 	}
-	b.metrics.batchOrders.Observe(float64(len(batch)))
+	b.metrics.batchOrders.Observe(float64(len(ready)))
 	b.metrics.batchSeconds.Observe(time.Since(started).Seconds())
 	return deferred
 }
@@ -318,7 +320,10 @@ func (b *batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	}
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	if err := lease.Release(ctx); err != nil {
+	switch err := lease.Release(ctx); {
+	case errors.Is(err, lock.ErrLost):
+		b.logger.Debug("a batch took longer than the locks of its users lasted", "lease", b.lease, "error", err)
+	case err != nil:
 		b.locking.failed(err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/internal/pause"
 	"stampede/reservation"
 )
 
@@ -81,7 +82,7 @@ func (b *batcher) try(ctx context.Context, transaction func(context.Context) ([]
 			b.recording.over()
 			return outcomes, err
 		}
-		if !wait(b.recording.failed(err), b.draining) {
+		if !pause.For(b.recording.failed(err), b.draining) {
 			return nil, ErrStopping
 		}
 	}

@@ -3,6 +3,7 @@ package fulfillment
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -168,6 +169,53 @@ func TestBatcherSurvivesAPanic(t *testing.T) {
 	}
 }
 
+// A batch of which a part is deferred, and the rest panics: nobody else knows of the deferred part.
+func TestBatcherAnswersDeferredMessagesAfterAPanic(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := newSale(t, s.pool, 1)
+	_, _, err := lock.New(s.rdb).TryEach(t.Context(), []string{s.keys.Lock(0, "user-1")}, 30*time.Second)
+	require.NoError(t, err)
+	b := s.batch(t, func(c *batcherConfig) { c.store = nil }) // to give the unit of a rejected order back
+	batch := make([]*submission, 3)
+	for i, event := range crowdOf(sale, 3) {
+		batch[i] = &submission{event: event, done: make(chan error, 1)}
+	}
+	require.Equal(t, "user-1", batch[0].event.UserID)
+	require.Empty(t, b.process(t.Context(), batch))
+	for _, submitted := range batch {
+		require.ErrorIs(t, answer(t, submitted.done), errPanicked)
+	}
+}
+
+// A lease that runs out under a slow Postgres says nothing about Redis.
+func TestBatcherThatIsSlowerThanItsLeaseReportsNoOutage(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	user := s.keys.Lock(0, "alice")
+	s.buy(t, sale, "alice")
+	hold, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
+	require.NoError(t, err)
+
+	log := &countingLog{}
+	b := s.batch(t, func(c *batcherConfig) { c.lease, c.logger = time.Second, slog.New(log) })
+	answers := handle(b, s.messages(t)...)
+	locked := func() bool { return s.rdb.Exists(t.Context(), user).Val() == 1 }
+	testkit.Eventually(t, 10*time.Second, "the user is locked", locked)
+	testkit.Eventually(t, 10*time.Second, "the lease runs out", func() bool { return !locked() })
+	require.NoError(t, hold.Rollback(t.Context()))
+	require.NoError(t, answer(t, answers[0]))
+	testkit.Eventually(t, 10*time.Second, "it says so", func() bool {
+		return log.times("a batch took longer than the locks of its users lasted") == 1
+	})
+	require.Zero(t, log.times("cannot lock the users of a batch, going on without, trying again"))
+	require.EqualValues(t, 1, s.count(t, confirmedOrders))
+}
+
 func TestBatcherGoesOnWithoutLocks(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
@@ -209,19 +257,12 @@ func TestBatcherLeavesWhatItCannotFinishWhenItStops(t *testing.T) {
 func TestBatcherKeepsARejectedOrderUntilItsUnitIsBack(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
-	rdb, err := connect.Control(server.URL)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = rdb.Close() })
-	pool := testkit.Pool(t)
-	s := &shop{pool: pool, rdb: rdb, keys: reservation.Keys{Prefix: "test", Partitions: 1}}
-	s.store = reservation.NewStore(rdb, s.keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
-	t.Cleanup(s.store.Close)
-	s.catalog = reservation.NewCatalog(pool, s.store)
+	s := newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
 	sale := s.open(t, 3)
 	for i := range 3 {
 		s.buy(t, sale, fmt.Sprintf("user-%d", i))
 	}
-	_, err = pool.Exec(t.Context(), "UPDATE sales SET stock = 2 WHERE id = $1", sale)
+	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET stock = 2 WHERE id = $1", sale)
 	require.NoError(t, err)
 	msgs := s.messages(t)
 	server.Kill()
@@ -237,14 +278,14 @@ func TestBatcherKeepsARejectedOrderUntilItsUnitIsBack(t *testing.T) {
 	}
 	testkit.Eventually(t, 20*time.Second, "two are done, and one is rejected", func() bool {
 		var n int64
-		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE status = 'rejected'").Scan(&n)
+		err := s.pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE status = 'rejected'").Scan(&n)
 		return err == nil && n == 1 && answered() == 2
 	})
 	require.NoError(t, server.Restart(t.Context()))
 	for _, a := range answers {
 		require.NoError(t, answer(t, a))
 	}
-	require.Equal(t, "1", rdb.HGet(t.Context(), s.keys.Sale(0, sale), "left").Val())
+	require.Equal(t, "1", s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "left").Val())
 }
 
 // tripCounter is a pgx tracer that counts round trips with batches of statements.

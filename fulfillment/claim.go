@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pause"
 	"stampede/lua"
 )
 
@@ -80,7 +81,7 @@ const keepPage = 500
 func (s *subscription) keepLeases(done <-chan struct{}) {
 	outage := outage{log: s.log, doing: "renew the leases of entries"}
 	interval := s.config.MinIdle / 4
-	for wait(interval, done) {
+	for pause.For(interval, done) {
 		for ids := range slices.Chunk(s.table.due(time.Now().Add(-interval)), keepPage) {
 			args := make([]any, 0, 2*len(ids))
 			for _, id := range ids {

@@ -21,6 +21,9 @@ var (
 	ErrDeadLetterNotFound = errors.New("dead letter not found")
 	// ErrDeadLetterSettled is returned for a dead letter that is not parked: it was replayed or discarded before.
 	ErrDeadLetterSettled = errors.New("dead letter is settled")
+	// ErrDeadLetterUnreadable is returned by Discard for an entry that reserves for somebody, or names an order, and
+	// does not say who bought what: its buyer would wait for ever.
+	ErrDeadLetterUnreadable = errors.New("dead letter names an order that cannot be read")
 )
 
 // RejectedDiscarded is the reason of an order whose event an operator discarded.

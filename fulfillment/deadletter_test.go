@@ -1,11 +1,15 @@
 package fulfillment
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -237,4 +241,169 @@ func TestDiscardOfWhatIsNoOrder(t *testing.T) {
 	require.NoError(t, letters.Discard(t.Context(), s.onlyLetter(t, letters).ID, "stray"))
 	require.Equal(t, "stray; the entry names no order", s.onlyLetter(t, letters).Resolution)
 	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), ErrDeadLetterNotFound)
+}
+
+// letterOf parks the only entry of the stream, with some of its fields changed, and returns its letter.
+func (s *shop) letterOf(t testing.TB, letters *DeadLetters, changed map[string]func(string) string) DeadLetter {
+	t.Helper()
+	entry := s.takeOut(t)
+	for i, f := range entry.Fields {
+		if change := changed[f.Name]; change != nil {
+			entry.Fields[i].Value = change(f.Value)
+		}
+	}
+	_, err := reservedOf(entry)
+	require.ErrorIs(t, err, reservation.ErrUndecodable)
+	require.NoError(t, letters.Park(t.Context(), entry, err))
+	return s.onlyLetter(t, letters)
+}
+
+func replacing(from, to string) func(string) string {
+	return func(value string) string { return strings.Replace(value, from, to, 1) }
+}
+
+// Its buyer was told that the order is accepted, whether or not this version can read the rest.
+func TestDiscardEndsAnOrderOfAVersionThatNobodyKnows(t *testing.T) {
+	t.Parallel()
+	for name, changed := range map[string]map[string]func(string) string{
+		"version of the payload":  {"payload": replacing(`"version":1`, `"version":9`)},
+		"version of the metadata": {"metadata": replacing("\xa11", "\xa12")},
+		"type of another field":   {"payload": replacing(`"requested_at_ms":`, `"requested_at_ms":"noon","at":`)},
+		"metadata":                {"metadata": func(string) string { return "not msgpack" }},
+		"time and place":          {reservation.MetaReservedAt: func(string) string { return "noon" }, reservation.MetaSequence: func(string) string { return "first" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			letters := NewDeadLetters(s.pool, s.rdb, s.store)
+			sale := s.open(t, 5)
+			order := s.buy(t, sale, "alice")
+			letter := s.letterOf(t, letters, changed)
+			require.NoError(t, letters.Discard(t.Context(), letter.ID, "rolled back"))
+			got, err := NewLedger(s.pool).Order(t.Context(), order)
+			require.NoError(t, err)
+			require.Equal(t, reservation.StatusRejected, got.Status)
+			require.Equal(t, RejectedDiscarded, got.Reason)
+			require.WithinDuration(t, time.Now(), got.ReservedAt, time.Minute)
+			report := s.audit(t, sale)
+			require.False(t, report.Broken(), textOf(t, report))
+			require.EqualValues(t, 5, report.Sales[0].Available)
+		})
+	}
+}
+
+func TestDiscardRefusesAnOrderThatItCannotEnd(t *testing.T) {
+	t.Parallel()
+	for name, changed := range map[string]map[string]func(string) string{
+		"an event without a payload": {"payload": func(string) string { return "" }},
+		"an event without a user":    {"payload": replacing(`"user_id"`, `"buyer"`)},
+		"a quantity of none":         {"payload": replacing(`"quantity":1`, `"quantity":0`)},
+		"an order without metadata":  {"metadata": func(string) string { return "" }, "payload": replacing(`"sale_id"`, `"shop"`)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			letters := NewDeadLetters(s.pool, s.rdb, s.store)
+			s.buy(t, s.open(t, 5), "alice")
+			letter := s.letterOf(t, letters, changed)
+			require.ErrorIs(t, letters.Discard(t.Context(), letter.ID, "away with it"), ErrDeadLetterUnreadable)
+			require.Equal(t, DeadLetterParked, s.onlyLetter(t, letters).Status)
+		})
+	}
+}
+
+// An order id alone is not enough: what happens to an order later on is an event of another name.
+func TestDiscardOfAnotherEventLeavesItsOrderAlone(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	order := s.buy(t, s.open(t, 5), "alice")
+	letter := s.letterOf(t, letters, map[string]func(string) string{
+		"metadata": replacing(reservation.EventReserved, strings.Repeat("x", len(reservation.EventReserved))),
+	})
+	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray"))
+	require.Equal(t, "stray; the entry names no order", s.onlyLetter(t, letters).Resolution)
+	_, err := NewLedger(s.pool).Order(t.Context(), order)
+	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+}
+
+func TestReplayWaitsForADiscardThatIsUnderWay(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	sale := s.open(t, 5)
+	order := s.buy(t, sale, "alice")
+	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
+	id := s.onlyLetter(t, letters).ID
+
+	hold, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = hold.Exec(t.Context(), "LOCK TABLE orders") // which the Discard comes to in its middle
+	require.NoError(t, err)
+	waiting := func() int64 {
+		return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+	}
+	discarded, replayed := make(chan error, 1), make(chan error, 1)
+	go func() { discarded <- letters.Discard(context.Background(), id, "the operator said so") }()
+	testkit.Eventually(t, soon, "the Discard is under way", func() bool { return waiting() == 1 })
+	go func() {
+		_, err := letters.Replay(context.Background(), id)
+		replayed <- err
+	}()
+	testkit.Eventually(t, soon, "the Replay waits, or is done", func() bool { return waiting() == 2 || len(replayed) == 1 })
+	require.NoError(t, hold.Rollback(t.Context()))
+
+	require.NoError(t, answer(t, discarded))
+	require.ErrorIs(t, answer(t, replayed), ErrDeadLetterSettled)
+	require.Zero(t, s.rdb.XLen(t.Context(), s.keys.Orders(0)).Val(), "nothing was appended")
+	got, err := NewLedger(s.pool).Order(t.Context(), order)
+	require.NoError(t, err)
+	require.Equal(t, reservation.StatusRejected, got.Status)
+}
+
+// Each of them holds a connection while the ledger needs another.
+func TestDiscardsAtOnceShareTwoConnections(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	config := s.pool.Config()
+	config.MaxConns = 2
+	narrow, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(narrow.Close)
+	letters := NewDeadLetters(narrow, s.rdb, s.store)
+	sale := s.open(t, 5)
+	s.buy(t, sale, "alice")
+	entry := s.takeOut(t)
+	const n = 8
+	discarded := make(chan error, n)
+	for i := range n {
+		entry.ID = fmt.Sprintf("1-%d", i)
+		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
+	}
+	all, err := letters.List(t.Context(), DeadLetterParked, n)
+	require.NoError(t, err)
+	for _, letter := range all {
+		go func() { discarded <- letters.Discard(context.Background(), letter.ID, "at once") }()
+	}
+	for range all {
+		require.NoError(t, answer(t, discarded))
+	}
+}
+
+func TestReadingADeadLetterLocksNothing(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	require.NoError(t, letters.Park(t.Context(), s.rubbish(t), errors.New("rubbish")))
+	id := s.onlyLetter(t, letters).ID
+	hold, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = hold.Exec(t.Context(), "SELECT FROM dead_letters WHERE id = $1 FOR UPDATE", id)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err = letters.Get(ctx, id)
+	require.NoError(t, err)
 }

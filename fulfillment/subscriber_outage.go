@@ -53,18 +53,6 @@ func retryDelay(try int, first, longest time.Duration) time.Duration {
 	return delay - rand.N(delay/2+1)
 }
 
-// wait pauses for that long. It is false if stop was closed first.
-func wait(delay time.Duration, stop <-chan struct{}) bool {
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-stop:
-		return false
-	}
-}
-
 // callTimeout bounds one call to Redis beside the reads, where the client heeds contexts.
 const callTimeout = 3 * time.Second
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pause"
 	"stampede/reservation"
 )
 
@@ -24,12 +25,13 @@ type reader struct {
 	// claimFrom is where the search for orphans goes on, or "" when none is under way.
 	claimFrom string
 	claimDue  time.Time
-	grouped   bool
+	// grouped is false while the group may be missing.
+	grouped bool
 }
 
 func (s *subscription) read() {
 	r := &reader{subscription: s, outage: outage{log: s.log, doing: "read the stream"}}
-	r.startOver()
+	r.startOver(nil)
 	for {
 		room := s.table.awaitRoom(s.stop)
 		if s.stopping() {
@@ -40,16 +42,21 @@ func (s *subscription) read() {
 			r.outage.over()
 			continue
 		}
-		r.startOver()
-		if !wait(r.outage.failed(err), s.stop) {
+		r.startOver(err)
+		if !pause.For(r.outage.failed(err), s.stop) {
 			return
 		}
 	}
 }
 
 // startOver is what follows an error. The reply that was lost with it may have held entries, which
-// are now pending here without anybody knowing; and the group itself may be gone.
-func (r *reader) startOver() { r.grouped, r.replayFrom, r.claimFrom = false, "0", "" }
+// are now pending here without anybody knowing.
+func (r *reader) startOver(after error) {
+	r.replayFrom, r.claimFrom = "0", ""
+	if isNoGroup(after) {
+		r.grouped = false
+	}
+}
 
 func (r *reader) step(room int) error {
 	if !r.grouped {
@@ -72,10 +79,16 @@ func (r *reader) step(room int) error {
 	return r.readNew(room)
 }
 
+// createGroup makes sure that the group is there, or that the next read will say that it is not. A
+// full Redis refuses to create a group even where there is one, and to read from it is what makes room.
 func (r *reader) createGroup() error {
 	ctx, cancel := forCall(r.ctx)
 	defer cancel()
-	return createGroup(ctx, r.config.Control, r.stream, r.config.Group)
+	err := createGroup(ctx, r.config.Control, r.stream, r.config.Group)
+	if redis.IsOOMError(err) {
+		return nil
+	}
+	return err
 }
 
 // replay hands out a page of what Redis has pending for this consumer and this process does not hold:

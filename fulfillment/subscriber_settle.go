@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"stampede/internal/pause"
 )
 
 // subscription is one stream being read, from Subscribe to the end of its channel.
@@ -142,7 +144,7 @@ func (s *subscription) redeliver(d *delivery) bool {
 		s.bury(d, refusedTooOften(d))
 		return false
 	}
-	if !wait(retryDelay(d.refusals, s.config.RedeliveryDelay, s.config.RedeliveryDelayMax), s.stop) {
+	if !pause.For(retryDelay(d.refusals, s.config.RedeliveryDelay, s.config.RedeliveryDelayMax), s.stop) {
 		return false
 	}
 	d.deliveries++
@@ -187,7 +189,7 @@ func (s *subscription) bury(d *delivery, reason error) {
 			s.acks.add(d.id)
 			return
 		}
-		if !wait(delay, s.stop) {
+		if !pause.For(delay, s.stop) {
 			return
 		}
 	}
@@ -281,7 +283,7 @@ func (s *subscription) sendAcks(ids []string, outage *outage) {
 			s.table.release(ids...)
 			return
 		}
-		if !wait(outage.failed(err), s.ctx.Done()) {
+		if !pause.For(outage.failed(err), s.ctx.Done()) {
 			return
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -158,16 +157,6 @@ func TestRetryDelayDoublesWithinItsBounds(t *testing.T) {
 		}
 	}
 	require.Equal(t, time.Duration(1), retryDelay(1, 1, 1))
-}
-
-func TestWaitEndsWhenStopped(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		stop := make(chan struct{})
-		require.True(t, wait(time.Hour, stop))
-		close(stop)
-		require.False(t, wait(time.Hour, stop))
-	})
 }
 
 func TestStrayEntryBecomesADeadLetterAndStopsNobody(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pause"
 	"stampede/lua"
 )
 
@@ -67,7 +68,7 @@ func NewTrimmer(config TrimmerConfig) (*Trimmer, error) {
 // Run trims until ctx is cancelled, and returns nil then. It goes on while Redis is away.
 func (t *Trimmer) Run(ctx context.Context) error {
 	outage := outage{log: t.config.Logger, doing: "trim the streams"}
-	for wait(t.config.Interval, ctx.Done()) {
+	for pause.For(t.config.Interval, ctx.Done()) {
 		var failed []error
 		for _, stream := range t.config.Streams {
 			if _, err := t.trim(ctx, stream); err != nil {

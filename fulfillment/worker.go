@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/internal/pause"
 	"stampede/lock"
 	"stampede/reservation"
 	"stampede/sql"
@@ -202,7 +203,7 @@ func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) 
 			outage.over()
 			return max(partitions, w.config.Keys.Partitions), err
 		}
-		if ctx.Err() != nil || !wait(outage.failed(err), ctx.Done()) {
+		if ctx.Err() != nil || !pause.For(outage.failed(err), ctx.Done()) {
 			return 0, ctx.Err()
 		}
 	}
@@ -221,7 +222,7 @@ func (w *Worker) askPostgres(ctx context.Context) (partitions int, err error) {
 // sweep tells Redis what operators decided and Redis does not know yet.
 func (w *Worker) sweep(ctx context.Context) error {
 	outage := outage{log: w.config.Logger, doing: "tell Redis about changed sales"}
-	for wait(retryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
+	for pause.For(retryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
 		published, err := w.publishPending(ctx)
 		switch {
 		case ctx.Err() != nil:

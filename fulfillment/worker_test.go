@@ -39,10 +39,18 @@ type shop struct {
 
 func newShop(t testing.TB, pool *pgxpool.Pool) *shop {
 	t.Helper()
-	blocking, err := connect.Blocking(testkit.RedisURL(t))
+	return newShopOn(t, pool, testkit.RedisURL(t), testkit.Keys(t))
+}
+
+func newShopOn(t testing.TB, pool *pgxpool.Pool, redisURL string, keys reservation.Keys) *shop {
+	t.Helper()
+	blocking, err := connect.Blocking(redisURL)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = blocking.Close() })
-	s := &shop{pool: pool, rdb: testkit.Redis(t), blocking: blocking, keys: testkit.Keys(t)}
+	control, err := connect.Control(redisURL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = control.Close() })
+	s := &shop{pool: pool, rdb: control, blocking: blocking, keys: keys}
 	s.store = reservation.NewStore(s.rdb, s.keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
 	t.Cleanup(s.store.Close)
 	s.catalog = reservation.NewCatalog(pool, s.store)
@@ -238,7 +246,7 @@ func TestWorkerWaitsForPostgresAndParksNothing(t *testing.T) {
 	for i := range 300 {
 		s.buy(t, sale, fmt.Sprintf("later-%d", i))
 	}
-	failing := func() float64 { return gaugeOf(t, registry, "stampede_worker_failing", "record") }
+	failing := func() float64 { return valueOf(t, registry, "stampede_worker_failing", "record") }
 	testkit.Eventually(t, 10*time.Second, "the outage shows", func() bool { return failing() == 1 })
 	// What is away does not fill this process: it stops reading when its hands are full.
 	testkit.Eventually(t, 10*time.Second, "the worker's hands are full", func() bool {
@@ -273,7 +281,7 @@ func TestWorkerStopsPromptlyWhilePostgresIsAwayAndLeavesItsEntries(t *testing.T)
 	server.StopImmediate()
 	s.crowd(t, sale, 50)
 	testkit.Eventually(t, 10*time.Second, "the outage shows", func() bool {
-		return gaugeOf(t, registry, "stampede_worker_failing", "record") == 1
+		return valueOf(t, registry, "stampede_worker_failing", "record") == 1
 	})
 	started := time.Now()
 	stop()
@@ -429,15 +437,17 @@ func TestWorkerDefersUsersWhomAnotherWorkerHasInHand(t *testing.T) {
 	s.awaitConfirmed(t, 2)
 }
 
-// gaugeOf returns the value of the gauge with that label value, 0 if there is none.
-func gaugeOf(t testing.TB, from prometheus.Gatherer, name, label string) float64 {
+// valueOf returns the value of the gauge or counter with that label value, 0 if there is none.
+func valueOf(t testing.TB, from prometheus.Gatherer, name, label string) float64 {
 	t.Helper()
 	families, err := from.Gather()
 	require.NoError(t, err)
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
-			if family.GetName() == name && m.GetLabel()[0].GetValue() == label {
-				return m.GetGauge().GetValue()
+			for _, l := range m.GetLabel() {
+				if family.GetName() == name && l.GetValue() == label {
+					return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+				}
 			}
 		}
 	}

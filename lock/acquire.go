@@ -15,7 +15,7 @@ const giveBackTimeout = time.Second
 // [Lease.Context]), and never waits: it returns a lease on those that it got, which may be none, and
 // the keys that others hold, in the order given. A key that is named twice is taken once.
 //
-// It costs one round trip for every 256 keys. All keys of the call have the same owner; without one
+// It costs one round trip for every 512 keys. All keys of the call have the same owner; without one
 // in ctx that is a new one. The lease is cut to whole milliseconds and counts from before the first
 // key was asked for.
 //

@@ -75,7 +75,7 @@ func (le *Lease) Context(ctx context.Context) context.Context {
 	return context.WithValue(ctx, ownerKey{le.owner.locker}, le.owner)
 }
 
-// Release gives up the hold on all keys, in one round trip for every 256 of them. It goes on when ctx
+// Release gives up the hold on all keys, in one round trip for every 512 of them. It goes on when ctx
 // is done, for at most five seconds, because a lock that is left behind keeps others waiting until
 // its lease ends.
 //

@@ -306,7 +306,7 @@ func TestACallerThatGaveUp(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 
-func TestTenThousandKeysTakeOneCallForEvery256(t *testing.T) {
+func TestTenThousandKeysTakeOneCallForEvery512(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	var calls atomic.Int64
@@ -324,10 +324,10 @@ func TestTenThousandKeysTakeOneCallForEvery256(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []string{names[9_999]}, busy)
 	assert.Equal(t, names[:9_999], lease.Keys())
-	assert.EqualValues(t, 40, calls.Load())
+	assert.EqualValues(t, 20, calls.Load())
 
 	require.NoError(t, lease.Release(ctx))
-	assert.LessOrEqual(t, calls.Load(), int64(81), "and a NOSCRIPT at most")
+	assert.LessOrEqual(t, calls.Load(), int64(41), "and a NOSCRIPT at most")
 	require.NoError(t, other.Release(ctx))
 	left, err := b.rdb.Exists(ctx, names...).Result()
 	require.NoError(t, err)
@@ -350,7 +350,7 @@ func (h hook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func BenchmarkTryEachAndRelease(b *testing.B) {
 	rdb, keys := testkit.Redis(b), testkit.Keys(b)
 	locker := lock.New(rdb)
-	for _, n := range []int{1, 64, 256} {
+	for _, n := range []int{1, 64, 512} {
 		b.Run(fmt.Sprintf("keys=%d", n), func(b *testing.B) {
 			names := make([]string, n)
 			for i := range names {

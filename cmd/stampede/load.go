@@ -15,6 +15,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/crowd"
+	"stampede/internal/figure"
 )
 
 type loadCmd struct {
@@ -50,7 +51,7 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 		if sale, err = crowd.CreateSale(ctx, c.URLs[0], c.AdminToken, "load test", c.Stock, c.Quantity); err != nil {
 			return err
 		}
-		_, _ = fmt.Fprintf(s.err, "created sale %s of %s units\n", sale, crowd.Count(c.Stock))
+		_, _ = fmt.Fprintf(s.err, "created sale %s of %s units\n", sale, figure.Count(c.Stock))
 	}
 	over := c.Over
 	if c.Rate > 0 {
