@@ -27,6 +27,8 @@ var (
 	ErrSchemaAhead = errors.New("the database was migrated by a newer stampede: run that one, or `stampede migrate down` with it")
 	// ErrNothingToUndo is returned by Down when no migration is applied.
 	ErrNothingToUndo = errors.New("no migration is applied")
+	// ErrHoldsSales is returned by Down where it would delete what somebody sold.
+	ErrHoldsSales = errors.New("the database holds sales, and undoing a migration deletes them with all their orders: repeat it with --discard-data if they may go")
 	// ErrDatabaseURL is returned for a URL that cannot be read. It does not say more, because the
 	// URL holds a password.
 	ErrDatabaseURL = errors.New("DATABASE_URL must look like postgres://user:password@host:5432/database, special characters percent-encoded")
@@ -62,9 +64,22 @@ func Up(ctx context.Context, databaseURL string) error {
 	})
 }
 
-// Down undoes the latest migration that is applied, with the data that it holds.
+// Down undoes the latest migration that is applied, in a database without sales. It returns
+// ErrHoldsSales for one that has any.
 func Down(ctx context.Context, databaseURL string) error {
-	return withProvider(databaseURL, func(p *goose.Provider) error {
+	return down(ctx, databaseURL, refuseWithSales)
+}
+
+// DownWithData undoes the latest migration that is applied, with the data that it holds.
+func DownWithData(ctx context.Context, databaseURL string) error {
+	return down(ctx, databaseURL, func(context.Context, *stdsql.DB) error { return nil })
+}
+
+func down(ctx context.Context, databaseURL string, allow func(context.Context, *stdsql.DB) error) error {
+	return withDatabase(databaseURL, func(db *stdsql.DB, p *goose.Provider) error {
+		if err := allow(ctx, db); err != nil {
+			return err
+		}
 		_, err := p.Down(ctx)
 		if errors.Is(err, goose.ErrNoNextVersion) {
 			return ErrNothingToUndo
@@ -74,6 +89,25 @@ func Down(ctx context.Context, databaseURL string) error {
 		}
 		return nil
 	})
+}
+
+func refuseWithSales(ctx context.Context, db *stdsql.DB) error {
+	var found bool
+	err := db.QueryRowContext(ctx, "SELECT EXISTS (SELECT FROM sales)").Scan(&found)
+	switch {
+	case isUndefinedTable(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("look for sales: %w", err)
+	case found:
+		return ErrHoldsSales
+	}
+	return nil
+}
+
+func isUndefinedTable(err error) bool {
+	pgErr := (*pgconn.PgError)(nil)
+	return errors.As(err, &pgErr) && pgErr.Code == undefinedTable
 }
 
 // Status returns all migrations that this program knows, oldest first.
@@ -108,8 +142,9 @@ func Check(ctx context.Context, pool *pgxpool.Pool) error {
 	// table is where the statement is prepared, comes again from the rows.
 	rows, _ := pool.Query(ctx, "SELECT version_id FROM "+goose.DefaultTablename+" WHERE is_applied AND version_id > 0")
 	applied, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if pgErr := (*pgconn.PgError)(nil); errors.As(err, &pgErr) && pgErr.Code == undefinedTable {
-		return fmt.Errorf("%w (it has none of %d migrations)", ErrNotMigrated, len(known))
+	all := len(known)
+	if isUndefinedTable(err) {
+		return fmt.Errorf("%w (migrations applied: 0 of %d)", ErrNotMigrated, all)
 	}
 	if err != nil {
 		return fmt.Errorf("read the schema's version: %w", err)
@@ -121,7 +156,7 @@ func Check(ctx context.Context, pool *pgxpool.Pool) error {
 		delete(known, v)
 	}
 	if len(known) > 0 {
-		return fmt.Errorf("%w (it lacks %d migrations)", ErrNotMigrated, len(known))
+		return fmt.Errorf("%w (migrations applied: %d of %d)", ErrNotMigrated, all-len(known), all)
 	}
 	return nil
 }
@@ -164,7 +199,11 @@ func Fingerprint() (string, error) {
 	return fmt.Sprintf("%x", hash.Sum(nil)[:8]), nil
 }
 
-func withProvider(databaseURL string, do func(*goose.Provider) error) (err error) {
+func withProvider(databaseURL string, do func(*goose.Provider) error) error {
+	return withDatabase(databaseURL, func(_ *stdsql.DB, p *goose.Provider) error { return do(p) })
+}
+
+func withDatabase(databaseURL string, do func(*stdsql.DB, *goose.Provider) error) (err error) {
 	config, err := pgx.ParseConfig(databaseURL)
 	if databaseURL == "" || err != nil {
 		return ErrDatabaseURL
@@ -175,7 +214,7 @@ func withProvider(databaseURL string, do func(*goose.Provider) error) (err error
 	if err != nil {
 		return fmt.Errorf("read the migrations: %w", err)
 	}
-	return do(provider)
+	return do(db, provider)
 }
 
 func newProvider(db *stdsql.DB) (*goose.Provider, error) {

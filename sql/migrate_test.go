@@ -64,6 +64,17 @@ func TestDownUndoesOneStepAtATime(t *testing.T) {
 	require.NoError(t, sql.Check(t.Context(), pool))
 }
 
+func TestDownDeletesNoSalesUnlessItIsToldTo(t *testing.T) {
+	t.Parallel()
+	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
+	_, err := pool.Exec(t.Context(), "INSERT INTO sales (id, name, stock) VALUES (gen_random_uuid(), 'autumn', 1)")
+	require.NoError(t, err)
+	require.ErrorIs(t, sql.Down(t.Context(), url), sql.ErrHoldsSales)
+	require.NoError(t, sql.Check(t.Context(), pool), "nothing was undone")
+	require.NoError(t, sql.DownWithData(t.Context(), url))
+	require.ErrorIs(t, sql.Check(t.Context(), pool), sql.ErrNotMigrated)
+}
+
 func TestStatusNamesTheMigrations(t *testing.T) {
 	t.Parallel()
 	first := status(t, testkit.DatabaseURL(t))[0]
