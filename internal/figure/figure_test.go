@@ -1,0 +1,21 @@
+package figure_test
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/figure"
+)
+
+func TestCountSetsThousandsApart(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int64]string{
+		0: "0", 7: "7", 999: "999", 1000: "1,000", 123456: "123,456", 1234567: "1,234,567",
+		-1: "-1", -999: "-999", -1000: "-1,000", math.MinInt64: "-9,223,372,036,854,775,808",
+	} {
+		require.Equal(t, want, figure.Count(n))
+	}
+	require.Equal(t, "10,000", figure.Count(10_000))
+}
