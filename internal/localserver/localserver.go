@@ -9,6 +9,8 @@ import (
 	"context"
 	"errors"
 	"sync"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Pair is a Redis and a Postgres to work with.
@@ -54,6 +56,19 @@ func Provide(ctx context.Context, redisURL, databaseURL string) (*Pair, error) {
 		p.DatabaseURL = p.Postgres.URL
 	}
 	return p, nil
+}
+
+// Watch returns nil when ctx ends, and before that an error when a private server ends by itself.
+// Without private servers it returns at once.
+func (p *Pair) Watch(ctx context.Context) error {
+	watching, ctx := errgroup.WithContext(ctx)
+	if p.Redis != nil {
+		watching.Go(func() error { return p.Redis.server.watch(ctx) })
+	}
+	if p.Postgres != nil {
+		watching.Go(func() error { return p.Postgres.server.watch(ctx) })
+	}
+	return watching.Wait()
 }
 
 // Stop stops the private servers and removes their data. Servers behind given URLs go on.

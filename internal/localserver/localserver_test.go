@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -39,7 +40,7 @@ func TestRedisKeepsWhatItAcknowledgedThroughSIGKILL(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	client := redisAt(t, server.URL)
-	for name, want := range map[string]string{"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "save": "", "bind": "127.0.0.1"} {
+	for name, want := range map[string]string{"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "save": "", "maxmemory": "1073741824", "bind": "127.0.0.1"} {
 		assert.Equal(t, want, client.ConfigGet(t.Context(), name).Val()[name], name)
 	}
 	require.NoError(t, client.Set(t.Context(), "kept", "yes", 0).Err())
@@ -74,6 +75,21 @@ func TestPostgresKeepsWhatItCommittedThroughAnImmediateStop(t *testing.T) {
 	var rows int
 	query(t, server.URL, "SELECT count(*) FROM kept", &rows)
 	require.Equal(t, 1, rows)
+}
+
+func TestWatchTellsWhichServerEndedByItself(t *testing.T) {
+	t.Parallel()
+	pair, err := localserver.Provide(t.Context(), "", "")
+	require.NoError(t, err)
+	t.Cleanup(pair.Stop)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, pair.Watch(ctx), "nobody waits any more")
+	require.NoError(t, syscall.Kill(pair.Redis.Pid(), syscall.SIGKILL))
+	require.EqualError(t, pair.Watch(t.Context()), "the private Redis ended by itself (signal: killed)")
+	require.NoError(t, pair.Redis.Restart(t.Context()))
+	require.NoError(t, syscall.Kill(pair.Postgres.Pid(), syscall.SIGKILL))
+	require.EqualError(t, pair.Watch(t.Context()), "the private Postgres ended by itself (signal: killed)")
 }
 
 func TestSweepLeavesFoldersInUse(t *testing.T) {

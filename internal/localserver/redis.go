@@ -54,6 +54,7 @@ func redisArgs(port int, override map[string]string) []string {
 		"appendonly":       "yes",
 		"appendfsync":      "always",
 		"save":             "", // the append-only file has everything
+		"maxmemory":        "1gb",
 		"maxmemory-policy": "noeviction",
 	}
 	maps.Copy(settings, override)

@@ -150,6 +150,24 @@ func (s *server) pid() int {
 	return s.process.Pid()
 }
 
+// watch waits until ctx ends, or until the process that runs now does, which is told in the error.
+func (s *server) watch(ctx context.Context) error {
+	s.mu.Lock()
+	process := s.process
+	s.mu.Unlock()
+	if process == nil {
+		return fmt.Errorf("the private %s is down", s.name)
+	}
+	select {
+	case <-process.Done():
+		if ctx.Err() == nil {
+			return fmt.Errorf("the private %s ended by itself (%v)", s.name, process.Wait())
+		}
+	case <-ctx.Done():
+	}
+	return nil
+}
+
 // serverEnv is our environment without what would change a server's settings or the language of
 // the messages that are read here.
 func serverEnv() []string {
