@@ -71,7 +71,9 @@ func (c *Config) setDefaults() {
 	}
 }
 
-func (c *Config) validate() error {
+// Validate tells what is missing or out of range.
+func (c Config) Validate() error {
+	c.setDefaults()
 	switch {
 	case len(c.URLs) == 0:
 		return errors.New("a crowd needs the URL of an ingress")
@@ -111,10 +113,10 @@ type Crowd struct {
 
 // New checks the configuration and prepares a crowd.
 func New(config Config) (*Crowd, error) {
-	config.setDefaults()
-	if err := config.validate(); err != nil {
+	if err := config.Validate(); err != nil {
 		return nil, err
 	}
+	config.setDefaults()
 	transport := &http.Transport{
 		MaxConnsPerHost:     config.Connections,
 		MaxIdleConnsPerHost: config.Connections,

@@ -3,7 +3,7 @@ package crowd
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -263,13 +263,26 @@ failed    0 clicks
 
   latency, ms   p50   p99  p99.9      max
       winners  0.41  0.00   0.00  1000.00
-`, "\n"), trimLines(out.String()))
+`, "\n"), out.String())
+
+	out.Reset()
+	require.NoError(t, Report{Buyers: 1, Failures: map[string]int{"connection refused": 1}}.WriteText(&out))
+	assert.Contains(t, out.String(), "connection refused 1\n")
+	assert.NotContains(t, out.String(), "latency", "a header without rows")
 }
 
-func trimLines(s string) string {
-	lines := strings.Split(s, "\n")
-	for i := range lines {
-		lines[i] = strings.TrimRight(lines[i], " ")
+func TestARefusedSaleIsToldInTheWordsOfTheProblem(t *testing.T) {
+	for said, want := range map[string]string{
+		`{"type":"/problems/unauthorized","title":"Unauthorized","status":401,"detail":"The token is not the operators'."}`: "create a sale: HTTP 401: Unauthorized: The token is not the operators'.",
+		`{"type":"/problems/unauthorized","title":"Unauthorized","status":401}`:                                            "create a sale: HTTP 401: Unauthorized",
+		"<html>\x1b[31m": `create a sale: HTTP 401: "<html>\x1b[31m"`,
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusUnauthorized)
+			_, _ = io.WriteString(w, said)
+		}))
+		_, err := CreateSale(t.Context(), server.URL, "wrong", "x", 1, 1)
+		server.Close()
+		assert.EqualError(t, err, want)
 	}
-	return strings.Join(lines, "\n")
 }

@@ -1,6 +1,7 @@
 package crowd
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"maps"
@@ -51,6 +52,19 @@ func (r Report) OfferedRate() float64 { return rate(r.Buyers, r.Over) }
 
 // WriteText prints the report for people.
 func (r Report) WriteText(w io.Writer) error {
+	var text bytes.Buffer
+	if err := r.writeTables(&text); err != nil {
+		return err
+	}
+	for line := range strings.Lines(text.String()) { // a table pads its empty cells
+		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r Report) writeTables(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	line := func(format string, a ...any) { _, _ = fmt.Fprintf(t, format+"\n", a...) } // Flush tells the error
 	line("crowd\t%s buyers\t%s/s offered\t%s double clicks, last answer after %.1f s",
@@ -66,6 +80,9 @@ func (r Report) WriteText(w io.Writer) error {
 	line("failed\t%s clicks\t\t%s", figure.Count(total(r.Failures)), counts(r.Failures))
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	if r.Winners.Count+r.Losers.Count == 0 {
+		return nil
 	}
 	return r.writeLatencies(w)
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 
 	"github.com/google/uuid"
 )
@@ -44,11 +45,23 @@ func createSale(ctx context.Context, baseURL, adminToken string, terms map[strin
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusCreated {
 		said, _ := io.ReadAll(io.LimitReader(resp.Body, answerBytes)) // as far as it can be read
-		return uuid.Nil, fmt.Errorf("HTTP %d: %q", resp.StatusCode, said)
+		return uuid.Nil, fmt.Errorf("HTTP %d: %s", resp.StatusCode, inWords(said))
 	}
 	var sale struct {
 		ID uuid.UUID `json:"id"`
 	}
 	err = json.NewDecoder(resp.Body).Decode(&sale)
 	return sale.ID, err
+}
+
+// inWords is what an RFC 9457 problem says, or anything else in quotes.
+func inWords(answer []byte) string {
+	var problem struct{ Title, Detail string }
+	switch err := json.Unmarshal(answer, &problem); {
+	case err != nil || problem.Title == "":
+		return strconv.Quote(string(answer))
+	case problem.Detail == "":
+		return problem.Title
+	}
+	return problem.Title + ": " + problem.Detail
 }

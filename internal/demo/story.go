@@ -48,23 +48,35 @@ func (s *story) follow(ctx context.Context, buyers *crowd.Crowd) {
 	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
+	told := ""
 	for {
+		done := false
 		select {
 		case <-tick.C:
 		case <-buyers.Done():
-			s.tell("%s", buyers.Progress())
-			return
+			done = true
 		case <-ctx.Done():
 			return
 		}
-		if s.terminal {
-			s.mu.Lock()
-			_, _ = fmt.Fprintf(s.out, "%s%5.1f s  %s", eraseLine, time.Since(s.start).Seconds(), buyers.Progress())
-			s.mu.Unlock()
-		} else {
-			s.tell("%s", buyers.Progress())
+		progress := buyers.Progress().String()
+		switch {
+		case s.terminal && !done:
+			s.move(progress)
+		case progress != told:
+			s.tell("%s", progress)
+			told = progress
+		}
+		if done {
+			return
 		}
 	}
+}
+
+// move writes the moving line anew.
+func (s *story) move(progress string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, _ = fmt.Fprintf(s.out, "%s%5.1f s  %s", eraseLine, time.Since(s.start).Seconds(), progress)
 }
 
 // report prints the crowd's figures.
