@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -81,12 +80,11 @@ func unlessMissing(err error) error {
 
 // entryAge reads the time from an entry's id. That is good enough for a gauge; nothing is decided by it.
 func entryAge(id string, now time.Time) time.Duration {
-	ms, _, _ := strings.Cut(id, "-")
-	appended, err := strconv.ParseInt(ms, 10, 64)
-	if err != nil {
+	at, ok := entryTime(id)
+	if !ok {
 		return 0
 	}
-	return max(0, now.Sub(time.UnixMilli(appended)))
+	return max(0, now.Sub(at))
 }
 
 // BacklogCollector is a prometheus.Collector that reads the backlog of streams when it is scraped.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,8 +22,8 @@ var (
 	ErrDeadLetterNotFound = errors.New("dead letter not found")
 	// ErrDeadLetterSettled is returned for a dead letter that is not parked: it was replayed or discarded before.
 	ErrDeadLetterSettled = errors.New("dead letter is settled")
-	// ErrDeadLetterUnreadable is returned by Discard for an entry that reserves for somebody, or names an order, and
-	// does not say who bought what: its buyer would wait for ever.
+	// ErrDeadLetterUnreadable is returned by Discard for an entry that reserves units, or names an
+	// order, and from which nobody can read who bought what: its buyer would wait for ever.
 	ErrDeadLetterUnreadable = errors.New("dead letter names an order that cannot be read")
 )
 
@@ -62,9 +63,12 @@ type DeadLetters struct {
 	rdb    redis.UniversalClient
 	ledger *Ledger
 	store  *reservation.Store
+
+	discarding sync.Mutex
 }
 
-// NewDeadLetters returns the dead letters of a database; rdb has the streams they came from.
+// NewDeadLetters returns the dead letters of a database; rdb has the streams they came from. Discard
+// needs two connections of the pool at a time.
 func NewDeadLetters(pool *pgxpool.Pool, rdb redis.UniversalClient, store *reservation.Store) *DeadLetters {
 	return &DeadLetters{pool: pool, rdb: rdb, ledger: NewLedger(pool), store: store}
 }
@@ -109,15 +113,29 @@ func (d *DeadLetters) List(ctx context.Context, status DeadLetterStatus, limit i
 
 // Get returns a dead letter, or ErrDeadLetterNotFound.
 func (d *DeadLetters) Get(ctx context.Context, id int64) (DeadLetter, error) {
-	return findDeadLetter(ctx, d.pool, id)
+	return readDeadLetter(ctx, d.pool, sql.FindDeadLetter, id)
 }
 
 type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-func findDeadLetter(ctx context.Context, from querier, id int64) (DeadLetter, error) {
-	rows, err := from.Query(ctx, sql.FindDeadLetter, id)
+// settle makes something of a letter that is parked, which nobody else can do at the same time.
+func (d *DeadLetters) settle(ctx context.Context, id int64, do func(pgx.Tx, DeadLetter) error) error {
+	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
+		letter, err := readDeadLetter(ctx, tx, sql.LockDeadLetter, id)
+		if err != nil {
+			return err
+		}
+		if letter.Status != DeadLetterParked {
+			return fmt.Errorf("%w: %d is %s", ErrDeadLetterSettled, id, letter.Status)
+		}
+		return do(tx, letter)
+	})
+}
+
+func readDeadLetter(ctx context.Context, from querier, query string, id int64) (DeadLetter, error) {
+	rows, err := from.Query(ctx, query, id)
 	if err != nil {
 		return DeadLetter{}, fmt.Errorf("find dead letter %d: %w", id, err)
 	}
@@ -150,14 +168,7 @@ func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
 // The entry is appended before that is noted: whoever dies in between leaves a letter that may be
 // replayed twice, which the ledger takes for the same order, and never one that is noted and lost.
 func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, err error) {
-	err = pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
-		letter, err := findDeadLetter(ctx, tx, id)
-		if err != nil {
-			return err
-		}
-		if letter.Status != DeadLetterParked {
-			return fmt.Errorf("%w: %d is %s", ErrDeadLetterSettled, id, letter.Status)
-		}
+	err = d.settle(ctx, id, func(tx pgx.Tx, letter DeadLetter) error {
 		values := make([]any, 0, 2*len(letter.Entry.Fields)+2)
 		for _, f := range letter.Entry.Fields {
 			if f.Name != fieldReplayOf { // of a letter that this database does not know
@@ -178,37 +189,38 @@ func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, err
 	return entryID, nil
 }
 
-// Discard gives a dead letter up. If its entry is an OrderReserved, the buyer was told that the order
-// is accepted: it gets a truthful end, OrderRejected for the reason RejectedDiscarded, and its units
-// go back to the sale; unless another delivery was applied meanwhile, which stands. Each step may be
-// repeated, and the letter is marked last, so a Discard that failed may be called again.
+// Discard gives a dead letter up. If its entry reserves units, the buyer was told that the order is
+// accepted: it gets a truthful end, OrderRejected for the reason RejectedDiscarded, and its units go
+// back to the sale; unless another delivery was applied meanwhile, which stands. That goes for a
+// version that this program does not know, too, as long as it says who bought what; if it does not,
+// the letter stays parked and the error is ErrDeadLetterUnreadable. Other errors are
+// ErrDeadLetterNotFound, and ErrDeadLetterSettled unless the letter is parked.
+//
+// Each step may be repeated, and the letter is marked last, so a Discard that failed may be called again.
 func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
-	letter, err := d.Get(ctx, id)
-	if err != nil {
-		return fmt.Errorf("discard: %w", err)
-	}
-	if letter.Status != DeadLetterParked {
-		return fmt.Errorf("discard: %w: %d is %s", ErrDeadLetterSettled, id, letter.Status)
-	}
-	became, err := d.endOrder(ctx, letter.Entry)
+	// While the letter is locked on one connection, the ledger needs another: several at a time could
+	// take them all, and wait for each other.
+	d.discarding.Lock()
+	defer d.discarding.Unlock()
+	err := d.settle(ctx, id, func(tx pgx.Tx, letter DeadLetter) error {
+		became, err := d.endOrder(ctx, letter.Entry)
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, sql.MarkDiscarded, id, storable(why+"; "+became))
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("discard dead letter %d: %w", id, err)
-	}
-	tag, err := d.pool.Exec(ctx, sql.MarkDiscarded, id, storable(why+"; "+became))
-	if err != nil {
-		return fmt.Errorf("discard dead letter %d: %w", id, err)
-	}
-	if tag.RowsAffected() == 0 {
-		return fmt.Errorf("discard: %w: %d, a moment ago", ErrDeadLetterSettled, id)
 	}
 	return nil
 }
 
 // endOrder gives the order of an entry its end, and says in words which.
 func (d *DeadLetters) endOrder(ctx context.Context, entry Entry) (string, error) {
-	event, err := reservedOf(entry)
-	if errors.Is(err, reservation.ErrUndecodable) {
-		return "the entry names no order", nil
+	event, err := orderOf(entry)
+	if errors.Is(err, errNoOrder) {
+		return errNoOrder.Error(), nil
 	} else if err != nil {
 		return "", err
 	}
@@ -228,18 +240,4 @@ func (d *DeadLetters) endOrder(ctx context.Context, entry Entry) (string, error)
 		return "", err
 	}
 	return fmt.Sprintf("order %s is rejected and its units are back in the sale", event.OrderID), nil
-}
-
-// reservedOf reads the event of an entry as a subscriber would have. Its error wraps
-// reservation.ErrUndecodable if the entry has none.
-func reservedOf(entry Entry) (reservation.OrderReserved, error) {
-	values := make(map[string]any, len(entry.Fields))
-	for _, f := range entry.Fields {
-		values[f.Name] = f.Value
-	}
-	msg, err := decodeEntry(entry.ID, values, entry.Deliveries)
-	if err != nil {
-		return reservation.OrderReserved{}, fmt.Errorf("%w: %w", reservation.ErrUndecodable, err)
-	}
-	return reservation.DecodeReserved(msg)
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -38,6 +39,23 @@ type Entry struct {
 
 // Field is one name and value of an Entry.
 type Field struct{ Name, Value string }
+
+// field is the value of the first field of that name, "" if there is none.
+func (e Entry) field(name string) string {
+	for _, f := range e.Fields {
+		if f.Name == name {
+			return f.Value
+		}
+	}
+	return ""
+}
+
+// entryTime is when an entry was appended, which its id tells by Redis's clock.
+func entryTime(id string) (at time.Time, ok bool) {
+	ms, _, _ := strings.Cut(id, "-")
+	appended, err := strconv.ParseInt(ms, 10, 64)
+	return time.UnixMilli(appended), err == nil
+}
 
 // readEntry fetches an entry as it stands in its stream. It asks for the plain reply because go-redis
 // makes a map of an entry, which loses the order of its fields and those that come twice. The error

@@ -54,6 +54,8 @@ var (
 	InsertSale string
 	//go:embed queries/list_dead_letters.sql
 	ListDeadLetters string
+	//go:embed queries/lock_dead_letter.sql
+	LockDeadLetter string
 	//go:embed queries/lock_sale.sql
 	LockSale string
 	//go:embed queries/mark_discarded.sql

@@ -19,7 +19,7 @@ type dlqCmd struct {
 	List    dlqListCmd    `cmd:"" help:"List the dead letters, newest first."`
 	Show    dlqShowCmd    `cmd:"" help:"Show a dead letter with all fields of its stream entry."`
 	Replay  dlqReplayCmd  `cmd:"" help:"Append the entry to its stream again, for a worker that knows better by now."`
-	Discard dlqDiscardCmd `cmd:"" help:"Give a dead letter up; its order, if it names one, is rejected and its units go back to the sale."`
+	Discard dlqDiscardCmd `cmd:"" help:"Give a dead letter up; its order, if it names one, is rejected and its units go back to the sale. Refused if it names one and does not say whose."`
 }
 
 // dlqFlags are what every command on dead letters needs.
@@ -54,8 +54,8 @@ type dlqListCmd struct {
 }
 
 func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	if c.Limit < 1 {
-		return usagef("--limit is %d, want at least 1", c.Limit)
+	if err := wantPositive("--limit", c.Limit); err != nil {
+		return err
 	}
 	status := fulfillment.DeadLetterStatus(c.Status)
 	if c.Status == "all" {

@@ -1,5 +1,4 @@
--- The dead letter with the id $1. The row stays locked until the transaction ends.
+-- The dead letter with the id $1.
 SELECT id, stream, entry_id, fields, reason, deliveries, status, replays, coalesce(resolution, ''), created_at, updated_at
 FROM dead_letters
 WHERE id = $1
-FOR UPDATE

@@ -1,0 +1,102 @@
+package fulfillment
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+
+	"stampede/reservation"
+)
+
+// errNoOrder is returned for an entry that names no order for which anybody could be waiting.
+var errNoOrder = errors.New("the entry names no order")
+
+// orderOf reads the reservation of an entry, and does not mind what a worker minds: a version that it
+// does not know, or a damaged envelope. The error is errNoOrder if the entry is something else, and
+// ErrDeadLetterUnreadable if it is not and says too little.
+func orderOf(entry Entry) (reservation.OrderReserved, error) {
+	event, err := reservedOf(entry)
+	if !errors.Is(err, reservation.ErrUndecodable) {
+		return event, err
+	}
+	payload := []byte(entry.field(fieldPayload))
+	name := eventNameOf(entry)
+	switch {
+	case name == reservation.EventReserved:
+	case name != "", !namesOrder(payload):
+		return reservation.OrderReserved{}, errNoOrder
+	}
+	if event, err = salvage(payload); err != nil {
+		return reservation.OrderReserved{}, fmt.Errorf("%w: %w", ErrDeadLetterUnreadable, err)
+	}
+	// When and where in the sale is worth knowing, and not worth refusing anything.
+	event.ReservedAt = reservedAtOf(entry)
+	if place, err := strconv.ParseInt(entry.field(reservation.MetaSequence), 10, 64); err == nil && place > 0 {
+		event.Sequence = place
+	}
+	return event, nil
+}
+
+// reservedOf reads the event of an entry as a subscriber would have. Its error wraps
+// reservation.ErrUndecodable if the entry has none.
+func reservedOf(entry Entry) (reservation.OrderReserved, error) {
+	values := make(map[string]any, len(entry.Fields))
+	for _, f := range entry.Fields {
+		values[f.Name] = f.Value
+	}
+	msg, err := decodeEntry(entry.ID, values, entry.Deliveries)
+	if err != nil {
+		return reservation.OrderReserved{}, fmt.Errorf("%w: %w", reservation.ErrUndecodable, err)
+	}
+	return reservation.DecodeReserved(msg)
+}
+
+// eventNameOf is the event that the metadata of an entry names, "" if there is none to be read.
+func eventNameOf(entry Entry) string {
+	msg, err := decodeEntry(entry.ID, map[string]any{fieldUUID: "", fieldMetadata: entry.field(fieldMetadata)}, entry.Deliveries)
+	if err != nil {
+		return ""
+	}
+	return msg.Metadata.Get(reservation.MetaEvent)
+}
+
+func namesOrder(payload []byte) bool {
+	var p struct {
+		OrderID json.RawMessage `json:"order_id"`
+	}
+	return json.Unmarshal(payload, &p) == nil && p.OrderID != nil
+}
+
+// salvage reads from the payload of a reservation, of whatever version, who bought what.
+func salvage(payload []byte) (reservation.OrderReserved, error) {
+	var p struct {
+		OrderID  uuid.UUID `json:"order_id"`
+		SaleID   uuid.UUID `json:"sale_id"`
+		UserID   string    `json:"user_id"`
+		Quantity int64     `json:"quantity"`
+		Epoch    int64     `json:"epoch"`
+	}
+	if err := json.Unmarshal(payload, &p); err != nil {
+		return reservation.OrderReserved{}, fmt.Errorf("payload: %w", err)
+	}
+	if p.OrderID == uuid.Nil || p.SaleID == uuid.Nil || p.Quantity < 1 || p.Quantity > reservation.MaxPerOrder || p.Epoch < 1 {
+		return reservation.OrderReserved{}, errors.New("payload lacks an id, or its numbers are out of range")
+	}
+	if err := reservation.ValidateUser(p.UserID); err != nil {
+		return reservation.OrderReserved{}, fmt.Errorf("payload: %w", err)
+	}
+	return reservation.OrderReserved{OrderID: p.OrderID, SaleID: p.SaleID, UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch}, nil
+}
+
+// reservedAtOf is the time that the script added to the entry, or else the one in the entry's id.
+func reservedAtOf(entry Entry) time.Time {
+	if ms, err := strconv.ParseInt(entry.field(reservation.MetaReservedAt), 10, 64); err == nil && ms > 0 {
+		return time.UnixMilli(ms).UTC()
+	}
+	at, _ := entryTime(entry.ID)
+	return at.UTC()
+}
