@@ -322,7 +322,7 @@ func (b *batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	defer cancel()
 	switch err := lease.Release(ctx); {
 	case errors.Is(err, lock.ErrLost):
-		b.logger.Debug("a batch took longer than the locks of its users lasted", "lease", b.lease, "error", err)
+		b.logger.Debug("locks of a batch were gone before it ended", "lease", b.lease, "error", err)
 	case err != nil:
 		b.locking.failed(err)
 	}

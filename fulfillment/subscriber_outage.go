@@ -43,6 +43,15 @@ func (o *outage) over() {
 	o.tries = 0
 }
 
+// note notes either, for what is tried again at a pace of its own.
+func (o *outage) note(err error) {
+	if err != nil {
+		o.failed(err)
+	} else {
+		o.over()
+	}
+}
+
 // retryDelay doubles with every try from first up to longest, and takes a random part of up to a
 // half off, so that those who failed together do not come back together.
 func retryDelay(try int, first, longest time.Duration) time.Duration {

@@ -75,14 +75,10 @@ func (t *Trimmer) Run(ctx context.Context) error {
 				failed = append(failed, err)
 			}
 		}
-		switch err := errors.Join(failed...); {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return nil
-		case err != nil:
-			outage.failed(err)
-		default:
-			outage.over()
 		}
+		outage.note(errors.Join(failed...))
 	}
 	return nil
 }

@@ -14,10 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/pause"
 	"stampede/lock"
 	"stampede/reservation"
-	"stampede/sql"
 )
 
 // WorkerConfig configures a Worker. The first seven fields have no default.
@@ -88,10 +86,8 @@ func (c *WorkerConfig) Validate() error {
 // Worker brings reservations to their end: it reads them from the streams of all partitions, writes
 // orders to Postgres and gives units of refused ones back. Any number of workers share the work.
 type Worker struct {
-	config      WorkerConfig
-	metrics     *workerMetrics
-	subscriber  *Subscriber
-	deadLetters *DeadLetters
+	config  WorkerConfig
+	metrics *workerMetrics
 }
 
 // NewWorker returns a Worker. It does not talk to Redis or Postgres yet.
@@ -104,6 +100,13 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, err := newWorkerSubscriber(&config); err != nil { // which makes a new one whenever it starts anew
+		return nil, err
+	}
+	return &Worker{config: config, metrics: metrics}, nil
+}
+
+func newWorkerSubscriber(config *WorkerConfig) (*Subscriber, error) {
 	letters := NewDeadLetters(config.Pool, config.Control, config.Store)
 	subscriber, err := NewSubscriber(SubscriberConfig{
 		Client: config.Blocking, Control: config.Control, Group: reservation.Group, Consumer: config.Consumer,
@@ -113,7 +116,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, fmt.Errorf("worker config: %w", err)
 	}
-	return &Worker{config: config, metrics: metrics, subscriber: subscriber, deadLetters: letters}, nil
+	return subscriber, nil
 }
 
 // Run works until ctx ends; what is under way then is finished, within DrainTimeout. It returns nil
@@ -126,13 +129,29 @@ func (w *Worker) Run(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
+	w.config.Logger.Info("worker started", "consumer", w.config.Consumer, "partitions", partitions)
+	defer w.config.Logger.Info("worker stopped", "consumer", w.config.Consumer)
+	for {
+		needed, err := w.serve(ctx, partitions)
+		if err != nil || ctx.Err() != nil {
+			return err
+		}
+		w.config.Logger.Info("sales have more partitions: reading their streams as well", "partitions", needed, "before", partitions)
+		partitions = needed
+	}
+}
+
+// serve works on so many partitions until ctx ends, or until sales have more of them: then it drains
+// and returns how many. To start anew with all of them is simpler than to add to what is running, and
+// nobody notices: a drain is short, and what it leaves behind this consumer finds at once.
+func (w *Worker) serve(ctx context.Context, partitions int) (needed int, err error) {
 	streams := make([]string, partitions)
 	for p := range streams {
 		streams[p] = w.config.Keys.Orders(p)
 	}
 	unregister, err := w.registerBacklog(streams)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer unregister()
 	trimmer, err := NewTrimmer(TrimmerConfig{
@@ -140,24 +159,32 @@ func (w *Worker) Run(ctx context.Context) error {
 		Logger: w.config.Logger, Registerer: w.config.Registerer,
 	})
 	if err != nil {
-		return err
+		return 0, err
+	}
+	subscriber, err := newWorkerSubscriber(&w.config)
+	if err != nil {
+		return 0, err
 	}
 
-	w.config.Logger.Info("worker started", "consumer", w.config.Consumer, "partitions", partitions)
+	ctx, drain := context.WithCancel(ctx)
+	defer drain()
 	all, ctx := errgroup.WithContext(ctx)
 	all.Go(func() error { return trimmer.Run(ctx) })
-	all.Go(func() error { return w.sweep(ctx) })
-	all.Go(func() error { return w.fulfil(ctx, streams) })
+	all.Go(func() error { return w.fulfil(ctx, subscriber, streams) })
+	all.Go(func() error {
+		needed = w.sweep(ctx, partitions)
+		drain()
+		return nil
+	})
 	err = all.Wait()
-	w.config.Logger.Info("worker stopped", "consumer", w.config.Consumer)
-	return err
+	return needed, err
 }
 
 // errRouterEnded: the Router gave up while nobody had told it to.
 var errRouterEnded = errors.New("the router ended by itself")
 
 // fulfil runs a Router with one handler and one batcher for each stream.
-func (w *Worker) fulfil(ctx context.Context, streams []string) error {
+func (w *Worker) fulfil(ctx context.Context, subscriber *Subscriber, streams []string) error {
 	router, err := message.NewRouter(
 		// The subscriber drains by itself; only a handler that hangs would make the Router wait longer.
 		message.RouterConfig{CloseTimeout: w.config.DrainTimeout + 5*time.Second},
@@ -176,12 +203,12 @@ func (w *Worker) fulfil(ctx context.Context, streams []string) error {
 			keys: w.config.Keys, partition: partition, batchMax: w.config.BatchMax, lease: w.config.MinIdle,
 			logger: w.config.Logger, metrics: w.metrics,
 		})
-		router.AddConsumerHandler("fulfil "+stream, stream, w.subscriber, b.Handle)
+		router.AddConsumerHandler("fulfil "+stream, stream, subscriber, b.Handle)
 		batchers.Go(func() error { return b.Run(batching) })
 		defer context.AfterFunc(ctx, b.Drain)()
 	}
 	err = router.Run(ctx)
-	_ = w.subscriber.Close() // returns nil, when the last acks have arrived or DrainTimeout is over
+	_ = subscriber.Close() // returns nil, when the last acks have arrived or DrainTimeout is over
 	stopBatchers()
 	_ = batchers.Wait() // returns nil
 	switch {
@@ -191,58 +218,6 @@ func (w *Worker) fulfil(ctx context.Context, streams []string) error {
 		return errRouterEnded
 	}
 	return nil
-}
-
-// awaitPostgres waits until Postgres answers, checks its schema, and returns how many partitions there
-// are to serve: those of new sales, and those of sales that were made when there were more.
-func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) {
-	outage := outage{log: w.config.Logger, doing: "read the schema's version from Postgres"}
-	for {
-		partitions, err = w.askPostgres(ctx)
-		if err == nil || errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
-			outage.over()
-			return max(partitions, w.config.Keys.Partitions), err
-		}
-		if ctx.Err() != nil || !pause.For(outage.failed(err), ctx.Done()) {
-			return 0, ctx.Err()
-		}
-	}
-}
-
-func (w *Worker) askPostgres(ctx context.Context) (partitions int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
-	defer cancel()
-	if err := sql.Check(ctx, w.config.Pool); err != nil {
-		return 0, err
-	}
-	err = w.config.Pool.QueryRow(ctx, sql.MostPartitions).Scan(&partitions)
-	return partitions, err
-}
-
-// sweep tells Redis what operators decided and Redis does not know yet.
-func (w *Worker) sweep(ctx context.Context) error {
-	outage := outage{log: w.config.Logger, doing: "tell Redis about changed sales"}
-	for pause.For(retryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
-		published, err := w.publishPending(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			outage.failed(err)
-		default:
-			outage.over()
-		}
-		if published > 0 {
-			w.config.Logger.Info("told Redis about changed sales", "sales", published)
-		}
-	}
-	return nil
-}
-
-func (w *Worker) publishPending(ctx context.Context) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
-	defer cancel()
-	return w.config.Catalog.PublishPending(ctx)
 }
 
 // registerBacklog adds the backlog of the streams to the metrics for as long as the worker runs.

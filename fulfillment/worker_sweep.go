@@ -1,0 +1,72 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+
+	"stampede/internal/pause"
+	"stampede/sql"
+)
+
+// awaitPostgres waits until Postgres answers, checks its schema, and returns how many partitions there
+// are to serve: those of new sales, and those of sales that were made when there were more.
+func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) {
+	outage := outage{log: w.config.Logger, doing: "read the schema's version from Postgres"}
+	for {
+		partitions, err = w.askPostgres(ctx)
+		if err == nil || errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
+			outage.over()
+			return partitions, err
+		}
+		if ctx.Err() != nil || !pause.For(outage.failed(err), ctx.Done()) {
+			return 0, ctx.Err()
+		}
+	}
+}
+
+func (w *Worker) askPostgres(ctx context.Context) (partitions int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	if err := sql.Check(ctx, w.config.Pool); err != nil {
+		return 0, err
+	}
+	return w.mostPartitions(ctx)
+}
+
+// mostPartitions asks Postgres for the partitions of which some sale, old or new, may need the last.
+func (w *Worker) mostPartitions(ctx context.Context) (partitions int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	err = w.config.Pool.QueryRow(ctx, sql.MostPartitions).Scan(&partitions)
+	return max(partitions, w.config.Keys.Partitions), err
+}
+
+// sweep tells Redis what operators decided and Redis does not know yet, until ctx ends or there are
+// more partitions than are being served, which ingresses with a new setting bring about. It returns
+// how many there are.
+func (w *Worker) sweep(ctx context.Context, served int) (partitions int) {
+	publishing := outage{log: w.config.Logger, doing: "tell Redis about changed sales"}
+	asking := outage{log: w.config.Logger, doing: "ask Postgres for the partitions of sales"}
+	for pause.For(retryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
+		published, publishErr := w.publishPending(ctx)
+		partitions, askErr := w.mostPartitions(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		publishing.note(publishErr)
+		asking.note(askErr)
+		if published > 0 {
+			w.config.Logger.Info("told Redis about changed sales", "sales", published)
+		}
+		if askErr == nil && partitions > served {
+			return partitions
+		}
+	}
+	return served
+}
+
+func (w *Worker) publishPending(ctx context.Context) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	return w.config.Catalog.PublishPending(ctx)
+}
