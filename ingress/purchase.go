@@ -49,9 +49,9 @@ func (s *Server) purchase(c echo.Context) error {
 		return err
 	}
 
-	ctx, cancel := r.Context(), func() {}
-	defer cancel()
-	answer, err := s.config.Reservations.Reserve(ctx, reservation.Request{
+	wait := patience{request: r.Context(), length: reserveTimeout}
+	defer wait.end()
+	answer, err := s.config.Reservations.Reserve(&wait, reservation.Request{
 		Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity,
 	})
 	counted := s.metrics.failed
