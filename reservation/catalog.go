@@ -132,7 +132,7 @@ func (c *Catalog) change(ctx context.Context, id uuid.UUID, action, idempotencyK
 				return err
 			}
 		}
-		found, err := findSales(ctx, tx, id, uuid.Nil, 1)
+		found, err := findSale(ctx, tx, id)
 		if err != nil {
 			return err
 		}

@@ -138,10 +138,11 @@ func TestOperatorsChangeASaleAndMayRepeatThemselves(t *testing.T) {
 		require.ErrorAs(t, err, &invalid)
 	}
 
-	nobody := uuid.New()
-	for _, do := range []action{s.Show, s.Pause, s.Resume, s.End} {
-		_, err := do(ctx, nobody)
-		require.ErrorIs(t, err, reservation.ErrSaleNotFound)
+	for _, nobody := range []uuid.UUID{uuid.New(), uuid.Nil} {
+		for _, do := range []action{s.Show, s.Pause, s.Resume, s.End} {
+			_, err := do(ctx, nobody)
+			require.ErrorIs(t, err, reservation.ErrSaleNotFound)
+		}
 	}
 }
 

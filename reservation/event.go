@@ -98,7 +98,8 @@ func DecodeReserved(msg *message.Message) (OrderReserved, error) {
 	if err := json.Unmarshal(msg.Payload, &p); err != nil {
 		return OrderReserved{}, fmt.Errorf("%w: payload: %w", ErrUndecodable, err)
 	}
-	if p.OrderID == uuid.Nil || p.SaleID == uuid.Nil || p.Quantity < 1 || p.Quantity > MaxPerOrder || p.Epoch < 1 || p.Version != 1 {
+	if p.OrderID == uuid.Nil || p.SaleID == uuid.Nil || p.Quantity < 1 || p.Quantity > MaxPerOrder ||
+		p.Epoch < 1 || p.Epoch > maxEpoch || p.Version != 1 || p.RequestedAt < 0 || p.RequestedAt > maxMillis {
 		return OrderReserved{}, fmt.Errorf("%w: payload lacks an id, or its numbers are out of range", ErrUndecodable)
 	}
 	if err := ValidateUser(p.UserID); err != nil {
@@ -108,25 +109,33 @@ func DecodeReserved(msg *message.Message) (OrderReserved, error) {
 		OrderID: p.OrderID, SaleID: p.SaleID, UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch,
 		RequestedAt: time.UnixMilli(p.RequestedAt).UTC(),
 	}
-	reservedAt, err := metaInt(msg, MetaReservedAt, p.RequestedAt)
+	reservedAt, err := metaInt(msg, MetaReservedAt, p.RequestedAt, maxMillis)
 	if err != nil {
 		return OrderReserved{}, err
 	}
 	e.ReservedAt = time.UnixMilli(reservedAt).UTC()
-	if e.Sequence, err = metaInt(msg, MetaSequence, 0); err != nil {
+	if e.Sequence, err = metaInt(msg, MetaSequence, 0, maxSequence); err != nil {
 		return OrderReserved{}, err
 	}
 	return e, nil
 }
 
-func metaInt(msg *message.Message, key string, absent int64) (int64, error) {
+// What no event of ours exceeds. A number beyond is forged or damaged, and Postgres, the audit and
+// JSON could not hold it as what it says.
+const (
+	maxMillis   = 253_402_300_799_999 // the end of the year 9999
+	maxEpoch    = 1 << 31
+	maxSequence = 1 << 40
+)
+
+func metaInt(msg *message.Message, key string, absent, most int64) (int64, error) {
 	text := msg.Metadata.Get(key)
 	if text == "" {
 		return absent, nil
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 0 {
-		return 0, fmt.Errorf("%w: %s is %q, want a whole number", ErrUndecodable, key, text)
+	if err != nil || n < 0 || n > most {
+		return 0, fmt.Errorf("%w: %s is %q, want a whole number up to %d", ErrUndecodable, key, text, most)
 	}
 	return n, nil
 }

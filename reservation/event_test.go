@@ -105,6 +105,10 @@ func TestDecodeReservedRefusesWhatIsNoEventOfOurs(t *testing.T) {
 		"a user with braces":  second(decode("OrderReserved", "1", strings.Replace(good, "ann", "{ann}", 1))),
 		"a damaged sequence":  second(decode("OrderReserved", "1", good, "sequence", "x")),
 		"a negative sequence": second(decode("OrderReserved", "1", good, "sequence", "-1")),
+		"a huge sequence":     second(decode("OrderReserved", "1", good, "sequence", "9223372036854775807")),
+		"a time beyond 9999":  second(decode("OrderReserved", "1", good, "reserved_at_ms", "1152922451291646976")),
+		"a request beyond":    second(decode("OrderReserved", "1", strings.Replace(good, "1700000000000", "1152922451291646976", 1))),
+		"a huge epoch":        second(decode("OrderReserved", "1", strings.Replace(good, `"epoch":1`, `"epoch":9223372036854775807`, 1))),
 	} {
 		require.ErrorIs(t, err, reservation.ErrUndecodable, name)
 	}

@@ -53,7 +53,7 @@ func (c *Catalog) PublishPending(ctx context.Context) (int, error) {
 // publish brings Redis up to date with a sale: it applies, in order, the changes that Redis has not
 // been told of. Repeats and rivals do no harm, because a script applies each revision once.
 func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
-	found, err := findSales(ctx, c.pool, id, uuid.Nil, 1)
+	found, err := findSale(ctx, c.pool, id)
 	if err != nil {
 		return err
 	} else if len(found) == 0 {

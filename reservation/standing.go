@@ -46,7 +46,7 @@ func timestamp(t time.Time) string {
 
 // Show returns a sale with the count of its units, or ErrSaleNotFound.
 func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (Standing, error) {
-	found, err := findSales(ctx, c.pool, id, uuid.Nil, 1)
+	found, err := findSale(ctx, c.pool, id)
 	if err != nil {
 		return Standing{}, fmt.Errorf("%w: show sale=%s: %w", ErrUnavailable, id, err)
 	} else if len(found) == 0 {
@@ -61,7 +61,7 @@ func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (Standing, error) {
 
 // List returns at most limit sales, newest first; those older than after, unless that is uuid.Nil.
 func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Standing, error) {
-	found, err := findSales(ctx, c.pool, uuid.Nil, after, limit)
+	found, err := findSales(ctx, c.pool, nil, nullUUID(after), limit)
 	if err != nil {
 		return nil, fmt.Errorf("%w: list sales: %w", ErrUnavailable, err)
 	}
@@ -83,9 +83,14 @@ type querier interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
 }
 
-// findSales reads the sale with this id, or with uuid.Nil the newest ones that are older than after.
-func findSales(ctx context.Context, q querier, id, after uuid.UUID, limit int) ([]storedSale, error) {
-	rows, err := q.Query(ctx, sql.FindSales, nullUUID(id), nullUUID(after), limit)
+// findSale reads the sale with this id; it returns none if there is none.
+func findSale(ctx context.Context, q querier, id uuid.UUID) ([]storedSale, error) {
+	return findSales(ctx, q, &id, nil, 1)
+}
+
+// findSales reads sales, newest first: the one with this id, or all, and only those older than after, or all.
+func findSales(ctx context.Context, q querier, id, after *uuid.UUID, limit int) ([]storedSale, error) {
+	rows, err := q.Query(ctx, sql.FindSales, id, after, limit)
 	if err != nil {
 		return nil, err
 	}
