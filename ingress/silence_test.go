@@ -124,7 +124,7 @@ func TestSilentPostgresHoldsUpOneLookAtATime(t *testing.T) {
 	var (
 		watchers sync.WaitGroup
 		slow     atomic.Int64
-		over     = time.Now().Add(5 * orderTimeout / 2)
+		over     = time.Now().Add(5 * postgresProbeEvery / 2)
 	)
 	for range crowd {
 		watchers.Go(func() {

@@ -18,10 +18,10 @@ const (
 	orderTimeout = time.Second
 	// reservedTimeout bounds one look into Redis.
 	reservedTimeout = time.Second
-	// postgresProbeEvery is how often a Postgres that does not answer is asked all the same. It is as
-	// long as such a look may take, so that one request at a time waits, and not every buyer who
-	// watches an order.
-	postgresProbeEvery = orderTimeout
+	// postgresProbeEvery is how often a Postgres that does not answer is asked all the same. It is
+	// twice as long as such a look may take, so that one request at a time waits, and not every buyer
+	// who watches an order.
+	postgresProbeEvery = 2 * orderTimeout
 )
 
 var errPostgresPaused = errors.New("postgres did not answer a moment ago")
