@@ -80,10 +80,10 @@ func warnOfSettings(ctx context.Context, b *backend, logger *slog.Logger) {
 		findings = append(findings, more...)
 	}
 	for _, f := range findings {
-		level := slog.LevelWarn
+		level, call := slog.LevelWarn, "setting to check: "
 		if f.Severity == doctor.Unsafe {
-			level = slog.LevelError
+			level, call = slog.LevelError, "UNSAFE SETTING: "
 		}
-		logger.Log(ctx, level, "UNSAFE SETTING: "+f.What, "severity", f.Severity, "server", f.Server, "why", f.Why, "mend", f.Mend)
+		logger.Log(ctx, level, call+f.What, "severity", f.Severity, "server", f.Server, "why", f.Why, "mend", f.Mend)
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"net/http"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -104,6 +106,7 @@ func TestUsageErrorsExitWithTwo(t *testing.T) {
 		"a load of nobody":   {"load", "--sale=" + uuid.NewString(), "--buyers=0"},
 		"a load without":     {"load", "--admin-token="},
 		"a tiny demo":        {"demo", "--stock=5"},
+		"a negative restock": {"sale", "restock", uuid.NewString(), "-5"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -113,6 +116,53 @@ func TestUsageErrorsExitWithTwo(t *testing.T) {
 			assert.True(t, strings.HasPrefix(errs.String(), "stampede: "), errs.String())
 		})
 	}
+}
+
+// Where a library takes zero for its default, nobody would see that the zero was not taken.
+func TestAValueThatIsNotAllowedIsRefusedByTheNameOfItsFlag(t *testing.T) {
+	t.Parallel()
+	for _, args := range []string{
+		"serve --max-in-flight=0", "serve --max-in-flight=-1", "serve --stop-delay=-1s", "serve --drain-timeout=0s",
+		"serve --auth-header=", "serve --partitions=0",
+		"work --batch-max=0", "work --batch-max=-1", "work --min-idle=0s", "work --max-deliveries=0", "work --drain-timeout=0s",
+		"work --partitions=65", "sale list --partitions=0",
+		"dev --max-in-flight=0", "dev --batch-max=0", "dev --auth-header=", "dev --partitions=0",
+		"load --buyers=0", "load --double-clicks=2", "load --stock=0", "load --quantity=0", "load --connections=0",
+		"load --patience=0s", "load --rate=0", "load --auth-header=", "load --partitions=0",
+		"demo --double-clicks=NaN", "demo --over=-1s", "demo --buyers=20000001",
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			command, value, _ := strings.Cut(args, " --")
+			flag, _, _ := strings.Cut(value, "=")
+			status, errs := refused(append(strings.Fields(command), "--"+value)...)
+			assert.Equal(t, exitUsage, status)
+			assert.Contains(t, errs, "--"+flag+" is ")
+			assert.Contains(t, errs, ", want ")
+		})
+	}
+}
+
+func TestUsageErrorsSayWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	for says, args := range map[string][]string{
+		"--name=STRING (or STAMPEDE_SALE_NAME)":   {"sale", "create", "--stock=1"},
+		"needs --database-url (DATABASE_URL)":     {"load", "--sale=" + uuid.NewString(), "--redis-url=redis://localhost", "--database-url="},
+		"give --over or --rate, not both":         {"load", "--over=1s", "--rate=5"},
+		"a number must be at least 1":             {"sale", "restock", uuid.NewString(), "-5"},
+		"or --admin-token (STAMPEDE_ADMIN_TOKEN)": {"load"},
+	} {
+		status, errs := refused(args...)
+		assert.Equal(t, exitUsage, status, args)
+		assert.Contains(t, errs, says)
+	}
+}
+
+// refused runs a command that should not get as far as to open anything.
+func refused(args ...string) (status int, errs string) {
+	var stdout, stderr strings.Builder
+	status = run(args, &stdout, &stderr)
+	return status, stderr.String()
 }
 
 func TestVersion(t *testing.T) {
@@ -154,6 +204,21 @@ func TestMigrationsMissingIsSaidClearly(t *testing.T) {
 	}
 }
 
+func TestMigrateDownAsksBeforeItDeletesSales(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	status, output := s.run("sale", "create", "--name=autumn", "--stock=1")
+	require.Equal(t, exitOK, status, output)
+	status, output = s.run("migrate", "down")
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "--discard-data")
+	status, output = s.run("sale", "list")
+	assert.Equal(t, exitOK, status)
+	assert.Contains(t, output, "autumn")
+	status, output = s.run("migrate", "down", "--discard-data")
+	assert.Equal(t, exitOK, status, output)
+}
+
 func TestDoctorAndServeWarnOfAnEvictingRedis(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -162,6 +227,7 @@ func TestDoctorAndServeWarnOfAnEvictingRedis(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", "allkeys-lru").Err())
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
 
 	doctor := s.command("doctor")
 	doctor.Setenv("REDIS_URL", own.URL)
@@ -177,6 +243,7 @@ func TestDoctorAndServeWarnOfAnEvictingRedis(t *testing.T) {
 	serve.Start()
 	serve.WaitOutput(within, "ingress listens")
 	assert.Contains(t, serve.Output(), "level=ERROR msg=\"UNSAFE SETTING: maxmemory-policy is allkeys-lru\"")
+	assert.Contains(t, serve.Output(), "level=WARN msg=\"setting to check: maxmemory is not set\"")
 	assert.Equal(t, exitOK, serve.Stop().ExitCode())
 }
 
@@ -286,11 +353,31 @@ func TestDevIsReadyToBuyFromAndGoneAfterwards(t *testing.T) {
 	c.Start()
 	url := strings.Fields(c.WaitOutput(within, "ingress  "))[1]
 	load := testkit.Command(t, "load", "--url="+url, "--admin-token="+adminToken, "--stock=20", "--buyers=60", "--over=100ms")
+	load.Setenv("REDIS_URL", "")
 	load.Setenv("DATABASE_URL", "")
 	load.Start()
 	assert.Equal(t, exitOK, load.Wait(within).ExitCode())
 	assert.Contains(t, load.Output(), "20 accepted, 20 of them found")
 	assert.Equal(t, exitOK, c.Stop().ExitCode())
+	assert.NotContains(t, c.Output(), "SETTING")
+	assert.NotContains(t, c.Output(), "setting to check")
+}
+
+func TestDevEndsWhenAServerOfItsOwnDoes(t *testing.T) {
+	t.Parallel()
+	c := testkit.Command(t, "dev", "--http-addr=127.0.0.1:0")
+	c.Setenv("REDIS_URL", "")
+	c.Setenv("DATABASE_URL", "")
+	c.Start()
+	url := strings.Fields(c.WaitOutput(within, "  redis  "))[1]
+	rdb, err := connect.Control(url)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	pid, err := strconv.Atoi(regexp.MustCompile(`process_id:(\d+)`).FindStringSubmatch(rdb.Info(t.Context(), "server").Val())[1])
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	assert.Equal(t, exitFailed, c.Wait(within).ExitCode())
+	assert.Contains(t, c.Output(), "the private Redis ended by itself (signal: killed)")
 }
 
 // A process that is asked twice to end does so at once.

@@ -1,12 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"time"
 
+	"stampede/internal/crowd"
 	"stampede/internal/demo"
 )
 
@@ -16,6 +19,15 @@ type demoCmd struct {
 	Buyers       int           `env:"STAMPEDE_DEMO_BUYERS" default:"50000" placeholder:"N" help:"How many buyers come, at least 100 (${default})."`
 	Over         time.Duration `env:"STAMPEDE_DEMO_OVER" default:"8s" placeholder:"DURATION" help:"Time over which they come, evenly (${default})."`
 	DoubleClicks float64       `env:"STAMPEDE_DEMO_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at once, 0 to 1 (${default})."`
+}
+
+// Validate is called by kong.
+func (c *demoCmd) Validate() error {
+	return cmp.Or(
+		want(c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers, fmt.Sprintf("at most %d", crowd.MaxBuyers)),
+		wantAtLeast("--over", c.Over, 0),
+		wantShare("--double-clicks", c.DoubleClicks),
+	)
 }
 
 func (c *demoCmd) Run(ctx context.Context, s *streams) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -19,10 +20,18 @@ import (
 type devCmd struct {
 	optionalServers
 	keysFlags
-	authFlags
 	limitFlags
 	workerFlags
-	HTTPAddr string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen (${default}). Buyers are believed by their header, so keep it local."`
+	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen (${default}). Buyers are believed by their header, so keep it local."`
+	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer (${default})."`
+	AdminToken string `placeholder:"TOKEN" help:"Bearer token of the operators; made up if left out."`
+}
+
+// Validate is called by kong.
+func (c *devCmd) Validate() error {
+	return cmp.Or(
+		c.keysFlags.Validate(), c.limitFlags.Validate(), c.workerFlags.Validate(), wantHeader("--auth-header", c.AuthHeader),
+	)
 }
 
 func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
@@ -54,12 +63,10 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return err
 	}
 	defer back.Close()
-	if c.RedisURL != "" || c.DatabaseURL != "" {
-		warnOfSettings(ctx, front, logger)
-	}
+	warnOfSettings(ctx, front, logger)
 
-	config := ingressConfig(front, c.authFlags, c.limitFlags, logger)
-	config.Auth = ingress.AuthHeader
+	config := ingressConfig(front, c.limitFlags, logger)
+	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthHeader, c.AuthHeader, c.AdminToken
 	if config.Listener, err = new(net.ListenConfig).Listen(ctx, "tcp", c.HTTPAddr); err != nil {
 		return err
 	}
@@ -72,6 +79,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	work.Consumer, work.DrainTimeout = consumer, c.DrainTimeout
 
 	together, ctx := errgroup.WithContext(ctx)
+	together.Go(func() error { return servers.Watch(ctx) })
 	together.Go(func() error { return server.Run(ctx) })
 	together.Go(func() error { return runWorker(ctx, servers.RedisURL, work) })
 	if err := c.welcome(s.out, "http://"+config.Listener.Addr().String(), servers); err != nil {

@@ -20,7 +20,7 @@ type cli struct {
 	Log logFlags `embed:"" prefix:"log-"`
 
 	Dev         devCmd         `cmd:"" help:"Run everything on this machine: private Redis and Postgres unless URLs are given, ingress and worker in one process."`
-	Demo        demoCmd        `cmd:"" help:"Run a sale, a crowd and a crash on private servers, and print the audit's verdict."`
+	Demo        demoCmd        `cmd:"" help:"Run a sale, a crowd and a crash, and print the audit's verdict: on private servers, but for those that REDIS_URL and DATABASE_URL name."`
 	Serve       serveCmd       `cmd:"" help:"Run an ingress: take orders over HTTP."`
 	Work        workCmd        `cmd:"" help:"Run a fulfillment worker: write accepted orders to Postgres."`
 	Migrate     migrateCmd     `cmd:"" help:"Bring the database to the schema of this version, or back."`
@@ -73,7 +73,7 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 	}
 	command, err := parser.Parse(args)
 	if err != nil {
-		return report(stderr, &usageError{err})
+		return report(stderr, unparsed(err))
 	}
 	logger, err := flags.Log.logger(stderr)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 
 type migrateCmd struct {
 	Up     migrateUpCmd     `cmd:"" help:"Apply all migrations that are missing. Safe to run by several processes at once."`
-	Down   migrateDownCmd   `cmd:"" help:"Undo the latest migration, with the data that it holds."`
+	Down   migrateDownCmd   `cmd:"" help:"Undo the latest migration, with the data that it holds. Refused where there are sales, unless it is told to discard them."`
 	Status migrateStatusCmd `cmd:"" help:"List the migrations."`
 }
 
@@ -25,10 +25,17 @@ func (c *migrateUpCmd) Run(ctx context.Context, s *streams) error {
 	return err
 }
 
-type migrateDownCmd struct{ databaseFlag }
+type migrateDownCmd struct {
+	databaseFlag
+	DiscardData bool `env:"STAMPEDE_MIGRATE_DISCARD_DATA" help:"Delete the sales and orders that the database holds."`
+}
 
 func (c *migrateDownCmd) Run(ctx context.Context, s *streams) error {
-	if err := sql.Down(ctx, c.DatabaseURL); err != nil {
+	down := sql.Down
+	if c.DiscardData {
+		down = sql.DownWithData
+	}
+	if err := down(ctx, c.DatabaseURL); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(s.out, "one migration is undone")

@@ -97,7 +97,7 @@ type saleCreateCmd struct {
 	PerOrderLimit int64         `default:"1" env:"STAMPEDE_SALE_PER_ORDER_LIMIT" placeholder:"UNITS" help:"Units that one order may hold (${default})."`
 	OpensAt       moment        `env:"STAMPEDE_SALE_OPENS_AT" placeholder:"TIME" help:"When it opens, RFC 3339 or +5m; at once if left out."`
 	ClosesAt      moment        `env:"STAMPEDE_SALE_CLOSES_AT" placeholder:"TIME" help:"When it closes, RFC 3339 or +5m; never if left out."`
-	PaymentWindow time.Duration `default:"0s" env:"STAMPEDE_SALE_PAYMENT_WINDOW" placeholder:"DURATION" help:"How long a confirmed order waits for its payment, in whole seconds; 0s where confirmed is final (${default})."`
+	PaymentWindow time.Duration `default:"0s" env:"STAMPEDE_SALE_PAYMENT_WINDOW" placeholder:"DURATION" help:"Time to pay for a confirmed order, in whole seconds. Confirmed orders of a sale with one count as held until they are paid; with 0s confirmed is final (${default})."`
 }
 
 func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
@@ -116,8 +116,8 @@ type saleListCmd struct {
 }
 
 func (c *saleListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	if c.Limit < 1 {
-		return usagef("--limit is %d, want at least 1", c.Limit)
+	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
+		return err
 	}
 	return c.with(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) ([]reservation.Standing, error) {
 		return catalog.List(ctx, c.After, c.Limit)

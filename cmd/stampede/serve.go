@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net"
@@ -15,12 +16,6 @@ import (
 // ingressPostgresConns: only operators' calls and looks at orders go to Postgres.
 const ingressPostgresConns = 8
 
-// authFlags tell who may come in, and are common to serve and dev.
-type authFlags struct {
-	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer where --auth is header (${default})."`
-	AdminToken string `placeholder:"TOKEN" help:"Bearer token of the operators; without it their calls are refused."`
-}
-
 // limitFlags bound what an ingress takes on.
 type limitFlags struct {
 	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests worked on at once; more are answered 503 (${default})."`
@@ -28,18 +23,32 @@ type limitFlags struct {
 	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping ingress or worker may take to finish what it has accepted (${default})."`
 }
 
+func (f limitFlags) Validate() error {
+	return cmp.Or(
+		wantAtLeast("--max-in-flight", f.MaxInFlight, 1),
+		wantAtLeast("--stop-delay", f.StopDelay, 0),
+		wantAtLeast("--drain-timeout", f.DrainTimeout, time.Millisecond),
+	)
+}
+
 type serveCmd struct {
 	redisFlag
 	databaseFlag
 	keysFlags
-	authFlags
 	limitFlags
 	HTTPAddr    string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Where to listen (${default})."`
 	Auth        string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers say who they are: jwt, or header behind a gateway that sets it (${default})."`
+	AuthHeader  string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer where --auth is header (${default})."`
+	AdminToken  string `placeholder:"TOKEN" help:"Bearer token of the operators; without it their calls are refused."`
 	JWTSecret   string `name:"jwt-secret" env:"STAMPEDE_JWT_SECRET" placeholder:"SECRET" help:"Secret of the buyers' HS256 tokens, at least 32 bytes."`
 	JWKSURL     string `name:"jwks-url" env:"STAMPEDE_JWKS_URL" placeholder:"URL" help:"Key set of the buyers' tokens, instead of a secret."`
 	JWTIssuer   string `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer that the tokens must name; any if left out."`
 	JWTAudience string `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience that the tokens must name; any if left out."`
+}
+
+// Validate is called by kong.
+func (c *serveCmd) Validate() error {
+	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), wantHeader("--auth-header", c.AuthHeader))
 }
 
 func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
@@ -49,8 +58,8 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	defer b.Close()
-	config := ingressConfig(b, c.authFlags, c.limitFlags, logger)
-	config.Auth = ingress.AuthMode(c.Auth)
+	config := ingressConfig(b, c.limitFlags, logger)
+	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthMode(c.Auth), c.AuthHeader, c.AdminToken
 	config.JWTSecret, config.JWKSURL = c.JWTSecret, c.JWKSURL
 	config.JWTIssuer, config.JWTAudience = c.JWTIssuer, c.JWTAudience
 	if err := config.Validate(); err != nil {
@@ -73,14 +82,12 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	return server.Run(ctx)
 }
 
-func ingressConfig(b *backend, auth authFlags, limits limitFlags, logger *slog.Logger) ingress.Config {
+func ingressConfig(b *backend, limits limitFlags, logger *slog.Logger) ingress.Config {
 	return ingress.Config{
 		Reservations: b.store,
 		Sales:        b.catalog,
 		Orders:       fulfillment.NewLedger(b.pool),
 		Postgres:     b.pool,
-		AuthHeader:   auth.AuthHeader,
-		AdminToken:   auth.AdminToken,
 		MaxInFlight:  limits.MaxInFlight,
 		StopDelay:    limits.StopDelay,
 		DrainTimeout: limits.DrainTimeout,

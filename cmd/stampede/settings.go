@@ -1,10 +1,12 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"time"
 
 	"stampede/internal/telemetry"
 	"stampede/reservation"
@@ -23,6 +25,27 @@ func (f logFlags) logger(w io.Writer) (*slog.Logger, error) {
 		slog.SetDefault(logger)
 	}
 	return logger, err
+}
+
+// want is a usage error that names the flag and what it may be, unless its value is allowed. Where a
+// library takes zero for its default, a zero that somebody typed must not get that far.
+func want(allowed bool, flag string, value any, what string) error {
+	if allowed {
+		return nil
+	}
+	return usagef("%s is %v, want %s", flag, value, what)
+}
+
+func wantAtLeast[N int | int64 | float64 | time.Duration](flag string, n, least N) error {
+	return want(n >= least, flag, n, fmt.Sprintf("at least %v", least))
+}
+
+func wantShare(flag string, share float64) error {
+	return want(share >= 0 && share <= 1, flag, share, "0 to 1") // so written that NaN is refused too
+}
+
+func wantHeader(flag, name string) error {
+	return want(name != "", flag, "empty", "the name of a header")
 }
 
 // collectLess lets the heap grow to five times of what lives before it is collected, unless GOGC says
@@ -55,12 +78,11 @@ type keysFlags struct {
 	KeyPrefix  string `hidden:"" default:"stampede" help:"First part of every key in Redis."`
 }
 
-// Validate is called by kong.
+// Validate is called by kong: by that of a command which has its own, or else for the command that
+// embeds it.
 func (f keysFlags) Validate() error {
-	if f.Partitions < 1 || f.Partitions > reservation.MaxPartitions {
-		return usagef("--partitions is %d, want 1 to %d", f.Partitions, reservation.MaxPartitions)
-	}
-	return nil
+	return want(f.Partitions >= 1 && f.Partitions <= reservation.MaxPartitions,
+		"--partitions", f.Partitions, fmt.Sprintf("1 to %d", reservation.MaxPartitions))
 }
 
 func (f keysFlags) keys() reservation.Keys {

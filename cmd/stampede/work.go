@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"time"
@@ -24,6 +25,17 @@ type workerFlags struct {
 	MaxDeliveries int64         `default:"5" placeholder:"N" help:"Deliveries that an entry at fault gets until it is a dead letter (${default})."`
 }
 
+// shortestIdle is the least that fulfillment takes: its own timers are fractions of it.
+const shortestIdle = 4 * time.Millisecond
+
+func (f workerFlags) Validate() error {
+	return cmp.Or(
+		wantAtLeast("--batch-max", f.BatchMax, 1),
+		wantAtLeast("--min-idle", f.MinIdle, shortestIdle),
+		wantAtLeast("--max-deliveries", f.MaxDeliveries, 1),
+	)
+}
+
 type workCmd struct {
 	redisFlag
 	databaseFlag
@@ -31,6 +43,11 @@ type workCmd struct {
 	workerFlags
 	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping worker may take to finish what it has begun (${default})."`
 	MetricsAddr  string        `default:":9090" placeholder:"HOST:PORT" help:"Where to answer /metrics, /livez and /readyz (${default})."`
+}
+
+// Validate is called by kong.
+func (c *workCmd) Validate() error {
+	return cmp.Or(c.keysFlags.Validate(), c.workerFlags.Validate(), wantAtLeast("--drain-timeout", c.DrainTimeout, time.Millisecond))
 }
 
 func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {

@@ -274,7 +274,7 @@ failed    0 clicks
 func TestARefusedSaleIsToldInTheWordsOfTheProblem(t *testing.T) {
 	for said, want := range map[string]string{
 		`{"type":"/problems/unauthorized","title":"Unauthorized","status":401,"detail":"The token is not the operators'."}`: "create a sale: HTTP 401: Unauthorized: The token is not the operators'.",
-		`{"type":"/problems/unauthorized","title":"Unauthorized","status":401}`:                                            "create a sale: HTTP 401: Unauthorized",
+		`{"type":"/problems/unauthorized","title":"Unauthorized","status":401}`:                                             "create a sale: HTTP 401: Unauthorized",
 		"<html>\x1b[31m": `create a sale: HTTP 401: "<html>\x1b[31m"`,
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
