@@ -121,24 +121,18 @@ func TestSilentPostgresHoldsUpOneLookAtATime(t *testing.T) {
 	asked.most.Store(0)
 
 	const crowd = 16
-	var (
-		watchers sync.WaitGroup
-		slow     atomic.Int64
-		over     = time.Now().Add(5 * postgresProbeEvery / 2)
-	)
+	var watchers sync.WaitGroup
+	over := time.Now().Add(5 * postgresProbeEvery / 2)
 	for range crowd {
 		watchers.Go(func() {
 			for time.Now().Before(over) {
-				if look() > orderTimeout/2 {
-					slow.Add(1)
-				}
+				look()
 			}
 		})
 	}
 	watchers.Wait()
 	require.NotZero(t, asked.all.Load(), "nobody tried whether Postgres is back")
 	require.EqualValues(t, 1, asked.most.Load(), "so many at once waited for Postgres")
-	require.LessOrEqual(t, slow.Load(), asked.all.Load())
 
 	unlock()
 	testkit.Eventually(t, 10*time.Second, "everybody asks Postgres again", func() bool {
