@@ -54,7 +54,7 @@ type dlqListCmd struct {
 }
 
 func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	if err := wantPositive("--limit", c.Limit); err != nil {
+	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
 		return err
 	}
 	status := fulfillment.DeadLetterStatus(c.Status)
