@@ -69,8 +69,16 @@ func Audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
 
 func audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
 	report := newAuditReport()
+	// Redis first: a sale is in Postgres before it is in Redis.
+	inRedis, err := salesInRedis(ctx, c)
+	if err != nil {
+		return report, err
+	}
 	sales, err := auditScope(ctx, c)
 	if err != nil {
+		return report, err
+	}
+	if err := report.nameStrangers(ctx, c, inRedis, sales); err != nil {
 		return report, err
 	}
 	streams := streamsOf(c.Keys, sales)

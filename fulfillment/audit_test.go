@@ -326,6 +326,36 @@ func TestAuditBoundsItsFindingsAndCountsTheRest(t *testing.T) {
 	require.Contains(t, string(encoded), `"sale_id":"`+sale.String()+`"`)
 }
 
+func TestAuditNamesASaleThatOnlyRedisKnows(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.crowd(t, sale, 3)
+	s.fulfil(t)
+	for _, table := range []string{"orders", "order_events", "sale_events", "sales"} {
+		_, err := s.pool.Exec(t.Context(), "DELETE FROM "+table)
+		require.NoError(t, err)
+	}
+	report := s.audit(t, uuid.Nil)
+	require.Equal(t, "S7", broken(report), textOf(t, report))
+	require.Contains(t, textOf(t, report), "Redis has this sale, with 3 buyers, and Postgres does not know it")
+}
+
+func TestAuditOfAForgedPlaceEnds(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.crowd(t, sale, 3)
+	s.fulfil(t)
+	_, err := s.pool.Exec(t.Context(), "UPDATE orders SET sequence = 1000000000000 WHERE sequence = 3")
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	report, err := Audit(ctx, AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale})
+	require.NoError(t, err)
+	require.Contains(t, textOf(t, report), "places 4 to 999999999999 of the sale were given out and no order has them")
+}
+
 func TestAuditOfAnUnknownSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))

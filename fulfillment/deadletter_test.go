@@ -156,6 +156,22 @@ func TestDeadLetterWithAForgedMarkIsKeptAsItIs(t *testing.T) {
 	}
 }
 
+func TestDeadLetterThatOnlyClaimsToBeAReplayTakesNobodysRow(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	require.NoError(t, letters.Park(t.Context(), s.rubbish(t), errors.New("rubbish")))
+	first := s.onlyLetter(t, letters)
+
+	liar := s.rubbish(t)
+	liar.Fields = append(liar.Fields, Field{Name: "other", Value: "content"}, Field{Name: fieldReplayOf, Value: fmt.Sprint(first.ID)})
+	require.NoError(t, letters.Park(t.Context(), liar, errors.New("rubbish")))
+	all, err := letters.List(t.Context(), "", 10)
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	require.Equal(t, []Entry{liar, first.Entry}, []Entry{all[0].Entry, all[1].Entry})
+}
+
 func TestReplayedOrderIsFulfilled(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))

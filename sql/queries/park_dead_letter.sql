@@ -4,11 +4,15 @@
 -- $6 the dead letter of which the entry is a replay, or NULL
 --
 -- A replay that fails goes back to its own row, with the fields it was first parked with. The row may
--- still say parked: whoever replayed it died before he could note so.
+-- still say parked: whoever replayed it died before he could note so. An entry that only claims to be
+-- a replay, with other fields, gets a row of its own.
 WITH again AS (
     UPDATE dead_letters
     SET entry_id = $2, reason = $4, deliveries = deliveries + $5, status = 'parked', updated_at = now()
     WHERE id = $6 AND stream = $1 AND entry_id <> $2 AND status <> 'discarded'
+      AND (SELECT jsonb_agg(f ORDER BY n) FROM jsonb_array_elements(dead_letters.fields) WITH ORDINALITY AS e (f, n) WHERE f ->> 0 <> 'stampede_replay_of')
+          IS NOT DISTINCT FROM
+          (SELECT jsonb_agg(f ORDER BY n) FROM jsonb_array_elements($3::jsonb) WITH ORDINALITY AS e (f, n) WHERE f ->> 0 <> 'stampede_replay_of')
       AND NOT EXISTS (SELECT FROM dead_letters WHERE stream = $1 AND entry_id = $2)
     RETURNING id
 )
