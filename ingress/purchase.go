@@ -49,6 +49,11 @@ func (s *Server) purchase(c echo.Context) error {
 		return err
 	}
 
+	// Only now, so that clients who send their bodies slowly cannot take all places.
+	if !s.room.enter() {
+		return problemNotReserved
+	}
+	defer s.room.leave()
 	wait := patience{request: r.Context(), length: reserveTimeout}
 	defer wait.end()
 	answer, err := s.config.Reservations.Reserve(&wait, reservation.Request{

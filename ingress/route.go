@@ -22,7 +22,7 @@ func (s *Server) routes() {
 		unmatched.count(c.Response().Status)
 	}
 
-	s.handle(http.MethodPost, "/v1/sales/:sale/orders", s.room.admit(s.purchase, problemNotReserved))
+	s.handle(http.MethodPost, "/v1/sales/:sale/orders", s.purchase)
 
 	s.handle(http.MethodPost, "/v1/sales", s.asksPostgres(s.createSale))
 	s.handle(http.MethodPost, "/v1/sales/:sale/pause", s.asksPostgres(s.operate(s.config.Sales.Pause)))
@@ -61,6 +61,10 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) {
 			}
 			counters.count(c.Response().Status)
 		}()
+		if s.stopping.Load() {
+			// A connection that is kept would be cut under the client's next request.
+			c.Response().Header()["Connection"] = closeConnection
+		}
 		if c.Request().ContentLength > maxBodyBytes {
 			s.fail(c, problemTooLarge)
 			return nil
@@ -137,7 +141,7 @@ func write(c echo.Context, status int, body []byte) {
 
 // asksPostgres wraps the handlers that wait for Postgres.
 func (s *Server) asksPostgres(h echo.HandlerFunc) echo.HandlerFunc {
-	return s.room.admit(s.postgresRoom.admit(h, problemOverloaded), problemOverloaded)
+	return s.room.admit(s.postgresRoom.admit(h))
 }
 
 // room bounds how many requests are worked on at once. Invariant: 0 <= taken <= limit, but for the
@@ -147,13 +151,24 @@ type room struct {
 	taken atomic.Int64
 }
 
-// admit lets h work while there is room, and answers with full while there is none.
-func (r *room) admit(h echo.HandlerFunc, full *problem) echo.HandlerFunc {
+// enter takes a place, which leave gives back. It is false if there is none.
+func (r *room) enter() bool {
+	if r.taken.Add(1) > r.limit {
+		r.leave()
+		return false
+	}
+	return true
+}
+
+func (r *room) leave() { r.taken.Add(-1) }
+
+// admit lets h work while there is room.
+func (r *room) admit(h echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
-		defer r.taken.Add(-1)
-		if r.taken.Add(1) > r.limit {
-			return full
+		if !r.enter() {
+			return problemOverloaded
 		}
+		defer r.leave()
 		return h(c)
 	}
 }

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -155,17 +157,22 @@ func TestExpectContinue(t *testing.T) {
 	require.EqualValues(t, 1, s.stock(sale).Entries)
 }
 
-// TestRequestsInFlightAreBounded fills the server with requests whose bodies do not come.
+// TestRequestsInFlightAreBounded fills the server with purchases that wait for Redis.
 func TestRequestsInFlightAreBounded(t *testing.T) {
 	t.Parallel()
-	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
+	own := testkit.OwnRedis(t)
+	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), testkit.Keys(t)}, func(c *Config) { c.MaxInFlight = 2 })
 	sale := s.sale(reservation.Terms{Stock: 10})
-	first, second := s.dial(), s.dial()
-	for i, conn := range []io.Writer{first, second} {
-		_, err := io.WriteString(conn, s.head(sale, fmt.Sprint("slow-", i), "Content-Length: 2\r\n"))
-		require.NoError(t, err)
+	s.buy(sale, "", as("warm-up")).is(http.StatusAccepted)
+	require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGSTOP))
+	goOn := sync.OnceFunc(func() { require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGCONT)) })
+	defer goOn()
+
+	var waiting sync.WaitGroup
+	for i := range 2 {
+		waiting.Go(func() { s.buy(sale, "", as(fmt.Sprint("waiting-", i))).is(http.StatusAccepted) })
 	}
-	testkit.Eventually(t, 5*time.Second, "both requests are being worked on", func() bool { return s.server.room.taken.Load() == 2 })
+	testkit.Eventually(t, 5*time.Second, "both purchases are being worked on", func() bool { return s.server.room.taken.Load() == 2 })
 
 	r := s.buy(sale, "", as("ada"))
 	r.isProblem(http.StatusServiceUnavailable, "overloaded")
@@ -178,16 +185,29 @@ func TestRequestsInFlightAreBounded(t *testing.T) {
 	}
 	require.Contains(t, s.get("/metrics").body, "stampede_http_requests_in_flight 2\n")
 	s.get("/livez").is(http.StatusOK)
-	s.get("/readyz").is(http.StatusOK)
 
-	_, err := io.WriteString(first, `{}`)
+	goOn()
+	waiting.Wait()
+	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
+}
+
+func TestSlowBodiesTakeNoRoom(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	slow := make([]net.Conn, 5)
+	for i := range slow {
+		slow[i] = s.dial()
+		_, err := io.WriteString(slow[i], s.head(sale, fmt.Sprint("slow-", i), "Content-Length: 2\r\n")+"{")
+		require.NoError(t, err)
+	}
+	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
+	_, err := io.WriteString(slow[0], "}")
 	require.NoError(t, err)
-	res, err := http.ReadResponse(bufio.NewReader(first), nil)
+	res, err := http.ReadResponse(bufio.NewReader(slow[0]), nil)
 	require.NoError(t, err)
 	require.NoError(t, res.Body.Close())
 	require.Equal(t, http.StatusAccepted, res.StatusCode)
-	testkit.Eventually(t, 5*time.Second, "there is room again", func() bool { return s.server.room.taken.Load() == 1 })
-	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
 }
 
 // TestSlowPostgresLeavesRoomForPurchases: requests that hang in Postgres fill half of the server.
@@ -213,7 +233,7 @@ func TestPanicIsAnsweredAndLogged(t *testing.T) {
 	t.Parallel()
 	var log syncBuffer
 	s := openShop(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-	s.server.handle(http.MethodGet, "/panics", s.server.room.admit(func(echo.Context) error { panic("the secret is 42") }, problemOverloaded))
+	s.server.handle(http.MethodGet, "/panics", s.server.room.admit(func(echo.Context) error { panic("the secret is 42") }))
 	s.server.handle(http.MethodGet, "/panics-late", func(c echo.Context) error {
 		c.Response().WriteHeader(http.StatusOK)
 		_, _ = c.Response().Write([]byte("half"))

@@ -46,7 +46,8 @@ type Server struct {
 	admin   adminGate
 	metrics *metrics
 
-	// Every request under /v1 takes a place in room, and those that need Postgres one in postgresRoom too.
+	// Every request under /v1 takes a place in room, a purchase when it has been read; those that need
+	// Postgres take one in postgresRoom too.
 	room         room
 	postgresRoom room
 
