@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"stampede/reservation"
@@ -55,6 +56,10 @@ func faultOf(err error) fault {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && (hasClass(pgErr, "22") || hasClass(pgErr, "23")) {
 		return badData // data exception, integrity constraint violation
+	}
+	var unreadable pgx.ScanArgError
+	if errors.As(err, &unreadable) {
+		return badData // what is stored of an order of the batch cannot be read, and will not be tomorrow
 	}
 	return transient
 }

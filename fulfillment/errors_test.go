@@ -7,6 +7,7 @@ import (
 	"io"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
@@ -48,6 +49,7 @@ func TestFaultOf(t *testing.T) {
 		{"not null", state("23502"), badData},
 		{"unique", state("23505"), badData},
 		{"check", state("23514"), badData},
+		{"a row that cannot be read", fmt.Errorf("record: %w", pgx.ScanArgError{Err: errors.New("cannot scan -Infinity")}), badData},
 		{"undecodable", fmt.Errorf("message: %w", reservation.ErrUndecodable), badData},
 		{"unknown sale", fmt.Errorf("%w: x", ErrUnknownSale), badData},
 		{"contradiction", fmt.Errorf("%w: x", ErrContradiction), badData},
