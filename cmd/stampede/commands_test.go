@@ -135,7 +135,7 @@ func TestAValueThatIsNotAllowedIsRefusedByTheNameOfItsFlag(t *testing.T) {
 			t.Parallel()
 			command, value, _ := strings.Cut(args, " --")
 			flag, _, _ := strings.Cut(value, "=")
-			status, errs := refused(append(strings.Fields(command), "--"+value)...)
+			status, errs := refused(t, append(strings.Fields(command), "--"+value)...)
 			assert.Equal(t, exitUsage, status)
 			assert.Contains(t, errs, "--"+flag+" is ")
 			assert.Contains(t, errs, ", want ")
@@ -152,17 +152,19 @@ func TestUsageErrorsSayWhatIsMissing(t *testing.T) {
 		"a number must be at least 1":             {"sale", "restock", uuid.NewString(), "-5"},
 		"or --admin-token (STAMPEDE_ADMIN_TOKEN)": {"load"},
 	} {
-		status, errs := refused(args...)
+		status, errs := refused(t, args...)
 		assert.Equal(t, exitUsage, status, args)
 		assert.Contains(t, errs, says)
 	}
 }
 
-// refused runs a command that should not get as far as to open anything.
-func refused(args ...string) (status int, errs string) {
-	var stdout, stderr strings.Builder
-	status = run(args, &stdout, &stderr)
-	return status, stderr.String()
+// refused runs a command that should not get as far as to open anything, in a process of its own, or
+// one that is let through would go on for ever.
+func refused(t *testing.T, args ...string) (status int, output string) {
+	t.Helper()
+	c := testkit.Command(t, args...)
+	c.Start()
+	return c.Wait(within).ExitCode(), c.Output()
 }
 
 func TestVersion(t *testing.T) {
