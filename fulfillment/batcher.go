@@ -24,10 +24,22 @@ const (
 	// recordTimeout bounds one try of a transaction, so that a server that hangs counts as away.
 	recordTimeout = 10 * time.Second
 
+	// lockLeaseMax keeps leases short, however patient the claims of a deployment are.
+	lockLeaseMax = 10 * time.Second
+
 	// The waits of a batch of which everything was deferred.
 	deferDelay    = 20 * time.Millisecond
 	deferDelayMax = time.Second
 )
+
+// lockLease is the lease of a batch's locks where entries are claimed after minIdle: not longer than
+// that, so that whoever claims the entries of a dead worker finds their users free.
+func lockLease(minIdle time.Duration) time.Duration {
+	if minIdle <= 0 {
+		return lockLeaseMax // the subscriber's default is as long
+	}
+	return min(max(minIdle, lock.MinLease), lockLeaseMax)
+}
 
 // batcherConfig is what a batcher works with; all of it is needed.
 type batcherConfig struct {

@@ -200,7 +200,7 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *Subscriber, streams []s
 	for partition, stream := range streams {
 		b := newBatcher(batcherConfig{
 			ledger: NewLedger(w.config.Pool), store: w.config.Store, locker: lock.New(w.config.Control),
-			keys: w.config.Keys, partition: partition, batchMax: w.config.BatchMax, lease: w.config.MinIdle,
+			keys: w.config.Keys, partition: partition, batchMax: w.config.BatchMax, lease: lockLease(w.config.MinIdle),
 			logger: w.config.Logger, metrics: w.metrics,
 		})
 		router.AddConsumerHandler("fulfil "+stream, stream, subscriber, b.Handle)
