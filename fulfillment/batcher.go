@@ -35,9 +35,6 @@ const (
 // lockLease is the lease of a batch's locks where entries are claimed after minIdle: not longer than
 // that, so that whoever claims the entries of a dead worker finds their users free.
 func lockLease(minIdle time.Duration) time.Duration {
-	if minIdle <= 0 {
-		return lockLeaseMax // the subscriber's default is as long
-	}
 	return min(max(minIdle, lock.MinLease), lockLeaseMax)
 }
 
