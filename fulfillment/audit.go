@@ -70,9 +70,12 @@ func Audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
 func audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
 	report := newAuditReport()
 	// Redis first: a sale is in Postgres before it is in Redis.
-	inRedis, err := salesInRedis(ctx, c)
-	if err != nil {
-		return report, err
+	var inRedis []reservation.LocatedSale
+	var err error
+	if c.Sale == uuid.Nil {
+		if inRedis, err = reservation.ListInRedis(ctx, c.Redis, c.Keys); err != nil {
+			return report, err
+		}
 	}
 	sales, err := auditScope(ctx, c)
 	if err != nil {

@@ -63,48 +63,22 @@ func loadRedis(ctx context.Context, conn *pgx.Conn, c AuditConfig, sales []audit
 	return nil
 }
 
-// salesInRedis lists the sales that Redis says it has, in whatever partition; none if only one sale is audited.
-func salesInRedis(ctx context.Context, c AuditConfig) ([]auditedSale, error) {
-	if c.Sale != uuid.Nil {
-		return nil, nil
-	}
-	sets := make([]*redis.StringSliceCmd, reservation.MaxPartitions)
-	_, err := c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for partition := range sets {
-			sets[partition] = p.SMembers(ctx, c.Keys.Sales(partition))
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list the sales in Redis: %w", err)
-	}
-	var sales []auditedSale
-	for partition, set := range sets {
-		for _, member := range set.Val() {
-			if id, err := uuid.Parse(member); err == nil {
-				sales = append(sales, auditedSale{id, partition})
-			}
-		}
-	}
-	return sales, nil
-}
-
 // nameStrangers reports the sales that are open in Redis and that Postgres does not know: a database
 // that was set back, or the wrong one. Whoever buys there gets an order that nobody can confirm.
-func (r *AuditReport) nameStrangers(ctx context.Context, c AuditConfig, inRedis, known []auditedSale) error {
+func (r *AuditReport) nameStrangers(ctx context.Context, c AuditConfig, inRedis []reservation.LocatedSale, known []auditedSale) error {
 	knownIDs := make(map[uuid.UUID]bool, len(known))
 	for _, s := range known {
 		knownIDs[s.id] = true
 	}
 	for _, s := range inRedis {
-		if knownIDs[s.id] {
+		if knownIDs[s.ID] {
 			continue
 		}
-		buyers, err := c.Redis.HLen(ctx, c.Keys.Buyers(s.partition, s.id)).Result()
+		buyers, err := c.Redis.HLen(ctx, c.Keys.Buyers(s.Partition, s.ID)).Result()
 		if err != nil && !isWrongType(err) {
-			return fmt.Errorf("count the buyers of sale %s in Redis: %w", s.id, err)
+			return fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err)
 		}
-		r.add("S7", Finding{Sale: &s.id, What: fmt.Sprintf("Redis has this sale, with %d buyers, and Postgres does not know it", buyers)})
+		r.add("S7", Finding{Sale: &s.ID, What: fmt.Sprintf("Redis has this sale, with %d buyers, and Postgres does not know it", buyers)})
 	}
 	return nil
 }

@@ -20,7 +20,7 @@ func (s *Store) FindReserved(ctx context.Context, order uuid.UUID, user string) 
 		return Order{}, ErrOrderNotFound
 	}
 	if index := s.index.latest(); index != nil {
-		order, err := s.findAmong(ctx, index.places, order, user)
+		order, err := s.findAmong(ctx, index.sales, order, user)
 		if !errors.Is(err, ErrOrderNotFound) {
 			return order, err
 		}
@@ -29,9 +29,9 @@ func (s *Store) FindReserved(ctx context.Context, order uuid.UUID, user string) 
 	// in Redis before: an index from after that will do.
 	index, err := s.indexSince(ctx, madeAt(order).Add(clockMargin))
 	if err != nil {
-		return Order{}, fmt.Errorf("%w: list the sales: %w", ErrUnavailable, err)
+		return Order{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	return s.findAmong(ctx, index.places, order, user)
+	return s.findAmong(ctx, index.sales, order, user)
 }
 
 // clockMargin is by how much the clocks of ingresses may differ.
@@ -45,12 +45,12 @@ func mayExist(id uuid.UUID, now time.Time) bool {
 // madeAt is the time that a UUIDv7 carries.
 func madeAt(id uuid.UUID) time.Time { return time.Unix(id.Time().UnixTime()) }
 
-func (s *Store) findAmong(ctx context.Context, places []indexedSale, order uuid.UUID, user string) (Order, error) {
-	for _, at := range places {
-		if !mayBelongTo(order, at.sale) {
+func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, order uuid.UUID, user string) (Order, error) {
+	for _, at := range sales {
+		if !mayBelongTo(order, at.ID) {
 			continue
 		}
-		text, err := s.rdb.HGet(ctx, s.keys.Buyers(at.partition, at.sale), user).Result()
+		text, err := s.rdb.HGet(ctx, s.keys.Buyers(at.Partition, at.ID), user).Result()
 		if errors.Is(err, redis.Nil) {
 			continue
 		} else if err != nil {
@@ -62,7 +62,7 @@ func (s *Store) findAmong(ctx context.Context, places []indexedSale, order uuid.
 		}
 		if held.OrderID == order {
 			return Order{
-				ID: order, SaleID: at.sale, UserID: user, Quantity: held.Quantity,
+				ID: order, SaleID: at.ID, UserID: user, Quantity: held.Quantity,
 				Status: StatusReserved, Version: 1, ReservedAt: held.ReservedAt,
 			}, nil
 		}
@@ -81,14 +81,9 @@ type saleIndex struct {
 type indexReading struct {
 	begun time.Time
 	done  chan struct{}
-	// places and err are set when done is closed.
-	places []indexedSale
-	err    error
-}
-
-type indexedSale struct {
-	sale      uuid.UUID
-	partition int
+	// sales and err are set when done is closed.
+	sales []LocatedSale
+	err   error
 }
 
 const (
@@ -146,7 +141,7 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 		defer close(reading.done)
 		ctx, cancel := context.WithTimeout(s.ctx, indexTimeout)
 		defer cancel()
-		reading.places, reading.err = s.readIndex(ctx)
+		reading.sales, reading.err = ListInRedis(ctx, s.rdb, s.keys)
 		if reading.err == nil {
 			x.mu.Lock()
 			x.good = reading
@@ -160,25 +155,32 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 	return reading
 }
 
-// readIndex asks all partitions: a sale may live in one that is not used for new ones any more.
-func (s *Store) readIndex(ctx context.Context) ([]indexedSale, error) {
+// LocatedSale is a sale in Redis, and the partition in which it lives.
+type LocatedSale struct {
+	ID        uuid.UUID
+	Partition int
+}
+
+// ListInRedis lists the sales that Redis says it has. It asks all partitions: a sale may live in one
+// that is not used for new ones any more.
+func ListInRedis(ctx context.Context, rdb redis.UniversalClient, keys Keys) ([]LocatedSale, error) {
 	sets := make([]*redis.StringSliceCmd, MaxPartitions)
-	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for partition := range sets {
-			sets[partition] = p.SMembers(ctx, s.keys.Sales(partition))
+			sets[partition] = p.SMembers(ctx, keys.Sales(partition))
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("list the sales in Redis: %w", err)
 	}
-	var places []indexedSale
+	var sales []LocatedSale
 	for partition, set := range sets {
 		for _, member := range set.Val() {
-			if sale, err := uuid.Parse(member); err == nil {
-				places = append(places, indexedSale{sale, partition})
+			if id, err := uuid.Parse(member); err == nil {
+				sales = append(sales, LocatedSale{id, partition})
 			}
 		}
 	}
-	return places, nil
+	return sales, nil
 }

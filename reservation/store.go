@@ -221,9 +221,9 @@ func (s *Store) locate(ctx context.Context, sale uuid.UUID) (place, error) {
 	if err != nil {
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	}
-	for _, found := range index.places {
-		if found.sale == sale {
-			return s.look(ctx, found.partition, sale)
+	for _, found := range index.sales {
+		if found.ID == sale {
+			return s.look(ctx, found.Partition, sale)
 		}
 	}
 	return place{}, ErrSaleNotFound

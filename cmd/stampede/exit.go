@@ -40,7 +40,7 @@ func report(stderr io.Writer, err error) int {
 	case errors.Is(err, errBroken):
 		return exitFailed
 	case errors.As(err, &usage), errors.As(err, &invalid),
-		errors.Is(err, connect.ErrRedisURL), errors.Is(err, connect.ErrDatabaseURL), errors.Is(err, sql.ErrDatabaseURL):
+		errors.Is(err, connect.ErrRedisURL), errors.Is(err, sql.ErrDatabaseURL):
 		_, _ = fmt.Fprintln(stderr, "stampede:", err)
 		return exitUsage
 	default:

@@ -15,6 +15,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/sql"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -152,11 +153,11 @@ func TestURLThatCannotBeReadIsExplainedWithoutItsPassword(t *testing.T) {
 		"postgres://host/db?sslmode=" + password, "host=x port=" + password,
 	} {
 		_, err := connect.Postgres(t.Context(), bad, 1)
-		require.ErrorIs(t, err, connect.ErrDatabaseURL, bad)
+		require.ErrorIs(t, err, sql.ErrDatabaseURL, bad)
 		require.NotContains(t, err.Error(), password)
 	}
-	require.ErrorContains(t, connect.ErrDatabaseURL, "DATABASE_URL must look like postgres://")
-	require.False(t, strings.Contains(connect.ErrDatabaseURL.Error(), password))
+	require.ErrorContains(t, sql.ErrDatabaseURL, "DATABASE_URL must look like postgres://")
+	require.False(t, strings.Contains(sql.ErrDatabaseURL.Error(), password))
 }
 
 func use(t *testing.T, open func(string) (*redis.Client, error), url string) *redis.Client {

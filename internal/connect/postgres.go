@@ -4,16 +4,13 @@ package connect
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-)
 
-// ErrDatabaseURL is returned for a URL that cannot be read. It says no more, because the URL holds
-// a password and any part of a broken one may be a piece of it.
-var ErrDatabaseURL = errors.New("DATABASE_URL must look like postgres://user:password@host:5432/database, special characters percent-encoded")
+	"stampede/sql"
+)
 
 const (
 	postgresDial = 3 * time.Second
@@ -22,11 +19,11 @@ const (
 	idleInTransactionMS = "30000"
 )
 
-// Postgres returns a pool of at most maxConns connections.
+// Postgres returns a pool of at most maxConns connections, or sql.ErrDatabaseURL.
 func Postgres(ctx context.Context, databaseURL string, maxConns int32) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if databaseURL == "" || err != nil {
-		return nil, ErrDatabaseURL
+		return nil, sql.ErrDatabaseURL
 	}
 	config.MaxConns = maxConns
 	config.MinConns = 0

@@ -153,7 +153,7 @@ func administer(ctx context.Context, server, statement string) (err error) {
 func inDatabase(server, name string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil || u.Host == "" {
-		return "", connect.ErrDatabaseURL
+		return "", sql.ErrDatabaseURL
 	}
 	u.Path = "/" + name
 	return u.String(), nil
