@@ -3,7 +3,6 @@ package ingress
 import (
 	"bytes"
 	"context"
-	"encoding/hex"
 	"errors"
 	"net/http"
 	"strconv"
@@ -99,22 +98,14 @@ func gaveUpWaiting(err error) bool {
 // appendReservation appends the answer to an accepted purchase; a replay's is the same.
 func appendReservation(dst []byte, sale uuid.UUID, r reservation.Reservation) []byte {
 	dst = append(dst, `{"order_id":"`...)
-	dst = appendID(dst, r.OrderID)
+	dst = reservation.AppendID(dst, r.OrderID)
 	dst = append(dst, `","sale_id":"`...)
-	dst = appendID(dst, sale)
+	dst = reservation.AppendID(dst, sale)
 	dst = append(dst, `","status":"reserved","quantity":`...)
 	dst = strconv.AppendInt(dst, r.Quantity, 10)
 	dst = append(dst, `,"reserved_at":"`...)
 	dst = appendTime(dst, r.ReservedAt)
 	return append(dst, `"}`...)
-}
-
-func appendID(dst []byte, id uuid.UUID) []byte {
-	dst = append(hex.AppendEncode(dst, id[:4]), '-')
-	dst = append(hex.AppendEncode(dst, id[4:6]), '-')
-	dst = append(hex.AppendEncode(dst, id[6:8]), '-')
-	dst = append(hex.AppendEncode(dst, id[8:10]), '-')
-	return hex.AppendEncode(dst, id[10:])
 }
 
 func orderPath(order uuid.UUID) string { return "/v1/orders/" + order.String() }

@@ -67,9 +67,9 @@ type reservedPayload struct {
 // it runs once per accepted order; ValidateUser has refused every user id that would need escaping.
 func appendReservedPayload(dst []byte, e OrderReserved) []byte {
 	dst = append(dst, `{"order_id":"`...)
-	dst = appendUUID(dst, e.OrderID)
+	dst = AppendID(dst, e.OrderID)
 	dst = append(dst, `","sale_id":"`...)
-	dst = appendUUID(dst, e.SaleID)
+	dst = AppendID(dst, e.SaleID)
 	dst = append(dst, `","user_id":"`...)
 	dst = append(dst, e.UserID...)
 	dst = append(dst, `","quantity":`...)
@@ -79,11 +79,6 @@ func appendReservedPayload(dst []byte, e OrderReserved) []byte {
 	dst = append(dst, `,"requested_at_ms":`...)
 	dst = strconv.AppendInt(dst, e.RequestedAt.UnixMilli(), 10)
 	return append(dst, '}')
-}
-
-func appendUUID(dst []byte, id uuid.UUID) []byte {
-	text, _ := id.MarshalText() // never fails
-	return append(dst, text...)
 }
 
 // DecodeReserved reads an OrderReserved from a message of the stream. Its errors wrap ErrUndecodable.

@@ -159,6 +159,7 @@ func TestOrderIDsAreVersion7AndDiffer(t *testing.T) {
 		require.EqualValues(t, 7, id.Version())
 		require.Equal(t, uuid.RFC4122, id.Variant())
 		require.False(t, seen[id])
+		require.Equal(t, id.String(), string(reservation.AppendID(nil, id)))
 		seen[id] = true
 	}
 }
