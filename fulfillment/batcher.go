@@ -298,7 +298,7 @@ func (b *batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lo
 	}
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	lease, busy, err := b.locker.TryEach(ctx, keys, b.lease)
+	lease, busy, err := b.locker.TryEach(ctx, keys, lock.For(b.lease))
 	if err != nil {
 		b.locking.failed(err)
 		return nil, batch, nil

@@ -174,7 +174,7 @@ func TestBatcherAnswersDeferredMessagesAfterAPanic(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := newSale(t, s.pool, 1)
-	_, _, err := lock.New(s.rdb).TryEach(t.Context(), []string{s.keys.Lock(0, "user-1")}, 30*time.Second)
+	_, _, err := lock.New(s.rdb).TryEach(t.Context(), []string{s.keys.Lock(0, "user-1")}, lock.For(30*time.Second))
 	require.NoError(t, err)
 	b := s.batch(t, func(c *batcherConfig) { c.store = nil }) // to give the unit of a rejected order back
 	batch := make([]*submission, 3)

@@ -424,7 +424,7 @@ func TestWorkerDefersUsersWhomAnotherWorkerHasInHand(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
-	other, busy, err := lock.New(s.rdb).TryEach(t.Context(), []string{s.keys.Lock(0, "alice")}, 30*time.Second)
+	other, busy, err := lock.New(s.rdb).TryEach(t.Context(), []string{s.keys.Lock(0, "alice")}, lock.For(30*time.Second))
 	require.NoError(t, err)
 	require.Empty(t, busy)
 	alices := s.buy(t, sale, "alice")

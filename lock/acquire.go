@@ -2,8 +2,10 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -11,98 +13,334 @@ import (
 // answer will hardly do so now.
 const giveBackTimeout = time.Second
 
-// TryEach takes the lock of every key that is free, or held by the owner in ctx (see
-// [Lease.Context]), and never waits: it returns a lease on those that it got, which may be none, and
-// the keys that others hold, in the order given. A key that is named twice is taken once.
+// Acquire takes the lock of a key, and waits for it until ctx is done. Without For, the lease is renewed
+// until it is released. An owner in ctx (see [Lease.Context]) that holds the lock goes deeper into it,
+// without asking Redis unless the lock has to last longer for it.
+//
+// Those who wait in one process are served in order, and only the first of them asks Redis: when the
+// lock is released, when its lease has run out, and after the time of WithPoll. Between processes, the
+// first to ask after a release is served.
+//
+// On an error, whatever the call has or may have taken is given back; if Redis cannot be reached for that
+// either, it is free when the lease ends. Errors are ErrInvalid, ErrLost, ErrClosed, that of ctx, and
+// those of Redis.
+func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
+	a, err := l.asking(ctx, modeAll, []string{key}, opts)
+	if err != nil {
+		return nil, err
+	}
+	return l.acquire(ctx, a)
+}
+
+// TryAcquire is Acquire that does not wait: ErrBusy tells that another owner holds the lock.
+func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
+	a, err := l.asking(ctx, modeAll, []string{key}, opts)
+	if err != nil {
+		return nil, err
+	}
+	got, err := l.attempt(ctx, a)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(got.busy) > 0:
+		return nil, fmt.Errorf("%w: %s", ErrBusy, key)
+	}
+	return got.lease, nil
+}
+
+// AcquireAll takes the locks of all keys in one step, and waits until none of them is held by another
+// owner or ctx is done. It holds none while it waits, so those who take the same keys in another order
+// do not block each other; and one that wants many keys can be overtaken for as long as others want
+// some of them. A key that is named twice is taken once. Otherwise it is as Acquire.
+func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (*Lease, error) {
+	if len(keys) > MaxKeysAtOnce {
+		return nil, fmt.Errorf("%w: %d keys at once, want at most %d", ErrInvalid, len(keys), MaxKeysAtOnce)
+	}
+	a, err := l.asking(ctx, modeAll, keys, opts)
+	if err != nil {
+		return nil, err
+	}
+	return l.acquire(ctx, a)
+}
+
+// TryEach takes the lock of every key that is free, or held by the owner in ctx (see [Lease.Context]),
+// and never waits: it returns a lease on those that it got, which may be none, and the keys that others
+// hold, in the order given. A key that is named twice is taken once.
 //
 // It costs one round trip for every 512 keys. All keys of the call have the same owner; without one
-// in ctx that is a new one. The lease is cut to whole milliseconds and counts from before the first
-// key was asked for.
+// in ctx that is a new one. The lease counts from before the first key was asked for.
 //
 // Going deeper into a lock that the owner has lost is refused, because whoever does it counts on
-// having been alone all the while. On an error, whatever the call has or may have taken is given back;
-// if Redis cannot be reached for that either, it is free when the lease ends. Errors are ErrInvalid,
-// ErrLost, that of ctx, and those of Redis.
-func (l *Locker) TryEach(ctx context.Context, keys []string, lease time.Duration) (*Lease, []string, error) {
-	keys, err := validate(keys, lease)
+// having been alone all the while. Errors are as those of Acquire.
+func (l *Locker) TryEach(ctx context.Context, keys []string, opts ...AcquireOption) (lease *Lease, busy []string, err error) {
+	a, err := l.asking(ctx, modeEach, keys, opts)
 	if err != nil {
 		return nil, nil, err
 	}
-	lease = lease.Truncate(time.Millisecond)
-	o := l.owner(ctx)
-	if err := o.enter(ctx); err != nil {
-		return nil, nil, fmt.Errorf("lock %d keys: %w", len(keys), err)
-	}
-	defer o.leave()
-
-	got := &Lease{owner: o, ends: time.Now().Add(lease)}
-	var busy, lost []string
-	asked := 0
-	for chunk := range slices.Chunk(keys, keysPerCall) {
-		var answers []string
-		asked += len(chunk)
-		if answers, err = o.acquire(ctx, chunk, lease); err != nil {
-			break
-		}
-		var held []string
-		for i, key := range chunk {
-			switch answers[i] {
-			case answerHeld:
-				held = append(held, key)
-			case answerBusy:
-				busy = append(busy, key)
-			case answerLost:
-				lost = append(lost, key)
-			}
-		}
-		got.add(held)
-	}
-	if err == nil && len(lost) == 0 && !time.Now().Before(got.ends) {
-		lost = got.Keys()
-	}
-	if err == nil && len(lost) > 0 {
-		err = &LostError{Keys: lost}
-	}
-	if err != nil {
-		o.giveBack(ctx, keys[:asked])
-		return nil, nil, fmt.Errorf("lock %d keys: %w", len(keys), err)
-	}
-	for _, p := range got.parts {
-		o.count(p.keys, 1)
-	}
-	return got, busy, nil
+	got, err := l.attempt(ctx, a)
+	return got.lease, got.busy, err
 }
 
-// giveBack undoes an acquire of which it is not known what it took. Its own errors are of no use to
-// anybody: what they leave ends with its lease.
-func (o *owner) giveBack(ctx context.Context, keys []string) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
-	defer cancel()
-	for chunk := range slices.Chunk(keys, keysPerCall) {
-		if _, err := o.release(ctx, o.locker.unique(), chunk, 0); err != nil {
-			return
-		}
+// Do calls f with the lock of a key held, and the lease's context: it ends when the lock is lost. The
+// error joins that of f and, if the lock was lost or could not be released, of Release.
+func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context) error, opts ...AcquireOption) (err error) {
+	lease, err := l.Acquire(ctx, key, opts...)
+	if err != nil {
+		return err
 	}
+	defer func() { // also if f panics
+		if released := lease.Release(ctx); released != nil {
+			err = errors.Join(err, released)
+		}
+	}()
+	return f(lease.Context(ctx))
+}
+
+// asking is what one acquire asks for, however often it has to.
+type asking struct {
+	terms
+	owner *owner
+	mode  string
+	keys  []string
+	since time.Time
+}
+
+func (l *Locker) asking(ctx context.Context, mode string, keys []string, opts []AcquireOption) (asking, error) {
+	t, err := l.terms(opts)
+	if err != nil {
+		return asking{}, err
+	}
+	if keys, err = l.validate(keys); err != nil {
+		return asking{}, err
+	}
+	return asking{terms: t, owner: l.owner(ctx), mode: mode, keys: keys, since: time.Now()}, nil
 }
 
 // validate returns the keys without those that were named before.
-func validate(keys []string, lease time.Duration) ([]string, error) {
-	if lease < MinLease || lease > MaxLease {
-		return nil, fmt.Errorf("%w: a lease of %v, want %v to %v", ErrInvalid, lease, MinLease, MaxLease)
-	}
+func (l *Locker) validate(keys []string) ([]string, error) {
 	if len(keys) > MaxKeys {
 		return nil, fmt.Errorf("%w: %d keys, want at most %d", ErrInvalid, len(keys), MaxKeys)
+	}
+	for _, key := range keys {
+		if err := l.validateKey(key); err != nil {
+			return nil, err
+		}
+	}
+	if len(keys) == 1 {
+		return keys, nil
 	}
 	once := make([]string, 0, len(keys))
 	seen := make(map[string]struct{}, len(keys))
 	for _, key := range keys {
-		if key == "" || len(key) > MaxKeyBytes {
-			return nil, fmt.Errorf("%w: a key of %d bytes, want 1 to %d", ErrInvalid, len(key), MaxKeyBytes)
-		}
 		if _, again := seen[key]; !again {
 			seen[key] = struct{}{}
 			once = append(once, key)
 		}
 	}
 	return once, nil
+}
+
+func (l *Locker) validateKey(key string) error {
+	switch {
+	case key == "" || len(key) > MaxKeyBytes:
+		return fmt.Errorf("%w: a key of %d bytes, want 1 to %d", ErrInvalid, len(key), MaxKeyBytes)
+	case l.clustered && strings.Contains(hashTag(key), "}"):
+		return fmt.Errorf("%w: in a cluster, key %q has to have a hash tag, or no }", ErrInvalid, key)
+	}
+	return nil
+}
+
+// outcome is what an attempt came to: a lease, or in mode all none, and what is busy, with the time
+// after which that is free if nobody renews it, 0 if that is not known.
+type outcome struct {
+	lease *Lease
+	busy  []string
+	wait  time.Duration
+}
+
+// attempt asks once.
+func (l *Locker) attempt(ctx context.Context, a asking) (outcome, error) {
+	got, err := l.try(ctx, a)
+	if err != nil {
+		return outcome{}, fmt.Errorf("acquire %s: %w", describe(a.keys), err)
+	}
+	l.observer.busy(len(got.busy))
+	return got, nil
+}
+
+func describe(keys []string) string {
+	if len(keys) == 1 {
+		return "lock " + keys[0]
+	}
+	return fmt.Sprintf("%d locks", len(keys))
+}
+
+func (l *Locker) try(ctx context.Context, a asking) (outcome, error) {
+	if err := a.owner.enter(ctx); err != nil {
+		return outcome{}, err
+	}
+	defer a.owner.leave()
+
+	le := &Lease{locker: l, owner: a.owner, watched: a.watched, turn: make(chan struct{}, 1)}
+	fresh, err := l.reenter(ctx, le, a)
+	if err != nil {
+		return outcome{}, l.undo(ctx, le, err)
+	}
+	reentered := len(le.holds)
+	var busy []string
+	var wait time.Duration
+	for chunk := range slices.Chunk(fresh, keysPerCall) {
+		t, err := l.takeChunk(ctx, le, a, chunk)
+		if err != nil {
+			return outcome{}, l.undo(ctx, le, err)
+		}
+		for i, key := range chunk {
+			if t.answers[i] == answerBusy {
+				busy = append(busy, key)
+			}
+		}
+		wait = max(wait, t.wait)
+	}
+	if a.mode == modeAll && len(busy) > 0 {
+		return outcome{busy: busy, wait: wait}, l.undo(ctx, le, nil)
+	}
+	if err := l.give(le, a.keys); err != nil {
+		return outcome{}, l.undo(ctx, le, err)
+	}
+	l.observer.reentered(reentered)
+	l.observer.acquired(len(le.holds)-reentered, a.since)
+	return outcome{lease: le, busy: busy, wait: wait}, nil
+}
+
+// give makes a lease ready for its holder, unless it is lost already.
+func (l *Locker) give(le *Lease, keys []string) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return ErrClosed
+	}
+	if err := le.err(time.Now()); err != nil {
+		return err
+	}
+	le.inOrder(keys)
+	l.leases[le] = struct{}{}
+	return nil
+}
+
+// undo ends a lease that nobody was given, and returns the error with which it was begun. Its own are of
+// no use to anybody: what they leave ends with its lease.
+func (l *Locker) undo(ctx context.Context, le *Lease, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
+	defer cancel()
+	_ = le.release(ctx, ErrReleased)
+	return err
+}
+
+// reenter adds to the lease what its owner holds already, makes that last long enough, and returns the
+// keys that it does not hold.
+func (l *Locker) reenter(ctx context.Context, le *Lease, a asking) (fresh []string, err error) {
+	var short []*hold
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil, ErrClosed
+	}
+	now := time.Now()
+	var lost []string
+	for i, key := range a.keys {
+		h := a.owner.holds[key]
+		if h == nil {
+			if fresh == nil {
+				fresh = make([]string, 0, len(a.keys)-i)
+			}
+			fresh = append(fresh, key)
+			continue
+		}
+		if !h.good(now) {
+			lost = append(lost, key)
+			continue
+		}
+		le.add(h)
+		if !a.lasts(h, now) {
+			short = append(short, h)
+		}
+	}
+	l.mu.Unlock()
+	if len(lost) > 0 {
+		return nil, &LostError{Keys: lost}
+	}
+	for chunk := range slices.Chunk(short, renewalsPerCall) {
+		if err := l.renew(ctx, chunk, a.lease); err != nil {
+			return nil, err
+		}
+	}
+	return fresh, nil
+}
+
+// lasts tells whether a lock that is held lasts long enough for one more lease. For one that is to be
+// kept up it does: the watchdog renews the lock, at once if it is short.
+func (a asking) lasts(h *hold, now time.Time) bool {
+	return a.watched || !h.ends.Before(now.Add(a.lease-drift(a.lease)))
+}
+
+// takeChunk sends one call, and adds to the lease what that took, or may have taken.
+func (l *Locker) takeChunk(ctx context.Context, le *Lease, a asking, keys []string) (taking, error) {
+	l.mu.Lock()
+	c := l.newCall()
+	l.mu.Unlock()
+	p := &part{owner: l.name(c.serial), taken: c}
+	sent := time.Now()
+	t, err := l.sendAcquire(ctx, c, p.owner, a.mode, keys, a.lease)
+	p.token = t.token
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	took := false
+	for i, key := range keys {
+		if err == nil && t.answers[i] != answerHeld {
+			continue
+		}
+		took = true
+		h := &hold{part: p, key: key, alarm: alarm{index: unset}}
+		h.lengthen(sent, a.lease)
+		if err == nil {
+			a.owner.holds[key] = h
+			l.waiting.wakeOwner(key, a.owner)
+		}
+		le.add(h)
+	}
+	if !took {
+		l.receipts.giveBack(c.receipt)
+	}
+	return t, err
+}
+
+// renew asks for a longer lease for some locks at once; an error is a *LostError, or Redis's.
+func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) error {
+	sent := time.Now()
+	renewed, err := l.sendRenew(ctx, holds, lease)
+	l.observer.renewed(len(holds), sent, err)
+	if err != nil {
+		return err
+	}
+	var endings []func()
+	var lost []string
+	l.mu.Lock()
+	for i, h := range holds {
+		switch {
+		case len(h.leases) == 0: // released meanwhile
+		case renewed[i]:
+			h.lengthen(sent, lease)
+			l.watchdog.look(h)
+		default:
+			lost = append(lost, h.key)
+			endings = append(endings, l.lose(h)...)
+		}
+	}
+	l.mu.Unlock()
+	l.tellLost(len(lost), endings)
+	if len(lost) > 0 {
+		return &LostError{Keys: lost}
+	}
+	return nil
 }

@@ -19,14 +19,15 @@ func ExampleLocker_TryEach() {
 	defer stop()
 
 	locker := lock.New(rdb)
+	defer locker.Close(ctx)
 	ann, bob, cid := "{example}:ann", "{example}:bob", "{example}:cid"
 
-	first, _, err := locker.TryEach(ctx, []string{ann, bob}, 10*time.Second)
+	first, _, err := locker.TryEach(ctx, []string{ann, bob}, lock.For(10*time.Second))
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	second, busy, err := locker.TryEach(ctx, []string{bob, cid}, 10*time.Second)
+	second, busy, err := locker.TryEach(ctx, []string{bob, cid}, lock.For(10*time.Second))
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -35,7 +36,7 @@ func ExampleLocker_TryEach() {
 	fmt.Println("second:", second.Keys(), "busy:", busy)
 
 	// With the context of a lease, what it calls may take the same locks once more.
-	deeper, busy, err := locker.TryEach(first.Context(ctx), []string{ann}, 10*time.Second)
+	deeper, busy, err := locker.TryEach(first.Context(ctx), []string{ann}, lock.For(10*time.Second))
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -11,115 +12,334 @@ import (
 // releaseTimeout bounds a release, which does not end with its caller's context.
 const releaseTimeout = 5 * time.Second
 
-// Lease is a hold on some keys until a common end. Each has to be released, also after its end: only
-// then does its owner know that it may take the keys anew. It is safe for concurrent use.
+// closeCalls is how many leases Close releases at the same time.
+const closeCalls = 16
+
+// Lease is a hold on some locks. Each has to be released, also when it has ended: only then does its
+// owner know that it may take the locks anew, and only then does the watchdog leave off. It is safe for
+// concurrent use.
 type Lease struct {
-	owner *owner
-	// ends is when the lease ends by this process's monotonic clock. It is not later than in Redis,
-	// as far as both clocks run at the same pace.
-	ends time.Time
+	locker  *Locker
+	owner   *owner
+	watched bool
+	holds   []*hold // in the order in which they were asked for; fixed once the lease is given out
+	byKey   map[string]*hold
 
-	// mu guards what a release changes: held, and whether a part is released. Releases take the
-	// owner's turn first, so one at a time changes it.
-	mu sync.RWMutex
-	// held says of every key of the lease whether it is still to be released.
-	held  map[string]bool
-	parts []part
+	// What follows is guarded by Locker.mu.
+
+	// over is why the lease is not held any more, after its release: ErrReleased, ErrClosed, or what
+	// was lost by then.
+	over    error
+	endings map[*ending]struct{}
+
+	// turn is taken for the time of a release, and guards what follows.
+	turn    chan struct{}
+	parting []parting
+	// lost is what was found lost and not yet told.
+	lost []string
 }
 
-// part is what one script call acquired, and another one releases. Each has a name of its own for
-// all tries of its release.
-type part struct {
-	name     string
-	keys     []string
-	released bool
+// parting is one script call that releases what nobody holds any more.
+type parting struct {
+	call  call
+	owner string
+	holds []*hold
 }
 
-func (le *Lease) add(keys []string) {
-	if len(keys) == 0 {
+// ending is somebody who wants to know when the lease ends, and why.
+type ending struct{ tell func(cause error) }
+
+// add needs mu.
+func (le *Lease) add(h *hold) {
+	h.leases = append(h.leases, le)
+	le.holds = append(le.holds, h)
+	if le.watched {
+		le.locker.watchdog.watch(h)
+	}
+}
+
+// inOrder brings the holds into the order of the keys. It needs mu.
+func (le *Lease) inOrder(keys []string) {
+	if len(keys) == 1 {
 		return
 	}
-	if le.held == nil {
-		le.held = make(map[string]bool, len(keys))
+	le.byKey = make(map[string]*hold, len(le.holds))
+	for _, h := range le.holds {
+		le.byKey[h.key] = h
 	}
+	le.holds = le.holds[:0]
 	for _, key := range keys {
-		le.held[key] = true
+		if h := le.byKey[key]; h != nil {
+			le.holds = append(le.holds, h)
+		}
 	}
-	le.parts = append(le.parts, part{name: le.owner.locker.unique(), keys: keys})
+}
+
+func (le *Lease) find(key string) *hold {
+	switch {
+	case le.byKey != nil:
+		return le.byKey[key]
+	case len(le.holds) == 1 && le.holds[0].key == key:
+		return le.holds[0]
+	}
+	return nil
 }
 
 // Keys returns the keys that the lease was given, in the order in which they were asked for.
-func (le *Lease) Keys() []string {
-	le.mu.RLock()
-	defer le.mu.RUnlock()
-	var keys []string
-	for _, p := range le.parts {
-		keys = append(keys, p.keys...)
+func (le *Lease) Keys() []string { return keysOf(le.holds) }
+
+func keysOf(holds []*hold) []string {
+	keys := make([]string, len(holds))
+	for i, h := range holds {
+		keys[i] = h.key
 	}
 	return keys
 }
 
-// Holds tells whether the lease was given this key, has not released it, and has not ended. It asks
-// the clock and not Redis, so a lock that Redis lost shows only in Release.
+// Token returns the fencing token of a key, and 0 if the lease was not given it. It is larger than that
+// of any earlier acquire of the key, and the same for all who went deeper into it; it fits a BIGINT.
+// What the lock protects should keep the largest token that it has seen, and refuse a smaller one.
+func (le *Lease) Token(key string) int64 {
+	if h := le.find(key); h != nil {
+		return h.token
+	}
+	return 0
+}
+
+// Holds tells whether the lease was given this key, has not released it, and has not lost it as far
+// as this process knows; see Err.
 func (le *Lease) Holds(key string) bool {
-	le.mu.RLock()
-	defer le.mu.RUnlock()
-	return le.held[key] && time.Now().Before(le.ends)
+	h := le.find(key)
+	if h == nil {
+		return false
+	}
+	le.locker.mu.Lock()
+	defer le.locker.mu.Unlock()
+	return le.over == nil && h.good(time.Now())
 }
 
-// Context returns a context that carries the owner of the lease. With it, TryEach of the same Locker
-// takes a key that the owner holds once more, and the key is free when each of these leases is
-// released, in whatever order. Goroutines that share such a context share the lock: they exclude
-// others, and not each other.
+// Err returns nil as long as the lease holds all its locks, and then a *LostError that names those that
+// are lost, or ErrReleased or ErrClosed. It asks no server but the clock and what the watchdog knows, so
+// it costs next to nothing, and is right also in a process that was stopped while its lease ended.
+func (le *Lease) Err() error {
+	le.locker.mu.Lock()
+	defer le.locker.mu.Unlock()
+	return le.err(time.Now())
+}
+
+// err needs mu.
+func (le *Lease) err(now time.Time) error {
+	if le.over != nil {
+		return le.over
+	}
+	var lost []string
+	for _, h := range le.holds {
+		if !h.good(now) {
+			lost = append(lost, h.key)
+		}
+	}
+	if len(lost) > 0 {
+		return &LostError{Keys: lost}
+	}
+	return nil
+}
+
+// Context returns a context that carries the owner of the lease, and ends with the lease: its cause is
+// then what Err returns.
+//
+// With it, whoever acquires a lock that the owner holds from the same Locker goes deeper into it, and the
+// lock is free when each of these leases is released, in whatever order. So goroutines that share
+// such a context share the lock: they exclude others, and not each other.
 func (le *Lease) Context(ctx context.Context) context.Context {
-	return context.WithValue(ctx, ownerKey{le.owner.locker}, le.owner)
+	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, ownerKey{le.locker}, le.owner))
+	le.whenOver(ctx, cancel)
+	return ctx
 }
 
-// Release gives up the hold on all keys, in one round trip for every 512 of them. It goes on when ctx
-// is done, for at most five seconds, because a lock that is left behind keeps others waiting until
-// its lease ends.
+// whenOver has tell called when the lease ends, unless ctx ends before: at once if it has ended.
+func (le *Lease) whenOver(ctx context.Context, tell func(cause error)) {
+	l := le.locker
+	e := &ending{}
+	forget := context.AfterFunc(ctx, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		delete(le.endings, e)
+	})
+	e.tell = func(cause error) {
+		forget()
+		tell(cause)
+	}
+	l.mu.Lock()
+	err := le.err(time.Now())
+	if err == nil && ctx.Err() == nil {
+		if le.endings == nil {
+			le.endings = make(map[*ending]struct{}, 1)
+		}
+		le.endings[e] = struct{}{}
+		for _, h := range le.holds {
+			l.watchdog.watch(h)
+		}
+	}
+	l.mu.Unlock()
+	if err != nil {
+		e.tell(err)
+	}
+}
+
+// end takes away those who want to know of the end, as functions to be called without mu. It needs mu.
+func (le *Lease) end(cause error) []func() {
+	endings := make([]func(), 0, len(le.endings))
+	for e := range le.endings {
+		endings = append(endings, func() { e.tell(cause) })
+	}
+	le.endings = nil
+	return endings
+}
+
+// lose notes that a lock is lost, and returns whom to tell. It needs mu, and a hold that has leases.
+func (l *Locker) lose(h *hold) []func() {
+	h.lost = true
+	l.watchdog.forget(h)
+	var endings []func()
+	now := time.Now()
+	for _, le := range h.leases {
+		endings = append(endings, le.end(le.err(now))...)
+	}
+	return endings
+}
+
+func (l *Locker) tellLost(locks int, endings []func()) {
+	l.observer.lost(locks)
+	for _, tell := range endings {
+		tell()
+	}
+}
+
+// Release gives up the hold on all keys, in one round trip for every 512 of them that nobody of the same
+// owner holds any more. It goes on when ctx is done, for at most five seconds, because a lock that is left
+// behind keeps others waiting until its lease ends.
 //
 // A *LostError names the keys that were not held any more; the others are released. After any other
 // error Release may be called again, and goes on with what is left. To release twice is no error.
 func (le *Lease) Release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
-	if err := le.owner.enter(ctx); err != nil {
-		return fmt.Errorf("release locks: %w", err)
-	}
-	defer le.owner.leave()
+	return le.release(ctx, ErrReleased)
+}
 
-	var lost []string
+func (le *Lease) release(ctx context.Context, cause error) error {
+	select {
+	case le.turn <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("release %s: %w", describe(le.Keys()), context.Cause(ctx))
+	}
+	defer func() { <-le.turn }()
+
+	le.part(cause)
 	var failed []error
-	for i := range le.parts {
-		p := &le.parts[i]
-		if p.released {
-			continue
-		}
-		answers, err := le.owner.release(ctx, p.name, p.keys, 1)
+	left := le.parting[:0]
+	for _, p := range le.parting {
+		keys := keysOf(p.holds)
+		released, err := le.locker.sendRelease(ctx, p.call, p.owner, keys)
 		if err != nil {
-			failed = append(failed, fmt.Errorf("release %d locks: %w", len(p.keys), err))
+			left = append(left, p)
+			failed = append(failed, fmt.Errorf("release %s: %w", describe(keys), err))
 			continue
 		}
-		for i, key := range p.keys {
-			if answers[i] == answerLost {
-				lost = append(lost, key)
+		le.locker.settle(p.call)
+		gone := 0
+		for i, h := range p.holds {
+			if !released[i] {
+				gone++
+				if !h.lost { // or it is told already
+					le.lost = append(le.lost, h.key)
+				}
 			}
 		}
-		le.owner.count(p.keys, -1)
-		le.settle(p)
+		le.locker.observer.released(len(keys) - gone)
 	}
-	if len(lost) > 0 {
-		failed = append(failed, &LostError{Keys: lost})
+	le.parting = left
+	if len(le.lost) > 0 {
+		failed = append(failed, &LostError{Keys: le.lost})
+		le.lost = nil
 	}
 	return errors.Join(failed...)
 }
 
-func (le *Lease) settle(p *part) {
-	le.mu.Lock()
-	defer le.mu.Unlock()
-	p.released = true
-	for _, key := range p.keys {
-		le.held[key] = false
+// part ends the lease in this process, if it has not ended so before: the locks that no other lease
+// holds are to be released. Those that its holder was told to have lost, or would have been, count as lost
+// even if Redis has kept them a little longer.
+func (le *Lease) part(cause error) {
+	l := le.locker
+	l.mu.Lock()
+	if le.over != nil {
+		l.mu.Unlock()
+		return
 	}
+	delete(l.leases, le)
+	now := time.Now()
+	if le.over = le.err(now); le.over == nil {
+		le.over = cause
+	}
+	of := make(map[*part]int, 1) // where in parting the part of a call is
+	for _, h := range le.holds {
+		h.leases = slices.DeleteFunc(h.leases, func(other *Lease) bool { return other == le })
+		if !h.good(now) {
+			h.lost = true
+			le.lost = append(le.lost, h.key)
+		}
+		if len(h.leases) > 0 {
+			continue
+		}
+		l.watchdog.forget(h)
+		if le.owner.holds[h.key] == h {
+			delete(le.owner.holds, h.key)
+		}
+		i, known := of[h.part]
+		if !known {
+			i = len(le.parting)
+			of[h.part] = i
+			le.parting = append(le.parting, parting{call: l.callToRelease(h.part), owner: h.owner})
+		}
+		le.parting[i].holds = append(le.parting[i].holds, h)
+	}
+	endings := le.end(le.over)
+	l.mu.Unlock()
+	for _, tell := range endings {
+		tell()
+	}
+}
+
+// callToRelease needs mu.
+func (l *Locker) callToRelease(p *part) call {
+	if p.released {
+		return l.newCall()
+	}
+	p.released = true
+	return call{receipt: p.taken.receipt, serial: l.nextSerial()}
+}
+
+// releaseAll releases leases, some at the same time, and joins the errors.
+func releaseAll(ctx context.Context, leases []*Lease, cause error) error {
+	var mu sync.Mutex
+	var failed []error
+	next := make(chan *Lease)
+	var workers sync.WaitGroup
+	for range min(closeCalls, len(leases)) {
+		workers.Go(func() {
+			for le := range next {
+				if err := le.release(ctx, cause); err != nil {
+					mu.Lock()
+					failed = append(failed, err)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	for _, le := range leases {
+		next <- le
+	}
+	close(next)
+	workers.Wait()
+	return errors.Join(failed...)
 }

@@ -1,36 +1,42 @@
-// Package lock is a reentrant lock with a lease, in Redis, taken for many keys in one script call.
+// Package lock is a reentrant lock with a lease, in Redis, that speaks the protocol of Redisson's RLock:
+// services in Java and in Go exclude and wake each other on one key.
 //
-// A lock is a hash with the field owner → depth that expires with its lease: the form of Redisson's
-// RLock. In Stampede a worker locks the users of a batch before it writes their orders, so that
-// two workers do not do the same work; users that are busy are put off to a later batch.
+// [Locker.Acquire] waits for a lock, [Locker.TryAcquire] does not, [Locker.AcquireAll] takes several
+// or none, [Locker.TryEach] takes of many those that are free, and [Locker.Do] holds one while a
+// function runs. Whoever calls with the context of a [Lease] goes deeper into the locks of that lease.
+//
+// In Stampede a worker locks the users of a batch before it writes their orders, so that two workers do
+// not do the same work; users that are busy are put off to a later batch.
 //
 // # What it can promise
 //
 //   - While a lease lasts, no other owner is given the same key by the same, healthy Redis.
 //   - A holder that dies blocks a key for no longer than the rest of its lease.
-//   - Whatever go-redis sends again because a reply was lost changes nothing: neither is the lock
-//     deeper, nor is a lock that was released properly reported as lost.
+//   - A holder that loses a lock is told: the context of its lease ends, and [Lease.Err] says so without
+//     asking anybody, also in a process that was stopped for longer than its lease.
+//   - Every outermost acquire of a key has a larger fencing token than any earlier one of that key.
+//   - What is sent again because an answer was lost, or arrives when nobody waits for it any more,
+//     changes nothing: no lock is deeper for it, and none is left behind.
 //   - A lock is only ever released by its owner, and a release says which locks were lost before.
 //
 // # What it cannot promise
 //
-//   - That a holder that stalls (a long collection, a stopped process, a slow disk) is still the
-//     holder when it goes on. [Lease.Holds] looks at the clock, and a stall may come right after it.
+//   - That a holder that stalls right after it looked is still the holder when it writes. What it writes
+//     to has to compare the token ([Lease.Token]), or a version of its own.
 //   - Anything across a failover, or a restart of a Redis that does not write every command to disk:
-//     the locks may be gone while their holders work on.
-//   - That a request which was stuck in the network does not take a lock after its repeat was
-//     released: nobody uses such a lock, and it ends with its lease.
+//     the locks may be gone while their holders work on. [Multi] spreads a lock over several servers.
 //
 // So a lock saves double work and puts work in line, and correctness has to come from what is
-// written: a unique key, a version, a CHECK.
+// written: a token that is compared, a unique key, a version, a CHECK.
 package lock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -43,23 +49,29 @@ const (
 	MinLease = 10 * time.Millisecond
 	// MaxLease is the longest lease, and so the longest time that a dead holder blocks a key.
 	MaxLease = time.Hour
-	// MaxKeys is how many keys one call may name.
+	// MaxKeys is how many keys one call of TryEach may name.
 	MaxKeys = 65_536
+	// MaxKeysAtOnce is how many keys one call of AcquireAll may name: they travel in one script call.
+	MaxKeysAtOnce = keysPerCall
 	// MaxKeyBytes is how long a key may be.
 	MaxKeyBytes = 1024
 )
 
-// keysPerCall bounds a script call, because Redis serves nobody else while it runs: 512 locks take
-// it about a millisecond. It is above the orders of a batch, so that a batch is one call.
-const keysPerCall = 512
-
 var (
-	// ErrInvalid is returned for a lease or a key out of bounds. Redis was not asked.
+	// ErrInvalid is returned for a key, a lease or a setting out of bounds. Redis was not asked.
 	ErrInvalid = errors.New("invalid lock request")
-	// ErrLost is returned when a lock was not held any more: on release, when a lease had ended, or
-	// Redis had lost it; and on acquiring, when a lock that was to be held deeper was gone, or the
-	// lease was over before the answer came. A *LostError says which keys.
+	// ErrBusy is returned by TryAcquire when another owner holds the lock.
+	ErrBusy = errors.New("lock busy")
+	// ErrLost is returned when a lock was not held any more: by Err and as the cause of the lease's
+	// context when the lease had ended or Redis had lost it; by Release for the same reasons; and on
+	// acquiring, when a lock that was to be held deeper was gone, or the lease was over before the
+	// answer came. It is always a *LostError, which says which keys.
 	ErrLost = errors.New("lock lost")
+	// ErrReleased is returned by Err, and is the cause of the lease's context, after Release.
+	ErrReleased = errors.New("lock released")
+	// ErrClosed is returned to those who acquire or wait after Close, and is the cause of the contexts
+	// of the leases that Close released.
+	ErrClosed = errors.New("locker closed")
 )
 
 // LostError names the locks that were lost. It wraps ErrLost.
@@ -80,19 +92,85 @@ func (e *LostError) Error() string {
 func (e *LostError) Unwrap() error { return ErrLost }
 
 // Locker takes locks in one Redis. It is safe for concurrent use.
+//
+// It runs one goroutine while it has leases to watch, and one while somebody waits for a lock; both end
+// some seconds after the last such lease or waiter, or with Close.
 type Locker struct {
 	rdb redis.UniversalClient
-	// id and serial make names that are unique among all processes.
-	id     string
-	serial atomic.Uint64
+	settings
+	clustered bool
+	id        string // unique among all processes
+	watchdog  *watchdog
+	waiting   waiting
+
+	// running ends with Close, and tasks are what Close waits for.
+	running context.Context
+	stop    context.CancelFunc
+	tasks   sync.WaitGroup
+
+	// mu guards what follows, and all that owners, holds and leases know. Nothing is sent to Redis,
+	// and no function of the user's is called, while it is held.
+	mu       sync.Mutex
+	closed   bool
+	serial   uint64
+	receipts receipts
+	leases   map[*Lease]struct{} // that are not released
 }
 
-// New returns a Locker. It neither asks Redis nor closes the client. In a Redis Cluster, the keys of
-// one call have to share a hash tag.
-func New(rdb redis.UniversalClient) *Locker {
-	return &Locker{rdb: rdb, id: uuid.NewString()}
+// New returns a Locker. It does not ask Redis, and never closes the client. The client's ReadTimeout
+// should be shorter than a third of the shortest lease, so that a renewal can be tried again.
+//
+// In a Redis Cluster, the keys of one call have to share a hash tag.
+func New(rdb redis.UniversalClient, opts ...Option) *Locker {
+	_, clustered := rdb.(*redis.ClusterClient)
+	l := &Locker{
+		rdb: rdb, settings: defaults(), clustered: clustered, id: uuid.NewString(),
+		leases: make(map[*Lease]struct{}),
+	}
+	for _, opt := range opts {
+		opt(&l.settings)
+	}
+	l.running, l.stop = context.WithCancel(context.Background())
+	l.watchdog = newWatchdog(&l.mu, l.lease, l.renewDue, l.leaseEnded)
+	l.waiting = newWaiting()
+	return l
 }
 
-func (l *Locker) unique() string {
-	return l.id + ":" + strconv.FormatUint(l.serial.Add(1), 10)
+// Close releases all leases of the Locker, ends their contexts with the cause ErrClosed, and sends those
+// who wait for a lock away with ErrClosed. It returns when that is done, or with the error of ctx. What
+// could not be released, which the error tells, ends with its lease. Close may be called again.
+func (l *Locker) Close(ctx context.Context) error {
+	l.mu.Lock()
+	l.closed = true
+	leases := make([]*Lease, 0, len(l.leases))
+	for le := range l.leases {
+		leases = append(leases, le)
+	}
+	l.waiting.wakeAll()
+	l.mu.Unlock()
+	l.stop()
+	l.watchdog.stop()
+
+	failed := make(chan error, 1)
+	l.tasks.Go(func() { failed <- releaseAll(ctx, leases, ErrClosed) })
+	done := make(chan struct{})
+	go func() {
+		l.tasks.Wait()
+		l.watchdog.wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		if err := <-failed; err != nil {
+			return fmt.Errorf("close the locker: %w", err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("close the locker: %w", context.Cause(ctx))
+	}
+}
+
+// number returns a name for a call's serial that is unique among all processes.
+func (l *Locker) name(serial uint64) string {
+	return l.id + ":" + strconv.FormatUint(serial, 10)
 }

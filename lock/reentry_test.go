@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"time"
@@ -18,7 +19,8 @@ func TestTheOwnerInTheContextGoesDeeper(t *testing.T) {
 			ctx := t.Context()
 			outer := b.take(ctx, time.Minute, b.key("ann"))
 			inner := b.take(outer.Context(ctx), time.Minute, b.key("ann"), b.key("bob"))
-			assert.Equal(t, 2, b.depth(b.key("ann")))
+			assert.Equal(t, inner.Token(b.key("ann")), outer.Token(b.key("ann")))
+			assert.Greater(t, inner.Token(b.key("bob")), outer.Token(b.key("ann")))
 			assert.Equal(t, 1, b.depth(b.key("bob")))
 
 			first, last := inner, outer
@@ -29,7 +31,7 @@ func TestTheOwnerInTheContextGoesDeeper(t *testing.T) {
 			assert.Equal(t, 1, b.depth(b.key("ann")))
 			assert.False(t, first.Holds(b.key("ann")))
 			assert.True(t, last.Holds(b.key("ann")))
-			_, busy, err := b.TryEach(ctx, []string{b.key("ann")}, time.Minute)
+			_, busy, err := b.TryEach(ctx, []string{b.key("ann")}, lock.For(time.Minute))
 			require.NoError(t, err)
 			assert.Len(t, busy, 1, "one hold is left")
 
@@ -58,7 +60,7 @@ func TestAnOwnerIsKnownToItsLockerOnly(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	outer := b.take(ctx, time.Minute, b.key("ann"))
-	_, busy, err := lock.New(b.rdb).TryEach(outer.Context(ctx), []string{b.key("ann")}, time.Minute)
+	_, busy, err := locker(t, b.rdb).TryEach(outer.Context(ctx), []string{b.key("ann")}, lock.For(time.Minute))
 	require.NoError(t, err)
 	assert.Equal(t, []string{b.key("ann")}, busy)
 }
@@ -68,18 +70,35 @@ func TestGoingDeeperIntoALostLockIsRefused(t *testing.T) {
 	ctx := t.Context()
 	outer := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
 	require.NoError(t, b.rdb.Del(ctx, b.key("ann")).Err())
+	inside := outer.Context(ctx)
 
-	_, _, err := b.TryEach(outer.Context(ctx), []string{b.key("cid"), b.key("ann"), b.key("bob")}, time.Minute)
-	var lost *lock.LostError
-	require.ErrorAs(t, err, &lost)
-	assert.Equal(t, []string{b.key("ann")}, lost.Keys)
+	// To make it last longer, Redis has to be asked, and the loss is found.
+	_, _, err := b.TryEach(inside, []string{b.key("cid"), b.key("ann"), b.key("bob")}, lock.For(2*time.Minute))
+	require.Equal(t, []string{b.key("ann")}, lostKeys(t, err))
+	require.Equal(t, []string{b.key("ann")}, lostKeys(t, outer.Err()), "the other lease of the owner knows it too")
+	<-inside.Done()
+	require.Equal(t, []string{b.key("ann")}, lostKeys(t, context.Cause(inside)))
 	assert.Zero(t, b.depth(b.key("ann")), "it is not taken anew")
-	assert.Equal(t, 1, b.depth(b.key("bob")), "and the rest of the call is given back")
+	assert.Equal(t, 1, b.depth(b.key("bob")), "and what the owner has, it keeps")
 	assert.Zero(t, b.depth(b.key("cid")))
 
-	require.ErrorIs(t, outer.Release(ctx), lock.ErrLost)
-	again := b.take(outer.Context(ctx), time.Minute, b.key("ann"))
+	alive := context.WithoutCancel(inside)
+	_, _, err = b.TryEach(alive, []string{b.key("cid"), b.key("ann")})
+	require.Equal(t, []string{b.key("ann")}, lostKeys(t, err), "now it is known without asking")
+	assert.Zero(t, b.depth(b.key("cid")))
+
+	require.Equal(t, []string{b.key("ann")}, lostKeys(t, outer.Release(ctx)))
+	again := b.take(alive, time.Minute, b.key("ann"))
 	require.NoError(t, again.Release(ctx), "once released, the owner may start afresh")
+}
+
+// lostKeys are the keys of a *LostError.
+func lostKeys(t *testing.T, err error) []string {
+	t.Helper()
+	var lost *lock.LostError
+	require.ErrorAs(t, err, &lost)
+	require.ErrorIs(t, err, lock.ErrLost)
+	return lost.Keys
 }
 
 func TestGoroutinesThatShareAContextShareTheLock(t *testing.T) {
@@ -92,15 +111,15 @@ func TestGoroutinesThatShareAContextShareTheLock(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range leases {
 		all.Go(func() {
-			lease, _, err := b.TryEach(shared, []string{b.key("ann")}, time.Minute)
+			lease, _, err := b.TryEach(shared, []string{b.key("ann")}, lock.For(time.Minute))
 			if assert.NoError(t, err) {
 				leases[i] = lease
 			}
 		})
 	}
 	all.Wait()
-	assert.Equal(t, holders+1, b.depth(b.key("ann")))
 	for _, lease := range leases {
+		require.Equal(t, []string{b.key("ann")}, lease.Keys())
 		all.Go(func() { assert.NoError(t, lease.Release(ctx)) })
 	}
 	all.Wait()

@@ -22,7 +22,7 @@ func ownServer(t *testing.T) (*localserver.Redis, bench) {
 	options.DialerRetries = 1 // a server that was killed is not waited for
 	rdb := redis.NewClient(options)
 	t.Cleanup(func() { _ = rdb.Close() })
-	return server, bench{lock.New(rdb), t, rdb, func(name string) string { return "lock:" + name }}
+	return server, bench{locker(t, rdb), t, rdb, func(name string) string { return "lock:" + name }}
 }
 
 func TestLocksAreTakenAndReleasedAtMaxMemory(t *testing.T) {
@@ -33,9 +33,15 @@ func TestLocksAreTakenAndReleasedAtMaxMemory(t *testing.T) {
 	require.ErrorContains(t, b.rdb.HSet(ctx, "some", "thing", "more").Err(), "OOM")
 
 	during := b.take(ctx, time.Minute, b.key("bob"))
-	deeper := b.take(before.Context(ctx), time.Minute, b.key("ann"))
-	assert.Equal(t, 2, b.depth(b.key("ann")))
-	for _, lease := range []*lock.Lease{deeper, before, during} {
+	_, err := b.TryAcquire(ctx, b.key("ann"))
+	require.ErrorIs(t, err, lock.ErrBusy, "which leaves a receipt")
+	deeper := b.take(before.Context(ctx), 2*time.Minute, b.key("ann"))
+	assert.Greater(t, b.rdb.PTTL(ctx, b.key("ann")).Val(), time.Minute, "it is renewed")
+	forced, err := b.ForceRelease(ctx, b.key("bob"))
+	require.NoError(t, err)
+	require.True(t, forced)
+	require.ErrorIs(t, during.Release(ctx), lock.ErrLost)
+	for _, lease := range []*lock.Lease{deeper, before} {
 		require.NoError(t, lease.Release(ctx))
 	}
 	assert.Zero(t, b.depth(b.key("ann")))
@@ -59,7 +65,7 @@ func TestRedisAwayIsNoLoss(t *testing.T) {
 	lease := b.take(ctx, time.Minute, b.key("ann"))
 	server.Kill()
 
-	_, _, err := b.TryEach(ctx, []string{b.key("bob")}, time.Minute)
+	_, _, err := b.TryEach(ctx, []string{b.key("bob")}, lock.For(time.Minute))
 	require.Error(t, err)
 	err = lease.Release(ctx)
 	require.Error(t, err)

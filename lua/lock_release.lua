@@ -1,57 +1,57 @@
 #!lua flags=allow-oom
--- Gives up one hold of one owner on each of many locks; a lock of which no hold is left is free.
--- Nobody's lock is touched but the owner's.
+-- Gives up locks of one owner, and wakes those who wait for them as Redisson does: by the message 0 on
+-- a channel that is named after the lock. Nobody's lock is touched but the owner's.
 --
--- The caller says how deep it remains, where Redisson subtracts one, so that a repeat subtracts
--- nothing. A repeat also has to tell a lock that it released itself from one that was lost before:
--- the answers are kept under the call's own name for as long as a repeat may come.
+-- A repeat has to tell a lock that it released itself from one that was lost before: the answers are
+-- kept in the call's receipt. Receipts are used again and again, so that there are never more of them
+-- than calls under way; a call that finds a later one's receipt was stuck on its way, and does nothing.
 --
 -- Runs at maxmemory too: a lock must not last longer because memory is full.
 --
 -- KEYS
---   1  receipt  string: the answers to this call, for its repeats
---   2  lock     of the first key: hash: owner -> depth
---   and so on: one for every further key
+--   1  receipt  string: serial and answers of the last call that left them here
+--   2  lock     the first one: hash: owner -> depth
+--   and so on: one for every further lock
 -- ARGV
---   1  owner       who took the locks
+--   1  serial      of this call, larger than any earlier one that used this receipt
 --   2  receipt_ms  how long a repeat of this call is known as one
---   3  depth       that the owner keeps in the first lock: 0 to give it up
---   and so on: one for every further key
+--   3  owner       who took the locks
 -- Answers
---   {answer, answer, ...}, one for each key, in the order given
---   released  the owner does not hold the lock any more
---   kept      the owner holds the lock, at that depth
+--   {answer, answer, ...}, one for each lock, in the order given
+--   released  the owner held the lock, and does not any more
 --   lost      the owner did not hold the lock: its lease had ended, or it was taken away
 
-if #KEYS < 2 or #ARGV ~= #KEYS + 1 then
-  return redis.error_reply('ERR lock_release takes an owner, a time and a depth for each key')
+if #KEYS < 2 or #ARGV ~= 3 then
+  return redis.error_reply('ERR lock_release takes a receipt, locks, a serial, a time and an owner')
 end
-for i = 2, #ARGV do
-  if not string.find(ARGV[i], '^%d+$') then
-    return redis.error_reply('ERR argument ' .. i .. ' must be a whole number')
+for i = 1, 2 do
+  if not string.find(ARGV[i], '^[1-9]%d*$') then
+    return redis.error_reply('ERR argument ' .. i .. ' must be a whole number above 0')
   end
-end
-
-local receipt = table.remove(KEYS, 1) -- what remains are the locks
-
-local before = {}
-for answer in string.gmatch(redis.call('GET', receipt) or '', '%S+') do
-  before[#before + 1] = answer
 end
 
 local answers = {}
-for i, key in ipairs(KEYS) do
-  -- pcall: a key that was overwritten with another type is a lost lock, and must not keep the rest.
-  if redis.pcall('HEXISTS', key, ARGV[1]) ~= 1 then
-    answers[i] = before[i] == 'released' and 'released' or 'lost'
-  elseif ARGV[i + 2] == '0' then
-    redis.call('HDEL', key, ARGV[1])
-    answers[i] = 'released'
-  else
-    redis.call('HSET', key, ARGV[1], ARGV[i + 2])
-    answers[i] = 'kept'
+local receipt = redis.call('GET', KEYS[1]) or '0'
+local last = tonumber(string.match(receipt, '^%d+'))
+if last > tonumber(ARGV[1]) then
+  return redis.error_reply('ERR stale: this call was settled')
+elseif last == tonumber(ARGV[1]) then
+  for letter in string.gmatch(receipt, '%a') do
+    answers[#answers + 1] = letter == 'r' and 'released' or 'lost'
   end
+  return answers
 end
 
-redis.call('SET', receipt, table.concat(answers, ' '), 'PX', ARGV[2])
+local letters = {}
+for i = 2, #KEYS do
+  -- pcall: a key that was overwritten with another type is a lost lock, and must not keep the rest.
+  if redis.pcall('HDEL', KEYS[i], ARGV[3]) == 1 then
+    local name = string.find(KEYS[i], '{', 1, true) and KEYS[i] or '{' .. KEYS[i] .. '}'
+    redis.call('PUBLISH', 'redisson_lock__channel:' .. name, '0')
+    answers[i - 1], letters[i - 1] = 'released', 'r'
+  else
+    answers[i - 1], letters[i - 1] = 'lost', 'l'
+  end
+end
+redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. table.concat(letters), 'PX', ARGV[2])
 return answers

@@ -1,42 +1,67 @@
 package lua_test
 
 import (
+	"fmt"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
 	"stampede/lua"
 )
 
-// lockBench runs the scripts of the lock and collects their answers.
+// lockBench runs the scripts of the lock and collects their answers. Every name is a key of the test's own.
 type lockBench struct {
 	t    *testing.T
 	rdb  *redis.Client
-	key  func(user string) string
+	key  func(name string) string
 	said []string
 }
 
 func newLockBench(t *testing.T) *lockBench {
 	t.Helper()
 	keys := testkit.Keys(t)
-	return &lockBench{t: t, rdb: testkit.Redis(t), key: func(user string) string { return keys.Lock(0, user) }}
+	return &lockBench{t: t, rdb: testkit.Redis(t), key: func(name string) string { return keys.Lock(0, name) }}
 }
 
-func (b *lockBench) run(script *redis.Script, keys []string, args ...any) []string {
+func (b *lockBench) keys(names ...string) []string {
+	keys := make([]string, len(names))
+	for i, name := range names {
+		keys[i] = b.key(name)
+	}
+	return keys
+}
+
+// acquire returns the token, the time to wait, and the answers.
+func (b *lockBench) acquire(receipt string, serial int, owner string, lease time.Duration, mode string, names ...string) (token, wait int64, answers []string) {
 	b.t.Helper()
-	answers, err := script.Run(b.t.Context(), b.rdb, keys, args...).StringSlice()
+	reply, err := lua.LockAcquire.Run(b.t.Context(), b.rdb, append(b.keys(receipt, "fence"), b.keys(names...)...),
+		serial, 60_000, owner, lease.Milliseconds(), mode).Slice()
+	require.NoError(b.t, err)
+	for _, word := range reply[2:] {
+		answers = append(answers, word.(string))
+	}
+	b.said = append(b.said, answers...)
+	return reply[0].(int64), reply[1].(int64), answers
+}
+
+func (b *lockBench) release(receipt string, serial int, owner string, names ...string) []string {
+	b.t.Helper()
+	answers, err := lua.LockRelease.Run(b.t.Context(), b.rdb, append(b.keys(receipt), b.keys(names...)...),
+		serial, 60_000, owner).StringSlice()
 	require.NoError(b.t, err)
 	b.said = append(b.said, answers...)
 	return answers
 }
 
-func (b *lockBench) owners(user string) map[string]string {
+func (b *lockBench) owners(name string) map[string]string {
 	b.t.Helper()
-	owners, err := b.rdb.HGetAll(b.t.Context(), b.key(user)).Result()
+	owners, err := b.rdb.HGetAll(b.t.Context(), b.key(name)).Result()
 	require.NoError(b.t, err)
 	return owners
 }
@@ -48,67 +73,215 @@ func (b *lockBench) everyAnswerWasHeard(script string) {
 	require.ElementsMatch(b.t, readHeader(b.t, script).answers, slices.Compact(b.said))
 }
 
-func TestLockAcquireGivesEveryAnswerOfItsHeaderAndTheSameToARepeat(t *testing.T) {
+func TestLockAcquireGivesEveryAnswerOfItsHeaderAndTakesNothingMoreForARepeat(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
-	keys := []string{b.key("ann"), b.key("bob"), b.key("cid")}
-	require.Equal(t, []string{"held"}, b.run(lua.LockAcquire, keys[:1], "first", 60_000, 1))
-	for range 3 {
-		require.Equal(t, []string{"held", "held", "lost"}, b.run(lua.LockAcquire, keys, "first", 60_000, 2, 1, 2))
-		require.Equal(t, []string{"busy", "busy", "held"}, b.run(lua.LockAcquire, keys, "second", 60_000, 1, 1, 1))
-		require.Equal(t, map[string]string{"first": "2"}, b.owners("ann"))
-		require.Equal(t, map[string]string{"first": "1"}, b.owners("bob"))
-		require.Equal(t, map[string]string{"second": "1"}, b.owners("cid"))
+	token, wait, answers := b.acquire("r1", 1, "first", time.Minute, "all", "ann", "bob")
+	require.Equal(t, []string{"held", "held"}, answers)
+	require.Zero(t, wait)
+	for try := range 3 {
+		again, _, answers := b.acquire("r1", 1, "first", time.Minute, "all", "ann", "bob")
+		require.Equal(t, []string{"held", "held"}, answers)
+		require.Greater(t, again, token)
+
+		none, wait, answers := b.acquire("r2", 2, "second", time.Minute, "all", "ann", "cid")
+		require.Equal(t, "busy", answers[0])
+		if try == 0 {
+			require.Equal(t, "free", answers[1], "all or nothing")
+		}
+		require.Zero(t, none)
+		require.InDelta(t, 60_000, wait, 10_000)
+		require.Empty(t, b.owners("cid"))
+
+		some, wait, answers := b.acquire("r3", 3, "third", time.Minute, "each", "ann", "dan")
+		require.Equal(t, []string{"busy", "held"}, answers)
+		require.Greater(t, some, again)
+		require.InDelta(t, 60_000, wait, 10_000)
+		require.Equal(t, map[string]string{"third": "1"}, b.owners("dan"))
+		require.Equal(t, map[string]string{"first": "1"}, b.owners("ann"))
+		token = some
 	}
 	b.everyAnswerWasHeard("lock_acquire")
+}
+
+func TestACallThatWasAnsweredTakesNothingMoreWhenItComesAgain(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []string{"each", "all"} {
+		t.Run(mode, func(t *testing.T) {
+			b := newLockBench(t)
+			b.acquire("r1", 1, "first", time.Minute, "all", "ann")
+			b.acquire("r2", 2, "second", time.Minute, mode, "ann", "bob")
+			b.release("r1", 3, "first", "ann")
+
+			_, _, answers := b.acquire("r2", 2, "second", time.Minute, mode, "ann", "bob")
+			require.Equal(t, "busy", answers[0], "nobody is left to hear that it would be held now")
+			require.Empty(t, b.owners("ann"))
+			_, _, answers = b.acquire("r2", 4, "third", time.Minute, mode, "ann")
+			require.Equal(t, []string{"held"}, answers, "the next call that uses the receipt is another one")
+		})
+	}
+}
+
+func TestACallThatWasGivenUpIsRefused(t *testing.T) {
+	t.Parallel()
+	b := newLockBench(t)
+	require.Equal(t, []string{"lost"}, b.release("r1", 2, "first", "ann"), "nothing was taken yet")
+	err := lua.LockAcquire.Run(t.Context(), b.rdb, b.keys("r1", "fence", "ann"), 1, 60_000, "first", 60_000, "all").Err()
+	require.ErrorContains(t, err, "ERR stale")
+	require.Empty(t, b.owners("ann"))
+
+	require.Equal(t, []string{"lost"}, b.release("r1", 4, "second", "ann"))
+	_, _, answers := b.acquire("r2", 5, "first", time.Minute, "all", "ann")
+	require.Equal(t, []string{"held"}, answers)
+	err = lua.LockRelease.Run(t.Context(), b.rdb, b.keys("r1", "ann"), 3, 60_000, "first").Err()
+	require.ErrorContains(t, err, "ERR stale", "a release that is so late, too")
+	require.Len(t, b.owners("ann"), 1)
+}
+
+func TestTokensGrowWhateverRedisRemembers(t *testing.T) {
+	t.Parallel()
+	b := newLockBench(t)
+	last, serial := int64(0), 0
+	next := func() int64 {
+		t.Helper()
+		serial++
+		token, _, answers := b.acquire("r", serial, "owner"+strconv.Itoa(serial), time.Minute, "all", "ann")
+		require.Equal(t, []string{"held"}, answers)
+		require.Greater(t, token, last)
+		last = token
+		serial++
+		b.release("r", serial, "owner"+strconv.Itoa(serial-1), "ann")
+		return token
+	}
+	next()
+	next()
+	require.NoError(t, b.rdb.Del(t.Context(), b.key("fence")).Err())
+	fromClock := next()
+	now := b.rdb.Time(t.Context()).Val().UnixMicro()
+	require.InDelta(t, now, fromClock, 60e6, "the clock of Redis, in microseconds")
+
+	ahead := now + 3_600_000_000 // as if the clock had been set back by an hour
+	require.NoError(t, b.rdb.Set(t.Context(), b.key("fence"), ahead, 0).Err())
+	require.Equal(t, ahead+1, next())
+	require.Equal(t, ahead+2, next())
+	require.Equal(t, strconv.FormatInt(ahead+2, 10), b.rdb.Get(t.Context(), b.key("fence")).Val())
+	ttl := b.rdb.PTTL(t.Context(), b.key("fence")).Val()
+	require.Positive(t, ttl, "no key stays for ever")
+	require.LessOrEqual(t, ttl, 24*time.Hour)
 }
 
 func TestLockReleaseGivesEveryAnswerOfItsHeaderAndTheSameToARepeat(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
-	locks := []string{b.key("ann"), b.key("bob"), b.key("cid")}
-	b.run(lua.LockAcquire, locks[:2], "first", 60_000, 1, 1)
-	b.run(lua.LockAcquire, locks[1:2], "first", 60_000, 2)
-	b.run(lua.LockAcquire, locks[2:], "second", 60_000, 1)
+	b.acquire("r1", 1, "first", time.Minute, "all", "ann", "bob")
+	b.acquire("r2", 2, "second", time.Minute, "all", "cid")
 	b.said = nil
+	require.NoError(t, b.rdb.Del(t.Context(), b.key("bob")).Err())
 	for range 3 {
-		release := append([]string{b.key("receipt")}, locks...)
-		require.Equal(t, []string{"released", "kept", "lost"}, b.run(lua.LockRelease, release, "first", 60_000, 0, 1, 0))
+		require.Equal(t, []string{"released", "lost", "lost"}, b.release("r1", 3, "first", "ann", "bob", "cid"))
 		require.Empty(t, b.owners("ann"))
-		require.Equal(t, map[string]string{"first": "1"}, b.owners("bob"))
 		require.Equal(t, map[string]string{"second": "1"}, b.owners("cid"))
 	}
 	b.everyAnswerWasHeard("lock_release")
 }
 
+func TestLockRenewGivesEveryAnswerOfItsHeader(t *testing.T) {
+	t.Parallel()
+	b := newLockBench(t)
+	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
+	b.acquire("r2", 2, "second", 10*time.Minute, "all", "bob")
+	require.NoError(t, b.rdb.Set(t.Context(), b.key("dan"), "not a lock", 0).Err())
+	b.said = nil
+	answers, err := lua.LockRenew.Run(t.Context(), b.rdb, b.keys("ann", "bob", "bob", "cid", "dan"),
+		120_000, "first", "second", "first", "first", "first").StringSlice()
+	require.NoError(t, err)
+	require.Equal(t, []string{"renewed", "renewed", "lost", "lost", "lost"}, answers)
+	b.said = answers
+	b.everyAnswerWasHeard("lock_renew")
+	assert.InDelta(t, 120, b.rdb.PTTL(t.Context(), b.key("ann")).Val().Seconds(), 10)
+	assert.InDelta(t, 600, b.rdb.PTTL(t.Context(), b.key("bob")).Val().Seconds(), 10, "a renewal never shortens")
+	assert.Empty(t, b.owners("cid"), "what is lost is not taken anew")
+}
+
+func TestLockForceGivesEveryAnswerOfItsHeader(t *testing.T) {
+	t.Parallel()
+	b := newLockBench(t)
+	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
+	b.said = nil
+	for _, want := range []string{"released", "free"} {
+		answer, err := lua.LockForce.Run(t.Context(), b.rdb, b.keys("ann")).Text()
+		require.NoError(t, err)
+		require.Equal(t, want, answer)
+		require.Empty(t, b.owners("ann"))
+		b.said = append(b.said, answer)
+	}
+	b.everyAnswerWasHeard("lock_force")
+	require.NoError(t, b.rdb.Set(t.Context(), b.key("ann"), "not a lock", 0).Err())
+	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("ann")).Err(), "WRONGTYPE")
+	require.Equal(t, "not a lock", b.rdb.Get(t.Context(), b.key("ann")).Val())
+}
+
+func TestAReleaseIsToldOnTheChannelOfRedisson(t *testing.T) {
+	t.Parallel()
+	b := newLockBench(t)
+	plain := b.key("ann")[:len("test-")+26] + "-ann"
+	for key, channel := range map[string]string{
+		b.key("ann"): "redisson_lock__channel:" + b.key("ann"), // it has a brace
+		plain:        "redisson_lock__channel:{" + plain + "}",
+	} {
+		heard := b.rdb.Subscribe(t.Context(), channel)
+		t.Cleanup(func() { _ = heard.Close() })
+		_, err := heard.Receive(t.Context()) // the subscription
+		require.NoError(t, err)
+		t.Cleanup(func() { b.rdb.Del(t.Context(), key) })
+		take := func(serial int) {
+			require.NoError(t, lua.LockAcquire.Run(t.Context(), b.rdb, []string{b.key("r"), b.key("fence"), key},
+				serial, 60_000, fmt.Sprint("owner", serial), 60_000, "all").Err())
+		}
+		messages := heard.Channel()
+		take(1)
+		require.NoError(t, lua.LockRelease.Run(t.Context(), b.rdb, []string{b.key("r"), key}, 2, 60_000, "owner1").Err())
+		require.Equal(t, "0", (<-messages).Payload)
+		take(3)
+		require.NoError(t, lua.LockForce.Run(t.Context(), b.rdb, []string{key}).Err())
+		require.Equal(t, "0", (<-messages).Payload)
+		require.NoError(t, b.rdb.Del(t.Context(), b.key("r")).Err())
+	}
+}
+
 func TestLockScriptsRefuseBadInputWithoutWritingAnything(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
-	b.run(lua.LockAcquire, []string{b.key("ann")}, "first", 60_000, 1)
+	b.acquire("before", 1, "first", time.Minute, "all", "ann")
+	require.NoError(t, b.rdb.Del(t.Context(), b.key("fence")).Err())
+	require.NoError(t, b.rdb.HSet(t.Context(), b.key("hash"), "not", "a string").Err())
+	require.NoError(t, b.rdb.Set(t.Context(), b.key("string"), "not a lock", 0).Err())
 	for name, call := range map[string]struct {
 		script *redis.Script
-		users  []string
+		names  []string
 		args   []any
 	}{
-		"acquire without a key":     {lua.LockAcquire, nil, []any{"first", 1000}},
-		"acquire without a depth":   {lua.LockAcquire, []string{"ann", "bob"}, []any{"first", 1000, 2}},
-		"acquire with one too many": {lua.LockAcquire, []string{"ann"}, []any{"first", 1000, 2, 1}},
-		"acquire for no time":       {lua.LockAcquire, []string{"ann", "bob"}, []any{"first", 0, 1, 1}},
-		"acquire for a fraction":    {lua.LockAcquire, []string{"bob", "ann"}, []any{"first", "1.5", 1, 2}},
-		"acquire to no depth":       {lua.LockAcquire, []string{"bob", "ann"}, []any{"first", 1000, 1, 0}},
-		"acquire to nan":            {lua.LockAcquire, []string{"bob", "ann"}, []any{"first", 1000, 1, "nan"}},
-		"release without a lock":    {lua.LockRelease, []string{"receipt"}, []any{"first", 1000}},
-		"release without a depth":   {lua.LockRelease, []string{"receipt", "ann", "bob"}, []any{"first", 1000, 0}},
-		"release to below 0":        {lua.LockRelease, []string{"receipt", "ann"}, []any{"first", 1000, -1}},
+		"acquire without a lock":     {lua.LockAcquire, []string{"r", "fence"}, []any{2, 1000, "first", 1000, "all"}},
+		"acquire without a mode":     {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000}},
+		"acquire in another mode":    {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "some"}},
+		"acquire for no time":        {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 0, "all"}},
+		"acquire for a fraction":     {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", "1.5", "all"}},
+		"acquire without a serial":   {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{"nan", 1000, "first", 1000, "all"}},
+		"acquire with a bad receipt": {lua.LockAcquire, []string{"hash", "fence", "bob"}, []any{2, 1000, "first", 1000, "all"}},
+		"acquire with a bad fence":   {lua.LockAcquire, []string{"r", "hash", "bob"}, []any{2, 1000, "first", 1000, "all"}},
+		"acquire what is no lock":    {lua.LockAcquire, []string{"r", "fence", "bob", "string"}, []any{2, 1000, "first", 1000, "each"}},
+		"release without a lock":     {lua.LockRelease, []string{"r"}, []any{2, 1000, "first"}},
+		"release without an owner":   {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000}},
+		"release with a bad serial":  {lua.LockRelease, []string{"r", "ann"}, []any{"-1", 1000, "first"}},
+		"release with a bad receipt": {lua.LockRelease, []string{"hash", "ann"}, []any{2, 1000, "first"}},
+		"renew without a lock":       {lua.LockRenew, nil, []any{1000}},
+		"renew without an owner":     {lua.LockRenew, []string{"ann"}, []any{1000}},
+		"renew for no time":          {lua.LockRenew, []string{"ann"}, []any{"0x10", "first"}},
 	} {
-		keys := make([]string, len(call.users))
-		for i, user := range call.users {
-			keys[i] = b.key(user)
-		}
-		err := call.script.Run(t.Context(), b.rdb, keys, call.args...).Err()
-		require.ErrorContains(t, err, "ERR ", name)
+		err := call.script.Run(t.Context(), b.rdb, b.keys(call.names...), call.args...).Err()
+		require.Error(t, err, name)
 		require.Equal(t, map[string]string{"first": "1"}, b.owners("ann"), name)
 		require.Greater(t, b.rdb.PTTL(t.Context(), b.key("ann")).Val(), 30*time.Second, name)
-		require.Zero(t, b.rdb.Exists(t.Context(), b.key("bob"), b.key("receipt")).Val(), name)
+		require.Zero(t, b.rdb.Exists(t.Context(), b.keys("bob", "r", "fence")...).Val(), name)
 	}
 }

@@ -30,6 +30,10 @@ var (
 	lockAcquireSource string
 	//go:embed lock_release.lua
 	lockReleaseSource string
+	//go:embed lock_renew.lua
+	lockRenewSource string
+	//go:embed lock_force.lua
+	lockForceSource string
 	//go:embed keep.lua
 	keepSource string
 	//go:embed reap.lua
@@ -51,6 +55,8 @@ var (
 
 	LockAcquire = redis.NewScript(lockAcquireSource)
 	LockRelease = redis.NewScript(lockReleaseSource)
+	LockRenew   = redis.NewScript(lockRenewSource)
+	LockForce   = redis.NewScript(lockForceSource)
 
 	Keep = redis.NewScript(keepSource)
 	Reap = redis.NewScript(reapSource)

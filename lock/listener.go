@@ -1,0 +1,153 @@
+package lock
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// listenIdle is how long the connection that hears of releases stays open with nobody to wait.
+	listenIdle = 5 * time.Second
+	// messagesMax is how many messages may wait to be told to their waiters, which takes no time.
+	messagesMax = 1000
+
+	channelPrefix = "redisson_lock__channel:"
+)
+
+// channelOf names the channel on which the release of a lock is told, as Redisson does.
+func channelOf(key string) string {
+	if strings.Contains(key, "{") {
+		return channelPrefix + key
+	}
+	return channelPrefix + "{" + key + "}"
+}
+
+// listener hears of releases, on one connection for all keys. Guarded by Locker.mu.
+type listener struct {
+	running bool
+	// changed are keys whose queue began or ended.
+	changed []string
+	wake    chan struct{}
+}
+
+// listenTo has the listener look whether anybody waits for a key. It needs mu.
+func (l *Locker) listenTo(key string) {
+	li := &l.waiting.listener
+	if l.closed {
+		return
+	}
+	li.changed = append(li.changed, key)
+	if !li.running {
+		li.running = true
+		l.tasks.Go(l.listen)
+		return
+	}
+	select {
+	case li.wake <- struct{}{}:
+	default: // it is being woken
+	}
+}
+
+// listen subscribes to what is waited for, and wakes the first who waits for a lock when it is released.
+// Each time that a subscription begins, also anew after a lost connection, somebody has to look: the
+// release may have come before it. It ends when nobody has waited for a while.
+func (l *Locker) listen() {
+	pubsub := l.rdb.Subscribe(l.running)
+	defer func() { _ = pubsub.Close() }()
+	heard := make(map[string][]string) // the keys of each channel that is subscribed to
+	var messages <-chan any
+	idle := time.NewTicker(listenIdle)
+	defer idle.Stop()
+	quiet := false // for a whole tick, nobody waited
+	for {
+		begin, end := l.listenChanges(heard)
+		// Their errors are of no use: the channels are noted, and subscribed to when the connection is
+		// there again. Until then, waiters look for themselves.
+		if len(begin) > 0 {
+			_ = pubsub.Subscribe(l.running, begin...)
+			quiet = false
+		}
+		if len(end) > 0 {
+			_ = pubsub.Unsubscribe(l.running, end...)
+		}
+		if messages == nil && len(begin) > 0 {
+			messages = pubsub.ChannelWithSubscriptions(redis.WithChannelSize(messagesMax))
+		}
+		select {
+		case <-l.waiting.listener.wake:
+		case message, open := <-messages:
+			if !open {
+				messages = nil
+				continue
+			}
+			l.hear(message, heard)
+		case <-idle.C:
+			if quiet && l.listenNoMore() {
+				return
+			}
+			quiet = len(heard) == 0
+		case <-l.running.Done():
+			return
+		}
+	}
+}
+
+// listenChanges returns the channels on which to listen from now, and those on which no longer, and notes
+// them in heard.
+func (l *Locker) listenChanges(heard map[string][]string) (begin, end []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, key := range l.waiting.listener.changed {
+		channel := channelOf(key)
+		keys, waits := heard[channel], l.waiting.queues[key] != nil
+		hears := slices.Contains(keys, key)
+		switch {
+		case waits && len(keys) == 0:
+			heard[channel] = []string{key}
+			begin = append(begin, channel)
+		case waits:
+			if !hears {
+				heard[channel] = append(keys, key) // x and {x} share a channel
+			}
+			l.waiting.wakeFirst(key) // no new subscription will
+		case hears && len(keys) > 1:
+			heard[channel] = slices.DeleteFunc(keys, func(other string) bool { return other == key })
+		case hears:
+			delete(heard, channel)
+			end = append(end, channel)
+		}
+	}
+	l.waiting.listener.changed = l.waiting.listener.changed[:0]
+	return begin, end
+}
+
+func (l *Locker) listenNoMore() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.waiting.listener.changed) > 0 {
+		return false
+	}
+	l.waiting.listener.running = false
+	return true
+}
+
+func (l *Locker) hear(message any, heard map[string][]string) {
+	var channel string
+	switch m := message.(type) {
+	case *redis.Message:
+		channel = m.Channel
+	case *redis.Subscription:
+		if m.Kind != "subscribe" {
+			return
+		}
+		channel = m.Channel
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, key := range heard[channel] {
+		l.waiting.wakeFirst(key)
+	}
+}

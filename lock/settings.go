@@ -1,0 +1,126 @@
+package lock
+
+import (
+	"fmt"
+	"time"
+)
+
+const (
+	defaultLease  = 30 * time.Second // as Redisson's watchdog has it
+	defaultPoll   = time.Second
+	defaultPrefix = "lock"
+
+	minPoll = 10 * time.Millisecond
+)
+
+// settings are a Locker's, and do not change after New. Each is checked when a lock is asked for.
+type settings struct {
+	lease    time.Duration
+	poll     time.Duration
+	prefix   string
+	observer Observer
+}
+
+func defaults() settings {
+	return settings{lease: defaultLease, poll: defaultPoll, prefix: defaultPrefix}
+}
+
+// Option changes a setting of a Locker.
+type Option func(*settings)
+
+// WithLease sets the lease of the locks that are acquired without For, and renewed every third of it
+// until they are released: MinLease to MaxLease, 30 s if not set. A dead holder blocks a key for as long.
+func WithLease(lease time.Duration) Option { return func(s *settings) { s.lease = lease } }
+
+// WithPoll sets after which time a waiter looks for itself if no message wakes it: 10 ms or more, 1 s if
+// not set. Messages are lost when the connection breaks; a lock that runs out sends none, but waiters
+// know when it does.
+func WithPoll(poll time.Duration) Option { return func(s *settings) { s.poll = poll } }
+
+// WithPrefix sets how the names of the Locker's own keys begin: the counter of the fencing tokens,
+// prefix:fence, and the receipts of calls, prefix:receipt:…; "lock" if not set. All who lock the same keys
+// have to use the same prefix, or their tokens do not compare. In a Redis Cluster, the hash tag of the
+// locks is added to the names.
+func WithPrefix(prefix string) Option { return func(s *settings) { s.prefix = prefix } }
+
+// WithObserver has the Locker tell what it does.
+func WithObserver(o Observer) Option { return func(s *settings) { s.observer = o } }
+
+// AcquireOption changes one acquire.
+type AcquireOption func(*terms)
+
+// terms are what one acquire asks for beside its keys.
+type terms struct {
+	lease time.Duration
+	// watched leases are renewed until they are released.
+	watched bool
+}
+
+// For sets an explicit lease, which is not renewed, from MinLease to MaxLease and cut to whole
+// milliseconds. It counts from before Redis was asked. On going deeper into a lock, it makes what is
+// left of the lock's lease that long if it is shorter; it never shortens it.
+func For(lease time.Duration) AcquireOption {
+	return func(t *terms) { *t = terms{lease: lease} }
+}
+
+func (s *settings) terms(opts []AcquireOption) (terms, error) {
+	t := terms{lease: s.lease, watched: true}
+	for _, opt := range opts {
+		opt(&t)
+	}
+	switch {
+	case t.lease < MinLease || t.lease > MaxLease:
+		return t, fmt.Errorf("%w: a lease of %v, want %v to %v", ErrInvalid, t.lease, MinLease, MaxLease)
+	case s.poll < minPoll:
+		return t, fmt.Errorf("%w: a poll of %v, want at least %v", ErrInvalid, s.poll, minPoll)
+	case s.prefix == "" || len(s.prefix) > MaxKeyBytes:
+		return t, fmt.Errorf("%w: a prefix of %d bytes, want 1 to %d", ErrInvalid, len(s.prefix), MaxKeyBytes)
+	}
+	t.lease = t.lease.Truncate(time.Millisecond)
+	return t, nil
+}
+
+// drift is what a lease is shorter here than in Redis: two clocks never run at the same pace, and Redis
+// counts in whole milliseconds. It is Redlock's.
+func drift(lease time.Duration) time.Duration { return lease/100 + 2*time.Millisecond }
+
+// Observer is told what a Locker does, for metrics. Each function may be nil. They are called one after
+// another or at the same time, while somebody waits: they should count, and return.
+type Observer struct {
+	// Acquired is called when so many locks were taken from Redis, after that time since the call.
+	Acquired func(locks int, waited time.Duration)
+	// Reentered is called when so many locks were taken that their owner held already.
+	Reentered func(locks int)
+	// Busy is called when so many locks were refused because others hold them; for an Acquire that
+	// waits, every time that it looks in vain.
+	Busy func(locks int)
+	// Renewed is called when so many locks were asked to be renewed in one call, with its error.
+	Renewed func(locks int, took time.Duration, err error)
+	// Lost is called when a holder is told that it lost so many locks.
+	Lost func(locks int)
+	// Released is called when so many locks were given back to Redis.
+	Released func(locks int)
+}
+
+func (o *Observer) acquired(locks int, since time.Time) {
+	if o.Acquired != nil && locks > 0 {
+		o.Acquired(locks, time.Since(since))
+	}
+}
+
+func (o *Observer) renewed(locks int, sent time.Time, err error) {
+	if o.Renewed != nil && locks > 0 {
+		o.Renewed(locks, time.Since(sent), err)
+	}
+}
+
+func (o *Observer) reentered(locks int) { tell(o.Reentered, locks) }
+func (o *Observer) busy(locks int)      { tell(o.Busy, locks) }
+func (o *Observer) lost(locks int)      { tell(o.Lost, locks) }
+func (o *Observer) released(locks int)  { tell(o.Released, locks) }
+
+func tell(f func(int), locks int) {
+	if f != nil && locks > 0 {
+		f(locks)
+	}
+}

@@ -1,0 +1,303 @@
+package lock
+
+import (
+	"container/heap"
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// renewCalls is how many renewals of one round are under way at the same time: enough for several
+	// nodes of a cluster, and few enough to leave connections for others.
+	renewCalls = 16
+	// watchIdle is how long the watchdog sleeps at most, and so how long it lives with nothing to do.
+	watchIdle = 5 * time.Second
+	// unset is the index of a hold that is not in the heap.
+	unset = -1
+)
+
+// alarm is when the watchdog looks at a hold again. Guarded by Locker.mu.
+type alarm struct {
+	index int // in the heap
+	at    time.Time
+	// notBefore keeps a renewal that failed from being tried again and again.
+	notBefore time.Time
+	renewing  bool // Redis is being asked
+}
+
+// watchdog looks after the holds that are to be renewed, and those of which somebody wants to know when
+// they end: one heap, and one goroutine while there is something in it.
+//
+// Whatever is due about now is renewed together. While Redis is asked, in goroutines of that round, the
+// watchdog goes on: it tells holders that their lease has ended however long Redis takes.
+type watchdog struct {
+	mu *sync.Mutex // the Locker's: it guards the alarms and all below
+	// lease is what renewed locks get; they are renewed when a third of it is over.
+	lease time.Duration
+	// renew asks Redis for these, and look or forget each; over is told of those whose lease has ended.
+	// Both are called without mu.
+	renew, over func([]*hold)
+
+	heap    alarms
+	running bool
+	stopped bool
+	sleeps  time.Time // until when there is nothing to do
+	wake    chan struct{}
+	tasks   sync.WaitGroup
+}
+
+func newWatchdog(mu *sync.Mutex, lease time.Duration, renew, over func([]*hold)) *watchdog {
+	return &watchdog{mu: mu, lease: lease, renew: renew, over: over, wake: make(chan struct{}, 1)}
+}
+
+// together is how much earlier than due a renewal may travel with others.
+func (w *watchdog) together() time.Duration { return w.lease / 20 }
+
+// pause is how long a renewal that failed is not tried again.
+func (w *watchdog) pause() time.Duration { return w.lease / 10 }
+
+// watch begins to look after a hold, if it has not. It needs mu.
+func (w *watchdog) watch(h *hold) {
+	if w.stopped || h.lost {
+		return
+	}
+	if h.index == unset {
+		heap.Push(&w.heap, h)
+	}
+	w.look(h)
+}
+
+// look notes that a hold that is looked after has changed. It needs mu.
+func (w *watchdog) look(h *hold) {
+	if h.index == unset {
+		return
+	}
+	h.at = w.due(h)
+	heap.Fix(&w.heap, h.index)
+	switch {
+	case w.stopped:
+	case !w.running:
+		w.running = true
+		w.tasks.Go(w.run)
+	case h.at.Before(w.sleeps):
+		w.rouse()
+	}
+}
+
+// forget leaves off looking after a hold. It needs mu.
+func (w *watchdog) forget(h *hold) {
+	if h.index != unset {
+		heap.Remove(&w.heap, h.index)
+	}
+}
+
+func (w *watchdog) due(h *hold) time.Time {
+	if h.renewing || !h.watched() {
+		return h.ends
+	}
+	at := h.ends.Add(-w.lease * 2 / 3)
+	if at.Before(h.notBefore) {
+		at = h.notBefore
+	}
+	if at.After(h.ends) {
+		return h.ends
+	}
+	return at
+}
+
+func (w *watchdog) rouse() {
+	select {
+	case w.wake <- struct{}{}:
+	default: // it is being woken
+	}
+}
+
+// stop ends the goroutine; what is watched after that is not.
+func (w *watchdog) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+	w.rouse()
+}
+
+func (w *watchdog) wait() { w.tasks.Wait() }
+
+// run ends when it wakes up and there is nothing to look after. It sleeps through a time without holds,
+// so that one lock after another costs one goroutine.
+func (w *watchdog) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		w.mu.Lock()
+		if w.stopped || len(w.heap) == 0 {
+			w.running = false
+			w.mu.Unlock()
+			return
+		}
+		renew, over := w.pop(time.Now())
+		if len(w.heap) > 0 {
+			w.sleeps = w.heap[0].at
+		}
+		sleep := min(time.Until(w.sleeps), watchIdle)
+		w.mu.Unlock()
+
+		if len(renew) > 0 {
+			w.tasks.Go(func() { w.renew(renew) })
+		}
+		if len(over) > 0 {
+			w.over(over)
+		}
+		timer.Reset(sleep)
+		select {
+		case <-timer.C:
+		case <-w.wake:
+		}
+	}
+}
+
+// pop returns the holds that are to be renewed now, and those whose lease has ended, which are looked
+// after no more. It needs mu.
+func (w *watchdog) pop(now time.Time) (renew, over []*hold) {
+	soon := now.Add(w.together())
+	var later []*hold
+	for len(w.heap) > 0 && !w.heap[0].at.After(soon) {
+		h := heap.Pop(&w.heap).(*hold)
+		switch {
+		case ended(h.ends, now):
+			over = append(over, h)
+			continue
+		case !h.renewing && h.watched() && !w.due(h).After(soon):
+			h.renewing = true
+			renew = append(renew, h)
+		}
+		later = append(later, h)
+	}
+	for _, h := range later {
+		h.at = w.due(h)
+		heap.Push(&w.heap, h)
+	}
+	return renew, over
+}
+
+// alarms is a heap by time.
+type alarms []*hold
+
+// Len implements heap.Interface.
+func (a alarms) Len() int { return len(a) }
+
+// Less implements heap.Interface.
+func (a alarms) Less(i, j int) bool { return a[i].at.Before(a[j].at) }
+
+// Swap implements heap.Interface.
+func (a alarms) Swap(i, j int) {
+	a[i], a[j] = a[j], a[i]
+	a[i].index, a[j].index = i, j
+}
+
+// Push implements heap.Interface.
+func (a *alarms) Push(x any) {
+	h := x.(*hold)
+	h.index = len(*a)
+	*a = append(*a, h)
+}
+
+// Pop implements heap.Interface.
+func (a *alarms) Pop() any {
+	last := len(*a) - 1
+	h := (*a)[last]
+	(*a)[last] = nil
+	*a = (*a)[:last]
+	h.index = unset
+	return h
+}
+
+// renewDue asks Redis for the locks of a round: those of one slot in few calls, and several calls at the
+// same time.
+func (l *Locker) renewDue(holds []*hold) {
+	var calls [][]*hold
+	for _, group := range l.bySlot(holds) {
+		for len(group) > 0 {
+			n := min(renewalsPerCall, len(group))
+			calls = append(calls, group[:n])
+			group = group[n:]
+		}
+	}
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range min(renewCalls, len(calls)) {
+		workers.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(calls) {
+					return
+				}
+				l.renewCall(calls[i])
+			}
+		})
+	}
+	workers.Wait()
+}
+
+// bySlot returns groups of holds that one script call may name.
+func (l *Locker) bySlot(holds []*hold) [][]*hold {
+	if !l.clustered {
+		return [][]*hold{holds}
+	}
+	of := make(map[string]int)
+	var groups [][]*hold
+	for _, h := range holds {
+		tag := hashTag(h.key)
+		i, known := of[tag]
+		if !known {
+			i = len(groups)
+			of[tag] = i
+			groups = append(groups, nil)
+		}
+		groups[i] = append(groups[i], h)
+	}
+	return groups
+}
+
+func (l *Locker) renewCall(holds []*hold) {
+	l.mu.Lock()
+	last := holds[0].ends
+	for _, h := range holds {
+		if h.ends.After(last) {
+			last = h.ends
+		}
+	}
+	l.mu.Unlock()
+	ctx, cancel := context.WithDeadline(l.running, last)
+	defer cancel()
+	_ = l.renew(ctx, holds, l.lease.Truncate(time.Millisecond)) // told to the observer, and to those who lost
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	notBefore := time.Now().Add(l.watchdog.pause())
+	for _, h := range holds {
+		h.renewing, h.notBefore = false, notBefore
+		l.watchdog.look(h)
+	}
+}
+
+// leaseEnded is told by the watchdog. A hold may have been renewed, or released, since it was looked at.
+func (l *Locker) leaseEnded(holds []*hold) {
+	l.mu.Lock()
+	now := time.Now()
+	var endings []func()
+	lost := 0
+	for _, h := range holds {
+		switch {
+		case len(h.leases) == 0 || h.lost:
+		case h.good(now):
+			l.watchdog.watch(h)
+		default:
+			lost++
+			endings = append(endings, l.lose(h)...)
+		}
+	}
+	l.mu.Unlock()
+	l.tellLost(lost, endings)
+}
