@@ -1,9 +1,133 @@
 package lock_test
 
 import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/testkit"
+	"stampede/lock"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m, testkit.WithCommand(command)) }
+
+// command is a process that holds a lock:
+//
+//	hold KEY
+//
+// It waits for the lock of KEY in the Redis of REDIS_URL, with the lease of LOCK_LEASE (30s if not set) kept
+// up by the watchdog, says "held token=N", and does what the lines of its standard input tell; see obey.
+// When the lease ends, it says "ended: " and the cause of its context. The end of its standard
+// input is not its own: it ends by a signal, and releases nothing then.
+func command() int {
+	if len(os.Args) != 3 || os.Args[1] != "hold" {
+		fmt.Fprintln(os.Stderr, "usage: hold KEY")
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := hold(ctx, os.Args[2]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func hold(ctx context.Context, key string) error {
+	options, err := redis.ParseURL(os.Getenv("REDIS_URL"))
+	if err != nil {
+		return err
+	}
+	var opts []lock.Option
+	if length := os.Getenv("LOCK_LEASE"); length != "" {
+		d, err := time.ParseDuration(length)
+		if err != nil {
+			return err
+		}
+		opts = append(opts, lock.WithLease(d))
+	}
+	lease, err := lock.New(redis.NewClient(options), opts...).Acquire(ctx, key)
+	if err != nil {
+		return err
+	}
+	h := &holder{lease: lease, token: lease.Token(key)}
+	if url := os.Getenv("DATABASE_URL"); url != "" {
+		if h.database, err = pgx.Connect(ctx, url); err != nil {
+			return err
+		}
+	}
+	held := lease.Context(ctx)
+	context.AfterFunc(held, func() { fmt.Println("ended:", context.Cause(held)) })
+	fmt.Printf("held token=%d\n", h.token)
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		fmt.Printf("%s: %s\n", lines.Text(), h.obey(ctx, lines.Text()))
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// holder is the side of a test that is in the process of command.
+type holder struct {
+	lease    *lock.Lease
+	token    int64
+	database *pgx.Conn // with the row of fencedRow; nil without DATABASE_URL
+}
+
+// obey does what a line says, and returns what came of it in one line:
+//
+//	look     asks the lease whether it is still held
+//	write    looks, and if the lease is held writes to the database, which compares the token
+//	blind    writes without looking, as a holder does that stalls between the look and the write
+//	release  releases the lock
+func (h *holder) obey(ctx context.Context, line string) string {
+	said := func(err error, good string) string {
+		switch {
+		case errors.Is(err, lock.ErrLost):
+			return "lost"
+		case err != nil:
+			return err.Error()
+		}
+		return good
+	}
+	switch line {
+	case "look":
+		return said(h.lease.Err(), "held")
+	case "write":
+		if err := h.lease.Err(); err != nil {
+			return said(err, "")
+		}
+		fallthrough
+	case "blind":
+		written, err := writeFenced(ctx, h.database, h.token)
+		if err == nil && !written {
+			return "refused"
+		}
+		return said(err, "written")
+	case "release":
+		return said(h.lease.Release(ctx), "released")
+	}
+	return "what?"
+}
+
+// fencedRow is a row that a lock protects, and that protects itself: its fence is the largest token that
+// ever wrote to it.
+const fencedRow = `CREATE TABLE fenced (fence bigint NOT NULL, writes int NOT NULL); INSERT INTO fenced VALUES (0, 0)`
+
+// writeFenced tells whether the row took a write with this token.
+func writeFenced(ctx context.Context, database interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}, token int64,
+) (bool, error) {
+	tag, err := database.Exec(ctx, `UPDATE fenced SET fence = $1, writes = writes + 1 WHERE fence <= $1`, token)
+	return tag.RowsAffected() == 1, err
+}

@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"slices"
@@ -23,6 +24,7 @@ type Cmd struct {
 	t       testing.TB
 	cmd     *exec.Cmd
 	output  lines
+	input   io.Writer
 	process *child.Process
 }
 
@@ -52,6 +54,23 @@ func (c *Cmd) UseServers(keys reservation.Keys) {
 	c.Setenv("REDIS_URL", RedisURL(c.t))
 	c.Setenv("DATABASE_URL", DatabaseURL(c.t))
 	c.Setenv("STAMPEDE_KEY_PREFIX", keys.Prefix)
+}
+
+// Input gives the process a standard input that Tell writes to. Without it that is empty.
+func (c *Cmd) Input() {
+	c.t.Helper()
+	var err error
+	if c.input, err = c.cmd.StdinPipe(); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// Tell writes a line to the standard input of the process, which may be frozen: it reads the line later.
+func (c *Cmd) Tell(line string) {
+	c.t.Helper()
+	if _, err := io.WriteString(c.input, line+"\n"); err != nil {
+		c.t.Fatal(err)
+	}
 }
 
 // Start starts the process.
@@ -91,6 +110,13 @@ func (c *Cmd) WaitOutput(within time.Duration, text string) string {
 	})
 	return found
 }
+
+// Freeze stops the process where it is by SIGSTOP, as a machine does that is suspended or short of
+// memory: its connections stay open, and time goes on without it. It can be killed, or thawed.
+func (c *Cmd) Freeze() { c.process.Signal(syscall.SIGSTOP) }
+
+// Thaw lets a frozen process go on by SIGCONT.
+func (c *Cmd) Thaw() { c.process.Signal(syscall.SIGCONT) }
 
 // Kill ends the process by SIGKILL and returns when it is gone.
 func (c *Cmd) Kill() { c.process.Stop(syscall.SIGKILL, stopWithin) }
