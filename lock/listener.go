@@ -25,26 +25,35 @@ func channelOf(key string) string {
 	return channelPrefix + "{" + key + "}"
 }
 
-// listener hears of releases, on one connection for all keys. Guarded by Locker.mu.
+// listener hears of releases on one connection: that of all keys or, in a cluster, of those of one slot.
+// Guarded by Locker.mu.
 type listener struct {
-	running bool
 	// changed are keys whose queue began or ended.
 	changed []string
 	wake    chan struct{}
 }
 
-// listenTo has the listener look whether anybody waits for a key. It needs mu.
+// listenerOf names the listener that hears of a key. A cluster tells of a release on the lock's node.
+func (l *Locker) listenerOf(key string) string {
+	if l.clustered {
+		return hashTag(key)
+	}
+	return ""
+}
+
+// listenTo has a listener look whether anybody waits for a key. It needs mu.
 func (l *Locker) listenTo(key string) {
-	li := &l.waiting.listener
 	if l.closed {
 		return
 	}
-	li.changed = append(li.changed, key)
-	if !li.running {
-		li.running = true
-		l.tasks.Go(l.listen)
-		return
+	name := l.listenerOf(key)
+	li := l.waiting.listeners[name]
+	if li == nil {
+		li = &listener{wake: make(chan struct{}, 1)}
+		l.waiting.listeners[name] = li
+		l.tasks.Go(func() { l.listen(name, li) })
 	}
+	li.changed = append(li.changed, key)
 	select {
 	case li.wake <- struct{}{}:
 	default: // it is being woken
@@ -54,8 +63,12 @@ func (l *Locker) listenTo(key string) {
 // listen subscribes to what is waited for, and wakes the first who waits for a lock when it is released.
 // Each time that a subscription begins, also anew after a lost connection, somebody has to look: the
 // release may have come before it. It ends when nobody has waited for a while.
-func (l *Locker) listen() {
+func (l *Locker) listen(name string, li *listener) {
 	pubsub := l.rdb.Subscribe(l.running)
+	subscribe, unsubscribe := pubsub.Subscribe, pubsub.Unsubscribe
+	if l.clustered {
+		subscribe, unsubscribe = pubsub.SSubscribe, pubsub.SUnsubscribe
+	}
 	defer func() { _ = pubsub.Close() }()
 	heard := make(map[string][]string) // the keys of each channel that is subscribed to
 	var messages <-chan any
@@ -63,29 +76,25 @@ func (l *Locker) listen() {
 	defer idle.Stop()
 	quiet := false // for a whole tick, nobody waited
 	for {
-		begin, end := l.listenChanges(heard)
+		begin, end := l.listenChanges(li, heard)
 		// Their errors are of no use: the channels are noted, and subscribed to when the connection is
 		// there again. Until then, waiters look for themselves.
 		if len(begin) > 0 {
-			_ = pubsub.Subscribe(l.running, begin...)
+			_ = subscribe(l.running, begin...)
 			quiet = false
 		}
 		if len(end) > 0 {
-			_ = pubsub.Unsubscribe(l.running, end...)
+			_ = unsubscribe(l.running, end...)
 		}
 		if messages == nil && len(begin) > 0 {
 			messages = pubsub.ChannelWithSubscriptions(redis.WithChannelSize(messagesMax))
 		}
 		select {
-		case <-l.waiting.listener.wake:
-		case message, open := <-messages:
-			if !open {
-				messages = nil
-				continue
-			}
+		case <-li.wake:
+		case message := <-messages:
 			l.hear(message, heard)
 		case <-idle.C:
-			if quiet && l.listenNoMore() {
+			if quiet && l.listenNoMore(name, li) {
 				return
 			}
 			quiet = len(heard) == 0
@@ -97,10 +106,10 @@ func (l *Locker) listen() {
 
 // listenChanges returns the channels on which to listen from now, and those on which no longer, and notes
 // them in heard.
-func (l *Locker) listenChanges(heard map[string][]string) (begin, end []string) {
+func (l *Locker) listenChanges(li *listener, heard map[string][]string) (begin, end []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, key := range l.waiting.listener.changed {
+	for _, key := range li.changed {
 		channel := channelOf(key)
 		keys, waits := heard[channel], l.waiting.queues[key] != nil
 		hears := slices.Contains(keys, key)
@@ -120,17 +129,17 @@ func (l *Locker) listenChanges(heard map[string][]string) (begin, end []string) 
 			end = append(end, channel)
 		}
 	}
-	l.waiting.listener.changed = l.waiting.listener.changed[:0]
+	li.changed = li.changed[:0]
 	return begin, end
 }
 
-func (l *Locker) listenNoMore() bool {
+func (l *Locker) listenNoMore(name string, li *listener) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.waiting.listener.changed) > 0 {
+	if len(li.changed) > 0 {
 		return false
 	}
-	l.waiting.listener.running = false
+	delete(l.waiting.listeners, name)
 	return true
 }
 
@@ -140,10 +149,7 @@ func (l *Locker) hear(message any, heard map[string][]string) {
 	case *redis.Message:
 		channel = m.Channel
 	case *redis.Subscription:
-		if m.Kind != "subscribe" {
-			return
-		}
-		channel = m.Channel
+		channel = m.Channel // or nobody waits there any more
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

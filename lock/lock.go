@@ -93,8 +93,9 @@ func (e *LostError) Unwrap() error { return ErrLost }
 
 // Locker takes locks in one Redis. It is safe for concurrent use.
 //
-// It runs one goroutine while it has leases to watch, and one while somebody waits for a lock; both end
-// some seconds after the last such lease or waiter, or with Close.
+// It runs one goroutine while it has leases to watch, and one, with a connection, while somebody waits for a
+// lock (in a Redis Cluster, for each hash tag that is waited for). They end some seconds after the last such
+// lease or waiter, or with Close.
 type Locker struct {
 	rdb redis.UniversalClient
 	settings
@@ -170,7 +171,7 @@ func (l *Locker) Close(ctx context.Context) error {
 	}
 }
 
-// number returns a name for a call's serial that is unique among all processes.
+// name makes a call's serial unique among all processes.
 func (l *Locker) name(serial uint64) string {
 	return l.id + ":" + strconv.FormatUint(serial, 10)
 }

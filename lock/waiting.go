@@ -10,12 +10,12 @@ import (
 // waiting is those who wait for a lock, in one queue for each key. Only the first of a queue asks Redis, so
 // a release wakes one of them and not all. Guarded by Locker.mu.
 type waiting struct {
-	queues   map[string]*queue
-	listener listener
+	queues    map[string]*queue
+	listeners map[string]*listener // by the name that listenerOf gives
 }
 
 func newWaiting() waiting {
-	return waiting{queues: make(map[string]*queue), listener: listener{wake: make(chan struct{}, 1)}}
+	return waiting{queues: make(map[string]*queue), listeners: make(map[string]*listener, 1)}
 }
 
 // queue is never empty.

@@ -103,6 +103,15 @@ func hashTag(key string) string {
 	return key
 }
 
+// publish is the command that tells of a release. In a cluster it is the one that Redisson listens to
+// there, which also stays on the node of the lock.
+func (l *Locker) publish() string {
+	if l.clustered {
+		return "spublish"
+	}
+	return "publish"
+}
+
 // taking is what Redis answered to an acquire.
 type taking struct {
 	token   int64
@@ -141,7 +150,7 @@ func (l *Locker) sendAcquire(ctx context.Context, c call, owner, mode string, ke
 func (l *Locker) sendRelease(ctx context.Context, c call, owner string, keys []string) ([]bool, error) {
 	names := append([]string{l.receiptKey(c, keys[0])}, keys...)
 	return said(answerReleased, len(keys),
-		lua.LockRelease.Run(ctx, l.rdb, names, c.serial, receiptTTL.Milliseconds(), owner))
+		lua.LockRelease.Run(ctx, l.rdb, names, c.serial, receiptTTL.Milliseconds(), owner, l.publish()))
 }
 
 // sendRenew tells of each hold whether it was renewed, rather than lost before.
@@ -184,7 +193,7 @@ func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err e
 	if err := l.validateKey(key); err != nil {
 		return false, err
 	}
-	answer, err := lua.LockForce.Run(ctx, l.rdb, []string{key}).Text()
+	answer, err := lua.LockForce.Run(ctx, l.rdb, []string{key}, l.publish()).Text()
 	switch {
 	case err != nil:
 		return false, fmt.Errorf("force the release of lock %q: %w", key, err)

@@ -16,18 +16,23 @@
 --   1  serial      of this call, larger than any earlier one that used this receipt
 --   2  receipt_ms  how long a repeat of this call is known as one
 --   3  owner       who took the locks
+--   4  publish     publish, or spublish in a cluster, where Redisson listens to sharded channels
 -- Answers
 --   {answer, answer, ...}, one for each lock, in the order given
 --   released  the owner held the lock, and does not any more
 --   lost      the owner did not hold the lock: its lease had ended, or it was taken away
 
-if #KEYS < 2 or #ARGV ~= 3 then
-  return redis.error_reply('ERR lock_release takes a receipt, locks, a serial, a time and an owner')
+if #KEYS < 2 or #ARGV ~= 4 then
+  return redis.error_reply('ERR lock_release takes a receipt, locks, and four arguments')
 end
 for i = 1, 2 do
   if not string.find(ARGV[i], '^[1-9]%d*$') then
     return redis.error_reply('ERR argument ' .. i .. ' must be a whole number above 0')
   end
+end
+
+if ARGV[4] ~= 'publish' and ARGV[4] ~= 'spublish' then
+  return redis.error_reply('ERR argument 4 must be publish or spublish')
 end
 
 local answers = {}
@@ -47,7 +52,7 @@ for i = 2, #KEYS do
   -- pcall: a key that was overwritten with another type is a lost lock, and must not keep the rest.
   if redis.pcall('HDEL', KEYS[i], ARGV[3]) == 1 then
     local name = string.find(KEYS[i], '{', 1, true) and KEYS[i] or '{' .. KEYS[i] .. '}'
-    redis.call('PUBLISH', 'redisson_lock__channel:' .. name, '0')
+    redis.call(ARGV[4], 'redisson_lock__channel:' .. name, '0')
     answers[i - 1], letters[i - 1] = 'released', 'r'
   else
     answers[i - 1], letters[i - 1] = 'lost', 'l'

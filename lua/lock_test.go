@@ -53,7 +53,7 @@ func (b *lockBench) acquire(receipt string, serial int, owner string, lease time
 func (b *lockBench) release(receipt string, serial int, owner string, names ...string) []string {
 	b.t.Helper()
 	answers, err := lua.LockRelease.Run(b.t.Context(), b.rdb, append(b.keys(receipt), b.keys(names...)...),
-		serial, 60_000, owner).StringSlice()
+		serial, 60_000, owner, "publish").StringSlice()
 	require.NoError(b.t, err)
 	b.said = append(b.said, answers...)
 	return answers
@@ -133,7 +133,7 @@ func TestACallThatWasGivenUpIsRefused(t *testing.T) {
 	require.Equal(t, []string{"lost"}, b.release("r1", 4, "second", "ann"))
 	_, _, answers := b.acquire("r2", 5, "first", time.Minute, "all", "ann")
 	require.Equal(t, []string{"held"}, answers)
-	err = lua.LockRelease.Run(t.Context(), b.rdb, b.keys("r1", "ann"), 3, 60_000, "first").Err()
+	err = lua.LockRelease.Run(t.Context(), b.rdb, b.keys("r1", "ann"), 3, 60_000, "first", "publish").Err()
 	require.ErrorContains(t, err, "ERR stale", "a release that is so late, too")
 	require.Len(t, b.owners("ann"), 1)
 }
@@ -209,7 +209,7 @@ func TestLockForceGivesEveryAnswerOfItsHeader(t *testing.T) {
 	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
 	b.said = nil
 	for _, want := range []string{"released", "free"} {
-		answer, err := lua.LockForce.Run(t.Context(), b.rdb, b.keys("ann")).Text()
+		answer, err := lua.LockForce.Run(t.Context(), b.rdb, b.keys("ann"), "publish").Text()
 		require.NoError(t, err)
 		require.Equal(t, want, answer)
 		require.Empty(t, b.owners("ann"))
@@ -217,7 +217,7 @@ func TestLockForceGivesEveryAnswerOfItsHeader(t *testing.T) {
 	}
 	b.everyAnswerWasHeard("lock_force")
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("ann"), "not a lock", 0).Err())
-	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("ann")).Err(), "WRONGTYPE")
+	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("ann"), "publish").Err(), "WRONGTYPE")
 	require.Equal(t, "not a lock", b.rdb.Get(t.Context(), b.key("ann")).Val())
 }
 
@@ -240,10 +240,10 @@ func TestAReleaseIsToldOnTheChannelOfRedisson(t *testing.T) {
 		}
 		messages := heard.Channel()
 		take(1)
-		require.NoError(t, lua.LockRelease.Run(t.Context(), b.rdb, []string{b.key("r"), key}, 2, 60_000, "owner1").Err())
+		require.NoError(t, lua.LockRelease.Run(t.Context(), b.rdb, []string{b.key("r"), key}, 2, 60_000, "owner1", "publish").Err())
 		require.Equal(t, "0", (<-messages).Payload)
 		take(3)
-		require.NoError(t, lua.LockForce.Run(t.Context(), b.rdb, []string{key}).Err())
+		require.NoError(t, lua.LockForce.Run(t.Context(), b.rdb, []string{key}, "publish").Err())
 		require.Equal(t, "0", (<-messages).Payload)
 		require.NoError(t, b.rdb.Del(t.Context(), b.key("r")).Err())
 	}
@@ -270,10 +270,13 @@ func TestLockScriptsRefuseBadInputWithoutWritingAnything(t *testing.T) {
 		"acquire with a bad receipt": {lua.LockAcquire, []string{"hash", "fence", "bob"}, []any{2, 1000, "first", 1000, "all"}},
 		"acquire with a bad fence":   {lua.LockAcquire, []string{"r", "hash", "bob"}, []any{2, 1000, "first", 1000, "all"}},
 		"acquire what is no lock":    {lua.LockAcquire, []string{"r", "fence", "bob", "string"}, []any{2, 1000, "first", 1000, "each"}},
-		"release without a lock":     {lua.LockRelease, []string{"r"}, []any{2, 1000, "first"}},
+		"release without a lock":     {lua.LockRelease, []string{"r"}, []any{2, 1000, "first", "publish"}},
 		"release without an owner":   {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000}},
-		"release with a bad serial":  {lua.LockRelease, []string{"r", "ann"}, []any{"-1", 1000, "first"}},
-		"release with a bad receipt": {lua.LockRelease, []string{"hash", "ann"}, []any{2, 1000, "first"}},
+		"release with a bad serial":  {lua.LockRelease, []string{"r", "ann"}, []any{"-1", 1000, "first", "publish"}},
+		"release with a bad receipt": {lua.LockRelease, []string{"hash", "ann"}, []any{2, 1000, "first", "publish"}},
+		"release by another command": {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000, "first", "del"}},
+		"force by another command":   {lua.LockForce, []string{"ann"}, []any{"del"}},
+		"force without a command":    {lua.LockForce, []string{"ann"}, nil},
 		"renew without a lock":       {lua.LockRenew, nil, []any{1000}},
 		"renew without an owner":     {lua.LockRenew, []string{"ann"}, []any{1000}},
 		"renew for no time":          {lua.LockRenew, []string{"ann"}, []any{"0x10", "first"}},

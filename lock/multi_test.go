@@ -1,0 +1,331 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/localserver"
+	"stampede/internal/testkit"
+	"stampede/lock"
+)
+
+// nodes are servers that know nothing of each other.
+type nodes struct {
+	t       *testing.T
+	servers []*localserver.Redis
+	clients []*redis.Client
+}
+
+func startNodes(t *testing.T, n int) nodes {
+	t.Helper()
+	t.Parallel()
+	ns := nodes{t: t, servers: make([]*localserver.Redis, n), clients: make([]*redis.Client, n)}
+	var starting sync.WaitGroup
+	for i := range n {
+		starting.Go(func() {
+			server, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{})
+			if assert.NoError(t, err) {
+				ns.servers[i] = server
+			}
+		})
+	}
+	starting.Wait()
+	for i, server := range ns.servers {
+		require.NotNil(t, server)
+		t.Cleanup(server.Stop)
+		options, err := redis.ParseURL(server.URL)
+		require.NoError(t, err)
+		options.DialerRetries, options.MaxRetries = 1, -1 // a server that was killed is not waited for
+		options.ReadTimeout = time.Second
+		ns.clients[i] = redis.NewClient(options)
+		t.Cleanup(func() { _ = ns.clients[i].Close() })
+	}
+	return ns
+}
+
+// multi is one process: a Locker for each server, and a Multi of them.
+func (ns nodes) multi(opts ...lock.MultiOption) *lock.Multi {
+	ns.t.Helper()
+	return ns.with(nil, opts...)
+}
+
+func (ns nodes) with(options []lock.Option, opts ...lock.MultiOption) *lock.Multi {
+	ns.t.Helper()
+	var lockers []*lock.Locker
+	for _, client := range ns.clients {
+		lockers = append(lockers, locker(ns.t, client, options...))
+	}
+	m, err := lock.NewMulti(lockers, opts...)
+	require.NoError(ns.t, err)
+	return m
+}
+
+// held is on how many servers the lock is held; it leaves out those that are down.
+func (ns nodes) held(key string) int {
+	ns.t.Helper()
+	held := 0
+	for i, client := range ns.clients {
+		if ns.servers[i].Pid() != 0 {
+			held += int(client.Exists(ns.t.Context(), key).Val())
+		}
+	}
+	return held
+}
+
+func TestAMultiIsHeldOnAllServersAndExcludesOthers(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	first, second := ns.multi(), ns.multi()
+	lease, err := first.TryAcquire(ctx, "ann")
+	require.NoError(t, err)
+	require.NoError(t, lease.Err())
+	assert.Equal(t, 3, ns.held("ann"))
+
+	_, err = second.TryAcquire(ctx, "ann")
+	require.ErrorIs(t, err, lock.ErrBusy)
+	inside := lease.Context(ctx)
+	require.NoError(t, inside.Err())
+
+	require.NoError(t, lease.Release(ctx))
+	require.ErrorIs(t, lease.Err(), lock.ErrReleased)
+	<-inside.Done()
+	require.ErrorIs(t, context.Cause(inside), lock.ErrReleased)
+	testkit.Eventually(t, 5*time.Second, "the last server to release it", func() bool { return ns.held("ann") == 0 })
+	other, err := second.TryAcquire(ctx, "ann")
+	require.NoError(t, err)
+	require.NoError(t, other.Release(ctx))
+}
+
+func TestAMultiGoesDeeperWithoutAskingAnyServer(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	m := ns.multi()
+	outer, err := m.TryAcquire(ctx, "ann")
+	require.NoError(t, err)
+	var asked atomic.Int64
+	for _, client := range ns.clients {
+		client.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+			asked.Add(1)
+			return next(ctx, cmd)
+		}))
+	}
+	inner, err := m.Acquire(outer.Context(ctx), "ann")
+	require.NoError(t, err)
+	require.NoError(t, inner.Release(ctx))
+	assert.Zero(t, asked.Load())
+	require.NoError(t, outer.Err())
+	require.NoError(t, outer.Release(ctx))
+	assert.Positive(t, asked.Load())
+}
+
+func TestAMinorityOfServersAwayIsNotMissed(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	ns.servers[1].Kill()
+	m := ns.with([]lock.Option{lock.WithLease(900 * time.Millisecond)})
+	lease, err := m.Acquire(ctx, "ann")
+	require.NoError(t, err)
+	assert.Equal(t, 2, ns.held("ann"))
+	_, err = ns.multi().TryAcquire(ctx, "ann")
+	require.ErrorIs(t, err, lock.ErrBusy)
+
+	// It comes back and knows nothing of the lock, which is no matter either.
+	require.NoError(t, ns.servers[1].Restart(ctx))
+	_, err = ns.multi().TryAcquire(ctx, "ann")
+	require.ErrorIs(t, err, lock.ErrBusy)
+	require.NoError(t, lease.Err())
+	require.NoError(t, lease.Release(ctx))
+}
+
+func TestAMajorityOfServersAwayIsAnError(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	m := ns.multi()
+	ns.servers[0].Kill()
+	ns.servers[2].Kill()
+	for _, acquire := range []func(context.Context, string, ...lock.AcquireOption) (*lock.MultiLease, error){m.TryAcquire, m.Acquire} {
+		_, err := acquire(ctx, "ann")
+		require.Error(t, err)
+		require.NotErrorIs(t, err, lock.ErrBusy)
+		assert.ErrorContains(t, err, "connection refused")
+	}
+	testkit.Eventually(t, 5*time.Second, "what was taken to be given back", func() bool { return ns.held("ann") == 0 })
+}
+
+func TestAServerThatHangsIsNotWaitedFor(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	m := ns.with([]lock.Option{lock.WithLease(2 * time.Second)})
+	require.NoError(t, syscall.Kill(ns.servers[1].Pid(), syscall.SIGSTOP))
+	began := time.Now()
+	lease, err := m.TryAcquire(ctx, "ann")
+	require.NoError(t, err)
+	assert.Less(t, time.Since(began), time.Second, "a tenth of the lease is 200 ms, and the client waits for a second")
+	require.NoError(t, lease.Release(ctx))
+
+	require.NoError(t, syscall.Kill(ns.servers[1].Pid(), syscall.SIGCONT))
+	testkit.Eventually(t, 10*time.Second, "what the server took late to be given back", func() bool { return ns.held("ann") == 0 })
+}
+
+func TestTheHolderOfAMultiIsToldWhenTheMajorityIsLost(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	m := ns.with([]lock.Option{lock.WithLease(600 * time.Millisecond)})
+	lease, err := m.Acquire(ctx, "ann")
+	require.NoError(t, err)
+	inside := lease.Context(ctx)
+
+	require.NoError(t, ns.clients[0].Del(ctx, "ann").Err())
+	renewed := time.After(700 * time.Millisecond)
+	select {
+	case <-inside.Done():
+		t.Fatal("two of three servers still have it")
+	case <-renewed:
+	}
+	require.NoError(t, lease.Err())
+
+	require.NoError(t, ns.clients[1].Del(ctx, "ann").Err())
+	select {
+	case <-inside.Done():
+	case <-time.After(10 * time.Second):
+		t.Fatal("the loss is not told")
+	}
+	require.Equal(t, []string{"ann"}, lostKeys(t, context.Cause(inside)))
+	require.Equal(t, []string{"ann"}, lostKeys(t, lease.Err()))
+	require.Equal(t, []string{"ann"}, lostKeys(t, lease.Release(ctx)))
+	assert.Zero(t, ns.held("ann"))
+}
+
+func TestAllMeansEveryServer(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	all := ns.multi(lock.All())
+	single := locker(t, ns.clients[2])
+	lone, err := single.TryAcquire(ctx, "ann")
+	require.NoError(t, err)
+	_, err = all.TryAcquire(ctx, "ann")
+	require.ErrorIs(t, err, lock.ErrBusy)
+	testkit.Eventually(t, 5*time.Second, "the others to be given back", func() bool { return ns.held("ann") == 1 })
+	majority, err := ns.multi().TryAcquire(ctx, "ann")
+	require.NoError(t, err, "two of three are enough for others")
+	require.NoError(t, majority.Release(ctx))
+	require.NoError(t, lone.Release(ctx))
+
+	ns.servers[0].Kill()
+	_, err = all.TryAcquire(ctx, "ann")
+	require.Error(t, err)
+	require.NotErrorIs(t, err, lock.ErrBusy)
+}
+
+func TestThoseWhoWaitForAMultiAreServedOneAtATime(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const processes, each, turns = 3, 3, 4
+	var inside, done atomic.Int32
+	counted := 0 // a data race without the lock
+	var all sync.WaitGroup
+	for range processes {
+		m := ns.multi()
+		for range each {
+			all.Go(func() {
+				for range turns {
+					err := m.Do(ctx, "ann", func(context.Context) error {
+						if inside.Add(1) != 1 {
+							return errors.New("two are inside")
+						}
+						counted++
+						inside.Add(-1)
+						return nil
+					})
+					if !assert.NoError(t, err) {
+						return
+					}
+					done.Add(1)
+				}
+			})
+		}
+	}
+	all.Wait()
+	assert.EqualValues(t, processes*each*turns, done.Load())
+	assert.Equal(t, processes*each*turns, counted)
+}
+
+func TestAWaiterForAMultiIsWokenByTheRelease(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	lease, err := ns.multi().Acquire(ctx, "ann", lock.For(10*time.Minute))
+	require.NoError(t, err)
+	waiting := ns.with([]lock.Option{lock.WithPoll(10 * time.Minute)})
+	got := make(chan error, 1)
+	go func() {
+		second, err := waiting.Acquire(ctx, "ann")
+		if err == nil {
+			err = second.Release(ctx)
+		}
+		got <- err
+	}()
+	testkit.Eventually(t, 10*time.Second, "the waiter to listen", func() bool {
+		return len(ns.clients[0].PubSubChannels(ctx, "*ann*").Val()) == 1
+	})
+	require.NoError(t, lease.Release(ctx))
+	require.NoError(t, <-got)
+}
+
+func TestAWaiterForAMultiMayGiveUp(t *testing.T) {
+	ns := startNodes(t, 3)
+	lease, err := ns.multi().Acquire(t.Context(), "ann")
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = ns.multi().Acquire(ctx, "ann")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NoError(t, lease.Err())
+	assert.Equal(t, 3, ns.held("ann"))
+}
+
+func TestAMultiOfNothing(t *testing.T) {
+	_, err := lock.NewMulti(nil)
+	require.ErrorIs(t, err, lock.ErrInvalid)
+	b := setup(t)
+	_, err = lock.NewMulti([]*lock.Locker{b.Locker, b.Locker})
+	require.ErrorIs(t, err, lock.ErrInvalid)
+	m, err := lock.NewMulti([]*lock.Locker{b.Locker})
+	require.NoError(t, err)
+	_, err = m.Acquire(t.Context(), b.key("ann"), lock.For(0))
+	require.ErrorIs(t, err, lock.ErrInvalid)
+}
+
+func TestClosingTheLockersEndsAMulti(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	var lockers []*lock.Locker
+	for _, client := range ns.clients {
+		lockers = append(lockers, lock.New(client))
+	}
+	m, err := lock.NewMulti(lockers)
+	require.NoError(t, err)
+	lease, err := m.Acquire(ctx, "ann")
+	require.NoError(t, err)
+	inside := lease.Context(ctx)
+	for _, l := range lockers {
+		require.NoError(t, l.Close(ctx))
+	}
+	<-inside.Done()
+	require.ErrorIs(t, context.Cause(inside), lock.ErrClosed)
+	assert.Zero(t, ns.held("ann"))
+	_, err = m.Acquire(ctx, "ann")
+	require.ErrorIs(t, err, lock.ErrClosed)
+	require.ErrorIs(t, lease.Err(), lock.ErrClosed)
+	require.NoError(t, lease.Release(ctx))
+}
