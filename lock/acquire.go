@@ -144,8 +144,8 @@ func (l *Locker) validateKey(key string) error {
 	switch {
 	case key == "" || len(key) > MaxKeyBytes:
 		return fmt.Errorf("%w: a key of %d bytes, want 1 to %d", ErrInvalid, len(key), MaxKeyBytes)
-	case l.clustered && strings.Contains(hashTag(key), "}"):
-		return fmt.Errorf("%w: in a cluster, key %q has to have a hash tag, or no }", ErrInvalid, key)
+	case l.clustered && hashTag(key) == key && strings.ContainsAny(key, "{}"):
+		return fmt.Errorf("%w: in a cluster, key %q has to have a hash tag, or no braces: its channel would lie in another slot", ErrInvalid, key)
 	}
 	return nil
 }

@@ -1,0 +1,142 @@
+package lock_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/localserver"
+	"stampede/internal/testkit"
+	"stampede/lock"
+)
+
+// clusterSlots is how many slots a Redis Cluster has.
+const clusterSlots = 16384
+
+// startCluster returns a client of a Redis Cluster of so many nodes, without replicas.
+func startCluster(t *testing.T, n int) *redis.ClusterClient {
+	t.Helper()
+	t.Parallel()
+	ctx := t.Context()
+	addrs := make([]string, n)
+	nodes := make([]*redis.Client, n)
+	buses := make([]string, n)
+	for i := range n {
+		buses[i] = freePort(t)
+		server, err := localserver.StartRedis(ctx, localserver.RedisOptions{Settings: map[string]string{
+			"cluster-enabled": "yes", "cluster-port": buses[i], "appendonly": "no",
+		}})
+		require.NoError(t, err)
+		t.Cleanup(server.Stop)
+		options, err := redis.ParseURL(server.URL)
+		require.NoError(t, err)
+		addrs[i], nodes[i] = options.Addr, redis.NewClient(options)
+		t.Cleanup(func() { _ = nodes[i].Close() })
+		require.NoError(t, nodes[i].ClusterAddSlotsRange(ctx, i*clusterSlots/n, (i+1)*clusterSlots/n-1).Err())
+	}
+	for i, addr := range addrs[1:] {
+		host, port, err := net.SplitHostPort(addr)
+		require.NoError(t, err)
+		require.NoError(t, nodes[0].Do(ctx, "cluster", "meet", host, port, buses[i+1]).Err())
+	}
+	for _, node := range nodes {
+		testkit.Eventually(t, 30*time.Second, "the cluster to be whole", func() bool {
+			info := node.ClusterInfo(ctx).Val()
+			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_known_nodes:"+strconv.Itoa(n))
+		})
+	}
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	return port
+}
+
+func TestLocksInACluster(t *testing.T) {
+	rdb := startCluster(t, 3)
+
+	t.Run("a waiter is woken on whatever node the lock lies", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		holder := locker(t, rdb)
+		waiter := locker(t, rdb, lock.WithPoll(10*time.Minute))
+		for _, key := range []string{"ann", "bob", "cid", "{0}:lock:ann", "{1}:lock:ann", "a{2}b{3}"} {
+			lease, err := holder.Acquire(ctx, key, lock.For(10*time.Minute))
+			require.NoError(t, err, key)
+			got := make(chan error, 1)
+			go func() {
+				second, err := waiter.Acquire(ctx, key)
+				if err == nil {
+					err = second.Release(ctx)
+				}
+				got <- err
+			}()
+			testkit.Eventually(t, 10*time.Second, "somebody to listen for "+key, func() bool {
+				listening := 0
+				require.NoError(t, rdb.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
+					listening += len(node.PubSubShardChannels(ctx, "*").Val())
+					return nil
+				}))
+				return listening > 0
+			})
+			require.NoError(t, lease.Release(ctx), key)
+			require.NoError(t, <-got, key)
+		}
+	})
+
+	t.Run("locks of many slots are renewed", func(t *testing.T) {
+		ctx := t.Context()
+		const locks = 60
+		lease := 600 * time.Millisecond
+		l := locker(t, rdb, lock.WithLease(lease))
+		var leases []*lock.Lease
+		for i := range locks {
+			got, err := l.Acquire(ctx, fmt.Sprintf("renewed-%d", i))
+			require.NoError(t, err)
+			leases = append(leases, got)
+		}
+		began := rdb.Time(ctx).Val()
+		testkit.Eventually(t, 30*time.Second, "three leases to pass", func() bool { return rdb.Time(ctx).Val().Sub(began) > 3*lease })
+		for i, got := range leases {
+			require.NoError(t, got.Err())
+			require.EqualValues(t, 1, rdb.Exists(ctx, fmt.Sprintf("renewed-%d", i)).Val())
+			require.NoError(t, got.Release(ctx))
+		}
+	})
+
+	t.Run("many keys of one hash tag travel together", func(t *testing.T) {
+		ctx := t.Context()
+		l := locker(t, rdb)
+		lease, err := l.AcquireAll(ctx, []string{"{7}:ann", "{7}:bob"})
+		require.NoError(t, err)
+		each, busy, err := l.TryEach(ctx, []string{"{7}:bob", "{7}:cid"}, lock.For(time.Minute))
+		require.NoError(t, err)
+		assert.Equal(t, []string{"{7}:bob"}, busy)
+		assert.Equal(t, []string{"{7}:cid"}, each.Keys())
+		assert.Greater(t, each.Token("{7}:cid"), lease.Token("{7}:ann"))
+		forced, err := l.ForceRelease(ctx, "{7}:cid")
+		require.NoError(t, err)
+		assert.True(t, forced)
+		require.ErrorIs(t, each.Release(ctx), lock.ErrLost)
+		require.NoError(t, lease.Release(ctx))
+
+		_, err = l.AcquireAll(ctx, []string{"{7}:ann", "{8}:bob"})
+		assert.ErrorContains(t, err, "slot", "keys of one call have to share a tag")
+	})
+}
