@@ -6,6 +6,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -88,12 +89,13 @@ func TestLocksInACluster(t *testing.T) {
 				got <- err
 			}()
 			testkit.Eventually(t, 10*time.Second, "somebody to listen for "+key, func() bool {
-				listening := 0
+				var listening atomic.Int64 // the nodes are asked at the same time
 				require.NoError(t, rdb.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
-					listening += len(node.PubSubShardChannels(ctx, "*").Val())
-					return nil
+					channels, err := node.PubSubShardChannels(ctx, "*"+key+"*").Result()
+					listening.Add(int64(len(channels)))
+					return err
 				}))
-				return listening > 0
+				return listening.Load() == 1
 			})
 			require.NoError(t, lease.Release(ctx), key)
 			require.NoError(t, <-got, key)
