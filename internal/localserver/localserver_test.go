@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
@@ -55,6 +56,34 @@ func TestRedisKeepsWhatItAcknowledgedThroughSIGKILL(t *testing.T) {
 
 	require.NoError(t, server.Restart(t.Context()), "one that runs is restarted as well")
 	require.Equal(t, "yes", client.Get(t.Context(), "kept").Val())
+}
+
+func TestAFrozenRedisAnswersWhenItIsThawed(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	client := redisAt(t, server.URL)
+	require.NoError(t, client.Ping(t.Context()).Err())
+
+	server.Freeze()
+	require.True(t, listens(t, server.URL), "the kernel takes connections for it")
+	answered := make(chan error, 1)
+	go func() { answered <- client.Set(t.Context(), "asked", "while frozen", 0).Err() }()
+	select {
+	case err := <-answered:
+		t.Fatalf("a frozen server answered: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	server.Thaw()
+	require.NoError(t, <-answered)
+
+	server.Freeze()
+	require.NoError(t, server.Restart(t.Context()), "in order, although it was frozen")
+	require.Equal(t, "while frozen", client.Get(t.Context(), "asked").Val())
+	server.Freeze()
+	server.Kill()
+	require.Zero(t, server.Pid())
+	server.Freeze()
+	server.Thaw()
 }
 
 func TestPostgresKeepsWhatItCommittedThroughAnImmediateStop(t *testing.T) {

@@ -71,6 +71,13 @@ func (r *Redis) Stop() { r.server.stop(syscall.SIGTERM) }
 // Kill ends the server by SIGKILL and returns when it is gone. Its data stays for Restart.
 func (r *Redis) Kill() { r.server.interrupt(syscall.SIGKILL) }
 
+// Freeze stops the server where it is by SIGSTOP: its connections stay open, it accepts new ones and
+// answers nobody, and what is sent waits for it. It can be thawed, killed, stopped and restarted.
+func (r *Redis) Freeze() { r.server.signal(syscall.SIGSTOP) }
+
+// Thaw lets a frozen server go on by SIGCONT.
+func (r *Redis) Thaw() { r.server.signal(syscall.SIGCONT) }
+
 // Restart starts the server on the same port and data; one that runs is stopped in order first.
 func (r *Redis) Restart(ctx context.Context) error { return r.server.restart(ctx) }
 

@@ -132,9 +132,21 @@ func (s *server) stop(signal syscall.Signal) {
 	s.folder.remove()
 }
 
+// signal sends the process a signal that does not end it; to a server that is down it does nothing.
+func (s *server) signal(signal syscall.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process != nil {
+		s.process.Signal(signal)
+	}
+}
+
 // end needs s.mu.
 func (s *server) end(signal syscall.Signal) {
 	if s.process != nil {
+		if signal != syscall.SIGKILL {
+			s.process.Signal(syscall.SIGCONT) // one that is frozen would not hear of its end
+		}
 		s.process.Stop(signal, stopWithin)
 		s.process = nil
 	}

@@ -1,6 +1,7 @@
 package testkit_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -30,6 +31,11 @@ func command() int {
 		defer stop()
 		fmt.Println("waiting")
 		<-ctx.Done()
+		return 0
+	case "echo":
+		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+			fmt.Println("heard", lines.Text())
+		}
 		return 0
 	}
 	return 2

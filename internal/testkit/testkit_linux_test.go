@@ -1,0 +1,47 @@
+package testkit_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+)
+
+func TestACommandThatIsFrozenHearsWhatItWasToldWhenItIsThawed(t *testing.T) {
+	t.Parallel()
+	echo := testkit.Command(t, "echo")
+	echo.Input()
+	echo.Start()
+	echo.Tell("one")
+	echo.WaitOutput(10*time.Second, "heard one")
+
+	echo.Freeze()
+	testkit.Eventually(t, 10*time.Second, "the process to stand still", func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", echo.Pid()))
+		require.NoError(t, err)
+		var pid int
+		var name, state string
+		_, err = fmt.Sscan(string(stat), &pid, &name, &state)
+		require.NoError(t, err)
+		return state == "T"
+	})
+	echo.Tell("two")
+	require.NotContains(t, echo.Output(), "two")
+	echo.Thaw()
+	echo.WaitOutput(10*time.Second, "heard two")
+
+	echo.Freeze()
+	echo.Kill()
+	echo.WaitKilled(time.Second)
+}
+
+func TestACommandWithoutInputHasNothingToRead(t *testing.T) {
+	t.Parallel()
+	silent := testkit.Command(t, "echo")
+	silent.Start()
+	require.Equal(t, 0, silent.Wait(10*time.Second).ExitCode())
+}
