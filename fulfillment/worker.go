@@ -198,8 +198,10 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *Subscriber, streams []s
 	batching, stopBatchers := context.WithCancel(context.WithoutCancel(ctx))
 	var batchers errgroup.Group
 	for partition, stream := range streams {
+		locker := lock.New(w.config.Control,
+			lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.lockObserver()))
 		b := newBatcher(batcherConfig{
-			ledger: NewLedger(w.config.Pool), store: w.config.Store, locker: lock.New(w.config.Control),
+			ledger: NewLedger(w.config.Pool), store: w.config.Store, locker: locker,
 			keys: w.config.Keys, partition: partition, batchMax: w.config.BatchMax, lease: lockLease(w.config.MinIdle),
 			logger: w.config.Logger, metrics: w.metrics,
 		})

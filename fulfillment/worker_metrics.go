@@ -3,9 +3,11 @@ package fulfillment
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"stampede/lock"
 	"stampede/reservation"
 )
 
@@ -13,8 +15,8 @@ import (
 type workerMetrics struct {
 	batchOrders, batchSeconds prometheus.Histogram
 
-	orders  *prometheus.CounterVec
-	failing *prometheus.GaugeVec
+	orders, locks *prometheus.CounterVec
+	failing       *prometheus.GaugeVec
 }
 
 // The label values of stampede_orders_total beside the statuses of fresh orders.
@@ -38,10 +40,28 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 	failing, err4 := registerOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_worker_failing", Help: "Partitions in which a step (record, lock, release) fails and is tried again.",
 	}, []string{"step"}))
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	locks, err5 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (put off to a later batch), released, or lost before the batch was done.",
+	}, []string{"outcome"}))
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
-	return &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, failing: failing}, nil
+	return &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing}, nil
+}
+
+// lockObserver counts what becomes of the locks of users.
+func (m *workerMetrics) lockObserver() lock.Observer {
+	count := func(outcome string) func(int) {
+		counter := m.locks.WithLabelValues(outcome)
+		return func(locks int) { counter.Add(float64(locks)) }
+	}
+	acquired := count("acquired")
+	return lock.Observer{
+		Acquired: func(locks int, _ time.Duration) { acquired(locks) },
+		Busy:     count("busy"),
+		Lost:     count("lost"),
+		Released: count("released"),
+	}
 }
 
 func (m *workerMetrics) count(out Outcome) {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -173,10 +172,11 @@ func TestWorkerBringsEveryReservationToItsEnd(t *testing.T) {
 		return s.rdb.XLen(t.Context(), s.keys.Orders(0)).Val() <= 100
 	})
 	testkit.Eventually(t, 5*time.Second, "no user stays locked", func() bool {
-		// Beside the locks there are marks of their releases, for those who ask twice.
-		locks := s.rdb.Keys(t.Context(), s.keys.Prefix+":*:lock:*").Val()
-		return !slices.ContainsFunc(locks, func(key string) bool { return !strings.Contains(key, ":released:") })
+		return len(s.rdb.Keys(t.Context(), s.keys.Prefix+":*:lock:*").Val()) == 0
 	})
+	require.EqualValues(t, 300, valueOf(t, registry, "stampede_locks_total", "acquired"))
+	require.EqualValues(t, 300, valueOf(t, registry, "stampede_locks_total", "released"))
+	require.Zero(t, valueOf(t, registry, "stampede_locks_total", "lost"))
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP stampede_orders_total Deliveries of orders by what came of them: confirmed, rejected, duplicate (recorded before) or unusable.
 # TYPE stampede_orders_total counter
@@ -429,10 +429,13 @@ func TestWorkerDefersUsersWhomAnotherWorkerHasInHand(t *testing.T) {
 	require.Empty(t, busy)
 	alices := s.buy(t, sale, "alice")
 	s.buy(t, sale, "bob")
-	work(t, s.config(t))
+	config, registry := s.config(t), prometheus.NewRegistry()
+	config.Registerer = registry
+	work(t, config)
 	s.awaitConfirmed(t, 1)
 	_, err = NewLedger(s.pool).Order(t.Context(), alices)
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	require.Positive(t, valueOf(t, registry, "stampede_locks_total", "busy"))
 	require.NoError(t, other.Release(t.Context()))
 	s.awaitConfirmed(t, 2)
 }

@@ -55,6 +55,9 @@ func (k Keys) Sales(partition int) string { return k.in(partition, "sales") }
 // Lock is the lock under which a worker handles one user's orders.
 func (k Keys) Lock(partition int, user string) string { return k.in(partition, "lock:"+user) }
 
+// Locker begins the names of what those who take such locks keep for themselves.
+func (k Keys) Locker(partition int) string { return k.in(partition, "locker") }
+
 func (k Keys) in(partition int, rest string) string {
 	return k.Prefix + ":{" + strconv.Itoa(partition) + "}:" + rest
 }
