@@ -223,6 +223,7 @@ func (l *Locker) give(le *Lease, keys []string) error {
 		return err
 	}
 	le.inOrder(keys)
+	le.given = true
 	l.leases[le] = struct{}{}
 	return nil
 }
@@ -301,7 +302,8 @@ func (l *Locker) takeChunk(ctx context.Context, le *Lease, a asking, keys []stri
 			continue
 		}
 		took = true
-		h := &hold{part: p, key: key, alarm: alarm{index: unset}}
+		// What may have been taken counts as lost: it is released, and nobody has to be told.
+		h := &hold{part: p, key: key, lost: err != nil, alarm: alarm{index: unset}}
 		h.lengthen(sent, a.lease)
 		if err == nil {
 			a.owner.holds[key] = h

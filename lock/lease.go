@@ -27,6 +27,8 @@ type Lease struct {
 
 	// What follows is guarded by Locker.mu.
 
+	// given is set when somebody has the lease, and does not change after that.
+	given bool
 	// over is why the lease is not held any more, after its release: ErrReleased, ErrClosed, or what
 	// was lost by then.
 	over    error
@@ -196,7 +198,7 @@ func (le *Lease) end(cause error) []func() {
 	return endings
 }
 
-// lose notes that a lock is lost, and returns whom to tell. It needs mu, and a hold that has leases.
+// lose notes that a lock is lost, and returns whom to tell. It needs mu.
 func (l *Locker) lose(h *hold) []func() {
 	h.lost = true
 	l.watchdog.forget(h)
@@ -247,16 +249,20 @@ func (le *Lease) release(ctx context.Context, cause error) error {
 			continue
 		}
 		le.locker.settle(p.call)
-		gone := 0
+		there, lost := 0, 0
 		for i, h := range p.holds {
-			if !released[i] {
-				gone++
-				if !h.lost { // or it is told already
-					le.lost = append(le.lost, h.key)
-				}
+			switch {
+			case released[i]:
+				there++
+			case !h.lost: // or it is told already
+				lost++
+				le.lost = append(le.lost, h.key)
 			}
 		}
-		le.locker.observer.released(len(keys) - gone)
+		if le.given {
+			le.locker.observer.released(there)
+			le.locker.observer.lost(lost)
+		}
 	}
 	le.parting = left
 	if len(le.lost) > 0 {
@@ -281,12 +287,17 @@ func (le *Lease) part(cause error) {
 	if le.over = le.err(now); le.over == nil {
 		le.over = cause
 	}
+	endings := le.end(le.over)
+	lost := 0
 	of := make(map[*part]int, 1) // where in parting the part of a call is
 	for _, h := range le.holds {
 		h.leases = slices.DeleteFunc(h.leases, func(other *Lease) bool { return other == le })
 		if !h.good(now) {
-			h.lost = true
 			le.lost = append(le.lost, h.key)
+			if !h.lost {
+				lost++
+				endings = append(endings, l.lose(h)...)
+			}
 		}
 		if len(h.leases) > 0 {
 			continue
@@ -303,11 +314,8 @@ func (le *Lease) part(cause error) {
 		}
 		le.parting[i].holds = append(le.parting[i].holds, h)
 	}
-	endings := le.end(le.over)
 	l.mu.Unlock()
-	for _, tell := range endings {
-		tell()
-	}
+	l.tellLost(lost, endings)
 }
 
 // callToRelease needs mu.
