@@ -9,8 +9,11 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.LockSupport;
 
 import org.redisson.Redisson;
 import org.redisson.api.RBucket;
@@ -36,6 +39,7 @@ import org.redisson.config.Config;
  * trylock KEY WAIT_MS LEASE_MS     held or busy. A lease of -1 is kept up by the watchdog.
  * unlock KEY                       released
  * force KEY                        released or free: takes the lock away from whoever has it.
+ * waits SESSION                    yes if that session sleeps until a release of its lock is told, or no
  * count KEY COUNTER N              N times: lock, GET, one more, SET, unlock. The answer is: counted N
  * bench-uncontended KEY N|Ns       N rounds, or N seconds of them, of lock and unlock. The answer is JSON.
  * bench-contended KEY WAITERS N [HOLD_US]
@@ -48,6 +52,7 @@ import org.redisson.config.Config;
 public final class Driver {
     private final RedissonClient redisson;
     private final Map<String, BlockingQueue<String[]>> sessions = new HashMap<>();
+    private final Map<String, Thread> threads = new ConcurrentHashMap<>();
 
     private Driver(RedissonClient redisson) {
         this.redisson = redisson;
@@ -86,7 +91,9 @@ public final class Driver {
     private BlockingQueue<String[]> session(String name) {
         return sessions.computeIfAbsent(name, n -> {
             BlockingQueue<String[]> commands = new LinkedBlockingQueue<>();
-            new Thread(() -> answer(n, commands), n).start();
+            Thread thread = new Thread(() -> answer(n, commands), n);
+            threads.put(n, thread);
+            thread.start();
             return commands;
         });
     }
@@ -104,6 +111,11 @@ public final class Driver {
     }
 
     private String run(String[] command) throws InterruptedException {
+        if (command[0].equals("waits")) {
+            // It is the one semaphore in the way of lock(), and stands behind the last look at the lock.
+            Object blocker = LockSupport.getBlocker(threads.get(command[1]));
+            return blocker != null && blocker.getClass().getName().startsWith(Semaphore.class.getName()) ? "yes" : "no";
+        }
         RLock lock = redisson.getLock(command[1]);
         switch (command[0]) {
             case "lock":
