@@ -1,0 +1,209 @@
+package locks
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/benchkit"
+)
+
+const (
+	// A holder keeps the lock for a random time between these: who polls must not fall into step
+	// with the releases.
+	holdMin, holdMax = time.Millisecond, 5 * time.Millisecond
+	// stalled ends a benchmark in which nobody gets the lock any more.
+	stalled = 30 * time.Second
+)
+
+// BenchmarkHandover measures how long a lock that is released takes to reach the next of 32 waiters: from
+// just before the holder's call of release until the next acquire returns. Whoever has released comes
+// back when the next one has the lock, so that it cannot snatch it back, and 32 wait at any time.
+func BenchmarkHandover(b *testing.B) {
+	for _, mode := range []struct {
+		name, where string
+		alone       bool
+	}{
+		{"one-client", "goroutines (in Redisson: threads) that share a client", false},
+		{"own-clients", "each with a client of its own, as if it were another process", true},
+	} {
+		b.Run(mode.name, func(b *testing.B) {
+			s := serverWith(b, inMemory)
+			waiters := scale(b, 32, 8)
+			var candidates []benchkit.Timed
+			for _, l := range contended {
+				c := crowd{b: b, name: l.name, events: make(chan event, 4*waiters)}
+				for i := range waiters + 1 {
+					if i == 0 || mode.alone {
+						c.clients = append(c.clients, s.open(b, l))
+					} else {
+						c.clients = append(c.clients, c.clients[0])
+					}
+				}
+				candidates = append(candidates, benchkit.Timed{Name: l.name, Times: c.handOvers})
+			}
+			if !mode.alone { // 33 Java processes would measure the machine
+				candidates = s.withRedisson(b, candidates, func(key string, n int) string {
+					return fmt.Sprintf("bench-contended %s %d %d %d", key, waiters, n, ((holdMin + holdMax) / 2).Microseconds())
+				})
+			}
+			compareHandovers(b, s, mode.where, waiters, candidates)
+		})
+	}
+}
+
+func compareHandovers(b *testing.B, s *server, where string, waiters int, candidates []benchkit.Timed) {
+	b.Helper()
+	commands := make([]int, len(candidates))
+	for i := range candidates {
+		times := candidates[i].Times
+		candidates[i].Times = func(n int) benchkit.Sample {
+			before := s.work(b)
+			sample := times(n)
+			commands[i] += s.work(b).since(before).commands
+			return sample
+		}
+	}
+	turns, times := scale(b, 3, 1), scale(b, 100, 10)
+	timings := benchkit.CompareTimes(b, turns, times, candidates...)
+	rows := timingRows(timings)
+	for i := range rows {
+		rows[i] = append(rows[i], fmt.Sprintf("%.0f", float64(commands[i])/float64(b.N*turns*times)))
+	}
+	figures.Put(benchkit.Table{
+		Title: "Hand-over: " + where,
+		Note: fmt.Sprintf("From just before the release until the next acquire returns, with %d waiters. The lock is held for %v to %v; persistence is off. %d rounds of %d hand-overs.",
+			waiters, holdMin, holdMax, b.N, turns*times),
+		Head: append(timingHead("hand-over"), "Redis commands per hand-over"), Rows: rows,
+	})
+}
+
+// crowd passes one lock around, in goroutines of which there is one more than are to wait.
+type crowd struct {
+	b       *testing.B
+	name    string
+	clients []client // of each participant
+	events  chan event
+
+	// released is when the last holder was about to release the lock, and holders is how many hold it.
+	released atomic.Pointer[time.Time]
+	holders  atomic.Int32
+}
+
+// event is what a participant did.
+type event struct {
+	who  int
+	did  string        // got or ended; or why it failed
+	took time.Duration // from the release until it got the lock
+}
+
+const (
+	got   = "got"
+	ended = "ended"
+)
+
+// handOvers measures so many of them, from the release of the first holder on.
+func (c *crowd) handOvers(times int) benchkit.Sample {
+	key := newKey()
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	again := make([]chan struct{}, len(c.clients))
+	come := func(i int) {
+		again[i] = make(chan struct{}, 1)
+		go c.participate(ctx, i, key, again[i])
+	}
+	come(0)
+	holder := c.next(got).who
+	// The waiters come one by one, over the longest delay of those who poll: a crowd that came in the
+	// same instant would poll in the same instant, too.
+	arrivals := make([]time.Duration, len(c.clients)-1)
+	for i := range arrivals {
+		arrivals[i] = rand.N(time.Duration(scale(c.b, 250, 25)) * time.Millisecond)
+	}
+	slices.Sort(arrivals)
+	began := time.Now()
+	for i, arrival := range arrivals {
+		<-time.After(time.Until(began.Add(arrival)))
+		come(i + 1)
+	}
+	<-time.After(20 * time.Millisecond) // the last one is on its way
+	again[0] <- struct{}{}
+
+	took := make([]time.Duration, times)
+	for i := range took {
+		next := c.next(got)
+		took[i] = next.took
+		again[holder] <- struct{}{}
+		holder = next.who
+	}
+	stop()
+	for range c.clients {
+		for c.next(got, ended).did != ended {
+		}
+	}
+	return benchkit.Sum(took)
+}
+
+// next waits for one of these events.
+func (c *crowd) next(did ...string) event {
+	c.b.Helper()
+	select {
+	case e := <-c.events:
+		require.Contains(c.b, did, e.did, c.name)
+		return e
+	case <-time.After(stalled):
+		c.b.Fatalf("%s: none of %v within %v", c.name, did, stalled)
+		panic("not reached")
+	}
+}
+
+// participate acquires the lock, holds it, passes it on, and once more each time that it is told, until
+// ctx ends. The first one holds it until it is told.
+func (c *crowd) participate(ctx context.Context, who int, key string, again <-chan struct{}) {
+	tell := func(did string, took time.Duration) { c.events <- event{who, did, took} }
+	defer func() { tell(ended, 0) }()
+	for first := who == 0; ; first = false {
+		release, err := c.clients[who].acquire(ctx, key)
+		now := time.Now()
+		if err != nil {
+			if ctx.Err() == nil {
+				tell("acquire: "+err.Error(), 0)
+			}
+			return
+		}
+		if c.holders.Add(1) > 1 {
+			tell("two hold the lock", 0)
+			return
+		}
+		if first {
+			tell(got, 0)
+			wait(ctx, again)
+		} else {
+			tell(got, now.Sub(*c.released.Load()))
+			wait(ctx, time.After(holdMin+rand.N(holdMax-holdMin)))
+		}
+		c.holders.Add(-1)
+		now = time.Now()
+		c.released.Store(&now)
+		if err := release(); err != nil && ctx.Err() == nil { // rueidislock's ends with ctx
+			tell("release: "+err.Error(), 0)
+		}
+		wait(ctx, again)
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+func wait[T any](ctx context.Context, until <-chan T) {
+	select {
+	case <-until:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,48 @@
+package locks
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"stampede/internal/benchkit"
+)
+
+var (
+	figures     benchkit.Figures
+	figuresFile = flag.String("figures", "", "a Markdown `file` with a place for the figures, to write them there as well")
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	stopAll()
+	if tables := figures.Markdown(); tables != "" {
+		text := "Machine: " + benchkit.Machine() + ". " + versions() + ".\n\n" + tables
+		fmt.Printf("\n%s", text)
+		if *figuresFile != "" && code == 0 {
+			if err := benchkit.Replace(*figuresFile, text); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				code = 1
+			}
+		}
+	}
+	os.Exit(code)
+}
+
+// versions names what was compared. The versions are read from where they are asked for, because a test
+// binary does not know its modules.
+func versions() string {
+	names := []string{"Redis " + serverVersion}
+	mod, _ := os.ReadFile("../go.mod")
+	for _, found := range regexp.MustCompile(`(?m)^\s+github\.com/\S*?(redsync|redislock|rueidis|go-redis)(?:/v\d+)? (v\S+)$`).FindAllStringSubmatch(string(mod), -1) {
+		names = append(names, found[1]+" "+found[2])
+	}
+	pom, _ := os.ReadFile(redissonFolder + "/pom.xml")
+	if found := regexp.MustCompile(`<artifactId>redisson</artifactId>\s*<version>(.*?)</version>`).FindSubmatch(pom); found != nil {
+		names = append(names, "Redisson "+string(found[1]))
+	}
+	return strings.Join(names, ", ")
+}

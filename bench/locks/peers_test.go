@@ -1,0 +1,155 @@
+package locks
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/bsm/redislock"
+	"github.com/go-redsync/redsync/v4"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/rueidis"
+	"github.com/redis/rueidis/rueidislock"
+)
+
+// leaseTime is what all of them ask for: the default of Redisson and of stampede/lock. No
+// comparison of latencies lasts as long, so that nobody's renewals disturb it.
+const leaseTime = 30 * time.Second
+
+// library is a lock with its settings.
+type library struct {
+	name string
+	open func(url string) (client, error)
+}
+
+// client is a library as one process uses it, with connections of its own.
+type client struct {
+	// acquire waits for the lock of a key, and returns what releases it.
+	acquire func(ctx context.Context, key string) (release func() error, err error)
+	close   func() error
+}
+
+// shortDelay is a second setting for those that poll, and about the shortest that a service would
+// choose: redislock's documentation recommends no less than 16 ms (for its exponential back-off), and
+// redsync's says nothing. It is random, as the default of redsync is: with a fixed one the waiters of a
+// crowd fall into step, and find the lock more slowly.
+func shortDelay() time.Duration { return 8*time.Millisecond + rand.N(16*time.Millisecond) }
+
+// randomDelay is a strategy of redislock.
+type randomDelay func() time.Duration
+
+// NextBackoff implements redislock.RetryStrategy.
+func (d randomDelay) NextBackoff() time.Duration { return d() }
+
+var (
+	// redsync as its README uses it, one pool of go-redis. Its default delay is a random one of
+	// 50 to 250 ms. The tries are without a bound because the others have none: by default it gives
+	// up after 32.
+	redsyncDefault = library{"redsync", openRedsync()}
+	redsyncShort   = library{"redsync-16ms", openRedsync(redsync.WithRetryDelayFunc(func(int) time.Duration { return shortDelay() }))}
+
+	// redislock as in its examples: tries again every 100 ms.
+	redislockDefault = library{"redislock", openRedislock(redislock.LinearBackoff(100 * time.Millisecond))}
+	redislockShort   = library{"redislock-16ms", openRedislock(randomDelay(shortDelay))}
+
+	// rueidislock as its README says for a single Redis ≥ 7.0.5, woken by client-side caching. It
+	// renews, as stampede/lock does without an explicit lease.
+	rueidislock1 = library{"rueidislock", openRueidislock(leaseTime)}
+)
+
+// contended are the candidates where many want one lock.
+var contended = []library{watched, rueidislock1, redsyncDefault, redsyncShort, redislockDefault, redislockShort}
+
+func openRedsync(options ...redsync.Option) func(string) (client, error) {
+	options = append([]redsync.Option{redsync.WithExpiry(leaseTime), redsync.WithTries(math.MaxInt)}, options...)
+	return func(url string) (client, error) {
+		rdb, err := openRedis(url)
+		if err != nil {
+			return client{}, err
+		}
+		rs := redsync.New(goredis.NewPool(rdb))
+		acquire := func(ctx context.Context, key string) (func() error, error) {
+			mutex := rs.NewMutex(key, options...)
+			if err := mutex.LockContext(ctx); err != nil {
+				return nil, err
+			}
+			return func() error {
+				if held, err := mutex.UnlockContext(context.Background()); err != nil {
+					return err
+				} else if !held {
+					return errors.New("redsync: not held any more")
+				}
+				return nil
+			}, nil
+		}
+		return client{acquire, rdb.Close}, nil
+	}
+}
+
+func openRedislock(strategy redislock.RetryStrategy) func(string) (client, error) {
+	options := &redislock.Options{RetryStrategy: strategy} // without state, so shared
+	return func(url string) (client, error) {
+		rdb, err := openRedis(url)
+		if err != nil {
+			return client{}, err
+		}
+		locker := redislock.New(rdb)
+		acquire := func(ctx context.Context, key string) (func() error, error) {
+			lock, err := locker.Obtain(ctx, key, leaseTime, options)
+			if err != nil {
+				return nil, err
+			}
+			return func() error { return lock.Release(context.Background()) }, nil
+		}
+		return client{acquire, rdb.Close}, nil
+	}
+}
+
+func openRueidislock(lease time.Duration) func(string) (client, error) {
+	return func(url string) (client, error) {
+		options, err := rueidis.ParseURL(url)
+		if err != nil {
+			return client{}, err
+		}
+		locker, err := rueidislock.NewLocker(rueidislock.LockerOption{
+			ClientOption:   options,
+			KeyMajority:    1,
+			NoLoopTracking: true,
+			KeyValidity:    lease,
+			ExtendInterval: lease / 3, // as the others that renew, and not half
+			// With one key there is no next one to try. Its default of 20 ms would make a slow answer
+			// of Redis a failure, after which it waits for a message that nobody sends.
+			TryNextAfter: time.Second,
+		})
+		if err != nil {
+			return client{}, err
+		}
+		acquire := func(ctx context.Context, key string) (func() error, error) {
+			held, cancel, err := locker.WithContext(ctx, key)
+			if err != nil {
+				return nil, err
+			}
+			return func() error {
+				err := held.Err() // tells a loss; afterwards it is cancelled in any case
+				cancel()
+				return err
+			}, nil
+		}
+		return client{acquire, func() error {
+			locker.Close()
+			return nil
+		}}, nil
+	}
+}
+
+// openRedis opens a client of go-redis with its default settings, which all that use it have.
+func openRedis(url string) (*redis.Client, error) {
+	options, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	return redis.NewClient(options), nil
+}

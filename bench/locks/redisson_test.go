@@ -1,0 +1,115 @@
+package locks
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/benchkit"
+	"stampede/internal/child"
+)
+
+// redissonFolder has the Java program that uses a real Redisson as it is told; see its Driver.java.
+const redissonFolder = "../../lock/testdata/redisson"
+
+// redissonClasses compiles the program once. It returns nothing where that is not possible.
+var redissonClasses = sync.OnceValue(func() string {
+	missing := func(what string) string {
+		fmt.Fprintf(os.Stderr, "NOT COMPARED WITH REDISSON: %s\n", what)
+		return ""
+	}
+	for _, program := range []string{"java", "mvn"} {
+		if _, err := exec.LookPath(program); err != nil {
+			return missing("there is no " + program + " here.")
+		}
+	}
+	maven := exec.Command("mvn", "--quiet", "--batch-mode", "compile")
+	maven.Dir = redissonFolder
+	if output, err := maven.CombinedOutput(); err != nil {
+		return missing(fmt.Sprintf("mvn compile: %v\n%s", err, output))
+	}
+	target := filepath.Join(redissonFolder, "target")
+	libraries, err := os.ReadFile(filepath.Join(target, "classpath"))
+	if err != nil {
+		return missing(err.Error())
+	}
+	return filepath.Join(target, "classes") + string(os.PathListSeparator) + strings.TrimSpace(string(libraries))
+})
+
+// redisson is the Java program, connected to a server. It measures by itself, with System.nanoTime around
+// the same two calls.
+type redisson struct {
+	in   io.Writer
+	out  *bufio.Scanner
+	warm bool
+}
+
+// withRedisson adds Redisson to the candidates, where Java and Maven are there.
+func (s *server) withRedisson(b *testing.B, candidates []benchkit.Timed, command func(key string, n int) string) []benchkit.Timed {
+	b.Helper()
+	classes := redissonClasses()
+	if classes == "" {
+		return candidates
+	}
+	if s.redisson == nil {
+		s.redisson = startRedisson(b, classes, s.url)
+	}
+	r := s.redisson
+	if b.N > 1 && !r.warm { // a smoke may be as slow as cold Java
+		r.run(b, "bench-uncontended "+newKey()+" 4s")
+		r.run(b, "bench-contended "+newKey()+" 32 300 1000")
+		r.warm = true
+	}
+	return append(candidates, benchkit.Timed{Name: "redisson", Times: func(n int) benchkit.Sample {
+		return r.run(b, command(newKey(), n))
+	}})
+}
+
+func startRedisson(b *testing.B, classes, url string) *redisson {
+	b.Helper()
+	cmd := exec.Command("java", "-cp", classes, "stampede.Driver", url, fmt.Sprint(leaseTime.Milliseconds()))
+	in, err := cmd.StdinPipe()
+	require.NoError(b, err)
+	// A pipe of our own: that of the command is closed when the process ends, whether it is read or not.
+	outRead, outWrite := io.Pipe()
+	cmd.Stdout, cmd.Stderr = outWrite, os.Stderr
+	process, err := child.Start(cmd, syscall.SIGKILL)
+	require.NoError(b, err)
+	go func() {
+		_ = outWrite.CloseWithError(process.Wait())
+	}()
+	stops = append(stops, func() {
+		_ = in.Close() // which ends the program
+		process.Stop(syscall.SIGTERM, 5*time.Second)
+	})
+	r := &redisson{in: in, out: bufio.NewScanner(outRead)}
+	require.True(b, r.out.Scan() && r.out.Text() == "ready", "Redisson says %q: %v", r.out.Text(), r.out.Err())
+	return r
+}
+
+// run runs one command of the Java program.
+func (r *redisson) run(b *testing.B, command string) benchkit.Sample {
+	b.Helper()
+	_, err := fmt.Fprintln(r.in, "bench", command)
+	require.NoError(b, err)
+	require.True(b, r.out.Scan(), "Redisson does not answer %q: %v", command, r.out.Err())
+	var answer struct {
+		N        int           `json:"n"`
+		MedianNS time.Duration `json:"median_ns"`
+		P99NS    time.Duration `json:"p99_ns"`
+	}
+	line := strings.TrimPrefix(r.out.Text(), "bench ")
+	require.NoError(b, json.Unmarshal([]byte(line), &answer), "Redisson answers %q: %q", command, line)
+	return benchkit.Sample{N: answer.N, P50: answer.MedianNS, P99: answer.P99NS}
+}
