@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -83,7 +84,7 @@ type holder struct {
 	database *pgx.Conn // with the row of fencedRow; nil without DATABASE_URL
 }
 
-// obey does what a line says, and returns what came of it in one line:
+// obey does what the first word of a line says, and returns what came of it in one line:
 //
 //	look     asks the lease whether it is still held
 //	write    looks, and if the lease is held writes to the database, which compares the token
@@ -99,7 +100,8 @@ func (h *holder) obey(ctx context.Context, line string) string {
 		}
 		return good
 	}
-	switch line {
+	verb, _, _ := strings.Cut(line, " ")
+	switch verb {
 	case "look":
 		return said(h.lease.Err(), "held")
 	case "write":

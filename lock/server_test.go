@@ -11,18 +11,35 @@ import (
 	"stampede/internal/localserver"
 	"stampede/internal/testkit"
 	"stampede/lock"
+	"stampede/lua"
 )
 
+// ownServer gives a bench on a Redis of its own, to be killed, frozen and restarted.
 func ownServer(t *testing.T) (*localserver.Redis, bench) {
 	t.Helper()
 	t.Parallel()
 	server := testkit.OwnRedis(t)
+	return server, benchOn(t, server)
+}
+
+// forgetfulServer is ownServer with a Redis that writes nothing to disk: a restart finds it empty.
+func forgetfulServer(t *testing.T) (*localserver.Redis, bench) {
+	t.Helper()
+	t.Parallel()
+	server, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{Settings: map[string]string{"appendonly": "no"}})
+	require.NoError(t, err)
+	t.Cleanup(server.Stop)
+	return server, benchOn(t, server)
+}
+
+func benchOn(t *testing.T, server *localserver.Redis) bench {
+	t.Helper()
 	options, err := redis.ParseURL(server.URL)
 	require.NoError(t, err)
 	options.DialerRetries = 1 // a server that was killed is not waited for
 	rdb := redis.NewClient(options)
 	t.Cleanup(func() { _ = rdb.Close() })
-	return server, bench{locker(t, rdb), t, rdb, func(name string) string { return "lock:" + name }}
+	return bench{locker(t, rdb), t, rdb, func(name string) string { return "lock:" + name }}
 }
 
 func TestLocksAreTakenAndReleasedAtMaxMemory(t *testing.T) {
@@ -48,39 +65,37 @@ func TestLocksAreTakenAndReleasedAtMaxMemory(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("bob")))
 }
 
-func TestScriptsThatRedisForgotAreSentAgain(t *testing.T) {
+// TestNobodyNoticesThatRedisForgotTheScripts has it forget them before each call there is.
+func TestNobodyNoticesThatRedisForgotTheScripts(t *testing.T) {
 	_, b := ownServer(t)
 	ctx := t.Context()
-	lease := b.take(ctx, time.Minute, b.key("ann"))
-	require.NoError(t, b.rdb.ScriptFlush(ctx).Err())
+	key := b.key("ann")
+	forget := func() {
+		t.Helper()
+		require.NoError(t, b.rdb.ScriptFlush(ctx).Err())
+		known, err := b.rdb.ScriptExists(ctx, lua.LockAcquire.Hash(), lua.LockRelease.Hash(), lua.LockRenew.Hash()).Result()
+		require.NoError(t, err)
+		require.NotContains(t, known, true)
+	}
+	keeper := locker(t, b.rdb, lock.WithLease(600*time.Millisecond))
+	waiter := locker(t, b.rdb, lock.WithPoll(never))
+
+	forget()
+	lease, err := keeper.Acquire(ctx, key)
+	require.NoError(t, err)
+	forget()
+	waiting := acquiring(t, waiter, key)
+	b.waitListening(key, 1)
+	forget()
+	b.waitRenewed(key, b.expiry(key))
+	require.NoError(t, lease.Err())
+	forget()
 	require.NoError(t, lease.Release(ctx))
-	require.NoError(t, b.rdb.ScriptFlush(ctx).Err())
-	lease = b.take(ctx, time.Minute, b.key("ann"))
-	require.NoError(t, lease.Release(ctx))
-}
-
-func TestRedisAwayIsNoLoss(t *testing.T) {
-	server, b := ownServer(t)
-	ctx := t.Context()
-	lease := b.take(ctx, time.Minute, b.key("ann"))
-	server.Kill()
-
-	_, _, err := b.TryEach(ctx, []string{b.key("bob")}, lock.For(time.Minute))
-	require.Error(t, err)
-	err = lease.Release(ctx)
-	require.Error(t, err)
-	require.NotErrorIs(t, err, lock.ErrLost, "nobody knows")
-
-	require.NoError(t, server.Restart(ctx))
-	require.NoError(t, lease.Release(ctx), "this Redis writes every command to disk")
-	assert.Zero(t, b.depth(b.key("ann")))
-}
-
-func TestARedisThatComesBackEmptyHasLostTheLocks(t *testing.T) {
-	_, b := ownServer(t)
-	ctx := t.Context()
-	lease := b.take(ctx, time.Minute, b.key("ann"))
-	require.NoError(t, b.rdb.FlushAll(ctx).Err())
-	assert.True(t, lease.Holds(b.key("ann")), "Holds asks the clock only")
-	require.ErrorIs(t, lease.Release(ctx), lock.ErrLost)
+	next := await(t, waiting, busy, "a waiter is woken")
+	forget()
+	require.NoError(t, next.Release(ctx))
+	forget()
+	forced, err := keeper.ForceRelease(ctx, key)
+	require.NoError(t, err)
+	assert.False(t, forced)
 }

@@ -1,0 +1,311 @@
+package lock_test
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/localserver"
+	"stampede/internal/testkit"
+	"stampede/lock"
+	"stampede/lua"
+)
+
+// overdue is how much later than due a holder may be told on a busy machine: little beside the leases here, so
+// that a test can see why it was told.
+const overdue = 1500 * time.Millisecond
+
+func TestLocksOutliveARedisThatComesBackWithItsData(t *testing.T) {
+	server, b := ownServer(t)
+	ctx := t.Context()
+	key := b.key("ann")
+	const length = 3 * time.Second
+	var failed atomic.Int64
+	keeper := locker(t, b.rdb, lock.WithLease(length), lock.WithObserver(lock.Observer{
+		Renewed: func(_ int, _ time.Duration, err error) {
+			if err != nil {
+				failed.Add(1)
+			}
+		},
+	}))
+	lease, err := keeper.Acquire(ctx, key)
+	require.NoError(t, err)
+	held := lease.Context(ctx)
+
+	server.Kill()
+	testkit.Eventually(t, startsWithin, "renewals that fail", func() bool { return failed.Load() >= 2 })
+	require.NoError(t, lease.Err(), "nobody knows that Redis has lost anything")
+	require.NoError(t, server.Restart(ctx))
+
+	restored := b.expiry(key)
+	b.waitRenewed(key, restored)
+	_, err = b.TryAcquire(ctx, key)
+	require.ErrorIs(t, err, lock.ErrBusy)
+	testkit.Eventually(t, length+busy, "the lease that was granted before the outage is over", func() bool {
+		return b.now().After(restored)
+	})
+	require.NoError(t, lease.Err())
+	require.NoError(t, held.Err())
+
+	waiting := acquiring(t, b.Locker, key)
+	b.waitListening(key, 1)
+	require.NoError(t, lease.Release(ctx))
+	next := await(t, waiting, busy, "a waiter after the outage")
+	assert.Greater(t, next.Token(key), lease.Token(key))
+	require.NoError(t, next.Release(ctx))
+}
+
+func TestRedisAwayIsNoLoss(t *testing.T) {
+	server, b := ownServer(t)
+	ctx := t.Context()
+	lease := b.take(ctx, time.Minute, b.key("ann"))
+	server.Kill()
+
+	_, _, err := b.TryEach(ctx, []string{b.key("bob")}, lock.For(time.Minute))
+	require.Error(t, err)
+	err = lease.Release(ctx)
+	require.Error(t, err)
+	require.NotErrorIs(t, err, lock.ErrLost, "nobody knows")
+
+	require.NoError(t, server.Restart(ctx))
+	require.NoError(t, lease.Release(ctx), "this Redis writes every command to disk")
+	assert.Zero(t, b.depth(b.key("ann")))
+}
+
+// TestAnOutageLongerThanTheLeaseIsALoss tells the holder when its lease is over, and not before: until
+// then Redis may come back with the lock.
+func TestAnOutageLongerThanTheLeaseIsALoss(t *testing.T) {
+	server, b := ownServer(t)
+	const length = 600 * time.Millisecond
+	lease, err := locker(t, b.rdb, lock.WithLease(length)).Acquire(t.Context(), b.key("ann"))
+	require.NoError(t, err)
+	held := lease.Context(t.Context())
+	server.Kill()
+	killed := time.Now()
+	told := awaitLoss(t, held, length+busy)
+	assert.Greater(t, told.Sub(killed), length/2, "most of the lease was left")
+	require.ErrorIs(t, lease.Err(), lock.ErrLost)
+
+	require.NoError(t, server.Restart(t.Context()))
+	next, err := b.Acquire(t.Context(), b.key("ann"))
+	require.NoError(t, err)
+	assert.Greater(t, next.Token(b.key("ann")), lease.Token(b.key("ann")))
+	require.ErrorIs(t, lease.Release(t.Context()), lock.ErrLost)
+	require.Equal(t, 1, b.depth(b.key("ann")))
+}
+
+// TestTheWatchdogFindsThatRedisCameBackEmpty shows what a Redis without a disk excludes and what not: for up
+// to a third of the lease, the old holder does not know that another one may have the lock. The fencing token
+// does: it is larger than those that Redis has forgotten.
+func TestTheWatchdogFindsThatRedisCameBackEmpty(t *testing.T) {
+	server, b := forgetfulServer(t)
+	ctx := t.Context()
+	key := b.key("ann")
+	const length = 4 * time.Second
+	lease, err := locker(t, b.rdb, lock.WithLease(length)).Acquire(ctx, key)
+	require.NoError(t, err)
+	acquired := time.Now()
+	held := lease.Context(ctx)
+
+	server.Kill()
+	require.NoError(t, server.Restart(ctx))
+	back := time.Now()
+	require.Zero(t, b.rdb.DBSize(ctx).Val(), "this Redis has nothing to come back with")
+	successor, err := b.TryAcquire(ctx, key, lock.For(time.Minute))
+	require.NoError(t, err)
+	assert.Greater(t, successor.Token(key), lease.Token(key))
+
+	told := awaitLoss(t, held, length+busy)
+	assert.Less(t, told.Sub(acquired), length*9/10, "by a renewal, and not by the end of the lease")
+	assert.Less(t, told.Sub(back), length/3+overdue, "by the first one that could")
+	var lost *lock.LostError
+	require.ErrorAs(t, lease.Err(), &lost)
+	assert.Equal(t, []string{key}, lost.Keys)
+	require.ErrorIs(t, lease.Release(ctx), lock.ErrLost)
+	require.Equal(t, 1, b.depth(key), "the victim's release leaves the successor's lock alone")
+	require.NoError(t, successor.Release(ctx))
+}
+
+// TestAReleaseFindsThatRedisCameBackEmpty has no watchdog: the lease is explicit.
+func TestAReleaseFindsThatRedisCameBackEmpty(t *testing.T) {
+	server, b := forgetfulServer(t)
+	lease := b.take(t.Context(), time.Minute, b.key("ann"))
+	server.Kill()
+	require.NoError(t, server.Restart(t.Context()))
+	assert.True(t, lease.Holds(b.key("ann")), "Holds asks the clock only")
+	require.ErrorIs(t, lease.Release(t.Context()), lock.ErrLost)
+}
+
+func TestAHungRedisDoesNotKeepTheHolderFromLearningOfTheEndOfItsLease(t *testing.T) {
+	server, b := ownServer(t)
+	ctx := t.Context()
+	key := b.key("ann")
+	const length = time.Second
+	keeper := locker(t, b.rdb, lock.WithLease(length))
+	lease, err := keeper.Acquire(ctx, key)
+	require.NoError(t, err)
+	held := lease.Context(ctx)
+	b.waitRenewed(key, b.expiry(key))
+
+	server.Freeze()
+	frozen := time.Now()
+	told := awaitLoss(t, held, startsWithin) // Redis answers nobody until it is thawed below
+	assert.Greater(t, told.Sub(frozen), length/2, "until then the lock was held")
+	assert.Less(t, told.Sub(frozen), length+overdue, "it waits for no time-out of the client, of 3 s")
+	require.ErrorIs(t, lease.Err(), lock.ErrLost)
+
+	server.Thaw()
+	next, err := b.Acquire(ctx, key)
+	require.NoError(t, err)
+	assert.Greater(t, next.Token(key), lease.Token(key))
+	require.ErrorIs(t, lease.Release(ctx), lock.ErrLost)
+	require.Equal(t, 1, b.depth(key), "neither late renewals nor the release touch the successor's lock")
+	require.NoError(t, next.Release(ctx))
+}
+
+func TestARedisThatHangsForLessThanTheLeaseIsNoLoss(t *testing.T) {
+	server, b := ownServer(t)
+	key := b.key("ann")
+	const length = 3 * time.Second
+	var sent, answered atomic.Int64
+	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		sent.Add(1)
+		defer answered.Add(1)
+		return next(ctx, cmd)
+	}))
+	keeper := locker(t, b.rdb, lock.WithLease(length))
+	lease, err := keeper.Acquire(t.Context(), key)
+	require.NoError(t, err)
+	before := b.expiry(key)
+
+	server.Freeze()
+	require.Equal(t, sent.Load(), answered.Load())
+	testkit.Eventually(t, length+busy, "a renewal is sent", func() bool { return sent.Load() > answered.Load() })
+	server.Thaw()
+	b.waitRenewed(key, before)
+	testkit.Eventually(t, length+busy, "the first lease is over", func() bool { return b.now().After(before) })
+	require.NoError(t, lease.Err())
+	require.NoError(t, lease.Release(t.Context()))
+}
+
+// TestAWaiterIsWokenAlthoughItsSubscriptionBroke has nothing but the message, or the look on subscribing
+// anew, to wake the waiter: the lease and the poll are longer than the test.
+func TestAWaiterIsWokenAlthoughItsSubscriptionBroke(t *testing.T) {
+	const broken, toldNobody = "before the release", "and the release fell into the gap"
+	for _, when := range []string{broken, toldNobody} {
+		t.Run(when, func(t *testing.T) {
+			_, b := ownServer(t)
+			ctx := t.Context()
+			key := b.key("ann")
+			lease := b.take(ctx, lock.MaxLease, key)
+			waiting := acquiring(t, locker(t, b.rdb, lock.WithPoll(never)), key)
+			b.waitListening(key, 1)
+
+			if when == broken {
+				killed, err := b.rdb.ClientKillByFilter(ctx, "TYPE", "pubsub").Result()
+				require.NoError(t, err)
+				require.EqualValues(t, 1, killed)
+				b.waitListening(key, 1)
+				require.Empty(t, waiting)
+				require.NoError(t, lease.Release(ctx))
+			} else {
+				// What a release does, in one step with the end of the connection that would hear of it.
+				var killed, told *redis.IntCmd
+				_, err := b.rdb.TxPipelined(ctx, func(tx redis.Pipeliner) error {
+					killed = tx.ClientKillByFilter(ctx, "TYPE", "pubsub")
+					tx.Del(ctx, key)
+					told = tx.Publish(ctx, "redisson_lock__channel:{"+key+"}", "0")
+					return nil
+				})
+				require.NoError(t, err)
+				require.EqualValues(t, 1, killed.Val())
+				require.Zero(t, told.Val(), "somebody heard of it: this test shows nothing")
+			}
+			next := await(t, waiting, busy, "a waiter is woken")
+			require.NoError(t, next.Release(ctx))
+		})
+	}
+}
+
+// TestPromotionOfAReplica shows what a failover keeps and what not. Replication is asynchronous: a lock that the
+// replica has is held on; one that it has not is lost, and its holder is told by the next renewal, but
+// between the promotion and that somebody else may get it. Then two believe to hold it, and only the
+// fencing token tells them apart: the later one is larger because the servers' clocks agree, although the
+// replica does not know the last one that was given.
+func TestPromotionOfAReplica(t *testing.T) {
+	primary, p := forgetfulServer(t)
+	replica, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{Settings: map[string]string{"appendonly": "no"}})
+	require.NoError(t, err)
+	t.Cleanup(replica.Stop)
+	r := benchOn(t, replica)
+	ctx := t.Context()
+	require.NoError(t, p.rdb.ConfigSet(ctx, "repl-diskless-sync-delay", "0").Err())
+	host, port, err := net.SplitHostPort(p.rdb.Options().Addr)
+	require.NoError(t, err)
+	require.NoError(t, r.rdb.ReplicaOf(ctx, host, port).Err())
+
+	// A client that asks where the primary is each time that it connects.
+	var addr atomic.Value
+	addr.Store(p.rdb.Options().Addr)
+	moving := redis.NewClient(&redis.Options{
+		DialerRetries: 1,
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, network, addr.Load().(string))
+		},
+	})
+	t.Cleanup(func() { _ = moving.Close() })
+	const length = 4 * time.Second
+	l := locker(t, moving, lock.WithLease(length))
+
+	// ann's lock gets to the replica, bob's does not, because the replica has lost its primary.
+	ann, bob := p.key("ann"), p.key("bob")
+	annLease, err := l.Acquire(ctx, ann)
+	require.NoError(t, err)
+	waiting := acquiring(t, locker(t, moving, lock.WithPoll(never)), ann)
+	p.waitListening(ann, 1)
+	testkit.Eventually(t, startsWithin, "the lock is replicated", func() bool { return r.depth(ann) == 1 })
+	require.NoError(t, r.rdb.ReplicaOf(ctx, "127.0.0.1", "1").Err())
+	bobLease, err := l.Acquire(ctx, bob)
+	require.NoError(t, err)
+	bobHeld := bobLease.Context(ctx)
+	require.Zero(t, r.depth(bob))
+
+	primary.Kill()
+	require.NoError(t, r.rdb.ReplicaOf(ctx, "NO", "ONE").Err())
+	known, err := r.rdb.ScriptExists(ctx, lua.LockAcquire.Hash(), lua.LockRenew.Hash()).Result()
+	require.NoError(t, err)
+	require.Equal(t, []bool{false, false}, known, "a replica does not know the scripts")
+	addr.Store(r.rdb.Options().Addr)
+	promoted := time.Now()
+
+	// Not excluded: a second holder, until the first one is told.
+	second, err := r.TryAcquire(ctx, bob, lock.For(time.Minute))
+	require.NoError(t, err)
+	require.NoError(t, bobLease.Err(), "it does not know yet")
+	assert.Greater(t, second.Token(bob), bobLease.Token(bob), "what the lock protects can tell them apart")
+
+	told := awaitLoss(t, bobHeld, length+busy)
+	assert.Less(t, told.Sub(promoted), length/3+overdue, "by the first renewal, and not by the end of the lease")
+	require.ErrorIs(t, bobLease.Release(ctx), lock.ErrLost)
+	require.Equal(t, 1, r.depth(bob), "the victim's release leaves the successor's lock alone")
+	require.NoError(t, second.Release(ctx))
+
+	// ann's is kept, and so is whoever waits for it.
+	_, err = r.TryAcquire(ctx, ann)
+	require.ErrorIs(t, err, lock.ErrBusy)
+	r.waitRenewed(ann, r.expiry(ann))
+	require.NoError(t, annLease.Err())
+	require.Empty(t, waiting)
+	r.waitListening(ann, 1)
+	require.NoError(t, annLease.Release(ctx))
+	next := await(t, waiting, busy, "a waiter is woken by the new primary")
+	assert.Greater(t, next.Token(ann), annLease.Token(ann))
+	assert.Greater(t, next.Token(ann), second.Token(bob), "tokens go on where the new primary is")
+	require.NoError(t, next.Release(ctx))
+}

@@ -1,0 +1,374 @@
+package lock_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lock"
+)
+
+const (
+	// historyMax is how many operations a history may have. Beyond it, the search for an order of a wrong
+	// one may take longer than anybody waits.
+	historyMax = 200
+	// searchMax is how long that search may take. No answer by then is a failure.
+	searchMax = 20 * time.Second
+)
+
+// A client takes the lock, reads the register and writes it, each under the token of its lock.
+const (
+	acquire = "acquire"
+	read    = "read"
+	write   = "write"
+)
+
+type request struct {
+	kind  string
+	token int64
+	value int // to be written
+}
+
+type reply struct {
+	refused bool
+	value   int // that was read
+	// held is that the client still had the lock when the answer had come.
+	held bool
+}
+
+// register is the state of the model: a number, the largest token under which it was read or written, and
+// the largest one that was given.
+type register struct {
+	given, fence int64
+	value        int
+}
+
+// fencedRegister is what the lock and the row have to look like together: tokens grow in the order in which they are
+// given; a read or a write is refused if and only if its token is smaller than one that came before; and nobody is
+// refused who holds the lock. Reads present the token too: a holder that only read could otherwise be overwritten
+// by the one before it, which nobody has refused yet.
+var fencedRegister = porcupine.Model{
+	Init: func() any { return register{} },
+	Step: func(state, input, output any) (bool, any) {
+		s, in, out := state.(register), input.(request), output.(reply)
+		if in.kind == acquire {
+			legal := in.token > s.given
+			s.given = in.token
+			return legal, s
+		}
+		if out.refused {
+			return in.token < s.fence && !out.held, s
+		}
+		legal := in.token >= s.fence && (in.kind == write || out.value == s.value)
+		s.fence = in.token
+		if in.kind == write {
+			s.value = in.value
+		}
+		return legal, s
+	},
+	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v -> %+v", input, output) },
+}
+
+// check tells whether there is an order of the operations that the model allows.
+func check(t *testing.T, history []porcupine.Operation) bool {
+	t.Helper()
+	require.NotEmpty(t, history)
+	require.LessOrEqual(t, len(history), historyMax)
+	result := porcupine.CheckOperationsTimeout(fencedRegister, history, searchMax)
+	require.NotEqual(t, porcupine.Unknown, result, "no order was found, and none excluded")
+	return result == porcupine.Ok
+}
+
+// registry is a register in Postgres with the history of those who used it.
+type registry struct {
+	rows  *pgxpool.Pool
+	table string
+	// unfenced registers do not compare the tokens.
+	unfenced bool
+	start    time.Time
+
+	mu       sync.Mutex
+	history  []porcupine.Operation
+	accepted int // writes
+	refused  int
+	// overtaken is closed when the next one has read after the last one that did.
+	overtaken chan struct{}
+}
+
+// newRegistry makes one in a database that several may share.
+func newRegistry(t *testing.T, rows *pgxpool.Pool) *registry {
+	t.Helper()
+	r := &registry{rows: rows, table: "register_" + strings.ToLower(rand.Text()), start: time.Now(), overtaken: make(chan struct{})}
+	_, err := r.rows.Exec(t.Context(), fmt.Sprintf(
+		`CREATE TABLE %[1]s (fence bigint NOT NULL, value int NOT NULL); INSERT INTO %[1]s VALUES (0, 0)`, r.table))
+	require.NoError(t, err)
+	return r
+}
+
+// update sets the columns of the register, beside the fence, unless the token is too small.
+func (r *registry) update(columns string) string {
+	statement := "UPDATE " + r.table + " SET fence = $1" + columns
+	if r.unfenced {
+		return statement
+	}
+	return statement + " WHERE fence <= $1"
+}
+
+// session is a client that was given the lock.
+type session struct {
+	*registry
+	client int
+	lease  *lock.Lease
+	token  int64
+}
+
+func (r *registry) acquire(ctx context.Context, client int, l *lock.Locker, key string, opts ...lock.AcquireOption) (session, error) {
+	call := time.Since(r.start)
+	lease, err := l.Acquire(ctx, key, opts...)
+	if err != nil {
+		return session{}, err
+	}
+	s := session{registry: r, client: client, lease: lease, token: lease.Token(key)}
+	s.note(call, request{kind: acquire, token: s.token}, reply{})
+	return s, nil
+}
+
+// read also returns a channel that is closed when somebody else has read.
+func (s session) read(ctx context.Context) (value int, overtaken <-chan struct{}, refused bool, err error) {
+	call := time.Since(s.start)
+	err = s.rows.QueryRow(ctx, s.update("")+" RETURNING value", s.token).Scan(&value)
+	if refused = errors.Is(err, pgx.ErrNoRows); refused {
+		err = nil
+	}
+	if err != nil {
+		return 0, nil, false, err
+	}
+	s.note(call, request{kind: read, token: s.token}, reply{refused: refused, value: value, held: s.lease.Err() == nil})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !refused {
+		close(s.overtaken)
+		s.overtaken = make(chan struct{})
+	}
+	return value, s.overtaken, refused, nil
+}
+
+func (s session) write(ctx context.Context, value int) error {
+	call := time.Since(s.start)
+	tag, err := s.rows.Exec(ctx, s.update(", value = $2"), s.token, value)
+	if err != nil {
+		return err
+	}
+	refused := tag.RowsAffected() == 0
+	s.note(call, request{kind: write, token: s.token, value: value}, reply{refused: refused, held: s.lease.Err() == nil})
+	return nil
+}
+
+func (s session) note(call time.Duration, in request, out reply) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case out.refused:
+		s.refused++
+	case in.kind == write:
+		s.accepted++
+	}
+	s.history = append(s.history, porcupine.Operation{
+		ClientId: s.client, Input: in, Call: call.Nanoseconds(), Output: out, Return: time.Since(s.start).Nanoseconds(),
+	})
+}
+
+func (r *registry) value(t *testing.T) (value int) {
+	t.Helper()
+	require.NoError(t, r.rows.QueryRow(t.Context(), "SELECT value FROM "+r.table).Scan(&value))
+	return value
+}
+
+// crowd has clients of several Lockers count the register up. Their leases are short, and one session of so many
+// stalls after the read until its lease is over, or until somebody else has read.
+func crowd(b bench, rows *pgxpool.Pool, seed uint64, clients, sessions, stalls int) *registry {
+	t := b.t
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a lock that stays taken would keep them for ever
+	defer cancel()
+	r := newRegistry(t, rows)
+	key := b.key("register")
+	lockers := []*lock.Locker{
+		b.Locker,
+		locker(t, b.rdb, lock.WithLease(150*time.Millisecond)),
+		locker(t, b.rdb, lock.WithLease(time.Second), lock.WithPoll(10*time.Millisecond)),
+	}
+	var all sync.WaitGroup
+	for client := range clients {
+		random := mathrand.New(mathrand.NewPCG(seed, uint64(client)))
+		all.Go(func() {
+			for range sessions {
+				if err := r.count(ctx, random, stalls, client, lockers[client%len(lockers)], key); !assert.NoError(t, err) {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	return r
+}
+
+// count is one session.
+func (r *registry) count(ctx context.Context, random *mathrand.Rand, stalls, client int, l *lock.Locker, key string) error {
+	length := time.Duration(10+random.IntN(40)) * time.Millisecond
+	opts := []lock.AcquireOption{lock.For(length)}
+	stall := random.IntN(2 * stalls) // 0 and 1 do
+	if random.IntN(2) == 0 && stall > 1 {
+		opts = nil // the watchdog keeps it
+	}
+	s, err := r.acquire(ctx, client, l, key, opts...)
+	if errors.Is(err, lock.ErrLost) {
+		return nil // the lease was over before the answer came
+	}
+	if err != nil {
+		return err
+	}
+	value, overtaken, refused, err := s.read(ctx)
+	if err != nil {
+		return err
+	}
+	switch stall {
+	case 0:
+		<-s.lease.Context(ctx).Done()
+	case 1:
+		select {
+		case <-overtaken:
+		case <-time.After(4 * length): // there is nobody else
+		}
+	}
+	if !refused {
+		if err := s.write(ctx, value+1); err != nil {
+			return err
+		}
+	}
+	if err := s.lease.Release(ctx); !errors.Is(err, lock.ErrLost) {
+		return err
+	}
+	return nil
+}
+
+func TestHistoriesOfAFencedRegisterAreLinearizable(t *testing.T) {
+	const clients, sessions, opsOfSession = 6, 11, 3
+	require.LessOrEqual(t, clients*sessions*opsOfSession, historyMax)
+	t.Parallel()
+	rows := testkit.Pool(t)
+	for range 3 {
+		seed := mathrand.Uint64()
+		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			r := crowd(setup(t), rows, seed, clients, sessions, 2)
+			assert.True(t, check(t, r.history), "no order explains this history:\n%s", describe(r.history))
+			assert.Positive(t, r.refused, "nobody was late: this test shows nothing")
+			assert.Positive(t, r.accepted)
+			assert.Equal(t, r.accepted, r.value(t), "every increment that was accepted counts once")
+		})
+	}
+}
+
+func TestEveryIncrementThatTheFenceAcceptsCounts(t *testing.T) {
+	b, seed := setup(t), mathrand.Uint64()
+	t.Logf("seed=%d", seed)
+	r := crowd(b, testkit.Pool(t), seed, 12, 40, 20)
+	t.Logf("%d increments accepted, %d requests refused", r.accepted, r.refused)
+	assert.Equal(t, r.accepted, r.value(t))
+	assert.Positive(t, r.refused, "nobody was late: this test shows nothing")
+}
+
+// overtake has a client stall between its read and its write until another one has done both.
+func overtake(t *testing.T, rows *pgxpool.Pool, unfenced bool) *registry {
+	t.Helper()
+	b := setup(t)
+	ctx := t.Context()
+	r := newRegistry(t, rows)
+	r.unfenced = unfenced
+	late, err := r.acquire(ctx, 0, b.Locker, b.key("register"), lock.For(200*time.Millisecond))
+	require.NoError(t, err)
+	value, _, refused, err := late.read(ctx)
+	require.NoError(t, err)
+	require.False(t, refused)
+	inTime, err := r.acquire(ctx, 1, b.Locker, b.key("register"), lock.For(time.Minute))
+	require.NoError(t, err)
+	same, _, refused, err := inTime.read(ctx)
+	require.NoError(t, err)
+	require.False(t, refused)
+	require.Equal(t, value, same)
+	require.NoError(t, inTime.write(ctx, same+1))
+	require.NoError(t, late.write(ctx, value+1))
+	require.NoError(t, inTime.lease.Release(ctx))
+	return r
+}
+
+func TestTheCheckFindsARegisterThatDoesNotCompareTokens(t *testing.T) {
+	t.Parallel()
+	rows := testkit.Pool(t)
+	for name, unfenced := range map[string]bool{"compares": false, "does not": true} {
+		t.Run(name, func(t *testing.T) {
+			r := overtake(t, rows, unfenced)
+			assert.Equal(t, !unfenced, check(t, r.history))
+			assert.Equal(t, unfenced, r.accepted != r.value(t), "an increment is lost")
+		})
+	}
+}
+
+// TestTheCheckFindsEachThingThatMustNotBe changes one thing in a history that is right.
+func TestTheCheckFindsEachThingThatMustNotBe(t *testing.T) {
+	right := []porcupine.Operation{
+		{Input: request{kind: acquire, token: 1}, Output: reply{}},
+		{Input: request{kind: read, token: 1}, Output: reply{value: 0, held: true}},
+		{Input: request{kind: acquire, token: 2}, Output: reply{}},
+		{Input: request{kind: read, token: 2}, Output: reply{value: 0, held: true}},
+		{Input: request{kind: write, token: 1, value: 1}, Output: reply{refused: true}},
+		{Input: request{kind: write, token: 2, value: 1}, Output: reply{held: true}},
+		{Input: request{kind: acquire, token: 3}, Output: reply{}},
+		{Input: request{kind: read, token: 3}, Output: reply{value: 1, held: true}},
+	}
+	for i := range right {
+		right[i].Call, right[i].Return = int64(10*i), int64(10*i+5)
+	}
+	require.True(t, check(t, right))
+	for what, change := range map[string]struct {
+		at  int
+		in  request
+		out reply
+	}{
+		"a token that was given before":  {2, request{kind: acquire, token: 1}, reply{}},
+		"a token that is smaller":        {6, request{kind: acquire, token: 1}, reply{}},
+		"a stale write that is accepted": {4, request{kind: write, token: 1, value: 1}, reply{}},
+		"a holder who is refused":        {5, request{kind: write, token: 2, value: 1}, reply{refused: true, held: true}},
+		"a write that is refused":        {5, request{kind: write, token: 2, value: 1}, reply{refused: true}},
+		"a write that is not seen":       {7, request{kind: read, token: 3}, reply{value: 0, held: true}},
+		"the latest who is refused":      {7, request{kind: read, token: 3}, reply{refused: true}},
+		"a late client who held it":      {4, request{kind: write, token: 1, value: 1}, reply{refused: true, held: true}},
+	} {
+		wrong := slices.Clone(right)
+		wrong[change.at].Input, wrong[change.at].Output = change.in, change.out
+		assert.False(t, check(t, wrong), what)
+	}
+}
+
+func describe(history []porcupine.Operation) string {
+	var lines []byte
+	for _, op := range history {
+		lines = fmt.Appendf(lines, "%d: %s at %v to %v\n", op.ClientId, fencedRegister.DescribeOperation(op.Input, op.Output),
+			time.Duration(op.Call), time.Duration(op.Return))
+	}
+	return string(lines)
+}

@@ -1,0 +1,299 @@
+package lock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lock"
+	"stampede/lua"
+)
+
+// slowNet carries what clients say to Redis, and can keep script calls back as a network does that is slow:
+// the client gives up, and Redis gets the call later, in any order, when nobody waits for it any more.
+type slowNet struct {
+	addr string
+
+	mu      sync.Mutex
+	keeping int // how many of the next script calls are kept back
+	kept    [][]byte
+}
+
+// slowNetTo returns the client that speaks through it. It gives up soon, and tries once more.
+func slowNetTo(t *testing.T, rdb *redis.Client) (*slowNet, *redis.Client) {
+	t.Helper()
+	n := &slowNet{addr: rdb.Options().Addr}
+	slow := redis.NewClient(&redis.Options{
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, n.addr)
+			return slowConn{conn, n}, err
+		},
+		ReadTimeout: 30 * time.Millisecond, MaxRetries: 1, MinRetryBackoff: -1,
+	})
+	t.Cleanup(func() { _ = slow.Close() })
+	// What is kept back must be the call, and not the question whether Redis knows the script.
+	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease, lua.LockRenew} {
+		require.NoError(t, script.Load(t.Context(), rdb).Err())
+	}
+	return n, slow
+}
+
+type slowConn struct {
+	net.Conn
+	net *slowNet
+}
+
+// Write implements io.Writer. A call is short enough for one of them.
+func (c slowConn) Write(p []byte) (int, error) {
+	if c.net.keep(p) {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+func (n *slowNet) keep(request []byte) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.keeping == 0 || !bytes.Contains(request, []byte("evalsha")) {
+		return false
+	}
+	n.keeping--
+	n.kept = append(n.kept, bytes.Clone(request))
+	return true
+}
+
+// keepNext keeps the next script calls back.
+func (n *slowNet) keepNext(calls int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.keeping, n.kept = calls, nil
+}
+
+// calls returns what was kept back, and fails the test unless that is what was to be.
+func (n *slowNet) calls(t *testing.T, want int) [][]byte {
+	t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	require.Zero(t, n.keeping, "nothing was kept back: this test shows nothing")
+	require.Len(t, n.kept, want)
+	return n.kept
+}
+
+// deliver brings a call to Redis and waits until that has answered.
+func (n *slowNet) deliver(t *testing.T, call []byte) {
+	t.Helper()
+	conn, err := net.Dial("tcp", n.addr)
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, conn.Close()) }()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(startsWithin)))
+	_, err = conn.Write(call)
+	require.NoError(t, err)
+	answer := make([]byte, 1<<10)
+	read, err := conn.Read(answer)
+	require.NoError(t, err)
+	require.NotContains(t, string(answer[:read]), "NOSCRIPT")
+}
+
+// orders returns all orders in which some of one and some of another may come.
+func orders(some, other int) [][]bool {
+	var all [][]bool
+	switch {
+	case some == 0 || other == 0:
+		return [][]bool{slices.Concat(slices.Repeat([]bool{false}, some), slices.Repeat([]bool{true}, other))}
+	default:
+		for _, rest := range orders(some-1, other) {
+			all = append(all, append([]bool{false}, rest...))
+		}
+		for _, rest := range orders(some, other-1) {
+			all = append(all, append([]bool{true}, rest...))
+		}
+	}
+	return all
+}
+
+// TestAnAcquireThatWasGivenUpLeavesNoLockInWhateverOrderItsCallsArrive keeps back all tries of an acquire, and all
+// those to give back what it may have taken.
+func TestAnAcquireThatWasGivenUpLeavesNoLockInWhateverOrderItsCallsArrive(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	prefix := b.key("locker")
+	n, slow := slowNetTo(t, b.rdb)
+	l := locker(t, slow, lock.WithPrefix(prefix))
+	held := b.take(ctx, time.Minute, b.key("cid"))
+	for name, acquire := range map[string]func() error{
+		"Acquire": func() error {
+			_, err := l.Acquire(ctx, b.key("ann"))
+			return err
+		},
+		"AcquireAll": func() error {
+			_, err := l.AcquireAll(ctx, []string{b.key("ann"), b.key("bob")}, lock.For(time.Hour))
+			return err
+		},
+		"TryEach": func() error {
+			_, _, err := l.TryEach(ctx, []string{b.key("ann"), b.key("bob"), b.key("cid")}, lock.For(time.Hour))
+			return err
+		},
+	} {
+		n.keepNext(4)
+		require.Error(t, acquire())
+		calls := n.calls(t, 4)
+		acquires, releases := calls[:2], calls[2:]
+		require.Equal(t, acquires[0], acquires[1])
+		require.Equal(t, releases[0], releases[1])
+		for _, order := range orders(2, 2) {
+			taken := false
+			for _, release := range order {
+				if release {
+					n.deliver(t, releases[0])
+				} else {
+					n.deliver(t, acquires[0])
+				}
+				taken = taken || b.depth(b.key("ann")) > 0
+			}
+			assert.Equal(t, !order[0], taken, "%s: a call that comes before the release takes the lock", name)
+			for _, key := range []string{"ann", "bob"} {
+				assert.Zero(t, b.depth(b.key(key)), "%s leaves a lock when the releases come at %v", name, order)
+			}
+			left, err := b.rdb.Keys(ctx, prefix+":receipt:*").Result()
+			require.NoError(t, err)
+			require.Len(t, left, 1)
+			require.NoError(t, b.rdb.Del(ctx, left...).Err()) // as it was before
+		}
+	}
+	require.Equal(t, 1, b.depth(b.key("cid")))
+	require.NoError(t, held.Release(ctx))
+}
+
+// TestACallThatArrivesAfterItsRepeatChangesNothing keeps back the first try of a call, whose second one is
+// answered, and lets it arrive after each of the steps that may follow.
+func TestACallThatArrivesAfterItsRepeatChangesNothing(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	key, other := b.key("ann"), b.key("bob")
+	n, slow := slowNetTo(t, b.rdb)
+	l := locker(t, slow)
+	late := func(want int, holder *lock.Lease) {
+		t.Helper()
+		n.deliver(t, n.calls(t, 1)[0])
+		require.Equal(t, want, b.depth(key))
+		if holder != nil {
+			require.NoError(t, holder.Err())
+		}
+	}
+
+	n.keepNext(1)
+	lease := b.take(ctx, time.Minute, other) // the bench's own Locker is not slow
+	mine, _, err := l.TryEach(ctx, []string{key, other}, lock.For(time.Minute))
+	require.NoError(t, err)
+	require.Equal(t, []string{key}, mine.Keys())
+	late(1, mine)
+	require.NoError(t, mine.Release(ctx))
+	require.NoError(t, lease.Release(ctx))
+	late(0, nil)
+	require.Zero(t, b.depth(other), "it was busy when the call was answered")
+	mine, err = l.Acquire(ctx, key, lock.For(time.Minute)) // which uses the receipt again
+	require.NoError(t, err)
+	late(1, mine)
+	require.NoError(t, mine.Release(ctx))
+	late(0, nil)
+
+	n.keepNext(1)
+	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
+	require.NoError(t, err)
+	require.NoError(t, mine.Release(ctx))
+	late(0, nil)
+	lease = b.take(ctx, time.Minute, key)
+	late(1, lease)
+	_, err = l.TryAcquire(ctx, key)
+	require.ErrorIs(t, err, lock.ErrBusy)
+	require.NoError(t, lease.Release(ctx))
+	late(0, nil)
+
+	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
+	require.NoError(t, err)
+	n.keepNext(1)
+	require.NoError(t, mine.Release(ctx))
+	require.Zero(t, b.depth(key))
+	late(0, nil)
+	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
+	require.NoError(t, err)
+	late(1, mine)
+	require.NoError(t, mine.Release(ctx))
+}
+
+// TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp is the same with a real Redis, which finds in its sockets what
+// was sent while it hung.
+func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
+	server, b := ownServer(t)
+	ctx := t.Context()
+	const rounds, callers = 12, 4
+	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease} {
+		require.NoError(t, script.Load(ctx, b.rdb).Err())
+	}
+	mine := b.rdb.Conn() // the only connection of the bench in what follows
+	t.Cleanup(func() { _ = mine.Close() })
+	clients := func() int {
+		list, err := mine.ClientList(ctx).Result()
+		require.NoError(t, err)
+		return strings.Count(list, "\n")
+	}
+	require.NoError(t, mine.Ping(ctx).Err())
+	alone := clients()
+
+	for round := range rounds {
+		// Each call has a connection that is open: a new one would wait for Redis to say hello.
+		const calls = 2 // of each caller: one to acquire, one to give back
+		slow := redis.NewClient(&redis.Options{
+			Addr: b.rdb.Options().Addr, PoolSize: callers * calls, ReadTimeout: 50 * time.Millisecond,
+			MaxRetries: -1, DialTimeout: 50 * time.Millisecond, DialerRetries: 1,
+		})
+		conns := make([]*redis.Conn, callers*calls)
+		for i := range conns {
+			conns[i] = slow.Conn()
+			require.NoError(t, conns[i].Ping(ctx).Err())
+		}
+		for _, conn := range conns {
+			require.NoError(t, conn.Close()) // which gives it back to the pool
+		}
+		l := lock.New(slow)
+		names := b.names(callers)
+
+		server.Freeze()
+		var all sync.WaitGroup
+		for i := range callers {
+			all.Go(func() {
+				var err error
+				if (i+round)%2 == 0 {
+					_, err = l.Acquire(ctx, names[i])
+				} else {
+					_, _, err = l.TryEach(ctx, []string{names[i], b.key("more")}, lock.For(time.Hour))
+				}
+				var timeout net.Error
+				assert.True(t, errors.As(err, &timeout) && timeout.Timeout(), "%v", err)
+			})
+		}
+		all.Wait()
+		require.NoError(t, slow.Close())
+		server.Thaw()
+		testkit.Eventually(t, startsWithin, "Redis has read what was sent to it", func() bool { return clients() == alone })
+		stats, err := mine.Info(ctx, "commandstats").Result()
+		require.NoError(t, err)
+		require.Contains(t, stats, "cmdstat_evalsha:calls="+strconv.Itoa((round+1)*callers*calls)+",", "all calls arrived")
+		left, err := mine.Exists(ctx, append(names, b.key("more"))...).Result()
+		require.NoError(t, err)
+		require.Zero(t, left)
+		require.NoError(t, l.Close(ctx))
+	}
+}

@@ -1,0 +1,217 @@
+package lock_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lock"
+)
+
+const (
+	// startsWithin bounds the start of a process, and other things that take no time on an idle machine.
+	startsWithin = 20 * time.Second
+	// busy is how much longer than it has to something may take on a busy machine.
+	busy = 3 * time.Second
+	// never is a poll after which no test waits any more.
+	never = 10 * time.Minute
+)
+
+// holdElsewhere starts a process that holds the lock of a key, and returns it with its token; see command.
+func holdElsewhere(t *testing.T, key string, lease time.Duration, databaseURL string) (*testkit.Cmd, int64) {
+	t.Helper()
+	holder := testkit.Command(t, "hold", key)
+	holder.Input()
+	holder.Setenv("REDIS_URL", testkit.RedisURL(t))
+	holder.Setenv("LOCK_LEASE", lease.String())
+	holder.Setenv("DATABASE_URL", databaseURL)
+	holder.Start()
+	var token int64
+	_, err := fmt.Sscanf(holder.WaitOutput(startsWithin, "held token="), "held token=%d", &token)
+	require.NoError(t, err)
+	return holder, token
+}
+
+// acquiring acquires in a goroutine that ends with the test. If it gets no lease, the test fails.
+func acquiring(t *testing.T, l *lock.Locker, key string, opts ...lock.AcquireOption) <-chan *lock.Lease {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	leases := make(chan *lock.Lease, 1)
+	ended := make(chan struct{})
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	go func() {
+		defer close(ended)
+		defer close(leases)
+		if lease, err := l.Acquire(ctx, key, opts...); ctx.Err() == nil && assert.NoError(t, err) {
+			leases <- lease
+		}
+	}()
+	return leases
+}
+
+// await fails the test if nothing comes from the channel in time, or it is closed.
+func await[T any](t *testing.T, from <-chan T, within time.Duration, what string) T {
+	t.Helper()
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case got, open := <-from:
+		require.True(t, open, what)
+		return got
+	case <-timer.C:
+		t.Fatalf("not within %v: %s", within, what)
+	}
+	panic("unreachable")
+}
+
+// awaitLoss waits until the holder is told that the lock is lost, and returns when that was.
+func awaitLoss(t *testing.T, held context.Context, within time.Duration) time.Time {
+	t.Helper()
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case <-held.Done():
+		require.ErrorIs(t, context.Cause(held), lock.ErrLost)
+	case <-timer.C:
+		t.Fatalf("not within %v: the holder is told of its loss", within)
+	}
+	return time.Now()
+}
+
+// waitListening waits until so many processes and Lockers wait for a lock and would hear of its release.
+func (b bench) waitListening(key string, listeners int64) {
+	b.t.Helper()
+	channel := "redisson_lock__channel:{" + key + "}"
+	if strings.Contains(key, "{") {
+		channel = "redisson_lock__channel:" + key
+	}
+	testkit.Eventually(b.t, startsWithin, "somebody listens on "+channel, func() bool {
+		return b.rdb.PubSubNumSub(b.t.Context(), channel).Val()[channel] == listeners
+	})
+}
+
+// expiry is when a lock ends by Redis's clock.
+func (b bench) expiry(key string) time.Time {
+	b.t.Helper()
+	at, err := b.rdb.PExpireTime(b.t.Context(), key).Result()
+	require.NoError(b.t, err)
+	require.Positive(b.t, at, "the lock is held, and ends by itself")
+	return time.UnixMilli(at.Milliseconds())
+}
+
+// waitRenewed waits until a lock ends later than it did.
+func (b bench) waitRenewed(key string, than time.Time) {
+	b.t.Helper()
+	testkit.Eventually(b.t, startsWithin, "a renewal of "+key, func() bool { return b.expiry(key).After(than) })
+}
+
+// now is Redis's clock.
+func (b bench) now() time.Time {
+	b.t.Helper()
+	now, err := b.rdb.Time(b.t.Context()).Result()
+	require.NoError(b.t, err)
+	return now
+}
+
+// TestSuccessorsOfAKilledHolderWaitForTheEndOfItsLeaseAndNoLonger compares no two clocks: leases end by
+// Redis's, and tokens are Redis's in microseconds.
+func TestSuccessorsOfAKilledHolderWaitForTheEndOfItsLeaseAndNoLonger(t *testing.T) {
+	b := setup(t)
+	key := b.key("ann")
+	const lease = time.Second
+	holder, token := holdElsewhere(t, key, lease, "")
+	acquired := b.expiry(key)
+
+	// One knows when the lease ends, some look all the time.
+	var waiting []<-chan *lock.Lease
+	for _, poll := range []time.Duration{never, 10 * time.Millisecond, 10 * time.Millisecond} {
+		waiting = append(waiting, acquiring(t, locker(t, b.rdb, lock.WithPoll(poll)), key))
+	}
+	b.waitListening(key, int64(len(waiting)))
+	b.waitRenewed(key, acquired)
+	for _, leases := range waiting {
+		require.Empty(t, leases, "the watchdog keeps the lock")
+	}
+
+	holder.Kill()
+	ends, killed := b.expiry(key), b.now()
+	require.LessOrEqual(t, ends.Sub(killed), lease)
+	var tokens []int64
+	for range waiting {
+		var first *lock.Lease
+		testkit.Eventually(t, lease+busy, "a successor", func() bool {
+			for _, leases := range waiting {
+				if len(leases) > 0 {
+					first = <-leases
+					return true
+				}
+			}
+			return false
+		})
+		tokens = append(tokens, first.Token(key))
+		require.NoError(t, first.Release(t.Context()))
+	}
+	require.True(t, slices.IsSorted(tokens), "%d", tokens)
+	assert.Greater(t, tokens[0], token)
+	assert.Greater(t, tokens[0], ends.UnixMicro(), "the first successor came before the lease had ended")
+	assert.Less(t, tokens[0], ends.Add(busy).UnixMicro(), "it could have come earlier")
+}
+
+func TestAFrozenHolderLearnsOfItsLossBeforeItWrites(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	key := b.key("ann")
+	const lease = time.Second
+	pool := testkit.Pool(t)
+	_, err := pool.Exec(ctx, fencedRow)
+	require.NoError(t, err)
+	fence := func() (fence, writes int64) {
+		require.NoError(t, pool.QueryRow(ctx, "SELECT fence, writes FROM fenced").Scan(&fence, &writes))
+		return fence, writes
+	}
+	victim, token := holdElsewhere(t, key, lease, testkit.DatabaseURL(t))
+	victim.Tell("write once")
+	victim.WaitOutput(startsWithin, "write once: written")
+	last, writes := fence()
+	require.Equal(t, token, last)
+	require.EqualValues(t, 1, writes)
+
+	successors := acquiring(t, locker(t, b.rdb, lock.WithPoll(never)), key, lock.For(time.Minute))
+	b.waitListening(key, 1)
+	victim.Freeze()
+	ends := b.expiry(key)
+	successor := await(t, successors, lease+busy, "the lock of a frozen holder")
+	assert.Greater(t, successor.Token(key), ends.UnixMicro(), "it came before the lease had ended")
+	require.Greater(t, successor.Token(key), token)
+	written, err := writeFenced(ctx, pool, successor.Token(key))
+	require.NoError(t, err)
+	require.True(t, written)
+
+	// What the victim would have done next, it does as soon as it goes on.
+	for _, line := range []string{"write again", "look", "blind", "release"} {
+		victim.Tell(line)
+	}
+	victim.Thaw()
+	require.Equal(t, "write again: lost", victim.WaitOutput(startsWithin, "write again: "))
+	require.Equal(t, "look: lost", victim.WaitOutput(startsWithin, "look: "))
+	require.Equal(t, "ended: lock lost: "+key, victim.WaitOutput(startsWithin, "ended: "))
+	require.Equal(t, "blind: refused", victim.WaitOutput(startsWithin, "blind: "), "the fence stops one that does not look")
+	require.Equal(t, "release: lost", victim.WaitOutput(startsWithin, "release: "))
+	last, writes = fence()
+	require.Equal(t, successor.Token(key), last)
+	require.EqualValues(t, 2, writes)
+
+	require.Equal(t, 1, b.depth(key), "the victim's release leaves the successor's lock alone")
+	require.NoError(t, successor.Err())
+	require.NoError(t, successor.Release(ctx))
+}
