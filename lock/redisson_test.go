@@ -45,7 +45,7 @@ func TestRedissonAndGoKeepOneCounter(t *testing.T) {
 		t.Run(shape, func(t *testing.T) {
 			in := setupInterop(t, lock.WithPoll(beyond))
 			key, counter := in.key(name), in.key("counter")
-			const threads, times = 3, 40
+			const threads, times = 3, 30
 			var answers []<-chan string
 			for i := range threads {
 				answers = append(answers, java.tell(fmt.Sprintf("%s/%d", key, i), "count %s %s %d", key, counter, times))
