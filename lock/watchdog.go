@@ -36,8 +36,8 @@ type watchdog struct {
 	mu *sync.Mutex // the Locker's: it guards the alarms and all below
 	// lease is what renewed locks get; they are renewed when a third of it is over.
 	lease time.Duration
-	// renew asks Redis for these, and look or forget each; over is told of those whose lease has ended.
-	// Both are called without mu.
+	// renew asks Redis for these, looks at or forgets each, and calls asked; over is told of those whose
+	// lease has ended. Both are called without mu.
 	renew, over func([]*hold)
 
 	heap    alarms
@@ -181,6 +181,18 @@ func (w *watchdog) pop(now time.Time) (renew, over []*hold) {
 	return renew, over
 }
 
+// asked notes that Redis has answered for these, or will not. Those that are not renewed are due again after
+// a pause.
+func (w *watchdog) asked(holds []*hold) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	notBefore := time.Now().Add(w.pause())
+	for _, h := range holds {
+		h.renewing, h.notBefore = false, notBefore
+		w.look(h)
+	}
+}
+
 // alarms is a heap by time.
 type alarms []*hold
 
@@ -272,14 +284,7 @@ func (l *Locker) renewCall(holds []*hold) {
 	ctx, cancel := context.WithDeadline(l.running, last)
 	defer cancel()
 	_ = l.renew(ctx, holds, l.lease.Truncate(time.Millisecond)) // told to the observer, and to those who lost
-
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	notBefore := time.Now().Add(l.watchdog.pause())
-	for _, h := range holds {
-		h.renewing, h.notBefore = false, notBefore
-		l.watchdog.look(h)
-	}
+	l.watchdog.asked(holds)
 }
 
 // leaseEnded is told by the watchdog. A hold may have been renewed, or released, since it was looked at.
