@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"os"
 	"time"
 
@@ -13,63 +14,215 @@ import (
 	"stampede/lock"
 )
 
+// The lease is renewed until it is released, however long the work takes.
+func ExampleLocker_Acquire() {
+	ctx := context.Background()
+	rdb, stop := exampleRedis(ctx)
+	defer stop()
+	locker := lock.New(rdb)
+	defer closeExample(ctx, locker)
+
+	lease, err := locker.Acquire(ctx, "{example}:invoice")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() {
+		if err := lease.Release(ctx); err != nil {
+			log.Print(err) // it was lost before, or Redis is away and it ends by itself
+		}
+	}()
+	fmt.Println(lease.Keys(), lease.Err())
+	// Output: [{example}:invoice] <nil>
+}
+
+// Whoever waits no longer than some time gives Acquire a context that ends then.
+func ExampleLocker_Acquire_waitingForSomeTime() {
+	ctx := context.Background()
+	rdb, stop := exampleRedis(ctx)
+	defer stop()
+	locker := lock.New(rdb)
+	defer closeExample(ctx, locker)
+
+	lease, err := locker.Acquire(ctx, "{example}:invoice", lock.For(time.Minute))
+	if err != nil {
+		log.Fatal(err)
+	}
+	patient, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	_, err = locker.Acquire(patient, "{example}:invoice")
+	fmt.Println(errors.Is(err, context.DeadlineExceeded), lease.Release(ctx))
+	// Output: true <nil>
+}
+
+func ExampleLocker_TryAcquire() {
+	ctx := context.Background()
+	rdb, stop := exampleRedis(ctx)
+	defer stop()
+	locker := lock.New(rdb)
+	defer closeExample(ctx, locker)
+
+	first, err := locker.TryAcquire(ctx, "{example}:invoice")
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = locker.TryAcquire(ctx, "{example}:invoice")
+	fmt.Println(errors.Is(err, lock.ErrBusy), err)
+	fmt.Println(first.Release(ctx))
+	// Output:
+	// true lock busy: {example}:invoice
+	// <nil>
+}
+
+// With the context that Do gives it, what the function calls may take the same lock once more.
+func ExampleLocker_Do() {
+	ctx := context.Background()
+	rdb, stop := exampleRedis(ctx)
+	defer stop()
+	locker := lock.New(rdb)
+	defer closeExample(ctx, locker)
+
+	write := func(ctx context.Context) error {
+		return locker.Do(ctx, "{example}:invoice", func(context.Context) error {
+			fmt.Println("writing")
+			return nil
+		})
+	}
+	err := locker.Do(ctx, "{example}:invoice", func(ctx context.Context) error {
+		fmt.Println("alone")
+		return write(ctx)
+	})
+	fmt.Println(err)
+	// Output:
+	// alone
+	// writing
+	// <nil>
+}
+
+func ExampleLocker_AcquireAll() {
+	ctx := context.Background()
+	rdb, stop := exampleRedis(ctx)
+	defer stop()
+	locker := lock.New(rdb)
+	defer closeExample(ctx, locker)
+
+	transfer, err := locker.AcquireAll(ctx, []string{"{example}:account:1", "{example}:account:2"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = locker.TryAcquire(ctx, "{example}:account:2")
+	fmt.Println(err)
+	fmt.Println(transfer.Release(ctx))
+	// Output:
+	// lock busy: {example}:account:2
+	// <nil>
+}
+
+// A worker takes of the users of its batch those whom nobody else has in hand.
 func ExampleLocker_TryEach() {
 	ctx := context.Background()
 	rdb, stop := exampleRedis(ctx)
 	defer stop()
-
 	locker := lock.New(rdb)
-	defer locker.Close(ctx)
+	defer closeExample(ctx, locker)
 	ann, bob, cid := "{example}:ann", "{example}:bob", "{example}:cid"
 
 	first, _, err := locker.TryEach(ctx, []string{ann, bob}, lock.For(10*time.Second))
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	second, busy, err := locker.TryEach(ctx, []string{bob, cid}, lock.For(10*time.Second))
 	if err != nil {
-		fmt.Println(err)
-		return
+		log.Fatal(err)
 	}
 	fmt.Println("first: ", first.Keys())
 	fmt.Println("second:", second.Keys(), "busy:", busy)
 
-	// With the context of a lease, what it calls may take the same locks once more.
-	deeper, busy, err := locker.TryEach(first.Context(ctx), []string{ann}, lock.For(10*time.Second))
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	fmt.Println("deeper:", deeper.Keys(), "busy:", busy)
-
 	// Redis loses a lock, and its holder hears of it.
 	rdb.Del(ctx, cid)
-	for _, lease := range []*lock.Lease{deeper, second, first} {
-		if err := lease.Release(ctx); errors.Is(err, lock.ErrLost) {
-			fmt.Println(err)
-		}
+	for _, lease := range []*lock.Lease{second, first} {
+		fmt.Println(lease.Release(ctx))
 	}
 	// Output:
 	// first:  [{example}:ann {example}:bob]
 	// second: [{example}:cid] busy: [{example}:bob]
-	// deeper: [{example}:ann] busy: []
 	// lock lost: {example}:cid
+	// <nil>
+}
+
+// The context of a lease ends when the lock is lost, here because the lease was too short for the work.
+func ExampleLease_Context() {
+	ctx := context.Background()
+	rdb, stop := exampleRedis(ctx)
+	defer stop()
+	locker := lock.New(rdb)
+	defer closeExample(ctx, locker)
+
+	lease, err := locker.Acquire(ctx, "{example}:invoice", lock.For(50*time.Millisecond))
+	if err != nil {
+		log.Fatal(err)
+	}
+	working := lease.Context(ctx)
+	<-working.Done() // the work
+	fmt.Println(context.Cause(working))
+	fmt.Println(lease.Err())
+	fmt.Println(errors.Is(lease.Release(ctx), lock.ErrLost))
+	// Output:
+	// lock lost: {example}:invoice
+	// lock lost: {example}:invoice
+	// true
+}
+
+// A lock on three servers goes on while one of them is away.
+func ExampleMulti() {
+	ctx := context.Background()
+	var nodes []*lock.Locker
+	for range 3 {
+		rdb, stop := startExampleRedis(ctx)
+		defer stop()
+		locker := lock.New(rdb)
+		defer closeExample(ctx, locker)
+		nodes = append(nodes, locker)
+	}
+	multi, err := lock.NewMulti(nodes)
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = multi.Do(ctx, "invoice", func(ctx context.Context) error {
+		fmt.Println("alone")
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// alone
+	// <nil>
+}
+
+func closeExample(ctx context.Context, locker *lock.Locker) {
+	if err := locker.Close(ctx); err != nil {
+		log.Fatal(err)
+	}
 }
 
 // exampleRedis is the Redis that the tests are given, or one of the example's own.
 func exampleRedis(ctx context.Context) (*redis.Client, func()) {
-	url, stop := os.Getenv("REDIS_URL"), func() {}
-	if url == "" {
-		server, err := localserver.StartRedis(ctx, localserver.RedisOptions{})
-		if err != nil {
-			panic(err)
-		}
-		url, stop = server.URL, server.Stop
+	if url := os.Getenv("REDIS_URL"); url != "" {
+		return exampleClient(url, func() {})
 	}
+	return startExampleRedis(ctx)
+}
+
+func startExampleRedis(ctx context.Context) (*redis.Client, func()) {
+	server, err := localserver.StartRedis(ctx, localserver.RedisOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return exampleClient(server.URL, server.Stop)
+}
+
+func exampleClient(url string, stop func()) (*redis.Client, func()) {
 	options, err := redis.ParseURL(url)
 	if err != nil {
-		panic(err)
+		log.Fatal(err)
 	}
 	rdb := redis.NewClient(options)
 	return rdb, func() { _ = rdb.Close(); stop() }
