@@ -194,43 +194,67 @@ func TestARedisThatHangsForLessThanTheLeaseIsNoLoss(t *testing.T) {
 	require.NoError(t, lease.Release(t.Context()))
 }
 
-// TestAWaiterIsWokenAlthoughItsSubscriptionBroke has nothing but the message, or the look on subscribing
-// anew, to wake the waiter: the lease and the poll are longer than the test.
+// TestAWaiterIsWokenAlthoughItsSubscriptionBroke has nothing but a message, or the look on subscribing anew, to
+// wake the waiter: the lease and the poll are longer than the test.
 func TestAWaiterIsWokenAlthoughItsSubscriptionBroke(t *testing.T) {
-	const broken, toldNobody = "before the release", "and the release fell into the gap"
-	for _, when := range []string{broken, toldNobody} {
-		t.Run(when, func(t *testing.T) {
-			_, b := ownServer(t)
-			ctx := t.Context()
-			key := b.key("ann")
-			lease := b.take(ctx, lock.MaxLease, key)
-			waiting := acquiring(t, locker(t, b.rdb, lock.WithPoll(never)), key)
-			b.waitListening(key, 1)
-
-			if when == broken {
-				killed, err := b.rdb.ClientKillByFilter(ctx, "TYPE", "pubsub").Result()
-				require.NoError(t, err)
-				require.EqualValues(t, 1, killed)
-				b.waitListening(key, 1)
-				require.Empty(t, waiting)
-				require.NoError(t, lease.Release(ctx))
-			} else {
-				// What a release does, in one step with the end of the connection that would hear of it.
-				var killed, told *redis.IntCmd
-				_, err := b.rdb.TxPipelined(ctx, func(tx redis.Pipeliner) error {
-					killed = tx.ClientKillByFilter(ctx, "TYPE", "pubsub")
-					tx.Del(ctx, key)
-					told = tx.Publish(ctx, "redisson_lock__channel:{"+key+"}", "0")
-					return nil
-				})
-				require.NoError(t, err)
-				require.EqualValues(t, 1, killed.Val())
-				require.Zero(t, told.Val(), "somebody heard of it: this test shows nothing")
-			}
-			next := await(t, waiting, busy, "a waiter is woken")
-			require.NoError(t, next.Release(ctx))
-		})
+	start := func(b bench) (lease *lock.Lease, waiting <-chan *lock.Lease) {
+		t.Helper()
+		lease = b.take(b.t.Context(), lock.MaxLease, b.key("ann"))
+		waiting = acquiring(b.t, locker(b.t, b.rdb, lock.WithPoll(never)), b.key("ann"))
+		b.waitListening(b.key("ann"), 1)
+		return lease, waiting
 	}
+	finish := func(b bench, waiting <-chan *lock.Lease) {
+		t.Helper()
+		next := await(b.t, waiting, busy, "a waiter is woken")
+		require.NoError(b.t, next.Release(b.t.Context()))
+	}
+
+	t.Run("before the release", func(t *testing.T) {
+		_, b := ownServer(t)
+		lease, waiting := start(b)
+		killed, err := b.rdb.ClientKillByFilter(t.Context(), "TYPE", "pubsub").Result()
+		require.NoError(t, err)
+		require.EqualValues(t, 1, killed)
+		b.waitListening(b.key("ann"), 1)
+		require.Empty(t, waiting)
+		require.NoError(t, lease.Release(t.Context()))
+		finish(b, waiting)
+	})
+	t.Run("and the release fell into the gap", func(t *testing.T) {
+		_, b := ownServer(t)
+		_, waiting := start(b)
+		// What a release does, in one step with the end of the connection that would hear of it.
+		var killed, told *redis.IntCmd
+		_, err := b.rdb.TxPipelined(t.Context(), func(tx redis.Pipeliner) error {
+			killed = tx.ClientKillByFilter(t.Context(), "TYPE", "pubsub")
+			tx.Del(t.Context(), b.key("ann"))
+			told = tx.Publish(t.Context(), "redisson_lock__channel:{"+b.key("ann")+"}", "0")
+			return nil
+		})
+		require.NoError(t, err)
+		require.EqualValues(t, 1, killed.Val())
+		require.Zero(t, told.Val(), "somebody heard of it: this test shows nothing")
+		finish(b, waiting)
+	})
+	t.Run("with Redis, which came back with the lock", func(t *testing.T) {
+		server, b := ownServer(t)
+		lease, waiting := start(b)
+		server.Kill()
+		require.NoError(t, server.Restart(t.Context()))
+		b.waitListening(b.key("ann"), 1)
+		require.Empty(t, waiting)
+		require.NoError(t, lease.Release(t.Context()))
+		finish(b, waiting)
+	})
+	t.Run("with Redis, which came back empty", func(t *testing.T) {
+		server, b := forgetfulServer(t)
+		lease, waiting := start(b)
+		server.Kill()
+		require.NoError(t, server.Restart(t.Context()))
+		finish(b, waiting)
+		require.ErrorIs(t, lease.Release(t.Context()), lock.ErrLost)
+	})
 }
 
 // TestPromotionOfAReplica shows what a failover keeps and what not. Replication is asynchronous: a lock that the

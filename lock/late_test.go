@@ -193,34 +193,50 @@ func TestACallThatArrivesAfterItsRepeatChangesNothing(t *testing.T) {
 		}
 	}
 
+	// Some of what it asked for was busy.
 	n.keepNext(1)
-	lease := b.take(ctx, time.Minute, other) // the bench's own Locker is not slow
+	others := b.take(ctx, time.Minute, other) // the bench's own Locker is not slow
 	mine, _, err := l.TryEach(ctx, []string{key, other}, lock.For(time.Minute))
 	require.NoError(t, err)
 	require.Equal(t, []string{key}, mine.Keys())
 	late(1, mine)
-	require.NoError(t, mine.Release(ctx))
-	require.NoError(t, lease.Release(ctx))
-	late(0, nil)
+	require.NoError(t, others.Release(ctx))
+	late(1, mine)
 	require.Zero(t, b.depth(other), "it was busy when the call was answered")
+	require.NoError(t, mine.Release(ctx))
+	late(0, nil)
 	mine, err = l.Acquire(ctx, key, lock.For(time.Minute)) // which uses the receipt again
 	require.NoError(t, err)
 	late(1, mine)
 	require.NoError(t, mine.Release(ctx))
 	late(0, nil)
 
+	// All of it was, so nothing was released.
+	others = b.take(ctx, time.Minute, key)
+	n.keepNext(1)
+	_, err = l.TryAcquire(ctx, key)
+	require.ErrorIs(t, err, lock.ErrBusy)
+	late(1, others)
+	require.NoError(t, others.Release(ctx))
+	late(0, nil)
+	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
+	require.NoError(t, err)
+	late(1, mine)
+	require.NoError(t, mine.Release(ctx))
+	late(0, nil)
+
+	// Nothing of it was.
 	n.keepNext(1)
 	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
 	require.NoError(t, err)
 	require.NoError(t, mine.Release(ctx))
 	late(0, nil)
-	lease = b.take(ctx, time.Minute, key)
-	late(1, lease)
-	_, err = l.TryAcquire(ctx, key)
-	require.ErrorIs(t, err, lock.ErrBusy)
-	require.NoError(t, lease.Release(ctx))
+	others = b.take(ctx, time.Minute, key)
+	late(1, others)
+	require.NoError(t, others.Release(ctx))
 	late(0, nil)
 
+	// A release.
 	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
 	require.NoError(t, err)
 	n.keepNext(1)
@@ -296,4 +312,28 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 		require.Zero(t, left)
 		require.NoError(t, l.Close(ctx))
 	}
+}
+
+// TestWhatCannotBeGivenBackEndsWithItsLease shows the limit of that: whoever gives up tells Redis on another connection,
+// and one that is opened while Redis hangs carries nothing. Then the lock is there until its lease ends.
+func TestWhatCannotBeGivenBackEndsWithItsLease(t *testing.T) {
+	server, b := ownServer(t)
+	ctx := t.Context()
+	key := b.key("ann")
+	require.NoError(t, lua.LockAcquire.Load(ctx, b.rdb).Err())
+	slow := redis.NewClient(&redis.Options{
+		Addr: b.rdb.Options().Addr, ReadTimeout: 50 * time.Millisecond, MaxRetries: -1,
+		DialTimeout: 50 * time.Millisecond, DialerRetries: 1,
+	})
+	t.Cleanup(func() { _ = slow.Close() })
+	require.NoError(t, slow.Ping(ctx).Err()) // on the only connection that is open
+	const lease = time.Second
+
+	server.Freeze()
+	_, err := locker(t, slow, lock.WithLease(lease)).Acquire(ctx, key)
+	require.Error(t, err)
+	server.Thaw()
+	testkit.Eventually(t, startsWithin, "the call that was given up arrives", func() bool { return b.depth(key) == 1 })
+	next := await(t, acquiring(t, b.Locker, key), lease+busy, "nobody renews it")
+	require.NoError(t, next.Release(ctx))
 }
