@@ -327,8 +327,17 @@ func (l *Locker) callToRelease(p *part) call {
 	return call{receipt: p.taken.receipt, serial: l.nextSerial()}
 }
 
-// releaseAll releases leases, some at the same time, and joins the errors.
+// releaseAll releases leases, some at the same time, and joins the errors. All of them end at once, because
+// their holders must not wait for a Redis that is slow to hear that nobody renews them any more.
 func releaseAll(ctx context.Context, leases []*Lease, cause error) error {
+	for _, le := range leases {
+		select {
+		case le.turn <- struct{}{}:
+			le.part(cause)
+			<-le.turn
+		default: // it is being released
+		}
+	}
 	var mu sync.Mutex
 	var failed []error
 	next := make(chan *Lease)

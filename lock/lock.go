@@ -116,6 +116,7 @@ type Locker struct {
 	serial   uint64
 	receipts receipts
 	leases   map[*Lease]struct{} // that are not released
+	closing  <-chan struct{}     // closed when the last Close is done; nil if there was none
 }
 
 // New returns a Locker. It does not ask Redis, and never closes the client. The client's ReadTimeout
@@ -148,21 +149,26 @@ func (l *Locker) Close(ctx context.Context) error {
 		leases = append(leases, le)
 	}
 	l.waiting.wakeAll()
+	before, closed := l.closing, make(chan struct{})
+	l.closing = closed
 	l.mu.Unlock()
 	l.stop()
 	l.watchdog.stop()
 
-	failed := make(chan error, 1)
-	l.tasks.Go(func() { failed <- releaseAll(ctx, leases, ErrClosed) })
-	done := make(chan struct{})
+	done := make(chan error, 1)
 	go func() {
+		defer close(closed)
+		err := releaseAll(ctx, leases, ErrClosed)
+		if before != nil {
+			<-before // it may still be releasing
+		}
 		l.tasks.Wait()
 		l.watchdog.wait()
-		close(done)
+		done <- err
 	}()
 	select {
-	case <-done:
-		if err := <-failed; err != nil {
+	case err := <-done:
+		if err != nil {
 			return fmt.Errorf("close the locker: %w", err)
 		}
 		return nil
