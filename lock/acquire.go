@@ -327,6 +327,7 @@ func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) 
 	}
 	var endings []func()
 	var lost []string
+	untold := 0
 	l.mu.Lock()
 	for i, h := range holds {
 		switch {
@@ -336,11 +337,14 @@ func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) 
 			l.watchdog.look(h)
 		default:
 			lost = append(lost, h.key)
-			endings = append(endings, l.lose(h)...)
+			if !h.lost { // or its lease ended before the answer came
+				untold++
+				endings = append(endings, l.lose(h)...)
+			}
 		}
 	}
 	l.mu.Unlock()
-	l.tellLost(len(lost), endings)
+	l.tellLost(untold, endings)
 	if len(lost) > 0 {
 		return &LostError{Keys: lost}
 	}
