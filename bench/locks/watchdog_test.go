@@ -69,10 +69,11 @@ func BenchmarkHeld(b *testing.B) {
 		})
 	}
 	figures.Put(benchkit.Table{
-		Title: fmt.Sprintf("%d locks held and renewed", number),
-		Note:  fmt.Sprintf("A lease of %v, renewed every %v; at the default of 30 s all rates are lower in proportion. Persistence is off. Medians of %d rounds.", lease, lease/3, b.N),
-		Head:  []string{"", "goroutines", "bytes of the process per lock", "Redis commands/s", "Redis, of a core", "process, of a core"},
-		Rows:  rows,
+		Title: "Locks held and renewed",
+		Note: fmt.Sprintf("%d of them, with a lease of %v that is renewed every %v; with the default of 30 s all rates are lower in proportion. Persistence is off. Medians of %d rounds.",
+			number, lease, lease/3, b.N),
+		Head: []string{"", "goroutines", "bytes of the process per lock", "Redis commands/s", "Redis, of a core", "process, of a core"},
+		Rows: rows,
 	})
 }
 
