@@ -9,8 +9,6 @@ import (
 )
 
 const (
-	// listenIdle is how long the connection that hears of releases stays open with nobody to wait.
-	listenIdle = 5 * time.Second
 	// messagesMax is how many messages may wait to be told to their waiters, which takes no time.
 	messagesMax = 1000
 
@@ -72,7 +70,7 @@ func (l *Locker) listen(name string, li *listener) {
 	defer func() { _ = pubsub.Close() }()
 	heard := make(map[string][]string) // the keys of each channel that is subscribed to
 	var messages <-chan any
-	idle := time.NewTicker(listenIdle)
+	idle := time.NewTicker(l.listenIdle)
 	defer idle.Stop()
 	quiet := false // for a whole tick, nobody waited
 	for {

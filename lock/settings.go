@@ -9,6 +9,8 @@ const (
 	defaultLease  = 30 * time.Second // as Redisson's watchdog has it
 	defaultPoll   = time.Second
 	defaultPrefix = "lock"
+	// defaultListenIdle spares those who wait now and then a new connection each time.
+	defaultListenIdle = 5 * time.Second
 
 	minPoll = 10 * time.Millisecond
 )
@@ -19,10 +21,13 @@ type settings struct {
 	poll     time.Duration
 	prefix   string
 	observer Observer
+	// listenIdle is how long the connection that hears of releases stays open with nobody to wait. No Option
+	// sets it.
+	listenIdle time.Duration
 }
 
 func defaults() settings {
-	return settings{lease: defaultLease, poll: defaultPoll, prefix: defaultPrefix}
+	return settings{lease: defaultLease, poll: defaultPoll, prefix: defaultPrefix, listenIdle: defaultListenIdle}
 }
 
 // Option changes a setting of a Locker.
