@@ -53,6 +53,11 @@ func (b bench) names(n int) []string {
 	return names
 }
 
+// bare is a key without braces.
+func (b bench) bare(name string) string {
+	return strings.NewReplacer("{", "", "}", "").Replace(b.key(name))
+}
+
 // take is TryEach where nobody else holds a key.
 func (b bench) take(ctx context.Context, lease time.Duration, keys ...string) *lock.Lease {
 	b.t.Helper()

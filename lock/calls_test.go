@@ -1,0 +1,101 @@
+package lock_test
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/lua"
+)
+
+// What a Locker asks Redis for.
+const (
+	acquires = iota
+	releases
+	renewals
+	forces
+	others
+)
+
+// calls counts what was answered over one client, and can stand between it and Redis.
+type calls struct {
+	hashes []string // of the scripts
+
+	mu    sync.Mutex
+	count [others + 1]int
+	// sizes are how many keys each renewal named.
+	sizes []int
+	// instead, if it is not nil, is called for each command and its kind.
+	instead func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error
+}
+
+// countCalls counts from now on. A repeat by go-redis is not counted, and no script is sent twice because Redis
+// does not know it.
+func countCalls(t *testing.T, rdb *redis.Client) *calls {
+	t.Helper()
+	c := &calls{}
+	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease, lua.LockRenew, lua.LockForce} {
+		hash, err := script.Load(t.Context(), rdb).Result()
+		require.NoError(t, err)
+		c.hashes = append(c.hashes, hash)
+	}
+	rdb.AddHook(hook(c.process))
+	return c
+}
+
+func (c *calls) process(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+	kind := others
+	if args := cmd.Args(); len(args) > 2 && args[0] == "evalsha" {
+		kind = slices.Index(c.hashes, args[1].(string))
+	}
+	c.mu.Lock()
+	instead := c.instead
+	c.mu.Unlock()
+	var err error
+	if instead != nil {
+		err = instead(kind, next, ctx, cmd)
+	} else {
+		err = next(ctx, cmd)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.count[kind]++
+	if kind == renewals {
+		c.sizes = append(c.sizes, cmd.Args()[2].(int))
+	}
+	return err
+}
+
+// answer has f called for each command, in the place of Redis; nil lets Redis answer again.
+func (c *calls) answer(f func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.instead = f
+}
+
+func (c *calls) of(kind int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.count[kind]
+}
+
+func (c *calls) all() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sum := 0
+	for _, n := range c.count {
+		sum += n
+	}
+	return sum
+}
+
+// renewedKeys is how many keys each renewal named.
+func (c *calls) renewedKeys() []int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.sizes)
+}

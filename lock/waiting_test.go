@@ -1,0 +1,430 @@
+package lock_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lock"
+)
+
+// setupWaiting gives a bench whose Locker hears of a release by its message only, and a lease of another process on
+// some of the keys.
+func setupWaiting(t *testing.T, keys ...string) (bench, *lock.Lease) {
+	t.Helper()
+	b := setup(t)
+	b.Locker = locker(t, b.rdb, lock.WithPoll(never))
+	for i, key := range keys {
+		keys[i] = b.key(key)
+	}
+	holder, err := locker(t, b.rdb).AcquireAll(t.Context(), keys, lock.For(never))
+	require.NoError(t, err)
+	return b, holder
+}
+
+// waitQueued waits until so many wait for a key, and the first of them would hear of its release.
+func (b bench) waitQueued(key string, waiters int) {
+	b.t.Helper()
+	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d waiters for %s", waiters, key), func() bool {
+		return b.Waiting(key) == waiters
+	})
+	b.waitListening(key, 1)
+}
+
+// waitCalls waits until a waiter has looked so often.
+func (b bench) waitCalls(c *calls, asked int) {
+	b.t.Helper()
+	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d calls to acquire", asked), func() bool { return c.of(acquires) >= asked })
+	require.Equal(b.t, asked, c.of(acquires))
+}
+
+func TestAWaiterIsWokenByTheRelease(t *testing.T) {
+	for name, test := range map[string]struct {
+		key     func(b bench) string
+		release func(ctx context.Context, l *lock.Locker, lease *lock.Lease) error
+	}{
+		"a key with braces": {
+			func(b bench) string { return b.key("ann") },
+			func(ctx context.Context, _ *lock.Locker, lease *lock.Lease) error { return lease.Release(ctx) },
+		},
+		"a key without braces": {
+			func(b bench) string { return b.bare("ann") },
+			func(ctx context.Context, _ *lock.Locker, lease *lock.Lease) error { return lease.Release(ctx) },
+		},
+		"a release by force": {
+			func(b bench) string { return b.key("ann") },
+			func(ctx context.Context, l *lock.Locker, lease *lock.Lease) error {
+				held, err := l.ForceRelease(ctx, lease.Keys()[0])
+				if !held {
+					return errors.Join(err, errors.New("nobody held it"))
+				}
+				return err
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, _ := setupWaiting(t)
+			ctx, key := t.Context(), test.key(b)
+			other := locker(t, b.rdb)
+			holder, err := other.Acquire(ctx, key, lock.For(never))
+			require.NoError(t, err)
+			c := countCalls(t, b.rdb)
+			got := acquiring(t, b.Locker, key)
+			b.waitQueued(key, 1)
+			b.waitCalls(c, 2) // the second because the lock may have been released before the subscription
+			require.NoError(t, test.release(ctx, other, holder))
+			second := await(t, got, startsWithin, "the lock of "+key)
+			assert.Equal(t, 3, c.of(acquires))
+			assert.Greater(t, second.Token(key), holder.Token(key))
+			require.NoError(t, second.Release(ctx))
+			assert.Zero(t, b.depth(key))
+		})
+	}
+}
+
+func TestWhereNoMessageComesTheWaiterLooksForItself(t *testing.T) {
+	b, _ := setupWaiting(t, "ann")
+	b.Locker = locker(t, b.rdb, lock.WithPoll(50*time.Millisecond))
+	got := acquiring(t, b.Locker, b.key("ann"))
+	b.waitQueued(b.key("ann"), 1)
+	require.NoError(t, b.rdb.Del(t.Context(), b.key("ann")).Err()) // tells nobody
+	require.NoError(t, await(t, got, startsWithin, "the lock").Release(t.Context()))
+}
+
+func TestALockThatRunsOutIsTakenThenAndNotBefore(t *testing.T) {
+	b, _ := setupWaiting(t)
+	ctx, key := t.Context(), b.key("ann")
+	other := locker(t, b.rdb)
+	const length = 400 * time.Millisecond
+	_, err := other.Acquire(ctx, key, lock.For(length))
+	require.NoError(t, err)
+	expiry := b.expiry(key)
+	second := await(t, acquiring(t, b.Locker, key), startsWithin, "the lock")
+	assert.Greater(t, time.UnixMicro(second.Token(key)), expiry, "a token is the time at which it was given, by Redis's clock")
+	require.NoError(t, second.Release(ctx))
+}
+
+func TestALockThatIsRenewedIsWaitedForOn(t *testing.T) {
+	b, _ := setupWaiting(t)
+	ctx, key := t.Context(), b.key("ann")
+	holder, err := locker(t, b.rdb).Acquire(ctx, key, lock.For(300*time.Millisecond))
+	require.NoError(t, err)
+	c := countCalls(t, b.rdb)
+	got := acquiring(t, b.Locker, key)
+	b.waitQueued(key, 1)
+	require.NoError(t, b.rdb.Persist(ctx, key).Err()) // as if its lease were renewed
+	b.waitCalls(c, 3)                                 // one when the lease would have ended
+	assert.Equal(t, 1, b.Waiting(key))
+	require.ErrorIs(t, holder.Release(ctx), lock.ErrLost, "but it releases what Redis has kept")
+	require.NoError(t, await(t, got, startsWithin, "the lock").Release(ctx))
+}
+
+func TestThoseWhoWaitInOneProcessAreServedInOrder(t *testing.T) {
+	b, holder := setupWaiting(t, "ann")
+	ctx, key := t.Context(), b.key("ann")
+	const waiters = 12
+	var mu sync.Mutex
+	var served []int
+	var all sync.WaitGroup
+	for i := range waiters {
+		all.Go(func() {
+			lease, err := b.Acquire(ctx, key)
+			if !assert.NoError(t, err) {
+				return
+			}
+			mu.Lock()
+			served = append(served, i)
+			mu.Unlock()
+			assert.NoError(t, lease.Release(ctx))
+		})
+		b.waitQueued(key, i+1)
+	}
+	require.NoError(t, holder.Release(ctx))
+	all.Wait()
+	want := make([]int, waiters)
+	for i := range want {
+		want[i] = i
+	}
+	assert.Equal(t, want, served)
+	assert.Zero(t, b.Waiting(key))
+}
+
+func TestOnlyTheFirstOfAQueueAsksRedis(t *testing.T) {
+	b, holder := setupWaiting(t, "ann")
+	ctx, key := t.Context(), b.key("ann")
+	const waiters = 32
+	c := countCalls(t, b.rdb)
+	got := make([]<-chan *lock.Lease, waiters)
+	for i := range got {
+		got[i] = acquiring(t, b.Locker, key)
+		b.waitQueued(key, i+1)
+		b.waitCalls(c, 2) // of the first one
+	}
+	require.NoError(t, holder.Release(ctx))
+	for i := range got {
+		lease := await(t, got[i], startsWithin, "the lock, by turns")
+		assert.LessOrEqual(t, c.of(acquires), 2+2*(i+1), "a hand-over costs one call, or two if a connection broke")
+		require.NoError(t, lease.Release(ctx))
+	}
+}
+
+func TestAsLongAsNothingHappensAQueueCostsOneCallInEachPoll(t *testing.T) {
+	b, holder := setupWaiting(t, "ann")
+	ctx, key := t.Context(), b.key("ann")
+	const waiters, polls, poll = 32, 12, 50 * time.Millisecond
+	b.Locker = locker(t, b.rdb, lock.WithPoll(poll))
+	got := make([]<-chan *lock.Lease, waiters)
+	for i := range got {
+		got[i] = acquiring(t, b.Locker, key)
+	}
+	b.waitQueued(key, waiters)
+	c := countCalls(t, b.rdb)
+	began := time.Now()
+	testkit.Eventually(t, startsWithin, "some polls", func() bool { return c.of(acquires) >= polls })
+	asked, passed := c.of(acquires), time.Since(began)
+	assert.LessOrEqual(t, asked, int(passed/poll)+3, "in %v", passed) // one began before, and one for the subscription
+	require.NoError(t, holder.Release(ctx))
+	for range got {
+		require.NoError(t, b.firstOf(got).Release(ctx))
+	}
+}
+
+// firstOf waits until one of those who wait has a lease.
+func (b bench) firstOf(waiting []<-chan *lock.Lease) (got *lock.Lease) {
+	b.t.Helper()
+	testkit.Eventually(b.t, startsWithin, "one of those who wait to get a lease", func() bool {
+		for _, leases := range waiting {
+			select {
+			case lease, open := <-leases:
+				if open {
+					got = lease
+					return true
+				}
+			default:
+			}
+		}
+		return false
+	})
+	return got
+}
+
+var errGone = errors.New("the caller is gone")
+
+func TestAWaiterThatGivesUpLeavesTheQueueToTheOthers(t *testing.T) {
+	for who, name := range []string{"the first", "the middle one", "the last"} {
+		t.Run(name, func(t *testing.T) {
+			b, holder := setupWaiting(t, "ann")
+			key := b.key("ann")
+			const waiters = 3
+			var cancels [waiters]context.CancelCauseFunc
+			var failed [waiters]chan error
+			leases := make(chan int, waiters)
+			for i := range waiters {
+				ctx, cancel := context.WithCancelCause(t.Context())
+				cancels[i], failed[i] = cancel, make(chan error, 1)
+				go func() {
+					lease, err := b.Acquire(ctx, key)
+					failed[i] <- err
+					if err == nil {
+						leases <- i
+						assert.NoError(t, lease.Release(ctx))
+					}
+				}()
+				b.waitQueued(key, i+1)
+			}
+			cancels[who](errGone)
+			err := await(t, failed[who], startsWithin, "the error of the one that gave up")
+			require.ErrorIs(t, err, errGone)
+			require.ErrorContains(t, err, key)
+			assert.Equal(t, waiters-1, b.Waiting(key))
+
+			require.NoError(t, holder.Release(t.Context()))
+			for i := range waiters {
+				if i != who {
+					require.NoError(t, await(t, failed[i], startsWithin, "the lock"))
+					assert.Equal(t, i, <-leases, "in order")
+				}
+			}
+			testkit.Eventually(t, startsWithin, "a free lock", func() bool { return b.depth(key) == 0 })
+			for _, cancel := range cancels {
+				cancel(nil)
+			}
+		})
+	}
+}
+
+// The one that gives up may be the one that was told of the release.
+func TestWhenTheFirstGivesUpTheNextLooksForItself(t *testing.T) {
+	b, _ := setupWaiting(t, "ann")
+	key := b.key("ann")
+	ctx, giveUp := context.WithTimeout(t.Context(), startsWithin)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := b.Acquire(ctx, key)
+		failed <- err
+	}()
+	b.waitQueued(key, 1)
+	next := acquiring(t, b.Locker, key)
+	b.waitQueued(key, 2)
+	require.NoError(t, b.rdb.Del(t.Context(), key).Err()) // tells nobody
+	giveUp()
+	require.ErrorIs(t, await(t, failed, startsWithin, "the error"), context.Canceled)
+	require.NoError(t, await(t, next, startsWithin, "the lock").Release(t.Context()))
+}
+
+func TestAWaiterWaitsNoLongerThanItsContext(t *testing.T) {
+	b, holder := setupWaiting(t, "ann")
+	const patience = 50 * time.Millisecond
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	began := time.Now()
+	_, err := b.Acquire(ctx, b.key("ann"))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	assert.GreaterOrEqual(t, time.Since(began), patience)
+	assert.Zero(t, b.Waiting(b.key("ann")))
+	require.NoError(t, holder.Release(t.Context()))
+}
+
+func TestThoseWhoWaitInManyProcessesAllGetTheLock(t *testing.T) {
+	b := setup(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const processes, waiters, turns = 4, 6, 5
+	// Without the lock this is a data race and loses counts.
+	counted := 0
+	var all sync.WaitGroup
+	for range processes {
+		l := locker(t, b.rdb)
+		for range waiters {
+			all.Go(func() {
+				for range turns {
+					err := l.Do(ctx, b.key("ann"), func(context.Context) error {
+						counted++
+						return nil
+					})
+					if !assert.NoError(t, err) {
+						return
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+	assert.Equal(t, processes*waiters*turns, counted)
+	assert.Zero(t, b.depth(b.key("ann")))
+}
+
+// Redisson gives both the same channel.
+func TestAKeyAndTheSameKeyInBracesAreTwoLocks(t *testing.T) {
+	b, _ := setupWaiting(t)
+	ctx, bare := t.Context(), b.bare("ann")
+	braced := "{" + bare + "}"
+	other := locker(t, b.rdb)
+	hold := func(key string) *lock.Lease {
+		t.Helper()
+		lease, err := other.TryAcquire(ctx, key, lock.For(never))
+		require.NoError(t, err)
+		return lease
+	}
+	holdsBare, holdsBraced := hold(bare), hold(braced)
+	getsBare := acquiring(t, b.Locker, bare)
+	b.waitQueued(bare, 1)
+	getsBraced := acquiring(t, b.Locker, braced)
+	b.waitQueued(braced, 1)
+
+	require.NoError(t, holdsBraced.Release(ctx))
+	second := await(t, getsBraced, startsWithin, "the key in braces")
+	assert.Equal(t, 1, b.Waiting(bare), "the other one is not free")
+	b.waitListening(bare, 1)
+	require.NoError(t, holdsBare.Release(ctx))
+	require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
+	require.NoError(t, second.Release(ctx))
+
+	// Again, while one of them is still waited for and the channel is subscribed to.
+	holdsBare, holdsBraced = hold(bare), hold(braced)
+	getsBraced = acquiring(t, b.Locker, braced)
+	b.waitQueued(braced, 1)
+	for range 2 {
+		getsBare = acquiring(t, b.Locker, bare)
+		b.waitQueued(bare, 1)
+		require.NoError(t, holdsBare.Release(ctx))
+		require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
+		holdsBare = hold(bare)
+	}
+	require.NoError(t, holdsBare.Release(ctx))
+	require.NoError(t, holdsBraced.Release(ctx))
+	require.NoError(t, await(t, getsBraced, startsWithin, "the key in braces").Release(ctx))
+}
+
+func TestTheConnectionThatHearsOfReleasesLivesAsLongAsSomebodyWaits(t *testing.T) {
+	b, holder := setupWaiting(t, "ann")
+	ctx, key := t.Context(), b.key("ann")
+	const idle = 100 * time.Millisecond
+	options, err := redis.ParseURL(testkit.RedisURL(t))
+	require.NoError(t, err)
+	options.ClientName = "waits-" + rand.Text()
+	named := redis.NewClient(options)
+	t.Cleanup(func() { _ = named.Close() })
+	c := countCalls(t, named)
+	b.Locker = locker(t, named, lock.WithPoll(idle/2), lock.WithListenIdle(idle))
+	connections := func() int {
+		list, err := b.rdb.Do(ctx, "CLIENT", "LIST", "TYPE", "pubsub").Text()
+		require.NoError(t, err)
+		return strings.Count(list, "name="+options.ClientName+" ")
+	}
+
+	got := []<-chan *lock.Lease{acquiring(t, b.Locker, key), acquiring(t, b.Locker, key), acquiring(t, b.Locker, key)}
+	b.waitQueued(key, 3)
+	asked := c.of(acquires)
+	testkit.Eventually(t, startsWithin, "polls for longer than it may be idle", func() bool { return c.of(acquires) > asked+8 })
+	assert.Equal(t, 1, connections(), "one for all who wait, as long as they do")
+
+	require.NoError(t, holder.Release(ctx))
+	for range got {
+		require.NoError(t, b.firstOf(got).Release(ctx))
+	}
+	testkit.Eventually(t, startsWithin, "an end of the connection", func() bool { return connections() == 0 })
+
+	again, err := locker(t, b.rdb).Acquire(ctx, key)
+	require.NoError(t, err)
+	next := acquiring(t, b.Locker, key)
+	b.waitQueued(key, 1)
+	assert.Equal(t, 1, connections(), "there is a new one for the next who waits")
+	require.NoError(t, again.Release(ctx))
+	require.NoError(t, await(t, next, startsWithin, "the lock").Release(ctx))
+}
+
+func TestAThousandKeysMayBeWaitedForAtOnce(t *testing.T) {
+	b, _ := setupWaiting(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	names := b.names(1000)
+	holder, busy, err := locker(t, b.rdb).TryEach(ctx, names, lock.For(never))
+	require.NoError(t, err)
+	require.Empty(t, busy)
+	c := countCalls(t, b.rdb)
+	var all sync.WaitGroup
+	for _, name := range names {
+		all.Go(func() {
+			lease, err := b.Acquire(ctx, name)
+			if assert.NoError(t, err) {
+				assert.NoError(t, lease.Release(ctx))
+			}
+		})
+	}
+	// Each has asked, and once more when it was subscribed.
+	testkit.Eventually(t, time.Minute, "all waiting", func() bool { return c.of(acquires) == 2*len(names) })
+	require.NoError(t, holder.Release(ctx))
+	all.Wait()
+	assert.Equal(t, 3*len(names), c.of(acquires))
+}
