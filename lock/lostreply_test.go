@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -14,13 +15,13 @@ import (
 )
 
 // setupLossy gives a bench whose Locker speaks through the proxy, while the bench itself looks at Redis directly.
-func setupLossy(t *testing.T) (bench, *testkit.LossyProxy) {
+func setupLossy(t *testing.T, opts ...lock.Option) (bench, *testkit.LossyProxy) {
 	t.Helper()
 	b := setup(t)
 	proxy, rdb := testkit.RedisThroughProxy(t)
-	b.Locker = locker(t, rdb)
+	b.Locker = locker(t, rdb, opts...)
 	// A script that Redis does not know yet answers NOSCRIPT, and that would be the answer to lose.
-	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease, lua.LockRenew} {
+	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease, lua.LockRenew, lua.LockForce} {
 		require.NoError(t, script.Load(t.Context(), b.rdb).Err())
 	}
 	return b, proxy
@@ -111,4 +112,161 @@ func TestAReleaseOfUnknownOutcomeMayBeRepeated(t *testing.T) {
 	left, err := b.rdb.Exists(ctx, names...).Result()
 	require.NoError(t, err)
 	assert.Zero(t, left)
+}
+
+// tries is how often go-redis sends a call in all.
+const tries = 4
+
+func TestAnAnswerThatIsLostIsNoLossForAnyAcquire(t *testing.T) {
+	for name, acquire := range map[string]func(b bench, keys []string) (*lock.Lease, error){
+		"Acquire": func(b bench, keys []string) (*lock.Lease, error) {
+			return b.Acquire(b.t.Context(), keys[0])
+		},
+		"TryAcquire": func(b bench, keys []string) (*lock.Lease, error) {
+			return b.TryAcquire(b.t.Context(), keys[0])
+		},
+		"AcquireAll": func(b bench, keys []string) (*lock.Lease, error) {
+			return b.AcquireAll(b.t.Context(), keys)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, proxy := setupLossy(t)
+			ctx := t.Context()
+			keys := b.names(3)
+			proxy.Lose(tries - 1)
+			lease, err := acquire(b, keys)
+			require.NoError(t, err)
+			proxy.RequireLost(t)
+			for _, key := range lease.Keys() {
+				assert.Equal(t, 1, b.depth(key))
+			}
+			_, err = b.TryAcquire(ctx, keys[0])
+			require.ErrorIs(t, err, lock.ErrBusy)
+			require.NoError(t, lease.Err())
+			require.NoError(t, lease.Release(ctx))
+			assert.Zero(t, b.depth(keys[0]))
+
+			proxy.Lose(tries)
+			lease, err = acquire(b, keys)
+			require.Error(t, err)
+			require.NotErrorIs(t, err, lock.ErrLost, "it never had it")
+			proxy.RequireLost(t)
+			assert.Nil(t, lease)
+			left, err := b.rdb.Exists(ctx, keys...).Result()
+			require.NoError(t, err)
+			assert.Zero(t, left, "what may have been taken is given back")
+		})
+	}
+}
+
+func TestTheAnswerThatALockIsBusyMayBeLost(t *testing.T) {
+	var o observed
+	b, proxy := setupLossy(t, o.option(t))
+	ctx := t.Context()
+	held, err := locker(t, b.rdb).Acquire(ctx, b.key("ann"))
+	require.NoError(t, err)
+	proxy.Lose(tries - 1)
+	_, err = b.TryAcquire(ctx, b.key("ann"))
+	require.ErrorIs(t, err, lock.ErrBusy)
+	proxy.RequireLost(t)
+	proxy.Lose(tries - 1)
+	ctx, cancel := context.WithCancel(ctx)
+	given := make(chan error, 1)
+	go func() {
+		_, err := b.AcquireAll(ctx, []string{b.key("bob"), b.key("ann")})
+		given <- err
+	}()
+	testkit.Eventually(t, startsWithin, "an answer comes", func() bool { return o.so().Busy > 1 })
+	proxy.RequireLost(t)
+	assert.Zero(t, b.depth(b.key("bob")))
+	cancel()
+	require.ErrorIs(t, await(t, given, startsWithin, "it gives up"), context.Canceled)
+	require.NoError(t, held.Err())
+	require.NoError(t, held.Release(t.Context()), "it is still its")
+	assert.Zero(t, b.depth(b.key("bob")))
+}
+
+// TestAWaiterWhoseAnswersAreLost has nothing wake the waiter but the release.
+func TestAWaiterWhoseAnswersAreLost(t *testing.T) {
+	for name, lost := range map[string]int32{"all but the last": tries - 1, "all": tries} {
+		t.Run(name, func(t *testing.T) {
+			var o observed
+			b, proxy := setupLossy(t, lock.WithPoll(never), o.option(t))
+			ctx, key := t.Context(), b.key("ann")
+			direct := locker(t, b.rdb, lock.WithPoll(never))
+			held, err := direct.Acquire(ctx, key, lock.For(lock.MaxLease))
+			require.NoError(t, err)
+			type answer struct {
+				lease *lock.Lease
+				err   error
+			}
+			waiting := make(chan answer, 1)
+			go func() {
+				lease, err := b.Acquire(ctx, key)
+				waiting <- answer{lease, err}
+			}()
+			b.waitListening(key, 1)
+			testkit.Eventually(t, startsWithin, "it has looked after it subscribed", func() bool { return o.so().Busy == 2 })
+
+			proxy.Lose(lost)
+			require.NoError(t, held.Release(ctx))
+			got := await(t, waiting, startsWithin, "the waiter has an answer")
+			proxy.RequireLost(t)
+			if lost == tries {
+				require.Error(t, got.err)
+				require.NotErrorIs(t, got.err, lock.ErrLost, "it never had it")
+				assert.Zero(t, b.depth(key), "what may have been taken is given back")
+			} else {
+				require.NoError(t, got.err)
+				assert.Equal(t, 1, b.depth(key))
+				require.NoError(t, got.lease.Release(ctx))
+			}
+			next, err := direct.TryAcquire(ctx, key)
+			require.NoError(t, err, "nobody has it")
+			require.NoError(t, next.Release(ctx))
+			assert.Zero(t, o.so().Lost)
+		})
+	}
+}
+
+func TestARenewalWhoseAnswersAreAllLostIsTriedAgainInTime(t *testing.T) {
+	const length = 3 * time.Second
+	var o observed
+	b, proxy := setupLossy(t, lock.WithLease(length), o.option(t))
+	ctx := t.Context()
+	ann, bob := b.key("ann"), b.key("bob")
+	lease, err := b.AcquireAll(ctx, []string{ann, bob})
+	require.NoError(t, err)
+	held, granted := lease.Context(ctx), b.expiry(ann)
+	proxy.Lose(tries)
+	testkit.Eventually(t, startsWithin, "a renewal that fails", func() bool { return o.so().Failed > 0 })
+	proxy.RequireLost(t)
+	testkit.Eventually(t, startsWithin, "one that succeeds", func() bool { return o.so().Renewed > 0 })
+	require.NoError(t, lease.Err())
+	testkit.Eventually(t, startsWithin, "the end of the first lease", func() bool { return b.now().After(granted) })
+	require.NoError(t, lease.Err())
+	require.NoError(t, held.Err())
+	assert.Equal(t, 2, o.so().Failed, "once, for two locks")
+	assert.Zero(t, o.so().Lost)
+	require.NoError(t, lease.Release(ctx))
+	assert.Zero(t, b.depth(ann))
+}
+
+// TestAForcedReleaseWhoseAnswerIsLostLeavesNoLock takes the lock away from its holder only.
+func TestAForcedReleaseWhoseAnswerIsLostLeavesNoLock(t *testing.T) {
+	b, proxy := setupLossy(t)
+	ctx := t.Context()
+	lease := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
+	proxy.Lose(tries - 1)
+	_, err := b.ForceRelease(ctx, b.key("ann"))
+	require.NoError(t, err)
+	proxy.RequireLost(t)
+	assert.Zero(t, b.depth(b.key("ann")))
+
+	proxy.Lose(tries)
+	_, err = b.ForceRelease(ctx, b.key("bob"))
+	require.Error(t, err, "nobody knows")
+	proxy.RequireLost(t)
+	assert.Zero(t, b.depth(b.key("bob")))
+	require.Equal(t, []string{b.key("ann"), b.key("bob")}, lostKeys(t, lease.Release(ctx)))
 }

@@ -1,0 +1,262 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lock"
+)
+
+func TestCloseReleasesWhatIsHeldAndSendsAwayWhoWaits(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	l := lock.New(b.rdb)
+	watched, err := l.Acquire(ctx, b.key("ann"))
+	require.NoError(t, err)
+	explicit, err := l.AcquireAll(ctx, []string{b.key("bob"), b.key("cid")}, lock.For(time.Minute))
+	require.NoError(t, err)
+	deeper, err := l.Acquire(watched.Context(ctx), b.key("ann"))
+	require.NoError(t, err)
+	leases := []*lock.Lease{watched, explicit, deeper}
+	inside := make([]context.Context, len(leases))
+	for i, lease := range leases {
+		inside[i] = lease.Context(ctx)
+	}
+	others := b.take(ctx, time.Minute, b.key("dan"))
+	var waiting sync.WaitGroup
+	for _, key := range []string{"ann", "ann", "dan"} { // of the same Locker, and of another one
+		waiting.Go(func() {
+			_, err := l.Acquire(ctx, b.key(key))
+			assert.ErrorIs(t, err, lock.ErrClosed)
+		})
+	}
+	waiting.Go(func() {
+		_, err := l.AcquireAll(ctx, []string{b.key("eve"), b.key("cid")})
+		assert.ErrorIs(t, err, lock.ErrClosed)
+	})
+	b.waitListening(b.key("ann"), 1)
+	b.waitListening(b.key("cid"), 1)
+	b.waitListening(b.key("dan"), 1)
+
+	require.NoError(t, l.Close(ctx))
+	for i, lease := range leases {
+		require.ErrorIs(t, lease.Err(), lock.ErrClosed)
+		require.ErrorIs(t, context.Cause(inside[i]), lock.ErrClosed)
+		assert.False(t, lease.Holds(lease.Keys()[0]))
+	}
+	waiting.Wait()
+	for _, key := range []string{"ann", "bob", "cid", "eve"} {
+		assert.Zero(t, b.depth(b.key(key)), key)
+	}
+	assert.Equal(t, 1, b.depth(b.key("dan")), "of another Locker")
+	require.NoError(t, others.Err())
+
+	for name, call := range lockCalls(ctx, l, []string{b.key("ann")}) {
+		require.ErrorIs(t, call(), lock.ErrClosed, name)
+	}
+	_, err = l.Acquire(watched.Context(ctx), b.key("ann"))
+	require.ErrorIs(t, err, lock.ErrClosed)
+	assert.Zero(t, b.depth(b.key("ann")))
+	require.ErrorIs(t, context.Cause(watched.Context(ctx)), lock.ErrClosed, "a context that begins after the end")
+	require.NoError(t, watched.Release(ctx), "it is released")
+	require.ErrorIs(t, watched.Err(), lock.ErrClosed)
+	require.NoError(t, l.Close(ctx), "once more")
+}
+
+// lockCalls are all calls that may take locks.
+func lockCalls(ctx context.Context, l *lock.Locker, keys []string, opts ...lock.AcquireOption) map[string]func() error {
+	return map[string]func() error{
+		"Acquire":    func() error { _, err := l.Acquire(ctx, keys[0], opts...); return err },
+		"TryAcquire": func() error { _, err := l.TryAcquire(ctx, keys[0], opts...); return err },
+		"AcquireAll": func() error { _, err := l.AcquireAll(ctx, keys, opts...); return err },
+		"TryEach":    func() error { _, _, err := l.TryEach(ctx, keys, opts...); return err },
+		"Do": func() error {
+			return l.Do(ctx, keys[0], func(context.Context) error {
+				return errors.New("f was called")
+			}, opts...)
+		},
+	}
+}
+
+func TestCloseTellsWhatWasLostAndReleasesTheRest(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	l := lock.New(b.rdb)
+	lost, err := l.Acquire(ctx, b.key("ann"))
+	require.NoError(t, err)
+	_, err = l.Acquire(ctx, b.key("bob"))
+	require.NoError(t, err)
+	require.NoError(t, b.rdb.Del(ctx, b.key("ann")).Err())
+	require.Equal(t, []string{b.key("ann")}, lostKeys(t, l.Close(ctx)))
+	assert.Zero(t, b.depth(b.key("bob")))
+	require.ErrorIs(t, lost.Err(), lock.ErrClosed, "Close came first")
+	require.NoError(t, lost.Release(ctx), "a loss is told once")
+}
+
+// TestNothingIsLeftWhateverIsUnderWayWhenALockerIsClosed closes it while goroutines do everything that one can
+// do with it. No lease here ends by itself.
+func TestNothingIsLeftWhateverIsUnderWayWhenALockerIsClosed(t *testing.T) {
+	b := setup(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const rounds, callers, closers = 6, 24, 3
+	names := b.names(6)
+	for round := range rounds {
+		l := lock.New(b.rdb, lock.WithLease(lock.MaxLease))
+		var done atomic.Int64
+		closing := make(chan struct{})
+		var all sync.WaitGroup
+		for caller := range callers {
+			all.Go(func() {
+				for i := caller; ; i++ {
+					err := useLocks(ctx, l, names[i%len(names)], names[(i+1)%len(names)], i)
+					if err != nil {
+						assert.ErrorIs(t, err, lock.ErrClosed)
+						return
+					}
+					if done.Add(1) == int64(30*(round+1)) {
+						close(closing)
+					}
+				}
+			})
+		}
+		for range closers {
+			all.Go(func() {
+				<-closing
+				assert.NoError(t, l.Close(ctx))
+			})
+		}
+		all.Wait()
+		left, err := b.rdb.Exists(ctx, names...).Result()
+		require.NoError(t, err)
+		require.Zero(t, left, "round %d", round)
+	}
+}
+
+// useLocks does one of the things that one can do, and goes deeper; of the errors it leaves out those that may be.
+func useLocks(ctx context.Context, l *lock.Locker, one, other string, what int) error {
+	var lease *lock.Lease
+	var err error
+	switch what % 5 {
+	case 0:
+		lease, err = l.Acquire(ctx, one)
+	case 1:
+		lease, err = l.TryAcquire(ctx, one, lock.For(lock.MaxLease))
+	case 2:
+		lease, err = l.AcquireAll(ctx, []string{other, one})
+	case 3:
+		lease, _, err = l.TryEach(ctx, []string{one, other})
+	default:
+		err = l.Do(ctx, one, func(ctx context.Context) error {
+			deeper, err := l.TryAcquire(ctx, one)
+			if err == nil {
+				err = deeper.Release(ctx)
+			}
+			if errors.Is(err, context.Canceled) {
+				return context.Cause(ctx)
+			}
+			return err
+		})
+	}
+	if errors.Is(err, lock.ErrBusy) {
+		return nil
+	}
+	if err != nil || lease == nil {
+		return err
+	}
+	inside := lease.Context(ctx)
+	deeper, _, err := l.TryEach(inside, []string{one, other})
+	if err == nil {
+		err = deeper.Release(ctx)
+	}
+	if errors.Is(err, context.Canceled) {
+		err = context.Cause(inside)
+	}
+	return errors.Join(err, lease.Release(ctx))
+}
+
+func TestCloseWithoutRedisEndsWithItsContextAndEndsTheLeases(t *testing.T) {
+	for name, hangs := range map[string]bool{"Redis was killed": false, "Redis hangs": true} {
+		t.Run(name, func(t *testing.T) {
+			server, b := ownServer(t)
+			const leases = 64 // more than are released at the same time
+			l := lock.New(b.rdb, lock.WithLease(lock.MaxLease))
+			inside := make([]context.Context, leases)
+			names := b.names(leases)
+			for i, key := range names {
+				lease, err := l.Acquire(t.Context(), key)
+				require.NoError(t, err)
+				inside[i] = lease.Context(t.Context())
+			}
+			if hangs {
+				server.Freeze()
+			} else {
+				server.Kill()
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			closed := make(chan error, 1)
+			go func() { closed <- l.Close(ctx) }()
+			err := await(t, closed, busy, "Close returns") // time-outs of the client would be 3 s, several times
+			require.Error(t, err)
+			require.NotErrorIs(t, err, lock.ErrLost, "nobody knows")
+			if hangs {
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+			}
+			for _, held := range inside {
+				require.ErrorIs(t, context.Cause(held), lock.ErrClosed, "its holder does not wait for Redis")
+			}
+			_, err = l.Acquire(t.Context(), names[0])
+			require.ErrorIs(t, err, lock.ErrClosed)
+			if hangs {
+				server.Thaw()
+				testkit.Eventually(t, startsWithin, "Redis answers again", func() bool { return b.rdb.Ping(t.Context()).Err() == nil })
+			}
+		})
+	}
+}
+
+func TestACloseWaitsForAnotherOneThatIsStillReleasing(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	l := lock.New(b.rdb)
+	_, err := l.Acquire(ctx, b.key("ann"))
+	require.NoError(t, err)
+	c := countCalls(t, b.rdb)
+	asked, goOn := make(chan struct{}, 1), make(chan struct{})
+	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		if kind == releases {
+			asked <- struct{}{}
+			<-goOn
+		}
+		return next(ctx, cmd)
+	})
+	first, third := make(chan error, 1), make(chan error, 1)
+	go func() { first <- l.Close(ctx) }()
+	await(t, asked, startsWithin, "the release is asked for")
+	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, l.Close(short), context.DeadlineExceeded, "it is not released yet")
+	go func() { third <- l.Close(ctx) }()
+	close(goOn)
+	require.NoError(t, await(t, third, startsWithin, "another Close"))
+	assert.Zero(t, b.depth(b.key("ann")))
+	require.NoError(t, await(t, first, startsWithin, "the first Close"))
+}
+
+func TestCloseOfAnUnusedLocker(t *testing.T) {
+	b := setup(t)
+	l := lock.New(b.rdb)
+	require.NoError(t, l.Close(t.Context()))
+	_, err := l.TryAcquire(t.Context(), b.key("ann"))
+	require.ErrorIs(t, err, lock.ErrClosed)
+}

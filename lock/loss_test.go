@@ -1,0 +1,281 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lock"
+)
+
+// TestAWatchedLeaseLearnsOfItsLossByTheNextRenewal and keeps what it has not lost.
+func TestAWatchedLeaseLearnsOfItsLossByTheNextRenewal(t *testing.T) {
+	for name, lose := range map[string]func(b bench, key string){
+		"Redis lost it": func(b bench, key string) {
+			require.NoError(b.t, b.rdb.Del(b.t.Context(), key).Err())
+		},
+		"an operator took it away": func(b bench, key string) {
+			held, err := locker(b.t, b.rdb).ForceRelease(b.t.Context(), key)
+			require.NoError(b.t, err)
+			require.True(b.t, held)
+		},
+		"somebody else got it": func(b bench, key string) {
+			_, err := locker(b.t, b.rdb).ForceRelease(b.t.Context(), key)
+			require.NoError(b.t, err)
+			b.take(b.t.Context(), time.Minute, key)
+		},
+		"its key is of another type": func(b bench, key string) {
+			require.NoError(b.t, b.rdb.Set(b.t.Context(), key, "not a lock", 0).Err())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t)
+			ctx := t.Context()
+			ann, bob := b.key("ann"), b.key("bob")
+			c := countCalls(t, b.rdb)
+			lease, err := locker(t, b.rdb, lock.WithLease(1500*time.Millisecond)).AcquireAll(ctx, []string{ann, bob})
+			require.NoError(t, err)
+			held, token := lease.Context(ctx), lease.Token(ann)
+			lose(b, ann)
+			before := c.of(renewals)
+			require.NoError(t, lease.Err(), "it does not know yet")
+
+			awaitLoss(t, held, startsWithin)
+			assert.LessOrEqual(t, c.of(renewals), before+1, "and not by the end of the lease")
+			require.Equal(t, []string{ann}, lostKeys(t, context.Cause(held)))
+			require.Equal(t, []string{ann}, lostKeys(t, lease.Err()))
+			assert.False(t, lease.Holds(ann))
+			assert.True(t, lease.Holds(bob))
+			assert.Equal(t, []string{ann, bob}, lease.Keys(), "which it was given")
+			assert.Equal(t, token, lease.Token(ann))
+			b.waitRenewed(bob, b.expiry(bob))
+
+			require.Equal(t, []string{ann}, lostKeys(t, lease.Release(ctx)))
+			assert.Zero(t, b.depth(bob))
+			require.Equal(t, []string{ann}, lostKeys(t, lease.Err()), "the reason stays")
+			require.NoError(t, lease.Release(ctx), "a loss is told once")
+		})
+	}
+}
+
+// TestAnExplicitLeaseEndsWithoutAskingRedis, which has the lock still.
+func TestAnExplicitLeaseEndsWithoutAskingRedis(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	const length = 300 * time.Millisecond
+	key := b.key("ann")
+	began := time.Now()
+	lease := b.take(ctx, length, key)
+	require.NoError(t, b.rdb.Persist(ctx, key).Err())
+	c := countCalls(t, b.rdb)
+	before := c.all()
+	held := lease.Context(ctx)
+	second := lease.Context(ctx)
+
+	told := awaitLoss(t, held, startsWithin)
+	awaitLoss(t, second, startsWithin)
+	assert.GreaterOrEqual(t, told.Sub(began), length-length/100-2*time.Millisecond, "not before it has ended")
+	require.Equal(t, []string{key}, lostKeys(t, lease.Err()))
+	assert.False(t, lease.Holds(key))
+	assert.Equal(t, before, c.all(), "nobody was asked")
+	assert.Equal(t, 1, b.depth(key))
+	require.Equal(t, []string{key}, lostKeys(t, context.Cause(lease.Context(ctx))), "a context that begins after the end")
+	require.Equal(t, []string{key}, lostKeys(t, lease.Release(ctx)), "its holder was told")
+	assert.Zero(t, b.depth(key), "and what Redis still has is released")
+}
+
+func TestALockThatIsLostUnderTwoLeasesIsToldToBoth(t *testing.T) {
+	for name, watched := range map[string][]bool{"both watched": {true, true}, "the outer one": {true, false}, "the inner one": {false, true}} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t)
+			ctx := t.Context()
+			key := b.key("ann")
+			b.Locker = locker(t, b.rdb, lock.WithLease(900*time.Millisecond))
+			terms := map[bool][]lock.AcquireOption{true: nil, false: {lock.For(500 * time.Millisecond)}}
+			outer, err := b.Acquire(ctx, key, terms[watched[0]]...)
+			require.NoError(t, err)
+			first := outer.Context(ctx)
+			inner, err := b.Acquire(first, key, terms[watched[1]]...)
+			require.NoError(t, err)
+			second := inner.Context(ctx)
+			inside := inner.Context(first)
+			require.NoError(t, b.rdb.Del(ctx, key).Err())
+			for _, held := range []context.Context{first, second, inside} {
+				awaitLoss(t, held, startsWithin)
+				require.Equal(t, []string{key}, lostKeys(t, context.Cause(held)))
+			}
+			for _, lease := range []*lock.Lease{outer, inner} {
+				require.Equal(t, []string{key}, lostKeys(t, lease.Err()))
+				require.Equal(t, []string{key}, lostKeys(t, lease.Release(ctx)))
+			}
+		})
+	}
+}
+
+func TestAReleaseOfOneLeaseLeavesTheOtherOneGood(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	outer := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
+	first := outer.Context(ctx)
+	inner := b.take(first, time.Minute, b.key("ann"))
+	second := inner.Context(ctx)
+	require.NoError(t, outer.Release(ctx))
+	require.ErrorIs(t, context.Cause(first), lock.ErrReleased)
+	require.NoError(t, second.Err())
+	require.NoError(t, inner.Err())
+	assert.True(t, inner.Holds(b.key("ann")))
+	assert.False(t, outer.Holds(b.key("ann")))
+	assert.False(t, inner.Holds(b.key("bob")), "it was never given that")
+	assert.Zero(t, inner.Token(b.key("bob")))
+	require.NoError(t, inner.Release(ctx))
+	require.ErrorIs(t, context.Cause(second), lock.ErrReleased)
+}
+
+func TestTheEndOfAParentIsNotTheEndOfTheLease(t *testing.T) {
+	b := setup(t)
+	lease := b.take(t.Context(), time.Minute, b.key("ann"))
+	why := errors.New("the caller has had enough")
+	for range 100 {
+		parent, cancel := context.WithCancelCause(t.Context())
+		held := lease.Context(parent)
+		require.NoError(t, held.Err())
+		cancel(why)
+		require.ErrorIs(t, context.Cause(held), why)
+		require.ErrorIs(t, context.Cause(lease.Context(parent)), why, "also if it was over before")
+	}
+	testkit.Eventually(t, startsWithin, "contexts that have ended are forgotten", func() bool { return lease.Endings() == 0 })
+	require.NoError(t, lease.Err())
+	assert.True(t, lease.Holds(b.key("ann")))
+	other := lease.Context(t.Context())
+	require.NoError(t, other.Err())
+	assert.Equal(t, 1, lease.Endings())
+	require.NoError(t, lease.Release(t.Context()))
+	require.ErrorIs(t, context.Cause(other), lock.ErrReleased)
+	require.ErrorIs(t, lease.Err(), lock.ErrReleased)
+	require.ErrorIs(t, context.Cause(lease.Context(t.Context())), lock.ErrReleased)
+	assert.Zero(t, lease.Endings())
+}
+
+func TestManyWhoReleaseAskRedisOnceAndOneOfThemIsToldOfTheLoss(t *testing.T) {
+	for name, lost := range map[string]bool{"held": false, "lost": true} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t)
+			ctx := t.Context()
+			c := countCalls(t, b.rdb)
+			lease := b.take(ctx, time.Minute, b.key("ann"))
+			held := lease.Context(ctx)
+			if lost {
+				require.NoError(t, b.rdb.Del(ctx, b.key("ann")).Err())
+			}
+			var told atomic.Int64
+			var all sync.WaitGroup
+			for range 20 {
+				all.Go(func() {
+					err := lease.Release(ctx)
+					if err != nil {
+						assert.ErrorIs(t, err, lock.ErrLost)
+						told.Add(1)
+					}
+					assert.ErrorIs(t, lease.Err(), lock.ErrReleased)
+					assert.ErrorIs(t, context.Cause(held), lock.ErrReleased)
+				})
+			}
+			all.Wait()
+			assert.Equal(t, 1, c.of(releases))
+			assert.Equal(t, map[bool]int64{false: 0, true: 1}[lost], told.Load())
+			assert.Zero(t, b.depth(b.key("ann")))
+		})
+	}
+}
+
+// TestAReleaseEndsTheLeaseBeforeRedisAnswers, so that nobody works on with what may be gone.
+func TestAReleaseEndsTheLeaseBeforeRedisAnswers(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	lease := b.take(ctx, time.Minute, b.key("ann"))
+	held := lease.Context(ctx)
+	c := countCalls(t, b.rdb)
+	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		assert.ErrorIs(t, context.Cause(held), lock.ErrReleased)
+		assert.ErrorIs(t, lease.Err(), lock.ErrReleased)
+		return next(ctx, cmd)
+	})
+	gone, cancel := context.WithDeadline(ctx, time.Now())
+	defer cancel()
+	require.NoError(t, lease.Release(gone), "with a time of its own")
+	assert.Equal(t, 1, c.of(releases))
+	assert.Zero(t, b.depth(b.key("ann")))
+}
+
+func TestDo(t *testing.T) {
+	failed := errors.New("f failed")
+	for name, test := range map[string]struct {
+		f    func(b bench, ctx context.Context) error
+		want []error
+	}{
+		"succeeds": {func(b bench, ctx context.Context) error {
+			assert.Equal(b.t, 1, b.depth(b.key("ann")))
+			return nil
+		}, nil},
+		"fails": {func(bench, context.Context) error { return failed }, []error{failed}},
+		"goes deeper": {func(b bench, ctx context.Context) error {
+			return b.Do(ctx, b.key("ann"), func(context.Context) error { return failed })
+		}, []error{failed}},
+		"loses the lock": {func(b bench, ctx context.Context) error {
+			return b.rdb.Del(ctx, b.key("ann")).Err()
+		}, []error{lock.ErrLost}},
+		"fails and loses the lock": {func(b bench, ctx context.Context) error {
+			return errors.Join(failed, b.rdb.Del(ctx, b.key("ann")).Err())
+		}, []error{failed, lock.ErrLost}},
+		"is told of the loss": {func(b bench, ctx context.Context) error {
+			require.NoError(b.t, b.rdb.Del(ctx, b.key("ann")).Err())
+			awaitLoss(b.t, ctx, startsWithin)
+			return failed
+		}, []error{failed, lock.ErrLost}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := setup(t)
+			b.Locker = locker(t, b.rdb, lock.WithLease(900*time.Millisecond))
+			var inside context.Context
+			err := b.Do(t.Context(), b.key("ann"), func(ctx context.Context) error {
+				inside = ctx
+				return test.f(b, ctx)
+			})
+			for _, want := range test.want {
+				require.ErrorIs(t, err, want)
+			}
+			if len(test.want) == 0 {
+				require.NoError(t, err)
+			}
+			if !errors.Is(err, lock.ErrLost) {
+				require.ErrorIs(t, context.Cause(inside), lock.ErrReleased)
+			}
+			require.Error(t, inside.Err())
+			assert.Zero(t, b.depth(b.key("ann")))
+		})
+	}
+}
+
+func TestDoReleasesIfItsFunctionPanicsOrItsCallerIsGone(t *testing.T) {
+	b := setup(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	require.PanicsWithValue(t, "no more", func() {
+		_ = b.Do(ctx, b.key("ann"), func(context.Context) error { panic("no more") })
+	})
+	assert.Zero(t, b.depth(b.key("ann")))
+	require.NoError(t, b.Do(ctx, b.key("ann"), func(context.Context) error {
+		cancel()
+		return nil
+	}))
+	assert.Zero(t, b.depth(b.key("ann")))
+	err := b.Do(ctx, b.key("ann"), func(context.Context) error { panic("not called") })
+	require.ErrorIs(t, err, context.Canceled)
+}
