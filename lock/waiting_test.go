@@ -115,17 +115,29 @@ func TestALockThatRunsOutIsTakenThenAndNotBefore(t *testing.T) {
 }
 
 func TestALockThatIsRenewedIsWaitedForOn(t *testing.T) {
-	b, _ := setupWaiting(t)
+	b, holder := setupWaiting(t, "ann")
 	ctx, key := t.Context(), b.key("ann")
-	holder, err := locker(t, b.rdb).Acquire(ctx, key, lock.For(300*time.Millisecond))
-	require.NoError(t, err)
+	const left, looks = 500 * time.Millisecond, 3
 	c := countCalls(t, b.rdb)
+	looked := make(chan time.Time, looks)
+	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		if kind != acquires || c.of(acquires) == looks {
+			return next(ctx, cmd)
+		}
+		// Whenever the waiter looks, the lock is about to end, and then it is renewed.
+		looked <- time.Now()
+		assert.True(t, b.rdb.PExpire(ctx, key, left).Val())
+		err := next(ctx, cmd)
+		assert.True(t, b.rdb.Persist(ctx, key).Val())
+		return err
+	})
 	got := acquiring(t, b.Locker, key)
-	b.waitQueued(key, 1)
-	require.NoError(t, b.rdb.Persist(ctx, key).Err()) // as if its lease were renewed
-	b.waitCalls(c, 3)                                 // one when the lease would have ended
+	b.waitCalls(c, looks)
 	assert.Equal(t, 1, b.Waiting(key))
-	require.ErrorIs(t, holder.Release(ctx), lock.ErrLost, "but it releases what Redis has kept")
+	<-looked
+	second, third := <-looked, <-looked // the second one when it heard that it would hear of a release
+	assert.GreaterOrEqual(t, third.Sub(second), left, "it looks again when the lock would have ended")
+	require.NoError(t, holder.Release(ctx))
 	require.NoError(t, await(t, got, startsWithin, "the lock").Release(ctx))
 }
 
@@ -267,6 +279,7 @@ func TestAWaiterThatGivesUpLeavesTheQueueToTheOthers(t *testing.T) {
 func TestWhenTheFirstGivesUpTheNextLooksForItself(t *testing.T) {
 	b, _ := setupWaiting(t, "ann")
 	key := b.key("ann")
+	c := countCalls(t, b.rdb)
 	ctx, giveUp := context.WithTimeout(t.Context(), startsWithin)
 	failed := make(chan error, 1)
 	go func() {
@@ -276,6 +289,7 @@ func TestWhenTheFirstGivesUpTheNextLooksForItself(t *testing.T) {
 	b.waitQueued(key, 1)
 	next := acquiring(t, b.Locker, key)
 	b.waitQueued(key, 2)
+	b.waitCalls(c, 2)
 	require.NoError(t, b.rdb.Del(t.Context(), key).Err()) // tells nobody
 	giveUp()
 	require.ErrorIs(t, await(t, failed, startsWithin, "the error"), context.Canceled)
