@@ -25,7 +25,7 @@ func TestLocksOutliveARedisThatComesBackWithItsData(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
 	key := b.key("ann")
-	const length = 3 * time.Second
+	const length = 2 * time.Second
 	var failed atomic.Int64
 	keeper := locker(t, b.rdb, lock.WithLease(length), lock.WithObserver(lock.Observer{
 		Renewed: func(_ int, _ time.Duration, err error) {
@@ -39,7 +39,7 @@ func TestLocksOutliveARedisThatComesBackWithItsData(t *testing.T) {
 	held := lease.Context(ctx)
 
 	server.Kill()
-	testkit.Eventually(t, startsWithin, "renewals that fail", func() bool { return failed.Load() >= 2 })
+	testkit.Eventually(t, startsWithin, "a renewal that fails", func() bool { return failed.Load() > 0 })
 	require.NoError(t, lease.Err(), "nobody knows that Redis has lost anything")
 	require.NoError(t, server.Restart(ctx))
 
@@ -146,7 +146,7 @@ func TestAHungRedisDoesNotKeepTheHolderFromLearningOfTheEndOfItsLease(t *testing
 	server, b := ownServer(t)
 	ctx := t.Context()
 	key := b.key("ann")
-	const length = time.Second
+	const length = 700 * time.Millisecond
 	keeper := locker(t, b.rdb, lock.WithLease(length))
 	lease, err := keeper.Acquire(ctx, key)
 	require.NoError(t, err)
@@ -172,7 +172,7 @@ func TestAHungRedisDoesNotKeepTheHolderFromLearningOfTheEndOfItsLease(t *testing
 func TestARedisThatHangsForLessThanTheLeaseIsNoLoss(t *testing.T) {
 	server, b := ownServer(t)
 	key := b.key("ann")
-	const length = 3 * time.Second
+	const length = 3 * time.Second / 2
 	var sent, answered atomic.Int64
 	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		sent.Add(1)
@@ -284,7 +284,7 @@ func TestPromotionOfAReplica(t *testing.T) {
 		},
 	})
 	t.Cleanup(func() { _ = moving.Close() })
-	const length = 4 * time.Second
+	const length = 3 * time.Second
 	l := locker(t, moving, lock.WithLease(length))
 
 	// ann's lock gets to the replica, bob's does not, because the replica has lost its primary.

@@ -286,7 +286,7 @@ func TestHistoriesOfAFencedRegisterAreLinearizable(t *testing.T) {
 func TestEveryIncrementThatTheFenceAcceptsCounts(t *testing.T) {
 	b, seed := setup(t), mathrand.Uint64()
 	t.Logf("seed=%d", seed)
-	r := crowd(b, testkit.Pool(t), seed, 12, 40, 20)
+	r := crowd(b, testkit.Pool(t), seed, 12, 25, 12)
 	t.Logf("%d increments accepted, %d requests refused", r.accepted, r.refused)
 	assert.Equal(t, r.accepted, r.value(t))
 	assert.Positive(t, r.refused, "nobody was late: this test shows nothing")

@@ -254,7 +254,7 @@ func TestACallThatArrivesAfterItsRepeatChangesNothing(t *testing.T) {
 func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
-	const rounds, callers = 12, 4
+	const rounds, callers = 8, 4
 	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease} {
 		require.NoError(t, script.Load(ctx, b.rdb).Err())
 	}
@@ -327,7 +327,7 @@ func TestWhatCannotBeGivenBackEndsWithItsLease(t *testing.T) {
 	})
 	t.Cleanup(func() { _ = slow.Close() })
 	require.NoError(t, slow.Ping(ctx).Err()) // on the only connection that is open
-	const lease = time.Second
+	const lease = 500 * time.Millisecond
 
 	server.Freeze()
 	_, err := locker(t, slow, lock.WithLease(lease)).Acquire(ctx, key)
