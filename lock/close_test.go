@@ -3,6 +3,8 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,7 +21,7 @@ import (
 func TestCloseReleasesWhatIsHeldAndSendsAwayWhoWaits(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
-	l := lock.New(b.rdb)
+	l := lock.New(b.rdb, lock.WithPoll(never))
 	watched, err := l.Acquire(ctx, b.key("ann"))
 	require.NoError(t, err)
 	explicit, err := l.AcquireAll(ctx, []string{b.key("bob"), b.key("cid")}, lock.For(time.Minute))
@@ -48,12 +50,17 @@ func TestCloseReleasesWhatIsHeldAndSendsAwayWhoWaits(t *testing.T) {
 	b.waitListening(b.key("dan"), 1)
 
 	require.NoError(t, l.Close(ctx))
+	gone := make(chan struct{}, 1)
+	go func() {
+		waiting.Wait()
+		gone <- struct{}{}
+	}()
+	await(t, gone, startsWithin, "those who wait are sent away, and not when a lease would end")
 	for i, lease := range leases {
 		require.ErrorIs(t, lease.Err(), lock.ErrClosed)
 		require.ErrorIs(t, context.Cause(inside[i]), lock.ErrClosed)
 		assert.False(t, lease.Holds(lease.Keys()[0]))
 	}
-	waiting.Wait()
 	for _, key := range []string{"ann", "bob", "cid", "eve"} {
 		assert.Zero(t, b.depth(b.key(key)), key)
 	}
@@ -251,6 +258,36 @@ func TestACloseWaitsForAnotherOneThatIsStillReleasing(t *testing.T) {
 	require.NoError(t, await(t, third, startsWithin, "another Close"))
 	assert.Zero(t, b.depth(b.key("ann")))
 	require.NoError(t, await(t, first, startsWithin, "the first Close"))
+}
+
+// TestALockThatIsGrantedWhileTheLockerIsClosedIsGivenBack: Close did not know of it.
+func TestALockThatIsGrantedWhileTheLockerIsClosedIsGivenBack(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	c := countCalls(t, b.rdb)
+	names := b.names(5)
+	for i := range len(lockCalls(ctx, nil, names)) {
+		l := lock.New(b.rdb)
+		granted, goOn := make(chan struct{}, 1), make(chan struct{})
+		c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+			err := next(ctx, cmd)
+			if kind == acquires {
+				granted <- struct{}{}
+				<-goOn
+			}
+			return err
+		})
+		calls := lockCalls(ctx, l, names)
+		call := slices.Sorted(maps.Keys(calls))[i]
+		answer := make(chan error, 1)
+		go func() { answer <- calls[call]() }()
+		await(t, granted, startsWithin, "Redis grants the lock")
+		require.Equal(t, 1, b.depth(names[0]))
+		require.NoError(t, l.Close(ctx))
+		close(goOn)
+		require.ErrorIs(t, await(t, answer, startsWithin, call), lock.ErrClosed, call)
+		assert.Zero(t, b.depth(names[0]), call)
+	}
 }
 
 func TestCloseOfAnUnusedLocker(t *testing.T) {

@@ -192,10 +192,10 @@ func TestEachLossIsCountedOnceHoweverItIsFound(t *testing.T) {
 func TestALossThatRedisTellsTooLateIsCountedOnce(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
-	const length = 300 * time.Millisecond
+	key := b.key("ann")
 	var o observed
 	c := countCalls(t, b.rdb)
-	l := lock.New(b.rdb, lock.WithLease(length), o.option(t))
+	l := locker(t, b.rdb, o.option(t))
 	answered, goOn := make(chan struct{}, 1), make(chan struct{})
 	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
@@ -205,16 +205,21 @@ func TestALossThatRedisTellsTooLateIsCountedOnce(t *testing.T) {
 		}
 		return err
 	})
-	lease, err := l.Acquire(ctx, b.key("ann"))
+	lease, err := l.Acquire(ctx, key, lock.For(time.Second))
 	require.NoError(t, err)
 	held := lease.Context(ctx)
-	require.NoError(t, b.rdb.Del(ctx, b.key("ann")).Err())
+	require.NoError(t, b.rdb.Del(ctx, key).Err())
+	deeper := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(context.WithoutCancel(held), key, lock.For(time.Hour))
+		deeper <- err
+	}()
 	await(t, answered, startsWithin, "Redis answers that the lock is lost")
 	awaitLoss(t, held, startsWithin)
 	require.Equal(t, 1, o.so().Lost)
 	close(goOn)
-	err = l.Close(ctx) // which waits for the renewal
-	require.Equal(t, []string{b.key("ann")}, lostKeys(t, err))
+	require.Equal(t, []string{key}, lostKeys(t, await(t, deeper, startsWithin, "the answer comes")))
+	require.Equal(t, []string{key}, lostKeys(t, lease.Release(ctx)))
 	assert.Equal(t, tally{Acquired: 1, Renewed: 1, Lost: 1}, o.so())
 }
 
