@@ -22,14 +22,14 @@ const giveBackTimeout = time.Second
 // first to ask after a release is served.
 //
 // On an error, whatever the call has or may have taken is given back; if Redis cannot be reached for that
-// either, it is free when the lease ends. Errors are ErrInvalid, ErrLost, ErrClosed, that of ctx, and
+// either, as soon as it can. Errors are ErrInvalid, ErrLost, ErrClosed, that of ctx, and
 // those of Redis.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	a, err := l.asking(ctx, modeAll, []string{key}, opts)
 	if err != nil {
 		return nil, err
 	}
-	return l.acquire(ctx, a)
+	return l.await(ctx, a)
 }
 
 // TryAcquire is Acquire that does not wait: ErrBusy tells that another owner holds the lock.
@@ -60,7 +60,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	if err != nil {
 		return nil, err
 	}
-	return l.acquire(ctx, a)
+	return l.await(ctx, a)
 }
 
 // TryEach takes the lock of every key that is free, or held by the owner in ctx (see [Lease.Context]),
@@ -103,17 +103,21 @@ type asking struct {
 	mode  string
 	keys  []string
 	since time.Time
+	// waits is set for one that asks again and again, by the same call: asked is what that was for.
+	waits bool
+	call  *part
+	asked []string
 }
 
-func (l *Locker) asking(ctx context.Context, mode string, keys []string, opts []AcquireOption) (asking, error) {
+func (l *Locker) asking(ctx context.Context, mode string, keys []string, opts []AcquireOption) (*asking, error) {
 	t, err := l.terms(opts)
 	if err != nil {
-		return asking{}, err
+		return nil, err
 	}
 	if keys, err = l.validate(keys); err != nil {
-		return asking{}, err
+		return nil, err
 	}
-	return asking{terms: t, owner: l.owner(ctx), mode: mode, keys: keys, since: time.Now()}, nil
+	return &asking{terms: t, owner: l.owner(ctx), mode: mode, keys: keys, since: time.Now()}, nil
 }
 
 // validate returns the keys without those that were named before.
@@ -150,16 +154,18 @@ func (l *Locker) validateKey(key string) error {
 	return nil
 }
 
-// outcome is what an attempt came to: a lease, or in mode all none, and what is busy, with the time
-// after which that is free if nobody renews it, 0 if that is not known.
+// outcome is what an attempt came to: a lease, or in mode all none, and what is busy.
 type outcome struct {
 	lease *Lease
 	busy  []string
-	wait  time.Duration
+	// wait is after how long that is free if nobody renews it, 0 if it is not known, and listeners how many
+	// connections wait for the first of it.
+	wait      time.Duration
+	listeners int
 }
 
 // attempt asks once.
-func (l *Locker) attempt(ctx context.Context, a asking) (outcome, error) {
+func (l *Locker) attempt(ctx context.Context, a *asking) (outcome, error) {
 	got, err := l.try(ctx, a)
 	if err != nil {
 		return outcome{}, fmt.Errorf("acquire %s: %w", describe(a.keys), err)
@@ -175,20 +181,19 @@ func describe(keys []string) string {
 	return fmt.Sprintf("%d locks", len(keys))
 }
 
-func (l *Locker) try(ctx context.Context, a asking) (outcome, error) {
+func (l *Locker) try(ctx context.Context, a *asking) (outcome, error) {
 	if err := a.owner.enter(ctx); err != nil {
 		return outcome{}, err
 	}
 	defer a.owner.leave()
 
-	le := &Lease{locker: l, owner: a.owner, watched: a.watched, turn: make(chan struct{}, 1)}
+	le := &Lease{locker: l, owner: a.owner, asked: a.lease, watched: a.watched, turn: make(chan struct{}, 1)}
 	fresh, err := l.reenter(ctx, le, a)
 	if err != nil {
 		return outcome{}, l.undo(ctx, le, err)
 	}
 	reentered := len(le.holds)
-	var busy []string
-	var wait time.Duration
+	var got outcome
 	for chunk := range slices.Chunk(fresh, keysPerCall) {
 		t, err := l.takeChunk(ctx, le, a, chunk)
 		if err != nil {
@@ -196,20 +201,21 @@ func (l *Locker) try(ctx context.Context, a asking) (outcome, error) {
 		}
 		for i, key := range chunk {
 			if t.answers[i] == answerBusy {
-				busy = append(busy, key)
+				got.busy = append(got.busy, key)
 			}
 		}
-		wait = max(wait, t.wait)
+		got.wait, got.listeners = max(got.wait, t.wait), max(got.listeners, t.listeners)
 	}
-	if a.mode == modeAll && len(busy) > 0 {
-		return outcome{busy: busy, wait: wait}, l.undo(ctx, le, nil)
+	if a.mode == modeAll && len(got.busy) > 0 {
+		return got, l.undo(ctx, le, nil)
 	}
 	if err := l.give(le, a.keys); err != nil {
 		return outcome{}, l.undo(ctx, le, err)
 	}
 	l.observer.reentered(reentered)
 	l.observer.acquired(len(le.holds)-reentered, a.since)
-	return outcome{lease: le, busy: busy, wait: wait}, nil
+	got.lease = le
+	return got, nil
 }
 
 // give makes a lease ready for its holder, unless it is lost already.
@@ -228,23 +234,32 @@ func (l *Locker) give(le *Lease, keys []string) error {
 	return nil
 }
 
-// undo ends a lease that nobody was given, and returns the error with which it was begun. Its own are of
-// no use to anybody: what they leave ends with its lease.
+// undo ends a lease that nobody was given, and returns the error with which it was begun. What it cannot
+// release now is released as soon as Redis can be reached.
 func (l *Locker) undo(ctx context.Context, le *Lease, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
 	_ = le.release(ctx, ErrReleased)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range le.parting {
+		l.settleLater(le.asked, stray{call: p.call, owner: p.part.owner, keys: keysOf(p.holds)})
+	}
 	return err
 }
 
 // reenter adds to the lease what its owner holds already, makes that last long enough, and returns the
 // keys that it does not hold.
-func (l *Locker) reenter(ctx context.Context, le *Lease, a asking) (fresh []string, err error) {
+func (l *Locker) reenter(ctx context.Context, le *Lease, a *asking) (fresh []string, err error) {
 	var short []*hold
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
 		return nil, ErrClosed
+	}
+	if len(a.owner.holds) == 0 {
+		l.mu.Unlock()
+		return a.keys, nil
 	}
 	now := time.Now()
 	var lost []string
@@ -280,41 +295,72 @@ func (l *Locker) reenter(ctx context.Context, le *Lease, a asking) (fresh []stri
 
 // lasts tells whether a lock that is held lasts long enough for one more lease. For one that is to be
 // kept up it does: the watchdog renews the lock, at once if it is short.
-func (a asking) lasts(h *hold, now time.Time) bool {
+func (a *asking) lasts(h *hold, now time.Time) bool {
 	return a.watched || !h.ends.Before(now.Add(a.lease-drift(a.lease)))
 }
 
 // takeChunk sends one call, and adds to the lease what that took, or may have taken.
-func (l *Locker) takeChunk(ctx context.Context, le *Lease, a asking, keys []string) (taking, error) {
-	l.mu.Lock()
-	c := l.newCall()
-	l.mu.Unlock()
-	p := &part{owner: l.name(c.serial), taken: c}
+func (l *Locker) takeChunk(ctx context.Context, le *Lease, a *asking, keys []string) (taking, error) {
+	p := l.callFor(a, keys)
 	sent := time.Now()
-	t, err := l.sendAcquire(ctx, c, p.owner, a.mode, keys, a.lease)
-	p.token = t.token
+	t, err := l.sendAcquire(ctx, p, a.mode, a.waits, keys, a.lease)
+	nothing := a.mode == modeAll && slices.Contains(t.answers, answerBusy)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	p.token = t.token
 	took := false
 	for i, key := range keys {
-		if err == nil && t.answers[i] != answerHeld {
+		if err == nil && (nothing || t.answers[i] != answerHeld) {
 			continue
 		}
 		took = true
 		// What may have been taken counts as lost: it is released, and nobody has to be told.
 		h := &hold{part: p, key: key, lost: err != nil, alarm: alarm{index: unset}}
 		h.lengthen(sent, a.lease)
-		if err == nil {
+		if err == nil && a.owner.holds != nil {
 			a.owner.holds[key] = h
 			l.waiting.wakeOwner(key, a.owner)
 		}
 		le.add(h)
 	}
-	if !took {
-		l.receipts.giveBack(c.receipt)
+	switch {
+	case took:
+		a.call = nil
+	case !a.waits:
+		l.settle(p.taken)
 	}
 	return t, err
+}
+
+// callFor makes a call of its own for each attempt, but for one that waits: all its attempts are one call, as
+// long as they ask for the same locks.
+func (l *Locker) callFor(a *asking, keys []string) *part {
+	if a.call != nil {
+		if slices.Equal(a.asked, keys) {
+			return a.call
+		}
+		l.giveUp(a)
+	}
+	l.mu.Lock()
+	c := l.newCall()
+	l.mu.Unlock()
+	p := &part{owner: l.name(c.serial), taken: c}
+	if a.waits {
+		a.call, a.asked = p, keys
+	}
+	return p
+}
+
+// giveUp makes sure that no attempt that is still on its way takes what nobody waits for any more.
+func (l *Locker) giveUp(a *asking) {
+	if a.call == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.settleLater(a.lease, stray{call: l.callToRelease(a.call), owner: a.call.owner, keys: a.asked})
+	a.call = nil
 }
 
 // renew asks for a longer lease for some locks at once; an error is a *LostError, or Redis's.

@@ -21,6 +21,7 @@ const closeCalls = 16
 type Lease struct {
 	locker  *Locker
 	owner   *owner
+	asked   time.Duration
 	watched bool
 	holds   []*hold // in the order in which they were asked for; fixed once the lease is given out
 	byKey   map[string]*hold
@@ -44,7 +45,7 @@ type Lease struct {
 // parting is one script call that releases what nobody holds any more.
 type parting struct {
 	call  call
-	owner string
+	part  *part
 	holds []*hold
 }
 
@@ -153,9 +154,21 @@ func (le *Lease) err(now time.Time) error {
 // lock is free when each of these leases is released, in whatever order. So goroutines that share
 // such a context share the lock: they exclude others, and not each other.
 func (le *Lease) Context(ctx context.Context) context.Context {
-	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, ownerKey{le.locker}, le.owner))
+	ctx, cancel := context.WithCancelCause(le.withOwner(ctx))
 	le.whenOver(ctx, cancel)
 	return ctx
+}
+
+// withOwner returns a context with which others go deeper into what the owner holds.
+func (le *Lease) withOwner(ctx context.Context) context.Context {
+	le.locker.mu.Lock()
+	defer le.locker.mu.Unlock()
+	if le.over == nil {
+		le.owner.share(le.holds)
+	} else {
+		le.owner.share(nil)
+	}
+	return context.WithValue(ctx, ownerKey{le.locker}, le.owner)
 }
 
 // whenOver has tell called when the lease ends, unless ctx ends before: at once if it has ended.
@@ -242,13 +255,15 @@ func (le *Lease) release(ctx context.Context, cause error) error {
 	left := le.parting[:0]
 	for _, p := range le.parting {
 		keys := keysOf(p.holds)
-		released, err := le.locker.sendRelease(ctx, p.call, p.owner, keys)
+		released, err := le.locker.sendRelease(ctx, p.call, p.part.owner, keys)
 		if err != nil {
 			left = append(left, p)
 			failed = append(failed, fmt.Errorf("release %s: %w", describe(keys), err))
 			continue
 		}
+		le.locker.mu.Lock()
 		le.locker.settle(p.call)
+		le.locker.mu.Unlock()
 		there, lost := 0, 0
 		for i, h := range p.holds {
 			switch {
@@ -289,7 +304,6 @@ func (le *Lease) part(cause error) {
 	}
 	endings := le.end(le.over)
 	lost := 0
-	of := make(map[*part]int, 1) // where in parting the part of a call is
 	for _, h := range le.holds {
 		h.leases = slices.DeleteFunc(h.leases, func(other *Lease) bool { return other == le })
 		if !h.good(now) {
@@ -306,11 +320,10 @@ func (le *Lease) part(cause error) {
 		if le.owner.holds[h.key] == h {
 			delete(le.owner.holds, h.key)
 		}
-		i, known := of[h.part]
-		if !known {
+		i := slices.IndexFunc(le.parting, func(p parting) bool { return p.part == h.part })
+		if i < 0 {
 			i = len(le.parting)
-			of[h.part] = i
-			le.parting = append(le.parting, parting{call: l.callToRelease(h.part), owner: h.owner})
+			le.parting = append(le.parting, parting{call: l.callToRelease(h.part), part: h.part})
 		}
 		le.parting[i].holds = append(le.parting[i].holds, h)
 	}

@@ -142,16 +142,16 @@ func (l *Locker) listenNoMore(name string, li *listener) bool {
 }
 
 func (l *Locker) hear(message any, heard map[string][]string) {
-	var channel string
-	switch m := message.(type) {
-	case *redis.Message:
-		channel = m.Channel
-	case *redis.Subscription:
-		channel = m.Channel // or nobody waits there any more
-	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, key := range heard[channel] {
-		l.waiting.wakeFirst(key)
+	switch m := message.(type) {
+	case *redis.Message:
+		for _, key := range heard[m.Channel] {
+			l.waiting.released(key)
+		}
+	case *redis.Subscription: // or the end of one, where nobody waits any more
+		for _, key := range heard[m.Channel] {
+			l.waiting.wakeFirst(key)
+		}
 	}
 }

@@ -34,7 +34,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -101,6 +100,7 @@ type Locker struct {
 	settings
 	clustered bool
 	id        string // unique among all processes
+	fence     string // the name of the counter of the tokens
 	watchdog  *watchdog
 	waiting   waiting
 
@@ -115,6 +115,7 @@ type Locker struct {
 	closed   bool
 	serial   uint64
 	receipts receipts
+	strays   strays
 	leases   map[*Lease]struct{} // that are not released
 	closing  <-chan struct{}     // closed when the last Close is done; nil if there was none
 }
@@ -132,6 +133,7 @@ func New(rdb redis.UniversalClient, opts ...Option) *Locker {
 	for _, opt := range opts {
 		opt(&l.settings)
 	}
+	l.fence = l.prefix + ":fence"
 	l.running, l.stop = context.WithCancel(context.Background())
 	l.watchdog = newWatchdog(&l.mu, l.lease, l.renewDue, l.leaseEnded)
 	l.waiting = newWaiting()
@@ -164,6 +166,7 @@ func (l *Locker) Close(ctx context.Context) error {
 		}
 		l.tasks.Wait()
 		l.watchdog.wait()
+		l.settleLast(ctx)
 		done <- err
 	}()
 	select {
@@ -179,5 +182,5 @@ func (l *Locker) Close(ctx context.Context) error {
 
 // name makes a call's serial unique among all processes.
 func (l *Locker) name(serial uint64) string {
-	return l.id + ":" + strconv.FormatUint(serial, 10)
+	return l.id + ":" + decimal(serial)
 }

@@ -87,7 +87,7 @@ func (m *Multi) TryAcquire(ctx context.Context, key string, opts ...AcquireOptio
 // Acquire is TryAcquire that waits until ctx is done. Those who wait in one process are served in order, and
 // the first of them is woken by a release on one of the servers on which the lock is busy.
 func (m *Multi) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*MultiLease, error) {
-	w := &waiter{wake: make(chan struct{}, 1)}
+	w := newWaiter(nil)
 	at := m.nodes[0] // where it waits
 	for {
 		lease, votes, err := m.attempt(ctx, key, opts)
@@ -99,7 +99,8 @@ func (m *Multi) Acquire(ctx context.Context, key string, opts ...AcquireOption) 
 			at.leaveQueue(w, nil)
 			at = busy
 		}
-		if err := at.wait(ctx, w, key, 0); err != nil {
+		at.joinQueue(w, key, 0)
+		if err := at.wait(ctx, w, key); err != nil {
 			return nil, err
 		}
 		if len(votes.leases) > 0 { // what it gave back woke others, and theirs woke it
@@ -298,7 +299,7 @@ func (le *MultiLease) Err() error {
 // Lease.Context.
 func (le *MultiLease) Context(ctx context.Context) context.Context {
 	for _, lease := range le.leases {
-		ctx = context.WithValue(ctx, ownerKey{lease.locker}, lease.owner)
+		ctx = lease.withOwner(ctx)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	look := func(error) {

@@ -8,10 +8,11 @@ import (
 
 // owner is who holds locks: one acquire, and every further one with a context of its leases.
 type owner struct {
-	// turn is taken for the time of a script call: who goes deeper into a lock while it is being taken
-	// waits for the outcome. It is a channel so that a caller can give up waiting for it.
+	// turn is taken for the time of a script call, and is nil while nobody shares the owner: who goes deeper
+	// into a lock while it is being taken waits for the outcome. It is a channel so that a caller can give up
+	// waiting for it.
 	turn chan struct{}
-	// holds are what the owner holds, or lost and did not release, by key. Guarded by Locker.mu.
+	// holds are what an owner that is shared holds, or lost and did not release, by key. Guarded by Locker.mu.
 	holds map[string]*hold
 }
 
@@ -23,12 +24,27 @@ func (l *Locker) owner(ctx context.Context) *owner {
 	if o, ok := ctx.Value(ownerKey{l}).(*owner); ok {
 		return o
 	}
-	return &owner{turn: make(chan struct{}, 1), holds: make(map[string]*hold, 1)}
+	return &owner{}
+}
+
+// share makes the owner one that others know, who find what it holds. It needs Locker.mu.
+func (o *owner) share(holds []*hold) {
+	if o.turn != nil {
+		return
+	}
+	o.turn = make(chan struct{}, 1)
+	o.holds = make(map[string]*hold, len(holds))
+	for _, h := range holds {
+		o.holds[h.key] = h
+	}
 }
 
 func (o *owner) enter(ctx context.Context) error {
 	if ctx.Err() != nil { // select would choose by lot
 		return context.Cause(ctx)
+	}
+	if o.turn == nil {
+		return nil
 	}
 	select {
 	case o.turn <- struct{}{}:
@@ -38,7 +54,11 @@ func (o *owner) enter(ctx context.Context) error {
 	}
 }
 
-func (o *owner) leave() { <-o.turn }
+func (o *owner) leave() {
+	if o.turn != nil {
+		<-o.turn
+	}
+}
 
 // part is what one script call took. Redis knows its locks by an owner of their own, because whatever
 // goes deeper into them is counted here and not there.

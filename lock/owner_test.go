@@ -18,7 +18,7 @@ func TestTheLockersOwnKeysLieInTheSlotOfTheLocks(t *testing.T) {
 		"ann":                   "lock:fence:{ann}",
 		"a{b}{c}":               "lock:fence:{b}",
 	} {
-		assert.Equal(t, want, l.ownKey("fence", key))
+		assert.Equal(t, want, l.inSlotOf(key, l.fence))
 	}
 	for _, key := range []string{"{}ann", "a}b", "{ann"} {
 		_, err := l.TryAcquire(t.Context(), key)
@@ -27,7 +27,8 @@ func TestTheLockersOwnKeysLieInTheSlotOfTheLocks(t *testing.T) {
 
 	alone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	t.Cleanup(func() { _ = alone.Close() })
-	assert.Equal(t, "mine:fence", New(alone, WithPrefix("mine")).ownKey("fence", "stampede:{0}:lock:ann"))
+	mine := New(alone, WithPrefix("mine"))
+	assert.Equal(t, "mine:fence", mine.inSlotOf("stampede:{0}:lock:ann", mine.fence))
 }
 
 func TestAChannelIsNamedAsRedissonDoes(t *testing.T) {

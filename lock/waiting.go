@@ -3,8 +3,17 @@ package lock
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
+)
+
+const (
+	// askAtOnce is how many of those who hear of a release ask at once, more or less: nobody does once in
+	// twenty times.
+	askAtOnce = 3
+	// askApart is the time for each of the others, so that few of them ask while the lock is held again.
+	askApart = time.Millisecond
 )
 
 // waiting is those who wait for a lock, in one queue for each key. Only the first of a queue asks Redis, so
@@ -33,6 +42,8 @@ type waiter struct {
 	ask   bool
 	askAt time.Time
 	wake  chan struct{} // after a change of these
+	// listeners is how many connections listened for the release when it asked last; 0 if it is not known.
+	listeners int
 }
 
 func (w *waiter) rouse() {
@@ -48,11 +59,35 @@ func (w *waiter) askNow() {
 	w.rouse()
 }
 
+// askBy has it ask at that time, or earlier if it was going to. It needs mu.
+func (w *waiter) askBy(at time.Time) {
+	if w.askAt.IsZero() || at.Before(w.askAt) {
+		w.askAt = at
+		w.rouse()
+	}
+}
+
 // wakeFirst needs mu.
 func (ws *waiting) wakeFirst(key string) {
 	if q := ws.queues[key]; q != nil {
 		q.waiters[0].askNow()
 	}
+}
+
+// released has the first who waits for a lock ask for it or, where many listen, some of the first: if all
+// asked, Redis would answer the one who gets it last, because it answers many who ask at once together. Those
+// whom the lot leaves out ask a little later, if the lock is not released again before. It needs mu.
+func (ws *waiting) released(key string) {
+	q := ws.queues[key]
+	if q == nil {
+		return
+	}
+	w := q.waiters[0]
+	if w.listeners <= askAtOnce || rand.IntN(w.listeners) < askAtOnce {
+		w.askNow()
+		return
+	}
+	w.askBy(time.Now().Add(rand.N(time.Duration(w.listeners) * askApart)))
 }
 
 // wakeOwner has those ask who are of the owner that just got the lock: they share it. It needs mu.
@@ -77,12 +112,15 @@ func (ws *waiting) wakeAll() {
 	}
 }
 
-// acquire asks until it gets all.
-func (l *Locker) acquire(ctx context.Context, a asking) (*Lease, error) {
+// await asks until it gets all.
+func (l *Locker) await(ctx context.Context, a *asking) (*Lease, error) {
+	a.waits = true
+	defer l.giveUp(a)
 	var w *waiter
 	if key, ahead := l.othersWait(a); ahead {
-		w = &waiter{owner: a.owner, wake: make(chan struct{}, 1)}
-		if err := l.wait(ctx, w, key, 0); err != nil {
+		w = newWaiter(a.owner)
+		l.joinQueue(w, key, 0)
+		if err := l.wait(ctx, w, key); err != nil {
 			return nil, err
 		}
 	}
@@ -93,17 +131,29 @@ func (l *Locker) acquire(ctx context.Context, a asking) (*Lease, error) {
 			return got.lease, err
 		}
 		if w == nil {
-			w = &waiter{owner: a.owner, wake: make(chan struct{}, 1)}
+			w = newWaiter(a.owner)
 		}
-		if err := l.wait(ctx, w, got.busy[0], got.wait); err != nil {
+		w.listeners = got.listeners
+		key := got.busy[0]
+		if w.queue != nil && slices.Contains(got.busy, w.queue.key) {
+			key = w.queue.key // it need not stand behind others anew
+		}
+		if first := l.joinQueue(w, key, got.wait); !first {
+			// It will not ask for long. An attempt that is still on its way must not take the lock for one
+			// who stands behind others here.
+			l.giveUp(a)
+		}
+		if err := l.wait(ctx, w, key); err != nil {
 			return nil, err
 		}
 	}
 }
 
+func newWaiter(o *owner) *waiter { return &waiter{owner: o, wake: make(chan struct{}, 1)} }
+
 // othersWait tells whether somebody waits already for a key that is asked for, and so comes first. An
 // owner that holds a key already does not stand behind those who wait for it to be released.
-func (l *Locker) othersWait(a asking) (key string, ahead bool) {
+func (l *Locker) othersWait(a *asking) (key string, ahead bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed || len(l.waiting.queues) == 0 {
@@ -120,27 +170,20 @@ func (l *Locker) othersWait(a asking) (key string, ahead bool) {
 	return "", false
 }
 
-// wait returns nil when it is time to ask for the lock again: when it was released, or after the given
-// time, in which it ends if nobody renews it, or when the poll is due.
-func (l *Locker) wait(ctx context.Context, w *waiter, key string, within time.Duration) error {
-	l.joinQueue(w, key, within)
+// wait returns nil when it is time for one in the queue of a key to ask for the lock again.
+func (l *Locker) wait(ctx context.Context, w *waiter, key string) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		l.mu.Lock()
-		if w.ask || l.closed {
-			w.ask = false
-			l.mu.Unlock()
-			return nil
-		}
 		sleep := MaxLease
 		if !w.askAt.IsZero() {
 			sleep = time.Until(w.askAt)
-			if sleep <= 0 {
-				w.askAt = time.Time{}
-				l.mu.Unlock()
-				return nil
-			}
+		}
+		if w.ask || l.closed || sleep <= 0 {
+			w.ask, w.askAt = false, time.Time{}
+			l.mu.Unlock()
+			return nil
 		}
 		l.mu.Unlock()
 		timer.Reset(sleep)
@@ -154,8 +197,10 @@ func (l *Locker) wait(ctx context.Context, w *waiter, key string, within time.Du
 	}
 }
 
-// joinQueue puts the waiter into the queue of a key, at its end unless it stands there already.
-func (l *Locker) joinQueue(w *waiter, key string, within time.Duration) {
+// joinQueue puts the waiter into the queue of a key, at its end unless it stands there already, and tells
+// whether it is the first. That one asks again when the lock is released, when the poll is due, or after the
+// given time, in which the lock ends if nobody renews it.
+func (l *Locker) joinQueue(w *waiter, key string, within time.Duration) (first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w.queue == nil || w.queue.key != key {
@@ -167,11 +212,14 @@ func (l *Locker) joinQueue(w *waiter, key string, within time.Duration) {
 			l.listenTo(key)
 		}
 		q.waiters = append(q.waiters, w)
-		w.queue, w.ask = q, false
+		// Its owner may have got the lock since it was found busy, and must not wait for itself.
+		w.queue, w.ask = q, w.owner != nil && w.owner.holds[key] != nil
 	}
-	if w.queue.waiters[0] == w {
-		w.askAt = time.Now().Add(l.patience(within))
+	first = w.queue.waiters[0] == w
+	if first {
+		w.askBy(time.Now().Add(l.patience(within)))
 	}
+	return first
 }
 
 // patience is how long a waiter sleeps that nobody wakes while a lock lasts that long, or longer if it is
@@ -214,8 +262,7 @@ func (l *Locker) unqueue(w *waiter, taken time.Duration) {
 		delete(l.waiting.queues, q.key)
 		l.listenTo(q.key)
 	case first && taken > 0:
-		q.waiters[0].askAt = time.Now().Add(l.patience(taken))
-		q.waiters[0].rouse()
+		q.waiters[0].askBy(time.Now().Add(l.patience(taken)))
 	case first:
 		q.waiters[0].askNow()
 	}

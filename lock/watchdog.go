@@ -129,14 +129,15 @@ func (w *watchdog) wait() { w.tasks.Wait() }
 func (w *watchdog) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for {
+	for first := true; ; first = false {
 		w.mu.Lock()
-		if w.stopped || len(w.heap) == 0 {
+		if w.stopped || len(w.heap) == 0 && !first { // at first, it may have been released already
 			w.running = false
 			w.mu.Unlock()
 			return
 		}
 		renew, over := w.pop(time.Now())
+		w.sleeps = time.Now().Add(watchIdle)
 		if len(w.heap) > 0 {
 			w.sleeps = w.heap[0].at
 		}

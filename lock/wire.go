@@ -3,7 +3,6 @@ package lock
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,8 +19,11 @@ const (
 	// renewalsPerCall is less, because whoever asks for the locks of a batch knows that it is large, and
 	// renewals come at any time.
 	renewalsPerCall = 256
-	// receiptTTL is how long Redis knows a call that comes again, or too late.
-	receiptTTL = 5 * time.Minute
+	// receiptMS is how long Redis knows a call that comes again, or too late: five minutes. It and other
+	// numbers are strings, because go-redis would make one of each.
+	receiptMS = "300000"
+	// noReceipt has an acquire leave none when it gets less than it asks for.
+	noReceipt = "0"
 )
 
 // The modes and answers of the scripts.
@@ -40,31 +42,34 @@ const (
 // call tells the tries of one script call from any other one: serials grow with every call of a
 // Locker, and no two calls that are not settled share a receipt.
 type call struct {
-	receipt int
+	receipt receipt
 	serial  uint64
 }
 
-// receipts hands out the numbers of those that no call uses, the one that was used last first.
+// receipt is the name of a key under which Redis knows a call, without what a cluster needs more.
+type receipt string
+
+// receipts hands out those that no call uses, the one that was used last first.
 type receipts struct {
-	unused []int
+	unused []receipt
 	made   int
 }
 
-func (r *receipts) take() int {
+// takeReceipt needs mu.
+func (l *Locker) takeReceipt() receipt {
+	r := &l.receipts
 	if n := len(r.unused); n > 0 {
 		last := r.unused[n-1]
 		r.unused = r.unused[:n-1]
 		return last
 	}
 	r.made++
-	return r.made
+	return receipt(l.prefix + ":receipt:" + l.id + ":" + strconv.Itoa(r.made))
 }
-
-func (r *receipts) giveBack(n int) { r.unused = append(r.unused, n) }
 
 // newCall needs mu.
 func (l *Locker) newCall() call {
-	return call{receipt: l.receipts.take(), serial: l.nextSerial()}
+	return call{receipt: l.takeReceipt(), serial: l.nextSerial()}
 }
 
 // nextSerial needs mu.
@@ -73,21 +78,13 @@ func (l *Locker) nextSerial() uint64 {
 	return l.serial
 }
 
-func (l *Locker) settle(c call) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.receipts.giveBack(c.receipt)
-}
+// settle lets other calls use the receipt. It needs mu.
+func (l *Locker) settle(c call) { l.receipts.unused = append(l.receipts.unused, c.receipt) }
 
-func (l *Locker) receiptKey(c call, first string) string {
-	return l.ownKey("receipt", first) + ":" + l.id + ":" + strconv.Itoa(c.receipt)
-}
-
-// ownKey names a key of the Locker's own so that it lies in the slot of the locks of the call.
-func (l *Locker) ownKey(kind, first string) string {
-	name := l.prefix + ":" + kind
+// inSlotOf names a key of the Locker's own so that it lies in the slot of the locks of a call.
+func (l *Locker) inSlotOf(first, name string) string {
 	if l.clustered {
-		name += ":{" + hashTag(first) + "}"
+		return name + ":{" + hashTag(first) + "}"
 	}
 	return name
 }
@@ -112,45 +109,72 @@ func (l *Locker) publish() string {
 	return "publish"
 }
 
-// taking is what Redis answered to an acquire.
-type taking struct {
-	token   int64
-	wait    time.Duration // until the busy locks are free if nobody renews them; 0 if that is not known
-	answers []string      // for each key
+// listeners is the command that tells how many hear of a release, for those who wait for it.
+func (l *Locker) listeners(waits bool) string {
+	switch {
+	case !waits:
+		return "none"
+	case l.clustered:
+		return "shardnumsub"
+	}
+	return "numsub"
 }
 
-func (l *Locker) sendAcquire(ctx context.Context, c call, owner, mode string, keys []string, lease time.Duration) (taking, error) {
+// taking is what Redis answered to an acquire.
+type taking struct {
+	token     int64
+	wait      time.Duration // until the busy locks are free if nobody renews them; 0 if that is not known
+	listeners int           // connections that wait for the first busy lock; 0 if it was not asked for
+	answers   []string      // for each key
+}
+
+// sendAcquire asks for locks. A caller that waits will ask again by the same call, and in the end release.
+func (l *Locker) sendAcquire(ctx context.Context, p *part, mode string, waits bool, keys []string, lease time.Duration) (taking, error) {
 	names := make([]string, 0, 2+len(keys))
-	names = append(append(names, l.receiptKey(c, keys[0]), l.ownKey("fence", keys[0])), keys...)
-	reply, err := lua.LockAcquire.Run(ctx, l.rdb, names,
-		c.serial, receiptTTL.Milliseconds(), owner, lease.Milliseconds(), mode).Slice()
+	names = append(names, l.inSlotOf(keys[0], string(p.taken.receipt)), l.inSlotOf(keys[0], l.fence))
+	names = append(names, keys...)
+	receipt := receiptMS
+	if waits {
+		receipt = noReceipt
+	}
+	reply, err := lua.LockAcquire.Run(ctx, l.rdb, names, decimal(p.taken.serial), receipt, p.owner,
+		decimal(uint64(lease.Milliseconds())), mode, l.listeners(waits)).Slice()
 	if err != nil {
 		return taking{}, err
 	}
-	if len(reply) != 2+len(keys) {
-		return taking{}, fmt.Errorf("%d answers for %d keys", len(reply)-2, len(keys))
+	const before = 3 // the answers for the keys
+	if len(reply) != before+len(keys) {
+		return taking{}, fmt.Errorf("%d answers for %d keys", len(reply)-before, len(keys))
 	}
-	token, isToken := reply[0].(int64)
+	digits, _ := reply[0].(string)
+	token, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil {
+		return taking{}, fmt.Errorf("answer %v where a token was due: %w", reply[0], err)
+	}
 	waitMS, isWait := reply[1].(int64)
-	if !isToken || !isWait {
-		return taking{}, fmt.Errorf("answers %T and %T where a token and a time were due", reply[0], reply[1])
+	listeners, isCount := reply[2].(int64)
+	if !isWait || !isCount {
+		return taking{}, fmt.Errorf("answers %v and %v where a time and a count were due", reply[1], reply[2])
 	}
 	answers := make([]string, len(keys))
-	for i, answer := range reply[2:] {
+	for i, answer := range reply[before:] {
 		word, _ := answer.(string)
 		if word != answerHeld && word != answerBusy && word != answerFree {
 			return taking{}, fmt.Errorf("unknown answer %q", answer)
 		}
 		answers[i] = word
 	}
-	return taking{token: token, wait: time.Duration(waitMS) * time.Millisecond, answers: answers}, nil
+	return taking{token: token, wait: time.Duration(waitMS) * time.Millisecond, listeners: int(listeners), answers: answers}, nil
 }
+
+func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
 
 // sendRelease tells of each key whether it was released, rather than lost before.
 func (l *Locker) sendRelease(ctx context.Context, c call, owner string, keys []string) ([]bool, error) {
-	names := append([]string{l.receiptKey(c, keys[0])}, keys...)
+	names := make([]string, 0, 1+len(keys))
+	names = append(append(names, l.inSlotOf(keys[0], string(c.receipt))), keys...)
 	return said(answerReleased, len(keys),
-		lua.LockRelease.Run(ctx, l.rdb, names, c.serial, receiptTTL.Milliseconds(), owner, l.publish()))
+		lua.LockRelease.Run(ctx, l.rdb, names, decimal(c.serial), receiptMS, owner, l.publish()))
 }
 
 // sendRenew tells of each hold whether it was renewed, rather than lost before.
@@ -177,10 +201,10 @@ func said(good string, keys int, cmd *redis.Cmd) ([]bool, error) {
 	}
 	is := make([]bool, keys)
 	for i, answer := range answers {
-		if !slices.Contains([]string{good, answerLost}, answer) {
+		is[i] = answer == good
+		if !is[i] && answer != answerLost {
 			return nil, fmt.Errorf("unknown answer %q", answer)
 		}
-		is[i] = answer == good
 	}
 	return is, nil
 }

@@ -25,29 +25,15 @@
 if #KEYS < 2 or #ARGV ~= 4 then
   return redis.error_reply('ERR lock_release takes a receipt, locks, and four arguments')
 end
-for i = 1, 2 do
-  if not string.find(ARGV[i], '^[1-9]%d*$') then
-    return redis.error_reply('ERR argument ' .. i .. ' must be a whole number above 0')
-  end
+if not string.find(ARGV[1] .. ' ' .. ARGV[2], '^[1-9]%d* [1-9]%d*$') then
+  return redis.error_reply('ERR arguments 1 and 2 must be whole numbers above 0')
 end
-
 if ARGV[4] ~= 'publish' and ARGV[4] ~= 'spublish' then
   return redis.error_reply('ERR argument 4 must be publish or spublish')
 end
 
-local answers = {}
-local receipt = redis.call('GET', KEYS[1]) or '0'
-local last = tonumber(string.match(receipt, '^%d+'))
-if last > tonumber(ARGV[1]) then
-  return redis.error_reply('ERR stale: this call was settled')
-elseif last == tonumber(ARGV[1]) then
-  for letter in string.gmatch(receipt, '%a') do
-    answers[#answers + 1] = letter == 'r' and 'released' or 'lost'
-  end
-  return answers
-end
-
-local letters = {}
+-- What a repeat or a straggler would give up is not there any more: only then is it asked which it is.
+local answers, letters, lost = {}, {}, false
 for i = 2, #KEYS do
   -- pcall: a key that was overwritten with another type is a lost lock, and must not keep the rest.
   if redis.pcall('HDEL', KEYS[i], ARGV[3]) == 1 then
@@ -55,7 +41,22 @@ for i = 2, #KEYS do
     redis.call(ARGV[4], 'redisson_lock__channel:' .. name, '0')
     answers[i - 1], letters[i - 1] = 'released', 'r'
   else
-    answers[i - 1], letters[i - 1] = 'lost', 'l'
+    answers[i - 1], letters[i - 1], lost = 'lost', 'l', true
+  end
+end
+
+if lost then
+  local receipt = redis.call('GET', KEYS[1]) or '0'
+  local last, serial = tonumber(string.match(receipt, '^%d+')), tonumber(ARGV[1])
+  if last > serial then
+    return redis.error_reply('ERR stale: this call was settled')
+  elseif last == serial then
+    local i = 0
+    for letter in string.gmatch(receipt, '%a') do
+      i = i + 1
+      answers[i] = letter == 'r' and 'released' or 'lost'
+    end
+    return answers
   end
 end
 redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. table.concat(letters), 'PX', ARGV[2])

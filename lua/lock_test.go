@@ -41,13 +41,15 @@ func (b *lockBench) keys(names ...string) []string {
 func (b *lockBench) acquire(receipt string, serial int, owner string, lease time.Duration, mode string, names ...string) (token, wait int64, answers []string) {
 	b.t.Helper()
 	reply, err := lua.LockAcquire.Run(b.t.Context(), b.rdb, append(b.keys(receipt, "fence"), b.keys(names...)...),
-		serial, 60_000, owner, lease.Milliseconds(), mode).Slice()
+		serial, 60_000, owner, lease.Milliseconds(), mode, "none").Slice()
 	require.NoError(b.t, err)
-	for _, word := range reply[2:] {
+	for _, word := range reply[3:] {
 		answers = append(answers, word.(string))
 	}
 	b.said = append(b.said, answers...)
-	return reply[0].(int64), reply[1].(int64), answers
+	token, err = strconv.ParseInt(reply[0].(string), 10, 64)
+	require.NoError(b.t, err)
+	return token, reply[1].(int64), answers
 }
 
 func (b *lockBench) release(receipt string, serial int, owner string, names ...string) []string {
@@ -126,12 +128,12 @@ func TestACallThatWasGivenUpIsRefused(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	require.Equal(t, []string{"lost"}, b.release("r1", 2, "first", "ann"), "nothing was taken yet")
-	err := lua.LockAcquire.Run(t.Context(), b.rdb, b.keys("r1", "fence", "ann"), 1, 60_000, "first", 60_000, "all").Err()
+	err := lua.LockAcquire.Run(t.Context(), b.rdb, b.keys("r1", "fence", "ann"), 1, 60_000, "first", 60_000, "all", "none").Err()
 	require.ErrorContains(t, err, "ERR stale")
 	require.Empty(t, b.owners("ann"))
 
 	require.Equal(t, []string{"lost"}, b.release("r1", 4, "second", "ann"))
-	_, _, answers := b.acquire("r2", 5, "first", time.Minute, "all", "ann")
+	_, _, answers := b.acquire("r2", 5, "third", time.Minute, "all", "ann")
 	require.Equal(t, []string{"held"}, answers)
 	err = lua.LockRelease.Run(t.Context(), b.rdb, b.keys("r1", "ann"), 3, 60_000, "first", "publish").Err()
 	require.ErrorContains(t, err, "ERR stale", "a release that is so late, too")
@@ -236,7 +238,7 @@ func TestAReleaseIsToldOnTheChannelOfRedisson(t *testing.T) {
 		t.Cleanup(func() { b.rdb.Del(t.Context(), key) })
 		take := func(serial int) {
 			require.NoError(t, lua.LockAcquire.Run(t.Context(), b.rdb, []string{b.key("r"), b.key("fence"), key},
-				serial, 60_000, fmt.Sprint("owner", serial), 60_000, "all").Err())
+				serial, 60_000, fmt.Sprint("owner", serial), 60_000, "all", "none").Err())
 		}
 		messages := heard.Channel()
 		take(1)
@@ -261,19 +263,18 @@ func TestLockScriptsRefuseBadInputWithoutWritingAnything(t *testing.T) {
 		names  []string
 		args   []any
 	}{
-		"acquire without a lock":     {lua.LockAcquire, []string{"r", "fence"}, []any{2, 1000, "first", 1000, "all"}},
-		"acquire without a mode":     {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000}},
-		"acquire in another mode":    {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "some"}},
-		"acquire for no time":        {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 0, "all"}},
-		"acquire for a fraction":     {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", "1.5", "all"}},
-		"acquire without a serial":   {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{"nan", 1000, "first", 1000, "all"}},
-		"acquire with a bad receipt": {lua.LockAcquire, []string{"hash", "fence", "bob"}, []any{2, 1000, "first", 1000, "all"}},
-		"acquire with a bad fence":   {lua.LockAcquire, []string{"r", "hash", "bob"}, []any{2, 1000, "first", 1000, "all"}},
-		"acquire what is no lock":    {lua.LockAcquire, []string{"r", "fence", "bob", "string"}, []any{2, 1000, "first", 1000, "each"}},
+		"acquire without a lock":     {lua.LockAcquire, []string{"r", "fence"}, []any{2, 1000, "first", 1000, "all", "none"}},
+		"acquire without a mode":     {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "none"}},
+		"acquire in another mode":    {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "some", "none"}},
+		"acquire for no time":        {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 0, "all", "none"}},
+		"acquire for a fraction":     {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", "1.5", "all", "none"}},
+		"acquire without a serial":   {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{"nan", 1000, "first", 1000, "all", "none"}},
+		"acquire with a bad receipt": {lua.LockAcquire, []string{"hash", "fence", "bob"}, []any{2, 1000, "first", 1000, "all", "none"}},
+		"acquire with a bad fence":   {lua.LockAcquire, []string{"r", "hash", "bob"}, []any{2, 1000, "first", 1000, "all", "none"}},
+		"acquire what is no lock":    {lua.LockAcquire, []string{"r", "fence", "bob", "string"}, []any{2, 1000, "first", 1000, "each", "none"}},
 		"release without a lock":     {lua.LockRelease, []string{"r"}, []any{2, 1000, "first", "publish"}},
 		"release without an owner":   {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000}},
 		"release with a bad serial":  {lua.LockRelease, []string{"r", "ann"}, []any{"-1", 1000, "first", "publish"}},
-		"release with a bad receipt": {lua.LockRelease, []string{"hash", "ann"}, []any{2, 1000, "first", "publish"}},
 		"release by another command": {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000, "first", "del"}},
 		"force by another command":   {lua.LockForce, []string{"ann"}, []any{"del"}},
 		"force without a command":    {lua.LockForce, []string{"ann"}, nil},
