@@ -290,30 +290,6 @@ func TestALockThatWasOverwrittenIsLostAndDoesNotKeepTheRest(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("cid")))
 }
 
-func TestOutOfBounds(t *testing.T) {
-	b := setup(t)
-	for name, ask := range map[string]struct {
-		keys  []string
-		lease time.Duration
-	}{
-		"no lease":         {b.names(1), 0},
-		"a negative lease": {b.names(1), -time.Second},
-		"a short lease":    {b.names(1), lock.MinLease - 1},
-		"a long lease":     {b.names(1), lock.MaxLease + 1},
-		"an empty key":     {[]string{b.key("ann"), ""}, time.Second},
-		"a long key":       {[]string{strings.Repeat("k", lock.MaxKeyBytes+1)}, time.Second},
-		"too many keys":    {make([]string, lock.MaxKeys+1), time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			lease, busy, err := b.TryEach(t.Context(), ask.keys, lock.For(ask.lease))
-			require.ErrorIs(t, err, lock.ErrInvalid)
-			assert.Nil(t, lease)
-			assert.Nil(t, busy)
-		})
-	}
-	assert.Zero(t, b.depth(b.key("ann")))
-}
-
 func TestNoKeys(t *testing.T) {
 	b := setup(t)
 	lease := b.take(t.Context(), time.Second)

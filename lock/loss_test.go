@@ -270,7 +270,7 @@ func TestDoReleasesIfItsFunctionPanicsOrItsCallerIsGone(t *testing.T) {
 	require.PanicsWithValue(t, "no more", func() {
 		_ = b.Do(ctx, b.key("ann"), func(context.Context) error { panic("no more") })
 	})
-	assert.Zero(t, b.depth(b.key("ann")))
+	require.Zero(t, b.depth(b.key("ann")))
 	require.NoError(t, b.Do(ctx, b.key("ann"), func(context.Context) error {
 		cancel()
 		return nil
