@@ -77,7 +77,7 @@ func TestNobodyNoticesThatRedisForgotTheScripts(t *testing.T) {
 		require.NoError(t, err)
 		require.NotContains(t, known, true)
 	}
-	keeper := locker(t, b.rdb, lock.WithLease(600*time.Millisecond))
+	keeper := locker(t, b.rdb, lock.WithLease(time.Second))
 	waiter := locker(t, b.rdb, lock.WithPoll(never))
 
 	forget()
