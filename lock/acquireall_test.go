@@ -1,0 +1,195 @@
+package lock_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/lock"
+)
+
+// acquiringAll is AcquireAll in a goroutine that ends with the test. If it gets no lease, the test fails.
+func acquiringAll(t *testing.T, l *lock.Locker, ctx context.Context, keys ...string) <-chan *lock.Lease {
+	t.Helper()
+	leases, ended := make(chan *lock.Lease, 1), make(chan struct{})
+	ctx, cancel := context.WithCancel(ctx)
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	go func() {
+		defer close(ended)
+		defer close(leases)
+		if lease, err := l.AcquireAll(ctx, keys); ctx.Err() == nil && assert.NoError(t, err) {
+			leases <- lease
+		}
+	}()
+	return leases
+}
+
+func TestAllKeysAreTakenOrNone(t *testing.T) {
+	b, holder := setupWaiting(t, "bob")
+	ctx, c := t.Context(), countCalls(t, b.rdb)
+	ann, bob, cid := b.key("ann"), b.key("bob"), b.key("cid")
+	got := acquiringAll(t, b.Locker, ctx, cid, bob, ann, bob)
+	b.waitQueued(bob, 1)
+	b.waitCalls(c, 2)
+
+	// It holds none while it waits, and who wants one of the others is not kept from it.
+	for _, key := range []string{ann, cid} {
+		assert.Zero(t, b.depth(key))
+		assert.Zero(t, b.Waiting(key))
+		lease, err := b.TryAcquire(ctx, key)
+		require.NoError(t, err)
+		require.NoError(t, lease.Release(ctx))
+	}
+
+	require.NoError(t, holder.Release(ctx))
+	all := await(t, got, startsWithin, "all locks")
+	assert.Equal(t, []string{cid, bob, ann}, all.Keys(), "in the order in which they were asked for")
+	for _, key := range all.Keys() {
+		assert.Equal(t, 1, b.depth(key))
+		assert.True(t, all.Holds(key))
+		assert.Equal(t, all.Token(ann), all.Token(key), "taken in one step")
+	}
+	require.NoError(t, all.Release(ctx))
+	for _, key := range []string{ann, bob, cid} {
+		assert.Zero(t, b.depth(key))
+	}
+}
+
+func TestWhoWaitsForAllKeysWaitsForOneAfterAnother(t *testing.T) {
+	b, holdsAnn := setupWaiting(t, "ann")
+	ctx, other := t.Context(), locker(t, b.rdb)
+	ann, bob := b.key("ann"), b.key("bob")
+	holdsBob, err := other.Acquire(ctx, bob, lock.For(never))
+	require.NoError(t, err)
+
+	got := acquiringAll(t, b.Locker, ctx, ann, bob)
+	b.waitQueued(ann, 1)
+	require.NoError(t, holdsAnn.Release(ctx))
+	b.waitQueued(bob, 1)
+	assert.Zero(t, b.Waiting(ann))
+	holdsAnn, err = other.TryAcquire(ctx, ann, lock.For(never))
+	require.NoError(t, err, "it does not hold what is free")
+
+	require.NoError(t, holdsBob.Release(ctx))
+	b.waitQueued(ann, 1)
+	assert.Zero(t, b.Waiting(bob))
+	assert.Zero(t, b.depth(bob))
+	require.NoError(t, holdsAnn.Release(ctx))
+	require.NoError(t, await(t, got, startsWithin, "both locks").Release(ctx))
+}
+
+func TestWhoCannotUseALockThatIsFreeLeavesItToTheNext(t *testing.T) {
+	b, holdsAnn := setupWaiting(t, "ann")
+	ctx, ann, bob := t.Context(), b.key("ann"), b.key("bob")
+	holdsBob, err := locker(t, b.rdb).Acquire(ctx, bob, lock.For(never))
+	require.NoError(t, err)
+	both := acquiringAll(t, b.Locker, ctx, ann, bob)
+	b.waitQueued(ann, 1)
+	one := acquiring(t, b.Locker, ann)
+	b.waitQueued(ann, 2)
+	require.NoError(t, holdsAnn.Release(ctx))
+	require.NoError(t, await(t, one, startsWithin, "the lock").Release(ctx))
+	require.NoError(t, holdsBob.Release(ctx))
+	require.NoError(t, await(t, both, startsWithin, "both locks").Release(ctx))
+}
+
+func TestOppositeOrdersDoNotBlockEachOther(t *testing.T) {
+	b := setup(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const turns = 15
+	names := b.names(4)
+	// Without the lock these are data races and lose counts.
+	counted := make([]int, len(names))
+	var all sync.WaitGroup
+	for worker := range 8 {
+		l := b.Locker
+		if worker%2 == 1 {
+			l = locker(t, b.rdb) // in another process
+		}
+		all.Go(func() {
+			for turn := range turns {
+				one, other := (worker+turn)%len(names), (3*worker+turn+1)%len(names)
+				if one == other {
+					other = (one + 2) % len(names)
+				}
+				lease, err := l.AcquireAll(ctx, []string{names[one], names[other]})
+				if !assert.NoError(t, err) {
+					return
+				}
+				counted[one]++
+				counted[other]++
+				if !assert.NoError(t, lease.Release(ctx)) {
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	sum := 0
+	for i, name := range names {
+		sum += counted[i]
+		assert.Zero(t, b.depth(name))
+	}
+	assert.Equal(t, 8*turns*2, sum)
+}
+
+// An owner keeps what it holds while it waits for the rest.
+func TestAnOwnerThatHoldsSomeOfTheKeysWaitsForTheOthersOnly(t *testing.T) {
+	b, holder := setupWaiting(t, "bob")
+	ctx := t.Context()
+	ann, bob := b.key("ann"), b.key("bob")
+	outer := b.take(ctx, never, ann)
+	stranger := acquiring(t, b.Locker, ann)
+	b.waitQueued(ann, 1)
+
+	got := acquiringAll(t, b.Locker, outer.Context(ctx), ann, bob)
+	b.waitQueued(bob, 1)
+	require.NoError(t, outer.Err())
+	assert.Equal(t, 1, b.Waiting(ann), "it does not stand behind the one that waits for it")
+	require.NoError(t, holder.Release(ctx))
+	inner := await(t, got, startsWithin, "both locks")
+	assert.Equal(t, outer.Token(ann), inner.Token(ann))
+
+	require.NoError(t, outer.Release(ctx))
+	assert.Equal(t, 1, b.depth(ann))
+	require.NoError(t, inner.Release(ctx))
+	require.NoError(t, await(t, stranger, startsWithin, "the lock").Release(ctx))
+}
+
+func TestWhoGivesUpWaitingForAllKeysLeavesNothing(t *testing.T) {
+	b, holder := setupWaiting(t, "bob")
+	c := countCalls(t, b.rdb)
+	ctx, giveUp := context.WithCancelCause(t.Context())
+	failed := make(chan error, 1)
+	go func() {
+		_, err := b.AcquireAll(ctx, []string{b.key("ann"), b.key("bob"), b.key("cid")})
+		failed <- err
+	}()
+	b.waitQueued(b.key("bob"), 1)
+	b.waitCalls(c, 2)
+	giveUp(errGone)
+	require.ErrorIs(t, await(t, failed, startsWithin, "the error"), errGone)
+	assert.Zero(t, b.Waiting(b.key("bob")))
+	assert.Zero(t, b.depth(b.key("ann")))
+	assert.Zero(t, b.depth(b.key("cid")))
+	require.NoError(t, holder.Release(t.Context()))
+}
+
+func TestAllOfNoKeysIsALeaseOnNone(t *testing.T) {
+	b := setup(t)
+	c := countCalls(t, b.rdb)
+	lease, err := b.AcquireAll(t.Context(), nil)
+	require.NoError(t, err)
+	assert.Empty(t, lease.Keys())
+	require.NoError(t, lease.Err())
+	require.NoError(t, lease.Release(t.Context()))
+	assert.Zero(t, c.all())
+}
