@@ -133,7 +133,9 @@ func (l *Locker) await(ctx context.Context, a *asking) (*Lease, error) {
 		if w == nil {
 			w = newWaiter(a.owner)
 		}
-		w.listeners = got.listeners
+		l.mu.Lock()
+		w.listeners = got.listeners // which a release of what it stands for already looks at
+		l.mu.Unlock()
 		key := got.busy[0]
 		if w.queue != nil && slices.Contains(got.busy, w.queue.key) {
 			key = w.queue.key // it need not stand behind others anew
