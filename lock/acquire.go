@@ -168,6 +168,9 @@ type outcome struct {
 func (l *Locker) attempt(ctx context.Context, a *asking) (outcome, error) {
 	got, err := l.try(ctx, a)
 	if err != nil {
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // the client knows no more than that
+			err = context.Cause(ctx)
+		}
 		return outcome{}, fmt.Errorf("acquire %s: %w", describe(a.keys), err)
 	}
 	l.observer.busy(len(got.busy))
