@@ -236,7 +236,7 @@ func TestAWaiterThatGivesUpLeavesTheQueueToTheOthers(t *testing.T) {
 	for who, name := range []string{"the first", "the middle one", "the last"} {
 		t.Run(name, func(t *testing.T) {
 			b, holder := setupWaiting(t, "ann")
-			key := b.key("ann")
+			key, c := b.key("ann"), countCalls(t, b.rdb)
 			const waiters = 3
 			var cancels [waiters]context.CancelCauseFunc
 			var failed [waiters]chan error
@@ -254,6 +254,7 @@ func TestAWaiterThatGivesUpLeavesTheQueueToTheOthers(t *testing.T) {
 				}()
 				b.waitQueued(key, i+1)
 			}
+			b.waitCalls(c, 2)
 			cancels[who](errGone)
 			err := await(t, failed[who], startsWithin, "the error of the one that gave up")
 			require.ErrorIs(t, err, errGone)
@@ -309,16 +310,51 @@ func TestAWaiterWaitsNoLongerThanItsContext(t *testing.T) {
 	require.NoError(t, holder.Release(t.Context()))
 }
 
+// The caller finds its own reason in the error, also where its context ended while Redis was asked.
+func TestAnAcquireThatEndsWithItsContextSaysWhy(t *testing.T) {
+	b, holder := setupWaiting(t, "ann")
+	c := countCalls(t, b.rdb)
+	for name, acquire := range map[string]func(ctx context.Context) error{
+		"Acquire": func(ctx context.Context) error {
+			_, err := b.Acquire(ctx, b.key("ann"))
+			return err
+		},
+		"TryAcquire": func(ctx context.Context) error {
+			_, err := b.TryAcquire(ctx, b.key("bob"))
+			return err
+		},
+		"TryEach": func(ctx context.Context) error {
+			_, _, err := b.TryEach(ctx, b.names(3))
+			return err
+		},
+	} {
+		ctx, giveUp := context.WithCancelCause(t.Context())
+		c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+			if kind == acquires {
+				giveUp(errGone)
+			}
+			return next(ctx, cmd)
+		})
+		err := acquire(ctx)
+		require.ErrorIs(t, err, errGone, name)
+	}
+	c.answer(nil)
+	require.NoError(t, holder.Release(t.Context()))
+	for _, key := range append(b.names(3), b.key("ann"), b.key("bob")) {
+		assert.Zero(t, b.depth(key))
+	}
+}
+
 func TestThoseWhoWaitInManyProcessesAllGetTheLock(t *testing.T) {
 	b := setup(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	const processes, waiters, turns = 4, 6, 5
+	const processes, waiters, turns = 8, 3, 5
 	// Without the lock this is a data race and loses counts.
 	counted := 0
 	var all sync.WaitGroup
 	for range processes {
-		l := locker(t, b.rdb)
+		l := locker(t, b.rdb, lock.WithPoll(never)) // so nobody may be passed over when all hear of a release
 		for range waiters {
 			all.Go(func() {
 				for range turns {
@@ -336,6 +372,35 @@ func TestThoseWhoWaitInManyProcessesAllGetTheLock(t *testing.T) {
 	all.Wait()
 	assert.Equal(t, processes*waiters*turns, counted)
 	assert.Zero(t, b.depth(b.key("ann")))
+}
+
+// Where many processes hear of a release, most leave it to the others to ask at once. By lot, that may be all of
+// them, which happens in some of these hand-overs.
+func TestNobodyIsForgottenWhenAllLeaveItToTheOthers(t *testing.T) {
+	b := setup(t)
+	ctx := t.Context()
+	const processes, rounds = 12, 12
+	c := countCalls(t, b.rdb)
+	lockers := make([]*lock.Locker, processes)
+	for i := range lockers {
+		lockers[i] = locker(t, b.rdb, lock.WithPoll(never))
+	}
+	for round := range rounds {
+		key := b.key(fmt.Sprint(round))
+		holder, err := b.Acquire(ctx, key, lock.For(never))
+		require.NoError(t, err)
+		before := c.of(acquires)
+		got := make([]<-chan *lock.Lease, processes)
+		for i, l := range lockers {
+			got[i] = acquiring(t, l, key)
+		}
+		b.waitListening(key, processes)
+		testkit.Eventually(t, startsWithin, "all have looked twice", func() bool { return c.of(acquires) >= before+2*processes })
+		require.NoError(t, holder.Release(ctx))
+		for range got {
+			require.NoError(t, b.firstOf(got).Release(ctx))
+		}
+	}
 }
 
 // Redisson gives both the same channel.
