@@ -382,7 +382,10 @@ func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) 
 		switch {
 		case len(h.leases) == 0: // released meanwhile
 		case renewed[i]:
-			h.lengthen(sent, lease)
+			// A lease that ended before the answer came stays ended: its holder may have been told.
+			if h.good(time.Now()) {
+				h.lengthen(sent, lease)
+			}
 			l.watchdog.look(h)
 		default:
 			lost = append(lost, h.key)

@@ -77,7 +77,9 @@ type hold struct {
 	key string
 	// ends is when the lease ends by this process's clocks. It is not later than in Redis, as far as
 	// the clocks run at the same pace.
-	ends   time.Time
+	ends time.Time
+	// asked is when Redis was last asked to keep the lock, and did.
+	asked  time.Time
 	lost   bool
 	leases []*Lease // that are not released
 	alarm           // of the watchdog
@@ -100,6 +102,9 @@ func (h *hold) watched() bool {
 
 // lengthen notes that Redis keeps the lock for a lease that was asked for at a time.
 func (h *hold) lengthen(sent time.Time, lease time.Duration) {
+	if sent.After(h.asked) {
+		h.asked = sent
+	}
 	if ends := sent.Add(lease - drift(lease)); ends.After(h.ends) {
 		h.ends = ends
 	}

@@ -103,7 +103,8 @@ type Observer struct {
 	Renewed func(locks int, took time.Duration, err error)
 	// Lost is called when a holder is told that it lost so many locks.
 	Lost func(locks int)
-	// Released is called when so many locks were given back to Redis.
+	// Released is called when so many locks were given back to Redis, which may still have had one that was
+	// counted as lost here.
 	Released func(locks int)
 }
 

@@ -98,6 +98,10 @@ func (w *watchdog) due(h *hold) time.Time {
 		return h.ends
 	}
 	at := h.ends.Add(-w.lease * 2 / 3)
+	// One that is held for long besides is looked after as the others, or its loss would be told late.
+	if third := h.asked.Add(w.lease/3 - drift(w.lease)); third.Before(at) {
+		at = third
+	}
 	if at.Before(h.notBefore) {
 		at = h.notBefore
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"runtime/pprof"
 	"slices"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -459,147 +457,4 @@ func goroutinesOf(t *testing.T) int {
 	}
 	require.Positive(t, count, "the test's own goroutine is not found")
 	return count
-}
-
-// The heap is held against a list that is looked through from end to end.
-func TestTheWatchdogPicksWhatALookAtEveryHoldWouldPick(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	bubble(t, func(t *testing.T, d *dog) {
-		d.running = true // the test takes the part of the goroutine
-		defer func() { d.running = false }()
-		random := rand.New(rand.NewPCG(seed, 0))
-		upTo := func(d time.Duration) time.Duration { return time.Duration(random.Int64N(int64(d))) }
-		var all, renewing []*hold
-		picked := 0
-		for step := range 5_000 {
-			switch random.IntN(8) {
-			case 0, 1: // taken
-				h := newHold(fmt.Sprint(step), random.IntN(2) == 0)
-				h.lengthen(time.Now(), MinLease+upTo(2*dogLease))
-				d.watch(h)
-				all = append(all, h)
-			case 2: // released, of whatever state
-				if len(all) > 0 {
-					i := random.IntN(len(all))
-					d.forget(all[i])
-					all = slices.Delete(all, i, i+1)
-				}
-			case 3: // made longer by going deeper, which may be kept up
-				if len(all) > 0 {
-					h := all[random.IntN(len(all))]
-					h.lengthen(time.Now(), upTo(2*dogLease))
-					h.leases[0].watched = random.IntN(2) == 0
-					d.look(h)
-				}
-			case 4, 5: // an answer of Redis
-				if n := len(renewing); n > 0 {
-					some := renewing[random.IntN(n):]
-					renewing = renewing[:n-len(some)]
-					if random.IntN(2) == 0 {
-						for _, h := range some {
-							h.lengthen(time.Now(), dogLease)
-							d.look(h)
-						}
-					}
-					d.asked(some)
-				}
-			default:
-				<-time.After(upTo(dogLease / 10))
-				now := time.Now()
-				wantRenew, wantOver := lookAtEvery(all, now)
-				renew, over := d.pop(now)
-				require.ElementsMatch(t, keysOf(wantRenew), keysOf(renew), "step %d: to renew", step)
-				require.ElementsMatch(t, keysOf(wantOver), keysOf(over), "step %d: to tell", step)
-				renewing = append(renewing, renew...)
-				all = slices.DeleteFunc(all, func(h *hold) bool { return slices.Contains(over, h) })
-				picked += len(renew) + len(over)
-			}
-			requireHeap(t, d.heap, all)
-		}
-		require.Greater(t, picked, 500, "this shows little")
-	})
-}
-
-// lookAtEvery says what pop should, of holds that are looked after.
-func lookAtEvery(all []*hold, now time.Time) (renew, over []*hold) {
-	for _, h := range all {
-		due := h.ends.Add(-dogLease * 2 / 3)
-		if due.Before(h.notBefore) {
-			due = h.notBefore
-		}
-		if due.After(h.ends) {
-			due = h.ends
-		}
-		switch {
-		case !now.Before(h.ends):
-			over = append(over, h)
-		case h.leases[0].watched && !h.renewing && due.Sub(now) <= dogLease/20:
-			renew = append(renew, h)
-		}
-	}
-	return renew, over
-}
-
-// requireHeap looks at the order of the heap, and that everybody in it knows where it stands.
-func requireHeap(t *testing.T, in alarms, want []*hold) {
-	t.Helper()
-	require.Len(t, in, len(want))
-	for i, h := range in {
-		if h.index != i || i > 0 && h.at.Before(in[(i-1)/2].at) {
-			t.Fatalf("the hold at %d believes to be at %d, or comes before its parent", i, h.index)
-		}
-	}
-	for _, h := range want {
-		if h.index == unset || in[h.index] != h {
-			t.Fatalf("hold %s is not in the heap", h.key)
-		}
-	}
-}
-
-func TestAnAnswerThatIsOvertakenDoesNotShortenALease(t *testing.T) {
-	h, sent := newHold("ann", true), time.Now()
-	h.lengthen(sent.Add(time.Second), dogLease)
-	h.lengthen(sent, dogLease)
-	assert.Equal(t, sent.Add(time.Second+dogEnds), h.ends)
-}
-
-// A machine that is suspended stops the monotonic clock and not the one on the wall, and the latter may be
-// set back. A lease has ended as soon as either of them says so.
-func TestALeaseEndsByWhicheverClockIsAhead(t *testing.T) {
-	now := time.Now()
-	ends := now.Add(time.Minute)
-	for name, at := range map[string]struct {
-		monotonic, wall time.Duration // since now
-		want            bool
-	}{
-		"a moment before":               {time.Minute - 1, time.Minute - 1, false},
-		"in time":                       {time.Minute, time.Minute, true},
-		"suspended for an hour":         {time.Second, time.Hour, true},
-		"suspended, and woken in time":  {time.Second, 59 * time.Second, false},
-		"the clock on the wall is back": {time.Minute, -time.Hour, true},
-		"set back, and still good":      {time.Second, -time.Hour, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			then := clocks(now, at.monotonic, at.wall)
-			assert.Equal(t, at.want, ended(ends, then))
-			assert.Equal(t, !at.want, (&hold{ends: ends}).good(then))
-			assert.False(t, (&hold{ends: ends, lost: true}).good(then), "what is lost stays lost")
-		})
-	}
-}
-
-// clocks returns a time at which the two clocks have gone on by different spans. No function of package
-// time makes one, so this writes the field that holds the monotonic clock.
-func clocks(now time.Time, monotonic, wall time.Duration) time.Time {
-	then := now.Add(wall)
-	(*struct {
-		wall uint64
-		ext  int64
-		loc  *time.Location
-	})(unsafe.Pointer(&then)).ext += int64(monotonic - wall)
-	if then.Sub(now) != monotonic || then.Round(0).Sub(now.Round(0)) != wall {
-		panic("package time keeps its clocks in another way than this test knows")
-	}
-	return then
 }

@@ -217,11 +217,21 @@ func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err e
 	if err := l.validateKey(key); err != nil {
 		return false, err
 	}
-	answer, err := lua.LockForce.Run(ctx, l.rdb, []string{key}, l.publish()).Text()
-	switch {
-	case err != nil:
+	l.mu.Lock()
+	c := l.newCall()
+	l.mu.Unlock()
+	answer, err := lua.LockForce.Run(ctx, l.rdb, []string{l.inSlotOf(key, string(c.receipt)), key},
+		decimal(c.serial), receiptMS, l.publish()).Text()
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		// If it is still on its way, it must not take the lock away from somebody who gets it later.
+		l.settleLater(0, stray{call: call{c.receipt, l.nextSerial()}, owner: "nobody", keys: []string{key}})
 		return false, fmt.Errorf("force the release of lock %q: %w", key, err)
-	case answer != answerReleased && answer != answerFree:
+	}
+	l.settle(c)
+	if answer != answerReleased && answer != answerFree {
 		return false, fmt.Errorf("force the release of lock %q: unknown answer %q", key, answer)
 	}
 	return answer == answerReleased, nil

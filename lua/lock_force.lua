@@ -2,22 +2,42 @@
 -- Takes a lock away from whoever holds it, and wakes those who wait for it as a release does. Its
 -- holder hears of it when it renews or releases the lock.
 --
+-- A repeat must not take the lock away from whoever got it next: the answer is kept in the call's receipt,
+-- as in lock_release.lua, and a call that finds a later one's receipt was stuck on its way.
+--
+-- Runs at maxmemory too: a lock must not last longer because memory is full.
+--
 -- KEYS
---   1  lock  hash: owner -> depth
+--   1  receipt  string: serial and answer of the last call that left them here
+--   2  lock     hash: owner -> depth
 -- ARGV
---   1  publish  publish, or spublish in a cluster, where Redisson listens to sharded channels
+--   1  serial      of this call, larger than any earlier one that used this receipt
+--   2  receipt_ms  how long a repeat of this call is known as one
+--   3  publish     publish, or spublish in a cluster, where Redisson listens to sharded channels
 -- Answers
 --   released  somebody held the lock
 --   free      nobody did
 
-if ARGV[1] ~= 'publish' and ARGV[1] ~= 'spublish' then
-  return redis.error_reply('ERR argument 1 must be publish or spublish')
+if not string.find(ARGV[1] .. ' ' .. ARGV[2], '^[1-9]%d* [1-9]%d*$') then
+  return redis.error_reply('ERR arguments 1 and 2 must be whole numbers above 0')
+end
+if ARGV[3] ~= 'publish' and ARGV[3] ~= 'spublish' then
+  return redis.error_reply('ERR argument 3 must be publish or spublish')
+end
+
+local last, answer = string.match(redis.call('GET', KEYS[1]) or '0', '^(%d+) ?(%a*)')
+if tonumber(last) > tonumber(ARGV[1]) then
+  return redis.error_reply('ERR stale: this call was settled')
+elseif tonumber(last) == tonumber(ARGV[1]) then
+  return answer
 end
 
 -- HLEN refuses a key that is no lock.
-if redis.call('HLEN', KEYS[1]) == 0 then return 'free' end
-
-redis.call('DEL', KEYS[1])
-local name = string.find(KEYS[1], '{', 1, true) and KEYS[1] or '{' .. KEYS[1] .. '}'
-redis.call(ARGV[1], 'redisson_lock__channel:' .. name, '0')
-return 'released'
+answer = redis.call('HLEN', KEYS[2]) > 0 and 'released' or 'free'
+redis.call('SET', KEYS[1], ARGV[1] .. ' ' .. answer, 'PX', ARGV[2])
+if answer == 'released' then
+  redis.call('DEL', KEYS[2])
+  local name = string.find(KEYS[2], '{', 1, true) and KEYS[2] or '{' .. KEYS[2] .. '}'
+  redis.call(ARGV[3], 'redisson_lock__channel:' .. name, '0')
+end
+return answer

@@ -205,21 +205,34 @@ func TestLockRenewGivesEveryAnswerOfItsHeader(t *testing.T) {
 	assert.Empty(t, b.owners("cid"), "what is lost is not taken anew")
 }
 
-func TestLockForceGivesEveryAnswerOfItsHeader(t *testing.T) {
+func TestLockForceGivesEveryAnswerOfItsHeaderAndARepeatTakesNothingFromTheNext(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
 	b.said = nil
-	for _, want := range []string{"released", "free"} {
-		answer, err := lua.LockForce.Run(t.Context(), b.rdb, b.keys("ann"), "publish").Text()
+	force := func(serial int) string {
+		answer, err := lua.LockForce.Run(t.Context(), b.rdb, b.keys("r2", "ann"), serial, 60_000, "publish").Text()
 		require.NoError(t, err)
-		require.Equal(t, want, answer)
-		require.Empty(t, b.owners("ann"))
 		b.said = append(b.said, answer)
+		return answer
 	}
+	require.Equal(t, "released", force(2))
+	require.Empty(t, b.owners("ann"))
+	b.acquire("r1", 3, "next", time.Minute, "all", "ann")
+	b.said = b.said[:1]
+	require.Equal(t, "released", force(2))
+	require.Equal(t, map[string]string{"next": "1"}, b.owners("ann"))
+
+	require.Equal(t, []string{"lost"}, b.release("r2", 4, "nobody", "ann"), "settled")
+	b.said = b.said[:2]
+	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("r2", "ann"), 2, 60_000, "publish").Err(), "ERR stale")
+	require.Len(t, b.owners("ann"), 1)
+	require.Equal(t, "released", force(5))
+	require.Equal(t, "free", force(6))
 	b.everyAnswerWasHeard("lock_force")
+
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("ann"), "not a lock", 0).Err())
-	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("ann"), "publish").Err(), "WRONGTYPE")
+	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("r3", "ann"), 4, 60_000, "publish").Err(), "WRONGTYPE")
 	require.Equal(t, "not a lock", b.rdb.Get(t.Context(), b.key("ann")).Val())
 }
 
@@ -245,7 +258,7 @@ func TestAReleaseIsToldOnTheChannelOfRedisson(t *testing.T) {
 		require.NoError(t, lua.LockRelease.Run(t.Context(), b.rdb, []string{b.key("r"), key}, 2, 60_000, "owner1", "publish").Err())
 		require.Equal(t, "0", (<-messages).Payload)
 		take(3)
-		require.NoError(t, lua.LockForce.Run(t.Context(), b.rdb, []string{key}, "publish").Err())
+		require.NoError(t, lua.LockForce.Run(t.Context(), b.rdb, []string{b.key("r"), key}, 4, 60_000, "publish").Err())
 		require.Equal(t, "0", (<-messages).Payload)
 		require.NoError(t, b.rdb.Del(t.Context(), b.key("r")).Err())
 	}
@@ -276,8 +289,8 @@ func TestLockScriptsRefuseBadInputWithoutWritingAnything(t *testing.T) {
 		"release without an owner":   {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000}},
 		"release with a bad serial":  {lua.LockRelease, []string{"r", "ann"}, []any{"-1", 1000, "first", "publish"}},
 		"release by another command": {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000, "first", "del"}},
-		"force by another command":   {lua.LockForce, []string{"ann"}, []any{"del"}},
-		"force without a command":    {lua.LockForce, []string{"ann"}, nil},
+		"force by another command":   {lua.LockForce, []string{"r", "ann"}, []any{2, 1000, "del"}},
+		"force without a serial":     {lua.LockForce, []string{"r", "ann"}, []any{"x", 1000, "publish"}},
 		"renew without a lock":       {lua.LockRenew, nil, []any{1000}},
 		"renew without an owner":     {lua.LockRenew, []string{"ann"}, []any{1000}},
 		"renew for no time":          {lua.LockRenew, []string{"ann"}, []any{"0x10", "first"}},
