@@ -238,6 +238,35 @@ func TestACallThatArrivesAfterItsRepeatChangesNothing(t *testing.T) {
 	require.NoError(t, mine.Release(ctx))
 	late(0, nil)
 
+	// It was, for one who waits, and who is given the lock by a call that comes late.
+	b.take(ctx, time.Minute, key)
+	n.keepNext(1)
+	waiting := acquiring(t, l, key)
+	b.waitListening(key, 1)
+	require.NoError(t, b.rdb.Del(ctx, key).Err()) // in silence
+	late(1, nil)
+	mine = await(t, waiting, busy, "the waiter finds that it has the lock")
+	late(1, mine)
+	require.NoError(t, mine.Release(ctx))
+	late(0, nil)
+
+	// It was, for one who waits and gives up.
+	others = b.take(ctx, time.Minute, key)
+	n.keepNext(1)
+	patient, giveUp := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := l.Acquire(patient, key)
+		ended <- err
+	}()
+	b.waitListening(key, 1)
+	giveUp()
+	require.ErrorIs(t, await(t, ended, busy, "a waiter gives up"), context.Canceled)
+	require.NoError(t, others.Release(ctx))
+	n.deliver(t, n.calls(t, 1)[0])
+	testkit.Eventually(t, busy, "the lock is free", func() bool { return b.depth(key) == 0 })
+	late(0, nil)
+
 	// Nothing of it was.
 	n.keepNext(1)
 	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
