@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/testkit"
 	"stampede/lock"
 )
 
@@ -83,6 +84,25 @@ func TestWhoWaitsForAllKeysWaitsForOneAfterAnother(t *testing.T) {
 	assert.Zero(t, b.depth(bob))
 	require.NoError(t, holdsAnn.Release(ctx))
 	require.NoError(t, await(t, got, startsWithin, "both locks").Release(ctx))
+}
+
+func TestWhoWaitsForAllKeysKeepsItsPlaceWhenMoreOfThemAreTaken(t *testing.T) {
+	b, holdsBob := setupWaiting(t, "bob")
+	ctx, ann, bob := t.Context(), b.key("ann"), b.key("bob")
+	c := countCalls(t, b.rdb)
+	b.Locker = locker(t, b.rdb, lock.WithPoll(20*time.Millisecond))
+	both := acquiringAll(t, b.Locker, ctx, ann, bob)
+	b.waitQueued(bob, 1)
+	holdsAnn, err := locker(t, b.rdb).TryAcquire(ctx, ann, lock.For(never))
+	require.NoError(t, err)
+	asked := c.of(acquires)
+	testkit.Eventually(t, startsWithin, "looks in vain", func() bool { return c.of(acquires) > asked+3 })
+	assert.Equal(t, 1, b.Waiting(bob))
+	assert.Zero(t, b.Waiting(ann))
+	require.NoError(t, holdsBob.Release(ctx))
+	b.waitQueued(ann, 1)
+	require.NoError(t, holdsAnn.Release(ctx))
+	require.NoError(t, await(t, both, startsWithin, "both locks").Release(ctx))
 }
 
 func TestWhoCannotUseALockThatIsFreeLeavesItToTheNext(t *testing.T) {

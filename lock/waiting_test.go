@@ -2,10 +2,8 @@ package lock_test
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -104,14 +102,18 @@ func TestWhereNoMessageComesTheWaiterLooksForItself(t *testing.T) {
 func TestALockThatRunsOutIsTakenThenAndNotBefore(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
-	other := locker(t, b.rdb)
 	const length = 400 * time.Millisecond
-	_, err := other.Acquire(ctx, key, lock.For(length))
+	first, err := locker(t, b.rdb).Acquire(ctx, key, lock.For(length))
 	require.NoError(t, err)
-	expiry := b.expiry(key)
 	second := await(t, acquiring(t, b.Locker, key), startsWithin, "the lock")
-	assert.Greater(t, time.UnixMicro(second.Token(key)), expiry, "a token is the time at which it was given, by Redis's clock")
+	assert.GreaterOrEqual(t, grantedAfter(key, first, second), length)
 	require.NoError(t, second.Release(ctx))
+}
+
+// grantedAfter is how much later one lease was granted than another: a token is the time at which it was given, by
+// Redis's clock. Redis ends leases by whole milliseconds.
+func grantedAfter(key string, first, second *lock.Lease) time.Duration {
+	return time.Duration(second.Token(key)-first.Token(key))*time.Microsecond + time.Millisecond
 }
 
 func TestALockThatIsRenewedIsWaitedForOn(t *testing.T) {
@@ -139,6 +141,23 @@ func TestALockThatIsRenewedIsWaitedForOn(t *testing.T) {
 	assert.GreaterOrEqual(t, third.Sub(second), left, "it looks again when the lock would have ended")
 	require.NoError(t, holder.Release(ctx))
 	require.NoError(t, await(t, got, startsWithin, "the lock").Release(ctx))
+}
+
+// The next in the queue knows how long the one before it has the lock, if that does not release it.
+func TestALockThatRunsOutWhereItWasWaitedForGoesToTheNext(t *testing.T) {
+	b, holder := setupWaiting(t, "ann")
+	ctx, key := t.Context(), b.key("ann")
+	const length = 300 * time.Millisecond
+	first := acquiring(t, b.Locker, key, lock.For(length))
+	b.waitQueued(key, 1)
+	second := acquiring(t, b.Locker, key)
+	b.waitQueued(key, 2)
+	require.NoError(t, holder.Release(ctx))
+	silent := await(t, first, startsWithin, "the lock")
+	next := await(t, second, startsWithin, "the lock that ran out")
+	assert.GreaterOrEqual(t, grantedAfter(key, silent, next), length)
+	require.ErrorIs(t, silent.Err(), lock.ErrLost)
+	require.NoError(t, next.Release(ctx))
 }
 
 func TestThoseWhoWaitInOneProcessAreServedInOrder(t *testing.T) {
@@ -184,10 +203,9 @@ func TestOnlyTheFirstOfAQueueAsksRedis(t *testing.T) {
 	}
 	require.NoError(t, holder.Release(ctx))
 	for i := range got {
-		lease := await(t, got[i], startsWithin, "the lock, by turns")
-		assert.LessOrEqual(t, c.of(acquires), 2+2*(i+1), "a hand-over costs one call, or two if a connection broke")
-		require.NoError(t, lease.Release(ctx))
+		require.NoError(t, await(t, got[i], startsWithin, "the lock, by turns").Release(ctx))
 	}
+	assert.LessOrEqual(t, c.of(acquires), 2+waiters+waiters/4, "a hand-over costs one call, and a connection may break")
 }
 
 func TestAsLongAsNothingHappensAQueueCostsOneCallInEachPoll(t *testing.T) {
@@ -299,6 +317,7 @@ func TestWhenTheFirstGivesUpTheNextLooksForItself(t *testing.T) {
 
 func TestAWaiterWaitsNoLongerThanItsContext(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
+	b.Locker = locker(t, b.rdb, lock.WithPoll(never), lock.WithListenIdle(never))
 	const patience = 50 * time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -307,6 +326,7 @@ func TestAWaiterWaitsNoLongerThanItsContext(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.GreaterOrEqual(t, time.Since(began), patience)
 	assert.Zero(t, b.Waiting(b.key("ann")))
+	b.waitListening(b.key("ann"), 0) // while the connection stays open
 	require.NoError(t, holder.Release(t.Context()))
 }
 
@@ -401,109 +421,4 @@ func TestNobodyIsForgottenWhenAllLeaveItToTheOthers(t *testing.T) {
 			require.NoError(t, b.firstOf(got).Release(ctx))
 		}
 	}
-}
-
-// Redisson gives both the same channel.
-func TestAKeyAndTheSameKeyInBracesAreTwoLocks(t *testing.T) {
-	b, _ := setupWaiting(t)
-	ctx, bare := t.Context(), b.bare("ann")
-	braced := "{" + bare + "}"
-	other := locker(t, b.rdb)
-	hold := func(key string) *lock.Lease {
-		t.Helper()
-		lease, err := other.TryAcquire(ctx, key, lock.For(never))
-		require.NoError(t, err)
-		return lease
-	}
-	holdsBare, holdsBraced := hold(bare), hold(braced)
-	getsBare := acquiring(t, b.Locker, bare)
-	b.waitQueued(bare, 1)
-	getsBraced := acquiring(t, b.Locker, braced)
-	b.waitQueued(braced, 1)
-
-	require.NoError(t, holdsBraced.Release(ctx))
-	second := await(t, getsBraced, startsWithin, "the key in braces")
-	assert.Equal(t, 1, b.Waiting(bare), "the other one is not free")
-	b.waitListening(bare, 1)
-	require.NoError(t, holdsBare.Release(ctx))
-	require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
-	require.NoError(t, second.Release(ctx))
-
-	// Again, while one of them is still waited for and the channel is subscribed to.
-	holdsBare, holdsBraced = hold(bare), hold(braced)
-	getsBraced = acquiring(t, b.Locker, braced)
-	b.waitQueued(braced, 1)
-	for range 2 {
-		getsBare = acquiring(t, b.Locker, bare)
-		b.waitQueued(bare, 1)
-		require.NoError(t, holdsBare.Release(ctx))
-		require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
-		holdsBare = hold(bare)
-	}
-	require.NoError(t, holdsBare.Release(ctx))
-	require.NoError(t, holdsBraced.Release(ctx))
-	require.NoError(t, await(t, getsBraced, startsWithin, "the key in braces").Release(ctx))
-}
-
-func TestTheConnectionThatHearsOfReleasesLivesAsLongAsSomebodyWaits(t *testing.T) {
-	b, holder := setupWaiting(t, "ann")
-	ctx, key := t.Context(), b.key("ann")
-	const idle = 100 * time.Millisecond
-	options, err := redis.ParseURL(testkit.RedisURL(t))
-	require.NoError(t, err)
-	options.ClientName = "waits-" + rand.Text()
-	named := redis.NewClient(options)
-	t.Cleanup(func() { _ = named.Close() })
-	c := countCalls(t, named)
-	b.Locker = locker(t, named, lock.WithPoll(idle/2), lock.WithListenIdle(idle))
-	connections := func() int {
-		list, err := b.rdb.Do(ctx, "CLIENT", "LIST", "TYPE", "pubsub").Text()
-		require.NoError(t, err)
-		return strings.Count(list, "name="+options.ClientName+" ")
-	}
-
-	got := []<-chan *lock.Lease{acquiring(t, b.Locker, key), acquiring(t, b.Locker, key), acquiring(t, b.Locker, key)}
-	b.waitQueued(key, 3)
-	asked := c.of(acquires)
-	testkit.Eventually(t, startsWithin, "polls for longer than it may be idle", func() bool { return c.of(acquires) > asked+8 })
-	assert.Equal(t, 1, connections(), "one for all who wait, as long as they do")
-
-	require.NoError(t, holder.Release(ctx))
-	for range got {
-		require.NoError(t, b.firstOf(got).Release(ctx))
-	}
-	testkit.Eventually(t, startsWithin, "an end of the connection", func() bool { return connections() == 0 })
-
-	again, err := locker(t, b.rdb).Acquire(ctx, key)
-	require.NoError(t, err)
-	next := acquiring(t, b.Locker, key)
-	b.waitQueued(key, 1)
-	assert.Equal(t, 1, connections(), "there is a new one for the next who waits")
-	require.NoError(t, again.Release(ctx))
-	require.NoError(t, await(t, next, startsWithin, "the lock").Release(ctx))
-}
-
-func TestAThousandKeysMayBeWaitedForAtOnce(t *testing.T) {
-	b, _ := setupWaiting(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	names := b.names(1000)
-	holder, busy, err := locker(t, b.rdb).TryEach(ctx, names, lock.For(never))
-	require.NoError(t, err)
-	require.Empty(t, busy)
-	c := countCalls(t, b.rdb)
-	var all sync.WaitGroup
-	for _, name := range names {
-		all.Go(func() {
-			lease, err := b.Acquire(ctx, name)
-			if assert.NoError(t, err) {
-				assert.NoError(t, lease.Release(ctx))
-			}
-		})
-	}
-	// Each has asked, and once more when it was subscribed.
-	testkit.Eventually(t, time.Minute, "all waiting", func() bool { return c.of(acquires) == 2*len(names) })
-	require.NoError(t, holder.Release(ctx))
-	all.Wait()
-	assert.Equal(t, 3*len(names), c.of(acquires))
 }

@@ -1,0 +1,160 @@
+package lock_test
+
+import (
+	"context"
+	"crypto/rand"
+	"regexp"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lock"
+)
+
+// Redisson gives both the same channel.
+func TestAKeyAndTheSameKeyInBracesAreTwoLocks(t *testing.T) {
+	b, _ := setupWaiting(t)
+	ctx, bare := t.Context(), b.bare("ann")
+	braced := "{" + bare + "}"
+	other := locker(t, b.rdb)
+	hold := func(key string) *lock.Lease {
+		t.Helper()
+		lease, err := other.TryAcquire(ctx, key, lock.For(never))
+		require.NoError(t, err)
+		return lease
+	}
+	holdsBare, holdsBraced := hold(bare), hold(braced)
+	getsBare := acquiring(t, b.Locker, bare)
+	b.waitQueued(bare, 1)
+	getsBraced := acquiring(t, b.Locker, braced)
+	b.waitQueued(braced, 1)
+
+	require.NoError(t, holdsBraced.Release(ctx))
+	second := await(t, getsBraced, startsWithin, "the key in braces")
+	assert.Equal(t, 1, b.Waiting(bare), "the other one is not free")
+	b.waitListening(bare, 1)
+	require.NoError(t, holdsBare.Release(ctx))
+	require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
+	require.NoError(t, second.Release(ctx))
+
+	// Again, while one of them is still waited for and the channel is subscribed to.
+	holdsBare, holdsBraced = hold(bare), hold(braced)
+	getsBraced = acquiring(t, b.Locker, braced)
+	b.waitQueued(braced, 1)
+	for range 2 {
+		getsBare = acquiring(t, b.Locker, bare)
+		b.waitQueued(bare, 1)
+		require.NoError(t, holdsBare.Release(ctx))
+		require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
+		holdsBare = hold(bare)
+	}
+	require.NoError(t, holdsBare.Release(ctx))
+	require.NoError(t, holdsBraced.Release(ctx))
+	require.NoError(t, await(t, getsBraced, startsWithin, "the key in braces").Release(ctx))
+}
+
+func TestTheConnectionThatHearsOfReleasesLivesAsLongAsSomebodyWaits(t *testing.T) {
+	b, holder := setupWaiting(t, "ann")
+	ctx, key := t.Context(), b.key("ann")
+	const idle = 100 * time.Millisecond
+	options, err := redis.ParseURL(testkit.RedisURL(t))
+	require.NoError(t, err)
+	options.ClientName = "waits-" + rand.Text()
+	named := redis.NewClient(options)
+	t.Cleanup(func() { _ = named.Close() })
+	c := countCalls(t, named)
+	b.Locker = locker(t, named, lock.WithPoll(idle/2), lock.WithListenIdle(idle))
+	// Redis takes no connection without subscriptions for one of pubsub, but it tells what was last asked over it.
+	subscribes := regexp.MustCompile(" name=" + options.ClientName + " .* cmd=(subscribe|unsubscribe|ping) ")
+	connections := func() int {
+		list, err := b.rdb.ClientList(ctx).Result()
+		require.NoError(t, err)
+		return len(subscribes.FindAllString(list, -1))
+	}
+
+	got := []<-chan *lock.Lease{acquiring(t, b.Locker, key), acquiring(t, b.Locker, key), acquiring(t, b.Locker, key)}
+	b.waitQueued(key, 3)
+	asked := c.of(acquires)
+	testkit.Eventually(t, startsWithin, "polls for longer than it may be idle", func() bool { return c.of(acquires) > asked+8 })
+	assert.Equal(t, 1, connections(), "one for all who wait, as long as they do")
+
+	require.NoError(t, holder.Release(ctx))
+	for range got {
+		require.NoError(t, b.firstOf(got).Release(ctx))
+	}
+	testkit.Eventually(t, startsWithin, "an end of the connection", func() bool { return connections() == 0 })
+
+	again, err := locker(t, b.rdb).Acquire(ctx, key)
+	require.NoError(t, err)
+	next := acquiring(t, b.Locker, key)
+	b.waitQueued(key, 1)
+	assert.Equal(t, 1, connections(), "there is a new one for the next who waits")
+	require.NoError(t, again.Release(ctx))
+	require.NoError(t, await(t, next, startsWithin, "the lock").Release(ctx))
+}
+
+func TestAThousandKeysMayBeWaitedForAtOnce(t *testing.T) {
+	b, _ := setupWaiting(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	names := b.names(1000)
+	holder, busy, err := locker(t, b.rdb).TryEach(ctx, names, lock.For(never))
+	require.NoError(t, err)
+	require.Empty(t, busy)
+	c := countCalls(t, b.rdb)
+	var all sync.WaitGroup
+	for _, name := range names {
+		all.Go(func() {
+			lease, err := b.Acquire(ctx, name)
+			if assert.NoError(t, err) {
+				assert.NoError(t, lease.Release(ctx))
+			}
+		})
+	}
+	// Each has asked, and once more when it was subscribed.
+	testkit.Eventually(t, time.Minute, "all waiting", func() bool { return c.of(acquires) == 2*len(names) })
+	require.NoError(t, holder.Release(ctx))
+	all.Wait()
+	assert.Equal(t, 3*len(names), c.of(acquires))
+}
+
+// The lock is released after it was found busy, and before anybody listens for that. Where the channel is new, its
+// subscription makes the waiter look again; here it is there already, for the other key that shares it.
+func TestAReleaseBetweenTheLookAndTheWaitIsNotMissed(t *testing.T) {
+	b := setup(t)
+	ctx, bare := t.Context(), b.bare("ann")
+	braced := "{" + bare + "}"
+	holder := locker(t, b.rdb)
+	holdsBare, err := holder.TryAcquire(ctx, bare, lock.For(never))
+	require.NoError(t, err)
+	holdsBraced, err := holder.TryAcquire(ctx, braced, lock.For(never))
+	require.NoError(t, err)
+
+	var stop atomic.Bool
+	busy, goOn := make(chan struct{}, 1), make(chan struct{})
+	b.Locker = locker(t, b.rdb, lock.WithPoll(never), lock.WithObserver(lock.Observer{Busy: func(int) {
+		if stop.CompareAndSwap(true, false) {
+			busy <- struct{}{}
+			<-goOn
+		}
+	}}))
+	c := countCalls(t, b.rdb)
+	getsBraced := acquiring(t, b.Locker, braced)
+	b.waitQueued(braced, 1)
+	b.waitCalls(c, 2)
+	stop.Store(true)
+	getsBare := acquiring(t, b.Locker, bare)
+	await(t, busy, startsWithin, "the answer that the lock is busy")
+	require.NoError(t, holdsBare.Release(ctx))
+	b.waitCalls(c, 4) // its message has woken the one that waits for the other key
+	close(goOn)
+	require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
+	require.NoError(t, holdsBraced.Release(ctx))
+	require.NoError(t, await(t, getsBraced, startsWithin, "the key in braces").Release(ctx))
+}
