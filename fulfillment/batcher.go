@@ -327,8 +327,6 @@ func (b *batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	if lease == nil {
 		return
 	}
-	ctx, cancel := forCall(ctx)
-	defer cancel()
 	switch err := lease.Release(ctx); {
 	case errors.Is(err, lock.ErrLost):
 		b.logger.Debug("locks of a batch were gone before it ended", "lease", b.lease, "error", err)

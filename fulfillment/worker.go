@@ -200,6 +200,7 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *Subscriber, streams []s
 	for partition, stream := range streams {
 		locker := lock.New(w.config.Control,
 			lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.lockObserver()))
+		defer w.closeLocker(ctx, locker)
 		b := newBatcher(batcherConfig{
 			ledger: NewLedger(w.config.Pool), store: w.config.Store, locker: locker,
 			keys: w.config.Keys, partition: partition, batchMax: w.config.BatchMax, lease: lockLease(w.config.MinIdle),
@@ -220,6 +221,15 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *Subscriber, streams []s
 		return errRouterEnded
 	}
 	return nil
+}
+
+// closeLocker gives back what the batches could not.
+func (w *Worker) closeLocker(ctx context.Context, l *lock.Locker) {
+	ctx, cancel := forCall(ctx)
+	defer cancel()
+	if err := l.Close(ctx); err != nil {
+		w.config.Logger.Debug("locks of users were left to end by themselves", "error", err)
+	}
 }
 
 // registerBacklog adds the backlog of the streams to the metrics for as long as the worker runs.

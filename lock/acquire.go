@@ -68,7 +68,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 // hold, in the order given. A key that is named twice is taken once.
 //
 // It costs one round trip for every 512 keys. All keys of the call have the same owner; without one
-// in ctx that is a new one. The lease counts from before the first key was asked for.
+// in ctx that is a new one. The lease has to be released also if it is of no key.
 //
 // Going deeper into a lock that the owner has lost is refused, because whoever does it counts on
 // having been alone all the while. Errors are as those of Acquire.
@@ -90,6 +90,7 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context)
 	}
 	defer func() { // also if f panics
 		if released := lease.Release(ctx); released != nil {
+			lease.abandon()
 			err = errors.Join(err, released)
 		}
 	}()
@@ -114,6 +115,9 @@ func (l *Locker) asking(ctx context.Context, mode string, keys []string, opts []
 	if err != nil {
 		return nil, err
 	}
+	if l.refusal != nil {
+		return nil, l.refusal
+	}
 	if keys, err = l.validate(keys); err != nil {
 		return nil, err
 	}
@@ -129,9 +133,12 @@ func (l *Locker) validate(keys []string) ([]string, error) {
 		if err := l.validateKey(key); err != nil {
 			return nil, err
 		}
+		if l.clustered && hashTag(key) != hashTag(keys[0]) {
+			return nil, fmt.Errorf("%w: in a cluster, keys of one call have to share a hash tag: %q and %q do not", ErrInvalid, keys[0], key)
+		}
 	}
 	if len(keys) == 1 {
-		return keys, nil
+		return []string{keys[0]}, nil // the caller may change its own while this one waits
 	}
 	once := make([]string, 0, len(keys))
 	seen := make(map[string]struct{}, len(keys))
@@ -150,6 +157,8 @@ func (l *Locker) validateKey(key string) error {
 		return fmt.Errorf("%w: a key of %d bytes, want 1 to %d", ErrInvalid, len(key), MaxKeyBytes)
 	case l.clustered && hashTag(key) == key && strings.ContainsAny(key, "{}"):
 		return fmt.Errorf("%w: in a cluster, key %q has to have a hash tag, or no braces: its channel would lie in another slot", ErrInvalid, key)
+	case l.clustered && hashTag(l.prefix) != l.prefix && hashTag(l.prefix) != hashTag(key):
+		return fmt.Errorf("%w: in a cluster, key %q has to have the hash tag of the prefix %q", ErrInvalid, key, l.prefix)
 	}
 	return nil
 }
@@ -190,6 +199,10 @@ func (l *Locker) try(ctx context.Context, a *asking) (outcome, error) {
 	}
 	defer a.owner.leave()
 
+	if !l.begin() {
+		return outcome{}, ErrClosed
+	}
+	defer l.tasks.Done()
 	le := &Lease{locker: l, owner: a.owner, asked: a.lease, watched: a.watched, turn: make(chan struct{}, 1)}
 	fresh, err := l.reenter(ctx, le, a)
 	if err != nil {
@@ -221,6 +234,16 @@ func (l *Locker) try(ctx context.Context, a *asking) (outcome, error) {
 	return got, nil
 }
 
+// begin counts what Close has to wait for until tasks.Done, unless the Locker is closed.
+func (l *Locker) begin() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		l.tasks.Add(1)
+	}
+	return !l.closed
+}
+
 // give makes a lease ready for its holder, unless it is lost already.
 func (l *Locker) give(le *Lease, keys []string) error {
 	l.mu.Lock()
@@ -233,21 +256,18 @@ func (l *Locker) give(le *Lease, keys []string) error {
 	}
 	le.inOrder(keys)
 	le.given = true
-	l.leases[le] = struct{}{}
+	if len(le.holds) > 0 {
+		l.leases[le] = struct{}{}
+	}
 	return nil
 }
 
-// undo ends a lease that nobody was given, and returns the error with which it was begun. What it cannot
-// release now is released as soon as Redis can be reached.
+// undo ends a lease that nobody was given, and returns the error with which it was begun.
 func (l *Locker) undo(ctx context.Context, le *Lease, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
 	_ = le.release(ctx, ErrReleased)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, p := range le.parting {
-		l.settleLater(le.asked, stray{call: p.call, owner: p.part.owner, keys: keysOf(p.holds)})
-	}
+	le.abandon()
 	return err
 }
 
@@ -256,10 +276,6 @@ func (l *Locker) undo(ctx context.Context, le *Lease, err error) error {
 func (l *Locker) reenter(ctx context.Context, le *Lease, a *asking) (fresh []string, err error) {
 	var short []*hold
 	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
-		return nil, ErrClosed
-	}
 	if len(a.owner.holds) == 0 {
 		l.mu.Unlock()
 		return a.keys, nil
@@ -307,14 +323,14 @@ func (l *Locker) takeChunk(ctx context.Context, le *Lease, a *asking, keys []str
 	p := l.callFor(a, keys)
 	sent := time.Now()
 	t, err := l.sendAcquire(ctx, p, a.mode, a.waits, keys, a.lease)
-	nothing := a.mode == modeAll && slices.Contains(t.answers, answerBusy)
+	nothing := a.mode == modeAll && slices.Contains(t.answers, answerBusy) || refused(err)
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p.token = t.token
 	took := false
 	for i, key := range keys {
-		if err == nil && (nothing || t.answers[i] != answerHeld) {
+		if nothing || err == nil && t.answers[i] != answerHeld {
 			continue
 		}
 		took = true

@@ -283,9 +283,14 @@ func TestALockThatIsGrantedWhileTheLockerIsClosedIsGivenBack(t *testing.T) {
 		go func() { answer <- calls[call]() }()
 		await(t, granted, startsWithin, "Redis grants the lock")
 		require.Equal(t, 1, b.depth(names[0]))
-		require.NoError(t, l.Close(ctx))
+		closed := make(chan error, 1)
+		go func() { closed <- l.Close(ctx) }()
+		testkit.Eventually(t, startsWithin, "the Locker to be closed", func() bool {
+			return errors.Is(context.Cause(l.Running()), context.Canceled)
+		})
 		close(goOn)
 		require.ErrorIs(t, await(t, answer, startsWithin, call), lock.ErrClosed, call)
+		require.NoError(t, await(t, closed, startsWithin, "Close waits for what is under way"), call)
 		assert.Zero(t, b.depth(names[0]), call)
 	}
 }

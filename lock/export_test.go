@@ -1,6 +1,9 @@
 package lock
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // WithListenIdle sets how long the connection that hears of releases stays open with nobody to wait.
 func WithListenIdle(idle time.Duration) Option { return func(s *settings) { s.listenIdle = idle } }
@@ -21,3 +24,6 @@ func (le *Lease) Endings() int {
 	defer le.locker.mu.Unlock()
 	return len(le.endings)
 }
+
+// Running ends when the Locker is closed.
+func (l *Locker) Running() context.Context { return l.running }

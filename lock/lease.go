@@ -280,11 +280,31 @@ func (le *Lease) release(ctx context.Context, cause error) error {
 		}
 	}
 	le.parting = left
+	if len(left) == 0 {
+		le.locker.mu.Lock()
+		delete(le.locker.leases, le)
+		le.locker.mu.Unlock()
+	}
 	if len(le.lost) > 0 {
 		failed = append(failed, &LostError{Keys: le.lost})
 		le.lost = nil
 	}
 	return errors.Join(failed...)
+}
+
+// abandon hands what could not be released to those who try as soon as Redis can be reached. Nobody may
+// release the lease after that.
+func (le *Lease) abandon() {
+	le.turn <- struct{}{}
+	defer func() { <-le.turn }()
+	l := le.locker
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range le.parting {
+		l.settleLater(le.asked, stray{call: p.call, owner: p.part.owner, keys: keysOf(p.holds)})
+	}
+	le.parting = nil
+	delete(l.leases, le)
 }
 
 // part ends the lease in this process, if it has not ended so before: the locks that no other lease
@@ -297,7 +317,6 @@ func (le *Lease) part(cause error) {
 		l.mu.Unlock()
 		return
 	}
-	delete(l.leases, le)
 	now := time.Now()
 	if le.over = le.err(now); le.over == nil {
 		le.over = cause

@@ -101,6 +101,7 @@ type Locker struct {
 	clustered bool
 	id        string // unique among all processes
 	fence     string // the name of the counter of the tokens
+	refusal   error  // why no call can be served
 	watchdog  *watchdog
 	waiting   waiting
 
@@ -120,22 +121,30 @@ type Locker struct {
 	closing  <-chan struct{}     // closed when the last Close is done; nil if there was none
 }
 
-// New returns a Locker. It does not ask Redis, and never closes the client. The client's ReadTimeout
-// should be shorter than a third of the shortest lease, so that a renewal can be tried again.
+// New returns a Locker. It does not ask Redis, and never closes the client, which is a *redis.Client or a
+// *redis.ClusterClient: any other one would look for the locks where they are not, and is refused by every
+// call with ErrInvalid.
+//
+// The client's ReadTimeout should be shorter than a third of the shortest lease, so that a renewal can be
+// tried again, and its ContextTimeoutEnabled be set: without that, go-redis waits for an answer to the end of
+// ReadTimeout, whatever the deadlines here say.
 //
 // In a Redis Cluster, the keys of one call have to share a hash tag.
 func New(rdb redis.UniversalClient, opts ...Option) *Locker {
-	_, clustered := rdb.(*redis.ClusterClient)
-	l := &Locker{
-		rdb: rdb, settings: defaults(), clustered: clustered, id: uuid.NewString(),
-		leases: make(map[*Lease]struct{}),
+	l := &Locker{rdb: rdb, settings: defaults(), id: uuid.NewString(), leases: make(map[*Lease]struct{})}
+	switch rdb.(type) {
+	case *redis.Client:
+	case *redis.ClusterClient:
+		l.clustered = true
+	default:
+		l.refusal = fmt.Errorf("%w: a client of type %T, want *redis.Client or *redis.ClusterClient", ErrInvalid, rdb)
 	}
 	for _, opt := range opts {
 		opt(&l.settings)
 	}
 	l.fence = l.prefix + ":fence"
 	l.running, l.stop = context.WithCancel(context.Background())
-	l.watchdog = newWatchdog(&l.mu, l.lease, l.renewDue, l.leaseEnded)
+	l.watchdog = newWatchdog(&l.mu, l.lease.Truncate(time.Millisecond), l.renewDue, l.leaseEnded)
 	l.waiting = newWaiting()
 	return l
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 const (
@@ -43,18 +45,18 @@ func All() MultiOption { return func(m *Multi) { m.need = len(m.nodes) } }
 
 // NewMulti returns a Multi of the given Lockers, each of which is of another server. Whoever made them
 // closes them, which also ends what the Multi has under way. The error is ErrInvalid, for no Locker, or
-// one that is named twice.
+// two with the same client.
 func NewMulti(nodes []*Locker, opts ...MultiOption) (*Multi, error) {
 	if len(nodes) == 0 {
 		return nil, fmt.Errorf("%w: a Multi of no Lockers", ErrInvalid)
 	}
-	m := &Multi{nodes: nodes, need: len(nodes)/2 + 1}
-	once := make(map[*Locker]bool, len(nodes))
+	m := &Multi{nodes: slices.Clone(nodes), need: len(nodes)/2 + 1}
+	once := make(map[redis.UniversalClient]bool, len(nodes))
 	for _, node := range nodes {
-		if once[node] {
-			return nil, fmt.Errorf("%w: a Locker that is named twice", ErrInvalid)
+		if once[node.rdb] {
+			return nil, fmt.Errorf("%w: a Multi of two Lockers with the same client", ErrInvalid)
 		}
-		once[node] = true
+		once[node.rdb] = true
 	}
 	for _, opt := range opts {
 		opt(m)
@@ -136,6 +138,7 @@ func (m *Multi) Do(ctx context.Context, key string, f func(ctx context.Context) 
 	}
 	defer func() { // also if f panics
 		if released := lease.Release(ctx); released != nil {
+			lease.giveBack(ctx)
 			err = errors.Join(err, released)
 		}
 	}()
@@ -175,12 +178,16 @@ func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (
 	if err != nil {
 		return nil, votes{}, err
 	}
-	v := m.ask(ctx, key, opts, min(t.lease/nodePatience, nodePatienceMax))
+	nodes, err := m.toAsk(ctx, key)
+	if err != nil {
+		return nil, votes{}, fmt.Errorf("acquire lock %s: %w", key, err)
+	}
+	v := m.ask(ctx, nodes, key, opts, min(t.lease/nodePatience, nodePatienceMax))
 	lease := &MultiLease{multi: m, key: key, leases: v.leases}
 	if len(v.leases) >= m.need && lease.Err() == nil {
 		return lease, v, nil
 	}
-	_ = lease.Release(ctx) // what it leaves ends with its lease
+	lease.giveBack(ctx)
 	switch {
 	case len(v.leases) >= m.need:
 		return nil, v, fmt.Errorf("acquire lock %s: %w", key, &LostError{Keys: []string{key}})
@@ -192,36 +199,43 @@ func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (
 	return nil, v, nil
 }
 
-// toAsk is all servers or, for an owner that holds the lock, enough of those on which it does.
-func (m *Multi) toAsk(ctx context.Context, key string) []*Locker {
+// toAsk is all servers or, for an owner that holds the lock, those on which it does: ErrLost if these are
+// not enough any more.
+func (m *Multi) toAsk(ctx context.Context, key string) ([]*Locker, error) {
 	var held []*Locker
+	knows := false
 	for _, node := range m.nodes {
-		if node.holds(ctx, key) {
+		known, good := node.holds(ctx, key)
+		knows = knows || known
+		if good {
 			held = append(held, node)
 		}
 	}
-	if len(held) >= m.need {
-		return held
+	switch {
+	case !knows:
+		return m.nodes, nil
+	case len(held) < m.need:
+		return nil, &LostError{Keys: []string{key}}
 	}
-	return m.nodes
+	return held, nil
 }
 
-// holds tells whether the owner in ctx holds the lock of a key.
-func (l *Locker) holds(ctx context.Context, key string) bool {
+// holds tells whether the owner in ctx took the lock of a key and did not release it, and whether it still
+// has it.
+func (l *Locker) holds(ctx context.Context, key string) (known, good bool) {
 	o, ok := ctx.Value(ownerKey{l}).(*owner)
 	if !ok {
-		return false
+		return false, false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := o.holds[key]
-	return h != nil && h.good(time.Now())
+	return h != nil, h != nil && h.good(time.Now())
 }
 
 // ask asks at the same time, and waits for all answers, but for silent servers no longer than given. What
 // these take later on is given back.
-func (m *Multi) ask(ctx context.Context, key string, opts []AcquireOption, patience time.Duration) votes {
-	nodes := m.toAsk(ctx, key)
+func (m *Multi) ask(ctx context.Context, nodes []*Locker, key string, opts []AcquireOption, patience time.Duration) votes {
 	answers := make(chan vote)
 	over := make(chan struct{})
 	defer close(over)
@@ -235,6 +249,7 @@ func (m *Multi) ask(ctx context.Context, key string, opts []AcquireOption, patie
 			case <-over:
 				if err == nil {
 					_ = lease.Release(ctx)
+					lease.abandon()
 				}
 			}
 		}
@@ -324,6 +339,17 @@ func (le *MultiLease) on(node *Locker) *Lease {
 		}
 	}
 	return nil
+}
+
+// giveBack releases what nobody was given, or nobody will release again: what cannot be released now, as
+// soon as that server can be reached.
+func (le *MultiLease) giveBack(ctx context.Context) {
+	_ = le.Release(ctx)
+	for _, lease := range le.leases {
+		if !lease.locker.spawn(lease.abandon) {
+			lease.abandon()
+		}
+	}
 }
 
 // Release gives up the lock on all servers at the same time; see Lease.Release. It returns when enough

@@ -45,7 +45,7 @@ func WithPoll(poll time.Duration) Option { return func(s *settings) { s.poll = p
 // WithPrefix sets how the names of the Locker's own keys begin: the counter of the fencing tokens,
 // prefix:fence, and the receipts of calls, prefix:receipt:…; "lock" if not set. All who lock the same keys
 // have to use the same prefix, or their tokens do not compare. In a Redis Cluster, the hash tag of the
-// locks is added to the names.
+// locks is added to the names, unless the prefix has it already.
 func WithPrefix(prefix string) Option { return func(s *settings) { s.prefix = prefix } }
 
 // WithObserver has the Locker tell what it does.

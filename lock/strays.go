@@ -2,7 +2,8 @@ package lock
 
 import (
 	"context"
-	"errors"
+	"slices"
+	"sync"
 	"time"
 )
 
@@ -10,14 +11,13 @@ const (
 	// strayTime is how long a stray is tried at least.
 	strayTime = 30 * time.Second
 	// straysMax bounds them: in an outage with more, the oldest are left to end by themselves.
-	straysMax = 4096
+	straysMax = 16_384
+	// straysAtOnce is how many are tried at the same time.
+	straysAtOnce = 8
 
 	strayPause    = 20 * time.Millisecond
 	strayPauseMax = time.Second
 )
-
-// errNoStray tells that nothing is left to be settled.
-var errNoStray = errors.New("no stray")
 
 // stray is a call of which nobody waits for the answer any more, and which may have taken locks, or may still
 // do so. Releasing them settles it: what was taken is free, and a try that comes later is refused.
@@ -28,7 +28,7 @@ type stray struct {
 	until time.Time
 }
 
-// strays are settled one after another, as soon as Redis can be reached. Guarded by Locker.mu.
+// strays are settled behind whoever made them, as soon as Redis can be reached. Guarded by Locker.mu.
 type strays struct {
 	queue   []stray
 	running bool
@@ -55,11 +55,11 @@ func (l *Locker) settleLater(lease time.Duration, calls ...stray) {
 func (l *Locker) settleStrays() {
 	pause := strayPause
 	for {
-		err := l.settleOne(l.running)
+		failed, left := l.settleRound(l.running)
 		switch {
-		case errors.Is(err, errNoStray):
+		case left == 0:
 			return
-		case err == nil:
+		case failed == 0:
 			pause = strayPause
 			continue
 		}
@@ -70,37 +70,53 @@ func (l *Locker) settleStrays() {
 	}
 }
 
-// settleOne settles the oldest stray, unless it has been tried for long enough.
-func (l *Locker) settleOne(ctx context.Context) error {
+// settleRound tries the oldest strays once, some at the same time. Those that fail go to the end, so that
+// one node that is away keeps none of the others waiting.
+func (l *Locker) settleRound(ctx context.Context) (failed, left int) {
 	l.mu.Lock()
 	s := &l.strays
-	for len(s.queue) > 0 && time.Now().After(s.queue[0].until) {
-		s.queue = s.queue[1:]
-	}
-	if len(s.queue) == 0 {
-		s.queue, s.running = nil, false
-		l.mu.Unlock()
-		return errNoStray
-	}
-	oldest := s.queue[0]
+	n := min(straysAtOnce, len(s.queue))
+	round := slices.Clone(s.queue[:n])
+	s.queue = s.queue[n:]
 	l.mu.Unlock()
 
-	limited, cancel := context.WithTimeout(ctx, giveBackTimeout)
-	defer cancel()
-	if _, err := l.sendRelease(limited, oldest.call, oldest.owner, oldest.keys); err != nil {
-		return err
+	var tries sync.WaitGroup
+	settled := make([]bool, n)
+	for i, one := range round {
+		tries.Go(func() {
+			limited, cancel := context.WithTimeout(ctx, giveBackTimeout)
+			defer cancel()
+			_, err := l.sendRelease(limited, one.call, one.owner, one.keys)
+			settled[i] = err == nil || refused(err)
+		})
 	}
+	tries.Wait()
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(s.queue) > 0 && s.queue[0].call == oldest.call { // or it had to make room
-		s.queue = s.queue[1:]
+	now := time.Now()
+	for i, one := range round {
+		switch {
+		case settled[i]:
+			l.settle(one.call)
+		case now.Before(one.until):
+			failed++
+			s.queue = append(s.queue, one)
+		}
 	}
-	l.settle(oldest.call)
-	return nil
+	s.running = s.running && len(s.queue) > 0
+	return failed, len(s.queue)
 }
 
-// settleLast tries each stray once more when the Locker is closed, for as long as Redis answers.
+// settleLast tries each stray once more when the Locker is closed.
 func (l *Locker) settleLast(ctx context.Context) {
-	for l.settleOne(ctx) == nil {
+	l.mu.Lock()
+	rounds := (len(l.strays.queue) + straysAtOnce - 1) / straysAtOnce
+	l.mu.Unlock()
+	for range rounds {
+		if ctx.Err() != nil {
+			return
+		}
+		l.settleRound(ctx)
 	}
 }

@@ -119,9 +119,10 @@ func (l *Locker) await(ctx context.Context, a *asking) (*Lease, error) {
 	var w *waiter
 	if key, ahead := l.othersWait(a); ahead {
 		w = newWaiter(a.owner)
-		l.joinQueue(w, key, 0)
-		if err := l.wait(ctx, w, key); err != nil {
-			return nil, err
+		if first := l.joinQueue(w, key, 0); !first {
+			if err := l.wait(ctx, w, key); err != nil {
+				return nil, err
+			}
 		}
 	}
 	for {

@@ -3,15 +3,18 @@ package lock
 import (
 	"container/heap"
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 const (
-	// renewCalls is how many renewals of one round are under way at the same time: enough for several
-	// nodes of a cluster, and few enough to leave connections for others.
-	renewCalls = 16
+	// renewCalls is how many renewals of one round are under way at the same time on one node: few enough
+	// to leave connections for others.
+	renewCalls = 4
 	// watchIdle is how long the watchdog sleeps at most, and so how long it lives with nothing to do.
 	watchIdle = 5 * time.Second
 	// unset is the index of a hold that is not in the heap.
@@ -167,13 +170,13 @@ func (w *watchdog) run() {
 func (w *watchdog) pop(now time.Time) (renew, over []*hold) {
 	soon := now.Add(w.together())
 	var later []*hold
-	for len(w.heap) > 0 && !w.heap[0].at.After(soon) {
+	for len(w.heap) > 0 && ended(w.heap[0].at, soon) {
 		h := heap.Pop(&w.heap).(*hold)
 		switch {
 		case ended(h.ends, now):
 			over = append(over, h)
 			continue
-		case !h.renewing && h.watched() && !w.due(h).After(soon):
+		case !h.renewing && h.watched() && ended(w.due(h), soon):
 			h.renewing = true
 			renew = append(renew, h)
 		}
@@ -230,31 +233,41 @@ func (a *alarms) Pop() any {
 	return h
 }
 
-// renewDue asks Redis for the locks of a round: those of one slot in few calls, and several calls at the
-// same time.
+// renewDue asks Redis for the locks of a round: those of one slot in few calls, several calls at the same
+// time, and no more of them on one node than leave the others room when it hangs.
 func (l *Locker) renewDue(holds []*hold) {
-	var calls [][]*hold
+	byNode := make(map[string][][]*hold)
 	for _, group := range l.bySlot(holds) {
-		for len(group) > 0 {
-			n := min(renewalsPerCall, len(group))
-			calls = append(calls, group[:n])
-			group = group[n:]
+		node := l.nodeOf(group[0].key)
+		for chunk := range slices.Chunk(group, renewalsPerCall) {
+			byNode[node] = append(byNode[node], chunk)
 		}
 	}
-	var next atomic.Int64
 	var workers sync.WaitGroup
-	for range min(renewCalls, len(calls)) {
-		workers.Go(func() {
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= len(calls) {
-					return
+	for _, calls := range byNode {
+		next := new(atomic.Int64)
+		for range min(renewCalls, len(calls)) {
+			workers.Go(func() {
+				for i := next.Add(1) - 1; i < int64(len(calls)); i = next.Add(1) - 1 {
+					l.renewCall(calls[i])
 				}
-				l.renewCall(calls[i])
-			}
-		})
+			})
+		}
 	}
 	workers.Wait()
+}
+
+// nodeOf names the server on which a lock lies, as far as the client knows it.
+func (l *Locker) nodeOf(key string) string {
+	cluster, ok := l.rdb.(*redis.ClusterClient)
+	if !ok {
+		return ""
+	}
+	node, err := cluster.MasterForKey(l.running, key)
+	if err != nil {
+		return ""
+	}
+	return node.Options().Addr
 }
 
 // bySlot returns groups of holds that one script call may name.
@@ -278,17 +291,11 @@ func (l *Locker) bySlot(holds []*hold) [][]*hold {
 }
 
 func (l *Locker) renewCall(holds []*hold) {
-	l.mu.Lock()
-	last := holds[0].ends
-	for _, h := range holds {
-		if h.ends.After(last) {
-			last = h.ends
-		}
-	}
-	l.mu.Unlock()
-	ctx, cancel := context.WithDeadline(l.running, last)
+	// A try that takes so long has failed, and there has to be time for another one.
+	lease := l.watchdog.lease
+	ctx, cancel := context.WithTimeout(l.running, lease/3)
 	defer cancel()
-	_ = l.renew(ctx, holds, l.lease.Truncate(time.Millisecond)) // told to the observer, and to those who lost
+	_ = l.renew(ctx, holds, lease) // told to the observer, and to those who lost
 	l.watchdog.asked(holds)
 }
 

@@ -1,8 +1,11 @@
 package lock
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -83,7 +86,7 @@ func (l *Locker) settle(c call) { l.receipts.unused = append(l.receipts.unused, 
 
 // inSlotOf names a key of the Locker's own so that it lies in the slot of the locks of a call.
 func (l *Locker) inSlotOf(first, name string) string {
-	if l.clustered {
+	if l.clustered && hashTag(l.prefix) == l.prefix {
 		return name + ":{" + hashTag(first) + "}"
 	}
 	return name
@@ -167,6 +170,17 @@ func (l *Locker) sendAcquire(ctx context.Context, p *part, mode string, waits bo
 	return taking{token: token, wait: time.Duration(waitMS) * time.Millisecond, listeners: int(listeners), answers: answers}, nil
 }
 
+// refused tells that Redis took a call for a mistake, so that no try of it has done anything: the scripts look
+// at everything before they write.
+func refused(err error) bool {
+	var reply redis.Error
+	if !errors.As(err, &reply) {
+		return false
+	}
+	kind, _, _ := strings.Cut(reply.Error(), " ")
+	return slices.Contains([]string{"WRONGTYPE", "CROSSSLOT", "NOPERM", "ERR"}, kind)
+}
+
 func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
 
 // sendRelease tells of each key whether it was released, rather than lost before.
@@ -214,7 +228,7 @@ func said(good string, keys int, cmd *redis.Cmd) ([]bool, error) {
 // it when it next renews or releases the lock. It is for operators: a lock that a dead process left
 // ends by itself.
 func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err error) {
-	if err := l.validateKey(key); err != nil {
+	if err := cmp.Or(l.refusal, l.validateKey(key)); err != nil {
 		return false, err
 	}
 	l.mu.Lock()

@@ -78,7 +78,7 @@ for i = 3, #KEYS do
 end
 local takes = (free or held) and (each or not first_busy)
 
-if held or takes then
+if takes then
   -- Microseconds since 1970: sixteen digits, today and for a long time, so they compare as text.
   local now = redis.call('TIME')
   local token = now[1] .. string.sub('00000' .. now[2], -6)
@@ -100,12 +100,22 @@ if takes then
     end
   end
 end
+if held and not takes then
+  -- An earlier try took all, and lost one since: whoever wants all holds none while it waits.
+  for i = 3, #KEYS do
+    if answers[i + 1] == 'held' then
+      redis.call('HDEL', KEYS[i], owner)
+      answers[i + 1] = 'free'
+    end
+  end
+end
 if first_busy then
   answers[2] = wait_ms
   if ARGV[2] ~= '0' then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
   if ARGV[6] ~= 'none' then
     local name = string.find(first_busy, '{', 1, true) and first_busy or '{' .. first_busy .. '}'
-    answers[3] = redis.call('PUBSUB', ARGV[6], 'redisson_lock__channel:' .. name)[2]
+    -- pcall: it is a hint, to which not every user of Redis has the right.
+    answers[3] = redis.pcall('PUBSUB', ARGV[6], 'redisson_lock__channel:' .. name)[2] or 0
   end
 end
 return answers
