@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 	"unsafe"
@@ -152,6 +153,21 @@ func TestALeaseEndsByWhicheverClockIsAhead(t *testing.T) {
 			assert.False(t, (&hold{ends: ends, lost: true}).good(then), "what is lost stays lost")
 		})
 	}
+}
+
+// A watchdog that slept with its machine finds what has ended meanwhile, and renews what has not.
+func TestTheWatchdogLooksAtBothClocksWhenItWakes(t *testing.T) {
+	w := newWatchdog(new(sync.Mutex), dogLease, nil, nil)
+	w.running = true // the test takes the part of the goroutine
+	now := time.Now()
+	gone, kept := newHold("gone", false), newHold("kept", true)
+	gone.lengthen(now, 10*time.Minute)
+	kept.lengthen(now, MaxLease)
+	w.watch(gone)
+	w.watch(kept)
+	renew, over := w.pop(clocks(now, time.Second, 20*time.Minute))
+	assert.Equal(t, []*hold{kept}, renew)
+	assert.Equal(t, []*hold{gone}, over)
 }
 
 // clocks returns a time at which the two clocks have gone on by different spans. No function of package

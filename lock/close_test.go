@@ -302,3 +302,29 @@ func TestCloseOfAnUnusedLocker(t *testing.T) {
 	_, err := l.TryAcquire(t.Context(), b.key("ann"))
 	require.ErrorIs(t, err, lock.ErrClosed)
 }
+
+func TestCloseReleasesWhatCouldNotBeReleasedBefore(t *testing.T) {
+	server, b := ownServer(t)
+	ctx := t.Context()
+	l := lock.New(b.rdb)
+	lease, err := l.Acquire(ctx, b.key("ann"), lock.For(lock.MaxLease))
+	require.NoError(t, err)
+	server.Kill()
+	require.Error(t, lease.Release(ctx))
+	require.NoError(t, server.Restart(ctx))
+	require.Equal(t, 1, b.depth(b.key("ann")), "this Redis writes every command to disk")
+	require.NoError(t, l.Close(ctx))
+	assert.Zero(t, b.depth(b.key("ann")))
+}
+
+func TestDoLeavesNothingBehindWhenRedisComesBack(t *testing.T) {
+	server, b := ownServer(t)
+	ctx := t.Context()
+	err := b.Do(ctx, b.key("ann"), func(context.Context) error {
+		server.Kill()
+		return nil
+	}, lock.For(lock.MaxLease))
+	require.Error(t, err)
+	require.NoError(t, server.Restart(ctx))
+	testkit.Eventually(t, startsWithin, "the lock to be given back", func() bool { return b.depth(b.key("ann")) == 0 })
+}

@@ -329,3 +329,27 @@ func TestClosingTheLockersEndsAMulti(t *testing.T) {
 	require.ErrorIs(t, lease.Err(), lock.ErrClosed)
 	require.NoError(t, lease.Release(ctx))
 }
+
+func TestAMultiDoesNotGoDeeperIntoWhatItLost(t *testing.T) {
+	ns := startNodes(t, 3)
+	ctx := t.Context()
+	ns.servers[2].Kill()
+	m := ns.multi()
+	outer, err := m.Acquire(ctx, "ann")
+	require.NoError(t, err)
+	inside := context.WithoutCancel(outer.Context(ctx))
+	require.NoError(t, ns.servers[2].Restart(ctx))
+	require.NoError(t, ns.clients[1].Del(ctx, "ann").Err())
+	between, err := ns.multi().Acquire(ctx, "ann") // on the second and the third server
+	require.NoError(t, err)
+	_, err = m.TryAcquire(inside, "ann", lock.For(time.Minute)) // Redis has to be asked, and the loss is found
+	require.ErrorIs(t, err, lock.ErrLost)
+	require.NoError(t, between.Release(ctx))
+
+	_, err = m.TryAcquire(inside, "ann")
+	require.Equal(t, []string{"ann"}, lostKeys(t, err), "two servers would give it, but others have had it in between")
+	require.ErrorIs(t, outer.Release(ctx), lock.ErrLost)
+	again, err := m.TryAcquire(inside, "ann")
+	require.NoError(t, err, "once released, the owner may start afresh")
+	require.NoError(t, again.Release(ctx))
+}

@@ -139,3 +139,18 @@ func TestThePrefixNamesTheLockersOwnKeys(t *testing.T) {
 	require.NoError(t, err)
 	assert.Len(t, receipts, 1)
 }
+
+// TestAClientThatWouldLookElsewhereIsRefused: a Ring would ask the server of the call's receipt, which is another one
+// for each who asks.
+func TestAClientThatWouldLookElsewhereIsRefused(t *testing.T) {
+	b := setup(t)
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": b.rdb.Options().Addr}})
+	t.Cleanup(func() { _ = ring.Close() })
+	for call, ask := range lockCalls(t.Context(), locker(t, ring), b.names(5)) {
+		err := ask()
+		require.ErrorIs(t, err, lock.ErrInvalid, call)
+		assert.ErrorContains(t, err, "*redis.Ring", call)
+	}
+	_, err := locker(t, ring).ForceRelease(t.Context(), b.key("ann"))
+	require.ErrorIs(t, err, lock.ErrInvalid)
+}
