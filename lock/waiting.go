@@ -74,9 +74,9 @@ func (ws *waiting) wakeFirst(key string) {
 	}
 }
 
-// released has the first who waits for a lock ask for it or, where many listen, some of the first: if all
-// asked, Redis would answer the one who gets it last, because it answers many who ask at once together. Those
-// whom the lot leaves out ask a little later, if the lock is not released again before. It needs mu.
+// released has the first who waits for a lock here ask for it or, where many processes listen, may leave that
+// to others for a while: if all asked, Redis would answer the one who gets it last, because it answers those
+// who ask at the same time together. It needs mu.
 func (ws *waiting) released(key string) {
 	q := ws.queues[key]
 	if q == nil {
