@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,16 +33,16 @@ type slowNet struct {
 	kept    [][]byte
 }
 
-// slowNetTo returns the client that speaks through it. It gives up soon, and tries once more.
+// slowNetTo returns the client that speaks through it. It gives up what is kept back, and tries once more.
 func slowNetTo(t *testing.T, rdb *redis.Client) (*slowNet, *redis.Client) {
 	t.Helper()
 	n := &slowNet{addr: rdb.Options().Addr}
 	slow := redis.NewClient(&redis.Options{
 		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			conn, err := (&net.Dialer{}).DialContext(ctx, network, n.addr)
-			return slowConn{conn, n}, err
+			return &slowConn{Conn: conn, net: n}, err
 		},
-		ReadTimeout: 30 * time.Millisecond, MaxRetries: 1, MinRetryBackoff: -1,
+		ReadTimeout: startsWithin, MaxRetries: 1, MinRetryBackoff: -1,
 	})
 	t.Cleanup(func() { _ = slow.Close() })
 	// What is kept back must be the call, and not the question whether Redis knows the script.
@@ -50,17 +52,28 @@ func slowNetTo(t *testing.T, rdb *redis.Client) (*slowNet, *redis.Client) {
 	return n, slow
 }
 
+// slowConn waits for no answer to a call that is kept back: its time is over at once.
 type slowConn struct {
 	net.Conn
-	net *slowNet
+	net  *slowNet
+	slow atomic.Bool
 }
 
 // Write implements io.Writer. A call is short enough for one of them.
-func (c slowConn) Write(p []byte) (int, error) {
+func (c *slowConn) Write(p []byte) (int, error) {
 	if c.net.keep(p) {
+		c.slow.Store(true)
 		return len(p), nil
 	}
 	return c.Conn.Write(p)
+}
+
+// Read implements io.Reader.
+func (c *slowConn) Read(p []byte) (int, error) {
+	if c.slow.Load() {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return c.Conn.Read(p)
 }
 
 func (n *slowNet) keep(request []byte) bool {
@@ -158,9 +171,7 @@ func TestAnAcquireThatWasGivenUpLeavesNoLockInWhateverOrderItsCallsArrive(t *tes
 		l := lock.New(slow, lock.WithPrefix(prefix))
 		n.keepNext(1000)
 		require.Error(t, acquire(l))
-		gone, cancel := context.WithCancel(ctx)
-		cancel()
-		require.Error(t, l.Close(gone), "it tries on to give back, until it is closed")
+		require.NoError(t, l.Close(ctx)) // until then, it tries on to give back
 		calls := n.first(t, 4)
 		acquires, releases := calls[:2], calls[2:]
 		require.Equal(t, acquires[0], acquires[1])
@@ -322,7 +333,7 @@ func TestACallThatArrivesAfterItsRepeatShortensNoLease(t *testing.T) {
 func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
-	const rounds, callers = 8, 4
+	const rounds, callers = 6, 4
 	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease} {
 		require.NoError(t, script.Load(ctx, b.rdb).Err())
 	}
@@ -340,7 +351,7 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 		// Each call has a connection that is open: a new one would wait for Redis to say hello.
 		const calls = 2 // of each caller: one to acquire, one to give back
 		slow := redis.NewClient(&redis.Options{
-			Addr: b.rdb.Options().Addr, PoolSize: callers * calls, ReadTimeout: 50 * time.Millisecond,
+			Addr: b.rdb.Options().Addr, PoolSize: callers * calls, ReadTimeout: 100 * time.Millisecond,
 			MaxRetries: -1, DialTimeout: 50 * time.Millisecond, DialerRetries: 1,
 		})
 		conns := make([]*redis.Conn, callers*calls)
@@ -392,7 +403,7 @@ func TestALockThatCannotBeGivenBackIsReleasedAsSoonAsRedisAnswers(t *testing.T) 
 		require.NoError(t, script.Load(ctx, b.rdb).Err())
 	}
 	slow := redis.NewClient(&redis.Options{
-		Addr: b.rdb.Options().Addr, ReadTimeout: 50 * time.Millisecond, MaxRetries: -1,
+		Addr: b.rdb.Options().Addr, ReadTimeout: 200 * time.Millisecond, MaxRetries: -1,
 		DialTimeout: 50 * time.Millisecond, DialerRetries: 1,
 	})
 	t.Cleanup(func() { _ = slow.Close() })
