@@ -352,7 +352,7 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 		const calls = 2 // of each caller: one to acquire, one to give back
 		slow := redis.NewClient(&redis.Options{
 			Addr: b.rdb.Options().Addr, PoolSize: callers * calls, ReadTimeout: 100 * time.Millisecond,
-			MaxRetries: -1, DialTimeout: 50 * time.Millisecond, DialerRetries: 1,
+			MaxRetries: -1,
 		})
 		conns := make([]*redis.Conn, callers*calls)
 		for i := range conns {
