@@ -136,10 +136,12 @@ func TestAReleaseBetweenTheLookAndTheWaitIsNotMissed(t *testing.T) {
 	holdsBraced, err := holder.TryAcquire(ctx, braced, lock.For(never))
 	require.NoError(t, err)
 
-	var stop atomic.Bool
+	var looks atomic.Int64
 	busy, goOn := make(chan struct{}, 1), make(chan struct{})
+	unblock := sync.OnceFunc(func() { close(goOn) })
+	defer unblock()
 	b.Locker = locker(t, b.rdb, lock.WithPoll(never), lock.WithObserver(lock.Observer{Busy: func(int) {
-		if stop.CompareAndSwap(true, false) {
+		if looks.Add(1) == 3 {
 			busy <- struct{}{}
 			<-goOn
 		}
@@ -147,13 +149,12 @@ func TestAReleaseBetweenTheLookAndTheWaitIsNotMissed(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	getsBraced := acquiring(t, b.Locker, braced)
 	b.waitQueued(braced, 1)
-	b.waitCalls(c, 2)
-	stop.Store(true)
+	testkit.Eventually(t, startsWithin, "a look before the subscription, and one after it", func() bool { return looks.Load() == 2 })
 	getsBare := acquiring(t, b.Locker, bare)
 	await(t, busy, startsWithin, "the answer that the lock is busy")
 	require.NoError(t, holdsBare.Release(ctx))
 	b.waitCalls(c, 4) // its message has woken the one that waits for the other key
-	close(goOn)
+	unblock()
 	require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
 	require.NoError(t, holdsBraced.Release(ctx))
 	require.NoError(t, await(t, getsBraced, startsWithin, "the key in braces").Release(ctx))

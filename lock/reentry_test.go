@@ -243,6 +243,8 @@ func TestAWaiterWhoseOwnerGotTheLockInTheMeantimeDoesNotStandInLine(t *testing.T
 	key := b.key("ann")
 	var told atomic.Bool
 	busy, goOn := make(chan struct{}, 1), make(chan struct{})
+	unblock := sync.OnceFunc(func() { close(goOn) })
+	defer unblock()
 	b.Locker = locker(t, b.rdb, lock.WithPoll(never), lock.WithObserver(lock.Observer{Busy: func(int) {
 		if told.CompareAndSwap(false, true) {
 			busy <- struct{}{}
@@ -257,7 +259,7 @@ func TestAWaiterWhoseOwnerGotTheLockInTheMeantimeDoesNotStandInLine(t *testing.T
 	require.NoError(t, b.rdb.Del(t.Context(), key).Err()) // tells nobody
 	sibling, err := b.TryAcquire(family, key)
 	require.NoError(t, err)
-	close(goOn)
+	unblock()
 
 	lease := await(t, got, startsWithin, "the lock that its owner has")
 	assert.Equal(t, sibling.Token(key), lease.Token(key))
