@@ -15,14 +15,14 @@
 //   - A holder that loses a lock is told: the context of its lease ends, and [Lease.Err] says so without
 //     asking anybody, also in a process that was stopped for longer than its lease.
 //   - Every outermost acquire of a key has a larger fencing token than any earlier one of that key.
-//   - What is sent again because an answer was lost, or arrives when nobody waits for it any more,
-//     changes nothing: no lock is deeper for it, and none is left behind.
+//   - What is sent again because an answer was lost, or arrives within minutes when nobody waits for it
+//     any more, changes nothing: no lock is deeper for it, and none is left behind.
 //   - A lock is only ever released by its owner, and a release says which locks were lost before.
 //
 // # What it cannot promise
 //
 //   - That a holder that stalls right after it looked is still the holder when it writes. What it writes
-//     to has to compare the token ([Lease.Token]), or a version of its own.
+//     to has to compare the token ([Lease.Token]), or a version of its own, when it is read for a write, too.
 //   - Anything across a failover, or a restart of a Redis that does not write every command to disk:
 //     the locks may be gone while their holders work on. [Multi] spreads a lock over several servers.
 //

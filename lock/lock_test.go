@@ -183,7 +183,7 @@ func TestOneOwnerAtATime(t *testing.T) {
 func TestALeaseEndsByItself(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
-	const length = 80 * time.Millisecond
+	const length = 400 * time.Millisecond
 	start := time.Now()
 	first := b.take(ctx, length, b.key("ann"), b.key("bob"))
 	require.NoError(t, b.rdb.Persist(ctx, b.key("bob")).Err()) // as if its lease were renewed

@@ -131,7 +131,7 @@ func TestAMinorityOfServersAwayIsNotMissed(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
 	ns.servers[1].Kill()
-	m := ns.with([]lock.Option{lock.WithLease(900 * time.Millisecond)})
+	m := ns.multi()
 	lease, err := m.Acquire(ctx, "ann")
 	require.NoError(t, err)
 	assert.Equal(t, 2, ns.held("ann"))
@@ -164,12 +164,12 @@ func TestAMajorityOfServersAwayIsAnError(t *testing.T) {
 func TestAServerThatHangsIsNotWaitedFor(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
-	m := ns.with([]lock.Option{lock.WithLease(2 * time.Second)})
+	m := ns.with([]lock.Option{lock.WithLease(4 * time.Second)})
 	require.NoError(t, syscall.Kill(ns.servers[1].Pid(), syscall.SIGSTOP))
 	began := time.Now()
 	lease, err := m.TryAcquire(ctx, "ann")
 	require.NoError(t, err)
-	assert.Less(t, time.Since(began), time.Second, "a tenth of the lease is 200 ms, and the client waits for a second")
+	assert.Less(t, time.Since(began), time.Second, "a tenth of the lease is 400 ms, and the client waits for a second")
 	require.NoError(t, lease.Release(ctx))
 
 	require.NoError(t, syscall.Kill(ns.servers[1].Pid(), syscall.SIGCONT))
@@ -179,13 +179,13 @@ func TestAServerThatHangsIsNotWaitedFor(t *testing.T) {
 func TestTheHolderOfAMultiIsToldWhenTheMajorityIsLost(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
-	m := ns.with([]lock.Option{lock.WithLease(600 * time.Millisecond)})
+	m := ns.with([]lock.Option{lock.WithLease(3 * time.Second)})
 	lease, err := m.Acquire(ctx, "ann")
 	require.NoError(t, err)
 	inside := lease.Context(ctx)
 
 	require.NoError(t, ns.clients[0].Del(ctx, "ann").Err())
-	renewed := time.After(700 * time.Millisecond)
+	renewed := time.After(1500 * time.Millisecond)
 	select {
 	case <-inside.Done():
 		t.Fatal("two of three servers still have it")

@@ -114,6 +114,10 @@ func (ws *waiting) wakeAll() {
 
 // await asks until it gets all.
 func (l *Locker) await(ctx context.Context, a *asking) (*Lease, error) {
+	if !l.begin() {
+		return nil, ErrClosed
+	}
+	defer l.tasks.Done() // when it has given up
 	a.waits = true
 	defer l.giveUp(a)
 	var w *waiter
