@@ -252,10 +252,12 @@ func TestAWaiterWhoseOwnerGotTheLockInTheMeantimeDoesNotStandInLine(t *testing.T
 		}
 	}}))
 	family := b.take(t.Context(), never, b.key("of the owner")).Context(t.Context())
+	c := countCalls(t, b.rdb)
 	got := acquiringAll(t, b.Locker, family, key)
 	await(t, busy, startsWithin, "the answer that the lock is busy")
 	stranger := acquiring(t, b.Locker, key)
 	b.waitQueued(key, 1)
+	b.waitCalls(c, 3) // the stranger has looked before and after it was subscribed
 	require.NoError(t, b.rdb.Del(t.Context(), key).Err()) // tells nobody
 	sibling, err := b.TryAcquire(family, key)
 	require.NoError(t, err)

@@ -102,7 +102,7 @@ func TestWhereNoMessageComesTheWaiterLooksForItself(t *testing.T) {
 func TestALockThatRunsOutIsTakenThenAndNotBefore(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
-	const length = 400 * time.Millisecond
+	const length = 600 * time.Millisecond
 	first, err := locker(t, b.rdb).Acquire(ctx, key, lock.For(length))
 	require.NoError(t, err)
 	second := await(t, acquiring(t, b.Locker, key), startsWithin, "the lock")
@@ -147,7 +147,7 @@ func TestALockThatIsRenewedIsWaitedForOn(t *testing.T) {
 func TestALockThatRunsOutWhereItWasWaitedForGoesToTheNext(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	ctx, key := t.Context(), b.key("ann")
-	const length = 300 * time.Millisecond
+	const length = 600 * time.Millisecond
 	first := acquiring(t, b.Locker, key, lock.For(length))
 	b.waitQueued(key, 1)
 	second := acquiring(t, b.Locker, key)
@@ -319,9 +319,9 @@ func TestAWaiterWaitsNoLongerThanItsContext(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	b.Locker = locker(t, b.rdb, lock.WithPoll(never), lock.WithListenIdle(never))
 	const patience = 50 * time.Millisecond
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	began := time.Now()
 	_, err := b.Acquire(ctx, b.key("ann"))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	assert.GreaterOrEqual(t, time.Since(began), patience)
