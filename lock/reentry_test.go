@@ -257,7 +257,7 @@ func TestAWaiterWhoseOwnerGotTheLockInTheMeantimeDoesNotStandInLine(t *testing.T
 	await(t, busy, startsWithin, "the answer that the lock is busy")
 	stranger := acquiring(t, b.Locker, key)
 	b.waitQueued(key, 1)
-	b.waitCalls(c, 3) // the stranger has looked before and after it was subscribed
+	b.waitCalls(c, 3)                                     // the stranger has looked before and after it was subscribed
 	require.NoError(t, b.rdb.Del(t.Context(), key).Err()) // tells nobody
 	sibling, err := b.TryAcquire(family, key)
 	require.NoError(t, err)
