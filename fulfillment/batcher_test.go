@@ -39,6 +39,9 @@ func (s *shop) batch(t testing.TB, change func(*batcherConfig)) *batcher {
 	t.Cleanup(func() {
 		cancel()
 		require.NoError(t, <-ended)
+		closing, stop := context.WithTimeout(context.Background(), 10*time.Second)
+		defer stop()
+		_ = config.locker.Close(closing) // some tests have no Redis for it
 	})
 	return b
 }
