@@ -435,7 +435,9 @@ func TestWorkerDefersUsersWhomAnotherWorkerHasInHand(t *testing.T) {
 	s.awaitConfirmed(t, 1)
 	_, err = NewLedger(s.pool).Order(t.Context(), alices)
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
-	require.Positive(t, valueOf(t, registry, "stampede_locks_total", "busy"))
+	testkit.Eventually(t, 5*time.Second, "alice was put off", func() bool {
+		return valueOf(t, registry, "stampede_locks_total", "busy") > 0
+	})
 	require.NoError(t, other.Release(t.Context()))
 	s.awaitConfirmed(t, 2)
 }
