@@ -1,6 +1,9 @@
 package lock
 
 import (
+	"errors"
+	"fmt"
+	"io"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -54,4 +57,26 @@ func TestAnAnswerThatTheHeaderDoesNotListIsAnError(t *testing.T) {
 	assert.ErrorContains(t, err, "1 answers for 2 keys")
 	_, err = said(answerReleased, 1, of("renewed"))
 	assert.ErrorContains(t, err, `unknown answer "renewed"`)
+}
+
+// reply is an error that Redis answered.
+type reply string
+
+func (r reply) Error() string { return string(r) }
+func (reply) RedisError()     {}
+
+// An earlier try may have done what a later one is refused for, unless the reason is in the call itself.
+func TestOnlyAMistakeInTheCallProvesThatItDidNothing(t *testing.T) {
+	for _, err := range []error{
+		reply("WRONGTYPE Operation against a key holding the wrong kind of value"), reply("ERR stale: this call was given up"),
+		reply("CROSSSLOT Keys in request don't hash to the same slot"), fmt.Errorf("wrapped: %w", reply("NOPERM no rights")),
+	} {
+		assert.True(t, refused(err), err)
+	}
+	for _, err := range []error{
+		nil, io.EOF, errors.New("WRONGTYPE is what somebody else says"), redis.Nil, reply("ERR max number of clients reached"),
+		reply("LOADING Redis is loading the dataset in memory"), reply("READONLY You can't write against a read only replica."),
+	} {
+		assert.False(t, refused(err), err)
+	}
 }

@@ -170,15 +170,17 @@ func (l *Locker) sendAcquire(ctx context.Context, p *part, mode string, waits bo
 	return taking{token: token, wait: time.Duration(waitMS) * time.Millisecond, listeners: int(listeners), answers: answers}, nil
 }
 
-// refused tells that Redis took a call for a mistake, so that no try of it has done anything: the scripts look
-// at everything before they write.
+// refused tells that Redis took a call for a mistake, or for one that is settled, so that no try of it has done
+// anything or will: the scripts look at everything before they write. Other errors of Redis may be those of one
+// try alone, as that there are too many connections.
 func refused(err error) bool {
 	var reply redis.Error
 	if !errors.As(err, &reply) {
 		return false
 	}
-	kind, _, _ := strings.Cut(reply.Error(), " ")
-	return slices.Contains([]string{"WRONGTYPE", "CROSSSLOT", "NOPERM", "ERR"}, kind)
+	return slices.ContainsFunc([]string{"WRONGTYPE ", "CROSSSLOT ", "NOPERM ", "ERR stale"}, func(kind string) bool {
+		return strings.HasPrefix(reply.Error(), kind)
+	})
 }
 
 func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
