@@ -68,7 +68,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 // hold, in the order given. A key that is named twice is taken once.
 //
 // It costs one round trip for every 512 keys. All keys of the call have the same owner; without one
-// in ctx that is a new one. The lease has to be released also if it is of no key.
+// in ctx that is a new one.
 //
 // Going deeper into a lock that the owner has lost is refused, because whoever does it counts on
 // having been alone all the while. Errors are as those of Acquire.

@@ -52,10 +52,7 @@ func (l *Locker) listenTo(key string) {
 		l.tasks.Go(func() { l.listen(name, li) })
 	}
 	li.changed = append(li.changed, key)
-	select {
-	case li.wake <- struct{}{}:
-	default: // it is being woken
-	}
+	rouse(li.wake)
 }
 
 // listen subscribes to what is waited for, and wakes the first who waits for a lock when it is released.

@@ -278,12 +278,13 @@ func (m *Multi) ask(ctx context.Context, nodes []*Locker, key string, opts []Acq
 
 // spawn runs f in a goroutine that Close waits for, unless the Locker is closed.
 func (l *Locker) spawn(f func()) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
+	if !l.begin() {
 		return false
 	}
-	l.tasks.Go(f)
+	go func() {
+		defer l.tasks.Done()
+		f()
+	}()
 	return true
 }
 

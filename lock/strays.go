@@ -34,18 +34,15 @@ type strays struct {
 	running bool
 }
 
-// settleLater hands over the calls of a lease of some length. It needs mu.
-func (l *Locker) settleLater(lease time.Duration, calls ...stray) {
+// settleLater hands over a call of a lease of some length. It needs mu.
+func (l *Locker) settleLater(lease time.Duration, one stray) {
 	s := &l.strays
-	until := time.Now().Add(max(lease, strayTime))
-	for _, c := range calls {
-		c.until = until
-		s.queue = append(s.queue, c)
-	}
+	one.until = time.Now().Add(max(lease, strayTime))
+	s.queue = append(s.queue, one)
 	if over := len(s.queue) - straysMax; over > 0 {
 		s.queue = s.queue[over:]
 	}
-	if len(s.queue) > 0 && !s.running && !l.closed {
+	if !s.running && !l.closed {
 		s.running = true
 		l.tasks.Go(l.settleStrays)
 	}

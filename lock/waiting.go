@@ -46,9 +46,10 @@ type waiter struct {
 	listeners int
 }
 
-func (w *waiter) rouse() {
+// rouse wakes whoever sleeps on a channel that holds one value.
+func rouse(wake chan<- struct{}) {
 	select {
-	case w.wake <- struct{}{}:
+	case wake <- struct{}{}:
 	default: // it is being woken
 	}
 }
@@ -56,14 +57,14 @@ func (w *waiter) rouse() {
 // askNow needs mu.
 func (w *waiter) askNow() {
 	w.ask = true
-	w.rouse()
+	rouse(w.wake)
 }
 
 // askBy has it ask at that time, or earlier if it was going to. It needs mu.
 func (w *waiter) askBy(at time.Time) {
 	if w.askAt.IsZero() || at.Before(w.askAt) {
 		w.askAt = at
-		w.rouse()
+		rouse(w.wake)
 	}
 }
 

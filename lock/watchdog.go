@@ -85,7 +85,7 @@ func (w *watchdog) look(h *hold) {
 		w.running = true
 		w.tasks.Go(w.run)
 	case h.at.Before(w.sleeps):
-		w.rouse()
+		rouse(w.wake)
 	}
 }
 
@@ -114,19 +114,12 @@ func (w *watchdog) due(h *hold) time.Time {
 	return at
 }
 
-func (w *watchdog) rouse() {
-	select {
-	case w.wake <- struct{}{}:
-	default: // it is being woken
-	}
-}
-
 // stop ends the goroutine; what is watched after that is not.
 func (w *watchdog) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stopped = true
-	w.rouse()
+	rouse(w.wake)
 }
 
 func (w *watchdog) wait() { w.tasks.Wait() }
