@@ -40,6 +40,8 @@ var (
 	AuditUnfinishedBuyers string
 	//go:embed queries/audit_unfinished_events.sql
 	AuditUnfinishedEvents string
+	//go:embed queries/change_orders.sql
+	ChangeOrders string
 	//go:embed queries/change_sale.sql
 	ChangeSale string
 	//go:embed queries/find_dead_letter.sql
@@ -56,6 +58,8 @@ var (
 	ListDeadLetters string
 	//go:embed queries/lock_dead_letter.sql
 	LockDeadLetter string
+	//go:embed queries/lock_order.sql
+	LockOrder string
 	//go:embed queries/lock_sale.sql
 	LockSale string
 	//go:embed queries/mark_discarded.sql
@@ -66,6 +70,8 @@ var (
 	MarkReplayed string
 	//go:embed queries/most_partitions.sql
 	MostPartitions string
+	//go:embed queries/orders_of_user.sql
+	OrdersOfUser string
 	//go:embed queries/park_dead_letter.sql
 	ParkDeadLetter string
 	//go:embed queries/record_orders.sql
