@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -71,12 +70,8 @@ func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error 
 	return pgx.BeginTxFunc(ctx, l.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
 }
 
-// outageAfter is how old the pulse has to be to mean that nobody can pay. It is some missed beats: an
-// ingress that is restarted is no outage.
-const outageAfter = 5 * time.Second
-
 func lockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (order reservation.Order, overdue bool, err error) {
-	err = tx.QueryRow(ctx, sql.LockOrder, id, user, outageAfter).Scan(append(orderColumns(&order), &overdue)...)
+	err = tx.QueryRow(ctx, sql.LockOrder, id, user).Scan(append(orderColumns(&order), &overdue)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = reservation.ErrOrderNotFound
 	}

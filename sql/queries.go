@@ -40,6 +40,8 @@ var (
 	AuditUnfinishedBuyers string
 	//go:embed queries/audit_unfinished_events.sql
 	AuditUnfinishedEvents string
+	//go:embed queries/beat.sql
+	Beat string
 	//go:embed queries/change_orders.sql
 	ChangeOrders string
 	//go:embed queries/change_sale.sql
@@ -60,6 +62,8 @@ var (
 	LockDeadLetter string
 	//go:embed queries/lock_order.sql
 	LockOrder string
+	//go:embed queries/lock_overdue.sql
+	LockOverdue string
 	//go:embed queries/lock_sale.sql
 	LockSale string
 	//go:embed queries/mark_discarded.sql
@@ -84,6 +88,8 @@ var (
 	SaleSold string
 	//go:embed queries/server_settings.sql
 	ServerSettings string
+	//go:embed queries/take_releases.sql
+	TakeReleases string
 	//go:embed queries/unpublished_sales.sql
 	UnpublishedSales string
 )
