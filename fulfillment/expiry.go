@@ -75,8 +75,7 @@ func sweepSales(ctx context.Context, step sweepStep) (done int, err error) {
 // expireSome ends at most sweepMax overdue orders of one sale in one transaction. It is a sweepStep.
 func (l *Ledger) expireSome(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, sql.LockOverdue, except, sweepMax) // its error comes with the rows
-		orders, err := pgx.CollectRows(rows, scanOrder)
+		orders, err := lockOverdue(ctx, tx, except)
 		if err != nil || len(orders) == 0 {
 			return err
 		}
@@ -102,4 +101,9 @@ func (l *Ledger) expireSome(ctx context.Context, except []uuid.UUID) (sale uuid.
 		crashpoint.Hit(crashpoint.AfterExpire)
 	}
 	return sale, expired, nil
+}
+
+func lockOverdue(ctx context.Context, tx pgx.Tx, except []uuid.UUID) ([]reservation.Order, error) {
+	rows, _ := tx.Query(ctx, sql.LockOverdue, except, sweepMax) // its error comes with the rows
+	return pgx.CollectRows(rows, scanOrder)
 }
