@@ -85,7 +85,8 @@ func (c *WorkerConfig) Validate() error {
 }
 
 // Worker brings reservations to their end: it reads them from the streams of all partitions, writes
-// orders to Postgres and gives units of refused ones back. Any number of workers share the work.
+// orders to Postgres, ends those that are not paid in time, and gives units of refused, cancelled and
+// expired ones back. Any number of workers share the work.
 type Worker struct {
 	config  WorkerConfig
 	metrics *workerMetrics
