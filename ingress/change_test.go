@@ -48,6 +48,7 @@ func TestPayInTime(t *testing.T) {
 
 	s.fulfil()
 	confirmed := s.becomes(path, "ada", reservation.StatusConfirmed)
+	require.Contains(t, confirmed, "expires_at")
 	expires, err := time.Parse("2006-01-02T15:04:05.000Z", confirmed["expires_at"].(string))
 	require.NoError(t, err)
 	require.WithinDuration(t, time.Now().Add(10*time.Minute), expires, time.Minute)
