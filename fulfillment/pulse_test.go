@@ -130,6 +130,7 @@ func TestABeatDoesNotWaitForAnother(t *testing.T) {
 	away(t, pool, "60 s")
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }() // or the pool would wait for it
 	_, err = tx.Exec(t.Context(), "SELECT FROM pulse FOR UPDATE")
 	require.NoError(t, err)
 	outage, _ := beat(t, pool)
