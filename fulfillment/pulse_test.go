@@ -51,11 +51,19 @@ func TestTheFirstPulseAfterAnOutagePutsDeadlinesOff(t *testing.T) {
 		deadlines = append(deadlines, orderOfID(t, pool, id).ExpiresAt)
 	}
 
-	// Ingresses come back all at once, and one of them sees to it.
-	var found, moved atomic.Int64
+	// Ingresses come back all at once, and one of them sees to it. A buyer's payment keeps it from being done
+	// before the others have asked.
+	paying, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = paying.Rollback(context.Background()) }()
+	_, err = paying.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", orders[0])
+	require.NoError(t, err)
+	const ingresses = 6
+	var done, found, moved atomic.Int64
 	var all errgroup.Group
-	for range 8 {
+	for range ingresses {
 		all.Go(func() error {
+			defer done.Add(1)
 			outage, putOff, err := Pulse{Pool: pool, Logger: slog.New(slog.DiscardHandler)}.beat(context.Background())
 			if outage > 0 {
 				found.Add(1)
@@ -64,6 +72,11 @@ func TestTheFirstPulseAfterAnOutagePutsDeadlinesOff(t *testing.T) {
 			return err
 		})
 	}
+	testkit.Eventually(t, 20*time.Second, "all have asked", func() bool {
+		waiting := queryInt(t, pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+		return waiting > 0 && waiting+done.Load() == ingresses
+	})
+	require.NoError(t, paying.Rollback(t.Context()))
 	require.NoError(t, all.Wait())
 	require.EqualValues(t, 1, found.Load())
 	require.EqualValues(t, 4, moved.Load())
