@@ -60,7 +60,8 @@ type SaleFigures struct {
 	// InRedis is false if Redis does not have the sale; Available, Held and Places are 0 then.
 	InRedis   bool  `json:"in_redis"`
 	Available int64 `json:"available"`
-	// Held is the units that were accepted and have no order in Postgres yet.
+	// Held is the units that were accepted and have no order in Postgres yet, and those of ended orders that
+	// Redis has not been told of.
 	Held int64 `json:"held"`
 	// Places is how many reservations the sale has had.
 	Places int64 `json:"places"`

@@ -87,6 +87,48 @@ S7  Redis is whole and up to date      kept    2 of 2 sales in Redis
 	require.Len(t, s.audit(t, sale).Sales, 1)
 }
 
+func TestAuditOfASaleWithPaymentsCountsWhatIsToComeBackAsHeld(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.openPayable(t, 50)
+	require.Equal(t, 40, s.crowd(t, sale, 40))
+	ledger := NewLedger(s.pool)
+	var overdue []uuid.UUID
+	for i, out := range s.fulfil(t) {
+		var err error
+		switch order := out.Event; {
+		case i < 10:
+			_, err = ledger.Pay(t.Context(), order.OrderID, order.UserID, "pi")
+		case i < 17:
+			_, err = ledger.Cancel(t.Context(), order.OrderID, order.UserID)
+		case i < 20:
+			overdue = append(overdue, order.OrderID)
+		}
+		require.NoError(t, err)
+	}
+	endWindow(t, s.pool, overdue...)
+	_, err := s.expire(t.Context())
+	require.NoError(t, err)
+
+	equation := func(available, held, sold int64) {
+		t.Helper()
+		report := s.audit(t, sale)
+		require.False(t, report.Broken(), textOf(t, report))
+		figures := report.Sales[0]
+		require.Equal(t, []int64{available, held, sold}, []int64{figures.Available, figures.Held, figures.Sold})
+		require.EqualValues(t, 30, figures.ReplayedUnits)
+	}
+	equation(10, 10, 30)
+	// Of one, Redis knows already: the worker that told it died before it could note so.
+	var first reservation.Release
+	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT sale_id, order_id, user_id FROM releases LIMIT 1").Scan(&first.SaleID, &first.OrderID, &first.UserID))
+	require.NoError(t, s.store.Release(t.Context(), []reservation.Release{first}))
+	equation(11, 9, 30)
+	_, err = s.giveBack(t.Context())
+	require.NoError(t, err)
+	equation(20, 0, 30)
+}
+
 // Every corruption is one that the promise is meant to notice. Some break more than one promise, and
 // none may break another.
 func TestAuditNamesWhatWasCorrupted(t *testing.T) {
@@ -110,6 +152,12 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 	}
 	saleKey := func(s scene) string { return s.keys.Sale(0, s.sale) }
 	buyersKey := func(s scene) string { return s.keys.Buyers(0, s.sale) }
+
+	// cancelled is a cancellation without its release.
+	const cancelled = `UPDATE orders SET status = 'cancelled', version = 3 WHERE id = $order;
+		INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+		SELECT id, 3, 'OrderCancelled', sale_id, user_id, quantity, now() FROM orders WHERE id = $order;
+		UPDATE sales SET sold = sold - 1 WHERE id = $sale`
 
 	for _, c := range []struct {
 		name    string
@@ -198,6 +246,32 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 			"a rejected order whose unit is still taken",
 			exec(`UPDATE orders SET status = 'rejected', reason = 'sold-out' WHERE id = $order; UPDATE order_events SET type = 'OrderRejected' WHERE order_id = $order AND version = 2; UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
 			"S4", "order $order, user user-7: the order is rejected and its units are still taken in Redis",
+		},
+		{
+			"a cancelled order whose unit is still taken, and nobody will tell Redis",
+			exec(cancelled),
+			"S4", "order $order, user user-7: the order is cancelled and its units are still taken in Redis",
+		},
+		{
+			"a release of an order that is live",
+			exec(`INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders WHERE id = $order`),
+			"S4", "order $order, user user-7: the units are to come back, and the order is confirmed",
+		},
+		{
+			"a release of an order that is not there",
+			exec(`INSERT INTO releases VALUES ('01900000-0000-7000-8000-000000000000', $sale, 'ghost', 1)`),
+			"S4", "order 01900000-0000-7000-8000-000000000000, user ghost: the units are to come back, and the order is not there",
+		},
+		{
+			"a cancelled order that is counted as sold",
+			exec(cancelled + `; UPDATE sales SET sold = sold + 1 WHERE id = $sale; INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders WHERE id = $order`),
+			"S4", "sold is 30, the live orders hold 29 units, and the events come to 29",
+		},
+		{
+			"an expiry in the log alone",
+			exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+				SELECT id, 3, 'OrderExpired', sale_id, user_id, quantity, now() FROM orders WHERE id = $order`),
+			"S4 S5", "the order is confirmed at version 2, and its log ends with OrderExpired at version 3",
 		},
 		{
 			"a damaged reservation",

@@ -106,7 +106,11 @@ type trouble struct {
 }
 
 func (b *batcher) trouble(step, doing string) trouble {
-	return trouble{outage{log: b.logger, doing: doing}, b.metrics.failing.WithLabelValues(step)}
+	return newTrouble(b.logger, b.metrics, step, doing)
+}
+
+func newTrouble(logger *slog.Logger, metrics *workerMetrics, step, doing string) trouble {
+	return trouble{outage{log: logger, doing: doing}, metrics.failing.WithLabelValues(step)}
 }
 
 func (t *trouble) failed(err error) time.Duration {
@@ -121,6 +125,15 @@ func (t *trouble) over() {
 		t.gauge.Dec()
 	}
 	t.outage.over()
+}
+
+// note notes either, for what is tried again at a pace of its own.
+func (t *trouble) note(err error) {
+	if err != nil {
+		t.failed(err)
+	} else {
+		t.over()
+	}
 }
 
 func (t *trouble) lasts() bool { return t.tries > 0 }

@@ -26,7 +26,7 @@ func orderOf(entry Entry) (reservation.OrderReserved, error) {
 	payload := []byte(entry.field(fieldPayload))
 	name := eventNameOf(entry)
 	switch {
-	case name == reservation.EventReserved:
+	case name == string(reservation.EventReserved):
 	case name != "", !namesOrder(payload):
 		return reservation.OrderReserved{}, errNoOrder
 	}

@@ -335,7 +335,7 @@ func TestDiscardOfAnotherEventLeavesItsOrderAlone(t *testing.T) {
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
 	order := s.buy(t, s.open(t, 5), "alice")
 	letter := s.letterOf(t, letters, map[string]func(string) string{
-		"metadata": replacing(reservation.EventReserved, strings.Repeat("x", len(reservation.EventReserved))),
+		"metadata": replacing(string(reservation.EventReserved), strings.Repeat("x", len(reservation.EventReserved))),
 	})
 	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray"))
 	require.Equal(t, "stray; the entry names no order", s.onlyLetter(t, letters).Resolution)

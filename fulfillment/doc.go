@@ -1,5 +1,6 @@
 // Package fulfillment brings reservations to their end: it reads the events that lua/reserve.lua
-// appended to the streams, makes orders of them in Postgres, and gives back what Postgres refuses.
+// appended to the streams, makes orders of them in Postgres, takes those through payment, cancellation
+// or expiry, and gives back what came to nothing.
 //
 // It stands at the end of the way of an order. Follow an entry of the stream in this order:
 //
@@ -10,6 +11,13 @@
 //     batcher_settle.go is what it does when Postgres is away or an event of the batch is at fault.
 //   - Ledger (ledger.go, sql/queries/record_orders.sql) is the transaction.
 //   - DeadLetters (deadletter.go) keeps what nobody can apply until an operator decides.
+//
+// What follows a confirmed order in a sale with a payment window begins in Postgres:
+//
+//   - Ledger.Pay and Ledger.Cancel (life.go) are what its buyer does; reservation/life.go decides.
+//   - expiry.go ends what was not paid in time, and releases.go gives the units of ended orders back to
+//     Redis: every worker sweeps for both.
+//   - Pulse (pulse.go) is each ingress's sign of life, by which deadlines are measured.
 //
 // Trimmer and BacklogCollector look after the streams, and Audit (audit.go) holds Redis and Postgres
 // against what is promised.

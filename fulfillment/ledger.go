@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/reservation"
@@ -167,9 +166,25 @@ func readOrders(answers pgx.BatchResults) (map[uuid.UUID]reservation.Order, erro
 
 func scanOrder(row pgx.CollectableRow) (reservation.Order, error) {
 	var o reservation.Order
-	err := row.Scan(&o.ID, &o.SaleID, &o.UserID, &o.Quantity, &o.Status, &o.Version, &o.ReservedAt, &o.Reason)
+	err := row.Scan(orderColumns(&o)...)
+	return inUTC(o), err
+}
+
+// orderColumns are where the columns of an order go, in the order in which all queries have them.
+// inUTC is to be called on what they were read into.
+func orderColumns(o *reservation.Order) []any {
+	return []any{
+		&o.ID, &o.SaleID, &o.UserID, &o.Quantity, &o.Status, &o.Version, &o.ReservedAt,
+		(*zeronull.Timestamptz)(&o.ExpiresAt), &o.PaymentReference, &o.Reason,
+	}
+}
+
+func inUTC(o reservation.Order) reservation.Order {
 	o.ReservedAt = o.ReservedAt.UTC()
-	return o, err
+	if !o.ExpiresAt.IsZero() {
+		o.ExpiresAt = o.ExpiresAt.UTC()
+	}
+	return o
 }
 
 func outcomeOf(event reservation.OrderReserved, word string, found map[uuid.UUID]reservation.Order, refusal *string) Outcome {
@@ -271,8 +286,7 @@ type saleUnits struct {
 	units int64
 }
 
-// unitsConfirmed sums the confirmed units by sale, in the order of the sales' ids: the order in which
-// every transaction locks their rows.
+// unitsConfirmed sums the confirmed units by sale, in the order of the sales' ids.
 func (c *columns) unitsConfirmed(words []string) []saleUnits {
 	units := map[uuid.UUID]int64{}
 	for row, word := range words {
@@ -280,12 +294,7 @@ func (c *columns) unitsConfirmed(words []string) []saleUnits {
 			units[c.sales[row]] += c.quantities[row]
 		}
 	}
-	sums := make([]saleUnits, 0, len(units))
-	for id, n := range units {
-		sums = append(sums, saleUnits{id, n})
-	}
-	slices.SortFunc(sums, func(a, b saleUnits) int { return strings.Compare(string(a.id[:]), string(b.id[:])) })
-	return sums
+	return bySale(units)
 }
 
 // Order returns the order as Postgres has it: reservation.ErrOrderNotFound if it has not, which for a
@@ -303,4 +312,15 @@ func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (reservation.Order, er
 		return reservation.Order{}, fmt.Errorf("find order %s: %w", id, err)
 	}
 	return order, nil
+}
+
+// OrdersOf returns at most limit orders of the user that are in Postgres, newest first; those older
+// than the order before, unless that is uuid.Nil.
+func (l *Ledger) OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]reservation.Order, error) {
+	rows, _ := l.pool.Query(ctx, sql.OrdersOfUser, user, zeronull.UUID(before), limit) // its error comes with the rows
+	orders, err := pgx.CollectRows(rows, scanOrder)
+	if err != nil {
+		return nil, fmt.Errorf("list orders of user=%s: %w", user, err)
+	}
+	return orders, nil
 }

@@ -1,11 +1,21 @@
 package fulfillment
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
+	"stampede/internal/connect"
+	"stampede/internal/crashpoint"
 	"stampede/internal/testkit"
+	"stampede/reservation"
 )
 
 // Watermill's conformance suite reads from many subscriptions at once, and leaves a reader behind if a message
@@ -13,7 +23,51 @@ import (
 const suiteReader = "github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe"
 
 func TestMain(m *testing.M) {
-	testkit.Main(m, testkit.IgnoreLeaks(
+	testkit.Main(m, testkit.WithCommand(command), testkit.IgnoreLeaks(
 		goleak.IgnoreAnyFunction(suiteReader+".func2"), goleak.IgnoreAnyFunction(suiteReader+".func3"),
 	))
+}
+
+// command is a process with nothing but a worker, for tests that kill it.
+func command() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := runWorker(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func runWorker(ctx context.Context) error {
+	if err := crashpoint.Check(); err != nil {
+		return err
+	}
+	pool, err := connect.Postgres(ctx, os.Getenv("DATABASE_URL"), 4)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	blocking, err := connect.Blocking(os.Getenv("REDIS_URL"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = blocking.Close() }()
+	control, err := connect.Control(os.Getenv("REDIS_URL"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = control.Close() }()
+	keys := reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX"), Partitions: 1}
+	store := reservation.NewStore(control, keys, reservation.StoreOptions{})
+	defer store.Close()
+	worker, err := NewWorker(WorkerConfig{
+		Pool: pool, Blocking: blocking, Control: control, Keys: keys, Store: store, Catalog: reservation.NewCatalog(pool, store),
+		Consumer: "worker", SweepInterval: 50 * time.Millisecond, MinIdle: time.Second,
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	})
+	if err != nil {
+		return err
+	}
+	return worker.Run(ctx)
 }

@@ -40,7 +40,8 @@ type WorkerConfig struct {
 	DrainTimeout time.Duration
 	// TrimInterval is how often handled entries are freed.
 	TrimInterval time.Duration
-	// SweepInterval is how often Redis is told what it could not be told when it was decided.
+	// SweepInterval is how often unpaid orders are looked for that expire, and how often Redis is told what it
+	// was not told when it was decided: units that come back, and what could not be told of sales.
 	SweepInterval time.Duration
 
 	Logger *slog.Logger
@@ -84,7 +85,8 @@ func (c *WorkerConfig) Validate() error {
 }
 
 // Worker brings reservations to their end: it reads them from the streams of all partitions, writes
-// orders to Postgres and gives units of refused ones back. Any number of workers share the work.
+// orders to Postgres, ends those that are not paid in time, and gives units of refused, cancelled and
+// expired ones back. Any number of workers share the work.
 type Worker struct {
 	config  WorkerConfig
 	metrics *workerMetrics
@@ -171,6 +173,10 @@ func (w *Worker) serve(ctx context.Context, partitions int) (needed int, err err
 	all, ctx := errgroup.WithContext(ctx)
 	all.Go(func() error { return trimmer.Run(ctx) })
 	all.Go(func() error { return w.fulfil(ctx, subscriber, streams) })
+	all.Go(func() error {
+		w.sweepOrders(ctx)
+		return nil
+	})
 	all.Go(func() error {
 		needed = w.sweep(ctx, partitions)
 		drain()

@@ -35,10 +35,10 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 		Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 	}))
 	outcomes, err3 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_orders_total", Help: "Deliveries of orders by what came of them: confirmed, rejected, duplicate (recorded before) or unusable.",
+		Name: "stampede_orders_total", Help: "Orders by what came of them: confirmed, rejected or expired; and deliveries that were duplicate (recorded before) or unusable.",
 	}, []string{"outcome"}))
 	failing, err4 := registerOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_worker_failing", Help: "Partitions in which a step (record, lock, release) fails and is tried again.",
+		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire and release in each worker) that fail and are tried again.",
 	}, []string{"step"}))
 	locks, err5 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (put off to a later batch), released, or lost before the batch was done.",

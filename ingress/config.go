@@ -33,10 +33,17 @@ type Sales interface {
 	Restock(ctx context.Context, sale uuid.UUID, units int64, idempotencyKey string) (reservation.Standing, error)
 }
 
-// Orders knows the orders that are in Postgres. Its error for one that is not there is
-// reservation.ErrOrderNotFound; every other error means that Postgres could not be asked.
+// Orders is the orders that are in Postgres: *fulfillment.Ledger. The error for one that is not there
+// is reservation.ErrOrderNotFound. But for those that are named here, every other error means that
+// Postgres could not be asked.
 type Orders interface {
 	Order(ctx context.Context, id uuid.UUID) (reservation.Order, error)
+	// OrdersOf lists a user's orders, newest first: those older than before, or the newest if it is zero.
+	OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]reservation.Order, error)
+	// Pay and Cancel change an order and may be repeated. To another user than the order's it is not
+	// there. Their errors are reservation.ErrIllegalTransition and reservation.ErrOrderExpired.
+	Pay(ctx context.Context, order uuid.UUID, user, reference string) (reservation.Order, error)
+	Cancel(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error)
 }
 
 // Pinger tells whether a server answers: *pgxpool.Pool.

@@ -130,3 +130,14 @@ func readObject(r *http.Request, into any) error {
 	}
 	return decodeStrict(body, into)
 }
+
+// readNothing reads the body of a request that has nothing to say: none, or an empty object.
+func readNothing(r *http.Request) error {
+	buf := scratches.Get().(*scratch)
+	defer scratches.Put(buf)
+	body, err := buf.readBody(r)
+	if err != nil || len(body) == 0 {
+		return err
+	}
+	return decodeStrict(body, &struct{}{})
+}

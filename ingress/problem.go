@@ -32,8 +32,10 @@ var (
 	kindAlreadyPurchased = kind{http.StatusConflict, "already-purchased", "You have an order in this sale"}
 	kindNotOpen          = kind{http.StatusConflict, "sale-not-open", "The sale is not open yet"}
 	kindPaused           = kind{http.StatusConflict, "sale-paused", "The sale is paused"}
-	kindTransition       = kind{http.StatusConflict, "illegal-transition", "The sale's state does not allow this"}
+	kindTransition       = kind{http.StatusConflict, "illegal-transition", "The present state does not allow this"}
+	kindNotConfirmed     = kind{http.StatusConflict, "order-not-confirmed", "The order is not confirmed yet"}
 	kindEnded            = kind{http.StatusGone, "sale-ended", "The sale has ended"}
+	kindExpired          = kind{http.StatusGone, "order-expired", "The order has expired"}
 	kindTooLarge         = kind{http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large"}
 	kindMediaType        = kind{http.StatusUnsupportedMediaType, "unsupported-media-type", "The body is not JSON"}
 	kindKeyReused        = kind{http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key belongs to another request"}
@@ -52,10 +54,19 @@ var (
 	problemKeyReused  = fixed(problem{kind: kindKeyReused, detail: "This Idempotency-Key was sent before with a request that asked for something else."})
 	problemOverloaded = fixed(problem{kind: kindOverloaded, detail: "Nothing was done about this request. Try again in a moment.", retryAfter: retrySoon})
 	// problemNotReserved is problemOverloaded for a purchase, which knows what was not done.
-	problemNotReserved = fixed(problem{kind: kindOverloaded, detail: "Nothing was reserved. Try again in a moment.", retryAfter: retrySoon})
-	problemSale        = fixed(problem{kind: kindSaleNotFound, detail: "No sale has this id."})
-	problemOrder       = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
-	problemUnknown     = fixed(problem{
+	problemNotReserved  = fixed(problem{kind: kindOverloaded, detail: "Nothing was reserved. Try again in a moment.", retryAfter: retrySoon})
+	problemSale         = fixed(problem{kind: kindSaleNotFound, detail: "No sale has this id."})
+	problemOrder        = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
+	problemNotConfirmed = fixed(problem{kind: kindNotConfirmed, detail: "It is reserved for you and will be confirmed in a moment. Try again then.", retryAfter: retrySoon})
+	problemExpired      = fixed(problem{kind: kindExpired, detail: "It was not paid in time, and its units go back on sale."})
+	// problemNotChanged and problemChangeUnknown are problemUnavailable for a change of an order.
+	problemNotChanged    = fixed(problem{kind: kindUnavailable, detail: "Nothing was done about this request, because a server that it needs does not answer. Try again in a moment.", retryAfter: retrySoon})
+	problemChangeUnknown = fixed(problem{
+		kind: kindUnavailable, retryAfter: retrySoon,
+		detail: "The outcome is unknown: no answer came back in time, and the change may have been made. " +
+			"The same request finds out safely: it changes nothing twice.",
+	})
+	problemUnknown = fixed(problem{
 		kind: kindUnavailable, retryAfter: retrySoon,
 		detail: "The outcome is unknown: no answer came back in time, and the order may have been accepted. " +
 			"The same request with the same Idempotency-Key finds out safely: it cannot reserve twice.",
@@ -121,6 +132,7 @@ func problemOf(err error) *problem {
 		known   *problem
 		input   *reservation.InvalidError
 		illegal *reservation.IllegalTransitionError
+		step    *reservation.TransitionError
 		routing *echo.HTTPError
 	)
 	switch {
@@ -130,10 +142,16 @@ func problemOf(err error) *problem {
 		return invalid(input.Error() + ".")
 	case errors.As(err, &illegal):
 		return &problem{kind: kindTransition, detail: illegal.Error() + "."}
+	case errors.As(err, &step):
+		return &problem{kind: kindTransition, detail: "The order is " + string(step.Status) + ", and this cannot follow."}
 	case errors.Is(err, reservation.ErrSaleNotFound):
 		return problemSale
 	case errors.Is(err, reservation.ErrOrderNotFound):
 		return problemOrder
+	case errors.Is(err, reservation.ErrOrderNotConfirmed):
+		return problemNotConfirmed
+	case errors.Is(err, reservation.ErrOrderExpired):
+		return problemExpired
 	case errors.Is(err, reservation.ErrIdempotencyKeyReused):
 		return problemKeyReused
 	case errors.Is(err, reservation.ErrOverloaded):

@@ -31,7 +31,10 @@ func (s *Server) routes() {
 	s.handle(http.MethodPost, "/v1/sales/:sale/restock", s.asksPostgres(s.restockSale))
 	s.handleGet("/v1/sales", s.asksPostgres(s.listSales))
 	s.handleGet("/v1/sales/:sale", s.asksPostgres(s.showSale))
+	s.handleGet("/v1/orders", s.asksPostgres(s.listOrders))
 	s.handleGet("/v1/orders/:order", s.asksPostgres(s.showOrder))
+	s.handle(http.MethodPost, "/v1/orders/:order/pay", s.payOrder)
+	s.handle(http.MethodPost, "/v1/orders/:order/cancel", s.cancelOrder)
 
 	// These take no room: whoever watches a server must reach it when it is full.
 	s.handleGet("/livez", s.live)

@@ -24,7 +24,7 @@ import (
 func TestUnknownRoutesAndMethods(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
-	for _, path := range []string{"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders", "/favicon.ico", "//", "/v1/%73ales/x/y/z"} {
+	for _, path := range []string{"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders/x/nothing", "/favicon.ico", "//", "/v1/%73ales/x/y/z"} {
 		s.get(path).isProblem(http.StatusNotFound, "not-found")
 	}
 	for path, allow := range map[string]string{
@@ -35,7 +35,10 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 		"/v1/sales/x/resume":  "OPTIONS, POST",
 		"/v1/sales/x/end":     "OPTIONS, POST",
 		"/v1/sales/x/restock": "OPTIONS, POST",
+		"/v1/orders":          "OPTIONS, GET, HEAD",
 		"/v1/orders/x":        "OPTIONS, GET, HEAD",
+		"/v1/orders/x/pay":    "OPTIONS, POST",
+		"/v1/orders/x/cancel": "OPTIONS, POST",
 		"/livez":              "OPTIONS, GET, HEAD",
 		"/readyz":             "OPTIONS, GET, HEAD",
 		"/metrics":            "OPTIONS, GET, HEAD",
@@ -223,6 +226,10 @@ func TestSlowPostgresLeavesRoomForPurchases(t *testing.T) {
 	for _, path := range []string{"/v1/sales", orderPath(reservation.NewOrderID(sale))} {
 		p := s.get(path, as("ada")).isProblem(http.StatusServiceUnavailable, "overloaded")
 		require.NotContains(t, p["detail"], "reserved")
+	}
+	for action, body := range map[string]string{"/pay": `{"reference":"r"}`, "/cancel": ""} {
+		p := s.post(orderPath(reservation.NewOrderID(sale))+action, body, as("ada")).isProblem(http.StatusServiceUnavailable, "overloaded")
+		require.Contains(t, p["detail"], "Nothing was done")
 	}
 	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
 	unlock()

@@ -3,7 +3,6 @@ package ingress
 import (
 	"context"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -112,13 +111,9 @@ func (s *Server) answerSale(c echo.Context, act func(context.Context, uuid.UUID)
 
 // listSales serves GET /v1/sales, newest first. The cursor is the id of the last sale of a page.
 func (s *Server) listSales(c echo.Context) error {
-	limit := defaultPage
-	if text := c.QueryParam("limit"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 1 || n > longestPage {
-			return &reservation.InvalidError{Field: "limit", Reason: "must be a whole number from 1 to " + strconv.Itoa(longestPage)}
-		}
-		limit = n
+	limit, err := pageLimit(c, defaultPage)
+	if err != nil {
+		return err
 	}
 	var after uuid.UUID
 	if text := c.QueryParam("after"); text != "" {

@@ -2,7 +2,8 @@
 //
 // It is the first step in the way of an order: it finds out who asks, checks what they ask for, sheds
 // the load that it cannot carry, hands purchases to reservation, and puts the answer into HTTP. A
-// purchase never touches Postgres; only the operators' calls and the look at an order do.
+// purchase never touches Postgres; only the operators' calls and what buyers do with their orders
+// afterwards do: look at them (status.go, history.go), pay and cancel (change.go).
 //
 // Every route is served by the same few lines (route.go), every error becomes an answer in one place
 // (problem.go), and the purchase (purchase.go) is written for speed, because a crowd calls it: no

@@ -3,7 +3,6 @@ package ingress
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,31 +14,18 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
 
 const adminToken = "operators-only"
-
-// ordersTable answers from the table that fulfillment's ledger fills: ingress knows the ledger only
-// by the interface that it declares, so its tests write and read the rows themselves.
-type ordersTable struct{ pool *pgxpool.Pool }
-
-func (o ordersTable) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
-	order := reservation.Order{ID: id}
-	err := o.pool.QueryRow(ctx, `SELECT sale_id, user_id, quantity, status, version, reserved_at, coalesce(reason, '') FROM orders WHERE id = $1`, id).
-		Scan(&order.SaleID, &order.UserID, &order.Quantity, &order.Status, &order.Version, &order.ReservedAt, &order.Reason)
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = reservation.ErrOrderNotFound
-	}
-	return order, err
-}
 
 // shop is a server on real stores, with what a test needs to look behind it.
 type shop struct {
@@ -48,8 +34,10 @@ type shop struct {
 	url     string
 	store   *reservation.Store
 	catalog *reservation.Catalog
+	ledger  *fulfillment.Ledger
 	pool    *pgxpool.Pool
 	rdb     *redis.Client
+	on      servers
 	keys    reservation.Keys
 }
 
@@ -85,8 +73,9 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	store := reservation.NewStore(rdb, on.keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
 	t.Cleanup(store.Close)
 	catalog := reservation.NewCatalog(pool, store)
+	ledger := fulfillment.NewLedger(pool)
 	config := Config{
-		Reservations: store, Sales: catalog, Orders: ordersTable{pool}, Postgres: pool,
+		Reservations: store, Sales: catalog, Orders: ledger, Postgres: pool,
 		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t),
 	}
 	for _, c := range change {
@@ -95,7 +84,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	server, err := New(config)
 	require.NoError(t, err)
 	t.Cleanup(server.Close)
-	return &shop{t: t, server: server, store: store, catalog: catalog, pool: pool, rdb: rdb, keys: on.keys}
+	return &shop{t: t, server: server, store: store, catalog: catalog, ledger: ledger, pool: pool, rdb: rdb, on: on, keys: on.keys}
 }
 
 // sale creates a sale past the HTTP server.
@@ -222,12 +211,60 @@ func (s *shop) stock(sale uuid.UUID) stock {
 	return now
 }
 
-// record writes an order to Postgres as the ledger would.
+// record writes an order to Postgres at the version and in the status that a test needs, without the
+// rest of what the ledger does.
 func (s *shop) record(order, sale uuid.UUID, user string, status reservation.Status, reason string) {
 	s.t.Helper()
 	_, err := s.pool.Exec(s.t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason)
 		VALUES ($1, $2, $3, 1, $4, 2, 1, 1, now(), now(), nullif($5, ''))`, order, sale, user, status, reason)
 	require.NoError(s.t, err)
+}
+
+// confirm buys one unit and records the order as a worker would, whose entry stays in the stream.
+func (s *shop) confirm(sale uuid.UUID, user string) (path string, id uuid.UUID) {
+	s.t.Helper()
+	path, id = s.order(sale, user)
+	now := time.Now()
+	outcomes, err := s.ledger.Record(s.t.Context(), []reservation.OrderReserved{
+		{OrderID: id, SaleID: sale, UserID: user, Quantity: 1, Epoch: 1, Sequence: 1, RequestedAt: now, ReservedAt: now},
+	})
+	require.NoError(s.t, err)
+	require.Equal(s.t, reservation.StatusConfirmed, outcomes[0].Status)
+	return path, id
+}
+
+// fulfil runs a worker, and the pulse without which nothing expires, until the test ends.
+func (s *shop) fulfil() {
+	s.t.Helper()
+	blocking, err := connect.Blocking(s.on.redisURL)
+	require.NoError(s.t, err)
+	control, err := connect.Control(s.on.redisURL)
+	require.NoError(s.t, err)
+	worker, err := fulfillment.NewWorker(fulfillment.WorkerConfig{
+		Pool: s.pool, Blocking: blocking, Control: control, Keys: s.keys, Store: s.store, Catalog: s.catalog,
+		Consumer: "worker", SweepInterval: 50 * time.Millisecond, Logger: testkit.Logger(s.t),
+	})
+	require.NoError(s.t, err)
+	ctx, stop := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { assert.NoError(s.t, worker.Run(ctx)) })
+	running.Go(func() {
+		assert.NoError(s.t, fulfillment.Pulse{Pool: s.pool, Logger: testkit.Logger(s.t)}.Run(ctx))
+	})
+	s.t.Cleanup(func() {
+		stop()
+		running.Wait()
+		_, _ = blocking.Close(), control.Close()
+	})
+}
+
+// becomes waits until the order is shown with that status.
+func (s *shop) becomes(path, user string, status reservation.Status) map[string]any {
+	s.t.Helper()
+	testkit.Eventually(s.t, 20*time.Second, path+" is "+string(status), func() bool {
+		return s.get(path, as(user)).is(http.StatusOK)["status"] == string(status)
+	})
+	return s.get(path, as(user)).is(http.StatusOK)
 }
 
 // lock makes every request that needs this table hang in Postgres, until it is called back or the

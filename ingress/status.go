@@ -26,6 +26,7 @@ const (
 
 var errPostgresPaused = errors.New("postgres did not answer a moment ago")
 
+// orderView is an order as buyers are shown it.
 type orderView struct {
 	OrderID    uuid.UUID          `json:"order_id"`
 	SaleID     uuid.UUID          `json:"sale_id"`
@@ -34,27 +35,46 @@ type orderView struct {
 	Status     reservation.Status `json:"status"`
 	Version    int                `json:"version"`
 	ReservedAt string             `json:"reserved_at"`
-	Reason     string             `json:"reason,omitempty"`
+	// ExpiresAt is when it is too late to pay. It is there while there is something to pay.
+	ExpiresAt        string `json:"expires_at,omitempty"`
+	PaymentReference string `json:"payment_reference,omitempty"`
+	Reason           string `json:"reason,omitempty"`
+}
+
+func viewOf(o reservation.Order) orderView {
+	v := orderView{
+		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Status: o.Status, Version: o.Version,
+		ReservedAt: string(appendTime(nil, o.ReservedAt)), PaymentReference: o.PaymentReference, Reason: o.Reason,
+	}
+	if o.Status == reservation.StatusConfirmed && !o.ExpiresAt.IsZero() {
+		v.ExpiresAt = string(appendTime(nil, o.ExpiresAt))
+	}
+	return v
 }
 
 // showOrder serves GET /v1/orders/{order}.
 func (s *Server) showOrder(c echo.Context) error {
-	user, err := s.auth.user(c.Request())
+	user, id, err := s.asksForOrder(c)
 	if err != nil {
 		return err
-	}
-	id, ok := parseID(c.Param("order"))
-	if !ok {
-		return problemOrder
 	}
 	order, err := s.findOrder(c.Request().Context(), id, user)
 	if err != nil {
 		return err
 	}
-	return writeJSON(c, http.StatusOK, orderView{
-		OrderID: order.ID, SaleID: order.SaleID, UserID: order.UserID, Quantity: order.Quantity,
-		Status: order.Status, Version: order.Version, ReservedAt: string(appendTime(nil, order.ReservedAt)), Reason: order.Reason,
-	})
+	return writeJSON(c, http.StatusOK, viewOf(order))
+}
+
+// asksForOrder finds out who asks, and for which order. Whether it is theirs is not known yet.
+func (s *Server) asksForOrder(c echo.Context) (user string, id uuid.UUID, err error) {
+	if user, err = s.auth.user(c.Request()); err != nil {
+		return "", uuid.Nil, err
+	}
+	id, ok := parseID(c.Param("order"))
+	if !ok {
+		return "", uuid.Nil, problemOrder
+	}
+	return user, id, nil
 }
 
 // findOrder looks where the order is further on first: in Postgres, then among the reservations in
@@ -93,19 +113,28 @@ func (s *Server) reserved(ctx context.Context, id uuid.UUID, user string) (reser
 	return s.config.Reservations.FindReserved(limited, id, user)
 }
 
-// recorded asks Postgres, unless it did not answer a moment ago.
-func (s *Server) recorded(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+// recorded asks Postgres for an order.
+func (s *Server) recorded(ctx context.Context, id uuid.UUID) (order reservation.Order, err error) {
+	err = s.look(ctx, func(ctx context.Context) (err error) {
+		order, err = s.config.Orders.Order(ctx, id)
+		return err
+	})
+	return order, err
+}
+
+// look asks Postgres, unless it did not answer a moment ago.
+func (s *Server) look(ctx context.Context, ask func(context.Context) error) error {
 	if !s.postgres.admits(postgresProbeEvery) {
-		return reservation.Order{}, errPostgresPaused
+		return errPostgresPaused
 	}
 	limited, cancel := context.WithTimeout(ctx, orderTimeout)
 	defer cancel()
-	order, err := s.config.Orders.Order(limited, id)
+	err := ask(limited)
 	switch {
 	case err == nil, errors.Is(err, reservation.ErrOrderNotFound):
 		s.postgres.answered()
 	case ctx.Err() == nil:
 		s.postgres.failed(postgresProbeEvery)
 	}
-	return order, err
+	return err
 }

@@ -11,10 +11,6 @@ import (
 	"github.com/google/uuid"
 )
 
-// EventReserved is the name of the event that the script appends. The events that follow it are
-// decided and named in Postgres (sql/queries/record_orders.sql).
-const EventReserved = "OrderReserved"
-
 // Metadata of an event's message. The first two are written with the event; the script adds the next
 // two as fields of the stream entry, which our subscriber hands on as metadata and the stock one ignores.
 const (
@@ -83,7 +79,7 @@ func appendReservedPayload(dst []byte, e OrderReserved) []byte {
 
 // DecodeReserved reads an OrderReserved from a message of the stream. Its errors wrap ErrUndecodable.
 func DecodeReserved(msg *message.Message) (OrderReserved, error) {
-	if name := msg.Metadata.Get(MetaEvent); name != EventReserved {
+	if name := msg.Metadata.Get(MetaEvent); name != string(EventReserved) {
 		return OrderReserved{}, fmt.Errorf("%w: event %q, want %q", ErrUndecodable, name, EventReserved)
 	}
 	if v := msg.Metadata.Get(MetaEventVersion); v != reservedVersion {

@@ -4,12 +4,13 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
 )
 
-// Status is where an order stands. The state machine is drawn in docs/design.md.
+// Status is where an order stands. Which one may follow which is in life.go.
 type Status string
 
 // The statuses of an order. Reserved is the only one that Redis decides; all others are rows in Postgres.
@@ -17,6 +18,9 @@ const (
 	StatusReserved  Status = "reserved"
 	StatusConfirmed Status = "confirmed"
 	StatusRejected  Status = "rejected"
+	StatusPaid      Status = "paid"
+	StatusCancelled Status = "cancelled"
+	StatusExpired   Status = "expired"
 )
 
 // Why Postgres refused what the script had admitted.
@@ -30,6 +34,23 @@ const (
 // ErrOrderNotFound is returned when no order has the id, or it belongs to another user.
 var ErrOrderNotFound = errors.New("order not found")
 
+// MaxReferenceBytes bounds a payment reference.
+const MaxReferenceBytes = 255
+
+// ValidateReference, of a payment, returns an *InvalidError for a reference that is not 1 to 255 printable
+// ASCII characters.
+func ValidateReference(reference string) error {
+	if reference == "" || len(reference) > MaxReferenceBytes {
+		return &InvalidError{"reference", fmt.Sprintf("must be 1 to %d characters", MaxReferenceBytes)}
+	}
+	for i := range len(reference) {
+		if c := reference[i]; c < ' ' || c > '~' {
+			return &InvalidError{"reference", "must be printable ASCII"}
+		}
+	}
+	return nil
+}
+
 // Order is an order as its buyer sees it.
 type Order struct {
 	ID         uuid.UUID
@@ -39,6 +60,11 @@ type Order struct {
 	Status     Status
 	Version    int
 	ReservedAt time.Time
+	// ExpiresAt is until when a confirmed order has to be paid, by the clock of Postgres. It is zero where
+	// there is nothing to pay in time: in every other status, and in a sale without a payment window.
+	ExpiresAt time.Time
+	// PaymentReference is the payment provider's name for the payment; it is empty unless the order is paid.
+	PaymentReference string
 	// Reason tells why the order was rejected; it is empty in every other status.
 	Reason string
 }

@@ -18,7 +18,7 @@ import (
 
 // reserveMetadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}: the same bytes
 // for every event, so they are made once and not in the script, whose cmsgpack makes an array of an empty map.
-const reserveMetadata = "\x82\xa5event\xad" + EventReserved + "\xadevent_version\xa1" + reservedVersion
+const reserveMetadata = "\x82\xa5event\xad" + string(EventReserved) + "\xadevent_version\xa1" + reservedVersion
 
 // standing is what a call of the script tells of the sale as a whole.
 type standing struct {

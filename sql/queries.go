@@ -40,6 +40,10 @@ var (
 	AuditUnfinishedBuyers string
 	//go:embed queries/audit_unfinished_events.sql
 	AuditUnfinishedEvents string
+	//go:embed queries/beat.sql
+	Beat string
+	//go:embed queries/change_orders.sql
+	ChangeOrders string
 	//go:embed queries/change_sale.sql
 	ChangeSale string
 	//go:embed queries/find_dead_letter.sql
@@ -56,6 +60,10 @@ var (
 	ListDeadLetters string
 	//go:embed queries/lock_dead_letter.sql
 	LockDeadLetter string
+	//go:embed queries/lock_order.sql
+	LockOrder string
+	//go:embed queries/lock_overdue.sql
+	LockOverdue string
 	//go:embed queries/lock_sale.sql
 	LockSale string
 	//go:embed queries/mark_discarded.sql
@@ -66,6 +74,8 @@ var (
 	MarkReplayed string
 	//go:embed queries/most_partitions.sql
 	MostPartitions string
+	//go:embed queries/orders_of_user.sql
+	OrdersOfUser string
 	//go:embed queries/park_dead_letter.sql
 	ParkDeadLetter string
 	//go:embed queries/record_orders.sql
@@ -78,6 +88,8 @@ var (
 	SaleSold string
 	//go:embed queries/server_settings.sql
 	ServerSettings string
+	//go:embed queries/take_releases.sql
+	TakeReleases string
 	//go:embed queries/unpublished_sales.sql
 	UnpublishedSales string
 )

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/doctor"
 	"stampede/reservation"
@@ -44,6 +45,12 @@ func (b *backend) Close() {
 	b.store.Close()
 	_ = b.redis.Close() // nothing is under way any more
 	b.pool.Close()
+}
+
+// pulse is what every ingress runs beside its server. It ends with the first sign of a stop, before the
+// last request: to take a moment for an outage gives buyers time, and the other way round takes it.
+func (b *backend) pulse(logger *slog.Logger) fulfillment.Pulse {
+	return fulfillment.Pulse{Pool: b.pool, Logger: logger}
 }
 
 // ready returns nil if both servers answer.

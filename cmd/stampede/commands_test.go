@@ -361,6 +361,16 @@ func TestDevIsReadyToBuyFromAndGoneAfterwards(t *testing.T) {
 	load.Start()
 	assert.Equal(t, exitOK, load.Wait(within).ExitCode())
 	assert.Contains(t, load.Output(), "20 accepted, 20 of them found")
+
+	pool, err := connect.Postgres(t.Context(), strings.Fields(c.WaitOutput(within, "  postgres  "))[1], 1)
+	require.NoError(t, err)
+	defer pool.Close()
+	begun := time.Now()
+	testkit.Eventually(t, within, "orders can be paid, as far as Postgres knows", func() bool {
+		var seen time.Time
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT seen_at FROM pulse`).Scan(&seen))
+		return seen.After(begun)
+	})
 	assert.Equal(t, exitOK, c.Stop().ExitCode())
 	assert.NotContains(t, c.Output(), "SETTING")
 	assert.NotContains(t, c.Output(), "setting to check")

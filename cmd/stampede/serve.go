@@ -7,13 +7,15 @@ import (
 	"net"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"stampede/fulfillment"
 	"stampede/ingress"
 	"stampede/internal/connect"
 	"stampede/internal/telemetry"
 )
 
-// ingressPostgresConns: only operators' calls and looks at orders go to Postgres.
+// ingressPostgresConns: purchases do not go to Postgres, but all that comes after them does.
 const ingressPostgresConns = 8
 
 // limitFlags bound what an ingress takes on.
@@ -79,7 +81,10 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth)
-	return server.Run(ctx)
+	together, ctx := errgroup.WithContext(ctx)
+	together.Go(func() error { return server.Run(ctx) })
+	together.Go(func() error { return b.pulse(logger).Run(ctx) })
+	return together.Wait()
 }
 
 func ingressConfig(b *backend, limits limitFlags, logger *slog.Logger) ingress.Config {

@@ -13,7 +13,7 @@ import (
 	"syscall"
 )
 
-// The points, in the order in which an event passes them.
+// The points, in the order in which an order passes them.
 const (
 	// BeforePersist: a batch was read and is not yet in Postgres.
 	BeforePersist = "before-persist"
@@ -21,12 +21,28 @@ const (
 	AfterCommit = "after-commit"
 	// BeforeAck: all is done but the ack.
 	BeforeAck = "before-ack"
+
+	// BeforeExpire: overdue orders are locked, and nothing is written.
+	BeforeExpire = "before-expire"
+	// BeforeExpireCommit: their expiry is written, and not committed.
+	BeforeExpireCommit = "before-expire-commit"
+	// AfterExpire: it is committed, and Redis has not been told.
+	AfterExpire = "after-expire"
+	// BeforeRelease: releases were taken from their table, and Redis has not been told.
+	BeforeRelease = "before-release"
+	// AfterRelease: Redis has the units back, and that they were taken is not committed.
+	AfterRelease = "after-release"
+	// AfterReleaseCommit: that is committed.
+	AfterReleaseCommit = "after-release-commit"
 )
 
 // Env is the variable that arms a point.
 const Env = "STAMPEDE_CRASH_AT"
 
-var names = []string{BeforePersist, AfterCommit, BeforeAck}
+var names = []string{
+	BeforePersist, AfterCommit, BeforeAck,
+	BeforeExpire, BeforeExpireCommit, AfterExpire, BeforeRelease, AfterRelease, AfterReleaseCommit,
+}
 
 // armed is nil in every process but those of crash tests; it is set once, before main.
 var armed, armErr = parse(os.Getenv(Env))

@@ -14,9 +14,10 @@ WITH projected AS (
                                   WHEN 'OrderExpired' THEN -quantity END), 0)::bigint AS replayed_units
     FROM order_events JOIN audit_sales USING (sale_id) GROUP BY sale_id
 ), bought AS (
-    -- Held are the units whose order Postgres does not have yet.
-    SELECT b.sale_id, count(*) AS buyers, coalesce(sum(b.quantity) FILTER (WHERE o.id IS NULL), 0)::bigint AS held
-    FROM audit_buyers AS b LEFT JOIN orders AS o ON o.id = b.order_id GROUP BY b.sale_id
+    -- Held are the units whose order Postgres does not have yet, and those that wait to come back.
+    SELECT b.sale_id, count(*) AS buyers, coalesce(sum(b.quantity) FILTER (WHERE o.id IS NULL OR r.order_id IS NOT NULL), 0)::bigint AS held
+    FROM audit_buyers AS b LEFT JOIN orders AS o ON o.id = b.order_id LEFT JOIN releases AS r ON r.order_id = b.order_id
+    GROUP BY b.sale_id
 )
 SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.published_revision,
        coalesce(p.orders, 0) AS orders, coalesce(p.live_orders, 0) AS live_orders, coalesce(p.live_units, 0) AS live_units,

@@ -14,7 +14,9 @@
 -- by order id, then orders by sale and user, and the caller takes the sales last, by id. So two
 -- workers with the same events wait for each other, and none of them runs into a deadlock.
 WITH entry AS (
-    SELECT e.*, s.id IS NOT NULL AS sale_known
+    SELECT e.*, s.id IS NOT NULL AS sale_known,
+           -- What waits for its payment waits from now on, and not from the reservation: nobody can pay before.
+           CASE WHEN s.payment_window_seconds > 0 THEN now() + make_interval(secs => s.payment_window_seconds) END AS expires_at
     FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[])
         WITH ORDINALITY AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, place)
     LEFT JOIN sales AS s ON s.id = e.sale_id
@@ -29,8 +31,8 @@ WITH entry AS (
     ON CONFLICT (order_id, version) DO NOTHING
     RETURNING order_id
 ), confirmed AS (
-    INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
-    SELECT order_id, sale_id, user_id, quantity, 'confirmed', 2, sequence, epoch, reserved_at, now()
+    INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, expires_at)
+    SELECT order_id, sale_id, user_id, quantity, 'confirmed', 2, sequence, epoch, reserved_at, now(), expires_at
     FROM entry JOIN fresh USING (order_id)
     WHERE $8::text IS NULL
     -- Among several orders of one user the first in the sale wins.

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+)
+
+// payableSale creates a sale whose orders have to be paid within so long.
+func (s *shop) payableSale(stock, window string) uuid.UUID {
+	s.t.Helper()
+	status, output := s.run("sale", "create", "--name=test", "--stock="+stock, "--payment-window="+window, "--json")
+	require.Equal(s.t, exitOK, status, output)
+	var sale struct{ ID uuid.UUID }
+	require.NoError(s.t, json.Unmarshal([]byte(output), &sale), output)
+	return sale.ID
+}
+
+// said is as much of an answer as these tests look at.
+type said struct {
+	HTTP      int
+	OrderID   string `json:"order_id"`
+	Status    any
+	ExpiresAt time.Time `json:"expires_at"`
+	Available int
+}
+
+func ask(t *testing.T, method, url, user, body string) said {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	require.NoError(t, err)
+	r.Header.Set("X-User-ID", user)
+	r.Header.Set("Content-Type", "application/json")
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Do(r)
+	require.NoError(t, err)
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	answer := said{HTTP: res.StatusCode}
+	require.NoError(t, json.Unmarshal(text, &answer), string(text))
+	return answer
+}
+
+// An order that nobody pays for gives its unit to somebody else, who pays; and the books are right.
+func TestAnUnpaidOrderMakesRoomForAnother(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, url := s.serve()
+	s.worker("worker").Start()
+	sale := s.payableSale("1", "1s")
+	orders := url + "/v1/sales/" + sale.String() + "/orders"
+
+	late := ask(t, http.MethodPost, orders, "ann", "")
+	require.Equal(t, http.StatusAccepted, late.HTTP)
+	require.Equal(t, http.StatusConflict, ask(t, http.MethodPost, orders, "bob", "").HTTP)
+	order := url + "/v1/orders/" + late.OrderID
+	testkit.Eventually(t, within, "the order expires", func() bool { return ask(t, http.MethodGet, order, "ann", "").Status == "expired" })
+	assert.Equal(t, http.StatusGone, ask(t, http.MethodPost, order+"/pay", "ann", `{"reference":"too late"}`).HTTP)
+
+	// Whoever does not pay within the second that there is, on a busy machine, buys again.
+	testkit.Eventually(t, within, "another buyer pays", func() bool {
+		bought := ask(t, http.MethodPost, orders, "bob", "")
+		if bought.HTTP != http.StatusAccepted {
+			return false
+		}
+		var paid said
+		testkit.Eventually(t, within, "a decision", func() bool {
+			paid = ask(t, http.MethodPost, url+"/v1/orders/"+bought.OrderID+"/pay", "bob", `{"reference":"in time"}`)
+			return paid.HTTP == http.StatusOK || paid.HTTP == http.StatusGone
+		})
+		return paid.HTTP == http.StatusOK
+	})
+	assert.Zero(t, ask(t, http.MethodGet, url+"/v1/sales/"+sale.String(), "bob", "").Available)
+	status, output := s.run("audit", "--wait=30s", "--sale="+sale.String())
+	assert.Equal(t, exitOK, status, output)
+}
+
+// Time in which there was no ingress to pay at is not counted against a buyer.
+func TestAnOrderOutlivesAnOutage(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	ingress, url := s.serve()
+	s.worker("worker").Start()
+	bought := ask(t, http.MethodPost, url+"/v1/sales/"+s.payableSale("1", "30m").String()+"/orders", "ann", "")
+	require.Equal(t, http.StatusAccepted, bought.HTTP)
+	var before said
+	testkit.Eventually(t, within, "the order is confirmed", func() bool {
+		before = ask(t, http.MethodGet, url+"/v1/orders/"+bought.OrderID, "ann", "")
+		return before.Status == "confirmed"
+	})
+	pulse := func() (seen time.Time) {
+		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT seen_at FROM pulse`).Scan(&seen))
+		return seen
+	}
+	first := pulse()
+	testkit.Eventually(t, within, "the ingress is seen again", func() bool { return pulse().After(first) })
+
+	// The ingress dies, and an hour goes by.
+	ingress.Kill()
+	_, err := s.pool.Exec(t.Context(), `WITH p AS (UPDATE pulse SET seen_at = seen_at - interval '1 hour')
+		UPDATE orders SET expires_at = expires_at - interval '1 hour', updated_at = updated_at - interval '1 hour'`)
+	require.NoError(t, err)
+	_, url = s.serve()
+	var outages int
+	testkit.Eventually(t, within, "the outage is on record", func() bool {
+		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM outages WHERE ended_at - began_at > interval '59 minutes'`).Scan(&outages))
+		return outages > 0
+	})
+	assert.Equal(t, 1, outages)
+	after := ask(t, http.MethodGet, url+"/v1/orders/"+bought.OrderID, "ann", "")
+	assert.Equal(t, "confirmed", after.Status)
+	assert.WithinDuration(t, before.ExpiresAt, after.ExpiresAt, time.Minute, "as much time is left as was")
+	assert.False(t, after.ExpiresAt.Before(before.ExpiresAt))
+	assert.Equal(t, "paid", ask(t, http.MethodPost, url+"/v1/orders/"+bought.OrderID+"/pay", "ann", `{"reference":"r-1"}`).Status)
+}

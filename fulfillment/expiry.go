@@ -1,0 +1,109 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"stampede/internal/crashpoint"
+	"stampede/internal/pause"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+const (
+	// sweepMax is how many orders one transaction expires or gives back at most.
+	sweepMax = 500
+	// sweepTurn is for how long a sweeper goes on with one thing while there is another one to do.
+	sweepTurn = 10 * time.Second
+)
+
+// sweepOrders ends orders that nobody paid for in time, and has the units of those and of cancelled ones
+// come back to Redis, until ctx ends. All workers do it, each with what the others do not have in hand.
+func (w *Worker) sweepOrders(ctx context.Context) {
+	expiring := newTrouble(w.config.Logger, w.metrics, "expire", "expire orders that were not paid in time")
+	releasing := newTrouble(w.config.Logger, w.metrics, "release", "give back the units of ended orders")
+	ledger := NewLedger(w.config.Pool)
+	for pause.For(retryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
+		expired, expireErr := sweepSales(ctx, ledger.expireSome)
+		released, releaseErr := sweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
+			return ledger.releaseSome(ctx, w.config.Store, except)
+		})
+		if expired > 0 || released > 0 {
+			w.metrics.orders.WithLabelValues(string(reservation.StatusExpired)).Add(float64(expired))
+			w.config.Logger.Info("ended unpaid orders and gave units back", "expired", expired, "given_back", released)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		expiring.note(expireErr)
+		releasing.note(releaseErr)
+	}
+}
+
+// sweepStep works on some orders of one sale that is not among except. It returns the sale, uuid.Nil if
+// it did not come to one, and how many orders it is done with.
+type sweepStep func(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, done int, err error)
+
+// sweepSales repeats step until nothing is left or its turn is over. A sale in which it fails is left to
+// the next turn, so that it keeps no other from its own.
+func sweepSales(ctx context.Context, step sweepStep) (done int, err error) {
+	except := []uuid.UUID{} // and not nil, which would be NULL
+	var failed []error
+	for began := time.Now(); time.Since(began) < sweepTurn; {
+		limited, cancel := context.WithTimeout(ctx, recordTimeout)
+		sale, n, err := step(limited, except)
+		cancel()
+		switch {
+		case err != nil && sale == uuid.Nil:
+			return done, errors.Join(append(failed, err)...)
+		case err != nil:
+			except = append(except, sale)
+			failed = append(failed, fmt.Errorf("sale=%s: %w", sale, err))
+		case n == 0:
+			return done, errors.Join(failed...)
+		}
+		done += n
+	}
+	return done, errors.Join(failed...)
+}
+
+// expireSome ends at most sweepMax overdue orders of one sale in one transaction. It is a sweepStep.
+func (l *Ledger) expireSome(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
+	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
+		orders, err := lockOverdue(ctx, tx, except)
+		if err != nil || len(orders) == 0 {
+			return err
+		}
+		sale = orders[0].SaleID
+		crashpoint.Hit(crashpoint.BeforeExpire)
+		var next reservation.Order
+		for _, o := range orders {
+			if next, err = o.Expired(); err != nil {
+				return err
+			}
+		}
+		if err := writeChange(ctx, tx, reservation.EventExpired, orders, next); err != nil {
+			return err
+		}
+		expired = len(orders)
+		crashpoint.Hit(crashpoint.BeforeExpireCommit)
+		return nil
+	})
+	if err != nil {
+		return sale, 0, fmt.Errorf("expire orders: %w", err)
+	}
+	if expired > 0 {
+		crashpoint.Hit(crashpoint.AfterExpire)
+	}
+	return sale, expired, nil
+}
+
+func lockOverdue(ctx context.Context, tx pgx.Tx, except []uuid.UUID) ([]reservation.Order, error) {
+	rows, _ := tx.Query(ctx, sql.LockOverdue, except, sweepMax) // its error comes with the rows
+	return pgx.CollectRows(rows, scanOrder)
+}

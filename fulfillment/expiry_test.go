@@ -1,0 +1,332 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// openPayable opens a sale with a payment window.
+func (s *shop) openPayable(t testing.TB, stock int64) uuid.UUID {
+	t.Helper()
+	sale, err := s.catalog.Create(t.Context(), reservation.Terms{
+		Name: "test", Stock: stock, PerOrderLimit: 10, PaymentWindow: paymentWindow,
+	})
+	require.NoError(t, err)
+	return sale.ID
+}
+
+// left is how many units Redis has for sale.
+func (s *shop) left(t testing.TB, sale uuid.UUID) int64 {
+	t.Helper()
+	left, err := s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "left").Int64()
+	require.NoError(t, err)
+	return left
+}
+
+// expire and giveBack are the turns of a sweeper, without a worker.
+func (s *shop) expire(ctx context.Context) (int, error) {
+	return sweepSales(ctx, NewLedger(s.pool).expireSome)
+}
+
+func (s *shop) giveBack(ctx context.Context) (int, error) {
+	return sweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
+		return NewLedger(s.pool).releaseSome(ctx, s.store, except)
+	})
+}
+
+const (
+	pendingReleases = "SELECT count(*) FROM releases"
+	expiredOrders   = "SELECT count(*) FROM orders WHERE status = 'expired'"
+	// brokenLogs counts orders whose events are not one for each version, or end elsewhere than the order.
+	brokenLogs = `SELECT count(*) FROM orders AS o WHERE (SELECT array_agg(version ORDER BY version) FROM order_events WHERE order_id = o.id)
+		IS DISTINCT FROM (SELECT array_agg(n) FROM generate_series(1, o.version) AS n)`
+)
+
+func TestWorkersBringUnpaidAndCancelledUnitsBackToTheSale(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.openPayable(t, 5)
+	config, registry := s.config(t), prometheus.NewRegistry()
+	config.Registerer = registry
+	stop := work(t, config)
+	users := []string{"ann", "bob", "cid", "dan", "eve"}
+	orders := map[string]uuid.UUID{}
+	for _, user := range users {
+		orders[user] = s.buy(t, sale, user)
+	}
+	s.awaitConfirmed(t, 5)
+	s.awaitRest(t)
+	answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "fay", Quantity: 1})
+	require.NoError(t, err)
+	require.Equal(t, reservation.SoldOut, answer.Verdict)
+
+	ledger := NewLedger(s.pool)
+	_, err = ledger.Pay(t.Context(), orders["ann"], "ann", "pi_1")
+	require.NoError(t, err)
+	_, err = ledger.Cancel(t.Context(), orders["bob"], "bob")
+	require.NoError(t, err)
+	endWindow(t, s.pool, orders["cid"], orders["dan"])
+	testkit.Eventually(t, 10*time.Second, "three units are for sale again", func() bool { return s.left(t, sale) == 3 })
+	testkit.Eventually(t, 10*time.Second, "nothing waits to be given back", func() bool { return s.count(t, pendingReleases) == 0 })
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"}, history(t, s.pool, orders["cid"]))
+	require.Equal(t, reservation.Order{
+		ID: orders["cid"], SaleID: sale, UserID: "cid", Quantity: 1, Status: reservation.StatusExpired, Version: 3,
+		ReservedAt: orderOfID(t, s.pool, orders["cid"]).ReservedAt,
+	}, orderOfID(t, s.pool, orders["cid"]))
+	require.EqualValues(t, 2, soldOf(t, s.pool, sale))
+	standing, err := s.catalog.Show(t.Context(), sale)
+	require.NoError(t, err)
+	require.Equal(t, []int64{3, 1, 1}, []int64{standing.Available, standing.Held, standing.Sold})
+
+	// Who gave a unit up may buy again, and so may who did not pay; and somebody else.
+	for _, user := range []string{"bob", "cid", "fay"} {
+		testkit.Eventually(t, 10*time.Second, user+" buys", func() bool {
+			answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+			require.NoError(t, err)
+			return answer.Verdict == reservation.Reserved // an ingress may believe for a moment that it is sold out
+		})
+	}
+	s.awaitConfirmed(t, 4) // and ann has paid
+	s.awaitRest(t)
+	require.EqualValues(t, 5, soldOf(t, s.pool, sale))
+	require.EqualValues(t, 2, valueOf(t, registry, "stampede_orders_total", "expired"))
+	require.False(t, s.audit(t, sale).Broken(), textOf(t, s.audit(t, sale)))
+	stop()
+}
+
+func TestManySweepersExpireAndReleaseEveryOrderOnce(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	const perSale = 700 // more than one batch
+	sales := []uuid.UUID{s.openPayable(t, perSale), s.openPayable(t, perSale), s.openPayable(t, perSale)}
+	var orders []uuid.UUID
+	for _, sale := range sales {
+		require.Equal(t, perSale, s.crowd(t, sale, perSale))
+		for _, out := range s.fulfil(t) {
+			orders = append(orders, out.Event.OrderID)
+		}
+	}
+	endWindow(t, s.pool, orders...)
+	together := func(turn func(context.Context) (int, error)) {
+		done := make([]int, 4)
+		var all errgroup.Group
+		for i := range done {
+			all.Go(func() (err error) {
+				done[i], err = turn(t.Context())
+				return err
+			})
+		}
+		require.NoError(t, all.Wait())
+		left, err := turn(t.Context()) // a sweeper may stop while another one has the rest in hand
+		require.NoError(t, err)
+		require.Zero(t, left)
+		require.Equal(t, len(orders), done[0]+done[1]+done[2]+done[3])
+	}
+	together(s.expire)
+	require.EqualValues(t, len(orders), s.count(t, expiredOrders))
+	require.EqualValues(t, len(orders), s.count(t, pendingReleases))
+	require.Zero(t, s.count(t, brokenLogs))
+	report := s.audit(t, uuid.Nil)
+	require.False(t, report.Broken(), textOf(t, report))
+	together(s.giveBack)
+	require.Zero(t, s.count(t, pendingReleases))
+	for _, sale := range sales {
+		require.EqualValues(t, perSale, s.left(t, sale))
+		require.Zero(t, soldOf(t, s.pool, sale))
+		require.Zero(t, s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale)).Val())
+	}
+}
+
+func TestASweeperTakesABoundedBatchOfOneSale(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	first, second := newPayableSale(t, s.pool, 2000), newPayableSale(t, s.pool, 2000)
+	orders := append(confirm(t, s.pool, first, sweepMax+1), confirm(t, s.pool, second, 1)...)
+	endWindow(t, s.pool, orders...)
+	ledger := NewLedger(s.pool)
+	var batches []int
+	for range 3 {
+		_, n, err := ledger.expireSome(t.Context(), []uuid.UUID{})
+		require.NoError(t, err)
+		batches = append(batches, n)
+	}
+	require.ElementsMatch(t, []int{sweepMax, 1, 1}, batches)
+	sale, n, err := ledger.expireSome(t.Context(), []uuid.UUID{})
+	require.NoError(t, err)
+	require.Zero(t, n)
+	require.Equal(t, uuid.Nil, sale)
+}
+
+func TestASaleAtFaultKeepsNoOtherFromItsTurn(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	var sales, orders []uuid.UUID
+	for range 5 {
+		sale := s.openPayable(t, 10)
+		sales = append(sales, sale)
+		s.crowd(t, sale, 10)
+		for _, out := range s.fulfil(t) {
+			orders = append(orders, out.Event.OrderID)
+		}
+	}
+	endWindow(t, s.pool, orders...)
+	broken := sales[2]
+	// Nobody can take back what is not sold.
+	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = 0 WHERE id = $1", broken)
+	require.NoError(t, err)
+	expired, err := s.expire(t.Context())
+	require.ErrorContains(t, err, "sale="+broken.String())
+	require.Equal(t, 40, expired)
+	_, err = s.pool.Exec(t.Context(), "UPDATE sales SET sold = 10 WHERE id = $1", broken)
+	require.NoError(t, err)
+	expired, err = s.expire(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 10, expired)
+
+	// Nor give back to what is no sale.
+	key := s.keys.Sale(0, broken)
+	kept := s.rdb.Dump(t.Context(), key).Val()
+	require.NoError(t, s.rdb.Set(t.Context(), key, "rubbish", 0).Err())
+	released, err := s.giveBack(t.Context())
+	require.ErrorContains(t, err, "sale="+broken.String())
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	require.Equal(t, 40, released)
+	require.EqualValues(t, 10, s.count(t, "SELECT count(*) FROM releases WHERE sale_id = $1", broken))
+	require.NoError(t, s.rdb.RestoreReplace(t.Context(), key, 0, kept).Err())
+	released, err = s.giveBack(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 10, released)
+	for _, sale := range sales {
+		require.EqualValues(t, 10, s.left(t, sale))
+	}
+}
+
+func TestReleasesWaitForRedis(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	s := newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
+	sale := s.openPayable(t, 10)
+	orders := []uuid.UUID{s.buy(t, sale, "ann"), s.buy(t, sale, "bob")}
+	s.fulfil(t)
+	config, registry := s.config(t), prometheus.NewRegistry()
+	config.Registerer = registry
+	stop := work(t, config)
+	server.Kill()
+	_, err := NewLedger(s.pool).Cancel(t.Context(), orders[0], "ann")
+	require.NoError(t, err, "an order can be cancelled without Redis")
+	endWindow(t, s.pool, orders[1])
+	failing := func() float64 { return valueOf(t, registry, "stampede_worker_failing", "release") }
+	testkit.Eventually(t, 20*time.Second, "orders expire without Redis, and their release is tried", func() bool {
+		return s.count(t, expiredOrders) == 1 && failing() == 1
+	})
+	require.EqualValues(t, 2, s.count(t, pendingReleases))
+	require.NoError(t, server.Restart(t.Context()))
+	testkit.Eventually(t, 20*time.Second, "the units are back", func() bool { return s.count(t, pendingReleases) == 0 })
+	require.EqualValues(t, 10, s.left(t, sale))
+	testkit.Eventually(t, 10*time.Second, "the worker says so", func() bool { return failing() == 0 })
+	stop()
+}
+
+// The buyer is quicker than a worker that died after it had told Redis, and before it could note so.
+func TestARepeatedReleaseLeavesTheNextOrderOfItsUserAlone(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.openPayable(t, 3)
+	first := s.buy(t, sale, "ann")
+	s.fulfil(t)
+	_, err := NewLedger(s.pool).Cancel(t.Context(), first, "ann")
+	require.NoError(t, err)
+	release := reservation.Release{SaleID: sale, OrderID: first, UserID: "ann"}
+	require.NoError(t, s.store.Release(t.Context(), []reservation.Release{release}))
+	require.EqualValues(t, 1, s.count(t, pendingReleases))
+
+	second := s.buy(t, sale, "ann")
+	s.fulfil(t)
+	released, err := s.giveBack(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, released)
+	require.EqualValues(t, 2, s.left(t, sale))
+	held, err := s.store.FindReserved(t.Context(), second, "ann")
+	require.NoError(t, err)
+	require.Equal(t, second, held.ID)
+	require.False(t, s.audit(t, sale).Broken(), textOf(t, s.audit(t, sale)))
+}
+
+func TestNothingExpiresThatAnIngressWasNotThereFor(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := newPayableSale(t, s.pool, 10)
+	orders := confirm(t, s.pool, sale, 3)
+	for name, c := range map[string]struct {
+		expiresAt, seenAt string
+		expires           bool
+	}{
+		"seen after the deadline":           {"now() - interval '2 s'", "now() - interval '1 s'", true},
+		"not seen since":                    {"now() - interval '1 s'", "now() - interval '2 s'", false},
+		"seen after it, and not lately":     {"now() - interval '2 h'", "now() - interval '1 h'", true},
+		"not seen for long":                 {"now() - interval '1 h'", "now() - interval '2 h'", false},
+		"in time":                           {"now() + interval '1 h'", "now()", false},
+		"in time, and a pulse that is fast": {"now() + interval '1 h'", "now() + interval '2 h'", false},
+		"no pulse":                          {"now() - interval '1 h'", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tx, err := s.pool.Begin(t.Context())
+			require.NoError(t, err)
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			_, err = tx.Exec(t.Context(), "UPDATE orders SET expires_at = "+c.expiresAt+" WHERE id = $1", orders[0])
+			require.NoError(t, err)
+			if c.seenAt == "" {
+				_, err = tx.Exec(t.Context(), "DELETE FROM pulse")
+			} else {
+				_, err = tx.Exec(t.Context(), "UPDATE pulse SET seen_at = "+c.seenAt)
+			}
+			require.NoError(t, err)
+			var want []uuid.UUID
+			if c.expires {
+				want = orders[:1]
+			}
+			got, err := lockOverdue(t.Context(), tx, []uuid.UUID{})
+			require.NoError(t, err)
+			require.Equal(t, len(want), len(got))
+			order, overdue, err := lockOrder(t.Context(), tx, orders[0], "user-1")
+			require.NoError(t, err)
+			require.Equal(t, c.expires, overdue, "buyers and sweepers have one rule")
+			require.Equal(t, orders[0], order.ID)
+		})
+	}
+}
+
+func TestASweepGoesOnUntilNothingIsLeftAndStopsWhereItCannotLook(t *testing.T) {
+	t.Parallel()
+	bad, good := uuid.New(), uuid.New()
+	away := errors.New("away")
+	steps := 0
+	done, err := sweepSales(t.Context(), func(_ context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
+		switch steps++; steps {
+		case 1:
+			require.Empty(t, except)
+			require.NotNil(t, except)
+			return bad, 0, errors.New("bad sale")
+		case 2, 3:
+			require.Equal(t, []uuid.UUID{bad}, except)
+			return good, 5, nil
+		default:
+			return uuid.Nil, 0, away
+		}
+	})
+	require.Equal(t, 10, done)
+	require.ErrorIs(t, err, away)
+	require.ErrorContains(t, err, fmt.Sprintf("sale=%s: bad sale", bad))
+	require.Equal(t, 4, steps)
+}

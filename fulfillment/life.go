@@ -1,0 +1,130 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// Pay records that the user's order was paid, and returns it. To repeat it with the same reference,
+// which is the payment provider's name for the payment, changes nothing; so whoever does not know
+// whether it was recorded asks again.
+//
+// The error is a *reservation.InvalidError for the reference; reservation.ErrOrderNotFound, also for
+// another user's order; reservation.ErrOrderExpired, from the moment on at which the time is over;
+// wraps reservation.ErrIllegalTransition, also for an order that was paid with another reference; or
+// is one of Postgres.
+func (l *Ledger) Pay(ctx context.Context, order uuid.UUID, user, reference string) (reservation.Order, error) {
+	paid, err := l.change(ctx, order, user, reservation.EventPaid, func(o reservation.Order, overdue bool) (reservation.Order, bool, error) {
+		return o.Paid(reference, overdue)
+	})
+	if err != nil {
+		return reservation.Order{}, fmt.Errorf("pay order=%s: %w", order, err)
+	}
+	return paid, nil
+}
+
+// Cancel gives up the user's order, and returns it. A repeat changes nothing. Its units are for sale
+// again as soon as a worker has told Redis; until then its user cannot buy again.
+//
+// The errors are those of Pay.
+func (l *Ledger) Cancel(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error) {
+	cancelled, err := l.change(ctx, order, user, reservation.EventCancelled, reservation.Order.Cancelled)
+	if err != nil {
+		return reservation.Order{}, fmt.Errorf("cancel order=%s: %w", order, err)
+	}
+	return cancelled, nil
+}
+
+// decision is what life.go makes of an order.
+type decision func(o reservation.Order, overdue bool) (next reservation.Order, changed bool, err error)
+
+// change takes the user's order one event further: read, decided and written in one transaction that
+// has its row locked.
+func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event reservation.EventType, decide decision) (next reservation.Order, err error) {
+	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
+		order, overdue, err := lockOrder(ctx, tx, id, user)
+		if err != nil {
+			return err
+		}
+		var changed bool
+		if next, changed, err = decide(order, overdue); err != nil || !changed {
+			return err
+		}
+		return writeChange(ctx, tx, event, []reservation.Order{order}, next)
+	})
+	return next, err
+}
+
+// inTransaction commits what f has done, unless that failed. Read committed, whatever the server's
+// default is: who waited for a row's lock must see what was committed meanwhile.
+func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, l.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
+}
+
+func lockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (order reservation.Order, overdue bool, err error) {
+	err = tx.QueryRow(ctx, sql.LockOrder, id, user).Scan(append(orderColumns(&order), &overdue)...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = reservation.ErrOrderNotFound
+	}
+	return inUTC(order), overdue, err
+}
+
+// errNotLocked: somebody changed an order while another transaction had its row locked. Nothing of ours does.
+var errNotLocked = errors.New("an order was changed without its lock")
+
+// writeChange writes the event of these orders, which are as they were read. They all become what next is.
+func writeChange(ctx context.Context, tx pgx.Tx, event reservation.EventType, orders []reservation.Order, next reservation.Order) error {
+	ids, versions := make([]uuid.UUID, len(orders)), make([]int, len(orders))
+	for i, o := range orders {
+		ids[i], versions[i] = o.ID, o.Version
+	}
+	var reference *string
+	if next.PaymentReference != "" {
+		reference = &next.PaymentReference
+	}
+	comeBack := !next.Status.Live()
+	var changed int
+	if err := tx.QueryRow(ctx, sql.ChangeOrders, ids, versions, next.Status, event, reference, comeBack).Scan(&changed); err != nil {
+		return err
+	}
+	if changed != len(orders) {
+		return fmt.Errorf("%w: %d of %d are as they were read", errNotLocked, changed, len(orders))
+	}
+	if !comeBack {
+		return nil
+	}
+	for _, sale := range unitsOf(orders) {
+		if _, err := tx.Exec(ctx, sql.AddSold, sale.id, -sale.units); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unitsOf sums the units of the orders by sale, in the order of the sales' ids.
+func unitsOf(orders []reservation.Order) []saleUnits {
+	units := map[uuid.UUID]int64{}
+	for _, o := range orders {
+		units[o.SaleID] += o.Quantity
+	}
+	return bySale(units)
+}
+
+// bySale sorts by the sales' ids: the order in which every transaction locks their rows.
+func bySale(units map[uuid.UUID]int64) []saleUnits {
+	sums := make([]saleUnits, 0, len(units))
+	for id, n := range units {
+		sums = append(sums, saleUnits{id, n})
+	}
+	slices.SortFunc(sums, func(a, b saleUnits) int { return strings.Compare(string(a.id[:]), string(b.id[:])) })
+	return sums
+}

@@ -1,0 +1,109 @@
+package fulfillment
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/crashpoint"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// A worker that is killed at any of these instants between an order's last moment and the return of its
+// unit leaves it to the next one, and the unit comes back once. The second pass of a point is the one
+// at which the orders of one sale are done with and those of the other are not.
+func TestAUnitComesBackOnceWhereverAWorkerIsKilled(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{
+		crashpoint.BeforeExpire, crashpoint.BeforeExpireCommit, crashpoint.AfterExpire,
+		crashpoint.BeforeRelease, crashpoint.AfterRelease, crashpoint.AfterReleaseCommit,
+	} {
+		for pass := 1; pass <= 2; pass++ {
+			t.Run(fmt.Sprintf("%s:%d", point, pass), func(t *testing.T) {
+				t.Parallel()
+				const stock, buyers = 20, 10
+				s := newShop(t, testkit.Pool(t))
+				sales := []uuid.UUID{s.openPayable(t, stock), s.openPayable(t, stock)}
+				var overdue []uuid.UUID
+				for _, sale := range sales {
+					require.Equal(t, buyers, s.crowd(t, sale, buyers))
+					for _, out := range s.fulfil(t) {
+						switch order, user := out.Event.OrderID, out.Event.UserID; user {
+						case "user-0":
+							_, err := NewLedger(s.pool).Pay(t.Context(), order, user, "pi")
+							require.NoError(t, err)
+						case "user-1":
+							_, err := NewLedger(s.pool).Cancel(t.Context(), order, user)
+							require.NoError(t, err)
+						default:
+							overdue = append(overdue, order)
+						}
+					}
+				}
+				endWindow(t, s.pool, overdue...)
+
+				victim := s.process(t)
+				victim.Setenv(crashpoint.Env, fmt.Sprintf("%s:%d", point, pass))
+				victim.Start()
+				victim.WaitKilled(30 * time.Second)
+				// Whatever was done by then, the books are in order; and a buyer who is free buys at once.
+				report := s.audit(t, uuid.Nil)
+				require.False(t, report.Broken(), textOf(t, report))
+				bought := map[string]bool{}
+				buy := func() {
+					for i, sale := range sales {
+						for n := 1; n < buyers; n++ {
+							user := fmt.Sprintf("user-%d", n)
+							answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+							require.NoError(t, err)
+							if answer.Verdict == reservation.Reserved {
+								require.False(t, bought[fmt.Sprint(i, user)], "%s bought twice", user)
+								bought[fmt.Sprint(i, user)] = true
+							}
+						}
+					}
+				}
+				buy()
+
+				successor := s.process(t)
+				successor.Start()
+				testkit.Eventually(t, 30*time.Second, "all units are back", func() bool {
+					return s.count(t, expiredOrders) == int64(len(overdue)) && s.count(t, pendingReleases) == 0
+				})
+				for i, sale := range sales {
+					taken := 1 // by who has paid
+					for n := range buyers {
+						if bought[fmt.Sprint(i, fmt.Sprintf("user-%d", n))] {
+							taken++
+						}
+					}
+					require.EqualValues(t, stock-taken, s.left(t, sale))
+				}
+				buy()
+				require.Len(t, bought, 2*(buyers-1), "whoever gave a unit up may buy again")
+				s.awaitConfirmed(t, len(bought))
+				s.awaitRest(t)
+				for _, sale := range sales {
+					require.EqualValues(t, stock-buyers, s.left(t, sale))
+					require.EqualValues(t, buyers, soldOf(t, s.pool, sale))
+				}
+				require.Zero(t, s.count(t, brokenLogs))
+				report = s.audit(t, uuid.Nil)
+				require.False(t, report.Broken(), textOf(t, report))
+				require.True(t, successor.Stop().Success())
+			})
+		}
+	}
+}
+
+// process is a worker of this shop in a process of its own.
+func (s *shop) process(t testing.TB) *testkit.Cmd {
+	t.Helper()
+	process := testkit.Command(t)
+	process.UseServers(s.keys)
+	return process
+}

@@ -1,0 +1,189 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// races is how often two sides want the same order at once.
+const races = 1000
+
+// raced is a sale of which every unit is sold and waits for its payment.
+type raced struct {
+	*shop
+	sale   uuid.UUID
+	ledger *Ledger
+	orders []reservation.Order
+}
+
+func newRaced(t *testing.T) *raced {
+	t.Helper()
+	s := newShop(t, testkit.Pool(t))
+	r := &raced{shop: s, sale: s.openPayable(t, races), ledger: NewLedger(s.pool)}
+	require.Equal(t, races, s.crowd(t, r.sale, races))
+	for _, out := range s.fulfil(t) {
+		r.orders = append(r.orders, orderOfID(t, s.pool, out.Event.OrderID))
+	}
+	require.Len(t, r.orders, races)
+	beat(t, s.pool)
+	return r
+}
+
+// each runs race once for every order, a few at a time.
+func (r *raced) each(t *testing.T, race func(o reservation.Order) error) {
+	t.Helper()
+	var lanes errgroup.Group
+	lanes.SetLimit(3)
+	for _, o := range r.orders {
+		lanes.Go(func() error {
+			if err := race(o); err != nil {
+				return fmt.Errorf("order %s: %w", o.ID, err)
+			}
+			return nil
+		})
+	}
+	require.NoError(t, lanes.Wait())
+}
+
+// linger lets a side come a little later: so many round trips that either may win.
+func (r *raced) linger(most int) error {
+	for range rand.IntN(most + 1) {
+		if err := r.pool.Ping(context.Background()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle checks what every race must leave: one winner for each order, whom the books and Redis agree
+// with. won says for each order what the sides were told.
+func (r *raced) settle(t *testing.T, won *sync.Map, loser reservation.Status) {
+	t.Helper()
+	paid := 0
+	for _, o := range r.orders {
+		now := orderOfID(t, r.pool, o.ID)
+		told, ok := won.Load(o.ID)
+		require.True(t, ok)
+		require.Equal(t, told, now.Status, "order %s", o.ID)
+		require.Equal(t, 3, now.Version)
+		if now.Status == reservation.StatusPaid {
+			require.Equal(t, "pi "+o.UserID, now.PaymentReference)
+			paid++
+		} else {
+			require.Equal(t, loser, now.Status)
+		}
+	}
+	t.Logf("%d paid, %d %s", paid, races-paid, loser)
+	require.Greater(t, paid, races/50, "both sides must win now and then, or this was no race")
+	require.Less(t, paid, races-races/50, "both sides must win now and then, or this was no race")
+	require.Zero(t, r.count(t, brokenLogs))
+	require.EqualValues(t, 3*races, r.count(t, "SELECT count(*) FROM order_events"))
+	require.EqualValues(t, paid, soldOf(t, r.pool, r.sale))
+	require.EqualValues(t, races-paid, r.count(t, pendingReleases))
+	report := r.audit(t, r.sale)
+	require.False(t, report.Broken(), textOf(t, report))
+	_, err := r.giveBack(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, races-paid, r.left(t, r.sale))
+	report = r.audit(t, r.sale)
+	require.False(t, report.Broken(), textOf(t, report))
+}
+
+func (r *raced) pay(o reservation.Order) (reservation.Order, error) {
+	return r.ledger.Pay(context.Background(), o.ID, o.UserID, "pi "+o.UserID)
+}
+
+func TestPayAgainstCancelHasOneWinner(t *testing.T) {
+	t.Parallel()
+	r := newRaced(t)
+	var won sync.Map
+	r.each(t, func(o reservation.Order) error {
+		var sides errgroup.Group
+		for range 2 { // a click too many
+			sides.Go(func() error {
+				if err := r.linger(2); err != nil {
+					return err
+				}
+				return note(&won, o, reservation.StatusPaid, func() (reservation.Order, error) { return r.pay(o) })
+			})
+			sides.Go(func() error {
+				if err := r.linger(2); err != nil {
+					return err
+				}
+				return note(&won, o, reservation.StatusCancelled, func() (reservation.Order, error) {
+					return r.ledger.Cancel(context.Background(), o.ID, o.UserID)
+				})
+			})
+		}
+		return sides.Wait()
+	})
+	r.settle(t, &won, reservation.StatusCancelled)
+}
+
+// note notes whom an order went to, if it was this side. It returns an error if it was told so of both.
+func note(won *sync.Map, o reservation.Order, as reservation.Status, act func() (reservation.Order, error)) error {
+	got, err := act()
+	switch {
+	case errors.Is(err, reservation.ErrIllegalTransition), errors.Is(err, reservation.ErrOrderExpired):
+		return nil
+	case err != nil:
+		return err
+	case got.Status != as:
+		return fmt.Errorf("is %s, want %s", got.Status, as)
+	}
+	if before, told := won.LoadOrStore(o.ID, as); told && before != as {
+		return fmt.Errorf("was told to be %s and %s", before, as)
+	}
+	return nil
+}
+
+// The deadline of each order comes while its buyer pays and sweepers look for it.
+func TestPayAgainstExpiryHasOneWinner(t *testing.T) {
+	t.Parallel()
+	r := newRaced(t)
+	pulse := Pulse{Pool: r.pool, Logger: testkit.Logger(t)}
+	var won sync.Map
+	r.each(t, func(o reservation.Order) error {
+		if _, err := r.pool.Exec(context.Background(), "UPDATE orders SET expires_at = now() WHERE id = $1 AND status = 'confirmed'", o.ID); err != nil {
+			return err
+		}
+		var sides errgroup.Group
+		for range 2 {
+			sides.Go(func() error {
+				if err := r.linger(8); err != nil {
+					return err
+				}
+				return note(&won, o, reservation.StatusPaid, func() (reservation.Order, error) { return r.pay(o) })
+			})
+		}
+		sides.Go(func() error {
+			if err := r.linger(3); err != nil {
+				return err
+			}
+			if _, _, err := pulse.beat(context.Background()); err != nil {
+				return err
+			}
+			_, err := r.expire(context.Background())
+			return err
+		})
+		return sides.Wait()
+	})
+	// What a payment had locked when the sweepers came by, and was too late.
+	_, err := r.expire(t.Context())
+	require.NoError(t, err)
+	for _, o := range r.orders {
+		won.LoadOrStore(o.ID, reservation.StatusExpired)
+	}
+	r.settle(t, &won, reservation.StatusExpired)
+}

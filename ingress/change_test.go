@@ -1,0 +1,340 @@
+package ingress
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+func (s *shop) pay(path, reference string, headers ...header) reply {
+	s.t.Helper()
+	return s.post(path+"/pay", fmt.Sprintf(`{"reference":%q}`, reference), headers...)
+}
+
+func (s *shop) cancel(path string, headers ...header) reply {
+	s.t.Helper()
+	return s.post(path+"/cancel", "", headers...)
+}
+
+// overdue makes it too late to pay for the order, and so by far that no outage excuses it.
+func (s *shop) overdue(order uuid.UUID) {
+	s.t.Helper()
+	tag, err := s.pool.Exec(s.t.Context(), `UPDATE orders SET expires_at = now() - interval '1 year' WHERE id = $1 AND expires_at > now()`, order)
+	require.NoError(s.t, err)
+	require.EqualValues(s.t, 1, tag.RowsAffected())
+}
+
+func TestPayInTime(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: 10 * time.Minute})
+	path, id := s.order(sale, "ada")
+	for _, early := range []reply{s.pay(path, "r-1", as("ada")), s.cancel(path, as("ada"))} {
+		early.isProblem(http.StatusConflict, "order-not-confirmed")
+		require.Equal(t, "1", early.header.Get("Retry-After"))
+	}
+	require.NotContains(t, s.get(path, as("ada")).is(http.StatusOK), "expires_at")
+
+	s.fulfil()
+	confirmed := s.becomes(path, "ada", reservation.StatusConfirmed)
+	require.Contains(t, confirmed, "expires_at")
+	expires, err := time.Parse("2006-01-02T15:04:05.000Z", confirmed["expires_at"].(string))
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now().Add(10*time.Minute), expires, time.Minute)
+	require.NotContains(t, confirmed, "payment_reference")
+	units := func() []any {
+		now := s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
+		return []any{now["available"], now["held"], now["sold"]}
+	}
+	require.Equal(t, []any{9.0, 1.0, 0.0}, units())
+
+	first := s.pay(path, "r-1", as("ada"))
+	paid := first.is(http.StatusOK)
+	require.Equal(t, map[string]any{
+		"order_id": id.String(), "sale_id": sale.String(), "user_id": "ada", "quantity": 1.0, "status": "paid", "version": 3.0,
+		"reserved_at": confirmed["reserved_at"], "payment_reference": "r-1",
+	}, paid)
+	require.Equal(t, first.body, s.pay(path, "r-1", as("ada")).body)
+	require.Equal(t, first.body, s.get(path, as("ada")).body)
+	require.Equal(t, []any{9.0, 0.0, 1.0}, units())
+
+	for _, late := range []reply{s.pay(path, "r-2", as("ada")), s.cancel(path, as("ada"))} {
+		require.Contains(t, late.isProblem(http.StatusConflict, "illegal-transition")["detail"], "paid")
+	}
+	require.Equal(t, first.body, s.get(path, as("ada")).body)
+}
+
+// TestPayLate: an order whose time is over cannot be paid, whether it was taken back already or not.
+func TestPayLate(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 1, PaymentWindow: 10 * time.Minute})
+	path, id := s.confirm(sale, "ada")
+	s.overdue(id)
+	s.pay(path, "r-1", as("ada")).isProblem(http.StatusGone, "order-expired")
+	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
+	s.buy(sale, "", as("bob")).isProblem(http.StatusConflict, "sold-out")
+
+	s.fulfil()
+	expired := s.becomes(path, "ada", reservation.StatusExpired)
+	require.NotContains(t, expired, "expires_at")
+	require.EqualValues(t, 3, expired["version"])
+	for _, late := range []reply{s.pay(path, "r-1", as("ada")), s.cancel(path, as("ada"))} {
+		late.isProblem(http.StatusGone, "order-expired")
+	}
+	testkit.Eventually(t, 20*time.Second, "the unit is for sale again", func() bool { return s.buy(sale, "", as("bob")).status == http.StatusAccepted })
+	s.buy(sale, "", as("ada")).isProblem(http.StatusConflict, "sold-out")
+}
+
+func TestCancelThenBuyAgain(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	s.fulfil()
+	sale := s.sale(reservation.Terms{Stock: 1, PaymentWindow: 10 * time.Minute})
+	path, _ := s.order(sale, "ada")
+	s.becomes(path, "ada", reservation.StatusConfirmed)
+	s.buy(sale, "", as("ada")).isProblem(http.StatusConflict, "already-purchased")
+	s.buy(sale, "", as("bob")).isProblem(http.StatusConflict, "sold-out")
+
+	first := s.cancel(path, as("ada"))
+	cancelled := first.is(http.StatusOK)
+	require.Equal(t, []any{"cancelled", 3.0}, []any{cancelled["status"], cancelled["version"]})
+	require.NotContains(t, cancelled, "expires_at")
+	require.Equal(t, first.body, s.cancel(path, as("ada")).body)
+	require.Equal(t, first.body, s.post(path+"/cancel", ` { } `, as("ada")).body)
+	require.Contains(t, s.pay(path, "r-1", as("ada")).isProblem(http.StatusConflict, "illegal-transition")["detail"], "cancelled")
+
+	var again string
+	testkit.Eventually(t, 20*time.Second, "the unit is for sale again", func() bool {
+		r := s.buy(sale, "", as("ada"))
+		again = r.header.Get("Location")
+		return r.status == http.StatusAccepted
+	})
+	require.NotEqual(t, path, again)
+	s.becomes(again, "ada", reservation.StatusConfirmed)
+	s.pay(again, "r-2", as("ada")).is(http.StatusOK)
+	require.Equal(t, first.body, s.get(path, as("ada")).body)
+	now := s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
+	require.Equal(t, []any{0.0, 0.0, 1.0}, []any{now["available"], now["held"], now["sold"]})
+}
+
+// TestConfirmedIsFinalWithoutPaymentWindow: in such a sale there is nothing to pay.
+func TestConfirmedIsFinalWithoutPaymentWindow(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	path, _ := s.confirm(s.sale(reservation.Terms{Stock: 1}), "ada")
+	before := s.get(path, as("ada"))
+	require.NotContains(t, before.is(http.StatusOK), "expires_at")
+	for _, r := range []reply{s.pay(path, "r-1", as("ada")), s.cancel(path, as("ada"))} {
+		require.Contains(t, r.isProblem(http.StatusConflict, "illegal-transition")["detail"], "confirmed")
+	}
+	require.Equal(t, before.body, s.get(path, as("ada")).body)
+}
+
+func TestOrdersOfOthersCannotBeChanged(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute})
+	path, _ := s.confirm(sale, "ada")
+	reserved, _ := s.order(sale, "eve")
+	before := s.get(path, as("ada"))
+	for _, order := range []string{
+		path, reserved, orderPath(reservation.NewOrderID(sale)), orderPath(uuid.New()), orderPath(uuid.Nil), "/v1/orders/x", path + "0",
+	} {
+		s.pay(order, "r-1", as("bob")).isProblem(http.StatusNotFound, "order-not-found")
+		s.cancel(order, as("bob")).isProblem(http.StatusNotFound, "order-not-found")
+	}
+	for _, r := range []reply{s.pay(path, "r-1"), s.cancel(path)} {
+		r.isProblem(http.StatusUnauthorized, "unauthorized")
+	}
+	s.pay(path, "r-1", as("ada"), as("bob")).isProblem(http.StatusBadRequest, "invalid-request")
+	require.Equal(t, before.body, s.get(path, as("ada")).body)
+}
+
+func TestBadChanges(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	path, _ := s.confirm(s.sale(reservation.Terms{Stock: 1, PaymentWindow: 10 * time.Minute}), "ada")
+	before := s.get(path, as("ada"))
+	for body, detail := range map[string]string{
+		``:                                      "object",
+		`null`:                                  "object",
+		`"r-1"`:                                 "object",
+		`[]`:                                    "object",
+		`{"reference":"r-1"`:                    "JSON",
+		`{}`:                                    "reference",
+		`{"reference":""}`:                      "reference",
+		`{"reference":null}`:                    "reference",
+		`{"reference":1}`:                       "reference",
+		`{"reference":["r"]}`:                   "reference",
+		`{"Reference":"r-1"}`:                   "Reference",
+		`{"reference":"r-1","reference":"r-1"}`: "reference",
+		`{"reference":"r-1","amount":1}`:        "amount",
+		`{"reference":"r\n1"}`:                  "reference",
+		`{"reference":"r\u00001"}`:              "reference",
+		"{\"reference\":\"\xff\"}":              "reference",
+		`{"reference":"` + strings.Repeat("r", 256) + `"}`: "reference",
+		`{"reference":"r-1"} x`:                            "JSON",
+	} {
+		p := s.post(path+"/pay", body, as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+		require.Contains(t, p["detail"], detail, body)
+	}
+	for body, detail := range map[string]string{
+		`null`: "object", `[]`: "object", ` `: "object", `{"reason":"x"}`: "reason", `{`: "JSON",
+	} {
+		p := s.post(path+"/cancel", body, as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+		require.Contains(t, p["detail"], detail, body)
+	}
+	for _, action := range []string{"/pay", "/cancel"} {
+		s.post(path+action, strings.Repeat(" ", 5000), as("ada")).isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
+		s.ask(http.MethodPost, path+action, strings.NewReader("reference=r"), as("ada")).isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
+	}
+	require.Equal(t, before.body, s.get(path, as("ada")).body)
+
+	longest := strings.Repeat("r", 255)
+	require.Equal(t, longest, s.pay(path, longest, as("ada")).is(http.StatusOK)["payment_reference"])
+}
+
+// TestSlowChangesTakeNoRoom: those who send their bodies slowly keep nobody else from paying.
+func TestSlowChangesTakeNoRoom(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: 10 * time.Minute})
+	path, _ := s.confirm(sale, "ada")
+	for _, action := range []string{"/pay", "/pay", "/pay", "/cancel", "/cancel", "/cancel"} {
+		conn := s.dial()
+		_, err := io.WriteString(conn, strings.Replace(s.head(sale, "ada", "Content-Length: 2\r\nExpect: 100-continue\r\n"), ordersOf(sale), path+action, 1))
+		require.NoError(t, err)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		require.NoError(t, err)
+		require.NoError(t, res.Body.Close())
+		// net/http says this when the handler begins to read the body.
+		require.Equal(t, http.StatusContinue, res.StatusCode)
+	}
+	s.pay(path, "r-1", as("ada")).is(http.StatusOK)
+}
+
+// afterFirstTry is a place between the first try to pay and the look into Redis.
+type afterFirstTry struct {
+	Orders
+	tries *int
+	then  func()
+}
+
+func (a afterFirstTry) Pay(ctx context.Context, id uuid.UUID, user, reference string) (reservation.Order, error) {
+	order, err := a.Orders.Pay(ctx, id, user, reference)
+	if *a.tries++; *a.tries == 1 {
+		a.then()
+	}
+	return order, err
+}
+
+// TestRejectedWhileItIsPaid: an order that is rejected and given back between the try to pay and the
+// look into Redis stands in neither, and is there all the same.
+func TestRejectedWhileItIsPaid(t *testing.T) {
+	t.Parallel()
+	var (
+		tries  int
+		reject func()
+	)
+	s := openShop(t, func(c *Config) { c.Orders = afterFirstTry{c.Orders, &tries, func() { reject() }} })
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: 10 * time.Minute})
+	path, id := s.order(sale, "ada")
+	reject = func() {
+		s.record(id, sale, "ada", reservation.StatusRejected, reservation.RejectedSoldOut)
+		require.NoError(t, s.store.Release(t.Context(), []reservation.Release{{SaleID: sale, UserID: "ada", OrderID: id}}))
+	}
+	require.Contains(t, s.pay(path, "r-1", as("ada")).isProblem(http.StatusConflict, "illegal-transition")["detail"], "rejected")
+	require.Equal(t, 2, tries)
+}
+
+func TestChangeWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	postgres := testkit.OwnPostgres(t)
+	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	sale := s.sale(reservation.Terms{Stock: 3, PaymentWindow: 10 * time.Minute})
+	paid, _ := s.confirm(sale, "ada")
+	cancelled, _ := s.confirm(sale, "bob")
+	postgres.StopImmediate()
+	for range 5 {
+		for _, r := range []reply{
+			s.pay(paid, "r-1", as("ada")), s.cancel(cancelled, as("bob")), s.get("/v1/orders", as("ada")), s.pay(orderPath(uuid.New()), "r-1", as("ada")),
+		} {
+			r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+			require.Equal(t, "1", r.header.Get("Retry-After"))
+			for _, text := range []string{"postgres", "dial", "refused", "127.0.0.1", "SQLSTATE"} {
+				require.NotContains(t, r.body, text)
+			}
+		}
+	}
+	// While looks find Postgres away, changes do not wait for it.
+	testkit.Eventually(t, 20*time.Second, "a payment that is not even tried", func() bool {
+		s.get("/v1/orders", as("ada"))
+		return strings.Contains(s.pay(paid, "r-1", as("ada")).body, "Nothing was done")
+	})
+
+	require.NoError(t, postgres.Restart(t.Context()))
+	s.pool.Reset() // the connections of before
+	testkit.Eventually(t, 20*time.Second, "the order can be paid", func() bool { return s.pay(paid, "r-1", as("ada")).status == http.StatusOK })
+	s.cancel(cancelled, as("bob")).is(http.StatusOK)
+	require.Len(t, s.get("/v1/orders", as("ada")).is(http.StatusOK)["orders"], 1)
+}
+
+// TestChangeWithoutRedis: a confirmed order is the business of Postgres alone.
+func TestChangeWithoutRedis(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	sale := s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute})
+	paid, _ := s.confirm(sale, "ada")
+	cancelled, _ := s.confirm(sale, "bob")
+	own.Kill()
+	s.pay(paid, "r-1", as("ada")).is(http.StatusOK)
+	s.cancel(cancelled, as("bob")).is(http.StatusOK)
+	// What Postgres does not have may be in Redis: nobody knows, so it is not "not found".
+	r := s.pay(orderPath(reservation.NewOrderID(sale)), "r-1", as("ada"))
+	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+
+	require.NoError(t, own.Restart(t.Context()))
+	s.fulfil()
+	testkit.Eventually(t, 20*time.Second, "the unit is for sale again", func() bool { return s.buy(sale, "", as("bob")).status == http.StatusAccepted })
+	s.buy(sale, "", as("eve")).isProblem(http.StatusConflict, "sold-out")
+}
+
+// TestChangeThatHangsHoldsUpNobodyElse: one order that cannot be changed says nothing about Postgres.
+func TestChangeThatHangsHoldsUpNobodyElse(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute})
+	path, id := s.confirm(sale, "ada")
+	other, _ := s.confirm(sale, "bob")
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", id)
+	require.NoError(t, err)
+
+	began := time.Now()
+	r := s.pay(path, "r-1", as("ada"))
+	detail := r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"]
+	require.Contains(t, detail, "outcome is unknown")
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+	require.WithinRange(t, time.Now(), began.Add(changeTimeout), began.Add(10*time.Second))
+	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
+	s.pay(other, "r-2", as("bob")).is(http.StatusOK)
+
+	require.NoError(t, tx.Rollback(t.Context()))
+	s.pay(path, "r-1", as("ada")).is(http.StatusOK)
+}

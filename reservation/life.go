@@ -1,0 +1,121 @@
+package reservation
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// The life of an order is decided in this file and nowhere else: SQL writes what was decided here.
+// docs/design.md draws it.
+
+// EventType is the name of an event of an order: a row of order_events, and for EventReserved the
+// entry of the stream as well.
+type EventType string
+
+// The events of an order. Reserved is the script's; all others are decided in Postgres.
+const (
+	EventReserved  EventType = "OrderReserved"
+	EventConfirmed EventType = "OrderConfirmed"
+	EventRejected  EventType = "OrderRejected"
+	EventPaid      EventType = "OrderPaid"
+	EventCancelled EventType = "OrderCancelled"
+	EventExpired   EventType = "OrderExpired"
+)
+
+// statusUnborn is that of an order of which nothing has happened yet.
+const statusUnborn Status = ""
+
+// life is every step that there is, with the status it leads to.
+var life = map[Status]map[EventType]Status{
+	statusUnborn:   {EventReserved: StatusReserved},
+	StatusReserved: {EventConfirmed: StatusConfirmed, EventRejected: StatusRejected},
+	// Only where the sale has a payment window; without one, confirmed is the end (Order.after).
+	StatusConfirmed: {EventPaid: StatusPaid, EventCancelled: StatusCancelled, EventExpired: StatusExpired},
+}
+
+var (
+	// ErrIllegalTransition is wrapped by the error for a change that does not fit the status of the
+	// order: a *TransitionError, which tells both.
+	ErrIllegalTransition = errors.New("the order's status does not allow this")
+	// ErrOrderNotConfirmed is returned for a change of an order that Redis has accepted and Postgres
+	// has not recorded yet. It will have in a moment; trying again is safe.
+	ErrOrderNotConfirmed = errors.New("order not confirmed yet")
+	// ErrOrderExpired is returned for a change of an order whose time to pay is over, whether or not
+	// a worker has recorded that.
+	ErrOrderExpired = errors.New("the time to pay for the order is over")
+)
+
+// TransitionError tells which event cannot happen to an order, because of which status. It wraps
+// ErrIllegalTransition.
+type TransitionError struct {
+	Status Status
+	Event  EventType
+}
+
+func (e *TransitionError) Error() string {
+	return fmt.Sprintf("%v: no %s after %s", ErrIllegalTransition, e.Event, e.Status)
+}
+
+// Unwrap returns ErrIllegalTransition.
+func (e *TransitionError) Unwrap() error { return ErrIllegalTransition }
+
+// After returns the status that the event leads to; false if it cannot happen to an order with this status.
+func (s Status) After(e EventType) (Status, bool) {
+	to, ok := life[s][e]
+	return to, ok
+}
+
+// Live is true if the order holds units in Postgres: they count in the sale's sold, and its user can
+// have no other such order in the sale.
+func (s Status) Live() bool { return s == StatusConfirmed || s == StatusPaid }
+
+// Paid returns the order as it is once the payment with that reference is in; changed is false if it
+// was before. Overdue says that the time to pay is over. The error is an *InvalidError, a
+// *TransitionError (so for an order that was paid with another reference), or ErrOrderExpired.
+func (o Order) Paid(reference string, overdue bool) (paid Order, changed bool, err error) {
+	if err := ValidateReference(reference); err != nil {
+		return Order{}, false, err
+	}
+	if o.Status == StatusPaid && o.PaymentReference == reference {
+		return o, false, nil
+	}
+	if paid, err = o.before(EventPaid, overdue); err != nil {
+		return Order{}, false, err
+	}
+	paid.PaymentReference = reference
+	return paid, true, nil
+}
+
+// Cancelled returns the order as it is once its buyer has given it up; changed is false if that was so
+// before. The error is a *TransitionError or ErrOrderExpired.
+func (o Order) Cancelled(overdue bool) (cancelled Order, changed bool, err error) {
+	if o.Status == StatusCancelled {
+		return o, false, nil
+	}
+	cancelled, err = o.before(EventCancelled, overdue)
+	return cancelled, err == nil, err
+}
+
+// Expired returns the order, which is overdue, as it is once that is recorded. The error is a *TransitionError.
+func (o Order) Expired() (Order, error) { return o.after(EventExpired) }
+
+// before is after for what a buyer has to do in time.
+func (o Order) before(e EventType, overdue bool) (Order, error) {
+	next, err := o.after(e)
+	if o.Status == StatusExpired || err == nil && overdue {
+		return Order{}, ErrOrderExpired
+	}
+	return next, err
+}
+
+// after returns the order after the event, or a *TransitionError.
+func (o Order) after(e EventType) (Order, error) {
+	to, ok := o.Status.After(e)
+	if !ok || o.Status == StatusConfirmed && o.ExpiresAt.IsZero() {
+		return Order{}, &TransitionError{o.Status, e}
+	}
+	o.Status, o.ExpiresAt = to, time.Time{}
+	o.Version++
+	return o, nil
+}

@@ -1,0 +1,147 @@
+package reservation_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/reservation"
+)
+
+// steps is every step that there is. Whatever is not in it is impossible.
+const steps = `
+	          OrderReserved  reserved
+	reserved  OrderConfirmed confirmed
+	reserved  OrderRejected  rejected
+	confirmed OrderPaid      paid
+	confirmed OrderCancelled cancelled
+	confirmed OrderExpired   expired
+`
+
+func TestOnlyTheseStepsAreThere(t *testing.T) {
+	t.Parallel()
+	allowed := map[string]string{}
+	for line := range strings.Lines(strings.TrimSpace(steps)) {
+		f := strings.Fields(line)
+		if len(f) == 2 {
+			f = append([]string{""}, f...)
+		}
+		allowed[f[0]+" "+f[1]] = f[2]
+	}
+	require.Len(t, allowed, 6)
+	for _, from := range []reservation.Status{
+		"", reservation.StatusReserved, reservation.StatusConfirmed, reservation.StatusRejected, reservation.StatusPaid,
+		reservation.StatusCancelled, reservation.StatusExpired, "nonsense",
+	} {
+		for _, event := range []reservation.EventType{
+			reservation.EventReserved, reservation.EventConfirmed, reservation.EventRejected, reservation.EventPaid,
+			reservation.EventCancelled, reservation.EventExpired, "OrderForgotten",
+		} {
+			to, ok := from.After(event)
+			want, wanted := allowed[string(from)+" "+string(event)]
+			require.Equal(t, wanted, ok, "%s after %s", event, from)
+			require.EqualValues(t, want, to, "%s after %s", event, from)
+		}
+	}
+}
+
+func TestConfirmedAndPaidOrdersAreLive(t *testing.T) {
+	t.Parallel()
+	for status, live := range map[reservation.Status]bool{
+		"reserved": false, "confirmed": true, "rejected": false, "paid": true, "cancelled": false, "expired": false,
+	} {
+		require.Equal(t, live, status.Live(), status)
+	}
+}
+
+func TestWhatABuyerMayDoWithAnOrder(t *testing.T) {
+	t.Parallel()
+	var (
+		illegal = reservation.ErrIllegalTransition
+		expired = reservation.ErrOrderExpired
+		same    = "same" // nothing changes, and that is no error
+	)
+	due := time.Now()
+	for name, c := range map[string]struct {
+		order       reservation.Order
+		overdue     bool
+		pay, cancel any // a status, same, or the error
+	}{
+		"in time":                      {reservation.Order{Status: "confirmed", ExpiresAt: due}, false, "paid", "cancelled"},
+		"overdue":                      {reservation.Order{Status: "confirmed", ExpiresAt: due}, true, expired, expired},
+		"nothing to pay":               {reservation.Order{Status: "confirmed"}, false, illegal, illegal},
+		"paid":                         {reservation.Order{Status: "paid", PaymentReference: "ref"}, false, same, illegal},
+		"paid, and its time is over":   {reservation.Order{Status: "paid", PaymentReference: "ref"}, true, same, illegal},
+		"paid otherwise":               {reservation.Order{Status: "paid", PaymentReference: "other"}, false, illegal, illegal},
+		"cancelled":                    {reservation.Order{Status: "cancelled"}, false, illegal, same},
+		"cancelled, and time is over":  {reservation.Order{Status: "cancelled"}, true, illegal, same},
+		"expired":                      {reservation.Order{Status: "expired"}, true, expired, expired},
+		"rejected":                     {reservation.Order{Status: "rejected"}, false, illegal, illegal},
+		"reserved":                     {reservation.Order{Status: "reserved"}, false, illegal, illegal},
+		"rejected, whatever the clock": {reservation.Order{Status: "rejected"}, true, illegal, illegal},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c.order.Version = 2
+			check := func(what string, next reservation.Order, changed bool, err error, want any, reference string) {
+				switch want := want.(type) {
+				case error:
+					require.ErrorIs(t, err, want, what)
+					require.False(t, changed, what)
+					require.Zero(t, next, what)
+				case string:
+					require.NoError(t, err, what)
+					require.Equal(t, want != same, changed, what)
+					if want == same {
+						require.Equal(t, c.order, next, what)
+						return
+					}
+					wanted := c.order
+					wanted.Status, wanted.Version = reservation.Status(want), 3
+					wanted.ExpiresAt, wanted.PaymentReference = time.Time{}, reference
+					require.Equal(t, wanted, next, what)
+				}
+			}
+			next, changed, err := c.order.Paid("ref", c.overdue)
+			check("pay", next, changed, err, c.pay, "ref")
+			next, changed, err = c.order.Cancelled(c.overdue)
+			check("cancel", next, changed, err, c.cancel, "")
+		})
+	}
+}
+
+func TestOnlyAnOrderThatWaitsForItsPaymentExpires(t *testing.T) {
+	t.Parallel()
+	next, err := reservation.Order{Status: "confirmed", Version: 2, ExpiresAt: time.Now()}.Expired()
+	require.NoError(t, err)
+	require.Equal(t, reservation.Order{Status: "expired", Version: 3}, next)
+	for _, o := range []reservation.Order{{Status: "confirmed"}, {Status: "paid"}, {Status: "cancelled"}, {Status: "expired"}, {Status: "rejected"}} {
+		_, err := o.Expired()
+		require.ErrorIs(t, err, reservation.ErrIllegalTransition, o.Status)
+	}
+}
+
+func TestATransitionErrorTellsTheStatusAndTheEvent(t *testing.T) {
+	t.Parallel()
+	_, _, err := reservation.Order{Status: "cancelled"}.Paid("ref", false)
+	var transition *reservation.TransitionError
+	require.ErrorAs(t, err, &transition)
+	require.Equal(t, reservation.TransitionError{Status: "cancelled", Event: "OrderPaid"}, *transition)
+	require.EqualError(t, err, "the order's status does not allow this: no OrderPaid after cancelled")
+}
+
+func TestPaymentReferencesArePrintable(t *testing.T) {
+	t.Parallel()
+	for _, good := range []string{"a", "pi_3Nq 7/=~", strings.Repeat("x", 255)} {
+		require.NoError(t, reservation.ValidateReference(good))
+	}
+	for _, bad := range []string{"", strings.Repeat("x", 256), "a\n", "\x00", "\x7f", "zahlung-ü"} {
+		var invalid *reservation.InvalidError
+		require.ErrorAs(t, reservation.ValidateReference(bad), &invalid, "%q", bad)
+		require.Equal(t, "reference", invalid.Field)
+		_, _, err := reservation.Order{Status: "paid", PaymentReference: bad}.Paid(bad, false)
+		require.ErrorAs(t, err, &invalid, "%q", bad)
+	}
+}

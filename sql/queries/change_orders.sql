@@ -1,0 +1,25 @@
+-- Writes the next event of orders that the transaction has locked, and their rows.
+--
+-- $1, $2  the orders as columns: id, the version that was read
+-- $3      the status that they get
+-- $4      the type of the event
+-- $5      the payment's reference, or NULL
+-- $6      true if their units come back: Redis has to be told then, and the caller takes them from
+--         sales.sold, last and by the sales' ids (record_orders.sql tells why)
+--
+-- Answers how many orders were changed: all of them, or somebody changed one without locking it.
+WITH changed AS (
+    UPDATE orders AS o
+    SET status = $3, version = o.version + 1, updated_at = now(), payment_reference = coalesce($5, o.payment_reference)
+    FROM unnest($1::uuid[], $2::integer[]) AS read (id, version)
+    WHERE o.id = read.id AND o.version = read.version
+    RETURNING o.id, o.version, o.sale_id, o.user_id, o.quantity
+), logged AS (
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
+    SELECT id, version, $4, sale_id, user_id, quantity, now(), jsonb_strip_nulls(jsonb_build_object('reference', $5::text))
+    FROM changed
+), released AS (
+    INSERT INTO releases (order_id, sale_id, user_id, quantity)
+    SELECT id, sale_id, user_id, quantity FROM changed WHERE $6
+)
+SELECT count(*) FROM changed

@@ -1,0 +1,10 @@
+-- The order $1 of the user $2, locked until the end of the transaction, and whether its time to pay is over.
+--
+-- It is over when an ingress was there after the deadline (lock_overdue.sql has the same rule). Until then
+-- nobody knows whether the buyer could have paid in time; the next pulse may put the deadline off.
+SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at,
+       CASE o.status WHEN 'confirmed' THEN o.expires_at END, coalesce(o.payment_reference, ''), coalesce(o.reason, ''),
+       coalesce(o.expires_at <= p.seen_at AND o.expires_at <= now(), false) AS overdue
+FROM orders AS o LEFT JOIN pulse AS p ON true
+WHERE o.id = $1 AND o.user_id = $2
+FOR UPDATE OF o
