@@ -24,6 +24,10 @@ var (
 	// which the Router does not log as a failure.
 	ErrStopping = fmt.Errorf("worker is stopping: %w", context.Canceled)
 
+	// errEpochOver: the stock of a sale was made anew while orders of it were being recorded. The next try
+	// finds out which of them it goes without.
+	errEpochOver = errors.New("the epoch of a sale has just ended")
+
 	errPanicked = errors.New("panic while recording")
 )
 

@@ -1,9 +1,12 @@
 package fulfillment
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -85,7 +88,7 @@ func recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *stri
 	// Read committed, whatever the server's default is: find_orders must see what a concurrent
 	// transaction has committed since record_orders started to wait for it.
 	begin.Queue("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-	begin.Queue(sql.RecordOrders, c.orders, c.sales, c.users, c.quantities, c.sequences, c.epochs, c.reservedAt, refusal)
+	begin.Queue(sql.RecordOrders, c.orders, c.sales, c.users, c.quantities, c.sequences, c.epochs, c.reservedAt, c.keys, refusal)
 	answers := conn.SendBatch(ctx, begin)
 	words, err := readWords(answers, len(c.orders))
 	if err := errors.Join(err, answers.Close()); err != nil {
@@ -99,7 +102,7 @@ func recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *stri
 	}
 	sold := c.unitsConfirmed(words)
 	for _, sale := range sold {
-		finish.Queue(sql.AddSold, sale.id, sale.units)
+		finish.Queue(sql.AddSold, sale.id, sale.units, sale.lastSequence, sale.epoch)
 	}
 	finish.Queue("COMMIT")
 	answers = conn.SendBatch(ctx, finish)
@@ -114,8 +117,12 @@ func finishTransaction(answers pgx.BatchResults, anyRepeated bool, sales int) (f
 		}
 	}
 	for range sales {
-		if _, err := answers.Exec(); err != nil {
+		tag, err := answers.Exec()
+		if err != nil {
 			return nil, err
+		}
+		if tag.RowsAffected() == 0 {
+			return nil, errEpochOver
 		}
 	}
 	tag, err := answers.Exec()
@@ -129,6 +136,7 @@ func finishTransaction(answers pgx.BatchResults, anyRepeated bool, sales int) (f
 const (
 	wordConfirmed   = "confirmed"
 	wordRejected    = "rejected"
+	wordVoided      = "voided"
 	wordRecorded    = "recorded"
 	wordUnknownSale = "unknown-sale"
 )
@@ -197,6 +205,8 @@ func outcomeOf(event reservation.OrderReserved, word string, found map[uuid.UUID
 		if refusal != nil {
 			out.Reason = *refusal
 		}
+	case wordVoided:
+		out.Fresh, out.Status, out.Reason = true, reservation.StatusVoided, reservation.VoidedSaleRebuilt
 	case wordRecorded:
 		order, ok := found[event.OrderID]
 		switch {
@@ -243,6 +253,7 @@ type columns struct {
 	users                         []string
 	quantities, sequences, epochs []int64
 	reservedAt                    []time.Time
+	keys                          []zeronull.Text
 	firsts                        []int // where in the batch the row's order stands first
 }
 
@@ -252,7 +263,7 @@ func columnsOf(events []reservation.OrderReserved) (*columns, []int) {
 	c := &columns{
 		orders: make([]uuid.UUID, 0, n), sales: make([]uuid.UUID, 0, n), users: make([]string, 0, n),
 		quantities: make([]int64, 0, n), sequences: make([]int64, 0, n), epochs: make([]int64, 0, n),
-		reservedAt: make([]time.Time, 0, n), firsts: make([]int, 0, n),
+		reservedAt: make([]time.Time, 0, n), keys: make([]zeronull.Text, 0, n), firsts: make([]int, 0, n),
 	}
 	rowOf := make(map[uuid.UUID]int, n)
 	rows := make([]int, n)
@@ -264,7 +275,7 @@ func columnsOf(events []reservation.OrderReserved) (*columns, []int) {
 			c.orders, c.sales, c.users = append(c.orders, e.OrderID), append(c.sales, e.SaleID), append(c.users, e.UserID)
 			c.quantities, c.sequences = append(c.quantities, e.Quantity), append(c.sequences, e.Sequence)
 			c.epochs, c.reservedAt = append(c.epochs, e.Epoch), append(c.reservedAt, e.ReservedAt)
-			c.firsts = append(c.firsts, i)
+			c.keys, c.firsts = append(c.keys, zeronull.Text(e.KeyFingerprint)), append(c.firsts, i)
 		}
 		rows[i] = row
 	}
@@ -281,20 +292,36 @@ func (c *columns) idsOf(words []string, word string) []uuid.UUID {
 	return ids
 }
 
+// saleUnits is what a transaction does to the counter of a sale.
 type saleUnits struct {
 	id    uuid.UUID
 	units int64
+	// lastSequence is the highest place of the orders that hold the units, and epoch the earliest life of
+	// the stock of which they are.
+	lastSequence, epoch int64
 }
 
 // unitsConfirmed sums the confirmed units by sale, in the order of the sales' ids.
 func (c *columns) unitsConfirmed(words []string) []saleUnits {
-	units := map[uuid.UUID]int64{}
+	sums := map[uuid.UUID]saleUnits{}
 	for row, word := range words {
-		if word == wordConfirmed {
-			units[c.sales[row]] += c.quantities[row]
+		if word != wordConfirmed {
+			continue
 		}
+		sum, again := sums[c.sales[row]]
+		if !again {
+			sum.id, sum.epoch = c.sales[row], c.epochs[row]
+		}
+		sum.units += c.quantities[row]
+		sum.lastSequence, sum.epoch = max(sum.lastSequence, c.sequences[row]), min(sum.epoch, c.epochs[row])
+		sums[sum.id] = sum
 	}
-	return bySale(units)
+	return inOrder(sums)
+}
+
+// inOrder sorts by the sales' ids: the order in which every transaction locks their rows.
+func inOrder(sums map[uuid.UUID]saleUnits) []saleUnits {
+	return slices.SortedFunc(maps.Values(sums), func(a, b saleUnits) int { return bytes.Compare(a.id[:], b.id[:]) })
 }
 
 // Order returns the order as Postgres has it: reservation.ErrOrderNotFound if it has not, which for a

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -103,7 +101,7 @@ func writeChange(ctx context.Context, tx pgx.Tx, event reservation.EventType, or
 		return nil
 	}
 	for _, sale := range unitsOf(orders) {
-		if _, err := tx.Exec(ctx, sql.AddSold, sale.id, -sale.units); err != nil {
+		if _, err := tx.Exec(ctx, sql.ReturnSold, sale.id, sale.units); err != nil {
 			return err
 		}
 	}
@@ -112,19 +110,9 @@ func writeChange(ctx context.Context, tx pgx.Tx, event reservation.EventType, or
 
 // unitsOf sums the units of the orders by sale, in the order of the sales' ids.
 func unitsOf(orders []reservation.Order) []saleUnits {
-	units := map[uuid.UUID]int64{}
+	sums := map[uuid.UUID]saleUnits{}
 	for _, o := range orders {
-		units[o.SaleID] += o.Quantity
+		sums[o.SaleID] = saleUnits{id: o.SaleID, units: sums[o.SaleID].units + o.Quantity}
 	}
-	return bySale(units)
-}
-
-// bySale sorts by the sales' ids: the order in which every transaction locks their rows.
-func bySale(units map[uuid.UUID]int64) []saleUnits {
-	sums := make([]saleUnits, 0, len(units))
-	for id, n := range units {
-		sums = append(sums, saleUnits{id, n})
-	}
-	slices.SortFunc(sums, func(a, b saleUnits) int { return strings.Compare(string(a.id[:]), string(b.id[:])) })
-	return sums
+	return inOrder(sums)
 }

@@ -16,12 +16,8 @@ const (
 	// pulseInterval is how often an ingress tells that it is there. An order is overdue at the first pulse
 	// after its deadline, so it is paid for so much longer at most.
 	pulseInterval = time.Second
-	// outageAfter is how long no ingress may be there before that counts as an outage. It is some missed
-	// beats: an ingress that is restarted is none.
-	outageAfter = 5 * time.Second
-	// pulseTimeout bounds a beat. After an outage it may have a million deadlines to put off, and what is
-	// broken off has to be begun again.
-	pulseTimeout = time.Minute
+	// pulseTimeout bounds a beat, of which another one may have the row in hand.
+	pulseTimeout = 5 * time.Second
 )
 
 // Pulse tells through Postgres that an ingress is there, so that buyers can pay. Every ingress runs one.
@@ -36,13 +32,13 @@ type Pulse struct {
 func (p Pulse) Run(ctx context.Context) error {
 	beating := outage{log: p.Logger, doing: "tell Postgres that buyers can pay"}
 	for {
-		lasted, putOff, err := p.beat(ctx)
+		lasted, err := p.beat(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		beating.note(err)
 		if lasted > 0 {
-			p.Logger.Warn("nobody could pay for a while: deadlines are put off", "outage", lasted, "orders", putOff)
+			p.Logger.Warn("nobody could pay for a while: deadlines are put off", "outage", lasted)
 		}
 		if !pause.For(pulseInterval, ctx.Done()) {
 			return nil
@@ -50,13 +46,13 @@ func (p Pulse) Run(ctx context.Context) error {
 	}
 }
 
-// beat returns how long an outage lasted that it found, and how many orders got more time.
-func (p Pulse) beat(ctx context.Context) (lasted time.Duration, putOff int64, err error) {
+// beat returns how long an outage lasted that it found, and 0 if it found none.
+func (p Pulse) beat(ctx context.Context) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pulseTimeout)
 	defer cancel()
 	var seconds float64
-	if err := p.Pool.QueryRow(ctx, sql.Beat, outageAfter).Scan(&seconds, &putOff); err != nil {
-		return 0, 0, fmt.Errorf("pulse: %w", err)
+	if err := p.Pool.QueryRow(ctx, sql.Beat).Scan(&seconds); err != nil {
+		return 0, fmt.Errorf("pulse: %w", err)
 	}
-	return time.Duration(seconds * float64(time.Second)), putOff, nil
+	return time.Duration(seconds * float64(time.Second)), nil
 }

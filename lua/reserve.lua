@@ -137,7 +137,7 @@ for w, i in ipairs(winners) do
   local at = 2 + (i - 1) * per_request
   local appended = redis.pcall('XADD', KEYS[3], '*',
     '_watermill_message_uuid', ARGV[at + 2], 'metadata', ARGV[2], 'payload', ARGV[at + 5],
-    'reserved_at_ms', reserved_at, 'sequence', string.format('%d', first_sequence + w - 1))
+    'reserved_at_ms', reserved_at, 'sequence', string.format('%d', first_sequence + w - 1), 'key', ARGV[at + 3])
   if type(appended) == 'table' and appended.err then
     if w == 1 then return appended end
     -- Whatever was decided from here on rests on an order that does not exist: take it all back.

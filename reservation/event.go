@@ -12,12 +12,13 @@ import (
 )
 
 // Metadata of an event's message. The first two are written with the event; the script adds the next
-// two as fields of the stream entry, which our subscriber hands on as metadata and the stock one ignores.
+// three as fields of the stream entry, which our subscriber hands on as metadata and the stock one ignores.
 const (
 	MetaEvent        = "event"
 	MetaEventVersion = "event_version"
 	MetaReservedAt   = "reserved_at_ms"
 	MetaSequence     = "sequence"
+	MetaKey          = "key"
 	// MetaEntryID and MetaDeliveries are set by the subscriber: the position of the entry in its
 	// stream, and how often it has been delivered, this time included.
 	MetaEntryID    = "stampede_entry_id"
@@ -46,6 +47,8 @@ type OrderReserved struct {
 	// is RequestedAt and Sequence 0.
 	ReservedAt time.Time
 	Sequence   int64
+	// KeyFingerprint stands for the idempotency key of the purchase; it is empty if there was none.
+	KeyFingerprint string
 }
 
 // reservedPayload is OrderReserved on the wire. appendReservedPayload writes the same by hand.
@@ -107,6 +110,11 @@ func DecodeReserved(msg *message.Message) (OrderReserved, error) {
 	e.ReservedAt = time.UnixMilli(reservedAt).UTC()
 	if e.Sequence, err = metaInt(msg, MetaSequence, 0, maxSequence); err != nil {
 		return OrderReserved{}, err
+	}
+	if key := msg.Metadata.Get(MetaKey); key != "" && key != noKey {
+		if e.KeyFingerprint = key; !isFingerprint(key) {
+			return OrderReserved{}, fmt.Errorf("%w: %s is no fingerprint of an idempotency key", ErrUndecodable, MetaKey)
+		}
 	}
 	return e, nil
 }

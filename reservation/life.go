@@ -18,6 +18,7 @@ const (
 	EventReserved  EventType = "OrderReserved"
 	EventConfirmed EventType = "OrderConfirmed"
 	EventRejected  EventType = "OrderRejected"
+	EventVoided    EventType = "OrderVoided"
 	EventPaid      EventType = "OrderPaid"
 	EventCancelled EventType = "OrderCancelled"
 	EventExpired   EventType = "OrderExpired"
@@ -29,7 +30,7 @@ const statusUnborn Status = ""
 // life is every step that there is, with the status it leads to.
 var life = map[Status]map[EventType]Status{
 	statusUnborn:   {EventReserved: StatusReserved},
-	StatusReserved: {EventConfirmed: StatusConfirmed, EventRejected: StatusRejected},
+	StatusReserved: {EventConfirmed: StatusConfirmed, EventRejected: StatusRejected, EventVoided: StatusVoided},
 	// Only where the sale has a payment window; without one, confirmed is the end (Order.after).
 	StatusConfirmed: {EventPaid: StatusPaid, EventCancelled: StatusCancelled, EventExpired: StatusExpired},
 }

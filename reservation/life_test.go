@@ -15,6 +15,7 @@ const steps = `
 	          OrderReserved  reserved
 	reserved  OrderConfirmed confirmed
 	reserved  OrderRejected  rejected
+	reserved  OrderVoided    voided
 	confirmed OrderPaid      paid
 	confirmed OrderCancelled cancelled
 	confirmed OrderExpired   expired
@@ -30,13 +31,13 @@ func TestOnlyTheseStepsAreThere(t *testing.T) {
 		}
 		allowed[f[0]+" "+f[1]] = f[2]
 	}
-	require.Len(t, allowed, 6)
+	require.Len(t, allowed, 7)
 	for _, from := range []reservation.Status{
 		"", reservation.StatusReserved, reservation.StatusConfirmed, reservation.StatusRejected, reservation.StatusPaid,
-		reservation.StatusCancelled, reservation.StatusExpired, "nonsense",
+		reservation.StatusCancelled, reservation.StatusExpired, reservation.StatusVoided, "nonsense",
 	} {
 		for _, event := range []reservation.EventType{
-			reservation.EventReserved, reservation.EventConfirmed, reservation.EventRejected, reservation.EventPaid,
+			reservation.EventReserved, reservation.EventConfirmed, reservation.EventRejected, reservation.EventVoided, reservation.EventPaid,
 			reservation.EventCancelled, reservation.EventExpired, "OrderForgotten",
 		} {
 			to, ok := from.After(event)
@@ -50,7 +51,7 @@ func TestOnlyTheseStepsAreThere(t *testing.T) {
 func TestConfirmedAndPaidOrdersAreLive(t *testing.T) {
 	t.Parallel()
 	for status, live := range map[reservation.Status]bool{
-		"reserved": false, "confirmed": true, "rejected": false, "paid": true, "cancelled": false, "expired": false,
+		"reserved": false, "confirmed": true, "rejected": false, "paid": true, "cancelled": false, "expired": false, "voided": false,
 	} {
 		require.Equal(t, live, status.Live(), status)
 	}

@@ -44,7 +44,7 @@ type call struct {
 	requestedAt time.Time
 	order       uuid.UUID
 	orderID     string
-	key         string // fingerprint of the idempotency key, or "-"
+	key         string // fingerprint of the idempotency key, or noKey
 	quantity    string
 	payload     []byte
 
@@ -66,7 +66,7 @@ var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1
 func newCall(r Request, epoch int64) *call {
 	c := calls.Get().(*call)
 	c.request, c.requestedAt, c.order = r, time.Now(), NewOrderID(r.Sale)
-	c.orderID, c.key = c.order.String(), "-"
+	c.orderID, c.key = c.order.String(), noKey
 	// The script holds numbers as doubles; this is over every limit and far inside what they hold.
 	c.quantity = strconv.FormatInt(min(r.Quantity, MaxPerOrder+1), 10)
 	if r.IdempotencyKey != "" {
@@ -85,10 +85,22 @@ func (c *call) setEpoch(epoch int64) {
 	})
 }
 
-// fingerprint shortens an idempotency key: Redis keeps it with the reservation, once per buyer.
+const (
+	// noKey stands in the place of a fingerprint where a purchase has no idempotency key.
+	noKey = "-"
+	// fingerprintBytes is how much is kept of an idempotency key's hash.
+	fingerprintBytes = 16
+)
+
+// fingerprint shortens an idempotency key: Redis and Postgres keep it with the order.
 func fingerprint(key string) string {
 	sum := sha256.Sum256([]byte(key))
-	return base64.RawURLEncoding.EncodeToString(sum[:16])
+	return base64.RawURLEncoding.EncodeToString(sum[:fingerprintBytes])
+}
+
+func isFingerprint(text string) bool {
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	return err == nil && len(raw) == fingerprintBytes
 }
 
 func (l *line) reserve(ctx context.Context, r Request) (Answer, error) {

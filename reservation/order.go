@@ -21,14 +21,18 @@ const (
 	StatusPaid      Status = "paid"
 	StatusCancelled Status = "cancelled"
 	StatusExpired   Status = "expired"
+	// StatusVoided: Redis lost the order before it was in Postgres, and the sale went on without it.
+	StatusVoided Status = "voided"
 )
 
-// Why Postgres refused what the script had admitted.
+// Why Postgres refused or voided what the script had admitted.
 const (
 	// RejectedAlreadyPurchased: the user has another live order in this sale.
 	RejectedAlreadyPurchased = "already-purchased"
 	// RejectedSoldOut: the sale's stock in Postgres is taken.
 	RejectedSoldOut = "sold-out"
+	// VoidedSaleRebuilt: the stock of the sale was made anew from Postgres, which did not have the order then.
+	VoidedSaleRebuilt = "sale-rebuilt"
 )
 
 // ErrOrderNotFound is returned when no order has the id, or it belongs to another user.
@@ -65,7 +69,7 @@ type Order struct {
 	ExpiresAt time.Time
 	// PaymentReference is the payment provider's name for the payment; it is empty unless the order is paid.
 	PaymentReference string
-	// Reason tells why the order was rejected; it is empty in every other status.
+	// Reason tells why the order was rejected or voided; it is empty in every other status.
 	Reason string
 }
 

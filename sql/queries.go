@@ -80,6 +80,8 @@ var (
 	ParkDeadLetter string
 	//go:embed queries/record_orders.sql
 	RecordOrders string
+	//go:embed queries/return_sold.sql
+	ReturnSold string
 	//go:embed queries/sale_changes.sql
 	SaleChanges string
 	//go:embed queries/sale_orders.sql

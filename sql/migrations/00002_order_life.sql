@@ -1,19 +1,47 @@
 -- +goose Up
 
--- Until when a confirmed order has to be paid; NULL if its sale has no payment window.
-ALTER TABLE orders ADD COLUMN expires_at timestamptz;
+-- Until when a confirmed order has to be paid, by pay_clock() below; NULL if its sale has no payment window.
+ALTER TABLE orders ADD COLUMN due timestamptz;
 -- The payment provider's name for the payment of a paid order.
 ALTER TABLE orders ADD COLUMN payment_reference text;
+-- Fingerprint of the idempotency key of the purchase: with it a rebuilt Redis knows the buyer's repeat.
+ALTER TABLE orders ADD COLUMN key_fingerprint text;
+
+-- The highest place in the sale that a confirmed order has had: a Redis that is behind it was set back.
+ALTER TABLE sales ADD COLUMN last_sequence bigint NOT NULL DEFAULT 0;
+
+-- When an ingress could last write to Postgres, and for how long in all there was none: one row.
+CREATE TABLE pulse (
+    one_row      boolean PRIMARY KEY DEFAULT true CHECK (one_row),
+    seen_at      timestamptz NOT NULL,
+    -- The sum of all outages.
+    lost         interval NOT NULL DEFAULT '0',
+    -- How long no ingress may be there before that counts as an outage: some missed beats, so that one
+    -- that is restarted is none.
+    outage_after interval NOT NULL DEFAULT '5 seconds'
+);
+-- From now on, so that the time until the first one comes counts as an outage.
+INSERT INTO pulse (seen_at) VALUES (now());
+
+-- Times in which nobody could pay.
+CREATE TABLE outages (
+    began_at timestamptz NOT NULL,
+    ended_at timestamptz NOT NULL CHECK (ended_at > began_at),
+    PRIMARY KEY (began_at, ended_at)
+);
+
+-- The clock of deadlines. It stands still during outages, and goes behind now() by the sum of them: so an
+-- outage puts off all deadlines at once, however many there are.
+-- +goose StatementBegin
+CREATE FUNCTION pay_clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN now() - seen_at > outage_after THEN seen_at ELSE now() END - lost FROM pulse
+$$;
+-- +goose StatementEnd
 
 -- What was confirmed when nobody could pay gets its whole window now.
-UPDATE orders AS o SET expires_at = now() + make_interval(secs => s.payment_window_seconds)
+UPDATE orders AS o SET due = pay_clock() + make_interval(secs => s.payment_window_seconds)
 FROM sales AS s
 WHERE s.id = o.sale_id AND s.payment_window_seconds > 0 AND o.status = 'confirmed';
-
--- Whose time to pay ends next.
-CREATE INDEX orders_unpaid ON orders (expires_at) WHERE status = 'confirmed' AND expires_at IS NOT NULL;
--- A buyer's orders, newest first: ids are in the order of their making.
-CREATE INDEX orders_of_user ON orders (user_id, id DESC);
 
 -- Units of cancelled and expired orders that Redis has not been told of. A row comes with the event
 -- that ends the order and goes when Redis has its units back.
@@ -27,22 +55,26 @@ CREATE TABLE releases (
 
 CREATE INDEX releases_of_sale ON releases (sale_id, created_at);
 
--- When an ingress could last write to Postgres: one row. From now on, so that the time until the first
--- one comes counts as an outage.
-CREATE TABLE pulse (
-    one_row boolean PRIMARY KEY DEFAULT true CHECK (one_row),
-    seen_at timestamptz NOT NULL
+-- The Redis server that holds a partition's stock, as it was when that was last put there or found whole.
+-- Another one, or the same after a restart, may lack what buyers were promised.
+CREATE TABLE redis_servers (
+    partition      integer PRIMARY KEY,
+    run_id         text NOT NULL,
+    replication_id text NOT NULL,
+    vouched_at     timestamptz NOT NULL DEFAULT now()
 );
-INSERT INTO pulse (seen_at) VALUES (now());
 
--- Times in which nobody could pay. Deadlines were put off by as much.
-CREATE TABLE outages (
-    began_at timestamptz NOT NULL,
-    ended_at timestamptz NOT NULL CHECK (ended_at > began_at),
-    PRIMARY KEY (began_at, ended_at)
+-- The key with which all ingresses sign receipts: one row.
+CREATE TABLE receipt_key (
+    one_row boolean PRIMARY KEY DEFAULT true CHECK (one_row),
+    secret  bytea NOT NULL CHECK (octet_length(secret) >= 32)
 );
+-- gen_random_uuid takes 122 bits of each from the server's strong source.
+INSERT INTO receipt_key (secret) VALUES (decode(replace(gen_random_uuid()::text || gen_random_uuid()::text || gen_random_uuid()::text, '-', ''), 'hex'));
 
 -- +goose Down
-DROP TABLE outages, pulse, releases;
-DROP INDEX orders_of_user, orders_unpaid;
-ALTER TABLE orders DROP COLUMN payment_reference, DROP COLUMN expires_at;
+DROP TABLE receipt_key, redis_servers, releases;
+DROP FUNCTION pay_clock();
+DROP TABLE outages, pulse;
+ALTER TABLE sales DROP COLUMN last_sequence;
+ALTER TABLE orders DROP COLUMN key_fingerprint, DROP COLUMN payment_reference, DROP COLUMN due;

@@ -1,4 +1,7 @@
--- Adds $2 to the units that live orders hold in the sale $1: what was confirmed, or below zero what comes
--- back. The constraint sales_not_oversold refuses what the stock does not hold. It is the last statement
--- before COMMIT: the row of a hot sale is what all workers wait for.
-UPDATE sales SET sold = sold + $2 WHERE id = $1
+-- Adds $2 to the units that live orders hold in the sale $1, of which $3 is the highest place in it. The constraint
+-- sales_not_oversold refuses what the stock does not hold. It is the last statement before COMMIT: the row of
+-- a hot sale is what all workers wait for.
+--
+-- It changes no row if the sale has come to a later epoch than $4, that of the orders, since they were
+-- decided: they may not be recorded any more.
+UPDATE sales SET sold = sold + $2, last_sequence = greatest(last_sequence, $3) WHERE id = $1 AND epoch <= $4

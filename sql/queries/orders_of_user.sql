@@ -1,7 +1,7 @@
 -- The newest $3 orders of the user $1, of those with ids below $2 if that is not NULL.
-SELECT id, sale_id, user_id, quantity, status, version, reserved_at,
-       CASE status WHEN 'confirmed' THEN expires_at END, coalesce(payment_reference, ''), coalesce(reason, '')
-FROM orders
-WHERE user_id = $1 AND ($2::uuid IS NULL OR id < $2)
-ORDER BY id DESC
+SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at,
+       CASE o.status WHEN 'confirmed' THEN o.due + p.lost END, coalesce(o.payment_reference, ''), coalesce(o.reason, '')
+FROM orders AS o CROSS JOIN pulse AS p
+WHERE o.user_id = $1 AND ($2::uuid IS NULL OR o.id < $2)
+ORDER BY o.id DESC
 LIMIT $3

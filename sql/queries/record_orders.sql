@@ -1,12 +1,13 @@
 -- Records OrderReserved events together with the end that Postgres gives them.
 --
--- $1..$7  the events as columns, each order at most once: order, sale, user, quantity, sequence,
---         epoch, reserved at
--- $8      NULL to confirm what can be confirmed, or the reason for which all of them are refused
+-- $1..$8  the events as columns, each order at most once: order, sale, user, quantity, sequence,
+--         epoch, reserved at, fingerprint of the idempotency key or NULL
+-- $9      NULL to confirm what can be confirmed, or the reason for which all of them are refused
 --
 -- Answers one row per event: its place in the arrays, counted from 1, and a word:
 --   confirmed      recorded now, and the units are the buyer's
---   rejected       recorded now, and refused: $8, or the user has another live order in the sale
+--   rejected       recorded now, and refused: $9, or the user has another live order in the sale
+--   voided         recorded now, and void: the sale's stock was made anew since, without this order
 --   recorded       an earlier delivery of the event was recorded; nothing was changed
 --   unknown-sale   Postgres has no such sale; nothing was changed
 --
@@ -15,48 +16,49 @@
 -- workers with the same events wait for each other, and none of them runs into a deadlock.
 WITH entry AS (
     SELECT e.*, s.id IS NOT NULL AS sale_known,
+           -- The caller makes sure that the epoch is still the same when it commits (add_sold.sql).
+           e.epoch < s.epoch AND $9::text IS NULL AS late,
            -- What waits for its payment waits from now on, and not from the reservation: nobody can pay before.
-           CASE WHEN s.payment_window_seconds > 0 THEN now() + make_interval(secs => s.payment_window_seconds) END AS expires_at
-    FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[])
-        WITH ORDINALITY AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, place)
+           CASE WHEN s.payment_window_seconds > 0 THEN pay_clock() + make_interval(secs => s.payment_window_seconds) END AS due
+    FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[], $8::text[])
+        WITH ORDINALITY AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint, place)
     LEFT JOIN sales AS s ON s.id = e.sale_id
 ), fresh AS (
     INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
     SELECT order_id, 1, 'OrderReserved', sale_id, user_id, quantity, reserved_at,
-           jsonb_build_object('sequence', sequence, 'epoch', epoch)
+           jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint))
     FROM entry
     -- Without its sale an order cannot be confirmed, but refusing it needs nothing of the sale.
-    WHERE sale_known OR $8::text IS NOT NULL
+    WHERE sale_known OR $9::text IS NOT NULL
     ORDER BY order_id
     ON CONFLICT (order_id, version) DO NOTHING
     RETURNING order_id
 ), confirmed AS (
-    INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, expires_at)
-    SELECT order_id, sale_id, user_id, quantity, 'confirmed', 2, sequence, epoch, reserved_at, now(), expires_at
+    INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due, key_fingerprint)
+    SELECT order_id, sale_id, user_id, quantity, 'confirmed', 2, sequence, epoch, reserved_at, now(), due, key_fingerprint
     FROM entry JOIN fresh USING (order_id)
-    WHERE $8::text IS NULL
+    WHERE $9::text IS NULL AND late IS NOT TRUE
     -- Among several orders of one user the first in the sale wins.
     ORDER BY sale_id, user_id, sequence, order_id
     ON CONFLICT (sale_id, user_id) WHERE status IN ('confirmed', 'paid') DO NOTHING
     RETURNING id
 ), decided AS (
-    SELECT entry.*, confirmed.id IS NULL AS refused
+    SELECT entry.*, confirmed.id IS NULL AS refused,
+           CASE WHEN confirmed.id IS NOT NULL THEN 'confirmed' WHEN late THEN 'voided' ELSE 'rejected' END AS status,
+           CASE WHEN confirmed.id IS NOT NULL THEN NULL WHEN late THEN 'sale-rebuilt' ELSE coalesce($9::text, 'already-purchased') END AS reason
     FROM entry JOIN fresh USING (order_id) LEFT JOIN confirmed ON confirmed.id = entry.order_id
-), rejected AS (
-    INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason)
-    SELECT order_id, sale_id, user_id, quantity, 'rejected', 2, sequence, epoch, reserved_at, now(),
-           coalesce($8::text, 'already-purchased')
+), refused AS (
+    INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint, reason)
+    SELECT order_id, sale_id, user_id, quantity, status, 2, sequence, epoch, reserved_at, now(), key_fingerprint, reason
     FROM decided WHERE refused
 ), ended AS (
     INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-    SELECT order_id, 2, CASE WHEN refused THEN 'OrderRejected' ELSE 'OrderConfirmed' END,
-           sale_id, user_id, quantity, now(),
-           CASE WHEN refused THEN jsonb_build_object('reason', coalesce($8::text, 'already-purchased')) ELSE '{}' END
+    SELECT order_id, 2, 'Order' || initcap(status), sale_id, user_id, quantity, now(),
+           jsonb_strip_nulls(jsonb_build_object('reason', reason, 'due', CASE WHEN NOT refused THEN due END))
     FROM decided
 )
 SELECT entry.place,
-       CASE WHEN decided.refused THEN 'rejected'
-            WHEN decided.order_id IS NOT NULL THEN 'confirmed'
-            WHEN entry.sale_known OR $8::text IS NOT NULL THEN 'recorded'
+       CASE WHEN decided.order_id IS NOT NULL THEN decided.status
+            WHEN entry.sale_known OR $9::text IS NOT NULL THEN 'recorded'
             ELSE 'unknown-sale' END
 FROM entry LEFT JOIN decided USING (order_id)
