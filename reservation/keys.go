@@ -46,6 +46,19 @@ func (k Keys) Buyers(partition int, sale uuid.UUID) string {
 	return k.in(partition, "buyers:"+sale.String())
 }
 
+// BuyersOf is where a rebuild gathers the buyers of a sale for an epoch that is not in force yet,
+// beside those of the last one.
+func (k Keys) BuyersOf(partition int, sale uuid.UUID, epoch int64) string {
+	return k.Buyers(partition, sale) + ":" + strconv.FormatInt(epoch, 10)
+}
+
+// Server is the hash that names the Redis server for which this partition's stock was vouched.
+func (k Keys) Server(partition int) string { return k.in(partition, "server") }
+
+// Outcomes is the stream on which workers tell the ingresses what became of orders. It belongs to no
+// partition, and no script touches it.
+func (k Keys) Outcomes() string { return k.Prefix + ":outcomes" }
+
 // Orders is the stream of events of a partition.
 func (k Keys) Orders(partition int) string { return k.in(partition, "orders") }
 
