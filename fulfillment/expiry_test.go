@@ -284,7 +284,7 @@ func TestNothingExpiresThatAnIngressWasNotThereFor(t *testing.T) {
 			tx, err := s.pool.Begin(t.Context())
 			require.NoError(t, err)
 			defer func() { _ = tx.Rollback(context.Background()) }()
-			_, err = tx.Exec(t.Context(), "UPDATE orders SET expires_at = "+c.expiresAt+" WHERE id = $1", orders[0])
+			_, err = tx.Exec(t.Context(), "UPDATE orders SET due = "+c.expiresAt+" WHERE id = $1", orders[0])
 			require.NoError(t, err)
 			if c.seenAt == "" {
 				_, err = tx.Exec(t.Context(), "DELETE FROM pulse")

@@ -155,7 +155,7 @@ func TestPayAgainstExpiryHasOneWinner(t *testing.T) {
 	pulse := Pulse{Pool: r.pool, Logger: testkit.Logger(t)}
 	var won sync.Map
 	r.each(t, func(o reservation.Order) error {
-		if _, err := r.pool.Exec(context.Background(), "UPDATE orders SET expires_at = now() WHERE id = $1 AND status = 'confirmed'", o.ID); err != nil {
+		if _, err := r.pool.Exec(context.Background(), "UPDATE orders SET due = pay_clock() WHERE id = $1 AND status = 'confirmed'", o.ID); err != nil {
 			return err
 		}
 		var sides errgroup.Group
@@ -171,7 +171,7 @@ func TestPayAgainstExpiryHasOneWinner(t *testing.T) {
 			if err := r.linger(3); err != nil {
 				return err
 			}
-			if _, _, err := pulse.beat(context.Background()); err != nil {
+			if _, err := pulse.beat(context.Background()); err != nil {
 				return err
 			}
 			_, err := r.expire(context.Background())

@@ -42,18 +42,18 @@ func confirm(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID, n int) []uuid.UUI
 }
 
 // beat tells Postgres that an ingress is there.
-func beat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration, putOff int64) {
+func beat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration) {
 	t.Helper()
-	outage, putOff, err := Pulse{Pool: pool, Logger: testkit.Logger(t)}.beat(t.Context())
+	outage, err := Pulse{Pool: pool, Logger: testkit.Logger(t)}.beat(t.Context())
 	require.NoError(t, err)
-	return outage, putOff
+	return outage
 }
 
 // endWindow lets the time to pay for these orders be over.
 func endWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {
 	t.Helper()
-	beat(t, pool) // which may find that there was none for long, and puts off what it does not find overdue
-	tag, err := pool.Exec(t.Context(), "UPDATE orders SET expires_at = now() - interval '1 ms' WHERE id = ANY ($1)", orders)
+	beat(t, pool) // which may find that there was none for long
+	tag, err := pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() - interval '1 ms' WHERE id = ANY ($1)", orders)
 	require.NoError(t, err)
 	require.EqualValues(t, len(orders), tag.RowsAffected())
 	beat(t, pool)
@@ -205,7 +205,7 @@ func TestPayIsInTimeUntilAnIngressWasThereAfterTheDeadline(t *testing.T) {
 	orders := confirm(t, pool, newPayableSale(t, pool, 10), 2)
 	_, err := pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '60 s'")
 	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), "UPDATE orders SET expires_at = now() - interval '61 s' + (interval '2 s') * (user_id = 'user-1')::int")
+	_, err = pool.Exec(t.Context(), "UPDATE orders SET due = now() - interval '61 s' + (interval '2 s') * (user_id = 'user-1')::int")
 	require.NoError(t, err)
 	_, err = ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err, "it was in time when the outage began")

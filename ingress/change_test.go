@@ -30,7 +30,7 @@ func (s *shop) cancel(path string, headers ...header) reply {
 // overdue makes it too late to pay for the order, and so by far that no outage excuses it.
 func (s *shop) overdue(order uuid.UUID) {
 	s.t.Helper()
-	tag, err := s.pool.Exec(s.t.Context(), `UPDATE orders SET expires_at = now() - interval '1 year' WHERE id = $1 AND expires_at > now()`, order)
+	tag, err := s.pool.Exec(s.t.Context(), `UPDATE orders SET due = pay_clock() - interval '1 year' WHERE id = $1 AND due > pay_clock()`, order)
 	require.NoError(s.t, err)
 	require.EqualValues(s.t, 1, tag.RowsAffected())
 }

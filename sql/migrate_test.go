@@ -95,8 +95,8 @@ func TestOrdersThatWaitForTheirPaymentGetADeadline(t *testing.T) {
 	require.NoError(t, sql.Up(t.Context(), url))
 	var deadlines int
 	var inTime bool
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(expires_at), bool_and(status = 'confirmed' AND payment_window_seconds > 0
-		AND expires_at BETWEEN now() + interval '500 s' AND now() + interval '600 s') FILTER (WHERE expires_at IS NOT NULL)
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(due), bool_and(status = 'confirmed' AND payment_window_seconds > 0
+		AND due BETWEEN now() + interval '500 s' AND now() + interval '600 s') FILTER (WHERE due IS NOT NULL)
 		FROM orders JOIN sales ON sales.id = sale_id`).Scan(&deadlines, &inTime))
 	require.Equal(t, 1, deadlines)
 	require.True(t, inTime)

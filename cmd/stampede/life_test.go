@@ -108,7 +108,7 @@ func TestAnOrderOutlivesAnOutage(t *testing.T) {
 	// The ingress dies, and an hour goes by.
 	ingress.Kill()
 	_, err := s.pool.Exec(t.Context(), `WITH p AS (UPDATE pulse SET seen_at = seen_at - interval '1 hour')
-		UPDATE orders SET expires_at = expires_at - interval '1 hour', updated_at = updated_at - interval '1 hour'`)
+		UPDATE orders SET due = due - interval '1 hour', updated_at = updated_at - interval '1 hour'`)
 	require.NoError(t, err)
 	_, url = s.serve()
 	var outages int
