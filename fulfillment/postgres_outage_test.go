@@ -1,0 +1,68 @@
+package fulfillment
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/pause"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// A minute without Postgres is the case in which everything that only waits shows: deadlines that go on,
+// deliveries that are counted, readers that fill up.
+func TestASaleOutlivesAMinuteWithoutPostgres(t *testing.T) {
+	t.Parallel()
+	const (
+		outageLength = time.Minute
+		window       = 30 * time.Second // over in the middle of the outage
+		perSecond    = 20
+	)
+	server := testkit.OwnPostgres(t)
+	pool, err := connect.Postgres(t.Context(), server.URL, 8)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	s := newShop(t, pool)
+	sale, err := s.catalog.Create(t.Context(), reservation.Terms{Name: "test", Stock: 5000, PerOrderLimit: 1, PaymentWindow: window})
+	require.NoError(t, err)
+	ctx, stopPulse := context.WithCancel(context.Background())
+	var pulse sync.WaitGroup
+	pulse.Go(func() { _ = Pulse{Pool: pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
+	t.Cleanup(func() { stopPulse(); pulse.Wait() })
+	work(t, s.config(t))
+
+	early := map[string]uuid.UUID{}
+	for i := range 100 {
+		user := fmt.Sprintf("early-%d", i)
+		early[user] = s.buy(t, sale.ID, user)
+	}
+	s.awaitConfirmed(t, len(early))
+
+	server.StopImmediate()
+	late := 0
+	for end := time.Now().Add(outageLength); time.Now().Before(end); late++ {
+		s.buy(t, sale.ID, fmt.Sprintf("late-%d", late))
+		require.True(t, pause.For(time.Second/perSecond, t.Context().Done()))
+	}
+	require.Greater(t, late, 500, "buyers are served all the while")
+
+	s.restart(t, server)
+	s.awaitConfirmed(t, len(early)+late) // within 30 s
+	s.awaitRest(t)
+	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
+	require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM outages"))
+	for user, order := range early {
+		paid, err := NewLedger(pool).Pay(t.Context(), order, user, "after the outage")
+		require.NoError(t, err)
+		require.Equal(t, reservation.StatusPaid, paid.Status)
+	}
+	require.Zero(t, s.count(t, "SELECT count(*) FROM order_events WHERE type = 'OrderExpired'"))
+	require.EqualValues(t, len(early)+late, soldOf(t, pool, sale.ID))
+}
