@@ -1,0 +1,141 @@
+package reservation
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// MinReceiptSecretBytes is how long the secret for receipts is at least: as long as the hash that it keys.
+const MinReceiptSecretBytes = sha256.Size
+
+// ErrReceiptInvalid is returned for a text that is no receipt, was changed, or was signed with another secret.
+var ErrReceiptInvalid = errors.New("the receipt is not valid")
+
+// Receipt is what the buyer of an accepted order can show when nobody else knows of it any more: Redis may be
+// lost before the order is in Postgres. It says what Redis had decided, and in which life of the sale's stock.
+type Receipt struct {
+	OrderID    uuid.UUID
+	SaleID     uuid.UUID
+	User       string
+	Epoch      int64
+	Sequence   int64
+	Quantity   int64
+	ReservedAt time.Time // to the millisecond
+}
+
+// A receipt is, in base64url without padding: receiptVersion, the order, the sale, epoch, sequence, quantity and the
+// time in milliseconds as uvarints, the user, and the first receiptTag bytes of the HMAC-SHA256 of all of that.
+// So the same reservation has one receipt, however often and wherever it is signed.
+const (
+	receiptVersion = 1
+	receiptTag     = 16
+	receiptBytes   = 1 + 2*len(uuid.UUID{}) + 4*binary.MaxVarintLen64 + MaxUserBytes + receiptTag
+)
+
+// Signer signs receipts and verifies them. It is safe for concurrent use.
+type Signer struct {
+	pool sync.Pool // of *signing
+}
+
+// signing is one receipt at work. To begin an HMAC anew is cheaper than to key another one.
+type signing struct {
+	mac hash.Hash
+	raw [receiptBytes]byte
+	tag [sha256.Size]byte
+}
+
+// NewSigner makes a signer. All ingresses have to have the same secret, of MinReceiptSecretBytes at least.
+func NewSigner(secret []byte) (*Signer, error) {
+	if len(secret) < MinReceiptSecretBytes {
+		return nil, fmt.Errorf("the secret for receipts has %d bytes, want at least %d", len(secret), MinReceiptSecretBytes)
+	}
+	secret = append([]byte(nil), secret...)
+	return &Signer{pool: sync.Pool{New: func() any { return &signing{mac: hmac.New(sha256.New, secret)} }}}, nil
+}
+
+// Sign appends the receipt to dst: letters, digits, - and _. The user is to be one that ValidateUser accepts,
+// and the numbers are not to be negative.
+func (s *Signer) Sign(dst []byte, r Receipt) []byte {
+	work := s.pool.Get().(*signing)
+	defer s.pool.Put(work)
+	raw := append(work.raw[:0], receiptVersion)
+	raw = append(raw, r.OrderID[:]...)
+	raw = append(raw, r.SaleID[:]...)
+	raw = binary.AppendUvarint(raw, uint64(r.Epoch))
+	raw = binary.AppendUvarint(raw, uint64(r.Sequence))
+	raw = binary.AppendUvarint(raw, uint64(r.Quantity))
+	raw = binary.AppendUvarint(raw, uint64(r.ReservedAt.UnixMilli()))
+	raw = append(raw, r.User...)
+	raw = append(raw, work.sum(raw)...)
+	return base64.RawURLEncoding.AppendEncode(dst, raw)
+}
+
+// sum is the tag of what is signed; it is good until the next one.
+func (w *signing) sum(signed []byte) []byte {
+	w.mac.Reset()
+	_, _ = w.mac.Write(signed) // never fails
+	return w.mac.Sum(w.tag[:0])[:receiptTag]
+}
+
+// Verify reads a receipt that Sign wrote with the same secret. The error is ErrReceiptInvalid.
+func (s *Signer) Verify(text string) (Receipt, error) {
+	if len(text) > base64.RawURLEncoding.EncodedLen(receiptBytes) {
+		return Receipt{}, ErrReceiptInvalid
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	// Compared with what we would have written: the decoder passes over line ends and stray bits.
+	if err != nil || len(raw) <= receiptTag || base64.RawURLEncoding.EncodeToString(raw) != text {
+		return Receipt{}, ErrReceiptInvalid
+	}
+	signed, tag := raw[:len(raw)-receiptTag], raw[len(raw)-receiptTag:]
+	work := s.pool.Get().(*signing)
+	genuine := hmac.Equal(tag, work.sum(signed))
+	s.pool.Put(work)
+	if !genuine {
+		return Receipt{}, ErrReceiptInvalid
+	}
+	return parseReceipt(signed)
+}
+
+// parseReceipt reads what a signer has signed; only of another version can it be something else.
+func parseReceipt(signed []byte) (Receipt, error) {
+	var r Receipt
+	if len(signed) < 1+len(r.OrderID)+len(r.SaleID) || signed[0] != receiptVersion {
+		return Receipt{}, ErrReceiptInvalid
+	}
+	rest := signed[1:]
+	rest = rest[copy(r.OrderID[:], rest):]
+	rest = rest[copy(r.SaleID[:], rest):]
+	var millis int64
+	for _, number := range []*int64{&r.Epoch, &r.Sequence, &r.Quantity, &millis} {
+		n, length := binary.Uvarint(rest)
+		if length <= 0 {
+			return Receipt{}, ErrReceiptInvalid
+		}
+		*number, rest = int64(n), rest[length:]
+	}
+	r.ReservedAt, r.User = time.UnixMilli(millis).UTC(), string(rest)
+	return r, nil
+}
+
+// Order is the order that the receipt is of, with this status: reserved, or voided because the sale's stock was
+// made anew without it.
+func (r Receipt) Order(status Status) Order {
+	o := Order{
+		ID: r.OrderID, SaleID: r.SaleID, UserID: r.User, Quantity: r.Quantity,
+		Status: StatusReserved, Version: 1, ReservedAt: r.ReservedAt,
+	}
+	if status == StatusVoided {
+		o.Status, o.Version, o.Reason = StatusVoided, 2, VoidedSaleRebuilt
+	}
+	return o
+}
