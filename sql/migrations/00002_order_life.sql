@@ -10,11 +10,12 @@ ALTER TABLE orders ADD COLUMN key_fingerprint text;
 -- The highest place in the sale that a confirmed order has had: a Redis that is behind it was set back.
 ALTER TABLE sales ADD COLUMN last_sequence bigint NOT NULL DEFAULT 0;
 
--- When an ingress could last write to Postgres, and for how long in all there was none: one row.
+-- When an ingress could last write to Postgres, and for how long in all there was none: one row. If it is
+-- gone, beat.sql makes it anew; until then nothing is overdue.
 CREATE TABLE pulse (
     one_row      boolean PRIMARY KEY DEFAULT true CHECK (one_row),
     seen_at      timestamptz NOT NULL,
-    -- The sum of all outages.
+    -- The sum of the table outages.
     lost         interval NOT NULL DEFAULT '0',
     -- How long no ingress may be there before that counts as an outage: some missed beats, so that one
     -- that is restarted is none.
@@ -30,11 +31,18 @@ CREATE TABLE outages (
     PRIMARY KEY (began_at, ended_at)
 );
 
+-- pulse.lost, also while its row is not there.
+-- +goose StatementBegin
+CREATE FUNCTION lost_time() RETURNS interval LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT lost FROM pulse), (SELECT sum(ended_at - began_at) FROM outages), '0')
+$$;
+-- +goose StatementEnd
+
 -- The clock of deadlines. It stands still during outages, and goes behind now() by the sum of them: so an
 -- outage puts off all deadlines at once, however many there are.
 -- +goose StatementBegin
 CREATE FUNCTION pay_clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN now() - seen_at > outage_after THEN seen_at ELSE now() END - lost FROM pulse
+    SELECT coalesce((SELECT CASE WHEN now() - seen_at > outage_after THEN seen_at END FROM pulse), now()) - lost_time()
 $$;
 -- +goose StatementEnd
 
@@ -74,7 +82,7 @@ INSERT INTO receipt_key (secret) VALUES (decode(replace(gen_random_uuid()::text 
 
 -- +goose Down
 DROP TABLE receipt_key, redis_servers, releases;
-DROP FUNCTION pay_clock();
+DROP FUNCTION pay_clock(), lost_time();
 DROP TABLE outages, pulse;
 ALTER TABLE sales DROP COLUMN last_sequence;
 ALTER TABLE orders DROP COLUMN key_fingerprint, DROP COLUMN payment_reference, DROP COLUMN due;

@@ -19,7 +19,7 @@ WITH entry AS (
            -- The caller makes sure that the epoch is still the same when it commits (add_sold.sql).
            e.epoch < s.epoch AND $9::text IS NULL AS late,
            -- What waits for its payment waits from now on, and not from the reservation: nobody can pay before.
-           CASE WHEN s.payment_window_seconds > 0 THEN pay_clock() + make_interval(secs => s.payment_window_seconds) END AS due
+           CASE WHEN s.payment_window_seconds > 0 THEN (SELECT pay_clock()) + make_interval(secs => s.payment_window_seconds) END AS due
     FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[], $8::text[])
         WITH ORDINALITY AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint, place)
     LEFT JOIN sales AS s ON s.id = e.sale_id
