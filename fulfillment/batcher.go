@@ -281,20 +281,20 @@ func (b *batcher) process(ctx context.Context, batch []*submission) (deferred []
 	return deferred
 }
 
-// inSaleOrder sorts the batch by sale and place in it, so that units that do not suffice for all go
-// to those who came first, and returns its events.
+// inSaleOrder sorts the batch by sale and place in it, and returns its events.
 func inSaleOrder(batch []*submission) []reservation.OrderReserved {
-	slices.SortStableFunc(batch, func(x, y *submission) int {
-		return cmp.Or(
-			strings.Compare(string(x.event.SaleID[:]), string(y.event.SaleID[:])),
-			cmp.Compare(x.event.Sequence, y.event.Sequence),
-		)
-	})
+	slices.SortStableFunc(batch, func(x, y *submission) int { return byPlaceInSale(x.event, y.event) })
 	events := make([]reservation.OrderReserved, len(batch))
 	for i, s := range batch {
 		events[i] = s.event
 	}
 	return events
+}
+
+// byPlaceInSale is the order in which events are recorded, so that units that do not suffice for all go
+// to those who came first.
+func byPlaceInSale(x, y reservation.OrderReserved) int {
+	return cmp.Or(strings.Compare(string(x.SaleID[:]), string(y.SaleID[:])), cmp.Compare(x.Sequence, y.Sequence))
 }
 
 // lockUsers takes the locks of the batch's users in one script. Messages of users whom another

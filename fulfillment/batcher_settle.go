@@ -16,13 +16,23 @@ import (
 // Postgres is away, and halved when one of its events is at fault, so that the good part commits and
 // the bad event goes on alone. An event without an end has Outcome.Err.
 func (b *batcher) settle(ctx context.Context, events []reservation.OrderReserved) []Outcome {
-	s := settlement{batcher: b, tooMany: map[uuid.UUID]int64{}}
+	return settle(ctx, b.ledger, b.try, events)
+}
+
+// transaction records some events.
+type transaction func(context.Context) ([]Outcome, error)
+
+// settle is batcher.settle with another way to try a transaction. An error of try whose fault is transient
+// ends the settlement, and is that of all events that are not recorded by then; any other one is of an event.
+func settle(ctx context.Context, ledger *Ledger, try func(context.Context, transaction) ([]Outcome, error), events []reservation.OrderReserved) []Outcome {
+	s := settlement{ledger: ledger, try: try, tooMany: map[uuid.UUID]int64{}}
 	return s.record(ctx, events)
 }
 
 // settlement is what is learned while one batch is being settled.
 type settlement struct {
-	*batcher
+	ledger *Ledger
+	try    func(context.Context, transaction) ([]Outcome, error)
 	// tooMany is, by sale, a quantity that its stock in Postgres did not hold. Without it, a batch for
 	// a sale that is sold out would be halved down to every single event.
 	tooMany map[uuid.UUID]int64
@@ -37,7 +47,7 @@ func (s *settlement) record(ctx context.Context, events []reservation.OrderReser
 	switch {
 	case err == nil:
 		return outcomes
-	case errors.Is(err, ErrStopping):
+	case faultOf(err) == transient:
 		return allFailed(events, err)
 	case len(events) > 1:
 		// The earlier half first: it has the older claim to what is left.
@@ -70,17 +80,24 @@ func (s *settlement) refuse(ctx context.Context, events []reservation.OrderReser
 	return outcomes
 }
 
+// epochTries is how often a transaction is repeated at once because an epoch has ended. It is ended by a
+// rebuild, of which more than one in the course of a batch is rare.
+const epochTries = 3
+
 // try repeats a transaction while the surroundings are at fault. It returns ErrStopping when the
 // worker stops meanwhile; every other error is one of the events.
-func (b *batcher) try(ctx context.Context, transaction func(context.Context) ([]Outcome, error)) ([]Outcome, error) {
-	for {
+func (b *batcher) try(ctx context.Context, t transaction) ([]Outcome, error) {
+	for tries := 1; ; tries++ {
 		if b.recording.lasts() && b.isDraining() {
 			return nil, ErrStopping
 		}
-		outcomes, err := b.attempt(ctx, transaction)
+		outcomes, err := b.attempt(ctx, t)
 		if err == nil || faultOf(err) != transient {
 			b.recording.over()
 			return outcomes, err
+		}
+		if errors.Is(err, errEpochOver) && tries <= epochTries {
+			continue // it is known now that the epoch is over
 		}
 		if !pause.For(b.recording.failed(err), b.draining) {
 			return nil, ErrStopping
@@ -88,7 +105,7 @@ func (b *batcher) try(ctx context.Context, transaction func(context.Context) ([]
 	}
 }
 
-func (b *batcher) attempt(ctx context.Context, transaction func(context.Context) ([]Outcome, error)) (outcomes []Outcome, err error) {
+func (b *batcher) attempt(ctx context.Context, t transaction) (outcomes []Outcome, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			b.logger.Error("panic while recording a batch", "panic", p, "stack", string(debug.Stack()))
@@ -97,7 +114,7 @@ func (b *batcher) attempt(ctx context.Context, transaction func(context.Context)
 	}()
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	return transaction(ctx)
+	return t(ctx)
 }
 
 func (b *batcher) isDraining() bool {

@@ -43,14 +43,21 @@ const (
 	oversold
 )
 
-// oversoldConstraint is the CHECK on sales in sql/migrations.
-const oversoldConstraint = "sales_not_oversold"
+const (
+	// oversoldConstraint is the CHECK on sales in sql/migrations.
+	oversoldConstraint = "sales_not_oversold"
+
+	notNullViolation = "23502"
+)
 
 // faultOf classifies an error of the ledger or of the decoder. Whatever it does not know counts as
 // transient: to wait for an operator loses nothing, to park healthy orders as dead letters would.
 func faultOf(err error) fault {
-	if errors.Is(err, ErrOversold) {
+	switch {
+	case errors.Is(err, ErrOversold):
 		return oversold
+	case errors.Is(err, errEpochOver):
+		return transient
 	}
 	for _, data := range []error{ErrUnknownSale, ErrContradiction, errPanicked, reservation.ErrUndecodable} {
 		if errors.Is(err, data) {
@@ -70,11 +77,16 @@ func faultOf(err error) fault {
 
 func hasClass(err *pgconn.PgError, class string) bool { return strings.HasPrefix(err.Code, class) }
 
-// asOversold names the violation of the second guard, so that callers need not know SQLSTATEs.
-func asOversold(err error) error {
+// ofConstraint names what a constraint on the counters of a sale says, so that callers need not know SQLSTATEs.
+func ofConstraint(err error) error {
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.ConstraintName == oversoldConstraint {
+	switch {
+	case !errors.As(err, &pgErr):
+		return err
+	case pgErr.ConstraintName == oversoldConstraint:
 		return fmt.Errorf("%w: %w", ErrOversold, err)
+	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch": // see add_sold.sql
+		return fmt.Errorf("%w: %w", errEpochOver, err)
 	}
 	return err
 }

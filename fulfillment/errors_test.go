@@ -55,8 +55,10 @@ func TestFaultOf(t *testing.T) {
 		{"contradiction", fmt.Errorf("%w: x", ErrContradiction), badData},
 		{"panic", fmt.Errorf("%w: x", errPanicked), badData},
 
-		{"the sale's own check", asOversold(&pgconn.PgError{Code: "23514", ConstraintName: "sales_not_oversold"}), oversold},
-		{"another check", asOversold(&pgconn.PgError{Code: "23514", ConstraintName: "orders_quantity_check"}), badData},
+		{"the sale's own check", ofConstraint(&pgconn.PgError{Code: "23514", ConstraintName: "sales_not_oversold"}), oversold},
+		{"an epoch that is over", ofConstraint(&pgconn.PgError{Code: "23502", TableName: "sales", ColumnName: "epoch"}), transient},
+		{"another value that is missing", ofConstraint(&pgconn.PgError{Code: "23502", TableName: "orders", ColumnName: "epoch"}), badData},
+		{"another check", ofConstraint(&pgconn.PgError{Code: "23514", ConstraintName: "orders_quantity_check"}), badData},
 	} {
 		require.Equal(t, c.want, faultOf(c.err), c.what)
 	}

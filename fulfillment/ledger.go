@@ -41,8 +41,8 @@ type Ledger struct {
 // NewLedger returns a Ledger on a migrated database.
 func NewLedger(pool *pgxpool.Pool) *Ledger { return &Ledger{pool: pool} }
 
-// Record confirms the orders, or rejects those whose user has another live order in the sale. The
-// outcomes come in the order of the events.
+// Record confirms the orders, or rejects those whose user has another live order in the sale, or voids
+// those of an epoch of their sale that is over. The outcomes come in the order of the events.
 //
 // It is all or nothing: after an error none of them is recorded, except when the error came from the
 // COMMIT itself; trying again is safe in any case. If the sale's stock in Postgres does not hold the
@@ -69,7 +69,7 @@ func (l *Ledger) record(ctx context.Context, events []reservation.OrderReserved,
 	words, found, err := recordOn(ctx, conn, columns, refusal)
 	if err != nil {
 		rollBack(conn)
-		return nil, fmt.Errorf("record %d orders: %w", len(events), asOversold(err))
+		return nil, fmt.Errorf("record %d orders: %w", len(events), ofConstraint(err))
 	}
 	outcomes := make([]Outcome, len(events))
 	for i, event := range events {
@@ -117,12 +117,8 @@ func finishTransaction(answers pgx.BatchResults, anyRepeated bool, sales int) (f
 		}
 	}
 	for range sales {
-		tag, err := answers.Exec()
-		if err != nil {
+		if _, err := answers.Exec(); err != nil {
 			return nil, err
-		}
-		if tag.RowsAffected() == 0 {
-			return nil, errEpochOver
 		}
 	}
 	tag, err := answers.Exec()

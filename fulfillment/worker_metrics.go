@@ -8,7 +8,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"stampede/lock"
-	"stampede/reservation"
 )
 
 // workerMetrics are shared by all batchers of a worker.
@@ -35,7 +34,7 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 		Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 	}))
 	outcomes, err3 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_orders_total", Help: "Orders by what came of them: confirmed, rejected or expired; and deliveries that were duplicate (recorded before) or unusable.",
+		Name: "stampede_orders_total", Help: "Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.",
 	}, []string{"outcome"}))
 	failing, err4 := registerOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire and release in each worker) that fail and are tried again.",
@@ -71,7 +70,7 @@ func (m *workerMetrics) count(out Outcome) {
 		return // neither good nor bad: it is delivered again
 	case out.Err != nil:
 		label = countUnusable
-	case out.Fresh && out.Status == reservation.StatusConfirmed, out.Fresh && out.Status == reservation.StatusRejected:
+	case out.Fresh:
 		label = string(out.Status)
 	}
 	m.orders.WithLabelValues(label).Inc()

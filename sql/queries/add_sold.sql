@@ -2,6 +2,8 @@
 -- sales_not_oversold refuses what the stock does not hold. It is the last statement before COMMIT: the row of
 -- a hot sale is what all workers wait for.
 --
--- It changes no row if the sale has come to a later epoch than $4, that of the orders, since they were
--- decided: they may not be recorded any more.
-UPDATE sales SET sold = sold + $2, last_sequence = greatest(last_sequence, $3) WHERE id = $1 AND epoch <= $4
+-- If the sale has come to a later epoch than $4, that of the orders, since they were decided, they may not be
+-- recorded any more. The statement fails then, because COMMIT is sent with it and must not be reached: a
+-- sale has an epoch, and here it would have none.
+UPDATE sales SET sold = sold + $2, last_sequence = greatest(last_sequence, $3), epoch = CASE WHEN epoch <= $4 THEN epoch END
+WHERE id = $1

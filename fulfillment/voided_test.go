@@ -1,0 +1,137 @@
+package fulfillment
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+func raiseEpoch(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
+	require.NoError(t, err)
+}
+
+func TestLedgerVoidsWhatComesTooLate(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ledger := NewLedger(pool)
+	sale, other := newSale(t, pool, 10), newSale(t, pool, 10)
+	early := reserved(sale, "alice", 1)
+	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{early})
+	require.NoError(t, err)
+	raiseEpoch(t, pool, sale)
+	late, ofToday, elsewhere := reserved(sale, "bob", 2), reserved(sale, "carol", 2), reserved(other, "dave", 1)
+	ofToday.Epoch = 2
+
+	for _, fresh := range []bool{true, false} {
+		outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{early, late, ofToday, elsewhere})
+		require.NoError(t, err)
+		require.Equal(t, []Outcome{
+			{Event: early, Status: reservation.StatusConfirmed},
+			{Event: late, Status: reservation.StatusVoided, Reason: reservation.VoidedSaleRebuilt, Fresh: fresh},
+			{Event: ofToday, Status: reservation.StatusConfirmed, Fresh: fresh},
+			{Event: elsewhere, Status: reservation.StatusConfirmed, Fresh: fresh},
+		}, outcomes)
+	}
+	order, err := ledger.Order(t.Context(), late.OrderID)
+	require.NoError(t, err)
+	require.Equal(t, reservation.Order{
+		ID: late.OrderID, SaleID: sale, UserID: "bob", Quantity: 1, Status: reservation.StatusVoided, Version: 2,
+		ReservedAt: late.ReservedAt, Reason: reservation.VoidedSaleRebuilt,
+	}, order)
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderVoided"}, history(t, pool, late.OrderID))
+	require.EqualValues(t, 2, soldOf(t, pool, sale))
+	require.EqualValues(t, 1, soldOf(t, pool, other))
+	require.EqualValues(t, 2, queryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", sale))
+
+	// Its buyer can have another order, and an operator who refuses it says so and not something else.
+	again := reserved(sale, "bob", 3)
+	again.Epoch = 2
+	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{again})
+	require.NoError(t, err)
+	require.Equal(t, reservation.StatusConfirmed, outcomes[0].Status)
+	refused := reserved(sale, "erin", 4)
+	outcomes, err = ledger.Refuse(t.Context(), []reservation.OrderReserved{refused}, RejectedDiscarded)
+	require.NoError(t, err)
+	require.Equal(t, reservation.StatusRejected, outcomes[0].Status)
+}
+
+// The epoch is raised after it was decided that the orders are of it, and before they are counted: they
+// are decided again.
+func TestLedgerConfirmsNothingInAnEpochThatEndsMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale, other := newSale(t, s.pool, 10), newSale(t, s.pool, 10)
+	events := append(crowdOf(sale, 2), crowdOf(other, 2)...)
+	log := &countingLog{}
+	b := s.batch(t, func(c *batcherConfig) { c.logger = slog.New(log) })
+
+	rebuilder, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = rebuilder.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = rebuilder.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR NO KEY UPDATE", sale)
+	require.NoError(t, err)
+	var batch []*submission
+	for _, event := range events {
+		batch = append(batch, &submission{event: event, done: make(chan error, 1)})
+	}
+	deferred := make(chan []*submission, 1)
+	go func() { deferred <- b.process(t.Context(), batch) }()
+	testkit.Eventually(t, 10*time.Second, "the orders wait to be counted", func() bool {
+		return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+	})
+	_, err = rebuilder.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sale)
+	require.NoError(t, err)
+	require.NoError(t, rebuilder.Commit(t.Context()))
+
+	require.Empty(t, <-deferred)
+	for i, submitted := range batch {
+		require.NoError(t, answer(t, submitted.done), "it is to be acknowledged")
+		want := "2 OrderVoided"
+		if events[i].SaleID == other {
+			want = "2 OrderConfirmed"
+		}
+		require.Equal(t, []string{"1 OrderReserved", want}, history(t, s.pool, submitted.event.OrderID))
+	}
+	require.Zero(t, soldOf(t, s.pool, sale))
+	require.EqualValues(t, 2, soldOf(t, s.pool, other))
+	require.EqualValues(t, 2, s.count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND reason = 'sale-rebuilt'"))
+	require.Equal(t, 2.0, testutil.ToFloat64(b.metrics.orders.WithLabelValues("voided")))
+	require.Equal(t, 2.0, testutil.ToFloat64(b.metrics.orders.WithLabelValues("confirmed")))
+	require.Zero(t, log.times("cannot record orders in Postgres, trying again"), "that is no outage")
+
+	// Delivered once more, they are as they were.
+	redelivered := &submission{event: events[0], done: make(chan error, 1)}
+	require.Empty(t, b.process(t.Context(), []*submission{redelivered}))
+	require.NoError(t, answer(t, redelivered.done))
+	require.Equal(t, 2.0, testutil.ToFloat64(b.metrics.orders.WithLabelValues("voided")))
+	require.Zero(t, soldOf(t, s.pool, sale))
+}
+
+// The units of a voided order were not counted when the sale was rebuilt, so they do not come back.
+func TestAVoidedOrderGivesNothingBack(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.buy(t, sale, "alice")
+	msgs := s.messages(t)
+	raiseEpoch(t, s.pool, sale)
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "epoch", 2).Err())
+	b := s.batch(t, nil)
+	for _, a := range handle(b, msgs...) {
+		require.NoError(t, answer(t, a))
+	}
+	require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
+	require.EqualValues(t, 9, s.left(t, sale), "nobody has given the unit of this reservation back")
+	require.True(t, s.rdb.HExists(t.Context(), s.keys.Buyers(0, sale), "alice").Val())
+}
