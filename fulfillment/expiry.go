@@ -27,11 +27,10 @@ const (
 func (w *Worker) sweepOrders(ctx context.Context) {
 	expiring := newTrouble(w.config.Logger, w.metrics, "expire", "expire orders that were not paid in time")
 	releasing := newTrouble(w.config.Logger, w.metrics, "release", "give back the units of ended orders")
-	ledger := NewLedger(w.config.Pool)
 	for pause.For(retryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
-		expired, expireErr := sweepSales(ctx, ledger.expireSome)
+		expired, expireErr := sweepSales(ctx, w.ledger.expireSome)
 		released, releaseErr := sweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
-			return ledger.releaseSome(ctx, w.config.Store, except)
+			return w.ledger.releaseSome(ctx, w.config.Store, except)
 		})
 		if expired > 0 || released > 0 {
 			w.metrics.orders.WithLabelValues(string(reservation.StatusExpired)).Add(float64(expired))
@@ -74,14 +73,14 @@ func sweepSales(ctx context.Context, step sweepStep) (done int, err error) {
 
 // expireSome ends at most sweepMax overdue orders of one sale in one transaction. It is a sweepStep.
 func (l *Ledger) expireSome(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
-	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		orders, err := lockOverdue(ctx, tx, except)
-		if err != nil || len(orders) == 0 {
+	var orders []reservation.Order
+	var next reservation.Order
+	err = l.inTransaction(ctx, func(tx pgx.Tx) (err error) {
+		if orders, err = lockOverdue(ctx, tx, except); err != nil || len(orders) == 0 {
 			return err
 		}
 		sale = orders[0].SaleID
 		crashpoint.Hit(crashpoint.BeforeExpire)
-		var next reservation.Order
 		for _, o := range orders {
 			if next, err = o.Expired(); err != nil {
 				return err
@@ -99,6 +98,7 @@ func (l *Ledger) expireSome(ctx context.Context, except []uuid.UUID) (sale uuid.
 	}
 	if expired > 0 {
 		crashpoint.Hit(crashpoint.AfterExpire)
+		l.tellChanged(orders, next)
 	}
 	return sale, expired, nil
 }

@@ -35,7 +35,8 @@ type Outcome struct {
 // in one transaction. It is safe for concurrent use, by several processes as well: an event has one
 // effect however often and wherever it is recorded.
 type Ledger struct {
-	pool *pgxpool.Pool
+	pool     *pgxpool.Pool
+	outcomes *Outcomes // nil to tell nobody
 }
 
 // NewLedger returns a Ledger on a migrated database.
@@ -78,6 +79,7 @@ func (l *Ledger) record(ctx context.Context, events []reservation.OrderReserved,
 			outcomes[i] = repeated(outcomes[i], events[first])
 		}
 	}
+	l.tellRecorded(outcomes, found)
 	return outcomes, nil
 }
 

@@ -48,17 +48,22 @@ type decision func(o reservation.Order, overdue bool) (next reservation.Order, c
 // change takes the user's order one event further: read, decided and written in one transaction that
 // has its row locked.
 func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event reservation.EventType, decide decision) (next reservation.Order, err error) {
+	var changed []reservation.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
 		order, overdue, err := lockOrder(ctx, tx, id, user)
 		if err != nil {
 			return err
 		}
-		var changed bool
-		if next, changed, err = decide(order, overdue); err != nil || !changed {
+		var isChange bool
+		if next, isChange, err = decide(order, overdue); err != nil || !isChange {
 			return err
 		}
-		return writeChange(ctx, tx, event, []reservation.Order{order}, next)
+		changed = []reservation.Order{order}
+		return writeChange(ctx, tx, event, changed, next)
 	})
+	if err == nil {
+		l.tellChanged(changed, next)
+	}
 	return next, err
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -88,8 +89,10 @@ func (c *WorkerConfig) Validate() error {
 // orders to Postgres, ends those that are not paid in time, and gives units of refused, cancelled and
 // expired ones back. Any number of workers share the work.
 type Worker struct {
-	config  WorkerConfig
-	metrics *workerMetrics
+	config   WorkerConfig
+	metrics  *workerMetrics
+	outcomes *Outcomes
+	ledger   *Ledger
 }
 
 // NewWorker returns a Worker. It does not talk to Redis or Postgres yet.
@@ -105,7 +108,13 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if _, err := newWorkerSubscriber(&config); err != nil { // which makes a new one whenever it starts anew
 		return nil, err
 	}
-	return &Worker{config: config, metrics: metrics}, nil
+	outcomes, err := NewOutcomes(OutcomesConfig{
+		Client: config.Control, Keys: config.Keys, Logger: config.Logger, Registerer: config.Registerer,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Worker{config: config, metrics: metrics, outcomes: outcomes, ledger: NewLedger(config.Pool).Telling(outcomes)}, nil
 }
 
 func newWorkerSubscriber(config *WorkerConfig) (*Subscriber, error) {
@@ -133,6 +142,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	w.config.Logger.Info("worker started", "consumer", w.config.Consumer, "partitions", partitions)
 	defer w.config.Logger.Info("worker stopped", "consumer", w.config.Consumer)
+	defer w.tellOutcomes(ctx)()
 	for {
 		needed, err := w.serve(ctx, partitions)
 		if err != nil || ctx.Err() != nil {
@@ -140,6 +150,17 @@ func (w *Worker) Run(ctx context.Context) error {
 		}
 		w.config.Logger.Info("sales have more partitions: reading their streams as well", "partitions", needed, "before", partitions)
 		partitions = needed
+	}
+}
+
+// tellOutcomes has the ingresses told what becomes of orders, until stop is called: that is after the last of them.
+func (w *Worker) tellOutcomes(ctx context.Context) (stop func()) {
+	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
+	var telling sync.WaitGroup
+	telling.Go(func() { w.outcomes.Run(ctx) })
+	return func() {
+		end()
+		telling.Wait()
 	}
 }
 
@@ -208,7 +229,7 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *Subscriber, streams []s
 			lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.lockObserver()))
 		defer w.closeLocker(ctx, locker)
 		b := newBatcher(batcherConfig{
-			ledger: NewLedger(w.config.Pool), store: w.config.Store, locker: locker,
+			ledger: w.ledger, store: w.config.Store, locker: locker,
 			keys: w.config.Keys, partition: partition, batchMax: w.config.BatchMax, lease: lockLease(w.config.MinIdle),
 			logger: w.config.Logger, metrics: w.metrics,
 		})

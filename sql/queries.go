@@ -78,12 +78,16 @@ var (
 	OrdersOfUser string
 	//go:embed queries/park_dead_letter.sql
 	ParkDeadLetter string
+	//go:embed queries/receipt_secret.sql
+	ReceiptSecret string
 	//go:embed queries/record_orders.sql
 	RecordOrders string
 	//go:embed queries/return_sold.sql
 	ReturnSold string
 	//go:embed queries/sale_changes.sql
 	SaleChanges string
+	//go:embed queries/sale_epoch.sql
+	SaleEpoch string
 	//go:embed queries/sale_orders.sql
 	SaleOrders string
 	//go:embed queries/sale_sold.sql

@@ -1,0 +1,61 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// Fate returns the order of a receipt, which Signer.Verify has found genuine: as it is in Postgres; or voided, if the
+// sale's stock was made anew after the order was admitted, and without it. With the error reservation.ErrOrderNotFound
+// neither is so yet. Every other error is one of Postgres.
+//
+// The epoch is read before the order. Every transaction that confirms orders holds the row of their sale and looks
+// whether its epoch is theirs (add_sold.sql): an order that is not there after that is over will not come any more.
+func (l *Ledger) Fate(ctx context.Context, r reservation.Receipt) (reservation.Order, error) {
+	ask := &pgx.Batch{}
+	ask.Queue(sql.SaleEpoch, r.SaleID)
+	ask.Queue(sql.FindOrders, []uuid.UUID{r.OrderID})
+	answers := l.pool.SendBatch(ctx, ask)
+	var epoch int64
+	err := answers.QueryRow().Scan(&epoch)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = nil // no such sale, so nothing of it is over
+	}
+	found, findErr := readOrders(answers)
+	if err := errors.Join(err, findErr, answers.Close()); err != nil {
+		return reservation.Order{}, fmt.Errorf("find the fate of order=%s: %w", r.OrderID, err)
+	}
+	if order, there := found[r.OrderID]; there {
+		return order, nil
+	}
+	if epoch > r.Epoch {
+		return r.Order(reservation.StatusVoided), nil
+	}
+	return reservation.Order{}, fmt.Errorf("order %s: %w", r.OrderID, reservation.ErrOrderNotFound)
+}
+
+// FindOrders returns those of the orders that are in Postgres, in no particular order.
+func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error) {
+	rows, _ := l.pool.Query(ctx, sql.FindOrders, ids) // its error comes with the rows
+	orders, err := pgx.CollectRows(rows, scanOrder)
+	if err != nil {
+		return nil, fmt.Errorf("find %d orders: %w", len(ids), err)
+	}
+	return orders, nil
+}
+
+// ReceiptSecret returns the secret with which all ingresses on this database sign receipts, but for those that were
+// given another one.
+func (l *Ledger) ReceiptSecret(ctx context.Context) (secret []byte, err error) {
+	if err := l.pool.QueryRow(ctx, sql.ReceiptSecret).Scan(&secret); err != nil {
+		return nil, fmt.Errorf("read the secret for receipts: %w", err)
+	}
+	return secret, nil
+}

@@ -1,0 +1,2 @@
+-- The epoch of the sale $1.
+SELECT epoch FROM sales WHERE id = $1
