@@ -78,6 +78,32 @@ var (
 	OrdersOfUser string
 	//go:embed queries/park_dead_letter.sql
 	ParkDeadLetter string
+	//go:embed queries/projections_begin.sql
+	ProjectionsBegin string
+	//go:embed queries/projections_dress.sql
+	ProjectionsDress string
+	//go:embed queries/projections_end.sql
+	ProjectionsEnd string
+	//go:embed queries/projections_fill.sql
+	ProjectionsFill string
+	//go:embed queries/projections_histories.sql
+	ProjectionsHistories string
+	//go:embed queries/projections_miscounted.sql
+	ProjectionsMiscounted string
+	//go:embed queries/projections_obstacles.sql
+	ProjectionsObstacles string
+	//go:embed queries/projections_recount.sql
+	ProjectionsRecount string
+	//go:embed queries/projections_remove.sql
+	ProjectionsRemove string
+	//go:embed queries/projections_rename.sql
+	ProjectionsRename string
+	//go:embed queries/projections_shape.sql
+	ProjectionsShape string
+	//go:embed queries/projections_take_changes.sql
+	ProjectionsTakeChanges string
+	//go:embed queries/projections_watch.sql
+	ProjectionsWatch string
 	//go:embed queries/receipt_secret.sql
 	ReceiptSecret string
 	//go:embed queries/record_orders.sql

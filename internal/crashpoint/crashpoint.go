@@ -34,6 +34,17 @@ const (
 	AfterRelease = "after-release"
 	// AfterReleaseCommit: that is committed.
 	AfterReleaseCommit = "after-release-commit"
+
+	// ProjectionsWatch: a rebuild of the projections has changes of orders noted, and has nothing else yet.
+	ProjectionsWatch = "projections-watch"
+	// ProjectionsFilled: the new table has the rows of the log as it was, and nothing but its rows.
+	ProjectionsFilled = "projections-filled"
+	// ProjectionsBuilt: it lacks only what has changed since.
+	ProjectionsBuilt = "projections-built"
+	// ProjectionsSwap: it is in place, and that is not committed.
+	ProjectionsSwap = "projections-swap"
+	// ProjectionsSwapped: that is committed, and the old table is still there.
+	ProjectionsSwapped = "projections-swapped"
 )
 
 // Env is the variable that arms a point.
@@ -42,6 +53,7 @@ const Env = "STAMPEDE_CRASH_AT"
 var names = []string{
 	BeforePersist, AfterCommit, BeforeAck,
 	BeforeExpire, BeforeExpireCommit, AfterExpire, BeforeRelease, AfterRelease, AfterReleaseCommit,
+	ProjectionsWatch, ProjectionsFilled, ProjectionsBuilt, ProjectionsSwap, ProjectionsSwapped,
 }
 
 // armed is nil in every process but those of crash tests; it is set once, before main.

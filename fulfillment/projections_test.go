@@ -1,0 +1,391 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// rowsOf are all rows of a query, as text.
+func rowsOf(t testing.TB, pool *pgxpool.Pool, query string) []string {
+	t.Helper()
+	rows, err := pool.Query(t.Context(), query)
+	require.NoError(t, err)
+	texts, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return texts
+}
+
+const (
+	allOrders   = "SELECT row_to_json(o)::text FROM orders AS o ORDER BY id"
+	allCounters = "SELECT concat_ws(' ', id, sold, last_sequence) FROM sales ORDER BY id"
+	// leftovers are what a rebuild needs while it lasts.
+	leftovers = `SELECT relname FROM pg_class WHERE relname ~ '^(orders_next|orders_replaced|order_changes)'
+		UNION ALL SELECT proname FROM pg_proc WHERE proname = 'note_order_change'
+		UNION ALL SELECT tgname FROM pg_trigger WHERE tgrelid = 'orders'::regclass`
+)
+
+func (s *shop) rebuildProjections(t testing.TB) ProjectionsReport {
+	t.Helper()
+	report, err := RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+	require.NoError(t, err)
+	return report
+}
+
+// lives makes orders of every status in two sales, in order and with keys.
+func (s *shop) lives(t testing.TB) (orders map[string]uuid.UUID) {
+	t.Helper()
+	orders = map[string]uuid.UUID{}
+	sales := []uuid.UUID{s.openPayable(t, 50), s.open(t, 50)}
+	ledger := NewLedger(s.pool)
+	for n, sale := range sales {
+		for i := range 10 {
+			user := fmt.Sprintf("user-%d", i)
+			answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: int64(1 + i%3), IdempotencyKey: fmt.Sprintf("key-%d", i)})
+			require.NoError(t, err)
+			orders[fmt.Sprint(user, "/", n)] = answer.Reservation.OrderID
+		}
+		s.buy(t, sale, "without-key")
+	}
+	s.fulfil(t)
+	_, err := ledger.Pay(t.Context(), orders["user-1/0"], "user-1", "pi_1")
+	require.NoError(t, err)
+	_, err = ledger.Cancel(t.Context(), orders["user-2/0"], "user-2")
+	require.NoError(t, err)
+	endWindow(t, s.pool, orders["user-3/0"])
+	_, err = s.pool.Exec(t.Context(), `UPDATE order_events SET data = order_events.data || jsonb_build_object('due', o.due) FROM orders AS o
+		WHERE o.id = order_id AND type = 'OrderConfirmed' AND o.id = $1`, orders["user-3/0"])
+	require.NoError(t, err)
+	expired, err := s.expire(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, expired)
+	refused := reserved(sales[0], "refused", 99)
+	_, err = ledger.Refuse(t.Context(), []reservation.OrderReserved{refused}, reservation.RejectedSoldOut)
+	require.NoError(t, err)
+	_, err = s.pool.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sales[1])
+	require.NoError(t, err)
+	late := reserved(sales[1], "late", 99)
+	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{late})
+	require.NoError(t, err)
+	require.Equal(t, reservation.StatusVoided, outcomes[0].Status)
+	require.Equal(t, []string{"cancelled 1", "confirmed 19", "expired 1", "paid 1", "rejected 1", "voided 1"},
+		rowsOf(t, s.pool, "SELECT concat(status, ' ', count(*)) FROM orders GROUP BY status ORDER BY status"))
+	return orders
+}
+
+func TestProjectionsAreRebuiltRowByRow(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	orders := s.lives(t)
+	rows, counters, shape := rowsOf(t, s.pool, allOrders), rowsOf(t, s.pool, allCounters), rowsOf(t, s.pool, sql.ProjectionsShape)
+	require.Equal(t, int64(len(rows)), s.rebuildProjections(t).Orders)
+	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
+	require.Equal(t, counters, rowsOf(t, s.pool, allCounters))
+	require.Equal(t, shape, rowsOf(t, s.pool, sql.ProjectionsShape))
+	require.Empty(t, rowsOf(t, s.pool, leftovers))
+
+	// Whatever became of the rows, the log has it all.
+	for _, damage := range []string{
+		"DELETE FROM orders",
+		"UPDATE orders SET status = 'expired', version = 9, quantity = 7, user_id = id::text, sequence = 0, epoch = 9, reserved_at = now(), updated_at = now()",
+		"UPDATE orders SET reason = 'x', due = now(), payment_reference = 'x', key_fingerprint = 'x'",
+		"UPDATE sales SET sold = 1, last_sequence = 0",
+		"TRUNCATE orders; UPDATE sales SET sold = 0",
+	} {
+		_, err := s.pool.Exec(t.Context(), damage)
+		require.NoError(t, err)
+		s.rebuildProjections(t)
+		require.Equal(t, rows, rowsOf(t, s.pool, allOrders), damage)
+		require.Equal(t, counters, rowsOf(t, s.pool, allCounters), damage)
+	}
+	order, err := NewLedger(s.pool).Pay(t.Context(), orders["user-4/0"], "user-4", "pi_4")
+	require.NoError(t, err)
+	require.Equal(t, reservation.StatusPaid, order.Status)
+}
+
+func TestRebuildOfProjectionsKeepsWhatOperatorsGaveTheTable(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	s.lives(t)
+	role := "reader_" + strings.ReplaceAll(uuid.NewString(), "-", "")
+	_, err := s.pool.Exec(t.Context(), `CREATE ROLE `+role+`;
+		GRANT SELECT ON orders TO `+role+`; GRANT UPDATE (reason) ON orders TO PUBLIC; ALTER DEFAULT PRIVILEGES GRANT DELETE ON TABLES TO PUBLIC;
+		COMMENT ON TABLE orders IS 'it''s ours'; COMMENT ON COLUMN orders.due IS 'until'; COMMENT ON INDEX orders_due IS 'next';
+		COMMENT ON CONSTRAINT orders_pkey ON orders IS 'key'; COMMENT ON CONSTRAINT orders_quantity_check ON orders IS 'some';
+		ALTER TABLE orders SET (fillfactor = 80, autovacuum_enabled = false); ALTER TABLE orders ALTER COLUMN user_id SET STATISTICS 500;
+		ALTER TABLE orders ALTER COLUMN reason SET DEFAULT 'none'; CREATE INDEX "by Reason" ON orders (lower(reason)) WITH (fillfactor = 70) WHERE reason <> ' USING ''';
+		CLUSTER orders USING orders_of_user`)
+	t.Cleanup(func() {
+		_, err := s.pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
+		require.NoError(t, err)
+	})
+	require.NoError(t, err)
+	shape, rows := rowsOf(t, s.pool, sql.ProjectionsShape), rowsOf(t, s.pool, allOrders)
+	s.rebuildProjections(t)
+	require.Equal(t, shape, rowsOf(t, s.pool, sql.ProjectionsShape))
+	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
+}
+
+func TestRebuildOfProjectionsRefusesWhatItCannotCarryOver(t *testing.T) {
+	t.Parallel()
+	for name, statement := range map[string]string{
+		"view report, which reads it":        "CREATE VIEW report AS SELECT count(*) FROM orders",
+		"the column note":                    "ALTER TABLE orders ADD COLUMN note text",
+		"the trigger told":                   "CREATE TRIGGER told BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+		"the constraint parts_order_fkey":    "CREATE TABLE parts (order_id uuid CONSTRAINT parts_order_fkey REFERENCES orders)",
+		"the policy own":                     "CREATE POLICY own ON orders USING (user_id = current_user)",
+		"the publication all_of_it":          "CREATE PUBLICATION all_of_it FOR TABLE orders",
+		"the statistics of_both":             "CREATE STATISTICS of_both ON status, version FROM orders",
+		"its kinship with old_orders":        "CREATE TABLE old_orders () INHERITS (orders)",
+		"function first(), which needs it":   "CREATE FUNCTION first() RETURNS bigint BEGIN ATOMIC SELECT count(*) FROM orders; END",
+		"that it is unlogged":                "ALTER TABLE orders SET UNLOGGED",
+		"the constraint once of orders":      "ALTER TABLE orders ADD CONSTRAINT once UNIQUE (id, version)",
+		"its row security":                   "ALTER TABLE orders ENABLE ROW LEVEL SECURITY",
+		"function text(orders), which needs": "CREATE FUNCTION text(orders) RETURNS text LANGUAGE sql AS 'SELECT 1::text'",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			_, err := s.pool.Exec(t.Context(), statement)
+			require.NoError(t, err)
+			_, err = RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+			require.ErrorIs(t, err, ErrTableExtended)
+			require.ErrorContains(t, err, name)
+		})
+	}
+}
+
+func TestRebuildOfProjectionsRefusesADamagedLog(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	orders := s.lives(t)
+	order := orders["user-4/0"]
+	for _, damage := range []string{
+		"UPDATE order_events SET version = 3 WHERE order_id = $1 AND version = 2",
+		"UPDATE order_events SET type = 'OrderPaid' WHERE order_id = $1 AND version = 2",
+		"UPDATE order_events SET type = 'OrderMislaid' WHERE order_id = $1 AND version = 2",
+		"UPDATE order_events SET user_id = 'eve' WHERE order_id = $1 AND version = 2",
+		"UPDATE order_events SET sale_id = gen_random_uuid() WHERE order_id = $1 AND version = 2",
+		"UPDATE order_events SET quantity = quantity + 1 WHERE order_id = $1 AND version = 2",
+		"UPDATE order_events SET data = data - 'sequence' WHERE order_id = $1 AND version = 1",
+		"DELETE FROM order_events WHERE order_id = $1 AND version = 1",
+	} {
+		t.Run(damage, func(t *testing.T) {
+			saved := rowsOf(t, s.pool, "SELECT row_to_json(e)::text FROM order_events AS e ORDER BY position")
+			before := rowsOf(t, s.pool, allOrders)
+			_, err := s.pool.Exec(t.Context(), damage, order)
+			require.NoError(t, err)
+			_, err = RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+			require.ErrorIs(t, err, ErrDamagedLog)
+			require.ErrorContains(t, err, order.String())
+			require.Equal(t, before, rowsOf(t, s.pool, allOrders))
+			require.Empty(t, rowsOf(t, s.pool, leftovers))
+			_, err = s.pool.Exec(t.Context(), `TRUNCATE order_events`)
+			require.NoError(t, err)
+			_, err = s.pool.Exec(t.Context(), `INSERT INTO order_events OVERRIDING SYSTEM VALUE SELECT e.* FROM unnest($1::json[]) AS row, json_populate_record(NULL::order_events, row) AS e`, saved)
+			require.NoError(t, err)
+		})
+	}
+	s.rebuildProjections(t)
+}
+
+// While orders are confirmed, paid and cancelled by workers and buyers who never stop, with statements that
+// they prepared before, rebuild follows rebuild, and the rows are what they would be without.
+func TestProjectionsAreRebuiltBesideARunningSale(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	const rebuilds = 5
+	sales := []uuid.UUID{s.openPayable(t, 100_000), s.open(t, 100_000)}
+	work(t, s.config(t))
+	ledger := NewLedger(s.pool)
+	ctx, over := context.WithCancel(t.Context())
+	defer over()
+	var cancelled, paid atomic.Int64
+	var crowd errgroup.Group
+	buy := func(sale uuid.UUID, user string, n int) (reservation.Answer, error) {
+		return s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 2, IdempotencyKey: fmt.Sprint(n)})
+	}
+	for b := range 4 {
+		crowd.Go(func() error {
+			for n := 0; ctx.Err() == nil; n++ {
+				// Mostly the same user again and again: two live orders of one user must never be in the new table.
+				user, finish, finished := fmt.Sprintf("buyer-%d", b), ledger.Cancel, &cancelled
+				if n%10 == 9 {
+					user, finished = fmt.Sprintf("payer-%d-%d", b, n), &paid
+					finish = func(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error) {
+						return ledger.Pay(ctx, order, user, "pi_"+user)
+					}
+				}
+				answer, err := buy(sales[0], user, n)
+				if err != nil {
+					return err
+				}
+				if _, err := buy(sales[1], fmt.Sprintf("other-%d-%d", b, n), n); err != nil {
+					return err
+				}
+				if answer.Verdict != reservation.Reserved {
+					continue // no worker has told Redis of the cancellation yet
+				}
+				for ctx.Err() == nil {
+					_, err := finish(t.Context(), answer.Reservation.OrderID, user)
+					if err == nil {
+						finished.Add(1)
+						break
+					} else if !errors.Is(err, reservation.ErrOrderNotFound) {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+	}
+	var changes int64
+	for range rebuilds {
+		at := cancelled.Load()
+		report := s.rebuildProjections(t)
+		changes += report.Changes
+		require.Empty(t, report.Recounted)
+		require.Empty(t, rowsOf(t, s.pool, leftovers))
+		testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool { return cancelled.Load() > at+20 })
+	}
+	over()
+	require.NoError(t, crowd.Wait())
+	s.awaitRest(t)
+	require.Positive(t, changes, "the crowd must have been felt")
+	require.Positive(t, paid.Load())
+	rows, counters := rowsOf(t, s.pool, allOrders), rowsOf(t, s.pool, allCounters)
+	report := s.rebuildProjections(t)
+	require.Zero(t, report.Changes)
+	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
+	require.Equal(t, counters, rowsOf(t, s.pool, allCounters))
+	audit, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Wait: 30 * time.Second})
+	require.NoError(t, err)
+	require.False(t, audit.Broken(), textOf(t, audit))
+}
+
+func TestTwoRebuildsOfProjectionsAtOnce(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	s.lives(t)
+	rows := rowsOf(t, s.pool, allOrders)
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	done, refused := 0, 0
+	for range 4 {
+		all.Go(func() {
+			_, err := RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				done++
+			} else {
+				require.ErrorIs(t, err, ErrProjectionsUnderWay)
+				refused++
+			}
+		})
+	}
+	all.Wait()
+	require.Positive(t, done)
+	require.Positive(t, refused)
+	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
+	require.Empty(t, rowsOf(t, s.pool, leftovers))
+}
+
+// Whoever keeps orders locked is waited for, and others get their turn meanwhile.
+func TestRebuildOfProjectionsLetsOthersPassWhileItWaits(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	s.lives(t)
+	holder, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = holder.Exec(t.Context(), "LOCK TABLE orders IN ROW EXCLUSIVE MODE")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	var rebuild errgroup.Group
+	rebuild.Go(func() error {
+		_, err := RebuildProjections(ctx, s.pool, testkit.Logger(t))
+		return err
+	})
+	waiting := func() bool {
+		return len(rowsOf(t, s.pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
+	}
+	testkit.Eventually(t, 30*time.Second, "it waits", waiting)
+	_, err = s.pool.Exec(t.Context(), "UPDATE orders SET reason = reason") // which waits behind it
+	require.NoError(t, err)
+	cancel()
+	require.ErrorIs(t, rebuild.Wait(), context.Canceled)
+	require.NoError(t, holder.Rollback(t.Context()))
+	s.rebuildProjections(t)
+}
+
+// A trigger that a killed rebuild leaves behind notes nothing any more.
+func TestNobodyNotesChangesForARebuildThatDied(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	s.lives(t)
+	conn, err := s.pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	_, err = conn.Conn().PgConn().Exec(t.Context(), "BEGIN;"+sql.ProjectionsBegin+sql.ProjectionsWatch+"COMMIT").ReadAll()
+	require.NoError(t, err)
+	noted := func() int64 {
+		_, err := s.pool.Exec(t.Context(), "UPDATE orders SET reason = 'x' WHERE status = 'rejected'")
+		require.NoError(t, err)
+		return s.count(t, "SELECT count(*) FROM order_changes")
+	}
+	require.Zero(t, noted())
+	_, err = conn.Exec(t.Context(), fmt.Sprintf("SELECT pg_advisory_lock(%d)", watchedLock))
+	require.NoError(t, err)
+	require.EqualValues(t, 1, noted(), "of one who lives, it does")
+	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_unlock_all()")
+	require.NoError(t, err)
+	require.EqualValues(t, 1, noted())
+	s.rebuildProjections(t)
+	require.Empty(t, rowsOf(t, s.pool, leftovers))
+}
+
+// A snapshot that waits for a swap sees the new table whole.
+func TestASnapshotIsNotTakenBeforeASwap(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	s.lives(t)
+	want := s.count(t, "SELECT count(*) FROM orders")
+	swap, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = swap.Exec(t.Context(), "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+	var look errgroup.Group
+	var seen int64
+	look.Go(func() error {
+		return inSnapshot(t.Context(), s.pool, func(tx pgx.Tx) error {
+			return tx.QueryRow(t.Context(), "SELECT count(*) FROM orders").Scan(&seen)
+		})
+	})
+	testkit.Eventually(t, 30*time.Second, "it waits", func() bool {
+		return len(rowsOf(t, s.pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
+	})
+	_, err = swap.Exec(t.Context(), "CREATE TABLE orders_2 AS SELECT * FROM orders")
+	require.NoError(t, err)
+	_, err = swap.Exec(t.Context(), "ALTER TABLE orders RENAME TO orders_1")
+	require.NoError(t, err)
+	_, err = swap.Exec(t.Context(), "ALTER TABLE orders_2 RENAME TO orders")
+	require.NoError(t, err)
+	require.NoError(t, swap.Commit(t.Context()))
+	require.NoError(t, look.Wait())
+	require.Equal(t, want, seen)
+}

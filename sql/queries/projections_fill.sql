@@ -1,0 +1,22 @@
+-- Makes the rows of orders_next from the log: those of the orders $1, or of all if it is NULL. An order that has
+-- no end yet has no row.
+INSERT INTO orders_next (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
+                         reason, due, payment_reference, key_fingerprint)
+SELECT order_id,
+       (array_agg(sale_id) FILTER (WHERE version = 1))[1],
+       (array_agg(user_id) FILTER (WHERE version = 1))[1],
+       (array_agg(quantity) FILTER (WHERE version = 1))[1],
+       lower(substr((array_agg(type ORDER BY version DESC))[1], length('Order') + 1)),
+       max(version),
+       (max(data ->> 'sequence') FILTER (WHERE version = 1))::bigint,
+       (max(data ->> 'epoch') FILTER (WHERE version = 1))::bigint,
+       max(occurred_at) FILTER (WHERE version = 1),
+       (array_agg(occurred_at ORDER BY version DESC))[1],
+       max(data ->> 'reason'),
+       (max(data ->> 'due'))::timestamptz,
+       max(data ->> 'reference'),
+       max(data ->> 'key_fingerprint')
+FROM order_events
+WHERE $1::uuid[] IS NULL OR order_id = ANY ($1)
+GROUP BY order_id
+HAVING max(version) > 1

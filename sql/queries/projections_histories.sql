@@ -1,0 +1,14 @@
+-- The different histories that the log of orders holds, and how many orders have each of them.
+--
+-- Answers: the types of the events in their order; whether versions go from 1 on without a gap, all events are
+-- of the same sale, user and quantity, and the first one tells the order's place; how many orders; and one of them.
+SELECT types, whole, count(*), (array_agg(order_id))[1]
+FROM (
+    SELECT order_id, array_agg(type ORDER BY version) AS types,
+           min(version) = 1 AND max(version) = count(*)
+               AND min(user_id) = max(user_id) AND min(quantity) = max(quantity) AND min(sale_id::text) = max(sale_id::text)
+               AND coalesce(bool_and(data ? 'sequence' AND data ? 'epoch') FILTER (WHERE version = 1), false) AS whole
+    FROM order_events
+    GROUP BY order_id
+) AS orders
+GROUP BY types, whole
