@@ -362,7 +362,7 @@ func (b *batcher) release(ctx context.Context, outcomes []Outcome) bool {
 	}
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	if err := b.store.Release(ctx, rejected); err != nil {
+	if _, err := b.store.Release(ctx, rejected); err != nil {
 		b.releasing.failed(err)
 		return false
 	}

@@ -236,7 +236,7 @@ func (d *DeadLetters) endOrder(ctx context.Context, entry Entry) (string, error)
 	case out.Status != reservation.StatusRejected:
 		return fmt.Sprintf("order %s is %s", event.OrderID, out.Status), nil
 	}
-	if err := d.store.Release(ctx, []reservation.Release{releaseOf(event)}); err != nil {
+	if _, err := d.store.Release(ctx, []reservation.Release{releaseOf(event)}); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("order %s is rejected and its units are back in the sale", event.OrderID), nil

@@ -29,7 +29,7 @@ func (l *Ledger) releaseSome(ctx context.Context, store *reservation.Store, exce
 		crashpoint.Hit(crashpoint.BeforeRelease)
 		limited, cancel := context.WithTimeout(ctx, callTimeout)
 		defer cancel()
-		if err := store.Release(limited, releases); err != nil {
+		if _, err := store.Release(limited, releases); err != nil {
 			return err
 		}
 		crashpoint.Hit(crashpoint.AfterRelease)

@@ -253,7 +253,8 @@ func TestRejectedWhileItIsPaid(t *testing.T) {
 	path, id := s.order(sale, "ada")
 	reject = func() {
 		s.record(id, sale, "ada", reservation.StatusRejected, reservation.RejectedSoldOut)
-		require.NoError(t, s.store.Release(t.Context(), []reservation.Release{{SaleID: sale, UserID: "ada", OrderID: id}}))
+		_, err := s.store.Release(t.Context(), []reservation.Release{{SaleID: sale, UserID: "ada", OrderID: id}})
+		require.NoError(t, err)
 	}
 	require.Contains(t, s.pay(path, "r-1", as("ada")).isProblem(http.StatusConflict, "illegal-transition")["detail"], "rejected")
 	require.Equal(t, 2, tries)

@@ -85,7 +85,8 @@ func TestRejectedBetweenTheLooks(t *testing.T) {
 	path, id := s.order(sale, "ada")
 	reject = func() {
 		s.record(id, sale, "ada", reservation.StatusRejected, reservation.RejectedAlreadyPurchased)
-		require.NoError(t, s.store.Release(t.Context(), []reservation.Release{{SaleID: sale, UserID: "ada", OrderID: id}}))
+		_, err := s.store.Release(t.Context(), []reservation.Release{{SaleID: sale, UserID: "ada", OrderID: id}})
+		require.NoError(t, err)
 	}
 	require.Equal(t, "rejected", s.get(path, as("ada")).is(http.StatusOK)["status"])
 	require.Equal(t, 2, looks)

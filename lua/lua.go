@@ -7,6 +7,7 @@ package lua
 
 import (
 	_ "embed"
+	"strconv"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -26,6 +27,14 @@ var (
 	restockSource string
 	//go:embed release.lua
 	releaseSource string
+	//go:embed look.lua
+	lookSource string
+	//go:embed vouch.lua
+	vouchSource string
+	//go:embed close.lua
+	closeSource string
+	//go:embed rebuilt.lua
+	rebuiltSource string
 	//go:embed lock_acquire.lua
 	lockAcquireSource string
 	//go:embed lock_release.lua
@@ -53,6 +62,11 @@ var (
 	Restock = redis.NewScript(restockSource)
 	Release = redis.NewScript(releaseSource)
 
+	Look    = redis.NewScript(lookSource)
+	Vouch   = redis.NewScript(vouchSource)
+	Close   = redis.NewScript(closeSource)
+	Rebuilt = redis.NewScript(rebuiltSource)
+
 	LockAcquire = redis.NewScript(lockAcquireSource)
 	LockRelease = redis.NewScript(lockReleaseSource)
 	LockRenew   = redis.NewScript(lockRenewSource)
@@ -62,3 +76,9 @@ var (
 	Reap = redis.NewScript(reapSource)
 	Trim = redis.NewScript(trimSource)
 )
+
+// ReserveFor is Reserve under a hash of its own for each fence. Redis runs a script by its hash only
+// where somebody has loaded it, so whoever loads this one lets all others of the same fence pass.
+func ReserveFor(fence string) *redis.Script {
+	return redis.NewScript(reserveSource + "-- " + strconv.Quote(fence) + "\n")
+}

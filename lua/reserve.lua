@@ -13,16 +13,18 @@
 --
 -- KEYS
 --   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch sequence generation revision
---   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms> <key>"
+--   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms> <key>", and behind it
+--              " <epoch>" where that of the reservation is not the sale's, which was made anew since
 --   3  orders  stream of events, in the wire format of watermill-redisstream
 -- ARGV
 --   1  epoch     of the sale's stock, as the caller knows it
---   2  metadata  of the event: a msgpack map of strings, made by the caller
---   3  user      of the first request
---   4  order_id  that the request gets if it wins; a repeat carries the same
---   5  key       fingerprint of its idempotency key without spaces, or "-" for none
---   6  quantity  decimal, at least 1
---   7  payload   of the event
+--   2  seen      the highest sequence that the caller has been given in this sale and epoch, or 0
+--   3  metadata  of the event: a msgpack map of strings, made by the caller
+--   4  user      of the first request
+--   5  order_id  that the request gets if it wins; a repeat carries the same
+--   6  key       fingerprint of its idempotency key without spaces, or "-" for none
+--   7  quantity  decimal, at least 1
+--   8  payload   of the event
 --   and so on: five values for every further request
 -- Answers
 --   {now_ms, left, generation, answer, answer, ...}, one answer for each request, in order; left and
@@ -37,13 +39,14 @@
 --   over-limit <limit>          more units than one order may hold
 --   sold-out                    fewer units are left than asked for
 --   unknown-sale                there is no such sale
---   stale-epoch                 the sale's stock was made anew since the caller last looked
+--   stale-epoch                 the sale's stock was made anew since the caller last looked, or is being made
+--   rewound                     the sale has given away less than the caller has seen: Redis lost orders
 --   not-recorded                nothing was taken, because the event could not be appended
 
-local per_request = 5
-local requests = (#ARGV - 2) / per_request
+local per_request, before = 5, 3
+local requests = (#ARGV - before) / per_request
 if requests < 1 or requests ~= math.floor(requests) then
-  return redis.error_reply('ERR reserve takes an epoch, metadata and five values for each request')
+  return redis.error_reply('ERR reserve takes an epoch, a sequence, metadata and five values for each request')
 end
 
 local terms = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'sequence', 'generation', 'state', 'opens_at_ms', 'closes_at_ms', 'per_order_limit')
@@ -65,10 +68,13 @@ local function whole(text)
 end
 
 local left, sequence, generation = whole(terms[2]), whole(terms[3]), whole(terms[4])
+local seen = whole(ARGV[2])
 local state, opens_at_ms, closes_at_ms, limit = terms[5], whole(terms[6]), whole(terms[7]), whole(terms[8])
 if not (left and sequence and generation and state and opens_at_ms and closes_at_ms and limit) then
   return redis.error_reply('ERR the sale ' .. KEYS[1] .. ' is damaged: a field is missing or is not a whole number')
 end
+if not seen then return redis.error_reply('ERR the sequence that was seen must be a whole number') end
+if sequence < seen then return all_answered('rewound') end
 
 -- The answer that everybody gets who holds nothing yet, if it is the same for all.
 local closed
@@ -83,14 +89,14 @@ elseif now_ms < opens_at_ms then
 end
 
 local users = {}
-for i = 1, requests do users[i] = ARGV[3 + (i - 1) * per_request] end
+for i = 1, requests do users[i] = ARGV[before + 1 + (i - 1) * per_request] end
 local held = redis.call('HMGET', KEYS[2], unpack(users))
 
 local answers = { now_ms, left, generation }
 local winners, reservations, winner_of = {}, {}, {}
 
 for i = 1, requests do
-  local at = 2 + (i - 1) * per_request
+  local at = before + (i - 1) * per_request
   local user, order_id, key = users[i], ARGV[at + 2], ARGV[at + 3]
   local quantity = whole(ARGV[at + 4])
   if not quantity or quantity < 1 then
@@ -100,8 +106,8 @@ for i = 1, requests do
   local reservation = held[i] or winner_of[user]
   local answer
   if reservation then
-    local its_order, its_quantity, its_key = string.match(reservation, '^(%S+) (%d+) %d+ %d+ (%S+)$')
-    if not its_order then
+    local its_order, its_quantity, its_key, epoch = string.match(reservation, '^(%S+) (%d+) %d+ %d+ (%S+)(.*)$')
+    if not its_order or not (epoch == '' or string.find(epoch, '^ %d+$')) then
       return redis.error_reply('ERR the reservation of ' .. user .. ' in ' .. KEYS[2] .. ' is damaged')
     elseif its_order == order_id then
       answer = 'replayed ' .. reservation
@@ -134,15 +140,15 @@ if #winners == 0 then return answers end
 local reserved_at = string.format('%d', now_ms)
 local first_sequence = sequence - #winners + 1
 for w, i in ipairs(winners) do
-  local at = 2 + (i - 1) * per_request
+  local at = before + (i - 1) * per_request
   local appended = redis.pcall('XADD', KEYS[3], '*',
-    '_watermill_message_uuid', ARGV[at + 2], 'metadata', ARGV[2], 'payload', ARGV[at + 5],
+    '_watermill_message_uuid', ARGV[at + 2], 'metadata', ARGV[3], 'payload', ARGV[at + 5],
     'reserved_at_ms', reserved_at, 'sequence', string.format('%d', first_sequence + w - 1), 'key', ARGV[at + 3])
   if type(appended) == 'table' and appended.err then
     if w == 1 then return appended end
     -- Whatever was decided from here on rests on an order that does not exist: take it all back.
     for j = w, #winners do
-      left = left + tonumber(ARGV[2 + (winners[j] - 1) * per_request + 4])
+      left = left + tonumber(ARGV[before + (winners[j] - 1) * per_request + 4])
       reservations[2 * j - 1], reservations[2 * j] = nil, nil
     end
     sequence = first_sequence + w - 2

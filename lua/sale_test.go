@@ -33,6 +33,7 @@ type bench struct {
 	closesAt, opensAt   int64
 	stock, perOrder     int64
 	nextRevision, order int
+	seen                int64
 }
 
 func newBench(t *testing.T) *bench {
@@ -96,7 +97,7 @@ func (b *bench) buy(user string) request {
 }
 
 func (b *bench) tryReserve(requests ...request) ([]string, error) {
-	args := []any{b.epoch, "\x80"}
+	args := []any{b.epoch, b.seen, "\x80"}
 	for _, r := range requests {
 		args = append(args, r.user, r.order, r.key, r.quantity, `{"user_id":"`+r.user+`"}`)
 	}
@@ -216,6 +217,14 @@ func TestReserveGivesEveryAnswerOfItsHeader(t *testing.T) {
 	require.Equal(t, []string{"stale-epoch"}, b.reserve(ann))
 	b.epoch = "1"
 
+	b.seen = 3
+	require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("hal")), "this one is the last that was given away")
+	b.seen = 4
+	before := b.state()
+	require.Equal(t, []string{"rewound", "rewound"}, b.reserve(b.buy("hal"), ann), "one was given away that the sale does not know")
+	require.Equal(t, before, b.state())
+	b.seen = 0
+
 	b.next("pause", lua.Pause)
 	require.Equal(t, []string{"paused", "replayed order-ann 1 1 key-1"}, b.reserve(b.buy("hal"), ann), "a buyer hears of the order in any state of the sale")
 	b.next("resume", lua.Resume)
@@ -298,7 +307,7 @@ func TestReserveRefusesBadInputAndDamageWithoutWritingAnything(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)
 		b.open()
-		err := lua.Reserve.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders}, "1", "\x80", "user", "order", "-", "1").Err()
+		err := lua.Reserve.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders}, "1", 0, "\x80", "user", "order", "-", "1").Err()
 		require.ErrorContains(t, err, "five values")
 	})
 }

@@ -20,6 +20,7 @@ const (
 	eventResumed   = "SaleResumed"
 	eventEnded     = "SaleEnded"
 	eventRestocked = "SaleRestocked"
+	eventRebuilt   = "SaleRebuilt"
 )
 
 var (

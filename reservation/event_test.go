@@ -27,9 +27,10 @@ func TestTheEventOnTheWire(t *testing.T) {
 	values := events[0].Values
 
 	order := a.Reservation.OrderID.String()
-	require.ElementsMatch(t, []string{"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence"}, fieldNames(values))
+	require.ElementsMatch(t, []string{"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence", "key"}, fieldNames(values))
 	require.Equal(t, order, values["_watermill_message_uuid"])
 	require.Equal(t, "1", values["sequence"])
+	require.Equal(t, "-", values["key"], "the purchase had no idempotency key")
 	require.Equal(t, a.Reservation.ReservedAt, time.UnixMilli(mustInt(t, values["reserved_at_ms"])).UTC())
 	require.Equal(t, "\x82\xa5event\xadOrderReserved\xadevent_version\xa11", values["metadata"])
 

@@ -13,7 +13,8 @@ import (
 
 // FindReserved returns the order as a reservation in Redis knows it: the answer to a buyer who asks
 // before a worker has written the order to Postgres. It returns ErrOrderNotFound if the user holds no
-// such reservation, and an error that wraps ErrUnavailable if Redis does not answer.
+// such reservation, and an error that wraps ErrUnavailable if Redis does not answer, or does not have the
+// reservation and may have lost it.
 func (s *Store) FindReserved(ctx context.Context, order uuid.UUID, user string) (Order, error) {
 	now := time.Now()
 	if !mayExist(order, now) {
@@ -28,10 +29,17 @@ func (s *Store) FindReserved(ctx context.Context, order uuid.UUID, user string) 
 	// Its sale may be newer than that index. An order's id tells when it was made, and its sale was
 	// in Redis before: an index from after that will do.
 	index, err := s.indexSince(ctx, madeAt(order).Add(clockMargin))
+	if err == nil && index.strange {
+		index, err = s.indexSince(ctx, now.Add(-indexTrust)) // the server may be known by now
+	}
 	if err != nil {
 		return Order{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	return s.findAmong(ctx, index.sales, order, user)
+	found, err := s.findAmong(ctx, index.sales, order, user)
+	if errors.Is(err, ErrOrderNotFound) && (index.strange || s.refusesAny()) {
+		return Order{}, fmt.Errorf("find order=%s: %w", order, errStrangeServer)
+	}
+	return found, err
 }
 
 // clockMargin is by how much the clocks of ingresses may differ.
@@ -50,8 +58,15 @@ func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, order uuid.U
 		if !mayBelongTo(order, at.ID) {
 			continue
 		}
+		if s.refused[at.Partition].Load() {
+			return Order{}, fmt.Errorf("find order=%s: %w", order, errStrangeServer)
+		}
 		text, err := s.rdb.HGet(ctx, s.keys.Buyers(at.Partition, at.ID), user).Result()
 		if errors.Is(err, redis.Nil) {
+			// What a server does not hold that is not known, it may have lost.
+			if _, err := s.look(ctx, at.Partition, at.ID); err != nil && !errors.Is(err, ErrSaleNotFound) {
+				return Order{}, fmt.Errorf("find order=%s: %w", order, err)
+			}
 			continue
 		} else if err != nil {
 			return Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, order, err)
@@ -81,9 +96,11 @@ type saleIndex struct {
 type indexReading struct {
 	begun time.Time
 	done  chan struct{}
-	// sales and err are set when done is closed.
+	// sales, strange and err are set when done is closed.
 	sales []LocatedSale
-	err   error
+	// strange: a server that holds sales of today's partitions was not known, so sales may be missing.
+	strange bool
+	err     error
 }
 
 const (
@@ -141,7 +158,9 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 		defer close(reading.done)
 		ctx, cancel := context.WithTimeout(s.ctx, indexTimeout)
 		defer cancel()
-		reading.sales, reading.err = ListInRedis(ctx, s.rdb, s.keys)
+		if reading.sales, reading.err = ListInRedis(ctx, s.rdb, s.keys); reading.err == nil {
+			reading.strange, reading.err = s.anyStrange(ctx)
+		}
 		if reading.err == nil {
 			x.mu.Lock()
 			x.good = reading
@@ -153,6 +172,17 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 		close(reading.done)
 	}
 	return reading
+}
+
+// anyStrange is true if one of the partitions that new sales are spread over is on a server that is not known.
+func (s *Store) anyStrange(ctx context.Context) (bool, error) {
+	for partition := range s.keys.Partitions {
+		state, err := s.Inspect(ctx, partition)
+		if err != nil || !state.Known {
+			return true, err
+		}
+	}
+	return false, nil
 }
 
 // LocatedSale is a sale in Redis, and the partition in which it lives.

@@ -22,6 +22,8 @@ type line struct {
 	store *Store
 	sale  uuid.UUID
 	place place
+	// target belongs to the goroutine that empties the line.
+	target target
 
 	mu sync.Mutex
 	// waiting may hold calls that were given up: they are passed over when their turn comes.
@@ -34,7 +36,7 @@ type line struct {
 }
 
 func newLine(s *Store, sale uuid.UUID, p place) *line {
-	return &line{store: s, sale: sale, place: p}
+	return &line{store: s, sale: sale, place: p, target: newTarget(s.keys, sale, p)}
 }
 
 // call is one request on its way. Its strings are made once, by the goroutine of the request, so
@@ -185,9 +187,12 @@ func (l *line) decide(script *reserveScript, batch []*call) {
 	ctx, cancel := context.WithTimeout(context.Background(), l.store.o.CallTimeout)
 	defer cancel()
 
-	standing, err := script.run(ctx, l.store, l.place, sent)
+	standing, err := script.run(ctx, l.store, &l.target, sent)
 	if err == nil && standing.staleEpoch {
 		standing, err = l.decideAnew(ctx, script, sent)
+	}
+	if err == nil && standing.rewound {
+		err = l.store.lostOrders(ctx, l)
 	}
 	if err == nil && standing.soldOut {
 		l.learnSoldOut(standing.generation)
@@ -202,17 +207,22 @@ func (l *line) decide(script *reserveScript, batch []*call) {
 
 // decideAnew looks the sale up again and repeats a batch that was refused for its epoch, once.
 func (l *line) decideAnew(ctx context.Context, script *reserveScript, sent []*call) (standing, error) {
-	l.store.forget(l)
 	p, err := l.store.locate(ctx, l.sale)
-	if errors.Is(err, ErrSaleNotFound) {
+	switch {
+	case errors.Is(err, ErrSaleNotFound):
 		return standing{}, errLostSale
-	} else if err != nil {
+	case err != nil:
 		return standing{}, err
+	case p.epoch < l.place.epoch:
+		// Epochs never go back: this is a server that was replaced, and does not know it.
+		return standing{}, errStrangeServer
 	}
+	l.store.forget(l)
 	for _, c := range sent {
 		c.setEpoch(p.epoch)
 	}
-	st, err := script.run(ctx, l.store, p, sent)
+	anew := newTarget(l.store.keys, l.sale, p)
+	st, err := script.run(ctx, l.store, &anew, sent)
 	if err == nil && st.staleEpoch {
 		err = fmt.Errorf("%w: its epoch changes too fast", ErrUnavailable)
 	}

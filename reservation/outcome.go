@@ -63,6 +63,8 @@ type Reservation struct {
 	ReservedAt time.Time
 	// Sequence is the reservation's place in its sale, counted from 1 by the script.
 	Sequence int64
+	// Epoch is the one of the sale's stock in which the reservation was made.
+	Epoch int64
 }
 
 // Answer is what a request came to.

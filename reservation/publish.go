@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pause"
 	"stampede/lua"
 	"stampede/sql"
 )
@@ -61,6 +62,11 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 	}
 	sale := found[0]
 	applied := sale.publishedRevision
+	if applied < sale.Revision {
+		if err := c.vouchFirst(ctx, sale.Partition()); err != nil {
+			return err
+		}
+	}
 	for applied < sale.Revision {
 		changes, err := c.changesAfter(ctx, id, applied)
 		if err != nil {
@@ -75,6 +81,45 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 	}
 	_, err = c.pool.Exec(ctx, sql.MarkPublished, id, applied)
 	return err
+}
+
+const (
+	// claimWait is for how long the first who use a partition wait for the one that vouches for its server.
+	claimWait = time.Second
+	claimLook = 20 * time.Millisecond
+)
+
+// vouchFirst makes sure that the server of a partition is known. Who uses a partition first vouches for
+// its server: nothing can have been lost there. The row comes before the record in Redis, so that a
+// partition with a record always has a row, and nobody vouches for it a second time.
+func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
+	state, err := c.store.Inspect(ctx, partition)
+	if err != nil {
+		return err
+	}
+	claimed, err := c.pool.Exec(ctx, sql.ClaimPartition, partition, state.RunID, state.ReplicationID)
+	switch {
+	case err != nil:
+		return err
+	case state.Known:
+		return nil
+	case claimed.RowsAffected() == 1:
+		return c.store.Vouch(ctx, partition, state)
+	}
+	// Either somebody else has just claimed it, or the server was replaced. A record that is there and
+	// is of another server tells.
+	for until := time.Now().Add(claimWait); !state.Known && !state.Recorded && time.Now().Before(until); {
+		if !pause.For(claimLook, ctx.Done()) {
+			return ctx.Err()
+		}
+		if state, err = c.store.Inspect(ctx, partition); err != nil {
+			return err
+		}
+	}
+	if !state.Known {
+		return errStrangeServer
+	}
+	return nil
 }
 
 type publishedChange struct {
@@ -124,6 +169,9 @@ func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) error {
 		answer = lua.Resume.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision)
 	case eventEnded:
 		answer = lua.End.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision)
+	case eventRebuilt:
+		// The rebuild has written this revision itself.
+		return c.hasRevision(ctx, s, ch.revision)
 	case eventRestocked:
 		answer = lua.Restock.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision, ch.stock)
 	default:
@@ -142,6 +190,17 @@ func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) error {
 	default:
 		return fmt.Errorf("sale=%s: %s was refused by Redis: %s %s", s.ID, ch.event, word, rest)
 	}
+}
+
+func (c *Catalog) hasRevision(ctx context.Context, s Sale, revision int64) error {
+	has, err := c.store.rdb.HGet(ctx, c.store.keys.Sale(s.Partition(), s.ID), "revision").Int64()
+	switch {
+	case err != nil && !errors.Is(err, redis.Nil):
+		return err
+	case has < revision:
+		return fmt.Errorf("%w (a rebuild is under way)", errLostSale)
+	}
+	return nil
 }
 
 // unixMilli is 0 for the zero time: how a script is told "none".

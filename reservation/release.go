@@ -18,53 +18,80 @@ type Release struct {
 	UserID  string
 }
 
+// ReleaseResult is what Redis answered to one Release, in the word of lua/release.lua.
+type ReleaseResult string
+
+// What a release comes to.
+const (
+	// Released: the units are for sale again, and the user may buy again.
+	Released ReleaseResult = "released"
+	// ReleaseNotHeld: the user holds no reservation of this order. It was released before, or never made.
+	ReleaseNotHeld ReleaseResult = "not-held"
+	// ReleaseUnknownSale: Redis has no such sale, on a server that is known to have all of them.
+	ReleaseUnknownSale ReleaseResult = "unknown-sale"
+	// ReleaseDamaged: with these units more would be left than are for sale. Nothing was done.
+	ReleaseDamaged ReleaseResult = "damaged"
+)
+
 // Release gives the units of these orders back, each once however often it is called, and lets their
-// users buy again. An order of which Redis knows nothing is passed over: it was released before, or
-// its sale was lost, and a rebuild from Postgres will not count it. An error means that some may not
-// be released yet: call it again with all of them.
-func (s *Store) Release(ctx context.Context, releases []Release) error {
-	bySale := make(map[uuid.UUID][]Release)
-	for _, r := range releases {
-		bySale[r.SaleID] = append(bySale[r.SaleID], r)
+// users buy again. It returns a result for each order, in their order. An error means that some may not
+// be released yet: call it again with all of them. So it is while a sale is being rebuilt and while the
+// server is not known to hold it.
+func (s *Store) Release(ctx context.Context, releases []Release) ([]ReleaseResult, error) {
+	bySale := make(map[uuid.UUID][]int)
+	for i, r := range releases {
+		bySale[r.SaleID] = append(bySale[r.SaleID], i)
 	}
+	results := make([]ReleaseResult, len(releases))
 	var failed []error
-	for sale, orders := range bySale {
-		for len(orders) > 0 {
-			n := min(len(orders), s.o.BatchMax)
-			if err := s.releaseSome(ctx, sale, orders[:n]); err != nil {
+	for sale, which := range bySale {
+		for len(which) > 0 {
+			n := min(len(which), s.o.BatchMax)
+			if err := s.releaseSome(ctx, sale, releases, which[:n], results); err != nil {
 				failed = append(failed, fmt.Errorf("release orders of sale=%s: %w", sale, err))
 			}
-			orders = orders[n:]
+			which = which[n:]
 		}
 	}
-	return errors.Join(failed...)
+	if err := errors.Join(failed...); err != nil {
+		return nil, err
+	}
+	return results, nil
 }
 
-func (s *Store) releaseSome(ctx context.Context, sale uuid.UUID, orders []Release) error {
+// releaseSome releases those of one sale that which tells, and sets their results.
+func (s *Store) releaseSome(ctx context.Context, sale uuid.UUID, releases []Release, which []int, results []ReleaseResult) error {
 	// Looked up each time and not remembered: a worker releases seldom, and the epoch must be today's.
-	p, err := s.locate(ctx, sale)
+	p, err := s.find(ctx, sale)
 	if errors.Is(err, ErrSaleNotFound) {
+		for _, i := range which {
+			results[i] = ReleaseUnknownSale
+		}
 		return nil
 	} else if err != nil {
 		return err
 	}
-	args := make([]any, 0, 1+2*len(orders))
+	args := make([]any, 0, 1+2*len(which))
 	args = append(args, strconv.FormatInt(p.epoch, 10))
-	for _, r := range orders {
-		args = append(args, r.UserID, r.OrderID.String())
+	for _, i := range which {
+		args = append(args, releases[i].UserID, releases[i].OrderID.String())
 	}
 	keys := []string{s.keys.Sale(p.partition, sale), s.keys.Buyers(p.partition, sale)}
 	answers, err := lua.Release.Run(ctx, s.rdb, keys, args...).StringSlice()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	for i, answer := range answers {
-		switch answer {
-		case "released", "not-held", "unknown-sale":
-		case "stale-epoch":
-			return fmt.Errorf("%w: its epoch has just changed", ErrUnavailable)
+	if len(answers) != len(which) {
+		return fmt.Errorf("%w: the script gave %d answers for %d orders", ErrUnavailable, len(answers), len(which))
+	}
+	for at, answer := range answers {
+		switch result := ReleaseResult(answer); result {
+		case Released, ReleaseNotHeld, ReleaseDamaged:
+			results[which[at]] = result
+		case ReleaseUnknownSale: // it was there a moment ago
+			return errLostSale
 		default:
-			s.o.Logger.Error("an order's units were not given back", "sale", sale, "order", orders[i].OrderID, "answer", answer)
+			return fmt.Errorf("%w: its epoch has just changed (%s)", ErrUnavailable, answer)
 		}
 	}
 	return nil

@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pause"
-	"stampede/lua"
 )
 
 // reserveMetadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}: the same bytes
@@ -23,10 +22,37 @@ const reserveMetadata = "\x82\xa5event\xad" + string(EventReserved) + "\xadevent
 // standing is what a call of the script tells of the sale as a whole.
 type standing struct {
 	generation int64
+	sequence   int64 // the highest that was given away, 0 if none was
 	staleEpoch bool
+	rewound    bool
 	// soldOut: nothing is left, and somebody was told so. A sale that is closed or paused may have
 	// nothing left as well, but that is not what its buyers are told.
 	soldOut bool
+}
+
+// target is one sale in one epoch, as the script is told of it. It belongs to one goroutine.
+type target struct {
+	place
+	keys  [3]any // strings, as arguments
+	epoch any
+	// seen is the highest sequence that the sale has given to us. A sale that is behind it was set back.
+	seen     int64
+	seenText string
+}
+
+func newTarget(k Keys, sale uuid.UUID, p place) target {
+	return target{
+		place:    p,
+		keys:     [3]any{k.Sale(p.partition, sale), k.Buyers(p.partition, sale), k.Orders(p.partition)},
+		epoch:    strconv.FormatInt(p.epoch, 10),
+		seenText: "0",
+	}
+}
+
+func (t *target) see(sequence int64) {
+	if sequence > t.seen {
+		t.seen, t.seenText = sequence, strconv.FormatInt(sequence, 10)
+	}
 }
 
 // reserveScript calls lua/reserve.lua and reads its answers. It keeps its argument list from call to
@@ -40,21 +66,20 @@ const tries = 3
 
 // run asks the script about all calls and sets their answers. Its error is for all of them, and
 // wraps ErrUnavailable if certainly nothing was reserved, or ErrOutcomeUnknown.
-func (rs *reserveScript) run(ctx context.Context, s *Store, p place, batch []*call) (standing, error) {
-	sale := batch[0].request.Sale
-	rs.args = append(rs.args[:0], "evalsha", lua.Reserve.Hash(), 3,
-		s.keys.Sale(p.partition, sale), s.keys.Buyers(p.partition, sale), s.keys.Orders(p.partition),
-		strconv.FormatInt(p.epoch, 10), reserveMetadata)
+func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*call) (standing, error) {
+	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.epoch, &t.seenText, reserveMetadata)
 	for _, c := range batch {
 		rs.args = append(rs.args, &c.request.User, &c.orderID, &c.key, &c.quantity, c.payload)
 	}
 	defer clear(rs.args) // calls go back to their pool: do not keep them
 
-	answers, err := s.callReserve(ctx, rs.args)
+	answers, err := s.callReserve(ctx, t.partition, rs.args)
 	if err != nil {
 		return standing{}, err
 	}
-	return readAnswers(answers, batch)
+	st, err := readAnswers(answers, batch, t.place.epoch)
+	t.see(st.sequence)
+	return st, err
 }
 
 // once is a command that go-redis does not send again by itself. Only whoever sees every try can tell
@@ -65,34 +90,48 @@ type once struct{ *redis.StringSliceCmd }
 func (once) NoRetry() bool { return true }
 
 // callReserve sends the script's call until an answer comes back, at most tries times.
-func (s *Store) callReserve(ctx context.Context, args []any) ([]string, error) {
+func (s *Store) callReserve(ctx context.Context, partition int, args []any) ([]string, error) {
 	var maybeDone bool
 	var err error
 	for try := range tries {
 		if try > 0 && !pause.For(time.Duration(try)*20*time.Millisecond, ctx.Done()) {
 			break
 		}
-		cmd := once{redis.NewStringSliceCmd(ctx, args...)}
-		err = s.rdb.Process(ctx, cmd)
-		if redis.HasErrorPrefix(err, "NOSCRIPT") {
-			if err = lua.Reserve.Load(ctx, s.rdb).Err(); err == nil {
-				cmd = once{redis.NewStringSliceCmd(ctx, args...)}
-				err = s.rdb.Process(ctx, cmd)
-			}
+		var answers []string
+		var sent bool
+		if answers, sent, err = s.sendReserve(ctx, partition, args); err == nil {
+			return answers, nil
 		}
-		if err == nil {
-			return cmd.Val(), nil
-		}
-		if answered, worthRetry := refusal(err); answered && !worthRetry {
+		answered, passing := refusal(err)
+		if answered && !passing || errors.Is(err, errStrangeServer) {
 			break
-		} else if !answered && !neverSent(err) {
-			maybeDone = true
 		}
+		maybeDone = maybeDone || sent && !answered && !neverSent(err)
 	}
 	if maybeDone {
 		return nil, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 	}
 	return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+}
+
+// sendReserve sends the call once, through the fence of its partition. Sent is false if only the fence
+// was asked.
+func (s *Store) sendReserve(ctx context.Context, partition int, args []any) (answers []string, sent bool, err error) {
+	f := s.fences[partition].Load()
+	if f != nil {
+		args[1] = f.sha
+		cmd := once{redis.NewStringSliceCmd(ctx, args...)}
+		if err = s.rdb.Process(ctx, cmd); !redis.HasErrorPrefix(err, "NOSCRIPT") {
+			return cmd.Val(), true, err
+		}
+	}
+	if f, err = s.admit(ctx, partition); err != nil {
+		return nil, false, err
+	}
+	args[1] = f.sha
+	cmd := once{redis.NewStringSliceCmd(ctx, args...)}
+	err = s.rdb.Process(ctx, cmd)
+	return cmd.Val(), true, err
 }
 
 // refusal tells whether err is Redis's own answer, in which case this try did nothing, and whether
@@ -101,6 +140,9 @@ func refusal(err error) (answered, passing bool) {
 	var answer redis.Error
 	if !errors.As(err, &answer) {
 		return false, false
+	}
+	if errors.Is(err, redis.TxFailedErr) { // the record of the server was touched while the fence was asked
+		return true, true
 	}
 	for _, prefix := range []string{"LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT"} {
 		if redis.HasErrorPrefix(err, prefix) {
@@ -118,7 +160,7 @@ func neverSent(err error) bool {
 }
 
 // readAnswers reads the reply of lua/reserve.lua into the calls that it answers.
-func readAnswers(reply []string, batch []*call) (standing, error) {
+func readAnswers(reply []string, batch []*call, epoch int64) (standing, error) {
 	const header = 3
 	if len(reply) != header+len(batch) {
 		return standing{}, fmt.Errorf("%w: the script gave %d values for %d requests", ErrOutcomeUnknown, len(reply), len(batch))
@@ -138,12 +180,20 @@ func readAnswers(reply []string, batch []*call) (standing, error) {
 		switch word, rest, _ := strings.Cut(reply[header+i], " "); word {
 		case "stale-epoch":
 			st.staleEpoch = true
+		case "rewound":
+			st.rewound = true
 		case "unknown-sale":
 			err = errLostSale
 		case "not-recorded":
 			err = fmt.Errorf("%w: Redis refused the event", ErrUnavailable)
 		default:
 			c.answer, err = readAnswer(word, rest, c, now)
+			if r := &c.answer.Reservation; r.Epoch == 0 && r.OrderID != uuid.Nil {
+				r.Epoch = epoch
+			}
+			if c.answer.Verdict == Reserved {
+				st.sequence = max(st.sequence, c.answer.Reservation.Sequence)
+			}
 			st.soldOut = st.soldOut || left == 0 && c.answer.Verdict == SoldOut
 		}
 		c.err = err
@@ -177,11 +227,12 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 }
 
 // ParseReservation reads a reservation as lua/reserve.lua writes it:
-// "<order id> <quantity> <sequence> <reserved_at_ms> <key>".
+// "<order id> <quantity> <sequence> <reserved_at_ms> <key>", and behind it " <epoch>" where that is not
+// the sale's present one. Without it the reservation's Epoch is 0.
 func ParseReservation(text string) (Reservation, error) {
 	fields := strings.Fields(text)
-	if len(fields) != 5 {
-		return Reservation{}, fmt.Errorf("a reservation has 5 fields, this one %d", len(fields))
+	if len(fields) != 5 && len(fields) != 6 {
+		return Reservation{}, fmt.Errorf("a reservation has 5 or 6 fields, this one %d", len(fields))
 	}
 	id, err := uuid.Parse(fields[0])
 	if err != nil {
@@ -193,7 +244,11 @@ func ParseReservation(text string) (Reservation, error) {
 			return Reservation{}, err
 		}
 	}
-	return Reservation{
-		OrderID: id, Quantity: numbers[0], Sequence: numbers[1], ReservedAt: time.UnixMilli(numbers[2]).UTC(),
-	}, nil
+	r := Reservation{OrderID: id, Quantity: numbers[0], Sequence: numbers[1], ReservedAt: time.UnixMilli(numbers[2]).UTC()}
+	if len(fields) == 6 {
+		if r.Epoch, err = strconv.ParseInt(fields[5], 10, 64); err != nil {
+			return Reservation{}, err
+		}
+	}
+	return r, nil
 }

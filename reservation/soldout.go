@@ -133,8 +133,8 @@ func (l *line) collectBuyers(ctx context.Context, memory *soldOut) error {
 	}
 }
 
-// stillSoldOut is true if nothing is left, the sale is not over, and nothing can have changed since
-// that generation.
+// stillSoldOut is true if nothing is left, the sale is not over, nothing can have changed since that
+// generation, and the server is known to hold it.
 func (l *line) stillSoldOut(ctx context.Context, generation int64) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, soldOutTrust/2)
 	defer cancel()
@@ -145,6 +145,10 @@ func (l *line) stillSoldOut(ctx context.Context, generation int64) (bool, error)
 		ClosesAt   int64 `redis:"closes_at_ms"`
 	}
 	sale.Left = -1
+	state, err := l.store.Inspect(ctx, l.place.partition)
+	if err != nil || !state.Known {
+		return false, err
+	}
 	pipe := l.store.rdb.Pipeline()
 	fields := pipe.HMGet(ctx, l.store.keys.Sale(l.place.partition, l.sale), "left", "generation", "epoch", "closes_at_ms")
 	now := pipe.Time(ctx)

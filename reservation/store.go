@@ -7,6 +7,7 @@ import (
 	"hash/maphash"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -55,6 +56,11 @@ type Store struct {
 	started time.Time
 	seed    maphash.Seed // of the hashes of remembered buyers
 	index   saleIndex
+
+	// fences hold, by partition, the script that was loaded last (fence.go).
+	fences [MaxPartitions]atomic.Pointer[fence]
+	// refused tells, by partition, that Redis is not the server that Postgres names (Guard).
+	refused [MaxPartitions]atomic.Bool
 
 	mu    sync.RWMutex
 	lines map[uuid.UUID]*line
@@ -122,6 +128,9 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 		return Answer{Verdict: UnknownSale}, nil
 	} else if err != nil {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
+	}
+	if s.refused[l.place.partition].Load() {
+		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, errStrangeServer)
 	}
 	if l.remembersSoldOut(r.User) {
 		return Answer{Verdict: SoldOut}, nil
@@ -205,37 +214,46 @@ var errClosed = fmt.Errorf("%w: the store is closed", ErrUnavailable)
 // that from a sale that does not exist.
 var errLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
 
-// locate finds a sale in Redis. The partition follows from the sale's id and the number of
-// partitions there were when it was created, which may not be today's: a sale that is not where it
-// would be today is looked for in the index. The index is taken at most once in indexTrust for
-// this, so that asking for sales that do not exist costs one look each.
+// locate finds a sale in Redis for a buyer.
 func (s *Store) locate(ctx context.Context, sale uuid.UUID) (place, error) {
 	if !mayExist(sale, time.Now()) {
 		return place{}, ErrSaleNotFound
 	}
-	at, err := s.look(ctx, s.keys.Partition(sale), sale)
-	if !errors.Is(err, ErrSaleNotFound) {
-		return at, err
+	return s.find(ctx, sale)
+}
+
+// find finds a sale in Redis. The partition follows from the sale's id and the number of partitions
+// there were when it was created, which may not be today's: a sale that is not where it would be today
+// is looked for in the index. The index is taken at most once in indexTrust for this, so that asking
+// for sales that do not exist costs one look each.
+//
+// ErrSaleNotFound is certain. Where a server may have lost the sale the error wraps ErrUnavailable.
+func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
+	partition := s.keys.Partition(sale)
+	at, missing := s.look(ctx, partition, sale)
+	if !errors.Is(missing, ErrSaleNotFound) && !errors.Is(missing, errStrangeServer) {
+		return at, missing
 	}
 	index, err := s.indexSince(ctx, time.Now().Add(-indexTrust))
 	if err != nil {
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	}
 	for _, found := range index.sales {
-		if found.ID == sale {
+		if found.ID == sale && found.Partition != partition {
 			return s.look(ctx, found.Partition, sale)
 		}
 	}
-	return place{}, ErrSaleNotFound
+	if s.refusesAny() {
+		return place{}, errStrangeServer // it may live where nobody looks
+	}
+	return place{}, missing
 }
 
-func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place, error) {
-	epoch, err := s.rdb.HGet(ctx, s.keys.Sale(partition, sale), "epoch").Int64()
-	switch {
-	case errors.Is(err, redis.Nil):
-		return place{}, ErrSaleNotFound
-	case err != nil:
-		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
+func (s *Store) refusesAny() bool {
+	for partition := range s.refused {
+		if s.refused[partition].Load() {
+			return true
+		}
 	}
-	return place{partition, epoch}, nil
+	return false
 }

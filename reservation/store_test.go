@@ -260,8 +260,9 @@ func TestRetriesOfGoRedisItselfTakeNothingTwice(t *testing.T) {
 	s.buy(sale.ID, "warm-up")
 
 	keys := []string{s.keys.Sale(0, sale.ID), s.keys.Buyers(0, sale.ID), s.keys.Orders(0)}
+	require.NoError(t, lua.Reserve.Load(t.Context(), rdb).Err())
 	proxy.Lose(3)
-	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "\x80", "ann", uuid.NewString(), "-", "1", "{}").Slice()
+	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "0", "\x80", "ann", uuid.NewString(), "-", "1", "{}").Slice()
 	require.NoError(t, err, "go-redis has tried four times in all")
 	proxy.RequireLost(t)
 	require.Contains(t, answers[3], "replayed ")
@@ -426,10 +427,12 @@ func TestReleaseGivesUnitsBackOnce(t *testing.T) {
 		{SaleID: uuid.New(), OrderID: uuid.New(), UserID: "ann"}, // of a sale that Redis does not know
 	}
 	for range 2 {
-		require.NoError(t, s.Release(t.Context(), releases))
+		_, err := s.Release(t.Context(), releases)
+		require.NoError(t, err)
 		require.Equal(t, []string{"5", "5"}, []string{s.left(one.ID), s.left(two.ID)})
 	}
 	require.Equal(t, reservation.Reserved, s.buy(one.ID, "ann").Verdict)
-	require.NoError(t, s.Release(t.Context(), releases), "the order of before, not the one of now")
+	_, err := s.Release(t.Context(), releases)
+	require.NoError(t, err, "the order of before, not the one of now")
 	require.Equal(t, "4", s.left(one.ID))
 }

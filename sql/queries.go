@@ -46,6 +46,8 @@ var (
 	ChangeOrders string
 	//go:embed queries/change_sale.sql
 	ChangeSale string
+	//go:embed queries/claim_partition.sql
+	ClaimPartition string
 	//go:embed queries/find_dead_letter.sql
 	FindDeadLetter string
 	//go:embed queries/find_orders.sql
@@ -54,6 +56,8 @@ var (
 	FindSaleChange string
 	//go:embed queries/find_sales.sql
 	FindSales string
+	//go:embed queries/holders.sql
+	Holders string
 	//go:embed queries/insert_sale.sql
 	InsertSale string
 	//go:embed queries/list_dead_letters.sql
@@ -104,6 +108,8 @@ var (
 	ProjectionsTakeChanges string
 	//go:embed queries/projections_watch.sql
 	ProjectionsWatch string
+	//go:embed queries/raise_epoch.sql
+	RaiseEpoch string
 	//go:embed queries/receipt_secret.sql
 	ReceiptSecret string
 	//go:embed queries/record_orders.sql
@@ -118,10 +124,18 @@ var (
 	SaleOrders string
 	//go:embed queries/sale_sold.sql
 	SaleSold string
+	//go:embed queries/sales_in_redis.sql
+	SalesInRedis string
+	//go:embed queries/save_server.sql
+	SaveServer string
 	//go:embed queries/server_settings.sql
 	ServerSettings string
 	//go:embed queries/take_releases.sql
 	TakeReleases string
+	//go:embed queries/try_rebuild_lock.sql
+	TryRebuildLock string
 	//go:embed queries/unpublished_sales.sql
 	UnpublishedSales string
+	//go:embed queries/vouched_servers.sql
+	VouchedServers string
 )

@@ -1,0 +1,53 @@
+#!lua flags=allow-oom
+-- Opens a sale again whose stock and buyers were made anew from Postgres, in one step: the buyers that
+-- were gathered take the place of the old ones, and the whole sale is written with its new epoch.
+--
+-- KEYS
+--   1  sale      hash, as in reserve.lua
+--   2  buyers    hash, as in reserve.lua
+--   3  gathered  hash like buyers: those of the new epoch
+--   4  sales     set of the ids of the sales in this partition
+-- ARGV
+--   1  sale_id           as it goes into the set
+--   2  epoch             the new one
+--   3  holders           how many buyers must have been gathered
+--   4  revision          of the sale's definition
+--   5  stock             units for sale in all
+--   6  left              units that nobody has taken
+--   7  sequence          the last one that was given away
+--   8  per_order_limit   units that one order may hold
+--   9  opens_at_ms       0 for at once
+--   10  closes_at_ms      0 for never
+--   11  payment_window_s  0 where a confirmed order is final
+--   12  state             open, paused or ended
+-- Answers
+--   rebuilt         the sale is there, in its new epoch
+--   unchanged       it was before: a repeat
+--   not-closed      the sale is in an epoch of its own: nothing was done
+--   wrong <number>  so many buyers were gathered: nothing was done
+
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'generation')
+if sale[1] == ARGV[2] then return 'unchanged' end
+if sale[1] ~= '0' then return 'not-closed' end
+
+for i = 2, 11 do
+  if not string.find(ARGV[i], '^%d+$') then return redis.error_reply('ERR argument ' .. i .. ' must be a whole number') end
+end
+if ARGV[2] == '0' then return redis.error_reply('ERR epoch 0 is that of a closed sale') end
+if tonumber(ARGV[6]) > tonumber(ARGV[5]) then return redis.error_reply('ERR more is left than is for sale') end
+
+local gathered = redis.call('HLEN', KEYS[3])
+if gathered ~= tonumber(ARGV[3]) then return string.format('wrong %d', gathered) end
+
+-- A higher generation tells whoever remembers the sale as sold out to look again.
+local generation = string.find(sale[2] or '', '^%d+$') and #sale[2] <= 15 and sale[2] or '0'
+redis.call('UNLINK', KEYS[1], KEYS[2])
+if gathered > 0 then
+  redis.call('RENAME', KEYS[3], KEYS[2])
+  redis.call('PERSIST', KEYS[2]) -- what is gathered expires if nobody comes for it
+end
+redis.call('SADD', KEYS[4], ARGV[1])
+redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'revision', ARGV[4], 'stock', ARGV[5], 'left', ARGV[6], 'sequence', ARGV[7],
+  'per_order_limit', ARGV[8], 'opens_at_ms', ARGV[9], 'closes_at_ms', ARGV[10], 'payment_window_s', ARGV[11],
+  'state', ARGV[12], 'generation', string.format('%d', generation + 1))
+return 'rebuilt'

@@ -1,0 +1,93 @@
+package reservation
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/internal/pause"
+	"stampede/sql"
+)
+
+const (
+	// guardInterval is how often the servers are compared, and so for how long a server may sell that
+	// was replaced and does not know it.
+	guardInterval = time.Second
+	// guardImpatience is how often while something is refused: a sale that is whole again goes on at once.
+	guardImpatience = 200 * time.Millisecond
+	// guardTimeout bounds one comparison, of all partitions.
+	guardTimeout = 5 * time.Second
+)
+
+// Guard makes a Store refuse a partition whose Redis server is another one than Postgres names. A server
+// that is frozen, replaced and thawed takes itself for what it was, and holds a record that says so; only
+// somebody who asks elsewhere can tell. What such a server accepts until then has the epoch of before,
+// and is voided. Every ingress runs one.
+type Guard struct {
+	Store  *Store
+	Pool   *pgxpool.Pool
+	Logger *slog.Logger
+}
+
+// Run compares until ctx ends, and returns nil then. While a server does not answer nothing changes.
+func (g Guard) Run(ctx context.Context) error {
+	failing := false
+	for {
+		err := g.compare(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil && !failing {
+			g.Logger.Warn("cannot compare the Redis servers with those that Postgres names", "error", err)
+		}
+		failing = err != nil
+		wait := guardInterval
+		if g.Store.refusesAny() {
+			wait = guardImpatience
+		}
+		if !pause.For(wait, ctx.Done()) {
+			return nil
+		}
+	}
+}
+
+type recordedServer struct {
+	Partition int
+	RunID     string
+}
+
+func (g Guard) compare(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
+	defer cancel()
+	rows, _ := g.Pool.Query(ctx, sql.VouchedServers) // its error comes with the rows
+	recorded, err := pgx.CollectRows(rows, pgx.RowToStructByPos[recordedServer])
+	if err != nil {
+		return fmt.Errorf("list the servers that are vouched for: %w", err)
+	}
+	for _, r := range recorded {
+		state, err := g.Store.Inspect(ctx, r.Partition)
+		if err != nil {
+			return err
+		}
+		// A server without a record is no danger: it has no sale, and no script is loaded there.
+		g.refuse(r.Partition, state.Recorded && (!state.Known || state.RunID != r.RunID))
+	}
+	return nil
+}
+
+func (g Guard) refuse(partition int, yes bool) {
+	s := g.Store
+	if s.refused[partition].Swap(yes) == yes {
+		return
+	}
+	if yes {
+		s.fences[partition].Store(nil)
+		g.Logger.Error("Redis is not the server that Postgres names: nothing is sold from this partition", "partition", partition)
+	} else {
+		g.Logger.Info("Redis is the server that Postgres names again", "partition", partition)
+	}
+}

@@ -1,0 +1,132 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/lua"
+)
+
+// What a rebuild of the stock from Postgres does in Redis, in this order: CloseSale, HoldBuyers as often
+// as it takes, OpenRebuilt; and Vouch for the server when all live sales of a partition are whole. Each
+// may be repeated. Errors wrap ErrUnavailable where Redis could not be asked or refused to work.
+
+var (
+	// ErrSaleNotClosed is returned by OpenRebuilt for a sale that is in an epoch of its own: another
+	// rebuild has opened it meanwhile, or nobody has closed it.
+	ErrSaleNotClosed = errors.New("the sale is not closed for a rebuild")
+	// ErrHoldersMissing is returned by OpenRebuilt if not exactly the buyers were gathered that the sale has.
+	ErrHoldersMissing = errors.New("the number of gathered buyers is wrong")
+)
+
+// Holder is a buyer of a sale with what the buyer holds, as Postgres tells it.
+type Holder struct {
+	User        string
+	Reservation Reservation
+	// KeyFingerprint stands for the idempotency key of the purchase; it is empty if there was none.
+	KeyFingerprint string
+	// Epoch is the one in which the reservation was made.
+	Epoch int64
+}
+
+// Rebuilt is a sale whose stock was made anew. Sale.Epoch is the new epoch, and Sale.Revision the
+// revision that the sale has with it.
+type Rebuilt struct {
+	Sale Sale
+	// Left is how many units nobody has taken, Sequence the highest place that was ever given away, and
+	// Holders how many buyers were gathered by HoldBuyers.
+	Left, Sequence int64
+	Holders        int64
+}
+
+// CloseSale closes a sale for a rebuild, whatever Redis has of it: nobody sells, releases or changes
+// anything in it until OpenRebuilt. It returns the highest sequence that Redis knows of, 0 for none.
+func (s *Store) CloseSale(ctx context.Context, sale uuid.UUID, partition int) (sequence int64, err error) {
+	sequence, err = lua.Close.Run(ctx, s.rdb, []string{s.keys.Sale(partition, sale)}).Int64()
+	if err != nil {
+		return 0, fmt.Errorf("%w: close sale=%s: %w", ErrUnavailable, sale, err)
+	}
+	return sequence, nil
+}
+
+const (
+	// gatheredFor is how long buyers wait for OpenRebuilt. What a rebuild that was broken off has
+	// gathered goes by itself.
+	gatheredFor = time.Hour
+	// holdersPerCommand bounds how long Redis serves nobody else.
+	holdersPerCommand = 1000
+)
+
+// HoldBuyers gathers buyers of a sale for an epoch that is not in force yet, beside those of the last
+// one. It may be called many times, and with the same holders again. The caller bounds their number.
+func (s *Store) HoldBuyers(ctx context.Context, partition int, sale uuid.UUID, epoch int64, holders []Holder) error {
+	if len(holders) == 0 {
+		return nil
+	}
+	key := s.keys.BuyersOf(partition, sale, epoch)
+	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for len(holders) > 0 {
+			n := min(len(holders), holdersPerCommand)
+			fields := make([]any, 0, 2*n)
+			for i := range holders[:n] {
+				fields = append(fields, holders[i].User, holders[i].text(epoch))
+			}
+			p.HSet(ctx, key, fields...)
+			holders = holders[n:]
+		}
+		p.Expire(ctx, key, gatheredFor)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("%w: hold buyers of sale=%s: %w", ErrUnavailable, sale, err)
+	}
+	return nil
+}
+
+// text is the reservation as lua/reserve.lua writes and ParseReservation reads it, in a sale of that epoch.
+func (h *Holder) text(epoch int64) []byte {
+	r := &h.Reservation
+	b := AppendID(make([]byte, 0, 96), r.OrderID)
+	for _, n := range [...]int64{r.Quantity, r.Sequence, r.ReservedAt.UnixMilli()} {
+		b = strconv.AppendInt(append(b, ' '), n, 10)
+	}
+	b = append(b, ' ')
+	if h.KeyFingerprint == "" {
+		b = append(b, noKey...)
+	} else {
+		b = append(b, h.KeyFingerprint...)
+	}
+	if h.Epoch != epoch {
+		b = strconv.AppendInt(append(b, ' '), h.Epoch, 10)
+	}
+	return b
+}
+
+// OpenRebuilt puts the gathered buyers and the whole sale in the place of what was there, in one step.
+// It returns ErrSaleNotClosed or ErrHoldersMissing, and then has done nothing; a sale that is in that
+// epoch already is left as it is.
+func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
+	sale, p := &r.Sale, r.Sale.Partition()
+	keys := []string{
+		s.keys.Sale(p, sale.ID), s.keys.Buyers(p, sale.ID), s.keys.BuyersOf(p, sale.ID, sale.Epoch), s.keys.Sales(p),
+	}
+	answer, err := lua.Rebuilt.Run(ctx, s.rdb, keys,
+		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, sale.Stock, r.Left, r.Sequence, sale.PerOrderLimit,
+		unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt), int64(sale.PaymentWindow/time.Second), string(sale.State)).Text()
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: open the rebuilt sale=%s: %w", ErrUnavailable, sale.ID, err)
+	case answer == "rebuilt", answer == "unchanged":
+		return nil
+	case answer == "not-closed":
+		return fmt.Errorf("open the rebuilt sale=%s: %w", sale.ID, ErrSaleNotClosed)
+	default:
+		return fmt.Errorf("open the rebuilt sale=%s: %w: %s, and not %d", sale.ID, ErrHoldersMissing, answer, r.Holders)
+	}
+}

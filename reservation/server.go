@@ -1,0 +1,126 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/lua"
+)
+
+// ErrServerChanged is returned by Vouch when Redis is not the server that the caller has worked on.
+var ErrServerChanged = errors.New("the Redis server changed meanwhile")
+
+// errStrangeServer: this Redis may lack what buyers were promised. A worker makes its stock anew.
+var errStrangeServer = fmt.Errorf("%w: the Redis server is not the one that is known to hold all of it", ErrUnavailable)
+
+// errSaleClosed: the stock of the sale is being made anew.
+var errSaleClosed = fmt.Errorf("%w: it is closed for a rebuild", ErrUnavailable)
+
+// ServerState is who the Redis server of a partition is, and whether its stock was vouched for.
+type ServerState struct {
+	// RunID is of the server's process, ReplicationID of its term as a primary.
+	RunID         string
+	ReplicationID string
+	// Known is true if the stock of the partition was vouched for on this very server.
+	Known bool
+	// Recorded is true if the server holds a record of any server that was vouched for, itself or
+	// another. It is false where a partition was never used, and where everything is gone.
+	Recorded bool
+}
+
+// Inspect tells which server holds a partition. Its errors wrap ErrUnavailable.
+func (s *Store) Inspect(ctx context.Context, partition int) (ServerState, error) {
+	state, _, err := s.ask(ctx, s.rdb, s.keys.Server(partition))
+	if err != nil {
+		return ServerState{}, fmt.Errorf("%w: inspect the server of partition %d: %w", ErrUnavailable, partition, err)
+	}
+	return state, nil
+}
+
+// Vouch records that the stock of a partition is whole on the server that expected names. It returns
+// ErrServerChanged if Redis is another one by now, and then the record is as it was.
+func (s *Store) Vouch(ctx context.Context, partition int, expected ServerState) error {
+	answer, err := lua.Vouch.Run(ctx, s.rdb, []string{s.keys.Server(partition)}, expected.RunID, expected.ReplicationID).Text()
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: vouch for the server of partition %d: %w", ErrUnavailable, partition, err)
+	case answer != "vouched":
+		return fmt.Errorf("vouch for partition %d: %w", partition, ErrServerChanged)
+	}
+	return nil
+}
+
+// distrusted stands in the place of a run id where nobody is vouched for; lua/look.lua knows it.
+const distrusted = "-"
+
+// Distrust takes back what was vouched for a partition: everybody refuses to sell from it until it is
+// vouched for again. The scripts are flushed with it, because whoever has them loaded asks no more;
+// others load theirs again.
+func (s *Store) Distrust(ctx context.Context, partition int) error {
+	s.fences[partition].Store(nil)
+	_, err := s.rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		p.HSet(ctx, s.keys.Server(partition), "run_id", distrusted, "replication_id", distrusted)
+		p.ScriptFlush(ctx)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("%w: distrust the server of partition %d: %w", ErrUnavailable, partition, err)
+	}
+	return nil
+}
+
+// ask runs lua/look.lua. The second key may be that of a sale, whose epoch is returned: it is empty if
+// the sale is not there.
+func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (state ServerState, epoch string, err error) {
+	values, err := lua.Look.Run(ctx, on, keys).StringSlice()
+	if err != nil {
+		return ServerState{}, "", err
+	}
+	if len(values) != 4 {
+		return ServerState{}, "", fmt.Errorf("the script gave %d values", len(values))
+	}
+	state = ServerState{
+		RunID: values[1], ReplicationID: values[2],
+		Known: values[0] == "known", Recorded: values[0] != "unrecorded",
+	}
+	return state, values[3], nil
+}
+
+// look finds a sale in a partition. It returns ErrSaleNotFound only if the server is known, because
+// one that is strange may have lost it.
+func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place, error) {
+	state, text, err := s.ask(ctx, s.rdb, s.keys.Server(partition), s.keys.Sale(partition, sale))
+	switch {
+	case err != nil:
+		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
+	case !state.Known || s.refused[partition].Load():
+		return place{}, errStrangeServer
+	case text == "":
+		return place{}, ErrSaleNotFound
+	}
+	epoch, err := strconv.ParseInt(text, 10, 64)
+	switch {
+	case err != nil:
+		return place{}, fmt.Errorf("%w: look up sale=%s: its epoch: %w", ErrUnavailable, sale, err)
+	case epoch == 0:
+		return place{}, errSaleClosed
+	}
+	return place{partition, epoch}, nil
+}
+
+// lostOrders is what a line has to tell when its sale is behind what was seen of it: Redis was set back,
+// and orders that were accepted are gone. The server is distrusted, so that nobody else sells what
+// those hold, and a worker makes the stock anew.
+func (s *Store) lostOrders(ctx context.Context, l *line) error {
+	s.o.Logger.Error("Redis has lost orders of a sale: nothing is sold until its stock is made anew",
+		"sale", l.sale, "partition", l.place.partition, "epoch", l.place.epoch, "seen_sequence", l.target.seen)
+	if err := s.Distrust(ctx, l.place.partition); err != nil {
+		return fmt.Errorf("%w: %w", errLostSale, err)
+	}
+	return errLostSale
+}
