@@ -53,6 +53,11 @@ func (b *backend) pulse(logger *slog.Logger) fulfillment.Pulse {
 	return fulfillment.Pulse{Pool: b.pool, Logger: logger}
 }
 
+// guard is what every ingress runs beside its server, so that it sells from no Redis that was replaced.
+func (b *backend) guard(logger *slog.Logger) reservation.Guard {
+	return reservation.Guard{Store: b.store, Pool: b.pool, Logger: logger}
+}
+
 // ready returns nil if both servers answer.
 func (b *backend) ready(ctx context.Context) error {
 	return errors.Join(b.store.Ping(ctx), b.pool.Ping(ctx))

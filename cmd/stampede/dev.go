@@ -82,6 +82,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	together.Go(func() error { return servers.Watch(ctx) })
 	together.Go(func() error { return server.Run(ctx) })
 	together.Go(func() error { return front.pulse(logger).Run(ctx) })
+	together.Go(func() error { return front.guard(logger).Run(ctx) })
 	together.Go(func() error { return runWorker(ctx, servers.RedisURL, work) })
 	if err := c.welcome(s.out, "http://"+config.Listener.Addr().String(), servers); err != nil {
 		return err

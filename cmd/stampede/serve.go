@@ -84,6 +84,7 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return server.Run(ctx) })
 	together.Go(func() error { return b.pulse(logger).Run(ctx) })
+	together.Go(func() error { return b.guard(logger).Run(ctx) })
 	return together.Wait()
 }
 
