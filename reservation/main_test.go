@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -24,6 +25,7 @@ type shop struct {
 	t    *testing.T
 	rdb  *redis.Client
 	keys reservation.Keys
+	pool *pgxpool.Pool
 }
 
 func newShop(t *testing.T) *shop {
@@ -36,7 +38,16 @@ func newShopOn(t *testing.T, rdb *redis.Client, keys reservation.Keys, o reserva
 	o.Logger = testkit.Logger(t)
 	store := reservation.NewStore(rdb, keys, o)
 	t.Cleanup(store.Close)
-	return &shop{store, reservation.NewCatalog(testkit.Pool(t), store), t, rdb, keys}
+	pool := testkit.Pool(t)
+	return &shop{store, reservation.NewCatalog(pool, store), t, rdb, keys, pool}
+}
+
+// next is another ingress on the same servers.
+func (s *shop) next(rdb *redis.Client) *shop {
+	s.t.Helper()
+	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{Logger: testkit.Logger(s.t)})
+	s.t.Cleanup(store.Close)
+	return &shop{store, reservation.NewCatalog(s.pool, store), s.t, rdb, s.keys, s.pool}
 }
 
 // sale opens a sale of so many units.

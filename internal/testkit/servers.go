@@ -6,7 +6,9 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/connect"
@@ -99,6 +101,25 @@ func deleteKeys(t testing.TB, client *redis.Client, prefix string) {
 	}
 	if err != nil {
 		t.Errorf("delete the keys of the test: %v", err)
+	}
+}
+
+// VouchFor says that the stock of a partition is whole on the server that runs now, as a worker does when
+// it has made it so. A test that restarts Redis and knows that nothing is lost may say so without one.
+func VouchFor(t testing.TB, pool *pgxpool.Pool, store *reservation.Store, partition int) {
+	t.Helper()
+	ctx := t.Context()
+	var state reservation.ServerState
+	Eventually(t, 10*time.Second, "Redis tells who it is", func() (told bool) {
+		var err error
+		state, err = store.Inspect(ctx, partition)
+		return err == nil
+	})
+	if _, err := pool.Exec(ctx, sql.SaveServer, partition, state.RunID, state.ReplicationID); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Vouch(ctx, partition, state); err != nil {
+		t.Fatal(err)
 	}
 }
 
