@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 
 	"github.com/google/uuid"
@@ -91,7 +92,7 @@ func (b *batcher) try(ctx context.Context, t transaction) ([]Outcome, error) {
 		if b.recording.lasts() && b.isDraining() {
 			return nil, ErrStopping
 		}
-		outcomes, err := b.attempt(ctx, t)
+		outcomes, err := attempt(ctx, b.logger, t)
 		if err == nil || faultOf(err) != transient {
 			b.recording.over()
 			return outcomes, err
@@ -105,10 +106,11 @@ func (b *batcher) try(ctx context.Context, t transaction) ([]Outcome, error) {
 	}
 }
 
-func (b *batcher) attempt(ctx context.Context, t transaction) (outcomes []Outcome, err error) {
+// attempt runs a transaction, for so long that a server that hangs counts as away.
+func attempt(ctx context.Context, log *slog.Logger, t transaction) (outcomes []Outcome, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			b.logger.Error("panic while recording a batch", "panic", p, "stack", string(debug.Stack()))
+			log.Error("panic while recording a batch", "panic", p, "stack", string(debug.Stack()))
 			err = fmt.Errorf("%w: %v", errPanicked, p)
 		}
 	}()

@@ -44,6 +44,8 @@ type WorkerConfig struct {
 	// SweepInterval is how often unpaid orders are looked for that expire, and how often Redis is told what it
 	// was not told when it was decided: units that come back, and what could not be told of sales.
 	SweepInterval time.Duration
+	// GuardInterval is how often it is looked whether Redis has lost anything that has to be made anew from Postgres.
+	GuardInterval time.Duration
 
 	Logger *slog.Logger
 	// Registerer takes the metrics; nil for none.
@@ -55,6 +57,7 @@ func (c *WorkerConfig) setDefaults() {
 	orElse(&c.MinIdle, 10*time.Second)
 	orElse(&c.DrainTimeout, 10*time.Second)
 	orElse(&c.SweepInterval, 2*time.Second)
+	orElse(&c.GuardInterval, time.Second)
 	orElse(&c.Logger, slog.Default())
 	// The other ones are those of the parts they are for.
 }
@@ -79,6 +82,7 @@ func (c *WorkerConfig) Validate() error {
 	must(c.BatchMax > 0, "BatchMax must be at least 1")
 	must(c.DrainTimeout > 0, "DrainTimeout must be positive")
 	must(c.SweepInterval > 0, "SweepInterval must be positive")
+	must(c.GuardInterval > 0, "GuardInterval must be positive")
 	if len(wrong) > 0 {
 		return fmt.Errorf("worker config: %w", errors.Join(wrong...))
 	}
@@ -87,12 +91,14 @@ func (c *WorkerConfig) Validate() error {
 
 // Worker brings reservations to their end: it reads them from the streams of all partitions, writes
 // orders to Postgres, ends those that are not paid in time, and gives units of refused, cancelled and
-// expired ones back. Any number of workers share the work.
+// expired ones back. When Redis has lost what it was given, they make it anew from Postgres. Any number of
+// workers share the work.
 type Worker struct {
-	config   WorkerConfig
-	metrics  *workerMetrics
-	outcomes *Outcomes
-	ledger   *Ledger
+	config    WorkerConfig
+	metrics   *workerMetrics
+	outcomes  *Outcomes
+	ledger    *Ledger
+	rebuilder *Rebuilder
 }
 
 // NewWorker returns a Worker. It does not talk to Redis or Postgres yet.
@@ -114,7 +120,15 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Worker{config: config, metrics: metrics, outcomes: outcomes, ledger: NewLedger(config.Pool).Telling(outcomes)}, nil
+	rebuilder, err := NewRebuilder(RebuilderConfig{
+		Pool: config.Pool, Redis: config.Control, Keys: config.Keys, Store: config.Store, Logger: config.Logger, Registerer: config.Registerer,
+	})
+	if err != nil {
+		return nil, err
+	}
+	ledger := NewLedger(config.Pool).Telling(outcomes)
+	rebuilder.ledger = ledger // what it salvages is told as well
+	return &Worker{config: config, metrics: metrics, outcomes: outcomes, ledger: ledger, rebuilder: rebuilder}, nil
 }
 
 func newWorkerSubscriber(config *WorkerConfig) (*Subscriber, error) {
@@ -196,6 +210,10 @@ func (w *Worker) serve(ctx context.Context, partitions int) (needed int, err err
 	all.Go(func() error { return w.fulfil(ctx, subscriber, streams) })
 	all.Go(func() error {
 		w.sweepOrders(ctx)
+		return nil
+	})
+	all.Go(func() error {
+		w.guard(ctx, w.rebuilder, partitions)
 		return nil
 	})
 	all.Go(func() error {

@@ -37,7 +37,7 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 		Name: "stampede_orders_total", Help: "Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.",
 	}, []string{"outcome"}))
 	failing, err4 := registerOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire and release in each worker) that fail and are tried again.",
+		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release and rebuild in each worker) that fail and are tried again.",
 	}, []string{"step"}))
 	locks, err5 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (put off to a later batch), released, or lost before the batch was done.",

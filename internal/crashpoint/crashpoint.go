@@ -35,6 +35,29 @@ const (
 	// AfterReleaseCommit: that is committed.
 	AfterReleaseCommit = "after-release-commit"
 
+	// RebuildBegun: a rebuild has its lock, and knows the Redis server.
+	RebuildBegun = "rebuild-begun"
+	// RebuildDistrusted: nobody sells from the partition any more.
+	RebuildDistrusted = "rebuild-distrusted"
+	// RebuildClosed: the sales are closed in Redis.
+	RebuildClosed = "rebuild-closed"
+	// RebuildSalvaged: what was in the stream is in Postgres.
+	RebuildSalvaged = "rebuild-salvaged"
+	// RebuildRaised: the next epoch of a sale has begun in Postgres.
+	RebuildRaised = "rebuild-raised"
+	// RebuildHolding: some of its buyers are on their way to Redis.
+	RebuildHolding = "rebuild-holding"
+	// RebuildHeld: all of them are there, and the sale is still closed.
+	RebuildHeld = "rebuild-held"
+	// RebuildOpened: it is open, as far as its server is vouched for.
+	RebuildOpened = "rebuild-opened"
+	// RebuildPublished: and Postgres knows that Redis knows.
+	RebuildPublished = "rebuild-published"
+	// RebuildServerSaved: Postgres names the server, and Redis does not know it yet.
+	RebuildServerSaved = "rebuild-server-saved"
+	// RebuildVouched: the server is vouched for, and sales that are over are still closed.
+	RebuildVouched = "rebuild-vouched"
+
 	// ProjectionsWatch: a rebuild of the projections has changes of orders noted, and has nothing else yet.
 	ProjectionsWatch = "projections-watch"
 	// ProjectionsFilled: the new table has the rows of the log as it was, and nothing but its rows.
@@ -53,6 +76,8 @@ const Env = "STAMPEDE_CRASH_AT"
 var names = []string{
 	BeforePersist, AfterCommit, BeforeAck,
 	BeforeExpire, BeforeExpireCommit, AfterExpire, BeforeRelease, AfterRelease, AfterReleaseCommit,
+	RebuildBegun, RebuildDistrusted, RebuildClosed, RebuildSalvaged, RebuildRaised, RebuildHolding, RebuildHeld,
+	RebuildOpened, RebuildPublished, RebuildServerSaved, RebuildVouched,
 	ProjectionsWatch, ProjectionsFilled, ProjectionsBuilt, ProjectionsSwap, ProjectionsSwapped,
 }
 

@@ -1,0 +1,193 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/reservation"
+)
+
+// Why stock in Redis is made anew: the reason of the event SaleRebuilt, of the log and of the metrics.
+const (
+	// RebuildServer: the Redis server is not the one on which the stock was: it was restarted, replaced or emptied.
+	RebuildServer = "server"
+	// RebuildUnvouched: it was never noted on which server the stock is.
+	RebuildUnvouched = "unvouched"
+	// RebuildLost: the server lacks a sale.
+	RebuildLost = "sale-lost"
+	// RebuildUnfinished: a sale has another epoch there than in Postgres, as a rebuild leaves it that was broken off.
+	RebuildUnfinished = "unfinished"
+	// RebuildSetBack: Postgres has an order at a place of a sale that Redis has not given out.
+	RebuildSetBack = "set-back"
+	// RebuildByHand: an operator asked for it.
+	RebuildByHand = "by-hand"
+	// RebuildReconciled: Redis and Postgres differed, and an operator had them reconciled.
+	RebuildReconciled = "reconciled"
+)
+
+var (
+	// ErrRebuildUnderWay is returned while another process rebuilds. It will see to what is to be done, or
+	// leave it to be found again.
+	ErrRebuildUnderWay = errors.New("a rebuild is under way")
+	// ErrServerNotVouched is returned for the rebuild of a single sale on a Redis server of which more may be
+	// lost: its partition has to be rebuilt.
+	ErrServerNotVouched = errors.New("the whole partition has to be rebuilt: its Redis server is not the one that it was on")
+
+	// errAgain: what a rebuild has done so far is gone, because Redis was lost once more meanwhile.
+	errAgain = errors.New("Redis changed while it was rebuilt")
+)
+
+// rebuildTries is how often a rebuild is begun anew because Redis was lost meanwhile, before it is given up.
+const rebuildTries = 5
+
+// RebuilderConfig configures a Rebuilder. The first four fields have no default.
+type RebuilderConfig struct {
+	Pool  *pgxpool.Pool
+	Redis redis.UniversalClient
+	Keys  reservation.Keys
+	Store *reservation.Store
+
+	Logger *slog.Logger
+	// Registerer takes the metrics; nil for none.
+	Registerer prometheus.Registerer
+}
+
+// Rebuilder makes the stock of sales in Redis anew from Postgres. While it does, the sale is closed:
+// buyers are told to come again, and nobody is refused for good. It may be broken off at any instant: what it
+// has not finished stays closed, and the next rebuild starts from the beginning.
+//
+// One rebuild runs at a time, in all processes together; a lock of Postgres sees to that. Nothing rests on
+// it: two of them, of which each believes itself alone, could open a sale with an epoch that is over, in
+// which everything that is accepted becomes void, and the workers' guard finds it. It is safe for concurrent use.
+type Rebuilder struct {
+	config  RebuilderConfig
+	ledger  *Ledger
+	metrics *rebuildMetrics
+}
+
+// NewRebuilder returns a Rebuilder. It does not talk to Redis or Postgres yet.
+func NewRebuilder(config RebuilderConfig) (*Rebuilder, error) {
+	orElse(&config.Logger, slog.Default())
+	metrics, err := newRebuildMetrics(config.Registerer)
+	if err != nil {
+		return nil, err
+	}
+	return &Rebuilder{config: config, ledger: NewLedger(config.Pool), metrics: metrics}, nil
+}
+
+type rebuildMetrics struct {
+	rebuilds *prometheus.CounterVec
+	seconds  prometheus.Histogram
+}
+
+func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
+	rebuilds, err1 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "stampede_rebuilds_total", Help: "Rebuilds of stock in Redis that were finished, by why: server, unvouched, sale-lost, unfinished, set-back, by-hand or reconciled.",
+	}, []string{"reason"}))
+	seconds, err2 := registerOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "stampede_rebuild_seconds", Help: "How long a finished rebuild took. Its sales were closed for no longer.",
+		Buckets: prometheus.ExponentialBuckets(0.01, 2, 14),
+	}))
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, fmt.Errorf("register metrics: %w", err)
+	}
+	return &rebuildMetrics{rebuilds: rebuilds, seconds: seconds}, nil
+}
+
+// Partition makes the stock of all sales of a partition anew, and vouches for the Redis server that
+// has it now: sales that are not over first, which are open from then on, and those that have ended after them.
+//
+// Before anything of Redis is given up, what is in the stream and not in Postgres yet is recorded there, so
+// that a server that lost nothing loses nothing by this. The error is ErrRebuildUnderWay, or one of Redis or Postgres;
+// the report says what was done all the same.
+func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string) (RebuildReport, error) {
+	session, err := r.begin(ctx)
+	if err != nil {
+		return RebuildReport{}, fmt.Errorf("rebuild partition %d: %w", partition, err)
+	}
+	defer session.close()
+	return r.partition(ctx, session, partition, reason)
+}
+
+// Sale makes the stock of one sale anew; the other ones go on. The error is ErrRebuildUnderWay,
+// reservation.ErrSaleNotFound, ErrServerNotVouched, or one of Redis or Postgres.
+func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (RebuildReport, error) {
+	session, err := r.begin(ctx)
+	if err != nil {
+		return RebuildReport{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)
+	}
+	defer session.close()
+	return r.sale(ctx, session, sale, reason)
+}
+
+// partition is Partition under the lock.
+func (r *Rebuilder) partition(ctx context.Context, s *rebuildSession, partition int, reason string) (RebuildReport, error) {
+	b := r.newBuild(s, partition, reason)
+	b.log.Warn("rebuilding the stock of a partition from Postgres: its sales are closed until that is done")
+	return b.finish(b.inTries(ctx, b.wholePartition))
+}
+
+// sale is Sale under the lock.
+func (r *Rebuilder) sale(ctx context.Context, s *rebuildSession, id uuid.UUID, reason string) (RebuildReport, error) {
+	sale, err := r.findSale(ctx, id)
+	if err != nil {
+		return RebuildReport{}, fmt.Errorf("rebuild sale=%s: %w", id, err)
+	}
+	b := r.newBuild(s, sale.partition, reason)
+	b.log = b.log.With("sale", id)
+	b.log.Warn("rebuilding the stock of a sale from Postgres: it is closed until that is done")
+	return b.finish(b.inTries(ctx, func(ctx context.Context) error { return b.oneSale(ctx, sale) }))
+}
+
+// build is one rebuild.
+type build struct {
+	*Rebuilder
+	session   *rebuildSession
+	partition int
+	reason    string
+	log       *slog.Logger
+	began     time.Time
+	report    RebuildReport
+}
+
+func (r *Rebuilder) newBuild(s *rebuildSession, partition int, reason string) *build {
+	return &build{
+		Rebuilder: r, session: s, partition: partition, reason: reason,
+		log: r.config.Logger.With("partition", partition, "reason", reason), began: time.Now(),
+	}
+}
+
+// inTries begins anew for as long as Redis is lost meanwhile.
+func (b *build) inTries(ctx context.Context, do func(context.Context) error) error {
+	for try := 1; ; try++ {
+		b.report = RebuildReport{Partition: b.partition, Reason: b.reason, Tries: try}
+		err := do(ctx)
+		if !errors.Is(err, errAgain) && !errors.Is(err, reservation.ErrServerChanged) || try == rebuildTries {
+			return err
+		}
+		b.log.Warn("beginning the rebuild anew", "error", err)
+	}
+}
+
+func (b *build) finish(err error) (RebuildReport, error) {
+	took := time.Since(b.began)
+	b.report.Seconds = took.Seconds()
+	if err != nil {
+		return b.report, fmt.Errorf("rebuild partition %d: %w", b.partition, err)
+	}
+	b.metrics.rebuilds.WithLabelValues(b.reason).Inc()
+	b.metrics.seconds.Observe(took.Seconds())
+	units, orders := b.report.held()
+	b.log.Warn("rebuilt the stock from Postgres", "took", took, "sales", len(b.report.Sales), "orders", orders, "units_held", units,
+		"salvaged_confirmed", b.report.Salvage.Confirmed, "salvaged_rejected", b.report.Salvage.Rejected,
+		"salvaged_voided", b.report.Salvage.Voided, "tries", b.report.Tries)
+	return b.report, nil
+}

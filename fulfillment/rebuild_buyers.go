@@ -1,0 +1,100 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/crashpoint"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+const (
+	// holdersPerCall is how many orders go to Redis in one call. Redis serves nobody else meanwhile, and
+	// larger calls hardly make it faster.
+	holdersPerCall = 1000
+	// holdCalls is how many calls are under way at once: while Redis works on one, the next one is on its way.
+	holdCalls = 2
+)
+
+// errNotOurs: another rebuild has raised the epoch as well, so this one has lost its lock and not noticed.
+var errNotOurs = errors.New("the epoch of the sale was raised once more")
+
+// holdBuyers copies the live orders of a sale to Redis, beside those of its last epoch, and returns how many
+// they are and what they hold. They are those of one instant after the raise of the epoch: an order that is
+// live then and ends later gives its units back in the new epoch, and none can be added.
+func (b *build) holdBuyers(ctx context.Context, sale raisedSale) (orders, units int64, err error) {
+	calls, callCtx := errgroup.WithContext(ctx)
+	calls.SetLimit(holdCalls)
+	free := make(chan []reservation.Holder, holdCalls+1) // one of them is being filled
+	for range cap(free) {
+		free <- make([]reservation.Holder, 0, holdersPerCall)
+	}
+	send := func(page []reservation.Holder) ([]reservation.Holder, error) {
+		orders += int64(len(page))
+		for i := range page {
+			units += page[i].Reservation.Quantity
+		}
+		calls.Go(func() error {
+			defer func() { free <- page[:0] }()
+			return b.holdPage(callCtx, sale, page)
+		})
+		crashpoint.Hit(crashpoint.RebuildHolding)
+		return <-free, callCtx.Err()
+	}
+	// It has ctx and not that of the calls, with which the session would end, and the lock with it.
+	readErr := b.session.eachHolder(ctx, sale, <-free, send)
+	if err := calls.Wait(); err != nil {
+		return 0, 0, err // which is why the reading failed, if it did
+	}
+	return orders, units, readErr
+}
+
+func (b *build) holdPage(ctx context.Context, sale raisedSale, page []reservation.Holder) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return b.config.Store.HoldBuyers(ctx, b.partition, sale.ID, sale.Epoch, page)
+}
+
+// eachHolder reads the live orders of a sale into the page, calls take whenever it is full and when the last one
+// was read, and goes on with the page that take returns.
+func (s *rebuildSession) eachHolder(ctx context.Context, sale raisedSale, page []reservation.Holder,
+	take func([]reservation.Holder) ([]reservation.Holder, error),
+) error {
+	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	return pgx.BeginTxFunc(ctx, s.conn, snapshot, func(tx pgx.Tx) error {
+		var epoch int64
+		if err := tx.QueryRow(ctx, sql.SaleEpoch, sale.ID).Scan(&epoch); err != nil {
+			return err
+		}
+		if epoch != sale.Epoch {
+			return fmt.Errorf("%w: it is %d, and was %d", errNotOurs, epoch, sale.Epoch)
+		}
+		rows, _ := tx.Query(ctx, sql.Holders, sale.ID) // its error comes with the rows
+		var h reservation.Holder
+		r := &h.Reservation
+		into := []any{&h.User, &r.OrderID, &r.Quantity, &r.Sequence, &r.ReservedAt, &h.KeyFingerprint, &h.Epoch}
+		_, err := pgx.ForEachRow(rows, into, func() (err error) {
+			if page = append(page, h); len(page) == cap(page) {
+				page, err = take(page)
+			}
+			return err
+		})
+		if err == nil && len(page) > 0 {
+			_, err = take(page)
+		}
+		return err
+	})
+}
+
+// clearLeftovers frees what rebuilds have gathered that were broken off.
+func (b *build) clearLeftovers(ctx context.Context, sale raisedSale) error {
+	ctx, cancel := forCall(ctx)
+	defer cancel()
+	keys := b.config.Keys
+	return b.config.Redis.Unlink(ctx, keys.BuyersOf(b.partition, sale.ID, sale.Epoch-1), keys.BuyersOf(b.partition, sale.ID, sale.Epoch)).Err()
+}

@@ -1,0 +1,65 @@
+package fulfillment
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// RebuildReport tells what a rebuild did.
+type RebuildReport struct {
+	Partition int    `json:"partition"`
+	Reason    string `json:"reason"`
+	// Tries is how often it was begun, because Redis was lost once more meanwhile. What follows is of the last one.
+	Tries   int     `json:"tries"`
+	Seconds float64 `json:"seconds"`
+	Salvage Salvage `json:"salvage"`
+	// Sales are those that were rebuilt, in the order in which they were opened.
+	Sales []RebuiltSale `json:"sales"`
+}
+
+// RebuiltSale is a sale as it came out of a rebuild. Stock = Left + Held.
+type RebuiltSale struct {
+	ID       uuid.UUID `json:"id"`
+	Epoch    int64     `json:"epoch"`
+	Revision int64     `json:"revision"`
+	// Ended is true if nobody could buy in it any more.
+	Ended bool  `json:"ended,omitempty"`
+	Stock int64 `json:"stock"`
+	Left  int64 `json:"left"`
+	// Held is how many units the live orders hold, and Orders how many orders these are.
+	Held   int64 `json:"held"`
+	Orders int64 `json:"orders"`
+	// Sequence is the highest place that was ever given out in the sale, as far as anybody knows.
+	Sequence int64   `json:"sequence"`
+	Seconds  float64 `json:"seconds"`
+}
+
+// held sums the units and the orders of the sales.
+func (r *RebuildReport) held() (units, orders int64) {
+	for _, s := range r.Sales {
+		units, orders = units+s.Held, orders+s.Orders
+	}
+	return units, orders
+}
+
+// WriteText writes the report for people.
+func (r *RebuildReport) WriteText(w io.Writer) error {
+	took := time.Duration(r.Seconds * float64(time.Second)).Round(time.Millisecond)
+	s := r.Salvage
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "partition %d was rebuilt in %v (%s)\n", r.Partition, took, r.Reason)
+	fmt.Fprintf(t, "stream: %d entries were not done with: %d confirmed now, %d rejected, %d voided, %d were in Postgres, %d are left to the workers\n",
+		s.Entries, s.Confirmed, s.Rejected, s.Voided, s.Recorded, s.Left)
+	if len(r.Sales) > 0 {
+		fmt.Fprintln(t, "SALE\tEPOCH\tSTOCK\tLEFT\tHELD\tORDERS\tPLACE\tTIME")
+	}
+	for _, s := range r.Sales {
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%v\n", s.ID, s.Epoch, s.Stock, s.Left, s.Held, s.Orders, s.Sequence,
+			time.Duration(s.Seconds*float64(time.Second)).Round(time.Millisecond))
+	}
+	return t.Flush()
+}

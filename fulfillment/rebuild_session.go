@@ -1,0 +1,106 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+const (
+	// rebuildLock is the number of the advisory lock that a rebuild holds. Locks of one database are apart
+	// from those of others.
+	rebuildLock = 5_077_217_434
+	// rebuildSilence is for how long the session of a rebuild may be silent until Postgres ends it.
+	rebuildSilence = 30 * time.Second
+)
+
+// rebuildSession is a connection to Postgres that holds the lock, and makes all changes there that need it:
+// with the lock a rebuild loses the means to go on.
+type rebuildSession struct{ conn *pgx.Conn }
+
+// begin takes the lock, or returns ErrRebuildUnderWay.
+func (r *Rebuilder) begin(ctx context.Context) (*rebuildSession, error) {
+	limited, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	pooled, err := r.config.Pool.Acquire(limited)
+	if err != nil {
+		return nil, err
+	}
+	// Out of the pool, because its settings and its lock end with it.
+	s := &rebuildSession{pooled.Hijack()}
+	var taken bool
+	var settings int
+	err = s.conn.QueryRow(limited, sql.TryRebuildLock, rebuildLock, rebuildSilence.String()).Scan(&taken, &settings)
+	if err == nil && !taken {
+		err = ErrRebuildUnderWay
+	}
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *rebuildSession) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = s.conn.Close(ctx) // the server ends the session when it finds the connection gone
+}
+
+func (s *rebuildSession) exec(ctx context.Context, query string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	_, err := s.conn.Exec(ctx, query, args...)
+	return err
+}
+
+// stayAwake is to be called now and then while the session has nothing else to do.
+func (s *rebuildSession) stayAwake(ctx context.Context) error { return s.exec(ctx, "SELECT") }
+
+func (s *rebuildSession) saveServer(ctx context.Context, partition int, server reservation.ServerState) error {
+	if err := s.exec(ctx, sql.SaveServer, partition, server.RunID, server.ReplicationID); err != nil {
+		return fmt.Errorf("note the Redis server: %w", err)
+	}
+	return nil
+}
+
+// raisedSale is a sale in the epoch that was just begun.
+type raisedSale struct {
+	reservation.Sale
+	// sequence is the highest place that was ever given out in the sale, as far as anybody knows.
+	sequence int64
+}
+
+// raiseTimeout bounds the raise of an epoch. It counts the sale's orders, and waits for who has its row in hand.
+const raiseTimeout = time.Minute
+
+// raiseEpoch begins the next epoch of a sale. When it returns, no order of an earlier one will be confirmed,
+// and the definition of the sale is that of its new revision. What operators change from then on, Redis is
+// told when it knows this revision.
+func (s *rebuildSession) raiseEpoch(ctx context.Context, sale guardedSale, reason string) (raisedSale, error) {
+	ctx, cancel := context.WithTimeout(ctx, raiseTimeout)
+	defer cancel()
+	var raised raisedSale
+	err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, sql.LockSale, sale.id); err != nil {
+			return err
+		}
+		var window, units, orders int64
+		err := tx.QueryRow(ctx, sql.RaiseEpoch, sale.id, sale.sequence, reason).Scan(&raised.ID, &raised.Name, &raised.Stock, &raised.State,
+			&raised.PerOrderLimit, (*zeronull.Timestamptz)(&raised.OpensAt), (*zeronull.Timestamptz)(&raised.ClosesAt), &window,
+			&raised.Epoch, &raised.Revision, &raised.Partitions, &raised.CreatedAt, &raised.sequence, &units, &orders)
+		raised.PaymentWindow = time.Duration(window) * time.Second
+		return err
+	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = reservation.ErrSaleNotFound
+	}
+	return raised, err
+}

@@ -1,0 +1,199 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"stampede/internal/crashpoint"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// wholePartition is one try of Rebuilder.Partition.
+func (b *build) wholePartition(ctx context.Context) error {
+	server, err := b.inspect(ctx)
+	if err != nil {
+		return err
+	}
+	crashpoint.Hit(crashpoint.RebuildBegun)
+	if err := b.distrust(ctx); err != nil {
+		return err
+	}
+	crashpoint.Hit(crashpoint.RebuildDistrusted)
+	// Read only now: what is created from here on comes to a server that is vouched for, or not into Redis.
+	sales, err := b.salesOf(ctx, b.partition)
+	if err != nil {
+		return err
+	}
+	if err := b.closeAndSalvage(ctx, sales); err != nil {
+		return err
+	}
+	var live, ended []guardedSale
+	for _, sale := range sales {
+		if sale.ended {
+			ended = append(ended, sale)
+		} else {
+			live = append(live, sale)
+		}
+	}
+	// A sale that cannot be rebuilt stays closed, and keeps no other from being sold.
+	failed := b.rebuildSales(ctx, live)
+	if err := b.makeSure(ctx, live); err != nil {
+		return errors.Join(err, failed)
+	}
+	if err := b.vouch(ctx, server); err != nil {
+		return errors.Join(err, failed)
+	}
+	// If Redis was emptied in the moment before, the vouching is all that it has.
+	if err := b.makeSure(ctx, live); err != nil {
+		return errors.Join(err, failed)
+	}
+	return errors.Join(failed, b.rebuildSales(ctx, ended))
+}
+
+// oneSale is one try of Rebuilder.Sale.
+func (b *build) oneSale(ctx context.Context, sale guardedSale) error {
+	server, err := b.inspect(ctx)
+	if err != nil {
+		return err
+	}
+	if !server.Known {
+		return ErrServerNotVouched
+	}
+	crashpoint.Hit(crashpoint.RebuildBegun)
+	sales := []guardedSale{sale}
+	if err := b.closeAndSalvage(ctx, sales); err != nil {
+		return err
+	}
+	return b.rebuildSales(ctx, sales)
+}
+
+// closeAndSalvage closes the sales in Redis, so that nothing new is accepted, and records what was.
+// It notes in each sale what Redis knows of it.
+func (b *build) closeAndSalvage(ctx context.Context, sales []guardedSale) error {
+	closed := make(map[uuid.UUID]bool, len(sales))
+	for i := range sales {
+		var err error
+		if sales[i].sequence, err = b.closeSale(ctx, sales[i].id); err != nil {
+			return fmt.Errorf("close sale=%s: %w", sales[i].id, err)
+		}
+		closed[sales[i].id] = true
+	}
+	crashpoint.Hit(crashpoint.RebuildClosed)
+	if err := b.salvage(ctx, closed); err != nil {
+		return fmt.Errorf("salvage the stream: %w", err)
+	}
+	crashpoint.Hit(crashpoint.RebuildSalvaged)
+	return nil
+}
+
+// rebuildSales rebuilds as many of these sales as it can.
+func (b *build) rebuildSales(ctx context.Context, sales []guardedSale) error {
+	var failed []error
+	for i := range sales {
+		rebuilt, err := b.rebuildSale(ctx, sales[i])
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("sale=%s: %w", sales[i].id, err))
+			continue
+		}
+		sales[i].rebuilt = rebuilt.Epoch
+		b.report.Sales = append(b.report.Sales, rebuilt)
+	}
+	return errors.Join(failed...)
+}
+
+// makeSure that the sales are in Redis with the stock that they were given, or closed.
+func (b *build) makeSure(ctx context.Context, sales []guardedSale) error {
+	inRedis, err := b.readSales(ctx, sales)
+	if err != nil {
+		return err
+	}
+	for i, sale := range sales {
+		if found := inRedis[i]; !found.present || found.epoch != sale.rebuilt {
+			return fmt.Errorf("%w: it lacks sale=%s", errAgain, sale.id)
+		}
+	}
+	return nil
+}
+
+// vouch says that the server has the stock, in Postgres first: an ingress that still has another server then
+// refuses to sell from that one.
+func (b *build) vouch(ctx context.Context, server reservation.ServerState) error {
+	if err := b.session.saveServer(ctx, b.partition, server); err != nil {
+		return err
+	}
+	crashpoint.Hit(crashpoint.RebuildServerSaved)
+	limited, cancel := forCall(ctx)
+	defer cancel()
+	if err := b.config.Store.Vouch(limited, b.partition, server); err != nil {
+		return err
+	}
+	crashpoint.Hit(crashpoint.RebuildVouched)
+	return nil
+}
+
+func (b *build) inspect(ctx context.Context) (reservation.ServerState, error) {
+	limited, cancel := forCall(ctx)
+	defer cancel()
+	return b.config.Store.Inspect(limited, b.partition)
+}
+
+func (b *build) distrust(ctx context.Context) error {
+	limited, cancel := forCall(ctx)
+	defer cancel()
+	return b.config.Store.Distrust(limited, b.partition)
+}
+
+func (b *build) closeSale(ctx context.Context, sale uuid.UUID) (sequence int64, err error) {
+	limited, cancel := forCall(ctx)
+	defer cancel()
+	return b.config.Store.CloseSale(limited, sale, b.partition)
+}
+
+// rebuildSale makes one closed sale anew.
+func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale, error) {
+	began := time.Now()
+	raised, err := b.session.raiseEpoch(ctx, sale, b.reason)
+	if err != nil {
+		return RebuiltSale{}, fmt.Errorf("raise the epoch: %w", err)
+	}
+	crashpoint.Hit(crashpoint.RebuildRaised)
+	if err := b.clearLeftovers(ctx, raised); err != nil {
+		return RebuiltSale{}, fmt.Errorf("clear leftovers: %w", err)
+	}
+	orders, units, err := b.holdBuyers(ctx, raised)
+	if err != nil {
+		return RebuiltSale{}, fmt.Errorf("copy its orders: %w", err)
+	}
+	crashpoint.Hit(crashpoint.RebuildHeld)
+	left := raised.Stock - units
+	if left < 0 {
+		b.log.Error("live orders hold more units than the sale's stock: none is left to be sold", "sale", sale.id, "stock", raised.Stock, "held", units)
+		left = 0
+	}
+	if err := b.open(ctx, raised, left, orders); err != nil {
+		return RebuiltSale{}, err
+	}
+	crashpoint.Hit(crashpoint.RebuildOpened)
+	if err := b.session.exec(ctx, sql.MarkPublished, sale.id, raised.Revision); err != nil {
+		return RebuiltSale{}, fmt.Errorf("note that Redis knows it: %w", err)
+	}
+	crashpoint.Hit(crashpoint.RebuildPublished)
+	return RebuiltSale{
+		ID: sale.id, Epoch: raised.Epoch, Revision: raised.Revision, Ended: sale.ended, Stock: raised.Stock, Left: left,
+		Held: units, Orders: orders, Sequence: raised.sequence, Seconds: time.Since(began).Seconds(),
+	}, nil
+}
+
+func (b *build) open(ctx context.Context, sale raisedSale, left, holders int64) error {
+	limited, cancel := forCall(ctx)
+	defer cancel()
+	return b.config.Store.OpenRebuilt(limited, reservation.Rebuilt{Sale: sale.Sale, Left: left, Sequence: sale.sequence, Holders: holders})
+}

@@ -1,0 +1,31 @@
+-- Begins the next epoch of a sale: from now on no order of an earlier one is confirmed (record_orders.sql,
+-- add_sold.sql), so the orders that are live now are all that its stock in Redis is made anew from, but for
+-- those that end before.
+-- $1 sale, $2 the highest place that Redis is known to have given out in it, $3 why
+--
+-- The caller has locked the sale (lock_sale.sql), in a statement of its own: this one has to see what whoever
+-- had the lock before has committed.
+--
+-- What was to be given back to Redis comes back with the new stock, which is made without it. Releases that
+-- somebody has in hand stay: Redis will know nothing of their orders.
+--
+-- Answers the definition of the sale as this revision finds it, the highest place given out, the units of its
+-- live orders, and how many orders these are.
+WITH live AS MATERIALIZED (
+    SELECT count(*) AS orders, coalesce(sum(quantity), 0)::bigint AS units, coalesce(max(sequence), 0) AS last_place
+    FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')
+), raised AS (
+    UPDATE sales SET epoch = epoch + 1, revision = revision + 1
+    FROM live WHERE id = $1
+    RETURNING sales.*, greatest(last_sequence, last_place, $2::bigint) AS last_given, units, orders
+), event AS (
+    INSERT INTO sale_events (sale_id, revision, type, data)
+    SELECT id, revision, 'SaleRebuilt', jsonb_build_object(
+        'epoch', epoch, 'sequence', last_given, 'reason', $3::text, 'stock', stock, 'held', units, 'orders', orders)
+    FROM raised
+), settled AS (
+    DELETE FROM releases WHERE order_id IN (SELECT order_id FROM releases WHERE sale_id = $1 FOR UPDATE SKIP LOCKED)
+)
+SELECT id, name, stock, state, per_order_limit, opens_at, closes_at, payment_window_seconds, epoch, revision, partitions,
+       created_at, last_given, units, orders
+FROM raised

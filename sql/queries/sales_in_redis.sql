@@ -1,0 +1,6 @@
+-- What Redis has to agree with: sales with an id above $1, by id, at most $2; ended ones only if $3.
+-- A sale ends by its operators, or by its closing time.
+SELECT id, partitions, epoch, last_sequence, revision, published_revision, ended
+FROM sales CROSS JOIN LATERAL (SELECT state = 'ended' OR coalesce(closes_at <= now(), false)) AS known (ended)
+WHERE id > $1 AND ($3 OR NOT ended)
+ORDER BY id LIMIT $2
