@@ -122,7 +122,7 @@ func TestAuditOfASaleWithPaymentsCountsWhatIsToComeBackAsHeld(t *testing.T) {
 	// Of one, Redis knows already: the worker that told it died before it could note so.
 	var first reservation.Release
 	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT sale_id, order_id, user_id FROM releases LIMIT 1").Scan(&first.SaleID, &first.OrderID, &first.UserID))
-	_, err := s.store.Release(t.Context(), []reservation.Release{first})
+	_, err = s.store.Release(t.Context(), []reservation.Release{first})
 	require.NoError(t, err)
 	equation(11, 9, 30)
 	_, err = s.giveBack(t.Context())

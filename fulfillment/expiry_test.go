@@ -248,7 +248,7 @@ func TestARepeatedReleaseLeavesTheNextOrderOfItsUserAlone(t *testing.T) {
 	_, err := NewLedger(s.pool).Cancel(t.Context(), first, "ann")
 	require.NoError(t, err)
 	release := reservation.Release{SaleID: sale, OrderID: first, UserID: "ann"}
-	_, err := s.store.Release(t.Context(), []reservation.Release{release})
+	_, err = s.store.Release(t.Context(), []reservation.Release{release})
 	require.NoError(t, err)
 	require.EqualValues(t, 1, s.count(t, pendingReleases))
 
