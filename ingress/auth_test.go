@@ -220,7 +220,7 @@ func TestKeySetAway(t *testing.T) {
 	s.buy(sale, "", token).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 
 	i.down.Store(false)
-	later := openShop(t, withIssuer(i))
+	later := openShopOn(t, s.on, withIssuer(i))
 	i.down.Store(true)
 	sale = later.sale(reservation.Terms{Stock: 10})
 	later.buy(sale, "", token).is(http.StatusAccepted)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 
 	"stampede/reservation"
 )
@@ -38,6 +39,12 @@ type Sales interface {
 // Postgres could not be asked.
 type Orders interface {
 	Order(ctx context.Context, id uuid.UUID) (reservation.Order, error)
+	// FindOrders returns those of the orders that are there.
+	FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error)
+	// Fate returns the order of a receipt, also one that is not there and never will be: it is voided.
+	Fate(ctx context.Context, r reservation.Receipt) (reservation.Order, error)
+	// ReceiptSecret is the secret for receipts that all ingresses share, unless they were given one.
+	ReceiptSecret(ctx context.Context) ([]byte, error)
 	// OrdersOf lists a user's orders, newest first: those older than before, or the newest if it is zero.
 	OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]reservation.Order, error)
 	// Pay and Cancel change an order and may be repeated. To another user than the order's it is not
@@ -66,6 +73,8 @@ const (
 	defaultAddr         = ":8080"
 	defaultAuthHeader   = "X-User-ID"
 	defaultMaxInFlight  = 4096
+	defaultMaxWaiting   = 20_000
+	defaultMaxStreams   = 10_000
 	defaultDrainTimeout = 10 * time.Second
 
 	// minSecretBytes is what RFC 7518, section 3.2, asks of a key for HS256.
@@ -97,10 +106,21 @@ type Config struct {
 	// AdminToken is the bearer token of the operators; without it their calls are refused.
 	AdminToken string
 
+	// ReceiptSecret is what receipts are signed with, of reservation.MinReceiptSecretBytes at least, the same on all
+	// ingresses; without it they share the one that is in Postgres.
+	ReceiptSecret string
+	// Outcomes opens a client for reading OutcomesStream, which tells what becomes of orders; the server closes the
+	// client. Without it buyers who wait are looked up once a second.
+	Outcomes       func() (redis.UniversalClient, error)
+	OutcomesStream string
+
 	// MaxInFlight is how many requests are worked on at once (4096); more are answered "overloaded".
 	// Those that need Postgres get half of it at most, so that a slow Postgres cannot take the room
 	// of the purchases.
 	MaxInFlight int
+	// MaxWaiting is how many purchases wait for their end at once (20,000); more are answered without waiting. MaxStreams
+	// is how many streams of events there are of orders, and of sales as well (10,000); more are answered "overloaded".
+	MaxWaiting, MaxStreams int
 	// StopDelay is how long a stopping server still takes new connections (0), so that a load
 	// balancer sees /readyz answer 503 before connections are refused.
 	StopDelay time.Duration
@@ -122,6 +142,12 @@ func (c *Config) setDefaults() {
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = defaultMaxInFlight
 	}
+	if c.MaxWaiting == 0 {
+		c.MaxWaiting = defaultMaxWaiting
+	}
+	if c.MaxStreams == 0 {
+		c.MaxStreams = defaultMaxStreams
+	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = defaultDrainTimeout
 	}
@@ -139,8 +165,14 @@ func (c *Config) Validate() error {
 	if c.Reservations == nil || c.Sales == nil || c.Orders == nil {
 		errs = append(errs, errors.New("Reservations, Sales and Orders are required"))
 	}
-	if c.MaxInFlight < 0 {
-		errs = append(errs, fmt.Errorf("MaxInFlight is %d, want at least 1", c.MaxInFlight))
+	if c.MaxInFlight < 0 || c.MaxWaiting < 0 || c.MaxStreams < 0 {
+		errs = append(errs, fmt.Errorf("MaxInFlight is %d, MaxWaiting %d and MaxStreams %d, want at least 1", c.MaxInFlight, c.MaxWaiting, c.MaxStreams))
+	}
+	if n := len(c.ReceiptSecret); n > 0 && n < reservation.MinReceiptSecretBytes {
+		errs = append(errs, fmt.Errorf("the secret for receipts (STAMPEDE_RECEIPT_SECRET) has %d bytes, want at least %d", n, reservation.MinReceiptSecretBytes))
+	}
+	if c.Outcomes != nil && c.OutcomesStream == "" {
+		errs = append(errs, errors.New("Outcomes need an OutcomesStream"))
 	}
 	if c.StopDelay < 0 || c.DrainTimeout < 0 {
 		errs = append(errs, errors.New("StopDelay and DrainTimeout must not be negative"))

@@ -17,7 +17,12 @@ type metrics struct {
 	verdicts map[reservation.Verdict]verdictMetrics
 	// failed counts the purchases that came to no verdict.
 	failed verdictMetrics
+
+	outcomesHeard, outcomeLookups prometheus.Counter
 }
+
+// rooms are those of a server that its metrics show.
+type rooms struct{ inFlight, waiting, orderStreams, saleStreams *room }
 
 type verdictMetrics struct {
 	count   prometheus.Counter
@@ -27,7 +32,7 @@ type verdictMetrics struct {
 // routeCounters counts a route's requests by the class of their status: [2] is 2xx.
 type routeCounters [6]prometheus.Counter
 
-func newMetrics(registry *prometheus.Registry, inFlight *room) (*metrics, error) {
+func newMetrics(registry *prometheus.Registry, r rooms) (*metrics, error) {
 	m := &metrics{
 		registry: registry,
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -42,15 +47,33 @@ func newMetrics(registry *prometheus.Registry, inFlight *room) (*metrics, error)
 		Name: "stampede_purchase_duration_seconds", Help: "From the head of the request to its answer, for winners, losers and failures apart.",
 		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5},
 	}, []string{"outcome"})
-	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	held := r.inFlight.gauge(prometheus.GaugeOpts{
 		Name: "stampede_http_requests_in_flight", Help: "Requests that are being worked on.",
-	}, func() float64 { return float64(inFlight.taken.Load()) })
-	room := prometheus.NewGauge(prometheus.GaugeOpts{
+	})
+	limit := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_http_requests_in_flight_limit", Help: "Beyond this many requests at once, the answer is overloaded.",
 	})
-	room.Set(float64(inFlight.limit))
+	limit.Set(float64(r.inFlight.limit))
+	waiting := r.waiting.gauge(prometheus.GaugeOpts{
+		Name: "stampede_waiting_requests", Help: "Purchases that wait for the end of their order, or are about to.",
+	})
+	streams := func(of string, r *room) prometheus.Collector {
+		return r.gauge(prometheus.GaugeOpts{
+			Name: "stampede_event_streams", Help: "Open streams of events, of orders and of sales.",
+			ConstLabels: prometheus.Labels{"of": of},
+		})
+	}
+	m.outcomesHeard = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "stampede_outcome_messages_total", Help: "Messages in which workers told what became of orders.",
+	})
+	m.outcomeLookups = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "stampede_outcome_lookups_total", Help: "Looks into Postgres, each for up to a thousand orders that somebody waits for.",
+	})
 
-	for _, c := range []prometheus.Collector{m.requests, count, seconds, held, room} {
+	for _, c := range []prometheus.Collector{
+		m.requests, count, seconds, held, limit, waiting, streams("order", r.orderStreams), streams("sale", r.saleStreams),
+		m.outcomesHeard, m.outcomeLookups,
+	} {
 		if err := registry.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -75,6 +98,10 @@ func (m *metrics) verdict(v reservation.Verdict) verdictMetrics {
 		return known
 	}
 	return m.failed
+}
+
+func (r *room) gauge(o prometheus.GaugeOpts) prometheus.GaugeFunc {
+	return prometheus.NewGaugeFunc(o, func() float64 { return float64(r.taken.Load()) })
 }
 
 func (m *metrics) route(name string) *routeCounters {

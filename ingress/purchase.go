@@ -37,37 +37,18 @@ func (s *Server) purchase(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	buf := scratches.Get().(*scratch)
-	defer scratches.Put(buf)
-	body, err := buf.readBody(r)
+	quantity, err := readQuantity(r)
 	if err != nil {
 		return err
 	}
-	quantity, err := parseQuantity(body)
+	wait, waits := preferredWait(r.Header["Prefer"])
+	if waits = waits && s.waiting.enter(); waits {
+		// The place is taken before the purchase: from now on the hub takes in what becomes of orders.
+		defer s.waiting.leave()
+	}
+	request := reservation.Request{Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity}
+	answer, err := s.reserve(r.Context(), request, began)
 	if err != nil {
-		return err
-	}
-
-	// Only now, so that clients who send their bodies slowly cannot take all places.
-	if !s.room.enter() {
-		return problemNotReserved
-	}
-	defer s.room.leave()
-	wait := patience{request: r.Context(), length: reserveTimeout}
-	defer wait.end()
-	answer, err := s.config.Reservations.Reserve(&wait, reservation.Request{
-		Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity,
-	})
-	counted := s.metrics.failed
-	if err == nil {
-		counted = s.metrics.verdict(answer.Verdict)
-	}
-	counted.count.Inc()
-	defer func() { counted.seconds.Observe(time.Since(began).Seconds()) }()
-	if err != nil {
-		if gaveUpWaiting(err) {
-			return problemNotReserved
-		}
 		return err
 	}
 	h := c.Response().Header()
@@ -82,11 +63,45 @@ func (s *Server) purchase(c echo.Context) error {
 	default:
 		return refusalOf(answer, time.Now())
 	}
-	h["Location"] = []string{orderPath(answer.Reservation.OrderID)}
-	h["Content-Type"] = jsonContent
-	buf.out = appendReservation(buf.out[:0], sale, answer.Reservation)
-	write(c, http.StatusAccepted, buf.out)
+	if waits {
+		h["Preference-Applied"] = preferenceApplied(wait)
+		return s.answerEnd(c, request, answer, began.Add(wait))
+	}
+	s.accept(c, request, answer.Reservation)
 	return nil
+}
+
+// reserve lets Redis decide. It takes its place only now that the body has been read, so that clients who send theirs
+// slowly cannot take all of them.
+func (s *Server) reserve(ctx context.Context, r reservation.Request, began time.Time) (reservation.Answer, error) {
+	if !s.room.enter() {
+		return reservation.Answer{}, problemNotReserved
+	}
+	defer s.room.leave()
+	wait := patience{request: ctx, length: reserveTimeout}
+	defer wait.end()
+	answer, err := s.config.Reservations.Reserve(&wait, r)
+	counted := s.metrics.failed
+	if err == nil {
+		counted = s.metrics.verdict(answer.Verdict)
+	}
+	counted.count.Inc()
+	counted.seconds.Observe(time.Since(began).Seconds())
+	if err != nil && gaveUpWaiting(err) {
+		err = problemNotReserved
+	}
+	return answer, err
+}
+
+// accept answers 202.
+func (s *Server) accept(c echo.Context, r reservation.Request, held reservation.Reservation) {
+	h := c.Response().Header()
+	h["Location"] = []string{orderPath(held.OrderID)}
+	h["Content-Type"] = jsonContent
+	buf := scratches.Get().(*scratch)
+	defer scratches.Put(buf)
+	buf.out = s.appendReservation(buf.out[:0], r, held)
+	write(c, http.StatusAccepted, buf.out)
 }
 
 // gaveUpWaiting tells whether reserveTimeout ended before the purchase was sent to Redis.
@@ -96,15 +111,19 @@ func gaveUpWaiting(err error) bool {
 }
 
 // appendReservation appends the answer to an accepted purchase; a replay's is the same.
-func appendReservation(dst []byte, sale uuid.UUID, r reservation.Reservation) []byte {
+func (s *Server) appendReservation(dst []byte, r reservation.Request, held reservation.Reservation) []byte {
 	dst = append(dst, `{"order_id":"`...)
-	dst = reservation.AppendID(dst, r.OrderID)
+	dst = reservation.AppendID(dst, held.OrderID)
 	dst = append(dst, `","sale_id":"`...)
-	dst = reservation.AppendID(dst, sale)
+	dst = reservation.AppendID(dst, r.Sale)
 	dst = append(dst, `","status":"reserved","quantity":`...)
-	dst = strconv.AppendInt(dst, r.Quantity, 10)
+	dst = strconv.AppendInt(dst, held.Quantity, 10)
 	dst = append(dst, `,"reserved_at":"`...)
-	dst = appendTime(dst, r.ReservedAt)
+	dst = appendTime(dst, held.ReservedAt)
+	if s.signer.Load() != nil {
+		dst = append(dst, `","receipt":"`...)
+		dst = s.appendReceipt(dst, r, held)
+	}
 	return append(dst, `"}`...)
 }
 
@@ -137,6 +156,17 @@ var (
 
 	quantityStart = []byte(`{"quantity":`)
 )
+
+// readQuantity reads the body of a purchase.
+func readQuantity(r *http.Request) (int64, error) {
+	buf := scratches.Get().(*scratch)
+	defer scratches.Put(buf)
+	body, err := buf.readBody(r)
+	if err != nil {
+		return 0, err
+	}
+	return parseQuantity(body)
+}
 
 // parseQuantity reads how many units a body asks for; an empty body asks for one. What nearly every
 // client sends is read here by hand, in a tenth of the time; every other spelling of it, and every

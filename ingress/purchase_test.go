@@ -30,7 +30,9 @@ func TestAcceptedPurchase(t *testing.T) {
 	at, err := time.Parse(time.RFC3339, order["reserved_at"].(string))
 	require.NoError(t, err)
 	require.WithinRange(t, at, before, time.Now().Add(time.Second))
+	require.NotEmpty(t, order["receipt"])
 	delete(order, "reserved_at")
+	delete(order, "receipt")
 	require.Equal(t, map[string]any{"order_id": id.String(), "sale_id": sale.String(), "status": "reserved", "quantity": 2.0}, order)
 
 	now := s.stock(sale)

@@ -34,6 +34,9 @@ func (s *Server) routes() {
 	s.handleGet("/v1/orders", s.asksPostgres(s.listOrders))
 	s.handleGet("/v1/orders/:order", s.asksPostgres(s.showOrder))
 	s.handle(http.MethodPost, "/v1/orders/:order/pay", s.payOrder)
+	// Without HEAD, which would not end either.
+	s.handle(http.MethodGet, "/v1/orders/:order/events", s.streamOrder)
+	s.handle(http.MethodGet, "/v1/sales/:sale/events", s.streamSale)
 	s.handle(http.MethodPost, "/v1/orders/:order/cancel", s.cancelOrder)
 
 	// These take no room: whoever watches a server must reach it when it is full.

@@ -5,6 +5,9 @@
 // purchase never touches Postgres; only the operators' calls and what buyers do with their orders
 // afterwards do: look at them (status.go, history.go), pay and cancel (change.go).
 //
+// Buyers may also wait: for the end of a purchase (wait.go), or for every change of an order or a sale (order_events.go,
+// sale_events.go). Workers tell what they have done (outcomes.go), and a hub looks it up for all who wait (hub.go).
+//
 // Every route is served by the same few lines (route.go), every error becomes an answer in one place
 // (problem.go), and the purchase (purchase.go) is written for speed, because a crowd calls it: no
 // reflection, no middleware, no line in the log, pooled buffers.
@@ -17,10 +20,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/labstack/echo/v4"
+
+	"stampede/reservation"
 )
 
 // What a connection may take. A purchase is a few hundred bytes each way.
@@ -51,13 +57,23 @@ type Server struct {
 	// Postgres take one in postgresRoom too.
 	room         room
 	postgresRoom room
+	// Who waits, or watches, takes no place in room while nothing is being done for them.
+	waiting, orderStreams, saleStreams room
 
 	postgres breaker
 	outages  outageLog
 	addr     atomic.Pointer[string]
 	stopping atomic.Bool
-	// release ends what New started.
-	release context.CancelFunc
+
+	signer atomic.Pointer[reservation.Signer] // nil until there is a secret
+	hub    *hub
+	board  *saleBoard
+
+	// background is what New started.
+	background *background
+	// ending is closed when those who wait or watch are to be let go.
+	ending  chan struct{}
+	endOnce sync.Once
 }
 
 // New makes a server that is ready to serve through Handler or Run. With a JWKS URL it fetches the
@@ -68,26 +84,45 @@ func New(config Config) (*Server, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("ingress: %w", err)
 	}
-	ctx, release := context.WithCancel(context.Background())
-	auth, err := newAuthenticator(ctx, config)
-	if err != nil {
-		release()
-		return nil, fmt.Errorf("ingress: %w", err)
-	}
 	s := &Server{
-		config: config, log: config.Logger, auth: auth, admin: newAdminGate(config.AdminToken), release: release,
+		config: config, log: config.Logger, admin: newAdminGate(config.AdminToken),
 		room:         room{limit: int64(config.MaxInFlight)},
 		postgresRoom: room{limit: int64(max(1, config.MaxInFlight/2))},
+		waiting:      room{limit: int64(config.MaxWaiting)},
+		orderStreams: room{limit: int64(config.MaxStreams)},
+		saleStreams:  room{limit: int64(config.MaxStreams)},
+		background:   newBackground(),
+		ending:       make(chan struct{}),
 	}
-	if s.metrics, err = newMetrics(config.Metrics, &s.room); err != nil {
-		release()
+	if err := s.init(); err != nil {
+		s.Close()
 		return nil, fmt.Errorf("ingress: %w", err)
 	}
-	if config.Listener != nil {
-		s.setAddr(config.Listener)
+	return s, nil
+}
+
+func (s *Server) init() (err error) {
+	if s.auth, err = newAuthenticator(s.background.ctx, s.config); err != nil {
+		return err
+	}
+	s.metrics, err = newMetrics(s.config.Metrics, rooms{&s.room, &s.waiting, &s.orderStreams, &s.saleStreams})
+	if err != nil {
+		return err
+	}
+	if err := s.initSigner(); err != nil {
+		return err
+	}
+	s.hub = newHub(s.lookForWaiters, s.metrics.outcomeLookups)
+	s.background.start(s.hub.run)
+	if s.config.Outcomes != nil {
+		s.background.start(s.hearOutcomes)
+	}
+	s.board = newSaleBoard(s.config.Sales.Show, s.background)
+	if s.config.Listener != nil {
+		s.setAddr(s.config.Listener)
 	}
 	s.routes()
-	return s, nil
+	return nil
 }
 
 // Handler serves all routes.
@@ -101,8 +136,14 @@ func (s *Server) Addr() string {
 	return ""
 }
 
-// Close ends what New started. A server that was closed must not be used any more.
-func (s *Server) Close() { s.release() }
+// Close ends what New started, and lets go of those who wait or watch. A server that was closed must not be used any more.
+func (s *Server) Close() {
+	s.letGo()
+	s.background.stop()
+}
+
+// letGo ends the streams, and answers those who wait for the end of their order that it is reserved.
+func (s *Server) letGo() { s.endOnce.Do(func() { close(s.ending) }) }
 
 // Run listens and serves until ctx ends; then it stops taking requests, finishes those that it has
 // taken, within Config.DrainTimeout, and returns nil. Run is for calling once.
@@ -157,8 +198,9 @@ func (s *Server) serve(ctx context.Context, served <-chan error) error {
 }
 
 // drain lets the accepted requests finish. Those that take longer than DrainTimeout are cancelled,
-// and get a moment to answer so before their connections are closed.
+// and get a moment to answer so before their connections are closed. Who waits or watches is not waited for.
 func (s *Server) drain(base context.Context, abandon context.CancelFunc, server *http.Server) error {
+	s.letGo()
 	ctx, cancel := context.WithTimeout(base, s.config.DrainTimeout)
 	defer cancel()
 	err := server.Shutdown(ctx)

@@ -76,7 +76,8 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	ledger := fulfillment.NewLedger(pool)
 	config := Config{
 		Reservations: store, Sales: catalog, Orders: ledger, Postgres: pool,
-		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t),
+		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStream: on.keys.Outcomes(),
+		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(on.redisURL) },
 	}
 	for _, c := range change {
 		c(&config)

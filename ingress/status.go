@@ -39,6 +39,8 @@ type orderView struct {
 	ExpiresAt        string `json:"expires_at,omitempty"`
 	PaymentReference string `json:"payment_reference,omitempty"`
 	Reason           string `json:"reason,omitempty"`
+	// Receipt is there in the answer to the purchase.
+	Receipt string `json:"receipt,omitempty"`
 }
 
 func viewOf(o reservation.Order) orderView {
@@ -58,7 +60,11 @@ func (s *Server) showOrder(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	order, err := s.findOrder(c.Request().Context(), id, user)
+	receipt, err := s.receiptFor(c, id, user)
+	if err != nil {
+		return err
+	}
+	order, err := s.findOrder(c.Request().Context(), id, user, receipt)
 	if err != nil {
 		return err
 	}
@@ -81,14 +87,16 @@ func (s *Server) asksForOrder(c echo.Context) (user string, id uuid.UUID, err er
 // Redis. In neither it may still exist, if it was rejected and its units given back between the two
 // looks; then Postgres has it by now. While Postgres is away, what Redis holds is the answer, and
 // what Redis does not hold is not known.
-func (s *Server) findOrder(ctx context.Context, id uuid.UUID, user string) (reservation.Order, error) {
-	order, err := s.recorded(ctx, id)
+//
+// With its receipt, an order that Redis has lost is voided as soon as Postgres knows of that, and until then undecided.
+func (s *Server) findOrder(ctx context.Context, id uuid.UUID, user string, receipt *reservation.Receipt) (reservation.Order, error) {
+	order, err := s.recorded(ctx, id, receipt)
 	switch {
 	case err == nil:
 	case errors.Is(err, reservation.ErrOrderNotFound):
 		order, err = s.reserved(ctx, id, user)
 		if errors.Is(err, reservation.ErrOrderNotFound) {
-			order, err = s.recorded(ctx, id)
+			order, err = s.recorded(ctx, id, receipt)
 		}
 	default:
 		var missing error
@@ -98,6 +106,9 @@ func (s *Server) findOrder(ctx context.Context, id uuid.UUID, user string) (rese
 		err = nil
 	}
 	if err != nil {
+		if receipt != nil && errors.Is(err, reservation.ErrOrderNotFound) {
+			return reservation.Order{}, problemUndecided
+		}
 		return reservation.Order{}, err
 	}
 	if order.UserID != user {
@@ -113,10 +124,14 @@ func (s *Server) reserved(ctx context.Context, id uuid.UUID, user string) (reser
 	return s.config.Reservations.FindReserved(limited, id, user)
 }
 
-// recorded asks Postgres for an order.
-func (s *Server) recorded(ctx context.Context, id uuid.UUID) (order reservation.Order, err error) {
+// recorded asks Postgres for an order, or for the fate of the one whose receipt is there.
+func (s *Server) recorded(ctx context.Context, id uuid.UUID, receipt *reservation.Receipt) (order reservation.Order, err error) {
 	err = s.look(ctx, func(ctx context.Context) (err error) {
-		order, err = s.config.Orders.Order(ctx, id)
+		if receipt != nil {
+			order, err = s.config.Orders.Fate(ctx, *receipt)
+		} else {
+			order, err = s.config.Orders.Order(ctx, id)
+		}
 		return err
 	})
 	return order, err

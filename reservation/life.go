@@ -71,6 +71,11 @@ func (s Status) After(e EventType) (Status, bool) {
 // have no other such order in the sale.
 func (s Status) Live() bool { return s == StatusConfirmed || s == StatusPaid }
 
+// Ended is true if nothing can happen to the order any more.
+func (o Order) Ended() bool {
+	return len(life[o.Status]) == 0 || o.Status == StatusConfirmed && o.ExpiresAt.IsZero()
+}
+
 // Paid returns the order as it is once the payment with that reference is in; changed is false if it
 // was before. Overdue says that the time to pay is over. The error is an *InvalidError, a
 // *TransitionError (so for an order that was paid with another reference), or ErrOrderExpired.

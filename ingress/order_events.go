@@ -1,0 +1,123 @@
+package ingress
+
+import (
+	"errors"
+	"net/http"
+	"strconv"
+
+	"github.com/go-json-experiment/json"
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+
+	"stampede/reservation"
+)
+
+// streamOrder serves GET /v1/orders/{order}/events: the order as it is, and then every change of it until the last one.
+// An event is named after the status, and its id is the order's version. Changes that follow at once upon each
+// other may come as one.
+func (s *Server) streamOrder(c echo.Context) error {
+	user, id, err := s.asksForOrder(c)
+	if err != nil {
+		return err
+	}
+	receipt, err := s.receiptFor(c, id, user)
+	if err != nil {
+		return err
+	}
+	if !s.orderStreams.enter() {
+		return problemOverloaded
+	}
+	defer s.orderStreams.leave()
+	// To wait before the look leaves no gap in which a change could be missed.
+	w := s.hub.wait(id, 0, false)
+	defer s.hub.leave(w)
+	order, err := s.findWithRoom(c, id, user, receipt)
+	if err != nil {
+		return err
+	}
+	s.hub.saw(w, order.Version)
+	seen := lastEventID(c.Request().Header)
+	switch {
+	case seen > order.Version:
+		seen = 0 // this is no id of ours
+	case seen == order.Version && order.Ended():
+		// The only answer after which a browser does not come again.
+		return c.NoContent(http.StatusNoContent)
+	}
+
+	stream := openStream(c)
+	defer stream.close()
+	for {
+		if order.Version > seen {
+			if sendOrder(stream, order) != nil {
+				return nil
+			}
+			seen = order.Version
+		}
+		if order.Ended() {
+			return nil
+		}
+		select {
+		case next := <-w.heard:
+			if next.Version > order.Version {
+				order = next
+			}
+		case <-stream.heartbeats.C:
+			if stream.beat() != nil {
+				return nil
+			}
+			if order.Status != reservation.StatusReserved {
+				continue
+			}
+			// If Redis has lost it, nobody will ever tell anything of it.
+			if order, err = s.lookAgain(c, id, user, receipt, order); err != nil {
+				return nil //nolint:nilerr // the stream ends, and its client hears why when it asks again
+			}
+		case <-s.ending:
+			return nil
+		case <-c.Request().Context().Done():
+			return nil
+		}
+	}
+}
+
+// findWithRoom is findOrder with the places that it takes.
+func (s *Server) findWithRoom(c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt) (order reservation.Order, err error) {
+	err = s.asksPostgres(func(c echo.Context) (err error) {
+		order, err = s.findOrder(c.Request().Context(), id, user, receipt)
+		return err
+	})(c)
+	return order, err
+}
+
+// lookAgain finds an order that is as yet reserved. Its error is reservation.ErrOrderNotFound; what cannot be found out now
+// leaves the order as it was.
+func (s *Server) lookAgain(
+	c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt, reserved reservation.Order,
+) (reservation.Order, error) {
+	order, err := s.findWithRoom(c, id, user, receipt)
+	switch {
+	case err == nil:
+		return order, nil
+	case errors.Is(err, reservation.ErrOrderNotFound):
+		return reservation.Order{}, err
+	}
+	return reserved, nil
+}
+
+func sendOrder(stream *eventStream, order reservation.Order) error {
+	data, err := json.Marshal(viewOf(order))
+	if err != nil {
+		return err
+	}
+	return stream.send(string(order.Status), order.Version, data)
+}
+
+// lastEventID is the version that a client has who comes again; 0 if it does not say.
+func lastEventID(h http.Header) int {
+	version, err := strconv.Atoi(h.Get("Last-Event-Id"))
+	if err != nil || version < 0 {
+		return 0
+	}
+	return version
+}

@@ -1,0 +1,106 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+
+	"stampede/reservation"
+)
+
+const (
+	// secretTimeout bounds one try to read the secret for receipts, and secretAgain is the time between two.
+	secretTimeout = 2 * time.Second
+	secretAgain   = time.Second
+)
+
+var (
+	problemReceipt = fixed(problem{kind: kindInvalid, detail: `The receipt is not one of this order. It is the "receipt" of the answer to the purchase, whole.`})
+	// problemUndecided: with the receipt in hand, "there is no such order" would be wrong.
+	problemUndecided = fixed(problem{
+		kind: kindUnavailable, retryAfter: retrySoon,
+		detail: "Your receipt is valid, and what becomes of the order is not decided yet. Try again in a moment.",
+	})
+
+	errNoSecret = fmt.Errorf("%w: the secret for receipts could not be read yet", reservation.ErrUnavailable)
+)
+
+// initSigner makes the signer of receipts. If its secret is that of Postgres, and Postgres does not answer, it
+// goes on trying in the background, and orders are accepted without receipts until then.
+func (s *Server) initSigner() error {
+	if s.config.ReceiptSecret != "" {
+		signer, err := reservation.NewSigner([]byte(s.config.ReceiptSecret))
+		s.signer.Store(signer)
+		return err
+	}
+	err := s.loadSigner(s.background.ctx)
+	if err == nil {
+		return nil
+	}
+	s.log.Warn("the secret for receipts cannot be read; orders are accepted without receipts until it can", "error", err)
+	s.background.start(func(ctx context.Context) {
+		for s.loadSigner(ctx) != nil {
+			select {
+			case <-time.After(secretAgain):
+			case <-ctx.Done():
+				return
+			}
+		}
+		s.log.Info("the secret for receipts was read")
+	})
+	return nil
+}
+
+func (s *Server) loadSigner(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, secretTimeout)
+	defer cancel()
+	secret, err := s.config.Orders.ReceiptSecret(limited)
+	if err != nil {
+		return err
+	}
+	signer, err := reservation.NewSigner(secret)
+	if err == nil {
+		s.signer.Store(signer)
+	}
+	return err
+}
+
+// appendReceipt appends the receipt for what a buyer holds, or nothing if there is no secret yet.
+func (s *Server) appendReceipt(dst []byte, r reservation.Request, held reservation.Reservation) []byte {
+	signer := s.signer.Load()
+	if signer == nil {
+		return dst
+	}
+	return signer.Sign(dst, reservation.Receipt{
+		OrderID: held.OrderID, SaleID: r.Sale, User: r.User,
+		Epoch: held.Epoch, Sequence: held.Sequence, Quantity: held.Quantity, ReservedAt: held.ReservedAt,
+	})
+}
+
+// receiptFor is the receipt that the request shows for the user's order, or nil if it shows none.
+func (s *Server) receiptFor(c echo.Context, order uuid.UUID, user string) (*reservation.Receipt, error) {
+	text := c.QueryParam("receipt")
+	if text == "" {
+		return nil, nil
+	}
+	signer := s.signer.Load()
+	if signer == nil {
+		return nil, errNoSecret
+	}
+	r, err := signer.Verify(text)
+	switch {
+	case errors.Is(err, reservation.ErrReceiptInvalid):
+		return nil, problemReceipt
+	case err != nil:
+		return nil, err
+	case r.User != user:
+		return nil, problemOrder
+	case r.OrderID != order:
+		return nil, problemReceipt
+	}
+	return &r, nil
+}

@@ -1,0 +1,180 @@
+package ingress
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// purchased buys a unit and returns where the order is to be looked at, its id and its receipt.
+func (s *shop) purchased(sale uuid.UUID, user string, headers ...header) (path string, id uuid.UUID, receipt string) {
+	s.t.Helper()
+	r := s.buy(sale, "", append(headers, as(user))...)
+	order := r.is(http.StatusAccepted)
+	return r.header.Get("Location"), uuid.MustParse(order["order_id"].(string)), order["receipt"].(string)
+}
+
+func withReceipt(path, receipt string) string { return path + "?receipt=" + url.QueryEscape(receipt) }
+
+// loseReservations makes Redis forget the sale's reservations.
+func (s *shop) loseReservations(sale uuid.UUID) {
+	s.t.Helper()
+	require.NoError(s.t, s.rdb.Del(s.t.Context(), s.keys.Buyers(s.keys.Partition(sale), sale)).Err())
+}
+
+// raiseEpoch begins another life of the sale's stock in Postgres, as a rebuild does.
+func (s *shop) raiseEpoch(sale uuid.UUID) {
+	s.t.Helper()
+	_, err := s.pool.Exec(s.t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
+	require.NoError(s.t, err)
+}
+
+func TestReceiptOfAnAcceptedOrder(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	first := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"))
+	order := first.is(http.StatusAccepted)
+	receipt := order["receipt"].(string)
+	require.True(t, strings.HasSuffix(first.body, `,"receipt":"`+receipt+`"}`), first.body)
+
+	got, err := s.server.signer.Load().Verify(receipt)
+	require.NoError(t, err)
+	reservedAt, err := time.Parse(time.RFC3339, order["reserved_at"].(string))
+	require.NoError(t, err)
+	require.Equal(t, reservation.Receipt{
+		OrderID: uuid.MustParse(order["order_id"].(string)), SaleID: sale, User: "ada",
+		Epoch: 1, Sequence: 1, Quantity: 2, ReservedAt: reservedAt.UTC(),
+	}, got)
+
+	again := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"))
+	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
+	require.Equal(t, first.body, again.body)
+	require.Equal(t, "reserved", s.get(withReceipt(first.header.Get("Location"), receipt), as("ada")).is(http.StatusOK)["status"])
+}
+
+func TestReceiptsThatAreNoneOfThisOrder(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, _, receipt := s.purchased(sale, "ada")
+	_, _, othersReceipt := s.purchased(sale, "bob")
+	_, _, otherReceipt := s.purchased(s.sale(reservation.Terms{Stock: 10}), "ada")
+	forger, err := reservation.NewSigner([]byte(strings.Repeat("x", 32)))
+	require.NoError(t, err)
+	genuine, err := s.server.signer.Load().Verify(receipt)
+	require.NoError(t, err)
+
+	for name, bad := range map[string]string{
+		"nonsense": "x", "cut off": receipt[:len(receipt)-1], "too long": receipt + "A",
+		"of another order": otherReceipt, "of another secret": string(forger.Sign(nil, genuine)), "huge": strings.Repeat("A", 4000),
+	} {
+		s.get(withReceipt(path, bad), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+		s.get(withReceipt(path+"/events", bad), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+		_ = name
+	}
+	for i := range receipt {
+		tampered := []byte(receipt)
+		tampered[i] = 'A' + (tampered[i]+1)%26
+		if tampered[i] == receipt[i] {
+			tampered[i]++
+		}
+		s.get(withReceipt(path, string(tampered)), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+	}
+	// Whose it is, is nobody else's business.
+	s.get(withReceipt(path, othersReceipt), as("ada")).isProblem(http.StatusNotFound, "order-not-found")
+	s.get(withReceipt(path, receipt), as("bob")).isProblem(http.StatusNotFound, "order-not-found")
+	s.get(withReceipt(path, receipt)).isProblem(http.StatusUnauthorized, "unauthorized")
+	s.get(path+"?receipt=", as("ada")).is(http.StatusOK)
+}
+
+// TestOrderThatRedisLost: without its receipt nobody has heard of it; with the receipt its fate is open until the sale
+// goes on without it.
+func TestOrderThatRedisLost(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, id, receipt := s.purchased(sale, "ada")
+	s.loseReservations(sale)
+	s.get(path, as("ada")).isProblem(http.StatusNotFound, "order-not-found")
+	r := s.get(withReceipt(path, receipt), as("ada"))
+	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+
+	s.raiseEpoch(sale)
+	order := s.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)
+	reservedAt := order["reserved_at"]
+	require.Equal(t, map[string]any{
+		"order_id": id.String(), "sale_id": sale.String(), "user_id": "ada", "quantity": 1.0,
+		"status": "voided", "version": 2.0, "reserved_at": reservedAt, "reason": "sale-rebuilt",
+	}, order)
+	require.Contains(t, string(s.get(withReceipt(path+"/events", receipt), as("ada")).body), "event: voided\nid: 2\n")
+
+	// What Postgres has of the order counts more than any receipt.
+	s.record(id, sale, "ada", reservation.StatusConfirmed, "")
+	require.Equal(t, "confirmed", s.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)["status"])
+	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
+}
+
+// TestReservedOrderWithReceiptWhilePostgresIsAway: what Redis holds counts as long as Postgres says nothing else.
+func TestReservedOrderWithReceiptWhilePostgresIsAway(t *testing.T) {
+	t.Parallel()
+	postgres := testkit.OwnPostgres(t)
+	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, _, receipt := s.purchased(sale, "ada")
+	gone, _, lost := s.purchased(sale, "bob")
+	require.NoError(t, s.rdb.HDel(t.Context(), s.keys.Buyers(0, sale), "bob").Err())
+	postgres.StopImmediate()
+	require.Equal(t, "reserved", s.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)["status"])
+	s.get(withReceipt(gone, lost), as("bob")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+}
+
+// TestSecretForReceiptsIsShared: two servers, and one with a secret of its own.
+func TestSecretForReceiptsIsShared(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	other := openShopOn(t, s.on)
+	stranger := openShopOn(t, s.on, func(c *Config) { c.ReceiptSecret = strings.Repeat("z", 32) })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, _, receipt := s.purchased(sale, "ada", withKey("k"))
+	_, _, replayed := other.purchased(sale, "ada", withKey("k"))
+	require.Equal(t, receipt, replayed)
+	other.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)
+	stranger.get(withReceipt(path, receipt), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+
+	path, _, receipt = stranger.purchased(sale, "bob")
+	stranger.get(withReceipt(path, receipt), as("bob")).is(http.StatusOK)
+	s.get(withReceipt(path, receipt), as("bob")).isProblem(http.StatusBadRequest, "invalid-request")
+
+	_, err := New(Config{Reservations: s.store, Sales: s.catalog, Orders: s.ledger, Auth: AuthHeader, ReceiptSecret: "short"})
+	require.ErrorContains(t, err, "STAMPEDE_RECEIPT_SECRET")
+}
+
+// TestPostgresAwayAtStart: orders are accepted without a receipt until the secret can be read.
+func TestPostgresAwayAtStart(t *testing.T) {
+	t.Parallel()
+	postgres := testkit.OwnPostgres(t)
+	on := servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)}
+	sale := openShopOn(t, on).sale(reservation.Terms{Stock: 10})
+	postgres.StopImmediate()
+	s := openShopOn(t, on)
+	r := s.buy(sale, "", as("ada"), withKey("k"))
+	require.NotContains(t, r.is(http.StatusAccepted), "receipt")
+	s.get(withReceipt(r.header.Get("Location"), "x"), as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+
+	require.NoError(t, postgres.Restart(t.Context()))
+	testkit.Eventually(t, 20*time.Second, "there are receipts", func() bool {
+		return s.buy(sale, "", as("ada"), withKey("k")).is(http.StatusAccepted)["receipt"] != nil
+	})
+	path, _, receipt := s.purchased(sale, "bob")
+	s.get(withReceipt(path, receipt), as("bob")).is(http.StatusOK)
+}

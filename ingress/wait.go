@@ -1,0 +1,69 @@
+package ingress
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/labstack/echo/v4"
+
+	"stampede/reservation"
+)
+
+var problemNotKept = fixed(problem{
+	kind: kindUnavailable, retryAfter: retrySoon,
+	detail: "The order was accepted and could not be kept: nothing is reserved for you. Try again in a moment.",
+})
+
+// answerEnd answers an accepted purchase when its order has its end in Postgres: 201, or the problem because of which
+// it was refused after all. If that takes longer than until, or the server is stopping, it is 202, as without waiting.
+//
+// Those who wait take no place in room, but one among the waiting, which the caller has taken.
+func (s *Server) answerEnd(c echo.Context, r reservation.Request, answer reservation.Answer, until time.Time) error {
+	connection := http.NewResponseController(c.Response())
+	// The time-outs of the connection are those of requests that do not wait. An error means that it has none.
+	_ = connection.SetReadDeadline(time.Time{})
+	_ = connection.SetWriteDeadline(until.Add(writeTimeout))
+	// Of what was reserved just now nothing is in Postgres yet; a replay may be of an order that has long been there.
+	w := s.hub.wait(answer.Reservation.OrderID, 1, answer.Verdict == reservation.Replayed)
+	defer s.hub.leave(w)
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
+	select {
+	case order := <-w.heard:
+		return s.answerOrder(c, r, answer.Reservation, order)
+	case <-timer.C:
+	case <-s.ending:
+	case <-c.Request().Context().Done():
+	}
+	s.accept(c, r, answer.Reservation)
+	return nil
+}
+
+// answerOrder answers a purchase whose order is in Postgres.
+func (s *Server) answerOrder(c echo.Context, r reservation.Request, held reservation.Reservation, order reservation.Order) error {
+	if order.Status == reservation.StatusRejected || order.Status == reservation.StatusVoided {
+		return refusedLater(order)
+	}
+	view := viewOf(order)
+	view.Receipt = string(s.appendReceipt(nil, r, held))
+	c.Response().Header()["Location"] = []string{orderPath(order.ID)}
+	return writeJSON(c, http.StatusCreated, view)
+}
+
+// refusedLater is the problem for an order that Redis had admitted and Postgres has not.
+func refusedLater(order reservation.Order) *problem {
+	switch order.Reason {
+	case reservation.RejectedSoldOut:
+		return problemSoldOut
+	case reservation.RejectedAlreadyPurchased:
+		// Which one that is was not asked for.
+		return &problem{kind: kindAlreadyPurchased, detail: "One order per buyer and sale. GET /v1/orders lists yours."}
+	}
+	return problemNotKept
+}
+
+// preferenceApplied tells the client for how long it was ready to wait.
+func preferenceApplied(wait time.Duration) []string {
+	return []string{"wait=" + strconv.Itoa(int(wait/time.Second))}
+}
