@@ -74,7 +74,7 @@ var (
 	problemNotInForce = fixed(problem{
 		kind: kindUnavailable, retryAfter: retrySoon,
 		detail: "The change is written down and takes effect as soon as Redis can be told; nothing more is to be done. " +
-			"A restock that is repeated without the same Idempotency-Key adds its units again.",
+			"A restock that is repeated without the same Idempotency-Key is another one.",
 	})
 	problemUnavailable = fixed(problem{kind: kindUnavailable, detail: "A server that this needs does not answer. Try again in a moment.", retryAfter: retrySoon})
 	problemNotFound    = fixed(problem{kind: kindNotFound, detail: "No route has this path."})
@@ -132,6 +132,7 @@ func problemOf(err error) *problem {
 		known   *problem
 		input   *reservation.InvalidError
 		illegal *reservation.IllegalTransitionError
+		taken   *reservation.TakenError
 		step    *reservation.TransitionError
 		routing *echo.HTTPError
 	)
@@ -142,6 +143,8 @@ func problemOf(err error) *problem {
 		return invalid(input.Error() + ".")
 	case errors.As(err, &illegal):
 		return &problem{kind: kindTransition, detail: illegal.Error() + "."}
+	case errors.As(err, &taken):
+		return &problem{kind: kindTransition, detail: taken.Error() + "."}
 	case errors.As(err, &step):
 		return &problem{kind: kindTransition, detail: "The order is " + string(step.Status) + ", and this cannot follow."}
 	case errors.Is(err, reservation.ErrSaleNotFound):

@@ -83,8 +83,8 @@ func (s *Server) restockSale(c echo.Context) error {
 	if err := readObject(c.Request(), &body); err != nil {
 		return err
 	}
-	if body.Units < 1 {
-		return &reservation.InvalidError{Field: "units", Reason: "must be a whole number, 1 or more"}
+	if body.Units == 0 {
+		return &reservation.InvalidError{Field: "units", Reason: "must be a whole number, below zero to take units away"}
 	}
 	return s.answerSale(c, func(ctx context.Context, sale uuid.UUID) (reservation.Standing, error) {
 		return s.config.Sales.Restock(ctx, sale, body.Units, key)

@@ -105,11 +105,19 @@ func TestOperateSale(t *testing.T) {
 	s.post(sale+"/restock", `{"units":11}`, operator, withKey("delivery-1")).isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
 	now := s.post(sale+"/restock", `{"units":1}`, operator).is(http.StatusOK)
 	require.Equal(t, []any{14.0, 13.0, 1.0, 0.0}, []any{now["stock"], now["available"], now["held"], now["sold"]})
-	for _, bad := range []string{``, `{}`, `{"units":0}`, `{"units":-1}`, `{"units":1.5}`, `{"units":"1"}`, `{"units":null}`, `{"units":100000000}`, `{"units":1,"x":1}`} {
+	for _, bad := range []string{``, `{}`, `{"units":0}`, `{"units":-14}`, `{"units":-100000001}`, `{"units":1.5}`, `{"units":"1"}`, `{"units":null}`, `{"units":100000000}`, `{"units":1,"x":1}`} {
 		s.post(sale+"/restock", bad, operator).isProblem(http.StatusBadRequest, "invalid-request")
 	}
 	s.post(sale+"/restock", `{"units":1}`, operator, withKey("")).isProblem(http.StatusBadRequest, "invalid-request")
 	require.EqualValues(t, 14, s.get(sale).is(http.StatusOK)["stock"])
+
+	require.EqualValues(t, 4, restock("-10", "returned-1")["stock"])
+	now = restock("-10", "returned-1")
+	require.Equal(t, []any{4.0, 3.0, 1.0}, []any{now["stock"], now["available"], now["held"]})
+	s.post(sale+"/orders", "", as("bob")).is(http.StatusAccepted)
+	refused := s.post(sale+"/restock", `{"units":-3}`, operator, withKey("returned-2")).isProblem(http.StatusConflict, "illegal-transition")
+	require.Contains(t, refused["detail"], "the 2 units that are taken")
+	require.EqualValues(t, 4, s.get(sale).is(http.StatusOK)["stock"])
 
 	require.Equal(t, "ended", state("/end"))
 	require.Equal(t, "ended", state("/end"))

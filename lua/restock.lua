@@ -1,33 +1,42 @@
 -- Sets how many units a sale has in all; what is taken stays taken, and the rest is left.
 --
--- Changes of a sale are applied in the order of their revisions, each exactly once: a repeat is
--- unchanged, and a change that comes too early waits until those before it were made. The new stock
--- is a total and not a difference for the same reason.
+-- Changes of a sale are applied in the order of their revisions, each exactly once, and a change that
+-- comes too early waits until those before it were made. The new stock is a total and not a difference
+-- for the same reason. A repeat changes nothing; until the stock is changed again it is told restocked
+-- too, so that whoever did not hear the first answer learns whether the stock was lowered.
+--
+-- What is taken decides about a lower stock, and only here is that known. So a refusal takes the
+-- revision all the same: later changes do not wait for it.
 --
 -- KEYS
---   1  sale  hash, as in reserve.lua
+--   1  sale  hash, as in reserve.lua; restocked in it: "<epoch> <revision>" of the last change of its stock
 -- ARGV
 --   1  epoch     of the sale's stock, as the caller knows it
 --   2  revision  that this change makes of the sale's definition
 --   3  stock     units for sale in all
 -- Answers
---   restocked           the stock is as given
+--   restocked           the stock is as given, by this change
 --   unchanged           the sale has this revision, or a later one
 --   gap <revision>      the sale has this revision, and those between were not applied yet
---   taken <units>       more units than the new stock are taken: nothing was done
+--   taken <units>       more units than the new stock are taken: it stays as it is, and the revision is taken
 --   unknown-sale        there is no such sale
 --   stale-epoch         the sale's stock was made anew since the caller last looked
 
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'stock', 'left')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'stock', 'left', 'restocked')
 if not sale[1] then return 'unknown-sale' end
 if sale[1] ~= ARGV[1] then return 'stale-epoch' end
+local this = ARGV[1] .. ' ' .. ARGV[2]
+if sale[5] == this then return 'restocked' end
 if tonumber(ARGV[2]) <= tonumber(sale[2]) then return 'unchanged' end
 if tonumber(ARGV[2]) > sale[2] + 1 then return 'gap ' .. sale[2] end
 if not string.find(ARGV[3], '^%d+$') then return redis.error_reply('ERR stock must be a whole number') end
 
 local taken = sale[3] - sale[4]
-if tonumber(ARGV[3]) < taken then return string.format('taken %d', taken) end
+if tonumber(ARGV[3]) < taken then
+  redis.call('HSET', KEYS[1], 'revision', ARGV[2])
+  return string.format('taken %d', taken)
+end
 
-redis.call('HSET', KEYS[1], 'stock', ARGV[3], 'left', string.format('%d', ARGV[3] - taken), 'revision', ARGV[2])
+redis.call('HSET', KEYS[1], 'stock', ARGV[3], 'left', string.format('%d', ARGV[3] - taken), 'revision', ARGV[2], 'restocked', this)
 redis.call('HINCRBY', KEYS[1], 'generation', 1)
 return 'restocked'

@@ -427,14 +427,28 @@ func TestRestockGivesEveryAnswerOfItsHeader(t *testing.T) {
 	b.epoch = "2"
 	require.Equal(t, "stale-epoch", b.change("restock", lua.Restock, 2, 20))
 	b.epoch = "1"
-	require.Equal(t, "taken 2", b.change("restock", lua.Restock, 2, 1))
 
 	require.Equal(t, "restocked", b.next("restock", lua.Restock, 20))
 	require.Equal(t, []string{"20", "18", "2"}, []string{b.field("stock"), b.field("left"), b.field("generation")})
-	require.Equal(t, "unchanged", b.change("restock", lua.Restock, 2, 20))
-	require.Equal(t, "18", b.field("left"))
+	require.Equal(t, "restocked", b.change("restock", lua.Restock, 2, 20), "a repeat hears the same")
+	require.Equal(t, []string{"20", "18", "2"}, []string{b.field("stock"), b.field("left"), b.field("generation")}, "and changes nothing")
+	require.Equal(t, "paused", b.next("pause", lua.Pause))
+	require.Equal(t, "restocked", b.change("restock", lua.Restock, 2, 20), "also after a change of something else")
+
+	before := b.state()
+	require.Equal(t, "taken 2", b.next("restock", lua.Restock, 1))
+	before["sale"].(map[string]string)["revision"] = "4"
+	require.Equal(t, before, b.state(), "the revision is taken, and nothing else has changed")
+	require.Equal(t, "unchanged", b.change("restock", lua.Restock, 4, 1))
+	require.Equal(t, before, b.state())
+
 	require.Equal(t, "restocked", b.next("restock", lua.Restock, 2), "down to what is taken")
 	require.Equal(t, "0", b.field("left"))
+	require.Equal(t, "unchanged", b.change("restock", lua.Restock, 2, 20), "the stock was changed again")
+	// The stock is made anew, and this revision was never applied to it.
+	b.epoch = "2"
+	b.set("epoch", "2")
+	require.Equal(t, "unchanged", b.change("restock", lua.Restock, 5, 2))
 	b.everyAnswerWasHeard("restock")
 }
 

@@ -21,6 +21,7 @@ const (
 	eventEnded     = "SaleEnded"
 	eventRestocked = "SaleRestocked"
 	eventRebuilt   = "SaleRebuilt"
+	eventLowering  = "SaleLowering"
 )
 
 var (
@@ -80,38 +81,19 @@ func (c *Catalog) End(ctx context.Context, id uuid.UUID) (Standing, error) {
 	return c.setState(ctx, id, "end", eventEnded, StateEnded)
 }
 
-// Restock adds units to a sale. With an idempotency key a repeat adds nothing; with one that was used
-// for other units it returns ErrIdempotencyKeyReused.
-func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (Standing, error) {
-	if units < 1 || units > MaxStock {
-		return Standing{}, &InvalidError{"units", fmt.Sprintf("must be a whole number from 1 to %d", MaxStock)}
-	}
-	if idempotencyKey != "" {
-		if err := ValidateIdempotencyKey(idempotencyKey); err != nil {
-			return Standing{}, err
-		}
-	}
-	return c.change(ctx, id, "restock", idempotencyKey, units, func(s Sale) (saleChange, error) {
-		if s.StateAt(time.Now()) == StateEnded {
-			return saleChange{}, &IllegalTransitionError{"restock", StateEnded}
-		}
-		if s.Stock+units > MaxStock {
-			return saleChange{}, &InvalidError{"units", fmt.Sprintf("must leave the stock at %d or below", MaxStock)}
-		}
-		return saleChange{eventRestocked, s.State, s.Stock + units}, nil
-	})
-}
-
 func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event string, to State) (Standing, error) {
-	return c.change(ctx, id, action, "", 0, func(s Sale) (saleChange, error) {
+	if _, err := c.change(ctx, id, action, "", func(_ context.Context, _ pgx.Tx, s Sale) (saleChange, error) {
 		switch {
 		case s.State == to:
 			return saleChange{}, nil
 		case to != StateEnded && s.StateAt(time.Now()) == StateEnded:
 			return saleChange{}, &IllegalTransitionError{action, StateEnded}
 		}
-		return saleChange{event, to, s.Stock}, nil
-	})
+		return saleChange{event, to, s.Stock, map[string]int64{"stock": s.Stock}}, nil
+	}); err != nil {
+		return Standing{}, err
+	}
+	return c.nowInForce(ctx, id, action)
 }
 
 // saleChange is the next revision of a sale; the zero value leaves it as it is.
@@ -119,45 +101,44 @@ type saleChange struct {
 	event string
 	state State
 	stock int64
+	// data goes into the event: what sale_changes.sql and find_sale_change.sql read from it, and more.
+	data map[string]int64
 }
 
-// change makes the next revision of a sale in one transaction and then tells Redis. If that fails
-// the error is ErrNotInForce.
-func (c *Catalog) change(ctx context.Context, id uuid.UUID, action, idempotencyKey string, units int64, next func(Sale) (saleChange, error)) (Standing, error) {
-	err := pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+// change makes the next revision of a sale in one transaction that keeps all other changes of it out, and
+// returns it; 0 if next left the sale as it is. The error is a refusal, or ErrUnavailable.
+func (c *Catalog) change(
+	ctx context.Context, id uuid.UUID, action, idempotencyKey string, next func(context.Context, pgx.Tx, Sale) (saleChange, error),
+) (revision int64, err error) {
+	err = pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.LockSale, id).Scan(new(uuid.UUID)); err != nil {
 			return err
-		}
-		if idempotencyKey != "" {
-			if made, err := madeBefore(ctx, tx, id, idempotencyKey, units); made || err != nil {
-				return err
-			}
 		}
 		found, err := findSale(ctx, tx, id)
 		if err != nil {
 			return err
 		}
-		to, err := next(found[0].Sale)
+		to, err := next(ctx, tx, found[0].Sale)
 		if err != nil || to.event == "" {
 			return err
 		}
-		data := map[string]int64{"stock": to.stock}
-		if units > 0 {
-			data["units"] = units
-		}
-		_, err = tx.Exec(ctx, sql.ChangeSale, id, to.state, to.stock, to.event, data, nullText(idempotencyKey))
-		return err
+		return tx.QueryRow(ctx, sql.ChangeSale, id, to.state, to.stock, to.event, to.data, nullText(idempotencyKey)).Scan(&revision)
 	})
 	var illegal *IllegalTransitionError
 	var invalid *InvalidError
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return Standing{}, ErrSaleNotFound
-	case errors.As(err, &illegal), errors.As(err, &invalid), errors.Is(err, ErrIdempotencyKeyReused):
-		return Standing{}, err
+		return 0, ErrSaleNotFound
+	case errors.As(err, &illegal), errors.As(err, &invalid), errors.Is(err, ErrIdempotencyKeyReused), errors.Is(err, errLoweringOpen):
+		return 0, err
 	case err != nil:
-		return Standing{}, fmt.Errorf("%w: %s sale=%s: %w", ErrUnavailable, action, id, err)
+		return 0, fmt.Errorf("%w: %s sale=%s: %w", ErrUnavailable, action, id, err)
 	}
+	return revision, nil
+}
+
+// nowInForce tells Redis of what was changed, and returns the sale. If that fails the error is ErrNotInForce.
+func (c *Catalog) nowInForce(ctx context.Context, id uuid.UUID, action string) (Standing, error) {
 	if err := c.publish(ctx, id); err != nil {
 		return Standing{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, ErrNotInForce, err)
 	}
@@ -167,21 +148,6 @@ func (c *Catalog) change(ctx context.Context, id uuid.UUID, action, idempotencyK
 		return Standing{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, ErrNotInForce, err)
 	}
 	return standing, nil
-}
-
-func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey string, units int64) (bool, error) {
-	var event string
-	var its int64
-	err := tx.QueryRow(ctx, sql.FindSaleChange, id, idempotencyKey).Scan(&event, &its)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return false, nil
-	case err != nil:
-		return false, err
-	case its != units:
-		return false, ErrIdempotencyKeyReused
-	}
-	return true, nil
 }
 
 func nullTime(t time.Time) *time.Time {

@@ -132,7 +132,7 @@ func TestOperatorsChangeASaleAndMayRepeatThemselves(t *testing.T) {
 		require.ErrorAs(t, err, &transition)
 		require.Equal(t, reservation.IllegalTransitionError{Action: name, State: reservation.StateEnded}, *transition)
 	}
-	for _, units := range []int64{0, -1, reservation.MaxStock + 1} {
+	for _, units := range []int64{0, -reservation.MaxStock - 1, reservation.MaxStock + 1} {
 		_, err := s.Restock(ctx, sale.ID, units, "")
 		var invalid *reservation.InvalidError
 		require.ErrorAs(t, err, &invalid)

@@ -73,8 +73,14 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 			return err
 		}
 		for _, change := range changes {
-			if err := c.apply(ctx, sale.Sale, change); err != nil {
+			word, err := c.apply(ctx, sale.Sale, change)
+			if err != nil {
 				return err
+			}
+			if change.event == eventLowering && word == "restocked" {
+				if sale.Revision, err = c.finishLowering(ctx, sale.Sale, change); err != nil {
+					return err
+				}
 			}
 			applied = change.revision
 		}
@@ -151,8 +157,8 @@ func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64
 	return changes, nil
 }
 
-// apply runs the script of one change.
-func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) error {
+// apply runs the script of one change, and returns what it answered.
+func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) (word string, err error) {
 	k, p := c.store.keys, s.Partition()
 	saleKey := k.Sale(p, s.ID)
 	epoch, revision := strconv.FormatInt(s.Epoch, 10), strconv.FormatInt(ch.revision, 10)
@@ -171,24 +177,28 @@ func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) error {
 		answer = lua.End.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision)
 	case eventRebuilt:
 		// The rebuild has written this revision itself.
-		return c.hasRevision(ctx, s, ch.revision)
-	case eventRestocked:
+		return "unchanged", c.hasRevision(ctx, s, ch.revision)
+	case eventRestocked, eventLowering:
 		answer = lua.Restock.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision, ch.stock)
 	default:
-		return fmt.Errorf("sale=%s has an event %q that this version does not know", s.ID, ch.event)
+		return "", fmt.Errorf("sale=%s has an event %q that this version does not know", s.ID, ch.event)
 	}
 	text, err := answer.Text()
 	if err != nil {
-		return err
+		return "", err
 	}
-	switch word, rest, _ := strings.Cut(text, " "); word {
+	word, rest, _ := strings.Cut(text, " ")
+	if word == "taken" && ch.event == eventLowering {
+		return word, nil
+	}
+	switch word {
 	case "opened", "paused", "resumed", "ended", "restocked", "unchanged":
-		return nil
+		return word, nil
 	case "unknown-sale", "buyers-remain", "gap":
 		// Redis has been told before of what it lacks now: it lost data, and only a rebuild brings it back.
-		return fmt.Errorf("%w (%s)", errLostSale, text)
+		return "", fmt.Errorf("%w (%s)", errLostSale, text)
 	default:
-		return fmt.Errorf("sale=%s: %s was refused by Redis: %s %s", s.ID, ch.event, word, rest)
+		return "", fmt.Errorf("sale=%s: %s was refused by Redis: %s %s", s.ID, ch.event, word, rest)
 	}
 }
 

@@ -50,6 +50,8 @@ var (
 	ClaimPartition string
 	//go:embed queries/find_dead_letter.sql
 	FindDeadLetter string
+	//go:embed queries/find_lowering.sql
+	FindLowering string
 	//go:embed queries/find_orders.sql
 	FindOrders string
 	//go:embed queries/find_sale_change.sql

@@ -22,7 +22,7 @@ type saleCmd struct {
 	Pause   salePauseCmd   `cmd:"" help:"Halt a sale: buyers are refused until it is resumed."`
 	Resume  saleResumeCmd  `cmd:"" help:"Go on with a paused sale."`
 	End     saleEndCmd     `cmd:"" help:"End a sale for good."`
-	Restock saleRestockCmd `cmd:"" help:"Add units to a sale."`
+	Restock saleRestockCmd `cmd:"" help:"Add units to a sale, or take away what is left."`
 }
 
 // catalogFlags are what every command on sales needs.
@@ -171,8 +171,8 @@ func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 type saleRestockCmd struct {
 	catalogFlags
 	saleArg
-	Units          int64  `arg:"" help:"Units to add."`
-	IdempotencyKey string `env:"STAMPEDE_SALE_IDEMPOTENCY_KEY" placeholder:"KEY" help:"Name of this restock: repeated with the same key, it adds nothing. Made up if left out."`
+	Units          int64  `arg:"" help:"Units to add; to take away 50 that nobody has taken, write -- -50 as the last words."`
+	IdempotencyKey string `env:"STAMPEDE_SALE_IDEMPOTENCY_KEY" placeholder:"KEY" help:"Name of this restock: repeated with the same key, it changes nothing more. Made up if left out."`
 }
 
 func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
@@ -183,8 +183,8 @@ func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.Standing, error) {
 		sale, err := catalog.Restock(ctx, c.Sale, c.Units, key)
 		if errors.Is(err, reservation.ErrUnavailable) {
-			// The units may have been added all the same.
-			err = fmt.Errorf("%w; repeat it with --idempotency-key=%s, or the units may be added twice", err, key)
+			// It may have been done all the same.
+			err = fmt.Errorf("%w; repeat it with --idempotency-key=%s, or it may be done twice", err, key)
 		}
 		return sale, err
 	})

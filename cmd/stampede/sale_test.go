@@ -52,3 +52,25 @@ func TestAFailedRestockSaysHowToRepeatIt(t *testing.T) {
 	assert.Equal(t, exitUsage, status)
 	assert.NotContains(t, output, "repeat it", "nothing can have been added")
 }
+
+func TestAStockIsLoweredFromTheCommandLine(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	store := reservation.NewStore(testkit.Redis(t), s.keys, reservation.StoreOptions{})
+	t.Cleanup(store.Close)
+	sale, err := reservation.NewCatalog(s.pool, store).Create(t.Context(), reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
+	require.NoError(t, err)
+	status, output := s.run("sale", "restock", sale.ID.String(), "--json", "--", "-7")
+	assert.Equal(t, exitOK, status, output)
+	assert.Contains(t, output, `"stock":3,"available":3,`)
+	_, err = store.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
+	require.NoError(t, err)
+	_, err = store.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
+	require.NoError(t, err)
+	status, output = s.run("sale", "restock", sale.ID.String(), "--", "-2")
+	assert.Equal(t, exitFailed, status, output)
+	assert.Contains(t, output, "the 2 units that are taken")
+	assert.NotContains(t, output, "repeat it")
+	status, output = s.run("sale", "restock", sale.ID.String(), "--", "-3")
+	assert.Equal(t, exitUsage, status, output)
+}

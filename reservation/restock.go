@@ -1,0 +1,177 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"stampede/sql"
+)
+
+// More units than before can be for sale as soon as Postgres says so. With fewer it is the other way round:
+// only Redis knows what is taken. So a lower stock is a wish in Postgres first (SaleLowering), which leaves
+// the stock as it is; Redis grants it or not, in one step, when it is told of it like of any other change
+// (publish.go); and what was granted becomes the stock in Postgres (SaleRestocked). Until then orders have
+// in Postgres at least as much room as in Redis. Whoever publishes the sale next finishes what
+// somebody left half done.
+
+// TakenError is returned for a stock that was to be lowered below the units that are taken.
+type TakenError struct {
+	// Taken is how many units belonged to somebody when that was refused: the lowest stock that there can be.
+	Taken int64
+}
+
+func (e *TakenError) Error() string {
+	return fmt.Sprintf("cannot lower the stock of a sale below the %d units that are taken", e.Taken)
+}
+
+// errLoweringOpen: Redis has yet to say whether it grants an earlier wish, so nobody knows the stock to reckon from.
+var errLoweringOpen = errors.New("an earlier change of the stock is not in force yet")
+
+// restockTries bounds how often a restock finishes lowerings of others, each of which came in just before it.
+const restockTries = 100
+
+// Restock adds units to a sale, or takes some away if units is negative; no more than are left, or the
+// error is a *TakenError. With an idempotency key a repeat changes nothing and is answered as before,
+// a refusal as well; with one that was used for other units the error is ErrIdempotencyKeyReused.
+func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (Standing, error) {
+	if units == 0 || units < -MaxStock || units > MaxStock {
+		return Standing{}, &InvalidError{"units", fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", MaxStock)}
+	}
+	if idempotencyKey != "" {
+		if err := ValidateIdempotencyKey(idempotencyKey); err != nil {
+			return Standing{}, err
+		}
+	}
+	revision, err := c.changeStock(ctx, id, units, idempotencyKey)
+	for try := 1; errors.Is(err, errLoweringOpen) && try < restockTries; try++ {
+		if err := c.publish(ctx, id); err != nil {
+			return Standing{}, fmt.Errorf("%w: restock sale=%s: %w: %w", ErrUnavailable, id, errLoweringOpen, err)
+		}
+		revision, err = c.changeStock(ctx, id, units, idempotencyKey)
+	}
+	if errors.Is(err, errLoweringOpen) {
+		return Standing{}, fmt.Errorf("%w: restock sale=%s: %w", ErrUnavailable, id, err)
+	} else if err != nil {
+		return Standing{}, err
+	}
+	standing, err := c.nowInForce(ctx, id, "restock")
+	if err != nil || units > 0 {
+		return standing, err
+	}
+	lowering, err := findLowering(ctx, c.pool, id, revision)
+	switch {
+	case err != nil:
+		return Standing{}, fmt.Errorf("restock sale=%s: %w: %w", id, ErrNotInForce, err)
+	case !lowering.done:
+		return Standing{}, &TakenError{standing.Stock - standing.Available}
+	}
+	return standing, nil
+}
+
+// changeStock writes down that units are to be added or taken away. It returns the revision that this
+// made, or that an earlier call with this idempotency key has made.
+func (c *Catalog) changeStock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (revision int64, err error) {
+	var before int64
+	revision, err = c.change(ctx, id, "restock", idempotencyKey, func(ctx context.Context, tx pgx.Tx, s Sale) (saleChange, error) {
+		if before, err = madeBefore(ctx, tx, id, idempotencyKey, units); before > 0 || err != nil {
+			return saleChange{}, err
+		}
+		if s.StateAt(time.Now()) == StateEnded {
+			return saleChange{}, &IllegalTransitionError{"restock", StateEnded}
+		}
+		if latest, err := findLowering(ctx, tx, id, 0); err != nil {
+			return saleChange{}, err
+		} else if latest.open {
+			return saleChange{}, errLoweringOpen
+		}
+		stock := s.Stock + units
+		change := saleChange{eventRestocked, s.State, stock, map[string]int64{"stock": stock, "units": units}}
+		switch {
+		case stock > MaxStock:
+			return saleChange{}, &InvalidError{"units", fmt.Sprintf("must leave the stock at %d or below", MaxStock)}
+		case stock < 1:
+			return saleChange{}, &InvalidError{"units", "must leave a stock of 1 at least; a sale that is to sell nothing more is ended or paused"}
+		case units < 0:
+			change.event, change.stock = eventLowering, s.Stock
+		}
+		return change, nil
+	})
+	return max(revision, before), err
+}
+
+// madeBefore returns the revision that was made with this idempotency key, 0 if none was.
+func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey string, units int64) (revision int64, err error) {
+	if idempotencyKey == "" {
+		return 0, nil
+	}
+	var its int64
+	err = tx.QueryRow(ctx, sql.FindSaleChange, id, idempotencyKey).Scan(&revision, &its)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	case its != units:
+		return 0, ErrIdempotencyKeyReused
+	}
+	return revision, nil
+}
+
+// lowering is what became of a wish to lower a stock; neither done nor open is one that was refused.
+type lowering struct {
+	revision int64
+	done     bool
+	open     bool
+}
+
+// findLowering returns what became of the wish of that revision, or of the latest one if revision is 0; the
+// zero value if there is none.
+func findLowering(ctx context.Context, q querier, id uuid.UUID, revision int64) (lowering, error) {
+	rows, _ := q.Query(ctx, sql.FindLowering, id, revision) // its error comes with the rows
+	l, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) (lowering, error) {
+		var l lowering
+		err := row.Scan(&l.revision, &l.done, &l.open)
+		return l, err
+	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return lowering{}, nil
+	}
+	return l, err
+}
+
+// finishLowering makes the stock that Redis has granted that of Postgres, unless somebody else has, and
+// returns the latest revision of the sale.
+func (c *Catalog) finishLowering(ctx context.Context, granted Sale, wish publishedChange) (revision int64, err error) {
+	err = pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, sql.LockSale, granted.ID).Scan(new(uuid.UUID)); err != nil {
+			return err
+		}
+		found, err := findSale(ctx, tx, granted.ID)
+		if err != nil {
+			return err
+		}
+		now := found[0].Sale
+		l, err := findLowering(ctx, tx, now.ID, wish.revision)
+		switch {
+		case err != nil:
+			return err
+		case l.done:
+			revision = now.Revision
+			return nil
+		case now.Epoch != granted.Epoch:
+			// It was made anew from the stock in Postgres, which the grant does not go for.
+			return fmt.Errorf("%w: its stock was made anew meanwhile", ErrUnavailable)
+		}
+		data := map[string]int64{"stock": wish.stock, "lowering": wish.revision}
+		return tx.QueryRow(ctx, sql.ChangeSale, now.ID, now.State, wish.stock, eventRestocked, data, nil).Scan(&revision)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("lower the stock of sale=%s: %w", granted.ID, err)
+	}
+	return revision, nil
+}

@@ -1,0 +1,322 @@
+package reservation_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// saleEvents are the events of a sale in order, written as "type data".
+func saleEvents(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) (events []string) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(),
+		"SELECT array_agg(type || ' ' || data ORDER BY revision) FROM sale_events WHERE sale_id = $1", sale).Scan(&events))
+	return events
+}
+
+// stocks are the units for sale in all: those in Postgres, in Redis, and those left in Redis.
+func (s *shop) stocks(sale uuid.UUID) []int64 {
+	s.t.Helper()
+	var inPostgres int64
+	require.NoError(s.t, testkit.Pool(s.t).QueryRow(s.t.Context(), "SELECT stock FROM sales WHERE id = $1", sale).Scan(&inPostgres))
+	values, err := s.rdb.HMGet(s.t.Context(), s.keys.Sale(0, sale), "stock", "left").Result()
+	require.NoError(s.t, err)
+	stock, err := strconv.ParseInt(values[0].(string), 10, 64)
+	require.NoError(s.t, err)
+	left, err := strconv.ParseInt(values[1].(string), 10, 64)
+	require.NoError(s.t, err)
+	return []int64{inPostgres, stock, left}
+}
+
+func (s *shop) takenOf(_ reservation.Standing, err error) int64 {
+	s.t.Helper()
+	var taken *reservation.TakenError
+	require.ErrorAs(s.t, err, &taken)
+	return taken.Taken
+}
+
+func TestAStockIsLoweredToWhatIsTakenAndNoFurther(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	ctx := t.Context()
+	sale := s.sale(10).ID
+	for _, user := range []string{"ann", "bob", "cid"} {
+		s.buy(sale, user)
+	}
+	lowered, err := s.Restock(ctx, sale, -5, "returned-1")
+	require.NoError(t, err)
+	require.Equal(t, []int64{5, 2, 3}, []int64{lowered.Stock, lowered.Available, lowered.Held})
+	again, err := s.Restock(ctx, sale, -5, "returned-1")
+	require.NoError(t, err)
+	require.Equal(t, lowered, again)
+	_, err = s.Restock(ctx, sale, -4, "returned-1")
+	require.ErrorIs(t, err, reservation.ErrIdempotencyKeyReused)
+
+	require.EqualValues(t, 3, s.takenOf(s.Restock(ctx, sale, -3, "returned-2")))
+	require.Equal(t, []int64{5, 5, 2}, s.stocks(sale))
+	require.NoError(t, s.Release(ctx, []reservation.Release{{SaleID: sale, OrderID: s.buy(sale, "cid").Reservation.OrderID, UserID: "cid"}}))
+	require.EqualValues(t, 2, s.takenOf(s.Restock(ctx, sale, -3, "returned-2")), "a refusal stays one for the same key")
+	require.Equal(t, []int64{5, 5, 3}, s.stocks(sale))
+
+	paused, err := s.Pause(ctx, sale)
+	require.NoError(t, err, "a refusal keeps no later change waiting")
+	require.Equal(t, reservation.StatePaused, paused.State)
+	lowered, err = s.Restock(ctx, sale, -3, "returned-3")
+	require.NoError(t, err)
+	require.Equal(t, []int64{2, 0, 2}, []int64{lowered.Stock, lowered.Available, lowered.Held})
+	require.Equal(t, reservation.StatePaused, lowered.State)
+	_, err = s.Resume(ctx, sale)
+	require.NoError(t, err)
+	require.Equal(t, reservation.SoldOut, s.buy(sale, "dan").Verdict)
+	_, err = s.Restock(ctx, sale, 1, "")
+	require.NoError(t, err)
+	testkit.Eventually(t, 10*time.Second, "dan buys", func() bool { return s.buy(sale, "dan").Verdict == reservation.Reserved })
+	require.Equal(t, []int64{3, 3, 0}, s.stocks(sale))
+
+	require.Equal(t, []string{
+		`SaleCreated {"stock": 10}`,
+		`SaleLowering {"stock": 5, "units": -5}`, `SaleRestocked {"stock": 5, "lowering": 2}`,
+		`SaleLowering {"stock": 2, "units": -3}`, // refused
+		`SalePaused {"stock": 5}`,
+		`SaleLowering {"stock": 2, "units": -3}`, `SaleRestocked {"stock": 2, "lowering": 6}`,
+		`SaleResumed {"stock": 2}`, `SaleRestocked {"stock": 3, "units": 1}`,
+	}, saleEvents(t, testkit.Pool(t), sale))
+
+	var invalid *reservation.InvalidError
+	_, err = s.Restock(ctx, sale, -3, "")
+	require.ErrorAs(t, err, &invalid, "no stock is no sale")
+	_, err = s.End(ctx, sale)
+	require.NoError(t, err)
+	var illegal *reservation.IllegalTransitionError
+	_, err = s.Restock(ctx, sale, -1, "")
+	require.ErrorAs(t, err, &illegal)
+}
+
+// breakAt lets Postgres refuse one step of a lowering, as if whoever takes it had died before it, and
+// returns what lets it be taken again.
+func breakAt(t testing.TB, pool *pgxpool.Pool, step string) (mend func()) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), `CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$;
+		CREATE TRIGGER broken BEFORE `+step+` EXECUTE FUNCTION broken()`)
+	require.NoError(t, err)
+	return func() {
+		_, err := pool.Exec(t.Context(), "DROP FUNCTION broken CASCADE")
+		require.NoError(t, err)
+	}
+}
+
+// Whoever comes next finishes what somebody left half done, and so that it is done once.
+func TestALoweringThatIsBrokenOffIsFinished(t *testing.T) {
+	t.Parallel()
+	const noted, marked = "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')", "UPDATE OF published_revision ON sales FOR EACH ROW"
+	worker := func(s *shop, _ uuid.UUID) error {
+		_, err := s.PublishPending(s.t.Context())
+		return err
+	}
+	operator := func(s *shop, sale uuid.UUID) error {
+		_, err := s.Restock(s.t.Context(), sale, -4, "returned")
+		return err
+	}
+	for name, c := range map[string]struct {
+		step string
+		// meanwhile happens when the step could not be taken; finish is who comes next.
+		meanwhile, finish func(s *shop, sale uuid.UUID) error
+		// after is the stock at last, in Postgres and in Redis, and what is left.
+		after []int64
+	}{
+		"before Postgres has it, by a worker":        {noted, nil, worker, []int64{6, 6, 5}},
+		"before Postgres has it, by the operator":    {noted, nil, operator, []int64{6, 6, 5}},
+		"before it is marked, by a worker":           {marked, nil, worker, []int64{6, 6, 5}},
+		"before it is marked, by the operator":       {marked, nil, operator, []int64{6, 6, 5}},
+		"by another operator, who adds units":        {noted, nil, func(s *shop, sale uuid.UUID) error { _, err := s.Restock(s.t.Context(), sale, 2, ""); return err }, []int64{8, 8, 7}},
+		"by another operator, who takes more away":   {noted, nil, func(s *shop, sale uuid.UUID) error { _, err := s.Restock(s.t.Context(), sale, -2, ""); return err }, []int64{4, 4, 3}},
+		"by another operator, who pauses":            {noted, nil, func(s *shop, sale uuid.UUID) error { _, err := s.Pause(s.t.Context(), sale); return err }, []int64{6, 6, 5}},
+		"by another operator, who ends the sale":     {noted, nil, func(s *shop, sale uuid.UUID) error { _, err := s.End(s.t.Context(), sale); return err }, []int64{6, 6, 5}},
+		"when the rest was bought meanwhile":         {noted, buyAll, worker, []int64{6, 6, 0}},
+		"before it is marked, and all was bought":    {marked, buyAll, worker, []int64{6, 6, 0}},
+		"when the stock was made anew without it":    {noted, rebuild, worker, []int64{10, 10, 9}},
+		"when it was made anew, and units are added": {noted, rebuild, func(s *shop, sale uuid.UUID) error { _, err := s.Restock(s.t.Context(), sale, 2, ""); return err }, []int64{12, 12, 11}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t)
+			pool := testkit.Pool(t)
+			sale := s.sale(10).ID
+			s.buy(sale, "ann")
+			mend := breakAt(t, pool, c.step)
+			require.ErrorIs(t, operator(s, sale), reservation.ErrNotInForce)
+			require.EqualValues(t, []int64{6, 5}, s.stocks(sale)[1:], "Redis has granted it")
+			if c.meanwhile != nil {
+				require.NoError(t, c.meanwhile(s, sale))
+			}
+			mend()
+			require.NoError(t, c.finish(s, sale))
+			require.Equal(t, c.after, s.stocks(sale))
+			require.NoError(t, worker(s, sale))
+			require.Equal(t, c.after, s.stocks(sale), "and nothing is left to be done")
+			if c.after[0] == 10 || c.after[0] == 12 {
+				require.EqualValues(t, 1, s.takenOf(s.Restock(t.Context(), sale, -4, "returned")), "the operator hears that it was not done")
+				require.Equal(t, c.after, s.stocks(sale))
+			} else {
+				require.NoError(t, operator(s, sale), "a repeat does no more")
+				require.Equal(t, c.after, s.stocks(sale))
+			}
+		})
+	}
+}
+
+// buyAll takes what is left.
+func buyAll(s *shop, sale uuid.UUID) error {
+	for i := 0; ; i++ {
+		a, err := s.Reserve(s.t.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i), Quantity: 1})
+		if err != nil || a.Verdict == reservation.SoldOut {
+			return err
+		}
+	}
+}
+
+// rebuild makes the stock anew from Postgres, with its one order.
+func rebuild(s *shop, sale uuid.UUID) error {
+	var revision int64
+	if err := testkit.Pool(s.t).QueryRow(s.t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1 RETURNING revision", sale).Scan(&revision); err != nil {
+		return err
+	}
+	return s.rdb.HSet(s.t.Context(), s.keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision).Err()
+}
+
+func TestALoweringWaitsForRedis(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.sale(10).ID
+	s.buy(sale, "ann")
+	own.Kill()
+	_, err := s.Restock(t.Context(), sale, -4, "returned")
+	require.ErrorIs(t, err, reservation.ErrNotInForce)
+	_, err = s.Restock(t.Context(), sale, 2, "delivered")
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	require.NotErrorIs(t, err, reservation.ErrNotInForce, "nobody knows the stock to reckon from, so nothing is written down")
+	require.NoError(t, own.Restart(t.Context()))
+	testkit.Eventually(t, 10*time.Second, "Redis is told", func() bool {
+		n, err := s.PublishPending(t.Context())
+		return err == nil && n == 1
+	})
+	require.Equal(t, []int64{6, 6, 5}, s.stocks(sale))
+	_, err = s.Restock(t.Context(), sale, 2, "delivered")
+	require.NoError(t, err)
+	require.Equal(t, []int64{8, 8, 7}, s.stocks(sale))
+}
+
+// The stock is made anew after Redis has granted a lower one, and before Postgres has it.
+func TestALoweringDoesNotOutliveTheStockThatGrantedIt(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	pool := testkit.Pool(t)
+	sale := s.sale(10).ID
+	s.buy(sale, "ann")
+	mend := breakAt(t, pool, "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')")
+	_, err := s.Restock(t.Context(), sale, -4, "returned")
+	require.ErrorIs(t, err, reservation.ErrNotInForce)
+	mend()
+
+	rebuilding, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = rebuilding.Rollback(context.Background()) }()
+	_, err = rebuilding.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sale)
+	require.NoError(t, err)
+	published := make(chan error, 1)
+	go func() {
+		_, err := s.PublishPending(context.Background())
+		published <- err
+	}()
+	testkit.Eventually(t, 20*time.Second, "it waits for the sale", func() bool {
+		var waiting int
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&waiting))
+		return waiting == 1
+	})
+	require.NoError(t, rebuilding.Commit(t.Context()))
+	require.ErrorIs(t, <-published, reservation.ErrUnavailable)
+	require.EqualValues(t, 10, s.stocks(sale)[0])
+	require.NoError(t, rebuild(s, sale))
+	_, err = s.PublishPending(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []int64{10, 10, 9}, s.stocks(sale))
+}
+
+// Operators change a sale while it sells: what was taken is never more than the stock, in Redis or in
+// Postgres, and what came of the changes is what they were told.
+func TestOperatorsRestockUpAndDownWhileTheSaleSells(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	pool := testkit.Pool(t)
+	sale := s.sale(200).ID
+	var sum, granted, refused atomic.Int64
+	var all errgroup.Group
+	for range 3 {
+		all.Go(func() error {
+			for range 25 {
+				units := int64(rand.IntN(60) - 40) // mostly down
+				if units == 0 {
+					continue
+				}
+				_, err := s.Restock(context.Background(), sale, units, uuid.NewString())
+				var taken *reservation.TakenError
+				var invalid *reservation.InvalidError
+				switch {
+				case err == nil:
+					sum.Add(units)
+					granted.Add(1)
+				case errors.As(err, &taken), errors.As(err, &invalid):
+					refused.Add(1)
+				default:
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	all.Go(func() error {
+		for range 50 {
+			if _, err := s.PublishPending(context.Background()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for buyer := range 4 {
+		all.Go(func() error {
+			for i := range 60 {
+				if _, err := s.Reserve(context.Background(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d-%d", buyer, i), Quantity: 1}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	require.NoError(t, all.Wait())
+	_, err := s.PublishPending(t.Context())
+	require.NoError(t, err)
+	stocks := s.stocks(sale)
+	buyers := s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale)).Val()
+	t.Logf("%d granted, %d refused, stock %d, %d taken", granted.Load(), refused.Load(), stocks[0], buyers)
+	require.Positive(t, granted.Load())
+	require.Equal(t, 200+sum.Load(), stocks[0])
+	require.Equal(t, []int64{stocks[0], stocks[0], stocks[0] - buyers}, stocks)
+	require.GreaterOrEqual(t, stocks[2], int64(0))
+	var gaps int
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT max(revision) - count(*) FROM sale_events WHERE sale_id = $1", sale).Scan(&gaps))
+	require.Zero(t, gaps)
+}
