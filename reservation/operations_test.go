@@ -38,9 +38,7 @@ func TestOperatorsAreHeardOnEveryIngressWithinASecond(t *testing.T) {
 			if c.before != nil {
 				require.NoError(t, c.before(s, sale))
 			}
-			ingresses := []*shop{
-				newShopOn(t, s.rdb, s.keys, reservation.StoreOptions{}), newShopOn(t, s.rdb, s.keys, reservation.StoreOptions{}),
-			}
+			ingresses := []*shop{s.next(s.rdb), s.next(s.rdb)}
 			for _, ingress := range ingresses {
 				require.Equal(t, reservation.AlreadyPurchased, ingress.buy(sale, "ann").Verdict, "it knows the sale")
 				if s.left(sale) == "0" {

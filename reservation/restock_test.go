@@ -31,7 +31,7 @@ func saleEvents(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) (events []stri
 func (s *shop) stocks(sale uuid.UUID) []int64 {
 	s.t.Helper()
 	var inPostgres int64
-	require.NoError(s.t, testkit.Pool(s.t).QueryRow(s.t.Context(), "SELECT stock FROM sales WHERE id = $1", sale).Scan(&inPostgres))
+	require.NoError(s.t, s.pool.QueryRow(s.t.Context(), "SELECT stock FROM sales WHERE id = $1", sale).Scan(&inPostgres))
 	values, err := s.rdb.HMGet(s.t.Context(), s.keys.Sale(0, sale), "stock", "left").Result()
 	require.NoError(s.t, err)
 	stock, err := strconv.ParseInt(values[0].(string), 10, 64)
@@ -67,7 +67,9 @@ func TestAStockIsLoweredToWhatIsTakenAndNoFurther(t *testing.T) {
 
 	require.EqualValues(t, 3, s.takenOf(s.Restock(ctx, sale, -3, "returned-2")))
 	require.Equal(t, []int64{5, 5, 2}, s.stocks(sale))
-	require.NoError(t, s.Release(ctx, []reservation.Release{{SaleID: sale, OrderID: s.buy(sale, "cid").Reservation.OrderID, UserID: "cid"}}))
+	released, err := s.Release(ctx, []reservation.Release{{SaleID: sale, OrderID: s.buy(sale, "cid").Reservation.OrderID, UserID: "cid"}})
+	require.NoError(t, err)
+	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
 	require.EqualValues(t, 2, s.takenOf(s.Restock(ctx, sale, -3, "returned-2")), "a refusal stays one for the same key")
 	require.Equal(t, []int64{5, 5, 3}, s.stocks(sale))
 
@@ -93,7 +95,7 @@ func TestAStockIsLoweredToWhatIsTakenAndNoFurther(t *testing.T) {
 		`SalePaused {"stock": 5}`,
 		`SaleLowering {"stock": 2, "units": -3}`, `SaleRestocked {"stock": 2, "lowering": 6}`,
 		`SaleResumed {"stock": 2}`, `SaleRestocked {"stock": 3, "units": 1}`,
-	}, saleEvents(t, testkit.Pool(t), sale))
+	}, saleEvents(t, s.pool, sale))
 
 	var invalid *reservation.InvalidError
 	_, err = s.Restock(ctx, sale, -3, "")
@@ -153,7 +155,7 @@ func TestALoweringThatIsBrokenOffIsFinished(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t)
-			pool := testkit.Pool(t)
+			pool := s.pool
 			sale := s.sale(10).ID
 			s.buy(sale, "ann")
 			mend := breakAt(t, pool, c.step)
@@ -191,7 +193,7 @@ func buyAll(s *shop, sale uuid.UUID) error {
 // rebuild makes the stock anew from Postgres, with its one order.
 func rebuild(s *shop, sale uuid.UUID) error {
 	var revision int64
-	if err := testkit.Pool(s.t).QueryRow(s.t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1 RETURNING revision", sale).Scan(&revision); err != nil {
+	if err := s.pool.QueryRow(s.t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1 RETURNING revision", sale).Scan(&revision); err != nil {
 		return err
 	}
 	return s.rdb.HSet(s.t.Context(), s.keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision).Err()
@@ -210,6 +212,7 @@ func TestALoweringWaitsForRedis(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.NotErrorIs(t, err, reservation.ErrNotInForce, "nobody knows the stock to reckon from, so nothing is written down")
 	require.NoError(t, own.Restart(t.Context()))
+	testkit.VouchFor(t, s.pool, s.Store, 0)
 	testkit.Eventually(t, 10*time.Second, "Redis is told", func() bool {
 		n, err := s.PublishPending(t.Context())
 		return err == nil && n == 1
@@ -224,7 +227,7 @@ func TestALoweringWaitsForRedis(t *testing.T) {
 func TestALoweringDoesNotOutliveTheStockThatGrantedIt(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	pool := testkit.Pool(t)
+	pool := s.pool
 	sale := s.sale(10).ID
 	s.buy(sale, "ann")
 	mend := breakAt(t, pool, "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')")
@@ -261,7 +264,7 @@ func TestALoweringDoesNotOutliveTheStockThatGrantedIt(t *testing.T) {
 func TestOperatorsRestockUpAndDownWhileTheSaleSells(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	pool := testkit.Pool(t)
+	pool := s.pool
 	sale := s.sale(200).ID
 	var sum, granted, refused atomic.Int64
 	var all errgroup.Group
