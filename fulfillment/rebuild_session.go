@@ -51,7 +51,9 @@ func (r *Rebuilder) begin(ctx context.Context) (*rebuildSession, error) {
 func (s *rebuildSession) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = s.conn.Close(ctx) // the server ends the session when it finds the connection gone
+	// The lock ends with the session, which the server ends when it comes to it; so whoever is next need not wait.
+	_, _ = s.conn.Exec(ctx, "SELECT pg_advisory_unlock_all()")
+	_ = s.conn.Close(ctx)
 }
 
 func (s *rebuildSession) exec(ctx context.Context, query string, args ...any) error {
