@@ -47,6 +47,17 @@ func newBench(t *testing.T) *bench {
 	}
 }
 
+// newBenchOnOwnRedis is for tests that change the settings of their server.
+func newBenchOnOwnRedis(t *testing.T) *bench {
+	t.Helper()
+	options, err := redis.ParseURL(testkit.OwnRedis(t).URL)
+	require.NoError(t, err)
+	b := newBench(t)
+	b.rdb = redis.NewClient(options)
+	t.Cleanup(func() { _ = b.rdb.Close() })
+	return b
+}
+
 func (b *bench) heard(script, answer string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -335,16 +346,11 @@ func TestReserveAppendsTheEventsInTheOrderOfTheirSequence(t *testing.T) {
 
 func TestReserveAtMaxmemoryTakesNothing(t *testing.T) {
 	t.Parallel()
-	own := testkit.OwnRedis(t)
-	options, err := redis.ParseURL(own.URL)
-	require.NoError(t, err)
-	b := newBench(t)
-	b.rdb = redis.NewClient(options)
-	t.Cleanup(func() { _ = b.rdb.Close() })
+	b := newBenchOnOwnRedis(t)
 	b.open()
 	before := b.state()
 	require.NoError(t, b.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	_, err = b.tryReserve(b.buy("ann"))
+	_, err := b.tryReserve(b.buy("ann"))
 	require.ErrorContains(t, err, "OOM")
 	require.Equal(t, before, b.state())
 

@@ -1,0 +1,230 @@
+package lua_test
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/lua"
+)
+
+func (b *bench) serverKey() string { return strings.TrimSuffix(b.orders, "orders") + "server" }
+
+// look returns the answer of look.lua, who the server is, and the epoch of the sale.
+func (b *bench) look() (answer, runID, replicationID, epoch string) {
+	b.t.Helper()
+	values, err := lua.Look.Run(b.t.Context(), b.rdb, []string{b.serverKey(), b.saleKey}).StringSlice()
+	require.NoError(b.t, err)
+	require.Len(b.t, values, 4)
+	return b.heard("look", values[0]), values[1], values[2], values[3]
+}
+
+func (b *bench) vouch(runID, replicationID string) string {
+	b.t.Helper()
+	answer, err := lua.Vouch.Run(b.t.Context(), b.rdb, []string{b.serverKey()}, runID, replicationID).Text()
+	require.NoError(b.t, err)
+	return b.heard("vouch", answer)
+}
+
+func TestLookKnowsOnlyTheServerThatWasVouchedFor(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	answer, runID, replicationID, epoch := b.look()
+	require.Equal(t, []string{"unrecorded", ""}, []string{answer, epoch})
+	info := b.rdb.Info(t.Context(), "server", "replication").Val()
+	require.Contains(t, info, "\nrun_id:"+runID+"\r\n")
+	require.Contains(t, info, "\nmaster_replid:"+replicationID+"\r\n")
+
+	other := strings.Repeat("0", 40)
+	require.Equal(t, "changed", b.vouch(other, replicationID))
+	require.Equal(t, "changed", b.vouch(runID, other))
+	require.Equal(t, "changed", b.vouch("", ""))
+	require.Equal(t, "changed", b.vouch(runID[:39], replicationID))
+	require.Zero(t, b.rdb.Exists(t.Context(), b.serverKey()).Val())
+	require.Equal(t, "vouched", b.vouch(runID, replicationID))
+
+	b.open()
+	answer, _, _, epoch = b.look()
+	require.Equal(t, []string{"known", "1"}, []string{answer, epoch})
+
+	require.NoError(t, b.rdb.HSet(t.Context(), b.serverKey(), "run_id", other).Err())
+	answer, _, _, epoch = b.look()
+	require.Equal(t, []string{"strange", "1"}, []string{answer, epoch})
+	require.Equal(t, "-", b.rdb.HGet(t.Context(), b.serverKey(), "run_id").Val(), "it does not become known by itself")
+	answer, _, _, _ = b.look()
+	require.Equal(t, "strange", answer)
+	b.everyAnswerWasHeard("look")
+	b.everyAnswerWasHeard("vouch")
+}
+
+func (b *bench) close() int64 {
+	b.t.Helper()
+	sequence, err := lua.Close.Run(b.t.Context(), b.rdb, []string{b.saleKey}).Int64()
+	require.NoError(b.t, err)
+	return sequence
+}
+
+func TestAClosedSaleIsStaleForEverybody(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.open()
+	b.reserve(request{"ann", "order-ann", "-", "1"}, b.buy("bob"))
+	require.EqualValues(t, 2, b.close())
+	require.EqualValues(t, 2, b.close(), "as often as one likes")
+	before := b.state()
+	require.Equal(t, []string{"stale-epoch"}, b.reserve(request{"ann", "order-ann", "-", "1"}))
+	require.Equal(t, []string{"stale-epoch"}, b.release("ann", "order-ann"))
+	require.Equal(t, "stale-epoch", b.open())
+	require.Equal(t, "stale-epoch", b.change("pause", lua.Pause, 2))
+	require.Equal(t, "stale-epoch", b.change("end", lua.End, 2))
+	require.Equal(t, "stale-epoch", b.change("restock", lua.Restock, 2, 20))
+	require.Equal(t, before, b.state())
+}
+
+func TestCloseWorksOnWhateverIsThere(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(b *bench){
+		"nothing":     func(*bench) {},
+		"a string":    func(b *bench) { b.rdb.Set(b.t.Context(), b.saleKey, "x", 0) },
+		"a list":      func(b *bench) { b.rdb.LPush(b.t.Context(), b.saleKey, "x") },
+		"no sequence": func(b *bench) { b.open(); b.rdb.HDel(b.t.Context(), b.saleKey, "sequence") },
+		"nonsense":    func(b *bench) { b.open(); b.set("sequence", "nan") },
+		"a negative":  func(b *bench) { b.open(); b.set("sequence", "-1") },
+		"too much":    func(b *bench) { b.open(); b.set("sequence", "9007199254740993") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			prepare(b)
+			require.Zero(t, b.close())
+			require.Equal(t, []string{"0", "0"}, []string{b.field("epoch"), b.field("sequence")})
+			require.Equal(t, []string{"stale-epoch"}, b.reserve(b.buy("ann")))
+		})
+	}
+}
+
+// rebuilt runs the script with left units of the sale's stock and the given number of holders.
+func (b *bench) rebuilt(epoch string, holders, left int64) string {
+	b.t.Helper()
+	keys := []string{b.saleKey, b.buyers, b.buyers + ":" + epoch, b.sales}
+	answer, err := lua.Rebuilt.Run(b.t.Context(), b.rdb, keys,
+		b.sale.String(), epoch, holders, 7, b.stock, left, 40, b.perOrder, b.opensAt, b.closesAt, 60, "open").Text()
+	require.NoError(b.t, err)
+	return b.heard("rebuilt", answer)
+}
+
+func (b *bench) gather(epoch string, pairs ...string) {
+	b.t.Helper()
+	require.NoError(b.t, b.rdb.HSet(b.t.Context(), b.buyers+":"+epoch, pairs).Err())
+	require.NoError(b.t, b.rdb.Expire(b.t.Context(), b.buyers+":"+epoch, time.Hour).Err())
+}
+
+func TestRebuiltGivesEveryAnswerOfItsHeader(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.open()
+	b.reserve(request{"ann", "order-ann", "-", "1"}, request{"lost", "order-lost", "-", "1"})
+	b.set("generation", 5)
+	b.gather("2", "ann", "order-ann 1 1 1000 key-1 1", "bob", "order-bob 2 9 1000 - 1")
+	before := b.state()
+	require.Equal(t, "not-closed", b.rebuilt("2", 2, 7))
+	require.Equal(t, before, b.state())
+
+	b.close()
+	require.NoError(t, b.rdb.Del(t.Context(), b.sales).Err())
+	before = b.state()
+	require.Equal(t, "wrong 2", b.rebuilt("2", 3, 7))
+	require.Equal(t, "wrong 2", b.rebuilt("2", 1, 7))
+	require.Equal(t, "wrong 0", b.rebuilt("3", 2, 7))
+	require.Equal(t, before, b.state())
+
+	require.Equal(t, "rebuilt", b.rebuilt("2", 2, 7))
+	require.Equal(t, map[string]string{
+		"epoch": "2", "revision": "7", "stock": "10", "left": "7", "sequence": "40", "per_order_limit": "2", "opens_at_ms": "0",
+		"closes_at_ms": "0", "payment_window_s": "60", "state": "open", "generation": "6",
+	}, b.state()["sale"])
+	require.Equal(t, map[string]string{"ann": "order-ann 1 1 1000 key-1 1", "bob": "order-bob 2 9 1000 - 1"}, b.state()["buyers"])
+	require.True(t, b.rdb.SIsMember(t.Context(), b.sales, b.sale.String()).Val())
+	require.EqualValues(t, -1, b.rdb.TTL(t.Context(), b.buyers).Val(), "buyers do not expire")
+	require.Zero(t, b.rdb.Exists(t.Context(), b.buyers+":2").Val())
+
+	// What is held of an earlier epoch is told with it, and what is new goes on behind the last sequence.
+	b.epoch = "2"
+	sold, err := b.tryReserve(request{"ann", "order-new", "key-1", "1"}, request{"bob", "order-bob", "-", "2"}, request{"cid", "order-cid", "-", "1"})
+	require.NoError(t, err)
+	require.Equal(t, []string{"replayed order-ann 1 1 1000 key-1 1", "replayed order-bob 2 9 1000 - 1", "reserved 41"}, sold[3:])
+	require.Equal(t, []string{"released"}, b.release("ann", "order-ann"))
+
+	before = b.state()
+	require.Equal(t, "unchanged", b.rebuilt("2", 2, 7), "a repeat takes nothing back")
+	require.Equal(t, before, b.state())
+	b.everyAnswerWasHeard("rebuilt")
+}
+
+func TestRebuiltOfASaleWithoutBuyersOrWithNothingLeftOfIt(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	require.NoError(t, b.rdb.HSet(t.Context(), b.buyers, "ann", "order-ann 1 1 1000 -").Err())
+	b.close() // there was no sale
+	require.Equal(t, "rebuilt", b.rebuilt("2", 0, 10))
+	require.Zero(t, b.rdb.Exists(t.Context(), b.buyers).Val(), "buyers of before are gone")
+	require.Equal(t, "1", b.field("generation"))
+	b.epoch = "2"
+	require.Equal(t, []string{"reserved 41"}, b.reserve(request{"ann", "order-ann-2", "-", "1"}))
+}
+
+func TestRebuiltRefusesNumbersThatCannotBe(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.close()
+	before := b.state()
+	good := []any{b.sale.String(), "2", "0", "7", "10", "7", "40", "2", "0", "0", "60", "open"}
+	bad := func(position int, value string) error {
+		args := append([]any{}, good...)
+		args[position] = value
+		return lua.Rebuilt.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.buyers + ":2", b.sales}, args...).Err()
+	}
+	for position := 1; position <= 10; position++ {
+		for _, value := range []string{"", "-1", "1.5", "nan"} {
+			require.ErrorContains(t, bad(position, value), "argument "+strconv.Itoa(position+1), "%q", value)
+		}
+	}
+	require.ErrorContains(t, bad(5, "11"), "more is left")
+	require.Equal(t, before, b.state())
+}
+
+func TestReserveTakesAReservationWithAnEpochAndRefusesOneWithMore(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.open()
+	hold := func(reservation string) {
+		require.NoError(t, b.rdb.HSet(t.Context(), b.buyers, "ann", reservation).Err())
+	}
+	ask := func() ([]string, error) { return b.tryReserve(b.buy("ann")) }
+	hold("order-ann 1 1 1000 - 12")
+	sold, err := ask()
+	require.NoError(t, err)
+	require.Equal(t, "already-purchased order-ann 1 1 1000 - 12", sold[3])
+	for _, damaged := range []string{"order-ann 1 1 1000 - ", "order-ann 1 1 1000 - x", "order-ann 1 1 1000 - 1 2", "order-ann 1 1 1000"} {
+		hold(damaged)
+		_, err := ask()
+		require.ErrorContains(t, err, "damaged", damaged)
+	}
+}
+
+func TestASaleIsClosedAndOpenedAtMaxmemory(t *testing.T) {
+	t.Parallel()
+	b := newBenchOnOwnRedis(t)
+	b.open()
+	b.gather("2", "ann", "order-ann 1 1 1000 - 1")
+	require.NoError(t, b.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	_, runID, replicationID, _ := b.look()
+	require.Zero(t, b.close())
+	require.Equal(t, "rebuilt", b.rebuilt("2", 1, 9))
+	require.Equal(t, "vouched", b.vouch(runID, replicationID))
+	answer, _, _, _ := b.look()
+	require.Equal(t, "known", answer)
+}
