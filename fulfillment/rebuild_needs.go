@@ -139,6 +139,12 @@ func (r *Rebuilder) vouchedServers(ctx context.Context) (map[int]string, error) 
 	return servers, err
 }
 
+// Partitions is how many there are to be looked after: those of new sales, and those of sales that were made when
+// there were more.
+func (r *Rebuilder) Partitions(ctx context.Context) (int, error) {
+	return mostPartitions(ctx, r.config.Pool, r.config.Keys)
+}
+
 // guardPage is how many sales are compared at a time.
 const guardPage = 1000
 

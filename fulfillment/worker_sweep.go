@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"stampede/internal/pause"
+	"stampede/reservation"
 	"stampede/sql"
 )
 
@@ -34,11 +37,15 @@ func (w *Worker) askPostgres(ctx context.Context) (partitions int, err error) {
 }
 
 // mostPartitions asks Postgres for the partitions of which some sale, old or new, may need the last.
-func (w *Worker) mostPartitions(ctx context.Context) (partitions int, err error) {
+func (w *Worker) mostPartitions(ctx context.Context) (int, error) {
+	return mostPartitions(ctx, w.config.Pool, w.config.Keys)
+}
+
+func mostPartitions(ctx context.Context, pool *pgxpool.Pool, keys reservation.Keys) (partitions int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	err = w.config.Pool.QueryRow(ctx, sql.MostPartitions).Scan(&partitions)
-	return max(partitions, w.config.Keys.Partitions), err
+	err = pool.QueryRow(ctx, sql.MostPartitions).Scan(&partitions)
+	return max(partitions, keys.Partitions), err
 }
 
 // sweep tells Redis what operators decided and Redis does not know yet, until ctx ends or there are

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/google/uuid"
+
+	"stampede/fulfillment"
+	"stampede/internal/connect"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+type rebuildCmd struct {
+	redisFlag
+	databaseFlag
+	keysFlags
+	jsonFlag
+	Sale      uuid.UUID `env:"STAMPEDE_REBUILD_SALE" placeholder:"ID" help:"Rebuild this sale; the others go on. Without it and --partition, everything is rebuilt."`
+	Partition *int      `env:"STAMPEDE_REBUILD_PARTITION" placeholder:"N" help:"Rebuild the sales of this partition, and vouch for its Redis server."`
+}
+
+// Validate is called by kong.
+func (c *rebuildCmd) Validate() error {
+	if err := c.keysFlags.Validate(); err != nil {
+		return err
+	}
+	if c.Partition == nil {
+		return nil
+	}
+	if c.Sale != uuid.Nil {
+		return usagef("--sale and --partition exclude each other")
+	}
+	return want(*c.Partition >= 0 && *c.Partition < reservation.MaxPartitions, "--partition", *c.Partition, fmt.Sprintf("0 to %d", reservation.MaxPartitions-1))
+}
+
+// Run prints a report for each partition. After an error those that come after it are still rebuilt.
+func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, 3, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := sql.Check(ctx, b.pool); err != nil {
+		return err
+	}
+	rebuilder, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
+		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Store: b.store, Logger: logger,
+	})
+	if err != nil {
+		return err
+	}
+	if c.Sale != uuid.Nil {
+		return c.print(s, func() (fulfillment.RebuildReport, error) {
+			return rebuilder.Sale(ctx, c.Sale, fulfillment.RebuildByHand)
+		})
+	}
+	first, end := 0, 0
+	if c.Partition != nil {
+		first, end = *c.Partition, *c.Partition+1
+	} else if end, err = rebuilder.Partitions(ctx); err != nil {
+		return err
+	}
+	var failed []error
+	for p := first; p < end && ctx.Err() == nil; p++ {
+		failed = append(failed, c.print(s, func() (fulfillment.RebuildReport, error) {
+			return rebuilder.Partition(ctx, p, fulfillment.RebuildByHand)
+		}))
+	}
+	return errors.Join(failed...)
+}
+
+func (c *rebuildCmd) print(s *streams, rebuild func() (fulfillment.RebuildReport, error)) error {
+	report, err := rebuild()
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		return json.NewEncoder(s.out).Encode(report)
+	}
+	return report.WriteText(s.out)
+}
