@@ -3,6 +3,7 @@ package fulfillment
 import (
 	"context"
 	"fmt"
+	"hash/fnv"
 	"time"
 
 	"github.com/google/uuid"
@@ -26,10 +27,14 @@ type AuditConfig struct {
 	Sale uuid.UUID
 }
 
-// findingsShown bounds how many findings of one check are named; the rest is counted.
-const findingsShown = 10
+const (
+	// findingsShown bounds how many findings of one check are named; the rest is counted.
+	findingsShown = 10
+	// looksMax bounds how often is looked again because something moved meanwhile.
+	looksMax = 1000
+)
 
-// check is a query for what breaks a promise.
+// check is a query for what breaks a promise. It gives the sale, order and user, what is wrong, and the remedy.
 type check struct {
 	promise string
 	query   string
@@ -41,6 +46,7 @@ var checks = []check{
 	{"S2", sql.AuditTwoLiveOrders},
 	{"S3", sql.AuditUnfinishedBuyers},
 	{"S3", sql.AuditUnfinishedEvents},
+	{"S3", sql.AuditDeadlines},
 	{"S4", sql.AuditCounters},
 	{"S4", sql.AuditConservation},
 	{"S4", sql.AuditReservations},
@@ -49,13 +55,26 @@ var checks = []check{
 	{"S7", sql.AuditRedis},
 }
 
+// namedFindings gives the first findings of a check, how many there are in all, and the last event of the
+// order, or of the sale where a finding names no order.
+const namedFindings = `SELECT sale_id, order_id, user_id, what, remedy, total, coalesce(
+	CASE WHEN order_id IS NOT NULL THEN
+		(SELECT concat(type, ' at version ', version) FROM order_events AS e WHERE e.order_id = found.order_id ORDER BY version DESC LIMIT 1)
+	ELSE
+		(SELECT concat(type, ' at revision ', revision) FROM sale_events AS e WHERE e.sale_id = found.sale_id ORDER BY revision DESC LIMIT 1)
+	END, '')
+FROM (SELECT *, count(*) OVER () AS total FROM (
+%s
+) AS checked ORDER BY sale_id, order_id, what LIMIT %d) AS found ORDER BY sale_id, order_id, what`
+
 // Audit holds Redis and Postgres against what is promised and reports every difference. It changes
 // nothing. An error means that it could not look, and says nothing about the promises; with Sale set it
 // may be reservation.ErrSaleNotFound.
 //
 // It looks at Redis first and at Postgres afterwards, at one snapshot, and leaves out the orders
 // that were accepted meanwhile. So it may run beside a sale; only what is on its way then, units on
-// their way back included, shows as a difference. The verdict is meant for a sale at rest.
+// their way back included, shows as a difference. Where there are differences and something moved while
+// it looked, it looks again until Wait is over. The verdict is meant for a sale at rest.
 //
 // The comparison is made in Postgres, in temporary tables, so it takes little memory here however
 // many orders there are.
@@ -68,30 +87,10 @@ func Audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
 }
 
 func audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
-	report := newAuditReport()
-	// Redis first: a sale is in Postgres before it is in Redis.
-	var inRedis []reservation.LocatedSale
-	var err error
-	if c.Sale == uuid.Nil {
-		if inRedis, err = reservation.ListInRedis(ctx, c.Redis, c.Keys); err != nil {
-			return report, err
-		}
-	}
-	sales, err := auditScope(ctx, c)
-	if err != nil {
-		return report, err
-	}
-	if err := report.nameStrangers(ctx, c, inRedis, sales); err != nil {
-		return report, err
-	}
-	streams := streamsOf(c.Keys, sales)
-	if err := report.awaitRest(ctx, c, streams); err != nil {
-		return report, err
-	}
-
+	deadline := time.Now().Add(c.Wait)
 	conn, err := c.Pool.Acquire(ctx)
 	if err != nil {
-		return report, err
+		return AuditReport{}, err
 	}
 	defer conn.Release()
 	// Temporary tables live as long as the connection, which goes back to the pool.
@@ -102,46 +101,106 @@ func audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
 			_ = conn.Conn().Close(ctx) // and so do they
 		}
 	}()
-	if err := loadRedis(ctx, conn.Conn(), c, sales, &report); err != nil {
-		return report, err
+	for range looksMax {
+		l := look{AuditConfig: c, conn: conn.Conn(), report: newAuditReport()}
+		if err := l.awaitRest(ctx, deadline); err != nil {
+			return l.report, err
+		}
+		before, err := l.motion(ctx)
+		if err != nil {
+			return l.report, err
+		}
+		if err := l.take(ctx, l.judge); err != nil || !l.report.Broken() {
+			return l.report, err
+		}
+		after, err := l.motion(ctx)
+		if err != nil {
+			return l.report, err
+		}
+		l.report.Moved = before != after
+		if !l.report.Moved || !time.Now().Before(deadline) || !pause.For(restPause, ctx.Done()) {
+			return l.report, ctx.Err()
+		}
 	}
-	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead}
-	err = pgx.BeginTxFunc(ctx, conn, snapshot, func(tx pgx.Tx) error {
+	return AuditReport{}, fmt.Errorf("something moved each of %d times that was looked", looksMax)
+}
+
+// look is one look at Redis and Postgres.
+type look struct {
+	AuditConfig
+	conn   *pgx.Conn
+	report AuditReport
+
+	sales   []auditedSale
+	streams []string
+}
+
+// scope finds out what is to be looked at.
+func (l *look) scope(ctx context.Context) error {
+	// Redis first: a sale is in Postgres before it is in Redis.
+	var inRedis []reservation.LocatedSale
+	var err error
+	if l.Sale == uuid.Nil {
+		if inRedis, err = reservation.ListInRedis(ctx, l.Redis, l.Keys); err != nil {
+			return err
+		}
+	}
+	if l.sales, err = auditScope(ctx, l.AuditConfig); err != nil {
+		return err
+	}
+	l.streams = streamsOf(l.Keys, l.sales)
+	return l.nameStrangers(ctx, inRedis)
+}
+
+// take copies what Redis says to temporary tables, in the order in which an order travels: so what had left
+// one place has come to the next one when that is looked at. Then it gives Postgres' own snapshot to judge.
+func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) error) error {
+	if err := l.loadRedis(ctx); err != nil {
+		return err
+	}
+	return inSnapshot(ctx, l.conn, func(tx pgx.Tx) error {
+		if err := l.loadParked(ctx, tx); err != nil {
+			return err
+		}
+		if _, err := tx.Conn().PgConn().Exec(ctx, sql.AuditBuyers).ReadAll(); err != nil {
+			return fmt.Errorf("index the buyers: %w", err)
+		}
 		if _, err := tx.Exec(ctx, sql.AuditFigures); err != nil {
 			return fmt.Errorf("count: %w", err)
 		}
-		rows, _ := tx.Query(ctx, sql.AuditReadFigures) // its error comes with the rows
-		if report.Sales, err = pgx.CollectRows(rows, pgx.RowToStructByPos[SaleFigures]); err != nil {
-			return fmt.Errorf("count: %w", err)
-		}
-		for _, check := range checks {
-			if err := report.run(ctx, tx, check); err != nil {
-				return err
-			}
-		}
-		return report.run(ctx, tx, check{"S3", sql.AuditDeadLetters}, streams)
+		return judge(ctx, tx)
 	})
-	return report, err
+}
+
+// judge runs all checks.
+func (l *look) judge(ctx context.Context, tx pgx.Tx) (err error) {
+	rows, _ := tx.Query(ctx, sql.AuditReadFigures) // its error comes with the rows
+	if l.report.Sales, err = pgx.CollectRows(rows, pgx.RowToStructByPos[SaleFigures]); err != nil {
+		return fmt.Errorf("count: %w", err)
+	}
+	for _, check := range checks {
+		if err := l.report.run(ctx, tx, check); err != nil {
+			return err
+		}
+	}
+	return l.report.run(ctx, tx, check{"S3", sql.AuditDeadLetters}, l.streams)
 }
 
 // run adds the findings of a check to the report.
 func (r *AuditReport) run(ctx context.Context, tx pgx.Tx, c check, args ...any) error {
-	query := fmt.Sprintf("SELECT sale_id, order_id, user_id, what, count(*) OVER () FROM (\n%s\n) AS found ORDER BY sale_id, order_id, what LIMIT %d",
-		c.query, findingsShown)
-	rows, _ := tx.Query(ctx, query, args...) // its error comes with the rows
+	rows, _ := tx.Query(ctx, fmt.Sprintf(namedFindings, c.query, findingsShown), args...) // its error comes with the rows
 	promise := r.promise(c.promise)
 	var (
-		sale, order *uuid.UUID
-		user        *string
-		what        string
-		total       int64
+		f     Finding
+		user  *string
+		total int64
 	)
-	_, err := pgx.ForEachRow(rows, []any{&sale, &order, &user, &what, &total}, func() error {
-		finding := Finding{Sale: sale, Order: order, What: what}
+	_, err := pgx.ForEachRow(rows, []any{&f.Sale, &f.Order, &user, &f.What, &f.Remedy, &total, &f.LastEvent}, func() error {
+		f.User = ""
 		if user != nil {
-			finding.User = *user
+			f.User = *user
 		}
-		promise.Findings = append(promise.Findings, finding)
+		promise.Findings = append(promise.Findings, f)
 		return nil
 	})
 	if err != nil {
@@ -197,19 +256,21 @@ func streamsOf(keys reservation.Keys, sales []auditedSale) []string {
 // restPause is how often it is looked whether everything rests.
 const restPause = 20 * time.Millisecond
 
-// awaitRest waits until no entry of the streams is waiting or in hand, for at most c.Wait.
-func (r *AuditReport) awaitRest(ctx context.Context, c AuditConfig, streams []string) error {
-	deadline := time.Now().Add(c.Wait)
+// awaitRest waits until no entry of the streams is waiting or in hand, until the deadline at most.
+func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
+	if err := l.scope(ctx); err != nil {
+		return err
+	}
 	for {
-		findings, waiting, err := unrest(ctx, c.Redis, streams)
+		findings, waiting, err := unrest(ctx, l.Redis, l.streams)
 		if err != nil {
 			return err
 		}
 		if len(findings) == 0 || !time.Now().Before(deadline) {
 			for _, finding := range findings {
-				r.add("S3", finding)
+				l.report.add("S3", finding)
 			}
-			r.Streams, r.EntriesWaiting = len(streams), waiting
+			l.report.Streams, l.report.EntriesWaiting = len(l.streams), waiting
 			return nil
 		}
 		if !pause.For(restPause, ctx.Done()) {
@@ -227,13 +288,26 @@ func unrest(ctx context.Context, rdb redis.UniversalClient, streams []string) (f
 		entries, known := b.Waiting()
 		switch {
 		case !known:
-			findings = append(findings, Finding{What: fmt.Sprintf(
+			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
 				"Redis cannot tell how many entries of %s wait: some were deleted; %d are in hand", stream, b.Pending)})
 		case entries > 0:
-			findings = append(findings, Finding{What: fmt.Sprintf(
+			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
 				"%d entries of %s are not done with: %d unread, %d in hand", entries, stream, b.Lag, b.Pending)})
 			waiting += entries
 		}
 	}
 	return findings, waiting, nil
+}
+
+// motion is a text that is another one when something has moved.
+func (l *look) motion(ctx context.Context) (string, error) {
+	var text string
+	if err := l.conn.QueryRow(ctx, sql.AuditMotion).Scan(&text); err != nil {
+		return "", fmt.Errorf("look for changes: %w", err)
+	}
+	hash := fnv.New64a()
+	err := l.eachOfSales(ctx, []string{"epoch", "sequence", "generation", "left"}, func(_ auditedSale, fields []any, _ error) {
+		_, _ = fmt.Fprintln(hash, fields...) // returns no error
+	})
+	return fmt.Sprint(text, " ", hash.Sum64()), err
 }

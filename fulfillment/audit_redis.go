@@ -24,114 +24,145 @@ const (
 // redisSale is a sale as Redis has it.
 type redisSale struct {
 	auditedSale
-	present                     bool
-	epoch, units, stock, places *int64
+	present                                           bool
+	epoch, units, stock, places, generation, revision *int64
 }
 
 // loadRedis copies what Redis says of the sales to temporary tables of the connection. What cannot be
 // read goes to the report.
-func loadRedis(ctx context.Context, conn *pgx.Conn, c AuditConfig, sales []auditedSale, report *AuditReport) error {
-	if _, err := conn.PgConn().Exec(ctx, sql.AuditTables).ReadAll(); err != nil {
-		return fmt.Errorf("make the tables: %w", err)
+func (l *look) loadRedis(ctx context.Context) error {
+	for _, statements := range []string{sql.AuditDrop, sql.AuditTables} {
+		if _, err := l.conn.PgConn().Exec(ctx, statements).ReadAll(); err != nil {
+			return fmt.Errorf("make the tables: %w", err)
+		}
 	}
 	var all []redisSale
-	for len(sales) > 0 {
-		n := min(len(sales), salesPerTrip)
-		some, err := readSales(ctx, c, sales[:n], report)
-		if err != nil {
-			return err
-		}
-		all, sales = append(all, some...), sales[n:]
+	err := l.eachOfSales(ctx, saleFields, func(s auditedSale, fields []any, err error) {
+		all = append(all, l.readSale(s, fields, err))
+	})
+	if err != nil {
+		return err
 	}
-	_, err := conn.CopyFrom(ctx, pgx.Identifier{"audit_sales"}, []string{"sale_id", "present", "epoch", "units", "stock", "places"},
+	_, err = l.conn.CopyFrom(ctx, pgx.Identifier{"audit_sales"}, []string{"sale_id", "present", "epoch", "units", "stock", "places", "generation", "revision"},
 		pgx.CopyFromSlice(len(all), func(i int) ([]any, error) {
 			s := all[i]
-			return []any{s.id, s.present, s.epoch, s.units, s.stock, s.places}, nil
+			return []any{s.id, s.present, s.epoch, s.units, s.stock, s.places, s.generation, s.revision}, nil
 		}))
 	if err != nil {
 		return fmt.Errorf("copy the sales: %w", err)
 	}
-	scan := buyerScan{ctx: ctx, c: c, sales: all, report: report}
-	_, err = conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"}, []string{"sale_id", "user_id", "order_id", "quantity", "sequence"},
-		pgx.CopyFromFunc(scan.next))
+	scan := buyerScan{ctx: ctx, look: l, sales: all}
+	_, err = l.conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"},
+		[]string{"sale_id", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "key"}, pgx.CopyFromFunc(scan.next))
 	if err != nil {
 		return fmt.Errorf("copy the buyers: %w", err)
 	}
-	if _, err := conn.PgConn().Exec(ctx, sql.AuditBuyers).ReadAll(); err != nil {
-		return fmt.Errorf("index the buyers: %w", err)
+	if err := l.findStill(ctx, all); err != nil {
+		return err
 	}
-	return nil
+	return l.loadWaiting(ctx)
+}
+
+// findStill notes to which sales no unit came back while their buyers were read.
+func (l *look) findStill(ctx context.Context, before []redisSale) error {
+	var still []uuid.UUID
+	i := 0
+	err := l.eachOfSales(ctx, []string{"generation"}, func(s auditedSale, fields []any, err error) {
+		text, _ := fields[0].(string)
+		if b := before[i]; err == nil && b.generation != nil && text == strconv.FormatInt(*b.generation, 10) {
+			still = append(still, s.id)
+		}
+		i++
+	})
+	if err == nil {
+		_, err = l.conn.Exec(ctx, "UPDATE audit_sales SET still = true WHERE sale_id = ANY ($1)", still)
+	}
+	return err
 }
 
 // nameStrangers reports the sales that are open in Redis and that Postgres does not know: a database
 // that was set back, or the wrong one. Whoever buys there gets an order that nobody can confirm.
-func (r *AuditReport) nameStrangers(ctx context.Context, c AuditConfig, inRedis []reservation.LocatedSale, known []auditedSale) error {
-	knownIDs := make(map[uuid.UUID]bool, len(known))
-	for _, s := range known {
+func (l *look) nameStrangers(ctx context.Context, inRedis []reservation.LocatedSale) error {
+	knownIDs := make(map[uuid.UUID]bool, len(l.sales))
+	for _, s := range l.sales {
 		knownIDs[s.id] = true
 	}
 	for _, s := range inRedis {
 		if knownIDs[s.ID] {
 			continue
 		}
-		buyers, err := c.Redis.HLen(ctx, c.Keys.Buyers(s.Partition, s.ID)).Result()
+		buyers, err := l.Redis.HLen(ctx, l.Keys.Buyers(s.Partition, s.ID)).Result()
 		if err != nil && !isWrongType(err) {
 			return fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err)
 		}
-		r.add("S7", Finding{Sale: &s.ID, What: fmt.Sprintf("Redis has this sale, with %d buyers, and Postgres does not know it", buyers)})
+		l.report.add("S7", Finding{Sale: &s.ID, Remedy: remedyOperator, What: fmt.Sprintf("Redis has this sale, with %d buyers, and Postgres does not know it", buyers)})
 	}
 	return nil
 }
 
-func readSales(ctx context.Context, c AuditConfig, sales []auditedSale, report *AuditReport) ([]redisSale, error) {
-	asked := make([]*redis.SliceCmd, len(sales))
-	_, _ = c.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
-		for i, s := range sales {
-			asked[i] = p.HMGet(ctx, c.Keys.Sale(s.partition, s.id), "epoch", "left", "stock", "sequence")
+// saleFields are those of readSale, in its order.
+var saleFields = []string{"epoch", "left", "stock", "sequence", "generation", "revision"}
+
+// eachOfSales reads fields of all sales; err tells that the key holds something else.
+func (l *look) eachOfSales(ctx context.Context, names []string, do func(s auditedSale, fields []any, err error)) error {
+	for sales := l.sales; len(sales) > 0; {
+		n := min(len(sales), salesPerTrip)
+		asked := make([]*redis.SliceCmd, n)
+		_, _ = l.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
+			for i, s := range sales[:n] {
+				asked[i] = p.HMGet(ctx, l.Keys.Sale(s.partition, s.id), names...)
+			}
+			return nil
+		})
+		for i, s := range sales[:n] {
+			fields, err := asked[i].Result()
+			if err != nil && !isWrongType(err) {
+				return fmt.Errorf("look up sale %s in Redis: %w", s.id, err)
+			}
+			if err != nil {
+				fields = make([]any, len(names))
+			}
+			do(s, fields, err)
 		}
-		return nil
-	})
-	all := make([]redisSale, len(sales))
-	for i, s := range sales {
-		fields, err := asked[i].Result()
-		if isWrongType(err) {
-			report.add("S7", Finding{Sale: &s.id, What: "its key in Redis holds something else"})
-		} else if err != nil {
-			return nil, fmt.Errorf("look up sale %s in Redis: %w", s.id, err)
-		}
-		all[i] = readSale(s, fields)
-		if len(fields) > 0 && fields[0] != nil && !all[i].present {
-			report.add("S7", Finding{Sale: &s.id, What: fmt.Sprintf("its fields in Redis are damaged: epoch, left, stock, sequence are %v", fields)})
-		}
+		sales = sales[n:]
 	}
-	return all, nil
+	return nil
 }
 
-func readSale(s auditedSale, fields []any) redisSale {
+func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 	sale := redisSale{auditedSale: s}
-	if len(fields) != 4 {
+	if err != nil {
+		l.report.add("S7", Finding{Sale: &s.id, What: "its key in Redis holds something else", Remedy: remedyRebuild})
 		return sale
 	}
-	var numbers [4]int64
+	numbers := make([]*int64, len(fields))
+	present, damaged, closed := false, false, fields[0] == "0"
 	for i, field := range fields {
 		text, _ := field.(string)
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return sale
+		if field == nil && closed { // lua/close.lua closes what is not there as well
+			text = "0"
 		}
-		numbers[i] = n
+		n, err := strconv.ParseInt(text, 10, 64)
+		numbers[i] = &n
+		present, damaged = present || field != nil, damaged || err != nil
+	}
+	if damaged {
+		if present {
+			l.report.add("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: fmt.Sprintf("its fields in Redis are damaged: %s are %v", strings.Join(saleFields, ", "), fields)})
+		}
+		return sale
 	}
 	sale.present = true
-	sale.epoch, sale.units, sale.stock, sale.places = &numbers[0], &numbers[1], &numbers[2], &numbers[3]
+	sale.epoch, sale.units, sale.stock = numbers[0], numbers[1], numbers[2]
+	sale.places, sale.generation, sale.revision = numbers[3], numbers[4], numbers[5]
 	return sale
 }
 
 // buyerScan streams the buyers of sales from Redis to Postgres.
 type buyerScan struct {
-	ctx    context.Context // of the copy, which takes a function without one
-	c      AuditConfig
-	sales  []redisSale
-	report *AuditReport
+	*look
+	ctx   context.Context // of the copy, which takes a function without one
+	sales []redisSale
 
 	sale   redisSale // whose buyers the page holds
 	page   []string  // user, reservation, user, …
@@ -162,11 +193,11 @@ func (b *buyerScan) next() ([]any, error) {
 
 // turn fetches the next page.
 func (b *buyerScan) turn() (err error) {
-	key := b.c.Keys.Buyers(b.sale.partition, b.sale.id)
-	b.page, b.cursor, err = b.c.Redis.HScan(b.ctx, key, b.cursor, "", buyersPerTrip).Result()
+	key := b.Keys.Buyers(b.sale.partition, b.sale.id)
+	b.page, b.cursor, err = b.Redis.HScan(b.ctx, key, b.cursor, "", buyersPerTrip).Result()
 	if isWrongType(err) {
 		b.page, b.cursor = nil, 0
-		b.report.add("S7", Finding{Sale: &b.sale.id, What: "the key of its buyers in Redis holds something else"})
+		b.report.add("S7", Finding{Sale: &b.sale.id, Remedy: remedyRebuild, What: "the key of its buyers in Redis holds something else"})
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("read the buyers of sale %s: %w", b.sale.id, err)
@@ -178,13 +209,17 @@ func (b *buyerScan) turn() (err error) {
 func (b *buyerScan) row(user, text string) []any {
 	r, err := reservation.ParseReservation(text)
 	if err != nil {
-		b.report.add("S4", Finding{Sale: &b.sale.id, User: user, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
+		b.report.add("S4", Finding{Sale: &b.sale.id, User: user, Remedy: remedyRebuild, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
 		return nil
 	}
 	if b.sale.places != nil && r.Sequence > *b.sale.places {
 		return nil
 	}
-	return []any{b.sale.id, user, r.OrderID, r.Quantity, r.Sequence}
+	if r.Epoch == 0 && b.sale.epoch != nil {
+		r.Epoch = *b.sale.epoch
+	}
+	key := strings.Fields(text)[4] // ParseReservation leaves it out: it is of no use but here
+	return []any{b.sale.id, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt, key}
 }
 
 func isWrongType(err error) bool { return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE") }

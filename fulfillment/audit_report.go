@@ -20,6 +20,8 @@ type AuditReport struct {
 	// not done with when the wait was over.
 	Streams        int   `json:"streams"`
 	EntriesWaiting int64 `json:"entries_waiting"`
+	// Moved is true if units moved while it was looked, so that what was found may have been on its way.
+	Moved bool `json:"changed_meanwhile"`
 }
 
 // Promise is one promise with what breaks it.
@@ -40,7 +42,37 @@ type Finding struct {
 	Order *uuid.UUID `json:"order_id,omitempty"`
 	User  string     `json:"user_id,omitempty"`
 	What  string     `json:"what"`
+	// LastEvent is that of the order, or of the sale where no order is named, with its version or revision.
+	LastEvent string `json:"last_event,omitempty"`
+	// Remedy is what mends it; it is empty where that goes with what mends other findings.
+	Remedy Remedy `json:"remedy,omitempty"`
 }
+
+// Remedy is what mends a difference.
+type Remedy string
+
+// The remedies. The first ones are what Reconcile does, and the last ones are for others to do.
+const (
+	// remedyRelease: Redis is told, as of other ended orders, that the units of this one come back.
+	remedyRelease Remedy = "release"
+	// remedyForget: a release is forgotten whose order has not ended.
+	remedyForget Remedy = "forget"
+	// remedyAppend: the event of an accepted order is appended to its stream again.
+	remedyAppend Remedy = "append"
+	// remedyRecount: the sale's counter is counted anew.
+	remedyRecount Remedy = "recount"
+	// remedyRebuild: the sale's stock in Redis is made anew from Postgres.
+	remedyRebuild Remedy = "rebuild"
+
+	// remedyWorker: it is on its way, and a worker sees to it.
+	remedyWorker Remedy = "worker"
+	// remedyProjections: RebuildProjections.
+	remedyProjections Remedy = "projections"
+	// remedyDLQ: an operator replays or discards the dead letter.
+	remedyDLQ Remedy = "dlq"
+	// remedyOperator: nothing that was recorded tells what would be right.
+	remedyOperator Remedy = "operator"
+)
 
 // SaleFigures are what the promises are held against, of one sale.
 type SaleFigures struct {
@@ -48,11 +80,15 @@ type SaleFigures struct {
 	Name   string    `json:"name"`
 	Stock  int64     `json:"stock"`
 	// Sold is the sale's counter; LiveUnits, of LiveOrders, and ReplayedUnits must be the same.
-	Sold          int64 `json:"sold"`
-	Orders        int64 `json:"orders"`
-	LiveOrders    int64 `json:"live_orders"`
-	LiveUnits     int64 `json:"live_units"`
-	Rejected      int64 `json:"rejected"`
+	Sold       int64 `json:"sold"`
+	Orders     int64 `json:"orders"`
+	LiveOrders int64 `json:"live_orders"`
+	LiveUnits  int64 `json:"live_units"`
+	Rejected   int64 `json:"rejected"`
+	// Voided are orders that came to Postgres after the stock was made anew without them, and Lost are places
+	// whose orders nobody knows since then: Redis took them along.
+	Voided        int64 `json:"voided"`
+	Lost          int64 `json:"lost_with_redis"`
 	Events        int64 `json:"events"`
 	ReplayedUnits int64 `json:"replayed_units"`
 	// Buyers are the reservations that Redis holds.
@@ -114,6 +150,8 @@ func (r AuditReport) total() SaleFigures {
 		t.LiveOrders += s.LiveOrders
 		t.LiveUnits += s.LiveUnits
 		t.Rejected += s.Rejected
+		t.Voided += s.Voided
+		t.Lost += s.Lost
 		t.Events += s.Events
 		t.ReplayedUnits += s.ReplayedUnits
 		t.Buyers += s.Buyers
@@ -140,7 +178,11 @@ func (r AuditReport) Figures(promise string) string {
 		return fmt.Sprintf("%s = %s + %s + %s; the events replayed come to %s sold",
 			n(t.Stock), n(t.Available), n(t.Held), n(t.Sold), n(t.ReplayedUnits))
 	case "S5":
-		return fmt.Sprintf("%s events of %s orders, %s places given out", n(t.Events), n(t.Orders), n(t.Places))
+		figures := fmt.Sprintf("%s events of %s orders, %s places given out", n(t.Events), n(t.Orders), n(t.Places))
+		if t.Voided > 0 || t.Lost > 0 {
+			figures += fmt.Sprintf("; %s voided, %s more lost with Redis", plural(t.Voided, "order"), n(t.Lost))
+		}
+		return figures
 	case "S7":
 		there := int64(0)
 		for _, s := range r.Sales {
@@ -163,6 +205,9 @@ func (r AuditReport) WriteText(w io.Writer) error {
 			verdict = "BROKEN"
 		}
 		fmt.Fprintf(out, "%s  %-34s %-7s %s\n", p.Name, p.Says, verdict, r.Figures(p.Name))
+		if p.Name == "S4" {
+			r.writeEquations(out)
+		}
 		for _, f := range p.Findings {
 			fmt.Fprintf(out, "      - %s\n", f)
 		}
@@ -170,7 +215,29 @@ func (r AuditReport) WriteText(w io.Writer) error {
 			fmt.Fprintf(out, "      … and %s more\n", figure.Count(more))
 		}
 	}
+	if r.Moved {
+		fmt.Fprintln(out, "Units moved while it was looked: what was on its way then shows as a difference. Look again when the sale is at rest, or give it time with --wait.")
+	}
 	return out.Flush()
+}
+
+// equationsShown bounds how many sales have a line of their own.
+const equationsShown = 20
+
+// writeEquations writes for each sale that its stock is what became of it.
+func (r AuditReport) writeEquations(w io.Writer) {
+	n := figure.Count[int64]
+	for i, s := range r.Sales {
+		if i == equationsShown {
+			fmt.Fprintf(w, "      … and %s more sales\n", n(int64(len(r.Sales)-equationsShown)))
+			return
+		}
+		is := "="
+		if s.Stock != s.Available+s.Held+s.Sold {
+			is = "≠"
+		}
+		fmt.Fprintf(w, "      %s %s %s available + %s held + %s sold   sale %s %s\n", n(s.Stock), is, n(s.Available), n(s.Held), n(s.Sold), s.SaleID, s.Name)
+	}
 }
 
 // String names what the finding is about and says what is wrong.
@@ -185,10 +252,14 @@ func (f Finding) String() string {
 	if f.User != "" {
 		about = append(about, "user "+f.User)
 	}
-	if len(about) == 0 {
-		return f.What
+	text := f.What
+	if len(about) > 0 {
+		text = strings.Join(about, ", ") + ": " + text
 	}
-	return strings.Join(about, ", ") + ": " + f.What
+	if f.LastEvent != "" {
+		text += " (last event: " + f.LastEvent + ")"
+	}
+	return text
 }
 
 func plural(n int64, thing string) string {

@@ -34,7 +34,7 @@ var (
 const (
 	// projectionsLock is the advisory lock of who rebuilds, and watchedLock that of who still lives while he
 	// does (projections_watch.sql).
-	projectionsLock = 5_077_217_434
+	projectionsLock = 5_077_217_436
 	watchedLock     = 5_077_217_435
 
 	// changesPerTurn is how many notes of changed orders one transaction takes, and changesLeft at how many
@@ -290,8 +290,14 @@ func (p *projector) swap(ctx context.Context) error {
 		return err
 	}
 	return p.underLocks(ctx, "swap the tables", func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE"); err != nil {
-			return err
+		for _, statement := range []string{
+			// A rebuild of Redis looks at orders in a snapshot, to which the rows of the new table would be missing.
+			fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", rebuildLock),
+			"LOCK TABLE orders IN ACCESS EXCLUSIVE MODE",
+		} {
+			if _, err := tx.Exec(ctx, statement); err != nil {
+				return err
+			}
 		}
 		began := time.Now()
 		for {

@@ -14,12 +14,18 @@ var (
 	AuditCounters string
 	//go:embed queries/audit_dead_letters.sql
 	AuditDeadLetters string
+	//go:embed queries/audit_deadlines.sql
+	AuditDeadlines string
 	//go:embed queries/audit_drop.sql
 	AuditDrop string
 	//go:embed queries/audit_figures.sql
 	AuditFigures string
+	//go:embed queries/audit_motion.sql
+	AuditMotion string
 	//go:embed queries/audit_oversold.sql
 	AuditOversold string
+	//go:embed queries/audit_parked.sql
+	AuditParked string
 	//go:embed queries/audit_projection.sql
 	AuditProjection string
 	//go:embed queries/audit_read_figures.sql

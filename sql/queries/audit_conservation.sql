@@ -1,10 +1,18 @@
 -- S4: stock = available + held + sold. Without the sale in Redis nobody can tell what is available.
+--
+-- Where Redis alone does not add up, its stock has to be made anew. Else the difference comes from what other
+-- checks find, or from units that were on their way.
 SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
        CASE WHEN NOT present THEN 'Redis does not have the sale, so its units cannot be accounted for'
             WHEN redis_stock <> stock THEN format('the stock is %s in Postgres and %s in Redis', stock, redis_stock)
             WHEN stock > available + held + sold THEN
                 format('%s of %s units are missing: %s available, %s held, %s sold', stock - available - held - sold, stock, available, held, sold)
             ELSE format('%s units too many for a stock of %s: %s available, %s held, %s sold', available + held + sold - stock, stock, available, held, sold)
-       END AS what
+       END AS what,
+       CASE WHEN NOT present AND published_revision = 0 THEN 'worker'
+            WHEN NOT present THEN 'rebuild'
+            WHEN redis_stock <> stock AND (published_revision < revision OR redis_revision > published_revision) THEN 'worker'
+            WHEN redis_stock <> stock OR still AND available + taken <> redis_stock THEN 'rebuild'
+            ELSE '' END AS remedy
 FROM audit_figures
 WHERE NOT present OR redis_stock <> stock OR stock <> available + held + sold

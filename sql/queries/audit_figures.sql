@@ -5,7 +5,8 @@ WITH projected AS (
            count(*) FILTER (WHERE status IN ('confirmed', 'paid')) AS live_orders,
            coalesce(sum(quantity) FILTER (WHERE status IN ('confirmed', 'paid')), 0)::bigint AS live_units,
            count(*) FILTER (WHERE status = 'rejected') AS rejected,
-           max(sequence) AS last_place
+           count(*) FILTER (WHERE status = 'voided') AS voided,
+           max(sequence) FILTER (WHERE status <> 'voided') AS last_place
     FROM orders JOIN audit_sales USING (sale_id) GROUP BY sale_id
 ), logged AS (
     SELECT sale_id, count(*) AS events,
@@ -15,16 +16,28 @@ WITH projected AS (
     FROM order_events JOIN audit_sales USING (sale_id) GROUP BY sale_id
 ), bought AS (
     -- Held are the units whose order Postgres does not have yet, and those that wait to come back.
-    SELECT b.sale_id, count(*) AS buyers, coalesce(sum(b.quantity) FILTER (WHERE o.id IS NULL OR r.order_id IS NOT NULL), 0)::bigint AS held
+    SELECT b.sale_id, count(*) AS buyers, sum(b.quantity)::bigint AS taken,
+           coalesce(sum(b.quantity) FILTER (WHERE o.id IS NULL OR r.order_id IS NOT NULL), 0)::bigint AS held
     FROM audit_buyers AS b LEFT JOIN orders AS o ON o.id = b.order_id LEFT JOIN releases AS r ON r.order_id = b.order_id
     GROUP BY b.sale_id
+), rebuilt AS (
+    -- Up to here the places of a sale may lack orders: Redis was lost with them, or with orders after them.
+    SELECT sale_id, max((data ->> 'sequence')::bigint) AS rebuilt_to
+    FROM sale_events JOIN audit_sales USING (sale_id) WHERE type = 'SaleRebuilt' GROUP BY sale_id
+), found AS (
+    SELECT sale_id, count(DISTINCT place) AS places
+    FROM (SELECT sale_id, sequence AS place FROM orders UNION ALL SELECT sale_id, sequence FROM audit_buyers) AS known JOIN rebuilt USING (sale_id)
+    WHERE place BETWEEN 1 AND rebuilt_to
+    GROUP BY sale_id
 )
-SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.published_revision,
+SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.revision, s.published_revision,
        coalesce(p.orders, 0) AS orders, coalesce(p.live_orders, 0) AS live_orders, coalesce(p.live_units, 0) AS live_units,
-       coalesce(p.rejected, 0) AS rejected, coalesce(p.last_place, 0) AS last_place,
+       coalesce(p.rejected, 0) AS rejected, coalesce(p.voided, 0) AS voided, coalesce(p.last_place, 0) AS last_place,
        coalesce(l.events, 0) AS events, coalesce(l.replayed_units, 0) AS replayed_units,
-       coalesce(b.buyers, 0) AS buyers, coalesce(b.held, 0) AS held,
+       coalesce(b.buyers, 0) AS buyers, coalesce(b.taken, 0) AS taken, coalesce(b.held, 0) AS held,
        a.present, coalesce(a.units, 0) AS available, coalesce(a.places, 0) AS places,
-       a.epoch AS redis_epoch, a.stock AS redis_stock
+       a.epoch AS redis_epoch, a.stock AS redis_stock, a.revision AS redis_revision, a.still,
+       coalesce(r.rebuilt_to, 0) AS rebuilt_to, coalesce(r.rebuilt_to - coalesce(f.places, 0), 0) AS lost
 FROM audit_sales AS a JOIN sales AS s ON s.id = a.sale_id
 LEFT JOIN projected AS p USING (sale_id) LEFT JOIN logged AS l USING (sale_id) LEFT JOIN bought AS b USING (sale_id)
+LEFT JOIN rebuilt AS r USING (sale_id) LEFT JOIN found AS f USING (sale_id)

@@ -1,23 +1,28 @@
 -- S5: every place in a sale, from 1 to the last one that Redis gave out, belongs to exactly one order.
 -- Gaps are found between neighbours, so a forged place far away costs nothing.
+--
+-- Up to where the sale was when its stock was last made anew, places may lack orders, which Redis took along, and
+-- a Redis that was set back may have given out the same ones again. A voided order has no place any more.
 WITH places AS (
     SELECT sale_id, o.sequence AS place, o.id AS order_id
-    FROM orders AS o JOIN audit_sales USING (sale_id) WHERE o.sequence > 0
+    FROM orders AS o JOIN audit_figures AS f USING (sale_id) WHERE o.sequence > f.rebuilt_to AND o.status <> 'voided'
     UNION
-    SELECT sale_id, sequence, order_id FROM audit_buyers
+    SELECT sale_id, b.sequence, b.order_id FROM audit_buyers AS b JOIN audit_figures AS f USING (sale_id) WHERE b.sequence > f.rebuilt_to
 ), neighbours AS (
-    SELECT sale_id, lag(place, 1, 0::bigint) OVER (PARTITION BY sale_id ORDER BY place) AS before, place
+    SELECT sale_id, lag(place, 1, rebuilt_to) OVER (PARTITION BY sale_id ORDER BY place) AS before, place
     FROM (
         SELECT sale_id, place FROM places
         UNION
-        SELECT sale_id, greatest(places, last_place) + 1 FROM audit_figures
-    ) AS known
+        SELECT sale_id, greatest(places, last_place, rebuilt_to) + 1 FROM audit_figures
+    ) AS known JOIN audit_figures USING (sale_id)
 )
 SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
        CASE place - before WHEN 2 THEN format('place %s of the sale was given out and no order has it', before + 1)
-                           ELSE format('places %s to %s of the sale were given out and no order has them', before + 1, place - 1) END AS what
+                           ELSE format('places %s to %s of the sale were given out and no order has them', before + 1, place - 1) END AS what,
+       'operator' AS remedy
 FROM neighbours WHERE place - before > 1
 UNION ALL
 SELECT sale_id, min(order_id::text)::uuid, NULL,
-       format('place %s of the sale belongs to %s orders: %s', place, count(*), left(string_agg(order_id::text, ', ' ORDER BY order_id), 200))
+       format('place %s of the sale belongs to %s orders: %s', place, count(*), left(string_agg(order_id::text, ', ' ORDER BY order_id), 200)),
+       'operator'
 FROM places GROUP BY sale_id, place HAVING count(*) > 1

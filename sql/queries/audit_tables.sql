@@ -1,16 +1,23 @@
 -- What Redis says, for the session of one audit: queries compare it with Postgres as a set.
 CREATE TEMP TABLE audit_sales (
-    sale_id  uuid PRIMARY KEY,
+    sale_id    uuid PRIMARY KEY,
     -- false if Redis has no such sale; what follows is NULL then.
-    present  boolean NOT NULL,
-    epoch    bigint,
-    units    bigint, -- left
-    stock    bigint,
+    present    boolean NOT NULL,
+    epoch      bigint,
+    units      bigint, -- left
+    stock      bigint,
     -- Its sequence: how many reservations the sale had when it was looked at. Later ones are left out of every comparison.
-    places   bigint
+    places     bigint,
+    generation bigint,
+    revision   bigint,
+    -- No unit came back while the buyers were read: so the units left and those of the buyers are of one moment.
+    still      boolean NOT NULL DEFAULT false
 );
 
 -- The hashes of buyers. A HSCAN may bring a buyer twice.
 CREATE TEMP TABLE audit_scan (
-    sale_id uuid, user_id text, order_id uuid, quantity bigint, sequence bigint
+    sale_id uuid, user_id text, order_id uuid, quantity bigint, sequence bigint, epoch bigint, reserved_at timestamptz, key text
 );
+
+-- Orders that are on their way: their events wait in a stream, or in a dead letter for an operator's decision.
+CREATE TEMP TABLE audit_waiting (order_id uuid NOT NULL, parked boolean NOT NULL);

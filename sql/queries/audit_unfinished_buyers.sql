@@ -1,4 +1,10 @@
 -- S3: accepted in Redis, and without an order in Postgres.
-SELECT b.sale_id, b.order_id, b.user_id, 'the order was accepted and is not in Postgres' AS what
+SELECT b.sale_id, b.order_id, b.user_id, 'the order was accepted and is not in Postgres' AS what,
+       CASE WHEN EXISTS (SELECT FROM audit_waiting AS w WHERE w.order_id = b.order_id AND NOT parked) THEN 'worker'
+            WHEN EXISTS (SELECT FROM audit_waiting AS w WHERE w.order_id = b.order_id) THEN 'dlq'
+            -- Its event would be taken for one that was recorded before.
+            WHEN EXISTS (SELECT FROM order_events AS e WHERE e.order_id = b.order_id AND e.version > 1) THEN 'projections'
+            WHEN EXISTS (SELECT FROM order_events AS e WHERE e.order_id = b.order_id) THEN 'operator'
+            ELSE 'append' END AS remedy
 FROM audit_buyers AS b
 WHERE NOT EXISTS (SELECT FROM orders AS o WHERE o.id = b.order_id)

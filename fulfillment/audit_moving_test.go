@@ -1,0 +1,200 @@
+package fulfillment
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// rebuilt does to a sale what a rebuild does that came to 30 orders and knew of 40 places.
+func (s *shop) rebuilt(t testing.TB, sale uuid.UUID, sequence int64) {
+	t.Helper()
+	_, err := s.pool.Exec(t.Context(), `WITH raised AS (
+			UPDATE sales SET epoch = epoch + 1, revision = revision + 1, published_revision = revision + 1 WHERE id = $1 RETURNING id, revision, epoch)
+		INSERT INTO sale_events (sale_id, revision, type, data)
+		SELECT id, revision, 'SaleRebuilt', jsonb_build_object('epoch', epoch, 'sequence', $2::bigint) FROM raised`, sale, sequence)
+	require.NoError(t, err)
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "epoch", 2, "sequence", sequence, "revision", 2).Err())
+	held, err := s.rdb.HGetAll(t.Context(), s.keys.Buyers(0, sale)).Result()
+	require.NoError(t, err)
+	for user, text := range held {
+		require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale), user, text+" 1").Err())
+	}
+}
+
+// What Redis took along is no difference any more once the stock was made anew without it: its places
+// are counted, and what comes late of it is void.
+func TestAuditOfARebuiltSaleCountsWhatRedisTookAlong(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 40)
+	require.Equal(t, 30, s.crowd(t, sale, 30))
+	s.fulfil(t)
+	s.rebuilt(t, sale, 40)
+	s.buy(t, sale, "after")
+	s.fulfil(t)
+	report := s.audit(t, sale)
+	require.False(t, report.Broken(), textOf(t, report))
+	require.EqualValues(t, 10, report.Sales[0].Lost)
+
+	// One of the lost ones comes late, and another one had the place that was given to somebody else since.
+	late := []reservation.OrderReserved{reserved(sale, "late", 35), reserved(sale, "later", 41)}
+	_, err := NewLedger(s.pool).Record(t.Context(), late)
+	require.NoError(t, err)
+	report = s.audit(t, sale)
+	require.False(t, report.Broken(), textOf(t, report))
+	require.EqualValues(t, 9, report.Sales[0].Lost)
+	require.EqualValues(t, 2, report.Sales[0].Voided)
+	require.Contains(t, textOf(t, report), "41 places given out; 2 orders voided, 9 more lost with Redis")
+
+	// Places of the new epoch are counted as before.
+	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "sequence", 2).Err())
+	report = s.audit(t, sale)
+	require.Equal(t, "S5", broken(report))
+	require.Contains(t, textOf(t, report), "places 42 to 43 of the sale were given out and no order has them")
+}
+
+func TestAuditNamesOrdersThatMustBePaidAndHaveNoDeadline(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.openPayable(t, 10)
+	s.crowd(t, sale, 3)
+	order := s.fulfil(t)[0].Event.OrderID
+	_, err := s.pool.Exec(t.Context(), "UPDATE orders SET due = NULL WHERE id = $1", order)
+	require.NoError(t, err)
+	report := s.audit(t, sale)
+	require.Equal(t, "S3", broken(report), textOf(t, report))
+	finding := report.promise("S3").Findings[0]
+	require.Equal(t, order, *finding.Order)
+	require.Equal(t, remedyProjections, finding.Remedy)
+	require.Equal(t, "OrderConfirmed at version 2", finding.LastEvent)
+	_, err = s.pool.Exec(t.Context(), "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", order)
+	require.NoError(t, err)
+	report = s.audit(t, sale)
+	require.Equal(t, remedyOperator, report.promise("S3").Findings[0].Remedy)
+}
+
+func TestAuditNamesTheLastEventOfEachDifference(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.openPayable(t, 10)
+	s.crowd(t, sale, 3)
+	event := s.fulfil(t)[0].Event
+	_, err := NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
+	require.NoError(t, err)
+	_, err = s.pool.Exec(t.Context(), "DELETE FROM releases")
+	require.NoError(t, err)
+	_, err = s.catalog.Pause(t.Context(), sale)
+	require.NoError(t, err)
+	_, err = s.pool.Exec(t.Context(), "UPDATE sales SET sold = 3")
+	require.NoError(t, err)
+	text := textOf(t, s.audit(t, sale))
+	require.Contains(t, text, "order "+event.OrderID.String()+", user "+event.UserID+
+		": the order is cancelled and its units are still taken in Redis (last event: OrderCancelled at version 3)")
+	require.Contains(t, text, "the events come to 2 (last event: SalePaused at revision 2)")
+	encoded, err := json.Marshal(s.audit(t, sale))
+	require.NoError(t, err)
+	require.Contains(t, string(encoded), `"last_event":"OrderCancelled at version 3","remedy":"release"`)
+}
+
+func TestAuditShowsTheEquationOfEachSale(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	for range equationsShown + 2 {
+		s.buy(t, s.open(t, 5), "ann")
+	}
+	text := textOf(t, s.audit(t, uuid.Nil))
+	require.Equal(t, equationsShown, strings.Count(text, "      5 = 4 available + 1 held + 0 sold   sale "))
+	require.Contains(t, text, "      … and 2 more sales\n")
+	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
+	require.NoError(t, err)
+	require.Contains(t, textOf(t, s.audit(t, uuid.Nil)), "      5 ≠ 4 available + 1 held + 1 sold   sale ")
+}
+
+// beforeHScan runs do once, before the first look at buyers: between the sale and its buyers.
+type beforeHScan struct {
+	once *sync.Once
+	do   func()
+}
+
+func (h beforeHScan) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+func (h beforeHScan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h beforeHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "hscan" {
+			h.once.Do(h.do)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// movingRedis is another client of the shop's Redis, that does something before the first look at buyers.
+func movingRedis(t testing.TB, do func()) *redis.Client {
+	t.Helper()
+	rdb, err := connect.Control(testkit.RedisURL(t))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	rdb.AddHook(beforeHScan{new(sync.Once), do})
+	return rdb
+}
+
+// A unit that moves while it is looked is no difference: it is looked again.
+func TestAuditLooksAgainWhenSomethingMoved(t *testing.T) {
+	t.Parallel()
+	for name, wait := range map[string]time.Duration{"once": 0, "until it rests": 30 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			sale := s.openPayable(t, 10)
+			s.crowd(t, sale, 3)
+			event := s.fulfil(t)[0].Event
+			report, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Keys: s.keys, Sale: sale, Wait: wait, Redis: movingRedis(t, func() {
+				_, err := NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
+				require.NoError(t, err)
+				_, err = s.giveBack(t.Context())
+				require.NoError(t, err)
+			})})
+			require.NoError(t, err)
+			require.Equal(t, wait == 0, report.Broken(), textOf(t, report))
+			require.Equal(t, wait == 0, report.Moved)
+			require.Equal(t, wait == 0, strings.Contains(textOf(t, report), "Units moved while it was looked"))
+			if wait > 0 {
+				require.EqualValues(t, 8, report.Sales[0].Available)
+			}
+		})
+	}
+}
+
+func TestAuditOfALastingDifferenceDoesNotWait(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.crowd(t, sale, 3)
+	s.fulfil(t)
+	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	report, err := Audit(ctx, AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale, Wait: time.Hour})
+	require.NoError(t, err)
+	require.Equal(t, "S4", broken(report))
+	require.False(t, report.Moved)
+}

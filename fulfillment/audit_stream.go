@@ -1,0 +1,152 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// entriesPerTrip is how many stream entries are read in one round trip to Redis.
+const entriesPerTrip = 1000
+
+var waitingColumns = []string{"order_id", "parked"}
+
+// loadWaiting copies the orders whose events wait in the streams, unread or in hand.
+//
+// The buyers were read before. So the event of an order of theirs that is not found here was done with
+// before: it is in Postgres, as an order or as a dead letter, or it is lost.
+func (l *look) loadWaiting(ctx context.Context) error {
+	for _, stream := range l.streams {
+		scan := waitingScan{ctx: ctx, rdb: l.Redis, stream: stream, pending: map[string]bool{}}
+		if err := scan.begin(); err != nil {
+			return fmt.Errorf("read what waits in %s: %w", stream, err)
+		}
+		if _, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_waiting"}, waitingColumns, pgx.CopyFromFunc(scan.next)); err != nil {
+			return fmt.Errorf("copy what waits in %s: %w", stream, err)
+		}
+	}
+	return nil
+}
+
+// waitingScan streams the orders of entries that nobody is done with.
+type waitingScan struct {
+	ctx    context.Context // of the copy, which takes a function without one
+	rdb    redis.UniversalClient
+	stream string
+
+	// pending are the ids of entries in hand, and entries after delivered are unread.
+	pending   map[string]bool
+	delivered string
+	from      string
+	page      []redis.XMessage
+	done      bool
+}
+
+// begin finds out which entries nobody is done with: what is acknowledged afterwards is in Postgres by then.
+func (s *waitingScan) begin() error {
+	s.from, s.delivered = "-", "0-0"
+	groups, err := s.rdb.XInfoGroups(s.ctx, s.stream).Result()
+	if err := unlessMissing(err); err != nil {
+		return err
+	}
+	grouped := false
+	for _, g := range groups {
+		if g.Name == reservation.Group {
+			s.delivered, grouped = g.LastDeliveredID, true
+		}
+	}
+	if !grouped {
+		return nil
+	}
+	s.from = "(" + s.delivered
+	for after := "-"; ; {
+		page, err := s.rdb.XPendingExt(s.ctx, &redis.XPendingExtArgs{
+			Stream: s.stream, Group: reservation.Group, Start: after, End: "+", Count: entriesPerTrip,
+		}).Result()
+		if err := unlessMissing(err); err != nil || len(page) == 0 {
+			return err
+		}
+		if len(s.pending) == 0 {
+			s.from = page[0].ID // the oldest
+		}
+		for _, p := range page {
+			s.pending[p.ID] = true
+		}
+		after = "(" + page[len(page)-1].ID
+	}
+}
+
+// next returns the next order as a row, nil after the last one.
+func (s *waitingScan) next() ([]any, error) {
+	for {
+		for len(s.page) > 0 {
+			entry := s.page[0]
+			s.page = s.page[1:]
+			if !s.pending[entry.ID] && !entryAfter(entry.ID, s.delivered) {
+				continue
+			}
+			// What cannot be read names no order: it becomes a dead letter.
+			if event, err := orderOf(Entry{Stream: s.stream, ID: entry.ID, Fields: fieldsOf(entry.Values)}); err == nil {
+				return []any{event.OrderID, false}, nil
+			}
+		}
+		if s.done {
+			return nil, nil
+		}
+		var err error
+		if s.page, err = s.rdb.XRangeN(s.ctx, s.stream, s.from, "+", entriesPerTrip).Result(); err != nil {
+			return nil, err
+		}
+		if s.done = len(s.page) < entriesPerTrip; len(s.page) > 0 {
+			s.from = "(" + s.page[len(s.page)-1].ID
+		}
+	}
+}
+
+// entryAfter tells whether the entry with the id x comes later in its stream than that with the id y.
+func entryAfter(x, y string) bool {
+	halves := func(id string) (ms, n uint64) {
+		first, second, _ := strings.Cut(id, "-")
+		ms, _ = strconv.ParseUint(first, 10, 64) // Redis wrote it
+		n, _ = strconv.ParseUint(second, 10, 64)
+		return ms, n
+	}
+	xms, xn := halves(x)
+	yms, yn := halves(y)
+	return xms > yms || xms == yms && xn > yn
+}
+
+// loadParked copies the orders whose events are dead letters that wait for an operator.
+func (l *look) loadParked(ctx context.Context, tx pgx.Tx) error {
+	rows, _ := tx.Query(ctx, sql.AuditParked, l.streams) // its error comes with the rows
+	var parked []uuid.UUID
+	for rows.Next() {
+		letter, err := scanDeadLetter(rows)
+		if err != nil {
+			rows.Close()
+			return fmt.Errorf("read the dead letters: %w", err)
+		}
+		event, err := orderOf(letter.Entry)
+		if err == nil {
+			parked = append(parked, event.OrderID)
+		} else if !errors.Is(err, errNoOrder) && !errors.Is(err, ErrDeadLetterUnreadable) {
+			rows.Close()
+			return fmt.Errorf("read dead letter %d: %w", letter.ID, err)
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return fmt.Errorf("read the dead letters: %w", err)
+	}
+	_, err := tx.CopyFrom(ctx, pgx.Identifier{"audit_waiting"}, waitingColumns,
+		pgx.CopyFromSlice(len(parked), func(i int) ([]any, error) { return []any{parked[i], true}, nil }))
+	return err
+}
