@@ -21,6 +21,7 @@ type devCmd struct {
 	optionalServers
 	keysFlags
 	limitFlags
+	receiptFlag
 	workerFlags
 	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen (${default}). Buyers are believed by their header, so keep it local."`
 	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer (${default})."`
@@ -30,7 +31,7 @@ type devCmd struct {
 // Validate is called by kong.
 func (c *devCmd) Validate() error {
 	return cmp.Or(
-		c.keysFlags.Validate(), c.limitFlags.Validate(), c.workerFlags.Validate(), wantHeader("--auth-header", c.AuthHeader),
+		c.keysFlags.Validate(), c.limitFlags.Validate(), c.receiptFlag.Validate(), c.workerFlags.Validate(), wantHeader("--auth-header", c.AuthHeader),
 	)
 }
 
@@ -65,7 +66,11 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	defer back.Close()
 	warnOfSettings(ctx, front, logger)
 
-	config := ingressConfig(front, c.limitFlags, logger)
+	config := ingressConfig(front, servers.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, logger)
+	outcomes, err := tellOutcomes(&config, front, c.keysFlags)
+	if err != nil {
+		return err
+	}
 	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthHeader, c.AuthHeader, c.AdminToken
 	if config.Listener, err = new(net.ListenConfig).Listen(ctx, "tcp", c.HTTPAddr); err != nil {
 		return err
@@ -80,7 +85,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return servers.Watch(ctx) })
-	together.Go(func() error { return server.Run(ctx) })
+	together.Go(func() error { return runIngress(ctx, server, outcomes) })
 	together.Go(func() error { return front.pulse(logger).Run(ctx) })
 	together.Go(func() error { return front.guard(logger).Run(ctx) })
 	together.Go(func() error { return runWorker(ctx, servers.RedisURL, work) })

@@ -3,16 +3,20 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment"
 	"stampede/ingress"
 	"stampede/internal/connect"
 	"stampede/internal/telemetry"
+	"stampede/reservation"
 )
 
 // ingressPostgresConns: purchases do not go to Postgres, but all that comes after them does.
@@ -33,11 +37,22 @@ func (f limitFlags) Validate() error {
 	)
 }
 
+// receiptFlag is the secret for the receipts of accepted orders.
+type receiptFlag struct {
+	ReceiptSecret string `placeholder:"SECRET" help:"Secret with which orders' receipts are signed, at least 32 bytes, the same for all ingresses; that in Postgres if left out."`
+}
+
+func (f receiptFlag) Validate() error {
+	return want(f.ReceiptSecret == "" || len(f.ReceiptSecret) >= reservation.MinReceiptSecretBytes,
+		"--receipt-secret", fmt.Sprintf("%d bytes long", len(f.ReceiptSecret)), fmt.Sprintf("at least %d", reservation.MinReceiptSecretBytes))
+}
+
 type serveCmd struct {
 	redisFlag
 	databaseFlag
 	keysFlags
 	limitFlags
+	receiptFlag
 	HTTPAddr    string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Where to listen (${default})."`
 	Auth        string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers say who they are: jwt, or header behind a gateway that sets it (${default})."`
 	AuthHeader  string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer where --auth is header (${default})."`
@@ -50,7 +65,7 @@ type serveCmd struct {
 
 // Validate is called by kong.
 func (c *serveCmd) Validate() error {
-	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), wantHeader("--auth-header", c.AuthHeader))
+	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), c.receiptFlag.Validate(), wantHeader("--auth-header", c.AuthHeader))
 }
 
 func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
@@ -60,7 +75,11 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	defer b.Close()
-	config := ingressConfig(b, c.limitFlags, logger)
+	config := ingressConfig(b, c.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, logger)
+	outcomes, err := tellOutcomes(&config, b, c.keysFlags)
+	if err != nil {
+		return err
+	}
 	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthMode(c.Auth), c.AuthHeader, c.AdminToken
 	config.JWTSecret, config.JWKSURL = c.JWTSecret, c.JWKSURL
 	config.JWTIssuer, config.JWTAudience = c.JWTIssuer, c.JWTAudience
@@ -82,22 +101,46 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth)
 	together, ctx := errgroup.WithContext(ctx)
-	together.Go(func() error { return server.Run(ctx) })
+	together.Go(func() error { return runIngress(ctx, server, outcomes) })
 	together.Go(func() error { return b.pulse(logger).Run(ctx) })
 	together.Go(func() error { return b.guard(logger).Run(ctx) })
 	return together.Wait()
 }
 
-func ingressConfig(b *backend, limits limitFlags, logger *slog.Logger) ingress.Config {
+func ingressConfig(
+	b *backend, redisURL string, keys keysFlags, limits limitFlags, receipt receiptFlag, logger *slog.Logger,
+) ingress.Config {
 	return ingress.Config{
-		Reservations: b.store,
-		Sales:        b.catalog,
-		Orders:       fulfillment.NewLedger(b.pool),
-		Postgres:     b.pool,
-		MaxInFlight:  limits.MaxInFlight,
-		StopDelay:    limits.StopDelay,
-		DrainTimeout: limits.DrainTimeout,
-		Metrics:      telemetry.NewRegistry(),
-		Logger:       logger,
+		Reservations:  b.store,
+		Sales:         b.catalog,
+		Postgres:      b.pool,
+		ReceiptSecret: receipt.ReceiptSecret,
+		// A read waits for messages, so its client must be nobody else's.
+		Outcomes:       func() (redis.UniversalClient, error) { return connect.Blocking(redisURL) },
+		OutcomesStream: keys.keys().Outcomes(),
+		MaxInFlight:    limits.MaxInFlight,
+		StopDelay:      limits.StopDelay,
+		DrainTimeout:   limits.DrainTimeout,
+		Metrics:        telemetry.NewRegistry(),
+		Logger:         logger,
 	}
+}
+
+// tellOutcomes gives the ingress its ledger, of whose payments and cancellations all ingresses are told.
+func tellOutcomes(config *ingress.Config, b *backend, keys keysFlags) (*fulfillment.Outcomes, error) {
+	outcomes, err := fulfillment.NewOutcomes(fulfillment.OutcomesConfig{
+		Client: b.redis, Keys: keys.keys(), Logger: config.Logger, Registerer: config.Metrics,
+	})
+	config.Orders = fulfillment.NewLedger(b.pool).Telling(outcomes)
+	return outcomes, err
+}
+
+// runIngress serves until ctx ends and the last buyer was answered, whose change is told as well.
+func runIngress(ctx context.Context, server *ingress.Server, outcomes *fulfillment.Outcomes) error {
+	until, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var telling sync.WaitGroup
+	telling.Go(func() { outcomes.Run(until) })
+	defer telling.Wait()
+	defer stop()
+	return server.Run(ctx)
 }

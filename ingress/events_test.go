@@ -1,0 +1,417 @@
+package ingress
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// event is one event of a stream.
+type event struct {
+	name, id string
+	data     map[string]any
+}
+
+// stream is a stream of events that a client reads.
+type stream struct {
+	t      *testing.T
+	status int
+	header http.Header
+	events chan event // closed when the stream ends
+	stop   context.CancelFunc
+}
+
+// watch opens a stream of events.
+func (s *shop) watch(path string, headers ...header) *stream {
+	s.t.Helper()
+	ctx, stop := context.WithCancel(s.t.Context())
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
+	require.NoError(s.t, err)
+	for _, h := range headers {
+		r.Header.Set(h.name, h.value)
+	}
+	answer, err := http.DefaultTransport.RoundTrip(r)
+	require.NoError(s.t, err)
+	w := &stream{t: s.t.(*testing.T), status: answer.StatusCode, header: answer.Header, events: make(chan event, 1000), stop: stop}
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		defer close(w.events)
+		readEvents(answer.Body, w.events)
+		_ = answer.Body.Close()
+	})
+	s.t.Cleanup(func() { stop(); reading.Wait() })
+	return w
+}
+
+func readEvents(from io.Reader, into chan<- event) {
+	var e event
+	lines := bufio.NewScanner(from)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), ": ")
+		switch name {
+		case "event":
+			e.name = value
+		case "id":
+			e.id = value
+		case "data":
+			if json.Unmarshal([]byte(value), &e.data) != nil {
+				return
+			}
+		case "":
+			if e.name != "" { // not so after a comment
+				into <- e
+			}
+			e = event{}
+		}
+	}
+}
+
+// next is the next event; ok is false at the end of the stream.
+func (w *stream) next() (e event, ok bool) {
+	w.t.Helper()
+	select {
+	case e, ok = <-w.events:
+		return e, ok
+	case <-time.After(40 * time.Second):
+		w.t.Fatal("the stream says nothing")
+		return event{}, false
+	}
+}
+
+// says checks that the next event tells of this status.
+func (w *stream) says(status reservation.Status, version int) map[string]any {
+	w.t.Helper()
+	e, ok := w.next()
+	require.True(w.t, ok, "the stream has ended")
+	require.Equal(w.t, []any{string(status), strconv.Itoa(version), string(status), float64(version)}, []any{e.name, e.id, e.data["status"], e.data["version"]})
+	return e.data
+}
+
+func (w *stream) ends() {
+	w.t.Helper()
+	e, ok := w.next()
+	require.False(w.t, ok, "%v", e)
+}
+
+func TestLifeOfAnOrderAsAStream(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _, receipt := s.purchased(sale, "ada")
+	w := s.watch(withReceipt(path+"/events", receipt), as("ada"))
+	require.Equal(t, http.StatusOK, w.status)
+	require.Equal(t, []string{"text/event-stream", "no-store", "no"}, []string{
+		w.header.Get("Content-Type"), w.header.Get("Cache-Control"), w.header.Get("X-Accel-Buffering"),
+	})
+	other := s.watch(path+"/events", as("ada"))
+	w.says(reservation.StatusReserved, 1)
+	other.says(reservation.StatusReserved, 1)
+	require.Contains(t, s.get("/metrics").body, `stampede_event_streams{of="order"} 2`+"\n")
+	s.fulfil()
+	require.NotEmpty(t, w.says(reservation.StatusConfirmed, 2)["expires_at"])
+	other.says(reservation.StatusConfirmed, 2)
+	paid := s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
+	require.Equal(t, paid, w.says(reservation.StatusPaid, 3))
+	other.says(reservation.StatusPaid, 3)
+	w.ends()
+	other.ends()
+	testkit.Eventually(t, 10*time.Second, "the places are free", func() bool {
+		return s.server.orderStreams.taken.Load() == 0 && s.server.hub.idle()
+	})
+	require.Zero(t, s.server.room.taken.Load())
+	require.Zero(t, s.server.postgresRoom.taken.Load())
+}
+
+func TestEndsOfAnOrderAsAStream(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	s.fulfil()
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _, _ := s.purchased(sale, "ada")
+	s.becomes(path, "ada", reservation.StatusConfirmed)
+	w := s.watch(path+"/events", as("ada"))
+	w.says(reservation.StatusConfirmed, 2)
+	s.post(path+"/cancel", "", as("ada")).is(http.StatusOK)
+	w.says(reservation.StatusCancelled, 3)
+	w.ends()
+
+	soon := s.sale(reservation.Terms{Stock: 10, PaymentWindow: 2 * time.Second})
+	path, _, _ = s.purchased(soon, "ada")
+	s.becomes(path, "ada", reservation.StatusConfirmed)
+	w = s.watch(path+"/events", as("ada"))
+	w.says(reservation.StatusConfirmed, 2)
+	w.says(reservation.StatusExpired, 3)
+	w.ends()
+
+	// Without a payment window the confirmation is the end.
+	path, _, _ = s.purchased(s.sale(reservation.Terms{Stock: 10}), "ada")
+	s.becomes(path, "ada", reservation.StatusConfirmed)
+	w = s.watch(path+"/events", as("ada"))
+	w.says(reservation.StatusConfirmed, 2)
+	w.ends()
+}
+
+func TestStreamGoesOnWhereItWas(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _ := s.confirm(sale, "ada")
+	since := func(id string) header { return header{"Last-Event-ID", id} }
+	for _, id := range []string{"1", "0", "-5", "99", "x"} {
+		s.watch(path+"/events", as("ada"), since(id)).says(reservation.StatusConfirmed, 2)
+	}
+	w := s.watch(path+"/events", as("ada"), since("2"))
+	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
+	w.says(reservation.StatusPaid, 3)
+	w.ends()
+	// A browser that comes again after the end is told not to.
+	w = s.watch(path+"/events", as("ada"), since("3"))
+	require.Equal(t, http.StatusNoContent, w.status)
+	w.ends()
+}
+
+func TestStreamsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t, func(c *Config) { c.MaxStreams = 1 })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, _ := s.order(sale, "ada")
+	s.get(path+"/events").isProblem(http.StatusUnauthorized, "unauthorized")
+	s.get(path+"/events", as("bob")).isProblem(http.StatusNotFound, "order-not-found")
+	s.get("/v1/orders/x/events", as("ada")).isProblem(http.StatusNotFound, "order-not-found")
+	s.get("/v1/sales/x/events").isProblem(http.StatusNotFound, "sale-not-found")
+	s.get("/v1/sales/"+uuid.NewString()+"/events").isProblem(http.StatusNotFound, "sale-not-found")
+	require.Equal(t, http.StatusMethodNotAllowed, s.ask(http.MethodHead, path+"/events", nil, as("ada")).status)
+
+	orders, sales := s.watch(path+"/events", as("ada")), s.watch("/v1/sales/"+sale.String()+"/events")
+	orders.says(reservation.StatusReserved, 1)
+	_, ok := sales.next()
+	require.True(t, ok)
+	r := s.get(path+"/events", as("ada"))
+	r.isProblem(http.StatusServiceUnavailable, "overloaded")
+	require.NotEmpty(t, r.header.Get("Retry-After"))
+	s.get("/v1/sales/"+sale.String()+"/events").isProblem(http.StatusServiceUnavailable, "overloaded")
+	orders.stop()
+	sales.stop()
+	testkit.Eventually(t, 10*time.Second, "the places are free", func() bool {
+		return s.server.orderStreams.taken.Load() == 0 && s.server.saleStreams.taken.Load() == 0
+	})
+	s.watch(path+"/events", as("ada")).says(reservation.StatusReserved, 1)
+}
+
+// TestStreamOutlivesPostgres: and goes on when it is back.
+func TestStreamOutlivesPostgres(t *testing.T) {
+	t.Parallel()
+	postgres := testkit.OwnPostgres(t)
+	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _ := s.confirm(sale, "ada")
+	reserved, _, _ := s.purchased(sale, "bob")
+	w, waiting, sales := s.watch(path+"/events", as("ada")), s.watch(reserved+"/events", as("bob")), s.watch("/v1/sales/"+sale.String()+"/events")
+	w.says(reservation.StatusConfirmed, 2)
+	waiting.says(reservation.StatusReserved, 1)
+	_, ok := sales.next()
+	require.True(t, ok)
+	postgres.StopImmediate()
+	s.get("/v1/sales/"+sale.String()).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	s.watch(reserved+"/events", as("bob")).says(reservation.StatusReserved, 1)
+	require.NoError(t, postgres.Restart(t.Context()))
+	testkit.Eventually(t, 20*time.Second, "the order is paid", func() bool {
+		return s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).status == http.StatusOK
+	})
+	w.says(reservation.StatusPaid, 3)
+	w.ends()
+	s.recordReserved(sale, "bob", "")
+	waiting.says(reservation.StatusConfirmed, 2)
+	e, ok := sales.next()
+	require.True(t, ok)
+	require.Equal(t, "sale", e.name)
+}
+
+// TestSlowReaderHoldsNobodyUp: one does not read its stream, and the others hear all.
+func TestSlowReaderHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 5000})
+	slow := s.dial()
+	require.NoError(t, slow.(*net.TCPConn).SetReadBuffer(1))
+	_, err := fmt.Fprintf(slow, "GET /v1/sales/%s/events HTTP/1.1\r\nHost: shop\r\n\r\n", sale)
+	require.NoError(t, err)
+	testkit.Eventually(t, 10*time.Second, "it watches", func() bool { return s.server.saleStreams.taken.Load() == 1 })
+	w := s.watch("/v1/sales/" + sale.String() + "/events")
+	_, ok := w.next()
+	require.True(t, ok)
+	// The news are made here, because a sale does not change often enough to fill the socket.
+	board := s.server.board
+	board.mu.Lock()
+	watched := board.watched[sale]
+	board.mu.Unlock()
+	filler := strings.Repeat("x", 64<<10)
+	for n := range 300 {
+		board.tell(watched, saleNews{data: fmt.Appendf(nil, `{"sold":%d,"filler":%q}`, n, filler)})
+	}
+	for {
+		e, ok := w.next()
+		require.True(t, ok)
+		if e.data["sold"] == 299.0 {
+			break
+		}
+	}
+	require.EqualValues(t, 2, s.server.saleStreams.taken.Load())
+	// It is cut off when it takes nothing for long enough.
+	testkit.Eventually(t, 3*eventTimeout, "the slow one is cut off", func() bool {
+		board.tell(watched, saleNews{data: fmt.Appendf(nil, `{"at":%d,"filler":%q}`, time.Now().UnixNano(), filler)})
+		return s.server.saleStreams.taken.Load() == 1
+	})
+}
+
+func TestStopEndsAThousandStreams(t *testing.T) {
+	t.Parallel()
+	s, stop, ended := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, _ := s.order(sale, "ada")
+	const streams = 1000
+	conns := make([]net.Conn, streams)
+	for i := range conns {
+		conns[i] = s.dial()
+		target := path
+		if i%2 == 0 {
+			target = "/v1/sales/" + sale.String()
+		}
+		_, err := fmt.Fprintf(conns[i], "GET %s/events HTTP/1.1\r\nHost: shop\r\nX-User-ID: ada\r\n\r\n", target)
+		require.NoError(t, err)
+	}
+	testkit.Eventually(t, 30*time.Second, "all watch", func() bool {
+		return s.server.saleStreams.taken.Load()+s.server.orderStreams.taken.Load() == streams
+	})
+	for _, conn := range conns {
+		line, err := bufio.NewReader(conn).ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "HTTP/1.1 200 OK\r\n", line)
+	}
+	began := time.Now()
+	stop()
+	require.NoError(t, <-ended)
+	took := time.Since(began)
+	t.Logf("stopped after %v", took)
+	require.Less(t, took, s.server.config.DrainTimeout/2)
+	for _, conn := range conns {
+		_, err := io.Copy(io.Discard, conn)
+		require.NoError(t, err)
+	}
+}
+
+// TestSaleAsAStream: reservation, payment, pause and restock are seen by everybody who watches, and at the price of
+// one look for all.
+func TestSaleAsAStream(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	s.fulfil()
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	streams := []*stream{s.watch("/v1/sales/" + sale.String() + "/events"), s.watch("/v1/sales/" + sale.String() + "/events")}
+	// Changes that follow each other at once may come as one, so it is waited for the last.
+	tells := func(state string, stock, available, held, sold float64) {
+		t.Helper()
+		want := map[string]any{"state": state, "stock": stock, "available": available, "held": held, "sold": sold}
+		for _, w := range streams {
+			var before map[string]any
+			for e, ok := w.next(); ; e, ok = w.next() {
+				require.True(t, ok)
+				require.Equal(t, []string{"sale", ""}, []string{e.name, e.id})
+				require.NotEqual(t, before, e.data, "only changes are sent")
+				if before = e.data; e.data["held"] == held && e.data["sold"] == sold && e.data["state"] == state && e.data["stock"] == stock {
+					require.Equal(t, want, e.data)
+					break
+				}
+			}
+		}
+	}
+	tells("open", 10, 10, 0, 0)
+	path, _, _ := s.purchased(sale, "ada")
+	tells("open", 10, 9, 1, 0)
+	s.becomes(path, "ada", reservation.StatusConfirmed)
+	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
+	tells("open", 10, 9, 0, 1)
+	s.post("/v1/sales/"+sale.String()+"/pause", "", operator).is(http.StatusOK)
+	tells("paused", 10, 9, 0, 1)
+	s.post("/v1/sales/"+sale.String()+"/restock", `{"units":5}`, operator).is(http.StatusOK)
+	tells("paused", 15, 14, 0, 1)
+	streams = append(streams[:0:0], s.watch("/v1/sales/"+sale.String()+"/events"))
+	tells("paused", 15, 14, 0, 1)
+	s.server.board.mu.Lock()
+	require.Len(t, s.server.board.watched, 1)
+	s.server.board.mu.Unlock()
+}
+
+// TestNobodyWatches: a sale is not looked at any more then.
+func TestNobodyWatches(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	for range 3 {
+		w := s.watch("/v1/sales/" + sale.String() + "/events")
+		_, ok := w.next()
+		require.True(t, ok)
+		w.stop()
+		testkit.Eventually(t, 10*time.Second, "nobody watches", func() bool {
+			s.server.board.mu.Lock()
+			defer s.server.board.mu.Unlock()
+			return len(s.server.board.watched) == 0
+		})
+	}
+}
+
+// TestLongStream: longer than the time-outs of the connection, which are for requests that end.
+func TestLongStream(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _ := s.confirm(sale, "ada")
+	conn := s.dial()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(3*heartbeatEvery)))
+	_, err := fmt.Fprintf(conn, "GET %s/events HTTP/1.1\r\nHost: shop\r\nX-User-ID: ada\r\n\r\n", path)
+	require.NoError(t, err)
+	began := time.Now()
+	lines := bufio.NewReader(conn)
+	for line := ""; line != ": \n"; {
+		line, err = lines.ReadString('\n')
+		require.NoError(t, err)
+	}
+	require.Greater(t, time.Since(began), max(readTimeout, writeTimeout))
+	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
+	for line := ""; line != "event: paid\n"; {
+		line, err = lines.ReadString('\n')
+		require.NoError(t, err)
+	}
+}
+
+// TestStreamOfAnOrderThatRedisLoses: the stream finds out by itself that it is voided.
+func TestStreamOfAnOrderThatRedisLoses(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, _, receipt := s.purchased(sale, "ada")
+	w, without := s.watch(withReceipt(path+"/events", receipt), as("ada")), s.watch(path+"/events", as("ada"))
+	w.says(reservation.StatusReserved, 1)
+	without.says(reservation.StatusReserved, 1)
+	s.loseReservations(sale)
+	s.raiseEpoch(sale)
+	w.says(reservation.StatusVoided, 2)
+	w.ends()
+	without.ends()
+}

@@ -1,0 +1,365 @@
+package ingress
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+func prefer(preference string) header { return header{"Prefer", preference} }
+
+// inBackground makes a request whose answer comes later.
+func inBackground(ask func() reply) <-chan reply {
+	answered := make(chan reply, 1)
+	go func() { answered <- ask() }()
+	return answered
+}
+
+// waits waits until so many purchases wait for their end.
+func (s *shop) waits(n int64) {
+	s.t.Helper()
+	testkit.Eventually(s.t, 20*time.Second, fmt.Sprintf("%d purchases wait", n), func() bool {
+		s.server.hub.mu.Lock()
+		defer s.server.hub.mu.Unlock()
+		waiting := int64(0)
+		for _, w := range s.server.hub.waiting {
+			for ; w != nil; w = w.next {
+				waiting++
+			}
+		}
+		return waiting == n
+	})
+}
+
+// recordReserved records what stands in the stream, as a worker would, and tells nobody.
+func (s *shop) recordReserved(sale uuid.UUID, user string, refuse string) {
+	s.t.Helper()
+	text, err := s.rdb.HGet(s.t.Context(), s.keys.Buyers(s.keys.Partition(sale), sale), user).Result()
+	require.NoError(s.t, err)
+	held, err := reservation.ParseReservation(text)
+	require.NoError(s.t, err)
+	event := []reservation.OrderReserved{{
+		OrderID: held.OrderID, SaleID: sale, UserID: user, Quantity: held.Quantity, Epoch: 1, Sequence: held.Sequence,
+		RequestedAt: held.ReservedAt, ReservedAt: held.ReservedAt,
+	}}
+	if refuse == "" {
+		_, err = s.ledger.Record(s.t.Context(), event)
+	} else {
+		_, err = s.ledger.Refuse(s.t.Context(), event, refuse)
+	}
+	require.NoError(s.t, err)
+}
+
+func TestPurchaseThatWaitsIsConfirmed(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	s.fulfil()
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	r := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"), prefer("respond-async, wait=20"))
+	order := r.is(http.StatusCreated)
+	require.Equal(t, "wait=20", r.header.Get("Preference-Applied"))
+	require.Equal(t, "/v1/orders/"+order["order_id"].(string), r.header.Get("Location"))
+	receipt := order["receipt"].(string)
+	require.True(t, strings.HasSuffix(r.body, `,"receipt":"`+receipt+`"}`), r.body)
+	require.Equal(t, []any{"confirmed", 2.0, "ada", 2.0}, []any{order["status"], order["version"], order["user_id"], order["quantity"]})
+	require.NotEmpty(t, order["expires_at"])
+	delete(order, "receipt")
+	require.Equal(t, order, s.get(withReceipt(r.header.Get("Location"), receipt), as("ada")).is(http.StatusOK))
+	require.Zero(t, s.server.waiting.taken.Load())
+	require.Zero(t, s.server.room.taken.Load())
+
+	again := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"), prefer("wait=20"))
+	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
+	require.Equal(t, r.body, again.body)
+	require.Equal(t, http.StatusCreated, again.status)
+	// Without waiting, the answer to a repeat is the first one.
+	now := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"))
+	require.Equal(t, []any{"reserved", receipt}, []any{now.is(http.StatusAccepted)["status"], now.json()["receipt"]})
+	require.Empty(t, now.header.Get("Preference-Applied"))
+}
+
+func TestWaitThatIsTooShort(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	for preference, applied := range map[string]string{"wait=1": "wait=1", "wait=0": "wait=0", "wait=abc": "", "return=minimal": ""} {
+		r := s.buy(sale, "", as(strings.ReplaceAll(preference, "=", "-")), prefer(preference))
+		require.Equal(t, "reserved", r.is(http.StatusAccepted)["status"], preference)
+		require.NotEmpty(t, r.json()["receipt"])
+		require.Equal(t, applied, r.header.Get("Preference-Applied"), preference)
+	}
+	answered := inBackground(func() reply { return s.buy(sale, "", as("capped"), prefer("wait=999")) })
+	s.waits(1)
+	s.recordReserved(sale, "capped", "")
+	r := <-answered
+	r.is(http.StatusCreated)
+	require.Equal(t, "wait=30", r.header.Get("Preference-Applied"))
+	// Who is refused does not wait.
+	s.buy(sale, "", as("capped"), prefer("wait=30")).isProblem(http.StatusConflict, "already-purchased")
+}
+
+func TestPurchaseThatIsRefusedWhileItWaits(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	for user, c := range map[string]struct {
+		reason string
+		status int
+		slug   string
+	}{
+		"late":  {reservation.RejectedSoldOut, http.StatusConflict, "sold-out"},
+		"twice": {reservation.RejectedAlreadyPurchased, http.StatusConflict, "already-purchased"},
+		"other": {"an operator discarded it", http.StatusServiceUnavailable, "sale-unavailable"},
+	} {
+		answered := inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=20")) })
+		s.waits(1)
+		s.recordReserved(sale, user, c.reason)
+		r := <-answered
+		r.isProblem(c.status, c.slug)
+		require.Empty(t, r.header.Get("Location"))
+	}
+	answered := inBackground(func() reply { return s.buy(sale, "", as("void"), prefer("wait=20")) })
+	s.waits(1)
+	s.raiseEpoch(sale)
+	s.recordReserved(sale, "void", "")
+	(<-answered).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+}
+
+// TestLongWait: longer than the time-outs of the connection, which are for requests that do not wait.
+func TestLongWait(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	answered := inBackground(func() reply { return s.buy(sale, `{"quantity":1}`, as("ada"), prefer("wait=14")) })
+	began := time.Now()
+	r := <-answered
+	r.is(http.StatusAccepted)
+	require.Greater(t, time.Since(began), writeTimeout)
+	require.Equal(t, "wait=14", r.header.Get("Preference-Applied"))
+}
+
+func TestWaiterWhoGoesAwayFreesItsPlace(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t, func(c *Config) { c.MaxWaiting, c.MaxInFlight = 2, 1 })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	conns := []net.Conn{s.dial(), s.dial()}
+	for i, conn := range conns {
+		_, err := conn.Write([]byte(s.head(sale, fmt.Sprint("user-", i), "Prefer: wait=30\r\n")))
+		require.NoError(t, err)
+		s.waits(int64(i + 1))
+	}
+	require.Zero(t, s.server.room.taken.Load(), "who waits takes no place from those who do not")
+	// There is no place among those who wait: this one is answered at once.
+	r := s.buy(sale, "", as("third"), prefer("wait=30"))
+	r.is(http.StatusAccepted)
+	require.Empty(t, r.header.Get("Preference-Applied"))
+	require.Contains(t, s.get("/metrics").body, "stampede_waiting_requests 2\n")
+	for _, conn := range conns {
+		require.NoError(t, conn.Close())
+	}
+	s.waits(0)
+	testkit.Eventually(t, 10*time.Second, "the places are free", func() bool { return s.server.waiting.taken.Load() == 0 })
+}
+
+// TestTwoThousandWait: nobody is polled for, and those who do not wait are served meanwhile.
+func TestTwoThousandWait(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	const buyers = 2000
+	sale := s.sale(reservation.Terms{Stock: buyers + 10})
+	var (
+		client   = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: buyers}}
+		answers  sync.WaitGroup
+		statuses [600]atomic.Int64
+	)
+	defer client.CloseIdleConnections()
+	for n := range buyers {
+		answers.Go(func() {
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+ordersOf(sale), nil)
+			if !assert.NoError(t, err) {
+				return
+			}
+			r.Header.Set("X-User-ID", fmt.Sprint("buyer-", n))
+			r.Header.Set("Prefer", "wait=30")
+			answer, err := client.Do(r)
+			if assert.NoError(t, err) {
+				_ = answer.Body.Close()
+				statuses[answer.StatusCode].Add(1)
+			}
+		})
+	}
+	s.waits(buyers)
+	s.buy(sale, "", as("somebody-else")).is(http.StatusAccepted)
+	before := s.counter("stampede_outcome_lookups_total")
+	s.fulfil()
+	answers.Wait()
+	require.EqualValues(t, buyers, statuses[http.StatusCreated].Load())
+	looks := s.counter("stampede_outcome_lookups_total") - before
+	t.Logf("%.0f looks for %d buyers, %.0f messages", looks, buyers, s.counter("stampede_outcome_messages_total"))
+	require.Positive(t, s.counter("stampede_outcome_messages_total"))
+	require.Less(t, looks, buyers/20.0)
+}
+
+// counter reads one of the server's metrics.
+func (s *shop) counter(name string) float64 {
+	s.t.Helper()
+	for line := range strings.Lines(s.get("/metrics").body) {
+		var value float64
+		if _, err := fmt.Sscanf(line, name+" %g\n", &value); err == nil {
+			return value
+		}
+	}
+	s.t.Fatalf("no metric %s", name)
+	return 0
+}
+
+// TestLostMessages: whatever happens to the stream of outcomes, who waits is looked up.
+func TestLostMessages(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	stream := s.keys.Outcomes()
+	tell := func(fields ...string) {
+		t.Helper()
+		require.NoError(t, s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err())
+	}
+	for user, spoil := range map[string]func(){
+		"never-told":    func() {},
+		"stray-entry":   func() { tell("foo", "bar") },
+		"stray-payload": func() { tell("_watermill_message_uuid", "x", "payload", "{") },
+		"deleted":       func() { require.NoError(t, s.rdb.Del(t.Context(), stream).Err()) },
+		"no-stream": func() {
+			require.NoError(t, s.rdb.Del(t.Context(), stream).Err())
+			require.NoError(t, s.rdb.Set(t.Context(), stream, "x", 0).Err())
+		},
+	} {
+		answered := inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=20")) })
+		s.waits(1)
+		spoil()
+		s.recordReserved(sale, user, "")
+		(<-answered).is(http.StatusCreated)
+	}
+	require.NoError(t, s.rdb.Del(t.Context(), stream).Err())
+	// And it is heard again.
+	s.fulfil()
+	before := s.counter("stampede_outcome_messages_total")
+	n := 0
+	testkit.Eventually(t, 20*time.Second, "messages are heard again", func() bool {
+		n++
+		s.buy(s.sale(reservation.Terms{Stock: 1}), "", as("ada"), prefer("wait=20")).is(http.StatusCreated)
+		return s.counter("stampede_outcome_messages_total") > before
+	})
+}
+
+// TestWaitingWithoutOutcomes: a server that is told nothing looks.
+func TestWaitingWithoutOutcomes(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, func(c *Config) { c.Outcomes = nil })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	s.fulfil()
+	s.buy(sale, "", as("ada"), prefer("wait=20")).is(http.StatusCreated)
+}
+
+// TestWaitWhilePostgresIsAway: it is 202 then, and never an error.
+func TestWaitWhilePostgresIsAway(t *testing.T) {
+	t.Parallel()
+	postgres := testkit.OwnPostgres(t)
+	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	sale := s.sale(reservation.Terms{Stock: 10})
+	postgres.StopImmediate()
+	s.buy(sale, "", as("ada"), prefer("wait=2")).is(http.StatusAccepted)
+	answered := inBackground(func() reply { return s.buy(sale, "", as("bob"), prefer("wait=25")) })
+	s.waits(1)
+	require.NoError(t, postgres.Restart(t.Context()))
+	testkit.Eventually(t, 20*time.Second, "Postgres takes the order", func() bool {
+		return s.pool.Ping(t.Context()) == nil
+	})
+	s.recordReserved(sale, "bob", "")
+	(<-answered).is(http.StatusCreated)
+}
+
+func TestStopAnswersWhoWaits(t *testing.T) {
+	t.Parallel()
+	s, stop, ended := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	answered := inBackground(func() reply { return s.buy(sale, "", as("ada"), prefer("wait=30")) })
+	s.waits(1)
+	began := time.Now()
+	stop()
+	(<-answered).is(http.StatusAccepted)
+	require.NoError(t, <-ended)
+	require.Less(t, time.Since(began), s.server.config.DrainTimeout)
+}
+
+// TestHeardBeforeItWaits: the worker may be done before the request comes to wait.
+func TestHeardBeforeItWaits(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	_, id := s.confirm(sale, "ada")
+	h := s.server.hub
+	h.hear([]reservation.OrderOutcome{{OrderID: id, Status: reservation.StatusConfirmed, Version: 2}})
+	w := h.wait(id, 1, false)
+	defer h.leave(w)
+	select {
+	case order := <-w.heard:
+		require.Equal(t, reservation.StatusConfirmed, order.Status)
+	case <-time.After(20 * time.Second):
+		t.Fatal("it was not looked up")
+	}
+	require.EqualValues(t, 1, s.counter("stampede_outcome_lookups_total"), "at once, and not when it was overdue")
+
+	// What was heard long ago is forgotten, and memory is bounded.
+	for range 5 {
+		outcomes := make([]reservation.OrderOutcome, rememberedMin)
+		for i := range outcomes {
+			outcomes[i] = reservation.OrderOutcome{OrderID: uuid.New(), Version: 2}
+		}
+		h.hear(outcomes)
+	}
+	require.LessOrEqual(t, len(h.young)+len(h.old), 2*rememberedMin)
+	require.NotContains(t, h.young, id)
+	require.NotContains(t, h.old, id)
+}
+
+func TestSeveralWaitForOneOrder(t *testing.T) {
+	t.Parallel()
+	found := make(chan []uuid.UUID, 10)
+	order := reservation.Order{ID: uuid.New(), Status: reservation.StatusConfirmed, Version: 2}
+	h := newHub(func(_ context.Context, ids []uuid.UUID) ([]reservation.Order, error) {
+		found <- ids
+		return []reservation.Order{order}, nil
+	}, prometheus.NewCounter(prometheus.CounterOpts{Name: "looks"}))
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { h.run(ctx) })
+	defer running.Wait()
+	defer stop()
+	waiters := []*waiter{h.wait(order.ID, 1, false), h.wait(order.ID, 0, false), h.wait(order.ID, 1, false), h.wait(order.ID, 2, false)}
+	h.leave(waiters[2])
+	h.hear([]reservation.OrderOutcome{{OrderID: order.ID, Version: 2}})
+	require.Equal(t, []uuid.UUID{order.ID}, <-found)
+	require.Equal(t, order, <-waiters[0].heard)
+	require.Equal(t, order, <-waiters[1].heard)
+	for _, w := range []*waiter{waiters[0], waiters[3], waiters[1]} {
+		h.leave(w)
+	}
+	require.True(t, h.idle())
+	require.Empty(t, waiters[2].heard, "it had left")
+	require.Empty(t, waiters[3].heard, "it knew")
+}
