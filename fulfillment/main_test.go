@@ -63,7 +63,7 @@ func runWorker(ctx context.Context) error {
 	defer store.Close()
 	worker, err := NewWorker(WorkerConfig{
 		Pool: pool, Blocking: blocking, Control: control, Keys: keys, Store: store, Catalog: reservation.NewCatalog(pool, store),
-		Consumer: "worker", SweepInterval: 50 * time.Millisecond, MinIdle: time.Second,
+		Consumer: "worker", SweepInterval: 50 * time.Millisecond, GuardInterval: 50 * time.Millisecond, MinIdle: time.Second,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {

@@ -456,3 +456,9 @@ func TestARebuildSaysWhatItDid(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", RebuildServer))
 }
+
+func execSQL(t testing.TB, s *shop, query string, args ...any) error {
+	t.Helper()
+	_, err := s.pool.Exec(t.Context(), query, args...)
+	return err
+}

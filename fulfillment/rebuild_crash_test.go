@@ -1,0 +1,110 @@
+package fulfillment
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/crashpoint"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// A worker that is killed at any step of a rebuild leaves nothing open that should not be, and the next one
+// brings it to its end. At the second pass of a point one sale is done with and another is not.
+func TestARebuildIsFinishedWhereverAWorkerIsKilled(t *testing.T) {
+	t.Parallel()
+	for _, point := range []string{
+		crashpoint.RebuildBegun, crashpoint.RebuildDistrusted, crashpoint.RebuildClosed, crashpoint.RebuildSalvaged,
+		crashpoint.RebuildRaised, crashpoint.RebuildRaised + ":2", crashpoint.RebuildHolding, crashpoint.RebuildHeld,
+		crashpoint.RebuildOpened, crashpoint.RebuildPublished, crashpoint.RebuildPublished + ":2",
+		crashpoint.RebuildServerSaved, crashpoint.RebuildVouched, crashpoint.RebuildRaised + ":3", crashpoint.RebuildOpened + ":3",
+	} {
+		for name, c := range map[string]struct {
+			lose func(t *testing.T, s lostShop) error
+			lost bool // what no worker has read
+		}{
+			"emptied":   {func(t *testing.T, s lostShop) error { return s.rdb.FlushAll(t.Context()).Err() }, true},
+			"restarted": {func(t *testing.T, s lostShop) error { s.server.Kill(); return s.server.Restart(t.Context()) }, false},
+		} {
+			t.Run(point+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				const stock, written, unwritten = 40, 20, 10
+				s := newLostShop(t)
+				sales := []uuid.UUID{s.open(t, stock), s.openPayable(t, stock), s.open(t, stock)}
+				for _, sale := range sales {
+					require.Equal(t, written, s.crowd(t, sale, written))
+				}
+				s.fulfil(t)
+				orders := map[uuid.UUID]bool{} // that were accepted and that no worker has read
+				for _, sale := range sales {
+					for i := range unwritten {
+						orders[s.buy(t, sale, fmt.Sprintf("late-%d", i))] = true
+					}
+				}
+				_, err := s.catalog.End(t.Context(), sales[2])
+				require.NoError(t, err)
+				require.NoError(t, c.lose(t, s))
+
+				victim := s.process(t)
+				victim.Setenv(crashpoint.Env, point)
+				victim.Start()
+				victim.WaitKilled(30 * time.Second)
+				// A buyer gets a unit that is one, or is told to come again.
+				bought := 0
+				for _, sale := range sales {
+					answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "between", Quantity: 1})
+					if err != nil {
+						require.ErrorIs(t, err, reservation.ErrUnavailable)
+					} else if answer.Verdict == reservation.Reserved {
+						bought++
+						orders[answer.Reservation.OrderID] = true
+						require.GreaterOrEqual(t, answer.Reservation.Epoch, int64(2))
+					} else {
+						require.Equal(t, reservation.Ended, answer.Verdict)
+					}
+				}
+
+				successor := s.process(t)
+				successor.Start()
+				r := s.rebuilder(t)
+				testkit.Eventually(t, 60*time.Second, "all is as Postgres says, and Postgres knows", func() bool {
+					found, err := r.needs(t.Context(), 1, true)
+					return err == nil && len(found) == 0 && s.count(t, "SELECT count(*) FROM sales WHERE published_revision < revision") == 0
+				})
+				s.awaitRest(t)
+				testkit.Eventually(t, 30*time.Second, "every order has its end", func() bool {
+					want := 3*written + bought
+					if !c.lost {
+						want += 3 * unwritten
+					}
+					return s.count(t, confirmedOrders) == int64(want)
+				})
+				require.Zero(t, s.count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
+				for _, sale := range sales {
+					require.GreaterOrEqual(t, s.epochOf(t, sale), int64(2))
+					for i := range written { // whoever holds units cannot buy more
+						answer := s.reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "")
+						require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
+					}
+				}
+				s.requireSound(t)
+				report := s.audit(t, uuid.Nil)
+				require.False(t, report.Broken(), textOf(t, report))
+				require.Zero(t, s.rdb.Exists(t.Context(), s.keys.BuyersOf(0, sales[0], s.epochOf(t, sales[0]))).Val())
+				require.True(t, successor.Stop().Success())
+			})
+		}
+	}
+}
+
+// process is a worker of this shop in a process of its own.
+func (s lostShop) process(t testing.TB) *testkit.Cmd {
+	t.Helper()
+	process := s.shop.process(t)
+	process.Setenv("REDIS_URL", s.server.URL)
+	return process
+}

@@ -1,0 +1,269 @@
+package fulfillment
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// guarded runs a worker that looks often, and counts its rebuilds.
+func (s *shop) guarded(t testing.TB) (registry *prometheus.Registry, log *countingLog) {
+	t.Helper()
+	registry, log = prometheus.NewRegistry(), &countingLog{}
+	config := s.config(t)
+	config.GuardInterval, config.Registerer, config.Logger = 20*time.Millisecond, registry, slog.New(log)
+	work(t, config)
+	return registry, log
+}
+
+func rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
+	t.Helper()
+	for _, reason := range []string{
+		RebuildServer, RebuildUnvouched, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildByHand, RebuildReconciled,
+	} {
+		n += valueOf(t, registry, "stampede_rebuilds_total", reason)
+	}
+	return n
+}
+
+// needNothing looks at everything, sales that are over included.
+func (s *shop) needNothing(t testing.TB, partitions int) {
+	t.Helper()
+	found, err := s.rebuilder(t).needs(t.Context(), partitions, true)
+	require.NoError(t, err)
+	require.Empty(t, found)
+}
+
+// What comes to pass in a day without harm.
+func TestNothingIsRebuiltWithoutNeed(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	r := s.rebuilder(t)
+	none := func(what string, partitions int) {
+		t.Helper()
+		found, err := r.needs(t.Context(), partitions, true)
+		require.NoError(t, err, what)
+		require.Empty(t, found, what)
+	}
+	none("a fresh deployment", 1)
+	registry, _ := s.guarded(t)
+	unpublished := newSale(t, s.pool, 10)
+	none("a sale of which Redis was never told", 1)
+	require.NoError(t, execSQL(t, s.shop, "DELETE FROM sales WHERE id = $1", unpublished))
+
+	sale := s.open(t, 100)
+	none("the first sale", 1)
+	for i := range 20 {
+		s.buy(t, sale, fmt.Sprintf("user-%d", i))
+		none("orders come in", 1)
+	}
+	s.awaitConfirmed(t, 20)
+	none("orders are confirmed", 1)
+	require.NoError(t, s.rdb.ScriptFlush(t.Context()).Err())
+	none("the scripts were flushed", 1)
+	s.buy(t, sale, "after-script-flush")
+
+	replica := testkit.OwnRedis(t)
+	of, err := redis.ParseURL(s.server.URL)
+	require.NoError(t, err)
+	host, port, err := net.SplitHostPort(of.Addr)
+	require.NoError(t, err)
+	rdb, err := connect.Control(replica.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	require.NoError(t, rdb.SlaveOf(t.Context(), host, port).Err())
+	testkit.Eventually(t, 20*time.Second, "the first replica is there", func() bool {
+		return s.rdb.InfoMap(t.Context(), "replication").Item("Replication", "connected_slaves") == "1" &&
+			rdb.Exists(t.Context(), s.keys.Sale(0, sale)).Val() == 1
+	})
+	none("the first replica was attached", 1)
+	s.buy(t, sale, "with-a-replica")
+
+	wide := s.keys
+	wide.Partitions = 4
+	none("partitions were added", 4)
+	more := newShopOn(t, s.pool, s.server.URL, wide)
+	for range 12 {
+		more.open(t, 10)
+		none("a sale in a new partition", 4)
+	}
+	over := s.open(t, 10)
+	_, err = s.catalog.End(t.Context(), over)
+	require.NoError(t, err)
+	none("a sale has ended", 4)
+	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, over), s.keys.Buyers(0, over)).Err())
+	none("and was deleted to make room", 4)
+	_, err = s.catalog.Restock(t.Context(), sale, 10, "")
+	require.NoError(t, err)
+	_, err = s.catalog.Pause(t.Context(), sale)
+	require.NoError(t, err)
+	none("operators are at work", 4)
+
+	s.awaitConfirmed(t, 22)
+	require.Zero(t, rebuilds(t, registry))
+	require.EqualValues(t, 1, s.count(t, "SELECT max(epoch) FROM sales"))
+}
+
+// A publisher that was killed between the two steps in which the first user of a partition vouches for its server.
+func TestAServerThatNobodyVouchedForToTheEndIsVouchedFor(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	server, err := s.store.Inspect(t.Context(), 0)
+	require.NoError(t, err)
+	require.NoError(t, execSQL(t, s, "INSERT INTO redis_servers VALUES (0, $1, $2)", server.RunID, server.ReplicationID))
+	registry, _ := s.guarded(t)
+	var sale uuid.UUID
+	testkit.Eventually(t, 20*time.Second, "the server is vouched for", func() bool { return rebuilds(t, registry) == 1 })
+	sale = s.open(t, 10)
+	s.buy(t, sale, "ann")
+	s.awaitConfirmed(t, 1)
+	s.needNothing(t, 1)
+}
+
+// What a worker finds, and why it says that it rebuilds.
+func TestWorkersFindWhatRedisHasLost(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		reason string
+		lose   func(t *testing.T, s lostShop, sale uuid.UUID) error
+		all    bool // of the sales are made anew
+	}{
+		"everything": {RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.rdb.FlushAll(t.Context()).Err() }, true},
+		"its process": {RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error {
+			s.server.Kill()
+			return s.server.Restart(t.Context())
+		}, true},
+		"its process, in order": {RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error {
+			return s.server.Restart(t.Context())
+		}, true},
+		"the trust of an ingress": {RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.store.Distrust(t.Context(), 0) }, true},
+		"the note of its server": {RebuildUnvouched, func(t *testing.T, s lostShop, _ uuid.UUID) error {
+			return execSQL(t, s.shop, "DELETE FROM redis_servers")
+		}, true},
+		"a sale": {RebuildLost, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+			return s.rdb.Del(t.Context(), s.keys.Sale(0, sale)).Err()
+		}, false},
+		"a sale, in whose place is something else": {RebuildUnfinished, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+			return s.rdb.Set(t.Context(), s.keys.Sale(0, sale), "nonsense", 0).Err()
+		}, false},
+		"an epoch": {RebuildUnfinished, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+			return execSQL(t, s.shop, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
+		}, false},
+		"places": {RebuildSetBack, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+			return s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "sequence", 2, "left", 8).Err()
+		}, false},
+		"a place that cannot be read": {RebuildSetBack, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+			return s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "sequence", "x").Err()
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newLostShop(t)
+			registry, _ := s.guarded(t)
+			sale, other := s.open(t, 10), s.open(t, 10)
+			for i := range 3 {
+				s.buy(t, sale, fmt.Sprintf("user-%d", i))
+				s.buy(t, other, fmt.Sprintf("user-%d", i))
+			}
+			s.awaitConfirmed(t, 6)
+			epoch := s.epochOf(t, sale)
+			require.NoError(t, c.lose(t, s, sale))
+			testkit.Eventually(t, 30*time.Second, "it is found", func() bool {
+				return valueOf(t, registry, "stampede_rebuilds_total", c.reason) > 0
+			})
+			testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool {
+				answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "late", Quantity: 1})
+				return err == nil && (answer.Verdict == reservation.Reserved || answer.Verdict == reservation.AlreadyPurchased)
+			})
+			s.awaitConfirmed(t, 7)
+			s.awaitRest(t)
+			require.Greater(t, s.epochOf(t, sale), epoch)
+			require.Equal(t, c.all, s.epochOf(t, other) > 1)
+			require.Equal(t, 1.0, rebuilds(t, registry), "once is enough")
+			s.requireSound(t)
+			s.needNothing(t, 1)
+		})
+	}
+}
+
+// A sale that has ended is no reason to hurry, and is not forgotten.
+func TestASaleThatHasEndedIsNotLeftClosed(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.buy(t, sale, "ann")
+	s.fulfil(t)
+	_, err := s.catalog.End(t.Context(), sale)
+	require.NoError(t, err)
+	_, err = s.store.CloseSale(t.Context(), sale, 0)
+	require.NoError(t, err)
+	r := s.rebuilder(t)
+	found, err := r.needs(t.Context(), 1, false)
+	require.NoError(t, err)
+	require.Empty(t, found)
+	found, err = r.needs(t.Context(), 1, true)
+	require.NoError(t, err)
+	require.Equal(t, []need{{0, sale, RebuildUnfinished}}, found)
+	require.NoError(t, r.heal(t.Context(), 1, true))
+	require.Equal(t, reservation.Ended, s.reserve(t, sale, "bob", 1, "").Verdict)
+	s.requireSound(t)
+}
+
+// An old primary that comes back takes itself for the right one. Which one is, no worker decides.
+func TestAnOldServerIsNotRebuiltByItself(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	require.NoError(t, execSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one'"))
+	r := s.rebuilder(t)
+	require.ErrorIs(t, r.heal(t.Context(), 1, true), ErrOtherServer)
+	require.EqualValues(t, 1, s.epochOf(t, sale))
+	s.rebuild(t)
+	require.NoError(t, r.heal(t.Context(), 1, true))
+	require.EqualValues(t, 2, s.epochOf(t, sale))
+	s.buy(t, sale, "ann")
+}
+
+// Workers that find the same loss at the same moment rebuild it once.
+func TestManyWorkersRebuildOnce(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sale := s.open(t, 100)
+	s.crowd(t, sale, 50)
+	var registries []*prometheus.Registry
+	for i := range 4 {
+		config := s.config(t)
+		registry := prometheus.NewRegistry()
+		registries = append(registries, registry)
+		config.GuardInterval, config.Registerer, config.Consumer = 5*time.Millisecond, registry, fmt.Sprintf("worker-%d", i)
+		work(t, config)
+	}
+	s.awaitConfirmed(t, 50)
+	for round := range 5 {
+		s.flush(t)
+		testkit.Eventually(t, 30*time.Second, "it is rebuilt", func() bool {
+			var n float64
+			for _, registry := range registries {
+				n += rebuilds(t, registry)
+			}
+			return n == float64(round+1)
+		})
+		s.needNothing(t, 1)
+		require.EqualValues(t, round+2, s.epochOf(t, sale))
+		s.buy(t, sale, fmt.Sprintf("late-%d", round))
+		s.awaitConfirmed(t, 51+round)
+	}
+	s.awaitRest(t)
+	s.requireSound(t)
+}
