@@ -1,0 +1,244 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// trap is a go-redis hook that springs before a certain call.
+type trap struct {
+	left   atomic.Int64 // calls until it springs; it does not spring below 0
+	spring func()
+}
+
+func (h *trap) step() {
+	if h.left.Add(-1) == 0 {
+		h.spring()
+	}
+}
+
+func (h *trap) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+func (h *trap) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		h.step()
+		return next(ctx, cmd)
+	}
+}
+
+func (h *trap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		h.step()
+		return next(ctx, cmds)
+	}
+}
+
+// Redis is lost once more, before every single call of a rebuild.
+func TestRedisMayBeLostAtAnyMomentOfARebuild(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(t *testing.T, s lostShop){
+		"emptied": func(t *testing.T, s lostShop) {
+			_, port, err := net.SplitHostPort(s.rdb.Options().Addr)
+			require.NoError(t, err)
+			other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port})
+			defer func() { _ = other.Close() }()
+			require.NoError(t, other.FlushAll(context.Background()).Err())
+		},
+		"restarted": func(t *testing.T, s lostShop) {
+			s.server.Kill()
+			require.NoError(t, s.server.Restart(context.Background()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newLostShop(t)
+			trap := &trap{spring: func() { lose(t, s) }}
+			sales := []uuid.UUID{s.open(t, 100), s.open(t, 100), s.open(t, 100)}
+			for _, sale := range sales {
+				s.crowd(t, sale, 30)
+			}
+			s.fulfil(t)
+			_, err := s.catalog.End(t.Context(), sales[2])
+			require.NoError(t, err)
+			s.rdb.AddHook(trap)
+			r := s.rebuilder(t)
+			moments, again := 0, 0
+			for moment := int64(1); ; moment++ {
+				trap.left.Store(moment)
+				report, err := r.Partition(t.Context(), 0, RebuildByHand)
+				sprung := trap.left.Load() <= 0
+				trap.left.Store(0)
+				again += report.Tries - 1
+				// Whether or not it has noticed: nobody who holds a unit gets another one, and no sale is denied.
+				for _, sale := range sales {
+					answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "user-7", Quantity: 1})
+					if err != nil {
+						require.ErrorIs(t, err, reservation.ErrUnavailable)
+					} else {
+						require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
+					}
+				}
+				if !sprung {
+					require.NoError(t, err)
+					break
+				}
+				moments++
+				testkit.Eventually(t, 30*time.Second, "a worker puts it in order", func() bool {
+					healErr := r.heal(t.Context(), 1, true)
+					found, err := r.needs(t.Context(), 1, true)
+					return healErr == nil && err == nil && len(found) == 0
+				})
+				_, err = s.catalog.PublishPending(t.Context())
+				require.NoError(t, err)
+				s.requireSound(t)
+			}
+			require.Greater(t, moments, 20, "there are as many calls as that")
+			require.Positive(t, again, "some of it was begun anew")
+			require.Zero(t, s.count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
+		})
+	}
+}
+
+// A worker has an order in hand that Redis has lost, with its entry. The order is in Postgres before the rebuild,
+// and then it holds; or it comes too late, and then it is void.
+func TestALateEventOfAnOlderEpochIsVoided(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sale := s.open(t, 10)
+	for _, user := range []string{"early", "late", "by-hand"} {
+		s.buy(t, sale, user)
+	}
+	entries := s.rdb.XRange(t.Context(), s.keys.Orders(0), "-", "+").Val()
+	msgs := s.messages(t)
+	b := s.batch(t, nil)
+	s.flush(t)
+	require.NoError(t, answer(t, handle(b, msgs[0])[0]))
+	report := s.rebuild(t)
+	require.EqualValues(t, 1, report.Sales[0].Orders)
+	require.NoError(t, answer(t, handle(b, msgs[1])[0]), "it is acknowledged")
+
+	// Somebody who had a copy of the stream puts the third one back, twice.
+	for range 2 {
+		require.NoError(t, s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.keys.Orders(0), Values: entries[2].Values}).Err())
+	}
+	s.buy(t, sale, "late") // who buys once more, and holds this one
+	work(t, s.config(t))
+	s.awaitConfirmed(t, 2)
+	s.awaitRest(t)
+	require.EqualValues(t, 2, s.count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND epoch = 1 AND reason = 'sale-rebuilt' AND user_id IN ('late', 'by-hand')"))
+	require.EqualValues(t, 4, s.count(t, "SELECT count(*) FROM orders"))
+	require.EqualValues(t, 8, s.left(t, sale))
+	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
+	s.requireSound(t)
+}
+
+// An entry that became a dead letter before a rebuild is void when it is replayed after it.
+func TestADeadLetterOfAnOlderEpochIsVoidedWhenItIsReplayed(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.buy(t, sale, "ann")
+	entry := s.takeOut(t)
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a test")))
+	s.rebuild(t)
+	s.buy(t, sale, "ann") // her place is free: nothing of the first order is left
+	_, err := letters.Replay(t.Context(), s.onlyLetter(t, letters).ID)
+	require.NoError(t, err)
+	work(t, s.config(t))
+	s.awaitConfirmed(t, 1)
+	s.awaitRest(t)
+	require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
+	s.requireSound(t)
+	require.EqualValues(t, 9, s.left(t, sale))
+}
+
+// Each partition has a server of its own to be vouched for, and one without a sale is no trouble.
+func TestPartitionsAreRebuiltEachForItself(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	keys := testkit.Keys(t)
+	keys.Partitions = 3
+	s := newShopOn(t, pool, testkit.RedisURL(t), keys)
+	sales := map[int]uuid.UUID{}
+	for len(sales) < 2 {
+		sale := s.open(t, 10)
+		if p := keys.Partition(sale); p < 2 {
+			sales[p] = sale
+		}
+	}
+	for _, sale := range sales {
+		s.buy(t, sale, "ann")
+	}
+	r := s.rebuilder(t)
+	partitions, err := r.Partitions(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 3, partitions)
+	require.NoError(t, s.store.Distrust(t.Context(), 1))
+	require.NoError(t, r.heal(t.Context(), 3, true))
+	require.EqualValues(t, 1, s.epochOf(t, sales[0]))
+	require.EqualValues(t, 2, s.epochOf(t, sales[1]))
+	require.Equal(t, "1", s.rdb.HGet(t.Context(), keys.Sale(0, sales[0]), "epoch").Val())
+
+	empty := newShop(t, pool)
+	empty.keys.Partitions = 64
+	report, err := empty.rebuilder(t).Partition(t.Context(), 63, RebuildByHand)
+	require.NoError(t, err)
+	require.Empty(t, report.Sales)
+	require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM redis_servers WHERE partition = 63"))
+	s.buy(t, sales[0], "bob")
+	s.buy(t, sales[1], "bob")
+}
+
+// More orders than go to Redis in one call, of which some hold several units.
+func TestARebuildCopiesManyOrders(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sale := s.open(t, 100_000)
+	const orders = 5*holdersPerCall + 1
+	s.fill(t, sale, orders)
+	s.flush(t)
+	report := s.rebuild(t)
+	require.EqualValues(t, orders, report.Sales[0].Orders)
+	require.EqualValues(t, orders, s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale)).Val())
+	for _, n := range []int{1, holdersPerCall, orders} {
+		answer := s.reserve(t, sale, "user-"+strconv.Itoa(n), 1, "")
+		require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
+		require.EqualValues(t, n, answer.Reservation.Sequence)
+		require.EqualValues(t, 1+n%3, answer.Reservation.Quantity)
+	}
+	require.Equal(t, reservation.Reserved, s.reserve(t, sale, fmt.Sprint("user-", orders+1), 1, "").Verdict)
+	s.fulfil(t)
+	s.requireSound(t)
+}
+
+// fill puts orders of a sale into Postgres, as if they had been confirmed.
+func (s *shop) fill(t testing.TB, sale uuid.UUID, orders int) {
+	t.Helper()
+	for _, query := range []string{
+		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint)
+		SELECT gen_random_uuid(), $1, 'user-' || n, 1 + n % 3, 'confirmed', 2, n, 1, now(), now(), 'AAAAAAAAAAAAAAAAAAAAAA' FROM generate_series(1, $2::int) AS n`,
+		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
+		SELECT id, v, CASE v WHEN 1 THEN 'OrderReserved' ELSE 'OrderConfirmed' END, sale_id, user_id, quantity, now(), '{}'
+		FROM orders, generate_series(1, 2) AS v WHERE sale_id = $1 AND $2::int > 0`,
+		`UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE sale_id = $1), last_sequence = $2 WHERE id = $1`,
+	} {
+		_, err := s.pool.Exec(t.Context(), query, sale, orders)
+		require.NoError(t, err)
+	}
+}
