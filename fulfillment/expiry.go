@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -24,28 +25,39 @@ const (
 
 // sweepOrders ends orders that nobody paid for in time, and has the units of those and of cancelled ones
 // come back to Redis, until ctx ends. All workers do it, each with what the others do not have in hand.
+// A Redis that is slow or away keeps no order from expiring.
 func (w *Worker) sweepOrders(ctx context.Context) {
+	var all sync.WaitGroup
+	all.Go(func() { w.dateOrders(ctx) })
+	all.Go(func() { w.expireOrders(ctx) })
+	all.Go(func() { w.releaseUnits(ctx) })
+	all.Wait()
+}
+
+// expireOrders ends overdue orders until ctx ends.
+func (w *Worker) expireOrders(ctx context.Context) {
 	expiring := newTrouble(w.config.Logger, w.metrics, "expire", "expire orders that were not paid in time")
-	releasing := newTrouble(w.config.Logger, w.metrics, "release", "give back the units of ended orders")
-	for pause.For(retryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
-		expired, expireErr := sweepSales(ctx, w.ledger.expireSome)
-		released, releaseErr := sweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
-			return w.ledger.releaseSome(ctx, w.config.Store, except)
-		})
-		if expired > 0 || released > 0 {
+	for w.nextSweep(ctx) {
+		expired, err := sweepSales(ctx, w.ledger.expireSome)
+		if expired > 0 {
 			w.metrics.orders.WithLabelValues(string(reservation.StatusExpired)).Add(float64(expired))
-			w.config.Logger.Info("ended unpaid orders and gave units back", "expired", expired, "given_back", released)
+			w.config.Logger.Info("ended orders that were not paid in time", "orders", expired)
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		expiring.note(expireErr)
-		releasing.note(releaseErr)
+		expiring.note(err)
 	}
 }
 
+// nextSweep waits until it is time to look again; false if ctx has ended.
+func (w *Worker) nextSweep(ctx context.Context) bool {
+	return pause.For(retryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done())
+}
+
 // sweepStep works on some orders of one sale that is not among except. It returns the sale, uuid.Nil if
-// it did not come to one, and how many orders it is done with.
+// there is none, and how many orders it is done with. One that it cannot be done with it does not take
+// again soon.
 type sweepStep func(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, done int, err error)
 
 // sweepSales repeats step until nothing is left or its turn is over. A sale in which it fails is left to
@@ -63,7 +75,7 @@ func sweepSales(ctx context.Context, step sweepStep) (done int, err error) {
 		case err != nil:
 			except = append(except, sale)
 			failed = append(failed, fmt.Errorf("sale=%s: %w", sale, err))
-		case n == 0:
+		case sale == uuid.Nil:
 			return done, errors.Join(failed...)
 		}
 		done += n

@@ -231,10 +231,13 @@ func TestReleasesWaitForRedis(t *testing.T) {
 		return s.count(t, expiredOrders) == 1 && failing() == 1
 	})
 	require.EqualValues(t, 2, s.count(t, pendingReleases))
+	testkit.Eventually(t, 10*time.Second, "the worker counts them", func() bool { return gaugeOf(t, registry, "stampede_releases_pending") == 2 })
 	require.NoError(t, server.Restart(t.Context()))
 	testkit.Eventually(t, 20*time.Second, "the units are back", func() bool { return s.count(t, pendingReleases) == 0 })
 	require.EqualValues(t, 10, s.left(t, sale))
-	testkit.Eventually(t, 10*time.Second, "the worker says so", func() bool { return failing() == 0 })
+	testkit.Eventually(t, 10*time.Second, "the worker says so", func() bool {
+		return failing() == 0 && gaugeOf(t, registry, "stampede_releases_pending") == 0
+	})
 	stop()
 }
 

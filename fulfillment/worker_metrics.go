@@ -16,6 +16,7 @@ type workerMetrics struct {
 
 	orders, locks *prometheus.CounterVec
 	failing       *prometheus.GaugeVec
+	releases      prometheus.Gauge
 }
 
 // The label values of stampede_orders_total beside the statuses of fresh orders.
@@ -37,15 +38,18 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 		Name: "stampede_orders_total", Help: "Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.",
 	}, []string{"outcome"}))
 	failing, err4 := registerOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release and rebuild in each worker) that fail and are tried again.",
+		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release, date and rebuild in each worker) that fail and are tried again.",
 	}, []string{"step"}))
 	locks, err5 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (put off to a later batch), released, or lost before the batch was done.",
 	}, []string{"outcome"}))
-	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+	releases, err6 := registerOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "stampede_releases_pending", Help: "Ended orders whose units Redis has not taken back, of all workers together; counted up to 10000.",
+	}))
+	if err := errors.Join(err1, err2, err3, err4, err5, err6); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
-	return &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing}, nil
+	return &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing, releases: releases}, nil
 }
 
 // lockObserver counts what becomes of the locks of users.

@@ -54,6 +54,8 @@ var (
 	ChangeSale string
 	//go:embed queries/claim_partition.sql
 	ClaimPartition string
+	//go:embed queries/date_orders.sql
+	DateOrders string
 	//go:embed queries/find_dead_letter.sql
 	FindDeadLetter string
 	//go:embed queries/find_lowering.sql
@@ -86,10 +88,14 @@ var (
 	MarkReplayed string
 	//go:embed queries/most_partitions.sql
 	MostPartitions string
+	//go:embed queries/note_releases.sql
+	NoteReleases string
 	//go:embed queries/orders_of_user.sql
 	OrdersOfUser string
 	//go:embed queries/park_dead_letter.sql
 	ParkDeadLetter string
+	//go:embed queries/pending_releases.sql
+	PendingReleases string
 	//go:embed queries/projections_begin.sql
 	ProjectionsBegin string
 	//go:embed queries/projections_dress.sql

@@ -6,6 +6,8 @@ ALTER TABLE orders ADD COLUMN due timestamptz;
 ALTER TABLE orders ADD COLUMN payment_reference text;
 -- Fingerprint of the idempotency key of the purchase: with it a rebuilt Redis knows the buyer's repeat.
 ALTER TABLE orders ADD COLUMN key_fingerprint text;
+-- The empty one marks what an older worker has written since, who knows nothing of it nor of due: see date_orders.sql.
+ALTER TABLE orders ALTER COLUMN key_fingerprint SET DEFAULT '';
 
 -- The highest place in the sale that a confirmed order has had: a Redis that is behind it was set back.
 ALTER TABLE sales ADD COLUMN last_sequence bigint NOT NULL DEFAULT 0;
@@ -65,10 +67,15 @@ CREATE TABLE releases (
     sale_id    uuid NOT NULL,
     user_id    text NOT NULL,
     quantity   bigint NOT NULL CHECK (quantity > 0),
-    created_at timestamptz NOT NULL DEFAULT now()
+    created_at timestamptz NOT NULL DEFAULT now(),
+    -- How often Redis knew nothing of the sale or could not take the units, and when it is asked again.
+    refusals   integer NOT NULL DEFAULT 0,
+    again_at   timestamptz NOT NULL DEFAULT now()
 );
 
-CREATE INDEX releases_of_sale ON releases (sale_id, created_at);
+CREATE INDEX releases_due ON releases (again_at);
+CREATE INDEX releases_of_sale ON releases (sale_id, again_at);
+CREATE INDEX releases_refused ON releases (order_id) WHERE refusals > 0;
 
 -- The Redis server that holds a partition's stock, as it was when that was last put there or found whole.
 -- Another one, or the same after a restart, may lack what buyers were promised.

@@ -1,0 +1,219 @@
+package fulfillment
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// cancelled opens a sale of 10 units, and returns orders of so many users that have bought one each and
+// given it up again. Redis has not been told.
+func (s *shop) cancelled(t testing.TB, users int) (sale uuid.UUID, orders []uuid.UUID) {
+	t.Helper()
+	sale = s.openPayable(t, 10)
+	for n := range users {
+		orders = append(orders, s.buy(t, sale, fmt.Sprintf("user-%d", n)))
+	}
+	s.fulfil(t)
+	for n, order := range orders {
+		_, err := NewLedger(s.pool).Cancel(t.Context(), order, fmt.Sprintf("user-%d", n))
+		require.NoError(t, err)
+	}
+	return sale, orders
+}
+
+// lose takes a sale out of Redis, and returns what brings it back as it was.
+func (s *shop) lose(t testing.TB, sale uuid.UUID) (bringBack func()) {
+	t.Helper()
+	dumps := map[string]string{}
+	for _, key := range []string{s.keys.Sale(0, sale), s.keys.Buyers(0, sale)} {
+		dumps[key] = s.rdb.Dump(t.Context(), key).Val()
+		require.NotEmpty(t, dumps[key])
+		require.NoError(t, s.rdb.Del(t.Context(), key).Err())
+	}
+	return func() {
+		for key, dump := range dumps {
+			require.NoError(t, s.rdb.Restore(t.Context(), key, 0, dump).Err())
+		}
+	}
+}
+
+// waitNoLonger lets the releases that Redis refused be tried again at once.
+func (s *shop) waitNoLonger(t testing.TB) {
+	t.Helper()
+	_, err := s.pool.Exec(t.Context(), "UPDATE releases SET again_at = now()")
+	require.NoError(t, err)
+}
+
+func TestUnitsOfASaleThatRedisLacksComeBackOnceItHasTheSale(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	lost, _ := s.cancelled(t, 2)
+	other, _ := s.cancelled(t, 3)
+	_, err := s.pool.Exec(t.Context(), "UPDATE releases SET again_at = again_at - interval '1 h' WHERE sale_id = $1", lost)
+	require.NoError(t, err) // so that the lost one is in front
+	bringBack := s.lose(t, lost)
+
+	released, err := s.giveBack(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 3, released, "it keeps no other sale from its turn")
+	require.EqualValues(t, 10, s.left(t, other))
+	require.EqualValues(t, 2, s.count(t, "SELECT count(*) FROM releases WHERE sale_id = $1 AND refusals = 1", lost))
+	pending, err := NewLedger(s.pool).pendingReleases(t.Context())
+	require.ErrorIs(t, err, errRefused)
+	require.ErrorContains(t, err, lost.String())
+	require.Equal(t, 2, pending)
+	before := s.count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases")
+	for range 4 {
+		s.waitNoLonger(t)
+		_, err = s.giveBack(t.Context())
+		require.NoError(t, err)
+	}
+	require.Greater(t, s.count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases"), before+5, "it is asked less and less often")
+
+	bringBack()
+	s.waitNoLonger(t)
+	for _, want := range []int{2, 0} {
+		released, err = s.giveBack(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, want, released)
+		require.EqualValues(t, 10, s.left(t, lost))
+	}
+	pending, err = NewLedger(s.pool).pendingReleases(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, pending)
+	s.buy(t, lost, "user-0")
+}
+
+// Nobody will buy what comes back, and a Redis that is made anew does not count it.
+func TestUnitsOfASaleThatIsOverNeedNotComeBack(t *testing.T) {
+	t.Parallel()
+	for name, over := range map[string]string{
+		"ended by an operator": "UPDATE sales SET state = 'ended' WHERE id = $1",
+		"closed":               "UPDATE sales SET closes_at = now() WHERE id = $1",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			sale, _ := s.cancelled(t, 2)
+			s.lose(t, sale)
+			_, err := s.giveBack(t.Context())
+			require.NoError(t, err)
+			require.EqualValues(t, 2, s.count(t, pendingReleases))
+			_, err = s.pool.Exec(t.Context(), over, sale)
+			require.NoError(t, err)
+			s.waitNoLonger(t)
+			released, err := s.giveBack(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, 2, released)
+			require.Zero(t, s.count(t, pendingReleases))
+		})
+	}
+}
+
+// With one more unit left than there should be, the last release would make more of them than are for sale.
+func TestAUnitThatRedisHasNoRoomForIsKept(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale, _ := s.cancelled(t, 3)
+	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", 1).Err())
+	released, err := s.giveBack(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 2, released)
+	require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM releases WHERE refusals = 1"))
+	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", -1).Err())
+	s.waitNoLonger(t)
+	released, err = s.giveBack(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, released)
+	require.EqualValues(t, 10, s.left(t, sale))
+}
+
+// The clock of whoever created the sale was ahead: its id looks as if it did not exist yet.
+func TestUnitsOfASaleFromTheFutureComeBack(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale, _ := s.cancelled(t, 2)
+	future := sale
+	future[0]++ // half a year
+	dump := func(key func(int, uuid.UUID) string) {
+		require.NoError(t, s.rdb.Rename(t.Context(), key(0, sale), key(0, future)).Err())
+	}
+	dump(s.keys.Sale)
+	dump(s.keys.Buyers)
+	_, err := s.pool.Exec(t.Context(), "UPDATE releases SET sale_id = $1", future)
+	require.NoError(t, err)
+	released, err := s.giveBack(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 2, released)
+	require.EqualValues(t, 10, s.left(t, future))
+}
+
+func TestARedisThatHangsKeepsNoOrderFromExpiring(t *testing.T) {
+	t.Parallel()
+	server := testkit.OwnRedis(t)
+	s := newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
+	for range 6 { // a turn of the releases asks for each of them until it gives up
+		s.cancelled(t, 1)
+	}
+	order := s.buy(t, s.openPayable(t, 1), "ann")
+	s.fulfil(t)
+	server.Freeze()
+	defer server.Thaw()
+	config, registry := s.config(t), prometheus.NewRegistry()
+	config.Registerer = registry
+	stop := work(t, config)
+	testkit.Eventually(t, 20*time.Second, "somebody waits for Redis with releases in hand", func() bool {
+		tx, err := s.pool.Begin(t.Context())
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		var free int
+		require.NoError(t, tx.QueryRow(t.Context(), "SELECT count(*) FROM (SELECT FROM releases FOR UPDATE SKIP LOCKED) AS free").Scan(&free))
+		return free < 6
+	})
+	endWindow(t, s.pool, order)
+	testkit.Eventually(t, 20*time.Second, "the order expires", func() bool { return s.count(t, expiredOrders) == 1 })
+	require.Zero(t, valueOf(t, registry, "stampede_worker_failing", "release"), "the releases' turn is not over yet")
+	server.Thaw()
+	testkit.Eventually(t, 30*time.Second, "all units are back", func() bool { return s.count(t, pendingReleases) == 0 })
+	stop()
+}
+
+// gaugeOf is the value of a gauge without labels.
+func gaugeOf(t testing.TB, from prometheus.Gatherer, name string) float64 {
+	t.Helper()
+	families, err := from.Gather()
+	require.NoError(t, err)
+	for _, family := range families {
+		if family.GetName() == name {
+			return family.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	require.Fail(t, "no such metric", name)
+	return 0
+}
+
+func TestReleasesThatWaitAreCounted(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	ledger := NewLedger(s.pool)
+	_, err := s.pool.Exec(t.Context(), `INSERT INTO releases (order_id, sale_id, user_id, quantity)
+		SELECT gen_random_uuid(), gen_random_uuid(), 'ann', 1 FROM generate_series(1, $1)`, releasesCounted-1)
+	require.NoError(t, err)
+	pending, err := ledger.pendingReleases(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, releasesCounted-1, pending)
+	_, err = s.pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2")
+	require.NoError(t, err)
+	pending, err = ledger.pendingReleases(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, releasesCounted, pending, "and no more")
+}

@@ -1,0 +1,18 @@
+-- Notes what came of releases that the caller has taken (take_releases.sql), all of the sale $1.
+--
+-- $2  the orders whose units Redis has, or never had to get: they are done with
+-- $3  the orders of which Redis says that it has no such sale: done with if nobody can buy in it any more, because
+--     no Redis that is made anew will count them
+-- $4  the orders that Redis could not take
+--
+-- The others are tried again after 1 s, 2 s, 4 s and so on up to a minute. Answers how many that are.
+WITH over AS MATERIALIZED (
+    SELECT state = 'ended' OR coalesce(closes_at <= now(), false) AS over FROM sales WHERE id = $1
+), done AS (
+    DELETE FROM releases WHERE order_id = ANY ($2::uuid[]) OR order_id = ANY ($3::uuid[]) AND (SELECT over FROM over)
+), again AS (
+    UPDATE releases SET refusals = refusals + 1, again_at = clock_timestamp() + make_interval(secs => least(power(2, least(refusals, 10)), 60))
+    WHERE order_id = ANY ($4::uuid[]) OR order_id = ANY ($3::uuid[]) AND (SELECT over FROM over) IS NOT TRUE
+    RETURNING order_id
+)
+SELECT count(*) FROM again
