@@ -6,18 +6,19 @@
 -- promotion leaves the id of before as the second one, so that a first replica makes nobody strange.
 -- Every other server may lack what buyers were promised: one that was restarted, promoted or emptied.
 --
--- Strange is for good: the record is spoiled, if that can be written. Else a server that was promoted
--- would look known again when its first replica comes after the second id was forgotten.
+-- Whoever hears strange makes it distrusted. Else a server that was promoted would look known again when
+-- it has forgotten the second id, and the first replica comes after that.
 --
 -- KEYS
---   1  server  hash: run_id replication_id of the server that was vouched for
+--   1  server  hash: run_id replication_id of the server that was vouched for, or "-" for none any more
 --   2  sale    hash, as in reserve.lua; may be left out
 -- Answers
 --   {answer, run_id, replication_id, epoch}: who this server is, and the epoch of the sale, which is 0
 --   while it is closed for a rebuild, and empty if it is not there
 --   known       the stock in this partition is whole
 --   strange     another server was vouched for, or this one in a former life
---   unrecorded  none was: the partition was never used, or everything is gone
+--   distrusted  what was vouched for was taken back
+--   unrecorded  there is no record: the partition was never used, or everything is gone
 
 local info = redis.call('INFO', 'server', 'replication')
 
@@ -34,9 +35,9 @@ local epoch = KEYS[2] and redis.call('HGET', KEYS[2], 'epoch') or ''
 local answer = 'strange'
 if not vouched[1] then
   answer = 'unrecorded'
+elseif vouched[1] == '-' then
+  answer = 'distrusted'
 elseif vouched[1] == run_id and (vouched[2] == replication_id or not string.find(id('master_replid2'), '[^0]')) then
   answer = 'known'
-elseif vouched[1] ~= '-' then
-  redis.pcall('HSET', KEYS[1], 'run_id', '-')
 end
 return { answer, run_id, replication_id, epoch }

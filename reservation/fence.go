@@ -28,7 +28,8 @@ func newFence(serverKey string, server ServerState) *fence {
 
 // admit loads the script of a partition if its server is known, and returns errStrangeServer if not. It
 // asks and loads on one connection, so that both go to the same server, and loads nothing if the record
-// of the server was touched in between (Distrust).
+// of the server was touched in between (Distrust). A server that is strange is distrusted: it may have
+// loaded the script in a former term for others, who have not noticed yet.
 func (s *Store) admit(ctx context.Context, partition int) (*fence, error) {
 	key := s.keys.Server(partition)
 	var f *fence
@@ -37,13 +38,19 @@ func (s *Store) admit(ctx context.Context, partition int) (*fence, error) {
 		if err != nil {
 			return err
 		}
-		if !state.Known || s.refused[partition].Load() {
-			return errStrangeServer
-		}
-		f = newFence(key, state)
 		_, err = tx.TxPipelined(ctx, func(p redis.Pipeliner) error {
-			return f.script.Load(ctx, p).Err()
+			switch {
+			case state.strange:
+				s.distrust(ctx, p, partition)
+			case state.Known && !s.refused[partition].Load():
+				f = newFence(key, state)
+				return f.script.Load(ctx, p).Err()
+			}
+			return nil
 		})
+		if f == nil {
+			return errStrangeServer // also where that could not be noted, as on a replica
+		}
 		return err
 	}, key)
 	if err != nil {

@@ -73,7 +73,10 @@ func (g Guard) compare(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// A server without a record is no danger: it has no sale, and no script is loaded there.
+		if state.strange {
+			_, _ = g.Store.admit(ctx, r.Partition) // which tells all others; if it cannot, this one is told below
+		}
+		// A server without a record is no danger: it has no sale.
 		g.refuse(r.Partition, state.Recorded && (!state.Known || state.RunID != r.RunID))
 	}
 	return nil

@@ -106,6 +106,10 @@ func (s *Store) callReserve(ctx context.Context, partition int, args []any) ([]s
 		if answered && !passing || errors.Is(err, errStrangeServer) {
 			break
 		}
+		if passing {
+			// A server that is a replica now and a primary again later keeps its scripts: ask who it is then.
+			s.fences[partition].Store(nil)
+		}
 		maybeDone = maybeDone || sent && !answered && !neverSent(err)
 	}
 	if maybeDone {

@@ -29,8 +29,11 @@ type ServerState struct {
 	// Known is true if the stock of the partition was vouched for on this very server.
 	Known bool
 	// Recorded is true if the server holds a record of any server that was vouched for, itself or
-	// another. It is false where a partition was never used, and where everything is gone.
+	// another, or that none is any more. It is false where a partition was never used, and where
+	// everything is gone.
 	Recorded bool
+	// strange is true until whoever finds out has said so to all others (distrust).
+	strange bool
 }
 
 // Inspect tells which server holds a partition. Its errors wrap ErrUnavailable.
@@ -59,19 +62,24 @@ func (s *Store) Vouch(ctx context.Context, partition int, expected ServerState) 
 const distrusted = "-"
 
 // Distrust takes back what was vouched for a partition: everybody refuses to sell from it until it is
-// vouched for again. The scripts are flushed with it, because whoever has them loaded asks no more;
-// others load theirs again.
+// vouched for again.
 func (s *Store) Distrust(ctx context.Context, partition int) error {
 	s.fences[partition].Store(nil)
 	_, err := s.rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		p.HSet(ctx, s.keys.Server(partition), "run_id", distrusted, "replication_id", distrusted)
-		p.ScriptFlush(ctx)
+		s.distrust(ctx, p, partition)
 		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("%w: distrust the server of partition %d: %w", ErrUnavailable, partition, err)
 	}
 	return nil
+}
+
+// distrust is all of a transaction. The scripts are flushed because nobody asks again who knows that his
+// is loaded; those of other partitions and programs are loaded again by their users.
+func (s *Store) distrust(ctx context.Context, p redis.Pipeliner, partition int) {
+	p.HSet(ctx, s.keys.Server(partition), "run_id", distrusted, "replication_id", distrusted)
+	p.ScriptFlush(ctx)
 }
 
 // ask runs lua/look.lua. The second key may be that of a sale, whose epoch is returned: it is empty if
@@ -86,7 +94,7 @@ func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (sta
 	}
 	state = ServerState{
 		RunID: values[1], ReplicationID: values[2],
-		Known: values[0] == "known", Recorded: values[0] != "unrecorded",
+		Known: values[0] == "known", Recorded: values[0] != "unrecorded", strange: values[0] == "strange",
 	}
 	return state, values[3], nil
 }

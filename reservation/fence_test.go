@@ -1,0 +1,364 @@
+package reservation_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/localserver"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// house is a Redis with a replica, and an address behind which is the one or the other, as behind a name.
+type house struct {
+	t        *testing.T
+	first    *localserver.Redis
+	second   *localserver.Redis
+	address  atomic.Value // string
+	atFirst  *redis.Client
+	atSecond *redis.Client
+}
+
+func newHouse(t *testing.T) *house {
+	t.Helper()
+	h := &house{t: t, first: testkit.OwnRedis(t), second: testkit.OwnRedis(t)}
+	h.atFirst, h.atSecond = ownClient(t, h.first.URL), ownClient(t, h.second.URL)
+	h.follow(h.atSecond, h.atFirst)
+	h.address.Store(h.atFirst.Options().Addr)
+	return h
+}
+
+// client connects to the server that has the address when it dials.
+func (h *house) client() *redis.Client {
+	h.t.Helper()
+	rdb := redis.NewClient(&redis.Options{
+		ContextTimeoutEnabled: true, DialerRetries: 1, Protocol: 2,
+		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, h.address.Load().(string))
+		},
+	})
+	h.t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
+}
+
+// move gives the address to another server, and ends the connections to the one that has it.
+func (h *house) move(from, to *redis.Client) {
+	h.t.Helper()
+	h.address.Store(to.Options().Addr)
+	require.NoError(h.t, from.Do(h.t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
+}
+
+// follow makes one server a replica of another, and waits until it has everything.
+func (h *house) follow(replica, primary *redis.Client) {
+	h.t.Helper()
+	ctx := h.t.Context()
+	host, port, err := net.SplitHostPort(primary.Options().Addr)
+	require.NoError(h.t, err)
+	require.NoError(h.t, primary.ConfigSet(ctx, "repl-diskless-sync-delay", "0").Err())
+	require.NoError(h.t, replica.Do(ctx, "REPLICAOF", host, port).Err())
+	h.caughtUp(replica, primary)
+}
+
+// caughtUp waits until a replica has all that its primary has now.
+func (h *house) caughtUp(replica, primary *redis.Client) {
+	h.t.Helper()
+	require.NoError(h.t, primary.Set(h.t.Context(), "mark", uuid.NewString(), 0).Err())
+	testkit.Eventually(h.t, 20*time.Second, "the replica has what its primary has", func() bool {
+		mark, err := replica.Get(h.t.Context(), "mark").Result()
+		return err == nil && mark == primary.Get(h.t.Context(), "mark").Val()
+	})
+}
+
+func (h *house) promote(replica *redis.Client) {
+	h.t.Helper()
+	require.NoError(h.t, replica.Do(h.t.Context(), "REPLICAOF", "NO", "ONE").Err())
+}
+
+// appended is how many events a server has appended by itself since its statistics were reset or it was started.
+func appended(t *testing.T, rdb *redis.Client) string {
+	t.Helper()
+	stats, err := rdb.InfoMap(t.Context(), "commandstats").Result()
+	require.NoError(t, err)
+	for _, section := range stats {
+		if line := section["cmdstat_xadd"]; line != "" {
+			return line
+		}
+	}
+	return "nothing"
+}
+
+func resetStats(t *testing.T, rdb *redis.Client) {
+	t.Helper()
+	require.NoError(t, rdb.ConfigResetStat(t.Context()).Err())
+}
+
+// refuses fails the test unless the store says 503 to whoever buys.
+func (s *shop) refuses(sale uuid.UUID, user string) {
+	s.t.Helper()
+	a, err := s.Reserve(s.t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+	require.ErrorIs(s.t, err, reservation.ErrUnavailable, "%s got %v", user, a)
+	require.NotErrorIs(s.t, err, reservation.ErrOutcomeUnknown)
+}
+
+// crowd buys without a pause until stop, which waits until each buyer has been refused since it was called.
+func (s *shop) crowd(sale uuid.UUID) (stop func()) {
+	s.t.Helper()
+	const buyers = 8
+	ctx, cancel := context.WithCancel(s.t.Context())
+	var refused atomic.Int64
+	done := make(chan struct{}, buyers)
+	for buyer := range buyers {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			for n := 0; ctx.Err() == nil; n++ {
+				a, err := s.Reserve(s.t.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("crowd-%d-%d", buyer, n), Quantity: 1})
+				if err != nil {
+					refused.Add(1)
+				} else if a.Verdict != reservation.Reserved {
+					s.t.Errorf("a buyer was told %s", a.Verdict)
+				}
+			}
+		}()
+	}
+	return func() {
+		s.t.Helper()
+		before := refused.Load()
+		testkit.Eventually(s.t, 20*time.Second, "the crowd is refused", func() bool { return refused.Load() > before+20*buyers })
+		cancel()
+		for range buyers {
+			<-done
+		}
+	}
+}
+
+// TestNoServerSellsThatMayHaveLostSomething: not to an ingress that sells all the time, not to one that
+// has paused, not to one that has just been started.
+func TestNoServerSellsThatMayHaveLostSomething(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		lose func(h *house) // leaves the address to the server that is there afterwards
+		kept bool           // the sale is still there,
+		all  bool           // with all that was accepted
+	}{
+		"restarted": {func(h *house) { require.NoError(h.t, h.first.Restart(h.t.Context())) }, true, true},
+		"killed": {func(h *house) {
+			h.first.Kill()
+			require.NoError(h.t, h.first.Restart(h.t.Context()))
+		}, true, true},
+		"flushed":          {func(h *house) { require.NoError(h.t, h.atFirst.FlushAll(h.t.Context()).Err()) }, false, false},
+		"database flushed": {func(h *house) { require.NoError(h.t, h.atFirst.FlushDB(h.t.Context()).Err()) }, false, false},
+		"replica promoted": {func(h *house) {
+			h.first.Kill()
+			resetStats(h.t, h.atSecond) // what it has applied as a replica
+			h.promote(h.atSecond)
+			h.address.Store(h.atSecond.Options().Addr)
+		}, true, true},
+		"replica promoted, while the primary is alive": {func(h *house) {
+			h.first.Freeze()
+			resetStats(h.t, h.atSecond)
+			h.promote(h.atSecond)
+			h.address.Store(h.atSecond.Options().Addr)
+			h.first.Kill()
+		}, true, true},
+		"a replica that comes back as a primary": {func(h *house) {
+			// The first one has sold, so it has the script, which a replica that never was one has not. What it
+			// accepts after its replica has left it is lost.
+			h.promote(h.atSecond)
+			h.follow(h.atFirst, h.atSecond)
+			resetStats(h.t, h.atFirst)
+			h.promote(h.atFirst)
+		}, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHouse(t)
+			selling := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
+			idle, fresh := selling.next(h.client()), selling.next(h.client())
+			sale := selling.sale(1_000_000).ID
+			held := selling.buy(sale, "ann").Reservation
+			require.Equal(t, reservation.Reserved, idle.buy(sale, "bob").Verdict)
+			h.caughtUp(h.atSecond, h.atFirst)
+			stop := selling.crowd(sale)
+
+			tc.lose(h)
+			stop()
+			now := h.client()
+			if tc.kept {
+				require.Equal(t, "nothing", appended(t, now))
+			} else {
+				require.Zero(t, now.Exists(t.Context(), selling.keys.Orders(0)).Val())
+			}
+			for _, s := range []*shop{selling, idle, fresh} {
+				s.refuses(sale, "eve")
+				_, err := s.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: held.OrderID, UserID: "ann"}})
+				require.ErrorIs(t, err, reservation.ErrUnavailable)
+				_, err = s.FindReserved(t.Context(), reservation.NewOrderID(sale), "nobody")
+				require.ErrorIs(t, err, reservation.ErrUnavailable, "the order may be one that was lost")
+				_, err = s.Pause(t.Context(), sale)
+				require.ErrorIs(t, err, reservation.ErrNotInForce)
+				created, err := s.Create(t.Context(), reservation.Terms{Name: "opens later", Stock: 1, PerOrderLimit: 1})
+				require.NoError(t, err)
+				s.refuses(created.ID, "eve")
+			}
+			state, err := selling.Inspect(t.Context(), 0)
+			require.NoError(t, err)
+			require.False(t, state.Known)
+			require.Equal(t, tc.kept, state.Recorded)
+
+			if !tc.all {
+				return
+			}
+			// Everything is there: with appendfsync always, and on a replica that had caught up.
+			testkit.VouchFor(t, selling.pool, selling.Store, 0)
+			for _, s := range []*shop{selling, idle, fresh} {
+				_, err := s.Resume(t.Context(), sale)
+				require.NoError(t, err)
+				require.Equal(t, held, s.buy(sale, "ann").Reservation)
+				require.Equal(t, reservation.Reserved, s.buy(sale, uuid.NewString()).Verdict)
+			}
+		})
+	}
+}
+
+// rebuild makes a sale anew as a worker does, without Postgres: with these holders, in the next epoch.
+func (s *shop) rebuild(sale reservation.Sale, epoch int64, holders ...reservation.Holder) {
+	s.t.Helper()
+	ctx, p := s.t.Context(), sale.Partition()
+	sequence, err := s.CloseSale(ctx, sale.ID, p)
+	require.NoError(s.t, err)
+	require.NoError(s.t, s.HoldBuyers(ctx, p, sale.ID, epoch, holders))
+	left := sale.Stock
+	for _, h := range holders {
+		left -= h.Reservation.Quantity
+	}
+	sale.Epoch = epoch
+	sale.Revision++
+	require.NoError(s.t, s.OpenRebuilt(ctx, reservation.Rebuilt{Sale: sale, Left: left, Sequence: sequence, Holders: int64(len(holders))}))
+}
+
+// TestAServerThatSoldBeforeComesBackAsAStranger: the script is still loaded there, and the record that it
+// got from the other one is no worse than its own was.
+func TestAServerThatSoldBeforeComesBackAsAStranger(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
+	asleep := s.next(h.client())
+	sale := s.sale(100)
+	s.buy(sale.ID, "ann")
+	asleep.buy(sale.ID, "bob")
+	h.caughtUp(h.atSecond, h.atFirst)
+
+	h.promote(h.atSecond)
+	h.move(h.atFirst, h.atSecond)
+	s.refuses(sale.ID, "eve")
+	s.rebuild(sale.Sale, 2)
+	testkit.VouchFor(t, s.pool, s.Store, 0)
+	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "ann").Verdict)
+
+	h.follow(h.atFirst, h.atSecond)
+	h.second.Kill()
+	resetStats(t, h.atFirst)
+	h.promote(h.atFirst)
+	h.address.Store(h.atFirst.Options().Addr)
+	for _, ingress := range []*shop{s, asleep, s.next(h.client())} {
+		ingress.refuses(sale.ID, "eve")
+		ingress.refuses(sale.ID, "ann")
+	}
+	require.Equal(t, "nothing", appended(t, h.atFirst))
+
+	testkit.VouchFor(t, s.pool, s.Store, 0)
+	for _, ingress := range []*shop{s, asleep} {
+		require.EqualValues(t, 2, ingress.buy(sale.ID, uuid.NewString()).Reservation.Epoch)
+	}
+}
+
+// TestAnIngressOnAReplicaSellsNothingWhenItIsPromoted: its connections were there all the time.
+func TestAnIngressOnAReplicaSellsNothingWhenItIsPromoted(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.sale(100_000).ID
+	s.buy(sale, "ann")
+	h.caughtUp(h.atSecond, h.atFirst)
+	astray := s.next(h.atSecond)
+	astray.refuses(sale, "eve")
+	stop := astray.crowd(sale)
+	resetStats(t, h.atSecond)
+	h.promote(h.atSecond)
+	stop()
+	require.Equal(t, "nothing", appended(t, h.atSecond))
+	require.Equal(t, reservation.Reserved, s.buy(sale, "bob").Verdict, "the primary goes on")
+}
+
+func TestWhatLosesNothingChangesNothing(t *testing.T) {
+	t.Parallel()
+	for name, happen := range map[string]func(t *testing.T, rdb *redis.Client){
+		"the first replica comes": func(t *testing.T, rdb *redis.Client) {
+			replica := ownClient(t, testkit.OwnRedis(t).URL)
+			before, err := rdb.InfoMap(t.Context(), "replication").Result()
+			require.NoError(t, err)
+			(&house{t: t}).follow(replica, rdb)
+			after, err := rdb.InfoMap(t.Context(), "replication").Result()
+			require.NoError(t, err)
+			require.NotEqual(t, before["Replication"]["master_replid"], after["Replication"]["master_replid"], "else this shows nothing")
+		},
+		"the scripts are flushed":    func(t *testing.T, rdb *redis.Client) { require.NoError(t, rdb.ScriptFlush(t.Context()).Err()) },
+		"the connections are killed": func(t *testing.T, rdb *redis.Client) { rdb.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal") },
+		"another database is flushed": func(t *testing.T, rdb *redis.Client) {
+			conn := rdb.EphemeralConn()
+			defer func() { require.NoError(t, conn.Close()) }()
+			require.NoError(t, conn.Select(t.Context(), 1).Err())
+			require.NoError(t, conn.FlushDB(t.Context()).Err())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rdb := ownClient(t, testkit.OwnRedis(t).URL)
+			s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+			sale := s.sale(100).ID
+			s.buy(sale, "ann")
+			happen(t, rdb)
+			require.Equal(t, reservation.Reserved, s.buy(sale, "bob").Verdict)
+			fresh := s.next(rdb)
+			require.Equal(t, reservation.Reserved, fresh.buy(sale, "cid").Verdict)
+			require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
+			require.Equal(t, reservation.Reserved, fresh.buy(sale, "dan").Verdict)
+			require.Equal(t, "96", s.left(sale))
+		})
+	}
+}
+
+// TestEachPartitionIsVouchedForByItself: whoever has loaded the script for one has not for the other.
+func TestEachPartitionIsVouchedForByItself(t *testing.T) {
+	t.Parallel()
+	keys := testkit.Keys(t)
+	keys.Partitions = 2
+	s := newShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
+	var sales [2]reservation.Standing
+	for sales[0].ID == uuid.Nil || sales[1].ID == uuid.Nil {
+		sale := s.sale(10)
+		sales[sale.Partition()] = sale
+	}
+	for _, sale := range sales {
+		s.buy(sale.ID, "ann")
+	}
+	require.NoError(t, s.Distrust(t.Context(), 1))
+	fresh := s.next(s.rdb)
+	for range 3 { // the script of partition 0 is loaded by now
+		for n, ingress := range []*shop{s, fresh} {
+			require.Equal(t, reservation.Reserved, ingress.buy(sales[0].ID, uuid.NewString()).Verdict, n)
+			ingress.refuses(sales[1].ID, "eve")
+		}
+	}
+	testkit.VouchFor(t, s.pool, s.Store, 1)
+	require.Equal(t, reservation.Reserved, fresh.buy(sales[1].ID, "bob").Verdict)
+	require.Equal(t, reservation.Reserved, s.buy(sales[1].ID, "cid").Verdict)
+}
