@@ -172,7 +172,7 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("the secret for receipts (STAMPEDE_RECEIPT_SECRET) has %d bytes, want at least %d", n, reservation.MinReceiptSecretBytes))
 	}
 	if c.Outcomes != nil && c.OutcomesStream == "" {
-		errs = append(errs, errors.New("Outcomes need an OutcomesStream"))
+		errs = append(errs, errors.New("OutcomesStream is required with Outcomes"))
 	}
 	if c.StopDelay < 0 || c.DrainTimeout < 0 {
 		errs = append(errs, errors.New("StopDelay and DrainTimeout must not be negative"))

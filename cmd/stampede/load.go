@@ -180,10 +180,16 @@ func (c *loadCmd) auth() crowd.Auth {
 }
 
 func (c *loadCmd) openBooks(ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID, auth crowd.Auth) (crowd.Books, error) {
-	if pool == nil {
-		return crowd.OpenAPIBooks(ctx, c.URLs[0], sale, auth)
+	api, err := crowd.OpenAPIBooks(ctx, c.URLs[0], sale, auth)
+	if err != nil || pool == nil {
+		return api, err
 	}
-	return crowd.OpenPostgresBooks(ctx, pool, sale)
+	books, err := crowd.OpenPostgresBooks(ctx, pool, sale)
+	if err != nil {
+		return nil, err
+	}
+	books.AskToo(api)
+	return books, nil
 }
 
 // send runs the crowd with its progress on w, and watches the orders arrive in the books.

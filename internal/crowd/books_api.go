@@ -57,7 +57,7 @@ func (b *APIBooks) soldInAll(ctx context.Context) (int64, error) {
 		Sold          int64 `json:"sold"`
 		PaymentWindow int64 `json:"payment_window_seconds"`
 	}
-	status, err := b.get(ctx, "", &sale, "v1", "sales", b.sale.String())
+	status, err := b.get(ctx, "", "", &sale, "v1", "sales", b.sale.String())
 	switch {
 	case err != nil:
 		return 0, fmt.Errorf("read sale=%s: %w", b.sale, err)
@@ -72,35 +72,45 @@ func (b *APIBooks) soldInAll(ctx context.Context) (int64, error) {
 // Compare implements Books. An order that is not in Postgres yet is waited for; if it is still not
 // there when ctx ends, it counts as missing.
 func (b *APIBooks) Compare(ctx context.Context, l *Ledger) (Comparison, error) {
-	defer b.client.CloseIdleConnections()
 	accepted, contradictions := l.Orders()
 	c := Comparison{Accepted: len(accepted), Contradictions: contradictions}
+	over := make(map[uuid.UUID]bool)
+	err := b.judgeEach(ctx, &c, l, accepted, over)
+	c.judgePairs(l, over)
+	return c, err
+}
+
+// judgeEach asks for the orders of these users, and counts in c what became of them. Those of which nothing is held any
+// more become true in over.
+func (b *APIBooks) judgeEach(ctx context.Context, c *Comparison, l *Ledger, orders map[uuid.UUID]string, over map[uuid.UUID]bool) error {
+	defer b.client.CloseIdleConnections()
 	var mu sync.Mutex
 	var lookups errgroup.Group
 	lookups.SetLimit(apiCompareAtOnce)
-	for id, user := range accepted {
+	for id, user := range orders {
 		lookups.Go(func() error {
-			o, found, err := b.lookUp(ctx, id, user)
+			o, found, err := b.lookUp(ctx, id, user, l.receipts[id])
 			if err != nil {
 				return fmt.Errorf("read order=%s: %w", id, err)
 			}
 			mu.Lock()
 			defer mu.Unlock()
 			if found {
+				over[id] = !o.live()
 				c.judge(l, o, user)
 				return nil
 			}
 			c.Missing++
-			c.example("order %s of %s is not confirmed", id, user)
+			c.example("order %s of %s came to no end", id, user)
 			return nil
 		})
 	}
-	err := lookups.Wait()
-	return c, err
+	return lookups.Wait()
 }
 
-// lookUp asks for an order until it is in Postgres.
-func (b *APIBooks) lookUp(ctx context.Context, id uuid.UUID, user string) (o bookedOrder, found bool, err error) {
+// lookUp asks for an order, with its receipt if there is one, until it has come to its end. One that nobody knows any
+// more is not found; with a receipt the ingress says that only when it has become certain.
+func (b *APIBooks) lookUp(ctx context.Context, id uuid.UUID, user, receipt string) (o bookedOrder, found bool, err error) {
 	const between = 50 * time.Millisecond
 	for {
 		var order struct {
@@ -108,15 +118,14 @@ func (b *APIBooks) lookUp(ctx context.Context, id uuid.UUID, user string) (o boo
 			Quantity int64  `json:"quantity"`
 			Status   string `json:"status"`
 		}
-		status, err := b.get(ctx, user, &order, "v1", "orders", id.String())
+		status, err := b.get(ctx, user, receipt, &order, "v1", "orders", id.String())
 		switch {
 		case ctx.Err() != nil, status == http.StatusNotFound:
 			return bookedOrder{}, false, nil
 		case err != nil:
 			return bookedOrder{}, false, err
 		case status == http.StatusOK && order.Status != "reserved":
-			live := order.Status == "confirmed" || order.Status == "paid"
-			return bookedOrder{id: id, user: order.User, quantity: order.Quantity, live: live}, true, nil
+			return bookedOrder{id: id, user: order.User, quantity: order.Quantity, status: order.Status}, true, nil
 		case status != http.StatusOK && status != http.StatusServiceUnavailable:
 			return bookedOrder{}, false, fmt.Errorf("HTTP %d", status)
 		}
@@ -126,11 +135,14 @@ func (b *APIBooks) lookUp(ctx context.Context, id uuid.UUID, user string) (o boo
 	}
 }
 
-// get asks as the user, or as nobody if user is empty, and decodes an answer of 200.
-func (b *APIBooks) get(ctx context.Context, user string, into any, elements ...string) (status int, err error) {
+// get asks as the user, or as nobody if user is empty, with a receipt unless that is empty, and decodes an answer of 200.
+func (b *APIBooks) get(ctx context.Context, user, receipt string, into any, elements ...string) (status int, err error) {
 	target, err := url.JoinPath(b.url, elements...)
 	if err != nil {
 		return 0, err
+	}
+	if receipt != "" {
+		target += "?" + url.Values{"receipt": {receipt}}.Encode()
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, target, nil)
 	if err != nil {

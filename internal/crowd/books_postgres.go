@@ -17,6 +17,7 @@ type PostgresBooks struct {
 	sale   uuid.UUID
 	sold   int64                  // when the books were opened
 	before map[uuid.UUID]struct{} // the orders that were there by then
+	api    *APIBooks              // nil to ask nobody
 }
 
 var _ Books = (*PostgresBooks)(nil)
@@ -31,6 +32,10 @@ func OpenPostgresBooks(ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID) 
 	err = b.eachOrder(ctx, func(o bookedOrder) { b.before[o.id] = struct{}{} })
 	return b, err
 }
+
+// AskToo has accepted orders that Postgres lacks asked for at an ingress, with their receipts: if Redis has lost them, they are
+// voided, and not missing.
+func (b *PostgresBooks) AskToo(api *APIBooks) { b.api = api }
 
 // Sold implements Books.
 func (b *PostgresBooks) Sold(ctx context.Context) (int64, error) {
@@ -52,13 +57,16 @@ type bookedOrder struct {
 	id       uuid.UUID
 	user     string
 	quantity int64
-	live     bool
+	status   string
 }
+
+// live is true if the order holds units.
+func (o bookedOrder) live() bool { return o.status == "confirmed" || o.status == "paid" }
 
 func (b *PostgresBooks) eachOrder(ctx context.Context, see func(bookedOrder)) error {
 	rows, _ := b.pool.Query(ctx, sql.SaleOrders, b.sale) // its error comes with the rows
 	var o bookedOrder
-	_, err := pgx.ForEachRow(rows, []any{&o.id, &o.user, &o.quantity, &o.live}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&o.id, &o.user, &o.quantity, &o.status}, func() error {
 		see(o)
 		return nil
 	})
@@ -73,15 +81,16 @@ func (b *PostgresBooks) Compare(ctx context.Context, l *Ledger) (Comparison, err
 	accepted, contradictions := l.Orders()
 	undecided := l.Undecided()
 	c := Comparison{Accepted: len(accepted), Contradictions: contradictions}
-	seen := 0
+	over := make(map[uuid.UUID]bool)
 	err := b.eachOrder(ctx, func(o bookedOrder) {
 		user, known := accepted[o.id]
 		_, old := b.before[o.id]
 		switch {
 		case known:
-			seen++
+			over[o.id] = !o.live()
 			c.judge(l, o, user)
-		case !o.live, old:
+			delete(accepted, o.id) // what is left in the end is missing
+		case !o.live(), old:
 		case undecided[o.user]:
 			c.Recovered++
 		default:
@@ -92,9 +101,14 @@ func (b *PostgresBooks) Compare(ctx context.Context, l *Ledger) (Comparison, err
 	if err != nil {
 		return Comparison{}, err
 	}
-	if c.Missing = c.Accepted - seen; c.Missing > 0 {
+	if b.api != nil {
+		if err := b.api.judgeEach(ctx, &c, l, accepted, over); err != nil {
+			return Comparison{}, err
+		}
+	} else if c.Missing = len(accepted); c.Missing > 0 {
 		c.example("%d accepted orders are not in Postgres", c.Missing)
 	}
+	c.judgePairs(l, over)
 	return c, nil
 }
 
@@ -103,9 +117,28 @@ func (c *Comparison) judge(l *Ledger, o bookedOrder, user string) {
 	case o.user != user || o.quantity != l.quantity:
 		c.Altered++
 		c.example("order %s is %d units for %s, accepted were %d for %s", o.id, o.quantity, o.user, l.quantity, user)
-	case o.live:
+	case o.live():
 		c.Found++
-	default:
+	case o.status == "rejected":
 		c.Refused++
+	case o.status == "voided":
+		c.Voided++
+	case o.status == "cancelled":
+		c.Cancelled++
+	case o.status == "expired":
+		c.Expired++
+	default:
+		c.Altered++
+		c.example("order %s is %q", o.id, o.status)
+	}
+}
+
+// judgePairs counts the buyers who hold two orders. Over tells of which orders nothing is held any more.
+func (c *Comparison) judgePairs(l *Ledger, over map[uuid.UUID]bool) {
+	for _, pair := range l.Pairs() {
+		if !over[pair[0]] && !over[pair[1]] {
+			c.Contradictions++
+			c.example("one buyer was given the orders %s and %s", pair[0], pair[1])
+		}
 	}
 }

@@ -67,6 +67,7 @@ type answer struct {
 	outcome    Outcome
 	status     int
 	order      uuid.UUID
+	receipt    string // of the order, if the answer had one
 	problem    string // the slug of a problem, or the kind of a network error
 	again      bool   // the same key may be tried again, and has to be if the buyer wants to know
 	retryAfter time.Duration
@@ -112,6 +113,7 @@ func understand(resp *http.Response, body []byte) answer {
 		if a.order == uuid.Nil {
 			a.outcome, a.problem = Failed, "an acceptance without an order"
 		}
+		a.receipt = receiptIn(body)
 		return a
 	}
 	a.problem = problemIn(resp, body)
@@ -141,6 +143,17 @@ func orderIn(resp *http.Response) uuid.UUID {
 		return uuid.Nil
 	}
 	return id
+}
+
+// receiptIn is the receipt in the answer to an accepted purchase, "" for none.
+func receiptIn(body []byte) string {
+	var accepted struct {
+		Receipt string `json:"receipt"`
+	}
+	if json.Unmarshal(body, &accepted) != nil {
+		return ""
+	}
+	return accepted.Receipt
 }
 
 // problemIn is the slug of an RFC 9457 problem, or the status where the answer is none.

@@ -22,7 +22,8 @@ import (
 	"stampede/internal/pause"
 )
 
-// MaxBuyers bounds a crowd, and with it the memory of its ledger: 40 bytes a buyer.
+// MaxBuyers bounds a crowd, and with it the memory of its ledger: 40 bytes a buyer, and some 200 for each who was
+// accepted, for the receipt.
 const MaxBuyers = 20_000_000
 
 // buyersAtOnce bounds how many buyers wait at one time for their turn, a connection, an answer or

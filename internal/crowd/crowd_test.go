@@ -36,6 +36,9 @@ type held struct {
 	order uuid.UUID
 }
 
+// receiptOf is a receipt in the eyes of this shop.
+func receiptOf(order uuid.UUID) string { return "receipt+of " + order.String() }
+
 func (s *shop) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.requests++
@@ -72,6 +75,7 @@ func (s *shop) sell(w http.ResponseWriter, r *http.Request) {
 func accept(w http.ResponseWriter, order uuid.UUID) {
 	w.Header().Set("Location", "/v1/orders/"+order.String())
 	w.WriteHeader(http.StatusAccepted)
+	_ = json.NewEncoder(w).Encode(map[string]any{"order_id": order, "receipt": receiptOf(order)})
 }
 
 func problem(w http.ResponseWriter, status int, slug string) {
@@ -202,8 +206,25 @@ func TestContradictionsAreFound(t *testing.T) {
 	l := newLedger(3, 1)
 	l.entries[0].Order, l.entries[1].Order = one, two // buyer 0 holds two orders
 	l.entries[2].Order = one                          // and buyer 1 one of them
-	_, contradictions := l.Orders()
-	assert.Equal(t, 2, contradictions)
+	orders, contradictions := l.Orders()
+	assert.Len(t, orders, 2)
+	assert.Equal(t, 1, contradictions)
+	assert.Equal(t, [][2]uuid.UUID{{one, two}}, l.Pairs())
+
+	// To buy again after an order was lost, cancelled or expired is no contradiction.
+	for _, c := range []struct {
+		over map[uuid.UUID]bool
+		want int
+	}{
+		{map[uuid.UUID]bool{}, 1},
+		{map[uuid.UUID]bool{one: false, two: false}, 1},
+		{map[uuid.UUID]bool{one: true}, 0},
+		{map[uuid.UUID]bool{two: true}, 0},
+	} {
+		var comparison Comparison
+		comparison.judgePairs(l, c.over)
+		assert.Equal(t, c.want, comparison.Contradictions, c.over)
+	}
 }
 
 func TestJWTAuthMintsWhatAnIngressChecks(t *testing.T) {

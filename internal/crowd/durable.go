@@ -90,9 +90,10 @@ func latest(a, b time.Time) time.Time {
 
 // Comparison is what holding a ledger against the books came to.
 type Comparison struct {
-	// Accepted is how many orders the ledger knows; Found of them are live in the books, with the
-	// same buyer and quantity. Refused of them are there too, but were refused after the 202.
-	Accepted, Found, Refused int
+	// Accepted is how many orders the ledger knows; Found of them are live in the books, with the same buyer and
+	// quantity. The others came to another end that their buyers are told of: refused after the 202, voided because
+	// Redis lost them, cancelled, or expired.
+	Accepted, Found, Refused, Voided, Cancelled, Expired int
 	// Broken promises: accepted orders that the books lack, or hold for somebody else or in another
 	// quantity; live orders of which the crowd knows nothing; answers that contradict each other.
 	Missing, Altered, Strangers, Contradictions int
@@ -118,6 +119,9 @@ func (c Comparison) String() string {
 		name string
 	}{
 		{c.Refused, "refused later"},
+		{c.Voided, "voided"},
+		{c.Cancelled, "cancelled"},
+		{c.Expired, "expired"},
 		{c.Recovered, "without an answer, found"},
 		{c.Missing, "missing"},
 		{c.Altered, "altered"},

@@ -44,11 +44,14 @@ type Ledger struct {
 	run      string
 	quantity int64   // units per order
 	entries  []Entry // two per buyer: the first and the second click
+	receipts map[uuid.UUID]string
 }
 
 // newLedger names the run by random letters, so that two crowds in one sale are different people.
 func newLedger(buyers int, quantity int64) *Ledger {
-	return &Ledger{run: uuid.NewString()[:8], quantity: quantity, entries: make([]Entry, 2*buyers)}
+	return &Ledger{
+		run: uuid.NewString()[:8], quantity: quantity, entries: make([]Entry, 2*buyers), receipts: make(map[uuid.UUID]string),
+	}
 }
 
 func (l *Ledger) user(buyer int) string { return "buyer-" + l.run + "-" + strconv.Itoa(buyer) }
@@ -66,25 +69,34 @@ func (l *Ledger) at(k click) *Entry { return &l.entries[2*k.buyer+k.number()] }
 // other is the entry of the buyer's other click.
 func (l *Ledger) other(k click) *Entry { return &l.entries[2*k.buyer+1-k.number()] }
 
-// Orders returns every order that the crowd was given, with its buyer. Contradictions counts the
-// answers that gave a buyer a second order, or an order to a second buyer; it must be 0.
+// Orders returns every order that the crowd was given, with its buyer. Contradictions counts the answers that gave a
+// buyer the order of another one; it must be 0.
 func (l *Ledger) Orders() (orders map[uuid.UUID]string, contradictions int) {
 	orders = make(map[uuid.UUID]string)
-	for buyer := range len(l.entries) / 2 {
-		held := uuid.Nil
-		for _, e := range l.entries[2*buyer : 2*buyer+2] {
-			if e.Order == uuid.Nil || e.Order == held {
-				continue
-			}
-			_, taken := orders[e.Order]
-			if taken || held != uuid.Nil {
-				contradictions++
-			}
-			held = e.Order
-			orders[e.Order] = l.user(buyer)
+	for i, e := range l.entries {
+		if e.Order == uuid.Nil {
+			continue
 		}
+		user := l.user(i / 2)
+		if other, taken := orders[e.Order]; taken && other != user {
+			contradictions++
+		}
+		orders[e.Order] = user
 	}
 	return orders, contradictions
+}
+
+// Pairs returns the two orders of every buyer who was given two. One of them must have come to an end by which
+// its buyer held nothing any more.
+func (l *Ledger) Pairs() [][2]uuid.UUID {
+	var pairs [][2]uuid.UUID
+	for buyer := range len(l.entries) / 2 {
+		first, second := l.entries[2*buyer].Order, l.entries[2*buyer+1].Order
+		if first != uuid.Nil && second != uuid.Nil && first != second {
+			pairs = append(pairs, [2]uuid.UUID{first, second})
+		}
+	}
+	return pairs
 }
 
 // Undecided returns the buyers who never learned what came of a click: they may or may not hold an order.

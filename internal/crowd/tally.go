@@ -58,6 +58,9 @@ func (t *tally) record(k click, a answer, due, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	*t.ledger.at(k) = Entry{Order: a.order, Status: uint16(a.status), Outcome: a.outcome, Tries: uint8(min(a.tries, 255))}
+	if a.receipt != "" {
+		t.ledger.receipts[a.order] = a.receipt
+	}
 	t.outcomes[a.outcome]++
 	t.clicks++
 	if k.second {

@@ -65,6 +65,9 @@ func lost(report crowd.Report, c crowd.Comparison) (broken []string) {
 	if c.Refused > 0 {
 		broken = append(broken, fmt.Sprintf("%d orders were accepted and refused later", c.Refused))
 	}
+	if c.Voided > 0 {
+		broken = append(broken, fmt.Sprintf("%d orders were accepted and voided, though Redis was not lost", c.Voided))
+	}
 	for problem, n := range report.Failures {
 		broken = append(broken, fmt.Sprintf("%d clicks ended without a proper answer: %s", n, problem))
 	}
