@@ -30,6 +30,8 @@ type shop struct {
 	t    *testing.T
 	keys reservation.Keys
 	pool *pgxpool.Pool
+	// redisURL is that of a Redis of its own, "" for the one that tests share.
+	redisURL string
 }
 
 func newShop(t *testing.T) *shop {
@@ -42,6 +44,9 @@ func (s *shop) command(args ...string) *testkit.Cmd {
 	s.t.Helper()
 	c := testkit.Command(s.t, args...)
 	c.UseServers(s.keys)
+	if s.redisURL != "" {
+		c.Setenv("REDIS_URL", s.redisURL)
+	}
 	return c
 }
 
