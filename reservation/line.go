@@ -217,7 +217,7 @@ func (l *line) decideAnew(ctx context.Context, script *reserveScript, sent []*ca
 		// Epochs never go back: this is a server that was replaced, and does not know it.
 		return standing{}, errStrangeServer
 	}
-	l.store.forget(l)
+	l.store.renew(l, p)
 	for _, c := range sent {
 		c.setEpoch(p.epoch)
 	}

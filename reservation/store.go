@@ -192,12 +192,12 @@ func (s *Store) keep(l *line) (*line, error) {
 	return l, nil
 }
 
-// forget makes the next request look the sale up again.
-func (s *Store) forget(l *line) {
+// renew makes the next requests queue at a line in the sale's new epoch.
+func (s *Store) renew(l *line, p place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lines[l.sale] == l {
-		delete(s.lines, l.sale)
+		s.lines[l.sale] = newLine(s, l.sale, p)
 	}
 }
 

@@ -1,0 +1,171 @@
+package reservation_test
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// guarded runs a guard of the shop's store until the test ends.
+func (s *shop) guarded() *shop {
+	s.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	guard := reservation.Guard{Store: s.Store, Pool: s.pool, Logger: testkit.Logger(s.t)}
+	go func() { ended <- guard.Run(ctx) }()
+	s.t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			s.t.Errorf("guard: %v", err)
+		}
+	})
+	return s
+}
+
+// awaitRefusal waits until the store refuses the sale.
+func (s *shop) awaitRefusal(sale uuid.UUID) {
+	s.t.Helper()
+	testkit.Eventually(s.t, 10*time.Second, "the guard refuses", func() bool {
+		_, err := s.Reserve(s.t.Context(), reservation.Request{Sale: sale, User: uuid.NewString(), Quantity: 1})
+		if err != nil {
+			require.ErrorIs(s.t, err, reservation.ErrUnavailable)
+		}
+		return err != nil
+	})
+}
+
+// TestAnOldPrimaryThatThawsIsRefused: nobody told it that it was replaced.
+func TestAnOldPrimaryThatThawsIsRefused(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	front := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{}).guarded()
+	astray := front.next(h.atFirst).guarded() // goes on with the old one whatever happens
+	known := front.next(h.atFirst)            // sees the new epoch first, and has no guard
+	sale := front.sale(1000)
+	front.buy(sale.ID, "ann")
+	astray.buy(sale.ID, "bob")
+	h.caughtUp(h.atSecond, h.atFirst)
+
+	h.first.Freeze()
+	h.promote(h.atSecond)
+	h.address.Store(h.atSecond.Options().Addr)
+	front = front.next(h.client()).guarded()
+	front.rebuild(sale.Sale, 2)
+	testkit.VouchFor(t, front.pool, front.Store, 0)
+	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool {
+		a, err := front.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
+		return err == nil && a.Reservation.Epoch == 2
+	})
+	sold, err := h.atSecond.XLen(t.Context(), front.keys.Orders(0)).Result()
+	require.NoError(t, err)
+
+	h.first.Thaw()
+	astray.awaitRefusal(sale.ID)
+	other, err := front.Create(t.Context(), reservation.Terms{Name: "another", Stock: 1, PerOrderLimit: 1})
+	require.NoError(t, err)
+	astray.refuses(other.ID, "eve")
+	_, err = astray.FindReserved(t.Context(), reservation.NewOrderID(sale.ID), "bob")
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	_, err = astray.Release(t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: uuid.New(), UserID: "bob"}})
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+
+	// Whoever was on the old one until then, and had no guard, was told of an order of the epoch that is over.
+	require.EqualValues(t, 1, known.buy(sale.ID, "late").Reservation.Epoch)
+	require.Equal(t, reservation.Reserved, front.buy(sale.ID, "dan").Verdict, "the new one goes on")
+	require.EqualValues(t, sold+1, h.atSecond.XLen(t.Context(), front.keys.Orders(0)).Val())
+}
+
+// TestAnIngressGoesBackToNoOlderEpoch: it has sold in the new one, and then meets the old primary.
+func TestAnIngressGoesBackToNoOlderEpoch(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.sale(100)
+	s.buy(sale.ID, "ann")
+	h.caughtUp(h.atSecond, h.atFirst)
+	h.promote(h.atSecond)
+	h.move(h.atFirst, h.atSecond)
+	s.rebuild(sale.Sale, 2)
+	testkit.VouchFor(t, s.pool, s.Store, 0)
+	require.EqualValues(t, 2, s.buy(sale.ID, "bob").Reservation.Epoch)
+
+	resetStats(t, h.atFirst)
+	h.move(h.atSecond, h.atFirst)
+	s.refuses(sale.ID, "eve")
+	s.refuses(sale.ID, "bob")
+	require.Equal(t, "nothing", appended(t, h.atFirst))
+	h.move(h.atFirst, h.atSecond)
+	require.Equal(t, reservation.AlreadyPurchased, s.buy(sale.ID, "bob").Verdict)
+}
+
+func TestTheGuardLetsGoOnWhatPostgresNamesAgain(t *testing.T) {
+	t.Parallel()
+	s := newShop(t).guarded()
+	sale := s.sale(100).ID
+	s.buy(sale, "ann")
+	state, err := s.Inspect(t.Context(), 0)
+	require.NoError(t, err)
+	name := func(runID string) {
+		_, err := s.pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = $1", runID)
+		require.NoError(t, err)
+	}
+	name("another")
+	s.awaitRefusal(sale)
+	name(state.RunID)
+	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool {
+		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
+		return err == nil
+	})
+}
+
+// TestTheGuardChangesNothingWhilePostgresIsAway: it can tell nothing then, and the sale goes on.
+func TestTheGuardChangesNothingWhilePostgresIsAway(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(1000).ID
+	s.buy(sale, "ann")
+	_, err := s.pool.Exec(t.Context(), "ALTER TABLE redis_servers RENAME TO away")
+	require.NoError(t, err)
+	_, err = s.pool.Exec(t.Context(), "UPDATE away SET run_id = 'another'")
+	require.NoError(t, err)
+
+	var warned sync.WaitGroup
+	warned.Add(1)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	guard := reservation.Guard{Store: s.Store, Pool: s.pool, Logger: onFirstWarning(warned.Done)}
+	go func() { ended <- guard.Run(ctx) }()
+	warned.Wait()
+	require.Equal(t, reservation.Reserved, s.buy(sale, "bob").Verdict)
+	_, err = s.pool.Exec(t.Context(), "ALTER TABLE away RENAME TO redis_servers")
+	require.NoError(t, err)
+	s.awaitRefusal(sale)
+	cancel()
+	require.NoError(t, <-ended)
+}
+
+// onFirstWarning makes a logger that calls f at its first warning.
+func onFirstWarning(f func()) *slog.Logger {
+	once := sync.OnceFunc(f)
+	return slog.New(slog.NewTextHandler(warningWriter(func(line string) {
+		if strings.Contains(line, "level=WARN") {
+			once()
+		}
+	}), nil))
+}
+
+type warningWriter func(line string)
+
+func (w warningWriter) Write(line []byte) (int, error) {
+	w(string(line))
+	return len(line), nil
+}
