@@ -1,0 +1,299 @@
+package reservation_test
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+func heldBy(user string, r reservation.Reservation) reservation.Holder {
+	return reservation.Holder{User: user, Reservation: r, Epoch: r.Epoch}
+}
+
+func TestBuyersOfARebuiltSaleHearWhatTheyHeardBefore(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(10)
+	request := reservation.Request{Sale: sale.ID, User: "ann", Quantity: 2, IdempotencyKey: "click-1"}
+	first, err := s.Reserve(t.Context(), request)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, first.Reservation.Epoch)
+	bob, lost := s.buy(sale.ID, "bob").Reservation, s.buy(sale.ID, "lost").Reservation
+	key := s.events(sale.ID)[0].Values["key"].(string)
+
+	ann := heldBy("ann", first.Reservation)
+	ann.KeyFingerprint = key
+	s.rebuild(sale.Sale, 2, ann, heldBy("bob", bob))
+	require.Equal(t, "7", s.left(sale.ID))
+
+	for _, ingress := range []*shop{s, s.next(s.rdb)} {
+		again, err := ingress.Reserve(t.Context(), request)
+		require.NoError(t, err)
+		require.Equal(t, reservation.Answer{Verdict: reservation.Replayed, Reservation: first.Reservation}, again, "the same key, the same order")
+		request.Quantity++
+		reused, err := ingress.Reserve(t.Context(), request)
+		require.NoError(t, err)
+		require.Equal(t, reservation.KeyReused, reused.Verdict)
+		request.Quantity--
+		require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: bob}, ingress.buy(sale.ID, "bob"))
+	}
+	found, err := s.FindReserved(t.Context(), bob.OrderID, "bob")
+	require.NoError(t, err)
+	require.Equal(t, bob.ReservedAt, found.ReservedAt)
+	_, err = s.FindReserved(t.Context(), lost.OrderID, "lost")
+	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+
+	anew := s.buy(sale.ID, "lost").Reservation
+	require.Equal(t, []int64{2, 4}, []int64{anew.Epoch, anew.Sequence}, "whose order was lost may buy again, behind all others")
+	require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: anew}, s.buy(sale.ID, "lost"))
+	require.Contains(t, s.events(sale.ID)[3].Values["payload"], `"epoch":2`)
+}
+
+func TestASaleThatIsClosedForARebuildIsNeitherSoldNorUnknown(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(10)
+	ann := s.buy(sale.ID, "ann").Reservation
+	sequence, err := s.CloseSale(t.Context(), sale.ID, 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, sequence)
+
+	for _, ingress := range []*shop{s, s.next(s.rdb)} {
+		ingress.refuses(sale.ID, "ann")
+		ingress.refuses(sale.ID, "bob")
+		_, err = ingress.FindReserved(t.Context(), reservation.NewOrderID(sale.ID), "bob")
+		require.ErrorIs(t, err, reservation.ErrUnavailable, "it may be held when the sale is whole")
+		_, err = ingress.Release(t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: ann.OrderID, UserID: "ann"}})
+		require.ErrorIs(t, err, reservation.ErrUnavailable)
+	}
+	_, err = s.Pause(t.Context(), sale.ID)
+	require.ErrorIs(t, err, reservation.ErrNotInForce)
+	require.Len(t, s.events(sale.ID), 1)
+
+	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale.ID)).Err())
+	sequence, err = s.CloseSale(t.Context(), sale.ID, 0)
+	require.NoError(t, err)
+	require.Zero(t, sequence)
+	s.refuses(sale.ID, "bob")
+	s.next(s.rdb).refuses(sale.ID, "bob")
+}
+
+func TestOpenRebuiltOpensOnlyWhatIsClosedWithAllItsBuyers(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(10)
+	ann := heldBy("ann", s.buy(sale.ID, "ann").Reservation)
+	ctx := t.Context()
+	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 9, Sequence: 1, Holders: 1}
+	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
+	require.NoError(t, s.HoldBuyers(ctx, 0, sale.ID, 2, []reservation.Holder{ann}))
+	require.ErrorIs(t, s.OpenRebuilt(ctx, rebuilt), reservation.ErrSaleNotClosed)
+	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict, "it goes on as it was")
+
+	_, err := s.CloseSale(ctx, sale.ID, 0)
+	require.NoError(t, err)
+	for _, holders := range []int64{0, 2} {
+		wrong := rebuilt
+		wrong.Holders = holders
+		require.ErrorIs(t, s.OpenRebuilt(ctx, wrong), reservation.ErrHoldersMissing)
+		s.refuses(sale.ID, "eve")
+	}
+	require.NoError(t, s.OpenRebuilt(ctx, rebuilt))
+	require.EqualValues(t, 2, s.buy(sale.ID, "cid").Reservation.Epoch)
+	require.NoError(t, s.OpenRebuilt(ctx, rebuilt), "a repeat")
+	require.Equal(t, "8", s.left(sale.ID), "does not give back what was taken since")
+	require.Equal(t, reservation.AlreadyPurchased, s.buy(sale.ID, "cid").Verdict)
+
+	late := rebuilt
+	late.Sale.Epoch = 3
+	require.ErrorIs(t, s.OpenRebuilt(ctx, late), reservation.ErrSaleNotClosed, "another rebuild has not closed it")
+}
+
+func TestManyBuyersAreGatheredPieceByPiece(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(10_000)
+	s.buy(sale.ID, "ann")
+	_, err := s.CloseSale(t.Context(), sale.ID, 0)
+	require.NoError(t, err)
+	const buyers = 5_001
+	holders := make([]reservation.Holder, buyers)
+	for i := range holders {
+		holders[i] = heldBy(fmt.Sprintf("user-%d", i), reservation.Reservation{
+			OrderID: reservation.NewOrderID(sale.ID), Quantity: 1, Sequence: int64(i + 1), ReservedAt: time.UnixMilli(1_000_000).UTC(), Epoch: 1,
+		})
+	}
+	hold := func(some []reservation.Holder) { require.NoError(t, s.HoldBuyers(t.Context(), 0, sale.ID, 2, some)) }
+	hold(nil)
+	hold(holders[:3_000])
+	hold(holders[2_500:]) // some of them again
+	ttl, err := s.rdb.TTL(t.Context(), s.keys.BuyersOf(0, sale.ID, 2)).Result()
+	require.NoError(t, err)
+	require.Positive(t, ttl, "what nobody comes for goes by itself")
+
+	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 10_000 - buyers, Sequence: buyers, Holders: buyers}
+	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
+	require.NoError(t, s.OpenRebuilt(t.Context(), rebuilt))
+	require.EqualValues(t, buyers, s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale.ID)).Val())
+	require.EqualValues(t, -1, s.rdb.TTL(t.Context(), s.keys.Buyers(0, sale.ID)).Val())
+	for _, i := range []int{0, 999, 1000, 2_999, 3_000, buyers - 1} {
+		require.Equal(t, holders[i].Reservation, s.buy(sale.ID, holders[i].User).Reservation)
+	}
+	require.EqualValues(t, buyers+1, s.buy(sale.ID, "next").Reservation.Sequence)
+}
+
+func TestVouchIsForTheServerThatWasInspected(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.sale(10).ID
+	s.buy(sale, "ann")
+	h.caughtUp(h.atSecond, h.atFirst)
+	require.NoError(t, s.Distrust(t.Context(), 0))
+	state, err := s.Inspect(t.Context(), 0)
+	require.NoError(t, err)
+	h.promote(h.atSecond)
+	h.move(h.atFirst, h.atSecond)
+	require.ErrorIs(t, s.Vouch(t.Context(), 0, state), reservation.ErrServerChanged)
+	s.refuses(sale, "bob")
+
+	// The same process in another term is another server.
+	state, err = s.Inspect(t.Context(), 0)
+	require.NoError(t, err)
+	h.follow(h.atSecond, h.atFirst)
+	h.promote(h.atSecond)
+	require.ErrorIs(t, s.Vouch(t.Context(), 0, state), reservation.ErrServerChanged)
+	s.refuses(sale, "bob")
+}
+
+// TestARedisThatIsBehindWhatWasSeenIsDistrustedByAll: by those as well who have seen nothing.
+func TestARedisThatIsBehindWhatWasSeenIsDistrustedByAll(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	other := s.next(s.rdb)
+	sale := s.sale(100)
+	for _, user := range []string{"ann", "bob", "cid"} {
+		s.buy(sale.ID, user)
+	}
+	require.EqualValues(t, 4, other.buy(sale.ID, "dan").Reservation.Sequence)
+	// As a replica would have it that lacks the last one.
+	set := func(sequence int) {
+		require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale.ID), "sequence", sequence).Err())
+	}
+	set(3)
+	require.EqualValues(t, 4, s.buy(sale.ID, "eve").Reservation.Sequence, "as far as this one knows nothing is missing")
+	set(2)
+	s.refuses(sale.ID, "fay")
+	other.refuses(sale.ID, "fay")
+	s.next(s.rdb).refuses(sale.ID, "fay")
+	state, err := s.Inspect(t.Context(), 0)
+	require.NoError(t, err)
+	require.Equal(t, []bool{false, true}, []bool{state.Known, state.Recorded})
+	require.Len(t, s.events(sale.ID), 5)
+
+	// In a new epoch what was seen of the last one does not count: the last sequence may be lost for good.
+	s.rebuild(sale.Sale, 2)
+	testkit.VouchFor(t, s.pool, s.Store, 0)
+	for i, ingress := range []*shop{s, other} {
+		require.EqualValues(t, 3+i, ingress.buy(sale.ID, fmt.Sprintf("new-%d", i)).Reservation.Sequence)
+	}
+}
+
+func TestSoldOutIsForgottenWithTheServerAndTheEpoch(t *testing.T) {
+	t.Parallel()
+	for name, change := range map[string]func(s *shop, sale reservation.Sale){
+		"the server is not known": func(s *shop, _ reservation.Sale) { require.NoError(s.t, s.Distrust(s.t.Context(), 0)) },
+		"it is made anew": func(s *shop, sale reservation.Sale) {
+			s.rebuild(sale, 2)
+		},
+		"it is closed": func(s *shop, sale reservation.Sale) {
+			_, err := s.CloseSale(s.t.Context(), sale.ID, 0)
+			require.NoError(s.t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShopOn(t, ownClient(t, testkit.OwnRedis(t).URL), testkit.Keys(t), reservation.StoreOptions{})
+			sale := s.sale(1)
+			require.Equal(t, reservation.Reserved, s.buy(sale.ID, "ann").Verdict)
+			ingress := s.next(s.rdb)
+			ingress.rememberSoldOut(sale.ID)
+			change(s, sale.Sale)
+			changed := time.Now()
+			for {
+				a, err := ingress.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
+				if err != nil || a.Verdict == reservation.Reserved {
+					break
+				}
+				require.Less(t, time.Since(changed), 3*time.Second, "it is still said to be sold out")
+			}
+		})
+	}
+}
+
+func TestReleaseTellsWhatBecameOfEach(t *testing.T) {
+	t.Parallel()
+	s := newShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{BatchMax: 2})
+	one, two := s.sale(5), s.sale(5)
+	release := func(sale uuid.UUID, user string) reservation.Release {
+		return reservation.Release{SaleID: sale, OrderID: s.buy(sale, user).Reservation.OrderID, UserID: user}
+	}
+	a, b, c, d := release(one.ID, "ann"), release(two.ID, "ann"), release(one.ID, "bob"), release(one.ID, "cid")
+	never := reservation.Release{SaleID: two.ID, OrderID: uuid.New(), UserID: "ann"}
+	unknown := reservation.Release{SaleID: uuid.New(), OrderID: uuid.New(), UserID: "ann"} // not even of our making
+	got, err := s.Release(t.Context(), []reservation.Release{never, a, unknown, b, c, d, a})
+	require.NoError(t, err)
+	require.Equal(t, []reservation.ReleaseResult{
+		reservation.ReleaseNotHeld, reservation.Released, reservation.ReleaseUnknownSale, reservation.Released,
+		reservation.Released, reservation.Released, reservation.ReleaseNotHeld,
+	}, got)
+	require.Equal(t, []string{"5", "5"}, []string{s.left(one.ID), s.left(two.ID)})
+
+	e := release(one.ID, "eve")
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, one.ID), "left", 5).Err())
+	got, err = s.Release(t.Context(), []reservation.Release{e})
+	require.NoError(t, err)
+	require.Equal(t, []reservation.ReleaseResult{reservation.ReleaseDamaged}, got)
+}
+
+// TestWhoUsesAPartitionFirstVouchesForIt, however many do so at once; a second time nobody does.
+func TestWhoUsesAPartitionFirstVouchesForIt(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	var opened atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		ingress := s.next(s.rdb)
+		wg.Go(func() {
+			sale, err := ingress.Create(t.Context(), reservation.Terms{Name: "n", Stock: 1, PerOrderLimit: 1})
+			if err != nil {
+				return
+			}
+			a, err := ingress.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
+			if err == nil && a.Verdict == reservation.Reserved {
+				opened.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	require.EqualValues(t, 8, opened.Load())
+	state, err := s.Inspect(t.Context(), 0)
+	require.NoError(t, err)
+	var runID, replicationID string
+	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT run_id, replication_id FROM redis_servers WHERE partition = 0").Scan(&runID, &replicationID))
+	require.Equal(t, []string{state.RunID, state.ReplicationID}, []string{runID, replicationID})
+
+	// One that has died between the row and the record leaves it to a worker: it may as well be that all is gone.
+	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Server(0)).Err())
+	sale := s.sale(1)
+	s.refuses(sale.ID, "ann")
+	require.Zero(t, s.rdb.Exists(t.Context(), s.keys.Server(0), s.keys.Sale(0, sale.ID)).Val())
+}
