@@ -1,0 +1,106 @@
+package fulfillment
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// The end of the append-only file is missing: what it held is void, and nothing else.
+func TestExactlyTheLostTailOfTheAppendOnlyFileIsVoided(t *testing.T) {
+	t.Parallel()
+	for _, written := range []int{0, 80, 140} { // of the orders, to Postgres, before Redis is lost
+		t.Run(fmt.Sprintf("%d in Postgres", written), func(t *testing.T) {
+			t.Parallel()
+			const kept, cut = 100, 100
+			s := newLostShop(t)
+			sale := s.open(t, 1000)
+			var receipts []reservation.Receipt
+			buy := func() {
+				user := fmt.Sprintf("user-%d", len(receipts))
+				r := s.reserve(t, sale, user, 1, "").Reservation
+				receipts = append(receipts, reservation.Receipt{
+					OrderID: r.OrderID, SaleID: sale, User: user, Epoch: r.Epoch, Sequence: r.Sequence, Quantity: 1, ReservedAt: r.ReservedAt,
+				})
+				if len(receipts) == written {
+					s.fulfil(t)
+				}
+			}
+			for range kept {
+				buy()
+			}
+			file := appendOnlyFile(t, s)
+			size := sizeOf(t, file)
+			for range cut {
+				buy()
+			}
+			s.server.Kill()
+			// In the middle of a command, where Redis cuts off what is not whole.
+			require.NoError(t, os.Truncate(file, size+(sizeOf(t, file)-size)/2+1))
+			require.NoError(t, s.server.Restart(t.Context()))
+			survived := map[uuid.UUID]bool{}
+			for _, msg := range s.messages(t) {
+				event, err := reservation.DecodeReserved(msg)
+				require.NoError(t, err)
+				survived[event.OrderID] = true
+			}
+			require.Greater(t, len(survived), kept)
+			require.Less(t, len(survived), kept+cut)
+
+			registry, _ := s.guarded(t)
+			testkit.Eventually(t, 30*time.Second, "it is rebuilt", func() bool { return rebuilds(t, registry) == 1 })
+			s.awaitConfirmed(t, max(len(survived), written))
+			s.awaitRest(t)
+			ledger := NewLedger(s.pool)
+			for i, receipt := range receipts {
+				order, err := ledger.Fate(t.Context(), receipt)
+				require.NoError(t, err)
+				want := reservation.StatusConfirmed
+				if !survived[receipt.OrderID] && i >= written {
+					want = reservation.StatusVoided
+				}
+				require.Equal(t, want, order.Status, "order %d", i+1)
+			}
+			require.EqualValues(t, max(len(survived), written), soldOf(t, s.pool, sale))
+			// Whoever lost an order may buy, and whoever has one may not.
+			for i := range receipts {
+				want := reservation.Reserved
+				if i < max(len(survived), written) {
+					want = reservation.AlreadyPurchased
+				}
+				require.Equal(t, want, s.reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "").Verdict)
+			}
+			s.awaitConfirmed(t, kept+cut)
+			s.awaitRest(t)
+			s.requireSound(t)
+			report := s.audit(t, sale)
+			require.False(t, report.Broken(), textOf(t, report))
+		})
+	}
+}
+
+// appendOnlyFile is the one to which the Redis of the test appends.
+func appendOnlyFile(t testing.TB, s lostShop) string {
+	t.Helper()
+	where, err := s.rdb.ConfigGet(t.Context(), "*dir*").Result()
+	require.NoError(t, err)
+	found, err := filepath.Glob(filepath.Join(where["dir"], where["appenddirname"], "*.incr.aof"))
+	require.NoError(t, err)
+	require.Len(t, found, 1)
+	return found[0]
+}
+
+func sizeOf(t testing.TB, file string) int64 {
+	t.Helper()
+	info, err := os.Stat(file)
+	require.NoError(t, err)
+	return info.Size()
+}

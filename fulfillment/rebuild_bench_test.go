@@ -1,0 +1,51 @@
+package fulfillment
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+)
+
+// BenchmarkRebuildOfAMillionOrders tells how long a sale with a million buyers is closed when Redis has lost it,
+// and by how much Redis is larger after a rebuild of what it has than before. -benchtime=1x.
+func BenchmarkRebuildOfAMillionOrders(b *testing.B) {
+	const orders = 1_000_000
+	s := newLostShop(b)
+	sale := s.open(b, 3*orders)
+	s.fill(b, sale, orders)
+	_, err := s.pool.Exec(b.Context(), "VACUUM ANALYZE orders")
+	require.NoError(b, err)
+	s.flush(b)
+	s.rebuild(b) // for the figure of the memory
+	before := s.usedMemory(b)
+	s.rebuild(b)
+	after := s.usedMemory(b)
+
+	var seconds float64
+	for b.Loop() {
+		b.StopTimer()
+		s.flush(b)
+		b.StartTimer()
+		report := s.rebuild(b)
+		require.EqualValues(b, orders, report.Sales[0].Orders)
+		seconds += report.Seconds
+	}
+	b.ReportMetric(seconds/float64(b.N), "s/rebuild")
+	b.ReportMetric(float64(before)/orders, "B/order")
+	b.ReportMetric(float64(after-before)/orders, "B/order-more")
+}
+
+// usedMemory is how much memory Redis uses when it has freed what it is to free.
+func (s lostShop) usedMemory(t testing.TB) int64 {
+	t.Helper()
+	var used int64
+	testkit.Eventually(t, 60*time.Second, "nothing waits to be freed", func() bool {
+		info := s.rdb.InfoMap(t.Context(), "memory")
+		used = numberOf(info.Item("Memory", "used_memory"))
+		return info.Item("Memory", "lazyfree_pending_objects") == "0"
+	})
+	return used
+}
