@@ -18,8 +18,8 @@ import (
 //
 // The error is a *reservation.InvalidError for the reference; reservation.ErrOrderNotFound, also for
 // another user's order; reservation.ErrOrderExpired, from the moment on at which the time is over;
-// wraps reservation.ErrIllegalTransition, also for an order that was paid with another reference; or
-// is one of Postgres.
+// wraps reservation.ErrIllegalTransition, also for an order that was paid with another reference;
+// wraps reservation.ErrOrderDamaged; or is one of Postgres.
 func (l *Ledger) Pay(ctx context.Context, order uuid.UUID, user, reference string) (reservation.Order, error) {
 	paid, err := l.change(ctx, order, user, reservation.EventPaid, func(o reservation.Order, overdue bool) (reservation.Order, bool, error) {
 		return o.Paid(reference, overdue)
@@ -61,8 +61,11 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event re
 		changed = []reservation.Order{order}
 		return writeChange(ctx, tx, event, changed, next)
 	})
-	if err == nil {
+	switch {
+	case err == nil:
 		l.tellChanged(changed, next)
+	case faultOf(err) == badData, errors.Is(err, errNotLocked):
+		err = fmt.Errorf("%w: %w", reservation.ErrOrderDamaged, err)
 	}
 	return next, err
 }

@@ -273,6 +273,7 @@ func TestAChangeOfAnOrderIsWholeOrNothing(t *testing.T) {
 			_, err = ledger.Cancel(t.Context(), order, "user-1")
 			require.Error(t, err)
 			require.Equal(t, badData, faultOf(err))
+			require.ErrorIs(t, err, reservation.ErrOrderDamaged)
 			require.Equal(t, reservation.StatusConfirmed, orderOfID(t, pool, order).Status)
 			require.Equal(t, events, history(t, pool, order))
 			require.Zero(t, queryInt(t, pool, "SELECT count(*) FROM releases"))

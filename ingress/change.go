@@ -102,5 +102,6 @@ func (s *Server) change(ctx context.Context, act func(context.Context) (reservat
 // isDecision tells what Postgres decided about an order from what kept it from deciding.
 func isDecision(err error) bool {
 	return err == nil || errors.Is(err, reservation.ErrOrderNotFound) ||
-		errors.Is(err, reservation.ErrIllegalTransition) || errors.Is(err, reservation.ErrOrderExpired)
+		errors.Is(err, reservation.ErrIllegalTransition) || errors.Is(err, reservation.ErrOrderExpired) ||
+		errors.Is(err, reservation.ErrOrderDamaged)
 }

@@ -176,6 +176,7 @@ func TestBadChanges(t *testing.T) {
 		`{}`:                                    "reference",
 		`{"reference":""}`:                      "reference",
 		`{"reference":null}`:                    "reference",
+		`{"reference":"  "}`:                    "reference",
 		`{"reference":1}`:                       "reference",
 		`{"reference":["r"]}`:                   "reference",
 		`{"Reference":"r-1"}`:                   "Reference",
@@ -204,6 +205,29 @@ func TestBadChanges(t *testing.T) {
 
 	longest := strings.Repeat("r", 255)
 	require.Equal(t, longest, s.pay(path, longest, as("ada")).is(http.StatusOK)["payment_reference"])
+}
+
+// TestChangesThatPostgresRefuses: what no later try can do is not answered with a request for one.
+func TestChangesThatPostgresRefuses(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	damaged, well := s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute}), s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute})
+	first, _ := s.confirm(damaged, "ada")
+	second, id := s.confirm(damaged, "bob")
+	other, _ := s.confirm(well, "ada")
+	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = 0 WHERE id = $1", damaged) // there is nothing to take back
+	require.NoError(t, err)
+	_, err = s.pool.Exec(t.Context(), `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+		VALUES ($1, 3, 'OrderPaid', $2, 'bob', 1, now())`, id, damaged)
+	require.NoError(t, err)
+	for range 3 {
+		for _, r := range []reply{s.cancel(first, as("ada")), s.pay(second, "r-1", as("bob"))} {
+			require.NotContains(t, r.isProblem(http.StatusInternalServerError, "internal-error")["detail"], "SQL")
+			require.Empty(t, r.header.Get("Retry-After"))
+		}
+		require.Equal(t, "confirmed", s.get(first, as("ada")).is(http.StatusOK)["status"])
+	}
+	s.pay(other, "r-1", as("ada")).is(http.StatusOK)
 }
 
 // TestSlowChangesTakeNoRoom: those who send their bodies slowly keep nobody else from paying.

@@ -48,7 +48,8 @@ type Orders interface {
 	// OrdersOf lists a user's orders, newest first: those older than before, or the newest if it is zero.
 	OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]reservation.Order, error)
 	// Pay and Cancel change an order and may be repeated. To another user than the order's it is not
-	// there. Their errors are reservation.ErrIllegalTransition and reservation.ErrOrderExpired.
+	// there. Their errors are reservation.ErrIllegalTransition, reservation.ErrOrderExpired, and
+	// reservation.ErrOrderDamaged if Postgres refuses the change whenever it is asked.
 	Pay(ctx context.Context, order uuid.UUID, user, reference string) (reservation.Order, error)
 	Cancel(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error)
 }

@@ -58,6 +58,7 @@ var (
 	problemSale         = fixed(problem{kind: kindSaleNotFound, detail: "No sale has this id."})
 	problemOrder        = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
 	problemNotConfirmed = fixed(problem{kind: kindNotConfirmed, detail: "It is reserved for you and will be confirmed in a moment. Try again then.", retryAfter: retrySoon})
+	problemDamaged      = fixed(problem{kind: kindInternal, detail: "What is stored about the order does not fit together. Nothing was done, and trying again will not help."})
 	problemExpired      = fixed(problem{kind: kindExpired, detail: "It was not paid in time, and its units go back on sale."})
 	// problemNotChanged and problemChangeUnknown are problemUnavailable for a change of an order.
 	problemNotChanged    = fixed(problem{kind: kindUnavailable, detail: "Nothing was done about this request, because a server that it needs does not answer. Try again in a moment.", retryAfter: retrySoon})
@@ -155,6 +156,8 @@ func problemOf(err error) *problem {
 		return problemNotConfirmed
 	case errors.Is(err, reservation.ErrOrderExpired):
 		return problemExpired
+	case errors.Is(err, reservation.ErrOrderDamaged):
+		return problemDamaged
 	case errors.Is(err, reservation.ErrIdempotencyKeyReused):
 		return problemKeyReused
 	case errors.Is(err, reservation.ErrOverloaded):

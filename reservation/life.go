@@ -45,6 +45,9 @@ var (
 	// ErrOrderExpired is returned for a change of an order whose time to pay is over, whether or not
 	// a worker has recorded that.
 	ErrOrderExpired = errors.New("the time to pay for the order is over")
+	// ErrOrderDamaged is returned for a change that does not fit what is stored about the order or its
+	// sale. Nothing was done, and to try again changes nothing: somebody has to look at it.
+	ErrOrderDamaged = errors.New("what is stored about the order does not fit together")
 )
 
 // TransitionError tells which event cannot happen to an order, because of which status. It wraps

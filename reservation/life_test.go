@@ -135,10 +135,10 @@ func TestATransitionErrorTellsTheStatusAndTheEvent(t *testing.T) {
 
 func TestPaymentReferencesArePrintable(t *testing.T) {
 	t.Parallel()
-	for _, good := range []string{"a", "pi_3Nq 7/=~", strings.Repeat("x", 255)} {
+	for _, good := range []string{"a", "pi_3Nq 7/=~", " a ", strings.Repeat("x", 255)} {
 		require.NoError(t, reservation.ValidateReference(good))
 	}
-	for _, bad := range []string{"", strings.Repeat("x", 256), "a\n", "\x00", "\x7f", "zahlung-ü"} {
+	for _, bad := range []string{"", strings.Repeat("x", 256), "a\n", "\x00", "\x7f", "zahlung-ü", " ", "   "} {
 		var invalid *reservation.InvalidError
 		require.ErrorAs(t, reservation.ValidateReference(bad), &invalid, "%q", bad)
 		require.Equal(t, "reference", invalid.Field)

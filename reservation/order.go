@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -42,7 +43,7 @@ var ErrOrderNotFound = errors.New("order not found")
 const MaxReferenceBytes = 255
 
 // ValidateReference, of a payment, returns an *InvalidError for a reference that is not 1 to 255 printable
-// ASCII characters.
+// ASCII characters, or nothing but spaces.
 func ValidateReference(reference string) error {
 	if reference == "" || len(reference) > MaxReferenceBytes {
 		return &InvalidError{"reference", fmt.Sprintf("must be 1 to %d characters", MaxReferenceBytes)}
@@ -51,6 +52,9 @@ func ValidateReference(reference string) error {
 		if c := reference[i]; c < ' ' || c > '~' {
 			return &InvalidError{"reference", "must be printable ASCII"}
 		}
+	}
+	if strings.Trim(reference, " ") == "" {
+		return &InvalidError{"reference", "must hold more than spaces"}
 	}
 	return nil
 }

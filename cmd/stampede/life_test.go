@@ -107,9 +107,10 @@ func TestAnOrderOutlivesAnOutage(t *testing.T) {
 
 	// The ingress dies, and an hour goes by.
 	ingress.Kill()
-	_, err := s.pool.Exec(t.Context(), `WITH p AS (UPDATE pulse SET seen_at = seen_at - interval '1 hour')
-		UPDATE orders SET due = due - interval '1 hour', updated_at = updated_at - interval '1 hour'`)
-	require.NoError(t, err)
+	for _, table := range []string{"pulse SET seen_at = seen_at", "orders SET due = due"} {
+		_, err := s.pool.Exec(t.Context(), "UPDATE "+table+" - interval '1 hour'")
+		require.NoError(t, err)
+	}
 	_, url = s.serve()
 	var outages int
 	testkit.Eventually(t, within, "the outage is on record", func() bool {

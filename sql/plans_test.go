@@ -1,0 +1,67 @@
+package sql_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/sql"
+)
+
+// What is asked again and again, by everybody who looks at a sale and by every worker, must not cost more
+// the more orders there are.
+func TestWhatIsAskedOftenGoesByAnIndex(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	sale := uuid.Must(uuid.NewV7())
+	for _, statement := range []string{
+		`INSERT INTO sales (id, name, stock, payment_window_seconds) VALUES ($1, 'autumn', 1000000, 600)`,
+		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due, key_fingerprint)
+			SELECT gen_random_uuid(), $1, 'user-' || n, n % 3 + 1, CASE WHEN n % 10 = 0 THEN 'paid' WHEN n % 10 = 1 THEN 'expired' ELSE 'confirmed' END,
+				2, n, 1, now(), now(), pay_clock() + make_interval(secs => n), NULL
+			FROM generate_series(1, 30000) AS n`,
+		`INSERT INTO releases (order_id, sale_id, user_id, quantity)
+			SELECT id, sale_id, user_id, quantity FROM orders WHERE status = 'expired' AND sale_id = $1`,
+	} {
+		_, err := pool.Exec(t.Context(), statement, sale)
+		require.NoError(t, err)
+	}
+	_, err := pool.Exec(t.Context(), "VACUUM (ANALYZE)")
+	require.NoError(t, err)
+	for name, c := range map[string]struct {
+		query string
+		args  []any
+		want  string
+	}{
+		"the units that are paid for": {sql.FindSales, []any{sale, nil, 1}, "Index Only Scan using orders_paid on orders"},
+		"whose time to pay is over":   {sql.LockOverdue, []any{[]uuid.UUID{}, 500}, "Index Scan using orders_due on orders"},
+		"orders without a deadline":   {sql.DateOrders, []any{500}, "Scan using orders_undated on orders"},
+		"a buyer's orders":            {sql.OrdersOfUser, []any{"user-5", nil, 20}, "Index Scan using orders_of_user on orders"},
+		"releases that Redis refused": {sql.PendingReleases, []any{10000}, "Scan using releases_refused on releases"},
+		"releases whose turn it is":   {sql.TakeReleases, []any{[]uuid.UUID{}, 500}, "Index Scan using releases_"},
+		"an order with its deadline":  {sql.FindOrders, []any{[]uuid.UUID{sale}}, "Index Scan using orders_pkey on orders"},
+		"an order that is to be paid": {sql.LockOrder, []any{sale, "user-5"}, "Index Scan using orders_pkey on orders"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rows, err := pool.Query(t.Context(), "EXPLAIN "+c.query, c.args...)
+			require.NoError(t, err)
+			plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			require.NoError(t, err)
+			text := strings.Join(plan, "\n")
+			require.Contains(t, text, c.want)
+			require.NotContains(t, text, "Seq Scan on orders")
+		})
+	}
+
+	var final int64
+	rows, err := pool.Query(t.Context(), sql.FindSales, sale, nil, 1)
+	require.NoError(t, err)
+	values, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
+	require.NoError(t, err)
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT sum(quantity) FROM orders WHERE status = 'paid'").Scan(&final))
+	require.Equal(t, final, values[len(values)-1])
+}
