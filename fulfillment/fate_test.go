@@ -1,0 +1,122 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+func receiptOf(e reservation.OrderReserved) reservation.Receipt {
+	return reservation.Receipt{
+		OrderID: e.OrderID, SaleID: e.SaleID, User: e.UserID, Epoch: e.Epoch, Sequence: e.Sequence, Quantity: e.Quantity, ReservedAt: e.ReservedAt,
+	}
+}
+
+func TestFateOfAnOrder(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ledger := NewLedger(pool)
+	sale := newSale(t, pool, 10)
+	here, lost := reserved(sale, "alice", 1), reserved(sale, "bob", 2)
+	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{here})
+	require.NoError(t, err)
+	confirmed, err := ledger.Fate(t.Context(), receiptOf(here))
+	require.NoError(t, err)
+	require.Equal(t, orderOfID(t, pool, here.OrderID), confirmed)
+	_, err = ledger.Fate(t.Context(), receiptOf(lost))
+	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+
+	_, err = pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
+	require.NoError(t, err)
+	got, err := ledger.Fate(t.Context(), receiptOf(here))
+	require.NoError(t, err)
+	require.Equal(t, confirmed, got, "what is there counts more than the epoch")
+	got, err = ledger.Fate(t.Context(), receiptOf(lost))
+	require.NoError(t, err)
+	require.Equal(t, reservation.Order{
+		ID: lost.OrderID, SaleID: sale, UserID: "bob", Quantity: lost.Quantity, Status: reservation.StatusVoided, Version: 2,
+		ReservedAt: lost.ReservedAt, Reason: reservation.VoidedSaleRebuilt,
+	}, got)
+
+	// Its late event does not make that untrue, and what is written down then says the same.
+	_, err = ledger.Record(t.Context(), []reservation.OrderReserved{lost})
+	require.NoError(t, err)
+	late, err := ledger.Fate(t.Context(), receiptOf(lost))
+	require.NoError(t, err)
+	require.Equal(t, []any{got.Status, got.Version, got.Reason}, []any{late.Status, late.Version, late.Reason})
+
+	// One of the new epoch is not decided by that.
+	fresh := reserved(sale, "carol", 3)
+	fresh.Epoch = 2
+	_, err = ledger.Fate(t.Context(), receiptOf(fresh))
+	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	_, err = ledger.Fate(t.Context(), receiptOf(reserved(uuid.New(), "dave", 1)))
+	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = ledger.Fate(gone, receiptOf(lost))
+	require.Error(t, err)
+	require.False(t, errors.Is(err, reservation.ErrOrderNotFound))
+}
+
+// TestVoidedOrdersAreNeverConfirmed: whoever was once told that the order is voided is told that for ever, however an epoch ends
+// beside the transactions that confirm.
+func TestVoidedOrdersAreNeverConfirmed(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	ledger := NewLedger(pool)
+	for range 60 {
+		sale := newSale(t, pool, 10)
+		event := reserved(sale, "alice", 1)
+		recorded := make(chan struct{})
+		go func() {
+			defer close(recorded)
+			_, _ = ledger.Record(context.Background(), []reservation.OrderReserved{event}) // or it has just missed the epoch
+		}()
+		_, err := pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
+		require.NoError(t, err)
+		first, err := ledger.Fate(t.Context(), receiptOf(event))
+		require.NoError(t, err, "an epoch that is over decides")
+		<-recorded
+		_, _ = ledger.Record(t.Context(), []reservation.OrderReserved{event}) // delivered again
+		then, err := ledger.Fate(t.Context(), receiptOf(event))
+		require.NoError(t, err)
+		require.Equal(t, first.Status, then.Status)
+	}
+}
+
+func TestSecretForReceiptsIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	secret, err := NewLedger(pool).ReceiptSecret(t.Context())
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(secret), reservation.MinReceiptSecretBytes)
+	again, err := NewLedger(pool).ReceiptSecret(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, secret, again)
+}
+
+func TestFindOrdersFindsThoseThatAreThere(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	sale := newPayableSale(t, pool, 10)
+	ids := confirm(t, pool, sale, 3)
+	orders, err := NewLedger(pool).FindOrders(t.Context(), append(ids, uuid.New()))
+	require.NoError(t, err)
+	require.Len(t, orders, 3)
+	for _, o := range orders {
+		require.Contains(t, ids, o.ID)
+		require.Equal(t, orderOfID(t, pool, o.ID), o)
+		require.False(t, o.ExpiresAt.Before(time.Now()))
+	}
+	orders, err = NewLedger(pool).FindOrders(t.Context(), nil)
+	require.NoError(t, err)
+	require.Empty(t, orders)
+}

@@ -1,0 +1,203 @@
+package fulfillment
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// told reads the messages of the stream of outcomes with what the stock subscriber reads them with.
+func told(t testing.TB, rdb *redis.Client, keys reservation.Keys) [][]reservation.OrderOutcome {
+	t.Helper()
+	entries, err := rdb.XRange(t.Context(), keys.Outcomes(), "-", "+").Result()
+	require.NoError(t, err)
+	var messages [][]reservation.OrderOutcome
+	for _, entry := range entries {
+		msg, err := redisstream.DefaultMarshallerUnmarshaller{}.Unmarshal(entry.Values)
+		require.NoError(t, err)
+		outcomes, err := reservation.DecodeOutcomes(msg.Payload)
+		require.NoError(t, err)
+		messages = append(messages, outcomes)
+	}
+	return messages
+}
+
+// tellingLedger returns a ledger and its outcomes, with which nothing is done until run.
+func tellingLedger(t testing.TB, pool *pgxpool.Pool, rdb redis.UniversalClient, keys reservation.Keys) (l *Ledger, o *Outcomes, run func() (stop func())) {
+	t.Helper()
+	o, err := NewOutcomes(OutcomesConfig{Client: rdb, Keys: keys, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry()})
+	require.NoError(t, err)
+	return NewLedger(pool).Telling(o), o, func() func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		running.Go(func() { o.Run(ctx) })
+		stop := sync.OnceFunc(func() { cancel(); running.Wait() })
+		t.Cleanup(stop)
+		return stop
+	}
+}
+
+func TestIngressesAreToldOfEveryChange(t *testing.T) {
+	t.Parallel()
+	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
+	ledger, o, run := tellingLedger(t, pool, rdb, keys)
+	defer run()()
+	sale := newPayableSale(t, pool, 3)
+	tells := func(want ...reservation.OrderOutcome) {
+		t.Helper()
+		testkit.Eventually(t, 10*time.Second, "it is told", func() bool { return len(told(t, rdb, keys)) > 0 })
+		require.Equal(t, [][]reservation.OrderOutcome{want}, told(t, rdb, keys))
+		require.NoError(t, rdb.Del(t.Context(), keys.Outcomes()).Err())
+	}
+	events := crowdOf(sale, 2)
+	again := reserved(sale, events[0].UserID, 3)
+	unknown := reserved(uuid.New(), "nobody", 1)
+	_, err := ledger.Record(t.Context(), append(events, again, unknown))
+	require.NoError(t, err)
+	tells(
+		reservation.OrderOutcome{OrderID: events[0].OrderID, Status: reservation.StatusConfirmed, Version: 2},
+		reservation.OrderOutcome{OrderID: events[1].OrderID, Status: reservation.StatusConfirmed, Version: 2},
+		reservation.OrderOutcome{OrderID: again.OrderID, Status: reservation.StatusRejected, Version: 2},
+	)
+	refused := reserved(sale, "late", 4)
+	_, err = ledger.Refuse(t.Context(), []reservation.OrderReserved{refused}, reservation.RejectedSoldOut)
+	require.NoError(t, err)
+	tells(reservation.OrderOutcome{OrderID: refused.OrderID, Status: reservation.StatusRejected, Version: 2})
+
+	beat(t, pool)
+	_, err = ledger.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
+	require.NoError(t, err)
+	paid := reservation.OrderOutcome{OrderID: events[0].OrderID, Status: reservation.StatusPaid, Version: 3}
+	tells(paid)
+	_, err = ledger.Cancel(t.Context(), events[1].OrderID, events[1].UserID)
+	require.NoError(t, err)
+	tells(reservation.OrderOutcome{OrderID: events[1].OrderID, Status: reservation.StatusCancelled, Version: 3})
+
+	// A repeat of a change is none; a redelivered event is told of, because the first worker may have died before.
+	_, err = ledger.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
+	require.NoError(t, err)
+	_, err = ledger.Pay(t.Context(), events[1].OrderID, events[1].UserID, "pi_1")
+	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
+	_, err = ledger.Record(t.Context(), events[:1])
+	require.NoError(t, err)
+	tells(paid)
+
+	late := crowdOf(sale, 1)
+	late[0].UserID = "dawdler"
+	_, err = ledger.Record(t.Context(), late)
+	require.NoError(t, err)
+	tells(reservation.OrderOutcome{OrderID: late[0].OrderID, Status: reservation.StatusConfirmed, Version: 2})
+	endWindow(t, pool, late[0].OrderID)
+	_, expired, err := ledger.expireSome(t.Context(), []uuid.UUID{})
+	require.NoError(t, err)
+	require.Equal(t, 1, expired)
+	tells(reservation.OrderOutcome{OrderID: late[0].OrderID, Status: reservation.StatusExpired, Version: 3})
+	require.EqualValues(t, 9, testutil.ToFloat64(o.published))
+	require.Zero(t, testutil.ToFloat64(o.dropped))
+
+	// Who has nobody to tell does without.
+	_, err = NewLedger(pool).Record(t.Context(), crowdOf(newSale(t, pool, 1), 1))
+	require.NoError(t, err)
+}
+
+func TestOutcomesThatWaitGoTogether(t *testing.T) {
+	t.Parallel()
+	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
+	_, o, run := tellingLedger(t, pool, rdb, keys)
+	var all []reservation.OrderOutcome
+	for range 200 {
+		transaction := make([]reservation.OrderOutcome, 11)
+		for i := range transaction {
+			transaction[i] = reservation.OrderOutcome{OrderID: uuid.New(), Status: reservation.StatusConfirmed, Version: 2}
+		}
+		o.tell(transaction)
+		all = append(all, transaction...)
+	}
+	// They are told though nobody has time for them before the end.
+	run()()
+	var got []reservation.OrderOutcome
+	messages := told(t, rdb, keys)
+	for _, message := range messages {
+		require.Less(t, len(message), outcomesTogether+11)
+		got = append(got, message...)
+	}
+	require.Equal(t, all, got)
+	require.Len(t, messages, 3)
+}
+
+// TestNobodyWaitsForOutcomes: without Redis, what does not fit into the queue is dropped at once.
+func TestNobodyWaitsForOutcomes(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	rdb, err := connect.Control(own.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	keys := reservation.Keys{Prefix: "stampede", Partitions: 1}
+	pool := testkit.Pool(t)
+	ledger, o, run := tellingLedger(t, pool, rdb, keys)
+	own.Kill()
+	stop := run()
+	sale := newSale(t, pool, 10)
+	_, err = ledger.Record(t.Context(), crowdOf(sale, 3))
+	require.NoError(t, err)
+	testkit.Eventually(t, 30*time.Second, "it is given up", func() bool { return testutil.ToFloat64(o.dropped) == 3 })
+	for range 3 * outcomesQueued {
+		o.tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+	}
+	require.NoError(t, own.Restart(t.Context()))
+	testkit.Eventually(t, 30*time.Second, "they are told again", func() bool {
+		o.tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+		return testutil.ToFloat64(o.published) > 0
+	})
+	stop()
+}
+
+func TestStreamOfOutcomesIsBounded(t *testing.T) {
+	t.Parallel()
+	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
+	_, o, _ := tellingLedger(t, pool, rdb, keys)
+	for range 3 * outcomesKept {
+		o.publish(t.Context(), []reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+	}
+	length, err := rdb.XLen(t.Context(), keys.Outcomes()).Result()
+	require.NoError(t, err)
+	require.Less(t, length, int64(2*outcomesKept), "whole nodes of the stream are freed, of a hundred entries")
+}
+
+// TestWorkerTellsIngresses: one message for a batch, and before the worker is gone.
+func TestWorkerTellsIngresses(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 100)
+	var want []uuid.UUID
+	for n := range 100 {
+		want = append(want, s.buy(t, sale, fmt.Sprintf("user-%d", n)))
+	}
+	stop := work(t, s.config(t))
+	s.awaitConfirmed(t, 100)
+	stop()
+	var got []uuid.UUID
+	messages := told(t, s.rdb, s.keys)
+	for _, message := range messages {
+		for _, outcome := range message {
+			require.Equal(t, []any{reservation.StatusConfirmed, 2}, []any{outcome.Status, outcome.Version})
+			got = append(got, outcome.OrderID)
+		}
+	}
+	require.ElementsMatch(t, want, got)
+	require.Less(t, len(messages), 50)
+}
