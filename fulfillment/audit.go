@@ -130,9 +130,21 @@ type look struct {
 	AuditConfig
 	conn   *pgx.Conn
 	report AuditReport
+	// noted are the findings that come from Redis alone, the first ones of them.
+	noted []Finding
 
 	sales   []auditedSale
 	streams []string
+}
+
+// notedMax bounds look.noted. Which sale to mend is known from few of them.
+const notedMax = 10_000
+
+func (l *look) note(promise string, f Finding) {
+	l.report.add(promise, f)
+	if len(l.noted) < notedMax {
+		l.noted = append(l.noted, f)
+	}
 }
 
 // scope finds out what is to be looked at.
@@ -268,7 +280,7 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 		}
 		if len(findings) == 0 || !time.Now().Before(deadline) {
 			for _, finding := range findings {
-				l.report.add("S3", finding)
+				l.note("S3", finding)
 			}
 			l.report.Streams, l.report.EntriesWaiting = len(l.streams), waiting
 			return nil

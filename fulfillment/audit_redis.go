@@ -95,7 +95,7 @@ func (l *look) nameStrangers(ctx context.Context, inRedis []reservation.LocatedS
 		if err != nil && !isWrongType(err) {
 			return fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err)
 		}
-		l.report.add("S7", Finding{Sale: &s.ID, Remedy: remedyOperator, What: fmt.Sprintf("Redis has this sale, with %d buyers, and Postgres does not know it", buyers)})
+		l.note("S7", Finding{Sale: &s.ID, Remedy: remedyOperator, What: fmt.Sprintf("Redis has this sale, with %d buyers, and Postgres does not know it", buyers)})
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func (l *look) eachOfSales(ctx context.Context, names []string, do func(s audite
 func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 	sale := redisSale{auditedSale: s}
 	if err != nil {
-		l.report.add("S7", Finding{Sale: &s.id, What: "its key in Redis holds something else", Remedy: remedyRebuild})
+		l.note("S7", Finding{Sale: &s.id, What: "its key in Redis holds something else", Remedy: remedyRebuild})
 		return sale
 	}
 	numbers := make([]*int64, len(fields))
@@ -148,7 +148,7 @@ func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 	}
 	if damaged {
 		if present {
-			l.report.add("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: fmt.Sprintf("its fields in Redis are damaged: %s are %v", strings.Join(saleFields, ", "), fields)})
+			l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: fmt.Sprintf("its fields in Redis are damaged: %s are %v", strings.Join(saleFields, ", "), fields)})
 		}
 		return sale
 	}
@@ -197,7 +197,7 @@ func (b *buyerScan) turn() (err error) {
 	b.page, b.cursor, err = b.Redis.HScan(b.ctx, key, b.cursor, "", buyersPerTrip).Result()
 	if isWrongType(err) {
 		b.page, b.cursor = nil, 0
-		b.report.add("S7", Finding{Sale: &b.sale.id, Remedy: remedyRebuild, What: "the key of its buyers in Redis holds something else"})
+		b.note("S7", Finding{Sale: &b.sale.id, Remedy: remedyRebuild, What: "the key of its buyers in Redis holds something else"})
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("read the buyers of sale %s: %w", b.sale.id, err)
@@ -209,7 +209,7 @@ func (b *buyerScan) turn() (err error) {
 func (b *buyerScan) row(user, text string) []any {
 	r, err := reservation.ParseReservation(text)
 	if err != nil {
-		b.report.add("S4", Finding{Sale: &b.sale.id, User: user, Remedy: remedyRebuild, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
+		b.note("S4", Finding{Sale: &b.sale.id, User: user, Remedy: remedyRebuild, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
 		return nil
 	}
 	if b.sale.places != nil && r.Sequence > *b.sale.places {

@@ -167,26 +167,27 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 		corrupt func(testing.TB, scene)
 		broken  string
 		says    string // "$order" stands for the order's id
+		left    string // what Reconcile leaves to others
 	}{
 		{
 			"more sold than the stock",
 			exec(`ALTER TABLE sales DROP CONSTRAINT sales_not_oversold; UPDATE sales SET stock = 29 WHERE id = $sale`),
-			"S1 S4", "30 units are sold of a stock of 29",
+			"S1 S4", "30 units are sold of a stock of 29", "operator",
 		},
 		{
 			"less than nothing left in Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HSet(ctx, saleKey(s), "left", -1) }),
-			"S1 S4", "Redis has -1 units left",
+			"S1 S4", "Redis has -1 units left", "",
 		},
 		{
 			"a second live order of a user",
 			exec(`DROP INDEX orders_one_live_per_user; UPDATE orders SET user_id = 'user-8' WHERE id = $order; UPDATE order_events SET user_id = 'user-8' WHERE order_id = $order`),
-			"S2 S4", "user user-8: the user has 2 live orders in the sale",
+			"S2 S4", "user user-8: the user has 2 live orders in the sale", "rebuild operator",
 		},
 		{
 			"an order lost with all its events", // and its unit counted nowhere
 			exec(`DELETE FROM order_events WHERE order_id = $order; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
-			"S3", "order $order, user user-7: the order was accepted and is not in Postgres",
+			"S3", "order $order, user user-7: the order was accepted and is not in Postgres", "",
 		},
 		{
 			"an order lost in Postgres and Redis",
@@ -195,19 +196,19 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 				require.NoError(t, s.rdb.HDel(t.Context(), buyersKey(s), "user-7").Err())
 				require.NoError(t, s.rdb.HIncrBy(t.Context(), saleKey(s), "left", 1).Err())
 			},
-			"S5", "of the sale was given out and no order has it",
+			"S5", "of the sale was given out and no order has it", "operator",
 		},
 		{
 			"a buyer nobody has heard of",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
 				return s.rdb.HSet(ctx, buyersKey(s), "ghost", fmt.Sprintf("%s 1 5 1790000000000 -", uuid.NewString()))
 			}),
-			"S3 S4 S5", "user ghost: the order was accepted and is not in Postgres",
+			"S3 S4 S5", "user ghost: the order was accepted and is not in Postgres", "operator",
 		},
 		{
 			"an order without an end",
 			exec(`DELETE FROM order_events WHERE order_id = $order AND version = 2; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
-			"S3", "order $order, user user-7: the order has an OrderReserved event and no end",
+			"S3", "order $order, user user-7: the order has an OrderReserved event and no end", "operator",
 		},
 		{
 			"an entry in hand",
@@ -215,7 +216,7 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 				s.buy(t, s.sale, "late")
 				require.NoError(t, s.rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "c", Streams: []string{s.keys.Orders(0), ">"}, Block: -1}).Err())
 			},
-			"S3", "1 entries of",
+			"S3", "1 entries of", "worker",
 		},
 		{
 			"a parked dead letter",
@@ -223,90 +224,90 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 				err := NewDeadLetters(s.pool, s.rdb, s.store).Park(t.Context(), Entry{Stream: s.keys.Orders(0), ID: "1-1"}, fmt.Errorf("rubbish"))
 				require.NoError(t, err)
 			},
-			"S3", "waits for a decision: rubbish",
+			"S3", "waits for a decision: rubbish", "dlq",
 		},
 		{
 			"a wrong counter",
 			exec(`UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
-			"S4", "sold is 29, the live orders hold 30 units, and the events come to 30",
+			"S4", "sold is 29, the live orders hold 30 units, and the events come to 30", "",
 		},
 		{
 			"units gone from Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HIncrBy(ctx, saleKey(s), "left", -2) }),
-			"S4", "2 of 40 units are missing: 8 available, 0 held, 30 sold",
+			"S4", "2 of 40 units are missing: 8 available, 0 held, 30 sold", "",
 		},
 		{
 			"another stock in Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HSet(ctx, saleKey(s), "stock", 41) }),
-			"S4", "the stock is 40 in Postgres and 41 in Redis",
+			"S4", "the stock is 40 in Postgres and 41 in Redis", "",
 		},
 		{
 			"a buyer forgotten by Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HDel(ctx, buyersKey(s), "user-7") }),
-			"S4", "order $order, user user-7: the order is confirmed and Redis has no reservation of it",
+			"S4", "order $order, user user-7: the order is confirmed and Redis has no reservation of it", "",
 		},
 		{
 			"a rejected order whose unit is still taken",
 			exec(`UPDATE orders SET status = 'rejected', reason = 'sold-out' WHERE id = $order; UPDATE order_events SET type = 'OrderRejected', data = '{"reason": "sold-out"}' WHERE order_id = $order AND version = 2; UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
-			"S4", "order $order, user user-7: the order is rejected and its units are still taken in Redis",
+			"S4", "order $order, user user-7: the order is rejected and its units are still taken in Redis", "",
 		},
 		{
 			"a cancelled order whose unit is still taken, and nobody will tell Redis",
 			exec(cancelled),
-			"S4", "order $order, user user-7: the order is cancelled and its units are still taken in Redis",
+			"S4", "order $order, user user-7: the order is cancelled and its units are still taken in Redis", "",
 		},
 		{
 			"a release of an order that is live",
 			exec(`INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders WHERE id = $order`),
-			"S4", "order $order, user user-7: the units are to come back, and the order is confirmed",
+			"S4", "order $order, user user-7: the units are to come back, and the order is confirmed", "",
 		},
 		{
 			"a release of an order that is not there",
 			exec(`INSERT INTO releases VALUES ('01900000-0000-7000-8000-000000000000', $sale, 'ghost', 1)`),
-			"S4", "order 01900000-0000-7000-8000-000000000000, user ghost: the units are to come back, and the order is not there",
+			"S4", "order 01900000-0000-7000-8000-000000000000, user ghost: the units are to come back, and the order is not there", "",
 		},
 		{
 			"a cancelled order that is counted as sold",
 			exec(cancelled + `; UPDATE sales SET sold = sold + 1 WHERE id = $sale; INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders WHERE id = $order`),
-			"S4", "sold is 30, the live orders hold 29 units, and the events come to 29",
+			"S4", "sold is 30, the live orders hold 29 units, and the events come to 29", "",
 		},
 		{
 			"an expiry in the log alone",
 			exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
 				SELECT id, 3, 'OrderExpired', sale_id, user_id, quantity, now() FROM orders WHERE id = $order`),
-			"S4 S5", "the order is confirmed at version 2, and its log ends with OrderExpired at version 3",
+			"S4 S5", "the order is confirmed at version 2, and its log ends with OrderExpired at version 3", "projections",
 		},
 		{
 			"a damaged reservation",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
 				return s.rdb.HSet(ctx, buyersKey(s), "user-7", "rubbish")
 			}),
-			"S4", `user user-7: the reservation in Redis is damaged: "rubbish"`,
+			"S4", `user user-7: the reservation in Redis is damaged: "rubbish"`, "",
 		},
 		{
 			"a gap in an order's log",
 			exec(`UPDATE order_events SET version = 3 WHERE order_id = $order AND version = 2`),
-			"S5", "order $order, user user-7: the order has 2 events with versions from 1 to 3",
+			"S5", "order $order, user user-7: the order has 2 events with versions from 1 to 3", "operator",
 		},
 		{
 			"an order row lost",
 			exec(`DELETE FROM orders WHERE id = $order`),
-			"S3 S4 S5", "order $order, user user-7: the order has events and no row",
+			"S3 S4 S5", "order $order, user user-7: the order has events and no row", "projections",
 		},
 		{
 			"a live order without its Reserved event",
 			exec(`DELETE FROM order_events WHERE order_id = $order AND version = 1; UPDATE order_events SET version = 1 WHERE order_id = $order; UPDATE orders SET version = 1 WHERE id = $order`),
-			"S3 S5", "order $order, user user-7: the order begins with OrderConfirmed",
+			"S3 S5", "order $order, user user-7: the order begins with OrderConfirmed", "operator",
 		},
 		{
 			"an order without events",
 			exec(`DELETE FROM order_events WHERE order_id = $order`),
-			"S4 S5", "order $order, user user-7: the order is confirmed and has no events",
+			"S4 S5", "order $order, user user-7: the order is confirmed and has no events", "projections operator",
 		},
 		{
 			"a row that the log contradicts",
 			exec(`UPDATE orders SET status = 'paid' WHERE id = $order`),
-			"S5", "the order is paid at version 2, and its log ends with OrderConfirmed at version 2",
+			"S5", "the order is paid at version 2, and its log ends with OrderConfirmed at version 2", "projections",
 		},
 		{
 			"two orders at one place",
@@ -319,19 +320,19 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 				text = strings.Replace(text, fmt.Sprintf(" 1 %d ", place), fmt.Sprintf(" 1 %d ", to), 1)
 				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "user-7", text).Err())
 			},
-			"S5", "of the sale belongs to 2 orders:",
+			"S5", "of the sale belongs to 2 orders:", "projections operator",
 		},
 		{
 			"Redis emptied",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
 				return s.rdb.Del(ctx, saleKey(s), buyersKey(s), s.keys.Orders(0))
 			}),
-			"S4 S7", "Redis has lost the sale",
+			"S4 S7", "Redis has lost the sale", "",
 		},
 		{
 			"Redis in another epoch",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HSet(ctx, saleKey(s), "epoch", 2) }),
-			"S7", "Redis has the stock of epoch 2, Postgres is in epoch 1",
+			"S7", "Redis has the stock of epoch 2, Postgres is in epoch 1", "",
 		},
 		{
 			"Redis set back",
@@ -341,7 +342,7 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 				require.NoError(t, s.rdb.HDel(t.Context(), buyersKey(s), user).Err())
 				require.NoError(t, s.rdb.HSet(t.Context(), saleKey(s), "sequence", 29, "left", 11).Err())
 			},
-			"S4 S7", "Redis has given out 29 places, and Postgres has an order at place 30: Redis was set back",
+			"S4 S7", "Redis has given out 29 places, and Postgres has an order at place 30: Redis was set back", "",
 		},
 		{
 			"a sale's key of another type",
@@ -349,7 +350,7 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 				require.NoError(t, s.rdb.Del(t.Context(), saleKey(s)).Err())
 				require.NoError(t, s.rdb.Set(t.Context(), saleKey(s), "x", 0).Err())
 			},
-			"S4 S7", "its key in Redis holds something else",
+			"S4 S7", "its key in Redis holds something else", "",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -368,6 +369,7 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 			text := textOf(t, report)
 			require.Equal(t, c.broken, broken(report), text)
 			require.Contains(t, text, strings.ReplaceAll(c.says, "$order", s.order.String()))
+			s.requireMended(t, s.sale, c.left)
 		})
 	}
 }

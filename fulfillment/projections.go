@@ -102,7 +102,7 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		return err
 	}
 	p.conn = pooled.Hijack()
-	defer p.close(ctx)
+	defer endSession(ctx, p.conn)
 	if err := p.takeOver(ctx); err != nil {
 		return err
 	}
@@ -135,15 +135,17 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	if err := p.underLocks(ctx, "drop the old table", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionsEnd) }); err != nil {
 		return err
 	}
-	p.report.Recounted, err = recountSales(ctx, p.conn, nil)
+	p.report.Recounted, err = recountSales(ctx, p.conn, nil, nil)
 	return err
 }
 
-// close ends the session, and with it the locks.
-func (p *projector) close(ctx context.Context) {
+// endSession ends a session that has locks and settings of its own. It gives the locks back itself: when it is
+// closed, the server has not ended it yet.
+func endSession(ctx context.Context, conn *pgx.Conn) {
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	_ = p.conn.Close(ctx)
+	_, _ = conn.Exec(ctx, "SELECT pg_advisory_unlock_all()")
+	_ = conn.Close(ctx)
 }
 
 // cleanUp leaves nothing behind, if it can within a moment: the next rebuild does it as well.
@@ -407,9 +409,9 @@ type transactor interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// recountSales puts the counters of the sale, or of all if it is nil, right where they are wrong. A sale that
-// is right is not locked.
-func recountSales(ctx context.Context, on transactor, sale *uuid.UUID) ([]Recount, error) {
+// recountSales puts the counters of the sale, or of all if it is nil, right where they are wrong, and has note
+// write down each of them, unless that is nil. A sale that is right is not locked.
+func recountSales(ctx context.Context, on transactor, sale *uuid.UUID, note func(pgx.Tx, Recount) error) ([]Recount, error) {
 	type miscounted struct {
 		Sale         uuid.UUID
 		LastSequence int64
@@ -427,7 +429,11 @@ func recountSales(ctx context.Context, on transactor, sale *uuid.UUID) ([]Recoun
 			if _, err := tx.Exec(ctx, sql.LockSale, m.Sale); err != nil {
 				return err
 			}
-			return tx.QueryRow(ctx, sql.ProjectionsRecount, m.Sale, m.LastSequence).Scan(&count.Was, &count.Is)
+			err := tx.QueryRow(ctx, sql.ProjectionsRecount, m.Sale, m.LastSequence).Scan(&count.Was, &count.Is)
+			if err == nil && note != nil {
+				err = note(tx, count)
+			}
+			return err
 		})
 		switch {
 		case errors.Is(err, pgx.ErrNoRows): // somebody was faster

@@ -27,6 +27,10 @@ var (
 	restockSource string
 	//go:embed release.lua
 	releaseSource string
+	//go:embed append.lua
+	appendSource string
+	//go:embed note.lua
+	noteSource string
 	//go:embed look.lua
 	lookSource string
 	//go:embed vouch.lua
@@ -61,6 +65,8 @@ var (
 	End     = redis.NewScript(endSource)
 	Restock = redis.NewScript(restockSource)
 	Release = redis.NewScript(releaseSource)
+	Append  = redis.NewScript(appendSource)
+	Note    = redis.NewScript(noteSource)
 
 	Look    = redis.NewScript(lookSource)
 	Vouch   = redis.NewScript(vouchSource)

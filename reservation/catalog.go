@@ -22,6 +22,8 @@ const (
 	eventRestocked = "SaleRestocked"
 	eventRebuilt   = "SaleRebuilt"
 	eventLowering  = "SaleLowering"
+	// eventReconciled: differences between Redis and Postgres were mended. It changes no terms.
+	eventReconciled = "SaleReconciled"
 )
 
 var (

@@ -178,6 +178,8 @@ func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) (word s
 	case eventRebuilt:
 		// The rebuild has written this revision itself.
 		return "unchanged", c.hasRevision(ctx, s, ch.revision)
+	case eventReconciled:
+		answer = lua.Note.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision)
 	case eventRestocked, eventLowering:
 		answer = lua.Restock.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision, ch.stock)
 	default:
@@ -192,7 +194,7 @@ func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) (word s
 		return word, nil
 	}
 	switch word {
-	case "opened", "paused", "resumed", "ended", "restocked", "unchanged":
+	case "opened", "paused", "resumed", "ended", "restocked", "noted", "unchanged":
 		return word, nil
 	case "unknown-sale", "buyers-remain", "gap":
 		// Redis has been told before of what it lacks now: it lost data, and only a rebuild brings it back.

@@ -126,6 +126,24 @@ var (
 	RaiseEpoch string
 	//go:embed queries/receipt_secret.sql
 	ReceiptSecret string
+	//go:embed queries/reconcile_compare.sql
+	ReconcileCompare string
+	//go:embed queries/reconcile_counts.sql
+	ReconcileCounts string
+	//go:embed queries/reconcile_explain.sql
+	ReconcileExplain string
+	//go:embed queries/reconcile_forget.sql
+	ReconcileForget string
+	//go:embed queries/reconcile_lock_orders.sql
+	ReconcileLockOrders string
+	//go:embed queries/reconcile_note.sql
+	ReconcileNote string
+	//go:embed queries/reconcile_page.sql
+	ReconcilePage string
+	//go:embed queries/reconcile_release.sql
+	ReconcileRelease string
+	//go:embed queries/reconcile_tables.sql
+	ReconcileTables string
 	//go:embed queries/record_orders.sql
 	RecordOrders string
 	//go:embed queries/return_sold.sql

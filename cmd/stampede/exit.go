@@ -37,7 +37,7 @@ func report(stderr io.Writer, err error) int {
 	switch {
 	case err == nil:
 		return exitOK
-	case errors.Is(err, errBroken):
+	case errors.Is(err, errBroken), errors.Is(err, errRemaining):
 		return exitFailed
 	case errors.As(err, &usage), errors.As(err, &invalid),
 		errors.Is(err, connect.ErrRedisURL), errors.Is(err, sql.ErrDatabaseURL):

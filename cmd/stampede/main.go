@@ -28,6 +28,7 @@ type cli struct {
 	Load        loadCmd        `cmd:"" help:"Send an open-loop crowd of buyers to an ingress and check what became of every order."`
 	Audit       auditCmd       `cmd:"" help:"Check the promises against Redis and Postgres. Exit status 1 if one is broken."`
 	Rebuild     rebuildCmd     `cmd:"" help:"Make the stock in Redis anew from Postgres. Workers do it by themselves when Redis was lost. Sales are closed meanwhile."`
+	Reconcile   reconcileCmd   `cmd:"" help:"Mend differences between Redis and Postgres. Exit status 1 if some remain."`
 	Projections projectionsCmd `cmd:"" help:"Make what is derived from the log of orders anew."`
 	Doctor      doctorCmd      `cmd:"" help:"Look for unsafe settings of Redis and Postgres. Exit status 1 if there is one."`
 	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"Look at the dead letters, replay or discard them."`

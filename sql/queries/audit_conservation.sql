@@ -15,4 +15,4 @@ SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
             WHEN redis_stock <> stock OR still AND available + taken <> redis_stock THEN 'rebuild'
             ELSE '' END AS remedy
 FROM audit_figures
-WHERE NOT present OR redis_stock <> stock OR stock <> available + held + sold
+WHERE NOT present AND NOT gone OR redis_stock <> stock OR stock <> available + held + sold

@@ -8,4 +8,4 @@ SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
        END AS what,
        CASE WHEN NOT present AND published_revision = 0 THEN 'worker' ELSE 'rebuild' END AS remedy
 FROM audit_figures
-WHERE NOT present OR redis_epoch <> epoch OR places < last_place
+WHERE NOT gone AND (NOT present OR redis_epoch <> epoch OR places < last_place)

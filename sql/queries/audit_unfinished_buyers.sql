@@ -5,6 +5,7 @@ SELECT b.sale_id, b.order_id, b.user_id, 'the order was accepted and is not in P
             -- Its event would be taken for one that was recorded before.
             WHEN EXISTS (SELECT FROM order_events AS e WHERE e.order_id = b.order_id AND e.version > 1) THEN 'projections'
             WHEN EXISTS (SELECT FROM order_events AS e WHERE e.order_id = b.order_id) THEN 'operator'
+            WHEN a.epoch = 0 THEN 'rebuild'
             ELSE 'append' END AS remedy
-FROM audit_buyers AS b
+FROM audit_buyers AS b JOIN audit_sales AS a USING (sale_id)
 WHERE NOT EXISTS (SELECT FROM orders AS o WHERE o.id = b.order_id)

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+
+	"github.com/google/uuid"
+
+	"stampede/fulfillment"
+	"stampede/internal/connect"
+	"stampede/internal/figure"
+	"stampede/sql"
+)
+
+// errRemaining ends a command whose output has told already what is left to do.
+var errRemaining = errors.New("differences remain")
+
+type reconcileCmd struct {
+	redisFlag
+	databaseFlag
+	keysFlags
+	jsonFlag
+	Sale    uuid.UUID `env:"STAMPEDE_RECONCILE_SALE" placeholder:"ID" help:"Reconcile this sale; all if left out."`
+	DryRun  bool      `env:"STAMPEDE_RECONCILE_DRY_RUN" help:"Change nothing: only tell what would be done."`
+	Explain bool      `env:"STAMPEDE_RECONCILE_EXPLAIN" help:"Name each difference with its order, the last event, and what mends it."`
+}
+
+func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
+	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, 4, logger)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := sql.Check(ctx, b.pool); err != nil {
+		return err
+	}
+	rebuilder, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
+		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Store: b.store, Logger: logger,
+	})
+	if err != nil {
+		return err
+	}
+	config := fulfillment.ReconcileConfig{
+		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Store: b.store, Catalog: b.catalog, Rebuilder: rebuilder,
+		Sale: c.Sale, DryRun: c.DryRun, Logger: logger,
+	}
+	lines := json.NewEncoder(s.out)
+	if c.Explain {
+		config.Explain = func(f fulfillment.Finding) error {
+			if c.JSON {
+				return lines.Encode(f)
+			}
+			_, err := fmt.Fprintf(s.out, "%s\n    → %s\n", printable(f.String()), f.Remedy.Says())
+			return err
+		}
+	}
+	report, err := fulfillment.Reconcile(ctx, config)
+	if err != nil {
+		return err
+	}
+	if c.JSON {
+		err = lines.Encode(report)
+	} else {
+		err = writeReconciled(s.out, report)
+	}
+	if err == nil && report.Remaining > 0 {
+		return errRemaining
+	}
+	return err
+}
+
+func writeReconciled(w io.Writer, report fulfillment.ReconcileReport) (err error) {
+	if len(report.Remedies) == 0 {
+		_, err = fmt.Fprintln(w, "no difference between Redis and Postgres")
+		return err
+	}
+	for _, r := range report.Remedies {
+		became := figure.Count(r.Mended) + " mended"
+		if report.DryRun {
+			became = "nothing done"
+		}
+		if _, err = fmt.Fprintf(w, "%-12s %s found, %s: %s\n", r.Remedy, figure.Count(r.Found), became, r.Says); err != nil {
+			return err
+		}
+	}
+	for _, failure := range report.Failures {
+		if _, err = fmt.Fprintln(w, "failed:", printable(failure)); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintf(w, "%s remain\n", figure.Count(report.Remaining))
+	return err
+}

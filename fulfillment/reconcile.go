@@ -1,0 +1,242 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/pause"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// ErrReconcileUnderWay is returned while somebody else reconciles the same database.
+var ErrReconcileUnderWay = errors.New("somebody else is reconciling")
+
+const (
+	// reconcileLock is the advisory lock of who reconciles.
+	reconcileLock = 5_077_217_437
+	// repairsPerTurn is how many orders one repair mends, and its event names.
+	repairsPerTurn = 500
+	// reconcilePause is for how long what is on its way has time to arrive, between two looks.
+	reconcilePause = time.Second
+)
+
+// ReconcileConfig says what to reconcile. Explain and Logger may be left out.
+type ReconcileConfig struct {
+	Pool    *pgxpool.Pool
+	Redis   redis.UniversalClient
+	Keys    reservation.Keys
+	Store   *reservation.Store
+	Catalog *reservation.Catalog
+	// Rebuilder makes the stock of a sale anew where nothing less helps.
+	Rebuilder *Rebuilder
+	// Sale is the sale to reconcile; uuid.Nil for all.
+	Sale uuid.UUID
+	// DryRun is true if nothing is to be changed.
+	DryRun bool
+	// Explain is given each difference before anything is done about it.
+	Explain func(Finding) error
+	// Pause is how long to wait between the two looks; one second if it is 0.
+	Pause  time.Duration
+	Logger *slog.Logger
+}
+
+// ReconcileReport is what a reconcile found and did.
+type ReconcileReport struct {
+	DryRun   bool           `json:"dry_run"`
+	Remedies []RemedyReport `json:"remedies"`
+	// Failures are repairs that failed, in words.
+	Failures []string `json:"failures,omitempty"`
+	// Remaining is how many differences are left that no worker will see to: somebody else has to, or it failed, or it
+	// was not to be done.
+	Remaining int64 `json:"remaining"`
+}
+
+// RemedyReport is what became of the differences with one remedy.
+type RemedyReport struct {
+	Remedy Remedy `json:"remedy"`
+	Says   string `json:"says"`
+	// Found counts the differences, and Mended those that were mended; the rest of them remains.
+	Found  int64 `json:"found"`
+	Mended int64 `json:"mended"`
+}
+
+// Reconcile finds the differences between Redis and Postgres that Audit finds and mends them, each by the way that
+// leads there anyway: units come back as those of cancelled orders do, an accepted order that is lost
+// is recorded from its event, counters are counted, and stock in Redis is made anew from Postgres. Each
+// repair is an event of its sale. What it cannot mend it tells.
+//
+// It may run beside a sale: a difference counts only if it is there at two looks, one after the other, and what
+// still waits in a stream, as a dead letter, or to be given back is none. With DryRun it changes nothing.
+//
+// It needs two connections of the pool, and one more for a rebuild. The error may be ErrReconcileUnderWay, or
+// reservation.ErrSaleNotFound; repairs that failed are in the report, and it may be called again.
+func Reconcile(ctx context.Context, c ReconcileConfig) (ReconcileReport, error) {
+	orElse(&c.Pause, reconcilePause)
+	orElse(&c.Logger, slog.Default())
+	r := reconciler{ReconcileConfig: c, report: ReconcileReport{DryRun: c.DryRun}, counts: map[Remedy]*RemedyReport{}}
+	if err := r.run(ctx); err != nil {
+		return r.report, fmt.Errorf("reconcile: %w", err)
+	}
+	return r.report, nil
+}
+
+// reconciler is one reconcile.
+type reconciler struct {
+	ReconcileConfig
+	// conn is its own: temporary tables and the lock go with it.
+	conn   *pgx.Conn
+	report ReconcileReport
+	counts map[Remedy]*RemedyReport
+	// rebuilt are the partitions of which all sales were rebuilt.
+	rebuilt []int
+}
+
+func (r *reconciler) run(ctx context.Context) error {
+	pooled, err := r.Pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	r.conn = pooled.Hijack()
+	defer endSession(ctx, r.conn)
+	var free bool
+	if err := r.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", reconcileLock).Scan(&free); err != nil {
+		return err
+	} else if !free {
+		return ErrReconcileUnderWay
+	}
+	todo, err := r.find(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.explain(ctx); err != nil {
+		return err
+	}
+	for _, t := range todo {
+		r.mend(ctx, t)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	if !r.DryRun && r.mended() {
+		// Repairs are revisions of their sales. What cannot be told now, a worker tells.
+		if _, err := r.Catalog.PublishPending(ctx); err != nil {
+			r.Logger.Warn("a worker will tell Redis of the repairs", "error", err)
+		}
+	}
+	r.sum()
+	return nil
+}
+
+// find looks twice, and returns what is to be done: for each sale what comes first is first.
+func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
+	if err := r.simple(ctx, sql.ReconcileTables); err != nil {
+		return nil, err
+	}
+	for i, table := range []string{"reconcile_seen", "reconcile_now"} {
+		if i > 0 && !pause.For(r.Pause, ctx.Done()) {
+			return nil, ctx.Err()
+		}
+		if found, err := r.look(ctx, table); err != nil || found == 0 {
+			return nil, err
+		}
+	}
+	if _, err := r.conn.Exec(ctx, sql.ReconcileCompare); err != nil {
+		return nil, fmt.Errorf("compare: %w", err)
+	}
+	rows, _ := r.conn.Query(ctx, sql.ReconcileCounts) // its error comes with the rows
+	todo, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d saleDifferences, err error) {
+		var sale *uuid.UUID
+		err = row.Scan(&sale, &d.remedy, &d.count, &d.partitions, &d.blocked)
+		if sale != nil {
+			d.sale = *sale
+		}
+		return d, err
+	})
+	slices.SortStableFunc(todo, func(a, b saleDifferences) int {
+		return slices.Index(remedyOrder, a.remedy) - slices.Index(remedyOrder, b.remedy)
+	})
+	return todo, err
+}
+
+// look writes the differences of one look to a table, and returns how many there are.
+func (r *reconciler) look(ctx context.Context, table string) (found int64, err error) {
+	l := look{
+		AuditConfig: AuditConfig{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale},
+		conn:        r.conn, report: newAuditReport(),
+	}
+	if err := l.scope(ctx); err != nil {
+		return 0, err
+	}
+	insert := "INSERT INTO " + table + " (sale_id, order_id, user_id, what, remedy) "
+	err = l.take(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		for _, f := range l.noted {
+			if _, err := tx.Exec(ctx, insert+"VALUES ($1, $2, $3, $4, $5)", f.Sale, f.Order, zeronull.Text(f.User), storable(f.What), f.Remedy); err != nil {
+				return err
+			}
+			found++
+		}
+		collect := func(c check, args ...any) error {
+			tag, err := tx.Exec(ctx, insert+"SELECT sale_id, order_id, user_id, what, remedy FROM (\n"+c.query+"\n) AS c WHERE remedy <> ''", args...)
+			found += tag.RowsAffected()
+			return err
+		}
+		for _, check := range checks {
+			if err := collect(check); err != nil {
+				return fmt.Errorf("check %s: %w", check.promise, err)
+			}
+		}
+		return collect(check{"S3", sql.AuditDeadLetters}, l.streams)
+	})
+	return found, err
+}
+
+func (r *reconciler) explain(ctx context.Context) error {
+	if r.Explain == nil {
+		return nil
+	}
+	rows, _ := r.conn.Query(ctx, sql.ReconcileExplain) // its error comes with the rows
+	var f Finding
+	_, err := pgx.ForEachRow(rows, []any{&f.Sale, &f.Order, &f.User, &f.What, &f.LastEvent, &f.Remedy}, func() error { return r.Explain(f) })
+	return err
+}
+
+func (r *reconciler) simple(ctx context.Context, statements string) error {
+	_, err := r.conn.PgConn().Exec(ctx, statements).ReadAll()
+	return err
+}
+
+// mended tells whether anything was.
+func (r *reconciler) mended() bool {
+	for _, c := range r.counts {
+		if c.Mended > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// sum makes the report of what was counted.
+func (r *reconciler) sum() {
+	r.report.Remedies = []RemedyReport{}
+	for _, remedy := range remedyOrder {
+		c, found := r.counts[remedy]
+		if !found {
+			continue
+		}
+		r.report.Remedies = append(r.report.Remedies, *c)
+		if remedy != remedyWorker {
+			r.report.Remaining += c.Found - c.Mended
+		}
+	}
+}

@@ -1,0 +1,199 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// remedyOrder is in which order differences are mended. What was accepted and is not in Postgres comes
+// before a rebuild, which knows only Postgres and the stream.
+var remedyOrder = []Remedy{
+	remedyAppend, remedyForget, remedyRelease, remedyRecount, remedyRebuild,
+	remedyWorker, remedyProjections, remedyDLQ, remedyOperator,
+}
+
+// says tells what a remedy is, for people.
+var says = map[Remedy]string{
+	remedyAppend:      "append the event of the accepted order to its stream again, for a worker to record it",
+	remedyForget:      "forget that the units are to come back: the order has not ended",
+	remedyRelease:     "give the units of the ended order back to the sale, as those of a cancelled one",
+	remedyRecount:     "count the units of the sale's live orders anew",
+	remedyRebuild:     "make the stock of the sale in Redis anew from Postgres",
+	remedyWorker:      "nothing: it is on its way, and a worker sees to it",
+	remedyProjections: "for you: `stampede projections rebuild`, and then this again; until then nothing else of the sale is mended",
+	remedyDLQ:         "for you: `stampede dlq show`, and then replay it or discard it",
+	remedyOperator:    "for you: nothing that was recorded tells what would be right",
+}
+
+// Says tells in words what the remedy is.
+func (r Remedy) Says() string { return says[r] }
+
+// saleDifferences are those of one sale with one remedy.
+type saleDifferences struct {
+	sale       uuid.UUID
+	remedy     Remedy
+	count      int64
+	partitions int
+	// blocked: the rows of the sale's orders are not what the log says, so nothing may follow from them.
+	blocked bool
+}
+
+// mend mends differences, if they are not for others to mend, and counts them. What fails is told in the report.
+func (r *reconciler) mend(ctx context.Context, d saleDifferences) {
+	count := r.counts[d.remedy]
+	if count == nil {
+		count = &RemedyReport{Remedy: d.remedy, Says: d.remedy.Says()}
+		r.counts[d.remedy] = count
+	}
+	count.Found += d.count
+	if r.DryRun || d.blocked {
+		return
+	}
+	var err error
+	switch d.remedy {
+	case remedyAppend:
+		err = r.eachPage(ctx, d, r.append)
+	case remedyForget:
+		err = r.eachPage(ctx, d, r.forget)
+	case remedyRelease:
+		err = r.eachPage(ctx, d, r.release)
+	case remedyRecount:
+		err = r.recount(ctx, d)
+	case remedyRebuild:
+		err = r.rebuild(ctx, d)
+	default:
+		return
+	}
+	if err != nil {
+		r.report.Failures = append(r.report.Failures, fmt.Sprintf("%s of sale %s: %v", d.remedy, d.sale, err))
+		return
+	}
+	count.Mended += d.count
+}
+
+// difference is an order to mend, and its reservation if it has one.
+type difference struct {
+	N          int64
+	Order      uuid.UUID
+	User       string
+	Quantity   int64
+	Epoch      int64
+	ReservedAt time.Time
+}
+
+// eachPage mends the differences a page at a time.
+func (r *reconciler) eachPage(ctx context.Context, d saleDifferences, do func(context.Context, saleDifferences, []difference) error) error {
+	for after := int64(0); ; {
+		rows, _ := r.conn.Query(ctx, sql.ReconcilePage, d.sale, d.remedy, after, repairsPerTurn) // its error comes with the rows
+		page, err := pgx.CollectRows(rows, pgx.RowToStructByPos[difference])
+		if err != nil || len(page) == 0 {
+			return err
+		}
+		if err := do(ctx, d, page); err != nil {
+			return err
+		}
+		after = page[len(page)-1].N
+	}
+}
+
+// append appends events to the stream again, and notes which.
+func (r *reconciler) append(ctx context.Context, d saleDifferences, page []difference) error {
+	events := make([]reservation.OrderReserved, len(page))
+	for i, p := range page {
+		events[i] = reservation.OrderReserved{
+			OrderID: p.Order, SaleID: d.sale, UserID: p.User, Quantity: p.Quantity, Epoch: p.Epoch,
+			RequestedAt: p.ReservedAt, // the request's own time is lost
+			ReservedAt:  p.ReservedAt,
+		}
+	}
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	appended, err := r.Store.AppendReserved(limited, reservation.PartitionAmong(d.sale, d.partitions), d.sale, events)
+	if err != nil {
+		return err
+	}
+	var orders []uuid.UUID
+	for i, e := range events {
+		if appended[i] {
+			orders = append(orders, e.OrderID)
+		}
+	}
+	return r.note(ctx, r.conn, d.sale, "appended", orders)
+}
+
+// release has workers give units back.
+func (r *reconciler) release(ctx context.Context, d saleDifferences, page []difference) error {
+	return r.change(ctx, d.sale, "released", sql.ReconcileRelease, page)
+}
+
+// forget deletes releases.
+func (r *reconciler) forget(ctx context.Context, d saleDifferences, page []difference) error {
+	return r.change(ctx, d.sale, "forgotten", sql.ReconcileForget, page)
+}
+
+// change runs a query that changes orders of a sale and returns which, and notes them.
+func (r *reconciler) change(ctx context.Context, sale uuid.UUID, did, query string, page []difference) error {
+	orders := make([]uuid.UUID, len(page))
+	for i, p := range page {
+		orders[i] = p.Order
+	}
+	return pgx.BeginTxFunc(ctx, r.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, sql.ReconcileLockOrders, sale, orders); err != nil {
+			return err
+		}
+		rows, _ := tx.Query(ctx, query, sale, orders) // its error comes with the rows
+		changed, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+		if err != nil {
+			return err
+		}
+		return r.note(ctx, tx, sale, did, changed)
+	})
+}
+
+func (r *reconciler) recount(ctx context.Context, d saleDifferences) error {
+	_, err := recountSales(ctx, r.conn, &d.sale, func(tx pgx.Tx, count Recount) error {
+		_, err := tx.Exec(ctx, sql.ReconcileNote, d.sale, map[string]any{"recounted": map[string]int64{"was": count.Was, "is": count.Is}})
+		return err
+	})
+	return err
+}
+
+// rebuild makes the stock of a sale anew, which is an event of its own; or of its whole partition, if nobody
+// knows what else of that is lost.
+func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
+	partition := reservation.PartitionAmong(d.sale, d.partitions)
+	if slices.Contains(r.rebuilt, partition) {
+		return nil
+	}
+	_, err := r.Rebuilder.Sale(ctx, d.sale, RebuildReconciled)
+	if errors.Is(err, ErrServerNotVouched) && r.Sale == uuid.Nil {
+		if _, err = r.Rebuilder.Partition(ctx, partition, RebuildReconciled); err == nil {
+			r.rebuilt = append(r.rebuilt, partition)
+		}
+	}
+	return err
+}
+
+// note writes down what was mended, unless nothing was.
+func (r *reconciler) note(ctx context.Context, on executor, sale uuid.UUID, did string, orders []uuid.UUID) error {
+	if len(orders) == 0 {
+		return nil
+	}
+	_, err := on.Exec(ctx, sql.ReconcileNote, sale, map[string]any{did: orders})
+	return err
+}
+
+// executor is a connection or a transaction.
+type executor interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}

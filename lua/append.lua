@@ -1,0 +1,42 @@
+-- Appends again the events of reservations whose events are lost. An order comes to its end once however often
+-- its event is there, because whoever records it knows it by its id.
+--
+-- A reservation that is not in force any more gets no event, and what the event says of it is what the
+-- reservation says: so nothing can be appended that was not accepted.
+--
+-- KEYS
+--   1  buyers  hash, as in reserve.lua
+--   2  orders  stream of events, as in reserve.lua
+-- ARGV
+--   1  metadata  of the event, as in reserve.lua
+--   2  user      of the first order
+--   3  order_id  of the first order
+--   4  payload   of its event
+--   and so on: three values for every further order
+-- Answers
+--   {answer, answer, ...}, one for each order, in the order given
+--   appended  the event is in the stream
+--   not-held  the user holds no reservation of this order: nothing was done
+
+local per_order, before = 3, 1
+local orders = (#ARGV - before) / per_order
+if orders < 1 or orders ~= math.floor(orders) then
+  return redis.error_reply('ERR append takes metadata and three values for each order')
+end
+
+local answers = {}
+for i = 1, orders do
+  local at = before + (i - 1) * per_order
+  local user, order_id, payload = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local reservation = redis.call('HGET', KEYS[1], user)
+  local its_order, sequence, reserved_at, key = string.match(reservation or '', '^(%S+) %d+ (%d+) (%d+) (%S+)')
+  if its_order == order_id then
+    redis.call('XADD', KEYS[2], '*',
+      '_watermill_message_uuid', order_id, 'metadata', ARGV[1], 'payload', payload,
+      'reserved_at_ms', reserved_at, 'sequence', sequence, 'key', key)
+    answers[i] = 'appended'
+  else
+    answers[i] = 'not-held'
+  end
+end
+return answers

@@ -1,0 +1,39 @@
+package reservation
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/google/uuid"
+
+	"stampede/lua"
+)
+
+// AppendReserved appends again events of one sale that were lost after they had been accepted, for whoever
+// has made sure of that: an order of which an event is on its way besides comes to its end once all the same.
+// It returns for each event, in their order, whether it was appended: it was not if the reservation is not in
+// force any more. What the script has written into the first event, it takes from the reservation. After an
+// error some may be appended. Its errors wrap ErrUnavailable.
+func (s *Store) AppendReserved(ctx context.Context, partition int, sale uuid.UUID, events []OrderReserved) ([]bool, error) {
+	appended := make([]bool, 0, len(events))
+	for len(events) > 0 {
+		n := min(len(events), s.o.BatchMax)
+		args := append(make([]any, 0, 1+3*n), reserveMetadata)
+		for _, e := range events[:n] {
+			args = append(args, e.UserID, e.OrderID.String(), appendReservedPayload(nil, e))
+		}
+		keys := []string{s.keys.Buyers(partition, sale), s.keys.Orders(partition)}
+		answers, err := lua.Append.Run(ctx, s.rdb, keys, args...).StringSlice()
+		if err == nil && len(answers) != n {
+			err = fmt.Errorf("the script gave %d answers for %d orders", len(answers), n)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w: append events of sale=%s: %w", ErrUnavailable, sale, err)
+		}
+		for _, answer := range answers {
+			appended = append(appended, answer == "appended")
+		}
+		events = events[n:]
+	}
+	return appended, nil
+}

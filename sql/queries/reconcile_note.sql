@@ -1,0 +1,7 @@
+-- Makes the next revision of the sale $1, which changes none of its terms, and the event that tells by $2 what was mended.
+WITH sale AS (
+    UPDATE sales SET revision = revision + 1 WHERE id = $1
+    RETURNING id, revision
+)
+INSERT INTO sale_events (sale_id, revision, type, data)
+SELECT id, revision, 'SaleReconciled', $2::jsonb FROM sale
