@@ -77,7 +77,7 @@ func (s *rebuildSession) eachHolder(ctx context.Context, sale raisedSale, page [
 		rows, _ := tx.Query(ctx, sql.Holders, sale.ID) // its error comes with the rows
 		var h reservation.Holder
 		r := &h.Reservation
-		into := []any{&h.User, &r.OrderID, &r.Quantity, &r.Sequence, &r.ReservedAt, &h.KeyFingerprint, &h.Epoch}
+		into := []any{&h.User, (*[16]byte)(&r.OrderID), &r.Quantity, &r.Sequence, &r.ReservedAt, &h.KeyFingerprint, &h.Epoch}
 		_, err := pgx.ForEachRow(rows, into, func() (err error) {
 			if page = append(page, h); len(page) == cap(page) {
 				page, err = take(page)

@@ -16,6 +16,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/sql"
 )
 
 // trap is a go-redis hook that springs before a certain call.
@@ -241,4 +242,91 @@ func (s *shop) fill(t testing.TB, sale uuid.UUID, orders int) {
 		_, err := s.pool.Exec(t.Context(), query, sale, orders)
 		require.NoError(t, err)
 	}
+}
+
+// Two rebuilds that do not know of each other: the one that was overtaken opens nothing.
+func TestARebuildThatWasOvertakenStops(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.buy(t, sale, "ann")
+	s.fulfil(t)
+	r := s.rebuilder(t)
+	session, err := r.begin(t.Context())
+	require.NoError(t, err)
+	defer session.close()
+	guarded, err := r.findSale(t.Context(), sale)
+	require.NoError(t, err)
+	b := r.newBuild(session, 0, RebuildByHand)
+	sales := []guardedSale{guarded}
+	require.NoError(t, b.closeAndSalvage(t.Context(), sales))
+	ours, err := session.raiseEpoch(t.Context(), sales[0], RebuildByHand)
+	require.NoError(t, err)
+	orders, units, err := b.holdBuyers(t.Context(), ours)
+	require.NoError(t, err)
+
+	theirs, err := session.raiseEpoch(t.Context(), sales[0], RebuildByHand)
+	require.NoError(t, err)
+	_, _, err = b.holdBuyers(t.Context(), ours)
+	require.ErrorIs(t, err, errNotOurs)
+	require.NoError(t, session.conn.Ping(t.Context()), "the session goes on")
+	orders2, _, err := b.holdBuyers(t.Context(), theirs)
+	require.NoError(t, err)
+	require.NoError(t, b.open(t.Context(), theirs, 9, orders2))
+	require.ErrorIs(t, b.open(t.Context(), ours, 10-units, orders), reservation.ErrSaleNotClosed)
+	require.Equal(t, "3", s.saleInRedis(t, sale)["epoch"])
+	s.buy(t, sale, "bob")
+}
+
+// What an earlier rebuild has gathered, and did not come to use, is in nobody's way.
+func TestLeftoversOfARebuildAreCleared(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.buy(t, sale, "ann")
+	s.fulfil(t)
+	for epoch := range int64(3) {
+		require.NoError(t, s.rdb.HSet(t.Context(), s.keys.BuyersOf(0, sale, epoch), "somebody", "something").Err())
+	}
+	s.rebuild(t)
+	for _, epoch := range []int64{1, 2} {
+		require.Zero(t, s.rdb.Exists(t.Context(), s.keys.BuyersOf(0, sale, epoch)).Val())
+	}
+	require.Equal(t, []string{"ann"}, s.rdb.HKeys(t.Context(), s.keys.Buyers(0, sale)).Val())
+	s.requireSound(t)
+}
+
+// A worker is about to commit an order of the old epoch: the raise waits for it, and counts it.
+func TestARaisedEpochKnowsTheLastOrderOfTheOldOne(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.buy(t, sale, "ann")
+	event, err := reservation.DecodeReserved(s.messages(t)[0])
+	require.NoError(t, err)
+	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Orders(0)).Err()) // so that it is not salvaged
+	recording, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = recording.Rollback(context.WithoutCancel(t.Context())) }()
+	columns, _ := columnsOf([]reservation.OrderReserved{event})
+	_, err = recording.Exec(t.Context(), sql.RecordOrders, columns.orders, columns.sales, columns.users, columns.quantities,
+		columns.sequences, columns.epochs, columns.reservedAt, columns.keys, nil)
+	require.NoError(t, err)
+	_, err = recording.Exec(t.Context(), sql.AddSold, sale, 1, 1, 1)
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	var report RebuildReport
+	go func() {
+		var err error
+		report, err = s.rebuilder(t).Partition(context.Background(), 0, RebuildByHand)
+		done <- err
+	}()
+	testkit.Eventually(t, 20*time.Second, "the rebuild waits for the order", func() bool {
+		return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+	})
+	require.NoError(t, recording.Commit(t.Context()))
+	require.NoError(t, <-done)
+	require.EqualValues(t, 1, report.Sales[0].Orders)
+	require.EqualValues(t, 1, s.count(t, "SELECT (data ->> 'orders')::int FROM sale_events WHERE type = 'SaleRebuilt'"))
+	s.requireSound(t)
 }
