@@ -20,7 +20,7 @@ import (
 var (
 	// ErrDeadLetterNotFound is returned when no dead letter has the id.
 	ErrDeadLetterNotFound = errors.New("dead letter not found")
-	// ErrDeadLetterSettled is returned for a dead letter that is not parked: it was replayed or discarded before.
+	// ErrDeadLetterSettled is returned for a dead letter about which somebody has decided otherwise before.
 	ErrDeadLetterSettled = errors.New("dead letter is settled")
 	// ErrDeadLetterUnreadable is returned by Discard for an entry that reserves units, or names an
 	// order, and from which nobody can read who bought what: its buyer would wait for ever.
@@ -49,8 +49,9 @@ type DeadLetter struct {
 	Entry  Entry
 	Reason string
 	Status DeadLetterStatus
-	// Replays counts how often it was appended to its stream again.
-	Replays int
+	// Replays counts how often it was appended to its stream again, and ReplayedAs is the last of those entries.
+	Replays    int
+	ReplayedAs string
 	// Resolution tells what an operator made of it.
 	Resolution           string
 	CreatedAt, UpdatedAt time.Time
@@ -120,18 +121,23 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// settle makes something of a letter that is parked, which nobody else can do at the same time.
+// settle makes something of a letter, which nobody else can do at the same time.
 func (d *DeadLetters) settle(ctx context.Context, id int64, do func(pgx.Tx, DeadLetter) error) error {
 	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
 		letter, err := readDeadLetter(ctx, tx, sql.LockDeadLetter, id)
 		if err != nil {
 			return err
 		}
-		if letter.Status != DeadLetterParked {
-			return fmt.Errorf("%w: %d is %s", ErrDeadLetterSettled, id, letter.Status)
-		}
 		return do(tx, letter)
 	})
+}
+
+// settled is the error for a letter that is not parked, and nil for one that is.
+func (l *DeadLetter) settled() error {
+	if l.Status == DeadLetterParked {
+		return nil
+	}
+	return fmt.Errorf("%w: %d is %s", ErrDeadLetterSettled, l.ID, l.Status)
 }
 
 func readDeadLetter(ctx context.Context, from querier, query string, id int64) (DeadLetter, error) {
@@ -152,7 +158,7 @@ func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
 	var l DeadLetter
 	var fields []byte
 	err := row.Scan(&l.ID, &l.Entry.Stream, &l.Entry.ID, &fields, &l.Reason, &l.Entry.Deliveries,
-		&l.Status, &l.Replays, &l.Resolution, &l.CreatedAt, &l.UpdatedAt)
+		&l.Status, &l.Replays, &l.Resolution, &l.ReplayedAs, &l.CreatedAt, &l.UpdatedAt)
 	if err != nil {
 		return DeadLetter{}, err
 	}
@@ -163,12 +169,21 @@ func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
 }
 
 // Replay appends the entry to its stream again, for a worker that knows better by now, and returns
-// its new id. It returns ErrDeadLetterNotFound, or ErrDeadLetterSettled unless the letter is parked.
+// its new id. A letter that was replayed, and is not parked again, is left as it is: appended is false
+// then, and the id is the one of before. It returns ErrDeadLetterNotFound, or ErrDeadLetterSettled if the
+// letter was discarded.
 //
 // The entry is appended before that is noted: whoever dies in between leaves a letter that may be
 // replayed twice, which the ledger takes for the same order, and never one that is noted and lost.
-func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, err error) {
+func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, appended bool, err error) {
 	err = d.settle(ctx, id, func(tx pgx.Tx, letter DeadLetter) error {
+		if letter.Status == DeadLetterReplayed {
+			entryID = letter.ReplayedAs
+			return nil
+		}
+		if err := letter.settled(); err != nil {
+			return err
+		}
 		values := make([]any, 0, 2*len(letter.Entry.Fields)+2)
 		for _, f := range letter.Entry.Fields {
 			if f.Name != fieldReplayOf { // of a letter that this database does not know
@@ -180,13 +195,14 @@ func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, err
 		if err != nil {
 			return fmt.Errorf("append to %s: %w", letter.Entry.Stream, err)
 		}
+		appended = true
 		_, err = tx.Exec(ctx, sql.MarkReplayed, id, entryID)
 		return err
 	})
 	if err != nil {
-		return "", fmt.Errorf("replay: %w", err)
+		return "", false, fmt.Errorf("replay: %w", err)
 	}
-	return entryID, nil
+	return entryID, appended, nil
 }
 
 // Discard gives a dead letter up. If its entry reserves units, the buyer was told that the order is
@@ -203,6 +219,9 @@ func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
 	d.discarding.Lock()
 	defer d.discarding.Unlock()
 	err := d.settle(ctx, id, func(tx pgx.Tx, letter DeadLetter) error {
+		if err := letter.settled(); err != nil {
+			return err
+		}
 		became, err := d.endOrder(ctx, letter.Entry)
 		if err != nil {
 			return err
@@ -236,8 +255,14 @@ func (d *DeadLetters) endOrder(ctx context.Context, entry Entry) (string, error)
 	case out.Status != reservation.StatusRejected:
 		return fmt.Sprintf("order %s is %s", event.OrderID, out.Status), nil
 	}
-	if _, err := d.store.Release(ctx, []reservation.Release{releaseOf(event)}); err != nil {
+	results, err := d.store.Release(ctx, []reservation.Release{releaseOf(event)})
+	switch {
+	case err != nil:
 		return "", err
+	case results[0] == reservation.ReleaseDamaged:
+		return "", fmt.Errorf("%w: order %s of sale %s", errRefused, event.OrderID, event.SaleID)
+	case results[0] == reservation.ReleaseUnknownSale: // nor will a rebuild count them
+		return fmt.Sprintf("order %s is rejected and its sale is not in Redis", event.OrderID), nil
 	}
 	return fmt.Sprintf("order %s is rejected and its units are back in the sale", event.OrderID), nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -115,14 +117,21 @@ func TestDeadLetterComesBackToItsRowWhenItsReplayFails(t *testing.T) {
 	first := s.onlyLetter(t, letters)
 
 	for replay := 1; replay <= 2; replay++ {
-		id, err := letters.Replay(t.Context(), first.ID)
+		id, appended, err := letters.Replay(t.Context(), first.ID)
 		require.NoError(t, err)
+		require.True(t, appended)
+		entries := s.rdb.XLen(t.Context(), entry.Stream).Val()
 		replayed := s.onlyLetter(t, letters)
 		require.Equal(t, DeadLetterReplayed, replayed.Status)
 		require.Equal(t, replay, replayed.Replays)
 		require.Contains(t, replayed.Resolution, id)
-		_, err = letters.Replay(t.Context(), first.ID)
-		require.ErrorIs(t, err, ErrDeadLetterSettled)
+		require.Equal(t, id, replayed.ReplayedAs)
+		same, appended, err := letters.Replay(t.Context(), first.ID)
+		require.NoError(t, err, "a repeat is no failure")
+		require.False(t, appended)
+		require.Equal(t, id, same)
+		require.Equal(t, replayed, s.onlyLetter(t, letters))
+		require.Equal(t, entries, s.rdb.XLen(t.Context(), entry.Stream).Val(), "and appends nothing")
 		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), ErrDeadLetterSettled)
 
 		again, err := readEntry(t.Context(), s.rdb, entry.Stream, id)
@@ -183,7 +192,7 @@ func TestReplayedOrderIsFulfilled(t *testing.T) {
 	require.Contains(t, broken(s.audit(t, sale)), "S3")
 
 	work(t, s.config(t))
-	_, err := letters.Replay(t.Context(), s.onlyLetter(t, letters).ID)
+	_, _, err := letters.Replay(t.Context(), s.onlyLetter(t, letters).ID)
 	require.NoError(t, err)
 	s.awaitConfirmed(t, 1)
 	s.awaitRest(t)
@@ -226,7 +235,7 @@ func TestDiscardedOrderGetsATruthfulEndAndItsUnitBack(t *testing.T) {
 	require.False(t, report.Broken(), textOf(t, report))
 	require.EqualValues(t, 5, report.Sales[0].Available)
 	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), ErrDeadLetterSettled)
-	_, err = letters.Replay(t.Context(), id)
+	_, _, err = letters.Replay(t.Context(), id)
 	require.ErrorIs(t, err, ErrDeadLetterSettled)
 	require.NotEqual(t, order, s.buy(t, sale, "alice"), "alice may buy again")
 }
@@ -247,6 +256,60 @@ func TestDiscardLeavesAnOrderAloneThatWasFulfilledMeanwhile(t *testing.T) {
 	report := s.audit(t, sale)
 	require.False(t, report.Broken(), textOf(t, report))
 	require.EqualValues(t, 1, report.Sales[0].LiveUnits)
+}
+
+// Operators click twice, and at the same time.
+func TestReplaysAtOnceAppendOnce(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	s.buy(t, s.open(t, 5), "alice")
+	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("a bug of yesterday")))
+	id := s.onlyLetter(t, letters).ID
+	var appended atomic.Int64
+	var all errgroup.Group
+	for range 6 {
+		all.Go(func() error {
+			_, fresh, err := letters.Replay(context.Background(), id)
+			if fresh {
+				appended.Add(1)
+			}
+			return err
+		})
+	}
+	require.NoError(t, all.Wait())
+	require.EqualValues(t, 1, appended.Load())
+	require.EqualValues(t, 1, s.rdb.XLen(t.Context(), s.keys.Orders(0)).Val())
+	require.Equal(t, 1, s.onlyLetter(t, letters).Replays)
+}
+
+func TestDiscardWaitsUntilTheUnitsCanComeBack(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	sale := s.open(t, 5)
+	s.buy(t, sale, "alice")
+	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
+	id := s.onlyLetter(t, letters).ID
+	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", 1).Err()) // as many as there are for sale
+	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish"), errRefused)
+	require.Equal(t, DeadLetterParked, s.onlyLetter(t, letters).Status)
+	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", -1).Err())
+	require.NoError(t, letters.Discard(t.Context(), id, "rubbish"))
+	require.EqualValues(t, 5, s.left(t, sale))
+}
+
+func TestDiscardOfAnOrderWhoseSaleRedisLacks(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	sale := s.open(t, 5)
+	order := s.buy(t, sale, "alice")
+	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
+	s.lose(t, sale)
+	require.NoError(t, letters.Discard(t.Context(), s.onlyLetter(t, letters).ID, "rubbish"))
+	require.Equal(t, "rubbish; order "+order.String()+" is rejected and its sale is not in Redis", s.onlyLetter(t, letters).Resolution)
+	require.Equal(t, reservation.StatusRejected, orderOfID(t, s.pool, order).Status)
 }
 
 func TestDiscardOfWhatIsNoOrder(t *testing.T) {
@@ -364,7 +427,7 @@ func TestReplayWaitsForADiscardThatIsUnderWay(t *testing.T) {
 	go func() { discarded <- letters.Discard(context.Background(), id, "the operator said so") }()
 	testkit.Eventually(t, soon, "the Discard is under way", func() bool { return waiting() == 1 })
 	go func() {
-		_, err := letters.Replay(context.Background(), id)
+		_, _, err := letters.Replay(context.Background(), id)
 		replayed <- err
 	}()
 	testkit.Eventually(t, soon, "the Replay waits, or is done", func() bool { return waiting() == 2 || len(replayed) == 1 })

@@ -159,7 +159,7 @@ func TestADeadLetterOfAnOlderEpochIsVoidedWhenItIsReplayed(t *testing.T) {
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a test")))
 	s.rebuild(t)
 	s.buy(t, sale, "ann") // her place is free: nothing of the first order is left
-	_, err := letters.Replay(t.Context(), s.onlyLetter(t, letters).ID)
+	_, _, err := letters.Replay(t.Context(), s.onlyLetter(t, letters).ID)
 	require.NoError(t, err)
 	work(t, s.config(t))
 	s.awaitConfirmed(t, 1)

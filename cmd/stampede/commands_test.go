@@ -327,6 +327,17 @@ func TestDeadLettersAreListedReplayedAndDiscarded(t *testing.T) {
 	status, output = s.run("dlq", "replay", "1")
 	assert.Equal(t, exitOK, status, output)
 	testkit.Eventually(t, within, "it is parked again", func() bool { return parked() == 1 })
+	// What a worker has applied is not parked again.
+	var entry string
+	require.NoError(t, s.pool.QueryRow(t.Context(), `UPDATE dead_letters SET status = 'replayed' RETURNING replayed_as`).Scan(&entry))
+	status, output = s.run("dlq", "replay", "1")
+	assert.Equal(t, exitOK, status, "a repeat is no failure")
+	assert.Contains(t, output, "replayed before as entry "+entry)
+	_, err := s.pool.Exec(t.Context(), `UPDATE dead_letters SET status = 'parked'`)
+	require.NoError(t, err)
+	status, output = s.run("dlq", "list", "--json")
+	assert.Equal(t, exitOK, status)
+	assert.Contains(t, output, `"replays":1,"replayed_as":"`+entry+`"`)
 	status, output = s.run("dlq", "discard", "1", "--reason=a joke")
 	assert.Equal(t, exitOK, status, output)
 	assert.Contains(t, output, "a joke")

@@ -18,7 +18,7 @@ import (
 type dlqCmd struct {
 	List    dlqListCmd    `cmd:"" help:"List the dead letters, newest first."`
 	Show    dlqShowCmd    `cmd:"" help:"Show a dead letter with all fields of its stream entry."`
-	Replay  dlqReplayCmd  `cmd:"" help:"Append the entry to its stream again, for a worker that knows better by now."`
+	Replay  dlqReplayCmd  `cmd:"" help:"Append the entry to its stream again, for a worker that knows better by now. Repeated, it does nothing until a worker has parked the letter again."`
 	Discard dlqDiscardCmd `cmd:"" help:"Give a dead letter up; its order, if it names one, is rejected and its units go back to the sale. Refused if it names one and does not say whose."`
 }
 
@@ -104,6 +104,7 @@ func (c *dlqShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 			{"changed", orDash(l.UpdatedAt)},
 			{"deliveries", fmt.Sprint(l.Entry.Deliveries)},
 			{"replays", fmt.Sprint(l.Replays)},
+			{"replayed as", l.ReplayedAs},
 			{"stream", l.Entry.Stream},
 			{"entry", l.Entry.ID},
 		} {
@@ -123,13 +124,25 @@ type dlqReplayCmd struct {
 
 func (c *dlqReplayCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	return c.with(ctx, logger, func(d *fulfillment.DeadLetters) error {
-		entry, err := d.Replay(ctx, c.ID)
+		entry, appended, err := d.Replay(ctx, c.ID)
 		if err != nil {
+			return err
+		}
+		if !appended {
+			_, err = fmt.Fprintf(s.out, "dead letter %d was replayed before%s, and is not parked again: nothing was done\n", c.ID, as(entry))
 			return err
 		}
 		_, err = fmt.Fprintf(s.out, "dead letter %d is in its stream again, as entry %s\n", c.ID, entry)
 		return err
 	})
+}
+
+// as names an entry. An older version did not note which one it was.
+func as(entry string) string {
+	if entry == "" {
+		return ""
+	}
+	return " as entry " + entry
 }
 
 type dlqDiscardCmd struct {
@@ -173,11 +186,12 @@ func writeLettersJSON(w io.Writer, letters []fulfillment.DeadLetter) error {
 			EntryID    string                       `json:"entry_id"`
 			Deliveries int64                        `json:"deliveries"`
 			Replays    int                          `json:"replays"`
+			ReplayedAs string                       `json:"replayed_as,omitempty"`
 			Fields     []field                      `json:"fields"`
 			CreatedAt  time.Time                    `json:"created_at"`
 			UpdatedAt  time.Time                    `json:"updated_at"`
 		}{
-			l.ID, l.Status, l.Reason, l.Resolution, l.Entry.Stream, l.Entry.ID, l.Entry.Deliveries, l.Replays, fields,
+			l.ID, l.Status, l.Reason, l.Resolution, l.Entry.Stream, l.Entry.ID, l.Entry.Deliveries, l.Replays, l.ReplayedAs, fields,
 			l.CreatedAt.UTC(), l.UpdatedAt.UTC(),
 		})
 		if err != nil {

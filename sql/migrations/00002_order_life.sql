@@ -77,6 +77,9 @@ CREATE INDEX releases_due ON releases (again_at);
 CREATE INDEX releases_of_sale ON releases (sale_id, again_at);
 CREATE INDEX releases_refused ON releases (order_id) WHERE refusals > 0;
 
+-- The entry as which a dead letter was last appended to its stream again.
+ALTER TABLE dead_letters ADD COLUMN replayed_as text;
+
 -- The Redis server that holds a partition's stock, as it was when that was last put there or found whole.
 -- Another one, or the same after a restart, may lack what buyers were promised.
 CREATE TABLE redis_servers (
@@ -98,5 +101,6 @@ INSERT INTO receipt_key (secret) VALUES (decode(replace(gen_random_uuid()::text 
 DROP TABLE receipt_key, redis_servers, releases;
 DROP FUNCTION pay_clock(), lost_time();
 DROP TABLE outages, pulse;
+ALTER TABLE dead_letters DROP COLUMN replayed_as;
 ALTER TABLE sales DROP COLUMN last_sequence;
 ALTER TABLE orders DROP COLUMN key_fingerprint, DROP COLUMN payment_reference, DROP COLUMN due;

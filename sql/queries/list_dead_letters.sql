@@ -1,5 +1,5 @@
 -- The newest $2 dead letters with the status $1, or with any if it is empty.
-SELECT id, stream, entry_id, fields, reason, deliveries, status, replays, coalesce(resolution, ''), created_at, updated_at
+SELECT id, stream, entry_id, fields, reason, deliveries, status, replays, coalesce(resolution, ''), coalesce(replayed_as, ''), created_at, updated_at
 FROM dead_letters
 WHERE $1 = '' OR status = $1
 ORDER BY id DESC
