@@ -42,6 +42,7 @@ func (s *Server) streamOrder(c echo.Context) error {
 		seen = 0 // this is no id of ours
 	case seen == order.Version && order.Ended():
 		// The only answer after which a browser does not come again.
+		c.Response().Header()["Cache-Control"] = noStore
 		return c.NoContent(http.StatusNoContent)
 	}
 

@@ -266,6 +266,26 @@ func TestLostMessages(t *testing.T) {
 	})
 }
 
+// TestWaitWhileRedisRestarts: whoever waits is answered, and later ones are told of again.
+func TestWaitWhileRedisRestarts(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	sale := s.sale(reservation.Terms{Stock: 10})
+	answered := inBackground(func() reply { return s.buy(sale, "", as("ada"), prefer("wait=25")) })
+	s.waits(1)
+	own.Kill()
+	require.NoError(t, own.Restart(t.Context()))
+	s.recordReserved(sale, "ada", "")
+	(<-answered).is(http.StatusCreated)
+	s.fulfil() // a worker puts the stock in order, after which the sale goes on
+	testkit.Eventually(t, 40*time.Second, "messages are heard again", func() bool {
+		before := s.counter("stampede_outcome_messages_total")
+		return s.buy(s.sale(reservation.Terms{Stock: 1}), "", as("ada"), prefer("wait=5")).status == http.StatusCreated &&
+			s.counter("stampede_outcome_messages_total") > before
+	})
+}
+
 // TestWaitingWithoutOutcomes: a server that is told nothing looks.
 func TestWaitingWithoutOutcomes(t *testing.T) {
 	t.Parallel()
