@@ -100,7 +100,7 @@ func TestRedisMayBeLostAtAnyMomentOfARebuild(t *testing.T) {
 				}
 				moments++
 				testkit.Eventually(t, 30*time.Second, "a worker puts it in order", func() bool {
-					healErr := r.heal(t.Context(), 1, true)
+					healErr := s.heal(t, r, 1)
 					found, err := r.needs(t.Context(), 1, true)
 					return healErr == nil && err == nil && len(found) == 0
 				})
@@ -191,10 +191,20 @@ func TestPartitionsAreRebuiltEachForItself(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 3, partitions)
 	require.NoError(t, s.store.Distrust(t.Context(), 1))
-	require.NoError(t, r.heal(t.Context(), 3, true))
+	require.NoError(t, s.heal(t, r, 3))
 	require.EqualValues(t, 1, s.epochOf(t, sales[0]))
 	require.EqualValues(t, 2, s.epochOf(t, sales[1]))
 	require.Equal(t, "1", s.rdb.HGet(t.Context(), keys.Sale(0, sales[0]), "epoch").Val())
+
+	// What is wrong with one keeps no other from being rebuilt.
+	require.NoError(t, execSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one' WHERE partition = 0"))
+	require.NoError(t, s.store.Distrust(t.Context(), 1))
+	require.ErrorIs(t, s.heal(t, r, 3), ErrOtherServer)
+	require.EqualValues(t, 1, s.epochOf(t, sales[0]))
+	require.EqualValues(t, 3, s.epochOf(t, sales[1]))
+	_, err = r.Partition(t.Context(), 0, RebuildByHand)
+	require.NoError(t, err)
+	require.NoError(t, s.heal(t, r, 3))
 
 	empty := newShop(t, pool)
 	empty.keys.Partitions = 64

@@ -82,6 +82,11 @@ func (b *build) closeAndSalvage(ctx context.Context, sales []guardedSale) error 
 			return fmt.Errorf("close sale=%s: %w", sales[i].id, err)
 		}
 		closed[sales[i].id] = true
+		if i%guardPage == guardPage-1 {
+			if err := b.session.stayAwake(ctx); err != nil {
+				return err
+			}
+		}
 	}
 	crashpoint.Hit(crashpoint.RebuildClosed)
 	if err := b.salvage(ctx, closed); err != nil {

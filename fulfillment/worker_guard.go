@@ -12,7 +12,7 @@ import (
 
 const (
 	// guardDelayMax bounds the wait after a rebuild that failed, which doubles. Each try raises an epoch.
-	guardDelayMax = 15 * time.Second
+	guardDelayMax = 5 * time.Second
 	// guardEndedInterval is how often sales that are over are looked at as well: a rebuild that was broken off may
 	// have left them closed, which keeps nobody from buying.
 	guardEndedInterval = 15 * time.Second
@@ -23,41 +23,42 @@ const (
 func (w *Worker) guard(ctx context.Context, rebuilder *Rebuilder, partitions int) {
 	looking := newTrouble(w.config.Logger, w.metrics, "rebuild", "make sure that Redis has what was sold")
 	var endedDue time.Time
-	for {
+	for failed := 0; ; {
 		withEnded := !time.Now().Before(endedDue)
 		if withEnded {
 			endedDue = time.Now().Add(guardEndedInterval)
 		}
-		err := rebuilder.heal(ctx, partitions, withEnded)
+		tried, err := rebuilder.heal(ctx, partitions, withEnded)
 		if ctx.Err() != nil {
 			return
 		}
 		looking.note(err)
-		delay := retryDelay(1+looking.tries, w.config.GuardInterval, max(guardDelayMax, w.config.GuardInterval))
-		if !pause.For(delay, ctx.Done()) {
+		if failed++; !tried || err == nil {
+			failed = 0
+		}
+		if !pause.For(retryDelay(1+failed, w.config.GuardInterval, max(guardDelayMax, w.config.GuardInterval)), ctx.Done()) {
 			return
 		}
 	}
 }
 
-// heal rebuilds what has to be, unless somebody else is at it.
-func (r *Rebuilder) heal(ctx context.Context, partitions int, withEnded bool) error {
+// heal rebuilds what has to be, unless somebody else is at it. Tried is true if it began to. An error in one
+// partition keeps it from no other.
+func (r *Rebuilder) heal(ctx context.Context, partitions int, withEnded bool) (tried bool, err error) {
 	found, err := r.needs(ctx, partitions, withEnded)
-	if err != nil || len(found) == 0 {
-		return err
+	if len(found) == 0 {
+		return false, err
 	}
 	session, err := r.begin(ctx)
 	if errors.Is(err, ErrRebuildUnderWay) {
-		return nil // it may be what was found
+		return false, nil // it may be what was found
 	} else if err != nil {
-		return err
+		return false, err
 	}
 	defer session.close()
 	// Somebody may have been at it a moment ago; from here on nobody is.
-	if found, err = r.needs(ctx, partitions, withEnded); err != nil {
-		return err
-	}
-	var failed []error
+	found, err = r.needs(ctx, partitions, withEnded)
+	failed := []error{err}
 	for _, n := range found {
 		if n.sale == uuid.Nil {
 			_, err = r.partition(ctx, session, n.partition, n.reason)
@@ -65,9 +66,9 @@ func (r *Rebuilder) heal(ctx context.Context, partitions int, withEnded bool) er
 			_, err = r.sale(ctx, session, n.sale, n.reason)
 		}
 		if ctx.Err() != nil {
-			return ctx.Err()
+			return true, ctx.Err()
 		}
 		failed = append(failed, err)
 	}
-	return errors.Join(failed...)
+	return len(found) > 0, errors.Join(failed...)
 }

@@ -215,7 +215,7 @@ func TestASaleThatHasEndedIsNotLeftClosed(t *testing.T) {
 	found, err = r.needs(t.Context(), 1, true)
 	require.NoError(t, err)
 	require.Equal(t, []need{{0, sale, RebuildUnfinished}}, found)
-	require.NoError(t, r.heal(t.Context(), 1, true))
+	require.NoError(t, s.heal(t, r, 1))
 	require.Equal(t, reservation.Ended, s.reserve(t, sale, "bob", 1, "").Verdict)
 	s.requireSound(t)
 }
@@ -227,10 +227,10 @@ func TestAnOldServerIsNotRebuiltByItself(t *testing.T) {
 	sale := s.open(t, 10)
 	require.NoError(t, execSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one'"))
 	r := s.rebuilder(t)
-	require.ErrorIs(t, r.heal(t.Context(), 1, true), ErrOtherServer)
+	require.ErrorIs(t, s.heal(t, r, 1), ErrOtherServer)
 	require.EqualValues(t, 1, s.epochOf(t, sale))
 	s.rebuild(t)
-	require.NoError(t, r.heal(t.Context(), 1, true))
+	require.NoError(t, s.heal(t, r, 1))
 	require.EqualValues(t, 2, s.epochOf(t, sale))
 	s.buy(t, sale, "ann")
 }
