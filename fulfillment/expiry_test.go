@@ -227,15 +227,15 @@ func TestReleasesWaitForRedis(t *testing.T) {
 	require.NoError(t, err, "an order can be cancelled without Redis")
 	endWindow(t, s.pool, orders[1])
 	failing := func() float64 { return valueOf(t, registry, "stampede_worker_failing", "release") }
-	testkit.Eventually(t, 20*time.Second, "orders expire without Redis, and their release is tried", func() bool {
+	testkit.Eventually(t, 30*time.Second, "orders expire without Redis, and their release is tried", func() bool {
 		return s.count(t, expiredOrders) == 1 && failing() == 1
 	})
 	require.EqualValues(t, 2, s.count(t, pendingReleases))
-	testkit.Eventually(t, 10*time.Second, "the worker counts them", func() bool { return gaugeOf(t, registry, "stampede_releases_pending") == 2 })
+	testkit.Eventually(t, 30*time.Second, "the worker counts them", func() bool { return gaugeOf(t, registry, "stampede_releases_pending") == 2 })
 	require.NoError(t, server.Restart(t.Context()))
-	testkit.Eventually(t, 20*time.Second, "the units are back", func() bool { return s.count(t, pendingReleases) == 0 })
+	testkit.Eventually(t, 30*time.Second, "the units are back", func() bool { return s.count(t, pendingReleases) == 0 })
 	require.EqualValues(t, 10, s.left(t, sale))
-	testkit.Eventually(t, 10*time.Second, "the worker says so", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the worker says so", func() bool {
 		return failing() == 0 && gaugeOf(t, registry, "stampede_releases_pending") == 0
 	})
 	stop()

@@ -42,7 +42,7 @@ func TestOrdersOfAnOlderWorkerGetTheirTimeToPay(t *testing.T) {
 	theirs, theirFinal := confirmAsBefore(t, pool, sale, n), confirmAsBefore(t, pool, final, 3)
 	_, err := ledger.Pay(t.Context(), theirs, "user-1", "pi_1")
 	require.ErrorIs(t, err, reservation.ErrIllegalTransition, "without a deadline there is nothing to pay")
-	away(t, pool, "60 s")
+	away(t, pool, "1 h")
 	beat(t, pool) // so that the clock of deadlines is another one
 
 	began := time.Now()
@@ -55,7 +55,7 @@ func TestOrdersOfAnOlderWorkerGetTheirTimeToPay(t *testing.T) {
 	require.Zero(t, queryInt(t, pool, `SELECT count(*) FROM orders AS o JOIN order_events AS e ON e.order_id = o.id AND e.type = 'OrderConfirmed'
 		WHERE (e.data ->> 'due')::timestamptz IS DISTINCT FROM o.due`), "the log says the same")
 	require.True(t, orderOfID(t, pool, ours).ExpiresAt.After(deadline), "put off by the outage")
-	require.Less(t, orderOfID(t, pool, ours).ExpiresAt.Sub(deadline), 2*time.Minute, "and not given a new one")
+	require.Less(t, orderOfID(t, pool, ours).ExpiresAt.Sub(deadline), 65*time.Minute, "and not given a new one")
 
 	first := orderOfID(t, pool, theirs)
 	dated, err = ledger.dateAll(t.Context())
