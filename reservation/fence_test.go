@@ -280,6 +280,34 @@ func TestAServerThatSoldBeforeComesBackAsAStranger(t *testing.T) {
 	}
 }
 
+// TestAPrimaryInAnotherTermIsAnotherServer: the same process, with the same record and the same script, and
+// nothing is missing in the sale that anybody could notice by its sequence.
+func TestAPrimaryInAnotherTermIsAnotherServer(t *testing.T) {
+	t.Parallel()
+	for _, asReplica := range []bool{true, false} {
+		t.Run(fmt.Sprintf("met as a replica: %t", asReplica), func(t *testing.T) {
+			t.Parallel()
+			h := newHouse(t)
+			s := newShopOn(t, h.atFirst, testkit.Keys(t), reservation.StoreOptions{})
+			sale := s.sale(100).ID
+			s.buy(sale, "ann")
+			h.caughtUp(h.atSecond, h.atFirst)
+			h.promote(h.atSecond)
+			h.follow(h.atFirst, h.atSecond)
+			if asReplica {
+				s.refuses(sale, "eve")
+			}
+			resetStats(t, h.atFirst)
+			h.promote(h.atFirst)
+			if !asReplica {
+				s.next(h.atFirst).refuses(sale, "eve") // and tells the others
+			}
+			s.refuses(sale, "eve")
+			require.Equal(t, "nothing", appended(t, h.atFirst))
+		})
+	}
+}
+
 // TestAnIngressOnAReplicaSellsNothingWhenItIsPromoted: its connections were there all the time.
 func TestAnIngressOnAReplicaSellsNothingWhenItIsPromoted(t *testing.T) {
 	t.Parallel()

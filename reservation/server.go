@@ -107,6 +107,9 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 	case err != nil:
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	case !state.Known || s.refused[partition].Load():
+		if state.strange {
+			_, _ = s.admit(ctx, partition) // which tells the others
+		}
 		return place{}, errStrangeServer
 	case text == "":
 		return place{}, ErrSaleNotFound
