@@ -174,6 +174,9 @@ func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) err
 		if err := l.loadParked(ctx, tx); err != nil {
 			return err
 		}
+		if err := l.findLatest(ctx, tx); err != nil {
+			return err
+		}
 		if _, err := tx.Conn().PgConn().Exec(ctx, sql.AuditBuyers).ReadAll(); err != nil {
 			return fmt.Errorf("index the buyers: %w", err)
 		}

@@ -183,6 +183,33 @@ func TestAuditLooksAgainWhenSomethingMoved(t *testing.T) {
 	}
 }
 
+// Orders that are accepted and recorded while it is looked, in whatever order, are no differences of their own:
+// only the sum is another one.
+func TestAuditLeavesOutOrdersThatCameMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.crowd(t, sale, 3)
+	s.fulfil(t)
+	moving := func() *redis.Client {
+		return movingRedis(t, func() {
+			s.buy(t, sale, uuid.NewString()) // which no worker has come to yet
+			last, err := s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "sequence").Int64()
+			require.NoError(t, err)
+			late := reserved(sale, uuid.NewString(), last+1)
+			late.OrderID = s.buy(t, sale, late.UserID)
+			_, err = NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{late})
+			require.NoError(t, err)
+		})
+	}
+	report, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: moving(), Keys: s.keys, Sale: sale})
+	require.NoError(t, err)
+	require.Equal(t, "S4", broken(report), textOf(t, report))
+	require.EqualValues(t, 1, report.promise("S4").Found)
+	require.Empty(t, report.promise("S4").Findings[0].Remedy)
+	require.True(t, report.Moved)
+}
+
 func TestAuditOfALastingDifferenceDoesNotWait(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))

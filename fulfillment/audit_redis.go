@@ -80,6 +80,21 @@ func (l *look) findStill(ctx context.Context, before []redisSale) error {
 	return err
 }
 
+// findLatest notes how far the sales are by now: no order in the snapshot can be further.
+func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
+	ids, latest := []uuid.UUID{}, []int64{}
+	err := l.eachOfSales(ctx, []string{"sequence"}, func(s auditedSale, fields []any, _ error) {
+		text, _ := fields[0].(string)
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+			ids, latest = append(ids, s.id), append(latest, n)
+		}
+	})
+	if err == nil {
+		_, err = tx.Exec(ctx, "UPDATE audit_sales AS a SET latest = n.latest FROM unnest($1::uuid[], $2::bigint[]) AS n (sale_id, latest) WHERE a.sale_id = n.sale_id", ids, latest)
+	}
+	return err
+}
+
 // nameStrangers reports the sales that are open in Redis and that Postgres does not know: a database
 // that was set back, or the wrong one. Whoever buys there gets an order that nobody can confirm.
 func (l *look) nameStrangers(ctx context.Context, inRedis []reservation.LocatedSale) error {

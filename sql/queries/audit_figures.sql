@@ -36,7 +36,7 @@ SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.revision, s.publishe
        coalesce(l.events, 0) AS events, coalesce(l.replayed_units, 0) AS replayed_units,
        coalesce(b.buyers, 0) AS buyers, coalesce(b.taken, 0) AS taken, coalesce(b.held, 0) AS held,
        -- The keys of a sale that is over may be deleted: what nobody has bought then is what was left.
-       a.present, NOT a.present AND over.over AS gone, CASE WHEN NOT a.present AND over.over THEN s.stock - s.sold ELSE coalesce(a.units, 0) END AS available, coalesce(a.places, 0) AS places,
+       a.present, NOT a.present AND over.over AS gone, CASE WHEN NOT a.present AND over.over THEN s.stock - s.sold ELSE coalesce(a.units, 0) END AS available, coalesce(a.places, 0) AS places, coalesce(a.latest, a.places, 0) AS latest,
        a.epoch AS redis_epoch, a.stock AS redis_stock, a.revision AS redis_revision, a.still,
        coalesce(r.rebuilt_to, 0) AS rebuilt_to, coalesce(r.rebuilt_to - coalesce(f.places, 0), 0) AS lost
 FROM audit_sales AS a JOIN sales AS s ON s.id = a.sale_id

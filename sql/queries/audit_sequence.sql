@@ -1,11 +1,14 @@
 -- S5: every place in a sale, from 1 to the last one that Redis gave out, belongs to exactly one order.
 -- Gaps are found between neighbours, so a forged place far away costs nothing.
 --
+-- Places that were given out since Redis was looked at are left out: their orders may still be on their way. One that
+-- Redis has not given out until now is not.
+--
 -- Up to where the sale was when its stock was last made anew, places may lack orders, which Redis took along, and
 -- a Redis that was set back may have given out the same ones again. A voided order has no place any more.
 WITH places AS (
     SELECT sale_id, o.sequence AS place, o.id AS order_id
-    FROM orders AS o JOIN audit_figures AS f USING (sale_id) WHERE o.sequence > f.rebuilt_to AND o.status <> 'voided'
+    FROM orders AS o JOIN audit_figures AS f USING (sale_id) WHERE o.sequence > f.rebuilt_to AND (o.sequence <= f.places OR o.sequence > f.latest) AND o.status <> 'voided'
     UNION
     SELECT sale_id, b.sequence, b.order_id FROM audit_buyers AS b JOIN audit_figures AS f USING (sale_id) WHERE b.sequence > f.rebuilt_to
 ), neighbours AS (
@@ -13,7 +16,7 @@ WITH places AS (
     FROM (
         SELECT sale_id, place FROM places
         UNION
-        SELECT sale_id, greatest(places, last_place, rebuilt_to) + 1 FROM audit_figures
+        SELECT sale_id, greatest(places, rebuilt_to, CASE WHEN last_place > latest THEN last_place END) + 1 FROM audit_figures
     ) AS known JOIN audit_figures USING (sale_id)
 )
 SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,

@@ -8,6 +8,8 @@ CREATE TEMP TABLE audit_sales (
     stock      bigint,
     -- Its sequence: how many reservations the sale had when it was looked at. Later ones are left out of every comparison.
     places     bigint,
+    -- The same, after the snapshot of Postgres was taken.
+    latest     bigint,
     generation bigint,
     revision   bigint,
     -- No unit came back while the buyers were read: so the units left and those of the buyers are of one moment.

@@ -1,0 +1,336 @@
+package fulfillment
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+const repairs = "SELECT count(*) FROM sale_events WHERE type IN ('SaleReconciled', 'SaleRebuilt')"
+
+// Whatever has a way to its end is left to it, however long it takes.
+func TestReconcileLeavesWhatIsOnItsWay(t *testing.T) {
+	t.Parallel()
+	// deliver hands an entry to a worker that does nothing.
+	deliver := func(t *testing.T, s *shop) reservation.OrderReserved {
+		read, err := s.rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{
+			Group: reservation.Group, Consumer: "hangs", Streams: []string{s.keys.Orders(0), ">"}, Block: -1,
+		}).Result()
+		require.NoError(t, err)
+		entry := read[0].Messages[0]
+		event, err := orderOf(Entry{Stream: s.keys.Orders(0), ID: entry.ID, Fields: fieldsOf(entry.Values)})
+		require.NoError(t, err)
+		return event
+	}
+	for name, c := range map[string]struct {
+		happens func(*testing.T, *shop, uuid.UUID)
+		left    string
+	}{
+		"nothing":                            {func(*testing.T, *shop, uuid.UUID) {}, ""},
+		"an order that nobody has read":      {func(t *testing.T, s *shop, sale uuid.UUID) { s.buy(t, sale, "ann") }, "worker"},
+		"an order that a worker has in hand": {func(t *testing.T, s *shop, sale uuid.UUID) { s.buy(t, sale, "ann"); deliver(t, s) }, "worker"},
+		"an order in hand, and one behind it": {func(t *testing.T, s *shop, sale uuid.UUID) {
+			s.buy(t, sale, "ann")
+			deliver(t, s)
+			s.buy(t, sale, "bob")
+		}, "worker"},
+		"a refused order whose units are about to come back": {func(t *testing.T, s *shop, sale uuid.UUID) {
+			s.buy(t, sale, "ann")
+			_, err := NewLedger(s.pool).Refuse(t.Context(), []reservation.OrderReserved{deliver(t, s)}, reservation.RejectedSoldOut)
+			require.NoError(t, err)
+		}, "worker"},
+		"a dead letter": {func(t *testing.T, s *shop, sale uuid.UUID) {
+			s.buy(t, sale, "ann")
+			deliver(t, s)
+			stream := s.keys.Orders(0)
+			last, err := s.rdb.XRevRangeN(t.Context(), stream, "+", "-", 1).Result()
+			require.NoError(t, err)
+			entry := Entry{Stream: stream, ID: last[0].ID, Fields: fieldsOf(last[0].Values)}
+			require.NoError(t, NewDeadLetters(s.pool, s.rdb, s.store).Park(t.Context(), entry, fmt.Errorf("no reason")))
+			require.NoError(t, s.rdb.XAck(t.Context(), stream, reservation.Group, entry.ID).Err())
+		}, "dlq"},
+		"a cancelled order": {func(t *testing.T, s *shop, _ uuid.UUID) {
+			sale := s.openPayable(t, 5)
+			s.buy(t, sale, "ann")
+			order := s.fulfil(t)[0].Event.OrderID
+			_, err := NewLedger(s.pool).Cancel(t.Context(), order, "ann")
+			require.NoError(t, err)
+		}, ""},
+		"a higher stock": {func(t *testing.T, s *shop, sale uuid.UUID) {
+			_, err := s.pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET stock = 50, revision = 2 WHERE id = $1)
+				INSERT INTO sale_events VALUES ($1, 2, 'SaleRestocked', '{"stock": 50}')`, sale)
+			require.NoError(t, err)
+		}, "worker"},
+		"a sale that Redis has not been told of": {func(t *testing.T, s *shop, sale uuid.UUID) {
+			require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale), s.keys.Buyers(0, sale)).Err())
+			_, err := s.pool.Exec(t.Context(), `DELETE FROM order_events; DELETE FROM orders; UPDATE sales SET sold = 0, last_sequence = 0, published_revision = 0`)
+			require.NoError(t, err)
+		}, "worker"},
+		"a sale that is over, and whose keys somebody has deleted": {func(t *testing.T, s *shop, sale uuid.UUID) {
+			_, err := s.catalog.End(t.Context(), sale)
+			require.NoError(t, err)
+			require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale), s.keys.Buyers(0, sale)).Err())
+			report := s.audit(t, sale)
+			require.False(t, report.Broken(), textOf(t, report))
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			sale := s.open(t, 40)
+			s.buy(t, sale, "zoe")
+			s.fulfil(t)
+			c.happens(t, s, sale)
+			before := s.everything(t)
+			report := s.reconcile(t)
+			require.Equal(t, c.left, leftOf(report), "%+v", report)
+			require.Equal(t, before, s.everything(t))
+		})
+	}
+}
+
+// What is there at the first look and not at the second was on its way.
+func TestReconcileLooksTwice(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.openPayable(t, 10)
+	s.crowd(t, sale, 3)
+	event := s.fulfil(t)[0].Event
+	config := s.reconcileConfig(t)
+	config.Redis = movingRedis(t, func() {
+		// Between the sale and its buyers, so that these are fewer than what was taken from the sale.
+		_, err := NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
+		require.NoError(t, err)
+		_, err = s.giveBack(t.Context())
+		require.NoError(t, err)
+		_, err = s.pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'nobody', 1", sale)
+		require.NoError(t, err)
+	})
+	looks := 0
+	config.Explain = func(f Finding) error {
+		looks++
+		require.Equal(t, remedyForget, f.Remedy, "only what is there both times: %s", f)
+		return nil
+	}
+	report, err := Reconcile(t.Context(), config)
+	require.NoError(t, err)
+	require.Equal(t, 1, looks)
+	require.Zero(t, report.Remaining)
+	audit := s.audit(t, sale)
+	require.False(t, audit.Broken(), textOf(t, audit))
+}
+
+// The event that is appended again is the one that was lost, and it does no harm if that comes as well.
+func TestReconcileAppendsALostEventOnce(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale, stream := s.openPayable(t, 10), s.keys.Orders(0)
+	s.buy(t, sale, "before")
+	s.fulfil(t)
+	lost := s.reserve(t, sale, "ann", 3, "key").Reservation
+	entries, err := s.rdb.XRevRangeN(t.Context(), stream, "+", "-", 1).Result()
+	require.NoError(t, err)
+	// Whoever was given it said that it was done with.
+	require.NoError(t, s.rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "lies", Streams: []string{stream, ">"}, Block: -1}).Err())
+	require.NoError(t, s.rdb.XAck(t.Context(), stream, reservation.Group, entries[0].ID).Err())
+
+	report := s.reconcile(t)
+	require.Len(t, report.Remedies, 1, "%+v", report)
+	require.Equal(t, RemedyReport{Remedy: remedyAppend, Says: remedyAppend.Says(), Found: 1, Mended: 1}, report.Remedies[0])
+	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`}, rowsOf(t, s.pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
+	again, err := s.rdb.XRevRangeN(t.Context(), stream, "+", "-", 1).Result()
+	require.NoError(t, err)
+	for _, field := range []string{fieldUUID, fieldMetadata, reservation.MetaReservedAt, reservation.MetaSequence, reservation.MetaKey} {
+		require.Equal(t, entries[0].Values[field], again[0].Values[field], field)
+	}
+	length := s.rdb.XLen(t.Context(), stream).Val()
+	require.Equal(t, "worker", leftOf(s.reconcile(t)), "it is on its way now")
+	require.Equal(t, length, s.rdb.XLen(t.Context(), stream).Val())
+
+	// The lost one turns up.
+	require.NoError(t, s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: entries[0].Values}).Err())
+	s.fulfil(t)
+	order := orderOfID(t, s.pool, lost.OrderID)
+	require.Equal(t, reservation.StatusConfirmed, order.Status)
+	require.Equal(t, lost.ReservedAt, order.ReservedAt)
+	require.EqualValues(t, 3, order.Quantity)
+	require.Equal(t, []string{fmt.Sprintf("%d 1 t", lost.Sequence)}, rowsOf(t, s.pool,
+		"SELECT concat_ws(' ', sequence, epoch, key_fingerprint IS NOT NULL) FROM orders WHERE user_id = 'ann'"))
+	require.EqualValues(t, 4, soldOf(t, s.pool, sale))
+	audit := s.audit(t, uuid.Nil)
+	require.False(t, audit.Broken(), textOf(t, audit))
+	require.Equal(t, reservation.Replayed, s.reserve(t, sale, "ann", 3, "key").Verdict)
+
+	// And operators go on.
+	_, err = s.catalog.Pause(t.Context(), sale)
+	require.NoError(t, err)
+	require.Equal(t, "paused", s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "state").Val())
+}
+
+// A buyer whose event is lost keeps the order when the stock has to be made anew as well.
+func TestReconcileAppendsBeforeItRebuilds(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.buy(t, sale, "before")
+	s.fulfil(t)
+	order := s.buy(t, sale, "ann")
+	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Orders(0)).Err())
+	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", 3).Err())
+	report := s.reconcile(t)
+	require.Empty(t, leftOf(report), "%+v", report)
+	require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.pool, order).Status)
+	require.EqualValues(t, 8, s.left(t, sale))
+	s.arrive(t)
+	audit := s.audit(t, uuid.Nil)
+	require.False(t, audit.Broken(), textOf(t, audit))
+	require.Empty(t, s.reconcile(t).Remedies)
+}
+
+// From rows that are not what the log says nothing may follow.
+func TestReconcileWaitsForTheProjections(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 40)
+	s.crowd(t, sale, 20)
+	s.fulfil(t)
+	_, err := s.pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'user-1'; UPDATE orders SET status = 'rejected' WHERE user_id = 'user-2'; UPDATE sales SET sold = 3")
+	require.NoError(t, err)
+	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", 3).Err())
+	before := s.everything(t)
+	report := s.reconcile(t)
+	require.Equal(t, "release rebuild projections", leftOf(report))
+	require.Positive(t, report.Remaining)
+	require.Equal(t, before, s.everything(t))
+	s.rebuildProjections(t)
+	s.requireMended(t, sale, "")
+}
+
+func TestManyReconcilesAtOnceMendOnce(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	const lost = 2*repairsPerTurn + 7
+	sale := s.open(t, lost)
+	require.Equal(t, lost, s.crowd(t, sale, lost))
+	require.NoError(t, s.rdb.XTrimMaxLen(t.Context(), s.keys.Orders(0), 0).Err())
+	var mended, refused atomic.Int64
+	var all sync.WaitGroup
+	config := s.reconcileConfig(t)
+	for range 4 {
+		all.Go(func() {
+			report, err := Reconcile(t.Context(), config)
+			if err != nil {
+				require.ErrorIs(t, err, ErrReconcileUnderWay)
+				refused.Add(1)
+				return
+			}
+			for _, r := range report.Remedies {
+				mended.Add(r.Mended)
+			}
+		})
+	}
+	all.Wait()
+	require.Positive(t, refused.Load())
+	require.EqualValues(t, lost, mended.Load())
+	require.EqualValues(t, lost, s.rdb.XLen(t.Context(), s.keys.Orders(0)).Val())
+	require.EqualValues(t, 3, s.count(t, repairs))
+	s.fulfil(t)
+	audit := s.audit(t, uuid.Nil)
+	require.False(t, audit.Broken(), textOf(t, audit))
+}
+
+// Beside a sale in which units are taken, given up and bought again without a pause, reconcile after reconcile
+// finds nothing to mend but what is really wrong.
+func TestReconcileBesideARunningSaleDoesNoHarm(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sales := []uuid.UUID{s.openPayable(t, 20), s.open(t, 100_000)}
+	work(t, s.config(t))
+	ctx, over := context.WithCancel(t.Context())
+	defer over()
+	ledger := NewLedger(s.pool)
+	var cancelled, sold atomic.Int64
+	var crowd errgroup.Group
+	for b := range 4 {
+		crowd.Go(func() error {
+			for n := 0; ctx.Err() == nil; n++ {
+				user := fmt.Sprintf("buyer-%d", b)
+				answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sales[0], User: user, Quantity: 3})
+				if err != nil {
+					return err
+				}
+				other, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sales[1], User: fmt.Sprint(user, "-", n), Quantity: 1})
+				if err != nil {
+					return err
+				}
+				if other.Verdict == reservation.Reserved {
+					sold.Add(1)
+				}
+				for answer.Verdict == reservation.Reserved && ctx.Err() == nil {
+					if _, err := ledger.Cancel(t.Context(), answer.Reservation.OrderID, user); err == nil {
+						cancelled.Add(1)
+						break
+					}
+				}
+			}
+			return nil
+		})
+	}
+	config := s.reconcileConfig(t)
+	for round := range 6 {
+		at := cancelled.Load()
+		report, err := Reconcile(t.Context(), config)
+		require.NoError(t, err)
+		for _, r := range report.Remedies {
+			require.Equal(t, remedyWorker, r.Remedy, "round %d: %+v", round, report)
+		}
+		testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool { return cancelled.Load() > at+10 })
+	}
+	require.Zero(t, s.count(t, repairs))
+
+	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1])
+	require.NoError(t, err)
+	testkit.Eventually(t, 30*time.Second, "the counter is right again", func() bool {
+		_, err := Reconcile(t.Context(), config)
+		require.NoError(t, err)
+		return s.count(t, repairs) > 0
+	})
+	require.EqualValues(t, 1, s.count(t, repairs))
+	over()
+	require.NoError(t, crowd.Wait())
+	audit, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Wait: 30 * time.Second})
+	require.NoError(t, err)
+	require.False(t, audit.Broken(), textOf(t, audit))
+	require.EqualValues(t, sold.Load(), soldOf(t, s.pool, sales[1]))
+}
+
+// Of a server that lost everything all sales are made anew, once.
+func TestReconcileAfterRedisWasEmptied(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sales := []uuid.UUID{s.open(t, 10), s.open(t, 10), s.open(t, 10)}
+	for _, sale := range sales {
+		s.crowd(t, sale, 4)
+	}
+	s.fulfil(t)
+	s.flush(t)
+	report := s.reconcile(t)
+	require.Empty(t, leftOf(report), "%+v", report)
+	audit := s.audit(t, uuid.Nil)
+	require.False(t, audit.Broken(), textOf(t, audit))
+	require.EqualValues(t, len(sales), s.count(t, repairs))
+	for _, sale := range sales {
+		require.EqualValues(t, 6, s.left(t, sale))
+	}
+}
