@@ -42,7 +42,7 @@ var (
 	ErrServerNotVouched = errors.New("the whole partition has to be rebuilt: its Redis server is not the one that it was on")
 
 	// errAgain: what a rebuild has done so far is gone, because Redis was lost once more meanwhile.
-	errAgain = errors.New("Redis changed while it was rebuilt")
+	errAgain = errors.New("the stock was lost once more while it was rebuilt")
 )
 
 // rebuildTries is how often a rebuild is begun anew because Redis was lost meanwhile, before it is given up.

@@ -2,6 +2,7 @@ package fulfillment
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -12,6 +13,11 @@ import (
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
+
+// alsoAfterARestart are the points at which it matters most that the stream is still there.
+var alsoAfterARestart = []string{
+	crashpoint.RebuildDistrusted, crashpoint.RebuildSalvaged, crashpoint.RebuildRaised, crashpoint.RebuildOpened, crashpoint.RebuildVouched,
+}
 
 // A worker that is killed at any step of a rebuild leaves nothing open that should not be, and the next one
 // brings it to its end. At the second pass of a point one sale is done with and another is not.
@@ -30,6 +36,9 @@ func TestARebuildIsFinishedWhereverAWorkerIsKilled(t *testing.T) {
 			"emptied":   {func(t *testing.T, s lostShop) error { return s.rdb.FlushAll(t.Context()).Err() }, true},
 			"restarted": {func(t *testing.T, s lostShop) error { s.server.Kill(); return s.server.Restart(t.Context()) }, false},
 		} {
+			if !c.lost && !slices.Contains(alsoAfterARestart, point) {
+				continue
+			}
 			t.Run(point+"/"+name, func(t *testing.T) {
 				t.Parallel()
 				const stock, written, unwritten = 40, 20, 10

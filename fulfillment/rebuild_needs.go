@@ -18,7 +18,7 @@ import (
 // ErrOtherServer is returned for a Redis server that takes itself for the right one, while Postgres names
 // another: an old one that was put back, or one that was cut off when another took its place. Which of the two
 // is right only an operator knows, who rebuilds the partition on it by hand.
-var ErrOtherServer = errors.New("Redis is not the server that Postgres names")
+var ErrOtherServer = errors.New("this is not the Redis server that Postgres names")
 
 // guardedSale is a sale that Redis has to know.
 type guardedSale struct {

@@ -82,7 +82,7 @@ func TestNothingIsRebuiltWithoutNeed(t *testing.T) {
 	rdb, err := connect.Control(replica.URL)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
-	require.NoError(t, rdb.SlaveOf(t.Context(), host, port).Err())
+	require.NoError(t, rdb.ReplicaOf(t.Context(), host, port).Err())
 	testkit.Eventually(t, 20*time.Second, "the first replica is there", func() bool {
 		return s.rdb.InfoMap(t.Context(), "replication").Item("Replication", "connected_slaves") == "1" &&
 			rdb.Exists(t.Context(), s.keys.Sale(0, sale)).Val() == 1
