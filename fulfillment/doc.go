@@ -19,6 +19,13 @@
 //     Redis: every worker sweeps for both.
 //   - Pulse (pulse.go) is each ingress's sign of life, by which deadlines are measured.
 //
+// And when Redis has lost what it was given, that begins in Postgres as well:
+//
+//   - guard (worker_guard.go), in every worker, finds out, and rebuild_needs.go says what there is to find.
+//   - Rebuilder (rebuild.go) makes the stock anew, step by step (rebuild_steps.go): it holds a lock
+//     (rebuild_session.go), records what the stream still has (rebuild_salvage.go), and copies the live
+//     orders (rebuild_buyers.go).
+//
 // Trimmer and BacklogCollector look after the streams, and Audit (audit.go) holds Redis and Postgres
 // against what is promised.
 //
