@@ -92,6 +92,40 @@ func TestVoidedOrdersAreNeverConfirmed(t *testing.T) {
 	}
 }
 
+// TestFateAsksForTheEpochFirst: an order that is confirmed, and whose epoch ends, between the two questions is not voided.
+func TestFateAsksForTheEpochFirst(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	sale := newSale(t, pool, 10)
+	event := reserved(sale, "alice", 1)
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "LOCK TABLE sales IN ACCESS EXCLUSIVE MODE")
+	require.NoError(t, err)
+	type fate struct {
+		order reservation.Order
+		err   error
+	}
+	found := make(chan fate, 1)
+	go func() {
+		order, err := NewLedger(pool).Fate(context.Background(), receiptOf(event))
+		found <- fate{order, err}
+	}()
+	testkit.Eventually(t, 10*time.Second, "it waits for the sale", func() bool {
+		return queryInt(t, pool, "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sales'::regclass") == 1
+	})
+	_, err = tx.Exec(t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
+		VALUES ($1, $2, 'alice', 1, 'confirmed', 2, 1, 1, now(), now())`, event.OrderID, sale)
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1, sold = 1 WHERE id = $1", sale)
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit(t.Context()))
+	got := <-found
+	require.NoError(t, got.err)
+	require.Equal(t, reservation.StatusConfirmed, got.order.Status)
+}
+
 func TestSecretForReceiptsIsMadeOnce(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)

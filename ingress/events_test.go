@@ -34,6 +34,7 @@ type stream struct {
 	header http.Header
 	events chan event // closed when the stream ends
 	stop   context.CancelFunc
+	last   map[string]any // data of the last event of a sale
 }
 
 // watch opens a stream of events.
@@ -329,12 +330,11 @@ func TestSaleAsAStream(t *testing.T) {
 		t.Helper()
 		want := map[string]any{"state": state, "stock": stock, "available": available, "held": held, "sold": sold}
 		for _, w := range streams {
-			var before map[string]any
 			for e, ok := w.next(); ; e, ok = w.next() {
 				require.True(t, ok)
 				require.Equal(t, []string{"sale", ""}, []string{e.name, e.id})
-				require.NotEqual(t, before, e.data, "only changes are sent")
-				if before = e.data; e.data["held"] == held && e.data["sold"] == sold && e.data["state"] == state && e.data["stock"] == stock {
+				require.NotEqual(t, w.last, e.data, "only changes are sent")
+				if w.last = e.data; e.data["held"] == held && e.data["sold"] == sold && e.data["state"] == state && e.data["stock"] == stock {
 					require.Equal(t, want, e.data)
 					break
 				}

@@ -37,11 +37,8 @@ func openStream(c echo.Context) *eventStream {
 	h["Content-Type"] = eventContent
 	h["Cache-Control"] = noStore
 	h["X-Accel-Buffering"] = noBuffering // nginx would hold events back
-	e := &eventStream{response: response, connection: http.NewResponseController(response), heartbeats: time.NewTicker(heartbeatEvery)}
-	// The time-out would be that of the request, and end it. An error means that the connection has none.
-	_ = e.connection.SetReadDeadline(time.Time{})
 	response.WriteHeader(http.StatusOK)
-	return e
+	return &eventStream{response: response, connection: http.NewResponseController(response), heartbeats: time.NewTicker(heartbeatEvery)}
 }
 
 func (e *eventStream) close() { e.heartbeats.Stop() }
@@ -60,6 +57,7 @@ func (e *eventStream) send(event string, id int, data []byte) error {
 func (e *eventStream) beat() error { return e.write(heartbeat) }
 
 func (e *eventStream) write(text []byte) error {
+	// In place of the server's writeTimeout. An error means that the connection has none.
 	_ = e.connection.SetWriteDeadline(time.Now().Add(eventTimeout))
 	if _, err := e.response.Write(text); err != nil {
 		return err

@@ -20,10 +20,8 @@ var problemNotKept = fixed(problem{
 //
 // Those who wait take no place in room, but one among the waiting, which the caller has taken.
 func (s *Server) answerEnd(c echo.Context, r reservation.Request, answer reservation.Answer, until time.Time) error {
-	connection := http.NewResponseController(c.Response())
-	// The time-outs of the connection are those of requests that do not wait. An error means that it has none.
-	_ = connection.SetReadDeadline(time.Time{})
-	_ = connection.SetWriteDeadline(until.Add(writeTimeout))
+	// The server's writeTimeout is for requests that do not wait. An error means that the connection has none.
+	_ = http.NewResponseController(c.Response()).SetWriteDeadline(until.Add(writeTimeout))
 	// Of what was reserved just now nothing is in Postgres yet; a replay may be of an order that has long been there.
 	w := s.hub.wait(answer.Reservation.OrderID, 1, answer.Verdict == reservation.Replayed)
 	defer s.hub.leave(w)

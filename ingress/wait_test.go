@@ -332,17 +332,25 @@ func TestHeardBeforeItWaits(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	_, id := s.confirm(sale, "ada")
-	h := s.server.hub
+	h := newHub(s.ledger.FindOrders, prometheus.NewCounter(prometheus.CounterOpts{Name: "looks"}))
 	h.hear([]reservation.OrderOutcome{{OrderID: id, Status: reservation.StatusConfirmed, Version: 2}})
-	w := h.wait(id, 1, false)
+	knows, w := h.wait(id, 2, false), h.wait(id, 1, false)
+	defer h.leave(knows)
 	defer h.leave(w)
+	require.Contains(t, h.due, id, "it is looked up at once, and not when it is overdue")
+	require.Len(t, h.wake, 1)
+	ctx, stop := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { h.run(ctx) })
+	defer running.Wait()
+	defer stop()
 	select {
 	case order := <-w.heard:
 		require.Equal(t, reservation.StatusConfirmed, order.Status)
 	case <-time.After(20 * time.Second):
 		t.Fatal("it was not looked up")
 	}
-	require.EqualValues(t, 1, s.counter("stampede_outcome_lookups_total"), "at once, and not when it was overdue")
+	require.Empty(t, knows.heard)
 
 	// What was heard long ago is forgotten, and memory is bounded.
 	for range 5 {
