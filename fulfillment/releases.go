@@ -18,7 +18,7 @@ const releasesCounted = 10_000
 
 // errRefused: Redis does not have the sale, or more would be left of it than is for sale. That is not as it
 // should be, and a rebuild mends it; until then the units are remembered.
-var errRefused = errors.New("Redis cannot take units back")
+var errRefused = errors.New("the units are refused by Redis")
 
 // releaseUnits has the units of ended orders come back to Redis, until ctx ends.
 func (w *Worker) releaseUnits(ctx context.Context) {
