@@ -69,6 +69,7 @@ func orderOfID(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) reservation.Order
 func TestAnOrderGetsItsTimeToPayWhenItIsConfirmed(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
+	beat(t, pool)
 	payable, final := newPayableSale(t, pool, 10), newSale(t, pool, 10)
 	// Reserved long ago: only from now on anybody can pay.
 	first, second := reserved(payable, "alice", 1), reserved(final, "alice", 1)

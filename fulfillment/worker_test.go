@@ -178,7 +178,7 @@ func TestWorkerBringsEveryReservationToItsEnd(t *testing.T) {
 	require.EqualValues(t, 300, valueOf(t, registry, "stampede_locks_total", "released"))
 	require.Zero(t, valueOf(t, registry, "stampede_locks_total", "lost"))
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP stampede_orders_total Orders by what came of them: confirmed, rejected or expired; and deliveries that were duplicate (recorded before) or unusable.
+# HELP stampede_orders_total Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.
 # TYPE stampede_orders_total counter
 stampede_orders_total{outcome="confirmed"} 300
 `), "stampede_orders_total"))
