@@ -1,0 +1,35 @@
+package reservation_test
+
+import (
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// Only what is in force is appended: not another order of the user, and nothing of a user who holds none.
+func TestOnlyEventsOfReservationsInForceAreAppendedAgain(t *testing.T) {
+	t.Parallel()
+	rdb, keys := testkit.Redis(t), testkit.Keys(t)
+	store := reservation.NewStore(rdb, keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
+	t.Cleanup(store.Close)
+	sale := uuid.New()
+	held := reservation.OrderReserved{OrderID: reservation.NewOrderID(sale), SaleID: sale, UserID: "ann", Quantity: 1, Epoch: 1}
+	require.NoError(t, rdb.HSet(t.Context(), keys.Buyers(0, sale), "ann", held.OrderID.String()+" 1 7 1790000000000 - 1").Err())
+	former := held
+	former.OrderID = reservation.NewOrderID(sale)
+	nobodys := held
+	nobodys.UserID = "bob"
+	appended, err := store.AppendReserved(t.Context(), 0, sale, []reservation.OrderReserved{former, held, nobodys})
+	require.NoError(t, err)
+	require.Equal(t, []bool{false, true, false}, appended)
+	entries, err := rdb.XRange(t.Context(), keys.Orders(0), "-", "+").Result()
+	require.NoError(t, err)
+	require.Len(t, entries, 1)
+	require.Equal(t, "7", entries[0].Values["sequence"])
+	require.Equal(t, "1790000000000", entries[0].Values["reserved_at_ms"])
+	require.Equal(t, held.OrderID.String(), entries[0].Values["_watermill_message_uuid"])
+}
