@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -98,6 +99,12 @@ func TestFateAsksForTheEpochFirst(t *testing.T) {
 	pool := testkit.Pool(t)
 	sale := newSale(t, pool, 10)
 	event := reserved(sale, "alice", 1)
+	// One connection, on which the statements are prepared already: to prepare them takes the lock as well.
+	one, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 1)
+	require.NoError(t, err)
+	t.Cleanup(one.Close)
+	_, err = NewLedger(one).Fate(t.Context(), receiptOf(event))
+	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
@@ -109,7 +116,7 @@ func TestFateAsksForTheEpochFirst(t *testing.T) {
 	}
 	found := make(chan fate, 1)
 	go func() {
-		order, err := NewLedger(pool).Fate(context.Background(), receiptOf(event))
+		order, err := NewLedger(one).Fate(context.Background(), receiptOf(event))
 		found <- fate{order, err}
 	}()
 	testkit.Eventually(t, 10*time.Second, "it waits for the sale", func() bool {

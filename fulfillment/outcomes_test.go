@@ -150,14 +150,14 @@ func TestNobodyWaitsForOutcomes(t *testing.T) {
 	pool := testkit.Pool(t)
 	ledger, o, run := tellingLedger(t, pool, rdb, keys)
 	own.Kill()
-	stop := run()
-	sale := newSale(t, pool, 10)
-	_, err = ledger.Record(t.Context(), crowdOf(sale, 3))
-	require.NoError(t, err)
-	testkit.Eventually(t, 30*time.Second, "it is given up", func() bool { return testutil.ToFloat64(o.dropped) == 3 })
-	for range 3 * outcomesQueued {
+	for range 2 * outcomesQueued {
 		o.tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 	}
+	require.EqualValues(t, outcomesQueued, testutil.ToFloat64(o.dropped), "for which there was no room")
+	_, err = ledger.Record(t.Context(), crowdOf(newSale(t, pool, 10), 3))
+	require.NoError(t, err)
+	stop := run()
+	testkit.Eventually(t, 30*time.Second, "all are given up", func() bool { return testutil.ToFloat64(o.dropped) == 2*outcomesQueued+3 })
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "they are told again", func() bool {
 		o.tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
