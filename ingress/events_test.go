@@ -353,6 +353,11 @@ func TestSaleAsAStream(t *testing.T) {
 	tells("paused", 15, 14, 0, 1)
 	streams = append(streams[:0:0], s.watch("/v1/sales/"+sale.String()+"/events"))
 	tells("paused", 15, 14, 0, 1)
+	select {
+	case e := <-streams[0].events:
+		t.Fatalf("nothing has changed: %v", e)
+	case <-time.After(4 * saleEvery):
+	}
 	s.server.board.mu.Lock()
 	require.Len(t, s.server.board.watched, 1)
 	s.server.board.mu.Unlock()

@@ -49,8 +49,12 @@ func (s *shop) waits(n int64) {
 // recordReserved records what stands in the stream, as a worker would, and tells nobody.
 func (s *shop) recordReserved(sale uuid.UUID, user string, refuse string) {
 	s.t.Helper()
-	text, err := s.rdb.HGet(s.t.Context(), s.keys.Buyers(s.keys.Partition(sale), sale), user).Result()
-	require.NoError(s.t, err)
+	var text string
+	testkit.Eventually(s.t, 20*time.Second, user+" holds a reservation", func() (there bool) {
+		var err error
+		text, err = s.rdb.HGet(s.t.Context(), s.keys.Buyers(s.keys.Partition(sale), sale), user).Result()
+		return err == nil
+	})
 	held, err := reservation.ParseReservation(text)
 	require.NoError(s.t, err)
 	event := []reservation.OrderReserved{{
