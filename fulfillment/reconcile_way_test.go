@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -100,23 +101,50 @@ func TestReconcileLeavesWhatIsOnItsWay(t *testing.T) {
 	}
 }
 
+// afterHScan does something after each look at buyers.
+type afterHScan struct{ do func() }
+
+func (h afterHScan) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h afterHScan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h afterHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if cmd.Name() == "hscan" {
+			h.do()
+		}
+		return err
+	}
+}
+
 // What is there at the first look and not at the second was on its way.
 func TestReconcileLooksTwice(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.openPayable(t, 10)
 	s.crowd(t, sale, 3)
-	event := s.fulfil(t)[0].Event
+	outcomes := s.fulfil(t)
+	_, err := s.pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'nobody', 1", sale)
+	require.NoError(t, err)
 	config := s.reconcileConfig(t)
-	config.Redis = movingRedis(t, func() {
-		// Between the sale and its buyers, so that these are fewer than what was taken from the sale.
+	rdb, err := connect.Control(testkit.RedisURL(t))
+	require.NoError(t, err)
+	defer func() { _ = rdb.Close() }()
+	// At each look an order ends after the buyers were read, and its units are back before Postgres is looked at.
+	rdb.AddHook(afterHScan{func() {
+		event := outcomes[0].Event
+		outcomes = outcomes[1:]
 		_, err := NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
 		require.NoError(t, err)
-		_, err = s.giveBack(t.Context())
+		_, err = s.pool.Exec(t.Context(), "DELETE FROM releases WHERE order_id = $1", event.OrderID)
 		require.NoError(t, err)
-		_, err = s.pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'nobody', 1", sale)
+		_, err = s.store.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: event.OrderID, UserID: event.UserID}})
 		require.NoError(t, err)
-	})
+	}})
+	config.Redis = rdb
 	looks := 0
 	config.Explain = func(f Finding) error {
 		looks++
@@ -126,6 +154,7 @@ func TestReconcileLooksTwice(t *testing.T) {
 	report, err := Reconcile(t.Context(), config)
 	require.NoError(t, err)
 	require.Equal(t, 1, looks)
+	require.Len(t, outcomes, 1, "it looked twice")
 	require.Zero(t, report.Remaining)
 	audit := s.audit(t, sale)
 	require.False(t, audit.Broken(), textOf(t, audit))
