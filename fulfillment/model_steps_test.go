@@ -1,0 +1,347 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+const (
+	modelSales    = 100
+	modelSteps    = 100 // of each sale
+	modelUsers    = 8
+	modelPerOrder = 3
+)
+
+// Random steps on real servers do what the model does. When they do not, rapid prints the seed and looks
+// for a shorter way to the same failure.
+func TestARandomSaleDoesWhatTheModelDoes(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(modelSales)))
+	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
+	s := newShop(t, testkit.Pool(t))
+	world := &modelWorld{shop: s, t: t, ledger: NewLedger(s.pool), done: map[string]int{}}
+	world.startWorker()
+	rapid.Check(t, world.playSale)
+	steps := 0
+	for _, name := range slices.Sorted(maps.Keys(world.done)) {
+		steps += world.done[name]
+		require.Positive(t, world.done[name], name)
+	}
+	t.Logf("%d steps: %v", steps, world.done)
+	require.GreaterOrEqual(t, steps, 10_000)
+}
+
+// modelWorld is what the sales of all checks share.
+type modelWorld struct {
+	*shop
+	t      *testing.T
+	ledger *Ledger
+	stop   func()
+	done   map[string]int
+}
+
+func (w *modelWorld) startWorker() {
+	config := w.config(w.t)
+	config.SweepInterval, config.GuardInterval = 5*time.Millisecond, 20*time.Millisecond
+	w.stop = work(w.t, config)
+}
+
+// modelRun is one sale and its model.
+type modelRun struct {
+	*modelWorld
+	*rapid.T
+	model
+	sale uuid.UUID
+	past []reservation.Request
+}
+
+func (w *modelWorld) playSale(rt *rapid.T) {
+	ctx := context.Background()
+	stock := rapid.Int64Range(3, 12).Draw(rt, "stock")
+	sale, err := w.catalog.Create(ctx, reservation.Terms{
+		Name: "model", Stock: stock, PerOrderLimit: modelPerOrder, PaymentWindow: time.Hour,
+	})
+	require.NoError(rt, err)
+	r := &modelRun{modelWorld: w, T: rt, sale: sale.ID, model: model{
+		stock: stock, state: reservation.StateOpen, orders: map[uuid.UUID]modelOrder{}, holds: map[string]uuid.UUID{},
+	}}
+	steps := []struct {
+		name   string
+		weight int
+		do     func(context.Context)
+	}{
+		{"reserve", 30, r.reserveAnew}, {"retry", 15, r.retry}, {"pay", 12, r.pay}, {"cancel", 12, r.cancel},
+		{"expire", 3, r.expire}, {"restock", 6, r.restock}, {"pause", 5, r.pause}, {"resume", 8, r.resume},
+		{"rebuild", 2, r.rebuild}, {"lose all", 1, r.loseAll}, {"lose unseen orders", 1, r.loseUnseen},
+	}
+	// The check before may have failed, and left Redis empty.
+	r.awaitOpen(ctx, func() error { return nil })
+	var hat []int
+	for i, step := range steps {
+		hat = append(hat, slices.Repeat([]int{i}, step.weight)...)
+	}
+	for range modelSteps {
+		step := steps[rapid.SampledFrom(hat).Draw(rt, "step")]
+		rt.Log(step.name)
+		step.do(ctx)
+		r.compare(ctx)
+		w.done[step.name]++
+	}
+	_, err = w.catalog.End(ctx, r.sale)
+	require.NoError(rt, err)
+}
+
+func (r *modelRun) reserveAnew(ctx context.Context) {
+	user := rapid.IntRange(1, modelUsers).Draw(r.T, "user")
+	key := rapid.SampledFrom([]string{"", "a", "b"}).Draw(r.T, "key")
+	r.request(ctx, reservation.Request{
+		Sale: r.sale, User: fmt.Sprintf("user-%d", user), IdempotencyKey: key,
+		Quantity: rapid.Int64Range(1, modelPerOrder+1).Draw(r.T, "quantity"),
+	})
+}
+
+func (r *modelRun) retry(ctx context.Context) {
+	if len(r.past) > 0 {
+		r.request(ctx, rapid.SampledFrom(r.past).Draw(r.T, "request"))
+	}
+}
+
+func (r *modelRun) request(ctx context.Context, request reservation.Request) uuid.UUID {
+	want, order := r.verdict(request)
+	var answer reservation.Answer
+	r.eventually("an ingress no longer remembers the sale as sold out", func() (current bool) {
+		var err error
+		answer, err = r.store.Reserve(ctx, request)
+		require.NoError(r.T, err)
+		return answer.Verdict != reservation.SoldOut || r.stock == r.taken() || want == reservation.SoldOut
+	})
+	if answer.Verdict == reservation.SoldOut && r.stock == r.taken() {
+		want = reservation.SoldOut // it is remembered, and then nothing else is looked at
+	}
+	require.Equal(r.T, want, answer.Verdict)
+	switch want {
+	case reservation.Reserved:
+		r.past = append(r.past, request)
+		r.reserve(request, answer.Reservation.OrderID)
+	case reservation.Replayed, reservation.AlreadyPurchased:
+		require.Equal(r.T, order, answer.Reservation.OrderID)
+		require.Equal(r.T, r.orders[order].quantity, answer.Reservation.Quantity)
+	}
+	return answer.Reservation.OrderID
+}
+
+// anyOrder is one of the sale's, or one that does not exist.
+func (r *modelRun) anyOrder() (id uuid.UUID, o modelOrder, known bool) {
+	ids := slices.SortedFunc(maps.Keys(r.orders), func(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) })
+	i := rapid.IntRange(-1, len(ids)-1).Draw(r.T, "order")
+	if i < 0 {
+		return reservation.NewOrderID(r.sale), modelOrder{user: "user-1"}, false
+	}
+	return ids[i], r.orders[ids[i]], true
+}
+
+func (r *modelRun) pay(ctx context.Context) {
+	id, o, known := r.anyOrder()
+	reference := rapid.SampledFrom([]string{"x", "y"}).Draw(r.T, "reference")
+	_, err := r.ledger.Pay(ctx, id, o.user, reference)
+	switch {
+	case !known:
+		require.ErrorIs(r.T, err, reservation.ErrOrderNotFound)
+	case o.status == reservation.StatusExpired:
+		require.ErrorIs(r.T, err, reservation.ErrOrderExpired)
+	case o.status == reservation.StatusPaid && o.reference == reference:
+		require.NoError(r.T, err)
+	case o.status != reservation.StatusConfirmed:
+		require.ErrorIs(r.T, err, reservation.ErrIllegalTransition)
+	default:
+		require.NoError(r.T, err)
+		r.step(id, reservation.StatusPaid, reference)
+	}
+}
+
+func (r *modelRun) cancel(ctx context.Context) {
+	id, o, known := r.anyOrder()
+	_, err := r.ledger.Cancel(ctx, id, o.user)
+	switch {
+	case !known:
+		require.ErrorIs(r.T, err, reservation.ErrOrderNotFound)
+	case o.status == reservation.StatusExpired:
+		require.ErrorIs(r.T, err, reservation.ErrOrderExpired)
+	case o.status == reservation.StatusCancelled:
+		require.NoError(r.T, err)
+	case o.status != reservation.StatusConfirmed:
+		require.ErrorIs(r.T, err, reservation.ErrIllegalTransition)
+	default:
+		require.NoError(r.T, err)
+		r.step(id, reservation.StatusCancelled, "")
+	}
+}
+
+// expire lets two hours pass on the clock of deadlines, which is longer than the time to pay.
+func (r *modelRun) expire(ctx context.Context) {
+	_, err := r.pool.Exec(ctx, "UPDATE pulse SET lost = lost - interval '2 hours', seen_at = now()")
+	require.NoError(r.T, err)
+	for id, o := range r.orders {
+		if o.status == reservation.StatusConfirmed {
+			r.step(id, reservation.StatusExpired, "")
+		}
+	}
+}
+
+func (r *modelRun) restock(ctx context.Context) {
+	units := rapid.Int64Range(-6, 6).Filter(func(n int64) bool { return n != 0 }).Draw(r.T, "units")
+	_, err := r.catalog.Restock(ctx, r.sale, units, "")
+	if to := r.stock + units; units < 0 && (to < r.taken() || to < 1) {
+		require.Error(r.T, err)
+		require.NotErrorIs(r.T, err, reservation.ErrUnavailable)
+		return
+	}
+	require.NoError(r.T, err)
+	r.stock += units
+}
+
+func (r *modelRun) pause(ctx context.Context) {
+	_, err := r.catalog.Pause(ctx, r.sale)
+	require.NoError(r.T, err)
+	r.state = reservation.StatePaused
+}
+
+func (r *modelRun) resume(ctx context.Context) {
+	_, err := r.catalog.Resume(ctx, r.sale)
+	require.NoError(r.T, err)
+	r.state = reservation.StateOpen
+}
+
+// rebuild makes the stock anew while everything is well, as an operator might.
+func (r *modelRun) rebuild(ctx context.Context) {
+	r.awaitOpen(ctx, func() error {
+		_, err := r.rebuilder(r.t).Sale(ctx, r.sale, "model")
+		return err
+	})
+}
+
+// loseAll takes everything from Redis that Postgres has as well. The worker finds it by itself.
+func (r *modelRun) loseAll(ctx context.Context) {
+	r.emptyRedis(ctx)
+	r.awaitOpen(ctx, func() error { return nil })
+}
+
+// loseUnseen takes orders from Redis that no worker has seen.
+func (r *modelRun) loseUnseen(ctx context.Context) {
+	r.stop()
+	var unseen []uuid.UUID
+	for user := 1; user <= modelUsers; user++ {
+		if _, holds := r.holds[fmt.Sprintf("user-%d", user)]; holds {
+			continue
+		}
+		id := r.request(ctx, reservation.Request{Sale: r.sale, User: fmt.Sprintf("user-%d", user), Quantity: 1})
+		if _, accepted := r.orders[id]; accepted {
+			unseen = append(unseen, id)
+		}
+	}
+	r.emptyRedis(ctx)
+	r.startWorker()
+	r.lose(unseen)
+	r.awaitOpen(ctx, func() error { return nil })
+}
+
+func (r *modelRun) emptyRedis(ctx context.Context) {
+	names, err := r.rdb.Keys(ctx, r.keys.Prefix+":*").Result()
+	require.NoError(r.T, err)
+	require.NoError(r.T, r.rdb.Unlink(ctx, names...).Err())
+}
+
+// awaitOpen repeats do until it succeeds, and waits until the sale can be asked again.
+func (r *modelRun) awaitOpen(ctx context.Context, do func() error) {
+	r.eventually("the rebuild succeeds", func() bool {
+		err := do()
+		require.True(r.T, err == nil || errors.Is(err, ErrRebuildUnderWay), "%v", err)
+		return err == nil
+	})
+	r.eventually("the sale is open again", func() bool {
+		var epoch int64
+		require.NoError(r.T, r.pool.QueryRow(ctx, "SELECT epoch FROM sales WHERE id = $1", r.sale).Scan(&epoch))
+		inRedis, err := r.rdb.HGet(ctx, r.keys.Sale(0, r.sale), "epoch").Int64()
+		require.True(r.T, err == nil || errors.Is(err, redis.Nil), "%v", err)
+		server, err := r.store.Inspect(ctx, 0)
+		require.NoError(r.T, err)
+		return server.Known && inRedis == epoch
+	})
+}
+
+func (r *modelRun) eventually(what string, cond func() bool) {
+	testkit.Eventually(failThrough{r.t, r.T}, 30*time.Second, what, cond)
+}
+
+// failThrough is a testing.TB that fails a check of rapid instead of the whole test.
+type failThrough struct {
+	testing.TB
+	check *rapid.T
+}
+
+func (f failThrough) Fatalf(format string, args ...any) { f.check.Fatalf(format, args...) }
+
+// modelRow is an order as Postgres has it.
+type modelRow struct {
+	ID                      uuid.UUID
+	User, Status, Reference string
+	Quantity                int64
+	Version                 int
+}
+
+// compare waits until nothing is under way and holds both servers against the model.
+func (r *modelRun) compare(ctx context.Context) {
+	r.eventually("everything rests", func() bool { return r.rests(ctx) })
+	rows, _ := r.pool.Query(ctx, "SELECT id, user_id, status, coalesce(payment_reference, ''), quantity, version FROM orders WHERE sale_id = $1", r.sale)
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[modelRow])
+	require.NoError(r.T, err)
+	orders := map[uuid.UUID]modelOrder{}
+	for _, row := range found {
+		orders[row.ID] = modelOrder{row.User, r.orders[row.ID].key, row.Reference, row.Quantity, reservation.Status(row.Status), row.Version}
+	}
+	require.Equal(r.T, r.orders, orders)
+
+	buyers, err := r.rdb.HGetAll(ctx, r.keys.Buyers(0, r.sale)).Result()
+	require.NoError(r.T, err)
+	holds := map[string]uuid.UUID{}
+	for user, text := range buyers {
+		held, err := reservation.ParseReservation(text)
+		require.NoError(r.T, err)
+		holds[user] = held.OrderID
+	}
+	require.Equal(r.T, r.holds, holds)
+
+	standing, err := r.catalog.Show(ctx, r.sale)
+	require.NoError(r.T, err)
+	require.Equal(r.T, r.state, standing.State)
+	require.Equal(r.T, []int64{r.stock, r.stock - r.taken(), r.units(reservation.StatusConfirmed), r.units(reservation.StatusPaid), r.taken()},
+		[]int64{standing.Stock, standing.Available, standing.Held, standing.Sold, standing.Sale.Sold}, "stock, available, held, sold, and live units")
+}
+
+// rests is true when every accepted order is in Postgres, nothing overdue is left, and Redis has been told everything.
+func (r *modelRun) rests(ctx context.Context) bool {
+	waiting, err := ReadBacklog(ctx, r.rdb, r.keys.Orders(0), reservation.Group)
+	require.NoError(r.T, err)
+	n, known := waiting.Waiting()
+	var undone int64
+	require.NoError(r.T, r.pool.QueryRow(ctx, `SELECT
+		(SELECT count(*) FROM releases)
+		+ (SELECT count(*) FROM orders, pulse WHERE status = 'confirmed' AND due <= least(seen_at, now()) - lost)
+		+ (SELECT count(*) FROM sales WHERE published_revision < revision)`).Scan(&undone))
+	return known && n == 0 && undone == 0
+}
