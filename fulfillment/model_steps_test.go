@@ -86,9 +86,17 @@ func (w *modelWorld) playSale(rt *rapid.T) {
 		do     func(context.Context)
 	}{
 		// rapid prefers what is first and last.
-		{"reserve", 30, r.reserveAnew}, {"pay", 12, r.pay}, {"cancel", 12, r.cancel}, {"restock", 6, r.restock},
-		{"expire", 3, r.expire}, {"rebuild", 2, r.rebuild}, {"lose all", 1, r.loseAll}, {"lose unseen orders", 1, r.loseUnseen},
-		{"pause", 5, r.pause}, {"resume", 8, r.resume}, {"retry", 15, r.retry},
+		{"reserve", 30, r.reserveAnew},
+		{"pay", 12, r.pay},
+		{"cancel", 12, r.cancel},
+		{"restock", 6, r.restock},
+		{"expire", 3, r.expire},
+		{"rebuild", 2, r.rebuild},
+		{"lose all", 1, r.loseAll},
+		{"lose unseen orders", 1, r.loseUnseen},
+		{"pause", 5, r.pause},
+		{"resume", 8, r.resume},
+		{"retry", 15, r.retry},
 	}
 	// The check before may have failed, and left Redis empty.
 	r.awaitOpen(ctx, func() error { return nil })
