@@ -28,9 +28,10 @@ type guardedSale struct {
 	revision, publishedRevision int64
 	ended                       bool
 
-	// sequence is the highest place of which Redis knew when the sale was closed for its rebuild, and rebuilt the
-	// epoch that it got by it: 0, as Redis has it for a closed sale, if there was none.
-	sequence, rebuilt int64
+	// closed is what Redis knew when the sale was closed for its rebuild.
+	closed reservation.ClosedSale
+	// rebuilt is the epoch that the sale got by it: 0, as Redis has it for a closed sale, if there was none.
+	rebuilt int64
 }
 
 // need is what has to be rebuilt: a partition, or one sale of it.

@@ -95,7 +95,7 @@ func (s *rebuildSession) raiseEpoch(ctx context.Context, sale guardedSale, reaso
 			return err
 		}
 		var window, units, orders int64
-		err := tx.QueryRow(ctx, sql.RaiseEpoch, sale.id, sale.sequence, reason).Scan(&raised.ID, &raised.Name, &raised.Stock, &raised.State,
+		err := tx.QueryRow(ctx, sql.RaiseEpoch, sale.id, sale.closed.Sequence, sale.closed.Epoch, reason).Scan(&raised.ID, &raised.Name, &raised.Stock, &raised.State,
 			&raised.PerOrderLimit, (*zeronull.Timestamptz)(&raised.OpensAt), (*zeronull.Timestamptz)(&raised.ClosesAt), &window,
 			&raised.Epoch, &raised.Revision, &raised.Partitions, &raised.CreatedAt, &raised.sequence, &units, &orders)
 		raised.PaymentWindow = time.Duration(window) * time.Second

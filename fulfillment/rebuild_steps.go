@@ -78,7 +78,7 @@ func (b *build) closeAndSalvage(ctx context.Context, sales []guardedSale) error 
 	closed := make(map[uuid.UUID]bool, len(sales))
 	for i := range sales {
 		var err error
-		if sales[i].sequence, err = b.closeSale(ctx, sales[i].id); err != nil {
+		if sales[i].closed, err = b.closeSale(ctx, sales[i].id); err != nil {
 			return fmt.Errorf("close sale=%s: %w", sales[i].id, err)
 		}
 		closed[sales[i].id] = true
@@ -156,7 +156,7 @@ func (b *build) distrust(ctx context.Context) error {
 	return b.config.Store.Distrust(limited, b.partition)
 }
 
-func (b *build) closeSale(ctx context.Context, sale uuid.UUID) (sequence int64, err error) {
+func (b *build) closeSale(ctx context.Context, sale uuid.UUID) (reservation.ClosedSale, error) {
 	limited, cancel := forCall(ctx)
 	defer cancel()
 	return b.config.Store.CloseSale(limited, sale, b.partition)

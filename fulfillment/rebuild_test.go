@@ -345,7 +345,7 @@ func TestOperatorsGoOnDuringARebuild(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.catalog.Restock(t.Context(), sale, 5, "")
 	require.ErrorIs(t, err, reservation.ErrNotInForce, "before the epoch is raised")
-	guarded.sequence, err = s.store.CloseSale(t.Context(), sale, 0)
+	guarded.closed, err = s.store.CloseSale(t.Context(), sale, 0)
 	require.NoError(t, err)
 	b := r.newBuild(session, 0, RebuildByHand)
 	raised, err := session.raiseEpoch(t.Context(), guarded, RebuildByHand)
@@ -468,4 +468,19 @@ func execSQL(t testing.TB, s *shop, query string, args ...any) error {
 	t.Helper()
 	_, err := s.pool.Exec(t.Context(), query, args...)
 	return err
+}
+
+// Postgres was set back, from a backup for instance, or somebody has written to Redis: ingresses have seen a
+// later epoch than Postgres has, and do not go back.
+func TestARebuildGoesOnAfterTheLatestEpochThatAnybodyHasSeen(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sale := s.open(t, 10)
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "epoch", 99).Err())
+	require.EqualValues(t, 99, s.reserve(t, sale, "ann", 1, "").Reservation.Epoch)
+	report, err := s.rebuilder(t).Sale(t.Context(), sale, RebuildByHand)
+	require.NoError(t, err)
+	require.EqualValues(t, 100, report.Sales[0].Epoch)
+	require.EqualValues(t, 100, s.reserve(t, sale, "bob", 1, "").Reservation.Epoch)
+	require.EqualValues(t, 1, s.count(t, confirmedOrders), "what the stream held")
 }

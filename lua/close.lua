@@ -6,12 +6,20 @@
 -- KEYS
 --   1  sale  hash, as in reserve.lua
 -- Answers
---   The last sequence that the sale gave away, as far as Redis knows: 0 if that is lost.
+--   {sequence, epoch}: the last place that the sale gave away, and the epoch that it was in, as far as Redis
+--   knows: 0 for what is lost.
 
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 
-local sequence = redis.call('HGET', KEYS[1], 'sequence')
-if not sequence or #sequence > 15 or not string.find(sequence, '^%d+$') then sequence = '0' end
-redis.call('HSET', KEYS[1], 'epoch', '0', 'sequence', sequence)
-return tonumber(sequence)
+local sale = redis.call('HMGET', KEYS[1], 'sequence', 'epoch', 'closed_epoch')
+
+-- What is longer than that was forged, and nothing goes on from it.
+local function number(text, digits)
+  return text and #text <= digits and string.find(text, '^%d+$') and text or '0'
+end
+
+local sequence, epoch = number(sale[1], 15), number(sale[2], 9)
+if epoch == '0' then epoch = number(sale[3], 9) end -- it was closed before
+redis.call('HSET', KEYS[1], 'epoch', '0', 'sequence', sequence, 'closed_epoch', epoch)
+return { tonumber(sequence), tonumber(epoch) }

@@ -232,7 +232,7 @@ func TestNoServerSellsThatMayHaveLostSomething(t *testing.T) {
 func (s *shop) rebuild(sale reservation.Sale, epoch int64, holders ...reservation.Holder) {
 	s.t.Helper()
 	ctx, p := s.t.Context(), sale.Partition()
-	sequence, err := s.CloseSale(ctx, sale.ID, p)
+	closed, err := s.CloseSale(ctx, sale.ID, p)
 	require.NoError(s.t, err)
 	require.NoError(s.t, s.HoldBuyers(ctx, p, sale.ID, epoch, holders))
 	left := sale.Stock
@@ -241,7 +241,7 @@ func (s *shop) rebuild(sale reservation.Sale, epoch int64, holders ...reservatio
 	}
 	sale.Epoch = epoch
 	sale.Revision++
-	require.NoError(s.t, s.OpenRebuilt(ctx, reservation.Rebuilt{Sale: sale, Left: left, Sequence: sequence, Holders: int64(len(holders))}))
+	require.NoError(s.t, s.OpenRebuilt(ctx, reservation.Rebuilt{Sale: sale, Left: left, Sequence: closed.Sequence, Holders: int64(len(holders))}))
 }
 
 // TestAServerThatSoldBeforeComesBackAsAStranger: the script is still loaded there, and the record that it

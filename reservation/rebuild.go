@@ -46,13 +46,23 @@ type Rebuilt struct {
 }
 
 // CloseSale closes a sale for a rebuild, whatever Redis has of it: nobody sells, releases or changes
-// anything in it until OpenRebuilt. It returns the highest sequence that Redis knows of, 0 for none.
-func (s *Store) CloseSale(ctx context.Context, sale uuid.UUID, partition int) (sequence int64, err error) {
-	sequence, err = lua.Close.Run(ctx, s.rdb, []string{s.keys.Sale(partition, sale)}).Int64()
-	if err != nil {
-		return 0, fmt.Errorf("%w: close sale=%s: %w", ErrUnavailable, sale, err)
+// anything in it until OpenRebuilt.
+func (s *Store) CloseSale(ctx context.Context, sale uuid.UUID, partition int) (ClosedSale, error) {
+	known, err := lua.Close.Run(ctx, s.rdb, []string{s.keys.Sale(partition, sale)}).Int64Slice()
+	if err == nil && len(known) != 2 {
+		err = fmt.Errorf("the script gave %d values", len(known))
 	}
-	return sequence, nil
+	if err != nil {
+		return ClosedSale{}, fmt.Errorf("%w: close sale=%s: %w", ErrUnavailable, sale, err)
+	}
+	return ClosedSale{Sequence: known[0], Epoch: known[1]}, nil
+}
+
+// ClosedSale is what Redis knows of a sale that was closed for a rebuild: 0 for what it has lost.
+type ClosedSale struct {
+	// Sequence is the highest place that it has given away, and Epoch the one that it was in before. An epoch
+	// that is later than that of Postgres tells that Postgres was set back.
+	Sequence, Epoch int64
 }
 
 const (

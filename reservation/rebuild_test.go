@@ -62,9 +62,12 @@ func TestASaleThatIsClosedForARebuildIsNeitherSoldNorUnknown(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(10)
 	ann := s.buy(sale.ID, "ann").Reservation
-	sequence, err := s.CloseSale(t.Context(), sale.ID, 0)
+	closed, err := s.CloseSale(t.Context(), sale.ID, 0)
 	require.NoError(t, err)
-	require.EqualValues(t, 1, sequence)
+	require.Equal(t, reservation.ClosedSale{Sequence: 1, Epoch: 1}, closed)
+	closed, err = s.CloseSale(t.Context(), sale.ID, 0)
+	require.NoError(t, err)
+	require.Equal(t, reservation.ClosedSale{Sequence: 1, Epoch: 1}, closed, "a repeat")
 
 	for _, ingress := range []*shop{s, s.next(s.rdb)} {
 		ingress.refuses(sale.ID, "ann")
@@ -79,9 +82,9 @@ func TestASaleThatIsClosedForARebuildIsNeitherSoldNorUnknown(t *testing.T) {
 	require.Len(t, s.events(sale.ID), 1)
 
 	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale.ID)).Err())
-	sequence, err = s.CloseSale(t.Context(), sale.ID, 0)
+	closed, err = s.CloseSale(t.Context(), sale.ID, 0)
 	require.NoError(t, err)
-	require.Zero(t, sequence)
+	require.Zero(t, closed)
 	s.refuses(sale.ID, "bob")
 	s.next(s.rdb).refuses(sale.ID, "bob")
 }

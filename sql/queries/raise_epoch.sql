@@ -1,7 +1,9 @@
 -- Begins the next epoch of a sale: from now on no order of an earlier one is confirmed (record_orders.sql,
 -- add_sold.sql), so the orders that are live now are all that its stock in Redis is made anew from, but for
 -- those that end before.
--- $1 sale, $2 the highest place that Redis is known to have given out in it, $3 why
+-- $1 sale, $2 the highest place that Redis is known to have given out in it, $3 the epoch in which Redis had it, $4 why
+--
+-- Redis may be ahead, if Postgres was set back: an ingress that has seen an epoch does not go back to an earlier one.
 --
 -- The caller has locked the sale (lock_sale.sql), in a statement of its own: this one has to see what whoever
 -- had the lock before has committed.
@@ -15,13 +17,13 @@ WITH live AS MATERIALIZED (
     SELECT count(*) AS orders, coalesce(sum(quantity), 0)::bigint AS units, coalesce(max(sequence), 0) AS last_place
     FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')
 ), raised AS (
-    UPDATE sales SET epoch = epoch + 1, revision = revision + 1
+    UPDATE sales SET epoch = greatest(epoch, $3::bigint) + 1, revision = revision + 1
     FROM live WHERE id = $1
     RETURNING sales.*, greatest(last_sequence, last_place, $2::bigint) AS last_given, units, orders
 ), event AS (
     INSERT INTO sale_events (sale_id, revision, type, data)
     SELECT id, revision, 'SaleRebuilt', jsonb_build_object(
-        'epoch', epoch, 'sequence', last_given, 'reason', $3::text, 'stock', stock, 'held', units, 'orders', orders)
+        'epoch', epoch, 'sequence', last_given, 'reason', $4::text, 'stock', stock, 'held', units, 'orders', orders)
     FROM raised
 ), settled AS (
     DELETE FROM releases WHERE order_id IN (SELECT order_id FROM releases WHERE sale_id = $1 FOR UPDATE SKIP LOCKED)
