@@ -150,7 +150,8 @@ func TestUsageErrorsSayWhatIsMissing(t *testing.T) {
 		"--name=STRING (or STAMPEDE_SALE_NAME)":   {"sale", "create", "--stock=1"},
 		"needs --database-url (DATABASE_URL)":     {"load", "--sale=" + uuid.NewString(), "--redis-url=redis://localhost", "--database-url="},
 		"give --over or --rate, not both":         {"load", "--over=1s", "--rate=5"},
-		"a number must be at least 1":             {"sale", "restock", uuid.NewString(), "-5"},
+		"write it as -- -5":                       {"sale", "restock", uuid.NewString(), "-5"},
+		"--reason must tell why":                  {"dlq", "discard", "1", "--reason", " "},
 		"or --admin-token (STAMPEDE_ADMIN_TOKEN)": {"load"},
 	} {
 		status, errs := refused(t, args...)

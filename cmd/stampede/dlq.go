@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode/utf8"
@@ -149,6 +150,14 @@ type dlqDiscardCmd struct {
 	dlqFlags
 	letterArg
 	Reason string `required:"" env:"STAMPEDE_DLQ_REASON" placeholder:"TEXT" help:"Why it is given up; kept with the letter."`
+}
+
+// Validate is called by kong.
+func (c *dlqDiscardCmd) Validate() error {
+	if strings.TrimSpace(c.Reason) == "" {
+		return usagef("--reason must tell why the dead letter is given up")
+	}
+	return nil
 }
 
 func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {

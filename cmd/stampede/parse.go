@@ -12,7 +12,7 @@ import (
 func unparsed(err error) error {
 	if number, found := strings.CutPrefix(err.Error(), "unknown flag -"); found && number[0] >= '0' && number[0] <= '9' {
 		number, _, _ = strings.Cut(number, ",") // what follows is a guess at another flag
-		return usagef("-%s is taken for a flag: a number must be at least 1", number)
+		return usagef("-%[1]s is taken for a flag: where a number may be below zero, write it as -- -%[1]s", number)
 	}
 	var parse *kong.ParseError
 	if !strings.HasPrefix(err.Error(), "missing flags: ") || !errors.As(err, &parse) {
