@@ -268,7 +268,7 @@ func (b *batcher) process(ctx context.Context, batch []*submission) (deferred []
 
 	for i, s := range ready {
 		out := outcomes[i]
-		if out.Status == reservation.StatusRejected && !released {
+		if comesToNothing(out) && !released {
 			// Its units are not back: a later batch finds the order recorded and tries again.
 			deferred = append(deferred, s)
 			continue
@@ -348,21 +348,28 @@ func (b *batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	}
 }
 
-// release gives back the units of all rejected orders, those of earlier deliveries as well: the worker
-// that recorded them may have been killed before it came to this. It is false if they may not be back.
+// comesToNothing is true for an order whose reservation may be left in Redis and must not be: one that was
+// rejected, whenever that was, because the worker that recorded it may have been killed before it gave the
+// units back; and one that had ended before this event of it came. An ingress that got no answer asks again
+// with the same order, and when Redis has lost or released the first reservation meanwhile, makes a second one.
+func comesToNothing(out Outcome) bool {
+	return out.Status == reservation.StatusRejected || out.Err == nil && !out.Fresh && !out.Status.Live()
+}
+
+// release gives back the units of all orders that come to nothing. It is false if they may not be back.
 func (b *batcher) release(ctx context.Context, outcomes []Outcome) bool {
-	var rejected []reservation.Release
+	var ended []reservation.Release
 	for _, out := range outcomes {
-		if out.Status == reservation.StatusRejected {
-			rejected = append(rejected, releaseOf(out.Event))
+		if comesToNothing(out) {
+			ended = append(ended, releaseOf(out.Event))
 		}
 	}
-	if len(rejected) == 0 {
+	if len(ended) == 0 {
 		return true
 	}
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	if _, err := b.store.Release(ctx, rejected); err != nil {
+	if _, err := b.store.Release(ctx, ended); err != nil {
 		b.releasing.failed(err)
 		return false
 	}

@@ -252,7 +252,7 @@ func (d *DeadLetters) endOrder(ctx context.Context, entry Entry) (string, error)
 		return fmt.Sprintf("order %s was left as it is: %v", event.OrderID, out.Err), nil
 	case out.Err != nil:
 		return "", out.Err
-	case out.Status != reservation.StatusRejected:
+	case !comesToNothing(out):
 		return fmt.Sprintf("order %s is %s", event.OrderID, out.Status), nil
 	}
 	results, err := d.store.Release(ctx, []reservation.Release{releaseOf(event)})
@@ -262,7 +262,7 @@ func (d *DeadLetters) endOrder(ctx context.Context, entry Entry) (string, error)
 	case results[0] == reservation.ReleaseDamaged:
 		return "", fmt.Errorf("%w: order %s of sale %s", errRefused, event.OrderID, event.SaleID)
 	case results[0] == reservation.ReleaseUnknownSale: // nor will a rebuild count them
-		return fmt.Sprintf("order %s is rejected and its sale is not in Redis", event.OrderID), nil
+		return fmt.Sprintf("order %s is %s and its sale is not in Redis", event.OrderID, outcomes[0].Status), nil
 	}
-	return fmt.Sprintf("order %s is rejected and its units are back in the sale", event.OrderID), nil
+	return fmt.Sprintf("order %s is %s and its units are back in the sale", event.OrderID, outcomes[0].Status), nil
 }

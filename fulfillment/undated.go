@@ -9,13 +9,9 @@ import (
 	"stampede/sql"
 )
 
-const (
-	// dateInterval is how often workers look for orders without a deadline. Only older workers write such,
-	// and they are replaced.
-	dateInterval = 10 * time.Minute
-	// dateRetry is how soon they look again if they could not.
-	dateRetry = 10 * time.Second
-)
+// dateInterval is how often workers look for orders without a deadline, which nobody can pay for. Only older
+// workers write such, so there are hardly ever any, and an index has no others.
+const dateInterval = 5 * time.Second
 
 // dateOrders gives orders that an older worker has confirmed the deadline of which it knew nothing: at once,
 // and then now and then, until ctx ends.
@@ -30,11 +26,7 @@ func (w *Worker) dateOrders(ctx context.Context) {
 			return
 		}
 		dating.note(err)
-		next := dateInterval
-		if err != nil {
-			next = dateRetry
-		}
-		if !pause.For(next, ctx.Done()) {
+		if !pause.For(dateInterval, ctx.Done()) {
 			return
 		}
 	}

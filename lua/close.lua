@@ -22,4 +22,6 @@ end
 local sequence, epoch = number(sale[1], 15), number(sale[2], 9)
 if epoch == '0' then epoch = number(sale[3], 9) end -- it was closed before
 redis.call('HSET', KEYS[1], 'epoch', '0', 'sequence', sequence, 'closed_epoch', epoch)
+-- A caller that takes epoch 0 for one to sell in finds nothing to sell from.
+redis.call('HDEL', KEYS[1], 'left', 'stock')
 return { tonumber(sequence), tonumber(epoch) }

@@ -84,6 +84,11 @@ func TestAClosedSaleIsStaleForEverybody(t *testing.T) {
 	require.Equal(t, "stale-epoch", b.change("end", lua.End, 2))
 	require.Equal(t, "stale-epoch", b.change("restock", lua.Restock, 2, 20))
 	require.Equal(t, before, b.state())
+	// Nor is there anything to sell for who takes 0 for an epoch like others.
+	b.epoch = "0"
+	require.Equal(t, []string{"stale-epoch"}, b.reserve(b.buy("cid")))
+	require.False(t, b.rdb.HExists(t.Context(), b.saleKey, "left").Val())
+	require.Equal(t, before, b.state())
 }
 
 func TestCloseWorksOnWhateverIsThere(t *testing.T) {

@@ -60,7 +60,8 @@ local function all_answered(word)
 end
 
 if not terms[1] then return all_answered('unknown-sale') end
-if terms[1] ~= ARGV[1] then return all_answered('stale-epoch') end
+-- Nobody sells in epoch 0, which is that of a closed sale (close.lua).
+if terms[1] ~= ARGV[1] or ARGV[1] == '0' then return all_answered('stale-epoch') end
 
 -- Lua would read "nan", "0x10", "1e2" and " 5 " as numbers too.
 local function whole(text)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pause"
@@ -96,20 +97,30 @@ const (
 )
 
 // vouchFirst makes sure that the server of a partition is known. Who uses a partition first vouches for
-// its server: nothing can have been lost there. The row comes before the record in Redis, so that a
+// its server: nothing can have been lost there. It was used before if Redis has a record of another server, or
+// Redis was told of a sale in it: then only a rebuild vouches for it. The row comes before the record in Redis, so that a
 // partition with a record always has a row, and nobody vouches for it a second time.
 func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
 	state, err := c.store.Inspect(ctx, partition)
 	if err != nil {
 		return err
 	}
-	claimed, err := c.pool.Exec(ctx, sql.ClaimPartition, partition, state.RunID, state.ReplicationID)
 	switch {
-	case err != nil:
-		return err
 	case state.Known:
 		return nil
-	case claimed.RowsAffected() == 1:
+	case state.Recorded:
+		return errStrangeServer
+	}
+	used, err := c.usedBefore(ctx, partition)
+	if err != nil {
+		return err
+	} else if used {
+		return errStrangeServer
+	}
+	claimed, err := c.pool.Exec(ctx, sql.ClaimPartition, partition, state.RunID, state.ReplicationID)
+	if err != nil {
+		return err
+	} else if claimed.RowsAffected() == 1 {
 		return c.store.Vouch(ctx, partition, state)
 	}
 	// Either somebody else has just claimed it, or the server was replaced. A record that is there and
@@ -126,6 +137,18 @@ func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
 		return errStrangeServer
 	}
 	return nil
+}
+
+// usedBefore tells whether Redis was told of a sale that lives in the partition.
+func (c *Catalog) usedBefore(ctx context.Context, partition int) (used bool, err error) {
+	rows, _ := c.pool.Query(ctx, sql.PublishedSales) // its error comes with the rows
+	var sale uuid.UUID
+	var partitions int
+	_, err = pgx.ForEachRow(rows, []any{&sale, &partitions}, func() error {
+		used = used || PartitionAmong(sale, partitions) == partition
+		return nil
+	})
+	return used, err
 }
 
 type publishedChange struct {

@@ -44,9 +44,10 @@ func timestamp(t time.Time) string {
 	return t.UTC().Format("2006-01-02T15:04:05.000Z07:00")
 }
 
-// Show returns a sale with the count of its units, or ErrSaleNotFound.
+// Show returns a sale with the count of its units, or ErrSaleNotFound. While its stock is to be made anew in Redis
+// the error is ErrUnavailable.
 func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (Standing, error) {
-	found, err := findSale(ctx, c.pool, id)
+	found, err := findSales(ctx, c.pool, &id, nil, 1, true)
 	if err != nil {
 		return Standing{}, fmt.Errorf("%w: show sale=%s: %w", ErrUnavailable, id, err)
 	} else if len(found) == 0 {
@@ -59,9 +60,10 @@ func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (Standing, error) {
 	return standings[0], nil
 }
 
-// List returns at most limit sales, newest first; those older than after, unless that is uuid.Nil.
+// List returns at most limit sales, newest first; those older than after, unless that is uuid.Nil. While
+// the stock of one of them is to be made anew in Redis the error is ErrUnavailable.
 func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Standing, error) {
-	found, err := findSales(ctx, c.pool, nil, nullUUID(after), limit)
+	found, err := findSales(ctx, c.pool, nil, nullUUID(after), limit, true)
 	if err != nil {
 		return nil, fmt.Errorf("%w: list sales: %w", ErrUnavailable, err)
 	}
@@ -76,21 +78,22 @@ func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Stand
 type storedSale struct {
 	Sale
 	publishedRevision int64
-	final             int64 // units of orders that are final
+	final             int64 // units of orders that are final, if they were counted
 }
 
 type querier interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
 }
 
-// findSale reads the sale with this id; it returns none if there is none.
+// findSale reads the definition of the sale with this id; it returns none if there is none.
 func findSale(ctx context.Context, q querier, id uuid.UUID) ([]storedSale, error) {
-	return findSales(ctx, q, &id, nil, 1)
+	return findSales(ctx, q, &id, nil, 1, false)
 }
 
 // findSales reads sales, newest first: the one with this id, or all, and only those older than after, or all.
-func findSales(ctx context.Context, q querier, id, after *uuid.UUID, limit int) ([]storedSale, error) {
-	rows, err := q.Query(ctx, sql.FindSales, id, after, limit)
+// With counted it counts their final units as well.
+func findSales(ctx context.Context, q querier, id, after *uuid.UUID, limit int, counted bool) ([]storedSale, error) {
+	rows, err := q.Query(ctx, sql.FindSales, id, after, limit, counted)
 	if err != nil {
 		return nil, err
 	}
@@ -121,12 +124,15 @@ func nullUUID(id uuid.UUID) *uuid.UUID {
 
 // count asks Redis how many units of each sale nobody has taken. It is asked after Postgres: a unit
 // on its way from the one to the other is then counted as held, and never twice.
+//
+// Of a sale that Redis was told of and lacks, or that is closed for a rebuild, nobody can say now how many
+// units are held: not the stock less those sold, which are no buyers' orders. That is an error, for all.
 func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Standing, error) {
 	asked := make([]*redis.SliceCmd, len(sales))
 	unpublished := true
 	pipe := c.store.rdb.Pipeline()
 	for i, s := range sales {
-		asked[i] = pipe.HMGet(ctx, c.store.keys.Sale(s.Partition(), s.ID), "stock", "left")
+		asked[i] = pipe.HMGet(ctx, c.store.keys.Sale(s.Partition(), s.ID), "stock", "left", "epoch")
 		unpublished = unpublished && s.publishedRevision == 0
 	}
 	// Of sales that Redis was never told of, it need not be asked.
@@ -140,14 +146,14 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Standing, er
 		var inRedis struct {
 			Stock int64 `redis:"stock"`
 			Left  int64 `redis:"left"`
+			Epoch int64 `redis:"epoch"`
 		}
 		_ = asked[i].Scan(&inRedis) // a sale that is not there leaves it zero
 		switch {
-		case inRedis.Stock > 0:
+		case inRedis.Stock > 0 && inRedis.Epoch > 0:
 			standings[i].Held = max(0, inRedis.Stock-inRedis.Left-s.final)
 		case s.publishedRevision > 0:
-			// Redis has lost the sale: until it is rebuilt nobody gets a unit, so none is available.
-			standings[i].Held = s.Stock - s.final
+			return nil, fmt.Errorf("count sale=%s: %w", s.ID, errLostSale)
 		}
 		standings[i].Available = s.Stock - standings[i].Held - s.final
 	}

@@ -122,6 +122,8 @@ var (
 	ProjectionsTakeChanges string
 	//go:embed queries/projections_watch.sql
 	ProjectionsWatch string
+	//go:embed queries/published_sales.sql
+	PublishedSales string
 	//go:embed queries/raise_epoch.sql
 	RaiseEpoch string
 	//go:embed queries/receipt_secret.sql

@@ -1,9 +1,11 @@
 -- Sales with the units that are final in them, newest first (ids are in the order of their making).
 -- $1 the one id asked for, or null; $2 only those older than this id, or null; $3 how many at most
+-- $4 whether what is paid for is to be counted: it is a look at each paid order, which nobody may do who has a sale locked
 -- Answers: the definition of each sale, and final: units paid for, or confirmed where confirmed is final.
 SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at, payment_window_seconds,
        epoch, revision, published_revision, partitions, created_at,
-       CASE WHEN payment_window_seconds = 0 THEN sold
+       CASE WHEN NOT $4 THEN 0
+            WHEN payment_window_seconds = 0 THEN sold
             ELSE (SELECT coalesce(sum(o.quantity), 0)::bigint FROM orders o WHERE o.sale_id = sales.id AND o.status = 'paid')
        END AS final
 FROM sales

@@ -1,0 +1,132 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// lostAnswer loses the answer to the next reservation, after meanwhile has run.
+type lostAnswer struct {
+	lost      atomic.Bool
+	meanwhile func()
+}
+
+func (h *lostAnswer) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *lostAnswer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h *lostAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		const reserveKeys = "3"
+		err := next(ctx, cmd)
+		if err == nil && cmd.Name() == "evalsha" && fmt.Sprint(cmd.Args()[2]) == reserveKeys && h.lost.CompareAndSwap(false, true) {
+			h.meanwhile()
+			err = &net.OpError{Op: "read", Err: errors.New("reset")}
+			cmd.SetErr(err)
+		}
+		return err
+	}
+}
+
+// An ingress that got no answer asks again with the same order. If the order has ended meanwhile, that makes a
+// reservation of an order that is over, whose units nobody else would ever give back.
+func TestARepeatOfAReservationThatHasEndedHoldsNothing(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]struct {
+		how    func(t *testing.T, s lostShop, b *batcher)
+		status reservation.Status
+	}{
+		"Redis lost it": {func(t *testing.T, s lostShop, b *batcher) {
+			messages := s.messages(t) // a worker has them in hand
+			s.flush(t)
+			s.rebuild(t)
+			for _, a := range handle(b, messages...) {
+				require.NoError(t, answer(t, a))
+			}
+		}, reservation.StatusVoided},
+		"it expired": {func(t *testing.T, s lostShop, b *batcher) {
+			for _, a := range handle(b, s.messages(t)...) {
+				require.NoError(t, answer(t, a))
+			}
+			_, err := s.pool.Exec(t.Context(), "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'")
+			require.NoError(t, err)
+			beat(t, s.pool)
+			_, err = s.expire(t.Context())
+			require.NoError(t, err)
+			_, err = s.giveBack(t.Context())
+			require.NoError(t, err)
+		}, reservation.StatusExpired},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newLostShop(t)
+			sale := s.openPayable(t, 10)
+			b := s.batch(t, nil)
+			s.buy(t, sale, "warm") // so that the script is loaded
+			for _, a := range handle(b, s.messages(t)...) {
+				require.NoError(t, answer(t, a))
+			}
+			s.rdb.AddHook(&lostAnswer{meanwhile: func() { end.how(t, s, b) }})
+			again := s.reserve(t, sale, "alice", 1, "")
+			require.Equal(t, reservation.Reserved, again.Verdict, "by the second try")
+			for _, a := range handle(b, s.messages(t)...) {
+				require.NoError(t, answer(t, a))
+			}
+			order, err := b.ledger.Order(t.Context(), again.Reservation.OrderID)
+			require.NoError(t, err)
+			require.Equal(t, end.status, order.Status)
+			require.EqualValues(t, 9, s.left(t, sale), "the unit is back")
+			require.Equal(t, reservation.Reserved, s.reserve(t, sale, "alice", 1, "").Verdict, "and its buyer can buy")
+		})
+	}
+}
+
+// An operator's change is no reason to believe that a server lost nothing.
+func TestOnlyARebuildVouchesForAPartitionThatWasUsedBefore(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sale := s.open(t, 10)
+	_, err := s.pool.Exec(t.Context(), "DELETE FROM redis_servers") // as an older version leaves it
+	require.NoError(t, err)
+	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Server(0)).Err())
+	require.NoError(t, s.rdb.ScriptFlush(t.Context()).Err())
+	s.requireClosed(t, sale)
+
+	other := s.open(t, 5)
+	s.requireClosed(t, sale)
+	needs, err := s.rebuilder(t).needs(t.Context(), 1, true)
+	require.NoError(t, err)
+	require.Equal(t, []need{{reason: RebuildUnvouched}}, needs)
+	s.rebuild(t)
+	_, err = s.catalog.PublishPending(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, reservation.Reserved, s.reserve(t, sale, "ann", 1, "").Verdict)
+	require.Equal(t, reservation.Reserved, s.reserve(t, other, "ann", 1, "").Verdict)
+}
+
+// Orders of older workers wait for a deadline, before and after their rows were made anew.
+func TestProjectionsRemindOfOrdersWithoutADeadline(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	sale := newPayableSale(t, pool, 50)
+	confirmAsBefore(t, pool, sale, 3)
+	_, err := pool.Exec(t.Context(), `UPDATE order_events SET data = '{"sequence": 1, "epoch": 1}' WHERE version = 1`)
+	require.NoError(t, err)
+	_, err = RebuildProjections(t.Context(), pool, testkit.Logger(t))
+	require.NoError(t, err)
+	dated, err := NewLedger(pool).dateAll(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 3, dated)
+}
