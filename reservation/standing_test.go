@@ -1,0 +1,49 @@
+package reservation_test
+
+import (
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/reservation"
+)
+
+// TestNobodyCountsASaleThatIsToBeMadeAnew: what Redis has lost is no buyer's, and "held" would say that it is.
+func TestNobodyCountsASaleThatIsToBeMadeAnew(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale, other := s.sale(10), s.sale(5)
+	s.buy(sale.ID, "ann")
+	unknown := func() {
+		t.Helper()
+		_, err := s.Show(t.Context(), sale.ID)
+		require.ErrorIs(t, err, reservation.ErrUnavailable)
+		_, err = s.List(t.Context(), uuid.Nil, 10)
+		require.ErrorIs(t, err, reservation.ErrUnavailable)
+		_, err = s.Pause(t.Context(), sale.ID)
+		require.ErrorIs(t, err, reservation.ErrNotInForce)
+		standing, err := s.Show(t.Context(), other.ID)
+		require.NoError(t, err)
+		require.EqualValues(t, 5, standing.Available)
+	}
+	key := s.keys.Sale(0, sale.ID)
+	require.NoError(t, s.rdb.Copy(t.Context(), key, key+"-kept", 0, false).Err())
+	_, err := s.CloseSale(t.Context(), sale.ID, 0)
+	require.NoError(t, err)
+	unknown()
+	require.NoError(t, s.rdb.Del(t.Context(), key).Err())
+	unknown()
+	_, err = s.CloseSale(t.Context(), sale.ID, 0)
+	require.NoError(t, err)
+	unknown()
+
+	require.NoError(t, s.rdb.Rename(t.Context(), key+"-kept", key).Err())
+	_, err = s.PublishPending(t.Context())
+	require.NoError(t, err)
+	standings, err := s.List(t.Context(), uuid.Nil, 10)
+	require.NoError(t, err)
+	require.Len(t, standings, 2)
+	require.Equal(t, []int64{10, 9, 1, 0}, []int64{standings[1].Stock, standings[1].Available, standings[1].Held, standings[1].Sold})
+	require.Equal(t, reservation.StatePaused, standings[1].State, "what was written down is in force")
+}
