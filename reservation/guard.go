@@ -21,6 +21,8 @@ const (
 	guardImpatience = 200 * time.Millisecond
 	// guardTimeout bounds one comparison, of all partitions.
 	guardTimeout = 5 * time.Second
+	// guardPatience is for how long a strange server is no more than a rebuild that may be under way.
+	guardPatience = 5 * time.Second
 )
 
 // Guard makes a Store refuse a partition whose Redis server is another one than Postgres names. A server
@@ -36,8 +38,9 @@ type Guard struct {
 // Run compares until ctx ends, and returns nil then. While a server does not answer nothing changes.
 func (g Guard) Run(ctx context.Context) error {
 	failing := false
+	doubts := make(map[int]*doubt)
 	for {
-		err := g.compare(ctx)
+		err := g.compare(ctx, doubts)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -60,7 +63,13 @@ type recordedServer struct {
 	RunID     string
 }
 
-func (g Guard) compare(ctx context.Context) error {
+// doubt is since when a partition is refused.
+type doubt struct {
+	since time.Time
+	told  bool // that it lasts
+}
+
+func (g Guard) compare(ctx context.Context, doubts map[int]*doubt) error {
 	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
 	defer cancel()
 	rows, _ := g.Pool.Query(ctx, sql.VouchedServers) // its error comes with the rows
@@ -77,20 +86,30 @@ func (g Guard) compare(ctx context.Context) error {
 			_, _ = g.Store.admit(ctx, r.Partition) // which tells all others; if it cannot, this one is told below
 		}
 		// A server without a record is no danger: it has no sale.
-		g.refuse(r.Partition, state.Recorded && (!state.Known || state.RunID != r.RunID))
+		g.refuse(doubts, r.Partition, state.Recorded && (!state.Known || state.RunID != r.RunID))
 	}
 	return nil
 }
 
-func (g Guard) refuse(partition int, yes bool) {
-	s := g.Store
-	if s.refused[partition].Swap(yes) == yes {
-		return
+// refuse refuses a partition, or does so no longer. Where Redis has lost data, workers make the stock anew in a moment;
+// only what lasts looks like a server that took the place of another one, and is an error.
+func (g Guard) refuse(doubts map[int]*doubt, partition int, yes bool) {
+	changed := g.Store.refused[partition].Swap(yes) != yes
+	now := doubts[partition]
+	if !yes {
+		delete(doubts, partition)
 	}
-	if yes {
-		s.fences[partition].Store(nil)
-		g.Logger.Error("Redis is not the server that Postgres names: nothing is sold from this partition", "partition", partition)
-	} else {
+	switch {
+	case yes && now == nil:
+		doubts[partition] = &doubt{since: time.Now()}
+		g.Store.fences[partition].Store(nil)
+		g.Logger.Warn("nothing is sold from this partition: Redis is not known to hold all that it should; "+
+			"a rebuild may be under way", "partition", partition)
+	case yes && !now.told && time.Since(now.since) >= guardPatience:
+		now.told = true
+		g.Logger.Error("Redis is still not the server that Postgres names: nothing is sold from this partition",
+			"partition", partition, "since", now.since)
+	case !yes && changed:
 		g.Logger.Info("Redis is the server that Postgres names again", "partition", partition)
 	}
 }

@@ -127,6 +127,69 @@ func TestTheGuardLetsGoOnWhatPostgresNamesAgain(t *testing.T) {
 	})
 }
 
+// TestTheGuardCallsOnlyWhatLastsAnError: data that Redis has lost are there again in a moment.
+func TestTheGuardCallsOnlyWhatLastsAnError(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(100).ID
+	s.buy(sale, "ann")
+	said := make(records, 100)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	guard := reservation.Guard{Store: s.Store, Pool: s.pool, Logger: slog.New(said)}
+	go func() { ended <- guard.Run(ctx) }()
+	state, err := s.Inspect(t.Context(), 0)
+	require.NoError(t, err)
+	name := func(runID string) {
+		_, err := s.pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = $1", runID)
+		require.NoError(t, err)
+	}
+	for range 2 {
+		name("another")
+		warned := said.next(t)
+		require.Equal(t, slog.LevelWarn, warned.Level, warned.Message)
+		require.Contains(t, warned.Message, "a rebuild may be under way")
+		s.refuses(sale, "eve")
+		failed := said.next(t)
+		require.Equal(t, slog.LevelError, failed.Level, failed.Message)
+		require.GreaterOrEqual(t, failed.Time.Sub(warned.Time), 3*time.Second)
+		select {
+		case more := <-said:
+			t.Fatalf("this was said before: %s", more.Message)
+		case <-time.After(time.Second):
+		}
+		name(state.RunID)
+		again := said.next(t)
+		require.Equal(t, slog.LevelInfo, again.Level, again.Message)
+	}
+	cancel()
+	require.NoError(t, <-ended)
+	require.Empty(t, said)
+}
+
+// records takes what is logged, from the level of information on.
+type records chan slog.Record
+
+func (r records) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
+func (r records) WithAttrs([]slog.Attr) slog.Handler               { return r }
+func (r records) WithGroup(string) slog.Handler                    { return r }
+
+func (r records) Handle(_ context.Context, record slog.Record) error {
+	r <- record
+	return nil
+}
+
+func (r records) next(t *testing.T) slog.Record {
+	t.Helper()
+	select {
+	case record := <-r:
+		return record
+	case <-time.After(30 * time.Second):
+		t.Fatal("nothing is logged")
+		return slog.Record{}
+	}
+}
+
 // TestWhatTheGuardRefusesIsNotSaidToBeSoldOut: on the server that was meant it may not be.
 func TestWhatTheGuardRefusesIsNotSaidToBeSoldOut(t *testing.T) {
 	t.Parallel()
