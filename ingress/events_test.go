@@ -187,6 +187,73 @@ func TestStreamGoesOnWhereItWas(t *testing.T) {
 	w.ends()
 }
 
+// TestHeadOfAStream: it is there at once, though there is nothing to tell.
+func TestHeadOfAStream(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	path, _ := s.confirm(s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour}), "ada")
+	ctx, cancel := context.WithTimeout(t.Context(), heartbeatEvery*2/3)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path+"/events", nil)
+	require.NoError(t, err)
+	r.Header.Set("X-User-ID", "ada")
+	r.Header.Set("Last-Event-ID", "2")
+	answer, err := http.DefaultTransport.RoundTrip(r)
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	require.Equal(t, "text/event-stream", answer.Header.Get("Content-Type"))
+}
+
+// TestStreamDoesNotGoBack: while Postgres is away Redis knows less of the order than its buyer does.
+func TestStreamDoesNotGoBack(t *testing.T) {
+	t.Parallel()
+	postgres := testkit.OwnPostgres(t)
+	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _ := s.confirm(sale, "ada")
+	other, _ := s.confirm(sale, "bob")
+	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
+	postgres.StopImmediate()
+	paid := s.watch(path+"/events", as("ada"), header{"Last-Event-ID", "3"})
+	confirmed := s.watch(other+"/events", as("bob"), header{"Last-Event-ID", "2"})
+	require.Equal(t, http.StatusOK, paid.status)
+	require.NoError(t, postgres.Restart(t.Context()))
+	paid.ends()
+	testkit.Eventually(t, 20*time.Second, "the order is paid", func() bool {
+		return s.post(other+"/pay", `{"reference":"pi_2"}`, as("bob")).status == http.StatusOK
+	})
+	confirmed.says(reservation.StatusPaid, 3)
+	confirmed.ends()
+	require.Equal(t, http.StatusNoContent, s.watch(path+"/events", as("ada"), header{"Last-Event-ID", "3"}).status)
+}
+
+// TestStreamOfASaleThatIsToBeMadeAnew: it tells nothing that nobody knows, and goes on when the sale does.
+func TestStreamOfASaleThatIsToBeMadeAnew(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, key := "/v1/sales/"+sale.String(), s.keys.Sale(s.keys.Partition(sale), sale)
+	w := s.watch(path + "/events")
+	e, ok := w.next()
+	require.True(t, ok)
+	require.Equal(t, 10.0, e.data["available"])
+	require.NoError(t, s.rdb.Rename(t.Context(), key, key+"-kept").Err())
+	r := s.get(path)
+	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+	s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	select {
+	case e := <-w.events:
+		t.Fatalf("nobody knows this: %v", e)
+	case <-time.After(4 * saleEvery):
+	}
+	require.NoError(t, s.rdb.HSet(t.Context(), key+"-kept", "left", "8").Err())
+	require.NoError(t, s.rdb.Rename(t.Context(), key+"-kept", key).Err())
+	e, ok = w.next()
+	require.True(t, ok)
+	require.Equal(t, []any{8.0, 2.0}, []any{e.data["available"], e.data["held"]})
+}
+
 func TestStreamsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t, func(c *Config) { c.MaxStreams = 1 })

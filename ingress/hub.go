@@ -16,6 +16,8 @@ const (
 	overdueAfter = time.Second
 	// lookedUpTogether bounds the orders of one look into Postgres.
 	lookedUpTogether = 1000
+	// waitersTimeout bounds that look. It is longer than the one for a single order.
+	waitersTimeout = 3 * time.Second
 	// rememberedMin is how many outcomes are remembered at least, and twice as many at most.
 	rememberedMin = 1 << 15
 )
@@ -54,7 +56,7 @@ type waiter struct {
 
 // lookForWaiters is the find of the hub.
 func (s *Server) lookForWaiters(ctx context.Context, ids []uuid.UUID) (orders []reservation.Order, err error) {
-	err = s.look(ctx, func(ctx context.Context) (err error) {
+	err = s.lookAside(ctx, waitersTimeout, func(ctx context.Context) (err error) {
 		orders, err = s.config.Orders.FindOrders(ctx, ids)
 		return err
 	})

@@ -14,7 +14,8 @@ import (
 
 // streamOrder serves GET /v1/orders/{order}/events: the order as it is, and then every change of it until the last one.
 // An event is named after the status, and its id is the order's version. Changes that follow at once upon each
-// other may come as one.
+// other may come as one. While Postgres is away a client may have seen more of the order than can be found now: it is
+// told nothing then until there is something later.
 func (s *Server) streamOrder(c echo.Context) error {
 	user, id, err := s.asksForOrder(c)
 	if err != nil {
@@ -38,9 +39,9 @@ func (s *Server) streamOrder(c echo.Context) error {
 	s.hub.saw(w, order.Version)
 	seen := lastEventID(c.Request().Header)
 	switch {
-	case seen > order.Version:
+	case seen > reservation.LastVersion():
 		seen = 0 // this is no id of ours
-	case seen == order.Version && order.Ended():
+	case seen >= order.Version && order.Ended():
 		// The only answer after which a browser does not come again.
 		c.Response().Header()["Cache-Control"] = noStore
 		return c.NoContent(http.StatusNoContent)

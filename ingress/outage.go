@@ -44,6 +44,11 @@ type breaker struct {
 // admits tells whether to ask the server. While it fails that is true once in every.
 func (b *breaker) admits(every time.Duration) bool { return !b.failing.Load() || b.probe.begin(every) }
 
+// admitsAside is admits for somebody who has probes of his own, and so takes none from the others.
+func (b *breaker) admitsAside(own *cooldown, every time.Duration) bool {
+	return !b.failing.Load() || own.begin(every)
+}
+
 // failed is called when the server did not answer; the first probe is due after every.
 func (b *breaker) failed(every time.Duration) {
 	b.probe.begin(every)

@@ -175,9 +175,10 @@ func problemOf(err error) *problem {
 }
 
 // isOutage tells whether an error says something about our servers, and is therefore worth a line in
-// the log: not so a refusal, a client that went away, or the overload that the metrics count.
+// the log: not so a refusal, a client that went away, the overload that the metrics count, or units on
+// their way back.
 func isOutage(ctx context.Context, p *problem) bool {
-	return p.status >= http.StatusInternalServerError && p.slug != kindOverloaded.slug && ctx.Err() == nil
+	return p.status >= http.StatusInternalServerError && p.slug != kindOverloaded.slug && p != problemReturning && ctx.Err() == nil
 }
 
 // refusalOf is the problem for a verdict that takes nothing from the sale.

@@ -75,10 +75,14 @@ func (s *Server) appendReceipt(dst []byte, r reservation.Request, held reservati
 	if signer == nil {
 		return dst
 	}
-	return signer.Sign(dst, reservation.Receipt{
+	return signer.Sign(dst, receiptOf(r, held))
+}
+
+func receiptOf(r reservation.Request, held reservation.Reservation) reservation.Receipt {
+	return reservation.Receipt{
 		OrderID: held.OrderID, SaleID: r.Sale, User: r.User,
 		Epoch: held.Epoch, Sequence: held.Sequence, Quantity: held.Quantity, ReservedAt: held.ReservedAt,
-	})
+	}
 }
 
 // receiptFor is the receipt that the request shows for the user's order, or nil if it shows none.

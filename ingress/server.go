@@ -61,9 +61,11 @@ type Server struct {
 	waiting, orderStreams, saleStreams room
 
 	postgres breaker
-	outages  outageLog
-	addr     atomic.Pointer[string]
-	stopping atomic.Bool
+	// asideProbe is when lookAside tries a Postgres that does not answer.
+	asideProbe cooldown
+	outages    outageLog
+	addr       atomic.Pointer[string]
+	stopping   atomic.Bool
 
 	signer atomic.Pointer[reservation.Signer] // nil until there is a secret
 	hub    *hub

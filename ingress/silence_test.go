@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/localserver"
@@ -142,4 +143,62 @@ func TestSilentPostgresHoldsUpOneLookAtATime(t *testing.T) {
 		}
 		return asked.all.Load() == before+crowd
 	})
+}
+
+// slowTogether takes longer for many orders at once than anybody waits.
+type slowTogether struct {
+	Orders
+	pool   *pgxpool.Pool
+	failed atomic.Int64
+}
+
+func (o *slowTogether) FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error) {
+	_, err := o.pool.Exec(ctx, "SELECT pg_sleep(60)")
+	if err == nil {
+		return o.Orders.FindOrders(ctx, ids)
+	}
+	o.failed.Add(1)
+	return nil, err
+}
+
+// TestThoseWhoWaitTurnNobodyAway: the look for all of them fails, and that for a single order does not.
+func TestThoseWhoWaitTurnNobodyAway(t *testing.T) {
+	t.Parallel()
+	together := new(slowTogether)
+	s := openShop(t, func(c *Config) {
+		together.Orders, together.pool = c.Orders, c.Postgres.(*pgxpool.Pool)
+		c.Orders = together
+	})
+	sale := s.sale(reservation.Terms{Stock: 2})
+	path, _ := s.confirm(sale, "ada")
+	answered := inBackground(func() reply { return s.buy(sale, "", as("bob"), prefer("wait=12")) })
+	for waits := true; waits; {
+		select {
+		case r := <-answered:
+			r.is(http.StatusAccepted)
+			waits = false
+		default:
+			require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
+		}
+	}
+	require.GreaterOrEqual(t, together.failed.Load(), int64(2))
+}
+
+// TestThoseWhoWaitAreHeldBack: while Postgres does not answer they ask it now and then only, and take no probe from the others.
+func TestThoseWhoWaitAreHeldBack(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	s.server.postgres.failed(0)
+	asked := 0
+	aside := func(answer error) error {
+		return s.server.lookAside(t.Context(), time.Second, func(context.Context) error { asked++; return answer })
+	}
+	require.ErrorIs(t, aside(context.DeadlineExceeded), context.DeadlineExceeded)
+	require.ErrorIs(t, aside(nil), errPostgresPaused)
+	require.Equal(t, 1, asked)
+	require.True(t, s.server.postgres.admits(time.Hour), "the probe of the others is there")
+	require.False(t, s.server.postgres.admits(time.Hour))
+	s.server.asideProbe.untilNanos.Store(0)
+	require.NoError(t, aside(nil))
+	require.True(t, s.server.postgres.admits(time.Hour), "everybody knows that Postgres answers")
 }

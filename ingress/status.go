@@ -153,3 +153,18 @@ func (s *Server) look(ctx context.Context, ask func(context.Context) error) erro
 	}
 	return err
 }
+
+// lookAside is look for those whose failure says nothing about the looks of everybody else: a question about a
+// thousand orders may take too long where one about a single order does not. It takes no probe from them either.
+func (s *Server) lookAside(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
+	if !s.postgres.admitsAside(&s.asideProbe, postgresProbeEvery) {
+		return errPostgresPaused
+	}
+	limited, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err := ask(limited)
+	if err == nil || errors.Is(err, reservation.ErrOrderNotFound) {
+		s.postgres.answered()
+	}
+	return err
+}

@@ -30,7 +30,7 @@ type eventStream struct {
 	buf        []byte
 }
 
-// openStream begins the answer. The caller closes the stream.
+// openStream begins the answer, and sends its head: it may be long until there is something to tell. The caller closes the stream.
 func openStream(c echo.Context) *eventStream {
 	response := c.Response()
 	h := response.Header()
@@ -38,7 +38,9 @@ func openStream(c echo.Context) *eventStream {
 	h["Cache-Control"] = noStore
 	h["X-Accel-Buffering"] = noBuffering // nginx would hold events back
 	response.WriteHeader(http.StatusOK)
-	return &eventStream{response: response, connection: http.NewResponseController(response), heartbeats: time.NewTicker(heartbeatEvery)}
+	e := &eventStream{response: response, connection: http.NewResponseController(response), heartbeats: time.NewTicker(heartbeatEvery)}
+	_ = e.write(nil) // a client that is gone is found out by the next one
+	return e
 }
 
 func (e *eventStream) close() { e.heartbeats.Stop() }

@@ -1,6 +1,8 @@
 package ingress
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"strconv"
 	"time"
@@ -15,8 +17,16 @@ var problemNotKept = fixed(problem{
 	detail: "The order was accepted and could not be kept: nothing is reserved for you. Try again in a moment.",
 })
 
+// problemReturning is for a purchase that is repeated when its order is over and still stands among the reservations:
+// 201 would promise what nobody holds.
+var problemReturning = fixed(problem{
+	kind: kindUnavailable, retryAfter: retrySoon,
+	detail: "The order that this purchase made was cancelled or has expired, and its units are on their way back: nothing is reserved for you. " +
+		"Try again in a moment to make another one.",
+})
+
 // answerEnd answers an accepted purchase when its order has its end in Postgres: 201, or the problem because of which
-// it was refused after all. If that takes longer than until, or the server is stopping, it is 202, as without waiting.
+// it was refused or is over after all. If that takes longer than until, or the server is stopping, it is 202, as without waiting.
 //
 // Those who wait take no place in room, but one among the waiting, which the caller has taken.
 func (s *Server) answerEnd(c echo.Context, r reservation.Request, answer reservation.Answer, until time.Time) error {
@@ -31,6 +41,9 @@ func (s *Server) answerEnd(c echo.Context, r reservation.Request, answer reserva
 	case order := <-w.heard:
 		return s.answerOrder(c, r, answer.Reservation, order)
 	case <-timer.C:
+		if order, known := s.lostMeanwhile(c, r, answer.Reservation); known {
+			return s.answerOrder(c, r, answer.Reservation, order)
+		}
 	case <-s.ending:
 	case <-c.Request().Context().Done():
 	}
@@ -38,10 +51,30 @@ func (s *Server) answerEnd(c echo.Context, r reservation.Request, answer reserva
 	return nil
 }
 
-// answerOrder answers a purchase whose order is in Postgres.
+// lostMeanwhile returns what became of an order that Redis holds no more, though nothing was heard of it while its buyer
+// waited. It asks Postgres only if that is so, and is not for certain then either: known is false if nobody can tell now.
+func (s *Server) lostMeanwhile(c echo.Context, r reservation.Request, held reservation.Reservation) (order reservation.Order, known bool) {
+	err := s.asksPostgres(func(c echo.Context) (err error) {
+		ctx := c.Request().Context()
+		if _, err = s.reserved(ctx, held.OrderID, r.User); !errors.Is(err, reservation.ErrOrderNotFound) {
+			return problemUndecided
+		}
+		err = s.lookAside(ctx, orderTimeout, func(ctx context.Context) (err error) {
+			order, err = s.config.Orders.Fate(ctx, receiptOf(r, held))
+			return err
+		})
+		return err
+	})(c)
+	return order, err == nil
+}
+
+// answerOrder answers a purchase whose order is in Postgres. It is 201 only while the buyer has what was bought.
 func (s *Server) answerOrder(c echo.Context, r reservation.Request, held reservation.Reservation, order reservation.Order) error {
-	if order.Status == reservation.StatusRejected || order.Status == reservation.StatusVoided {
+	switch {
+	case order.Status == reservation.StatusRejected || order.Status == reservation.StatusVoided:
 		return refusedLater(order)
+	case !order.Status.Live():
+		return problemReturning
 	}
 	view := viewOf(order)
 	view.Receipt = string(s.appendReceipt(nil, r, held))

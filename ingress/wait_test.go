@@ -144,6 +144,63 @@ func TestPurchaseThatIsRefusedWhileItWaits(t *testing.T) {
 	(<-answered).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 }
 
+// TestRepeatOfAPurchaseThatIsOver: its units are not back in Redis yet, which therefore knows the order still.
+func TestRepeatOfAPurchaseThatIsOver(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	for _, status := range []reservation.Status{reservation.StatusCancelled, reservation.StatusExpired, reservation.StatusPaid} {
+		user := string(status)
+		first := s.buy(sale, "", as(user), withKey("k"))
+		s.recordReserved(sale, user, "")
+		path := first.header.Get("Location")
+		switch status {
+		case reservation.StatusCancelled:
+			s.post(path+"/cancel", "", as(user)).is(http.StatusOK)
+		case reservation.StatusPaid:
+			s.post(path+"/pay", `{"reference":"pi_1"}`, as(user)).is(http.StatusOK)
+		default:
+			_, err := s.pool.Exec(t.Context(), "UPDATE orders SET status = 'expired', version = 3 WHERE user_id = $1", user)
+			require.NoError(t, err)
+		}
+		again := s.buy(sale, "", as(user), withKey("k"), prefer("wait=20"))
+		if status == reservation.StatusPaid {
+			require.Equal(t, "paid", again.is(http.StatusCreated)["status"])
+			continue
+		}
+		require.Contains(t, again.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"], "on their way back")
+		require.Equal(t, "1", again.header.Get("Retry-After"))
+		require.Empty(t, again.header.Get("Location"))
+	}
+	require.False(t, isOutage(t.Context(), problemReturning), "nothing is wrong here")
+}
+
+// TestWaitForAnOrderThatRedisLoses: nothing will ever be heard of it.
+func TestWaitForAnOrderThatRedisLoses(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	for user, over := range map[string]bool{"voided": true, "undecided": false} {
+		sale := s.sale(reservation.Terms{Stock: 10})
+		answered := inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=3")) })
+		s.waits(1)
+		s.loseReservations(sale)
+		if !over {
+			require.Equal(t, "reserved", (<-answered).is(http.StatusAccepted)["status"])
+			continue
+		}
+		s.raiseEpoch(sale)
+		r := <-answered
+		require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"], "could not be kept")
+		require.Empty(t, r.header.Get("Location"))
+	}
+	// What Redis holds is not over, whatever the epoch.
+	sale := s.sale(reservation.Terms{Stock: 10})
+	s.raiseEpoch(sale)
+	s.buy(sale, "", as("held"), prefer("wait=1")).is(http.StatusAccepted)
+	require.Zero(t, s.server.room.taken.Load())
+	require.Zero(t, s.server.postgresRoom.taken.Load())
+}
+
 // TestLongWait: longer than the time-outs of the connection, which are for requests that do not wait.
 func TestLongWait(t *testing.T) {
 	t.Parallel()

@@ -70,6 +70,18 @@ func (s Status) After(e EventType) (Status, bool) {
 	return to, ok
 }
 
+// LastVersion is the highest version that an order can have: every step makes one.
+func LastVersion() int { return lastVersion }
+
+var lastVersion = mostSteps(statusUnborn)
+
+func mostSteps(from Status) (most int) {
+	for _, to := range life[from] {
+		most = max(most, 1+mostSteps(to))
+	}
+	return most
+}
+
 // Live is true if the order holds units in Postgres: they count in the sale's sold, and its user can
 // have no other such order in the sale.
 func (s Status) Live() bool { return s == StatusConfirmed || s == StatusPaid }

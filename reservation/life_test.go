@@ -48,6 +48,11 @@ func TestOnlyTheseStepsAreThere(t *testing.T) {
 	}
 }
 
+func TestLastVersion(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, 3, reservation.LastVersion(), "reserved, confirmed, and paid or given up")
+}
+
 func TestConfirmedAndPaidOrdersAreLive(t *testing.T) {
 	t.Parallel()
 	for status, live := range map[reservation.Status]bool{
