@@ -58,6 +58,14 @@ func (b *backend) guard(logger *slog.Logger) reservation.Guard {
 	return reservation.Guard{Store: b.store, Pool: b.pool, Logger: logger}
 }
 
+// rebuilder returns what makes stock in Redis anew by hand, if the schema is ours.
+func (b *backend) rebuilder(ctx context.Context, keys reservation.Keys, logger *slog.Logger) (*fulfillment.Rebuilder, error) {
+	if err := sql.Check(ctx, b.pool); err != nil {
+		return nil, err
+	}
+	return fulfillment.NewRebuilder(fulfillment.RebuilderConfig{Pool: b.pool, Redis: b.redis, Keys: keys, Store: b.store, Logger: logger})
+}
+
 // ready returns nil if both servers answer.
 func (b *backend) ready(ctx context.Context) error {
 	return errors.Join(b.store.Ping(ctx), b.pool.Ping(ctx))

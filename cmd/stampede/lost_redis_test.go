@@ -259,7 +259,7 @@ func TestRebuildByHand(t *testing.T) {
 	status, output = s.run("rebuild")
 	require.Equal(t, exitOK, status, output)
 	require.Contains(t, output, "partition 0 was rebuilt in ")
-	require.Contains(t, output, "1 confirmed now")
+	require.Contains(t, output, "confirmed now: 1")
 	require.Regexp(t, sale.ID.String()+` +2 +10 +9 +1 +1 +1 `, output)
 	status, output = s.run("rebuild", "--sale="+sale.ID.String(), "--json", "--log-level=error")
 	require.Equal(t, exitOK, status, output)

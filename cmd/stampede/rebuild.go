@@ -12,7 +12,6 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/reservation"
-	"stampede/sql"
 )
 
 type rebuildCmd struct {
@@ -45,12 +44,7 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 		return err
 	}
 	defer b.Close()
-	if err := sql.Check(ctx, b.pool); err != nil {
-		return err
-	}
-	rebuilder, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
-		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Store: b.store, Logger: logger,
-	})
+	rebuilder, err := b.rebuilder(ctx, c.keys(), logger)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,6 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/figure"
-	"stampede/sql"
 )
 
 // errRemaining ends a command whose output has told already what is left to do.
@@ -35,12 +34,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 		return err
 	}
 	defer b.Close()
-	if err := sql.Check(ctx, b.pool); err != nil {
-		return err
-	}
-	rebuilder, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
-		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Store: b.store, Logger: logger,
-	})
+	rebuilder, err := b.rebuilder(ctx, c.keys(), logger)
 	if err != nil {
 		return err
 	}
