@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/figure"
 	"stampede/internal/pause"
 	"stampede/reservation"
 	"stampede/sql"
@@ -277,6 +278,7 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 		return err
 	}
 	for {
+		began := time.Now()
 		findings, waiting, err := unrest(ctx, l.Redis, l.streams)
 		if err != nil {
 			return err
@@ -288,7 +290,8 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 			l.report.Streams, l.report.EntriesWaiting = len(l.streams), waiting
 			return nil
 		}
-		if !pause.For(restPause, ctx.Done()) {
+		// Where it takes long to look, Redis rests as long as it was busy.
+		if !pause.For(max(restPause, time.Since(began)), ctx.Done()) {
 			return ctx.Err()
 		}
 	}
@@ -304,14 +307,21 @@ func unrest(ctx context.Context, rdb redis.UniversalClient, streams []string) (f
 		switch {
 		case !known:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
-				"Redis cannot tell how many entries of %s wait: some were deleted; %d are in hand", stream, b.Pending)})
+				"nobody can tell how many entries of %s wait: some were deleted, and more than %s are unread; %d in hand", stream, figure.Count(lagCounted), b.Pending)})
 		case entries > 0:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
-				"%d entries of %s are not done with: %d unread, %d in hand", entries, stream, b.Lag, b.Pending)})
+				"%s in %s: %d unread, %d in hand", notDoneWith(entries), stream, b.Lag, b.Pending)})
 			waiting += entries
 		}
 	}
 	return findings, waiting, nil
+}
+
+func notDoneWith(entries int64) string {
+	if entries == 1 {
+		return "1 entry is not done with"
+	}
+	return figure.Count(entries) + " entries are not done with"
 }
 
 // motion is a text that is another one when something has moved.

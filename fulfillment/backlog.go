@@ -19,7 +19,8 @@ type Backlog struct {
 	// Length is how many entries the stream holds, handled ones that were not trimmed yet included.
 	Length int64
 	// Lag is how many entries nobody of the group has been given yet. Redis loses track of it when
-	// entries are deleted from the middle of the stream: it means something only if LagKnown.
+	// entries are deleted from the middle of the stream; then they are counted, unless they are more
+	// than 10,000: it means something only if LagKnown.
 	Lag      int64
 	LagKnown bool
 	// Pending is how many entries were given to a consumer and are not acknowledged.
@@ -28,7 +29,12 @@ type Backlog struct {
 	OldestPendingAge time.Duration
 	// OldestEntryAge is how long ago the first entry of the stream was appended; 0 if there is none.
 	OldestEntryAge time.Duration
+
+	counted bool // entry by entry
 }
+
+// lagCounted is how many entries of a stream are counted one by one, at most.
+const lagCounted = 10_000
 
 // Waiting is how many entries are not done with; known is false where Redis cannot tell.
 func (b Backlog) Waiting() (entries int64, known bool) { return b.Lag + b.Pending, b.LagKnown }
@@ -37,37 +43,71 @@ func (b Backlog) Waiting() (entries int64, known bool) { return b.Lag + b.Pendin
 // group that does not exist has the whole stream before it.
 func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group string) (Backlog, error) {
 	var (
-		length  *redis.IntCmd
-		first   *redis.XMessageSliceCmd
 		groups  *redis.XInfoGroupsCmd
+		info    *redis.XInfoStreamCmd
 		pending *redis.XPendingCmd
 		now     *redis.TimeCmd
 	)
 	_, _ = rdb.Pipelined(ctx, func(pipe redis.Pipeliner) error { // each command's own error counts
-		length = pipe.XLen(ctx, stream)
-		first = pipe.XRangeN(ctx, stream, "-", "+", 1)
-		groups = pipe.XInfoGroups(ctx, stream)
+		groups = pipe.XInfoGroups(ctx, stream) // first: what the stream gets meanwhile is behind the group
+		info = pipe.XInfoStream(ctx, stream)
 		pending = pipe.XPending(ctx, stream, group)
 		now = pipe.Time(ctx) // ids are of Redis's clock, so ages must be too
 		return nil
 	})
-	err := errors.Join(length.Err(), first.Err(), unlessMissing(groups.Err()), unlessMissing(pending.Err()), now.Err())
+	err := errors.Join(unlessMissing(groups.Err()), unlessMissing(info.Err()), unlessMissing(pending.Err()), now.Err())
 	if err != nil {
 		return Backlog{}, fmt.Errorf("read backlog of %s: %w", stream, err)
 	}
 
-	b := Backlog{Length: length.Val(), Lag: length.Val(), LagKnown: true}
-	if entries := first.Val(); len(entries) > 0 {
-		b.OldestEntryAge = entryAge(entries[0].ID, now.Val())
-	}
-	if i := slices.IndexFunc(groups.Val(), func(g redis.XInfoGroup) bool { return g.Name == group }); i >= 0 {
-		b.Lag, b.LagKnown = max(0, groups.Val()[i].Lag), groups.Val()[i].Lag >= 0
+	b := Backlog{LagKnown: true}
+	if s := info.Val(); s != nil && info.Err() == nil {
+		b.Length, b.Lag = s.Length, s.Length
+		if s.Length > 0 {
+			b.OldestEntryAge = entryAge(s.FirstEntry.ID, now.Val())
+		}
+		if i := slices.IndexFunc(groups.Val(), func(g redis.XInfoGroup) bool { return g.Name == group }); i >= 0 {
+			if err := b.findLag(ctx, rdb, stream, groups.Val()[i], s); err != nil {
+				return Backlog{}, fmt.Errorf("read backlog of %s: %w", stream, err)
+			}
+		}
 	}
 	if p := pending.Val(); p != nil && p.Count > 0 {
 		b.Pending = p.Count
 		b.OldestPendingAge = entryAge(p.Lower, now.Val())
 	}
 	return b, nil
+}
+
+// findLag finds out how many entries are behind the last one that the group was given.
+//
+// Redis 7.0 tells it from counters, which stay wrong for ever once an entry was deleted that nobody had been
+// given: of a stream with deletions its word does not count.
+func (b *Backlog) findLag(ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream) error {
+	switch {
+	case !entryAfter(s.LastGeneratedID, g.LastDeliveredID):
+		b.Lag = 0
+		return nil
+	case g.Lag >= 0 && s.MaxDeletedEntryID == "0-0":
+		b.Lag = g.Lag
+		return nil
+	}
+	b.counted = true
+	after := "(" + g.LastDeliveredID
+	for b.Lag = 0; ; {
+		page, err := rdb.XRangeN(ctx, stream, after, "+", entriesPerTrip).Result()
+		if err != nil {
+			return err
+		}
+		if b.Lag += int64(len(page)); b.Lag > lagCounted {
+			b.Lag, b.LagKnown = 0, false
+			return nil
+		}
+		if len(page) < entriesPerTrip {
+			return nil
+		}
+		after = "(" + page[len(page)-1].ID
+	}
 }
 
 // unlessMissing is nil for the errors that say that there is no such stream or group.
@@ -96,7 +136,19 @@ type BacklogCollector struct {
 	timeout time.Duration
 	log     *slog.Logger
 
+	mu sync.Mutex
+	// counted are the backlogs that were costly to read, by their stream.
+	counted map[string]readBacklog
+
 	reachable, length, lag, pending, oldestPending, oldestEntry *prometheus.Desc
+}
+
+// countedFor is how long a backlog counts as it is for which entries were counted one by one.
+const countedFor = time.Second
+
+type readBacklog struct {
+	Backlog
+	at time.Time
 }
 
 // NewBacklogCollector returns a collector for the group's backlog in these streams. The time-out
@@ -106,7 +158,7 @@ func NewBacklogCollector(rdb redis.UniversalClient, group string, streams []stri
 		return prometheus.NewDesc("stampede_stream_"+name, help, []string{"stream"}, prometheus.Labels{"group": group})
 	}
 	return &BacklogCollector{
-		rdb: rdb, group: group, streams: streams, timeout: timeout, log: log,
+		rdb: rdb, group: group, streams: streams, timeout: timeout, log: log, counted: map[string]readBacklog{},
 		reachable:     desc("reachable", "1 if Redis answered for the stream, else 0."),
 		length:        desc("length_entries", "Entries in the stream, handled ones that were not trimmed yet included."),
 		lag:           desc("lag_entries", "Entries that no consumer has been given yet. Absent while Redis cannot tell."),
@@ -138,7 +190,7 @@ func (c *BacklogCollector) collect(ctx context.Context, out chan<- prometheus.Me
 	gauge := func(desc *prometheus.Desc, value float64) {
 		out <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, stream)
 	}
-	b, err := ReadBacklog(ctx, c.rdb, stream, c.group)
+	b, err := c.read(ctx, stream)
 	if err != nil {
 		c.log.Debug("cannot read the backlog", slog.Any("error", err))
 		gauge(c.reachable, 0)
@@ -152,4 +204,22 @@ func (c *BacklogCollector) collect(ctx context.Context, out chan<- prometheus.Me
 	gauge(c.pending, float64(b.Pending))
 	gauge(c.oldestPending, b.OldestPendingAge.Seconds())
 	gauge(c.oldestEntry, b.OldestEntryAge.Seconds())
+}
+
+// read reads a backlog; one for which entries have to be counted, not more than once in countedFor.
+func (c *BacklogCollector) read(ctx context.Context, stream string) (Backlog, error) {
+	c.mu.Lock()
+	last, counted := c.counted[stream]
+	c.mu.Unlock()
+	if counted && time.Since(last.at) < countedFor {
+		return last.Backlog, nil
+	}
+	b, err := ReadBacklog(ctx, c.rdb, stream, c.group)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.counted, stream)
+	if err == nil && b.counted {
+		c.counted[stream] = readBacklog{b, time.Now()}
+	}
+	return b, err
 }

@@ -1,6 +1,7 @@
 package fulfillment
 
 import (
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
@@ -54,21 +56,87 @@ func TestBacklogCountsWaitingEntries(t *testing.T) {
 	require.Less(t, backlog.OldestEntryAge, time.Since(old))
 }
 
-// Redis cannot tell the lag after a deletion from the part that was not delivered yet.
-func TestBacklogSaysWhenTheLagIsUnknown(t *testing.T) {
+// Redis cannot tell the lag after a deletion from the part that was not delivered yet. So it is counted.
+func TestBacklogCountsWhereRedisHasLostTrack(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(3)
-	middle := b.add("a", "b")
+	deleted := b.add("a", "b")
 	b.publish(3)
+	b.takeAway("worker-1", 3)
+	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
+	lag := func(ofRedis, want int64) {
+		t.Helper()
+		groups, err := b.rdb.XInfoGroups(t.Context(), b.stream).Result()
+		require.NoError(t, err)
+		require.EqualValues(t, ofRedis, groups[0].Lag, "what Redis says")
+		backlog := b.backlog()
+		require.True(t, backlog.LagKnown)
+		require.Equal(t, want, backlog.Lag)
+		require.Contains(t, scrape(t, b), fmt.Sprintf("stampede_stream_lag_entries{group=\"fulfillment\",stream=%q} %d\n", b.stream, want))
+	}
+	lag(-1, 3)
+	// From here on Redis is sure of a figure that is wrong for ever.
 	b.takeAway("worker-1", 1)
-	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, middle).Err())
+	lag(3, 2)
+	b.takeAway("worker-1", 2)
+	lag(1, 0)
+	b.publish(2)
+	lag(3, 2)
+}
+
+// So many entries are not counted that nobody can tell when it ends.
+func TestBacklogSaysWhenTheLagIsUnknown(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	add := func(n int) {
+		t.Helper()
+		_, err := b.rdb.Pipelined(t.Context(), func(p redis.Pipeliner) error {
+			for range n {
+				p.XAdd(t.Context(), &redis.XAddArgs{Stream: b.stream, Values: []any{"a", "b"}})
+			}
+			return nil
+		})
+		require.NoError(t, err)
+	}
+	add(1)
+	b.takeAway("worker-1", 1)
+	deleted := b.add("a", "b")
+	add(lagCounted)
+	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
+	require.EqualValues(t, lagCounted, b.backlog().Lag)
+
+	add(1)
 	backlog := b.backlog()
 	require.False(t, backlog.LagKnown)
 	require.EqualValues(t, 1, backlog.Pending)
 	_, known := backlog.Waiting()
 	require.False(t, known)
 	require.NotContains(t, scrape(t, b), "stampede_stream_lag_entries{", "no figure is better than a wrong one")
+}
+
+// However often somebody asks for metrics, entries are not counted each time.
+func TestBacklogCollectorRemembersWhatItCounted(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	b.publish(3)
+	deleted := b.add("a", "b")
+	b.takeAway("worker-1", 1)
+	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
+	c := NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, time.Second, testkit.Logger(t))
+	began := time.Now()
+	read := func() int64 {
+		t.Helper()
+		backlog, err := c.read(t.Context(), b.stream)
+		require.NoError(t, err)
+		return backlog.Lag
+	}
+	require.EqualValues(t, 2, read())
+	b.publish(1)
+	if lag := read(); time.Since(began) < countedFor {
+		require.EqualValues(t, 2, lag)
+	}
+	testkit.Eventually(t, soon, "it counts again", func() bool { return read() == 3 })
 }
 
 func TestBacklogFailsForAKeyOfAnotherType(t *testing.T) {
