@@ -26,7 +26,12 @@ type redisSale struct {
 	auditedSale
 	present                                           bool
 	epoch, units, stock, places, generation, revision *int64
+	opensAt, closesAt, limit, window                  *int64
+	state                                             string
 }
+
+// numberMax is the highest number that scripts of Redis can count to. A higher one was not written by Stampede.
+const numberMax = 1 << 53
 
 // loadRedis copies what Redis says of the sales to temporary tables of the connection. What cannot be
 // read goes to the report.
@@ -43,10 +48,16 @@ func (l *look) loadRedis(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = l.conn.CopyFrom(ctx, pgx.Identifier{"audit_sales"}, []string{"sale_id", "present", "epoch", "units", "stock", "places", "generation", "revision"},
+	_, err = l.conn.CopyFrom(ctx, pgx.Identifier{"audit_sales"}, []string{
+		"sale_id", "present", "epoch", "units", "stock", "places", "generation", "revision",
+		"opens_at_ms", "closes_at_ms", "per_order_limit", "payment_window_s", "state",
+	},
 		pgx.CopyFromSlice(len(all), func(i int) ([]any, error) {
 			s := all[i]
-			return []any{s.id, s.present, s.epoch, s.units, s.stock, s.places, s.generation, s.revision}, nil
+			return []any{
+				s.id, s.present, s.epoch, s.units, s.stock, s.places, s.generation, s.revision,
+				s.opensAt, s.closesAt, s.limit, s.window, s.state,
+			}, nil
 		}))
 	if err != nil {
 		return fmt.Errorf("copy the sales: %w", err)
@@ -110,13 +121,16 @@ func (l *look) nameStrangers(ctx context.Context, inRedis []reservation.LocatedS
 		if err != nil && !isWrongType(err) {
 			return fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err)
 		}
-		l.note("S7", Finding{Sale: &s.ID, Remedy: remedyOperator, What: fmt.Sprintf("Redis has this sale, with %d buyers, and Postgres does not know it", buyers)})
+		l.note("S7", Finding{Sale: &s.ID, Remedy: remedyOperator, What: fmt.Sprintf("Redis has this sale, with %s, and Postgres does not know it", plural(buyers, "buyer"))})
 	}
 	return nil
 }
 
 // saleFields are those of readSale, in its order.
-var saleFields = []string{"epoch", "left", "stock", "sequence", "generation", "revision"}
+var saleFields = []string{
+	"epoch", "left", "stock", "sequence", "generation", "revision",
+	"opens_at_ms", "closes_at_ms", "per_order_limit", "payment_window_s", "state",
+}
 
 // eachOfSales reads fields of all sales; err tells that the key holds something else.
 func (l *look) eachOfSales(ctx context.Context, names []string, do func(s auditedSale, fields []any, err error)) error {
@@ -157,20 +171,36 @@ func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 		if field == nil && closed { // lua/close.lua closes what is not there as well
 			text = "0"
 		}
+		present = present || field != nil
+		if saleFields[i] == "state" {
+			sale.state = storable(text)
+			damaged = damaged || text == ""
+			continue
+		}
 		n, err := strconv.ParseInt(text, 10, 64)
 		numbers[i] = &n
-		present, damaged = present || field != nil, damaged || err != nil
+		damaged = damaged || err != nil || n < -numberMax || n > numberMax
 	}
 	if damaged {
 		if present {
-			l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: fmt.Sprintf("its fields in Redis are damaged: %s are %v", strings.Join(saleFields, ", "), fields)})
+			l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: fmt.Sprintf("its fields in Redis are damaged: %s are %.500q", strings.Join(saleFields, ", "), textsOf(fields))})
 		}
 		return sale
 	}
 	sale.present = true
 	sale.epoch, sale.units, sale.stock = numbers[0], numbers[1], numbers[2]
 	sale.places, sale.generation, sale.revision = numbers[3], numbers[4], numbers[5]
+	sale.opensAt, sale.closesAt, sale.limit, sale.window = numbers[6], numbers[7], numbers[8], numbers[9]
 	return sale
+}
+
+// textsOf are the fields as texts, "" for one that is not there.
+func textsOf(fields []any) []string {
+	texts := make([]string, len(fields))
+	for i, field := range fields {
+		texts[i], _ = field.(string)
+	}
+	return texts
 }
 
 // buyerScan streams the buyers of sales from Redis to Postgres.
@@ -223,8 +253,8 @@ func (b *buyerScan) turn() (err error) {
 // row is nil for a buyer who is left out: one that came after the sale was looked at, or cannot be read.
 func (b *buyerScan) row(user, text string) []any {
 	r, err := reservation.ParseReservation(text)
-	if err != nil {
-		b.note("S4", Finding{Sale: &b.sale.id, User: user, Remedy: remedyRebuild, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
+	if err != nil || !canBeStored(r, user, text) {
+		b.note("S4", Finding{Sale: &b.sale.id, User: storable(user), Remedy: remedyRebuild, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
 		return nil
 	}
 	if b.sale.places != nil && r.Sequence > *b.sale.places {
@@ -235,6 +265,22 @@ func (b *buyerScan) row(user, text string) []any {
 	}
 	key := strings.Fields(text)[4] // ParseReservation leaves it out: it is of no use but here
 	return []any{b.sale.id, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt, key}
+}
+
+// canBeStored tells whether Postgres can hold a reservation and what it was read from. Nobody gets one that it
+// cannot: somebody wrote it by hand.
+func canBeStored(r reservation.Reservation, texts ...string) bool {
+	for _, text := range texts {
+		if storable(text) != text {
+			return false
+		}
+	}
+	for _, n := range []int64{r.Quantity, r.Sequence, r.Epoch} {
+		if n < 0 || n > numberMax {
+			return false
+		}
+	}
+	return r.ReservedAt.Year() >= 1970 && r.ReservedAt.Year() <= 9999
 }
 
 func isWrongType(err error) bool { return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE") }

@@ -84,7 +84,10 @@ type SaleFigures struct {
 	Orders     int64 `json:"orders"`
 	LiveOrders int64 `json:"live_orders"`
 	LiveUnits  int64 `json:"live_units"`
-	Rejected   int64 `json:"rejected"`
+	// UnpaidUnits are those of LiveUnits whose orders still have to be paid. The API and the text count them as
+	// held, and not as sold.
+	UnpaidUnits int64 `json:"unpaid_units"`
+	Rejected    int64 `json:"rejected"`
 	// Voided are orders that came to Postgres after the stock was made anew without them, and Lost are places
 	// whose orders nobody knows since then: Redis took them along.
 	Voided        int64 `json:"voided"`
@@ -97,10 +100,16 @@ type SaleFigures struct {
 	InRedis   bool  `json:"in_redis"`
 	Available int64 `json:"available"`
 	// Held is the units that were accepted and have no order in Postgres yet, and those of ended orders that
-	// Redis has not been told of.
+	// Redis has not been told of. UnpaidUnits come on top.
 	Held int64 `json:"held"`
 	// Places is how many reservations the sale has had.
 	Places int64 `json:"places"`
+}
+
+// shown are the units that are held and sold in the meaning of the API: held by orders that are not final,
+// and sold by those that are.
+func (s SaleFigures) shown() (held, sold int64) {
+	return s.Held + s.UnpaidUnits, s.Sold - s.UnpaidUnits
 }
 
 func newAuditReport() AuditReport {
@@ -149,6 +158,7 @@ func (r AuditReport) total() SaleFigures {
 		t.Orders += s.Orders
 		t.LiveOrders += s.LiveOrders
 		t.LiveUnits += s.LiveUnits
+		t.UnpaidUnits += s.UnpaidUnits
 		t.Rejected += s.Rejected
 		t.Voided += s.Voided
 		t.Lost += s.Lost
@@ -168,6 +178,9 @@ func (r AuditReport) Figures(promise string) string {
 	n := figure.Count[int64]
 	switch promise {
 	case "S1":
+		if t.UnpaidUnits > 0 {
+			return fmt.Sprintf("%s units sold and %s to be paid, of %s", n(t.LiveUnits-t.UnpaidUnits), n(t.UnpaidUnits), n(t.Stock))
+		}
 		return fmt.Sprintf("%s units sold of %s", n(t.LiveUnits), n(t.Stock))
 	case "S2":
 		return fmt.Sprintf("%s live orders, %s rejected", n(t.LiveOrders), n(t.Rejected))
@@ -175,8 +188,12 @@ func (r AuditReport) Figures(promise string) string {
 		return fmt.Sprintf("%s buyers in Redis, %s orders in Postgres, %s entries waiting in %s",
 			n(t.Buyers), n(t.Orders), n(r.EntriesWaiting), plural(int64(r.Streams), "stream"))
 	case "S4":
-		return fmt.Sprintf("%s = %s + %s + %s; the events replayed come to %s sold",
-			n(t.Stock), n(t.Available), n(t.Held), n(t.Sold), n(t.ReplayedUnits))
+		held, sold := t.shown()
+		replayed := n(t.ReplayedUnits) + " sold"
+		if t.UnpaidUnits > 0 {
+			replayed += " or to be paid"
+		}
+		return fmt.Sprintf("%s = %s + %s + %s; the events replayed come to %s", n(t.Stock), n(t.Available), n(held), n(sold), replayed)
 	case "S5":
 		figures := fmt.Sprintf("%s events of %s orders, %s places given out", n(t.Events), n(t.Orders), n(t.Places))
 		if t.Voided > 0 || t.Lost > 0 {
@@ -233,14 +250,15 @@ func (r AuditReport) writeEquations(w io.Writer) {
 			return
 		}
 		is := "="
-		if s.Stock != s.Available+s.Held+s.Sold {
+		held, sold := s.shown()
+		if s.Stock != s.Available+held+sold {
 			is = "≠"
 		}
-		fmt.Fprintf(w, "      %s %s %s available + %s held + %s sold   sale %s %s\n", n(s.Stock), is, n(s.Available), n(s.Held), n(s.Sold), s.SaleID, s.Name)
+		fmt.Fprintf(w, "      %s %s %s available + %s held + %s sold   sale %s %s\n", n(s.Stock), is, n(s.Available), n(held), n(sold), s.SaleID, figure.Printable(s.Name))
 	}
 }
 
-// String names what the finding is about and says what is wrong.
+// String names what the finding is about and says what is wrong, safe for a terminal.
 func (f Finding) String() string {
 	var about []string
 	if f.Sale != nil {
@@ -250,14 +268,14 @@ func (f Finding) String() string {
 		about = append(about, "order "+f.Order.String())
 	}
 	if f.User != "" {
-		about = append(about, "user "+f.User)
+		about = append(about, "user "+figure.Printable(f.User))
 	}
-	text := f.What
+	text := figure.Printable(f.What)
 	if len(about) > 0 {
 		text = strings.Join(about, ", ") + ": " + text
 	}
 	if f.LastEvent != "" {
-		text += " (last event: " + f.LastEvent + ")"
+		text += " (last event: " + figure.Printable(f.LastEvent) + ")"
 	}
 	return text
 }

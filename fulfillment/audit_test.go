@@ -119,6 +119,18 @@ func TestAuditOfASaleWithPaymentsCountsWhatIsToComeBackAsHeld(t *testing.T) {
 		figures := report.Sales[0]
 		require.Equal(t, []int64{available, held, sold}, []int64{figures.Available, figures.Held, figures.Sold})
 		require.EqualValues(t, 30, figures.ReplayedUnits)
+		require.EqualValues(t, 20, figures.UnpaidUnits)
+		shown, err := s.catalog.Show(t.Context(), sale)
+		require.NoError(t, err)
+		require.EqualValues(t, 10, shown.Sold)
+		text := textOf(t, report)
+		for _, line := range []string{
+			"10 units sold and 20 to be paid, of 50",
+			fmt.Sprintf("50 = %d + %d + 10; the events replayed come to 30 sold or to be paid", shown.Available, shown.Held),
+			fmt.Sprintf("50 = %d available + %d held + 10 sold   sale", shown.Available, shown.Held),
+		} {
+			require.Contains(t, text, line)
+		}
 	}
 	equation(10, 10, 30)
 	// Of one, Redis knows already: the worker that told it died before it could note so.
@@ -216,7 +228,7 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 				s.buy(t, s.sale, "late")
 				require.NoError(t, s.rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "c", Streams: []string{s.keys.Orders(0), ">"}, Block: -1}).Err())
 			},
-			"S3", "1 entries of", "worker",
+			"S3", "1 entry is not done with in", "worker",
 		},
 		{
 			"a parked dead letter",
@@ -285,6 +297,36 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 			"S4", `user user-7: the reservation in Redis is damaged: "rubbish"`, "",
 		},
 		{
+			"a user that Postgres cannot hold",
+			inRedis(func(ctx context.Context, s scene) redis.Cmder {
+				return s.rdb.HSet(ctx, buyersKey(s), "gh\x00st\xff\x1b", fmt.Sprintf("%s 1 5 1790000000000 -", uuid.NewString()))
+			}),
+			"S4", `user "gh�st�\x1b": the reservation in Redis is damaged: "`, "",
+		},
+		{
+			"a reservation that Postgres cannot hold",
+			func(t testing.TB, s scene) {
+				text := s.rdb.HGet(t.Context(), buyersKey(s), "user-7").Val()
+				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "user-7", text+"\x00\xff").Err())
+			},
+			"S4", `user user-7: the reservation in Redis is damaged: "`, "",
+		},
+		{
+			"a reservation of the year 10,000, of more units than anybody can count",
+			func(t testing.TB, s scene) {
+				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "user-7", s.order.String()+" 1 7 9223372036854775807 -").Err())
+				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "ghost", uuid.NewString()+" 9223372036854775807 8 1790000000000 -").Err())
+			},
+			"S4", `user ghost: the reservation in Redis is damaged: "`, "",
+		},
+		{
+			"more left in Redis than anybody can count",
+			inRedis(func(ctx context.Context, s scene) redis.Cmder {
+				return s.rdb.HSet(ctx, saleKey(s), "left", "9223372036854775807")
+			}),
+			"S4 S7", "its fields in Redis are damaged: ", "",
+		},
+		{
 			"a gap in an order's log",
 			exec(`UPDATE order_events SET version = 3 WHERE order_id = $order AND version = 2`),
 			"S5", "order $order, user user-7: the order has 2 events with versions from 1 to 3", "operator",
@@ -333,6 +375,13 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 			"Redis in another epoch",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HSet(ctx, saleKey(s), "epoch", 2) }),
 			"S7", "Redis has the stock of epoch 2, Postgres is in epoch 1", "",
+		},
+		{
+			"another definition in Redis",
+			inRedis(func(ctx context.Context, s scene) redis.Cmder {
+				return s.rdb.HSet(ctx, saleKey(s), "state", "paused", "opens_at_ms", 1, "closes_at_ms", 2, "per_order_limit", 3, "payment_window_s", 4, "revision", 5)
+			}),
+			"S7", "state is paused and not open, opens_at_ms is 1 and not 0, closes_at_ms is 2 and not 0, per_order_limit is 3 and not 10, payment_window_s is 4 and not 0, revision is 5 and not 1", "",
 		},
 		{
 			"Redis set back",

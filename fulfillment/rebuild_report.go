@@ -52,7 +52,7 @@ func (r *RebuildReport) WriteText(w io.Writer) error {
 	s := r.Salvage
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "partition %d was rebuilt in %v (%s)\n", r.Partition, took, r.Reason)
-	fmt.Fprintf(t, "stream: %d entries were not done with: %d confirmed now, %d rejected, %d voided, %d were in Postgres, %d are left to the workers\n",
+	fmt.Fprintf(t, "stream: entries not done with: %d; confirmed now: %d, rejected: %d, voided: %d, in Postgres before: %d, left to the workers: %d\n",
 		s.Entries, s.Confirmed, s.Rejected, s.Voided, s.Recorded, s.Left)
 	if len(r.Sales) > 0 {
 		fmt.Fprintln(t, "SALE\tEPOCH\tSTOCK\tLEFT\tHELD\tORDERS\tPLACE\tTIME")

@@ -181,7 +181,7 @@ func (r *reconciler) look(ctx context.Context, table string) (found int64, err e
 	insert := "INSERT INTO " + table + " (sale_id, order_id, user_id, what, remedy) "
 	err = l.take(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		for _, f := range l.noted {
-			if _, err := tx.Exec(ctx, insert+"VALUES ($1, $2, $3, $4, $5)", f.Sale, f.Order, zeronull.Text(f.User), storable(f.What), f.Remedy); err != nil {
+			if _, err := tx.Exec(ctx, insert+"VALUES ($1, $2, $3, $4, $5)", f.Sale, f.Order, zeronull.Text(storable(f.User)), storable(f.What), f.Remedy); err != nil {
 				return err
 			}
 			found++

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"stampede/fulfillment"
 	"stampede/internal/connect"
+	"stampede/internal/figure"
 	"stampede/sql"
 )
 
@@ -210,16 +210,5 @@ func writeLettersJSON(w io.Writer, letters []fulfillment.DeadLetter) error {
 	return nil
 }
 
-// printable is text that anybody may have written into a stream, made safe for a terminal: quoted as
-// in Go if it holds control characters or is not UTF-8.
-func printable(text string) string {
-	if !utf8.ValidString(text) {
-		return fmt.Sprintf("%q", text)
-	}
-	for _, r := range text {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return fmt.Sprintf("%q", text)
-		}
-	}
-	return text
-}
+// printable is text that anybody may have written into a stream, made safe for a terminal.
+func printable(text string) string { return figure.Printable(text) }

@@ -1,4 +1,4 @@
-// Package figure writes numbers for people.
+// Package figure writes numbers, and texts of strangers, for people.
 package figure
 
 import "strconv"

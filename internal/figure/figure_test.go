@@ -19,3 +19,12 @@ func TestCountSetsThousandsApart(t *testing.T) {
 	}
 	require.Equal(t, "10,000", figure.Count(10_000))
 }
+
+func TestPrintableQuotesWhatATerminalWouldObey(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]string{
+		"": "", "Zoë, “the” one": "Zoë, “the” one", "\x1b[2J": `"\x1b[2J"`, "a\nb": `"a\nb"`, "\u009b2J": `"\u009b2J"`, "\xff": `"\xff"`, "\x7f": `"\x7f"`, "a\x00": `"a\x00"`,
+	} {
+		require.Equal(t, want, figure.Printable(text))
+	}
+}

@@ -1,13 +1,17 @@
 -- S4: stock = available + held + sold. Without the sale in Redis nobody can tell what is available.
 --
+-- For people, as in the API, confirmed orders that have to be paid hold their units, and do not have them sold.
+--
 -- Where Redis alone does not add up, its stock has to be made anew. Else the difference comes from what other
 -- checks find, or from units that were on their way.
 SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
        CASE WHEN NOT present THEN 'Redis does not have the sale, so its units cannot be accounted for'
             WHEN redis_stock <> stock THEN format('the stock is %s in Postgres and %s in Redis', stock, redis_stock)
             WHEN stock > available + held + sold THEN
-                format('%s of %s units are missing: %s available, %s held, %s sold', stock - available - held - sold, stock, available, held, sold)
-            ELSE format('%s units too many for a stock of %s: %s available, %s held, %s sold', available + held + sold - stock, stock, available, held, sold)
+                format('%s of %s units %s missing: %s available, %s held, %s sold', stock - available - held - sold, stock,
+                       CASE stock - available - held - sold WHEN 1 THEN 'is' ELSE 'are' END, available, held + unpaid, sold - unpaid)
+            ELSE format('%s too many for a stock of %s: %s available, %s held, %s sold',
+                        CASE available + held + sold - stock WHEN 1 THEN '1 unit' ELSE format('%s units', available + held + sold - stock) END, stock, available, held + unpaid, sold - unpaid)
        END AS what,
        CASE WHEN NOT present AND published_revision = 0 THEN 'worker'
             WHEN NOT present THEN 'rebuild'

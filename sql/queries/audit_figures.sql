@@ -4,6 +4,7 @@ WITH projected AS (
     SELECT sale_id, count(*) AS orders,
            count(*) FILTER (WHERE status IN ('confirmed', 'paid')) AS live_orders,
            coalesce(sum(quantity) FILTER (WHERE status IN ('confirmed', 'paid')), 0)::bigint AS live_units,
+           coalesce(sum(quantity) FILTER (WHERE status = 'confirmed'), 0)::bigint AS confirmed_units,
            count(*) FILTER (WHERE status = 'rejected') AS rejected,
            count(*) FILTER (WHERE status = 'voided') AS voided,
            max(sequence) FILTER (WHERE status <> 'voided') AS last_place
@@ -32,6 +33,7 @@ WITH projected AS (
 )
 SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.revision, s.published_revision,
        coalesce(p.orders, 0) AS orders, coalesce(p.live_orders, 0) AS live_orders, coalesce(p.live_units, 0) AS live_units,
+       CASE WHEN s.payment_window_seconds > 0 THEN coalesce(p.confirmed_units, 0) ELSE 0 END AS unpaid,
        coalesce(p.rejected, 0) AS rejected, coalesce(p.voided, 0) AS voided, coalesce(p.last_place, 0) AS last_place,
        coalesce(l.events, 0) AS events, coalesce(l.replayed_units, 0) AS replayed_units,
        coalesce(b.buyers, 0) AS buyers, coalesce(b.taken, 0) AS taken, coalesce(b.held, 0) AS held,

@@ -9,3 +9,21 @@ SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
        CASE WHEN NOT present AND published_revision = 0 THEN 'worker' ELSE 'rebuild' END AS remedy
 FROM audit_figures
 WHERE NOT gone AND (NOT present OR redis_epoch <> epoch OR latest < last_place)
+UNION ALL
+-- The definition by which Redis sells. A revision that Redis has not been told of is on its way.
+SELECT f.sale_id, NULL, NULL, 'Redis has another definition of the sale than Postgres: ' || d.differences,
+       CASE WHEN f.published_revision < f.revision AND a.revision BETWEEN f.published_revision AND f.revision THEN 'worker' ELSE 'rebuild' END
+FROM audit_figures AS f JOIN audit_sales AS a USING (sale_id) JOIN sales AS s ON s.id = f.sale_id
+CROSS JOIN LATERAL (
+    SELECT string_agg(format('%s is %s and not %s', field, redis, postgres), ', ') AS differences
+    FROM (VALUES
+        ('state', a.state, s.state),
+        ('opens_at_ms', a.opens_at_ms::text, floor(extract(epoch FROM coalesce(s.opens_at, to_timestamp(0))) * 1000)::bigint::text),
+        ('closes_at_ms', a.closes_at_ms::text, floor(extract(epoch FROM coalesce(s.closes_at, to_timestamp(0))) * 1000)::bigint::text),
+        ('per_order_limit', a.per_order_limit::text, s.per_order_limit::text),
+        ('payment_window_s', a.payment_window_s::text, s.payment_window_seconds::text),
+        ('revision', a.revision::text, s.revision::text)
+    ) AS terms (field, redis, postgres)
+    WHERE redis <> postgres
+) AS d
+WHERE f.present AND a.epoch = f.epoch AND d.differences IS NOT NULL

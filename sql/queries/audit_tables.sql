@@ -12,6 +12,8 @@ CREATE TEMP TABLE audit_sales (
     latest     bigint,
     generation bigint,
     revision   bigint,
+    -- The definition, with 0 for times that are not set.
+    opens_at_ms bigint, closes_at_ms bigint, per_order_limit bigint, payment_window_s bigint, state text,
     -- No unit came back while the buyers were read: so the units left and those of the buyers are of one moment.
     still      boolean NOT NULL DEFAULT false
 );

@@ -1,0 +1,123 @@
+package fulfillment
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// termed opens a sale of which no term is that of another one, with 2 orders.
+func (s *shop) termed(t testing.TB) uuid.UUID {
+	t.Helper()
+	opens := time.Now().Add(-time.Hour).Truncate(time.Second).Add(123*time.Millisecond + 999*time.Microsecond)
+	sale, err := s.catalog.Create(t.Context(), reservation.Terms{
+		Name: "termed", Stock: 20, PerOrderLimit: 7, PaymentWindow: paymentWindow, OpensAt: opens, ClosesAt: opens.Add(48 * time.Hour),
+	})
+	require.NoError(t, err)
+	require.Equal(t, 2, s.crowd(t, sale.ID, 2))
+	s.fulfil(t)
+	return sale.ID
+}
+
+// Whatever Redis sells by is held against Postgres, term by term.
+func TestAuditNamesEachTermThatRedisHasWrong(t *testing.T) {
+	t.Parallel()
+	for field, wrong := range map[string]any{
+		"state": "paused", "opens_at_ms": 0, "closes_at_ms": 0, "per_order_limit": 8, "payment_window_s": 0, "revision": 2,
+	} {
+		t.Run(field, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			sale := s.termed(t)
+			report := s.audit(t, sale)
+			require.False(t, report.Broken(), textOf(t, report))
+			key := s.keys.Sale(0, sale)
+			right := s.rdb.HGet(t.Context(), key, field).Val()
+			require.NoError(t, s.rdb.HSet(t.Context(), key, field, wrong).Err())
+
+			report = s.audit(t, sale)
+			require.Equal(t, "S7", broken(report), textOf(t, report))
+			require.Contains(t, textOf(t, report), fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
+			require.Equal(t, remedyRebuild, report.promise("S7").Findings[0].Remedy)
+			s.requireMended(t, sale, "")
+			if field != "revision" { // which each repair raises
+				require.Equal(t, right, s.rdb.HGet(t.Context(), key, field).Val())
+			}
+		})
+	}
+}
+
+// A term without a value is damage, and one that Redis has not been told of yet is none.
+func TestAuditKnowsTermsThatAreOnTheirWay(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.termed(t)
+	_, err := s.pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET state = 'paused', revision = 2 WHERE id = $1)
+		INSERT INTO sale_events VALUES ($1, 2, 'SalePaused', '{}')`, sale)
+	require.NoError(t, err)
+	report := s.audit(t, sale)
+	require.Equal(t, "S7", broken(report), textOf(t, report))
+	require.Contains(t, textOf(t, report), "state is open and not paused, revision is 1 and not 2")
+	require.Equal(t, "worker", leftOf(s.reconcile(t)))
+
+	// A revision that nobody made is not on its way.
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "revision", 3).Err())
+	report = s.audit(t, sale)
+	require.Equal(t, remedyRebuild, report.promise("S7").Findings[0].Remedy)
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "revision", 1).Err())
+	_, err = s.catalog.PublishPending(t.Context())
+	require.NoError(t, err)
+	report = s.audit(t, sale)
+	require.False(t, report.Broken(), textOf(t, report))
+
+	require.NoError(t, s.rdb.HDel(t.Context(), s.keys.Sale(0, sale), "state").Err())
+	require.Contains(t, textOf(t, s.audit(t, sale)), "its fields in Redis are damaged: ")
+	s.requireMended(t, sale, "")
+	require.Equal(t, "paused", s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "state").Val())
+}
+
+// What strangers call themselves does nothing to the terminal of whoever reads the report.
+func TestAuditPrintsNoControlCharacters(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.buy(t, sale, "ann")
+	s.fulfil(t)
+	forged := uuid.NewString() + " 1 1 1790000000000 -"
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale), "\x1b[2Jann\u009b", forged, "\x1b", "\x1b").Err())
+	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET name = E'\\x1b[2J'")
+	require.NoError(t, err)
+	report := s.audit(t, sale)
+	text := textOf(t, report)
+	require.Equal(t, "S3 S4 S5", broken(report), text)
+	require.NotContains(t, text, "\x1b")
+	require.NotContains(t, text, "\u009b")
+	require.Contains(t, text, `user "\x1b[2Jann\u009b": the order was accepted and is not in Postgres`)
+	require.Equal(t, "\x1b[2Jann\u009b", report.promise("S3").Findings[0].User, "programs get it as it is")
+}
+
+// An entry that somebody deletes does no harm for longer than it takes to append it again.
+func TestAuditAfterAnUnreadEntryWasDeleted(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale, stream := s.open(t, 40), s.keys.Orders(0)
+	s.crowd(t, sale, 22)
+	s.fulfil(t)
+	s.crowd(t, sale, 24)
+	entries, err := s.rdb.XRevRangeN(t.Context(), stream, "+", "-", 2).Result()
+	require.NoError(t, err)
+	require.NoError(t, s.rdb.XDel(t.Context(), stream, entries[1].ID).Err())
+	report := s.audit(t, sale)
+	require.Contains(t, textOf(t, report), "1 entry is not done with in "+stream+": 1 unread, 0 in hand")
+	s.fulfil(t)
+	groups, err := s.rdb.XInfoGroups(t.Context(), stream).Result()
+	require.NoError(t, err)
+	require.Positive(t, groups[0].Lag, "Redis counts one for ever")
+	s.requireMended(t, sale, "")
+}
