@@ -126,7 +126,8 @@ func nullUUID(id uuid.UUID) *uuid.UUID {
 // on its way from the one to the other is then counted as held, and never twice.
 //
 // Of a sale that Redis was told of and lacks, or that is closed for a rebuild, nobody can say now how many
-// units are held: not the stock less those sold, which are no buyers' orders. That is an error, for all.
+// units are held: not the stock less those sold, which are no buyers' orders. That is an error, for all, unless
+// the sale is over.
 func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Standing, error) {
 	asked := make([]*redis.SliceCmd, len(sales))
 	unpublished := true
@@ -152,6 +153,9 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Standing, er
 		switch {
 		case inRedis.Stock > 0 && inRedis.Epoch > 0:
 			standings[i].Held = max(0, inRedis.Stock-inRedis.Left-s.final)
+		case s.publishedRevision > 0 && standings[i].State == StateEnded:
+			// Its keys may have been deleted to make room. Nobody can buy any more, so Postgres knows it all.
+			standings[i].Held = s.Sale.Sold - s.final
 		case s.publishedRevision > 0:
 			return nil, fmt.Errorf("count sale=%s: %w", s.ID, errLostSale)
 		}

@@ -47,3 +47,18 @@ func TestNobodyCountsASaleThatIsToBeMadeAnew(t *testing.T) {
 	require.Equal(t, []int64{10, 9, 1, 0}, []int64{standings[1].Stock, standings[1].Available, standings[1].Held, standings[1].Sold})
 	require.Equal(t, reservation.StatePaused, standings[1].State, "what was written down is in force")
 }
+
+// Operators may delete the keys of sales that are over, to make room.
+func TestASaleThatIsOverIsCountedWithoutRedis(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(10)
+	_, err := s.End(t.Context(), sale.ID)
+	require.NoError(t, err)
+	_, err = s.pool.Exec(t.Context(), "UPDATE sales SET sold = 3 WHERE id = $1", sale.ID)
+	require.NoError(t, err)
+	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale.ID)).Err())
+	standings, err := s.List(t.Context(), uuid.Nil, 10)
+	require.NoError(t, err)
+	require.Equal(t, []int64{10, 7, 0, 3}, []int64{standings[0].Stock, standings[0].Available, standings[0].Held, standings[0].Sold})
+}
