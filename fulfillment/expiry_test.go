@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -26,10 +27,13 @@ func (s *shop) openPayable(t testing.TB, stock int64) uuid.UUID {
 	return sale.ID
 }
 
-// left is how many units Redis has for sale.
+// left is how many units Redis has for sale, -1 while it has none to speak of.
 func (s *shop) left(t testing.TB, sale uuid.UUID) int64 {
 	t.Helper()
 	left, err := s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "left").Int64()
+	if errors.Is(err, redis.Nil) {
+		return -1
+	}
 	require.NoError(t, err)
 	return left
 }

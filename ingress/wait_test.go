@@ -314,8 +314,8 @@ func TestLostMessages(t *testing.T) {
 		spoil()
 		s.recordReserved(sale, user, "")
 		(<-answered).is(http.StatusCreated)
+		require.NoError(t, s.rdb.Del(t.Context(), stream).Err())
 	}
-	require.NoError(t, s.rdb.Del(t.Context(), stream).Err())
 	// And it is heard again.
 	s.fulfil()
 	before := s.counter("stampede_outcome_messages_total")
