@@ -105,6 +105,13 @@ func (r *Rebuilder) needOfPartition(ctx context.Context, partition int, servers 
 	if err != nil || !slices.ContainsFunc(sales, func(s guardedSale) bool { return s.publishedRevision > 0 }) {
 		return "", err
 	}
+	// Whoever uses a partition first notes its server before he publishes: it may have been used since the look.
+	if servers, err = r.vouchedServers(ctx); err != nil {
+		return "", err
+	}
+	if _, vouched = servers[partition]; vouched {
+		return "", nil // the next look tells
+	}
 	return RebuildUnvouched, nil
 }
 

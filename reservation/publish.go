@@ -115,7 +115,11 @@ func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
 	if err != nil {
 		return err
 	} else if used {
-		return errStrangeServer
+		// Or somebody else has been the first one since the look.
+		if state, err = c.store.Inspect(ctx, partition); err == nil && !state.Known {
+			err = errStrangeServer
+		}
+		return err
 	}
 	claimed, err := c.pool.Exec(ctx, sql.ClaimPartition, partition, state.RunID, state.ReplicationID)
 	if err != nil {
