@@ -331,7 +331,11 @@ func TestRebuildOfProjectionsLetsOthersPassWhileItWaits(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, rebuild.Wait(), context.Canceled)
 	require.NoError(t, holder.Rollback(t.Context()))
-	s.rebuildProjections(t)
+	testkit.Eventually(t, 30*time.Second, "the server has ended the session that was broken off", func() bool {
+		_, err := RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+		require.True(t, err == nil || errors.Is(err, ErrProjectionsUnderWay), "%v", err)
+		return err == nil
+	})
 }
 
 // A trigger that a killed rebuild leaves behind notes nothing any more.
