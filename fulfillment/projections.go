@@ -102,7 +102,7 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		return err
 	}
 	p.conn = pooled.Hijack()
-	defer endSession(ctx, p.conn)
+	defer endSession(ctx, callTimeout, p.conn)
 	if err := p.takeOver(ctx); err != nil {
 		return err
 	}
@@ -140,9 +140,9 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 }
 
 // endSession ends a session that has locks and settings of its own. It gives the locks back itself: when it is
-// closed, the server has not ended it yet.
-func endSession(ctx context.Context, conn *pgx.Conn) {
-	ctx, cancel := forCall(ctx)
+// closed, the server has not ended it yet. It takes no longer than that, and is not cancelled with ctx.
+func endSession(ctx context.Context, within time.Duration, conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 	defer cancel()
 	_, _ = conn.Exec(ctx, "SELECT pg_advisory_unlock_all()")
 	_ = conn.Close(ctx)

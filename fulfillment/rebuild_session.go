@@ -48,13 +48,7 @@ func (r *Rebuilder) begin(ctx context.Context) (*rebuildSession, error) {
 	return s, nil
 }
 
-func (s *rebuildSession) close() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	// The lock ends with the session, which the server ends when it comes to it; so whoever is next need not wait.
-	_, _ = s.conn.Exec(ctx, "SELECT pg_advisory_unlock_all()")
-	_ = s.conn.Close(ctx)
-}
+func (s *rebuildSession) close() { endSession(context.Background(), time.Second, s.conn) }
 
 func (s *rebuildSession) exec(ctx context.Context, query string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)

@@ -108,7 +108,7 @@ func (r *reconciler) run(ctx context.Context) error {
 		return err
 	}
 	r.conn = pooled.Hijack()
-	defer endSession(ctx, r.conn)
+	defer endSession(ctx, callTimeout, r.conn)
 	var free bool
 	if err := r.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", reconcileLock).Scan(&free); err != nil {
 		return err
