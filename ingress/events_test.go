@@ -329,8 +329,8 @@ func TestSlowReaderHoldsNobodyUp(t *testing.T) {
 	board.mu.Lock()
 	watched := board.watched[sale]
 	board.mu.Unlock()
-	filler := strings.Repeat("x", 64<<10)
-	for n := range 300 {
+	filler := strings.Repeat("x", 16<<10)
+	for n := range 300 { // more than Linux takes for a socket, 4 MiB, and soon read by the other one
 		board.tell(watched, saleNews{data: fmt.Appendf(nil, `{"sold":%d,"filler":%q}`, n, filler)})
 	}
 	for {

@@ -30,6 +30,8 @@ type lostShop struct {
 	mu       sync.Mutex
 	promises []promise
 	answers  map[int]int // how often each HTTP status was answered
+	// doors keep the crowd out while the test holds them: it would buy everything while a process ends.
+	doors sync.RWMutex
 	// stop ends the crowd.
 	stop    atomic.Bool
 	coming  sync.WaitGroup
@@ -84,6 +86,8 @@ func (s *lostShop) buy(t *testing.T, client *http.Client, user string) bool {
 	}
 	r.Header.Set("X-User-ID", user)
 	r.Header.Set("Idempotency-Key", "only")
+	s.doors.RLock()
+	defer s.doors.RUnlock()
 	res, err := client.Do(r)
 	if err != nil {
 		return false // it tries again
@@ -223,8 +227,10 @@ func TestNothingIsVoidedWhenRedisIsKilled(t *testing.T) {
 		before := s.accepted()
 		testkit.Eventually(t, within, "the sale is under way", func() bool { return s.accepted() > before+200 })
 		if round == 2 { // with a backlog that nobody reads
+			s.doors.Lock()
 			require.True(t, worker.Stop().Success())
 			before = s.accepted()
+			s.doors.Unlock()
 			testkit.Eventually(t, within, "a backlog", func() bool { return s.accepted() > before+200 })
 		}
 		s.server.Kill()
