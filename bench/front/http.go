@@ -1,0 +1,125 @@
+package front
+
+import (
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+	"github.com/labstack/echo/v4/middleware"
+)
+
+// What a connection may take: as in ingress/server.go.
+const (
+	readHeaderTimeout = 2 * time.Second
+	readTimeout       = 5 * time.Second
+	writeTimeout      = 12 * time.Second
+	idleTimeout       = 60 * time.Second
+	maxHeaderBytes    = 8 << 10
+)
+
+// failuresLogged is how many of a process's failures are written down. Some designs fail for most of
+// their buyers, and telling each time would be measured as well.
+const failuresLogged = 10
+
+// handler serves one sale of a design.
+type handler struct {
+	design Design
+	sale   uuid.UUID
+	logged atomic.Int64
+}
+
+func newServer(design Design, sale uuid.UUID) *http.Server {
+	const route = "/v1/sales/:sale/orders"
+	e := echo.New()
+	if fixed, ok := design.(Fixed); ok {
+		status, contentType, body := fixed.Answer()
+		e.POST(route, func(c echo.Context) error { return c.Blob(status, contentType, body) })
+	} else {
+		h := &handler{design: design, sale: sale}
+		e.Use(middleware.Recover(), middleware.RequestID())
+		e.POST(route, h.buy)
+	}
+	return &http.Server{
+		Handler:           e,
+		ReadHeaderTimeout: readHeaderTimeout,
+		ReadTimeout:       readTimeout,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
+	}
+}
+
+type purchase struct {
+	Quantity int64 `json:"quantity"`
+}
+
+// reservation is what a buyer who was accepted gets.
+type reservation struct {
+	OrderID    uuid.UUID `json:"order_id"`
+	SaleID     uuid.UUID `json:"sale_id"`
+	Status     string    `json:"status"`
+	Quantity   int64     `json:"quantity"`
+	ReservedAt time.Time `json:"reserved_at"`
+}
+
+// problem is what any other gets.
+type problem struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+}
+
+func (h *handler) buy(c echo.Context) error {
+	user := c.Request().Header.Get("X-User-ID")
+	if user == "" {
+		return refuse(c, http.StatusUnauthorized, "unauthorized", "The request names no buyer")
+	}
+	if sale, err := uuid.Parse(c.Param("sale")); err != nil || sale != h.sale {
+		return refuse(c, http.StatusNotFound, "sale-not-found", "There is no such sale")
+	}
+	var asked purchase
+	if err := c.Bind(&asked); err != nil || asked.Quantity < 1 {
+		return refuse(c, http.StatusBadRequest, "invalid-request", "The body is no purchase")
+	}
+	id, err := uuid.NewV7()
+	if err != nil {
+		return err
+	}
+	order := Order{ID: id, Sale: h.sale, User: user, Quantity: asked.Quantity}
+	verdict, err := h.design.Buy(c.Request().Context(), order)
+	if err != nil {
+		if h.logged.Add(1) <= failuresLogged {
+			slog.Error("the purchase failed", "order", id, "user", user, "err", err)
+		}
+		return refuse(c, http.StatusInternalServerError, "internal", "Internal error")
+	}
+	answer := reservation{OrderID: id, SaleID: h.sale, Quantity: asked.Quantity, ReservedAt: time.Now().UTC()}
+	switch verdict {
+	case Reserved:
+		answer.Status = "reserved"
+		return c.JSON(http.StatusAccepted, answer)
+	case Confirmed:
+		answer.Status = "confirmed"
+		return c.JSON(http.StatusCreated, answer)
+	case SoldOut:
+		return refuse(c, http.StatusConflict, "sold-out", "Sold out")
+	case AlreadyPurchased:
+		return refuse(c, http.StatusConflict, "already-purchased", "This buyer has an order already")
+	}
+	panic("front: verdict " + strconv.Itoa(int(verdict))) // a mistake of the design
+}
+
+func refuse(c echo.Context, status int, slug, title string) error {
+	return c.JSON(status, problem{Type: "/problems/" + slug, Title: title, Status: status})
+}
+
+// addressLine begins the line in which a front says where it listens.
+const addressLine = "listens on "
+
+func announce(l net.Listener) string { return addressLine + l.Addr().String() }

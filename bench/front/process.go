@@ -1,0 +1,119 @@
+package front
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Env holds the Spec of a process that is to be a front, in JSON.
+const Env = "STAMPEDE_BENCH_FRONT"
+
+// Spec says what a front sells, and how.
+type Spec struct {
+	Design  string // its name in the registry
+	Backend Backend
+	Sale    uuid.UUID
+	Stock   int64
+	Addr    string // host:port to listen on; port 0 takes a free one
+}
+
+// Environ is the variable that makes a process of this program the front.
+func (s Spec) Environ() (string, error) {
+	text, err := json.Marshal(s)
+	return Env + "=" + string(text), err
+}
+
+// drainTimeout is how long a stopping front may take to answer its buyers.
+const drainTimeout = 10 * time.Second
+
+// Main runs the front that the environment asks for until SIGTERM, and returns the exit status. It
+// tells where it listens in one line on standard output.
+func Main(find func(design string) (New, bool)) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Getenv(Env), find, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "front:", err)
+		return 1
+	}
+	return 0
+}
+
+func run(ctx context.Context, text string, find func(design string) (New, bool), out io.Writer) error {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(400) // as `stampede serve` does
+	}
+	uuid.EnableRandPool() // a system call for each order would count against the design
+	var spec Spec
+	if err := json.Unmarshal([]byte(text), &spec); err != nil {
+		return fmt.Errorf("read %s: %w", Env, err)
+	}
+	open, found := find(spec.Design)
+	if !found {
+		return fmt.Errorf("there is no design %q", spec.Design)
+	}
+	design, err := open(ctx, spec.Backend)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", spec.Design, err)
+	}
+	if err := design.Prepare(ctx, spec.Sale, spec.Stock); err != nil {
+		return fmt.Errorf("prepare the sale for %s: %w", spec.Design, err)
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", spec.Addr)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintln(out, announce(listener))
+	return serve(ctx, listener, design, spec.Sale)
+}
+
+// serve answers buyers until ctx ends or the design fails. The design's own work ends after the last
+// answer, so that it can finish what was accepted.
+func serve(ctx context.Context, listener net.Listener, design Design, sale uuid.UUID) error {
+	background, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	worked := make(chan error, 1)
+	go func() { worked <- design.Run(background) }()
+
+	server := newServer(design, sale)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+
+	var failed error
+	select {
+	case err := <-worked:
+		worked <- err
+		failed = errors.New("the design's work ended before it was told to")
+	case err := <-served:
+		served <- err
+	case <-ctx.Done():
+	}
+	patience, cancel := context.WithTimeout(background, drainTimeout)
+	defer cancel()
+	shutdown := server.Shutdown(patience)
+	if shutdown != nil {
+		_ = server.Close()
+	}
+	stop()
+	err := errors.Join(failed, shutdown, ignore(<-worked, context.Canceled), ignore(<-served, http.ErrServerClosed))
+	return err
+}
+
+// ignore is err, unless it is the expected one.
+func ignore(err, expected error) error {
+	if errors.Is(err, expected) {
+		return nil
+	}
+	return err
+}
