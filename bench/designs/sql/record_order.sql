@@ -1,0 +1,21 @@
+-- Writes the rows that one confirmed order has in the product's ledger (sql/queries/record_orders.sql):
+-- its two events and the order itself. It is one statement, so it is a transaction of its own and takes
+-- one round trip; inside a transaction it is a part of that.
+--
+-- $1 order, $2 sale, $3 user, $4 quantity, $5 reserved at, $6 sequence: its place in the sale
+--
+-- An order that is there already stays as it is, so a delivery may be repeated.
+WITH placed AS (
+    -- key_fingerprint is given because its default marks rows of an older worker, in an index of their own.
+    INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint)
+    VALUES ($1, $2, $3, $4, 'confirmed', 2, $6, 1, $5, now(), NULL)
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id, sale_id, user_id, quantity, sequence, epoch, reserved_at, updated_at
+)
+INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
+SELECT id, 1, 'OrderReserved', sale_id, user_id, quantity, reserved_at,
+       jsonb_build_object('sequence', sequence, 'epoch', epoch)
+FROM placed
+UNION ALL
+SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, '{}'
+FROM placed
