@@ -2,7 +2,11 @@
 // file each, in the best form that its idea can have, with what it gets right and how it fails.
 package designs
 
-import "stampede/bench/front"
+import (
+	"time"
+
+	"stampede/bench/front"
+)
 
 // Entry is a design of the ladder.
 type Entry struct {
@@ -15,6 +19,14 @@ type Entry struct {
 	Fronts int
 	// NoOrders marks designs that sell nothing: what they answer is not to be found in Postgres.
 	NoOrders bool
+	// Options are those of front.Backend, so that one design can stand on the ladder in several forms.
+	Options map[string]string
+	// Missing tells what this machine lacks for the design, such as Java; nil or "" if nothing. A
+	// design that lacks something is left out, and the page says so.
+	Missing func() string
+	// TakesOver is how long after a kill -9 accepted orders may lie still until another process goes on
+	// with them: only orders that are not in Postgres after that are lost. 0 is at once.
+	TakesOver time.Duration
 }
 
 // All are the designs by name.
