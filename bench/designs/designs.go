@@ -33,6 +33,13 @@ type Entry struct {
 var All = map[string]Entry{
 	"nothing":     {New: newNothing, NoOrders: true},
 	"nothing-raw": {New: newNothingRaw, NoOrders: true},
+
+	"check-set":    {New: newCheckSet},
+	"mutex":        {New: newMutex},
+	"mutex-twice":  {New: newMutex, Fronts: 2},
+	"setnx":        {New: newSetNX},
+	"memory-queue": {New: newMemoryQueue},
+	"stock-stream": {New: newStockStream, TakesOver: stockTakesOver},
 }
 
 // Find is for front.Main.

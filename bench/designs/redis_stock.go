@@ -1,0 +1,106 @@
+package designs
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"stampede/bench/front"
+	"stampede/internal/connect"
+)
+
+// none is no verdict yet: nothing speaks against the order, and its units are taken.
+const none front.Verdict = 0
+
+// redisStock is what all designs have that keep the stock of a sale and its buyers in Redis and the
+// orders in Postgres.
+type redisStock struct {
+	rdb    *redis.Client
+	pool   *pgxpool.Pool
+	prefix string
+}
+
+// connections are as many as a design can use.
+type connections struct{ redis, postgres int }
+
+func openRedisStock(ctx context.Context, b front.Backend, n connections) (*redisStock, error) {
+	rdb, err := openRedis(b.RedisURL, n.redis)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := connect.Postgres(ctx, b.DatabaseURL, int32(n.postgres))
+	if err != nil {
+		return nil, err
+	}
+	return &redisStock{rdb: rdb, pool: pool, prefix: b.Prefix}, nil
+}
+
+// openRedis returns a client without what costs a rival time or units: go-redis would look for push
+// messages before every answer, and would send again what got no answer. None of these designs knows its
+// own repeat, so that would take a second unit.
+func openRedis(url string, connections int) (*redis.Client, error) {
+	o, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, fmt.Errorf("open Redis: %w", err)
+	}
+	const off = -1
+	o.PoolSize, o.PipelinePoolSize, o.MaxRetries = connections, off, off
+	o.Protocol = 2
+	o.DisableIdentity = true
+	o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	return redis.NewClient(o), nil
+}
+
+func (s *redisStock) stockKey(sale uuid.UUID) string  { return s.prefix + ":stock:" + sale.String() }
+func (s *redisStock) buyersKey(sale uuid.UUID) string { return s.prefix + ":buyers:" + sale.String() }
+
+// Prepare implements front.Design: the stock is put into Redis once, which keeps it over restarts of
+// the front.
+func (s *redisStock) Prepare(ctx context.Context, sale uuid.UUID, stock int64) error {
+	return s.rdb.SetNX(ctx, s.stockKey(sale), stock, 0).Err()
+}
+
+// Run implements front.Design for those that have nothing to do in the background.
+func (s *redisStock) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+// confirm writes an order whose units are taken. If Postgres refuses, they are gone and nobody has them.
+func (s *redisStock) confirm(ctx context.Context, o front.Order) (front.Verdict, error) {
+	if err := recordOrder(ctx, s.pool, o, unnumbered); err != nil {
+		return none, err
+	}
+	return front.Confirmed, nil
+}
+
+// scriptVerdict reads the answer of the tutorials' scripts.
+func scriptVerdict(answer int) (front.Verdict, error) {
+	switch answer {
+	case 0:
+		return none, nil
+	case 1:
+		return front.SoldOut, nil
+	case 2:
+		return front.AlreadyPurchased, nil
+	}
+	return none, fmt.Errorf("the script answered %d", answer)
+}
+
+// countOption reads an option that is a number of connections or subscribers.
+func countOption(b front.Backend, name string, otherwise int) (int, error) {
+	text, given := b.Options[name]
+	if !given {
+		return otherwise, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("option %s: %q is no number of at least 1", name, text)
+	}
+	return n, nil
+}

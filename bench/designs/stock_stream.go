@@ -1,0 +1,146 @@
+package designs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
+
+	"stampede/bench/front"
+)
+
+// stockStream is what better tutorials end with: the same script also appends the order to a Redis
+// stream, and a consumer group writes what it reads to the database. Here the consumers are
+// watermill-redisstream's own subscribers behind its own router, as a user of that library has them.
+//
+// What it gets right: unit and order are one step, and the order is on the disk of Redis when the
+// buyer hears of it. A process that dies leaves what it was working on in the pending list, another
+// one claims it, and its row is written once because the order's id is its key. Nothing is lost.
+//
+// How it fails: not in its answers, but in what they cost. Every buyer is a script call, and every order a
+// read, a transaction and an ack of its own: each subscriber holds one message at a time. So the stream
+// grows while the crowd is there, and nothing trims it. Orphans come back only after they were idle
+// for a while, and an entry that cannot be read ends the subscriber that gets it.
+type stockStream struct {
+	*redisStock
+	redisURL    string
+	subscribers int
+}
+
+const (
+	// stockSubscribers is where more of them do not write faster on a few cores: Postgres syncs the
+	// commits of several together.
+	stockSubscribers = 16
+	// Orders of a process that died are claimed after seconds instead of the library's 60 s, which
+	// is long for a buyer and still hundreds of times what a transaction takes.
+	stockMaxIdle       = 5 * time.Second
+	stockClaimInterval = time.Second
+	stockTakesOver     = stockMaxIdle + 2*stockClaimInterval
+	// stockResend keeps a subscriber from sending one message as fast as it can while Postgres is
+	// away, as the library does by default.
+	stockResend = 100 * time.Millisecond
+	// stockSubscriberConnections: reading, claiming, looking after consumers, and acking.
+	stockSubscriberConnections = 4
+	stockGroup                 = "fulfillment"
+)
+
+func newStockStream(ctx context.Context, b front.Backend) (front.Design, error) {
+	subscribers, err := countOption(b, "subscribers", stockSubscribers)
+	if err != nil {
+		return nil, err
+	}
+	stock, err := openRedisStock(ctx, b, connections{redis: 64, postgres: subscribers})
+	if err != nil {
+		return nil, err
+	}
+	return &stockStream{redisStock: stock, redisURL: b.RedisURL, subscribers: subscribers}, nil
+}
+
+func (d *stockStream) streamKey() string { return d.prefix + ":orders" }
+
+// streamOrder is the payload of a message, of which the order's id is the UUID.
+type streamOrder struct {
+	Sale     uuid.UUID `json:"sale_id"`
+	User     string    `json:"user_id"`
+	Quantity int64     `json:"quantity"`
+}
+
+// Buy implements front.Design.
+func (d *stockStream) Buy(ctx context.Context, o front.Order) (front.Verdict, error) {
+	payload, err := json.Marshal(streamOrder{Sale: o.Sale, User: o.User, Quantity: o.Quantity})
+	if err != nil {
+		return none, fmt.Errorf("write order=%s: %w", o.ID, err)
+	}
+	keys := []string{d.stockKey(o.Sale), d.buyersKey(o.Sale), d.streamKey()}
+	answer, err := takeStreamScript.Run(ctx, d.rdb, keys, o.User, o.Quantity, o.ID.String(), payload).Int()
+	if err != nil {
+		return none, fmt.Errorf("take units of the stock: %w", err)
+	}
+	if refusal, err := scriptVerdict(answer); refusal != none || err != nil {
+		return refusal, err
+	}
+	return front.Reserved, nil
+}
+
+// Run implements front.Design: it is the consumer group's part in this process.
+func (d *stockStream) Run(ctx context.Context) error {
+	// Only errors: the library tells of every message three times.
+	logger := &watermill.StdLoggerAdapter{ErrorLogger: slog.NewLogLogger(slog.Default().Handler(), slog.LevelError)}
+	router, err := message.NewRouter(message.RouterConfig{}, logger)
+	if err != nil {
+		return fmt.Errorf("make the router: %w", err)
+	}
+	for i := range d.subscribers {
+		subscriber, err := d.newSubscriber(logger)
+		if err != nil {
+			return err
+		}
+		router.AddConsumerHandler(fmt.Sprintf("record-%d", i+1), d.streamKey(), subscriber, d.record)
+	}
+	// The router closes the subscribers, each of which closes its client.
+	if err := router.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("consume orders: %w", err)
+	}
+	return nil
+}
+
+func (d *stockStream) newSubscriber(logger watermill.LoggerAdapter) (*redisstream.Subscriber, error) {
+	client, err := openRedis(d.redisURL, stockSubscriberConnections)
+	if err != nil {
+		return nil, err
+	}
+	// The consumer's name is left to the library, which makes a random one.
+	subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
+		Client:          client,
+		ConsumerGroup:   stockGroup,
+		NackResendSleep: stockResend,
+		ClaimInterval:   stockClaimInterval,
+		MaxIdleTime:     stockMaxIdle,
+		// A read that blocks without end is not given up at shutdown either.
+		DisableIndefiniteInitialBlock: true,
+	}, logger)
+	if err != nil {
+		return nil, fmt.Errorf("make a subscriber: %w", err)
+	}
+	return subscriber, nil
+}
+
+// record writes one order in a transaction of its own. What fails is sent again.
+func (d *stockStream) record(m *message.Message) error {
+	id, err := uuid.Parse(m.UUID)
+	if err != nil {
+		return fmt.Errorf("message %s: %w", m.UUID, err)
+	}
+	var o streamOrder
+	if err := json.Unmarshal(m.Payload, &o); err != nil {
+		return fmt.Errorf("message %s: %w", m.UUID, err)
+	}
+	return recordOrder(m.Context(), d.pool, front.Order{ID: id, Sale: o.Sale, User: o.User, Quantity: o.Quantity}, unnumbered)
+}
