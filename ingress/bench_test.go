@@ -160,7 +160,7 @@ func listen(b *testing.B, h http.Handler) string {
 func purchases(addr string, sale uuid.UUID, status int) benchkit.HTTPLoad {
 	head := "POST /v1/sales/" + sale.String() + "/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\nX-User-ID: buyer-"
 	return benchkit.HTTPLoad{
-		Addr: addr, Connections: benchConnections, For: benchRound, Status: status,
+		Addrs: []string{addr}, Connections: benchConnections, For: benchRound, Status: status,
 		Request: func(dst []byte, n uint64) []byte {
 			dst = append(dst, head...)
 			dst = strconv.AppendUint(dst, n, 10)

@@ -1,0 +1,111 @@
+package benchkit
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/pause"
+)
+
+func serve(t *testing.T, h http.HandlerFunc) []string {
+	t.Helper()
+	server := httptest.NewServer(h)
+	t.Cleanup(server.Close)
+	return []string{strings.TrimPrefix(server.URL, "http://")}
+}
+
+func get(dst []byte, _ uint64) []byte { return append(dst, "GET / HTTP/1.1\r\nHost: test\r\n\r\n"...) }
+
+func TestClosedLoopCountsAnswersByStatus(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Uint64
+	load := HTTPLoad{
+		Connections: 4, For: time.Minute, Most: 90, Request: get,
+		Addrs: serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			if asked.Add(1)%3 == 0 {
+				w.WriteHeader(http.StatusConflict)
+			}
+			_, _ = io.WriteString(w, "body")
+		}),
+	}
+	var heard sync.Map
+	load.Heard = func(n uint64, _ int, body []byte) { heard.Store(n, string(body)) }
+	answers, err := load.Measure(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, map[int]int64{200: 60, 409: 30}, answers.ByStatus)
+	assert.Equal(t, int64(60), answers.Wanted)
+	assert.Equal(t, int64(30), answers.Others())
+	assert.Len(t, answers.latencies, 60)
+	for n := range uint64(90) {
+		body, found := heard.Load(n + 1)
+		assert.True(t, found)
+		assert.Equal(t, "body", body)
+	}
+}
+
+// One connection and one answer that takes long: all that was due meanwhile has waited for it.
+func TestOpenLoopCountsFromTheMomentInWhichARequestWasDue(t *testing.T) {
+	t.Parallel()
+	const hold = 200 * time.Millisecond
+	var first atomic.Bool
+	load := HTTPLoad{
+		Connections: 1, For: 300 * time.Millisecond, Rate: 100, Request: get,
+		Addrs: serve(t, func(_ http.ResponseWriter, r *http.Request) {
+			if !first.Swap(true) {
+				pause.For(hold, r.Context().Done())
+			}
+		}),
+	}
+	answers, err := load.Measure(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, int64(30), answers.Wanted)
+	assert.GreaterOrEqual(t, answers.Percentile(100), hold)
+	// Those that were due in its first half have waited for its second half at least.
+	assert.GreaterOrEqual(t, answers.Percentile(70), hold/2)
+}
+
+func TestOpenLoopCountsWhatWasDueAndNeverSent(t *testing.T) {
+	t.Parallel()
+	const length = 50 * time.Millisecond
+	load := HTTPLoad{
+		Connections: 1, For: length, Rate: 1000, Request: get,
+		Addrs: serve(t, func(_ http.ResponseWriter, r *http.Request) { pause.For(3*length, r.Context().Done()) }),
+	}
+	answers, err := load.Measure(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, int64(1), answers.Wanted)
+	assert.Equal(t, int64(49), answers.Unsent)
+	assert.GreaterOrEqual(t, answers.Percentile(0), 2*length)
+}
+
+func TestConnectionsThatBreakAreCounted(t *testing.T) {
+	t.Parallel()
+	load := HTTPLoad{
+		Connections: 3, For: time.Minute, Request: get,
+		Addrs: serve(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }),
+	}
+	answers, err := load.Measure(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, int64(3), answers.Broken)
+	assert.Zero(t, answers.Percentile(50))
+	assert.Equal(t, "3 × broken", answers.String())
+}
+
+func TestAnswerOfUnknownLengthIsAnError(t *testing.T) {
+	t.Parallel()
+	load := HTTPLoad{
+		Connections: 1, For: time.Minute, Request: get,
+		Addrs: serve(t, func(w http.ResponseWriter, _ *http.Request) { assert.NoError(t, http.NewResponseController(w).Flush()) }),
+	}
+	_, err := load.Measure(t.Context())
+	require.ErrorIs(t, err, errNotHTTP)
+}
