@@ -40,6 +40,10 @@ var All = map[string]Entry{
 	"setnx":        {New: newSetNX},
 	"memory-queue": {New: newMemoryQueue},
 	"stock-stream": {New: newStockStream, TakesOver: stockTakesOver},
+
+	"postgres-row":     {New: newPostgresRow, Guarded: true},
+	"postgres-units":   {New: newPostgresUnits, Guarded: true},
+	"postgres-batched": {New: newPostgresBatched, Guarded: true},
 }
 
 // Find is for front.Main.

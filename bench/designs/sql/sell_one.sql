@@ -1,0 +1,28 @@
+-- Sells to one buyer what the sale holds, and writes the rows that the order has in the product's ledger
+-- (sql/queries/record_orders.sql). It is a transaction of its own.
+--
+-- $1 order, $2 sale, $3 user, $4 quantity
+--
+-- Answers a word: confirmed, already-purchased or sold-out. While there is stock, a user who has an order is
+-- refused by the unique index of live orders, which fails the statement and so gives the unit back.
+WITH sale AS (
+    UPDATE sales SET sold = sold + $4, last_sequence = last_sequence + $4
+    WHERE id = $2 AND sold + $4 <= stock
+    RETURNING last_sequence AS sequence, epoch
+), placed AS (
+    INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint)
+    SELECT $1, $2, $3, $4, 'confirmed', 2, sequence, epoch, now(), now(), NULL
+    FROM sale
+), logged AS (
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
+    SELECT $1, 1, 'OrderReserved', $2, $3, $4, now(), jsonb_build_object('sequence', sequence, 'epoch', epoch)
+    FROM sale
+    UNION ALL
+    SELECT $1, 2, 'OrderConfirmed', $2, $3, $4, now(), '{}'
+    FROM sale
+)
+SELECT CASE
+    WHEN EXISTS (SELECT FROM sale) THEN 'confirmed'
+    WHEN EXISTS (SELECT FROM orders WHERE sale_id = $2 AND user_id = $3 AND status IN ('confirmed', 'paid')) THEN 'already-purchased'
+    ELSE 'sold-out'
+END

@@ -1,0 +1,36 @@
+-- Sells units to one buyer that nobody else is about to take, and writes the rows that the order has in the
+-- product's ledger (sql/queries/record_orders.sql). It is a transaction of its own.
+--
+-- $1 order, $2 sale, $3 user, $4 quantity, $5 the lowest unit to look at
+--
+-- Answers a word: confirmed, already-purchased or sold-out. While there are units, a user who has an order is
+-- refused by the unique index of live orders, which fails the statement and so puts the units back.
+WITH free AS MATERIALIZED (
+    SELECT unit FROM bench_units
+    WHERE sale_id = $2 AND unit >= $5
+    ORDER BY sale_id, unit
+    LIMIT $4
+    FOR UPDATE SKIP LOCKED
+), enough AS MATERIALIZED (
+    SELECT unit FROM free WHERE (SELECT count(*) FROM free) = $4
+), sold AS (
+    DELETE FROM bench_units USING enough WHERE bench_units.sale_id = $2 AND bench_units.unit = enough.unit
+), sale AS (
+    SELECT min(unit) AS sequence, (SELECT epoch FROM sales WHERE id = $2) AS epoch FROM enough HAVING count(*) > 0
+), placed AS (
+    INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint)
+    SELECT $1, $2, $3, $4, 'confirmed', 2, sequence, epoch, now(), now(), NULL
+    FROM sale
+), logged AS (
+    INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
+    SELECT $1, 1, 'OrderReserved', $2, $3, $4, now(), jsonb_build_object('sequence', sequence, 'epoch', epoch)
+    FROM sale
+    UNION ALL
+    SELECT $1, 2, 'OrderConfirmed', $2, $3, $4, now(), '{}'
+    FROM sale
+)
+SELECT coalesce((SELECT sequence FROM sale), 0), CASE
+    WHEN EXISTS (SELECT FROM sale) THEN 'confirmed'
+    WHEN EXISTS (SELECT FROM orders WHERE sale_id = $2 AND user_id = $3 AND status IN ('confirmed', 'paid')) THEN 'already-purchased'
+    ELSE 'sold-out'
+END
