@@ -25,16 +25,16 @@ import (
 // the two writes together. That also makes the gap between them as narrow as it can be.
 type checkSet struct{ *redisStock }
 
-// checkSetConnections: more writers than 16 do not make Postgres' commits faster on a few cores, and
-// Redis syncs all that it has read in one go, so it likes many askers.
-var checkSetConnections = connections{redis: 64, postgres: 16}
+// checkSetWriters: Postgres syncs the commits of several together, and more than this many do not make it
+// faster on a few cores.
+const checkSetWriters = 16
 
 func newCheckSet(ctx context.Context, b front.Backend) (front.Design, error) {
 	return openCheckSet(ctx, b)
 }
 
 func openCheckSet(ctx context.Context, b front.Backend) (*checkSet, error) {
-	stock, err := openRedisStock(ctx, b, checkSetConnections)
+	stock, err := openRedisStock(ctx, b, checkSetWriters)
 	if err != nil {
 		return nil, err
 	}

@@ -34,6 +34,8 @@ type memoryQueue struct {
 }
 
 const (
+	// memoryQueueWriters: one thread is what keeps the orders in line, say the tutorials.
+	memoryQueueWriters = 1
 	// memoryQueueLength is what tutorials take: 1024 * 1024.
 	memoryQueueLength = 1 << 20
 	// memoryQueueDrain is what Kubernetes gives a process between SIGTERM and SIGKILL by default.
@@ -42,11 +44,8 @@ const (
 	recordAgain = 100 * time.Millisecond
 )
 
-// memoryQueueConnections: every buyer needs Redis, and only the worker needs Postgres.
-var memoryQueueConnections = connections{redis: 64, postgres: 1}
-
 func newMemoryQueue(ctx context.Context, b front.Backend) (front.Design, error) {
-	stock, err := openRedisStock(ctx, b, memoryQueueConnections)
+	stock, err := openRedisStock(ctx, b, memoryQueueWriters)
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@ package designs
 import (
 	"context"
 	"fmt"
-	"strconv"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -25,15 +24,24 @@ type redisStock struct {
 	prefix string
 }
 
-// connections are as many as a design can use.
-type connections struct{ redis, postgres int }
+// stockConnections: Redis syncs all that it has read in one go, so it is the faster the more buyers ask
+// at once, up to about this many.
+const stockConnections = 64
 
-func openRedisStock(ctx context.Context, b front.Backend, n connections) (*redisStock, error) {
-	rdb, err := openRedis(b.RedisURL, n.redis)
+// openRedisStock opens both, with as many connections to Postgres as the design can use.
+func openRedisStock(ctx context.Context, b front.Backend, writers int) (*redisStock, error) {
+	asking, err := option(b, "redis-connections", stockConnections)
 	if err != nil {
 		return nil, err
 	}
-	pool, err := connect.Postgres(ctx, b.DatabaseURL, int32(n.postgres))
+	if writers, err = option(b, "postgres-connections", writers); err != nil {
+		return nil, err
+	}
+	rdb, err := openRedis(b.RedisURL, asking)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := connect.Postgres(ctx, b.DatabaseURL, int32(writers))
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +64,8 @@ func openRedis(url string, connections int) (*redis.Client, error) {
 	return redis.NewClient(o), nil
 }
 
-func (s *redisStock) stockKey(sale uuid.UUID) string  { return s.prefix + ":stock:" + sale.String() }
+func (s *redisStock) stockKey(sale uuid.UUID) string { return s.prefix + ":stock:" + sale.String() }
+
 func (s *redisStock) buyersKey(sale uuid.UUID) string { return s.prefix + ":buyers:" + sale.String() }
 
 // Prepare implements front.Design: the stock is put into Redis once, which keeps it over restarts of
@@ -90,17 +99,4 @@ func scriptVerdict(answer int) (front.Verdict, error) {
 		return front.AlreadyPurchased, nil
 	}
 	return none, fmt.Errorf("the script answered %d", answer)
-}
-
-// countOption reads an option that is a number of connections or subscribers.
-func countOption(b front.Backend, name string, otherwise int) (int, error) {
-	text, given := b.Options[name]
-	if !given {
-		return otherwise, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		return 0, fmt.Errorf("option %s: %q is no number of at least 1", name, text)
-	}
-	return n, nil
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
 
 	"stampede/bench/front"
 )
 
 // stockStream is what better tutorials end with: the same script also appends the order to a Redis
 // stream, and a consumer group writes what it reads to the database. Here the consumers are
-// watermill-redisstream's own subscribers behind its own router, as a user of that library has them.
+// watermill-redisstream's own subscribers, as many as are of use.
 //
 // What it gets right: unit and order are one step, and the order is on the disk of Redis when the
 // buyer hears of it. A process that dies leaves what it was working on in the pending list, another
@@ -52,11 +53,11 @@ const (
 )
 
 func newStockStream(ctx context.Context, b front.Backend) (front.Design, error) {
-	subscribers, err := countOption(b, "subscribers", stockSubscribers)
+	subscribers, err := option(b, "subscribers", stockSubscribers)
 	if err != nil {
 		return nil, err
 	}
-	stock, err := openRedisStock(ctx, b, connections{redis: 64, postgres: subscribers})
+	stock, err := openRedisStock(ctx, b, subscribers)
 	if err != nil {
 		return nil, err
 	}
@@ -91,27 +92,18 @@ func (d *stockStream) Buy(ctx context.Context, o front.Order) (front.Verdict, er
 
 // Run implements front.Design: it is the consumer group's part in this process.
 func (d *stockStream) Run(ctx context.Context) error {
-	// Only errors: the library tells of every message three times.
-	logger := &watermill.StdLoggerAdapter{ErrorLogger: slog.NewLogLogger(slog.Default().Handler(), slog.LevelError)}
-	router, err := message.NewRouter(message.RouterConfig{}, logger)
-	if err != nil {
-		return fmt.Errorf("make the router: %w", err)
-	}
-	for i := range d.subscribers {
-		subscriber, err := d.newSubscriber(logger)
+	var consumers errgroup.Group
+	for range d.subscribers {
+		subscriber, err := d.newSubscriber(errorLog{ctx: ctx})
 		if err != nil {
 			return err
 		}
-		router.AddConsumerHandler(fmt.Sprintf("record-%d", i+1), d.streamKey(), subscriber, d.record)
+		consumers.Go(func() error { return d.consume(ctx, subscriber) })
 	}
-	// The router closes the subscribers, each of which closes its client.
-	if err := router.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
-		return fmt.Errorf("consume orders: %w", err)
-	}
-	return nil
+	return consumers.Wait()
 }
 
-func (d *stockStream) newSubscriber(logger watermill.LoggerAdapter) (*redisstream.Subscriber, error) {
+func (d *stockStream) newSubscriber(log watermill.LoggerAdapter) (*redisstream.Subscriber, error) {
 	client, err := openRedis(d.redisURL, stockSubscriberConnections)
 	if err != nil {
 		return nil, err
@@ -125,11 +117,33 @@ func (d *stockStream) newSubscriber(logger watermill.LoggerAdapter) (*redisstrea
 		MaxIdleTime:     stockMaxIdle,
 		// A read that blocks without end is not given up at shutdown either.
 		DisableIndefiniteInitialBlock: true,
-	}, logger)
+	}, log)
 	if err != nil {
 		return nil, fmt.Errorf("make a subscriber: %w", err)
 	}
 	return subscriber, nil
+}
+
+// consume writes what the subscriber reads until ctx ends. If the subscriber ends before that, the
+// others go on.
+func (d *stockStream) consume(ctx context.Context, subscriber *redisstream.Subscriber) error {
+	defer func() { _ = subscriber.Close() }() // and its client
+	messages, err := subscriber.Subscribe(ctx, d.streamKey())
+	if err == nil {
+		for m := range messages {
+			if err := d.record(m); err != nil {
+				slog.Warn("an order is to be written again", "order", m.UUID, "err", err)
+				m.Nack()
+				continue
+			}
+			m.Ack()
+		}
+		err = errors.New("the subscriber ended")
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return fmt.Errorf("consume orders: %w", err)
 }
 
 // record writes one order in a transaction of its own. What fails is sent again.
@@ -144,3 +158,20 @@ func (d *stockStream) record(m *message.Message) error {
 	}
 	return recordOrder(m.Context(), d.pool, front.Order{ID: id, Sale: o.Sale, User: o.User, Quantity: o.Quantity}, unnumbered)
 }
+
+// errorLog tells what goes wrong until ctx ends, when the library takes the end of its connections
+// for an error. It tells nothing else, because the library speaks of every message three times.
+type errorLog struct {
+	watermill.NopLogger
+	ctx context.Context
+}
+
+// Error implements watermill.LoggerAdapter.
+func (l errorLog) Error(what string, err error, fields watermill.LogFields) {
+	if l.ctx.Err() == nil {
+		slog.Error("redisstream: "+what, "err", err, "fields", fields)
+	}
+}
+
+// With implements watermill.LoggerAdapter.
+func (l errorLog) With(watermill.LogFields) watermill.LoggerAdapter { return l }

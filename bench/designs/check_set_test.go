@@ -1,0 +1,72 @@
+package designs
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/bench/front"
+)
+
+// What every design on a stock in Redis promises to buyers who come one after another.
+func TestBuyersInALineGetWhatIsThere(t *testing.T) {
+	t.Parallel()
+	for name, accepted := range map[string]front.Verdict{
+		"check-set": front.Confirmed, "mutex": front.Confirmed, "setnx": front.Confirmed,
+		"memory-queue": front.Reserved, "stock-stream": front.Reserved,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSale(t, 3, All[name].Guarded)
+			d := opened[front.Design](t, s, All[name].New)
+			stop := run(t, d)
+			require.Equal(t, accepted, s.buy(t, d, "alice"))
+			require.Equal(t, front.AlreadyPurchased, s.buy(t, d, "alice"))
+			two := s.order("bob")
+			two.Quantity = 3
+			verdict, err := d.Buy(t.Context(), two)
+			require.NoError(t, err)
+			require.Equal(t, front.SoldOut, verdict, "two units are left, and bob wants three")
+			two.Quantity = 2
+			verdict, err = d.Buy(t.Context(), two)
+			require.NoError(t, err)
+			require.Equal(t, accepted, verdict)
+			require.Equal(t, front.SoldOut, s.buy(t, d, "carol"))
+			s.requireOrders(t, 2)
+			stop()
+
+			again := opened[front.Design](t, s, All[name].New)
+			run(t, again)
+			require.Equal(t, front.SoldOut, s.buy(t, again, "carol"), "a restart keeps what is left: nothing")
+			require.Equal(t, 2, s.orders(t))
+		})
+	}
+}
+
+func TestTwoBuyersOfTheLastUnitBothGetItFromCheckAndSet(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, 1, All["check-set"].Guarded)
+	d := opened[*checkSet](t, s, newCheckSet)
+	g := holdAt(d.rdb, "set")
+	alice, bob := s.startBuying(t, d, "alice"), s.startBuying(t, d, "bob")
+	<-g.reached
+	<-g.reached
+	close(g.open)
+	require.Equal(t, bought{verdict: front.Confirmed}, <-alice)
+	require.Equal(t, bought{verdict: front.Confirmed}, <-bob)
+	require.Equal(t, 2, s.orders(t), "orders of one unit")
+}
+
+func TestABuyerWhoAsksTwiceAtOnceBuysTwiceFromCheckAndSet(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, 10, All["check-set"].Guarded)
+	d := opened[*checkSet](t, s, newCheckSet)
+	g := holdAt(d.rdb, "set")
+	first, second := s.startBuying(t, d, "alice"), s.startBuying(t, d, "alice")
+	<-g.reached
+	<-g.reached
+	close(g.open)
+	require.Equal(t, bought{verdict: front.Confirmed}, <-first)
+	require.Equal(t, bought{verdict: front.Confirmed}, <-second)
+	require.Equal(t, "9", s.rdb.Get(t.Context(), d.stockKey(s.id)).Val(), "both stored the same remainder")
+}

@@ -1,0 +1,13 @@
+package designs
+
+import (
+	"testing"
+
+	"stampede/bench/front"
+	"stampede/internal/testkit"
+)
+
+// The test binary is a front as well, for tests that kill it.
+func TestMain(m *testing.M) {
+	testkit.Main(m, testkit.WithCommand(func() int { return front.Main(Find) }))
+}

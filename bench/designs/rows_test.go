@@ -1,0 +1,56 @@
+package designs
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"stampede/fulfillment"
+	"stampede/reservation"
+)
+
+// rowsOf are all rows of all orders, without what is different each time.
+func rowsOf(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	const query = `
+		SELECT (to_jsonb(o) - 'updated_at')::text FROM orders AS o
+		UNION ALL
+		SELECT (to_jsonb(e) - 'position' - CASE WHEN version = 1 THEN '' ELSE 'occurred_at' END)::text FROM order_events AS e
+		ORDER BY 1`
+	rows, err := pool.Query(t.Context(), query)
+	require.NoError(t, err)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	return all
+}
+
+func TestARivalsOrderHasTheRowsOfTheLedger(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, 10, true)
+	o := s.order("alice")
+	o.Quantity = 2
+	require.NoError(t, recordOrder(t.Context(), s.pool, o, 7))
+	ours := rowsOf(t, s.pool)
+	require.Len(t, ours, 3)
+
+	_, err := s.pool.Exec(t.Context(), "TRUNCATE orders, order_events")
+	require.NoError(t, err)
+	_, err = fulfillment.NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{{
+		OrderID: o.ID, SaleID: o.Sale, UserID: o.User, Quantity: o.Quantity,
+		Sequence: 7, Epoch: 1, RequestedAt: reservedAt(o.ID), ReservedAt: reservedAt(o.ID),
+	}})
+	require.NoError(t, err)
+	require.Equal(t, rowsOf(t, s.pool), ours)
+}
+
+func TestRecordingAnOrderAgainChangesNothing(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, 10, true)
+	o := s.order("alice")
+	require.NoError(t, recordOrder(t.Context(), s.pool, o, unnumbered))
+	first := rowsOf(t, s.pool)
+	require.NoError(t, recordOrder(t.Context(), s.pool, o, unnumbered))
+	require.Equal(t, first, rowsOf(t, s.pool))
+}

@@ -1,0 +1,231 @@
+package designs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/bench/front"
+	"stampede/internal/testkit"
+)
+
+// settled is how long anything may take that is under way.
+const settled = 15 * time.Second
+
+// sale is a sale with Redis keys and a database of its own.
+type sale struct {
+	id      uuid.UUID
+	stock   int64
+	backend front.Backend
+	pool    *pgxpool.Pool
+	rdb     *redis.Client
+}
+
+// newSale makes a sale as the benchmark does it for a design that is, or is not, guarded.
+func newSale(t *testing.T, stock int64, guarded bool) *sale {
+	t.Helper()
+	s := &sale{
+		id: uuid.Must(uuid.NewV7()), stock: stock, pool: testkit.Pool(t), rdb: testkit.Redis(t),
+		backend: front.Backend{
+			RedisURL: testkit.RedisURL(t), DatabaseURL: testkit.DatabaseURL(t), Prefix: testkit.Keys(t).Prefix,
+		},
+	}
+	_, err := s.pool.Exec(t.Context(), "INSERT INTO sales (id, name, stock) VALUES ($1, 'test', $2)", s.id, stock)
+	require.NoError(t, err)
+	if !guarded {
+		_, err := s.pool.Exec(t.Context(), "DROP INDEX orders_one_live_per_user")
+		require.NoError(t, err)
+	}
+	return s
+}
+
+// opened is a design that sells a sale, as one process of it does.
+func opened[D front.Design](t *testing.T, s *sale, open front.New) D {
+	t.Helper()
+	design, err := open(t.Context(), s.backend)
+	require.NoError(t, err)
+	if closer, ok := design.(interface{ close() }); ok {
+		t.Cleanup(closer.close)
+	}
+	require.NoError(t, design.Prepare(t.Context(), s.id, s.stock))
+	return design.(D)
+}
+
+func (s *redisStock) close() {
+	_ = s.rdb.Close()
+	s.pool.Close()
+}
+
+// run runs the design's background work until the test ends or stop is called.
+func run(t *testing.T, design front.Design) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- design.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		require.NoError(t, <-done)
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func (s *sale) order(user string) front.Order {
+	return front.Order{ID: uuid.Must(uuid.NewV7()), Sale: s.id, User: user, Quantity: 1}
+}
+
+func (s *sale) buy(t *testing.T, design front.Design, user string) front.Verdict {
+	t.Helper()
+	verdict, err := design.Buy(t.Context(), s.order(user))
+	require.NoError(t, err)
+	return verdict
+}
+
+// crowd lets n users buy at once, each from one of the designs, and counts the verdicts.
+func (s *sale) crowd(t *testing.T, n int, from ...front.Design) map[front.Verdict]int {
+	t.Helper()
+	verdicts := make([]front.Verdict, n)
+	failures := make([]error, n)
+	var buyers sync.WaitGroup
+	for i := range n {
+		buyers.Go(func() {
+			verdicts[i], failures[i] = from[i%len(from)].Buy(t.Context(), s.order(fmt.Sprintf("user-%d", i)))
+		})
+	}
+	buyers.Wait()
+	require.NoError(t, errors.Join(failures...))
+	counts := map[front.Verdict]int{}
+	for _, verdict := range verdicts {
+		counts[verdict]++
+	}
+	return counts
+}
+
+func (s *sale) orders(t *testing.T) int {
+	t.Helper()
+	var n int
+	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE sale_id = $1", s.id).Scan(&n))
+	return n
+}
+
+func (s *sale) requireOrders(t *testing.T, n int) {
+	t.Helper()
+	testkit.Eventually(t, settled, fmt.Sprintf("%d orders in Postgres", n), func() bool { return s.orders(t) == n })
+}
+
+// stopPostgres keeps everybody from writing orders until the function that it returns is called.
+func (s *sale) stopPostgres(t *testing.T) (goOn func()) {
+	t.Helper()
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "LOCK TABLE orders IN EXCLUSIVE MODE")
+	require.NoError(t, err)
+	goOn = sync.OnceFunc(func() {
+		if err := tx.Rollback(context.Background()); !errors.Is(err, pgx.ErrTxClosed) {
+			require.NoError(t, err)
+		}
+	})
+	t.Cleanup(goOn)
+	return goOn
+}
+
+// frontProcess is a design in a process of its own, which can be killed.
+type frontProcess struct {
+	*testkit.Cmd
+	url  string
+	http *http.Client
+}
+
+func (s *sale) start(t *testing.T, design string) *frontProcess {
+	t.Helper()
+	spec := front.Spec{Design: design, Backend: s.backend, Sale: s.id, Stock: s.stock, Addr: "127.0.0.1:0"}
+	variable, err := spec.Environ()
+	require.NoError(t, err)
+	name, value, _ := strings.Cut(variable, "=")
+	p := &frontProcess{Cmd: testkit.Command(t), http: &http.Client{Transport: &http.Transport{}}}
+	p.Setenv(name, value)
+	p.Start()
+	t.Cleanup(p.http.CloseIdleConnections)
+	const listens = "listens on "
+	_, addr, _ := strings.Cut(p.WaitOutput(settled, listens), listens)
+	_, _, err = net.SplitHostPort(addr)
+	require.NoError(t, err)
+	p.url = "http://" + addr + "/v1/sales/" + s.id.String() + "/orders"
+	return p
+}
+
+// buy returns the status that the user is answered.
+func (p *frontProcess) buy(t *testing.T, user string) int {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, p.url, strings.NewReader(`{"quantity":1}`))
+	require.NoError(t, err)
+	request.Header.Set("X-User-ID", user)
+	request.Header.Set("Content-Type", "application/json")
+	response, err := p.http.Do(request)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	return response.StatusCode
+}
+
+// gate holds what a Redis client sends at one place of its code, so that a test decides what
+// happens meanwhile. It is a hook of go-redis.
+type gate struct {
+	command string // a pipeline that begins with it waits
+	reached chan struct{}
+	open    chan struct{}
+}
+
+func holdAt(rdb *redis.Client, command string) *gate {
+	g := &gate{command: command, reached: make(chan struct{}, 16), open: make(chan struct{})}
+	rdb.AddHook(g)
+	return g
+}
+
+// DialHook implements redis.Hook.
+func (g *gate) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook implements redis.Hook.
+func (g *gate) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+// ProcessPipelineHook implements redis.Hook.
+func (g *gate) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, commands []redis.Cmder) error {
+		if commands[0].Name() == g.command {
+			g.reached <- struct{}{}
+			select {
+			case <-g.open:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return next(ctx, commands)
+	}
+}
+
+// bought is what became of a purchase that was under way beside the test.
+type bought struct {
+	verdict front.Verdict
+	err     error
+}
+
+func (s *sale) startBuying(t *testing.T, design front.Design, user string) <-chan bought {
+	t.Helper()
+	done := make(chan bought, 1)
+	go func() {
+		verdict, err := design.Buy(t.Context(), s.order(user))
+		done <- bought{verdict, err}
+	}()
+	return done
+}

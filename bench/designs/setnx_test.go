@@ -1,0 +1,75 @@
+package designs
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/bench/front"
+	"stampede/internal/testkit"
+)
+
+func (s *sale) lockOwner(t *testing.T, d *setnx) string {
+	t.Helper()
+	return s.rdb.Get(t.Context(), d.lockKey(s.id)).Val()
+}
+
+func TestSETNXSellsWhatIsThereInManyProcesses(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, 10, All["setnx"].Guarded)
+	here, there := opened[*setnx](t, s, newSetNX), opened[*setnx](t, s, newSetNX)
+	require.Equal(t, map[front.Verdict]int{front.Confirmed: 10, front.SoldOut: 54}, s.crowd(t, 64, here, there))
+	require.Equal(t, 10, s.orders(t))
+	require.Empty(t, s.lockOwner(t, here), "the lock was given back")
+}
+
+func TestSETNXLeavesTheLockOfAnotherOwnerAlone(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, 10, All["setnx"].Guarded)
+	d := opened[*setnx](t, s, newSetNX)
+	d.lease = 20 * time.Millisecond
+	require.NoError(t, d.lock(t.Context(), s.id, "late"))
+	d.lease = time.Minute
+	require.NoError(t, d.lock(t.Context(), s.id, "next"), "the lease of the late owner ends")
+	d.unlock(t.Context(), s.id, "late")
+	require.Equal(t, "next", s.lockOwner(t, d))
+	d.unlock(t.Context(), s.id, "next")
+	require.Empty(t, s.lockOwner(t, d))
+}
+
+func TestALeaseThatEndsTooEarlySellsAUnitTwice(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, 1, All["setnx"].Guarded)
+	paused, other := opened[*setnx](t, s, newSetNX), opened[*setnx](t, s, newSetNX)
+	paused.lease = 20 * time.Millisecond
+	g := holdAt(paused.rdb, "set")
+	alice := s.startBuying(t, paused, "alice")
+	<-g.reached
+	require.Equal(t, front.Confirmed, s.buy(t, other, "bob"), "bob gets the lock when the lease of alice has ended")
+	close(g.open)
+	require.Equal(t, bought{verdict: front.Confirmed}, <-alice)
+	require.Equal(t, 2, s.orders(t), "orders of one unit")
+}
+
+func TestSETNXOutlastsAHolderThatDied(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, 1, All["setnx"].Guarded)
+	d := opened[*setnx](t, s, newSetNX)
+	require.NoError(t, d.lock(t.Context(), s.id, "dead"))
+	began := time.Now()
+	require.Equal(t, front.Confirmed, s.buy(t, d, "alice"))
+	require.Greater(t, time.Since(began), setnxLease/2, "alice waited for the lease to end")
+}
+
+func TestSETNXGivesUpAtItsDeadline(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, 1, All["setnx"].Guarded)
+	d := opened[*setnx](t, s, newSetNX)
+	d.lease, d.patience = time.Minute, 50*time.Millisecond
+	require.NoError(t, d.lock(t.Context(), s.id, "busy"))
+	_, err := d.Buy(t.Context(), s.order("alice"))
+	require.ErrorIs(t, err, errLockBusy)
+	testkit.Eventually(t, settled, "the lock is still its owner's", func() bool { return s.lockOwner(t, d) == "busy" })
+	require.Equal(t, "1", s.rdb.Get(t.Context(), d.stockKey(s.id)).Val())
+}

@@ -1,0 +1,70 @@
+package designs
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+
+	"stampede/bench/front"
+	"stampede/internal/testkit"
+)
+
+func TestAStreamSellsWhatIsThereInManyProcesses(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, 10, All["stock-stream"].Guarded)
+	here, there := opened[*stockStream](t, s, newStockStream), opened[*stockStream](t, s, newStockStream)
+	run(t, here)
+	run(t, there)
+	require.Equal(t, map[front.Verdict]int{front.Reserved: 10, front.SoldOut: 54}, s.crowd(t, 64, here, there))
+	s.requireOrders(t, 10)
+}
+
+func TestAStreamKeepsWhatIsAcceptedOverAKill(t *testing.T) {
+	t.Parallel()
+	const accepted = 2 * stockSubscribers // so that some are being written, and some are not read yet
+	s := newSale(t, 100, All["stock-stream"].Guarded)
+	process := s.start(t, "stock-stream")
+	goOn := s.stopPostgres(t)
+	for i := range accepted {
+		require.Equal(t, http.StatusAccepted, process.buy(t, fmt.Sprintf("user-%d", i)))
+	}
+	process.Kill()
+	goOn()
+	process = s.start(t, "stock-stream")
+	require.Equal(t, http.StatusConflict, process.buy(t, "user-0"))
+	testkit.Eventually(t, stockTakesOver+settled, "all orders that were accepted", func() bool { return s.orders(t) == accepted })
+	pending := func() bool {
+		p, err := s.rdb.XPending(t.Context(), s.backend.Prefix+":orders", stockGroup).Result()
+		require.NoError(t, err)
+		return p.Count == 0
+	}
+	testkit.Eventually(t, settled, "the last ack", pending)
+	require.Equal(t, accepted, s.orders(t), "orders after the last delivery")
+}
+
+func TestTheScriptAppendsWhatTheStockPublisherWould(t *testing.T) {
+	t.Parallel()
+	s := newSale(t, 1, All["stock-stream"].Guarded)
+	d := opened[*stockStream](t, s, newStockStream)
+	o := s.order("alice")
+	verdict, err := d.Buy(t.Context(), o)
+	require.NoError(t, err)
+	require.Equal(t, front.Reserved, verdict)
+
+	publisher, err := redisstream.NewPublisher(redisstream.PublisherConfig{Client: testkit.Redis(t)}, watermill.NopLogger{})
+	require.NoError(t, err)
+	payload, err := json.Marshal(streamOrder{Sale: o.Sale, User: o.User, Quantity: o.Quantity})
+	require.NoError(t, err)
+	require.NoError(t, publisher.Publish(d.streamKey(), message.NewMessage(o.ID.String(), payload)))
+
+	entries, err := s.rdb.XRange(t.Context(), d.streamKey(), "-", "+").Result()
+	require.NoError(t, err)
+	require.Len(t, entries, 2)
+	require.Equal(t, entries[1].Values, entries[0].Values)
+}
