@@ -119,7 +119,7 @@ func refuse(c echo.Context, status int, slug, title string) error {
 	return c.JSON(status, problem{Type: "/problems/" + slug, Title: title, Status: status})
 }
 
-// addressLine begins the line in which a front says where it listens.
-const addressLine = "listens on "
+// AddressLine begins the line in which a front says where it listens.
+const AddressLine = "listens on "
 
-func announce(l net.Listener) string { return addressLine + l.Addr().String() }
+func announce(l net.Listener) string { return AddressLine + l.Addr().String() }

@@ -17,6 +17,8 @@ type Table struct {
 	Note string
 	Head []string
 	Rows [][]string
+	// Plot is the file of a picture of it, beside the page; "" if there is none.
+	Plot string
 }
 
 // Figures collects the tables of a run. It is safe for concurrent use.
@@ -49,6 +51,9 @@ func (f *Figures) Markdown() string {
 			fmt.Fprintf(&out, "| %s |\n", strings.Join(row, " | "))
 		}
 		out.WriteString("\n")
+		if t.Plot != "" {
+			fmt.Fprintf(&out, "![%s](%s)\n\n", t.Title, t.Plot)
+		}
 	}
 	return out.String()
 }

@@ -1,0 +1,115 @@
+package rig
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The roles whose CPU time is told apart.
+const (
+	Front    = "front" // and what a design does in the background of the same process
+	Worker   = "worker"
+	Redis    = "Redis"
+	Postgres = "Postgres"
+	Load     = "load" // the benchmark itself
+)
+
+// Roles are all of them, in the order in which an order meets them.
+var Roles = []string{Load, Front, Redis, Worker, Postgres}
+
+// Usage is CPU time, user and system, by role.
+type Usage map[string]time.Duration
+
+// Since is what was used after an earlier look.
+func (u Usage) Since(before Usage) Usage {
+	since := make(Usage)
+	for role, d := range u {
+		since[role] = d - before[role]
+	}
+	return since
+}
+
+// PerOrder is the CPU time of each role in microseconds for each of so many orders.
+func (u Usage) PerOrder(orders int64) map[string]float64 {
+	each := make(map[string]float64)
+	for role, d := range u {
+		each[role] = float64(d.Microseconds()) / float64(orders)
+	}
+	return each
+}
+
+// CPU is the CPU time that the servers of the shop and the benchmark itself have used so far.
+func (s *Shop) CPU() Usage {
+	s.b.Helper()
+	var self syscall.Rusage
+	require.NoError(s.b, syscall.Getrusage(syscall.RUSAGE_SELF, &self))
+	return Usage{
+		Redis:    ProcessCPU(s.b, s.servers.redis.Pid()),
+		Postgres: treeCPU(s.b, s.servers.postgres.Pid()),
+		Load:     time.Duration(self.Utime.Nano() + self.Stime.Nano()),
+	}
+}
+
+// ProcessCPU is the CPU time that a process has used so far.
+func ProcessCPU(b testing.TB, pid int) time.Duration {
+	b.Helper()
+	p, err := readStat(pid)
+	require.NoError(b, err)
+	return p.used
+}
+
+// treeCPU is the CPU time of a process and its children, those included that have ended. Postgres's
+// postmaster has a child for each connection.
+func treeCPU(b testing.TB, pid int) time.Duration {
+	b.Helper()
+	root, err := readStat(pid)
+	require.NoError(b, err)
+	sum := root.used + root.ofEnded
+	all, err := filepath.Glob("/proc/[0-9]*")
+	require.NoError(b, err)
+	for _, folder := range all {
+		id, _ := strconv.Atoi(filepath.Base(folder))
+		if p, err := readStat(id); err == nil && p.parent == pid { // others come and go meanwhile
+			sum += p.used
+		}
+	}
+	return sum
+}
+
+// stat is what /proc says of a process.
+type stat struct {
+	parent        int
+	used, ofEnded time.Duration
+}
+
+// tick is the unit of /proc/PID/stat: Linux shows programs 100 in a second, whatever its own clock is.
+const tick = 10 * time.Millisecond
+
+// readStat reads /proc/PID/stat, see proc(5).
+func readStat(pid int) (stat, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return stat{}, err
+	}
+	// The name, in parentheses, may hold anything; the third field follows it.
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+	field := func(n int) int {
+		value, convErr := strconv.Atoi(string(fields[n-3]))
+		if err == nil {
+			err = convErr
+		}
+		return value
+	}
+	s := stat{parent: field(4)}
+	s.used = time.Duration(field(14)+field(15)) * tick
+	s.ofEnded = time.Duration(field(16)+field(17)) * tick
+	return s, err
+}

@@ -1,0 +1,48 @@
+package rig
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"stampede/internal/figure"
+)
+
+// none stands in a table where nothing was measured.
+const none = "–"
+
+// With writes the median and, where there are several rounds, the least and the greatest value.
+func (s Spread) With(write func(float64) string) string {
+	switch s.N {
+	case 0:
+		return none
+	case 1:
+		return write(s.Median)
+	}
+	return fmt.Sprintf("%s (%s–%s)", write(s.Median), write(s.Min), write(s.Max))
+}
+
+// Middle writes the median only.
+func (s Spread) Middle(write func(float64) string) string {
+	if s.N == 0 {
+		return none
+	}
+	return write(s.Median)
+}
+
+// Count writes a whole number with its thousands apart.
+func Count(v float64) string { return figure.Count(int64(math.Round(v))) }
+
+// Ratio writes a number with about three digits.
+func Ratio(v float64) string {
+	switch {
+	case v < 10:
+		return strconv.FormatFloat(v, 'f', 2, 64)
+	case v < 100:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	}
+	return Count(v)
+}
+
+// Millis writes a time that is given in milliseconds.
+func Millis(v float64) string { return Ratio(v) + " ms" }

@@ -1,0 +1,81 @@
+// Package rig is what the benchmarks of this module stand on: a private Redis and Postgres, the
+// product's own binary and the designs of the ladder as processes, what they cost in CPU time, rounds
+// in which candidates take turns, and the page with what was found.
+package rig
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"stampede/bench/designs"
+	"stampede/bench/front"
+	"stampede/internal/benchkit"
+)
+
+var figuresFolder = flag.String("figures", "", "a `folder` with a page for the figures, NAME.md, in which they and their plots are written")
+
+// report is what the benchmarks of this process have found.
+var report struct {
+	figures benchkit.Figures
+	plots   map[string][]byte // by file name
+}
+
+// Put adds a table to the page, or replaces the one with the same title.
+func Put(t benchkit.Table) { report.figures.Put(t) }
+
+// PutWithPlot adds a table with a plot of it, an SVG that is written into the file of that name.
+func PutWithPlot(t benchkit.Table, file string, svg []byte) {
+	t.Plot = file
+	if report.plots == nil {
+		report.plots = make(map[string][]byte)
+	}
+	report.plots[file] = svg
+	Put(t)
+}
+
+// Main is the body of a package's TestMain. It is also the front of a design where it is told so, and
+// then never returns to the benchmarks. The page is page.md in the folder of -figures; versions are
+// told of the modules whose paths contain one of the names, beside those of the servers.
+func Main(m *testing.M, page string, modules ...string) {
+	if os.Getenv(front.Env) != "" {
+		os.Exit(front.Main(designs.Find))
+	}
+	code := m.Run()
+	text := report.figures.Markdown()
+	if text != "" {
+		text = "Measured " + time.Now().UTC().Format(time.DateOnly) + " on " + benchkit.Machine() + ", with " +
+			versions(modules) + ".\n\n" + text
+		fmt.Printf("\n%s", text)
+	}
+	stopServers()
+	removeBinary()
+	if *figuresFolder != "" && text != "" && code == 0 {
+		if err := write(filepath.Join(*figuresFolder, page+".md"), text); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+func write(page, text string) error {
+	for name, svg := range report.plots {
+		if err := os.WriteFile(filepath.Join(*figuresFolder, name), svg, 0o644); err != nil {
+			return err
+		}
+	}
+	return benchkit.Replace(page, text)
+}
+
+// Scale is how much of something a benchmark does. A single round is a smoke of the benchmark, or its
+// warm-up before the rounds that count: it makes do with little.
+func Scale[T any](b *testing.B, full, single T) T {
+	if b.N == 1 {
+		return single
+	}
+	return full
+}

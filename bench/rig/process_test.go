@@ -1,0 +1,44 @@
+package rig
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"stampede/internal/benchkit"
+)
+
+// A loop of the shell is work in user mode, and its wait for the one that it starts is none of its own.
+func TestCPUTimeOfAProcessAndItsChildren(t *testing.T) {
+	t.Parallel()
+	script := exec.Command("sh", "-c", `sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done'; echo at here; read never`)
+	stdin, err := script.StdinPipe()
+	assert.NoError(t, err)
+	defer func() { _ = stdin.Close() }()
+	p := Run(t, "script", "at ", script)
+	assert.Equal(t, "here", p.Addr)
+	assert.Less(t, ProcessCPU(t, p.Pid()), 50*time.Millisecond)
+	assert.Greater(t, treeCPU(t, p.Pid()), 50*time.Millisecond)
+	assert.Greater(t, treeCPU(t, os.Getpid()), ProcessCPU(t, os.Getpid()))
+}
+
+func TestDesignIsServedByAProcessOfItsOwn(t *testing.T) {
+	t.Parallel()
+	s := StartDesign(t, "nothing", nil, 10)
+	load := s.Crowd(1)
+	load.Connections, load.For, load.Most = 2, time.Minute, 100
+	answers := s.Measure(load)
+	assert.Equal(t, map[int]int64{202: 100}, answers.ByStatus)
+
+	broken := benchkit.HTTPLoad{Addrs: load.Addrs, Connections: 2, For: time.Minute, Request: load.Request}
+	broken.Heard = func(uint64, int, []byte) { s.Kill() }
+	broken.Connections = 1
+	assert.Equal(t, int64(1), s.Measure(broken).Broken)
+	s.Restart()
+	load = s.Crowd(1)
+	load.Connections, load.For, load.Most = 1, time.Minute, 1
+	assert.Equal(t, int64(1), s.Measure(load).Wanted)
+}

@@ -1,0 +1,89 @@
+package rig
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Candidate is one of those that are compared.
+type Candidate struct {
+	Name string
+	// Turn lets it work for a while and returns what was measured. It sets up and clears away outside of
+	// what it measures.
+	Turn func(b *testing.B, round int) Values
+}
+
+// Values are what a turn has measured, by the name of the figure. A figure that was not to be had is
+// left out.
+type Values map[string]float64
+
+// Results are the values of all rounds.
+type Results struct {
+	rounds []map[string]Values // by candidate
+}
+
+// Compare runs b.N rounds: in each of them every candidate has a turn, and the order changes from round
+// to round, so that a machine that grows slower meets all of them alike.
+func Compare(b *testing.B, candidates ...Candidate) *Results {
+	b.Helper()
+	r := &Results{}
+	for round := range b.N {
+		values := make(map[string]Values)
+		for place := range candidates {
+			c := candidates[(place+round)%len(candidates)]
+			values[c.Name] = c.Turn(b, round)
+			b.Logf("round %d: %s: %v", round, c.Name, values[c.Name])
+		}
+		r.rounds = append(r.rounds, values)
+	}
+	b.ReportMetric(0, "ns/op") // a round has no meaning as an operation
+	return r
+}
+
+// Spread is the median of some rounds' values, the least and the greatest.
+type Spread struct {
+	N                int // how many there are; 0 means that nothing was measured
+	Median, Min, Max float64
+}
+
+// Of is a candidate's figure.
+func (r *Results) Of(candidate, figure string) Spread {
+	var values []float64
+	for _, round := range r.rounds {
+		if v, found := round[candidate][figure]; found {
+			values = append(values, v)
+		}
+	}
+	return SpreadOf(values)
+}
+
+// Ratio is a figure of one candidate ÷ a figure of another: of the ratios of the rounds.
+func (r *Results) Ratio(candidate, figure, other, otherFigure string) Spread {
+	var ratios []float64
+	for _, round := range r.rounds {
+		v, found := round[candidate][figure]
+		w, foundOther := round[other][otherFigure]
+		if found && foundOther && w != 0 {
+			ratios = append(ratios, v/w)
+		}
+	}
+	return SpreadOf(ratios)
+}
+
+// Report hands the median of a figure to the benchmark, for its line of output.
+func (r *Results) Report(b *testing.B, candidate, figure, unit string) {
+	if s := r.Of(candidate, figure); s.N > 0 {
+		b.ReportMetric(s.Median, strings.ReplaceAll(candidate, " ", "-")+"_"+unit)
+	}
+}
+
+// SpreadOf sums up values.
+func SpreadOf(values []float64) Spread {
+	n := len(values)
+	if n == 0 {
+		return Spread{}
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return Spread{N: n, Median: (sorted[(n-1)/2] + sorted[n/2]) / 2, Min: sorted[0], Max: sorted[n-1]}
+}

@@ -1,0 +1,30 @@
+package rig
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestMain(m *testing.M) { Main(m, "rig") }
+
+func TestRatiosAreThoseOfTheRounds(t *testing.T) {
+	t.Parallel()
+	r := Results{rounds: []map[string]Values{
+		{"a": {"rate": 10}, "b": {"rate": 5, "share": 1}},
+		{"a": {"rate": 40}, "b": {"rate": 10}},
+		{"a": {"rate": 90}, "b": {"rate": 30}},
+	}}
+	assert.Equal(t, Spread{N: 3, Median: 40, Min: 10, Max: 90}, r.Of("a", "rate"))
+	assert.Equal(t, Spread{N: 3, Median: 3, Min: 2, Max: 4}, r.Ratio("a", "rate", "b", "rate"))
+	assert.Equal(t, Spread{N: 1, Median: 10, Min: 10, Max: 10}, r.Ratio("a", "rate", "b", "share"))
+	assert.Equal(t, Spread{}, r.Of("c", "rate"))
+}
+
+func TestSpreadsAreWrittenForPeople(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, "–", Spread{}.With(Count))
+	assert.Equal(t, "1,235", Spread{N: 1, Median: 1234.6}.With(Count))
+	assert.Equal(t, "1.50 (0.12–123)", SpreadOf([]float64{1, 0.123, 2, 123.4}).With(Ratio))
+	assert.Equal(t, "12.3 ms", SpreadOf([]float64{12.34}).Middle(Millis))
+}

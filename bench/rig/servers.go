@@ -1,0 +1,112 @@
+package rig
+
+import (
+	"context"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/localserver"
+	"stampede/sql"
+)
+
+// templateDatabase is migrated and empty; each shop gets a copy.
+const templateDatabase = "stampede_bench_template"
+
+// servers are the Redis and the Postgres of this process, which all its benchmarks share.
+type servers struct {
+	redis    *localserver.Redis
+	postgres *localserver.Postgres
+	control  *redis.Client // to clear away and to ask; no candidate uses it
+	version  string        // of both
+}
+
+var running *servers
+
+// start starts the servers when a benchmark first asks for them.
+func start(b testing.TB) *servers {
+	b.Helper()
+	if running != nil {
+		return running
+	}
+	ctx := context.Background() // they outlive the benchmark
+	s := &servers{}
+	var err error
+	s.redis, err = localserver.StartRedis(ctx, localserver.RedisOptions{Settings: map[string]string{
+		// A rewrite of the log in the middle of a turn would be measured as well: see Shop.Close.
+		"auto-aof-rewrite-percentage": "0",
+	}})
+	require.NoError(b, err)
+	running = s
+	s.postgres, err = localserver.StartPostgres(ctx, localserver.PostgresOptions{Settings: map[string]string{
+		// So would be a checkpoint that is due by the clock: Open makes one before each turn.
+		"checkpoint_timeout": "1h",
+	}})
+	require.NoError(b, err)
+	s.control, err = connect.Control(s.redis.URL)
+	require.NoError(b, err)
+	s.administer(b, "CREATE DATABASE "+templateDatabase)
+	require.NoError(b, sql.Up(ctx, databaseURL(s.postgres.URL, templateDatabase)))
+	s.version = s.versions(b)
+	return s
+}
+
+func stopServers() {
+	if running == nil {
+		return
+	}
+	if running.control != nil {
+		_ = running.control.Close()
+	}
+	(&localserver.Pair{Redis: running.redis, Postgres: running.postgres}).Stop()
+}
+
+// administer runs a statement outside of any shop's database.
+func (s *servers) administer(b testing.TB, statement string) {
+	b.Helper()
+	ctx := context.Background()
+	conn, err := pgx.Connect(ctx, s.postgres.URL)
+	require.NoError(b, err)
+	_, err = conn.Exec(ctx, statement)
+	require.NoError(b, err, statement)
+	require.NoError(b, conn.Close(ctx))
+}
+
+func (s *servers) versions(b testing.TB) string {
+	b.Helper()
+	ctx := context.Background()
+	info, err := s.control.InfoMap(ctx, "server").Result()
+	require.NoError(b, err)
+	conn, err := pgx.Connect(ctx, s.postgres.URL)
+	require.NoError(b, err)
+	var postgres string
+	require.NoError(b, conn.QueryRow(ctx, "SHOW server_version").Scan(&postgres))
+	require.NoError(b, conn.Close(ctx))
+	postgres, _, _ = strings.Cut(postgres, " ") // distributions add their own
+	return "Redis " + info["Server"]["redis_version"] + " (appendfsync always), PostgreSQL " + postgres + " (fsync and synchronous_commit on)"
+}
+
+// versions names what was compared. Those of modules are read from where they are asked for, because a
+// test binary does not know its modules.
+func versions(modules []string) string {
+	var names []string
+	if running != nil && running.version != "" {
+		names = append(names, running.version)
+	}
+	mod, _ := os.ReadFile("../go.mod")
+	for _, found := range regexp.MustCompile(`(?m)^\s+(\S+) (v\S+)`).FindAllStringSubmatch(string(mod), -1) {
+		path, version := found[1], found[2]
+		for _, module := range modules {
+			if strings.Contains(path, module) {
+				names = append(names, module+" "+version)
+			}
+		}
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,137 @@
+package rig
+
+import (
+	"context"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/pause"
+	"stampede/reservation"
+)
+
+// Shop is one turn's own database, migrated and empty, and its own keys in Redis.
+type Shop struct {
+	RedisURL, DatabaseURL string
+	Prefix                string
+	// Pool and Redis are for the benchmark to look and to prepare; no candidate uses them.
+	Pool  *pgxpool.Pool
+	Redis *redis.Client
+
+	b        testing.TB
+	servers  *servers
+	database string
+	closed   bool
+}
+
+var shopSerial atomic.Uint64
+
+// Open makes a shop, which is closed at the latest when the benchmark ends. Postgres has written out all
+// that was changed before, so that it does not write it during the turn.
+func Open(b testing.TB) *Shop {
+	b.Helper()
+	on := start(b)
+	name := "bench" + strconv.FormatUint(shopSerial.Add(1), 10)
+	on.administer(b, "CREATE DATABASE "+name+" TEMPLATE "+templateDatabase)
+	on.administer(b, "CHECKPOINT")
+	s := &Shop{
+		RedisURL: on.redis.URL, DatabaseURL: databaseURL(on.postgres.URL, name), Prefix: name,
+		Redis: on.control, b: b, servers: on, database: name,
+	}
+	b.Cleanup(s.Close)
+	var err error
+	s.Pool, err = connect.Postgres(b.Context(), s.DatabaseURL, 2)
+	require.NoError(b, err)
+	return s
+}
+
+// Keys are the product's keys in this shop.
+func (s *Shop) Keys(partitions int) reservation.Keys {
+	return reservation.Keys{Prefix: s.Prefix, Partitions: partitions}
+}
+
+// Close drops the database and deletes the keys. All processes that used them must have ended. It may be
+// called more than once.
+func (s *Shop) Close() {
+	if s.closed {
+		return
+	}
+	s.closed = true
+	if s.Pool != nil {
+		s.Pool.Close()
+	}
+	s.servers.administer(s.b, "DROP DATABASE "+s.database+" WITH (FORCE)")
+	ctx := context.Background()
+	found := s.Redis.Scan(ctx, 0, s.Prefix+":*", 1000).Iterator()
+	for found.Next(ctx) {
+		// DEL, not UNLINK: nothing is to be freed during the next turn.
+		require.NoError(s.b, s.Redis.Del(ctx, found.Val()).Err())
+	}
+	require.NoError(s.b, found.Err())
+	s.rewriteLog(ctx)
+}
+
+// logMaxBytes is when Redis's append-only file is made anew, between two turns.
+const logMaxBytes = 256 << 20
+
+func (s *Shop) rewriteLog(ctx context.Context) {
+	persistence := func() map[string]string {
+		info, err := s.Redis.InfoMap(ctx, "persistence").Result()
+		require.NoError(s.b, err)
+		return info["Persistence"]
+	}
+	bytes, err := strconv.ParseInt(persistence()["aof_current_size"], 10, 64)
+	require.NoError(s.b, err)
+	if bytes < logMaxBytes {
+		return
+	}
+	require.NoError(s.b, s.Redis.BgRewriteAOF(ctx).Err())
+	for persistence()["aof_rewrite_in_progress"] != "0" {
+		pause.For(10*time.Millisecond, nil)
+	}
+}
+
+// insertSale makes the row of a sale for a design that is not ours. Without the guard, Postgres takes
+// whatever orders it is given.
+func (s *Shop) insertSale(stock int64, guarded bool) uuid.UUID {
+	s.b.Helper()
+	sale, err := uuid.NewV7()
+	require.NoError(s.b, err)
+	_, err = s.Pool.Exec(s.b.Context(), "INSERT INTO sales (id, name, stock) VALUES ($1, 'bench', $2)", sale, stock)
+	require.NoError(s.b, err)
+	if !guarded {
+		_, err = s.Pool.Exec(s.b.Context(), "DROP INDEX orders_one_live_per_user")
+		require.NoError(s.b, err)
+	}
+	return sale
+}
+
+// Units is how many units of live orders are in Postgres; with orders for one unit each it is also how
+// many orders.
+func (s *Shop) Units() int64 {
+	s.b.Helper()
+	var units int64
+	err := s.Pool.QueryRow(s.b.Context(),
+		"SELECT coalesce(sum(quantity), 0)::bigint FROM orders WHERE status IN ('confirmed', 'paid')").Scan(&units)
+	require.NoError(s.b, err)
+	return units
+}
+
+// databaseURL is the URL of a server with the name of another database.
+func databaseURL(server, name string) string {
+	u, err := url.Parse(server)
+	if err != nil || !strings.HasPrefix(u.Scheme, "postgres") {
+		panic("rig: the private Postgres has the URL " + server)
+	}
+	u.Path = "/" + name
+	return u.String()
+}

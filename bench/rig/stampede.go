@@ -1,0 +1,84 @@
+package rig
+
+import (
+	"fmt"
+	"net/http"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/benchkit"
+	"stampede/internal/crowd"
+)
+
+const adminToken = "token-of-the-operators"
+
+// Stampede is the product as processes: `stampede serve` and `stampede work`.
+type Stampede struct {
+	Partitions int // 0 is the default
+	Fronts     int // 0 is one
+	Workers    int // 0 is one
+	// Env are settings beside those, as NAME=value: STAMPEDE_BATCH_MAX=100.
+	Env []string
+}
+
+// Start starts the product with a sale that is open when it returns.
+func (c Stampede) Start(b testing.TB, stock int64) *System {
+	b.Helper()
+	s := &System{Shop: Open(b), Stock: stock, b: b}
+	s.launch = func() { c.launch(s) }
+	s.launch()
+	b.Cleanup(s.Close)
+	var err error
+	s.Sale, err = crowd.CreateSale(b.Context(), "http://"+s.Fronts[0].Addr, adminToken, "bench", stock, 1)
+	require.NoError(b, err)
+	c.awaitOpen(s)
+	return s
+}
+
+// launch starts the processes. Each has a name and a port of its own, and the names are the same after
+// a restart, as they are where something supervises them.
+func (c Stampede) launch(s *System) {
+	s.b.Helper()
+	env := append([]string{
+		"REDIS_URL=" + s.Shop.RedisURL, "DATABASE_URL=" + s.Shop.DatabaseURL, "STAMPEDE_KEY_PREFIX=" + s.Shop.Prefix,
+		fmt.Sprint("STAMPEDE_PARTITIONS=", max(1, c.Partitions)),
+		"STAMPEDE_AUTH=header", "STAMPEDE_ADMIN_TOKEN=" + adminToken,
+		"STAMPEDE_HTTP_ADDR=127.0.0.1:0", "STAMPEDE_METRICS_ADDR=127.0.0.1:0",
+	}, c.Env...)
+	binary := Binary(s.b)
+	for i := range max(1, c.Workers) {
+		s.Workers = append(s.Workers, Run(s.b, "stampede work", "msg=\"worker started\" consumer=", exec.Command(binary, "work"),
+			append(env, fmt.Sprint("STAMPEDE_CONSUMER=worker-", i))...))
+	}
+	for range max(1, c.Fronts) {
+		s.Fronts = append(s.Fronts, Run(s.b, "stampede serve", "msg=\"ingress listens\" addr=", exec.Command(binary, "serve"), env...))
+	}
+	if s.Sale != [16]byte{} {
+		c.awaitOpen(s)
+	}
+}
+
+// awaitOpen waits until every front sells: a worker first has to find the partition whole. It asks
+// for more than an order may hold, which sells nothing.
+func (c Stampede) awaitOpen(s *System) {
+	s.b.Helper()
+	const refused = http.StatusUnprocessableEntity
+	deadline := time.Now().Add(startWithin)
+	for _, p := range s.Fronts {
+		probe := benchkit.HTTPLoad{
+			Addrs: []string{p.Addr}, Connections: 1, For: time.Second, Most: 1, Status: refused,
+			Request: func(dst []byte, _ uint64) []byte {
+				return fmt.Appendf(dst, "POST /v1/sales/%s/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
+					"Content-Length: 14\r\nX-User-ID: probe\r\n\r\n{\"quantity\":2}", s.Sale)
+			},
+		}
+		for answers := s.Measure(probe); answers.Wanted == 0; answers = s.Measure(probe) {
+			if time.Now().After(deadline) {
+				s.b.Fatalf("the sale was not open within %v: %s", startWithin, answers)
+			}
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package rig
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/benchkit"
+	"stampede/internal/pause"
+)
+
+// System is a candidate at work: its processes, and a sale of a shop of its own.
+type System struct {
+	Shop  *Shop
+	Sale  uuid.UUID
+	Stock int64
+	// Fronts take the orders, Workers bring them to Postgres where the fronts do not.
+	Fronts, Workers []*Process
+
+	b testing.TB
+	// launch starts the processes, for the first time and after they were killed.
+	launch func()
+	crowds int // that were made so far
+}
+
+// Close kills the processes and closes the shop. It may be called more than once.
+func (s *System) Close() {
+	s.Kill()
+	s.Shop.Close()
+}
+
+// Kill ends all processes by SIGKILL.
+func (s *System) Kill() {
+	for _, p := range s.processes() {
+		p.Kill()
+	}
+}
+
+// Restart starts the processes again after Kill. They may listen elsewhere than before.
+func (s *System) Restart() {
+	s.b.Helper()
+	s.Fronts, s.Workers = nil, nil
+	s.launch()
+}
+
+// StopWorkers ends the workers in order, so that the fronts have the machine for themselves.
+func (s *System) StopWorkers() {
+	for _, p := range s.Workers {
+		p.Stop()
+	}
+	s.Workers = nil
+}
+
+func (s *System) processes() []*Process {
+	return append(append([]*Process(nil), s.Fronts...), s.Workers...)
+}
+
+// CPU is the CPU time that all roles have used so far. It fails the benchmark if a process has ended.
+func (s *System) CPU() Usage {
+	s.b.Helper()
+	usage := s.Shop.CPU()
+	for role, processes := range map[string][]*Process{Front: s.Fronts, Worker: s.Workers} {
+		for _, p := range processes {
+			p.mustRun()
+			usage[role] += ProcessCPU(s.b, p.Pid())
+		}
+	}
+	return usage
+}
+
+// Crowd prepares buyers who have bought nothing yet, of whom each sends so many requests at once. For
+// how long, over how many connections and at what rate they come is left to be set.
+func (s *System) Crowd(clicks uint64) benchkit.HTTPLoad {
+	s.crowds++
+	head := "POST /v1/sales/" + s.Sale.String() + "/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
+		"Content-Length: 14\r\nX-User-ID: " + crowdName(s.crowds)
+	var addrs []string
+	for _, p := range s.Fronts {
+		addrs = append(addrs, p.Addr)
+	}
+	return benchkit.HTTPLoad{
+		Addrs: addrs,
+		Request: func(dst []byte, n uint64) []byte {
+			dst = append(dst, head...)
+			dst = strconv.AppendUint(dst, (n-1)/clicks, 10)
+			return append(dst, "\r\n\r\n{\"quantity\":1}"...)
+		},
+	}
+}
+
+// crowdName is what the names of a crowd's buyers begin with.
+func crowdName(crowd int) string { return "buyer-" + strconv.Itoa(crowd) + "-" }
+
+// Measure runs a load to its end.
+func (s *System) Measure(load benchkit.HTTPLoad) benchkit.Answers {
+	s.b.Helper()
+	answers, err := load.Measure(s.b.Context())
+	require.NoError(s.b, err)
+	return answers
+}
+
+// lookEvery is how often Postgres is asked how far it is: asking is work, too.
+const lookEvery = 20 * time.Millisecond
+
+// Await waits until so many units are in Postgres, or no longer than within, and returns how many are.
+func (s *System) Await(units int64, within time.Duration) int64 {
+	s.b.Helper()
+	ctx, cancel := context.WithTimeout(s.b.Context(), within)
+	defer cancel()
+	for {
+		have := s.Shop.Units()
+		if have >= units || !pause.For(lookEvery, ctx.Done()) {
+			return have
+		}
+	}
+}
