@@ -1,0 +1,133 @@
+package limits
+
+import (
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/bench/rig"
+	"stampede/fulfillment"
+	"stampede/ingress"
+	"stampede/internal/benchkit"
+	"stampede/internal/connect"
+	"stampede/reservation"
+)
+
+// BenchmarkAllocations counts what an accepted purchase allocates in a whole ingress, on its way to Redis
+// and back, beyond what it allocates in an Echo that answers with prebuilt bytes.
+//
+// The servers run in the process of the benchmark, because only a process itself knows its allocations.
+// Those of the client are the same on both sides and fall out of the difference.
+func BenchmarkAllocations(b *testing.B) {
+	before := debug.SetGCPercent(400) // as `stampede serve` does
+	b.Cleanup(func() { debug.SetGCPercent(before) })
+
+	table := benchkit.Table{
+		Title: "Allocations of an accepted purchase",
+		Note: "In the whole process, client included. Echo's own are those of a route that answers with prebuilt bytes: net/http, " +
+			"the router, the answer. Over one connection every purchase is a call of the script by itself.",
+		Head: []string{"connections", "Echo's own", "ingress", "beyond Echo's own", "at most", "bytes beyond Echo's own"},
+	}
+	for _, connections := range []int{1, crowdConnections} {
+		var own, all, beyond, bytesBeyond []float64
+		for range b.N {
+			echoes, ours := allocations(b, echoAlone(), uuid.New(), connections), ingressAllocations(b, connections)
+			own, all = append(own, echoes.objects), append(all, ours.objects)
+			beyond, bytesBeyond = append(beyond, ours.objects-echoes.objects), append(bytesBeyond, ours.bytes-echoes.bytes)
+		}
+		table.Rows = append(table.Rows, []string{
+			strconv.Itoa(connections), rig.SpreadOf(own).With(rig.Ratio), rig.SpreadOf(all).With(rig.Ratio),
+			rig.SpreadOf(beyond).With(rig.Ratio), "25", rig.SpreadOf(bytesBeyond).With(rig.Count),
+		})
+		b.ReportMetric(rig.SpreadOf(beyond).Median, "allocations-beyond-Echo_"+strconv.Itoa(connections)+"-connections")
+	}
+	b.ReportMetric(0, "ns/op") // a round has no meaning as an operation
+	rig.Put(table)
+}
+
+func echoAlone() http.Handler {
+	e := echo.New()
+	answer := []byte(`{"order_id":"019ab3c0-5b3c-7b3c-8b3c-0b3c5b3c7b3c","status":"reserved"}`)
+	e.POST("/v1/sales/:sale/orders", func(c echo.Context) error {
+		return c.Blob(http.StatusAccepted, "application/json", answer)
+	})
+	return e
+}
+
+// ingressAllocations wires an ingress as the serve command does.
+func ingressAllocations(b *testing.B, connections int) allocation {
+	b.Helper()
+	s := openShop(b)
+	defer s.Close()
+	rdb, err := connect.Ingress(s.RedisURL)
+	require.NoError(b, err)
+	defer func() { _ = rdb.Close() }()
+	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
+	defer store.Close()
+	server, err := ingress.New(ingress.Config{
+		Reservations: store, Sales: reservation.NewCatalog(s.Pool, store), Orders: fulfillment.NewLedger(s.Pool), Postgres: s.Pool,
+		Auth: ingress.AuthHeader, Logger: slog.New(slog.DiscardHandler), OutcomesStream: s.keys.Outcomes(),
+		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(s.RedisURL) },
+	})
+	require.NoError(b, err)
+	defer server.Close()
+	return allocations(b, server.Handler(), s.sale, connections)
+}
+
+// allocation is what a request allocated, on average.
+type allocation struct{ objects, bytes float64 }
+
+// allocations lets a crowd buy from a handler. What connections cost when they are opened is left out:
+// they are open before the count begins, and what a request costs is the slope between two crowds.
+func allocations(b *testing.B, h http.Handler, sale uuid.UUID, connections int) allocation {
+	b.Helper()
+	listener, err := new(net.ListenConfig).Listen(b.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(b, err)
+	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Second}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = server.Serve(listener)
+	}()
+	defer func() {
+		_ = server.Close()
+		<-served
+	}()
+
+	crowd := func(most uint64) (requests int64, objects, bytes uint64) {
+		load := benchkit.HTTPLoad{
+			Addrs: []string{listener.Addr().String()}, Connections: connections, For: time.Minute, Most: most,
+			Request: func(dst []byte, _ uint64) []byte {
+				dst = append(dst, "POST /v1/sales/"...)
+				dst = reservation.AppendID(dst, sale)
+				dst = append(dst, "/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\nX-User-ID: buyer-"...)
+				dst = strconv.AppendUint(dst, buyerSerial.Add(1), 10)
+				return append(dst, "\r\n\r\n{\"quantity\":1}"...)
+			},
+			Status: http.StatusAccepted,
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		answers, err := load.Measure(b.Context())
+		runtime.ReadMemStats(&after)
+		require.NoError(b, err)
+		require.Zero(b, answers.Others(), "answers: %s", answers)
+		return answers.Wanted, after.Mallocs - before.Mallocs, after.TotalAlloc - before.TotalAlloc
+	}
+	few := uint64(rig.Scale(b, 20, 1)*connections + 200)
+	crowd(few) // the pools fill
+	requestsFew, objectsFew, bytesFew := crowd(few)
+	requestsMany, objectsMany, bytesMany := crowd(5 * few)
+	n := float64(requestsMany - requestsFew)
+	return allocation{(float64(objectsMany) - float64(objectsFew)) / n, (float64(bytesMany) - float64(bytesFew)) / n}
+}

@@ -1,0 +1,120 @@
+package limits
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"stampede/bench/rig"
+	"stampede/internal/benchkit"
+)
+
+// The candidates that are asked for by name.
+const (
+	oursAccept  = "`stampede serve`"
+	oursRecord  = "`stampede work`, one process"
+	echoNothing = "Echo, nothing behind it"
+	echoRaw     = "Echo, prebuilt bytes"
+	scriptSame  = "reserve script, as many in a call as `serve` has, 1 connection"
+	insertOne   = "unnest inserts, 500 orders a transaction, 1 connection"
+	insertTwo   = "unnest inserts, 500 orders a transaction, 2 connections"
+	copyOne     = "COPY, 500 orders a transaction, 1 connection"
+	readAck     = "XREADGROUP COUNT 500 and one XACK, 1 connection"
+)
+
+// BenchmarkLimits compares each stage with what it could do at most, in one run.
+func BenchmarkLimits(b *testing.B) {
+	// The ingress has its turn first in the first round, so that it is known by then how many buyers share
+	// a call.
+	inCall := 0
+	candidates := []rig.Candidate{
+		{Name: oursAccept, Turn: func(b *testing.B, round int) rig.Values {
+			values := serve(b, round)
+			inCall = int(math.Round(values[perCall]))
+			return values
+		}},
+		{Name: echoNothing, Turn: nothing("nothing")},
+		{Name: echoRaw, Turn: nothing("nothing-raw")},
+		{Name: scriptSame, Turn: script(func() int { return inCall }, 1)},
+	}
+	for _, connections := range []int{1, 4} {
+		for _, batch := range rig.Scale(b, []int{1, 16, 64, 256}, []int{1, 256}) {
+			candidates = append(candidates, rig.Candidate{
+				Name: fmt.Sprintf("reserve script, %d in a call, %s", batch, plural(connections)),
+				Turn: script(func() int { return batch }, connections),
+			})
+		}
+	}
+	candidates = append(candidates,
+		rig.Candidate{Name: oursRecord, Turn: work},
+		rig.Candidate{Name: insertOne, Turn: insert(insertUnnest, 1)},
+		rig.Candidate{Name: insertTwo, Turn: insert(insertUnnest, 2)},
+		rig.Candidate{Name: copyOne, Turn: insert(insertCopy, 1)},
+		rig.Candidate{Name: readAck, Turn: read},
+	)
+	results := rig.Compare(b, candidates...)
+
+	rig.Put(stageTable(b, results))
+	rig.Put(candidateTable(b, results, candidates))
+	results.Report(b, oursAccept, perSecond, "accepted/s")
+	results.Report(b, oursRecord, perSecond, "durable/s")
+}
+
+// stageTable sets what ours reaches against each limit.
+func stageTable(b *testing.B, results *rig.Results) benchkit.Table {
+	b.Helper()
+	table := benchkit.Table{
+		Title: "Each stage and its limit",
+		Note: fmt.Sprintf("Medians of %d rounds, in brackets the least and the greatest; a share is the median of the shares of the rounds. "+
+			"Calls of the script by `serve` had %s buyers.", b.N, results.Of(oursAccept, perCall).With(rig.Count)),
+		Head: []string{"stage", "its limit", "limit, orders/s", "ours", "orders/s", "share", "at least"},
+	}
+	for _, s := range []struct{ stage, ours, limit, target string }{
+		{"HTTP", oursAccept, echoNothing, "0.75"},
+		{"HTTP", oursAccept, echoRaw, ""},
+		{"decision", oursAccept, scriptSame, ""},
+		{"stream", oursRecord, readAck, ""},
+		{"Postgres", oursRecord, insertOne, "0.6"},
+		{"Postgres", oursRecord, insertTwo, ""},
+		{"Postgres", oursRecord, copyOne, ""},
+	} {
+		share := results.Ratio(s.ours, perSecond, s.limit, perSecond)
+		table.Rows = append(table.Rows, []string{
+			s.stage, s.limit, results.Of(s.limit, perSecond).With(rig.Count),
+			s.ours, results.Of(s.ours, perSecond).With(rig.Count), share.With(rig.Ratio), s.target,
+		})
+	}
+	for _, s := range []struct{ limit, ours, unit string }{
+		{echoNothing, oursAccept, "accepted÷Echo-doing-nothing"},
+		{insertOne, oursRecord, "durable÷raw-batch-insert"},
+	} {
+		b.ReportMetric(results.Ratio(s.ours, perSecond, s.limit, perSecond).Median, s.unit)
+	}
+	return table
+}
+
+// candidateTable tells for every candidate what an order costs whom.
+func candidateTable(b *testing.B, results *rig.Results, candidates []rig.Candidate) benchkit.Table {
+	b.Helper()
+	table := benchkit.Table{
+		Title: "What an order costs",
+		Note: "CPU time in microseconds for each order, by process, beside the rate. “load” is the benchmark: the buyers, " +
+			"or, where there is no ingress and no worker, the client that makes the calls.",
+		Head: append([]string{"", "orders/s"}, rig.Roles...),
+	}
+	for _, c := range candidates {
+		row := []string{c.Name, results.Of(c.Name, perSecond).With(rig.Count)}
+		for _, role := range rig.Roles {
+			row = append(row, results.Of(c.Name, role).Middle(rig.Ratio))
+		}
+		table.Rows = append(table.Rows, row)
+	}
+	return table
+}
+
+func plural(connections int) string {
+	if connections == 1 {
+		return "1 connection"
+	}
+	return fmt.Sprint(connections, " connections")
+}

@@ -1,0 +1,117 @@
+package limits
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/lua"
+	"stampede/reservation"
+)
+
+// request is one buyer's part of the arguments of lua/reserve.lua, made before the time runs: a limit
+// of Redis must not hold the making of strings.
+type request struct {
+	order   uuid.UUID
+	user    string
+	orderID string
+	payload string
+}
+
+// newRequests makes requests of users who have bought nothing yet.
+func newRequests(sale uuid.UUID, n int) []request {
+	requests := make([]request, n)
+	now := strconv.FormatInt(time.Now().UnixMilli(), 10)
+	for i := range requests {
+		r := &requests[i]
+		r.order = reservation.NewOrderID(sale)
+		r.orderID = r.order.String()
+		r.user = "buyer-" + strconv.FormatUint(buyerSerial.Add(1), 10)
+		r.payload = `{"order_id":"` + r.orderID + `","sale_id":"` + sale.String() + `","user_id":"` + r.user +
+			`","quantity":1,"version":1,"epoch":1,"requested_at_ms":` + now + `}`
+	}
+	return requests
+}
+
+// metadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}.
+const metadata = "\x82\xa5event\xadOrderReserved\xadevent_version\xa11"
+
+// scriptCaller calls the reserve script for one sale on one connection. It belongs to one goroutine.
+type scriptCaller struct {
+	rdb  *redis.Client
+	args []any
+	head int
+}
+
+func newScriptCaller(rdb *redis.Client, keys reservation.Keys, sale uuid.UUID) *scriptCaller {
+	p := keys.Partition(sale)
+	args := []any{
+		"evalsha", lua.Reserve.Hash(), 3, keys.Sale(p, sale), keys.Buyers(p, sale), keys.Orders(p),
+		"1", "0", metadata,
+	}
+	return &scriptCaller{rdb: rdb, args: args, head: len(args)}
+}
+
+// reserve asks for all requests in one call, and fails unless every one of them is reserved.
+func (c *scriptCaller) reserve(ctx context.Context, batch []request) error {
+	c.args = c.args[:c.head]
+	for i := range batch {
+		c.args = append(c.args, &batch[i].user, &batch[i].orderID, "-", "1", &batch[i].payload)
+	}
+	cmd := redis.NewStringSliceCmd(ctx, c.args...)
+	if err := c.rdb.Process(ctx, cmd); err != nil {
+		return err
+	}
+	const header = 3 // before the answers
+	answers := cmd.Val()[header:]
+	if len(answers) != len(batch) {
+		return fmt.Errorf("the script answered %d of %d requests", len(answers), len(batch))
+	}
+	for _, answer := range answers {
+		if !strings.HasPrefix(answer, "reserved ") {
+			return fmt.Errorf("the script answered %q", answer)
+		}
+	}
+	return nil
+}
+
+// reserveAll sends the requests in batches over so many connections, each with one call under way, until
+// all are sent or the time is over, and returns how many were reserved.
+func (s shop) reserveAll(b *testing.B, requests []request, batch, connections int, within time.Duration) int64 {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), within+callPatience)
+	defer cancel()
+	deadline := time.Now().Add(within)
+	reserved := make([]int, connections)
+	failed := make([]error, connections)
+	share := len(requests) / connections
+	var wg sync.WaitGroup
+	for i := range connections {
+		wg.Go(func() {
+			caller := newScriptCaller(s.Redis, s.keys, s.sale)
+			for rest := requests[i*share : (i+1)*share]; len(rest) > 0 && time.Now().Before(deadline); {
+				n := min(batch, len(rest))
+				if failed[i] = caller.reserve(ctx, rest[:n]); failed[i] != nil {
+					return
+				}
+				reserved[i] += n
+				rest = rest[n:]
+			}
+		})
+	}
+	wg.Wait()
+	sum := 0
+	for i := range connections {
+		require.NoError(b, failed[i])
+		sum += reserved[i]
+	}
+	return int64(sum)
+}
