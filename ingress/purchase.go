@@ -3,7 +3,6 @@ package ingress
 import (
 	"bytes"
 	"context"
-	"errors"
 	"net/http"
 	"strconv"
 	"time"
@@ -14,10 +13,6 @@ import (
 
 	"stampede/reservation"
 )
-
-// reserveTimeout bounds what a purchase waits for Redis. It is longer than one call of the script may
-// take with all its tries, so that most of those who travel in a failing call hear what became of it.
-const reserveTimeout = 5 * time.Second
 
 var replayed = []string{"true"}
 
@@ -47,7 +42,7 @@ func (s *Server) purchase(c echo.Context) error {
 		defer s.waiting.leave()
 	}
 	request := reservation.Request{Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity}
-	answer, err := s.reserve(r.Context(), request, began)
+	answer, err := s.reserve(request, began)
 	if err != nil {
 		return err
 	}
@@ -72,24 +67,20 @@ func (s *Server) purchase(c echo.Context) error {
 }
 
 // reserve lets Redis decide. It takes its place only now that the body has been read, so that clients who send theirs
-// slowly cannot take all of them.
-func (s *Server) reserve(ctx context.Context, r reservation.Request, began time.Time) (reservation.Answer, error) {
+// slowly cannot take all of them. The answer comes soon enough for a buyer who has left not to matter, and to watch for
+// that would cost as much as what is left to do here.
+func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.Answer, error) {
 	if !s.room.enter() {
 		return reservation.Answer{}, problemNotReserved
 	}
 	defer s.room.leave()
-	wait := patience{request: ctx, length: reserveTimeout}
-	defer wait.end()
-	answer, err := s.config.Reservations.Reserve(&wait, r)
+	answer, err := s.config.Reservations.Reserve(context.Background(), r)
 	counted := s.metrics.failed
 	if err == nil {
 		counted = s.metrics.verdict(answer.Verdict)
 	}
 	counted.count.Inc()
 	counted.seconds.Observe(time.Since(began).Seconds())
-	if err != nil && gaveUpWaiting(err) {
-		err = problemNotReserved
-	}
 	return answer, err
 }
 
@@ -102,12 +93,6 @@ func (s *Server) accept(c echo.Context, r reservation.Request, held reservation.
 	defer scratches.Put(buf)
 	buf.out = s.appendReservation(buf.out[:0], r, held)
 	write(c, http.StatusAccepted, buf.out)
-}
-
-// gaveUpWaiting tells whether reserveTimeout ended before the purchase was sent to Redis.
-func gaveUpWaiting(err error) bool {
-	return errors.Is(err, context.DeadlineExceeded) &&
-		!errors.Is(err, reservation.ErrOutcomeUnknown) && !errors.Is(err, reservation.ErrUnavailable)
 }
 
 // appendReservation appends the answer to an accepted purchase; a replay's is the same.

@@ -138,7 +138,7 @@ func TestGivenListener(t *testing.T) {
 func TestNoAnswerIsTooLate(t *testing.T) {
 	t.Parallel()
 	for what, work := range map[string]time.Duration{
-		"a purchase": reserveTimeout, "an operator's call": catalogTimeout, "a look at an order": 2*orderTimeout + reservedTimeout,
+		"a purchase": reservation.DefaultWaitMax + reservation.DefaultCallTimeout, "an operator's call": catalogTimeout, "a look at an order": 2*orderTimeout + reservedTimeout,
 	} {
 		require.Greater(t, writeTimeout, readTimeout+work+time.Second, what)
 	}

@@ -47,7 +47,7 @@ func TestSilentRedisHoldsNobodyUp(t *testing.T) {
 		crowd.Go(func() { answers[i] = s.buy(sale, "", as("buyer-"+strconv.Itoa(i))) })
 	}
 	crowd.Wait()
-	require.Less(t, time.Since(began), 2*reserveTimeout, "no call waits for its turn behind one that is not answered")
+	require.Less(t, time.Since(began), 2*(reservation.DefaultWaitMax+reservation.DefaultCallTimeout), "no call waits for its turn behind one that is not answered")
 
 	speak()
 	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool { return s.buy(sale, "", as("last")).status == http.StatusAccepted })

@@ -43,6 +43,8 @@
 --   rewound                     the sale has given away less than the caller has seen: Redis lost orders
 --   not-recorded                nothing was taken, because the event could not be appended
 
+-- A crowd runs these lines: what they look up is local, and no number is made text twice.
+local ARGV, append = ARGV, redis.pcall
 local per_request, before = 5, 3
 local requests = (#ARGV - before) / per_request
 if requests < 1 or requests ~= math.floor(requests) then
@@ -66,6 +68,17 @@ if terms[1] ~= ARGV[1] or ARGV[1] == '0' then return all_answered('stale-epoch')
 -- Lua would read "nan", "0x10", "1e2" and " 5 " as numbers too.
 local function whole(text)
   return text and #text <= 15 and string.find(text, '^%d+$') and tonumber(text)
+end
+
+-- Nearly all of them ask for the same few quantities.
+local quantities = {}
+local function quantity_of(text)
+  local quantity = quantities[text]
+  if not quantity then
+    quantity = whole(text)
+    quantities[text] = quantity
+  end
+  return quantity
 end
 
 local left, sequence, generation = whole(terms[2]), whole(terms[3]), whole(terms[4])
@@ -94,12 +107,14 @@ for i = 1, requests do users[i] = ARGV[before + 1 + (i - 1) * per_request] end
 local held = redis.call('HMGET', KEYS[2], unpack(users))
 
 local answers = { now_ms, left, generation }
-local winners, reservations, winner_of = {}, {}, {}
+local reserved_at = string.format('%d', now_ms)
+-- winners are requests by number, and places their sequences as text.
+local winners, places, reservations, winner_of = {}, {}, {}, {}
 
 for i = 1, requests do
   local at = before + (i - 1) * per_request
   local user, order_id, key = users[i], ARGV[at + 2], ARGV[at + 3]
-  local quantity = whole(ARGV[at + 4])
+  local quantity = quantity_of(ARGV[at + 4])
   if not quantity or quantity < 1 then
     return redis.error_reply('ERR quantity must be a whole number of at least 1')
   end
@@ -126,25 +141,30 @@ for i = 1, requests do
   else
     left = left - quantity
     sequence = sequence + 1
-    answer = string.format('reserved %d', sequence)
-    reservation = string.format('%s %d %d %d %s', order_id, quantity, sequence, now_ms, key)
+    local place, w = string.format('%d', sequence), #winners + 1
+    answer = 'reserved ' .. place
+    reservation = order_id .. ' ' .. ARGV[at + 4] .. ' ' .. place .. ' ' .. reserved_at .. ' ' .. key
     winner_of[user] = reservation
-    winners[#winners + 1] = i
-    reservations[#reservations + 1] = user
-    reservations[#reservations + 1] = reservation
+    winners[w], places[w] = i, place
+    reservations[2 * w - 1], reservations[2 * w] = user, reservation
   end
   answers[3 + i] = answer
 end
 
 if #winners == 0 then return answers end
 
-local reserved_at = string.format('%d', now_ms)
+local stream, metadata = KEYS[3], ARGV[3]
 local first_sequence = sequence - #winners + 1
 for w, i in ipairs(winners) do
   local at = before + (i - 1) * per_request
-  local appended = redis.pcall('XADD', KEYS[3], '*',
-    '_watermill_message_uuid', ARGV[at + 2], 'metadata', ARGV[3], 'payload', ARGV[at + 5],
-    'reserved_at_ms', reserved_at, 'sequence', string.format('%d', first_sequence + w - 1), 'key', ARGV[at + 3])
+  local key, appended = ARGV[at + 3]
+  if key == '-' then
+    appended = append('XADD', stream, '*', '_watermill_message_uuid', ARGV[at + 2], 'metadata', metadata,
+      'payload', ARGV[at + 5], 'reserved_at_ms', reserved_at, 'sequence', places[w])
+  else
+    appended = append('XADD', stream, '*', '_watermill_message_uuid', ARGV[at + 2], 'metadata', metadata,
+      'payload', ARGV[at + 5], 'reserved_at_ms', reserved_at, 'sequence', places[w], 'key', key)
+  end
   if type(appended) == 'table' and appended.err then
     if w == 1 then return appended end
     -- Whatever was decided from here on rests on an order that does not exist: take it all back.

@@ -65,9 +65,9 @@ const (
 
 var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
 
-func newCall(r Request, epoch int64) *call {
+func newCall(r Request, began time.Time, epoch int64) *call {
 	c := calls.Get().(*call)
-	c.request, c.requestedAt, c.order = r, time.Now(), NewOrderID(r.Sale)
+	c.request, c.requestedAt, c.order = r, began, NewOrderID(r.Sale)
 	c.orderID, c.key = c.order.String(), noKey
 	// The script holds numbers as doubles; this is over every limit and far inside what they hold.
 	c.quantity = strconv.FormatInt(min(r.Quantity, MaxPerOrder+1), 10)
@@ -105,26 +105,40 @@ func isFingerprint(text string) bool {
 	return err == nil && len(raw) == fingerprintBytes
 }
 
-func (l *line) reserve(ctx context.Context, r Request) (Answer, error) {
-	c := newCall(r, l.place.epoch)
+func (l *line) reserve(ctx context.Context, r Request, began time.Time) (Answer, error) {
+	c := newCall(r, began, l.place.epoch)
 	if err := l.join(c); err != nil {
 		return Answer{}, err
 	}
-	select {
-	case <-c.done:
-	case <-ctx.Done():
-		if c.phase.CompareAndSwap(phaseWaiting, phaseGivenUp) {
-			return Answer{}, ctx.Err()
-		}
-		select {
-		case <-c.done: // the answer came in the same moment
-		default:
-			return Answer{}, fmt.Errorf("%w: %w", ErrOutcomeUnknown, ctx.Err())
-		}
+	if err := c.await(ctx); err != nil {
+		return Answer{}, err
 	}
 	answer, err := c.answer, c.err
 	calls.Put(c) // only here: a call that was given up is still in the line's hands
 	return answer, err
+}
+
+// await returns nil when the call is answered, and before that the error of a ctx that ends.
+func (c *call) await(ctx context.Context) error {
+	ended := ctx.Done()
+	if ended == nil { // half the price
+		<-c.done
+		return nil
+	}
+	select {
+	case <-c.done:
+		return nil
+	case <-ended:
+	}
+	if c.phase.CompareAndSwap(phaseWaiting, phaseGivenUp) {
+		return ctx.Err()
+	}
+	select {
+	case <-c.done: // the answer came in the same moment
+		return nil
+	default:
+		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, ctx.Err())
+	}
 }
 
 func (l *line) join(c *call) error {
@@ -173,13 +187,21 @@ func (l *line) move() {
 	}
 }
 
-// decide asks the script about a batch and answers every call of it. It leaves out calls that were given up.
+// decide asks the script about a batch and answers every call of it. It leaves out calls that were given up, and
+// turns away those that have waited for too long.
 func (l *line) decide(script *reserveScript, batch []*call) {
 	sent := batch[:0:len(batch)]
+	tooOld := time.Now().Add(-l.store.o.WaitMax)
 	for _, c := range batch {
-		if c.phase.CompareAndSwap(phaseWaiting, phaseSent) {
-			sent = append(sent, c)
+		if !c.phase.CompareAndSwap(phaseWaiting, phaseSent) {
+			continue
 		}
+		if c.requestedAt.Before(tooOld) {
+			c.err = ErrOverloaded
+			c.done <- struct{}{}
+			continue
+		}
+		sent = append(sent, c)
 	}
 	if len(sent) == 0 {
 		return

@@ -14,6 +14,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// Within DefaultWaitMax + DefaultCallTimeout a Store has an answer.
+const (
+	DefaultWaitMax     = 2 * time.Second
+	DefaultCallTimeout = 3 * time.Second
+)
+
 // StoreOptions bounds a Store. The zero value of a field stands for its default.
 type StoreOptions struct {
 	// BatchMax is how many requests travel in one call of the script. Default 256: Redis serves
@@ -23,7 +29,11 @@ type StoreOptions struct {
 	QueueMax int
 	// SalesMax is how many sales the store keeps at hand. Default 4096.
 	SalesMax int
-	// CallTimeout bounds one call of the script with all its tries. Default 3 s.
+	// WaitMax is the age at which a request is not sent to Redis any more, but answered ErrOverloaded. It is looked at
+	// when a call of the script is over, which takes CallTimeout at most: a timer for each request would cost more than
+	// deciding it. Default DefaultWaitMax.
+	WaitMax time.Duration
+	// CallTimeout bounds one call of the script with all its tries. Default DefaultCallTimeout.
 	CallTimeout time.Duration
 	// Logger takes what no caller can be told. Default slog.Default().
 	Logger *slog.Logger
@@ -39,8 +49,11 @@ func (o *StoreOptions) setDefaults() {
 	if o.SalesMax <= 0 {
 		o.SalesMax = 4096
 	}
+	if o.WaitMax <= 0 {
+		o.WaitMax = DefaultWaitMax
+	}
 	if o.CallTimeout <= 0 {
-		o.CallTimeout = 3 * time.Second
+		o.CallTimeout = DefaultCallTimeout
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -119,7 +132,9 @@ func (s *Store) Ping(ctx context.Context) error {
 // if ctx ended before the request was sent. Only with ErrOutcomeUnknown may units have been taken.
 //
 // Requests for one sale that come in while a call of the script is under way leave together in the next one.
+// However long Redis takes, the answer comes within WaitMax and CallTimeout; a ctx that ends by itself is not needed.
 func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
+	began := time.Now()
 	if err := r.validate(); err != nil {
 		return Answer{}, err
 	}
@@ -135,7 +150,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 	if l.remembersSoldOut(r.User) {
 		return Answer{Verdict: SoldOut}, nil
 	}
-	answer, err := l.reserve(ctx, r)
+	answer, err := l.reserve(ctx, r, began)
 	if err != nil {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
 	}
@@ -163,6 +178,8 @@ func (s *Store) line(ctx context.Context, sale uuid.UUID) (*line, error) {
 	if l != nil {
 		return l, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, s.o.CallTimeout)
+	defer cancel()
 	place, err := s.locate(ctx, sale)
 	if err != nil {
 		return nil, err

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
@@ -172,10 +174,7 @@ func TestACallerThatGivesUpBeforeItsRequestIsSentHasReservedNothing(t *testing.T
 		_, err := s.Reserve(firstCtx, reservation.Request{Sale: sale.ID, User: "sent", Quantity: 1, IdempotencyKey: "k"})
 		sent <- err
 	}()
-	testkit.Eventually(t, 5*time.Second, "the first request is sent", func() bool {
-		blocked, err := rdb.Info(t.Context(), "clients").Result()
-		return err == nil && !containsLine(blocked, "blocked_clients:0")
-	})
+	awaitBlocked(t, rdb, "the first request is sent")
 	queued, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := s.Reserve(queued, reservation.Request{Sale: sale.ID, User: "queued", Quantity: 1})
@@ -189,6 +188,40 @@ func TestACallerThatGivesUpBeforeItsRequestIsSentHasReservedNothing(t *testing.T
 	require.NoError(t, err)
 	require.Equal(t, reservation.Replayed, again.Verdict, "the same key finds out")
 	require.Equal(t, "8", s.left(sale.ID), "the warm-up and the one that was sent; not the one that was queued")
+}
+
+func TestWhoWaitsForTooLongIsTurnedAwayAndHasReservedNothing(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	rdb := ownClient(t, own.URL)
+	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{WaitMax: 50 * time.Millisecond})
+	sale := s.sale(10)
+	s.buy(sale.ID, "warm-up")
+
+	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "300", "WRITE").Err())
+	var crowd sync.WaitGroup
+	crowd.Go(func() {
+		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "sent", Quantity: 1})
+		assert.NoError(t, err, "it was sent at once")
+	})
+	awaitBlocked(t, rdb, "the first request is sent")
+	for i := range 20 {
+		crowd.Go(func() {
+			_, err := s.Reserve(context.Background(), reservation.Request{Sale: sale.ID, User: fmt.Sprintf("late-%d", i), Quantity: 1})
+			assert.ErrorIs(t, err, reservation.ErrOverloaded)
+		})
+	}
+	crowd.Wait()
+	require.Equal(t, "8", s.left(sale.ID))
+	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "late-0").Verdict, "the next ones are served again")
+}
+
+func awaitBlocked(t *testing.T, rdb *redis.Client, what string) {
+	t.Helper()
+	testkit.Eventually(t, 5*time.Second, what, func() bool {
+		clients, err := rdb.Info(t.Context(), "clients").Result()
+		return err == nil && !containsLine(clients, "blocked_clients:0")
+	})
 }
 
 func containsLine(text, line string) bool {
