@@ -39,7 +39,11 @@ var All = map[string]Entry{
 	"mutex-twice":  {New: newMutex, Fronts: 2},
 	"setnx":        {New: newSetNX},
 	"memory-queue": {New: newMemoryQueue},
+	"evalsha":      {New: newEvalsha, NoOrders: true},
 	"stock-stream": {New: newStockStream, TakesOver: stockTakesOver},
+
+	"lock-transaction":          {New: newLockTransaction, Guarded: true},
+	"lock-transaction-redisson": {New: newRedissonTransaction, Guarded: true, Missing: redissonMissing},
 
 	"postgres-row":     {New: newPostgresRow, Guarded: true},
 	"postgres-units":   {New: newPostgresUnits, Guarded: true},

@@ -1,0 +1,85 @@
+// Package redisson uses a real Redisson, in a Java process that takes and releases locks as it is told:
+// lock/testdata/redisson, whose Driver.java says how.
+package redisson
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+)
+
+// program is where the Java program is, from the root of the repository.
+var program = filepath.Join("lock", "testdata", "redisson")
+
+// Classes compiles the Java program, once in a process, and returns its class path. The error says
+// what is missing where that is not possible.
+var Classes = sync.OnceValues(func() (string, error) {
+	for _, tool := range []string{"java", "mvn"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return "", fmt.Errorf("there is no %s here", tool)
+		}
+	}
+	folder, err := folder()
+	if err != nil {
+		return "", err
+	}
+	maven := exec.Command("mvn", "--quiet", "--batch-mode", "compile")
+	maven.Dir = folder
+	if output, err := maven.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("mvn compile: %w\n%s", err, output)
+	}
+	return compiled(folder)
+})
+
+// Compiled is the class path of the program that Classes has compiled, in this process or in another one.
+func Compiled() (string, error) {
+	folder, err := folder()
+	if err != nil {
+		return "", err
+	}
+	return compiled(folder)
+}
+
+func compiled(folder string) (string, error) {
+	target := filepath.Join(folder, "target")
+	libraries, err := os.ReadFile(filepath.Join(target, "classpath"))
+	if err != nil {
+		return "", fmt.Errorf("the Java program is not compiled: %w", err)
+	}
+	return filepath.Join(target, "classes") + string(os.PathListSeparator) + strings.TrimSpace(string(libraries)), nil
+}
+
+// Version is the Redisson that the program is compiled with, or "".
+func Version() string {
+	folder, err := folder()
+	if err != nil {
+		return ""
+	}
+	pom, err := os.ReadFile(filepath.Join(folder, "pom.xml"))
+	if err != nil {
+		return ""
+	}
+	_, rest, _ := strings.Cut(string(pom), "<artifactId>redisson</artifactId>")
+	_, rest, _ = strings.Cut(rest, "<version>")
+	version, _, _ := strings.Cut(rest, "</version>")
+	return version
+}
+
+// folder looks for the program upwards from where the process runs: benchmarks do in their package's folder.
+func folder() (string, error) {
+	at, err := os.Getwd()
+	for ; err == nil; at = filepath.Dir(at) {
+		found := filepath.Join(at, program)
+		if _, err := os.Stat(filepath.Join(found, "pom.xml")); err == nil {
+			return found, nil
+		}
+		if at == filepath.Dir(at) {
+			err = errors.New("there is no " + program + " above")
+		}
+	}
+	return "", err
+}

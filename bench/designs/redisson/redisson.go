@@ -1,0 +1,168 @@
+package redisson
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"stampede/internal/child"
+)
+
+// stopWithin is how long the Java process may take to end.
+const stopWithin = 5 * time.Second
+
+// Redisson is the Java process. It is safe for concurrent use.
+type Redisson struct {
+	in      io.WriteCloser
+	process *child.Process
+	// ended is closed when the process answers no more, and err is why.
+	ended chan struct{}
+	err   error
+
+	mu sync.Mutex
+	// sessions are the threads of the Java process, of which free ones have no lock and wait for none.
+	sessions, free []*session
+}
+
+// session is a thread of the Java process: in Redisson, a thread is the owner of a lock.
+type session struct {
+	name   string
+	answer chan string // of the one command that is under way
+}
+
+// Start starts Java with the program of that class path, on that Redis, and waits until it is connected.
+// Redisson's watchdog keeps leases of the given length up, and everything else is its default.
+func Start(classPath, redisURL string, lease time.Duration) (*Redisson, error) {
+	cmd := exec.Command("java", "-cp", classPath, "stampede.Driver", redisURL, strconv.FormatInt(lease.Milliseconds(), 10))
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	// A pipe of our own: that of the command is closed when the process ends, whether it is read or not.
+	out, write := io.Pipe()
+	cmd.Stdout, cmd.Stderr = write, os.Stderr
+	process, err := child.Start(cmd, syscall.SIGKILL)
+	if err != nil {
+		return nil, err
+	}
+	go func() { _ = write.CloseWithError(errors.Join(process.Wait(), io.EOF)) }()
+	r := &Redisson{in: in, process: process, ended: make(chan struct{})}
+	answers := bufio.NewScanner(out)
+	if !answers.Scan() || answers.Text() != "ready" {
+		r.Stop()
+		return nil, fmt.Errorf("redisson says %q: %w", answers.Text(), errors.Join(answers.Err(), process.Wait()))
+	}
+	go r.read(answers)
+	return r, nil
+}
+
+// Stop ends the process, which leaves its locks behind.
+func (r *Redisson) Stop() {
+	_ = r.in.Close() // which ends the program
+	r.process.Stop(syscall.SIGTERM, stopWithin)
+}
+
+func (r *Redisson) read(answers *bufio.Scanner) {
+	for answers.Scan() {
+		name, answer, _ := strings.Cut(answers.Text(), " ")
+		if s := r.session(name); s != nil {
+			s.answer <- answer
+		}
+	}
+	r.err = errors.Join(errors.New("the Java process has ended"), answers.Err())
+	close(r.ended)
+}
+
+func (r *Redisson) session(name string) *session {
+	i, err := strconv.Atoi(name)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil || i < 0 || i >= len(r.sessions) {
+		return nil
+	}
+	return r.sessions[i]
+}
+
+// take returns a session that is free, or a new one.
+func (r *Redisson) take() *session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := len(r.free); n > 0 {
+		s := r.free[n-1]
+		r.free = r.free[:n-1]
+		return s
+	}
+	s := &session{name: strconv.Itoa(len(r.sessions)), answer: make(chan string, 1)}
+	r.sessions = append(r.sessions, s)
+	return s
+}
+
+func (r *Redisson) giveBack(s *session) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.free = append(r.free, s)
+}
+
+// Lock waits for a lock, which the watchdog keeps up until unlock. If ctx ends first, the lock is released
+// as soon as the thread has it that waits for it: Redisson's lock() cannot be told to wait no more.
+func (r *Redisson) Lock(ctx context.Context, key string) (unlock func() error, err error) {
+	s := r.take()
+	if err := r.send(s, "lock", key); err != nil {
+		return nil, err
+	}
+	err = r.await(ctx, s, "held")
+	switch {
+	case err == nil:
+		return func() error { return r.unlock(s, key) }, nil
+	case ctx.Err() == nil:
+		r.giveBack(s)
+		return nil, err
+	}
+	go func() {
+		if r.await(context.Background(), s, "held") == nil {
+			_ = r.unlock(s, key) // nobody is left to be told
+		}
+	}()
+	return nil, ctx.Err()
+}
+
+func (r *Redisson) unlock(s *session, key string) error {
+	if err := r.send(s, "unlock", key); err != nil {
+		return err
+	}
+	err := r.await(context.Background(), s, "released")
+	r.giveBack(s)
+	return err
+}
+
+func (r *Redisson) send(s *session, command, key string) error {
+	// One write is one line: the pipe keeps lines apart that are written at the same time.
+	if _, err := io.WriteString(r.in, s.name+" "+command+" "+key+"\n"); err != nil {
+		return fmt.Errorf("redisson: %s %s: %w", command, key, err)
+	}
+	return nil
+}
+
+// await waits for the answer of a session.
+func (r *Redisson) await(ctx context.Context, s *session, want string) error {
+	select {
+	case answer := <-s.answer:
+		if answer != want {
+			return fmt.Errorf("redisson: want %s, got %s", want, answer)
+		}
+		return nil
+	case <-r.ended:
+		return r.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
