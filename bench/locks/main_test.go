@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"stampede/bench/designs/redisson"
 	"stampede/internal/benchkit"
 )
 
@@ -40,9 +41,8 @@ func versions() string {
 	for _, found := range regexp.MustCompile(`(?m)^\s+github\.com/\S*?(redsync|redislock|rueidis|go-redis)(?:/v\d+)? (v\S+)$`).FindAllStringSubmatch(string(mod), -1) {
 		names = append(names, found[1]+" "+found[2])
 	}
-	pom, _ := os.ReadFile(redissonFolder + "/pom.xml")
-	if found := regexp.MustCompile(`<artifactId>redisson</artifactId>\s*<version>(.*?)</version>`).FindSubmatch(pom); found != nil {
-		names = append(names, "Redisson "+string(found[1]))
+	if version := redisson.Version(); version != "" {
+		names = append(names, "Redisson "+version)
 	}
 	return strings.Join(names, ", ")
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,40 +15,23 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/bench/designs/redisson"
 	"stampede/internal/benchkit"
 	"stampede/internal/child"
 )
 
-// redissonFolder has the Java program that uses a real Redisson as it is told; see its Driver.java.
-const redissonFolder = "../../lock/testdata/redisson"
-
-// redissonClasses compiles the program once. It returns nothing where that is not possible.
+// redissonClasses is the class path of the program, or nothing where it cannot be had.
 var redissonClasses = sync.OnceValue(func() string {
-	missing := func(what string) string {
-		fmt.Fprintf(os.Stderr, "NOT COMPARED WITH REDISSON: %s\n", what)
-		return ""
-	}
-	for _, program := range []string{"java", "mvn"} {
-		if _, err := exec.LookPath(program); err != nil {
-			return missing("there is no " + program + " here.")
-		}
-	}
-	maven := exec.Command("mvn", "--quiet", "--batch-mode", "compile")
-	maven.Dir = redissonFolder
-	if output, err := maven.CombinedOutput(); err != nil {
-		return missing(fmt.Sprintf("mvn compile: %v\n%s", err, output))
-	}
-	target := filepath.Join(redissonFolder, "target")
-	libraries, err := os.ReadFile(filepath.Join(target, "classpath"))
+	classPath, err := redisson.Classes()
 	if err != nil {
-		return missing(err.Error())
+		fmt.Fprintf(os.Stderr, "NOT COMPARED WITH REDISSON: %v\n", err)
 	}
-	return filepath.Join(target, "classes") + string(os.PathListSeparator) + strings.TrimSpace(string(libraries))
+	return classPath
 })
 
-// redisson is the Java program, connected to a server. It measures by itself, with System.nanoTime around
+// javaProcess is the Java program, connected to a server. It measures by itself, with System.nanoTime around
 // the same two calls.
-type redisson struct {
+type javaProcess struct {
 	in   io.Writer
 	out  *bufio.Scanner
 	warm bool
@@ -76,7 +58,7 @@ func (s *server) withRedisson(b *testing.B, candidates []benchkit.Timed, command
 	}})
 }
 
-func startRedisson(b *testing.B, classes, url string) *redisson {
+func startRedisson(b *testing.B, classes, url string) *javaProcess {
 	b.Helper()
 	cmd := exec.Command("java", "-cp", classes, "stampede.Driver", url, fmt.Sprint(leaseTime.Milliseconds()))
 	in, err := cmd.StdinPipe()
@@ -93,13 +75,13 @@ func startRedisson(b *testing.B, classes, url string) *redisson {
 		_ = in.Close() // which ends the program
 		process.Stop(syscall.SIGTERM, 5*time.Second)
 	})
-	r := &redisson{in: in, out: bufio.NewScanner(outRead)}
+	r := &javaProcess{in: in, out: bufio.NewScanner(outRead)}
 	require.True(b, r.out.Scan() && r.out.Text() == "ready", "Redisson says %q: %v", r.out.Text(), r.out.Err())
 	return r
 }
 
 // run runs one command of the Java program.
-func (r *redisson) run(b *testing.B, command string) benchkit.Sample {
+func (r *javaProcess) run(b *testing.B, command string) benchkit.Sample {
 	b.Helper()
 	_, err := fmt.Fprintln(r.in, "bench", command)
 	require.NoError(b, err)

@@ -31,7 +31,7 @@ type server struct {
 	url string
 	rdb *redis.Client // to look at it; no candidate uses it
 	// redisson is a Java process that is started when it is first wanted.
-	redisson *redisson
+	redisson *javaProcess
 }
 
 var (

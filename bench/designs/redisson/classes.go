@@ -10,10 +10,13 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 )
 
-// program is where the Java program is, from the root of the repository.
+// program is where the Java program is, from the root of the repository, and pom what Maven reads there.
 var program = filepath.Join("lock", "testdata", "redisson")
+
+const pom = "pom.xml"
 
 // Classes compiles the Java program, once in a process, and returns its class path. The error says
 // what is missing where that is not possible.
@@ -27,6 +30,11 @@ var Classes = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	unlock, err := lockFolder(folder)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
 	maven := exec.Command("mvn", "--quiet", "--batch-mode", "compile")
 	maven.Dir = folder
 	if output, err := maven.CombinedOutput(); err != nil {
@@ -34,6 +42,19 @@ var Classes = sync.OnceValues(func() (string, error) {
 	}
 	return compiled(folder)
 })
+
+// lockFolder keeps other processes from compiling at the same time: the tests of several packages do.
+func lockFolder(folder string) (unlock func(), err error) {
+	file, err := os.Open(filepath.Join(folder, pom))
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX); err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("lock %s: %w", file.Name(), err)
+	}
+	return func() { _ = file.Close() }, nil // which unlocks it
+}
 
 // Compiled is the class path of the program that Classes has compiled, in this process or in another one.
 func Compiled() (string, error) {
@@ -59,11 +80,11 @@ func Version() string {
 	if err != nil {
 		return ""
 	}
-	pom, err := os.ReadFile(filepath.Join(folder, "pom.xml"))
+	text, err := os.ReadFile(filepath.Join(folder, pom))
 	if err != nil {
 		return ""
 	}
-	_, rest, _ := strings.Cut(string(pom), "<artifactId>redisson</artifactId>")
+	_, rest, _ := strings.Cut(string(text), "<artifactId>redisson</artifactId>")
 	_, rest, _ = strings.Cut(rest, "<version>")
 	version, _, _ := strings.Cut(rest, "</version>")
 	return version
@@ -74,7 +95,7 @@ func folder() (string, error) {
 	at, err := os.Getwd()
 	for ; err == nil; at = filepath.Dir(at) {
 		found := filepath.Join(at, program)
-		if _, err := os.Stat(filepath.Join(found, "pom.xml")); err == nil {
+		if _, err := os.Stat(filepath.Join(found, pom)); err == nil {
 			return found, nil
 		}
 		if at == filepath.Dir(at) {
