@@ -34,6 +34,7 @@ type setnx struct {
 	*checkSet
 	lease    time.Duration
 	patience time.Duration
+	pauseMax time.Duration
 }
 
 const (
@@ -44,8 +45,8 @@ const (
 	setnxPatience = 8 * time.Second
 	// The pause between two tries begins short, for when there is no crowd, and doubles up to where
 	// hundreds of waiting buyers do not keep Redis busy with their polls alone.
-	setnxPauseMin = time.Millisecond
-	setnxPauseMax = 64 * time.Millisecond
+	setnxPauseMin   = time.Millisecond
+	setnxPauseMaxMS = 64
 )
 
 // errLockBusy is returned when the lock was not to be had in time. The buyer may try again.
@@ -56,7 +57,14 @@ func newSetNX(ctx context.Context, b front.Backend) (front.Design, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &setnx{checkSet: unlocked, lease: setnxLease, patience: setnxPatience}, nil
+	pauseMaxMS, err := option(b, "pause-max-ms", setnxPauseMaxMS)
+	if err != nil {
+		return nil, err
+	}
+	return &setnx{
+		checkSet: unlocked, lease: setnxLease, patience: setnxPatience,
+		pauseMax: time.Duration(pauseMaxMS) * time.Millisecond,
+	}, nil
 }
 
 // Buy implements front.Design.
@@ -81,7 +89,7 @@ func (d *setnx) lockKey(sale uuid.UUID) string { return d.prefix + ":lock:" + sa
 
 func (d *setnx) lock(ctx context.Context, sale uuid.UUID, owner string) error {
 	deadline := time.Now().Add(d.patience)
-	for wait := setnxPauseMin; ; wait = min(2*wait, setnxPauseMax) {
+	for wait := setnxPauseMin; ; wait = min(2*wait, d.pauseMax) {
 		locked, err := d.rdb.SetNX(ctx, d.lockKey(sale), owner, d.lease).Result()
 		if err != nil {
 			return fmt.Errorf("lock the sale: %w", err)
