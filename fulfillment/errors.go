@@ -48,6 +48,7 @@ const (
 	oversoldConstraint = "sales_not_oversold"
 
 	notNullViolation = "23502"
+	uniqueViolation  = "23505"
 )
 
 // faultOf classifies an error of the ledger or of the decoder. Whatever it does not know counts as
@@ -89,4 +90,11 @@ func ofConstraint(err error) error {
 		return fmt.Errorf("%w: %w", errEpochOver, err)
 	}
 	return err
+}
+
+// isNotFresh tells whether record_fresh.sql has failed because some of its events were not for it.
+func isNotFresh(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) &&
+		(pgErr.Code == uniqueViolation || pgErr.Code == notNullViolation && pgErr.TableName == "order_events" && pgErr.ColumnName == "sale_id")
 }

@@ -62,14 +62,8 @@ func (l *Ledger) record(ctx context.Context, events []reservation.OrderReserved,
 		return nil, nil
 	}
 	columns, places := columnsOf(events)
-	conn, err := l.pool.Acquire(ctx)
+	words, found, err := l.write(ctx, columns, refusal)
 	if err != nil {
-		return nil, fmt.Errorf("record %d orders: %w", len(events), err)
-	}
-	defer conn.Release()
-	words, found, err := recordOn(ctx, conn, columns, refusal)
-	if err != nil {
-		rollBack(conn)
 		return nil, fmt.Errorf("record %d orders: %w", len(events), ofConstraint(err))
 	}
 	outcomes := make([]Outcome, len(events))
@@ -83,13 +77,46 @@ func (l *Ledger) record(ctx context.Context, events []reservation.OrderReserved,
 	return outcomes, nil
 }
 
-// recordOn runs the transaction in two round trips. It returns the word for every row of the columns
-// and, for those that had been recorded before, the orders as they stand.
+// write runs the transaction, and another one if the events were not what events are nearly always. It returns the word for every row of the columns and, for those that had been recorded before, the orders as they stand.
+func (l *Ledger) write(ctx context.Context, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
+	conn, err := l.pool.Acquire(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer conn.Release()
+	if refusal == nil {
+		err := confirmFresh(ctx, conn, c)
+		if err == nil {
+			return slices.Repeat([]string{wordConfirmed}, len(c.orders)), nil, nil
+		}
+		rollBack(conn)
+		if !isNotFresh(err) {
+			return nil, nil, err
+		}
+	}
+	words, found, err := recordOn(ctx, conn, c, refusal)
+	if err != nil {
+		rollBack(conn)
+	}
+	return words, found, err
+}
+
+// confirmFresh records and confirms orders of which nothing was recorded before, in one round trip. Every error
+// leaves the transaction to be rolled back.
+func confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *columns) error {
+	batch := &pgx.Batch{}
+	batch.Queue(beginRecording)
+	batch.Queue(sql.RecordFresh, c.orders, c.sales, c.users, c.quantities, c.sequences, c.epochs, c.reservedAt, c.keys)
+	sold := c.unitsOf(func(int) bool { return true })
+	queueEnd(batch, sold)
+	answers := conn.SendBatch(ctx, batch)
+	return errors.Join(finish(answers, 2+len(sold)), answers.Close())
+}
+
+// recordOn does it for events of any kind, in two round trips.
 func recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
 	begin := &pgx.Batch{}
-	// Read committed, whatever the server's default is: find_orders must see what a concurrent
-	// transaction has committed since record_orders started to wait for it.
-	begin.Queue("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+	begin.Queue(beginRecording)
 	begin.Queue(sql.RecordOrders, c.orders, c.sales, c.users, c.quantities, c.sequences, c.epochs, c.reservedAt, c.keys, refusal)
 	answers := conn.SendBatch(ctx, begin)
 	words, err := readWords(answers, len(c.orders))
@@ -97,37 +124,47 @@ func recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *stri
 		return nil, nil, err
 	}
 
-	finish := &pgx.Batch{}
+	batch := &pgx.Batch{}
 	repeated := c.idsOf(words, wordRecorded)
 	if len(repeated) > 0 {
-		finish.Queue(sql.FindOrders, repeated)
+		batch.Queue(sql.FindOrders, repeated)
 	}
-	sold := c.unitsConfirmed(words)
-	for _, sale := range sold {
-		finish.Queue(sql.AddSold, sale.id, sale.units, sale.lastSequence, sale.epoch)
-	}
-	finish.Queue("COMMIT")
-	answers = conn.SendBatch(ctx, finish)
-	found, err := finishTransaction(answers, len(repeated) > 0, len(sold))
-	return words, found, errors.Join(err, answers.Close())
-}
-
-func finishTransaction(answers pgx.BatchResults, anyRepeated bool, sales int) (found map[uuid.UUID]reservation.Order, err error) {
-	if anyRepeated {
+	sold := c.unitsOf(func(row int) bool { return words[row] == wordConfirmed })
+	queueEnd(batch, sold)
+	answers = conn.SendBatch(ctx, batch)
+	var found map[uuid.UUID]reservation.Order
+	if len(repeated) > 0 {
 		if found, err = readOrders(answers); err != nil {
-			return nil, err
+			return nil, nil, errors.Join(err, answers.Close())
 		}
 	}
-	for range sales {
+	return words, found, errors.Join(finish(answers, len(sold)), answers.Close())
+}
+
+// beginRecording: read committed, whatever the server's default is, because find_orders must see what a
+// concurrent transaction has committed since record_orders started to wait for it.
+const beginRecording = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+
+// queueEnd adds what every transaction ends with.
+func queueEnd(batch *pgx.Batch, sold []saleUnits) {
+	for _, sale := range sold {
+		batch.Queue(sql.AddSold, sale.id, sale.units, sale.lastSequence, sale.epoch)
+	}
+	batch.Queue("COMMIT")
+}
+
+// finish reads the answers to so many statements and to the COMMIT behind them.
+func finish(answers pgx.BatchResults, statements int) error {
+	for range statements {
 		if _, err := answers.Exec(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	tag, err := answers.Exec()
 	if err == nil && tag.String() != "COMMIT" {
 		err = fmt.Errorf("commit answered %s", tag)
 	}
-	return found, err
+	return err
 }
 
 // The words of record_orders.sql.
@@ -299,11 +336,11 @@ type saleUnits struct {
 	lastSequence, epoch int64
 }
 
-// unitsConfirmed sums the confirmed units by sale, in the order of the sales' ids.
-func (c *columns) unitsConfirmed(words []string) []saleUnits {
+// unitsOf sums the units of confirmed rows by sale, in the order of the sales' ids.
+func (c *columns) unitsOf(confirmed func(row int) bool) []saleUnits {
 	sums := map[uuid.UUID]saleUnits{}
-	for row, word := range words {
-		if word != wordConfirmed {
+	for row := range c.orders {
+		if !confirmed(row) {
 			continue
 		}
 		sum, again := sums[c.sales[row]]

@@ -146,6 +146,8 @@ var (
 	ReconcileRelease string
 	//go:embed queries/reconcile_tables.sql
 	ReconcileTables string
+	//go:embed queries/record_fresh.sql
+	RecordFresh string
 	//go:embed queries/record_orders.sql
 	RecordOrders string
 	//go:embed queries/return_sold.sql

@@ -1,0 +1,140 @@
+package fulfillment
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// countingTrips returns a pool on the same database, and what counts its round trips.
+func countingTrips(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *tripCounter) {
+	t.Helper()
+	trips := &tripCounter{}
+	config := pool.Config()
+	config.ConnConfig.Tracer = trips
+	counted, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(counted.Close)
+	return counted, trips
+}
+
+// What was never recorded is recorded in one step, and anything else in its company in two; nobody can tell from
+// the rows which it was.
+func TestLedgerWritesTheSameRowsInOneStepAndInTwo(t *testing.T) {
+	t.Parallel()
+	pool, trips := countingTrips(t, testkit.Pool(t))
+	ledger := NewLedger(pool)
+	plain, timed := newSale(t, pool, 100), newSale(t, pool, 100)
+	_, err := pool.Exec(t.Context(), "UPDATE sales SET payment_window_seconds = 600 WHERE id = $1", timed)
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '1 hour'") // so the clock of deadlines stands still
+	require.NoError(t, err)
+	// batch makes the same events anew, for users and places of their own.
+	batch := func(group int64) []reservation.OrderReserved {
+		var events []reservation.OrderReserved
+		for i, sale := range []uuid.UUID{timed, plain, timed, plain} {
+			event := reserved(sale, fmt.Sprintf("user-%d-%d", group, i), 10*group+int64(i))
+			event.Quantity = int64(i) + 1
+			if i < 2 {
+				event.KeyFingerprint = "0123456789abcdef"
+			}
+			events = append(events, event)
+		}
+		return events
+	}
+	oneStep, twoSteps := batch(1), batch(2)
+
+	before := trips.n.Load()
+	outcomes, err := ledger.Record(t.Context(), oneStep)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, trips.n.Load()-before, "round trips for what is fresh")
+	for i, out := range outcomes {
+		require.Equal(t, Outcome{Event: oneStep[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
+	}
+	before = trips.n.Load()
+	outcomes, err = ledger.Record(t.Context(), append([]reservation.OrderReserved{oneStep[0]}, twoSteps...))
+	require.NoError(t, err)
+	require.EqualValues(t, 3, trips.n.Load()-before, "round trips in the company of a repeat")
+	require.False(t, outcomes[0].Fresh)
+	for i, out := range outcomes[1:] {
+		require.Equal(t, Outcome{Event: twoSteps[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
+	}
+
+	require.EqualValues(t, 12, soldOf(t, pool, plain))
+	require.EqualValues(t, 8, soldOf(t, pool, timed))
+	require.EqualValues(t, 22, queryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", timed))
+	for i := range oneStep {
+		require.JSONEq(t, written(t, pool, oneStep[i]), written(t, pool, twoSteps[i]), "event %d", i)
+	}
+}
+
+// written is all that an event has come to, but for what is its own: who, where in the sale, and when.
+func written(t testing.TB, pool *pgxpool.Pool, e reservation.OrderReserved) (rows string) {
+	t.Helper()
+	require.NoError(t, pool.QueryRow(t.Context(), `
+		SELECT jsonb_build_object(
+			'order', (SELECT to_jsonb(o) - '{id,user_id,sequence,reserved_at,updated_at}'::text[] ||
+			                 jsonb_build_object('said', o.user_id = $2 AND o.sequence = $3 AND o.reserved_at = $4 AND o.updated_at > now() - interval '1 hour')
+			          FROM orders AS o WHERE id = $1),
+			'events', (SELECT jsonb_agg(to_jsonb(e) - '{position,order_id,user_id,occurred_at}'::text[] || jsonb_build_object(
+			                  'said', e.user_id = $2 AND CASE e.version WHEN 1 THEN e.occurred_at = $4 ELSE e.occurred_at = o.updated_at END,
+			                  'data', e.data || CASE e.version WHEN 1 THEN jsonb_build_object('sequence', e.data -> 'sequence' = to_jsonb($3::bigint)) ELSE '{}' END)
+			                  ORDER BY e.version)
+			           FROM order_events AS e JOIN orders AS o ON o.id = e.order_id WHERE order_id = $1))`,
+		e.OrderID, e.UserID, e.Sequence, e.ReservedAt).Scan(&rows))
+	require.NotContains(t, rows, "false")
+	return rows
+}
+
+// Whatever keeps a batch from being recorded in one step leaves nothing of it behind, and only its own order is
+// treated otherwise.
+func TestLedgerSortsOutABatchThatIsNotFresh(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		odd  func(e *reservation.OrderReserved)
+		want reservation.Status
+	}{
+		"another order of a user":      {func(e *reservation.OrderReserved) { e.UserID = "holder" }, reservation.StatusRejected},
+		"an epoch that is over":        {func(e *reservation.OrderReserved) { e.Epoch = 1 }, reservation.StatusVoided},
+		"a sale that is not known":     {func(e *reservation.OrderReserved) { e.SaleID = uuid.Must(uuid.NewV7()) }, ""},
+		"two of one user in the batch": {func(e *reservation.OrderReserved) { e.UserID = "user-1" }, reservation.StatusRejected},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := testkit.Pool(t)
+			ledger := NewLedger(pool)
+			sale := newSale(t, pool, 100)
+			raiseEpoch(t, pool, sale)
+			holder := reserved(sale, "holder", 1)
+			holder.Epoch = 2
+			_, err := ledger.Record(t.Context(), []reservation.OrderReserved{holder})
+			require.NoError(t, err)
+			events := crowdOf(sale, 5)
+			for i := range events {
+				events[i].Epoch = 2
+			}
+			c.odd(&events[3])
+
+			outcomes, err := ledger.Record(t.Context(), events)
+			require.NoError(t, err)
+			for i, out := range outcomes {
+				want := reservation.StatusConfirmed
+				if i == 3 {
+					want = c.want
+				}
+				require.Equal(t, want, out.Status, "event %d", i)
+				require.Equal(t, want != "", out.Fresh, "event %d", i)
+			}
+			require.EqualValues(t, 5, soldOf(t, pool, sale))
+			require.EqualValues(t, 5, queryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
+			require.Zero(t, queryInt(t, pool,
+				"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"))
+		})
+	}
+}
