@@ -1,0 +1,110 @@
+package queues
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"stampede/bench/rig"
+	"stampede/fulfillment"
+	"stampede/internal/connect"
+	"stampede/reservation"
+)
+
+// consumerEnv holds the consumerSpec of a process that is to be a consumer, in JSON.
+const consumerEnv = "STAMPEDE_BENCH_CONSUMER"
+
+// consumerSpec says what a consumer works on, and how.
+type consumerSpec struct {
+	Queue                 string // a name in consumers
+	RedisURL, DatabaseURL string
+	Stream                string // in Redis, for those that read the product's
+	// Together lets handlers that run at the same time share a transaction.
+	Together bool
+	// Handlers is how many orders are handled at a time, and Connections how many transactions may
+	// be under way.
+	Handlers, Connections int
+	// Servers is how many servers of a queue run in the process; Groups lets it group tasks itself.
+	Servers, Groups int
+}
+
+// consume takes orders from a queue and hands each of them to record, until ctx ends. It calls
+// ready when it is connected.
+type consume func(ctx context.Context, c consumer, ready func()) error
+
+var consumers = map[string]consume{
+	"stock": consumeStock,
+	"asynq": consumeAsynq,
+	"river": consumeRiver,
+}
+
+// consumer is what all consumers work with.
+type consumer struct {
+	consumerSpec
+	pool *pgxpool.Pool
+	// record writes one order, record all several in one transaction.
+	record    func(ctx context.Context, event reservation.OrderReserved) error
+	recordAll func(ctx context.Context, events []reservation.OrderReserved) error
+}
+
+const consumesLine = "consumes "
+
+// consumerMain is a consumer's process until SIGTERM. It returns the exit status.
+func consumerMain() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := runConsumer(ctx, os.Getenv(consumerEnv)); err != nil {
+		fmt.Fprintln(os.Stderr, "consumer:", err)
+		return 1
+	}
+	return 0
+}
+
+func runConsumer(ctx context.Context, text string) error {
+	debug.SetGCPercent(400) // which `stampede work` does without
+	c := consumer{}
+	if err := json.Unmarshal([]byte(text), &c.consumerSpec); err != nil {
+		return fmt.Errorf("read %s: %w", consumerEnv, err)
+	}
+	var err error
+	if c.pool, err = connect.Postgres(ctx, c.DatabaseURL, int32(c.Connections)); err != nil {
+		return err
+	}
+	defer c.pool.Close()
+	ledger := fulfillment.NewLedger(c.pool)
+	c.recordAll = func(ctx context.Context, events []reservation.OrderReserved) error {
+		outcomes, err := ledger.Record(ctx, events)
+		for _, outcome := range outcomes {
+			if err == nil {
+				err = outcome.Err
+			}
+		}
+		return err
+	}
+	c.record = func(ctx context.Context, event reservation.OrderReserved) error {
+		return c.recordAll(ctx, []reservation.OrderReserved{event})
+	}
+	if c.Together {
+		c.record = newTogether(c.Connections, c.recordAll).record
+	}
+	return consumers[c.Queue](ctx, c, func() { fmt.Println(consumesLine + c.Queue) })
+}
+
+// start runs the consumer in a process of its own, and returns when it is ready.
+func (c consumerSpec) start(b *testing.B) *rig.Process {
+	b.Helper()
+	text, err := json.Marshal(c)
+	require.NoError(b, err)
+	self, err := os.Executable()
+	require.NoError(b, err)
+	return rig.Run(b, c.Queue, consumesLine, exec.Command(self), consumerEnv+"="+string(text))
+}

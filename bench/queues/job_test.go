@@ -1,0 +1,43 @@
+package queues
+
+import (
+	"time"
+
+	"github.com/google/uuid"
+
+	"stampede/reservation"
+)
+
+// job is an order as asynq and River carry it: the same as the event in the product's stream.
+type job struct {
+	OrderID    uuid.UUID `json:"order_id"`
+	SaleID     uuid.UUID `json:"sale_id"`
+	UserID     string    `json:"user_id"`
+	Quantity   int64     `json:"quantity"`
+	Epoch      int64     `json:"epoch"`
+	Sequence   int64     `json:"sequence"`
+	ReservedAt int64     `json:"reserved_at_ms"`
+}
+
+// Kind implements river.JobArgs.
+func (job) Kind() string { return "order" }
+
+func (j job) event() reservation.OrderReserved {
+	at := time.UnixMilli(j.ReservedAt).UTC()
+	return reservation.OrderReserved{
+		OrderID: j.OrderID, SaleID: j.SaleID, UserID: j.UserID, Quantity: j.Quantity,
+		Epoch: j.Epoch, Sequence: j.Sequence, RequestedAt: at, ReservedAt: at,
+	}
+}
+
+// jobs are the orders of as many buyers, who want one unit each.
+func jobs(sale uuid.UUID, number int) []job {
+	all := make([]job, number)
+	for i := range all {
+		all[i] = job{
+			OrderID: reservation.NewOrderID(sale), SaleID: sale, UserID: "buyer-" + uuid.NewString(), Quantity: 1,
+			Epoch: 1, Sequence: int64(i + 1), ReservedAt: time.Now().UnixMilli(),
+		}
+	}
+	return all
+}

@@ -1,0 +1,233 @@
+package queues
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/bench/rig"
+	"stampede/internal/benchkit"
+)
+
+const (
+	// turnAtMost ends the turn of a candidate that is not through its backlog by then.
+	turnAtMost = 5 * time.Second
+	// lookEvery is how often Postgres is asked how far a candidate is: asking is work, too.
+	lookEvery = 5 * time.Millisecond
+	// fillConnections is how many buyers fill the product's stream at once.
+	fillConnections = 256
+)
+
+// candidate is a queue with consumers.
+type candidate struct {
+	name string
+	turn func(b *testing.B, orders int) (*backlog, *rig.Process)
+}
+
+// BenchmarkQueues measures how fast a backlog of orders becomes rows in Postgres, through one consumer
+// process of each queue. All of them write the same rows, by the product's own ledger.
+func BenchmarkQueues(b *testing.B) {
+	compare(b, "Orders one by one", "A handler writes one order in one transaction, which is what the queues are made for; Stampede's worker makes batches by itself.",
+		stampede,
+		fromStream("64 stock subscribers", consumerSpec{Queue: "stock", Handlers: 64, Connections: 8}),
+		fromAsynq("asynq", consumerSpec{Queue: "asynq", Handlers: 32, Connections: 8, Servers: 4}),
+		fromRiver("River", consumerSpec{Queue: "river", Handlers: 64, Connections: 8}),
+	)
+}
+
+// BenchmarkQueuesBatched is the same with the best batching that their users can have.
+func BenchmarkQueuesBatched(b *testing.B) {
+	compare(b, "Orders in batches", "Handlers that run at the same time share a transaction, which is some fifty lines of the user's own; or asynq groups the tasks itself.",
+		stampede,
+		fromStream("64 stock subscribers, together", consumerSpec{Queue: "stock", Handlers: 64, Connections: 1, Together: true}),
+		fromAsynq("asynq, its groups", consumerSpec{Queue: "asynq", Handlers: 4, Connections: 2, Servers: 1, Groups: 40}),
+		fromAsynq("asynq, together", consumerSpec{Queue: "asynq", Handlers: 256, Connections: 1, Servers: 4, Together: true}),
+		fromRiver("River, together", consumerSpec{Queue: "river", Handlers: 1000, Connections: 1, Together: true}),
+	)
+}
+
+// figures of a turn.
+const rate = "orders/s"
+
+func compare(b *testing.B, title, note string, candidates ...candidate) {
+	b.Helper()
+	orders := rig.Scale(b, 20_000, 500)
+	var turns []rig.Candidate
+	for _, c := range candidates {
+		turns = append(turns, rig.Candidate{Name: c.name, Turn: func(b *testing.B, _ int) rig.Values {
+			backlog, consumer := c.turn(b, orders)
+			defer backlog.close()
+			return backlog.work(b, consumer)
+		}})
+	}
+	results := rig.Compare(b, turns...)
+	var rows [][]string
+	first := candidates[0].name
+	for _, c := range candidates {
+		results.Report(b, c.name, rate, rate)
+		row := []string{c.name, results.Of(c.name, rate).With(rig.Count), "1"}
+		if c.name != first {
+			row[2] = "**" + results.Ratio(first, rate, c.name, rate).With(rig.Ratio) + "**"
+		}
+		for _, role := range []string{rig.Worker, rig.Redis, rig.Postgres} {
+			row = append(row, results.Of(c.name, role).Middle(rig.Ratio))
+		}
+		rows = append(rows, row)
+	}
+	rig.Put(benchkit.Table{
+		Title: title,
+		Note: fmt.Sprintf("%s A backlog of %d orders, or what is done of it in %v. %d rounds; CPU time is in microseconds for each order.",
+			note, orders, turnAtMost, b.N),
+		Head: []string{"", "orders/s, median (min–max)", "Stampede ÷ it (min–max)", "CPU: consumer", "Redis", "Postgres"}, Rows: rows,
+	})
+}
+
+// backlog is a queue full of orders, on which a consumer is about to work.
+type backlog struct {
+	shop   *rig.Shop
+	sale   uuid.UUID
+	orders int64
+	close  func()
+}
+
+// stampede is the product: `stampede work`, on a stream that its own ingress has filled.
+var stampede = candidate{name: "Stampede", turn: func(b *testing.B, orders int) (*backlog, *rig.Process) {
+	system := rig.Stampede{}.Start(b, int64(orders))
+	worker := system.Workers[0]
+	freeze(b, worker)
+	return fillStream(b, system, orders), worker
+}}
+
+// fromStream is a consumer in the place of the product's worker.
+func fromStream(name string, spec consumerSpec) candidate {
+	return candidate{name: name, turn: func(b *testing.B, orders int) (*backlog, *rig.Process) {
+		system := rig.Stampede{}.Start(b, int64(orders))
+		system.StopWorkers()
+		spec.RedisURL, spec.DatabaseURL = system.Shop.RedisURL, system.Shop.DatabaseURL
+		spec.Stream = system.Shop.Keys(1).Orders(0)
+		consumer := spec.start(b)
+		freeze(b, consumer)
+		return fillStream(b, system, orders), consumer
+	}}
+}
+
+// fillStream lets buyers buy all of the sale, and takes the ingress away.
+func fillStream(b *testing.B, system *rig.System, orders int) *backlog {
+	b.Helper()
+	crowd := system.Crowd(1)
+	crowd.Connections, crowd.For, crowd.Most = fillConnections, time.Minute, uint64(orders)
+	answers := system.Measure(crowd)
+	require.EqualValues(b, orders, answers.Wanted, "%s", answers)
+	for _, p := range system.Fronts {
+		p.Kill()
+	}
+	return &backlog{shop: system.Shop, sale: system.Sale, orders: int64(orders), close: system.Close}
+}
+
+func fromAsynq(name string, spec consumerSpec) candidate {
+	return candidate{name: name, turn: func(b *testing.B, orders int) (*backlog, *rig.Process) {
+		q := openBacklog(b, orders)
+		spec.RedisURL, spec.DatabaseURL = q.shop.RedisURL, q.shop.DatabaseURL
+		consumer := spec.start(b)
+		freeze(b, consumer)
+		fillAsynq(b, q.shop.RedisURL, jobs(q.sale, orders), spec.Groups)
+		q.close = func() {
+			forgetAsynq(b, q.shop.RedisURL)
+			q.shop.Close()
+		}
+		return q, consumer
+	}}
+}
+
+func fromRiver(name string, spec consumerSpec) candidate {
+	return candidate{name: name, turn: func(b *testing.B, orders int) (*backlog, *rig.Process) {
+		q := openBacklog(b, orders)
+		migrateRiver(b, q.shop.Pool)
+		spec.RedisURL, spec.DatabaseURL = q.shop.RedisURL, q.shop.DatabaseURL
+		consumer := spec.start(b)
+		freeze(b, consumer)
+		fillRiver(b, q.shop.Pool, jobs(q.sale, orders))
+		return q, consumer
+	}}
+}
+
+// openBacklog makes a shop with a sale.
+func openBacklog(b *testing.B, orders int) *backlog {
+	b.Helper()
+	shop := rig.Open(b)
+	sale := uuid.Must(uuid.NewV7())
+	_, err := shop.Pool.Exec(b.Context(), "INSERT INTO sales (id, name, stock) VALUES ($1, 'bench', $2)", sale, orders)
+	require.NoError(b, err)
+	return &backlog{shop: shop, sale: sale, orders: int64(orders), close: shop.Close}
+}
+
+// A consumer is frozen while its queue is filled, connected and idle as it is: so that it neither works on the
+// backlog before it counts, nor counts the time that it takes to start.
+func freeze(b *testing.B, p *rig.Process) {
+	b.Helper()
+	require.NoError(b, syscall.Kill(p.Pid(), syscall.SIGSTOP))
+}
+
+// work lets the consumer work on the backlog, and ends it.
+func (q *backlog) work(b *testing.B, consumer *rig.Process) rig.Values {
+	b.Helper()
+	defer consumer.Kill()
+	require.Zero(b, q.sold(b), "the consumer has begun before it was told to")
+	cpu, consumed := q.shop.CPU(), rig.ProcessCPU(b, consumer.Pid())
+	began := time.Now()
+	require.NoError(b, syscall.Kill(consumer.Pid(), syscall.SIGCONT))
+	sold := q.await(b)
+	took := time.Since(began)
+	cpu = q.shop.CPU().Since(cpu)
+	cpu[rig.Worker] = rig.ProcessCPU(b, consumer.Pid()) - consumed
+	require.NotZero(b, sold, "the consumer did nothing")
+
+	consumer.Kill() // then nothing is written any more
+	q.requireRows(b, sold)
+	values := rig.Values{rate: float64(sold) / took.Seconds()}
+	for role, micros := range cpu.PerOrder(sold) {
+		values[role] = micros
+	}
+	return values
+}
+
+// await waits until all orders are in Postgres, or time is up, and returns how many are.
+func (q *backlog) await(b *testing.B) int64 {
+	b.Helper()
+	until := time.After(turnAtMost)
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	for {
+		select {
+		case <-look.C:
+			if sold := q.sold(b); sold >= q.orders {
+				return sold
+			}
+		case <-until:
+			return q.sold(b)
+		}
+	}
+}
+
+func (q *backlog) sold(b *testing.B) int64 {
+	b.Helper()
+	var sold int64
+	require.NoError(b, q.shop.Pool.QueryRow(b.Context(), "SELECT sold FROM sales WHERE id = $1", q.sale).Scan(&sold))
+	return sold
+}
+
+// requireRows makes sure that what counts was done: a row for each order, and its two events.
+func (q *backlog) requireRows(b *testing.B, least int64) {
+	b.Helper()
+	var sold, orders, events int64
+	require.NoError(b, q.shop.Pool.QueryRow(b.Context(), `
+		SELECT (SELECT sold FROM sales WHERE id = $1),
+		       (SELECT count(*) FROM orders WHERE sale_id = $1 AND status = 'confirmed'),
+		       (SELECT count(*) FROM order_events WHERE sale_id = $1)`, q.sale).Scan(&sold, &orders, &events))
+	require.GreaterOrEqual(b, sold, least)
+	require.Equal(b, []int64{sold, 2 * sold}, []int64{orders, events}, "orders and events of %d units", sold)
+}

@@ -1,0 +1,51 @@
+package queues
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/reservation"
+)
+
+// consumeStock is what one builds with watermill-redisstream as it comes: a router whose subscribers, in
+// one consumer group, read the product's own stream.
+func consumeStock(ctx context.Context, c consumer, ready func()) error {
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
+	if err != nil {
+		return err
+	}
+	options, err := redis.ParseURL(c.RedisURL)
+	if err != nil {
+		return err
+	}
+	handle := func(msg *message.Message) error {
+		event, err := reservation.DecodeReserved(msg)
+		if err != nil {
+			return err
+		}
+		return c.record(msg.Context(), event)
+	}
+	for i := range c.Handlers {
+		name := fmt.Sprint("stock-", i)
+		subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
+			// A client for each: those that wait for messages would keep the others from the connections of a shared one.
+			Client: redis.NewClient(options), ConsumerGroup: reservation.Group, Consumer: name,
+			DisableIndefiniteInitialBlock: true, OldestId: "0",
+		}, watermill.NopLogger{})
+		if err != nil {
+			return err
+		}
+		router.AddConsumerHandler(name, c.Stream, subscriber, handle) // closes its client
+	}
+	go func() {
+		<-router.Running()
+		ready()
+	}()
+	return router.Run(ctx)
+}
