@@ -19,6 +19,9 @@ type Entry struct {
 	Fronts int
 	// NoOrders marks designs that sell nothing: what they answer is not to be found in Postgres.
 	NoOrders bool
+	// RowPerUnit marks designs that make a row for each unit before the sale: no benchmark gives them more
+	// units than it can sell.
+	RowPerUnit bool
 	// Options are those of front.Backend, so that one design can stand on the ladder in several forms.
 	Options map[string]string
 	// Missing tells what this machine lacks for the design, such as Java; nil or "" if nothing. A
@@ -46,7 +49,7 @@ var All = map[string]Entry{
 	"lock-transaction-redisson": {New: newRedissonTransaction, Guarded: true, Missing: redissonMissing},
 
 	"postgres-row":     {New: newPostgresRow, Guarded: true},
-	"postgres-units":   {New: newPostgresUnits, Guarded: true},
+	"postgres-units":   {New: newPostgresUnits, Guarded: true, RowPerUnit: true},
 	"postgres-batched": {New: newPostgresBatched, Guarded: true},
 }
 

@@ -18,7 +18,6 @@ var binary = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(folder, "stampede")
 	build := exec.Command("go", "build", "-o", path, "./cmd/stampede")
 	build.Dir = "../.." // a package's benchmarks run in its folder
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	build.Stderr = os.Stderr
 	return path, build.Run()
 })

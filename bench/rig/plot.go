@@ -173,8 +173,8 @@ type thousands struct{ plot.Ticker }
 func (t thousands) Ticks(low, high float64) []plot.Tick {
 	ticks := t.Ticker.Ticks(low, high)
 	for i := range ticks {
-		if ticks[i].Label != "" && ticks[i].Value >= 1000 {
-			ticks[i].Label = Count(ticks[i].Value)
+		if value := ticks[i].Value; ticks[i].Label != "" && value == math.Trunc(value) {
+			ticks[i].Label = Count(value)
 		}
 	}
 	return ticks
@@ -203,7 +203,7 @@ func style(s *text.Style, size float64) {
 func svg(b testing.TB, p *plot.Plot, height vg.Length) []byte {
 	b.Helper()
 	canvas := vgsvg.New(plotWidth, height)
-	p.Draw(draw.New(canvas))
+	p.Draw(draw.Crop(draw.New(canvas), 0, -vg.Points(16), 0, 0)) // the last figure at the axis is centred under its end
 	var out bytes.Buffer
 	_, err := canvas.WriteTo(&out)
 	require.NoError(b, err)

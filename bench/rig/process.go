@@ -46,8 +46,9 @@ func Run(b testing.TB, name, announce string, cmd *exec.Cmd, env ...string) *Pro
 	p.child, err = child.Start(cmd, syscall.SIGKILL)
 	require.NoError(b, err)
 	b.Cleanup(func() {
+		inUse := !p.ended
 		p.Kill()
-		if b.Failed() {
+		if inUse && b.Failed() {
 			b.Logf("%s wrote:\n%s", name, p.output)
 		}
 	})

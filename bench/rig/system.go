@@ -73,11 +73,16 @@ func (s *System) CPU() Usage {
 }
 
 // Crowd prepares buyers who have bought nothing yet, of whom each sends so many requests at once. For
-// how long, over how many connections and at what rate they come is left to be set.
-func (s *System) Crowd(clicks uint64) benchkit.HTTPLoad {
+// how long, over how many connections and at what rate they come is left to be set. Headers are more
+// lines for the head of each request.
+func (s *System) Crowd(clicks uint64, headers ...string) benchkit.HTTPLoad {
 	s.crowds++
 	head := "POST /v1/sales/" + s.Sale.String() + "/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
-		"Content-Length: 14\r\nX-User-ID: " + crowdName(s.crowds)
+		"Content-Length: 14\r\n"
+	for _, line := range headers {
+		head += line + "\r\n"
+	}
+	head += "X-User-ID: buyer-" + strconv.Itoa(s.crowds) + "-"
 	var addrs []string
 	for _, p := range s.Fronts {
 		addrs = append(addrs, p.Addr)
@@ -91,9 +96,6 @@ func (s *System) Crowd(clicks uint64) benchkit.HTTPLoad {
 		},
 	}
 }
-
-// crowdName is what the names of a crowd's buyers begin with.
-func crowdName(crowd int) string { return "buyer-" + strconv.Itoa(crowd) + "-" }
 
 // Measure runs a load to its end.
 func (s *System) Measure(load benchkit.HTTPLoad) benchkit.Answers {

@@ -1,0 +1,142 @@
+package ladder
+
+import (
+	"testing"
+	"time"
+
+	"stampede/bench/designs"
+	"stampede/bench/rig"
+	"stampede/internal/benchkit"
+)
+
+const (
+	// openConnections carry an open loop: enough for the answers that a design has under way at half of
+	// its capacity, and a bound for one that cannot keep up.
+	openConnections = 512
+	// commonRate is what most of the ladder can carry.
+	commonRate = 500
+)
+
+// Figures of a turn. Times are in milliseconds.
+const (
+	accepted = "accepted/s"
+	durable  = "durable/s"
+	failed   = "failed, %"
+	rate     = "rate/s"
+
+	closedLoop = "closed loop, "
+	halfLoad   = "half load, "
+	commonLoad = "common load, "
+	p50        = "p50"
+	p99        = "p99"
+	p999       = "p99.9"
+
+	cpu = "CPU, µs, " // and a role
+)
+
+// BenchmarkLadder compares how fast the rungs sell and how long a buyer waits.
+func BenchmarkLadder(b *testing.B) {
+	all, leftOut := rungs()
+	var candidates []rig.Candidate
+	for _, r := range all {
+		candidates = append(candidates, rig.Candidate{Name: r.name, Turn: r.speed})
+	}
+	results := rig.Compare(b, candidates...)
+	for _, r := range all {
+		results.Report(b, r.name, accepted, "accepted/s")
+		results.Report(b, r.name, durable, "durable/s")
+	}
+	tell(b, results, all, leftOut)
+}
+
+// speed is a turn of BenchmarkLadder. Each of its loads has a shop of its own, so that none of them
+// meets what another has left behind; a smoke saves the time.
+func (r rung) speed(b *testing.B, _ int) rig.Values {
+	v := rig.Values{}
+	loads := []func(*rig.System){
+		func(s *rig.System) { r.closedLoop(b, s, v) },
+		func(s *rig.System) { openLoop(b, s, v, halfLoad, v[accepted]/2) },
+		func(s *rig.System) { openLoop(b, s, v, commonLoad, commonRate) },
+	}
+	var s *rig.System
+	for i, load := range loads {
+		if i == 0 || b.N > 1 {
+			s = r.start(b, r.plenty(b))
+		}
+		load(s)
+		if i == len(loads)-1 || b.N > 1 {
+			s.Close()
+		}
+	}
+	return v
+}
+
+// connections are those of a closed loop.
+func connections(b *testing.B) int { return rig.Scale(b, 256, 32) }
+
+func turn(b *testing.B) time.Duration { return rig.Scale(b, 3*time.Second, 100*time.Millisecond) }
+
+// plenty is more units than a turn can sell.
+func (r rung) plenty(b *testing.B) int64 {
+	if designs.All[r.design].RowPerUnit {
+		return rig.Scale[int64](b, 100_000, 10_000)
+	}
+	return 50_000_000
+}
+
+// closedLoop measures the rate at which orders are accepted, and at which they come to Postgres: from the
+// first one until the last one that was accepted is there. A design that falls behind gets the same
+// time again, and counts with what it has written by then.
+func (r rung) closedLoop(b *testing.B, s *rig.System, v rig.Values) {
+	warmed := warm(b, s)
+	began, unitsBefore, cpuBefore := time.Now(), s.Shop.Units(), s.CPU()
+	load := s.Crowd(1)
+	load.Connections, load.For = connections(b), turn(b)
+	answers := s.Measure(load)
+	v[accepted] = answers.PerSecond()
+	v[failed] = 100 * float64(answers.Others()) / float64(answers.Others()+answers.Wanted)
+	putLatencies(v, closedLoop, answers)
+
+	written := int64(0)
+	if r.writes() {
+		written = s.Await(warmed+answers.Wanted, turn(b)) - unitsBefore
+		v[durable] = float64(written) / time.Since(began).Seconds()
+	}
+	used := s.CPU().Since(cpuBefore)
+	for _, role := range rig.Roles {
+		orders := answers.Wanted
+		if role == rig.Worker || role == rig.Postgres {
+			orders = written
+		}
+		if spent, found := used.PerOrder(orders)[role]; found && orders > 0 {
+			v[cpu+role] = spent
+		}
+	}
+}
+
+// openLoop measures how long a buyer waits at a rate.
+func openLoop(b *testing.B, s *rig.System, v rig.Values, name string, perSecond float64) {
+	warm(b, s)
+	load := s.Crowd(1)
+	load.Connections, load.For, load.Rate = openConnections, turn(b), perSecond
+	answers := s.Measure(load)
+	v[name+rate] = answers.PerSecond()
+	putLatencies(v, name, answers)
+}
+
+// warm lets the processes open their connections and grow their heaps, and returns how many orders
+// were accepted meanwhile.
+func warm(b *testing.B, s *rig.System) int64 {
+	load := s.Crowd(1)
+	load.Connections, load.For = connections(b), rig.Scale(b, 500*time.Millisecond, 30*time.Millisecond)
+	return s.Measure(load).Wanted
+}
+
+func putLatencies(v rig.Values, load string, answers benchkit.Answers) {
+	if answers.Wanted == 0 {
+		return
+	}
+	for name, percent := range map[string]float64{p50: 50, p99: 99, p999: 99.9} {
+		v[load+name] = float64(answers.Percentile(percent).Microseconds()) / 1000
+	}
+}
