@@ -18,27 +18,26 @@ func TestBuyersInALineGetWhatIsThere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSale(t, 3, All[name].Guarded)
+			first := opened[front.Design](t, s, All[name].New)
+			stop := run(t, first)
+			require.Equal(t, accepted, s.buy(t, first, "alice"))
+			require.Equal(t, front.AlreadyPurchased, s.buy(t, first, "alice"))
+			stop()
+
 			d := opened[front.Design](t, s, All[name].New)
-			stop := run(t, d)
-			require.Equal(t, accepted, s.buy(t, d, "alice"))
-			require.Equal(t, front.AlreadyPurchased, s.buy(t, d, "alice"))
-			two := s.order("bob")
-			two.Quantity = 3
-			verdict, err := d.Buy(t.Context(), two)
+			run(t, d)
+			require.Equal(t, front.AlreadyPurchased, s.buy(t, d, "alice"), "after a restart")
+			bobs := s.order("bob")
+			bobs.Quantity = 3
+			verdict, err := d.Buy(t.Context(), bobs)
 			require.NoError(t, err)
-			require.Equal(t, front.SoldOut, verdict, "two units are left, and bob wants three")
-			two.Quantity = 2
-			verdict, err = d.Buy(t.Context(), two)
+			require.Equal(t, front.SoldOut, verdict, "a restart keeps what is left: two units")
+			bobs.Quantity = 2
+			verdict, err = d.Buy(t.Context(), bobs)
 			require.NoError(t, err)
 			require.Equal(t, accepted, verdict)
 			require.Equal(t, front.SoldOut, s.buy(t, d, "carol"))
 			s.requireOrders(t, 2)
-			stop()
-
-			again := opened[front.Design](t, s, All[name].New)
-			run(t, again)
-			require.Equal(t, front.SoldOut, s.buy(t, again, "carol"), "a restart keeps what is left: nothing")
-			require.Equal(t, 2, s.orders(t))
 		})
 	}
 }
