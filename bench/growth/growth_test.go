@@ -1,0 +1,101 @@
+package growth
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"stampede/bench/rig"
+)
+
+// within is how long a crowd comes that does not end by itself.
+func within(b *testing.B) time.Duration { return rig.Scale(b, 3*time.Second, 150*time.Millisecond) }
+
+// BenchmarkGrowthStock sells ever larger stocks to the last unit.
+func BenchmarkGrowthStock(b *testing.B) {
+	grow(b, series{
+		name: "stock", grows: "units",
+		note: "As many buyers as units, 256 connections, one worker.",
+		at:   rig.Scale(b, []int{1000, 10_000, 100_000, 1_000_000}, []int{500, 2000}),
+		plan: func(at int) plan {
+			p := usual()
+			p.stock, p.buyers = at, at
+			return p
+		},
+	})
+}
+
+// BenchmarkGrowthBuyers sends ever larger crowds to the same stock: most of them find it sold out.
+func BenchmarkGrowthBuyers(b *testing.B) {
+	stock := rig.Scale(b, 10_000, 500)
+	grow(b, series{
+		name: "buyers", grows: "buyers",
+		note: fmt.Sprintf("A stock of %s units, 256 connections, one worker. Costs are for each buyer, winner or loser.", rig.Count(float64(stock))),
+		at:   rig.Scale(b, []int{10_000, 100_000, 1_000_000}, []int{500, 5000}),
+		plan: func(at int) plan {
+			p := usual()
+			p.stock, p.buyers = stock, at
+			return p
+		},
+	})
+}
+
+// BenchmarkGrowthConnections lets ever more buyers ask at once.
+func BenchmarkGrowthConnections(b *testing.B) {
+	grow(b, series{
+		name: "connections", grows: "connections",
+		note: fmt.Sprintf("A crowd that asks again with every answer for %v, one worker.", within(b)),
+		at:   rig.Scale(b, []int{1, 4, 16, 64, 256}, []int{1, 256}),
+		plan: func(at int) plan {
+			p := usual()
+			p.within, p.connections = within(b), at
+			return p
+		},
+	})
+}
+
+// BenchmarkGrowthWorkers shares the orders of one sale among ever more processes.
+func BenchmarkGrowthWorkers(b *testing.B) {
+	grow(b, series{
+		name: "workers", grows: "workers",
+		note: fmt.Sprintf("A crowd on 256 connections for %v, on the same cores as the workers.", within(b)),
+		at:   rig.Scale(b, []int{1, 2, 3, 4}, []int{1, 4}),
+		plan: func(at int) plan {
+			p := usual()
+			p.within, p.workers = within(b), at
+			return p
+		},
+	})
+}
+
+// BenchmarkGrowthPartitions spreads several sales over ever more partitions.
+func BenchmarkGrowthPartitions(b *testing.B) {
+	const sales = 16
+	grow(b, series{
+		name: "partitions", grows: "partitions",
+		note: fmt.Sprintf("%d sales at once, each partition with as many of them; a crowd on 256 connections for %v, one worker.", sales, within(b)),
+		at:   rig.Scale(b, []int{1, 4, 16}, []int{1, 16}),
+		plan: func(at int) plan {
+			p := usual()
+			p.within, p.sales, p.partitions = within(b), sales, at
+			return p
+		},
+	})
+}
+
+// BenchmarkGrowthUserIDs sells to buyers with short names and with UUIDs, which Redis keeps with each order.
+func BenchmarkGrowthUserIDs(b *testing.B) {
+	const short, long = 12, 36
+	stock := rig.Scale(b, 100_000, 1000)
+	grow(b, series{
+		name: "user-ids", grows: "characters of a user id",
+		note: fmt.Sprintf("A stock of %s units for as many buyers: `buyer-1`, `buyer-2` and so on with up to %d characters, as in all other "+
+			"series, and UUIDs with %d.", rig.Count(float64(stock)), short, long),
+		at: []int{short, long},
+		plan: func(at int) plan {
+			p := usual()
+			p.stock, p.buyers, p.longIDs = stock, stock, at == long
+			return p
+		},
+	})
+}

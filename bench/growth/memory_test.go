@@ -1,0 +1,78 @@
+package growth
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+
+	"stampede/internal/pause"
+)
+
+// redisMemory is what Redis holds in bytes (used_memory).
+func redisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
+	return readInfo(ctx, rdb, "memory", "used_memory")
+}
+
+// settledRedisMemory is the same after Redis has given back what it can, and is left with nobody but us.
+// The processes that used it must have ended.
+func settledRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
+	for {
+		clients, err := readInfo(ctx, rdb, "clients", "connected_clients")
+		if err != nil {
+			return 0, err
+		}
+		if clients <= int64(rdb.PoolStats().TotalConns) {
+			break
+		}
+		if !pause.For(lookEvery, ctx.Done()) {
+			return 0, ctx.Err()
+		}
+	}
+	// What a slow command was called with is kept as well.
+	for _, command := range [][]any{{"slowlog", "reset"}, {"memory", "purge"}} {
+		if err := rdb.Do(ctx, command...).Err(); err != nil {
+			return 0, err
+		}
+	}
+	return redisMemory(ctx, rdb)
+}
+
+// readInfo reads a number of a section of INFO.
+func readInfo(ctx context.Context, rdb *redis.Client, section, name string) (int64, error) {
+	text, err := rdb.Info(ctx, section).Result()
+	if err != nil {
+		return 0, err
+	}
+	_, rest, _ := strings.Cut(text, "\n"+name+":")
+	value, _, _ := strings.Cut(rest, "\r")
+	n, err := strconv.ParseInt(value, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("INFO %s: %s: %w", section, name, err)
+	}
+	return n, nil
+}
+
+// processMemory is the memory of a process in bytes: what it holds now, and the most that it has held.
+type processMemory struct{ now, most int64 }
+
+func memoryOf(pid int) (processMemory, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return processMemory{}, err
+	}
+	var m processMemory
+	for name, value := range map[string]*int64{"VmRSS:": &m.now, "VmHWM:": &m.most} {
+		_, rest, _ := strings.Cut(string(text), "\n"+name)
+		line, _, _ := strings.Cut(rest, "\n")
+		kilobytes, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(line), " kB"), 10, 64)
+		if err != nil {
+			return processMemory{}, fmt.Errorf("%s of process %d: %w", name, pid, err)
+		}
+		*value = kilobytes << 10
+	}
+	return m, nil
+}
