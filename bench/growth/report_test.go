@@ -3,6 +3,7 @@ package growth
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 
 	"stampede/bench/rig"
@@ -84,7 +85,7 @@ func (r report) put(what, unit, note string, columns ...column) {
 			lines = append(lines, line)
 		}
 	}
-	file := fmt.Sprintf("growth-%s-%s.svg", r.series.name, what)
+	file := fmt.Sprintf("growth-%s-%s.svg", r.series.name, strings.ToLower(what))
 	rig.PutWithPlot(table, file, rig.Lines(r.b, table.Title, r.series.grows, unit, lines))
 }
 
@@ -130,6 +131,9 @@ func (r report) putStraightness() {
 			continue
 		}
 		s := straightnessOf(at, cost)
+		if s.least <= 0 { // too little to be measured, as CPU time in a smoke can be
+			continue
+		}
 		table.Rows = append(table.Rows, []string{
 			c.name, rig.Ratio(s.least), rig.Count(float64(s.leastAt)), rig.Ratio(s.most), rig.Count(float64(s.mostAt)), rig.Ratio(s.ratio()),
 		})
