@@ -17,8 +17,8 @@ func redisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 	return readInfo(ctx, rdb, "memory", "used_memory")
 }
 
-// settledRedisMemory is the same after Redis has given back what it can, and is left with nobody but us.
-// The processes that used it must have ended.
+// settledRedisMemory is the same after Redis has given back what it can, without what it lends to us. The
+// processes that used it must have ended.
 func settledRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 	for {
 		clients, err := readInfo(ctx, rdb, "clients", "connected_clients")
@@ -38,7 +38,31 @@ func settledRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 			return 0, err
 		}
 	}
-	return redisMemory(ctx, rdb)
+	held, err := redisMemory(ctx, rdb)
+	if err != nil {
+		return 0, err
+	}
+	lent, err := lentToClients(ctx, rdb)
+	return held - lent, err
+}
+
+// lentToClients is what the connections take in Redis, ours among them, as their buffers grow and shrink.
+func lentToClients(ctx context.Context, rdb *redis.Client) (int64, error) {
+	list, err := rdb.ClientList(ctx).Result()
+	if err != nil {
+		return 0, err
+	}
+	var sum int64
+	for client := range strings.Lines(list) {
+		_, rest, _ := strings.Cut(client, " tot-mem=")
+		value, _, _ := strings.Cut(rest, " ")
+		bytes, err := strconv.ParseInt(value, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("CLIENT LIST: tot-mem: %w", err)
+		}
+		sum += bytes
+	}
+	return sum, nil
 }
 
 // readInfo reads a number of a section of INFO.

@@ -34,7 +34,7 @@ func grow(b *testing.B, s series) {
 		column{serveMemory, "`serve`", megabytes, false}, column{servePer, "for a buyer, bytes", rig.Count, false},
 		column{workMemory, "`work`", megabytes, false}, column{workPer, "for a buyer, bytes", rig.Count, false})
 	r.put("Redis", "bytes for an order", "used_memory, in bytes for an order: when it was highest, and when every order was in Postgres, the streams "+
-		"trimmed and the processes gone. “Of it” are the keys that hold most of that (MEMORY USAGE): the buyers of the sales, the last outcomes, what is left of the streams.",
+		"trimmed and the processes gone, buffers of connections left out. “Of it” are the keys that hold most of that (MEMORY USAGE): the buyers of the sales, the last outcomes, what is left of the streams.",
 		column{redisMost, "at most", rig.Count, true}, column{redisAfter, "after it", rig.Count, true},
 		column{buyersAfter, "of it buyers", rig.Count, false}, column{outcomesAfter, "outcomes", rig.Count, false}, column{streamAfter, "streams", rig.Count, false})
 	r.putStraightness()
