@@ -1,0 +1,199 @@
+package ladder
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/bench/designs"
+	"stampede/bench/rig"
+	"stampede/internal/benchkit"
+	"stampede/internal/pause"
+)
+
+// Figures of a turn.
+const (
+	promised      = "promised"
+	oversold      = "oversold, promised"
+	oversoldRows  = "oversold, in Postgres"
+	doubleBuyers  = "double buyers"
+	crashPromised = "crash, promised"
+	crashSold     = "crash, oversold"
+	crashLeft     = "crash, units that are neither for sale nor in Postgres"
+	lost          = "crash, lost"
+)
+
+// BenchmarkSafety finds out what becomes of the promises of each rung: when more buyers come than there
+// are units, each with a double click, and when all its processes are killed in mid-sale. The faults of
+// others are figures; one of ours fails the benchmark.
+func BenchmarkSafety(b *testing.B) {
+	all, leftOut := rungs()
+	var candidates []rig.Candidate
+	for _, r := range all {
+		// A smoke starts the Java program once, and BenchmarkLadder does so.
+		if r.writes() && (b.N > 1 || designs.All[r.design].Missing == nil) {
+			candidates = append(candidates, rig.Candidate{Name: r.name, Turn: func(b *testing.B, _ int) rig.Values {
+				v := rig.Values{}
+				r.rush(b, v)
+				r.crash(b, v)
+				if r.isOurs() {
+					holdsAll(b, v)
+				}
+				return v
+			}})
+		}
+	}
+	results := rig.Compare(b, candidates...)
+	t := benchkit.Table{
+		Title: "What becomes of the promises",
+		Note: fmt.Sprintf("Medians of %d rounds, with the least and the greatest. First %d buyers come for %d units, each with two clicks at the same moment on different "+
+			"connections. Then, in another sale of %d units, all processes of the design (not Redis, not Postgres) are killed by SIGKILL when half of them are sold, or after %v; "+
+			"they are started again, more buyers come, and what was promised has time to reach Postgres. Lost are orders that a buyer was promised and that are not there; "+
+			"units are gone that are neither for sale nor in Postgres, where the sale was sold out in the end.%s",
+			b.N, 2*rushStock(b), rushStock(b), crashStock(b), crashAfter(b), leftOut),
+		Head: []string{
+			"design", "orders promised", "oversold: promised", "oversold: in Postgres", "double buyers",
+			"with a crash: orders promised", "oversold", "units gone", "**lost**",
+		},
+	}
+	for _, c := range candidates {
+		row := []string{c.Name}
+		for _, figure := range []string{promised, oversold, oversoldRows, doubleBuyers, crashPromised, crashSold, crashLeft, lost} {
+			row = append(row, results.Of(c.Name, figure).With(rig.Count))
+		}
+		t.Rows = append(t.Rows, row)
+		results.Report(b, c.Name, lost, "lost")
+	}
+	rig.Put(t)
+}
+
+// holdsAll fails the benchmark for each promise that we broke.
+func holdsAll(b *testing.B, v rig.Values) {
+	b.Helper()
+	for _, fault := range []string{oversold, oversoldRows, doubleBuyers, crashSold, crashLeft, lost} {
+		if n, measured := v[fault]; !measured || n != 0 {
+			b.Errorf("%s: %s: %v (measured: %t), want none", ours, fault, n, measured)
+		}
+	}
+}
+
+func rushStock(b *testing.B) int64 { return rig.Scale[int64](b, 2000, 100) }
+
+// rush sells out to a crowd twice as large as the stock, in which everybody clicks twice.
+func (r rung) rush(b *testing.B, v rig.Values) {
+	const clicks = 2
+	stock := rushStock(b)
+	s := r.start(b, stock)
+	defer s.Close()
+	l := newLedger()
+	load := s.Crowd(clicks)
+	load.Connections, load.Most = connections(b), uint64(2*stock*clicks)
+	load.For, load.Heard = rig.Scale(b, 15*time.Second, 2*time.Second), l.hear(0, clicks)
+	s.Measure(load)
+
+	v[promised] = float64(l.accepted.Load())
+	v[oversold] = float64(max(0, l.accepted.Load()-stock))
+	v[doubleBuyers] = float64(l.doubleBuyers())
+	units := s.Await(l.accepted.Load(), r.settling(b))
+	v[oversoldRows] = float64(max(0, units-stock))
+}
+
+func crashStock(b *testing.B) int64 { return rig.Scale[int64](b, 40_000, 1_000) }
+
+// crashAfter is when the processes are killed at the latest.
+func crashAfter(b *testing.B) time.Duration {
+	return rig.Scale(b, time.Second, 200*time.Millisecond)
+}
+
+// crash kills all processes in mid-sale, starts them again, and lets more buyers come.
+func (r rung) crash(b *testing.B, v rig.Values) {
+	stock := crashStock(b)
+	s := r.start(b, stock)
+	defer s.Close()
+	l := newLedger()
+	buyers := s.Crowd(1)
+	buyers.Connections, buyers.For, buyers.Heard = connections(b), time.Minute, l.hear(0, 1)
+	heard := make(chan error, 1)
+	go func() {
+		_, err := buyers.Measure(b.Context())
+		heard <- err
+	}()
+	halfSold(b.Context(), l, stock/2, crashAfter(b))
+	s.Kill()
+	require.NoError(b, <-heard)
+
+	s.Restart()
+	soldOut := r.sellOn(b, s, l)
+	v[crashPromised] = float64(l.accepted.Load())
+	v[lost] = float64(r.settle(b, s, l))
+	if soldOut {
+		// What buyers took whose answer was cut off is written as well, or it is gone.
+		units := s.Await(stock, r.settling(b))
+		v[crashSold] = float64(max(0, units-stock, l.accepted.Load()-stock))
+		v[crashLeft] = float64(max(0, stock-units))
+	}
+}
+
+// sellOn lets more buyers come until one is told that nothing is left, or for a while, and returns
+// whether it is. Ours has to sell out, or the benchmark would not see what it sold too much.
+func (r rung) sellOn(b *testing.B, s *rig.System, l *ledger) bool {
+	ctx, stop := context.WithCancel(b.Context())
+	defer stop()
+	hear := l.hear(1, 1)
+	load := s.Crowd(1)
+	load.Connections, load.For = connections(b), rig.Scale(b, 2*time.Second, 200*time.Millisecond)
+	if r.isOurs() {
+		load.For = time.Minute
+	}
+	var refused atomic.Bool
+	load.Heard = func(n uint64, status int, body []byte) {
+		hear(n, status, body)
+		if status == http.StatusConflict {
+			refused.Store(true)
+			stop()
+		}
+	}
+	_, err := load.Measure(ctx)
+	require.NoError(b, err)
+	return refused.Load()
+}
+
+// halfSold waits until so many orders were promised, or for so long.
+func halfSold(ctx context.Context, l *ledger, orders int64, within time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for l.accepted.Load() < orders && pause.For(time.Millisecond, ctx.Done()) {
+	}
+}
+
+// settling is how long a design may write nothing until it is taken to have written all that it will:
+// as long as it leaves orders of the dead lie, and more.
+func (r rung) settling(b *testing.B) time.Duration {
+	return designs.All[r.design].TakesOver + rig.Scale(b, 5*time.Second, 500*time.Millisecond)
+}
+
+// settle waits until no promised order is missing, or until the design has stopped writing, and
+// returns how many are missing.
+func (r rung) settle(b *testing.B, s *rig.System, l *ledger) int64 {
+	b.Helper()
+	const lookEvery = 50 * time.Millisecond
+	units, since := s.Shop.Units(), time.Now()
+	for {
+		missing, err := l.missing(b.Context(), s.Shop.Pool)
+		require.NoError(b, err)
+		if missing == 0 {
+			return 0
+		}
+		pause.For(lookEvery, b.Context().Done())
+		if now := s.Shop.Units(); now != units {
+			units, since = now, time.Now()
+		} else if time.Since(since) > r.settling(b) {
+			return missing
+		}
+	}
+}
