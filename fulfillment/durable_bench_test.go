@@ -8,11 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/benchkit"
@@ -23,26 +19,23 @@ import (
 const (
 	// durableOrders is a backlog that takes our worker about a second.
 	durableOrders = 20_000
-	// durableAtMost ends the turn of a candidate that is not through by then.
+	// durableAtMost ends a turn that is not through by then.
 	durableAtMost = 4 * time.Second
 )
 
-// BenchmarkDurable compares how fast a backlog of reservations becomes orders in Postgres: one worker
-// process as it is, against 64 of watermill-redisstream's own subscribers with the same ledger.
+// BenchmarkDurable measures how fast a worker makes a backlog of reservations orders in Postgres. It runs in this
+// process, to be profiled; how others do the same work is in bench/queues.
 func BenchmarkDurable(b *testing.B) {
 	pool := testkit.Pool(b)
 	benchkit.Compare(b, "orders/s",
 		benchkit.Candidate{Name: "worker", Round: func(int) float64 {
-			return durablePerSecond(b, newShop(b, pool), runWorkerBench)
-		}},
-		benchkit.Candidate{Name: "64-stock-subscribers", Round: func(int) float64 {
-			return durablePerSecond(b, newShop(b, pool), runStockBench)
+			return durablePerSecond(b, newShop(b, pool))
 		}},
 	)
 }
 
-// durablePerSecond fills a stream, lets run work on it, and counts what is in Postgres.
-func durablePerSecond(b *testing.B, s *shop, run func(context.Context, *testing.B, *shop)) float64 {
+// durablePerSecond fills a stream, lets a worker work on it, and counts what is in Postgres.
+func durablePerSecond(b *testing.B, s *shop) float64 {
 	b.Helper()
 	sale := s.open(b, durableOrders)
 	const buyers = 100 // at once; more would find the queue full
@@ -64,7 +57,7 @@ func durablePerSecond(b *testing.B, s *shop, run func(context.Context, *testing.
 	began := time.Now()
 	go func() {
 		defer close(done)
-		run(ctx, b, s)
+		runWorkerBench(ctx, b, s)
 	}()
 	var sold int64
 	nowAndThen := time.NewTicker(10 * time.Millisecond) // asking is work, too
@@ -89,43 +82,6 @@ func runWorkerBench(ctx context.Context, b *testing.B, s *shop) {
 		err = worker.Run(ctx)
 	}
 	if err != nil {
-		b.Error(err)
-	}
-}
-
-// runStockBench is the same worker as one would build it from the stock parts.
-func runStockBench(ctx context.Context, b *testing.B, s *shop) {
-	ledger := NewLedger(s.pool)
-	handle := func(msg *message.Message) error {
-		event, err := reservation.DecodeReserved(msg)
-		if err != nil {
-			return err
-		}
-		_, err = ledger.Record(msg.Context(), []reservation.OrderReserved{event})
-		return err
-	}
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
-	if err != nil {
-		b.Error(err)
-		return
-	}
-	options, err := redis.ParseURL(testkit.RedisURL(b))
-	if err != nil {
-		b.Error(err)
-		return
-	}
-	for i := range 64 {
-		subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
-			Client: redis.NewClient(options), ConsumerGroup: reservation.Group, Consumer: fmt.Sprint("stock-", i),
-			DisableIndefiniteInitialBlock: true, OldestId: "0",
-		}, watermill.NopLogger{})
-		if err != nil {
-			b.Error(err)
-			return
-		}
-		router.AddConsumerHandler(fmt.Sprint("stock-", i), s.keys.Orders(0), subscriber, handle) // closes its client
-	}
-	if err := router.Run(ctx); err != nil {
 		b.Error(err)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/labstack/echo/v4"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -46,32 +45,6 @@ func BenchmarkAccepted(b *testing.B) {
 	benchkit.Compare(b, "accepted/s",
 		benchkit.Candidate{Name: "batched", Round: round(batched)},
 		benchkit.Candidate{Name: "evalsha-per-request", Round: round(single)},
-	)
-}
-
-// BenchmarkSoldOut compares the answer that most of a crowd gets with an Echo handler that does
-// nothing but send the same bytes.
-func BenchmarkSoldOut(b *testing.B) {
-	tune(b)
-	s := openBench(b)
-	addr := s.serve(b)
-	sale := s.sale(reservation.Terms{Stock: 1})
-	_, err := s.store.Reserve(b.Context(), reservation.Request{Sale: sale, User: "winner", Quantity: 1})
-	require.NoError(b, err)
-
-	nothing := echo.New()
-	nothing.POST("/v1/sales/:sale/orders", func(c echo.Context) error {
-		return c.Blob(http.StatusConflict, "application/problem+json", problemSoldOut.body)
-	})
-	nothingAddr := listen(b, nothing)
-
-	benchkit.Compare(b, "sold-out/s",
-		benchkit.Candidate{Name: "stampede", Round: func(int) float64 {
-			return purchases(addr, sale, http.StatusConflict).Run(b)
-		}},
-		benchkit.Candidate{Name: "echo-doing-nothing", Round: func(int) float64 {
-			return purchases(nothingAddr, sale, http.StatusConflict).Run(b)
-		}},
 	)
 }
 
@@ -137,24 +110,6 @@ func (s *shop) serve(b *testing.B, change ...func(*Config)) string {
 		require.NoError(b, <-done)
 	})
 	return server.Addr()
-}
-
-func listen(b *testing.B, h http.Handler) string {
-	b.Helper()
-	var lc net.ListenConfig
-	listener, err := lc.Listen(b.Context(), "tcp", "127.0.0.1:0")
-	require.NoError(b, err)
-	server := &http.Server{Handler: h, ReadHeaderTimeout: readHeaderTimeout}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = server.Serve(listener)
-	}()
-	b.Cleanup(func() {
-		_ = server.Close()
-		<-done
-	})
-	return listener.Addr().String()
 }
 
 func purchases(addr string, sale uuid.UUID, status int) benchkit.HTTPLoad {
