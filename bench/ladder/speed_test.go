@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"stampede/bench/designs"
 	"stampede/bench/rig"
 	"stampede/internal/benchkit"
@@ -93,6 +95,7 @@ func (r rung) closedLoop(b *testing.B, s *rig.System, v rig.Values) {
 	load := s.Crowd(1)
 	load.Connections, load.For = connections(b), turn(b)
 	answers := s.Measure(load)
+	require.NotZero(b, answers.Wanted, "%s accepted nothing: %s", r.name, answers)
 	v[accepted] = answers.PerSecond()
 	v[failed] = 100 * float64(answers.Others()) / float64(answers.Others()+answers.Wanted)
 	putLatencies(v, closedLoop, answers)

@@ -203,7 +203,8 @@ func style(s *text.Style, size float64) {
 func svg(b testing.TB, p *plot.Plot, height vg.Length) []byte {
 	b.Helper()
 	canvas := vgsvg.New(plotWidth, height)
-	p.Draw(draw.Crop(draw.New(canvas), 0, -vg.Points(16), 0, 0)) // the last figure at the axis is centred under its end
+	// Room for the last figure at the axis, which is centred under its end, and for the longest name.
+	p.Draw(draw.Crop(draw.New(canvas), vg.Points(6), -vg.Points(16), 0, 0))
 	var out bytes.Buffer
 	_, err := canvas.WriteTo(&out)
 	require.NoError(b, err)
