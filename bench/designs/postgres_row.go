@@ -89,8 +89,11 @@ func hasOrder(err error) bool {
 // Here it is one statement, prepared, and so a transaction in one round trip.
 type postgresRow struct{ postgresStock }
 
-// rowConnections: see the measurements in this file's history of options; a few suffice to have the next statement at
-// Postgres when a COMMIT is done.
+// rowConnections keep the next statements at Postgres while a COMMIT is on its way to disk. Of 1, 2, 4, 8 and 16, one is
+// the slowest by far; 2 to 8 are alike, and from 8 on each order costs Postgres a fifth more.
+//
+// Also tried: the rows first and the counter last, which holds the row of the sale for nothing but the COMMIT. It is no
+// faster, and the order has to get its place in the sale from somewhere else.
 const rowConnections = 4
 
 func newPostgresRow(ctx context.Context, b front.Backend) (front.Design, error) {

@@ -43,6 +43,7 @@ type postgresUnits struct {
 }
 
 const (
+	// unitsConnections: of 4, 8, 16, 32 and 64 the fastest at 256 buyers.
 	unitsConnections = 16
 	// unitsBehind is how far below the highest unit that was sold others may still be about to sell.
 	unitsBehind = 256

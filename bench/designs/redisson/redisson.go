@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,6 +17,10 @@ import (
 
 	"stampede/internal/child"
 )
+
+// javaOptions choose the compiler that is done soon, and one thread to collect: where a turn takes seconds,
+// the other one would work on most of it, beside everything else that shares the cores.
+var javaOptions = []string{"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"}
 
 // stopWithin is how long the Java process may take to end.
 const stopWithin = 5 * time.Second
@@ -42,7 +47,8 @@ type session struct {
 // Start starts Java with the program of that class path, on that Redis, and waits until it is connected.
 // Redisson's watchdog keeps leases of the given length up, and everything else is its default.
 func Start(classPath, redisURL string, lease time.Duration) (*Redisson, error) {
-	cmd := exec.Command("java", "-cp", classPath, "stampede.Driver", redisURL, strconv.FormatInt(lease.Milliseconds(), 10))
+	cmd := exec.Command("java", append(slices.Clone(javaOptions), "-cp", classPath, "stampede.Driver",
+		redisURL, strconv.FormatInt(lease.Milliseconds(), 10))...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
