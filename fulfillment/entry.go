@@ -100,9 +100,12 @@ func fieldsOf(values map[string]any) []Field {
 // decodeEntry makes the message of an entry: what watermill-redisstream makes of it, and in its
 // metadata all further fields of the entry, for which the message's own metadata has no value.
 func decodeEntry(id string, values map[string]any, deliveries int64) (*message.Message, error) {
-	msg, err := redisstream.DefaultMarshallerUnmarshaller{}.Unmarshal(values)
-	if err != nil {
-		return nil, err
+	msg := plainMessage(values)
+	if msg == nil {
+		var err error
+		if msg, err = (redisstream.DefaultMarshallerUnmarshaller{}).Unmarshal(values); err != nil {
+			return nil, err
+		}
 	}
 	if msg.Metadata == nil { // a msgpack nil in place of the map
 		msg.Metadata = message.Metadata{}
@@ -120,4 +123,45 @@ func decodeEntry(id string, values map[string]any, deliveries int64) (*message.M
 	msg.Metadata[reservation.MetaEntryID] = id
 	msg.Metadata[reservation.MetaDeliveries] = strconv.FormatInt(deliveries, 10)
 	return msg, nil
+}
+
+// plainMessage makes the same of an entry whose metadata is a short map of short strings, as that of all our events
+// is, without a decoder that is made to find out what it reads. It returns nil for any other one.
+func plainMessage(values map[string]any) *message.Message {
+	id, named := values[fieldUUID].(string)
+	payload, filled := values[fieldPayload].(string)
+	metadata, told := values[fieldMetadata].(string)
+	if !named || !filled || !told || metadata == "" {
+		return nil
+	}
+	// The first byte of a msgpack map of up to 15 pairs, and of a string of up to 31 bytes, holds its length.
+	const shortMap, shortMapEnd, shortText, shortTextEnd = 0x80, 0x8f, 0xa0, 0xbf
+	if metadata[0] < shortMap || metadata[0] > shortMapEnd {
+		return nil
+	}
+	rest := metadata[1:]
+	text := func() (s string, ok bool) {
+		if rest == "" || rest[0] < shortText || rest[0] > shortTextEnd {
+			return "", false
+		}
+		end := 1 + int(rest[0]-shortText)
+		if len(rest) < end {
+			return "", false
+		}
+		s, rest = rest[1:end], rest[end:]
+		return s, true
+	}
+	msg := message.NewMessage(id, []byte(payload))
+	for range metadata[0] - shortMap {
+		name, ok := text()
+		value, also := text()
+		if !ok || !also {
+			return nil
+		}
+		msg.Metadata[name] = value
+	}
+	if rest != "" {
+		return nil
+	}
+	return msg
 }

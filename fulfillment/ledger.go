@@ -1,11 +1,9 @@
 package fulfillment
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -106,7 +104,7 @@ func (l *Ledger) write(ctx context.Context, c *columns, refusal *string) ([]stri
 func confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *columns) error {
 	batch := &pgx.Batch{}
 	batch.Queue(beginRecording)
-	batch.Queue(sql.RecordFresh, c.orders, c.sales, c.users, c.quantities, c.sequences, c.epochs, c.reservedAt, c.keys)
+	batch.Queue(sql.RecordFresh, c.arguments()...)
 	sold := c.unitsOf(func(int) bool { return true })
 	queueEnd(batch, sold)
 	answers := conn.SendBatch(ctx, batch)
@@ -117,7 +115,7 @@ func confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *columns) error {
 func recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
 	begin := &pgx.Batch{}
 	begin.Queue(beginRecording)
-	begin.Queue(sql.RecordOrders, c.orders, c.sales, c.users, c.quantities, c.sequences, c.epochs, c.reservedAt, c.keys, refusal)
+	begin.Queue(sql.RecordOrders, append(c.arguments(), refusal)...)
 	answers := conn.SendBatch(ctx, begin)
 	words, err := readWords(answers, len(c.orders))
 	if err := errors.Join(err, answers.Close()); err != nil {
@@ -280,83 +278,6 @@ func rollBack(conn *pgxpool.Conn) {
 	if !conn.Conn().IsClosed() && conn.Conn().PgConn().TxStatus() != 'I' {
 		_, _ = conn.Exec(ctx, "ROLLBACK")
 	}
-}
-
-// columns are events as the arrays that record_orders.sql takes, each order once.
-type columns struct {
-	orders, sales                 []uuid.UUID
-	users                         []string
-	quantities, sequences, epochs []int64
-	reservedAt                    []time.Time
-	keys                          []zeronull.Text
-	firsts                        []int // where in the batch the row's order stands first
-}
-
-// columnsOf returns the columns and, for every event, its row in them.
-func columnsOf(events []reservation.OrderReserved) (*columns, []int) {
-	n := len(events)
-	c := &columns{
-		orders: make([]uuid.UUID, 0, n), sales: make([]uuid.UUID, 0, n), users: make([]string, 0, n),
-		quantities: make([]int64, 0, n), sequences: make([]int64, 0, n), epochs: make([]int64, 0, n),
-		reservedAt: make([]time.Time, 0, n), keys: make([]zeronull.Text, 0, n), firsts: make([]int, 0, n),
-	}
-	rowOf := make(map[uuid.UUID]int, n)
-	rows := make([]int, n)
-	for i, e := range events {
-		row, twice := rowOf[e.OrderID]
-		if !twice {
-			row = len(c.orders)
-			rowOf[e.OrderID] = row
-			c.orders, c.sales, c.users = append(c.orders, e.OrderID), append(c.sales, e.SaleID), append(c.users, e.UserID)
-			c.quantities, c.sequences = append(c.quantities, e.Quantity), append(c.sequences, e.Sequence)
-			c.epochs, c.reservedAt = append(c.epochs, e.Epoch), append(c.reservedAt, e.ReservedAt)
-			c.keys, c.firsts = append(c.keys, zeronull.Text(e.KeyFingerprint)), append(c.firsts, i)
-		}
-		rows[i] = row
-	}
-	return c, rows
-}
-
-func (c *columns) idsOf(words []string, word string) []uuid.UUID {
-	var ids []uuid.UUID
-	for row, w := range words {
-		if w == word {
-			ids = append(ids, c.orders[row])
-		}
-	}
-	return ids
-}
-
-// saleUnits is what a transaction does to the counter of a sale.
-type saleUnits struct {
-	id    uuid.UUID
-	units int64
-	// lastSequence is the highest place of the orders that hold the units, and epoch the earliest life of
-	// the stock of which they are.
-	lastSequence, epoch int64
-}
-
-// unitsOf sums the units of confirmed rows by sale, in the order of the sales' ids.
-func (c *columns) unitsOf(confirmed func(row int) bool) []saleUnits {
-	sums := map[uuid.UUID]saleUnits{}
-	for row := range c.orders {
-		if !confirmed(row) {
-			continue
-		}
-		sum, again := sums[c.sales[row]]
-		if !again {
-			sum.id, sum.epoch = c.sales[row], c.epochs[row]
-		}
-		sum.units += c.quantities[row]
-		sum.lastSequence, sum.epoch = max(sum.lastSequence, c.sequences[row]), min(sum.epoch, c.epochs[row])
-		sums[sum.id] = sum
-	}
-	return inOrder(sums)
-}
-
-// inOrder sorts by the sales' ids: the order in which every transaction locks their rows.
-func inOrder(sums map[uuid.UUID]saleUnits) []saleUnits {
-	return slices.SortedFunc(maps.Values(sums), func(a, b saleUnits) int { return bytes.Compare(a.id[:], b.id[:]) })
 }
 
 // Order returns the order as Postgres has it: reservation.ErrOrderNotFound if it has not, which for a

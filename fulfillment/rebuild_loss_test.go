@@ -319,8 +319,7 @@ func TestARaisedEpochKnowsTheLastOrderOfTheOldOne(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = recording.Rollback(context.WithoutCancel(t.Context())) }()
 	columns, _ := columnsOf([]reservation.OrderReserved{event})
-	_, err = recording.Exec(t.Context(), sql.RecordOrders, columns.orders, columns.sales, columns.users, columns.quantities,
-		columns.sequences, columns.epochs, columns.reservedAt, columns.keys, nil)
+	_, err = recording.Exec(t.Context(), sql.RecordOrders, append(columns.arguments(), nil)...)
 	require.NoError(t, err)
 	_, err = recording.Exec(t.Context(), sql.AddSold, sale, 1, 1, 1)
 	require.NoError(t, err)

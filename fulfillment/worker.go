@@ -234,7 +234,7 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *Subscriber, streams []s
 		// The subscriber drains by itself; only a handler that hangs would make the Router wait longer.
 		message.RouterConfig{CloseTimeout: w.config.DrainTimeout + 5*time.Second},
 		// The Router tells every step of its life; what it has to say in earnest are errors.
-		watermill.NewSlogLoggerWithLevelMapping(w.config.Logger, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug}),
+		untraced{watermill.NewSlogLoggerWithLevelMapping(w.config.Logger, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug})},
 	)
 	if err != nil {
 		return fmt.Errorf("make the router: %w", err)
@@ -266,6 +266,16 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *Subscriber, streams []s
 		return errRouterEnded
 	}
 	return nil
+}
+
+// untraced leaves out what the Router traces: two lines for each message, which the adapter to slog puts together
+// before it finds out that nobody wants them.
+type untraced struct{ watermill.LoggerAdapter }
+
+func (untraced) Trace(string, watermill.LogFields) {}
+
+func (l untraced) With(fields watermill.LogFields) watermill.LoggerAdapter {
+	return untraced{l.LoggerAdapter.With(fields)}
 }
 
 // closeLocker gives back what the batches could not.

@@ -51,7 +51,8 @@ type OrderReserved struct {
 	KeyFingerprint string
 }
 
-// reservedPayload is OrderReserved on the wire. appendReservedPayload writes the same by hand.
+// reservedPayload is OrderReserved on the wire. appendReservedPayload writes the same by hand, and parseReservedPayload
+// reads it.
 type reservedPayload struct {
 	OrderID     uuid.UUID `json:"order_id"`
 	SaleID      uuid.UUID `json:"sale_id"`
@@ -88,9 +89,11 @@ func DecodeReserved(msg *message.Message) (OrderReserved, error) {
 	if v := msg.Metadata.Get(MetaEventVersion); v != reservedVersion {
 		return OrderReserved{}, fmt.Errorf("%w: %s of version %q, this worker knows %q", ErrUndecodable, EventReserved, v, reservedVersion)
 	}
-	var p reservedPayload
-	if err := json.Unmarshal(msg.Payload, &p); err != nil {
-		return OrderReserved{}, fmt.Errorf("%w: payload: %w", ErrUndecodable, err)
+	p, ok := parseReservedPayload(msg.Payload)
+	if !ok { // whoever appended it writes JSON in another way
+		if err := json.Unmarshal(msg.Payload, &p); err != nil {
+			return OrderReserved{}, fmt.Errorf("%w: payload: %w", ErrUndecodable, err)
+		}
 	}
 	if p.OrderID == uuid.Nil || p.SaleID == uuid.Nil || p.Quantity < 1 || p.Quantity > MaxPerOrder ||
 		p.Epoch < 1 || p.Epoch > maxEpoch || p.Version != 1 || p.RequestedAt < 0 || p.RequestedAt > maxMillis {

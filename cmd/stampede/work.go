@@ -51,6 +51,7 @@ func (c *workCmd) Validate() error {
 }
 
 func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
+	collectLess()
 	consumer, free, err := consumerName(c.Consumer, logger)
 	if err != nil {
 		return err

@@ -1,0 +1,133 @@
+package fulfillment
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"stampede/reservation"
+)
+
+// columns are events as the arrays that record_orders.sql and record_fresh.sql take, each order once.
+type columns struct {
+	orders, sales                 []idCell
+	users                         []textCell
+	quantities, sequences, epochs []numberCell
+	reservedAt                    []timeCell
+	keys                          []textCell
+	firsts                        []int // where in the batch the row's order stands first
+}
+
+// columnsOf returns the columns and, for every event, its row in them.
+func columnsOf(events []reservation.OrderReserved) (*columns, []int) {
+	n := len(events)
+	c := &columns{
+		orders: make([]idCell, 0, n), sales: make([]idCell, 0, n), users: make([]textCell, 0, n),
+		quantities: make([]numberCell, 0, n), sequences: make([]numberCell, 0, n), epochs: make([]numberCell, 0, n),
+		reservedAt: make([]timeCell, 0, n), keys: make([]textCell, 0, n), firsts: make([]int, 0, n),
+	}
+	rowOf := make(map[uuid.UUID]int, n)
+	rows := make([]int, n)
+	for i, e := range events {
+		row, twice := rowOf[e.OrderID]
+		if !twice {
+			row = len(c.orders)
+			rowOf[e.OrderID] = row
+			c.orders, c.sales, c.users = append(c.orders, idCell(e.OrderID)), append(c.sales, idCell(e.SaleID)), append(c.users, textCell(e.UserID))
+			c.quantities, c.sequences = append(c.quantities, numberCell(e.Quantity)), append(c.sequences, numberCell(e.Sequence))
+			c.epochs, c.reservedAt = append(c.epochs, numberCell(e.Epoch)), append(c.reservedAt, timeCell(e.ReservedAt))
+			c.keys, c.firsts = append(c.keys, textCell(e.KeyFingerprint)), append(c.firsts, i)
+		}
+		rows[i] = row
+	}
+	return c, rows
+}
+
+// arguments are the columns as parameters $1 to $8.
+func (c *columns) arguments() []any {
+	return []any{
+		array[idCell](c.orders), array[idCell](c.sales), array[textCell](c.users), array[numberCell](c.quantities),
+		array[numberCell](c.sequences), array[numberCell](c.epochs), array[timeCell](c.reservedAt), array[textCell](c.keys),
+	}
+}
+
+func (c *columns) idsOf(words []string, word string) []uuid.UUID {
+	var ids []uuid.UUID
+	for row, w := range words {
+		if w == word {
+			ids = append(ids, uuid.UUID(c.orders[row]))
+		}
+	}
+	return ids
+}
+
+// saleUnits is what a transaction does to the counter of a sale.
+type saleUnits struct {
+	id    uuid.UUID
+	units int64
+	// lastSequence is the highest place of the orders that hold the units, and epoch the earliest life of
+	// the stock of which they are.
+	lastSequence, epoch int64
+}
+
+// unitsOf sums the units of confirmed rows by sale, in the order of the sales' ids.
+func (c *columns) unitsOf(confirmed func(row int) bool) []saleUnits {
+	sums := map[uuid.UUID]saleUnits{}
+	for row := range c.orders {
+		if !confirmed(row) {
+			continue
+		}
+		sale, sequence, epoch := uuid.UUID(c.sales[row]), int64(c.sequences[row]), int64(c.epochs[row])
+		sum, again := sums[sale]
+		if !again {
+			sum.id, sum.epoch = sale, epoch
+		}
+		sum.units += int64(c.quantities[row])
+		sum.lastSequence, sum.epoch = max(sum.lastSequence, sequence), min(sum.epoch, epoch)
+		sums[sale] = sum
+	}
+	return inOrder(sums)
+}
+
+// inOrder sorts by the sales' ids: the order in which every transaction locks their rows.
+func inOrder(sums map[uuid.UUID]saleUnits) []saleUnits {
+	return slices.SortedFunc(maps.Values(sums), func(a, b saleUnits) int { return bytes.Compare(a.id[:], b.id[:]) })
+}
+
+// array is a column as pgx takes it. It gives pointers to cells that know their own form in Postgres: pgx would find its
+// way to that of a []uuid.UUID by reflection, element by element, through text and with some allocations for each.
+type array[T any] []T
+
+func (a array[T]) Dimensions() []pgtype.ArrayDimension {
+	return []pgtype.ArrayDimension{{Length: int32(len(a)), LowerBound: 1}}
+}
+func (a array[T]) Index(i int) any { return &a[i] }
+func (array[T]) IndexType() any    { return new(T) }
+
+// The cells of columns.
+type (
+	idCell     uuid.UUID
+	textCell   string // NULL if it is empty
+	numberCell int64
+	timeCell   time.Time
+)
+
+func (c *idCell) UUIDValue() (pgtype.UUID, error) {
+	return pgtype.UUID{Bytes: *c, Valid: true}, nil
+}
+
+func (c *textCell) TextValue() (pgtype.Text, error) {
+	return pgtype.Text{String: string(*c), Valid: *c != ""}, nil
+}
+
+func (c *numberCell) Int64Value() (pgtype.Int8, error) {
+	return pgtype.Int8{Int64: int64(*c), Valid: true}, nil
+}
+
+func (c *timeCell) TimestamptzValue() (pgtype.Timestamptz, error) {
+	return pgtype.Timestamptz{Time: time.Time(*c), Valid: true}, nil
+}
