@@ -32,11 +32,14 @@ func (s *Server) purchase(c echo.Context) error {
 	if err != nil {
 		return err
 	}
+	wait, waits := preferredWait(r.Header["Prefer"])
+	if !waits {
+		leaveUnwatched(r)
+	}
 	quantity, err := readQuantity(r)
 	if err != nil {
 		return err
 	}
-	wait, waits := preferredWait(r.Header["Prefer"])
 	if waits = waits && s.waiting.enter(); waits {
 		// The place is taken before the purchase: from now on the hub takes in what becomes of orders.
 		defer s.waiting.leave()

@@ -10,7 +10,7 @@
 //
 // Every route is served by the same few lines (route.go), every error becomes an answer in one place
 // (problem.go), and the purchase (purchase.go) is written for speed, because a crowd calls it: no
-// reflection, no middleware, no line in the log, pooled buffers.
+// reflection, no middleware, no line in the log, pooled buffers, connections that need little of the runtime (conn.go).
 package ingress
 
 import (
@@ -165,6 +165,7 @@ func (s *Server) Run(ctx context.Context) error {
 	server := &http.Server{
 		Handler:           s.echo,
 		BaseContext:       func(net.Listener) context.Context { return base },
+		ConnContext:       withConn,
 		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -175,7 +176,7 @@ func (s *Server) Run(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() {
 		defer close(served)
-		served <- server.Serve(listener)
+		served <- server.Serve(connListener{listener})
 	}()
 	err := errors.Join(s.serve(ctx, served), s.drain(base, abandon, server))
 	for range served { // http.ErrServerClosed, unless serve had its error before
