@@ -3,7 +3,6 @@ package reservation
 import (
 	"encoding/json"
 	"fmt"
-	"strconv"
 
 	"github.com/google/uuid"
 )
@@ -11,35 +10,64 @@ import (
 // OrderOutcome says that Postgres has an order at this version. It is told on the stream Keys.Outcomes, once and to
 // whoever listens: so it may be missed, and whoever acts on it looks the order up.
 type OrderOutcome struct {
-	OrderID uuid.UUID `json:"order_id"`
-	Status  Status    `json:"status"`
-	Version int       `json:"version"`
+	OrderID uuid.UUID
+	Status  Status
+	Version int
 }
 
-// AppendOutcomes appends the payload of a message to dst: what a transaction has decided, in one.
+// outcomesPayload is what a transaction has decided, on the wire. Nearly all orders of one came to the same, so what
+// each of them takes is its id.
+type outcomesPayload struct {
+	Orders []ordersTogether `json:"orders"`
+}
+
+// ordersTogether are orders that came to the same.
+type ordersTogether struct {
+	Status  Status `json:"status"`
+	Version int    `json:"version"`
+	// IDs are the 16 bytes of each order's id, one after the other; in JSON they are base64 (RFC 4648).
+	IDs []byte `json:"ids"`
+}
+
+// AppendOutcomes appends the payload of a message to dst. Those that came to the same stand together in it, in their order.
 func AppendOutcomes(dst []byte, outcomes []OrderOutcome) []byte {
-	dst = append(dst, `{"orders":[`...)
+	groups := []ordersTogether{} // not nil, which would be null
 	for i, o := range outcomes {
-		if i > 0 {
-			dst = append(dst, ',')
+		at := 0
+		for at < len(groups) && (groups[at].Status != o.Status || groups[at].Version != o.Version) {
+			at++
 		}
-		dst = append(dst, `{"order_id":"`...)
-		dst = AppendID(dst, o.OrderID)
-		dst = append(dst, `","status":"`...)
-		dst = append(dst, o.Status...)
-		dst = append(dst, `","version":`...)
-		dst = append(strconv.AppendInt(dst, int64(o.Version), 10), '}')
+		if at == len(groups) {
+			groups = append(groups, ordersTogether{o.Status, o.Version, make([]byte, 0, len(uuid.UUID{})*(len(outcomes)-i))})
+		}
+		groups[at].IDs = append(groups[at].IDs, o.OrderID[:]...)
 	}
-	return append(dst, "]}"...)
+	payload, err := json.Marshal(outcomesPayload{groups})
+	if err != nil {
+		panic(err) // words, numbers and bytes
+	}
+	return append(dst, payload...)
 }
 
 // DecodeOutcomes reads the payload of a message. The error wraps ErrUndecodable.
 func DecodeOutcomes(payload []byte) ([]OrderOutcome, error) {
-	var told struct {
-		Orders []OrderOutcome `json:"orders"`
-	}
+	var told outcomesPayload
 	if err := json.Unmarshal(payload, &told); err != nil {
 		return nil, fmt.Errorf("%w: outcomes: %w", ErrUndecodable, err)
 	}
-	return told.Orders, nil
+	const size = len(uuid.UUID{})
+	n := 0
+	for _, g := range told.Orders {
+		if g.Status == "" || g.Version < 1 || len(g.IDs) == 0 || len(g.IDs)%size != 0 {
+			return nil, fmt.Errorf("%w: outcomes: %d bytes of ids of orders that are %q at version %d", ErrUndecodable, len(g.IDs), g.Status, g.Version)
+		}
+		n += len(g.IDs) / size
+	}
+	outcomes := make([]OrderOutcome, 0, n)
+	for _, g := range told.Orders {
+		for ids := g.IDs; len(ids) > 0; ids = ids[size:] {
+			outcomes = append(outcomes, OrderOutcome{OrderID: uuid.UUID(ids[:size]), Status: g.Status, Version: g.Version})
+		}
+	}
+	return outcomes, nil
 }

@@ -1,22 +1,39 @@
 package reservation_test
 
 import (
+	"encoding/base64"
 	"testing"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"stampede/reservation"
 )
 
 func TestOutcomesOnTheWire(t *testing.T) {
 	t.Parallel()
+	ids := make([]uuid.UUID, 4)
+	for i := range ids {
+		ids[i] = uuid.New()
+	}
+	together := func(ids ...uuid.UUID) string {
+		var raw []byte
+		for _, id := range ids {
+			raw = append(raw, id[:]...)
+		}
+		return base64.StdEncoding.EncodeToString(raw)
+	}
+	outcome := func(id uuid.UUID, status reservation.Status, version int) reservation.OrderOutcome {
+		return reservation.OrderOutcome{OrderID: id, Status: status, Version: version}
+	}
 	for text, outcomes := range map[string][]reservation.OrderOutcome{
 		`{"orders":[]}`: {},
-		`{"orders":[{"order_id":"01a1fd78-7a5f-757b-a405-0ce438e09a15","status":"confirmed","version":2},` +
-			`{"order_id":"01a1fd78-7a47-79f0-861a-d13e99809a15","status":"paid","version":3}]}`: {
-			{OrderID: uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15"), Status: reservation.StatusConfirmed, Version: 2},
-			{OrderID: uuid.MustParse("01a1fd78-7a47-79f0-861a-d13e99809a15"), Status: reservation.StatusPaid, Version: 3},
+		`{"orders":[{"status":"confirmed","version":2,"ids":"` + together(ids[0], ids[1]) + `"},` +
+			`{"status":"paid","version":3,"ids":"` + together(ids[2]) + `"},` +
+			`{"status":"paid","version":4,"ids":"` + together(ids[3]) + `"}]}`: {
+			outcome(ids[0], reservation.StatusConfirmed, 2), outcome(ids[1], reservation.StatusConfirmed, 2),
+			outcome(ids[2], reservation.StatusPaid, 3), outcome(ids[3], reservation.StatusPaid, 4),
 		},
 	} {
 		require.Equal(t, text, string(reservation.AppendOutcomes(nil, outcomes)))
@@ -24,8 +41,42 @@ func TestOutcomesOnTheWire(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, outcomes, got)
 	}
-	for _, text := range []string{"", "{", `[]`, `{"orders":[{"order_id":"x"}]}`, `{"orders":{}}`} {
+	id := together(ids[0])
+	for _, text := range []string{
+		"", "{", `[]`, `{"orders":{}}`, `{"orders":[{}]}`, `{"orders":[{"order_id":"` + ids[0].String() + `","status":"confirmed","version":2}]}`,
+		`{"orders":[{"status":"confirmed","version":2,"ids":""}]}`, `{"orders":[{"status":"confirmed","version":2,"ids":"AAAA"}]}`,
+		`{"orders":[{"status":"confirmed","version":2,"ids":"` + id[:len(id)-1] + `"}]}`, `{"orders":[{"status":"confirmed","version":2,"ids":"` + id[1:] + `A"}]}`,
+		`{"orders":[{"status":"confirmed","version":0,"ids":"` + id + `"}]}`, `{"orders":[{"version":2,"ids":"` + id + `"}]}`,
+		`{"orders":[{"status":"confirmed","version":"2","ids":"` + id + `"}]}`, `{"orders":[{"status":"confirmed","version":2,"ids":["` + id + `"]}]}`,
+	} {
 		_, err := reservation.DecodeOutcomes([]byte(text))
 		require.ErrorIs(t, err, reservation.ErrUndecodable, text)
 	}
+}
+
+func TestEveryOutcomeArrives(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(r *rapid.T) {
+		outcomes := rapid.SliceOf(rapid.Custom(func(r *rapid.T) reservation.OrderOutcome {
+			return reservation.OrderOutcome{
+				OrderID: uuid.UUID(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(r, "id")),
+				Status:  rapid.SampledFrom([]reservation.Status{reservation.StatusConfirmed, reservation.StatusRejected, reservation.StatusPaid}).Draw(r, "status"),
+				Version: rapid.IntRange(1, 3).Draw(r, "version"),
+			}
+		})).Draw(r, "outcomes")
+		got, err := reservation.DecodeOutcomes(reservation.AppendOutcomes(nil, outcomes))
+		require.NoError(r, err)
+		require.ElementsMatch(r, outcomes, got)
+	})
+}
+
+// It is told of every order, so what it takes there weighs like what the order itself takes.
+func TestAnOutcomeTakesTwentyTwoBytes(t *testing.T) {
+	t.Parallel()
+	outcomes := make([]reservation.OrderOutcome, 500)
+	for i := range outcomes {
+		outcomes[i] = reservation.OrderOutcome{OrderID: uuid.New(), Status: reservation.StatusConfirmed, Version: 2}
+	}
+	outcomes[250].Status = reservation.StatusRejected // it does not part those around it
+	require.LessOrEqual(t, len(reservation.AppendOutcomes(nil, outcomes)), 22*len(outcomes))
 }
