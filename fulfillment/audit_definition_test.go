@@ -89,7 +89,7 @@ func TestAuditPrintsNoControlCharacters(t *testing.T) {
 	sale := s.open(t, 10)
 	s.buy(t, sale, "ann")
 	s.fulfil(t)
-	forged := uuid.NewString() + " 1 1 1790000000000 -"
+	forged := reservation.CompactID(uuid.New()) + " 1 1 1a0c2d3e4f5"
 	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale), "\x1b[2Jann\u009b", forged, "\x1b", "\x1b").Err())
 	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET name = E'\\x1b[2J'")
 	require.NoError(t, err)

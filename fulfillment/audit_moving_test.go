@@ -30,7 +30,7 @@ func (s *shop) rebuilt(t testing.TB, sale uuid.UUID, sequence int64) {
 	held, err := s.rdb.HGetAll(t.Context(), s.keys.Buyers(0, sale)).Result()
 	require.NoError(t, err)
 	for user, text := range held {
-		require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale), user, text+" 1").Err())
+		require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale), user, text+"@1").Err())
 	}
 }
 

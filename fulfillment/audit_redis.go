@@ -64,7 +64,7 @@ func (l *look) loadRedis(ctx context.Context) error {
 	}
 	scan := buyerScan{ctx: ctx, look: l, sales: all}
 	_, err = l.conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"},
-		[]string{"sale_id", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "key"}, pgx.CopyFromFunc(scan.next))
+		[]string{"sale_id", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at"}, pgx.CopyFromFunc(scan.next))
 	if err != nil {
 		return fmt.Errorf("copy the buyers: %w", err)
 	}
@@ -263,8 +263,7 @@ func (b *buyerScan) row(user, text string) []any {
 	if r.Epoch == 0 && b.sale.epoch != nil {
 		r.Epoch = *b.sale.epoch
 	}
-	key := strings.Fields(text)[4] // ParseReservation leaves it out: it is of no use but here
-	return []any{b.sale.id, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt, key}
+	return []any{b.sale.id, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt}
 }
 
 // canBeStored tells whether Postgres can hold a reservation and what it was read from. Nobody gets one that it

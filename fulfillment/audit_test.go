@@ -213,7 +213,7 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 		{
 			"a buyer nobody has heard of",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.rdb.HSet(ctx, buyersKey(s), "ghost", fmt.Sprintf("%s 1 5 1790000000000 -", uuid.NewString()))
+				return s.rdb.HSet(ctx, buyersKey(s), "ghost", reservation.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
 			}),
 			"S3 S4 S5", "user ghost: the order was accepted and is not in Postgres", "operator",
 		},
@@ -299,7 +299,7 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 		{
 			"a user that Postgres cannot hold",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.rdb.HSet(ctx, buyersKey(s), "gh\x00st\xff\x1b", fmt.Sprintf("%s 1 5 1790000000000 -", uuid.NewString()))
+				return s.rdb.HSet(ctx, buyersKey(s), "gh\x00st\xff\x1b", reservation.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
 			}),
 			"S4", `user "gh�st�\x1b": the reservation in Redis is damaged: "`, "",
 		},
@@ -314,8 +314,8 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 		{
 			"a reservation of the year 10,000, of more units than anybody can count",
 			func(t testing.TB, s scene) {
-				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "user-7", s.order.String()+" 1 7 9223372036854775807 -").Err())
-				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "ghost", uuid.NewString()+" 9223372036854775807 8 1790000000000 -").Err())
+				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "user-7", reservation.CompactID(s.order)+" 1 7 7fffffffffffffff").Err())
+				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "ghost", reservation.CompactID(uuid.New())+" 9223372036854775807 8 1a0c2d3e4f5").Err())
 			},
 			"S4", `user ghost: the reservation in Redis is damaged: "`, "",
 		},

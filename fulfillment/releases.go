@@ -16,8 +16,8 @@ import (
 // releasesCounted bounds the count of releases that the metrics show.
 const releasesCounted = 10_000
 
-// errRefused: Redis does not have the sale, or more would be left of it than is for sale. That is not as it
-// should be, and a rebuild mends it; until then the units are remembered.
+// errRefused: Redis does not have the sale, cannot read what the buyer holds, or more would be left of it than is
+// for sale. That is not as it should be, and a rebuild mends it; until then the units are remembered.
 var errRefused = errors.New("the units are refused by Redis")
 
 // releaseUnits has the units of ended orders come back to Redis, until ctx ends.

@@ -11,13 +11,13 @@
 -- ARGV
 --   1  epoch     of the sale's stock, as the caller knows it
 --   2  user      of the first order
---   3  order_id  of the first order
+--   3  order_id  of the first order, as in buyers
 --   and so on: two values for every further order
 -- Answers
 --   {answer, answer, ...}, one for each order, in the order given
 --   released      its units are for sale again, and its user may buy again
 --   not-held      the user holds no reservation of this order: released before, or never made
---   damaged       more units would be left than are for sale: nothing was done
+--   damaged       more units would be left than are for sale, or what the user holds cannot be read: nothing was done
 --   unknown-sale  there is no such sale
 --   stale-epoch   the sale's stock was made anew since the caller last looked
 
@@ -33,9 +33,11 @@ local answers, units = {}, 0
 for i = 1, orders do
   local user, order_id = ARGV[2 * i], ARGV[2 * i + 1]
   local reservation = not refusal and redis.call('HGET', KEYS[2], user)
-  local its_order, its_quantity = string.match(reservation or '', '^(%S+) (%d+) ')
+  local its_order, its_quantity = string.match(reservation or '', '^(%S+) (%d+) %d+ %x+%f[%z:@]:?[%w_-]*@?%d*%f[%z:@]$')
   if refusal then
     answers[i] = refusal
+  elseif reservation and not its_order then
+    answers[i] = 'damaged' -- whose units these are, nobody knows
   elseif its_order == order_id then
     if sale[2] + units + its_quantity > tonumber(sale[3]) then
       answers[i] = 'damaged'

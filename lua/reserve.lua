@@ -13,15 +13,17 @@
 --
 -- KEYS
 --   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch sequence generation revision
---   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms> <key>", and behind it
---              " <epoch>" where that of the reservation is not the sale's, which was made anew since
+--   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms>", the last in hexadecimal;
+--              behind it ":<key>" where the purchase had one, and "@<epoch>" where that of the reservation
+--              is not the sale's, which was made anew since. It stays with every order of the sale, so it is
+--              short: up to 44 characters, as most have, Redis rounds to 48 bytes, and one more to 64.
 --   3  orders  stream of events, in the wire format of watermill-redisstream
 -- ARGV
 --   1  epoch     of the sale's stock, as the caller knows it
 --   2  seen      the highest sequence that the caller has been given in this sale and epoch, or 0
 --   3  metadata  of the event: a msgpack map of strings, made by the caller
 --   4  user      of the first request
---   5  order_id  that the request gets if it wins; a repeat carries the same
+--   5  order_id  that the request gets if it wins, as it goes into buyers; a repeat carries the same
 --   6  key       fingerprint of its idempotency key without spaces, or "-" for none
 --   7  quantity  decimal, at least 1
 --   8  payload   of the event
@@ -43,7 +45,7 @@
 --   rewound                     the sale has given away less than the caller has seen: Redis lost orders
 --   not-recorded                nothing was taken, because the event could not be appended
 
--- A crowd runs these lines: what they look up is local, and no number is made text twice.
+-- A crowd runs these lines: what they look up is local, and no number of a request is made text twice.
 local ARGV, append = ARGV, redis.pcall
 local per_request, before = 5, 3
 local requests = (#ARGV - before) / per_request
@@ -108,6 +110,7 @@ local held = redis.call('HMGET', KEYS[2], unpack(users))
 
 local answers = { now_ms, left, generation }
 local reserved_at = string.format('%d', now_ms)
+local ending = string.format(' %x', now_ms)
 -- winners are requests by number, and places their sequences as text.
 local winners, places, reservations, winner_of = {}, {}, {}, {}
 
@@ -122,9 +125,10 @@ for i = 1, requests do
   local reservation = held[i] or winner_of[user]
   local answer
   if reservation then
-    local its_order, its_quantity, its_key, epoch = string.match(reservation, '^(%S+) (%d+) %d+ %d+ (%S+)(.*)$')
-    if not its_order or not (epoch == '' or string.find(epoch, '^ %d+$')) then
-      return redis.error_reply('ERR the reservation of ' .. user .. ' in ' .. KEYS[2] .. ' is damaged')
+    -- The frontiers (%f) see to it that a mark is what follows the time, and that none is the last character.
+    local its_order, its_quantity, its_key = string.match(reservation, '^(%S+) (%d+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$')
+    if not its_order then
+      return redis.error_reply('ERR the reservation of ' .. user .. ' in ' .. KEYS[2] .. ' is damaged: a rebuild writes it anew')
     elseif its_order == order_id then
       answer = 'replayed ' .. reservation
     elseif key ~= '-' and key == its_key then
@@ -143,7 +147,7 @@ for i = 1, requests do
     sequence = sequence + 1
     local place, w = string.format('%d', sequence), #winners + 1
     answer = 'reserved ' .. place
-    reservation = order_id .. ' ' .. ARGV[at + 4] .. ' ' .. place .. ' ' .. reserved_at .. ' ' .. key
+    reservation = order_id .. ' ' .. ARGV[at + 4] .. ' ' .. place .. (key == '-' and ending or ending .. ':' .. key)
     winner_of[user] = reservation
     winners[w], places[w] = i, place
     reservations[2 * w - 1], reservations[2 * w] = user, reservation

@@ -12,7 +12,7 @@ import (
 // AppendReserved appends again events of one sale that were lost after they had been accepted, for whoever
 // has made sure of that: an order of which an event is on its way besides comes to its end once all the same.
 // It returns for each event, in their order, whether it was appended: it was not if the reservation is not in
-// force any more. What the script has written into the first event, it takes from the reservation. After an
+// force any more, or cannot be read. What the script has written into the first event, it takes from the reservation. After an
 // error some may be appended. Its errors wrap ErrUnavailable.
 func (s *Store) AppendReserved(ctx context.Context, partition int, sale uuid.UUID, events []OrderReserved) ([]bool, error) {
 	appended := make([]bool, 0, len(events))
@@ -20,7 +20,7 @@ func (s *Store) AppendReserved(ctx context.Context, partition int, sale uuid.UUI
 		n := min(len(events), s.o.BatchMax)
 		args := append(make([]any, 0, 1+3*n), reserveMetadata)
 		for _, e := range events[:n] {
-			args = append(args, e.UserID, e.OrderID.String(), appendReservedPayload(nil, e))
+			args = append(args, e.UserID, CompactID(e.OrderID), appendReservedPayload(nil, e))
 		}
 		keys := []string{s.keys.Buyers(partition, sale), s.keys.Orders(partition)}
 		answers, err := lua.Append.Run(ctx, s.rdb, keys, args...).StringSlice()

@@ -18,7 +18,7 @@ func TestOnlyEventsOfReservationsInForceAreAppendedAgain(t *testing.T) {
 	t.Cleanup(store.Close)
 	sale := uuid.New()
 	held := reservation.OrderReserved{OrderID: reservation.NewOrderID(sale), SaleID: sale, UserID: "ann", Quantity: 1, Epoch: 1}
-	require.NoError(t, rdb.HSet(t.Context(), keys.Buyers(0, sale), "ann", held.OrderID.String()+" 1 7 1790000000000 - 1").Err())
+	require.NoError(t, rdb.HSet(t.Context(), keys.Buyers(0, sale), "ann", reservation.CompactID(held.OrderID)+" 1 7 1a0c2d3e4f5@1").Err())
 	former := held
 	former.OrderID = reservation.NewOrderID(sale)
 	nobodys := held
@@ -30,6 +30,6 @@ func TestOnlyEventsOfReservationsInForceAreAppendedAgain(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, entries, 1)
 	require.Equal(t, "7", entries[0].Values["sequence"])
-	require.Equal(t, "1790000000000", entries[0].Values["reserved_at_ms"])
-	require.Equal(t, held.OrderID.String(), entries[0].Values["_watermill_message_uuid"])
+	require.Equal(t, "1789975061749", entries[0].Values["reserved_at_ms"])
+	require.Equal(t, reservation.CompactID(held.OrderID), entries[0].Values["_watermill_message_uuid"])
 }

@@ -45,7 +45,7 @@ type call struct {
 	request     Request
 	requestedAt time.Time
 	order       uuid.UUID
-	orderID     string
+	orderID     string // the CompactID of order
 	key         string // fingerprint of the idempotency key, or noKey
 	quantity    string
 	payload     []byte
@@ -68,7 +68,7 @@ var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1
 func newCall(r Request, began time.Time, epoch int64) *call {
 	c := calls.Get().(*call)
 	c.request, c.requestedAt, c.order = r, began, NewOrderID(r.Sale)
-	c.orderID, c.key = c.order.String(), noKey
+	c.orderID, c.key = CompactID(c.order), noKey
 	// The script holds numbers as doubles; this is over every limit and far inside what they hold.
 	c.quantity = strconv.FormatInt(min(r.Quantity, MaxPerOrder+1), 10)
 	if r.IdempotencyKey != "" {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/google/uuid"
@@ -85,7 +84,7 @@ func (s *Store) HoldBuyers(ctx context.Context, partition int, sale uuid.UUID, e
 			n := min(len(holders), holdersPerCommand)
 			fields := make([]any, 0, 2*n)
 			for i := range holders[:n] {
-				fields = append(fields, holders[i].User, holders[i].text(epoch))
+				fields = append(fields, holders[i].User, appendHeld(make([]byte, 0, heldMax), &holders[i], epoch))
 			}
 			p.HSet(ctx, key, fields...)
 			holders = holders[n:]
@@ -97,25 +96,6 @@ func (s *Store) HoldBuyers(ctx context.Context, partition int, sale uuid.UUID, e
 		return fmt.Errorf("%w: hold buyers of sale=%s: %w", ErrUnavailable, sale, err)
 	}
 	return nil
-}
-
-// text is the reservation as lua/reserve.lua writes and ParseReservation reads it, in a sale of that epoch.
-func (h *Holder) text(epoch int64) []byte {
-	r := &h.Reservation
-	b := AppendID(make([]byte, 0, 96), r.OrderID)
-	for _, n := range [...]int64{r.Quantity, r.Sequence, r.ReservedAt.UnixMilli()} {
-		b = strconv.AppendInt(append(b, ' '), n, 10)
-	}
-	b = append(b, ' ')
-	if h.KeyFingerprint == "" {
-		b = append(b, noKey...)
-	} else {
-		b = append(b, h.KeyFingerprint...)
-	}
-	if h.Epoch != epoch {
-		b = strconv.AppendInt(append(b, ' '), h.Epoch, 10)
-	}
-	return b
 }
 
 // OpenRebuilt puts the gathered buyers and the whole sale in the place of what was there, in one step.

@@ -29,7 +29,8 @@ const (
 	ReleaseNotHeld ReleaseResult = "not-held"
 	// ReleaseUnknownSale: Redis has no such sale, on a server that is known to have all of them.
 	ReleaseUnknownSale ReleaseResult = "unknown-sale"
-	// ReleaseDamaged: with these units more would be left than are for sale. Nothing was done.
+	// ReleaseDamaged: with these units more would be left than are for sale, or what the user holds cannot be read.
+	// Nothing was done.
 	ReleaseDamaged ReleaseResult = "damaged"
 )
 
@@ -74,7 +75,7 @@ func (s *Store) releaseSome(ctx context.Context, sale uuid.UUID, releases []Rele
 	args := make([]any, 0, 1+2*len(which))
 	args = append(args, strconv.FormatInt(p.epoch, 10))
 	for _, i := range which {
-		args = append(args, releases[i].UserID, releases[i].OrderID.String())
+		args = append(args, releases[i].UserID, CompactID(releases[i].OrderID))
 	}
 	keys := []string{s.keys.Sale(p.partition, sale), s.keys.Buyers(p.partition, sale)}
 	answers, err := lua.Release.Run(ctx, s.rdb, keys, args...).StringSlice()

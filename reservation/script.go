@@ -229,30 +229,3 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 	}
 	return a, nil
 }
-
-// ParseReservation reads a reservation as lua/reserve.lua writes it:
-// "<order id> <quantity> <sequence> <reserved_at_ms> <key>", and behind it " <epoch>" where that is not
-// the sale's present one. Without it the reservation's Epoch is 0.
-func ParseReservation(text string) (Reservation, error) {
-	fields := strings.Fields(text)
-	if len(fields) != 5 && len(fields) != 6 {
-		return Reservation{}, fmt.Errorf("a reservation has 5 or 6 fields, this one %d", len(fields))
-	}
-	id, err := uuid.Parse(fields[0])
-	if err != nil {
-		return Reservation{}, err
-	}
-	var numbers [3]int64
-	for i := range numbers {
-		if numbers[i], err = strconv.ParseInt(fields[1+i], 10, 64); err != nil {
-			return Reservation{}, err
-		}
-	}
-	r := Reservation{OrderID: id, Quantity: numbers[0], Sequence: numbers[1], ReservedAt: time.UnixMilli(numbers[2]).UTC()}
-	if len(fields) == 6 {
-		if r.Epoch, err = strconv.ParseInt(fields[5], 10, 64); err != nil {
-			return Reservation{}, err
-		}
-	}
-	return r, nil
-}

@@ -1,0 +1,90 @@
+package fulfillment
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// redisBytes is what Redis holds, without the buffers of its connections.
+func redisBytes(t testing.TB, rdb *redis.Client) int64 {
+	t.Helper()
+	info, err := rdb.Info(t.Context(), "memory").Result()
+	require.NoError(t, err)
+	_, rest, _ := strings.Cut(info, "\nused_memory:")
+	text, _, _ := strings.Cut(rest, "\r")
+	held, err := strconv.ParseInt(text, 10, 64)
+	require.NoError(t, err)
+	clients, err := rdb.ClientList(t.Context()).Result()
+	require.NoError(t, err)
+	for client := range strings.Lines(clients) {
+		_, rest, _ := strings.Cut(client, " tot-mem=")
+		text, _, _ := strings.Cut(rest, " ")
+		lent, err := strconv.ParseInt(text, 10, 64)
+		require.NoError(t, err)
+		held -= lent
+	}
+	return held
+}
+
+// TestAConfirmedOrderTakesAtMost150BytesOfRedis with user ids of 36 characters, as UUIDs have, and all that is
+// kept besides the order itself: the messages that told of it in the largest form, and what is left of its stream.
+func TestAConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
+	t.Parallel()
+	const orders, atOnce, most = 100_000, 512, 150
+	s := newShopOn(t, testkit.Pool(t), testkit.OwnRedis(t).URL, reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 1})
+	sale, stream := s.open(t, orders), s.keys.Orders(0)
+	s.buy(t, sale, "first") // with it Redis has the scripts
+	before := redisBytes(t, s.rdb)
+
+	var buyers errgroup.Group
+	ids := make([]uuid.UUID, orders-1)
+	for from := range atOnce {
+		buyers.Go(func() error {
+			for i := from; i < len(ids); i += atOnce {
+				answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: uuid.NewString(), Quantity: 1})
+				if err != nil {
+					return err
+				}
+				ids[i] = answer.Reservation.OrderID
+			}
+			return nil
+		})
+	}
+	require.NoError(t, buyers.Wait())
+	require.EqualValues(t, orders, s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale)).Val())
+
+	_, o, _ := tellingLedger(t, s.pool, s.rdb, s.keys)
+	for rest := ids; len(rest) > 0; {
+		told := make([]reservation.OrderOutcome, min(outcomesTogether, len(rest)))
+		for i := range told {
+			told[i] = reservation.OrderOutcome{OrderID: rest[i], Status: reservation.StatusConfirmed, Version: 2}
+		}
+		o.publish(t.Context(), told)
+		rest = rest[len(told):]
+	}
+	require.NoError(t, s.rdb.XGroupCreate(t.Context(), stream, reservation.Group, "$").Err(), "all of them are done with")
+	for {
+		trimmed, err := trimOnce(t.Context(), s.rdb, stream)
+		require.NoError(t, err)
+		if trimmed == 0 {
+			break
+		}
+	}
+	// Redis makes the table of a hash larger, and frees the small one, bit by bit.
+	var each int64
+	defer func() { t.Logf("%d bytes for each order", each) }()
+	testkit.Eventually(t, 20*time.Second, "an order takes no more than it may", func() bool {
+		each = (redisBytes(t, s.rdb) - before) / int64(len(ids))
+		return each <= most
+	})
+}

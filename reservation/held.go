@@ -1,0 +1,107 @@
+package reservation
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// What a buyer holds stands in the hash Keys.Buyers, as lua/reserve.lua writes it:
+//
+//	<order id> <quantity> <sequence> <reserved_at_ms>[:<key>][@<epoch>]
+//
+// The order id is a CompactID, the time hexadecimal, the key a fingerprint. The epoch stands there where it is not
+// the sale's present one. It stays there with every order of the sale, so what it takes is what an order takes in Redis.
+
+// compactIDChars is the length of a CompactID.
+const compactIDChars = 22
+
+// compactID is strict so that an id has one form only: scripts compare ids as text.
+var compactID = base64.RawURLEncoding.Strict()
+
+// CompactID is the order's id as the scripts take it and Redis keeps it: its 16 bytes in base64url (RFC 4648), without padding.
+func CompactID(order uuid.UUID) string {
+	var text [compactIDChars]byte
+	compactID.Encode(text[:], order[:])
+	return string(text[:])
+}
+
+// ParseCompactID reads what CompactID writes, and nothing else.
+func ParseCompactID(text string) (uuid.UUID, error) {
+	var id uuid.UUID
+	if len(text) != compactIDChars {
+		return uuid.Nil, fmt.Errorf("an order id has %d characters, this one %d", compactIDChars, len(text))
+	}
+	// The decoder passes over line breaks, and then there are too few bytes.
+	if n, err := compactID.Decode(id[:], []byte(text)); err != nil || n != len(id) {
+		return uuid.Nil, errors.New("an order id is base64url of 16 bytes")
+	}
+	return id, nil
+}
+
+// ParseReservation reads what a buyer holds. Without an epoch the reservation's Epoch is 0. What a version before
+// compact ids has written is an error like any other damage: a rebuild writes it anew.
+func ParseReservation(text string) (Reservation, error) {
+	text, epoch, dated := strings.Cut(text, "@")
+	text, key, keyed := strings.Cut(text, ":")
+	if keyed && !isFingerprint(key) {
+		return Reservation{}, errors.New("the key of a reservation is no fingerprint")
+	}
+	fields := strings.Split(text, " ")
+	if len(fields) != 4 {
+		return Reservation{}, fmt.Errorf("a reservation has 4 fields, this one %d", len(fields))
+	}
+	order, err := ParseCompactID(fields[0])
+	if err != nil {
+		return Reservation{}, err
+	}
+	r := Reservation{OrderID: order}
+	var reservedAt int64
+	for _, n := range []struct {
+		into *int64
+		text string
+		base int
+	}{{&r.Quantity, fields[1], 10}, {&r.Sequence, fields[2], 10}, {&reservedAt, fields[3], 16}} {
+		if *n.into, err = parseNatural(n.text, n.base); err != nil {
+			return Reservation{}, err
+		}
+	}
+	r.ReservedAt = time.UnixMilli(reservedAt).UTC()
+	if dated {
+		if r.Epoch, err = parseNatural(epoch, 10); err != nil {
+			return Reservation{}, err
+		}
+	}
+	return r, nil
+}
+
+// parseNatural reads a number without a sign.
+func parseNatural(text string, base int) (int64, error) {
+	const bits = 63 // of an int64 that is not negative
+	n, err := strconv.ParseUint(text, base, bits)
+	return int64(n), err
+}
+
+// heldMax is for what a buyer holds with a key and an epoch.
+const heldMax = 96
+
+// appendHeld appends what the buyer holds in a sale of that epoch.
+func appendHeld(dst []byte, h *Holder, epoch int64) []byte {
+	r := &h.Reservation
+	dst = compactID.AppendEncode(dst, r.OrderID[:])
+	dst = strconv.AppendInt(append(dst, ' '), r.Quantity, 10)
+	dst = strconv.AppendInt(append(dst, ' '), r.Sequence, 10)
+	dst = strconv.AppendInt(append(dst, ' '), r.ReservedAt.UnixMilli(), 16)
+	if h.KeyFingerprint != "" {
+		dst = append(append(dst, ':'), h.KeyFingerprint...)
+	}
+	if h.Epoch != epoch {
+		dst = strconv.AppendInt(append(dst, '@'), h.Epoch, 10)
+	}
+	return dst
+}

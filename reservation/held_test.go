@@ -1,0 +1,126 @@
+package reservation_test
+
+import (
+	"encoding/base64"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"stampede/reservation"
+)
+
+func TestCompactIDHasOneFormForEachOrder(t *testing.T) {
+	t.Parallel()
+	id := uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15")
+	const text = "AaH9eHpfdXukBQzkOOCaFQ"
+	require.Equal(t, text, reservation.CompactID(id))
+	rapid.Check(t, func(r *rapid.T) {
+		id := uuid.UUID(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(r, "id"))
+		got, err := reservation.ParseCompactID(reservation.CompactID(id))
+		require.NoError(r, err)
+		require.Equal(r, id, got)
+	})
+	for _, other := range []string{
+		"", text[:21], text + "A", id.String(), strings.Repeat("=", 22), text[:20] + "==", text[:21] + "+",
+		"AaH9eHpfdXukBQzkOOCaFR", // the same bytes to a decoder that does not mind the last four bits
+		"AaH9eHpfdX\n" + text[10:21],
+	} {
+		_, err := reservation.ParseCompactID(other)
+		require.Error(t, err, "%q", other)
+	}
+}
+
+func TestWhatABuyerHoldsIsReadOrRefused(t *testing.T) {
+	t.Parallel()
+	const id = "AaH9eHpfdXukBQzkOOCaFQ"
+	const key = "abcdefghijklmnopqrstuQ"
+	want := reservation.Reservation{
+		OrderID: uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15"), Quantity: 3, Sequence: 17, ReservedAt: time.UnixMilli(0x1a0c2d3e4f5).UTC(),
+	}
+	for text, epoch := range map[string]int64{
+		id + " 3 17 1a0c2d3e4f5": 0, id + " 3 17 1a0c2d3e4f5@2": 2,
+		id + " 3 17 1a0c2d3e4f5:" + key: 0, id + " 3 17 1a0c2d3e4f5:" + key + "@12": 12,
+	} {
+		want.Epoch = epoch
+		got, err := reservation.ParseReservation(text)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	for _, text := range []string{
+		"", "rubbish", id, id + " 3 17", id + " 3 17 ", id + " 3 17 1a0c2d3e4f5 ", " " + id + " 3 17 1a0c2d3e4f5", id + "  3 17 1a0c2d3e4f5",
+		id[1:] + " 3 17 1a0c2d3e4f5", id + " -3 17 1a0c2d3e4f5", id + " +3 17 1a0c2d3e4f5", id + " 3 1f 1a0c2d3e4f5", id + " 3 17 0x1a0c2d3e4f5",
+		id + " 3 17 -1", id + " 3 17 8000000000000000", id + " 9223372036854775808 17 1", id + " 3 17 1a0c2d3e4f5g",
+		id + " 3 17 1a0c2d3e4f5:", id + " 3 17 1a0c2d3e4f5@", id + " 3 17 1a0c2d3e4f5:" + key[1:], id + " 3 17 1a0c2d3e4f5:" + key + "@",
+		id + " 3 17 1a0c2d3e4f5@1:" + key, id + " 3 17 1a0c2d3e4f5@1@2", id + " 3 17 1a0c2d3e4f5@-1", id + " 3 17 1a0c2d3e4f5@x",
+		id + " 3 17 1a0c2d3e4f5 - 1", "01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 -", "01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 " + key + " 1",
+	} {
+		_, err := reservation.ParseReservation(text)
+		require.Error(t, err, "%q", text)
+	}
+}
+
+// What a rebuild writes is what the scripts and ParseReservation read, and what the script itself would have written.
+func TestWhatABuyerHoldsIsTheSameFromTheScriptAndFromARebuild(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(1 << 20)
+	key := base64.RawURLEncoding.EncodeToString(make([]byte, 16))
+	rapid.Check(t, func(r *rapid.T) {
+		numbers := rapid.Int64Range(1, 1<<40)
+		holder := reservation.Holder{
+			User: "ann", KeyFingerprint: rapid.SampledFrom([]string{"", key}).Draw(r, "key"), Epoch: rapid.Int64Range(1, 9).Draw(r, "epoch"),
+			Reservation: reservation.Reservation{
+				OrderID: reservation.NewOrderID(sale.ID), Quantity: rapid.Int64Range(1, reservation.MaxPerOrder).Draw(r, "quantity"),
+				Sequence: numbers.Draw(r, "sequence"), ReservedAt: time.UnixMilli(numbers.Draw(r, "time")).UTC(),
+			},
+		}
+		require.NoError(r, s.HoldBuyers(t.Context(), 0, sale.ID, 9, []reservation.Holder{holder}))
+		text := s.rdb.HGet(t.Context(), s.keys.BuyersOf(0, sale.ID, 9), "ann").Val()
+		want := holder.Reservation
+		if holder.Epoch != 9 {
+			want.Epoch = holder.Epoch
+		}
+		got, err := reservation.ParseReservation(text)
+		require.NoError(r, err, text)
+		require.Equal(r, want, got, text)
+
+		require.NoError(r, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale.ID), "ann", text).Err())
+		want.Epoch = holder.Epoch
+		if holder.Epoch == 9 {
+			want.Epoch = 1 // the sale's
+		}
+		require.Equal(r, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: want}, s.buy(sale.ID, "ann"))
+	})
+
+	for _, request := range []reservation.Request{
+		{Sale: sale.ID, User: "bob", Quantity: 1}, {Sale: sale.ID, User: "cid", Quantity: 1, IdempotencyKey: "click-1"},
+	} {
+		answer, err := s.Reserve(t.Context(), request)
+		require.NoError(t, err)
+		held := s.rdb.HGet(t.Context(), s.keys.Buyers(0, sale.ID), request.User).Val()
+		_, fingerprint, _ := strings.Cut(held, ":")
+		require.Equal(t, request.IdempotencyKey != "", fingerprint != "")
+		holder := heldBy(request.User, answer.Reservation)
+		holder.KeyFingerprint = fingerprint
+		require.NoError(t, s.HoldBuyers(t.Context(), 0, sale.ID, 1, []reservation.Holder{holder}))
+		require.Equal(t, held, s.rdb.HGet(t.Context(), s.keys.BuyersOf(0, sale.ID, 1), request.User).Val())
+	}
+}
+
+// One character more, and Redis rounds to 16 bytes more for each order.
+func TestWhatABuyerOfOneUnitHoldsFitsInto44Characters(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(20_000_000)
+	for _, sequence := range []int64{0, 999_999, 9_999_998} {
+		require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale.ID), "sequence", sequence).Err())
+		user := uuid.NewString()
+		require.Equal(t, sequence+1, s.buy(sale.ID, user).Reservation.Sequence)
+		held := s.rdb.HGet(t.Context(), s.keys.Buyers(0, sale.ID), user).Val()
+		require.LessOrEqual(t, len(held), 44, held)
+	}
+}
