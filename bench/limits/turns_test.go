@@ -66,7 +66,9 @@ func accept(b *testing.B, s *rig.System) (values rig.Values, orders int64) {
 	answers := s.Measure(load)
 	used := s.CPU().Since(before)
 	require.Zero(b, answers.Others(), "answers: %s", answers)
-	return valuesOf(answers.Wanted, answers.Took, used), answers.Wanted
+	values = valuesOf(answers.Wanted, answers.Took, used)
+	values[perSecond] = answers.PerSecond()
+	return values, answers.Wanted
 }
 
 const crowdConnections = 256

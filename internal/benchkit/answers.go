@@ -13,20 +13,25 @@ import (
 // Answers is what came of a load.
 type Answers struct {
 	ByStatus map[int]int64
-	// Wanted is how many answers had the wanted status.
-	Wanted int64
+	// Wanted is how many answers had the wanted status, and InTime how many of them came before the load
+	// was to end.
+	Wanted, InTime int64
 	// Broken is how many requests had no answer because their connection broke.
 	Broken int64
 	// Unsent is how many requests of an open loop were due and never sent, because all connections were
 	// waiting for their answers. How long they had waited in the end is among the latencies.
 	Unsent int64
-	Took   time.Duration
+	// Took is how long it was until the last answer, and Lasted how much of that belongs to the load:
+	// all of it, where there were no more requests or nobody wanted more, but no longer than For.
+	Took, Lasted time.Duration
 
 	latencies []uint32 // in microseconds, sorted
 }
 
-// PerSecond is how many of the wanted answers came in a second.
-func (a Answers) PerSecond() float64 { return float64(a.Wanted) / a.Took.Seconds() }
+// PerSecond is how many of the wanted answers came in a second, while the load lasted. What comes later does
+// not count, and neither does the wait for it: a few who are answered very late would make everybody else
+// look slow.
+func (a Answers) PerSecond() float64 { return float64(a.InTime) / a.Lasted.Seconds() }
 
 // Others is how many requests had another answer than the wanted one, or none.
 func (a Answers) Others() int64 {
@@ -66,18 +71,22 @@ func (a Answers) String() string {
 type tally struct {
 	byStatus  map[int]int64
 	wanted    int64
+	inTime    int64
 	broken    int64
 	latencies []uint32
 	err       error
 }
 
-func (t *tally) add(wanted bool, status int, took time.Duration) {
+func (t *tally) add(wanted, inTime bool, status int, took time.Duration) {
 	if t.byStatus == nil {
 		t.byStatus = make(map[int]int64)
 	}
 	t.byStatus[status]++
 	if wanted {
 		t.wanted++
+		if inTime {
+			t.inTime++
+		}
 		t.latencies = append(t.latencies, inMicros(took))
 	}
 }
@@ -88,13 +97,15 @@ func inMicros(d time.Duration) uint32 { return uint32(min(d.Microseconds(), math
 // sum is called when all connections are through.
 func (r *run) sum() (Answers, error) {
 	end := time.Now()
-	sum := Answers{ByStatus: make(map[int]int64), Took: end.Sub(r.began)}
+	took := end.Sub(r.began)
+	sum := Answers{ByStatus: make(map[int]int64), Took: took, Lasted: min(took, r.load.For)}
 	var errs []error
 	for _, t := range r.tallies {
 		for status, n := range t.byStatus {
 			sum.ByStatus[status] += n
 		}
 		sum.Wanted += t.wanted
+		sum.InTime += t.inTime
 		sum.Broken += t.broken
 		sum.latencies = append(sum.latencies, t.latencies...)
 		errs = append(errs, t.err)

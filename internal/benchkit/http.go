@@ -136,7 +136,8 @@ func (r *run) serve(conn net.Conn, t *tally) error {
 			t.broken++
 			return nil
 		}
-		t.add(r.load.wants(status), status, time.Since(due))
+		now := time.Now()
+		t.add(r.load.wants(status), !now.After(r.deadline), status, now.Sub(due))
 		if r.load.Heard != nil {
 			r.load.Heard(n, status, body)
 		}

@@ -52,6 +52,32 @@ func TestClosedLoopCountsAnswersByStatus(t *testing.T) {
 	}
 }
 
+func TestAnswersThatComeLateAreNotInTheRate(t *testing.T) {
+	t.Parallel()
+	const length = 100 * time.Millisecond
+	var asked atomic.Uint64
+	load := HTTPLoad{
+		Connections: 2, For: length, Request: get,
+		Addrs: serve(t, func(_ http.ResponseWriter, r *http.Request) {
+			if asked.Add(1) == 1 {
+				pause.For(4*length, r.Context().Done())
+			}
+		}),
+	}
+	answers, err := load.Measure(t.Context())
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, answers.Took, 4*length)
+	assert.Equal(t, length, answers.Lasted)
+	assert.Less(t, answers.InTime, answers.Wanted)
+	assert.InDelta(t, float64(answers.InTime)*10, answers.PerSecond(), 0.001)
+
+	load.Most = 1
+	answers, err = load.Measure(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, int64(1), answers.InTime)
+	assert.Equal(t, answers.Took, answers.Lasted, "there was nothing more to do")
+}
+
 // One connection and one answer that takes long: all that was due meanwhile has waited for it.
 func TestOpenLoopCountsFromTheMomentInWhichARequestWasDue(t *testing.T) {
 	t.Parallel()
