@@ -1,0 +1,416 @@
+package ingress
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// countedListener hands out conns whose sockets count.
+type countedListener struct {
+	net.Listener
+	accepted chan *socket
+}
+
+func (l countedListener) Accept() (net.Conn, error) {
+	accepted, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	s := &socket{tcpConn: accepted.(*net.TCPConn)}
+	l.accepted <- s
+	return newConn(s), nil
+}
+
+// webServer is an http.Server with the time-outs of Server.Run, unless change says otherwise.
+func webServer(t *testing.T, wrap func(net.Listener) net.Listener, h http.HandlerFunc, change ...func(*http.Server)) (*http.Server, string) {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	server := &http.Server{
+		Handler: h, ConnContext: withConn, ErrorLog: log.New(io.Discard, "", 0), // of panics that are made on purpose
+		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
+	}
+	for _, c := range change {
+		c(server)
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = server.Serve(wrap(listener))
+	}()
+	t.Cleanup(func() {
+		_ = server.Close()
+		<-served
+	})
+	return server, listener.Addr().String()
+}
+
+func wrapped(l net.Listener) net.Listener { return connListener{l} }
+
+// caller speaks HTTP by hand.
+type caller struct {
+	t *testing.T
+	net.Conn
+	answers *bufio.Reader
+}
+
+func call(t *testing.T, addr string) *caller {
+	t.Helper()
+	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	require.NoError(t, c.SetDeadline(time.Now().Add(30*time.Second)))
+	return &caller{t, c, bufio.NewReader(c)}
+}
+
+func (c *caller) says(text string) {
+	c.t.Helper()
+	_, err := io.WriteString(c, text)
+	require.NoError(c.t, err)
+}
+
+func (c *caller) hears(method string) (int, string) {
+	c.t.Helper()
+	answer, err := http.ReadResponse(c.answers, &http.Request{Method: method})
+	require.NoError(c.t, err)
+	body, err := io.ReadAll(answer.Body)
+	require.NoError(c.t, err)
+	require.NoError(c.t, answer.Body.Close())
+	return answer.StatusCode, string(body)
+}
+
+func (c *caller) hearsTheEnd() {
+	c.t.Helper()
+	_, err := c.answers.ReadByte()
+	require.ErrorIs(c.t, err, io.EOF)
+}
+
+func posted(path, body string, headers ...string) string {
+	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: shop\r\nContent-Length: %d\r\n%s\r\n%s", path, len(body), strings.Join(headers, ""), body)
+}
+
+// served is the conn under a request.
+func served(r *http.Request) *conn { return r.Context().Value(connKey{}).(*conn) }
+
+// echoed answers an unwatched request with its body.
+func echoed(w http.ResponseWriter, r *http.Request) {
+	leaveUnwatched(r)
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	_, _ = w.Write(body)
+}
+
+// isToBeLeft is true until the watch has been sent away.
+func (c *conn) isToBeLeft() bool {
+	c.read.mu.Lock()
+	defer c.read.mu.Unlock()
+	return c.unwatched
+}
+
+// TestUnwatchedRequestsCostNoDeadlines and no reads but one for each.
+func TestUnwatchedRequestsCostNoDeadlines(t *testing.T) {
+	t.Parallel()
+	accepted := make(chan *socket, 1)
+	_, addr := webServer(t, func(l net.Listener) net.Listener { return countedListener{l, accepted} }, func(w http.ResponseWriter, r *http.Request) {
+		echoed(w, r)
+		for limit := time.Now().Add(10 * time.Second); served(r).isToBeLeft() && time.Now().Before(limit); {
+			runtime.Gosched()
+		}
+	})
+	c := call(t, addr)
+	const requests = 200
+	began := time.Now()
+	for n := range requests {
+		body := fmt.Sprint("request ", n)
+		c.says(posted("/", body))
+		status, echo := c.hears(http.MethodPost)
+		require.Equal(t, http.StatusOK, status)
+		require.Equal(t, body, echo)
+	}
+	// Those of the first request, and what is due again when a deadline that was put off has come: once in two seconds.
+	due := 3 + 3*int64(time.Since(began)/readHeaderTimeout)
+	s := <-accepted
+	require.LessOrEqual(t, s.deadlines.Load(), due)
+	require.LessOrEqual(t, s.reads.Load(), requests+due)
+}
+
+// TestClientWhoLeavesIsNoticed by requests that are watched, whatever the ones before them on the same connection were.
+func TestClientWhoLeavesIsNoticed(t *testing.T) {
+	t.Parallel()
+	for _, body := range []string{"", "a body"} {
+		entered, left := make(chan struct{}), make(chan bool, 1)
+		_, addr := webServer(t, wrapped, func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/unwatched":
+				echoed(w, r)
+			case "/too-late":
+				for c := served(r); c.read.underWay() == 0; {
+					runtime.Gosched()
+				}
+				leaveUnwatched(r)
+			default:
+				_, _ = io.Copy(io.Discard, r.Body)
+				close(entered)
+				select {
+				case <-r.Context().Done():
+					left <- true
+				case <-time.After(10 * time.Second):
+					left <- false
+				}
+			}
+		})
+		c := call(t, addr)
+		for range 3 {
+			for _, request := range []string{posted("/unwatched", "x"), posted("/unwatched", ""), posted("/too-late", "")} {
+				c.says(request)
+				status, _ := c.hears(http.MethodPost)
+				require.Equal(t, http.StatusOK, status)
+			}
+		}
+		c.says(posted("/watched", body))
+		<-entered
+		require.NoError(t, c.Close())
+		require.True(t, <-left, "with body %q", body)
+	}
+}
+
+// TestPipelinedRequests: what comes while a request is worked on is the next one, wherever it is cut.
+func TestPipelinedRequests(t *testing.T) {
+	t.Parallel()
+	entered, goOn := make(chan struct{}), make(chan struct{})
+	_, addr := webServer(t, wrapped, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/held" {
+			body := new(bytes.Buffer)
+			leaveUnwatched(r)
+			_, _ = body.ReadFrom(r.Body)
+			entered <- struct{}{}
+			<-goOn
+			_, _ = w.Write(body.Bytes())
+			return
+		}
+		echoed(w, r)
+	})
+	c := call(t, addr)
+	next := posted("/", "second") + posted("/", "") + posted("/", "fourth")
+	for cut := range len(next) {
+		c.says(posted("/held", "first"))
+		<-entered
+		c.says(next[:cut])
+		goOn <- struct{}{}
+		c.says(next[cut:])
+		for _, want := range []string{"first", "second", "", "fourth"} {
+			status, body := c.hears(http.MethodPost)
+			require.Equal(t, http.StatusOK, status)
+			require.Equal(t, want, body)
+		}
+	}
+}
+
+// TestKindsOfRequests: every kind is answered, and its connection goes on or ends as it should.
+func TestKindsOfRequests(t *testing.T) {
+	t.Parallel()
+	_, addr := webServer(t, wrapped, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/unread":
+			leaveUnwatched(r)
+			_, _ = io.WriteString(w, "unread")
+		case "/panic":
+			leaveUnwatched(r)
+			_, _ = io.Copy(io.Discard, r.Body)
+			panic("on purpose")
+		default:
+			echoed(w, r)
+		}
+	})
+	large := strings.Repeat("x", 1<<20)
+	for _, kind := range []struct {
+		name, method, text, answer string
+		ends                       bool
+	}{
+		{name: "with a body", text: posted("/", "hello"), answer: "hello"},
+		{name: "without a body", text: posted("/", "")},
+		{name: "GET", method: http.MethodGet, text: "GET / HTTP/1.1\r\nHost: shop\r\n\r\n"},
+		{name: "HEAD", method: http.MethodHead, text: "HEAD / HTTP/1.1\r\nHost: shop\r\n\r\n"},
+		{name: "chunked", text: "POST / HTTP/1.1\r\nHost: shop\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n", answer: "hello"},
+		{name: "chunked with a trailer", text: "POST / HTTP/1.1\r\nHost: shop\r\nTrailer: A\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nA: b\r\n\r\n", answer: "hello"},
+		{name: "HTTP/1.0", text: "POST / HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello", answer: "hello", ends: true},
+		{name: "HTTP/1.0 that goes on", text: "POST / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 5\r\n\r\nhello", answer: "hello"},
+		{name: "the last one", text: posted("/", "hello", "Connection: close\r\n"), answer: "hello", ends: true},
+		{name: "large", text: posted("/", large), answer: large},
+		{name: "unread", text: posted("/unread", "hello"), answer: "unread"},
+		{name: "unread and chunked", text: "POST /unread HTTP/1.1\r\nHost: shop\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", answer: "unread"},
+		{name: "unread and large", text: posted("/unread", large), answer: "unread", ends: true},
+		{name: "unread, and it waits to be asked", text: "POST /unread HTTP/1.1\r\nHost: shop\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n", answer: "unread", ends: true},
+	} {
+		t.Run(kind.name, func(t *testing.T) {
+			t.Parallel()
+			method := kind.method
+			if method == "" {
+				method = http.MethodPost
+			}
+			c := call(t, addr)
+			for range 3 {
+				c.says(kind.text)
+				status, body := c.hears(method)
+				require.Equal(t, http.StatusOK, status)
+				require.Equal(t, kind.answer, body)
+				if kind.ends {
+					_, err := c.answers.ReadByte()
+					require.Error(t, err)
+					return
+				}
+			}
+		})
+	}
+	t.Run("waits to be asked", func(t *testing.T) {
+		t.Parallel()
+		c := call(t, addr)
+		for range 3 {
+			c.says("POST / HTTP/1.1\r\nHost: shop\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+			status, _ := c.hears(http.MethodPost)
+			require.Equal(t, http.StatusContinue, status)
+			c.says("hello")
+			_, body := c.hears(http.MethodPost)
+			require.Equal(t, "hello", body)
+		}
+	})
+	t.Run("panics", func(t *testing.T) {
+		t.Parallel()
+		c := call(t, addr)
+		c.says(posted("/", "hello"))
+		c.hears(http.MethodPost)
+		c.says(posted("/panic", "hello"))
+		c.hearsTheEnd()
+	})
+}
+
+// TestTimeOuts: a conn keeps those of http.Server exactly as a connection does without it, also behind requests whose deadlines
+// were never set.
+func TestTimeOuts(t *testing.T) {
+	t.Parallel()
+	const head, whole, written, idle = 500 * time.Millisecond, 2 * time.Second, 4 * time.Second, 7 * time.Second
+	times := func(s *http.Server) {
+		s.ReadHeaderTimeout, s.ReadTimeout, s.WriteTimeout, s.IdleTimeout = head, whole, written, idle
+	}
+	within := func(t *testing.T, began time.Time, least, less time.Duration) {
+		t.Helper()
+		took := time.Since(began)
+		require.GreaterOrEqual(t, took, least)
+		require.Less(t, took, less)
+	}
+	for name, wrap := range map[string]func(net.Listener) net.Listener{
+		"with a conn": wrapped, "without": func(l net.Listener) net.Listener { return l },
+	} {
+		cutOff := make(chan time.Duration, 1)
+		_, addr := webServer(t, wrap, func(w http.ResponseWriter, r *http.Request) {
+			leaveUnwatched(r)
+			if _, err := io.ReadAll(r.Body); err != nil {
+				w.WriteHeader(http.StatusBadRequest)
+				return
+			}
+			if r.URL.Path == "/much" {
+				began := time.Now()
+				_, err := w.Write(muchMore())
+				assert.Error(t, err)
+				cutOff <- time.Since(began)
+			}
+		}, times)
+		// The answer to a request before tells that the deadlines of that one are done with.
+		later := func(t *testing.T) *caller {
+			t.Helper()
+			c := call(t, addr)
+			for range 3 {
+				c.says(posted("/", "hello"))
+				status, _ := c.hears(http.MethodPost)
+				require.Equal(t, http.StatusOK, status)
+			}
+			return c
+		}
+		t.Run(name+"/first head", func(t *testing.T) {
+			t.Parallel()
+			c, began := call(t, addr), time.Now()
+			c.says("GET / HT")
+			_, err := io.ReadAll(c) // it may be told that this is no request
+			require.NoError(t, err)
+			within(t, began, head-head/10, whole) // from when it was accepted, which may be before began
+		})
+		t.Run(name+"/head", func(t *testing.T) {
+			t.Parallel()
+			c, began := later(t), time.Now()
+			c.says("GET / HTTP/1.1\r\nHost")
+			_, err := io.ReadAll(c)
+			require.NoError(t, err)
+			within(t, began, head, whole)
+		})
+		t.Run(name+"/body", func(t *testing.T) {
+			t.Parallel()
+			c, began := later(t), time.Now()
+			c.says("POST / HTTP/1.1\r\nHost: shop\r\nContent-Length: 5\r\n\r\nhel")
+			status, _ := c.hears(http.MethodPost)
+			require.Equal(t, http.StatusBadRequest, status)
+			within(t, began, whole, idle)
+		})
+		t.Run(name+"/idle", func(t *testing.T) {
+			t.Parallel()
+			c, began := later(t), time.Now()
+			c.hearsTheEnd()
+			within(t, began, idle-idle/10, 2*idle) // from when the answer was sent, which is before began
+		})
+		t.Run(name+"/answer that nobody reads", func(t *testing.T) {
+			t.Parallel()
+			c := later(t)
+			c.says(posted("/much", "hello"))
+			select {
+			case took := <-cutOff:
+				require.GreaterOrEqual(t, took, written-written/10)
+				require.Less(t, took, 2*written)
+			case <-time.After(20 * time.Second):
+				t.Fatal("it is never cut off")
+			}
+		})
+	}
+}
+
+// TestShutdownClosesIdleConns though a Read of theirs is in the socket, and waits for those who are served.
+func TestShutdownClosesIdleConns(t *testing.T) {
+	t.Parallel()
+	entered, goOn := make(chan struct{}), make(chan struct{})
+	server, addr := webServer(t, wrapped, func(w http.ResponseWriter, r *http.Request) {
+		echoed(w, r)
+		if r.URL.Path == "/held" {
+			close(entered)
+			<-goOn
+		}
+	})
+	idle, busy := call(t, addr), call(t, addr)
+	for _, c := range []*caller{idle, busy} {
+		c.says(posted("/", "hello"))
+		c.hears(http.MethodPost)
+	}
+	busy.says(posted("/held", "hello"))
+	<-entered
+	down := make(chan error, 1)
+	go func() { down <- server.Shutdown(t.Context()) }()
+	idle.hearsTheEnd()
+	require.Empty(t, down)
+	close(goOn)
+	_, body := busy.hears(http.MethodPost)
+	require.Equal(t, "hello", body)
+	busy.hearsTheEnd()
+	require.NoError(t, <-down)
+}
