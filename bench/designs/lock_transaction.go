@@ -62,7 +62,8 @@ const (
 	// redissonLease is Redisson's own default, and that of stampede/lock.
 	redissonLease = 30 * time.Second
 	// redissonWarmUp is how many locks Java takes before it counts, so that its code is compiled, and
-	// redissonTogether how many of them at a time, so that threads and connections are there.
+	// redissonTogether how many of them at a time, so that threads and connections are there. A smoke, for which
+	// that would be most of its work, asks for fewer.
 	redissonWarmUp, redissonTogether = 4096, 256
 )
 
@@ -104,7 +105,11 @@ func newRedissonTransaction(ctx context.Context, b front.Backend) (front.Design,
 	if err != nil {
 		return nil, err
 	}
-	if err := warmUp(ctx, java, b.Prefix); err != nil {
+	locks, err := option(b, "warm-up", redissonWarmUp)
+	if err != nil {
+		return nil, err
+	}
+	if err := warmUp(ctx, java, b.Prefix, locks); err != nil {
 		return nil, err
 	}
 	return openLockTransaction(ctx, b, java)
@@ -118,11 +123,12 @@ func redissonMissing() string {
 	return ""
 }
 
-func warmUp(ctx context.Context, java *redisson.Redisson, prefix string) error {
+func warmUp(ctx context.Context, java *redisson.Redisson, prefix string, locks int) error {
 	var warming errgroup.Group
-	for i := range redissonTogether {
+	together := min(redissonTogether, locks)
+	for i := range together {
 		warming.Go(func() error {
-			for range redissonWarmUp / redissonTogether {
+			for range locks / together {
 				unlock, err := java.Lock(ctx, fmt.Sprintf("%s:warm-up:%d", prefix, i))
 				if err == nil {
 					err = unlock()

@@ -71,6 +71,7 @@ func TestRedissonLocksAroundATransaction(t *testing.T) {
 		t.Skip("NOT TESTED WITH REDISSON: " + missing)
 	}
 	s := newSale(t, 100, entry.Guarded)
+	s.backend.Options = map[string]string{"warm-up": "64"}
 	d := opened[*lockTransaction](t, s, entry.New)
 	require.Equal(t, map[front.Verdict]int{front.Confirmed: 100, front.SoldOut: 60}, s.crowd(t, 160, d))
 	s.requireRows(t, 100, 100)

@@ -33,6 +33,7 @@ type stockStream struct {
 	*redisStock
 	redisURL    string
 	subscribers int
+	maxIdle     time.Duration
 }
 
 const (
@@ -41,9 +42,10 @@ const (
 	stockSubscribers = 16
 	// Orders of a process that died are claimed after seconds instead of the library's 60 s, which
 	// is long for a buyer and still hundreds of times what a transaction takes.
-	stockMaxIdle       = 5 * time.Second
-	stockClaimInterval = time.Second
-	stockTakesOver     = stockMaxIdle + 2*stockClaimInterval
+	stockMaxIdleMS = 5000
+	// stockClaims is how often a subscriber looks for orphans while one becomes old enough.
+	stockClaims    = 5
+	stockTakesOver = (stockMaxIdleMS + 2*stockMaxIdleMS/stockClaims) * time.Millisecond
 	// stockResend keeps a subscriber from sending one message as fast as it can while Postgres is
 	// away, as the library does by default.
 	stockResend = 100 * time.Millisecond
@@ -57,11 +59,17 @@ func newStockStream(ctx context.Context, b front.Backend) (front.Design, error) 
 	if err != nil {
 		return nil, err
 	}
+	maxIdleMS, err := option(b, "max-idle-ms", stockMaxIdleMS)
+	if err != nil {
+		return nil, err
+	}
 	stock, err := openRedisStock(ctx, b, subscribers)
 	if err != nil {
 		return nil, err
 	}
-	return &stockStream{redisStock: stock, redisURL: b.RedisURL, subscribers: subscribers}, nil
+	return &stockStream{
+		redisStock: stock, redisURL: b.RedisURL, subscribers: subscribers, maxIdle: time.Duration(maxIdleMS) * time.Millisecond,
+	}, nil
 }
 
 func (d *stockStream) streamKey() string { return d.prefix + ":orders" }
@@ -113,8 +121,8 @@ func (d *stockStream) newSubscriber(log watermill.LoggerAdapter) (*redisstream.S
 		Client:          client,
 		ConsumerGroup:   stockGroup,
 		NackResendSleep: stockResend,
-		ClaimInterval:   stockClaimInterval,
-		MaxIdleTime:     stockMaxIdle,
+		ClaimInterval:   d.maxIdle / stockClaims,
+		MaxIdleTime:     d.maxIdle,
 		// A read that blocks without end is not given up at shutdown either.
 		DisableIndefiniteInitialBlock: true,
 	}, log)

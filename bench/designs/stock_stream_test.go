@@ -29,6 +29,7 @@ func TestAStreamKeepsWhatIsAcceptedOverAKill(t *testing.T) {
 	t.Parallel()
 	const accepted = 2 * stockSubscribers // so that some are being written, and some are not read yet
 	s := newSale(t, 100, All["stock-stream"].Guarded)
+	s.backend.Options = map[string]string{"max-idle-ms": "500"}
 	process := s.start(t, "stock-stream")
 	goOn := s.stopPostgres(t)
 	for i := range accepted {

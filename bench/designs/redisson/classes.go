@@ -5,6 +5,7 @@ package redisson
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,7 +19,7 @@ var program = filepath.Join("lock", "testdata", "redisson")
 
 const pom = "pom.xml"
 
-// Classes compiles the Java program, once in a process, and returns its class path. The error says
+// Classes compiles the Java program if it was changed, and returns its class path. The error says
 // what is missing where that is not possible.
 var Classes = sync.OnceValues(func() (string, error) {
 	for _, tool := range []string{"java", "mvn"} {
@@ -35,13 +36,56 @@ var Classes = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	defer unlock()
+	if isCompiled(folder) {
+		return compiled(folder)
+	}
 	maven := exec.Command("mvn", "--quiet", "--batch-mode", "compile")
 	maven.Dir = folder
 	if output, err := maven.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("mvn compile: %w\n%s", err, output)
 	}
+	if err := os.WriteFile(filepath.Join(folder, target, stamp), nil, 0o644); err != nil {
+		return "", err
+	}
 	return compiled(folder)
 })
+
+// stamp is written when Maven is done, in target, which is its folder: to ask it whether there is anything to
+// do takes seconds each time.
+const (
+	target = "target"
+	stamp  = "compiled"
+)
+
+// isCompiled tells whether the program was compiled after it was last changed, and all its libraries are there.
+func isCompiled(folder string) bool {
+	done, err := os.Stat(filepath.Join(folder, target, stamp))
+	if err != nil {
+		return false
+	}
+	classPath, err := compiled(folder)
+	if err != nil {
+		return false
+	}
+	for _, path := range filepath.SplitList(classPath) {
+		if _, err := os.Stat(path); err != nil {
+			return false
+		}
+	}
+	changed := false
+	err = filepath.WalkDir(folder, func(_ string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() && entry.Name() == target {
+			return fs.SkipDir
+		}
+		info, err := entry.Info()
+		changed = changed || err == nil && !info.ModTime().Before(done.ModTime())
+		return err
+	})
+	return err == nil && !changed
+}
 
 // lockFolder keeps other processes from compiling at the same time: the tests of several packages do.
 func lockFolder(folder string) (unlock func(), err error) {
@@ -66,12 +110,12 @@ func Compiled() (string, error) {
 }
 
 func compiled(folder string) (string, error) {
-	target := filepath.Join(folder, "target")
-	libraries, err := os.ReadFile(filepath.Join(target, "classpath"))
+	made := filepath.Join(folder, target)
+	libraries, err := os.ReadFile(filepath.Join(made, "classpath"))
 	if err != nil {
 		return "", fmt.Errorf("the Java program is not compiled: %w", err)
 	}
-	return filepath.Join(target, "classes") + string(os.PathListSeparator) + strings.TrimSpace(string(libraries)), nil
+	return filepath.Join(made, "classes") + string(os.PathListSeparator) + strings.TrimSpace(string(libraries)), nil
 }
 
 // Version is the Redisson that the program is compiled with, or "".
