@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"stampede/internal/crashpoint"
@@ -57,71 +56,59 @@ type batcherConfig struct {
 // batcher makes batches of the messages that the Router hands out one by one. Whatever arrives while
 // a transaction is under way goes into the next one: there is no timer while there is nothing to wait
 // for, and a batch is as large as the last one took long.
+//
+// A second transaction begins while one is under way only for a full batch: then its rows are written while the first
+// one waits for the disk, and no transaction is made for fewer orders than it could have. Batches that are under way
+// at the same time have no user in common.
 type batcher struct {
 	batcherConfig
 
-	queue chan *submission
+	queue *submissions
 	// draining is closed when the worker stops: what is under way is finished, and what cannot be
 	// finished at once is left to the next worker.
 	draining  chan struct{}
 	drainOnce sync.Once
-	// stopped is closed when nobody takes submissions from the queue any more.
-	stopped chan struct{}
 
-	recording, locking, releasing trouble
-}
-
-// submission is a message that waits for its batch. done takes one value and never blocks the batcher.
-type submission struct {
-	event reservation.OrderReserved
-	done  chan error
-}
-
-// resolve tells the waiting handler; only the first time counts.
-func (s *submission) resolve(err error) {
-	select {
-	case s.done <- err:
-	default:
-	}
+	recording, locking, releasing *trouble
 }
 
 func newBatcher(config batcherConfig) *batcher {
 	config.logger = config.logger.With("partition", config.partition)
-	b := &batcher{
-		batcherConfig: config,
-		queue:         make(chan *submission, config.batchMax),
-		draining:      make(chan struct{}),
-		stopped:       make(chan struct{}),
-	}
+	b := &batcher{batcherConfig: config, queue: newSubmissions(), draining: make(chan struct{})}
 	b.recording = b.trouble("record", "record orders in Postgres")
 	b.locking = b.trouble("lock", "lock the users of a batch, going on without")
 	b.releasing = b.trouble("release", "give back the units of rejected orders")
 	return b
 }
 
-// trouble is an outage that the metrics show as well.
+// trouble is an outage that the metrics show as well. It is safe for concurrent use.
 type trouble struct {
-	outage
-	gauge prometheus.Gauge
+	mu     sync.Mutex
+	outage outage
+	gauge  prometheus.Gauge
 }
 
-func (b *batcher) trouble(step, doing string) trouble {
+func (b *batcher) trouble(step, doing string) *trouble {
 	return newTrouble(b.logger, b.metrics, step, doing)
 }
 
-func newTrouble(logger *slog.Logger, metrics *workerMetrics, step, doing string) trouble {
-	return trouble{outage{log: logger, doing: doing}, metrics.failing.WithLabelValues(step)}
+func newTrouble(logger *slog.Logger, metrics *workerMetrics, step, doing string) *trouble {
+	return &trouble{outage: outage{log: logger, doing: doing}, gauge: metrics.failing.WithLabelValues(step)}
 }
 
 func (t *trouble) failed(err error) time.Duration {
-	if !t.lasts() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.outage.tries == 0 {
 		t.gauge.Inc()
 	}
 	return t.outage.failed(err)
 }
 
 func (t *trouble) over() {
-	if t.lasts() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.outage.tries > 0 {
 		t.gauge.Dec()
 	}
 	t.outage.over()
@@ -136,108 +123,14 @@ func (t *trouble) note(err error) {
 	}
 }
 
-func (t *trouble) lasts() bool { return t.tries > 0 }
-
-// Handle is the Router's handler. It returns nil when the order of the message has its end in
-// Postgres and, if that was a refusal, its units are back in the sale. An error of the message itself
-// (reservation.ErrUndecodable, ErrUnknownSale, ErrContradiction, or what Postgres says of its values)
-// comes back with every delivery; ErrStopping is no fault of the message.
-func (b *batcher) Handle(msg *message.Message) error {
-	err := b.handle(msg)
-	if err != nil {
-		noteRefusal(msg.Context(), err)
-	}
-	return err
-}
-
-func (b *batcher) handle(msg *message.Message) error {
-	event, err := reservation.DecodeReserved(msg)
-	if err != nil {
-		return fmt.Errorf("message %s: %w", msg.UUID, err)
-	}
-	s := &submission{event: event, done: make(chan error, 1)}
-	select {
-	case b.queue <- s:
-	case <-b.stopped:
-		return ErrStopping
-	}
-	select {
-	case err := <-s.done:
-		return err
-	case <-b.stopped:
-	}
-	select {
-	case err := <-s.done: // decided in the same moment
-		return err
-	default:
-		return ErrStopping
-	}
+func (t *trouble) lasts() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.outage.tries > 0
 }
 
 // Drain lets what is under way finish, without waiting for what is away.
 func (b *batcher) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
-
-// Run works until ctx ends. Messages that are still waiting then get ErrStopping.
-func (b *batcher) Run(ctx context.Context) error {
-	defer close(b.stopped)
-	defer context.AfterFunc(ctx, b.Drain)()
-	var deferred []*submission
-	for idle := 1; ; {
-		batch := b.collect(ctx, deferred, retryDelay(idle, deferDelay, deferDelayMax))
-		if ctx.Err() != nil {
-			leave(batch)
-			return nil
-		}
-		deferred = b.process(ctx, batch)
-		if b.isDraining() {
-			leave(deferred)
-			deferred = nil
-			continue
-		}
-		if len(deferred) == len(batch) {
-			idle++
-		} else {
-			idle = 1
-		}
-	}
-}
-
-// leave leaves messages to the next worker.
-func leave(batch []*submission) {
-	for _, s := range batch {
-		s.resolve(ErrStopping)
-	}
-}
-
-// collect waits for a batch: for the first message or, if some were deferred, no longer than pause.
-func (b *batcher) collect(ctx context.Context, batch []*submission, pause time.Duration) []*submission {
-	var again <-chan time.Time
-	if len(batch) > 0 {
-		timer := time.NewTimer(pause)
-		defer timer.Stop()
-		again = timer.C
-	}
-	queue := b.queue
-	if len(batch) >= b.batchMax {
-		queue = nil
-	}
-	select {
-	case s := <-queue:
-		batch = append(batch, s)
-	case <-again:
-	case <-ctx.Done():
-		return batch
-	}
-	for len(batch) < b.batchMax {
-		select {
-		case s := <-b.queue:
-			batch = append(batch, s)
-		default:
-			return batch
-		}
-	}
-	return batch
-}
 
 // process brings a batch to its end and returns the messages that have to wait for a later one.
 func (b *batcher) process(ctx context.Context, batch []*submission) (deferred []*submission) {

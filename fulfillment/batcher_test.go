@@ -20,8 +20,8 @@ import (
 	"stampede/reservation"
 )
 
-// batch starts a batcher of the shop, which change may alter, and stops it when the test ends.
-func (s *shop) batch(t testing.TB, change func(*batcherConfig)) *batcher {
+// batcher makes a batcher of the shop, which change may alter.
+func (s *shop) batcher(t testing.TB, change func(*batcherConfig)) *batcher {
 	t.Helper()
 	metrics, err := newWorkerMetrics(nil)
 	require.NoError(t, err)
@@ -32,16 +32,24 @@ func (s *shop) batch(t testing.TB, change func(*batcherConfig)) *batcher {
 	if change != nil {
 		change(&config)
 	}
-	b := newBatcher(config)
+	t.Cleanup(func() {
+		closing, stop := context.WithTimeout(context.Background(), 10*time.Second)
+		defer stop()
+		_ = config.locker.Close(closing) // some tests have no Redis for it
+	})
+	return newBatcher(config)
+}
+
+// batch starts a batcher, and stops it when the test ends.
+func (s *shop) batch(t testing.TB, change func(*batcherConfig)) *batcher {
+	t.Helper()
+	b := s.batcher(t, change)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		require.NoError(t, <-ended)
-		closing, stop := context.WithTimeout(context.Background(), 10*time.Second)
-		defer stop()
-		_ = config.locker.Close(closing) // some tests have no Redis for it
 	})
 	return b
 }
@@ -79,7 +87,7 @@ func answer(t testing.TB, from chan error) error {
 	}
 }
 
-func (b *batcher) waiting() int { return len(b.queue) }
+func (b *batcher) waiting() int { return b.queue.len() }
 
 func TestBatcherTakesWhatArrivesDuringATransactionIntoTheNext(t *testing.T) {
 	t.Parallel()

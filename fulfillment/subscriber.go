@@ -75,7 +75,7 @@ type SubscriberConfig struct {
 
 func (c *SubscriberConfig) setDefaults() {
 	orElse(&c.BatchMax, 500)
-	orElse(&c.InFlightMax, 2*c.BatchMax)
+	orElse(&c.InFlightMax, 4*c.BatchMax)
 	orElse(&c.BlockTimeout, 250*time.Millisecond)
 	orElse(&c.MinIdle, 10*time.Second)
 	orElse(&c.ClaimInterval, c.MinIdle/3)

@@ -250,7 +250,7 @@ func TestWorkerWaitsForPostgresAndParksNothing(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "the outage shows", func() bool { return failing() == 1 })
 	// What is away does not fill this process: it stops reading when its hands are full.
 	testkit.Eventually(t, 10*time.Second, "the worker's hands are full", func() bool {
-		return s.rdb.XPending(t.Context(), s.keys.Orders(0), reservation.Group).Val().Count == 20
+		return s.rdb.XPending(t.Context(), s.keys.Orders(0), reservation.Group).Val().Count == 40
 	})
 	s.restart(t, server)
 	s.awaitConfirmed(t, 400)

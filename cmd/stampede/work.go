@@ -14,8 +14,8 @@ import (
 	"stampede/internal/telemetry"
 )
 
-// workerPostgresConns: one for the batches of each of a few partitions, and some for the rest.
-const workerPostgresConns = 6
+// workerPostgresConns: two for the batches of each of a few partitions, and some for the rest.
+const workerPostgresConns = 8
 
 // workerFlags are common to work and dev.
 type workerFlags struct {

@@ -1,0 +1,159 @@
+package fulfillment
+
+import (
+	"context"
+	"math"
+	"slices"
+	"time"
+)
+
+// flightsMax is how many batches are under way at most. A third one was measured to bring nothing: they wait for
+// each other at the row of the sale.
+const flightsMax = 2
+
+// flight is a batch under way.
+type flight struct {
+	batch []*submission
+	users map[string]struct{}
+	// deferred are those that have to wait for a later batch, when the flight is over.
+	deferred []*submission
+}
+
+// Run works until ctx ends. Messages that are still waiting then get ErrStopping.
+func (b *batcher) Run(ctx context.Context) error {
+	defer func() { leave(b.queue.close()) }()
+	defer context.AfterFunc(ctx, b.Drain)()
+	d := &dispatch{batcher: b, landed: make(chan *flight, flightsMax)}
+	defer d.land()
+	for {
+		if !d.wait(ctx) {
+			return nil
+		}
+		d.start(ctx)
+	}
+}
+
+// dispatch is what Run knows: which batches are under way, and who waits.
+type dispatch struct {
+	*batcher
+	landed  chan *flight
+	flights []*flight
+	// deferred wait for a batch, and are older than what is in the queue; idle counts the batches in a row of which
+	// all were deferred.
+	deferred []*submission
+	idle     int
+}
+
+// wait returns when a batch may start, and false if ctx ended.
+func (d *dispatch) wait(ctx context.Context) bool {
+	for {
+		again, stop := d.untilAgain()
+		d.queue.await(d.wanted())
+		start := false
+		select {
+		case <-ctx.Done():
+		case f := <-d.landed:
+			d.over(f)
+		case <-d.queue.full:
+			start = true
+		case <-again:
+			start = true
+		}
+		stop()
+		switch {
+		case ctx.Err() != nil:
+			return false
+		case start:
+			return true
+		}
+	}
+}
+
+// wanted is how many messages have to wait in the queue for a batch to start.
+func (d *dispatch) wanted() int {
+	switch flying := len(d.flights); {
+	case flying == flightsMax || len(d.deferred) >= d.batchMax:
+		return math.MaxInt
+	case flying > 0:
+		return d.batchMax
+	}
+	return 1
+}
+
+// untilAgain is when those that were deferred may be tried without a new message: never while a batch is under way,
+// which may be what they wait for.
+func (d *dispatch) untilAgain() (again <-chan time.Time, stop func() bool) {
+	if len(d.deferred) == 0 || len(d.flights) > 0 {
+		return nil, func() bool { return true }
+	}
+	timer := time.NewTimer(retryDelay(d.idle+1, deferDelay, deferDelayMax))
+	return timer.C, timer.Stop
+}
+
+// over takes a flight that is over off the list.
+func (d *dispatch) over(f *flight) {
+	d.flights = slices.DeleteFunc(d.flights, func(other *flight) bool { return other == f })
+	if d.isDraining() {
+		leave(f.deferred)
+		leave(d.deferred)
+		d.deferred = nil
+		return
+	}
+	d.deferred = append(d.deferred, f.deferred...)
+	if len(f.deferred) == len(f.batch) {
+		d.idle++
+	} else {
+		d.idle = 0
+	}
+}
+
+// start starts a batch of what was deferred and of what waits, without users who are in a batch under way.
+func (d *dispatch) start(ctx context.Context) {
+	f := &flight{users: make(map[string]struct{})}
+	older := d.deferred
+	d.deferred = nil
+	d.board(f, older)
+	d.board(f, read(d.queue.take(d.batchMax-len(f.batch))))
+	if len(f.batch) == 0 {
+		return
+	}
+	d.flights = append(d.flights, f)
+	go func() {
+		f.deferred = d.process(ctx, f.batch)
+		d.landed <- f
+	}()
+}
+
+// board adds messages to a batch that is about to start, and defers those that cannot be in it.
+func (d *dispatch) board(f *flight, messages []*submission) {
+	for _, s := range messages {
+		if len(f.batch) == d.batchMax || d.flying(s.event.UserID) {
+			d.deferred = append(d.deferred, s)
+			continue
+		}
+		f.users[s.event.UserID] = struct{}{}
+		f.batch = append(f.batch, s)
+	}
+}
+
+func (d *dispatch) flying(user string) bool {
+	return slices.ContainsFunc(d.flights, func(f *flight) bool {
+		_, is := f.users[user]
+		return is
+	})
+}
+
+// land waits for the end of what is under way, and leaves the rest to the next worker.
+func (d *dispatch) land() {
+	for len(d.flights) > 0 {
+		d.over(<-d.landed)
+	}
+	leave(d.deferred)
+}
+
+// leave leaves messages to the next worker.
+func leave(batch []*submission) {
+	for _, s := range batch {
+		s.resolve(ErrStopping)
+	}
+}
