@@ -30,6 +30,12 @@ const (
 	ingress  = "Stampede, ingress alone"
 )
 
+// smokeOptions are for designs that take their time to start, or to take over from the dead.
+var smokeOptions = map[string]string{"warm-up": "64", "max-idle-ms": "500"}
+
+// smokeTakesOver is how many times sooner a design takes over with these options.
+const smokeTakesOver = 10
+
 // order is that of the tables: from what nothing costs, through what tutorials teach, to ours.
 var order = []string{
 	nothing, "nothing-raw",
@@ -70,7 +76,7 @@ func (r rung) writes() bool {
 func (r rung) start(b *testing.B, stock int64) *rig.System {
 	b.Helper()
 	if !r.isOurs() {
-		return rig.StartDesign(b, r.design, nil, stock)
+		return rig.StartDesign(b, r.design, rig.Scale(b, nil, smokeOptions), stock)
 	}
 	s := rig.Stampede{}.Start(b, stock)
 	if r.alone {

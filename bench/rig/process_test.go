@@ -1,28 +1,36 @@
 package rig
 
 import (
-	"os"
 	"os/exec"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"stampede/internal/benchkit"
 )
 
-// A loop of the shell is work in user mode, and its wait for the one that it starts is none of its own.
+// A loop of the shell is work in user mode. Its wait for the one that it starts is none of its own.
 func TestCPUTimeOfAProcessAndItsChildren(t *testing.T) {
 	t.Parallel()
-	script := exec.Command("sh", "-c", `sh -c 'i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done'; echo at here; read never`)
-	stdin, err := script.StdinPipe()
-	assert.NoError(t, err)
-	defer func() { _ = stdin.Close() }()
-	p := Run(t, "script", "at ", script)
-	assert.Equal(t, "here", p.Addr)
-	assert.Less(t, ProcessCPU(t, p.Pid()), 50*time.Millisecond)
-	assert.Greater(t, treeCPU(t, p.Pid()), 50*time.Millisecond)
-	assert.Greater(t, treeCPU(t, os.Getpid()), ProcessCPU(t, os.Getpid()))
+	const loop = `i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done`
+	for name, text := range map[string]string{
+		"a child that has ended": `sh -c '` + loop + `'; echo at here; read never`,
+		"a child that lives":     `sh -c '` + loop + `; echo at here; read never'; exit 0`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			script := exec.Command("sh", "-c", text)
+			stdin, err := script.StdinPipe()
+			require.NoError(t, err)
+			defer func() { _ = stdin.Close() }()
+			p := Run(t, "script", "at ", script)
+			assert.Equal(t, "here", p.Addr)
+			assert.Less(t, ProcessCPU(t, p.Pid()), 50*time.Millisecond)
+			assert.Greater(t, treeCPU(t, p.Pid()), 50*time.Millisecond)
+		})
+	}
 }
 
 func TestDesignIsServedByAProcessOfItsOwn(t *testing.T) {

@@ -105,18 +105,32 @@ func (s *System) Measure(load benchkit.HTTPLoad) benchkit.Answers {
 	return answers
 }
 
-// lookEvery is how often Postgres is asked how far it is: asking is work, too.
-const lookEvery = 20 * time.Millisecond
+// Postgres is asked how far it is no more often and no less often than this.
+const (
+	lookEvery  = 20 * time.Millisecond
+	lookAtMost = 200 * time.Millisecond
+)
 
 // Await waits until so many units are in Postgres, or no longer than within, and returns how many are.
 func (s *System) Await(units int64, within time.Duration) int64 {
 	s.b.Helper()
 	ctx, cancel := context.WithTimeout(s.b.Context(), within)
 	defer cancel()
-	for {
-		have := s.Shop.Units()
-		if have >= units || !pause.For(lookEvery, ctx.Done()) {
+	began, first := time.Now(), s.Shop.Units()
+	for have := first; ; have = s.Shop.Units() {
+		if have >= units || !pause.For(nextLook(have-first, units-have, time.Since(began)), ctx.Done()) {
 			return have
 		}
 	}
+}
+
+// nextLook is in how long to look again when so many units were written in that time and so many are left:
+// when half of the rest will be there. A look counts all orders, on the cores of those who write them, and
+// whoever writes behind the buyers would be slowed down by it, and whoever writes at once would not.
+func nextLook(written, left int64, took time.Duration) time.Duration {
+	if written <= 0 {
+		return lookEvery
+	}
+	half := time.Duration(float64(took) * float64(left) / float64(written) / 2)
+	return min(max(half, lookEvery), lookAtMost)
 }
