@@ -26,7 +26,7 @@ func TestCompactIDHasOneFormForEachOrder(t *testing.T) {
 	})
 	for _, other := range []string{
 		"", text[:21], text + "A", id.String(), strings.Repeat("=", 22), text[:20] + "==", text[:21] + "+",
-		"AaH9eHpfdXukBQzkOOCaFR", // the same bytes to a decoder that does not mind the last four bits
+		"AaH9eHpfdXukBQzkOOCaFR",         // the same bytes to a decoder that does not mind the last four bits
 		text[:10] + "\n\n" + text[10:20], // and who passes over line breaks has one byte too few
 	} {
 		_, err := reservation.ParseCompactID(other)
