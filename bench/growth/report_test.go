@@ -23,7 +23,7 @@ func grow(b *testing.B, s series) {
 	}
 	results := rig.Compare(b, candidates...)
 	r := report{b, s, results}
-	r.put("rates", "orders a second", s.note+" “Durable” is the whole pipeline: until the last order is in Postgres.",
+	r.put("rates", "orders a second", fmt.Sprintf("%s Medians of %d rounds, with the least and the greatest. ", s.note, b.N)+"“Durable” is the whole pipeline: until the last order is in Postgres.",
 		column{accepted, "accepted/s", rig.Count, true}, column{soldOut, "sold out/s", rig.Count, true},
 		column{durable, "durable/s", rig.Count, true})
 	r.put("latency", "milliseconds", "Of those who were accepted, in a closed loop.",

@@ -25,7 +25,7 @@ const (
 func BenchmarkSoldOut(b *testing.B) {
 	stampede := rig.Stampede{}.Start(b, 1)
 	body := sellOut(b, stampede)
-	echo := rig.StartDesign(b, "nothing-raw", map[string]string{
+	echo := rig.StartDesign(b, nothingRaw, map[string]string{
 		"status": strconv.Itoa(http.StatusConflict), "type": "application/problem+json", "body": body,
 	}, 1)
 
