@@ -55,7 +55,7 @@ type batcherConfig struct {
 
 // batcher makes batches of the messages that the Router hands out one by one. Whatever arrives while
 // a transaction is under way goes into the next one: there is no timer while there is nothing to wait
-// for, and a batch is as large as the last one took long.
+// for (pace), and a batch is as large as the last one took long.
 //
 // A second transaction begins while one is under way only for a full batch: then its rows are written while the first
 // one waits for the disk, and no transaction is made for fewer orders than it could have. Batches that are under way

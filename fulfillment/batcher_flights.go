@@ -42,13 +42,20 @@ type dispatch struct {
 	// all were deferred.
 	deferred []*submission
 	idle     int
+	pace     pace
 }
 
 // wait returns when a batch may start, and false if ctx ended.
 func (d *dispatch) wait(ctx context.Context) bool {
 	for {
-		again, stop := d.untilAgain()
-		d.queue.await(d.wanted())
+		want, atLatest := d.wanted()
+		var later <-chan time.Time
+		stop := func() bool { return true }
+		if atLatest > 0 {
+			timer := time.NewTimer(atLatest)
+			later, stop = timer.C, timer.Stop
+		}
+		d.queue.await(want)
 		start := false
 		select {
 		case <-ctx.Done():
@@ -56,7 +63,7 @@ func (d *dispatch) wait(ctx context.Context) bool {
 			d.over(f)
 		case <-d.queue.full:
 			start = true
-		case <-again:
+		case <-later:
 			start = true
 		}
 		stop()
@@ -69,30 +76,37 @@ func (d *dispatch) wait(ctx context.Context) bool {
 	}
 }
 
-// wanted is how many messages have to wait in the queue for a batch to start.
-func (d *dispatch) wanted() int {
+// wanted is how many messages have to wait in the queue for a batch to start, and after how long it may start without
+// them, or 0.
+func (d *dispatch) wanted() (messages int, atLatest time.Duration) {
+	messages = 1
 	switch flying := len(d.flights); {
-	case flying == flightsMax || len(d.deferred) >= d.batchMax:
-		return math.MaxInt
+	case flying == flightsMax:
+		return math.MaxInt, 0
+	case flying > 0 && len(d.deferred) >= d.batchMax: // they may be waiting for what is under way
+		return math.MaxInt, 0
 	case flying > 0:
-		return d.batchMax
+		return d.batchMax, 0
+	case len(d.deferred) >= d.batchMax:
+		messages = math.MaxInt
 	}
-	return 1
-}
-
-// untilAgain is when those that were deferred may be tried without a new message: never while a batch is under way,
-// which may be what they wait for.
-func (d *dispatch) untilAgain() (again <-chan time.Time, stop func() bool) {
-	if len(d.deferred) == 0 || len(d.flights) > 0 {
-		return nil, func() bool { return true }
+	var gather time.Duration
+	if !d.isDraining() {
+		gather = max(d.pace.wait(time.Now()), 0)
 	}
-	timer := time.NewTimer(retryDelay(d.idle+1, deferDelay, deferDelayMax))
-	return timer.C, timer.Stop
+	if gather > 0 {
+		messages = max(messages, d.batchMax)
+	}
+	if len(d.deferred) > 0 {
+		return messages, max(gather, retryDelay(d.idle+1, deferDelay, deferDelayMax))
+	}
+	return messages, gather
 }
 
 // over takes a flight that is over off the list.
 func (d *dispatch) over(f *flight) {
 	d.flights = slices.DeleteFunc(d.flights, func(other *flight) bool { return other == f })
+	d.pace.land(time.Now())
 	if d.isDraining() {
 		leave(f.deferred)
 		leave(d.deferred)
@@ -117,6 +131,7 @@ func (d *dispatch) start(ctx context.Context) {
 	if len(f.batch) == 0 {
 		return
 	}
+	d.pace.start(len(f.batch), time.Now())
 	d.flights = append(d.flights, f)
 	go func() {
 		f.deferred = d.process(ctx, f.batch)

@@ -7,9 +7,10 @@
 //   - Subscriber (subscriber.go) reads entries in batches, keeps and claims them, and acknowledges
 //     what was settled; entry.go is the wire format.
 //   - Worker (worker.go) has a Watermill Router hand each message to the batcher of its partition.
-//   - batcher (batcher.go) groups messages, locks their users, has them recorded and resolves them;
-//     batcher_settle.go is what it does when Postgres is away or an event of the batch is at fault.
-//   - Ledger (ledger.go, sql/queries/record_orders.sql) is the transaction.
+//   - batcher (batcher.go) groups messages (batcher_queue.go, batcher_flights.go, batcher_gather.go), locks their
+//     users, has them recorded and resolves them; batcher_settle.go is what it does when Postgres is away or an
+//     event of the batch is at fault.
+//   - Ledger (ledger.go, sql/queries/record_fresh.sql and record_orders.sql) is the transaction.
 //   - DeadLetters (deadletter.go) keeps what nobody can apply until an operator decides.
 //
 // What follows a confirmed order in a sale with a payment window begins in Postgres:

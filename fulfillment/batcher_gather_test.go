@@ -1,0 +1,55 @@
+package fulfillment
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+)
+
+func TestABatchWaitsOnlyWhereManyAreToBeExpected(t *testing.T) {
+	t.Parallel()
+	at := func(ms int) time.Time {
+		return time.UnixMilli(1_790_000_000_000).Add(time.Duration(ms) * time.Millisecond)
+	}
+	var p pace
+	require.Zero(t, p.wait(at(0)))
+	p.start(500, at(0)) // the first one tells nothing: those may have waited for an hour
+	p.land(at(5))
+	require.Zero(t, p.wait(at(5)))
+
+	p.start(50, at(5)) // in 5 ms: 10,000 in a second
+	p.land(at(8))
+	require.Equal(t, gatherMax, p.wait(at(8)))
+	require.Equal(t, gatherMax-3*time.Millisecond, p.wait(at(11)))
+	require.LessOrEqual(t, p.wait(at(18)), time.Duration(0), "no longer than that after the last one was over")
+
+	p.start(49, at(10))
+	p.land(at(11))
+	require.Zero(t, p.wait(at(11)), "fewer than that")
+	p.start(500, at(1010))
+	require.Zero(t, p.wait(at(1010)), "a batch that took a second to come")
+}
+
+func TestBatcherWaitsForAFullBatchWhileManyCome(t *testing.T) {
+	t.Parallel()
+	b := newShop(t, testkit.Pool(t)).batcher(t, nil)
+	d := &dispatch{batcher: b}
+	want, atLatest := d.wanted()
+	require.Equal(t, 1, want)
+	require.Zero(t, atLatest)
+
+	d.pace = pace{perSecond: 50_000, landed: time.Now().Add(time.Hour)}
+	want, atLatest = d.wanted()
+	require.Equal(t, b.batchMax, want)
+	require.Positive(t, atLatest)
+	d.deferred = make([]*submission, 1)
+	want, _ = d.wanted()
+	require.Equal(t, b.batchMax, want, "also with some that were deferred")
+
+	b.Drain()
+	want, _ = d.wanted()
+	require.Equal(t, 1, want, "who is to stop waits for nobody")
+}
