@@ -57,11 +57,10 @@ type oneByOne struct {
 
 func (o oneByOne) Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error) {
 	order := reservation.NewOrderID(r.Sale)
-	id := order.String()
 	quantity := strconv.FormatInt(r.Quantity, 10)
-	payload := `{"order_id":"` + id + `","sale_id":"` + r.Sale.String() + `","user_id":"` + r.User + `","quantity":` + quantity + `,"version":1,"epoch":1,"requested_at_ms":` + strconv.FormatInt(time.Now().UnixMilli(), 10) + `}`
+	payload := `{"order_id":"` + order.String() + `","sale_id":"` + r.Sale.String() + `","user_id":"` + r.User + `","quantity":` + quantity + `,"version":1,"epoch":1,"requested_at_ms":` + strconv.FormatInt(time.Now().UnixMilli(), 10) + `}`
 	keys := []string{o.keys.Sale(0, r.Sale), o.keys.Buyers(0, r.Sale), o.keys.Orders(0)}
-	reply, err := lua.Reserve.Run(ctx, o.rdb, keys, "1", "0", "\x82\xa5event\xadOrderReserved\xadevent_version\xa11", r.User, id, "-", quantity, payload).Slice()
+	reply, err := lua.Reserve.Run(ctx, o.rdb, keys, "1", "0", "\x82\xa5event\xadOrderReserved\xadevent_version\xa11", r.User, reservation.CompactID(order), "-", quantity, payload).Slice()
 	if err != nil {
 		return reservation.Answer{}, err
 	}

@@ -33,9 +33,9 @@ func newRequests(sale uuid.UUID, n int) []request {
 	for i := range requests {
 		r := &requests[i]
 		r.order = reservation.NewOrderID(sale)
-		r.orderID = r.order.String()
+		r.orderID = reservation.CompactID(r.order)
 		r.user = "buyer-" + strconv.FormatUint(buyerSerial.Add(1), 10)
-		r.payload = `{"order_id":"` + r.orderID + `","sale_id":"` + sale.String() + `","user_id":"` + r.user +
+		r.payload = `{"order_id":"` + r.order.String() + `","sale_id":"` + sale.String() + `","user_id":"` + r.user +
 			`","quantity":1,"version":1,"epoch":1,"requested_at_ms":` + now + `}`
 	}
 	return requests
