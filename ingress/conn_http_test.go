@@ -13,8 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/labstack/echo/v4"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"stampede/reservation"
 )
 
 // countedListener hands out conns whose sockets count.
@@ -34,7 +37,7 @@ func (l countedListener) Accept() (net.Conn, error) {
 }
 
 // webServer is an http.Server with the time-outs of Server.Run, unless change says otherwise.
-func webServer(t *testing.T, wrap func(net.Listener) net.Listener, h http.HandlerFunc, change ...func(*http.Server)) (*http.Server, string) {
+func webServer(t testing.TB, wrap func(net.Listener) net.Listener, h http.HandlerFunc, change ...func(*http.Server)) (*http.Server, string) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -122,6 +125,10 @@ func (c *conn) isToBeLeft() bool {
 	return c.unwatched
 }
 
+// deadlinesSince is how many deadlines the socket of a connection that began then may have been told: those of the first request,
+// and again when one that was put off has come, once in two seconds.
+func deadlinesSince(began time.Time) int64 { return 3 + 3*int64(time.Since(began)/readHeaderTimeout) }
+
 // TestUnwatchedRequestsCostNoDeadlines and no reads but one for each.
 func TestUnwatchedRequestsCostNoDeadlines(t *testing.T) {
 	t.Parallel()
@@ -142,11 +149,44 @@ func TestUnwatchedRequestsCostNoDeadlines(t *testing.T) {
 		require.Equal(t, http.StatusOK, status)
 		require.Equal(t, body, echo)
 	}
-	// Those of the first request, and what is due again when a deadline that was put off has come: once in two seconds.
-	due := 3 + 3*int64(time.Since(began)/readHeaderTimeout)
+	due := deadlinesSince(began)
 	s := <-accepted
 	require.LessOrEqual(t, s.deadlines.Load(), due)
 	require.LessOrEqual(t, s.reads.Load(), requests+due)
+}
+
+// TestPurchasesAreUnwatchedUnlessTheyWait: those who wait are let go when they leave.
+func TestPurchasesAreUnwatchedUnlessTheyWait(t *testing.T) {
+	t.Parallel()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	accepted := make(chan *socket, 1)
+	s, _, _ := runShop(t, func(c *Config) { c.Listener = countedListener{listener, accepted} })
+	sale := s.sale(reservation.Terms{Stock: 1000})
+	c := call(t, s.server.Addr())
+	const purchases = 50
+	began := time.Now()
+	for n := range purchases {
+		c.says(posted(ordersOf(sale), `{"quantity":1}`, "Content-Type: application/json\r\n", fmt.Sprintf("X-User-ID: buyer-%d\r\n", n)))
+		status, body := c.hears(http.MethodPost)
+		require.Equal(t, http.StatusAccepted, status, body)
+	}
+	require.LessOrEqual(t, (<-accepted).deadlines.Load(), deadlinesSince(began))
+
+	c.says(posted(ordersOf(sale), `{"quantity":1}`, "Content-Type: application/json\r\n", "X-User-ID: waits\r\nPrefer: wait=30\r\n"))
+	s.waits(1)
+	require.NoError(t, c.Close())
+	s.waits(0)
+}
+
+// TestRunServesConns: the handlers find them.
+func TestRunServesConns(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	s.server.echo.GET("/conn", func(c echo.Context) error {
+		return c.String(http.StatusOK, fmt.Sprintf("%T", c.Request().Context().Value(connKey{})))
+	})
+	require.Equal(t, "*ingress.conn", s.get("/conn").body)
 }
 
 // TestClientWhoLeavesIsNoticed by requests that are watched, whatever the ones before them on the same connection were.
