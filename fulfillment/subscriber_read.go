@@ -186,7 +186,13 @@ func (r *reader) countDeliveries(held []*delivery) error {
 
 // hand gives entries to the handlers, in their order. Those for which it is too late stay pending.
 func (r *reader) hand(held []*delivery) {
+	if len(held) == 0 {
+		return
+	}
 	var lost []string
+	page := make(chan *delivery, len(held))
+	r.following.Go(func() { r.followPage(page) })
+	defer close(page)
 	for i, d := range held {
 		if d.values == nil { // pending, and deleted from the stream
 			lost = append(lost, d.id)
@@ -202,7 +208,7 @@ func (r *reader) hand(held []*delivery) {
 			r.forget(held[i:])
 			break
 		}
-		r.following.Go(func() { r.follow(d) })
+		page <- d
 	}
 	r.mourn(lost)
 	for _, id := range lost {

@@ -108,8 +108,7 @@ func (s *subscription) deliver(d *delivery, msg *message.Message) bool {
 	}
 }
 
-// follow waits for what becomes of an entry that was handed out. A goroutine for each is affordable,
-// as there are never more than InFlightMax, and none of them has to wait for another.
+// follow waits for what becomes of an entry by itself.
 func (s *subscription) follow(d *delivery) {
 	for {
 		select {

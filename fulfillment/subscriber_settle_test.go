@@ -286,7 +286,7 @@ func TestCloseGivesUpOnAHandlerThatHangs(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(2)
-	sub := b.subscriber("worker-1", func(c *SubscriberConfig) { c.DrainTimeout = 50 * time.Millisecond })
+	sub := b.subscriber("worker-1", func(c *SubscriberConfig) { c.DrainTimeout = 5 * time.Millisecond })
 	messages := b.subscribe(sub)
 	hanging, done := receive(t, messages), receive(t, messages)
 	done.Ack()

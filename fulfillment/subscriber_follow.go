@@ -1,0 +1,100 @@
+package fulfillment
+
+import (
+	"runtime"
+	"slices"
+	"time"
+)
+
+// The waits of a page of which the first entry is not settled, until the others are looked at as well.
+const (
+	followDelay    = 20 * time.Millisecond
+	followDelayMax = 320 * time.Millisecond
+)
+
+// followPage waits for what becomes of the entries of a page. Handlers that work in batches settle nearly all of a page
+// at once and in its order, so one goroutine sees to all of them, where one for each would cost a worker a sixth of its
+// time. It waits for the first entry, and looks at the others now and then, so that none has to wait long for another.
+// What is refused goes on by itself.
+func (s *subscription) followPage(page <-chan *delivery) {
+	var open []*delivery
+	delay := followDelay
+	look := time.NewTimer(delay)
+	defer look.Stop()
+	for {
+		if len(open) == 0 {
+			d, more := <-page
+			if !more {
+				return
+			}
+			open = append(open, d)
+		}
+		looked := false
+		select {
+		case <-open[0].msg.Acked():
+			// The handlers of its batch are about to ack as well: let them, and wake up once for all.
+			runtime.Gosched()
+		case <-open[0].msg.Nacked():
+		case <-look.C:
+			looked = true
+		case <-s.ctx.Done():
+			s.followEach(open, page)
+			return
+		}
+		open = appendReady(open, page)
+		if !looked {
+			front := slices.IndexFunc(open, func(d *delivery) bool { return !s.settled(d) })
+			if front < 0 {
+				front = len(open)
+			}
+			open = open[front:]
+			continue
+		}
+		before := len(open)
+		open = slices.DeleteFunc(open, s.settled)
+		if delay = min(2*delay, followDelayMax); len(open) < before {
+			delay = followDelay
+		}
+		look.Reset(delay)
+	}
+}
+
+// followEach is what is left to do when nobody waits any more.
+func (s *subscription) followEach(open []*delivery, page <-chan *delivery) {
+	for _, d := range open {
+		s.follow(d)
+	}
+	for d := range page {
+		s.follow(d)
+	}
+}
+
+// appendReady appends what can be had without waiting.
+func appendReady(open []*delivery, page <-chan *delivery) []*delivery {
+	for {
+		select {
+		case d, more := <-page:
+			if !more {
+				return open
+			}
+			open = append(open, d)
+		default:
+			return open
+		}
+	}
+}
+
+// settled tells whether nothing is left to be waited for, and sees to what follows.
+func (s *subscription) settled(d *delivery) bool {
+	select {
+	case <-d.msg.Acked():
+		d.settled()
+		s.acks.add(d.id)
+		return true
+	case <-d.msg.Nacked():
+		s.following.Go(func() { s.follow(d) })
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,46 @@
+package fulfillment
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// One goroutine follows a page; an entry of it that takes long, or is refused, is no matter of the others.
+func TestEntriesOfAPageDoNotWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	b := newStreamBench(t)
+	uuids := b.publish(20)
+	messages := b.subscribe(b.subscriber("worker-1"))
+	var page []*message.Message
+	for range uuids {
+		page = append(page, receive(t, messages))
+	}
+	for i, msg := range slices.Backward(page) {
+		switch i {
+		case 0: // takes long
+		case 7:
+			msg.Nack()
+		default:
+			msg.Ack()
+		}
+	}
+	again := receive(t, messages)
+	require.Equal(t, uuids[7], again.UUID)
+	require.Equal(t, 2, deliveriesOf(t, again))
+	testkit.Eventually(t, soon, "all others are acknowledged", func() bool { return len(b.pending()) == 2 })
+	again.Ack()
+	testkit.Eventually(t, soon, "and so is the second try", func() bool { return len(b.pending()) == 1 })
+	require.Equal(t, page[0].Metadata.Get(reservation.MetaEntryID), b.pending()[0].ID)
+	require.NoError(t, page[0].Context().Err())
+	page[0].Nack()
+	last := receive(t, messages)
+	require.Equal(t, uuids[0], last.UUID)
+	last.Ack()
+	b.awaitNonePending()
+}
