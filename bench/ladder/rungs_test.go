@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 
@@ -31,11 +32,18 @@ const (
 	ingress    = "Stampede, ingress alone"
 )
 
-// smokeOptions are for designs that take their time to start, or to take over from the dead.
-var smokeOptions = map[string]string{"warm-up": "64", "max-idle-ms": "500"}
+// smokeOptions and smokeEnv are for those that take their time to start, or to take over from the dead.
+var (
+	smokeOptions = map[string]string{"warm-up": "64", "max-idle-ms": "500"}
+	smokeEnv     = []string{"STAMPEDE_MIN_IDLE=1s"}
+)
 
-// smokeTakesOver is how many times sooner a design takes over with these options.
+// smokeTakesOver is how many times sooner they take over then.
 const smokeTakesOver = 10
+
+// oursTakesOver is how long the product may leave an order of a dead worker: as long as its users are locked
+// by default, and until it looks again.
+const oursTakesOver = 14 * time.Second
 
 // order is that of the tables: from what nothing costs, through what tutorials teach, to ours.
 var order = []string{
@@ -73,13 +81,22 @@ func (r rung) writes() bool {
 	return !r.alone && (r.isOurs() || !designs.All[r.design].NoOrders)
 }
 
+// takesOver is how long orders may lie still after a kill -9 until somebody goes on with them.
+func (r rung) takesOver(b *testing.B) time.Duration {
+	full := oursTakesOver
+	if !r.isOurs() {
+		full = designs.All[r.design].TakesOver
+	}
+	return rig.Scale(b, full, full/smokeTakesOver)
+}
+
 // start starts the rung on a shop of its own with so many units for sale.
 func (r rung) start(b *testing.B, stock int64) *rig.System {
 	b.Helper()
 	if !r.isOurs() {
 		return rig.StartDesign(b, r.design, rig.Scale(b, nil, smokeOptions), stock)
 	}
-	s := rig.Stampede{}.Start(b, stock)
+	s := rig.Stampede{Env: rig.Scale(b, nil, smokeEnv)}.Start(b, stock)
 	if r.alone {
 		s.StopWorkers()
 	}

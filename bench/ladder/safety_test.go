@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/designs"
 	"stampede/bench/rig"
 	"stampede/internal/benchkit"
 	"stampede/internal/pause"
@@ -52,9 +51,10 @@ func BenchmarkSafety(b *testing.B) {
 		Title: "What becomes of the promises",
 		Note: fmt.Sprintf("Medians of %d rounds, with the least and the greatest. First %d buyers come for %d units, each with two clicks at the same moment on different "+
 			"connections. Then, in another sale of %d units, all processes of the design (not Redis, not Postgres) are killed by SIGKILL when half of them are sold, or after %v; "+
-			"they are started again, more buyers come, and what was promised has time to reach Postgres. Lost are orders that a buyer was promised and that are not there; "+
+			"they are started again, more buyers come, and what was promised has time to reach Postgres: until nothing has been written for %v, and longer where a design leaves orders of the "+
+			"dead lie before others take them over (stock-stream and Stampede). Lost are orders that a buyer was promised and that are not there; "+
 			"units are gone that are neither for sale nor in Postgres, where the sale was sold out in the end.%s",
-			b.N, 2*rushStock(b), rushStock(b), crashStock(b), crashAfter(b), leftOut),
+			b.N, 2*rushStock(b), rushStock(b), crashStock(b), crashAfter(b), settledAfter(b), leftOut),
 		Head: []string{
 			"design", "orders promised", "oversold: promised", "oversold: in Postgres", "double buyers",
 			"with a crash: orders promised", "oversold", "units gone", "**lost**",
@@ -92,7 +92,7 @@ func (r rung) rush(b *testing.B, v rig.Values) {
 	l := newLedger()
 	load := s.Crowd(clicks)
 	load.Connections, load.Most = connections(b), uint64(2*stock*clicks)
-	load.For, load.Heard = rig.Scale(b, 15*time.Second, 2*time.Second), l.hear(0, clicks)
+	load.For, load.Heard = rig.Scale(b, 10*time.Second, 2*time.Second), l.hear(0, clicks)
 	s.Measure(load)
 
 	v[promised] = float64(l.accepted.Load())
@@ -102,7 +102,7 @@ func (r rung) rush(b *testing.B, v rig.Values) {
 	v[oversoldRows] = float64(max(0, units-stock))
 }
 
-func crashStock(b *testing.B) int64 { return rig.Scale[int64](b, 40_000, 1_000) }
+func crashStock(b *testing.B) int64 { return rig.Scale[int64](b, 20_000, 1_000) }
 
 // crashAfter is when the processes are killed at the latest.
 func crashAfter(b *testing.B) time.Duration {
@@ -171,11 +171,14 @@ func halfSold(ctx context.Context, l *ledger, orders int64, within time.Duration
 	}
 }
 
+func settledAfter(b *testing.B) time.Duration {
+	return rig.Scale(b, 4*time.Second, 500*time.Millisecond)
+}
+
 // settling is how long a design may write nothing until it is taken to have written all that it will: as
-// long as it leaves orders of the dead lie, which a smoke makes a tenth, and more.
+// long as it leaves orders of the dead lie, and more.
 func (r rung) settling(b *testing.B) time.Duration {
-	takesOver := designs.All[r.design].TakesOver
-	return rig.Scale(b, takesOver+5*time.Second, takesOver/smokeTakesOver+500*time.Millisecond)
+	return r.takesOver(b) + settledAfter(b)
 }
 
 // settle waits until the design writes no more: until all that was promised is in Postgres, so many units at
@@ -186,7 +189,7 @@ func (r rung) settle(b *testing.B, s *rig.System, l *ledger, least int64) (units
 	b.Helper()
 	const lookEvery = 50 * time.Millisecond
 	settling := r.settling(b)
-	moment := settling / 10
+	const moment = 250 * time.Millisecond
 	units, since := s.Shop.Units(), time.Now()
 	for {
 		pause.For(lookEvery, b.Context().Done())

@@ -76,7 +76,7 @@ func (r rung) speed(b *testing.B, _ int) rig.Values {
 // connections are those of a closed loop.
 func connections(b *testing.B) int { return rig.Scale(b, 256, 32) }
 
-func turn(b *testing.B) time.Duration { return rig.Scale(b, 3*time.Second, 100*time.Millisecond) }
+func turn(b *testing.B) time.Duration { return rig.Scale(b, 2*time.Second, 100*time.Millisecond) }
 
 // plenty is more units than a turn can sell.
 func (r rung) plenty(b *testing.B) int64 {
