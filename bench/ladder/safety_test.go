@@ -81,7 +81,7 @@ func holdsAll(b *testing.B, v rig.Values) {
 	}
 }
 
-func rushStock(b *testing.B) int64 { return rig.Scale[int64](b, 2000, 100) }
+func rushStock(b *testing.B) int64 { return rig.Scale[int64](b, 1000, 100) }
 
 // rush sells out to a crowd twice as large as the stock, in which everybody clicks twice.
 func (r rung) rush(b *testing.B, v rig.Values) {
@@ -102,7 +102,7 @@ func (r rung) rush(b *testing.B, v rig.Values) {
 	v[oversoldRows] = float64(max(0, units-stock))
 }
 
-func crashStock(b *testing.B) int64 { return rig.Scale[int64](b, 20_000, 1_000) }
+func crashStock(b *testing.B) int64 { return rig.Scale[int64](b, 10_000, 1_000) }
 
 // crashAfter is when the processes are killed at the latest.
 func crashAfter(b *testing.B) time.Duration {
