@@ -38,7 +38,7 @@ func TestAcceptedPurchase(t *testing.T) {
 	now := s.stock(sale)
 	require.Equal(t, "8", now.Sale["left"])
 	require.EqualValues(t, 1, now.Entries)
-	require.Contains(t, now.Buyers["ada"], id.String())
+	require.Contains(t, now.Buyers["ada"], reservation.CompactID(id))
 }
 
 func TestPurchaseWithoutQuantityIsForOne(t *testing.T) {
