@@ -9,7 +9,7 @@ import (
 )
 
 // within is how long a crowd comes that does not end by itself.
-func within(b *testing.B) time.Duration { return rig.Scale(b, 3*time.Second, 150*time.Millisecond) }
+func within(b *testing.B) time.Duration { return rig.Scale(b, 2*time.Second, 150*time.Millisecond) }
 
 // BenchmarkGrowthStock sells ever larger stocks to the last unit.
 func BenchmarkGrowthStock(b *testing.B) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strconv"
@@ -76,14 +77,23 @@ func run(b *testing.B, p plan) rig.Values {
 
 	most := watchMemory(b, s.Shop.Redis)
 	before := s.CPU()
+	// Where the crowd goes on when all is sold, the last order is in Postgres before the last buyer is answered.
+	soldOutAt := make(chan sold, 1)
+	if p.stock > 0 {
+		go func() { soldOutAt <- awaitSold(b.Context(), s.Shop, int64(min(p.stock, p.buyers))) }()
+	}
 	crowd := sendCrowd(b, s, sales, p)
-	durableAt := awaitSold(b, s.Shop, crowd.Wanted)
+	if p.stock == 0 {
+		soldOutAt <- awaitSold(b.Context(), s.Shop, crowd.Wanted)
+	}
+	all := <-soldOutAt
+	require.NoError(b, all.err)
 	used := s.CPU().Since(before)
 	mostHeld := most()
 
 	orders, buyers := float64(crowd.Wanted), float64(crowd.Wanted+crowd.Others())
 	values := rig.Values{
-		accepted: orders / crowd.selling.Seconds(), durable: orders / durableAt.Sub(crowd.began).Seconds(),
+		accepted: orders / crowd.selling.Seconds(), durable: orders / all.at.Sub(crowd.began).Seconds(),
 		p50: millis(crowd.Percentile(50)), p99: millis(crowd.Percentile(99)),
 	}
 	if losers := buyers - orders; losers > 0 {
@@ -194,18 +204,24 @@ func purchases(sales []uuid.UUID, longIDs bool) func(dst []byte, n uint64) []byt
 	}
 }
 
-// awaitSold waits until so many units are sold in Postgres, and returns when they were. It asks the
-// counters of the sales: to count the orders would be work.
-func awaitSold(b *testing.B, shop *rig.Shop, units int64) time.Time {
-	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), settleWithin)
+// sold is when all units were sold in Postgres.
+type sold struct {
+	at  time.Time
+	err error
+}
+
+// awaitSold waits until so many units are sold in Postgres. It asks the counters of the sales: to count
+// the orders would be work.
+func awaitSold(ctx context.Context, shop *rig.Shop, units int64) sold {
+	ctx, cancel := context.WithTimeout(ctx, saleWithin+settleWithin)
 	defer cancel()
 	for {
-		var sold int64
-		require.NoError(b, shop.Pool.QueryRow(ctx, "SELECT sum(sold)::bigint FROM sales").Scan(&sold))
-		require.LessOrEqual(b, sold, units)
-		if sold == units {
-			return time.Now()
+		var have int64
+		if err := shop.Pool.QueryRow(ctx, "SELECT sum(sold)::bigint FROM sales").Scan(&have); err != nil {
+			return sold{err: fmt.Errorf("wait for %d units in Postgres, %d are there: %w", units, have, err)}
+		}
+		if have == units {
+			return sold{at: time.Now()}
 		}
 		pause.For(lookEvery, ctx.Done())
 	}
