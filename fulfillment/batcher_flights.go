@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// flightsMax is how many batches are under way at most. A third one was measured to bring nothing: they wait for
-// each other at the row of the sale.
+// flightsMax is how many batches are under way at most: one writes its rows while the other one waits for the disk. More
+// would wait for each other at the row of the sale.
 const flightsMax = 2
 
 // flight is a batch under way.
