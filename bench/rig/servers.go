@@ -47,6 +47,8 @@ func start(b testing.TB) *servers {
 	s.postgres, err = localserver.StartPostgres(ctx, localserver.PostgresOptions{Settings: map[string]string{
 		// So would be a checkpoint that is due by the clock: Open makes one before each turn.
 		"checkpoint_timeout": "1h",
+		// Tells when an order was committed.
+		"track_commit_timestamp": "on",
 	}})
 	require.NoError(b, err)
 	s.control, err = connect.Control(s.redis.URL)
