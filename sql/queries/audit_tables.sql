@@ -20,7 +20,7 @@ CREATE TEMP TABLE audit_sales (
 
 -- The hashes of buyers. A HSCAN may bring a buyer twice.
 CREATE TEMP TABLE audit_scan (
-    sale_id uuid, user_id text, order_id uuid, quantity bigint, sequence bigint, epoch bigint, reserved_at timestamptz, key text
+    sale_id uuid, user_id text, order_id uuid, quantity bigint, sequence bigint, epoch bigint, reserved_at timestamptz
 );
 
 -- Orders that are on their way: their events wait in a stream, or in a dead letter for an operator's decision.
