@@ -318,7 +318,7 @@ func (*tripCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndD
 func TestLocksOfABatchAreShortAndEndWithTheClaim(t *testing.T) {
 	t.Parallel()
 	for minIdle, want := range map[time.Duration]time.Duration{
-		time.Millisecond: lock.MinLease, 2 * time.Second: 2 * time.Second, time.Hour: 10 * time.Second,
+		time.Millisecond: lock.MinLease, 2 * time.Second: 2 * time.Second, time.Hour: 3 * time.Second,
 	} {
 		require.Equal(t, want, lockLease(minIdle), minIdle)
 	}
