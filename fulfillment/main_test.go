@@ -59,7 +59,7 @@ func runWorker(ctx context.Context) error {
 	}
 	defer func() { _ = control.Close() }()
 	keys := reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX"), Partitions: 1}
-	store := reservation.NewStore(control, keys, reservation.StoreOptions{})
+	store := reservation.NewStore(control, keys, reservation.StoreOptions{WaitMax: time.Minute}) // a crowd on a busy machine
 	defer store.Close()
 	worker, err := NewWorker(WorkerConfig{
 		Pool: pool, Blocking: blocking, Control: control, Keys: keys, Store: store, Catalog: reservation.NewCatalog(pool, store),

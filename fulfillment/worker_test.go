@@ -50,7 +50,7 @@ func newShopOn(t testing.TB, pool *pgxpool.Pool, redisURL string, keys reservati
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = control.Close() })
 	s := &shop{pool: pool, rdb: control, blocking: blocking, keys: keys}
-	s.store = reservation.NewStore(s.rdb, s.keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
+	s.store = reservation.NewStore(s.rdb, s.keys, reservation.StoreOptions{Logger: testkit.Logger(t), WaitMax: time.Minute})
 	t.Cleanup(s.store.Close)
 	s.catalog = reservation.NewCatalog(pool, s.store)
 	return s
