@@ -75,7 +75,8 @@ func (l *Ledger) record(ctx context.Context, events []reservation.OrderReserved,
 	return outcomes, nil
 }
 
-// write runs the transaction, and another one if the events were not what events are nearly always. It returns the word for every row of the columns and, for those that had been recorded before, the orders as they stand.
+// write runs the transaction, and another one if the events were not what events are nearly always. It returns the word
+// for every row of the columns and, for those that had been recorded before, the orders as they stand.
 func (l *Ledger) write(ctx context.Context, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
 	conn, err := l.pool.Acquire(ctx)
 	if err != nil {

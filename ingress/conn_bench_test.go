@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"syscall"
@@ -14,6 +15,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/testkit"
 	"stampede/reservation"
 )
 
@@ -121,4 +123,25 @@ func cpuTime(b *testing.B) time.Duration {
 	var used syscall.Rusage
 	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &used))
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+}
+
+// tune gives the process what `stampede serve` gives itself.
+func tune(b *testing.B) {
+	b.Helper()
+	before := debug.SetGCPercent(400)
+	b.Cleanup(func() { debug.SetGCPercent(before) })
+}
+
+func openBench(b *testing.B) *shop {
+	b.Helper()
+	s := prepareShop(b, servers{testkit.RedisURL(b), testkit.DatabaseURL(b), testkit.Keys(b)})
+	// A rewrite of the append-only file in the middle of a round would be measured as well.
+	require.NoError(b, s.rdb.ConfigSet(b.Context(), "auto-aof-rewrite-percentage", "0").Err())
+	return s
+}
+
+// clear frees what a round has left in Redis.
+func (s *shop) clear(sale uuid.UUID) {
+	s.t.Helper()
+	require.NoError(s.t, s.rdb.Unlink(s.t.Context(), s.keys.Sale(0, sale), s.keys.Buyers(0, sale), s.keys.Orders(0)).Err())
 }

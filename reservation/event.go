@@ -12,7 +12,8 @@ import (
 )
 
 // Metadata of an event's message. The first two are written with the event; the script adds the next three, the last of
-// them only where the purchase had an idempotency key, as fields of the stream entry, which our subscriber hands on as metadata and the stock one ignores.
+// them only where the purchase had an idempotency key, as fields of the stream entry, which our subscriber hands on as
+// metadata and the stock one ignores.
 const (
 	MetaEvent        = "event"
 	MetaEventVersion = "event_version"

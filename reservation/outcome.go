@@ -35,7 +35,7 @@ const (
 )
 
 var (
-	// ErrOverloaded is returned when too many requests wait for Redis. Nothing was reserved.
+	// ErrOverloaded is returned when too many requests wait for Redis, or this one has waited for too long. Nothing was reserved.
 	ErrOverloaded = errors.New("too many reservations are waiting")
 	// ErrUnavailable is returned when Redis could not be asked, or refused to work. Nothing was reserved.
 	ErrUnavailable = errors.New("the sale cannot be reached")

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"stampede/internal/pause"
@@ -41,20 +40,6 @@ type HTTPLoad struct {
 
 // answerPatience is how much longer than the load itself an answer may take.
 const answerPatience = 15 * time.Second
-
-// Run is for a closed loop in which any other answer than the wanted one fails the benchmark. It
-// returns how many requests were answered in a second.
-func (l HTTPLoad) Run(b *testing.B) float64 {
-	b.Helper()
-	answers, err := l.Measure(b.Context())
-	if err != nil {
-		b.Fatal(err)
-	}
-	if other := answers.Others(); other > 0 {
-		b.Fatalf("%d of the answers were not the wanted one: %s", other, answers)
-	}
-	return answers.PerSecond()
-}
 
 // Measure sends the load. Connections that break are counted and not opened again; the error is of those
 // that could not be opened, or of an answer that is no HTTP. It ends early with ctx.

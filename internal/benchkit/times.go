@@ -1,3 +1,5 @@
+// Package benchkit is what the benchmarks share: candidates that are compared in one run, in turns,
+// and a crowd of HTTP connections that costs little enough to leave the cores to the servers.
 package benchkit
 
 import (
@@ -103,3 +105,9 @@ func percentile(values []time.Duration, p int) time.Duration {
 }
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
