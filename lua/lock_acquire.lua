@@ -61,20 +61,26 @@ if receipt then
   fresh = last < serial
 end
 
--- All locks are looked at before anything is written: a key of another type refuses the whole call.
+-- All locks are looked at before anything is written: a key of another type refuses the whole call. Mostly nobody
+-- holds any of them, and then one look is enough.
 local answers, first_busy, held, free, wait_ms = { '0', 0, 0 }, nil, false, false, 0
-for i = 3, #KEYS do
-  local left_ms = redis.call('PTTL', KEYS[i]) -- -2 if there is no such key
-  local answer = 'busy'
-  if left_ms == -2 then
-    if fresh then answer, free = 'free', true end -- or busy, as it was when that try was answered
-  elseif redis.call('HEXISTS', KEYS[i], owner) == 1 then
-    answer, held = 'held', true
-  else
-    wait_ms = math.max(wait_ms, left_ms + 1)
+if fresh and redis.call('EXISTS', unpack(KEYS, 3)) == 0 then
+  free = true
+  for i = 3, #KEYS do answers[i + 1] = 'free' end
+else
+  for i = 3, #KEYS do
+    local left_ms = redis.call('PTTL', KEYS[i]) -- -2 if there is no such key
+    local answer = 'busy'
+    if left_ms == -2 then
+      if fresh then answer, free = 'free', true end -- or busy, as it was when that try was answered
+    elseif redis.call('HEXISTS', KEYS[i], owner) == 1 then
+      answer, held = 'held', true
+    else
+      wait_ms = math.max(wait_ms, left_ms + 1)
+    end
+    if answer == 'busy' then first_busy = first_busy or KEYS[i] end
+    answers[i + 1] = answer
   end
-  if answer == 'busy' then first_busy = first_busy or KEYS[i] end
-  answers[i + 1] = answer
 end
 local takes = (free or held) and (each or not first_busy)
 
@@ -90,10 +96,16 @@ if takes then
   answers[1] = token
 end
 if takes then
+  local taken -- a lock of this call: the others are copies of it, value and lease, by one command for each
   for i = 3, #KEYS do
     if answers[i + 1] == 'free' then
-      redis.call('HSET', KEYS[i], owner, '1')
-      redis.call('PEXPIRE', KEYS[i], lease_ms)
+      if not taken then
+        taken = KEYS[i]
+        redis.call('HSET', taken, owner, '1')
+        redis.call('PEXPIRE', taken, lease_ms)
+      elseif taken ~= KEYS[i] then -- a name may come twice
+        redis.call('COPY', taken, KEYS[i])
+      end
       answers[i + 1] = 'held'
     elseif answers[i + 1] == 'held' then
       redis.call('PEXPIRE', KEYS[i], lease_ms, 'GT') -- it may have been renewed for longer

@@ -106,6 +106,32 @@ func TestLockAcquireGivesEveryAnswerOfItsHeaderAndTakesNothingMoreForARepeat(t *
 	b.everyAnswerWasHeard("lock_acquire")
 }
 
+func TestAllLocksOfACallAreAlikeHoweverManyAreFree(t *testing.T) {
+	t.Parallel()
+	b := newLockBench(t)
+	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
+	for i, names := range [][]string{{"bob", "cid", "bob", "cid", "dan"}, {"eve", "ann", "fay", "eve", "gus"}} {
+		owner := fmt.Sprint("owner-", i)
+		_, _, answers := b.acquire("r2", 2+i, owner, 10*time.Minute, "each", names...)
+		for j, name := range names {
+			if name == "ann" {
+				require.Equal(t, "busy", answers[j])
+				continue
+			}
+			require.Equal(t, "held", answers[j], name)
+			require.Equal(t, map[string]string{owner: "1"}, b.owners(name), name)
+			require.InDelta(t, 600, b.rdb.PTTL(t.Context(), b.key(name)).Val().Seconds(), 10, name)
+		}
+	}
+	require.Equal(t, map[string]string{"first": "1"}, b.owners("ann"))
+	require.InDelta(t, 60, b.rdb.PTTL(t.Context(), b.key("ann")).Val().Seconds(), 10)
+
+	require.NoError(t, b.rdb.Set(t.Context(), b.key("odd"), "no lock", 0).Err())
+	err := lua.LockAcquire.Run(t.Context(), b.rdb, append(b.keys("r3", "fence"), b.keys("hal", "odd")...), 9, 60_000, "third", 60_000, "each", "none").Err()
+	require.ErrorContains(t, err, "WRONGTYPE")
+	require.Empty(t, b.owners("hal"), "a key of another type refuses the whole call")
+}
+
 func TestACallThatWasAnsweredTakesNothingMoreWhenItComesAgain(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"each", "all"} {
