@@ -16,7 +16,10 @@ import (
 	"stampede/internal/benchkit"
 )
 
-var figuresFolder = flag.String("figures", "", "a `folder` with a page for the figures, NAME.md, in which they and their plots are written")
+var (
+	figuresFolder = flag.String("figures", "", "a `folder` with a page for the figures, NAME.md, in which they and their plots are written")
+	only          = flag.String("only", "", "a regular `expression`: only candidates whose names it finds take turns, to profile them or to work on them")
+)
 
 // report is what the benchmarks of this process have found.
 var report struct {
@@ -43,6 +46,11 @@ func PutWithPlot(t benchkit.Table, file string, svg []byte) {
 func Main(m *testing.M, page string, modules ...string) {
 	if os.Getenv(front.Env) != "" {
 		os.Exit(front.Main(designs.Find))
+	}
+	flag.Parse()
+	if *only != "" && *figuresFolder != "" {
+		fmt.Fprintln(os.Stderr, "-figures writes pages about all candidates: leave out -only")
+		os.Exit(2)
 	}
 	code := m.Run()
 	text := report.figures.Markdown()

@@ -1,6 +1,8 @@
 package rig
 
 import (
+	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -23,10 +25,14 @@ type Results struct {
 	rounds []map[string]Values // by candidate
 }
 
-// Compare runs b.N rounds: in each of them every candidate has a turn, and the order changes from round
-// to round, so that a machine that grows slower meets all of them alike.
+// Compare runs b.N rounds: in each of them every candidate has a turn, or every one that -only asks for, and the order
+// changes from round to round, so that a machine that grows slower meets all of them alike.
 func Compare(b *testing.B, candidates ...Candidate) *Results {
 	b.Helper()
+	candidates, err := chosen(candidates, *only)
+	if err != nil {
+		b.Fatal(err)
+	}
 	r := &Results{}
 	for round := range b.N {
 		values := make(map[string]Values)
@@ -39,6 +45,23 @@ func Compare(b *testing.B, candidates ...Candidate) *Results {
 	}
 	b.ReportMetric(0, "ns/op") // a round has no meaning as an operation
 	return r
+}
+
+// chosen are the candidates whose names the expression finds.
+func chosen(candidates []Candidate, expression string) ([]Candidate, error) {
+	names, err := regexp.Compile(expression)
+	if err != nil {
+		return nil, fmt.Errorf("-only: %w", err)
+	}
+	found := slices.DeleteFunc(slices.Clone(candidates), func(c Candidate) bool { return !names.MatchString(c.Name) })
+	if len(found) == 0 {
+		known := make([]string, len(candidates))
+		for i, c := range candidates {
+			known[i] = c.Name
+		}
+		return nil, fmt.Errorf("-only finds none of these: %s", strings.Join(known, "; "))
+	}
+	return found, nil
 }
 
 // Spread is the median of some rounds' values, the least and the greatest.

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 func TestMain(m *testing.M) { Main(m, "rig") }
@@ -19,6 +20,28 @@ func TestRatiosAreThoseOfTheRounds(t *testing.T) {
 	assert.Equal(t, Spread{N: 3, Median: 3, Min: 2, Max: 4}, r.Ratio("a", "rate", "b", "rate"))
 	assert.Equal(t, Spread{N: 1, Median: 10, Min: 10, Max: 10}, r.Ratio("a", "rate", "b", "share"))
 	assert.Equal(t, Spread{}, r.Of("c", "rate"))
+}
+
+func TestSomeOfTheCandidatesCanBeChosen(t *testing.T) {
+	t.Parallel()
+	all := []Candidate{{Name: "Stampede, ingress alone"}, {Name: "Stampede"}, {Name: "postgres-row"}}
+	for expression, want := range map[string][]string{
+		"":                 {"Stampede, ingress alone", "Stampede", "postgres-row"},
+		"^Stampede$|^post": {"Stampede", "postgres-row"},
+	} {
+		found, err := chosen(all, expression)
+		require.NoError(t, err)
+		var names []string
+		for _, c := range found {
+			names = append(names, c.Name)
+		}
+		assert.Equal(t, want, names, expression)
+	}
+	_, err := chosen(all, "redis")
+	require.EqualError(t, err, "-only finds none of these: Stampede, ingress alone; Stampede; postgres-row")
+	_, err = chosen(all, "(")
+	require.ErrorContains(t, err, "-only")
+	assert.Len(t, all, 3)
 }
 
 func TestSpreadsAreWrittenForPeople(t *testing.T) {
