@@ -1,6 +1,7 @@
 package ladder
 
 import (
+	"flag"
 	"testing"
 	"time"
 
@@ -73,8 +74,10 @@ func (r rung) speed(b *testing.B, _ int) rig.Values {
 	return v
 }
 
+var closedConnections = flag.Int("connections", 256, "how many `connections` the closed loops have")
+
 // connections are those of a closed loop.
-func connections(b *testing.B) int { return rig.Scale(b, 256, 32) }
+func connections(b *testing.B) int { return rig.Scale(b, *closedConnections, 32) }
 
 func turn(b *testing.B) time.Duration { return rig.Scale(b, 2*time.Second, 100*time.Millisecond) }
 

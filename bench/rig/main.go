@@ -30,8 +30,12 @@ var report struct {
 // Put adds a table to the page, or replaces the one with the same title.
 func Put(t benchkit.Table) { report.figures.Put(t) }
 
-// PutWithPlot adds a table with a plot of it, an SVG that is written into the file of that name.
+// PutWithPlot adds a table with a plot of it, an SVG that is written into the file of that name; nil is no plot.
 func PutWithPlot(t benchkit.Table, file string, svg []byte) {
+	if svg == nil {
+		Put(t)
+		return
+	}
 	t.Plot = file
 	if report.plots == nil {
 		report.plots = make(map[string][]byte)

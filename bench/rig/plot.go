@@ -45,9 +45,12 @@ type Bar struct {
 }
 
 // Bars draws horizontal bars, the first one on top: medians, with whiskers from the least to the
-// greatest value. It returns an SVG.
+// greatest value. It returns an SVG, and nil if there are none.
 func Bars(b testing.TB, title, unit string, write func(float64) string, bars []Bar) []byte {
 	b.Helper()
+	if len(bars) == 0 {
+		return nil
+	}
 	p := newPlot(title)
 	p.X.Label.Text = unit
 	p.X.Min = 0

@@ -52,6 +52,7 @@ func TestBarsNameEachCandidateAndItsMedian(t *testing.T) {
 		assert.Contains(t, texts, want)
 	}
 	assert.Less(t, len(svg), 16<<10)
+	assert.Nil(t, Bars(t, "Title", "orders/s", Count, nil), "nothing to draw, where -only left none")
 }
 
 func TestLinesHaveLogarithmicAxes(t *testing.T) {
