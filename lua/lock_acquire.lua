@@ -94,8 +94,7 @@ if takes then
     redis.call('SET', KEYS[2], token, 'PX', fence_ms)
   end
   answers[1] = token
-end
-if takes then
+
   local taken -- a lock of this call: the others are copies of it, value and lease, by one command for each
   for i = 3, #KEYS do
     if answers[i + 1] == 'free' then
