@@ -278,7 +278,7 @@ func TestPromotionOfAReplica(t *testing.T) {
 	var addr atomic.Value
 	addr.Store(p.rdb.Options().Addr)
 	moving := redis.NewClient(&redis.Options{
-		DialerRetries: 1,
+		DialerRetries: 1, PoolSize: manyDials,
 		Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, network, addr.Load().(string))
 		},

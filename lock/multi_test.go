@@ -45,7 +45,7 @@ func startNodes(t *testing.T, n int) nodes {
 		options, err := redis.ParseURL(server.URL)
 		require.NoError(t, err)
 		options.DialerRetries, options.MaxRetries = 1, -1 // a server that was killed is not waited for
-		options.ReadTimeout = time.Second
+		options.ReadTimeout, options.PoolSize = time.Second, manyDials
 		ns.clients[i] = redis.NewClient(options)
 		t.Cleanup(func() { _ = ns.clients[i].Close() })
 	}

@@ -14,6 +14,10 @@ import (
 	"stampede/lua"
 )
 
+// manyDials is the size of a pool whose server goes and comes back: after as many dials in vain as it has places, go-redis
+// answers with the last error for up to a second, whatever the server does.
+const manyDials = 10_000
+
 // ownServer gives a bench on a Redis of its own, to be killed, frozen and restarted.
 func ownServer(t *testing.T) (*localserver.Redis, bench) {
 	t.Helper()
@@ -37,6 +41,7 @@ func benchOn(t *testing.T, server *localserver.Redis) bench {
 	options, err := redis.ParseURL(server.URL)
 	require.NoError(t, err)
 	options.DialerRetries = 1 // a server that was killed is not waited for
+	options.PoolSize = manyDials
 	rdb := redis.NewClient(options)
 	t.Cleanup(func() { _ = rdb.Close() })
 	return bench{locker(t, rdb), t, rdb, func(name string) string { return "lock:" + name }}
