@@ -18,9 +18,14 @@ type crash struct {
 
 const victim = "worker-1"
 
+// A worker that is halted goes on if nothing comes into its hands for haltedFor, and is halted again after goesOnFor.
+const (
+	haltedFor = 200 * time.Millisecond
+	goesOnFor = 50 * time.Millisecond
+)
+
 // killWorker waits until the sale is well under way, and then kills a worker that has orders in its
-// hands. To be sure that it has some, it is halted first: Redis hands entries to a reader that waits,
-// and one that is halted cannot give them back. The kill is a SIGKILL, as the kernel's own would be.
+// hands. The kill is a SIGKILL, as the kernel's own would be.
 func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	enough := int(killAt * float64(min(d.config.Stock, int64(d.config.Buyers))))
 	err := await(ctx, "the middle of the sale", func() (bool, error) { return buyers.Progress().Accepted >= enough, nil })
@@ -29,11 +34,7 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	}
 	worker := d.fleet.workers[victim]
 	worker.expectEnd()
-	worker.Signal(syscall.SIGSTOP)
-	err = await(ctx, "orders in the hands of "+victim, func() (bool, error) {
-		pending, err := d.pendingOf(ctx, victim)
-		return pending > 0, err
-	})
+	err = await(ctx, "orders in the hands of "+victim, func() (bool, error) { return d.haltWithOrders(ctx, worker) })
 	if err != nil {
 		return err
 	}
@@ -61,4 +62,21 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	d.crash.takenOver = time.Since(killed)
 	d.story.tell("all of them taken over by others after %.1f s; worker-3 is there instead", d.crash.takenOver.Seconds())
 	return nil
+}
+
+// haltWithOrders halts a worker and tells whether it has orders in its hands, which it cannot give back then. Redis hands
+// entries to a reader that waits, but a worker may be halted while it does not, on a busy machine even for most of the
+// time: that one goes on.
+func (d *demo) haltWithOrders(ctx context.Context, worker *process) (bool, error) {
+	worker.Signal(syscall.SIGSTOP)
+	for halted := time.Now(); time.Since(halted) < haltedFor; {
+		pending, err := d.pendingOf(ctx, victim)
+		if pending > 0 || err != nil {
+			return true, err
+		}
+		pause.For(time.Millisecond, ctx.Done())
+	}
+	worker.Signal(syscall.SIGCONT)
+	pause.For(goesOnFor, ctx.Done())
+	return false, nil
 }
