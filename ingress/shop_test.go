@@ -124,7 +124,8 @@ var (
 
 func (s *shop) ask(method, path string, body io.Reader, headers ...header) reply {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), 15*time.Second)
+	// Longer than any wait that is asked for, on a machine that is busy.
+	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, s.url+path, body)
 	require.NoError(s.t, err)

@@ -177,7 +177,7 @@ func TestThoseWhoWaitTurnNobodyAway(t *testing.T) {
 	})
 	sale := s.sale(reservation.Terms{Stock: 2})
 	path, _ := s.confirm(sale, "ada")
-	answered := inBackground(func() reply { return s.buy(sale, "", as("bob"), prefer("wait=12")) })
+	answered := s.inBackground(func() reply { return s.buy(sale, "", as("bob"), prefer("wait=12")) })
 	for waits := true; waits; {
 		select {
 		case r := <-answered:

@@ -23,10 +23,14 @@ import (
 
 func prefer(preference string) header { return header{"Prefer", preference} }
 
-// inBackground makes a request whose answer comes later.
-func inBackground(ask func() reply) <-chan reply {
+// inBackground makes a request whose answer comes later. If the request fails, so has the test, and what comes is no answer.
+func (s *shop) inBackground(ask func() reply) <-chan reply {
 	answered := make(chan reply, 1)
-	go func() { answered <- ask() }()
+	go func() {
+		r := reply{t: s.t}
+		defer func() { answered <- r }() // a check that fails ends the goroutine here
+		r = ask()
+	}()
 	return answered
 }
 
@@ -107,7 +111,7 @@ func TestWaitThatIsTooShort(t *testing.T) {
 		require.NotEmpty(t, r.json()["receipt"])
 		require.Equal(t, applied, r.header.Get("Preference-Applied"), preference)
 	}
-	answered := inBackground(func() reply { return s.buy(sale, "", as("capped"), prefer("wait=999")) })
+	answered := s.inBackground(func() reply { return s.buy(sale, "", as("capped"), prefer("wait=999")) })
 	s.waits(1)
 	s.recordReserved(sale, "capped", "")
 	r := <-answered
@@ -130,14 +134,14 @@ func TestPurchaseThatIsRefusedWhileItWaits(t *testing.T) {
 		"twice": {reservation.RejectedAlreadyPurchased, http.StatusConflict, "already-purchased"},
 		"other": {"an operator discarded it", http.StatusServiceUnavailable, "sale-unavailable"},
 	} {
-		answered := inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=20")) })
+		answered := s.inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=20")) })
 		s.waits(1)
 		s.recordReserved(sale, user, c.reason)
 		r := <-answered
 		r.isProblem(c.status, c.slug)
 		require.Empty(t, r.header.Get("Location"))
 	}
-	answered := inBackground(func() reply { return s.buy(sale, "", as("void"), prefer("wait=20")) })
+	answered := s.inBackground(func() reply { return s.buy(sale, "", as("void"), prefer("wait=20")) })
 	s.waits(1)
 	s.raiseEpoch(sale)
 	s.recordReserved(sale, "void", "")
@@ -181,7 +185,7 @@ func TestWaitForAnOrderThatRedisLoses(t *testing.T) {
 	s := openShop(t)
 	for user, over := range map[string]bool{"voided": true, "undecided": false} {
 		sale := s.sale(reservation.Terms{Stock: 10})
-		answered := inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=3")) })
+		answered := s.inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=3")) })
 		s.waits(1)
 		s.loseReservations(sale)
 		if !over {
@@ -206,7 +210,7 @@ func TestLongWait(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
-	answered := inBackground(func() reply { return s.buy(sale, `{"quantity":1}`, as("ada"), prefer("wait=14")) })
+	answered := s.inBackground(func() reply { return s.buy(sale, `{"quantity":1}`, as("ada"), prefer("wait=14")) })
 	began := time.Now()
 	r := <-answered
 	r.is(http.StatusAccepted)
@@ -315,7 +319,7 @@ func TestLostMessages(t *testing.T) {
 			require.NoError(t, s.rdb.Set(t.Context(), stream, "x", 0).Err())
 		},
 	} {
-		answered := inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=20")) })
+		answered := s.inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=20")) })
 		s.waits(1)
 		spoil()
 		s.recordReserved(sale, user, "")
@@ -339,7 +343,7 @@ func TestWaitWhileRedisRestarts(t *testing.T) {
 	own := testkit.OwnRedis(t)
 	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
 	sale := s.sale(reservation.Terms{Stock: 10})
-	answered := inBackground(func() reply { return s.buy(sale, "", as("ada"), prefer("wait=25")) })
+	answered := s.inBackground(func() reply { return s.buy(sale, "", as("ada"), prefer("wait=25")) })
 	s.waits(1)
 	own.Kill()
 	require.NoError(t, own.Restart(t.Context()))
@@ -370,7 +374,7 @@ func TestWaitWhilePostgresIsAway(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10})
 	postgres.StopImmediate()
 	s.buy(sale, "", as("ada"), prefer("wait=2")).is(http.StatusAccepted)
-	answered := inBackground(func() reply { return s.buy(sale, "", as("bob"), prefer("wait=25")) })
+	answered := s.inBackground(func() reply { return s.buy(sale, "", as("bob"), prefer("wait=25")) })
 	s.waits(1)
 	require.NoError(t, postgres.Restart(t.Context()))
 	testkit.Eventually(t, 20*time.Second, "Postgres takes the order", func() bool {
@@ -384,7 +388,7 @@ func TestStopAnswersWhoWaits(t *testing.T) {
 	t.Parallel()
 	s, stop, ended := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
-	answered := inBackground(func() reply { return s.buy(sale, "", as("ada"), prefer("wait=30")) })
+	answered := s.inBackground(func() reply { return s.buy(sale, "", as("ada"), prefer("wait=30")) })
 	s.waits(1)
 	began := time.Now()
 	stop()
