@@ -72,12 +72,8 @@ func commit(b *testing.B, s *rig.System, v rig.Values, perSecond float64) {
 	answers := s.Measure(load)
 	all := warmed + answers.Wanted
 	require.Equal(b, all, s.Await(all, 10*time.Second), "orders in Postgres")
-	var millis [3]float64
-	require.NoError(b, s.Shop.Pool.QueryRow(b.Context(), `
-		SELECT p[1], p[2], p[3] FROM (
-			SELECT percentile_cont(ARRAY[0.5, 0.99, 0.999]) WITHIN GROUP (ORDER BY extract(epoch FROM pg_xact_commit_timestamp(xmin) - reserved_at) * 1000) AS p
-			FROM orders WHERE reserved_at >= $1) AS delays`, began).Scan(&millis[0], &millis[1], &millis[2]))
-	v[committed+p50], v[committed+p99], v[committed+p999] = millis[0], millis[1], millis[2]
+	delays := s.Shop.CommitDelays(began)
+	v[committed+p50], v[committed+p99], v[committed+p999] = delays.P50, delays.P99, delays.P999
 }
 
 // await measures how long buyers wait for a 201.
