@@ -96,7 +96,7 @@ func (s system) turn(b *testing.B, rates []int, round int) rig.Values {
 			values[at(role, perSecond)] = each
 			values[at(cpuOfAll, perSecond)] += each
 		}
-		values[at(answered50, perSecond)], values[at(answered99, perSecond)] = millis(answers.Percentile(50)), millis(answers.Percentile(99))
+		values[at(answered50, perSecond)], values[at(answered99, perSecond)] = rig.InMillis(answers.Percentile(50)), rig.InMillis(answers.Percentile(99))
 		if s.behind {
 			delays := running.Shop.CommitDelays(began)
 			values[at(committed50, perSecond)], values[at(committed99, perSecond)] = delays.P50, delays.P99
@@ -151,5 +151,3 @@ func tellDelays(b *testing.B, results *rig.Results, rates []int) {
 	}
 	rig.Put(t)
 }
-
-func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -94,7 +94,7 @@ func run(b *testing.B, p plan) rig.Values {
 	orders, buyers := float64(crowd.Wanted), float64(crowd.Wanted+crowd.Others())
 	values := rig.Values{
 		accepted: orders / crowd.selling.Seconds(), durable: orders / all.at.Sub(crowd.began).Seconds(),
-		p50: millis(crowd.Percentile(50)), p99: millis(crowd.Percentile(99)),
+		p50: rig.InMillis(crowd.Percentile(50)), p99: rig.InMillis(crowd.Percentile(99)),
 	}
 	if losers := buyers - orders; losers > 0 {
 		values[soldOut] = losers / (crowd.Took - crowd.selling).Seconds()
@@ -301,5 +301,3 @@ func memoryOfAll(b *testing.B, processes []*rig.Process) processMemory {
 	}
 	return sum
 }
-
-func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

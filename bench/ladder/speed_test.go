@@ -147,6 +147,6 @@ func putLatencies(v rig.Values, load string, answers benchkit.Answers) {
 		return
 	}
 	for name, percent := range map[string]float64{p50: 50, p99: 99, p999: 99.9} {
-		v[load+name] = float64(answers.Percentile(percent).Microseconds()) / 1000
+		v[load+name] = rig.InMillis(answers.Percentile(percent))
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"time"
 
 	"stampede/internal/figure"
 )
@@ -43,6 +44,9 @@ func Ratio(v float64) string {
 	}
 	return Count(v)
 }
+
+// InMillis is a time in milliseconds, as a value.
+func InMillis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // Millis writes a time that is given in milliseconds.
 func Millis(v float64) string { return Ratio(v) + " ms" }
