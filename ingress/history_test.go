@@ -80,21 +80,33 @@ func TestListOrders(t *testing.T) {
 	require.Len(t, s.get("/v1/orders?limit=100", as("ada")).is(http.StatusOK)["orders"], 46)
 }
 
-func TestBadPagesOfOrders(t *testing.T) {
+// TestBadPages: a list refuses what it does not know, so that no client reads its first page without an end.
+func TestBadPages(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	good := cursorAfter(uuid.Must(uuid.NewV7()))
-	s.get("/v1/orders?limit=1&cursor="+good, as("ada")).is(http.StatusOK)
 	stray := good[:21] + string(good[21]+1) // bits beyond the 16 bytes, which a lenient decoder drops
-	for _, cursor := range []string{
-		"x", "!", good + "=", good + "==", good[:21], good + "A", good + "\n", good[:10] + "\n" + good[10:], stray,
-		uuid.NewString(), cursorAfter(uuid.Nil), base64.RawURLEncoding.EncodeToString([]byte("fifteen bytes..")), strings.Repeat("A", 4000), "\x00", "\xff",
-	} {
-		p := s.get("/v1/orders?cursor="+url.QueryEscape(cursor), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
-		require.Contains(t, p["detail"], "cursor", cursor)
-	}
-	for _, limit := range []string{"0", "101", "-1", "x", "1.5", "99999999999999999999", "+"} {
-		p := s.get("/v1/orders?limit="+limit, as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
-		require.Contains(t, p["detail"], "limit", limit)
+	for _, list := range []string{"/v1/orders", "/v1/sales"} {
+		s.get(list+"?limit=1&cursor="+good, as("ada")).is(http.StatusOK)
+		for _, cursor := range []string{
+			"x", "!", good + "=", good + "==", good[:21], good + "A", good + "\n", good[:10] + "\n" + good[10:], stray,
+			uuid.NewString(), cursorAfter(uuid.Nil), cursorAfter(uuid.New()), base64.RawURLEncoding.EncodeToString([]byte("fifteen bytes..")),
+			strings.Repeat("A", 4000), "\x00", "\xff", "{}",
+		} {
+			p := s.get(list+"?cursor="+url.QueryEscape(cursor), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+			require.Contains(t, p["detail"], "cursor", cursor)
+		}
+		for _, limit := range []string{"0", "101", "-1", "x", "1.5", "99999999999999999999", "+"} {
+			p := s.get(list+"?limit="+limit, as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+			require.Contains(t, p["detail"], "limit", limit)
+		}
+		for query, detail := range map[string]string{
+			"after=" + good: "after", "next=" + good: "next", "before=" + good: "before", "Cursor=" + good: "Cursor", "page=2": "page", "=1": "not known",
+			"cursor=" + good + "&cursor=" + good: "once", "limit=1&limit=1": "once", "cursor=%zz": "query", "cursor=" + good + ";limit=1": "query",
+			strings.Repeat("y", 1000) + "=1": "yyy…",
+		} {
+			p := s.get(list+"?"+query, as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
+			require.Contains(t, p["detail"], detail, query)
+		}
 	}
 }

@@ -92,10 +92,12 @@ func decodeStrict(body []byte, into any) error {
 	return invalid("The body is not valid JSON.")
 }
 
-// member is the name in a pointer, short enough to be said back to whoever sent it.
-func member(p jsontext.Pointer) string {
+// member is the name in a pointer.
+func member(p jsontext.Pointer) string { return short(p.LastToken()) }
+
+// short cuts a name to a length that can be repeated to the client that sent it.
+func short(name string) string {
 	const most = 64
-	name := p.LastToken()
 	if len(name) > most {
 		name = name[:most] + "…"
 	}

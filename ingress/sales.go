@@ -15,8 +15,8 @@ const (
 	// catalogTimeout bounds an operator's call; it is shorter than the server's writeTimeout.
 	catalogTimeout = 5 * time.Second
 
-	defaultPage = 50
-	longestPage = 100
+	// defaultSales is how many sales a page has where the client does not say.
+	defaultSales = 50
 )
 
 // createSale serves POST /v1/sales.
@@ -109,34 +109,27 @@ func (s *Server) answerSale(c echo.Context, act func(context.Context, uuid.UUID)
 	return writeJSON(c, http.StatusOK, sale)
 }
 
-// listSales serves GET /v1/sales, newest first. The cursor is the id of the last sale of a page.
+// listSales serves GET /v1/sales, newest first.
 func (s *Server) listSales(c echo.Context) error {
-	limit, err := pageLimit(c, defaultPage)
+	page, err := readPage(c, defaultSales)
 	if err != nil {
 		return err
-	}
-	var after uuid.UUID
-	if text := c.QueryParam("after"); text != "" {
-		id, ok := parseID(text)
-		if !ok {
-			return &reservation.InvalidError{Field: "after", Reason: `must be the "next" of a page before`}
-		}
-		after = id
 	}
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
 	// One more than asked for tells whether there is a next page.
-	sales, err := s.config.Sales.List(ctx, after, limit+1)
+	sales, err := s.config.Sales.List(ctx, page.after, page.limit+1)
 	if err != nil {
 		return err
 	}
-	page := struct {
-		Sales []reservation.Standing `json:"sales"`
-		Next  string                 `json:"next,omitempty"`
-	}{Sales: sales}
-	if len(sales) > limit {
-		page.Sales = sales[:limit]
-		page.Next = sales[limit-1].ID.String()
+	var answer struct {
+		Sales      []reservation.Standing `json:"sales"`
+		NextCursor string                 `json:"next_cursor,omitempty"`
 	}
-	return writeJSON(c, http.StatusOK, page)
+	answer.Sales = sales
+	if len(sales) > page.limit {
+		answer.Sales = sales[:page.limit]
+		answer.NextCursor = cursorAfter(sales[page.limit-1].ID)
+	}
+	return writeJSON(c, http.StatusOK, answer)
 }
