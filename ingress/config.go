@@ -91,7 +91,7 @@ type Config struct {
 	Reservations Reservations
 	Sales        Sales
 	Orders       Orders
-	// Postgres, when given, is reported by /readyz; readiness does not depend on it.
+	// Postgres, when given, is reported by /readyz; readiness does not depend on it once the secret for receipts is known.
 	Postgres Pinger
 
 	Auth AuthMode
@@ -108,7 +108,7 @@ type Config struct {
 	AdminToken string
 
 	// ReceiptSecret is what receipts are signed with, of reservation.MinReceiptSecretBytes at least, the same on all
-	// ingresses; without it they share the one that is in Postgres.
+	// ingresses; without it they share the one that is in Postgres, and sell nothing until they have read it.
 	ReceiptSecret string
 	// Outcomes opens a client for reading OutcomesStream, which tells what becomes of orders; the server closes the
 	// client. Without it buyers who wait are looked up once a second.

@@ -27,9 +27,9 @@ func (s *Server) live(c echo.Context) error {
 	return nil
 }
 
-// ready serves GET /readyz: this server takes requests, and Redis answers a PING, without which no
-// purchase can be decided. Whether it takes writes is not tried. Postgres is only told of: a sale goes
-// on without it.
+// ready serves GET /readyz: this server takes requests, Redis answers a PING, without which no
+// purchase can be decided, and the secret for receipts is known. Whether Redis takes writes is not tried.
+// Postgres is only told of: once the secret was read, a sale goes on without it.
 func (s *Server) ready(c echo.Context) error {
 	if s.stopping.Load() {
 		return &problem{kind: kindNotReady, detail: "This server is stopping.", retryAfter: retrySoon}
@@ -46,6 +46,12 @@ func (s *Server) ready(c echo.Context) error {
 	asked.Wait()
 	if redis == down {
 		return &problem{kind: kindNotReady, detail: "Redis does not answer.", retryAfter: retrySoon, redis: redis, postgres: postgres}
+	}
+	if s.signer.Load() == nil {
+		return &problem{
+			kind: kindNotReady, retryAfter: retrySoon, redis: redis, postgres: postgres,
+			detail: "The secret for receipts could not be read from Postgres yet, and STAMPEDE_RECEIPT_SECRET is not set.",
+		}
 	}
 	return writeJSON(c, http.StatusOK, struct {
 		Status   string `json:"status"`

@@ -77,7 +77,13 @@ func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.An
 		return reservation.Answer{}, problemNotReserved
 	}
 	defer s.room.leave()
-	answer, err := s.config.Reservations.Reserve(context.Background(), r)
+	var (
+		answer reservation.Answer
+		err    error = problemNoSecret
+	)
+	if s.signer.Load() != nil { // nothing is accepted without a receipt
+		answer, err = s.config.Reservations.Reserve(context.Background(), r)
+	}
 	counted := s.metrics.failed
 	if err == nil {
 		counted = s.metrics.verdict(answer.Verdict)
@@ -108,10 +114,8 @@ func (s *Server) appendReservation(dst []byte, r reservation.Request, held reser
 	dst = strconv.AppendInt(dst, held.Quantity, 10)
 	dst = append(dst, `,"reserved_at":"`...)
 	dst = appendTime(dst, held.ReservedAt)
-	if s.signer.Load() != nil {
-		dst = append(dst, `","receipt":"`...)
-		dst = s.appendReceipt(dst, r, held)
-	}
+	dst = append(dst, `","receipt":"`...)
+	dst = s.appendReceipt(dst, r, held)
 	return append(dst, `"}`...)
 }
 

@@ -3,7 +3,6 @@ package ingress
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/google/uuid"
@@ -26,11 +25,15 @@ var (
 		detail: "Your receipt is valid, and what becomes of the order is not decided yet. Try again in a moment.",
 	})
 
-	errNoSecret = fmt.Errorf("%w: the secret for receipts could not be read yet", reservation.ErrUnavailable)
+	problemNoSecret = fixed(problem{
+		kind: kindUnavailable, retryAfter: retrySoon,
+		detail: "Nothing was done: this server could not read the secret for receipts from Postgres yet. Try again in a moment.",
+	})
 )
 
 // initSigner makes the signer of receipts. If its secret is that of Postgres, and Postgres does not answer, it
-// goes on trying in the background, and orders are accepted without receipts until then.
+// goes on trying in the background. Until then the server is not ready and refuses purchases: an order without a
+// receipt that Redis loses before a worker has written it is unknown to everybody but its buyer.
 func (s *Server) initSigner() error {
 	if s.config.ReceiptSecret != "" {
 		signer, err := reservation.NewSigner([]byte(s.config.ReceiptSecret))
@@ -41,7 +44,7 @@ func (s *Server) initSigner() error {
 	if err == nil {
 		return nil
 	}
-	s.log.Warn("the secret for receipts cannot be read; orders are accepted without receipts until it can", "error", err)
+	s.log.Error("the secret for receipts cannot be read from Postgres; no purchases are accepted until it can, or with STAMPEDE_RECEIPT_SECRET", "error", err)
 	s.background.start(func(ctx context.Context) {
 		for s.loadSigner(ctx) != nil {
 			select {
@@ -69,13 +72,9 @@ func (s *Server) loadSigner(ctx context.Context) error {
 	return err
 }
 
-// appendReceipt appends the receipt for what a buyer holds, or nothing if there is no secret yet.
+// appendReceipt appends the receipt for what a buyer holds.
 func (s *Server) appendReceipt(dst []byte, r reservation.Request, held reservation.Reservation) []byte {
-	signer := s.signer.Load()
-	if signer == nil {
-		return dst
-	}
-	return signer.Sign(dst, receiptOf(r, held))
+	return s.signer.Load().Sign(dst, receiptOf(r, held))
 }
 
 func receiptOf(r reservation.Request, held reservation.Reservation) reservation.Receipt {
@@ -93,7 +92,7 @@ func (s *Server) receiptFor(c echo.Context, order uuid.UUID, user string) (*rese
 	}
 	signer := s.signer.Load()
 	if signer == nil {
-		return nil, errNoSecret
+		return nil, problemNoSecret
 	}
 	r, err := signer.Verify(text)
 	switch {

@@ -159,22 +159,41 @@ func TestSecretForReceiptsIsShared(t *testing.T) {
 	require.ErrorContains(t, err, "STAMPEDE_RECEIPT_SECRET")
 }
 
-// TestPostgresAwayAtStart: orders are accepted without a receipt until the secret can be read.
+// TestPostgresAwayAtStart: nothing is accepted without a receipt, so an ingress that cannot read the secret is not ready.
 func TestPostgresAwayAtStart(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
 	on := servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)}
-	sale := openShopOn(t, on).sale(reservation.Terms{Stock: 10})
+	before := openShopOn(t, on)
+	sale := before.sale(reservation.Terms{Stock: 10})
+	held, _, receipt := before.purchased(sale, "eve", withKey("k"))
 	postgres.StopImmediate()
 	s := openShopOn(t, on)
-	r := s.buy(sale, "", as("ada"), withKey("k"))
-	require.NotContains(t, r.is(http.StatusAccepted), "receipt")
-	s.get(withReceipt(r.header.Get("Location"), "x"), as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	stock := s.stock(sale)
+	for _, wait := range []header{{"Prefer", "wait=0"}, {"Prefer", "wait=1"}} {
+		r := s.buy(sale, "", as("ada"), withKey("k"), wait)
+		require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"], "Nothing was done")
+		require.Equal(t, "1", r.header.Get("Retry-After"))
+		s.buy(sale, "", as("eve"), withKey("k"), wait).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	}
+	require.Equal(t, stock, s.stock(sale))
+	p := s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
+	require.Equal(t, []any{"up", "down"}, []any{p["redis"], p["postgres"]})
+	require.Contains(t, p["detail"], "STAMPEDE_RECEIPT_SECRET")
+	s.get("/livez").is(http.StatusOK)
+	s.get(withReceipt(held, receipt), as("eve")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+
+	// One that has read it goes on, and one that was given it needs no Postgres.
+	given := openShopOn(t, on, func(c *Config) { c.ReceiptSecret = strings.Repeat("z", 32) })
+	for user, open := range map[string]*shop{"bob": before, "cid": given} {
+		require.Equal(t, "down", open.get("/readyz").is(http.StatusOK)["postgres"])
+		path, _, receipt := open.purchased(sale, user)
+		open.get(withReceipt(path, receipt), as(user)).is(http.StatusOK)
+	}
 
 	require.NoError(t, postgres.Restart(t.Context()))
-	testkit.Eventually(t, 20*time.Second, "there are receipts", func() bool {
-		return s.buy(sale, "", as("ada"), withKey("k")).is(http.StatusAccepted)["receipt"] != nil
-	})
-	path, _, receipt := s.purchased(sale, "bob")
-	s.get(withReceipt(path, receipt), as("bob")).is(http.StatusOK)
+	testkit.Eventually(t, 20*time.Second, "it is ready by itself", func() bool { return s.get("/readyz").status == http.StatusOK })
+	path, _, receipt := s.purchased(sale, "ada", withKey("k"))
+	s.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)
+	require.Equal(t, receipt, s.buy(sale, "", as("ada"), withKey("k")).is(http.StatusAccepted)["receipt"])
 }

@@ -67,7 +67,8 @@ type Server struct {
 	addr       atomic.Pointer[string]
 	stopping   atomic.Bool
 
-	signer atomic.Pointer[reservation.Signer] // nil until there is a secret
+	// signer is nil until the secret for receipts was read once; no purchase is accepted before.
+	signer atomic.Pointer[reservation.Signer]
 	hub    *hub
 	board  *saleBoard
 

@@ -75,7 +75,7 @@ func (b *backend) ready(ctx context.Context) error {
 const askTimeout = 5 * time.Second
 
 // checkSchema refuses to work with another schema than our own. Where Postgres is away it says so and
-// goes on: a sale does not wait for Postgres.
+// goes on: orders that were accepted wait in Redis until a worker can write them.
 func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()

@@ -39,7 +39,7 @@ func (f limitFlags) Validate() error {
 
 // receiptFlag is the secret for the receipts of accepted orders.
 type receiptFlag struct {
-	ReceiptSecret string `placeholder:"SECRET" help:"Secret with which orders' receipts are signed, at least 32 bytes, the same for all ingresses; that in Postgres if left out."`
+	ReceiptSecret string `placeholder:"SECRET" help:"Secret with which orders' receipts are signed, at least 32 bytes, the same for all ingresses; that in Postgres if left out, without which no purchase is accepted."`
 }
 
 func (f receiptFlag) Validate() error {
