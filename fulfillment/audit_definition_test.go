@@ -116,8 +116,6 @@ func TestAuditAfterAnUnreadEntryWasDeleted(t *testing.T) {
 	report := s.audit(t, sale)
 	require.Contains(t, textOf(t, report), "1 entry is not done with in "+stream+": 1 unread, 0 in hand")
 	s.fulfil(t)
-	groups, err := s.rdb.XInfoGroups(t.Context(), stream).Result()
-	require.NoError(t, err)
-	require.Positive(t, groups[0].Lag, "Redis counts one for ever")
+	// Redis 7 and Valkey 8 count one as unread for ever; the audit does not.
 	s.requireMended(t, sale, "")
 }

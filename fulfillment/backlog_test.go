@@ -65,24 +65,30 @@ func TestBacklogCountsWhereRedisHasLostTrack(t *testing.T) {
 	b.publish(3)
 	b.takeAway("worker-1", 3)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
-	lag := func(ofRedis, want int64) {
+	ofRedis := func() int64 {
 		t.Helper()
 		groups, err := b.rdb.XInfoGroups(t.Context(), b.stream).Result()
 		require.NoError(t, err)
-		require.EqualValues(t, ofRedis, groups[0].Lag, "what Redis says")
+		return groups[0].Lag
+	}
+	lag := func(want int64) {
+		t.Helper()
 		backlog := b.backlog()
 		require.True(t, backlog.LagKnown)
 		require.Equal(t, want, backlog.Lag)
 		require.Contains(t, scrape(t, b), fmt.Sprintf("stampede_stream_lag_entries{group=\"fulfillment\",stream=%q} %d\n", b.stream, want))
 	}
-	lag(-1, 3)
-	// From here on Redis is sure of a figure that is wrong for ever.
+	require.EqualValues(t, -1, ofRedis(), "Redis says that it does not know")
+	lag(3)
+	// Redis 7 and Valkey 8 are sure of a figure now that is wrong for ever. Redis 8 does not know until the
+	// group has been given the last entry.
 	b.takeAway("worker-1", 1)
-	lag(3, 2)
+	require.NotEqualValues(t, 2, ofRedis(), "Redis has lost track")
+	lag(2)
 	b.takeAway("worker-1", 2)
-	lag(1, 0)
+	lag(0)
 	b.publish(2)
-	lag(3, 2)
+	lag(2)
 }
 
 // So many entries are not counted that nobody can tell when it ends.

@@ -30,8 +30,10 @@ type lostShop struct {
 	mu       sync.Mutex
 	promises []promise
 	answers  map[int]int // how often each HTTP status was answered
-	// doors keep the crowd out while the test holds them: it would buy everything while a process ends.
-	doors sync.RWMutex
+	// room is up to how many promises the crowd may come, so that the stock lasts however slow the test is, and
+	// trying how many of it ask at this moment. A change of these is told to changed.
+	room, trying int
+	changed      *sync.Cond
 	// stop ends the crowd.
 	stop    atomic.Bool
 	coming  sync.WaitGroup
@@ -50,20 +52,21 @@ func newLostShop(t *testing.T, stock int64) *lostShop {
 	t.Helper()
 	server := testkit.OwnRedis(t)
 	s := &lostShop{shop: newShop(t), server: server, answers: map[int]int{}}
+	s.changed = sync.NewCond(&s.mu)
 	s.redisURL = server.URL
 	_, s.url = s.serve()
 	s.sale = s.shop.sale(s.url, stock)
 	return s
 }
 
-// open lets buyers come, until stop is set. Each goes on with the same key until the answer is one.
+// open lets buyers come, until the end of the test or of leave. Each goes on with the same key until the answer is
+// one. They find no room at first: see letIn.
 func (s *lostShop) open(t *testing.T) {
 	t.Helper()
 	const atOnce = 16
 	client := &http.Client{Transport: &http.Transport{MaxConnsPerHost: atOnce, MaxIdleConnsPerHost: atOnce}}
 	t.Cleanup(func() {
-		s.stop.Store(true)
-		s.coming.Wait()
+		s.leave()
 		client.CloseIdleConnections()
 	})
 	for range atOnce {
@@ -86,8 +89,10 @@ func (s *lostShop) buy(t *testing.T, client *http.Client, user string) bool {
 	}
 	r.Header.Set("X-User-ID", user)
 	r.Header.Set("Idempotency-Key", "only")
-	s.doors.RLock()
-	defer s.doors.RUnlock()
+	if !s.enter() {
+		return true
+	}
+	defer s.exit()
 	res, err := client.Do(r)
 	if err != nil {
 		return false // it tries again
@@ -118,6 +123,60 @@ func (s *lostShop) buy(t *testing.T, client *http.Client, user string) bool {
 	return true
 }
 
+// enter waits for room. It is false when the crowd is to leave.
+func (s *lostShop) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.promises)+s.trying >= s.room && !s.stop.Load() {
+		s.changed.Wait()
+	}
+	if s.stop.Load() {
+		return false
+	}
+	s.trying++
+	return true
+}
+
+func (s *lostShop) exit() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.trying--
+	s.changed.Broadcast()
+}
+
+// letIn makes room for so many promises more than there are, and returns how many there are.
+func (s *lostShop) letIn(more int) (promises int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.room = len(s.promises) + more
+	s.changed.Broadcast()
+	return len(s.promises)
+}
+
+// keepOut returns when nobody asks, and nobody can.
+func (s *lostShop) keepOut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.room = 0
+	for s.trying > 0 {
+		s.changed.Wait()
+	}
+}
+
+// leave ends the crowd.
+func (s *lostShop) leave() {
+	s.stop.Store(true)
+	s.letIn(0)
+	s.coming.Wait()
+}
+
+// sell waits until more than so many orders are accepted, and leaves the crowd room for as many again.
+func (s *lostShop) sell(t *testing.T, more int, what string) {
+	t.Helper()
+	before := s.letIn(2 * more)
+	testkit.Eventually(t, within, what, func() bool { return s.accepted() > before+more })
+}
+
 func (s *lostShop) accepted() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,13 +200,13 @@ func (s *lostShop) epoch() int { return s.count("SELECT epoch FROM sales WHERE i
 // settle waits until all units are sold and checks that every promise has its end. It returns how many were voided.
 func (s *lostShop) settle(stock int) (voided int) {
 	s.t.Helper()
+	s.letIn(2 * stock)
 	testkit.Eventually(s.t, within, "all units are sold", func() bool {
 		return s.count("SELECT sold FROM sales WHERE id = $1", s.sale) == stock
 	})
 	s.soldOut.Store(false)
 	testkit.Eventually(s.t, within, "a buyer hears that it is sold out", s.soldOut.Load)
-	s.stop.Store(true)
-	s.coming.Wait()
+	s.leave()
 	status, output := s.run("audit", "--wait=60s", "--sale="+s.sale.String())
 	require.Equal(s.t, exitOK, status, output)
 
@@ -192,18 +251,16 @@ func TestASaleGoesOnAfterItsRedisIsEmptied(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
 	for round := 1; round <= 2; round++ {
-		before := s.accepted()
-		testkit.Eventually(t, within, "the sale is under way", func() bool { return s.accepted() > before+200 })
+		s.sell(t, 200, "the sale is under way")
 		first.Freeze()
 		second.Freeze()
-		before = s.accepted()
-		testkit.Eventually(t, within, "orders are accepted that are not in Postgres", func() bool { return s.accepted() > before+100 })
+		s.sell(t, 100, "orders are accepted that are not in Postgres")
 		refused := s.refusals()
 		require.NoError(t, rdb.FlushAll(t.Context()).Err())
+		s.letIn(100)
 		testkit.Eventually(t, within, "buyers are put off", func() bool { return s.refusals() > refused+10 })
-		before = s.accepted()
 		second.Thaw()
-		testkit.Eventually(t, within, "the sale goes on", func() bool { return s.accepted() > before+50 })
+		s.sell(t, 50, "the sale goes on")
 		require.Equal(t, round+1, s.epoch())
 		first.Thaw()
 	}
@@ -224,26 +281,23 @@ func TestNothingIsVoidedWhenRedisIsKilled(t *testing.T) {
 	worker.Start()
 	s.open(t)
 	for round := 1; round <= 2; round++ {
-		before := s.accepted()
-		testkit.Eventually(t, within, "the sale is under way", func() bool { return s.accepted() > before+200 })
+		s.sell(t, 200, "the sale is under way")
 		if round == 2 { // with a backlog that nobody reads
-			s.doors.Lock()
+			s.keepOut()
 			require.True(t, worker.Stop().Success())
-			before = s.accepted()
-			s.doors.Unlock()
-			testkit.Eventually(t, within, "a backlog", func() bool { return s.accepted() > before+200 })
+			s.sell(t, 200, "a backlog")
 		}
 		s.server.Kill()
 		require.NoError(t, s.server.Restart(t.Context()))
-		before = s.accepted()
 		if round == 2 {
-			refused := s.refusals()
+			before, refused := s.accepted(), s.refusals()
+			s.letIn(100)
 			testkit.Eventually(t, within, "buyers are put off", func() bool { return s.refusals() > refused+10 })
 			require.LessOrEqual(t, s.accepted(), before+16, "nobody sells before the rebuild; some were answered before the loss")
 			worker = s.worker("worker")
 			worker.Start()
 		}
-		testkit.Eventually(t, within, "the sale goes on", func() bool { return s.accepted() > before+50 })
+		s.sell(t, 50, "the sale goes on")
 		require.Equal(t, round+1, s.epoch())
 	}
 	require.Zero(t, s.settle(stock))
