@@ -27,8 +27,9 @@ type backend struct {
 // openBackend uses the Redis client that open makes, and up to postgresConns connections to Postgres.
 func openBackend(
 	ctx context.Context, open func(url string) (*redis.Client, error), redisURL, databaseURL string, keys keysFlags, postgresConns int32, logger *slog.Logger,
+	options ...connect.PostgresOption,
 ) (*backend, error) {
-	pool, err := connect.Postgres(ctx, databaseURL, postgresConns)
+	pool, err := connect.Postgres(ctx, databaseURL, postgresConns, options...)
 	if err != nil {
 		return nil, err
 	}

@@ -54,12 +54,12 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		c.AdminToken = rand.Text()
 	}
 
-	front, err := openBackend(ctx, connect.Ingress, servers.RedisURL, servers.DatabaseURL, c.keysFlags, ingressPostgresConns, logger)
+	front, err := openBackend(ctx, connect.Ingress, servers.RedisURL, servers.DatabaseURL, c.keysFlags, ingressPostgresConns, logger, connect.Service("serve"))
 	if err != nil {
 		return err
 	}
 	defer front.Close()
-	back, err := openBackend(ctx, connect.Control, servers.RedisURL, servers.DatabaseURL, c.keysFlags, workerPostgresConns, logger)
+	back, err := openBackend(ctx, connect.Control, servers.RedisURL, servers.DatabaseURL, c.keysFlags, workerPostgresConns, logger, connect.Service("work"))
 	if err != nil {
 		return err
 	}

@@ -70,7 +70,7 @@ func (c *serveCmd) Validate() error {
 
 func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	collectLess()
-	b, err := openBackend(ctx, connect.Ingress, c.RedisURL, c.DatabaseURL, c.keysFlags, ingressPostgresConns, logger)
+	b, err := openBackend(ctx, connect.Ingress, c.RedisURL, c.DatabaseURL, c.keysFlags, ingressPostgresConns, logger, connect.Service("serve"))
 	if err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	defer free()
-	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, workerPostgresConns, logger)
+	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, workerPostgresConns, logger, connect.Service("work"))
 	if err != nil {
 		return err
 	}

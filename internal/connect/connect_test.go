@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -117,18 +118,50 @@ func TestPostgresWaitsForAServerThatIsAway(t *testing.T) {
 func TestPostgresSettingsOfTheURLWin(t *testing.T) {
 	t.Parallel()
 	for query, want := range map[string][2]string{
-		"": {"stampede", "30s"},
+		"": {"stampede work", "10s"},
 		"&application_name=mine&idle_in_transaction_session_timeout=7000": {"mine", "7s"},
 	} {
-		pool, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t)+query, 3)
+		pool, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t)+query, 3, connect.Service("work"))
 		require.NoError(t, err)
 		t.Cleanup(pool.Close)
-		var got [2]string
-		require.NoError(t, pool.QueryRow(t.Context(),
-			"SELECT current_setting('application_name'), current_setting('idle_in_transaction_session_timeout')").Scan(&got[0], &got[1]))
-		require.Equal(t, want, got)
+		got := settings(t, pool, "application_name", "idle_in_transaction_session_timeout")
+		require.Equal(t, want[:], got)
 		require.EqualValues(t, 3, pool.Config().MaxConns)
 	}
+}
+
+// TestPostgresLooksForClientsThatAreGone asks a session over TCP for what its socket has.
+func TestPostgresLooksForClientsThatAreGone(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	require.Equal(t, []string{"stampede", "5", "1", "5", "10000"}, settings(t, pool,
+		"application_name", "tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout"))
+}
+
+// TestPostgresBoundsTransactionsOfServices holds on every server: one that does not know the setting is not asked for it.
+func TestPostgresBoundsTransactionsOfServices(t *testing.T) {
+	t.Parallel()
+	service, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 1, connect.Service("work"))
+	require.NoError(t, err)
+	t.Cleanup(service.Close)
+	var major int
+	require.NoError(t, service.QueryRow(t.Context(), "SELECT current_setting('server_version_num')::int / 10000").Scan(&major))
+	want, wantOther := "12s", "0"
+	if major < 17 {
+		want, wantOther = "", ""
+	}
+	require.Equal(t, []string{want}, settings(t, service, "transaction_timeout"))
+	require.Equal(t, []string{wantOther}, settings(t, testkit.Pool(t), "transaction_timeout"), "an audit may take its time")
+}
+
+// settings are those of a session, "" where the server does not know one.
+func settings(t *testing.T, pool *pgxpool.Pool, names ...string) []string {
+	t.Helper()
+	var values []string
+	require.NoError(t, pool.QueryRow(t.Context(),
+		"SELECT array_agg(coalesce(current_setting(name, true), '') ORDER BY place) FROM unnest($1::text[]) WITH ORDINALITY AS wanted (name, place)",
+		names).Scan(&values))
+	return values
 }
 
 func TestURLThatCannotBeReadIsExplainedWithoutItsPassword(t *testing.T) {

@@ -4,5 +4,7 @@
 SELECT pg_try_advisory_lock($1), count(set_config(name, value, false))
 FROM pg_settings JOIN (VALUES
     ('idle_session_timeout', $2::text), ('idle_in_transaction_session_timeout', $2), ('tcp_user_timeout', $2),
-    ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3')
+    ('tcp_keepalives_idle', '5'), ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3'),
+    -- It counts and copies the orders of a sale, however many those are.
+    ('transaction_timeout', '0')
 ) AS wanted (name, value) USING (name)
