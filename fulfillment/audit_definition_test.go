@@ -119,3 +119,43 @@ func TestAuditAfterAnUnreadEntryWasDeleted(t *testing.T) {
 	// Redis 7 and Valkey 8 count one as unread for ever; the audit does not.
 	s.requireMended(t, sale, "")
 }
+
+// What counts the revisions of a sale is held against its log: where it is wrong, no change reaches Redis any more.
+func TestRevisionsThatWereChangedByHandAreNamedAndMended(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ damage, what string }{
+		"raised":            {"UPDATE sales SET revision = 9", "the sale is at revision 9, and its log ends with revision 3"},
+		"raised beyond all": {"UPDATE sales SET revision = 9223372036854775807", "the sale is at revision 9223372036854775807, and its log ends with revision 3"},
+		"raised and said to be published": {
+			"UPDATE sales SET revision = 9, published_revision = 9", "the sale is at revision 9, and its log ends with revision 3",
+		},
+		"lowered":                        {"UPDATE sales SET revision = 2, published_revision = 2", "the sale is at revision 2, and its log ends with revision 3"},
+		"published beyond what there is": {"UPDATE sales SET published_revision = 9", "the sale is at revision 3, and Redis is said to know revision 9"},
+		"published below zero":           {"UPDATE sales SET published_revision = -9", "the sale is at revision 3, and Redis is said to know revision -9"},
+		"a gap in the log":               {"DELETE FROM sale_events WHERE revision = 2", "the log of the sale has 2 events from revision 1 to 3"},
+		"a log without an end":           {"DELETE FROM sale_events WHERE revision = 3", "the sale is at revision 3, and its log ends with revision 2"},
+		"no log":                         {"DELETE FROM sale_events", "the sale is at revision 3, and its log ends with revision 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			sale := s.termed(t)
+			_, err := s.catalog.Pause(t.Context(), sale)
+			require.NoError(t, err)
+			_, err = s.catalog.Resume(t.Context(), sale)
+			require.NoError(t, err)
+			report := s.audit(t, sale)
+			require.False(t, report.Broken(), textOf(t, report))
+
+			_, err = s.pool.Exec(t.Context(), c.damage)
+			require.NoError(t, err)
+			require.Contains(t, textOf(t, s.audit(t, sale)), c.what)
+			s.requireMended(t, sale, "")
+			_, err = s.catalog.Pause(t.Context(), sale)
+			require.NoError(t, err, "operators can change the sale again")
+			require.Equal(t, "paused", s.saleInRedis(t, sale)["state"])
+			report = s.audit(t, sale)
+			require.False(t, report.Broken(), textOf(t, report))
+		})
+	}
+}

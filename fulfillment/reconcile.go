@@ -76,8 +76,8 @@ type RemedyReport struct {
 // is recorded from its event, counters are counted, and stock in Redis is made anew from Postgres. Each
 // repair is an event of its sale. What it cannot mend it tells.
 //
-// It may run beside a sale: a difference counts only if it is there at two looks, one after the other, and what
-// still waits in a stream, as a dead letter, or to be given back is none. With DryRun it changes nothing.
+// It may run beside a sale: a difference counts only if the very same one is there at two looks, one after the other, and
+// what still waits in a stream, as a dead letter, or to be given back is none. With DryRun it changes nothing.
 //
 // It needs two connections of the pool, and one more for a rebuild. The error may be ErrReconcileUnderWay, or
 // reservation.ErrSaleNotFound; repairs that failed are in the report, and it may be called again.
@@ -178,16 +178,16 @@ func (r *reconciler) look(ctx context.Context, table string) (found int64, err e
 	if err := l.scope(ctx); err != nil {
 		return 0, err
 	}
-	insert := "INSERT INTO " + table + " (sale_id, order_id, user_id, what, remedy) "
+	insert := "INSERT INTO " + table + " (sale_id, order_id, user_id, what, remedy, same) "
 	err = l.take(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		for _, f := range l.noted {
-			if _, err := tx.Exec(ctx, insert+"VALUES ($1, $2, $3, $4, $5)", f.Sale, f.Order, zeronull.Text(storable(f.User)), storable(f.What), f.Remedy); err != nil {
+			if _, err := tx.Exec(ctx, insert+"VALUES ($1, $2, $3, $4, $5, $4)", f.Sale, f.Order, zeronull.Text(storable(f.User)), storable(f.What), f.Remedy); err != nil {
 				return err
 			}
 			found++
 		}
 		collect := func(c check, args ...any) error {
-			tag, err := tx.Exec(ctx, insert+"SELECT sale_id, order_id, user_id, what, remedy FROM (\n"+c.query+"\n) AS c WHERE remedy <> ''", args...)
+			tag, err := tx.Exec(ctx, insert+"SELECT sale_id, order_id, user_id, what, remedy, coalesce(to_jsonb(c) ->> 'same', what) FROM (\n"+c.query+"\n) AS c WHERE remedy <> ''", args...)
 			found += tag.RowsAffected()
 			return err
 		}

@@ -34,6 +34,8 @@ var (
 	AuditRedis string
 	//go:embed queries/audit_reservations.sql
 	AuditReservations string
+	//go:embed queries/audit_revisions.sql
+	AuditRevisions string
 	//go:embed queries/audit_scope.sql
 	AuditScope string
 	//go:embed queries/audit_sequence.sql

@@ -15,8 +15,10 @@ SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
        END AS what,
        CASE WHEN NOT present AND published_revision = 0 THEN 'worker'
             WHEN NOT present THEN 'rebuild'
-            WHEN redis_stock <> stock AND (published_revision < revision OR redis_revision > published_revision) THEN 'worker'
+            WHEN redis_stock <> stock AND changing THEN 'worker'
             WHEN redis_stock <> stock OR still AND available + taken <> redis_stock THEN 'rebuild'
-            ELSE '' END AS remedy
+            ELSE '' END AS remedy,
+       -- Units are sold all the time; what is missing stays the same.
+       CASE WHEN redis_stock <> stock THEN format('stocks %s %s', redis_stock, stock) ELSE format('off by %s', redis_stock - available - taken) END AS same
 FROM audit_figures
 WHERE NOT present AND NOT gone OR redis_stock <> stock OR stock <> available + held + sold

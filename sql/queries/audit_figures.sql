@@ -39,9 +39,14 @@ SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.revision, s.publishe
        coalesce(b.buyers, 0) AS buyers, coalesce(b.taken, 0) AS taken, coalesce(b.held, 0) AS held,
        -- The keys of a sale that is over may be deleted: what nobody has bought then is what was left.
        a.present, NOT a.present AND over.over AS gone, CASE WHEN NOT a.present AND over.over THEN s.stock - s.sold ELSE coalesce(a.units, 0) END AS available, coalesce(a.places, 0) AS places, coalesce(a.latest, a.places, 0) AS latest,
-       a.epoch AS redis_epoch, a.stock AS redis_stock, a.revision AS redis_revision, a.still,
+       a.epoch AS redis_epoch, a.stock AS redis_stock, a.still,
+       -- Redis was told of all changes that were published before the look, and Postgres has made more of them since:
+       -- what is different may be one of those.
+       a.revision BETWEEN coalesce(before.published_revision, 0) AND log.last AND (a.revision < log.last OR s.published_revision < log.last) AS changing,
+       before.epoch IS DISTINCT FROM s.epoch AS rebuilding,
        coalesce(r.rebuilt_to, 0) AS rebuilt_to, coalesce(r.rebuilt_to - coalesce(f.places, 0), 0) AS lost
-FROM audit_sales AS a JOIN sales AS s ON s.id = a.sale_id
+FROM audit_sales AS a JOIN sales AS s ON s.id = a.sale_id LEFT JOIN audit_before AS before USING (sale_id)
+CROSS JOIN LATERAL (SELECT least(max(e.revision), s.revision) AS last FROM sale_events AS e WHERE e.sale_id = s.id) AS log
 CROSS JOIN LATERAL (SELECT s.state = 'ended' OR coalesce(s.closes_at <= now(), false)) AS over (over)
 LEFT JOIN projected AS p USING (sale_id) LEFT JOIN logged AS l USING (sale_id) LEFT JOIN bought AS b USING (sale_id)
 LEFT JOIN rebuilt AS r USING (sale_id) LEFT JOIN found AS f USING (sale_id)

@@ -6,13 +6,14 @@ SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
             WHEN redis_epoch <> epoch THEN format('Redis has the stock of epoch %s, Postgres is in epoch %s', redis_epoch, epoch)
             ELSE format('Redis has given out %s places, and Postgres has an order at place %s: Redis was set back', latest, last_place)
        END AS what,
-       CASE WHEN NOT present AND published_revision = 0 THEN 'worker' ELSE 'rebuild' END AS remedy
+       CASE WHEN NOT present AND published_revision = 0 OR rebuilding THEN 'worker' ELSE 'rebuild' END AS remedy,
+       CASE WHEN NOT present THEN 'lost' WHEN redis_epoch <> epoch THEN format('epochs %s %s', redis_epoch, epoch) ELSE format('place %s', last_place) END AS same
 FROM audit_figures
 WHERE NOT gone AND (NOT present OR redis_epoch <> epoch OR latest < last_place)
 UNION ALL
 -- The definition by which Redis sells. A revision that Redis has not been told of is on its way.
 SELECT f.sale_id, NULL, NULL, 'Redis has another definition of the sale than Postgres: ' || d.differences,
-       CASE WHEN f.published_revision < f.revision AND a.revision BETWEEN f.published_revision AND f.revision THEN 'worker' ELSE 'rebuild' END
+       CASE WHEN f.changing THEN 'worker' ELSE 'rebuild' END, d.differences
 FROM audit_figures AS f JOIN audit_sales AS a USING (sale_id) JOIN sales AS s ON s.id = f.sale_id
 CROSS JOIN LATERAL (
     SELECT string_agg(format('%s is %s and not %s', field, redis, postgres), ', ') AS differences

@@ -1,4 +1,8 @@
 -- What Redis says, for the session of one audit: queries compare it with Postgres as a set.
+--
+-- How far the sales were in Postgres before Redis is looked at. Redis has to know at least what is published here.
+CREATE TEMP TABLE audit_before AS SELECT id AS sale_id, epoch, published_revision FROM sales;
+
 CREATE TEMP TABLE audit_sales (
     sale_id    uuid PRIMARY KEY,
     -- false if Redis has no such sale; what follows is NULL then.

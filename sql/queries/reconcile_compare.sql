@@ -1,9 +1,10 @@
 -- What lasts: the differences of the second look that the first one had found as well. What was only on its way
--- has arrived in between. Words may tell other figures the second time.
-INSERT INTO reconcile_found (sale_id, order_id, user_id, what, remedy)
-SELECT DISTINCT ON (sale_id, remedy, order_id, user_id, what) sale_id, order_id, user_id, what, remedy
+-- has arrived in between. The very same difference: a sale that is changed at both looks is different both times, each time
+-- in another way.
+INSERT INTO reconcile_found (sale_id, order_id, user_id, what, remedy, same)
+SELECT DISTINCT ON (sale_id, remedy, order_id, user_id, what) sale_id, order_id, user_id, what, remedy, same
 FROM reconcile_now AS n
 WHERE EXISTS (
     SELECT FROM reconcile_seen AS s
-    WHERE s.remedy = n.remedy AND s.sale_id IS NOT DISTINCT FROM n.sale_id AND s.order_id IS NOT DISTINCT FROM n.order_id AND s.user_id IS NOT DISTINCT FROM n.user_id)
+    WHERE s.remedy = n.remedy AND s.same = n.same AND s.sale_id IS NOT DISTINCT FROM n.sale_id AND s.order_id IS NOT DISTINCT FROM n.order_id AND s.user_id IS NOT DISTINCT FROM n.user_id)
 ORDER BY sale_id, remedy, order_id, user_id, what

@@ -1,0 +1,69 @@
+package fulfillment
+
+import (
+	"context"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+)
+
+// A sale that its operators change at both looks is healthy: each look finds another difference.
+func TestReconcileLeavesASaleAloneThatChangesAtBothLooks(t *testing.T) {
+	t.Parallel()
+	pause := func(s *shop, sale uuid.UUID) error { _, err := s.catalog.Pause(context.Background(), sale); return err }
+	resume := func(s *shop, sale uuid.UUID) error {
+		_, err := s.catalog.Resume(context.Background(), sale)
+		return err
+	}
+	restock := func(units int64) func(*shop, uuid.UUID) error {
+		return func(s *shop, sale uuid.UUID) error {
+			_, err := s.catalog.Restock(context.Background(), sale, units, "")
+			return err
+		}
+	}
+	rebuild := func(s *shop, sale uuid.UUID) error {
+		_, err := s.rebuilder(t).Sale(context.Background(), sale, RebuildByHand)
+		return err
+	}
+	for name, changes := range map[string][]func(*shop, uuid.UUID) error{
+		"a restock and a pause":       {restock(5), pause},
+		"two restocks":                {restock(5), restock(5)},
+		"a restock and a lower stock": {restock(5), restock(-5)},
+		"a pause and a resume":        {pause, resume},
+		"two rebuilds":                {rebuild, rebuild},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			sale := s.openPayable(t, 10)
+			s.crowd(t, sale, 3)
+			s.fulfil(t)
+			rdb, err := connect.Control(testkit.RedisURL(t))
+			require.NoError(t, err)
+			defer func() { _ = rdb.Close() }()
+			left := changes
+			rdb.AddHook(afterHScan{func() {
+				change := left[0]
+				left = left[1:]
+				require.NoError(t, change(s, sale))
+			}})
+			config := s.reconcileConfig(t)
+			config.Redis = rdb
+			config.Explain = func(f Finding) error {
+				require.Equal(t, remedyWorker, f.Remedy, "nothing lasted: %s", f)
+				return nil
+			}
+			report, err := Reconcile(t.Context(), config)
+			require.NoError(t, err)
+			require.Empty(t, left, "it looked twice")
+			require.Zero(t, report.Remaining)
+			require.Zero(t, s.count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleReconciled' OR data ->> 'reason' = 'reconciled'"), "nothing was to be mended")
+			audit := s.audit(t, sale)
+			require.False(t, audit.Broken(), textOf(t, audit))
+		})
+	}
+}

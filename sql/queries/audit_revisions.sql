@@ -1,0 +1,13 @@
+-- S5: sales whose counted revisions are not those of their log. No change of such a sale can be told to Redis. What came
+-- before its last rebuild does not matter any more: that wrote the whole sale.
+SELECT s.id AS sale_id, NULL::uuid AS order_id, NULL AS user_id,
+       CASE WHEN s.published_revision NOT BETWEEN 0 AND s.revision THEN format('the sale is at revision %s, and Redis is said to know revision %s', s.revision, s.published_revision)
+            WHEN coalesce(log.last, 0) <> s.revision THEN format('the sale is at revision %s, and its log ends with revision %s', s.revision, coalesce(log.last, 0))
+            ELSE format('the log of the sale has %s events from revision %s to %s', log.events, log.first, log.last)
+       END AS what,
+       'rebuild' AS remedy
+FROM sales AS s JOIN audit_sales AS a ON a.sale_id = s.id
+CROSS JOIN LATERAL (SELECT coalesce(max(revision), 1) AS since FROM sale_events WHERE sale_id = s.id AND type = 'SaleRebuilt') AS rebuilt
+CROSS JOIN LATERAL (SELECT count(*) AS events, min(revision) AS first, max(revision) AS last FROM sale_events WHERE sale_id = s.id AND revision >= rebuilt.since) AS log
+WHERE s.published_revision NOT BETWEEN 0 AND s.revision
+   OR log.last IS DISTINCT FROM s.revision OR log.first <> rebuilt.since OR log.events <> s.revision - rebuilt.since + 1
