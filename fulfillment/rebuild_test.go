@@ -484,3 +484,33 @@ func TestARebuildGoesOnAfterTheLatestEpochThatAnybodyHasSeen(t *testing.T) {
 	require.EqualValues(t, 100, s.reserve(t, sale, "bob", 1, "").Reservation.Epoch)
 	require.EqualValues(t, 1, s.count(t, confirmedOrders), "what the stream held")
 }
+
+// TestALoweringThatARebuildWithdrewCanBeTriedAgain: Redis is away when the stock is to be lowered, and is rebuilt when it is
+// back, from the stock in Postgres.
+func TestALoweringThatARebuildWithdrewCanBeTriedAgain(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sale := s.open(t, 10)
+	s.buy(t, sale, "ann")
+	s.fulfil(t)
+	s.server.Kill()
+	_, err := s.catalog.Restock(t.Context(), sale, -4, "returned")
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	require.NotErrorIs(t, err, reservation.ErrNotInForce, "nobody can promise that it takes effect")
+
+	require.NoError(t, s.server.Restart(t.Context()))
+	r := s.rebuilder(t)
+	testkit.Eventually(t, 20*time.Second, "the stock is rebuilt", func() bool { return s.heal(t, r, 1) == nil })
+	_, err = s.catalog.PublishPending(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"10", "9"}, pick(s.saleInRedis(t, sale), "stock", "left"), "nothing was changed")
+
+	for range 2 {
+		lowered, err := s.catalog.Restock(t.Context(), sale, -4, "returned")
+		require.NoError(t, err)
+		require.Equal(t, []int64{6, 5}, []int64{lowered.Stock, lowered.Available})
+	}
+	_, err = s.catalog.Restock(t.Context(), sale, -3, "returned")
+	require.ErrorIs(t, err, reservation.ErrIdempotencyKeyReused)
+	s.requireSound(t)
+}

@@ -43,6 +43,7 @@ var (
 	kindInternal         = kind{http.StatusInternalServerError, "internal-error", "Something went wrong here"}
 	kindUnavailable      = kind{http.StatusServiceUnavailable, "sale-unavailable", "The sale cannot be reached"}
 	kindOverloaded       = kind{http.StatusServiceUnavailable, "overloaded", "Too many requests at once"}
+	kindWithdrawn        = kind{http.StatusServiceUnavailable, "restock-withdrawn", "The restock was withdrawn"}
 	kindNotReady         = kind{http.StatusServiceUnavailable, "not-ready", "This server cannot sell now"}
 )
 
@@ -76,6 +77,16 @@ var (
 		kind: kindUnavailable, retryAfter: retrySoon,
 		detail: "The change is written down and takes effect as soon as Redis can be told; nothing more is to be done. " +
 			"A restock that is repeated without the same Idempotency-Key is another one.",
+	})
+	problemRestockUndecided = fixed(problem{
+		kind: kindUnavailable, retryAfter: retrySoon,
+		detail: "The lower stock is written down and takes effect if Redis grants it, which could not be asked yet. " +
+			"The same request with the same Idempotency-Key tells what became of it; without the key it is another restock.",
+	})
+	problemRestockWithdrawn = fixed(problem{
+		kind: kindWithdrawn, retryAfter: retrySoon,
+		detail: "The stock in Redis was rebuilt before it could be lowered: nothing was changed. " +
+			"The same request makes a new attempt, also with the same Idempotency-Key.",
 	})
 	problemUnavailable = fixed(problem{kind: kindUnavailable, detail: "A server that this needs does not answer. Try again in a moment.", retryAfter: retrySoon})
 	problemNotFound    = fixed(problem{kind: kindNotFound, detail: "No route has this path."})
@@ -164,6 +175,10 @@ func problemOf(err error) *problem {
 		return problemNotReserved
 	case errors.Is(err, reservation.ErrOutcomeUnknown):
 		return problemUnknown
+	case errors.Is(err, reservation.ErrRestockUndecided):
+		return problemRestockUndecided
+	case errors.Is(err, reservation.ErrRestockWithdrawn):
+		return problemRestockWithdrawn
 	case errors.Is(err, reservation.ErrNotInForce):
 		return problemNotInForce
 	case errors.As(err, &routing) && routing.Code == http.StatusMethodNotAllowed:
@@ -178,7 +193,7 @@ func problemOf(err error) *problem {
 // the log: not so a refusal, a client that went away, the overload that the metrics count, or units on
 // their way back.
 func isOutage(ctx context.Context, p *problem) bool {
-	return p.status >= http.StatusInternalServerError && p.slug != kindOverloaded.slug && p != problemReturning && ctx.Err() == nil
+	return p.status >= http.StatusInternalServerError && p.slug != kindOverloaded.slug && p != problemReturning && p != problemRestockWithdrawn && ctx.Err() == nil
 }
 
 // refusalOf is the problem for a verdict that takes nothing from the sale.

@@ -143,6 +143,8 @@ func TestChangeThatIsNotInForceYet(t *testing.T) {
 		require.Contains(t, detail, "Idempotency-Key", action)
 		require.Equal(t, "1", r.header.Get("Retry-After"))
 	}
+	detail := s.post(sale+"/restock", `{"units":-1}`, operator, withKey("returned")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"]
+	require.Contains(t, detail, "if Redis grants it")
 
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.VouchFor(t, s.pool, s.store, 0)
@@ -152,7 +154,35 @@ func TestChangeThatIsNotInForceYet(t *testing.T) {
 	})
 	s.post(sale+"/restock", `{"units":5}`, operator, withKey("delivery")).is(http.StatusOK)
 	now := s.get(sale).is(http.StatusOK)
-	require.Equal(t, []any{"paused", 8.0}, []any{now["state"], now["available"]})
+	require.Equal(t, []any{"paused", 7.0}, []any{now["state"], now["available"]})
+	s.post(sale+"/restock", `{"units":-1}`, operator, withKey("returned")).is(http.StatusOK)
+	require.EqualValues(t, 7, s.get(sale).is(http.StatusOK)["available"])
+}
+
+// TestLoweringThatARebuildWithdrew: the stock is rebuilt right after the wish to lower it was written down.
+func TestLoweringThatARebuildWithdrew(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	id := s.sale(reservation.Terms{Stock: 10})
+	sale := "/v1/sales/" + id.String()
+	_, err := s.pool.Exec(t.Context(), `CREATE FUNCTION rebuilt() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		INSERT INTO sale_events (sale_id, revision, type) VALUES (NEW.sale_id, NEW.revision + 1, 'SaleRebuilt');
+		UPDATE sales SET epoch = 2, revision = NEW.revision + 1, published_revision = NEW.revision + 1 WHERE id = NEW.sale_id;
+		RETURN NULL; END $$;
+		CREATE TRIGGER rebuilt AFTER INSERT ON sale_events FOR EACH ROW WHEN (NEW.type = 'SaleLowering') EXECUTE FUNCTION rebuilt()`)
+	require.NoError(t, err)
+	r := s.post(sale+"/restock", `{"units":-4}`, operator, withKey("returned"))
+	require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "restock-withdrawn")["detail"], "nothing was changed")
+	require.Equal(t, "1", r.header.Get("Retry-After"))
+	_, err = s.pool.Exec(t.Context(), "DROP FUNCTION rebuilt CASCADE")
+	require.NoError(t, err)
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, id), "epoch", 2, "revision", 3).Err())
+
+	for range 2 {
+		now := s.post(sale+"/restock", `{"units":-4}`, operator, withKey("returned")).is(http.StatusOK)
+		require.Equal(t, []any{6.0, 6.0}, []any{now["stock"], now["available"]})
+	}
+	s.post(sale+"/restock", `{"units":-3}`, operator, withKey("returned")).isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
 }
 
 func TestListSales(t *testing.T) {

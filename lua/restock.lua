@@ -2,14 +2,15 @@
 --
 -- Changes of a sale are applied in the order of their revisions, each exactly once, and a change that
 -- comes too early waits until those before it were made. The new stock is a total and not a difference
--- for the same reason. A repeat changes nothing; until the stock is changed again it is told restocked
--- too, so that whoever did not hear the first answer learns whether the stock was lowered.
+-- for the same reason. A repeat changes nothing; until the stock is changed again it is given the first
+-- answer again, so that whoever did not hear that learns whether the stock was lowered.
 --
 -- What is taken decides about a lower stock, and only here is that known. So a refusal takes the
 -- revision all the same: later changes do not wait for it.
 --
 -- KEYS
---   1  sale  hash, as in reserve.lua; restocked in it: "<epoch> <revision>" of the last change of its stock
+--   1  sale  hash, as in reserve.lua; restocked in it: "<epoch> <revision>" of the last change of its stock,
+--           and " <units>" after it where that was refused because of units that are taken
 -- ARGV
 --   1  epoch     of the sale's stock, as the caller knows it
 --   2  revision  that this change makes of the sale's definition
@@ -27,13 +28,14 @@ if not sale[1] then return 'unknown-sale' end
 if sale[1] ~= ARGV[1] then return 'stale-epoch' end
 local this = ARGV[1] .. ' ' .. ARGV[2]
 if sale[5] == this then return 'restocked' end
+if sale[5] and string.sub(sale[5], 1, #this + 1) == this .. ' ' then return 'taken' .. string.sub(sale[5], #this + 1) end
 if tonumber(ARGV[2]) <= tonumber(sale[2]) then return 'unchanged' end
 if tonumber(ARGV[2]) > sale[2] + 1 then return 'gap ' .. sale[2] end
 if not string.find(ARGV[3], '^%d+$') then return redis.error_reply('ERR stock must be a whole number') end
 
 local taken = sale[3] - sale[4]
 if tonumber(ARGV[3]) < taken then
-  redis.call('HSET', KEYS[1], 'revision', ARGV[2])
+  redis.call('HSET', KEYS[1], 'revision', ARGV[2], 'restocked', string.format('%s %d', this, taken))
   return string.format('taken %d', taken)
 end
 

@@ -95,7 +95,7 @@ func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event stri
 	}); err != nil {
 		return Standing{}, err
 	}
-	return c.nowInForce(ctx, id, action)
+	return c.nowInForce(ctx, id, action, ErrNotInForce)
 }
 
 // saleChange is the next revision of a sale; the zero value leaves it as it is.
@@ -139,17 +139,17 @@ func (c *Catalog) change(
 	return revision, nil
 }
 
-// nowInForce tells Redis of what was changed, and returns the sale. If that fails the error is ErrNotInForce.
-func (c *Catalog) nowInForce(ctx context.Context, id uuid.UUID, action string) (Standing, error) {
-	if err := c.publish(ctx, id); err != nil {
-		return Standing{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, ErrNotInForce, err)
-	}
-	standing, err := c.Show(ctx, id)
-	if err != nil {
+// nowInForce tells Redis of what was changed, and returns the sale. If that fails the error wraps otherwise.
+func (c *Catalog) nowInForce(ctx context.Context, id uuid.UUID, action string, otherwise error) (Standing, error) {
+	err := c.publish(ctx, id)
+	if err == nil {
+		var standing Standing
+		if standing, err = c.Show(ctx, id); err == nil {
+			return standing, nil
+		}
 		// Redis was told, but then could not be asked. To the operator that is the same.
-		return Standing{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, ErrNotInForce, err)
 	}
-	return standing, nil
+	return Standing{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, otherwise, err)
 }
 
 func nullTime(t time.Time) *time.Time {

@@ -74,12 +74,12 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 			return err
 		}
 		for _, change := range changes {
-			word, err := c.apply(ctx, sale.Sale, change)
+			word, taken, err := c.apply(ctx, sale.Sale, change)
 			if err != nil {
 				return err
 			}
-			if change.event == eventLowering && word == "restocked" {
-				if sale.Revision, err = c.finishLowering(ctx, sale.Sale, change); err != nil {
+			if change.event == eventLowering {
+				if sale.Revision, err = c.settleLowering(ctx, sale.Sale, change, word, taken); err != nil {
 					return err
 				}
 			}
@@ -184,8 +184,8 @@ func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64
 	return changes, nil
 }
 
-// apply runs the script of one change, and returns what it answered.
-func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) (word string, err error) {
+// apply runs the script of one change, and returns what it answered; taken is the number in the answer "taken <units>".
+func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) (word string, taken int64, err error) {
 	k, p := c.store.keys, s.Partition()
 	saleKey := k.Sale(p, s.ID)
 	epoch, revision := strconv.FormatInt(s.Epoch, 10), strconv.FormatInt(ch.revision, 10)
@@ -204,30 +204,31 @@ func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) (word s
 		answer = lua.End.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision)
 	case eventRebuilt:
 		// The rebuild has written this revision itself.
-		return "unchanged", c.hasRevision(ctx, s, ch.revision)
+		return "unchanged", 0, c.hasRevision(ctx, s, ch.revision)
 	case eventReconciled:
 		answer = lua.Note.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision)
 	case eventRestocked, eventLowering:
 		answer = lua.Restock.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision, ch.stock)
 	default:
-		return "", fmt.Errorf("sale=%s has an event %q that this version does not know", s.ID, ch.event)
+		return "", 0, fmt.Errorf("sale=%s has an event %q that this version does not know", s.ID, ch.event)
 	}
 	text, err := answer.Text()
 	if err != nil {
-		return "", err
+		return "", 0, err
 	}
 	word, rest, _ := strings.Cut(text, " ")
 	if word == "taken" && ch.event == eventLowering {
-		return word, nil
+		taken, err = strconv.ParseInt(rest, 10, 64)
+		return word, taken, err
 	}
 	switch word {
 	case "opened", "paused", "resumed", "ended", "restocked", "noted", "unchanged":
-		return word, nil
+		return word, 0, nil
 	case "unknown-sale", "buyers-remain", "gap":
 		// Redis has been told before of what it lacks now: it lost data, and only a rebuild brings it back.
-		return "", fmt.Errorf("%w (%s)", errLostSale, text)
+		return "", 0, fmt.Errorf("%w (%s)", errLostSale, text)
 	default:
-		return "", fmt.Errorf("sale=%s: %s was refused by Redis: %s %s", s.ID, ch.event, word, rest)
+		return "", 0, fmt.Errorf("sale=%s: %s was refused by Redis: %s %s", s.ID, ch.event, word, rest)
 	}
 }
 

@@ -17,7 +17,8 @@ import (
 // the stock as it is; Redis grants it or not, in one step, when it is told of it like of any other change
 // (publish.go); and what was granted becomes the stock in Postgres (SaleRestocked). Until then orders have
 // in Postgres at least as much room as in Redis. Whoever publishes the sale next finishes what
-// somebody left half done.
+// somebody left half done. A rebuild makes the stock in Redis from that in Postgres, and so withdraws a wish
+// that is not decided.
 
 // TakenError is returned for a stock that was to be lowered below the units that are taken.
 type TakenError struct {
@@ -29,6 +30,15 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("cannot lower the stock of a sale below the %d units that are taken", e.Taken)
 }
 
+var (
+	// ErrRestockUndecided is returned for a stock that was to be lowered while Redis could not be asked. The wish
+	// stays, and a repeat with the same idempotency key finds out. It wraps ErrUnavailable.
+	ErrRestockUndecided = fmt.Errorf("the lower stock is written down, and takes effect if Redis grants it: %w", ErrUnavailable)
+	// ErrRestockWithdrawn is returned for a stock that was to be lowered and was rebuilt before that was decided.
+	// Nothing was changed; a repeat with the same idempotency key makes a new attempt.
+	ErrRestockWithdrawn = errors.New("the stock was rebuilt before it could be lowered: nothing was changed, and the same restock can be tried again")
+)
+
 // errLoweringOpen: Redis has yet to say whether it grants an earlier wish, so nobody knows the stock to reckon from.
 var errLoweringOpen = errors.New("an earlier change of the stock is not in force yet")
 
@@ -37,7 +47,8 @@ const restockTries = 100
 
 // Restock adds units to a sale, or takes some away if units is negative; no more than are left, or the
 // error is a *TakenError. With an idempotency key a repeat changes nothing and is answered as before,
-// a refusal as well; with one that was used for other units the error is ErrIdempotencyKeyReused.
+// a refusal as well; with one that was used for other units the error is ErrIdempotencyKeyReused. The errors
+// ErrRestockUndecided and ErrRestockWithdrawn are for units below zero, and ErrNotInForce for the others.
 func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (Standing, error) {
 	if units == 0 || units < -MaxStock || units > MaxStock {
 		return Standing{}, &InvalidError{"units", fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", MaxStock)}
@@ -59,16 +70,21 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 	} else if err != nil {
 		return Standing{}, err
 	}
-	standing, err := c.nowInForce(ctx, id, "restock")
-	if err != nil || units > 0 {
-		return standing, err
+	if units > 0 {
+		return c.nowInForce(ctx, id, "restock", ErrNotInForce)
+	}
+	standing, err := c.nowInForce(ctx, id, "restock", ErrRestockUndecided)
+	if err != nil {
+		return Standing{}, err
 	}
 	lowering, err := findLowering(ctx, c.pool, id, revision)
 	switch {
 	case err != nil:
-		return Standing{}, fmt.Errorf("restock sale=%s: %w: %w", id, ErrNotInForce, err)
-	case !lowering.done:
-		return Standing{}, &TakenError{standing.Stock - standing.Available}
+		return Standing{}, fmt.Errorf("restock sale=%s: %w: %w", id, ErrRestockUndecided, err)
+	case lowering.taken > 0:
+		return Standing{}, &TakenError{lowering.taken}
+	case lowering.withdrawn():
+		return Standing{}, fmt.Errorf("restock sale=%s: %w", id, ErrRestockWithdrawn)
 	}
 	return standing, nil
 }
@@ -104,7 +120,8 @@ func (c *Catalog) changeStock(ctx context.Context, id uuid.UUID, units int64, id
 	return max(revision, before), err
 }
 
-// madeBefore returns the revision that was made with this idempotency key, 0 if none was.
+// madeBefore returns the revision that was made with this idempotency key, 0 if none was. One that was
+// withdrawn leaves its key to the next.
 func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey string, units int64) (revision int64, err error) {
 	if idempotencyKey == "" {
 		return 0, nil
@@ -116,18 +133,33 @@ func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey str
 		return 0, nil
 	case err != nil:
 		return 0, err
-	case its != units:
+	}
+	if its < 0 {
+		if l, err := findLowering(ctx, tx, id, revision); err != nil {
+			return 0, err
+		} else if l.withdrawn() {
+			_, err := tx.Exec(ctx, sql.FreeSaleKey, id, revision)
+			return 0, err
+		}
+	}
+	if its != units {
 		return 0, ErrIdempotencyKeyReused
 	}
 	return revision, nil
 }
 
-// lowering is what became of a wish to lower a stock; neither done nor open is one that was refused.
+// lowering is what became of a wish to lower a stock.
 type lowering struct {
 	revision int64
 	done     bool
-	open     bool
+	// taken is how many units were taken when Redis refused the wish, or 0.
+	taken int64
+	// open: that is not decided yet.
+	open bool
 }
+
+// withdrawn: a rebuild has made the stock without the wish.
+func (l lowering) withdrawn() bool { return !l.done && l.taken == 0 && !l.open }
 
 // findLowering returns what became of the wish of that revision, or of the latest one if revision is 0; the
 // zero value if there is none.
@@ -135,13 +167,24 @@ func findLowering(ctx context.Context, q querier, id uuid.UUID, revision int64) 
 	rows, _ := q.Query(ctx, sql.FindLowering, id, revision) // its error comes with the rows
 	l, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) (lowering, error) {
 		var l lowering
-		err := row.Scan(&l.revision, &l.done, &l.open)
+		err := row.Scan(&l.revision, &l.done, &l.taken, &l.open)
 		return l, err
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return lowering{}, nil
 	}
 	return l, err
+}
+
+// settleLowering writes down what Redis has answered to a wish to lower the stock, and returns the latest revision of the sale.
+func (c *Catalog) settleLowering(ctx context.Context, asked Sale, wish publishedChange, answer string, taken int64) (revision int64, err error) {
+	switch answer {
+	case "restocked":
+		return c.finishLowering(ctx, asked, wish)
+	case "taken":
+		_, err = c.pool.Exec(ctx, sql.RefuseLowering, asked.ID, wish.revision, taken)
+	}
+	return asked.Revision, err
 }
 
 // finishLowering makes the stock that Redis has granted that of Postgres, unless somebody else has, and

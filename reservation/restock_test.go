@@ -70,7 +70,7 @@ func TestAStockIsLoweredToWhatIsTakenAndNoFurther(t *testing.T) {
 	released, err := s.Release(ctx, []reservation.Release{{SaleID: sale, OrderID: s.buy(sale, "cid").Reservation.OrderID, UserID: "cid"}})
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
-	require.EqualValues(t, 2, s.takenOf(s.Restock(ctx, sale, -3, "returned-2")), "a refusal stays one for the same key")
+	require.EqualValues(t, 3, s.takenOf(s.Restock(ctx, sale, -3, "returned-2")), "a refusal stays the same one for the same key")
 	require.Equal(t, []int64{5, 5, 3}, s.stocks(sale))
 
 	paused, err := s.Pause(ctx, sale)
@@ -91,7 +91,7 @@ func TestAStockIsLoweredToWhatIsTakenAndNoFurther(t *testing.T) {
 	require.Equal(t, []string{
 		`SaleCreated {"stock": 10}`,
 		`SaleLowering {"stock": 5, "units": -5}`, `SaleRestocked {"stock": 5, "lowering": 2}`,
-		`SaleLowering {"stock": 2, "units": -3}`, // refused
+		`SaleLowering {"stock": 2, "taken": 3, "units": -3}`, // refused
 		`SalePaused {"stock": 5}`,
 		`SaleLowering {"stock": 2, "units": -3}`, `SaleRestocked {"stock": 2, "lowering": 6}`,
 		`SaleResumed {"stock": 2}`, `SaleRestocked {"stock": 3, "units": 1}`,
@@ -159,7 +159,7 @@ func TestALoweringThatIsBrokenOffIsFinished(t *testing.T) {
 			sale := s.sale(10).ID
 			s.buy(sale, "ann")
 			mend := breakAt(t, pool, c.step)
-			require.ErrorIs(t, operator(s, sale), reservation.ErrNotInForce)
+			require.ErrorIs(t, operator(s, sale), reservation.ErrRestockUndecided)
 			require.EqualValues(t, []int64{6, 5}, s.stocks(sale)[1:], "Redis has granted it")
 			if c.meanwhile != nil {
 				require.NoError(t, c.meanwhile(s, sale))
@@ -169,10 +169,12 @@ func TestALoweringThatIsBrokenOffIsFinished(t *testing.T) {
 			require.Equal(t, c.after, s.stocks(sale))
 			require.NoError(t, worker(s, sale))
 			require.Equal(t, c.after, s.stocks(sale), "and nothing is left to be done")
-			if c.after[0] == 10 || c.after[0] == 12 {
-				require.EqualValues(t, 1, s.takenOf(s.Restock(t.Context(), sale, -4, "returned")), "the operator hears that it was not done")
-				require.Equal(t, c.after, s.stocks(sale))
-			} else {
+			if c.after[0] == 10 || c.after[0] == 12 { // the lowering was withdrawn, so a repeat is a new one
+				for i := range c.after {
+					c.after[i] -= 4
+				}
+			}
+			for range 2 {
 				require.NoError(t, operator(s, sale), "a repeat does no more")
 				require.Equal(t, c.after, s.stocks(sale))
 			}
@@ -207,7 +209,8 @@ func TestALoweringWaitsForRedis(t *testing.T) {
 	s.buy(sale, "ann")
 	own.Kill()
 	_, err := s.Restock(t.Context(), sale, -4, "returned")
-	require.ErrorIs(t, err, reservation.ErrNotInForce)
+	require.ErrorIs(t, err, reservation.ErrRestockUndecided)
+	require.NotErrorIs(t, err, reservation.ErrNotInForce, "a rebuild withdraws it")
 	_, err = s.Restock(t.Context(), sale, 2, "delivered")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.NotErrorIs(t, err, reservation.ErrNotInForce, "nobody knows the stock to reckon from, so nothing is written down")
@@ -232,7 +235,8 @@ func TestALoweringDoesNotOutliveTheStockThatGrantedIt(t *testing.T) {
 	s.buy(sale, "ann")
 	mend := breakAt(t, pool, "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')")
 	_, err := s.Restock(t.Context(), sale, -4, "returned")
-	require.ErrorIs(t, err, reservation.ErrNotInForce)
+	require.ErrorIs(t, err, reservation.ErrRestockUndecided)
+	require.NotErrorIs(t, err, reservation.ErrNotInForce, "a rebuild withdraws it")
 	mend()
 
 	rebuilding, err := pool.Begin(t.Context())

@@ -68,6 +68,8 @@ var (
 	FindSaleChange string
 	//go:embed queries/find_sales.sql
 	FindSales string
+	//go:embed queries/free_sale_key.sql
+	FreeSaleKey string
 	//go:embed queries/holders.sql
 	Holders string
 	//go:embed queries/insert_sale.sql
@@ -152,6 +154,8 @@ var (
 	RecordFresh string
 	//go:embed queries/record_orders.sql
 	RecordOrders string
+	//go:embed queries/refuse_lowering.sql
+	RefuseLowering string
 	//go:embed queries/return_sold.sql
 	ReturnSold string
 	//go:embed queries/sale_changes.sql
