@@ -76,9 +76,9 @@ type batcher struct {
 func newBatcher(config batcherConfig) *batcher {
 	config.logger = config.logger.With("partition", config.partition)
 	b := &batcher{batcherConfig: config, queue: newSubmissions(), draining: make(chan struct{})}
-	b.recording = b.trouble("record", "record orders in Postgres")
-	b.locking = b.trouble("lock", "lock the users of a batch, going on without")
-	b.releasing = b.trouble("release", "give back the units of rejected orders")
+	b.recording = b.trouble(stepRecord, "record orders in Postgres")
+	b.locking = b.trouble(stepLock, "lock the users of a batch, going on without")
+	b.releasing = b.trouble(stepRelease, "give back the units of rejected orders")
 	return b
 }
 

@@ -36,7 +36,7 @@ func (w *Worker) sweepOrders(ctx context.Context) {
 
 // expireOrders ends overdue orders until ctx ends.
 func (w *Worker) expireOrders(ctx context.Context) {
-	expiring := newTrouble(w.config.Logger, w.metrics, "expire", "expire orders that were not paid in time")
+	expiring := newTrouble(w.config.Logger, w.metrics, stepExpire, "expire orders that were not paid in time")
 	for w.nextSweep(ctx) {
 		expired, err := sweepSales(ctx, w.ledger.expireSome)
 		if expired > 0 {

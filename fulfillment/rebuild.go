@@ -99,6 +99,11 @@ func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
+	for _, reason := range []string{
+		RebuildServer, RebuildUnvouched, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildByHand, RebuildReconciled,
+	} {
+		rebuilds.WithLabelValues(reason) // is there before the first, which increase() would miss otherwise
+	}
 	return &rebuildMetrics{rebuilds: rebuilds, seconds: seconds}, nil
 }
 

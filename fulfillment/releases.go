@@ -22,7 +22,7 @@ var errRefused = errors.New("the units are refused by Redis")
 
 // releaseUnits has the units of ended orders come back to Redis, until ctx ends.
 func (w *Worker) releaseUnits(ctx context.Context) {
-	releasing := newTrouble(w.config.Logger, w.metrics, "release", "give back the units of ended orders")
+	releasing := newTrouble(w.config.Logger, w.metrics, stepRelease, "give back the units of ended orders")
 	for w.nextSweep(ctx) {
 		released, err := sweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
 			return w.ledger.releaseSome(ctx, w.config.Store, except)

@@ -62,6 +62,9 @@ func NewTrimmer(config TrimmerConfig) (*Trimmer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
+	for _, stream := range config.Streams {
+		trimmed.WithLabelValues(stream)
+	}
 	return &Trimmer{config: config, trimmed: trimmed}, nil
 }
 

@@ -16,7 +16,7 @@ const dateInterval = 5 * time.Second
 // dateOrders gives orders that an older worker has confirmed the deadline of which it knew nothing: at once,
 // and then now and then, until ctx ends.
 func (w *Worker) dateOrders(ctx context.Context) {
-	dating := newTrouble(w.config.Logger, w.metrics, "date", "give deadlines to orders that an older worker confirmed")
+	dating := newTrouble(w.config.Logger, w.metrics, stepDate, "give deadlines to orders that an older worker confirmed")
 	for {
 		dated, err := w.ledger.dateAll(ctx)
 		if dated > 0 {

@@ -111,7 +111,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := newWorkerSubscriber(&config); err != nil { // which makes a new one whenever it starts anew
+	if err := showSeries(config); err != nil {
 		return nil, err
 	}
 	outcomes, err := NewOutcomes(OutcomesConfig{
@@ -129,6 +129,37 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	ledger := NewLedger(config.Pool).Telling(outcomes)
 	rebuilder.ledger = ledger // what it salvages is told as well
 	return &Worker{config: config, metrics: metrics, outcomes: outcomes, ledger: ledger, rebuilder: rebuilder}, nil
+}
+
+// showSeries makes the counters of the streams that are known before Postgres was asked: increase() misses the first
+// event of a counter that appears with it.
+func showSeries(config WorkerConfig) error {
+	subscriber, err := newWorkerSubscriber(&config)
+	if err != nil {
+		return err
+	}
+	streams := ordersStreams(config.Keys, config.Keys.Partitions)
+	for _, stream := range streams {
+		subscriber.metrics.of(stream)
+	}
+	_, err = newWorkerTrimmer(&config, streams)
+	return err
+}
+
+// ordersStreams are those of the first partitions.
+func ordersStreams(keys reservation.Keys, partitions int) []string {
+	streams := make([]string, partitions)
+	for p := range streams {
+		streams[p] = keys.Orders(p)
+	}
+	return streams
+}
+
+func newWorkerTrimmer(config *WorkerConfig, streams []string) (*Trimmer, error) {
+	return NewTrimmer(TrimmerConfig{
+		Control: config.Control, Streams: streams, Interval: config.TrimInterval,
+		Logger: config.Logger, Registerer: config.Registerer,
+	})
 }
 
 func newWorkerSubscriber(config *WorkerConfig) (*Subscriber, error) {
@@ -182,19 +213,13 @@ func (w *Worker) tellOutcomes(ctx context.Context) (stop func()) {
 // and returns how many. To start anew with all of them is simpler than to add to what is running, and
 // nobody notices: a drain is short, and what it leaves behind this consumer finds at once.
 func (w *Worker) serve(ctx context.Context, partitions int) (needed int, err error) {
-	streams := make([]string, partitions)
-	for p := range streams {
-		streams[p] = w.config.Keys.Orders(p)
-	}
+	streams := ordersStreams(w.config.Keys, partitions)
 	unregister, err := w.registerBacklog(streams)
 	if err != nil {
 		return 0, err
 	}
 	defer unregister()
-	trimmer, err := NewTrimmer(TrimmerConfig{
-		Control: w.config.Control, Streams: streams, Interval: w.config.TrimInterval,
-		Logger: w.config.Logger, Registerer: w.config.Registerer,
-	})
+	trimmer, err := newWorkerTrimmer(&w.config, streams)
 	if err != nil {
 		return 0, err
 	}

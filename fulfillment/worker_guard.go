@@ -21,7 +21,7 @@ const (
 // guard looks again and again whether Redis still has what Postgres says that it must have, in partitions
 // 0 to n-1, and has it made anew where it has not, until ctx ends. All workers do it; one of them rebuilds.
 func (w *Worker) guard(ctx context.Context, rebuilder *Rebuilder, partitions int) {
-	looking := newTrouble(w.config.Logger, w.metrics, "rebuild", "make sure that Redis has what was sold")
+	looking := newTrouble(w.config.Logger, w.metrics, stepRebuild, "make sure that Redis has what was sold")
 	var endedDue time.Time
 	for failed := 0; ; {
 		withEnded := !time.Now().Before(endedDue)

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"stampede/lock"
+	"stampede/reservation"
 )
 
 // workerMetrics are shared by all batchers of a worker.
@@ -23,6 +24,16 @@ type workerMetrics struct {
 const (
 	countDuplicate = "duplicate"
 	countUnusable  = "unusable"
+)
+
+// The label values of stampede_worker_failing.
+const (
+	stepRecord  = "record"
+	stepLock    = "lock"
+	stepRelease = "release"
+	stepExpire  = "expire"
+	stepDate    = "date"
+	stepRebuild = "rebuild"
 )
 
 func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
@@ -49,7 +60,19 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 	if err := errors.Join(err1, err2, err3, err4, err5, err6); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
-	return &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing, releases: releases}, nil
+	// Each series is there before its first event, which increase() would miss otherwise.
+	for _, outcome := range []string{
+		string(reservation.StatusConfirmed), string(reservation.StatusRejected), string(reservation.StatusVoided), string(reservation.StatusExpired),
+		countDuplicate, countUnusable,
+	} {
+		outcomes.WithLabelValues(outcome)
+	}
+	for _, step := range []string{stepRecord, stepLock, stepRelease, stepExpire, stepDate, stepRebuild} {
+		failing.WithLabelValues(step)
+	}
+	m := &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing, releases: releases}
+	m.lockObserver()
+	return m, nil
 }
 
 // lockObserver counts what becomes of the locks of users.

@@ -181,6 +181,11 @@ func TestWorkerBringsEveryReservationToItsEnd(t *testing.T) {
 # HELP stampede_orders_total Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.
 # TYPE stampede_orders_total counter
 stampede_orders_total{outcome="confirmed"} 300
+stampede_orders_total{outcome="duplicate"} 0
+stampede_orders_total{outcome="expired"} 0
+stampede_orders_total{outcome="rejected"} 0
+stampede_orders_total{outcome="unusable"} 0
+stampede_orders_total{outcome="voided"} 0
 `), "stampede_orders_total"))
 	stop()
 }

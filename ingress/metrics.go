@@ -1,8 +1,10 @@
 package ingress
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -15,10 +17,39 @@ type metrics struct {
 	registry *prometheus.Registry
 	requests *prometheus.CounterVec
 	verdicts map[reservation.Verdict]verdictMetrics
-	// failed counts the purchases that came to no verdict.
-	failed verdictMetrics
 
 	outcomesHeard, outcomeLookups prometheus.Counter
+}
+
+// What the metrics call purchases on which the script gave no verdict.
+const (
+	verdictOverloaded  reservation.Verdict = "overloaded"  // too many at once: nothing was reserved
+	verdictUnavailable reservation.Verdict = "unavailable" // Redis could not be asked: nothing was reserved
+	verdictUnknown     reservation.Verdict = "unknown"     // no answer came back: units may have been taken
+)
+
+// The values of the label outcome of stampede_purchase_duration_seconds.
+const (
+	outcomeAccepted = "accepted"
+	outcomeRefused  = "refused"
+	outcomeFailed   = "failed"
+)
+
+// outcomeOf has all verdicts that the metrics know.
+var outcomeOf = map[reservation.Verdict]string{
+	reservation.Reserved:         outcomeAccepted,
+	reservation.Replayed:         outcomeAccepted,
+	reservation.KeyReused:        outcomeRefused,
+	reservation.AlreadyPurchased: outcomeRefused,
+	reservation.Paused:           outcomeRefused,
+	reservation.Ended:            outcomeRefused,
+	reservation.NotOpen:          outcomeRefused,
+	reservation.OverLimit:        outcomeRefused,
+	reservation.SoldOut:          outcomeRefused,
+	reservation.UnknownSale:      outcomeRefused,
+	verdictOverloaded:            outcomeFailed,
+	verdictUnavailable:           outcomeFailed,
+	verdictUnknown:               outcomeFailed,
 }
 
 // rooms are those of a server that its metrics show.
@@ -41,7 +72,7 @@ func newMetrics(registry *prometheus.Registry, r rooms) (*metrics, error) {
 		verdicts: make(map[reservation.Verdict]verdictMetrics),
 	}
 	count := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_purchases_total", Help: `Purchases by verdict; "failed" came to none.`,
+		Name: "stampede_purchases_total", Help: "Purchases by verdict. On overloaded, unavailable and unknown ones the script gave none; of the unknown ones alone units may have been taken.",
 	}, []string{"verdict"})
 	seconds := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "stampede_purchase_duration_seconds", Help: "From the head of the request to its answer, for winners, losers and failures apart.",
@@ -78,26 +109,32 @@ func newMetrics(registry *prometheus.Registry, r rooms) (*metrics, error) {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
 	}
-	for _, v := range []reservation.Verdict{
-		reservation.Reserved, reservation.Replayed, reservation.KeyReused, reservation.AlreadyPurchased, reservation.Paused,
-		reservation.Ended, reservation.NotOpen, reservation.OverLimit, reservation.SoldOut, reservation.UnknownSale,
-	} {
-		outcome := "refused"
-		if v == reservation.Reserved || v == reservation.Replayed {
-			outcome = "accepted"
-		}
-		m.verdicts[v] = verdictMetrics{count.WithLabelValues(string(v)), seconds.WithLabelValues(outcome)}
+	for verdict, outcome := range outcomeOf {
+		m.verdicts[verdict] = verdictMetrics{count.WithLabelValues(string(verdict)), seconds.WithLabelValues(outcome)}
 	}
-	m.failed = verdictMetrics{count.WithLabelValues("failed"), seconds.WithLabelValues("failed")}
 	return m, nil
 }
 
-// verdict finds where to count a purchase; a verdict that this code does not know is a failure.
-func (m *metrics) verdict(v reservation.Verdict) verdictMetrics {
-	if known, ok := m.verdicts[v]; ok {
-		return known
+// purchased counts a purchase whose request began to be served then. A verdict that this code does not know is
+// answered as unavailable, and counted so.
+func (m *metrics) purchased(verdict reservation.Verdict, began time.Time) {
+	counted, known := m.verdicts[verdict]
+	if !known {
+		counted = m.verdicts[verdictUnavailable]
 	}
-	return m.failed
+	counted.count.Inc()
+	counted.seconds.Observe(time.Since(began).Seconds())
+}
+
+// verdictOf is what the metrics call an error of Reservations.Reserve.
+func verdictOf(err error) reservation.Verdict {
+	switch {
+	case errors.Is(err, reservation.ErrOverloaded):
+		return verdictOverloaded
+	case errors.Is(err, reservation.ErrOutcomeUnknown):
+		return verdictUnknown
+	}
+	return verdictUnavailable
 }
 
 func (r *room) gauge(o prometheus.GaugeOpts) prometheus.GaugeFunc {

@@ -74,6 +74,7 @@ func (s *Server) purchase(c echo.Context) error {
 // that would cost as much as what is left to do here.
 func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.Answer, error) {
 	if !s.room.enter() {
+		s.metrics.purchased(verdictOverloaded, began)
 		return reservation.Answer{}, problemNotReserved
 	}
 	defer s.room.leave()
@@ -84,12 +85,11 @@ func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.An
 	if s.signer.Load() != nil { // nothing is accepted without a receipt
 		answer, err = s.config.Reservations.Reserve(context.Background(), r)
 	}
-	counted := s.metrics.failed
-	if err == nil {
-		counted = s.metrics.verdict(answer.Verdict)
+	verdict := answer.Verdict
+	if err != nil {
+		verdict = verdictOf(err)
 	}
-	counted.count.Inc()
-	counted.seconds.Observe(time.Since(began).Seconds())
+	s.metrics.purchased(verdict, began)
 	return answer, err
 }
 

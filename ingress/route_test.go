@@ -187,6 +187,9 @@ func TestRequestsInFlightAreBounded(t *testing.T) {
 		require.NotContains(t, p["detail"], "reserved")
 	}
 	require.Contains(t, s.get("/metrics").body, "stampede_http_requests_in_flight 2\n")
+	// What was shed is counted and timed as well, at once.
+	require.Contains(t, s.get("/metrics").body, `stampede_purchases_total{verdict="overloaded"} 1`+"\n")
+	require.Contains(t, s.get("/metrics").body, `stampede_purchase_duration_seconds_count{outcome="failed"} 1`+"\n")
 	s.get("/livez").is(http.StatusOK)
 
 	goOn()

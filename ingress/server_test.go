@@ -171,7 +171,7 @@ func TestMetrics(t *testing.T) {
 		`stampede_purchases_total{verdict="reserved"} 1`,
 		`stampede_purchases_total{verdict="replayed"} 1`,
 		`stampede_purchases_total{verdict="sold-out"} 1`,
-		`stampede_purchases_total{verdict="failed"} 0`,
+		`stampede_purchases_total{verdict="overloaded"} 0`,
 		`stampede_purchase_duration_seconds_count{outcome="accepted"} 2`,
 		`stampede_purchase_duration_seconds_count{outcome="refused"} 1`,
 		`stampede_http_requests_total{route="POST /v1/sales/:sale/orders",status="2xx"} 2`,

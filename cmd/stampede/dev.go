@@ -82,13 +82,19 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	}
 	work := workerConfig(back, c.keysFlags, c.workerFlags, config.Metrics, logger)
 	work.Consumer, work.DrainTimeout = consumer, c.DrainTimeout
+	runWorker, err := newWorker(servers.RedisURL, work)
+	if err != nil {
+		server.Close()
+		_ = config.Listener.Close()
+		return err
+	}
 
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return servers.Watch(ctx) })
 	together.Go(func() error { return runIngress(ctx, server, outcomes) })
 	together.Go(func() error { return front.pulse(logger).Run(ctx) })
 	together.Go(func() error { return front.guard(logger).Run(ctx) })
-	together.Go(func() error { return runWorker(ctx, servers.RedisURL, work) })
+	together.Go(func() error { return runWorker(ctx) })
 	if err := c.welcome(s.out, "http://"+config.Listener.Addr().String(), servers); err != nil {
 		return err
 	}

@@ -69,10 +69,15 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	registry := telemetry.NewRegistry()
 	config := workerConfig(b, c.keysFlags, c.workerFlags, registry, logger)
 	config.Consumer, config.DrainTimeout = consumer, c.DrainTimeout
+	// The worker is made before /metrics is served: it makes the series.
+	run, err := newWorker(c.RedisURL, config)
+	if err != nil {
+		return err
+	}
 
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return telemetry.Serve(ctx, c.MetricsAddr, registry, b.ready) })
-	together.Go(func() error { return runWorker(ctx, c.RedisURL, config) })
+	together.Go(func() error { return run(ctx) })
 	return together.Wait()
 }
 
@@ -84,17 +89,20 @@ func workerConfig(b *backend, keys keysFlags, flags workerFlags, registry promet
 	}
 }
 
-// runWorker adds the client for the blocking reads, which must be nobody else's.
-func runWorker(ctx context.Context, redisURL string, config fulfillment.WorkerConfig) error {
+// newWorker adds the client for the blocking reads, which must be nobody else's. It is closed when run ends.
+func newWorker(redisURL string, config fulfillment.WorkerConfig) (run func(context.Context) error, err error) {
 	blocking, err := connect.Blocking(redisURL)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() { _ = blocking.Close() }()
 	config.Blocking = blocking
 	worker, err := fulfillment.NewWorker(config)
 	if err != nil {
-		return &usageError{err}
+		_ = blocking.Close()
+		return nil, &usageError{err}
 	}
-	return worker.Run(ctx)
+	return func(ctx context.Context) error {
+		defer func() { _ = blocking.Close() }()
+		return worker.Run(ctx)
+	}, nil
 }

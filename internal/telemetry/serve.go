@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -27,6 +28,7 @@ func Serve(ctx context.Context, addr string, registry *prometheus.Registry, read
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
+	slog.InfoContext(ctx, "metrics are served", "addr", listener.Addr().String())
 	return serve(ctx, listener, Handler(registry, ready))
 }
 

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+)
+
+// A counter that appears with its first event is missed by increase() in PromQL: so a process that has done nothing
+// shows every series, with every value of its labels.
+func TestEverySeriesExistsFromTheFirstScrape(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, ingress := s.serve()
+	// As without Redis and Postgres: what a worker does first must not be what makes its series.
+	worker := s.worker("worker")
+	worker.Setenv("STAMPEDE_PARTITIONS", "2")
+	worker.Setenv("REDIS_URL", "redis://127.0.0.1:1/0")
+	worker.Setenv("DATABASE_URL", "postgres://nobody@127.0.0.1:1/none")
+	worker.Start()
+	work := "http://" + loggedAddr(worker, "metrics are served")
+
+	for url, series := range map[string]map[string][]string{
+		ingress: {
+			"stampede_purchases_total{verdict": {
+				"reserved", "replayed", "key-reused", "already-purchased", "paused", "ended", "not-open", "over-limit", "sold-out",
+				"unknown-sale", "overloaded", "unavailable", "unknown",
+			},
+			"stampede_purchase_duration_seconds_count{outcome":                        {"accepted", "refused", "failed"},
+			`stampede_http_requests_total{route="POST /v1/sales/:sale/orders",status`: {"2xx", "3xx", "4xx", "5xx"},
+			`stampede_http_requests_total{route="unmatched",status`:                   {"2xx", "3xx", "4xx", "5xx"},
+			"stampede_event_streams{of":                                               {"order", "sale"},
+			"stampede_outcome_messages_total":                                         nil,
+			"stampede_outcome_lookups_total":                                          nil,
+			"stampede_outcomes_published_total":                                       nil,
+			"stampede_outcomes_dropped_total":                                         nil,
+		},
+		work: {
+			"stampede_orders_total{outcome":               {"confirmed", "rejected", "voided", "expired", "duplicate", "unusable"},
+			"stampede_locks_total{outcome":                {"acquired", "busy", "released", "lost"},
+			"stampede_worker_failing{step":                {"record", "lock", "release", "expire", "date", "rebuild"},
+			"stampede_rebuilds_total{reason":              {"server", "unvouched", "sale-lost", "unfinished", "set-back", "by-hand", "reconciled"},
+			"stampede_entries_acked_total{stream":         s.streams(2),
+			"stampede_entries_redelivered_total{stream":   s.streams(2),
+			"stampede_entries_claimed_total{stream":       s.streams(2),
+			"stampede_entries_taken_total{stream":         s.streams(2),
+			"stampede_entries_dead_lettered_total{stream": s.streams(2),
+			"stampede_entries_lost_total{stream":          s.streams(2),
+			"stampede_entries_trimmed_total{stream":       s.streams(2),
+			"stampede_batch_orders_count":                 nil,
+			"stampede_batch_duration_seconds_count":       nil,
+			"stampede_rebuild_seconds_count":              nil,
+			"stampede_outcomes_published_total":           nil,
+			"stampede_outcomes_dropped_total":             nil,
+		},
+	} {
+		shown := scrape(t, url)
+		for name, values := range series {
+			if values == nil {
+				assert.Contains(t, shown, name+" 0")
+			}
+			var want, got []string
+			for _, value := range values {
+				want = append(want, name+`="`+value+`"} 0`)
+			}
+			for _, line := range shown {
+				if strings.HasPrefix(line, name+"=") {
+					got = append(got, line)
+				}
+			}
+			assert.ElementsMatch(t, want, got)
+		}
+		// The list above has every counter, so that a new one is not forgotten.
+		for _, line := range shown {
+			if metric, ok := strings.CutPrefix(line, "# TYPE stampede_"); ok && strings.HasSuffix(metric, " counter") {
+				metric = "stampede_" + strings.TrimSuffix(metric, " counter")
+				assert.True(t, listed(series, metric), "%s is not in the list of this test", metric)
+			}
+		}
+	}
+}
+
+func listed[V any](series map[string]V, metric string) bool {
+	for name := range series {
+		if name == metric || strings.HasPrefix(name, metric+"{") {
+			return true
+		}
+	}
+	return false
+}
+
+// streams are the streams of the first partitions.
+func (s *shop) streams(partitions int) (streams []string) {
+	for p := range partitions {
+		streams = append(streams, s.keys.Orders(p))
+	}
+	return streams
+}
+
+func scrape(t *testing.T, url string) (lines []string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url+"/metrics", nil)
+	require.NoError(t, err)
+	res, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	defer func() { _ = res.Body.Close() }()
+	text, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	return strings.Split(string(text), "\n")
+}
+
+// loggedAddr is the address in the line of a process's log that says this.
+func loggedAddr(c *testkit.Cmd, says string) string {
+	_, addr, _ := strings.Cut(c.WaitOutput(within, says), "addr=")
+	addr, _, _ = strings.Cut(addr, " ")
+	return addr
+}
