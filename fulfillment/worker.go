@@ -238,6 +238,10 @@ func (w *Worker) serve(ctx context.Context, partitions int) (needed int, err err
 		return nil
 	})
 	all.Go(func() error {
+		w.endBlockers(ctx)
+		return nil
+	})
+	all.Go(func() error {
 		w.guard(ctx, w.rebuilder, partitions)
 		return nil
 	})

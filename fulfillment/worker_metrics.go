@@ -18,6 +18,7 @@ type workerMetrics struct {
 	orders, locks *prometheus.CounterVec
 	failing       *prometheus.GaugeVec
 	releases      prometheus.Gauge
+	endedSessions prometheus.Counter
 }
 
 // The label values of stampede_orders_total beside the statuses of fresh orders.
@@ -33,6 +34,7 @@ const (
 	stepRelease = "release"
 	stepExpire  = "expire"
 	stepDate    = "date"
+	stepUnblock = "unblock"
 	stepRebuild = "rebuild"
 )
 
@@ -49,7 +51,7 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 		Name: "stampede_orders_total", Help: "Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.",
 	}, []string{"outcome"}))
 	failing, err4 := registerOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release, date and rebuild in each worker) that fail and are tried again.",
+		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release, date, unblock and rebuild in each worker) that fail and are tried again.",
 	}, []string{"step"}))
 	locks, err5 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (put off to a later batch), released, or lost before the batch was done.",
@@ -57,7 +59,10 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 	releases, err6 := registerOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_releases_pending", Help: "Ended orders whose units Redis has not taken back, of all workers together; counted up to 10000.",
 	}))
-	if err := errors.Join(err1, err2, err3, err4, err5, err6); err != nil {
+	ended, err7 := registerOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "stampede_sessions_ended_total", Help: "Database sessions that this worker ended because others waited for their locks while their clients were silent.",
+	}))
+	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	// Each series is there before its first event, which increase() would miss otherwise.
@@ -67,10 +72,10 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 	} {
 		outcomes.WithLabelValues(outcome)
 	}
-	for _, step := range []string{stepRecord, stepLock, stepRelease, stepExpire, stepDate, stepRebuild} {
+	for _, step := range []string{stepRecord, stepLock, stepRelease, stepExpire, stepDate, stepUnblock, stepRebuild} {
 		failing.WithLabelValues(step)
 	}
-	m := &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing, releases: releases}
+	m := &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing, releases: releases, endedSessions: ended}
 	m.lockObserver()
 	return m, nil
 }

@@ -58,6 +58,10 @@ var (
 	ClaimPartition string
 	//go:embed queries/date_orders.sql
 	DateOrders string
+	//go:embed queries/end_session.sql
+	EndSession string
+	//go:embed queries/find_blockers.sql
+	FindBlockers string
 	//go:embed queries/find_dead_letter.sql
 	FindDeadLetter string
 	//go:embed queries/find_lowering.sql

@@ -1,0 +1,172 @@
+package fulfillment
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/internal/pause"
+	"stampede/sql"
+)
+
+const (
+	// blockersInterval is how often a worker looks for sessions that hold up others.
+	blockersInterval = time.Second
+	// A session of our role that others wait for is ended when it has waited for its client for so long: in the middle of
+	// a batch, of which the rest should be there already, and between two statements.
+	silentInBatchMax      = 5 * time.Second
+	silentBetweenQueryMax = 10 * time.Second
+	// blockerNamedAfter is when a session is named in the log that others wait for and that is not to be ended.
+	blockerNamedAfter = 5 * time.Second
+	// blockerForgottenAfter is how long nobody may wait for a session until it is forgotten.
+	blockerForgottenAfter = 10 * time.Second
+)
+
+// What the log says of sessions that hold up others.
+const (
+	endedSession = "ended a database session that held a lock and did not hear from its client"
+	namedSession = "a database session holds a lock for which others wait"
+)
+
+// endBlockers ends sessions of our role that hold up others while they wait for clients that have vanished, until ctx
+// ends. A worker or an ingress whose machine is gone, or which stands still, leaves the row of a sale or of an order
+// locked; Postgres itself does not end a session in the middle of a batch. Nothing is lost with such a session,
+// because everything may happen twice: what it did not commit is delivered again.
+func (w *Worker) endBlockers(ctx context.Context) {
+	looking := newTrouble(w.config.Logger, w.metrics, stepUnblock, "look for database sessions that hold up others")
+	found := blockers{pool: w.config.Pool, log: w.config.Logger, seen: make(map[blockerKey]*blockerSeen)}
+	for pause.For(blockersInterval, ctx.Done()) {
+		ended, err := found.look(ctx)
+		w.metrics.endedSessions.Add(float64(ended))
+		if ctx.Err() != nil {
+			return
+		}
+		looking.note(err)
+	}
+}
+
+// blocker is a session for whose locks others wait.
+type blocker struct {
+	PID          int32
+	BackendStart time.Time
+	QueryStart   zeronull.Timestamptz
+	StateChange  zeronull.Timestamptz
+	XactStart    zeronull.Timestamptz
+	Role         string
+	Application  string
+	Client       string
+	State        string
+	Query        string
+	Silent       bool
+}
+
+// blockerKey is another one as soon as the session has heard from its client.
+type blockerKey struct {
+	pid                         int32
+	started, queried, changedAt int64
+}
+
+func (b *blocker) key() blockerKey {
+	return blockerKey{
+		b.PID, b.BackendStart.UnixMicro(), time.Time(b.QueryStart).UnixMicro(), time.Time(b.StateChange).UnixMicro(),
+	}
+}
+
+// blockers is what is known of sessions that hold up others. It has as many entries as there were such sessions in the
+// last moments.
+type blockers struct {
+	pool *pgxpool.Pool
+	log  *slog.Logger
+	seen map[blockerKey]*blockerSeen
+}
+
+// blockerSeen is when a session was seen. silent is when it was first seen to wait for its client: it has not heard from
+// it since, or its key would be another one.
+type blockerSeen struct {
+	first, last, silent time.Time
+	named               bool
+}
+
+// look ends the sessions whose time is over, and returns how many.
+func (l *blockers) look(ctx context.Context) (ended int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	rows, _ := l.pool.Query(ctx, sql.FindBlockers) // its error comes with the rows
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[blocker])
+	if err != nil {
+		return 0, fmt.Errorf("look for sessions that hold up others: %w", err)
+	}
+	now := time.Now()
+	for _, b := range found {
+		seen := l.note(&b, now)
+		switch {
+		case seen.silent.IsZero() || now.Sub(seen.silent) < b.silentMax():
+			l.name(&b, seen)
+		default:
+			gone, err := l.end(ctx, &b, now.Sub(seen.silent))
+			if err != nil {
+				return ended, err
+			}
+			if gone {
+				ended++
+			}
+		}
+	}
+	for key, seen := range l.seen {
+		if now.Sub(seen.last) > blockerForgottenAfter {
+			delete(l.seen, key)
+		}
+	}
+	return ended, nil
+}
+
+func (l *blockers) note(b *blocker, now time.Time) *blockerSeen {
+	seen, known := l.seen[b.key()]
+	if !known {
+		seen = &blockerSeen{first: now}
+		l.seen[b.key()] = seen
+	}
+	seen.last = now
+	if b.Silent && seen.silent.IsZero() {
+		seen.silent = now
+	}
+	return seen
+}
+
+func (b *blocker) silentMax() time.Duration {
+	if b.State == "active" {
+		return silentInBatchMax
+	}
+	return silentBetweenQueryMax
+}
+
+// name names a session once that goes on holding up others.
+func (l *blockers) name(b *blocker, seen *blockerSeen) {
+	if waited := seen.last.Sub(seen.first); !seen.named && waited >= blockerNamedAfter {
+		seen.named = true
+		l.log.Warn(namedSession, append(b.attributes(), "others_wait_for", waited)...)
+	}
+}
+
+func (l *blockers) end(ctx context.Context, b *blocker, silent time.Duration) (gone bool, err error) {
+	err = l.pool.QueryRow(ctx, sql.EndSession, b.PID, b.BackendStart, b.QueryStart, b.StateChange).Scan(&gone)
+	if err != nil {
+		return false, fmt.Errorf("end session %d of %q at %q: %w", b.PID, b.Application, b.Client, err)
+	}
+	if gone {
+		l.log.Warn(endedSession, append(b.attributes(), "silent_for", silent)...)
+	}
+	return gone, nil
+}
+
+func (b *blocker) attributes() []any {
+	return []any{
+		"pid", b.PID, "application", b.Application, "client", b.Client, "role", b.Role, "state", b.State,
+		"transaction_began", time.Time(b.XactStart), "query_began", time.Time(b.QueryStart), "query", b.Query,
+	}
+}

@@ -1,0 +1,139 @@
+package fulfillment
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+)
+
+// vanishedWithin is how long a client that has vanished may keep the orders of a sale from being committed.
+const vanishedWithin = 15 * time.Second
+
+// waitingForItsClient counts sessions that hold locks in the middle of a batch, of which the rest does not come.
+const waitingForItsClient = `SELECT count(*) FROM pg_stat_activity
+	WHERE datname = current_database() AND state = 'active' AND wait_event = 'ClientRead' AND backend_xid IS NOT NULL`
+
+// TestCommitsGoOnAfterAWorkerVanishesInMidBatch freezes a process whose last batch has reached Postgres in part: the
+// sale's row is locked, and the COMMIT will never come.
+func TestCommitsGoOnAfterAWorkerVanishesInMidBatch(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 100)
+	victim := s.process(t)
+	databaseURL, cut := cutOffAfter(t, "SET sold = sold +")
+	victim.Setenv("DATABASE_URL", databaseURL)
+	victim.Start()
+	s.buy(t, sale, "ann")
+	select {
+	case <-cut:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the victim does not come to its batch")
+	}
+	victim.Freeze()
+	testkit.Eventually(t, soon, "its session waits for the rest of the batch", func() bool { return s.count(t, waitingForItsClient) == 1 })
+
+	s.crowd(t, sale, 50)
+	config := s.config(t)
+	config.Consumer, config.MinIdle = "survivor", time.Second
+	log := &countingLog{}
+	config.Logger = slog.New(log)
+	began := time.Now()
+	work(t, config)
+	testkit.Eventually(t, vanishedWithin, "all orders of the sale are committed", func() bool {
+		return s.count(t, confirmedOrders) == 51
+	})
+	t.Logf("committed %v after the worker had vanished", time.Since(began))
+	require.EqualValues(t, 51, soldOf(t, s.pool, sale))
+	require.Equal(t, 1, log.times(endedSession))
+}
+
+// TestCommitsGoOnAfterAnIngressVanishesInMidChange is the same with a cancellation that has the sale's row.
+func TestCommitsGoOnAfterAnIngressVanishesInMidChange(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.openPayable(t, 100)
+	s.crowd(t, sale, 1)
+	order := s.fulfil(t)[0].Event.OrderID
+	databaseURL, cut := cutOffAfter(t, "SET sold = sold -")
+	pool, err := connect.Postgres(t.Context(), databaseURL, 1, connect.Service("serve"))
+	require.NoError(t, err)
+	ctx, vanish := context.WithCancel(t.Context())
+	cancelled := make(chan error, 1)
+	go func() {
+		_, err := NewLedger(pool).Cancel(ctx, order, "user-0")
+		cancelled <- err
+		pool.Close()
+	}()
+	select {
+	case <-cut:
+	case err := <-cancelled:
+		require.NoError(t, err)
+		t.Fatal("the cancellation was not cut off")
+	}
+	s.buy(t, sale, "ann")
+	work(t, s.config(t))
+	testkit.Eventually(t, vanishedWithin, "the other order of the sale is committed", func() bool {
+		return s.count(t, confirmedOrders) == 2
+	})
+	vanish()
+	require.Error(t, <-cancelled)
+	_, err = NewLedger(s.pool).Cancel(t.Context(), order, "user-0")
+	require.NoError(t, err, "the order is free as well")
+}
+
+// TestOnlyASilentBlockerIsEnded has the time pass between two looks by setting back when a session was first seen.
+func TestOnlyASilentBlockerIsEnded(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 100)
+	s.crowd(t, sale, 1)
+	log := &countingLog{}
+	found := blockers{pool: s.pool, log: slog.New(log), seen: make(map[blockerKey]*blockerSeen)}
+	look := func() int {
+		t.Helper()
+		ended, err := found.look(t.Context())
+		require.NoError(t, err)
+		return ended
+	}
+	pass := func(d time.Duration) {
+		for _, seen := range found.seen {
+			seen.first = seen.first.Add(-d)
+			if !seen.silent.IsZero() {
+				seen.silent = seen.silent.Add(-d)
+			}
+		}
+	}
+	require.Zero(t, look(), "nobody waits")
+	hold := s.holdSale(t, sale)
+	require.Zero(t, look(), "nobody waits for it")
+	require.Empty(t, found.seen)
+
+	b := s.batch(t, func(c *batcherConfig) { c.ledger = NewLedger(s.pool) })
+	answers := handle(b, s.messages(t)...)
+	testkit.Eventually(t, soon, "the batch waits", func() bool { return s.held(t) == 1 })
+	require.Zero(t, look())
+	pass(silentBetweenQueryMax - time.Second)
+	require.Zero(t, look(), "its time is not over")
+	require.Equal(t, 1, log.times(namedSession), "but it is named")
+	require.Zero(t, look())
+	require.Equal(t, 1, log.times(namedSession), "once")
+
+	_, err := hold.Exec(t.Context(), "SELECT 1")
+	require.NoError(t, err)
+	pass(silentBetweenQueryMax)
+	require.Zero(t, look(), "it works on, slowly")
+	pass(silentBetweenQueryMax)
+	require.Equal(t, 1, look())
+	require.Equal(t, 1, log.times(endedSession))
+	for _, a := range answers {
+		require.NoError(t, answer(t, a))
+	}
+	_, err = hold.Exec(t.Context(), "SELECT 1")
+	require.Error(t, err)
+}

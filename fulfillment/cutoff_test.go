@@ -1,0 +1,134 @@
+package fulfillment
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+)
+
+// cutOff stands between clients and Postgres. After a certain statement was sent it forwards nothing more of that
+// connection, and keeps both sides of it open: to Postgres the client has vanished in the middle of a batch, and the
+// kernel at the other end still answers keepalives.
+type cutOff struct {
+	listener net.Listener
+	postgres string
+	after    string
+	happened chan struct{} // closed when a connection was cut off
+	once     sync.Once
+	tasks    sync.WaitGroup
+
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+// cutOffAfter returns a URL of the test's database. The connection that first executes a statement with this text
+// is cut off.
+func cutOffAfter(t testing.TB, statement string) (databaseURL string, happened <-chan struct{}) {
+	t.Helper()
+	u, err := url.Parse(testkit.DatabaseURL(t))
+	require.NoError(t, err)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	c := &cutOff{listener: listener, postgres: u.Host, after: statement, happened: make(chan struct{})}
+	c.tasks.Go(c.accept)
+	t.Cleanup(c.close)
+	u.Host = listener.Addr().String()
+	return u.String(), c.happened
+}
+
+func (c *cutOff) accept() {
+	for {
+		client, err := c.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", c.postgres)
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		c.mu.Lock()
+		c.conns = append(c.conns, client, server)
+		c.mu.Unlock()
+		c.tasks.Go(func() {
+			_, _ = io.Copy(client, server)
+			_ = client.Close()
+		})
+		c.tasks.Go(func() {
+			if !c.forward(server, client) {
+				_ = server.Close()
+			}
+		})
+	}
+}
+
+// forward hands on the messages of a client. It is true if the connection was cut off.
+func (c *cutOff) forward(server io.Writer, client io.Reader) bool {
+	const sslRequest = 80877103
+	for plain := false; !plain; { // what comes first has no type
+		body, err := hand(server, client, nil)
+		if err != nil {
+			return false
+		}
+		plain = binary.BigEndian.Uint32(body) != sslRequest
+	}
+	awaited := map[string]bool{} // statements with the text
+	bound := false
+	for {
+		kind := make([]byte, 1)
+		if _, err := io.ReadFull(client, kind); err != nil {
+			return false
+		}
+		body, err := hand(server, client, kind)
+		if err != nil {
+			return false
+		}
+		switch words := strings.SplitN(string(body), "\x00", 3); kind[0] {
+		case 'P':
+			awaited[words[0]] = strings.Contains(words[1], c.after)
+		case 'B':
+			bound = awaited[words[1]]
+		case 'E':
+			cut := false
+			if bound {
+				c.once.Do(func() { cut = true })
+			}
+			if cut {
+				close(c.happened)
+				return true
+			}
+		}
+	}
+}
+
+// hand hands on one message, and returns what is in it.
+func hand(server io.Writer, client io.Reader, kind []byte) ([]byte, error) {
+	length := make([]byte, 4)
+	if _, err := io.ReadFull(client, length); err != nil {
+		return nil, err
+	}
+	body := make([]byte, binary.BigEndian.Uint32(length)-4)
+	if _, err := io.ReadFull(client, body); err != nil {
+		return nil, err
+	}
+	_, err := server.Write(append(append(kind, length...), body...))
+	return body, err
+}
+
+func (c *cutOff) close() {
+	_ = c.listener.Close()
+	c.mu.Lock()
+	for _, conn := range c.conns {
+		_ = conn.Close()
+	}
+	c.mu.Unlock()
+	c.tasks.Wait()
+}
