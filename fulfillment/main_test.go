@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
 	"stampede/internal/connect"
@@ -28,7 +29,10 @@ func TestMain(m *testing.M) {
 	))
 }
 
-// command is a process with nothing but a worker, for tests that kill it.
+// rebuildEnv names a sale that the process is to rebuild, instead of working.
+const rebuildEnv = "STAMPEDE_TEST_REBUILD"
+
+// command is a process with nothing but a worker or a rebuilder, for tests that kill it.
 func command() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -61,6 +65,13 @@ func runWorker(ctx context.Context) error {
 	keys := reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX"), Partitions: 1}
 	store := reservation.NewStore(control, keys, reservation.StoreOptions{WaitMax: time.Minute}) // a crowd on a busy machine
 	defer store.Close()
+	if sale := os.Getenv(rebuildEnv); sale != "" {
+		r, err := NewRebuilder(RebuilderConfig{Pool: pool, Redis: control, Keys: keys, Store: store})
+		if err == nil {
+			_, err = r.Sale(ctx, uuid.MustParse(sale), RebuildByHand)
+		}
+		return err
+	}
 	worker, err := NewWorker(WorkerConfig{
 		Pool: pool, Blocking: blocking, Control: control, Keys: keys, Store: store, Catalog: reservation.NewCatalog(pool, store),
 		Consumer: "worker", SweepInterval: 50 * time.Millisecond, GuardInterval: 50 * time.Millisecond, MinIdle: time.Second,

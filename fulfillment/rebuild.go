@@ -40,9 +40,6 @@ var (
 	// ErrServerNotVouched is returned for the rebuild of a single sale on a Redis server of which more may be
 	// lost: its partition has to be rebuilt.
 	ErrServerNotVouched = errors.New("the whole partition has to be rebuilt: its Redis server is not the one that it was on")
-
-	// errAgain: what a rebuild has done so far is gone, because Redis was lost once more meanwhile.
-	errAgain = errors.New("the stock was lost once more while it was rebuilt")
 )
 
 // rebuildTries is how often a rebuild is begun anew because Redis was lost meanwhile, before it is given up.
@@ -65,8 +62,8 @@ type RebuilderConfig struct {
 // has not finished stays closed, and the next rebuild starts from the beginning.
 //
 // One rebuild runs at a time, in all processes together; a lock of Postgres sees to that. Nothing rests on
-// it: two of them, of which each believes itself alone, could open a sale with an epoch that is over, in
-// which everything that is accepted becomes void, and the workers' guard finds it. It is safe for concurrent use.
+// it: of two rebuilds of a sale that are under way at once, only the one that has begun last can raise its epoch
+// or open it (decision 18). It is safe for concurrent use.
 type Rebuilder struct {
 	config  RebuilderConfig
 	ledger  *Ledger
@@ -149,7 +146,7 @@ func (r *Rebuilder) sale(ctx context.Context, s *rebuildSession, id uuid.UUID, r
 	b := r.newBuild(s, sale.partition, reason)
 	b.log = b.log.With("sale", id)
 	b.log.Warn("rebuilding the stock of a sale from Postgres: it is closed until that is done")
-	return b.finish(b.inTries(ctx, func(ctx context.Context) error { return b.oneSale(ctx, sale) }))
+	return b.finish(b.inTries(ctx, func(ctx context.Context) error { return b.oneSale(ctx, id) }))
 }
 
 // build is one rebuild.
@@ -158,6 +155,7 @@ type build struct {
 	session   *rebuildSession
 	partition int
 	reason    string
+	token     string // of the try that is under way
 	log       *slog.Logger
 	began     time.Time
 	report    RebuildReport
@@ -173,9 +171,10 @@ func (r *Rebuilder) newBuild(s *rebuildSession, partition int, reason string) *b
 // inTries begins anew for as long as Redis is lost meanwhile.
 func (b *build) inTries(ctx context.Context, do func(context.Context) error) error {
 	for try := 1; ; try++ {
+		b.token = reservation.NewRebuildToken()
 		b.report = RebuildReport{Partition: b.partition, Reason: b.reason, Tries: try}
 		err := do(ctx)
-		if !errors.Is(err, errAgain) && !errors.Is(err, reservation.ErrServerChanged) || try == rebuildTries {
+		if !errors.Is(err, reservation.ErrServerChanged) || try == rebuildTries {
 			return err
 		}
 		b.log.Warn("beginning the rebuild anew", "error", err)

@@ -21,8 +21,8 @@ const (
 	holdCalls = 2
 )
 
-// errNotOurs: another rebuild has raised the epoch as well, so this one has lost its lock and not noticed.
-var errNotOurs = errors.New("the epoch of the sale was raised once more")
+// errOvertaken: another rebuild of the sale has raised its epoch since this one has begun.
+var errOvertaken = errors.New("another rebuild has raised the epoch of the sale")
 
 // holdBuyers copies the live orders of a sale to Redis, beside those of its last epoch, and returns how many
 // they are and what they hold. They are those of one instant after the raise of the epoch: an order that is
@@ -57,7 +57,7 @@ func (b *build) holdBuyers(ctx context.Context, sale raisedSale) (orders, units 
 func (b *build) holdPage(ctx context.Context, sale raisedSale, page []reservation.Holder) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return b.config.Store.HoldBuyers(ctx, b.partition, sale.ID, sale.Epoch, page)
+	return b.config.Store.HoldBuyers(ctx, b.partition, sale.ID, b.token, sale.Epoch, page)
 }
 
 // eachHolder reads the live orders of a sale into the page, calls take whenever it is full and when the last one
@@ -72,7 +72,7 @@ func (s *rebuildSession) eachHolder(ctx context.Context, sale raisedSale, page [
 			return err
 		}
 		if epoch != sale.Epoch {
-			return fmt.Errorf("%w: it is %d, and was %d", errNotOurs, epoch, sale.Epoch)
+			return fmt.Errorf("%w: it is %d, and was %d", errOvertaken, epoch, sale.Epoch)
 		}
 		rows, _ := tx.Query(ctx, sql.Holders, sale.ID) // its error comes with the rows
 		var h reservation.Holder
@@ -91,10 +91,12 @@ func (s *rebuildSession) eachHolder(ctx context.Context, sale raisedSale, page [
 	})
 }
 
-// clearLeftovers frees what rebuilds have gathered that were broken off.
-func (b *build) clearLeftovers(ctx context.Context, sale raisedSale) error {
+// clearLeftovers frees what the rebuild has gathered that closed the sale before this one and was broken off.
+func (b *build) clearLeftovers(ctx context.Context, sale guardedSale) error {
+	if sale.closed.LastToken == "" {
+		return nil
+	}
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	keys := b.config.Keys
-	return b.config.Redis.Unlink(ctx, keys.BuyersOf(b.partition, sale.ID, sale.Epoch-1), keys.BuyersOf(b.partition, sale.ID, sale.Epoch)).Err()
+	return b.config.Redis.Unlink(ctx, b.config.Keys.Gathered(b.partition, sale.id, sale.closed.LastToken)).Err()
 }

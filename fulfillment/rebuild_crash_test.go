@@ -103,7 +103,7 @@ func TestARebuildIsFinishedWhereverAWorkerIsKilled(t *testing.T) {
 				s.requireSound(t)
 				report := s.audit(t, uuid.Nil)
 				require.False(t, report.Broken(), textOf(t, report))
-				require.Zero(t, s.rdb.Exists(t.Context(), s.keys.BuyersOf(0, sales[0], s.epochOf(t, sales[0]))).Val())
+				require.Empty(t, s.rdb.Keys(t.Context(), s.keys.Gathered(0, sales[0], "*")).Val(), "nothing that was gathered is left")
 				require.True(t, successor.Stop().Success())
 			})
 		}

@@ -30,8 +30,6 @@ type guardedSale struct {
 
 	// closed is what Redis knew when the sale was closed for its rebuild.
 	closed reservation.ClosedSale
-	// rebuilt is the epoch that the sale got by it: 0, as Redis has it for a closed sale, if there was none.
-	rebuilt int64
 }
 
 // need is what has to be rebuilt: a partition, or one sale of it.

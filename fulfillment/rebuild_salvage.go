@@ -148,7 +148,7 @@ func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map
 func (b *build) try(ctx context.Context, t transaction) ([]Outcome, error) {
 	outcomes, err := attempt(ctx, b.log, t)
 	if errors.Is(err, errEpochOver) {
-		return nil, fmt.Errorf("%w: %w", errNotOurs, err)
+		return nil, fmt.Errorf("%w: %w", errOvertaken, err)
 	}
 	return outcomes, err
 }

@@ -80,23 +80,29 @@ const raiseTimeout = time.Minute
 // raiseEpoch begins the next epoch of a sale. When it returns, no order of an earlier one will be confirmed,
 // and the definition of the sale is that of its new revision. What operators change from then on, Redis is
 // told when it knows this revision.
+//
+// It returns errOvertaken, and has done nothing, if the sale is not in the epoch any more that it had when it was
+// read, which was before it was closed: then another rebuild may have opened it, and what was sold since is not salvaged.
 func (s *rebuildSession) raiseEpoch(ctx context.Context, sale guardedSale, reason string) (raisedSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, raiseTimeout)
 	defer cancel()
 	var raised raisedSale
 	err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, sql.LockSale, sale.id); err != nil {
+		locked, err := tx.Exec(ctx, sql.LockSale, sale.id)
+		if err != nil {
 			return err
+		} else if locked.RowsAffected() == 0 {
+			return reservation.ErrSaleNotFound
 		}
 		var window, units, orders int64
-		err := tx.QueryRow(ctx, sql.RaiseEpoch, sale.id, sale.closed.Sequence, sale.closed.Epoch, reason).Scan(&raised.ID, &raised.Name, &raised.Stock, &raised.State,
+		err = tx.QueryRow(ctx, sql.RaiseEpoch, sale.id, sale.closed.Sequence, sale.closed.Epoch, reason, sale.epoch).Scan(&raised.ID, &raised.Name, &raised.Stock, &raised.State,
 			&raised.PerOrderLimit, (*zeronull.Timestamptz)(&raised.OpensAt), (*zeronull.Timestamptz)(&raised.ClosesAt), &window,
 			&raised.Epoch, &raised.Revision, &raised.Partitions, &raised.CreatedAt, &raised.sequence, &units, &orders)
 		raised.PaymentWindow = time.Duration(window) * time.Second
 		return err
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = reservation.ErrSaleNotFound
+		err = errOvertaken
 	}
 	return raised, err
 }

@@ -42,21 +42,18 @@ func (b *build) wholePartition(ctx context.Context) error {
 	}
 	// A sale that cannot be rebuilt stays closed, and keeps no other from being sold.
 	failed := b.rebuildSales(ctx, live)
-	if err := b.makeSure(ctx, live); err != nil {
-		return errors.Join(err, failed)
-	}
 	if err := b.vouch(ctx, server); err != nil {
-		return errors.Join(err, failed)
-	}
-	// If Redis was emptied in the moment before, the vouching is all that it has.
-	if err := b.makeSure(ctx, live); err != nil {
 		return errors.Join(err, failed)
 	}
 	return errors.Join(failed, b.rebuildSales(ctx, ended))
 }
 
 // oneSale is one try of Rebuilder.Sale.
-func (b *build) oneSale(ctx context.Context, sale guardedSale) error {
+func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
+	sale, err := b.findSale(ctx, id)
+	if err != nil {
+		return err
+	}
 	server, err := b.inspect(ctx)
 	if err != nil {
 		return err
@@ -78,7 +75,7 @@ func (b *build) closeAndSalvage(ctx context.Context, sales []guardedSale) error 
 	closed := make(map[uuid.UUID]bool, len(sales))
 	for i := range sales {
 		var err error
-		if sales[i].closed, err = b.closeSale(ctx, sales[i].id); err != nil {
+		if sales[i].closed, err = b.closeSale(ctx, sales[i]); err != nil {
 			return fmt.Errorf("close sale=%s: %w", sales[i].id, err)
 		}
 		closed[sales[i].id] = true
@@ -108,24 +105,9 @@ func (b *build) rebuildSales(ctx context.Context, sales []guardedSale) error {
 			failed = append(failed, fmt.Errorf("sale=%s: %w", sales[i].id, err))
 			continue
 		}
-		sales[i].rebuilt = rebuilt.Epoch
 		b.report.Sales = append(b.report.Sales, rebuilt)
 	}
 	return errors.Join(failed...)
-}
-
-// makeSure that the sales are in Redis with the stock that they were given, or closed.
-func (b *build) makeSure(ctx context.Context, sales []guardedSale) error {
-	inRedis, err := b.readSales(ctx, sales)
-	if err != nil {
-		return err
-	}
-	for i, sale := range sales {
-		if found := inRedis[i]; !found.present || found.epoch != sale.rebuilt {
-			return fmt.Errorf("%w: it lacks sale=%s", errAgain, sale.id)
-		}
-	}
-	return nil
 }
 
 // vouch says that the server has the stock, in Postgres first: an ingress that still has another server then
@@ -137,7 +119,7 @@ func (b *build) vouch(ctx context.Context, server reservation.ServerState) error
 	crashpoint.Hit(crashpoint.RebuildServerSaved)
 	limited, cancel := forCall(ctx)
 	defer cancel()
-	if err := b.config.Store.Vouch(limited, b.partition, server); err != nil {
+	if err := b.config.Store.Vouch(limited, b.partition, server, b.token); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildVouched)
@@ -153,13 +135,13 @@ func (b *build) inspect(ctx context.Context) (reservation.ServerState, error) {
 func (b *build) distrust(ctx context.Context) error {
 	limited, cancel := forCall(ctx)
 	defer cancel()
-	return b.config.Store.Distrust(limited, b.partition)
+	return b.config.Store.DistrustFor(limited, b.partition, b.token)
 }
 
-func (b *build) closeSale(ctx context.Context, sale uuid.UUID) (reservation.ClosedSale, error) {
+func (b *build) closeSale(ctx context.Context, sale guardedSale) (reservation.ClosedSale, error) {
 	limited, cancel := forCall(ctx)
 	defer cancel()
-	return b.config.Store.CloseSale(limited, sale, b.partition)
+	return b.config.Store.CloseSale(limited, sale.id, b.partition, b.token, sale.epoch)
 }
 
 // rebuildSale makes one closed sale anew.
@@ -170,7 +152,7 @@ func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale,
 		return RebuiltSale{}, fmt.Errorf("raise the epoch: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildRaised)
-	if err := b.clearLeftovers(ctx, raised); err != nil {
+	if err := b.clearLeftovers(ctx, sale); err != nil {
 		return RebuiltSale{}, fmt.Errorf("clear leftovers: %w", err)
 	}
 	orders, units, err := b.holdBuyers(ctx, raised)
@@ -200,5 +182,7 @@ func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale,
 func (b *build) open(ctx context.Context, sale raisedSale, left, holders int64) error {
 	limited, cancel := forCall(ctx)
 	defer cancel()
-	return b.config.Store.OpenRebuilt(limited, reservation.Rebuilt{Sale: sale.Sale, Left: left, Sequence: sale.sequence, Holders: holders})
+	return b.config.Store.OpenRebuilt(limited, reservation.Rebuilt{
+		Sale: sale.Sale, Left: left, Sequence: sale.sequence, Holders: holders, Token: b.token,
+	})
 }

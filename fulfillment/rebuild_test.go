@@ -345,7 +345,7 @@ func TestOperatorsGoOnDuringARebuild(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.catalog.Restock(t.Context(), sale, 5, "")
 	require.ErrorIs(t, err, reservation.ErrNotInForce, "before the epoch is raised")
-	guarded.closed, err = s.store.CloseSale(t.Context(), sale, 0)
+	guarded.closed, err = s.store.CloseSale(t.Context(), sale, 0, "", guarded.epoch)
 	require.NoError(t, err)
 	b := r.newBuild(session, 0, RebuildByHand)
 	raised, err := session.raiseEpoch(t.Context(), guarded, RebuildByHand)
@@ -365,6 +365,7 @@ func TestOperatorsGoOnDuringARebuild(t *testing.T) {
 	require.NoError(t, session.exec(t.Context(), markPublished, sale, raised.Revision))
 	server, err := b.inspect(t.Context())
 	require.NoError(t, err)
+	require.NoError(t, b.distrust(t.Context()))
 	require.NoError(t, b.vouch(t.Context(), server))
 	require.Equal(t, []string{"15", "14", "open", "3"}, pick(s.saleInRedis(t, sale), "stock", "left", "state", "revision"))
 

@@ -206,7 +206,7 @@ func TestASaleThatHasEndedIsNotLeftClosed(t *testing.T) {
 	s.fulfil(t)
 	_, err := s.catalog.End(t.Context(), sale)
 	require.NoError(t, err)
-	_, err = s.store.CloseSale(t.Context(), sale, 0)
+	_, err = s.store.CloseSale(t.Context(), sale, 0, reservation.NewRebuildToken(), 1)
 	require.NoError(t, err)
 	r := s.rebuilder(t)
 	found, err := r.needs(t.Context(), 1, false)

@@ -3,16 +3,23 @@
 -- it. It works on whatever is there, also on nothing: a sale that Redis lost is closed as well, so
 -- that nobody takes it for one that does not exist.
 --
+-- The sale is then closed for one rebuild, which names itself by its token, and for epochs above the highest
+-- that was ever known: nothing else opens it (rebuilt.lua). Whoever closes it again takes it from the former one.
+--
 -- KEYS
 --   1  sale  hash, as in reserve.lua
+-- ARGV
+--   1  token  of the rebuild, which no other one has
+--   2  epoch  of the sale in Postgres, read before this
 -- Answers
---   {sequence, epoch}: the last place that the sale gave away, and the epoch that it was in, as far as Redis
---   knows: 0 for what is lost.
+--   {sequence, epoch, token}: the last place that the sale gave away, and the highest epoch that it was in, as far
+--   as Redis or the caller knows: 0 for what is lost; and the token of the rebuild for which it was closed before,
+--   empty if it was not.
 
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 
-local sale = redis.call('HMGET', KEYS[1], 'sequence', 'epoch', 'closed_epoch')
+local sale = redis.call('HMGET', KEYS[1], 'sequence', 'epoch', 'closed_epoch', 'rebuild')
 
 -- What is longer than that was forged, and nothing goes on from it.
 local function number(text, digits)
@@ -20,8 +27,11 @@ local function number(text, digits)
 end
 
 local sequence, epoch = number(sale[1], 15), number(sale[2], 9)
-if epoch == '0' then epoch = number(sale[3], 9) end -- it was closed before
-redis.call('HSET', KEYS[1], 'epoch', '0', 'sequence', sequence, 'closed_epoch', epoch)
+-- It may have been closed before.
+for _, known in ipairs({ number(sale[3], 9), number(ARGV[2], 9) }) do
+  if tonumber(known) > tonumber(epoch) then epoch = known end
+end
+redis.call('HSET', KEYS[1], 'epoch', '0', 'sequence', sequence, 'closed_epoch', epoch, 'rebuild', ARGV[1])
 -- A caller that takes epoch 0 for one to sell in finds nothing to sell from.
 redis.call('HDEL', KEYS[1], 'left', 'stock')
-return { tonumber(sequence), tonumber(epoch) }
+return { tonumber(sequence), tonumber(epoch), sale[4] or '' }

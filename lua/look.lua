@@ -10,7 +10,8 @@
 -- it has forgotten the second id, and the first replica comes after that.
 --
 -- KEYS
---   1  server  hash: run_id replication_id of the server that was vouched for, or "-" for none any more
+--   1  server  hash: run_id replication_id of the server that was vouched for, or "-" for none any more; and the token
+--              of the rebuild that writes or wrote this (vouch.lua)
 --   2  sale    hash, as in reserve.lua; may be left out
 -- Answers
 --   {answer, run_id, replication_id, epoch}: who this server is, and the epoch of the sale, which is 0

@@ -24,7 +24,12 @@ func (b *bench) look() (answer, runID, replicationID, epoch string) {
 
 func (b *bench) vouch(runID, replicationID string) string {
 	b.t.Helper()
-	answer, err := lua.Vouch.Run(b.t.Context(), b.rdb, []string{b.serverKey()}, runID, replicationID).Text()
+	return b.vouchAs(runID, replicationID, "-")
+}
+
+func (b *bench) vouchAs(runID, replicationID, token string) string {
+	b.t.Helper()
+	answer, err := lua.Vouch.Run(b.t.Context(), b.rdb, []string{b.serverKey()}, runID, replicationID, token).Text()
 	require.NoError(b.t, err)
 	return b.heard("vouch", answer)
 }
@@ -60,11 +65,22 @@ func TestLookKnowsOnlyTheServerThatWasVouchedFor(t *testing.T) {
 	b.everyAnswerWasHeard("vouch")
 }
 
-// close returns the last sequence and the epoch that Redis knew of.
+// ours is the token of the rebuild that most of these tests are about.
+const ours = "ours"
+
+// close closes the sale for our rebuild, and returns the last sequence and the epoch that Redis knew of.
 func (b *bench) close() []int64 {
 	b.t.Helper()
-	known, err := lua.Close.Run(b.t.Context(), b.rdb, []string{b.saleKey}).Int64Slice()
+	known := b.closeFor(ours, 0)
+	return []int64{known[0].(int64), known[1].(int64)}
+}
+
+// closeFor returns the token of the rebuild before as well.
+func (b *bench) closeFor(token string, epoch int64) []any {
+	b.t.Helper()
+	known, err := lua.Close.Run(b.t.Context(), b.rdb, []string{b.saleKey}, token, epoch).Slice()
 	require.NoError(b.t, err)
+	require.Len(b.t, known, 3)
 	return known
 }
 
@@ -121,9 +137,14 @@ func TestCloseWorksOnWhateverIsThere(t *testing.T) {
 // rebuilt runs the script with left units of the sale's stock and the given number of holders.
 func (b *bench) rebuilt(epoch string, holders, left int64) string {
 	b.t.Helper()
+	return b.rebuiltBy(ours, epoch, holders, left)
+}
+
+func (b *bench) rebuiltBy(token, epoch string, holders, left int64) string {
+	b.t.Helper()
 	keys := []string{b.saleKey, b.buyers, b.buyers + ":" + epoch, b.sales}
 	answer, err := lua.Rebuilt.Run(b.t.Context(), b.rdb, keys,
-		b.sale.String(), epoch, holders, 7, b.stock, left, 40, b.perOrder, b.opensAt, b.closesAt, 60, "open").Text()
+		b.sale.String(), epoch, holders, 7, b.stock, left, 40, b.perOrder, b.opensAt, b.closesAt, 60, "open", token).Text()
 	require.NoError(b.t, err)
 	return b.heard("rebuilt", answer)
 }
@@ -193,7 +214,7 @@ func TestRebuiltRefusesNumbersThatCannotBe(t *testing.T) {
 	b := newBench(t)
 	b.close()
 	before := b.state()
-	good := []any{b.sale.String(), "2", "0", "7", "10", "7", "40", "2", "0", "0", "60", "open"}
+	good := []any{b.sale.String(), "2", "0", "7", "10", "7", "40", "2", "0", "0", "60", "open", ours}
 	bad := func(position int, value string) error {
 		args := append([]any{}, good...)
 		args[position] = value
@@ -206,6 +227,65 @@ func TestRebuiltRefusesNumbersThatCannotBe(t *testing.T) {
 	}
 	require.ErrorContains(t, bad(5, "11"), "more is left")
 	require.Equal(t, before, b.state())
+}
+
+// Whenever and how often the calls of two rebuilds arrive: only the one that closed the sale last opens it, once.
+func TestRebuiltIsForTheRebuildThatClosedTheSaleLast(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.open()
+	require.Equal(t, []any{int64(0), int64(1), ""}, b.closeFor(ours, 1))
+	require.Equal(t, []any{int64(0), int64(1), ours}, b.closeFor("theirs", 1))
+	closed := b.state()
+	require.Equal(t, "not-closed", b.rebuilt("2", 0, 10))
+	require.Equal(t, closed, b.state())
+	require.Equal(t, "rebuilt", b.rebuiltBy("theirs", "2", 0, 10))
+	require.Equal(t, "not-closed", b.rebuilt("3", 0, 10))
+	require.Equal(t, "unchanged", b.rebuiltBy("theirs", "2", 0, 10))
+	b.epoch = "2"
+	b.reserve(b.buy("ann"))
+
+	// Second copies of both calls are late: the sale is closed, and is not opened without ann.
+	require.Equal(t, []any{int64(41), int64(2), ""}, b.closeFor("theirs", 1))
+	require.Equal(t, "not-closed", b.rebuiltBy("theirs", "2", 0, 10))
+	require.Equal(t, []any{int64(41), int64(2), "theirs"}, b.closeFor(ours, 2))
+
+	// Nor where Redis has lost the sale meanwhile: what was begun after a later look at Postgres has closed that epoch.
+	require.NoError(t, b.rdb.Del(t.Context(), b.saleKey).Err())
+	require.Equal(t, []any{int64(0), int64(3), ""}, b.closeFor(ours, 3))
+	b.closeFor("theirs", 1)
+	require.Equal(t, "not-closed", b.rebuiltBy("theirs", "3", 0, 10))
+	require.Equal(t, "rebuilt", b.rebuiltBy("theirs", "4", 0, 10))
+}
+
+// What a rebuild left in the record of the server is gone if the server was emptied, or distrusted by anybody else.
+func TestVouchIsForTheRebuildThatDistrustedTheServerLast(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	_, runID, replicationID, _ := b.look()
+	record := func(token string) {
+		require.NoError(t, b.rdb.HSet(t.Context(), b.serverKey(), "run_id", "-", "replication_id", "-", "rebuild", token).Err())
+	}
+	refused := func() {
+		t.Helper()
+		require.Equal(t, "changed", b.vouchAs(runID, replicationID, ours))
+		answer, _, _, _ := b.look()
+		require.NotEqual(t, "known", answer)
+	}
+	refused() // there is no record
+	record("theirs")
+	refused()
+	record("") // an ingress has found that orders are lost
+	refused()
+	require.Equal(t, "changed", b.vouch(runID, replicationID), "the partition was used before")
+	record(ours)
+	require.Equal(t, "vouched", b.vouchAs(runID, replicationID, ours))
+	require.Equal(t, "vouched", b.vouchAs(runID, replicationID, ours), "a repeat")
+	answer, _, _, _ := b.look()
+	require.Equal(t, "known", answer)
+	require.Equal(t, "changed", b.vouchAs(runID, replicationID, "theirs"))
+	require.NoError(t, b.rdb.HDel(t.Context(), b.serverKey(), "rebuild").Err()) // as an earlier version has written it
+	require.Equal(t, "changed", b.vouch(runID, replicationID))
 }
 
 func TestASaleIsClosedAndOpenedAtMaxmemory(t *testing.T) {

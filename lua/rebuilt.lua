@@ -2,6 +2,9 @@
 -- Opens a sale again whose stock and buyers were made anew from Postgres, in one step: the buyers that
 -- were gathered take the place of the old ones, and the whole sale is written with its new epoch.
 --
+-- Only the rebuild that closed the sale last opens it, and only in an epoch above that of which it was closed. So
+-- one that was overtaken opens nothing, whenever its call arrives, and nor does a second copy of a call.
+--
 -- KEYS
 --   1  sale      hash, as in reserve.lua
 --   2  buyers    hash, as in reserve.lua
@@ -20,20 +23,22 @@
 --   10  closes_at_ms      0 for never
 --   11  payment_window_s  0 where a confirmed order is final
 --   12  state             open, paused or ended
+--   13  token             of the rebuild, as in close.lua
 -- Answers
 --   rebuilt         the sale is there, in its new epoch
 --   unchanged       it was before: a repeat
---   not-closed      the sale is in an epoch of its own: nothing was done
+--   not-closed      the sale is not closed for this rebuild, or was closed in that epoch or a later one: nothing was done
 --   wrong <number>  so many buyers were gathered: nothing was done
 
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'generation')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'rebuild', 'closed_epoch')
 if sale[1] == ARGV[2] then return 'unchanged' end
-if sale[1] ~= '0' then return 'not-closed' end
+if sale[1] ~= '0' or sale[3] ~= ARGV[13] then return 'not-closed' end
 
 for i = 2, 11 do
   if not string.find(ARGV[i], '^%d+$') then return redis.error_reply('ERR argument ' .. i .. ' must be a whole number') end
 end
 if ARGV[2] == '0' then return redis.error_reply('ERR epoch 0 is that of a closed sale') end
+if tonumber(ARGV[2]) <= tonumber(sale[4]) then return 'not-closed' end
 if tonumber(ARGV[6]) > tonumber(ARGV[5]) then return redis.error_reply('ERR more is left than is for sale') end
 
 local gathered = redis.call('HLEN', KEYS[3])

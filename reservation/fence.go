@@ -41,7 +41,7 @@ func (s *Store) admit(ctx context.Context, partition int) (*fence, error) {
 		_, err = tx.TxPipelined(ctx, func(p redis.Pipeliner) error {
 			switch {
 			case state.strange:
-				s.distrust(ctx, p, partition)
+				s.distrust(ctx, p, partition, "")
 			case state.Known && !s.refused[partition].Load():
 				f = newFence(key, state)
 				return f.script.Load(ctx, p).Err()

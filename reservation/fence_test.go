@@ -229,19 +229,22 @@ func TestNoServerSellsThatMayHaveLostSomething(t *testing.T) {
 }
 
 // rebuild makes a sale anew as a worker does, without Postgres: with these holders, in the next epoch.
+// token names the rebuild of a test.
+const token = "token"
+
 func (s *shop) rebuild(sale reservation.Sale, epoch int64, holders ...reservation.Holder) {
 	s.t.Helper()
 	ctx, p := s.t.Context(), sale.Partition()
-	closed, err := s.CloseSale(ctx, sale.ID, p)
+	closed, err := s.CloseSale(ctx, sale.ID, p, token, 0)
 	require.NoError(s.t, err)
-	require.NoError(s.t, s.HoldBuyers(ctx, p, sale.ID, epoch, holders))
+	require.NoError(s.t, s.HoldBuyers(ctx, p, sale.ID, token, epoch, holders))
 	left := sale.Stock
 	for _, h := range holders {
 		left -= h.Reservation.Quantity
 	}
 	sale.Epoch = epoch
 	sale.Revision++
-	require.NoError(s.t, s.OpenRebuilt(ctx, reservation.Rebuilt{Sale: sale, Left: left, Sequence: closed.Sequence, Holders: int64(len(holders))}))
+	require.NoError(s.t, s.OpenRebuilt(ctx, reservation.Rebuilt{Sale: sale, Left: left, Sequence: closed.Sequence, Holders: int64(len(holders)), Token: token}))
 }
 
 // TestAServerThatSoldBeforeComesBackAsAStranger: the script is still loaded there, and the record that it

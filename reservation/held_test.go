@@ -78,8 +78,8 @@ func TestWhatABuyerHoldsIsTheSameFromTheScriptAndFromARebuild(t *testing.T) {
 				Sequence: numbers.Draw(r, "sequence"), ReservedAt: time.UnixMilli(numbers.Draw(r, "time")).UTC(),
 			},
 		}
-		require.NoError(r, s.HoldBuyers(t.Context(), 0, sale.ID, 9, []reservation.Holder{holder}))
-		text := s.rdb.HGet(t.Context(), s.keys.BuyersOf(0, sale.ID, 9), "ann").Val()
+		require.NoError(r, s.HoldBuyers(t.Context(), 0, sale.ID, token, 9, []reservation.Holder{holder}))
+		text := s.rdb.HGet(t.Context(), s.keys.Gathered(0, sale.ID, token), "ann").Val()
 		want := holder.Reservation
 		if holder.Epoch != 9 {
 			want.Epoch = holder.Epoch
@@ -106,8 +106,8 @@ func TestWhatABuyerHoldsIsTheSameFromTheScriptAndFromARebuild(t *testing.T) {
 		require.Equal(t, request.IdempotencyKey != "", fingerprint != "")
 		holder := heldBy(request.User, answer.Reservation)
 		holder.KeyFingerprint = fingerprint
-		require.NoError(t, s.HoldBuyers(t.Context(), 0, sale.ID, 1, []reservation.Holder{holder}))
-		require.Equal(t, held, s.rdb.HGet(t.Context(), s.keys.BuyersOf(0, sale.ID, 1), request.User).Val())
+		require.NoError(t, s.HoldBuyers(t.Context(), 0, sale.ID, token, 1, []reservation.Holder{holder}))
+		require.Equal(t, held, s.rdb.HGet(t.Context(), s.keys.Gathered(0, sale.ID, token), request.User).Val())
 	}
 }
 

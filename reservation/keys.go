@@ -46,10 +46,10 @@ func (k Keys) Buyers(partition int, sale uuid.UUID) string {
 	return k.in(partition, "buyers:"+sale.String())
 }
 
-// BuyersOf is where a rebuild gathers the buyers of a sale for an epoch that is not in force yet,
-// beside those of the last one.
-func (k Keys) BuyersOf(partition int, sale uuid.UUID, epoch int64) string {
-	return k.Buyers(partition, sale) + ":" + strconv.FormatInt(epoch, 10)
+// Gathered is where a rebuild, named by its token, gathers the buyers of a sale for an epoch that is not
+// in force yet, beside those of the last one.
+func (k Keys) Gathered(partition int, sale uuid.UUID, token string) string {
+	return k.Buyers(partition, sale) + ":" + token
 }
 
 // Server is the hash that names the Redis server for which this partition's stock was vouched.

@@ -125,7 +125,7 @@ func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
 	if err != nil {
 		return err
 	} else if claimed.RowsAffected() == 1 {
-		return c.store.Vouch(ctx, partition, state)
+		return c.store.Vouch(ctx, partition, state, firstUse)
 	}
 	// Either somebody else has just claimed it, or the server was replaced. A record that is there and
 	// is of another server tells.

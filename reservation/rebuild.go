@@ -2,6 +2,7 @@ package reservation
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"time"
@@ -17,12 +18,16 @@ import (
 // may be repeated. Errors wrap ErrUnavailable where Redis could not be asked or refused to work.
 
 var (
-	// ErrSaleNotClosed is returned by OpenRebuilt for a sale that is in an epoch of its own: another
-	// rebuild has opened it meanwhile, or nobody has closed it.
-	ErrSaleNotClosed = errors.New("the sale is not closed for a rebuild")
+	// ErrSaleNotClosed is returned by OpenRebuilt for a sale that is not closed for this rebuild: another one
+	// has closed or opened it meanwhile, or Redis has lost it.
+	ErrSaleNotClosed = errors.New("the sale is not closed for this rebuild: another one has overtaken it, or Redis has lost the sale")
 	// ErrHoldersMissing is returned by OpenRebuilt if not exactly the buyers were gathered that the sale has.
 	ErrHoldersMissing = errors.New("the number of gathered buyers is wrong")
 )
+
+// NewRebuildToken returns a name for one try of a rebuild, which no other one has. All that it does in Redis
+// carries the name, and counts only while no other rebuild has begun there: so nothing rests on its being alone.
+func NewRebuildToken() string { return rand.Text() }
 
 // Holder is a buyer of a sale with what the buyer holds, as Postgres tells it.
 type Holder struct {
@@ -42,26 +47,45 @@ type Rebuilt struct {
 	// Holders how many buyers were gathered by HoldBuyers.
 	Left, Sequence int64
 	Holders        int64
+	// Token is that of the rebuild, with which the sale was closed and the buyers were gathered.
+	Token string
 }
 
-// CloseSale closes a sale for a rebuild, whatever Redis has of it: nobody sells, releases or changes
-// anything in it until OpenRebuilt.
-func (s *Store) CloseSale(ctx context.Context, sale uuid.UUID, partition int) (ClosedSale, error) {
-	known, err := lua.Close.Run(ctx, s.rdb, []string{s.keys.Sale(partition, sale)}).Int64Slice()
-	if err == nil && len(known) != 2 {
-		err = fmt.Errorf("the script gave %d values", len(known))
+// CloseSale closes a sale for the rebuild that the token names, whatever Redis has of it: nobody sells, releases
+// or changes anything in it until OpenRebuilt with the same token. The epoch is that of Postgres, read before: only a
+// later one can be opened.
+func (s *Store) CloseSale(ctx context.Context, sale uuid.UUID, partition int, token string, epoch int64) (ClosedSale, error) {
+	known, err := lua.Close.Run(ctx, s.rdb, []string{s.keys.Sale(partition, sale)}, token, epoch).Slice()
+	var closed ClosedSale
+	if err == nil {
+		closed, err = readClosed(known)
 	}
 	if err != nil {
 		return ClosedSale{}, fmt.Errorf("%w: close sale=%s: %w", ErrUnavailable, sale, err)
 	}
-	return ClosedSale{Sequence: known[0], Epoch: known[1]}, nil
+	return closed, nil
+}
+
+func readClosed(values []any) (c ClosedSale, err error) {
+	var ok [3]bool
+	if len(values) == len(ok) {
+		c.Sequence, ok[0] = values[0].(int64)
+		c.Epoch, ok[1] = values[1].(int64)
+		c.LastToken, ok[2] = values[2].(string)
+	}
+	if !ok[0] || !ok[1] || !ok[2] {
+		return ClosedSale{}, fmt.Errorf("the script gave %v", values)
+	}
+	return c, nil
 }
 
 // ClosedSale is what Redis knows of a sale that was closed for a rebuild: 0 for what it has lost.
 type ClosedSale struct {
-	// Sequence is the highest place that it has given away, and Epoch the one that it was in before. An epoch
+	// Sequence is the highest place that it has given away, and Epoch the highest that it was in before. An epoch
 	// that is later than that of Postgres tells that Postgres was set back.
 	Sequence, Epoch int64
+	// LastToken is that of a rebuild for which it was closed before, and which has not opened it.
+	LastToken string
 }
 
 const (
@@ -73,12 +97,13 @@ const (
 )
 
 // HoldBuyers gathers buyers of a sale for an epoch that is not in force yet, beside those of the last
-// one. It may be called many times, and with the same holders again. The caller bounds their number.
-func (s *Store) HoldBuyers(ctx context.Context, partition int, sale uuid.UUID, epoch int64, holders []Holder) error {
+// one and those of other rebuilds. It may be called many times, and with the same holders again. The caller bounds
+// their number.
+func (s *Store) HoldBuyers(ctx context.Context, partition int, sale uuid.UUID, token string, epoch int64, holders []Holder) error {
 	if len(holders) == 0 {
 		return nil
 	}
-	key := s.keys.BuyersOf(partition, sale, epoch)
+	key := s.keys.Gathered(partition, sale, token)
 	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for len(holders) > 0 {
 			n := min(len(holders), holdersPerCommand)
@@ -104,11 +129,11 @@ func (s *Store) HoldBuyers(ctx context.Context, partition int, sale uuid.UUID, e
 func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	sale, p := &r.Sale, r.Sale.Partition()
 	keys := []string{
-		s.keys.Sale(p, sale.ID), s.keys.Buyers(p, sale.ID), s.keys.BuyersOf(p, sale.ID, sale.Epoch), s.keys.Sales(p),
+		s.keys.Sale(p, sale.ID), s.keys.Buyers(p, sale.ID), s.keys.Gathered(p, sale.ID, r.Token), s.keys.Sales(p),
 	}
 	answer, err := lua.Rebuilt.Run(ctx, s.rdb, keys,
 		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, sale.Stock, r.Left, r.Sequence, sale.PerOrderLimit,
-		unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt), int64(sale.PaymentWindow/time.Second), string(sale.State)).Text()
+		unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt), int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token).Text()
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: open the rebuilt sale=%s: %w", ErrUnavailable, sale.ID, err)

@@ -62,12 +62,12 @@ func TestASaleThatIsClosedForARebuildIsNeitherSoldNorUnknown(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(10)
 	ann := s.buy(sale.ID, "ann").Reservation
-	closed, err := s.CloseSale(t.Context(), sale.ID, 0)
+	closed, err := s.CloseSale(t.Context(), sale.ID, 0, token, 0)
 	require.NoError(t, err)
 	require.Equal(t, reservation.ClosedSale{Sequence: 1, Epoch: 1}, closed)
-	closed, err = s.CloseSale(t.Context(), sale.ID, 0)
+	closed, err = s.CloseSale(t.Context(), sale.ID, 0, token, 0)
 	require.NoError(t, err)
-	require.Equal(t, reservation.ClosedSale{Sequence: 1, Epoch: 1}, closed, "a repeat")
+	require.Equal(t, reservation.ClosedSale{Sequence: 1, Epoch: 1, LastToken: token}, closed, "a repeat")
 
 	for _, ingress := range []*shop{s, s.next(s.rdb)} {
 		ingress.refuses(sale.ID, "ann")
@@ -82,7 +82,7 @@ func TestASaleThatIsClosedForARebuildIsNeitherSoldNorUnknown(t *testing.T) {
 	require.Len(t, s.events(sale.ID), 1)
 
 	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale.ID)).Err())
-	closed, err = s.CloseSale(t.Context(), sale.ID, 0)
+	closed, err = s.CloseSale(t.Context(), sale.ID, 0, token, 0)
 	require.NoError(t, err)
 	require.Zero(t, closed)
 	s.refuses(sale.ID, "bob")
@@ -95,13 +95,13 @@ func TestOpenRebuiltOpensOnlyWhatIsClosedWithAllItsBuyers(t *testing.T) {
 	sale := s.sale(10)
 	ann := heldBy("ann", s.buy(sale.ID, "ann").Reservation)
 	ctx := t.Context()
-	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 9, Sequence: 1, Holders: 1}
+	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 9, Sequence: 1, Holders: 1, Token: token}
 	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
-	require.NoError(t, s.HoldBuyers(ctx, 0, sale.ID, 2, []reservation.Holder{ann}))
+	require.NoError(t, s.HoldBuyers(ctx, 0, sale.ID, token, 2, []reservation.Holder{ann}))
 	require.ErrorIs(t, s.OpenRebuilt(ctx, rebuilt), reservation.ErrSaleNotClosed)
 	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict, "it goes on as it was")
 
-	_, err := s.CloseSale(ctx, sale.ID, 0)
+	_, err := s.CloseSale(ctx, sale.ID, 0, token, 0)
 	require.NoError(t, err)
 	for _, holders := range []int64{0, 2} {
 		wrong := rebuilt
@@ -125,7 +125,7 @@ func TestManyBuyersAreGatheredPieceByPiece(t *testing.T) {
 	s := newShop(t)
 	sale := s.sale(10_000)
 	s.buy(sale.ID, "ann")
-	_, err := s.CloseSale(t.Context(), sale.ID, 0)
+	_, err := s.CloseSale(t.Context(), sale.ID, 0, token, 0)
 	require.NoError(t, err)
 	const buyers = 5_001
 	holders := make([]reservation.Holder, buyers)
@@ -134,15 +134,17 @@ func TestManyBuyersAreGatheredPieceByPiece(t *testing.T) {
 			OrderID: reservation.NewOrderID(sale.ID), Quantity: 1, Sequence: int64(i + 1), ReservedAt: time.UnixMilli(1_000_000).UTC(), Epoch: 1,
 		})
 	}
-	hold := func(some []reservation.Holder) { require.NoError(t, s.HoldBuyers(t.Context(), 0, sale.ID, 2, some)) }
+	hold := func(some []reservation.Holder) {
+		require.NoError(t, s.HoldBuyers(t.Context(), 0, sale.ID, token, 2, some))
+	}
 	hold(nil)
 	hold(holders[:3_000])
 	hold(holders[2_500:]) // some of them again
-	ttl, err := s.rdb.TTL(t.Context(), s.keys.BuyersOf(0, sale.ID, 2)).Result()
+	ttl, err := s.rdb.TTL(t.Context(), s.keys.Gathered(0, sale.ID, token)).Result()
 	require.NoError(t, err)
 	require.Positive(t, ttl, "what nobody comes for goes by itself")
 
-	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 10_000 - buyers, Sequence: buyers, Holders: buyers}
+	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 10_000 - buyers, Sequence: buyers, Holders: buyers, Token: token}
 	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
 	require.NoError(t, s.OpenRebuilt(t.Context(), rebuilt))
 	require.EqualValues(t, buyers, s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale.ID)).Val())
@@ -160,12 +162,12 @@ func TestVouchIsForTheServerThatWasInspected(t *testing.T) {
 	sale := s.sale(10).ID
 	s.buy(sale, "ann")
 	h.caughtUp(h.atSecond, h.atFirst)
-	require.NoError(t, s.Distrust(t.Context(), 0))
+	require.NoError(t, s.DistrustFor(t.Context(), 0, token))
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	h.promote(h.atSecond)
 	h.move(h.atFirst, h.atSecond)
-	require.ErrorIs(t, s.Vouch(t.Context(), 0, state), reservation.ErrServerChanged)
+	require.ErrorIs(t, s.Vouch(t.Context(), 0, state, token), reservation.ErrServerChanged)
 	s.refuses(sale, "bob")
 
 	// The same process in another term is another server.
@@ -173,7 +175,7 @@ func TestVouchIsForTheServerThatWasInspected(t *testing.T) {
 	require.NoError(t, err)
 	h.follow(h.atSecond, h.atFirst)
 	h.promote(h.atSecond)
-	require.ErrorIs(t, s.Vouch(t.Context(), 0, state), reservation.ErrServerChanged)
+	require.ErrorIs(t, s.Vouch(t.Context(), 0, state, token), reservation.ErrServerChanged)
 	s.refuses(sale, "bob")
 }
 
@@ -218,7 +220,7 @@ func TestSoldOutIsForgottenWithTheServerAndTheEpoch(t *testing.T) {
 			s.rebuild(sale, 2)
 		},
 		"it is closed": func(s *shop, sale reservation.Sale) {
-			_, err := s.CloseSale(s.t.Context(), sale.ID, 0)
+			_, err := s.CloseSale(s.t.Context(), sale.ID, 0, token, 0)
 			require.NoError(s.t, err)
 		},
 	} {

@@ -12,8 +12,9 @@ import (
 	"stampede/lua"
 )
 
-// ErrServerChanged is returned by Vouch when Redis is not the server that the caller has worked on.
-var ErrServerChanged = errors.New("the Redis server changed meanwhile")
+// ErrServerChanged is returned by Vouch when Redis is not the server that the caller has worked on, or has lost
+// what the caller left there.
+var ErrServerChanged = errors.New("the Redis server was replaced, emptied or distrusted meanwhile")
 
 // errStrangeServer: this Redis may lack what buyers were promised. A worker makes its stock anew.
 var errStrangeServer = fmt.Errorf("%w: the Redis server is not the one that is known to hold all of it", ErrUnavailable)
@@ -45,10 +46,14 @@ func (s *Store) Inspect(ctx context.Context, partition int) (ServerState, error)
 	return state, nil
 }
 
-// Vouch records that the stock of a partition is whole on the server that expected names. It returns
-// ErrServerChanged if Redis is another one by now, and then the record is as it was.
-func (s *Store) Vouch(ctx context.Context, partition int, expected ServerState) error {
-	answer, err := lua.Vouch.Run(ctx, s.rdb, []string{s.keys.Server(partition)}, expected.RunID, expected.ReplicationID).Text()
+// firstUse stands in the place of a rebuild's token where a partition had no record of a server.
+const firstUse = "-"
+
+// Vouch records that the stock of a partition is whole on the server that expected names. The token is the one
+// that DistrustFor has left there. It returns ErrServerChanged if Redis is another server by now, was emptied, or
+// was distrusted once more, and then the record is as it was.
+func (s *Store) Vouch(ctx context.Context, partition int, expected ServerState, token string) error {
+	answer, err := lua.Vouch.Run(ctx, s.rdb, []string{s.keys.Server(partition)}, expected.RunID, expected.ReplicationID, token).Text()
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: vouch for the server of partition %d: %w", ErrUnavailable, partition, err)
@@ -64,9 +69,15 @@ const distrusted = "-"
 // Distrust takes back what was vouched for a partition: everybody refuses to sell from it until it is
 // vouched for again.
 func (s *Store) Distrust(ctx context.Context, partition int) error {
+	return s.DistrustFor(ctx, partition, "")
+}
+
+// DistrustFor is Distrust as the first step of the rebuild that the token names, and no other one vouches for the
+// server from then on.
+func (s *Store) DistrustFor(ctx context.Context, partition int, token string) error {
 	s.fences[partition].Store(nil)
 	_, err := s.rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
-		s.distrust(ctx, p, partition)
+		s.distrust(ctx, p, partition, token)
 		return nil
 	})
 	if err != nil {
@@ -77,8 +88,8 @@ func (s *Store) Distrust(ctx context.Context, partition int) error {
 
 // distrust is all of a transaction. The scripts are flushed because nobody asks again who knows that his
 // is loaded; those of other partitions and programs are loaded again by their users.
-func (s *Store) distrust(ctx context.Context, p redis.Pipeliner, partition int) {
-	p.HSet(ctx, s.keys.Server(partition), "run_id", distrusted, "replication_id", distrusted)
+func (s *Store) distrust(ctx context.Context, p redis.Pipeliner, partition int, token string) {
+	p.HSet(ctx, s.keys.Server(partition), "run_id", distrusted, "replication_id", distrusted, "rebuild", token)
 	p.ScriptFlush(ctx)
 }
 

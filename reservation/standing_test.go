@@ -29,12 +29,12 @@ func TestNobodyCountsASaleThatIsToBeMadeAnew(t *testing.T) {
 	}
 	key := s.keys.Sale(0, sale.ID)
 	require.NoError(t, s.rdb.Copy(t.Context(), key, key+"-kept", 0, false).Err())
-	_, err := s.CloseSale(t.Context(), sale.ID, 0)
+	_, err := s.CloseSale(t.Context(), sale.ID, 0, token, 0)
 	require.NoError(t, err)
 	unknown()
 	require.NoError(t, s.rdb.Del(t.Context(), key).Err())
 	unknown()
-	_, err = s.CloseSale(t.Context(), sale.ID, 0)
+	_, err = s.CloseSale(t.Context(), sale.ID, 0, token, 0)
 	require.NoError(t, err)
 	unknown()
 

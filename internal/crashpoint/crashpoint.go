@@ -1,9 +1,11 @@
 // Package crashpoint lets a test kill a process at the instant that matters: where the process
 // passes a named point, it ends itself with SIGKILL, as a power switch would. Which point, and at
-// which pass, is said by the environment: STAMPEDE_CRASH_AT=after-commit or after-commit:3.
+// which pass, is said by the environment: STAMPEDE_CRASH_AT=after-commit or after-commit:3. With
+// STAMPEDE_FREEZE_AT the process is frozen there by SIGSTOP instead, until the test lets it go on.
 package crashpoint
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -70,8 +72,12 @@ const (
 	ProjectionsSwapped = "projections-swapped"
 )
 
-// Env is the variable that arms a point.
-const Env = "STAMPEDE_CRASH_AT"
+const (
+	// Env is the variable that arms a point.
+	Env = "STAMPEDE_CRASH_AT"
+	// FreezeEnv arms a point at which the process is frozen.
+	FreezeEnv = "STAMPEDE_FREEZE_AT"
+)
 
 var names = []string{
 	BeforePersist, AfterCommit, BeforeAck,
@@ -81,8 +87,11 @@ var names = []string{
 	ProjectionsWatch, ProjectionsFilled, ProjectionsBuilt, ProjectionsSwap, ProjectionsSwapped,
 }
 
-// armed is nil in every process but those of crash tests; it is set once, before main.
-var armed, armErr = parse(os.Getenv(Env))
+// These are nil in every process but those of crash tests; they are set once, before main.
+var (
+	armed, armErr       = parse(Env)
+	freezing, freezeErr = parse(FreezeEnv)
+)
 
 type point struct {
 	name string
@@ -90,21 +99,29 @@ type point struct {
 	left atomic.Int64
 }
 
-// Hit kills the process if the point is the armed one and this is the pass that was asked for. It
-// costs one load where nothing is armed.
+// Hit kills or freezes the process if the point is the armed one and this is the pass that was asked
+// for. It costs two loads where nothing is armed.
 func Hit(name string) {
-	if armed == nil || armed.name != name || armed.left.Add(-1) != 0 {
-		return
+	if freezing.reached(name) {
+		fmt.Fprintln(os.Stderr, "frozen at "+name)
+		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 	}
-	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {} // the signal may take an instant, in which nothing more may happen
+	if armed.reached(name) {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {} // the signal may take an instant, in which nothing more may happen
+	}
+}
+
+func (p *point) reached(name string) bool {
+	return p != nil && p.name == name && p.left.Add(-1) == 0
 }
 
 // Check returns an error for a setting that names no point: a crash test that never crashes would
 // pass without having tested anything.
-func Check() error { return armErr }
+func Check() error { return errors.Join(armErr, freezeErr) }
 
-func parse(setting string) (*point, error) {
+func parse(variable string) (*point, error) {
+	setting := os.Getenv(variable)
 	if setting == "" {
 		return nil, nil
 	}
@@ -113,11 +130,11 @@ func parse(setting string) (*point, error) {
 	if counted {
 		var err error
 		if n, err = strconv.ParseInt(pass, 10, 64); err != nil || n < 1 {
-			return nil, fmt.Errorf("%s=%q: the pass must be a whole number from 1", Env, setting)
+			return nil, fmt.Errorf("%s=%q: the pass must be a whole number from 1", variable, setting)
 		}
 	}
 	if !slices.Contains(names, name) {
-		return nil, fmt.Errorf("%s=%q: the points are %s", Env, setting, strings.Join(names, ", "))
+		return nil, fmt.Errorf("%s=%q: the points are %s", variable, setting, strings.Join(names, ", "))
 	}
 	p := &point{name: name}
 	p.left.Store(n)

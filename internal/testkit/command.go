@@ -127,6 +127,9 @@ func (c *Cmd) Stop() *os.ProcessState {
 	return c.cmd.ProcessState
 }
 
+// Done is closed when the process has ended.
+func (c *Cmd) Done() <-chan struct{} { return c.process.Done() }
+
 // Wait waits for the process to end by itself, and returns how it did.
 func (c *Cmd) Wait(within time.Duration) *os.ProcessState {
 	c.t.Helper()

@@ -3,6 +3,7 @@ package testkit
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"os"
 	"sync"
 	"testing"
@@ -118,7 +119,8 @@ func VouchFor(t testing.TB, pool *pgxpool.Pool, store *reservation.Store, partit
 	if _, err := pool.Exec(ctx, sql.SaveServer, partition, state.RunID, state.ReplicationID); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Vouch(ctx, partition, state); err != nil {
+	token := reservation.NewRebuildToken()
+	if err := errors.Join(store.DistrustFor(ctx, partition, token), store.Vouch(ctx, partition, state, token)); err != nil {
 		t.Fatal(err)
 	}
 }

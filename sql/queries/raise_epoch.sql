@@ -2,6 +2,10 @@
 -- add_sold.sql), so the orders that are live now are all that its stock in Redis is made anew from, but for
 -- those that end before.
 -- $1 sale, $2 the highest place that Redis is known to have given out in it, $3 the epoch in which Redis had it, $4 why
+-- $5 the epoch in which the caller found it before closing it in Redis
+--
+-- Where the sale has left that epoch, another rebuild has raised it: nothing is done, and there is no answer. Else the
+-- other one could have opened the sale meanwhile, and what was accepted since would be void.
 --
 -- Redis may be ahead, if Postgres was set back: an ingress that has seen an epoch does not go back to an earlier one.
 --
@@ -19,7 +23,7 @@ WITH live AS MATERIALIZED (
 ), raised AS (
     -- The log says which revision is the last one, also where the counters of the sale were changed by hand.
     UPDATE sales SET epoch = greatest(epoch, $3::bigint) + 1, revision = log.last + 1, published_revision = least(published_revision, log.last)
-    FROM live, (SELECT coalesce(max(revision), 0) AS last FROM sale_events WHERE sale_id = $1) AS log WHERE id = $1
+    FROM live, (SELECT coalesce(max(revision), 0) AS last FROM sale_events WHERE sale_id = $1) AS log WHERE id = $1 AND epoch = $5
     RETURNING sales.*, greatest(last_sequence, last_place, $2::bigint) AS last_given, units, orders
 ), event AS (
     INSERT INTO sale_events (sale_id, revision, type, data)
@@ -27,7 +31,8 @@ WITH live AS MATERIALIZED (
         'epoch', epoch, 'sequence', last_given, 'reason', $4::text, 'stock', stock, 'held', units, 'orders', orders)
     FROM raised
 ), settled AS (
-    DELETE FROM releases WHERE order_id IN (SELECT order_id FROM releases WHERE sale_id = $1 FOR UPDATE SKIP LOCKED)
+    DELETE FROM releases WHERE order_id IN (
+        SELECT order_id FROM releases WHERE sale_id = (SELECT id FROM raised) FOR UPDATE SKIP LOCKED)
 )
 SELECT id, name, stock, state, per_order_limit, opens_at, closes_at, payment_window_seconds, epoch, revision, partitions,
        created_at, last_given, units, orders

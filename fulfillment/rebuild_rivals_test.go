@@ -1,0 +1,291 @@
+package fulfillment
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/crashpoint"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// gate holds every call that a rebuilder makes to Redis or to its session of Postgres until the test lets it pass.
+type gate struct {
+	arrived, pass chan struct{}
+}
+
+func newGate() gate { return gate{make(chan struct{}), make(chan struct{})} }
+
+func (g gate) wait() {
+	g.arrived <- struct{}{}
+	<-g.pass
+}
+
+// DialHook implements redis.Hook.
+func (g gate) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
+}
+
+// ProcessHook implements redis.Hook.
+func (g gate) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		g.wait()
+		return next(ctx, cmd)
+	}
+}
+
+// ProcessPipelineHook implements redis.Hook.
+func (g gate) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		g.wait()
+		return next(ctx, cmds)
+	}
+}
+
+// TraceQueryStart implements pgx.QueryTracer. Inside a transaction nothing waits: others wait for its locks.
+func (g gate) TraceQueryStart(ctx context.Context, conn *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	if conn.PgConn().TxStatus() == 'I' {
+		g.wait()
+	}
+	return ctx
+}
+
+// TraceQueryEnd implements pgx.QueryTracer.
+func (g gate) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// rival is a rebuilder that holds no lock and goes on one call at a time.
+type rival struct {
+	gate
+	*Rebuilder
+	shop *shop
+	done chan error // of the rebuild that is under way
+	busy bool
+}
+
+func (s *shop) rival(t *testing.T) *rival {
+	t.Helper()
+	r := &rival{gate: newGate(), done: make(chan error, 1)}
+	options := *s.rdb.Options()
+	rdb := redis.NewClient(&options)
+	rdb.AddHook(r.gate)
+	t.Cleanup(func() { _ = rdb.Close() })
+	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
+	t.Cleanup(store.Close)
+	r.shop = &shop{pool: s.pool, rdb: rdb, keys: s.keys, store: store}
+	r.Rebuilder = r.shop.rebuilder(t)
+	return r
+}
+
+// begin starts a rebuild, which stops before its first call.
+func (r *rival) begin(t *testing.T, rebuild func(context.Context, *rebuildSession) error) {
+	t.Helper()
+	config := r.shop.pool.Config().ConnConfig.Copy()
+	config.Tracer = r.gate
+	conn, err := pgx.ConnectConfig(t.Context(), config)
+	require.NoError(t, err)
+	r.busy = true
+	go func() {
+		err := rebuild(context.Background(), &rebuildSession{conn})
+		_ = conn.Close(context.Background())
+		r.done <- err
+	}()
+	r.await(t)
+}
+
+// await waits until the rebuilder wants to make its next call, or is done.
+func (r *rival) await(t *testing.T) {
+	t.Helper()
+	select {
+	case <-r.arrived:
+	case err := <-r.done:
+		r.busy = false
+		t.Log("a rebuild has ended", "error", err)
+	case <-time.After(60 * time.Second):
+		t.Fatal("a rebuilder hangs")
+	}
+}
+
+func (r *rival) step(t *testing.T) {
+	t.Helper()
+	r.pass <- struct{}{}
+	r.await(t)
+}
+
+// Several rebuilders, none of which has the lock, take turns call by call, while buyers buy and workers record. As Redis
+// loses nothing, no order that was accepted is voided or rejected, and no sale stays closed.
+func TestRebuildersThatKnowNothingOfEachOtherVoidNothing(t *testing.T) {
+	t.Parallel()
+	const rounds, rivals, moves = 24, 3, 120
+	s := newShop(t, testkit.Pool(t))
+	crew := make([]*rival, rivals)
+	for i := range crew {
+		crew[i] = s.rival(t)
+	}
+	seed := cmp.Or(rivalsSeed, rand.Uint64())
+	opened := 0
+	for round := range rounds {
+		random := rand.New(rand.NewPCG(seed, uint64(round)))
+		sale := s.open(t, 10_000)
+		t.Logf("round %d of seed %d", round, seed)
+		whole := round%3 == 2 // the partition and not only the sale
+		accepted := map[uuid.UUID]bool{}
+		before := s.epochOf(t, sale)
+		buy := func() {
+			answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: fmt.Sprint("user-", len(accepted)), Quantity: 1})
+			if err != nil {
+				require.ErrorIs(t, err, reservation.ErrUnavailable)
+				return
+			}
+			require.Equal(t, reservation.Reserved, answer.Verdict)
+			accepted[answer.Reservation.OrderID] = true
+		}
+		for range moves {
+			switch r := crew[random.IntN(rivals)]; {
+			case random.IntN(4) == 0:
+				buy()
+			case random.IntN(8) == 0:
+				s.fulfilAll(t)
+			case r.busy:
+				for range 1 + random.IntN(4)*random.IntN(4) {
+					if r.busy {
+						r.step(t)
+					}
+				}
+			default:
+				r.begin(t, func(ctx context.Context, session *rebuildSession) error {
+					if whole {
+						_, err := r.partition(ctx, session, 0, RebuildByHand)
+						return err
+					}
+					_, err := r.sale(ctx, session, sale, RebuildByHand)
+					return err
+				})
+			}
+		}
+		for _, r := range crew {
+			for r.busy {
+				r.step(t)
+				buy()
+			}
+		}
+		worker := s.rebuilder(t)
+		testkit.Eventually(t, 30*time.Second, "a worker finishes what the last of them left closed", func() bool {
+			require.NoError(t, s.heal(t, worker, 1))
+			found, err := worker.needs(t.Context(), 1, true)
+			require.NoError(t, err)
+			return len(found) == 0
+		})
+		s.fulfilAll(t)
+		require.Zero(t, s.count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"), "Redis has lost nothing")
+		require.EqualValues(t, len(accepted), s.count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", sale))
+		_, err := s.catalog.PublishPending(t.Context())
+		require.NoError(t, err)
+		s.requireSound(t)
+		opened += int(s.epochOf(t, sale) - before)
+		_, err = s.catalog.End(t.Context(), sale)
+		require.NoError(t, err)
+	}
+	require.Greater(t, opened, rounds, "epochs were raised")
+}
+
+// rivalsSeed repeats a run; 0 draws a seed.
+const rivalsSeed uint64 = 0
+
+// fulfilAll records what is in the stream, if anything is.
+func (s *shop) fulfilAll(t *testing.T) {
+	t.Helper()
+	if last := s.rdb.XInfoStream(t.Context(), s.keys.Orders(0)); errors.Is(last.Err(), redis.Nil) || last.Err() != nil {
+		return
+	}
+	waiting, err := ReadBacklog(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group)
+	require.NoError(t, err)
+	if n, known := waiting.Waiting(); !known || n > 0 {
+		s.fulfil(t)
+	}
+}
+
+// A rebuilder is frozen when it has gathered the buyers, and its session of Postgres ends, as it does by itself after
+// 30 seconds of silence. Another one begins; when it has come so far, the first one wakes up.
+func TestARebuilderThatWakesUpOpensNothingThatAnotherHasClosed(t *testing.T) {
+	t.Parallel()
+	for name, far := range map[string]func(t *testing.T, b *build, sales []guardedSale) (opened bool){
+		"closed": func(t *testing.T, b *build, sales []guardedSale) bool {
+			require.NoError(t, b.closeAndSalvage(t.Context(), sales))
+			return false
+		},
+		"opened": func(t *testing.T, b *build, sales []guardedSale) bool {
+			require.NoError(t, b.closeAndSalvage(t.Context(), sales))
+			require.NoError(t, b.rebuildSales(t.Context(), sales))
+			return true
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			sale := s.open(t, 100)
+			s.buy(t, sale, "first")
+			s.fulfil(t)
+			sleeper := s.process(t)
+			sleeper.Setenv(crashpoint.FreezeEnv, crashpoint.RebuildHeld)
+			sleeper.Setenv(rebuildEnv, sale.String())
+			sleeper.Start()
+			sleeper.WaitOutput(30*time.Second, "frozen at "+crashpoint.RebuildHeld)
+			require.EqualValues(t, 1, s.count(t, endRebuildSessions), "its session ends")
+
+			r := s.rebuilder(t)
+			var session *rebuildSession
+			testkit.Eventually(t, 20*time.Second, "the lock is free", func() bool {
+				var err error
+				session, err = r.begin(t.Context())
+				return err == nil
+			})
+			defer session.close()
+			guarded, err := r.findSale(t.Context(), sale)
+			require.NoError(t, err)
+			b := r.newBuild(session, 0, RebuildByHand)
+			b.token = reservation.NewRebuildToken()
+			sales := []guardedSale{guarded}
+			opened := far(t, b, sales)
+			if opened {
+				s.buy(t, sale, "second")
+			}
+
+			testkit.Eventually(t, 30*time.Second, "the sleeper finds that it was overtaken", func() bool {
+				sleeper.Thaw()
+				select {
+				case <-sleeper.Done():
+					return true
+				default:
+					return false
+				}
+			})
+			answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "third", Quantity: 1})
+			if !opened {
+				require.ErrorIs(t, err, reservation.ErrUnavailable, "it stays closed: %v", answer)
+				require.NoError(t, b.rebuildSales(t.Context(), sales))
+				s.buy(t, sale, "second")
+			} else {
+				require.NoError(t, err)
+			}
+			s.fulfil(t)
+			require.Zero(t, s.count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
+			s.requireSound(t)
+			s.needNothing(t, 1)
+		})
+	}
+}
+
+const endRebuildSessions = `SELECT count(pg_terminate_backend(pid)) FROM pg_locks
+	WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+	  AND classid = 5077217434 >> 32 AND objid = 5077217434 & 4294967295`
