@@ -51,6 +51,7 @@ const (
 	challengeBuyer   = `Bearer realm="stampede"`
 	challengeInvalid = `Bearer realm="stampede", error="invalid_token"`
 	challengeAdmin   = `Bearer realm="stampede-admin"`
+	challengeNoAdmin = `Bearer realm="stampede-admin", error="invalid_token"`
 )
 
 // How the keys of a JWKS URL are kept fresh.
@@ -63,6 +64,9 @@ const (
 	// jwksLookWait bounds what such a token's request waits for that.
 	jwksLookWait = 2 * time.Second
 )
+
+// clockLeeway is by how much the clock of a token's issuer may differ from ours.
+const clockLeeway = 30 * time.Second
 
 // asymmetric lists the methods for which a public key is enough. HMAC is not among them: a public
 // key would be taken for its secret.
@@ -78,7 +82,7 @@ type jwtAuth struct {
 }
 
 func newJWTAuth(ctx context.Context, c Config) (*jwtAuth, error) {
-	options := []jwt.ParserOption{jwt.WithExpirationRequired()}
+	options := []jwt.ParserOption{jwt.WithExpirationRequired(), jwt.WithLeeway(clockLeeway)}
 	if c.JWTIssuer != "" {
 		options = append(options, jwt.WithIssuer(c.JWTIssuer))
 	}
@@ -128,7 +132,13 @@ func (a *jwtAuth) user(r *http.Request) (string, error) {
 		}
 		return "", &problem{kind: kindUnauthorized, detail: whyRefused(err), challenge: challengeInvalid}
 	}
-	return claims.Subject, reservation.ValidateUser(claims.Subject)
+	if claims.Subject == "" {
+		return "", &problem{kind: kindUnauthorized, detail: "The token lacks a claim that is required: sub.", challenge: challengeInvalid}
+	}
+	if err := reservation.ValidateUser(claims.Subject); err != nil {
+		return "", &problem{kind: kindUnauthorized, detail: "The sub of the token cannot be used: a " + err.Error() + ".", challenge: challengeInvalid}
+	}
+	return claims.Subject, nil
 }
 
 // whyRefused tells what a client can mend; of a signature or a key it says no more than that.
@@ -136,7 +146,7 @@ func whyRefused(err error) string {
 	switch {
 	case errors.Is(err, jwt.ErrTokenExpired):
 		return "The token has expired."
-	case errors.Is(err, jwt.ErrTokenNotValidYet), errors.Is(err, jwt.ErrTokenUsedBeforeIssued):
+	case errors.Is(err, jwt.ErrTokenNotValidYet):
 		return "The token is not valid yet."
 	case errors.Is(err, jwt.ErrTokenInvalidIssuer):
 		return "The token is from another issuer."
@@ -178,7 +188,7 @@ func (g adminGate) check(r *http.Request) error {
 		return &problem{kind: kindUnauthorized, detail: "Send the admin token: Authorization: Bearer …", challenge: challengeAdmin}
 	}
 	if hash := sha256.Sum256([]byte(token)); subtle.ConstantTimeCompare(hash[:], g.hash[:]) != 1 {
-		return &problem{kind: kindForbidden, detail: "This is not the admin token."}
+		return &problem{kind: kindUnauthorized, detail: "This is not the admin token.", challenge: challengeNoAdmin}
 	}
 	return nil
 }

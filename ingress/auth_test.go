@@ -76,23 +76,29 @@ func TestTokensWithSecret(t *testing.T) {
 		token  string
 		detail string
 	}{
-		"other secret":       {sign(t, jwt.SigningMethodHS256, []byte(secret+"!"), "", claims()), "not valid"},
-		"alg none":           {sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "", claims()), "not valid"},
-		"other hash":         {sign(t, jwt.SigningMethodHS512, []byte(secret), "", claims()), "not valid"},
-		"RSA":                {sign(t, jwt.SigningMethodRS256, rsaKey, "", claims()), "not valid"},
-		"claims exchanged":   {strings.Join(forged, "."), "not valid"},
-		"no signature":       {strings.Join(forged[:2], ".") + ".", "not valid"},
-		"no token":           {"x", "not valid"},
-		"expired":            {hs256(with("exp", time.Now().Add(-time.Second).Unix())), "expired"},
-		"no expiry":          {hs256(without("exp")), "lacks"},
-		"expiry as text":     {hs256(with("exp", "tomorrow")), "not valid"},
-		"not valid yet":      {hs256(with("nbf", time.Now().Add(time.Hour).Unix())), "yet"},
-		"other issuer":       {hs256(with("iss", "https://issuer.example.evil")), "issuer"},
-		"no issuer":          {hs256(without("iss")), "lacks"},
-		"other audience":     {hs256(with("aud", "shop")), "audience"},
-		"other audiences":    {hs256(with("aud", []string{"shop", "till"})), "audience"},
-		"no audience":        {hs256(without("aud")), "lacks"},
-		"too long to be one": {strings.Repeat("x.", 2000), "not valid"},
+		"other secret":        {sign(t, jwt.SigningMethodHS256, []byte(secret+"!"), "", claims()), "not valid"},
+		"alg none":            {sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "", claims()), "not valid"},
+		"other hash":          {sign(t, jwt.SigningMethodHS512, []byte(secret), "", claims()), "not valid"},
+		"RSA":                 {sign(t, jwt.SigningMethodRS256, rsaKey, "", claims()), "not valid"},
+		"claims exchanged":    {strings.Join(forged, "."), "not valid"},
+		"no signature":        {strings.Join(forged[:2], ".") + ".", "not valid"},
+		"no token":            {"x", "not valid"},
+		"expired":             {hs256(with("exp", time.Now().Add(-31*time.Second).Unix())), "expired"},
+		"no subject":          {hs256(without("sub")), "sub"},
+		"an empty subject":    {hs256(with("sub", "")), "sub"},
+		"a subject in braces": {hs256(with("sub", "{0}")), "sub"},
+		"a subject of two":    {hs256(with("sub", "a b")), "sub"},
+		"a long subject":      {hs256(with("sub", strings.Repeat("u", 129))), "sub"},
+		"a number as subject": {hs256(with("sub", 7)), "not valid"},
+		"no expiry":           {hs256(without("exp")), "lacks"},
+		"expiry as text":      {hs256(with("exp", "tomorrow")), "not valid"},
+		"not valid yet":       {hs256(with("nbf", time.Now().Add(time.Hour).Unix())), "yet"},
+		"other issuer":        {hs256(with("iss", "https://issuer.example.evil")), "issuer"},
+		"no issuer":           {hs256(without("iss")), "lacks"},
+		"other audience":      {hs256(with("aud", "shop")), "audience"},
+		"other audiences":     {hs256(with("aud", []string{"shop", "till"})), "audience"},
+		"no audience":         {hs256(without("aud")), "lacks"},
+		"too long to be one":  {strings.Repeat("x.", 2000), "not valid"},
 	} {
 		r := s.buy(sale, "", bearing(test.token))
 		require.Contains(t, r.isProblem(http.StatusUnauthorized, "unauthorized")["detail"], test.detail, name)
@@ -106,10 +112,6 @@ func TestTokensWithSecret(t *testing.T) {
 		r.isProblem(http.StatusUnauthorized, "unauthorized")
 		require.Equal(t, `Bearer realm="stampede"`, r.header.Get("WWW-Authenticate"), name)
 	}
-	for _, user := range []any{"", "{0}", "a b", strings.Repeat("u", 129)} {
-		s.buy(sale, "", bearing(hs256(with("sub", user)))).isProblem(http.StatusBadRequest, "invalid-request")
-	}
-	s.buy(sale, "", bearing(hs256(without("sub")))).isProblem(http.StatusBadRequest, "invalid-request")
 	require.Equal(t, before, s.stock(sale))
 
 	r := s.buy(sale, "", bearing(hs256(with("aud", []string{"till", "stampede"}))))
@@ -117,6 +119,13 @@ func TestTokensWithSecret(t *testing.T) {
 	require.Equal(t, "ada", s.get(r.header.Get("Location"), bearing(hs256())).is(http.StatusOK)["user_id"])
 	s.get(r.header.Get("Location"), bearing(hs256(with("sub", "bob")))).isProblem(http.StatusNotFound, "order-not-found")
 	s.get(r.header.Get("Location")).isProblem(http.StatusUnauthorized, "unauthorized")
+
+	// The issuer's clock may be half a minute off. Fifteen seconds leave time for a busy machine.
+	for _, off := range []func(jwt.MapClaims){
+		with("exp", time.Now().Add(-15*time.Second).Unix()), with("nbf", time.Now().Add(30*time.Second).Unix()), with("iat", time.Now().Add(30*time.Second).Unix()),
+	} {
+		s.get(r.header.Get("Location"), bearing(hs256(off))).is(http.StatusOK)
+	}
 }
 
 // issuer publishes public keys as an identity provider does.
@@ -186,7 +195,7 @@ func TestTokensWithKeySet(t *testing.T) {
 		"an unknown kid":                  sign(t, jwt.SigningMethodRS256, stranger, "stranger", claims()),
 		"the kid of another key":          sign(t, jwt.SigningMethodES256, i.ec, "rsa", claims()),
 		"another method of the same key":  sign(t, jwt.SigningMethodRS512, i.rsa, "rsa", claims()),
-		"expired":                         sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims(with("exp", time.Now().Unix()-1))),
+		"expired":                         sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims(with("exp", time.Now().Unix()-31))),
 		"no expiry":                       sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims(without("exp"))),
 		"other issuer":                    sign(t, jwt.SigningMethodES256, i.ec, "ec", claims(with("iss", "x"))),
 		"other audience":                  sign(t, jwt.SigningMethodES256, i.ec, "ec", claims(with("aud", "x"))),

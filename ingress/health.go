@@ -18,7 +18,7 @@ const (
 	down = "down"
 )
 
-var alive = []byte(`{"status":"alive"}`)
+var alive = []byte(`{"status":"alive"}` + "\n")
 
 // live serves GET /livez: the process runs.
 func (s *Server) live(c echo.Context) error {

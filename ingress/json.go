@@ -111,9 +111,15 @@ func inside(p jsontext.Pointer) string {
 	return ", in " + member(p)
 }
 
+// marshalLine returns v in JSON and a line end, as every answer in JSON ends.
+func marshalLine(v any) ([]byte, error) {
+	body, err := json.Marshal(v)
+	return append(body, '\n'), err
+}
+
 // writeJSON answers with v in JSON.
 func writeJSON(c echo.Context, status int, v any) error {
-	body, err := json.Marshal(v)
+	body, err := marshalLine(v)
 	if err != nil {
 		return err
 	}

@@ -253,7 +253,7 @@ func (p *problem) appendJSON(dst []byte) []byte {
 	dst = appendText(dst, "request_id", p.requestID)
 	dst = appendText(dst, "redis", p.redis)
 	dst = appendText(dst, "postgres", p.postgres)
-	return append(dst, '}')
+	return append(dst, "}\n"...)
 }
 
 // appendText appends a further member of an object, unless it is empty.

@@ -116,7 +116,7 @@ func (s *Server) appendReservation(dst []byte, r reservation.Request, held reser
 	dst = appendTime(dst, held.ReservedAt)
 	dst = append(dst, `","receipt":"`...)
 	dst = s.appendReceipt(dst, r, held)
-	return append(dst, `"}`...)
+	return append(dst, "\"}\n"...)
 }
 
 func orderPath(order uuid.UUID) string { return "/v1/orders/" + order.String() }

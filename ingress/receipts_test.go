@@ -44,7 +44,7 @@ func TestReceiptOfAnAcceptedOrder(t *testing.T) {
 	first := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"))
 	order := first.is(http.StatusAccepted)
 	receipt := order["receipt"].(string)
-	require.True(t, strings.HasSuffix(first.body, `,"receipt":"`+receipt+`"}`), first.body)
+	require.True(t, strings.HasSuffix(first.body, `,"receipt":"`+receipt+"\"}\n"), first.body)
 
 	got, err := s.server.signer.Load().Verify(receipt)
 	require.NoError(t, err)

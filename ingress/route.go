@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +19,11 @@ func (s *Server) routes() {
 	s.echo.IPExtractor = echo.ExtractIPDirect()
 	unmatched := s.metrics.route("unmatched")
 	s.echo.HTTPErrorHandler = func(err error, c echo.Context) {
+		if strings.Contains(c.Request().URL.Path, "//") {
+			// Another method would find nothing here either.
+			err = problemNotFound
+			c.Response().Header().Del(echo.HeaderAllow)
+		}
 		s.fail(c, err)
 		unmatched.count(c.Response().Status)
 	}
@@ -73,6 +79,10 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) {
 		}
 		if c.Request().ContentLength > maxBodyBytes {
 			s.fail(c, problemTooLarge)
+			return nil
+		}
+		if ids := c.ParamValues(); len(ids) > 0 && ids[0] == "" {
+			s.fail(c, problemNotFound)
 			return nil
 		}
 		if err := h(c); err != nil {

@@ -27,6 +27,19 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	for _, path := range []string{"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders/x/nothing", "/favicon.ico", "//", "/v1/%73ales/x/y/z"} {
 		s.get(path).isProblem(http.StatusNotFound, "not-found")
 	}
+	// An id that is left out, for example by a client whose variable is empty, is not one that is wrong.
+	for _, path := range []string{
+		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock", "/v1/orders/", "/v1/orders//pay", "/v1/orders//cancel",
+		"/v1/orders//events",
+	} {
+		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
+			for _, headers := range [][]header{nil, {as("ada"), operator}} {
+				r := s.ask(method, path, nil, headers...)
+				r.isProblem(http.StatusNotFound, "not-found")
+				require.Empty(t, r.header.Get("Allow"), path)
+			}
+		}
+	}
 	for path, allow := range map[string]string{
 		"/v1/sales":           "OPTIONS, GET, HEAD, POST",
 		"/v1/sales/x":         "OPTIONS, GET, HEAD",

@@ -226,11 +226,13 @@ func TestOperatorsOnly(t *testing.T) {
 	} {
 		r := s.post(path, body)
 		r.isProblem(http.StatusUnauthorized, "unauthorized")
-		require.Contains(t, r.header.Get("WWW-Authenticate"), "Bearer")
+		require.Equal(t, `Bearer realm="stampede-admin"`, r.header.Get("WWW-Authenticate"))
 		s.post(path, body, header{"Authorization", "Basic b3BlcmF0b3JzLW9ubHk="}).isProblem(http.StatusUnauthorized, "unauthorized")
 		s.post(path, body, operator, operator).isProblem(http.StatusUnauthorized, "unauthorized")
 		for _, wrong := range []string{"x", adminToken + "x", adminToken[1:], strings.ToUpper(adminToken), strings.Repeat("x", 4000)} {
-			s.post(path, body, bearing(wrong)).isProblem(http.StatusForbidden, "forbidden")
+			r := s.post(path, body, bearing(wrong))
+			r.isProblem(http.StatusUnauthorized, "unauthorized")
+			require.Equal(t, `Bearer realm="stampede-admin", error="invalid_token"`, r.header.Get("WWW-Authenticate"))
 		}
 		p := off.post(path, body, operator).isProblem(http.StatusForbidden, "forbidden")
 		require.Contains(t, p["detail"], "STAMPEDE_ADMIN_TOKEN")

@@ -163,6 +163,7 @@ func ordersOf(sale uuid.UUID) string { return "/v1/sales/" + sale.String() + "/o
 
 func (r reply) json() map[string]any {
 	r.t.Helper()
+	require.True(r.t, strings.HasSuffix(r.body, "}\n") && strings.Count(r.body, "\n") == 1, "one line: %q", r.body)
 	var v map[string]any
 	require.NoError(r.t, json.Unmarshal([]byte(r.body), &v), r.body)
 	return v

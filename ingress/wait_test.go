@@ -83,7 +83,7 @@ func TestPurchaseThatWaitsIsConfirmed(t *testing.T) {
 	require.Equal(t, "wait=20", r.header.Get("Preference-Applied"))
 	require.Equal(t, "/v1/orders/"+order["order_id"].(string), r.header.Get("Location"))
 	receipt := order["receipt"].(string)
-	require.True(t, strings.HasSuffix(r.body, `,"receipt":"`+receipt+`"}`), r.body)
+	require.True(t, strings.HasSuffix(r.body, `,"receipt":"`+receipt+"\"}\n"), r.body)
 	require.Equal(t, []any{"confirmed", 2.0, "ada", 2.0}, []any{order["status"], order["version"], order["user_id"], order["quantity"]})
 	require.NotEmpty(t, order["expires_at"])
 	delete(order, "receipt")
