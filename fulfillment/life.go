@@ -18,7 +18,7 @@ import (
 //
 // The error is a *reservation.InvalidError for the reference; reservation.ErrOrderNotFound, also for
 // another user's order; reservation.ErrOrderExpired, from the moment on at which the time is over;
-// wraps reservation.ErrIllegalTransition, also for an order that was paid with another reference;
+// wraps reservation.ErrIllegalTransition, and is a *reservation.AlreadyPaidError for an order that was paid with another reference;
 // wraps reservation.ErrOrderDamaged; or is one of Postgres.
 func (l *Ledger) Pay(ctx context.Context, order uuid.UUID, user, reference string) (reservation.Order, error) {
 	paid, err := l.change(ctx, order, user, reservation.EventPaid, func(o reservation.Order, overdue bool) (reservation.Order, bool, error) {

@@ -106,7 +106,7 @@ func TestPayIsRecordedOnceWithItsReference(t *testing.T) {
 	}
 	_, err = ledger.Pay(t.Context(), order, "user-1", "pi_2")
 	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
-	require.ErrorContains(t, err, "no OrderPaid after paid")
+	require.ErrorContains(t, err, `it was paid with reference "pi_1"`)
 	_, err = ledger.Cancel(t.Context(), order, "user-1")
 	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
 

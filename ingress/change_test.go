@@ -69,9 +69,11 @@ func TestPayInTime(t *testing.T) {
 	require.Equal(t, first.body, s.get(path, as("ada")).body)
 	require.Equal(t, []any{9.0, 0.0, 1.0}, units())
 
-	for _, late := range []reply{s.pay(path, "r-2", as("ada")), s.cancel(path, as("ada"))} {
-		require.Contains(t, late.isProblem(http.StatusConflict, "illegal-transition")["detail"], "paid")
-	}
+	second := s.pay(path, "r-2", as("ada")).isProblem(http.StatusConflict, "already-paid")
+	require.Equal(t, "r-1", second["payment_reference"])
+	require.Contains(t, second["detail"], "must go back")
+	s.pay(path, "r-2", as("bob")).isProblem(http.StatusNotFound, "order-not-found")
+	require.Contains(t, s.cancel(path, as("ada")).isProblem(http.StatusConflict, "illegal-transition")["detail"], "paid")
 	require.Equal(t, first.body, s.get(path, as("ada")).body)
 }
 

@@ -33,6 +33,7 @@ var (
 	kindNotOpen          = kind{http.StatusConflict, "sale-not-open", "The sale is not open yet"}
 	kindPaused           = kind{http.StatusConflict, "sale-paused", "The sale is paused"}
 	kindTransition       = kind{http.StatusConflict, "illegal-transition", "The present state does not allow this"}
+	kindAlreadyPaid      = kind{http.StatusConflict, "already-paid", "The order was paid with another reference"}
 	kindNotConfirmed     = kind{http.StatusConflict, "order-not-confirmed", "The order is not confirmed yet"}
 	kindEnded            = kind{http.StatusGone, "sale-ended", "The sale has ended"}
 	kindExpired          = kind{http.StatusGone, "order-expired", "The order has expired"}
@@ -118,11 +119,13 @@ type problem struct {
 	hangUp bool
 
 	// Members beyond the standard's, each left out where it is zero.
-	opensAt   time.Time
-	limit     int64
-	requestID string
-	redis     string
-	postgres  string
+	opensAt time.Time
+	limit   int64
+	// paymentReference is that of the payment that counts.
+	paymentReference string
+	requestID        string
+	redis            string
+	postgres         string
 
 	// body is the JSON of a problem that was made by fixed.
 	body []byte
@@ -146,6 +149,7 @@ func problemOf(err error) *problem {
 		illegal *reservation.IllegalTransitionError
 		taken   *reservation.TakenError
 		step    *reservation.TransitionError
+		paid    *reservation.AlreadyPaidError
 		routing *echo.HTTPError
 	)
 	switch {
@@ -157,6 +161,11 @@ func problemOf(err error) *problem {
 		return &problem{kind: kindTransition, detail: illegal.Error() + "."}
 	case errors.As(err, &taken):
 		return &problem{kind: kindTransition, detail: taken.Error() + "."}
+	case errors.As(err, &paid):
+		return &problem{
+			kind: kindAlreadyPaid, paymentReference: paid.Reference,
+			detail: "The payment in payment_reference counts. What was paid with the reference of this request must go back to the buyer.",
+		}
 	case errors.As(err, &step):
 		return &problem{kind: kindTransition, detail: "The order is " + string(step.Status) + ", and this cannot follow."}
 	case errors.Is(err, reservation.ErrSaleNotFound):
@@ -250,6 +259,7 @@ func (p *problem) appendJSON(dst []byte) []byte {
 		dst = append(dst, `,"limit":`...)
 		dst = strconv.AppendInt(dst, p.limit, 10)
 	}
+	dst = appendText(dst, "payment_reference", p.paymentReference)
 	dst = appendText(dst, "request_id", p.requestID)
 	dst = appendText(dst, "redis", p.redis)
 	dst = appendText(dst, "postgres", p.postgres)

@@ -64,6 +64,20 @@ func (e *TransitionError) Error() string {
 // Unwrap returns ErrIllegalTransition.
 func (e *TransitionError) Unwrap() error { return ErrIllegalTransition }
 
+// AlreadyPaidError is returned for a payment of an order that was paid with another reference: what was paid with
+// this one must go back to the buyer. It wraps ErrIllegalTransition.
+type AlreadyPaidError struct {
+	// Reference is that of the payment that counts.
+	Reference string
+}
+
+func (e *AlreadyPaidError) Error() string {
+	return fmt.Sprintf("%v: it was paid with reference %q", ErrIllegalTransition, e.Reference)
+}
+
+// Unwrap returns ErrIllegalTransition.
+func (e *AlreadyPaidError) Unwrap() error { return ErrIllegalTransition }
+
 // After returns the status that the event leads to; false if it cannot happen to an order with this status.
 func (s Status) After(e EventType) (Status, bool) {
 	to, ok := life[s][e]
@@ -92,14 +106,17 @@ func (o Order) Ended() bool {
 }
 
 // Paid returns the order as it is once the payment with that reference is in; changed is false if it
-// was before. Overdue says that the time to pay is over. The error is an *InvalidError, a
-// *TransitionError (so for an order that was paid with another reference), or ErrOrderExpired.
+// was before. Overdue says that the time to pay is over. The error is an *InvalidError, an *AlreadyPaidError,
+// a *TransitionError, or ErrOrderExpired.
 func (o Order) Paid(reference string, overdue bool) (paid Order, changed bool, err error) {
 	if err := ValidateReference(reference); err != nil {
 		return Order{}, false, err
 	}
-	if o.Status == StatusPaid && o.PaymentReference == reference {
-		return o, false, nil
+	if o.Status == StatusPaid {
+		if o.PaymentReference == reference {
+			return o, false, nil
+		}
+		return Order{}, false, &AlreadyPaidError{o.PaymentReference}
 	}
 	if paid, err = o.before(EventPaid, overdue); err != nil {
 		return Order{}, false, err
