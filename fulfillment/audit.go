@@ -165,7 +165,27 @@ func (l *look) scope(ctx context.Context) error {
 		return err
 	}
 	l.streams = streamsOf(l.Keys, l.sales)
-	return l.nameStrangers(ctx, inRedis)
+	if err = l.nameStrangers(ctx, inRedis); err != nil {
+		return err
+	}
+	return l.nameGuards(ctx)
+}
+
+// nameGuards reports constraints and indexes that were taken away from Postgres.
+func (l *look) nameGuards(ctx context.Context) error {
+	wanted, missing, err := sql.Guards(ctx, l.conn)
+	if err != nil {
+		return err
+	}
+	for _, m := range missing {
+		if m.ForSpeed {
+			wanted--
+			continue
+		}
+		l.note("DB", Finding{Remedy: remedyGuard, What: fmt.Sprintf("%s: put it back with %s", m.What, m.Mend)})
+	}
+	l.report.Guards = wanted
+	return nil
 }
 
 // take copies what Redis says to temporary tables, in the order in which an order travels: so what had left

@@ -20,6 +20,8 @@ type AuditReport struct {
 	// not done with when the wait was over.
 	Streams        int   `json:"streams"`
 	EntriesWaiting int64 `json:"entries_waiting"`
+	// Guards is how many constraints and indexes the migrations make.
+	Guards int `json:"guards"`
 	// Moved is true if units moved while it was looked, so that what was found may have been on its way.
 	Moved bool `json:"changed_meanwhile"`
 }
@@ -70,6 +72,8 @@ const (
 	remedyProjections Remedy = "projections"
 	// remedyDLQ: an operator replays or discards the dead letter.
 	remedyDLQ Remedy = "dlq"
+	// remedyGuard: an operator runs the SQL that the finding tells.
+	remedyGuard Remedy = "guard"
 	// remedyOperator: nothing that was recorded tells what would be right.
 	remedyOperator Remedy = "operator"
 )
@@ -120,6 +124,7 @@ func newAuditReport() AuditReport {
 		{Name: "S4", Says: "stock = available + held + sold"},
 		{Name: "S5", Says: "nothing is lost or doubled"},
 		{Name: "S7", Says: "Redis is whole and up to date"},
+		{Name: "DB", Says: "Postgres refuses what must not be"},
 	}}
 }
 
@@ -208,6 +213,8 @@ func (r AuditReport) Figures(promise string) string {
 			}
 		}
 		return fmt.Sprintf("%s of %s in Redis", n(there), plural(int64(len(r.Sales)), "sale"))
+	case "DB":
+		return fmt.Sprintf("%s of %s constraints and indexes hold", n(int64(r.Guards)-r.promise(promise).Found), n(int64(r.Guards)))
 	}
 	return ""
 }

@@ -89,7 +89,7 @@ func (d *DeadLetters) Park(ctx context.Context, entry Entry, reason error) error
 	}
 	_, err = d.pool.Exec(ctx, sql.ParkDeadLetter, entry.Stream, entry.ID, fields, storable(reason.Error()), entry.Deliveries, replayOf)
 	if err != nil {
-		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, err)
+		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, ofConstraint(err))
 	}
 	return nil
 }

@@ -19,6 +19,9 @@ var (
 	ErrContradiction = errors.New("event contradicts the ledger")
 	// ErrOversold is returned when a batch holds more units than are left of a sale in Postgres.
 	ErrOversold = errors.New("more units than the sale's stock holds")
+	// ErrGuardMissing is returned where Postgres lacks a constraint or an index of the schema, without which nothing can be
+	// recorded. Its text tells the SQL that puts it back.
+	ErrGuardMissing = errors.New("a constraint or an index is missing in Postgres")
 	// ErrStopping is returned for a message that was not recorded before the worker had to stop. It says
 	// nothing about the message, which stays pending and is delivered again. It wraps context.Canceled,
 	// which the Router does not log as a failure.
@@ -48,6 +51,8 @@ const (
 	oversoldConstraint = "sales_not_oversold"
 
 	notNullViolation = "23502"
+	// invalidReference is what an ON CONFLICT fails with where no unique index is what it names.
+	invalidReference = "42P10"
 	uniqueViolation  = "23505"
 )
 
@@ -78,12 +83,14 @@ func faultOf(err error) fault {
 
 func hasClass(err *pgconn.PgError, class string) bool { return strings.HasPrefix(err.Code, class) }
 
-// ofConstraint names what a constraint on the counters of a sale says, so that callers need not know SQLSTATEs.
+// ofConstraint names what a constraint says, or one that is missing, so that callers need not know SQLSTATEs.
 func ofConstraint(err error) error {
 	var pgErr *pgconn.PgError
 	switch {
 	case !errors.As(err, &pgErr):
 		return err
+	case pgErr.Code == invalidReference:
+		return fmt.Errorf("%w (`stampede doctor` names it): %w", ErrGuardMissing, err)
 	case pgErr.ConstraintName == oversoldConstraint:
 		return fmt.Errorf("%w: %w", ErrOversold, err)
 	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch": // see add_sold.sql

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -65,6 +66,27 @@ func (s *rebuildSession) saveServer(ctx context.Context, partition int, server r
 		return fmt.Errorf("note the Redis server: %w", err)
 	}
 	return nil
+}
+
+// neededGuards are what an ON CONFLICT of a rebuild names: without one of them it cannot record what it finds in the
+// stream, nor which server it vouches for.
+var neededGuards = []string{"order_events_pkey", "orders_one_live_per_user", "redis_servers_pkey"}
+
+// requireGuards returns ErrGuardMissing if a rebuild could not be finished, before it closes anything.
+func (s *rebuildSession) requireGuards(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	_, missing, err := sql.Guards(ctx, s.conn)
+	if err != nil {
+		return err
+	}
+	var needed []error
+	for _, m := range missing {
+		if slices.Contains(neededGuards, m.Name) {
+			needed = append(needed, fmt.Errorf("%w: %s; put it back with %s", ErrGuardMissing, m.What, m.Mend))
+		}
+	}
+	return errors.Join(needed...)
 }
 
 // raisedSale is a sale in the epoch that was just begun.

@@ -15,6 +15,9 @@ import (
 
 // wholePartition is one try of Rebuilder.Partition.
 func (b *build) wholePartition(ctx context.Context) error {
+	if err := b.session.requireGuards(ctx); err != nil {
+		return err
+	}
 	server, err := b.inspect(ctx)
 	if err != nil {
 		return err
@@ -50,6 +53,9 @@ func (b *build) wholePartition(ctx context.Context) error {
 
 // oneSale is one try of Rebuilder.Sale.
 func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
+	if err := b.session.requireGuards(ctx); err != nil {
+		return err
+	}
 	sale, err := b.findSale(ctx, id)
 	if err != nil {
 		return err

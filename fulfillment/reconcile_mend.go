@@ -19,7 +19,7 @@ import (
 // before a rebuild, which knows only Postgres and the stream.
 var remedyOrder = []Remedy{
 	remedyAppend, remedyForget, remedyRelease, remedyRecount, remedyRebuild,
-	remedyWorker, remedyProjections, remedyDLQ, remedyOperator,
+	remedyWorker, remedyProjections, remedyDLQ, remedyGuard, remedyOperator,
 }
 
 // says tells what a remedy is, for people.
@@ -32,6 +32,7 @@ var says = map[Remedy]string{
 	remedyWorker:      "nothing: it is on its way, and a worker sees to it",
 	remedyProjections: "for you: `stampede projections rebuild`, and then this again; until then nothing else of the sale is mended",
 	remedyDLQ:         "for you: `stampede dlq show`, and then replay it or discard it",
+	remedyGuard:       "for you: run the SQL that is told; until then Postgres may take what breaks a promise",
 	remedyOperator:    "for you: nothing that was recorded tells what would be right",
 }
 

@@ -74,6 +74,8 @@ var (
 	FindSales string
 	//go:embed queries/free_sale_key.sql
 	FreeSaleKey string
+	//go:embed queries/guards.sql
+	guardsQuery string
 	//go:embed queries/holders.sql
 	Holders string
 	//go:embed queries/insert_sale.sql

@@ -2,17 +2,19 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"text/tabwriter"
 	"time"
 
+	"stampede/internal/connect"
 	"stampede/sql"
 )
 
 type migrateCmd struct {
 	Up     migrateUpCmd     `cmd:"" help:"Apply all migrations that are missing. Safe to run by several processes at once."`
 	Down   migrateDownCmd   `cmd:"" help:"Undo the latest migration, with the data that it holds. Refused where there are sales, unless it is told to discard them."`
-	Status migrateStatusCmd `cmd:"" help:"List the migrations."`
+	Status migrateStatusCmd `cmd:"" help:"List the migrations, and what is missing of what they made. Exit status 1 if something is."`
 }
 
 type migrateUpCmd struct{ databaseFlag }
@@ -58,5 +60,32 @@ func (c *migrateStatusCmd) Run(ctx context.Context, s *streams) error {
 		}
 		_, _ = fmt.Fprintf(t, "%s\t%s\n", m.Name, at)
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return c.guards(ctx, s)
+}
+
+// guards names the constraints and indexes that were taken away from a schema that has all migrations.
+func (c *migrateStatusCmd) guards(ctx context.Context, s *streams) error {
+	pool, err := connect.Postgres(ctx, c.DatabaseURL, 1)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := sql.Check(ctx, pool); errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
+		return nil // the list says so
+	} else if err != nil {
+		return err
+	}
+	_, missing, err := sql.Guards(ctx, pool)
+	for _, m := range missing {
+		if _, err := fmt.Fprintf(s.out, "%s: put it back with\n    %s\n", m.What, m.Mend); err != nil {
+			return err
+		}
+	}
+	if len(missing) > 0 {
+		return errBroken
+	}
+	return err
 }

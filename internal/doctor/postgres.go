@@ -26,6 +26,18 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 			Why:  "neither an ingress nor a worker works with another schema than its own",
 			Mend: "stampede migrate up",
 		})
+		return findings, nil
+	}
+	_, missing, err := sql.Guards(ctx, pool)
+	if err != nil {
+		return nil, fmt.Errorf("ask Postgres for its settings: %w", err)
+	}
+	for _, m := range missing {
+		f := Finding{Severity: Unsafe, Server: "postgres", What: m.What, Why: "Postgres does not refuse what would break a promise, or refuses all that rests on it", Mend: m.Mend}
+		if m.ForSpeed {
+			f.Severity, f.Why = Warning, "queries read whole tables in its place"
+		}
+		findings = append(findings, f)
 	}
 	return findings, nil
 }

@@ -1,0 +1,33 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Whoever looks at the database is told what was taken away from its schema, and the SQL that puts it back.
+func TestAMissingGuardIsNamedByEveryCommandThatLooks(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	_, err := s.pool.Exec(t.Context(), "DROP INDEX orders_one_live_per_user, orders_of_user")
+	require.NoError(t, err)
+	const (
+		what = "the unique index orders_one_live_per_user of the table orders is missing"
+		mend = "CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON orders USING btree (sale_id, user_id)"
+	)
+	for _, args := range [][]string{{"doctor"}, {"audit"}, {"reconcile", "--explain"}, {"migrate", "status"}} {
+		status, output := s.run(args...)
+		require.Equal(t, exitFailed, status, "%v: %s", args, output)
+		require.Contains(t, output, what)
+		require.Contains(t, output, mend)
+	}
+
+	worker := s.worker("worker")
+	worker.Start()
+	line := worker.WaitOutput(within, what)
+	require.Contains(t, line, "level=ERROR")
+	require.Contains(t, line, mend)
+	require.Contains(t, worker.WaitOutput(within, "the index orders_of_user of the table orders is missing"), "level=WARN")
+	require.Equal(t, exitOK, worker.Stop().ExitCode(), "it works all the same")
+}

@@ -1,0 +1,107 @@
+package fulfillment
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// missingGuard is the only constraint or index that the database lacks, with the statements that put it back.
+func (s *shop) missingGuard(t testing.TB) (sql.MissingGuard, []string) {
+	t.Helper()
+	_, missing, err := sql.Guards(t.Context(), s.pool)
+	require.NoError(t, err)
+	require.Len(t, missing, 1)
+	return missing[0], strings.Split(missing[0].Mend, "; ")
+}
+
+func (s *shop) run(t testing.TB, statements ...string) {
+	t.Helper()
+	for _, statement := range statements {
+		_, err := s.pool.Exec(t.Context(), statement)
+		require.NoError(t, err, statement)
+	}
+}
+
+// A sale whose Redis is lost while Postgres lacks any constraint or unique index comes back: at once, or when that is put
+// back which the error names, with the SQL that does so.
+func TestALostRedisComesBackWhereAGuardIsMissing(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sale := s.open(t, 40)
+	s.crowd(t, sale, 3)
+	s.fulfil(t)
+	guards := rowsOf(t, s.pool, `SELECT conname::text FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'c', 'f') AND conrelid::regclass::text NOT IN ('goose_db_version', 'sales')
+		UNION ALL SELECT 'sales_not_oversold' UNION ALL SELECT 'orders_one_live_per_user' UNION ALL SELECT 'sale_events_idempotency'`)
+	require.Greater(t, len(guards), 15)
+	refused := 0
+	for _, guard := range guards {
+		t.Log(guard)
+		s.run(t, `DO $$ DECLARE t regclass := (SELECT conrelid::regclass FROM pg_constraint WHERE conname = '`+guard+`'); BEGIN
+			IF t IS NULL THEN DROP INDEX IF EXISTS `+guard+`; ELSE EXECUTE format('ALTER TABLE %s DROP CONSTRAINT `+guard+`', t); END IF; END $$`)
+		missing, mend := s.missingGuard(t)
+		require.Equal(t, guard, missing.Name)
+
+		report := s.audit(t, uuid.Nil)
+		require.Equal(t, "DB", broken(report), textOf(t, report))
+		require.Contains(t, textOf(t, report), missing.What+": put it back with "+missing.Mend)
+		require.Equal(t, "guard", leftOf(s.reconcile(t)))
+
+		s.flush(t)
+		err := s.heal(t, s.rebuilder(t), 1)
+		if slices.Contains(neededGuards, guard) {
+			refused++
+			require.ErrorIs(t, err, ErrGuardMissing)
+			require.ErrorContains(t, err, missing.Mend)
+			s.run(t, mend...)
+			err = s.heal(t, s.rebuilder(t), 1)
+		} else {
+			s.run(t, mend...)
+		}
+		require.NoError(t, err)
+		s.requireSound(t)
+		s.needNothing(t, 1)
+	}
+	require.Equal(t, len(neededGuards), refused)
+}
+
+// A rebuild that could not be finished closes nothing.
+func TestARebuildClosesNoSaleWhereAGuardIsMissing(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sale := s.open(t, 40)
+	s.crowd(t, sale, 3)
+	s.fulfil(t)
+	s.run(t, "DROP INDEX orders_one_live_per_user")
+	before := s.saleInRedis(t, sale)
+	for _, rebuild := range []func(*Rebuilder) error{
+		func(r *Rebuilder) error { _, err := r.Partition(t.Context(), 0, RebuildByHand); return err },
+		func(r *Rebuilder) error { _, err := r.Sale(t.Context(), sale, RebuildByHand); return err },
+	} {
+		require.ErrorIs(t, rebuild(s.rebuilder(t)), ErrGuardMissing)
+		require.Equal(t, before, s.saleInRedis(t, sale))
+	}
+	s.buy(t, sale, "meanwhile")
+}
+
+// What a worker cannot record without it says what is missing, and is no dead letter.
+func TestAnOrderThatCannotBeRecordedWithoutAGuardWaits(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sale := s.open(t, 40)
+	order := reserved(sale, "ann", 1)
+	_, err := NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{order})
+	require.NoError(t, err)
+	s.run(t, "ALTER TABLE order_events DROP CONSTRAINT order_events_pkey")
+	_, err = NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{order})
+	require.ErrorIs(t, err, ErrGuardMissing)
+	require.Equal(t, transient, faultOf(err))
+	require.False(t, errors.Is(err, ErrContradiction))
+}

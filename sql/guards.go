@@ -1,0 +1,127 @@
+package sql
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// guardsText lists what the migrations make: a line for each constraint, index and column that may not be NULL. A
+// test holds it against a migrated database, and writes it with -update.
+//
+//go:embed guards.txt
+var guardsText string
+
+// guard is something in the schema that keeps wrong rows out, or an index for speed.
+type guard struct {
+	Table string
+	// Kind is "constraint", "unique index", "index" or "column", which may not be NULL; empty for a table that is missing.
+	Kind       string
+	Name       string
+	Definition string
+	// Trouble is NOT VALID or INVALID for one that is there and does not hold.
+	Trouble string
+}
+
+// MissingGuard is a constraint or an index that the migrations make, and that the database lacks or has in another way.
+type MissingGuard struct {
+	Table, Name string
+	// What is wrong, in words.
+	What string
+	// Mend is the SQL that puts it back. It fails where rows are there that the guard would have kept out.
+	Mend string
+	// ForSpeed is true for an index without which nothing but speed is lost.
+	ForSpeed bool
+}
+
+// Guards returns what keeps wrong rows out, or is there for speed, in the schema of this program, and what of it the
+// database behind db lacks. It takes one query.
+func Guards(ctx context.Context, db interface {
+	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
+},
+) (wanted int, missing []MissingGuard, err error) {
+	all := guards()
+	var tables []string
+	for _, g := range all {
+		if !slices.Contains(tables, g.Table) {
+			tables = append(tables, g.Table)
+		}
+	}
+	rows, _ := db.Query(ctx, guardsQuery, tables) // its error comes with the rows
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[guard])
+	if err != nil {
+		return 0, nil, fmt.Errorf("look for constraints and indexes: %w", err)
+	}
+	there := make(map[[3]string]guard, len(found))
+	for _, g := range found {
+		there[g.key()] = g
+	}
+	for _, g := range all {
+		if _, gone := there[guard{Table: g.Table}.key()]; gone {
+			if !slices.ContainsFunc(missing, func(m MissingGuard) bool { return m.Table == g.Table }) {
+				missing = append(missing, MissingGuard{Table: g.Table, Name: g.Table, What: "the table " + g.Table + " is missing", Mend: "-- restore the table from a backup"})
+			}
+		} else if m, ok := g.missingAmong(there); ok {
+			missing = append(missing, m)
+		}
+	}
+	return len(all), missing, nil
+}
+
+// key is what a guard is known by. An index that is unique is the same one that should be, or should not.
+func (g guard) key() [3]string {
+	return [3]string{g.Table, strings.TrimPrefix(g.Kind, "unique "), g.Name}
+}
+
+// missingAmong tells what is wrong with a guard, given those that are there.
+func (g guard) missingAmong(there map[[3]string]guard) (MissingGuard, bool) {
+	is, found := there[g.key()]
+	if found && is.Definition == g.Definition && is.Trouble == "" {
+		return MissingGuard{}, false
+	}
+	m := MissingGuard{Table: g.Table, Name: g.Name, ForSpeed: g.Kind == "index"}
+	named := fmt.Sprintf("the %s %s of the table %s", g.Kind, g.Name, g.Table)
+	make, remove := "", ""
+	switch g.Kind {
+	case "column":
+		make = fmt.Sprintf("ALTER TABLE %s ALTER COLUMN %s SET NOT NULL;", g.Table, g.Name)
+	case "constraint":
+		make = fmt.Sprintf("ALTER TABLE %s ADD CONSTRAINT %s %s;", g.Table, g.Name, g.Definition)
+		remove = fmt.Sprintf("ALTER TABLE %s DROP CONSTRAINT %s; ", g.Table, g.Name)
+	default:
+		make = strings.Replace(g.Definition, "INDEX ", "INDEX CONCURRENTLY ", 1) + ";"
+		remove = fmt.Sprintf("DROP INDEX CONCURRENTLY %s; ", g.Name)
+	}
+	switch {
+	case !found && g.Kind == "column":
+		m.What, m.Mend = named+" may be NULL", make
+	case !found:
+		m.What, m.Mend = named+" is missing", make
+	case is.Definition != g.Definition:
+		m.What, m.Mend = fmt.Sprintf("%s is another one: %s", named, is.Definition), remove+make
+	case is.Trouble == "NOT VALID" && g.Kind == "constraint":
+		m.What, m.Mend = named+" is NOT VALID", fmt.Sprintf("ALTER TABLE %s VALIDATE CONSTRAINT %s;", g.Table, g.Name)
+	case g.Kind == "column":
+		m.What, m.Mend = named+" is NOT VALID", make
+	default:
+		m.What, m.Mend = named+" is "+is.Trouble, fmt.Sprintf("REINDEX INDEX CONCURRENTLY %s;", g.Name)
+	}
+	return m, true
+}
+
+// guardsSeparator stands between the table, the kind, the name and the definition in a line of guards.txt.
+const guardsSeparator = " | "
+
+// guards are those of guards.txt.
+func guards() []guard {
+	var all []guard
+	for line := range strings.Lines(guardsText) {
+		parts := strings.SplitN(strings.TrimSpace(line), guardsSeparator, 4)
+		all = append(all, guard{Table: parts[0], Kind: parts[1], Name: parts[2], Definition: parts[3]})
+	}
+	return all
+}

@@ -1,0 +1,179 @@
+package sql_test
+
+import (
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/sql"
+)
+
+var update = flag.Bool("update", false, "write guards.txt from a migrated database")
+
+// guardsThere are the lines of guards.txt for what is in the database.
+func guardsThere(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	query, err := os.ReadFile("queries/guards.sql")
+	require.NoError(t, err)
+	rows, _ := pool.Query(t.Context(), "SELECT relname::text FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND relname <> 'goose_db_version'")
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	rows, _ = pool.Query(t.Context(), string(query), tables)
+	var table, kind, name, definition, trouble string
+	var lines []string
+	_, err = pgx.ForEachRow(rows, []any{&table, &kind, &name, &definition, &trouble}, func() error {
+		require.Empty(t, trouble)
+		lines = append(lines, strings.Join([]string{table, kind, name, definition}, " | "))
+		return nil
+	})
+	require.NoError(t, err)
+	return lines
+}
+
+// The list that databases are held against is what the migrations make, no more and no less.
+func TestGuardsAreThoseOfTheMigrations(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	made := guardsThere(t, pool)
+	if *update {
+		require.NoError(t, os.WriteFile("guards.txt", []byte(strings.Join(made, "\n")+"\n"), 0o644))
+	}
+	listed, err := os.ReadFile("guards.txt")
+	require.NoError(t, err)
+	require.Equal(t, made, strings.Split(strings.TrimSpace(string(listed)), "\n"),
+		"a migration has changed a constraint or an index: run `go test ./sql -run TestGuardsAreThoseOfTheMigrations -update`")
+	wanted, missing, err := sql.Guards(t.Context(), pool)
+	require.NoError(t, err)
+	require.Len(t, made, wanted)
+	require.Empty(t, missing)
+}
+
+// Whatever is taken away is named, and the SQL that is told puts it back.
+func TestGuardsNamesWhatIsMissingAndPutsItBack(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	made := guardsThere(t, pool)
+	require.NotEmpty(t, made)
+	for _, line := range made {
+		g := strings.SplitN(line, " | ", 4)
+		table, kind, name := g[0], g[1], g[2]
+		if kind == "column" && strings.Contains(strings.Join(made, "\n"), table+" | constraint | "+table+"_pkey | PRIMARY KEY (") {
+			var key bool
+			require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_constraint JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey)
+				WHERE contype = 'p' AND conrelid = $1::regclass AND attname = $2) OR EXISTS (SELECT FROM pg_attribute WHERE attrelid = $1::regclass AND attname = $2 AND attidentity <> '')`, table, name).Scan(&key))
+			if key {
+				continue // it goes and comes with the key
+			}
+		}
+		t.Log(line)
+		drop := map[string]string{
+			"constraint":   "ALTER TABLE " + table + " DROP CONSTRAINT " + name + " CASCADE",
+			"unique index": "DROP INDEX " + name,
+			"index":        "DROP INDEX " + name,
+			"column":       "ALTER TABLE " + table + " ALTER COLUMN " + name + " DROP NOT NULL",
+		}[kind]
+		_, err := pool.Exec(t.Context(), drop)
+		require.NoError(t, err)
+		_, missing, err := sql.Guards(t.Context(), pool)
+		require.NoError(t, err)
+		require.NotEmpty(t, missing)
+		require.Equal(t, name, missing[len(missing)-1].Name)
+		require.Equal(t, table, missing[len(missing)-1].Table)
+		require.Equal(t, kind == "index", missing[len(missing)-1].ForSpeed)
+		putBack(t, pool)
+		require.Equal(t, made, guardsThere(t, pool))
+	}
+}
+
+// putBack runs the SQL that is told for what is missing: keys first, then what refers to them.
+func putBack(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	for {
+		_, missing, err := sql.Guards(t.Context(), pool)
+		require.NoError(t, err)
+		if len(missing) == 0 {
+			return
+		}
+		for statement := range strings.SplitSeq(missing[len(missing)-1].Mend, "; ") { // CONCURRENTLY wants to be alone
+			_, err = pool.Exec(t.Context(), statement)
+			require.NoError(t, err, statement)
+		}
+	}
+}
+
+// One that is there and does not hold is as bad as none.
+func TestGuardsNamesWhatDoesNotHold(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		damage     []string
+		what, mend string
+	}{
+		"another check": {
+			[]string{"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold", "ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK (sold >= 0)"},
+			"the constraint sales_not_oversold of the table sales is another one: CHECK ((sold >= 0))",
+			"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold; ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK (((sold >= 0) AND (sold <= stock)));",
+		},
+		"a check that old rows need not keep": {
+			[]string{"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold", "ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK (sold BETWEEN 0 AND stock) NOT VALID"},
+			"the constraint sales_not_oversold of the table sales is NOT VALID",
+			"ALTER TABLE sales VALIDATE CONSTRAINT sales_not_oversold;",
+		},
+		"an index that is not unique": {
+			[]string{"DROP INDEX orders_one_live_per_user", "CREATE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')"},
+			"the unique index orders_one_live_per_user of the table orders is another one: CREATE INDEX orders_one_live_per_user ON orders",
+			"DROP INDEX CONCURRENTLY orders_one_live_per_user; CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON orders",
+		},
+		"an index of fewer orders": {
+			[]string{"DROP INDEX orders_one_live_per_user", "CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status = 'paid'"},
+			"is another one",
+			"DROP INDEX CONCURRENTLY orders_one_live_per_user; CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON orders",
+		},
+		"an index that was broken off": {
+			[]string{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'orders_one_live_per_user'::regclass"},
+			"the unique index orders_one_live_per_user of the table orders is INVALID",
+			"REINDEX INDEX CONCURRENTLY orders_one_live_per_user;",
+		},
+		"a key that was broken off": {
+			[]string{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'order_events_pkey'::regclass"},
+			"the constraint order_events_pkey of the table order_events is INVALID",
+			"REINDEX INDEX CONCURRENTLY order_events_pkey;",
+		},
+		"a key that is looked at later": {
+			[]string{"ALTER TABLE order_events DROP CONSTRAINT order_events_pkey", "ALTER TABLE order_events ADD CONSTRAINT order_events_pkey PRIMARY KEY (order_id, version) DEFERRABLE"},
+			"the constraint order_events_pkey of the table order_events is another one: PRIMARY KEY (order_id, version) DEFERRABLE",
+			"ALTER TABLE order_events DROP CONSTRAINT order_events_pkey; ALTER TABLE order_events ADD CONSTRAINT order_events_pkey PRIMARY KEY (order_id, version);",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := testkit.Pool(t)
+			for _, statement := range c.damage {
+				_, err := pool.Exec(t.Context(), statement)
+				require.NoError(t, err)
+			}
+			_, missing, err := sql.Guards(t.Context(), pool)
+			require.NoError(t, err)
+			require.Len(t, missing, 1)
+			require.Contains(t, missing[0].What, c.what)
+			require.Contains(t, missing[0].Mend, c.mend)
+			putBack(t, pool)
+		})
+	}
+}
+
+func TestGuardsNamesATableThatIsMissing(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	_, err := pool.Exec(t.Context(), "DROP TABLE releases")
+	require.NoError(t, err)
+	_, missing, err := sql.Guards(t.Context(), pool)
+	require.NoError(t, err)
+	require.Len(t, missing, 1)
+	require.Equal(t, "the table releases is missing", missing[0].What)
+}
