@@ -51,6 +51,12 @@ func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation
 	return orders, nil
 }
 
+// Ping returns nil if Postgres answers a question about orders.
+func (l *Ledger) Ping(ctx context.Context) error {
+	_, err := l.FindOrders(ctx, nil)
+	return err
+}
+
 // ReceiptSecret returns the secret with which all ingresses on this database sign receipts, but for those that were
 // given another one.
 func (l *Ledger) ReceiptSecret(ctx context.Context) (secret []byte, err error) {

@@ -59,7 +59,7 @@ func (s *Server) answerChange(c echo.Context, id uuid.UUID, user string, act fun
 		if err != nil {
 			return err
 		}
-		return writeJSON(c, http.StatusOK, viewOf(order))
+		return writeJSON(c, http.StatusOK, viewOf(s.shown.latest(order)))
 	})(c)
 }
 
@@ -82,17 +82,19 @@ func (s *Server) changeOrder(
 	}
 }
 
-// change lets Postgres decide, unless it did not answer a moment ago. An answer tells everybody that
-// Postgres is there. A failure tells nobody that it is not: it may be about this one order, and the
-// looks of all buyers must not depend on that.
+// change lets Postgres decide, unless that is known not to answer.
 func (s *Server) change(ctx context.Context, act func(context.Context) (reservation.Order, error)) (reservation.Order, error) {
-	if !s.postgres.admits(postgresProbeEvery) {
+	if s.postgres.isOpen.Load() {
 		return reservation.Order{}, fmt.Errorf("%w: %w", problemNotChanged, errPostgresPaused)
 	}
 	limited, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
+	began := time.Now()
 	order, err := act(limited)
 	if !isDecision(err) {
+		if ctx.Err() == nil {
+			s.postgres.doubt(began)
+		}
 		return reservation.Order{}, fmt.Errorf("%w: %w", problemChangeUnknown, err)
 	}
 	s.postgres.answered()

@@ -54,7 +54,7 @@ type Orders interface {
 	Cancel(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error)
 }
 
-// Pinger tells whether a server answers: *pgxpool.Pool.
+// Pinger tells whether a server answers.
 type Pinger interface {
 	Ping(ctx context.Context) error
 }
@@ -82,7 +82,7 @@ const (
 	minSecretBytes = 32
 )
 
-// Config is what a Server needs. Reservations, Sales, Orders and Auth are required.
+// Config is what a Server needs. Reservations, Sales, Orders, Postgres and Auth are required.
 type Config struct {
 	// Addr is where to listen, host:port (":8080"). Listener, when given, is used instead.
 	Addr     string
@@ -91,7 +91,9 @@ type Config struct {
 	Reservations Reservations
 	Sales        Sales
 	Orders       Orders
-	// Postgres, when given, is reported by /readyz; readiness does not depend on it once the secret for receipts is known.
+	// Postgres tells whether orders can be asked for, on a connection that nobody else uses: *fulfillment.Ledger. While it
+	// does not answer, no request waits for it. It is reported by /readyz; readiness does not depend on it once the secret
+	// for receipts is known.
 	Postgres Pinger
 
 	Auth AuthMode
@@ -163,8 +165,8 @@ func (c *Config) setDefaults() {
 // Validate tells what is missing or contradicts itself, everything at once.
 func (c *Config) Validate() error {
 	var errs []error
-	if c.Reservations == nil || c.Sales == nil || c.Orders == nil {
-		errs = append(errs, errors.New("Reservations, Sales and Orders are required"))
+	if c.Reservations == nil || c.Sales == nil || c.Orders == nil || c.Postgres == nil {
+		errs = append(errs, errors.New("Reservations, Sales, Orders and Postgres are required"))
 	}
 	if c.MaxInFlight < 0 || c.MaxWaiting < 0 || c.MaxStreams < 0 {
 		errs = append(errs, fmt.Errorf("MaxInFlight is %d, MaxWaiting %d and MaxStreams %d, want at least 1", c.MaxInFlight, c.MaxWaiting, c.MaxStreams))

@@ -34,15 +34,12 @@ func (s *Server) ready(c echo.Context) error {
 	if s.stopping.Load() {
 		return &problem{kind: kindNotReady, detail: "This server is stopping.", retryAfter: retrySoon}
 	}
-	ctx := c.Request().Context()
 	var (
 		postgres string
 		asked    sync.WaitGroup
 	)
-	if s.config.Postgres != nil {
-		asked.Go(func() { postgres = ping(ctx, s.config.Postgres) })
-	}
-	redis := ping(ctx, s.config.Reservations)
+	asked.Go(func() { postgres = s.ping("postgres", s.config.Postgres) })
+	redis := s.ping("redis", s.config.Reservations)
 	asked.Wait()
 	if redis == down {
 		return &problem{kind: kindNotReady, detail: "Redis does not answer.", retryAfter: retrySoon, redis: redis, postgres: postgres}
@@ -56,15 +53,19 @@ func (s *Server) ready(c echo.Context) error {
 	return writeJSON(c, http.StatusOK, struct {
 		Status   string `json:"status"`
 		Redis    string `json:"redis"`
-		Postgres string `json:"postgres,omitempty"`
+		Postgres string `json:"postgres"`
 	}{"ready", redis, postgres})
 }
 
-func ping(ctx context.Context, p Pinger) string {
-	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
-	defer cancel()
-	if p.Ping(ctx) != nil {
-		return down
-	}
-	return up
+// ping asks a server once for all who want to know at the same time: nobody has to say who they are for that.
+func (s *Server) ping(name string, p Pinger) string {
+	answer, _, _ := s.pings.Do(name, func() (any, error) {
+		ctx, cancel := context.WithTimeout(s.background.ctx, pingTimeout)
+		defer cancel()
+		if p.Ping(ctx) != nil {
+			return down, nil
+		}
+		return up, nil
+	})
+	return answer.(string)
 }

@@ -23,7 +23,7 @@ func (s *Server) listOrders(c echo.Context) error {
 		return err
 	}
 	var orders []reservation.Order
-	err = s.look(c.Request().Context(), func(ctx context.Context) (err error) {
+	err = s.look(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
 		// One more than asked for tells whether there is a next page.
 		orders, err = s.config.Orders.OrdersOf(ctx, user, page.after, page.limit+1)
 		return err
@@ -41,7 +41,7 @@ func (s *Server) listOrders(c echo.Context) error {
 	}
 	answer.Orders = make([]orderView, len(orders))
 	for i, order := range orders {
-		answer.Orders[i] = viewOf(order)
+		answer.Orders[i] = viewOf(s.shown.latest(order))
 	}
 	return writeJSON(c, http.StatusOK, answer)
 }

@@ -56,7 +56,7 @@ type waiter struct {
 
 // lookForWaiters is the find of the hub.
 func (s *Server) lookForWaiters(ctx context.Context, ids []uuid.UUID) (orders []reservation.Order, err error) {
-	err = s.lookAside(ctx, waitersTimeout, func(ctx context.Context) (err error) {
+	err = s.look(ctx, waitersTimeout, func(ctx context.Context) (err error) {
 		orders, err = s.config.Orders.FindOrders(ctx, ids)
 		return err
 	})

@@ -14,8 +14,8 @@ import (
 
 // streamOrder serves GET /v1/orders/{order}/events: the order as it is, and then every change of it until the last one.
 // An event is named after the status, and its id is the order's version. Changes that follow at once upon each
-// other may come as one. While Postgres is away a client may have seen more of the order than can be found now: it is
-// told nothing then until there is something later.
+// other may come as one. While Postgres is away a client may have seen more of the order, at another server, than can be
+// found now: it is told nothing then until there is something later.
 func (s *Server) streamOrder(c echo.Context) error {
 	user, id, err := s.asksForOrder(c)
 	if err != nil {
@@ -62,7 +62,7 @@ func (s *Server) streamOrder(c echo.Context) error {
 		select {
 		case next := <-w.heard:
 			if next.Version > order.Version {
-				order = next
+				order = foundOrder{Order: s.shown.latest(next)}
 			}
 		case <-stream.heartbeats.C:
 			if stream.beat() != nil {
@@ -84,7 +84,7 @@ func (s *Server) streamOrder(c echo.Context) error {
 }
 
 // findWithRoom is findOrder with the places that it takes.
-func (s *Server) findWithRoom(c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt) (order reservation.Order, err error) {
+func (s *Server) findWithRoom(c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt) (order foundOrder, err error) {
 	err = s.asksPostgres(func(c echo.Context) (err error) {
 		order, err = s.findOrder(c.Request().Context(), id, user, receipt)
 		return err
@@ -95,20 +95,20 @@ func (s *Server) findWithRoom(c echo.Context, id uuid.UUID, user string, receipt
 // lookAgain finds an order that is as yet reserved. Its error is reservation.ErrOrderNotFound; what cannot be found out now
 // leaves the order as it was.
 func (s *Server) lookAgain(
-	c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt, reserved reservation.Order,
-) (reservation.Order, error) {
+	c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt, reserved foundOrder,
+) (foundOrder, error) {
 	order, err := s.findWithRoom(c, id, user, receipt)
 	switch {
 	case err == nil:
 		return order, nil
 	case errors.Is(err, reservation.ErrOrderNotFound):
-		return reservation.Order{}, err
+		return foundOrder{}, err
 	}
 	return reserved, nil
 }
 
-func sendOrder(stream *eventStream, order reservation.Order) error {
-	data, err := json.Marshal(viewOf(order))
+func sendOrder(stream *eventStream, order foundOrder) error {
+	data, err := json.Marshal(order.view())
 	if err != nil {
 		return err
 	}

@@ -34,30 +34,58 @@ func (c *cooldown) begin(length time.Duration) bool {
 	return now.UnixNano() >= until && c.untilNanos.CompareAndSwap(until, now.Add(length).UnixNano())
 }
 
-// breaker keeps a crowd from waiting for a server that does not answer: while it fails, one request
-// now and then tries whether it is back, and the others are turned away at once.
+const (
+	// probeTimeout bounds one probe of the breaker, and probeAgain is the time between two.
+	probeTimeout = time.Second
+	probeAgain   = 250 * time.Millisecond
+)
+
+// breaker keeps a crowd from waiting for a Postgres that does not answer. A look that fails is no proof: it may be slow by
+// itself, or have waited for its connection. So the breaker asks on a connection that nobody else uses. It opens when
+// that is not answered, and goes on asking until it is. It is safe for concurrent use.
 type breaker struct {
-	failing atomic.Bool
-	probe   cooldown
+	probe      func(context.Context) error
+	background *background
+	log        *slog.Logger
+
+	isOpen, probing atomic.Bool
+	// answeredNanos is when Postgres was last seen to answer.
+	answeredNanos atomic.Int64
 }
 
-// admits tells whether to ask the server. While it fails that is true once in every.
-func (b *breaker) admits(every time.Duration) bool { return !b.failing.Load() || b.probe.begin(every) }
+// answered is called when Postgres has answered somebody.
+func (b *breaker) answered() { b.answeredNanos.Store(time.Now().UnixNano()) }
 
-// admitsAside is admits for somebody who has probes of his own, and so takes none from the others.
-func (b *breaker) admitsAside(own *cooldown, every time.Duration) bool {
-	return !b.failing.Load() || own.begin(every)
+// doubt is called when a look that began then was not answered. It does nothing if another one was answered since.
+func (b *breaker) doubt(began time.Time) {
+	if b.answeredNanos.Load() < began.UnixNano() && b.probing.CompareAndSwap(false, true) {
+		b.background.start(b.ask)
+	}
 }
 
-// failed is called when the server did not answer; the first probe is due after every.
-func (b *breaker) failed(every time.Duration) {
-	b.probe.begin(every)
-	b.failing.Store(true)
-}
-
-// answered is called when the server did.
-func (b *breaker) answered() {
-	if b.failing.Load() {
-		b.failing.Store(false)
+// ask opens the breaker if Postgres does not answer, and closes it when it does.
+func (b *breaker) ask(ctx context.Context) {
+	defer b.probing.Store(false)
+	for {
+		limited, cancel := context.WithTimeout(ctx, probeTimeout)
+		err := b.probe(limited)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			b.answered()
+			if b.isOpen.Swap(false) {
+				b.log.Info("Postgres answers again")
+			}
+			return
+		case !b.isOpen.Swap(true):
+			b.log.Warn("Postgres does not answer: orders are shown as Redis and this server know them", "error", err)
+		}
+		select {
+		case <-time.After(probeAgain):
+		case <-ctx.Done():
+			return
+		}
 	}
 }

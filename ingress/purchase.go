@@ -65,8 +65,7 @@ func (s *Server) purchase(c echo.Context) error {
 		h["Preference-Applied"] = preferenceApplied(wait)
 		return s.answerEnd(c, request, answer, began.Add(wait))
 	}
-	s.accept(c, request, answer.Reservation)
-	return nil
+	return s.accept(c, request, answer)
 }
 
 // reserve lets Redis decide. It takes its place only now that the body has been read, so that clients who send theirs
@@ -93,8 +92,14 @@ func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.An
 	return answer, err
 }
 
-// accept answers 202.
-func (s *Server) accept(c echo.Context, r reservation.Request, held reservation.Reservation) {
+// accept answers 202. What a repeat made may have been shown since as more than reserved; it is answered as that then.
+func (s *Server) accept(c echo.Context, r reservation.Request, answer reservation.Answer) error {
+	held := answer.Reservation
+	if answer.Verdict == reservation.Replayed {
+		if order, known := s.shown.recall(held.OrderID); known {
+			return s.answerOrder(c, http.StatusAccepted, r, held, foundOrder{order, true})
+		}
+	}
 	h := c.Response().Header()
 	h["Location"] = []string{orderPath(held.OrderID)}
 	h["Content-Type"] = jsonContent
@@ -102,6 +107,7 @@ func (s *Server) accept(c echo.Context, r reservation.Request, held reservation.
 	defer scratches.Put(buf)
 	buf.out = s.appendReservation(buf.out[:0], r, held)
 	write(c, http.StatusAccepted, buf.out)
+	return nil
 }
 
 // appendReservation appends the answer to an accepted purchase; a replay's is the same.

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/labstack/echo/v4"
+	"golang.org/x/sync/singleflight"
 
 	"stampede/reservation"
 )
@@ -61,11 +62,11 @@ type Server struct {
 	waiting, orderStreams, saleStreams room
 
 	postgres breaker
-	// asideProbe is when lookAside tries a Postgres that does not answer.
-	asideProbe cooldown
-	outages    outageLog
-	addr       atomic.Pointer[string]
-	stopping   atomic.Bool
+	pings    singleflight.Group
+	shown    *shownOrders
+	outages  outageLog
+	addr     atomic.Pointer[string]
+	stopping atomic.Bool
 
 	// signer is nil until the secret for receipts was read once; no purchase is accepted before.
 	signer atomic.Pointer[reservation.Signer]
@@ -94,9 +95,11 @@ func New(config Config) (*Server, error) {
 		waiting:      room{limit: int64(config.MaxWaiting)},
 		orderStreams: room{limit: int64(config.MaxStreams)},
 		saleStreams:  room{limit: int64(config.MaxStreams)},
+		shown:        newShownOrders(),
 		background:   newBackground(),
 		ending:       make(chan struct{}),
 	}
+	s.postgres.probe, s.postgres.background, s.postgres.log = config.Postgres.Ping, s.background, s.log
 	if err := s.init(); err != nil {
 		s.Close()
 		return nil, fmt.Errorf("ingress: %w", err)

@@ -70,12 +70,15 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	pool, err := connect.Postgres(t.Context(), on.databaseURL, 8)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
+	apart, err := connect.Postgres(t.Context(), on.databaseURL, 2)
+	require.NoError(t, err)
+	t.Cleanup(apart.Close)
 	store := reservation.NewStore(rdb, on.keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
 	t.Cleanup(store.Close)
 	catalog := reservation.NewCatalog(pool, store)
 	ledger := fulfillment.NewLedger(pool)
 	config := Config{
-		Reservations: store, Sales: catalog, Orders: ledger, Postgres: pool,
+		Reservations: store, Sales: catalog, Orders: ledger, Postgres: fulfillment.NewLedger(apart),
 		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStream: on.keys.Outcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(on.redisURL) },
 	}

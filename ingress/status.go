@@ -18,13 +18,12 @@ const (
 	orderTimeout = time.Second
 	// reservedTimeout bounds one look into Redis.
 	reservedTimeout = time.Second
-	// postgresProbeEvery is how often a Postgres that does not answer is asked all the same. It is
-	// twice as long as such a look may take, so that one request at a time waits, and not every buyer
-	// who watches an order.
-	postgresProbeEvery = 2 * orderTimeout
 )
 
-var errPostgresPaused = errors.New("postgres did not answer a moment ago")
+var (
+	errPostgresPaused = errors.New("postgres did not answer a moment ago")
+	errForgotten      = errors.New("the order may have been shown in a later version, which is not remembered any more")
+)
 
 // orderView is an order as buyers are shown it.
 type orderView struct {
@@ -41,6 +40,21 @@ type orderView struct {
 	Reason           string `json:"reason,omitempty"`
 	// Receipt is there in the answer to the purchase.
 	Receipt string `json:"receipt,omitempty"`
+	// MayBeBehind: Postgres could not be asked, and may know more.
+	MayBeBehind bool `json:"may_be_behind,omitzero"`
+}
+
+// foundOrder is an order as it is to be shown now.
+type foundOrder struct {
+	reservation.Order
+	// behind: Postgres could not be asked, and may know more.
+	behind bool
+}
+
+func (o foundOrder) view() orderView {
+	v := viewOf(o.Order)
+	v.MayBeBehind = o.behind
+	return v
 }
 
 func viewOf(o reservation.Order) orderView {
@@ -64,11 +78,11 @@ func (s *Server) showOrder(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	order, err := s.findOrder(c.Request().Context(), id, user, receipt)
+	found, err := s.findOrder(c.Request().Context(), id, user, receipt)
 	if err != nil {
 		return err
 	}
-	return writeJSON(c, http.StatusOK, viewOf(order))
+	return writeJSON(c, http.StatusOK, found.view())
 }
 
 // asksForOrder finds out who asks, and for which order. Whether it is theirs is not known yet.
@@ -85,36 +99,48 @@ func (s *Server) asksForOrder(c echo.Context) (user string, id uuid.UUID, err er
 
 // findOrder looks where the order is further on first: in Postgres, then among the reservations in
 // Redis. In neither it may still exist, if it was rejected and its units given back between the two
-// looks; then Postgres has it by now. While Postgres is away, what Redis holds is the answer, and
-// what Redis does not hold is not known.
+// looks; then Postgres has it by now.
 //
 // With its receipt, an order that Redis has lost is voided as soon as Postgres knows of that, and until then undecided.
-func (s *Server) findOrder(ctx context.Context, id uuid.UUID, user string, receipt *reservation.Receipt) (reservation.Order, error) {
+func (s *Server) findOrder(ctx context.Context, id uuid.UUID, user string, receipt *reservation.Receipt) (found foundOrder, err error) {
 	order, err := s.recorded(ctx, id, receipt)
-	switch {
-	case err == nil:
-	case errors.Is(err, reservation.ErrOrderNotFound):
-		order, err = s.reserved(ctx, id, user)
-		if errors.Is(err, reservation.ErrOrderNotFound) {
+	if errors.Is(err, reservation.ErrOrderNotFound) {
+		if order, err = s.reserved(ctx, id, user); errors.Is(err, reservation.ErrOrderNotFound) {
 			order, err = s.recorded(ctx, id, receipt)
+		} else if err != nil {
+			return foundOrder{}, err
 		}
-	default:
-		var missing error
-		if order, missing = s.reserved(ctx, id, user); missing != nil {
-			return reservation.Order{}, fmt.Errorf("%w: order %s: postgres: %w; redis: %v", reservation.ErrUnavailable, id, err, missing) //nolint:errorlint // "not found" in Redis alone is no finding
+	}
+	behind := false
+	if err != nil && !errors.Is(err, reservation.ErrOrderNotFound) {
+		order, err = s.foundWithoutPostgres(ctx, id, user, err)
+		behind = true
+	}
+	switch {
+	case err == nil && order.UserID == user:
+		return foundOrder{s.shown.latest(order), behind}, nil
+	case err == nil:
+		return foundOrder{}, reservation.ErrOrderNotFound
+	case receipt != nil && errors.Is(err, reservation.ErrOrderNotFound):
+		return foundOrder{}, problemUndecided
+	}
+	return foundOrder{}, err
+}
+
+// foundWithoutPostgres is the order as it was shown last, or else as Redis holds it: unless it may have been shown in a
+// later version than that. What neither knows may be in Postgres, so it is not known whether it exists.
+func (s *Server) foundWithoutPostgres(ctx context.Context, id uuid.UUID, user string, cause error) (reservation.Order, error) {
+	if order, known := s.shown.recall(id); known {
+		return order, nil
+	}
+	missing := errForgotten
+	if !s.shown.mayHaveForgotten(id) {
+		var order reservation.Order
+		if order, missing = s.reserved(ctx, id, user); missing == nil {
+			return order, nil
 		}
-		err = nil
 	}
-	if err != nil {
-		if receipt != nil && errors.Is(err, reservation.ErrOrderNotFound) {
-			return reservation.Order{}, problemUndecided
-		}
-		return reservation.Order{}, err
-	}
-	if order.UserID != user {
-		return reservation.Order{}, reservation.ErrOrderNotFound
-	}
-	return order, nil
+	return reservation.Order{}, fmt.Errorf("%w: order %s: postgres: %w; else: %v", reservation.ErrUnavailable, id, cause, missing) //nolint:errorlint // "not found" in Redis alone is no finding
 }
 
 // reserved asks Redis.
@@ -126,7 +152,7 @@ func (s *Server) reserved(ctx context.Context, id uuid.UUID, user string) (reser
 
 // recorded asks Postgres for an order, or for the fate of the one whose receipt is there.
 func (s *Server) recorded(ctx context.Context, id uuid.UUID, receipt *reservation.Receipt) (order reservation.Order, err error) {
-	err = s.look(ctx, func(ctx context.Context) (err error) {
+	err = s.look(ctx, orderTimeout, func(ctx context.Context) (err error) {
 		if receipt != nil {
 			order, err = s.config.Orders.Fate(ctx, *receipt)
 		} else {
@@ -137,34 +163,20 @@ func (s *Server) recorded(ctx context.Context, id uuid.UUID, receipt *reservatio
 	return order, err
 }
 
-// look asks Postgres, unless it did not answer a moment ago.
-func (s *Server) look(ctx context.Context, ask func(context.Context) error) error {
-	if !s.postgres.admits(postgresProbeEvery) {
+// look asks Postgres, unless that is known not to answer.
+func (s *Server) look(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
+	if s.postgres.isOpen.Load() {
 		return errPostgresPaused
 	}
-	limited, cancel := context.WithTimeout(ctx, orderTimeout)
+	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	began := time.Now()
 	err := ask(limited)
 	switch {
 	case err == nil, errors.Is(err, reservation.ErrOrderNotFound):
 		s.postgres.answered()
 	case ctx.Err() == nil:
-		s.postgres.failed(postgresProbeEvery)
-	}
-	return err
-}
-
-// lookAside is look for those whose failure says nothing about the looks of everybody else: a question about a
-// thousand orders may take too long where one about a single order does not. It takes no probe from them either.
-func (s *Server) lookAside(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
-	if !s.postgres.admitsAside(&s.asideProbe, postgresProbeEvery) {
-		return errPostgresPaused
-	}
-	limited, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	err := ask(limited)
-	if err == nil || errors.Is(err, reservation.ErrOrderNotFound) {
-		s.postgres.answered()
+		s.postgres.doubt(began)
 	}
 	return err
 }

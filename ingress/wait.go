@@ -39,16 +39,15 @@ func (s *Server) answerEnd(c echo.Context, r reservation.Request, answer reserva
 	defer timer.Stop()
 	select {
 	case order := <-w.heard:
-		return s.answerOrder(c, r, answer.Reservation, order)
+		return s.answerOrder(c, http.StatusCreated, r, answer.Reservation, foundOrder{Order: s.shown.latest(order)})
 	case <-timer.C:
 		if order, known := s.lostMeanwhile(c, r, answer.Reservation); known {
-			return s.answerOrder(c, r, answer.Reservation, order)
+			return s.answerOrder(c, http.StatusCreated, r, answer.Reservation, foundOrder{Order: s.shown.latest(order)})
 		}
 	case <-s.ending:
 	case <-c.Request().Context().Done():
 	}
-	s.accept(c, r, answer.Reservation)
-	return nil
+	return s.accept(c, r, answer)
 }
 
 // lostMeanwhile returns what became of an order that Redis holds no more, though nothing was heard of it while its buyer
@@ -59,7 +58,7 @@ func (s *Server) lostMeanwhile(c echo.Context, r reservation.Request, held reser
 		if _, err = s.reserved(ctx, held.OrderID, r.User); !errors.Is(err, reservation.ErrOrderNotFound) {
 			return problemUndecided
 		}
-		err = s.lookAside(ctx, orderTimeout, func(ctx context.Context) (err error) {
+		err = s.look(ctx, orderTimeout, func(ctx context.Context) (err error) {
 			order, err = s.config.Orders.Fate(ctx, receiptOf(r, held))
 			return err
 		})
@@ -68,18 +67,18 @@ func (s *Server) lostMeanwhile(c echo.Context, r reservation.Request, held reser
 	return order, err == nil
 }
 
-// answerOrder answers a purchase whose order is in Postgres. It is 201 only while the buyer has what was bought.
-func (s *Server) answerOrder(c echo.Context, r reservation.Request, held reservation.Reservation, order reservation.Order) error {
+// answerOrder answers a purchase whose order is in Postgres. It is a success only while the buyer has what was bought.
+func (s *Server) answerOrder(c echo.Context, status int, r reservation.Request, held reservation.Reservation, order foundOrder) error {
 	switch {
 	case order.Status == reservation.StatusRejected || order.Status == reservation.StatusVoided:
-		return refusedLater(order)
+		return refusedLater(order.Order)
 	case !order.Status.Live():
 		return problemReturning
 	}
-	view := viewOf(order)
+	view := order.view()
 	view.Receipt = string(s.appendReceipt(nil, r, held))
 	c.Response().Header()["Location"] = []string{orderPath(order.ID)}
-	return writeJSON(c, http.StatusCreated, view)
+	return writeJSON(c, status, view)
 }
 
 // refusedLater is the problem for an order that Redis had admitted and Postgres has not.

@@ -28,7 +28,7 @@ func (s *Store) FindReserved(ctx context.Context, order uuid.UUID, user string) 
 	}
 	// Its sale may be newer than that index. An order's id tells when it was made, and its sale was
 	// in Redis before: an index from after that will do.
-	index, err := s.indexSince(ctx, madeAt(order).Add(clockMargin))
+	index, err := s.indexSince(ctx, MadeAt(order).Add(ClockMargin))
 	if err == nil && index.strange {
 		index, err = s.indexSince(ctx, now.Add(-indexTrust)) // the server may be known by now
 	}
@@ -42,16 +42,16 @@ func (s *Store) FindReserved(ctx context.Context, order uuid.UUID, user string) 
 	return found, err
 }
 
-// clockMargin is by how much the clocks of ingresses may differ.
-const clockMargin = 10 * time.Second
+// ClockMargin is by how much the clocks of ingresses may differ.
+const ClockMargin = 10 * time.Second
 
 // mayExist is false for an id that no ingress has made: looking for it would be work for nothing.
 func mayExist(id uuid.UUID, now time.Time) bool {
-	return id.Version() == 7 && madeAt(id).Before(now.Add(clockMargin))
+	return id.Version() == 7 && MadeAt(id).Before(now.Add(ClockMargin))
 }
 
-// madeAt is the time that a UUIDv7 carries.
-func madeAt(id uuid.UUID) time.Time { return time.Unix(id.Time().UnixTime()) }
+// MadeAt is when an order or a sale was made, by the clock of the ingress that made it: the time that its UUIDv7 carries.
+func MadeAt(id uuid.UUID) time.Time { return time.Unix(id.Time().UnixTime()) }
 
 func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, order uuid.UUID, user string) (Order, error) {
 	for _, at := range sales {

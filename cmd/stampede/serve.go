@@ -113,7 +113,7 @@ func ingressConfig(
 	return ingress.Config{
 		Reservations:  b.store,
 		Sales:         b.catalog,
-		Postgres:      b.pool,
+		Postgres:      fulfillment.NewLedger(b.pool),
 		ReceiptSecret: receipt.ReceiptSecret,
 		// A read waits for messages, so its client must be nobody else's.
 		Outcomes:       func() (redis.UniversalClient, error) { return connect.Blocking(redisURL) },

@@ -1,0 +1,164 @@
+package ingress
+
+import (
+	"context"
+	"net/http"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// TestStatusNeverGoesBackwards: what was shown as paid is never shown as less while Postgres does not answer, by whatever call.
+func TestStatusNeverGoesBackwards(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	bought := s.buy(sale, "", as("ada"), withKey("k"))
+	path := bought.header.Get("Location")
+	s.recordReserved(sale, "ada", "")
+	s.pay(path, "pi_1", as("ada")).is(http.StatusOK)
+	unseen, _ := s.confirm(sale, "bob") // which nobody was told
+	unlock := s.lock("orders")
+
+	for range 3 {
+		order := s.get(path, as("ada")).is(http.StatusOK)
+		require.Equal(t, []any{"paid", 3.0, "pi_1", true}, []any{order["status"], order["version"], order["payment_reference"], order["may_be_behind"]})
+		s.get(path, as("bob")).isProblem(http.StatusNotFound, "order-not-found")
+		order = s.get(unseen, as("bob")).is(http.StatusOK)
+		require.Equal(t, []any{"reserved", 1.0, true}, []any{order["status"], order["version"], order["may_be_behind"]})
+		again := s.buy(sale, "", as("ada"), withKey("k"))
+		order = again.is(http.StatusAccepted)
+		require.Equal(t, "paid", order["status"])
+		require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
+		require.Equal(t, bought.json()["receipt"], order["receipt"])
+	}
+	w := s.watch(path+"/events", as("ada"))
+	require.Equal(t, true, w.says(reservation.StatusPaid, 3)["may_be_behind"])
+	w.ends()
+
+	unlock()
+	testkit.Eventually(t, 10*time.Second, "Postgres is asked again", func() bool {
+		return s.get(unseen, as("bob")).is(http.StatusOK)["status"] == "confirmed"
+	})
+	require.NotContains(t, s.get(path, as("ada")).is(http.StatusOK), "may_be_behind")
+	require.NotContains(t, s.get("/v1/orders", as("ada")).body, "may_be_behind")
+}
+
+// slowFor takes longer for a look at one order than anybody waits.
+type slowFor struct {
+	Orders
+	pool  *pgxpool.Pool
+	order uuid.UUID
+	slow  atomic.Int64
+}
+
+func (o *slowFor) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+	if id != o.order {
+		return o.Orders.Order(ctx, id)
+	}
+	o.slow.Add(1)
+	_, err := o.pool.Exec(ctx, "SELECT pg_sleep(60)")
+	return reservation.Order{}, err
+}
+
+// TestOneSlowLookBlindsNobody: Postgres answers everybody else, though nobody else is asking at the time.
+func TestOneSlowLookBlindsNobody(t *testing.T) {
+	t.Parallel()
+	slow := new(slowFor)
+	s := openShop(t, func(c *Config) {
+		slow.Orders = c.Orders
+		c.Orders = slow
+	})
+	slow.pool = s.pool
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _ := s.confirm(sale, "ada")
+	late, id := s.confirm(sale, "bob")
+	slow.order = id
+	for range 2 {
+		order := s.get(late, as("bob")).is(http.StatusOK)
+		require.Equal(t, []any{"reserved", true}, []any{order["status"], order["may_be_behind"]})
+		order = s.get(path, as("ada")).is(http.StatusOK)
+		require.Equal(t, []any{"confirmed", nil}, []any{order["status"], order["may_be_behind"]})
+	}
+	require.EqualValues(t, 2, slow.slow.Load())
+}
+
+// TestBusyConnectionsAreNoOutage: those who look wait for a connection in vain, and Postgres is there.
+func TestBusyConnectionsAreNoOutage(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _ := s.confirm(sale, "ada")
+	var held []*pgxpool.Conn
+	for range s.pool.Config().MaxConns {
+		conn, err := s.pool.Acquire(t.Context())
+		require.NoError(t, err)
+		t.Cleanup(conn.Release) // or the pool would not close
+		held = append(held, conn)
+	}
+	order := s.get(path, as("ada")).is(http.StatusOK)
+	require.Equal(t, []any{"reserved", true}, []any{order["status"], order["may_be_behind"]})
+	for _, conn := range held {
+		conn.Release()
+	}
+	order = s.get(path, as("ada")).is(http.StatusOK)
+	require.Equal(t, []any{"confirmed", nil}, []any{order["status"], order["may_be_behind"]})
+}
+
+// TestWhatWasForgottenIsNotGuessed: of an order that may have been shown in a later version nothing is said while Postgres is away.
+func TestWhatWasForgottenIsNotGuessed(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _ := s.confirm(sale, "ada")
+	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
+	never, _ := s.order(sale, "bob")
+	for range 3 * shownMin {
+		s.server.shown.latest(reservation.Order{ID: uuid.Must(uuid.NewV7()), Version: 2})
+	}
+	s.lock("orders")
+	for _, forgotten := range []reply{s.get(path, as("ada")), s.get(never, as("bob"))} {
+		forgotten.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+		require.Equal(t, "1", forgotten.header.Get("Retry-After"))
+	}
+}
+
+func TestShownOrdersAreBounded(t *testing.T) {
+	t.Parallel()
+	m := newShownOrders()
+	shown := func(version int) reservation.Order {
+		return reservation.Order{ID: uuid.Must(uuid.NewV7()), Version: version}
+	}
+	reserved, first := shown(1), shown(2)
+	require.Equal(t, reserved, m.latest(reserved))
+	require.Empty(t, m.young)
+	require.Equal(t, first, m.latest(first))
+	earlier := first
+	earlier.Version = 1
+	require.Equal(t, first, m.latest(earlier))
+	for range shownMin {
+		m.latest(shown(2))
+	}
+	_, known := m.recall(first.ID)
+	require.True(t, known, "it is in the old generation")
+	require.False(t, m.mayHaveForgotten(reserved.ID), "nothing was forgotten yet")
+	for range shownMin {
+		m.latest(shown(2))
+		m.latest(first) // what is shown again stays
+	}
+	require.Len(t, m.old, shownMin)
+	require.LessOrEqual(t, len(m.young), shownMin)
+	_, known = m.recall(first.ID)
+	require.True(t, known)
+	require.False(t, m.mayHaveForgotten(first.ID))
+	require.True(t, m.mayHaveForgotten(reserved.ID))
+	m.oldSince = m.oldSince.Add(-2 * reservation.ClockMargin)
+	require.False(t, m.mayHaveForgotten(shown(1).ID), "it was made when everything was remembered")
+}
