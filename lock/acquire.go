@@ -21,9 +21,14 @@ const giveBackTimeout = time.Second
 // lock is released, when its lease has run out, and after the time of WithPoll. Between processes, the
 // first to ask after a release is served.
 //
-// On an error, whatever the call has or may have taken is given back; if Redis cannot be reached for that
-// either, as soon as it can. Errors are ErrInvalid, ErrLost, ErrClosed, that of ctx, and
-// those of Redis.
+// A Redis that cannot be reached, or says that it cannot serve now (LOADING, READONLY, MASTERDOWN and the like),
+// is waited for as a lock that is busy; Observer.Unreachable tells of it. So without a deadline in ctx, Acquire
+// waits as long as Redis is away.
+//
+// If the deadline of ctx passes first, the error wraps both ErrBusy and context.DeadlineExceeded and, if Redis
+// could not be asked at last, why. On an error, whatever the call has or may have taken is given back; if Redis
+// cannot be reached for that either, as soon as it can. Other errors are ErrInvalid, ErrLost, ErrClosed, the
+// cause of a ctx that was cancelled, and what Redis answers to a call that no repeat mends, as to a wrong password.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	a, err := l.asking(ctx, modeAll, []string{key}, opts)
 	if err != nil {
@@ -32,7 +37,8 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption)
 	return l.await(ctx, a)
 }
 
-// TryAcquire is Acquire that does not wait: ErrBusy tells that another owner holds the lock.
+// TryAcquire is Acquire that does not wait: ErrBusy tells that another owner holds the lock. It does not wait
+// for Redis either, and returns the error.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	a, err := l.asking(ctx, modeAll, []string{key}, opts)
 	if err != nil {
@@ -71,7 +77,7 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 // in ctx that is a new one.
 //
 // Going deeper into a lock that the owner has lost is refused, because whoever does it counts on
-// having been alone all the while. Errors are as those of Acquire.
+// having been alone all the while. Errors are as those of TryAcquire, without ErrBusy.
 func (l *Locker) TryEach(ctx context.Context, keys []string, opts ...AcquireOption) (lease *Lease, busy []string, err error) {
 	a, err := l.asking(ctx, modeEach, keys, opts)
 	if err != nil {
@@ -323,7 +329,10 @@ func (l *Locker) takeChunk(ctx context.Context, le *Lease, a *asking, keys []str
 	p := l.callFor(a, keys)
 	sent := time.Now()
 	t, err := l.sendAcquire(ctx, p, a.mode, a.waits, keys, a.lease)
-	nothing := a.mode == modeAll && slices.Contains(t.answers, answerBusy) || refused(err)
+	// What waits while Redis is away repeats this very call, which goes no deeper for it. If it gives up before
+	// that, what the call took is released.
+	repeats := a.waits && ctx.Err() == nil && away(err)
+	nothing := a.mode == modeAll && slices.Contains(t.answers, answerBusy) || refused(err) || repeats
 
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -154,23 +154,26 @@ func TestAnAcquireThatWasGivenUpLeavesNoLockInWhateverOrderItsCallsArrive(t *tes
 	prefix := b.key("locker")
 	n, slow := slowNetTo(t, b.rdb)
 	held := b.take(ctx, time.Minute, b.key("cid"))
-	for name, acquire := range map[string]func(l *lock.Locker) error{
-		"Acquire": func(l *lock.Locker) error {
+	for name, acquire := range map[string]func(ctx context.Context, l *lock.Locker) error{
+		"Acquire": func(ctx context.Context, l *lock.Locker) error {
 			_, err := l.Acquire(ctx, b.key("ann"))
 			return err
 		},
-		"AcquireAll": func(l *lock.Locker) error {
+		"AcquireAll": func(ctx context.Context, l *lock.Locker) error {
 			_, err := l.AcquireAll(ctx, []string{b.key("ann"), b.key("bob")}, lock.For(time.Hour))
 			return err
 		},
-		"TryEach": func(l *lock.Locker) error {
+		"TryEach": func(ctx context.Context, l *lock.Locker) error {
 			_, _, err := l.TryEach(ctx, []string{b.key("ann"), b.key("bob"), b.key("cid")}, lock.For(time.Hour))
 			return err
 		},
 	} {
-		l := lock.New(slow, lock.WithPrefix(prefix))
+		once, giveUp := context.WithCancel(ctx)
+		defer giveUp()
+		// Who waits for Redis gives up after its first attempt.
+		l := lock.New(slow, lock.WithPrefix(prefix), lock.WithObserver(lock.Observer{Unreachable: func(int, error) { giveUp() }}))
 		n.keepNext(1000)
-		require.Error(t, acquire(l))
+		require.Error(t, acquire(once, l))
 		require.NoError(t, l.Close(ctx)) // until then, it tries on to give back
 		calls := n.first(t, 4)
 		acquires, releases := calls[:2], calls[2:]
@@ -371,7 +374,9 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 			all.Go(func() {
 				var err error
 				if (i+round)%2 == 0 {
-					_, err = l.Acquire(ctx, names[i])
+					short, cancel := context.WithTimeout(ctx, 50*time.Millisecond) // it waits for no second answer
+					defer cancel()
+					_, err = l.Acquire(short, names[i])
 				} else {
 					_, _, err = l.TryEach(ctx, []string{names[i], b.key("more")}, lock.For(time.Hour))
 				}
@@ -420,8 +425,10 @@ func TestALockThatCannotBeGivenBackIsReleasedAsSoonAsRedisAnswers(t *testing.T) 
 	require.Zero(t, calls())
 
 	server.Freeze()
-	_, err := l.Acquire(ctx, key, lock.For(lock.MaxLease))
-	require.Error(t, err)
+	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	_, err := l.Acquire(short, key, lock.For(lock.MaxLease))
+	require.ErrorIs(t, err, lock.ErrBusy)
 	server.Thaw()
 	testkit.Eventually(t, startsWithin, "the acquire and the release arrive", func() bool { return calls() >= 2 })
 	require.Zero(t, b.depth(key))

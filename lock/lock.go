@@ -59,7 +59,8 @@ const (
 var (
 	// ErrInvalid is returned for a key, a lease or a setting out of bounds. Redis was not asked.
 	ErrInvalid = errors.New("invalid lock request")
-	// ErrBusy is returned by TryAcquire when another owner holds the lock.
+	// ErrBusy is returned by TryAcquire when another owner holds the lock, and by those who wait when the
+	// deadline of their context passes before they have it: then the error is context.DeadlineExceeded, too.
 	ErrBusy = errors.New("lock busy")
 	// ErrLost is returned when a lock was not held any more: by Err and as the cause of the lease's
 	// context when the lease had ended or Redis had lost it; by Release for the same reasons; and on

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -86,16 +87,31 @@ func (m *Multi) TryAcquire(ctx context.Context, key string, opts ...AcquireOptio
 	return lease, err
 }
 
-// Acquire is TryAcquire that waits until ctx is done. Those who wait in one process are served in order, and
-// the first of them is woken by a release on one of the servers on which the lock is busy.
+// Acquire is TryAcquire that waits until ctx is done, also for servers that are away; see Locker.Acquire. Those
+// who wait in one process are served in order, and the first of them is woken by a release on one of the servers
+// on which the lock is busy.
 func (m *Multi) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*MultiLease, error) {
+	var outage outage
+	lease, err := m.acquireThrough(ctx, key, opts, &outage)
+	return lease, tooLate(ctx, outage.explain(err))
+}
+
+func (m *Multi) acquireThrough(ctx context.Context, key string, opts []AcquireOption, outage *outage) (*MultiLease, error) {
 	w := newWaiter(nil)
 	at := m.nodes[0] // where it waits
 	for {
 		lease, votes, err := m.attempt(ctx, key, opts)
-		if err != nil || lease != nil {
+		within, goesOn := outage.note(ctx, err, away(err) && !slices.ContainsFunc(votes.failed, func(one error) bool { return !away(one) }))
+		if err != nil && !goesOn || lease != nil {
 			at.leaveQueue(w, lease.on(at))
 			return lease, err
+		}
+		if err != nil {
+			at.leaveQueue(w, nil)
+			if err := sleep(ctx, within); err != nil {
+				return nil, fmt.Errorf("wait for lock %s: %w", key, err)
+			}
+			continue
 		}
 		if busy := m.firstOf(votes.busy); busy != at {
 			at.leaveQueue(w, nil)
@@ -169,8 +185,8 @@ type vote struct {
 	err   error
 }
 
-// errSilent stands for the answer of a server that gave none.
-var errSilent = errors.New("no answer in time")
+// errSilent stands for the answer of a server that gave none. It is one of those that away knows.
+var errSilent = fmt.Errorf("no answer in time: %w", os.ErrDeadlineExceeded)
 
 // attempt asks all servers once. It returns a lease, or none if the lock is busy on too many of them.
 func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (*MultiLease, votes, error) {

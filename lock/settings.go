@@ -38,7 +38,7 @@ type Option func(*settings)
 func WithLease(lease time.Duration) Option { return func(s *settings) { s.lease = lease } }
 
 // WithPoll sets after which time a waiter looks for itself if no message wakes it: 10 ms or more, 1 s if
-// not set. Messages are lost when the connection breaks; a lock that runs out sends none, but waiters
+// not set. It is also how long a waiter pauses at most between two tries to reach a Redis that is away. Messages are lost when the connection breaks; a lock that runs out sends none, but waiters
 // know when it does.
 func WithPoll(poll time.Duration) Option { return func(s *settings) { s.poll = poll } }
 
@@ -99,6 +99,9 @@ type Observer struct {
 	// Busy is called when so many locks were refused because others hold them; for an Acquire that
 	// waits, every time that it looks in vain.
 	Busy func(locks int)
+	// Unreachable is called with the error when Redis could not be asked for so many locks and an Acquire waits
+	// until it can be, every time that it tries.
+	Unreachable func(locks int, err error)
 	// Renewed is called when so many locks were asked to be renewed in one call, with its error.
 	Renewed func(locks int, took time.Duration, err error)
 	// Lost is called when a holder is told that it lost so many locks.
@@ -111,6 +114,12 @@ type Observer struct {
 func (o *Observer) acquired(locks int, since time.Time) {
 	if o.Acquired != nil && locks > 0 {
 		o.Acquired(locks, time.Since(since))
+	}
+}
+
+func (o *Observer) unreachable(locks int, err error) {
+	if o.Unreachable != nil {
+		o.Unreachable(locks, err)
 	}
 }
 

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -14,6 +15,10 @@ const (
 	askAtOnce = 3
 	// askApart is the time for each of the others, so that few of them ask while the lock is held again.
 	askApart = time.Millisecond
+	// awayPause is how long a waiter pauses after it could not reach Redis, and twice as long after each further
+	// time, up to awayPauseMax.
+	awayPause    = 20 * time.Millisecond
+	awayPauseMax = time.Second
 )
 
 // waiting is those who wait for a lock, in one queue for each key. Only the first of a queue asks Redis, so
@@ -113,12 +118,18 @@ func (ws *waiting) wakeAll() {
 	}
 }
 
-// await asks until it gets all.
+// await asks until it gets all. On its way out of an outage of Redis it asks by the call by which it asked before.
 func (l *Locker) await(ctx context.Context, a *asking) (*Lease, error) {
 	if !l.begin() {
 		return nil, ErrClosed
 	}
 	defer l.tasks.Done() // when it has given up
+	var outage outage
+	lease, err := l.awaitThrough(ctx, a, &outage)
+	return lease, tooLate(ctx, outage.explain(err))
+}
+
+func (l *Locker) awaitThrough(ctx context.Context, a *asking, outage *outage) (*Lease, error) {
 	a.waits = true
 	defer l.giveUp(a)
 	var w *waiter
@@ -132,21 +143,35 @@ func (l *Locker) await(ctx context.Context, a *asking) (*Lease, error) {
 	}
 	for {
 		got, err := l.attempt(ctx, a)
-		if err != nil || len(got.busy) == 0 {
+		within, goesOn := outage.note(ctx, err, away(err))
+		if err != nil && !goesOn || err == nil && len(got.busy) == 0 {
 			l.leaveQueue(w, got.lease)
 			return got.lease, err
 		}
 		if w == nil {
 			w = newWaiter(a.owner)
 		}
+		candidates := got.busy
+		if err != nil {
+			l.observer.unreachable(len(a.keys), err)
+			candidates = l.notHeld(a)
+		} else {
+			within = got.wait
+		}
+		if len(candidates) == 0 { // it goes deeper, and stands in no queue for what its owner holds
+			if err := l.sleep(ctx, within); err != nil {
+				return nil, fmt.Errorf("acquire %s: %w", describe(a.keys), err)
+			}
+			continue
+		}
 		l.mu.Lock()
 		w.listeners = got.listeners // which a release of what it stands for already looks at
 		l.mu.Unlock()
-		key := got.busy[0]
-		if w.queue != nil && slices.Contains(got.busy, w.queue.key) {
+		key := candidates[0]
+		if w.queue != nil && slices.Contains(candidates, w.queue.key) {
 			key = w.queue.key // it need not stand behind others anew
 		}
-		if first := l.joinQueue(w, key, got.wait); !first {
+		if first := l.joinQueue(w, key, within); !first {
 			// It will not ask for long. An attempt that is still on its way must not take the lock for one
 			// who stands behind others here.
 			l.giveUp(a)
@@ -155,6 +180,65 @@ func (l *Locker) await(ctx context.Context, a *asking) (*Lease, error) {
 			return nil, err
 		}
 	}
+}
+
+// outage is what a waiter knows of a Redis that is away.
+type outage struct {
+	pause time.Duration // until its next try; 0 if Redis answered last
+	why   error
+}
+
+// note takes the error of an attempt, and tells whether the waiter goes on in spite of it, and after which time.
+func (o *outage) note(ctx context.Context, err error, away bool) (within time.Duration, goesOn bool) {
+	switch {
+	case ctx.Err() != nil && err != nil:
+		return 0, false
+	case !away:
+		*o = outage{}
+		return 0, false
+	}
+	o.pause, o.why = min(max(awayPause, 2*o.pause), awayPauseMax), err
+	return o.pause/2 + rand.N(o.pause/2), true // those of several processes apart
+}
+
+// explain adds to the error of one who gives up why Redis could not be asked.
+func (o *outage) explain(err error) error {
+	if err == nil || o.why == nil {
+		return err
+	}
+	return fmt.Errorf("%w; Redis could not be asked: %w", err, o.why)
+}
+
+// tooLate has the error of one whose deadline has passed say that, and that the lock is busy.
+func tooLate(ctx context.Context, err error) error {
+	ended := ctx.Err()
+	switch {
+	case err == nil || !errors.Is(ended, context.DeadlineExceeded):
+		return err
+	case errors.Is(err, ended):
+		return fmt.Errorf("%w: %w", ErrBusy, err)
+	case errors.Is(err, context.Cause(ctx)) || away(err):
+		return fmt.Errorf("%w: %w (%w)", ErrBusy, err, ended)
+	}
+	return err
+}
+
+// notHeld returns the keys that are asked for and that their owner does not hold.
+func (l *Locker) notHeld(a *asking) []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(a.keys), func(key string) bool { return a.owner.holds[key] != nil })
+}
+
+// sleep returns early if the Locker is closed, which the next attempt finds.
+func (l *Locker) sleep(ctx context.Context, d time.Duration) error {
+	closing, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(l.running, stop)()
+	if err := sleep(closing, d); err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
 func newWaiter(o *owner) *waiter { return &waiter{owner: o, wake: make(chan struct{}, 1)} }

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -181,6 +183,25 @@ func refused(err error) bool {
 	return slices.ContainsFunc([]string{"WRONGTYPE ", "CROSSSLOT ", "NOPERM ", "ERR stale"}, func(kind string) bool {
 		return strings.HasPrefix(reply.Error(), kind)
 	})
+}
+
+// away tells that Redis cannot be asked for a while: nobody answers, or it says itself that it cannot serve yet,
+// as after a restart or in a failover. A repeat of the call may find it back. What no repeat mends is not among
+// these: a wrong password, a right that is missing, a key of another type, a client that is closed.
+func away(err error) bool {
+	var reply redis.Error
+	var network net.Error
+	switch {
+	case errors.As(err, &reply):
+		return slices.ContainsFunc([]string{
+			"LOADING ", "READONLY ", "MASTERDOWN ", "CLUSTERDOWN ", "TRYAGAIN ", "NOREPLICAS ", "BUSY ", "MISCONF ", "max number of clients",
+		}, func(kind string) bool { return redis.HasErrorPrefix(err, kind) })
+	case errors.As(err, &network):
+		return true
+	}
+	return slices.ContainsFunc([]error{
+		io.EOF, io.ErrUnexpectedEOF, context.DeadlineExceeded, redis.ErrPoolTimeout, redis.ErrPoolExhausted,
+	}, func(kind error) bool { return errors.Is(err, kind) })
 }
 
 func decimal(n uint64) string { return strconv.FormatUint(n, 10) }

@@ -1,0 +1,305 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/localserver"
+	"stampede/internal/testkit"
+	"stampede/lock"
+)
+
+// told counts what an Observer hears of a Redis that is away.
+type told struct{ tries atomic.Int64 }
+
+func (o *told) option() lock.Option {
+	return lock.WithObserver(lock.Observer{Unreachable: func(int, error) { o.tries.Add(1) }})
+}
+
+func (o *told) wait(t *testing.T, tries int64) {
+	t.Helper()
+	testkit.Eventually(t, startsWithin, fmt.Sprintf("%d tries in vain", tries), func() bool { return o.tries.Load() >= tries })
+}
+
+func TestAWaiterOutlivesARestartOfRedis(t *testing.T) {
+	t.Run("that finds the lock held", func(t *testing.T) {
+		server, b := ownServer(t)
+		ctx, key := t.Context(), b.key("ann")
+		held := b.take(ctx, lock.MaxLease, key)
+		var o told
+		waiting := acquiring(t, locker(t, b.rdb, lock.WithPoll(50*time.Millisecond), o.option()), key)
+		b.waitListening(key, 1)
+		server.Kill()
+		o.wait(t, 3)
+		require.NoError(t, server.Restart(ctx))
+		require.Empty(t, waiting, "the lock came back with its data")
+		require.NoError(t, held.Release(ctx))
+		next := await(t, waiting, startsWithin, "the lock")
+		assert.Greater(t, next.Token(key), held.Token(key))
+		assert.Equal(t, 1, b.depth(key))
+		require.NoError(t, next.Release(ctx))
+		assert.Zero(t, b.depth(key))
+	})
+	t.Run("that comes while it is away", func(t *testing.T) {
+		server, b := ownServer(t)
+		ctx, key := t.Context(), b.key("ann")
+		server.Kill()
+		var o told
+		l := locker(t, b.rdb, o.option())
+		const callers = 4
+		var waiting []<-chan *lock.Lease
+		for range callers {
+			waiting = append(waiting, acquiring(t, l, key))
+		}
+		o.wait(t, callers+3)
+		_, err := l.TryAcquire(ctx, key)
+		require.ErrorIs(t, err, syscall.ECONNREFUSED, "who does not wait for the lock does not wait for Redis")
+		_, _, err = l.TryEach(ctx, []string{key})
+		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+		require.NoError(t, server.Restart(ctx))
+		for range callers {
+			require.NoError(t, b.firstOf(waiting).Release(ctx))
+		}
+		assert.Zero(t, b.depth(key))
+	})
+	t.Run("that goes deeper", func(t *testing.T) {
+		server, b := ownServer(t)
+		ctx, key := t.Context(), b.key("ann")
+		var o told
+		l := locker(t, b.rdb, o.option())
+		held, err := l.Acquire(ctx, key, lock.For(time.Minute))
+		require.NoError(t, err)
+		server.Kill()
+		deeper := make(chan *lock.Lease, 1)
+		go func() {
+			lease, err := l.Acquire(held.Context(ctx), key, lock.For(lock.MaxLease))
+			assert.NoError(t, err)
+			deeper <- lease
+		}()
+		o.wait(t, 2)
+		require.NoError(t, server.Restart(ctx))
+		lease := await(t, deeper, startsWithin, "the longer lease")
+		assert.Greater(t, b.rdb.PTTL(ctx, key).Val(), time.Minute)
+		require.NoError(t, lease.Release(ctx))
+		require.NoError(t, held.Release(ctx))
+	})
+	t.Run("on several servers", func(t *testing.T) {
+		t.Parallel()
+		var nodes []*lock.Locker
+		var benches []bench
+		var restarts []func()
+		for range 3 {
+			server := testkit.OwnRedis(t)
+			b := benchOn(t, server)
+			benches = append(benches, b)
+			nodes = append(nodes, b.Locker)
+			server.Kill()
+			restarts = append(restarts, func() { require.NoError(t, server.Restart(t.Context())) })
+		}
+		multi, err := lock.NewMulti(nodes)
+		require.NoError(t, err)
+		short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		_, err = multi.Acquire(short, "ann")
+		require.ErrorIs(t, err, lock.ErrBusy)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+
+		got := make(chan *lock.MultiLease, 1)
+		go func() {
+			lease, err := multi.Acquire(t.Context(), "ann")
+			assert.NoError(t, err)
+			got <- lease
+		}()
+		restarts[0]()
+		restarts[1]()
+		lease := await(t, got, startsWithin, "the lock of two of three")
+		require.NoError(t, lease.Release(t.Context()))
+		testkit.Eventually(t, startsWithin, "it is free on both", func() bool {
+			return benches[0].depth("ann")+benches[1].depth("ann") == 0
+		})
+	})
+}
+
+// answering stands in for a Redis in a state that takes long to bring about: each script is answered by its error
+// while it is set.
+type answering struct{ err atomic.Pointer[error] }
+
+func (a *answering) in(b bench) {
+	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		if err := a.err.Load(); err != nil && cmd.Name() == "evalsha" {
+			cmd.SetErr(*err)
+			return *err
+		}
+		return next(ctx, cmd)
+	}))
+}
+
+type replied string
+
+func (e replied) Error() string { return string(e) }
+func (replied) RedisError()     {}
+
+func TestAWaiterTellsAnOutageFromAMistake(t *testing.T) {
+	for _, reply := range []string{
+		"LOADING Redis is loading the dataset in memory", "READONLY You can't write against a read only replica.",
+		"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", "CLUSTERDOWN The cluster is down",
+		"ERR max number of clients reached", "NOREPLICAS Not enough good replicas to write.", "BUSY Redis is busy running a script.",
+	} {
+		t.Run(reply, func(t *testing.T) {
+			b := setup(t)
+			var o told
+			b.Locker = locker(t, b.rdb, o.option())
+			var a answering
+			failure := error(replied(reply))
+			a.in(b)
+			a.err.Store(&failure)
+			waiting := acquiring(t, b.Locker, b.key("ann"))
+			o.wait(t, 2)
+			_, err := b.TryAcquire(t.Context(), b.key("bob"))
+			require.ErrorContains(t, err, reply)
+			a.err.Store(nil)
+			require.NoError(t, await(t, waiting, startsWithin, "the lock").Release(t.Context()))
+		})
+	}
+	for _, reply := range []string{"NOPERM this user has no permissions to run the 'evalsha' command", "NOAUTH Authentication required.", "ERR unknown"} {
+		t.Run(reply, func(t *testing.T) {
+			b := setup(t)
+			var a answering
+			failure := error(replied(reply))
+			a.in(b)
+			a.err.Store(&failure)
+			_, err := b.Acquire(t.Context(), b.key("ann"))
+			require.ErrorContains(t, err, reply)
+			a.err.Store(nil)
+		})
+	}
+	t.Run("a key of another type", func(t *testing.T) {
+		b := setup(t)
+		require.NoError(t, b.rdb.Set(t.Context(), b.key("ann"), "text", 0).Err())
+		_, err := b.Acquire(t.Context(), b.key("ann"))
+		require.ErrorContains(t, err, "WRONGTYPE")
+	})
+	t.Run("a wrong password", func(t *testing.T) {
+		_, b := ownServer(t)
+		require.NoError(t, b.rdb.ConfigSet(t.Context(), "requirepass", "right").Err())
+		wrong := redis.NewClient(&redis.Options{Addr: b.rdb.Options().Addr, Password: "wrong"})
+		t.Cleanup(func() { _ = wrong.Close() })
+		_, err := locker(t, wrong).Acquire(t.Context(), "ann")
+		require.ErrorContains(t, err, "WRONGPASS")
+		require.NoError(t, b.rdb.Do(t.Context(), "auth", "right").Err())
+	})
+	t.Run("a client that is closed", func(t *testing.T) {
+		b := setup(t)
+		gone := redis.NewClient(b.rdb.Options())
+		require.NoError(t, gone.Close())
+		_, err := locker(t, gone).Acquire(t.Context(), "ann")
+		require.ErrorIs(t, err, redis.ErrClosed)
+	})
+}
+
+// A real Redis that comes back with much data says that it is loading, and answers nothing else meanwhile.
+func TestAWaiterOutlivesARedisThatLoadsItsData(t *testing.T) {
+	t.Parallel()
+	server, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{Settings: map[string]string{
+		"appendonly": "no", "key-load-delay": "1000", "loading-process-events-interval-bytes": "1024",
+	}})
+	require.NoError(t, err)
+	t.Cleanup(server.Stop)
+	b := benchOn(t, server)
+	ctx := t.Context()
+	require.NoError(t, b.rdb.Eval(ctx, "for i = 1, 1000 do redis.call('SET', 'filler:' .. i, string.rep('x', 1000)) end return 1", nil).Err())
+	require.NoError(t, b.rdb.Save(ctx).Err())
+	var loading atomic.Int64
+	l := locker(t, b.rdb, lock.WithObserver(lock.Observer{Unreachable: func(_ int, err error) {
+		if redis.IsLoadingError(err) {
+			loading.Add(1)
+		}
+	}}))
+	server.Kill()
+	waiting := acquiring(t, l, b.key("ann"))
+	require.NoError(t, server.Restart(ctx))
+	require.NoError(t, await(t, waiting, startsWithin, "the lock").Release(ctx))
+	assert.Positive(t, loading.Load(), "Redis was not seen loading: this test shows nothing")
+}
+
+func TestABoundedWaitThatEndsIsBusy(t *testing.T) {
+	b, holder := setupWaiting(t, "ann")
+	key := b.key("ann")
+	ours := errors.New("ours")
+	acquire := func(ctx context.Context) error {
+		_, err := b.Acquire(ctx, key)
+		return err
+	}
+	t.Run("by a deadline", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+		defer cancel()
+		err := acquire(ctx)
+		require.ErrorIs(t, err, lock.ErrBusy)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.EqualError(t, err, "lock busy: wait for lock "+key+": context deadline exceeded")
+		require.ErrorIs(t, b.Do(ctx, key, func(context.Context) error { return nil }), lock.ErrBusy)
+		_, err = b.AcquireAll(ctx, []string{key, b.key("bob")})
+		require.ErrorIs(t, err, lock.ErrBusy)
+	})
+	t.Run("by a deadline with a cause", func(t *testing.T) {
+		ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Millisecond, ours)
+		defer cancel()
+		err := acquire(ctx)
+		require.ErrorIs(t, err, lock.ErrBusy)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, ours)
+	})
+	t.Run("and one that is cancelled is not", func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		got := make(chan error, 1)
+		go func() { got <- acquire(ctx) }()
+		b.waitQueued(key, 1)
+		cancel(ours)
+		err := await(t, got, startsWithin, "the error")
+		require.ErrorIs(t, err, ours)
+		require.NotErrorIs(t, err, lock.ErrBusy)
+	})
+	t.Run("and says that Redis was away", func(t *testing.T) {
+		server, own := ownServer(t)
+		server.Kill()
+		var o told
+		l := locker(t, own.rdb, o.option())
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		_, err := l.Acquire(ctx, "ann")
+		require.ErrorIs(t, err, lock.ErrBusy)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+		var refused *net.OpError
+		require.ErrorAs(t, err, &refused)
+
+		cancelled, giveUp := context.WithCancel(t.Context())
+		tried := o.tries.Load()
+		got := make(chan error, 1)
+		var ended sync.WaitGroup
+		ended.Go(func() {
+			_, err := l.Acquire(cancelled, "ann")
+			got <- err
+		})
+		o.wait(t, tried+2)
+		giveUp()
+		err = await(t, got, startsWithin, "the error")
+		ended.Wait()
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, syscall.ECONNREFUSED)
+		require.NotErrorIs(t, err, lock.ErrBusy)
+	})
+	require.NoError(t, holder.Release(t.Context()))
+}
