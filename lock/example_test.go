@@ -50,8 +50,31 @@ func ExampleLocker_Acquire_waitingForSomeTime() {
 	patient, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer cancel()
 	_, err = locker.Acquire(patient, "{example}:invoice")
-	fmt.Println(errors.Is(err, context.DeadlineExceeded), lease.Release(ctx))
-	// Output: true <nil>
+	fmt.Println(errors.Is(err, lock.ErrBusy), errors.Is(err, context.DeadlineExceeded), lease.Release(ctx))
+	// Output: true true <nil>
+}
+
+// Look is for operators, who want to know who keeps others waiting, and for how long.
+func ExampleLocker_Look() {
+	ctx := context.Background()
+	rdb, stop := exampleRedis(ctx)
+	defer stop()
+	locker := lock.New(rdb)
+	defer closeExample(ctx, locker)
+
+	lease, err := locker.TryAcquire(ctx, "{example}:invoice", lock.For(time.Minute))
+	if err != nil {
+		log.Fatal(err)
+	}
+	now, err := locker.Look(ctx, "{example}:invoice")
+	fmt.Println(now.Held(), now.Mine, now.Depth, now.Left > 50*time.Second, err)
+	fmt.Println(lease.Release(ctx))
+	now, err = locker.Look(ctx, "{example}:invoice")
+	fmt.Println(now.Held(), err)
+	// Output:
+	// true true 1 true <nil>
+	// <nil>
+	// false <nil>
 }
 
 func ExampleLocker_TryAcquire() {

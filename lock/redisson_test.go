@@ -144,8 +144,14 @@ func TestRedissonAndGoExcludeAndWakeEachOther(t *testing.T) {
 		for range 2 {
 			require.Equal(t, "held", java.ask(t, key, "lock %s", key))
 		}
+		holding, err := in.locker.Look(in.ctx, key)
+		require.NoError(t, err)
+		assert.Equal(t, 2, holding.Depth, "it counts in Redis")
+		assert.Equal(t, in.rdb.HKeys(in.ctx, key).Val(), []string{holding.Owner})
+		assert.Positive(t, holding.Left)
+		assert.False(t, holding.Mine)
 		require.Equal(t, "released", java.ask(t, key, "unlock %s", key))
-		_, err := in.locker.TryAcquire(in.ctx, key)
+		_, err = in.locker.TryAcquire(in.ctx, key)
 		require.ErrorIs(t, err, lock.ErrBusy)
 		require.Equal(t, "released", java.ask(t, key, "unlock %s", key))
 		lease, err := in.locker.TryAcquire(in.ctx, key)
