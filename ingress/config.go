@@ -25,7 +25,7 @@ type Reservations interface {
 
 // Sales is what operators work on: *reservation.Catalog.
 type Sales interface {
-	Create(ctx context.Context, terms reservation.Terms) (reservation.Standing, error)
+	CreateOnce(ctx context.Context, terms reservation.Terms, idempotencyKey string) (sale reservation.Standing, replayed bool, err error)
 	List(ctx context.Context, after uuid.UUID, limit int) ([]reservation.Standing, error)
 	Show(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
 	Pause(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)

@@ -24,6 +24,10 @@ func (s *Server) createSale(c echo.Context) error {
 	if err := s.admin.check(c.Request()); err != nil {
 		return err
 	}
+	key, err := idempotencyKey(c.Request().Header)
+	if err != nil {
+		return err
+	}
 	body := struct {
 		Name                 string    `json:"name"`
 		Stock                int64     `json:"stock"`
@@ -44,9 +48,12 @@ func (s *Server) createSale(c echo.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
-	sale, err := s.config.Sales.Create(ctx, terms)
+	sale, again, err := s.config.Sales.CreateOnce(ctx, terms, key)
 	if err != nil {
 		return err
+	}
+	if again {
+		c.Response().Header()["Idempotency-Replayed"] = replayed
 	}
 	c.Response().Header()["Location"] = []string{"/v1/sales/" + sale.ID.String()}
 	return writeJSON(c, http.StatusCreated, sale)

@@ -1,9 +1,11 @@
 package ingress
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -84,6 +86,97 @@ func TestBadSales(t *testing.T) {
 	s.post("/v1/sales", `{"name":"`+strings.Repeat("n", 5000)+`"}`, operator).isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
 	s.ask(http.MethodPost, "/v1/sales", strings.NewReader("name=x"), operator).isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
 	require.Empty(t, s.get("/v1/sales").is(http.StatusOK)["sales"])
+}
+
+// create posts a sale with an idempotency key.
+func (s *shop) create(body, key string) reply {
+	s.t.Helper()
+	return s.post("/v1/sales", body, operator, withKey(key))
+}
+
+func TestCreateSaleOnce(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	other := openShopOn(t, s.on)
+	closes := time.Now().Add(5 * time.Second)
+	body := `{"name":"x","stock":3,"opens_at":"2026-01-02T03:04:05.1234567+01:00","closes_at":"` + closes.Format(time.RFC3339Nano) + `"}`
+	first := s.create(body, "autumn")
+	sale := "/v1/sales/" + first.is(http.StatusCreated)["id"].(string)
+	require.Empty(t, first.header.Get("Idempotency-Replayed"))
+	again := func(on *shop, body string) {
+		r := on.create(body, "autumn")
+		require.Equal(t, first.body, r.body)
+		require.Equal(t, http.StatusCreated, r.status)
+		require.Equal(t, []string{"true", sale}, []string{r.header.Get("Idempotency-Replayed"), r.header.Get("Location")})
+	}
+	again(s, body)
+	again(other, `{"per_order_limit":1,"stock":3,`+body[1:strings.Index(body, `"stock"`)]+body[strings.Index(body, `"opens_at"`):])
+	// What was done with the sale since changes nothing, and neither does its end.
+	s.post(sale+"/restock", `{"units":2}`, operator).is(http.StatusOK)
+	s.post(sale+"/pause", "", operator).is(http.StatusOK)
+	again(other, body)
+	testkit.Eventually(t, 20*time.Second, "the sale is over", func() bool { return s.get(sale).is(http.StatusOK)["state"] == "ended" })
+	again(s, body)
+
+	for _, another := range []string{
+		strings.Replace(body, `"x"`, `"y"`, 1), strings.Replace(body, "3", "4", 1), strings.Replace(body, "{", `{"per_order_limit":2,`, 1),
+		strings.Replace(body, "{", `{"payment_window_seconds":1,`, 1), strings.Replace(body, "05.1", "06.1", 1), `{"name":"x","stock":3}`,
+	} {
+		s.create(another, "autumn").isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
+	}
+	s.create(strings.Replace(body, `"x"`, `""`, 1), "autumn").isProblem(http.StatusBadRequest, "invalid-request")
+	s.create(body, "").isProblem(http.StatusBadRequest, "invalid-request")
+	require.Contains(t, s.create(body, "winter").isProblem(http.StatusBadRequest, "invalid-request")["detail"], "closes_at must be in the future")
+	require.Len(t, s.get("/v1/sales").is(http.StatusOK)["sales"], 1)
+	// Other requests have keys of their own, and without a key each request is another sale.
+	s.create(`{"name":"x","stock":3}`, "winter").is(http.StatusCreated)
+	s.post(sale+"/restock", `{"units":2}`, operator, withKey("autumn")).isProblem(http.StatusConflict, "illegal-transition")
+	for range 2 {
+		require.Empty(t, s.post("/v1/sales", `{"name":"x","stock":3}`, operator).header.Get("Idempotency-Replayed"))
+	}
+	require.Len(t, s.get("/v1/sales").is(http.StatusOK)["sales"], 4)
+}
+
+// TestCreateSaleOnceAtTheSameInstant: two ingresses, asked at once.
+func TestCreateSaleOnceAtTheSameInstant(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	ingresses := []*shop{s, openShopOn(t, s.on)}
+	for round := range 5 {
+		replies := make([]reply, 8)
+		var all sync.WaitGroup
+		for i := range replies {
+			all.Go(func() { replies[i] = ingresses[i%2].create(`{"name":"x","stock":3}`, fmt.Sprint("key-", round)) })
+		}
+		all.Wait()
+		created := 0
+		for _, r := range replies {
+			r.is(http.StatusCreated)
+			require.Equal(t, replies[0].body, r.body)
+			if r.header.Get("Idempotency-Replayed") == "" {
+				created++
+			}
+		}
+		require.Equal(t, 1, created)
+		require.Len(t, s.get("/v1/sales").is(http.StatusOK)["sales"], round+1)
+	}
+}
+
+// TestRepeatOpensASaleThatWasNotPublished: whoever created it died, or Redis was away, before Redis was told.
+func TestRepeatOpensASaleThatWasNotPublished(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
+	own.Kill()
+	first := s.create(`{"name":"x","stock":3}`, "k")
+	sale := "/v1/sales/" + first.is(http.StatusCreated)["id"].(string)
+	require.NoError(t, own.Restart(t.Context()))
+	testkit.Eventually(t, 20*time.Second, "Redis answers", func() bool { return s.get("/readyz").status == http.StatusOK })
+	s.post(sale+"/orders", "", as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	again := s.create(`{"name":"x","stock":3}`, "k")
+	require.Equal(t, first.body, again.body)
+	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
+	s.post(sale+"/orders", "", as("ada")).is(http.StatusAccepted)
 }
 
 func TestOperateSale(t *testing.T) {

@@ -50,22 +50,83 @@ func NewCatalog(pool *pgxpool.Pool, store *Store) *Catalog {
 // Create makes a sale. It returns an *InvalidError for terms that do not hold. While Redis is away
 // the sale is created all the same, and opens when Redis can be told.
 func (c *Catalog) Create(ctx context.Context, t Terms) (Standing, error) {
+	sale, _, err := c.CreateOnce(ctx, t, "")
+	return sale, err
+}
+
+// CreateOnce is Create with an idempotency key. A repeat of the request creates nothing and returns the sale as it was
+// created; with a key that was used for other terms the error is ErrIdempotencyKeyReused. Keys are those of all sales.
+func (c *Catalog) CreateOnce(ctx context.Context, t Terms, idempotencyKey string) (sale Standing, replayed bool, err error) {
 	if err := t.Validate(); err != nil {
-		return Standing{}, err
+		return Standing{}, false, err
 	}
-	sale := Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, State: StateOpen, Partitions: c.store.keys.Partitions}
-	err := c.pool.QueryRow(ctx, sql.InsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
-		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions).
-		Scan(&sale.Epoch, &sale.Revision, &sale.CreatedAt)
-	if err != nil {
-		return Standing{}, fmt.Errorf("%w: create sale: %w", ErrUnavailable, err)
+	if idempotencyKey != "" {
+		if err := ValidateIdempotencyKey(idempotencyKey); err != nil {
+			return Standing{}, false, err
+		}
 	}
-	sale.CreatedAt = sale.CreatedAt.UTC()
+	sale, err = c.createdBefore(ctx, t, idempotencyKey)
+	replayed = err == nil
+	if errors.Is(err, ErrSaleNotFound) {
+		sale, err = c.insert(ctx, t, idempotencyKey)
+		if errors.Is(err, pgx.ErrNoRows) { // the same request was quicker elsewhere
+			sale, err = c.createdBefore(ctx, t, idempotencyKey)
+			replayed = true
+		}
+	}
+	var invalid *InvalidError
+	switch {
+	case errors.Is(err, ErrIdempotencyKeyReused), errors.As(err, &invalid):
+		return Standing{}, false, err
+	case err != nil:
+		return Standing{}, false, fmt.Errorf("%w: create sale: %w", ErrUnavailable, err)
+	}
 	if err := c.publish(ctx, sale.ID); err != nil {
 		c.store.o.Logger.Warn("a new sale opens later: Redis could not be told", "sale", sale.ID, "error", err)
 	}
-	// Nothing is asked again: an operator who is told of a failure here would create a second sale.
-	return Standing{Sale: sale, State: sale.StateAt(time.Now()), Available: t.Stock}, nil
+	return sale, replayed, nil
+}
+
+// insert creates a sale in Postgres. The error is pgx.ErrNoRows if another one was created with the idempotency key.
+func (c *Catalog) insert(ctx context.Context, t Terms, idempotencyKey string) (Standing, error) {
+	if !t.ClosesAt.IsZero() && !t.ClosesAt.After(time.Now()) {
+		return Standing{}, &InvalidError{"closes_at", "must be in the future"}
+	}
+	sale := Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.store.keys.Partitions}
+	err := c.pool.QueryRow(ctx, sql.InsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
+		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions, nullText(idempotencyKey)).
+		Scan(&sale.Epoch, &sale.Revision, &sale.CreatedAt)
+	return asCreated(sale, t.Stock), err
+}
+
+// createdBefore returns the sale that was created with the idempotency key, or ErrSaleNotFound.
+func (c *Catalog) createdBefore(ctx context.Context, t Terms, idempotencyKey string) (Standing, error) {
+	if idempotencyKey == "" {
+		return Standing{}, ErrSaleNotFound
+	}
+	var id uuid.UUID
+	var stock int64
+	err := c.pool.QueryRow(ctx, sql.FindCreatedSale, idempotencyKey).Scan(&id, &stock)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Standing{}, ErrSaleNotFound
+	} else if err != nil {
+		return Standing{}, err
+	}
+	found, err := findSale(ctx, c.pool, id)
+	if err != nil {
+		return Standing{}, err
+	}
+	sale := asCreated(found[0].Sale, stock)
+	if !sale.Terms.equal(t) {
+		return Standing{}, ErrIdempotencyKeyReused
+	}
+	return sale, nil
+}
+
+// asCreated is the sale as it was when it was created, whatever was done with it since.
+func asCreated(s Sale, stock int64) Standing {
+	s.Stock, s.State, s.CreatedAt = stock, StateOpen, s.CreatedAt.UTC()
+	return Standing{Sale: s, State: s.StateAt(s.CreatedAt), Available: stock}
 }
 
 // Pause halts a sale. Like Resume and End it may be repeated: a sale that is paused stays so.

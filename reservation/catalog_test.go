@@ -52,6 +52,7 @@ func TestTermsThatDoNotHoldCreateNothing(t *testing.T) {
 		"closes_at ":             func(x *reservation.Terms) { x.ClosesAt = time.Unix(0, 0) },
 		"closes_at  ":            func(x *reservation.Terms) { x.ClosesAt = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) },
 		"closes_at":              func(x *reservation.Terms) { x.OpensAt = time.Now(); x.ClosesAt = x.OpensAt },
+		"closes_at   ":           func(x *reservation.Terms) { x.ClosesAt = time.Now().Add(-time.Second) },
 		"payment_window_seconds": func(x *reservation.Terms) { x.PaymentWindow = time.Millisecond },
 	} {
 		terms := good

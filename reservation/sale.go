@@ -90,6 +90,14 @@ func (t Terms) Validate() error {
 	return nil
 }
 
+// equal is true for terms that are the same in Postgres, which keeps microseconds.
+func (t Terms) equal(other Terms) bool {
+	for _, of := range []*Terms{&t, &other} {
+		of.OpensAt, of.ClosesAt = of.OpensAt.UTC().Truncate(time.Microsecond), of.ClosesAt.UTC().Truncate(time.Microsecond)
+	}
+	return t == other
+}
+
 // representable is true for times that the scripts can compare: they hold milliseconds since 1970,
 // where 0 means none.
 func representable(t time.Time) bool {

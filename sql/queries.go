@@ -62,6 +62,8 @@ var (
 	EndSession string
 	//go:embed queries/find_blockers.sql
 	FindBlockers string
+	//go:embed queries/find_created_sale.sql
+	FindCreatedSale string
 	//go:embed queries/find_dead_letter.sql
 	FindDeadLetter string
 	//go:embed queries/find_lowering.sql

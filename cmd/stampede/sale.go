@@ -98,14 +98,17 @@ type saleCreateCmd struct {
 	OpensAt       moment        `env:"STAMPEDE_SALE_OPENS_AT" placeholder:"TIME" help:"When it opens, RFC 3339 or +5m; at once if left out."`
 	ClosesAt      moment        `env:"STAMPEDE_SALE_CLOSES_AT" placeholder:"TIME" help:"When it closes, RFC 3339 or +5m; never if left out."`
 	PaymentWindow time.Duration `default:"0s" env:"STAMPEDE_SALE_PAYMENT_WINDOW" placeholder:"DURATION" help:"Time to pay for a confirmed order, in whole seconds. Confirmed orders of a sale with one count as held until they are paid; with 0s confirmed is final (${default})."`
+	keyFlag
 }
 
 func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.Standing, error) {
-		return catalog.Create(ctx, reservation.Terms{
+		key := c.key()
+		sale, _, err := catalog.CreateOnce(ctx, reservation.Terms{
 			Name: c.Name, Stock: c.Stock, PerOrderLimit: c.PerOrderLimit,
 			OpensAt: c.OpensAt.Time, ClosesAt: c.ClosesAt.Time, PaymentWindow: c.PaymentWindow,
-		})
+		}, key)
+		return sale, mayBeDone(err, key)
 	})
 }
 
@@ -171,21 +174,34 @@ func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 type saleRestockCmd struct {
 	catalogFlags
 	saleArg
-	Units          int64  `arg:"" help:"Units to add; to take away 50 that nobody has taken, write -- -50 as the last words."`
-	IdempotencyKey string `env:"STAMPEDE_SALE_IDEMPOTENCY_KEY" placeholder:"KEY" help:"Name of this restock: repeated with the same key, it changes nothing more. Made up if left out."`
+	Units int64 `arg:"" help:"Units to add; to take away 50 that nobody has taken, write -- -50 as the last words."`
+	keyFlag
 }
 
 func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	key := c.IdempotencyKey
-	if key == "" {
-		key = uuid.NewString()
-	}
 	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.Standing, error) {
+		key := c.key()
 		sale, err := catalog.Restock(ctx, c.Sale, c.Units, key)
-		if errors.Is(err, reservation.ErrUnavailable) {
-			// It may have been done all the same.
-			err = fmt.Errorf("%w; repeat it with --idempotency-key=%s, or it may be done twice", err, key)
-		}
-		return sale, err
+		return sale, mayBeDone(err, key)
 	})
+}
+
+// keyFlag is for what is done once more if it is repeated without its key.
+type keyFlag struct {
+	IdempotencyKey string `env:"STAMPEDE_SALE_IDEMPOTENCY_KEY" placeholder:"KEY" help:"Name of this request: repeated with the same key, it changes nothing more. Made up if left out."`
+}
+
+func (f keyFlag) key() string {
+	if f.IdempotencyKey == "" {
+		return uuid.NewString()
+	}
+	return f.IdempotencyKey
+}
+
+// mayBeDone adds to an error after which the request may have been done all the same how to repeat it.
+func mayBeDone(err error, key string) error {
+	if errors.Is(err, reservation.ErrUnavailable) {
+		return fmt.Errorf("%w; repeat it with --idempotency-key=%s, or it may be done twice", err, key)
+	}
+	return err
 }
