@@ -96,10 +96,9 @@ type blockerSeen struct {
 func (l *blockers) look(ctx context.Context) (ended int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	rows, _ := l.pool.Query(ctx, sql.FindBlockers) // its error comes with the rows
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[blocker])
+	found, err := findBlockers(ctx, l.pool)
 	if err != nil {
-		return 0, fmt.Errorf("look for sessions that hold up others: %w", err)
+		return 0, err
 	}
 	now := time.Now()
 	for _, b := range found {
@@ -123,6 +122,18 @@ func (l *blockers) look(ctx context.Context) (ended int, err error) {
 		}
 	}
 	return ended, nil
+}
+
+// findBlockers returns the sessions for whose locks others of our role wait.
+func findBlockers(ctx context.Context, pool *pgxpool.Pool) ([]blocker, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	rows, _ := pool.Query(ctx, sql.FindBlockers) // its error comes with the rows
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[blocker])
+	if err != nil {
+		return nil, fmt.Errorf("look for sessions that hold up others: %w", err)
+	}
+	return found, nil
 }
 
 func (l *blockers) note(b *blocker, now time.Time) *blockerSeen {

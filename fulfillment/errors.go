@@ -54,6 +54,9 @@ const (
 	// invalidReference is what an ON CONFLICT fails with where no unique index is what it names.
 	invalidReference = "42P10"
 	uniqueViolation  = "23505"
+
+	// noSuchConstraint is the answer to an ON CONFLICT for which there is no unique index.
+	noSuchConstraint = "42P10"
 )
 
 // faultOf classifies an error of the ledger or of the decoder. Whatever it does not know counts as
@@ -93,6 +96,8 @@ func ofConstraint(err error) error {
 		return fmt.Errorf("%w (`stampede doctor` names it): %w", ErrGuardMissing, err)
 	case pgErr.ConstraintName == oversoldConstraint:
 		return fmt.Errorf("%w: %w", ErrOversold, err)
+	case pgErr.Code == noSuchConstraint:
+		return fmt.Errorf("%w: %w", ErrGuardMissing, err)
 	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch": // see add_sold.sql
 		return fmt.Errorf("%w: %w", errEpochOver, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -68,6 +69,7 @@ type Rebuilder struct {
 	config  RebuilderConfig
 	ledger  *Ledger
 	metrics *rebuildMetrics
+	trouble rebuildTrouble
 }
 
 // NewRebuilder returns a Rebuilder. It does not talk to Redis or Postgres yet.
@@ -132,8 +134,8 @@ func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (Re
 
 // partition is Partition under the lock.
 func (r *Rebuilder) partition(ctx context.Context, s *rebuildSession, partition int, reason string) (RebuildReport, error) {
-	b := r.newBuild(s, partition, reason)
-	b.log.Warn("rebuilding the stock of a partition from Postgres: its sales are closed until that is done")
+	b := r.newBuild(s, need{partition: partition, reason: reason})
+	b.log.Warn(rebuildingPart, r.trouble.before(b.of)...)
 	return b.finish(b.inTries(ctx, b.wholePartition))
 }
 
@@ -143,36 +145,40 @@ func (r *Rebuilder) sale(ctx context.Context, s *rebuildSession, id uuid.UUID, r
 	if err != nil {
 		return RebuildReport{}, fmt.Errorf("rebuild sale=%s: %w", id, err)
 	}
-	b := r.newBuild(s, sale.partition, reason)
+	b := r.newBuild(s, need{sale.partition, id, reason})
 	b.log = b.log.With("sale", id)
-	b.log.Warn("rebuilding the stock of a sale from Postgres: it is closed until that is done")
+	b.log.Warn(rebuildingSale, r.trouble.before(b.of)...)
 	return b.finish(b.inTries(ctx, func(ctx context.Context) error { return b.oneSale(ctx, id) }))
 }
 
 // build is one rebuild.
 type build struct {
 	*Rebuilder
+	of        need
+	partition int // of it
 	session   *rebuildSession
-	partition int
-	reason    string
 	token     string // of the try that is under way
+	step      atomic.Pointer[rebuildStep]
 	log       *slog.Logger
 	began     time.Time
 	report    RebuildReport
 }
 
-func (r *Rebuilder) newBuild(s *rebuildSession, partition int, reason string) *build {
-	return &build{
-		Rebuilder: r, session: s, partition: partition, reason: reason,
-		log: r.config.Logger.With("partition", partition, "reason", reason), began: time.Now(),
+func (r *Rebuilder) newBuild(s *rebuildSession, n need) *build {
+	b := &build{
+		Rebuilder: r, of: n, partition: n.partition, session: s, token: reservation.NewRebuildToken(),
+		log: r.config.Logger.With("partition", n.partition, "reason", n.reason), began: time.Now(),
 	}
+	b.at("begin")
+	return b
 }
 
 // inTries begins anew for as long as Redis is lost meanwhile.
 func (b *build) inTries(ctx context.Context, do func(context.Context) error) error {
+	defer b.watch(ctx)()
 	for try := 1; ; try++ {
 		b.token = reservation.NewRebuildToken()
-		b.report = RebuildReport{Partition: b.partition, Reason: b.reason, Tries: try}
+		b.report = RebuildReport{Partition: b.partition, Reason: b.of.reason, Tries: try}
 		err := do(ctx)
 		if !errors.Is(err, reservation.ErrServerChanged) || try == rebuildTries {
 			return err
@@ -184,10 +190,13 @@ func (b *build) inTries(ctx context.Context, do func(context.Context) error) err
 func (b *build) finish(err error) (RebuildReport, error) {
 	took := time.Since(b.began)
 	b.report.Seconds = took.Seconds()
+	if b.trouble.note(b.of, err) && !errors.Is(err, context.Canceled) {
+		b.log.Error(rebuildFailed, "error", err)
+	}
 	if err != nil {
 		return b.report, fmt.Errorf("rebuild partition %d: %w", b.partition, err)
 	}
-	b.metrics.rebuilds.WithLabelValues(b.reason).Inc()
+	b.metrics.rebuilds.WithLabelValues(b.of.reason).Inc()
 	b.metrics.seconds.Observe(took.Seconds())
 	units, orders := b.report.held()
 	b.log.Warn("rebuilt the stock from Postgres", "took", took, "sales", len(b.report.Sales), "orders", orders, "units_held", units,

@@ -267,8 +267,7 @@ func TestARebuildThatWasOvertakenStops(t *testing.T) {
 	defer session.close()
 	guarded, err := r.findSale(t.Context(), sale)
 	require.NoError(t, err)
-	b := r.newBuild(session, 0, RebuildByHand)
-	b.token = reservation.NewRebuildToken()
+	b := r.newBuild(session, need{reason: RebuildByHand})
 	sales := []guardedSale{guarded}
 	require.NoError(t, b.closeAndSalvage(t.Context(), sales))
 	ours, err := session.raiseEpoch(t.Context(), sales[0], RebuildByHand)
@@ -280,8 +279,7 @@ func TestARebuildThatWasOvertakenStops(t *testing.T) {
 	require.ErrorIs(t, err, errOvertaken, "somebody has raised it since the sale was read")
 	again, err := r.findSale(t.Context(), sale)
 	require.NoError(t, err)
-	other := r.newBuild(session, 0, RebuildByHand)
-	other.token = reservation.NewRebuildToken()
+	other := r.newBuild(session, need{reason: RebuildByHand})
 	sales = []guardedSale{again}
 	require.NoError(t, other.closeAndSalvage(t.Context(), sales))
 	require.Equal(t, b.token, sales[0].closed.LastToken)

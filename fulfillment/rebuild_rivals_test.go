@@ -253,8 +253,7 @@ func TestARebuilderThatWakesUpOpensNothingThatAnotherHasClosed(t *testing.T) {
 			defer session.close()
 			guarded, err := r.findSale(t.Context(), sale)
 			require.NoError(t, err)
-			b := r.newBuild(session, 0, RebuildByHand)
-			b.token = reservation.NewRebuildToken()
+			b := r.newBuild(session, need{reason: RebuildByHand})
 			sales := []guardedSale{guarded}
 			opened := far(t, b, sales)
 			if opened {

@@ -18,6 +18,7 @@ func (b *build) wholePartition(ctx context.Context) error {
 	if err := b.session.requireGuards(ctx); err != nil {
 		return err
 	}
+	b.at("ask Redis who it is, and refuse to sell from it")
 	server, err := b.inspect(ctx)
 	if err != nil {
 		return err
@@ -45,6 +46,7 @@ func (b *build) wholePartition(ctx context.Context) error {
 	}
 	// A sale that cannot be rebuilt stays closed, and keeps no other from being sold.
 	failed := b.rebuildSales(ctx, live)
+	b.at("vouch for the Redis server")
 	if err := b.vouch(ctx, server); err != nil {
 		return errors.Join(err, failed)
 	}
@@ -78,6 +80,7 @@ func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
 // closeAndSalvage closes the sales in Redis, so that nothing new is accepted, and records what was.
 // It notes in each sale what Redis knows of it.
 func (b *build) closeAndSalvage(ctx context.Context, sales []guardedSale) error {
+	b.at("close the sales in Redis")
 	closed := make(map[uuid.UUID]bool, len(sales))
 	for i := range sales {
 		var err error
@@ -92,6 +95,7 @@ func (b *build) closeAndSalvage(ctx context.Context, sales []guardedSale) error 
 		}
 	}
 	crashpoint.Hit(crashpoint.RebuildClosed)
+	b.at("record what the stream of orders holds")
 	if err := b.salvage(ctx, closed); err != nil {
 		return fmt.Errorf("salvage the stream: %w", err)
 	}
@@ -153,7 +157,8 @@ func (b *build) closeSale(ctx context.Context, sale guardedSale) (reservation.Cl
 // rebuildSale makes one closed sale anew.
 func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale, error) {
 	began := time.Now()
-	raised, err := b.session.raiseEpoch(ctx, sale, b.reason)
+	b.atSale("raise the epoch of the sale, with its row locked", sale.id)
+	raised, err := b.session.raiseEpoch(ctx, sale, b.of.reason)
 	if err != nil {
 		return RebuiltSale{}, fmt.Errorf("raise the epoch: %w", err)
 	}
@@ -161,6 +166,7 @@ func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale,
 	if err := b.clearLeftovers(ctx, sale); err != nil {
 		return RebuiltSale{}, fmt.Errorf("clear leftovers: %w", err)
 	}
+	b.atSale("copy the orders of the sale to Redis", sale.id)
 	orders, units, err := b.holdBuyers(ctx, raised)
 	if err != nil {
 		return RebuiltSale{}, fmt.Errorf("copy its orders: %w", err)
@@ -171,6 +177,7 @@ func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale,
 		b.log.Error("live orders hold more units than the sale's stock: none is left to be sold", "sale", sale.id, "stock", raised.Stock, "held", units)
 		left = 0
 	}
+	b.atSale("open the sale", sale.id)
 	if err := b.open(ctx, raised, left, orders); err != nil {
 		return RebuiltSale{}, err
 	}

@@ -347,7 +347,7 @@ func TestOperatorsGoOnDuringARebuild(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrNotInForce, "before the epoch is raised")
 	guarded.closed, err = s.store.CloseSale(t.Context(), sale, 0, "", guarded.epoch)
 	require.NoError(t, err)
-	b := r.newBuild(session, 0, RebuildByHand)
+	b := r.newBuild(session, need{reason: RebuildByHand})
 	raised, err := session.raiseEpoch(t.Context(), guarded, RebuildByHand)
 	require.NoError(t, err)
 	_, err = s.catalog.Pause(t.Context(), sale)
@@ -406,7 +406,7 @@ func TestAnOrderThatEndsDuringARebuildGivesItsUnitBack(t *testing.T) {
 	defer session.close()
 	guarded, err := r.findSale(t.Context(), sale)
 	require.NoError(t, err)
-	b := r.newBuild(session, 0, RebuildByHand)
+	b := r.newBuild(session, need{reason: RebuildByHand})
 
 	// A worker has this one in hand, and has told Redis of it, in the old epoch.
 	cancel("ann")
@@ -451,7 +451,7 @@ func TestARebuildSaysWhatItDid(t *testing.T) {
 	require.NoError(t, err)
 	_, err = r.Partition(t.Context(), 0, RebuildServer)
 	require.NoError(t, err)
-	require.Equal(t, 1, log.times("rebuilding the stock of a partition from Postgres: its sales are closed until that is done"))
+	require.Equal(t, 1, log.times(rebuildingPart))
 	require.Equal(t, 1, log.times("rebuilt the stock from Postgres"))
 	require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", RebuildServer))
 

@@ -5,12 +5,20 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // The waits between the tries of a call to Redis while it is away.
 const (
 	outageDelay    = 50 * time.Millisecond
 	outageDelayMax = 2 * time.Second
+)
+
+// What fails and recovers all the time gets so many outages told of, and then one in a while.
+const (
+	outagesTold = 5
+	outageEvery = 10 * time.Second
 )
 
 // outage makes two log lines of a run of failures: one when it begins, one when it is over. It is
@@ -22,21 +30,41 @@ type outage struct {
 
 	began time.Time
 	tries int
+	// told is true if the run got its first line. Untold counts failures in runs that got none.
+	told   bool
+	untold int
+	lines  rate.Sometimes
 }
 
 // failed notes a failure and returns how long to wait for the next try.
 func (o *outage) failed(err error) time.Duration {
 	if o.tries == 0 {
-		o.began = time.Now()
-		o.log.Error("cannot "+o.doing+", trying again", slog.Any("error", err))
+		o.began, o.told = time.Now(), false
+		o.lines.First, o.lines.Interval = outagesTold, outageEvery
 	}
 	o.tries++
+	if !o.told {
+		o.lines.Do(func() { o.tell(err) })
+	}
 	return retryDelay(o.tries, outageDelay, outageDelayMax)
+}
+
+func (o *outage) tell(err error) {
+	attrs := []any{slog.Any("error", err)}
+	if o.untold > 0 {
+		attrs = append(attrs, slog.Int("failed_tries_before", o.untold))
+	}
+	o.log.Error("cannot "+o.doing+", trying again", attrs...)
+	o.told, o.untold = true, 0
 }
 
 // over notes a success.
 func (o *outage) over() {
-	if o.tries == 0 {
+	switch {
+	case o.tries == 0:
+		return
+	case !o.told:
+		o.untold, o.tries = o.untold+o.tries, 0
 		return
 	}
 	o.log.Info("can "+o.doing+" again", slog.Int("failed_tries", o.tries), slog.Duration("after", time.Since(o.began)))

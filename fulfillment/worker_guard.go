@@ -46,11 +46,15 @@ func (w *Worker) guard(ctx context.Context, rebuilder *Rebuilder, partitions int
 // partition keeps it from no other.
 func (r *Rebuilder) heal(ctx context.Context, partitions int, withEnded bool) (tried bool, err error) {
 	found, err := r.needs(ctx, partitions, withEnded)
+	if err == nil {
+		r.trouble.keep(found)
+	}
 	if len(found) == 0 {
 		return false, err
 	}
 	session, err := r.begin(ctx)
 	if errors.Is(err, ErrRebuildUnderWay) {
+		r.nameRival(ctx, found)
 		return false, nil // it may be what was found
 	} else if err != nil {
 		return false, err

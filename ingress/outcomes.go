@@ -87,7 +87,9 @@ func (s *Server) takeOutcomes(msg *message.Message) {
 	}
 	outcomes, err := reservation.DecodeOutcomes(msg.Payload)
 	if err != nil {
-		s.log.Warn("a message of the stream of outcomes was passed over", "error", err)
+		if s.oddOutcomes.begin(outageLogEvery) {
+			s.log.Warn("a message of the stream of outcomes was passed over", "error", err)
+		}
 		return
 	}
 	s.hub.hear(outcomes)

@@ -65,8 +65,10 @@ type Server struct {
 	pings    singleflight.Group
 	shown    *shownOrders
 	outages  outageLog
-	addr     atomic.Pointer[string]
-	stopping atomic.Bool
+	// oddOutcomes keeps nonsense in the stream of outcomes from filling the log.
+	oddOutcomes cooldown
+	addr        atomic.Pointer[string]
+	stopping    atomic.Bool
 
 	// signer is nil until the secret for receipts was read once; no purchase is accepted before.
 	signer atomic.Pointer[reservation.Signer]

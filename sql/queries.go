@@ -138,6 +138,8 @@ var (
 	PublishedSales string
 	//go:embed queries/raise_epoch.sql
 	RaiseEpoch string
+	//go:embed queries/rebuild_holder.sql
+	RebuildHolder string
 	//go:embed queries/receipt_secret.sql
 	ReceiptSecret string
 	//go:embed queries/reconcile_compare.sql

@@ -21,7 +21,7 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	if err := lowest.UnmarshalText([]byte(level)); err != nil {
 		return nil, fmt.Errorf("log level %q: want debug, info, warn or error", level)
 	}
-	options := &slog.HandlerOptions{Level: lowest}
+	options := &slog.HandlerOptions{Level: lowest, ReplaceAttr: onlyMessage}
 	switch format {
 	case FormatText:
 		return slog.New(slog.NewTextHandler(w, options)), nil
@@ -29,4 +29,12 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 		return slog.New(slog.NewJSONHandler(w, options)), nil
 	}
 	return nil, fmt.Errorf("log format %q: want %s or %s", format, FormatText, FormatJSON)
+}
+
+// onlyMessage writes an error as its message. The text format would write some with the stack on which they were made.
+func onlyMessage(_ []string, a slog.Attr) slog.Attr {
+	if err, ok := a.Value.Any().(error); ok {
+		a.Value = slog.StringValue(err.Error())
+	}
+	return a
 }

@@ -3,6 +3,10 @@ package telemetry
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -33,4 +37,28 @@ func TestALoggerThatCannotBeMadeSaysWhatCan(t *testing.T) {
 	assert.EqualError(t, err, `log format "xml": want text or json`)
 	_, err = NewLogger(nil, FormatText, "loud")
 	assert.EqualError(t, err, `log level "loud": want debug, info, warn or error`)
+}
+
+// traced is an error that carries the stack on which it was made, as those of some libraries do.
+type traced struct{}
+
+func (traced) Error() string { return "i/o timeout" }
+
+func (traced) Format(f fmt.State, verb rune) {
+	_, _ = io.WriteString(f, "i/o timeout")
+	if verb == 'v' && f.Flag('+') {
+		_, _ = io.WriteString(f, "\nmain.publish\n\t/src/main.go:7")
+	}
+}
+
+func TestALoggerWritesAnErrorAsItsMessage(t *testing.T) {
+	for _, format := range []string{FormatText, FormatJSON} {
+		var out bytes.Buffer
+		log, err := NewLogger(&out, format, "info")
+		require.NoError(t, err)
+		log.Error("failed", "error", traced{}, slog.Group("of", "cause", fmt.Errorf("publish: %w", error(traced{}))))
+		assert.Contains(t, out.String(), "i/o timeout")
+		assert.NotContains(t, out.String(), "main.go", "no stack")
+		assert.Equal(t, 1, strings.Count(out.String(), "\n"))
+	}
 }

@@ -1,0 +1,141 @@
+package fulfillment
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// logText is a log that can be read while it is written.
+type logText struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// lines are those that have all of the words.
+func (l *logText) lines(words ...string) (found []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.text.String()) {
+		has := true
+		for _, word := range words {
+			has = has && strings.Contains(line, word)
+		}
+		if has {
+			found = append(found, line)
+		}
+	}
+	return found
+}
+
+func (l *logText) await(t *testing.T, words ...string) string {
+	t.Helper()
+	testkit.Eventually(t, 30*time.Second, "the log says "+strings.Join(words, " … "), func() bool { return len(l.lines(words...)) > 0 })
+	return l.lines(words...)[0]
+}
+
+// guardedLogging runs a worker and returns what it writes to its log.
+func (s *shop) guardedLogging(t *testing.T) *logText {
+	t.Helper()
+	log := &logText{}
+	config := s.config(t)
+	config.GuardInterval, config.Logger = 20*time.Millisecond, slog.New(slog.NewTextHandler(log, nil))
+	work(t, config)
+	return log
+}
+
+// Somebody holds the row of the sale: the log tells while the rebuild waits at which step, and for whom.
+func TestARebuildThatWaitsSaysForWhom(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	hold, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = hold.Rollback(context.Background()) }()
+	var holder string
+	require.NoError(t, hold.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid() FROM sales WHERE id = $1 FOR UPDATE", sale).Scan(&holder))
+	done := make(chan error, 1)
+	log := &logText{}
+	r := s.rebuilder(t)
+	r.config.Logger = slog.New(slog.NewTextHandler(log, nil))
+	go func() {
+		_, err := r.Sale(context.Background(), sale, RebuildByHand)
+		done <- err
+	}()
+	line := log.await(t, rebuildWaits, "raise the epoch of the sale", holder)
+	require.Contains(t, line, "level=WARN")
+	require.Contains(t, line, sale.String())
+	require.NoError(t, hold.Rollback(t.Context()))
+	require.NoError(t, <-done)
+	s.requireSound(t)
+}
+
+// A rebuild that fails each time for the same reason: each try says why the last one failed.
+func TestARebuildThatFailsAgainAndAgainSaysWhy(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 10)
+	s.buy(t, sale, "ann")
+	s.fulfil(t)
+	// Its entry is still in the stream, as that of an order is that some worker has in hand.
+	require.NoError(t, s.rdb.XGroupSetID(t.Context(), s.keys.Orders(0), reservation.Group, "0").Err())
+	require.NoError(t, execSQL(t, s, "DROP INDEX orders_one_live_per_user"))
+	require.NoError(t, s.store.Distrust(t.Context(), 0))
+	log := s.guardedLogging(t)
+	const plain = "orders_one_live_per_user"
+	require.Contains(t, log.await(t, rebuildFailed, plain, "is missing"), "level=ERROR")
+	log.await(t, rebuildingPart, "last_error=", plain, "failed_tries=2")
+	require.Len(t, log.lines(rebuildFailed), 1, "the same error is told by the next try")
+
+	require.NoError(t, execSQL(t, s, "CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')"))
+	log.await(t, "rebuilt the stock from Postgres")
+	s.needNothing(t, 1)
+	s.requireSound(t)
+}
+
+// Another process has the lock of rebuilds: a worker that has found something to rebuild says who keeps it from that.
+func TestAWorkerSaysWhichRebuildItWaitsFor(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	s.open(t, 10)
+	session, err := s.rebuilder(t).begin(t.Context())
+	require.NoError(t, err)
+	var holder string
+	require.NoError(t, session.conn.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid()").Scan(&holder))
+	require.NoError(t, s.store.Distrust(t.Context(), 0))
+	log := s.guardedLogging(t)
+	log.await(t, otherRebuilds, holder, "reason=server")
+	session.close()
+	log.await(t, "rebuilt the stock from Postgres")
+	require.Len(t, log.lines(otherRebuilds), 1, "and does not say it at each look")
+	s.needNothing(t, 1)
+}
+
+// What fails and recovers all the time does not fill the log.
+func TestAnOutageThatComesAndGoesIsToldNowAndThen(t *testing.T) {
+	t.Parallel()
+	log := &logText{}
+	o := outage{log: slog.New(slog.NewTextHandler(log, nil)), doing: "tell ingresses what became of orders"}
+	for range 135 {
+		o.failed(errors.New("i/o timeout"))
+		o.over()
+	}
+	require.LessOrEqual(t, len(log.lines("cannot tell ingresses")), outagesTold+1)
+	require.Len(t, log.lines("can tell ingresses"), len(log.lines("cannot tell ingresses")))
+}
