@@ -54,7 +54,7 @@ func (s *Server) cancelOrder(c echo.Context) error {
 // answerChange answers with the order after act. It takes its places only now that the body has been
 // read, so that clients who send theirs slowly cannot take all of them.
 func (s *Server) answerChange(c echo.Context, id uuid.UUID, user string, act func(context.Context) (reservation.Order, error)) error {
-	return s.asksPostgres(func(c echo.Context) error {
+	return s.room.orders.admit(func(c echo.Context) error {
 		order, err := s.changeOrder(c.Request().Context(), id, user, act)
 		if err != nil {
 			return err

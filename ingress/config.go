@@ -54,6 +54,12 @@ type Orders interface {
 	Cancel(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error)
 }
 
+// AwaitedOrders is the orders that purchases ask for: *fulfillment.Ledger. Its methods are those of Orders.
+type AwaitedOrders interface {
+	FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error)
+	Fate(ctx context.Context, r reservation.Receipt) (reservation.Order, error)
+}
+
 // Pinger tells whether a server answers.
 type Pinger interface {
 	Ping(ctx context.Context) error
@@ -91,6 +97,9 @@ type Config struct {
 	Reservations Reservations
 	Sales        Sales
 	Orders       Orders
+	// AwaitedOrders, when given, is what purchases ask, which wait or are repeated, instead of Orders: on connections of their
+	// own, so that purchases take none from buyers who pay, cancel, or look at their orders.
+	AwaitedOrders AwaitedOrders
 	// Postgres tells whether orders can be asked for, on a connection that nobody else uses: *fulfillment.Ledger. While it
 	// does not answer, no request waits for it. It is reported by /readyz; readiness does not depend on it once the secret
 	// for receipts is known.
@@ -117,9 +126,9 @@ type Config struct {
 	Outcomes       func() (redis.UniversalClient, error)
 	OutcomesStream string
 
-	// MaxInFlight is how many requests are worked on at once (4096); more are answered "overloaded".
-	// Those that need Postgres get half of it at most, so that a slow Postgres cannot take the room
-	// of the purchases.
+	// MaxInFlight is how many requests are worked on at once (4096); more are answered "overloaded". An eighth is kept for
+	// buyers who pay, cancel and look at their orders, an eighth for those who look at sales, and a sixteenth
+	// for operators: nobody else takes these places, and they take none of the purchases'.
 	MaxInFlight int
 	// MaxWaiting is how many purchases wait for their end at once (20,000); more are answered without waiting. MaxStreams
 	// is how many streams of events there are of orders, and of sales as well (10,000); more are answered "overloaded".
@@ -153,6 +162,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = defaultDrainTimeout
+	}
+	if c.AwaitedOrders == nil {
+		c.AwaitedOrders = c.Orders
 	}
 	if c.Metrics == nil {
 		c.Metrics = prometheus.NewRegistry()

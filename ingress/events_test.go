@@ -135,8 +135,7 @@ func TestLifeOfAnOrderAsAStream(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "the places are free", func() bool {
 		return s.server.orderStreams.taken.Load() == 0 && s.server.hub.idle()
 	})
-	require.Zero(t, s.server.room.taken.Load())
-	require.Zero(t, s.server.postgresRoom.taken.Load())
+	require.Zero(t, s.server.room.taken())
 }
 
 func TestEndsOfAnOrderAsAStream(t *testing.T) {

@@ -57,7 +57,7 @@ type waiter struct {
 // lookForWaiters is the find of the hub.
 func (s *Server) lookForWaiters(ctx context.Context, ids []uuid.UUID) (orders []reservation.Order, err error) {
 	err = s.look(ctx, waitersTimeout, func(ctx context.Context) (err error) {
-		orders, err = s.config.Orders.FindOrders(ctx, ids)
+		orders, err = s.config.AwaitedOrders.FindOrders(ctx, ids)
 		return err
 	})
 	return orders, err

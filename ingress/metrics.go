@@ -53,7 +53,10 @@ var outcomeOf = map[reservation.Verdict]string{
 }
 
 // rooms are those of a server that its metrics show.
-type rooms struct{ inFlight, waiting, orderStreams, saleStreams *room }
+type rooms struct {
+	inFlight                           *shares
+	waiting, orderStreams, saleStreams *room
+}
 
 type verdictMetrics struct {
 	count   prometheus.Counter
@@ -78,13 +81,13 @@ func newMetrics(registry *prometheus.Registry, r rooms) (*metrics, error) {
 		Name: "stampede_purchase_duration_seconds", Help: "From the head of the request to its answer, for winners, losers and failures apart.",
 		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5},
 	}, []string{"outcome"})
-	held := r.inFlight.gauge(prometheus.GaugeOpts{
+	held := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "stampede_http_requests_in_flight", Help: "Requests that are being worked on.",
-	})
+	}, func() float64 { return float64(r.inFlight.taken()) })
 	limit := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_http_requests_in_flight_limit", Help: "Beyond this many requests at once, the answer is overloaded.",
 	})
-	limit.Set(float64(r.inFlight.limit))
+	limit.Set(float64(r.inFlight.limit()))
 	waiting := r.waiting.gauge(prometheus.GaugeOpts{
 		Name: "stampede_waiting_requests", Help: "Purchases that wait for the end of their order, or are about to.",
 	})
@@ -135,10 +138,6 @@ func verdictOf(err error) reservation.Verdict {
 		return verdictUnknown
 	}
 	return verdictUnavailable
-}
-
-func (r *room) gauge(o prometheus.GaugeOpts) prometheus.GaugeFunc {
-	return prometheus.NewGaugeFunc(o, func() float64 { return float64(r.taken.Load()) })
 }
 
 func (m *metrics) route(name string) *routeCounters {

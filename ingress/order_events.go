@@ -85,7 +85,7 @@ func (s *Server) streamOrder(c echo.Context) error {
 
 // findWithRoom is findOrder with the places that it takes.
 func (s *Server) findWithRoom(c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt) (order foundOrder, err error) {
-	err = s.asksPostgres(func(c echo.Context) (err error) {
+	err = s.room.orders.admit(func(c echo.Context) (err error) {
 		order, err = s.findOrder(c.Request().Context(), id, user, receipt)
 		return err
 	})(c)

@@ -72,11 +72,11 @@ func (s *Server) purchase(c echo.Context) error {
 // slowly cannot take all of them. The answer comes soon enough for a buyer who has left not to matter, and to watch for
 // that would cost as much as what is left to do here.
 func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.Answer, error) {
-	if !s.room.enter() {
+	if !s.room.purchases.enter() {
 		s.metrics.purchased(verdictOverloaded, began)
 		return reservation.Answer{}, problemNotReserved
 	}
-	defer s.room.leave()
+	defer s.room.purchases.leave()
 	var (
 		answer reservation.Answer
 		err    error = problemNoSecret

@@ -6,7 +6,6 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -30,15 +29,15 @@ func (s *Server) routes() {
 
 	s.handle(http.MethodPost, "/v1/sales/:sale/orders", s.purchase)
 
-	s.handle(http.MethodPost, "/v1/sales", s.asksPostgres(s.createSale))
-	s.handle(http.MethodPost, "/v1/sales/:sale/pause", s.asksPostgres(s.operate(s.config.Sales.Pause)))
-	s.handle(http.MethodPost, "/v1/sales/:sale/resume", s.asksPostgres(s.operate(s.config.Sales.Resume)))
-	s.handle(http.MethodPost, "/v1/sales/:sale/end", s.asksPostgres(s.operate(s.config.Sales.End)))
-	s.handle(http.MethodPost, "/v1/sales/:sale/restock", s.asksPostgres(s.restockSale))
-	s.handleGet("/v1/sales", s.asksPostgres(s.listSales))
-	s.handleGet("/v1/sales/:sale", s.asksPostgres(s.showSale))
-	s.handleGet("/v1/orders", s.asksPostgres(s.listOrders))
-	s.handleGet("/v1/orders/:order", s.asksPostgres(s.showOrder))
+	s.handle(http.MethodPost, "/v1/sales", s.room.others.admit(s.createSale))
+	s.handle(http.MethodPost, "/v1/sales/:sale/pause", s.room.others.admit(s.operate(s.config.Sales.Pause)))
+	s.handle(http.MethodPost, "/v1/sales/:sale/resume", s.room.others.admit(s.operate(s.config.Sales.Resume)))
+	s.handle(http.MethodPost, "/v1/sales/:sale/end", s.room.others.admit(s.operate(s.config.Sales.End)))
+	s.handle(http.MethodPost, "/v1/sales/:sale/restock", s.room.others.admit(s.restockSale))
+	s.handleGet("/v1/sales", s.room.sales.admit(s.listSales))
+	s.handleGet("/v1/sales/:sale", s.room.sales.admit(s.showSale))
+	s.handleGet("/v1/orders", s.room.orders.admit(s.listOrders))
+	s.handleGet("/v1/orders/:order", s.room.orders.admit(s.showOrder))
 	s.handle(http.MethodPost, "/v1/orders/:order/pay", s.payOrder)
 	// Without HEAD, which would not end either.
 	s.handle(http.MethodGet, "/v1/orders/:order/events", s.streamOrder)
@@ -153,40 +152,6 @@ func write(c echo.Context, status int, body []byte) {
 	res := c.Response()
 	res.WriteHeader(status)
 	_, _ = res.Write(body)
-}
-
-// asksPostgres wraps the handlers that wait for Postgres.
-func (s *Server) asksPostgres(h echo.HandlerFunc) echo.HandlerFunc {
-	return s.room.admit(s.postgresRoom.admit(h))
-}
-
-// room bounds how many requests are worked on at once. Invariant: 0 <= taken <= limit, but for the
-// instants in which somebody is being turned away.
-type room struct {
-	limit int64
-	taken atomic.Int64
-}
-
-// enter takes a place, which leave gives back. It is false if there is none.
-func (r *room) enter() bool {
-	if r.taken.Add(1) > r.limit {
-		r.leave()
-		return false
-	}
-	return true
-}
-
-func (r *room) leave() { r.taken.Add(-1) }
-
-// admit lets h work while there is room.
-func (r *room) admit(h echo.HandlerFunc) echo.HandlerFunc {
-	return func(c echo.Context) error {
-		if !r.enter() {
-			return problemOverloaded
-		}
-		defer r.leave()
-		return h(c)
-	}
 }
 
 func appendTime(dst []byte, t time.Time) []byte {

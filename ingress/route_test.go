@@ -3,6 +3,7 @@ package ingress
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -179,6 +180,7 @@ func TestRequestsInFlightAreBounded(t *testing.T) {
 	own := testkit.OwnRedis(t)
 	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), testkit.Keys(t)}, func(c *Config) { c.MaxInFlight = 2 })
 	sale := s.sale(reservation.Terms{Stock: 10})
+	paid, _ := s.confirm(s.sale(reservation.Terms{Stock: 1, PaymentWindow: time.Hour}), "eve")
 	s.buy(sale, "", as("warm-up")).is(http.StatusAccepted)
 	require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGSTOP))
 	goOn := sync.OnceFunc(func() { require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGCONT)) })
@@ -188,17 +190,15 @@ func TestRequestsInFlightAreBounded(t *testing.T) {
 	for i := range 2 {
 		waiting.Go(func() { s.buy(sale, "", as(fmt.Sprint("waiting-", i))).is(http.StatusAccepted) })
 	}
-	testkit.Eventually(t, 5*time.Second, "both purchases are being worked on", func() bool { return s.server.room.taken.Load() == 2 })
+	testkit.Eventually(t, 5*time.Second, "both purchases are being worked on", func() bool { return s.server.room.taken() == 2 })
 
 	r := s.buy(sale, "", as("ada"))
 	r.isProblem(http.StatusServiceUnavailable, "overloaded")
 	require.Equal(t, "1", r.header.Get("Retry-After"))
 	require.Contains(t, r.json()["detail"], "Nothing was reserved")
-	// Who asks for an order may have bought it: only a purchase knows that it reserved nothing.
-	for _, path := range []string{"/v1/sales", orderPath(reservation.NewOrderID(sale))} {
-		p := s.get(path, as("ada")).isProblem(http.StatusServiceUnavailable, "overloaded")
-		require.NotContains(t, p["detail"], "reserved")
-	}
+	// Purchases take nothing from those who have an order.
+	s.pay(paid, "r-1", as("eve")).is(http.StatusOK)
+	require.Equal(t, "paid", s.get(paid, as("eve")).is(http.StatusOK)["status"])
 	require.Contains(t, s.get("/metrics").body, "stampede_http_requests_in_flight 2\n")
 	// What was shed is counted and timed as well, at once.
 	require.Contains(t, s.get("/metrics").body, `stampede_purchases_total{verdict="overloaded"} 1`+"\n")
@@ -229,26 +229,39 @@ func TestSlowBodiesTakeNoRoom(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, res.StatusCode)
 }
 
-// TestSlowPostgresLeavesRoomForPurchases: requests that hang in Postgres fill half of the server.
-func TestSlowPostgresLeavesRoomForPurchases(t *testing.T) {
+// TestEachKindOfRequestHasItsShare: what fills one takes no place from another.
+func TestEachKindOfRequestHasItsShare(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
-	sale := s.sale(reservation.Terms{Stock: 10})
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, id := s.confirm(sale, "eve")
 	unlock := s.lock("sales")
 
 	var hanging sync.WaitGroup
 	hanging.Go(func() { s.get("/v1/sales").is(http.StatusOK) })
-	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.postgresRoom.taken.Load() == 1 })
-	for _, path := range []string{"/v1/sales", orderPath(reservation.NewOrderID(sale))} {
-		p := s.get(path, as("ada")).isProblem(http.StatusServiceUnavailable, "overloaded")
-		require.NotContains(t, p["detail"], "reserved")
-	}
+	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.room.sales.taken.Load() == 1 })
+	p := s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "overloaded")
+	require.NotContains(t, p["detail"], "reserved")
+	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
+	s.pay(path, "r-1", as("eve")).is(http.StatusOK)
+	unlock()
+	hanging.Wait()
+
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", id)
+	require.NoError(t, err)
+	hanging.Go(func() { s.pay(path, "r-1", as("eve")).is(http.StatusOK) })
+	testkit.Eventually(t, 5*time.Second, "a payment waits for its order", func() bool { return s.server.room.orders.taken.Load() == 1 })
 	for action, body := range map[string]string{"/pay": `{"reference":"r"}`, "/cancel": ""} {
 		p := s.post(orderPath(reservation.NewOrderID(sale))+action, body, as("ada")).isProblem(http.StatusServiceUnavailable, "overloaded")
 		require.Contains(t, p["detail"], "Nothing was done")
 	}
-	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
-	unlock()
+	s.buy(sale, "", as("bob")).is(http.StatusAccepted)
+	s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
+	s.post("/v1/sales/"+sale.String()+"/pause", "", operator).is(http.StatusOK)
+	require.NoError(t, tx.Rollback(t.Context()))
 	hanging.Wait()
 }
 
@@ -256,7 +269,7 @@ func TestPanicIsAnsweredAndLogged(t *testing.T) {
 	t.Parallel()
 	var log syncBuffer
 	s := openShop(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-	s.server.handle(http.MethodGet, "/panics", s.server.room.admit(func(echo.Context) error { panic("the secret is 42") }))
+	s.server.handle(http.MethodGet, "/panics", s.server.room.others.admit(func(echo.Context) error { panic("the secret is 42") }))
 	s.server.handle(http.MethodGet, "/panics-late", func(c echo.Context) error {
 		c.Response().WriteHeader(http.StatusOK)
 		_, _ = c.Response().Write([]byte("half"))
@@ -269,7 +282,7 @@ func TestPanicIsAnsweredAndLogged(t *testing.T) {
 	require.Contains(t, log.String(), "request_id="+id.(string))
 	require.Contains(t, log.String(), "the secret is 42")
 	require.Contains(t, log.String(), "TestPanicIsAnsweredAndLogged") // the stack
-	require.Zero(t, s.server.room.taken.Load())
+	require.Zero(t, s.server.room.taken())
 	require.Contains(t, s.get("/metrics").body, `stampede_http_requests_total{route="GET /panics",status="5xx"} 1`)
 
 	res, err := http.Get(s.url + "/panics-late") //nolint:noctx // ends with the server

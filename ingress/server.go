@@ -54,10 +54,8 @@ type Server struct {
 	admin   adminGate
 	metrics *metrics
 
-	// Every request under /v1 takes a place in room, a purchase when it has been read; those that need
-	// Postgres take one in postgresRoom too.
-	room         room
-	postgresRoom room
+	// Every request under /v1 takes a place in room, a purchase when it has been read.
+	room shares
 	// Who waits, or watches, takes no place in room while nothing is being done for them.
 	waiting, orderStreams, saleStreams room
 
@@ -92,8 +90,7 @@ func New(config Config) (*Server, error) {
 	}
 	s := &Server{
 		config: config, log: config.Logger, admin: newAdminGate(config.AdminToken),
-		room:         room{limit: int64(config.MaxInFlight)},
-		postgresRoom: room{limit: int64(max(1, config.MaxInFlight/2))},
+		room:         shareOut(config.MaxInFlight),
 		waiting:      room{limit: int64(config.MaxWaiting)},
 		orderStreams: room{limit: int64(config.MaxStreams)},
 		saleStreams:  room{limit: int64(config.MaxStreams)},
@@ -216,7 +213,7 @@ func (s *Server) drain(base context.Context, abandon context.CancelFunc, server 
 	if err == nil {
 		return nil
 	}
-	unfinished := s.room.taken.Load()
+	unfinished := s.room.taken()
 	abandon()
 	last, cancelLast := context.WithTimeout(context.WithoutCancel(base), goodbye)
 	defer cancelLast()

@@ -89,7 +89,7 @@ func TestPurchaseThatWaitsIsConfirmed(t *testing.T) {
 	delete(order, "receipt")
 	require.Equal(t, order, s.get(withReceipt(r.header.Get("Location"), receipt), as("ada")).is(http.StatusOK))
 	require.Zero(t, s.server.waiting.taken.Load())
-	require.Zero(t, s.server.room.taken.Load())
+	require.Zero(t, s.server.room.taken())
 
 	again := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"), prefer("wait=20"))
 	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
@@ -201,8 +201,7 @@ func TestWaitForAnOrderThatRedisLoses(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10})
 	s.raiseEpoch(sale)
 	s.buy(sale, "", as("held"), prefer("wait=1")).is(http.StatusAccepted)
-	require.Zero(t, s.server.room.taken.Load())
-	require.Zero(t, s.server.postgresRoom.taken.Load())
+	require.Zero(t, s.server.room.taken())
 }
 
 // TestLongWait: longer than the time-outs of the connection, which are for requests that do not wait.
@@ -228,7 +227,7 @@ func TestWaiterWhoGoesAwayFreesItsPlace(t *testing.T) {
 		require.NoError(t, err)
 		s.waits(int64(i + 1))
 	}
-	require.Zero(t, s.server.room.taken.Load(), "who waits takes no place from those who do not")
+	require.Zero(t, s.server.room.taken(), "who waits takes no place from those who do not")
 	// There is no place among those who wait: this one is answered at once.
 	r := s.buy(sale, "", as("third"), prefer("wait=30"))
 	r.is(http.StatusAccepted)

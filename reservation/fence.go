@@ -31,9 +31,13 @@ func newFence(serverKey string, server ServerState) *fence {
 // of the server was touched in between (Distrust). A server that is strange is distrusted: it may have
 // loaded the script in a former term for others, who have not noticed yet.
 func (s *Store) admit(ctx context.Context, partition int) (*fence, error) {
+	return s.admitThrough(ctx, s.rdb, partition)
+}
+
+func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, partition int) (*fence, error) {
 	key := s.keys.Server(partition)
 	var f *fence
-	err := s.rdb.Watch(ctx, func(tx *redis.Tx) error {
+	err := rdb.Watch(ctx, func(tx *redis.Tx) error {
 		state, _, err := s.ask(ctx, tx, key)
 		if err != nil {
 			return err

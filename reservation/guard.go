@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pause"
 	"stampede/sql"
@@ -30,7 +31,9 @@ const (
 // somebody who asks elsewhere can tell. What such a server accepts until then has the epoch of before,
 // and is voided. Every ingress runs one.
 type Guard struct {
-	Store  *Store
+	Store *Store
+	// Redis, when given, is what the guard looks through, instead of the Store's: requests can keep none of its connections.
+	Redis  redis.UniversalClient
 	Pool   *pgxpool.Pool
 	Logger *slog.Logger
 }
@@ -77,13 +80,17 @@ func (g Guard) compare(ctx context.Context, doubts map[int]*doubt) error {
 	if err != nil {
 		return fmt.Errorf("list the servers that are vouched for: %w", err)
 	}
+	rdb := g.Redis
+	if rdb == nil {
+		rdb = g.Store.rdb
+	}
 	for _, r := range recorded {
-		state, err := g.Store.Inspect(ctx, r.Partition)
+		state, err := g.Store.inspect(ctx, rdb, r.Partition)
 		if err != nil {
 			return err
 		}
 		if state.strange {
-			_, _ = g.Store.admit(ctx, r.Partition) // which tells all others; if it cannot, this one is told below
+			_, _ = g.Store.admitThrough(ctx, rdb, r.Partition) // which tells all others; if it cannot, this one is told below
 		}
 		// A server without a record is no danger: it has no sale.
 		g.refuse(doubts, r.Partition, state.Recorded && (!state.Known || state.RunID != r.RunID))

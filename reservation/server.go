@@ -39,7 +39,11 @@ type ServerState struct {
 
 // Inspect tells which server holds a partition. Its errors wrap ErrUnavailable.
 func (s *Store) Inspect(ctx context.Context, partition int) (ServerState, error) {
-	state, _, err := s.ask(ctx, s.rdb, s.keys.Server(partition))
+	return s.inspect(ctx, s.rdb, partition)
+}
+
+func (s *Store) inspect(ctx context.Context, on redis.Scripter, partition int) (ServerState, error) {
+	state, _, err := s.ask(ctx, on, s.keys.Server(partition))
 	if err != nil {
 		return ServerState{}, fmt.Errorf("%w: inspect the server of partition %d: %w", ErrUnavailable, partition, err)
 	}

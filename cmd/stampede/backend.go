@@ -48,17 +48,6 @@ func (b *backend) Close() {
 	b.pool.Close()
 }
 
-// pulse is what every ingress runs beside its server. It ends with the first sign of a stop, before the
-// last request: to take a moment for an outage gives buyers time, and the other way round takes it.
-func (b *backend) pulse(logger *slog.Logger) fulfillment.Pulse {
-	return fulfillment.Pulse{Pool: b.pool, Logger: logger}
-}
-
-// guard is what every ingress runs beside its server, so that it sells from no Redis that was replaced.
-func (b *backend) guard(logger *slog.Logger) reservation.Guard {
-	return reservation.Guard{Store: b.store, Pool: b.pool, Logger: logger}
-}
-
 // rebuilder returns what makes stock in Redis anew by hand, if the schema is ours.
 func (b *backend) rebuilder(ctx context.Context, keys reservation.Keys, logger *slog.Logger) (*fulfillment.Rebuilder, error) {
 	if err := sql.Check(ctx, b.pool); err != nil {

@@ -54,7 +54,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		c.AdminToken = rand.Text()
 	}
 
-	front, err := openBackend(ctx, connect.Ingress, servers.RedisURL, servers.DatabaseURL, c.keysFlags, ingressPostgresConns, logger, connect.Service("serve"))
+	front, err := openFront(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags, logger)
 	if err != nil {
 		return err
 	}
@@ -64,10 +64,10 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return err
 	}
 	defer back.Close()
-	warnOfSettings(ctx, front, logger)
+	warnOfSettings(ctx, front.backend, logger)
 
 	config := ingressConfig(front, servers.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, logger)
-	outcomes, err := tellOutcomes(&config, front, c.keysFlags)
+	outcomes, err := front.serveOrders(&config, c.keysFlags)
 	if err != nil {
 		return err
 	}

@@ -19,12 +19,9 @@ import (
 	"stampede/reservation"
 )
 
-// ingressPostgresConns: purchases do not go to Postgres, but all that comes after them does.
-const ingressPostgresConns = 8
-
 // limitFlags bound what an ingress takes on.
 type limitFlags struct {
-	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests worked on at once; more are answered 503 (${default})."`
+	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests worked on at once; more are answered 503 (${default}). An eighth is kept for payments and looks at orders, an eighth for looks at sales, a sixteenth for operators."`
 	StopDelay    time.Duration `default:"0s" placeholder:"DURATION" help:"How long a stopping ingress still takes connections, for a load balancer to notice (${default})."`
 	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping ingress or worker may take to finish what it has accepted (${default})."`
 }
@@ -70,13 +67,13 @@ func (c *serveCmd) Validate() error {
 
 func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	collectLess()
-	b, err := openBackend(ctx, connect.Ingress, c.RedisURL, c.DatabaseURL, c.keysFlags, ingressPostgresConns, logger, connect.Service("serve"))
+	f, err := openFront(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, logger)
 	if err != nil {
 		return err
 	}
-	defer b.Close()
-	config := ingressConfig(b, c.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, logger)
-	outcomes, err := tellOutcomes(&config, b, c.keysFlags)
+	defer f.Close()
+	config := ingressConfig(f, c.RedisURL, c.keysFlags, c.limitFlags, c.receiptFlag, logger)
+	outcomes, err := f.serveOrders(&config, c.keysFlags)
 	if err != nil {
 		return err
 	}
@@ -86,10 +83,10 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	if err := config.Validate(); err != nil {
 		return &usageError{err}
 	}
-	if err := checkSchema(ctx, b.pool, logger); err != nil {
+	if err := checkSchema(ctx, f.pool, logger); err != nil {
 		return err
 	}
-	warnOfSettings(ctx, b, logger)
+	warnOfSettings(ctx, f.backend, logger)
 	// Listening here tells the port where :0 was asked for.
 	if config.Listener, err = new(net.ListenConfig).Listen(ctx, "tcp", c.HTTPAddr); err != nil {
 		return err
@@ -102,18 +99,17 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth)
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return runIngress(ctx, server, outcomes) })
-	together.Go(func() error { return b.pulse(logger).Run(ctx) })
-	together.Go(func() error { return b.guard(logger).Run(ctx) })
+	together.Go(func() error { return f.pulse(logger).Run(ctx) })
+	together.Go(func() error { return f.guard(logger).Run(ctx) })
 	return together.Wait()
 }
 
 func ingressConfig(
-	b *backend, redisURL string, keys keysFlags, limits limitFlags, receipt receiptFlag, logger *slog.Logger,
+	f *front, redisURL string, keys keysFlags, limits limitFlags, receipt receiptFlag, logger *slog.Logger,
 ) ingress.Config {
 	return ingress.Config{
-		Reservations:  b.store,
-		Sales:         b.catalog,
-		Postgres:      fulfillment.NewLedger(b.pool),
+		Reservations:  f.store,
+		Sales:         f.catalog,
 		ReceiptSecret: receipt.ReceiptSecret,
 		// A read waits for messages, so its client must be nobody else's.
 		Outcomes:       func() (redis.UniversalClient, error) { return connect.Blocking(redisURL) },
@@ -124,15 +120,6 @@ func ingressConfig(
 		Metrics:        telemetry.NewRegistry(),
 		Logger:         logger,
 	}
-}
-
-// tellOutcomes gives the ingress its ledger, of whose payments and cancellations all ingresses are told.
-func tellOutcomes(config *ingress.Config, b *backend, keys keysFlags) (*fulfillment.Outcomes, error) {
-	outcomes, err := fulfillment.NewOutcomes(fulfillment.OutcomesConfig{
-		Client: b.redis, Keys: keys.keys(), Logger: config.Logger, Registerer: config.Metrics,
-	})
-	config.Orders = fulfillment.NewLedger(b.pool).Telling(outcomes)
-	return outcomes, err
 }
 
 // runIngress serves until ctx ends and the last buyer was answered, whose change is told as well.

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/fulfillment"
+	"stampede/ingress"
+	"stampede/internal/connect"
+	"stampede/reservation"
+)
+
+// The connections to Postgres of an ingress, by what they are for: those who wait for one kind cannot take another.
+const (
+	// dutyPostgresConns are for the pulse, the guard, the breaker's probe and /readyz, each of which asks one question at a time.
+	dutyPostgresConns = 4
+	// changePostgresConns are for payments and cancellations.
+	changePostgresConns = 4
+	// lookPostgresConns are for buyers who look at their own orders.
+	lookPostgresConns = 4
+	// otherPostgresConns are for everything else: sales, operators, and the orders that purchases wait for.
+	otherPostgresConns = 5
+)
+
+// front is what an ingress works on. The pool and the Redis client of its backend are those of purchases and of
+// anonymous requests.
+type front struct {
+	*backend
+	duty, changes, looks *pgxpool.Pool
+	guardRedis           *redis.Client
+}
+
+func openFront(ctx context.Context, redisURL, databaseURL string, keys keysFlags, logger *slog.Logger) (f *front, err error) {
+	b, err := openBackend(ctx, connect.Ingress, redisURL, databaseURL, keys, otherPostgresConns, logger, connect.Service("serve"))
+	if err != nil {
+		return nil, err
+	}
+	f = &front{backend: b}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	var errs [4]error
+	f.duty, errs[0] = connect.Postgres(ctx, databaseURL, dutyPostgresConns, connect.Service("serve"))
+	f.changes, errs[1] = connect.Postgres(ctx, databaseURL, changePostgresConns, connect.Service("serve"))
+	f.looks, errs[2] = connect.Postgres(ctx, databaseURL, lookPostgresConns, connect.Service("serve"))
+	f.guardRedis, errs[3] = connect.Ingress(redisURL)
+	return f, errors.Join(errs[:]...)
+}
+
+func (f *front) Close() {
+	for _, pool := range []*pgxpool.Pool{f.duty, f.changes, f.looks} {
+		if pool != nil {
+			pool.Close()
+		}
+	}
+	if f.guardRedis != nil {
+		_ = f.guardRedis.Close()
+	}
+	f.backend.Close()
+}
+
+// pulse is what every ingress runs beside its server. It ends with the first sign of a stop, before the
+// last request: to take a moment for an outage gives buyers time, and the other way round takes it.
+func (f *front) pulse(logger *slog.Logger) fulfillment.Pulse {
+	return fulfillment.Pulse{Pool: f.duty, Logger: logger}
+}
+
+// guard is what every ingress runs beside its server, so that it sells from no Redis that was replaced.
+func (f *front) guard(logger *slog.Logger) reservation.Guard {
+	return reservation.Guard{Store: f.store, Redis: f.guardRedis, Pool: f.duty, Logger: logger}
+}
+
+// serveOrders gives the ingress the orders in Postgres. All ingresses are told of payments and cancellations.
+func (f *front) serveOrders(config *ingress.Config, keys keysFlags) (*fulfillment.Outcomes, error) {
+	outcomes, err := fulfillment.NewOutcomes(fulfillment.OutcomesConfig{
+		Client: f.redis, Keys: keys.keys(), Logger: config.Logger, Registerer: config.Metrics,
+	})
+	config.Orders = buyersOrders{fulfillment.NewLedger(f.looks), fulfillment.NewLedger(f.changes).Telling(outcomes)}
+	config.AwaitedOrders = fulfillment.NewLedger(f.pool)
+	config.Postgres = fulfillment.NewLedger(f.duty)
+	return outcomes, err
+}
+
+// buyersOrders are looked at on other connections than they are changed.
+type buyersOrders struct {
+	*fulfillment.Ledger
+	changes *fulfillment.Ledger
+}
+
+func (o buyersOrders) Pay(ctx context.Context, order uuid.UUID, user, reference string) (reservation.Order, error) {
+	return o.changes.Pay(ctx, order, user, reference)
+}
+
+func (o buyersOrders) Cancel(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error) {
+	return o.changes.Cancel(ctx, order, user)
+}
