@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -71,11 +72,15 @@ type batcher struct {
 	drainOnce sync.Once
 
 	recording, locking, releasing *trouble
+
+	// most is how many orders one transaction records at most. It is fewer than batchMax for a while after that took too long.
+	most atomic.Int64
 }
 
 func newBatcher(config batcherConfig) *batcher {
 	config.logger = config.logger.With("partition", config.partition)
 	b := &batcher{batcherConfig: config, queue: newSubmissions(), draining: make(chan struct{})}
+	b.most.Store(int64(config.batchMax))
 	b.recording = b.trouble(stepRecord, "record orders in Postgres")
 	b.locking = b.trouble(stepLock, "lock the users of a batch, going on without")
 	b.releasing = b.trouble(stepRelease, "give back the units of rejected orders")
@@ -133,46 +138,47 @@ func (t *trouble) lasts() bool {
 // Drain lets what is under way finish, without waiting for what is away.
 func (b *batcher) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
 
-// process brings a batch to its end and returns the messages that have to wait for a later one.
-func (b *batcher) process(ctx context.Context, batch []*submission) (deferred []*submission) {
+// process brings a batch to its end, but for the messages that have to wait for a later one.
+func (b *batcher) process(ctx context.Context, f *flight) {
 	started := time.Now()
 	defer func() {
 		if p := recover(); p != nil {
 			b.logger.Error("panic in a batch; its messages are delivered again", "panic", p, "stack", string(debug.Stack()))
-			// All of them, those that were to be deferred included: nobody else knows of them.
-			for _, s := range batch {
+			// All of them, those that were to wait included: nobody else knows of them.
+			for _, s := range f.batch {
 				s.resolve(fmt.Errorf("%w: %v", errPanicked, p))
 			}
-			deferred = nil
+			f.deferred, f.heldUp = nil, nil
 		}
 	}()
 
-	lease, ready, deferred := b.lockUsers(ctx, batch)
+	lease, ready, deferred := b.lockUsers(ctx, f.batch)
 	defer b.unlock(ctx, lease)
-	if len(ready) == 0 {
-		return deferred
+	if f.deferred = deferred; len(ready) == 0 {
+		return
 	}
 	events := inSaleOrder(ready)
 
 	crashpoint.Hit(crashpoint.BeforePersist)
-	outcomes := b.settle(ctx, events)
+	outcomes := b.settle(ctx, events, f.apart)
 	crashpoint.Hit(crashpoint.AfterCommit)
 	released := b.release(ctx, outcomes)
 	crashpoint.Hit(crashpoint.BeforeAck)
 
 	for i, s := range ready {
-		out := outcomes[i]
-		if comesToNothing(out) && !released {
+		switch out := outcomes[i]; {
+		case errors.Is(out.Err, errHeldUp):
+			f.heldUp, f.why = append(f.heldUp, s), out.Err
+		case comesToNothing(out) && !released:
 			// Its units are not back: a later batch finds the order recorded and tries again.
-			deferred = append(deferred, s)
-			continue
+			f.deferred = append(f.deferred, s)
+		default:
+			b.metrics.count(out)
+			s.resolve(out.Err)
 		}
-		b.metrics.count(out)
-		s.resolve(out.Err)
 	}
 	b.metrics.batchOrders.Observe(float64(len(ready)))
 	b.metrics.batchSeconds.Observe(time.Since(started).Seconds())
-	return deferred
 }
 
 // inSaleOrder sorts the batch by sale and place in it, and returns its events.

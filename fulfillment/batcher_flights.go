@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/google/uuid"
 )
 
 // flightsMax is how many batches are under way at most: one writes its rows while the other one waits for the disk. More
@@ -15,15 +17,20 @@ const flightsMax = 2
 type flight struct {
 	batch []*submission
 	users map[string]struct{}
-	// deferred are those that have to wait for a later batch, when the flight is over.
-	deferred []*submission
+	// apart is set if it is all of the sale, which was held up.
+	apart bool
+	sale  uuid.UUID
+	// deferred are those that have to wait for a later batch, when the flight is over, and heldUp those that have to wait
+	// apart from other sales, for which why is a reason.
+	deferred, heldUp []*submission
+	why              error
 }
 
 // Run works until ctx ends. Messages that are still waiting then get ErrStopping.
 func (b *batcher) Run(ctx context.Context) error {
 	defer func() { leave(b.queue.close()) }()
 	defer context.AfterFunc(ctx, b.Drain)()
-	d := &dispatch{batcher: b, landed: make(chan *flight, flightsMax)}
+	d := &dispatch{batcher: b, landed: make(chan *flight, flightsMax+1), heldSales: heldSales{held: make(map[uuid.UUID]*heldSale)}}
 	defer d.land()
 	for {
 		if !d.wait(ctx) {
@@ -43,6 +50,8 @@ type dispatch struct {
 	deferred []*submission
 	idle     int
 	pace     pace
+
+	heldSales
 }
 
 // wait returns when a batch may start, and false if ctx ended.
@@ -55,6 +64,12 @@ func (d *dispatch) wait(ctx context.Context) bool {
 			timer := time.NewTimer(atLatest)
 			later, stop = timer.C, timer.Stop
 		}
+		var held <-chan time.Time
+		stopHeld := func() bool { return true }
+		if tryHeld, any := d.nextHeld(); any {
+			timer := time.NewTimer(time.Until(tryHeld))
+			held, stopHeld = timer.C, timer.Stop
+		}
 		d.queue.await(want)
 		start := false
 		select {
@@ -65,8 +80,11 @@ func (d *dispatch) wait(ctx context.Context) bool {
 			start = true
 		case <-later:
 			start = true
+		case <-held:
+			d.startHeld(ctx)
 		}
 		stop()
+		stopHeld()
 		switch {
 		case ctx.Err() != nil:
 			return false
@@ -105,14 +123,23 @@ func (d *dispatch) wanted() (messages int, atLatest time.Duration) {
 
 // over takes a flight that is over off the list.
 func (d *dispatch) over(f *flight) {
-	d.flights = slices.DeleteFunc(d.flights, func(other *flight) bool { return other == f })
-	d.pace.land(time.Now())
+	if f == d.apart {
+		d.apart, d.idle = nil, 0
+	} else {
+		d.flights = slices.DeleteFunc(d.flights, func(other *flight) bool { return other == f })
+		d.pace.land(time.Now())
+	}
 	if d.isDraining() {
 		leave(f.deferred)
-		leave(d.deferred)
-		d.deferred = nil
+		leave(f.heldUp)
+		d.leaveAll()
 		return
 	}
+	if f.apart {
+		d.overHeld(f)
+		return
+	}
+	d.hold(f.heldUp, f.why)
 	d.deferred = append(d.deferred, f.deferred...)
 	if len(f.deferred) == len(f.batch) {
 		d.idle++
@@ -129,12 +156,17 @@ func (d *dispatch) start(ctx context.Context) {
 	d.board(f, older)
 	d.board(f, read(d.queue.take(d.batchMax-len(f.batch))))
 	if len(f.batch) == 0 {
+		d.idle++ // the users of all are in hand
 		return
 	}
 	d.pace.start(len(f.batch), time.Now())
 	d.flights = append(d.flights, f)
+	d.fly(ctx, f)
+}
+
+func (d *dispatch) fly(ctx context.Context, f *flight) {
 	go func() {
-		f.deferred = d.process(ctx, f.batch)
+		d.process(ctx, f)
 		d.landed <- f
 	}()
 }
@@ -142,6 +174,10 @@ func (d *dispatch) start(ctx context.Context) {
 // board adds messages to a batch that is about to start, and defers those that cannot be in it.
 func (d *dispatch) board(f *flight, messages []*submission) {
 	for _, s := range messages {
+		if h := d.held[s.event.SaleID]; h != nil {
+			d.keep(h, s)
+			continue
+		}
 		if len(f.batch) == d.batchMax || d.flying(s.event.UserID) {
 			d.deferred = append(d.deferred, s)
 			continue
@@ -152,18 +188,26 @@ func (d *dispatch) board(f *flight, messages []*submission) {
 }
 
 func (d *dispatch) flying(user string) bool {
-	return slices.ContainsFunc(d.flights, func(f *flight) bool {
+	in := func(f *flight) bool {
 		_, is := f.users[user]
 		return is
-	})
+	}
+	return slices.ContainsFunc(d.flights, in) || d.apart != nil && in(d.apart)
 }
 
 // land waits for the end of what is under way, and leaves the rest to the next worker.
 func (d *dispatch) land() {
-	for len(d.flights) > 0 {
+	for len(d.flights) > 0 || d.apart != nil {
 		d.over(<-d.landed)
 	}
+	d.leaveAll()
+}
+
+// leaveAll leaves what waits for a batch to the next worker.
+func (d *dispatch) leaveAll() {
 	leave(d.deferred)
+	d.deferred = nil
+	d.leaveHeld()
 }
 
 // leave leaves messages to the next worker.

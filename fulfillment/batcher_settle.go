@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 
 	"github.com/google/uuid"
 
@@ -15,9 +16,23 @@ import (
 
 // settle finds the outcome of every event, whatever it takes: a batch is tried again for as long as
 // Postgres is away, and halved when one of its events is at fault, so that the good part commits and
-// the bad event goes on alone. An event without an end has Outcome.Err.
-func (b *batcher) settle(ctx context.Context, events []reservation.OrderReserved) []Outcome {
-	return settle(ctx, b.ledger, b.try, events)
+// the bad event goes on alone. An event without an end has Outcome.Err; if that is errHeldUp, it is to be tried again
+// apart from those of other sales.
+//
+// A batch that waits too long for a lock is split by sale, and one that takes too long for the database is halved. If
+// patient is set, it is all of one sale that was held up before: then it is halved for a lock as well.
+func (b *batcher) settle(ctx context.Context, events []reservation.OrderReserved, patient bool) []Outcome {
+	most := int(b.most.Load())
+	s := settlement{ledger: b.ledger, try: b.try, tooMany: map[uuid.UUID]int64{}, splits: true, patient: patient, most: most}
+	outcomes := s.record(ctx, events)
+	switch {
+	case s.slow:
+		b.most.Store(int64(s.most))
+		b.logger.Warn("recording orders took too long, so that fewer are recorded at a time", "orders", s.most, "before", most)
+	case most < b.batchMax:
+		b.most.Store(int64(min(2*most, b.batchMax)))
+	}
+	return outcomes
 }
 
 // transaction records some events.
@@ -26,7 +41,7 @@ type transaction func(context.Context) ([]Outcome, error)
 // settle is batcher.settle with another way to try a transaction. An error of try whose fault is transient
 // ends the settlement, and is that of all events that are not recorded by then; any other one is of an event.
 func settle(ctx context.Context, ledger *Ledger, try func(context.Context, transaction) ([]Outcome, error), events []reservation.OrderReserved) []Outcome {
-	s := settlement{ledger: ledger, try: try, tooMany: map[uuid.UUID]int64{}}
+	s := settlement{ledger: ledger, try: try, tooMany: map[uuid.UUID]int64{}, most: len(events)}
 	return s.record(ctx, events)
 }
 
@@ -37,10 +52,34 @@ type settlement struct {
 	// tooMany is, by sale, a quantity that its stock in Postgres did not hold. Without it, a batch for
 	// a sale that is sold out would be halved down to every single event.
 	tooMany map[uuid.UUID]int64
+
+	// splits is set where events may be held up. heldUp is why those of a sale are.
+	splits, patient bool
+	heldUp          map[uuid.UUID]error
+	// most is how many events one transaction records at most, and slow is set when that was found to be fewer.
+	most int
+	slow bool
+	// stopped is set when the worker stopped meanwhile.
+	stopped error
 }
 
-// record returns one outcome per event, in their order.
+// record returns one outcome per event, in their order. Those of a sale stand together.
 func (s *settlement) record(ctx context.Context, events []reservation.OrderReserved) []Outcome {
+	switch {
+	case len(events) == 0:
+		return nil
+	case s.stopped != nil:
+		return allFailed(events, s.stopped)
+	}
+	for sale, err := range s.heldUp {
+		if from, to := rangeOf(events, sale); from < to {
+			others := append(s.record(ctx, events[:from:from]), allFailed(events[from:to], err)...)
+			return append(others, s.record(ctx, events[to:])...)
+		}
+	}
+	if len(events) > s.most {
+		return s.inParts(ctx, events, s.most)
+	}
 	if s.holdsNoneOf(events) {
 		return s.refuse(ctx, events)
 	}
@@ -48,18 +87,78 @@ func (s *settlement) record(ctx context.Context, events []reservation.OrderReser
 	switch {
 	case err == nil:
 		return outcomes
+	case errors.Is(err, ErrStopping):
+		s.stopped = err
+		return allFailed(events, err)
+	case s.splits && (isLocked(err) || isTooSlow(err)):
+		return s.recordApart(ctx, events, err)
 	case faultOf(err) == transient:
 		return allFailed(events, err)
 	case len(events) > 1:
 		// The earlier half first: it has the older claim to what is left.
-		half := len(events) / 2
-		return append(s.record(ctx, events[:half:half]), s.record(ctx, events[half:])...)
+		return s.inParts(ctx, events, len(events)/2)
 	case faultOf(err) == oversold:
 		s.tooMany[events[0].SaleID] = events[0].Quantity
 		return s.refuse(ctx, events)
 	default:
 		return allFailed(events, err)
 	}
+}
+
+// inParts records the first n events and then the others.
+func (s *settlement) inParts(ctx context.Context, events []reservation.OrderReserved, n int) []Outcome {
+	return append(s.record(ctx, events[:n:n]), s.record(ctx, events[n:])...)
+}
+
+// bySale records the events of each sale apart.
+func (s *settlement) bySale(ctx context.Context, events []reservation.OrderReserved) (outcomes []Outcome) {
+	for len(events) > 0 {
+		_, n := rangeOf(events, events[0].SaleID)
+		outcomes = append(outcomes, s.record(ctx, events[:n:n])...)
+		events = events[n:]
+	}
+	return outcomes
+}
+
+// recordApart records events after they were held up together.
+func (s *settlement) recordApart(ctx context.Context, events []reservation.OrderReserved, err error) []Outcome {
+	held := fmt.Errorf("%w: %w", errHeldUp, err)
+	var ofSale *saleError
+	if errors.As(err, &ofSale) && isLocked(err) {
+		s.holdUp(ofSale.sale, held)
+		return s.record(ctx, events)
+	}
+	switch _, first := rangeOf(events, events[0].SaleID); {
+	case first < len(events):
+		return s.bySale(ctx, events)
+	case len(events) > 1 && isTooSlow(err):
+		s.most, s.slow = len(events)/2, true
+		return s.record(ctx, events)
+	case len(events) > 1 && s.patient:
+		return s.inParts(ctx, events, len(events)/2)
+	case !s.patient:
+		s.holdUp(events[0].SaleID, held)
+	}
+	return allFailed(events, held)
+}
+
+// holdUp has the sale's events not tried again in this settlement.
+func (s *settlement) holdUp(sale uuid.UUID, err error) {
+	if s.heldUp == nil {
+		s.heldUp = make(map[uuid.UUID]error)
+	}
+	s.heldUp[sale] = err
+}
+
+// rangeOf is where the events of a sale stand, of which all stand together.
+func rangeOf(events []reservation.OrderReserved, sale uuid.UUID) (from, to int) {
+	ofSale := func(e reservation.OrderReserved) bool { return e.SaleID == sale }
+	if from = slices.IndexFunc(events, ofSale); from < 0 {
+		return 0, 0
+	}
+	for to = from + 1; to < len(events) && ofSale(events[to]); to++ {
+	}
+	return from, to
 }
 
 func (s *settlement) holdsNoneOf(events []reservation.OrderReserved) bool {
@@ -75,6 +174,9 @@ func (s *settlement) refuse(ctx context.Context, events []reservation.OrderReser
 	outcomes, err := s.try(ctx, func(ctx context.Context) ([]Outcome, error) {
 		return s.ledger.Refuse(ctx, events, reservation.RejectedSoldOut)
 	})
+	if s.splits && (isLocked(err) || isTooSlow(err)) {
+		err = fmt.Errorf("%w: %w", errHeldUp, err)
+	}
 	if err != nil {
 		return allFailed(events, err)
 	}
@@ -86,7 +188,7 @@ func (s *settlement) refuse(ctx context.Context, events []reservation.OrderReser
 const epochTries = 3
 
 // try repeats a transaction while the surroundings are at fault. It returns ErrStopping when the
-// worker stops meanwhile; every other error is one of the events.
+// worker stops meanwhile; every other error is one of the events, or says that they were held up.
 func (b *batcher) try(ctx context.Context, t transaction) ([]Outcome, error) {
 	for tries := 1; ; tries++ {
 		if b.recording.lasts() && b.isDraining() {
@@ -96,6 +198,12 @@ func (b *batcher) try(ctx context.Context, t transaction) ([]Outcome, error) {
 		if err == nil || faultOf(err) != transient {
 			b.recording.over()
 			return outcomes, err
+		}
+		if isLocked(err) || isTooSlow(err) {
+			if b.isDraining() {
+				return nil, ErrStopping
+			}
+			return nil, err
 		}
 		if errors.Is(err, errEpochOver) && tries <= epochTries {
 			continue // it is known now that the epoch is over

@@ -26,7 +26,8 @@ func (s *shop) batcher(t testing.TB, change func(*batcherConfig)) *batcher {
 	metrics, err := newWorkerMetrics(nil)
 	require.NoError(t, err)
 	config := batcherConfig{
-		ledger: NewLedger(s.pool), store: s.store, locker: lock.New(s.rdb), keys: s.keys, batchMax: 500, lease: 10 * time.Second,
+		// Tests hold rows for as long as they have to.
+		ledger: NewLedger(s.pool).waiting(time.Minute), store: s.store, locker: lock.New(s.rdb), keys: s.keys, batchMax: 500, lease: 10 * time.Second,
 		logger: testkit.Logger(t), metrics: metrics,
 	}
 	if change != nil {
@@ -125,7 +126,7 @@ func TestBatcherSettlesTheGoodPartOfABatchWithABadEvent(t *testing.T) {
 	events := crowdOf(sale, 20)
 	events[7].UserID = "a\x00b" // which no decoder lets through, and no text column takes
 
-	outcomes := b.settle(t.Context(), events)
+	outcomes := b.settle(t.Context(), events, false)
 	require.Len(t, outcomes, 20)
 	for i, out := range outcomes {
 		require.Equal(t, events[i], out.Event)
@@ -152,7 +153,7 @@ func TestBatcherGivesTheLastUnitsToTheFirstInTheSale(t *testing.T) {
 	events := append(crowdOf(full, 40), crowdOf(roomy, 40)...)
 	events[10].Quantity = 3
 
-	outcomes := b.settle(t.Context(), events)
+	outcomes := b.settle(t.Context(), events, false)
 	for i, out := range outcomes {
 		require.NoError(t, out.Err)
 		want := reservation.StatusConfirmed
@@ -193,7 +194,9 @@ func TestBatcherAnswersDeferredMessagesAfterAPanic(t *testing.T) {
 		batch[i] = &submission{event: event, done: make(chan error, 1)}
 	}
 	require.Equal(t, "user-1", batch[0].event.UserID)
-	require.Empty(t, b.process(t.Context(), batch))
+	f := &flight{batch: batch}
+	b.process(t.Context(), f)
+	require.Empty(t, f.deferred)
 	for _, submitted := range batch {
 		require.ErrorIs(t, answer(t, submitted.done), errPanicked)
 	}

@@ -114,7 +114,7 @@ func TestOnlyASilentBlockerIsEnded(t *testing.T) {
 	require.Zero(t, look(), "nobody waits for it")
 	require.Empty(t, found.seen)
 
-	b := s.batch(t, func(c *batcherConfig) { c.ledger = NewLedger(s.pool) })
+	b := s.batch(t, nil)
 	answers := handle(b, s.messages(t)...)
 	testkit.Eventually(t, soon, "the batch waits", func() bool { return s.held(t) == 1 })
 	require.Zero(t, look())

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -31,7 +32,18 @@ var (
 	// finds out which of them it goes without.
 	errEpochOver = errors.New("the epoch of a sale has just ended")
 
+	// errPutOff is for messages of sales that are held up, when there are too many of them. They stay pending, and are
+	// claimed after a while. It is no fault of the messages, nor a failure to the Router.
+	errPutOff = fmt.Errorf("too many messages of sales that are held up: %w", context.Canceled)
+
+	// errNoConnection: Postgres is away, or all connections are in use.
+	errNoConnection = errors.New("no connection to Postgres")
+
 	errPanicked = errors.New("panic while recording")
+
+	// errHeldUp: events were not recorded because of a lock that somebody else has, or because it took too long. That says
+	// nothing about them; they are tried again apart from others.
+	errHeldUp = errors.New("held up")
 )
 
 // fault tells what an error means for the messages that it befell.
@@ -51,12 +63,13 @@ const (
 	oversoldConstraint = "sales_not_oversold"
 
 	notNullViolation = "23502"
-	// invalidReference is what an ON CONFLICT fails with where no unique index is what it names.
-	invalidReference = "42P10"
 	uniqueViolation  = "23505"
-
 	// noSuchConstraint is the answer to an ON CONFLICT for which there is no unique index.
 	noSuchConstraint = "42P10"
+
+	lockNotAvailable   = "55P03"
+	queryCanceled      = "57014"
+	transactionTimeout = "25P04"
 )
 
 // faultOf classifies an error of the ledger or of the decoder. Whatever it does not know counts as
@@ -84,6 +97,27 @@ func faultOf(err error) fault {
 	return transient
 }
 
+// saleError is an error of the statement that changes the counter of a sale.
+type saleError struct {
+	sale uuid.UUID
+	error
+}
+
+func (e *saleError) Unwrap() error { return e.error }
+
+// isLocked tells whether somebody else had a lock for too long that the transaction needed.
+func isLocked(err error) bool { return hasCode(err, lockNotAvailable) }
+
+// isTooSlow tells whether a transaction that was under way has taken too long. Less of it may not.
+func isTooSlow(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, errNoConnection) || hasCode(err, queryCanceled) || hasCode(err, transactionTimeout)
+}
+
+func hasCode(err error, code string) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == code
+}
+
 func hasClass(err *pgconn.PgError, class string) bool { return strings.HasPrefix(err.Code, class) }
 
 // ofConstraint names what a constraint says, or one that is missing, so that callers need not know SQLSTATEs.
@@ -92,12 +126,10 @@ func ofConstraint(err error) error {
 	switch {
 	case !errors.As(err, &pgErr):
 		return err
-	case pgErr.Code == invalidReference:
+	case pgErr.Code == noSuchConstraint:
 		return fmt.Errorf("%w (`stampede doctor` names it): %w", ErrGuardMissing, err)
 	case pgErr.ConstraintName == oversoldConstraint:
 		return fmt.Errorf("%w: %w", ErrOversold, err)
-	case pgErr.Code == noSuchConstraint:
-		return fmt.Errorf("%w: %w", ErrGuardMissing, err)
 	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch": // see add_sold.sql
 		return fmt.Errorf("%w: %w", errEpochOver, err)
 	}

@@ -35,10 +35,22 @@ type Outcome struct {
 type Ledger struct {
 	pool     *pgxpool.Pool
 	outcomes *Outcomes // nil to tell nobody
+	// limitLocks bounds, for one transaction, the wait for a lock. It is sent with the BEGIN.
+	limitLocks string
 }
 
+// lockWait is how long a transaction waits for a lock. It is far longer than any transaction of ours lasts, and short
+// enough for orders of other sales that are in the same batch.
+const lockWait = 2 * time.Second
+
 // NewLedger returns a Ledger on a migrated database.
-func NewLedger(pool *pgxpool.Pool) *Ledger { return &Ledger{pool: pool} }
+func NewLedger(pool *pgxpool.Pool) *Ledger { return (&Ledger{pool: pool}).waiting(lockWait) }
+
+// waiting sets how long a transaction waits for a lock.
+func (l *Ledger) waiting(d time.Duration) *Ledger {
+	l.limitLocks = fmt.Sprintf("SET LOCAL lock_timeout = %d", d.Milliseconds())
+	return l
+}
 
 // Record confirms the orders, or rejects those whose user has another live order in the sale, or voids
 // those of an epoch of their sale that is over. The outcomes come in the order of the events.
@@ -80,11 +92,11 @@ func (l *Ledger) record(ctx context.Context, events []reservation.OrderReserved,
 func (l *Ledger) write(ctx context.Context, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
 	conn, err := l.pool.Acquire(ctx)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("%w: %w", errNoConnection, err)
 	}
 	defer conn.Release()
 	if refusal == nil {
-		err := confirmFresh(ctx, conn, c)
+		err := l.confirmFresh(ctx, conn, c)
 		if err == nil {
 			return slices.Repeat([]string{wordConfirmed}, len(c.orders)), nil, nil
 		}
@@ -93,7 +105,7 @@ func (l *Ledger) write(ctx context.Context, c *columns, refusal *string) ([]stri
 			return nil, nil, err
 		}
 	}
-	words, found, err := recordOn(ctx, conn, c, refusal)
+	words, found, err := l.recordOn(ctx, conn, c, refusal)
 	if err != nil {
 		rollBack(conn)
 	}
@@ -102,24 +114,31 @@ func (l *Ledger) write(ctx context.Context, c *columns, refusal *string) ([]stri
 
 // confirmFresh records and confirms orders of which nothing was recorded before, in one round trip. Every error
 // leaves the transaction to be rolled back.
-func confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *columns) error {
+func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *columns) error {
 	batch := &pgx.Batch{}
-	batch.Queue(beginRecording)
+	l.queueBegin(batch)
 	batch.Queue(sql.RecordFresh, c.arguments()...)
 	sold := c.unitsOf(func(int) bool { return true })
 	queueEnd(batch, sold)
 	answers := conn.SendBatch(ctx, batch)
-	return errors.Join(finish(answers, 2+len(sold)), answers.Close())
+	err := readBegin(answers)
+	if err == nil {
+		err = readAnswer(answers)
+	}
+	if err == nil {
+		err = finish(answers, sold)
+	}
+	return closed(answers, err)
 }
 
 // recordOn does it for events of any kind, in two round trips.
-func recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
+func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
 	begin := &pgx.Batch{}
-	begin.Queue(beginRecording)
+	l.queueBegin(begin)
 	begin.Queue(sql.RecordOrders, append(c.arguments(), refusal)...)
 	answers := conn.SendBatch(ctx, begin)
 	words, err := readWords(answers, len(c.orders))
-	if err := errors.Join(err, answers.Close()); err != nil {
+	if err := closed(answers, err); err != nil {
 		return nil, nil, err
 	}
 
@@ -134,15 +153,21 @@ func recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *stri
 	var found map[uuid.UUID]reservation.Order
 	if len(repeated) > 0 {
 		if found, err = readOrders(answers); err != nil {
-			return nil, nil, errors.Join(err, answers.Close())
+			return nil, nil, closed(answers, err)
 		}
 	}
-	return words, found, errors.Join(finish(answers, len(sold)), answers.Close())
+	return words, found, closed(answers, finish(answers, sold))
 }
 
 // beginRecording: read committed, whatever the server's default is, because find_orders must see what a
 // concurrent transaction has committed since record_orders started to wait for it.
 const beginRecording = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
+
+// queueBegin adds what every transaction begins with.
+func (l *Ledger) queueBegin(batch *pgx.Batch) {
+	batch.Queue(beginRecording)
+	batch.Queue(l.limitLocks)
+}
 
 // queueEnd adds what every transaction ends with.
 func queueEnd(batch *pgx.Batch, sold []saleUnits) {
@@ -152,11 +177,32 @@ func queueEnd(batch *pgx.Batch, sold []saleUnits) {
 	batch.Queue("COMMIT")
 }
 
-// finish reads the answers to so many statements and to the COMMIT behind them.
-func finish(answers pgx.BatchResults, statements int) error {
-	for range statements {
-		if _, err := answers.Exec(); err != nil {
-			return err
+func readAnswer(answers pgx.BatchResults) error {
+	_, err := answers.Exec()
+	return err
+}
+
+// readBegin reads the answers to queueBegin.
+func readBegin(answers pgx.BatchResults) error {
+	if err := readAnswer(answers); err != nil {
+		return err
+	}
+	return readAnswer(answers)
+}
+
+// closed closes the answers, which repeats the error of the statement that failed.
+func closed(answers pgx.BatchResults, err error) error {
+	if closeErr := answers.Close(); err == nil {
+		return closeErr
+	}
+	return err
+}
+
+// finish reads the answers to queueEnd. Its error is a *saleError where a sale's row could not be had.
+func finish(answers pgx.BatchResults, sold []saleUnits) error {
+	for _, sale := range sold {
+		if err := readAnswer(answers); err != nil {
+			return &saleError{sale.id, err}
 		}
 	}
 	tag, err := answers.Exec()
@@ -176,7 +222,7 @@ const (
 )
 
 func readWords(answers pgx.BatchResults, n int) ([]string, error) {
-	if _, err := answers.Exec(); err != nil { // BEGIN
+	if err := readBegin(answers); err != nil {
 		return nil, err
 	}
 	rows, err := answers.Query()

@@ -135,7 +135,11 @@ func (s *subscription) follow(d *delivery) {
 
 // redeliver hands out a refused message once more, after a while. It is false if that is not to be.
 func (s *subscription) redeliver(d *delivery) bool {
-	if s.stopping() || errors.Is(d.refusal.err, ErrStopping) {
+	switch {
+	case s.stopping(), errors.Is(d.refusal.err, ErrStopping):
+		return false
+	case errors.Is(d.refusal.err, errPutOff):
+		s.table.release(d.id) // which leaves it pending, without anybody who renews its lease
 		return false
 	}
 	d.refusals++

@@ -86,8 +86,12 @@ func TestLedgerConfirmsNothingInAnEpochThatEndsMeanwhile(t *testing.T) {
 	for _, event := range events {
 		batch = append(batch, &submission{event: event, done: make(chan error, 1)})
 	}
-	deferred := make(chan []*submission, 1)
-	go func() { deferred <- b.process(t.Context(), batch) }()
+	over := make(chan *flight, 1)
+	go func() {
+		f := &flight{batch: batch}
+		b.process(t.Context(), f)
+		over <- f
+	}()
 	testkit.Eventually(t, 10*time.Second, "the orders wait to be counted", func() bool {
 		return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
@@ -95,7 +99,7 @@ func TestLedgerConfirmsNothingInAnEpochThatEndsMeanwhile(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, rebuilder.Commit(t.Context()))
 
-	require.Empty(t, <-deferred)
+	require.Empty(t, (<-over).deferred)
 	for i, submitted := range batch {
 		require.NoError(t, answer(t, submitted.done), "it is to be acknowledged")
 		want := "2 OrderVoided"
@@ -113,7 +117,9 @@ func TestLedgerConfirmsNothingInAnEpochThatEndsMeanwhile(t *testing.T) {
 
 	// Delivered once more, they are as they were.
 	redelivered := &submission{event: events[0], done: make(chan error, 1)}
-	require.Empty(t, b.process(t.Context(), []*submission{redelivered}))
+	f := &flight{batch: []*submission{redelivered}}
+	b.process(t.Context(), f)
+	require.Empty(t, f.deferred)
 	require.NoError(t, answer(t, redelivered.done))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.metrics.orders.WithLabelValues("voided")))
 	require.Zero(t, soldOf(t, s.pool, sale))

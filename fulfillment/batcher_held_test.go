@@ -1,0 +1,181 @@
+package fulfillment
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+)
+
+// holdAsStranger locks the row of a sale in a session of another role, which no worker may end, until release is called.
+func (s *shop) holdAsStranger(t testing.TB, sale uuid.UUID) (release func()) {
+	t.Helper()
+	role := "stranger_" + strings.ToLower(rand.Text())
+	for _, statement := range []string{
+		"CREATE ROLE " + role + " LOGIN PASSWORD 'stranger'", "GRANT SELECT, UPDATE ON sales TO " + role,
+	} {
+		_, err := s.pool.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	u, err := url.Parse(testkit.DatabaseURL(t))
+	require.NoError(t, err)
+	u.User = url.UserPassword(role, "stranger")
+	conn, err := pgx.Connect(t.Context(), u.String())
+	require.NoError(t, err)
+	ctx := context.WithoutCancel(t.Context())
+	t.Cleanup(func() {
+		_ = conn.Close(ctx)
+		_, err := s.pool.Exec(ctx, "DROP OWNED BY "+role+"; DROP ROLE "+role)
+		require.NoError(t, err)
+	})
+	_, err = conn.Exec(t.Context(), "BEGIN")
+	require.NoError(t, err)
+	_, err = conn.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
+	require.NoError(t, err)
+	return func() {
+		_, err := conn.Exec(ctx, "COMMIT")
+		require.NoError(t, err)
+	}
+}
+
+const confirmedOf = confirmedOrders + " AND sale_id = $1"
+
+func TestALockOnOneSaleHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	locked := s.open(t, 1000)
+	others := make([]uuid.UUID, 5)
+	for i := range others {
+		others[i] = s.open(t, 1000)
+	}
+	for i := range 10 {
+		s.buy(t, locked, fmt.Sprint("user-", i))
+		for _, sale := range others {
+			s.buy(t, sale, fmt.Sprint("user-", i)) // the same users, who are served in all sales
+		}
+	}
+	release := s.holdAsStranger(t, locked)
+	work(t, s.config(t))
+	testkit.Eventually(t, soon, "the orders of the other sales are confirmed", func() bool {
+		return s.count(t, confirmedOrders) == 50
+	})
+	for _, sale := range others {
+		s.buy(t, sale, "late")
+	}
+	testkit.Eventually(t, soon, "and those that come later", func() bool { return s.count(t, confirmedOrders) == 55 })
+	require.Zero(t, s.count(t, confirmedOf, locked))
+	release()
+	s.awaitConfirmed(t, 65)
+	s.awaitRest(t)
+	require.EqualValues(t, 10, soldOf(t, s.pool, locked))
+	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
+}
+
+// The locked sale has more orders in the stream than a worker holds in memory.
+func TestABacklogOfALockedSaleHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	locked, other := s.open(t, 1000), s.open(t, 1000)
+	config := s.config(t)
+	config.BatchMax, config.MinIdle = 10, 2*time.Second
+	s.crowd(t, locked, 200)
+	s.crowd(t, other, 20)
+	release := s.holdAsStranger(t, locked)
+	work(t, config)
+	testkit.Eventually(t, soon, "the orders of the other sale are confirmed", func() bool {
+		return s.count(t, confirmedOf, other) == 20
+	})
+	require.Zero(t, s.count(t, confirmedOf, locked))
+	release()
+	s.awaitConfirmed(t, 220)
+	s.awaitRest(t)
+	require.EqualValues(t, 200, soldOf(t, s.pool, locked))
+	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
+}
+
+// A row that a transaction of another sale waits for is none of a counter: nothing tells which sale it is.
+func TestALockedOrderHoldsUpItsSaleOnly(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	locked, other := s.open(t, 1000), s.open(t, 1000)
+	s.crowd(t, locked, 3)
+	s.crowd(t, other, 3)
+	// Somebody is about to record one of them, and does not come to the end.
+	hold, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) })
+	_, err = hold.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = 0")
+	require.NoError(t, err)
+	_, err = hold.Exec(t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
+		VALUES (gen_random_uuid(), $1, 'user-1', 1, 'confirmed', 2, 9, 1, now(), now())`, locked)
+	require.NoError(t, err)
+
+	b := s.batch(t, func(c *batcherConfig) { c.ledger = NewLedger(s.pool).waiting(200 * time.Millisecond) })
+	answers := handle(b, s.messages(t)...)
+	testkit.Eventually(t, soon, "all but the one are confirmed", func() bool { return s.count(t, confirmedOrders) == 5 })
+	require.EqualValues(t, 2, s.count(t, confirmedOf, locked), "its own sale's as well, if later")
+	require.NoError(t, hold.Rollback(t.Context()))
+	for _, a := range answers {
+		require.NoError(t, answer(t, a))
+	}
+	require.EqualValues(t, 6, s.count(t, confirmedOrders))
+}
+
+// TestABatchThatTakesTooLongIsHalved has a database that needs 10 ms for each order, and gives a statement 250 ms.
+func TestABatchThatTakesTooLongIsHalved(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	for _, statement := range []string{
+		`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.01); RETURN NEW; END $$`,
+		"CREATE TRIGGER slow BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION slow()",
+	} {
+		_, err := s.pool.Exec(t.Context(), statement)
+		require.NoError(t, err)
+	}
+	sale := s.open(t, 1000)
+	s.crowd(t, sale, 100)
+	limited, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t)+"&statement_timeout=250", 8)
+	require.NoError(t, err)
+	t.Cleanup(limited.Close)
+	config := s.config(t)
+	config.Pool = limited
+	work(t, config)
+	s.awaitConfirmed(t, 100)
+	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
+}
+
+// TestALockedSaleKeepsNoOtherFromExpiring also has its own orders free again soon: a buyer may want to pay for one.
+func TestALockedSaleKeepsNoOtherFromExpiring(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	locked, other := newPayableSale(t, s.pool, 100), newPayableSale(t, s.pool, 100)
+	orders := append(confirm(t, s.pool, locked, 6), confirm(t, s.pool, other, 5)...)
+	order := orders[0]
+	endWindow(t, s.pool, orders[1:]...)
+	release := s.holdAsStranger(t, locked)
+	expired, err := s.expire(t.Context())
+	require.True(t, isLocked(err), "%v", err)
+	require.ErrorContains(t, err, "sale="+locked.String())
+	require.Equal(t, 5, expired)
+
+	var user string
+	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT user_id FROM orders WHERE id = $1", order).Scan(&user))
+	_, err = NewLedger(s.pool).Cancel(t.Context(), order, user)
+	require.True(t, isLocked(err), "%v", err)
+	_, err = NewLedger(s.pool).Pay(t.Context(), order, user, "pi")
+	require.NoError(t, err, "which needs nothing of the sale's row")
+	release()
+	expired, err = s.expire(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 5, expired)
+}
