@@ -239,6 +239,7 @@ func TestDoctorAndServeWarnOfAnEvictingRedis(t *testing.T) {
 	assert.Equal(t, exitFailed, doctor.Wait(within).ExitCode())
 	assert.Contains(t, doctor.Output(), "maxmemory-policy is allkeys-lru")
 	assert.Contains(t, doctor.Output(), "mend:")
+	assert.Regexp(t, `(Redis|Valkey) \d+\.\S+, PostgreSQL \d+`, doctor.Output(), "which servers these are")
 
 	serve := s.command("serve")
 	serve.Setenv("REDIS_URL", own.URL)

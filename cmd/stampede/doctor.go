@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 
 	"stampede/internal/connect"
 	"stampede/internal/doctor"
@@ -17,13 +18,14 @@ type doctorCmd struct {
 func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*askTimeout)
 	defer cancel()
-	findings, err := c.examine(ctx)
+	findings, servers, err := c.examine(ctx)
 	if err != nil {
 		return err
 	}
 	if c.JSON {
 		err = json.NewEncoder(s.out).Encode(append([]doctor.Finding{}, findings...)) // [] rather than null
 	} else {
+		_, _ = fmt.Fprintln(s.out, servers)
 		err = doctor.WriteText(s.out, findings)
 	}
 	if err == nil && doctor.AnyUnsafe(findings) {
@@ -33,19 +35,19 @@ func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
 }
 
 // examine asks both servers; one that is away is an unsafe finding, and the other is still looked at.
-func (c *doctorCmd) examine(ctx context.Context) ([]doctor.Finding, error) {
+func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, servers string, err error) {
 	rdb, err := connect.Control(c.RedisURL)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	defer func() { _ = rdb.Close() }()
 	pool, err := connect.Postgres(ctx, c.DatabaseURL, 1)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	defer pool.Close()
 
-	findings, err := doctor.Redis(ctx, rdb)
+	findings, err = doctor.Redis(ctx, rdb)
 	if err != nil {
 		findings = append(findings, away("redis", "REDIS_URL", "nothing can be sold", err))
 	}
@@ -53,7 +55,7 @@ func (c *doctorCmd) examine(ctx context.Context) ([]doctor.Finding, error) {
 	if err != nil {
 		more = append(more, away("postgres", "DATABASE_URL", "accepted orders wait in Redis, unconfirmed", err))
 	}
-	return append(findings, more...), nil
+	return append(findings, more...), doctor.Servers(ctx, rdb, pool), nil
 }
 
 func away(server, variable, why string, err error) doctor.Finding {

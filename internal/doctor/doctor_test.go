@@ -144,3 +144,14 @@ func ownRedis(t *testing.T) *redis.Client {
 	t.Cleanup(func() { _ = rdb.Close() })
 	return rdb
 }
+
+func TestServersAreNamedWithTheirVersions(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t)
+	require.Regexp(t, `^(Redis|Valkey) \d+\.\d+\.\d+, PostgreSQL \d+(\.\d+)*$`, doctor.Servers(t.Context(), ownRedis(t), pool))
+
+	away, err := connect.Control("redis://127.0.0.1:1")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = away.Close() })
+	require.Regexp(t, `^Redis, PostgreSQL \d`, doctor.Servers(t.Context(), away, pool))
+}

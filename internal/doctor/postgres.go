@@ -59,7 +59,7 @@ func readPostgres(ctx context.Context, pool *pgxpool.Pool) (postgresServer, erro
 }
 
 // oldestPostgres is the first version that the statements are tested with.
-const oldestPostgres = 14
+const oldestPostgres = 15
 
 func (p postgresServer) findings() []Finding {
 	var all []Finding

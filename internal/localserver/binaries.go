@@ -18,7 +18,7 @@ import (
 var ErrNotInstalled = errors.New("not installed")
 
 const waysOut = `any one of these helps:
-  - go tool -modfile=tools/go.mod task setup
+  - sh tools/setup.sh
   - apt-get install --no-install-recommends redis-server postgresql
   - set REDIS_URL and DATABASE_URL to servers that run already`
 
@@ -43,13 +43,14 @@ func notInstalled(missing ...string) error {
 	return fmt.Errorf("%s: %w; %s", strings.Join(missing, " and "), ErrNotInstalled, waysOut)
 }
 
-// findRedis returns the path of redis-server or of valkey-server.
+// findRedis returns the path of redis-server or of valkey-server: of the first folder in PATH that has one, else of
+// the first where packages put them.
 func findRedis() (path string, found bool) {
-	for _, name := range []string{"redis-server", "valkey-server"} {
-		if path, err := exec.LookPath(name); err == nil && filepath.IsAbs(path) {
-			return path, true
+	for _, folder := range append(filepath.SplitList(os.Getenv("PATH")), redisFolders...) {
+		if !filepath.IsAbs(folder) {
+			continue // a program from the working directory is not run by accident
 		}
-		for _, folder := range redisFolders {
+		for _, name := range []string{"redis-server", "valkey-server"} {
 			if path, err := exec.LookPath(filepath.Join(folder, name)); err == nil {
 				return path, true
 			}

@@ -17,7 +17,7 @@ func TestMissingServersAreNamedTogetherWithTheWaysOut(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotInstalled)
 	for _, part := range []string{
 		"Redis (redis-server or valkey-server) and Postgres (postgres and initdb): not installed",
-		"go tool -modfile=tools/go.mod task setup",
+		"sh tools/setup.sh",
 		"apt-get install --no-install-recommends redis-server postgresql",
 		"set REDIS_URL and DATABASE_URL",
 	} {
@@ -60,6 +60,14 @@ func TestValkeyServesAsRedis(t *testing.T) {
 	lookOnlyIn(t, path)
 	program(t, path, "valkey-server")
 	found, ok := findRedis()
+	require.True(t, ok)
+	require.Equal(t, filepath.Join(path, "valkey-server"), found)
+
+	// Whose folder comes first in PATH is chosen, whatever its name.
+	later := t.TempDir()
+	program(t, later, "redis-server")
+	t.Setenv("PATH", path+string(filepath.ListSeparator)+later)
+	found, ok = findRedis()
 	require.True(t, ok)
 	require.Equal(t, filepath.Join(path, "valkey-server"), found)
 }
