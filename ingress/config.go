@@ -133,6 +133,10 @@ type Config struct {
 	// MaxWaiting is how many purchases wait for their end at once (20,000); more are answered without waiting. MaxStreams
 	// is how many streams of events there are of orders, and of sales as well (10,000); more are answered "overloaded".
 	MaxWaiting, MaxStreams int
+	// MaxConnections is how many connections are open at once (0: as many as come). It leaves files for the connections
+	// to Redis and Postgres. Where it is reached, connections that were idle for longest are closed to make room, and
+	// new ones wait while none is idle. Streams of orders, streams of sales and waiting purchases get a quarter each.
+	MaxConnections int
 	// StopDelay is how long a stopping server still takes new connections (0), so that a load
 	// balancer sees /readyz answer 503 before connections are refused.
 	StopDelay time.Duration
@@ -160,6 +164,11 @@ func (c *Config) setDefaults() {
 	if c.MaxStreams == 0 {
 		c.MaxStreams = defaultMaxStreams
 	}
+	if c.MaxConnections > 0 {
+		// What stays open for long must not keep out what is answered at once, a health check for one.
+		share := max(1, c.MaxConnections/4)
+		c.MaxWaiting, c.MaxStreams = min(c.MaxWaiting, share), min(c.MaxStreams, share)
+	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = defaultDrainTimeout
 	}
@@ -180,8 +189,9 @@ func (c *Config) Validate() error {
 	if c.Reservations == nil || c.Sales == nil || c.Orders == nil || c.Postgres == nil {
 		errs = append(errs, errors.New("Reservations, Sales, Orders and Postgres are required"))
 	}
-	if c.MaxInFlight < 0 || c.MaxWaiting < 0 || c.MaxStreams < 0 {
-		errs = append(errs, fmt.Errorf("MaxInFlight is %d, MaxWaiting %d and MaxStreams %d, want at least 1", c.MaxInFlight, c.MaxWaiting, c.MaxStreams))
+	if c.MaxInFlight < 0 || c.MaxWaiting < 0 || c.MaxStreams < 0 || c.MaxConnections < 0 {
+		errs = append(errs, fmt.Errorf("MaxInFlight is %d, MaxWaiting %d, MaxStreams %d and MaxConnections %d, want at least 1",
+			c.MaxInFlight, c.MaxWaiting, c.MaxStreams, c.MaxConnections))
 	}
 	if n := len(c.ReceiptSecret); n > 0 && n < reservation.MinReceiptSecretBytes {
 		errs = append(errs, fmt.Errorf("the secret for receipts (STAMPEDE_RECEIPT_SECRET) has %d bytes, want at least %d", n, reservation.MinReceiptSecretBytes))

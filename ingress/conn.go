@@ -19,6 +19,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"stampede/internal/accept"
 )
 
 // connListener makes a conn of every TCP connection that it accepts. Others stay as they are: one of TLS, for example,
@@ -27,13 +29,22 @@ type connListener struct{ net.Listener }
 
 func (l connListener) Accept() (net.Conn, error) {
 	accepted, err := l.Listener.Accept()
-	if tcp, ok := accepted.(*net.TCPConn); ok {
+	if tcp, ok := accepted.(*accept.Conn); ok {
 		return newConn(tcp), nil
 	}
 	return accepted, err
 }
 
-// tcpConn is what a conn needs of a *net.TCPConn. Its ReadFrom, which knows nothing of deadlines that were put off, is
+// connState is for http.Server.ConnState.
+func connState(c net.Conn, state http.ConnState) {
+	if c, ok := c.(*conn); ok {
+		if tcp, ok := c.tcpConn.(*accept.Conn); ok {
+			tcp.Changed(state)
+		}
+	}
+}
+
+// tcpConn is what a conn needs of a TCP connection. The ReadFrom, which knows nothing of deadlines that were put off, is
 // left out, so that nobody finds it.
 type tcpConn interface {
 	net.Conn

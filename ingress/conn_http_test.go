@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/accept"
 	"stampede/reservation"
 )
 
@@ -42,7 +43,7 @@ func webServer(t testing.TB, wrap func(net.Listener) net.Listener, h http.Handle
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	server := &http.Server{
-		Handler: h, ConnContext: withConn, ErrorLog: log.New(io.Discard, "", 0), // of panics that are made on purpose
+		Handler: h, ConnContext: withConn, ConnState: connState, ErrorLog: log.New(io.Discard, "", 0), // of panics that are made on purpose
 		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
 	}
 	for _, c := range change {
@@ -60,7 +61,7 @@ func webServer(t testing.TB, wrap func(net.Listener) net.Listener, h http.Handle
 	return server, listener.Addr().String()
 }
 
-func wrapped(l net.Listener) net.Listener { return connListener{l} }
+func wrapped(l net.Listener) net.Listener { return connListener{accept.New(l, 0)} }
 
 // caller speaks HTTP by hand.
 type caller struct {

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"stampede/internal/accept"
 	"stampede/reservation"
 )
 
@@ -52,10 +53,13 @@ var outcomeOf = map[reservation.Verdict]string{
 	verdictUnknown:               outcomeFailed,
 }
 
-// rooms are those of a server that its metrics show.
-type rooms struct {
+// bounds are those of a server that its metrics show.
+type bounds struct {
 	inFlight                           *shares
 	waiting, orderStreams, saleStreams *room
+
+	connections    func() *accept.Listener // nil until Run listens
+	maxConnections int
 }
 
 type verdictMetrics struct {
@@ -66,7 +70,7 @@ type verdictMetrics struct {
 // routeCounters counts a route's requests by the class of their status: [2] is 2xx.
 type routeCounters [6]prometheus.Counter
 
-func newMetrics(registry *prometheus.Registry, r rooms) (*metrics, error) {
+func newMetrics(registry *prometheus.Registry, r bounds) (*metrics, error) {
 	m := &metrics{
 		registry: registry,
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -97,6 +101,24 @@ func newMetrics(registry *prometheus.Registry, r rooms) (*metrics, error) {
 			ConstLabels: prometheus.Labels{"of": of},
 		})
 	}
+	connections := func(value func(*accept.Listener) float64) func() float64 {
+		return func() float64 {
+			if l := r.connections(); l != nil {
+				return value(l)
+			}
+			return 0
+		}
+	}
+	open := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "stampede_connections", Help: "Open connections of clients.",
+	}, connections(func(l *accept.Listener) float64 { return float64(l.Open()) }))
+	openLimit := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "stampede_connections_limit", Help: "Beyond this many connections, idle ones are closed, and new ones wait; 0: unlimited.",
+	})
+	openLimit.Set(float64(r.maxConnections))
+	evicted := prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "stampede_idle_connections_closed_total", Help: "Idle connections that were closed to make room for others.",
+	}, connections(func(l *accept.Listener) float64 { return float64(l.Evicted()) }))
 	m.outcomesHeard = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_outcome_messages_total", Help: "Messages in which workers told what became of orders.",
 	})
@@ -106,7 +128,7 @@ func newMetrics(registry *prometheus.Registry, r rooms) (*metrics, error) {
 
 	for _, c := range []prometheus.Collector{
 		m.requests, count, seconds, held, limit, waiting, streams("order", r.orderStreams), streams("sale", r.saleStreams),
-		m.outcomesHeard, m.outcomeLookups,
+		m.outcomesHeard, m.outcomeLookups, open, openLimit, evicted,
 	} {
 		if err := registry.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)

@@ -18,6 +18,7 @@ func (s *Server) routes() {
 	s.echo.IPExtractor = echo.ExtractIPDirect()
 	unmatched := s.metrics.route("unmatched")
 	s.echo.HTTPErrorHandler = func(err error, c echo.Context) {
+		s.sendAway(c)
 		if strings.Contains(c.Request().URL.Path, "//") {
 			// Another method would find nothing here either.
 			err = problemNotFound
@@ -72,10 +73,7 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) {
 			}
 			counters.count(c.Response().Status)
 		}()
-		if s.stopping.Load() {
-			// A connection that is kept would be cut under the client's next request.
-			c.Response().Header()["Connection"] = closeConnection
-		}
+		s.sendAway(c)
 		if c.Request().ContentLength > maxBodyBytes {
 			s.fail(c, problemTooLarge)
 			return nil
@@ -89,6 +87,13 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) {
 		}
 		return nil
 	})
+}
+
+// sendAway has the client of a stopping server use another connection, to another server, for its next request.
+func (s *Server) sendAway(c echo.Context) {
+	if s.stopping.Load() {
+		c.Response().Header()["Connection"] = closeConnection
+	}
 }
 
 // fail answers with the problem that err is, and logs what our own servers did wrong.

@@ -27,6 +27,7 @@ import (
 	"github.com/labstack/echo/v4"
 	"golang.org/x/sync/singleflight"
 
+	"stampede/internal/accept"
 	"stampede/reservation"
 )
 
@@ -66,6 +67,8 @@ type Server struct {
 	// oddOutcomes keeps nonsense in the stream of outcomes from filling the log.
 	oddOutcomes cooldown
 	addr        atomic.Pointer[string]
+	// connections is nil until Run listens.
+	connections atomic.Pointer[accept.Listener]
 	stopping    atomic.Bool
 
 	// signer is nil until the secret for receipts was read once; no purchase is accepted before.
@@ -110,7 +113,9 @@ func (s *Server) init() (err error) {
 	if s.auth, err = newAuthenticator(s.background.ctx, s.config); err != nil {
 		return err
 	}
-	s.metrics, err = newMetrics(s.config.Metrics, rooms{&s.room, &s.waiting, &s.orderStreams, &s.saleStreams})
+	s.metrics, err = newMetrics(s.config.Metrics, bounds{
+		&s.room, &s.waiting, &s.orderStreams, &s.saleStreams, s.connections.Load, s.config.MaxConnections,
+	})
 	if err != nil {
 		return err
 	}
@@ -157,7 +162,7 @@ func (s *Server) Run(ctx context.Context) error {
 	listener := s.config.Listener
 	if listener == nil {
 		var err error
-		if listener, err = new(net.ListenConfig).Listen(ctx, "tcp", s.config.Addr); err != nil {
+		if listener, err = accept.Listen(ctx, s.config.Addr); err != nil {
 			return fmt.Errorf("ingress: %w", err)
 		}
 		s.setAddr(listener)
@@ -169,6 +174,7 @@ func (s *Server) Run(ctx context.Context) error {
 		Handler:           s.echo,
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ConnContext:       withConn,
+		ConnState:         connState,
 		ReadHeaderTimeout: readHeaderTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -176,13 +182,16 @@ func (s *Server) Run(ctx context.Context) error {
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
+	connections := accept.New(listener, s.config.MaxConnections)
+	s.connections.Store(connections)
 	served := make(chan error, 1)
 	go func() {
 		defer close(served)
-		served <- server.Serve(connListener{listener})
+		served <- server.Serve(connListener{connections})
 	}()
-	err := errors.Join(s.serve(ctx, served), s.drain(base, abandon, server))
-	for range served { // http.ErrServerClosed, unless serve had its error before
+	err := errors.Join(s.serve(ctx, served), s.drain(base, abandon, connections))
+	_ = server.Close() // of connections that outlived the drain
+	for range served { // net.ErrClosed, unless serve had its error before
 	}
 	return err
 }
@@ -203,13 +212,14 @@ func (s *Server) serve(ctx context.Context, served <-chan error) error {
 	}
 }
 
-// drain lets the accepted requests finish. Those that take longer than DrainTimeout are cancelled,
-// and get a moment to answer so before their connections are closed. Who waits or watches is not waited for.
-func (s *Server) drain(base context.Context, abandon context.CancelFunc, server *http.Server) error {
+// drain lets the accepted requests finish, those included that clients have sent and the server has not read yet. Those
+// that take longer than DrainTimeout are cancelled, and get a moment to answer so before their connections are closed.
+// Who waits or watches is not waited for.
+func (s *Server) drain(base context.Context, abandon context.CancelFunc, connections *accept.Listener) error {
 	s.letGo()
 	ctx, cancel := context.WithTimeout(base, s.config.DrainTimeout)
 	defer cancel()
-	err := server.Shutdown(ctx)
+	err := connections.Drain(ctx)
 	if err == nil {
 		return nil
 	}
@@ -217,9 +227,7 @@ func (s *Server) drain(base context.Context, abandon context.CancelFunc, server 
 	abandon()
 	last, cancelLast := context.WithTimeout(context.WithoutCancel(base), goodbye)
 	defer cancelLast()
-	if errors.Is(server.Shutdown(last), context.DeadlineExceeded) {
-		_ = server.Close()
-	}
+	_ = connections.Drain(last) // its end is the same as that of the goodbye
 	return fmt.Errorf("ingress: %d requests were not finished after %s: %w", unfinished, s.config.DrainTimeout, err)
 }
 

@@ -47,6 +47,7 @@ func (c Stampede) launch(s *System) {
 		fmt.Sprint("STAMPEDE_PARTITIONS=", max(1, c.Partitions)),
 		"STAMPEDE_AUTH=header", "STAMPEDE_ADMIN_TOKEN=" + adminToken,
 		"STAMPEDE_HTTP_ADDR=127.0.0.1:0", "STAMPEDE_METRICS_ADDR=127.0.0.1:0",
+		"STAMPEDE_STOP_DELAY=0s",
 	}, c.Env...)
 	binary := Binary(s.b)
 	for i := range max(1, c.Workers) {

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 
 	"golang.org/x/sync/errgroup"
 
 	"stampede/ingress"
+	"stampede/internal/accept"
 	"stampede/internal/connect"
 	"stampede/internal/localserver"
 	"stampede/sql"
@@ -71,8 +71,9 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	if err != nil {
 		return err
 	}
+	config.MaxConnections = maxConnections(ingressFiles + workerFiles)
 	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthHeader, c.AuthHeader, c.AdminToken
-	if config.Listener, err = new(net.ListenConfig).Listen(ctx, "tcp", c.HTTPAddr); err != nil {
+	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
 		return err
 	}
 	server, err := ingress.New(config)

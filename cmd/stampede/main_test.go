@@ -2,7 +2,6 @@ package main
 
 import (
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -58,18 +57,16 @@ func (s *shop) run(args ...string) (status int, output string) {
 	return c.Wait(within).ExitCode(), c.Output()
 }
 
-// serve starts an ingress and returns it with its URL.
-func (s *shop) serve() (*testkit.Cmd, string) {
+// serve starts an ingress and returns it with its URL. No load balancer has to notice its end.
+func (s *shop) serve(flags ...string) (*testkit.Cmd, string) {
 	s.t.Helper()
-	c := s.command("serve")
+	c := s.command(append([]string{"serve"}, flags...)...)
+	c.Setenv("STAMPEDE_STOP_DELAY", "0s")
 	c.Setenv("STAMPEDE_AUTH", "header")
 	c.Setenv("STAMPEDE_ADMIN_TOKEN", adminToken)
 	c.Setenv("STAMPEDE_HTTP_ADDR", "127.0.0.1:0")
 	c.Start()
-	line := c.WaitOutput(within, "ingress listens")
-	_, addr, _ := strings.Cut(line, "addr=")
-	addr, _, _ = strings.Cut(addr, " ")
-	return c, "http://" + addr
+	return c, "http://" + loggedAddr(c, "ingress listens")
 }
 
 // worker prepares a worker that soon takes over from others, with batches so small that there are many.

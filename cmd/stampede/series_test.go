@@ -37,6 +37,7 @@ func TestEverySeriesExistsFromTheFirstScrape(t *testing.T) {
 			`stampede_http_requests_total{route="unmatched",status`:                   {"2xx", "3xx", "4xx", "5xx"},
 			"stampede_event_streams{of":                                               {"order", "sale"},
 			"stampede_outcome_messages_total":                                         nil,
+			"stampede_idle_connections_closed_total":                                  nil,
 			"stampede_outcome_lookups_total":                                          nil,
 			"stampede_outcomes_published_total":                                       nil,
 			"stampede_outcomes_dropped_total":                                         nil,

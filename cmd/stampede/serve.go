@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"sync"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/ingress"
+	"stampede/internal/accept"
 	"stampede/internal/connect"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
@@ -22,14 +22,12 @@ import (
 // limitFlags bound what an ingress takes on.
 type limitFlags struct {
 	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests worked on at once; more are answered 503 (${default}). An eighth is kept for payments and looks at orders, an eighth for looks at sales, a sixteenth for operators."`
-	StopDelay    time.Duration `default:"0s" placeholder:"DURATION" help:"How long a stopping ingress still takes connections, for a load balancer to notice (${default})."`
 	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping ingress or worker may take to finish what it has accepted (${default})."`
 }
 
 func (f limitFlags) Validate() error {
 	return cmp.Or(
 		wantAtLeast("--max-in-flight", f.MaxInFlight, 1),
-		wantAtLeast("--stop-delay", f.StopDelay, 0),
 		wantAtLeast("--drain-timeout", f.DrainTimeout, time.Millisecond),
 	)
 }
@@ -58,11 +56,14 @@ type serveCmd struct {
 	JWKSURL     string `name:"jwks-url" env:"STAMPEDE_JWKS_URL" placeholder:"URL" help:"Key set of the buyers' tokens, instead of a secret."`
 	JWTIssuer   string `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer that the tokens must name; any if left out."`
 	JWTAudience string `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience that the tokens must name; any if left out."`
+
+	StopDelay time.Duration `default:"5s" placeholder:"DURATION" help:"How long a stopping ingress says that it is not ready and serves all the same, for load balancers and clients to move away (${default})."`
 }
 
 // Validate is called by kong.
 func (c *serveCmd) Validate() error {
-	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), c.receiptFlag.Validate(), wantHeader("--auth-header", c.AuthHeader))
+	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), c.receiptFlag.Validate(), wantHeader("--auth-header", c.AuthHeader),
+		wantAtLeast("--stop-delay", c.StopDelay, 0))
 }
 
 func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
@@ -77,6 +78,8 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	config.StopDelay = c.StopDelay
+	config.MaxConnections = maxConnections(ingressFiles)
 	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthMode(c.Auth), c.AuthHeader, c.AdminToken
 	config.JWTSecret, config.JWKSURL = c.JWTSecret, c.JWKSURL
 	config.JWTIssuer, config.JWTAudience = c.JWTIssuer, c.JWTAudience
@@ -88,7 +91,7 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 	warnOfSettings(ctx, f.backend, logger)
 	// Listening here tells the port where :0 was asked for.
-	if config.Listener, err = new(net.ListenConfig).Listen(ctx, "tcp", c.HTTPAddr); err != nil {
+	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
 		return err
 	}
 	server, err := ingress.New(config)
@@ -96,7 +99,7 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		_ = config.Listener.Close()
 		return err
 	}
-	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth)
+	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth, "connections_max", config.MaxConnections)
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return runIngress(ctx, server, outcomes) })
 	together.Go(func() error { return f.pulse(logger).Run(ctx) })
@@ -115,7 +118,6 @@ func ingressConfig(
 		Outcomes:       func() (redis.UniversalClient, error) { return connect.Blocking(redisURL) },
 		OutcomesStream: keys.keys().Outcomes(),
 		MaxInFlight:    limits.MaxInFlight,
-		StopDelay:      limits.StopDelay,
 		DrainTimeout:   limits.DrainTimeout,
 		Metrics:        telemetry.NewRegistry(),
 		Logger:         logger,

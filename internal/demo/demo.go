@@ -218,6 +218,7 @@ func (d *demo) env() []string {
 		"STAMPEDE_HTTP_ADDR=127.0.0.1:0",
 		"STAMPEDE_METRICS_ADDR=127.0.0.1:0",
 		"STAMPEDE_MIN_IDLE="+minIdle.String(),
+		"STAMPEDE_STOP_DELAY=0s",   // the crowd has gone by then
 		"STAMPEDE_LOG_FORMAT=json", // newAddrWatch reads it
 		"STAMPEDE_LOG_LEVEL=info",
 	)

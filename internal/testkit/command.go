@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -47,6 +48,12 @@ func Command(t testing.TB, args ...string) *Cmd {
 
 // Setenv sets a variable of the process's environment.
 func (c *Cmd) Setenv(name, value string) { c.cmd.Env = append(c.cmd.Env, name+"="+value) }
+
+// LimitFiles bounds how many files the process may have open. It is for calling once, before Start.
+func (c *Cmd) LimitFiles(n int) {
+	c.cmd.Args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, n), c.cmd.Path}, c.cmd.Args[1:]...)
+	c.cmd.Path = "/bin/sh"
+}
 
 // UseServers points the process to the test's Redis, keys and database.
 func (c *Cmd) UseServers(keys reservation.Keys) {

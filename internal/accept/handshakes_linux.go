@@ -1,0 +1,35 @@
+package accept
+
+import (
+	"net"
+
+	"golang.org/x/sys/unix"
+)
+
+// refuseHandshakes makes the kernel drop what would begin another handshake, and nothing else, on this socket alone. To
+// close the listener instead would cut off the clients that are in its queue, who may have sent their requests. A client
+// whose first packet is dropped repeats it after a second, and is refused then.
+func refuseHandshakes(l *net.TCPListener) error {
+	raw, err := l.SyscallConn()
+	if err != nil {
+		return err
+	}
+	// What a filter of a TCP socket sees begins with the TCP header: its byte 13 has the flags.
+	const flags, syn, ack, all = 13, 0x02, 0x10, 0xffffffff
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: flags},
+		{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: syn | ack},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: syn, Jt: 0, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+		{Code: unix.BPF_RET | unix.BPF_K, K: all},
+	}
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		failed = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+			&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]})
+	})
+	if err != nil {
+		return err
+	}
+	return failed
+}
