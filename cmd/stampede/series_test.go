@@ -45,7 +45,8 @@ func TestEverySeriesExistsFromTheFirstScrape(t *testing.T) {
 		work: {
 			"stampede_orders_total{outcome":               {"confirmed", "rejected", "voided", "expired", "duplicate", "unusable"},
 			"stampede_locks_total{outcome":                {"acquired", "busy", "released", "lost"},
-			"stampede_worker_failing{step":                {"record", "lock", "release", "expire", "date", "rebuild"},
+			"stampede_worker_failing{step":                {"record", "lock", "release", "expire", "date", "rebuild", "unblock"},
+			"stampede_sessions_ended_total":               nil,
 			"stampede_rebuilds_total{reason":              {"server", "unvouched", "sale-lost", "unfinished", "set-back", "by-hand", "reconciled"},
 			"stampede_entries_acked_total{stream":         s.streams(2),
 			"stampede_entries_redelivered_total{stream":   s.streams(2),
