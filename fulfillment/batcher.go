@@ -261,7 +261,7 @@ func (b *batcher) release(ctx context.Context, outcomes []Outcome) bool {
 	var ended []reservation.Release
 	for _, out := range outcomes {
 		if comesToNothing(out) {
-			ended = append(ended, releaseOf(out.Event))
+			ended = append(ended, releaseOf(out))
 		}
 	}
 	if len(ended) == 0 {
@@ -277,6 +277,9 @@ func (b *batcher) release(ctx context.Context, outcomes []Outcome) bool {
 	return true
 }
 
-func releaseOf(e reservation.OrderReserved) reservation.Release {
-	return reservation.Release{SaleID: e.SaleID, OrderID: e.OrderID, UserID: e.UserID}
+func releaseOf(out Outcome) reservation.Release {
+	e := &out.Event
+	return reservation.Release{
+		SaleID: e.SaleID, OrderID: e.OrderID, UserID: e.UserID, Quantity: e.Quantity, KeyFingerprint: e.KeyFingerprint, Status: out.Status,
+	}
 }

@@ -255,7 +255,7 @@ func (d *DeadLetters) endOrder(ctx context.Context, entry Entry) (string, error)
 	case !comesToNothing(out):
 		return fmt.Sprintf("order %s is %s", event.OrderID, out.Status), nil
 	}
-	results, err := d.store.Release(ctx, []reservation.Release{releaseOf(event)})
+	results, err := d.store.Release(ctx, []reservation.Release{releaseOf(outcomes[0])})
 	switch {
 	case err != nil:
 		return "", err

@@ -26,15 +26,21 @@ type modelOrder struct {
 
 // verdict is what a purchase is answered; the order is that of the verdicts that name one.
 func (m *model) verdict(r reservation.Request) (reservation.Verdict, uuid.UUID) {
-	if id, holds := m.holds[r.User]; holds {
-		switch o := m.orders[id]; {
-		case r.IdempotencyKey == "" || r.IdempotencyKey != o.key:
-			return reservation.AlreadyPurchased, id
+	for id, o := range m.orders {
+		if r.IdempotencyKey == "" || o.user != r.User || o.key != r.IdempotencyKey {
+			continue
+		}
+		switch {
 		case o.quantity != r.Quantity:
 			return reservation.KeyReused, uuid.Nil
-		default:
+		case o.status.Live():
 			return reservation.Replayed, id
+		default:
+			return reservation.OrderEnded, id
 		}
+	}
+	if id, holds := m.holds[r.User]; holds {
+		return reservation.AlreadyPurchased, id
 	}
 	switch {
 	case m.state == reservation.StatePaused:

@@ -24,10 +24,13 @@ const (
 // errOvertaken: another rebuild of the sale has raised its epoch since this one has begun.
 var errOvertaken = errors.New("another rebuild has raised the epoch of the sale")
 
-// holdBuyers copies the live orders of a sale to Redis, beside those of its last epoch, and returns how many
-// they are and what they hold. They are those of one instant after the raise of the epoch: an order that is
+// gathered is what stands in Redis for the new epoch of a sale: how many live orders, what they hold, and how many ended ones.
+type gathered struct{ orders, units, ended int64 }
+
+// holdBuyers copies the live orders of a sale to Redis, beside those of its last epoch, and those that have ended and are
+// known by their idempotency key. They are those of one instant after the raise of the epoch: an order that is
 // live then and ends later gives its units back in the new epoch, and none can be added.
-func (b *build) holdBuyers(ctx context.Context, sale raisedSale) (orders, units int64, err error) {
+func (b *build) holdBuyers(ctx context.Context, sale raisedSale) (all gathered, err error) {
 	calls, callCtx := errgroup.WithContext(ctx)
 	calls.SetLimit(holdCalls)
 	free := make(chan []reservation.Holder, holdCalls+1) // one of them is being filled
@@ -35,9 +38,9 @@ func (b *build) holdBuyers(ctx context.Context, sale raisedSale) (orders, units 
 		free <- make([]reservation.Holder, 0, holdersPerCall)
 	}
 	send := func(page []reservation.Holder) ([]reservation.Holder, error) {
-		orders += int64(len(page))
+		all.orders += int64(len(page))
 		for i := range page {
-			units += page[i].Reservation.Quantity
+			all.units += page[i].Reservation.Quantity
 		}
 		calls.Go(func() error {
 			defer func() { free <- page[:0] }()
@@ -47,11 +50,41 @@ func (b *build) holdBuyers(ctx context.Context, sale raisedSale) (orders, units 
 		return <-free, callCtx.Err()
 	}
 	// It has ctx and not that of the calls, with which the session would end, and the lock with it.
-	readErr := b.session.eachHolder(ctx, sale, <-free, send)
+	readErr := b.session.snapshot(ctx, sale, func(tx pgx.Tx) error {
+		if err := eachHolder(ctx, tx, sale, <-free, send); err != nil {
+			return err
+		}
+		return b.holdEnded(ctx, tx, sale, &all.ended)
+	})
 	if err := calls.Wait(); err != nil {
-		return 0, 0, err // which is why the reading failed, if it did
+		return gathered{}, err // which is why the reading failed, if it did
 	}
-	return orders, units, readErr
+	return all, readErr
+}
+
+// holdEnded copies the ended orders, and counts them.
+func (b *build) holdEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, count *int64) error {
+	var e reservation.EndedOrder
+	page := make([]reservation.EndedOrder, 0, holdersPerCall)
+	send := func() error {
+		ctx, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		*count += int64(len(page))
+		err := b.config.Store.HoldEnded(ctx, b.partition, sale.ID, b.token, page)
+		page = page[:0]
+		return err
+	}
+	rows, _ := tx.Query(ctx, sql.EndedOrders, sale.ID) // its error comes with the rows
+	_, err := pgx.ForEachRow(rows, []any{&e.User, &e.KeyFingerprint, (*[16]byte)(&e.OrderID), &e.Quantity, &e.Status}, func() error {
+		if page = append(page, e); len(page) < cap(page) {
+			return nil
+		}
+		return send()
+	})
+	if err == nil && len(page) > 0 {
+		err = send()
+	}
+	return err
 }
 
 func (b *build) holdPage(ctx context.Context, sale raisedSale, page []reservation.Holder) error {
@@ -60,11 +93,8 @@ func (b *build) holdPage(ctx context.Context, sale raisedSale, page []reservatio
 	return b.config.Store.HoldBuyers(ctx, b.partition, sale.ID, b.token, sale.Epoch, page)
 }
 
-// eachHolder reads the live orders of a sale into the page, calls take whenever it is full and when the last one
-// was read, and goes on with the page that take returns.
-func (s *rebuildSession) eachHolder(ctx context.Context, sale raisedSale, page []reservation.Holder,
-	take func([]reservation.Holder) ([]reservation.Holder, error),
-) error {
+// snapshot reads what a sale is rebuilt from, of one instant in its epoch.
+func (s *rebuildSession) snapshot(ctx context.Context, sale raisedSale, read func(pgx.Tx) error) error {
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	return pgx.BeginTxFunc(ctx, s.conn, snapshot, func(tx pgx.Tx) error {
 		var epoch int64
@@ -74,21 +104,29 @@ func (s *rebuildSession) eachHolder(ctx context.Context, sale raisedSale, page [
 		if epoch != sale.Epoch {
 			return fmt.Errorf("%w: it is %d, and was %d", errOvertaken, epoch, sale.Epoch)
 		}
-		rows, _ := tx.Query(ctx, sql.Holders, sale.ID) // its error comes with the rows
-		var h reservation.Holder
-		r := &h.Reservation
-		into := []any{&h.User, (*[16]byte)(&r.OrderID), &r.Quantity, &r.Sequence, &r.ReservedAt, &h.KeyFingerprint, &h.Epoch}
-		_, err := pgx.ForEachRow(rows, into, func() (err error) {
-			if page = append(page, h); len(page) == cap(page) {
-				page, err = take(page)
-			}
-			return err
-		})
-		if err == nil && len(page) > 0 {
-			_, err = take(page)
+		return read(tx)
+	})
+}
+
+// eachHolder reads the live orders of a sale into the page, calls take whenever it is full and when the last one
+// was read, and goes on with the page that take returns.
+func eachHolder(ctx context.Context, tx pgx.Tx, sale raisedSale, page []reservation.Holder,
+	take func([]reservation.Holder) ([]reservation.Holder, error),
+) error {
+	rows, _ := tx.Query(ctx, sql.Holders, sale.ID) // its error comes with the rows
+	var h reservation.Holder
+	r := &h.Reservation
+	into := []any{&h.User, (*[16]byte)(&r.OrderID), &r.Quantity, &r.Sequence, &r.ReservedAt, &h.KeyFingerprint, &h.Epoch}
+	_, err := pgx.ForEachRow(rows, into, func() (err error) {
+		if page = append(page, h); len(page) == cap(page) {
+			page, err = take(page)
 		}
 		return err
 	})
+	if err == nil && len(page) > 0 {
+		_, err = take(page)
+	}
+	return err
 }
 
 // clearLeftovers frees what the rebuild has gathered that closed the sale before this one and was broken off.
@@ -98,5 +136,7 @@ func (b *build) clearLeftovers(ctx context.Context, sale guardedSale) error {
 	}
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	return b.config.Redis.Unlink(ctx, b.config.Keys.Gathered(b.partition, sale.id, sale.closed.LastToken)).Err()
+	token := sale.closed.LastToken
+	return b.config.Redis.Unlink(ctx,
+		b.config.Keys.Gathered(b.partition, sale.id, token), b.config.Keys.GatheredEnded(b.partition, sale.id, token)).Err()
 }

@@ -167,18 +167,18 @@ func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale,
 		return RebuiltSale{}, fmt.Errorf("clear leftovers: %w", err)
 	}
 	b.atSale("copy the orders of the sale to Redis", sale.id)
-	orders, units, err := b.holdBuyers(ctx, raised)
+	all, err := b.holdBuyers(ctx, raised)
 	if err != nil {
 		return RebuiltSale{}, fmt.Errorf("copy its orders: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildHeld)
-	left := raised.Stock - units
+	left := raised.Stock - all.units
 	if left < 0 {
-		b.log.Error("live orders hold more units than the sale's stock: none is left to be sold", "sale", sale.id, "stock", raised.Stock, "held", units)
+		b.log.Error("live orders hold more units than the sale's stock: none is left to be sold", "sale", sale.id, "stock", raised.Stock, "held", all.units)
 		left = 0
 	}
 	b.atSale("open the sale", sale.id)
-	if err := b.open(ctx, raised, left, orders); err != nil {
+	if err := b.open(ctx, raised, left, all); err != nil {
 		return RebuiltSale{}, err
 	}
 	crashpoint.Hit(crashpoint.RebuildOpened)
@@ -188,14 +188,14 @@ func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale,
 	crashpoint.Hit(crashpoint.RebuildPublished)
 	return RebuiltSale{
 		ID: sale.id, Epoch: raised.Epoch, Revision: raised.Revision, Ended: sale.ended, Stock: raised.Stock, Left: left,
-		Held: units, Orders: orders, Sequence: raised.sequence, Seconds: time.Since(began).Seconds(),
+		Held: all.units, Orders: all.orders, Sequence: raised.sequence, Seconds: time.Since(began).Seconds(),
 	}, nil
 }
 
-func (b *build) open(ctx context.Context, sale raisedSale, left, holders int64) error {
+func (b *build) open(ctx context.Context, sale raisedSale, left int64, all gathered) error {
 	limited, cancel := forCall(ctx)
 	defer cancel()
 	return b.config.Store.OpenRebuilt(limited, reservation.Rebuilt{
-		Sale: sale.Sale, Left: left, Sequence: sale.sequence, Holders: holders, Token: b.token,
+		Sale: sale.Sale, Left: left, Sequence: sale.sequence, Holders: all.orders, Ended: all.ended, Token: b.token,
 	})
 }

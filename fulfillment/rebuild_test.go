@@ -359,9 +359,9 @@ func TestOperatorsGoOnDuringARebuild(t *testing.T) {
 	_, err = s.catalog.PublishPending(t.Context())
 	require.Error(t, err)
 
-	orders, units, err := b.holdBuyers(t.Context(), raised)
+	all, err := b.holdBuyers(t.Context(), raised)
 	require.NoError(t, err)
-	require.NoError(t, b.open(t.Context(), raised, raised.Stock-units, orders))
+	require.NoError(t, b.open(t.Context(), raised, raised.Stock-all.units, all))
 	require.NoError(t, session.exec(t.Context(), markPublished, sale, raised.Revision))
 	server, err := b.inspect(t.Context())
 	require.NoError(t, err)
@@ -419,14 +419,14 @@ func TestAnOrderThatEndsDuringARebuildGivesItsUnitBack(t *testing.T) {
 	raised, err := session.raiseEpoch(t.Context(), guarded, RebuildByHand)
 	require.NoError(t, err)
 	cancel("bob") // before the orders are read
-	held, units, err := b.holdBuyers(t.Context(), raised)
+	all, err := b.holdBuyers(t.Context(), raised)
 	require.NoError(t, err)
 	cancel("carol") // after that
 	_, err = s.giveBack(t.Context())
 	require.Error(t, err, "while it is closed nothing comes back")
-	require.NoError(t, b.open(t.Context(), raised, raised.Stock-units, held))
+	require.NoError(t, b.open(t.Context(), raised, raised.Stock-all.units, all))
 	require.NoError(t, hold.Rollback(t.Context()))
-	require.EqualValues(t, 1, held)
+	require.EqualValues(t, 1, all.orders)
 	require.EqualValues(t, 9, s.left(t, sale))
 	testkit.Eventually(t, 10*time.Second, "all releases are done with", func() bool {
 		_, err := s.giveBack(t.Context())

@@ -40,6 +40,7 @@ const (
 var outcomeOf = map[reservation.Verdict]string{
 	reservation.Reserved:         outcomeAccepted,
 	reservation.Replayed:         outcomeAccepted,
+	reservation.OrderEnded:       outcomeRefused,
 	reservation.KeyReused:        outcomeRefused,
 	reservation.AlreadyPurchased: outcomeRefused,
 	reservation.Paused:           outcomeRefused,

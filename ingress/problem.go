@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
+	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
 	"stampede/reservation"
@@ -30,6 +31,7 @@ var (
 	kindMethod           = kind{http.StatusMethodNotAllowed, "method-not-allowed", "This method is not allowed here"}
 	kindSoldOut          = kind{http.StatusConflict, "sold-out", "The sale is sold out"}
 	kindAlreadyPurchased = kind{http.StatusConflict, "already-purchased", "You have an order in this sale"}
+	kindOrderEnded       = kind{http.StatusConflict, "order-ended", "The order of this purchase has ended"}
 	kindNotOpen          = kind{http.StatusConflict, "sale-not-open", "The sale is not open yet"}
 	kindPaused           = kind{http.StatusConflict, "sale-paused", "The sale is paused"}
 	kindTransition       = kind{http.StatusConflict, "illegal-transition", "The present state does not allow this"}
@@ -43,6 +45,7 @@ var (
 	kindOverLimit        = kind{http.StatusUnprocessableEntity, "quantity-over-limit", "That is more than one order may hold"}
 	kindInternal         = kind{http.StatusInternalServerError, "internal-error", "Something went wrong here"}
 	kindUnavailable      = kind{http.StatusServiceUnavailable, "sale-unavailable", "The sale cannot be reached"}
+	kindOutcomeUnknown   = kind{http.StatusServiceUnavailable, "outcome-unknown", "The outcome is unknown"}
 	kindOverloaded       = kind{http.StatusServiceUnavailable, "overloaded", "Too many requests at once"}
 	kindWithdrawn        = kind{http.StatusServiceUnavailable, "restock-withdrawn", "The restock was withdrawn"}
 	kindNotReady         = kind{http.StatusServiceUnavailable, "not-ready", "This server cannot sell now"}
@@ -62,15 +65,17 @@ var (
 	problemNotConfirmed = fixed(problem{kind: kindNotConfirmed, detail: "It is reserved for you and will be confirmed in a moment. Try again then.", retryAfter: retrySoon})
 	problemDamaged      = fixed(problem{kind: kindInternal, detail: "What is stored about the order does not fit together. Nothing was done, and trying again will not help."})
 	problemExpired      = fixed(problem{kind: kindExpired, detail: "It was not paid in time, and its units go back on sale."})
-	// problemNotChanged and problemChangeUnknown are problemUnavailable for a change of an order.
+	// problemHeldDamaged is for a buyer of whom Redis has stored what it cannot have written.
+	problemHeldDamaged = fixed(problem{kind: kindInternal, detail: "What is stored about you in this sale cannot be read. Nothing was reserved by this request, and trying again will not help until it is mended."})
+	// problemNotChanged and problemChangeUnknown are problemUnavailable and problemUnknown for a change of an order.
 	problemNotChanged    = fixed(problem{kind: kindUnavailable, detail: "Nothing was done about this request, because a server that it needs does not answer. Try again in a moment.", retryAfter: retrySoon})
 	problemChangeUnknown = fixed(problem{
-		kind: kindUnavailable, retryAfter: retrySoon,
+		kind: kindOutcomeUnknown, retryAfter: retrySoon,
 		detail: "The outcome is unknown: no answer came back in time, and the change may have been made. " +
 			"The same request finds out safely: it changes nothing twice.",
 	})
 	problemUnknown = fixed(problem{
-		kind: kindUnavailable, retryAfter: retrySoon,
+		kind: kindOutcomeUnknown, retryAfter: retrySoon,
 		detail: "The outcome is unknown: no answer came back in time, and the order may have been accepted. " +
 			"The same request with the same Idempotency-Key finds out safely: it cannot reserve twice.",
 	})
@@ -123,9 +128,12 @@ type problem struct {
 	limit   int64
 	// paymentReference is that of the payment that counts.
 	paymentReference string
-	requestID        string
-	redis            string
-	postgres         string
+	// orderID and orderStatus are those of an order that has ended.
+	orderID     uuid.UUID
+	orderStatus reservation.Status
+	requestID   string
+	redis       string
+	postgres    string
 
 	// body is the JSON of a problem that was made by fixed.
 	body []byte
@@ -178,6 +186,8 @@ func problemOf(err error) *problem {
 		return problemExpired
 	case errors.Is(err, reservation.ErrOrderDamaged):
 		return problemDamaged
+	case errors.Is(err, reservation.ErrReservationDamaged):
+		return problemHeldDamaged
 	case errors.Is(err, reservation.ErrIdempotencyKeyReused):
 		return problemKeyReused
 	case errors.Is(err, reservation.ErrOverloaded):
@@ -199,10 +209,9 @@ func problemOf(err error) *problem {
 }
 
 // isOutage tells whether an error says something about our servers, and is therefore worth a line in
-// the log: not so a refusal, a client that went away, the overload that the metrics count, or units on
-// their way back.
+// the log: not so a refusal, a client that went away, or the overload that the metrics count.
 func isOutage(ctx context.Context, p *problem) bool {
-	return p.status >= http.StatusInternalServerError && p.slug != kindOverloaded.slug && p != problemReturning && p != problemRestockWithdrawn && ctx.Err() == nil
+	return p.status >= http.StatusInternalServerError && p.slug != kindOverloaded.slug && p != problemRestockWithdrawn && ctx.Err() == nil
 }
 
 // refusalOf is the problem for a verdict that takes nothing from the sale.
@@ -215,6 +224,8 @@ func refusalOf(a reservation.Answer, now time.Time) *problem {
 			kind: kindAlreadyPurchased, location: orderPath(a.Reservation.OrderID),
 			detail: "One order per buyer and sale. The Location header names yours.",
 		}
+	case reservation.OrderEnded:
+		return endedProblem(a.Reservation.OrderID, a.Status)
 	case reservation.NotOpen:
 		return &problem{
 			kind: kindNotOpen, detail: "The sale opens at the time in opens_at.",
@@ -260,6 +271,11 @@ func (p *problem) appendJSON(dst []byte) []byte {
 		dst = strconv.AppendInt(dst, p.limit, 10)
 	}
 	dst = appendText(dst, "payment_reference", p.paymentReference)
+	if p.orderID != uuid.Nil {
+		dst = append(dst, `,"order_id":"`...)
+		dst = append(reservation.AppendID(dst, p.orderID), '"')
+	}
+	dst = appendText(dst, "order_status", string(p.orderStatus))
 	dst = appendText(dst, "request_id", p.requestID)
 	dst = appendText(dst, "redis", p.redis)
 	dst = appendText(dst, "postgres", p.postgres)

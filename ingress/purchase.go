@@ -65,7 +65,11 @@ func (s *Server) purchase(c echo.Context) error {
 		h["Preference-Applied"] = preferenceApplied(wait)
 		return s.answerEnd(c, request, answer, began.Add(wait))
 	}
-	return s.accept(c, request, answer)
+	if answer.Verdict == reservation.Replayed {
+		return s.answerReplay(c, request, answer)
+	}
+	s.accept(c, request, answer.Reservation, false)
+	return nil
 }
 
 // reserve lets Redis decide. It takes its place only now that the body has been read, so that clients who send theirs
@@ -92,26 +96,19 @@ func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.An
 	return answer, err
 }
 
-// accept answers 202. What a repeat made may have been shown since as more than reserved; it is answered as that then.
-func (s *Server) accept(c echo.Context, r reservation.Request, answer reservation.Answer) error {
-	held := answer.Reservation
-	if answer.Verdict == reservation.Replayed {
-		if order, known := s.shown.recall(held.OrderID); known {
-			return s.answerOrder(c, http.StatusAccepted, r, held, foundOrder{order, true})
-		}
-	}
+// accept answers 202. With mayBeBehind it says that the order may have gone further than the answer tells.
+func (s *Server) accept(c echo.Context, r reservation.Request, held reservation.Reservation, mayBeBehind bool) {
 	h := c.Response().Header()
 	h["Location"] = []string{orderPath(held.OrderID)}
 	h["Content-Type"] = jsonContent
 	buf := scratches.Get().(*scratch)
 	defer scratches.Put(buf)
-	buf.out = s.appendReservation(buf.out[:0], r, held)
+	buf.out = s.appendReservation(buf.out[:0], r, held, mayBeBehind)
 	write(c, http.StatusAccepted, buf.out)
-	return nil
 }
 
 // appendReservation appends the answer to an accepted purchase; a replay's is the same.
-func (s *Server) appendReservation(dst []byte, r reservation.Request, held reservation.Reservation) []byte {
+func (s *Server) appendReservation(dst []byte, r reservation.Request, held reservation.Reservation, mayBeBehind bool) []byte {
 	dst = append(dst, `{"order_id":"`...)
 	dst = reservation.AppendID(dst, held.OrderID)
 	dst = append(dst, `","sale_id":"`...)
@@ -122,6 +119,9 @@ func (s *Server) appendReservation(dst []byte, r reservation.Request, held reser
 	dst = appendTime(dst, held.ReservedAt)
 	dst = append(dst, `","receipt":"`...)
 	dst = s.appendReceipt(dst, r, held)
+	if mayBeBehind {
+		return append(dst, "\",\"may_be_behind\":true}\n"...)
+	}
 	return append(dst, "\"}\n"...)
 }
 

@@ -60,7 +60,7 @@ func TestSilentRedisHoldsNobodyUp(t *testing.T) {
 			require.NotContains(t, held, "buyer-"+strconv.Itoa(i))
 			said["nothing was reserved"]++
 		} else {
-			require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"], "outcome is unknown")
+			require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "outcome-unknown")["detail"], "outcome is unknown")
 			said["unknown"]++
 		}
 	}

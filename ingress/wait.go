@@ -17,14 +17,6 @@ var problemNotKept = fixed(problem{
 	detail: "The order was accepted and could not be kept: nothing is reserved for you. Try again in a moment.",
 })
 
-// problemReturning is for a purchase that is repeated when its order is over and still stands among the reservations:
-// 201 would promise what nobody holds.
-var problemReturning = fixed(problem{
-	kind: kindUnavailable, retryAfter: retrySoon,
-	detail: "The order that this purchase made was cancelled or has expired, and its units are on their way back: nothing is reserved for you. " +
-		"Try again in a moment to make another one.",
-})
-
 // answerEnd answers an accepted purchase when its order has its end in Postgres: 201, or the problem because of which
 // it was refused or is over after all. If that takes longer than until, or the server is stopping, it is 202, as without waiting.
 //
@@ -39,15 +31,19 @@ func (s *Server) answerEnd(c echo.Context, r reservation.Request, answer reserva
 	defer timer.Stop()
 	select {
 	case order := <-w.heard:
-		return s.answerOrder(c, http.StatusCreated, r, answer.Reservation, foundOrder{Order: s.shown.latest(order)})
+		return s.answerOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.shown.latest(order)})
 	case <-timer.C:
 		if order, known := s.lostMeanwhile(c, r, answer.Reservation); known {
-			return s.answerOrder(c, http.StatusCreated, r, answer.Reservation, foundOrder{Order: s.shown.latest(order)})
+			return s.answerOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.shown.latest(order)})
 		}
 	case <-s.ending:
 	case <-c.Request().Context().Done():
 	}
-	return s.accept(c, r, answer)
+	if answer.Verdict == reservation.Replayed {
+		return s.answerReplay(c, r, answer)
+	}
+	s.accept(c, r, answer.Reservation, false)
+	return nil
 }
 
 // lostMeanwhile returns what became of an order that Redis holds no more, though nothing was heard of it while its buyer
@@ -68,20 +64,22 @@ func (s *Server) lostMeanwhile(c echo.Context, r reservation.Request, held reser
 }
 
 // answerOrder answers a purchase whose order is in Postgres. It is a success only while the buyer has what was bought.
-func (s *Server) answerOrder(c echo.Context, status int, r reservation.Request, held reservation.Reservation, order foundOrder) error {
+func (s *Server) answerOrder(c echo.Context, status int, r reservation.Request, answer reservation.Answer, order foundOrder) error {
 	switch {
-	case order.Status == reservation.StatusRejected || order.Status == reservation.StatusVoided:
+	case order.Status == reservation.StatusVoided:
+		return problemNotKept
+	case order.Status == reservation.StatusRejected && answer.Verdict == reservation.Reserved:
 		return refusedLater(order.Order)
 	case !order.Status.Live():
-		return problemReturning
+		return endedProblem(order.ID, order.Status)
 	}
 	view := order.view()
-	view.Receipt = string(s.appendReceipt(nil, r, held))
+	view.Receipt = string(s.appendReceipt(nil, r, answer.Reservation))
 	c.Response().Header()["Location"] = []string{orderPath(order.ID)}
 	return writeJSON(c, status, view)
 }
 
-// refusedLater is the problem for an order that Redis had admitted and Postgres has not.
+// refusedLater is the problem for an order that Redis had admitted just now and Postgres has not.
 func refusedLater(order reservation.Order) *problem {
 	switch order.Reason {
 	case reservation.RejectedSoldOut:
@@ -90,7 +88,7 @@ func refusedLater(order reservation.Order) *problem {
 		// Which one that is was not asked for.
 		return &problem{kind: kindAlreadyPurchased, detail: "One order per buyer and sale. GET /v1/orders lists yours."}
 	}
-	return problemNotKept
+	return endedProblem(order.ID, order.Status)
 }
 
 // preferenceApplied tells the client for how long it was ready to wait.

@@ -61,9 +61,10 @@ func (s *shop) recordReserved(sale uuid.UUID, user string, refuse string) {
 	})
 	held, err := reservation.ParseReservation(text)
 	require.NoError(s.t, err)
+	_, key, _ := strings.Cut(text, ":")
 	event := []reservation.OrderReserved{{
 		OrderID: held.OrderID, SaleID: sale, UserID: user, Quantity: held.Quantity, Epoch: 1, Sequence: held.Sequence,
-		RequestedAt: held.ReservedAt, ReservedAt: held.ReservedAt,
+		RequestedAt: held.ReservedAt, ReservedAt: held.ReservedAt, KeyFingerprint: key,
 	}}
 	if refuse == "" {
 		_, err = s.ledger.Record(s.t.Context(), event)
@@ -132,14 +133,14 @@ func TestPurchaseThatIsRefusedWhileItWaits(t *testing.T) {
 	}{
 		"late":  {reservation.RejectedSoldOut, http.StatusConflict, "sold-out"},
 		"twice": {reservation.RejectedAlreadyPurchased, http.StatusConflict, "already-purchased"},
-		"other": {"an operator discarded it", http.StatusServiceUnavailable, "sale-unavailable"},
+		"other": {"an operator discarded it", http.StatusConflict, "order-ended"},
 	} {
 		answered := s.inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=20")) })
 		s.waits(1)
 		s.recordReserved(sale, user, c.reason)
 		r := <-answered
-		r.isProblem(c.status, c.slug)
-		require.Empty(t, r.header.Get("Location"))
+		p := r.isProblem(c.status, c.slug)
+		require.Equal(t, p["order_id"] == nil, r.header.Get("Location") == "")
 	}
 	answered := s.inBackground(func() reply { return s.buy(sale, "", as("void"), prefer("wait=20")) })
 	s.waits(1)
@@ -172,11 +173,10 @@ func TestRepeatOfAPurchaseThatIsOver(t *testing.T) {
 			require.Equal(t, "paid", again.is(http.StatusCreated)["status"])
 			continue
 		}
-		require.Contains(t, again.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"], "on their way back")
-		require.Equal(t, "1", again.header.Get("Retry-After"))
-		require.Empty(t, again.header.Get("Location"))
+		p := again.isProblem(http.StatusConflict, "order-ended")
+		require.Equal(t, []any{path, user}, []any{again.header.Get("Location"), p["order_status"]})
+		require.Empty(t, again.header.Get("Retry-After"))
 	}
-	require.False(t, isOutage(t.Context(), problemReturning), "nothing is wrong here")
 }
 
 // TestWaitForAnOrderThatRedisLoses: nothing will ever be heard of it.

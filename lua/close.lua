@@ -19,7 +19,7 @@
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 
-local sale = redis.call('HMGET', KEYS[1], 'sequence', 'epoch', 'closed_epoch', 'rebuild')
+local sale = redis.call('HMGET', KEYS[1], 'sequence', 'epoch', 'closed_epoch', 'rebuild', 'left')
 
 -- What is longer than that was forged, and nothing goes on from it.
 local function number(text, digits)
@@ -30,6 +30,10 @@ local sequence, epoch = number(sale[1], 15), number(sale[2], 9)
 -- It may have been closed before.
 for _, known in ipairs({ number(sale[3], 9), number(ARGV[2], 9) }) do
   if tonumber(known) > tonumber(epoch) then epoch = known end
+end
+if sale[5] == '0' then -- an ingress may remember the sale as sold out (reserve.lua), also when units come back by the rebuild
+  local time = redis.call('TIME')
+  redis.call('HSET', KEYS[1], 'quiet_since_ms', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
 end
 redis.call('HSET', KEYS[1], 'epoch', '0', 'sequence', sequence, 'closed_epoch', epoch, 'rebuild', ARGV[1])
 -- A caller that takes epoch 0 for one to sell in finds nothing to sell from.

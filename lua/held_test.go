@@ -56,10 +56,12 @@ func TestReserveReadsWhatABuyerHoldsAndRefusesWhatItCannotRead(t *testing.T) {
 	for _, held := range unreadable {
 		b.hold("ann", held)
 		before := b.state()
-		_, err := b.tryReserve(b.buy("first"), b.buy("ann"))
-		require.ErrorContains(t, err, "damaged: a rebuild writes it anew", held)
+		require.Equal(t, []string{"damaged", "damaged"}, b.reserve(b.buy("ann"), request{"ann", "order-ann", "key-1", "1"}), held)
 		require.Equal(t, before, b.state())
 	}
+	// What is damaged is that of one buyer: the others of the batch are served.
+	b.hold("ann", unreadable[1])
+	require.Equal(t, []string{"reserved 1", "damaged", "reserved 2"}, b.reserve(b.buy("first"), b.buy("ann"), b.buy("last")))
 }
 
 func TestAppendGivesEveryAnswerOfItsHeader(t *testing.T) {

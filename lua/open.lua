@@ -28,6 +28,9 @@ for i = 2, 8 do
   if not string.find(ARGV[i], '^%d+$') then return redis.error_reply('ERR argument ' .. i .. ' must be a whole number') end
 end
 
+if not redis.acl_check_cmd('HSET', KEYS[1], 'epoch', ARGV[2]) then
+  return redis.error_reply('NOPERM the sale was not opened: this user of Redis must be allowed HSET of ' .. KEYS[1])
+end
 redis.call('SADD', KEYS[3], ARGV[1])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'revision', ARGV[3], 'stock', ARGV[4], 'left', ARGV[4],
   'per_order_limit', ARGV[5], 'opens_at_ms', ARGV[6], 'closes_at_ms', ARGV[7], 'payment_window_s', ARGV[8],

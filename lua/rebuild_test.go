@@ -142,9 +142,10 @@ func (b *bench) rebuilt(epoch string, holders, left int64) string {
 
 func (b *bench) rebuiltBy(token, epoch string, holders, left int64) string {
 	b.t.Helper()
-	keys := []string{b.saleKey, b.buyers, b.buyers + ":" + epoch, b.sales}
+	keys := []string{b.saleKey, b.buyers, b.buyers + ":" + epoch, b.sales, b.ended, b.ended + ":" + epoch}
 	answer, err := lua.Rebuilt.Run(b.t.Context(), b.rdb, keys,
-		b.sale.String(), epoch, holders, 7, b.stock, left, 40, b.perOrder, b.opensAt, b.closesAt, 60, "open", token).Text()
+		b.sale.String(), epoch, holders, 7, b.stock, left, 40, b.perOrder, b.opensAt, b.closesAt, 60, "open", token,
+		b.rdb.HLen(b.t.Context(), keys[5]).Val()).Text()
 	require.NoError(b.t, err)
 	return b.heard("rebuilt", answer)
 }
@@ -214,13 +215,13 @@ func TestRebuiltRefusesNumbersThatCannotBe(t *testing.T) {
 	b := newBench(t)
 	b.close()
 	before := b.state()
-	good := []any{b.sale.String(), "2", "0", "7", "10", "7", "40", "2", "0", "0", "60", "open", ours}
+	good := []any{b.sale.String(), "2", "0", "7", "10", "7", "40", "2", "0", "0", "60", "open", ours, "0"}
 	bad := func(position int, value string) error {
 		args := append([]any{}, good...)
 		args[position] = value
-		return lua.Rebuilt.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.buyers + ":2", b.sales}, args...).Err()
+		return lua.Rebuilt.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.buyers + ":2", b.sales, b.ended, b.ended + ":2"}, args...).Err()
 	}
-	for position := 1; position <= 10; position++ {
+	for _, position := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13} {
 		for _, value := range []string{"", "-1", "1.5", "nan"} {
 			require.ErrorContains(t, bad(position, value), "argument "+strconv.Itoa(position+1), "%q", value)
 		}

@@ -10,6 +10,8 @@
 --   2  buyers    hash, as in reserve.lua
 --   3  gathered  hash like buyers: those of the new epoch
 --   4  sales     set of the ids of the sales in this partition
+--   5  ended     hash, as in reserve.lua
+--   6  over      hash like ended, gathered beside it
 -- ARGV
 --   1  sale_id           as it goes into the set
 --   2  epoch             the new one
@@ -24,18 +26,19 @@
 --   11  payment_window_s  0 where a confirmed order is final
 --   12  state             open, paused or ended
 --   13  token             of the rebuild, as in close.lua
+--   14  over              how many ended orders must have been gathered
 -- Answers
 --   rebuilt         the sale is there, in its new epoch
 --   unchanged       it was before: a repeat
 --   not-closed      the sale is not closed for this rebuild, or was closed in that epoch or a later one: nothing was done
---   wrong <number>  so many buyers were gathered: nothing was done
+--   wrong <number>  so many buyers, or ended orders, were gathered: nothing was done
 
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'rebuild', 'closed_epoch')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'rebuild', 'closed_epoch', 'quiet_since_ms')
 if sale[1] == ARGV[2] then return 'unchanged' end
 if sale[1] ~= '0' or sale[3] ~= ARGV[13] then return 'not-closed' end
 
-for i = 2, 11 do
-  if not string.find(ARGV[i], '^%d+$') then return redis.error_reply('ERR argument ' .. i .. ' must be a whole number') end
+for i = 2, 14 do
+  if i ~= 12 and i ~= 13 and not string.find(ARGV[i], '^%d+$') then return redis.error_reply('ERR argument ' .. i .. ' must be a whole number') end
 end
 if ARGV[2] == '0' then return redis.error_reply('ERR epoch 0 is that of a closed sale') end
 if tonumber(ARGV[2]) <= tonumber(sale[4]) then return 'not-closed' end
@@ -43,14 +46,28 @@ if tonumber(ARGV[6]) > tonumber(ARGV[5]) then return redis.error_reply('ERR more
 
 local gathered = redis.call('HLEN', KEYS[3])
 if gathered ~= tonumber(ARGV[3]) then return string.format('wrong %d', gathered) end
+local over = redis.call('HLEN', KEYS[6])
+if over ~= tonumber(ARGV[14]) then return string.format('wrong %d', over) end
+for _, command in ipairs({ { 'UNLINK', KEYS[1] }, { 'RENAME', KEYS[3], KEYS[2] }, { 'RENAME', KEYS[6], KEYS[5] }, { 'PERSIST', KEYS[2] },
+  { 'SADD', KEYS[4], ARGV[1] }, { 'HSET', KEYS[1], 'epoch', ARGV[2] } }) do
+  if not redis.acl_check_cmd(unpack(command)) then
+    return redis.error_reply('NOPERM the sale stays closed: this user of Redis must be allowed ' .. command[1] .. ' of ' .. command[2])
+  end
+end
 
 -- A higher generation tells whoever remembers the sale as sold out to look again.
 local generation = string.find(sale[2] or '', '^%d+$') and #sale[2] <= 15 and sale[2] or '0'
-redis.call('UNLINK', KEYS[1], KEYS[2])
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[5])
 if gathered > 0 then
   redis.call('RENAME', KEYS[3], KEYS[2])
   redis.call('PERSIST', KEYS[2]) -- what is gathered expires if nobody comes for it
 end
+if over > 0 then
+  redis.call('RENAME', KEYS[6], KEYS[5])
+  redis.call('PERSIST', KEYS[5])
+  redis.call('HSET', KEYS[1], 'ended', '1')
+end
+if sale[5] then redis.call('HSET', KEYS[1], 'quiet_since_ms', sale[5]) end
 redis.call('SADD', KEYS[4], ARGV[1])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'revision', ARGV[4], 'stock', ARGV[5], 'left', ARGV[6], 'sequence', ARGV[7],
   'per_order_limit', ARGV[8], 'opens_at_ms', ARGV[9], 'closes_at_ms', ARGV[10], 'payment_window_s', ARGV[11],

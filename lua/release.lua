@@ -3,16 +3,24 @@
 -- often this is asked, because the buyer's reservation goes with it and a reservation of another
 -- order is left alone. What comes back is what the reservation says was taken.
 --
--- Runs at maxmemory too: it only shrinks what is stored, and a sale must drain when memory is full.
+-- The reservation's idempotency key goes to the ended orders in the same step, so that the request that made the order
+-- never makes another one. That is done for an order that is not held too: Redis may have lost it before.
+--
+-- Runs at maxmemory too: what it writes takes no more than what it deletes, but for orders that Redis
+-- has lost, and a sale must drain when memory is full.
 --
 -- KEYS
 --   1  sale    hash, as in reserve.lua
 --   2  buyers  hash, as in reserve.lua
+--   3  ended   hash, as in reserve.lua
 -- ARGV
 --   1  epoch     of the sale's stock, as the caller knows it
 --   2  user      of the first order
 --   3  order_id  of the first order, as in buyers
---   and so on: two values for every further order
+--   4  key       of the first order, as in reserve.lua; that of its reservation counts where there is one
+--   5  ending    of the first order, as it stands in ended behind the id: "<quantity> <c, e or r>"; or "-" for an
+--                order that is not to be known by its key
+--   and so on: four values for every further order
 -- Answers
 --   {answer, answer, ...}, one for each order, in the order given
 --   released      its units are for sale again, and its user may buy again
@@ -21,19 +29,30 @@
 --   unknown-sale  there is no such sale
 --   stale-epoch   the sale's stock was made anew since the caller last looked
 
-local orders = (#ARGV - 1) / 2
+local per_order = 4
+local orders = (#ARGV - 1) / per_order
 if orders < 1 or orders ~= math.floor(orders) then
-  return redis.error_reply('ERR release takes an epoch and two values for each order')
+  return redis.error_reply('ERR release takes an epoch and four values for each order')
 end
 
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'generation', 'ended')
 local refusal = not sale[1] and 'unknown-sale' or sale[1] ~= ARGV[1] and 'stale-epoch'
+-- Half of it would be a unit that is lost, or one that comes back twice.
+if not (redis.acl_check_cmd('HDEL', KEYS[2], 'user') and redis.acl_check_cmd('HSET', KEYS[1], 'left', '0')
+    and redis.acl_check_cmd('HSET', KEYS[3], 'key', 'order')) then
+  return redis.error_reply('NOPERM nothing was released: this user of Redis must be allowed HDEL of ' .. KEYS[2] ..
+    ', and HSET of ' .. KEYS[1] .. ' and ' .. KEYS[3])
+end
 
-local answers, units = {}, 0
+redis.call('HLEN', KEYS[3]) -- a key of another type refuses the whole call
+local generation = refusal and 0 or sale[4] + 1
+
+local answers, units, released, remembered = {}, 0, false, false
 for i = 1, orders do
-  local user, order_id = ARGV[2 * i], ARGV[2 * i + 1]
+  local at = (i - 1) * per_order + 1
+  local user, order_id, key, ending = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local reservation = not refusal and redis.call('HGET', KEYS[2], user)
-  local its_order, its_quantity = string.match(reservation or '', '^(%S+) (%d+) %d+ %x+%f[%z:@]:?[%w_-]*@?%d*%f[%z:@]$')
+  local its_order, its_quantity, its_key = string.match(reservation or '', '^(%S+) (%d+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$')
   if refusal then
     answers[i] = refusal
   elseif reservation and not its_order then
@@ -43,13 +62,24 @@ for i = 1, orders do
       answers[i] = 'damaged'
     else
       redis.call('HDEL', KEYS[2], user)
-      redis.call('HINCRBY', KEYS[1], 'left', its_quantity)
-      units = units + its_quantity
+      units, released = units + its_quantity, true
+      if its_key ~= '' then key = its_key end
       answers[i] = 'released'
     end
   else
     answers[i] = 'not-held'
   end
+  if (answers[i] == 'released' or answers[i] == 'not-held') and key ~= '-' and ending ~= '-' then
+    redis.call('HSET', KEYS[3], key .. user, order_id .. ' ' .. ending)
+    remembered = true
+  end
 end
-if units > 0 then redis.call('HINCRBY', KEYS[1], 'generation', 1) end
+if released then
+  redis.call('HSET', KEYS[1], 'left', string.format('%d', sale[2] + units), 'generation', string.format('%d', generation))
+  if tonumber(sale[2]) == 0 then
+    local time = redis.call('TIME')
+    redis.call('HSET', KEYS[1], 'quiet_since_ms', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
+  end
+end
+if remembered and not sale[5] then redis.call('HSET', KEYS[1], 'ended', '1') end
 return answers

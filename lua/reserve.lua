@@ -4,20 +4,28 @@
 -- A request that was answered before is answered the same again and changes nothing, so a client, a
 -- proxy or go-redis may send it as often as it likes: a repeat is known by its order id or by its
 -- idempotency key, and that check comes before all others. A reservation is looked up first of all
--- because whoever holds one must hear so even when the sale is over.
+-- because whoever holds one must hear so even when the sale is over. A request whose order has ended
+-- is known by its key as well, and never makes another order.
 --
 -- Redis runs a script alone but does not roll it back. So everything is decided before anything is
--- written, and the first write is an XADD: if that one is refused (a wrong type, an ACL, no memory,
--- no ids left), nothing has happened. Should a later XADD be refused, the requests before it stand
--- and the rest are answered not-recorded.
+-- written, the rights to all writes are checked, and the first write is an XADD: if that one is refused
+-- (a wrong type, an ACL, no memory, no ids left), nothing has happened. Should a later XADD be refused,
+-- the requests before it stand and the rest are answered not-recorded.
+--
+-- An ingress remembers for up to 800 ms that a sale is sold out, and who had bought by then. So units that come back to a
+-- sale with none left are sold one second later: else one ingress would say "sold out" to the buyer
+-- to whom another one has just sold such a unit.
 --
 -- KEYS
---   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch sequence generation revision
+--   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch sequence generation revision;
+--              quiet_since_ms: when units came back to a sale with none left; ended: 1 if there is the hash of that name
 --   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms>", the last in hexadecimal;
 --              behind it ":<key>" where the purchase had one, and "@<epoch>" where that of the reservation
 --              is not the sale's, which was made anew since. It stays with every order of the sale, so it is
 --              short: up to 44 characters, as most have, Redis rounds to 48 bytes, and one more to 64.
 --   3  orders  stream of events, in the wire format of watermill-redisstream
+--   4  ended   hash: "<key><user>" -> "<order id> <quantity> <c, e or r>": the orders that were made with an
+--              idempotency key and are cancelled, expired or rejected
 -- ARGV
 --   1  epoch     of the sale's stock, as the caller knows it
 --   2  seen      the highest sequence that the caller has been given in this sale and epoch, or 0
@@ -33,13 +41,15 @@
 --   generation are those of the sale after this call, and -1 where there is none to speak of.
 --   reserved <sequence>         the units are taken, at now_ms
 --   replayed <reservation>      the same request again; the reservation is written as in buyers
+--   order-ended <ended>         the request made this order, which is over; it is written as in ended
 --   key-reused                  the same idempotency key, but another quantity
 --   already-purchased <reservation>  the user holds this one
 --   paused                      by an operator
 --   ended                       by an operator, or its closing time has passed
 --   not-open <opens_at_ms>      its opening time has not come
 --   over-limit <limit>          more units than one order may hold
---   sold-out                    fewer units are left than asked for
+--   sold-out                    fewer units are left than asked for, or they came back less than a second ago
+--   damaged                     what is stored of this user cannot be read: nothing was done for this request
 --   unknown-sale                there is no such sale
 --   stale-epoch                 the sale's stock was made anew since the caller last looked, or is being made
 --   rewound                     the sale has given away less than the caller has seen: Redis lost orders
@@ -53,7 +63,8 @@ if requests < 1 or requests ~= math.floor(requests) then
   return redis.error_reply('ERR reserve takes an epoch, a sequence, metadata and five values for each request')
 end
 
-local terms = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'sequence', 'generation', 'state', 'opens_at_ms', 'closes_at_ms', 'per_order_limit')
+local terms = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'sequence', 'generation', 'state', 'opens_at_ms', 'closes_at_ms', 'per_order_limit',
+  'quiet_since_ms', 'ended')
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -104,15 +115,35 @@ elseif now_ms < opens_at_ms then
   closed = 'not-open ' .. terms[6]
 end
 
+local quiet_ms = 1000 -- longer than an ingress remembers, so that its clock may be slow
+local quiet_since, quiet = whole(terms[9]), false
+if quiet_since then
+  quiet = now_ms - quiet_since < quiet_ms
+  -- The clock was set back. Nobody knows how long ago that was, so the time begins now.
+  if now_ms < quiet_since then redis.call('HSET', KEYS[1], 'quiet_since_ms', string.format('%d', now_ms)) end
+end
+
 local users = {}
 for i = 1, requests do users[i] = ARGV[before + 1 + (i - 1) * per_request] end
 local held = redis.call('HMGET', KEYS[2], unpack(users))
+local ended = {}
+if terms[10] then
+  local names = {}
+  for i = 1, requests do names[i] = ARGV[before + 3 + (i - 1) * per_request] .. users[i] end
+  ended = redis.call('HMGET', KEYS[4], unpack(names))
+end
 
 local answers = { now_ms, left, generation }
 local reserved_at = string.format('%d', now_ms)
 local ending = string.format(' %x', now_ms)
 -- winners are requests by number, and places their sequences as text.
 local winners, places, reservations, winner_of = {}, {}, {}, {}
+
+local function answer_of_ended(text, quantity)
+  local its_quantity = string.match(text, '^%S+ (%d+) %l$')
+  if not its_quantity then return 'damaged' end
+  return tonumber(its_quantity) == quantity and 'order-ended ' .. text or 'key-reused'
+end
 
 for i = 1, requests do
   local at = before + (i - 1) * per_request
@@ -128,19 +159,23 @@ for i = 1, requests do
     -- The frontiers (%f) see to it that a mark is what follows the time, and that none is the last character.
     local its_order, its_quantity, its_key = string.match(reservation, '^(%S+) (%d+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$')
     if not its_order then
-      return redis.error_reply('ERR the reservation of ' .. user .. ' in ' .. KEYS[2] .. ' is damaged: a rebuild writes it anew')
+      answer = 'damaged'
     elseif its_order == order_id then
       answer = 'replayed ' .. reservation
     elseif key ~= '-' and key == its_key then
       answer = tonumber(its_quantity) == quantity and 'replayed ' .. reservation or 'key-reused'
+    elseif ended[i] then
+      answer = answer_of_ended(ended[i], quantity)
     else
       answer = 'already-purchased ' .. reservation
     end
+  elseif ended[i] then
+    answer = answer_of_ended(ended[i], quantity)
   elseif closed then
     answer = closed
   elseif quantity > limit then
     answer = 'over-limit ' .. terms[8]
-  elseif quantity > left then
+  elseif quantity > left or quiet then
     answer = 'sold-out'
   else
     left = left - quantity
@@ -156,6 +191,12 @@ for i = 1, requests do
 end
 
 if #winners == 0 then return answers end
+
+-- An event without its reservation would be an order of which its buyer is told that there is none. Rights may
+-- change at any time, and to ask for them costs next to nothing. XADD asks for its own.
+if not (redis.acl_check_cmd('HSET', KEYS[1], 'left', '0') and redis.acl_check_cmd('HSET', KEYS[2], 'user', 'held')) then
+  return redis.error_reply('NOPERM nothing was reserved: this user of Redis must be allowed HSET of ' .. KEYS[1] .. ' and ' .. KEYS[2])
+end
 
 local stream, metadata = KEYS[3], ARGV[3]
 local first_sequence = sequence - #winners + 1

@@ -5,6 +5,8 @@
 -- for the same reason. A repeat changes nothing; until the stock is changed again it is given the first
 -- answer again, so that whoever did not hear that learns whether the stock was lowered.
 --
+-- Units that come to a sale with none left are sold a second later; reserve.lua tells why.
+--
 -- What is taken decides about a lower stock, and only here is that known. So a refusal takes the
 -- revision all the same: later changes do not wait for it.
 --
@@ -23,7 +25,7 @@
 --   unknown-sale        there is no such sale
 --   stale-epoch         the sale's stock was made anew since the caller last looked
 
-local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'stock', 'left', 'restocked')
+local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'stock', 'left', 'restocked', 'generation')
 if not sale[1] then return 'unknown-sale' end
 if sale[1] ~= ARGV[1] then return 'stale-epoch' end
 local this = ARGV[1] .. ' ' .. ARGV[2]
@@ -39,6 +41,13 @@ if tonumber(ARGV[3]) < taken then
   return string.format('taken %d', taken)
 end
 
-redis.call('HSET', KEYS[1], 'stock', ARGV[3], 'left', string.format('%d', ARGV[3] - taken), 'revision', ARGV[2], 'restocked', this)
-redis.call('HINCRBY', KEYS[1], 'generation', 1)
+local changes = {
+  'stock', ARGV[3], 'left', string.format('%d', ARGV[3] - taken), 'revision', ARGV[2], 'restocked', this,
+  'generation', string.format('%d', sale[6] + 1),
+}
+if tonumber(sale[4]) == 0 then -- an ingress may remember the sale as sold out (reserve.lua)
+  local time = redis.call('TIME')
+  changes[11], changes[12] = 'quiet_since_ms', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
+end
+redis.call('HSET', KEYS[1], unpack(changes))
 return 'restocked'

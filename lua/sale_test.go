@@ -28,6 +28,7 @@ type bench struct {
 	sale                uuid.UUID
 	saleKey, buyers     string
 	orders, sales       string
+	ended               string
 	epoch               string
 	mu                  sync.Mutex
 	said                map[string][]string
@@ -43,7 +44,7 @@ func newBench(t *testing.T) *bench {
 	sale := uuid.Must(uuid.NewV7())
 	return &bench{
 		t: t, rdb: testkit.Redis(t), sale: sale,
-		saleKey: keys.Sale(0, sale), buyers: keys.Buyers(0, sale), orders: keys.Orders(0), sales: keys.Sales(0),
+		saleKey: keys.Sale(0, sale), buyers: keys.Buyers(0, sale), orders: keys.Orders(0), sales: keys.Sales(0), ended: keys.Ended(0, sale),
 		epoch: "1", said: map[string][]string{}, stock: 10, perOrder: 2, nextRevision: 2,
 	}
 }
@@ -113,7 +114,7 @@ func (b *bench) tryReserve(requests ...request) ([]string, error) {
 	for _, r := range requests {
 		args = append(args, r.user, r.order, r.key, r.quantity, `{"user_id":"`+r.user+`"}`)
 	}
-	reply, err := lua.Reserve.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders}, args...).Slice()
+	reply, err := lua.Reserve.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders, b.ended}, args...).Slice()
 	texts := make([]string, len(reply))
 	for i, v := range reply {
 		texts[i] = fmt.Sprint(v)
@@ -141,10 +142,10 @@ func (b *bench) reserve(requests ...request) []string {
 func (b *bench) release(pairs ...string) []string {
 	b.t.Helper()
 	args := []any{b.epoch}
-	for _, p := range pairs {
-		args = append(args, p)
+	for i := 0; i < len(pairs); i += 2 {
+		args = append(args, pairs[i], pairs[i+1], "-", "1 c")
 	}
-	answers, err := lua.Release.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers}, args...).StringSlice()
+	answers, err := lua.Release.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.ended}, args...).StringSlice()
 	require.NoError(b.t, err)
 	for _, a := range answers {
 		b.heard("release", a)
@@ -172,7 +173,9 @@ func (b *bench) state() map[string]any {
 	require.NoError(b.t, err)
 	buyers, err := b.rdb.HGetAll(ctx, b.buyers).Result()
 	require.NoError(b.t, err)
-	return map[string]any{"sale": sale, "buyers": buyers, "events": b.events()}
+	ended, err := b.rdb.HGetAll(ctx, b.ended).Result()
+	require.NoError(b.t, err)
+	return map[string]any{"sale": sale, "buyers": buyers, "ended": ended, "events": b.events()}
 }
 
 func (b *bench) events() int64 {
@@ -251,8 +254,11 @@ func TestReserveGivesEveryAnswerOfItsHeader(t *testing.T) {
 	require.Equal(t, []string{"ended"}, b.reserve(b.buy("hal")))
 	b.set("closes_at_ms", 0)
 
+	require.Equal(t, []string{"released"}, b.release("ann", "order-ann"))
 	b.next("end", lua.End)
-	require.Equal(t, []string{"ended", "already-purchased order-ann 1 1:key-1"}, b.reserve(b.buy("hal"), b.buy("ann")))
+	b.hold("fay", "?")
+	require.Equal(t, []string{"ended", "already-purchased order-cid 2 2", "order-ended order-ann 1 c", "damaged"},
+		b.reserve(b.buy("hal"), b.buy("cid"), sameKey, b.buy("fay")))
 
 	exhausted := newBench(t)
 	exhausted.open()
@@ -286,7 +292,6 @@ func TestReserveRefusesBadInputAndDamageWithoutWritingAnything(t *testing.T) {
 		"left is missing":        func(b *bench) request { b.rdb.HDel(b.t.Context(), b.saleKey, "left"); return b.buy("u") },
 		"state is unknown":       func(b *bench) request { b.set("state", "ajar"); return b.buy("u") },
 		"limit is nan":           func(b *bench) request { b.set("per_order_limit", "nan"); return b.buy("u") },
-		"a damaged reservation":  func(b *bench) request { b.rdb.HSet(b.t.Context(), b.buyers, "u", "?"); return b.buy("u") },
 		"the stream is a string": func(b *bench) request { b.rdb.Set(b.t.Context(), b.orders, "x", 0); return b.buy("u") },
 		"the stream is full": func(b *bench) request {
 			b.rdb.XAdd(b.t.Context(), &redis.XAddArgs{Stream: b.orders, ID: "18446744073709551615-18446744073709551615", Values: []string{"f", "v"}})
@@ -320,7 +325,7 @@ func TestReserveRefusesBadInputAndDamageWithoutWritingAnything(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)
 		b.open()
-		err := lua.Reserve.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders}, "1", 0, "\x80", "user", "order", "-", "1").Err()
+		err := lua.Reserve.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders, b.ended}, "1", 0, "\x80", "user", "order", "-", "1").Err()
 		require.ErrorContains(t, err, "five values")
 	})
 }

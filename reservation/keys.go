@@ -52,6 +52,16 @@ func (k Keys) Gathered(partition int, sale uuid.UUID, token string) string {
 	return k.Buyers(partition, sale) + ":" + token
 }
 
+// Ended is the hash of the orders that were made with an idempotency key and have ended (ended.go).
+func (k Keys) Ended(partition int, sale uuid.UUID) string {
+	return k.in(partition, "ended:"+sale.String())
+}
+
+// GatheredEnded is for Ended what Gathered is for Buyers.
+func (k Keys) GatheredEnded(partition int, sale uuid.UUID, token string) string {
+	return k.Ended(partition, sale) + ":" + token
+}
+
 // Server is the hash that names the Redis server for which this partition's stock was vouched.
 func (k Keys) Server(partition int) string { return k.in(partition, "server") }
 

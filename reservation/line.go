@@ -92,6 +92,8 @@ const (
 	noKey = "-"
 	// fingerprintBytes is how much is kept of an idempotency key's hash.
 	fingerprintBytes = 16
+	// fingerprintChars is the length of a fingerprint, which is base64url without padding.
+	fingerprintChars = (fingerprintBytes*8 + 5) / 6
 )
 
 // fingerprint shortens an idempotency key: Redis and Postgres keep it with the order.
@@ -213,8 +215,10 @@ func (l *line) decide(script *reserveScript, batch []*call) {
 	if err == nil && standing.staleEpoch {
 		standing, err = l.decideAnew(ctx, script, sent)
 	}
-	if err == nil && standing.rewound {
-		err = l.store.lostOrders(ctx, l)
+	if standing.rewound {
+		if lost := l.store.lostOrders(ctx, l); err == nil {
+			err = lost
+		}
 	}
 	if err == nil && standing.soldOut {
 		l.learnSoldOut(standing.generation)
@@ -229,7 +233,7 @@ func (l *line) decide(script *reserveScript, batch []*call) {
 
 // decideAnew looks the sale up again and repeats a batch that was refused for its epoch, once.
 func (l *line) decideAnew(ctx context.Context, script *reserveScript, sent []*call) (standing, error) {
-	p, err := l.store.locate(ctx, l.sale)
+	p, err := l.store.find(ctx, l.sale)
 	switch {
 	case errors.Is(err, ErrSaleNotFound):
 		return standing{}, errLostSale

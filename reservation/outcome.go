@@ -16,6 +16,8 @@ const (
 	Reserved Verdict = "reserved"
 	// Replayed: this very request was answered Reserved before; Answer.Reservation is the first one.
 	Replayed Verdict = "replayed"
+	// OrderEnded: this very request made an order, which has ended since; Answer.Reservation and Answer.Status tell which and how.
+	OrderEnded Verdict = "order-ended"
 	// KeyReused: the buyer's reservation was made with the same idempotency key and another quantity.
 	KeyReused Verdict = "key-reused"
 	// AlreadyPurchased: the buyer holds a reservation in this sale; Answer.Reservation is that one.
@@ -39,6 +41,9 @@ var (
 	ErrOverloaded = errors.New("too many reservations are waiting")
 	// ErrUnavailable is returned when Redis could not be asked, or refused to work. Nothing was reserved.
 	ErrUnavailable = errors.New("the sale cannot be reached")
+	// ErrReservationDamaged is returned when what Redis has stored of the buyer cannot be read. Nothing was reserved, and trying
+	// again does not help until the sale is rebuilt.
+	ErrReservationDamaged = errors.New("what is stored of the buyer is damaged")
 	// ErrOutcomeUnknown is returned when the request may have reached Redis and no answer came back
 	// in all tries, or the caller gave up after it was sent. The buyer may hold a reservation: the
 	// same request with the same idempotency key finds out, and cannot reserve twice.
@@ -70,8 +75,10 @@ type Reservation struct {
 // Answer is what a request came to.
 type Answer struct {
 	Verdict Verdict
-	// Reservation is set for Reserved, Replayed and AlreadyPurchased.
+	// Reservation is set for Reserved, Replayed and AlreadyPurchased. For OrderEnded its OrderID and Quantity are.
 	Reservation Reservation
+	// Status is set for OrderEnded: cancelled, expired or rejected.
+	Status Status
 	// OpensAt is set for NotOpen.
 	OpensAt time.Time
 	// Limit is set for OverLimit.

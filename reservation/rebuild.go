@@ -13,7 +13,7 @@ import (
 	"stampede/lua"
 )
 
-// What a rebuild of the stock from Postgres does in Redis, in this order: CloseSale, HoldBuyers as often
+// What a rebuild of the stock from Postgres does in Redis, in this order: CloseSale, HoldBuyers and HoldEnded as often
 // as it takes, OpenRebuilt; and Vouch for the server when all live sales of a partition are whole. Each
 // may be repeated. Errors wrap ErrUnavailable where Redis could not be asked or refused to work.
 
@@ -21,8 +21,8 @@ var (
 	// ErrSaleNotClosed is returned by OpenRebuilt for a sale that is not closed for this rebuild: another one
 	// has closed or opened it meanwhile, or Redis has lost it.
 	ErrSaleNotClosed = errors.New("the sale is not closed for this rebuild: another one has overtaken it, or Redis has lost the sale")
-	// ErrHoldersMissing is returned by OpenRebuilt if not exactly the buyers were gathered that the sale has.
-	ErrHoldersMissing = errors.New("the number of gathered buyers is wrong")
+	// ErrHoldersMissing is returned by OpenRebuilt if not exactly the buyers and ended orders were gathered that the sale has.
+	ErrHoldersMissing = errors.New("the number of gathered buyers or ended orders is wrong")
 )
 
 // NewRebuildToken returns a name for one try of a rebuild, which no other one has. All that it does in Redis
@@ -44,9 +44,9 @@ type Holder struct {
 type Rebuilt struct {
 	Sale Sale
 	// Left is how many units nobody has taken, Sequence the highest place that was ever given away, and
-	// Holders how many buyers were gathered by HoldBuyers.
+	// Holders and Ended how many buyers and ended orders were gathered by HoldBuyers and HoldEnded.
 	Left, Sequence int64
-	Holders        int64
+	Holders, Ended int64
 	// Token is that of the rebuild, with which the sale was closed and the buyers were gathered.
 	Token string
 }
@@ -103,24 +103,45 @@ func (s *Store) HoldBuyers(ctx context.Context, partition int, sale uuid.UUID, t
 	if len(holders) == 0 {
 		return nil
 	}
-	key := s.keys.Gathered(partition, sale, token)
-	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
-		for len(holders) > 0 {
-			n := min(len(holders), holdersPerCommand)
-			fields := make([]any, 0, 2*n)
-			for i := range holders[:n] {
-				fields = append(fields, holders[i].User, appendHeld(make([]byte, 0, heldMax), &holders[i], epoch))
-			}
-			p.HSet(ctx, key, fields...)
-			holders = holders[n:]
-		}
-		p.Expire(ctx, key, gatheredFor)
-		return nil
+	err := s.gather(ctx, s.keys.Gathered(partition, sale, token), len(holders), func(i int) (field, value any) {
+		return holders[i].User, appendHeld(make([]byte, 0, heldMax), &holders[i], epoch)
 	})
 	if err != nil {
 		return fmt.Errorf("%w: hold buyers of sale=%s: %w", ErrUnavailable, sale, err)
 	}
 	return nil
+}
+
+// HoldEnded is HoldBuyers for orders that have ended.
+func (s *Store) HoldEnded(ctx context.Context, partition int, sale uuid.UUID, token string, orders []EndedOrder) error {
+	if len(orders) == 0 {
+		return nil
+	}
+	err := s.gather(ctx, s.keys.GatheredEnded(partition, sale, token), len(orders), func(i int) (field, value any) {
+		e := &orders[i]
+		return e.field(), CompactID(e.OrderID) + " " + ending(e.Quantity, e.Status)
+	})
+	if err != nil {
+		return fmt.Errorf("%w: hold ended orders of sale=%s: %w", ErrUnavailable, sale, err)
+	}
+	return nil
+}
+
+// gather writes n fields of a hash that expires.
+func (s *Store) gather(ctx context.Context, key string, n int, at func(i int) (field, value any)) error {
+	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+		for i := 0; i < n; {
+			fields := make([]any, 0, 2*min(n-i, holdersPerCommand))
+			for ; len(fields) < cap(fields); i++ {
+				field, value := at(i)
+				fields = append(fields, field, value)
+			}
+			p.HSet(ctx, key, fields...)
+		}
+		p.Expire(ctx, key, gatheredFor)
+		return nil
+	})
+	return err
 }
 
 // OpenRebuilt puts the gathered buyers and the whole sale in the place of what was there, in one step.
@@ -130,10 +151,11 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	sale, p := &r.Sale, r.Sale.Partition()
 	keys := []string{
 		s.keys.Sale(p, sale.ID), s.keys.Buyers(p, sale.ID), s.keys.Gathered(p, sale.ID, r.Token), s.keys.Sales(p),
+		s.keys.Ended(p, sale.ID), s.keys.GatheredEnded(p, sale.ID, r.Token),
 	}
 	answer, err := lua.Rebuilt.Run(ctx, s.rdb, keys,
 		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, sale.Stock, r.Left, r.Sequence, sale.PerOrderLimit,
-		unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt), int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token).Text()
+		unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt), int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token, r.Ended).Text()
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: open the rebuilt sale=%s: %w", ErrUnavailable, sale.ID, err)
@@ -142,6 +164,6 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	case answer == "not-closed":
 		return fmt.Errorf("open the rebuilt sale=%s: %w", sale.ID, ErrSaleNotClosed)
 	default:
-		return fmt.Errorf("open the rebuilt sale=%s: %w: %s, and not %d", sale.ID, ErrHoldersMissing, answer, r.Holders)
+		return fmt.Errorf("open the rebuilt sale=%s: %w: %s, and not %d buyers and %d ended orders", sale.ID, ErrHoldersMissing, answer, r.Holders, r.Ended)
 	}
 }

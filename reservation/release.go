@@ -1,6 +1,7 @@
 package reservation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,9 +14,15 @@ import (
 
 // Release names an order that came to nothing, whose units go back to its sale.
 type Release struct {
-	SaleID  uuid.UUID
-	OrderID uuid.UUID
-	UserID  string
+	SaleID   uuid.UUID
+	OrderID  uuid.UUID
+	UserID   string
+	Quantity int64
+	// KeyFingerprint stands for the idempotency key of the purchase; it is empty if there was none.
+	KeyFingerprint string
+	// Status is how the order ended. The request that made an order is told of it from now on, if it was cancelled or
+	// rejected or has expired.
+	Status Status
 }
 
 // ReleaseResult is what Redis answered to one Release, in the word of lua/release.lua.
@@ -72,12 +79,13 @@ func (s *Store) releaseSome(ctx context.Context, sale uuid.UUID, releases []Rele
 	} else if err != nil {
 		return err
 	}
-	args := make([]any, 0, 1+2*len(which))
+	args := make([]any, 0, 1+4*len(which))
 	args = append(args, strconv.FormatInt(p.epoch, 10))
 	for _, i := range which {
-		args = append(args, releases[i].UserID, CompactID(releases[i].OrderID))
+		r := &releases[i]
+		args = append(args, r.UserID, CompactID(r.OrderID), cmp.Or(r.KeyFingerprint, noKey), ending(r.Quantity, r.Status))
 	}
-	keys := []string{s.keys.Sale(p.partition, sale), s.keys.Buyers(p.partition, sale)}
+	keys := []string{s.keys.Sale(p.partition, sale), s.keys.Buyers(p.partition, sale), s.keys.Ended(p.partition, sale)}
 	answers, err := lua.Release.Run(ctx, s.rdb, keys, args...).StringSlice()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)

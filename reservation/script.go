@@ -25,6 +25,7 @@ type standing struct {
 	sequence   int64 // the highest that was given away, 0 if none was
 	staleEpoch bool
 	rewound    bool
+	lost       bool // Redis has no such sale
 	// soldOut: nothing is left, and somebody was told so. A sale that is closed or paused may have
 	// nothing left as well, but that is not what its buyers are told.
 	soldOut bool
@@ -33,7 +34,7 @@ type standing struct {
 // target is one sale in one epoch, as the script is told of it. It belongs to one goroutine.
 type target struct {
 	place
-	keys  [3]any // strings, as arguments
+	keys  [4]any // strings, as arguments
 	epoch any
 	// seen is the highest sequence that the sale has given to us. A sale that is behind it was set back.
 	seen     int64
@@ -43,7 +44,7 @@ type target struct {
 func newTarget(k Keys, sale uuid.UUID, p place) target {
 	return target{
 		place:    p,
-		keys:     [3]any{k.Sale(p.partition, sale), k.Buyers(p.partition, sale), k.Orders(p.partition)},
+		keys:     [4]any{k.Sale(p.partition, sale), k.Buyers(p.partition, sale), k.Orders(p.partition), k.Ended(p.partition, sale)},
 		epoch:    strconv.FormatInt(p.epoch, 10),
 		seenText: "0",
 	}
@@ -67,20 +68,27 @@ const tries = 3
 // run asks the script about all calls and sets their answers. Its error is for all of them, and
 // wraps ErrUnavailable if certainly nothing was reserved, or ErrOutcomeUnknown.
 func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*call) (standing, error) {
-	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.epoch, &t.seenText, reserveMetadata)
+	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epoch, &t.seenText, reserveMetadata)
 	for _, c := range batch {
 		rs.args = append(rs.args, &c.request.User, &c.orderID, &c.key, &c.quantity, c.payload)
 	}
 	defer clear(rs.args) // calls go back to their pool: do not keep them
 
-	answers, err := s.callReserve(ctx, t.partition, rs.args)
+	answers, maybeDone, err := s.callReserve(ctx, t.partition, rs.args)
 	if err != nil {
 		return standing{}, err
 	}
 	st, err := readAnswers(answers, batch, t.place.epoch)
 	t.see(st.sequence)
+	if err == nil && maybeDone && (st.staleEpoch || st.rewound || st.lost) {
+		err = errOtherLife
+	}
 	return st, err
 }
+
+// errOtherLife: an earlier try had no answer, and the answer to a later one is about another life of the sale's stock.
+// Only in the same life does that answer tell what the earlier try has done.
+var errOtherLife = fmt.Errorf("%w: the stock of the sale was lost or made anew between two tries", ErrOutcomeUnknown)
 
 // once is a command that go-redis does not send again by itself. Only whoever sees every try can tell
 // "nothing happened" from "nobody knows": a last try that could not connect says nothing of the first.
@@ -89,18 +97,16 @@ type once struct{ *redis.StringSliceCmd }
 // NoRetry implements redis.Cmder.
 func (once) NoRetry() bool { return true }
 
-// callReserve sends the script's call until an answer comes back, at most tries times.
-func (s *Store) callReserve(ctx context.Context, partition int, args []any) ([]string, error) {
-	var maybeDone bool
-	var err error
+// callReserve sends the script's call until an answer comes back, at most tries times. With maybeDone an earlier try
+// had no answer, and may have been served.
+func (s *Store) callReserve(ctx context.Context, partition int, args []any) (answers []string, maybeDone bool, err error) {
 	for try := range tries {
 		if try > 0 && !pause.For(time.Duration(try)*20*time.Millisecond, ctx.Done()) {
 			break
 		}
-		var answers []string
 		var sent bool
 		if answers, sent, err = s.sendReserve(ctx, partition, args); err == nil {
-			return answers, nil
+			return answers, maybeDone, nil
 		}
 		answered, passing := refusal(err)
 		if answered && !passing || errors.Is(err, errStrangeServer) {
@@ -113,9 +119,9 @@ func (s *Store) callReserve(ctx context.Context, partition int, args []any) ([]s
 		maybeDone = maybeDone || sent && !answered && !neverSent(err)
 	}
 	if maybeDone {
-		return nil, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+		return nil, maybeDone, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 	}
-	return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	return nil, maybeDone, fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
 // sendReserve sends the call once, through the fence of its partition. Sent is false if only the fence
@@ -187,7 +193,9 @@ func readAnswers(reply []string, batch []*call, epoch int64) (standing, error) {
 		case "rewound":
 			st.rewound = true
 		case "unknown-sale":
-			err = errLostSale
+			st.lost, err = true, errLostSale
+		case "damaged":
+			err = ErrReservationDamaged
 		case "not-recorded":
 			err = fmt.Errorf("%w: Redis refused the event", ErrUnavailable)
 		default:
@@ -214,6 +222,8 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 		a.Reservation.Sequence, err = strconv.ParseInt(rest, 10, 64)
 	case Replayed, AlreadyPurchased:
 		a.Reservation, err = ParseReservation(rest)
+	case OrderEnded:
+		a.Reservation.OrderID, a.Reservation.Quantity, a.Status, err = parseEnded(rest)
 	case NotOpen:
 		var ms int64
 		ms, err = strconv.ParseInt(rest, 10, 64)

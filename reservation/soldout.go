@@ -13,11 +13,13 @@ import (
 // soldOut remembers that a sale has nothing left, so that its losers cost Redis nothing.
 //
 // It must not lie to a buyer: whoever holds a reservation and asks again is to be told of the order,
-// not that the sale is sold out. So it remembers the buyers too. That is bounded by the stock, and it
+// not that the sale is sold out. So it remembers the buyers too, and those whose order has ended. That is bounded by
+// the stock and by the orders that have ended, and it
 // stays true for as long as the sale's generation stays what it is and its closing time has not come:
 // with nothing left nobody can become a buyer, and every script that could change that (release,
 // restock, resume, ...) raises the generation. A watcher asks for both; whatever it last saw longer
-// ago than soldOutTrust counts for nothing.
+// ago than soldOutTrust counts for nothing. Units that come back are sold only when that time is over
+// (quiet_ms in lua/reserve.lua), so that no buyer of one of them meets a memory that does not know of it.
 //
 // Only a sale without a single unit is remembered. While some are left, fewer than somebody asks for,
 // another may still take them and become a buyer of whom nobody here knows.
@@ -35,7 +37,7 @@ const (
 	soldOutTrust = 800 * time.Millisecond
 	// A sale that nobody asked about for so many checks is forgotten.
 	soldOutIdleChecks = 50
-	// More buyers than this are not remembered (about 50 bytes each): such a sale goes on asking Redis.
+	// More buyers and ended orders than this are not remembered (about 50 bytes each): such a sale goes on asking Redis.
 	soldOutBuyersMax = 4_000_000
 	// soldOutRetry is how long it takes until a sale that could not be remembered is tried again.
 	soldOutRetry = 5 * time.Second
@@ -75,8 +77,12 @@ func (l *line) learnSoldOut(generation int64) {
 
 // rememberSoldOut collects the buyers, and watches the sale for as long as it stays sold out and somebody asks.
 func (l *line) rememberSoldOut(ctx context.Context, generation int64) error {
-	memory := &soldOut{generation: generation}
-	if err := l.collectBuyers(ctx, memory); err != nil {
+	memory := &soldOut{generation: generation, buyers: make(map[uint64]struct{})}
+	p := l.place.partition
+	if err := l.collectUsers(ctx, memory, l.store.keys.Buyers(p, l.sale), 0); err != nil {
+		return err
+	}
+	if err := l.collectUsers(ctx, memory, l.store.keys.Ended(p, l.sale), fingerprintChars); err != nil {
 		return err
 	}
 	defer l.soldOut.Store(nil)
@@ -106,18 +112,16 @@ func (l *line) rememberSoldOut(ctx context.Context, generation int64) error {
 	return nil
 }
 
-// collectBuyers reads all buyers of the sale. Redis promises that a scan returns every field that is
-// there from its beginning to its end, and a sold-out sale gains none; stillSoldOut makes sure afterwards.
-func (l *line) collectBuyers(ctx context.Context, memory *soldOut) error {
-	key := l.store.keys.Buyers(l.place.partition, l.sale)
+// collectUsers reads all users that are fields of the hash, each behind so many other characters. Redis promises that a scan
+// returns every field that is there from its beginning to its end, and a sold-out sale gains none; stillSoldOut makes sure afterwards.
+func (l *line) collectUsers(ctx context.Context, memory *soldOut, key string, behind int) error {
 	n, err := l.store.rdb.HLen(ctx, key).Result()
 	if err != nil {
 		return err
 	}
-	if n > soldOutBuyersMax {
-		return fmt.Errorf("%d buyers are too many to remember", n)
+	if n += int64(len(memory.buyers)); n > soldOutBuyersMax {
+		return fmt.Errorf("%d buyers and ended orders are too many to remember", n)
 	}
-	memory.buyers = make(map[uint64]struct{}, n)
 	var cursor uint64
 	for {
 		var page []string
@@ -125,7 +129,8 @@ func (l *line) collectBuyers(ctx context.Context, memory *soldOut) error {
 			return err
 		}
 		for i := 0; i < len(page); i += 2 {
-			memory.buyers[maphash.String(l.store.seed, page[i])] = struct{}{}
+			user := page[i][min(behind, len(page[i])):]
+			memory.buyers[maphash.String(l.store.seed, user)] = struct{}{}
 		}
 		if cursor == 0 {
 			return nil

@@ -69,6 +69,7 @@ type Store struct {
 	started time.Time
 	seed    maphash.Seed // of the hashes of remembered buyers
 	index   saleIndex
+	looks   saleLooks
 
 	// fences hold, by partition, the script that was loaded last (fence.go).
 	fences [MaxPartitions]atomic.Pointer[fence]
@@ -128,7 +129,7 @@ func (s *Store) Ping(ctx context.Context) error {
 }
 
 // Reserve asks for units. What the sale answers, a refusal included, is an Answer; an error is an
-// *InvalidError, or wraps ErrOverloaded, ErrUnavailable or ErrOutcomeUnknown, or is the error of ctx
+// *InvalidError, or wraps ErrOverloaded, ErrUnavailable, ErrReservationDamaged or ErrOutcomeUnknown, or is the error of ctx
 // if ctx ended before the request was sent. Only with ErrOutcomeUnknown may units have been taken.
 //
 // Requests for one sale that come in while a call of the script is under way leave together in the next one.
@@ -178,9 +179,7 @@ func (s *Store) line(ctx context.Context, sale uuid.UUID) (*line, error) {
 	if l != nil {
 		return l, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.o.CallTimeout)
-	defer cancel()
-	place, err := s.locate(ctx, sale)
+	place, err := s.lookOnce(ctx, sale)
 	if err != nil {
 		return nil, err
 	}
@@ -230,14 +229,6 @@ var errClosed = fmt.Errorf("%w: the store is closed", ErrUnavailable)
 // Postgres; until then nothing is sold. A process that has never seen the sale in Redis cannot tell
 // that from a sale that does not exist.
 var errLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
-
-// locate finds a sale in Redis for a buyer.
-func (s *Store) locate(ctx context.Context, sale uuid.UUID) (place, error) {
-	if !mayExist(sale, time.Now()) {
-		return place{}, ErrSaleNotFound
-	}
-	return s.find(ctx, sale)
-}
 
 // find finds a sale in Redis. The partition follows from the sale's id and the number of partitions
 // there were when it was created, which may not be today's: a sale that is not where it would be today

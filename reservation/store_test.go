@@ -293,7 +293,7 @@ func TestRetriesOfGoRedisItselfTakeNothingTwice(t *testing.T) {
 	sale := s.sale(10)
 	s.buy(sale.ID, "warm-up")
 
-	keys := []string{s.keys.Sale(0, sale.ID), s.keys.Buyers(0, sale.ID), s.keys.Orders(0)}
+	keys := []string{s.keys.Sale(0, sale.ID), s.keys.Buyers(0, sale.ID), s.keys.Orders(0), s.keys.Ended(0, sale.ID)}
 	require.NoError(t, lua.Reserve.Load(t.Context(), rdb).Err())
 	proxy.Lose(3)
 	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "0", "\x80", "ann", uuid.NewString(), "-", "1", "{}").Slice()

@@ -43,6 +43,7 @@ func TestWhatIsAskedOftenGoesByAnIndex(t *testing.T) {
 		"a buyer's orders":            {sql.OrdersOfUser, []any{"user-5", nil, 20}, "Index Scan using orders_of_user on orders"},
 		"releases that Redis refused": {sql.PendingReleases, []any{10000}, "Scan using releases_refused on releases"},
 		"releases whose turn it is":   {sql.TakeReleases, []any{[]uuid.UUID{}, 500}, "Index Scan using releases_"},
+		"orders that have ended":      {sql.EndedOrders, []any{sale}, "Index Only Scan using orders_ended on orders"},
 		"an order with its deadline":  {sql.FindOrders, []any{[]uuid.UUID{sale}}, "Index Scan using orders_pkey on orders"},
 		"an order that is to be paid": {sql.LockOrder, []any{sale, "user-5"}, "Index Scan using orders_pkey on orders"},
 	} {

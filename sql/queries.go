@@ -60,6 +60,8 @@ var (
 	DateOrders string
 	//go:embed queries/end_session.sql
 	EndSession string
+	//go:embed queries/ended_orders.sql
+	EndedOrders string
 	//go:embed queries/find_blockers.sql
 	FindBlockers string
 	//go:embed queries/find_created_sale.sql

@@ -54,7 +54,7 @@ type scriptCaller struct {
 func newScriptCaller(rdb *redis.Client, keys reservation.Keys, sale uuid.UUID) *scriptCaller {
 	p := keys.Partition(sale)
 	args := []any{
-		"evalsha", lua.Reserve.Hash(), 3, keys.Sale(p, sale), keys.Buyers(p, sale), keys.Orders(p),
+		"evalsha", lua.Reserve.Hash(), 4, keys.Sale(p, sale), keys.Buyers(p, sale), keys.Orders(p), keys.Ended(p, sale),
 		"1", "0", metadata,
 	}
 	return &scriptCaller{rdb: rdb, args: args, head: len(args)}

@@ -1,5 +1,6 @@
--- Takes at most $2 releases of one sale, until the end of the transaction. What others are taking is passed
--- over, and so are the sales $1. If the caller dies before he has noted what came of them, they are there again.
+-- Takes at most $2 releases of one sale, until the end of the transaction, each with its purchase's idempotency key and
+-- how the order ended. What others are taking is passed over, and so are the sales $1. If the caller dies before
+-- he has noted what came of them, they are there again.
 WITH first AS MATERIALIZED (
     SELECT sale_id FROM releases
     WHERE again_at <= now() AND sale_id <> ALL ($1::uuid[])
@@ -7,8 +8,9 @@ WITH first AS MATERIALIZED (
     LIMIT 1
     FOR UPDATE SKIP LOCKED
 )
-SELECT sale_id, order_id, user_id FROM releases
-WHERE again_at <= now() AND sale_id = (SELECT sale_id FROM first)
-ORDER BY again_at
+SELECT r.sale_id, r.order_id, r.user_id, r.quantity, coalesce(o.key_fingerprint, ''), coalesce(o.status, '')
+FROM releases AS r LEFT JOIN orders AS o ON o.id = r.order_id
+WHERE r.again_at <= now() AND r.sale_id = (SELECT sale_id FROM first)
+ORDER BY r.again_at
 LIMIT $2
-FOR UPDATE SKIP LOCKED
+FOR UPDATE OF r SKIP LOCKED

@@ -1,0 +1,44 @@
+package ingress
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+
+	"stampede/reservation"
+)
+
+// endedProblem answers a purchase whose order has ended: the request that made an order never makes another one.
+func endedProblem(order uuid.UUID, status reservation.Status) *problem {
+	return &problem{
+		kind: kindOrderEnded, location: orderPath(order), orderID: order, orderStatus: status,
+		detail: "This purchase made an order that is " + string(status) + " now, so nothing is reserved for you by it. " +
+			"A purchase with another Idempotency-Key makes another order.",
+	}
+}
+
+// answerReplay answers a purchase that Redis has answered before and whose order it still holds. Between the end of an order
+// and the moment in which Redis hears of it, Postgres alone knows: so it is asked. The answer is the first one again, unless the
+// order has ended, or was shown as more than reserved since. While Postgres cannot be asked, it says that it may be behind.
+//
+// A repeat is rare. It takes a place and a connection from purchases, and none from those who look at their orders.
+func (s *Server) answerReplay(c echo.Context, r reservation.Request, answer reservation.Answer) error {
+	var found []reservation.Order
+	err := s.room.purchases.admit(func(c echo.Context) error {
+		return s.look(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
+			found, err = s.config.AwaitedOrders.FindOrders(ctx, []uuid.UUID{answer.Reservation.OrderID})
+			return err
+		})
+	})(c)
+	shown, wasShown := s.shown.recall(answer.Reservation.OrderID)
+	switch {
+	case len(found) == 1 && (wasShown || !found[0].Status.Live()):
+		return s.answerOrder(c, http.StatusAccepted, r, answer, foundOrder{s.shown.latest(found[0]), false})
+	case wasShown:
+		return s.answerOrder(c, http.StatusAccepted, r, answer, foundOrder{shown, err != nil})
+	}
+	s.accept(c, r, answer.Reservation, err != nil)
+	return nil
+}

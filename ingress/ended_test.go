@@ -1,0 +1,81 @@
+package ingress
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// isEnded checks that a purchase was answered with the order that it made, as that has ended.
+func (r reply) isEnded(order uuid.UUID, status reservation.Status) {
+	r.t.Helper()
+	p := r.isProblem(http.StatusConflict, "order-ended")
+	require.Equal(r.t, "/v1/orders/"+order.String(), r.header.Get("Location"))
+	require.Equal(r.t, []any{order.String(), string(status)}, []any{p["order_id"], p["order_status"]})
+}
+
+// released waits until Redis has the units of the user's order back.
+func (s *shop) released(sale uuid.UUID, user string) {
+	s.t.Helper()
+	testkit.Eventually(s.t, 20*time.Second, "the units of "+user+" are back", func() bool {
+		held, err := s.rdb.HExists(s.t.Context(), s.keys.Buyers(s.keys.Partition(sale), sale), user).Result()
+		require.NoError(s.t, err)
+		return !held
+	})
+}
+
+func TestARepeatNeverBuysAgainOnceItsOrderHasEnded(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	other := openShopOn(t, s.on)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	orders := map[reservation.Status]uuid.UUID{}
+	everyRepeatHearsOfTheEnd := func() {
+		t.Helper()
+		for status, order := range orders {
+			user := string(status)
+			for _, ingress := range []*shop{s, other} {
+				ingress.buy(sale, "", as(user), withKey("k")).isEnded(order, status)
+				ingress.buy(sale, "", as(user), withKey("k"), prefer("wait=20")).isEnded(order, status)
+			}
+		}
+	}
+	paths := map[reservation.Status]string{}
+	for status, refused := range map[reservation.Status]string{
+		reservation.StatusCancelled: "", reservation.StatusExpired: "", reservation.StatusRejected: reservation.RejectedSoldOut,
+	} {
+		user := string(status)
+		paths[status], orders[status], _ = s.purchased(sale, user, withKey("k"))
+		s.recordReserved(sale, user, refused)
+	}
+	s.cancel(paths[reservation.StatusCancelled], as("cancelled")).is(http.StatusOK)
+	expired := orders[reservation.StatusExpired]
+	delete(orders, reservation.StatusExpired) // it waits for a worker
+	everyRepeatHearsOfTheEnd()                // the units are not back yet
+
+	s.overdue(expired)
+	s.fulfil()
+	s.becomes(paths[reservation.StatusExpired], "expired", reservation.StatusExpired)
+	orders[reservation.StatusExpired] = expired
+	everyRepeatHearsOfTheEnd()
+	for status := range orders {
+		s.released(sale, string(status))
+	}
+	everyRepeatHearsOfTheEnd()
+	s.buy(sale, `{"quantity":2}`, as("cancelled"), withKey("k")).isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
+
+	// A new key buys, and so does none. The old key still names its own order.
+	s.buy(sale, "", as("cancelled"), withKey("another")).is(http.StatusAccepted)
+	s.buy(sale, "", as("expired")).is(http.StatusAccepted)
+	s.buy(sale, "", as("somebody"), withKey("k")).is(http.StatusAccepted)
+	everyRepeatHearsOfTheEnd()
+	_, err := s.catalog.Pause(t.Context(), sale)
+	require.NoError(t, err)
+	everyRepeatHearsOfTheEnd()
+}

@@ -1,0 +1,74 @@
+package reservation_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// One damaged buyer must not keep those from buying whose requests travel together with it.
+func TestADamagedBuyerIsRefusedAlone(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	sale := s.sale(1000)
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale.ID), "damaged", "?").Err())
+	const buyers = 200
+	errs := make([]error, buyers)
+	var all sync.WaitGroup
+	for i := range buyers {
+		all.Go(func() {
+			user := fmt.Sprint("buyer-", i)
+			if i%20 == 0 {
+				user = "damaged"
+			}
+			_, errs[i] = s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: user, Quantity: 1})
+		})
+	}
+	all.Wait()
+	failed := 0
+	for i, err := range errs {
+		if i%20 != 0 {
+			if err != nil {
+				failed++
+			}
+			continue
+		}
+		require.ErrorIs(t, err, reservation.ErrReservationDamaged)
+		require.NotErrorIs(t, err, reservation.ErrUnavailable)
+	}
+	require.Zero(t, failed, "so many of %d honest buyers", buyers-buyers/20)
+}
+
+// Redis does not take back what a script has done before a command that its user is not allowed.
+func TestWithoutARightNothingIsWritten(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	operator := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
+	sale := operator.sale(10)
+	acl := func(rules ...any) {
+		t.Helper()
+		require.NoError(t, operator.rdb.Do(t.Context(), append([]any{"ACL", "SETUSER", "ingress", "on", "nopass", "~*", "&*", "+@all"}, rules...)...).Err())
+	}
+	acl()
+	o := *operator.rdb.Options()
+	o.Username, o.Password = "ingress", "any"
+	rdb := ownClient(t, own.URL)
+	rdb.Options().Username, rdb.Options().Password = o.Username, o.Password
+	ingress := operator.next(rdb)
+	require.Equal(t, reservation.Reserved, ingress.buy(sale.ID, "before").Verdict)
+
+	acl("-hset") // while it sells
+	_, err := ingress.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
+	require.ErrorIs(t, err, reservation.ErrUnavailable)
+	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
+	require.Len(t, operator.events(sale.ID), 1, "what the buyer was told not to have is not in the stream")
+	require.Equal(t, "9", operator.left(sale.ID))
+
+	acl("+hset")
+	require.Equal(t, reservation.Reserved, ingress.buy(sale.ID, "ann").Verdict)
+}

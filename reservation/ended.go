@@ -1,0 +1,64 @@
+package reservation
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+)
+
+// Orders that were made with an idempotency key and have ended stand in the hash Keys.Ended, as lua/release.lua and
+// a rebuild write them, so that the request that made an order never makes another one:
+//
+//	<key><user> -> <order id> <quantity> <status>
+//
+// The key is a fingerprint, the order id a CompactID, and the status one letter: what stands there is there for as long as
+// the sale is in Redis.
+
+// endingLetters are the ends by which an order is known to its request. A voided order is none of them: it is lost
+// with a Redis, which knew more of them than Postgres does, so the same request buys again.
+var endingLetters = map[Status]string{StatusCancelled: "c", StatusExpired: "e", StatusRejected: "r"}
+
+// EndedOrder is an order that has ended, and what its request is known by.
+type EndedOrder struct {
+	User           string
+	KeyFingerprint string
+	OrderID        uuid.UUID
+	Quantity       int64
+	Status         Status
+}
+
+// field is that of the order in Keys.Ended.
+func (e *EndedOrder) field() string { return e.KeyFingerprint + e.User }
+
+// ending is what stands there behind the order's id, or notKnown for an order that is not known to its request.
+func ending(quantity int64, status Status) string {
+	letter, known := endingLetters[status]
+	if !known {
+		return notKnown
+	}
+	return strconv.FormatInt(quantity, 10) + " " + letter
+}
+
+const notKnown = "-"
+
+// parseEnded reads what stands in Keys.Ended.
+func parseEnded(text string) (order uuid.UUID, quantity int64, status Status, err error) {
+	fields := strings.Split(text, " ")
+	if len(fields) != 3 {
+		return uuid.Nil, 0, "", fmt.Errorf("an ended order has 3 fields, this one %d", len(fields))
+	}
+	if order, err = ParseCompactID(fields[0]); err != nil {
+		return uuid.Nil, 0, "", err
+	}
+	if quantity, err = parseNatural(fields[1], 10); err != nil {
+		return uuid.Nil, 0, "", err
+	}
+	for status, letter := range endingLetters {
+		if letter == fields[2] {
+			return order, quantity, status, nil
+		}
+	}
+	return uuid.Nil, 0, "", fmt.Errorf("an order does not end by %q", fields[2])
+}

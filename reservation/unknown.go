@@ -1,0 +1,101 @@
+package reservation
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+const (
+	// unknownTrust is for how long a sale that Redis did not have is not looked for again. A sale that comes into Redis
+	// meanwhile is hidden for that long from those who asked for it before.
+	unknownTrust = 250 * time.Millisecond
+	// unknownMax bounds how many such sales are remembered: about twice as many, of 24 bytes each.
+	unknownMax = 4096
+)
+
+// saleLooks are the looks for sales that are not at hand: one at a time for each sale, whoever asks for it, and none for a
+// sale that was not there a moment ago. The zero value is ready; it is safe for concurrent use.
+type saleLooks struct {
+	mu       sync.Mutex
+	underWay map[uuid.UUID]*saleLook
+	// young and old are when looks began that found nothing. When young is full it becomes old.
+	young, old map[uuid.UUID]time.Time
+}
+
+// saleLook is one look, whose place and err are set when done is closed.
+type saleLook struct {
+	done  chan struct{}
+	place place
+	err   error
+}
+
+// lookOnce finds a sale in Redis for a buyer, as find does.
+func (s *Store) lookOnce(ctx context.Context, sale uuid.UUID) (place, error) {
+	if !mayExist(sale, time.Now()) {
+		return place{}, ErrSaleNotFound
+	}
+	look := s.joinLook(sale)
+	select {
+	case <-look.done:
+		return look.place, look.err
+	case <-ctx.Done():
+		return place{}, ctx.Err()
+	}
+}
+
+var unknownSale = func() *saleLook {
+	look := &saleLook{done: make(chan struct{}), err: ErrSaleNotFound}
+	close(look.done)
+	return look
+}()
+
+// joinLook returns the look for a sale that is under way, or begins one, unless it is known that there is no such sale.
+func (s *Store) joinLook(sale uuid.UUID) *saleLook {
+	x := &s.looks
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if look := x.underWay[sale]; look != nil {
+		return look
+	}
+	began := time.Now()
+	for _, seen := range []map[uuid.UUID]time.Time{x.young, x.old} {
+		if at, there := seen[sale]; there && began.Sub(at) < unknownTrust {
+			return unknownSale
+		}
+	}
+	look := &saleLook{done: make(chan struct{})}
+	if x.underWay == nil {
+		x.underWay = make(map[uuid.UUID]*saleLook)
+	}
+	x.underWay[sale] = look
+	started := s.goBackground(func() {
+		ctx, cancel := context.WithTimeout(s.ctx, s.o.CallTimeout)
+		defer cancel()
+		look.place, look.err = s.find(ctx, sale)
+		x.end(sale, look, began)
+	})
+	if !started {
+		look.err = errClosed
+		delete(x.underWay, sale)
+		close(look.done)
+	}
+	return look
+}
+
+// end tells those who wait for a look what it has found.
+func (x *saleLooks) end(sale uuid.UUID, look *saleLook, began time.Time) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.underWay, sale)
+	if errors.Is(look.err, ErrSaleNotFound) {
+		if x.young == nil || len(x.young) >= unknownMax {
+			x.young, x.old = make(map[uuid.UUID]time.Time), x.young
+		}
+		x.young[sale] = began
+	}
+	close(look.done)
+}
