@@ -36,13 +36,15 @@ func (w *Worker) sweepOrders(ctx context.Context) {
 
 // expireOrders ends overdue orders until ctx ends.
 func (w *Worker) expireOrders(ctx context.Context) {
+	e := newExpirer(w.ledger, w.config.Logger)
 	expiring := newTrouble(w.config.Logger, w.metrics, stepExpire, "expire orders that were not paid in time")
 	for w.nextSweep(ctx) {
-		expired, err := sweepSales(ctx, w.ledger.expireSome)
+		expired, err := sweepSales(ctx, e.some)
 		if expired > 0 {
 			w.metrics.orders.WithLabelValues(string(reservation.StatusExpired)).Add(float64(expired))
 			w.config.Logger.Info("ended orders that were not paid in time", "orders", expired)
 		}
+		w.metrics.ordersAside.Set(float64(len(e.aside)))
 		if ctx.Err() != nil {
 			return
 		}
@@ -83,15 +85,14 @@ func sweepSales(ctx context.Context, step sweepStep) (done int, err error) {
 	return done, errors.Join(failed...)
 }
 
-// expireSome ends at most sweepMax overdue orders of one sale in one transaction. It is a sweepStep.
-func (l *Ledger) expireSome(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
-	var orders []reservation.Order
+// expireSome ends at most limit overdue orders of one sale in one transaction, and returns them; but no orders of aside. After
+// an error it returns those that were to be ended.
+func (l *Ledger) expireSome(ctx context.Context, except, aside []uuid.UUID, limit int) (orders []reservation.Order, err error) {
 	var next reservation.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) (err error) {
-		if orders, err = lockOverdue(ctx, tx, except); err != nil || len(orders) == 0 {
+		if orders, err = lockOverdue(ctx, tx, except, aside, limit); err != nil || len(orders) == 0 {
 			return err
 		}
-		sale = orders[0].SaleID
 		crashpoint.Hit(crashpoint.BeforeExpire)
 		for _, o := range orders {
 			if next, err = o.Expired(); err != nil {
@@ -101,21 +102,20 @@ func (l *Ledger) expireSome(ctx context.Context, except []uuid.UUID) (sale uuid.
 		if err := writeChange(ctx, tx, reservation.EventExpired, orders, next); err != nil {
 			return err
 		}
-		expired = len(orders)
 		crashpoint.Hit(crashpoint.BeforeExpireCommit)
 		return nil
 	})
 	if err != nil {
-		return sale, 0, fmt.Errorf("expire orders: %w", err)
+		return orders, fmt.Errorf("expire orders: %w", err)
 	}
-	if expired > 0 {
+	if len(orders) > 0 {
 		crashpoint.Hit(crashpoint.AfterExpire)
 		l.tellChanged(orders, next)
 	}
-	return sale, expired, nil
+	return orders, nil
 }
 
-func lockOverdue(ctx context.Context, tx pgx.Tx, except []uuid.UUID) ([]reservation.Order, error) {
-	rows, _ := tx.Query(ctx, sql.LockOverdue, except, sweepMax) // its error comes with the rows
+func lockOverdue(ctx context.Context, tx pgx.Tx, except, aside []uuid.UUID, limit int) ([]reservation.Order, error) {
+	rows, _ := tx.Query(ctx, sql.LockOverdue, except, limit, aside) // its error comes with the rows
 	return pgx.CollectRows(rows, scanOrder)
 }

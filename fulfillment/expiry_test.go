@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -40,7 +41,7 @@ func (s *shop) left(t testing.TB, sale uuid.UUID) int64 {
 
 // expire and giveBack are the turns of a sweeper, without a worker.
 func (s *shop) expire(ctx context.Context) (int, error) {
-	return sweepSales(ctx, NewLedger(s.pool).expireSome)
+	return sweepSales(ctx, newExpirer(NewLedger(s.pool), slog.Default()).some)
 }
 
 func (s *shop) giveBack(ctx context.Context) (int, error) {
@@ -161,12 +162,12 @@ func TestASweeperTakesABoundedBatchOfOneSale(t *testing.T) {
 	ledger := NewLedger(s.pool)
 	var batches []int
 	for range 3 {
-		_, n, err := ledger.expireSome(t.Context(), []uuid.UUID{})
+		_, n, err := newExpirer(ledger, testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
 		require.NoError(t, err)
 		batches = append(batches, n)
 	}
 	require.ElementsMatch(t, []int{sweepMax, 1, 1}, batches)
-	sale, n, err := ledger.expireSome(t.Context(), []uuid.UUID{})
+	sale, n, err := newExpirer(ledger, testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Zero(t, n)
 	require.Equal(t, uuid.Nil, sale)
@@ -305,7 +306,7 @@ func TestNothingExpiresThatAnIngressWasNotThereFor(t *testing.T) {
 			if c.expires {
 				want = orders[:1]
 			}
-			got, err := lockOverdue(t.Context(), tx, []uuid.UUID{})
+			got, err := lockOverdue(t.Context(), tx, []uuid.UUID{}, []uuid.UUID{}, sweepMax)
 			require.NoError(t, err)
 			require.Equal(t, len(want), len(got))
 			order, overdue, err := lockOrder(t.Context(), tx, orders[0], "user-1")

@@ -110,7 +110,7 @@ func writeChange(ctx context.Context, tx pgx.Tx, event reservation.EventType, or
 	}
 	for _, sale := range unitsOf(orders) {
 		if _, err := tx.Exec(ctx, sql.ReturnSold, sale.id, sale.units); err != nil {
-			return err
+			return &saleError{sale.id, err}
 		}
 	}
 	return nil

@@ -102,7 +102,7 @@ func TestIngressesAreToldOfEveryChange(t *testing.T) {
 	require.NoError(t, err)
 	tells(reservation.OrderOutcome{OrderID: late[0].OrderID, Status: reservation.StatusConfirmed, Version: 2})
 	endWindow(t, pool, late[0].OrderID)
-	_, expired, err := ledger.expireSome(t.Context(), []uuid.UUID{})
+	_, expired, err := newExpirer(ledger, testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, expired)
 	tells(reservation.OrderOutcome{OrderID: late[0].OrderID, Status: reservation.StatusExpired, Version: 3})

@@ -19,6 +19,7 @@ type workerMetrics struct {
 	failing       *prometheus.GaugeVec
 	releases      prometheus.Gauge
 	endedSessions prometheus.Counter
+	ordersAside   prometheus.Gauge
 }
 
 // The label values of stampede_orders_total beside the statuses of fresh orders.
@@ -63,7 +64,10 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 	ended, err7 := registerOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_sessions_ended_total", Help: "Database sessions that this worker ended because others waited for their locks while their clients were silent.",
 	}))
-	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7); err != nil {
+	aside, err8 := registerOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "stampede_orders_set_aside", Help: "Overdue orders that this worker cannot end, because they contradict what else is known of them. The log and the audit name them.",
+	}))
+	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	// Each series is there before its first event, which increase() would miss otherwise.
@@ -76,7 +80,7 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 	for _, step := range []string{stepRecord, stepLock, stepRelease, stepExpire, stepDate, stepUnblock, stepRebuild, stepHeld} {
 		failing.WithLabelValues(step)
 	}
-	m := &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing, releases: releases, endedSessions: ended}
+	m := &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing, releases: releases, endedSessions: ended, ordersAside: aside}
 	m.lockObserver()
 	return m, nil
 }

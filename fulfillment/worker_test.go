@@ -447,13 +447,16 @@ func TestWorkerDefersUsersWhomAnotherWorkerHasInHand(t *testing.T) {
 	s.awaitConfirmed(t, 2)
 }
 
-// valueOf returns the value of the gauge or counter with that label value, 0 if there is none.
+// valueOf returns the value of the gauge or counter with that label value, or without labels for "", and 0 if there is none.
 func valueOf(t testing.TB, from prometheus.Gatherer, name, label string) float64 {
 	t.Helper()
 	families, err := from.Gather()
 	require.NoError(t, err)
 	for _, family := range families {
 		for _, m := range family.GetMetric() {
+			if family.GetName() == name && label == "" && len(m.GetLabel()) == 0 {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
 			for _, l := range m.GetLabel() {
 				if family.GetName() == name && l.GetValue() == label {
 					return m.GetGauge().GetValue() + m.GetCounter().GetValue()

@@ -1,19 +1,21 @@
 -- At most $2 orders of one sale whose time to pay is over, locked until the end of the transaction. What
--- others have locked is passed over, and so are the sales $1.
+-- others have locked is passed over, and so are the sales $1 and the orders $3.
 --
 -- Time is over by the rule of lock_order.sql, which makes it final: an outage moves only deadlines that
 -- are later than the last pulse before it.
 WITH first AS MATERIALIZED (
     SELECT sale_id FROM orders
-    WHERE status = 'confirmed' AND due <= (SELECT least(seen_at, now()) - lost FROM pulse) AND sale_id <> ALL ($1::uuid[])
+    WHERE status = 'confirmed' AND due <= (SELECT least(seen_at, now()) - lost FROM pulse) AND sale_id <> ALL ($1::uuid[]) AND id <> ALL ($3::uuid[])
     ORDER BY due
     LIMIT 1
     FOR UPDATE SKIP LOCKED
 )
-SELECT id, sale_id, user_id, quantity, status, version, reserved_at,
-       due, coalesce(payment_reference, ''), coalesce(reason, '')
+-- A time that is none is not looked at any more, and must keep no other order from its end.
+SELECT id, sale_id, user_id, quantity, status, version, CASE WHEN isfinite(reserved_at) THEN reserved_at ELSE 'epoch' END,
+       CASE WHEN isfinite(due) THEN due ELSE 'epoch' END, coalesce(payment_reference, ''), coalesce(reason, '')
 FROM orders
 WHERE status = 'confirmed' AND due <= (SELECT least(seen_at, now()) - lost FROM pulse) AND sale_id = (SELECT sale_id FROM first)
+  AND id <> ALL ($3::uuid[])
 ORDER BY due
 LIMIT $2
 FOR UPDATE SKIP LOCKED
