@@ -256,16 +256,16 @@ func TestConfigThatContradictsItself(t *testing.T) {
 	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)})
 	for complaint, change := range map[string]func(*Config){
 		"STAMPEDE_JWT_SECRET or STAMPEDE_JWKS_URL": func(c *Config) { c.Auth = AuthJWT },
-		"not both":                                        func(c *Config) { c.Auth, c.JWTSecret, c.JWKSURL = AuthJWT, secret, "https://issuer.example/keys" },
-		"has 31 bytes, HS256 needs at least 32":           func(c *Config) { c.Auth, c.JWTSecret = AuthJWT, secret[:31] },
-		"STAMPEDE_JWKS_URL must be an http or https URL":  func(c *Config) { c.Auth, c.JWKSURL = AuthJWT, "keys.json" },
-		`the auth mode (STAMPEDE_AUTH) is "", want`:       func(c *Config) { c.Auth = "" },
-		`the auth mode (STAMPEDE_AUTH) is "none", want`:   func(c *Config) { c.Auth = "none" },
-		"STAMPEDE_AUTH_HEADER":                            func(c *Config) { c.AuthHeader = "X User" },
-		"the admin token (STAMPEDE_ADMIN_TOKEN) must be":  func(c *Config) { c.AdminToken = "token\n" },
-		"Reservations, Sales and Orders are required":     func(c *Config) { c.Orders = nil },
-		"MaxInFlight is -1":                               func(c *Config) { c.MaxInFlight = -1 },
-		"StopDelay and DrainTimeout must not be negative": func(c *Config) { c.DrainTimeout = -1 },
+		"not both":                                              func(c *Config) { c.Auth, c.JWTSecret, c.JWKSURL = AuthJWT, secret, "https://issuer.example/keys" },
+		"has 31 bytes, HS256 needs at least 32":                 func(c *Config) { c.Auth, c.JWTSecret = AuthJWT, secret[:31] },
+		"STAMPEDE_JWKS_URL must be an http or https URL":        func(c *Config) { c.Auth, c.JWKSURL = AuthJWT, "keys.json" },
+		`the auth mode (STAMPEDE_AUTH) is "", want`:             func(c *Config) { c.Auth = "" },
+		`the auth mode (STAMPEDE_AUTH) is "none", want`:         func(c *Config) { c.Auth = "none" },
+		"STAMPEDE_AUTH_HEADER":                                  func(c *Config) { c.AuthHeader = "X User" },
+		"the admin token (STAMPEDE_ADMIN_TOKEN) must be":        func(c *Config) { c.AdminToken = "token\n" },
+		"Reservations, Sales, Orders and Postgres are required": func(c *Config) { c.Orders = nil },
+		"MaxInFlight is -1":                                     func(c *Config) { c.MaxInFlight = -1 },
+		"StopDelay and DrainTimeout must not be negative":       func(c *Config) { c.DrainTimeout = -1 },
 	} {
 		config := s.server.config
 		config.Metrics = nil

@@ -53,11 +53,7 @@ func TestPayInTime(t *testing.T) {
 	require.NoError(t, err)
 	require.WithinDuration(t, time.Now().Add(10*time.Minute), expires, time.Minute)
 	require.NotContains(t, confirmed, "payment_reference")
-	units := func() []any {
-		now := s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
-		return []any{now["available"], now["held"], now["sold"]}
-	}
-	require.Equal(t, []any{9.0, 1.0, 0.0}, units())
+	s.shows(sale, 9, 1, 0)
 
 	first := s.pay(path, "r-1", as("ada"))
 	paid := first.is(http.StatusOK)
@@ -67,7 +63,7 @@ func TestPayInTime(t *testing.T) {
 	}, paid)
 	require.Equal(t, first.body, s.pay(path, "r-1", as("ada")).body)
 	require.Equal(t, first.body, s.get(path, as("ada")).body)
-	require.Equal(t, []any{9.0, 0.0, 1.0}, units())
+	s.shows(sale, 9, 0, 1)
 
 	second := s.pay(path, "r-2", as("ada")).isProblem(http.StatusConflict, "already-paid")
 	require.Equal(t, "r-1", second["payment_reference"])
@@ -127,8 +123,7 @@ func TestCancelThenBuyAgain(t *testing.T) {
 	s.becomes(again, "ada", reservation.StatusConfirmed)
 	s.pay(again, "r-2", as("ada")).is(http.StatusOK)
 	require.Equal(t, first.body, s.get(path, as("ada")).body)
-	now := s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
-	require.Equal(t, []any{0.0, 0.0, 1.0}, []any{now["available"], now["held"], now["sold"]})
+	s.shows(sale, 0, 0, 1)
 }
 
 // TestConfirmedIsFinalWithoutPaymentWindow: in such a sale there is nothing to pay.
@@ -358,7 +353,7 @@ func TestChangeThatHangsHoldsUpNobodyElse(t *testing.T) {
 	detail := r.isProblem(http.StatusServiceUnavailable, "outcome-unknown")["detail"]
 	require.Contains(t, detail, "outcome is unknown")
 	require.Equal(t, "1", r.header.Get("Retry-After"))
-	require.WithinRange(t, time.Now(), began.Add(changeTimeout), began.Add(10*time.Second))
+	require.Less(t, time.Since(began), 10*time.Second)
 	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
 	s.pay(other, "r-2", as("bob")).is(http.StatusOK)
 

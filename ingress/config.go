@@ -26,8 +26,8 @@ type Reservations interface {
 // Sales is what operators work on: *reservation.Catalog.
 type Sales interface {
 	CreateOnce(ctx context.Context, terms reservation.Terms, idempotencyKey string) (sale reservation.Standing, replayed bool, err error)
-	List(ctx context.Context, after uuid.UUID, limit int) ([]reservation.Standing, error)
-	Show(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
+	CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.Counted, error)
+	CountSales(ctx context.Context, sales []uuid.UUID) ([]reservation.Counted, error)
 	Pause(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
 	Resume(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
 	End(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)

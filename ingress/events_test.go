@@ -238,14 +238,12 @@ func TestStreamOfASaleThatIsToBeMadeAnew(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, 10.0, e.data["available"])
 	require.NoError(t, s.rdb.Rename(t.Context(), key, key+"-kept").Err())
-	r := s.get(path)
-	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-	require.Equal(t, "1", r.header.Get("Retry-After"))
-	s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	s.saleUnavailable(path)
+	s.saleUnavailable("/v1/sales")
 	select {
 	case e := <-w.events:
 		t.Fatalf("nobody knows this: %v", e)
-	case <-time.After(4 * saleEvery):
+	case <-time.After(4 * lookEvery):
 	}
 	require.NoError(t, s.rdb.HSet(t.Context(), key+"-kept", "left", "8").Err())
 	require.NoError(t, s.rdb.Rename(t.Context(), key+"-kept", key).Err())
@@ -296,7 +294,7 @@ func TestStreamOutlivesPostgres(t *testing.T) {
 	_, ok := sales.next()
 	require.True(t, ok)
 	postgres.StopImmediate()
-	s.get("/v1/sales/"+sale.String()).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	s.saleUnavailable("/v1/sales/" + sale.String())
 	s.watch(reserved+"/events", as("bob")).says(reservation.StatusReserved, 1)
 	require.NoError(t, postgres.Restart(t.Context()))
 	testkit.Eventually(t, 20*time.Second, "the order is paid", func() bool {
@@ -325,18 +323,20 @@ func TestSlowReaderHoldsNobodyUp(t *testing.T) {
 	_, ok := w.next()
 	require.True(t, ok)
 	// The news are made here, because a sale does not change often enough to fill the socket.
-	board := s.server.board
-	board.mu.Lock()
-	watched := board.watched[sale]
-	board.mu.Unlock()
+	board := s.server.sales
+	give := func(news saleNews) {
+		board.mu.Lock()
+		defer board.mu.Unlock()
+		board.things[sale].give(news)
+	}
 	filler := strings.Repeat("x", 256<<10)
 	sold := func(n int) saleNews { return saleNews{data: fmt.Appendf(nil, `{"sold":%d,"filler":%q}`, n, filler)} }
 	const last = 30 // more than Linux takes for a socket, 4 MiB, and soon read by the other one
 	for n := range last {
-		board.tell(watched, sold(n))
+		give(sold(n))
 	}
 	testkit.Eventually(t, 40*time.Second, "the other one hears the last", func() bool {
-		board.tell(watched, sold(last)) // once more if what the board itself saw has taken its place
+		give(sold(last)) // once more if what the board itself saw has taken its place
 		for {
 			select {
 			case e, ok := <-w.events:
@@ -352,7 +352,7 @@ func TestSlowReaderHoldsNobodyUp(t *testing.T) {
 	require.EqualValues(t, 2, s.server.saleStreams.taken.Load())
 	// It is cut off when it takes nothing for long enough.
 	testkit.Eventually(t, 6*eventTimeout, "the slow one is cut off", func() bool {
-		board.tell(watched, saleNews{data: fmt.Appendf(nil, `{"at":%d,"filler":%q}`, time.Now().UnixNano(), filler)})
+		give(saleNews{data: fmt.Appendf(nil, `{"at":%d,"filler":%q}`, time.Now().UnixNano(), filler)})
 		return s.server.saleStreams.taken.Load() == 1
 	})
 }
@@ -432,11 +432,11 @@ func TestSaleAsAStream(t *testing.T) {
 	select {
 	case e := <-streams[0].events:
 		t.Fatalf("nothing has changed: %v", e)
-	case <-time.After(4 * saleEvery):
+	case <-time.After(4 * lookEvery):
 	}
-	s.server.board.mu.Lock()
-	require.Len(t, s.server.board.watched, 1)
-	s.server.board.mu.Unlock()
+	s.server.sales.mu.Lock()
+	require.Len(t, s.server.sales.things, 1)
+	s.server.sales.mu.Unlock()
 }
 
 // TestNobodyWatches: a sale is not looked at any more then.
@@ -450,11 +450,16 @@ func TestNobodyWatches(t *testing.T) {
 		require.True(t, ok)
 		w.stop()
 		testkit.Eventually(t, 10*time.Second, "nobody watches", func() bool {
-			s.server.board.mu.Lock()
-			defer s.server.board.mu.Unlock()
-			return len(s.server.board.watched) == 0
+			s.server.sales.mu.Lock()
+			defer s.server.sales.mu.Unlock()
+			return len(s.server.sales.things[sale].viewers) == 0
 		})
 	}
+	testkit.Eventually(t, 4*unaskedFor, "it is forgotten", func() bool {
+		s.server.sales.mu.Lock()
+		defer s.server.sales.mu.Unlock()
+		return len(s.server.sales.things) == 0
+	})
 }
 
 // TestLongStream: longer than the time-outs of the connection, which are for requests that end.

@@ -125,6 +125,7 @@ func (s *Server) survive(c echo.Context, cause any) {
 // Values of headers that are the same in every answer. They must not be changed.
 var (
 	noStore         = []string{"no-store"}
+	publicSecond    = []string{"public, max-age=1"}
 	jsonContent     = []string{"application/json"}
 	problemContent  = []string{"application/problem+json"}
 	closeConnection = []string{"close"}

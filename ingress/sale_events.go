@@ -2,9 +2,8 @@ package ingress
 
 import (
 	"bytes"
-	"context"
+	"cmp"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -12,18 +11,6 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/reservation"
-)
-
-const (
-	// saleEvery is how often a sale is looked at that somebody watches, at most.
-	saleEvery = 500 * time.Millisecond
-	// saleShare bounds the share of the time for which one sale is being looked at, to one part in so many: to count
-	// a large sale is work for Postgres.
-	saleShare = 4
-	// salesAtOnce bounds how many sales are looked at at once.
-	salesAtOnce = 2
-	// saleTimeout bounds one look.
-	saleTimeout = 2 * time.Second
 )
 
 // saleView is what a sale looks like to those who watch it.
@@ -45,8 +32,11 @@ func (s *Server) streamSale(c echo.Context) error {
 		return problemOverloaded
 	}
 	defer s.saleStreams.leave()
-	v := s.board.join(sale)
-	defer s.board.leave(sale, v)
+	v, err := s.sales.join(sale)
+	if err != nil {
+		return err
+	}
+	defer s.sales.leave(sale, v)
 	ended := c.Request().Context().Done()
 	first := time.NewTimer(catalogTimeout)
 	defer first.Stop()
@@ -82,24 +72,6 @@ func (s *Server) streamSale(c echo.Context) error {
 	return nil // the client is gone, or the sale is
 }
 
-// saleBoard looks at the sales that are watched: at each once for everybody who does. It is safe for concurrent use.
-type saleBoard struct {
-	show       func(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
-	background *background
-	// looking bounds the looks that are under way.
-	looking chan struct{}
-
-	mu      sync.Mutex
-	watched map[uuid.UUID]*watchedSale
-}
-
-// watchedSale is a sale that somebody watches.
-type watchedSale struct {
-	viewers map[*viewer]struct{}
-	last    []byte // what they were told last; nil before the first look has succeeded
-	stop    context.CancelFunc
-}
-
 type viewer struct {
 	// news takes the latest, in place of news that nobody has taken from it.
 	news chan saleNews
@@ -111,96 +83,64 @@ type saleNews struct {
 	err  error
 }
 
-func newSaleBoard(show func(context.Context, uuid.UUID) (reservation.Standing, error), b *background) *saleBoard {
-	return &saleBoard{show: show, background: b, looking: make(chan struct{}, salesAtOnce), watched: make(map[uuid.UUID]*watchedSale)}
-}
-
-// join adds a viewer, who is told at once what is known of the sale. Whoever joins leaves in the end.
-func (b *saleBoard) join(sale uuid.UUID) *viewer {
-	v := &viewer{news: make(chan saleNews, 1)}
+// join adds a viewer of a sale, who is told at once what is known of it. Whoever joins leaves in the end.
+func (b *board) join(sale uuid.UUID) (*viewer, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	w := b.watched[sale]
-	if w == nil {
-		w = &watchedSale{viewers: make(map[*viewer]struct{})}
-		b.watched[sale] = w
-		b.background.start(func(ctx context.Context) { b.watch(ctx, sale, w) })
-	} else if w.last != nil {
-		v.news <- saleNews{data: w.last}
-	}
-	w.viewers[v] = struct{}{}
-	return v
-}
-
-func (b *saleBoard) leave(sale uuid.UUID, v *viewer) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	w := b.watched[sale]
-	delete(w.viewers, v)
-	if len(w.viewers) == 0 {
-		delete(b.watched, sale)
-		if w.stop != nil {
-			w.stop()
-		}
-	}
-}
-
-// watch looks at the sale until nobody watches it any more, or ctx ends.
-func (b *saleBoard) watch(ctx context.Context, sale uuid.UUID, w *watchedSale) {
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	b.mu.Lock()
-	w.stop = stop
-	if len(w.viewers) == 0 {
-		stop()
-	}
-	b.mu.Unlock()
-	for {
-		began := time.Now()
-		select {
-		case b.looking <- struct{}{}:
-		case <-ctx.Done():
-			return
-		}
-		looked := time.Now()
-		news := b.look(ctx, sale)
-		<-b.looking
-		if ctx.Err() != nil {
-			return
-		}
-		b.tell(w, news)
-		select {
-		case <-time.After(max(saleEvery-time.Since(began), saleShare*time.Since(looked))):
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-func (b *saleBoard) look(ctx context.Context, sale uuid.UUID) saleNews {
-	ctx, cancel := context.WithTimeout(ctx, saleTimeout)
-	defer cancel()
-	now, err := b.show(ctx, sale)
+	t, err := b.find(sale)
 	if err != nil {
-		return saleNews{err: err}
+		return nil, err
+	}
+	v := &viewer{news: make(chan saleNews, 1)}
+	if len(t.viewers) == 0 {
+		t.told = nil
+	} else if t.told != nil {
+		v.news <- saleNews{data: t.told}
+	}
+	t.viewers[v] = struct{}{}
+	t.asked = time.Now()
+	b.lookIfDue(t, b.changedAt)
+	if last := cmp.Or(t.failed, t.seen); t.told == nil && t.done == nil && last != nil {
+		t.tell(last)
+	}
+	return v, nil
+}
+
+func (b *board) leave(sale uuid.UUID, v *viewer) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.things[sale].viewers, v) // what is watched is not forgotten
+}
+
+// tell gives the viewers of a sale what they do not know of what was seen. It never waits. The board's mu is held.
+func (t *thing) tell(s *sight) {
+	if len(t.viewers) > 0 {
+		t.give(newsOf(s))
+	}
+}
+
+func newsOf(s *sight) saleNews {
+	if s.err != nil {
+		return saleNews{err: s.err}
+	}
+	now := s.sales[0]
+	if now.Err != nil {
+		return saleNews{err: now.Err}
 	}
 	data, err := json.Marshal(saleView{State: now.State, Stock: now.Stock, Available: now.Available, Held: now.Held, Sold: now.Sold})
 	return saleNews{data: data, err: err}
 }
 
-// tell gives the viewers what they do not know. It never waits.
-func (b *saleBoard) tell(w *watchedSale, news saleNews) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (t *thing) give(news saleNews) {
 	switch {
-	case news.err == nil && bytes.Equal(news.data, w.last):
+	case news.err == nil && bytes.Equal(news.data, t.told):
 		return
 	case news.err == nil:
-		w.last = news.data
-	case w.last != nil && !errors.Is(news.err, reservation.ErrSaleNotFound):
+		t.told = news.data
+	case t.told != nil && !errors.Is(news.err, reservation.ErrSaleNotFound):
 		return // a server is away; what they were told stays the last that is known
 	}
-	for v := range w.viewers {
+	for v := range t.viewers {
 		select {
 		case <-v.news: // older news, which nobody took
 		default:

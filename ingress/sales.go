@@ -3,6 +3,7 @@ package ingress
 import (
 	"context"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -49,6 +50,7 @@ func (s *Server) createSale(c echo.Context) error {
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
 	sale, again, err := s.config.Sales.CreateOnce(ctx, terms, key)
+	s.salesChanged()
 	if err != nil {
 		return err
 	}
@@ -99,9 +101,17 @@ func (s *Server) restockSale(c echo.Context) error {
 }
 
 // showSale serves GET /v1/sales/{sale}.
-func (s *Server) showSale(c echo.Context) error { return s.answerSale(c, s.config.Sales.Show) }
+func (s *Server) showSale(c echo.Context) error {
+	id, ok := parseID(c.Param("sale"))
+	if !ok {
+		return problemSale
+	}
+	return s.answerPublic(c, s.sales, id, 0, func(sales []reservation.Counted) (any, error) {
+		return sales[0].Standing, sales[0].Err
+	})
+}
 
-// answerSale answers with the sale in the path, after act.
+// answerSale answers an operator with the sale in the path, after act.
 func (s *Server) answerSale(c echo.Context, act func(context.Context, uuid.UUID) (reservation.Standing, error)) error {
 	id, ok := parseID(c.Param("sale"))
 	if !ok {
@@ -110,6 +120,7 @@ func (s *Server) answerSale(c echo.Context, act func(context.Context, uuid.UUID)
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
 	sale, err := act(ctx, id)
+	s.salesChanged()
 	if err != nil {
 		return err
 	}
@@ -122,21 +133,109 @@ func (s *Server) listSales(c echo.Context) error {
 	if err != nil {
 		return err
 	}
+	pages := s.olderSales
+	if page.after == uuid.Nil {
+		pages = s.newestSales
+	}
+	return s.answerPublic(c, pages, page.after, page.limit, func(sales []reservation.Counted) (any, error) {
+		var answer struct {
+			Sales      []reservation.Standing `json:"sales"`
+			NextCursor string                 `json:"next_cursor,omitempty"`
+		}
+		answer.Sales = make([]reservation.Standing, min(len(sales), page.limit))
+		for i := range answer.Sales {
+			if sales[i].Err != nil {
+				return nil, sales[i].Err
+			}
+			answer.Sales[i] = sales[i].Standing
+		}
+		if len(sales) > page.limit {
+			answer.NextCursor = cursorAfter(sales[page.limit-1].ID)
+		}
+		return answer, nil
+	})
+}
+
+const (
+	// salesTogether bounds the sales of one look, and salesAtHand those that are remembered.
+	salesTogether = 1000
+	salesAtHand   = 10_000
+	// pagesAtHand bounds the pages of the list that are remembered, but for the first.
+	pagesAtHand = 100
+)
+
+// startBoards starts what answers for all who look at sales. The first page of the list has a board of its own, so that it
+// waits for none of the others, which anybody can ask for from any place in the list on.
+func (s *Server) startBoards() {
+	s.sales = startBoard(s.background, salesTogether, salesAtHand, s.countSales)
+	s.newestSales = startBoard(s.background, 1, 1, s.countPages)
+	s.olderSales = startBoard(s.background, 1, pagesAtHand, s.countPages)
+}
+
+// salesChanged is called when an operator may have changed a sale: it is seen at once at this server then.
+func (s *Server) salesChanged() {
+	for _, b := range []*board{s.sales, s.newestSales, s.olderSales} {
+		b.changed()
+	}
+}
+
+func (s *Server) countSales(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID][]reservation.Counted, error) {
+	sales, err := s.config.Sales.CountSales(ctx, ids)
+	found := make(map[uuid.UUID][]reservation.Counted, len(sales))
+	for _, sale := range sales {
+		found[sale.ID] = []reservation.Counted{sale}
+	}
+	return found, err
+}
+
+func (s *Server) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UUID][]reservation.Counted, error) {
+	found := make(map[uuid.UUID][]reservation.Counted, len(after))
+	for _, key := range after {
+		// One more than a page may have tells whether there is a next page.
+		sales, err := s.config.Sales.CountPage(ctx, key, longestPage+1)
+		if err != nil {
+			return nil, err
+		}
+		found[key] = sales
+	}
+	return found, nil
+}
+
+// answerPublic answers with what render makes of something on a board, for everybody who asks within a second, and for
+// caches between.
+func (s *Server) answerPublic(c echo.Context, on *board, key uuid.UUID, n int, render func([]reservation.Counted) (any, error)) error {
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
-	// One more than asked for tells whether there is a next page.
-	sales, err := s.config.Sales.List(ctx, page.after, page.limit+1)
+	seen, err := on.ask(ctx, key)
 	if err != nil {
 		return err
 	}
-	var answer struct {
-		Sales      []reservation.Standing `json:"sales"`
-		NextCursor string                 `json:"next_cursor,omitempty"`
+	answer, err := seen.answer(n, func() (any, error) { return render(seen.sales) })
+	if err != nil {
+		return err
 	}
-	answer.Sales = sales
-	if len(sales) > page.limit {
-		answer.Sales = sales[:page.limit]
-		answer.NextCursor = cursorAfter(sales[page.limit-1].ID)
+	h := c.Response().Header()
+	h["Cache-Control"] = publicSecond
+	h["Etag"] = []string{answer.etag}
+	if noneMatch(c.Request().Header["If-None-Match"], answer.etag) {
+		c.Response().WriteHeader(http.StatusNotModified)
+		return nil
 	}
-	return writeJSON(c, http.StatusOK, answer)
+	h["Content-Type"] = jsonContent
+	write(c, http.StatusOK, answer.body)
+	return nil
+}
+
+// noneMatch is true if the client has what the tag is of (RFC 9110, section 13.1.2).
+func noneMatch(headers []string, etag string) bool {
+	for _, header := range headers {
+		for header != "" {
+			var one string
+			one, header = cutUnquoted(header, ',')
+			if one = trimOWS(one); one == "*" || strings.TrimPrefix(one, "W/") == etag {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -287,6 +287,9 @@ func TestListSales(t *testing.T) {
 		want = append(want, s.sale(reservation.Terms{Stock: 1}).String())
 	}
 	slices.Reverse(want) // newest first
+	testkit.Eventually(t, 20*time.Second, "all are listed", func() bool {
+		return len(s.get("/v1/sales").is(http.StatusOK)["sales"].([]any)) == len(want)
+	})
 
 	var got []string
 	path := "/v1/sales?limit=2"

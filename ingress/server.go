@@ -74,7 +74,8 @@ type Server struct {
 	// signer is nil until the secret for receipts was read once; no purchase is accepted before.
 	signer atomic.Pointer[reservation.Signer]
 	hub    *hub
-	board  *saleBoard
+	// sales, newestSales and olderSales answer all who look at sales (sales.go).
+	sales, newestSales, olderSales *board
 
 	// background is what New started.
 	background *background
@@ -127,7 +128,7 @@ func (s *Server) init() (err error) {
 	if s.config.Outcomes != nil {
 		s.background.start(s.hearOutcomes)
 	}
-	s.board = newSaleBoard(s.config.Sales.Show, s.background)
+	s.startBoards()
 	if s.config.Listener != nil {
 		s.setAddr(s.config.Listener)
 	}

@@ -273,6 +273,24 @@ func (s *shop) becomes(path, user string, status reservation.Status) map[string]
 	return s.get(path, as(user)).is(http.StatusOK)
 }
 
+// shows waits until everybody who looks at the sale is shown these units: what was seen a moment ago is shown for a second.
+func (s *shop) shows(sale uuid.UUID, available, held, sold float64) {
+	s.t.Helper()
+	testkit.Eventually(s.t, 20*time.Second, fmt.Sprintf("%v available, %v held and %v sold", available, held, sold), func() bool {
+		now := s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
+		return now["available"] == available && now["held"] == held && now["sold"] == sold
+	})
+}
+
+// saleUnavailable waits until a page that was seen a moment ago is answered as unavailable.
+func (s *shop) saleUnavailable(path string) {
+	s.t.Helper()
+	testkit.Eventually(s.t, 20*time.Second, path+" is unavailable", func() bool { return s.get(path).status == http.StatusServiceUnavailable })
+	r := s.get(path)
+	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	require.Equal(s.t, []string{"1", "no-store"}, []string{r.header.Get("Retry-After"), r.header.Get("Cache-Control")})
+}
+
 // lock makes every request that needs this table hang in Postgres, until it is called back or the
 // test ends.
 func (s *shop) lock(table string) (unlock func()) {

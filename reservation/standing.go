@@ -44,34 +44,63 @@ func timestamp(t time.Time) string {
 	return t.UTC().Format("2006-01-02T15:04:05.000Z07:00")
 }
 
+// Counted is a sale with the count of its units, or with the reason why they cannot be counted now.
+type Counted struct {
+	Standing
+	Err error
+}
+
 // Show returns a sale with the count of its units, or ErrSaleNotFound. While its stock is to be made anew in Redis
 // the error is ErrUnavailable.
 func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (Standing, error) {
-	found, err := findSales(ctx, c.pool, &id, nil, 1, true)
-	if err != nil {
-		return Standing{}, fmt.Errorf("%w: show sale=%s: %w", ErrUnavailable, id, err)
-	} else if len(found) == 0 {
+	counted, err := c.CountSales(ctx, []uuid.UUID{id})
+	switch {
+	case err != nil:
+		return Standing{}, err
+	case len(counted) == 0:
 		return Standing{}, ErrSaleNotFound
 	}
-	standings, err := c.count(ctx, found)
-	if err != nil {
-		return Standing{}, fmt.Errorf("%w: show sale=%s: %w", ErrUnavailable, id, err)
-	}
-	return standings[0], nil
+	return counted[0].Standing, counted[0].Err
 }
 
 // List returns at most limit sales, newest first; those older than after, unless that is uuid.Nil. While
 // the stock of one of them is to be made anew in Redis the error is ErrUnavailable.
 func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Standing, error) {
-	found, err := findSales(ctx, c.pool, nil, nullUUID(after), limit, true)
+	counted, err := c.CountPage(ctx, after, limit)
 	if err != nil {
-		return nil, fmt.Errorf("%w: list sales: %w", ErrUnavailable, err)
+		return nil, err
 	}
-	standings, err := c.count(ctx, found)
-	if err != nil {
-		return nil, fmt.Errorf("%w: list sales: %w", ErrUnavailable, err)
+	standings := make([]Standing, len(counted))
+	for i, s := range counted {
+		if s.Err != nil {
+			return nil, s.Err
+		}
+		standings[i] = s.Standing
 	}
 	return standings, nil
+}
+
+// CountSales returns those of the sales that exist, in no particular order. Its error wraps ErrUnavailable, and so does that
+// of a single sale, whose stock is to be made anew in Redis.
+func (c *Catalog) CountSales(ctx context.Context, ids []uuid.UUID) ([]Counted, error) {
+	return c.countFound(ctx, ids, uuid.Nil, len(ids))
+}
+
+// CountPage is List with an error for each sale.
+func (c *Catalog) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]Counted, error) {
+	return c.countFound(ctx, nil, after, limit)
+}
+
+func (c *Catalog) countFound(ctx context.Context, ids []uuid.UUID, after uuid.UUID, limit int) ([]Counted, error) {
+	found, err := findSales(ctx, c.pool, ids, nullUUID(after), limit, true)
+	if err != nil {
+		return nil, fmt.Errorf("%w: find sales: %w", ErrUnavailable, err)
+	}
+	counted, err := c.count(ctx, found)
+	if err != nil {
+		return nil, fmt.Errorf("%w: count sales: %w", ErrUnavailable, err)
+	}
+	return counted, nil
 }
 
 // storedSale is a sale with what Postgres alone knows of it.
@@ -87,13 +116,13 @@ type querier interface {
 
 // findSale reads the definition of the sale with this id; it returns none if there is none.
 func findSale(ctx context.Context, q querier, id uuid.UUID) ([]storedSale, error) {
-	return findSales(ctx, q, &id, nil, 1, false)
+	return findSales(ctx, q, []uuid.UUID{id}, nil, 1, false)
 }
 
-// findSales reads sales, newest first: the one with this id, or all, and only those older than after, or all.
+// findSales reads sales, newest first: those with these ids, or all if ids is nil, and only those older than after, or all.
 // With counted it counts their final units as well.
-func findSales(ctx context.Context, q querier, id, after *uuid.UUID, limit int, counted bool) ([]storedSale, error) {
-	rows, err := q.Query(ctx, sql.FindSales, id, after, limit, counted)
+func findSales(ctx context.Context, q querier, ids []uuid.UUID, after *uuid.UUID, limit int, counted bool) ([]storedSale, error) {
+	rows, err := q.Query(ctx, sql.FindSales, ids, after, limit, counted)
 	if err != nil {
 		return nil, err
 	}
@@ -126,9 +155,9 @@ func nullUUID(id uuid.UUID) *uuid.UUID {
 // on its way from the one to the other is then counted as held, and never twice.
 //
 // Of a sale that Redis was told of and lacks, or that is closed for a rebuild, nobody can say now how many
-// units are held: not the stock less those sold, which are no buyers' orders. That is an error, for all, unless
-// the sale is over.
-func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Standing, error) {
+// units are held: not the stock less those sold, which are no buyers' orders. That is its error, unless
+// it is over.
+func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Counted, error) {
 	asked := make([]*redis.SliceCmd, len(sales))
 	unpublished := true
 	pipe := c.store.rdb.Pipeline()
@@ -141,9 +170,10 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Standing, er
 		return nil, err
 	}
 	now := time.Now()
-	standings := make([]Standing, len(sales))
+	counted := make([]Counted, len(sales))
 	for i, s := range sales {
-		standings[i] = Standing{Sale: s.Sale, State: s.StateAt(now), Sold: s.final}
+		standing := &counted[i].Standing
+		*standing = Standing{Sale: s.Sale, State: s.StateAt(now), Sold: s.final}
 		var inRedis struct {
 			Stock int64 `redis:"stock"`
 			Left  int64 `redis:"left"`
@@ -152,14 +182,14 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Standing, er
 		_ = asked[i].Scan(&inRedis) // a sale that is not there leaves it zero
 		switch {
 		case inRedis.Stock > 0 && inRedis.Epoch > 0:
-			standings[i].Held = max(0, inRedis.Stock-inRedis.Left-s.final)
-		case s.publishedRevision > 0 && standings[i].State == StateEnded:
+			standing.Held = max(0, inRedis.Stock-inRedis.Left-s.final)
+		case s.publishedRevision > 0 && standing.State == StateEnded:
 			// Its keys may have been deleted to make room. Nobody can buy any more, so Postgres knows it all.
-			standings[i].Held = s.Sale.Sold - s.final
+			standing.Held = s.Sale.Sold - s.final
 		case s.publishedRevision > 0:
-			return nil, fmt.Errorf("count sale=%s: %w", s.ID, errLostSale)
+			counted[i].Err = fmt.Errorf("count sale=%s: %w", s.ID, errLostSale)
 		}
-		standings[i].Available = s.Stock - standings[i].Held - s.final
+		standing.Available = s.Stock - standing.Held - s.final
 	}
-	return standings, nil
+	return counted, nil
 }

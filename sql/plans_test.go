@@ -37,7 +37,7 @@ func TestWhatIsAskedOftenGoesByAnIndex(t *testing.T) {
 		args  []any
 		want  string
 	}{
-		"the units that are paid for": {sql.FindSales, []any{sale, nil, 1, true}, "Index Only Scan using orders_paid on orders"},
+		"the units that are paid for": {sql.FindSales, []any{[]uuid.UUID{sale}, nil, 1, true}, "Index Only Scan using orders_paid on orders"},
 		"whose time to pay is over":   {sql.LockOverdue, []any{[]uuid.UUID{}, 500}, "Index Scan using orders_due on orders"},
 		"orders without a deadline":   {sql.DateOrders, []any{500}, "Scan using orders_undated on orders"},
 		"a buyer's orders":            {sql.OrdersOfUser, []any{"user-5", nil, 20}, "Index Scan using orders_of_user on orders"},
@@ -59,7 +59,7 @@ func TestWhatIsAskedOftenGoesByAnIndex(t *testing.T) {
 	}
 
 	var final int64
-	rows, err := pool.Query(t.Context(), sql.FindSales, sale, nil, 1, true)
+	rows, err := pool.Query(t.Context(), sql.FindSales, []uuid.UUID{sale}, nil, 1, true)
 	require.NoError(t, err)
 	values, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
 	require.NoError(t, err)

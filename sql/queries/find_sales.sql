@@ -1,5 +1,5 @@
 -- Sales with the units that are final in them, newest first (ids are in the order of their making).
--- $1 the one id asked for, or null; $2 only those older than this id, or null; $3 how many at most
+-- $1 the ids asked for, or null; $2 only those older than this id, or null; $3 how many at most
 -- $4 whether what is paid for is to be counted: it is a look at each paid order, which nobody may do who has a sale locked
 -- Answers: the definition of each sale, and final: units paid for, or confirmed where confirmed is final.
 SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at, payment_window_seconds,
@@ -9,6 +9,6 @@ SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at, payme
             ELSE (SELECT coalesce(sum(o.quantity), 0)::bigint FROM orders o WHERE o.sale_id = sales.id AND o.status = 'paid')
        END AS final
 FROM sales
-WHERE ($1::uuid IS NULL OR id = $1) AND ($2::uuid IS NULL OR id < $2)
+WHERE ($1::uuid[] IS NULL OR id = ANY ($1)) AND ($2::uuid IS NULL OR id < $2)
 ORDER BY id DESC
 LIMIT $3

@@ -1,0 +1,195 @@
+package ingress
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// counted counts the looks at sales, and at each of them.
+type counted struct {
+	Sales
+	mu    sync.Mutex
+	looks int
+	at    map[uuid.UUID]int
+	pages map[uuid.UUID]int
+	now   atomic.Int64
+	most  atomic.Int64
+}
+
+func (c *counted) CountSales(ctx context.Context, ids []uuid.UUID) ([]reservation.Counted, error) {
+	c.mu.Lock()
+	c.looks++
+	for _, id := range ids {
+		c.at[id]++
+	}
+	c.mu.Unlock()
+	c.most.Store(max(c.most.Load(), c.now.Add(1)))
+	defer c.now.Add(-1)
+	return c.Sales.CountSales(ctx, ids)
+}
+
+func (c *counted) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.Counted, error) {
+	c.mu.Lock()
+	c.pages[after]++
+	c.mu.Unlock()
+	return c.Sales.CountPage(ctx, after, limit)
+}
+
+func openCounted(t *testing.T) (*shop, *counted) {
+	t.Helper()
+	c := &counted{at: map[uuid.UUID]int{}, pages: map[uuid.UUID]int{}}
+	s := openShop(t, func(config *Config) {
+		c.Sales = config.Sales
+		config.Sales = c
+	})
+	return s, c
+}
+
+// TestOneLookForAllWhoAsk: however many ask for a sale and the list, by whatever length of a page, each is looked at twice a second at most.
+func TestOneLookForAllWhoAsk(t *testing.T) {
+	t.Parallel()
+	s, looks := openCounted(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	w := s.watch("/v1/sales/" + sale.String() + "/events")
+	_, ok := w.next()
+	require.True(t, ok)
+	const readers, each = 50, 40
+	var crowd sync.WaitGroup
+	began := time.Now()
+	for range readers {
+		crowd.Go(func() {
+			for n := range each {
+				assert.Equal(t, http.StatusOK, s.get("/v1/sales/"+sale.String()).status)
+				assert.Equal(t, http.StatusOK, s.get(fmt.Sprintf("/v1/sales?limit=%d", n+1)).status)
+			}
+		})
+	}
+	crowd.Wait()
+	most := int(time.Since(began)/lookEvery) + 3
+	looks.mu.Lock()
+	defer looks.mu.Unlock()
+	t.Logf("%d looks at the sale and %d at the list for %d requests", looks.at[sale], looks.pages[uuid.Nil], 2*readers*each)
+	require.LessOrEqual(t, looks.at[sale], most)
+	require.LessOrEqual(t, looks.pages[uuid.Nil], most)
+}
+
+// TestUnknownSalesAreLookedAtTogether: ids that somebody makes up cost few looks and a bounded memory, and keep nobody from a sale that is there.
+func TestUnknownSalesAreLookedAtTogether(t *testing.T) {
+	t.Parallel()
+	s, looks := openCounted(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
+	const readers, each = 40, 50
+	var crowd sync.WaitGroup
+	for range readers {
+		crowd.Go(func() {
+			for range each {
+				r := s.get("/v1/sales/" + uuid.Must(uuid.NewV7()).String())
+				if r.status != http.StatusNotFound {
+					t.Errorf("%d %s", r.status, r.body)
+				}
+				assert.Equal(t, "no-store", r.header.Get("Cache-Control"))
+			}
+		})
+	}
+	for range each {
+		s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
+	}
+	crowd.Wait()
+	looks.mu.Lock()
+	t.Logf("%d looks at %d unknown sales", looks.looks, len(looks.at)-1)
+	require.Less(t, looks.looks, readers*each/2)
+	require.EqualValues(t, 1, looks.most.Load(), "looks at the same time")
+	looks.mu.Unlock()
+	testkit.Eventually(t, 10*lookEvery, "they are forgotten", func() bool {
+		s.server.sales.mu.Lock()
+		defer s.server.sales.mu.Unlock()
+		return len(s.server.sales.things) <= 1
+	})
+}
+
+// TestBoardIsFull: what is not remembered yet is turned away, and what is remembered is answered.
+func TestBoardIsFull(t *testing.T) {
+	t.Parallel()
+	s, _ := openCounted(t)
+	sale, other := s.sale(reservation.Terms{Stock: 10}), s.sale(reservation.Terms{Stock: 10})
+	s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
+	s.server.sales.mu.Lock()
+	s.server.sales.most = 1
+	s.server.sales.mu.Unlock()
+	r := s.get("/v1/sales/" + other.String())
+	r.isProblem(http.StatusServiceUnavailable, "overloaded")
+	require.Equal(t, "no-store", r.header.Get("Cache-Control"))
+	s.get("/v1/sales/"+other.String()+"/events").isProblem(http.StatusServiceUnavailable, "overloaded")
+	s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
+}
+
+// TestPagesForCaches: a cache between may keep an answer for a second, and ask whether it still holds.
+func TestPagesForCaches(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	id := s.sale(reservation.Terms{Stock: 10})
+	for _, path := range []string{"/v1/sales/" + id.String(), "/v1/sales", "/v1/sales?limit=1"} {
+		first := s.get(path)
+		first.is(http.StatusOK)
+		tag := first.header.Get("ETag")
+		require.Regexp(t, `^"[\w-]{16}"$`, tag)
+		require.Equal(t, "public, max-age=1", first.header.Get("Cache-Control"))
+		for _, has := range []string{tag, "W/" + tag, `"other", ` + tag, "*"} {
+			same := s.get(path, header{"If-None-Match", has})
+			require.Equal(t, []any{http.StatusNotModified, ""}, []any{same.status, same.body}, has)
+			require.Equal(t, []string{tag, "public, max-age=1"}, []string{same.header.Get("ETag"), same.header.Get("Cache-Control")})
+		}
+		for _, has := range []string{`"other"`, `W/"other"`, "", "*x"} {
+			require.Equal(t, first.body, s.get(path, header{"If-None-Match", has}).body)
+		}
+		s.post("/v1/sales/"+id.String()+"/restock", `{"units":1}`, operator).is(http.StatusOK)
+		changed := s.get(path, header{"If-None-Match", tag})
+		changed.is(http.StatusOK)
+		require.NotEqual(t, tag, changed.header.Get("ETag"))
+	}
+	for _, path := range []string{"/v1/sales/x", "/v1/sales?limit=0", "/v1/sales/" + uuid.NewString()} {
+		r := s.get(path)
+		require.GreaterOrEqual(t, r.status, 400)
+		require.Equal(t, []string{"no-store", ""}, []string{r.header.Get("Cache-Control"), r.header.Get("ETag")})
+	}
+}
+
+// TestOperatorsSeeTheirChanges: at the server that they asked at once, and at every other one within a second.
+func TestOperatorsSeeTheirChanges(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	other := openShopOn(t, s.on)
+	sale := "/v1/sales/" + s.sale(reservation.Terms{Stock: 10}).String()
+	state := func(of *shop) any { return of.get(sale).is(http.StatusOK)["state"] }
+	for range 3 {
+		for _, c := range [][2]string{{"/pause", "paused"}, {"/resume", "open"}} {
+			state(other)
+			s.post(sale+c[0], "", operator).is(http.StatusOK)
+			changed := time.Now()
+			require.Equal(t, c[1], state(s))
+			listed := s.get("/v1/sales").is(http.StatusOK)["sales"].([]any)
+			require.True(t, slices.ContainsFunc(listed, func(v any) bool { return v.(map[string]any)["state"] == c[1] }))
+			for {
+				asked := time.Now()
+				if state(other) == c[1] {
+					break
+				}
+				require.Less(t, asked.Sub(changed), trustedFor, "it was asked so late, and showed the sale as it was")
+			}
+		}
+	}
+}
