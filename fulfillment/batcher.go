@@ -53,6 +53,8 @@ type batcherConfig struct {
 	lease   time.Duration
 	logger  *slog.Logger
 	metrics *workerMetrics
+	// rebuilder is told what shows whether Redis lacks orders; nil for nobody.
+	rebuilder *Rebuilder
 }
 
 // batcher makes batches of the messages that the Router hands out one by one. Whatever arrives while
@@ -162,6 +164,9 @@ func (b *batcher) process(ctx context.Context, f *flight) {
 	crashpoint.Hit(crashpoint.BeforePersist)
 	outcomes := b.settle(ctx, events, f.apart)
 	crashpoint.Hit(crashpoint.AfterCommit)
+	if b.rebuilder != nil {
+		b.rebuilder.witnesses.note(outcomes)
+	}
 	released := b.release(ctx, outcomes)
 	crashpoint.Hit(crashpoint.BeforeAck)
 
@@ -259,9 +264,10 @@ func comesToNothing(out Outcome) bool {
 // release gives back the units of all orders that come to nothing. It is false if they may not be back.
 func (b *batcher) release(ctx context.Context, outcomes []Outcome) bool {
 	var ended []reservation.Release
-	for _, out := range outcomes {
+	var which []int
+	for i, out := range outcomes {
 		if comesToNothing(out) {
-			ended = append(ended, releaseOf(out))
+			ended, which = append(ended, releaseOf(out)), append(which, i)
 		}
 	}
 	if len(ended) == 0 {
@@ -269,11 +275,18 @@ func (b *batcher) release(ctx context.Context, outcomes []Outcome) bool {
 	}
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	if _, err := b.store.Release(ctx, ended); err != nil {
+	results, err := b.store.Release(ctx, ended)
+	if err != nil {
 		b.releasing.failed(err)
 		return false
 	}
 	b.releasing.over()
+	for at, i := range which {
+		out := outcomes[i]
+		if b.rebuilder != nil && results[at] == reservation.Released && out.Fresh && out.Status == reservation.StatusRejected {
+			b.rebuilder.noteRefused(out)
+		}
+	}
 	return true
 }
 

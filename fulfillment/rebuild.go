@@ -26,8 +26,11 @@ const (
 	RebuildLost = "sale-lost"
 	// RebuildUnfinished: a sale has another epoch there than in Postgres, as a rebuild leaves it that was broken off.
 	RebuildUnfinished = "unfinished"
-	// RebuildSetBack: Postgres has an order at a place of a sale that Redis has not given out.
+	// RebuildSetBack: Postgres has an order at a place of a sale that Redis has not given out, or a live one that Redis
+	// does not hold.
 	RebuildSetBack = "set-back"
+	// RebuildRefused: Postgres has refused an order that Redis had accepted.
+	RebuildRefused = "refused"
 	// RebuildByHand: an operator asked for it.
 	RebuildByHand = "by-hand"
 	// RebuildReconciled: Redis and Postgres differed, and an operator had them reconciled.
@@ -70,6 +73,11 @@ type Rebuilder struct {
 	ledger  *Ledger
 	metrics *rebuildMetrics
 	trouble rebuildTrouble
+
+	// What a worker learns of its orders that shows that Redis lacks some.
+	refused   refusals
+	witnesses witnesses
+	said      said
 }
 
 // NewRebuilder returns a Rebuilder. It does not talk to Redis or Postgres yet.
@@ -79,7 +87,9 @@ func NewRebuilder(config RebuilderConfig) (*Rebuilder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Rebuilder{config: config, ledger: NewLedger(config.Pool), metrics: metrics}, nil
+	r := &Rebuilder{config: config, ledger: NewLedger(config.Pool), metrics: metrics}
+	r.said.missed.Interval, r.said.putOff.Interval = proofsSaid, proofsSaid
+	return r, nil
 }
 
 type rebuildMetrics struct {
@@ -89,7 +99,7 @@ type rebuildMetrics struct {
 
 func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
 	rebuilds, err1 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_rebuilds_total", Help: "Rebuilds of stock in Redis that were finished, by why: server, unvouched, sale-lost, unfinished, set-back, by-hand or reconciled.",
+		Name: "stampede_rebuilds_total", Help: "Rebuilds of stock in Redis that were finished, by why: server, unvouched, sale-lost, unfinished, set-back, refused, by-hand or reconciled.",
 	}, []string{"reason"}))
 	seconds, err2 := registerOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "stampede_rebuild_seconds", Help: "How long a finished rebuild took. Its sales were closed for no longer.",
@@ -99,7 +109,7 @@ func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	for _, reason := range []string{
-		RebuildServer, RebuildUnvouched, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildByHand, RebuildReconciled,
+		RebuildServer, RebuildUnvouched, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildRefused, RebuildByHand, RebuildReconciled,
 	} {
 		rebuilds.WithLabelValues(reason) // is there before the first, which increase() would miss otherwise
 	}

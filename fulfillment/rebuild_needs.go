@@ -71,12 +71,21 @@ func (r *Rebuilder) needs(ctx context.Context, partitions int, withEnded bool) (
 		if err != nil {
 			return err
 		}
+		var agreeing []guardedSale
 		for i, sale := range sales {
 			if reason := needOfSale(sale, inRedis[i]); reason != "" {
 				found = append(found, need{sale.partition, sale.id, reason})
+			} else if inRedis[i].present {
+				agreeing = append(agreeing, sale)
 			}
 		}
-		return nil
+		reasons, err := r.proofsIn(ctx, agreeing)
+		for i, reason := range reasons {
+			if reason != "" {
+				found = append(found, need{agreeing[i].partition, agreeing[i].id, reason})
+			}
+		}
+		return err
 	})
 	return found, errors.Join(append(failed, err)...)
 }

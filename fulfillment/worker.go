@@ -278,7 +278,7 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *Subscriber, streams []s
 		b := newBatcher(batcherConfig{
 			ledger: w.ledger, store: w.config.Store, locker: locker,
 			keys: w.config.Keys, partition: partition, batchMax: w.config.BatchMax, lease: lockLease(w.config.MinIdle),
-			logger: w.config.Logger, metrics: w.metrics,
+			logger: w.config.Logger, metrics: w.metrics, rebuilder: w.rebuilder,
 		})
 		router.AddConsumerHandler("fulfil "+stream, stream, subscriber, b.Handle)
 		batchers.Go(func() error { return b.Run(batching) })

@@ -30,7 +30,7 @@ func (s *shop) guarded(t testing.TB) (registry *prometheus.Registry, log *counti
 func rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
 	t.Helper()
 	for _, reason := range []string{
-		RebuildServer, RebuildUnvouched, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildByHand, RebuildReconciled,
+		RebuildServer, RebuildUnvouched, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildRefused, RebuildByHand, RebuildReconciled,
 	} {
 		n += valueOf(t, registry, "stampede_rebuilds_total", reason)
 	}

@@ -142,6 +142,8 @@ var (
 	RaiseEpoch string
 	//go:embed queries/rebuild_holder.sql
 	RebuildHolder string
+	//go:embed queries/rebuild_wait.sql
+	RebuildWait string
 	//go:embed queries/receipt_secret.sql
 	ReceiptSecret string
 	//go:embed queries/reconcile_compare.sql

@@ -1,0 +1,249 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+	"stampede/sql"
+)
+
+// snapshot is all that Redis holds, as the memory of a virtual machine has it.
+type snapshot map[string]string
+
+func (s *shop) snapshot(t *testing.T) snapshot {
+	t.Helper()
+	taken := snapshot{}
+	for _, key := range s.rdb.Keys(t.Context(), s.keys.Prefix+":*").Val() {
+		value, err := s.rdb.Dump(t.Context(), key).Result()
+		if !errors.Is(err, redis.Nil) { // it has expired
+			require.NoError(t, err)
+			taken[key] = value
+		}
+	}
+	return taken
+}
+
+// setBack gives Redis the data of a snapshot in one step. It is the same process all the time, with the scripts that it had.
+func (s *shop) setBack(t *testing.T, to snapshot) {
+	t.Helper()
+	runID := s.rdb.InfoMap(t.Context(), "server").Item("Server", "run_id")
+	now := s.rdb.Keys(t.Context(), s.keys.Prefix+":*").Val()
+	_, err := s.rdb.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
+		p.Del(t.Context(), now...)
+		for key, value := range to {
+			p.Restore(t.Context(), key, 0, value)
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, runID, s.rdb.InfoMap(t.Context(), "server").Item("Server", "run_id"))
+}
+
+// newIngress is one that has seen nothing of any sale.
+func (s *shop) newIngress(t *testing.T) *shop {
+	t.Helper()
+	return newShopOn(t, s.pool, "redis://"+s.rdb.Options().Addr, s.keys)
+}
+
+// setBackShop is a sale of which Redis has lost the orders of "lost-…", which are in Postgres, and has sold as many
+// to others since: so its place is the one that Postgres knows.
+func setBackShop(t *testing.T, stock, lost int) (s lostShop, sale uuid.UUID) {
+	t.Helper()
+	s = newLostShop(t)
+	sale = s.open(t, int64(stock))
+	for i := range 5 {
+		s.buy(t, sale, fmt.Sprint("kept-", i))
+	}
+	s.fulfil(t)
+	before := s.snapshot(t)
+	for i := range lost {
+		s.buy(t, sale, fmt.Sprint("lost-", i))
+	}
+	s.fulfil(t)
+	s.setBack(t, before)
+	ingress := s.newIngress(t)
+	for i := range lost {
+		ingress.buy(t, sale, fmt.Sprint("new-", i))
+	}
+	require.Equal(t, fmt.Sprint(5+lost), s.saleInRedis(t, sale)["sequence"])
+	s.needNothing(t, 1) // that could be seen by comparing numbers
+	return s, sale
+}
+
+// awaitRebuilt waits until the sale is in a later epoch, everywhere.
+func (s *shop) awaitRebuilt(t *testing.T, sale uuid.UUID, epoch int64) {
+	t.Helper()
+	testkit.Eventually(t, 30*time.Second, "the sale is rebuilt", func() bool {
+		return s.epochOf(t, sale) == epoch && s.saleInRedis(t, sale)["epoch"] == fmt.Sprint(epoch)
+	})
+}
+
+// Redis was set back, and its process did not end: nobody can see it, until Postgres refuses an order that Redis has accepted.
+func TestARedisThatWasSetBackInItsProcessIsRebuilt(t *testing.T) {
+	t.Parallel()
+	t.Run("a buyer buys again", func(t *testing.T) {
+		t.Parallel()
+		s, sale := setBackShop(t, 100, 10)
+		registry, _ := s.guarded(t)
+		s.awaitConfirmed(t, 25)
+		ingress := s.newIngress(t)
+		ingress.buy(t, sale, "lost-3") // who has a live order in Postgres
+		s.awaitRebuilt(t, sale, 2)
+		for _, user := range []string{"lost-3", "lost-7", "kept-1", "new-2"} {
+			require.Equal(t, reservation.AlreadyPurchased, ingress.reserve(t, sale, user, 1, "").Verdict, user)
+		}
+		ingress.buy(t, sale, "another")
+		s.awaitConfirmed(t, 26)
+		s.awaitRest(t)
+		s.requireSound(t)
+		require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'"), "the one that showed it")
+		require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", RebuildRefused))
+		require.Equal(t, 1.0, rebuilds(t, registry), "once is enough")
+	})
+	t.Run("the stock is sold", func(t *testing.T) {
+		t.Parallel()
+		s, sale := setBackShop(t, 30, 10) // of which Postgres has sold 25, and Redis 15
+		registry, _ := s.guarded(t)
+		s.awaitConfirmed(t, 25)
+		ingress := s.newIngress(t)
+		require.Equal(t, 15, ingress.crowd(t, sale, 15))
+		s.awaitRebuilt(t, sale, 2)
+		require.Equal(t, reservation.SoldOut, ingress.reserve(t, sale, "late", 1, "").Verdict)
+		s.awaitConfirmed(t, 30)
+		s.awaitRest(t)
+		s.requireSound(t)
+		require.EqualValues(t, 10, s.count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out'"))
+		require.Equal(t, 1.0, rebuilds(t, registry))
+	})
+}
+
+// A worker that recorded an order which Redis then lost finds out by itself, before anybody is refused.
+func TestAWorkerMissesTheOrdersThatItRecorded(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sale := s.open(t, 100)
+	for i := range 5 {
+		s.buy(t, sale, fmt.Sprint("kept-", i))
+	}
+	s.fulfil(t)
+	early := s.snapshot(t)
+	ingress := s.newIngress(t)
+	for i := range 8 {
+		ingress.buy(t, sale, fmt.Sprint("new-", i))
+	}
+	s.fulfil(t)
+	other := s.snapshot(t) // with as many places as there will be in Postgres
+	s.setBack(t, early)
+	require.NoError(t, execSQL(t, s.shop, "DELETE FROM orders WHERE user_id LIKE 'new-%'"))
+	require.NoError(t, execSQL(t, s.shop, "DELETE FROM order_events WHERE user_id LIKE 'new-%'"))
+	require.NoError(t, execSQL(t, s.shop, "UPDATE sales SET sold = 5, last_sequence = 5"))
+
+	registry, _ := s.guarded(t)
+	ingress = s.newIngress(t)
+	for i := range 8 {
+		ingress.buy(t, sale, fmt.Sprint("lost-", i))
+	}
+	s.awaitConfirmed(t, 13)
+	s.awaitRest(t)
+	s.setBack(t, other)
+	s.awaitRebuilt(t, sale, 2)
+	require.Equal(t, reservation.AlreadyPurchased, ingress.reserve(t, sale, "lost-3", 1, "").Verdict)
+	s.awaitRest(t)
+	testkit.Eventually(t, 20*time.Second, "it says why", func() bool {
+		return valueOf(t, registry, "stampede_rebuilds_total", RebuildSetBack) == 1
+	})
+	s.requireSound(t)
+	require.Zero(t, s.count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
+}
+
+// What Postgres refuses, and Redis had not accepted, is no reason to rebuild anything.
+func TestNothingIsRebuiltForWhatRedisHasNotAccepted(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 3)
+	registry, _ := s.guarded(t)
+	for _, user := range []string{"ann", "bob", "cid"} {
+		s.buy(t, sale, user)
+	}
+	s.awaitConfirmed(t, 3)
+	s.awaitRest(t)
+	entries := s.rdb.XRange(t.Context(), s.keys.Orders(0), "-", "+").Val()
+	forge := func(user string) {
+		t.Helper()
+		entry := forgedEntry(entries[0], sale, user)
+		require.NoError(t, s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.keys.Orders(0), Values: entry}).Err())
+	}
+	for i := range 5 {
+		forge("ann")                    // who has a live order
+		forge(fmt.Sprint("forged-", i)) // for whom Postgres has no stock
+	}
+	require.NoError(t, s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.keys.Orders(0), Values: entries[0].Values}).Err(), "a copy of an old one")
+	testkit.Eventually(t, 20*time.Second, "they are refused", func() bool {
+		return s.count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == 10
+	})
+	s.awaitRest(t)
+	s.needNothing(t, 1)
+	require.Zero(t, rebuilds(t, registry))
+	require.EqualValues(t, 1, s.epochOf(t, sale))
+}
+
+// forgedEntry is the entry of an order that Redis has never accepted.
+func forgedEntry(like redis.XMessage, sale uuid.UUID, user string) map[string]any {
+	order := reservation.NewOrderID(sale)
+	return map[string]any{
+		"_watermill_message_uuid": reservation.CompactID(order), "metadata": like.Values["metadata"],
+		"payload": fmt.Sprintf(`{"order_id":"%s","sale_id":"%s","user_id":"%s","quantity":1,"version":1,"epoch":1,"requested_at_ms":1}`, order, sale, user),
+	}
+}
+
+// Whoever can write to Redis can make Postgres refuse an order that Redis holds, as often as he likes: the sale is rebuilt
+// for it at once the first time, and then less and less often.
+func TestRebuildsForRefusedOrdersAreBounded(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.open(t, 100)
+	s.buy(t, sale, "ann")
+	registry, log := s.guarded(t)
+	s.awaitConfirmed(t, 1)
+	s.awaitRest(t)
+	refused := 0
+	provoke := func() {
+		t.Helper()
+		// ann's reservation is gone, as if somebody had deleted it, so she buys again.
+		require.NoError(t, s.rdb.HDel(t.Context(), s.keys.Buyers(0, sale), "ann").Err())
+		s.newIngress(t).buy(t, sale, "ann")
+		refused++
+		testkit.Eventually(t, 20*time.Second, "Postgres refuses it", func() bool {
+			return s.count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == int64(refused)
+		})
+	}
+	provoke()
+	s.awaitRebuilt(t, sale, 2)
+	provoke()
+	testkit.Eventually(t, 20*time.Second, "it is put off", func() bool { return log.times(refusedAgain) == 1 })
+	require.EqualValues(t, 2, s.epochOf(t, sale))
+	require.NoError(t, execSQL(t, s, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'"))
+	s.awaitRebuilt(t, sale, 3)
+	testkit.Eventually(t, 20*time.Second, "both are counted", func() bool { return rebuilds(t, registry) == 2 })
+
+	var wait float64
+	for i, want := range []float64{0, 60, 120, 240, 480, 960, 1920, 3600, 3600} {
+		other := s.open(t, 1)
+		for n := range i {
+			_, err := s.pool.Exec(context.Background(), `INSERT INTO sale_events (sale_id, revision, type, data)
+				VALUES ($1, $2, 'SaleRebuilt', '{"reason": "refused"}')`, other, 100+n)
+			require.NoError(t, err)
+		}
+		require.NoError(t, s.pool.QueryRow(t.Context(), sql.RebuildWait, other, reasonsOfProofs).Scan(&wait))
+		require.InDelta(t, want, wait, 30)
+	}
+}
