@@ -190,6 +190,8 @@ var (
 	TakeReleases string
 	//go:embed queries/try_rebuild_lock.sql
 	TryRebuildLock string
+	//go:embed queries/units_on_sale.sql
+	UnitsOnSale string
 	//go:embed queries/unpublished_sales.sql
 	UnpublishedSales string
 	//go:embed queries/vouched_servers.sql

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
@@ -87,6 +88,9 @@ func warnOfSettings(ctx context.Context, b *backend, logger *slog.Logger) {
 	}
 	more, err := doctor.Postgres(ctx, b.pool)
 	if err == nil { // else checkSchema has said it
+		findings = append(findings, more...)
+	}
+	if more, err = doctor.Memory(ctx, b.redis, b.pool, uuid.Nil); err == nil {
 		findings = append(findings, more...)
 	}
 	for _, f := range findings {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -74,7 +76,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	config.MaxConnections = maxConnections(ingressFiles + workerFiles)
 	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthHeader, c.AuthHeader, c.AdminToken
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
-		return err
+		return heard(err, "STAMPEDE_HTTP_ADDR", "--http-addr")
 	}
 	server, err := ingress.New(config)
 	if err != nil {
@@ -108,6 +110,10 @@ func (c *devCmd) welcome(w io.Writer, url string, servers *localserver.Pair) err
 	if servers.Redis == nil || servers.Postgres == nil {
 		kept = "gone when this ends, but for the servers that were given"
 	}
+	environment := "REDIS_URL=" + quoted(servers.RedisURL) + " DATABASE_URL=" + quoted(servers.DatabaseURL)
+	if c.Partitions > 1 {
+		environment += " STAMPEDE_PARTITIONS=" + strconv.Itoa(c.Partitions)
+	}
 	_, err := fmt.Fprintf(w, `Stampede is up. All data is %s (Ctrl-C).
 
   ingress       %s
@@ -125,6 +131,13 @@ Buy a unit, with the id that it answers:
   curl -si %[2]s/v1/sales/ID/orders -H '%[6]s: alice' \
     -H 'Idempotency-Key: first' -H 'Content-Type: application/json' -d '{"quantity":1}'
 
-`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, c.AuthHeader)
+Run other commands in a second terminal, such as stampede sale list, after
+
+  export %[7]s
+
+`, kept, url, servers.RedisURL, servers.DatabaseURL, c.AdminToken, c.AuthHeader, environment)
 	return err
 }
+
+// quoted is a word of a shell that stands for text.
+func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

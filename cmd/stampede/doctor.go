@@ -3,16 +3,21 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+
+	"github.com/google/uuid"
 
 	"stampede/internal/connect"
 	"stampede/internal/doctor"
+	"stampede/reservation"
 )
 
 type doctorCmd struct {
 	redisFlag
 	databaseFlag
 	jsonFlag
+	Sale uuid.UUID `env:"STAMPEDE_DOCTOR_SALE" placeholder:"ID" help:"Look whether Redis has room for the orders of this sale; of all together if left out."`
 }
 
 func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
@@ -55,6 +60,11 @@ func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, ser
 	if err != nil {
 		more = append(more, away("postgres", "DATABASE_URL", "accepted orders wait in Redis, unconfirmed", err))
 	}
+	findings = append(findings, more...)
+	more, err = doctor.Memory(ctx, rdb, pool, c.Sale)
+	if errors.Is(err, reservation.ErrSaleNotFound) {
+		return nil, "", err
+	} // else the server that is away, or has no schema yet, is named above
 	return append(findings, more...), doctor.Servers(ctx, rdb, pool), nil
 }
 

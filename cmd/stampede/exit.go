@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 
 	"stampede/internal/connect"
 	"stampede/reservation"
@@ -27,6 +28,14 @@ func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
 func usagef(format string, a ...any) error { return &usageError{fmt.Errorf(format, a...)} }
+
+// heard names the setting behind an address on which a server could not listen.
+func heard(err error, variable, flag string) error {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "listen" {
+		return fmt.Errorf("%w: let %s (%s) name another address", err, variable, flag)
+	}
+	return err
+}
 
 // report says what went wrong, once, and maps it to the exit status. This is the only place that does.
 func report(stderr io.Writer, err error) int {

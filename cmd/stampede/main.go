@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"stampede/internal/telemetry"
 )
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
@@ -30,10 +32,12 @@ type cli struct {
 	Rebuild     rebuildCmd     `cmd:"" help:"Make the stock in Redis anew from Postgres. Workers do it by themselves when Redis was lost. Sales are closed meanwhile."`
 	Reconcile   reconcileCmd   `cmd:"" help:"Mend differences between Redis and Postgres. Exit status 1 if some remain."`
 	Projections projectionsCmd `cmd:"" help:"Make what is derived from the log of orders anew."`
-	Doctor      doctorCmd      `cmd:"" help:"Look for unsafe settings of Redis and Postgres. Exit status 1 if there is one."`
+	Doctor      doctorCmd      `cmd:"" help:"Look for unsafe settings of Redis and Postgres, and whether Redis has room for what is on sale. Exit status 1 if there is one."`
 	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"Look at the dead letters, replay or discard them."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running ingress or worker whether it is ready. Exit status 1 if it is not."`
 	Version     versionCmd     `cmd:"" help:"Print the version of this program."`
+
+	ShowVersion kong.VersionFlag `name:"version" env:"-" help:"Print the version of this program."`
 }
 
 // streams is where a command writes: its result to out, all else to err.
@@ -67,12 +71,17 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(code int) { panic(exit(code)) }),
 		kong.DefaultEnvars("STAMPEDE"),
+		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
+		saleIDs,
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(s),
 	)
 	if err != nil {
 		panic(err) // the tags of cli are wrong
+	}
+	if len(args) == 0 {
+		args = []string{"--help"}
 	}
 	command, err := parser.Parse(args)
 	if err != nil {

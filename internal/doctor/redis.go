@@ -115,7 +115,7 @@ func memory(r redisServer) *Finding {
 	return &Finding{
 		Severity: Warning, What: "maxmemory is not set",
 		Why:  "the server grows until the system kills it; with a limit it refuses new orders and goes on with those it has",
-		Mend: "set maxmemory: about 450 bytes for each unit on sale, and room for the rewrite of the AOF",
+		Mend: fmt.Sprintf("set maxmemory: about %d bytes for each unit on sale, and room for the rewrite of the AOF", bytesPerUnit),
 	}
 }
 

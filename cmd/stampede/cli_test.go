@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bytes"
+	"net"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/connect"
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+func TestWithoutACommandThereIsHelp(t *testing.T) {
+	t.Parallel()
+	for name, args := range map[string][]string{"Usage: stampede": nil, "stampede ": {"--version"}} {
+		var out, errs bytes.Buffer
+		assert.Equal(t, exitOK, run(args, &out, &errs), args)
+		assert.True(t, strings.HasPrefix(out.String(), name), out.String())
+		assert.Empty(t, errs.String())
+	}
+	var flag, command, errs bytes.Buffer
+	run([]string{"--version"}, &flag, &errs)
+	run([]string{"version"}, &command, &errs)
+	assert.Equal(t, command.String(), flag.String())
+}
+
+func TestWhatIsNoSaleID(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{
+		{"sale", "show", "nonsense"},
+		{"sale", "pause", "nonsense"},
+		{"sale", "restock", "nonsense", "5"},
+		{"sale", "list", "--after=nonsense"},
+		{"audit", "--sale=nonsense"},
+		{"rebuild", "--sale=nonsense"},
+		{"reconcile", "--sale=nonsense"},
+		{"doctor", "--sale=nonsense"},
+		{"load", "--sale=nonsense"},
+	} {
+		var out, errs bytes.Buffer
+		assert.Equal(t, exitUsage, run(args, &out, &errs), args)
+		assert.Contains(t, errs.String(), `"nonsense" is not a sale id`, args)
+		assert.Equal(t, 1, strings.Count(errs.String(), "\n"), errs.String())
+	}
+}
+
+// TestATakenPortNamesItsSetting: each command on a port that somebody else listens on.
+func TestATakenPortNamesItsSetting(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	taken, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = taken.Close() })
+	for _, c := range []struct{ command, variable, flag string }{
+		{"serve", "STAMPEDE_HTTP_ADDR", "--http-addr"}, {"dev", "STAMPEDE_HTTP_ADDR", "--http-addr"}, {"work", "STAMPEDE_METRICS_ADDR", "--metrics-addr"},
+	} {
+		cmd := s.command(c.command, c.flag+"="+taken.Addr().String())
+		if c.command == "serve" {
+			cmd.Setenv("STAMPEDE_AUTH", "header")
+		}
+		cmd.Start()
+		assert.Equal(t, exitFailed, cmd.Wait(within).ExitCode(), c.command)
+		assert.Contains(t, cmd.Output(), taken.Addr().String(), c.command)
+		assert.Contains(t, cmd.Output(), "address already in use: let "+c.variable+" ("+c.flag+") name another address", c.command)
+	}
+}
+
+// TestDevTellsWhatASecondTerminalNeeds: the line that dev prints is run by a shell, and leads to its servers.
+func TestDevTellsWhatASecondTerminalNeeds(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	dev := s.command("dev", "--http-addr=127.0.0.1:0")
+	dev.Start()
+	line := dev.WaitOutput(within, "export REDIS_URL=")
+	found := regexp.MustCompile(`^export REDIS_URL='([^']+)' DATABASE_URL='([^']+)'$`).FindStringSubmatch(line)
+	require.Len(t, found, 3, line)
+	list := testkit.Command(t, "sale", "list")
+	list.Setenv("REDIS_URL", found[1])
+	list.Setenv("DATABASE_URL", found[2])
+	list.Start()
+	assert.Equal(t, exitOK, list.Wait(within).ExitCode(), list.Output())
+	assert.Equal(t, `'a'\''b'`, quoted("a'b"))
+	assert.Equal(t, exitOK, dev.Stop().ExitCode())
+}
+
+func TestASaleThatIsOverBeforeItBeginsIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for flags, says := range map[string]string{
+		"--closes-at=2020-01-01T00:00:00Z":       "closes_at must be in the future",
+		"--closes-at=+0s":                        "closes_at must be in the future",
+		"--opens-at=+2h --closes-at=+1h":         "closes_at must be later than opens_at",
+		"--closes-at=yesterday":                  "is no time",
+		"--closes-at=+1h --idempotency-key=a\tb": "Idempotency-Key must be visible ASCII",
+	} {
+		status, output := s.run(append([]string{"sale", "create", "--name=x", "--stock=1"}, strings.Split(flags, " ")...)...)
+		assert.Equal(t, exitUsage, status, output)
+		assert.Contains(t, output, says)
+	}
+	status, output := s.run("sale", "list")
+	assert.Equal(t, exitOK, status)
+	assert.Equal(t, 1, strings.Count(output, "\n"), output)
+}
+
+func TestASaleIsCreatedOnceForItsKey(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	closes := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+	create := func(flags ...string) (int, string) {
+		return s.run(append([]string{"sale", "create", "--json", "--name=x", "--idempotency-key=autumn", "--closes-at=" + closes}, flags...)...)
+	}
+	status, first := create("--stock=5")
+	require.Equal(t, exitOK, status, first)
+	status, again := create("--stock=5")
+	require.Equal(t, exitOK, status, again)
+	assert.Equal(t, first, again)
+	status, output := create("--stock=6")
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "idempotency key was used for another")
+}
+
+// TestDoctorKnowsHowManyUnitsAreOnSale: a Redis of 8 MB is too small for a hundred million of them.
+func TestDoctorKnowsHowManyUnitsAreOnSale(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	own := testkit.OwnRedis(t)
+	s.redisURL = own.URL
+	rdb, err := connect.Control(own.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = rdb.Close() })
+	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "8mb").Err())
+	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
+	t.Cleanup(store.Close)
+	catalog := reservation.NewCatalog(s.pool, store)
+	sale := func(stock int64) string {
+		sale, err := catalog.Create(t.Context(), reservation.Terms{Name: "x", Stock: stock, PerOrderLimit: 1})
+		require.NoError(t, err)
+		return "--sale=" + sale.ID.String()
+	}
+	fits := func(flags ...string) {
+		t.Helper()
+		status, output := s.run(append([]string{"doctor"}, flags...)...)
+		assert.Equal(t, exitOK, status, output)
+		assert.NotContains(t, output, "on sale, which")
+	}
+	small := sale(1000)
+	fits()
+	fits(small)
+	huge := sale(reservation.MaxStock)
+	for _, c := range []struct{ flag, units string }{{huge, "100,000,000"}, {"--json", "100,001,000"}} {
+		status, output := s.run("doctor", c.flag)
+		assert.Equal(t, exitFailed, status)
+		assert.Contains(t, output, c.units+" units are on sale, which take about 47,")
+		assert.Contains(t, output, "of maxmemory, 8 MB")
+	}
+	fits(small)
+	serve, _ := s.serve()
+	assert.Contains(t, serve.Output(), "UNSAFE SETTING: 100,001,000 units are on sale")
+
+	status, output := s.run("sale", "end", strings.TrimPrefix(huge, "--sale="))
+	require.Equal(t, exitOK, status, output)
+	fits()
+	fits(huge)
+	status, output = s.run("doctor", "--sale="+uuid.Must(uuid.NewV7()).String())
+	assert.Equal(t, exitFailed, status)
+	assert.Contains(t, output, "sale not found")
+}
