@@ -76,6 +76,7 @@ func TestCommitsGoOnAfterAnIngressVanishesInMidChange(t *testing.T) {
 		require.NoError(t, err)
 		t.Fatal("the cancellation was not cut off")
 	}
+	testkit.Eventually(t, soon, "its session waits for the rest", func() bool { return s.count(t, waitingForItsClient) == 1 })
 	s.buy(t, sale, "ann")
 	work(t, s.config(t))
 	testkit.Eventually(t, vanishedWithin, "the other order of the sale is committed", func() bool {
