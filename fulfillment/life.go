@@ -73,7 +73,7 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event re
 // inTransaction commits what f has done, unless that failed. Read committed, whatever the server's
 // default is: who waited for a row's lock must see what was committed meanwhile.
 func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, l.pool, pgx.TxOptions{BeginQuery: beginRecording + "; " + l.limitLocks}, f)
+	return reservation.InTransaction(ctx, l.pool, pgx.TxOptions{BeginQuery: beginRecording + "; " + l.limitLocks}, f)
 }
 
 func lockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (order reservation.Order, overdue bool, err error) {

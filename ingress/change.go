@@ -95,7 +95,10 @@ func (s *Server) change(ctx context.Context, act func(context.Context) (reservat
 		if ctx.Err() == nil {
 			s.postgres.doubt(began)
 		}
-		return reservation.Order{}, fmt.Errorf("%w: %w", problemChangeUnknown, err)
+		if errors.Is(err, reservation.ErrChangeUnknown) {
+			return reservation.Order{}, fmt.Errorf("%w: %w", problemChangeUnknown, err)
+		}
+		return reservation.Order{}, fmt.Errorf("%w: %w", problemNotChanged, err)
 	}
 	s.postgres.answered()
 	return order, err

@@ -350,8 +350,8 @@ func TestChangeThatHangsHoldsUpNobodyElse(t *testing.T) {
 
 	began := time.Now()
 	r := s.pay(path, "r-1", as("ada"))
-	detail := r.isProblem(http.StatusServiceUnavailable, "outcome-unknown")["detail"]
-	require.Contains(t, detail, "outcome is unknown")
+	detail := r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"]
+	require.Contains(t, detail, "Nothing was done", "it waited for the order, and has decided nothing")
 	require.Equal(t, "1", r.header.Get("Retry-After"))
 	require.Less(t, time.Since(began), 10*time.Second)
 	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])

@@ -74,6 +74,12 @@ var (
 		detail: "The outcome is unknown: no answer came back in time, and the change may have been made. " +
 			"The same request finds out safely: it changes nothing twice.",
 	})
+	// problemSaleChangeUnknown is problemChangeUnknown for operators, whose requests are not all known by what they ask for.
+	problemSaleChangeUnknown = fixed(problem{
+		kind: kindOutcomeUnknown, retryAfter: retrySoon,
+		detail: "The outcome is unknown: no answer came back in time, and the change may have been made. " +
+			"The same request finds out, but without an Idempotency-Key a restock is another one, and a sale another sale.",
+	})
 	problemUnknown = fixed(problem{
 		kind: kindOutcomeUnknown, retryAfter: retrySoon,
 		detail: "The outcome is unknown: no answer came back in time, and the order may have been accepted. " +
@@ -198,6 +204,8 @@ func problemOf(err error) *problem {
 		return problemRestockUndecided
 	case errors.Is(err, reservation.ErrRestockWithdrawn):
 		return problemRestockWithdrawn
+	case errors.Is(err, reservation.ErrChangeUnknown):
+		return problemSaleChangeUnknown
 	case errors.Is(err, reservation.ErrNotInForce):
 		return problemNotInForce
 	case errors.As(err, &routing) && routing.Code == http.StatusMethodNotAllowed:

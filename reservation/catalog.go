@@ -78,6 +78,8 @@ func (c *Catalog) CreateOnce(ctx context.Context, t Terms, idempotencyKey string
 	switch {
 	case errors.Is(err, ErrIdempotencyKeyReused), errors.As(err, &invalid):
 		return Standing{}, false, err
+	case errors.Is(err, ErrChangeUnknown):
+		return Standing{}, false, fmt.Errorf("create sale: %w", err)
 	case err != nil:
 		return Standing{}, false, fmt.Errorf("%w: create sale: %w", ErrUnavailable, err)
 	}
@@ -93,9 +95,9 @@ func (c *Catalog) insert(ctx context.Context, t Terms, idempotencyKey string) (S
 		return Standing{}, &InvalidError{"closes_at", "must be in the future"}
 	}
 	sale := Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.store.keys.Partitions}
-	err := c.pool.QueryRow(ctx, sql.InsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
-		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions, nullText(idempotencyKey)).
-		Scan(&sale.Epoch, &sale.Revision, &sale.CreatedAt)
+	err := inOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
+		sql.InsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
+		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions, nullText(idempotencyKey))
 	return asCreated(sale, t.Stock), err
 }
 
@@ -169,11 +171,11 @@ type saleChange struct {
 }
 
 // change makes the next revision of a sale in one transaction that keeps all other changes of it out, and
-// returns it; 0 if next left the sale as it is. The error is a refusal, or ErrUnavailable.
+// returns it; 0 if next left the sale as it is. The error is a refusal, or wraps ErrUnavailable or ErrChangeUnknown.
 func (c *Catalog) change(
 	ctx context.Context, id uuid.UUID, action, idempotencyKey string, next func(context.Context, pgx.Tx, Sale) (saleChange, error),
 ) (revision int64, err error) {
-	err = pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+	err = InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.LockSale, id).Scan(new(uuid.UUID)); err != nil {
 			return err
 		}
@@ -194,6 +196,8 @@ func (c *Catalog) change(
 		return 0, ErrSaleNotFound
 	case errors.As(err, &illegal), errors.As(err, &invalid), errors.Is(err, ErrIdempotencyKeyReused), errors.Is(err, errLoweringOpen):
 		return 0, err
+	case errors.Is(err, ErrChangeUnknown):
+		return 0, fmt.Errorf("%s sale=%s: %w", action, id, err)
 	case err != nil:
 		return 0, fmt.Errorf("%w: %s sale=%s: %w", ErrUnavailable, action, id, err)
 	}
