@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/ratelimit"
 	"stampede/reservation"
 )
 
@@ -133,6 +135,14 @@ type Config struct {
 	// MaxWaiting is how many purchases wait for their end at once (20,000); more are answered without waiting. MaxStreams
 	// is how many streams of events there are of orders, and of sales as well (10,000); more are answered "overloaded".
 	MaxWaiting, MaxStreams int
+	// UserLimit bounds each user, once for purchases and once for what they do with their orders. AddressLimit bounds each
+	// client address in the same way, and a third time for all other calls, /livez, /readyz and /metrics excepted.
+	UserLimit, AddressLimit Limit
+	// UserStreams is how many streams of orders each user may have open at once, and AddressStreams how many of orders, and
+	// how many of sales, each client address (0: as many as there are). An address never gets more than a quarter of them.
+	UserStreams, AddressStreams int
+	// TrustedProxies are believed what X-Forwarded-For says of the address that a request came to them from.
+	TrustedProxies []netip.Prefix
 	// MaxConnections is how many connections are open at once (0: as many as come). It leaves files for the connections
 	// to Redis and Postgres. Where it is reached, connections that were idle for longest are closed to make room, and
 	// new ones wait while none is idle. Streams of orders, streams of sales and waiting purchases get a quarter each.
@@ -169,6 +179,9 @@ func (c *Config) setDefaults() {
 		share := max(1, c.MaxConnections/4)
 		c.MaxWaiting, c.MaxStreams = min(c.MaxWaiting, share), min(c.MaxStreams, share)
 	}
+	if c.AddressStreams > 0 {
+		c.AddressStreams = min(c.AddressStreams, max(1, c.MaxStreams/4))
+	}
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = defaultDrainTimeout
 	}
@@ -192,6 +205,15 @@ func (c *Config) Validate() error {
 	if c.MaxInFlight < 0 || c.MaxWaiting < 0 || c.MaxStreams < 0 || c.MaxConnections < 0 {
 		errs = append(errs, fmt.Errorf("MaxInFlight is %d, MaxWaiting %d, MaxStreams %d and MaxConnections %d, want at least 1",
 			c.MaxInFlight, c.MaxWaiting, c.MaxStreams, c.MaxConnections))
+	}
+	for _, l := range []Limit{c.UserLimit, c.AddressLimit} {
+		if l.Rate < 0 || l.Rate > ratelimit.MaxPerSecond || l.Rate > 0 && (l.Burst < 1 || l.Burst > ratelimit.MaxBurst) {
+			errs = append(errs, fmt.Errorf("UserLimit or AddressLimit is %v with a burst of %d, want at most %d/s and 1 to %d",
+				l.Rate, l.Burst, ratelimit.MaxPerSecond, ratelimit.MaxBurst))
+		}
+	}
+	if c.UserStreams < 0 || c.AddressStreams < 0 {
+		errs = append(errs, errors.New("UserStreams and AddressStreams must not be negative"))
 	}
 	if n := len(c.ReceiptSecret); n > 0 && n < reservation.MinReceiptSecretBytes {
 		errs = append(errs, fmt.Errorf("the secret for receipts (STAMPEDE_RECEIPT_SECRET) has %d bytes, want at least %d", n, reservation.MinReceiptSecretBytes))

@@ -14,7 +14,7 @@ const defaultOrders = 20
 
 // listOrders serves GET /v1/orders: the buyer's own orders that are in Postgres, newest first.
 func (s *Server) listOrders(c echo.Context) error {
-	user, err := s.auth.user(c.Request())
+	user, err := s.buyer(c.Request())
 	if err != nil {
 		return err
 	}

@@ -27,6 +27,7 @@ const (
 	verdictOverloaded  reservation.Verdict = "overloaded"  // too many at once: nothing was reserved
 	verdictUnavailable reservation.Verdict = "unavailable" // Redis could not be asked: nothing was reserved
 	verdictUnknown     reservation.Verdict = "unknown"     // no answer came back: units may have been taken
+	verdictRateLimited reservation.Verdict = "rate-limited"
 )
 
 // The values of the label outcome of stampede_purchase_duration_seconds.
@@ -49,6 +50,7 @@ var outcomeOf = map[reservation.Verdict]string{
 	reservation.OverLimit:        outcomeRefused,
 	reservation.SoldOut:          outcomeRefused,
 	reservation.UnknownSale:      outcomeRefused,
+	verdictRateLimited:           outcomeRefused,
 	verdictOverloaded:            outcomeFailed,
 	verdictUnavailable:           outcomeFailed,
 	verdictUnknown:               outcomeFailed,
@@ -127,18 +129,26 @@ func newMetrics(registry *prometheus.Registry, r bounds) (*metrics, error) {
 		Name: "stampede_outcome_lookups_total", Help: "Looks into Postgres, each for up to a thousand orders that somebody waits for.",
 	})
 
-	for _, c := range []prometheus.Collector{
+	err := register(registry,
 		m.requests, count, seconds, held, limit, waiting, streams("order", r.orderStreams), streams("sale", r.saleStreams),
 		m.outcomesHeard, m.outcomeLookups, open, openLimit, evicted,
-	} {
-		if err := registry.Register(c); err != nil {
-			return nil, fmt.Errorf("register metrics: %w", err)
-		}
+	)
+	if err != nil {
+		return nil, err
 	}
 	for verdict, outcome := range outcomeOf {
 		m.verdicts[verdict] = verdictMetrics{count.WithLabelValues(string(verdict)), seconds.WithLabelValues(outcome)}
 	}
 	return m, nil
+}
+
+func register(registry *prometheus.Registry, collectors ...prometheus.Collector) error {
+	for _, c := range collectors {
+		if err := registry.Register(c); err != nil {
+			return fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return nil
 }
 
 // purchased counts a purchase whose request began to be served then. A verdict that this code does not know is

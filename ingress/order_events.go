@@ -25,10 +25,11 @@ func (s *Server) streamOrder(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	if !s.orderStreams.enter() {
-		return problemOverloaded
+	leave, err := s.enterOrderStream(c.Request(), user)
+	if err != nil {
+		return err
 	}
-	defer s.orderStreams.leave()
+	defer leave()
 	// To wait before the look leaves no gap in which a change could be missed.
 	w := s.hub.wait(id, 0, false)
 	defer s.hub.leave(w)

@@ -43,6 +43,7 @@ var (
 	kindMediaType        = kind{http.StatusUnsupportedMediaType, "unsupported-media-type", "The body is not JSON"}
 	kindKeyReused        = kind{http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key belongs to another request"}
 	kindOverLimit        = kind{http.StatusUnprocessableEntity, "quantity-over-limit", "That is more than one order may hold"}
+	kindRateLimited      = kind{http.StatusTooManyRequests, "rate-limited", "Too many requests from you"}
 	kindInternal         = kind{http.StatusInternalServerError, "internal-error", "Something went wrong here"}
 	kindUnavailable      = kind{http.StatusServiceUnavailable, "sale-unavailable", "The sale cannot be reached"}
 	kindOutcomeUnknown   = kind{http.StatusServiceUnavailable, "outcome-unknown", "The outcome is unknown"}

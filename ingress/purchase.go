@@ -20,8 +20,16 @@ var replayed = []string{"true"}
 func (s *Server) purchase(c echo.Context) error {
 	began := time.Now()
 	r := c.Request()
+	if err := s.limits.admitAddress(&s.limits.purchases, r, began); err != nil {
+		s.metrics.purchased(verdictRateLimited, began)
+		return err
+	}
 	user, err := s.auth.user(r)
 	if err != nil {
+		return err
+	}
+	if err := s.limits.admitUser(&s.limits.purchases, user, began); err != nil {
+		s.metrics.purchased(verdictRateLimited, began)
 		return err
 	}
 	sale, ok := parseID(c.Param("sale"))

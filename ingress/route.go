@@ -15,7 +15,7 @@ import (
 func (s *Server) routes() {
 	s.echo = echo.New()
 	// Echo would believe any client's X-Forwarded-For.
-	s.echo.IPExtractor = echo.ExtractIPDirect()
+	s.echo.IPExtractor = func(r *http.Request) string { return s.limits.addresses.of(r).String() }
 	unmatched := s.metrics.route("unmatched")
 	s.echo.HTTPErrorHandler = func(err error, c echo.Context) {
 		s.sendAway(c)
@@ -28,21 +28,22 @@ func (s *Server) routes() {
 		unmatched.count(c.Response().Status)
 	}
 
+	limited := s.limits.limited
 	s.handle(http.MethodPost, "/v1/sales/:sale/orders", s.purchase)
 
-	s.handle(http.MethodPost, "/v1/sales", s.room.others.admit(s.createSale))
-	s.handle(http.MethodPost, "/v1/sales/:sale/pause", s.room.others.admit(s.operate(s.config.Sales.Pause)))
-	s.handle(http.MethodPost, "/v1/sales/:sale/resume", s.room.others.admit(s.operate(s.config.Sales.Resume)))
-	s.handle(http.MethodPost, "/v1/sales/:sale/end", s.room.others.admit(s.operate(s.config.Sales.End)))
-	s.handle(http.MethodPost, "/v1/sales/:sale/restock", s.room.others.admit(s.restockSale))
-	s.handleGet("/v1/sales", s.room.sales.admit(s.listSales))
-	s.handleGet("/v1/sales/:sale", s.room.sales.admit(s.showSale))
+	s.handle(http.MethodPost, "/v1/sales", limited(s.room.others.admit(s.createSale)))
+	s.handle(http.MethodPost, "/v1/sales/:sale/pause", limited(s.room.others.admit(s.operate(s.config.Sales.Pause))))
+	s.handle(http.MethodPost, "/v1/sales/:sale/resume", limited(s.room.others.admit(s.operate(s.config.Sales.Resume))))
+	s.handle(http.MethodPost, "/v1/sales/:sale/end", limited(s.room.others.admit(s.operate(s.config.Sales.End))))
+	s.handle(http.MethodPost, "/v1/sales/:sale/restock", limited(s.room.others.admit(s.restockSale)))
+	s.handleGet("/v1/sales", limited(s.room.sales.admit(s.listSales)))
+	s.handleGet("/v1/sales/:sale", limited(s.room.sales.admit(s.showSale)))
 	s.handleGet("/v1/orders", s.room.orders.admit(s.listOrders))
 	s.handleGet("/v1/orders/:order", s.room.orders.admit(s.showOrder))
 	s.handle(http.MethodPost, "/v1/orders/:order/pay", s.payOrder)
 	// Without HEAD, which would not end either.
 	s.handle(http.MethodGet, "/v1/orders/:order/events", s.streamOrder)
-	s.handle(http.MethodGet, "/v1/sales/:sale/events", s.streamSale)
+	s.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.streamSale))
 	s.handle(http.MethodPost, "/v1/orders/:order/cancel", s.cancelOrder)
 
 	// These take no room: whoever watches a server must reach it when it is full.

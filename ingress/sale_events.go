@@ -28,10 +28,11 @@ func (s *Server) streamSale(c echo.Context) error {
 	if !ok {
 		return problemSale
 	}
-	if !s.saleStreams.enter() {
-		return problemOverloaded
+	leave, err := s.enterSaleStream(c.Request())
+	if err != nil {
+		return err
 	}
-	defer s.saleStreams.leave()
+	defer leave()
 	v, err := s.sales.join(sale)
 	if err != nil {
 		return err

@@ -54,6 +54,7 @@ type Server struct {
 	auth    authenticator
 	admin   adminGate
 	metrics *metrics
+	limits  *limits
 
 	// Every request under /v1 takes a place in room, a purchase when it has been read.
 	room shares
@@ -118,6 +119,9 @@ func (s *Server) init() (err error) {
 		&s.room, &s.waiting, &s.orderStreams, &s.saleStreams, s.connections.Load, s.config.MaxConnections,
 	})
 	if err != nil {
+		return err
+	}
+	if s.limits, err = newLimits(s.config, s.config.Metrics); err != nil {
 		return err
 	}
 	if err := s.initSigner(); err != nil {

@@ -85,9 +85,21 @@ func (s *Server) showOrder(c echo.Context) error {
 	return writeJSON(c, http.StatusOK, found.view())
 }
 
+// buyer finds out who asks for orders, as often as they may.
+func (s *Server) buyer(r *http.Request) (user string, err error) {
+	now := time.Now()
+	if err := s.limits.admitAddress(&s.limits.orders, r, now); err != nil {
+		return "", err
+	}
+	if user, err = s.auth.user(r); err != nil {
+		return "", err
+	}
+	return user, s.limits.admitUser(&s.limits.orders, user, now)
+}
+
 // asksForOrder finds out who asks, and for which order. Whether it is theirs is not known yet.
 func (s *Server) asksForOrder(c echo.Context) (user string, id uuid.UUID, err error) {
-	if user, err = s.auth.user(c.Request()); err != nil {
+	if user, err = s.buyer(c.Request()); err != nil {
 		return "", uuid.Nil, err
 	}
 	id, ok := parseID(c.Param("order"))

@@ -80,7 +80,8 @@ func TestSettingsKeepTheirNames(t *testing.T) {
 		"serve": {
 			"REDIS_URL", "DATABASE_URL", "STAMPEDE_HTTP_ADDR", "STAMPEDE_PARTITIONS", "STAMPEDE_AUTH", "STAMPEDE_AUTH_HEADER",
 			"STAMPEDE_JWT_SECRET", "STAMPEDE_JWKS_URL", "STAMPEDE_JWT_ISSUER", "STAMPEDE_JWT_AUDIENCE", "STAMPEDE_ADMIN_TOKEN",
-			"STAMPEDE_LOG_LEVEL", "STAMPEDE_LOG_FORMAT",
+			"STAMPEDE_LOG_LEVEL", "STAMPEDE_LOG_FORMAT", "STAMPEDE_TRUSTED_PROXIES", "STAMPEDE_USER_RATE", "STAMPEDE_USER_BURST",
+			"STAMPEDE_ADDRESS_RATE", "STAMPEDE_ADDRESS_BURST", "STAMPEDE_USER_STREAMS", "STAMPEDE_ADDRESS_STREAMS",
 		},
 		"work":        {"REDIS_URL", "DATABASE_URL", "STAMPEDE_METRICS_ADDR", "STAMPEDE_CONSUMER", "STAMPEDE_PARTITIONS"},
 		"healthcheck": {"STAMPEDE_HEALTHCHECK_URL"},
@@ -125,6 +126,7 @@ func TestAValueThatIsNotAllowedIsRefusedByTheNameOfItsFlag(t *testing.T) {
 	for _, args := range []string{
 		"serve --max-in-flight=0", "serve --max-in-flight=-1", "serve --stop-delay=-1s", "serve --drain-timeout=0s",
 		"serve --auth-header=", "serve --partitions=0",
+		"serve --user-burst=0", "serve --address-burst=1000001", "serve --user-streams=-1", "dev --address-streams=-1", "dev --user-burst=0",
 		"work --batch-max=0", "work --batch-max=-1", "work --min-idle=0s", "work --max-deliveries=0", "work --drain-timeout=0s",
 		"work --partitions=65", "sale list --partitions=0",
 		"dev --max-in-flight=0", "dev --batch-max=0", "dev --auth-header=", "dev --partitions=0",
@@ -147,12 +149,15 @@ func TestAValueThatIsNotAllowedIsRefusedByTheNameOfItsFlag(t *testing.T) {
 func TestUsageErrorsSayWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for says, args := range map[string][]string{
-		"--name=STRING (or STAMPEDE_SALE_NAME)":   {"sale", "create", "--stock=1"},
-		"needs --database-url (DATABASE_URL)":     {"load", "--sale=" + uuid.NewString(), "--redis-url=redis://localhost", "--database-url="},
-		"give --over or --rate, not both":         {"load", "--over=1s", "--rate=5"},
-		"write it as -- -5":                       {"sale", "restock", uuid.NewString(), "-5"},
-		"--reason must tell why":                  {"dlq", "discard", "1", "--reason", " "},
-		"or --admin-token (STAMPEDE_ADMIN_TOKEN)": {"load"},
+		"--name=STRING (or STAMPEDE_SALE_NAME)":                                        {"sale", "create", "--stock=1"},
+		"needs --database-url (DATABASE_URL)":                                          {"load", "--sale=" + uuid.NewString(), "--redis-url=redis://localhost", "--database-url="},
+		`--user-rate: want a rate like 5/s, 30/m or 100/h, or 0 for none; "5" is none`: {"serve", "--user-rate=5"},
+		`--address-rate: want a rate between one a day and 10000/s; "1e9/s" is not`:    {"serve", "--address-rate=1e9/s"},
+		`--trusted-proxies: "10.0.0.0/33" is no address and no prefix`:                 {"serve", "--trusted-proxies=10.0.0.0/8,10.0.0.0/33"},
+		"give --over or --rate, not both":                                              {"load", "--over=1s", "--rate=5"},
+		"write it as -- -5":                                                            {"sale", "restock", uuid.NewString(), "-5"},
+		"--reason must tell why":                                                       {"dlq", "discard", "1", "--reason", " "},
+		"or --admin-token (STAMPEDE_ADMIN_TOKEN)":                                      {"load"},
 	} {
 		status, errs := refused(t, args...)
 		assert.Equal(t, exitUsage, status, args)

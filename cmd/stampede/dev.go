@@ -23,6 +23,7 @@ type devCmd struct {
 	optionalServers
 	keysFlags
 	limitFlags
+	clientFlags
 	receiptFlag
 	workerFlags
 	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen (${default}). Buyers are believed by their header, so keep it local."`
@@ -33,7 +34,7 @@ type devCmd struct {
 // Validate is called by kong.
 func (c *devCmd) Validate() error {
 	return cmp.Or(
-		c.keysFlags.Validate(), c.limitFlags.Validate(), c.receiptFlag.Validate(), c.workerFlags.Validate(), wantHeader("--auth-header", c.AuthHeader),
+		c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(), c.receiptFlag.Validate(), c.workerFlags.Validate(), wantHeader("--auth-header", c.AuthHeader),
 	)
 }
 
@@ -73,6 +74,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	if err != nil {
 		return err
 	}
+	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles + workerFiles)
 	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthHeader, c.AuthHeader, c.AdminToken
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {

@@ -30,11 +30,15 @@ func TestEverySeriesExistsFromTheFirstScrape(t *testing.T) {
 		ingress: {
 			"stampede_purchases_total{verdict": {
 				"reserved", "replayed", "key-reused", "already-purchased", "paused", "ended", "not-open", "over-limit", "sold-out",
-				"unknown-sale", "overloaded", "unavailable", "unknown",
+				"unknown-sale", "rate-limited", "overloaded", "unavailable", "unknown",
 			},
 			"stampede_purchase_duration_seconds_count{outcome":                        {"accepted", "refused", "failed"},
 			`stampede_http_requests_total{route="POST /v1/sales/:sale/orders",status`: {"2xx", "3xx", "4xx", "5xx"},
 			`stampede_http_requests_total{route="unmatched",status`:                   {"2xx", "3xx", "4xx", "5xx"},
+			`stampede_rate_limited_total{by="user",calls`:                             {"purchases", "orders", "order-streams"},
+			`stampede_rate_limited_total{by="address",calls`:                          {"purchases", "orders", "others", "order-streams", "sale-streams"},
+			`stampede_rate_limit_evictions_total{by="user",calls`:                     {"purchases", "orders"},
+			`stampede_rate_limit_evictions_total{by="address",calls`:                  {"purchases", "orders", "others"},
 			"stampede_event_streams{of":                                               {"order", "sale"},
 			"stampede_outcome_messages_total":                                         nil,
 			"stampede_idle_connections_closed_total":                                  nil,
@@ -45,7 +49,7 @@ func TestEverySeriesExistsFromTheFirstScrape(t *testing.T) {
 		work: {
 			"stampede_orders_total{outcome":               {"confirmed", "rejected", "voided", "expired", "duplicate", "unusable"},
 			"stampede_locks_total{outcome":                {"acquired", "busy", "released", "lost"},
-			"stampede_worker_failing{step":                {"record", "lock", "release", "expire", "date", "rebuild", "unblock"},
+			"stampede_worker_failing{step":                {"record", "lock", "release", "expire", "date", "rebuild", "unblock", "held"},
 			"stampede_sessions_ended_total":               nil,
 			"stampede_rebuilds_total{reason":              {"server", "unvouched", "sale-lost", "unfinished", "set-back", "by-hand", "reconciled"},
 			"stampede_entries_acked_total{stream":         s.streams(2),

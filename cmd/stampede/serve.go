@@ -47,6 +47,7 @@ type serveCmd struct {
 	databaseFlag
 	keysFlags
 	limitFlags
+	clientFlags
 	receiptFlag
 	HTTPAddr    string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Where to listen (${default})."`
 	Auth        string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers say who they are: jwt, or header behind a gateway that sets it (${default})."`
@@ -62,7 +63,7 @@ type serveCmd struct {
 
 // Validate is called by kong.
 func (c *serveCmd) Validate() error {
-	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), c.receiptFlag.Validate(), wantHeader("--auth-header", c.AuthHeader),
+	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(), c.receiptFlag.Validate(), wantHeader("--auth-header", c.AuthHeader),
 		wantAtLeast("--stop-delay", c.StopDelay, 0))
 }
 
@@ -79,6 +80,7 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	config.StopDelay = c.StopDelay
+	c.bound(&config)
 	config.MaxConnections = maxConnections(ingressFiles)
 	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthMode(c.Auth), c.AuthHeader, c.AdminToken
 	config.JWTSecret, config.JWKSURL = c.JWTSecret, c.JWKSURL

@@ -16,7 +16,7 @@ var may = map[string][]string{
 	"lock":        {"lua"},
 	"reservation": {"lua", "sql", "internal/pause"},
 	// ingress and fulfillment meet in Redis and Postgres only, so that either runs without the other.
-	"ingress":     {"reservation", "internal/accept"},
+	"ingress":     {"reservation", "internal/accept", "internal/ratelimit"},
 	"fulfillment": {"lua", "sql", "lock", "reservation", "internal/crashpoint", "internal/figure", "internal/pause"},
 }
 

@@ -111,7 +111,7 @@ func (b *APIBooks) judgeEach(ctx context.Context, c *Comparison, l *Ledger, orde
 // lookUp asks for an order, with its receipt if there is one, until it has come to its end. One that nobody knows any
 // more is not found; with a receipt the ingress says that only when it has become certain.
 func (b *APIBooks) lookUp(ctx context.Context, id uuid.UUID, user, receipt string) (o bookedOrder, found bool, err error) {
-	const between = 50 * time.Millisecond
+	const between = 250 * time.Millisecond // an ingress lets a user look five times in a second, unless it is told otherwise
 	for {
 		var order struct {
 			User     string `json:"user_id"`
@@ -126,7 +126,7 @@ func (b *APIBooks) lookUp(ctx context.Context, id uuid.UUID, user, receipt strin
 			return bookedOrder{}, false, err
 		case status == http.StatusOK && order.Status != "reserved":
 			return bookedOrder{id: id, user: order.User, quantity: order.Quantity, status: order.Status}, true, nil
-		case status != http.StatusOK && status != http.StatusServiceUnavailable:
+		case status != http.StatusOK && status != http.StatusServiceUnavailable && status != http.StatusTooManyRequests:
 			return bookedOrder{}, false, fmt.Errorf("HTTP %d", status)
 		}
 		if !pause.For(between, ctx.Done()) {

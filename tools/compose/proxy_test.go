@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -115,4 +116,22 @@ func TestProxyMayOpenAFileForEachEndOfItsConnections(t *testing.T) {
 		return
 	}
 	t.Error("no maxconn")
+}
+
+// Bounds of client addresses go by what the proxy says, and the proxy says only what it has seen itself.
+func TestIngressBelievesTheProxyAndTheProxyNobody(t *testing.T) {
+	trusted := service(t, loadWithSecrets(t), "ingress").Environment["STAMPEDE_TRUSTED_PROXIES"]
+	if trusted == nil {
+		t.Fatal("the ingress trusts no proxy: all clients would share the bounds of the proxy's address")
+	}
+	for _, pool := range []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"} { // from which Docker takes addresses
+		if !slices.Contains(strings.Split(*trusted, ","), pool) {
+			t.Errorf("a proxy in %s is not trusted, only %s", pool, *trusted)
+		}
+	}
+	lines := directives(t)
+	deleted, added := slices.Index(lines, "http-request del-header X-Forwarded-For"), slices.Index(lines, "option forwardfor")
+	if deleted < 0 || added < 0 {
+		t.Error("the proxy does not replace X-Forwarded-For")
+	}
 }

@@ -1,0 +1,194 @@
+package ingress
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+func fromAddress(address string) header { return header{"X-Forwarded-For", address} }
+
+// behindProxy trusts the test as a proxy, so that it can come from any address.
+func behindProxy(c *Config) { c.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")} }
+
+// isLimited checks that the answer is 429, and how long the client is to wait.
+func (r reply) isLimited(least, most int) {
+	r.t.Helper()
+	r.isProblem(http.StatusTooManyRequests, "rate-limited")
+	seconds, err := strconv.Atoi(r.header.Get("Retry-After"))
+	require.NoError(r.t, err)
+	require.True(r.t, least <= seconds && seconds <= most, "%d", seconds)
+}
+
+func TestUsersAreLimitedEachForThemselves(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, func(c *Config) { c.UserLimit = Limit{Rate: 1.0 / 600, Burst: 2} })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	bought := s.buy(sale, "", as("ann")).is(http.StatusAccepted)
+	s.buy(sale, "", as("ann")).isProblem(http.StatusConflict, "already-purchased")
+	before := s.stock(sale)
+	s.buy(sale, "", as("ann")).isLimited(590, 600)
+	other := s.sale(reservation.Terms{Stock: 10})
+	s.buy(other, "", as("ann")).isLimited(590, 600)
+	require.Equal(t, before, s.stock(sale), "nothing was done")
+	require.Empty(t, s.stock(other).Buyers)
+	s.buy(sale, "", as("bob")).is(http.StatusAccepted)
+	require.NotContains(t, s.get("/metrics").body, `stampede_purchases_total{verdict="rate-limited"} 0`)
+	require.Contains(t, s.get("/metrics").body, `stampede_rate_limited_total{by="user",calls="purchases"} 2`)
+
+	// Who has bought too often can look at an order, and pay for it.
+	path := "/v1/orders/" + bought["order_id"].(string)
+	s.get(path, as("ann")).is(http.StatusOK)
+	s.post(path+"/pay", `{"reference":"r"}`, as("ann")).isProblem(http.StatusConflict, "order-not-confirmed")
+	for _, limited := range []reply{
+		s.post(path+"/pay", `{"reference":"r"}`, as("ann")), s.post(path+"/cancel", "", as("ann")), s.get(path, as("ann")),
+		s.get("/v1/orders", as("ann")), s.get(path+"/events", as("ann")),
+	} {
+		limited.isLimited(590, 600)
+	}
+	// And the other way round.
+	s.get("/v1/orders", as("cid")).is(http.StatusOK)
+	s.get("/v1/orders", as("cid")).is(http.StatusOK)
+	s.get("/v1/orders", as("cid")).isLimited(590, 600)
+	s.buy(sale, "", as("cid")).is(http.StatusAccepted)
+	// Without a user there is no bucket, and a request that is refused for that takes from none.
+	s.get("/v1/orders").isProblem(http.StatusUnauthorized, "unauthorized")
+}
+
+func TestRetryAfterIsAtLeastASecond(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, func(c *Config) { c.UserLimit = Limit{Rate: 5, Burst: 1} })
+	sale := s.sale(reservation.Terms{Stock: 1})
+	testkit.Eventually(t, 20*time.Second, "a request is refused", func() bool {
+		r := s.buy(sale, "", as("ann"))
+		if r.status != http.StatusTooManyRequests {
+			return false
+		}
+		r.isLimited(1, 1)
+		return true
+	})
+}
+
+func TestAddressesAreLimitedBeforeAnybodyIsAuthenticated(t *testing.T) {
+	t.Parallel()
+	s := openShop(t, behindProxy, func(c *Config) { c.AddressLimit = Limit{Rate: 1.0 / 600, Burst: 2} })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	here, next, there := fromAddress("2001:db8:1:2::1"), fromAddress("2001:db8:1:2:ffff::9"), fromAddress("2001:db8:1:3::1")
+	s.buy(sale, "", here).isProblem(http.StatusUnauthorized, "unauthorized")
+	s.buy(sale, "", as("ann"), next).is(http.StatusAccepted)
+	before := s.stock(sale)
+	s.buy(sale, "", here).isLimited(590, 600)
+	s.buy(sale, "", as("bob"), next).isLimited(590, 600)
+	require.Equal(t, before, s.stock(sale), "nothing was done")
+	s.buy(sale, "", as("bob"), there).is(http.StatusAccepted)
+	// Other kinds of calls have buckets of their own.
+	for range 2 {
+		s.get("/v1/orders", as("ann"), here).is(http.StatusOK)
+		s.get("/v1/sales/"+sale.String(), here).is(http.StatusOK)
+	}
+	s.get("/v1/orders", as("ann"), here).isLimited(590, 600)
+	s.get("/v1/sales/"+sale.String(), here).isLimited(590, 600)
+	s.get("/v1/sales", here).isLimited(590, 600)
+	s.post("/v1/sales", `{}`, bearing("a guess"), here).isLimited(590, 600)
+	for range 5 {
+		s.get("/readyz", here).is(http.StatusOK)
+		s.get("/livez", here).is(http.StatusOK)
+	}
+	text := s.get("/metrics", here).body
+	require.Contains(t, text, `stampede_rate_limited_total{by="address",calls="purchases"} 2`)
+	require.Contains(t, text, `stampede_rate_limited_total{by="address",calls="others"} 3`)
+}
+
+// One client cannot take all streams: neither by one address, nor as one buyer from many addresses.
+func TestStreamsAreSharedOut(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t, behindProxy, func(c *Config) { c.MaxStreams, c.UserStreams, c.AddressStreams = 12, 2, 3 })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, _, receipt := s.purchased(sale, "ann")
+	sales, orders := "/v1/sales/"+sale.String()+"/events", withReceipt(path+"/events", receipt)
+	greedy, other := fromAddress("192.0.2.1"), fromAddress("192.0.2.2")
+
+	var held []*stream
+	for range 3 {
+		held = append(held, s.watch(sales, greedy))
+	}
+	for _, w := range held {
+		require.Equal(t, http.StatusOK, w.status)
+	}
+	s.get(sales, greedy).isLimited(1, 5)
+	require.Equal(t, http.StatusOK, s.watch(sales, other).status, "there is room for others")
+
+	first := s.watch(orders, as("ann"), greedy)
+	require.Equal(t, http.StatusOK, first.status)
+	require.Equal(t, http.StatusOK, s.watch(orders, as("ann"), other).status)
+	s.get(orders, as("ann"), fromAddress("192.0.2.3")).isLimited(1, 5)
+	theirs, _, receiptOfBob := s.purchased(sale, "bob")
+	require.Equal(t, http.StatusOK, s.watch(withReceipt(theirs+"/events", receiptOfBob), as("bob"), greedy).status)
+
+	// A place is free when its stream ends.
+	held[0].stop()
+	first.stop()
+	for path, headers := range map[string][]header{sales: {greedy}, orders: {as("ann"), greedy}} {
+		testkit.Eventually(t, 20*time.Second, path+" is opened again", func() bool { return s.watch(path, headers...).status == http.StatusOK })
+	}
+	require.Len(t, s.server.limits.saleStreamsOfAddress.held, 2)
+}
+
+func TestAddressOfAClient(t *testing.T) {
+	t.Parallel()
+	trusted, err := ParseTrustedProxies("10.0.0.0/8, 2001:db8:ffff::/48,::ffff:172.16.0.0/108, 192.0.2.7,")
+	require.NoError(t, err)
+	for name, test := range map[string]struct {
+		peer string
+		hops []string
+		want string
+	}{
+		"no proxy":                          {"198.51.100.1:4000", nil, "198.51.100.1"},
+		"a peer that is no proxy":           {"198.51.100.1:4000", []string{"203.0.113.9"}, "198.51.100.1"},
+		"a proxy that says nothing":         {"10.0.0.1:4000", nil, "10.0.0.1"},
+		"a proxy":                           {"10.0.0.1:4000", []string{"203.0.113.9"}, "203.0.113.9"},
+		"what the client claims":            {"10.0.0.1:4000", []string{"8.8.8.8, 203.0.113.9"}, "203.0.113.9"},
+		"a client that claims to be inside": {"10.0.0.1:4000", []string{"10.9.9.9, 203.0.113.9"}, "203.0.113.9"},
+		"two proxies":                       {"10.0.0.1:4000", []string{"8.8.8.8,203.0.113.9 ,\t10.0.0.2"}, "203.0.113.9"},
+		"two headers":                       {"10.0.0.1:4000", []string{"8.8.8.8", "203.0.113.9, 10.0.0.2", "10.0.0.3"}, "203.0.113.9"},
+		"all of them trusted":               {"10.0.0.1:4000", []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
+		"with a port":                       {"10.0.0.1:4000", []string{"203.0.113.9:1234"}, "203.0.113.9"},
+		"version 6 with a port":             {"10.0.0.1:4000", []string{"[2001:db8::1]:1234"}, "2001:db8::1"},
+		"not an address":                    {"10.0.0.1:4000", []string{"203.0.113.9, unknown, 10.0.0.2"}, "10.0.0.2"},
+		"an empty header":                   {"10.0.0.1:4000", []string{""}, "10.0.0.1"},
+		"a proxy by version 6":              {"[2001:db8:ffff::5]:4000", []string{"203.0.113.9"}, "203.0.113.9"},
+		"mapped to version 6":               {"[::ffff:10.0.0.1]:4000", []string{"::ffff:203.0.113.9"}, "203.0.113.9"},
+		"a mapped prefix":                   {"172.31.0.1:4000", []string{"203.0.113.9"}, "203.0.113.9"},
+		"one address":                       {"192.0.2.7:4000", []string{"203.0.113.9"}, "203.0.113.9"},
+		"the address beside it":             {"192.0.2.8:4000", []string{"203.0.113.9"}, "192.0.2.8"},
+		"with a zone":                       {"[fe80::1%eth0]:4000", nil, "fe80::1"},
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.RemoteAddr = test.peer
+		r.Header["X-Forwarded-For"] = test.hops
+		require.Equal(t, test.want, addresses{trusted}.of(r).String(), name)
+		if test.hops != nil {
+			r.RemoteAddr = "198.51.100.1:4000"
+			require.Equal(t, "198.51.100.1", addresses{}.of(r).String(), name)
+		}
+	}
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.RemoteAddr = "@"
+	require.False(t, addresses{}.of(r).IsValid())
+	_ = addresses{}.client(r)
+	for _, wrong := range []string{"ten", "10.0.0.0/33", "10.0.0.0/8;10.1.0.0/16"} {
+		_, err := ParseTrustedProxies(wrong)
+		require.ErrorContains(t, err, "is no address and no prefix")
+	}
+	s := openShop(t, behindProxy)
+	r.RemoteAddr, r.Header = "127.0.0.1:4000", http.Header{"X-Forwarded-For": {"8.8.8.8, 203.0.113.9"}, "X-Real-Ip": {"8.8.4.4"}}
+	require.Equal(t, "203.0.113.9", s.server.echo.NewContext(r, nil).RealIP(), "Echo says the same")
+}
