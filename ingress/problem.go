@@ -92,7 +92,7 @@ var (
 			"A restock that is repeated without the same Idempotency-Key is another one.",
 	})
 	problemRestockUndecided = fixed(problem{
-		kind: kindUnavailable, retryAfter: retrySoon,
+		kind: kindOutcomeUnknown, retryAfter: retrySoon,
 		detail: "The lower stock is written down and takes effect if Redis grants it, which could not be asked yet. " +
 			"The same request with the same Idempotency-Key tells what became of it; without the key it is another restock.",
 	})

@@ -236,7 +236,7 @@ func TestChangeThatIsNotInForceYet(t *testing.T) {
 		require.Contains(t, detail, "Idempotency-Key", action)
 		require.Equal(t, "1", r.header.Get("Retry-After"))
 	}
-	detail := s.post(sale+"/restock", `{"units":-1}`, operator, withKey("returned")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"]
+	detail := s.post(sale+"/restock", `{"units":-1}`, operator, withKey("returned")).isProblem(http.StatusServiceUnavailable, "outcome-unknown")["detail"]
 	require.Contains(t, detail, "if Redis grants it")
 
 	require.NoError(t, own.Restart(t.Context()))
