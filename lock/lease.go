@@ -336,6 +336,9 @@ func (le *Lease) part(cause error) {
 			continue
 		}
 		l.watchdog.forget(h)
+		if q := l.waiting.queues[h.key]; q != nil {
+			q.ours = true
+		}
 		if le.owner.holds[h.key] == h {
 			delete(le.owner.holds, h.key)
 		}

@@ -111,6 +111,7 @@ func (l *Locker) listenChanges(li *listener, heard map[string][]string) (begin, 
 		switch {
 		case waits && len(keys) == 0:
 			heard[channel] = []string{key}
+			l.waiting.channels[channel] = true
 			begin = append(begin, channel)
 		case waits:
 			if !hears {
@@ -135,6 +136,9 @@ func (l *Locker) listenNoMore(name string, li *listener) bool {
 		return false
 	}
 	delete(l.waiting.listeners, name)
+	if len(l.waiting.listeners) == 0 {
+		clear(l.waiting.channels)
+	}
 	return true
 }
 
@@ -147,6 +151,9 @@ func (l *Locker) hear(message any, heard map[string][]string) {
 			l.waiting.released(key)
 		}
 	case *redis.Subscription: // or the end of one, where nobody waits any more
+		if len(heard[m.Channel]) == 0 {
+			delete(l.waiting.channels, m.Channel)
+		}
 		for _, key := range heard[m.Channel] {
 			l.waiting.wakeFirst(key)
 		}

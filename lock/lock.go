@@ -146,7 +146,7 @@ func New(rdb redis.UniversalClient, opts ...Option) *Locker {
 	l.fence = l.prefix + ":fence"
 	l.running, l.stop = context.WithCancel(context.Background())
 	l.watchdog = newWatchdog(&l.mu, l.lease.Truncate(time.Millisecond), l.renewDue, l.leaseEnded)
-	l.waiting = newWaiting()
+	l.waiting = newWaiting(l.yield)
 	return l
 }
 

@@ -117,7 +117,7 @@ func (m *Multi) acquireThrough(ctx context.Context, key string, opts []AcquireOp
 			at.leaveQueue(w, nil)
 			at = busy
 		}
-		at.joinQueue(w, key, 0)
+		at.joinQueue(w, key, 0, 0)
 		if err := at.wait(ctx, w, key); err != nil {
 			return nil, err
 		}

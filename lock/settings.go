@@ -12,6 +12,9 @@ const (
 	// defaultListenIdle spares those who wait now and then a new connection each time.
 	defaultListenIdle = 5 * time.Second
 
+	// defaultYield is about how long a thread of Java takes to be woken by a message and to ask, on a busy machine.
+	defaultYield = 2 * time.Millisecond
+
 	minPoll = 10 * time.Millisecond
 )
 
@@ -24,10 +27,13 @@ type settings struct {
 	// listenIdle is how long the connection that hears of releases stays open with nobody to wait. No Option
 	// sets it.
 	listenIdle time.Duration
+	// yield is how long those who wait here leave a lock that was released here to each other process that listens
+	// for its release. No Option sets it.
+	yield time.Duration
 }
 
 func defaults() settings {
-	return settings{lease: defaultLease, poll: defaultPoll, prefix: defaultPrefix, listenIdle: defaultListenIdle}
+	return settings{lease: defaultLease, poll: defaultPoll, prefix: defaultPrefix, listenIdle: defaultListenIdle, yield: defaultYield}
 }
 
 // Option changes a setting of a Locker.

@@ -15,6 +15,10 @@ const (
 	askAtOnce = 3
 	// askApart is the time for each of the others, so that few of them ask while the lock is held again.
 	askApart = time.Millisecond
+	// yieldsTo is for how many other processes at most there is a yield.
+	yieldsTo = 5
+	// yieldsMax bounds the keys that are noted as left to others.
+	yieldsMax = 1024
 	// awayPause is how long a waiter pauses after it could not reach Redis, and twice as long after each further
 	// time, up to awayPauseMax.
 	awayPause    = 20 * time.Millisecond
@@ -26,16 +30,31 @@ const (
 type waiting struct {
 	queues    map[string]*queue
 	listeners map[string]*listener // by the name that listenerOf gives
+	// channels are those that listeners hear, until Redis says that they do not any more.
+	channels map[string]bool
+	// yields is until when a key for which nobody waits here is left to other processes, which heard that it was
+	// released here.
+	yields map[string]time.Time
+	yield  time.Duration // to one process
 }
 
-func newWaiting() waiting {
-	return waiting{queues: make(map[string]*queue), listeners: make(map[string]*listener, 1)}
+func newWaiting(yield time.Duration) waiting {
+	return waiting{
+		yield:  yield,
+		queues: make(map[string]*queue), listeners: make(map[string]*listener, 1),
+		channels: make(map[string]bool), yields: make(map[string]time.Time),
+	}
 }
 
 // queue is never empty.
 type queue struct {
 	key     string
 	waiters []*waiter
+	// ours is set when the lock is being released here, until its message comes.
+	ours bool
+	// listeners is how many connections listened for the release when one of the queue asked last; 0 if it is not
+	// known.
+	listeners int
 }
 
 // waiter is one Acquire.
@@ -47,8 +66,6 @@ type waiter struct {
 	ask   bool
 	askAt time.Time
 	wake  chan struct{} // after a change of these
-	// listeners is how many connections listened for the release when it asked last; 0 if it is not known.
-	listeners int
 }
 
 // rouse wakes whoever sleeps on a channel that holds one value.
@@ -80,8 +97,11 @@ func (ws *waiting) wakeFirst(key string) {
 	}
 }
 
-// released has the first who waits for a lock here ask for it or, where many processes listen, may leave that
-// to others for a while: if all asked, Redis would answer the one who gets it last, because it answers those
+// released has the first who waits for a lock here ask for it or leave that to others for a while.
+//
+// If the lock was released here and other processes listen, they come first: the message is here sooner than there,
+// where it wakes a thread of Java, so this process would hand the lock to itself again and again. And where many
+// processes listen, not all ask: Redis would answer the one who gets it last, because it answers those
 // who ask at the same time together. It needs mu.
 func (ws *waiting) released(key string) {
 	q := ws.queues[key]
@@ -89,11 +109,52 @@ func (ws *waiting) released(key string) {
 		return
 	}
 	w := q.waiters[0]
-	if w.listeners <= askAtOnce || rand.IntN(w.listeners) < askAtOnce {
+	ours := q.ours
+	q.ours = false
+	if others := q.listeners - 1; ours && others > 0 {
+		w.askBy(time.Now().Add(ws.yieldTo(others)))
+		return
+	}
+	if q.listeners <= askAtOnce || rand.IntN(q.listeners) < askAtOnce {
 		w.askNow()
 		return
 	}
-	w.askBy(time.Now().Add(rand.N(time.Duration(w.listeners) * askApart)))
+	w.askBy(time.Now().Add(rand.N(time.Duration(q.listeners) * askApart)))
+}
+
+func (ws *waiting) yieldTo(processes int) time.Duration {
+	return time.Duration(min(processes, yieldsTo)) * ws.yield
+}
+
+// letOthersTry is told how many connections heard of the release of a lock. If others than this process's are among
+// them, and nobody waits here who would hear of it as well, the next who wants the lock here comes after them.
+func (l *Locker) letOthersTry(key string, heard int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ws := &l.waiting
+	if ws.channels[channelOf(key)] {
+		heard--
+	}
+	if heard <= 0 || ws.queues[key] != nil {
+		return
+	}
+	if len(ws.yields) >= yieldsMax {
+		clear(ws.yields) // it was for milliseconds
+	}
+	ws.yields[key] = time.Now().Add(ws.yieldTo(heard))
+}
+
+// yieldsFor is how long others come first. It needs mu.
+func (ws *waiting) yieldsFor(key string) time.Duration {
+	until, noted := ws.yields[key]
+	if !noted {
+		return 0
+	}
+	within := time.Until(until)
+	if within <= 0 {
+		delete(ws.yields, key)
+	}
+	return within
 }
 
 // wakeOwner has those ask who are of the owner that just got the lock: they share it. It needs mu.
@@ -133,9 +194,16 @@ func (l *Locker) awaitThrough(ctx context.Context, a *asking, outage *outage) (*
 	a.waits = true
 	defer l.giveUp(a)
 	var w *waiter
-	if key, ahead := l.othersWait(a); ahead {
+	key, within := l.othersWait(a)
+	if within > 0 {
+		if err := l.sleep(ctx, within); err != nil {
+			return nil, fmt.Errorf("wait for lock %s: %w", key, err)
+		}
+		key, _ = l.othersWait(a)
+	}
+	if key != "" {
 		w = newWaiter(a.owner)
-		if first := l.joinQueue(w, key, 0); !first {
+		if first := l.joinQueue(w, key, 0, 0); !first {
 			if err := l.wait(ctx, w, key); err != nil {
 				return nil, err
 			}
@@ -164,14 +232,11 @@ func (l *Locker) awaitThrough(ctx context.Context, a *asking, outage *outage) (*
 			}
 			continue
 		}
-		l.mu.Lock()
-		w.listeners = got.listeners // which a release of what it stands for already looks at
-		l.mu.Unlock()
 		key := candidates[0]
 		if w.queue != nil && slices.Contains(candidates, w.queue.key) {
 			key = w.queue.key // it need not stand behind others anew
 		}
-		if first := l.joinQueue(w, key, within); !first {
+		if first := l.joinQueue(w, key, within, got.listeners); !first {
 			// It will not ask for long. An attempt that is still on its way must not take the lock for one
 			// who stands behind others here.
 			l.giveUp(a)
@@ -243,23 +308,27 @@ func (l *Locker) sleep(ctx context.Context, d time.Duration) error {
 
 func newWaiter(o *owner) *waiter { return &waiter{owner: o, wake: make(chan struct{}, 1)} }
 
-// othersWait tells whether somebody waits already for a key that is asked for, and so comes first. An
-// owner that holds a key already does not stand behind those who wait for it to be released.
-func (l *Locker) othersWait(a *asking) (key string, ahead bool) {
+// othersWait returns the key that is asked for and that somebody waits for already, who comes first: here or, for
+// the time that it returns, in another process. An owner that holds a key already does not stand behind those who
+// wait for it to be released.
+func (l *Locker) othersWait(a *asking) (key string, elsewhere time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || len(l.waiting.queues) == 0 {
-		return "", false
+	if l.closed || len(l.waiting.queues)+len(l.waiting.yields) == 0 {
+		return "", 0
 	}
 	for _, k := range a.keys {
 		if a.owner.holds[k] != nil {
 			continue
 		}
 		if l.waiting.queues[k] != nil {
-			return k, true
+			return k, 0
+		}
+		if elsewhere := l.waiting.yieldsFor(k); elsewhere > 0 {
+			return k, elsewhere
 		}
 	}
-	return "", false
+	return "", 0
 }
 
 // wait returns nil when it is time for one in the queue of a key to ask for the lock again.
@@ -291,8 +360,8 @@ func (l *Locker) wait(ctx context.Context, w *waiter, key string) error {
 
 // joinQueue puts the waiter into the queue of a key, at its end unless it stands there already, and tells
 // whether it is the first. That one asks again when the lock is released, when the poll is due, or after the
-// given time, in which the lock ends if nobody renews it.
-func (l *Locker) joinQueue(w *waiter, key string, within time.Duration) (first bool) {
+// given time, in which the lock ends if nobody renews it. It knows how many connections listen for that, or 0.
+func (l *Locker) joinQueue(w *waiter, key string, within time.Duration, listeners int) (first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w.queue == nil || w.queue.key != key {
@@ -306,6 +375,9 @@ func (l *Locker) joinQueue(w *waiter, key string, within time.Duration) (first b
 		q.waiters = append(q.waiters, w)
 		// Its owner may have got the lock since it was found busy, and must not wait for itself.
 		w.queue, w.ask = q, w.owner != nil && w.owner.holds[key] != nil
+	}
+	if listeners > 0 {
+		w.queue.listeners = listeners
 	}
 	first = w.queue.waiters[0] == w
 	if first {

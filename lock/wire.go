@@ -40,6 +40,7 @@ const (
 	answerBusy     = "busy"
 	answerFree     = "free"
 	answerReleased = "released"
+	answerHeard    = "heard " // and by how many connections
 	answerRenewed  = "renewed"
 	answerLost     = "lost"
 )
@@ -210,8 +211,14 @@ func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
 func (l *Locker) sendRelease(ctx context.Context, c call, owner string, keys []string) ([]bool, error) {
 	names := make([]string, 0, 1+len(keys))
 	names = append(append(names, l.inSlotOf(keys[0], string(c.receipt))), keys...)
-	return said(answerReleased, len(keys),
-		lua.LockRelease.Run(ctx, l.rdb, names, decimal(c.serial), receiptMS, owner, l.publish()))
+	cmd := lua.LockRelease.Run(ctx, l.rdb, names, decimal(c.serial), receiptMS, owner, l.publish())
+	return said(answerReleased, len(keys), cmd, func(i int, answer string) (is bool) {
+		digits, is := strings.CutPrefix(answer, answerHeard)
+		if heard, err := strconv.Atoi(digits); is && err == nil {
+			l.letOthersTry(keys[i], heard)
+		}
+		return is
+	})
 }
 
 // sendRenew tells of each hold whether it was renewed, rather than lost before.
@@ -226,9 +233,9 @@ func (l *Locker) sendRenew(ctx context.Context, holds []*hold, lease time.Durati
 	return said(answerRenewed, len(holds), lua.LockRenew.Run(ctx, l.rdb, names, args...))
 }
 
-// said holds an answer against its script's header, one of two words for each key, and tells where the
-// good one stands.
-func said(good string, keys int, cmd *redis.Cmd) ([]bool, error) {
+// said holds an answer against its script's header, one of two words for each key or another one that is as good,
+// and tells where a good one stands.
+func said(good string, keys int, cmd *redis.Cmd, asGood ...func(i int, answer string) bool) ([]bool, error) {
 	answers, err := cmd.StringSlice()
 	if err != nil {
 		return nil, err
@@ -238,7 +245,7 @@ func said(good string, keys int, cmd *redis.Cmd) ([]bool, error) {
 	}
 	is := make([]bool, keys)
 	for i, answer := range answers {
-		is[i] = answer == good
+		is[i] = answer == good || slices.ContainsFunc(asGood, func(tells func(int, string) bool) bool { return tells(i, answer) })
 		if !is[i] && answer != answerLost {
 			return nil, fmt.Errorf("unknown answer %q", answer)
 		}

@@ -210,6 +210,17 @@ func TestLockReleaseGivesEveryAnswerOfItsHeaderAndTheSameToARepeat(t *testing.T)
 		require.Empty(t, b.owners("ann"))
 		require.Equal(t, map[string]string{"second": "1"}, b.owners("cid"))
 	}
+
+	hears := b.rdb.Subscribe(t.Context(), "redisson_lock__channel:"+b.key("ann"))
+	t.Cleanup(func() { _ = hears.Close() })
+	_, err := hears.Receive(t.Context())
+	require.NoError(t, err)
+	b.acquire("r3", 4, "third", time.Minute, "all", "ann", "bob")
+	said := b.said[:3]
+	b.said = nil
+	require.Equal(t, []string{"heard 1", "released"}, b.release("r3", 5, "third", "ann", "bob"))
+	require.Equal(t, []string{"released", "released"}, b.release("r3", 5, "third", "ann", "bob"), "a repeat")
+	b.said = append(said, "heard")
 	b.everyAnswerWasHeard("lock_release")
 }
 

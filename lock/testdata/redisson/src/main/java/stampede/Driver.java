@@ -13,6 +13,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.LockSupport;
 
 import org.redisson.Redisson;
@@ -41,6 +42,8 @@ import org.redisson.config.Config;
  * force KEY                        released or free: takes the lock away from whoever has it.
  * waits SESSION                    yes if that session sleeps until a release of its lock is told, or no
  * count KEY COUNTER N              N times: lock, GET, one more, SET, unlock. The answer is: counted N
+ * share KEY THREADS HOLD_US SECONDS
+ *                                  THREADS take turns at the lock for so long: turns, and the longest wait. JSON.
  * bench-uncontended KEY N|Ns       N rounds, or N seconds of them, of lock and unlock. The answer is JSON.
  * bench-contended KEY WAITERS N [HOLD_US]
  *                                  N hand-overs among threads of which WAITERS wait at each. JSON.
@@ -132,6 +135,8 @@ public final class Driver {
             case "count":
                 count(lock, redisson.getBucket(command[2], StringCodec.INSTANCE), Integer.parseInt(command[3]));
                 return "counted " + command[3];
+            case "share":
+                return share(lock, Integer.parseInt(command[2]), Long.parseLong(command[3]), Integer.parseInt(command[4]));
             case "bench-uncontended":
                 return Benchmark.uncontended(lock, command[2]).toString();
             case "bench-contended":
@@ -140,6 +145,30 @@ public final class Driver {
             default:
                 throw new IllegalArgumentException("unknown command " + command[0]);
         }
+    }
+
+    private static String share(RLock lock, int count, long holdMicros, int seconds) throws InterruptedException {
+        long end = System.nanoTime() + TimeUnit.SECONDS.toNanos(seconds);
+        AtomicLong turns = new AtomicLong();
+        AtomicLong longest = new AtomicLong();
+        Thread[] threads = new Thread[count];
+        for (int i = 0; i < count; i++) {
+            threads[i] = new Thread(() -> {
+                for (long began = System.nanoTime(); began < end; began = System.nanoTime()) {
+                    lock.lock();
+                    long waited = System.nanoTime() - began;
+                    LockSupport.parkNanos(TimeUnit.MICROSECONDS.toNanos(holdMicros));
+                    lock.unlock();
+                    turns.incrementAndGet();
+                    longest.accumulateAndGet(waited, Math::max);
+                }
+            });
+            threads[i].start();
+        }
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        return String.format("{\"turns\":%d,\"longest_ms\":%d}", turns.get(), TimeUnit.NANOSECONDS.toMillis(longest.get()));
     }
 
     /** Without the lock, a count that comes between GET and SET is overwritten. */
