@@ -179,3 +179,24 @@ func TestALockedSaleKeepsNoOtherFromExpiring(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 5, expired)
 }
+
+func TestALockedSaleKeepsNoOtherFromBeingPublished(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	locked := s.open(t, 10)
+	for range 20 {
+		s.open(t, 10)
+	}
+	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET published_revision = 0")
+	require.NoError(t, err)
+	release := s.holdAsStranger(t, locked)
+	ctx, cancel := context.WithTimeout(t.Context(), recordTimeout)
+	defer cancel()
+	published, err := s.catalog.PublishPending(ctx)
+	require.ErrorContains(t, err, "sale="+locked.String())
+	require.Equal(t, 20, published)
+	release()
+	published, err = s.catalog.PublishPending(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, published)
+}

@@ -43,13 +43,22 @@ func (c *Catalog) PublishPending(ctx context.Context) (int, error) {
 	published := 0
 	var failed []error
 	for _, id := range ids {
-		if err := c.publish(ctx, id); err != nil {
+		if err := c.publishInTime(ctx, id); err != nil {
 			failed = append(failed, fmt.Errorf("publish sale=%s: %w", id, err))
 			continue
 		}
 		published++
 	}
 	return published, errors.Join(failed...)
+}
+
+// publishWait bounds what is done for one sale while others wait: somebody may have its row locked.
+const publishWait = 3 * time.Second
+
+func (c *Catalog) publishInTime(ctx context.Context, id uuid.UUID) error {
+	ctx, cancel := context.WithTimeout(ctx, publishWait)
+	defer cancel()
+	return c.publish(ctx, id)
 }
 
 // publish brings Redis up to date with a sale: it applies, in order, the changes that Redis has not
