@@ -81,3 +81,18 @@ func start(t *testing.T, setting, point string) *testkit.Cmd {
 	process.Start()
 	return process
 }
+
+// A process that is frozen at a point goes on from there when it is let go.
+func TestHitFreezesUntilTheProcessIsLetGo(t *testing.T) {
+	t.Parallel()
+	process := testkit.Command(t, crashpoint.AfterCommit)
+	process.Setenv(crashpoint.FreezeEnv, "after-commit:2")
+	process.Start()
+	process.WaitOutput(10*time.Second, "frozen at after-commit")
+	require.Equal(t, 2, strings.Count(process.Output(), "before"))
+	testkit.Eventually(t, 10*time.Second, "it goes on", func() bool {
+		process.Thaw()
+		return strings.Count(process.Output(), "before") == passes
+	})
+	require.Zero(t, process.Wait(10*time.Second).ExitCode())
+}
