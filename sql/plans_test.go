@@ -38,7 +38,7 @@ func TestWhatIsAskedOftenGoesByAnIndex(t *testing.T) {
 		want  string
 	}{
 		"the units that are paid for": {sql.FindSales, []any{[]uuid.UUID{sale}, nil, 1, true}, "Index Only Scan using orders_paid on orders"},
-		"whose time to pay is over":   {sql.LockOverdue, []any{[]uuid.UUID{}, 500}, "Index Scan using orders_due on orders"},
+		"whose time to pay is over":   {sql.LockOverdue, []any{[]uuid.UUID{}, 500, []uuid.UUID{}}, "Index Scan using orders_due on orders"},
 		"orders without a deadline":   {sql.DateOrders, []any{500}, "Scan using orders_undated on orders"},
 		"a buyer's orders":            {sql.OrdersOfUser, []any{"user-5", nil, 20}, "Index Scan using orders_of_user on orders"},
 		"releases that Redis refused": {sql.PendingReleases, []any{10000}, "Scan using releases_refused on releases"},
