@@ -35,45 +35,9 @@ const (
 	looksMax = 1000
 )
 
-// check is a query for what breaks a promise. It gives the sale, order and user, what is wrong, and the remedy. Where the
-// words tell figures that change while a sale goes on, it gives as same what does not, by which a second look knows
-// the difference again.
-type check struct {
-	promise string
-	query   string
-}
-
-// checks are all that Postgres can answer once it holds what Redis says.
-var checks = []check{
-	{"S1", sql.AuditOversold},
-	{"S2", sql.AuditTwoLiveOrders},
-	{"S3", sql.AuditUnfinishedBuyers},
-	{"S3", sql.AuditUnfinishedEvents},
-	{"S3", sql.AuditDeadlines},
-	{"S4", sql.AuditCounters},
-	{"S4", sql.AuditConservation},
-	{"S4", sql.AuditReservations},
-	{"S5", sql.AuditProjection},
-	{"S5", sql.AuditSequence},
-	{"S5", sql.AuditRevisions},
-	{"S7", sql.AuditRedis},
-}
-
-// namedFindings gives the first findings of a check, how many there are in all, and the last event of the
-// order, or of the sale where a finding names no order.
-const namedFindings = `SELECT sale_id, order_id, user_id, what, remedy, total, coalesce(
-	CASE WHEN order_id IS NOT NULL THEN
-		(SELECT concat(type, ' at version ', version) FROM order_events AS e WHERE e.order_id = found.order_id ORDER BY version DESC LIMIT 1)
-	ELSE
-		(SELECT concat(type, ' at revision ', revision) FROM sale_events AS e WHERE e.sale_id = found.sale_id ORDER BY revision DESC LIMIT 1)
-	END, '')
-FROM (SELECT *, count(*) OVER () AS total FROM (
-%s
-) AS checked ORDER BY sale_id, order_id, what LIMIT %d) AS found ORDER BY sale_id, order_id, what`
-
 // Audit holds Redis and Postgres against what is promised and reports every difference. It changes
-// nothing. An error means that it could not look, and says nothing about the promises; with Sale set it
-// may be reservation.ErrSaleNotFound.
+// nothing. What of it could not be looked at is in the report: Promise.Unchecked. An error means that nothing could be,
+// because Postgres does not answer; with Sale set it may be reservation.ErrSaleNotFound.
 //
 // It looks at Redis first and at Postgres afterwards, at one snapshot, and leaves out the orders
 // that were accepted meanwhile. So it may run beside a sale; only what is on its way then, units on
@@ -106,7 +70,7 @@ func audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
 		}
 	}()
 	for range looksMax {
-		l := look{AuditConfig: c, conn: conn.Conn(), report: newAuditReport()}
+		l := newLook(c, conn.Conn())
 		if err := l.awaitRest(ctx, deadline); err != nil {
 			return l.report, err
 		}
@@ -139,6 +103,12 @@ type look struct {
 
 	sales   []auditedSale
 	streams []string
+	// unread tells why something of Redis could not be read.
+	unread map[source]error
+}
+
+func newLook(c AuditConfig, conn *pgx.Conn) *look {
+	return &look{AuditConfig: c, conn: conn, report: newAuditReport(), unread: map[source]error{}}
 }
 
 // notedMax bounds look.noted. Which sale to mend is known from few of them.
@@ -157,35 +127,31 @@ func (l *look) scope(ctx context.Context) error {
 	var inRedis []reservation.LocatedSale
 	var err error
 	if l.Sale == uuid.Nil {
-		if inRedis, err = reservation.ListInRedis(ctx, l.Redis, l.Keys); err != nil {
+		inRedis, err = reservation.ListInRedis(ctx, l.Redis, l.Keys)
+		if err := l.fail(ctx, theSales, err); err != nil {
 			return err
 		}
 	}
-	if l.sales, err = auditScope(ctx, l.AuditConfig); err != nil {
-		return err
-	}
-	l.streams = streamsOf(l.Keys, l.sales)
-	if err = l.nameStrangers(ctx, inRedis); err != nil {
-		return err
-	}
-	return l.nameGuards(ctx)
-}
-
-// nameGuards reports constraints and indexes that were taken away from Postgres.
-func (l *look) nameGuards(ctx context.Context) error {
-	wanted, missing, err := sql.Guards(ctx, l.conn)
+	sales, err := auditScope(ctx, l.AuditConfig)
 	if err != nil {
 		return err
 	}
-	for _, m := range missing {
-		if m.ForSpeed {
-			wanted--
+	for _, s := range sales {
+		if s.partitions > reservation.MaxPartitions {
+			l.note("S7", Finding{Sale: &s.id, Remedy: remedyOperator, What: fmt.Sprintf(
+				"the sale lives among %d partitions as sales.partitions says, and there are never more than %d: nothing else of it is checked", s.partitions, reservation.MaxPartitions)})
 			continue
 		}
-		l.note("DB", Finding{Remedy: remedyGuard, What: fmt.Sprintf("%s: put it back with %s", m.What, m.Mend)})
+		l.sales = append(l.sales, s)
 	}
-	l.report.Guards = wanted
-	return nil
+	l.streams = streamsOf(l.Keys, l.sales)
+	if err := l.nameStrangers(ctx, inRedis, sales); err != nil {
+		return err
+	}
+	if err := l.nameForeignKeys(ctx); err != nil {
+		return err
+	}
+	return l.nameGuards(ctx)
 }
 
 // take copies what Redis says to temporary tables, in the order in which an order travels: so what had left
@@ -198,7 +164,7 @@ func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) err
 		if err := l.loadParked(ctx, tx); err != nil {
 			return err
 		}
-		if err := l.findLatest(ctx, tx); err != nil {
+		if err := l.fail(ctx, theSales, l.findLatest(ctx, tx)); err != nil {
 			return err
 		}
 		if _, err := tx.Conn().PgConn().Exec(ctx, sql.AuditBuyers).ReadAll(); err != nil {
@@ -211,48 +177,11 @@ func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) err
 	})
 }
 
-// judge runs all checks.
-func (l *look) judge(ctx context.Context, tx pgx.Tx) (err error) {
-	rows, _ := tx.Query(ctx, sql.AuditReadFigures) // its error comes with the rows
-	if l.report.Sales, err = pgx.CollectRows(rows, pgx.RowToStructByPos[SaleFigures]); err != nil {
-		return fmt.Errorf("count: %w", err)
-	}
-	for _, check := range checks {
-		if err := l.report.run(ctx, tx, check); err != nil {
-			return err
-		}
-	}
-	return l.report.run(ctx, tx, check{"S3", sql.AuditDeadLetters}, l.streams)
-}
-
-// run adds the findings of a check to the report.
-func (r *AuditReport) run(ctx context.Context, tx pgx.Tx, c check, args ...any) error {
-	rows, _ := tx.Query(ctx, fmt.Sprintf(namedFindings, c.query, findingsShown), args...) // its error comes with the rows
-	promise := r.promise(c.promise)
-	var (
-		f     Finding
-		user  *string
-		total int64
-	)
-	_, err := pgx.ForEachRow(rows, []any{&f.Sale, &f.Order, &user, &f.What, &f.Remedy, &total, &f.LastEvent}, func() error {
-		f.User = ""
-		if user != nil {
-			f.User = *user
-		}
-		promise.Findings = append(promise.Findings, f)
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("check %s: %w", c.promise, err)
-	}
-	promise.Found += total
-	return nil
-}
-
 // auditedSale is a sale to audit, and where in Redis it lives.
 type auditedSale struct {
-	id        uuid.UUID
-	partition int
+	id uuid.UUID
+	// partition is the one among partitions in which it lives.
+	partition, partitions int
 }
 
 func auditScope(ctx context.Context, c AuditConfig) ([]auditedSale, error) {
@@ -263,10 +192,9 @@ func auditScope(ctx context.Context, c AuditConfig) ([]auditedSale, error) {
 	rows, _ := c.Pool.Query(ctx, sql.AuditScope, only) // its error comes with the rows
 	sales, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (auditedSale, error) {
 		var s auditedSale
-		var partitions int
-		err := row.Scan(&s.id, &partitions)
-		if err == nil {
-			s.partition = reservation.PartitionAmong(s.id, partitions)
+		err := row.Scan(&s.id, &s.partitions)
+		if err == nil && s.partitions > 0 {
+			s.partition = reservation.PartitionAmong(s.id, s.partitions)
 		}
 		return s, err
 	})
@@ -302,9 +230,14 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 	}
 	for {
 		began := time.Now()
-		findings, waiting, err := unrest(ctx, l.Redis, l.streams)
-		if err != nil {
-			return err
+		var findings []Finding
+		var waiting int64
+		if l.missing(theStreams) == nil {
+			var err error
+			findings, waiting, err = unrest(ctx, l.Redis, l.streams)
+			if err := l.fail(ctx, theStreams, err); err != nil {
+				return err
+			}
 		}
 		if len(findings) == 0 || !time.Now().Before(deadline) {
 			for _, finding := range findings {
@@ -323,7 +256,9 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 func unrest(ctx context.Context, rdb redis.UniversalClient, streams []string) (findings []Finding, waiting int64, err error) {
 	for _, stream := range streams {
 		b, err := ReadBacklog(ctx, rdb, stream, reservation.Group)
-		if err != nil {
+		if isWrongType(err) {
+			continue // which is named as that
+		} else if err != nil {
 			return nil, 0, err
 		}
 		entries, known := b.Waiting()
@@ -357,5 +292,5 @@ func (l *look) motion(ctx context.Context) (string, error) {
 	err := l.eachOfSales(ctx, []string{"epoch", "sequence", "generation", "left"}, func(_ auditedSale, fields []any, _ error) {
 		_, _ = fmt.Fprintln(hash, fields...) // returns no error
 	})
-	return fmt.Sprint(text, " ", hash.Sum64()), err
+	return fmt.Sprint(text, " ", hash.Sum64()), l.fail(ctx, theSales, err)
 }

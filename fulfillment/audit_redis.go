@@ -2,6 +2,7 @@ package fulfillment
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -30,8 +31,8 @@ type redisSale struct {
 	state                                             string
 }
 
-// numberMax is the highest number that scripts of Redis can count to. A higher one was not written by Stampede.
-const numberMax = 1 << 53
+// numberMax is the highest number that scripts of Redis read. A higher one was not written by Stampede.
+const numberMax = 999_999_999_999_999
 
 // loadRedis copies what Redis says of the sales to temporary tables of the connection. What cannot be
 // read goes to the report.
@@ -45,8 +46,14 @@ func (l *look) loadRedis(ctx context.Context) error {
 	err := l.eachOfSales(ctx, saleFields, func(s auditedSale, fields []any, err error) {
 		all = append(all, l.readSale(s, fields, err))
 	})
-	if err != nil {
+	if err := l.fail(ctx, theSales, err); err != nil {
 		return err
+	}
+	if l.missing(theSales) != nil { // the sales are there, and nothing is known of them
+		all = make([]redisSale, len(l.sales))
+		for i, s := range l.sales {
+			all[i].auditedSale = s
+		}
 	}
 	_, err = l.conn.CopyFrom(ctx, pgx.Identifier{"audit_sales"}, []string{
 		"sale_id", "present", "epoch", "units", "stock", "places", "generation", "revision",
@@ -62,16 +69,56 @@ func (l *look) loadRedis(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("copy the sales: %w", err)
 	}
-	scan := buyerScan{ctx: ctx, look: l, sales: all}
-	_, err = l.conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"},
-		[]string{"sale_id", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at"}, pgx.CopyFromFunc(scan.next))
-	if err != nil {
-		return fmt.Errorf("copy the buyers: %w", err)
-	}
-	if err := l.findStill(ctx, all); err != nil {
+	if err := l.fail(ctx, theSales, l.loadBuyers(ctx, all)); l.lost(ctx, err) {
 		return err
 	}
-	return l.loadWaiting(ctx)
+	if err := l.fail(ctx, theStreams, l.loadWaiting(ctx)); l.lost(ctx, err) {
+		return err
+	}
+	return nil
+}
+
+// loadBuyers copies the buyers of the sales.
+func (l *look) loadBuyers(ctx context.Context, all []redisSale) error {
+	if err := l.missing(theSales); err != nil {
+		return err
+	}
+	scan := buyerScan{ctx: ctx, look: l, sales: all}
+	_, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"},
+		[]string{"sale_id", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "late"}, pgx.CopyFromFunc(scan.next))
+	if scan.err != nil {
+		return scan.err
+	} else if err != nil {
+		return fmt.Errorf("copy the buyers: %w", err)
+	}
+	if err := l.findUnlisted(ctx, all); err != nil {
+		return err
+	}
+	return l.findStill(ctx, all)
+}
+
+// findUnlisted reports the sales that Redis has and does not list: nobody finds an order of theirs by its id.
+func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
+	for ; len(all) > 0; all = all[min(len(all), salesPerTrip):] {
+		page := all[:min(len(all), salesPerTrip)]
+		listed := make([]*redis.BoolCmd, len(page))
+		_, _ = l.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
+			for i, s := range page {
+				listed[i] = p.SIsMember(ctx, l.Keys.Sales(s.partition), s.id.String())
+			}
+			return nil
+		})
+		for i, s := range page {
+			there, err := listed[i].Result()
+			if err != nil && !isWrongType(err) { // a list that is none is named as that
+				return fmt.Errorf("look whether sale %s is listed: %w", s.id, err)
+			}
+			if s.present && err == nil && !there {
+				l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: "Redis has the sale, and does not list it among those of its partition"})
+			}
+		}
+	}
+	return nil
 }
 
 // findStill notes to which sales no unit came back while their buyers were read.
@@ -94,6 +141,9 @@ func (l *look) findStill(ctx context.Context, before []redisSale) error {
 // findLatest notes how far the sales are by now: no order in the snapshot can be further.
 func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
 	ids, latest := []uuid.UUID{}, []int64{}
+	if err := l.missing(theSales); err != nil {
+		return err
+	}
 	err := l.eachOfSales(ctx, []string{"sequence"}, func(s auditedSale, fields []any, _ error) {
 		text, _ := fields[0].(string)
 		if n, err := strconv.ParseInt(text, 10, 64); err == nil {
@@ -108,9 +158,9 @@ func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
 
 // nameStrangers reports the sales that are open in Redis and that Postgres does not know: a database
 // that was set back, or the wrong one. Whoever buys there gets an order that nobody can confirm.
-func (l *look) nameStrangers(ctx context.Context, inRedis []reservation.LocatedSale) error {
-	knownIDs := make(map[uuid.UUID]bool, len(l.sales))
-	for _, s := range l.sales {
+func (l *look) nameStrangers(ctx context.Context, inRedis []reservation.LocatedSale, known []auditedSale) error {
+	knownIDs := make(map[uuid.UUID]bool, len(known))
+	for _, s := range known {
 		knownIDs[s.id] = true
 	}
 	for _, s := range inRedis {
@@ -119,7 +169,7 @@ func (l *look) nameStrangers(ctx context.Context, inRedis []reservation.LocatedS
 		}
 		buyers, err := l.Redis.HLen(ctx, l.Keys.Buyers(s.Partition, s.ID)).Result()
 		if err != nil && !isWrongType(err) {
-			return fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err)
+			return l.fail(ctx, theSales, fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err))
 		}
 		l.note("S7", Finding{Sale: &s.ID, Remedy: remedyOperator, What: fmt.Sprintf("Redis has this sale, with %s, and Postgres does not know it", plural(buyers, "buyer"))})
 	}
@@ -134,6 +184,9 @@ var saleFields = []string{
 
 // eachOfSales reads fields of all sales; err tells that the key holds something else.
 func (l *look) eachOfSales(ctx context.Context, names []string, do func(s auditedSale, fields []any, err error)) error {
+	if err := l.missing(theSales); err != nil {
+		return err
+	}
 	for sales := l.sales; len(sales) > 0; {
 		n := min(len(sales), salesPerTrip)
 		asked := make([]*redis.SliceCmd, n)
@@ -165,7 +218,8 @@ func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 		return sale
 	}
 	numbers := make([]*int64, len(fields))
-	present, damaged, closed := false, false, fields[0] == "0"
+	present, closed := false, fields[0] == "0"
+	var damaged []string
 	for i, field := range fields {
 		text, _ := field.(string)
 		if field == nil && closed { // lua/close.lua closes what is not there as well
@@ -173,17 +227,23 @@ func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 		}
 		present = present || field != nil
 		if saleFields[i] == "state" {
-			sale.state = storable(text)
-			damaged = damaged || text == ""
+			if sale.state = storable(text); text == "" {
+				damaged = append(damaged, "state is missing")
+			}
 			continue
 		}
 		n, err := strconv.ParseInt(text, 10, 64)
 		numbers[i] = &n
-		damaged = damaged || err != nil || n < -numberMax || n > numberMax
+		switch {
+		case field == nil && !closed:
+			damaged = append(damaged, saleFields[i]+" is missing")
+		case err != nil, strconv.FormatInt(n, 10) != text, n > numberMax, n < 0 && saleFields[i] != "left", n < -numberMax:
+			damaged = append(damaged, fmt.Sprintf("%s is %.50q", saleFields[i], text))
+		}
 	}
-	if damaged {
+	if len(damaged) > 0 {
 		if present {
-			l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: fmt.Sprintf("its fields in Redis are damaged: %s are %.500q", strings.Join(saleFields, ", "), textsOf(fields))})
+			l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: "its fields in Redis are damaged: " + strings.Join(damaged, ", ")})
 		}
 		return sale
 	}
@@ -192,15 +252,6 @@ func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 	sale.places, sale.generation, sale.revision = numbers[3], numbers[4], numbers[5]
 	sale.opensAt, sale.closesAt, sale.limit, sale.window = numbers[6], numbers[7], numbers[8], numbers[9]
 	return sale
-}
-
-// textsOf are the fields as texts, "" for one that is not there.
-func textsOf(fields []any) []string {
-	texts := make([]string, len(fields))
-	for i, field := range fields {
-		texts[i], _ = field.(string)
-	}
-	return texts
 }
 
 // buyerScan streams the buyers of sales from Redis to Postgres.
@@ -212,6 +263,7 @@ type buyerScan struct {
 	sale   redisSale // whose buyers the page holds
 	page   []string  // user, reservation, user, …
 	cursor uint64    // 0 before the first page of a sale and after its last one
+	err    error     // of Redis
 }
 
 // next returns the next buyer as a row, nil after the last one.
@@ -230,8 +282,8 @@ func (b *buyerScan) next() ([]any, error) {
 			}
 			b.sale, b.sales = b.sales[0], b.sales[1:]
 		}
-		if err := b.turn(); err != nil {
-			return nil, err
+		if b.err = b.turn(); b.err != nil {
+			return nil, b.err
 		}
 	}
 }
@@ -250,36 +302,22 @@ func (b *buyerScan) turn() (err error) {
 	return nil
 }
 
-// row is nil for a buyer who is left out: one that came after the sale was looked at, or cannot be read.
+// row is nil for a buyer who cannot be read. One is late whose place the sale had not given out when it was looked at.
 func (b *buyerScan) row(user, text string) []any {
 	r, err := reservation.ParseReservation(text)
-	if err != nil || !canBeStored(r, user, text) {
+	if err != nil || storable(text) != text || !r.CanBeOf(user) {
 		b.note("S4", Finding{Sale: &b.sale.id, User: storable(user), Remedy: remedyRebuild, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
 		return nil
 	}
-	if b.sale.places != nil && r.Sequence > *b.sale.places {
-		return nil
-	}
+	late := b.sale.places != nil && r.Sequence > *b.sale.places
 	if r.Epoch == 0 && b.sale.epoch != nil {
 		r.Epoch = *b.sale.epoch
 	}
-	return []any{b.sale.id, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt}
+	return []any{b.sale.id, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt, late}
 }
 
-// canBeStored tells whether Postgres can hold a reservation and what it was read from. Nobody gets one that it
-// cannot: somebody wrote it by hand.
-func canBeStored(r reservation.Reservation, texts ...string) bool {
-	for _, text := range texts {
-		if storable(text) != text {
-			return false
-		}
-	}
-	for _, n := range []int64{r.Quantity, r.Sequence, r.Epoch} {
-		if n < 0 || n > numberMax {
-			return false
-		}
-	}
-	return r.ReservedAt.Year() >= 1970 && r.ReservedAt.Year() <= 9999
+// isWrongType tells whether Redis said that a key holds something else.
+func isWrongType(err error) bool {
+	var answered redis.Error
+	return errors.As(err, &answered) && strings.HasPrefix(answered.Error(), "WRONGTYPE")
 }
-
-func isWrongType(err error) bool { return err != nil && strings.HasPrefix(err.Error(), "WRONGTYPE") }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/google/uuid"
@@ -33,10 +34,12 @@ type Promise struct {
 	// Found counts all findings; the first ones of each check are in Findings. The promise is kept if it is 0.
 	Found    int64     `json:"found"`
 	Findings []Finding `json:"findings,omitempty"`
+	// Unchecked tells why some checks of the promise could not be made.
+	Unchecked []string `json:"unchecked,omitempty"`
 }
 
-// Kept tells whether nothing was found that breaks the promise.
-func (p Promise) Kept() bool { return p.Found == 0 }
+// Kept tells whether everything was looked at and nothing was found that breaks the promise.
+func (p Promise) Kept() bool { return p.Found == 0 && len(p.Unchecked) == 0 }
 
 // Finding is one thing that breaks a promise.
 type Finding struct {
@@ -48,6 +51,8 @@ type Finding struct {
 	LastEvent string `json:"last_event,omitempty"`
 	// Remedy is what mends it; it is empty where that goes with what mends other findings.
 	Remedy Remedy `json:"remedy,omitempty"`
+	// Key is the key of Redis to be set aside.
+	Key string `json:"key,omitempty"`
 }
 
 // Remedy is what mends a difference.
@@ -57,6 +62,8 @@ type Remedy string
 const (
 	// remedyRelease: Redis is told, as of other ended orders, that the units of this one come back.
 	remedyRelease Remedy = "release"
+	// remedyAside: a key of Redis that holds something else than it should is renamed.
+	remedyAside Remedy = "set-aside"
 	// remedyForget: a release is forgotten whose order has not ended.
 	remedyForget Remedy = "forget"
 	// remedyAppend: the event of an accepted order is appended to its stream again.
@@ -146,12 +153,12 @@ func (r *AuditReport) add(promise string, f Finding) {
 
 // Broken tells whether any promise is broken.
 func (r AuditReport) Broken() bool {
-	for _, p := range r.Promises {
-		if !p.Kept() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.Promises, func(p Promise) bool { return p.Found > 0 })
+}
+
+// Unchecked tells whether any check could not be made.
+func (r AuditReport) Unchecked() bool {
+	return slices.ContainsFunc(r.Promises, func(p Promise) bool { return len(p.Unchecked) > 0 })
 }
 
 // total is the sum of all sales.
@@ -225,8 +232,10 @@ func (r AuditReport) WriteText(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	for _, p := range r.Promises {
 		verdict := "kept"
-		if !p.Kept() {
+		if p.Found > 0 {
 			verdict = "BROKEN"
+		} else if !p.Kept() {
+			verdict = "UNKNOWN"
 		}
 		fmt.Fprintf(out, "%s  %-34s %-7s %s\n", p.Name, p.Says, verdict, r.Figures(p.Name))
 		if p.Name == "S4" {
@@ -237,6 +246,9 @@ func (r AuditReport) WriteText(w io.Writer) error {
 		}
 		if more := p.Found - int64(len(p.Findings)); more > 0 {
 			fmt.Fprintf(out, "      … and %s more\n", figure.Count(more))
+		}
+		for _, why := range p.Unchecked {
+			fmt.Fprintf(out, "      ? could not look: %s\n", figure.Printable(why))
 		}
 	}
 	if r.Moved {

@@ -2,7 +2,6 @@ package fulfillment
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -25,12 +24,19 @@ var waitingColumns = []string{"order_id", "parked"}
 // The buyers were read before. So the event of an order of theirs that is not found here was done with
 // before: it is in Postgres, as an order or as a dead letter, or it is lost.
 func (l *look) loadWaiting(ctx context.Context) error {
+	if err := l.missing(theStreams); err != nil {
+		return err
+	}
 	for _, stream := range l.streams {
 		scan := waitingScan{ctx: ctx, rdb: l.Redis, stream: stream, pending: map[string]bool{}}
-		if err := scan.begin(); err != nil {
+		if err := scan.begin(); isWrongType(err) {
+			continue // which is named as that, and holds no event
+		} else if err != nil {
 			return fmt.Errorf("read what waits in %s: %w", stream, err)
 		}
-		if _, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_waiting"}, waitingColumns, pgx.CopyFromFunc(scan.next)); err != nil {
+		if _, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_waiting"}, waitingColumns, pgx.CopyFromFunc(scan.next)); scan.err != nil {
+			return fmt.Errorf("read what waits in %s: %w", stream, scan.err)
+		} else if err != nil {
 			return fmt.Errorf("copy what waits in %s: %w", stream, err)
 		}
 	}
@@ -49,6 +55,7 @@ type waitingScan struct {
 	from      string
 	page      []redis.XMessage
 	done      bool
+	err       error // of Redis
 }
 
 // begin finds out which entries nobody is done with: what is acknowledged afterwards is in Postgres by then.
@@ -102,9 +109,8 @@ func (s *waitingScan) next() ([]any, error) {
 		if s.done {
 			return nil, nil
 		}
-		var err error
-		if s.page, err = s.rdb.XRangeN(s.ctx, s.stream, s.from, "+", entriesPerTrip).Result(); err != nil {
-			return nil, err
+		if s.page, s.err = s.rdb.XRangeN(s.ctx, s.stream, s.from, "+", entriesPerTrip).Result(); s.err != nil {
+			return nil, s.err
 		}
 		if s.done = len(s.page) < entriesPerTrip; len(s.page) > 0 {
 			s.from = "(" + s.page[len(s.page)-1].ID
@@ -127,7 +133,7 @@ func entryAfter(x, y string) bool {
 
 // loadParked copies the orders whose events are dead letters that wait for an operator.
 func (l *look) loadParked(ctx context.Context, tx pgx.Tx) error {
-	rows, _ := tx.Query(ctx, sql.AuditParked, l.streams) // its error comes with the rows
+	rows, _ := tx.Query(ctx, sql.AuditParked) // its error comes with the rows
 	var parked []uuid.UUID
 	for rows.Next() {
 		letter, err := scanDeadLetter(rows)
@@ -135,12 +141,9 @@ func (l *look) loadParked(ctx context.Context, tx pgx.Tx) error {
 			rows.Close()
 			return fmt.Errorf("read the dead letters: %w", err)
 		}
-		event, err := orderOf(letter.Entry)
-		if err == nil {
+		// One that cannot be read parks no order: what it stands for is known from the reservation.
+		if event, err := orderOf(letter.Entry); err == nil && letter.Damage == "" {
 			parked = append(parked, event.OrderID)
-		} else if !errors.Is(err, errNoOrder) && !errors.Is(err, ErrDeadLetterUnreadable) {
-			rows.Close()
-			return fmt.Errorf("read dead letter %d: %w", letter.ID, err)
 		}
 	}
 	if err := rows.Err(); err != nil {

@@ -184,7 +184,7 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 		{
 			"more sold than the stock",
 			exec(`ALTER TABLE sales DROP CONSTRAINT sales_not_oversold; UPDATE sales SET stock = 29 WHERE id = $sale`),
-			"S1 S4", "30 units are sold of a stock of 29", "operator",
+			"S1 S4 DB", "30 units are sold of a stock of 29", "guard operator",
 		},
 		{
 			"less than nothing left in Redis",
@@ -194,7 +194,7 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 		{
 			"a second live order of a user",
 			exec(`DROP INDEX orders_one_live_per_user; UPDATE orders SET user_id = 'user-8' WHERE id = $order; UPDATE order_events SET user_id = 'user-8' WHERE order_id = $order`),
-			"S2 S4", "user user-8: the user has 2 live orders in the sale", "rebuild operator",
+			"S2 S4 DB", "user user-8: the user has 2 live orders in the sale", "rebuild guard operator",
 		},
 		{
 			"an order lost with all its events", // and its unit counted nowhere

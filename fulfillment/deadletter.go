@@ -22,9 +22,8 @@ var (
 	ErrDeadLetterNotFound = errors.New("dead letter not found")
 	// ErrDeadLetterSettled is returned for a dead letter about which somebody has decided otherwise before.
 	ErrDeadLetterSettled = errors.New("dead letter is settled")
-	// ErrDeadLetterUnreadable is returned by Discard for an entry that reserves units, or names an
-	// order, and from which nobody can read who bought what: its buyer would wait for ever.
-	ErrDeadLetterUnreadable = errors.New("dead letter names an order that cannot be read")
+	// ErrDeadLetterUnreadable is returned by Replay for a letter whose entry is not stored as Park stores one.
+	ErrDeadLetterUnreadable = errors.New("dead letter cannot be read")
 )
 
 // RejectedDiscarded is the reason of an order whose event an operator discarded.
@@ -45,8 +44,10 @@ const (
 
 // DeadLetter is a stream entry that no worker could apply, kept whole, and what became of it.
 type DeadLetter struct {
-	ID     int64
-	Entry  Entry
+	ID    int64
+	Entry Entry
+	// Damage tells why the fields of the entry cannot be read as they are stored; Entry has none then.
+	Damage string
 	Reason string
 	Status DeadLetterStatus
 	// Replays counts how often it was appended to its stream again, and ReplayedAs is the last of those entries.
@@ -163,15 +164,15 @@ func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
 		return DeadLetter{}, err
 	}
 	if l.Entry.Fields, err = decodeFields(fields); err != nil {
-		return DeadLetter{}, fmt.Errorf("dead letter %d: %w", l.ID, err)
+		l.Entry.Fields, l.Damage = nil, err.Error()
 	}
 	return l, nil
 }
 
 // Replay appends the entry to its stream again, for a worker that knows better by now, and returns
 // its new id. A letter that was replayed, and is not parked again, is left as it is: appended is false
-// then, and the id is the one of before. It returns ErrDeadLetterNotFound, or ErrDeadLetterSettled if the
-// letter was discarded.
+// then, and the id is the one of before. It returns ErrDeadLetterNotFound, ErrDeadLetterUnreadable, or
+// ErrDeadLetterSettled if the letter was discarded.
 //
 // The entry is appended before that is noted: whoever dies in between leaves a letter that may be
 // replayed twice, which the ledger takes for the same order, and never one that is noted and lost.
@@ -183,6 +184,9 @@ func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, app
 		}
 		if err := letter.settled(); err != nil {
 			return err
+		}
+		if letter.Damage != "" {
+			return fmt.Errorf("%w: %s", ErrDeadLetterUnreadable, letter.Damage)
 		}
 		values := make([]any, 0, 2*len(letter.Entry.Fields)+2)
 		for _, f := range letter.Entry.Fields {
@@ -208,9 +212,11 @@ func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, app
 // Discard gives a dead letter up. If its entry reserves units, the buyer was told that the order is
 // accepted: it gets a truthful end, OrderRejected for the reason RejectedDiscarded, and its units go
 // back to the sale; unless another delivery was applied meanwhile, which stands. That goes for a
-// version that this program does not know, too, as long as it says who bought what; if it does not,
-// the letter stays parked and the error is ErrDeadLetterUnreadable. Other errors are
-// ErrDeadLetterNotFound, and ErrDeadLetterSettled unless the letter is parked.
+// version that this program does not know, too, as long as it says who bought what.
+//
+// If it does not, or says what no order can be, nothing is done but that: an order that was accepted has its reservation in
+// Redis, from which Reconcile has it recorded once the letter is out of the way. Errors are ErrDeadLetterNotFound,
+// and ErrDeadLetterSettled unless the letter is parked.
 //
 // Each step may be repeated, and the letter is marked last, so a Discard that failed may be called again.
 func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
@@ -222,7 +228,7 @@ func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
 		if err := letter.settled(); err != nil {
 			return err
 		}
-		became, err := d.endOrder(ctx, letter.Entry)
+		became, err := d.endOrder(ctx, letter)
 		if err != nil {
 			return err
 		}
@@ -235,16 +241,22 @@ func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
 	return nil
 }
 
-// endOrder gives the order of an entry its end, and says in words which.
-func (d *DeadLetters) endOrder(ctx context.Context, entry Entry) (string, error) {
-	event, err := orderOf(entry)
+// endOrder gives the order of a letter its end, and says in words which.
+func (d *DeadLetters) endOrder(ctx context.Context, letter DeadLetter) (string, error) {
+	const fromReservation = "if it was accepted, `stampede reconcile` has it recorded from its reservation"
+	if letter.Damage != "" {
+		return "the entry cannot be read, so neither can an order that it names: " + fromReservation, nil
+	}
+	event, err := orderOf(letter.Entry)
 	if errors.Is(err, errNoOrder) {
 		return errNoOrder.Error(), nil
 	} else if err != nil {
-		return "", err
+		return fmt.Sprintf("the order cannot be read (%v): %s", err, fromReservation), nil
 	}
 	outcomes, err := d.ledger.Refuse(ctx, []reservation.OrderReserved{event}, RejectedDiscarded)
-	if err != nil {
+	if err != nil && faultOf(err) == badData {
+		return fmt.Sprintf("order %s cannot be recorded as the entry tells it (%v): %s", event.OrderID, err, fromReservation), nil
+	} else if err != nil {
 		return "", err
 	}
 	switch out := outcomes[0]; {

@@ -15,9 +15,13 @@ import (
 // errNoOrder is returned for an entry that names no order for which anybody could be waiting.
 var errNoOrder = errors.New("the entry names no order")
 
+// errUnreadable is returned for an entry that reserves units, or names an order, and from which nobody can read who bought
+// what.
+var errUnreadable = errors.New("the entry does not tell who bought what")
+
 // orderOf reads the reservation of an entry, and does not mind what a worker minds: a version that it
 // does not know, or a damaged envelope. The error is errNoOrder if the entry is something else, and
-// ErrDeadLetterUnreadable if it is not and says too little.
+// errUnreadable if it is not and says too little.
 func orderOf(entry Entry) (reservation.OrderReserved, error) {
 	event, err := reservedOf(entry)
 	if !errors.Is(err, reservation.ErrUndecodable) {
@@ -31,7 +35,7 @@ func orderOf(entry Entry) (reservation.OrderReserved, error) {
 		return reservation.OrderReserved{}, errNoOrder
 	}
 	if event, err = salvage(payload); err != nil {
-		return reservation.OrderReserved{}, fmt.Errorf("%w: %w", ErrDeadLetterUnreadable, err)
+		return reservation.OrderReserved{}, fmt.Errorf("%w: %w", errUnreadable, err)
 	}
 	// When and where in the sale is worth knowing, and not worth refusing anything.
 	event.ReservedAt = reservedAtOf(entry)

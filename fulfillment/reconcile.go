@@ -1,6 +1,7 @@
 package fulfillment
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,6 +58,8 @@ type ReconcileReport struct {
 	Remedies []RemedyReport `json:"remedies"`
 	// Failures are repairs that failed, in words.
 	Failures []string `json:"failures,omitempty"`
+	// Unchecked tells which promises could not be checked wholly, and why. Differences there were not looked for.
+	Unchecked []string `json:"unchecked,omitempty"`
 	// Remaining is how many differences are left that no worker will see to: somebody else has to, or it failed, or it
 	// was not to be done.
 	Remaining int64 `json:"remaining"`
@@ -171,33 +174,32 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 
 // look writes the differences of one look to a table, and returns how many there are.
 func (r *reconciler) look(ctx context.Context, table string) (found int64, err error) {
-	l := look{
-		AuditConfig: AuditConfig{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale},
-		conn:        r.conn, report: newAuditReport(),
-	}
+	l := newLook(AuditConfig{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale}, r.conn)
 	if err := l.scope(ctx); err != nil {
 		return 0, err
 	}
 	insert := "INSERT INTO " + table + " (sale_id, order_id, user_id, what, remedy, same) "
 	err = l.take(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		for _, f := range l.noted {
-			if _, err := tx.Exec(ctx, insert+"VALUES ($1, $2, $3, $4, $5, $4)", f.Sale, f.Order, zeronull.Text(storable(f.User)), storable(f.What), f.Remedy); err != nil {
+			same := cmp.Or(f.Key, storable(f.What))
+			if _, err := tx.Exec(ctx, insert+"VALUES ($1, $2, $3, $4, $5, $6)", f.Sale, f.Order, zeronull.Text(storable(f.User)), storable(f.What), f.Remedy, same); err != nil {
 				return err
 			}
 			found++
 		}
-		collect := func(c check, args ...any) error {
-			tag, err := tx.Exec(ctx, insert+"SELECT sale_id, order_id, user_id, what, remedy, coalesce(to_jsonb(c) ->> 'same', what) FROM (\n"+c.query+"\n) AS c WHERE remedy <> ''", args...)
+		return l.eachCheck(ctx, tx, func(ctx context.Context, tx pgx.Tx, c check) error {
+			tag, err := tx.Exec(ctx, insert+"SELECT sale_id, order_id, user_id, what, remedy, coalesce(to_jsonb(c) ->> 'same', what) FROM (\n"+c.query+"\n) AS c WHERE remedy <> ''")
 			found += tag.RowsAffected()
 			return err
-		}
-		for _, check := range checks {
-			if err := collect(check); err != nil {
-				return fmt.Errorf("check %s: %w", check.promise, err)
+		})
+	})
+	for _, p := range l.report.Promises {
+		for _, why := range p.Unchecked {
+			if text := p.Name + ": " + why; !slices.Contains(r.report.Unchecked, text) {
+				r.report.Unchecked = append(r.report.Unchecked, text)
 			}
 		}
-		return collect(check{"S3", sql.AuditDeadLetters}, l.streams)
-	})
+	}
 	return found, err
 }
 

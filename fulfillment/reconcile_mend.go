@@ -18,12 +18,13 @@ import (
 // remedyOrder is in which order differences are mended. What was accepted and is not in Postgres comes
 // before a rebuild, which knows only Postgres and the stream.
 var remedyOrder = []Remedy{
-	remedyAppend, remedyForget, remedyRelease, remedyRecount, remedyRebuild,
+	remedyAside, remedyAppend, remedyForget, remedyRelease, remedyRecount, remedyRebuild,
 	remedyWorker, remedyProjections, remedyDLQ, remedyGuard, remedyOperator,
 }
 
 // says tells what a remedy is, for people.
 var says = map[Remedy]string{
+	remedyAside:       "rename the key of Redis, which holds something else than it should, and go on without it",
 	remedyAppend:      "append the event of the accepted order to its stream again, for a worker to record it",
 	remedyForget:      "forget that the units are to come back: the order has not ended",
 	remedyRelease:     "give the units of the ended order back to the sale, as those of a cancelled one",
@@ -33,7 +34,7 @@ var says = map[Remedy]string{
 	remedyProjections: "for you: `stampede projections rebuild`, and then this again; until then nothing else of the sale is mended",
 	remedyDLQ:         "for you: `stampede dlq show`, and then replay it or discard it",
 	remedyGuard:       "for you: run the SQL that is told; until then Postgres may take what breaks a promise",
-	remedyOperator:    "for you: nothing that was recorded tells what would be right",
+	remedyOperator:    "for you: nothing that was recorded tells what would be right; `stampede rebuild --sale` goes on from what Postgres has",
 }
 
 // Says tells in words what the remedy is.
@@ -62,6 +63,8 @@ func (r *reconciler) mend(ctx context.Context, d saleDifferences) {
 	}
 	var err error
 	switch d.remedy {
+	case remedyAside:
+		err = r.setAside(ctx)
 	case remedyAppend:
 		err = r.eachPage(ctx, d, r.append)
 	case remedyForget:

@@ -53,6 +53,8 @@ var (
 	reapSource string
 	//go:embed trim.lua
 	trimSource string
+	//go:embed set_aside.lua
+	setAsideSource string
 )
 
 // Each script is sent by its SHA-1 and, where the server does not know it (NOSCRIPT, as after a
@@ -78,9 +80,10 @@ var (
 	LockRenew   = redis.NewScript(lockRenewSource)
 	LockForce   = redis.NewScript(lockForceSource)
 
-	Keep = redis.NewScript(keepSource)
-	Reap = redis.NewScript(reapSource)
-	Trim = redis.NewScript(trimSource)
+	Keep     = redis.NewScript(keepSource)
+	Reap     = redis.NewScript(reapSource)
+	Trim     = redis.NewScript(trimSource)
+	SetAside = redis.NewScript(setAsideSource)
 )
 
 // ReserveFor is Reserve under a hash of its own for each fence. Redis runs a script by its hash only

@@ -131,6 +131,14 @@ const (
 	maxSequence = 1 << 40
 )
 
+// CanBeOf tells whether the user can have been given the reservation: whether the event of it would be read. If not,
+// somebody wrote it by hand.
+func (r Reservation) CanBeOf(user string) bool {
+	return ValidateUser(user) == nil && r.OrderID != uuid.Nil && r.Quantity >= 1 && r.Quantity <= MaxPerOrder &&
+		r.Sequence >= 0 && r.Sequence <= maxSequence && r.Epoch >= 0 && r.Epoch <= maxEpoch &&
+		r.ReservedAt.UnixMilli() >= 0 && r.ReservedAt.UnixMilli() <= maxMillis
+}
+
 func metaInt(msg *message.Message, key string, absent, most int64) (int64, error) {
 	text := msg.Metadata.Get(key)
 	if text == "" {

@@ -195,17 +195,17 @@ type LocatedSale struct {
 // that is not used for new ones any more.
 func ListInRedis(ctx context.Context, rdb redis.UniversalClient, keys Keys) ([]LocatedSale, error) {
 	sets := make([]*redis.StringSliceCmd, MaxPartitions)
-	_, err := rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+	_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
 		for partition := range sets {
 			sets[partition] = p.SMembers(ctx, keys.Sales(partition))
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("list the sales in Redis: %w", err)
-	}
 	var sales []LocatedSale
 	for partition, set := range sets {
+		if err := set.Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // the audit names such a key
+			return nil, fmt.Errorf("list the sales in Redis: %w", err)
+		}
 		for _, member := range set.Val() {
 			if id, err := uuid.Parse(member); err == nil {
 				sales = append(sales, LocatedSale{id, partition})

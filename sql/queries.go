@@ -42,6 +42,8 @@ var (
 	AuditSequence string
 	//go:embed queries/audit_tables.sql
 	AuditTables string
+	//go:embed queries/audit_terms.sql
+	AuditTerms string
 	//go:embed queries/audit_two_live_orders.sql
 	AuditTwoLiveOrders string
 	//go:embed queries/audit_unfinished_buyers.sql

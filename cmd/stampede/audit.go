@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/connect"
+	"stampede/reservation"
 	"stampede/sql"
 )
 
@@ -35,21 +37,26 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 // audit prints the report and returns errBroken if a promise is.
 func audit(ctx context.Context, w io.Writer, b *backend, keys keysFlags, sale uuid.UUID, wait time.Duration, asJSON bool) error {
 	if err := sql.Check(ctx, b.pool); err != nil {
-		return err
+		return couldNotLook(err)
 	}
 	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{
 		Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Wait: wait, Sale: sale,
 	})
-	if err != nil {
+	if errors.Is(err, reservation.ErrSaleNotFound) {
 		return err
+	} else if err != nil {
+		return couldNotLook(err)
 	}
 	if asJSON {
 		err = json.NewEncoder(w).Encode(report)
 	} else {
 		err = report.WriteText(w)
 	}
-	if err == nil && report.Broken() {
+	switch {
+	case err == nil && report.Broken():
 		return errBroken
+	case err == nil && report.Unchecked():
+		return errUnchecked
 	}
 	return err
 }

@@ -20,7 +20,7 @@ type dlqCmd struct {
 	List    dlqListCmd    `cmd:"" help:"List the dead letters, newest first."`
 	Show    dlqShowCmd    `cmd:"" help:"Show a dead letter with all fields of its stream entry."`
 	Replay  dlqReplayCmd  `cmd:"" help:"Append the entry to its stream again, for a worker that knows better by now. Repeated, it does nothing until a worker has parked the letter again."`
-	Discard dlqDiscardCmd `cmd:"" help:"Give a dead letter up; its order, if it names one, is rejected and its units go back to the sale. Refused if it names one and does not say whose."`
+	Discard dlqDiscardCmd `cmd:"" help:"Give a dead letter up; its order, if it names one, is rejected and its units go back to the sale. If it does not say whose, stampede reconcile records the order from its reservation."`
 }
 
 // dlqFlags are what every command on dead letters needs.
@@ -100,6 +100,7 @@ func (c *dlqShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 			{"id", fmt.Sprint(l.ID)},
 			{"status", string(l.Status)},
 			{"reason", printable(l.Reason)},
+			{"damage", printable(l.Damage)},
 			{"resolution", printable(l.Resolution)},
 			{"parked", orDash(l.CreatedAt)},
 			{"changed", orDash(l.UpdatedAt)},
@@ -190,6 +191,7 @@ func writeLettersJSON(w io.Writer, letters []fulfillment.DeadLetter) error {
 			ID         int64                        `json:"id"`
 			Status     fulfillment.DeadLetterStatus `json:"status"`
 			Reason     string                       `json:"reason"`
+			Damage     string                       `json:"damage,omitempty"`
 			Resolution string                       `json:"resolution,omitempty"`
 			Stream     string                       `json:"stream"`
 			EntryID    string                       `json:"entry_id"`
@@ -200,7 +202,7 @@ func writeLettersJSON(w io.Writer, letters []fulfillment.DeadLetter) error {
 			CreatedAt  time.Time                    `json:"created_at"`
 			UpdatedAt  time.Time                    `json:"updated_at"`
 		}{
-			l.ID, l.Status, l.Reason, l.Resolution, l.Entry.Stream, l.Entry.ID, l.Entry.Deliveries, l.Replays, l.ReplayedAs, fields,
+			l.ID, l.Status, l.Reason, l.Damage, l.Resolution, l.Entry.Stream, l.Entry.ID, l.Entry.Deliveries, l.Replays, l.ReplayedAs, fields,
 			l.CreatedAt.UTC(), l.UpdatedAt.UTC(),
 		})
 		if err != nil {

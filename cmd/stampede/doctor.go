@@ -33,13 +33,16 @@ func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
 		_, _ = fmt.Fprintln(s.out, servers)
 		err = doctor.WriteText(s.out, findings)
 	}
-	if err == nil && doctor.AnyUnsafe(findings) {
+	switch {
+	case err == nil && doctor.Any(findings, doctor.Unsafe):
 		return errBroken
+	case err == nil && doctor.Any(findings, doctor.Away):
+		return errUnchecked
 	}
 	return err
 }
 
-// examine asks both servers; one that is away is an unsafe finding, and the other is still looked at.
+// examine asks both servers; one that is away is a finding, and the other is still looked at.
 func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, servers string, err error) {
 	rdb, err := connect.Control(c.RedisURL)
 	if err != nil {
@@ -70,7 +73,7 @@ func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, ser
 
 func away(server, variable, why string, err error) doctor.Finding {
 	return doctor.Finding{
-		Severity: doctor.Unsafe, Server: server, What: err.Error(), Why: why,
+		Severity: doctor.Away, Server: server, What: err.Error(), Why: why,
 		Mend: "start the server, or let " + variable + " name the right one",
 	}
 }

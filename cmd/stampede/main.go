@@ -28,11 +28,11 @@ type cli struct {
 	Migrate     migrateCmd     `cmd:"" help:"Bring the database to the schema of this version, or back."`
 	Sale        saleCmd        `cmd:"" help:"Create, show and change sales."`
 	Load        loadCmd        `cmd:"" help:"Send an open-loop crowd of buyers to an ingress and check what became of every order."`
-	Audit       auditCmd       `cmd:"" help:"Check the promises against Redis and Postgres. Exit status 1 if one is broken."`
+	Audit       auditCmd       `cmd:"" help:"Check the promises against Redis and Postgres. Exit status 1 if one is broken, 3 if something could not be looked at."`
 	Rebuild     rebuildCmd     `cmd:"" help:"Make the stock in Redis anew from Postgres. Workers do it by themselves when Redis was lost. Sales are closed meanwhile."`
-	Reconcile   reconcileCmd   `cmd:"" help:"Mend differences between Redis and Postgres. Exit status 1 if some remain."`
+	Reconcile   reconcileCmd   `cmd:"" help:"Mend differences between Redis and Postgres. Exit status 1 if some remain, 3 if something could not be looked at."`
 	Projections projectionsCmd `cmd:"" help:"Make what is derived from the log of orders anew."`
-	Doctor      doctorCmd      `cmd:"" help:"Look for unsafe settings of Redis and Postgres, and whether Redis has room for what is on sale. Exit status 1 if there is one."`
+	Doctor      doctorCmd      `cmd:"" help:"Look for unsafe settings of Redis and Postgres, and whether Redis has room for what is on sale. Exit status 1 if there is one, 3 if a server does not answer."`
 	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"Look at the dead letters, replay or discard them."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running ingress or worker whether it is ready. Exit status 1 if it is not."`
 	Version     versionCmd     `cmd:"" help:"Print the version of this program."`

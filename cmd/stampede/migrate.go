@@ -14,7 +14,7 @@ import (
 type migrateCmd struct {
 	Up     migrateUpCmd     `cmd:"" help:"Apply all migrations that are missing. Safe to run by several processes at once."`
 	Down   migrateDownCmd   `cmd:"" help:"Undo the latest migration, with the data that it holds. Refused where there are sales, unless it is told to discard them."`
-	Status migrateStatusCmd `cmd:"" help:"List the migrations, and what is missing of what they made. Exit status 1 if something is."`
+	Status migrateStatusCmd `cmd:"" help:"List the migrations, and what is missing of what they made. Exit status 1 if something is, 3 if Postgres does not answer."`
 }
 
 type migrateUpCmd struct{ databaseFlag }
@@ -49,7 +49,7 @@ type migrateStatusCmd struct{ databaseFlag }
 func (c *migrateStatusCmd) Run(ctx context.Context, s *streams) error {
 	migrations, err := sql.Status(ctx, c.DatabaseURL)
 	if err != nil {
-		return err
+		return couldNotLook(err)
 	}
 	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(t, "NAME\tAPPLIED") // Flush tells the error
@@ -76,7 +76,7 @@ func (c *migrateStatusCmd) guards(ctx context.Context, s *streams) error {
 	if err := sql.Check(ctx, pool); errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
 		return nil // the list says so
 	} else if err != nil {
-		return err
+		return couldNotLook(err)
 	}
 	_, missing, err := sql.Guards(ctx, pool)
 	for _, m := range missing {
@@ -87,5 +87,5 @@ func (c *migrateStatusCmd) guards(ctx context.Context, s *streams) error {
 	if len(missing) > 0 {
 		return errBroken
 	}
-	return err
+	return couldNotLook(err)
 }

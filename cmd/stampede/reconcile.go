@@ -13,6 +13,7 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/figure"
+	"stampede/reservation"
 )
 
 // errRemaining ends a command whose output has told already what is left to do.
@@ -36,7 +37,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 	defer b.Close()
 	rebuilder, err := b.rebuilder(ctx, c.keys(), logger)
 	if err != nil {
-		return err
+		return couldNotLook(err)
 	}
 	config := fulfillment.ReconcileConfig{
 		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Store: b.store, Catalog: b.catalog, Rebuilder: rebuilder,
@@ -53,23 +54,37 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 		}
 	}
 	report, err := fulfillment.Reconcile(ctx, config)
-	if err != nil {
+	if errors.Is(err, reservation.ErrSaleNotFound) {
 		return err
+	} else if err != nil {
+		return couldNotLook(err)
 	}
 	if c.JSON {
 		err = lines.Encode(report)
 	} else {
 		err = writeReconciled(s.out, report)
 	}
-	if err == nil && report.Remaining > 0 {
+	switch {
+	case err == nil && report.Remaining > 0:
 		return errRemaining
+	case err == nil && len(report.Unchecked) > 0:
+		return errUnchecked
 	}
 	return err
 }
 
 func writeReconciled(w io.Writer, report fulfillment.ReconcileReport) (err error) {
+	for _, why := range report.Unchecked {
+		if _, err = fmt.Fprintln(w, "could not look:", printable(why)); err != nil {
+			return err
+		}
+	}
 	if len(report.Remedies) == 0 {
-		_, err = fmt.Fprintln(w, "no difference between Redis and Postgres")
+		found := "no difference between Redis and Postgres"
+		if len(report.Unchecked) > 0 {
+			found = "no difference in what could be looked at"
+		}
+		_, err = fmt.Fprintln(w, found)
 		return err
 	}
 	for _, r := range report.Remedies {

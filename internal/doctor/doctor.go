@@ -18,6 +18,8 @@ const (
 	Warning Severity = "warning"
 	// Unchecked: the server does not tell.
 	Unchecked Severity = "unchecked"
+	// Away: the server does not answer, so nothing of it was looked at.
+	Away Severity = "away"
 )
 
 // Finding is one thing that should be otherwise.
@@ -30,9 +32,9 @@ type Finding struct {
 	Mend   string `json:"mend"`
 }
 
-// AnyUnsafe tells whether a promise is at risk.
-func AnyUnsafe(findings []Finding) bool {
-	return slices.ContainsFunc(findings, func(f Finding) bool { return f.Severity == Unsafe })
+// Any tells whether there is a finding of that severity.
+func Any(findings []Finding, severity Severity) bool {
+	return slices.ContainsFunc(findings, func(f Finding) bool { return f.Severity == severity })
 }
 
 // WriteText prints the findings for people.

@@ -1,10 +1,11 @@
--- What the audited sales come to, one row each, in Postgres and in Redis.
+-- What the audited sales come to, one row each, in Postgres and in Redis. Sums are numeric: what somebody wrote by hand may be
+-- beyond a bigint.
 CREATE TEMP TABLE audit_figures AS
 WITH projected AS (
     SELECT sale_id, count(*) AS orders,
            count(*) FILTER (WHERE status IN ('confirmed', 'paid')) AS live_orders,
-           coalesce(sum(quantity) FILTER (WHERE status IN ('confirmed', 'paid')), 0)::bigint AS live_units,
-           coalesce(sum(quantity) FILTER (WHERE status = 'confirmed'), 0)::bigint AS confirmed_units,
+           coalesce(sum(quantity) FILTER (WHERE status IN ('confirmed', 'paid')), 0) AS live_units,
+           coalesce(sum(quantity) FILTER (WHERE status = 'confirmed'), 0) AS confirmed_units,
            count(*) FILTER (WHERE status = 'rejected') AS rejected,
            count(*) FILTER (WHERE status = 'voided') AS voided,
            max(sequence) FILTER (WHERE status <> 'voided') AS last_place
@@ -13,17 +14,17 @@ WITH projected AS (
     SELECT sale_id, count(*) AS events,
            coalesce(sum(CASE type WHEN 'OrderConfirmed' THEN quantity
                                   WHEN 'OrderCancelled' THEN -quantity
-                                  WHEN 'OrderExpired' THEN -quantity END), 0)::bigint AS replayed_units
+                                  WHEN 'OrderExpired' THEN -quantity END), 0) AS replayed_units
     FROM order_events JOIN audit_sales USING (sale_id) GROUP BY sale_id
 ), bought AS (
     -- Held are the units whose order Postgres does not have yet, and those that wait to come back.
-    SELECT b.sale_id, count(*) AS buyers, sum(b.quantity)::bigint AS taken,
-           coalesce(sum(b.quantity) FILTER (WHERE o.id IS NULL OR r.order_id IS NOT NULL), 0)::bigint AS held
+    SELECT b.sale_id, count(*) AS buyers, sum(b.quantity) AS taken,
+           coalesce(sum(b.quantity) FILTER (WHERE o.id IS NULL OR r.order_id IS NOT NULL), 0) AS held
     FROM audit_buyers AS b LEFT JOIN orders AS o ON o.id = b.order_id LEFT JOIN releases AS r ON r.order_id = b.order_id
     GROUP BY b.sale_id
 ), rebuilt AS (
     -- Up to here the places of a sale may lack orders: Redis was lost with them, or with orders after them.
-    SELECT sale_id, max((data ->> 'sequence')::bigint) AS rebuilt_to
+    SELECT sale_id, max(CASE WHEN data ->> 'sequence' ~ '^\d{1,15}$' THEN (data ->> 'sequence')::bigint ELSE 0 END) AS rebuilt_to
     FROM sale_events JOIN audit_sales USING (sale_id) WHERE type = 'SaleRebuilt' GROUP BY sale_id
 ), found AS (
     SELECT sale_id, count(DISTINCT place) AS places
@@ -38,7 +39,7 @@ SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.revision, s.publishe
        coalesce(l.events, 0) AS events, coalesce(l.replayed_units, 0) AS replayed_units,
        coalesce(b.buyers, 0) AS buyers, coalesce(b.taken, 0) AS taken, coalesce(b.held, 0) AS held,
        -- The keys of a sale that is over may be deleted: what nobody has bought then is what was left.
-       a.present, NOT a.present AND over.over AS gone, CASE WHEN NOT a.present AND over.over THEN s.stock - s.sold ELSE coalesce(a.units, 0) END AS available, coalesce(a.places, 0) AS places, coalesce(a.latest, a.places, 0) AS latest,
+       a.present, NOT a.present AND over.over AS gone, CASE WHEN NOT a.present AND over.over THEN s.stock::numeric - s.sold ELSE coalesce(a.units, 0) END AS available, coalesce(a.places, 0) AS places, coalesce(a.latest, a.places, 0) AS latest,
        a.epoch AS redis_epoch, a.stock AS redis_stock, a.still,
        -- Redis was told of all changes that were published before the look, and Postgres has made more of them since:
        -- what is different may be one of those.

@@ -1,4 +1,5 @@
--- The parked dead letters of the streams $1.
-SELECT id, stream, entry_id, fields, reason, deliveries, status, replays, coalesce(resolution, ''), coalesce(replayed_as, ''), created_at, updated_at
+-- The parked dead letters.
+SELECT id, stream, entry_id, fields, reason, deliveries, status, replays, coalesce(resolution, ''), coalesce(replayed_as, ''),
+       least(greatest(created_at, 'epoch'), '9999-12-31'), least(greatest(updated_at, 'epoch'), '9999-12-31')
 FROM dead_letters
-WHERE status = 'parked' AND stream = ANY ($1::text[])
+WHERE status = 'parked'

@@ -19,8 +19,8 @@ CROSS JOIN LATERAL (
     SELECT string_agg(format('%s is %s and not %s', field, redis, postgres), ', ') AS differences
     FROM (VALUES
         ('state', a.state, s.state),
-        ('opens_at_ms', a.opens_at_ms::text, floor(extract(epoch FROM coalesce(s.opens_at, to_timestamp(0))) * 1000)::bigint::text),
-        ('closes_at_ms', a.closes_at_ms::text, floor(extract(epoch FROM coalesce(s.closes_at, to_timestamp(0))) * 1000)::bigint::text),
+        ('opens_at_ms', a.opens_at_ms::text, CASE WHEN isfinite(s.opens_at) IS FALSE THEN s.opens_at::text ELSE floor(extract(epoch FROM coalesce(s.opens_at, to_timestamp(0))) * 1000)::text END),
+        ('closes_at_ms', a.closes_at_ms::text, CASE WHEN isfinite(s.closes_at) IS FALSE THEN s.closes_at::text ELSE floor(extract(epoch FROM coalesce(s.closes_at, to_timestamp(0))) * 1000)::text END),
         ('per_order_limit', a.per_order_limit::text, s.per_order_limit::text),
         ('payment_window_s', a.payment_window_s::text, s.payment_window_seconds::text),
         ('revision', a.revision::text, s.revision::text)

@@ -13,6 +13,14 @@ WHERE (o.sale_id, o.user_id, o.quantity) <> (b.sale_id, b.user_id, b.quantity)
    -- A worker has yet to tell Redis of what is in releases.
    OR o.status NOT IN ('confirmed', 'paid') AND NOT EXISTS (SELECT FROM releases AS r WHERE r.order_id = o.id)
 UNION ALL
+-- Whose order is not in Postgres either gets its event again before the sale is made anew.
+SELECT b.sale_id, b.order_id, b.user_id, format('the reservation is at place %s, and the sale has given out %s', b.sequence, f.latest), 'rebuild'
+FROM audit_buyers AS b JOIN audit_figures AS f USING (sale_id) WHERE b.beyond
+UNION ALL
+SELECT b.sale_id, b.order_id, b.user_id, format('the reservation is at place %s, and the order at place %s', b.sequence, o.sequence), 'rebuild'
+FROM audit_buyers AS b JOIN orders AS o ON o.id = b.order_id
+WHERE o.sequence <> b.sequence AND (o.sale_id, o.user_id, o.quantity) = (b.sale_id, b.user_id, b.quantity) AND o.status IN ('confirmed', 'paid')
+UNION ALL
 SELECT o.sale_id, o.id, o.user_id, format('the order is %s and Redis has no reservation of it', o.status), 'rebuild'
 FROM orders AS o JOIN audit_sales AS a USING (sale_id)
 WHERE a.present AND o.status IN ('confirmed', 'paid') AND o.sequence <= a.places

@@ -10,13 +10,13 @@ WITH places AS (
     SELECT sale_id, o.sequence AS place, o.id AS order_id
     FROM orders AS o JOIN audit_figures AS f USING (sale_id) WHERE o.sequence > f.rebuilt_to AND (o.sequence <= f.places OR o.sequence > f.latest) AND o.status <> 'voided'
     UNION
-    SELECT sale_id, b.sequence, b.order_id FROM audit_buyers AS b JOIN audit_figures AS f USING (sale_id) WHERE b.sequence > f.rebuilt_to
+    SELECT sale_id, b.sequence, b.order_id FROM audit_buyers AS b JOIN audit_figures AS f USING (sale_id) WHERE b.sequence > f.rebuilt_to AND NOT b.beyond
 ), neighbours AS (
     SELECT sale_id, lag(place, 1, rebuilt_to) OVER (PARTITION BY sale_id ORDER BY place) AS before, place
     FROM (
         SELECT sale_id, place FROM places
         UNION
-        SELECT sale_id, greatest(places, rebuilt_to, CASE WHEN last_place > latest THEN last_place END) + 1 FROM audit_figures
+        SELECT sale_id, greatest(places, rebuilt_to, CASE WHEN last_place > latest THEN last_place END)::numeric + 1 FROM audit_figures
     ) AS known JOIN audit_figures USING (sale_id)
 )
 SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,

@@ -10,7 +10,8 @@ CREATE TEMP TABLE audit_sales (
     epoch      bigint,
     units      bigint, -- left
     stock      bigint,
-    -- Its sequence: how many reservations the sale had when it was looked at. Later ones are left out of every comparison.
+    -- Its sequence: how many reservations the sale had when it was looked at. Later ones are left out of every comparison,
+    -- unless the sale has not given out their places until latest either.
     places     bigint,
     -- The same, after the snapshot of Postgres was taken.
     latest     bigint,
@@ -22,9 +23,10 @@ CREATE TEMP TABLE audit_sales (
     still      boolean NOT NULL DEFAULT false
 );
 
--- The hashes of buyers. A HSCAN may bring a buyer twice.
+-- The hashes of buyers. A HSCAN may bring a buyer twice. Late: at a place that the sale had not given out when it was
+-- looked at.
 CREATE TEMP TABLE audit_scan (
-    sale_id uuid, user_id text, order_id uuid, quantity bigint, sequence bigint, epoch bigint, reserved_at timestamptz
+    sale_id uuid, user_id text, order_id uuid, quantity bigint, sequence bigint, epoch bigint, reserved_at timestamptz, late boolean
 );
 
 -- Orders that are on their way: their events wait in a stream, or in a dead letter for an operator's decision.

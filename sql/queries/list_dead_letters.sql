@@ -1,5 +1,6 @@
 -- The newest $2 dead letters with the status $1, or with any if it is empty.
-SELECT id, stream, entry_id, fields, reason, deliveries, status, replays, coalesce(resolution, ''), coalesce(replayed_as, ''), created_at, updated_at
+SELECT id, stream, entry_id, fields, reason, deliveries, status, replays, coalesce(resolution, ''), coalesce(replayed_as, ''),
+       least(greatest(created_at, 'epoch'), '9999-12-31'), least(greatest(updated_at, 'epoch'), '9999-12-31')
 FROM dead_letters
 WHERE $1 = '' OR status = $1
 ORDER BY id DESC

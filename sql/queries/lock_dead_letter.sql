@@ -1,6 +1,7 @@
 -- The dead letter with the id $1, for whoever is about to settle it: the row stays locked until the
 -- transaction ends.
-SELECT id, stream, entry_id, fields, reason, deliveries, status, replays, coalesce(resolution, ''), coalesce(replayed_as, ''), created_at, updated_at
+SELECT id, stream, entry_id, fields, reason, deliveries, status, replays, coalesce(resolution, ''), coalesce(replayed_as, ''),
+       least(greatest(created_at, 'epoch'), '9999-12-31'), least(greatest(updated_at, 'epoch'), '9999-12-31')
 FROM dead_letters
 WHERE id = $1
 FOR UPDATE

@@ -1,0 +1,176 @@
+package fulfillment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/sql"
+)
+
+// check is a query for what breaks a promise. It gives the sale, order and user, what is wrong, and the remedy. Where the
+// words tell figures that change while a sale goes on, it gives as same what does not, by which a second look knows
+// the difference again.
+type check struct {
+	promise string
+	query   string
+	// needs is what of Redis it compares. Without it the check cannot be made.
+	needs source
+}
+
+// source is a part of what Redis holds.
+type source uint8
+
+const (
+	// theSales are the hashes of sales and buyers.
+	theSales source = 1 << iota
+	// theStreams are the entries that nobody is done with.
+	theStreams
+)
+
+// checks are all that Postgres can answer once it holds what Redis says.
+var checks = []check{
+	{"S1", sql.AuditOversold, 0},
+	{"S2", sql.AuditTwoLiveOrders, 0},
+	{"S3", sql.AuditUnfinishedBuyers, theSales | theStreams},
+	{"S3", sql.AuditUnfinishedEvents, 0},
+	{"S3", sql.AuditDeadlines, 0},
+	{"S3", sql.AuditDeadLetters, 0},
+	{"S4", sql.AuditCounters, 0},
+	{"S4", sql.AuditConservation, theSales},
+	{"S4", sql.AuditReservations, theSales | theStreams},
+	{"S5", sql.AuditProjection, 0},
+	{"S5", sql.AuditSequence, theSales},
+	{"S5", sql.AuditRevisions, 0},
+	{"S7", sql.AuditRedis, theSales},
+	{"S7", sql.AuditTerms, 0},
+}
+
+// namedFindings gives the first findings of a check, how many there are in all, and the last event of the
+// order, or of the sale where a finding names no order.
+const namedFindings = `SELECT sale_id, order_id, user_id, what, remedy, total, coalesce(
+	CASE WHEN order_id IS NOT NULL THEN
+		(SELECT concat(type, ' at version ', version) FROM order_events AS e WHERE e.order_id = found.order_id ORDER BY version DESC LIMIT 1)
+	ELSE
+		(SELECT concat(type, ' at revision ', revision) FROM sale_events AS e WHERE e.sale_id = found.sale_id ORDER BY revision DESC LIMIT 1)
+	END, '')
+FROM (SELECT *, count(*) OVER () AS total FROM (
+%s
+) AS checked ORDER BY sale_id, order_id, what LIMIT %d) AS found ORDER BY sale_id, order_id, what`
+
+// eachCheck makes all checks, each by a transaction of its own within tx. One that fails is noted, and the others go on.
+func (l *look) eachCheck(ctx context.Context, tx pgx.Tx, do func(context.Context, pgx.Tx, check) error) error {
+	for _, c := range checks {
+		if why := l.missing(c.needs); why != nil {
+			l.cannot(c.promise, why)
+			continue
+		}
+		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return do(ctx, tx, c) })
+		if l.lost(ctx, err) {
+			return fmt.Errorf("check %s: %w", c.promise, err)
+		} else if err != nil {
+			l.cannot(c.promise, err)
+		}
+	}
+	return nil
+}
+
+// lost tells whether an error ends the whole look: without Postgres there is nothing to compare with.
+func (l *look) lost(ctx context.Context, err error) bool {
+	return err != nil && (ctx.Err() != nil || l.conn.IsClosed())
+}
+
+// cannot notes that a check of a promise could not be made.
+func (l *look) cannot(promise string, why error) {
+	p := l.report.promise(promise)
+	if text := why.Error(); !slices.Contains(p.Unchecked, text) {
+		p.Unchecked = append(p.Unchecked, text)
+	}
+}
+
+// fail notes that something of Redis could not be read, and that the promises that rest on it are unchecked. It returns
+// an error only if the look cannot go on at all.
+func (l *look) fail(ctx context.Context, what source, err error) error {
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	var answered redis.Error
+	if !errors.As(err, &answered) {
+		what = theSales | theStreams // Redis is away: do not ask again and again
+	}
+	for _, one := range []source{theSales, theStreams} {
+		if what&one != 0 && l.unread[one] == nil {
+			l.unread[one] = err
+		}
+	}
+	return nil
+}
+
+// missing tells why something of Redis could not be read, nil if it was.
+func (l *look) missing(needed source) error {
+	for what, err := range l.unread {
+		if needed&what != 0 {
+			return err
+		}
+	}
+	return nil
+}
+
+// judge makes all checks, and reports what they find.
+func (l *look) judge(ctx context.Context, tx pgx.Tx) (err error) {
+	rows, _ := tx.Query(ctx, sql.AuditReadFigures) // its error comes with the rows
+	if l.report.Sales, err = pgx.CollectRows(rows, pgx.RowToStructByPos[SaleFigures]); err != nil {
+		return fmt.Errorf("count: %w", err)
+	}
+	return l.eachCheck(ctx, tx, l.report.run)
+}
+
+// run adds the findings of a check to the report.
+func (r *AuditReport) run(ctx context.Context, tx pgx.Tx, c check) error {
+	rows, _ := tx.Query(ctx, fmt.Sprintf(namedFindings, c.query, findingsShown)) // its error comes with the rows
+	var (
+		f        Finding
+		user     *string
+		total    int64
+		findings []Finding
+	)
+	_, err := pgx.ForEachRow(rows, []any{&f.Sale, &f.Order, &user, &f.What, &f.Remedy, &total, &f.LastEvent}, func() error {
+		f.User = ""
+		if user != nil {
+			f.User = *user
+		}
+		findings = append(findings, f)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	promise := r.promise(c.promise)
+	promise.Findings = append(promise.Findings, findings...)
+	promise.Found += total
+	return nil
+}
+
+// nameGuards reports constraints and indexes that were taken away from Postgres.
+func (l *look) nameGuards(ctx context.Context) error {
+	wanted, missing, err := sql.Guards(ctx, l.conn)
+	if l.lost(ctx, err) {
+		return err
+	} else if err != nil {
+		l.cannot("DB", err)
+		return nil
+	}
+	for _, m := range missing {
+		if m.ForSpeed {
+			wanted--
+			continue
+		}
+		l.note("DB", Finding{Remedy: remedyGuard, What: fmt.Sprintf("%s: put it back with %s", m.What, m.Mend)})
+	}
+	l.report.Guards = wanted
+	return nil
+}

@@ -1,0 +1,226 @@
+package fulfillment
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// forgedNumbers are what somebody may write where a number belongs.
+var forgedNumbers = []string{"", "-7", "x", "007", "1e2", forgedPlaces, "9223372036854775807", "99999999999999999999", "\x00\xff"}
+
+// forgedPlaces are as many as a script can read: whether there were as many orders, nobody can tell.
+const forgedPlaces = "999999999999999"
+
+func TestPlacesThatNoOrderHasAreNamedAndCoveredByARebuild(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.termed(t)
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "sequence", forgedPlaces).Err())
+	require.Contains(t, textOf(t, s.audit(t, sale)), "places 3 to 999999999999999 of the sale were given out and no order has them")
+	require.Equal(t, "operator", leftOf(s.reconcile(t)))
+	_, err := s.rebuilder(t).Sale(t.Context(), sale, RebuildByHand) // which the remedy names
+	require.NoError(t, err)
+	s.requireSound(t)
+}
+
+// requireNamedAndMended audits and reconciles, and what was damaged is named and then mended.
+func (s *shop) requireNamedAndMended(t testing.TB, what string) {
+	t.Helper()
+	report, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys})
+	require.NoError(t, err, what)
+	require.True(t, report.Broken(), "%s: %s", what, textOf(t, report))
+	require.False(t, report.Unchecked(), "%s: %s", what, textOf(t, report))
+	reconciled := s.reconcile(t)
+	require.Zero(t, reconciled.Remaining, "%s: %+v\n%s", what, reconciled, textOf(t, report))
+	require.NoError(t, s.heal(t, s.rebuilder(t), 1), what)
+	s.arrive(t)
+	if reconciled = s.reconcile(t); len(reconciled.Remedies) > 0 { // an event that was appended, of a sale that was made anew
+		s.arrive(t)
+	}
+	audit := s.audit(t, uuid.Nil)
+	require.False(t, audit.Broken() || audit.Unchecked(), "%s:\n%s\nwas:\n%s", what, textOf(t, audit), textOf(t, report))
+	s.needNothing(t, 1)
+}
+
+// Each field of a sale in Redis, with each value that it cannot have.
+func TestEachForgedFieldOfASaleIsNamedAndMended(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.termed(t)
+	key := s.keys.Sale(0, sale)
+	for _, field := range saleFields {
+		require.NoError(t, s.rdb.HDel(t.Context(), key, field).Err())
+		s.requireNamedAndMended(t, field+" is missing")
+		values := []string{"-7", "x", "9223372036854775807"}
+		if field == "left" {
+			values = forgedNumbers
+		}
+		for _, value := range values {
+			if is := s.rdb.HGet(t.Context(), key, field).Val(); is == value {
+				continue
+			}
+			require.NoError(t, s.rdb.HSet(t.Context(), key, field, value).Err())
+			s.requireNamedAndMended(t, fmt.Sprintf("%s is %q", field, value))
+		}
+	}
+}
+
+// Each way in which what a buyer holds can be wrong, of a buyer with an order and of one that nobody knows.
+func TestEachForgedReservationIsNamedAndMended(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.termed(t)
+	buyers := s.keys.Buyers(0, sale)
+	const at = "1a0c2d3e4f5"
+	for _, form := range []string{
+		"", " ", "rubbish", "$order", "$order 1", "$order 1 $place", "$order 1 $place " + at + " 5", "$uuid 1 $place " + at,
+		"$order 0 $place " + at, "$order -1 $place " + at, "$order 5 $place " + at, "$order 1.5 $place " + at, "$order 999999999999999 $place " + at, "$order 9223372036854775807 $place " + at,
+		"$order 1 -1 " + at, "$order 1 99 " + at, "$order 1 999999999999999 " + at, "$order 1 9223372036854775807 " + at, "$order 1 99999999999999999999 " + at,
+		"$order 1 $place x", "$order 1 $place 7fffffffffffffff", "$order 1 $place -1",
+		"$order 1 $place " + at + ":", "$order 1 $place " + at + ":not a fingerprint", "$order 1 $place " + at + "@x", "$order 1 $place " + at + "@-1",
+		"$order 1 $place " + at + "@99999999999999999999", "$order 1 $place " + at + "\x00\xff", "\x00\xff",
+	} {
+		users := []string{"user-1"}
+		if strings.HasPrefix(form, "$order 1 9") || form == "rubbish" || form == "$order 1 $place x" {
+			users = append(users, "ghost")
+		}
+		for _, user := range users {
+			order := uuid.New()
+			place := int64(99)
+			if user == "user-1" {
+				require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT id, sequence FROM orders WHERE user_id = $1 AND status = 'confirmed'", user).Scan(&order, &place))
+			}
+			text := strings.NewReplacer("$order", reservation.CompactID(order), "$uuid", order.String(), "$place", fmt.Sprint(place)).Replace(form)
+			require.NoError(t, s.rdb.HSet(t.Context(), buyers, user, text).Err())
+			s.requireNamedAndMended(t, fmt.Sprintf("%q holds %q", user, form))
+			if user == "ghost" { // one that can be read was recorded: whoever writes like the script is believed
+				_, err := s.pool.Exec(t.Context(), "DELETE FROM order_events WHERE user_id = 'ghost'")
+				require.NoError(t, err)
+				_, err = s.pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'ghost'")
+				require.NoError(t, err)
+				_, err = s.pool.Exec(t.Context(), "UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE status = 'confirmed')")
+				require.NoError(t, err)
+				_, err = s.rebuilder(t).Sale(t.Context(), sale, RebuildByHand)
+				require.NoError(t, err)
+			}
+		}
+	}
+}
+
+// A reservation beyond the last place is not taken for one that came while it was looked.
+func TestAReservationBeyondTheLastPlaceIsNamed(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.termed(t)
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale), "ghost", reservation.CompactID(uuid.New())+" 1 3 1a0c2d3e4f5").Err())
+	report := s.audit(t, sale)
+	require.Contains(t, textOf(t, report), "user ghost: the reservation is at place 3, and the sale has given out 2")
+}
+
+// Each key, with another type than it has.
+func TestEachKeyOfAnotherTypeIsNamedAndMended(t *testing.T) {
+	t.Parallel()
+	s := newLostShop(t)
+	sale := s.openPayable(t, 1000)
+	for i, key := range []string{
+		s.keys.Orders(0), s.keys.Sales(0), s.keys.Server(0), s.keys.Outcomes(), s.keys.Sale(0, sale), s.keys.Buyers(0, sale),
+	} {
+		for kind, write := range map[string]func(ctx context.Context) error{
+			"string": func(ctx context.Context) error { return s.rdb.Set(ctx, key, "x", 0).Err() },
+			"list":   func(ctx context.Context) error { return s.rdb.LPush(ctx, key, "x").Err() },
+		} {
+			// An order that only Redis has, and whose event is lost with the stream, is lost with no other key.
+			order := s.buy(t, sale, fmt.Sprintf("buyer-%d-%s", i, kind))
+			if key != s.keys.Orders(0) {
+				s.arrive(t)
+			}
+			require.NoError(t, s.rdb.Del(t.Context(), key).Err())
+			require.NoError(t, write(t.Context()))
+			s.requireNamedAndMended(t, key+" is a "+kind)
+			require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.pool, order).Status)
+			s.buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
+			s.arrive(t)
+		}
+	}
+	aside, err := s.rdb.Keys(t.Context(), "*:set-aside:*").Result()
+	require.NoError(t, err)
+	require.Len(t, aside, 8, "what was there is not deleted")
+}
+
+func TestASaleThatRedisDoesNotListIsNamedAndMended(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	sale := s.termed(t)
+	require.NoError(t, s.rdb.SRem(t.Context(), s.keys.Sales(0), sale.String()).Err())
+	require.Contains(t, textOf(t, s.audit(t, sale)), "Redis has the sale, and does not list it")
+	s.requireNamedAndMended(t, "not listed")
+}
+
+// Whatever is written into the tables by hand, the audit comes to its end and names it; and what mends it is a command.
+func TestEachForgedRowIsNamed(t *testing.T) {
+	t.Parallel()
+	for damage, by := range map[string]string{
+		"UPDATE sales SET opens_at = 'infinity'":                                                     "operator",
+		"UPDATE sales SET opens_at = '-infinity'":                                                    "operator",
+		"UPDATE sales SET closes_at = 'infinity'":                                                    "operator",
+		"UPDATE sales SET stock = 9223372036854775807":                                               "operator",
+		"UPDATE sales SET epoch = 77":                                                                "reconcile",
+		"UPDATE sales SET epoch = -1":                                                                "operator",
+		"UPDATE sales SET sold = 20":                                                                 "reconcile",
+		"UPDATE sales SET per_order_limit = 9223372036854775807":                                     "operator",
+		"UPDATE sales SET partitions = 2147483647":                                                   "operator",
+		"UPDATE orders SET quantity = 9223372036854775807":                                           "projections",
+		"UPDATE orders SET sequence = 9223372036854775807 WHERE user_id = 'user-1'":                  "projections",
+		"UPDATE orders SET sequence = -1 WHERE user_id = 'user-1'":                                   "projections",
+		"UPDATE orders SET sequence = 0 WHERE user_id = 'user-1'":                                    "projections",
+		"UPDATE orders SET user_id = E'\\u001b[31m' WHERE user_id = 'user-1'":                        "projections",
+		"UPDATE orders SET status = 'paid' WHERE user_id = 'user-1'":                                 "projections",
+		"UPDATE orders SET version = 2147483647 WHERE user_id = 'user-1'":                            "projections",
+		"UPDATE orders SET sale_id = gen_random_uuid() WHERE user_id = 'user-1'":                     "projections",
+		"DELETE FROM orders WHERE user_id = 'user-1'":                                                "projections",
+		"UPDATE order_events SET quantity = 9223372036854775807 WHERE version = 2":                   "operator",
+		"UPDATE order_events SET type = 'Nonsense' WHERE version = 2":                                "operator",
+		"UPDATE order_events SET version = 2147483647 WHERE version = 2":                             "operator",
+		"UPDATE order_events SET data = '[]' WHERE version = 1":                                      "operator",
+		"UPDATE order_events SET data = '\"x\"' WHERE version = 1":                                   "operator",
+		"UPDATE order_events SET data = '{\"sequence\": {}}' WHERE version = 1":                      "operator",
+		"INSERT INTO releases SELECT gen_random_uuid(), id, 'ghost', 9223372036854775807 FROM sales": "reconcile",
+		"INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders":                     "reconcile",
+		"INSERT INTO sale_events SELECT id, 2, 'SaleRebuilt', '{\"sequence\": \"x\"}' FROM sales":    "reconcile",
+		"INSERT INTO sale_events SELECT id, 2, 'SaleRebuilt', '[]' FROM sales":                       "reconcile",
+		"INSERT INTO sale_events SELECT id, 2, 'Nonsense', '\"\"' FROM sales":                        "reconcile",
+	} {
+		t.Run(damage, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			s.termed(t)
+			_, err := s.pool.Exec(t.Context(), damage)
+			require.NoError(t, err)
+			report := s.audit(t, uuid.Nil)
+			require.True(t, report.Broken(), textOf(t, report))
+			require.False(t, report.Unchecked(), textOf(t, report))
+			reconciled := s.reconcile(t)
+			switch by {
+			case "operator":
+				require.Positive(t, reconciled.Remaining)
+				return
+			case "projections":
+				require.Contains(t, leftOf(reconciled), "projections")
+				s.rebuildProjections(t)
+				reconciled = s.reconcile(t)
+			}
+			require.Zero(t, reconciled.Remaining, "%+v\n%s", reconciled, textOf(t, report))
+			s.arrive(t)
+			report = s.audit(t, uuid.Nil)
+			require.False(t, report.Broken() || report.Unchecked(), textOf(t, report))
+		})
+	}
+}

@@ -1,0 +1,77 @@
+package fulfillment
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"stampede/lua"
+	"stampede/reservation"
+)
+
+// typedKey is a key of Redis and what it has to hold, if it is there.
+type typedKey struct{ key, kind string }
+
+// sharedKeys are the keys that sales of these partitions share. Those of a sale of its own are looked at with the sale.
+func sharedKeys(keys reservation.Keys, partitions int) []typedKey {
+	all := []typedKey{{keys.Outcomes(), "stream"}}
+	for p := range partitions {
+		all = append(all, typedKey{keys.Orders(p), "stream"}, typedKey{keys.Sales(p), "set"}, typedKey{keys.Server(p), "hash"})
+	}
+	return all
+}
+
+// nameForeignKeys reports the keys that hold something else than they should. Nothing can be written to them, nor read.
+func (l *look) nameForeignKeys(ctx context.Context) error {
+	if l.missing(theSales) != nil {
+		return nil
+	}
+	wanted := sharedKeys(l.Keys, len(l.streams))
+	asked := make([]*redis.StatusCmd, len(wanted))
+	_, _ = l.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
+		for i, k := range wanted {
+			asked[i] = p.Type(ctx, k.key)
+		}
+		return nil
+	})
+	for i, k := range wanted {
+		switch kind, err := asked[i].Result(); {
+		case err != nil:
+			return l.fail(ctx, theSales|theStreams, fmt.Errorf("ask what %s holds: %w", k.key, err))
+		case kind != k.kind && kind != "none":
+			l.note("S7", Finding{Remedy: remedyAside, Key: k.key, What: fmt.Sprintf("the key %s in Redis holds something else: a %s and no %s", k.key, kind, k.kind)})
+		}
+	}
+	return nil
+}
+
+// setAside renames the keys that were found to hold something else. What belongs there comes back by itself: streams and
+// their groups are made by who uses them, and events that are lost are appended again.
+func (r *reconciler) setAside(ctx context.Context) error {
+	rows, _ := r.conn.Query(ctx, "SELECT DISTINCT same FROM reconcile_found WHERE remedy = $1", remedyAside) // its error comes with the rows
+	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	for _, k := range sharedKeys(r.Keys, reservation.MaxPartitions) {
+		if !slices.Contains(found, k.key) {
+			continue
+		}
+		aside := fmt.Sprintf("%s:set-aside:%d", k.key, time.Now().UnixMilli())
+		word, err := lua.SetAside.Run(ctx, r.Redis, []string{k.key, aside}, k.kind).Text()
+		if err != nil {
+			return fmt.Errorf("rename %s: %w", k.key, err)
+		}
+		switch word {
+		case "taken":
+			return fmt.Errorf("rename %s: there is a key %s", k.key, aside)
+		case "set-aside":
+			r.Logger.Warn("a key of Redis held something else than it should: look what it is, and delete it", "key", k.key, "renamed_to", aside)
+		}
+	}
+	return nil
+}

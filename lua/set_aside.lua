@@ -1,0 +1,17 @@
+-- Renames a key that holds something else than it should, so that what belongs there can be made again. What it
+-- held stays for somebody to look at.
+--
+-- KEYS
+--   1  key    to be set aside
+--   2  aside  its new name
+-- ARGV
+--   1  kind  of what the key should hold, as TYPE names it
+-- Answers
+--   set-aside  the key is free
+--   unchanged  the key holds what it should, or nothing
+--   taken      the new name is that of another key: nothing was done
+
+local kind = redis.call('TYPE', KEYS[1]).ok
+if kind == ARGV[1] or kind == 'none' then return 'unchanged' end
+if redis.call('RENAMENX', KEYS[1], KEYS[2]) == 0 then return 'taken' end
+return 'set-aside'
