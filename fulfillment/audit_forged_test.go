@@ -131,7 +131,7 @@ func TestEachKeyOfAnotherTypeIsNamedAndMended(t *testing.T) {
 	s := newLostShop(t)
 	sale := s.openPayable(t, 1000)
 	for i, key := range []string{
-		s.keys.Orders(0), s.keys.Sales(0), s.keys.Server(0), s.keys.Outcomes(), s.keys.Sale(0, sale), s.keys.Buyers(0, sale),
+		s.keys.Orders(0), s.keys.Sales(0), s.keys.Server(0), s.keys.Outcomes(), s.keys.Sale(0, sale), s.keys.Buyers(0, sale), s.keys.Ended(0, sale),
 	} {
 		for kind, write := range map[string]func(ctx context.Context) error{
 			"string": func(ctx context.Context) error { return s.rdb.Set(ctx, key, "x", 0).Err() },

@@ -97,24 +97,45 @@ func (l *look) loadBuyers(ctx context.Context, all []redisSale) error {
 	return l.findStill(ctx, all)
 }
 
-// findUnlisted reports the sales that Redis has and does not list: nobody finds an order of theirs by its id.
+// findUnlisted reports the sales that Redis has and does not list, so that nobody finds an order of theirs by its id, and
+// those whose ended orders are not asked for, so that a used idempotency key would buy again.
 func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
+	type asked struct {
+		listed *redis.BoolCmd
+		ended  *redis.StatusCmd
+		flag   *redis.StringCmd
+	}
 	for ; len(all) > 0; all = all[min(len(all), salesPerTrip):] {
 		page := all[:min(len(all), salesPerTrip)]
-		listed := make([]*redis.BoolCmd, len(page))
+		answers := make([]asked, len(page))
 		_, _ = l.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts
 			for i, s := range page {
-				listed[i] = p.SIsMember(ctx, l.Keys.Sales(s.partition), s.id.String())
+				answers[i] = asked{
+					p.SIsMember(ctx, l.Keys.Sales(s.partition), s.id.String()),
+					p.Type(ctx, l.Keys.Ended(s.partition, s.id)),
+					p.HGet(ctx, l.Keys.Sale(s.partition, s.id), "ended"), // after its hash, which comes with it
+				}
 			}
 			return nil
 		})
 		for i, s := range page {
-			there, err := listed[i].Result()
-			if err != nil && !isWrongType(err) { // a list that is none is named as that
-				return fmt.Errorf("look whether sale %s is listed: %w", s.id, err)
+			a := answers[i]
+			for _, err := range []error{a.listed.Err(), a.ended.Err(), a.flag.Err()} {
+				if err != nil && !errors.Is(err, redis.Nil) && !isWrongType(err) { // a key that holds something else is named as that
+					return fmt.Errorf("look up sale %s in Redis: %w", s.id, err)
+				}
 			}
-			if s.present && err == nil && !there {
+			if !s.present {
+				continue
+			}
+			if a.listed.Err() == nil && !a.listed.Val() {
 				l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: "Redis has the sale, and does not list it among those of its partition"})
+			}
+			switch kind := a.ended.Val(); {
+			case kind != "none" && kind != "hash":
+				l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: "the key of its ended orders in Redis holds something else: a " + kind})
+			case kind == "hash" && a.flag.Val() != "1" && *s.epoch > 0:
+				l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: "Redis has ended orders of the sale, and the sale does not say so: used idempotency keys would buy again"})
 			}
 		}
 	}

@@ -85,7 +85,8 @@ S4  stock = available + held + sold    kept    1,505 = 303 + 0 + 1,202; the even
       5 = 3 available + 0 held + 2 sold   sale %s test
 S5  nothing is lost or doubled         kept    2,404 events of 1,202 orders, 1,202 places given out
 S7  Redis is whole and up to date      kept    2 of 2 sales in Redis
-`, sale, other), textOf(t, report))
+DB  Postgres refuses what must not be  kept    %[3]d of %[3]d constraints and indexes hold
+`, sale, other, report.Guards), textOf(t, report))
 	require.Len(t, s.audit(t, sale).Sales, 1)
 }
 

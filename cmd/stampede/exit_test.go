@@ -1,0 +1,65 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// What could not be looked at is neither in order nor broken; what is broken is said all the same.
+func TestCommandsThatCannotLookExitWithThree(t *testing.T) {
+	t.Parallel()
+	const nowhere = "127.0.0.1:1"
+	run := func(s *shop, variable, url string, args ...string) (int, string) {
+		c := s.command(args...)
+		c.Setenv(variable, url)
+		c.Start()
+		return c.Wait(within).ExitCode(), c.Output()
+	}
+	redis := func(s *shop, args ...string) (int, string) { return run(s, "REDIS_URL", "redis://"+nowhere, args...) }
+	postgres := func(s *shop, args ...string) (int, string) {
+		return run(s, "DATABASE_URL", "postgres://"+nowhere+"/none?connect_timeout=2", args...)
+	}
+	s := newShop(t)
+
+	status, output := redis(s, "audit")
+	assert.Equal(t, exitUnknown, status, output)
+	for _, line := range []string{
+		"S1  nothing is oversold                kept", "S3  every accepted order has an end    UNKNOWN", "S7  Redis is whole and up to date      UNKNOWN",
+		"DB  Postgres refuses what must not be  kept", "? could not look: ", "connection refused",
+	} {
+		assert.Contains(t, output, line)
+	}
+	status, output = redis(s, "audit", "--json")
+	assert.Equal(t, exitUnknown, status, output)
+	assert.Contains(t, output, `"unchecked":["`)
+	status, output = redis(s, "reconcile")
+	assert.Equal(t, exitUnknown, status, output)
+	assert.Contains(t, output, "no difference in what could be looked at")
+	status, output = redis(s, "doctor")
+	assert.Equal(t, exitUnknown, status, output)
+	assert.Contains(t, output, "away       redis: ")
+
+	for _, args := range [][]string{{"audit"}, {"reconcile"}, {"doctor"}, {"migrate", "status"}} {
+		status, output = postgres(s, args...)
+		assert.Equal(t, exitUnknown, status, "%v: %s", args, output)
+	}
+
+	// One check that cannot be made leaves the others as they are.
+	_, err := s.pool.Exec(t.Context(), "ALTER TABLE orders RENAME COLUMN reason TO cause")
+	require.NoError(t, err)
+	status, output = s.run("audit")
+	assert.Equal(t, exitUnknown, status, output)
+	assert.Contains(t, output, "S5  nothing is lost or doubled         UNKNOWN")
+	assert.Contains(t, output, `? could not look: ERROR: column o.reason does not exist`)
+	assert.Contains(t, output, "S7  Redis is whole and up to date      kept")
+
+	// Broken wins.
+	_, err = s.pool.Exec(t.Context(), "DROP INDEX orders_one_live_per_user")
+	require.NoError(t, err)
+	for _, args := range [][]string{{"audit"}, {"reconcile"}, {"doctor"}} {
+		status, output = redis(s, args...)
+		assert.Equal(t, exitFailed, status, "%v: %s", args, output)
+	}
+}
