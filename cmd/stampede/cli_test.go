@@ -172,3 +172,16 @@ func TestDoctorKnowsHowManyUnitsAreOnSale(t *testing.T) {
 	assert.Equal(t, exitFailed, status)
 	assert.Contains(t, output, "sale not found")
 }
+
+func TestWhatMayBeDoneSaysHowToRepeatIt(t *testing.T) {
+	t.Parallel()
+	for err, repeat := range map[error]bool{
+		reservation.ErrUnavailable: true, reservation.ErrChangeUnknown: true, reservation.ErrRestockUndecided: true, reservation.ErrNotInForce: true,
+		reservation.ErrRestockWithdrawn: false, reservation.ErrSaleNotFound: false, reservation.ErrIdempotencyKeyReused: false,
+	} {
+		said := mayBeDone(err, "k")
+		require.ErrorIs(t, said, err)
+		assert.Equal(t, repeat, strings.Contains(said.Error(), "repeat it with --idempotency-key=k"), said)
+	}
+	assert.NoError(t, mayBeDone(nil, "k"))
+}

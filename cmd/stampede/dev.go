@@ -78,7 +78,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	config.MaxConnections = maxConnections(ingressFiles + workerFiles)
 	config.Auth, config.AuthHeader, config.AdminToken = ingress.AuthHeader, c.AuthHeader, c.AdminToken
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
-		return heard(err, "STAMPEDE_HTTP_ADDR", "--http-addr")
+		return listenError(err, "STAMPEDE_HTTP_ADDR", "--http-addr")
 	}
 	server, err := ingress.New(config)
 	if err != nil {

@@ -49,8 +49,8 @@ func (e *usageError) Unwrap() error { return e.err }
 
 func usagef(format string, a ...any) error { return &usageError{fmt.Errorf(format, a...)} }
 
-// heard names the setting behind an address on which a server could not listen.
-func heard(err error, variable, flag string) error {
+// listenError names the setting behind an address on which a server could not listen.
+func listenError(err error, variable, flag string) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "listen" {
 		return fmt.Errorf("%w: let %s (%s) name another address", err, variable, flag)
 	}

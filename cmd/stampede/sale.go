@@ -200,7 +200,7 @@ func (f keyFlag) key() string {
 
 // mayBeDone adds to an error after which the request may have been done all the same how to repeat it.
 func mayBeDone(err error, key string) error {
-	if errors.Is(err, reservation.ErrUnavailable) {
+	if errors.Is(err, reservation.ErrUnavailable) || errors.Is(err, reservation.ErrChangeUnknown) {
 		return fmt.Errorf("%w; repeat it with --idempotency-key=%s, or it may be done twice", err, key)
 	}
 	return err

@@ -94,7 +94,7 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	warnOfSettings(ctx, f.backend, logger)
 	// Listening here tells the port where :0 was asked for.
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
-		return heard(err, "STAMPEDE_HTTP_ADDR", "--http-addr")
+		return listenError(err, "STAMPEDE_HTTP_ADDR", "--http-addr")
 	}
 	server, err := ingress.New(config)
 	if err != nil {

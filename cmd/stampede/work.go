@@ -77,7 +77,7 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error {
-		return heard(telemetry.Serve(ctx, c.MetricsAddr, registry, b.ready), "STAMPEDE_METRICS_ADDR", "--metrics-addr")
+		return listenError(telemetry.Serve(ctx, c.MetricsAddr, registry, b.ready), "STAMPEDE_METRICS_ADDR", "--metrics-addr")
 	})
 	together.Go(func() error { return run(ctx) })
 	return together.Wait()
