@@ -193,3 +193,26 @@ func TestOperatorsSeeTheirChanges(t *testing.T) {
 		}
 	}
 }
+
+// TestLooksGiveWayToPayments: while a buyer is served an anonymous look takes a little longer, and is answered all the same.
+func TestLooksGiveWayToPayments(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	order, id := s.confirm(sale, "ada")
+	tx, err := s.pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", id)
+	require.NoError(t, err)
+	paid := s.inBackground(func() reply { return s.pay(order, "r-1", as("ada")) })
+	testkit.Eventually(t, 10*time.Second, "a payment is under way", func() bool { return s.server.room.orders.taken.Load() == 1 })
+	for _, path := range []string{"/v1/sales/" + sale.String(), "/v1/sales"} {
+		began := time.Now()
+		s.get(path).is(http.StatusOK)
+		require.GreaterOrEqual(t, time.Since(began), giveWayFor)
+	}
+	require.EqualValues(t, 1, s.server.room.orders.taken.Load(), "the payment was over")
+	require.NoError(t, tx.Rollback(t.Context()))
+	(<-paid).is(http.StatusOK)
+}

@@ -201,6 +201,25 @@ func (s *Server) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UU
 	return found, nil
 }
 
+// giveWayFor is how much longer a look at a sale takes while buyers are served.
+const giveWayFor = 50 * time.Millisecond
+
+// giveWay lets anonymous requests wait a little while buyers pay, cancel or look at their orders. A payment waits for its turn at
+// the CPU several times, behind all requests that can be answered at once from memory: a crowd of these would
+// make it take a quarter of a second. It comes before the request takes a place, so that one that is turned away waits as well.
+func (s *Server) giveWay(h echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if s.room.orders.taken.Load() > 0 {
+			select {
+			case <-time.After(giveWayFor):
+			case <-s.ending:
+			case <-c.Request().Context().Done():
+			}
+		}
+		return h(c)
+	}
+}
+
 // answerPublic answers with what render makes of something on a board, for everybody who asks within a second, and for
 // caches between.
 func (s *Server) answerPublic(c echo.Context, on *board, key uuid.UUID, n int, render func([]reservation.Counted) (any, error)) error {
