@@ -33,6 +33,8 @@ var (
 	noteSource string
 	//go:embed look.lua
 	lookSource string
+	//go:embed rights.lua
+	rightsSource string
 	//go:embed vouch.lua
 	vouchSource string
 	//go:embed close.lua
@@ -71,6 +73,7 @@ var (
 	Note    = redis.NewScript(noteSource)
 
 	Look    = redis.NewScript(lookSource)
+	Rights  = redis.NewScript(rightsSource)
 	Vouch   = redis.NewScript(vouchSource)
 	Close   = redis.NewScript(closeSource)
 	Rebuilt = redis.NewScript(rebuiltSource)

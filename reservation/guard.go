@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -42,8 +43,10 @@ type Guard struct {
 func (g Guard) Run(ctx context.Context) error {
 	failing := false
 	doubts := make(map[int]*doubt)
+	missing := ""
 	for {
 		err := g.compare(ctx, doubts)
+		missing = g.nameRights(ctx, missing)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -59,6 +62,33 @@ func (g Guard) Run(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// nameRights says which commands a purchase needs and Redis does not allow, if that is not what was missing before. The
+// script itself sees to it that nothing is sold then (lua/reserve.lua).
+func (g Guard) nameRights(ctx context.Context, before string) (missing string) {
+	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
+	defer cancel()
+	commands, err := missingRights(ctx, g.redis(), g.Store.keys.in(0, "rights"), sellingCommands)
+	if err != nil {
+		return before // nobody knows, or the comparison says so
+	}
+	missing = strings.Join(commands, ", ")
+	switch {
+	case missing == before:
+	case missing == "":
+		g.Logger.Info("the user of Redis is allowed again what a purchase needs")
+	default:
+		g.Logger.Error("nothing is sold: the user of Redis is not allowed what a purchase needs", "commands", missing)
+	}
+	return missing
+}
+
+func (g Guard) redis() redis.UniversalClient {
+	if g.Redis != nil {
+		return g.Redis
+	}
+	return g.Store.rdb
 }
 
 type recordedServer struct {
@@ -80,10 +110,7 @@ func (g Guard) compare(ctx context.Context, doubts map[int]*doubt) error {
 	if err != nil {
 		return fmt.Errorf("list the servers that are vouched for: %w", err)
 	}
-	rdb := g.Redis
-	if rdb == nil {
-		rdb = g.Store.rdb
-	}
+	rdb := g.redis()
 	for _, r := range recorded {
 		state, err := g.Store.inspect(ctx, rdb, r.Partition)
 		if err != nil {

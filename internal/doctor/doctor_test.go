@@ -67,12 +67,12 @@ func TestUnsafeRedisSettingsAreFound(t *testing.T) {
 }
 
 // A managed Redis forbids CONFIG; what INFO tells is judged all the same.
-func TestRedisThatForbidsConfig(t *testing.T) {
+func TestRedisThatForbidsConfigAndACommand(t *testing.T) {
 	t.Parallel()
 	rdb := ownRedis(t)
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", "volatile-ttl").Err())
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
-	require.NoError(t, rdb.ACLSetUser(t.Context(), "tenant", "on", "nopass", "~*", "+@all", "-config").Err())
+	require.NoError(t, rdb.ACLSetUser(t.Context(), "tenant", "on", "nopass", "~*", "&*", "+@all", "-config", "-hset").Err())
 	options := *rdb.Options()
 	options.Username, options.Password = "tenant", "any"
 	tenant := redis.NewClient(&options)
@@ -81,6 +81,7 @@ func TestRedisThatForbidsConfig(t *testing.T) {
 	findings, err := doctor.Redis(t.Context(), tenant)
 	require.NoError(t, err)
 	assert.Equal(t, []string{
+		"unsafe: the user is not allowed HSET",
 		"unsafe: maxmemory-policy is volatile-ttl",
 		"warning: maxmemory is not set",
 		"unchecked: appendfsync could not be read (CONFIG GET is refused)",

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"stampede/reservation"
 )
 
 // Redis looks at the server behind rdb. It fails only where the server cannot be asked at all.
@@ -23,12 +25,16 @@ func Redis(ctx context.Context, rdb redis.UniversalClient) ([]Finding, error) {
 			r.config[name] = got[name]
 		}
 	}
+	if r.missing, err = reservation.MissingRights(ctx, rdb, reservation.DefaultPrefix); err != nil {
+		return nil, err
+	}
 	return r.findings(), nil
 }
 
 // redisServer is what a server tells of itself. Unknown settings are absent.
 type redisServer struct {
 	info, config map[string]string
+	missing      []string // commands that the user is not allowed
 }
 
 func parseInfo(text string) map[string]string {
@@ -44,7 +50,7 @@ func parseInfo(text string) map[string]string {
 func (r redisServer) findings() []Finding {
 	var all []Finding
 	for _, check := range []func(redisServer) *Finding{
-		version, role, cluster, policy, memory, appendOnly, appendFsync, rewriteFsync, appendStatus, replicas, idleTimeout,
+		version, role, rights, cluster, policy, memory, appendOnly, appendFsync, rewriteFsync, appendStatus, replicas, idleTimeout,
 	} {
 		if f := check(r); f != nil {
 			f.Server = "redis"
@@ -75,6 +81,17 @@ func role(r redisServer) *Finding {
 		Severity: Unsafe, What: "the server is a replica",
 		Why:  "a replica refuses writes, and what it holds may be old",
 		Mend: "let REDIS_URL name the primary",
+	}
+}
+
+func rights(r redisServer) *Finding {
+	if len(r.missing) == 0 {
+		return nil
+	}
+	return &Finding{
+		Severity: Unsafe, What: "the user is not allowed " + strings.Join(r.missing, ", "),
+		Why:  "a script that lacks a right writes nothing: nothing is sold, or units do not come back and orders do not leave the stream",
+		Mend: "ACL SETUSER of the user in REDIS_URL with these commands, the keys " + reservation.DefaultPrefix + ":* and the channels redisson_lock__channel:*",
 	}
 }
 

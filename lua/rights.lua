@@ -1,0 +1,19 @@
+-- Tells which commands the user of Redis is not allowed, as they are given. Nothing is run.
+--
+-- KEYS
+--   1  key  for which the commands would be run
+-- ARGV
+--   1  command  the first one, as on a command line, with "key" for the key
+--   and so on: one for every further command
+-- Answers
+--   {command, ...}: those of the given ones that are refused
+
+local refused = {}
+for i = 1, #ARGV do
+  local words = {}
+  for word in string.gmatch(ARGV[i], '%S+') do
+    words[#words + 1] = word == 'key' and KEYS[1] or word
+  end
+  if not redis.acl_check_cmd(unpack(words)) then refused[#refused + 1] = ARGV[i] end
+end
+return refused

@@ -1,0 +1,100 @@
+package reservation_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// limitedUser is a client of the server who has the rights that the rules give, and a way to change them.
+func limitedUser(t *testing.T, url string) (as *redis.Client, give func(rules ...any)) {
+	t.Helper()
+	operator := ownClient(t, url)
+	give = func(rules ...any) {
+		t.Helper()
+		require.NoError(t, operator.Do(t.Context(), append([]any{"ACL", "SETUSER", "limited", "reset", "on", "nopass", "~*", "&*", "+@all"}, rules...)...).Err())
+	}
+	give()
+	o := *operator.Options()
+	o.Username, o.Password = "limited", "any"
+	as = redis.NewClient(&o)
+	t.Cleanup(func() { _ = as.Close() })
+	return as, give
+}
+
+func TestMissingRightsAreNamed(t *testing.T) {
+	t.Parallel()
+	as, give := limitedUser(t, testkit.OwnRedis(t).URL)
+	missing := func() []string {
+		t.Helper()
+		names, err := reservation.MissingRights(t.Context(), as, "stampede")
+		require.NoError(t, err)
+		return names
+	}
+	require.Empty(t, missing())
+	for rule, name := range map[string]string{"-hset": "HSET", "-script|load": "SCRIPT LOAD", "-xgroup|create": "XGROUP CREATE", "-watch": "WATCH", "-subscribe": "SUBSCRIBE"} {
+		give(rule)
+		require.Equal(t, []string{name}, missing(), rule)
+	}
+	give("resetkeys", "~stampede:*")
+	require.Empty(t, missing())
+	give("resetkeys", "~other:*")
+	require.Equal(t, []string{"EVALSHA of stampede:{0}:rights"}, missing())
+
+	// Every command of every script is among them.
+	give("-@all", "+eval", "+evalsha")
+	all := strings.Join(missing(), ",") + ","
+	files, err := filepath.Glob("../lua/*.lua")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, m := range regexp.MustCompile(`(?:redis\.p?call|append)\('([A-Z]+)'`).FindAllStringSubmatch(string(source), -1) {
+			require.Regexp(t, `\b`+m[1]+`\b`, all, file)
+		}
+	}
+}
+
+// Who lacks a right sells nothing, and the log says which one it is.
+func TestTheGuardNamesARightThatIsMissing(t *testing.T) {
+	t.Parallel()
+	own := testkit.OwnRedis(t)
+	as, give := limitedUser(t, own.URL)
+	s := newShopOn(t, as, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.sale(10)
+	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "ann").Verdict)
+	log := make(records, 100)
+	guard := reservation.Guard{Store: s.Store, Pool: s.pool, Logger: slog.New(log)}
+	ctx, stop := context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	go func() { stopped <- guard.Run(ctx) }()
+
+	give("-hset")
+	named := log.next(t)
+	require.Equal(t, slog.LevelError, named.Level)
+	require.Contains(t, named.Message, "is not allowed")
+	found := ""
+	named.Attrs(func(a slog.Attr) bool {
+		if a.Key == "commands" {
+			found = a.Value.String()
+		}
+		return true
+	})
+	require.Equal(t, "HSET", found)
+	give()
+	require.Equal(t, slog.LevelInfo, log.next(t).Level)
+	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict)
+	stop()
+	require.NoError(t, <-stopped)
+}
