@@ -21,13 +21,14 @@ type Limit struct {
 
 var problemRateLimited = fixed(problem{kind: kindRateLimited, detail: "Nothing was done about this request. Try again after as many seconds as Retry-After says."})
 
-// limits bound what each client does. Each kind of call has buckets of its own: whoever clicks too often can pay all the same.
+// limits bound what each client does. Each kind of call has buckets of its own: a buyer who clicks too often can still pay.
 type limits struct {
 	addresses addresses
 	purchases callLimit
 	orders    callLimit // to pay, to cancel, and to look at one's orders
 	others    callLimit // of everybody and of operators
-	// streams that are open
+
+	// Streams that are open.
 	orderStreamsOfUser    holders[string]
 	orderStreamsOfAddress holders[client]
 	saleStreamsOfAddress  holders[client]
@@ -171,7 +172,7 @@ func (h *holders[K]) leave(holder K) {
 
 var problemTooManyStreams = fixed(problem{
 	kind: kindRateLimited, retryAfter: retryPaused,
-	detail: "As many streams of events are open from here as may be at once. Close one, or ask again now and then instead.",
+	detail: "This user or this address has as many streams of events open as it may have at once. Close one, or ask again from time to time instead.",
 })
 
 // enterSaleStream takes a place among the streams of sales, which leave gives back.
