@@ -190,6 +190,9 @@ func refused(err error) bool {
 // as after a restart or in a failover. A repeat of the call may find it back. What no repeat mends is not among
 // these: a wrong password, a right that is missing, a key of another type, a client that is closed.
 func away(err error) bool {
+	if err == nil { // mostly, and what follows allocates
+		return false
+	}
 	var reply redis.Error
 	var network net.Error
 	switch {
