@@ -51,7 +51,7 @@ func TestEverySeriesExistsFromTheFirstScrape(t *testing.T) {
 			"stampede_locks_total{outcome":                {"acquired", "busy", "released", "lost"},
 			"stampede_worker_failing{step":                {"record", "lock", "release", "expire", "date", "rebuild", "unblock", "held"},
 			"stampede_sessions_ended_total":               nil,
-			"stampede_rebuilds_total{reason":              {"server", "unvouched", "sale-lost", "unfinished", "set-back", "by-hand", "reconciled"},
+			"stampede_rebuilds_total{reason":              {"server", "unvouched", "sale-lost", "unfinished", "set-back", "refused", "by-hand", "reconciled"},
 			"stampede_entries_acked_total{stream":         s.streams(2),
 			"stampede_entries_redelivered_total{stream":   s.streams(2),
 			"stampede_entries_claimed_total{stream":       s.streams(2),
