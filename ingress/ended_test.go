@@ -79,3 +79,27 @@ func TestARepeatNeverBuysAgainOnceItsOrderHasEnded(t *testing.T) {
 	require.NoError(t, err)
 	everyRepeatHearsOfTheEnd()
 }
+
+// Until Redis has heard of an end, Postgres alone knows of it.
+func TestARepeatSaysThatItMayBeBehindWhilePostgresIsSlow(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, id, _ := s.purchased(sale, "ada", withKey("k"))
+	again := s.buy(sale, "", as("ada"), withKey("k"))
+	require.NotContains(t, again.is(http.StatusAccepted), "may_be_behind", "Postgres does not have it yet")
+	s.recordReserved(sale, "ada", "")
+
+	unlock := s.lock("orders")
+	behind := s.buy(sale, "", as("ada"), withKey("k"))
+	require.Equal(t, true, behind.is(http.StatusAccepted)["may_be_behind"])
+	require.Equal(t, "true", behind.header.Get("Idempotency-Replayed"))
+	unlock()
+	testkit.Eventually(t, 20*time.Second, "Postgres is asked again", func() bool {
+		return s.cancel(path, as("ada")).status == http.StatusOK
+	})
+	testkit.Eventually(t, 20*time.Second, "the end is known", func() bool {
+		return s.buy(sale, "", as("ada"), withKey("k")).status == http.StatusConflict
+	})
+	s.buy(sale, "", as("ada"), withKey("k")).isEnded(id, reservation.StatusCancelled)
+}
