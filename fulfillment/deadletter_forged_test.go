@@ -1,0 +1,82 @@
+package fulfillment
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// forgedFields are what somebody may write into dead_letters.fields. $payload is that of an order which was accepted.
+var forgedFields = []string{
+	`null`, `{}`, `[]`, `1`, `"text"`, `true`, `[1, 2]`, `[null]`, `[[]]`, `[["payload"]]`, `[["payload", "plain"]]`, `[["payload", 5]]`, `[["payload", null]]`,
+	`[[null, {"text": "x"}]]`, `[[1, {"text": "x"}]]`, `[["payload", {"base64": "no base64!"}]]`, `[["payload", {"text": 7}]]`, `[["payload", {}]]`,
+	`[["payload", {"text": "not JSON"}]]`, `[["metadata", {"base64": "/w=="}], ["payload", {"text": "{}"}]]`,
+	`[["payload", {"text": "{\"order_id\": 5}"}]]`, `[["payload", {"text": "{\"order_id\": \"$order\"}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"\", \"quantity\": 1, \"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"a b\", \"quantity\": 1, \"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": -1, \"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1e99, \"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, \"epoch\": 0}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, \"epoch\": 9223372036854775807}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$other\", \"user_id\": \"ann\", \"quantity\": 1, \"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$other\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, \"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"bob\", \"quantity\": 1, \"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, \"epoch\": 1}"}], ["sequence", {"text": "99999999999999999999"}], ["reserved_at_ms", {"text": "9223372036854775807"}]]`,
+}
+
+// Whatever a dead letter looks like, the audit goes on and names it, it can be shown, and it can be discarded; the order that
+// was accepted comes to its end all the same.
+func TestEachForgedDeadLetterIsNamedAndCanBeDiscarded(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, testkit.Pool(t))
+	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	sale := s.openPayable(t, 10)
+	order := s.buy(t, sale, "ann")
+	s.takeOut(t) // its event is lost
+	entries := []string{"1-1", "", "rubbish", "99999999999999999999-0", "9223372036854775807-0", "-1-1"}
+	streams := []string{s.keys.Orders(0), "", "another stream"}
+	ids := make([]int64, len(forgedFields))
+	for i, fields := range forgedFields {
+		fields = replacing("$order", order.String())(replacing("$sale", sale.String())(replacing("$other", uuid.NewString())(fields)))
+		err := s.pool.QueryRow(t.Context(), `INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries, replays, created_at, updated_at)
+			VALUES ($1, $2, $3, E'\x1b rubbish', -1, 2147483647, 'infinity', '-infinity') RETURNING id`,
+			streams[i%len(streams)], fmt.Sprint(entries[i%len(entries)], map[bool]string{true: "", false: fmt.Sprint(i)}[i < len(entries)]), fields).Scan(&ids[i])
+		require.NoError(t, err, fields)
+	}
+	report := s.audit(t, uuid.Nil)
+	require.False(t, report.Unchecked(), textOf(t, report))
+	require.GreaterOrEqual(t, report.promise("S3").Found, int64(len(ids)))
+	require.Contains(t, leftOf(s.reconcile(t)), "dlq")
+	listed, err := letters.List(t.Context(), DeadLetterParked, 1000)
+	require.NoError(t, err)
+	require.Len(t, listed, len(ids))
+
+	damaged := 0
+	for i, id := range ids {
+		letter, err := letters.Get(t.Context(), id)
+		require.NoError(t, err, forgedFields[i])
+		if letter.Damage != "" {
+			damaged++
+			_, _, err = letters.Replay(t.Context(), id)
+			require.ErrorIs(t, err, ErrDeadLetterUnreadable)
+			require.False(t, errors.Is(err, ErrDeadLetterSettled))
+		}
+		require.NoError(t, letters.Discard(t.Context(), id, "forged"), forgedFields[i])
+	}
+	require.Positive(t, damaged)
+	require.NotEqual(t, len(ids), damaged)
+	s.reconcile(t)
+	s.arrive(t)
+	s.reconcile(t)
+	s.arrive(t)
+	got := orderOfID(t, s.pool, order)
+	require.Contains(t, []reservation.Status{reservation.StatusConfirmed, reservation.StatusRejected}, got.Status, "the order has its end")
+	report = s.audit(t, sale)
+	require.Zero(t, report.promise("S3").Found, textOf(t, report))
+}
