@@ -61,6 +61,17 @@ func TestARequestWhoseOrderHasEndedIsKnownByItsKey(t *testing.T) {
 	require.Equal(t, before, b.state())
 }
 
+// The name of an ended order is its key and its user, one behind the other: a user may be called like the rest of such a name.
+func TestARequestWithoutAKeyIsNoRepeatOfAnother(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.open()
+	require.Equal(t, "not-held", b.end("ann", "order-ann", "-key", "1 c"))
+	require.Equal(t, []string{"order-ended order-ann 1 c", "reserved 1"},
+		b.reserve(request{"ann", "order-ann-2", "-key", "1"}, request{"keyann", "order-keyann", "-", "1"}))
+	require.Equal(t, []string{"already-purchased order-keyann 1 1"}, b.reserve(request{"keyann", "order-keyann-2", "-", "1"}))
+}
+
 func TestUnitsThatComeToASoldOutSaleAreSoldOneSecondLater(t *testing.T) {
 	t.Parallel()
 	for name, comesBack := range map[string]func(b *bench){

@@ -129,7 +129,10 @@ local held = redis.call('HMGET', KEYS[2], unpack(users))
 local ended = {}
 if terms[10] then
   local names = {}
-  for i = 1, requests do names[i] = ARGV[before + 3 + (i - 1) * per_request] .. users[i] end
+  for i = 1, requests do
+    local key = ARGV[before + 3 + (i - 1) * per_request]
+    names[i] = key == '-' and '' or key .. users[i] -- no order has the empty name, and "-" begins some
+  end
   ended = redis.call('HMGET', KEYS[4], unpack(names))
 end
 
