@@ -120,11 +120,20 @@ func TestWhatWasForgottenIsNotGuessed(t *testing.T) {
 	path, _ := s.confirm(sale, "ada")
 	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
 	never, _ := s.order(sale, "bob")
+	for _, user := range []string{"cid", "dan", "eve"} {
+		s.buy(sale, "", as(user), withKey("k")).is(http.StatusAccepted)
+		s.recordReserved(sale, user, "")
+	}
+	require.Equal(t, "confirmed", s.buy(sale, "", as("cid"), withKey("k"), prefer("wait=20")).is(http.StatusCreated)["status"])
 	for range 3 * shownMin {
 		s.server.shown.latest(reservation.Order{ID: uuid.Must(uuid.NewV7()), Version: 2})
 	}
+	require.Equal(t, "confirmed", s.buy(sale, "", as("eve"), withKey("k")).is(http.StatusAccepted)["status"], "Postgres is asked")
 	s.lock("orders")
-	for _, forgotten := range []reply{s.get(path, as("ada")), s.get(never, as("bob"))} {
+	for _, forgotten := range []reply{
+		s.get(path, as("ada")), s.get(never, as("bob")),
+		s.buy(sale, "", as("cid"), withKey("k")), s.buy(sale, "", as("dan"), withKey("k"), prefer("wait=1")),
+	} {
 		forgotten.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 		require.Equal(t, "1", forgotten.header.Get("Retry-After"))
 	}

@@ -2,6 +2,7 @@ package ingress
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 
 	"github.com/google/uuid"
@@ -21,7 +22,8 @@ func endedProblem(order uuid.UUID, status reservation.Status) *problem {
 
 // answerReplay answers a purchase that Redis has answered before and whose order it still holds. Between the end of an order
 // and the moment in which Redis hears of it, Postgres alone knows: so it is asked. The answer is the first one again, unless the
-// order has ended, or was shown as more than reserved since. While Postgres cannot be asked, it says that it may be behind.
+// order has ended, or may have been shown as more than reserved since. While Postgres cannot be asked, it says that it may be
+// behind, and where a later version may have been shown and forgotten, nothing is said of the order.
 //
 // A repeat is rare. It takes a place and a connection from purchases, and none from those who look at their orders.
 func (s *Server) answerReplay(c echo.Context, r reservation.Request, answer reservation.Answer) error {
@@ -32,12 +34,16 @@ func (s *Server) answerReplay(c echo.Context, r reservation.Request, answer rese
 			return err
 		})
 	})(c)
-	shown, wasShown := s.shown.recall(answer.Reservation.OrderID)
+	id := answer.Reservation.OrderID
+	forgotten := s.shown.mayHaveForgotten(id)
+	shown, wasShown := s.shown.recall(id)
 	switch {
-	case len(found) == 1 && (wasShown || !found[0].Status.Live()):
+	case len(found) == 1 && (wasShown || forgotten || !found[0].Status.Live()):
 		return s.answerOrder(c, http.StatusAccepted, r, answer, foundOrder{s.shown.latest(found[0]), false})
 	case wasShown:
 		return s.answerOrder(c, http.StatusAccepted, r, answer, foundOrder{shown, err != nil})
+	case forgotten && err != nil:
+		return fmt.Errorf("%w: order %s: postgres: %w; else: %w", problemNotLookedUp, id, err, errForgotten)
 	}
 	s.accept(c, r, answer.Reservation, err != nil)
 	return nil

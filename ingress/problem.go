@@ -68,6 +68,12 @@ var (
 	problemExpired      = fixed(problem{kind: kindExpired, detail: "It was not paid in time, and its units go back on sale."})
 	// problemHeldDamaged is for a buyer of whom Redis has stored what it cannot have written.
 	problemHeldDamaged = fixed(problem{kind: kindInternal, detail: "What is stored about you in this sale cannot be read. Nothing was reserved by this request, and trying again will not help until it is mended."})
+	// problemNotLookedUp is for a repeated purchase of whose order a later version may have been shown than is known here now.
+	problemNotLookedUp = fixed(problem{
+		kind: kindUnavailable, retryAfter: retrySoon,
+		detail: "This purchase has made an order, and its state cannot be looked up now. Try again in a moment: " +
+			"the same request with the same Idempotency-Key cannot reserve twice.",
+	})
 	// problemNotChanged and problemChangeUnknown are problemUnavailable and problemUnknown for a change of an order.
 	problemNotChanged    = fixed(problem{kind: kindUnavailable, detail: "Nothing was done about this request, because a server that it needs does not answer. Try again in a moment.", retryAfter: retrySoon})
 	problemChangeUnknown = fixed(problem{
