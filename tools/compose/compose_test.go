@@ -91,9 +91,12 @@ func TestImages(t *testing.T) {
 
 func TestCommands(t *testing.T) {
 	project := loadWithSecrets(t)
-	for name, want := range map[string][]string{"ingress": {"serve"}, "worker": {"work"}, "migrate": {"migrate", "up"}} {
+	for name, want := range map[string][]string{
+		"ingress": {"serve"}, "worker": {"work"}, "migrate": {"migrate", "up"},
+		"postgres": {"postgres", "-c", "max_connections=200"},
+	} {
 		if got := service(t, project, name).Command; !slices.Equal(got, want) {
-			t.Errorf("%s runs stampede %v, want %v", name, got, want)
+			t.Errorf("%s runs %v, want %v", name, got, want)
 		}
 	}
 }
