@@ -297,9 +297,10 @@ func (c *Conn) Changed(state http.ConnState) {
 	}
 }
 
-// Read implements net.Conn.
+// Read implements net.Conn. The server reads a single byte only to notice a client that leaves while its request is worked
+// on. That may be a request that came together with the one before, in which case the state never was active.
 func (c *Conn) Read(p []byte) (n int, err error) {
-	if !c.quiet.Load() {
+	if !c.quiet.Load() || len(p) == 1 {
 		return c.TCPConn.Read(p)
 	}
 	c.idleSince.Store(c.listener.accepted.Load())

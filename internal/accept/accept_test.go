@@ -202,3 +202,23 @@ func TestDrainWaitsForRequestsAndClosesWhatIsIdle(t *testing.T) {
 	slow.answered()
 	require.NoError(t, w.listener.Drain(t.Context()))
 }
+
+// TestPipelinedRequestIsUnderWay: the server reads two requests at once, so it waits for neither the first byte of the second
+// one nor calls the connection active.
+func TestPipelinedRequestIsUnderWay(t *testing.T) {
+	t.Parallel()
+	w := open(t, 0)
+	w.serve()
+	c := w.dial()
+	c.ask("/")
+	c.answered()
+	_, err := io.WriteString(c.conn, "GET / HTTP/1.1\r\nHost: web\r\n\r\nGET /slow HTTP/1.1\r\nHost: web\r\n\r\n")
+	require.NoError(t, err)
+	c.answered()
+	<-w.handling
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	require.ErrorIs(t, w.listener.Drain(ctx), context.DeadlineExceeded, "a request is under way")
+	close(w.finish)
+	c.answered()
+}
