@@ -103,9 +103,8 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	}
 	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth, "connections_max", config.MaxConnections)
 	together, ctx := errgroup.WithContext(ctx)
-	together.Go(func() error { return runIngress(ctx, server, outcomes) })
+	together.Go(func() error { return runIngress(ctx, server, outcomes, f.guard(logger)) })
 	together.Go(func() error { return f.pulse(logger).Run(ctx) })
-	together.Go(func() error { return f.guard(logger).Run(ctx) })
 	return together.Wait()
 }
 
@@ -126,12 +125,14 @@ func ingressConfig(
 	}
 }
 
-// runIngress serves until ctx ends and the last buyer was answered, whose change is told as well.
-func runIngress(ctx context.Context, server *ingress.Server, outcomes *fulfillment.Outcomes) error {
+// runIngress serves until ctx ends and the last buyer was answered, whose change is told as well. A stopping server
+// sells for as long, so the guard ends after it.
+func runIngress(ctx context.Context, server *ingress.Server, outcomes *fulfillment.Outcomes, guard reservation.Guard) error {
 	until, stop := context.WithCancel(context.WithoutCancel(ctx))
-	var telling sync.WaitGroup
-	telling.Go(func() { outcomes.Run(until) })
-	defer telling.Wait()
+	var beside sync.WaitGroup
+	beside.Go(func() { outcomes.Run(until) })
+	beside.Go(func() { _ = guard.Run(until) }) // which returns nil
+	defer beside.Wait()
 	defer stop()
 	return server.Run(ctx)
 }

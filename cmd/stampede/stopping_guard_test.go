@@ -1,0 +1,45 @@
+package main
+
+import (
+	"net/http"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+)
+
+// A stopping ingress sells for as long as it serves, so it is guarded for as long.
+func TestAStoppingIngressSellsFromNoRedisThatWasReplaced(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	ingress, url := s.serve("--stop-delay=30s")
+	purchases := url + "/v1/sales/" + s.sale(url, 1_000_000).String() + "/orders"
+	buyer := 0
+	buy := func() int {
+		t.Helper()
+		buyer++
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, purchases, http.NoBody)
+		require.NoError(t, err)
+		r.Header.Set("X-User-ID", strconv.Itoa(buyer))
+		answer, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		return answer.StatusCode
+	}
+	testkit.Eventually(t, within, "the sale is open", func() bool { return buy() == http.StatusAccepted })
+	require.NoError(t, syscall.Kill(ingress.Pid(), syscall.SIGTERM))
+	testkit.Eventually(t, within, "the ingress is stopping", func() bool {
+		answer, err := http.Get(url + "/readyz") //nolint:noctx // it ends with the test
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		return answer.StatusCode == http.StatusServiceUnavailable
+	})
+	require.Equal(t, http.StatusAccepted, buy())
+	_, err := s.pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = 'another'")
+	require.NoError(t, err)
+	testkit.Eventually(t, 20*time.Second, "nothing is sold", func() bool { return buy() == http.StatusServiceUnavailable })
+}
