@@ -38,8 +38,11 @@ func (c *demoCmd) Run(ctx context.Context, s *streams) error {
 		Stock: c.Stock, Buyers: c.Buyers, Over: c.Over, DoubleClicks: c.DoubleClicks,
 		RedisURL: c.RedisURL, DatabaseURL: c.DatabaseURL, Out: s.out, Terminal: isTerminal(s.out),
 	})
-	if errors.Is(err, demo.ErrBroken) {
+	switch {
+	case errors.Is(err, demo.ErrBroken):
 		return errBroken
+	case errors.Is(err, demo.ErrUnchecked):
+		return errUnchecked
 	}
 	return err
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -61,5 +63,29 @@ func TestCommandsThatCannotLookExitWithThree(t *testing.T) {
 	for _, args := range [][]string{{"audit"}, {"reconcile"}, {"doctor"}} {
 		status, output = redis(s, args...)
 		assert.Equal(t, exitFailed, status, "%v: %s", args, output)
+	}
+}
+
+// An audit that could not look does not hide what was wrong with the crowd.
+func TestAnAuditThatCouldNotLookHidesNoFailure(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("some clicks ended without a proper answer")
+	for _, c := range []struct {
+		judged, audited error
+		status          int
+		says            string
+	}{
+		{nil, nil, exitOK, ""},
+		{nil, errUnchecked, exitUnknown, ""},
+		{nil, errBroken, exitFailed, ""},
+		{failed, nil, exitFailed, "stampede: some clicks ended without a proper answer\n"},
+		{failed, errUnchecked, exitFailed, "stampede: some clicks ended without a proper answer; the audit: something could not be looked at\n"},
+		{failed, couldNotLook(errors.New("postgres is away")), exitFailed, "stampede: some clicks ended without a proper answer; the audit: postgres is away\n"},
+		{failed, errBroken, exitFailed, "stampede: some clicks ended without a proper answer; the audit: a promise is broken\n"},
+		{errBroken, errUnchecked, exitFailed, ""},
+	} {
+		var told strings.Builder
+		assert.Equal(t, c.status, report(&told, alsoAudited(c.judged, c.audited)), "%v, %v", c.judged, c.audited)
+		assert.Equal(t, c.says, told.String())
 	}
 }

@@ -142,7 +142,16 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	if _, err := fmt.Fprintln(s.out); err != nil {
 		return errors.Join(judged, err)
 	}
-	return errors.Join(judged, audit(compareCtx, s.out, behind.backend, c.keysFlags, config.Sale, c.Patience, false))
+	return alsoAudited(judged, audit(compareCtx, s.out, behind.backend, c.keysFlags, config.Sale, c.Patience, false))
+}
+
+// alsoAudited adds what an audit said. The status is that of what was judged before, unless that was good: an audit that
+// could not look makes it no better.
+func alsoAudited(judged, audited error) error {
+	if judged == nil || audited == nil {
+		return cmp.Or(judged, audited)
+	}
+	return fmt.Errorf("%w; the audit: %v", judged, audited) //nolint:errorlint // its status does not count
 }
 
 // behind is what is known of the servers behind the ingress.

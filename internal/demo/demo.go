@@ -38,8 +38,12 @@ type Config struct {
 	Terminal bool
 }
 
-// ErrBroken is returned when a promise did not hold.
-var ErrBroken = errors.New("a promise is broken")
+var (
+	// ErrBroken is returned when a promise did not hold.
+	ErrBroken = errors.New("a promise is broken")
+	// ErrUnchecked is returned when a promise could not be looked at, and the others held.
+	ErrUnchecked = errors.New("a promise could not be checked")
+)
 
 const (
 	// killAt is the share of the stock that is accepted when the worker is killed.
@@ -73,8 +77,8 @@ type demo struct {
 // smallest is the least stock and the least crowd with which a worker can be killed in the middle of a sale.
 const smallest = 100
 
-// Run tells the story on config.Out, with a verdict at its end. It returns ErrBroken if the verdict
-// is bad. The logs of the processes are kept if anything went wrong, and the story says where.
+// Run tells the story on config.Out, with a verdict at its end. It returns ErrBroken or
+// ErrUnchecked if the verdict is bad. The logs of the processes are kept if anything went wrong, and the story says where.
 func Run(ctx context.Context, config Config) (err error) {
 	if config.Stock < smallest || config.Buyers < smallest {
 		return &reservation.InvalidError{Field: "stock and buyers", Reason: fmt.Sprintf("must be at least %d", smallest)}
@@ -136,7 +140,7 @@ func (d *demo) run(ctx context.Context) error {
 	defer end(nil)
 	d.fleet.onLoss = end
 	err := d.play(ctx)
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, ErrBroken) {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, ErrBroken) && !errors.Is(err, ErrUnchecked) {
 		return cause
 	}
 	return err

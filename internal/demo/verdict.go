@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -16,6 +17,8 @@ type line struct {
 	says    string
 	figures string
 	broken  []string
+	// unchecked tells why it could not be looked at wholly.
+	unchecked []string
 }
 
 // judge audits the sale at rest, holds the crowd's ledger against Postgres, and prints the verdict.
@@ -28,7 +31,7 @@ func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.
 	}
 	var lines []line
 	for _, p := range audit.Promises {
-		l := line{promise: p.Name, says: p.Says, figures: audit.Figures(p.Name)}
+		l := line{promise: p.Name, says: p.Says, figures: audit.Figures(p.Name), unchecked: p.Unchecked}
 		for _, f := range p.Findings {
 			l.broken = append(l.broken, f.String())
 		}
@@ -74,23 +77,29 @@ func lost(report crowd.Report, c crowd.Comparison) (broken []string) {
 	return broken
 }
 
-// verdict prints the lines and returns ErrBroken if any promise is.
+// verdict prints the lines. It returns ErrBroken if any promise is, and otherwise ErrUnchecked if one could not be looked at.
 func (s *story) verdict(lines []line) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var err error
 	for _, l := range lines {
 		mark := "✓"
-		if len(l.broken) > 0 {
+		switch {
+		case len(l.broken) > 0:
 			mark, err = "✗", ErrBroken
+		case len(l.unchecked) > 0:
+			mark, err = "?", cmp.Or(err, ErrUnchecked)
 		}
 		_, _ = fmt.Fprintf(s.out, "%s %s  %-34s %s\n", mark, l.promise, l.says, l.figures)
 		for _, b := range l.broken {
 			_, _ = fmt.Fprintf(s.out, "      - %s\n", b)
 		}
+		for _, why := range l.unchecked {
+			_, _ = fmt.Fprintf(s.out, "      ? could not look: %s\n", figure.Printable(why))
+		}
 	}
-	_, _ = io.WriteString(s.out, map[bool]string{
-		true: "\nEvery promise was kept.\n", false: "\nA PROMISE IS BROKEN.\n",
-	}[err == nil])
+	_, _ = io.WriteString(s.out, map[error]string{
+		nil: "\nEvery promise was kept.\n", ErrBroken: "\nA PROMISE IS BROKEN.\n", ErrUnchecked: "\nNOT EVERY PROMISE COULD BE CHECKED.\n",
+	}[err])
 	return err
 }
