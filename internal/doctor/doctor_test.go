@@ -81,7 +81,7 @@ func TestRedisThatForbidsConfigAndACommand(t *testing.T) {
 	findings, err := doctor.Redis(t.Context(), tenant)
 	require.NoError(t, err)
 	assert.Equal(t, []string{
-		"unsafe: the user is not allowed HSET",
+		"unsafe: the user is not allowed, or the server lacks, HSET",
 		"unsafe: maxmemory-policy is volatile-ttl",
 		"warning: maxmemory is not set",
 		"unchecked: appendfsync could not be read (CONFIG GET is refused)",

@@ -34,7 +34,7 @@ func Redis(ctx context.Context, rdb redis.UniversalClient) ([]Finding, error) {
 // redisServer is what a server tells of itself. Unknown settings are absent.
 type redisServer struct {
 	info, config map[string]string
-	missing      []string // commands that the user is not allowed
+	missing      []string // commands that the user is not allowed or the server does not have
 }
 
 func parseInfo(text string) map[string]string {
@@ -89,7 +89,7 @@ func rights(r redisServer) *Finding {
 		return nil
 	}
 	return &Finding{
-		Severity: Unsafe, What: "the user is not allowed " + strings.Join(r.missing, ", "),
+		Severity: Unsafe, What: "the user is not allowed, or the server lacks, " + strings.Join(r.missing, ", "),
 		Why:  "a script that lacks a right writes nothing: nothing is sold, or units do not come back and orders do not leave the stream",
 		Mend: "ACL SETUSER of the user in REDIS_URL with these commands, the keys " + reservation.DefaultPrefix + ":* and the channels redisson_lock__channel:*",
 	}

@@ -1,0 +1,18 @@
+package lua_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/lua"
+)
+
+// A server lacks commands that are later than itself or that an operator renamed. The others are looked at all the same.
+func TestRightsNameACommandThatTheServerLacks(t *testing.T) {
+	t.Parallel()
+	refused, err := lua.Rights.Run(t.Context(), testkit.Redis(t), []string{"key"}, "HSET key f v", "NOSUCHCOMMAND key", "PING").StringSlice()
+	require.NoError(t, err)
+	require.Equal(t, []string{"NOSUCHCOMMAND key"}, refused)
+}
