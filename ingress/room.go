@@ -15,7 +15,7 @@ type shares struct {
 	orders room
 	// sales is for those who look at sales: anybody.
 	sales room
-	// others is for operators, and for a last look at the order that a purchase has waited for.
+	// others is for operators.
 	others room
 }
 

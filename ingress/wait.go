@@ -49,7 +49,7 @@ func (s *Server) answerEnd(c echo.Context, r reservation.Request, answer reserva
 // lostMeanwhile returns what became of an order that Redis holds no more, though nothing was heard of it while its buyer
 // waited. It asks Postgres only if that is so, and is not for certain then either: known is false if nobody can tell now.
 func (s *Server) lostMeanwhile(c echo.Context, r reservation.Request, held reservation.Reservation) (order reservation.Order, known bool) {
-	err := s.room.others.admit(func(c echo.Context) (err error) {
+	err := s.room.purchases.admit(func(c echo.Context) (err error) {
 		ctx := c.Request().Context()
 		if _, err = s.reserved(ctx, held.OrderID, r.User); !errors.Is(err, reservation.ErrOrderNotFound) {
 			return problemUndecided

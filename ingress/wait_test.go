@@ -204,6 +204,35 @@ func TestWaitForAnOrderThatRedisLoses(t *testing.T) {
 	require.Zero(t, s.server.room.taken())
 }
 
+// slowToFind is a Redis that is slow to look for reservations.
+type slowToFind struct {
+	Reservations
+	looking, go_ chan struct{}
+}
+
+func (r slowToFind) FindReserved(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error) {
+	r.looking <- struct{}{}
+	<-r.go_
+	return r.Reservations.FindReserved(ctx, order, user)
+}
+
+// TestWaitsThatEndLeaveOperatorsTheirPlaces: an operator pauses a sale while no order of it comes to an end.
+func TestWaitsThatEndLeaveOperatorsTheirPlaces(t *testing.T) {
+	t.Parallel()
+	slow := slowToFind{looking: make(chan struct{}), go_: make(chan struct{})}
+	s := openShop(t, func(c *Config) {
+		c.MaxInFlight = 16 // one place is for operators
+		slow.Reservations, c.Reservations = c.Reservations, &slow
+	})
+	sale := s.sale(reservation.Terms{Stock: 10})
+	answered := s.inBackground(func() reply { return s.buy(sale, "", as("ann"), prefer("wait=1")) })
+	<-slow.looking
+	paused := s.post("/v1/sales/"+sale.String()+"/pause", "", operator)
+	close(slow.go_)
+	paused.is(http.StatusOK)
+	(<-answered).is(http.StatusAccepted)
+}
+
 // TestLongWait: longer than the time-outs of the connection, which are for requests that do not wait.
 func TestLongWait(t *testing.T) {
 	t.Parallel()
