@@ -27,8 +27,9 @@ const (
 	answersMax = 4
 	// boardTick is how often a board sees what is watched, and what it may forget.
 	boardTick = lookEvery / 5
-	// unaskedFor is how long something is kept that nobody asks for.
-	unaskedFor = 10 * time.Second
+	// unaskedFor is how long something is kept that nobody asks for. What was seen of it is too old then to be an answer,
+	// and who asks for many things keeps others out for so long.
+	unaskedFor = trustedFor
 )
 
 // board answers from memory what everybody may know: it looks once for all who ask, twice a second at most, and at many
@@ -55,7 +56,8 @@ type thing struct {
 	key uuid.UUID
 	// seen is the last look that succeeded, and failed the last one if it did not.
 	seen, failed *sight
-	asked        time.Time
+	// asked is when somebody asked for it last, or had the answer.
+	asked time.Time
 	// done is closed when the look is over for which the thing is due, or which is under way; else it is nil.
 	done    chan struct{}
 	viewers map[*viewer]struct{}
@@ -240,7 +242,7 @@ func (b *board) lookAt(ctx context.Context, due []*thing) time.Duration {
 			t.failed = s
 		}
 		close(t.done)
-		t.done = nil
+		t.done, t.asked = nil, ended // it is not forgotten before those who wait have seen it
 		t.tell(s)
 	}
 	return ended.Sub(began)

@@ -137,6 +137,18 @@ func TestBoardIsFull(t *testing.T) {
 	s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
 }
 
+// TestPagesMakeRoomForOthers: whoever asks for pages from many places of the list keeps others out for a moment only.
+func TestPagesMakeRoomForOthers(t *testing.T) {
+	t.Parallel()
+	s, _ := openCounted(t)
+	s.server.olderSales.mu.Lock()
+	s.server.olderSales.most = 1
+	s.server.olderSales.mu.Unlock()
+	page := func() string { return "/v1/sales?cursor=" + cursorAfter(uuid.Must(uuid.NewV7())) }
+	s.get(page()).is(http.StatusOK)
+	testkit.Eventually(t, 5*time.Second, "another page is shown", func() bool { return s.get(page()).status == http.StatusOK })
+}
+
 // TestPagesForCaches: a cache between may keep an answer for a second, and ask whether it still holds.
 func TestPagesForCaches(t *testing.T) {
 	t.Parallel()
