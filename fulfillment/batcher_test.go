@@ -50,7 +50,7 @@ func (s *shop) batch(t testing.TB, change func(*batcherConfig)) *batcher {
 	go func() { ended <- b.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		require.NoError(t, <-ended)
+		require.NoError(t, answer(t, ended), "Run")
 	})
 	return b
 }
@@ -83,7 +83,7 @@ func answer(t testing.TB, from chan error) error {
 	case err := <-from:
 		return err
 	case <-time.After(20 * time.Second):
-		t.Fatal("the handler does not return")
+		t.Fatal("it does not return")
 		return nil
 	}
 }

@@ -3,10 +3,11 @@ package fulfillment
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -15,10 +16,11 @@ import (
 	"stampede/reservation"
 )
 
-// lostAnswer loses the answer to the next reservation, after meanwhile has run.
+// lostAnswer loses the answer to the next reservation, and holds its next try back until goOn is closed.
 type lostAnswer struct {
-	lost      atomic.Bool
-	meanwhile func()
+	orders string // the stream, which is the third key of a reservation and of no other script
+	lost   atomic.Bool
+	goOn   chan struct{}
 }
 
 func (h *lostAnswer) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -29,10 +31,10 @@ func (h *lostAnswer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 
 func (h *lostAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		const reserveKeys = "3"
 		err := next(ctx, cmd)
-		if err == nil && cmd.Name() == "evalsha" && fmt.Sprint(cmd.Args()[2]) == reserveKeys && h.lost.CompareAndSwap(false, true) {
-			h.meanwhile()
+		args := cmd.Args()
+		if err == nil && cmd.Name() == "evalsha" && len(args) > 5 && args[5] == h.orders && h.lost.CompareAndSwap(false, true) {
+			<-h.goOn
 			err = &net.OpError{Op: "read", Err: errors.New("reset")}
 			cmd.SetErr(err)
 		}
@@ -41,12 +43,15 @@ func (h *lostAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 // An ingress that got no answer asks again with the same order. If the order has ended meanwhile, that makes a
-// reservation of an order that is over, whose units nobody else would ever give back.
+// reservation of an order that is over, whose units nobody else would ever give back. In another epoch it makes none.
 func TestARepeatOfAReservationThatHasEndedHoldsNothing(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]struct {
 		how    func(t *testing.T, s lostShop, b *batcher)
 		status reservation.Status
+		// What the second try answers.
+		verdict reservation.Verdict
+		err     error
 	}{
 		"Redis lost it": {func(t *testing.T, s lostShop, b *batcher) {
 			messages := s.messages(t) // a worker has them in hand
@@ -55,7 +60,7 @@ func TestARepeatOfAReservationThatHasEndedHoldsNothing(t *testing.T) {
 			for _, a := range handle(b, messages...) {
 				require.NoError(t, answer(t, a))
 			}
-		}, reservation.StatusVoided},
+		}, reservation.StatusVoided, "", reservation.ErrOutcomeUnknown},
 		"it expired": {func(t *testing.T, s lostShop, b *batcher) {
 			for _, a := range handle(b, s.messages(t)...) {
 				require.NoError(t, answer(t, a))
@@ -67,26 +72,42 @@ func TestARepeatOfAReservationThatHasEndedHoldsNothing(t *testing.T) {
 			require.NoError(t, err)
 			_, err = s.giveBack(t.Context())
 			require.NoError(t, err)
-		}, reservation.StatusExpired},
+		}, reservation.StatusExpired, reservation.Reserved, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newLostShop(t)
 			sale := s.openPayable(t, 10)
 			b := s.batch(t, nil)
-			s.buy(t, sale, "warm") // so that the script is loaded
+			s.buy(t, sale, "ann")
 			for _, a := range handle(b, s.messages(t)...) {
 				require.NoError(t, answer(t, a))
 			}
-			s.rdb.AddHook(&lostAnswer{meanwhile: func() { end.how(t, s, b) }})
-			again := s.reserve(t, sale, "alice", 1, "")
-			require.Equal(t, reservation.Reserved, again.Verdict, "by the second try")
+			hook := &lostAnswer{orders: s.keys.Orders(0), goOn: make(chan struct{})}
+			goOn := sync.OnceFunc(func() { close(hook.goOn) })
+			defer goOn()
+			s.rdb.AddHook(hook)
+			// All tries together have as long as the order takes to end.
+			ingress := reservation.NewStore(s.rdb, s.keys, reservation.StoreOptions{Logger: testkit.Logger(t), CallTimeout: time.Minute})
+			t.Cleanup(ingress.Close)
+			var again reservation.Answer
+			reserved := make(chan error, 1)
+			go func() {
+				var err error
+				again, err = ingress.Reserve(t.Context(), reservation.Request{Sale: sale, User: "alice", Quantity: 1})
+				reserved <- err
+			}()
+			testkit.Eventually(t, 20*time.Second, "the first answer is lost", hook.lost.Load)
+			end.how(t, s, b)
+			goOn()
+			require.ErrorIs(t, answer(t, reserved), end.err)
+			require.Equal(t, end.verdict, again.Verdict)
 			for _, a := range handle(b, s.messages(t)...) {
 				require.NoError(t, answer(t, a))
 			}
-			order, err := b.ledger.Order(t.Context(), again.Reservation.OrderID)
-			require.NoError(t, err)
-			require.Equal(t, end.status, order.Status)
+			var status reservation.Status
+			require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT status FROM orders WHERE user_id = 'alice'").Scan(&status))
+			require.Equal(t, end.status, status)
 			require.EqualValues(t, 9, s.left(t, sale), "the unit is back")
 			require.Equal(t, reservation.Reserved, s.reserve(t, sale, "alice", 1, "").Verdict, "and its buyer can buy")
 		})
