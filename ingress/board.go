@@ -33,7 +33,7 @@ const (
 )
 
 // board answers from memory what everybody may know: it looks once for all who ask, twice a second at most, and at many
-// things together. It has one look under way at a time, whoever asks, and remembers a bounded number of things. Those who ask
+// things together. It has one look under way at a time, and remembers a bounded number of things. Those who ask
 // wait only if what is remembered is older than trustedFor. It is safe for concurrent use.
 type board struct {
 	// look looks at the things with these keys. What is not in its answer does not exist. Its error is about all of them.

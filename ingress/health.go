@@ -57,7 +57,7 @@ func (s *Server) ready(c echo.Context) error {
 	}{"ready", redis, postgres})
 }
 
-// ping asks a server once for all who want to know at the same time: nobody has to say who they are for that.
+// ping asks a server once for all who want to know at the same time: the route needs no authentication.
 func (s *Server) ping(name string, p Pinger) string {
 	answer, _, _ := s.pings.Do(name, func() (any, error) {
 		ctx, cancel := context.WithTimeout(s.background.ctx, pingTimeout)

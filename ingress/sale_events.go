@@ -84,7 +84,7 @@ type saleNews struct {
 	err  error
 }
 
-// join adds a viewer of a sale, who is told at once what is known of it. Whoever joins leaves in the end.
+// join adds a viewer of a sale, who is told at once what is known of it. Each join is followed by a leave.
 func (b *board) join(sale uuid.UUID) (*viewer, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -33,7 +33,7 @@ func (h Holding) Held() bool { return h.Owner != "" }
 const looked = 10
 
 // Look says who holds the lock of a key, and for how long: for operators and logs. By the time it answers, that may
-// be over; whoever wants to be alone acquires the lock. It takes nothing, and returns the error if Redis is away. Of
+// be over; to hold the lock, acquire it. It takes nothing, and returns the error if Redis is away. Of
 // a lock of another kind, such as Redisson's read lock, it names one of those who hold it.
 func (l *Locker) Look(ctx context.Context, key string) (Holding, error) {
 	if err := cmp.Or(l.refusal, l.validateKey(key)); err != nil {

@@ -4,7 +4,7 @@
 -- that nobody takes it for one that does not exist.
 --
 -- The sale is then closed for one rebuild, which names itself by its token, and for epochs above the highest
--- that was ever known: nothing else opens it (rebuilt.lua). Whoever closes it again takes it from the former one.
+-- that was ever known: nothing else opens it (rebuilt.lua). A later close replaces the token of the former one.
 --
 -- KEYS
 --   1  sale  hash, as in reserve.lua

@@ -88,7 +88,7 @@ func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*
 
 // errOtherLife: an earlier try had no answer, and the answer to a later one is about another life of the sale's stock.
 // Only in the same life does that answer tell what the earlier try has done.
-var errOtherLife = fmt.Errorf("%w: the stock of the sale was lost or made anew between two tries", ErrOutcomeUnknown)
+var errOtherLife = fmt.Errorf("%w: the stock of the sale was lost or rebuilt between two tries", ErrOutcomeUnknown)
 
 // once is a command that go-redis does not send again by itself. Only whoever sees every try can tell
 // "nothing happened" from "nobody knows": a last try that could not connect says nothing of the first.

@@ -81,7 +81,7 @@ func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Stand
 }
 
 // CountSales returns those of the sales that exist, in no particular order. Its error wraps ErrUnavailable, and so does that
-// of a single sale, whose stock is to be made anew in Redis.
+// of a single sale whose stock is to be rebuilt in Redis.
 func (c *Catalog) CountSales(ctx context.Context, ids []uuid.UUID) ([]Counted, error) {
 	return c.countFound(ctx, ids, uuid.Nil, len(ids))
 }

@@ -17,7 +17,7 @@ const (
 	unknownMax = 4096
 )
 
-// saleLooks are the looks for sales that are not at hand: one at a time for each sale, whoever asks for it, and none for a
+// saleLooks are the looks for sales that are not at hand: one at a time for each sale, and none for a
 // sale that was not there a moment ago. The zero value is ready; it is safe for concurrent use.
 type saleLooks struct {
 	mu       sync.Mutex

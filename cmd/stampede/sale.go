@@ -174,7 +174,7 @@ func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 type saleRestockCmd struct {
 	catalogFlags
 	saleArg
-	Units int64 `arg:"" help:"Units to add; to take away 50 that nobody has taken, write -- -50 as the last words."`
+	Units int64 `arg:"" help:"Units to add; to take away 50 unsold units, end the command with -- -50."`
 	keyFlag
 }
 
