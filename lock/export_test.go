@@ -31,6 +31,13 @@ func (l *Locker) Listeners(key string) int {
 	return 0
 }
 
+// Hears tells whether this process listens for the release of a key, as far as Redis has said.
+func (l *Locker) Hears(key string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waiting.channels[channelOf(key)]
+}
+
 // Endings is how many contexts are to end with the lease.
 func (le *Lease) Endings() int {
 	le.locker.mu.Lock()

@@ -331,6 +331,9 @@ func TestACallThatArrivesAfterItsRepeatShortensNoLease(t *testing.T) {
 	}
 }
 
+// whenSent is the key of a function that is called when Redis was sent a command, and did not answer in time.
+type whenSent struct{}
+
 // TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp is the same with a real Redis, which finds in its sockets what
 // was sent while it hung.
 func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
@@ -357,6 +360,13 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 			Addr: b.rdb.Options().Addr, PoolSize: callers * calls, ReadTimeout: 100 * time.Millisecond,
 			MaxRetries: -1,
 		})
+		slow.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+			err := next(ctx, cmd)
+			if giveUp, gives := ctx.Value(whenSent{}).(context.CancelFunc); gives {
+				giveUp()
+			}
+			return err
+		}))
 		conns := make([]*redis.Conn, callers*calls)
 		for i := range conns {
 			conns[i] = slow.Conn()
@@ -374,9 +384,10 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 			all.Go(func() {
 				var err error
 				if (i+round)%2 == 0 {
-					short, cancel := context.WithTimeout(ctx, 50*time.Millisecond) // it waits for no second answer
-					defer cancel()
-					_, err = l.Acquire(short, names[i])
+					// It waits for no second answer, and is gone no sooner than the first attempt was sent.
+					once, giveUp := context.WithCancel(ctx)
+					defer giveUp()
+					_, err = l.Acquire(context.WithValue(once, whenSent{}, giveUp), names[i])
 				} else {
 					_, _, err = l.TryEach(ctx, []string{names[i], b.key("more")}, lock.For(time.Hour))
 				}

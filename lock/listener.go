@@ -137,7 +137,9 @@ func (l *Locker) listenNoMore(name string, li *listener) bool {
 	}
 	delete(l.waiting.listeners, name)
 	if len(l.waiting.listeners) == 0 {
-		clear(l.waiting.channels)
+		for channel := range l.waiting.channels {
+			l.endChannel(channel)
+		}
 	}
 	return true
 }
@@ -152,7 +154,7 @@ func (l *Locker) hear(message any, heard map[string][]string) {
 		}
 	case *redis.Subscription: // or the end of one, where nobody waits any more
 		if len(heard[m.Channel]) == 0 {
-			delete(l.waiting.channels, m.Channel)
+			l.endChannel(m.Channel)
 		}
 		for _, key := range heard[m.Channel] {
 			l.waiting.wakeFirst(key)

@@ -17,8 +17,9 @@ const (
 	askApart = time.Millisecond
 	// yieldsTo is for how many other processes at most there is a yield.
 	yieldsTo = 5
-	// yieldsMax bounds the keys that are noted as left to others.
+	// yieldsMax bounds the keys that are noted as left to others, and endedMax the channels that are noted as ended.
 	yieldsMax = 1024
+	endedMax  = 1024
 	// awayPause is how long a waiter pauses after it could not reach Redis, and twice as long after each further
 	// time, up to awayPauseMax.
 	awayPause    = 20 * time.Millisecond
@@ -30,8 +31,11 @@ const (
 type waiting struct {
 	queues    map[string]*queue
 	listeners map[string]*listener // by the name that listenerOf gives
-	// channels are those that listeners hear, until Redis says that they do not any more.
+	// channels are those that listeners hear, until Redis says that they do not any more. ended are those that they
+	// heard before, with the serial of the newest call at that time: Redis may have counted the listener for a release
+	// that was sent before, and whose answer comes later.
 	channels map[string]bool
+	ended    map[string]uint64
 	// yields is until when a key for which nobody waits here is left to other processes, which heard that it was
 	// released here.
 	yields map[string]time.Time
@@ -42,7 +46,7 @@ func newWaiting(yield time.Duration) waiting {
 	return waiting{
 		yield:  yield,
 		queues: make(map[string]*queue), listeners: make(map[string]*listener, 1),
-		channels: make(map[string]bool), yields: make(map[string]time.Time),
+		channels: make(map[string]bool), ended: make(map[string]uint64), yields: make(map[string]time.Time),
 	}
 }
 
@@ -126,13 +130,15 @@ func (ws *waiting) yieldTo(processes int) time.Duration {
 	return time.Duration(min(processes, yieldsTo)) * ws.yield
 }
 
-// letOthersTry is told how many connections heard of the release of a lock. If others than this process's are among
-// them, and nobody waits here who would hear of it as well, the next who wants the lock here comes after them.
-func (l *Locker) letOthersTry(key string, heard int) {
+// letOthersTry is told how many connections heard of the release of a lock by the call of a serial. If others than
+// this process's are among them, and nobody waits here who would hear of it as well, the next who wants the lock here
+// comes after them.
+func (l *Locker) letOthersTry(key string, heard int, serial uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ws := &l.waiting
-	if ws.channels[channelOf(key)] {
+	channel := channelOf(key)
+	if ws.channels[channel] || ws.ended[channel] >= serial {
 		heard--
 	}
 	if heard <= 0 || ws.queues[key] != nil {
@@ -142,6 +148,16 @@ func (l *Locker) letOthersTry(key string, heard int) {
 		clear(ws.yields) // it was for milliseconds
 	}
 	ws.yields[key] = time.Now().Add(ws.yieldTo(heard))
+}
+
+// endChannel notes that a listener does not hear a channel any more. It needs mu.
+func (l *Locker) endChannel(channel string) {
+	ws := &l.waiting
+	delete(ws.channels, channel)
+	if len(ws.ended) >= endedMax {
+		clear(ws.ended) // it was for the time of one call
+	}
+	ws.ended[channel] = l.serial
 }
 
 // yieldsFor is how long others come first. It needs mu.

@@ -218,7 +218,7 @@ func (l *Locker) sendRelease(ctx context.Context, c call, owner string, keys []s
 	return said(answerReleased, len(keys), cmd, func(i int, answer string) (is bool) {
 		digits, is := strings.CutPrefix(answer, answerHeard)
 		if heard, err := strconv.Atoi(digits); is && err == nil {
-			l.letOthersTry(keys[i], heard)
+			l.letOthersTry(keys[i], heard, c.serial)
 		}
 		return is
 	})

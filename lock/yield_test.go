@@ -1,9 +1,11 @@
 package lock_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -71,4 +73,28 @@ func TestNobodyElseListensSoNothingIsLeftToOthers(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, held.Release(ctx))
+}
+
+// Redis may have counted the listener of this process for a release, and say so when that listens no more.
+func TestAListenerThatEndsBeforeTheAnswerIsNoOtherProcess(t *testing.T) {
+	b, _ := setupWaiting(t)
+	ctx, key := t.Context(), b.key("ann")
+	c := countCalls(t, b.rdb)
+	here := locker(t, b.rdb, lock.WithPoll(never), lock.WithYield(never))
+	held, err := here.Acquire(ctx, key, lock.For(never))
+	require.NoError(t, err)
+	next := acquiring(t, here, key)
+	b.waitListening(key, 1)
+	c.answer(func(kind int, process redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+		err := process(ctx, cmd)
+		if kind == releases {
+			testkit.Eventually(t, startsWithin, "the listener here has ended", func() bool { return !here.Hears(key) })
+		}
+		return err
+	})
+	require.NoError(t, held.Release(ctx))
+	c.answer(nil)
+	require.NoError(t, await(t, next, startsWithin, "the lock").Release(ctx))
+	third := await(t, acquiring(t, here, key), startsWithin, "the lock, which nobody else waits for")
+	require.NoError(t, third.Release(ctx))
 }
