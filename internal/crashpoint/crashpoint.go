@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -103,8 +104,12 @@ type point struct {
 // for. It costs two loads where nothing is armed.
 func Hit(name string) {
 	if freezing.reached(name) {
+		goOn := make(chan os.Signal, 1)
+		signal.Notify(goOn, syscall.SIGCONT)
 		fmt.Fprintln(os.Stderr, "frozen at "+name)
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		<-goOn // the signal may take an instant, in which nothing more may happen here
+		signal.Stop(goOn)
 	}
 	if armed.reached(name) {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)

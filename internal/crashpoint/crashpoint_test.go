@@ -3,6 +3,7 @@ package crashpoint_test
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -23,10 +24,17 @@ func pass() int {
 		fmt.Println(err)
 		return 1
 	}
-	for i := range passes {
-		fmt.Println("before", i+1)
-		crashpoint.Hit(os.Args[1])
-	}
+	// The system stops the main thread first, so the passes are on another one, as those of the program are.
+	runtime.LockOSThread()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range passes {
+			fmt.Println("before", i+1)
+			crashpoint.Hit(os.Args[1])
+		}
+	}()
+	<-done
 	return 0
 }
 

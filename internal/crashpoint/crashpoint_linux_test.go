@@ -1,0 +1,33 @@
+package crashpoint_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/crashpoint"
+	"stampede/internal/testkit"
+)
+
+// The signal takes an instant to stop all threads of the process, in which the one that sent it must not go on.
+func TestNothingPassesAFreezeBeforeTheProcessIsLetGo(t *testing.T) {
+	t.Parallel()
+	for range 10 {
+		process := testkit.Command(t, crashpoint.AfterCommit)
+		process.Setenv(crashpoint.FreezeEnv, "after-commit:2")
+		process.Start()
+		testkit.Eventually(t, 30*time.Second, "it is stopped", func() bool {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", process.Pid()))
+			require.NoError(t, err)
+			return bytes.Contains(stat, []byte(") T ")) || strings.Count(process.Output(), "before") > 2
+		})
+		process.WaitOutput(10*time.Second, "frozen at after-commit")
+		require.Equal(t, 2, strings.Count(process.Output(), "before"))
+		process.Kill()
+	}
+}
