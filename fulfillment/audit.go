@@ -167,6 +167,9 @@ func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) err
 		if err := l.fail(ctx, theSales, l.findLatest(ctx, tx)); err != nil {
 			return err
 		}
+		if err := l.fail(ctx, theSales, pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return l.loadEnded(ctx, tx) })); err != nil {
+			return err
+		}
 		if _, err := tx.Conn().PgConn().Exec(ctx, sql.AuditBuyers).ReadAll(); err != nil {
 			return fmt.Errorf("index the buyers: %w", err)
 		}

@@ -48,6 +48,7 @@ var checks = []check{
 	{"S5", sql.AuditRevisions, 0},
 	{"S7", sql.AuditRedis, theSales},
 	{"S7", sql.AuditTerms, 0},
+	{"S7", sql.AuditEnded, theSales | theStreams},
 }
 
 // namedFindings gives the first findings of a check, how many there are in all, and the last event of the

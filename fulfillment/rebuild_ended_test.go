@@ -6,6 +6,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/testkit"
 	"stampede/reservation"
 )
 
@@ -74,4 +75,61 @@ func (s *shop) refuseAll(t testing.TB) {
 	outcomes, err := NewLedger(s.pool).Refuse(t.Context(), events, reservation.RejectedSoldOut)
 	require.NoError(t, err)
 	require.True(t, b.release(t.Context(), outcomes))
+}
+
+// Whoever deletes what Redis knows of ended orders lets used keys buy again: the audit names each, and a rebuild mends them.
+func TestAuditNamesEndedOrdersWhoseKeysRedisHasLost(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		damage func(t *testing.T, s *shop, sale uuid.UUID)
+		found  int64
+		what   string
+	}{
+		"the hash": {func(t *testing.T, s *shop, sale uuid.UUID) {
+			require.NoError(t, s.rdb.Del(t.Context(), s.keys.Ended(0, sale)).Err())
+		}, 2, "Redis does not know its idempotency key, which would buy again"},
+		"the hash and its mark": {func(t *testing.T, s *shop, sale uuid.UUID) {
+			require.NoError(t, s.rdb.Del(t.Context(), s.keys.Ended(0, sale)).Err())
+			require.NoError(t, s.rdb.HDel(t.Context(), s.keys.Sale(0, sale), "ended").Err())
+		}, 2, "Redis does not know its idempotency key, which would buy again"},
+		"the mark": {func(t *testing.T, s *shop, sale uuid.UUID) {
+			require.NoError(t, s.rdb.HDel(t.Context(), s.keys.Sale(0, sale), "ended").Err())
+		}, 1, "Redis has ended orders of the sale, and the sale does not say so"},
+		"one field": {func(t *testing.T, s *shop, sale uuid.UUID) {
+			names := s.rdb.HKeys(t.Context(), s.keys.Ended(0, sale)).Val()
+			require.NoError(t, s.rdb.HDel(t.Context(), s.keys.Ended(0, sale), names[0]).Err())
+		}, 1, "Redis does not know its idempotency key, which would buy again"},
+		"one value": {func(t *testing.T, s *shop, sale uuid.UUID) {
+			names := s.rdb.HKeys(t.Context(), s.keys.Ended(0, sale)).Val()
+			require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Ended(0, sale), names[0], "?", "\xff", "?").Err())
+		}, 1, "Redis has something else for its idempotency key"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t, testkit.Pool(t))
+			sale := s.openPayable(t, 20)
+			s.reserve(t, sale, "rejected", 1, "k")
+			s.refuseAll(t)
+			require.NoError(t, s.rdb.Del(t.Context(), s.keys.Orders(0)).Err())
+			order := s.reserve(t, sale, "cancelled", 1, "k").Reservation.OrderID
+			s.reserve(t, sale, "keyless", 1, "")
+			s.fulfil(t)
+			_, err := NewLedger(s.pool).Cancel(t.Context(), order, "cancelled")
+			require.NoError(t, err)
+			require.NotContains(t, textOf(t, s.audit(t, sale)), "idempotency key", "its release is pending")
+			_, err = s.giveBack(t.Context())
+			require.NoError(t, err)
+			report := s.audit(t, sale)
+			require.False(t, report.Broken(), textOf(t, report))
+
+			c.damage(t, s, sale)
+			report = s.audit(t, sale)
+			require.Equal(t, c.found, report.promise("S7").Found, textOf(t, report))
+			require.Contains(t, textOf(t, report), c.what)
+			require.Equal(t, remedyRebuild, report.promise("S7").Findings[0].Remedy)
+			s.requireMended(t, sale, "")
+			require.Equal(t, reservation.OrderEnded, s.reserve(t, sale, "cancelled", 1, "k").Verdict)
+			require.Equal(t, reservation.OrderEnded, s.reserve(t, sale, "rejected", 1, "k").Verdict)
+		})
+	}
 }

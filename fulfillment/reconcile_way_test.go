@@ -3,6 +3,7 @@ package fulfillment
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -113,7 +114,7 @@ func (h afterHScan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 func (h afterHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if cmd.Name() == "hscan" {
+		if cmd.Name() == "hscan" && strings.Contains(cmd.String(), ":buyers:") {
 			h.do()
 		}
 		return err

@@ -43,8 +43,8 @@ func ending(quantity int64, status Status) string {
 
 const notKnown = "-"
 
-// parseEnded reads what stands in Keys.Ended.
-func parseEnded(text string) (order uuid.UUID, quantity int64, status Status, err error) {
+// ParseEnded reads what stands in Keys.Ended.
+func ParseEnded(text string) (order uuid.UUID, quantity int64, status Status, err error) {
 	fields := strings.Split(text, " ")
 	if len(fields) != 3 {
 		return uuid.Nil, 0, "", fmt.Errorf("an ended order has 3 fields, this one %d", len(fields))

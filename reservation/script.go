@@ -223,7 +223,7 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 	case Replayed, AlreadyPurchased:
 		a.Reservation, err = ParseReservation(rest)
 	case OrderEnded:
-		a.Reservation.OrderID, a.Reservation.Quantity, a.Status, err = parseEnded(rest)
+		a.Reservation.OrderID, a.Reservation.Quantity, a.Status, err = ParseEnded(rest)
 	case NotOpen:
 		var ms int64
 		ms, err = strconv.ParseInt(rest, 10, 64)

@@ -18,6 +18,8 @@ var (
 	AuditDeadlines string
 	//go:embed queries/audit_drop.sql
 	AuditDrop string
+	//go:embed queries/audit_ended.sql
+	AuditEnded string
 	//go:embed queries/audit_figures.sql
 	AuditFigures string
 	//go:embed queries/audit_motion.sql

@@ -7,4 +7,4 @@ WHERE NOT b.late OR b.sequence > coalesce(a.latest, a.places)
 ORDER BY b.sale_id, b.user_id;
 CREATE INDEX ON audit_buyers (order_id);
 CREATE INDEX ON audit_waiting (order_id);
-ANALYZE audit_buyers, audit_sales, audit_waiting;
+ANALYZE audit_buyers, audit_sales, audit_waiting, audit_ended;

@@ -29,5 +29,8 @@ CREATE TEMP TABLE audit_scan (
     sale_id uuid, user_id text, order_id uuid, quantity bigint, sequence bigint, epoch bigint, reserved_at timestamptz, late boolean
 );
 
+-- The hashes of ended orders, NULL where a value cannot be read. A HSCAN may bring one twice.
+CREATE TEMP TABLE audit_ended (sale_id uuid, name text NOT NULL, order_id uuid, quantity bigint, status text);
+
 -- Orders that are on their way: their events wait in a stream, or in a dead letter for an operator's decision.
 CREATE TEMP TABLE audit_waiting (order_id uuid NOT NULL, parked boolean NOT NULL);

@@ -1,0 +1,56 @@
+package fulfillment
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"stampede/reservation"
+)
+
+// loadEnded copies the ended orders that Redis knows by their idempotency keys. It comes after the snapshot of Postgres was
+// taken: Redis is told of an end before the release of it is gone.
+func (l *look) loadEnded(ctx context.Context, tx pgx.Tx) error {
+	if err := l.missing(theSales); err != nil {
+		return err
+	}
+	for _, sale := range l.sales {
+		key := l.Keys.Ended(sale.partition, sale.id)
+		for cursor, begun := uint64(0), false; !begun || cursor != 0; begun = true {
+			page, next, err := l.Redis.HScan(ctx, key, cursor, "", buyersPerTrip).Result()
+			if isWrongType(err) {
+				break // which is named as that
+			} else if err != nil {
+				return fmt.Errorf("read the ended orders of sale %s: %w", sale.id, err)
+			}
+			cursor = next
+			if err := copyEnded(ctx, tx, sale.id, page); err != nil {
+				return fmt.Errorf("copy the ended orders: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// copyEnded copies a page: name, order, name, ….
+func copyEnded(ctx context.Context, tx pgx.Tx, sale uuid.UUID, page []string) error {
+	rows := make([][]any, 0, len(page)/2)
+	for ; len(page) >= 2; page = page[2:] {
+		name, text := page[0], page[1]
+		if storable(name) != name { // no order has this name
+			continue
+		}
+		row := []any{sale, name, nil, nil, nil}
+		if order, quantity, status, err := reservation.ParseEnded(text); err == nil {
+			row[2], row[3], row[4] = order, quantity, string(status)
+		}
+		rows = append(rows, row)
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	_, err := tx.CopyFrom(ctx, pgx.Identifier{"audit_ended"}, []string{"sale_id", "name", "order_id", "quantity", "status"}, pgx.CopyFromRows(rows))
+	return err
+}

@@ -1,0 +1,21 @@
+-- S7: ended orders that Redis does not know by their idempotency key, so that the request that made one would make another.
+--
+-- What Redis has was read after the snapshot was taken, so it knows of every end that needs no release any more. A rejected
+-- order has no release: its units come back before its event is done with.
+SELECT o.sale_id, o.id AS order_id, o.user_id,
+       CASE WHEN r.name IS NULL THEN format('the order is %s, and Redis does not know its idempotency key, which would buy again', o.status)
+            ELSE format('the order is %s, and Redis has something else for its idempotency key', o.status) END AS what,
+       'rebuild' AS remedy
+FROM (
+    SELECT DISTINCT ON (sale_id, user_id, key_fingerprint) sale_id, user_id, key_fingerprint, id, quantity, status, sequence
+    FROM orders JOIN audit_sales USING (sale_id)
+    WHERE status IN ('cancelled', 'expired', 'rejected') AND key_fingerprint <> ''
+    ORDER BY sale_id, user_id, key_fingerprint, id DESC -- of two with one key the later one counts
+) AS o JOIN audit_figures AS f USING (sale_id)
+LEFT JOIN (SELECT DISTINCT ON (sale_id, name) * FROM audit_ended ORDER BY sale_id, name) AS r ON r.sale_id = o.sale_id AND r.name = o.key_fingerprint || o.user_id
+WHERE f.present AND f.redis_epoch = f.epoch AND o.sequence <= f.places
+  AND (r.order_id, r.quantity, r.status) IS DISTINCT FROM (o.id, o.quantity, o.status)
+  AND NOT EXISTS (SELECT FROM releases WHERE order_id = o.id)
+  AND NOT EXISTS (SELECT FROM audit_waiting WHERE order_id = o.id)
+  -- A later one with the same key has ended since the snapshot.
+  AND NOT EXISTS (SELECT FROM orders AS later WHERE later.id = r.order_id AND later.status IN ('confirmed', 'paid'))
