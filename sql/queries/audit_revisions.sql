@@ -11,3 +11,9 @@ CROSS JOIN LATERAL (SELECT coalesce(max(revision), 1) AS since FROM sale_events 
 CROSS JOIN LATERAL (SELECT count(*) AS events, min(revision) AS first, max(revision) AS last FROM sale_events WHERE sale_id = s.id AND revision >= rebuilt.since) AS log
 WHERE s.published_revision NOT BETWEEN 0 AND s.revision
    OR log.last IS DISTINCT FROM s.revision OR log.first <> rebuilt.since OR log.events <> s.revision - rebuilt.since + 1
+UNION ALL
+-- A change whose type nobody knows keeps all later ones from Redis. A rebuild would pass over it, and over what it was to change.
+SELECT e.sale_id, NULL, NULL, format('revision %s of the sale is a %s, which this version does not know: Redis is told of no change from there on', e.revision, e.type), 'operator'
+FROM sale_events AS e JOIN sales AS s ON s.id = e.sale_id JOIN audit_sales AS a ON a.sale_id = s.id
+WHERE e.revision > s.published_revision AND e.revision <= s.revision
+  AND e.type NOT IN ('SaleCreated', 'SalePaused', 'SaleResumed', 'SaleEnded', 'SaleRestocked', 'SaleRebuilt', 'SaleLowering', 'SaleReconciled')
