@@ -31,11 +31,11 @@ func (l *Locker) Listeners(key string) int {
 	return 0
 }
 
-// Hears tells whether this process listens for the release of a key, as far as Redis has said.
+// Hears tells whether this process may listen for the release of a key: Redis has not said that it does not.
 func (l *Locker) Hears(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.waiting.channels[channelOf(key)]
+	return l.waiting.channels[channelOf(key)] > 0
 }
 
 // Endings is how many contexts are to end with the lease.

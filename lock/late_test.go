@@ -331,8 +331,8 @@ func TestACallThatArrivesAfterItsRepeatShortensNoLease(t *testing.T) {
 	}
 }
 
-// whenSent is the key of a function that is called when Redis was sent a command, and did not answer in time.
-type whenSent struct{}
+// unanswered is the key of a function that is called when Redis was sent a command, and did not answer in time.
+type unanswered struct{}
 
 // TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp is the same with a real Redis, which finds in its sockets what
 // was sent while it hung.
@@ -360,9 +360,24 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 			Addr: b.rdb.Options().Addr, PoolSize: callers * calls, ReadTimeout: 100 * time.Millisecond,
 			MaxRetries: -1,
 		})
+		// However the callers are scheduled, all acquires are sent before a release is, and all releases before a
+		// repeat, which would take a connection from one of them.
+		var sent atomic.Int32
+		var steps [calls]sync.WaitGroup
+		for i := range steps {
+			steps[i].Add(callers)
+		}
 		slow.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
+			if cmd.Name() != "evalsha" {
+				return next(ctx, cmd)
+			}
+			step := int(sent.Add(1)-1) / callers
 			err := next(ctx, cmd)
-			if giveUp, gives := ctx.Value(whenSent{}).(context.CancelFunc); gives {
+			if step < calls {
+				steps[step].Done()
+				steps[step].Wait()
+			}
+			if giveUp, gives := ctx.Value(unanswered{}).(context.CancelFunc); gives {
 				giveUp()
 			}
 			return err
@@ -384,10 +399,11 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 			all.Go(func() {
 				var err error
 				if (i+round)%2 == 0 {
-					// It waits for no second answer, and is gone no sooner than the first attempt was sent.
+					// It waits for no second answer. If it went on for a moment, it would leave the release to others,
+					// who may find the client closed.
 					once, giveUp := context.WithCancel(ctx)
 					defer giveUp()
-					_, err = l.Acquire(context.WithValue(once, whenSent{}, giveUp), names[i])
+					_, err = l.Acquire(context.WithValue(once, unanswered{}, giveUp), names[i])
 				} else {
 					_, _, err = l.TryEach(ctx, []string{names[i], b.key("more")}, lock.For(time.Hour))
 				}

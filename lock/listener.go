@@ -111,7 +111,7 @@ func (l *Locker) listenChanges(li *listener, heard map[string][]string) (begin, 
 		switch {
 		case waits && len(keys) == 0:
 			heard[channel] = []string{key}
-			l.waiting.channels[channel] = true
+			l.waiting.channels[channel]++
 			begin = append(begin, channel)
 		case waits:
 			if !hears {
@@ -153,8 +153,8 @@ func (l *Locker) hear(message any, heard map[string][]string) {
 			l.waiting.released(key)
 		}
 	case *redis.Subscription: // or the end of one, where nobody waits any more
-		if len(heard[m.Channel]) == 0 {
-			l.endChannel(m.Channel)
+		if strings.HasSuffix(m.Kind, "unsubscribe") { // a late word of the beginning must not pass for it
+			l.unsubscribed(m.Channel, len(heard[m.Channel]) > 0)
 		}
 		for _, key := range heard[m.Channel] {
 			l.waiting.wakeFirst(key)

@@ -31,10 +31,10 @@ const (
 type waiting struct {
 	queues    map[string]*queue
 	listeners map[string]*listener // by the name that listenerOf gives
-	// channels are those that listeners hear, until Redis says that they do not any more. ended are those that they
-	// heard before, with the serial of the newest call at that time: Redis may have counted the listener for a release
-	// that was sent before, and whose answer comes later.
-	channels map[string]bool
+	// channels are how many subscriptions to each were sent of which Redis has not said that they ended: until then
+	// it may count the listener. ended are those for which that number came to 0, with the serial of the newest call
+	// at that time: the listener may have been counted for a release that was sent before, and whose answer comes later.
+	channels map[string]int
 	ended    map[string]uint64
 	// yields is until when a key for which nobody waits here is left to other processes, which heard that it was
 	// released here.
@@ -46,7 +46,7 @@ func newWaiting(yield time.Duration) waiting {
 	return waiting{
 		yield:  yield,
 		queues: make(map[string]*queue), listeners: make(map[string]*listener, 1),
-		channels: make(map[string]bool), ended: make(map[string]uint64), yields: make(map[string]time.Time),
+		channels: make(map[string]int), ended: make(map[string]uint64), yields: make(map[string]time.Time),
 	}
 }
 
@@ -138,7 +138,7 @@ func (l *Locker) letOthersTry(key string, heard int, serial uint64) {
 	defer l.mu.Unlock()
 	ws := &l.waiting
 	channel := channelOf(key)
-	if ws.channels[channel] || ws.ended[channel] >= serial {
+	if ws.channels[channel] > 0 || ws.ended[channel] >= serial {
 		heard--
 	}
 	if heard <= 0 || ws.queues[key] != nil {
@@ -150,7 +150,18 @@ func (l *Locker) letOthersTry(key string, heard int, serial uint64) {
 	ws.yields[key] = time.Now().Add(ws.yieldTo(heard))
 }
 
-// endChannel notes that a listener does not hear a channel any more. It needs mu.
+// unsubscribed notes that a subscription to a channel ended, by the word of Redis. It needs mu.
+func (l *Locker) unsubscribed(channel string, heard bool) {
+	left := l.waiting.channels[channel] - 1
+	switch {
+	case left > 0:
+		l.waiting.channels[channel] = left
+	case !heard: // or the client subscribes again by itself
+		l.endChannel(channel)
+	}
+}
+
+// endChannel notes that no listener hears a channel any more. It needs mu.
 func (l *Locker) endChannel(channel string) {
 	ws := &l.waiting
 	delete(ws.channels, channel)
