@@ -42,7 +42,7 @@ func (s *shop) requireNamedAndMended(t testing.TB, what string) {
 	require.Zero(t, reconciled.Remaining, "%s: %+v\n%s", what, reconciled, textOf(t, report))
 	require.NoError(t, s.heal(t, s.rebuilder(t), 1), what)
 	s.arrive(t)
-	if reconciled = s.reconcile(t); len(reconciled.Remedies) > 0 { // an event that was appended, of a sale that was made anew
+	if reconciled = s.reconcile(t); len(reconciled.Remedies) > 0 { // an event that was appended, of a sale that was rebuilt
 		s.arrive(t)
 	}
 	audit := s.audit(t, uuid.Nil)

@@ -77,7 +77,7 @@ func (s *shop) refuseAll(t testing.TB) {
 	require.True(t, b.release(t.Context(), outcomes))
 }
 
-// Whoever deletes what Redis knows of ended orders lets used keys buy again: the audit names each, and a rebuild mends them.
+// Without what Redis knows of ended orders used keys would buy again: the audit names each, and a rebuild mends them.
 func TestAuditNamesEndedOrdersWhoseKeysRedisHasLost(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -205,7 +205,7 @@ func forgedEntry(like redis.XMessage, sale uuid.UUID, user string) map[string]an
 	}
 }
 
-// Whoever can write to Redis can make Postgres refuse an order that Redis holds, as often as he likes: the sale is rebuilt
+// A client that can write to Redis can make Postgres refuse orders that Redis holds, again and again: the sale is rebuilt
 // for it at once the first time, and then less and less often.
 func TestRebuildsForRefusedOrdersAreBounded(t *testing.T) {
 	t.Parallel()

@@ -137,7 +137,7 @@ func TestBoardIsFull(t *testing.T) {
 	s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
 }
 
-// TestPagesMakeRoomForOthers: whoever asks for pages from many places of the list keeps others out for a moment only.
+// TestPagesMakeRoomForOthers: a client that asks for pages from many places of the list keeps others out for a moment only.
 func TestPagesMakeRoomForOthers(t *testing.T) {
 	t.Parallel()
 	s, _ := openCounted(t)

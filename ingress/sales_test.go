@@ -162,7 +162,7 @@ func TestCreateSaleOnceAtTheSameInstant(t *testing.T) {
 	}
 }
 
-// TestRepeatOpensASaleThatWasNotPublished: whoever created it died, or Redis was away, before Redis was told.
+// TestRepeatOpensASaleThatWasNotPublished: its creator crashed, or Redis was away, before Redis was told.
 func TestRepeatOpensASaleThatWasNotPublished(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)

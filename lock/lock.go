@@ -3,7 +3,7 @@
 //
 // [Locker.Acquire] waits for a lock, [Locker.TryAcquire] does not, [Locker.AcquireAll] takes several
 // or none, [Locker.TryEach] takes of many those that are free, and [Locker.Do] holds one while a
-// function runs. [Locker.Look] says who holds one. Whoever calls with the context of a [Lease] goes deeper into the locks of that lease.
+// function runs. [Locker.Look] says who holds one. A call with the context of a [Lease] goes deeper into the locks of that lease.
 //
 // In Stampede a worker locks the users of a batch before it writes their orders, so that two workers do
 // not do the same work; users that are busy are put off to a later batch.

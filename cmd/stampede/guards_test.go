@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whoever looks at the database is told what was taken away from its schema, and the SQL that puts it back.
+// Commands that look at the database name what is missing in its schema, and the SQL that puts it back.
 func TestAMissingGuardIsNamedByEveryCommandThatLooks(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
