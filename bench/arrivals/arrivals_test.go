@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"stampede/bench/benchkit"
 	"stampede/bench/rig"
-	"stampede/internal/benchkit"
 )
 
 // system is one that buyers come to.

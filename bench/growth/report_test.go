@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"stampede/bench/benchkit"
 	"stampede/bench/rig"
-	"stampede/internal/benchkit"
 )
 
 // grow runs the sales of a series, in turns, and puts what came of it on the page.

@@ -9,8 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/bench/benchkit"
 	"stampede/bench/rig"
-	"stampede/internal/benchkit"
 )
 
 const (

@@ -7,9 +7,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/bench/benchkit"
 	"stampede/bench/designs"
 	"stampede/bench/rig"
-	"stampede/internal/benchkit"
 )
 
 const (

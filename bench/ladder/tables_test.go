@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"stampede/bench/benchkit"
 	"stampede/bench/rig"
-	"stampede/internal/benchkit"
 )
 
 // tell puts what BenchmarkLadder has found on the page.

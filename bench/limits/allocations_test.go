@@ -15,10 +15,10 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/bench/benchkit"
 	"stampede/bench/rig"
 	"stampede/fulfillment"
 	"stampede/ingress"
-	"stampede/internal/benchkit"
 	"stampede/internal/connect"
 	"stampede/reservation"
 )

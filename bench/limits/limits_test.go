@@ -5,8 +5,8 @@ import (
 	"math"
 	"testing"
 
+	"stampede/bench/benchkit"
 	"stampede/bench/rig"
-	"stampede/internal/benchkit"
 )
 
 // The candidates that are asked for by name.

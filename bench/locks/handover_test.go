@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/benchkit"
+	"stampede/bench/benchkit"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/benchkit"
+	"stampede/bench/benchkit"
 )
 
 // BenchmarkUncontended measures how long it takes one client, alone, to acquire a lock and release it

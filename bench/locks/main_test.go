@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"stampede/bench/benchkit"
 	"stampede/bench/designs/redisson"
-	"stampede/internal/benchkit"
 )
 
 var (

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/benchkit"
+	"stampede/bench/benchkit"
 )
 
 // BenchmarkMany measures what a lock costs to somebody who needs many at a time, as a worker does that

@@ -15,8 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/bench/benchkit"
 	"stampede/bench/designs/redisson"
-	"stampede/internal/benchkit"
 	"stampede/internal/child"
 )
 

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"stampede/bench/benchkit"
 	"stampede/bench/designs"
 	"stampede/bench/front"
-	"stampede/internal/benchkit"
 )
 
 var (

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/benchkit"
+	"stampede/bench/benchkit"
 )
 
 // A loop of the shell is work in user mode. Its wait for the one that it starts is none of its own.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/benchkit"
+	"stampede/bench/benchkit"
 	"stampede/internal/crowd"
 )
 

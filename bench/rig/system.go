@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/benchkit"
+	"stampede/bench/benchkit"
 	"stampede/internal/pause"
 )
 
