@@ -128,7 +128,7 @@ func (l *blockers) look(ctx context.Context) (ended int, err error) {
 func findBlockers(ctx context.Context, pool *pgxpool.Pool) ([]blocker, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	rows, _ := pool.Query(ctx, sql.FindBlockers) // its error comes with the rows
+	rows, _ := pool.Query(ctx, sql.PGFindBlockers) // its error comes with the rows
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[blocker])
 	if err != nil {
 		return nil, fmt.Errorf("look for sessions that hold up others: %w", err)
@@ -165,7 +165,7 @@ func (l *blockers) name(b *blocker, seen *blockerSeen) {
 }
 
 func (l *blockers) end(ctx context.Context, b *blocker, silent time.Duration) (gone bool, err error) {
-	err = l.pool.QueryRow(ctx, sql.EndSession, b.PID, b.BackendStart, b.QueryStart, b.StateChange).Scan(&gone)
+	err = l.pool.QueryRow(ctx, sql.PGEndSession, b.PID, b.BackendStart, b.QueryStart, b.StateChange).Scan(&gone)
 	if err != nil {
 		return false, fmt.Errorf("end session %d of %q at %q: %w", b.PID, b.Application, b.Client, err)
 	}

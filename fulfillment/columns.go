@@ -12,7 +12,7 @@ import (
 	"stampede/reservation"
 )
 
-// columns are events as the arrays that record_orders.sql and record_fresh.sql take, each order once.
+// columns are events as the arrays that ledger/record_orders.sql and ledger/record_fresh.sql take, each order once.
 type columns struct {
 	orders, sales                 []idCell
 	users                         []textCell

@@ -88,7 +88,7 @@ func (d *DeadLetters) Park(ctx context.Context, entry Entry, reason error) error
 			replayOf = &id
 		}
 	}
-	_, err = d.pool.Exec(ctx, sql.ParkDeadLetter, entry.Stream, entry.ID, fields, storable(reason.Error()), entry.Deliveries, replayOf)
+	_, err = d.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, storable(reason.Error()), entry.Deliveries, replayOf)
 	if err != nil {
 		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, ofConstraint(err))
 	}
@@ -102,7 +102,7 @@ func storable(text string) string {
 
 // List returns the newest dead letters, those with that status only unless it is empty.
 func (d *DeadLetters) List(ctx context.Context, status DeadLetterStatus, limit int) ([]DeadLetter, error) {
-	rows, err := d.pool.Query(ctx, sql.ListDeadLetters, string(status), limit)
+	rows, err := d.pool.Query(ctx, sql.DeadLetterList, string(status), limit)
 	if err != nil {
 		return nil, fmt.Errorf("list dead letters: %w", err)
 	}
@@ -115,7 +115,7 @@ func (d *DeadLetters) List(ctx context.Context, status DeadLetterStatus, limit i
 
 // Get returns a dead letter, or ErrDeadLetterNotFound.
 func (d *DeadLetters) Get(ctx context.Context, id int64) (DeadLetter, error) {
-	return readDeadLetter(ctx, d.pool, sql.FindDeadLetter, id)
+	return readDeadLetter(ctx, d.pool, sql.DeadLetterFind, id)
 }
 
 type querier interface {
@@ -125,7 +125,7 @@ type querier interface {
 // settle makes something of a letter, which nobody else can do at the same time.
 func (d *DeadLetters) settle(ctx context.Context, id int64, do func(pgx.Tx, DeadLetter) error) error {
 	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
-		letter, err := readDeadLetter(ctx, tx, sql.LockDeadLetter, id)
+		letter, err := readDeadLetter(ctx, tx, sql.DeadLetterLock, id)
 		if err != nil {
 			return err
 		}
@@ -200,7 +200,7 @@ func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, app
 			return fmt.Errorf("append to %s: %w", letter.Entry.Stream, err)
 		}
 		appended = true
-		_, err = tx.Exec(ctx, sql.MarkReplayed, id, entryID)
+		_, err = tx.Exec(ctx, sql.DeadLetterMarkReplayed, id, entryID)
 		return err
 	})
 	if err != nil {
@@ -232,7 +232,7 @@ func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, sql.MarkDiscarded, id, storable(why+"; "+became))
+		_, err = tx.Exec(ctx, sql.DeadLetterMarkDiscarded, id, storable(why+"; "+became))
 		return err
 	})
 	if err != nil {

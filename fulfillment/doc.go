@@ -10,7 +10,7 @@
 //   - batcher (batcher.go) groups messages (batcher_queue.go, batcher_flights.go, batcher_gather.go), locks their
 //     users, has them recorded and resolves them; batcher_settle.go is what it does when Postgres is away or an
 //     event of the batch is at fault.
-//   - Ledger (ledger.go, sql/queries/record_fresh.sql and record_orders.sql) is the transaction.
+//   - Ledger (ledger.go, sql/queries/ledger/record_fresh.sql and ledger/record_orders.sql) is the transaction.
 //   - DeadLetters (deadletter.go) keeps what nobody can apply until an operator decides.
 //
 // What follows a confirmed order in a sale with a payment window begins in Postgres:

@@ -130,13 +130,13 @@ func ofConstraint(err error) error {
 		return fmt.Errorf("%w (`stampede doctor` names it): %w", ErrGuardMissing, err)
 	case pgErr.ConstraintName == oversoldConstraint:
 		return fmt.Errorf("%w: %w", ErrOversold, err)
-	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch": // see add_sold.sql
+	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch": // see ledger/add_sold.sql
 		return fmt.Errorf("%w: %w", errEpochOver, err)
 	}
 	return err
 }
 
-// isNotFresh tells whether record_fresh.sql has failed because some of its events were not for it.
+// isNotFresh tells whether ledger/record_fresh.sql has failed because some of its events were not for it.
 func isNotFresh(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) &&

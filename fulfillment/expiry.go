@@ -116,6 +116,6 @@ func (l *Ledger) expireSome(ctx context.Context, except, aside []uuid.UUID, limi
 }
 
 func lockOverdue(ctx context.Context, tx pgx.Tx, except, aside []uuid.UUID, limit int) ([]reservation.Order, error) {
-	rows, _ := tx.Query(ctx, sql.LockOverdue, except, limit, aside) // its error comes with the rows
+	rows, _ := tx.Query(ctx, sql.LedgerLockOverdue, except, limit, aside) // its error comes with the rows
 	return pgx.CollectRows(rows, scanOrder)
 }

@@ -17,11 +17,11 @@ import (
 // neither is so yet. Every other error is one of Postgres.
 //
 // The epoch is read before the order. Every transaction that confirms orders holds the row of their sale and looks
-// whether its epoch is theirs (add_sold.sql): an order that is not there after that is over will not come any more.
+// whether its epoch is theirs (ledger/add_sold.sql): an order that is not there after that is over will not come any more.
 func (l *Ledger) Fate(ctx context.Context, r reservation.Receipt) (reservation.Order, error) {
 	ask := &pgx.Batch{}
-	ask.Queue(sql.SaleEpoch, r.SaleID)
-	ask.Queue(sql.FindOrders, []uuid.UUID{r.OrderID})
+	ask.Queue(sql.LedgerSaleEpoch, r.SaleID)
+	ask.Queue(sql.LedgerFindOrders, []uuid.UUID{r.OrderID})
 	answers := l.pool.SendBatch(ctx, ask)
 	var epoch int64
 	err := answers.QueryRow().Scan(&epoch)
@@ -43,7 +43,7 @@ func (l *Ledger) Fate(ctx context.Context, r reservation.Receipt) (reservation.O
 
 // FindOrders returns those of the orders that are in Postgres, in no particular order.
 func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error) {
-	rows, _ := l.pool.Query(ctx, sql.FindOrders, ids) // its error comes with the rows
+	rows, _ := l.pool.Query(ctx, sql.LedgerFindOrders, ids) // its error comes with the rows
 	orders, err := pgx.CollectRows(rows, scanOrder)
 	if err != nil {
 		return nil, fmt.Errorf("find %d orders: %w", len(ids), err)
@@ -60,7 +60,7 @@ func (l *Ledger) Ping(ctx context.Context) error {
 // ReceiptSecret returns the secret with which all ingresses on this database sign receipts, but for those that were
 // given another one.
 func (l *Ledger) ReceiptSecret(ctx context.Context) (secret []byte, err error) {
-	if err := l.pool.QueryRow(ctx, sql.ReceiptSecret).Scan(&secret); err != nil {
+	if err := l.pool.QueryRow(ctx, sql.LedgerReceiptSecret).Scan(&secret); err != nil {
 		return nil, fmt.Errorf("read the secret for receipts: %w", err)
 	}
 	return secret, nil

@@ -117,7 +117,7 @@ func (l *Ledger) write(ctx context.Context, c *columns, refusal *string) ([]stri
 func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *columns) error {
 	batch := &pgx.Batch{}
 	l.queueBegin(batch)
-	batch.Queue(sql.RecordFresh, c.arguments()...)
+	batch.Queue(sql.LedgerRecordFresh, c.arguments()...)
 	sold := c.unitsOf(func(int) bool { return true })
 	queueEnd(batch, sold)
 	answers := conn.SendBatch(ctx, batch)
@@ -135,7 +135,7 @@ func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *column
 func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
 	begin := &pgx.Batch{}
 	l.queueBegin(begin)
-	begin.Queue(sql.RecordOrders, append(c.arguments(), refusal)...)
+	begin.Queue(sql.LedgerRecordOrders, append(c.arguments(), refusal)...)
 	answers := conn.SendBatch(ctx, begin)
 	words, err := readWords(answers, len(c.orders))
 	if err := closed(answers, err); err != nil {
@@ -145,7 +145,7 @@ func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, r
 	batch := &pgx.Batch{}
 	repeated := c.idsOf(words, wordRecorded)
 	if len(repeated) > 0 {
-		batch.Queue(sql.FindOrders, repeated)
+		batch.Queue(sql.LedgerFindOrders, repeated)
 	}
 	sold := c.unitsOf(func(row int) bool { return words[row] == wordConfirmed })
 	queueEnd(batch, sold)
@@ -172,7 +172,7 @@ func (l *Ledger) queueBegin(batch *pgx.Batch) {
 // queueEnd adds what every transaction ends with.
 func queueEnd(batch *pgx.Batch, sold []saleUnits) {
 	for _, sale := range sold {
-		batch.Queue(sql.AddSold, sale.id, sale.units, sale.lastSequence, sale.epoch)
+		batch.Queue(sql.LedgerAddSold, sale.id, sale.units, sale.lastSequence, sale.epoch)
 	}
 	batch.Queue("COMMIT")
 }
@@ -212,7 +212,7 @@ func finish(answers pgx.BatchResults, sold []saleUnits) error {
 	return err
 }
 
-// The words of record_orders.sql.
+// The words of ledger/record_orders.sql.
 const (
 	wordConfirmed   = "confirmed"
 	wordRejected    = "rejected"
@@ -330,7 +330,7 @@ func rollBack(conn *pgxpool.Conn) {
 // Order returns the order as Postgres has it: reservation.ErrOrderNotFound if it has not, which for a
 // moment is so for every order that was just reserved.
 func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
-	rows, err := l.pool.Query(ctx, sql.FindOrders, []uuid.UUID{id})
+	rows, err := l.pool.Query(ctx, sql.LedgerFindOrders, []uuid.UUID{id})
 	if err != nil {
 		return reservation.Order{}, fmt.Errorf("find order %s: %w", id, err)
 	}
@@ -347,7 +347,7 @@ func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (reservation.Order, er
 // OrdersOf returns at most limit orders of the user that are in Postgres, newest first; those older
 // than the order before, unless that is uuid.Nil.
 func (l *Ledger) OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]reservation.Order, error) {
-	rows, _ := l.pool.Query(ctx, sql.OrdersOfUser, user, zeronull.UUID(before), limit) // its error comes with the rows
+	rows, _ := l.pool.Query(ctx, sql.LedgerOrdersOfUser, user, zeronull.UUID(before), limit) // its error comes with the rows
 	orders, err := pgx.CollectRows(rows, scanOrder)
 	if err != nil {
 		return nil, fmt.Errorf("list orders of user=%s: %w", user, err)

@@ -77,7 +77,7 @@ func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error 
 }
 
 func lockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (order reservation.Order, overdue bool, err error) {
-	err = tx.QueryRow(ctx, sql.LockOrder, id, user).Scan(append(orderColumns(&order), &overdue)...)
+	err = tx.QueryRow(ctx, sql.LedgerLockOrder, id, user).Scan(append(orderColumns(&order), &overdue)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = reservation.ErrOrderNotFound
 	}
@@ -99,7 +99,7 @@ func writeChange(ctx context.Context, tx pgx.Tx, event reservation.EventType, or
 	}
 	comeBack := !next.Status.Live()
 	var changed int
-	if err := tx.QueryRow(ctx, sql.ChangeOrders, ids, versions, next.Status, event, reference, comeBack).Scan(&changed); err != nil {
+	if err := tx.QueryRow(ctx, sql.LedgerChangeOrders, ids, versions, next.Status, event, reference, comeBack).Scan(&changed); err != nil {
 		return err
 	}
 	if changed != len(orders) {
@@ -109,7 +109,7 @@ func writeChange(ctx context.Context, tx pgx.Tx, event reservation.EventType, or
 		return nil
 	}
 	for _, sale := range unitsOf(orders) {
-		if _, err := tx.Exec(ctx, sql.ReturnSold, sale.id, sale.units); err != nil {
+		if _, err := tx.Exec(ctx, sql.LedgerReturnSold, sale.id, sale.units); err != nil {
 			return &saleError{sale.id, err}
 		}
 	}

@@ -33,7 +33,7 @@ var (
 
 const (
 	// projectionsLock is the advisory lock of who rebuilds, and watchedLock that of who still lives while he
-	// does (projections_watch.sql).
+	// does (projection/watch.sql).
 	projectionsLock = 5_077_217_436
 	watchedLock     = 5_077_217_435
 
@@ -114,13 +114,13 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 			p.cleanUp(ctx)
 		}
 	}()
-	if err := p.underLocks(ctx, "make a new table", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionsBegin) }); err != nil {
+	if err := p.underLocks(ctx, "make a new table", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionBegin) }); err != nil {
 		return err
 	}
 	if err := p.checkLog(ctx); err != nil {
 		return err
 	}
-	if err := p.underLocks(ctx, "watch orders", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionsWatch) }); err != nil {
+	if err := p.underLocks(ctx, "watch orders", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionWatch) }); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.ProjectionsWatch)
@@ -132,7 +132,7 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		return err
 	}
 	crashpoint.Hit(crashpoint.ProjectionsSwapped)
-	if err := p.underLocks(ctx, "drop the old table", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionsEnd) }); err != nil {
+	if err := p.underLocks(ctx, "drop the old table", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionEnd) }); err != nil {
 		return err
 	}
 	p.report.Recounted, err = recountSales(ctx, p.conn, nil, nil)
@@ -152,7 +152,7 @@ func endSession(ctx context.Context, within time.Duration, conn *pgx.Conn) {
 func (p *projector) cleanUp(ctx context.Context) {
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	err := p.underLocks(ctx, "clear away", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionsEnd) })
+	err := p.underLocks(ctx, "clear away", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionEnd) })
 	if err != nil {
 		p.log.Warn("a rebuild of the projections that was broken off left tables behind, which the next one clears away", "error", err)
 	}
@@ -182,7 +182,7 @@ func (p *projector) takeOver(ctx context.Context) error {
 
 // checkTable makes sure that a new table can be all that the old one is.
 func (p *projector) checkTable(ctx context.Context) error {
-	found, err := p.texts(ctx, sql.ProjectionsObstacles)
+	found, err := p.texts(ctx, sql.ProjectionObstacles)
 	if err == nil && len(found) > 0 {
 		err = fmt.Errorf("%w: %s", ErrTableExtended, strings.Join(found, ", "))
 	}
@@ -191,7 +191,7 @@ func (p *projector) checkTable(ctx context.Context) error {
 
 // checkLog holds every order's history against the steps that reservation/life.go knows.
 func (p *projector) checkLog(ctx context.Context) error {
-	rows, _ := p.conn.Query(ctx, sql.ProjectionsHistories) // its error comes with the rows
+	rows, _ := p.conn.Query(ctx, sql.ProjectionHistories) // its error comes with the rows
 	var (
 		types   []reservation.EventType
 		whole   bool
@@ -235,13 +235,13 @@ func endsReserved(types []reservation.EventType) bool {
 
 // build makes the new table all that the old one is, but for what changed in the meantime.
 func (p *projector) build(ctx context.Context) error {
-	tag, err := p.conn.Exec(ctx, sql.ProjectionsFill, nil)
+	tag, err := p.conn.Exec(ctx, sql.ProjectionFill, nil)
 	if err != nil {
 		return fmt.Errorf("fill the new table: %w", err)
 	}
 	p.report.Orders = tag.RowsAffected()
 	crashpoint.Hit(crashpoint.ProjectionsFilled)
-	statements, err := p.texts(ctx, sql.ProjectionsDress)
+	statements, err := p.texts(ctx, sql.ProjectionDress)
 	if err != nil {
 		return err
 	}
@@ -272,15 +272,15 @@ func (p *projector) catchUp(ctx context.Context) (taken int, err error) {
 }
 
 func (p *projector) remake(ctx context.Context, tx pgx.Tx) (taken int, err error) {
-	rows, _ := tx.Query(ctx, sql.ProjectionsTakeChanges, changesPerTurn) // its error comes with the rows
+	rows, _ := tx.Query(ctx, sql.ProjectionTakeChanges, changesPerTurn) // its error comes with the rows
 	orders, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
 	if err != nil || len(orders) == 0 {
 		return 0, err
 	}
-	if _, err := tx.Exec(ctx, sql.ProjectionsRemove, orders); err != nil {
+	if _, err := tx.Exec(ctx, sql.ProjectionRemove, orders); err != nil {
 		return 0, err
 	}
-	if _, err := tx.Exec(ctx, sql.ProjectionsFill, orders); err != nil {
+	if _, err := tx.Exec(ctx, sql.ProjectionFill, orders); err != nil {
 		return 0, fmt.Errorf("catch up with %d changes: %w", len(orders), err)
 	}
 	p.report.Changes += int64(len(orders))
@@ -293,7 +293,7 @@ func (p *projector) remake(ctx context.Context, tx pgx.Tx) (taken int, err error
 // locks of one statement before any row, so nobody is in the middle once it is granted. Who waits for it
 // finds the new table by its name, and so do statements that were prepared before.
 func (p *projector) swap(ctx context.Context) error {
-	wanted, err := p.texts(ctx, sql.ProjectionsShape)
+	wanted, err := p.texts(ctx, sql.ProjectionShape)
 	if err != nil {
 		return err
 	}
@@ -315,7 +315,7 @@ func (p *projector) swap(ctx context.Context) error {
 				break
 			}
 		}
-		renames, err := texts(ctx, tx, sql.ProjectionsRename)
+		renames, err := texts(ctx, tx, sql.ProjectionRename)
 		if err != nil {
 			return err
 		}
@@ -324,7 +324,7 @@ func (p *projector) swap(ctx context.Context) error {
 				return fmt.Errorf("%s: %w", statement, err)
 			}
 		}
-		got, err := texts(ctx, tx, sql.ProjectionsShape)
+		got, err := texts(ctx, tx, sql.ProjectionShape)
 		if err != nil {
 			return err
 		}
@@ -422,7 +422,7 @@ func recountSales(ctx context.Context, on transactor, sale *uuid.UUID, note func
 		Sale         uuid.UUID
 		LastSequence int64
 	}
-	rows, _ := on.Query(ctx, sql.ProjectionsMiscounted, sale) // its error comes with the rows
+	rows, _ := on.Query(ctx, sql.ProjectionMiscounted, sale) // its error comes with the rows
 	wrong, err := pgx.CollectRows(rows, pgx.RowToStructByPos[miscounted])
 	if err != nil {
 		return nil, fmt.Errorf("count: %w", err)
@@ -432,10 +432,10 @@ func recountSales(ctx context.Context, on transactor, sale *uuid.UUID, note func
 	for _, m := range wrong {
 		count := Recount{Sale: m.Sale}
 		err := pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, sql.LockSale, m.Sale); err != nil {
+			if _, err := tx.Exec(ctx, sql.CatalogLockSale, m.Sale); err != nil {
 				return err
 			}
-			err := tx.QueryRow(ctx, sql.ProjectionsRecount, m.Sale, m.LastSequence).Scan(&count.Was, &count.Is)
+			err := tx.QueryRow(ctx, sql.ProjectionRecount, m.Sale, m.LastSequence).Scan(&count.Was, &count.Is)
 			if err == nil && note != nil {
 				err = note(tx, count)
 			}

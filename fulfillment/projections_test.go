@@ -92,11 +92,11 @@ func TestProjectionsAreRebuiltRowByRow(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	orders := s.lives(t)
-	rows, counters, shape := rowsOf(t, s.pool, allOrders), rowsOf(t, s.pool, allCounters), rowsOf(t, s.pool, sql.ProjectionsShape)
+	rows, counters, shape := rowsOf(t, s.pool, allOrders), rowsOf(t, s.pool, allCounters), rowsOf(t, s.pool, sql.ProjectionShape)
 	require.Equal(t, int64(len(rows)), s.rebuildProjections(t).Orders)
 	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
 	require.Equal(t, counters, rowsOf(t, s.pool, allCounters))
-	require.Equal(t, shape, rowsOf(t, s.pool, sql.ProjectionsShape))
+	require.Equal(t, shape, rowsOf(t, s.pool, sql.ProjectionShape))
 	require.Empty(t, rowsOf(t, s.pool, leftovers))
 
 	// Whatever became of the rows, the log has it all.
@@ -135,9 +135,9 @@ func TestRebuildOfProjectionsKeepsWhatOperatorsGaveTheTable(t *testing.T) {
 		require.NoError(t, err)
 	})
 	require.NoError(t, err)
-	shape, rows := rowsOf(t, s.pool, sql.ProjectionsShape), rowsOf(t, s.pool, allOrders)
+	shape, rows := rowsOf(t, s.pool, sql.ProjectionShape), rowsOf(t, s.pool, allOrders)
 	s.rebuildProjections(t)
-	require.Equal(t, shape, rowsOf(t, s.pool, sql.ProjectionsShape))
+	require.Equal(t, shape, rowsOf(t, s.pool, sql.ProjectionShape))
 	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
 }
 
@@ -346,7 +346,7 @@ func TestNobodyNotesChangesForARebuildThatDied(t *testing.T) {
 	conn, err := s.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	_, err = conn.Conn().PgConn().Exec(t.Context(), "BEGIN;"+sql.ProjectionsBegin+sql.ProjectionsWatch+"COMMIT").ReadAll()
+	_, err = conn.Conn().PgConn().Exec(t.Context(), "BEGIN;"+sql.ProjectionBegin+sql.ProjectionWatch+"COMMIT").ReadAll()
 	require.NoError(t, err)
 	noted := func() int64 {
 		_, err := s.pool.Exec(t.Context(), "UPDATE orders SET reason = 'x' WHERE status = 'rejected'")

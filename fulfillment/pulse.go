@@ -51,7 +51,7 @@ func (p Pulse) beat(ctx context.Context) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pulseTimeout)
 	defer cancel()
 	var seconds float64
-	if err := p.Pool.QueryRow(ctx, sql.Beat).Scan(&seconds); err != nil {
+	if err := p.Pool.QueryRow(ctx, sql.LedgerHeartbeat).Scan(&seconds); err != nil {
 		return 0, fmt.Errorf("pulse: %w", err)
 	}
 	return time.Duration(seconds * float64(time.Second)), nil

@@ -74,7 +74,7 @@ func (b *build) holdEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, count
 		page = page[:0]
 		return err
 	}
-	rows, _ := tx.Query(ctx, sql.EndedOrders, sale.ID) // its error comes with the rows
+	rows, _ := tx.Query(ctx, sql.RebuildEndedOrders, sale.ID) // its error comes with the rows
 	_, err := pgx.ForEachRow(rows, []any{&e.User, &e.KeyFingerprint, (*[16]byte)(&e.OrderID), &e.Quantity, &e.Status}, func() error {
 		if page = append(page, e); len(page) < cap(page) {
 			return nil
@@ -98,7 +98,7 @@ func (s *rebuildSession) snapshot(ctx context.Context, sale raisedSale, read fun
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	return pgx.BeginTxFunc(ctx, s.conn, snapshot, func(tx pgx.Tx) error {
 		var epoch int64
-		if err := tx.QueryRow(ctx, sql.SaleEpoch, sale.ID).Scan(&epoch); err != nil {
+		if err := tx.QueryRow(ctx, sql.LedgerSaleEpoch, sale.ID).Scan(&epoch); err != nil {
 			return err
 		}
 		if epoch != sale.Epoch {
@@ -113,7 +113,7 @@ func (s *rebuildSession) snapshot(ctx context.Context, sale raisedSale, read fun
 func eachHolder(ctx context.Context, tx pgx.Tx, sale raisedSale, page []reservation.Holder,
 	take func([]reservation.Holder) ([]reservation.Holder, error),
 ) error {
-	rows, _ := tx.Query(ctx, sql.Holders, sale.ID) // its error comes with the rows
+	rows, _ := tx.Query(ctx, sql.RebuildHolders, sale.ID) // its error comes with the rows
 	var h reservation.Holder
 	r := &h.Reservation
 	into := []any{&h.User, (*[16]byte)(&r.OrderID), &r.Quantity, &r.Sequence, &r.ReservedAt, &h.KeyFingerprint, &h.Epoch}

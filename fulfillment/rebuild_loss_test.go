@@ -327,9 +327,9 @@ func TestARaisedEpochKnowsTheLastOrderOfTheOldOne(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = recording.Rollback(context.WithoutCancel(t.Context())) }()
 	columns, _ := columnsOf([]reservation.OrderReserved{event})
-	_, err = recording.Exec(t.Context(), sql.RecordOrders, append(columns.arguments(), nil)...)
+	_, err = recording.Exec(t.Context(), sql.LedgerRecordOrders, append(columns.arguments(), nil)...)
 	require.NoError(t, err)
-	_, err = recording.Exec(t.Context(), sql.AddSold, sale, 1, 1, 1)
+	_, err = recording.Exec(t.Context(), sql.LedgerAddSold, sale, 1, 1, 1)
 	require.NoError(t, err)
 	done := make(chan error, 1)
 	var report RebuildReport

@@ -143,7 +143,7 @@ func needOfSale(sale guardedSale, found saleInRedis) (reason string) {
 func (r *Rebuilder) vouchedServers(ctx context.Context) (map[int]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	rows, _ := r.config.Pool.Query(ctx, sql.VouchedServers) // its error comes with the rows
+	rows, _ := r.config.Pool.Query(ctx, sql.ReservationVerifiedServers) // its error comes with the rows
 	servers := map[int]string{}
 	var partition int
 	var runID string
@@ -182,7 +182,7 @@ func (r *Rebuilder) eachSale(ctx context.Context, withEnded bool, f func([]guard
 func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, withEnded bool) ([]guardedSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	rows, _ := r.config.Pool.Query(ctx, sql.SalesInRedis, after, limit, withEnded) // its error comes with the rows
+	rows, _ := r.config.Pool.Query(ctx, sql.RebuildSalesInRedis, after, limit, withEnded) // its error comes with the rows
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (guardedSale, error) {
 		var s guardedSale
 		var partitions int

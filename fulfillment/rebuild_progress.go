@@ -168,7 +168,7 @@ func (r *Rebuilder) nameRival(ctx context.Context, found []need) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	rows, _ := r.config.Pool.Query(ctx, sql.RebuildHolder, rebuildLock) // its error comes with the rows
+	rows, _ := r.config.Pool.Query(ctx, sql.PGLockHolder, rebuildLock) // its error comes with the rows
 	holder, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[blocker])
 	if errors.Is(err, pgx.ErrNoRows) {
 		return // it has ended

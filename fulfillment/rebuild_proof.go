@@ -25,7 +25,7 @@ import (
 //   - Redis does not hold an order that this worker has recorded and that is still live (witnesses).
 //
 // A rebuild takes either away, whatever the cause was. Somebody who can write to Redis can bring about both again and
-// again, so a sale is rebuilt for them less and less often (rebuild_wait.sql).
+// again, so a sale is rebuilt for them less and less often (rebuild/wait.sql).
 
 // What the log says of proofs.
 const (

@@ -38,7 +38,7 @@ func (r *Rebuilder) begin(ctx context.Context) (*rebuildSession, error) {
 	s := &rebuildSession{pooled.Hijack()}
 	var taken bool
 	var settings int
-	err = s.conn.QueryRow(limited, sql.TryRebuildLock, rebuildLock, rebuildSilence.String()).Scan(&taken, &settings)
+	err = s.conn.QueryRow(limited, sql.PGTryLock, rebuildLock, rebuildSilence.String()).Scan(&taken, &settings)
 	if err == nil && !taken {
 		err = ErrRebuildUnderWay
 	}
@@ -62,7 +62,7 @@ func (s *rebuildSession) exec(ctx context.Context, query string, args ...any) er
 func (s *rebuildSession) stayAwake(ctx context.Context) error { return s.exec(ctx, "SELECT") }
 
 func (s *rebuildSession) saveServer(ctx context.Context, partition int, server reservation.ServerState) error {
-	if err := s.exec(ctx, sql.SaveServer, partition, server.RunID, server.ReplicationID); err != nil {
+	if err := s.exec(ctx, sql.RebuildSaveServer, partition, server.RunID, server.ReplicationID); err != nil {
 		return fmt.Errorf("note the Redis server: %w", err)
 	}
 	return nil
@@ -110,14 +110,14 @@ func (s *rebuildSession) raiseEpoch(ctx context.Context, sale guardedSale, reaso
 	defer cancel()
 	var raised raisedSale
 	err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		locked, err := tx.Exec(ctx, sql.LockSale, sale.id)
+		locked, err := tx.Exec(ctx, sql.CatalogLockSale, sale.id)
 		if err != nil {
 			return err
 		} else if locked.RowsAffected() == 0 {
 			return reservation.ErrSaleNotFound
 		}
 		var window, units, orders int64
-		err = tx.QueryRow(ctx, sql.RaiseEpoch, sale.id, sale.closed.Sequence, sale.closed.Epoch, reason, sale.epoch).Scan(&raised.ID, &raised.Name, &raised.Stock, &raised.State,
+		err = tx.QueryRow(ctx, sql.RebuildRaiseEpoch, sale.id, sale.closed.Sequence, sale.closed.Epoch, reason, sale.epoch).Scan(&raised.ID, &raised.Name, &raised.Stock, &raised.State,
 			&raised.PerOrderLimit, (*zeronull.Timestamptz)(&raised.OpensAt), (*zeronull.Timestamptz)(&raised.ClosesAt), &window,
 			&raised.Epoch, &raised.Revision, &raised.Partitions, &raised.CreatedAt, &raised.sequence, &units, &orders)
 		raised.PaymentWindow = time.Duration(window) * time.Second

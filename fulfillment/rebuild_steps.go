@@ -182,7 +182,7 @@ func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale,
 		return RebuiltSale{}, err
 	}
 	crashpoint.Hit(crashpoint.RebuildOpened)
-	if err := b.session.exec(ctx, sql.MarkPublished, sale.id, raised.Revision); err != nil {
+	if err := b.session.exec(ctx, sql.CatalogMarkPublished, sale.id, raised.Revision); err != nil {
 		return RebuiltSale{}, fmt.Errorf("note that Redis knows it: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildPublished)

@@ -47,7 +47,7 @@ func (l *Ledger) pendingReleases(ctx context.Context) (pending int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	var order, sale *uuid.UUID
-	if err := l.pool.QueryRow(ctx, sql.PendingReleases, releasesCounted).Scan(&pending, &order, &sale); err != nil {
+	if err := l.pool.QueryRow(ctx, sql.LedgerPendingReleases, releasesCounted).Scan(&pending, &order, &sale); err != nil {
 		return 0, fmt.Errorf("count releases: %w", err)
 	}
 	if order != nil {
@@ -64,7 +64,7 @@ func (l *Ledger) pendingReleases(ctx context.Context) (pending int, err error) {
 // gone, or one of another order if the buyer has bought again.
 func (l *Ledger) releaseSome(ctx context.Context, store *reservation.Store, except []uuid.UUID) (sale uuid.UUID, released int, err error) {
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, sql.TakeReleases, except, sweepMax) // its error comes with the rows
+		rows, _ := tx.Query(ctx, sql.LedgerTakeReleases, except, sweepMax) // its error comes with the rows
 		releases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[reservation.Release])
 		if err != nil || len(releases) == 0 {
 			return err
@@ -91,7 +91,7 @@ func (l *Ledger) releaseSome(ctx context.Context, store *reservation.Store, exce
 			}
 		}
 		var kept int
-		if err := tx.QueryRow(ctx, sql.NoteReleases, sale, done, unknown, damaged).Scan(&kept); err != nil {
+		if err := tx.QueryRow(ctx, sql.LedgerNoteReleases, sale, done, unknown, damaged).Scan(&kept); err != nil {
 			return err
 		}
 		released = len(releases) - kept

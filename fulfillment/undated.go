@@ -37,7 +37,7 @@ func (l *Ledger) dateAll(ctx context.Context) (dated int, err error) {
 	for {
 		limited, cancel := context.WithTimeout(ctx, recordTimeout)
 		var n int
-		err := l.pool.QueryRow(limited, sql.DateOrders, sweepMax).Scan(&n)
+		err := l.pool.QueryRow(limited, sql.LedgerDateOrders, sweepMax).Scan(&n)
 		cancel()
 		if dated += n; err != nil {
 			return dated, fmt.Errorf("date orders: %w", err)

@@ -44,7 +44,7 @@ func (w *Worker) mostPartitions(ctx context.Context) (int, error) {
 func mostPartitions(ctx context.Context, pool *pgxpool.Pool, keys reservation.Keys) (partitions int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	err = pool.QueryRow(ctx, sql.MostPartitions).Scan(&partitions)
+	err = pool.QueryRow(ctx, sql.WorkerMostPartitions).Scan(&partitions)
 	return max(partitions, keys.Partitions), err
 }
 

@@ -96,7 +96,7 @@ func (c *Catalog) insert(ctx context.Context, t Terms, idempotencyKey string) (S
 	}
 	sale := Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.store.keys.Partitions}
 	err := inOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
-		sql.InsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
+		sql.CatalogInsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
 		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions, nullText(idempotencyKey))
 	return asCreated(sale, t.Stock), err
 }
@@ -108,7 +108,7 @@ func (c *Catalog) createdBefore(ctx context.Context, t Terms, idempotencyKey str
 	}
 	var id uuid.UUID
 	var stock int64
-	err := c.pool.QueryRow(ctx, sql.FindCreatedSale, idempotencyKey).Scan(&id, &stock)
+	err := c.pool.QueryRow(ctx, sql.CatalogFindCreatedSale, idempotencyKey).Scan(&id, &stock)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Standing{}, ErrSaleNotFound
 	} else if err != nil {
@@ -166,7 +166,7 @@ type saleChange struct {
 	event string
 	state State
 	stock int64
-	// data goes into the event: what sale_changes.sql and find_sale_change.sql read from it, and more.
+	// data goes into the event: what catalog/sale_changes.sql and catalog/find_sale_change.sql read from it, and more.
 	data map[string]int64
 }
 
@@ -176,7 +176,7 @@ func (c *Catalog) change(
 	ctx context.Context, id uuid.UUID, action, idempotencyKey string, next func(context.Context, pgx.Tx, Sale) (saleChange, error),
 ) (revision int64, err error) {
 	err = InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, sql.LockSale, id).Scan(new(uuid.UUID)); err != nil {
+		if err := tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID)); err != nil {
 			return err
 		}
 		found, err := findSale(ctx, tx, id)
@@ -187,7 +187,7 @@ func (c *Catalog) change(
 		if err != nil || to.event == "" {
 			return err
 		}
-		return tx.QueryRow(ctx, sql.ChangeSale, id, to.state, to.stock, to.event, to.data, nullText(idempotencyKey)).Scan(&revision)
+		return tx.QueryRow(ctx, sql.CatalogChangeSale, id, to.state, to.stock, to.event, to.data, nullText(idempotencyKey)).Scan(&revision)
 	})
 	var illegal *IllegalTransitionError
 	var invalid *InvalidError

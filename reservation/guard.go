@@ -105,7 +105,7 @@ type doubt struct {
 func (g Guard) compare(ctx context.Context, doubts map[int]*doubt) error {
 	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
 	defer cancel()
-	rows, _ := g.Pool.Query(ctx, sql.VouchedServers) // its error comes with the rows
+	rows, _ := g.Pool.Query(ctx, sql.ReservationVerifiedServers) // its error comes with the rows
 	recorded, err := pgx.CollectRows(rows, pgx.RowToStructByPos[recordedServer])
 	if err != nil {
 		return fmt.Errorf("list the servers that are vouched for: %w", err)

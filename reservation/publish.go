@@ -24,7 +24,7 @@ const publishMax = 100
 // away. Workers call it now and then; any number of them may at once. It returns how many sales are up
 // to date now that were not before.
 func (c *Catalog) PublishPending(ctx context.Context) (int, error) {
-	rows, err := c.pool.Query(ctx, sql.UnpublishedSales, publishMax)
+	rows, err := c.pool.Query(ctx, sql.CatalogUnpublishedSales, publishMax)
 	if err != nil {
 		return 0, fmt.Errorf("list unpublished sales: %w", err)
 	}
@@ -95,7 +95,7 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 			applied = change.revision
 		}
 	}
-	_, err = c.pool.Exec(ctx, sql.MarkPublished, id, applied)
+	_, err = c.pool.Exec(ctx, sql.CatalogMarkPublished, id, applied)
 	return err
 }
 
@@ -130,7 +130,7 @@ func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
 		}
 		return err
 	}
-	claimed, err := c.pool.Exec(ctx, sql.ClaimPartition, partition, state.RunID, state.ReplicationID)
+	claimed, err := c.pool.Exec(ctx, sql.CatalogClaimPartition, partition, state.RunID, state.ReplicationID)
 	if err != nil {
 		return err
 	} else if claimed.RowsAffected() == 1 {
@@ -154,7 +154,7 @@ func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
 
 // usedBefore tells whether Redis was told of a sale that lives in the partition.
 func (c *Catalog) usedBefore(ctx context.Context, partition int) (used bool, err error) {
-	rows, _ := c.pool.Query(ctx, sql.PublishedSales) // its error comes with the rows
+	rows, _ := c.pool.Query(ctx, sql.CatalogPublishedSales) // its error comes with the rows
 	var sale uuid.UUID
 	var partitions int
 	_, err = pgx.ForEachRow(rows, []any{&sale, &partitions}, func() error {
@@ -171,7 +171,7 @@ type publishedChange struct {
 }
 
 func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64) ([]publishedChange, error) {
-	rows, err := c.pool.Query(ctx, sql.SaleChanges, id, revision)
+	rows, err := c.pool.Query(ctx, sql.CatalogSaleChanges, id, revision)
 	if err != nil {
 		return nil, err
 	}

@@ -127,7 +127,7 @@ func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey str
 		return 0, nil
 	}
 	var its int64
-	err = tx.QueryRow(ctx, sql.FindSaleChange, id, idempotencyKey).Scan(&revision, &its)
+	err = tx.QueryRow(ctx, sql.CatalogFindSaleChange, id, idempotencyKey).Scan(&revision, &its)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, nil
@@ -138,7 +138,7 @@ func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey str
 		if l, err := findLowering(ctx, tx, id, revision); err != nil {
 			return 0, err
 		} else if l.withdrawn() {
-			_, err := tx.Exec(ctx, sql.FreeSaleKey, id, revision)
+			_, err := tx.Exec(ctx, sql.CatalogFreeSaleKey, id, revision)
 			return 0, err
 		}
 	}
@@ -164,7 +164,7 @@ func (l lowering) withdrawn() bool { return !l.done && l.taken == 0 && !l.open }
 // findLowering returns what became of the wish of that revision, or of the latest one if revision is 0; the
 // zero value if there is none.
 func findLowering(ctx context.Context, q querier, id uuid.UUID, revision int64) (lowering, error) {
-	rows, _ := q.Query(ctx, sql.FindLowering, id, revision) // its error comes with the rows
+	rows, _ := q.Query(ctx, sql.CatalogFindLowering, id, revision) // its error comes with the rows
 	l, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) (lowering, error) {
 		var l lowering
 		err := row.Scan(&l.revision, &l.done, &l.taken, &l.open)
@@ -182,7 +182,7 @@ func (c *Catalog) settleLowering(ctx context.Context, asked Sale, wish published
 	case "restocked":
 		return c.finishLowering(ctx, asked, wish)
 	case "taken":
-		_, err = c.pool.Exec(ctx, sql.RefuseLowering, asked.ID, wish.revision, taken)
+		_, err = c.pool.Exec(ctx, sql.CatalogRefuseLowering, asked.ID, wish.revision, taken)
 	}
 	return asked.Revision, err
 }
@@ -191,7 +191,7 @@ func (c *Catalog) settleLowering(ctx context.Context, asked Sale, wish published
 // returns the latest revision of the sale.
 func (c *Catalog) finishLowering(ctx context.Context, granted Sale, wish publishedChange) (revision int64, err error) {
 	err = pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
-		if err := tx.QueryRow(ctx, sql.LockSale, granted.ID).Scan(new(uuid.UUID)); err != nil {
+		if err := tx.QueryRow(ctx, sql.CatalogLockSale, granted.ID).Scan(new(uuid.UUID)); err != nil {
 			return err
 		}
 		found, err := findSale(ctx, tx, granted.ID)
@@ -211,7 +211,7 @@ func (c *Catalog) finishLowering(ctx context.Context, granted Sale, wish publish
 			return fmt.Errorf("%w: its stock was made anew meanwhile", ErrUnavailable)
 		}
 		data := map[string]int64{"stock": wish.stock, "lowering": wish.revision}
-		return tx.QueryRow(ctx, sql.ChangeSale, now.ID, now.State, wish.stock, eventRestocked, data, nil).Scan(&revision)
+		return tx.QueryRow(ctx, sql.CatalogChangeSale, now.ID, now.State, wish.stock, eventRestocked, data, nil).Scan(&revision)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("lower the stock of sale=%s: %w", granted.ID, err)

@@ -51,7 +51,7 @@ func Guards(ctx context.Context, db interface {
 			tables = append(tables, g.Table)
 		}
 	}
-	rows, _ := db.Query(ctx, guardsQuery, tables) // its error comes with the rows
+	rows, _ := db.Query(ctx, schemaGuards, tables) // its error comes with the rows
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[guard])
 	if err != nil {
 		return 0, nil, fmt.Errorf("look for constraints and indexes: %w", err)

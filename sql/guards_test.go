@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "write guards.txt from a migrated databa
 // guardsThere are the lines of guards.txt for what is in the database.
 func guardsThere(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
-	query, err := os.ReadFile("queries/guards.sql")
+	query, err := os.ReadFile("queries/schema/guards.sql")
 	require.NoError(t, err)
 	rows, _ := pool.Query(t.Context(), "SELECT relname::text FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND relname <> 'goose_db_version'")
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])

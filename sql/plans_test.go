@@ -37,15 +37,15 @@ func TestWhatIsAskedOftenGoesByAnIndex(t *testing.T) {
 		args  []any
 		want  string
 	}{
-		"the units that are paid for": {sql.FindSales, []any{[]uuid.UUID{sale}, nil, 1, true}, "Index Only Scan using orders_paid on orders"},
-		"whose time to pay is over":   {sql.LockOverdue, []any{[]uuid.UUID{}, 500, []uuid.UUID{}}, "Index Scan using orders_due on orders"},
-		"orders without a deadline":   {sql.DateOrders, []any{500}, "Scan using orders_undated on orders"},
-		"a buyer's orders":            {sql.OrdersOfUser, []any{"user-5", nil, 20}, "Index Scan using orders_of_user on orders"},
-		"releases that Redis refused": {sql.PendingReleases, []any{10000}, "Scan using releases_refused on releases"},
-		"releases whose turn it is":   {sql.TakeReleases, []any{[]uuid.UUID{}, 500}, "Index Scan using releases_"},
-		"orders that have ended":      {sql.EndedOrders, []any{sale}, "Index Only Scan using orders_ended on orders"},
-		"an order with its deadline":  {sql.FindOrders, []any{[]uuid.UUID{sale}}, "Index Scan using orders_pkey on orders"},
-		"an order that is to be paid": {sql.LockOrder, []any{sale, "user-5"}, "Index Scan using orders_pkey on orders"},
+		"the units that are paid for": {sql.CatalogFindSales, []any{[]uuid.UUID{sale}, nil, 1, true}, "Index Only Scan using orders_paid on orders"},
+		"whose time to pay is over":   {sql.LedgerLockOverdue, []any{[]uuid.UUID{}, 500, []uuid.UUID{}}, "Index Scan using orders_due on orders"},
+		"orders without a deadline":   {sql.LedgerDateOrders, []any{500}, "Scan using orders_undated on orders"},
+		"a buyer's orders":            {sql.LedgerOrdersOfUser, []any{"user-5", nil, 20}, "Index Scan using orders_of_user on orders"},
+		"releases that Redis refused": {sql.LedgerPendingReleases, []any{10000}, "Scan using releases_refused on releases"},
+		"releases whose turn it is":   {sql.LedgerTakeReleases, []any{[]uuid.UUID{}, 500}, "Index Scan using releases_"},
+		"orders that have ended":      {sql.RebuildEndedOrders, []any{sale}, "Index Only Scan using orders_ended on orders"},
+		"an order with its deadline":  {sql.LedgerFindOrders, []any{[]uuid.UUID{sale}}, "Index Scan using orders_pkey on orders"},
+		"an order that is to be paid": {sql.LedgerLockOrder, []any{sale, "user-5"}, "Index Scan using orders_pkey on orders"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rows, err := pool.Query(t.Context(), "EXPLAIN "+c.query, c.args...)
@@ -59,7 +59,7 @@ func TestWhatIsAskedOftenGoesByAnIndex(t *testing.T) {
 	}
 
 	var final int64
-	rows, err := pool.Query(t.Context(), sql.FindSales, []uuid.UUID{sale}, nil, 1, true)
+	rows, err := pool.Query(t.Context(), sql.CatalogFindSales, []uuid.UUID{sale}, nil, 1, true)
 	require.NoError(t, err)
 	values, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
 	require.NoError(t, err)

@@ -2,202 +2,215 @@ package sql
 
 import _ "embed"
 
-// The queries of sql/queries, one file each, which tells its parameters and its answer.
+// The queries, a folder for each owner. The header of a file says what it takes and what it answers. A variable is named
+// after its folder and its file.
 var (
-	//go:embed queries/add_sold.sql
-	AddSold string
-	//go:embed queries/audit_buyers.sql
+	//go:embed queries/audit/buyers.sql
 	AuditBuyers string
-	//go:embed queries/audit_conservation.sql
+	//go:embed queries/audit/conservation.sql
 	AuditConservation string
-	//go:embed queries/audit_counters.sql
+	//go:embed queries/audit/counters.sql
 	AuditCounters string
-	//go:embed queries/audit_dead_letters.sql
+	//go:embed queries/audit/dead_letters.sql
 	AuditDeadLetters string
-	//go:embed queries/audit_deadlines.sql
+	//go:embed queries/audit/deadlines.sql
 	AuditDeadlines string
-	//go:embed queries/audit_drop.sql
+	//go:embed queries/audit/drop.sql
 	AuditDrop string
-	//go:embed queries/audit_ended.sql
+	//go:embed queries/audit/ended.sql
 	AuditEnded string
-	//go:embed queries/audit_figures.sql
+	//go:embed queries/audit/figures.sql
 	AuditFigures string
-	//go:embed queries/audit_motion.sql
+	//go:embed queries/audit/motion.sql
 	AuditMotion string
-	//go:embed queries/audit_oversold.sql
+	//go:embed queries/audit/oversold.sql
 	AuditOversold string
-	//go:embed queries/audit_parked.sql
+	//go:embed queries/audit/parked.sql
 	AuditParked string
-	//go:embed queries/audit_projection.sql
+	//go:embed queries/audit/projection.sql
 	AuditProjection string
-	//go:embed queries/audit_read_figures.sql
+	//go:embed queries/audit/read_figures.sql
 	AuditReadFigures string
-	//go:embed queries/audit_redis.sql
+	//go:embed queries/audit/redis.sql
 	AuditRedis string
-	//go:embed queries/audit_reservations.sql
+	//go:embed queries/audit/reservations.sql
 	AuditReservations string
-	//go:embed queries/audit_revisions.sql
+	//go:embed queries/audit/revisions.sql
 	AuditRevisions string
-	//go:embed queries/audit_scope.sql
+	//go:embed queries/audit/scope.sql
 	AuditScope string
-	//go:embed queries/audit_sequence.sql
+	//go:embed queries/audit/sequence.sql
 	AuditSequence string
-	//go:embed queries/audit_tables.sql
+	//go:embed queries/audit/tables.sql
 	AuditTables string
-	//go:embed queries/audit_terms.sql
+	//go:embed queries/audit/terms.sql
 	AuditTerms string
-	//go:embed queries/audit_two_live_orders.sql
+	//go:embed queries/audit/two_live_orders.sql
 	AuditTwoLiveOrders string
-	//go:embed queries/audit_unfinished_buyers.sql
+	//go:embed queries/audit/unfinished_buyers.sql
 	AuditUnfinishedBuyers string
-	//go:embed queries/audit_unfinished_events.sql
+	//go:embed queries/audit/unfinished_events.sql
 	AuditUnfinishedEvents string
-	//go:embed queries/beat.sql
-	Beat string
-	//go:embed queries/change_orders.sql
-	ChangeOrders string
-	//go:embed queries/change_sale.sql
-	ChangeSale string
-	//go:embed queries/claim_partition.sql
-	ClaimPartition string
-	//go:embed queries/date_orders.sql
-	DateOrders string
-	//go:embed queries/end_session.sql
-	EndSession string
-	//go:embed queries/ended_orders.sql
-	EndedOrders string
-	//go:embed queries/find_blockers.sql
-	FindBlockers string
-	//go:embed queries/find_created_sale.sql
-	FindCreatedSale string
-	//go:embed queries/find_dead_letter.sql
-	FindDeadLetter string
-	//go:embed queries/find_lowering.sql
-	FindLowering string
-	//go:embed queries/find_orders.sql
-	FindOrders string
-	//go:embed queries/find_sale_change.sql
-	FindSaleChange string
-	//go:embed queries/find_sales.sql
-	FindSales string
-	//go:embed queries/free_sale_key.sql
-	FreeSaleKey string
-	//go:embed queries/guards.sql
-	guardsQuery string
-	//go:embed queries/holders.sql
-	Holders string
-	//go:embed queries/insert_sale.sql
-	InsertSale string
-	//go:embed queries/list_dead_letters.sql
-	ListDeadLetters string
-	//go:embed queries/lock_dead_letter.sql
-	LockDeadLetter string
-	//go:embed queries/lock_order.sql
-	LockOrder string
-	//go:embed queries/lock_overdue.sql
-	LockOverdue string
-	//go:embed queries/lock_sale.sql
-	LockSale string
-	//go:embed queries/mark_discarded.sql
-	MarkDiscarded string
-	//go:embed queries/mark_published.sql
-	MarkPublished string
-	//go:embed queries/mark_replayed.sql
-	MarkReplayed string
-	//go:embed queries/most_partitions.sql
-	MostPartitions string
-	//go:embed queries/note_releases.sql
-	NoteReleases string
-	//go:embed queries/orders_of_user.sql
-	OrdersOfUser string
-	//go:embed queries/park_dead_letter.sql
-	ParkDeadLetter string
-	//go:embed queries/pending_releases.sql
-	PendingReleases string
-	//go:embed queries/projections_begin.sql
-	ProjectionsBegin string
-	//go:embed queries/projections_dress.sql
-	ProjectionsDress string
-	//go:embed queries/projections_end.sql
-	ProjectionsEnd string
-	//go:embed queries/projections_fill.sql
-	ProjectionsFill string
-	//go:embed queries/projections_histories.sql
-	ProjectionsHistories string
-	//go:embed queries/projections_miscounted.sql
-	ProjectionsMiscounted string
-	//go:embed queries/projections_obstacles.sql
-	ProjectionsObstacles string
-	//go:embed queries/projections_recount.sql
-	ProjectionsRecount string
-	//go:embed queries/projections_remove.sql
-	ProjectionsRemove string
-	//go:embed queries/projections_rename.sql
-	ProjectionsRename string
-	//go:embed queries/projections_shape.sql
-	ProjectionsShape string
-	//go:embed queries/projections_take_changes.sql
-	ProjectionsTakeChanges string
-	//go:embed queries/projections_watch.sql
-	ProjectionsWatch string
-	//go:embed queries/published_sales.sql
-	PublishedSales string
-	//go:embed queries/raise_epoch.sql
-	RaiseEpoch string
-	//go:embed queries/rebuild_holder.sql
-	RebuildHolder string
-	//go:embed queries/rebuild_wait.sql
+
+	//go:embed queries/catalog/change_sale.sql
+	CatalogChangeSale string
+	//go:embed queries/catalog/claim_partition.sql
+	CatalogClaimPartition string
+	//go:embed queries/catalog/find_created_sale.sql
+	CatalogFindCreatedSale string
+	//go:embed queries/catalog/find_lowering.sql
+	CatalogFindLowering string
+	//go:embed queries/catalog/find_sale_change.sql
+	CatalogFindSaleChange string
+	//go:embed queries/catalog/find_sales.sql
+	CatalogFindSales string
+	//go:embed queries/catalog/free_sale_key.sql
+	CatalogFreeSaleKey string
+	//go:embed queries/catalog/insert_sale.sql
+	CatalogInsertSale string
+	//go:embed queries/catalog/lock_sale.sql
+	CatalogLockSale string
+	//go:embed queries/catalog/mark_published.sql
+	CatalogMarkPublished string
+	//go:embed queries/catalog/published_sales.sql
+	CatalogPublishedSales string
+	//go:embed queries/catalog/refuse_lowering.sql
+	CatalogRefuseLowering string
+	//go:embed queries/catalog/sale_changes.sql
+	CatalogSaleChanges string
+	//go:embed queries/catalog/unpublished_sales.sql
+	CatalogUnpublishedSales string
+
+	//go:embed queries/crowd/sale_orders.sql
+	CrowdSaleOrders string
+	//go:embed queries/crowd/sale_sold.sql
+	CrowdSaleSold string
+
+	//go:embed queries/deadletter/find.sql
+	DeadLetterFind string
+	//go:embed queries/deadletter/list.sql
+	DeadLetterList string
+	//go:embed queries/deadletter/lock.sql
+	DeadLetterLock string
+	//go:embed queries/deadletter/mark_discarded.sql
+	DeadLetterMarkDiscarded string
+	//go:embed queries/deadletter/mark_replayed.sql
+	DeadLetterMarkReplayed string
+	//go:embed queries/deadletter/park.sql
+	DeadLetterPark string
+
+	//go:embed queries/doctor/server_settings.sql
+	DoctorServerSettings string
+	//go:embed queries/doctor/units_on_sale.sql
+	DoctorUnitsOnSale string
+
+	//go:embed queries/ledger/add_sold.sql
+	LedgerAddSold string
+	//go:embed queries/ledger/change_orders.sql
+	LedgerChangeOrders string
+	//go:embed queries/ledger/date_orders.sql
+	LedgerDateOrders string
+	//go:embed queries/ledger/find_orders.sql
+	LedgerFindOrders string
+	//go:embed queries/ledger/heartbeat.sql
+	LedgerHeartbeat string
+	//go:embed queries/ledger/lock_order.sql
+	LedgerLockOrder string
+	//go:embed queries/ledger/lock_overdue.sql
+	LedgerLockOverdue string
+	//go:embed queries/ledger/note_releases.sql
+	LedgerNoteReleases string
+	//go:embed queries/ledger/orders_of_user.sql
+	LedgerOrdersOfUser string
+	//go:embed queries/ledger/pending_releases.sql
+	LedgerPendingReleases string
+	//go:embed queries/ledger/receipt_secret.sql
+	LedgerReceiptSecret string
+	//go:embed queries/ledger/record_fresh.sql
+	LedgerRecordFresh string
+	//go:embed queries/ledger/record_orders.sql
+	LedgerRecordOrders string
+	//go:embed queries/ledger/return_sold.sql
+	LedgerReturnSold string
+	//go:embed queries/ledger/sale_epoch.sql
+	LedgerSaleEpoch string
+	//go:embed queries/ledger/take_releases.sql
+	LedgerTakeReleases string
+
+	//go:embed queries/pg/end_session.sql
+	PGEndSession string
+	//go:embed queries/pg/find_blockers.sql
+	PGFindBlockers string
+	//go:embed queries/pg/lock_holder.sql
+	PGLockHolder string
+	//go:embed queries/pg/try_lock.sql
+	PGTryLock string
+
+	//go:embed queries/projection/begin.sql
+	ProjectionBegin string
+	//go:embed queries/projection/dress.sql
+	ProjectionDress string
+	//go:embed queries/projection/end.sql
+	ProjectionEnd string
+	//go:embed queries/projection/fill.sql
+	ProjectionFill string
+	//go:embed queries/projection/histories.sql
+	ProjectionHistories string
+	//go:embed queries/projection/miscounted.sql
+	ProjectionMiscounted string
+	//go:embed queries/projection/obstacles.sql
+	ProjectionObstacles string
+	//go:embed queries/projection/recount.sql
+	ProjectionRecount string
+	//go:embed queries/projection/remove.sql
+	ProjectionRemove string
+	//go:embed queries/projection/rename.sql
+	ProjectionRename string
+	//go:embed queries/projection/shape.sql
+	ProjectionShape string
+	//go:embed queries/projection/take_changes.sql
+	ProjectionTakeChanges string
+	//go:embed queries/projection/watch.sql
+	ProjectionWatch string
+
+	//go:embed queries/rebuild/ended_orders.sql
+	RebuildEndedOrders string
+	//go:embed queries/rebuild/holders.sql
+	RebuildHolders string
+	//go:embed queries/rebuild/raise_epoch.sql
+	RebuildRaiseEpoch string
+	//go:embed queries/rebuild/sales_in_redis.sql
+	RebuildSalesInRedis string
+	//go:embed queries/rebuild/save_server.sql
+	RebuildSaveServer string
+	//go:embed queries/rebuild/wait.sql
 	RebuildWait string
-	//go:embed queries/receipt_secret.sql
-	ReceiptSecret string
-	//go:embed queries/reconcile_compare.sql
+
+	//go:embed queries/reconcile/compare.sql
 	ReconcileCompare string
-	//go:embed queries/reconcile_counts.sql
+	//go:embed queries/reconcile/counts.sql
 	ReconcileCounts string
-	//go:embed queries/reconcile_explain.sql
+	//go:embed queries/reconcile/explain.sql
 	ReconcileExplain string
-	//go:embed queries/reconcile_forget.sql
+	//go:embed queries/reconcile/forget.sql
 	ReconcileForget string
-	//go:embed queries/reconcile_lock_orders.sql
+	//go:embed queries/reconcile/lock_orders.sql
 	ReconcileLockOrders string
-	//go:embed queries/reconcile_note.sql
+	//go:embed queries/reconcile/note.sql
 	ReconcileNote string
-	//go:embed queries/reconcile_page.sql
+	//go:embed queries/reconcile/page.sql
 	ReconcilePage string
-	//go:embed queries/reconcile_release.sql
+	//go:embed queries/reconcile/release.sql
 	ReconcileRelease string
-	//go:embed queries/reconcile_tables.sql
+	//go:embed queries/reconcile/tables.sql
 	ReconcileTables string
-	//go:embed queries/record_fresh.sql
-	RecordFresh string
-	//go:embed queries/record_orders.sql
-	RecordOrders string
-	//go:embed queries/refuse_lowering.sql
-	RefuseLowering string
-	//go:embed queries/return_sold.sql
-	ReturnSold string
-	//go:embed queries/sale_changes.sql
-	SaleChanges string
-	//go:embed queries/sale_epoch.sql
-	SaleEpoch string
-	//go:embed queries/sale_orders.sql
-	SaleOrders string
-	//go:embed queries/sale_sold.sql
-	SaleSold string
-	//go:embed queries/sales_in_redis.sql
-	SalesInRedis string
-	//go:embed queries/save_server.sql
-	SaveServer string
-	//go:embed queries/server_settings.sql
-	ServerSettings string
-	//go:embed queries/take_releases.sql
-	TakeReleases string
-	//go:embed queries/try_rebuild_lock.sql
-	TryRebuildLock string
-	//go:embed queries/units_on_sale.sql
-	UnitsOnSale string
-	//go:embed queries/unpublished_sales.sql
-	UnpublishedSales string
-	//go:embed queries/vouched_servers.sql
-	VouchedServers string
+
+	//go:embed queries/reservation/verified_servers.sql
+	ReservationVerifiedServers string
+
+	//go:embed queries/schema/guards.sql
+	schemaGuards string
+
+	//go:embed queries/worker/most_partitions.sql
+	WorkerMostPartitions string
 )

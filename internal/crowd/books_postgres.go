@@ -45,7 +45,7 @@ func (b *PostgresBooks) Sold(ctx context.Context) (int64, error) {
 
 func (b *PostgresBooks) soldInAll(ctx context.Context) (int64, error) {
 	var sold int64
-	err := b.pool.QueryRow(ctx, sql.SaleSold, b.sale).Scan(&sold)
+	err := b.pool.QueryRow(ctx, sql.CrowdSaleSold, b.sale).Scan(&sold)
 	if err != nil {
 		return 0, fmt.Errorf("read sale=%s: %w", b.sale, err)
 	}
@@ -64,7 +64,7 @@ type bookedOrder struct {
 func (o bookedOrder) live() bool { return o.status == "confirmed" || o.status == "paid" }
 
 func (b *PostgresBooks) eachOrder(ctx context.Context, see func(bookedOrder)) error {
-	rows, _ := b.pool.Query(ctx, sql.SaleOrders, b.sale) // its error comes with the rows
+	rows, _ := b.pool.Query(ctx, sql.CrowdSaleOrders, b.sale) // its error comes with the rows
 	var o bookedOrder
 	_, err := pgx.ForEachRow(rows, []any{&o.id, &o.user, &o.quantity, &o.status}, func() error {
 		see(o)

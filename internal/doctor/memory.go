@@ -22,7 +22,7 @@ const bytesPerUnit = 500
 // not uuid.Nil. It fails where one of the servers cannot be asked, or with reservation.ErrSaleNotFound.
 func Memory(ctx context.Context, rdb redis.UniversalClient, pool *pgxpool.Pool, sale uuid.UUID) ([]Finding, error) {
 	var sales, units int64
-	if err := pool.QueryRow(ctx, sql.UnitsOnSale, uuid.NullUUID{UUID: sale, Valid: sale != uuid.Nil}).Scan(&sales, &units); err != nil {
+	if err := pool.QueryRow(ctx, sql.DoctorUnitsOnSale, uuid.NullUUID{UUID: sale, Valid: sale != uuid.Nil}).Scan(&sales, &units); err != nil {
 		return nil, fmt.Errorf("ask Postgres for the units on sale: %w", err)
 	}
 	if sale != uuid.Nil && sales == 0 {

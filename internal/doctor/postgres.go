@@ -49,7 +49,7 @@ type postgresServer struct {
 
 func readPostgres(ctx context.Context, pool *pgxpool.Pool) (postgresServer, error) {
 	p := postgresServer{settings: make(map[string]string)}
-	rows, _ := pool.Query(ctx, sql.ServerSettings) // its error comes with the rows
+	rows, _ := pool.Query(ctx, sql.DoctorServerSettings) // its error comes with the rows
 	var name, setting string
 	_, err := pgx.ForEachRow(rows, []any{&name, &setting, &p.recovery}, func() error {
 		p.settings[name] = setting

@@ -116,7 +116,7 @@ func VouchFor(t testing.TB, pool *pgxpool.Pool, store *reservation.Store, partit
 		state, err = store.Inspect(ctx, partition)
 		return err == nil
 	})
-	if _, err := pool.Exec(ctx, sql.SaveServer, partition, state.RunID, state.ReplicationID); err != nil {
+	if _, err := pool.Exec(ctx, sql.RebuildSaveServer, partition, state.RunID, state.ReplicationID); err != nil {
 		t.Fatal(err)
 	}
 	token := reservation.NewRebuildToken()

@@ -1,4 +1,4 @@
--- Writes the rows that one confirmed order has in the product's ledger (sql/queries/record_orders.sql):
+-- Writes the rows that one confirmed order has in the product's ledger (sql/queries/ledger/record_orders.sql):
 -- its two events and the order itself. It is one statement, so it is a transaction of its own and takes
 -- one round trip; inside a transaction it is a part of that.
 --

@@ -1,5 +1,5 @@
 -- Sells to those who come first in a batch what the sale holds, and writes the rows that their orders have
--- in the product's ledger (sql/queries/record_orders.sql). The sale is locked (lock_sale.sql).
+-- in the product's ledger (sql/queries/ledger/record_orders.sql). The sale is locked (lock_sale.sql).
 --
 -- $1     sale
 -- $2..$4 order, user and quantity of each purchase as columns, in the order of their coming, each user once

@@ -1,5 +1,5 @@
 -- Sells units to one buyer that nobody else is about to take, and writes the rows that the order has in the
--- product's ledger (sql/queries/record_orders.sql). It is a transaction of its own.
+-- product's ledger (sql/queries/ledger/record_orders.sql). It is a transaction of its own.
 --
 -- $1 order, $2 sale, $3 user, $4 quantity, $5 the lowest unit to look at
 --

@@ -1,5 +1,5 @@
--- Begins the next epoch of a sale: from now on no order of an earlier one is confirmed (record_orders.sql,
--- add_sold.sql), so the orders that are live now are all that its stock in Redis is made anew from, but for
+-- Begins the next epoch of a sale: from now on no order of an earlier one is confirmed (ledger/record_orders.sql,
+-- ledger/add_sold.sql), so the orders that are live now are all that its stock in Redis is made anew from, but for
 -- those that end before.
 -- $1 sale, $2 the highest place that Redis is known to have given out in it, $3 the epoch in which Redis had it, $4 why
 -- $5 the epoch in which the caller found it before closing it in Redis
@@ -9,7 +9,7 @@
 --
 -- Redis may be ahead, if Postgres was set back: an ingress that has seen an epoch does not go back to an earlier one.
 --
--- The caller has locked the sale (lock_sale.sql), in a statement of its own: this one has to see what whoever
+-- The caller has locked the sale (catalog/lock_sale.sql), in a statement of its own: this one has to see what whoever
 -- had the lock before has committed.
 --
 -- What was to be given back to Redis comes back with the new stock, which is made without it. Releases that

@@ -1,4 +1,4 @@
--- The figures of audit_figures.sql, as far as a report shows them and a bigint holds them.
+-- The figures of figures.sql, as far as a report shows them and a bigint holds them.
 SELECT sale_id, name, stock, sold, orders, live_orders, least(greatest(live_units, -9e18), 9e18)::bigint, least(greatest(unpaid, -9e18), 9e18)::bigint, rejected, voided, lost, events,
        least(greatest(replayed_units, -9e18), 9e18)::bigint, buyers, present, least(greatest(available, -9e18), 9e18)::bigint, least(greatest(held, -9e18), 9e18)::bigint, places
 FROM audit_figures

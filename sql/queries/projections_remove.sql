@@ -1,2 +1,0 @@
--- Removes the orders $1 from orders_next, so that projections_fill.sql can make them anew.
-DELETE FROM orders_next WHERE id = ANY ($1::uuid[])

@@ -1,0 +1,34 @@
+package sql_test
+
+import (
+	"io/fs"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestQueriesAreNamedAfterTheirFiles keeps the list in queries.go and the folders the same: each file has a variable,
+// in the order of the folders, whose name follows from its path.
+func TestQueriesAreNamedAfterTheirFiles(t *testing.T) {
+	t.Parallel()
+	var files []string
+	require.NoError(t, fs.WalkDir(os.DirFS("."), "queries", func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			files = append(files, path)
+		}
+		return err
+	}))
+	source, err := os.ReadFile("queries.go")
+	require.NoError(t, err)
+	var embedded []string
+	for _, found := range regexp.MustCompile(`//go:embed (\S+)\n\t(\w+) string\n`).FindAllStringSubmatch(string(source), -1) {
+		path, name := found[1], found[2]
+		embedded = append(embedded, path)
+		words := strings.NewReplacer("queries/", "", "/", "", "_", "", ".sql", "").Replace(path)
+		require.Equal(t, words, strings.ToLower(name), path)
+	}
+	require.Equal(t, files, embedded)
+}
