@@ -60,9 +60,9 @@ const (
 	jwksRefresh = 15 * time.Minute
 	// A token whose key is not known makes us look for new keys, this often at most, however many
 	// such tokens somebody makes up.
-	jwksLookEvery = 10 * time.Second
+	jwksMissInterval = 10 * time.Second
 	// jwksLookWait bounds what such a token's request waits for that.
-	jwksLookWait = 2 * time.Second
+	jwksMissWait = 2 * time.Second
 )
 
 // clockLeeway is by how much the clock of a token's issuer may differ from ours.
@@ -100,7 +100,7 @@ func newJWTAuth(ctx context.Context, c Config) (*jwtAuth, error) {
 	}
 	keys, err := keyfunc.NewDefaultOverrideCtx(ctx, []string{c.JWKSURL}, keyfunc.Override{
 		HTTPTimeout: jwksTimeout, RefreshInterval: jwksRefresh,
-		RefreshUnknownKID: rate.NewLimiter(rate.Every(jwksLookEvery), 1), RateLimitWaitMax: jwksLookWait,
+		RefreshUnknownKID: rate.NewLimiter(rate.Every(jwksMissInterval), 1), RateLimitWaitMax: jwksMissWait,
 		RefreshErrorHandlerFunc: func(u string) func(context.Context, error) {
 			return func(ctx context.Context, err error) {
 				c.Logger.LogAttrs(ctx, slog.LevelError, "fetch JWKS", slog.String("url", u), slog.Any("error", err))
@@ -130,7 +130,7 @@ func (a *jwtAuth) user(r *http.Request) (string, error) {
 		if errors.Is(err, jwt.ErrTokenUnverifiable) && a.keysMissing(r.Context()) {
 			return "", fmt.Errorf("%w: there are no keys to verify a token with", reservation.ErrUnavailable)
 		}
-		return "", &problem{kind: kindUnauthorized, detail: whyRefused(err), challenge: challengeInvalid}
+		return "", &problem{kind: kindUnauthorized, detail: tokenProblem(err), challenge: challengeInvalid}
 	}
 	if claims.Subject == "" {
 		return "", &problem{kind: kindUnauthorized, detail: "The token lacks a claim that is required: sub.", challenge: challengeInvalid}
@@ -142,7 +142,7 @@ func (a *jwtAuth) user(r *http.Request) (string, error) {
 }
 
 // whyRefused tells what a client can mend; of a signature or a key it says no more than that.
-func whyRefused(err error) string {
+func tokenProblem(err error) string {
 	switch {
 	case errors.Is(err, jwt.ErrTokenExpired):
 		return "The token has expired."

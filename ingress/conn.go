@@ -56,7 +56,7 @@ type conn struct {
 	tcpConn
 	read, write deadline
 	// unwatched makes the next read of one byte without a deadline find nothing. It is guarded by read.mu.
-	unwatched bool
+	skipRead bool
 }
 
 func newConn(tcp tcpConn) *conn {
@@ -64,16 +64,16 @@ func newConn(tcp tcpConn) *conn {
 }
 
 func (c *conn) Read(p []byte) (n int, err error) {
-	if len(p) == 1 && c.leftUnwatched() {
+	if len(p) == 1 && c.takeSkip() {
 		return 0, nil
 	}
-	if err := c.read.enter(); err != nil {
+	if err := c.read.begin(); err != nil {
 		return 0, err
 	}
-	defer c.read.leave()
+	defer c.read.end()
 	for {
 		n, err = c.tcpConn.Read(p)
-		if !c.read.wasPutOff(err) {
+		if !c.read.wasExtended(err) {
 			return n, err
 		}
 	}
@@ -81,15 +81,15 @@ func (c *conn) Read(p []byte) (n int, err error) {
 
 // Write goes on behind what was written before a deadline that is none any more.
 func (c *conn) Write(p []byte) (n int, err error) {
-	if err := c.write.enter(); err != nil {
+	if err := c.write.begin(); err != nil {
 		return 0, err
 	}
-	defer c.write.leave()
+	defer c.write.end()
 	for {
 		var more int
 		more, err = c.tcpConn.Write(p[n:])
 		n += more
-		if !c.write.wasPutOff(err) {
+		if !c.write.wasExtended(err) {
 			return n, err
 		}
 	}
@@ -99,7 +99,7 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 	c.read.mu.Lock()
 	defer c.read.mu.Unlock()
 	if !t.IsZero() {
-		c.unwatched = false // the request is over
+		c.skipRead = false // the request is over
 	}
 	return c.read.want(t)
 }
@@ -129,21 +129,21 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 // the time-outs of Server.Run, and by its length. It is answered that nothing was there, at once and without an error: that
 // ends the watch, nobody waits for anything, and what the client sends meanwhile is read as the next request later. A
 // reader that is not the watch, if it ever was taken for it, would have to read once more.
-func leaveUnwatched(r *http.Request) {
+func skipBackgroundRead(r *http.Request) {
 	if c, ok := r.Context().Value(connKey{}).(*conn); ok {
 		c.read.mu.Lock()
-		c.unwatched = true
+		c.skipRead = true
 		c.read.mu.Unlock()
 	}
 }
 
-func (c *conn) leftUnwatched() bool {
+func (c *conn) takeSkip() bool {
 	c.read.mu.Lock()
 	defer c.read.mu.Unlock()
-	if !c.unwatched || !c.read.wanted.IsZero() {
+	if !c.skipRead || !c.read.wanted.IsZero() {
 		return false
 	}
-	c.unwatched = false
+	c.skipRead = false
 	return true
 }
 
@@ -155,54 +155,54 @@ type deadline struct {
 	mu sync.Mutex
 	// wanted is what calls are to keep, and known what the socket knows; zero is no deadline.
 	// Invariant: while there are calls, known is not later than wanted. Calls that end too early go on.
-	wanted, known time.Time
-	calls         int
+	wanted, applied time.Time
+	calls           int
 }
 
 // want is called with mu held.
 func (d *deadline) want(t time.Time) error {
 	d.wanted = t
-	if d.calls > 0 && isSooner(t, d.known) {
-		return d.tell()
+	if d.calls > 0 && isEarlier(t, d.applied) {
+		return d.apply()
 	}
 	return nil
 }
 
-func (d *deadline) tell() error {
-	d.known = d.wanted
-	return d.set(d.known)
+func (d *deadline) apply() error {
+	d.applied = d.wanted
+	return d.set(d.applied)
 }
 
 // enter begins a call, which leave ends.
-func (d *deadline) enter() error {
+func (d *deadline) begin() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if isSooner(d.wanted, d.known) {
-		if isOver(d.wanted) {
+	if isEarlier(d.wanted, d.applied) {
+		if hasPassed(d.wanted) {
 			return os.ErrDeadlineExceeded
 		}
-		_ = d.tell() // a connection that is closed tells so in the call as well
+		_ = d.apply() // a connection that is closed tells so in the call as well
 	}
 	d.calls++
 	return nil
 }
 
-func (d *deadline) leave() {
+func (d *deadline) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.calls--
 }
 
 // wasPutOff tells whether a call that ended with err is to go on, because the deadline that ended it is not the wanted one.
-func (d *deadline) wasPutOff(err error) bool {
+func (d *deadline) wasExtended(err error) bool {
 	if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 		return false
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return !isOver(d.wanted) && d.tell() == nil
+	return !hasPassed(d.wanted) && d.apply() == nil
 }
 
-func isSooner(t, than time.Time) bool { return !t.IsZero() && (than.IsZero() || t.Before(than)) }
+func isEarlier(t, than time.Time) bool { return !t.IsZero() && (than.IsZero() || t.Before(than)) }
 
-func isOver(t time.Time) bool { return !t.IsZero() && !t.After(time.Now()) }
+func hasPassed(t time.Time) bool { return !t.IsZero() && !t.After(time.Now()) }

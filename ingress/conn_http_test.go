@@ -79,13 +79,13 @@ func call(t *testing.T, addr string) *caller {
 	return &caller{t, c, bufio.NewReader(c)}
 }
 
-func (c *caller) says(text string) {
+func (c *caller) sends(text string) {
 	c.t.Helper()
 	_, err := io.WriteString(c, text)
 	require.NoError(c.t, err)
 }
 
-func (c *caller) hears(method string) (int, string) {
+func (c *caller) receives(method string) (int, string) {
 	c.t.Helper()
 	answer, err := http.ReadResponse(c.answers, &http.Request{Method: method})
 	require.NoError(c.t, err)
@@ -95,7 +95,7 @@ func (c *caller) hears(method string) (int, string) {
 	return answer.StatusCode, string(body)
 }
 
-func (c *caller) hearsTheEnd() {
+func (c *caller) receivesEnd() {
 	c.t.Helper()
 	_, err := c.answers.ReadByte()
 	require.ErrorIs(c.t, err, io.EOF)
@@ -110,7 +110,7 @@ func served(r *http.Request) *conn { return r.Context().Value(connKey{}).(*conn)
 
 // echoed answers an unwatched request with its body.
 func echoed(w http.ResponseWriter, r *http.Request) {
-	leaveUnwatched(r)
+	skipBackgroundRead(r)
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		w.WriteHeader(http.StatusBadRequest)
@@ -120,10 +120,10 @@ func echoed(w http.ResponseWriter, r *http.Request) {
 }
 
 // isToBeLeft is true until the watch has been sent away.
-func (c *conn) isToBeLeft() bool {
+func (c *conn) willSkip() bool {
 	c.read.mu.Lock()
 	defer c.read.mu.Unlock()
-	return c.unwatched
+	return c.skipRead
 }
 
 // deadlinesSince is how many deadlines the socket of a connection that began then may have been told: those of the first request,
@@ -136,7 +136,7 @@ func TestUnwatchedRequestsCostNoDeadlines(t *testing.T) {
 	accepted := make(chan *socket, 1)
 	_, addr := webServer(t, func(l net.Listener) net.Listener { return countedListener{l, accepted} }, func(w http.ResponseWriter, r *http.Request) {
 		echoed(w, r)
-		for limit := time.Now().Add(10 * time.Second); served(r).isToBeLeft() && time.Now().Before(limit); {
+		for limit := time.Now().Add(10 * time.Second); served(r).willSkip() && time.Now().Before(limit); {
 			runtime.Gosched()
 		}
 	})
@@ -145,8 +145,8 @@ func TestUnwatchedRequestsCostNoDeadlines(t *testing.T) {
 	began := time.Now()
 	for n := range requests {
 		body := fmt.Sprint("request ", n)
-		c.says(posted("/", body))
-		status, echo := c.hears(http.MethodPost)
+		c.sends(posted("/", body))
+		status, echo := c.receives(http.MethodPost)
 		require.Equal(t, http.StatusOK, status)
 		require.Equal(t, body, echo)
 	}
@@ -168,16 +168,16 @@ func TestPurchasesAreUnwatchedUnlessTheyWait(t *testing.T) {
 	const purchases = 50
 	began := time.Now()
 	for n := range purchases {
-		c.says(posted(ordersOf(sale), `{"quantity":1}`, "Content-Type: application/json\r\n", fmt.Sprintf("X-User-ID: buyer-%d\r\n", n)))
-		status, body := c.hears(http.MethodPost)
+		c.sends(posted(ordersOf(sale), `{"quantity":1}`, "Content-Type: application/json\r\n", fmt.Sprintf("X-User-ID: buyer-%d\r\n", n)))
+		status, body := c.receives(http.MethodPost)
 		require.Equal(t, http.StatusAccepted, status, body)
 	}
 	require.LessOrEqual(t, (<-accepted).deadlines.Load(), deadlinesSince(began))
 
-	c.says(posted(ordersOf(sale), `{"quantity":1}`, "Content-Type: application/json\r\n", "X-User-ID: waits\r\nPrefer: wait=30\r\n"))
-	s.waits(1)
+	c.sends(posted(ordersOf(sale), `{"quantity":1}`, "Content-Type: application/json\r\n", "X-User-ID: waits\r\nPrefer: wait=30\r\n"))
+	s.awaitWaiting(1)
 	require.NoError(t, c.Close())
-	s.waits(0)
+	s.awaitWaiting(0)
 }
 
 // TestRunServesConns: the handlers find them.
@@ -203,7 +203,7 @@ func TestClientWhoLeavesIsNoticed(t *testing.T) {
 				for c := served(r); c.read.underWay() == 0; {
 					runtime.Gosched()
 				}
-				leaveUnwatched(r)
+				skipBackgroundRead(r)
 			default:
 				_, _ = io.Copy(io.Discard, r.Body)
 				close(entered)
@@ -218,12 +218,12 @@ func TestClientWhoLeavesIsNoticed(t *testing.T) {
 		c := call(t, addr)
 		for range 3 {
 			for _, request := range []string{posted("/unwatched", "x"), posted("/unwatched", ""), posted("/too-late", "")} {
-				c.says(request)
-				status, _ := c.hears(http.MethodPost)
+				c.sends(request)
+				status, _ := c.receives(http.MethodPost)
 				require.Equal(t, http.StatusOK, status)
 			}
 		}
-		c.says(posted("/watched", body))
+		c.sends(posted("/watched", body))
 		<-entered
 		require.NoError(t, c.Close())
 		require.True(t, <-left, "with body %q", body)
@@ -237,7 +237,7 @@ func TestPipelinedRequests(t *testing.T) {
 	_, addr := webServer(t, wrapped, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/held" {
 			body := new(bytes.Buffer)
-			leaveUnwatched(r)
+			skipBackgroundRead(r)
 			_, _ = body.ReadFrom(r.Body)
 			entered <- struct{}{}
 			<-goOn
@@ -249,13 +249,13 @@ func TestPipelinedRequests(t *testing.T) {
 	c := call(t, addr)
 	next := posted("/", "second") + posted("/", "") + posted("/", "fourth")
 	for cut := range len(next) {
-		c.says(posted("/held", "first"))
+		c.sends(posted("/held", "first"))
 		<-entered
-		c.says(next[:cut])
+		c.sends(next[:cut])
 		goOn <- struct{}{}
-		c.says(next[cut:])
+		c.sends(next[cut:])
 		for _, want := range []string{"first", "second", "", "fourth"} {
-			status, body := c.hears(http.MethodPost)
+			status, body := c.receives(http.MethodPost)
 			require.Equal(t, http.StatusOK, status)
 			require.Equal(t, want, body)
 		}
@@ -268,10 +268,10 @@ func TestKindsOfRequests(t *testing.T) {
 	_, addr := webServer(t, wrapped, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/unread":
-			leaveUnwatched(r)
+			skipBackgroundRead(r)
 			_, _ = io.WriteString(w, "unread")
 		case "/panic":
-			leaveUnwatched(r)
+			skipBackgroundRead(r)
 			_, _ = io.Copy(io.Discard, r.Body)
 			panic("on purpose")
 		default:
@@ -306,8 +306,8 @@ func TestKindsOfRequests(t *testing.T) {
 			}
 			c := call(t, addr)
 			for range 3 {
-				c.says(kind.text)
-				status, body := c.hears(method)
+				c.sends(kind.text)
+				status, body := c.receives(method)
 				require.Equal(t, http.StatusOK, status)
 				require.Equal(t, kind.answer, body)
 				if kind.ends {
@@ -322,21 +322,21 @@ func TestKindsOfRequests(t *testing.T) {
 		t.Parallel()
 		c := call(t, addr)
 		for range 3 {
-			c.says("POST / HTTP/1.1\r\nHost: shop\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
-			status, _ := c.hears(http.MethodPost)
+			c.sends("POST / HTTP/1.1\r\nHost: shop\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+			status, _ := c.receives(http.MethodPost)
 			require.Equal(t, http.StatusContinue, status)
-			c.says("hello")
-			_, body := c.hears(http.MethodPost)
+			c.sends("hello")
+			_, body := c.receives(http.MethodPost)
 			require.Equal(t, "hello", body)
 		}
 	})
 	t.Run("panics", func(t *testing.T) {
 		t.Parallel()
 		c := call(t, addr)
-		c.says(posted("/", "hello"))
-		c.hears(http.MethodPost)
-		c.says(posted("/panic", "hello"))
-		c.hearsTheEnd()
+		c.sends(posted("/", "hello"))
+		c.receives(http.MethodPost)
+		c.sends(posted("/panic", "hello"))
+		c.receivesEnd()
 	})
 }
 
@@ -359,7 +359,7 @@ func TestTimeOuts(t *testing.T) {
 	} {
 		cutOff := make(chan time.Duration, 1)
 		_, addr := webServer(t, wrap, func(w http.ResponseWriter, r *http.Request) {
-			leaveUnwatched(r)
+			skipBackgroundRead(r)
 			if _, err := io.ReadAll(r.Body); err != nil {
 				w.WriteHeader(http.StatusBadRequest)
 				return
@@ -376,8 +376,8 @@ func TestTimeOuts(t *testing.T) {
 			t.Helper()
 			c := call(t, addr)
 			for range 3 {
-				c.says(posted("/", "hello"))
-				status, _ := c.hears(http.MethodPost)
+				c.sends(posted("/", "hello"))
+				status, _ := c.receives(http.MethodPost)
 				require.Equal(t, http.StatusOK, status)
 			}
 			return c
@@ -385,7 +385,7 @@ func TestTimeOuts(t *testing.T) {
 		t.Run(name+"/first head", func(t *testing.T) {
 			t.Parallel()
 			c, began := call(t, addr), time.Now()
-			c.says("GET / HT")
+			c.sends("GET / HT")
 			_, err := io.ReadAll(c) // it may be told that this is no request
 			require.NoError(t, err)
 			within(t, began, head-head/10, whole) // from when it was accepted, which may be before began
@@ -393,7 +393,7 @@ func TestTimeOuts(t *testing.T) {
 		t.Run(name+"/head", func(t *testing.T) {
 			t.Parallel()
 			c, began := later(t), time.Now()
-			c.says("GET / HTTP/1.1\r\nHost")
+			c.sends("GET / HTTP/1.1\r\nHost")
 			_, err := io.ReadAll(c)
 			require.NoError(t, err)
 			within(t, began, head, whole)
@@ -401,21 +401,21 @@ func TestTimeOuts(t *testing.T) {
 		t.Run(name+"/body", func(t *testing.T) {
 			t.Parallel()
 			c, began := later(t), time.Now()
-			c.says("POST / HTTP/1.1\r\nHost: shop\r\nContent-Length: 5\r\n\r\nhel")
-			status, _ := c.hears(http.MethodPost)
+			c.sends("POST / HTTP/1.1\r\nHost: shop\r\nContent-Length: 5\r\n\r\nhel")
+			status, _ := c.receives(http.MethodPost)
 			require.Equal(t, http.StatusBadRequest, status)
 			within(t, began, whole, idle)
 		})
 		t.Run(name+"/idle", func(t *testing.T) {
 			t.Parallel()
 			c, began := later(t), time.Now()
-			c.hearsTheEnd()
+			c.receivesEnd()
 			within(t, began, idle-idle/10, 2*idle) // from when the answer was sent, which is before began
 		})
 		t.Run(name+"/answer that nobody reads", func(t *testing.T) {
 			t.Parallel()
 			c := later(t)
-			c.says(posted("/much", "hello"))
+			c.sends(posted("/much", "hello"))
 			select {
 			case took := <-cutOff:
 				require.GreaterOrEqual(t, took, written-written/10)
@@ -440,18 +440,18 @@ func TestShutdownClosesIdleConns(t *testing.T) {
 	})
 	idle, busy := call(t, addr), call(t, addr)
 	for _, c := range []*caller{idle, busy} {
-		c.says(posted("/", "hello"))
-		c.hears(http.MethodPost)
+		c.sends(posted("/", "hello"))
+		c.receives(http.MethodPost)
 	}
-	busy.says(posted("/held", "hello"))
+	busy.sends(posted("/held", "hello"))
 	<-entered
 	down := make(chan error, 1)
 	go func() { down <- server.Shutdown(t.Context()) }()
-	idle.hearsTheEnd()
+	idle.receivesEnd()
 	require.Empty(t, down)
 	close(goOn)
-	_, body := busy.hears(http.MethodPost)
+	_, body := busy.receives(http.MethodPost)
 	require.Equal(t, "hello", body)
-	busy.hearsTheEnd()
+	busy.receivesEnd()
 	require.NoError(t, <-down)
 }

@@ -71,7 +71,7 @@ type transfer struct {
 }
 
 // begin starts a call and returns when it is in the socket.
-func (d *deadline) begin(t *testing.T, p []byte, call func([]byte) (int, error)) <-chan transfer {
+func (d *deadline) startCall(t *testing.T, p []byte, call func([]byte) (int, error)) <-chan transfer {
 	t.Helper()
 	done := make(chan transfer, 1)
 	go func() {
@@ -113,7 +113,7 @@ func TestReadOutlivesADeadlineThatWasPutOff(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			c, s, peer := connected(t)
-			read := c.read.begin(t, make([]byte, 8), c.Read)
+			read := c.read.startCall(t, make([]byte, 8), c.Read)
 			require.NoError(t, c.SetReadDeadline(time.Now().Add(shortly)))
 			require.NoError(t, c.SetReadDeadline(until))
 			require.EqualValues(t, 1, s.deadlines.Load())
@@ -136,14 +136,14 @@ func TestSoonerDeadlineEndsARead(t *testing.T) {
 			t.Parallel()
 			c, _, _ := connected(t)
 			require.NoError(t, c.SetReadDeadline(before))
-			read := c.read.begin(t, make([]byte, 8), c.Read)
+			read := c.read.startCall(t, make([]byte, 8), c.Read)
 			began := time.Now()
 			require.NoError(t, c.SetReadDeadline(began.Add(shortly)))
 			isTimeout(t, after(t, read).err)
 			require.GreaterOrEqual(t, time.Since(began), shortly)
 
 			require.NoError(t, c.SetReadDeadline(before))
-			read = c.read.begin(t, make([]byte, 1), c.Read)
+			read = c.read.startCall(t, make([]byte, 1), c.Read)
 			require.NoError(t, c.SetReadDeadline(time.Unix(1, 0))) // as net/http does to end its watch
 			isTimeout(t, after(t, read).err)
 		})
@@ -190,7 +190,7 @@ func TestWriteGoesOnBehindADeadlineThatWasPutOff(t *testing.T) {
 	t.Parallel()
 	c, s, peer := connected(t)
 	all := muchMore()
-	write := c.write.begin(t, all, c.Write)
+	write := c.write.startCall(t, all, c.Write)
 	require.NoError(t, c.SetWriteDeadline(time.Now().Add(shortly)))
 	require.NoError(t, c.SetWriteDeadline(time.Now().Add(far)))
 	testkit.Eventually(t, 10*time.Second, "the socket was told, when the first deadline had come", func() bool { return s.deadlines.Load() == 2 })
@@ -210,7 +210,7 @@ func TestWriteThatIsTooLate(t *testing.T) {
 		c, _, peer := connected(t)
 		require.NoError(t, c.SetWriteDeadline(before))
 		all := muchMore()
-		write := c.write.begin(t, all, c.Write)
+		write := c.write.startCall(t, all, c.Write)
 		began := time.Now()
 		require.NoError(t, c.SetWriteDeadline(began.Add(shortly)))
 		x := after(t, write)
@@ -227,7 +227,7 @@ func TestWriteThatIsTooLate(t *testing.T) {
 func TestClosedConn(t *testing.T) {
 	t.Parallel()
 	c, _, _ := connected(t)
-	read := c.read.begin(t, make([]byte, 8), c.Read)
+	read := c.read.startCall(t, make([]byte, 8), c.Read)
 	require.NoError(t, c.Close())
 	require.ErrorIs(t, after(t, read).err, net.ErrClosed)
 	for _, until := range []time.Time{{}, time.Now().Add(far)} {
@@ -244,7 +244,7 @@ func TestDeadlinesFromEverywhere(t *testing.T) {
 	t.Parallel()
 	c, _, peer := connected(t)
 	for range 200 {
-		read := c.read.begin(t, make([]byte, 8), c.Read)
+		read := c.read.startCall(t, make([]byte, 8), c.Read)
 		var setters sync.WaitGroup
 		for range 4 {
 			setters.Go(func() {
@@ -255,7 +255,7 @@ func TestDeadlinesFromEverywhere(t *testing.T) {
 		}
 		setters.Wait()
 		c.read.mu.Lock()
-		require.False(t, isSooner(c.read.wanted, c.read.known), "the socket would outlive it")
+		require.False(t, isEarlier(c.read.wanted, c.read.applied), "the socket would outlive it")
 		c.read.mu.Unlock()
 		if rand.N(2) == 0 {
 			_, err := peer.Write([]byte("x"))
@@ -291,7 +291,7 @@ func TestOnlyTheWatchFindsNothing(t *testing.T) {
 	}
 
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(far)))
-	leaveUnwatched(request)
+	skipBackgroundRead(request)
 	says("a")
 	reads(one, "a") // a body's
 	require.NoError(t, c.SetReadDeadline(time.Time{}))
@@ -301,13 +301,13 @@ func TestOnlyTheWatchFindsNothing(t *testing.T) {
 	reads(one, "")
 	reads(one, "c")
 
-	leaveUnwatched(request)
+	skipBackgroundRead(request)
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(far))) // the request is over
 	require.NoError(t, c.SetReadDeadline(time.Time{}))
 	says("d")
 	reads(one, "d")
 
 	// Nobody's connection: there is nothing to do, and nothing breaks.
-	leaveUnwatched(request.WithContext(t.Context()))
-	leaveUnwatched(request.WithContext(withConn(t.Context(), peer)))
+	skipBackgroundRead(request.WithContext(t.Context()))
+	skipBackgroundRead(request.WithContext(withConn(t.Context(), peer)))
 }

@@ -17,9 +17,9 @@ const (
 )
 
 var (
-	eventContent = []string{"text/event-stream"}
-	noBuffering  = []string{"no"}
-	heartbeat    = []byte(": \n\n")
+	eventContent     = []string{"text/event-stream"}
+	noBuffering      = []string{"no"}
+	heartbeatComment = []byte(": \n\n")
 )
 
 // eventStream is an answer of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html).
@@ -56,7 +56,7 @@ func (e *eventStream) send(event string, id int, data []byte) error {
 	return e.write(append(e.buf, "\n\n"...))
 }
 
-func (e *eventStream) beat() error { return e.write(heartbeat) }
+func (e *eventStream) sendHeartbeat() error { return e.write(heartbeatComment) }
 
 func (e *eventStream) write(text []byte) error {
 	// In place of the server's writeTimeout. An error means that the connection has none.

@@ -18,12 +18,12 @@ const (
 	down = "down"
 )
 
-var alive = []byte(`{"status":"alive"}` + "\n")
+var aliveBody = []byte(`{"status":"alive"}` + "\n")
 
 // live serves GET /livez: the process runs.
 func (s *Server) live(c echo.Context) error {
 	c.Response().Header()["Content-Type"] = jsonContent
-	write(c, http.StatusOK, alive)
+	write(c, http.StatusOK, aliveBody)
 	return nil
 }
 

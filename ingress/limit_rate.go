@@ -22,29 +22,29 @@ type Limit struct {
 var problemRateLimited = fixed(problem{kind: kindRateLimited, detail: "Nothing was done about this request. Try again after as many seconds as Retry-After says."})
 
 // limits bound what each client does. Each kind of call has buckets of its own: a buyer who clicks too often can still pay.
-type limits struct {
+type clientLimits struct {
 	addresses addresses
-	purchases callLimit
-	orders    callLimit // to pay, to cancel, and to look at one's orders
-	others    callLimit // of everybody and of operators
+	purchases callLimits
+	orders    callLimits // to pay, to cancel, and to look at one's orders
+	others    callLimits // of everybody and of operators
 
 	// Streams that are open.
-	orderStreamsOfUser    holders[string]
-	orderStreamsOfAddress holders[client]
-	saleStreamsOfAddress  holders[client]
+	orderStreamsOfUser    keyedSlots[string]
+	orderStreamsOfAddress keyedSlots[clientKey]
+	saleStreamsOfAddress  keyedSlots[clientKey]
 
-	log   *slog.Logger
-	quiet cooldown
+	log          *slog.Logger
+	proxyWarning cooldown
 }
 
-func newLimits(c Config, registry *prometheus.Registry) (*limits, error) {
+func newClientLimits(c Config, registry *prometheus.Registry) (*clientLimits, error) {
 	limited := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_rate_limited_total", Help: "Requests answered rate-limited, by whose bound it was and by what was called.",
 	}, []string{"by", "calls"})
-	l := &limits{addresses: addresses{c.TrustedProxies}, log: c.Logger}
+	l := &clientLimits{addresses: addresses{c.TrustedProxies}, log: c.Logger}
 	collectors := []prometheus.Collector{limited}
-	table := func(of Limit, by, calls string) tableLimit {
-		t := tableLimit{limited: limited.WithLabelValues(by, calls)}
+	table := func(of Limit, by, calls string) rateLimit {
+		t := rateLimit{refused: limited.WithLabelValues(by, calls)}
 		if of.Rate > 0 {
 			t.limiter = ratelimit.New(of.Rate, of.Burst)
 		}
@@ -54,24 +54,24 @@ func newLimits(c Config, registry *prometheus.Registry) (*limits, error) {
 		}, t.evicted))
 		return t
 	}
-	l.purchases = callLimit{table(c.UserLimit, "user", "purchases"), table(c.AddressLimit, "address", "purchases")}
-	l.orders = callLimit{table(c.UserLimit, "user", "orders"), table(c.AddressLimit, "address", "orders")}
-	l.others = callLimit{address: table(c.AddressLimit, "address", "others")}
-	l.orderStreamsOfUser = holders[string]{most: c.UserStreams, limited: limited.WithLabelValues("user", "order-streams")}
-	l.orderStreamsOfAddress = holders[client]{most: c.AddressStreams, limited: limited.WithLabelValues("address", "order-streams")}
-	l.saleStreamsOfAddress = holders[client]{most: c.AddressStreams, limited: limited.WithLabelValues("address", "sale-streams")}
+	l.purchases = callLimits{table(c.UserLimit, "user", "purchases"), table(c.AddressLimit, "address", "purchases")}
+	l.orders = callLimits{table(c.UserLimit, "user", "orders"), table(c.AddressLimit, "address", "orders")}
+	l.others = callLimits{address: table(c.AddressLimit, "address", "others")}
+	l.orderStreamsOfUser = keyedSlots[string]{limit: c.UserStreams, refused: limited.WithLabelValues("user", "order-streams")}
+	l.orderStreamsOfAddress = keyedSlots[clientKey]{limit: c.AddressStreams, refused: limited.WithLabelValues("address", "order-streams")}
+	l.saleStreamsOfAddress = keyedSlots[clientKey]{limit: c.AddressStreams, refused: limited.WithLabelValues("address", "sale-streams")}
 	return l, register(registry, collectors...)
 }
 
 // callLimit is for one kind of call.
-type callLimit struct{ user, address tableLimit }
+type callLimits struct{ user, address rateLimit }
 
-type tableLimit struct {
+type rateLimit struct {
 	limiter *ratelimit.Limiter // nil bounds nothing
-	limited prometheus.Counter
+	refused prometheus.Counter
 }
 
-func (t tableLimit) evicted() float64 {
+func (t rateLimit) evicted() float64 {
 	if t.limiter == nil {
 		return 0
 	}
@@ -79,7 +79,7 @@ func (t tableLimit) evicted() float64 {
 }
 
 // admitUser is for after a user was authenticated.
-func (l *limits) admitUser(of *callLimit, user string, now time.Time) error {
+func (l *clientLimits) admitUser(of *callLimits, user string, now time.Time) error {
 	if of.user.limiter == nil {
 		return nil
 	}
@@ -90,20 +90,20 @@ func (l *limits) admitUser(of *callLimit, user string, now time.Time) error {
 }
 
 // admitAddress is for before that: to verify a token costs more than to count.
-func (l *limits) admitAddress(of *callLimit, r *http.Request, now time.Time) error {
+func (l *clientLimits) admitAddress(of *callLimits, r *http.Request, now time.Time) error {
 	if of.address.limiter == nil {
 		return nil
 	}
-	c := l.addresses.client(r)
+	c := l.addresses.keyOf(r)
 	if wait, ok := of.address.limiter.TakeBytes(c[:], now); !ok {
-		l.tellOfProxy(r)
+		l.warnOfProxy(r)
 		return of.address.refuse(wait)
 	}
 	return nil
 }
 
-func (t tableLimit) refuse(wait time.Duration) *problem {
-	t.limited.Inc()
+func (t rateLimit) refuse(wait time.Duration) *problem {
+	t.refused.Inc()
 	return rateLimited(wait)
 }
 
@@ -114,7 +114,7 @@ func rateLimited(wait time.Duration) *problem {
 }
 
 // limited lets h work as often as an address may call it.
-func (l *limits) limited(h echo.HandlerFunc) echo.HandlerFunc {
+func (l *clientLimits) limitAddress(h echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if err := l.admitAddress(&l.others, c.Request(), time.Now()); err != nil {
 			return err
@@ -124,8 +124,8 @@ func (l *limits) limited(h echo.HandlerFunc) echo.HandlerFunc {
 }
 
 // tellOfProxy tells why everybody may share one bound: the address of a proxy that is not known as one.
-func (l *limits) tellOfProxy(r *http.Request) {
-	if r.Header["X-Forwarded-For"] != nil && l.addresses.of(r) == (addresses{}).of(r) && l.quiet.begin(time.Minute) {
+func (l *clientLimits) warnOfProxy(r *http.Request) {
+	if r.Header["X-Forwarded-For"] != nil && l.addresses.of(r) == (addresses{}).of(r) && l.proxyWarning.start(time.Minute) {
 		l.log.WarnContext(r.Context(), "an address was refused that forwards requests and is not in STAMPEDE_TRUSTED_PROXIES: if it is a proxy, its clients share one bound",
 			"address", l.addresses.of(r).String())
 	}
@@ -133,40 +133,40 @@ func (l *limits) tellOfProxy(r *http.Request) {
 
 // holders bounds how many places each of them has at once. It has an entry for each that has one, so the bound of all
 // places together bounds it as well.
-type holders[K comparable] struct {
-	most    int // 0: as many as there are
-	limited prometheus.Counter
+type keyedSlots[K comparable] struct {
+	limit   int // 0: as many as there are
+	refused prometheus.Counter
 
-	mu   sync.Mutex
-	held map[K]int
+	mu    sync.Mutex
+	taken map[K]int
 }
 
 // enter takes a place, which leave gives back. It is false if the holder has as many as one may have.
-func (h *holders[K]) enter(holder K) bool {
-	if h.most == 0 {
+func (h *keyedSlots[K]) acquire(holder K) bool {
+	if h.limit == 0 {
 		return true
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.held[holder] >= h.most {
-		h.limited.Inc()
+	if h.taken[holder] >= h.limit {
+		h.refused.Inc()
 		return false
 	}
-	if h.held == nil {
-		h.held = make(map[K]int)
+	if h.taken == nil {
+		h.taken = make(map[K]int)
 	}
-	h.held[holder]++
+	h.taken[holder]++
 	return true
 }
 
-func (h *holders[K]) leave(holder K) {
-	if h.most == 0 {
+func (h *keyedSlots[K]) release(holder K) {
+	if h.limit == 0 {
 		return
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.held[holder]--; h.held[holder] == 0 {
-		delete(h.held, holder)
+	if h.taken[holder]--; h.taken[holder] == 0 {
+		delete(h.taken, holder)
 	}
 }
 
@@ -178,41 +178,41 @@ var problemTooManyStreams = fixed(problem{
 // enterSaleStream takes a place among the streams of sales, which leave gives back.
 func (s *Server) enterSaleStream(r *http.Request) (leave func(), err error) {
 	l := s.limits
-	from := l.addresses.client(r)
-	if !l.saleStreamsOfAddress.enter(from) {
-		l.tellOfProxy(r)
+	from := l.addresses.keyOf(r)
+	if !l.saleStreamsOfAddress.acquire(from) {
+		l.warnOfProxy(r)
 		return nil, problemTooManyStreams
 	}
-	if !s.saleStreams.enter() {
-		l.saleStreamsOfAddress.leave(from)
+	if !s.saleStreamSlots.acquire() {
+		l.saleStreamsOfAddress.release(from)
 		return nil, problemOverloaded
 	}
 	return func() {
-		s.saleStreams.leave()
-		l.saleStreamsOfAddress.leave(from)
+		s.saleStreamSlots.release()
+		l.saleStreamsOfAddress.release(from)
 	}, nil
 }
 
 // enterOrderStream takes a place among the streams of orders, which leave gives back.
 func (s *Server) enterOrderStream(r *http.Request, user string) (leave func(), err error) {
 	l := s.limits
-	from := l.addresses.client(r)
-	if !l.orderStreamsOfUser.enter(user) {
+	from := l.addresses.keyOf(r)
+	if !l.orderStreamsOfUser.acquire(user) {
 		return nil, problemTooManyStreams
 	}
-	if !l.orderStreamsOfAddress.enter(from) {
-		l.tellOfProxy(r)
-		l.orderStreamsOfUser.leave(user)
+	if !l.orderStreamsOfAddress.acquire(from) {
+		l.warnOfProxy(r)
+		l.orderStreamsOfUser.release(user)
 		return nil, problemTooManyStreams
 	}
-	if !s.orderStreams.enter() {
-		l.orderStreamsOfAddress.leave(from)
-		l.orderStreamsOfUser.leave(user)
+	if !s.orderStreamSlots.acquire() {
+		l.orderStreamsOfAddress.release(from)
+		l.orderStreamsOfUser.release(user)
 		return nil, problemOverloaded
 	}
 	return func() {
-		s.orderStreams.leave()
-		l.orderStreamsOfAddress.leave(from)
-		l.orderStreamsOfUser.leave(user)
+		s.orderStreamSlots.release()
+		l.orderStreamsOfAddress.release(from)
+		l.orderStreamsOfUser.release(user)
 	}, nil
 }

@@ -9,26 +9,28 @@ import (
 
 // shares are the places of Config.MaxInFlight, in parts that take nothing from each other: however many purchases or
 // anonymous requests there are, a buyer pays, and an operator pauses a sale.
-type shares struct {
-	purchases room
+type inFlightSlots struct {
+	purchases slots
 	// orders is for buyers who pay, cancel, and look at their own orders.
-	orders room
+	orders slots
 	// sales is for those who look at sales: anybody.
-	sales room
+	sales slots
 	// others is for operators.
-	others room
+	operators slots
 }
 
 // shareOut leaves most places to purchases. Each kind has one place at least, also where that is more than all.
-func shareOut(all int) shares {
-	part := func(n int) room { return room{limit: int64(max(1, n))} }
+func newInFlightSlots(all int) inFlightSlots {
+	part := func(n int) slots { return slots{limit: int64(max(1, n))} }
 	eighth, sixteenth := all/8, all/16
-	return shares{purchases: part(all - 2*eighth - sixteenth), orders: part(eighth), sales: part(eighth), others: part(sixteenth)}
+	return inFlightSlots{purchases: part(all - 2*eighth - sixteenth), orders: part(eighth), sales: part(eighth), operators: part(sixteenth)}
 }
 
-func (s *shares) all() [4]*room { return [...]*room{&s.purchases, &s.orders, &s.sales, &s.others} }
+func (s *inFlightSlots) all() [4]*slots {
+	return [...]*slots{&s.purchases, &s.orders, &s.sales, &s.operators}
+}
 
-func (s *shares) limit() (n int64) {
+func (s *inFlightSlots) limit() (n int64) {
 	for _, r := range s.all() {
 		n += r.limit
 	}
@@ -36,7 +38,7 @@ func (s *shares) limit() (n int64) {
 }
 
 // taken is how many requests are being worked on.
-func (s *shares) taken() (n int64) {
+func (s *inFlightSlots) taken() (n int64) {
 	for _, r := range s.all() {
 		n += r.taken.Load()
 	}
@@ -45,33 +47,33 @@ func (s *shares) taken() (n int64) {
 
 // room bounds how many requests are worked on at once. Invariant: 0 <= taken <= limit, but for the
 // instants in which somebody is being turned away.
-type room struct {
+type slots struct {
 	limit int64
 	taken atomic.Int64
 }
 
 // enter takes a place, which leave gives back. It is false if there is none.
-func (r *room) enter() bool {
+func (r *slots) acquire() bool {
 	if r.taken.Add(1) > r.limit {
-		r.leave()
+		r.release()
 		return false
 	}
 	return true
 }
 
-func (r *room) leave() { r.taken.Add(-1) }
+func (r *slots) release() { r.taken.Add(-1) }
 
 // admit lets h work while there is room.
-func (r *room) admit(h echo.HandlerFunc) echo.HandlerFunc {
+func (r *slots) admit(h echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
-		if !r.enter() {
+		if !r.acquire() {
 			return problemOverloaded
 		}
-		defer r.leave()
+		defer r.release()
 		return h(c)
 	}
 }
 
-func (r *room) gauge(o prometheus.GaugeOpts) prometheus.GaugeFunc {
+func (r *slots) gauge(o prometheus.GaugeOpts) prometheus.GaugeFunc {
 	return prometheus.NewGaugeFunc(o, func() float64 { return float64(r.taken.Load()) })
 }

@@ -139,7 +139,7 @@ func TestStreamsAreSharedOut(t *testing.T) {
 	for path, headers := range map[string][]header{sales: {greedy}, orders: {as("ann"), greedy}} {
 		testkit.Eventually(t, 20*time.Second, path+" is opened again", func() bool { return s.watch(path, headers...).status == http.StatusOK })
 	}
-	require.Len(t, s.server.limits.saleStreamsOfAddress.held, 2)
+	require.Len(t, s.server.limits.saleStreamsOfAddress.taken, 2)
 }
 
 func TestAddressOfAClient(t *testing.T) {
@@ -183,7 +183,7 @@ func TestAddressOfAClient(t *testing.T) {
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	r.RemoteAddr = "@"
 	require.False(t, addresses{}.of(r).IsValid())
-	_ = addresses{}.client(r)
+	_ = addresses{}.keyOf(r)
 	for _, wrong := range []string{"ten", "10.0.0.0/33", "10.0.0.0/8;10.1.0.0/16"} {
 		_, err := ParseTrustedProxies(wrong)
 		require.ErrorContains(t, err, "is no address and no prefix")

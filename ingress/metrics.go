@@ -19,7 +19,7 @@ type metrics struct {
 	requests *prometheus.CounterVec
 	verdicts map[reservation.Verdict]verdictMetrics
 
-	outcomesHeard, outcomeLookups prometheus.Counter
+	outcomeMessages, outcomeLookups prometheus.Counter
 }
 
 // What the metrics call purchases on which the script gave no verdict.
@@ -38,7 +38,7 @@ const (
 )
 
 // outcomeOf has all verdicts that the metrics know.
-var outcomeOf = map[reservation.Verdict]string{
+var outcomeByVerdict = map[reservation.Verdict]string{
 	reservation.Reserved:         outcomeAccepted,
 	reservation.Replayed:         outcomeAccepted,
 	reservation.OrderEnded:       outcomeRefused,
@@ -57,9 +57,9 @@ var outcomeOf = map[reservation.Verdict]string{
 }
 
 // bounds are those of a server that its metrics show.
-type bounds struct {
-	inFlight                           *shares
-	waiting, orderStreams, saleStreams *room
+type gaugeSources struct {
+	inFlight                           *inFlightSlots
+	waiting, orderStreams, saleStreams *slots
 
 	connections    func() *accept.Listener // nil until Run listens
 	maxConnections int
@@ -73,7 +73,7 @@ type verdictMetrics struct {
 // routeCounters counts a route's requests by the class of their status: [2] is 2xx.
 type routeCounters [6]prometheus.Counter
 
-func newMetrics(registry *prometheus.Registry, r bounds) (*metrics, error) {
+func newMetrics(registry *prometheus.Registry, r gaugeSources) (*metrics, error) {
 	m := &metrics{
 		registry: registry,
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -98,7 +98,7 @@ func newMetrics(registry *prometheus.Registry, r bounds) (*metrics, error) {
 	waiting := r.waiting.gauge(prometheus.GaugeOpts{
 		Name: "stampede_waiting_requests", Help: "Purchases that wait for the end of their order, or are about to.",
 	})
-	streams := func(of string, r *room) prometheus.Collector {
+	streams := func(of string, r *slots) prometheus.Collector {
 		return r.gauge(prometheus.GaugeOpts{
 			Name: "stampede_event_streams", Help: "Open streams of events, of orders and of sales.",
 			ConstLabels: prometheus.Labels{"of": of},
@@ -122,7 +122,7 @@ func newMetrics(registry *prometheus.Registry, r bounds) (*metrics, error) {
 	evicted := prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "stampede_idle_connections_closed_total", Help: "Idle connections that were closed to make room for others.",
 	}, connections(func(l *accept.Listener) float64 { return float64(l.Evicted()) }))
-	m.outcomesHeard = prometheus.NewCounter(prometheus.CounterOpts{
+	m.outcomeMessages = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_outcome_messages_total", Help: "Messages in which workers told what became of orders.",
 	})
 	m.outcomeLookups = prometheus.NewCounter(prometheus.CounterOpts{
@@ -131,12 +131,12 @@ func newMetrics(registry *prometheus.Registry, r bounds) (*metrics, error) {
 
 	err := register(registry,
 		m.requests, count, seconds, held, limit, waiting, streams("order", r.orderStreams), streams("sale", r.saleStreams),
-		m.outcomesHeard, m.outcomeLookups, open, openLimit, evicted,
+		m.outcomeMessages, m.outcomeLookups, open, openLimit, evicted,
 	)
 	if err != nil {
 		return nil, err
 	}
-	for verdict, outcome := range outcomeOf {
+	for verdict, outcome := range outcomeByVerdict {
 		m.verdicts[verdict] = verdictMetrics{count.WithLabelValues(string(verdict)), seconds.WithLabelValues(outcome)}
 	}
 	return m, nil
@@ -153,7 +153,7 @@ func register(registry *prometheus.Registry, collectors ...prometheus.Collector)
 
 // purchased counts a purchase whose request began to be served then. A verdict that this code does not know is
 // answered as unavailable, and counted so.
-func (m *metrics) purchased(verdict reservation.Verdict, began time.Time) {
+func (m *metrics) countPurchase(verdict reservation.Verdict, began time.Time) {
 	counted, known := m.verdicts[verdict]
 	if !known {
 		counted = m.verdicts[verdictUnavailable]

@@ -19,7 +19,7 @@ const changeTimeout = 3 * time.Second
 
 // payOrder serves POST /v1/orders/{order}/pay.
 func (s *Server) payOrder(c echo.Context) error {
-	user, id, err := s.asksForOrder(c)
+	user, id, err := s.identifyOrder(c)
 	if err != nil {
 		return err
 	}
@@ -39,11 +39,11 @@ func (s *Server) payOrder(c echo.Context) error {
 
 // cancelOrder serves POST /v1/orders/{order}/cancel.
 func (s *Server) cancelOrder(c echo.Context) error {
-	user, id, err := s.asksForOrder(c)
+	user, id, err := s.identifyOrder(c)
 	if err != nil {
 		return err
 	}
-	if err := readNothing(c.Request()); err != nil {
+	if err := readEmptyObject(c.Request()); err != nil {
 		return err
 	}
 	return s.answerChange(c, id, user, func(ctx context.Context) (reservation.Order, error) {
@@ -54,12 +54,12 @@ func (s *Server) cancelOrder(c echo.Context) error {
 // answerChange answers with the order after act. It takes its places only now that the body has been
 // read, so that clients who send theirs slowly cannot take all of them.
 func (s *Server) answerChange(c echo.Context, id uuid.UUID, user string, act func(context.Context) (reservation.Order, error)) error {
-	return s.room.orders.admit(func(c echo.Context) error {
+	return s.inFlight.orders.admit(func(c echo.Context) error {
 		order, err := s.changeOrder(c.Request().Context(), id, user, act)
 		if err != nil {
 			return err
 		}
-		return writeJSON(c, http.StatusOK, viewOf(s.shown.latest(order)))
+		return writeJSON(c, http.StatusOK, viewOf(s.versions.latest(order)))
 	})(c)
 }
 
@@ -68,24 +68,24 @@ func (s *Server) answerChange(c echo.Context, id uuid.UUID, user string, act fun
 func (s *Server) changeOrder(
 	ctx context.Context, id uuid.UUID, user string, act func(context.Context) (reservation.Order, error),
 ) (reservation.Order, error) {
-	order, err := s.change(ctx, act)
+	order, err := s.changeInPostgres(ctx, act)
 	if !errors.Is(err, reservation.ErrOrderNotFound) {
 		return order, err
 	}
-	switch _, err := s.reserved(ctx, id, user); {
+	switch _, err := s.findReserved(ctx, id, user); {
 	case err == nil:
 		return reservation.Order{}, fmt.Errorf("order %s: %w", id, reservation.ErrOrderNotConfirmed)
 	case errors.Is(err, reservation.ErrOrderNotFound):
-		return s.change(ctx, act)
+		return s.changeInPostgres(ctx, act)
 	default:
 		return reservation.Order{}, err
 	}
 }
 
 // change lets Postgres decide, unless that is known not to answer.
-func (s *Server) change(ctx context.Context, act func(context.Context) (reservation.Order, error)) (reservation.Order, error) {
+func (s *Server) changeInPostgres(ctx context.Context, act func(context.Context) (reservation.Order, error)) (reservation.Order, error) {
 	if s.postgres.isOpen.Load() {
-		return reservation.Order{}, fmt.Errorf("%w: %w", problemNotChanged, errPostgresPaused)
+		return reservation.Order{}, fmt.Errorf("%w: %w", problemNotChanged, errBreakerOpen)
 	}
 	limited, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
@@ -93,14 +93,14 @@ func (s *Server) change(ctx context.Context, act func(context.Context) (reservat
 	order, err := act(limited)
 	if !isDecision(err) {
 		if ctx.Err() == nil {
-			s.postgres.doubt(began)
+			s.postgres.failed(began)
 		}
 		if errors.Is(err, reservation.ErrChangeUnknown) {
 			return reservation.Order{}, fmt.Errorf("%w: %w", problemChangeUnknown, err)
 		}
 		return reservation.Order{}, fmt.Errorf("%w: %w", problemNotChanged, err)
 	}
-	s.postgres.answered()
+	s.postgres.succeeded()
 	return order, err
 }
 

@@ -46,8 +46,8 @@ func TestPayInTime(t *testing.T) {
 	}
 	require.NotContains(t, s.get(path, as("ada")).is(http.StatusOK), "expires_at")
 
-	s.fulfil()
-	confirmed := s.becomes(path, "ada", reservation.StatusConfirmed)
+	s.startWorker()
+	confirmed := s.awaitStatus(path, "ada", reservation.StatusConfirmed)
 	// The first beat of the pulse puts it off by the time since the database was made.
 	testkit.Eventually(t, 20*time.Second, "there are ten minutes to pay", func() bool {
 		expires, err := time.Parse("2006-01-02T15:04:05.000Z", s.get(path, as("ada")).is(http.StatusOK)["expires_at"].(string))
@@ -55,7 +55,7 @@ func TestPayInTime(t *testing.T) {
 		return time.Until(expires.Add(-10*time.Minute)).Abs() < time.Minute
 	})
 	require.NotContains(t, confirmed, "payment_reference")
-	s.shows(sale, 9, 1, 0)
+	s.awaitUnits(sale, 9, 1, 0)
 
 	first := s.pay(path, "r-1", as("ada"))
 	paid := first.is(http.StatusOK)
@@ -65,7 +65,7 @@ func TestPayInTime(t *testing.T) {
 	}, paid)
 	require.Equal(t, first.body, s.pay(path, "r-1", as("ada")).body)
 	require.Equal(t, first.body, s.get(path, as("ada")).body)
-	s.shows(sale, 9, 0, 1)
+	s.awaitUnits(sale, 9, 0, 1)
 
 	second := s.pay(path, "r-2", as("ada")).isProblem(http.StatusConflict, "already-paid")
 	require.Equal(t, "r-1", second["payment_reference"])
@@ -86,8 +86,8 @@ func TestPayLate(t *testing.T) {
 	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
 	s.buy(sale, "", as("bob")).isProblem(http.StatusConflict, "sold-out")
 
-	s.fulfil()
-	expired := s.becomes(path, "ada", reservation.StatusExpired)
+	s.startWorker()
+	expired := s.awaitStatus(path, "ada", reservation.StatusExpired)
 	require.NotContains(t, expired, "expires_at")
 	require.EqualValues(t, 3, expired["version"])
 	for _, late := range []reply{s.pay(path, "r-1", as("ada")), s.cancel(path, as("ada"))} {
@@ -100,10 +100,10 @@ func TestPayLate(t *testing.T) {
 func TestCancelThenBuyAgain(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
-	s.fulfil()
+	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 1, PaymentWindow: 10 * time.Minute})
 	path, _ := s.order(sale, "ada")
-	s.becomes(path, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
 	s.buy(sale, "", as("ada")).isProblem(http.StatusConflict, "already-purchased")
 	s.buy(sale, "", as("bob")).isProblem(http.StatusConflict, "sold-out")
 
@@ -122,10 +122,10 @@ func TestCancelThenBuyAgain(t *testing.T) {
 		return r.status == http.StatusAccepted
 	})
 	require.NotEqual(t, path, again)
-	s.becomes(again, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(again, "ada", reservation.StatusConfirmed)
 	s.pay(again, "r-2", as("ada")).is(http.StatusOK)
 	require.Equal(t, first.body, s.get(path, as("ada")).body)
-	s.shows(sale, 0, 0, 1)
+	s.awaitUnits(sale, 0, 0, 1)
 }
 
 // TestConfirmedIsFinalWithoutPaymentWindow: in such a sale there is nothing to pay.
@@ -332,7 +332,7 @@ func TestChangeWithoutRedis(t *testing.T) {
 	require.Equal(t, "1", r.header.Get("Retry-After"))
 
 	require.NoError(t, own.Restart(t.Context()))
-	s.fulfil()
+	s.startWorker()
 	testkit.Eventually(t, 20*time.Second, "the unit is for sale again", func() bool { return s.buy(sale, "", as("bob")).status == http.StatusAccepted })
 	s.buy(sale, "", as("eve")).isProblem(http.StatusConflict, "sold-out")
 }

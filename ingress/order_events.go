@@ -17,11 +17,11 @@ import (
 // other may come as one. While Postgres is away a client may have seen more of the order, at another server, than can be
 // found now: it is told nothing then until there is something later.
 func (s *Server) streamOrder(c echo.Context) error {
-	user, id, err := s.asksForOrder(c)
+	user, id, err := s.identifyOrder(c)
 	if err != nil {
 		return err
 	}
-	receipt, err := s.receiptFor(c, id, user)
+	receipt, err := s.verifyReceipt(c, id, user)
 	if err != nil {
 		return err
 	}
@@ -31,13 +31,13 @@ func (s *Server) streamOrder(c echo.Context) error {
 	}
 	defer leave()
 	// To wait before the look leaves no gap in which a change could be missed.
-	w := s.hub.wait(id, 0, false)
-	defer s.hub.leave(w)
-	order, err := s.findWithRoom(c, id, user, receipt)
+	w := s.waiters.add(id, 0, false)
+	defer s.waiters.remove(w)
+	order, err := s.findOrderInSlot(c, id, user, receipt)
 	if err != nil {
 		return err
 	}
-	s.hub.saw(w, order.Version)
+	s.waiters.setSeen(w, order.Version)
 	seen := lastEventID(c.Request().Header)
 	switch {
 	case seen > reservation.LastVersion():
@@ -61,22 +61,22 @@ func (s *Server) streamOrder(c echo.Context) error {
 			return nil
 		}
 		select {
-		case next := <-w.heard:
+		case next := <-w.updates:
 			if next.Version > order.Version {
-				order = foundOrder{Order: s.shown.latest(next)}
+				order = foundOrder{Order: s.versions.latest(next)}
 			}
 		case <-stream.heartbeats.C:
-			if stream.beat() != nil {
+			if stream.sendHeartbeat() != nil {
 				return nil
 			}
 			if order.Status != reservation.StatusReserved {
 				continue
 			}
 			// If Redis has lost it, nobody will ever tell anything of it.
-			if order, err = s.lookAgain(c, id, user, receipt, order); err != nil {
+			if order, err = s.recheckReserved(c, id, user, receipt, order); err != nil {
 				return nil //nolint:nilerr // the stream ends, and its client hears why when it asks again
 			}
-		case <-s.ending:
+		case <-s.waitsEnd:
 			return nil
 		case <-c.Request().Context().Done():
 			return nil
@@ -85,8 +85,8 @@ func (s *Server) streamOrder(c echo.Context) error {
 }
 
 // findWithRoom is findOrder with the places that it takes.
-func (s *Server) findWithRoom(c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt) (order foundOrder, err error) {
-	err = s.room.orders.admit(func(c echo.Context) (err error) {
+func (s *Server) findOrderInSlot(c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt) (order foundOrder, err error) {
+	err = s.inFlight.orders.admit(func(c echo.Context) (err error) {
 		order, err = s.findOrder(c.Request().Context(), id, user, receipt)
 		return err
 	})(c)
@@ -95,10 +95,10 @@ func (s *Server) findWithRoom(c echo.Context, id uuid.UUID, user string, receipt
 
 // lookAgain finds an order that is as yet reserved. Its error is reservation.ErrOrderNotFound; what cannot be found out now
 // leaves the order as it was.
-func (s *Server) lookAgain(
+func (s *Server) recheckReserved(
 	c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt, reserved foundOrder,
 ) (foundOrder, error) {
-	order, err := s.findWithRoom(c, id, user, receipt)
+	order, err := s.findOrderInSlot(c, id, user, receipt)
 	switch {
 	case err == nil:
 		return order, nil

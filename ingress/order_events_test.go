@@ -96,7 +96,7 @@ func (w *stream) next() (e event, ok bool) {
 }
 
 // says checks that the next event tells of this status.
-func (w *stream) says(status reservation.Status, version int) map[string]any {
+func (w *stream) receivesStatus(status reservation.Status, version int) map[string]any {
 	w.t.Helper()
 	e, ok := w.next()
 	require.True(w.t, ok, "the stream has ended")
@@ -104,7 +104,7 @@ func (w *stream) says(status reservation.Status, version int) map[string]any {
 	return e.data
 }
 
-func (w *stream) ends() {
+func (w *stream) receivesEnd() {
 	w.t.Helper()
 	e, ok := w.next()
 	require.False(w.t, ok, "%v", e)
@@ -121,50 +121,50 @@ func TestLifeOfAnOrderAsAStream(t *testing.T) {
 		w.header.Get("Content-Type"), w.header.Get("Cache-Control"), w.header.Get("X-Accel-Buffering"),
 	})
 	other := s.watch(path+"/events", as("ada"))
-	w.says(reservation.StatusReserved, 1)
-	other.says(reservation.StatusReserved, 1)
+	w.receivesStatus(reservation.StatusReserved, 1)
+	other.receivesStatus(reservation.StatusReserved, 1)
 	require.Contains(t, s.get("/metrics").body, `stampede_event_streams{of="order"} 2`+"\n")
-	s.fulfil()
-	require.NotEmpty(t, w.says(reservation.StatusConfirmed, 2)["expires_at"])
-	other.says(reservation.StatusConfirmed, 2)
+	s.startWorker()
+	require.NotEmpty(t, w.receivesStatus(reservation.StatusConfirmed, 2)["expires_at"])
+	other.receivesStatus(reservation.StatusConfirmed, 2)
 	paid := s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
-	require.Equal(t, paid, w.says(reservation.StatusPaid, 3))
-	other.says(reservation.StatusPaid, 3)
-	w.ends()
-	other.ends()
+	require.Equal(t, paid, w.receivesStatus(reservation.StatusPaid, 3))
+	other.receivesStatus(reservation.StatusPaid, 3)
+	w.receivesEnd()
+	other.receivesEnd()
 	testkit.Eventually(t, 10*time.Second, "the places are free", func() bool {
-		return s.server.orderStreams.taken.Load() == 0 && s.server.hub.idle()
+		return s.server.orderStreamSlots.taken.Load() == 0 && s.server.waiters.isEmpty()
 	})
-	require.Zero(t, s.server.room.taken())
+	require.Zero(t, s.server.inFlight.taken())
 }
 
 func TestEndsOfAnOrderAsAStream(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
-	s.fulfil()
+	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	path, _, _ := s.purchased(sale, "ada")
-	s.becomes(path, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
 	w := s.watch(path+"/events", as("ada"))
-	w.says(reservation.StatusConfirmed, 2)
+	w.receivesStatus(reservation.StatusConfirmed, 2)
 	s.post(path+"/cancel", "", as("ada")).is(http.StatusOK)
-	w.says(reservation.StatusCancelled, 3)
-	w.ends()
+	w.receivesStatus(reservation.StatusCancelled, 3)
+	w.receivesEnd()
 
 	soon := s.sale(reservation.Terms{Stock: 10, PaymentWindow: 2 * time.Second})
 	path, _, _ = s.purchased(soon, "ada")
-	s.becomes(path, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
 	w = s.watch(path+"/events", as("ada"))
-	w.says(reservation.StatusConfirmed, 2)
-	w.says(reservation.StatusExpired, 3)
-	w.ends()
+	w.receivesStatus(reservation.StatusConfirmed, 2)
+	w.receivesStatus(reservation.StatusExpired, 3)
+	w.receivesEnd()
 
 	// Without a payment window the confirmation is the end.
 	path, _, _ = s.purchased(s.sale(reservation.Terms{Stock: 10}), "ada")
-	s.becomes(path, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
 	w = s.watch(path+"/events", as("ada"))
-	w.says(reservation.StatusConfirmed, 2)
-	w.ends()
+	w.receivesStatus(reservation.StatusConfirmed, 2)
+	w.receivesEnd()
 }
 
 func TestStreamGoesOnWhereItWas(t *testing.T) {
@@ -174,16 +174,16 @@ func TestStreamGoesOnWhereItWas(t *testing.T) {
 	path, _ := s.confirm(sale, "ada")
 	since := func(id string) header { return header{"Last-Event-ID", id} }
 	for _, id := range []string{"1", "0", "-5", "99", "x"} {
-		s.watch(path+"/events", as("ada"), since(id)).says(reservation.StatusConfirmed, 2)
+		s.watch(path+"/events", as("ada"), since(id)).receivesStatus(reservation.StatusConfirmed, 2)
 	}
 	w := s.watch(path+"/events", as("ada"), since("2"))
 	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
-	w.says(reservation.StatusPaid, 3)
-	w.ends()
+	w.receivesStatus(reservation.StatusPaid, 3)
+	w.receivesEnd()
 	// A browser that comes again after the end is told not to.
 	w = s.watch(path+"/events", as("ada"), since("3"))
 	require.Equal(t, http.StatusNoContent, w.status)
-	w.ends()
+	w.receivesEnd()
 }
 
 // TestHeadOfAStream: it is there at once, though there is nothing to tell.
@@ -218,12 +218,12 @@ func TestStreamDoesNotGoBack(t *testing.T) {
 	confirmed := s.watch(other+"/events", as("bob"), header{"Last-Event-ID", "2"})
 	require.Equal(t, http.StatusOK, paid.status)
 	require.NoError(t, postgres.Restart(t.Context()))
-	paid.ends()
+	paid.receivesEnd()
 	testkit.Eventually(t, 20*time.Second, "the order is paid", func() bool {
 		return s.post(other+"/pay", `{"reference":"pi_2"}`, as("bob")).status == http.StatusOK
 	})
-	confirmed.says(reservation.StatusPaid, 3)
-	confirmed.ends()
+	confirmed.receivesStatus(reservation.StatusPaid, 3)
+	confirmed.receivesEnd()
 	require.Equal(t, http.StatusNoContent, s.watch(path+"/events", as("ada"), header{"Last-Event-ID", "3"}).status)
 }
 
@@ -238,12 +238,12 @@ func TestStreamOfASaleThatIsToBeMadeAnew(t *testing.T) {
 	require.True(t, ok)
 	require.Equal(t, 10.0, e.data["available"])
 	require.NoError(t, s.rdb.Rename(t.Context(), key, key+"-kept").Err())
-	s.saleUnavailable(path)
-	s.saleUnavailable("/v1/sales")
+	s.awaitUnavailable(path)
+	s.awaitUnavailable("/v1/sales")
 	select {
 	case e := <-w.events:
 		t.Fatalf("nobody knows this: %v", e)
-	case <-time.After(4 * lookEvery):
+	case <-time.After(4 * refreshInterval):
 	}
 	require.NoError(t, s.rdb.HSet(t.Context(), key+"-kept", "left", "8").Err())
 	require.NoError(t, s.rdb.Rename(t.Context(), key+"-kept", key).Err())
@@ -265,7 +265,7 @@ func TestStreamsThatAreRefused(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, s.ask(http.MethodHead, path+"/events", nil, as("ada")).status)
 
 	orders, sales := s.watch(path+"/events", as("ada")), s.watch("/v1/sales/"+sale.String()+"/events")
-	orders.says(reservation.StatusReserved, 1)
+	orders.receivesStatus(reservation.StatusReserved, 1)
 	_, ok := sales.next()
 	require.True(t, ok)
 	r := s.get(path+"/events", as("ada"))
@@ -275,9 +275,9 @@ func TestStreamsThatAreRefused(t *testing.T) {
 	orders.stop()
 	sales.stop()
 	testkit.Eventually(t, 10*time.Second, "the places are free", func() bool {
-		return s.server.orderStreams.taken.Load() == 0 && s.server.saleStreams.taken.Load() == 0
+		return s.server.orderStreamSlots.taken.Load() == 0 && s.server.saleStreamSlots.taken.Load() == 0
 	})
-	s.watch(path+"/events", as("ada")).says(reservation.StatusReserved, 1)
+	s.watch(path+"/events", as("ada")).receivesStatus(reservation.StatusReserved, 1)
 }
 
 // TestStreamOutlivesPostgres: and goes on when it is back.
@@ -289,21 +289,21 @@ func TestStreamOutlivesPostgres(t *testing.T) {
 	path, _ := s.confirm(sale, "ada")
 	reserved, _, _ := s.purchased(sale, "bob")
 	w, waiting, sales := s.watch(path+"/events", as("ada")), s.watch(reserved+"/events", as("bob")), s.watch("/v1/sales/"+sale.String()+"/events")
-	w.says(reservation.StatusConfirmed, 2)
-	waiting.says(reservation.StatusReserved, 1)
+	w.receivesStatus(reservation.StatusConfirmed, 2)
+	waiting.receivesStatus(reservation.StatusReserved, 1)
 	_, ok := sales.next()
 	require.True(t, ok)
 	postgres.StopImmediate()
-	s.saleUnavailable("/v1/sales/" + sale.String())
-	s.watch(reserved+"/events", as("bob")).says(reservation.StatusReserved, 1)
+	s.awaitUnavailable("/v1/sales/" + sale.String())
+	s.watch(reserved+"/events", as("bob")).receivesStatus(reservation.StatusReserved, 1)
 	require.NoError(t, postgres.Restart(t.Context()))
 	testkit.Eventually(t, 20*time.Second, "the order is paid", func() bool {
 		return s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).status == http.StatusOK
 	})
-	w.says(reservation.StatusPaid, 3)
-	w.ends()
+	w.receivesStatus(reservation.StatusPaid, 3)
+	w.receivesEnd()
 	s.recordReserved(sale, "bob", "")
-	waiting.says(reservation.StatusConfirmed, 2)
+	waiting.receivesStatus(reservation.StatusConfirmed, 2)
 	e, ok := sales.next()
 	require.True(t, ok)
 	require.Equal(t, "sale", e.name)
@@ -318,19 +318,21 @@ func TestSlowReaderHoldsNobodyUp(t *testing.T) {
 	require.NoError(t, slow.(*net.TCPConn).SetReadBuffer(1))
 	_, err := fmt.Fprintf(slow, "GET /v1/sales/%s/events HTTP/1.1\r\nHost: shop\r\n\r\n", sale)
 	require.NoError(t, err)
-	testkit.Eventually(t, 10*time.Second, "it watches", func() bool { return s.server.saleStreams.taken.Load() == 1 })
+	testkit.Eventually(t, 10*time.Second, "it watches", func() bool { return s.server.saleStreamSlots.taken.Load() == 1 })
 	w := s.watch("/v1/sales/" + sale.String() + "/events")
 	_, ok := w.next()
 	require.True(t, ok)
 	// The news are made here, because a sale does not change often enough to fill the socket.
-	board := s.server.sales
-	give := func(news saleNews) {
+	board := s.server.saleFeed
+	give := func(news saleUpdate) {
 		board.mu.Lock()
 		defer board.mu.Unlock()
-		board.things[sale].give(news)
+		board.items[sale].send(news)
 	}
 	filler := strings.Repeat("x", 256<<10)
-	sold := func(n int) saleNews { return saleNews{data: fmt.Appendf(nil, `{"sold":%d,"filler":%q}`, n, filler)} }
+	sold := func(n int) saleUpdate {
+		return saleUpdate{data: fmt.Appendf(nil, `{"sold":%d,"filler":%q}`, n, filler)}
+	}
 	const last = 30 // more than Linux takes for a socket, 4 MiB, and soon read by the other one
 	for n := range last {
 		give(sold(n))
@@ -349,11 +351,11 @@ func TestSlowReaderHoldsNobodyUp(t *testing.T) {
 			}
 		}
 	})
-	require.EqualValues(t, 2, s.server.saleStreams.taken.Load())
+	require.EqualValues(t, 2, s.server.saleStreamSlots.taken.Load())
 	// It is cut off when it takes nothing for long enough.
 	testkit.Eventually(t, 6*eventTimeout, "the slow one is cut off", func() bool {
-		give(saleNews{data: fmt.Appendf(nil, `{"at":%d,"filler":%q}`, time.Now().UnixNano(), filler)})
-		return s.server.saleStreams.taken.Load() == 1
+		give(saleUpdate{data: fmt.Appendf(nil, `{"at":%d,"filler":%q}`, time.Now().UnixNano(), filler)})
+		return s.server.saleStreamSlots.taken.Load() == 1
 	})
 }
 
@@ -374,7 +376,7 @@ func TestStopEndsAThousandStreams(t *testing.T) {
 		require.NoError(t, err)
 	}
 	testkit.Eventually(t, 30*time.Second, "all watch", func() bool {
-		return s.server.saleStreams.taken.Load()+s.server.orderStreams.taken.Load() == streams
+		return s.server.saleStreamSlots.taken.Load()+s.server.orderStreamSlots.taken.Load() == streams
 	})
 	for _, conn := range conns {
 		line, err := bufio.NewReader(conn).ReadString('\n')
@@ -398,7 +400,7 @@ func TestStopEndsAThousandStreams(t *testing.T) {
 func TestSaleAsAStream(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
-	s.fulfil()
+	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	streams := []*stream{s.watch("/v1/sales/" + sale.String() + "/events"), s.watch("/v1/sales/" + sale.String() + "/events")}
 	// Changes that follow each other at once may come as one, so it is waited for the last.
@@ -420,7 +422,7 @@ func TestSaleAsAStream(t *testing.T) {
 	tells("open", 10, 10, 0, 0)
 	path, _, _ := s.purchased(sale, "ada")
 	tells("open", 10, 9, 1, 0)
-	s.becomes(path, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
 	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
 	tells("open", 10, 9, 0, 1)
 	s.post("/v1/sales/"+sale.String()+"/pause", "", operator).is(http.StatusOK)
@@ -432,11 +434,11 @@ func TestSaleAsAStream(t *testing.T) {
 	select {
 	case e := <-streams[0].events:
 		t.Fatalf("nothing has changed: %v", e)
-	case <-time.After(4 * lookEvery):
+	case <-time.After(4 * refreshInterval):
 	}
-	s.server.sales.mu.Lock()
-	require.Len(t, s.server.sales.things, 1)
-	s.server.sales.mu.Unlock()
+	s.server.saleFeed.mu.Lock()
+	require.Len(t, s.server.saleFeed.items, 1)
+	s.server.saleFeed.mu.Unlock()
 }
 
 // TestNobodyWatches: a sale is not looked at any more then.
@@ -450,16 +452,16 @@ func TestNobodyWatches(t *testing.T) {
 		require.True(t, ok)
 		w.stop()
 		testkit.Eventually(t, 10*time.Second, "nobody watches", func() bool {
-			s.server.sales.mu.Lock()
-			defer s.server.sales.mu.Unlock()
-			t, known := s.server.sales.things[sale]
-			return !known || len(t.viewers) == 0
+			s.server.saleFeed.mu.Lock()
+			defer s.server.saleFeed.mu.Unlock()
+			t, known := s.server.saleFeed.items[sale]
+			return !known || len(t.subscribers) == 0
 		})
 	}
 	testkit.Eventually(t, 20*time.Second, "it is forgotten", func() bool {
-		s.server.sales.mu.Lock()
-		defer s.server.sales.mu.Unlock()
-		return len(s.server.sales.things) == 0
+		s.server.saleFeed.mu.Lock()
+		defer s.server.saleFeed.mu.Unlock()
+		return len(s.server.saleFeed.items) == 0
 	})
 }
 
@@ -494,11 +496,11 @@ func TestStreamOfAnOrderThatRedisLoses(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10})
 	path, _, receipt := s.purchased(sale, "ada")
 	w, without := s.watch(withReceipt(path+"/events", receipt), as("ada")), s.watch(path+"/events", as("ada"))
-	w.says(reservation.StatusReserved, 1)
-	without.says(reservation.StatusReserved, 1)
+	w.receivesStatus(reservation.StatusReserved, 1)
+	without.receivesStatus(reservation.StatusReserved, 1)
 	s.loseReservations(sale)
 	s.raiseEpoch(sale)
-	w.says(reservation.StatusVoided, 2)
-	w.ends()
-	without.ends()
+	w.receivesStatus(reservation.StatusVoided, 2)
+	w.receivesEnd()
+	without.receivesEnd()
 }

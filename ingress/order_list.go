@@ -14,7 +14,7 @@ const defaultOrders = 20
 
 // listOrders serves GET /v1/orders: the buyer's own orders that are in Postgres, newest first.
 func (s *Server) listOrders(c echo.Context) error {
-	user, err := s.buyer(c.Request())
+	user, err := s.authenticateBuyer(c.Request())
 	if err != nil {
 		return err
 	}
@@ -23,7 +23,7 @@ func (s *Server) listOrders(c echo.Context) error {
 		return err
 	}
 	var orders []reservation.Order
-	err = s.look(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
+	err = s.queryPostgres(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
 		// One more than asked for tells whether there is a next page.
 		orders, err = s.config.Orders.OrdersOf(ctx, user, page.after, page.limit+1)
 		return err
@@ -41,7 +41,7 @@ func (s *Server) listOrders(c echo.Context) error {
 	}
 	answer.Orders = make([]orderView, len(orders))
 	for i, order := range orders {
-		answer.Orders[i] = viewOf(s.shown.latest(order))
+		answer.Orders[i] = viewOf(s.versions.latest(order))
 	}
 	return writeJSON(c, http.StatusOK, answer)
 }

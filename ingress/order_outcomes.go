@@ -19,15 +19,15 @@ const (
 	// outcomesBlock is for how long a read of the stream waits for a message.
 	outcomesBlock = time.Second
 	// outcomesAgain is after what time the stream is read anew when that has failed.
-	outcomesAgain = time.Second
+	outcomesRetryPause = time.Second
 )
 
 // errNoMessage: the subscriber gave up, as it does over an entry that is no message.
-var errNoMessage = errors.New("an entry of the stream of outcomes is no message")
+var errNotAMessage = errors.New("an entry of the stream of outcomes is no message")
 
 // hearOutcomes hands what the workers tell to the hub, until ctx ends. While it fails, and what it misses, the hub
 // finds out by looking.
-func (s *Server) hearOutcomes(ctx context.Context) {
+func (s *Server) followOutcomes(ctx context.Context) {
 	for said := false; ; {
 		began, err := s.readOutcomes(ctx)
 		if ctx.Err() != nil {
@@ -40,7 +40,7 @@ func (s *Server) hearOutcomes(ctx context.Context) {
 		said = true
 		s.log.LogAttrs(ctx, level, "cannot hear what becomes of orders; buyers who wait are looked up each second", slog.Any("error", err))
 		select {
-		case <-time.After(outcomesAgain):
+		case <-time.After(outcomesRetryPause):
 		case <-ctx.Done():
 			return
 		}
@@ -73,26 +73,26 @@ func (s *Server) readOutcomes(ctx context.Context) (began bool, err error) {
 		return false, err
 	}
 	for msg := range messages {
-		s.takeOutcomes(msg)
+		s.handleOutcomes(msg)
 		msg.Ack()
 	}
-	return true, errNoMessage
+	return true, errNotAMessage
 }
 
 // takeOutcomes does nothing while nobody waits, or is about to.
-func (s *Server) takeOutcomes(msg *message.Message) {
-	s.metrics.outcomesHeard.Inc()
-	if s.waiting.taken.Load() == 0 && s.hub.idle() {
+func (s *Server) handleOutcomes(msg *message.Message) {
+	s.metrics.outcomeMessages.Inc()
+	if s.waitSlots.taken.Load() == 0 && s.waiters.isEmpty() {
 		return
 	}
 	outcomes, err := reservation.DecodeOutcomes(msg.Payload)
 	if err != nil {
-		if s.oddOutcomes.begin(outageLogEvery) {
+		if s.badOutcomes.start(outageLogInterval) {
 			s.log.Warn("a message of the stream of outcomes was passed over", "error", err)
 		}
 		return
 	}
-	s.hub.hear(outcomes)
+	s.waiters.notify(outcomes)
 }
 
 // lastEntry is the id of the last entry of a stream, or one before all ids if there is none.

@@ -21,8 +21,8 @@ const (
 )
 
 var (
-	errPostgresPaused = errors.New("postgres did not answer a moment ago")
-	errForgotten      = errors.New("the order may have been shown in a later version, which is not remembered any more")
+	errBreakerOpen      = errors.New("postgres did not answer a moment ago")
+	errVersionForgotten = errors.New("the order may have been shown in a later version, which is not remembered any more")
 )
 
 // orderView is an order as buyers are shown it.
@@ -48,12 +48,12 @@ type orderView struct {
 type foundOrder struct {
 	reservation.Order
 	// behind: Postgres could not be asked, and may know more.
-	behind bool
+	mayBeBehind bool
 }
 
 func (o foundOrder) view() orderView {
 	v := viewOf(o.Order)
-	v.MayBeBehind = o.behind
+	v.MayBeBehind = o.mayBeBehind
 	return v
 }
 
@@ -70,11 +70,11 @@ func viewOf(o reservation.Order) orderView {
 
 // showOrder serves GET /v1/orders/{order}.
 func (s *Server) showOrder(c echo.Context) error {
-	user, id, err := s.asksForOrder(c)
+	user, id, err := s.identifyOrder(c)
 	if err != nil {
 		return err
 	}
-	receipt, err := s.receiptFor(c, id, user)
+	receipt, err := s.verifyReceipt(c, id, user)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func (s *Server) showOrder(c echo.Context) error {
 }
 
 // buyer finds out who asks for orders, as often as they may.
-func (s *Server) buyer(r *http.Request) (user string, err error) {
+func (s *Server) authenticateBuyer(r *http.Request) (user string, err error) {
 	now := time.Now()
 	if err := s.limits.admitAddress(&s.limits.orders, r, now); err != nil {
 		return "", err
@@ -98,13 +98,13 @@ func (s *Server) buyer(r *http.Request) (user string, err error) {
 }
 
 // asksForOrder finds out who asks, and for which order. Whether it is theirs is not known yet.
-func (s *Server) asksForOrder(c echo.Context) (user string, id uuid.UUID, err error) {
-	if user, err = s.buyer(c.Request()); err != nil {
+func (s *Server) identifyOrder(c echo.Context) (user string, id uuid.UUID, err error) {
+	if user, err = s.authenticateBuyer(c.Request()); err != nil {
 		return "", uuid.Nil, err
 	}
 	id, ok := parseID(c.Param("order"))
 	if !ok {
-		return "", uuid.Nil, problemOrder
+		return "", uuid.Nil, problemOrderNotFound
 	}
 	return user, id, nil
 }
@@ -115,40 +115,40 @@ func (s *Server) asksForOrder(c echo.Context) (user string, id uuid.UUID, err er
 //
 // With its receipt, an order that Redis has lost is voided as soon as Postgres knows of that, and until then undecided.
 func (s *Server) findOrder(ctx context.Context, id uuid.UUID, user string, receipt *reservation.Receipt) (found foundOrder, err error) {
-	order, err := s.recorded(ctx, id, receipt)
+	order, err := s.findRecorded(ctx, id, receipt)
 	if errors.Is(err, reservation.ErrOrderNotFound) {
-		if order, err = s.reserved(ctx, id, user); errors.Is(err, reservation.ErrOrderNotFound) {
-			order, err = s.recorded(ctx, id, receipt)
+		if order, err = s.findReserved(ctx, id, user); errors.Is(err, reservation.ErrOrderNotFound) {
+			order, err = s.findRecorded(ctx, id, receipt)
 		} else if err != nil {
 			return foundOrder{}, err
 		}
 	}
 	behind := false
 	if err != nil && !errors.Is(err, reservation.ErrOrderNotFound) {
-		order, err = s.foundWithoutPostgres(ctx, id, user, err)
+		order, err = s.findWithoutPostgres(ctx, id, user, err)
 		behind = true
 	}
 	switch {
 	case err == nil && order.UserID == user:
-		return foundOrder{s.shown.latest(order), behind}, nil
+		return foundOrder{s.versions.latest(order), behind}, nil
 	case err == nil:
 		return foundOrder{}, reservation.ErrOrderNotFound
 	case receipt != nil && errors.Is(err, reservation.ErrOrderNotFound):
-		return foundOrder{}, problemUndecided
+		return foundOrder{}, problemFateUndecided
 	}
 	return foundOrder{}, err
 }
 
 // foundWithoutPostgres is the order as it was shown last, or else as Redis holds it: unless it may have been shown in a
 // later version than that. What neither knows may be in Postgres, so it is not known whether it exists.
-func (s *Server) foundWithoutPostgres(ctx context.Context, id uuid.UUID, user string, cause error) (reservation.Order, error) {
-	if order, known := s.shown.recall(id); known {
+func (s *Server) findWithoutPostgres(ctx context.Context, id uuid.UUID, user string, cause error) (reservation.Order, error) {
+	if order, known := s.versions.recall(id); known {
 		return order, nil
 	}
-	missing := errForgotten
-	if !s.shown.mayHaveForgotten(id) {
+	missing := errVersionForgotten
+	if !s.versions.mayHaveForgotten(id) {
 		var order reservation.Order
-		if order, missing = s.reserved(ctx, id, user); missing == nil {
+		if order, missing = s.findReserved(ctx, id, user); missing == nil {
 			return order, nil
 		}
 	}
@@ -156,15 +156,15 @@ func (s *Server) foundWithoutPostgres(ctx context.Context, id uuid.UUID, user st
 }
 
 // reserved asks Redis.
-func (s *Server) reserved(ctx context.Context, id uuid.UUID, user string) (reservation.Order, error) {
+func (s *Server) findReserved(ctx context.Context, id uuid.UUID, user string) (reservation.Order, error) {
 	limited, cancel := context.WithTimeout(ctx, reservedTimeout)
 	defer cancel()
 	return s.config.Reservations.FindReserved(limited, id, user)
 }
 
 // recorded asks Postgres for an order, or for the fate of the one whose receipt is there.
-func (s *Server) recorded(ctx context.Context, id uuid.UUID, receipt *reservation.Receipt) (order reservation.Order, err error) {
-	err = s.look(ctx, orderTimeout, func(ctx context.Context) (err error) {
+func (s *Server) findRecorded(ctx context.Context, id uuid.UUID, receipt *reservation.Receipt) (order reservation.Order, err error) {
+	err = s.queryPostgres(ctx, orderTimeout, func(ctx context.Context) (err error) {
 		if receipt != nil {
 			order, err = s.config.Orders.Fate(ctx, *receipt)
 		} else {
@@ -176,9 +176,9 @@ func (s *Server) recorded(ctx context.Context, id uuid.UUID, receipt *reservatio
 }
 
 // look asks Postgres, unless that is known not to answer.
-func (s *Server) look(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
+func (s *Server) queryPostgres(ctx context.Context, timeout time.Duration, ask func(context.Context) error) error {
 	if s.postgres.isOpen.Load() {
-		return errPostgresPaused
+		return errBreakerOpen
 	}
 	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -186,9 +186,9 @@ func (s *Server) look(ctx context.Context, timeout time.Duration, ask func(conte
 	err := ask(limited)
 	switch {
 	case err == nil, errors.Is(err, reservation.ErrOrderNotFound):
-		s.postgres.answered()
+		s.postgres.succeeded()
 	case ctx.Err() == nil:
-		s.postgres.doubt(began)
+		s.postgres.failed(began)
 	}
 	return err
 }

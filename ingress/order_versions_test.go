@@ -40,8 +40,8 @@ func TestStatusNeverGoesBackwards(t *testing.T) {
 		require.Equal(t, bought.json()["receipt"], order["receipt"])
 	}
 	w := s.watch(path+"/events", as("ada"))
-	require.Equal(t, true, w.says(reservation.StatusPaid, 3)["may_be_behind"])
-	w.ends()
+	require.Equal(t, true, w.receivesStatus(reservation.StatusPaid, 3)["may_be_behind"])
+	w.receivesEnd()
 
 	unlock()
 	testkit.Eventually(t, 10*time.Second, "Postgres is asked again", func() bool {
@@ -125,8 +125,8 @@ func TestWhatWasForgottenIsNotGuessed(t *testing.T) {
 		s.recordReserved(sale, user, "")
 	}
 	require.Equal(t, "confirmed", s.buy(sale, "", as("cid"), withKey("k"), prefer("wait=20")).is(http.StatusCreated)["status"])
-	for range 3 * shownMin {
-		s.server.shown.latest(reservation.Order{ID: uuid.Must(uuid.NewV7()), Version: 2})
+	for range 3 * versionsMin {
+		s.server.versions.latest(reservation.Order{ID: uuid.Must(uuid.NewV7()), Version: 2})
 	}
 	require.Equal(t, "confirmed", s.buy(sale, "", as("eve"), withKey("k")).is(http.StatusAccepted)["status"], "Postgres is asked")
 	s.lock("orders")
@@ -141,7 +141,7 @@ func TestWhatWasForgottenIsNotGuessed(t *testing.T) {
 
 func TestShownOrdersAreBounded(t *testing.T) {
 	t.Parallel()
-	m := newShownOrders()
+	m := newOrderVersions()
 	shown := func(version int) reservation.Order {
 		return reservation.Order{ID: uuid.Must(uuid.NewV7()), Version: version}
 	}
@@ -152,18 +152,18 @@ func TestShownOrdersAreBounded(t *testing.T) {
 	earlier := first
 	earlier.Version = 1
 	require.Equal(t, first, m.latest(earlier))
-	for range shownMin {
+	for range versionsMin {
 		m.latest(shown(2))
 	}
 	_, known := m.recall(first.ID)
 	require.True(t, known, "it is in the old generation")
 	require.False(t, m.mayHaveForgotten(reserved.ID), "nothing was forgotten yet")
-	for range shownMin {
+	for range versionsMin {
 		m.latest(shown(2))
 		m.latest(first) // what is shown again stays
 	}
-	require.Len(t, m.old, shownMin)
-	require.LessOrEqual(t, len(m.young), shownMin)
+	require.Len(t, m.old, versionsMin)
+	require.LessOrEqual(t, len(m.young), versionsMin)
 	_, known = m.recall(first.ID)
 	require.True(t, known)
 	require.False(t, m.mayHaveForgotten(first.ID))

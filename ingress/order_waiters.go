@@ -15,9 +15,9 @@ const (
 	// overdueAfter is after what time of waiting an order is looked up though nothing was heard of it, and how often from then on.
 	overdueAfter = time.Second
 	// lookedUpTogether bounds the orders of one look into Postgres.
-	lookedUpTogether = 1000
+	lookupMax = 1000
 	// waitersTimeout bounds that look. It is longer than the one for a single order.
-	waitersTimeout = 3 * time.Second
+	lookupTimeout = 3 * time.Second
 	// rememberedMin is how many outcomes are remembered at least, and twice as many at most.
 	rememberedMin = 1 << 15
 )
@@ -27,13 +27,13 @@ const (
 // last look was under way. Orders of which nothing is heard for a second are looked up together as well, because
 // messages get lost. So a look costs one of a thousand who wait hardly anything, and a hub never answers what is not in Postgres.
 // It is safe for concurrent use.
-type hub struct {
+type orderWaiters struct {
 	find    func(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error)
 	lookups prometheus.Counter
 
 	mu sync.Mutex
 	// waiting is who waits, by order: a list, because several may wait for one.
-	waiting map[uuid.UUID]*waiter
+	byOrder map[uuid.UUID]*waiter
 	// due are orders of which something was heard that somebody who waits for them does not know.
 	due map[uuid.UUID]struct{}
 	// young and old are the versions that were heard of lately: the worker may be done with an order before the
@@ -51,22 +51,22 @@ type waiter struct {
 	// seen is the version of the order that the waiter knows.
 	seen int
 	// heard takes the latest version that is later than seen, in place of one that nobody has taken from it.
-	heard chan reservation.Order
+	updates chan reservation.Order
 }
 
 // lookForWaiters is the find of the hub.
-func (s *Server) lookForWaiters(ctx context.Context, ids []uuid.UUID) (orders []reservation.Order, err error) {
-	err = s.look(ctx, waitersTimeout, func(ctx context.Context) (err error) {
+func (s *Server) findForWaiters(ctx context.Context, ids []uuid.UUID) (orders []reservation.Order, err error) {
+	err = s.queryPostgres(ctx, lookupTimeout, func(ctx context.Context) (err error) {
 		orders, err = s.config.AwaitedOrders.FindOrders(ctx, ids)
 		return err
 	})
 	return orders, err
 }
 
-func newHub(find func(context.Context, []uuid.UUID) ([]reservation.Order, error), lookups prometheus.Counter) *hub {
-	return &hub{
+func newOrderWaiters(find func(context.Context, []uuid.UUID) ([]reservation.Order, error), lookups prometheus.Counter) *orderWaiters {
+	return &orderWaiters{
 		find: find, lookups: lookups,
-		waiting: make(map[uuid.UUID]*waiter), due: make(map[uuid.UUID]struct{}),
+		byOrder: make(map[uuid.UUID]*waiter), due: make(map[uuid.UUID]struct{}),
 		young: make(map[uuid.UUID]int), old: make(map[uuid.UUID]int),
 		wake: make(chan struct{}, 1),
 	}
@@ -74,29 +74,29 @@ func newHub(find func(context.Context, []uuid.UUID) ([]reservation.Order, error)
 
 // wait waits for a version of the order that is later than seen. With now, it is looked up at once. Whoever waits
 // calls leave in the end.
-func (h *hub) wait(order uuid.UUID, seen int, now bool) *waiter {
-	w := &waiter{order: order, seen: seen, since: time.Now(), heard: make(chan reservation.Order, 1)}
+func (h *orderWaiters) add(order uuid.UUID, seen int, now bool) *waiter {
+	w := &waiter{order: order, seen: seen, since: time.Now(), updates: make(chan reservation.Order, 1)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	w.next = h.waiting[order]
-	h.waiting[order] = w
+	w.next = h.byOrder[order]
+	h.byOrder[order] = w
 	if now || max(h.young[order], h.old[order]) > seen {
-		h.lookUp(order)
+		h.schedule(order)
 	}
 	return w
 }
 
 // saw notes what a waiter has learned elsewhere.
-func (h *hub) saw(w *waiter, version int) {
+func (h *orderWaiters) setSeen(w *waiter, version int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	w.seen = max(w.seen, version)
 }
 
-func (h *hub) leave(w *waiter) {
+func (h *orderWaiters) remove(w *waiter) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if first := h.waiting[w.order]; first != w {
+	if first := h.byOrder[w.order]; first != w {
 		for ; first != nil; first = first.next {
 			if first.next == w {
 				first.next = w.next
@@ -105,22 +105,22 @@ func (h *hub) leave(w *waiter) {
 		return
 	}
 	if w.next != nil {
-		h.waiting[w.order] = w.next
+		h.byOrder[w.order] = w.next
 		return
 	}
-	delete(h.waiting, w.order)
+	delete(h.byOrder, w.order)
 	delete(h.due, w.order)
 }
 
 // idle is true if nobody waits.
-func (h *hub) idle() bool {
+func (h *orderWaiters) isEmpty() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.waiting) == 0
+	return len(h.byOrder) == 0
 }
 
 // hear takes what workers tell.
-func (h *hub) hear(outcomes []reservation.OrderOutcome) {
+func (h *orderWaiters) notify(outcomes []reservation.OrderOutcome) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, o := range outcomes {
@@ -129,9 +129,9 @@ func (h *hub) hear(outcomes []reservation.OrderOutcome) {
 			clear(h.young)
 		}
 		h.young[o.OrderID] = max(o.Version, h.young[o.OrderID])
-		for w := h.waiting[o.OrderID]; w != nil; w = w.next {
+		for w := h.byOrder[o.OrderID]; w != nil; w = w.next {
 			if w.seen < o.Version {
-				h.lookUp(o.OrderID)
+				h.schedule(o.OrderID)
 				break
 			}
 		}
@@ -139,7 +139,7 @@ func (h *hub) hear(outcomes []reservation.OrderOutcome) {
 }
 
 // lookUp has the order looked up as soon as the look is over that is under way. mu is held.
-func (h *hub) lookUp(order uuid.UUID) {
+func (h *orderWaiters) schedule(order uuid.UUID) {
 	h.due[order] = struct{}{}
 	select {
 	case h.wake <- struct{}{}:
@@ -148,7 +148,7 @@ func (h *hub) lookUp(order uuid.UUID) {
 }
 
 // run looks orders up until ctx ends.
-func (h *hub) run(ctx context.Context) {
+func (h *orderWaiters) run(ctx context.Context) {
 	tick := time.NewTicker(overdueAfter)
 	defer tick.Stop()
 	for {
@@ -162,7 +162,7 @@ func (h *hub) run(ctx context.Context) {
 			return
 		}
 		for len(ids) > 0 {
-			some := ids[:min(len(ids), lookedUpTogether)]
+			some := ids[:min(len(ids), lookupMax)]
 			ids = ids[len(some):]
 			h.lookups.Inc()
 			orders, err := h.find(ctx, some)
@@ -174,7 +174,7 @@ func (h *hub) run(ctx context.Context) {
 	}
 }
 
-func (h *hub) takeDue() []uuid.UUID {
+func (h *orderWaiters) takeDue() []uuid.UUID {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	ids := make([]uuid.UUID, 0, len(h.due))
@@ -186,11 +186,11 @@ func (h *hub) takeDue() []uuid.UUID {
 }
 
 // overdue is the orders for which somebody has been waiting since then.
-func (h *hub) overdue(then time.Time) []uuid.UUID {
+func (h *orderWaiters) overdue(then time.Time) []uuid.UUID {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var ids []uuid.UUID
-	for id, w := range h.waiting {
+	for id, w := range h.byOrder {
 		for ; w != nil; w = w.next {
 			if !w.since.After(then) {
 				ids = append(ids, id)
@@ -202,20 +202,20 @@ func (h *hub) overdue(then time.Time) []uuid.UUID {
 }
 
 // deliver gives orders to those who do not know them like this. It never waits.
-func (h *hub) deliver(orders []reservation.Order) {
+func (h *orderWaiters) deliver(orders []reservation.Order) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, o := range orders {
-		for w := h.waiting[o.ID]; w != nil; w = w.next {
+		for w := h.byOrder[o.ID]; w != nil; w = w.next {
 			if w.seen >= o.Version {
 				continue
 			}
 			w.seen = o.Version
 			select {
-			case <-w.heard: // an earlier version, which nobody took
+			case <-w.updates: // an earlier version, which nobody took
 			default:
 			}
-			w.heard <- o // nobody else sends, and there is room now
+			w.updates <- o // nobody else sends, and there is room now
 		}
 	}
 }

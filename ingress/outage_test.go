@@ -83,13 +83,13 @@ func TestSilentRedisHoldsALookUpOnce(t *testing.T) {
 }
 
 // gauge counts the looks into Postgres.
-type gauge struct {
+type lookupCounter struct {
 	Orders
-	all atomic.Int64
+	lookups atomic.Int64
 }
 
-func (g *gauge) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
-	g.all.Add(1)
+func (g *lookupCounter) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+	g.lookups.Add(1)
 	return g.Orders.Order(ctx, id)
 }
 
@@ -97,7 +97,7 @@ func (g *gauge) Order(ctx context.Context, id uuid.UUID) (reservation.Order, err
 // and everybody hears at once what Redis holds.
 func TestSilentPostgresHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
-	asked := new(gauge)
+	asked := new(lookupCounter)
 	s := openShop(t, func(c *Config) {
 		asked.Orders = c.Orders
 		c.Orders = asked
@@ -119,17 +119,17 @@ func TestSilentPostgresHoldsNobodyUp(t *testing.T) {
 		look()
 		return s.server.postgres.isOpen.Load()
 	})
-	before := asked.all.Load()
+	before := asked.lookups.Load()
 	for range 1000 {
 		look()
 	}
-	require.Equal(t, before, asked.all.Load(), "so many waited for Postgres")
+	require.Equal(t, before, asked.lookups.Load(), "so many waited for Postgres")
 
 	unlock()
 	testkit.Eventually(t, 10*time.Second, "everybody asks Postgres again", func() bool {
-		before := asked.all.Load()
+		before := asked.lookups.Load()
 		look()
-		return asked.all.Load() > before
+		return asked.lookups.Load() > before
 	})
 }
 

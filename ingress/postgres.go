@@ -8,27 +8,27 @@ import (
 )
 
 // outageLogEvery is how often an outage gets a line in the log: a crowd meets it a thousand times a second.
-const outageLogEvery = time.Second
+const outageLogInterval = time.Second
 
 // outageLog writes the first error of every second and says how many it left out before.
 type outageLog struct {
-	quiet cooldown
-	left  atomic.Int64
+	cooldown cooldown
+	skipped  atomic.Int64
 }
 
 func (l *outageLog) log(ctx context.Context, log *slog.Logger, route string, err error) {
-	if !l.quiet.begin(outageLogEvery) {
-		l.left.Add(1)
+	if !l.cooldown.start(outageLogInterval) {
+		l.skipped.Add(1)
 		return
 	}
-	log.ErrorContext(ctx, "request failed", "route", route, "error", err, "left_out", l.left.Swap(0))
+	log.ErrorContext(ctx, "request failed", "route", route, "error", err, "left_out", l.skipped.Swap(0))
 }
 
 // cooldown is a time in which something is not to be done again.
 type cooldown struct{ untilNanos atomic.Int64 }
 
 // begin starts a cooldown, unless one is under way: then it is false.
-func (c *cooldown) begin(length time.Duration) bool {
+func (c *cooldown) start(length time.Duration) bool {
 	now := time.Now()
 	until := c.untilNanos.Load()
 	return now.UnixNano() >= until && c.untilNanos.CompareAndSwap(until, now.Add(length).UnixNano())
@@ -36,8 +36,8 @@ func (c *cooldown) begin(length time.Duration) bool {
 
 const (
 	// probeTimeout bounds one probe of the breaker, and probeAgain is the time between two.
-	probeTimeout = time.Second
-	probeAgain   = 250 * time.Millisecond
+	probeTimeout  = time.Second
+	probeInterval = 250 * time.Millisecond
 )
 
 // breaker keeps a crowd from waiting for a Postgres that does not answer. A look that fails is no proof: it may be slow by
@@ -50,21 +50,21 @@ type breaker struct {
 
 	isOpen, probing atomic.Bool
 	// answeredNanos is when Postgres was last seen to answer.
-	answeredNanos atomic.Int64
+	succeededNanos atomic.Int64
 }
 
 // answered is called when Postgres has answered somebody.
-func (b *breaker) answered() { b.answeredNanos.Store(time.Now().UnixNano()) }
+func (b *breaker) succeeded() { b.succeededNanos.Store(time.Now().UnixNano()) }
 
 // doubt is called when a look that began then was not answered. It does nothing if another one was answered since.
-func (b *breaker) doubt(began time.Time) {
-	if b.answeredNanos.Load() < began.UnixNano() && b.probing.CompareAndSwap(false, true) {
-		b.background.start(b.ask)
+func (b *breaker) failed(began time.Time) {
+	if b.succeededNanos.Load() < began.UnixNano() && b.probing.CompareAndSwap(false, true) {
+		b.background.start(b.probeUntilAnswered)
 	}
 }
 
 // ask opens the breaker if Postgres does not answer, and closes it when it does.
-func (b *breaker) ask(ctx context.Context) {
+func (b *breaker) probeUntilAnswered(ctx context.Context) {
 	defer b.probing.Store(false)
 	for {
 		limited, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -74,7 +74,7 @@ func (b *breaker) ask(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err == nil:
-			b.answered()
+			b.succeeded()
 			if b.isOpen.Swap(false) {
 				b.log.Info("Postgres answers again")
 			}
@@ -83,7 +83,7 @@ func (b *breaker) ask(ctx context.Context) {
 			b.log.Warn("Postgres does not answer: orders are shown as Redis and this server know them", "error", err)
 		}
 		select {
-		case <-time.After(probeAgain):
+		case <-time.After(probeInterval):
 		case <-ctx.Done():
 			return
 		}

@@ -60,16 +60,16 @@ var (
 	problemKeyReused  = fixed(problem{kind: kindKeyReused, detail: "This Idempotency-Key was sent before with a request that asked for something else."})
 	problemOverloaded = fixed(problem{kind: kindOverloaded, detail: "Nothing was done about this request. Try again in a moment.", retryAfter: retrySoon})
 	// problemNotReserved is problemOverloaded for a purchase, which knows what was not done.
-	problemNotReserved  = fixed(problem{kind: kindOverloaded, detail: "Nothing was reserved. Try again in a moment.", retryAfter: retrySoon})
-	problemSale         = fixed(problem{kind: kindSaleNotFound, detail: "No sale has this id."})
-	problemOrder        = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
-	problemNotConfirmed = fixed(problem{kind: kindNotConfirmed, detail: "It is reserved for you and will be confirmed in a moment. Try again then.", retryAfter: retrySoon})
-	problemDamaged      = fixed(problem{kind: kindInternal, detail: "What is stored about the order does not fit together. Nothing was done, and trying again will not help."})
-	problemExpired      = fixed(problem{kind: kindExpired, detail: "It was not paid in time, and its units go back on sale."})
+	problemNotReserved   = fixed(problem{kind: kindOverloaded, detail: "Nothing was reserved. Try again in a moment.", retryAfter: retrySoon})
+	problemSaleNotFound  = fixed(problem{kind: kindSaleNotFound, detail: "No sale has this id."})
+	problemOrderNotFound = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
+	problemNotConfirmed  = fixed(problem{kind: kindNotConfirmed, detail: "It is reserved for you and will be confirmed in a moment. Try again then.", retryAfter: retrySoon})
+	problemOrderDamaged  = fixed(problem{kind: kindInternal, detail: "What is stored about the order does not fit together. Nothing was done, and trying again will not help."})
+	problemExpired       = fixed(problem{kind: kindExpired, detail: "It was not paid in time, and its units go back on sale."})
 	// problemHeldDamaged is for a buyer of whom Redis has stored what it cannot have written.
-	problemHeldDamaged = fixed(problem{kind: kindInternal, detail: "What is stored about you in this sale cannot be read. Nothing was reserved by this request, and trying again will not help until it is mended."})
+	problemReservationDamaged = fixed(problem{kind: kindInternal, detail: "What is stored about you in this sale cannot be read. Nothing was reserved by this request, and trying again will not help until it is mended."})
 	// problemNotLookedUp is for a repeated purchase of whose order a later version may have been shown than is known here now.
-	problemNotLookedUp = fixed(problem{
+	problemStateUnknown = fixed(problem{
 		kind: kindUnavailable, retryAfter: retrySoon,
 		detail: "This purchase has made an order, and its state cannot be looked up now. Try again in a moment: " +
 			"the same request with the same Idempotency-Key cannot reserve twice.",
@@ -87,7 +87,7 @@ var (
 		detail: "The outcome is unknown: no answer came back in time, and the change may have been made. " +
 			"The same request finds out, but without an Idempotency-Key a restock is another one, and a sale another sale.",
 	})
-	problemUnknown = fixed(problem{
+	problemPurchaseUnknown = fixed(problem{
 		kind: kindOutcomeUnknown, retryAfter: retrySoon,
 		detail: "The outcome is unknown: no answer came back in time, and the order may have been accepted. " +
 			"The same request with the same Idempotency-Key finds out safely: it cannot reserve twice.",
@@ -107,12 +107,12 @@ var (
 		detail: "The stock in Redis was rebuilt before it could be lowered: nothing was changed. " +
 			"The same request makes a new attempt, also with the same Idempotency-Key.",
 	})
-	problemUnavailable = fixed(problem{kind: kindUnavailable, detail: "A server that this needs does not answer. Try again in a moment.", retryAfter: retrySoon})
-	problemNotFound    = fixed(problem{kind: kindNotFound, detail: "No route has this path."})
-	problemMethod      = fixed(problem{kind: kindMethod, detail: "The Allow header lists the methods of this path."})
-	problemTooLarge    = fixed(problem{kind: kindTooLarge, detail: "A body may have 4096 bytes at most.", hangUp: true})
-	problemBroken      = fixed(problem{kind: kindInvalid, detail: "The body broke off, or came too slowly.", hangUp: true})
-	problemMediaType   = fixed(problem{kind: kindMediaType, detail: "Send the body as application/json in UTF-8, without a Content-Encoding."})
+	problemUnavailable   = fixed(problem{kind: kindUnavailable, detail: "A server that this needs does not answer. Try again in a moment.", retryAfter: retrySoon})
+	problemRouteNotFound = fixed(problem{kind: kindNotFound, detail: "No route has this path."})
+	problemMethod        = fixed(problem{kind: kindMethod, detail: "The Allow header lists the methods of this path."})
+	problemTooLarge      = fixed(problem{kind: kindTooLarge, detail: "A body may have 4096 bytes at most.", closes: true})
+	problemBodyBroken    = fixed(problem{kind: kindInvalid, detail: "The body broke off, or came too slowly.", closes: true})
+	problemMediaType     = fixed(problem{kind: kindMediaType, detail: "Send the body as application/json in UTF-8, without a Content-Encoding."})
 )
 
 // How many seconds a client is asked to wait.
@@ -134,7 +134,7 @@ type problem struct {
 	challenge  string
 	retryAfter int // seconds
 	// hangUp closes the connection, for a body that is not worth reading to its end.
-	hangUp bool
+	closes bool
 
 	// Members beyond the standard's, each left out where it is zero.
 	opensAt time.Time
@@ -190,23 +190,23 @@ func problemOf(err error) *problem {
 	case errors.As(err, &step):
 		return &problem{kind: kindTransition, detail: "The order is " + string(step.Status) + ", and this cannot follow."}
 	case errors.Is(err, reservation.ErrSaleNotFound):
-		return problemSale
+		return problemSaleNotFound
 	case errors.Is(err, reservation.ErrOrderNotFound):
-		return problemOrder
+		return problemOrderNotFound
 	case errors.Is(err, reservation.ErrOrderNotConfirmed):
 		return problemNotConfirmed
 	case errors.Is(err, reservation.ErrOrderExpired):
 		return problemExpired
 	case errors.Is(err, reservation.ErrOrderDamaged):
-		return problemDamaged
+		return problemOrderDamaged
 	case errors.Is(err, reservation.ErrReservationDamaged):
-		return problemHeldDamaged
+		return problemReservationDamaged
 	case errors.Is(err, reservation.ErrIdempotencyKeyReused):
 		return problemKeyReused
 	case errors.Is(err, reservation.ErrOverloaded):
 		return problemNotReserved
 	case errors.Is(err, reservation.ErrOutcomeUnknown):
-		return problemUnknown
+		return problemPurchaseUnknown
 	case errors.Is(err, reservation.ErrRestockUndecided):
 		return problemRestockUndecided
 	case errors.Is(err, reservation.ErrRestockWithdrawn):
@@ -218,7 +218,7 @@ func problemOf(err error) *problem {
 	case errors.As(err, &routing) && routing.Code == http.StatusMethodNotAllowed:
 		return problemMethod
 	case errors.As(err, &routing) && routing.Code == http.StatusNotFound:
-		return problemNotFound
+		return problemRouteNotFound
 	}
 	return problemUnavailable
 }
@@ -230,7 +230,7 @@ func isOutage(ctx context.Context, p *problem) bool {
 }
 
 // refusalOf is the problem for a verdict that takes nothing from the sale.
-func refusalOf(a reservation.Answer, now time.Time) *problem {
+func problemOfVerdict(a reservation.Answer, now time.Time) *problem {
 	switch a.Verdict {
 	case reservation.SoldOut:
 		return problemSoldOut
@@ -240,7 +240,7 @@ func refusalOf(a reservation.Answer, now time.Time) *problem {
 			detail: "One order per buyer and sale. The Location header names yours.",
 		}
 	case reservation.OrderEnded:
-		return endedProblem(a.Reservation.OrderID, a.Status)
+		return problemOrderEnded(a.Reservation.OrderID, a.Status)
 	case reservation.NotOpen:
 		return &problem{
 			kind: kindNotOpen, detail: "The sale opens at the time in opens_at.",
@@ -258,7 +258,7 @@ func refusalOf(a reservation.Answer, now time.Time) *problem {
 	case reservation.KeyReused:
 		return problemKeyReused
 	case reservation.UnknownSale:
-		return problemSale
+		return problemSaleNotFound
 	}
 	return problemUnavailable
 }

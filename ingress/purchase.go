@@ -14,14 +14,14 @@ import (
 	"stampede/reservation"
 )
 
-var replayed = []string{"true"}
+var headerTrue = []string{"true"}
 
 // purchase serves POST /v1/sales/{sale}/orders.
 func (s *Server) purchase(c echo.Context) error {
 	began := time.Now()
 	r := c.Request()
 	if err := s.limits.admitAddress(&s.limits.purchases, r, began); err != nil {
-		s.metrics.purchased(verdictRateLimited, began)
+		s.metrics.countPurchase(verdictRateLimited, began)
 		return err
 	}
 	user, err := s.auth.user(r)
@@ -29,12 +29,12 @@ func (s *Server) purchase(c echo.Context) error {
 		return err
 	}
 	if err := s.limits.admitUser(&s.limits.purchases, user, began); err != nil {
-		s.metrics.purchased(verdictRateLimited, began)
+		s.metrics.countPurchase(verdictRateLimited, began)
 		return err
 	}
 	sale, ok := parseID(c.Param("sale"))
 	if !ok {
-		return problemSale
+		return problemSaleNotFound
 	}
 	key, err := idempotencyKey(r.Header)
 	if err != nil {
@@ -42,15 +42,15 @@ func (s *Server) purchase(c echo.Context) error {
 	}
 	wait, waits := preferredWait(r.Header["Prefer"])
 	if !waits {
-		leaveUnwatched(r)
+		skipBackgroundRead(r)
 	}
 	quantity, err := readQuantity(r)
 	if err != nil {
 		return err
 	}
-	if waits = waits && s.waiting.enter(); waits {
+	if waits = waits && s.waitSlots.acquire(); waits {
 		// The place is taken before the purchase: from now on the hub takes in what becomes of orders.
-		defer s.waiting.leave()
+		defer s.waitSlots.release()
 	}
 	request := reservation.Request{Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity}
 	answer, err := s.reserve(request, began)
@@ -65,18 +65,18 @@ func (s *Server) purchase(c echo.Context) error {
 		return nil
 	case reservation.Reserved:
 	case reservation.Replayed:
-		h["Idempotency-Replayed"] = replayed
+		h["Idempotency-Replayed"] = headerTrue
 	default:
-		return refusalOf(answer, time.Now())
+		return problemOfVerdict(answer, time.Now())
 	}
 	if waits {
 		h["Preference-Applied"] = preferenceApplied(wait)
-		return s.answerEnd(c, request, answer, began.Add(wait))
+		return s.answerAfterWait(c, request, answer, began.Add(wait))
 	}
 	if answer.Verdict == reservation.Replayed {
 		return s.answerReplay(c, request, answer)
 	}
-	s.accept(c, request, answer.Reservation, false)
+	s.answerAccepted(c, request, answer.Reservation, false)
 	return nil
 }
 
@@ -84,11 +84,11 @@ func (s *Server) purchase(c echo.Context) error {
 // slowly cannot take all of them. The answer comes soon enough for a buyer who has left not to matter, and to watch for
 // that would cost as much as what is left to do here.
 func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.Answer, error) {
-	if !s.room.purchases.enter() {
-		s.metrics.purchased(verdictOverloaded, began)
+	if !s.inFlight.purchases.acquire() {
+		s.metrics.countPurchase(verdictOverloaded, began)
 		return reservation.Answer{}, problemNotReserved
 	}
-	defer s.room.purchases.leave()
+	defer s.inFlight.purchases.release()
 	var (
 		answer reservation.Answer
 		err    error = problemNoSecret
@@ -100,17 +100,17 @@ func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.An
 	if err != nil {
 		verdict = verdictOf(err)
 	}
-	s.metrics.purchased(verdict, began)
+	s.metrics.countPurchase(verdict, began)
 	return answer, err
 }
 
 // accept answers 202. With mayBeBehind it says that the order may have gone further than the answer tells.
-func (s *Server) accept(c echo.Context, r reservation.Request, held reservation.Reservation, mayBeBehind bool) {
+func (s *Server) answerAccepted(c echo.Context, r reservation.Request, held reservation.Reservation, mayBeBehind bool) {
 	h := c.Response().Header()
 	h["Location"] = []string{orderPath(held.OrderID)}
 	h["Content-Type"] = jsonContent
-	buf := scratches.Get().(*scratch)
-	defer scratches.Put(buf)
+	buf := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(buf)
 	buf.out = s.appendReservation(buf.out[:0], r, held, mayBeBehind)
 	write(c, http.StatusAccepted, buf.out)
 }
@@ -165,8 +165,8 @@ var (
 
 // readQuantity reads the body of a purchase.
 func readQuantity(r *http.Request) (int64, error) {
-	buf := scratches.Get().(*scratch)
-	defer scratches.Put(buf)
+	buf := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(buf)
 	body, err := buf.readBody(r)
 	if err != nil {
 		return 0, err
@@ -183,7 +183,7 @@ func parseQuantity(body []byte) (int64, error) {
 	}
 	if rest, ok := bytes.CutPrefix(body, quantityStart); ok {
 		digits := bytes.TrimPrefix(bytes.TrimSuffix(rest, []byte{'}'}), []byte{' '})
-		if len(rest) > 0 && rest[len(rest)-1] == '}' && isWhole(digits) {
+		if len(rest) > 0 && rest[len(rest)-1] == '}' && isPositiveInteger(digits) {
 			return clampQuantity(digits), nil
 		}
 	}
@@ -196,14 +196,14 @@ func parseQuantity(body []byte) (int64, error) {
 	switch {
 	case order.Quantity == nil:
 		return 1, nil
-	case !isWhole(order.Quantity):
+	case !isPositiveInteger(order.Quantity):
 		return 0, problemQuantity
 	}
 	return clampQuantity(order.Quantity), nil
 }
 
 // isWhole is true for a positive whole number as JSON writes it, without sign, fraction or exponent.
-func isWhole(digits []byte) bool {
+func isPositiveInteger(digits []byte) bool {
 	if len(digits) == 0 || digits[0] == '0' {
 		return false
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // endedProblem answers a purchase whose order has ended: the request that made an order never makes another one.
-func endedProblem(order uuid.UUID, status reservation.Status) *problem {
+func problemOrderEnded(order uuid.UUID, status reservation.Status) *problem {
 	return &problem{
 		kind: kindOrderEnded, location: orderPath(order), orderID: order, orderStatus: status,
 		detail: "This purchase made an order that is " + string(status) + " now, so nothing is reserved for you by it. " +
@@ -28,23 +28,23 @@ func endedProblem(order uuid.UUID, status reservation.Status) *problem {
 // A repeat is rare. It takes a place and a connection from purchases, and none from those who look at their orders.
 func (s *Server) answerReplay(c echo.Context, r reservation.Request, answer reservation.Answer) error {
 	var found []reservation.Order
-	err := s.room.purchases.admit(func(c echo.Context) error {
-		return s.look(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
+	err := s.inFlight.purchases.admit(func(c echo.Context) error {
+		return s.queryPostgres(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
 			found, err = s.config.AwaitedOrders.FindOrders(ctx, []uuid.UUID{answer.Reservation.OrderID})
 			return err
 		})
 	})(c)
 	id := answer.Reservation.OrderID
-	forgotten := s.shown.mayHaveForgotten(id)
-	shown, wasShown := s.shown.recall(id)
+	forgotten := s.versions.mayHaveForgotten(id)
+	shown, wasShown := s.versions.recall(id)
 	switch {
 	case len(found) == 1 && (wasShown || forgotten || !found[0].Status.Live()):
-		return s.answerOrder(c, http.StatusAccepted, r, answer, foundOrder{s.shown.latest(found[0]), false})
+		return s.answerWithOrder(c, http.StatusAccepted, r, answer, foundOrder{s.versions.latest(found[0]), false})
 	case wasShown:
-		return s.answerOrder(c, http.StatusAccepted, r, answer, foundOrder{shown, err != nil})
+		return s.answerWithOrder(c, http.StatusAccepted, r, answer, foundOrder{shown, err != nil})
 	case forgotten && err != nil:
-		return fmt.Errorf("%w: order %s: postgres: %w; else: %w", problemNotLookedUp, id, err, errForgotten)
+		return fmt.Errorf("%w: order %s: postgres: %w; else: %w", problemStateUnknown, id, err, errVersionForgotten)
 	}
-	s.accept(c, r, answer.Reservation, err != nil)
+	s.answerAccepted(c, r, answer.Reservation, err != nil)
 	return nil
 }

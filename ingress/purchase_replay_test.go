@@ -21,7 +21,7 @@ func (r reply) isEnded(order uuid.UUID, status reservation.Status) {
 }
 
 // released waits until Redis has the units of the user's order back.
-func (s *shop) released(sale uuid.UUID, user string) {
+func (s *shop) awaitReleased(sale uuid.UUID, user string) {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, "the units of "+user+" are back", func() bool {
 		held, err := s.rdb.HExists(s.t.Context(), s.keys.Buyers(s.keys.Partition(sale), sale), user).Result()
@@ -60,12 +60,12 @@ func TestARepeatNeverBuysAgainOnceItsOrderHasEnded(t *testing.T) {
 	everyRepeatHearsOfTheEnd()                // the units are not back yet
 
 	s.overdue(expired)
-	s.fulfil()
-	s.becomes(paths[reservation.StatusExpired], "expired", reservation.StatusExpired)
+	s.startWorker()
+	s.awaitStatus(paths[reservation.StatusExpired], "expired", reservation.StatusExpired)
 	orders[reservation.StatusExpired] = expired
 	everyRepeatHearsOfTheEnd()
 	for status := range orders {
-		s.released(sale, string(status))
+		s.awaitReleased(sale, string(status))
 	}
 	everyRepeatHearsOfTheEnd()
 	s.buy(sale, `{"quantity":2}`, as("cancelled"), withKey("k")).isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")

@@ -12,7 +12,7 @@ import (
 	"stampede/reservation"
 )
 
-var problemNotKept = fixed(problem{
+var problemVoided = fixed(problem{
 	kind: kindUnavailable, retryAfter: retrySoon,
 	detail: "The order was accepted and could not be kept: nothing is reserved for you. Try again in a moment.",
 })
@@ -21,40 +21,40 @@ var problemNotKept = fixed(problem{
 // it was refused or is over after all. If that takes longer than until, or the server is stopping, it is 202, as without waiting.
 //
 // Those who wait take no place in room, but one among the waiting, which the caller has taken.
-func (s *Server) answerEnd(c echo.Context, r reservation.Request, answer reservation.Answer, until time.Time) error {
+func (s *Server) answerAfterWait(c echo.Context, r reservation.Request, answer reservation.Answer, until time.Time) error {
 	// The server's writeTimeout is for requests that do not wait. An error means that the connection has none.
 	_ = http.NewResponseController(c.Response()).SetWriteDeadline(until.Add(writeTimeout))
 	// Of what was reserved just now nothing is in Postgres yet; a replay may be of an order that has long been there.
-	w := s.hub.wait(answer.Reservation.OrderID, 1, answer.Verdict == reservation.Replayed)
-	defer s.hub.leave(w)
+	w := s.waiters.add(answer.Reservation.OrderID, 1, answer.Verdict == reservation.Replayed)
+	defer s.waiters.remove(w)
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
 	select {
-	case order := <-w.heard:
-		return s.answerOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.shown.latest(order)})
+	case order := <-w.updates:
+		return s.answerWithOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.versions.latest(order)})
 	case <-timer.C:
-		if order, known := s.lostMeanwhile(c, r, answer.Reservation); known {
-			return s.answerOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.shown.latest(order)})
+		if order, known := s.findLost(c, r, answer.Reservation); known {
+			return s.answerWithOrder(c, http.StatusCreated, r, answer, foundOrder{Order: s.versions.latest(order)})
 		}
-	case <-s.ending:
+	case <-s.waitsEnd:
 	case <-c.Request().Context().Done():
 	}
 	if answer.Verdict == reservation.Replayed {
 		return s.answerReplay(c, r, answer)
 	}
-	s.accept(c, r, answer.Reservation, false)
+	s.answerAccepted(c, r, answer.Reservation, false)
 	return nil
 }
 
 // lostMeanwhile returns what became of an order that Redis holds no more, though nothing was heard of it while its buyer
 // waited. It asks Postgres only if that is so, and is not for certain then either: known is false if nobody can tell now.
-func (s *Server) lostMeanwhile(c echo.Context, r reservation.Request, held reservation.Reservation) (order reservation.Order, known bool) {
-	err := s.room.purchases.admit(func(c echo.Context) (err error) {
+func (s *Server) findLost(c echo.Context, r reservation.Request, held reservation.Reservation) (order reservation.Order, known bool) {
+	err := s.inFlight.purchases.admit(func(c echo.Context) (err error) {
 		ctx := c.Request().Context()
-		if _, err = s.reserved(ctx, held.OrderID, r.User); !errors.Is(err, reservation.ErrOrderNotFound) {
-			return problemUndecided
+		if _, err = s.findReserved(ctx, held.OrderID, r.User); !errors.Is(err, reservation.ErrOrderNotFound) {
+			return problemFateUndecided
 		}
-		err = s.look(ctx, orderTimeout, func(ctx context.Context) (err error) {
+		err = s.queryPostgres(ctx, orderTimeout, func(ctx context.Context) (err error) {
 			order, err = s.config.AwaitedOrders.Fate(ctx, receiptOf(r, held))
 			return err
 		})
@@ -64,14 +64,14 @@ func (s *Server) lostMeanwhile(c echo.Context, r reservation.Request, held reser
 }
 
 // answerOrder answers a purchase whose order is in Postgres. It is a success only while the buyer has what was bought.
-func (s *Server) answerOrder(c echo.Context, status int, r reservation.Request, answer reservation.Answer, order foundOrder) error {
+func (s *Server) answerWithOrder(c echo.Context, status int, r reservation.Request, answer reservation.Answer, order foundOrder) error {
 	switch {
 	case order.Status == reservation.StatusVoided:
-		return problemNotKept
+		return problemVoided
 	case order.Status == reservation.StatusRejected && answer.Verdict == reservation.Reserved:
-		return refusedLater(order.Order)
+		return problemOfRejection(order.Order)
 	case !order.Status.Live():
-		return endedProblem(order.ID, order.Status)
+		return problemOrderEnded(order.ID, order.Status)
 	}
 	view := order.view()
 	view.Receipt = string(s.appendReceipt(nil, r, answer.Reservation))
@@ -80,7 +80,7 @@ func (s *Server) answerOrder(c echo.Context, status int, r reservation.Request, 
 }
 
 // refusedLater is the problem for an order that Redis had admitted just now and Postgres has not.
-func refusedLater(order reservation.Order) *problem {
+func problemOfRejection(order reservation.Order) *problem {
 	switch order.Reason {
 	case reservation.RejectedSoldOut:
 		return problemSoldOut
@@ -88,7 +88,7 @@ func refusedLater(order reservation.Order) *problem {
 		// Which one that is was not asked for.
 		return &problem{kind: kindAlreadyPurchased, detail: "One order per buyer and sale. GET /v1/orders lists yours."}
 	}
-	return endedProblem(order.ID, order.Status)
+	return problemOrderEnded(order.ID, order.Status)
 }
 
 // preferenceApplied tells the client for how long it was ready to wait.

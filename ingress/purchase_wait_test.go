@@ -35,13 +35,13 @@ func (s *shop) inBackground(ask func() reply) <-chan reply {
 }
 
 // waits waits until so many purchases wait for their end.
-func (s *shop) waits(n int64) {
+func (s *shop) awaitWaiting(n int64) {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, fmt.Sprintf("%d purchases wait", n), func() bool {
-		s.server.hub.mu.Lock()
-		defer s.server.hub.mu.Unlock()
+		s.server.waiters.mu.Lock()
+		defer s.server.waiters.mu.Unlock()
 		waiting := int64(0)
-		for _, w := range s.server.hub.waiting {
+		for _, w := range s.server.waiters.byOrder {
 			for ; w != nil; w = w.next {
 				waiting++
 			}
@@ -77,7 +77,7 @@ func (s *shop) recordReserved(sale uuid.UUID, user string, refuse string) {
 func TestPurchaseThatWaitsIsConfirmed(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
-	s.fulfil()
+	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	r := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"), prefer("respond-async, wait=20"))
 	order := r.is(http.StatusCreated)
@@ -89,8 +89,8 @@ func TestPurchaseThatWaitsIsConfirmed(t *testing.T) {
 	require.NotEmpty(t, order["expires_at"])
 	delete(order, "receipt")
 	require.Equal(t, order, s.get(withReceipt(r.header.Get("Location"), receipt), as("ada")).is(http.StatusOK))
-	require.Zero(t, s.server.waiting.taken.Load())
-	require.Zero(t, s.server.room.taken())
+	require.Zero(t, s.server.waitSlots.taken.Load())
+	require.Zero(t, s.server.inFlight.taken())
 
 	again := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"), prefer("wait=20"))
 	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
@@ -113,7 +113,7 @@ func TestWaitThatIsTooShort(t *testing.T) {
 		require.Equal(t, applied, r.header.Get("Preference-Applied"), preference)
 	}
 	answered := s.inBackground(func() reply { return s.buy(sale, "", as("capped"), prefer("wait=999")) })
-	s.waits(1)
+	s.awaitWaiting(1)
 	s.recordReserved(sale, "capped", "")
 	r := <-answered
 	r.is(http.StatusCreated)
@@ -136,14 +136,14 @@ func TestPurchaseThatIsRefusedWhileItWaits(t *testing.T) {
 		"other": {"an operator discarded it", http.StatusConflict, "order-ended"},
 	} {
 		answered := s.inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=20")) })
-		s.waits(1)
+		s.awaitWaiting(1)
 		s.recordReserved(sale, user, c.reason)
 		r := <-answered
 		p := r.isProblem(c.status, c.slug)
 		require.Equal(t, p["order_id"] == nil, r.header.Get("Location") == "")
 	}
 	answered := s.inBackground(func() reply { return s.buy(sale, "", as("void"), prefer("wait=20")) })
-	s.waits(1)
+	s.awaitWaiting(1)
 	s.raiseEpoch(sale)
 	s.recordReserved(sale, "void", "")
 	(<-answered).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
@@ -186,7 +186,7 @@ func TestWaitForAnOrderThatRedisLoses(t *testing.T) {
 	for user, over := range map[string]bool{"voided": true, "undecided": false} {
 		sale := s.sale(reservation.Terms{Stock: 10})
 		answered := s.inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=3")) })
-		s.waits(1)
+		s.awaitWaiting(1)
 		s.loseReservations(sale)
 		if !over {
 			require.Equal(t, "reserved", (<-answered).is(http.StatusAccepted)["status"])
@@ -201,7 +201,7 @@ func TestWaitForAnOrderThatRedisLoses(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10})
 	s.raiseEpoch(sale)
 	s.buy(sale, "", as("held"), prefer("wait=1")).is(http.StatusAccepted)
-	require.Zero(t, s.server.room.taken())
+	require.Zero(t, s.server.inFlight.taken())
 }
 
 // slowToFind is a Redis that is slow to look for reservations.
@@ -254,9 +254,9 @@ func TestWaiterWhoGoesAwayFreesItsPlace(t *testing.T) {
 	for i, conn := range conns {
 		_, err := conn.Write([]byte(s.head(sale, fmt.Sprint("user-", i), "Prefer: wait=30\r\n")))
 		require.NoError(t, err)
-		s.waits(int64(i + 1))
+		s.awaitWaiting(int64(i + 1))
 	}
-	require.Zero(t, s.server.room.taken(), "who waits takes no place from those who do not")
+	require.Zero(t, s.server.inFlight.taken(), "who waits takes no place from those who do not")
 	// There is no place among those who wait: this one is answered at once.
 	r := s.buy(sale, "", as("third"), prefer("wait=30"))
 	r.is(http.StatusAccepted)
@@ -265,8 +265,8 @@ func TestWaiterWhoGoesAwayFreesItsPlace(t *testing.T) {
 	for _, conn := range conns {
 		require.NoError(t, conn.Close())
 	}
-	s.waits(0)
-	testkit.Eventually(t, 10*time.Second, "the places are free", func() bool { return s.server.waiting.taken.Load() == 0 })
+	s.awaitWaiting(0)
+	testkit.Eventually(t, 10*time.Second, "the places are free", func() bool { return s.server.waitSlots.taken.Load() == 0 })
 }
 
 // TestTwoThousandWait: nobody is polled for, and those who do not wait are served meanwhile.
@@ -302,10 +302,10 @@ func TestTwoThousandWait(t *testing.T) {
 			statuses[status].Add(1)
 		})
 	}
-	s.waits(buyers)
+	s.awaitWaiting(buyers)
 	s.buy(sale, "", as("somebody-else")).is(http.StatusAccepted)
 	before := s.counter("stampede_outcome_lookups_total")
-	s.fulfil()
+	s.startWorker()
 	answers.Wait()
 	require.EqualValues(t, buyers, statuses[http.StatusCreated].Load())
 	looks := s.counter("stampede_outcome_lookups_total") - before
@@ -348,14 +348,14 @@ func TestLostMessages(t *testing.T) {
 		},
 	} {
 		answered := s.inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=20")) })
-		s.waits(1)
+		s.awaitWaiting(1)
 		spoil()
 		s.recordReserved(sale, user, "")
 		(<-answered).is(http.StatusCreated)
 		require.NoError(t, s.rdb.Del(t.Context(), stream).Err())
 	}
 	// And it is heard again.
-	s.fulfil()
+	s.startWorker()
 	before := s.counter("stampede_outcome_messages_total")
 	n := 0
 	testkit.Eventually(t, 20*time.Second, "messages are heard again", func() bool {
@@ -372,12 +372,12 @@ func TestWaitWhileRedisRestarts(t *testing.T) {
 	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
 	sale := s.sale(reservation.Terms{Stock: 10})
 	answered := s.inBackground(func() reply { return s.buy(sale, "", as("ada"), prefer("wait=25")) })
-	s.waits(1)
+	s.awaitWaiting(1)
 	own.Kill()
 	require.NoError(t, own.Restart(t.Context()))
 	s.recordReserved(sale, "ada", "")
 	(<-answered).is(http.StatusCreated)
-	s.fulfil() // a worker puts the stock in order, after which the sale goes on
+	s.startWorker() // a worker puts the stock in order, after which the sale goes on
 	testkit.Eventually(t, 40*time.Second, "messages are heard again", func() bool {
 		before := s.counter("stampede_outcome_messages_total")
 		return s.buy(s.sale(reservation.Terms{Stock: 1}), "", as("ada"), prefer("wait=5")).status == http.StatusCreated &&
@@ -390,7 +390,7 @@ func TestWaitingWithoutOutcomes(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, func(c *Config) { c.Outcomes = nil })
 	sale := s.sale(reservation.Terms{Stock: 10})
-	s.fulfil()
+	s.startWorker()
 	s.buy(sale, "", as("ada"), prefer("wait=20")).is(http.StatusCreated)
 }
 
@@ -403,7 +403,7 @@ func TestWaitWhilePostgresIsAway(t *testing.T) {
 	postgres.StopImmediate()
 	s.buy(sale, "", as("ada"), prefer("wait=2")).is(http.StatusAccepted)
 	answered := s.inBackground(func() reply { return s.buy(sale, "", as("bob"), prefer("wait=25")) })
-	s.waits(1)
+	s.awaitWaiting(1)
 	require.NoError(t, postgres.Restart(t.Context()))
 	testkit.Eventually(t, 20*time.Second, "Postgres takes the order", func() bool {
 		return s.pool.Ping(t.Context()) == nil
@@ -417,7 +417,7 @@ func TestStopAnswersWhoWaits(t *testing.T) {
 	s, stop, ended := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	answered := s.inBackground(func() reply { return s.buy(sale, "", as("ada"), prefer("wait=30")) })
-	s.waits(1)
+	s.awaitWaiting(1)
 	began := time.Now()
 	stop()
 	(<-answered).is(http.StatusAccepted)
@@ -431,11 +431,11 @@ func TestHeardBeforeItWaits(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	_, id := s.confirm(sale, "ada")
-	h := newHub(s.ledger.FindOrders, prometheus.NewCounter(prometheus.CounterOpts{Name: "looks"}))
-	h.hear([]reservation.OrderOutcome{{OrderID: id, Status: reservation.StatusConfirmed, Version: 2}})
-	knows, w := h.wait(id, 2, false), h.wait(id, 1, false)
-	defer h.leave(knows)
-	defer h.leave(w)
+	h := newOrderWaiters(s.ledger.FindOrders, prometheus.NewCounter(prometheus.CounterOpts{Name: "looks"}))
+	h.notify([]reservation.OrderOutcome{{OrderID: id, Status: reservation.StatusConfirmed, Version: 2}})
+	knows, w := h.add(id, 2, false), h.add(id, 1, false)
+	defer h.remove(knows)
+	defer h.remove(w)
 	require.Contains(t, h.due, id, "it is looked up at once, and not when it is overdue")
 	require.Len(t, h.wake, 1)
 	ctx, stop := context.WithCancel(t.Context())
@@ -444,12 +444,12 @@ func TestHeardBeforeItWaits(t *testing.T) {
 	defer running.Wait()
 	defer stop()
 	select {
-	case order := <-w.heard:
+	case order := <-w.updates:
 		require.Equal(t, reservation.StatusConfirmed, order.Status)
 	case <-time.After(20 * time.Second):
 		t.Fatal("it was not looked up")
 	}
-	require.Empty(t, knows.heard)
+	require.Empty(t, knows.updates)
 
 	// What was heard long ago is forgotten, and memory is bounded.
 	for range 5 {
@@ -457,7 +457,7 @@ func TestHeardBeforeItWaits(t *testing.T) {
 		for i := range outcomes {
 			outcomes[i] = reservation.OrderOutcome{OrderID: uuid.New(), Version: 2}
 		}
-		h.hear(outcomes)
+		h.notify(outcomes)
 	}
 	require.LessOrEqual(t, len(h.young)+len(h.old), 2*rememberedMin)
 	require.NotContains(t, h.young, id)
@@ -468,7 +468,7 @@ func TestSeveralWaitForOneOrder(t *testing.T) {
 	t.Parallel()
 	found := make(chan []uuid.UUID, 10)
 	order := reservation.Order{ID: uuid.New(), Status: reservation.StatusConfirmed, Version: 2}
-	h := newHub(func(_ context.Context, ids []uuid.UUID) ([]reservation.Order, error) {
+	h := newOrderWaiters(func(_ context.Context, ids []uuid.UUID) ([]reservation.Order, error) {
 		found <- ids
 		return []reservation.Order{order}, nil
 	}, prometheus.NewCounter(prometheus.CounterOpts{Name: "looks"}))
@@ -477,16 +477,16 @@ func TestSeveralWaitForOneOrder(t *testing.T) {
 	running.Go(func() { h.run(ctx) })
 	defer running.Wait()
 	defer stop()
-	waiters := []*waiter{h.wait(order.ID, 1, false), h.wait(order.ID, 0, false), h.wait(order.ID, 1, false), h.wait(order.ID, 2, false)}
-	h.leave(waiters[2])
-	h.hear([]reservation.OrderOutcome{{OrderID: order.ID, Version: 2}})
+	waiters := []*waiter{h.add(order.ID, 1, false), h.add(order.ID, 0, false), h.add(order.ID, 1, false), h.add(order.ID, 2, false)}
+	h.remove(waiters[2])
+	h.notify([]reservation.OrderOutcome{{OrderID: order.ID, Version: 2}})
 	require.Equal(t, []uuid.UUID{order.ID}, <-found)
-	require.Equal(t, order, <-waiters[0].heard)
-	require.Equal(t, order, <-waiters[1].heard)
+	require.Equal(t, order, <-waiters[0].updates)
+	require.Equal(t, order, <-waiters[1].updates)
 	for _, w := range []*waiter{waiters[0], waiters[3], waiters[1]} {
-		h.leave(w)
+		h.remove(w)
 	}
-	require.True(t, h.idle())
-	require.Empty(t, waiters[2].heard, "it had left")
-	require.Empty(t, waiters[3].heard, "it knew")
+	require.True(t, h.isEmpty())
+	require.Empty(t, waiters[2].updates, "it had left")
+	require.Empty(t, waiters[3].updates, "it knew")
 }

@@ -13,14 +13,14 @@ import (
 
 const (
 	// secretTimeout bounds one try to read the secret for receipts, and secretAgain is the time between two.
-	secretTimeout = 2 * time.Second
-	secretAgain   = time.Second
+	secretTimeout    = 2 * time.Second
+	secretRetryPause = time.Second
 )
 
 var (
-	problemReceipt = fixed(problem{kind: kindInvalid, detail: `The receipt is not one of this order. It is the "receipt" of the answer to the purchase, whole.`})
+	problemReceiptInvalid = fixed(problem{kind: kindInvalid, detail: `The receipt is not one of this order. It is the "receipt" of the answer to the purchase, whole.`})
 	// problemUndecided: with the receipt in hand, "there is no such order" would be wrong.
-	problemUndecided = fixed(problem{
+	problemFateUndecided = fixed(problem{
 		kind: kindUnavailable, retryAfter: retrySoon,
 		detail: "Your receipt is valid, and what becomes of the order is not decided yet. Try again in a moment.",
 	})
@@ -48,7 +48,7 @@ func (s *Server) initSigner() error {
 	s.background.start(func(ctx context.Context) {
 		for s.loadSigner(ctx) != nil {
 			select {
-			case <-time.After(secretAgain):
+			case <-time.After(secretRetryPause):
 			case <-ctx.Done():
 				return
 			}
@@ -85,7 +85,7 @@ func receiptOf(r reservation.Request, held reservation.Reservation) reservation.
 }
 
 // receiptFor is the receipt that the request shows for the user's order, or nil if it shows none.
-func (s *Server) receiptFor(c echo.Context, order uuid.UUID, user string) (*reservation.Receipt, error) {
+func (s *Server) verifyReceipt(c echo.Context, order uuid.UUID, user string) (*reservation.Receipt, error) {
 	text := c.QueryParam("receipt")
 	if text == "" {
 		return nil, nil
@@ -97,13 +97,13 @@ func (s *Server) receiptFor(c echo.Context, order uuid.UUID, user string) (*rese
 	r, err := signer.Verify(text)
 	switch {
 	case errors.Is(err, reservation.ErrReceiptInvalid):
-		return nil, problemReceipt
+		return nil, problemReceiptInvalid
 	case err != nil:
 		return nil, err
 	case r.User != user:
-		return nil, problemOrder
+		return nil, problemOrderNotFound
 	case r.OrderID != order:
-		return nil, problemReceipt
+		return nil, problemReceiptInvalid
 	}
 	return &r, nil
 }

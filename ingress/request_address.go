@@ -18,7 +18,7 @@ func (a addresses) of(r *http.Request) netip.Addr {
 	if err != nil {
 		return netip.Addr{}
 	}
-	client := plain(peer.Addr())
+	client := canonical(peer.Addr())
 	headers := r.Header["X-Forwarded-For"]
 	for i := len(headers) - 1; i >= 0; i-- {
 		for rest, more := headers[i], true; more; {
@@ -47,11 +47,11 @@ func (a addresses) trusts(addr netip.Addr) bool {
 }
 
 // client is what bounds go by: an IPv4 address, or the /64 of an IPv6 address, which is what one customer has at least.
-type client [16]byte
+type clientKey [16]byte
 
-func (a addresses) client(r *http.Request) client {
+func (a addresses) keyOf(r *http.Request) clientKey {
 	addr := a.of(r)
-	c := client(addr.As16())
+	c := clientKey(addr.As16())
 	if addr.Is6() {
 		clear(c[8:])
 	}
@@ -62,16 +62,16 @@ func (a addresses) client(r *http.Request) client {
 func parseHop(text string) (netip.Addr, bool) {
 	text = trimOWS(text)
 	if addr, err := netip.ParseAddr(text); err == nil {
-		return plain(addr), true
+		return canonical(addr), true
 	}
 	if hop, err := netip.ParseAddrPort(text); err == nil {
-		return plain(hop.Addr()), true
+		return canonical(hop.Addr()), true
 	}
 	return netip.Addr{}, false
 }
 
 // plain makes an address the same however it came: an IPv4 address may come as ::ffff:192.0.2.1.
-func plain(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
+func canonical(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
 
 // ParseTrustedProxies reads prefixes ("10.0.0.0/8") and addresses, with commas between them.
 func ParseTrustedProxies(text string) (trusted []netip.Prefix, err error) {

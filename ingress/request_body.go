@@ -21,7 +21,7 @@ type scratch struct {
 	out  []byte
 }
 
-var scratches = sync.Pool{New: func() any { return &scratch{out: make([]byte, 0, 512)} }}
+var scratchPool = sync.Pool{New: func() any { return &scratch{out: make([]byte, 0, 512)} }}
 
 // readBody reads the body of a request, which is to be JSON if there is any. The bytes are those of
 // scratch and belong to it.
@@ -39,7 +39,7 @@ func (s *scratch) readBody(r *http.Request) ([]byte, error) {
 	case n > maxBodyBytes:
 		return nil, problemTooLarge
 	case err != io.EOF: //nolint:errorlint // io.ErrUnexpectedEOF, a body that broke off, is another error
-		return nil, problemBroken
+		return nil, problemBodyBroken
 	case n == 0:
 		return nil, nil
 	case !isJSON(r.Header):
@@ -93,10 +93,10 @@ func decodeStrict(body []byte, into any) error {
 }
 
 // member is the name in a pointer.
-func member(p jsontext.Pointer) string { return short(p.LastToken()) }
+func member(p jsontext.Pointer) string { return truncate(p.LastToken()) }
 
 // short cuts a name to a length that can be repeated to the client that sent it.
-func short(name string) string {
+func truncate(name string) string {
 	const most = 64
 	if len(name) > most {
 		name = name[:most] + "…"
@@ -130,8 +130,8 @@ func writeJSON(c echo.Context, status int, v any) error {
 
 // readObject reads the body of a request into a struct, strictly.
 func readObject(r *http.Request, into any) error {
-	buf := scratches.Get().(*scratch)
-	defer scratches.Put(buf)
+	buf := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(buf)
 	body, err := buf.readBody(r)
 	if err != nil {
 		return err
@@ -140,9 +140,9 @@ func readObject(r *http.Request, into any) error {
 }
 
 // readNothing reads the body of a request that has nothing to say: none, or an empty object.
-func readNothing(r *http.Request) error {
-	buf := scratches.Get().(*scratch)
-	defer scratches.Put(buf)
+func readEmptyObject(r *http.Request) error {
+	buf := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(buf)
 	body, err := buf.readBody(r)
 	if err != nil || len(body) == 0 {
 		return err

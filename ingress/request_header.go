@@ -6,7 +6,7 @@ import (
 )
 
 // longestWait bounds for how long a purchase waits for its end, whatever the client prefers.
-const longestWait = 30 * time.Second
+const waitMax = 30 * time.Second
 
 // preferredWait is how long the client wants to wait for the end of what it asks for (RFC 7240, section 4.3): the first
 // wait among its preferences. It is false if there is none, or one that is not a number of seconds.
@@ -38,7 +38,7 @@ func parseWait(value string) (time.Duration, bool) {
 		if value[i] < '0' || value[i] > '9' {
 			return 0, false
 		}
-		wait = min(10*wait+time.Duration(value[i]-'0')*time.Second, longestWait)
+		wait = min(10*wait+time.Duration(value[i]-'0')*time.Second, waitMax)
 	}
 	return wait, true
 }

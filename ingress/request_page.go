@@ -12,7 +12,7 @@ import (
 )
 
 // longestPage bounds the items of a page.
-const longestPage = 100
+const pageMax = 100
 
 // page is which part of a list is asked for.
 type page struct {
@@ -31,7 +31,7 @@ func readPage(c echo.Context, otherwise int) (page, error) {
 	p := page{limit: otherwise}
 	for name, values := range query {
 		if len(values) > 1 {
-			return page{}, &reservation.InvalidError{Field: short(name), Reason: "must be given once"}
+			return page{}, &reservation.InvalidError{Field: truncate(name), Reason: "must be given once"}
 		}
 		switch name {
 		case "limit":
@@ -39,7 +39,7 @@ func readPage(c echo.Context, otherwise int) (page, error) {
 		case "cursor":
 			p.after, err = parseCursor(values[0])
 		default:
-			err = &reservation.InvalidError{Field: short(name), Reason: "is not known here; a list takes limit and cursor"}
+			err = &reservation.InvalidError{Field: truncate(name), Reason: "is not known here; a list takes limit and cursor"}
 		}
 		if err != nil {
 			return page{}, err
@@ -54,8 +54,8 @@ func parseLimit(text string, otherwise int) (int, error) {
 		return otherwise, nil
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 || n > longestPage {
-		return 0, &reservation.InvalidError{Field: "limit", Reason: "must be a whole number from 1 to " + strconv.Itoa(longestPage)}
+	if err != nil || n < 1 || n > pageMax {
+		return 0, &reservation.InvalidError{Field: "limit", Reason: "must be a whole number from 1 to " + strconv.Itoa(pageMax)}
 	}
 	return n, nil
 }

@@ -18,28 +18,28 @@ func (s *Server) routes() {
 	s.echo.IPExtractor = func(r *http.Request) string { return s.limits.addresses.of(r).String() }
 	unmatched := s.metrics.route("unmatched")
 	s.echo.HTTPErrorHandler = func(err error, c echo.Context) {
-		s.sendAway(c)
+		s.closeIfStopping(c)
 		if strings.Contains(c.Request().URL.Path, "//") {
 			// Another method would find nothing here either.
-			err = problemNotFound
+			err = problemRouteNotFound
 			c.Response().Header().Del(echo.HeaderAllow)
 		}
 		s.fail(c, err)
 		unmatched.count(c.Response().Status)
 	}
 
-	limited := s.limits.limited
+	limited := s.limits.limitAddress
 	s.handle(http.MethodPost, "/v1/sales/:sale/orders", s.purchase)
 
-	s.handle(http.MethodPost, "/v1/sales", limited(s.room.others.admit(s.createSale)))
-	s.handle(http.MethodPost, "/v1/sales/:sale/pause", limited(s.room.others.admit(s.operate(s.config.Sales.Pause))))
-	s.handle(http.MethodPost, "/v1/sales/:sale/resume", limited(s.room.others.admit(s.operate(s.config.Sales.Resume))))
-	s.handle(http.MethodPost, "/v1/sales/:sale/end", limited(s.room.others.admit(s.operate(s.config.Sales.End))))
-	s.handle(http.MethodPost, "/v1/sales/:sale/restock", limited(s.room.others.admit(s.restockSale)))
-	s.handleGet("/v1/sales", limited(s.giveWay(s.room.sales.admit(s.listSales))))
-	s.handleGet("/v1/sales/:sale", limited(s.giveWay(s.room.sales.admit(s.showSale))))
-	s.handleGet("/v1/orders", s.room.orders.admit(s.listOrders))
-	s.handleGet("/v1/orders/:order", s.room.orders.admit(s.showOrder))
+	s.handle(http.MethodPost, "/v1/sales", limited(s.inFlight.operators.admit(s.createSale)))
+	s.handle(http.MethodPost, "/v1/sales/:sale/pause", limited(s.inFlight.operators.admit(s.operate(s.config.Sales.Pause))))
+	s.handle(http.MethodPost, "/v1/sales/:sale/resume", limited(s.inFlight.operators.admit(s.operate(s.config.Sales.Resume))))
+	s.handle(http.MethodPost, "/v1/sales/:sale/end", limited(s.inFlight.operators.admit(s.operate(s.config.Sales.End))))
+	s.handle(http.MethodPost, "/v1/sales/:sale/restock", limited(s.inFlight.operators.admit(s.restockSale)))
+	s.handleGet("/v1/sales", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.listSales))))
+	s.handleGet("/v1/sales/:sale", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.showSale))))
+	s.handleGet("/v1/orders", s.inFlight.orders.admit(s.listOrders))
+	s.handleGet("/v1/orders/:order", s.inFlight.orders.admit(s.showOrder))
 	s.handle(http.MethodPost, "/v1/orders/:order/pay", s.payOrder)
 	// Without HEAD, which would not end either.
 	s.handle(http.MethodGet, "/v1/orders/:order/events", s.streamOrder)
@@ -70,17 +70,17 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) {
 	s.echo.Add(method, path, func(c echo.Context) error {
 		defer func() {
 			if cause := recover(); cause != nil {
-				s.survive(c, cause)
+				s.answerPanic(c, cause)
 			}
 			counters.count(c.Response().Status)
 		}()
-		s.sendAway(c)
+		s.closeIfStopping(c)
 		if c.Request().ContentLength > maxBodyBytes {
 			s.fail(c, problemTooLarge)
 			return nil
 		}
 		if ids := c.ParamValues(); len(ids) > 0 && ids[0] == "" {
-			s.fail(c, problemNotFound)
+			s.fail(c, problemRouteNotFound)
 			return nil
 		}
 		if err := h(c); err != nil {
@@ -91,7 +91,7 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) {
 }
 
 // sendAway has the client of a stopping server use another connection, to another server, for its next request.
-func (s *Server) sendAway(c echo.Context) {
+func (s *Server) closeIfStopping(c echo.Context) {
 	if s.stopping.Load() {
 		c.Response().Header()["Connection"] = closeConnection
 	}
@@ -108,7 +108,7 @@ func (s *Server) fail(c echo.Context, err error) {
 }
 
 // survive answers a panic. The id in the answer finds the stack in the log.
-func (s *Server) survive(c echo.Context, cause any) {
+func (s *Server) answerPanic(c echo.Context, cause any) {
 	if cause == http.ErrAbortHandler { //nolint:errorlint // net/http compares it like this
 		panic(cause)
 	}
@@ -144,7 +144,7 @@ func writeProblem(c echo.Context, p *problem) {
 	if p.retryAfter != 0 {
 		h["Retry-After"] = []string{strconv.Itoa(p.retryAfter)}
 	}
-	if p.hangUp {
+	if p.closes {
 		h["Connection"] = closeConnection
 	}
 	body := p.body

@@ -190,7 +190,7 @@ func TestRequestsInFlightAreBounded(t *testing.T) {
 	for i := range 2 {
 		waiting.Go(func() { s.buy(sale, "", as(fmt.Sprint("waiting-", i))).is(http.StatusAccepted) })
 	}
-	testkit.Eventually(t, 5*time.Second, "both purchases are being worked on", func() bool { return s.server.room.taken() == 2 })
+	testkit.Eventually(t, 5*time.Second, "both purchases are being worked on", func() bool { return s.server.inFlight.taken() == 2 })
 
 	r := s.buy(sale, "", as("ada"))
 	r.isProblem(http.StatusServiceUnavailable, "overloaded")
@@ -239,7 +239,7 @@ func TestEachKindOfRequestHasItsShare(t *testing.T) {
 
 	var hanging sync.WaitGroup
 	hanging.Go(func() { s.get("/v1/sales").is(http.StatusOK) })
-	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.room.sales.taken.Load() == 1 })
+	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.inFlight.sales.taken.Load() == 1 })
 	p := s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "overloaded")
 	require.NotContains(t, p["detail"], "reserved")
 	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
@@ -253,7 +253,7 @@ func TestEachKindOfRequestHasItsShare(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", id)
 	require.NoError(t, err)
 	hanging.Go(func() { s.pay(path, "r-1", as("eve")).is(http.StatusOK) })
-	testkit.Eventually(t, 5*time.Second, "a payment waits for its order", func() bool { return s.server.room.orders.taken.Load() == 1 })
+	testkit.Eventually(t, 5*time.Second, "a payment waits for its order", func() bool { return s.server.inFlight.orders.taken.Load() == 1 })
 	for action, body := range map[string]string{"/pay": `{"reference":"r"}`, "/cancel": ""} {
 		p := s.post(orderPath(reservation.NewOrderID(sale))+action, body, as("ada")).isProblem(http.StatusServiceUnavailable, "overloaded")
 		require.Contains(t, p["detail"], "Nothing was done")
@@ -269,7 +269,7 @@ func TestPanicIsAnsweredAndLogged(t *testing.T) {
 	t.Parallel()
 	var log syncBuffer
 	s := openShop(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-	s.server.handle(http.MethodGet, "/panics", s.server.room.others.admit(func(echo.Context) error { panic("the secret is 42") }))
+	s.server.handle(http.MethodGet, "/panics", s.server.inFlight.operators.admit(func(echo.Context) error { panic("the secret is 42") }))
 	s.server.handle(http.MethodGet, "/panics-late", func(c echo.Context) error {
 		c.Response().WriteHeader(http.StatusOK)
 		_, _ = c.Response().Write([]byte("half"))
@@ -282,7 +282,7 @@ func TestPanicIsAnsweredAndLogged(t *testing.T) {
 	require.Contains(t, log.String(), "request_id="+id.(string))
 	require.Contains(t, log.String(), "the secret is 42")
 	require.Contains(t, log.String(), "TestPanicIsAnsweredAndLogged") // the stack
-	require.Zero(t, s.server.room.taken())
+	require.Zero(t, s.server.inFlight.taken())
 	require.Contains(t, s.get("/metrics").body, `stampede_http_requests_total{route="GET /panics",status="5xx"} 1`)
 
 	res, err := http.Get(s.url + "/panics-late") //nolint:noctx // ends with the server

@@ -26,27 +26,27 @@ type saleView struct {
 func (s *Server) streamSale(c echo.Context) error {
 	sale, ok := parseID(c.Param("sale"))
 	if !ok {
-		return problemSale
+		return problemSaleNotFound
 	}
 	leave, err := s.enterSaleStream(c.Request())
 	if err != nil {
 		return err
 	}
 	defer leave()
-	v, err := s.sales.join(sale)
+	v, err := s.saleFeed.subscribe(sale)
 	if err != nil {
 		return err
 	}
-	defer s.sales.leave(sale, v)
+	defer s.saleFeed.unsubscribe(sale, v)
 	ended := c.Request().Context().Done()
 	first := time.NewTimer(catalogTimeout)
 	defer first.Stop()
-	var news saleNews
+	var news saleUpdate
 	select {
-	case news = <-v.news:
+	case news = <-v.updates:
 	case <-first.C:
 		return problemUnavailable
-	case <-s.ending:
+	case <-s.waitsEnd:
 		return problemOverloaded
 	case <-ended:
 		return nil
@@ -58,13 +58,13 @@ func (s *Server) streamSale(c echo.Context) error {
 	defer stream.close()
 	for err := stream.send("sale", 0, news.data); err == nil; {
 		select {
-		case news = <-v.news:
+		case news = <-v.updates:
 			if err = news.err; err == nil {
 				err = stream.send("sale", 0, news.data)
 			}
 		case <-stream.heartbeats.C:
-			err = stream.beat()
-		case <-s.ending:
+			err = stream.sendHeartbeat()
+		case <-s.waitsEnd:
 			return nil
 		case <-ended:
 			return nil
@@ -73,79 +73,79 @@ func (s *Server) streamSale(c echo.Context) error {
 	return nil // the client is gone, or the sale is
 }
 
-type viewer struct {
+type subscriber struct {
 	// news takes the latest, in place of news that nobody has taken from it.
-	news chan saleNews
+	updates chan saleUpdate
 }
 
 // saleNews is the JSON of a saleView, or why there is none.
-type saleNews struct {
+type saleUpdate struct {
 	data []byte
 	err  error
 }
 
 // join adds a viewer of a sale, who is told at once what is known of it. Each join is followed by a leave.
-func (b *board) join(sale uuid.UUID) (*viewer, error) {
+func (b *feed) subscribe(sale uuid.UUID) (*subscriber, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	t, err := b.find(sale)
+	t, err := b.item(sale)
 	if err != nil {
 		return nil, err
 	}
-	v := &viewer{news: make(chan saleNews, 1)}
-	if len(t.viewers) == 0 {
-		t.told = nil
-	} else if t.told != nil {
-		v.news <- saleNews{data: t.told}
+	v := &subscriber{updates: make(chan saleUpdate, 1)}
+	if len(t.subscribers) == 0 {
+		t.sent = nil
+	} else if t.sent != nil {
+		v.updates <- saleUpdate{data: t.sent}
 	}
-	t.viewers[v] = struct{}{}
-	t.asked = time.Now()
-	b.lookIfDue(t, b.changedAt)
-	if last := cmp.Or(t.failed, t.seen); t.told == nil && t.done == nil && last != nil {
-		t.tell(last)
+	t.subscribers[v] = struct{}{}
+	t.askedAt = time.Now()
+	b.scheduleIfDue(t, b.changedAt)
+	if last := cmp.Or(t.failure, t.latest); t.sent == nil && t.done == nil && last != nil {
+		t.publish(last)
 	}
 	return v, nil
 }
 
-func (b *board) leave(sale uuid.UUID, v *viewer) {
+func (b *feed) unsubscribe(sale uuid.UUID, v *subscriber) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.things[sale].viewers, v) // what is watched is not forgotten
+	delete(b.items[sale].subscribers, v) // what is watched is not forgotten
 }
 
 // tell gives the viewers of a sale what they do not know of what was seen. It never waits. The board's mu is held.
-func (t *thing) tell(s *sight) {
-	if len(t.viewers) > 0 {
-		t.give(newsOf(s))
+func (t *feedItem) publish(s *snapshot) {
+	if len(t.subscribers) > 0 {
+		t.send(updateOf(s))
 	}
 }
 
-func newsOf(s *sight) saleNews {
+func updateOf(s *snapshot) saleUpdate {
 	if s.err != nil {
-		return saleNews{err: s.err}
+		return saleUpdate{err: s.err}
 	}
 	now := s.sales[0]
 	if now.Err != nil {
-		return saleNews{err: now.Err}
+		return saleUpdate{err: now.Err}
 	}
 	data, err := json.Marshal(saleView{State: now.State, Stock: now.Stock, Available: now.Available, Held: now.Held, Sold: now.Sold})
-	return saleNews{data: data, err: err}
+	return saleUpdate{data: data, err: err}
 }
 
-func (t *thing) give(news saleNews) {
+func (t *feedItem) send(news saleUpdate) {
 	switch {
-	case news.err == nil && bytes.Equal(news.data, t.told):
+	case news.err == nil && bytes.Equal(news.data, t.sent):
 		return
 	case news.err == nil:
-		t.told = news.data
-	case t.told != nil && !errors.Is(news.err, reservation.ErrSaleNotFound):
+		t.sent = news.data
+	case t.sent != nil && !errors.Is(news.err, reservation.ErrSaleNotFound):
 		return // a server is away; what they were told stays the last that is known
 	}
-	for v := range t.viewers {
+	for v := range t.subscribers {
 		select {
-		case <-v.news: // older news, which nobody took
+		case <-v.updates: // older news, which nobody took
 		default:
 		}
-		v.news <- news // nobody else sends, and there is room now
+		v.updates <- news // nobody else sends, and there is room now
 	}
 }

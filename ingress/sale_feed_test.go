@@ -19,7 +19,7 @@ import (
 )
 
 // counted counts the looks at sales, and at each of them.
-type counted struct {
+type countedSales struct {
 	Sales
 	mu    sync.Mutex
 	looks int
@@ -29,7 +29,7 @@ type counted struct {
 	most  atomic.Int64
 }
 
-func (c *counted) CountSales(ctx context.Context, ids []uuid.UUID) ([]reservation.Counted, error) {
+func (c *countedSales) CountSales(ctx context.Context, ids []uuid.UUID) ([]reservation.Counted, error) {
 	c.mu.Lock()
 	c.looks++
 	for _, id := range ids {
@@ -41,16 +41,16 @@ func (c *counted) CountSales(ctx context.Context, ids []uuid.UUID) ([]reservatio
 	return c.Sales.CountSales(ctx, ids)
 }
 
-func (c *counted) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.Counted, error) {
+func (c *countedSales) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.Counted, error) {
 	c.mu.Lock()
 	c.pages[after]++
 	c.mu.Unlock()
 	return c.Sales.CountPage(ctx, after, limit)
 }
 
-func openCounted(t *testing.T) (*shop, *counted) {
+func openCounted(t *testing.T) (*shop, *countedSales) {
 	t.Helper()
-	c := &counted{at: map[uuid.UUID]int{}, pages: map[uuid.UUID]int{}}
+	c := &countedSales{at: map[uuid.UUID]int{}, pages: map[uuid.UUID]int{}}
 	s := openShop(t, func(config *Config) {
 		c.Sales = config.Sales
 		config.Sales = c
@@ -78,7 +78,7 @@ func TestOneLookForAllWhoAsk(t *testing.T) {
 		})
 	}
 	crowd.Wait()
-	most := int(time.Since(began)/lookEvery) + 3
+	most := int(time.Since(began)/refreshInterval) + 3
 	looks.mu.Lock()
 	defer looks.mu.Unlock()
 	t.Logf("%d looks at the sale and %d at the list for %d requests", looks.at[sale], looks.pages[uuid.Nil], 2*readers*each)
@@ -114,10 +114,10 @@ func TestUnknownSalesAreLookedAtTogether(t *testing.T) {
 	require.Less(t, looks.looks, readers*each/2)
 	require.EqualValues(t, 1, looks.most.Load(), "looks at the same time")
 	looks.mu.Unlock()
-	testkit.Eventually(t, 10*lookEvery, "they are forgotten", func() bool {
-		s.server.sales.mu.Lock()
-		defer s.server.sales.mu.Unlock()
-		return len(s.server.sales.things) <= 1
+	testkit.Eventually(t, 10*refreshInterval, "they are forgotten", func() bool {
+		s.server.saleFeed.mu.Lock()
+		defer s.server.saleFeed.mu.Unlock()
+		return len(s.server.saleFeed.items) <= 1
 	})
 }
 
@@ -127,9 +127,9 @@ func TestBoardIsFull(t *testing.T) {
 	s, _ := openCounted(t)
 	sale, other := s.sale(reservation.Terms{Stock: 10}), s.sale(reservation.Terms{Stock: 10})
 	s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
-	s.server.sales.mu.Lock()
-	s.server.sales.most = 1
-	s.server.sales.mu.Unlock()
+	s.server.saleFeed.mu.Lock()
+	s.server.saleFeed.itemsMax = 1
+	s.server.saleFeed.mu.Unlock()
 	r := s.get("/v1/sales/" + other.String())
 	r.isProblem(http.StatusServiceUnavailable, "overloaded")
 	require.Equal(t, "no-store", r.header.Get("Cache-Control"))
@@ -141,9 +141,9 @@ func TestBoardIsFull(t *testing.T) {
 func TestPagesMakeRoomForOthers(t *testing.T) {
 	t.Parallel()
 	s, _ := openCounted(t)
-	s.server.olderSales.mu.Lock()
-	s.server.olderSales.most = 1
-	s.server.olderSales.mu.Unlock()
+	s.server.laterPagesFeed.mu.Lock()
+	s.server.laterPagesFeed.itemsMax = 1
+	s.server.laterPagesFeed.mu.Unlock()
 	page := func() string { return "/v1/sales?cursor=" + cursorAfter(uuid.Must(uuid.NewV7())) }
 	s.get(page()).is(http.StatusOK)
 	testkit.Eventually(t, 5*time.Second, "another page is shown", func() bool { return s.get(page()).status == http.StatusOK })
@@ -200,7 +200,7 @@ func TestOperatorsSeeTheirChanges(t *testing.T) {
 				if state(other) == c[1] {
 					break
 				}
-				require.Less(t, asked.Sub(changed), trustedFor, "it was asked so late, and showed the sale as it was")
+				require.Less(t, asked.Sub(changed), answerMaxAge, "it was asked so late, and showed the sale as it was")
 			}
 		}
 	}
@@ -218,13 +218,13 @@ func TestLooksGiveWayToPayments(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", id)
 	require.NoError(t, err)
 	paid := s.inBackground(func() reply { return s.pay(order, "r-1", as("ada")) })
-	testkit.Eventually(t, 10*time.Second, "a payment is under way", func() bool { return s.server.room.orders.taken.Load() == 1 })
+	testkit.Eventually(t, 10*time.Second, "a payment is under way", func() bool { return s.server.inFlight.orders.taken.Load() == 1 })
 	for _, path := range []string{"/v1/sales/" + sale.String(), "/v1/sales"} {
 		began := time.Now()
 		s.get(path).is(http.StatusOK)
-		require.GreaterOrEqual(t, time.Since(began), giveWayFor)
+		require.GreaterOrEqual(t, time.Since(began), yieldPause)
 	}
-	require.EqualValues(t, 1, s.server.room.orders.taken.Load(), "the payment was over")
+	require.EqualValues(t, 1, s.server.inFlight.orders.taken.Load(), "the payment was over")
 	require.NoError(t, tx.Rollback(t.Context()))
 	(<-paid).is(http.StatusOK)
 }

@@ -42,7 +42,7 @@ func (s *Server) createSale(c echo.Context) error {
 	}
 	terms := reservation.Terms{
 		Name: body.Name, Stock: body.Stock, PerOrderLimit: 1, OpensAt: body.OpensAt, ClosesAt: body.ClosesAt,
-		PaymentWindow: seconds(body.PaymentWindowSeconds),
+		PaymentWindow: boundedSeconds(body.PaymentWindowSeconds),
 	}
 	if body.PerOrderLimit != nil {
 		terms.PerOrderLimit = *body.PerOrderLimit
@@ -50,19 +50,19 @@ func (s *Server) createSale(c echo.Context) error {
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
 	sale, again, err := s.config.Sales.CreateOnce(ctx, terms, key)
-	s.salesChanged()
+	s.invalidateFeeds()
 	if err != nil {
 		return err
 	}
 	if again {
-		c.Response().Header()["Idempotency-Replayed"] = replayed
+		c.Response().Header()["Idempotency-Replayed"] = headerTrue
 	}
 	c.Response().Header()["Location"] = []string{"/v1/sales/" + sale.ID.String()}
 	return writeJSON(c, http.StatusCreated, sale)
 }
 
 // seconds makes a duration that is out of bounds when n is, also where the product would overflow.
-func seconds(n int64) time.Duration {
+func boundedSeconds(n int64) time.Duration {
 	const beyond = int64(reservation.MaxPaymentWindow/time.Second) + 1
 	return time.Duration(min(max(n, -1), beyond)) * time.Second
 }
@@ -104,9 +104,9 @@ func (s *Server) restockSale(c echo.Context) error {
 func (s *Server) showSale(c echo.Context) error {
 	id, ok := parseID(c.Param("sale"))
 	if !ok {
-		return problemSale
+		return problemSaleNotFound
 	}
-	return s.answerPublic(c, s.sales, id, 0, func(sales []reservation.Counted) (any, error) {
+	return s.answerFromFeed(c, s.saleFeed, id, 0, func(sales []reservation.Counted) (any, error) {
 		return sales[0].Standing, sales[0].Err
 	})
 }
@@ -115,12 +115,12 @@ func (s *Server) showSale(c echo.Context) error {
 func (s *Server) answerSale(c echo.Context, act func(context.Context, uuid.UUID) (reservation.Standing, error)) error {
 	id, ok := parseID(c.Param("sale"))
 	if !ok {
-		return problemSale
+		return problemSaleNotFound
 	}
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
 	sale, err := act(ctx, id)
-	s.salesChanged()
+	s.invalidateFeeds()
 	if err != nil {
 		return err
 	}
@@ -133,11 +133,11 @@ func (s *Server) listSales(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	pages := s.olderSales
+	pages := s.laterPagesFeed
 	if page.after == uuid.Nil {
-		pages = s.newestSales
+		pages = s.firstPageFeed
 	}
-	return s.answerPublic(c, pages, page.after, page.limit, func(sales []reservation.Counted) (any, error) {
+	return s.answerFromFeed(c, pages, page.after, page.limit, func(sales []reservation.Counted) (any, error) {
 		var answer struct {
 			Sales      []reservation.Standing `json:"sales"`
 			NextCursor string                 `json:"next_cursor,omitempty"`
@@ -158,24 +158,24 @@ func (s *Server) listSales(c echo.Context) error {
 
 const (
 	// salesTogether bounds the sales of one look, and salesAtHand those that are remembered.
-	salesTogether = 1000
-	salesAtHand   = 10_000
+	salesBatchMax = 1000
+	salesMax      = 10_000
 	// pagesAtHand bounds the pages of the list that are remembered, but for the first.
-	pagesAtHand = 100
+	pagesMax = 100
 )
 
 // startBoards starts what answers for all who look at sales. The first page of the list has a board of its own, so that it
 // waits for none of the others, which anybody can ask for from any place in the list on.
-func (s *Server) startBoards() {
-	s.sales = startBoard(s.background, salesTogether, salesAtHand, s.countSales)
-	s.newestSales = startBoard(s.background, 1, 1, s.countPages)
-	s.olderSales = startBoard(s.background, 1, pagesAtHand, s.countPages)
+func (s *Server) startFeeds() {
+	s.saleFeed = startFeed(s.background, salesBatchMax, salesMax, s.countSales)
+	s.firstPageFeed = startFeed(s.background, 1, 1, s.countPages)
+	s.laterPagesFeed = startFeed(s.background, 1, pagesMax, s.countPages)
 }
 
 // salesChanged is called when an operator may have changed a sale: it is seen at once at this server then.
-func (s *Server) salesChanged() {
-	for _, b := range []*board{s.sales, s.newestSales, s.olderSales} {
-		b.changed()
+func (s *Server) invalidateFeeds() {
+	for _, b := range []*feed{s.saleFeed, s.firstPageFeed, s.laterPagesFeed} {
+		b.invalidate()
 	}
 }
 
@@ -192,7 +192,7 @@ func (s *Server) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UU
 	found := make(map[uuid.UUID][]reservation.Counted, len(after))
 	for _, key := range after {
 		// One more than a page may have tells whether there is a next page.
-		sales, err := s.config.Sales.CountPage(ctx, key, longestPage+1)
+		sales, err := s.config.Sales.CountPage(ctx, key, pageMax+1)
 		if err != nil {
 			return nil, err
 		}
@@ -202,17 +202,17 @@ func (s *Server) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UU
 }
 
 // giveWayFor is how much longer a look at a sale takes while buyers are served.
-const giveWayFor = 50 * time.Millisecond
+const yieldPause = 50 * time.Millisecond
 
 // giveWay lets anonymous requests wait a little while buyers pay, cancel or look at their orders. A payment waits for its turn at
 // the CPU several times, behind all requests that can be answered at once from memory: a crowd of these would
 // make it take a quarter of a second. It comes before the request takes a place, so that one that is turned away waits as well.
-func (s *Server) giveWay(h echo.HandlerFunc) echo.HandlerFunc {
+func (s *Server) yieldToBuyers(h echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
-		if s.room.orders.taken.Load() > 0 {
+		if s.inFlight.orders.taken.Load() > 0 {
 			select {
-			case <-time.After(giveWayFor):
-			case <-s.ending:
+			case <-time.After(yieldPause):
+			case <-s.waitsEnd:
 			case <-c.Request().Context().Done():
 			}
 		}
@@ -222,21 +222,21 @@ func (s *Server) giveWay(h echo.HandlerFunc) echo.HandlerFunc {
 
 // answerPublic answers with what render makes of something on a board, for everybody who asks within a second, and for
 // caches between.
-func (s *Server) answerPublic(c echo.Context, on *board, key uuid.UUID, n int, render func([]reservation.Counted) (any, error)) error {
+func (s *Server) answerFromFeed(c echo.Context, on *feed, key uuid.UUID, n int, render func([]reservation.Counted) (any, error)) error {
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
-	seen, err := on.ask(ctx, key)
+	seen, err := on.get(ctx, key)
 	if err != nil {
 		return err
 	}
-	answer, err := seen.answer(n, func() (any, error) { return render(seen.sales) })
+	answer, err := seen.render(n, func() (any, error) { return render(seen.sales) })
 	if err != nil {
 		return err
 	}
 	h := c.Response().Header()
 	h["Cache-Control"] = publicSecond
 	h["Etag"] = []string{answer.etag}
-	if noneMatch(c.Request().Header["If-None-Match"], answer.etag) {
+	if etagMatches(c.Request().Header["If-None-Match"], answer.etag) {
 		c.Response().WriteHeader(http.StatusNotModified)
 		return nil
 	}
@@ -246,7 +246,7 @@ func (s *Server) answerPublic(c echo.Context, on *board, key uuid.UUID, n int, r
 }
 
 // noneMatch is true if the client has what the tag is of (RFC 9110, section 13.1.2).
-func noneMatch(headers []string, etag string) bool {
+func etagMatches(headers []string, etag string) bool {
 	for _, header := range headers {
 		for header != "" {
 			var one string

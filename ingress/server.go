@@ -43,7 +43,7 @@ const (
 	maxBodyBytes   = 4 << 10
 
 	// goodbye is how long requests that outlived the drain get to answer that they were cancelled.
-	goodbye = time.Second
+	cancelGrace = time.Second
 )
 
 // Server is the HTTP server. Make it with New; it is safe for concurrent use.
@@ -54,35 +54,35 @@ type Server struct {
 	auth    authenticator
 	admin   adminGate
 	metrics *metrics
-	limits  *limits
+	limits  *clientLimits
 
 	// Every request under /v1 takes a place in room, a purchase when it has been read.
-	room shares
+	inFlight inFlightSlots
 	// Who waits, or watches, takes no place in room while nothing is being done for them.
-	waiting, orderStreams, saleStreams room
+	waitSlots, orderStreamSlots, saleStreamSlots slots
 
 	postgres breaker
 	pings    singleflight.Group
-	shown    *shownOrders
+	versions *orderVersions
 	outages  outageLog
 	// oddOutcomes keeps nonsense in the stream of outcomes from filling the log.
-	oddOutcomes cooldown
+	badOutcomes cooldown
 	addr        atomic.Pointer[string]
 	// connections is nil until Run listens.
 	connections atomic.Pointer[accept.Listener]
 	stopping    atomic.Bool
 
 	// signer is nil until the secret for receipts was read once; no purchase is accepted before.
-	signer atomic.Pointer[reservation.Signer]
-	hub    *hub
+	signer  atomic.Pointer[reservation.Signer]
+	waiters *orderWaiters
 	// sales, newestSales and olderSales answer all who look at sales (sales.go).
-	sales, newestSales, olderSales *board
+	saleFeed, firstPageFeed, laterPagesFeed *feed
 
 	// background is what New started.
 	background *background
 	// ending is closed when those who wait or watch are to be let go.
-	ending  chan struct{}
-	endOnce sync.Once
+	waitsEnd     chan struct{}
+	waitsEndOnce sync.Once
 }
 
 // New makes a server that is ready to serve through Handler or Run. With a JWKS URL it fetches the
@@ -95,13 +95,13 @@ func New(config Config) (*Server, error) {
 	}
 	s := &Server{
 		config: config, log: config.Logger, admin: newAdminGate(config.AdminToken),
-		room:         shareOut(config.MaxInFlight),
-		waiting:      room{limit: int64(config.MaxWaiting)},
-		orderStreams: room{limit: int64(config.MaxStreams)},
-		saleStreams:  room{limit: int64(config.MaxStreams)},
-		shown:        newShownOrders(),
-		background:   newBackground(),
-		ending:       make(chan struct{}),
+		inFlight:         newInFlightSlots(config.MaxInFlight),
+		waitSlots:        slots{limit: int64(config.MaxWaiting)},
+		orderStreamSlots: slots{limit: int64(config.MaxStreams)},
+		saleStreamSlots:  slots{limit: int64(config.MaxStreams)},
+		versions:         newOrderVersions(),
+		background:       newBackground(),
+		waitsEnd:         make(chan struct{}),
 	}
 	s.postgres.probe, s.postgres.background, s.postgres.log = config.Postgres.Ping, s.background, s.log
 	if err := s.init(); err != nil {
@@ -115,24 +115,24 @@ func (s *Server) init() (err error) {
 	if s.auth, err = newAuthenticator(s.background.ctx, s.config); err != nil {
 		return err
 	}
-	s.metrics, err = newMetrics(s.config.Metrics, bounds{
-		&s.room, &s.waiting, &s.orderStreams, &s.saleStreams, s.connections.Load, s.config.MaxConnections,
+	s.metrics, err = newMetrics(s.config.Metrics, gaugeSources{
+		&s.inFlight, &s.waitSlots, &s.orderStreamSlots, &s.saleStreamSlots, s.connections.Load, s.config.MaxConnections,
 	})
 	if err != nil {
 		return err
 	}
-	if s.limits, err = newLimits(s.config, s.config.Metrics); err != nil {
+	if s.limits, err = newClientLimits(s.config, s.config.Metrics); err != nil {
 		return err
 	}
 	if err := s.initSigner(); err != nil {
 		return err
 	}
-	s.hub = newHub(s.lookForWaiters, s.metrics.outcomeLookups)
-	s.background.start(s.hub.run)
+	s.waiters = newOrderWaiters(s.findForWaiters, s.metrics.outcomeLookups)
+	s.background.start(s.waiters.run)
 	if s.config.Outcomes != nil {
-		s.background.start(s.hearOutcomes)
+		s.background.start(s.followOutcomes)
 	}
-	s.startBoards()
+	s.startFeeds()
 	if s.config.Listener != nil {
 		s.setAddr(s.config.Listener)
 	}
@@ -153,12 +153,12 @@ func (s *Server) Addr() string {
 
 // Close ends what New started, and lets go of those who wait or watch. A server that was closed must not be used any more.
 func (s *Server) Close() {
-	s.letGo()
+	s.endWaits()
 	s.background.stop()
 }
 
 // letGo ends the streams, and answers those who wait for the end of their order that it is reserved.
-func (s *Server) letGo() { s.endOnce.Do(func() { close(s.ending) }) }
+func (s *Server) endWaits() { s.waitsEndOnce.Do(func() { close(s.waitsEnd) }) }
 
 // Run listens and serves until ctx ends; then it stops taking requests, finishes those that it has
 // taken, within Config.DrainTimeout, and returns nil. Run is for calling once.
@@ -221,16 +221,16 @@ func (s *Server) serve(ctx context.Context, served <-chan error) error {
 // that take longer than DrainTimeout are cancelled, and get a moment to answer so before their connections are closed.
 // Who waits or watches is not waited for.
 func (s *Server) drain(base context.Context, abandon context.CancelFunc, connections *accept.Listener) error {
-	s.letGo()
+	s.endWaits()
 	ctx, cancel := context.WithTimeout(base, s.config.DrainTimeout)
 	defer cancel()
 	err := connections.Drain(ctx)
 	if err == nil {
 		return nil
 	}
-	unfinished := s.room.taken()
+	unfinished := s.inFlight.taken()
 	abandon()
-	last, cancelLast := context.WithTimeout(context.WithoutCancel(base), goodbye)
+	last, cancelLast := context.WithTimeout(context.WithoutCancel(base), cancelGrace)
 	defer cancelLast()
 	_ = connections.Drain(last) // its end is the same as that of the goodbye
 	return fmt.Errorf("ingress: %d requests were not finished after %s: %w", unfinished, s.config.DrainTimeout, err)

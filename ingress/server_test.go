@@ -75,14 +75,14 @@ func TestStopDoesNotWaitForEver(t *testing.T) {
 	conn := s.dial()
 	_, err := io.WriteString(conn, "GET /v1/sales HTTP/1.1\r\nHost: shop\r\n\r\n")
 	require.NoError(t, err)
-	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.room.taken() == 1 })
+	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.inFlight.taken() == 1 })
 	stop()
 	require.ErrorContains(t, <-ended, "1 requests were not finished after 100ms")
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	require.NoError(t, err)
 	require.NoError(t, res.Body.Close())
 	require.Equal(t, http.StatusServiceUnavailable, res.StatusCode)
-	require.Zero(t, s.server.room.taken())
+	require.Zero(t, s.server.inFlight.taken())
 }
 
 // TestStoppingServerIsNotReady: a load balancer hears of the stop before connections are refused.

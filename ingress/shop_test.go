@@ -240,7 +240,7 @@ func (s *shop) confirm(sale uuid.UUID, user string) (path string, id uuid.UUID) 
 }
 
 // fulfil runs a worker, and the pulse without which nothing expires, until the test ends.
-func (s *shop) fulfil() {
+func (s *shop) startWorker() {
 	s.t.Helper()
 	blocking, err := connect.Blocking(s.on.redisURL)
 	require.NoError(s.t, err)
@@ -265,7 +265,7 @@ func (s *shop) fulfil() {
 }
 
 // becomes waits until the order is shown with that status.
-func (s *shop) becomes(path, user string, status reservation.Status) map[string]any {
+func (s *shop) awaitStatus(path, user string, status reservation.Status) map[string]any {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, path+" is "+string(status), func() bool {
 		return s.get(path, as(user)).is(http.StatusOK)["status"] == string(status)
@@ -274,7 +274,7 @@ func (s *shop) becomes(path, user string, status reservation.Status) map[string]
 }
 
 // shows waits until everybody who looks at the sale is shown these units: what was seen a moment ago is shown for a second.
-func (s *shop) shows(sale uuid.UUID, available, held, sold float64) {
+func (s *shop) awaitUnits(sale uuid.UUID, available, held, sold float64) {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, fmt.Sprintf("%v available, %v held and %v sold", available, held, sold), func() bool {
 		now := s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
@@ -283,7 +283,7 @@ func (s *shop) shows(sale uuid.UUID, available, held, sold float64) {
 }
 
 // saleUnavailable waits until a page that was seen a moment ago is answered as unavailable.
-func (s *shop) saleUnavailable(path string) {
+func (s *shop) awaitUnavailable(path string) {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, path+" is unavailable", func() bool { return s.get(path).status == http.StatusServiceUnavailable })
 	r := s.get(path)
