@@ -65,21 +65,12 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 	}()
 	s := &streams{stdout, stderr}
 	var flags cli
-	parser, err := kong.New(&flags,
-		kong.Name("stampede"),
-		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered at once, written to Postgres exactly once."),
+	parser := newParser(&flags,
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(code int) { panic(exit(code)) }),
-		kong.DefaultEnvars("STAMPEDE"),
-		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
-		saleIDs,
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(s),
 	)
-	if err != nil {
-		panic(err) // the tags of cli are wrong
-	}
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}
@@ -93,4 +84,20 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 	}
 	command.Bind(logger)
 	return report(stderr, command.Run())
+}
+
+// newParser returns the command line of the program.
+func newParser(flags *cli, options ...kong.Option) *kong.Kong {
+	parser, err := kong.New(flags, append([]kong.Option{
+		kong.Name("stampede"),
+		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered at once, written to Postgres exactly once."),
+		kong.DefaultEnvars("STAMPEDE"),
+		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
+		saleIDs,
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, FlagsLast: true}),
+	}, options...)...)
+	if err != nil {
+		panic(err) // the tags of cli are wrong
+	}
+	return parser
 }

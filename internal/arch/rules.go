@@ -27,7 +27,7 @@ var wirers = []string{"internal/demo"}
 var roles = []string{"ingress", "fulfillment"}
 
 // forTests are never part of a program.
-var forTests = []string{"internal/testkit", "internal/arch"}
+var forTests = []string{"internal/testkit", "internal/arch", "internal/docs"}
 
 // banned are functions that no file may call, and what to do instead.
 var banned = []struct{ pkg, function, instead string }{

@@ -1,0 +1,195 @@
+package docs
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// code is what the sources say that pages name.
+type code struct {
+	// variables are the environment variables that a literal names, of flags or of tests.
+	variables map[string]bool
+	metrics   map[string]bool
+	// names are other literals that begin like a metric.
+	names map[string]bool
+	slugs map[string]bool
+	tasks map[string]bool
+	// files are all paths, and the base names of all files.
+	files map[string]bool
+	bases map[string]bool
+	// declared are functions, types and the like: by package, and functions also by file.
+	declared  map[string]map[string]bool
+	functions map[string]map[string]bool
+	tests     map[string]bool
+}
+
+func readCode(root fs.FS) (*code, error) {
+	c := &code{
+		variables: map[string]bool{}, metrics: map[string]bool{}, names: map[string]bool{}, slugs: map[string]bool{},
+		tasks: map[string]bool{}, files: map[string]bool{}, bases: map[string]bool{},
+		declared: map[string]map[string]bool{}, functions: map[string]map[string]bool{}, tests: map[string]bool{},
+	}
+	err := fs.WalkDir(root, ".", func(name string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && isHidden(name):
+			return fs.SkipDir
+		}
+		c.files[name] = true
+		if entry.IsDir() {
+			return nil
+		}
+		c.bases[path.Base(name)] = true
+		switch {
+		case path.Ext(name) == ".go":
+			return c.readGo(root, name)
+		case name == "Taskfile.yml":
+			return c.readTasks(root, name)
+		case name == "compose.yaml" || path.Ext(name) == ".sh":
+			return c.readVariables(root, name)
+		}
+		return nil
+	})
+	return c, err
+}
+
+// isHidden tells folders that hold nothing of the repository's own.
+func isHidden(folder string) bool {
+	base := path.Base(folder)
+	return base == ".git" || base == "node_modules" || base == "bin"
+}
+
+var (
+	isVariable = regexp.MustCompile(`^(STAMPEDE_[A-Z_]+|REDIS_URL|DATABASE_URL)$`)
+	variable   = regexp.MustCompile(`\b(STAMPEDE_[A-Z][A-Z_]*[A-Z]|REDIS_URL|DATABASE_URL)\b`)
+	isMetric   = regexp.MustCompile(`^stampede_[a-z_]*[a-z]$`)
+	isTask     = regexp.MustCompile(`(?m)^  ([a-z][a-z:-]*):$`)
+)
+
+func (c *code) readVariables(root fs.FS, name string) error {
+	text, err := fs.ReadFile(root, name)
+	for _, found := range variable.FindAllString(string(text), -1) {
+		c.variables[found] = true
+	}
+	return err
+}
+
+func (c *code) readTasks(root fs.FS, name string) error {
+	text, err := fs.ReadFile(root, name)
+	_, tasks, _ := strings.Cut(string(text), "\ntasks:\n")
+	for _, found := range isTask.FindAllStringSubmatch(tasks, -1) {
+		c.tasks[found[1]] = true
+	}
+	return err
+}
+
+func (c *code) readGo(root fs.FS, name string) error {
+	source, err := fs.ReadFile(root, name)
+	if err != nil {
+		return err
+	}
+	file, err := parser.ParseFile(token.NewFileSet(), name, source, parser.SkipObjectResolution)
+	if err != nil {
+		return nil // test data that is no Go; the compiler judges the rest
+	}
+	isTest := strings.HasSuffix(name, "_test.go")
+	c.declarations(name, file, isTest)
+	constants := map[*ast.BasicLit]bool{}
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.GenDecl:
+			if n.Tok == token.CONST {
+				ast.Inspect(n, func(n ast.Node) bool {
+					if literal, ok := n.(*ast.BasicLit); ok {
+						constants[literal] = true
+					}
+					return true
+				})
+			}
+		case *ast.CompositeLit:
+			if kind, ok := n.Type.(*ast.Ident); ok && kind.Name == "kind" && len(n.Elts) > 1 && path.Base(name) == "problem.go" {
+				c.slugs[text(n.Elts[1])] = true
+			}
+		case *ast.BasicLit:
+			switch value := text(n); {
+			case isVariable.MatchString(value):
+				c.variables[value] = true
+			case !isMetric.MatchString(value):
+			case constants[n] || isTest:
+				c.names[value] = true
+			default:
+				c.metrics[value] = true
+			}
+		}
+		return true
+	})
+	return nil
+}
+
+// text is the value of a string literal, "" for anything else.
+func text(n ast.Node) string {
+	literal, ok := n.(*ast.BasicLit)
+	if !ok || literal.Kind != token.STRING {
+		return ""
+	}
+	value, _ := strconv.Unquote(literal.Value) // the parser has checked it
+	return value
+}
+
+func (c *code) declarations(name string, file *ast.File, isTest bool) {
+	pkg := strings.TrimSuffix(file.Name.Name, "_test")
+	if c.declared[pkg] == nil {
+		c.declared[pkg] = map[string]bool{}
+	}
+	c.functions[name] = map[string]bool{}
+	for _, decl := range file.Decls {
+		switch decl := decl.(type) {
+		case *ast.FuncDecl:
+			function := decl.Name.Name
+			if isTest {
+				c.tests[function] = true
+			}
+			if receiver := receiverName(decl); receiver != "" {
+				function = receiver + "." + function
+			}
+			c.functions[name][function] = true
+			c.declared[pkg][function] = true
+		case *ast.GenDecl:
+			for _, spec := range decl.Specs {
+				switch spec := spec.(type) {
+				case *ast.TypeSpec:
+					c.declared[pkg][spec.Name.Name] = true
+				case *ast.ValueSpec:
+					for _, name := range spec.Names {
+						c.declared[pkg][name.Name] = true
+					}
+				}
+			}
+		}
+	}
+}
+
+func receiverName(decl *ast.FuncDecl) string {
+	if decl.Recv == nil {
+		return ""
+	}
+	t := decl.Recv.List[0].Type
+	if pointer, ok := t.(*ast.StarExpr); ok {
+		t = pointer.X
+	}
+	if generic, ok := t.(*ast.IndexExpr); ok {
+		t = generic.X
+	}
+	name, _ := t.(*ast.Ident)
+	if name == nil {
+		return ""
+	}
+	return name.Name
+}
