@@ -28,7 +28,6 @@ const (
 // A Redis that is slow or away keeps no order from expiring.
 func (w *Worker) sweepOrders(ctx context.Context) {
 	var all sync.WaitGroup
-	all.Go(func() { w.dateOrders(ctx) })
 	all.Go(func() { w.expireOrders(ctx) })
 	all.Go(func() { w.releaseUnits(ctx) })
 	all.Wait()

@@ -394,30 +394,3 @@ func TestASnapshotIsNotTakenBeforeASwap(t *testing.T) {
 	require.NoError(t, look.Wait())
 	require.Equal(t, want, seen)
 }
-
-// What was confirmed before there were deadlines got one by the migration, and the log says so.
-func TestProjectionsAreRebuiltFromALogOfBeforeThePayments(t *testing.T) {
-	t.Parallel()
-	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
-	migrations, err := sql.Status(t.Context(), url)
-	require.NoError(t, err)
-	for range migrations[1:] {
-		require.NoError(t, sql.Down(t.Context(), url))
-	}
-	_, err = pool.Exec(t.Context(), `
-		INSERT INTO sales (id, name, stock, sold, payment_window_seconds) VALUES ('00000000-0000-7000-8000-000000000001', 'x', 9, 3, 600);
-		INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
-			SELECT gen_random_uuid(), sales.id, n, 1, 'confirmed', 2, n, 1, now(), now() FROM sales, generate_series(1, 3) AS n;
-		INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-			SELECT id, 1, 'OrderReserved', sale_id, user_id, quantity, reserved_at, jsonb_build_object('sequence', sequence, 'epoch', epoch) FROM orders
-			UNION ALL SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, '{}' FROM orders`)
-	require.NoError(t, err)
-	require.NoError(t, sql.Up(t.Context(), url))
-	rows := rowsOf(t, pool, allOrders)
-	require.Contains(t, rows[0], `"due":"20`)
-	report, err := RebuildProjections(t.Context(), pool, testkit.Logger(t))
-	require.NoError(t, err)
-	require.Equal(t, rows, rowsOf(t, pool, allOrders))
-	require.Empty(t, report.Recounted)
-	require.Equal(t, []string{"3 3"}, rowsOf(t, pool, "SELECT concat_ws(' ', sold, last_sequence) FROM sales"))
-}

@@ -119,7 +119,7 @@ func TestOnlyARebuildVouchesForAPartitionThatWasUsedBefore(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 10)
-	_, err := s.pool.Exec(t.Context(), "DELETE FROM redis_servers") // as an older version leaves it
+	_, err := s.pool.Exec(t.Context(), "DELETE FROM redis_servers")
 	require.NoError(t, err)
 	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Server(0)).Err())
 	require.NoError(t, s.rdb.ScriptFlush(t.Context()).Err())
@@ -135,19 +135,4 @@ func TestOnlyARebuildVouchesForAPartitionThatWasUsedBefore(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, reservation.Reserved, s.reserve(t, sale, "ann", 1, "").Verdict)
 	require.Equal(t, reservation.Reserved, s.reserve(t, other, "ann", 1, "").Verdict)
-}
-
-// Orders of older workers wait for a deadline, before and after their rows were made anew.
-func TestProjectionsRemindOfOrdersWithoutADeadline(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Pool(t)
-	sale := newPayableSale(t, pool, 50)
-	confirmAsBefore(t, pool, sale, 3)
-	_, err := pool.Exec(t.Context(), `UPDATE order_events SET data = '{"sequence": 1, "epoch": 1}' WHERE version = 1`)
-	require.NoError(t, err)
-	_, err = RebuildProjections(t.Context(), pool, testkit.Logger(t))
-	require.NoError(t, err)
-	dated, err := NewLedger(pool).dateAll(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, 3, dated)
 }

@@ -34,7 +34,6 @@ const (
 	stepLock    = "lock"
 	stepRelease = "release"
 	stepExpire  = "expire"
-	stepDate    = "date"
 	stepUnblock = "unblock"
 	stepHeld    = "held"
 	stepRebuild = "rebuild"
@@ -53,7 +52,7 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 		Name: "stampede_orders_total", Help: "Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.",
 	}, []string{"outcome"}))
 	failing, err4 := registerOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release, date, unblock and rebuild in each worker) that fail and are tried again; held: sales of which orders are held up by a lock or a time limit.",
+		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release, unblock and rebuild in each worker) that fail and are tried again; held: sales of which orders are held up by a lock or a time limit.",
 	}, []string{"step"}))
 	locks, err5 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (put off to a later batch), released, or lost before the batch was done.",
@@ -77,7 +76,7 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 	} {
 		outcomes.WithLabelValues(outcome)
 	}
-	for _, step := range []string{stepRecord, stepLock, stepRelease, stepExpire, stepDate, stepUnblock, stepRebuild, stepHeld} {
+	for _, step := range []string{stepRecord, stepLock, stepRelease, stepExpire, stepUnblock, stepRebuild, stepHeld} {
 		failing.WithLabelValues(step)
 	}
 	m := &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing, releases: releases, endedSessions: ended, ordersAside: aside}

@@ -285,7 +285,7 @@ func TestVouchIsForTheRebuildThatDistrustedTheServerLast(t *testing.T) {
 	answer, _, _, _ := b.look()
 	require.Equal(t, "known", answer)
 	require.Equal(t, "changed", b.vouchAs(runID, replicationID, "theirs"))
-	require.NoError(t, b.rdb.HDel(t.Context(), b.serverKey(), "rebuild").Err()) // as an earlier version has written it
+	require.NoError(t, b.rdb.HDel(t.Context(), b.serverKey(), "rebuild").Err())
 	require.Equal(t, "changed", b.vouch(runID, replicationID))
 }
 

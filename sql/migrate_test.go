@@ -75,33 +75,6 @@ func TestDownDeletesNoSalesUnlessItIsToldTo(t *testing.T) {
 	require.ErrorIs(t, sql.Check(t.Context(), pool), sql.ErrNotMigrated)
 }
 
-// What was sold before anybody could pay gets its whole window, from the migration on.
-func TestOrdersThatWaitForTheirPaymentGetADeadline(t *testing.T) {
-	t.Parallel()
-	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
-	for version := len(status(t, url)); version > 1; version-- {
-		require.NoError(t, sql.Down(t.Context(), url))
-	}
-	for _, statement := range []string{
-		`INSERT INTO sales (id, name, stock, sold, payment_window_seconds)
-			SELECT ('00000000-0000-7000-8000-00000000000' || n)::uuid, 'sale', 10, 0, 600 * n FROM generate_series(0, 1) AS n`,
-		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
-			SELECT gen_random_uuid(), id, status, 1, status, 2, 1, 1, now(), now() - interval '1 h'
-			FROM sales, unnest('{confirmed,rejected}'::text[]) AS status`,
-	} {
-		_, err := pool.Exec(t.Context(), statement)
-		require.NoError(t, err)
-	}
-	require.NoError(t, sql.Up(t.Context(), url))
-	var deadlines int
-	var inTime bool
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(due), bool_and(status = 'confirmed' AND payment_window_seconds > 0
-		AND due BETWEEN now() + interval '500 s' AND now() + interval '600 s') FILTER (WHERE due IS NOT NULL)
-		FROM orders JOIN sales ON sales.id = sale_id`).Scan(&deadlines, &inTime))
-	require.Equal(t, 1, deadlines)
-	require.True(t, inTime)
-}
-
 func TestStatusNamesTheMigrations(t *testing.T) {
 	t.Parallel()
 	first := status(t, testkit.DatabaseURL(t))[0]

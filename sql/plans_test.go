@@ -39,7 +39,6 @@ func TestWhatIsAskedOftenGoesByAnIndex(t *testing.T) {
 	}{
 		"the units that are paid for": {sql.CatalogFindSales, []any{[]uuid.UUID{sale}, nil, 1, true}, "Index Only Scan using orders_paid on orders"},
 		"whose time to pay is over":   {sql.LedgerLockOverdue, []any{[]uuid.UUID{}, 500, []uuid.UUID{}}, "Index Scan using orders_due on orders"},
-		"orders without a deadline":   {sql.LedgerDateOrders, []any{500}, "Scan using orders_undated on orders"},
 		"a buyer's orders":            {sql.LedgerOrdersOfUser, []any{"user-5", nil, 20}, "Index Scan using orders_of_user on orders"},
 		"releases that Redis refused": {sql.LedgerPendingReleases, []any{10000}, "Scan using releases_refused on releases"},
 		"releases whose turn it is":   {sql.LedgerTakeReleases, []any{[]uuid.UUID{}, 500}, "Index Scan using releases_"},

@@ -108,8 +108,6 @@ var (
 	LedgerAddSold string
 	//go:embed queries/ledger/change_orders.sql
 	LedgerChangeOrders string
-	//go:embed queries/ledger/date_orders.sql
-	LedgerDateOrders string
 	//go:embed queries/ledger/find_orders.sql
 	LedgerFindOrders string
 	//go:embed queries/ledger/heartbeat.sql

@@ -131,20 +131,12 @@ func (c *dlqReplayCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 			return err
 		}
 		if !appended {
-			_, err = fmt.Fprintf(s.out, "dead letter %d was replayed before%s, and is not parked again: nothing was done\n", c.ID, as(entry))
+			_, err = fmt.Fprintf(s.out, "dead letter %d was replayed before as entry %s, and is not parked again: nothing was done\n", c.ID, entry)
 			return err
 		}
 		_, err = fmt.Fprintf(s.out, "dead letter %d is in its stream again, as entry %s\n", c.ID, entry)
 		return err
 	})
-}
-
-// as names an entry. An older version did not note which one it was.
-func as(entry string) string {
-	if entry == "" {
-		return ""
-	}
-	return " as entry " + entry
 }
 
 type dlqDiscardCmd struct {

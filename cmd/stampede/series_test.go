@@ -49,7 +49,7 @@ func TestEverySeriesExistsFromTheFirstScrape(t *testing.T) {
 		work: {
 			"stampede_orders_total{outcome":               {"confirmed", "rejected", "voided", "expired", "duplicate", "unusable"},
 			"stampede_locks_total{outcome":                {"acquired", "busy", "released", "lost"},
-			"stampede_worker_failing{step":                {"record", "lock", "release", "expire", "date", "rebuild", "unblock", "held"},
+			"stampede_worker_failing{step":                {"record", "lock", "release", "expire", "rebuild", "unblock", "held"},
 			"stampede_sessions_ended_total":               nil,
 			"stampede_rebuilds_total{reason":              {"server", "unvouched", "sale-lost", "unfinished", "set-back", "refused", "by-hand", "reconciled"},
 			"stampede_entries_acked_total{stream":         s.streams(2),

@@ -6,14 +6,9 @@ ALTER TABLE orders ADD COLUMN due timestamptz;
 ALTER TABLE orders ADD COLUMN payment_reference text;
 -- Fingerprint of the idempotency key of the purchase: with it a rebuilt Redis knows the buyer's repeat.
 ALTER TABLE orders ADD COLUMN key_fingerprint text;
--- The empty one marks what an older worker has written since, who knows nothing of it nor of due: see date_orders.sql.
-ALTER TABLE orders ALTER COLUMN key_fingerprint SET DEFAULT '';
 
 -- The highest place in the sale that a confirmed order has had: a Redis that is behind it was set back.
 ALTER TABLE sales ADD COLUMN last_sequence bigint NOT NULL DEFAULT 0;
-UPDATE sales AS s SET last_sequence = o.last_sequence
-FROM (SELECT sale_id, max(sequence) AS last_sequence FROM orders WHERE status <> 'rejected' GROUP BY sale_id) AS o
-WHERE o.sale_id = s.id;
 
 -- When an ingress could last write to Postgres, and for how long in all there was none: one row. If it is
 -- gone, beat.sql makes it anew; until then nothing is overdue.
@@ -50,15 +45,6 @@ CREATE FUNCTION pay_clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT CASE WHEN now() - seen_at > outage_after THEN seen_at END FROM pulse), now()) - lost_time()
 $$;
 -- +goose StatementEnd
-
--- What was confirmed when nobody could pay gets its whole window now.
-UPDATE orders AS o SET due = pay_clock() + make_interval(secs => s.payment_window_seconds)
-FROM sales AS s
-WHERE s.id = o.sale_id AND s.payment_window_seconds > 0 AND o.status = 'confirmed';
--- So does the log, from which orders can be rebuilt.
-UPDATE order_events AS e SET data = e.data || jsonb_build_object('due', o.due)
-FROM orders AS o
-WHERE o.id = e.order_id AND e.type = 'OrderConfirmed' AND o.due IS NOT NULL;
 
 -- Units of cancelled and expired orders that Redis has not been told of. A row comes with the event
 -- that ends the order and goes when Redis has its units back.

@@ -6,7 +6,6 @@
 --
 -- An order that is there already stays as it is, so a delivery may be repeated.
 WITH placed AS (
-    -- key_fingerprint is given because its default marks rows of an older worker, in an index of their own.
     INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint)
     VALUES ($1, $2, $3, $4, 'confirmed', 2, $6, 1, $5, now(), NULL)
     ON CONFLICT (id) DO NOTHING

@@ -15,11 +15,7 @@ SELECT order_id,
        max(data ->> 'reason'),
        (max(data ->> 'due'))::timestamptz,
        max(data ->> 'reference'),
-       coalesce(max(data ->> 'key_fingerprint'),
-                -- An older worker confirmed it, and it waits for a deadline (ledger/date_orders.sql).
-                CASE WHEN (array_agg(type ORDER BY version DESC))[1] = 'OrderConfirmed' AND max(data ->> 'due') IS NULL
-                          AND EXISTS (SELECT FROM sales AS s WHERE s.id = (array_agg(order_events.sale_id))[1] AND s.payment_window_seconds > 0)
-                     THEN '' END)
+       max(data ->> 'key_fingerprint')
 FROM order_events
 WHERE $1::uuid[] IS NULL OR order_id = ANY ($1)
 GROUP BY order_id
