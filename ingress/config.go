@@ -18,14 +18,14 @@ import (
 	"stampede/reservation"
 )
 
-// Reservations decides purchases and knows those that Postgres has not seen yet: *reservation.Store.
+// Reservations decides purchases, and finds orders that are not in Postgres yet: *reservation.Store.
 type Reservations interface {
 	Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error)
 	FindReserved(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error)
 	Ping(ctx context.Context) error
 }
 
-// Sales is what operators work on: *reservation.Catalog.
+// Sales are the sales that operators create and change: *reservation.Catalog.
 type Sales interface {
 	CreateOnce(ctx context.Context, terms reservation.Terms, idempotencyKey string) (sale reservation.Standing, replayed bool, err error)
 	CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.Counted, error)
@@ -36,45 +36,44 @@ type Sales interface {
 	Restock(ctx context.Context, sale uuid.UUID, units int64, idempotencyKey string) (reservation.Standing, error)
 }
 
-// Orders is the orders that are in Postgres: *fulfillment.Ledger. The error for one that is not there
-// is reservation.ErrOrderNotFound. But for those that are named here, every other error means that
-// Postgres could not be asked.
+// Orders are the orders in Postgres: *fulfillment.Ledger. A missing order is reservation.ErrOrderNotFound.
+// Any error that is not named here means that Postgres did not answer.
 type Orders interface {
 	Order(ctx context.Context, id uuid.UUID) (reservation.Order, error)
-	// FindOrders returns those of the orders that are there.
+	// FindOrders returns those of the orders that exist.
 	FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error)
-	// Fate returns the order of a receipt, also one that is not there and never will be: it is voided.
+	// Fate returns the order of a receipt, as voided if it is missing and always will be.
 	Fate(ctx context.Context, r reservation.Receipt) (reservation.Order, error)
-	// ReceiptSecret is the secret for receipts that all ingresses share, unless they were given one.
+	// ReceiptSecret returns the secret for receipts that all ingresses without one of their own share.
 	ReceiptSecret(ctx context.Context) ([]byte, error)
-	// OrdersOf lists a user's orders, newest first: those older than before, or the newest if it is zero.
+	// OrdersOf lists a user's orders that are older than before, newest first. A zero before lists the newest.
 	OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]reservation.Order, error)
-	// Pay and Cancel change an order and may be repeated. To another user than the order's it is not
-	// there. Their errors are reservation.ErrIllegalTransition, reservation.ErrOrderExpired, and
-	// reservation.ErrOrderDamaged if Postgres refuses the change whenever it is asked.
+	// Pay and Cancel change an order; both can be repeated. Another user's order is missing. Their errors are
+	// reservation.ErrIllegalTransition, reservation.ErrOrderExpired, and reservation.ErrOrderDamaged if
+	// Postgres always refuses the change.
 	Pay(ctx context.Context, order uuid.UUID, user, reference string) (reservation.Order, error)
 	Cancel(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error)
 }
 
-// AwaitedOrders is the orders that purchases ask for: *fulfillment.Ledger. Its methods are those of Orders.
+// AwaitedOrders are the orders that purchases look up: *fulfillment.Ledger. The methods are those of Orders.
 type AwaitedOrders interface {
 	FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error)
 	Fate(ctx context.Context, r reservation.Receipt) (reservation.Order, error)
 }
 
-// Pinger tells whether a server answers.
+// Pinger reports whether a server answers.
 type Pinger interface {
 	Ping(ctx context.Context) error
 }
 
-// AuthMode is how a buyer says who they are.
+// AuthMode selects how a request names its buyer.
 type AuthMode string
 
 const (
 	// AuthJWT takes the subject of a signed bearer token.
 	AuthJWT AuthMode = "jwt"
-	// AuthHeader believes a header. It is for development, and for a gateway in front that has
-	// authenticated the buyer and overwrites the header on every request.
+	// AuthHeader trusts a header. It is for development, and for a gateway in front that authenticates the
+	// buyer and overwrites the header on every request.
 	AuthHeader AuthMode = "header"
 )
 
@@ -86,7 +85,7 @@ const (
 	defaultMaxStreams   = 10_000
 	defaultDrainTimeout = 10 * time.Second
 
-	// minSecretBytes is what RFC 7518, section 3.2, asks of a key for HS256.
+	// minSecretBytes is the shortest key for HS256 (RFC 7518, section 3.2).
 	minSecretBytes = 32
 )
 
@@ -99,61 +98,60 @@ type Config struct {
 	Reservations Reservations
 	Sales        Sales
 	Orders       Orders
-	// AwaitedOrders, when given, is what purchases ask, which wait or are repeated, instead of Orders: on connections of their
-	// own, so that purchases take none from buyers who pay, cancel, or look at their orders.
+	// AwaitedOrders (Orders) looks up orders for purchases that wait or are repeated. Give it connections of
+	// its own, so that purchases take none from buyers who pay, cancel, or look at their orders.
 	AwaitedOrders AwaitedOrders
-	// Postgres tells whether orders can be asked for, on a connection that nobody else uses: *fulfillment.Ledger. While it
-	// does not answer, no request waits for it. It is reported by /readyz; readiness does not depend on it once the secret
-	// for receipts is known.
+	// Postgres reports whether Postgres answers, on a connection of its own: *fulfillment.Ledger. While it does
+	// not, no request waits for Postgres. Readiness does not depend on it once the secret for receipts was read.
 	Postgres Pinger
 
 	Auth AuthMode
-	// AuthHeader is the header that mode "header" believes ("X-User-ID").
+	// AuthHeader is the header that mode "header" trusts ("X-User-ID").
 	AuthHeader string
-	// Mode "jwt" takes exactly one of the two: a secret for HS256, of 32 bytes at least, or the URL
-	// of a JSON Web Key Set with public keys.
+	// Mode "jwt" takes exactly one of the two: a secret for HS256 of at least 32 bytes, or the URL of a
+	// JSON Web Key Set with public keys.
 	JWTSecret string
 	JWKSURL   string
-	// JWTIssuer and JWTAudience are compared with the token's iss and aud where they are not empty.
+	// JWTIssuer and JWTAudience, unless empty, are required as the token's iss and aud.
 	JWTIssuer   string
 	JWTAudience string
-	// AdminToken is the bearer token of the operators; without it their calls are refused.
+	// AdminToken is the bearer token of operators. Without it their calls are refused.
 	AdminToken string
 
-	// ReceiptSecret is what receipts are signed with, of reservation.MinReceiptSecretBytes at least, the same on all
-	// ingresses; without it they share the one that is in Postgres, and sell nothing until they have read it.
+	// ReceiptSecret signs receipts: at least reservation.MinReceiptSecretBytes, the same on all ingresses.
+	// Without it they share the secret in Postgres, and sell nothing until they have read it.
 	ReceiptSecret string
-	// Outcomes opens a client for reading OutcomesStream, which tells what becomes of orders; the server closes the
-	// client. Without it buyers who wait are looked up once a second.
+	// Outcomes opens a client that reads OutcomesStream, in which workers announce changes of orders; the server
+	// closes the client. Without it the orders of waiting buyers are looked up once a second.
 	Outcomes       func() (redis.UniversalClient, error)
 	OutcomesStream string
 
-	// MaxInFlight is how many requests are worked on at once (4096); more are answered "overloaded". An eighth is kept for
-	// buyers who pay, cancel and look at their orders, an eighth for those who look at sales, and a sixteenth
-	// for operators: nobody else takes these places, and they take none of the purchases'.
+	// MaxInFlight bounds the requests in flight (4096); more are answered "overloaded". An eighth is reserved for
+	// buyers who pay, cancel and look at their orders, an eighth for looking at sales, a sixteenth for operators.
+	// Purchases have the rest.
 	MaxInFlight int
-	// MaxWaiting is how many purchases wait for their end at once (20,000); more are answered without waiting. MaxStreams
-	// is how many streams of events there are of orders, and of sales as well (10,000); more are answered "overloaded".
+	// MaxWaiting bounds the purchases that wait (20,000); more are answered without waiting. MaxStreams bounds the
+	// event streams of orders, and those of sales (10,000 each); more are answered "overloaded".
 	MaxWaiting, MaxStreams int
-	// UserLimit bounds each user, once for purchases and once for what they do with their orders. AddressLimit bounds each
-	// client address in the same way, and a third time for all other calls, /livez, /readyz and /metrics excepted.
+	// UserLimit bounds each user, once for purchases and once for calls on orders. AddressLimit bounds each client
+	// address in the same way, and a third time for all other calls except /livez, /readyz and /metrics.
 	UserLimit, AddressLimit Limit
-	// UserStreams is how many streams of orders each user may have open at once, and AddressStreams how many of orders, and
-	// how many of sales, each client address (0: as many as there are). An address never gets more than a quarter of them.
+	// UserStreams bounds the open streams of orders of each user. AddressStreams bounds those of each client
+	// address, and as many streams of sales; it is at most a quarter of MaxStreams. 0 is unlimited.
 	UserStreams, AddressStreams int
-	// TrustedProxies are believed what X-Forwarded-For says of the address that a request came to them from.
+	// TrustedProxies are the proxies whose X-Forwarded-For is trusted.
 	TrustedProxies []netip.Prefix
-	// MaxConnections is how many connections are open at once (0: as many as come). It leaves files for the connections
-	// to Redis and Postgres. Where it is reached, connections that were idle for longest are closed to make room, and
-	// new ones wait while none is idle. Streams of orders, streams of sales and waiting purchases get a quarter each.
+	// MaxConnections bounds the open connections (0: unlimited), so that files are left for connections to Redis and
+	// Postgres. At the bound the connections that have been idle for longest are closed, and new ones wait while
+	// none is idle. Waiting purchases, streams of orders and streams of sales get a quarter each.
 	MaxConnections int
-	// StopDelay is how long a stopping server still takes new connections (0), so that a load
-	// balancer sees /readyz answer 503 before connections are refused.
+	// StopDelay is how long a stopping server takes new connections (0), so that a load balancer sees /readyz
+	// answer 503 before connections are refused.
 	StopDelay time.Duration
-	// DrainTimeout is how long a stopping server waits for the requests that it has accepted (10 s).
+	// DrainTimeout is how long a stopping server waits for accepted requests (10 s).
 	DrainTimeout time.Duration
 
-	// Metrics is where the server registers its metrics and what /metrics shows (a registry of its own).
+	// Metrics registers the server's metrics and is shown by /metrics (a registry of its own).
 	Metrics *prometheus.Registry
 	Logger  *slog.Logger
 }
@@ -175,7 +173,7 @@ func (c *Config) setDefaults() {
 		c.MaxStreams = defaultMaxStreams
 	}
 	if c.MaxConnections > 0 {
-		// What stays open for long must not keep out what is answered at once, a health check for one.
+		// Requests that stay open for long must leave connections to short ones, health checks for example.
 		share := max(1, c.MaxConnections/4)
 		c.MaxWaiting, c.MaxStreams = min(c.MaxWaiting, share), min(c.MaxStreams, share)
 	}
@@ -196,7 +194,7 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// Validate tells what is missing or contradicts itself, everything at once.
+// Validate returns all errors of the configuration.
 func (c *Config) Validate() error {
 	var errs []error
 	if c.Reservations == nil || c.Sales == nil || c.Orders == nil || c.Postgres == nil {
@@ -216,7 +214,8 @@ func (c *Config) Validate() error {
 		errs = append(errs, errors.New("UserStreams and AddressStreams must not be negative"))
 	}
 	if n := len(c.ReceiptSecret); n > 0 && n < reservation.MinReceiptSecretBytes {
-		errs = append(errs, fmt.Errorf("the secret for receipts (STAMPEDE_RECEIPT_SECRET) has %d bytes, want at least %d", n, reservation.MinReceiptSecretBytes))
+		errs = append(errs, fmt.Errorf("the secret for receipts (STAMPEDE_RECEIPT_SECRET) has %d bytes, want at least %d",
+			n, reservation.MinReceiptSecretBytes))
 	}
 	if c.Outcomes != nil && c.OutcomesStream == "" {
 		errs = append(errs, errors.New("OutcomesStream is required with Outcomes"))
@@ -225,12 +224,13 @@ func (c *Config) Validate() error {
 		errs = append(errs, errors.New("StopDelay and DrainTimeout must not be negative"))
 	}
 	if !isVisibleASCII(c.AdminToken) {
-		errs = append(errs, errors.New("the admin token (STAMPEDE_ADMIN_TOKEN) must be visible ASCII without spaces and line ends, or no request could carry it"))
+		errs = append(errs, errors.New("the admin token (STAMPEDE_ADMIN_TOKEN) must be visible ASCII without spaces: "+
+			"a header cannot carry anything else"))
 	}
 	switch c.Auth {
 	case AuthHeader:
 		if !isVisibleASCII(c.AuthHeader) {
-			errs = append(errs, fmt.Errorf("the auth header (STAMPEDE_AUTH_HEADER) %q is no header name", c.AuthHeader))
+			errs = append(errs, fmt.Errorf("the auth header (STAMPEDE_AUTH_HEADER) %q is not a header name", c.AuthHeader))
 		}
 	case AuthJWT:
 		errs = append(errs, c.validateJWT())

@@ -1,16 +1,3 @@
-// Package ingress is where buyers and operators come in, over HTTP.
-//
-// It is the first step in the way of an order: it finds out who asks, checks what they ask for, sheds
-// the load that it cannot carry, hands purchases to reservation, and puts the answer into HTTP. A
-// purchase never touches Postgres; only the operators' calls and what buyers do with their orders
-// afterwards do: look at them (status.go, history.go), pay and cancel (change.go).
-//
-// Buyers may also wait: for the end of a purchase (wait.go), or for every change of an order or a sale (order_events.go,
-// sale_events.go). Workers tell what they have done (outcomes.go), and a hub looks it up for all who wait (hub.go).
-//
-// Every route is served by the same few lines (route.go), every error becomes an answer in one place
-// (problem.go), and the purchase (purchase.go) is written for speed, because a crowd calls it: no
-// reflection, no middleware, no line in the log, pooled buffers, connections that need little of the runtime (conn.go).
 package ingress
 
 import (
@@ -31,18 +18,18 @@ import (
 	"stampede/reservation"
 )
 
-// What a connection may take. A purchase is a few hundred bytes each way.
+// Limits of a connection. A purchase is a few hundred bytes each way.
 const (
 	readHeaderTimeout = 2 * time.Second
 	readTimeout       = 5 * time.Second
-	// writeTimeout begins with the end of the head, so it covers a body that comes as slowly as it may
-	// and the longest work after it. An answer that is later is thrown away.
+	// writeTimeout starts at the end of the request's head. It covers the slowest body (readTimeout) and
+	// the longest work after it: net/http discards a later answer.
 	writeTimeout   = 12 * time.Second
 	idleTimeout    = 60 * time.Second
 	maxHeaderBytes = 8 << 10
 	maxBodyBytes   = 4 << 10
 
-	// goodbye is how long requests that outlived the drain get to answer that they were cancelled.
+	// cancelGrace is how long cancelled requests may take to answer when a drain has timed out.
 	cancelGrace = time.Second
 )
 
@@ -56,38 +43,37 @@ type Server struct {
 	metrics *metrics
 	limits  *clientLimits
 
-	// Every request under /v1 takes a place in room, a purchase when it has been read.
+	// Every request under /v1 takes a slot of inFlight; a purchase, a payment and a cancellation take it
+	// after their body was read.
 	inFlight inFlightSlots
-	// Who waits, or watches, takes no place in room while nothing is being done for them.
+	// A request that only waits holds one of these instead.
 	waitSlots, orderStreamSlots, saleStreamSlots slots
 
+	// signer is nil until the secret for receipts was read. Without it no purchase is accepted.
+	signer   atomic.Pointer[reservation.Signer]
 	postgres breaker
-	pings    singleflight.Group
 	versions *orderVersions
-	outages  outageLog
-	// oddOutcomes keeps nonsense in the stream of outcomes from filling the log.
+	waiters  *orderWaiters
+	// The feeds answer everybody who looks at sales.
+	saleFeed, firstPageFeed, laterPagesFeed *feed
+
+	outages outageLog
+	// badOutcomes bounds the log lines about outcomes that cannot be decoded.
 	badOutcomes cooldown
-	addr        atomic.Pointer[string]
+	pings       singleflight.Group
+
+	addr atomic.Pointer[string]
 	// connections is nil until Run listens.
 	connections atomic.Pointer[accept.Listener]
 	stopping    atomic.Bool
-
-	// signer is nil until the secret for receipts was read once; no purchase is accepted before.
-	signer  atomic.Pointer[reservation.Signer]
-	waiters *orderWaiters
-	// sales, newestSales and olderSales answer all who look at sales (sales.go).
-	saleFeed, firstPageFeed, laterPagesFeed *feed
-
-	// background is what New started.
-	background *background
-	// ending is closed when those who wait or watch are to be let go.
+	background  *background
+	// waitsEnd is closed to end waiting purchases and streams.
 	waitsEnd     chan struct{}
 	waitsEndOnce sync.Once
 }
 
-// New makes a server that is ready to serve through Handler or Run. With a JWKS URL it fetches the
-// keys; when they cannot be fetched the server starts without them and goes on trying. Whoever does
-// not call Run calls Close.
+// New returns a server that is ready to serve through Handler or Run. With a JWKS URL it fetches the
+// keys; if that fails, the server starts without keys and retries. Call Close if Run is not called.
 func New(config Config) (*Server, error) {
 	config.setDefaults()
 	if err := config.Validate(); err != nil {
@@ -151,17 +137,13 @@ func (s *Server) Addr() string {
 	return ""
 }
 
-// Close ends what New started, and lets go of those who wait or watch. A server that was closed must not be used any more.
-func (s *Server) Close() {
-	s.endWaits()
-	s.background.stop()
+func (s *Server) setAddr(l net.Listener) {
+	addr := l.Addr().String()
+	s.addr.Store(&addr)
 }
 
-// letGo ends the streams, and answers those who wait for the end of their order that it is reserved.
-func (s *Server) endWaits() { s.waitsEndOnce.Do(func() { close(s.waitsEnd) }) }
-
-// Run listens and serves until ctx ends; then it stops taking requests, finishes those that it has
-// taken, within Config.DrainTimeout, and returns nil. Run is for calling once.
+// Run listens and serves until ctx ends. Then it takes no more requests, finishes the accepted ones
+// within Config.DrainTimeout, closes the server, and returns nil. Call it once.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.Close()
 	listener := s.config.Listener
@@ -172,9 +154,9 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		s.setAddr(listener)
 	}
-	// The requests do not end with ctx: what was accepted is finished.
-	base, abandon := context.WithCancel(context.WithoutCancel(ctx))
-	defer abandon()
+	// Requests do not end with ctx: those that were accepted are finished.
+	base, cancelRequests := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancelRequests()
 	server := &http.Server{
 		Handler:           s.echo,
 		BaseContext:       func(net.Listener) context.Context { return base },
@@ -194,14 +176,14 @@ func (s *Server) Run(ctx context.Context) error {
 		defer close(served)
 		served <- server.Serve(connListener{connections})
 	}()
-	err := errors.Join(s.serve(ctx, served), s.drain(base, abandon, connections))
-	_ = server.Close() // of connections that outlived the drain
-	for range served { // net.ErrClosed, unless serve had its error before
+	err := errors.Join(s.serve(ctx, served), s.drain(base, cancelRequests, connections))
+	_ = server.Close() // closes connections that outlived the drain
+	for range served { // net.ErrClosed, unless serve has taken the error
 	}
 	return err
 }
 
-// serve returns when it is time to drain, or with the error of a listener that fails before.
+// serve returns nil when it is time to drain, and the error of a listener that fails before.
 func (s *Server) serve(ctx context.Context, served <-chan error) error {
 	select {
 	case err := <-served:
@@ -217,10 +199,10 @@ func (s *Server) serve(ctx context.Context, served <-chan error) error {
 	}
 }
 
-// drain lets the accepted requests finish, those included that clients have sent and the server has not read yet. Those
-// that take longer than DrainTimeout are cancelled, and get a moment to answer so before their connections are closed.
-// Who waits or watches is not waited for.
-func (s *Server) drain(base context.Context, abandon context.CancelFunc, connections *accept.Listener) error {
+// drain finishes the accepted requests, also those that clients have sent and the server has not read
+// yet. After DrainTimeout it cancels the rest and gives them cancelGrace to answer. Waiting purchases and
+// streams end immediately.
+func (s *Server) drain(base context.Context, cancelRequests context.CancelFunc, connections *accept.Listener) error {
 	s.endWaits()
 	ctx, cancel := context.WithTimeout(base, s.config.DrainTimeout)
 	defer cancel()
@@ -229,14 +211,50 @@ func (s *Server) drain(base context.Context, abandon context.CancelFunc, connect
 		return nil
 	}
 	unfinished := s.inFlight.taken()
-	abandon()
-	last, cancelLast := context.WithTimeout(context.WithoutCancel(base), cancelGrace)
-	defer cancelLast()
-	_ = connections.Drain(last) // its end is the same as that of the goodbye
+	cancelRequests()
+	grace, cancelGraceTimer := context.WithTimeout(context.WithoutCancel(base), cancelGrace)
+	defer cancelGraceTimer()
+	_ = connections.Drain(grace) // Run closes what is left after it
 	return fmt.Errorf("ingress: %d requests were not finished after %s: %w", unfinished, s.config.DrainTimeout, err)
 }
 
-func (s *Server) setAddr(l net.Listener) {
-	addr := l.Addr().String()
-	s.addr.Store(&addr)
+// Close ends waiting purchases and streams, and stops what New started. The server cannot be used again.
+func (s *Server) Close() {
+	s.endWaits()
+	s.background.stop()
+}
+
+// endWaits has waiting purchases answered as reserved, and ends the streams.
+func (s *Server) endWaits() { s.waitsEndOnce.Do(func() { close(s.waitsEnd) }) }
+
+// background runs goroutines beside the requests. They end with ctx.
+type background struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	// mu keeps start from adding a goroutine while stop waits.
+	mu      sync.Mutex
+	running sync.WaitGroup
+}
+
+func newBackground() *background {
+	ctx, cancel := context.WithCancel(context.Background())
+	return &background{ctx: ctx, cancel: cancel}
+}
+
+// start runs f, unless stop was called before.
+func (b *background) start(f func(context.Context)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ctx.Err() == nil {
+		b.running.Go(func() { f(b.ctx) })
+	}
+}
+
+// stop ends the goroutines and waits for them.
+func (b *background) stop() {
+	b.mu.Lock()
+	b.cancel()
+	b.mu.Unlock()
+	b.running.Wait()
 }

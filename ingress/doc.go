@@ -1,0 +1,44 @@
+// Package ingress serves the HTTP API to buyers and operators.
+//
+// An order begins here. The ingress authenticates the buyer, reads the purchase, sheds the load that it
+// cannot carry, and has reservation reserve the units. A purchase never waits for Postgres, unless it is
+// repeated or its buyer prefers to wait. The files in running order:
+//
+//	config.go, server.go          what a server needs; how it starts, serves and stops
+//	conn.go                       connections that cost less than those of net/http
+//	route.go                      the routes, and what is done for every request
+//	limit_rate.go                 rate limits by user and by client address (request_address.go)
+//	auth.go                       who sent the request
+//	request.go, request_body.go   reading headers, ids and JSON
+//	limit_slots.go                bounds on requests in flight, waiting purchases and streams
+//
+// A purchase, which is written for speed because a crowd makes it (no reflection, no log line, pooled
+// buffers):
+//
+//	purchase.go                   POST /v1/sales/{sale}/orders
+//	receipts.go                   the signed receipt in each accepted answer
+//	purchase_wait.go              Prefer: wait=N
+//	purchase_replay.go            a repeated request
+//	response.go, problem.go       writing answers; each error becomes one of RFC 9457
+//	outage_log.go                 logging what our own servers did wrong
+//
+// What buyers do with their orders:
+//
+//	order_show.go                 GET /v1/orders/{order}
+//	postgres.go                   queries, and the breaker that keeps requests from a silent Postgres
+//	order_versions.go             no order is shown in a lower version than before
+//	order_list.go                 GET /v1/orders (request_page.go)
+//	order_change.go               pay and cancel
+//	order_events.go               GET /v1/orders/{order}/events (event_stream.go)
+//	order_waiters.go              requests that wait for a change of an order
+//	order_outcomes.go             workers announce changes of orders
+//
+// Sales:
+//
+//	sale_operate.go               operators create and change sales
+//	sale_show.go                  GET /v1/sales and /v1/sales/{sale}
+//	sale_feed.go                  one query for everybody who looks at sales
+//	sale_events.go                GET /v1/sales/{sale}/events
+//
+// health.go and metrics.go serve those who operate the server.
+package ingress
