@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// giveBackTimeout is short because a caller waits who has an error already, and a Redis that did not
+// undoTimeout is short because a caller waits who has an error already, and a Redis that did not
 // answer will hardly do so now.
-const giveBackTimeout = time.Second
+const undoTimeout = time.Second
 
 // Acquire takes the lock of a key, and waits for it until ctx is done. Without For, the lease is renewed
 // until it is released. An owner in ctx (see [Lease.Context]) that holds the lock goes deeper into it,
@@ -30,21 +30,21 @@ const giveBackTimeout = time.Second
 // cannot be reached for that either, as soon as it can. Other errors are ErrInvalid, ErrLost, ErrClosed, the
 // cause of a ctx that was cancelled, and what Redis answers to a call that no repeat mends, as to a wrong password.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
-	a, err := l.asking(ctx, modeAll, []string{key}, opts)
+	req, err := l.newRequest(ctx, modeAll, []string{key}, opts)
 	if err != nil {
 		return nil, err
 	}
-	return l.await(ctx, a)
+	return l.await(ctx, req)
 }
 
 // TryAcquire is Acquire that does not wait: ErrBusy tells that another owner holds the lock. It does not wait
 // for Redis either, and returns the error.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
-	a, err := l.asking(ctx, modeAll, []string{key}, opts)
+	req, err := l.newRequest(ctx, modeAll, []string{key}, opts)
 	if err != nil {
 		return nil, err
 	}
-	got, err := l.attempt(ctx, a)
+	got, err := l.attempt(ctx, req)
 	switch {
 	case err != nil:
 		return nil, err
@@ -62,11 +62,11 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	if len(keys) > MaxKeysAtOnce {
 		return nil, fmt.Errorf("%w: %d keys at once, want at most %d", ErrInvalid, len(keys), MaxKeysAtOnce)
 	}
-	a, err := l.asking(ctx, modeAll, keys, opts)
+	req, err := l.newRequest(ctx, modeAll, keys, opts)
 	if err != nil {
 		return nil, err
 	}
-	return l.await(ctx, a)
+	return l.await(ctx, req)
 }
 
 // TryEach takes the lock of every key that is free, or held by the owner in ctx (see [Lease.Context]),
@@ -79,11 +79,11 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 // Going deeper into a lock that the owner has lost is refused, because whoever does it counts on
 // having been alone all the while. Errors are as those of TryAcquire, without ErrBusy.
 func (l *Locker) TryEach(ctx context.Context, keys []string, opts ...AcquireOption) (lease *Lease, busy []string, err error) {
-	a, err := l.asking(ctx, modeEach, keys, opts)
+	req, err := l.newRequest(ctx, modeEach, keys, opts)
 	if err != nil {
 		return nil, nil, err
 	}
-	got, err := l.attempt(ctx, a)
+	got, err := l.attempt(ctx, req)
 	return got.lease, got.busy, err
 }
 
@@ -104,30 +104,30 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context)
 }
 
 // asking is what one acquire asks for, however often it has to.
-type asking struct {
+type request struct {
 	terms
 	owner *owner
 	mode  string
 	keys  []string
 	since time.Time
 	// waits is set for one that asks again and again, by the same call: asked is what that was for.
-	waits bool
-	call  *part
-	asked []string
+	waits    bool
+	call     *grant
+	callKeys []string
 }
 
-func (l *Locker) asking(ctx context.Context, mode string, keys []string, opts []AcquireOption) (*asking, error) {
+func (l *Locker) newRequest(ctx context.Context, mode string, keys []string, opts []AcquireOption) (*request, error) {
 	t, err := l.terms(opts)
 	if err != nil {
 		return nil, err
 	}
-	if l.refusal != nil {
-		return nil, l.refusal
+	if l.clientErr != nil {
+		return nil, l.clientErr
 	}
 	if keys, err = l.validate(keys); err != nil {
 		return nil, err
 	}
-	return &asking{terms: t, owner: l.owner(ctx), mode: mode, keys: keys, since: time.Now()}, nil
+	return &request{terms: t, owner: l.owner(ctx), mode: mode, keys: keys, since: time.Now()}, nil
 }
 
 // validate returns the keys without those that were named before.
@@ -180,13 +180,13 @@ type outcome struct {
 }
 
 // attempt asks once.
-func (l *Locker) attempt(ctx context.Context, a *asking) (outcome, error) {
-	got, err := l.try(ctx, a)
+func (l *Locker) attempt(ctx context.Context, req *request) (outcome, error) {
+	got, err := l.acquireOnce(ctx, req)
 	if err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // the client knows no more than that
 			err = context.Cause(ctx)
 		}
-		return outcome{}, fmt.Errorf("acquire %s: %w", describe(a.keys), err)
+		return outcome{}, fmt.Errorf("acquire %s: %w", describe(req.keys), err)
 	}
 	l.observer.busy(len(got.busy))
 	return got, nil
@@ -199,25 +199,25 @@ func describe(keys []string) string {
 	return fmt.Sprintf("%d locks", len(keys))
 }
 
-func (l *Locker) try(ctx context.Context, a *asking) (outcome, error) {
-	if err := a.owner.enter(ctx); err != nil {
+func (l *Locker) acquireOnce(ctx context.Context, req *request) (outcome, error) {
+	if err := req.owner.enter(ctx); err != nil {
 		return outcome{}, err
 	}
-	defer a.owner.leave()
+	defer req.owner.leave()
 
-	if !l.begin() {
+	if !l.startTask() {
 		return outcome{}, ErrClosed
 	}
 	defer l.tasks.Done()
-	le := &Lease{locker: l, owner: a.owner, asked: a.lease, watched: a.watched, turn: make(chan struct{}, 1)}
-	fresh, err := l.reenter(ctx, le, a)
+	le := &Lease{locker: l, owner: req.owner, length: req.lease, watched: req.watched, sem: make(chan struct{}, 1)}
+	fresh, err := l.reenter(ctx, le, req)
 	if err != nil {
 		return outcome{}, l.undo(ctx, le, err)
 	}
 	reentered := len(le.holds)
 	var got outcome
 	for chunk := range slices.Chunk(fresh, keysPerCall) {
-		t, err := l.takeChunk(ctx, le, a, chunk)
+		t, err := l.takeChunk(ctx, le, req, chunk)
 		if err != nil {
 			return outcome{}, l.undo(ctx, le, err)
 		}
@@ -228,20 +228,20 @@ func (l *Locker) try(ctx context.Context, a *asking) (outcome, error) {
 		}
 		got.wait, got.listeners = max(got.wait, t.wait), max(got.listeners, t.listeners)
 	}
-	if a.mode == modeAll && len(got.busy) > 0 {
+	if req.mode == modeAll && len(got.busy) > 0 {
 		return got, l.undo(ctx, le, nil)
 	}
-	if err := l.give(le, a.keys); err != nil {
+	if err := l.activate(le, req.keys); err != nil {
 		return outcome{}, l.undo(ctx, le, err)
 	}
 	l.observer.reentered(reentered)
-	l.observer.acquired(len(le.holds)-reentered, a.since)
+	l.observer.acquired(len(le.holds)-reentered, req.since)
 	got.lease = le
 	return got, nil
 }
 
 // begin counts what Close has to wait for until tasks.Done, unless the Locker is closed.
-func (l *Locker) begin() bool {
+func (l *Locker) startTask() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.closed {
@@ -251,7 +251,7 @@ func (l *Locker) begin() bool {
 }
 
 // give makes a lease ready for its holder, unless it is lost already.
-func (l *Locker) give(le *Lease, keys []string) error {
+func (l *Locker) activate(le *Lease, keys []string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -260,8 +260,8 @@ func (l *Locker) give(le *Lease, keys []string) error {
 	if err := le.err(time.Now()); err != nil {
 		return err
 	}
-	le.inOrder(keys)
-	le.given = true
+	le.orderBy(keys)
+	le.active = true
 	if len(le.holds) > 0 {
 		l.leases[le] = struct{}{}
 	}
@@ -270,7 +270,7 @@ func (l *Locker) give(le *Lease, keys []string) error {
 
 // undo ends a lease that nobody was given, and returns the error with which it was begun.
 func (l *Locker) undo(ctx context.Context, le *Lease, err error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	_ = le.release(ctx, ErrReleased)
 	le.abandon()
@@ -279,30 +279,30 @@ func (l *Locker) undo(ctx context.Context, le *Lease, err error) error {
 
 // reenter adds to the lease what its owner holds already, makes that last long enough, and returns the
 // keys that it does not hold.
-func (l *Locker) reenter(ctx context.Context, le *Lease, a *asking) (fresh []string, err error) {
+func (l *Locker) reenter(ctx context.Context, le *Lease, req *request) (fresh []string, err error) {
 	var short []*hold
 	l.mu.Lock()
-	if len(a.owner.holds) == 0 {
+	if len(req.owner.holds) == 0 {
 		l.mu.Unlock()
-		return a.keys, nil
+		return req.keys, nil
 	}
 	now := time.Now()
 	var lost []string
-	for i, key := range a.keys {
-		h := a.owner.holds[key]
+	for i, key := range req.keys {
+		h := req.owner.holds[key]
 		if h == nil {
 			if fresh == nil {
-				fresh = make([]string, 0, len(a.keys)-i)
+				fresh = make([]string, 0, len(req.keys)-i)
 			}
 			fresh = append(fresh, key)
 			continue
 		}
-		if !h.good(now) {
+		if !h.valid(now) {
 			lost = append(lost, key)
 			continue
 		}
 		le.add(h)
-		if !a.lasts(h, now) {
+		if !req.longEnough(h, now) {
 			short = append(short, h)
 		}
 	}
@@ -311,7 +311,7 @@ func (l *Locker) reenter(ctx context.Context, le *Lease, a *asking) (fresh []str
 		return nil, &LostError{Keys: lost}
 	}
 	for chunk := range slices.Chunk(short, renewalsPerCall) {
-		if err := l.renew(ctx, chunk, a.lease); err != nil {
+		if err := l.renew(ctx, chunk, req.lease); err != nil {
 			return nil, err
 		}
 	}
@@ -320,23 +320,23 @@ func (l *Locker) reenter(ctx context.Context, le *Lease, a *asking) (fresh []str
 
 // lasts tells whether a lock that is held lasts long enough for one more lease. For one that is to be
 // kept up it does: the watchdog renews the lock, at once if it is short.
-func (a *asking) lasts(h *hold, now time.Time) bool {
-	return a.watched || !h.ends.Before(now.Add(a.lease-drift(a.lease)))
+func (req *request) longEnough(h *hold, now time.Time) bool {
+	return req.watched || !h.ends.Before(now.Add(req.lease-drift(req.lease)))
 }
 
 // takeChunk sends one call, and adds to the lease what that took, or may have taken.
-func (l *Locker) takeChunk(ctx context.Context, le *Lease, a *asking, keys []string) (taking, error) {
-	p := l.callFor(a, keys)
+func (l *Locker) takeChunk(ctx context.Context, le *Lease, req *request, keys []string) (acquireReply, error) {
+	g := l.callFor(req, keys)
 	sent := time.Now()
-	t, err := l.sendAcquire(ctx, p, a.mode, a.waits, keys, a.lease)
+	t, err := l.sendAcquire(ctx, g, req.mode, req.waits, keys, req.lease)
 	// What waits while Redis is away repeats this very call, which goes no deeper for it. If it gives up before
 	// that, what the call took is released.
-	repeats := a.waits && ctx.Err() == nil && away(err)
-	nothing := a.mode == modeAll && slices.Contains(t.answers, answerBusy) || refused(err) || repeats
+	repeats := req.waits && ctx.Err() == nil && unavailable(err)
+	nothing := req.mode == modeAll && slices.Contains(t.answers, answerBusy) || rejected(err) || repeats
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p.token = t.token
+	g.token = t.token
 	took := false
 	for i, key := range keys {
 		if nothing || err == nil && t.answers[i] != answerHeld {
@@ -344,51 +344,51 @@ func (l *Locker) takeChunk(ctx context.Context, le *Lease, a *asking, keys []str
 		}
 		took = true
 		// What may have been taken counts as lost: it is released, and nobody has to be told.
-		h := &hold{part: p, key: key, lost: err != nil, alarm: alarm{index: unset}}
-		h.lengthen(sent, a.lease)
-		if err == nil && a.owner.holds != nil {
-			a.owner.holds[key] = h
-			l.waiting.wakeOwner(key, a.owner)
+		h := &hold{grant: g, key: key, lost: err != nil, alarm: alarm{index: notInHeap}}
+		h.extend(sent, req.lease)
+		if err == nil && req.owner.holds != nil {
+			req.owner.holds[key] = h
+			l.waiting.wakeOwner(key, req.owner)
 		}
 		le.add(h)
 	}
 	switch {
 	case took:
-		a.call = nil
-	case !a.waits:
-		l.settle(p.taken)
+		req.call = nil
+	case !req.waits:
+		l.freeReceipt(g.acquireCall)
 	}
 	return t, err
 }
 
 // callFor makes a call of its own for each attempt, but for one that waits: all its attempts are one call, as
 // long as they ask for the same locks.
-func (l *Locker) callFor(a *asking, keys []string) *part {
-	if a.call != nil {
-		if slices.Equal(a.asked, keys) {
-			return a.call
+func (l *Locker) callFor(req *request, keys []string) *grant {
+	if req.call != nil {
+		if slices.Equal(req.callKeys, keys) {
+			return req.call
 		}
-		l.giveUp(a)
+		l.abandonRequest(req)
 	}
 	l.mu.Lock()
 	c := l.newCall()
 	l.mu.Unlock()
-	p := &part{owner: l.name(c.serial), taken: c}
-	if a.waits {
-		a.call, a.asked = p, keys
+	g := &grant{owner: l.ownerName(c.serial), acquireCall: c}
+	if req.waits {
+		req.call, req.callKeys = g, keys
 	}
-	return p
+	return g
 }
 
 // giveUp makes sure that no attempt that is still on its way takes what nobody waits for any more.
-func (l *Locker) giveUp(a *asking) {
-	if a.call == nil {
+func (l *Locker) abandonRequest(req *request) {
+	if req.call == nil {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.settleLater(a.lease, stray{call: l.callToRelease(a.call), owner: a.call.owner, keys: a.asked})
-	a.call = nil
+	l.abandonCall(req.lease, abandonedCall{call: l.releaseCall(req.call), owner: req.call.owner, keys: req.callKeys})
+	req.call = nil
 }
 
 // renew asks for a longer lease for some locks at once; an error is a *LostError, or Redis's.
@@ -399,7 +399,7 @@ func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) 
 	if err != nil {
 		return err
 	}
-	var endings []func()
+	var callbacks []func()
 	var lost []string
 	untold := 0
 	l.mu.Lock()
@@ -408,20 +408,20 @@ func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) 
 		case len(h.leases) == 0: // released meanwhile
 		case renewed[i]:
 			// A lease that ended before the answer came stays ended: its holder may have been told.
-			if h.good(time.Now()) {
-				h.lengthen(sent, lease)
+			if h.valid(time.Now()) {
+				h.extend(sent, lease)
 			}
-			l.watchdog.look(h)
+			l.watchdog.update(h)
 		default:
 			lost = append(lost, h.key)
 			if !h.lost { // or its lease ended before the answer came
 				untold++
-				endings = append(endings, l.lose(h)...)
+				callbacks = append(callbacks, l.markLost(h)...)
 			}
 		}
 	}
 	l.mu.Unlock()
-	l.tellLost(untold, endings)
+	l.reportLost(untold, callbacks)
 	if len(lost) > 0 {
 		return &LostError{Keys: lost}
 	}

@@ -18,7 +18,7 @@ func TestTheWatchdogPicksWhatALookAtEveryHoldWouldPick(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	bubble(t, func(t *testing.T, d *dog) {
-		d.running = true // the test takes the part of the goroutine
+		d.running = true // the test takes the grant of the goroutine
 		defer func() { d.running = false }()
 		random := rand.New(rand.NewPCG(seed, 0))
 		upTo := func(d time.Duration) time.Duration { return time.Duration(random.Int64N(int64(d))) }
@@ -28,21 +28,21 @@ func TestTheWatchdogPicksWhatALookAtEveryHoldWouldPick(t *testing.T) {
 			switch random.IntN(8) {
 			case 0, 1: // taken
 				h := newHold(fmt.Sprint(step), random.IntN(2) == 0)
-				h.lengthen(time.Now(), MinLease+upTo(2*dogLease))
+				h.extend(time.Now(), MinLease+upTo(2*dogLease))
 				d.watch(h)
 				all = append(all, h)
 			case 2: // released, of whatever state
 				if len(all) > 0 {
 					i := random.IntN(len(all))
-					d.forget(all[i])
+					d.unwatch(all[i])
 					all = slices.Delete(all, i, i+1)
 				}
 			case 3: // made longer by going deeper, which may be kept up
 				if len(all) > 0 {
 					h := all[random.IntN(len(all))]
-					h.lengthen(time.Now(), upTo(2*dogLease))
+					h.extend(time.Now(), upTo(2*dogLease))
 					h.leases[0].watched = random.IntN(2) == 0
-					d.look(h)
+					d.update(h)
 				}
 			case 4, 5: // an answer of Redis
 				if n := len(renewing); n > 0 {
@@ -50,22 +50,22 @@ func TestTheWatchdogPicksWhatALookAtEveryHoldWouldPick(t *testing.T) {
 					renewing = renewing[:n-len(some)]
 					if random.IntN(2) == 0 {
 						for _, h := range some {
-							h.lengthen(time.Now(), dogLease)
-							d.look(h)
+							h.extend(time.Now(), dogLease)
+							d.update(h)
 						}
 					}
-					d.asked(some)
+					d.renewalDone(some)
 				}
 			default:
 				<-time.After(upTo(dogLease / 10))
 				now := time.Now()
 				wantRenew, wantOver := lookAtEvery(all, now)
-				renew, over := d.pop(now)
+				renew, expired := d.pop(now)
 				require.ElementsMatch(t, keysOf(wantRenew), keysOf(renew), "step %d: to renew", step)
-				require.ElementsMatch(t, keysOf(wantOver), keysOf(over), "step %d: to tell", step)
+				require.ElementsMatch(t, keysOf(wantOver), keysOf(expired), "step %d: to tell", step)
 				renewing = append(renewing, renew...)
-				all = slices.DeleteFunc(all, func(h *hold) bool { return slices.Contains(over, h) })
-				picked += len(renew) + len(over)
+				all = slices.DeleteFunc(all, func(h *hold) bool { return slices.Contains(expired, h) })
+				picked += len(renew) + len(expired)
 			}
 			requireHeap(t, d.heap, all)
 		}
@@ -74,10 +74,10 @@ func TestTheWatchdogPicksWhatALookAtEveryHoldWouldPick(t *testing.T) {
 }
 
 // lookAtEvery says what pop should, of holds that are looked after.
-func lookAtEvery(all []*hold, now time.Time) (renew, over []*hold) {
+func lookAtEvery(all []*hold, now time.Time) (renew, expired []*hold) {
 	for _, h := range all {
 		due := h.ends.Add(-dogLease * 2 / 3)
-		if third := h.asked.Add(dogLease/3 - drift(dogLease)); third.Before(due) {
+		if third := h.renewedAt.Add(dogLease/3 - drift(dogLease)); third.Before(due) {
 			due = third
 		}
 		if due.Before(h.notBefore) {
@@ -88,19 +88,19 @@ func lookAtEvery(all []*hold, now time.Time) (renew, over []*hold) {
 		}
 		switch {
 		case !now.Before(h.ends):
-			over = append(over, h)
+			expired = append(expired, h)
 		case h.leases[0].watched && !h.renewing && due.Sub(now) <= dogLease/20:
 			renew = append(renew, h)
 		}
 	}
-	return renew, over
+	return renew, expired
 }
 
 // What is held for long besides is looked after as what is not: its loss would be told late otherwise.
 func TestALockThatIsHeldForLongBesidesIsRenewedAsTheOthers(t *testing.T) {
 	bubble(t, func(t *testing.T, d *dog) {
 		h := newHold("ann", true)
-		h.lengthen(time.Now(), MaxLease)
+		h.extend(time.Now(), MaxLease)
 		assert.Equal(t, time.Now().Add(dogLease/3-drift(dogLease)), d.due(h))
 		h.leases[0].watched = false
 		assert.Equal(t, h.ends, d.due(h))
@@ -117,7 +117,7 @@ func requireHeap(t *testing.T, in alarms, want []*hold) {
 		}
 	}
 	for _, h := range want {
-		if h.index == unset || in[h.index] != h {
+		if h.index == notInHeap || in[h.index] != h {
 			t.Fatalf("hold %s is not in the heap", h.key)
 		}
 	}
@@ -125,8 +125,8 @@ func requireHeap(t *testing.T, in alarms, want []*hold) {
 
 func TestAnAnswerThatIsOvertakenDoesNotShortenALease(t *testing.T) {
 	h, sent := newHold("ann", true), time.Now()
-	h.lengthen(sent.Add(time.Second), dogLease)
-	h.lengthen(sent, dogLease)
+	h.extend(sent.Add(time.Second), dogLease)
+	h.extend(sent, dogLease)
 	assert.Equal(t, sent.Add(time.Second+dogEnds), h.ends)
 }
 
@@ -148,9 +148,9 @@ func TestALeaseEndsByWhicheverClockIsAhead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			then := clocks(now, at.monotonic, at.wall)
-			assert.Equal(t, at.want, ended(ends, then))
-			assert.Equal(t, !at.want, (&hold{ends: ends}).good(then))
-			assert.False(t, (&hold{ends: ends, lost: true}).good(then), "what is lost stays lost")
+			assert.Equal(t, at.want, hasEnded(ends, then))
+			assert.Equal(t, !at.want, (&hold{ends: ends}).valid(then))
+			assert.False(t, (&hold{ends: ends, lost: true}).valid(then), "what is lost stays lost")
 		})
 	}
 }
@@ -158,16 +158,16 @@ func TestALeaseEndsByWhicheverClockIsAhead(t *testing.T) {
 // A watchdog that slept with its machine finds what has ended meanwhile, and renews what has not.
 func TestTheWatchdogLooksAtBothClocksWhenItWakes(t *testing.T) {
 	w := newWatchdog(new(sync.Mutex), dogLease, nil, nil)
-	w.running = true // the test takes the part of the goroutine
+	w.running = true // the test takes the grant of the goroutine
 	now := time.Now()
 	gone, kept := newHold("gone", false), newHold("kept", true)
-	gone.lengthen(now, 10*time.Minute)
-	kept.lengthen(now, MaxLease)
+	gone.extend(now, 10*time.Minute)
+	kept.extend(now, MaxLease)
 	w.watch(gone)
 	w.watch(kept)
-	renew, over := w.pop(clocks(now, time.Second, 20*time.Minute))
+	renew, expired := w.pop(clocks(now, time.Second, 20*time.Minute))
 	assert.Equal(t, []*hold{kept}, renew)
-	assert.Equal(t, []*hold{gone}, over)
+	assert.Equal(t, []*hold{gone}, expired)
 }
 
 // clocks returns a time at which the two clocks have gone on by different spans. No function of package

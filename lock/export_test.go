@@ -38,11 +38,11 @@ func (l *Locker) Hears(key string) bool {
 	return l.waiting.channels[channelOf(key)] > 0
 }
 
-// Endings is how many contexts are to end with the lease.
-func (le *Lease) Endings() int {
+// Callbacks is how many contexts are to end with the lease.
+func (le *Lease) Callbacks() int {
 	le.locker.mu.Lock()
 	defer le.locker.mu.Unlock()
-	return len(le.endings)
+	return len(le.callbacks)
 }
 
 // Running ends when the Locker is closed.

@@ -12,8 +12,8 @@ import (
 // releaseTimeout bounds a release, which does not end with its caller's context.
 const releaseTimeout = 5 * time.Second
 
-// closeCalls is how many leases Close releases at the same time.
-const closeCalls = 16
+// closeParallel is how many leases Close releases at the same time.
+const closeParallel = 16
 
 // Lease is a hold on some locks. Each has to be released, also when it has ended: only then does its
 // owner know that it may take the locks anew, and only then does the watchdog leave off. It is safe for
@@ -21,7 +21,7 @@ const closeCalls = 16
 type Lease struct {
 	locker  *Locker
 	owner   *owner
-	asked   time.Duration
+	length  time.Duration
 	watched bool
 	holds   []*hold // in the order in which they were asked for; fixed once the lease is given out
 	byKey   map[string]*hold
@@ -29,28 +29,28 @@ type Lease struct {
 	// What follows is guarded by Locker.mu.
 
 	// given is set when somebody has the lease, and does not change after that.
-	given bool
+	active bool
 	// over is why the lease is not held any more, after its release: ErrReleased, ErrClosed, or what
 	// was lost by then.
-	over    error
-	endings map[*ending]struct{}
+	endErr    error
+	callbacks map[*endCallback]struct{}
 
 	// turn is taken for the time of a release, and guards what follows.
-	turn    chan struct{}
-	parting []parting
+	sem     chan struct{}
+	pending []pendingRelease
 	// lost is what was found lost and not yet told.
 	lost []string
 }
 
 // parting is one script call that releases what nobody holds any more.
-type parting struct {
+type pendingRelease struct {
 	call  call
-	part  *part
+	grant *grant
 	holds []*hold
 }
 
 // ending is somebody who wants to know when the lease ends, and why.
-type ending struct{ tell func(cause error) }
+type endCallback struct{ call func(cause error) }
 
 // add needs mu.
 func (le *Lease) add(h *hold) {
@@ -61,8 +61,8 @@ func (le *Lease) add(h *hold) {
 	}
 }
 
-// inOrder brings the holds into the order of the keys. It needs mu.
-func (le *Lease) inOrder(keys []string) {
+// orderBy brings the holds into the order of the keys. It needs mu.
+func (le *Lease) orderBy(keys []string) {
 	if len(keys) == 1 {
 		return
 	}
@@ -118,7 +118,7 @@ func (le *Lease) Holds(key string) bool {
 	}
 	le.locker.mu.Lock()
 	defer le.locker.mu.Unlock()
-	return le.over == nil && h.good(time.Now())
+	return le.endErr == nil && h.valid(time.Now())
 }
 
 // Err returns nil as long as the lease holds all its locks, and then a *LostError that names those that
@@ -132,12 +132,12 @@ func (le *Lease) Err() error {
 
 // err needs mu.
 func (le *Lease) err(now time.Time) error {
-	if le.over != nil {
-		return le.over
+	if le.endErr != nil {
+		return le.endErr
 	}
 	var lost []string
 	for _, h := range le.holds {
-		if !h.good(now) {
+		if !h.valid(now) {
 			lost = append(lost, h.key)
 		}
 	}
@@ -155,7 +155,7 @@ func (le *Lease) err(now time.Time) error {
 // such a context share the lock: they exclude others, and not each other.
 func (le *Lease) Context(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(le.withOwner(ctx))
-	le.whenOver(ctx, cancel)
+	le.onEnd(ctx, cancel)
 	return ctx
 }
 
@@ -163,7 +163,7 @@ func (le *Lease) Context(ctx context.Context) context.Context {
 func (le *Lease) withOwner(ctx context.Context) context.Context {
 	le.locker.mu.Lock()
 	defer le.locker.mu.Unlock()
-	if le.over == nil {
+	if le.endErr == nil {
 		le.owner.share(le.holds)
 	} else {
 		le.owner.share(nil)
@@ -171,61 +171,61 @@ func (le *Lease) withOwner(ctx context.Context) context.Context {
 	return context.WithValue(ctx, ownerKey{le.locker}, le.owner)
 }
 
-// whenOver has tell called when the lease ends, unless ctx ends before: at once if it has ended.
-func (le *Lease) whenOver(ctx context.Context, tell func(cause error)) {
+// onEnd has tell called when the lease ends, unless ctx ends before: at once if it has ended.
+func (le *Lease) onEnd(ctx context.Context, f func(cause error)) {
 	l := le.locker
-	e := &ending{}
+	e := &endCallback{}
 	forget := context.AfterFunc(ctx, func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		delete(le.endings, e)
+		delete(le.callbacks, e)
 	})
-	e.tell = func(cause error) {
+	e.call = func(cause error) {
 		forget()
-		tell(cause)
+		f(cause)
 	}
 	l.mu.Lock()
 	err := le.err(time.Now())
 	if err == nil && ctx.Err() == nil {
-		if le.endings == nil {
-			le.endings = make(map[*ending]struct{}, 1)
+		if le.callbacks == nil {
+			le.callbacks = make(map[*endCallback]struct{}, 1)
 		}
-		le.endings[e] = struct{}{}
+		le.callbacks[e] = struct{}{}
 		for _, h := range le.holds {
 			l.watchdog.watch(h)
 		}
 	}
 	l.mu.Unlock()
 	if err != nil {
-		e.tell(err)
+		e.call(err)
 	}
 }
 
 // end takes away those who want to know of the end, as functions to be called without mu. It needs mu.
-func (le *Lease) end(cause error) []func() {
-	endings := make([]func(), 0, len(le.endings))
-	for e := range le.endings {
-		endings = append(endings, func() { e.tell(cause) })
+func (le *Lease) takeCallbacks(cause error) []func() {
+	callbacks := make([]func(), 0, len(le.callbacks))
+	for e := range le.callbacks {
+		callbacks = append(callbacks, func() { e.call(cause) })
 	}
-	le.endings = nil
-	return endings
+	le.callbacks = nil
+	return callbacks
 }
 
 // lose notes that a lock is lost, and returns whom to tell. It needs mu.
-func (l *Locker) lose(h *hold) []func() {
+func (l *Locker) markLost(h *hold) []func() {
 	h.lost = true
-	l.watchdog.forget(h)
-	var endings []func()
+	l.watchdog.unwatch(h)
+	var callbacks []func()
 	now := time.Now()
 	for _, le := range h.leases {
-		endings = append(endings, le.end(le.err(now))...)
+		callbacks = append(callbacks, le.takeCallbacks(le.err(now))...)
 	}
-	return endings
+	return callbacks
 }
 
-func (l *Locker) tellLost(locks int, endings []func()) {
+func (l *Locker) reportLost(locks int, callbacks []func()) {
 	l.observer.lost(locks)
-	for _, tell := range endings {
+	for _, tell := range callbacks {
 		tell()
 	}
 }
@@ -244,25 +244,25 @@ func (le *Lease) Release(ctx context.Context) error {
 
 func (le *Lease) release(ctx context.Context, cause error) error {
 	select {
-	case le.turn <- struct{}{}:
+	case le.sem <- struct{}{}:
 	case <-ctx.Done():
 		return fmt.Errorf("release %s: %w", describe(le.Keys()), context.Cause(ctx))
 	}
-	defer func() { <-le.turn }()
+	defer func() { <-le.sem }()
 
-	le.part(cause)
+	le.end(cause)
 	var failed []error
-	left := le.parting[:0]
-	for _, p := range le.parting {
+	left := le.pending[:0]
+	for _, p := range le.pending {
 		keys := keysOf(p.holds)
-		released, err := le.locker.sendRelease(ctx, p.call, p.part.owner, keys)
+		released, err := le.locker.sendRelease(ctx, p.call, p.grant.owner, keys)
 		if err != nil {
 			left = append(left, p)
 			failed = append(failed, fmt.Errorf("release %s: %w", describe(keys), err))
 			continue
 		}
 		le.locker.mu.Lock()
-		le.locker.settle(p.call)
+		le.locker.freeReceipt(p.call)
 		le.locker.mu.Unlock()
 		there, lost := 0, 0
 		for i, h := range p.holds {
@@ -274,12 +274,12 @@ func (le *Lease) release(ctx context.Context, cause error) error {
 				le.lost = append(le.lost, h.key)
 			}
 		}
-		if le.given {
+		if le.active {
 			le.locker.observer.released(there)
 			le.locker.observer.lost(lost)
 		}
 	}
-	le.parting = left
+	le.pending = left
 	if len(left) == 0 {
 		le.locker.mu.Lock()
 		delete(le.locker.leases, le)
@@ -295,71 +295,71 @@ func (le *Lease) release(ctx context.Context, cause error) error {
 // abandon hands what could not be released to those who try as soon as Redis can be reached. Nobody may
 // release the lease after that.
 func (le *Lease) abandon() {
-	le.turn <- struct{}{}
-	defer func() { <-le.turn }()
+	le.sem <- struct{}{}
+	defer func() { <-le.sem }()
 	l := le.locker
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, p := range le.parting {
-		l.settleLater(le.asked, stray{call: p.call, owner: p.part.owner, keys: keysOf(p.holds)})
+	for _, p := range le.pending {
+		l.abandonCall(le.length, abandonedCall{call: p.call, owner: p.grant.owner, keys: keysOf(p.holds)})
 	}
-	le.parting = nil
+	le.pending = nil
 	delete(l.leases, le)
 }
 
 // part ends the lease in this process, if it has not ended so before: the locks that no other lease
 // holds are to be released. Those that its holder was told to have lost, or would have been, count as lost
 // even if Redis has kept them a little longer.
-func (le *Lease) part(cause error) {
+func (le *Lease) end(cause error) {
 	l := le.locker
 	l.mu.Lock()
-	if le.over != nil {
+	if le.endErr != nil {
 		l.mu.Unlock()
 		return
 	}
 	now := time.Now()
-	if le.over = le.err(now); le.over == nil {
-		le.over = cause
+	if le.endErr = le.err(now); le.endErr == nil {
+		le.endErr = cause
 	}
-	endings := le.end(le.over)
+	callbacks := le.takeCallbacks(le.endErr)
 	lost := 0
 	for _, h := range le.holds {
 		h.leases = slices.DeleteFunc(h.leases, func(other *Lease) bool { return other == le })
-		if !h.good(now) {
+		if !h.valid(now) {
 			le.lost = append(le.lost, h.key)
 			if !h.lost {
 				lost++
-				endings = append(endings, l.lose(h)...)
+				callbacks = append(callbacks, l.markLost(h)...)
 			}
 		}
 		if len(h.leases) > 0 {
 			continue
 		}
-		l.watchdog.forget(h)
+		l.watchdog.unwatch(h)
 		if q := l.waiting.queues[h.key]; q != nil {
-			q.ours = true
+			q.releasedHere = true
 		}
 		if le.owner.holds[h.key] == h {
 			delete(le.owner.holds, h.key)
 		}
-		i := slices.IndexFunc(le.parting, func(p parting) bool { return p.part == h.part })
+		i := slices.IndexFunc(le.pending, func(p pendingRelease) bool { return p.grant == h.grant })
 		if i < 0 {
-			i = len(le.parting)
-			le.parting = append(le.parting, parting{call: l.callToRelease(h.part), part: h.part})
+			i = len(le.pending)
+			le.pending = append(le.pending, pendingRelease{call: l.releaseCall(h.grant), grant: h.grant})
 		}
-		le.parting[i].holds = append(le.parting[i].holds, h)
+		le.pending[i].holds = append(le.pending[i].holds, h)
 	}
 	l.mu.Unlock()
-	l.tellLost(lost, endings)
+	l.reportLost(lost, callbacks)
 }
 
-// callToRelease needs mu.
-func (l *Locker) callToRelease(p *part) call {
-	if p.released {
+// releaseCall needs mu.
+func (l *Locker) releaseCall(g *grant) call {
+	if g.receiptMoved {
 		return l.newCall()
 	}
-	p.released = true
-	return call{receipt: p.taken.receipt, serial: l.nextSerial()}
+	g.receiptMoved = true
+	return call{receipt: g.acquireCall.receipt, serial: l.nextSerial()}
 }
 
 // releaseAll releases leases, some at the same time, and joins the errors. All of them end at once, because
@@ -367,9 +367,9 @@ func (l *Locker) callToRelease(p *part) call {
 func releaseAll(ctx context.Context, leases []*Lease, cause error) error {
 	for _, le := range leases {
 		select {
-		case le.turn <- struct{}{}:
-			le.part(cause)
-			<-le.turn
+		case le.sem <- struct{}{}:
+			le.end(cause)
+			<-le.sem
 		default: // it is being released
 		}
 	}
@@ -377,7 +377,7 @@ func releaseAll(ctx context.Context, leases []*Lease, cause error) error {
 	var failed []error
 	next := make(chan *Lease)
 	var workers sync.WaitGroup
-	for range min(closeCalls, len(leases)) {
+	for range min(closeParallel, len(leases)) {
 		workers.Go(func() {
 			for le := range next {
 				if err := le.release(ctx, cause); err != nil {

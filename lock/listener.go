@@ -39,8 +39,8 @@ func (l *Locker) listenerOf(key string) string {
 	return ""
 }
 
-// listenTo has a listener look whether anybody waits for a key. It needs mu.
-func (l *Locker) listenTo(key string) {
+// updateListener has a listener look whether anybody waits for a key. It needs mu.
+func (l *Locker) updateListener(key string) {
 	if l.closed {
 		return
 	}
@@ -49,29 +49,29 @@ func (l *Locker) listenTo(key string) {
 	if li == nil {
 		li = &listener{wake: make(chan struct{}, 1)}
 		l.waiting.listeners[name] = li
-		l.tasks.Go(func() { l.listen(name, li) })
+		l.tasks.Go(func() { l.runListener(name, li) })
 	}
 	li.changed = append(li.changed, key)
-	rouse(li.wake)
+	signal(li.wake)
 }
 
 // listen subscribes to what is waited for, and wakes the first who waits for a lock when it is released.
 // Each time that a subscription begins, also anew after a lost connection, somebody has to look: the
 // release may have come before it. It ends when nobody has waited for a while.
-func (l *Locker) listen(name string, li *listener) {
+func (l *Locker) runListener(name string, li *listener) {
 	pubsub := l.rdb.Subscribe(l.running)
 	subscribe, unsubscribe := pubsub.Subscribe, pubsub.Unsubscribe
 	if l.clustered {
 		subscribe, unsubscribe = pubsub.SSubscribe, pubsub.SUnsubscribe
 	}
 	defer func() { _ = pubsub.Close() }()
-	heard := make(map[string][]string) // the keys of each channel that is subscribed to
+	subscribed := make(map[string][]string) // the keys of each channel that is subscribed to
 	var messages <-chan any
 	idle := time.NewTicker(l.listenIdle)
 	defer idle.Stop()
 	quiet := false // for a whole tick, nobody waited
 	for {
-		begin, end := l.listenChanges(li, heard)
+		begin, end := l.subscriptionChanges(li, subscribed)
 		// Their errors are of no use: the channels are noted, and subscribed to when the connection is
 		// there again. Until then, waiters look for themselves.
 		if len(begin) > 0 {
@@ -87,41 +87,41 @@ func (l *Locker) listen(name string, li *listener) {
 		select {
 		case <-li.wake:
 		case message := <-messages:
-			l.hear(message, heard)
+			l.handleMessage(message, subscribed)
 		case <-idle.C:
-			if quiet && l.listenNoMore(name, li) {
+			if quiet && l.endListener(name, li) {
 				return
 			}
-			quiet = len(heard) == 0
+			quiet = len(subscribed) == 0
 		case <-l.running.Done():
 			return
 		}
 	}
 }
 
-// listenChanges returns the channels on which to listen from now, and those on which no longer, and notes
-// them in heard.
-func (l *Locker) listenChanges(li *listener, heard map[string][]string) (begin, end []string) {
+// subscriptionChanges returns the channels on which to listen from now, and those on which no longer, and notes
+// them in subscribed.
+func (l *Locker) subscriptionChanges(li *listener, subscribed map[string][]string) (begin, end []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, key := range li.changed {
 		channel := channelOf(key)
-		keys, waits := heard[channel], l.waiting.queues[key] != nil
+		keys, waits := subscribed[channel], l.waiting.queues[key] != nil
 		hears := slices.Contains(keys, key)
 		switch {
 		case waits && len(keys) == 0:
-			heard[channel] = []string{key}
+			subscribed[channel] = []string{key}
 			l.waiting.channels[channel]++
 			begin = append(begin, channel)
 		case waits:
 			if !hears {
-				heard[channel] = append(keys, key) // x and {x} share a channel
+				subscribed[channel] = append(keys, key) // x and {x} share a channel
 			}
 			l.waiting.wakeFirst(key) // no new subscription will
 		case hears && len(keys) > 1:
-			heard[channel] = slices.DeleteFunc(keys, func(other string) bool { return other == key })
+			subscribed[channel] = slices.DeleteFunc(keys, func(other string) bool { return other == key })
 		case hears:
-			delete(heard, channel)
+			delete(subscribed, channel)
 			end = append(end, channel)
 		}
 	}
@@ -129,7 +129,7 @@ func (l *Locker) listenChanges(li *listener, heard map[string][]string) (begin, 
 	return begin, end
 }
 
-func (l *Locker) listenNoMore(name string, li *listener) bool {
+func (l *Locker) endListener(name string, li *listener) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(li.changed) > 0 {
@@ -144,19 +144,19 @@ func (l *Locker) listenNoMore(name string, li *listener) bool {
 	return true
 }
 
-func (l *Locker) hear(message any, heard map[string][]string) {
+func (l *Locker) handleMessage(message any, subscribed map[string][]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch m := message.(type) {
 	case *redis.Message:
-		for _, key := range heard[m.Channel] {
-			l.waiting.released(key)
+		for _, key := range subscribed[m.Channel] {
+			l.waiting.onRelease(key)
 		}
 	case *redis.Subscription: // or the end of one, where nobody waits any more
 		if strings.HasSuffix(m.Kind, "unsubscribe") { // a late word of the beginning must not pass for it
-			l.unsubscribed(m.Channel, len(heard[m.Channel]) > 0)
+			l.unsubscribed(m.Channel, len(subscribed[m.Channel]) > 0)
 		}
-		for _, key := range heard[m.Channel] {
+		for _, key := range subscribed[m.Channel] {
 			l.waiting.wakeFirst(key)
 		}
 	}

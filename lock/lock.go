@@ -102,7 +102,7 @@ type Locker struct {
 	clustered bool
 	id        string // unique among all processes
 	fence     string // the name of the counter of the tokens
-	refusal   error  // why no call can be served
+	clientErr error  // why no call can be served
 	watchdog  *watchdog
 	waiting   waiting
 
@@ -113,13 +113,13 @@ type Locker struct {
 
 	// mu guards what follows, and all that owners, holds and leases know. Nothing is sent to Redis,
 	// and no function of the user's is called, while it is held.
-	mu       sync.Mutex
-	closed   bool
-	serial   uint64
-	receipts receipts
-	strays   strays
-	leases   map[*Lease]struct{} // that are not released
-	closing  <-chan struct{}     // closed when the last Close is done; nil if there was none
+	mu             sync.Mutex
+	closed         bool
+	serial         uint64
+	receipts       receipts
+	abandonedCalls abandonedCalls
+	leases         map[*Lease]struct{} // that are not released
+	closing        <-chan struct{}     // closed when the last Close is done; nil if there was none
 }
 
 // New returns a Locker. It does not ask Redis, and never closes the client, which is a *redis.Client or a
@@ -138,14 +138,14 @@ func New(rdb redis.UniversalClient, opts ...Option) *Locker {
 	case *redis.ClusterClient:
 		l.clustered = true
 	default:
-		l.refusal = fmt.Errorf("%w: a client of type %T, want *redis.Client or *redis.ClusterClient", ErrInvalid, rdb)
+		l.clientErr = fmt.Errorf("%w: a client of type %T, want *redis.Client or *redis.ClusterClient", ErrInvalid, rdb)
 	}
 	for _, opt := range opts {
 		opt(&l.settings)
 	}
 	l.fence = l.prefix + ":fence"
 	l.running, l.stop = context.WithCancel(context.Background())
-	l.watchdog = newWatchdog(&l.mu, l.lease.Truncate(time.Millisecond), l.renewDue, l.leaseEnded)
+	l.watchdog = newWatchdog(&l.mu, l.lease.Truncate(time.Millisecond), l.renewRound, l.leasesExpired)
 	l.waiting = newWaiting(l.yield)
 	return l
 }
@@ -176,7 +176,7 @@ func (l *Locker) Close(ctx context.Context) error {
 		}
 		l.tasks.Wait()
 		l.watchdog.wait()
-		l.settleLast(ctx)
+		l.releaseAbandonedOnce(ctx)
 		done <- err
 	}()
 	select {
@@ -191,6 +191,6 @@ func (l *Locker) Close(ctx context.Context) error {
 }
 
 // name makes a call's serial unique among all processes.
-func (l *Locker) name(serial uint64) string {
+func (l *Locker) ownerName(serial uint64) string {
 	return l.id + ":" + decimal(serial)
 }

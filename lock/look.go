@@ -30,19 +30,19 @@ type Holding struct {
 func (h Holding) Held() bool { return h.Owner != "" }
 
 // looked is how many fields of a lock are asked for: it has one, or it is no lock of this kind.
-const looked = 10
+const scanCount = 10
 
 // Look says who holds the lock of a key, and for how long: for operators and logs. By the time it answers, that may
 // be over; to hold the lock, acquire it. It takes nothing, and returns the error if Redis is away. Of
 // a lock of another kind, such as Redisson's read lock, it names one of those who hold it.
 func (l *Locker) Look(ctx context.Context, key string) (Holding, error) {
-	if err := cmp.Or(l.refusal, l.validateKey(key)); err != nil {
+	if err := cmp.Or(l.clientErr, l.validateKey(key)); err != nil {
 		return Holding{}, err
 	}
 	var fields *redis.ScanCmd
 	var left *redis.DurationCmd
 	_, err := l.rdb.TxPipelined(ctx, func(tx redis.Pipeliner) error { // in one step
-		fields = tx.HScan(ctx, key, 0, "", looked)
+		fields = tx.HScan(ctx, key, 0, "", scanCount)
 		left = tx.PTTL(ctx, key)
 		return nil
 	})

@@ -151,17 +151,17 @@ func TestTheEndOfAParentIsNotTheEndOfTheLease(t *testing.T) {
 		require.ErrorIs(t, context.Cause(held), why)
 		require.ErrorIs(t, context.Cause(lease.Context(parent)), why, "also if it was over before")
 	}
-	testkit.Eventually(t, startsWithin, "contexts that have ended are forgotten", func() bool { return lease.Endings() == 0 })
+	testkit.Eventually(t, startsWithin, "contexts that have ended are forgotten", func() bool { return lease.Callbacks() == 0 })
 	require.NoError(t, lease.Err())
 	assert.True(t, lease.Holds(b.key("ann")))
 	other := lease.Context(t.Context())
 	require.NoError(t, other.Err())
-	assert.Equal(t, 1, lease.Endings())
+	assert.Equal(t, 1, lease.Callbacks())
 	require.NoError(t, lease.Release(t.Context()))
 	require.ErrorIs(t, context.Cause(other), lock.ErrReleased)
 	require.ErrorIs(t, lease.Err(), lock.ErrReleased)
 	require.ErrorIs(t, context.Cause(lease.Context(t.Context())), lock.ErrReleased)
-	assert.Zero(t, lease.Endings())
+	assert.Zero(t, lease.Callbacks())
 }
 
 func TestManyWhoReleaseAskRedisOnceAndOneOfThemIsToldOfTheLoss(t *testing.T) {

@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	// nodePatience is the part of a lease for which a Multi waits for a node that does not answer, and
-	// nodePatienceMax the longest time.
-	nodePatience    = 10
-	nodePatienceMax = time.Second
+	// nodeTimeoutDivisor is the part of a lease for which a Multi waits for a node that does not answer, and
+	// nodeTimeoutMax the longest time.
+	nodeTimeoutDivisor = 10
+	nodeTimeoutMax     = time.Second
 	// splitDelayMax keeps those apart who each got some nodes and none of them enough.
 	splitDelayMax = 20 * time.Millisecond
 )
@@ -92,18 +92,18 @@ func (m *Multi) TryAcquire(ctx context.Context, key string, opts ...AcquireOptio
 // on which the lock is busy.
 func (m *Multi) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*MultiLease, error) {
 	var outage outage
-	lease, err := m.acquireThrough(ctx, key, opts, &outage)
-	return lease, tooLate(ctx, outage.explain(err))
+	lease, err := m.acquireLoop(ctx, key, opts, &outage)
+	return lease, deadlineError(ctx, outage.annotate(err))
 }
 
-func (m *Multi) acquireThrough(ctx context.Context, key string, opts []AcquireOption, outage *outage) (*MultiLease, error) {
+func (m *Multi) acquireLoop(ctx context.Context, key string, opts []AcquireOption, outage *outage) (*MultiLease, error) {
 	w := newWaiter(nil)
 	at := m.nodes[0] // where it waits
 	for {
 		lease, votes, err := m.attempt(ctx, key, opts)
-		within, goesOn := outage.note(ctx, err, away(err) && !slices.ContainsFunc(votes.failed, func(one error) bool { return !away(one) }))
-		if err != nil && !goesOn || lease != nil {
-			at.leaveQueue(w, lease.on(at))
+		within, retry := outage.note(ctx, err, unavailable(err) && !slices.ContainsFunc(votes.failed, func(one error) bool { return !unavailable(one) }))
+		if err != nil && !retry || lease != nil {
+			at.leaveQueue(w, lease.leaseOn(at))
 			return lease, err
 		}
 		if err != nil {
@@ -154,7 +154,7 @@ func (m *Multi) Do(ctx context.Context, key string, f func(ctx context.Context) 
 	}
 	defer func() { // also if f panics
 		if released := lease.Release(ctx); released != nil {
-			lease.giveBack(ctx)
+			lease.undo(ctx)
 			err = errors.Join(err, released)
 		}
 	}()
@@ -185,8 +185,8 @@ type vote struct {
 	err   error
 }
 
-// errSilent stands for the answer of a server that gave none. It is one of those that away knows.
-var errSilent = fmt.Errorf("no answer in time: %w", os.ErrDeadlineExceeded)
+// errNoAnswer stands for the answer of a server that gave none. It is one of those that away knows.
+var errNoAnswer = fmt.Errorf("no answer in time: %w", os.ErrDeadlineExceeded)
 
 // attempt asks all servers once. It returns a lease, or none if the lock is busy on too many of them.
 func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (*MultiLease, votes, error) {
@@ -194,16 +194,16 @@ func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (
 	if err != nil {
 		return nil, votes{}, err
 	}
-	nodes, err := m.toAsk(ctx, key)
+	nodes, err := m.nodesToAsk(ctx, key)
 	if err != nil {
 		return nil, votes{}, fmt.Errorf("acquire lock %s: %w", key, err)
 	}
-	v := m.ask(ctx, nodes, key, opts, min(t.lease/nodePatience, nodePatienceMax))
+	v := m.ask(ctx, nodes, key, opts, min(t.lease/nodeTimeoutDivisor, nodeTimeoutMax))
 	lease := &MultiLease{multi: m, key: key, leases: v.leases}
 	if len(v.leases) >= m.need && lease.Err() == nil {
 		return lease, v, nil
 	}
-	lease.giveBack(ctx)
+	lease.undo(ctx)
 	switch {
 	case len(v.leases) >= m.need:
 		return nil, v, fmt.Errorf("acquire lock %s: %w", key, &LostError{Keys: []string{key}})
@@ -215,9 +215,9 @@ func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (
 	return nil, v, nil
 }
 
-// toAsk is all servers or, for an owner that holds the lock, those on which it does: ErrLost if these are
+// nodesToAsk is all servers or, for an owner that holds the lock, those on which it does: ErrLost if these are
 // not enough any more.
-func (m *Multi) toAsk(ctx context.Context, key string) ([]*Locker, error) {
+func (m *Multi) nodesToAsk(ctx context.Context, key string) ([]*Locker, error) {
 	var held []*Locker
 	knows := false
 	for _, node := range m.nodes {
@@ -246,12 +246,12 @@ func (l *Locker) holds(ctx context.Context, key string) (known, good bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	h := o.holds[key]
-	return h != nil, h != nil && h.good(time.Now())
+	return h != nil, h != nil && h.valid(time.Now())
 }
 
 // ask asks at the same time, and waits for all answers, but for silent servers no longer than given. What
 // these take later on is given back.
-func (m *Multi) ask(ctx context.Context, nodes []*Locker, key string, opts []AcquireOption, patience time.Duration) votes {
+func (m *Multi) ask(ctx context.Context, nodes []*Locker, key string, opts []AcquireOption, timeout time.Duration) votes {
 	answers := make(chan vote)
 	over := make(chan struct{})
 	defer close(over)
@@ -269,20 +269,20 @@ func (m *Multi) ask(ctx context.Context, nodes []*Locker, key string, opts []Acq
 				}
 			}
 		}
-		if node.spawn(ask) {
+		if node.spawnTask(ask) {
 			waiting++
 		} else {
 			v.failed = append(v.failed, ErrClosed)
 		}
 	}
-	silence := time.NewTimer(patience)
-	defer silence.Stop()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
 	for ; waiting > 0; waiting-- {
 		select {
 		case a := <-answers:
 			v.count(a)
-		case <-silence.C:
-			v.failed = append(v.failed, fmt.Errorf("%d servers: %w", waiting, errSilent))
+		case <-timer.C:
+			v.failed = append(v.failed, fmt.Errorf("%d servers: %w", waiting, errNoAnswer))
 			return v
 		case <-ctx.Done():
 			v.failed = append(v.failed, context.Cause(ctx))
@@ -293,8 +293,8 @@ func (m *Multi) ask(ctx context.Context, nodes []*Locker, key string, opts []Acq
 }
 
 // spawn runs f in a goroutine that Close waits for, unless the Locker is closed.
-func (l *Locker) spawn(f func()) bool {
-	if !l.begin() {
+func (l *Locker) spawnTask(f func()) bool {
+	if !l.startTask() {
 		return false
 	}
 	go func() {
@@ -340,13 +340,13 @@ func (le *MultiLease) Context(ctx context.Context) context.Context {
 		}
 	}
 	for _, lease := range le.leases {
-		lease.whenOver(ctx, look)
+		lease.onEnd(ctx, look)
 	}
 	return ctx
 }
 
 // on returns the lease on one server, which may be nil.
-func (le *MultiLease) on(node *Locker) *Lease {
+func (le *MultiLease) leaseOn(node *Locker) *Lease {
 	if le == nil {
 		return nil
 	}
@@ -360,10 +360,10 @@ func (le *MultiLease) on(node *Locker) *Lease {
 
 // giveBack releases what nobody was given, or nobody will release again: what cannot be released now, as
 // soon as that server can be reached.
-func (le *MultiLease) giveBack(ctx context.Context) {
+func (le *MultiLease) undo(ctx context.Context) {
 	_ = le.Release(ctx)
 	for _, lease := range le.leases {
-		if !lease.locker.spawn(lease.abandon) {
+		if !lease.locker.spawnTask(lease.abandon) {
 			lease.abandon()
 		}
 	}
@@ -377,7 +377,7 @@ func (le *MultiLease) Release(ctx context.Context) error {
 	var inline sync.WaitGroup
 	for _, lease := range le.leases {
 		release := func() { answers <- lease.Release(ctx) }
-		if !lease.locker.spawn(release) {
+		if !lease.locker.spawnTask(release) {
 			inline.Go(release)
 		}
 	}

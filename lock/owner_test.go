@@ -50,15 +50,15 @@ func TestAnAnswerThatTheHeaderDoesNotListIsAnError(t *testing.T) {
 		cmd.SetVal(answers)
 		return cmd
 	}
-	is, err := said(answerReleased, 2, of("released", "lost"))
+	is, err := parseAnswers(answerReleased, 2, of("released", "lost"))
 	assert.NoError(t, err)
 	assert.Equal(t, []bool{true, false}, is)
-	is, err = said(answerReleased, 2, of("heard 3", "lost"), func(i int, answer string) bool { return i == 0 && answer == "heard 3" })
+	is, err = parseAnswers(answerReleased, 2, of("notified 3", "lost"), func(i int, answer string) bool { return i == 0 && answer == "notified 3" })
 	assert.NoError(t, err)
 	assert.Equal(t, []bool{true, false}, is)
-	_, err = said(answerReleased, 2, of("released"))
+	_, err = parseAnswers(answerReleased, 2, of("released"))
 	assert.ErrorContains(t, err, "1 answers for 2 keys")
-	_, err = said(answerReleased, 1, of("renewed"))
+	_, err = parseAnswers(answerReleased, 1, of("renewed"))
 	assert.ErrorContains(t, err, `unknown answer "renewed"`)
 }
 
@@ -74,12 +74,12 @@ func TestOnlyAMistakeInTheCallProvesThatItDidNothing(t *testing.T) {
 		reply("WRONGTYPE Operation against a key holding the wrong kind of value"), reply("ERR stale: this call was given up"),
 		reply("CROSSSLOT Keys in request don't hash to the same slot"), fmt.Errorf("wrapped: %w", reply("NOPERM no rights")),
 	} {
-		assert.True(t, refused(err), err)
+		assert.True(t, rejected(err), err)
 	}
 	for _, err := range []error{
 		nil, io.EOF, errors.New("WRONGTYPE is what somebody else says"), redis.Nil, reply("ERR max number of clients reached"),
 		reply("LOADING Redis is loading the dataset in memory"), reply("READONLY You can't write against a read only replica."),
 	} {
-		assert.False(t, refused(err), err)
+		assert.False(t, rejected(err), err)
 	}
 }

@@ -10,21 +10,26 @@ import (
 )
 
 const (
-	// askAtOnce is how many of those who hear of a release ask at once, more or less: nobody does once in
-	// twenty times.
-	askAtOnce = 3
-	// askApart is the time for each of the others, so that few of them ask while the lock is held again.
-	askApart = time.Millisecond
-	// yieldsTo is for how many other processes at most there is a yield.
-	yieldsTo = 5
-	// yieldsMax bounds the keys that are noted as left to others, and endedMax the channels that are noted as ended.
-	yieldsMax = 1024
-	endedMax  = 1024
-	// awayPause is how long a waiter pauses after it could not reach Redis, and twice as long after each further
-	// time, up to awayPauseMax.
-	awayPause    = 20 * time.Millisecond
-	awayPauseMax = time.Second
+	// outagePause is how long a waiter pauses after it could not reach Redis, and twice as long after each further
+	// time, up to outagePauseMax.
+	outagePause    = 20 * time.Millisecond
+	outagePauseMax = time.Second
 )
+
+const (
+	// immediateAskers is how many of those who hear of a release ask at once, more or less: nobody does once in
+	// twenty times.
+	immediateAskers = 3
+	// askSpread is the time for each of the others, so that few of them ask while the lock is held again.
+	askSpread = time.Millisecond
+	// yieldProcessesMax is for how many other processes at most there is a yield.
+	yieldProcessesMax = 5
+	// yieldsMax bounds the keys that are noted as left to others.
+	yieldsMax = 1024
+)
+
+// endedMax bounds the channels that are noted as ended.
+const endedMax = 1024
 
 // waiting is those who wait for a lock, in one queue for each key. Only the first of a queue asks Redis, so
 // a release wakes one of them and not all. Guarded by Locker.mu.
@@ -55,7 +60,7 @@ type queue struct {
 	key     string
 	waiters []*waiter
 	// ours is set when the lock is being released here, until its message comes.
-	ours bool
+	releasedHere bool
 	// listeners is how many connections listened for the release when one of the queue asked last; 0 if it is not
 	// known.
 	listeners int
@@ -73,7 +78,7 @@ type waiter struct {
 }
 
 // rouse wakes whoever sleeps on a channel that holds one value.
-func rouse(wake chan<- struct{}) {
+func signal(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:
 	default: // it is being woken
@@ -83,14 +88,14 @@ func rouse(wake chan<- struct{}) {
 // askNow needs mu.
 func (w *waiter) askNow() {
 	w.ask = true
-	rouse(w.wake)
+	signal(w.wake)
 }
 
 // askBy has it ask at that time, or earlier if it was going to. It needs mu.
 func (w *waiter) askBy(at time.Time) {
 	if w.askAt.IsZero() || at.Before(w.askAt) {
 		w.askAt = at
-		rouse(w.wake)
+		signal(w.wake)
 	}
 }
 
@@ -107,56 +112,56 @@ func (ws *waiting) wakeFirst(key string) {
 // where it wakes a thread of Java, so this process would hand the lock to itself again and again. And where many
 // processes listen, not all ask: Redis would answer the one who gets it last, because it answers those
 // who ask at the same time together. It needs mu.
-func (ws *waiting) released(key string) {
+func (ws *waiting) onRelease(key string) {
 	q := ws.queues[key]
 	if q == nil {
 		return
 	}
 	w := q.waiters[0]
-	ours := q.ours
-	q.ours = false
-	if others := q.listeners - 1; ours && others > 0 {
-		w.askBy(time.Now().Add(ws.yieldTo(others)))
+	here := q.releasedHere
+	q.releasedHere = false
+	if others := q.listeners - 1; here && others > 0 {
+		w.askBy(time.Now().Add(ws.yieldTime(others)))
 		return
 	}
-	if q.listeners <= askAtOnce || rand.IntN(q.listeners) < askAtOnce {
+	if q.listeners <= immediateAskers || rand.IntN(q.listeners) < immediateAskers {
 		w.askNow()
 		return
 	}
-	w.askBy(time.Now().Add(rand.N(time.Duration(q.listeners) * askApart)))
+	w.askBy(time.Now().Add(rand.N(time.Duration(q.listeners) * askSpread)))
 }
 
-func (ws *waiting) yieldTo(processes int) time.Duration {
-	return time.Duration(min(processes, yieldsTo)) * ws.yield
+func (ws *waiting) yieldTime(processes int) time.Duration {
+	return time.Duration(min(processes, yieldProcessesMax)) * ws.yield
 }
 
-// letOthersTry is told how many connections heard of the release of a lock by the call of a serial. If others than
+// noteYield is told how many connections heard of the release of a lock by the call of a serial. If others than
 // this process's are among them, and nobody waits here who would hear of it as well, the next who wants the lock here
 // comes after them.
-func (l *Locker) letOthersTry(key string, heard int, serial uint64) {
+func (l *Locker) noteYield(key string, listeners int, serial uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	ws := &l.waiting
 	channel := channelOf(key)
 	if ws.channels[channel] > 0 || ws.ended[channel] >= serial {
-		heard--
+		listeners--
 	}
-	if heard <= 0 || ws.queues[key] != nil {
+	if listeners <= 0 || ws.queues[key] != nil {
 		return
 	}
 	if len(ws.yields) >= yieldsMax {
 		clear(ws.yields) // it was for milliseconds
 	}
-	ws.yields[key] = time.Now().Add(ws.yieldTo(heard))
+	ws.yields[key] = time.Now().Add(ws.yieldTime(listeners))
 }
 
 // unsubscribed notes that a subscription to a channel ended, by the word of Redis. It needs mu.
-func (l *Locker) unsubscribed(channel string, heard bool) {
+func (l *Locker) unsubscribed(channel string, wanted bool) {
 	left := l.waiting.channels[channel] - 1
 	switch {
 	case left > 0:
 		l.waiting.channels[channel] = left
-	case !heard: // or the client subscribes again by itself
+	case !wanted: // or the client subscribes again by itself
 		l.endChannel(channel)
 	}
 }
@@ -171,8 +176,8 @@ func (l *Locker) endChannel(channel string) {
 	ws.ended[channel] = l.serial
 }
 
-// yieldsFor is how long others come first. It needs mu.
-func (ws *waiting) yieldsFor(key string) time.Duration {
+// yieldLeft is how long others come first. It needs mu.
+func (ws *waiting) yieldLeft(key string) time.Duration {
 	until, noted := ws.yields[key]
 	if !noted {
 		return 0
@@ -207,29 +212,29 @@ func (ws *waiting) wakeAll() {
 }
 
 // await asks until it gets all. On its way out of an outage of Redis it asks by the call by which it asked before.
-func (l *Locker) await(ctx context.Context, a *asking) (*Lease, error) {
-	if !l.begin() {
+func (l *Locker) await(ctx context.Context, req *request) (*Lease, error) {
+	if !l.startTask() {
 		return nil, ErrClosed
 	}
 	defer l.tasks.Done() // when it has given up
 	var outage outage
-	lease, err := l.awaitThrough(ctx, a, &outage)
-	return lease, tooLate(ctx, outage.explain(err))
+	lease, err := l.acquireLoop(ctx, req, &outage)
+	return lease, deadlineError(ctx, outage.annotate(err))
 }
 
-func (l *Locker) awaitThrough(ctx context.Context, a *asking, outage *outage) (*Lease, error) {
-	a.waits = true
-	defer l.giveUp(a)
+func (l *Locker) acquireLoop(ctx context.Context, req *request, outage *outage) (*Lease, error) {
+	req.waits = true
+	defer l.abandonRequest(req)
 	var w *waiter
-	key, within := l.othersWait(a)
+	key, within := l.contendedKey(req)
 	if within > 0 {
 		if err := l.sleep(ctx, within); err != nil {
 			return nil, fmt.Errorf("wait for lock %s: %w", key, err)
 		}
-		key, _ = l.othersWait(a)
+		key, _ = l.contendedKey(req)
 	}
 	if key != "" {
-		w = newWaiter(a.owner)
+		w = newWaiter(req.owner)
 		if first := l.joinQueue(w, key, 0, 0); !first {
 			if err := l.wait(ctx, w, key); err != nil {
 				return nil, err
@@ -237,25 +242,25 @@ func (l *Locker) awaitThrough(ctx context.Context, a *asking, outage *outage) (*
 		}
 	}
 	for {
-		got, err := l.attempt(ctx, a)
-		within, goesOn := outage.note(ctx, err, away(err))
-		if err != nil && !goesOn || err == nil && len(got.busy) == 0 {
+		got, err := l.attempt(ctx, req)
+		within, retry := outage.note(ctx, err, unavailable(err))
+		if err != nil && !retry || err == nil && len(got.busy) == 0 {
 			l.leaveQueue(w, got.lease)
 			return got.lease, err
 		}
 		if w == nil {
-			w = newWaiter(a.owner)
+			w = newWaiter(req.owner)
 		}
 		candidates := got.busy
 		if err != nil {
-			l.observer.unreachable(len(a.keys), err)
-			candidates = l.notHeld(a)
+			l.observer.unreachable(len(req.keys), err)
+			candidates = l.notHeld(req)
 		} else {
 			within = got.wait
 		}
 		if len(candidates) == 0 { // it goes deeper, and stands in no queue for what its owner holds
 			if err := l.sleep(ctx, within); err != nil {
-				return nil, fmt.Errorf("acquire %s: %w", describe(a.keys), err)
+				return nil, fmt.Errorf("acquire %s: %w", describe(req.keys), err)
 			}
 			continue
 		}
@@ -266,7 +271,7 @@ func (l *Locker) awaitThrough(ctx context.Context, a *asking, outage *outage) (*
 		if first := l.joinQueue(w, key, within, got.listeners); !first {
 			// It will not ask for long. An attempt that is still on its way must not take the lock for one
 			// who stands behind others here.
-			l.giveUp(a)
+			l.abandonRequest(req)
 		}
 		if err := l.wait(ctx, w, key); err != nil {
 			return nil, err
@@ -281,45 +286,45 @@ type outage struct {
 }
 
 // note takes the error of an attempt, and tells whether the waiter goes on in spite of it, and after which time.
-func (o *outage) note(ctx context.Context, err error, away bool) (within time.Duration, goesOn bool) {
+func (o *outage) note(ctx context.Context, err error, unavailable bool) (within time.Duration, retry bool) {
 	switch {
 	case ctx.Err() != nil && err != nil:
 		return 0, false
-	case !away:
+	case !unavailable:
 		*o = outage{}
 		return 0, false
 	}
-	o.pause, o.why = min(max(awayPause, 2*o.pause), awayPauseMax), err
+	o.pause, o.why = min(max(outagePause, 2*o.pause), outagePauseMax), err
 	return o.pause/2 + rand.N(o.pause/2), true // those of several processes apart
 }
 
 // explain adds to the error of one who gives up why Redis could not be asked.
-func (o *outage) explain(err error) error {
+func (o *outage) annotate(err error) error {
 	if err == nil || o.why == nil {
 		return err
 	}
 	return fmt.Errorf("%w; Redis could not be asked: %w", err, o.why)
 }
 
-// tooLate has the error of one whose deadline has passed say that, and that the lock is busy.
-func tooLate(ctx context.Context, err error) error {
+// deadlineError has the error of one whose deadline has passed say that, and that the lock is busy.
+func deadlineError(ctx context.Context, err error) error {
 	ended := ctx.Err()
 	switch {
 	case err == nil || !errors.Is(ended, context.DeadlineExceeded):
 		return err
 	case errors.Is(err, ended):
 		return fmt.Errorf("%w: %w", ErrBusy, err)
-	case errors.Is(err, context.Cause(ctx)) || away(err):
+	case errors.Is(err, context.Cause(ctx)) || unavailable(err):
 		return fmt.Errorf("%w: %w (%w)", ErrBusy, err, ended)
 	}
 	return err
 }
 
 // notHeld returns the keys that are asked for and that their owner does not hold.
-func (l *Locker) notHeld(a *asking) []string {
+func (l *Locker) notHeld(req *request) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(a.keys), func(key string) bool { return a.owner.holds[key] != nil })
+	return slices.DeleteFunc(slices.Clone(req.keys), func(key string) bool { return req.owner.holds[key] != nil })
 }
 
 // sleep returns early if the Locker is closed, which the next attempt finds.
@@ -335,23 +340,23 @@ func (l *Locker) sleep(ctx context.Context, d time.Duration) error {
 
 func newWaiter(o *owner) *waiter { return &waiter{owner: o, wake: make(chan struct{}, 1)} }
 
-// othersWait returns the key that is asked for and that somebody waits for already, who comes first: here or, for
+// contendedKey returns the key that is asked for and that somebody waits for already, who comes first: here or, for
 // the time that it returns, in another process. An owner that holds a key already does not stand behind those who
 // wait for it to be released.
-func (l *Locker) othersWait(a *asking) (key string, elsewhere time.Duration) {
+func (l *Locker) contendedKey(req *request) (key string, elsewhere time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed || len(l.waiting.queues)+len(l.waiting.yields) == 0 {
 		return "", 0
 	}
-	for _, k := range a.keys {
-		if a.owner.holds[k] != nil {
+	for _, k := range req.keys {
+		if req.owner.holds[k] != nil {
 			continue
 		}
 		if l.waiting.queues[k] != nil {
 			return k, 0
 		}
-		if elsewhere := l.waiting.yieldsFor(k); elsewhere > 0 {
+		if elsewhere := l.waiting.yieldLeft(k); elsewhere > 0 {
 			return k, elsewhere
 		}
 	}
@@ -397,7 +402,7 @@ func (l *Locker) joinQueue(w *waiter, key string, within time.Duration, listener
 		if q == nil {
 			q = &queue{key: key}
 			l.waiting.queues[key] = q
-			l.listenTo(key)
+			l.updateListener(key)
 		}
 		q.waiters = append(q.waiters, w)
 		// Its owner may have got the lock since it was found busy, and must not wait for itself.
@@ -408,14 +413,14 @@ func (l *Locker) joinQueue(w *waiter, key string, within time.Duration, listener
 	}
 	first = w.queue.waiters[0] == w
 	if first {
-		w.askBy(time.Now().Add(l.patience(within)))
+		w.askBy(time.Now().Add(l.recheckAfter(within)))
 	}
 	return first
 }
 
 // patience is how long a waiter sleeps that nobody wakes while a lock lasts that long, or longer if it is
 // renewed; 0 if it is not known how long.
-func (l *Locker) patience(lasts time.Duration) time.Duration {
+func (l *Locker) recheckAfter(lasts time.Duration) time.Duration {
 	if lasts <= 0 || lasts > l.poll {
 		return l.poll
 	}
@@ -451,9 +456,9 @@ func (l *Locker) unqueue(w *waiter, taken time.Duration) {
 	switch {
 	case len(q.waiters) == 0:
 		delete(l.waiting.queues, q.key)
-		l.listenTo(q.key)
+		l.updateListener(q.key)
 	case first && taken > 0:
-		q.waiters[0].askBy(time.Now().Add(l.patience(taken)))
+		q.waiters[0].askBy(time.Now().Add(l.recheckAfter(taken)))
 	case first:
 		q.waiters[0].askNow()
 	}

@@ -11,14 +11,15 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// renewParallel is how many renewals of one round are under way at the same time on one node: few enough
+// to leave connections for others.
+const renewParallel = 4
+
 const (
-	// renewCalls is how many renewals of one round are under way at the same time on one node: few enough
-	// to leave connections for others.
-	renewCalls = 4
 	// watchIdle is how long the watchdog sleeps at most, and so how long it lives with nothing to do.
 	watchIdle = 5 * time.Second
-	// unset is the index of a hold that is not in the heap.
-	unset = -1
+	// notInHeap is the index of a hold that is not in the heap.
+	notInHeap = -1
 )
 
 // alarm is when the watchdog looks at a hold again. Guarded by Locker.mu.
@@ -41,40 +42,40 @@ type watchdog struct {
 	lease time.Duration
 	// renew asks Redis for these, looks at or forgets each, and calls asked; over is told of those whose
 	// lease has ended. Both are called without mu.
-	renew, over func([]*hold)
+	renew, expired func([]*hold)
 
-	heap    alarms
-	running bool
-	stopped bool
-	sleeps  time.Time // until when there is nothing to do
-	wake    chan struct{}
-	tasks   sync.WaitGroup
+	heap       alarms
+	running    bool
+	stopped    bool
+	sleepUntil time.Time // until when there is nothing to do
+	wake       chan struct{}
+	tasks      sync.WaitGroup
 }
 
-func newWatchdog(mu *sync.Mutex, lease time.Duration, renew, over func([]*hold)) *watchdog {
-	return &watchdog{mu: mu, lease: lease, renew: renew, over: over, wake: make(chan struct{}, 1)}
+func newWatchdog(mu *sync.Mutex, lease time.Duration, renew, expired func([]*hold)) *watchdog {
+	return &watchdog{mu: mu, lease: lease, renew: renew, expired: expired, wake: make(chan struct{}, 1)}
 }
 
 // together is how much earlier than due a renewal may travel with others.
-func (w *watchdog) together() time.Duration { return w.lease / 20 }
+func (w *watchdog) batchWindow() time.Duration { return w.lease / 20 }
 
 // pause is how long a renewal that failed is not tried again.
-func (w *watchdog) pause() time.Duration { return w.lease / 10 }
+func (w *watchdog) retryPause() time.Duration { return w.lease / 10 }
 
 // watch begins to look after a hold, if it has not. It needs mu.
 func (w *watchdog) watch(h *hold) {
 	if w.stopped || h.lost {
 		return
 	}
-	if h.index == unset {
+	if h.index == notInHeap {
 		heap.Push(&w.heap, h)
 	}
-	w.look(h)
+	w.update(h)
 }
 
 // look notes that a hold that is looked after has changed. It needs mu.
-func (w *watchdog) look(h *hold) {
-	if h.index == unset {
+func (w *watchdog) update(h *hold) {
+	if h.index == notInHeap {
 		return
 	}
 	h.at = w.due(h)
@@ -84,14 +85,14 @@ func (w *watchdog) look(h *hold) {
 	case !w.running:
 		w.running = true
 		w.tasks.Go(w.run)
-	case h.at.Before(w.sleeps):
-		rouse(w.wake)
+	case h.at.Before(w.sleepUntil):
+		signal(w.wake)
 	}
 }
 
 // forget leaves off looking after a hold. It needs mu.
-func (w *watchdog) forget(h *hold) {
-	if h.index != unset {
+func (w *watchdog) unwatch(h *hold) {
+	if h.index != notInHeap {
 		heap.Remove(&w.heap, h.index)
 	}
 }
@@ -102,7 +103,7 @@ func (w *watchdog) due(h *hold) time.Time {
 	}
 	at := h.ends.Add(-w.lease * 2 / 3)
 	// One that is held for long besides is looked after as the others, or its loss would be told late.
-	if third := h.asked.Add(w.lease/3 - drift(w.lease)); third.Before(at) {
+	if third := h.renewedAt.Add(w.lease/3 - drift(w.lease)); third.Before(at) {
 		at = third
 	}
 	if at.Before(h.notBefore) {
@@ -119,7 +120,7 @@ func (w *watchdog) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stopped = true
-	rouse(w.wake)
+	signal(w.wake)
 }
 
 func (w *watchdog) wait() { w.tasks.Wait() }
@@ -136,19 +137,19 @@ func (w *watchdog) run() {
 			w.mu.Unlock()
 			return
 		}
-		renew, over := w.pop(time.Now())
-		w.sleeps = time.Now().Add(watchIdle)
+		renew, expired := w.pop(time.Now())
+		w.sleepUntil = time.Now().Add(watchIdle)
 		if len(w.heap) > 0 {
-			w.sleeps = w.heap[0].at
+			w.sleepUntil = w.heap[0].at
 		}
-		sleep := min(time.Until(w.sleeps), watchIdle)
+		sleep := min(time.Until(w.sleepUntil), watchIdle)
 		w.mu.Unlock()
 
 		if len(renew) > 0 {
 			w.tasks.Go(func() { w.renew(renew) })
 		}
-		if len(over) > 0 {
-			w.over(over)
+		if len(expired) > 0 {
+			w.expired(expired)
 		}
 		timer.Reset(sleep)
 		select {
@@ -160,16 +161,16 @@ func (w *watchdog) run() {
 
 // pop returns the holds that are to be renewed now, and those whose lease has ended, which are looked
 // after no more. It needs mu.
-func (w *watchdog) pop(now time.Time) (renew, over []*hold) {
-	soon := now.Add(w.together())
+func (w *watchdog) pop(now time.Time) (renew, expired []*hold) {
+	soon := now.Add(w.batchWindow())
 	var later []*hold
-	for len(w.heap) > 0 && ended(w.heap[0].at, soon) {
+	for len(w.heap) > 0 && hasEnded(w.heap[0].at, soon) {
 		h := heap.Pop(&w.heap).(*hold)
 		switch {
-		case ended(h.ends, now):
-			over = append(over, h)
+		case hasEnded(h.ends, now):
+			expired = append(expired, h)
 			continue
-		case !h.renewing && h.watched() && ended(w.due(h), soon):
+		case !h.renewing && h.watched() && hasEnded(w.due(h), soon):
 			h.renewing = true
 			renew = append(renew, h)
 		}
@@ -179,18 +180,18 @@ func (w *watchdog) pop(now time.Time) (renew, over []*hold) {
 		h.at = w.due(h)
 		heap.Push(&w.heap, h)
 	}
-	return renew, over
+	return renew, expired
 }
 
 // asked notes that Redis has answered for these, or will not. Those that are not renewed are due again after
 // a pause.
-func (w *watchdog) asked(holds []*hold) {
+func (w *watchdog) renewalDone(holds []*hold) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	notBefore := time.Now().Add(w.pause())
+	notBefore := time.Now().Add(w.retryPause())
 	for _, h := range holds {
 		h.renewing, h.notBefore = false, notBefore
-		w.look(h)
+		w.update(h)
 	}
 }
 
@@ -222,15 +223,15 @@ func (a *alarms) Pop() any {
 	h := (*a)[last]
 	(*a)[last] = nil
 	*a = (*a)[:last]
-	h.index = unset
+	h.index = notInHeap
 	return h
 }
 
-// renewDue asks Redis for the locks of a round: those of one slot in few calls, several calls at the same
+// renewRound asks Redis for the locks of a round: those of one slot in few calls, several calls at the same
 // time, and no more of them on one node than leave the others room when it hangs.
-func (l *Locker) renewDue(holds []*hold) {
+func (l *Locker) renewRound(holds []*hold) {
 	byNode := make(map[string][][]*hold)
-	for _, group := range l.bySlot(holds) {
+	for _, group := range l.groupBySlot(holds) {
 		node := l.nodeOf(group[0].key)
 		for chunk := range slices.Chunk(group, renewalsPerCall) {
 			byNode[node] = append(byNode[node], chunk)
@@ -239,10 +240,10 @@ func (l *Locker) renewDue(holds []*hold) {
 	var workers sync.WaitGroup
 	for _, calls := range byNode {
 		next := new(atomic.Int64)
-		for range min(renewCalls, len(calls)) {
+		for range min(renewParallel, len(calls)) {
 			workers.Go(func() {
 				for i := next.Add(1) - 1; i < int64(len(calls)); i = next.Add(1) - 1 {
-					l.renewCall(calls[i])
+					l.renewChunk(calls[i])
 				}
 			})
 		}
@@ -263,8 +264,8 @@ func (l *Locker) nodeOf(key string) string {
 	return node.Options().Addr
 }
 
-// bySlot returns groups of holds that one script call may name.
-func (l *Locker) bySlot(holds []*hold) [][]*hold {
+// groupBySlot returns groups of holds that one script call may name.
+func (l *Locker) groupBySlot(holds []*hold) [][]*hold {
 	if !l.clustered {
 		return [][]*hold{holds}
 	}
@@ -283,31 +284,31 @@ func (l *Locker) bySlot(holds []*hold) [][]*hold {
 	return groups
 }
 
-func (l *Locker) renewCall(holds []*hold) {
+func (l *Locker) renewChunk(holds []*hold) {
 	// A try that takes so long has failed, and there has to be time for another one.
 	lease := l.watchdog.lease
 	ctx, cancel := context.WithTimeout(l.running, lease/3)
 	defer cancel()
 	_ = l.renew(ctx, holds, lease) // told to the observer, and to those who lost
-	l.watchdog.asked(holds)
+	l.watchdog.renewalDone(holds)
 }
 
-// leaseEnded is told by the watchdog. A hold may have been renewed, or released, since it was looked at.
-func (l *Locker) leaseEnded(holds []*hold) {
+// leasesExpired is told by the watchdog. A hold may have been renewed, or released, since it was looked at.
+func (l *Locker) leasesExpired(holds []*hold) {
 	l.mu.Lock()
 	now := time.Now()
-	var endings []func()
+	var callbacks []func()
 	lost := 0
 	for _, h := range holds {
 		switch {
 		case len(h.leases) == 0 || h.lost:
-		case h.good(now):
+		case h.valid(now):
 			l.watchdog.watch(h)
 		default:
 			lost++
-			endings = append(endings, l.lose(h)...)
+			callbacks = append(callbacks, l.markLost(h)...)
 		}
 	}
 	l.mu.Unlock()
-	l.tellLost(lost, endings)
+	l.reportLost(lost, callbacks)
 }

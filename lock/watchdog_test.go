@@ -70,25 +70,25 @@ func (d *dog) renewAll(holds []*hold) {
 	if redis == nil || redis(holds) {
 		d.lock.Lock()
 		for _, h := range holds {
-			h.lengthen(sent, d.lease)
-			d.look(h)
+			h.extend(sent, d.lease)
+			d.update(h)
 		}
 		d.lock.Unlock()
 	}
-	d.asked(holds)
+	d.renewalDone(holds)
 }
 
-// tell does what Locker.leaseEnded does.
+// tell does what Locker.leasesExpired does.
 func (d *dog) tell(holds []*hold) {
 	d.lock.Lock()
 	defer d.lock.Unlock()
 	for _, h := range holds {
-		if h.good(time.Now()) {
+		if h.valid(time.Now()) {
 			d.watch(h)
 			continue
 		}
 		h.lost = true
-		d.forget(h)
+		d.unwatch(h)
 		d.told[h.key] = d.now()
 	}
 }
@@ -100,7 +100,7 @@ func (d *dog) hold(key string, keptUp bool) *hold {
 
 func (d *dog) holdFor(key string, keptUp bool, lease time.Duration) *hold {
 	h := newHold(key, keptUp)
-	h.lengthen(time.Now(), lease)
+	h.extend(time.Now(), lease)
 	d.lock.Lock()
 	defer d.lock.Unlock()
 	d.watch(h)
@@ -108,7 +108,7 @@ func (d *dog) holdFor(key string, keptUp bool, lease time.Duration) *hold {
 }
 
 func newHold(key string, keptUp bool) *hold {
-	return &hold{part: &part{}, key: key, alarm: alarm{index: unset}, leases: []*Lease{{watched: keptUp}}}
+	return &hold{grant: &grant{}, key: key, alarm: alarm{index: notInHeap}, leases: []*Lease{{watched: keptUp}}}
 }
 
 func (d *dog) answers(redis func(holds []*hold) bool) {
@@ -177,14 +177,14 @@ func TestALeaseIsRenewedAThirdOfItAfterTheLastSuccessfulSend(t *testing.T) {
 func TestRenewalsThatAreDueTogetherTravelTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, d *dog) {
 		d.hold("ann", true)
-		d.until(d.together())
+		d.until(d.batchWindow())
 		d.hold("bob", true) // just near enough to travel with ann
-		d.until(d.together() + 1)
+		d.until(d.batchWindow() + 1)
 		d.hold("cid", true) // a nanosecond too late
 		d.until(2 * dogDue)
 		assert.Equal(t, []round{
 			{dogDue, []string{"ann", "bob"}},
-			{dogDue + d.together() + 1, []string{"cid"}},
+			{dogDue + d.batchWindow() + 1, []string{"cid"}},
 			{2 * dogDue, []string{"ann", "bob"}}, // and stay together
 		}, d.calls())
 	})
@@ -263,19 +263,19 @@ func TestALateAnswerBringsNothingBack(t *testing.T) {
 			<-time.After(late - d.now())
 			return true
 		}
-		over := d.hold("over", true)
+		expired := d.hold("expired", true)
 		released := d.hold("released", true)
 		d.until(dogDue + time.Second)
 		d.lock.Lock()
-		d.forget(released)
+		d.unwatch(released)
 		d.lock.Unlock()
 		d.until(late)
 
-		assert.Equal(t, map[string]time.Duration{"over": dogEnds}, d.endsTold())
-		for _, h := range []*hold{over, released} {
-			assert.Equal(t, unset, h.index, h.key)
+		assert.Equal(t, map[string]time.Duration{"expired": dogEnds}, d.endsTold())
+		for _, h := range []*hold{expired, released} {
+			assert.Equal(t, notInHeap, h.index, h.key)
 		}
-		assert.False(t, over.good(time.Now()), "what was told lost stays lost")
+		assert.False(t, expired.valid(time.Now()), "what was told lost stays lost")
 		d.until(2 * dogLease)
 		assert.Len(t, d.calls(), 1)
 	})
@@ -320,9 +320,9 @@ func TestWhatIsForgottenIsLeftAlone(t *testing.T) {
 		ann, bob := d.hold("ann", true), d.hold("bob", false)
 		d.until(time.Second)
 		d.lock.Lock()
-		d.forget(ann)
-		d.forget(bob)
-		d.forget(bob) // twice does no harm
+		d.unwatch(ann)
+		d.unwatch(bob)
+		d.unwatch(bob) // twice does no harm
 		d.lock.Unlock()
 		d.until(2 * dogLease)
 		assert.Empty(t, d.calls())
@@ -346,16 +346,16 @@ func TestWhatIsForgottenIsLeftAlone(t *testing.T) {
 func TestAHoldThatWasRenewedWhileItsEndWasToldIsWatchedOn(t *testing.T) {
 	bubble(t, func(t *testing.T, d *dog) {
 		h := newHold("ann", false)
-		over := d.over
-		d.over = func(holds []*hold) { // an inner acquire has made it longer in this moment
+		expired := d.expired
+		d.expired = func(holds []*hold) { // an inner acquire has made it longer in this moment
 			d.lock.Lock()
-			h.lengthen(time.Now(), dogLease)
+			h.extend(time.Now(), dogLease)
 			d.lock.Unlock()
-			d.over = over
-			over(holds)
+			d.expired = expired
+			expired(holds)
 		}
 		d.lock.Lock()
-		h.lengthen(time.Now(), 7*time.Second)
+		h.extend(time.Now(), 7*time.Second)
 		d.watch(h)
 		d.lock.Unlock()
 		d.until(dogLease)
@@ -374,7 +374,7 @@ func TestTheWatchdogEndsWhenItHasNothingToDoAndBeginsAnew(t *testing.T) {
 			assert.True(t, d.runs())
 			d.until(begun + time.Second)
 			d.lock.Lock()
-			d.forget(h)
+			d.unwatch(h)
 			d.lock.Unlock()
 			d.until(begun + watchIdle - 1)
 			assert.True(t, d.runs(), "one lock after another shares it")
@@ -405,7 +405,7 @@ func TestAStoppedWatchdogRenewsAndTellsNothing(t *testing.T) {
 		synctest.Wait()
 		assert.False(t, d.runs())
 		late := d.hold("bob", false)
-		assert.Equal(t, unset, late.index)
+		assert.Equal(t, notInHeap, late.index)
 		assert.False(t, d.runs())
 		d.until(2 * dogLease)
 		assert.Empty(t, d.calls())

@@ -40,7 +40,7 @@ const (
 	answerBusy     = "busy"
 	answerFree     = "free"
 	answerReleased = "released"
-	answerHeard    = "heard " // and by how many connections
+	answerNotified = "notified " // and by how many connections
 	answerRenewed  = "renewed"
 	answerLost     = "lost"
 )
@@ -85,7 +85,7 @@ func (l *Locker) nextSerial() uint64 {
 }
 
 // settle lets other calls use the receipt. It needs mu.
-func (l *Locker) settle(c call) { l.receipts.unused = append(l.receipts.unused, c.receipt) }
+func (l *Locker) freeReceipt(c call) { l.receipts.unused = append(l.receipts.unused, c.receipt) }
 
 // inSlotOf names a key of the Locker's own so that it lies in the slot of the locks of a call.
 func (l *Locker) inSlotOf(first, name string) string {
@@ -108,7 +108,7 @@ func hashTag(key string) string {
 
 // publish is the command that tells of a release. In a cluster it is the one that Redisson listens to
 // there, which also stays on the node of the lock.
-func (l *Locker) publish() string {
+func (l *Locker) publishCommand() string {
 	if l.clustered {
 		return "spublish"
 	}
@@ -116,7 +116,7 @@ func (l *Locker) publish() string {
 }
 
 // listeners is the command that tells how many hear of a release, for those who wait for it.
-func (l *Locker) listeners(waits bool) string {
+func (l *Locker) numsubCommand(waits bool) string {
 	switch {
 	case !waits:
 		return "none"
@@ -127,7 +127,7 @@ func (l *Locker) listeners(waits bool) string {
 }
 
 // taking is what Redis answered to an acquire.
-type taking struct {
+type acquireReply struct {
 	token     int64
 	wait      time.Duration // until the busy locks are free if nobody renews them; 0 if that is not known
 	listeners int           // connections that wait for the first busy lock; 0 if it was not asked for
@@ -135,48 +135,48 @@ type taking struct {
 }
 
 // sendAcquire asks for locks. A caller that waits will ask again by the same call, and in the end release.
-func (l *Locker) sendAcquire(ctx context.Context, p *part, mode string, waits bool, keys []string, lease time.Duration) (taking, error) {
+func (l *Locker) sendAcquire(ctx context.Context, g *grant, mode string, waits bool, keys []string, lease time.Duration) (acquireReply, error) {
 	names := make([]string, 0, 2+len(keys))
-	names = append(names, l.inSlotOf(keys[0], string(p.taken.receipt)), l.inSlotOf(keys[0], l.fence))
+	names = append(names, l.inSlotOf(keys[0], string(g.acquireCall.receipt)), l.inSlotOf(keys[0], l.fence))
 	names = append(names, keys...)
 	receipt := receiptMS
 	if waits {
 		receipt = noReceipt
 	}
-	reply, err := lua.LockAcquire.Run(ctx, l.rdb, names, decimal(p.taken.serial), receipt, p.owner,
-		decimal(uint64(lease.Milliseconds())), mode, l.listeners(waits)).Slice()
+	reply, err := lua.LockAcquire.Run(ctx, l.rdb, names, decimal(g.acquireCall.serial), receipt, g.owner,
+		decimal(uint64(lease.Milliseconds())), mode, l.numsubCommand(waits)).Slice()
 	if err != nil {
-		return taking{}, err
+		return acquireReply{}, err
 	}
 	const before = 3 // the answers for the keys
 	if len(reply) != before+len(keys) {
-		return taking{}, fmt.Errorf("%d answers for %d keys", len(reply)-before, len(keys))
+		return acquireReply{}, fmt.Errorf("%d answers for %d keys", len(reply)-before, len(keys))
 	}
 	digits, _ := reply[0].(string)
 	token, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil {
-		return taking{}, fmt.Errorf("answer %v where a token was due: %w", reply[0], err)
+		return acquireReply{}, fmt.Errorf("answer %v where a token was due: %w", reply[0], err)
 	}
 	waitMS, isWait := reply[1].(int64)
 	listeners, isCount := reply[2].(int64)
 	if !isWait || !isCount {
-		return taking{}, fmt.Errorf("answers %v and %v where a time and a count were due", reply[1], reply[2])
+		return acquireReply{}, fmt.Errorf("answers %v and %v where a time and a count were due", reply[1], reply[2])
 	}
 	answers := make([]string, len(keys))
 	for i, answer := range reply[before:] {
 		word, _ := answer.(string)
 		if word != answerHeld && word != answerBusy && word != answerFree {
-			return taking{}, fmt.Errorf("unknown answer %q", answer)
+			return acquireReply{}, fmt.Errorf("unknown answer %q", answer)
 		}
 		answers[i] = word
 	}
-	return taking{token: token, wait: time.Duration(waitMS) * time.Millisecond, listeners: int(listeners), answers: answers}, nil
+	return acquireReply{token: token, wait: time.Duration(waitMS) * time.Millisecond, listeners: int(listeners), answers: answers}, nil
 }
 
 // refused tells that Redis took a call for a mistake, or for one that is settled, so that no try of it has done
 // anything or will: the scripts look at everything before they write. Other errors of Redis may be those of one
 // try alone, as that there are too many connections.
-func refused(err error) bool {
+func rejected(err error) bool {
 	var reply redis.Error
 	if !errors.As(err, &reply) {
 		return false
@@ -189,7 +189,7 @@ func refused(err error) bool {
 // away tells that Redis cannot be asked for a while: nobody answers, or it says itself that it cannot serve yet,
 // as after a restart or in a failover. A repeat of the call may find it back. What no repeat mends is not among
 // these: a wrong password, a right that is missing, a key of another type, a client that is closed.
-func away(err error) bool {
+func unavailable(err error) bool {
 	if err == nil { // mostly, and what follows allocates
 		return false
 	}
@@ -214,11 +214,11 @@ func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
 func (l *Locker) sendRelease(ctx context.Context, c call, owner string, keys []string) ([]bool, error) {
 	names := make([]string, 0, 1+len(keys))
 	names = append(append(names, l.inSlotOf(keys[0], string(c.receipt))), keys...)
-	cmd := lua.LockRelease.Run(ctx, l.rdb, names, decimal(c.serial), receiptMS, owner, l.publish())
-	return said(answerReleased, len(keys), cmd, func(i int, answer string) (is bool) {
-		digits, is := strings.CutPrefix(answer, answerHeard)
-		if heard, err := strconv.Atoi(digits); is && err == nil {
-			l.letOthersTry(keys[i], heard, c.serial)
+	cmd := lua.LockRelease.Run(ctx, l.rdb, names, decimal(c.serial), receiptMS, owner, l.publishCommand())
+	return parseAnswers(answerReleased, len(keys), cmd, func(i int, answer string) (is bool) {
+		digits, is := strings.CutPrefix(answer, answerNotified)
+		if listeners, err := strconv.Atoi(digits); is && err == nil {
+			l.noteYield(keys[i], listeners, c.serial)
 		}
 		return is
 	})
@@ -233,12 +233,12 @@ func (l *Locker) sendRenew(ctx context.Context, holds []*hold, lease time.Durati
 		names[i] = h.key
 		args = append(args, h.owner)
 	}
-	return said(answerRenewed, len(holds), lua.LockRenew.Run(ctx, l.rdb, names, args...))
+	return parseAnswers(answerRenewed, len(holds), lua.LockRenew.Run(ctx, l.rdb, names, args...))
 }
 
 // said holds an answer against its script's header, one of two words for each key or another one that is as good,
 // and tells where a good one stands.
-func said(good string, keys int, cmd *redis.Cmd, asGood ...func(i int, answer string) bool) ([]bool, error) {
+func parseAnswers(good string, keys int, cmd *redis.Cmd, asGood ...func(i int, answer string) bool) ([]bool, error) {
 	answers, err := cmd.StringSlice()
 	if err != nil {
 		return nil, err
@@ -261,23 +261,23 @@ func said(good string, keys int, cmd *redis.Cmd, asGood ...func(i int, answer st
 // it when it next renews or releases the lock. It is for operators: a lock that a dead process left
 // ends by itself.
 func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err error) {
-	if err := cmp.Or(l.refusal, l.validateKey(key)); err != nil {
+	if err := cmp.Or(l.clientErr, l.validateKey(key)); err != nil {
 		return false, err
 	}
 	l.mu.Lock()
 	c := l.newCall()
 	l.mu.Unlock()
 	answer, err := lua.LockForce.Run(ctx, l.rdb, []string{l.inSlotOf(key, string(c.receipt)), key},
-		decimal(c.serial), receiptMS, l.publish()).Text()
+		decimal(c.serial), receiptMS, l.publishCommand()).Text()
 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
 		// If it is still on its way, it must not take the lock away from somebody who gets it later.
-		l.settleLater(0, stray{call: call{c.receipt, l.nextSerial()}, owner: "nobody", keys: []string{key}})
+		l.abandonCall(0, abandonedCall{call: call{c.receipt, l.nextSerial()}, owner: "nobody", keys: []string{key}})
 		return false, fmt.Errorf("force the release of lock %q: %w", key, err)
 	}
-	l.settle(c)
+	l.freeReceipt(c)
 	if answer != answerReleased && answer != answerFree {
 		return false, fmt.Errorf("force the release of lock %q: unknown answer %q", key, answer)
 	}

@@ -20,7 +20,7 @@
 -- Answers
 --   {answer, answer, ...}, one for each lock, in the order given
 --   released  the owner held the lock, and does not any more
---   heard <n>  the same, and so many connections heard of it; a repeat says released
+--   notified <n>  released, and so many connections received the message; a repeat answers released
 --   lost      the owner did not hold the lock: its lease had ended, or it was taken away
 
 if #KEYS < 2 or #ARGV ~= 4 then
@@ -39,8 +39,8 @@ for i = 2, #KEYS do
   -- pcall: a key that was overwritten with another type is a lost lock, and must not keep the rest.
   if redis.pcall('HDEL', KEYS[i], ARGV[3]) == 1 then
     local name = string.find(KEYS[i], '{', 1, true) and KEYS[i] or '{' .. KEYS[i] .. '}'
-    local heard = redis.call(ARGV[4], 'redisson_lock__channel:' .. name, '0')
-    answers[i - 1], letters[i - 1] = heard > 0 and 'heard ' .. heard or 'released', 'r'
+    local receivers = redis.call(ARGV[4], 'redisson_lock__channel:' .. name, '0')
+    answers[i - 1], letters[i - 1] = receivers > 0 and 'notified ' .. receivers or 'released', 'r'
   else
     answers[i - 1], letters[i - 1], lost = 'lost', 'l', true
   end

@@ -218,9 +218,9 @@ func TestLockReleaseGivesEveryAnswerOfItsHeaderAndTheSameToARepeat(t *testing.T)
 	b.acquire("r3", 4, "third", time.Minute, "all", "ann", "bob")
 	said := b.said[:3]
 	b.said = nil
-	require.Equal(t, []string{"heard 1", "released"}, b.release("r3", 5, "third", "ann", "bob"))
+	require.Equal(t, []string{"notified 1", "released"}, b.release("r3", 5, "third", "ann", "bob"))
 	require.Equal(t, []string{"released", "released"}, b.release("r3", 5, "third", "ann", "bob"), "a repeat")
-	b.said = append(said, "heard")
+	b.said = append(said, "notified")
 	b.everyAnswerWasHeard("lock_release")
 }
 
