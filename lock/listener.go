@@ -15,6 +15,9 @@ const (
 	channelPrefix = "redisson_lock__channel:"
 )
 
+// endedMax bounds the channels that are noted as ended.
+const endedMax = 1024
+
 // channelOf names the channel on which the release of a lock is told, as Redisson does.
 func channelOf(key string) string {
 	if strings.Contains(key, "{") {
@@ -129,21 +132,6 @@ func (l *Locker) subscriptionChanges(li *listener, subscribed map[string][]strin
 	return begin, end
 }
 
-func (l *Locker) endListener(name string, li *listener) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(li.changed) > 0 {
-		return false
-	}
-	delete(l.waiting.listeners, name)
-	if len(l.waiting.listeners) == 0 {
-		for channel := range l.waiting.channels {
-			l.endChannel(channel)
-		}
-	}
-	return true
-}
-
 func (l *Locker) handleMessage(message any, subscribed map[string][]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -160,4 +148,40 @@ func (l *Locker) handleMessage(message any, subscribed map[string][]string) {
 			l.waiting.wakeFirst(key)
 		}
 	}
+}
+
+// unsubscribed notes that a subscription to a channel ended, by the word of Redis. It needs mu.
+func (l *Locker) unsubscribed(channel string, wanted bool) {
+	left := l.waiting.channels[channel] - 1
+	switch {
+	case left > 0:
+		l.waiting.channels[channel] = left
+	case !wanted: // or the client subscribes again by itself
+		l.endChannel(channel)
+	}
+}
+
+func (l *Locker) endListener(name string, li *listener) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(li.changed) > 0 {
+		return false
+	}
+	delete(l.waiting.listeners, name)
+	if len(l.waiting.listeners) == 0 {
+		for channel := range l.waiting.channels {
+			l.endChannel(channel)
+		}
+	}
+	return true
+}
+
+// endChannel notes that no listener hears a channel any more. It needs mu.
+func (l *Locker) endChannel(channel string) {
+	ws := &l.waiting
+	delete(ws.channels, channel)
+	if len(ws.ended) >= endedMax {
+		clear(ws.ended) // it was for the time of one call
+	}
+	ws.ended[channel] = l.serial
 }

@@ -65,14 +65,6 @@ func NewMulti(nodes []*Locker, opts ...MultiOption) (*Multi, error) {
 	return m, nil
 }
 
-// MultiLease is a lock that is held on enough servers. Each has to be released. It is safe for
-// concurrent use.
-type MultiLease struct {
-	multi  *Multi
-	key    string
-	leases []*Lease
-}
-
 // TryAcquire takes the lock of a key on all servers at the same time, and does not wait for it: ErrBusy
 // tells that others hold it on so many that the rest is not enough. What was taken is then given back. A
 // server that does not answer is waited for a tenth of the lease, and one second at most.
@@ -94,6 +86,21 @@ func (m *Multi) Acquire(ctx context.Context, key string, opts ...AcquireOption) 
 	var outage outage
 	lease, err := m.acquireLoop(ctx, key, opts, &outage)
 	return lease, deadlineError(ctx, outage.annotate(err))
+}
+
+// Do calls f with the lock of a key held; see Locker.Do.
+func (m *Multi) Do(ctx context.Context, key string, f func(ctx context.Context) error, opts ...AcquireOption) (err error) {
+	lease, err := m.Acquire(ctx, key, opts...)
+	if err != nil {
+		return err
+	}
+	defer func() { // also if f panics
+		if released := lease.Release(ctx); released != nil {
+			lease.undo(ctx)
+			err = errors.Join(err, released)
+		}
+	}()
+	return f(lease.Context(ctx))
 }
 
 func (m *Multi) acquireLoop(ctx context.Context, key string, opts []AcquireOption, outage *outage) (*MultiLease, error) {
@@ -134,59 +141,6 @@ func (m *Multi) acquireLoop(ctx context.Context, key string, opts []AcquireOptio
 func (m *Multi) firstOf(busy []*Locker) *Locker {
 	return m.nodes[slices.IndexFunc(m.nodes, func(node *Locker) bool { return slices.Contains(busy, node) })]
 }
-
-func sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// Do calls f with the lock of a key held; see Locker.Do.
-func (m *Multi) Do(ctx context.Context, key string, f func(ctx context.Context) error, opts ...AcquireOption) (err error) {
-	lease, err := m.Acquire(ctx, key, opts...)
-	if err != nil {
-		return err
-	}
-	defer func() { // also if f panics
-		if released := lease.Release(ctx); released != nil {
-			lease.undo(ctx)
-			err = errors.Join(err, released)
-		}
-	}()
-	return f(lease.Context(ctx))
-}
-
-// votes is how the servers answered.
-type votes struct {
-	leases []*Lease
-	busy   []*Locker
-	failed []error
-}
-
-func (v *votes) count(of vote) {
-	switch {
-	case of.err == nil:
-		v.leases = append(v.leases, of.lease)
-	case errors.Is(of.err, ErrBusy):
-		v.busy = append(v.busy, of.node)
-	default:
-		v.failed = append(v.failed, of.err)
-	}
-}
-
-type vote struct {
-	node  *Locker
-	lease *Lease
-	err   error
-}
-
-// errNoAnswer stands for the answer of a server that gave none. It is one of those that away knows.
-var errNoAnswer = fmt.Errorf("no answer in time: %w", os.ErrDeadlineExceeded)
 
 // attempt asks all servers once. It returns a lease, or none if the lock is busy on too many of them.
 func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (*MultiLease, votes, error) {
@@ -249,6 +203,9 @@ func (l *Locker) holds(ctx context.Context, key string) (known, good bool) {
 	return h != nil, h != nil && h.valid(time.Now())
 }
 
+// errNoAnswer stands for the answer of a server that gave none. It is one of those that away knows.
+var errNoAnswer = fmt.Errorf("no answer in time: %w", os.ErrDeadlineExceeded)
+
 // ask asks at the same time, and waits for all answers, but for silent servers no longer than given. What
 // these take later on is given back.
 func (m *Multi) ask(ctx context.Context, nodes []*Locker, key string, opts []AcquireOption, timeout time.Duration) votes {
@@ -292,16 +249,36 @@ func (m *Multi) ask(ctx context.Context, nodes []*Locker, key string, opts []Acq
 	return v
 }
 
-// spawn runs f in a goroutine that Close waits for, unless the Locker is closed.
-func (l *Locker) spawnTask(f func()) bool {
-	if !l.startTask() {
-		return false
+// votes is how the servers answered.
+type votes struct {
+	leases []*Lease
+	busy   []*Locker
+	failed []error
+}
+
+func (v *votes) count(of vote) {
+	switch {
+	case of.err == nil:
+		v.leases = append(v.leases, of.lease)
+	case errors.Is(of.err, ErrBusy):
+		v.busy = append(v.busy, of.node)
+	default:
+		v.failed = append(v.failed, of.err)
 	}
-	go func() {
-		defer l.tasks.Done()
-		f()
-	}()
-	return true
+}
+
+type vote struct {
+	node  *Locker
+	lease *Lease
+	err   error
+}
+
+// MultiLease is a lock that is held on enough servers. Each has to be released. It is safe for
+// concurrent use.
+type MultiLease struct {
+	multi  *Multi
+	key    string
+	leases []*Lease
 }
 
 // Err returns nil as long as the lock is held on enough servers, and then a *LostError, or ErrReleased or
@@ -345,30 +322,6 @@ func (le *MultiLease) Context(ctx context.Context) context.Context {
 	return ctx
 }
 
-// on returns the lease on one server, which may be nil.
-func (le *MultiLease) leaseOn(node *Locker) *Lease {
-	if le == nil {
-		return nil
-	}
-	for _, lease := range le.leases {
-		if lease.locker == node {
-			return lease
-		}
-	}
-	return nil
-}
-
-// giveBack releases what nobody was given, or nobody will release again: what cannot be released now, as
-// soon as that server can be reached.
-func (le *MultiLease) undo(ctx context.Context) {
-	_ = le.Release(ctx)
-	for _, lease := range le.leases {
-		if !lease.locker.spawnTask(lease.abandon) {
-			lease.abandon()
-		}
-	}
-}
-
 // Release gives up the lock on all servers at the same time; see Lease.Release. It returns when enough
 // servers have answered that others can take the lock, and nil if they have released it: what a server
 // that is away keeps ends with its lease. It is a *LostError if fewer servers than needed still had it.
@@ -401,4 +354,28 @@ func (le *MultiLease) Release(ctx context.Context) error {
 		failed = append(failed, &LostError{Keys: []string{le.key}})
 	}
 	return errors.Join(failed...)
+}
+
+// on returns the lease on one server, which may be nil.
+func (le *MultiLease) leaseOn(node *Locker) *Lease {
+	if le == nil {
+		return nil
+	}
+	for _, lease := range le.leases {
+		if lease.locker == node {
+			return lease
+		}
+	}
+	return nil
+}
+
+// giveBack releases what nobody was given, or nobody will release again: what cannot be released now, as
+// soon as that server can be reached.
+func (le *MultiLease) undo(ctx context.Context) {
+	_ = le.Release(ctx)
+	for _, lease := range le.leases {
+		if !lease.locker.spawnTask(lease.abandon) {
+			lease.abandon()
+		}
+	}
 }

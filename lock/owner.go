@@ -27,18 +27,6 @@ func (l *Locker) owner(ctx context.Context) *owner {
 	return &owner{}
 }
 
-// share makes the owner one that others know, who find what it holds. It needs Locker.mu.
-func (o *owner) share(holds []*hold) {
-	if o.sem != nil {
-		return
-	}
-	o.sem = make(chan struct{}, 1)
-	o.holds = make(map[string]*hold, len(holds))
-	for _, h := range holds {
-		o.holds[h.key] = h
-	}
-}
-
 func (o *owner) enter(ctx context.Context) error {
 	if ctx.Err() != nil { // select would choose by lot
 		return context.Cause(ctx)
@@ -57,6 +45,18 @@ func (o *owner) enter(ctx context.Context) error {
 func (o *owner) leave() {
 	if o.sem != nil {
 		<-o.sem
+	}
+}
+
+// share makes the owner one that others know, who find what it holds. It needs Locker.mu.
+func (o *owner) share(holds []*hold) {
+	if o.sem != nil {
+		return
+	}
+	o.sem = make(chan struct{}, 1)
+	o.holds = make(map[string]*hold, len(holds))
+	for _, h := range holds {
+		o.holds[h.key] = h
 	}
 }
 

@@ -2,18 +2,9 @@ package lock
 
 import (
 	"container/heap"
-	"context"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
-
-// renewParallel is how many renewals of one round are under way at the same time on one node: few enough
-// to leave connections for others.
-const renewParallel = 4
 
 const (
 	// watchIdle is how long the watchdog sleeps at most, and so how long it lives with nothing to do.
@@ -90,13 +81,6 @@ func (w *watchdog) update(h *hold) {
 	}
 }
 
-// forget leaves off looking after a hold. It needs mu.
-func (w *watchdog) unwatch(h *hold) {
-	if h.index != notInHeap {
-		heap.Remove(&w.heap, h.index)
-	}
-}
-
 func (w *watchdog) due(h *hold) time.Time {
 	if h.renewing || !h.watched() {
 		return h.ends
@@ -115,15 +99,12 @@ func (w *watchdog) due(h *hold) time.Time {
 	return at
 }
 
-// stop ends the goroutine; what is watched after that is not.
-func (w *watchdog) stop() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.stopped = true
-	signal(w.wake)
+// forget leaves off looking after a hold. It needs mu.
+func (w *watchdog) unwatch(h *hold) {
+	if h.index != notInHeap {
+		heap.Remove(&w.heap, h.index)
+	}
 }
-
-func (w *watchdog) wait() { w.tasks.Wait() }
 
 // run ends when it wakes up and there is nothing to look after. It sleeps through a time without holds,
 // so that one lock after another costs one goroutine.
@@ -195,6 +176,16 @@ func (w *watchdog) renewalDone(holds []*hold) {
 	}
 }
 
+// stop ends the goroutine; what is watched after that is not.
+func (w *watchdog) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+	signal(w.wake)
+}
+
+func (w *watchdog) wait() { w.tasks.Wait() }
+
 // alarms is a heap by time.
 type alarms []*hold
 
@@ -225,90 +216,4 @@ func (a *alarms) Pop() any {
 	*a = (*a)[:last]
 	h.index = notInHeap
 	return h
-}
-
-// renewRound asks Redis for the locks of a round: those of one slot in few calls, several calls at the same
-// time, and no more of them on one node than leave the others room when it hangs.
-func (l *Locker) renewRound(holds []*hold) {
-	byNode := make(map[string][][]*hold)
-	for _, group := range l.groupBySlot(holds) {
-		node := l.nodeOf(group[0].key)
-		for chunk := range slices.Chunk(group, renewalsPerCall) {
-			byNode[node] = append(byNode[node], chunk)
-		}
-	}
-	var workers sync.WaitGroup
-	for _, calls := range byNode {
-		next := new(atomic.Int64)
-		for range min(renewParallel, len(calls)) {
-			workers.Go(func() {
-				for i := next.Add(1) - 1; i < int64(len(calls)); i = next.Add(1) - 1 {
-					l.renewChunk(calls[i])
-				}
-			})
-		}
-	}
-	workers.Wait()
-}
-
-// nodeOf names the server on which a lock lies, as far as the client knows it.
-func (l *Locker) nodeOf(key string) string {
-	cluster, ok := l.rdb.(*redis.ClusterClient)
-	if !ok {
-		return ""
-	}
-	node, err := cluster.MasterForKey(l.running, key)
-	if err != nil {
-		return ""
-	}
-	return node.Options().Addr
-}
-
-// groupBySlot returns groups of holds that one script call may name.
-func (l *Locker) groupBySlot(holds []*hold) [][]*hold {
-	if !l.clustered {
-		return [][]*hold{holds}
-	}
-	of := make(map[string]int)
-	var groups [][]*hold
-	for _, h := range holds {
-		tag := hashTag(h.key)
-		i, known := of[tag]
-		if !known {
-			i = len(groups)
-			of[tag] = i
-			groups = append(groups, nil)
-		}
-		groups[i] = append(groups[i], h)
-	}
-	return groups
-}
-
-func (l *Locker) renewChunk(holds []*hold) {
-	// A try that takes so long has failed, and there has to be time for another one.
-	lease := l.watchdog.lease
-	ctx, cancel := context.WithTimeout(l.running, lease/3)
-	defer cancel()
-	_ = l.renew(ctx, holds, lease) // told to the observer, and to those who lost
-	l.watchdog.renewalDone(holds)
-}
-
-// leasesExpired is told by the watchdog. A hold may have been renewed, or released, since it was looked at.
-func (l *Locker) leasesExpired(holds []*hold) {
-	l.mu.Lock()
-	now := time.Now()
-	var callbacks []func()
-	lost := 0
-	for _, h := range holds {
-		switch {
-		case len(h.leases) == 0 || h.lost:
-		case h.valid(now):
-			l.watchdog.watch(h)
-		default:
-			lost++
-			callbacks = append(callbacks, l.markLost(h)...)
-		}
-	}
-	l.mu.Unlock()
-	l.reportLost(lost, callbacks)
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"stampede/lua"
 )
 
 // Holding is who holds a lock, and for how long, at the moment at which Redis was asked. The zero value is a lock
@@ -72,4 +74,32 @@ func (l *Locker) depthOf(key, owner string) int {
 		}
 	}
 	return 0
+}
+
+// ForceRelease takes the lock of a key away from whoever holds it, in this process or another one or
+// in a Java service, wakes those who wait for it, and tells whether anybody held it. The holder hears of
+// it when it next renews or releases the lock. It is for operators: a lock that a dead process left
+// ends by itself.
+func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err error) {
+	if err := cmp.Or(l.clientErr, l.validateKey(key)); err != nil {
+		return false, err
+	}
+	l.mu.Lock()
+	c := l.newCall()
+	l.mu.Unlock()
+	answer, err := lua.LockForce.Run(ctx, l.rdb, []string{l.inSlotOf(key, string(c.receipt)), key},
+		decimal(c.serial), receiptMS, l.publishCommand()).Text()
+
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil {
+		// If it is still on its way, it must not take the lock away from somebody who gets it later.
+		l.abandonCall(0, abandonedCall{call: call{c.receipt, l.nextSerial()}, owner: "nobody", keys: []string{key}})
+		return false, fmt.Errorf("force the release of lock %q: %w", key, err)
+	}
+	l.freeReceipt(c)
+	if answer != answerReleased && answer != answerFree {
+		return false, fmt.Errorf("force the release of lock %q: unknown answer %q", key, answer)
+	}
+	return answer == answerReleased, nil
 }
