@@ -8,19 +8,21 @@ import (
 )
 
 const (
-	// abandonedRetryMin is how long a stray is tried at least.
+	// abandonedRetryMin is how long an abandoned call is retried at least.
 	abandonedRetryMin = 30 * time.Second
-	// abandonedMax bounds them: in an outage with more, the oldest are left to end by themselves.
+	// abandonedMax bounds the queue. In a large outage the oldest calls are dropped, and their
+	// locks end with their leases.
 	abandonedMax = 16_384
-	// abandonedParallel is how many are tried at the same time.
+	// abandonedParallel is how many are retried at the same time.
 	abandonedParallel = 8
 
 	abandonedPause    = 20 * time.Millisecond
 	abandonedPauseMax = time.Second
 )
 
-// stray is a call of which nobody waits for the answer any more, and which may have taken locks, or may still
-// do so. Releasing them settles it: what was taken is free, and a try that comes later is refused.
+// abandonedCall is a script call without a caller that waits for its answer. It may have taken
+// locks, or may still take them. Releasing its locks frees what was taken, and a late repeat is
+// then rejected.
 type abandonedCall struct {
 	call  call
 	owner string
@@ -28,13 +30,15 @@ type abandonedCall struct {
 	until time.Time
 }
 
-// abandonedCalls are settled behind whoever made them, as soon as Redis can be reached. Guarded by Locker.mu.
+// abandonedCalls are released in the background as soon as Redis can be reached. Guarded by
+// Locker.mu.
 type abandonedCalls struct {
 	queue   []abandonedCall
 	running bool
 }
 
-// abandonCall hands over a call of a lease of some length. It needs mu.
+// abandonCall queues a call. It is retried for the length of its lease, and at least for
+// abandonedRetryMin. Callers hold mu.
 func (l *Locker) abandonCall(lease time.Duration, one abandonedCall) {
 	s := &l.abandonedCalls
 	one.until = time.Now().Add(max(lease, abandonedRetryMin))
@@ -48,7 +52,7 @@ func (l *Locker) abandonCall(lease time.Duration, one abandonedCall) {
 	}
 }
 
-// releaseAbandoned ends when there are none, or with the Locker.
+// releaseAbandoned runs until the queue is empty or the Locker is closed.
 func (l *Locker) releaseAbandoned() {
 	pause := abandonedPause
 	for {
@@ -67,8 +71,8 @@ func (l *Locker) releaseAbandoned() {
 	}
 }
 
-// releaseAbandonedRound tries the oldest abandonedCalls once, some at the same time. Those that fail go to the end, so that
-// one node that is away keeps none of the others waiting.
+// releaseAbandonedRound tries the oldest calls once, in parallel. Failed ones go to the end of the
+// queue, so that a node that is away does not delay the others.
 func (l *Locker) releaseAbandonedRound(ctx context.Context) (failed, left int) {
 	l.mu.Lock()
 	s := &l.abandonedCalls
@@ -105,7 +109,7 @@ func (l *Locker) releaseAbandonedRound(ctx context.Context) (failed, left int) {
 	return failed, len(s.queue)
 }
 
-// releaseAbandonedOnce tries each stray once more when the Locker is closed.
+// releaseAbandonedOnce tries each call once more when the Locker is closed.
 func (l *Locker) releaseAbandonedOnce(ctx context.Context) {
 	l.mu.Lock()
 	rounds := (len(l.abandonedCalls.queue) + abandonedParallel - 1) / abandonedParallel

@@ -8,22 +8,23 @@ import (
 	"time"
 )
 
-// Acquire takes the lock of a key, and waits for it until ctx is done. Without For, the lease is renewed
-// until it is released. An owner in ctx (see [Lease.Context]) that holds the lock goes deeper into it,
-// without asking Redis unless the lock has to last longer for it.
+// Acquire takes the lock of a key and waits for it until ctx is done. Without For, the lease is
+// renewed until Release. If the owner in ctx (see [Lease.Context]) holds the lock, Acquire reenters
+// it without a call to Redis, unless the lease must be extended.
 //
-// Those who wait in one process are served in order, and only the first of them asks Redis: when the
-// lock is released, when its lease has run out, and after the time of WithPoll. Between processes, the
-// first to ask after a release is served.
+// The waiters of one process are served in order. Only the first asks Redis: when the lock is
+// released, when its lease should have ended, and every WithPoll. Between processes the first to
+// ask after a release gets the lock.
 //
-// A Redis that cannot be reached, or says that it cannot serve now (LOADING, READONLY, MASTERDOWN and the like),
-// is waited for as a lock that is busy; Observer.Unreachable tells of it. So without a deadline in ctx, Acquire
-// waits as long as Redis is away.
+// If Redis cannot be reached, or answers that it cannot serve now (LOADING, READONLY, MASTERDOWN
+// and the like), Acquire waits for it as for a busy lock and reports each attempt to
+// Observer.Unreachable. Without a deadline in ctx it waits for as long as Redis is unavailable.
 //
-// If the deadline of ctx passes first, the error wraps both ErrBusy and context.DeadlineExceeded and, if Redis
-// could not be asked at last, why. On an error, whatever the call has or may have taken is given back; if Redis
-// cannot be reached for that either, as soon as it can. Other errors are ErrInvalid, ErrLost, ErrClosed, the
-// cause of a ctx that was cancelled, and what Redis answers to a call that no repeat mends, as to a wrong password.
+// If the deadline of ctx passes first, the error wraps ErrBusy and context.DeadlineExceeded, and
+// the last error of Redis if it was unavailable. Other errors are ErrInvalid, ErrLost, ErrClosed,
+// the cause of a cancelled ctx, and errors of Redis that a retry cannot fix, such as a wrong
+// password. On an error, everything that the call took or may have taken is released, as soon as
+// Redis can be reached.
 func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	req, err := l.newRequest(ctx, modeAll, []string{key}, opts)
 	if err != nil {
@@ -32,8 +33,8 @@ func (l *Locker) Acquire(ctx context.Context, key string, opts ...AcquireOption)
 	return l.await(ctx, req)
 }
 
-// TryAcquire is Acquire that does not wait: ErrBusy tells that another owner holds the lock. It does not wait
-// for Redis either, and returns the error.
+// TryAcquire is Acquire without waiting: it returns ErrBusy if another owner holds the lock, and
+// the error if Redis is unavailable.
 func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*Lease, error) {
 	req, err := l.newRequest(ctx, modeAll, []string{key}, opts)
 	if err != nil {
@@ -49,10 +50,10 @@ func (l *Locker) TryAcquire(ctx context.Context, key string, opts ...AcquireOpti
 	return got.lease, nil
 }
 
-// AcquireAll takes the locks of all keys in one step, and waits until none of them is held by another
-// owner or ctx is done. It holds none while it waits, so those who take the same keys in another order
-// do not block each other; and one that wants many keys can be overtaken for as long as others want
-// some of them. A key that is named twice is taken once. Otherwise it is as Acquire.
+// AcquireAll takes the locks of all keys in one step. It waits until no other owner holds any of
+// them, or ctx is done. It holds none while it waits, so calls that name the same keys in another
+// order do not deadlock. A call with many keys can be overtaken by calls with fewer. A key that is
+// named twice is taken once. Everything else is as in Acquire.
 func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireOption) (*Lease, error) {
 	if len(keys) > MaxKeysAtOnce {
 		return nil, fmt.Errorf("%w: %d keys at once, want at most %d", ErrInvalid, len(keys), MaxKeysAtOnce)
@@ -64,16 +65,18 @@ func (l *Locker) AcquireAll(ctx context.Context, keys []string, opts ...AcquireO
 	return l.await(ctx, req)
 }
 
-// TryEach takes the lock of every key that is free, or held by the owner in ctx (see [Lease.Context]),
-// and never waits: it returns a lease on those that it got, which may be none, and the keys that others
-// hold, in the order given. A key that is named twice is taken once.
+// TryEach takes the lock of every key that is free, or held by the owner in ctx (see
+// [Lease.Context]), and never waits. It returns a lease on these, which may be none, and the keys
+// that others hold, in the order given. A key that is named twice is taken once.
 //
-// It costs one round trip for every 512 keys. All keys of the call have the same owner; without one
-// in ctx that is a new one.
+// It costs one round trip for every 512 keys. All keys of the call have the same owner, a new one
+// unless ctx has one.
 //
-// Going deeper into a lock that the owner has lost is refused, because whoever does it counts on
-// having been alone all the while. Errors are as those of TryAcquire, without ErrBusy.
-func (l *Locker) TryEach(ctx context.Context, keys []string, opts ...AcquireOption) (lease *Lease, busy []string, err error) {
+// It returns ErrLost if the owner has lost one of the locks, because the caller relies on having
+// held it all the time. Other errors are those of TryAcquire without ErrBusy.
+func (l *Locker) TryEach(
+	ctx context.Context, keys []string, opts ...AcquireOption,
+) (lease *Lease, busy []string, err error) {
 	req, err := l.newRequest(ctx, modeEach, keys, opts)
 	if err != nil {
 		return nil, nil, err
@@ -82,9 +85,11 @@ func (l *Locker) TryEach(ctx context.Context, keys []string, opts ...AcquireOpti
 	return got.lease, got.busy, err
 }
 
-// Do calls f with the lock of a key held, and the lease's context: it ends when the lock is lost. The
-// error joins that of f and, if the lock was lost or could not be released, of Release.
-func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context) error, opts ...AcquireOption) (err error) {
+// Do calls f while it holds the lock of a key. The context of f is that of the lease and ends when
+// the lock is lost. The error joins that of f and that of Release.
+func (l *Locker) Do(
+	ctx context.Context, key string, f func(ctx context.Context) error, opts ...AcquireOption,
+) (err error) {
 	lease, err := l.Acquire(ctx, key, opts...)
 	if err != nil {
 		return err
@@ -98,14 +103,14 @@ func (l *Locker) Do(ctx context.Context, key string, f func(ctx context.Context)
 	return f(lease.Context(ctx))
 }
 
-// asking is what one acquire asks for, however often it has to.
+// request is what one acquire asks for, in all its attempts.
 type request struct {
 	terms
 	owner *owner
 	mode  string
 	keys  []string
 	since time.Time
-	// waits is set for one that asks again and again, by the same call: asked is what that was for.
+	// waits is set if the request retries. Its attempts repeat one script call, for callKeys.
 	waits    bool
 	call     *grant
 	callKeys []string
@@ -125,7 +130,7 @@ func (l *Locker) newRequest(ctx context.Context, mode string, keys []string, opt
 	return &request{terms: t, owner: l.owner(ctx), mode: mode, keys: keys, since: time.Now()}, nil
 }
 
-// validate returns the keys without those that were named before.
+// validate returns the keys without duplicates.
 func (l *Locker) validate(keys []string) ([]string, error) {
 	if len(keys) > MaxKeys {
 		return nil, fmt.Errorf("%w: %d keys, want at most %d", ErrInvalid, len(keys), MaxKeys)
@@ -135,11 +140,12 @@ func (l *Locker) validate(keys []string) ([]string, error) {
 			return nil, err
 		}
 		if l.clustered && hashTag(key) != hashTag(keys[0]) {
-			return nil, fmt.Errorf("%w: in a cluster, keys of one call have to share a hash tag: %q and %q do not", ErrInvalid, keys[0], key)
+			return nil, fmt.Errorf("%w: in a cluster, the keys of one call must share a hash tag: %q and %q do not",
+				ErrInvalid, keys[0], key)
 		}
 	}
 	if len(keys) == 1 {
-		return []string{keys[0]}, nil // the caller may change its own while this one waits
+		return []string{keys[0]}, nil // the caller may change its slice while this call waits
 	}
 	once := make([]string, 0, len(keys))
 	seen := make(map[string]struct{}, len(keys))
@@ -157,9 +163,10 @@ func (l *Locker) validateKey(key string) error {
 	case key == "" || len(key) > MaxKeyBytes:
 		return fmt.Errorf("%w: a key of %d bytes, want 1 to %d", ErrInvalid, len(key), MaxKeyBytes)
 	case l.clustered && hashTag(key) == key && strings.ContainsAny(key, "{}"):
-		return fmt.Errorf("%w: in a cluster, key %q has to have a hash tag, or no braces: its channel would lie in another slot", ErrInvalid, key)
+		return fmt.Errorf("%w: in a cluster, key %q must have a hash tag or no braces: its channel would be in another slot",
+			ErrInvalid, key)
 	case l.clustered && hashTag(l.prefix) != l.prefix && hashTag(l.prefix) != hashTag(key):
-		return fmt.Errorf("%w: in a cluster, key %q has to have the hash tag of the prefix %q", ErrInvalid, key, l.prefix)
+		return fmt.Errorf("%w: in a cluster, key %q must have the hash tag of the prefix %q", ErrInvalid, key, l.prefix)
 	}
 	return nil
 }

@@ -8,16 +8,17 @@ import (
 	"time"
 )
 
-// undoTimeout is short because a caller waits who has an error already, and a Redis that did not
-// answer will hardly do so now.
+// undoTimeout is short: the caller already has an error, and a Redis that did not answer will
+// hardly answer now.
 const undoTimeout = time.Second
 
-// outcome is what an attempt came to: a lease, or in mode all none, and what is busy.
+// outcome is the result of an attempt: a lease, and the keys that are busy. In mode all it has one
+// of them only.
 type outcome struct {
 	lease *Lease
 	busy  []string
-	// wait is after how long that is free if nobody renews it, 0 if it is not known, and listeners how many
-	// connections wait for the first of it.
+	// wait is when the busy keys are free unless they are renewed, 0 if unknown. listeners is how
+	// many connections listen for the release of the first.
 	wait      time.Duration
 	listeners int
 }
@@ -26,7 +27,7 @@ type outcome struct {
 func (l *Locker) attempt(ctx context.Context, req *request) (outcome, error) {
 	got, err := l.acquireOnce(ctx, req)
 	if err != nil {
-		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // the client knows no more than that
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) { // the client reports no more than that
 			err = context.Cause(ctx)
 		}
 		return outcome{}, fmt.Errorf("acquire %s: %w", describe(req.keys), err)
@@ -83,7 +84,7 @@ func (l *Locker) acquireOnce(ctx context.Context, req *request) (outcome, error)
 	return got, nil
 }
 
-// begin counts what Close has to wait for until tasks.Done, unless the Locker is closed.
+// startTask makes Close wait until tasks.Done, and returns false if the Locker is closed.
 func (l *Locker) startTask() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,7 +94,7 @@ func (l *Locker) startTask() bool {
 	return !l.closed
 }
 
-// spawn runs f in a goroutine that Close waits for, unless the Locker is closed.
+// spawnTask runs f in a goroutine that Close waits for, unless the Locker is closed.
 func (l *Locker) spawnTask(f func()) bool {
 	if !l.startTask() {
 		return false
@@ -105,8 +106,8 @@ func (l *Locker) spawnTask(f func()) bool {
 	return true
 }
 
-// reenter adds to the lease what its owner holds already, makes that last long enough, and returns the
-// keys that it does not hold.
+// reenter adds to the lease what its owner already holds, extends it where needed, and returns the
+// other keys.
 func (l *Locker) reenter(ctx context.Context, le *Lease, req *request) (fresh []string, err error) {
 	var short []*hold
 	l.mu.Lock()
@@ -146,19 +147,19 @@ func (l *Locker) reenter(ctx context.Context, le *Lease, req *request) (fresh []
 	return fresh, nil
 }
 
-// lasts tells whether a lock that is held lasts long enough for one more lease. For one that is to be
-// kept up it does: the watchdog renews the lock, at once if it is short.
+// longEnough reports whether a held lock lasts for one more lease. For a watched lease it does: the
+// watchdog renews the lock, immediately if little time is left.
 func (req *request) longEnough(h *hold, now time.Time) bool {
 	return req.watched || !h.ends.Before(now.Add(req.lease-drift(req.lease)))
 }
 
-// takeChunk sends one call, and adds to the lease what that took, or may have taken.
+// takeChunk makes one script call and adds to the lease what that took, or may have taken.
 func (l *Locker) takeChunk(ctx context.Context, le *Lease, req *request, keys []string) (acquireReply, error) {
 	g := l.callFor(req, keys)
 	sent := time.Now()
 	t, err := l.sendAcquire(ctx, g, req.mode, req.waits, keys, req.lease)
-	// What waits while Redis is away repeats this very call, which goes no deeper for it. If it gives up before
-	// that, what the call took is released.
+	// A waiter repeats this call until Redis answers, and the repeat takes nothing twice. If it
+	// gives up before that, abandonRequest releases what the call took.
 	repeats := req.waits && ctx.Err() == nil && unavailable(err)
 	nothing := req.mode == modeAll && slices.Contains(t.answers, answerBusy) || rejected(err) || repeats
 
@@ -171,7 +172,7 @@ func (l *Locker) takeChunk(ctx context.Context, le *Lease, req *request, keys []
 			continue
 		}
 		took = true
-		// What may have been taken counts as lost: it is released, and nobody has to be told.
+		// What may have been taken counts as lost: it is released and not reported.
 		h := &hold{grant: g, key: key, lost: err != nil, alarm: alarm{index: notInHeap}}
 		h.extend(sent, req.lease)
 		if err == nil && req.owner.holds != nil {
@@ -189,8 +190,8 @@ func (l *Locker) takeChunk(ctx context.Context, le *Lease, req *request, keys []
 	return t, err
 }
 
-// callFor makes a call of its own for each attempt, but for one that waits: all its attempts are one call, as
-// long as they ask for the same locks.
+// callFor returns a new call for each attempt. A waiter has one call for all its attempts as long
+// as they name the same keys.
 func (l *Locker) callFor(req *request, keys []string) *grant {
 	if req.call != nil {
 		if slices.Equal(req.callKeys, keys) {
@@ -208,7 +209,7 @@ func (l *Locker) callFor(req *request, keys []string) *grant {
 	return g
 }
 
-// giveUp makes sure that no attempt that is still on its way takes what nobody waits for any more.
+// abandonRequest makes sure that an attempt which is still under way takes nothing.
 func (l *Locker) abandonRequest(req *request) {
 	if req.call == nil {
 		return
@@ -219,7 +220,7 @@ func (l *Locker) abandonRequest(req *request) {
 	req.call = nil
 }
 
-// give makes a lease ready for its holder, unless it is lost already.
+// activate hands the lease to its holder, unless it is already lost.
 func (l *Locker) activate(le *Lease, keys []string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -237,7 +238,7 @@ func (l *Locker) activate(le *Lease, keys []string) error {
 	return nil
 }
 
-// undo ends a lease that nobody was given, and returns the error with which it was begun.
+// undo releases a lease that no caller has, and returns err.
 func (l *Locker) undo(ctx context.Context, le *Lease, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()

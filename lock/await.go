@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	// outagePause is how long a waiter pauses after it could not reach Redis, and twice as long after each further
-	// time, up to outagePauseMax.
+	// outagePause is the pause after a first attempt that could not reach Redis. It doubles with
+	// each further one, up to outagePauseMax.
 	outagePause    = 20 * time.Millisecond
 	outagePauseMax = time.Second
 )
 
-// await asks until it gets all. On its way out of an outage of Redis it asks by the call by which it asked before.
+// await retries until the request has all its locks.
 func (l *Locker) await(ctx context.Context, req *request) (*Lease, error) {
 	if !l.startTask() {
 		return nil, ErrClosed
 	}
-	defer l.tasks.Done() // when it has given up
+	defer l.tasks.Done() // after abandonRequest
 	var outage outage
 	lease, err := l.acquireLoop(ctx, req, &outage)
 	return lease, deadlineError(ctx, outage.annotate(err))
@@ -63,7 +63,7 @@ func (l *Locker) acquireLoop(ctx context.Context, req *request, outage *outage) 
 		} else {
 			within = got.wait
 		}
-		if len(candidates) == 0 { // it goes deeper, and stands in no queue for what its owner holds
+		if len(candidates) == 0 { // it reenters: its owner holds all the keys, so it waits in no queue
 			if err := l.sleep(ctx, within); err != nil {
 				return nil, fmt.Errorf("acquire %s: %w", describe(req.keys), err)
 			}
@@ -71,11 +71,11 @@ func (l *Locker) acquireLoop(ctx context.Context, req *request, outage *outage) 
 		}
 		key := candidates[0]
 		if w.queue != nil && slices.Contains(candidates, w.queue.key) {
-			key = w.queue.key // it need not stand behind others anew
+			key = w.queue.key // it keeps its place
 		}
 		if first := l.joinQueue(w, key, within, got.listeners); !first {
-			// It will not ask for long. An attempt that is still on its way must not take the lock for one
-			// who stands behind others here.
+			// Other waiters of this process come first now. An attempt that is still under way must
+			// not take the lock for this one.
 			l.abandonRequest(req)
 		}
 		if err := l.wait(ctx, w, key); err != nil {
@@ -84,9 +84,9 @@ func (l *Locker) acquireLoop(ctx context.Context, req *request, outage *outage) 
 	}
 }
 
-// contendedKey returns the key that is asked for and that somebody waits for already, who comes first: here or, for
-// the time that it returns, in another process. An owner that holds a key already does not stand behind those who
-// wait for it to be released.
+// contendedKey returns a requested key that is left to others first: to waiters in this process or,
+// for the returned time, to another process. A key that the owner holds is not left to those who
+// wait for its release.
 func (l *Locker) contendedKey(req *request) (key string, elsewhere time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,20 +107,20 @@ func (l *Locker) contendedKey(req *request) (key string, elsewhere time.Duration
 	return "", 0
 }
 
-// notHeld returns the keys that are asked for and that their owner does not hold.
+// notHeld returns the requested keys that their owner does not hold.
 func (l *Locker) notHeld(req *request) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(req.keys), func(key string) bool { return req.owner.holds[key] != nil })
 }
 
-// outage is what a waiter knows of a Redis that is away.
+// outage is what a waiter knows about a Redis that is unavailable.
 type outage struct {
-	pause time.Duration // until its next try; 0 if Redis answered last
+	pause time.Duration // until its next attempt; 0 if Redis answered the last one
 	why   error
 }
 
-// note takes the error of an attempt, and tells whether the waiter goes on in spite of it, and after which time.
+// note takes the error of an attempt. It reports whether the waiter retries, and after which time.
 func (o *outage) note(ctx context.Context, err error, unavailable bool) (within time.Duration, retry bool) {
 	switch {
 	case ctx.Err() != nil && err != nil:
@@ -130,18 +130,18 @@ func (o *outage) note(ctx context.Context, err error, unavailable bool) (within 
 		return 0, false
 	}
 	o.pause, o.why = min(max(outagePause, 2*o.pause), outagePauseMax), err
-	return o.pause/2 + rand.N(o.pause/2), true // those of several processes apart
+	return o.pause/2 + rand.N(o.pause/2), true // random, so that processes do not retry together
 }
 
-// explain adds to the error of one who gives up why Redis could not be asked.
+// annotate adds the last error of an unavailable Redis to the error of a waiter that gives up.
 func (o *outage) annotate(err error) error {
 	if err == nil || o.why == nil {
 		return err
 	}
-	return fmt.Errorf("%w; Redis could not be asked: %w", err, o.why)
+	return fmt.Errorf("%w; Redis is unavailable: %w", err, o.why)
 }
 
-// deadlineError has the error of one whose deadline has passed say that, and that the lock is busy.
+// deadlineError adds ErrBusy to the error of a waiter whose deadline has passed.
 func deadlineError(ctx context.Context, err error) error {
 	ended := ctx.Err()
 	switch {
@@ -155,7 +155,7 @@ func deadlineError(ctx context.Context, err error) error {
 	return err
 }
 
-// sleep returns early if the Locker is closed, which the next attempt finds.
+// sleep returns early if the Locker is closed; the next attempt reports it.
 func (l *Locker) sleep(ctx context.Context, d time.Duration) error {
 	closing, stop := context.WithCancel(ctx)
 	defer stop()

@@ -4,28 +4,29 @@ import (
 	"strconv"
 )
 
-// call tells the tries of one script call from any other one: serials grow with every call of a
-// Locker, and no two calls that are not settled share a receipt.
+// call identifies one script call and its repeats. Serials grow with each call of a Locker, and two
+// calls that are under way never share a receipt.
 type call struct {
 	receipt receipt
 	serial  uint64
 }
 
-// receipt is the name of a key under which Redis knows a call, without what a cluster needs more.
+// receipt is the name of a key in which Redis keeps the last call and its answer, without a hash
+// tag for clusters.
 type receipt string
 
-// receipts hands out those that no call uses, the one that was used last first.
+// receipts are reused, the last used first.
 type receipts struct {
 	unused []receipt
 	made   int
 }
 
-// newCall needs mu.
+// newCall requires mu.
 func (l *Locker) newCall() call {
 	return call{receipt: l.takeReceipt(), serial: l.nextSerial()}
 }
 
-// takeReceipt needs mu.
+// takeReceipt requires mu.
 func (l *Locker) takeReceipt() receipt {
 	r := &l.receipts
 	if n := len(r.unused); n > 0 {
@@ -37,20 +38,20 @@ func (l *Locker) takeReceipt() receipt {
 	return receipt(l.prefix + ":receipt:" + l.id + ":" + strconv.Itoa(r.made))
 }
 
-// nextSerial needs mu.
+// nextSerial requires mu.
 func (l *Locker) nextSerial() uint64 {
 	l.serial++
 	return l.serial
 }
 
-// name makes a call's serial unique among all processes.
+// ownerName returns an owner name that is unique among all processes.
 func (l *Locker) ownerName(serial uint64) string {
 	return l.id + ":" + decimal(serial)
 }
 
 func decimal(n uint64) string { return strconv.FormatUint(n, 10) }
 
-// releaseCall needs mu.
+// releaseCall returns the call that releases locks of a grant. Callers hold mu.
 func (l *Locker) releaseCall(g *grant) call {
 	if g.receiptMoved {
 		return l.newCall()
@@ -59,5 +60,5 @@ func (l *Locker) releaseCall(g *grant) call {
 	return call{receipt: g.acquireCall.receipt, serial: l.nextSerial()}
 }
 
-// settle lets other calls use the receipt. It needs mu.
+// freeReceipt lets other calls use the receipt. Callers hold mu.
 func (l *Locker) freeReceipt(c call) { l.receipts.unused = append(l.receipts.unused, c.receipt) }

@@ -10,9 +10,10 @@ import (
 // closeParallel is how many leases Close releases at the same time.
 const closeParallel = 16
 
-// Close releases all leases of the Locker, ends their contexts with the cause ErrClosed, and sends those
-// who wait for a lock away with ErrClosed. It returns when that is done, or with the error of ctx. What
-// could not be released, which the error tells, ends with its lease. Close may be called again.
+// Close releases all leases of the Locker, ends their contexts with the cause ErrClosed, and makes
+// waiting acquires return ErrClosed. It returns when that is done, or with the cause of ctx. The
+// error names what could not be released; those locks end with their leases. Close may be called
+// again.
 func (l *Locker) Close(ctx context.Context) error {
 	l.mu.Lock()
 	l.closed = true
@@ -50,8 +51,8 @@ func (l *Locker) Close(ctx context.Context) error {
 	}
 }
 
-// releaseAll releases leases, some at the same time, and joins the errors. All of them end at once, because
-// their holders must not wait for a Redis that is slow to hear that nobody renews them any more.
+// releaseAll releases leases in parallel and joins the errors. It ends all leases first, so that no
+// holder waits for a slow Redis to learn that its lease is no longer renewed.
 func releaseAll(ctx context.Context, leases []*Lease, cause error) error {
 	for _, le := range leases {
 		select {

@@ -5,34 +5,32 @@ import (
 	"time"
 )
 
-// Lease is a hold on some locks. Each has to be released, also when it has ended: only then does its
-// owner know that it may take the locks anew, and only then does the watchdog leave off. It is safe for
-// concurrent use.
+// Lease holds one or more locks. Release each lease, also one that has ended: only then does the
+// watchdog stop, and only then can its owner take lost locks again. It is safe for concurrent use.
 type Lease struct {
 	locker  *Locker
 	owner   *owner
 	length  time.Duration
 	watched bool
-	holds   []*hold // in the order in which they were asked for; fixed once the lease is given out
+	holds   []*hold // in the order of the request; fixed once the lease is active
 	byKey   map[string]*hold
 
-	// What follows is guarded by Locker.mu.
+	// Guarded by Locker.mu:
 
-	// given is set when somebody has the lease, and does not change after that.
+	// active is set when a caller has the lease.
 	active bool
-	// over is why the lease is not held any more, after its release: ErrReleased, ErrClosed, or what
-	// was lost by then.
+	// endErr is why a released lease has ended: ErrReleased, ErrClosed, or what was lost by then.
 	endErr    error
 	callbacks map[*endCallback]struct{}
 
-	// turn is taken for the time of a release, and guards what follows.
+	// sem is held during a release and guards the fields below.
 	sem     chan struct{}
 	pending []pendingRelease
-	// lost is what was found lost and not yet told.
+	// lost are keys found lost and not yet reported.
 	lost []string
 }
 
-// add needs mu.
+// add requires mu.
 func (le *Lease) add(h *hold) {
 	h.leases = append(h.leases, le)
 	le.holds = append(le.holds, h)
@@ -41,7 +39,7 @@ func (le *Lease) add(h *hold) {
 	}
 }
 
-// orderBy brings the holds into the order of the keys. It needs mu.
+// orderBy sorts the holds in the order of the keys. Callers hold mu.
 func (le *Lease) orderBy(keys []string) {
 	if len(keys) == 1 {
 		return
@@ -68,7 +66,7 @@ func (le *Lease) find(key string) *hold {
 	return nil
 }
 
-// Keys returns the keys that the lease was given, in the order in which they were asked for.
+// Keys returns the keys that the lease got, in the order in which they were requested.
 func (le *Lease) Keys() []string { return keysOf(le.holds) }
 
 func keysOf(holds []*hold) []string {
@@ -79,9 +77,9 @@ func keysOf(holds []*hold) []string {
 	return keys
 }
 
-// Token returns the fencing token of a key, and 0 if the lease was not given it. It is larger than that
-// of any earlier acquire of the key, and the same for all who went deeper into it; it fits a BIGINT.
-// What the lock protects should keep the largest token that it has seen, and refuse a smaller one.
+// Token returns the fencing token of a key, or 0 if the lease did not get it. It is larger than the
+// token of any earlier acquire of the key, and the same for reentries. It fits a BIGINT. A store
+// that the lock protects should keep the largest token it has seen and refuse smaller ones.
 func (le *Lease) Token(key string) int64 {
 	if h := le.find(key); h != nil {
 		return h.token
@@ -89,8 +87,8 @@ func (le *Lease) Token(key string) int64 {
 	return 0
 }
 
-// Holds tells whether the lease was given this key, has not released it, and has not lost it as far
-// as this process knows; see Err.
+// Holds reports whether the lease got this key, has not released it, and has not lost it as far as
+// this process knows; see Err.
 func (le *Lease) Holds(key string) bool {
 	h := le.find(key)
 	if h == nil {
@@ -101,16 +99,16 @@ func (le *Lease) Holds(key string) bool {
 	return le.endErr == nil && h.valid(time.Now())
 }
 
-// Err returns nil as long as the lease holds all its locks, and then a *LostError that names those that
-// are lost, or ErrReleased or ErrClosed. It asks no server but the clock and what the watchdog knows, so
-// it costs next to nothing, and is right also in a process that was stopped while its lease ended.
+// Err returns nil while the lease holds all its locks. Later it returns a *LostError with the lost
+// keys, ErrReleased or ErrClosed. It reads the clock and what the watchdog knows, without a call to
+// Redis, so it is cheap and correct in a process that was stopped while its lease ended.
 func (le *Lease) Err() error {
 	le.locker.mu.Lock()
 	defer le.locker.mu.Unlock()
 	return le.err(time.Now())
 }
 
-// err needs mu.
+// err requires mu.
 func (le *Lease) err(now time.Time) error {
 	if le.endErr != nil {
 		return le.endErr
@@ -127,19 +125,19 @@ func (le *Lease) err(now time.Time) error {
 	return nil
 }
 
-// Context returns a context that carries the owner of the lease, and ends with the lease: its cause is
-// then what Err returns.
+// Context returns a context that carries the owner of the lease and ends with the lease. Its cause
+// is then what Err returns.
 //
-// With it, whoever acquires a lock that the owner holds from the same Locker goes deeper into it, and the
-// lock is free when each of these leases is released, in whatever order. So goroutines that share
-// such a context share the lock: they exclude others, and not each other.
+// An acquire from the same Locker with this context reenters the locks that the owner holds. A lock
+// is free when all leases on it are released, in any order. Goroutines that share the context share
+// the lock: they exclude others but not each other.
 func (le *Lease) Context(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(le.withOwner(ctx))
 	le.onEnd(ctx, cancel)
 	return ctx
 }
 
-// withOwner returns a context with which others go deeper into what the owner holds.
+// withOwner returns a context for acquires that reenter.
 func (le *Lease) withOwner(ctx context.Context) context.Context {
 	le.locker.mu.Lock()
 	defer le.locker.mu.Unlock()
@@ -151,10 +149,10 @@ func (le *Lease) withOwner(ctx context.Context) context.Context {
 	return context.WithValue(ctx, ownerKey{le.locker}, le.owner)
 }
 
-// ending is somebody who wants to know when the lease ends, and why.
+// endCallback runs when the lease ends.
 type endCallback struct{ call func(cause error) }
 
-// onEnd has tell called when the lease ends, unless ctx ends before: at once if it has ended.
+// onEnd calls f when the lease ends, immediately if it has ended, and not after ctx has ended.
 func (le *Lease) onEnd(ctx context.Context, f func(cause error)) {
 	l := le.locker
 	e := &endCallback{}
@@ -184,7 +182,8 @@ func (le *Lease) onEnd(ctx context.Context, f func(cause error)) {
 	}
 }
 
-// end takes away those who want to know of the end, as functions to be called without mu. It needs mu.
+// takeCallbacks removes the callbacks and returns them as functions to call without mu. Callers
+// hold mu.
 func (le *Lease) takeCallbacks(cause error) []func() {
 	callbacks := make([]func(), 0, len(le.callbacks))
 	for e := range le.callbacks {

@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// messagesMax is how many messages may wait to be told to their waiters, which takes no time.
+	// messagesMax is how many messages may be buffered. Handling one takes almost no time.
 	messagesMax = 1000
 
 	channelPrefix = "redisson_lock__channel:"
 )
 
-// endedMax bounds the channels that are noted as ended.
+// endedMax bounds waiting.ended.
 const endedMax = 1024
 
-// channelOf names the channel on which the release of a lock is told, as Redisson does.
+// channelOf names the channel that announces a release, as Redisson does.
 func channelOf(key string) string {
 	if strings.Contains(key, "{") {
 		return channelPrefix + key
@@ -26,15 +26,15 @@ func channelOf(key string) string {
 	return channelPrefix + "{" + key + "}"
 }
 
-// listener hears of releases on one connection: that of all keys or, in a cluster, of those of one slot.
-// Guarded by Locker.mu.
+// listener receives the releases of all keys over one connection; in a cluster, of the keys of one
+// hash tag. Guarded by Locker.mu.
 type listener struct {
-	// changed are keys whose queue began or ended.
+	// changed are keys whose queue was created or removed.
 	changed []string
 	wake    chan struct{}
 }
 
-// listenerOf names the listener that hears of a key. A cluster tells of a release on the lock's node.
+// listenerOf names the listener for a key. A cluster announces a release on the node of the lock.
 func (l *Locker) listenerOf(key string) string {
 	if l.clustered {
 		return hashTag(key)
@@ -42,7 +42,8 @@ func (l *Locker) listenerOf(key string) string {
 	return ""
 }
 
-// updateListener has a listener look whether anybody waits for a key. It needs mu.
+// updateListener makes a listener check whether a key has waiters, and starts it if needed. Callers
+// hold mu.
 func (l *Locker) updateListener(key string) {
 	if l.closed {
 		return
@@ -58,9 +59,9 @@ func (l *Locker) updateListener(key string) {
 	signal(li.wake)
 }
 
-// listen subscribes to what is waited for, and wakes the first who waits for a lock when it is released.
-// Each time that a subscription begins, also anew after a lost connection, somebody has to look: the
-// release may have come before it. It ends when nobody has waited for a while.
+// runListener subscribes to the channels of keys with waiters and wakes the first waiter of a
+// released lock. After each new subscription, also after a lost connection, the first waiter asks
+// Redis: the release may have come before. It ends after a time without waiters.
 func (l *Locker) runListener(name string, li *listener) {
 	pubsub := l.rdb.Subscribe(l.running)
 	subscribe, unsubscribe := pubsub.Subscribe, pubsub.Unsubscribe
@@ -68,15 +69,15 @@ func (l *Locker) runListener(name string, li *listener) {
 		subscribe, unsubscribe = pubsub.SSubscribe, pubsub.SUnsubscribe
 	}
 	defer func() { _ = pubsub.Close() }()
-	subscribed := make(map[string][]string) // the keys of each channel that is subscribed to
+	subscribed := make(map[string][]string) // the keys of each channel
 	var messages <-chan any
 	idle := time.NewTicker(l.listenIdle)
 	defer idle.Stop()
-	quiet := false // for a whole tick, nobody waited
+	quiet := false // no waiter since the last tick
 	for {
 		begin, end := l.subscriptionChanges(li, subscribed)
-		// Their errors are of no use: the channels are noted, and subscribed to when the connection is
-		// there again. Until then, waiters look for themselves.
+		// Errors need no handling: the client subscribes to these channels when it is connected
+		// again, and until then waiters poll.
 		if len(begin) > 0 {
 			_ = subscribe(l.running, begin...)
 			quiet = false
@@ -102,8 +103,8 @@ func (l *Locker) runListener(name string, li *listener) {
 	}
 }
 
-// subscriptionChanges returns the channels on which to listen from now, and those on which no longer, and notes
-// them in subscribed.
+// subscriptionChanges returns the channels to subscribe to and to unsubscribe from, and updates
+// subscribed.
 func (l *Locker) subscriptionChanges(li *listener, subscribed map[string][]string) (begin, end []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -140,8 +141,8 @@ func (l *Locker) handleMessage(message any, subscribed map[string][]string) {
 		for _, key := range subscribed[m.Channel] {
 			l.waiting.onRelease(key)
 		}
-	case *redis.Subscription: // or the end of one, where nobody waits any more
-		if strings.HasSuffix(m.Kind, "unsubscribe") { // a late word of the beginning must not pass for it
+	case *redis.Subscription: // also the end of one, where subscribed has no keys
+		if strings.HasSuffix(m.Kind, "unsubscribe") { // a late confirmation of its beginning does not count
 			l.unsubscribed(m.Channel, len(subscribed[m.Channel]) > 0)
 		}
 		for _, key := range subscribed[m.Channel] {
@@ -150,13 +151,13 @@ func (l *Locker) handleMessage(message any, subscribed map[string][]string) {
 	}
 }
 
-// unsubscribed notes that a subscription to a channel ended, by the word of Redis. It needs mu.
+// unsubscribed records that Redis confirmed the end of a subscription. Callers hold mu.
 func (l *Locker) unsubscribed(channel string, wanted bool) {
 	left := l.waiting.channels[channel] - 1
 	switch {
 	case left > 0:
 		l.waiting.channels[channel] = left
-	case !wanted: // or the client subscribes again by itself
+	case !wanted: // otherwise the client subscribes again by itself
 		l.endChannel(channel)
 	}
 }
@@ -176,12 +177,12 @@ func (l *Locker) endListener(name string, li *listener) bool {
 	return true
 }
 
-// endChannel notes that no listener hears a channel any more. It needs mu.
+// endChannel records that this process no longer listens on a channel. Callers hold mu.
 func (l *Locker) endChannel(channel string) {
 	ws := &l.waiting
 	delete(ws.channels, channel)
 	if len(ws.ended) >= endedMax {
-		clear(ws.ended) // it was for the time of one call
+		clear(ws.ended) // entries matter for the time of one call
 	}
 	ws.ended[channel] = l.serial
 }

@@ -14,24 +14,24 @@ import (
 )
 
 const (
-	// nodeTimeoutDivisor is the part of a lease for which a Multi waits for a node that does not answer, and
+	// nodeTimeoutDivisor is the part of a lease for which a Multi waits for one server, and
 	// nodeTimeoutMax the longest time.
 	nodeTimeoutDivisor = 10
 	nodeTimeoutMax     = time.Second
-	// splitDelayMax keeps those apart who each got some nodes and none of them enough.
+	// splitDelayMax spreads the retries of processes that each got some servers and none enough.
 	splitDelayMax = 20 * time.Millisecond
 )
 
-// Multi takes locks on several Redis servers that know nothing of each other, after the algorithm that
-// Redis's documentation calls Redlock: a lock is held by whoever holds it on the larger part of the
-// servers. It goes on working while fewer than half of them are away, and one that fails over or restarts
-// empty does not give a lock away.
+// Multi takes locks on several independent Redis servers, after the algorithm that Redis's
+// documentation calls Redlock: the holder of a majority of the servers holds the lock. It works
+// while fewer than half of the servers are away, and a server that fails over or restarts empty
+// does not give a lock away.
 //
-// What it is worth: it replaces the trust in one server by the trust in the clocks of all of them, and in
-// their not restarting empty within a lease one after another. It has no fencing token, because servers
-// that know nothing of each other cannot count together. Where correctness depends on the lock, a check
-// in the store that is written to is worth more than any number of servers; where it does not, one server
-// is enough, and three times as fast. It is safe for concurrent use.
+// Multi replaces trust in one server by trust in the clocks of all servers, and in fewer than half
+// of them restarting empty within one lease. It has no fencing tokens, because independent servers
+// have no common counter. Where correctness depends on the lock, a check in the store is worth more
+// than more servers; where it does not, one server is enough, and three times as fast. It is safe
+// for concurrent use.
 type Multi struct {
 	nodes []*Locker
 	need  int
@@ -40,22 +40,21 @@ type Multi struct {
 // MultiOption changes a setting of a Multi.
 type MultiOption func(*Multi)
 
-// All has a lock held only by whoever holds it on all servers, as Redisson's MultiLock does. Then none
-// of them may be away.
+// All requires all servers, as Redisson's MultiLock does. Then no server may be away.
 func All() MultiOption { return func(m *Multi) { m.need = len(m.nodes) } }
 
-// NewMulti returns a Multi of the given Lockers, each of which is of another server. Whoever made them
-// closes them, which also ends what the Multi has under way. The error is ErrInvalid, for no Locker, or
-// two with the same client.
+// NewMulti returns a Multi of Lockers, each on another server. The caller closes the Lockers, which
+// also ends calls of the Multi. It returns ErrInvalid for no Locker, or for two with the same
+// client.
 func NewMulti(nodes []*Locker, opts ...MultiOption) (*Multi, error) {
 	if len(nodes) == 0 {
-		return nil, fmt.Errorf("%w: a Multi of no Lockers", ErrInvalid)
+		return nil, fmt.Errorf("%w: a Multi needs at least one Locker", ErrInvalid)
 	}
 	m := &Multi{nodes: slices.Clone(nodes), need: len(nodes)/2 + 1}
 	once := make(map[redis.UniversalClient]bool, len(nodes))
 	for _, node := range nodes {
 		if once[node.rdb] {
-			return nil, fmt.Errorf("%w: a Multi of two Lockers with the same client", ErrInvalid)
+			return nil, fmt.Errorf("%w: two Lockers of a Multi have the same client", ErrInvalid)
 		}
 		once[node.rdb] = true
 	}
@@ -65,12 +64,13 @@ func NewMulti(nodes []*Locker, opts ...MultiOption) (*Multi, error) {
 	return m, nil
 }
 
-// TryAcquire takes the lock of a key on all servers at the same time, and does not wait for it: ErrBusy
-// tells that others hold it on so many that the rest is not enough. What was taken is then given back. A
-// server that does not answer is waited for a tenth of the lease, and one second at most.
+// TryAcquire takes the lock of a key on all servers in parallel, without waiting for it. It returns
+// ErrBusy if others hold the lock on so many servers that too few are left. What was taken is then
+// released. It waits for a server that does not answer for a tenth of the lease, one second at
+// most.
 //
-// Options, re-entry by the context, and errors are those of Locker.TryAcquire; if too many servers failed,
-// the error joins theirs.
+// Options, reentry and errors are those of Locker.TryAcquire. If too many servers failed, the error
+// joins theirs.
 func (m *Multi) TryAcquire(ctx context.Context, key string, opts ...AcquireOption) (*MultiLease, error) {
 	lease, votes, err := m.attempt(ctx, key, opts)
 	if err == nil && lease == nil {
@@ -79,17 +79,19 @@ func (m *Multi) TryAcquire(ctx context.Context, key string, opts ...AcquireOptio
 	return lease, err
 }
 
-// Acquire is TryAcquire that waits until ctx is done, also for servers that are away; see Locker.Acquire. Those
-// who wait in one process are served in order, and the first of them is woken by a release on one of the servers
-// on which the lock is busy.
+// Acquire is TryAcquire that waits until ctx is done, also for servers that are away; see
+// Locker.Acquire. The waiters of one process are served in order, and a release on a server where
+// the lock is busy wakes the first.
 func (m *Multi) Acquire(ctx context.Context, key string, opts ...AcquireOption) (*MultiLease, error) {
 	var outage outage
 	lease, err := m.acquireLoop(ctx, key, opts, &outage)
 	return lease, deadlineError(ctx, outage.annotate(err))
 }
 
-// Do calls f with the lock of a key held; see Locker.Do.
-func (m *Multi) Do(ctx context.Context, key string, f func(ctx context.Context) error, opts ...AcquireOption) (err error) {
+// Do calls f while it holds the lock of a key; see Locker.Do.
+func (m *Multi) Do(
+	ctx context.Context, key string, f func(ctx context.Context) error, opts ...AcquireOption,
+) (err error) {
 	lease, err := m.Acquire(ctx, key, opts...)
 	if err != nil {
 		return err
@@ -103,12 +105,14 @@ func (m *Multi) Do(ctx context.Context, key string, f func(ctx context.Context) 
 	return f(lease.Context(ctx))
 }
 
-func (m *Multi) acquireLoop(ctx context.Context, key string, opts []AcquireOption, outage *outage) (*MultiLease, error) {
+func (m *Multi) acquireLoop(
+	ctx context.Context, key string, opts []AcquireOption, outage *outage,
+) (*MultiLease, error) {
 	w := newWaiter(nil)
-	at := m.nodes[0] // where it waits
+	at := m.nodes[0] // the server whose queue it joins
 	for {
 		lease, votes, err := m.attempt(ctx, key, opts)
-		within, retry := outage.note(ctx, err, unavailable(err) && !slices.ContainsFunc(votes.failed, func(one error) bool { return !unavailable(one) }))
+		within, retry := outage.note(ctx, err, unavailable(err) && votes.allUnavailable())
 		if err != nil && !retry || lease != nil {
 			at.leaveQueue(w, lease.leaseOn(at))
 			return lease, err
@@ -128,7 +132,7 @@ func (m *Multi) acquireLoop(ctx context.Context, key string, opts []AcquireOptio
 		if err := at.wait(ctx, w, key); err != nil {
 			return nil, err
 		}
-		if len(votes.leases) > 0 { // what it gave back woke others, and theirs woke it
+		if len(votes.leases) > 0 { // releases of partly taken locks wake other waiters
 			if err := sleep(ctx, rand.N(splitDelayMax)); err != nil {
 				at.leaveQueue(w, nil)
 				return nil, fmt.Errorf("wait for lock %s: %w", key, err)
@@ -137,12 +141,12 @@ func (m *Multi) acquireLoop(ctx context.Context, key string, opts []AcquireOptio
 	}
 }
 
-// firstOf returns the first of those servers, so that all who wait meet at the same one.
+// firstOf returns the first of these servers, so that all waiters join the same queue.
 func (m *Multi) firstOf(busy []*Locker) *Locker {
 	return m.nodes[slices.IndexFunc(m.nodes, func(node *Locker) bool { return slices.Contains(busy, node) })]
 }
 
-// attempt asks all servers once. It returns a lease, or none if the lock is busy on too many of them.
+// attempt asks all servers once. Without an error, it returns a lease, or nil if the lock is busy.
 func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (*MultiLease, votes, error) {
 	t, err := m.nodes[0].terms(opts)
 	if err != nil {
@@ -164,13 +168,14 @@ func (m *Multi) attempt(ctx context.Context, key string, opts []AcquireOption) (
 	case ctx.Err() != nil:
 		return nil, v, fmt.Errorf("acquire lock %s: %w", key, context.Cause(ctx))
 	case len(v.leases)+len(v.busy) < m.need:
-		return nil, v, fmt.Errorf("acquire lock %s on %d of %d servers: %w", key, m.need, len(m.nodes), errors.Join(v.failed...))
+		return nil, v, fmt.Errorf("acquire lock %s on %d of %d servers: %w",
+			key, m.need, len(m.nodes), errors.Join(v.failed...))
 	}
 	return nil, v, nil
 }
 
-// nodesToAsk is all servers or, for an owner that holds the lock, those on which it does: ErrLost if these are
-// not enough any more.
+// nodesToAsk returns all servers, or those on which the owner holds the lock, and ErrLost if these
+// are too few.
 func (m *Multi) nodesToAsk(ctx context.Context, key string) ([]*Locker, error) {
 	var held []*Locker
 	knows := false
@@ -190,8 +195,8 @@ func (m *Multi) nodesToAsk(ctx context.Context, key string) ([]*Locker, error) {
 	return held, nil
 }
 
-// holds tells whether the owner in ctx took the lock of a key and did not release it, and whether it still
-// has it.
+// holds reports whether the owner in ctx has taken and not released the lock of a key, and whether
+// it still has it.
 func (l *Locker) holds(ctx context.Context, key string) (known, good bool) {
 	o, ok := ctx.Value(ownerKey{l}).(*owner)
 	if !ok {
@@ -203,12 +208,14 @@ func (l *Locker) holds(ctx context.Context, key string) (known, good bool) {
 	return h != nil, h != nil && h.valid(time.Now())
 }
 
-// errNoAnswer stands for the answer of a server that gave none. It is one of those that away knows.
+// errNoAnswer is the error of a server that did not answer. unavailable accepts it.
 var errNoAnswer = fmt.Errorf("no answer in time: %w", os.ErrDeadlineExceeded)
 
-// ask asks at the same time, and waits for all answers, but for silent servers no longer than given. What
-// these take later on is given back.
-func (m *Multi) ask(ctx context.Context, nodes []*Locker, key string, opts []AcquireOption, timeout time.Duration) votes {
+// ask asks in parallel and waits for all answers, for at most the timeout. What servers take later
+// is released.
+func (m *Multi) ask(
+	ctx context.Context, nodes []*Locker, key string, opts []AcquireOption, timeout time.Duration,
+) votes {
 	answers := make(chan vote)
 	over := make(chan struct{})
 	defer close(over)
@@ -249,7 +256,7 @@ func (m *Multi) ask(ctx context.Context, nodes []*Locker, key string, opts []Acq
 	return v
 }
 
-// votes is how the servers answered.
+// votes are the answers of the servers.
 type votes struct {
 	leases []*Lease
 	busy   []*Locker
@@ -267,23 +274,27 @@ func (v *votes) count(of vote) {
 	}
 }
 
+// allUnavailable reports that a later attempt may succeed on all servers that failed.
+func (v *votes) allUnavailable() bool {
+	return !slices.ContainsFunc(v.failed, func(err error) bool { return !unavailable(err) })
+}
+
 type vote struct {
 	node  *Locker
 	lease *Lease
 	err   error
 }
 
-// MultiLease is a lock that is held on enough servers. Each has to be released. It is safe for
-// concurrent use.
+// MultiLease is a lock that is held on enough servers. Release each. It is safe for concurrent use.
 type MultiLease struct {
 	multi  *Multi
 	key    string
 	leases []*Lease
 }
 
-// Err returns nil as long as the lock is held on enough servers, and then a *LostError, or ErrReleased or
-// ErrClosed; see Lease.Err. A lease of a lock counts on each server from when that was asked, less the
-// drift of its clock.
+// Err returns nil while enough servers hold the lock, and later a *LostError, ErrReleased or
+// ErrClosed; see Lease.Err. The lease on each server counts from when that server was asked, less
+// the drift of the clocks.
 func (le *MultiLease) Err() error {
 	good := 0
 	var over error
@@ -304,7 +315,7 @@ func (le *MultiLease) Err() error {
 	return &LostError{Keys: []string{le.key}}
 }
 
-// Context returns a context that carries the owner of the lease, and ends with the lease; see
+// Context returns a context that carries the owner of the lease and ends with the lease; see
 // Lease.Context.
 func (le *MultiLease) Context(ctx context.Context) context.Context {
 	for _, lease := range le.leases {
@@ -322,9 +333,9 @@ func (le *MultiLease) Context(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Release gives up the lock on all servers at the same time; see Lease.Release. It returns when enough
-// servers have answered that others can take the lock, and nil if they have released it: what a server
-// that is away keeps ends with its lease. It is a *LostError if fewer servers than needed still had it.
+// Release releases the lock on all servers in parallel; see Lease.Release. It returns when enough
+// servers have answered, and nil if they released it: on a server that is away the lock ends with
+// its lease. It returns a *LostError if fewer servers than needed still had it.
 func (le *MultiLease) Release(ctx context.Context) error {
 	answers := make(chan error, len(le.leases))
 	var inline sync.WaitGroup
@@ -356,7 +367,7 @@ func (le *MultiLease) Release(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// on returns the lease on one server, which may be nil.
+// leaseOn returns the lease on one server, or nil.
 func (le *MultiLease) leaseOn(node *Locker) *Lease {
 	if le == nil {
 		return nil
@@ -369,8 +380,8 @@ func (le *MultiLease) leaseOn(node *Locker) *Lease {
 	return nil
 }
 
-// giveBack releases what nobody was given, or nobody will release again: what cannot be released now, as
-// soon as that server can be reached.
+// undo releases a lease that no caller has or releases again. The rest is released as soon as the
+// servers can be reached.
 func (le *MultiLease) undo(ctx context.Context) {
 	_ = le.Release(ctx)
 	for _, lease := range le.leases {

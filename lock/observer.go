@@ -1,28 +1,25 @@
 package lock
 
-import (
-	"time"
-)
+import "time"
 
-// Observer is told what a Locker does, for metrics. Each function may be nil. They are called one after
-// another or at the same time, while somebody waits: they should count, and return.
+// Observer receives what a Locker does, for metrics. Each function may be nil. They run
+// concurrently and in the path of callers, so they should count and return.
 type Observer struct {
-	// Acquired is called when so many locks were taken from Redis, after that time since the call.
+	// Acquired reports locks taken from Redis, and the time since the call began.
 	Acquired func(locks int, waited time.Duration)
-	// Reentered is called when so many locks were taken that their owner held already.
+	// Reentered reports locks taken that their owner already held.
 	Reentered func(locks int)
-	// Busy is called when so many locks were refused because others hold them; for an Acquire that
-	// waits, every time that it looks in vain.
+	// Busy reports locks that others hold. A waiting Acquire reports them for each attempt.
 	Busy func(locks int)
-	// Unreachable is called with the error when Redis could not be asked for so many locks and an Acquire waits
-	// until it can be, every time that it tries.
+	// Unreachable reports each attempt of a waiting Acquire that failed because Redis is
+	// unavailable.
 	Unreachable func(locks int, err error)
-	// Renewed is called when so many locks were asked to be renewed in one call, with its error.
+	// Renewed reports the renewals of one script call, how long it took, and its error.
 	Renewed func(locks int, took time.Duration, err error)
-	// Lost is called when a holder is told that it lost so many locks.
+	// Lost reports locks that their holder lost.
 	Lost func(locks int)
-	// Released is called when so many locks were given back to Redis, which may still have had one that was
-	// counted as lost here.
+	// Released reports locks released in Redis. A lock that was reported lost may be among them, if
+	// Redis still had it.
 	Released func(locks int)
 }
 
@@ -44,15 +41,12 @@ func (o *Observer) renewed(locks int, sent time.Time, err error) {
 	}
 }
 
-func (o *Observer) reentered(locks int) { tell(o.Reentered, locks) }
+func (o *Observer) reentered(locks int) { report(o.Reentered, locks) }
+func (o *Observer) busy(locks int)      { report(o.Busy, locks) }
+func (o *Observer) lost(locks int)      { report(o.Lost, locks) }
+func (o *Observer) released(locks int)  { report(o.Released, locks) }
 
-func (o *Observer) busy(locks int) { tell(o.Busy, locks) }
-
-func (o *Observer) lost(locks int) { tell(o.Lost, locks) }
-
-func (o *Observer) released(locks int) { tell(o.Released, locks) }
-
-func tell(f func(int), locks int) {
+func report(f func(int), locks int) {
 	if f != nil && locks > 0 {
 		f(locks)
 	}

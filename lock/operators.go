@@ -12,31 +12,30 @@ import (
 	"stampede/lua"
 )
 
-// Holding is who holds a lock, and for how long, at the moment at which Redis was asked. The zero value is a lock
-// that nobody holds.
+// Holding describes the holder of a lock at the time of a Look. The zero value is a free lock.
 type Holding struct {
-	// Owner is the name of the holder in Redis: of a Locker "<id of the Locker>:<number of the call>", and of
-	// Redisson "<id of the client>:<id of the thread>".
+	// Owner is the name of the holder in Redis: "<id of the Locker>:<number of the call>", or
+	// Redisson's "<id of the client>:<id of the thread>".
 	Owner string
-	// Depth is how many releases the lock is away from being free. Depth is counted in the process of the
-	// holder, so for a lock that another Locker holds it is 1; Redisson counts in Redis.
+	// Depth is how many releases free the lock. Lockers count reentries in their process, so it is
+	// 1 for a lock of another Locker. Redisson counts in Redis.
 	Depth int
-	// Left is what is left of the lease, which the holder may renew: above 0, or 0 for a lock that never ends,
-	// which neither a Locker nor Redisson makes.
+	// Left is what is left of the lease, which the holder may renew. It is 0 for a lock without
+	// expiry, which neither a Locker nor Redisson creates.
 	Left time.Duration
-	// Mine is set if it is this Locker that holds the lock.
+	// Mine is set if this Locker holds the lock.
 	Mine bool
 }
 
-// Held tells whether anybody holds the lock.
+// Held reports whether the lock is held.
 func (h Holding) Held() bool { return h.Owner != "" }
 
-// looked is how many fields of a lock are asked for: it has one, or it is no lock of this kind.
+// scanCount bounds the fields that are read. A lock has one field.
 const scanCount = 10
 
-// Look says who holds the lock of a key, and for how long: for operators and logs. By the time it answers, that may
-// be over; to hold the lock, acquire it. It takes nothing, and returns the error if Redis is away. Of
-// a lock of another kind, such as Redisson's read lock, it names one of those who hold it.
+// Look reports who holds the lock of a key and for how long, for operators and logs. The answer may
+// be outdated when it arrives. Look changes nothing and returns the error if Redis is unavailable.
+// For a lock of another kind, such as Redisson's read lock, it reports one of the holders.
 func (l *Locker) Look(ctx context.Context, key string) (Holding, error) {
 	if err := cmp.Or(l.clientErr, l.validateKey(key)); err != nil {
 		return Holding{}, err
@@ -54,7 +53,7 @@ func (l *Locker) Look(ctx context.Context, key string) (Holding, error) {
 	var h Holding
 	page, _ := fields.Val()
 	for i := 0; i+1 < len(page) && !h.Held(); i += 2 {
-		if depth, err := strconv.Atoi(page[i+1]); err == nil { // or it says what kind of lock that is
+		if depth, err := strconv.Atoi(page[i+1]); err == nil { // other fields name the kind of lock
 			h = Holding{Owner: page[i], Depth: depth, Left: max(0, left.Val())}
 		}
 	}
@@ -64,7 +63,7 @@ func (l *Locker) Look(ctx context.Context, key string) (Holding, error) {
 	return h, nil
 }
 
-// depthOf is how many leases hold a lock under that name here; 0 if none does.
+// depthOf is how many leases here hold the lock as this owner.
 func (l *Locker) depthOf(key, owner string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,10 +75,10 @@ func (l *Locker) depthOf(key, owner string) int {
 	return 0
 }
 
-// ForceRelease takes the lock of a key away from whoever holds it, in this process or another one or
-// in a Java service, wakes those who wait for it, and tells whether anybody held it. The holder hears of
-// it when it next renews or releases the lock. It is for operators: a lock that a dead process left
-// ends by itself.
+// ForceRelease takes the lock of a key from its holder, which may be in another process or a Java
+// service, wakes the waiters, and reports whether it was held. The holder learns of the loss when
+// it next renews or releases the lock. It is for operators: the lock of a dead process ends by
+// itself.
 func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err error) {
 	if err := cmp.Or(l.clientErr, l.validateKey(key)); err != nil {
 		return false, err
@@ -93,8 +92,8 @@ func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err e
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
-		// If it is still on its way, it must not take the lock away from somebody who gets it later.
-		l.abandonCall(0, abandonedCall{call: call{c.receipt, l.nextSerial()}, owner: "nobody", keys: []string{key}})
+		// If the call is still under way, it must not take the lock from a later holder.
+		l.abandonCall(0, abandonedCall{call: call{c.receipt, l.nextSerial()}, owner: "none", keys: []string{key}})
 		return false, fmt.Errorf("force the release of lock %q: %w", key, err)
 	}
 	l.freeReceipt(c)

@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// owner is who holds locks: one acquire, and every further one with a context of its leases.
+// owner holds locks. It belongs to one acquire and to all acquires with the context of its leases.
 type owner struct {
-	// turn is taken for the time of a script call, and is nil while nobody shares the owner: who goes deeper
-	// into a lock while it is being taken waits for the outcome. It is a channel so that a caller can give up
-	// waiting for it.
+	// sem is held during a script call, so that a reentering call waits for the outcome. It is nil
+	// until the owner is shared, and a channel so that callers can stop waiting.
 	sem chan struct{}
-	// holds are what an owner that is shared holds, or lost and did not release, by key. Guarded by Locker.mu.
+	// holds are the locks of a shared owner by key, also lost ones until their release. Guarded by
+	// Locker.mu.
 	holds map[string]*hold
 }
 
-// ownerKey finds the owner in a context. It holds the Locker because the owner of a lock in one
-// Redis owns nothing in another.
+// ownerKey finds the owner in a context. It holds the Locker because an owner in one Redis owns
+// nothing in another.
 type ownerKey struct{ *Locker }
 
 func (l *Locker) owner(ctx context.Context) *owner {
@@ -28,7 +28,7 @@ func (l *Locker) owner(ctx context.Context) *owner {
 }
 
 func (o *owner) enter(ctx context.Context) error {
-	if ctx.Err() != nil { // select would choose by lot
+	if ctx.Err() != nil { // select would choose at random
 		return context.Cause(ctx)
 	}
 	if o.sem == nil {
@@ -48,7 +48,7 @@ func (o *owner) leave() {
 	}
 }
 
-// share makes the owner one that others know, who find what it holds. It needs Locker.mu.
+// share lets other acquires find what the owner holds. Callers hold Locker.mu.
 func (o *owner) share(holds []*hold) {
 	if o.sem != nil {
 		return
@@ -60,47 +60,46 @@ func (o *owner) share(holds []*hold) {
 	}
 }
 
-// part is what one script call took. Redis knows its locks by an owner of their own, because whatever
-// goes deeper into them is counted here and not there.
+// grant is what one script call took. Each has its own owner name in Redis, because reentries are
+// counted here and not there.
 type grant struct {
 	owner string
 	token int64
-	// taken is the call that took the locks. Its receipt goes to the first call that releases some of
-	// them, so that a late try of the acquire finds it.
+	// acquireCall took the locks. Its receipt passes to the first call that releases some of them,
+	// so that a late repeat of the acquire finds it.
 	acquireCall  call
-	receiptMoved bool // a release has taken over the receipt
+	receiptMoved bool // a release has taken the receipt
 }
 
-// hold is one lock that an owner has, however many of its leases hold it. Guarded by Locker.mu.
+// hold is one lock of an owner, shared by all its leases. Guarded by Locker.mu.
 type hold struct {
 	*grant
 	key string
-	// ends is when the lease ends by this process's clocks. It is not later than in Redis, as far as
-	// the clocks run at the same pace.
+	// ends is when the lease ends by this process's clocks. It is no later than in Redis if the
+	// clocks run at the same pace.
 	ends time.Time
-	// asked is when Redis was last asked to keep the lock, and did.
+	// renewedAt is when the last successful acquire or renewal was sent.
 	renewedAt time.Time
 	lost      bool
-	leases    []*Lease // that are not released
-	alarm              // of the watchdog
+	leases    []*Lease // not released
+	alarm              // set by the watchdog
 }
 
-// good tells whether the owner still has the lock, as far as this process can know.
+// valid reports whether the owner still holds the lock, as far as this process knows.
 func (h *hold) valid(now time.Time) bool { return !h.lost && !hasEnded(h.ends, now) }
 
-// ended looks at both clocks of the process: the monotonic one stands still while a machine is
-// suspended, and the wall clock may be set back. If the latter is set ahead, a good lease is taken for
-// one that has ended, which does no harm.
+// hasEnded compares both clocks: the monotonic clock stops while a machine is suspended, and the
+// wall clock may be set back. A wall clock that is set ahead ends a lease early, which is safe.
 func hasEnded(at, now time.Time) bool {
 	return !now.Before(at) || !now.Round(0).Before(at.Round(0))
 }
 
-// watched tells whether a lease that is to be kept up holds the lock.
+// watched reports whether one of the leases is renewed.
 func (h *hold) watched() bool {
 	return slices.ContainsFunc(h.leases, func(le *Lease) bool { return le.watched })
 }
 
-// lengthen notes that Redis keeps the lock for a lease that was asked for at a time.
+// extend records that Redis granted a lease to a call sent at that time.
 func (h *hold) extend(sent time.Time, lease time.Duration) {
 	if sent.After(h.renewedAt) {
 		h.renewedAt = sent

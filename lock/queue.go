@@ -7,20 +7,21 @@ import (
 	"time"
 )
 
-// waiting is those who wait for a lock, in one queue for each key. Only the first of a queue asks Redis, so
-// a release wakes one of them and not all. Guarded by Locker.mu.
+// waiting holds the waiters, in one queue for each key. Only the first of a queue asks Redis, so a
+// release wakes one waiter and not all. Guarded by Locker.mu.
 type waiting struct {
 	queues    map[string]*queue
-	listeners map[string]*listener // by the name that listenerOf gives
-	// channels are how many subscriptions to each were sent of which Redis has not said that they ended: until then
-	// it may count the listener. ended are those for which that number came to 0, with the serial of the newest call
-	// at that time: the listener may have been counted for a release that was sent before, and whose answer comes later.
+	listeners map[string]*listener // by the name that listenerOf returns
+	// channels counts the subscriptions to each channel whose end Redis has not confirmed: until
+	// then Redis may count this process as a listener. ended holds channels whose count fell to 0,
+	// with the newest serial at that time: the answer to an earlier release may still count this
+	// process.
 	channels map[string]int
 	ended    map[string]uint64
-	// yields is until when a key for which nobody waits here is left to other processes, which heard that it was
-	// released here.
+	// yields holds until when a key without waiters here is left to other processes that were
+	// notified of its release.
 	yields map[string]time.Time
-	yield  time.Duration // to one process
+	yield  time.Duration // for one other process
 }
 
 func newWaiting(yield time.Duration) waiting {
@@ -35,29 +36,29 @@ func newWaiting(yield time.Duration) waiting {
 type queue struct {
 	key     string
 	waiters []*waiter
-	// ours is set when the lock is being released here, until its message comes.
+	// releasedHere is set while a release by this process is under way, until its message arrives.
 	releasedHere bool
-	// listeners is how many connections listened for the release when one of the queue asked last; 0 if it is not
-	// known.
+	// listeners is how many connections listened for the release at the last attempt; 0 if unknown.
 	listeners int
 }
 
-// waiter is one Acquire.
+// waiter is one waiting Acquire.
 type waiter struct {
 	owner *owner
 	queue *queue // nil if it is in none
-	// ask is set when it should ask Redis now, and askAt is when it should at the latest; zero for
-	// one that is not the first of its queue.
+	// ask is set when the waiter should ask Redis now. askAt is when it should ask at the latest,
+	// zero unless it is the first of its queue.
 	ask   bool
 	askAt time.Time
-	wake  chan struct{} // after a change of these
+	wake  chan struct{} // receives after a change of ask or askAt
 }
 
 func newWaiter(o *owner) *waiter { return &waiter{owner: o, wake: make(chan struct{}, 1)} }
 
-// joinQueue puts the waiter into the queue of a key, at its end unless it stands there already, and tells
-// whether it is the first. That one asks again when the lock is released, when the poll is due, or after the
-// given time, in which the lock ends if nobody renews it. It knows how many connections listen for that, or 0.
+// joinQueue appends the waiter to the queue of a key, unless it is already there, and reports
+// whether it is the first. The first asks again when the lock is released, after WithPoll, or when
+// within has passed, in which the lock ends unless it is renewed. listeners is how many connections
+// listen for the release, 0 if unknown.
 func (l *Locker) joinQueue(w *waiter, key string, within time.Duration, listeners int) (first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -70,7 +71,7 @@ func (l *Locker) joinQueue(w *waiter, key string, within time.Duration, listener
 			l.updateListener(key)
 		}
 		q.waiters = append(q.waiters, w)
-		// Its owner may have got the lock since it was found busy, and must not wait for itself.
+		// If its owner got the lock meanwhile, it must not wait for its own release.
 		w.queue, w.ask = q, w.owner != nil && w.owner.holds[key] != nil
 	}
 	if listeners > 0 {
@@ -83,8 +84,8 @@ func (l *Locker) joinQueue(w *waiter, key string, within time.Duration, listener
 	return first
 }
 
-// patience is how long a waiter sleeps that nobody wakes while a lock lasts that long, or longer if it is
-// renewed; 0 if it is not known how long.
+// recheckAfter is how long a waiter sleeps without a message if the lock lasts for the given time;
+// 0 if that is unknown.
 func (l *Locker) recheckAfter(lasts time.Duration) time.Duration {
 	if lasts <= 0 || lasts > l.poll {
 		return l.poll
@@ -92,7 +93,7 @@ func (l *Locker) recheckAfter(lasts time.Duration) time.Duration {
 	return lasts
 }
 
-// wait returns nil when it is time for one in the queue of a key to ask for the lock again.
+// wait returns nil when the waiter should ask for the lock again.
 func (l *Locker) wait(ctx context.Context, w *waiter, key string) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -119,7 +120,7 @@ func (l *Locker) wait(ctx context.Context, w *waiter, key string) error {
 	}
 }
 
-// leaveQueue is called by a waiter that got the lease, or gives up.
+// leaveQueue is called by a waiter that got a lease or gives up.
 func (l *Locker) leaveQueue(w *waiter, got *Lease) {
 	if w == nil {
 		return
@@ -135,8 +136,8 @@ func (l *Locker) leaveQueue(w *waiter, got *Lease) {
 	l.unqueue(w, lasts)
 }
 
-// unqueue takes a waiter out of its queue. The next one becomes the first: if the lock was taken for a
-// while, it waits for that long, and otherwise it asks. It needs mu.
+// unqueue removes a waiter from its queue. If it was the first, the next one asks: after the lease
+// if the lock was taken, and immediately otherwise. Callers hold mu.
 func (l *Locker) unqueue(w *waiter, taken time.Duration) {
 	q := w.queue
 	if q == nil {
@@ -156,13 +157,13 @@ func (l *Locker) unqueue(w *waiter, taken time.Duration) {
 	}
 }
 
-// askNow needs mu.
+// askNow requires mu.
 func (w *waiter) askNow() {
 	w.ask = true
 	signal(w.wake)
 }
 
-// askBy has it ask at that time, or earlier if it was going to. It needs mu.
+// askBy makes the waiter ask at that time, or earlier if that was planned. Callers hold mu.
 func (w *waiter) askBy(at time.Time) {
 	if w.askAt.IsZero() || at.Before(w.askAt) {
 		w.askAt = at
@@ -170,22 +171,22 @@ func (w *waiter) askBy(at time.Time) {
 	}
 }
 
-// rouse wakes whoever sleeps on a channel that holds one value.
+// signal wakes the receiver of a channel of size one.
 func signal(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:
-	default: // it is being woken
+	default: // it is already signalled
 	}
 }
 
-// wakeFirst needs mu.
+// wakeFirst requires mu.
 func (ws *waiting) wakeFirst(key string) {
 	if q := ws.queues[key]; q != nil {
 		q.waiters[0].askNow()
 	}
 }
 
-// wakeOwner has those ask who are of the owner that just got the lock: they share it. It needs mu.
+// wakeOwner wakes the waiters of the owner that just got the lock: they share it. Callers hold mu.
 func (ws *waiting) wakeOwner(key string, o *owner) {
 	q := ws.queues[key]
 	if q == nil {
@@ -198,7 +199,7 @@ func (ws *waiting) wakeOwner(key string, o *owner) {
 	}
 }
 
-// wakeAll needs mu.
+// wakeAll requires mu.
 func (ws *waiting) wakeAll() {
 	for _, q := range ws.queues {
 		for _, w := range q.waiters {

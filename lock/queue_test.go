@@ -64,7 +64,7 @@ func TestAWaiterIsWokenByTheRelease(t *testing.T) {
 			func(ctx context.Context, l *lock.Locker, lease *lock.Lease) error {
 				held, err := l.ForceRelease(ctx, lease.Keys()[0])
 				if !held {
-					return errors.Join(err, errors.New("nobody held it"))
+					return errors.Join(err, errors.New("the lock was not held"))
 				}
 				return err
 			},

@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-// releaseTimeout bounds a release, which does not end with its caller's context.
+// releaseTimeout bounds a release, which does not end with the context of its caller.
 const releaseTimeout = 5 * time.Second
 
-// parting is one script call that releases what nobody holds any more.
+// pendingRelease is one script call that releases locks without leases.
 type pendingRelease struct {
 	call  call
 	grant *grant
 	holds []*hold
 }
 
-// Release gives up the hold on all keys, in one round trip for every 512 of them that nobody of the same
-// owner holds any more. It goes on when ctx is done, for at most five seconds, because a lock that is left
-// behind keeps others waiting until its lease ends.
+// Release releases the lease. Locks that no other lease of the owner holds are released in Redis,
+// with one round trip for every 512. It continues for up to five seconds after ctx is done, because
+// a lock that is left behind blocks others until its lease ends.
 //
-// A *LostError names the keys that were not held any more; the others are released. After any other
-// error Release may be called again, and goes on with what is left. To release twice is no error.
+// A *LostError names the keys that were no longer held; the others are released. After any other
+// error Release may be called again and continues with the rest. Releasing twice is not an error.
 func (le *Lease) Release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
@@ -57,7 +57,7 @@ func (le *Lease) release(ctx context.Context, cause error) error {
 			switch {
 			case released[i]:
 				there++
-			case !h.lost: // or it is told already
+			case !h.lost: // otherwise already reported
 				lost++
 				le.lost = append(le.lost, h.key)
 			}
@@ -80,9 +80,8 @@ func (le *Lease) release(ctx context.Context, cause error) error {
 	return errors.Join(failed...)
 }
 
-// part ends the lease in this process, if it has not ended so before: the locks that no other lease
-// holds are to be released. Those that its holder was told to have lost, or would have been, count as lost
-// even if Redis has kept them a little longer.
+// end ends the lease in this process, once. Locks without another lease become pending releases.
+// Locks whose lease has ended here count as lost, even if Redis still has them.
 func (le *Lease) end(cause error) {
 	l := le.locker
 	l.mu.Lock()
@@ -126,8 +125,8 @@ func (le *Lease) end(cause error) {
 	l.reportLost(lost, callbacks)
 }
 
-// abandon hands what could not be released to those who try as soon as Redis can be reached. Nobody may
-// release the lease after that.
+// abandon passes pending releases to the retries in the background. The lease must not be released
+// after that.
 func (le *Lease) abandon() {
 	le.sem <- struct{}{}
 	defer func() { <-le.sem }()

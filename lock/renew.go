@@ -10,12 +10,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// renewParallel is how many renewals of one round are under way at the same time on one node: few enough
-// to leave connections for others.
+// renewParallel is how many renewals run at the same time on one node. It leaves connections for
+// others.
 const renewParallel = 4
 
-// renewRound asks Redis for the locks of a round: those of one slot in few calls, several calls at the same
-// time, and no more of them on one node than leave the others room when it hangs.
+// renewRound renews the holds of a round: few calls for each slot, several at the same time, and at
+// most renewParallel on one node, which may hang.
 func (l *Locker) renewRound(holds []*hold) {
 	byNode := make(map[string][][]*hold)
 	for _, group := range l.groupBySlot(holds) {
@@ -58,7 +58,7 @@ func (l *Locker) groupBySlot(holds []*hold) [][]*hold {
 	return groups
 }
 
-// nodeOf names the server on which a lock lies, as far as the client knows it.
+// nodeOf names the node of a lock, as far as the client knows it.
 func (l *Locker) nodeOf(key string) string {
 	cluster, ok := l.rdb.(*redis.ClusterClient)
 	if !ok {
@@ -72,15 +72,16 @@ func (l *Locker) nodeOf(key string) string {
 }
 
 func (l *Locker) renewChunk(holds []*hold) {
-	// A try that takes so long has failed, and there has to be time for another one.
+	// A longer call counts as failed, so that there is time for another.
 	lease := l.watchdog.lease
 	ctx, cancel := context.WithTimeout(l.running, lease/3)
 	defer cancel()
-	_ = l.renew(ctx, holds, lease) // told to the observer, and to those who lost
+	_ = l.renew(ctx, holds, lease) // the observer and the losing holders are informed
 	l.watchdog.renewalDone(holds)
 }
 
-// renew asks for a longer lease for some locks at once; an error is a *LostError, or Redis's.
+// renew extends the leases of some locks in one call. Its error is a *LostError or an error of
+// Redis.
 func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) error {
 	sent := time.Now()
 	renewed, err := l.sendRenew(ctx, holds, lease)
@@ -96,14 +97,14 @@ func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) 
 		switch {
 		case len(h.leases) == 0: // released meanwhile
 		case renewed[i]:
-			// A lease that ended before the answer came stays ended: its holder may have been told.
+			// A lease that ended before the answer stays ended: its holder may know.
 			if h.valid(time.Now()) {
 				h.extend(sent, lease)
 			}
 			l.watchdog.update(h)
 		default:
 			lost = append(lost, h.key)
-			if !h.lost { // or its lease ended before the answer came
+			if !h.lost { // otherwise already reported
 				untold++
 				callbacks = append(callbacks, l.markLost(h)...)
 			}
@@ -117,7 +118,7 @@ func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) 
 	return nil
 }
 
-// leasesExpired is told by the watchdog. A hold may have been renewed, or released, since it was looked at.
+// leasesExpired is called by the watchdog. A hold may have been renewed or released since then.
 func (l *Locker) leasesExpired(holds []*hold) {
 	l.mu.Lock()
 	now := time.Now()
@@ -137,7 +138,7 @@ func (l *Locker) leasesExpired(holds []*hold) {
 	l.reportLost(lost, callbacks)
 }
 
-// lose notes that a lock is lost, and returns whom to tell. It needs mu.
+// markLost records a loss and returns the callbacks to run. Callers hold mu.
 func (l *Locker) markLost(h *hold) []func() {
 	h.lost = true
 	l.watchdog.unwatch(h)

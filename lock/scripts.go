@@ -17,20 +17,19 @@ import (
 )
 
 const (
-	// keysPerCall bounds a script call, because Redis serves nobody else while it runs: 512 locks take
-	// it about a millisecond. It is above the orders of a batch, so that a batch is one call.
+	// keysPerCall bounds a script call, because Redis serves no other client while it runs: about a
+	// millisecond for 512 locks. A batch of orders fits into one call.
 	keysPerCall = 512
-	// renewalsPerCall is less, because whoever asks for the locks of a batch knows that it is large, and
-	// renewals come at any time.
+	// renewalsPerCall is smaller: renewals run at any time and delay calls that do not expect it.
 	renewalsPerCall = 256
-	// receiptMS is how long Redis knows a call that comes again, or too late: five minutes. It and other
-	// numbers are strings, because go-redis would make one of each.
+	// receiptMS is how long Redis recognizes a repeated or late call: five minutes. Numbers are
+	// strings here because go-redis would convert them each time.
 	receiptMS = "300000"
-	// noReceipt has an acquire leave none when it gets less than it asks for.
+	// noReceipt means that an acquire leaves no receipt.
 	noReceipt = "0"
 )
 
-// The modes and answers of the scripts.
+// Modes and answers of the scripts.
 const (
 	modeEach = "each"
 	modeAll  = "all"
@@ -39,21 +38,23 @@ const (
 	answerBusy     = "busy"
 	answerFree     = "free"
 	answerReleased = "released"
-	answerNotified = "notified " // and by how many connections
+	answerNotified = "notified " // followed by the number of connections
 	answerRenewed  = "renewed"
 	answerLost     = "lost"
 )
 
-// taking is what Redis answered to an acquire.
+// acquireReply is the answer to an acquire.
 type acquireReply struct {
 	token     int64
-	wait      time.Duration // until the busy locks are free if nobody renews them; 0 if that is not known
-	listeners int           // connections that wait for the first busy lock; 0 if it was not asked for
-	answers   []string      // for each key
+	wait      time.Duration // until the busy locks end unless they are renewed; 0 if unknown
+	listeners int           // connections that listen for the first busy lock; 0 if not asked for
+	answers   []string      // one for each key
 }
 
-// sendAcquire asks for locks. A caller that waits will ask again by the same call, and in the end release.
-func (l *Locker) sendAcquire(ctx context.Context, g *grant, mode string, waits bool, keys []string, lease time.Duration) (acquireReply, error) {
+// sendAcquire asks for locks. A caller with waits set repeats the call, and releases it in the end.
+func (l *Locker) sendAcquire(
+	ctx context.Context, g *grant, mode string, waits bool, keys []string, lease time.Duration,
+) (acquireReply, error) {
 	names := make([]string, 0, 2+len(keys))
 	names = append(names, l.inSlotOf(keys[0], string(g.acquireCall.receipt)), l.inSlotOf(keys[0], l.fence))
 	names = append(names, keys...)
@@ -66,19 +67,19 @@ func (l *Locker) sendAcquire(ctx context.Context, g *grant, mode string, waits b
 	if err != nil {
 		return acquireReply{}, err
 	}
-	const before = 3 // the answers for the keys
+	const before = 3 // values before the answers
 	if len(reply) != before+len(keys) {
 		return acquireReply{}, fmt.Errorf("%d answers for %d keys", len(reply)-before, len(keys))
 	}
 	digits, _ := reply[0].(string)
 	token, err := strconv.ParseInt(digits, 10, 64)
 	if err != nil {
-		return acquireReply{}, fmt.Errorf("answer %v where a token was due: %w", reply[0], err)
+		return acquireReply{}, fmt.Errorf("unexpected answer %v, want a token: %w", reply[0], err)
 	}
 	waitMS, isWait := reply[1].(int64)
 	listeners, isCount := reply[2].(int64)
 	if !isWait || !isCount {
-		return acquireReply{}, fmt.Errorf("answers %v and %v where a time and a count were due", reply[1], reply[2])
+		return acquireReply{}, fmt.Errorf("unexpected answers %v and %v, want a time and a count", reply[1], reply[2])
 	}
 	answers := make([]string, len(keys))
 	for i, answer := range reply[before:] {
@@ -88,10 +89,12 @@ func (l *Locker) sendAcquire(ctx context.Context, g *grant, mode string, waits b
 		}
 		answers[i] = word
 	}
-	return acquireReply{token: token, wait: time.Duration(waitMS) * time.Millisecond, listeners: int(listeners), answers: answers}, nil
+	return acquireReply{
+		token: token, wait: time.Duration(waitMS) * time.Millisecond, listeners: int(listeners), answers: answers,
+	}, nil
 }
 
-// listeners is the command that tells how many hear of a release, for those who wait for it.
+// numsubCommand counts the connections that listen for a release. Only waiters need the number.
 func (l *Locker) numsubCommand(waits bool) string {
 	switch {
 	case !waits:
@@ -102,7 +105,7 @@ func (l *Locker) numsubCommand(waits bool) string {
 	return "numsub"
 }
 
-// sendRenew tells of each hold whether it was renewed, rather than lost before.
+// sendRenew reports for each hold whether it was renewed; otherwise it was lost.
 func (l *Locker) sendRenew(ctx context.Context, holds []*hold, lease time.Duration) ([]bool, error) {
 	names := make([]string, len(holds))
 	args := make([]any, 0, 1+len(holds))
@@ -114,7 +117,7 @@ func (l *Locker) sendRenew(ctx context.Context, holds []*hold, lease time.Durati
 	return parseAnswers(answerRenewed, len(holds), lua.LockRenew.Run(ctx, l.rdb, names, args...))
 }
 
-// sendRelease tells of each key whether it was released, rather than lost before.
+// sendRelease reports for each key whether it was released; otherwise it was lost.
 func (l *Locker) sendRelease(ctx context.Context, c call, owner string, keys []string) ([]bool, error) {
 	names := make([]string, 0, 1+len(keys))
 	names = append(append(names, l.inSlotOf(keys[0], string(c.receipt))), keys...)
@@ -128,8 +131,8 @@ func (l *Locker) sendRelease(ctx context.Context, c call, owner string, keys []s
 	})
 }
 
-// publish is the command that tells of a release. In a cluster it is the one that Redisson listens to
-// there, which also stays on the node of the lock.
+// publishCommand announces a release. In a cluster Redisson listens to sharded channels, whose
+// messages stay on the node of the lock.
 func (l *Locker) publishCommand() string {
 	if l.clustered {
 		return "spublish"
@@ -137,8 +140,8 @@ func (l *Locker) publishCommand() string {
 	return "publish"
 }
 
-// said holds an answer against its script's header, one of two words for each key or another one that is as good,
-// and tells where a good one stands.
+// parseAnswers reports which answers are good, or accepted by asGood, and fails on words that the
+// script's header does not list.
 func parseAnswers(good string, keys int, cmd *redis.Cmd, asGood ...func(i int, answer string) bool) ([]bool, error) {
 	answers, err := cmd.StringSlice()
 	if err != nil {
@@ -149,7 +152,9 @@ func parseAnswers(good string, keys int, cmd *redis.Cmd, asGood ...func(i int, a
 	}
 	is := make([]bool, keys)
 	for i, answer := range answers {
-		is[i] = answer == good || slices.ContainsFunc(asGood, func(tells func(int, string) bool) bool { return tells(i, answer) })
+		is[i] = answer == good || slices.ContainsFunc(asGood, func(accepts func(int, string) bool) bool {
+			return accepts(i, answer)
+		})
 		if !is[i] && answer != answerLost {
 			return nil, fmt.Errorf("unknown answer %q", answer)
 		}
@@ -157,7 +162,7 @@ func parseAnswers(good string, keys int, cmd *redis.Cmd, asGood ...func(i int, a
 	return is, nil
 }
 
-// inSlotOf names a key of the Locker's own so that it lies in the slot of the locks of a call.
+// inSlotOf puts the name of one of the Locker's own keys into the slot of a lock.
 func (l *Locker) inSlotOf(first, name string) string {
 	if l.clustered && hashTag(l.prefix) == l.prefix {
 		return name + ":{" + hashTag(first) + "}"
@@ -165,8 +170,8 @@ func (l *Locker) inSlotOf(first, name string) string {
 	return name
 }
 
-// hashTag is the part of a key that decides in which slot of a Redis Cluster it lies: what is between
-// the first { and the } after it, if that is not empty, and else the whole key.
+// hashTag is the part of a key that decides its slot in a Redis Cluster: the text between the first
+// { and the next }, or the whole key if there is none.
 func hashTag(key string) string {
 	if _, rest, found := strings.Cut(key, "{"); found {
 		if tag, _, closed := strings.Cut(rest, "}"); closed && tag != "" {
@@ -176,9 +181,9 @@ func hashTag(key string) string {
 	return key
 }
 
-// refused tells that Redis took a call for a mistake, or for one that is settled, so that no try of it has done
-// anything or will: the scripts look at everything before they write. Other errors of Redis may be those of one
-// try alone, as that there are too many connections.
+// rejected reports an error that proves that no attempt of the call did or will do anything: the
+// scripts check everything before they write. Other errors may concern one attempt only, for
+// example too many connections.
 func rejected(err error) bool {
 	var reply redis.Error
 	if !errors.As(err, &reply) {
@@ -189,11 +194,11 @@ func rejected(err error) bool {
 	})
 }
 
-// away tells that Redis cannot be asked for a while: nobody answers, or it says itself that it cannot serve yet,
-// as after a restart or in a failover. A repeat of the call may find it back. What no repeat mends is not among
-// these: a wrong password, a right that is missing, a key of another type, a client that is closed.
+// unavailable reports an error that a later attempt may not see: no answer, or an answer that Redis
+// cannot serve now, as after a restart or in a failover. A wrong password, a missing right, a key
+// of another type and a closed client are not among these.
 func unavailable(err error) bool {
-	if err == nil { // mostly, and what follows allocates
+	if err == nil { // the common case; the checks below allocate
 		return false
 	}
 	var reply redis.Error
@@ -201,7 +206,8 @@ func unavailable(err error) bool {
 	switch {
 	case errors.As(err, &reply):
 		return slices.ContainsFunc([]string{
-			"LOADING ", "READONLY ", "MASTERDOWN ", "CLUSTERDOWN ", "TRYAGAIN ", "NOREPLICAS ", "BUSY ", "MISCONF ", "max number of clients",
+			"LOADING ", "READONLY ", "MASTERDOWN ", "CLUSTERDOWN ", "TRYAGAIN ", "NOREPLICAS ", "BUSY ", "MISCONF ",
+			"max number of clients",
 		}, func(kind string) bool { return redis.HasErrorPrefix(err, kind) })
 	case errors.As(err, &network):
 		return true

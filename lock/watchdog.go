@@ -7,38 +7,38 @@ import (
 )
 
 const (
-	// watchIdle is how long the watchdog sleeps at most, and so how long it lives with nothing to do.
+	// watchIdle bounds the watchdog's sleep, and so how long it lives without holds.
 	watchIdle = 5 * time.Second
-	// notInHeap is the index of a hold that is not in the heap.
+	// notInHeap is the index of a hold that the watchdog does not watch.
 	notInHeap = -1
 )
 
-// alarm is when the watchdog looks at a hold again. Guarded by Locker.mu.
+// alarm is when the watchdog acts on a hold. Guarded by Locker.mu.
 type alarm struct {
 	index int // in the heap
 	at    time.Time
-	// notBefore keeps a renewal that failed from being tried again and again.
+	// notBefore delays the retry of a failed renewal.
 	notBefore time.Time
-	renewing  bool // Redis is being asked
+	renewing  bool // a renewal is under way
 }
 
-// watchdog looks after the holds that are to be renewed, and those of which somebody wants to know when
-// they end: one heap, and one goroutine while there is something in it.
+// watchdog watches holds that are renewed, and holds with callbacks for their end: one heap, and
+// one goroutine while the heap is not empty.
 //
-// Whatever is due about now is renewed together. While Redis is asked, in goroutines of that round, the
-// watchdog goes on: it tells holders that their lease has ended however long Redis takes.
+// Renewals that are due at about the same time run together, in a goroutine of their own. Meanwhile
+// the watchdog keeps reporting leases that end, however long Redis takes.
 type watchdog struct {
-	mu *sync.Mutex // the Locker's: it guards the alarms and all below
-	// lease is what renewed locks get; they are renewed when a third of it is over.
+	mu *sync.Mutex // the Locker's; guards the alarms and all fields below
+	// lease is the length of renewed leases. They are renewed when a third of it has passed.
 	lease time.Duration
-	// renew asks Redis for these, looks at or forgets each, and calls asked; over is told of those whose
-	// lease has ended. Both are called without mu.
+	// renew asks Redis, updates or removes each hold, and calls renewalDone. expired takes holds
+	// whose lease has ended. Both run without mu.
 	renew, expired func([]*hold)
 
 	heap       alarms
 	running    bool
 	stopped    bool
-	sleepUntil time.Time // until when there is nothing to do
+	sleepUntil time.Time // nothing is due before
 	wake       chan struct{}
 	tasks      sync.WaitGroup
 }
@@ -47,13 +47,13 @@ func newWatchdog(mu *sync.Mutex, lease time.Duration, renew, expired func([]*hol
 	return &watchdog{mu: mu, lease: lease, renew: renew, expired: expired, wake: make(chan struct{}, 1)}
 }
 
-// together is how much earlier than due a renewal may travel with others.
+// batchWindow is how much earlier than due a renewal may run together with others.
 func (w *watchdog) batchWindow() time.Duration { return w.lease / 20 }
 
-// pause is how long a renewal that failed is not tried again.
+// retryPause is the time between a failed renewal and the next attempt.
 func (w *watchdog) retryPause() time.Duration { return w.lease / 10 }
 
-// watch begins to look after a hold, if it has not. It needs mu.
+// watch adds a hold, or updates it if it is already watched. Callers hold mu.
 func (w *watchdog) watch(h *hold) {
 	if w.stopped || h.lost {
 		return
@@ -64,7 +64,7 @@ func (w *watchdog) watch(h *hold) {
 	w.update(h)
 }
 
-// look notes that a hold that is looked after has changed. It needs mu.
+// update recomputes the alarm of a watched hold. Callers hold mu.
 func (w *watchdog) update(h *hold) {
 	if h.index == notInHeap {
 		return
@@ -86,7 +86,8 @@ func (w *watchdog) due(h *hold) time.Time {
 		return h.ends
 	}
 	at := h.ends.Add(-w.lease * 2 / 3)
-	// One that is held for long besides is looked after as the others, or its loss would be told late.
+	// A lock that another lease holds for longer is renewed as often, or its loss would be reported
+	// late.
 	if third := h.renewedAt.Add(w.lease/3 - drift(w.lease)); third.Before(at) {
 		at = third
 	}
@@ -99,21 +100,21 @@ func (w *watchdog) due(h *hold) time.Time {
 	return at
 }
 
-// forget leaves off looking after a hold. It needs mu.
+// unwatch removes a hold. Callers hold mu.
 func (w *watchdog) unwatch(h *hold) {
 	if h.index != notInHeap {
 		heap.Remove(&w.heap, h.index)
 	}
 }
 
-// run ends when it wakes up and there is nothing to look after. It sleeps through a time without holds,
-// so that one lock after another costs one goroutine.
+// run ends when it wakes and has no holds. It sleeps through short times without holds, so that
+// consecutive locks share one goroutine.
 func (w *watchdog) run() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for first := true; ; first = false {
 		w.mu.Lock()
-		if w.stopped || len(w.heap) == 0 && !first { // at first, it may have been released already
+		if w.stopped || len(w.heap) == 0 && !first { // the first hold may already be released
 			w.running = false
 			w.mu.Unlock()
 			return
@@ -140,8 +141,8 @@ func (w *watchdog) run() {
 	}
 }
 
-// pop returns the holds that are to be renewed now, and those whose lease has ended, which are looked
-// after no more. It needs mu.
+// pop returns the holds to renew now, and the holds whose lease has ended, which it removes.
+// Callers hold mu.
 func (w *watchdog) pop(now time.Time) (renew, expired []*hold) {
 	soon := now.Add(w.batchWindow())
 	var later []*hold
@@ -164,8 +165,8 @@ func (w *watchdog) pop(now time.Time) (renew, expired []*hold) {
 	return renew, expired
 }
 
-// asked notes that Redis has answered for these, or will not. Those that are not renewed are due again after
-// a pause.
+// renewalDone records that a renewal was answered or failed. Holds that were not renewed are due
+// again after retryPause.
 func (w *watchdog) renewalDone(holds []*hold) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -176,7 +177,7 @@ func (w *watchdog) renewalDone(holds []*hold) {
 	}
 }
 
-// stop ends the goroutine; what is watched after that is not.
+// stop ends the goroutine. Holds that are added later are not watched.
 func (w *watchdog) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -186,7 +187,7 @@ func (w *watchdog) stop() {
 
 func (w *watchdog) wait() { w.tasks.Wait() }
 
-// alarms is a heap by time.
+// alarms is a heap ordered by time.
 type alarms []*hold
 
 // Len implements heap.Interface.

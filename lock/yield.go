@@ -6,23 +6,26 @@ import (
 )
 
 const (
-	// immediateAskers is how many of those who hear of a release ask at once, more or less: nobody does once in
-	// twenty times.
+	// immediateAskers is about how many of the processes that receive a message ask immediately. In
+	// one of twenty releases none does.
 	immediateAskers = 3
-	// askSpread is the time for each of the others, so that few of them ask while the lock is held again.
+	// askSpread is the time for each of the others, so that few of them ask while the lock is
+	// already taken.
 	askSpread = time.Millisecond
-	// yieldProcessesMax is for how many other processes at most there is a yield.
+	// yieldProcessesMax bounds a yield to that many other processes.
 	yieldProcessesMax = 5
-	// yieldsMax bounds the keys that are noted as left to others.
+	// yieldsMax bounds waiting.yields.
 	yieldsMax = 1024
 )
 
-// released has the first who waits for a lock here ask for it or leave that to others for a while.
+// onRelease wakes the first waiter of a released lock, now or later.
 //
-// If the lock was released here and other processes listen, they come first: the message is here sooner than there,
-// where it wakes a thread of Java, so this process would hand the lock to itself again and again. And where many
-// processes listen, not all ask: Redis would answer the one who gets it last, because it answers those
-// who ask at the same time together. It needs mu.
+// If the lock was released here and other processes listen, they come first. A message reaches a
+// goroutine of this process before it wakes a thread of Java, so without a yield this process would
+// give the lock to itself again and again.
+//
+// Where many processes listen, few ask immediately: Redis answers concurrent calls together, so the
+// one that gets the lock would wait for the answers to the others. Callers hold mu.
 func (ws *waiting) onRelease(key string) {
 	q := ws.queues[key]
 	if q == nil {
@@ -46,8 +49,8 @@ func (ws *waiting) yieldTime(processes int) time.Duration {
 	return time.Duration(min(processes, yieldProcessesMax)) * ws.yield
 }
 
-// noteYield is told how many connections heard of the release of a lock by the call of a serial. If others than
-// this process's are among them, and nobody waits here who would hear of it as well, the next who wants the lock here
+// noteYield records that so many connections were notified of a release by the call with this
+// serial. If other processes are among them and no waiter here was notified, the next acquire here
 // comes after them.
 func (l *Locker) noteYield(key string, listeners int, serial uint64) {
 	l.mu.Lock()
@@ -61,12 +64,12 @@ func (l *Locker) noteYield(key string, listeners int, serial uint64) {
 		return
 	}
 	if len(ws.yields) >= yieldsMax {
-		clear(ws.yields) // it was for milliseconds
+		clear(ws.yields) // entries matter for milliseconds
 	}
 	ws.yields[key] = time.Now().Add(ws.yieldTime(listeners))
 }
 
-// yieldLeft is how long others come first. It needs mu.
+// yieldLeft is how long other processes come first. Callers hold mu.
 func (ws *waiting) yieldLeft(key string) time.Duration {
 	until, noted := ws.yields[key]
 	if !noted {
