@@ -162,7 +162,7 @@ func (b *batcher) process(ctx context.Context, f *flight) {
 	events := inSaleOrder(ready)
 
 	crashpoint.Hit(crashpoint.BeforePersist)
-	outcomes := b.settle(ctx, events, f.apart)
+	outcomes := b.record(ctx, events, f.apart)
 	crashpoint.Hit(crashpoint.AfterCommit)
 	if b.rebuilder != nil {
 		b.rebuilder.witnesses.note(outcomes)

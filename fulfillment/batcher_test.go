@@ -118,7 +118,7 @@ func TestBatcherTakesWhatArrivesDuringATransactionIntoTheNext(t *testing.T) {
 	require.EqualValues(t, 41, s.count(t, confirmedOrders))
 }
 
-func TestBatcherSettlesTheGoodPartOfABatchWithABadEvent(t *testing.T) {
+func TestBatcherRecordsTheGoodPartOfABatchWithABadEvent(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := newSale(t, s.pool, 100)
@@ -126,7 +126,7 @@ func TestBatcherSettlesTheGoodPartOfABatchWithABadEvent(t *testing.T) {
 	events := crowdOf(sale, 20)
 	events[7].UserID = "a\x00b" // which no decoder lets through, and no text column takes
 
-	outcomes := b.settle(t.Context(), events, false)
+	outcomes := b.record(t.Context(), events, false)
 	require.Len(t, outcomes, 20)
 	for i, out := range outcomes {
 		require.Equal(t, events[i], out.Event)
@@ -153,7 +153,7 @@ func TestBatcherGivesTheLastUnitsToTheFirstInTheSale(t *testing.T) {
 	events := append(crowdOf(full, 40), crowdOf(roomy, 40)...)
 	events[10].Quantity = 3
 
-	outcomes := b.settle(t.Context(), events, false)
+	outcomes := b.record(t.Context(), events, false)
 	for i, out := range outcomes {
 		require.NoError(t, out.Err)
 		want := reservation.StatusConfirmed

@@ -20,8 +20,8 @@ import (
 var (
 	// ErrDeadLetterNotFound is returned when no dead letter has the id.
 	ErrDeadLetterNotFound = errors.New("dead letter not found")
-	// ErrDeadLetterSettled is returned for a dead letter about which somebody has decided otherwise before.
-	ErrDeadLetterSettled = errors.New("dead letter is settled")
+	// ErrDeadLetterNotParked is returned for a dead letter that was replayed or discarded before.
+	ErrDeadLetterNotParked = errors.New("dead letter is not parked")
 	// ErrDeadLetterUnreadable is returned by Replay for a letter whose entry is not stored as Park stores one.
 	ErrDeadLetterUnreadable = errors.New("dead letter cannot be read")
 )
@@ -122,8 +122,8 @@ type querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// settle makes something of a letter, which nobody else can do at the same time.
-func (d *DeadLetters) settle(ctx context.Context, id int64, do func(pgx.Tx, DeadLetter) error) error {
+// withLocked calls do with a letter whose row stays locked until do has returned, and commits what it did.
+func (d *DeadLetters) withLocked(ctx context.Context, id int64, do func(pgx.Tx, DeadLetter) error) error {
 	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
 		letter, err := readDeadLetter(ctx, tx, sql.DeadLetterLock, id)
 		if err != nil {
@@ -133,12 +133,12 @@ func (d *DeadLetters) settle(ctx context.Context, id int64, do func(pgx.Tx, Dead
 	})
 }
 
-// settled is the error for a letter that is not parked, and nil for one that is.
-func (l *DeadLetter) settled() error {
+// checkParked returns ErrDeadLetterNotParked unless the letter is parked.
+func (l *DeadLetter) checkParked() error {
 	if l.Status == DeadLetterParked {
 		return nil
 	}
-	return fmt.Errorf("%w: %d is %s", ErrDeadLetterSettled, l.ID, l.Status)
+	return fmt.Errorf("%w: %d is %s", ErrDeadLetterNotParked, l.ID, l.Status)
 }
 
 func readDeadLetter(ctx context.Context, from querier, query string, id int64) (DeadLetter, error) {
@@ -172,17 +172,17 @@ func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
 // Replay appends the entry to its stream again, for a worker that knows better by now, and returns
 // its new id. A letter that was replayed, and is not parked again, is left as it is: appended is false
 // then, and the id is the one of before. It returns ErrDeadLetterNotFound, ErrDeadLetterUnreadable, or
-// ErrDeadLetterSettled if the letter was discarded.
+// ErrDeadLetterNotParked if the letter was discarded.
 //
 // The entry is appended before that is noted: whoever dies in between leaves a letter that may be
 // replayed twice, which the ledger takes for the same order, and never one that is noted and lost.
 func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, appended bool, err error) {
-	err = d.settle(ctx, id, func(tx pgx.Tx, letter DeadLetter) error {
+	err = d.withLocked(ctx, id, func(tx pgx.Tx, letter DeadLetter) error {
 		if letter.Status == DeadLetterReplayed {
 			entryID = letter.ReplayedAs
 			return nil
 		}
-		if err := letter.settled(); err != nil {
+		if err := letter.checkParked(); err != nil {
 			return err
 		}
 		if letter.Damage != "" {
@@ -216,7 +216,7 @@ func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, app
 //
 // If it does not, or says what no order can be, nothing is done but that: an order that was accepted has its reservation in
 // Redis, from which Reconcile has it recorded once the letter is out of the way. Errors are ErrDeadLetterNotFound,
-// and ErrDeadLetterSettled unless the letter is parked.
+// and ErrDeadLetterNotParked unless the letter is parked.
 //
 // Each step may be repeated, and the letter is marked last, so a Discard that failed may be called again.
 func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
@@ -224,8 +224,8 @@ func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
 	// take them all, and wait for each other.
 	d.discarding.Lock()
 	defer d.discarding.Unlock()
-	err := d.settle(ctx, id, func(tx pgx.Tx, letter DeadLetter) error {
-		if err := letter.settled(); err != nil {
+	err := d.withLocked(ctx, id, func(tx pgx.Tx, letter DeadLetter) error {
+		if err := letter.checkParked(); err != nil {
 			return err
 		}
 		became, err := d.endOrder(ctx, letter)

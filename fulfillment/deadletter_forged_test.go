@@ -65,7 +65,7 @@ func TestEachForgedDeadLetterIsNamedAndCanBeDiscarded(t *testing.T) {
 			damaged++
 			_, _, err = letters.Replay(t.Context(), id)
 			require.ErrorIs(t, err, ErrDeadLetterUnreadable)
-			require.False(t, errors.Is(err, ErrDeadLetterSettled))
+			require.False(t, errors.Is(err, ErrDeadLetterNotParked))
 		}
 		require.NoError(t, letters.Discard(t.Context(), id, "forged"), forgedFields[i])
 	}

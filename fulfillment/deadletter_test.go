@@ -132,7 +132,7 @@ func TestDeadLetterComesBackToItsRowWhenItsReplayFails(t *testing.T) {
 		require.Equal(t, id, same)
 		require.Equal(t, replayed, s.onlyLetter(t, letters))
 		require.Equal(t, entries, s.rdb.XLen(t.Context(), entry.Stream).Val(), "and appends nothing")
-		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), ErrDeadLetterSettled)
+		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), ErrDeadLetterNotParked)
 
 		again, err := readEntry(t.Context(), s.rdb, entry.Stream, id)
 		require.NoError(t, err)
@@ -234,9 +234,9 @@ func TestDiscardedOrderGetsATruthfulEndAndItsUnitBack(t *testing.T) {
 	report := s.audit(t, sale)
 	require.False(t, report.Broken(), textOf(t, report))
 	require.EqualValues(t, 5, report.Sales[0].Available)
-	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), ErrDeadLetterSettled)
+	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), ErrDeadLetterNotParked)
 	_, _, err = letters.Replay(t.Context(), id)
-	require.ErrorIs(t, err, ErrDeadLetterSettled)
+	require.ErrorIs(t, err, ErrDeadLetterNotParked)
 	require.NotEqual(t, order, s.buy(t, sale, "alice"), "alice may buy again")
 }
 
@@ -439,7 +439,7 @@ func TestReplayWaitsForADiscardThatIsUnderWay(t *testing.T) {
 	require.NoError(t, hold.Rollback(t.Context()))
 
 	require.NoError(t, answer(t, discarded))
-	require.ErrorIs(t, answer(t, replayed), ErrDeadLetterSettled)
+	require.ErrorIs(t, answer(t, replayed), ErrDeadLetterNotParked)
 	require.Zero(t, s.rdb.XLen(t.Context(), s.keys.Orders(0)).Val(), "nothing was appended")
 	got, err := NewLedger(s.pool).Order(t.Context(), order)
 	require.NoError(t, err)

@@ -8,7 +8,7 @@
 //     what was settled; entry.go is the wire format.
 //   - Worker (worker.go) has a Watermill Router hand each message to the batcher of its partition.
 //   - batcher (batcher.go) groups messages (batcher_queue.go, batcher_flights.go, batcher_gather.go), locks their
-//     users, has them recorded and resolves them; batcher_settle.go is what it does when Postgres is away or an
+//     users, has them recorded and resolves them; batcher_record.go is what it does when Postgres is away or an
 //     event of the batch is at fault.
 //   - Ledger (ledger.go, sql/queries/ledger/record_fresh.sql and ledger/record_orders.sql) is the transaction.
 //   - DeadLetters (deadletter.go) keeps what nobody can apply until an operator decides.

@@ -66,9 +66,9 @@ func (r *raced) linger(most int) error {
 	return nil
 }
 
-// settle checks what every race must leave: one winner for each order, whom the books and Redis agree
+// requireOneWinner checks what every race must leave: one winner for each order, whom the books and Redis agree
 // with. won says for each order what the sides were told.
-func (r *raced) settle(t *testing.T, won *sync.Map, loser reservation.Status) {
+func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser reservation.Status) {
 	t.Helper()
 	paid := 0
 	for _, o := range r.orders {
@@ -128,7 +128,7 @@ func TestPayAgainstCancelHasOneWinner(t *testing.T) {
 		}
 		return sides.Wait()
 	})
-	r.settle(t, &won, reservation.StatusCancelled)
+	r.requireOneWinner(t, &won, reservation.StatusCancelled)
 }
 
 // note notes whom an order went to, if it was this side. It returns an error if it was told so of both.
@@ -185,5 +185,5 @@ func TestPayAgainstExpiryHasOneWinner(t *testing.T) {
 	for _, o := range r.orders {
 		won.LoadOrStore(o.ID, reservation.StatusExpired)
 	}
-	r.settle(t, &won, reservation.StatusExpired)
+	r.requireOneWinner(t, &won, reservation.StatusExpired)
 }

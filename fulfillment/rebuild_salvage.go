@@ -125,7 +125,7 @@ func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map
 		found.Left++
 	}
 	slices.SortStableFunc(events, byPlaceInSale)
-	for _, out := range settle(ctx, b.ledger, b.try, events) {
+	for _, out := range recordWith(ctx, b.ledger, b.try, events) {
 		switch {
 		case out.Err != nil && faultOf(out.Err) == transient:
 			return out.Err

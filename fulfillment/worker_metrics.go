@@ -41,7 +41,7 @@ const (
 
 func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 	orders, err1 := registerOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "stampede_batch_orders", Help: "Messages that were settled together.",
+		Name: "stampede_batch_orders", Help: "Messages that were handled in one batch.",
 		Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000},
 	}))
 	seconds, err2 := registerOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{

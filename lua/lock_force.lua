@@ -27,7 +27,7 @@ end
 
 local last, answer = string.match(redis.call('GET', KEYS[1]) or '0', '^(%d+) ?(%a*)')
 if tonumber(last) > tonumber(ARGV[1]) then
-  return redis.error_reply('ERR stale: this call was settled')
+  return redis.error_reply('ERR stale: this call is over')
 elseif tonumber(last) == tonumber(ARGV[1]) then
   return answer
 end

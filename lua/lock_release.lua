@@ -50,7 +50,7 @@ if lost then
   local receipt = redis.call('GET', KEYS[1]) or '0'
   local last, serial = tonumber(string.match(receipt, '^%d+')), tonumber(ARGV[1])
   if last > serial then
-    return redis.error_reply('ERR stale: this call was settled')
+    return redis.error_reply('ERR stale: this call is over')
   elseif last == serial then
     local i = 0
     for letter in string.gmatch(receipt, '%a') do

@@ -260,7 +260,7 @@ func TestLockForceGivesEveryAnswerOfItsHeaderAndARepeatTakesNothingFromTheNext(t
 	require.Equal(t, "released", force(2))
 	require.Equal(t, map[string]string{"next": "1"}, b.owners("ann"))
 
-	require.Equal(t, []string{"lost"}, b.release("r2", 4, "nobody", "ann"), "settled")
+	require.Equal(t, []string{"lost"}, b.release("r2", 4, "nobody", "ann"), "answered")
 	b.said = b.said[:2]
 	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("r2", "ann"), 2, 60_000, "publish").Err(), "ERR stale")
 	require.Len(t, b.owners("ann"), 1)

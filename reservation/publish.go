@@ -88,7 +88,7 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 				return err
 			}
 			if change.event == eventLowering {
-				if sale.Revision, err = c.settleLowering(ctx, sale.Sale, change, word, taken); err != nil {
+				if sale.Revision, err = c.recordLowering(ctx, sale.Sale, change, word, taken); err != nil {
 					return err
 				}
 			}

@@ -176,8 +176,8 @@ func findLowering(ctx context.Context, q querier, id uuid.UUID, revision int64) 
 	return l, err
 }
 
-// settleLowering writes down what Redis has answered to a wish to lower the stock, and returns the latest revision of the sale.
-func (c *Catalog) settleLowering(ctx context.Context, asked Sale, wish publishedChange, answer string, taken int64) (revision int64, err error) {
+// recordLowering writes down what Redis has answered to a wish to lower the stock, and returns the latest revision of the sale.
+func (c *Catalog) recordLowering(ctx context.Context, asked Sale, wish publishedChange, answer string, taken int64) (revision int64, err error) {
 	switch answer {
 	case "restocked":
 		return c.finishLowering(ctx, asked, wish)

@@ -36,7 +36,7 @@ func TestAMemoryQueueIsGoneWithItsProcess(t *testing.T) {
 	process = s.start(t, "memory-queue")
 	require.Equal(t, http.StatusConflict, process.buy(t, "user-9"), "Redis says that this buyer has an order")
 	require.Equal(t, http.StatusAccepted, process.buy(t, "late"))
-	testkit.Eventually(t, settled, "the order after the restart", func() bool {
+	testkit.Eventually(t, within, "the order after the restart", func() bool {
 		var there bool
 		require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM orders WHERE user_id = 'late')").Scan(&there))
 		return there
@@ -67,7 +67,7 @@ func TestAMemoryQueueOutlastsAnOutageOfPostgres(t *testing.T) {
 	run(t, d)
 	require.Equal(t, front.Reserved, s.buy(t, d, "alice"))
 	require.Equal(t, front.Reserved, s.buy(t, d, "bob"))
-	testkit.Eventually(t, settled, "the end of the connection that waits to write", func() bool {
+	testkit.Eventually(t, within, "the end of the connection that waits to write", func() bool {
 		var ended bool
 		require.NoError(t, s.pool.QueryRow(t.Context(), `
 			SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity

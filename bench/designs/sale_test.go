@@ -21,8 +21,8 @@ import (
 	"stampede/internal/testkit"
 )
 
-// settled is how long anything may take that is under way.
-const settled = 15 * time.Second
+// within is how long anything may take that is under way.
+const within = 15 * time.Second
 
 // sale is a sale with Redis keys and a database of its own.
 type sale struct {
@@ -122,7 +122,7 @@ func (s *sale) orders(t *testing.T) int {
 
 func (s *sale) requireOrders(t *testing.T, n int) {
 	t.Helper()
-	testkit.Eventually(t, settled, fmt.Sprintf("%d orders in Postgres", n), func() bool { return s.orders(t) == n })
+	testkit.Eventually(t, within, fmt.Sprintf("%d orders in Postgres", n), func() bool { return s.orders(t) == n })
 }
 
 // stopPostgres keeps everybody from writing orders until the function that it returns is called.
@@ -159,7 +159,7 @@ func (s *sale) start(t *testing.T, design string) *frontProcess {
 	p.Start()
 	t.Cleanup(p.http.CloseIdleConnections)
 	const listens = "listens on "
-	_, addr, _ := strings.Cut(p.WaitOutput(settled, listens), listens)
+	_, addr, _ := strings.Cut(p.WaitOutput(within, listens), listens)
 	_, _, err = net.SplitHostPort(addr)
 	require.NoError(t, err)
 	p.url = "http://" + addr + "/v1/sales/" + s.id.String() + "/orders"

@@ -39,13 +39,13 @@ func TestAStreamKeepsWhatIsAcceptedOverAKill(t *testing.T) {
 	goOn()
 	process = s.start(t, "stock-stream")
 	require.Equal(t, http.StatusConflict, process.buy(t, "user-0"))
-	testkit.Eventually(t, stockTakesOver+settled, "all orders that were accepted", func() bool { return s.orders(t) == accepted })
+	testkit.Eventually(t, stockTakesOver+within, "all orders that were accepted", func() bool { return s.orders(t) == accepted })
 	pending := func() bool {
 		p, err := s.rdb.XPending(t.Context(), s.backend.Prefix+":orders", stockGroup).Result()
 		require.NoError(t, err)
 		return p.Count == 0
 	}
-	testkit.Eventually(t, settled, "the last ack", pending)
+	testkit.Eventually(t, within, "the last ack", pending)
 	require.Equal(t, accepted, s.orders(t), "orders after the last delivery")
 }
 

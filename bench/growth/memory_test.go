@@ -17,9 +17,9 @@ func redisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 	return readInfo(ctx, rdb, "memory", "used_memory")
 }
 
-// settledRedisMemory is the same after Redis has given back what it can, without what it lends to us. The
+// idleRedisMemory is the same after Redis has given back what it can, without what it lends to us. The
 // processes that used it must have ended.
-func settledRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
+func idleRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 	for {
 		clients, err := readInfo(ctx, rdb, "clients", "connected_clients")
 		if err != nil {

@@ -53,13 +53,13 @@ const (
 
 const (
 	hugeStock = 50_000_000
-	// saleWithin bounds a sale that is to sell out, and settleWithin the time until Postgres has all.
+	// saleWithin bounds a sale that is to sell out, and recordWithin the time until Postgres has all.
 	saleWithin   = 5 * time.Minute
-	settleWithin = 5 * time.Minute
+	recordWithin = 5 * time.Minute
 	lookEvery    = 20 * time.Millisecond
 )
 
-// run sells to a crowd on servers of its own and waits until everything is settled.
+// run sells to a crowd on servers of its own and waits until every order is recorded.
 func run(b *testing.B, p plan) rig.Values {
 	b.Helper()
 	stock := int64(p.stock)
@@ -111,7 +111,7 @@ func run(b *testing.B, p plan) rig.Values {
 
 	// What the sale holds is what is gone with its keys: Redis's own, as the scripts that it keeps, stays.
 	s.Kill()
-	after, err := settledRedisMemory(b.Context(), s.Shop.Redis)
+	after, err := idleRedisMemory(b.Context(), s.Shop.Redis)
 	require.NoError(b, err)
 	for p := range keys.Partitions {
 		values[streamAfter] += keyMemory(b, s.Shop.Redis, keys.Orders(p)) / orders
@@ -121,7 +121,7 @@ func run(b *testing.B, p plan) rig.Values {
 	}
 	values[outcomesAfter] = keyMemory(b, s.Shop.Redis, keys.Outcomes()) / orders
 	s.Close()
-	without, err := settledRedisMemory(b.Context(), s.Shop.Redis)
+	without, err := idleRedisMemory(b.Context(), s.Shop.Redis)
 	require.NoError(b, err)
 	values[redisMost], values[redisAfter] = float64(mostHeld-without)/orders, float64(after-without)/orders
 	return values
@@ -213,7 +213,7 @@ type sold struct {
 // awaitSold waits until so many units are sold in Postgres. It asks the counters of the sales: to count
 // the orders would be work.
 func awaitSold(ctx context.Context, shop *rig.Shop, units int64) sold {
-	ctx, cancel := context.WithTimeout(ctx, saleWithin+settleWithin)
+	ctx, cancel := context.WithTimeout(ctx, saleWithin+recordWithin)
 	defer cancel()
 	for {
 		var have int64
@@ -255,7 +255,7 @@ func watchMemory(b *testing.B, rdb *redis.Client) (most func() int64) {
 // trim frees what the workers are done with, as they do themselves every ten seconds.
 func trim(b *testing.B, rdb *redis.Client, keys reservation.Keys) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), settleWithin)
+	ctx, cancel := context.WithTimeout(b.Context(), recordWithin)
 	defer cancel()
 	for p := range keys.Partitions {
 		stream := keys.Orders(p)

@@ -54,7 +54,7 @@ func BenchmarkSafety(b *testing.B) {
 			"they are started again, more buyers come, and what was promised has time to reach Postgres: until nothing has been written for %v, and longer where a design leaves orders of the "+
 			"dead lie before others take them over (stock-stream and Stampede). Lost are orders that a buyer was promised and that are not there; "+
 			"units are gone that are neither for sale nor in Postgres, where the sale was sold out in the end.%s",
-			b.N, 2*rushStock(b), rushStock(b), crashStock(b), crashAfter(b), settledAfter(b), leftOut),
+			b.N, 2*rushStock(b), rushStock(b), crashStock(b), crashAfter(b), quietAfter(b), leftOut),
 		Head: []string{
 			"design", "orders promised", "oversold: promised", "oversold: in Postgres", "double buyers",
 			"with a crash: orders promised", "oversold", "units gone", "**lost**",
@@ -98,7 +98,7 @@ func (r rung) rush(b *testing.B, v rig.Values) {
 	v[promised] = float64(l.accepted.Load())
 	v[oversold] = float64(max(0, l.accepted.Load()-stock))
 	v[doubleBuyers] = float64(l.doubleBuyers())
-	units, _ := r.settle(b, s, l, l.accepted.Load())
+	units, _ := r.awaitWrites(b, s, l, l.accepted.Load())
 	v[oversoldRows] = float64(max(0, units-stock))
 }
 
@@ -131,7 +131,7 @@ func (r rung) crash(b *testing.B, v rig.Values) {
 	if soldOut {
 		least = stock // what buyers took whose answer was cut off is written as well, or it is gone
 	}
-	units, missing := r.settle(b, s, l, least)
+	units, missing := r.awaitWrites(b, s, l, least)
 	v[crashPromised], v[lost] = float64(l.accepted.Load()), float64(missing)
 	if soldOut {
 		v[crashSold] = float64(max(0, units-stock, l.accepted.Load()-stock))
@@ -171,24 +171,24 @@ func halfSold(ctx context.Context, l *ledger, orders int64, within time.Duration
 	}
 }
 
-func settledAfter(b *testing.B) time.Duration {
+func quietAfter(b *testing.B) time.Duration {
 	return rig.Scale(b, 4*time.Second, 500*time.Millisecond)
 }
 
-// settling is how long a design may write nothing until it is taken to have written all that it will: as
+// quietTime is how long a design may write nothing until it is taken to have written all that it will: as
 // long as it leaves orders of the dead lie, and more.
-func (r rung) settling(b *testing.B) time.Duration {
-	return r.takesOver(b) + settledAfter(b)
+func (r rung) quietTime(b *testing.B) time.Duration {
+	return r.takesOver(b) + quietAfter(b)
 }
 
-// settle waits until the design writes no more: until all that was promised is in Postgres, so many units at
-// least, and nothing follows for a moment; or until nothing has come for as long as settling. As a
+// awaitWrites waits until the design writes no more: until all that was promised is in Postgres, so many units at
+// least, and nothing follows for a moment; or until nothing has come for as long as quietTime. As a
 // design cannot write more than was bought, that ends. It returns how many units are there, and how many
 // promised orders are not.
-func (r rung) settle(b *testing.B, s *rig.System, l *ledger, least int64) (units, missing int64) {
+func (r rung) awaitWrites(b *testing.B, s *rig.System, l *ledger, least int64) (units, missing int64) {
 	b.Helper()
 	const lookEvery = 50 * time.Millisecond
-	settling := r.settling(b)
+	most := r.quietTime(b)
 	const moment = 250 * time.Millisecond
 	units, since := s.Shop.Units(), time.Now()
 	for {
@@ -202,7 +202,7 @@ func (r rung) settle(b *testing.B, s *rig.System, l *ledger, least int64) (units
 		}
 		missing, err := l.missing(b.Context(), s.Shop.Pool)
 		require.NoError(b, err)
-		if missing == 0 && units >= least || quiet > settling {
+		if missing == 0 && units >= least || quiet > most {
 			return units, missing
 		}
 	}

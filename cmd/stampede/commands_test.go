@@ -350,7 +350,7 @@ func TestDeadLettersAreListedReplayedAndDiscarded(t *testing.T) {
 	assert.Contains(t, output, "a joke")
 	status, output = s.run("dlq", "discard", "1", "--reason=again")
 	assert.Equal(t, exitFailed, status)
-	assert.Contains(t, output, "settled")
+	assert.Contains(t, output, "not parked")
 	status, _ = s.run("dlq", "discard", "1")
 	assert.Equal(t, exitUsage, status, "a reason is required")
 }

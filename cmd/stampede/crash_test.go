@@ -34,7 +34,7 @@ func TestNoOrderIsLostOrDoubledWhenAWorkerIsKilled(t *testing.T) {
 				victim.WaitKilled(within)
 				s.worker(successor).Start()
 				coming.Wait()
-				s.settle(people, books, sale, stock)
+				s.requireKept(people, books, sale, stock)
 			})
 		}
 	}
@@ -60,7 +60,7 @@ func TestNoOrderIsLostOrDoubledWhenAnIngressIsKilled(t *testing.T) {
 	victim.Kill()
 	coming.Wait()
 	require.NotEmpty(t, people.Report().Retries, "the crash must have been felt")
-	s.settle(people, books, sale, stock)
+	s.requireKept(people, books, sale, stock)
 }
 
 func TestTenThousandBuyersAtOnceOnAHundredUnits(t *testing.T) {
@@ -74,5 +74,5 @@ func TestTenThousandBuyersAtOnceOnAHundredUnits(t *testing.T) {
 		URLs: []string{url}, Sale: sale, Buyers: buyers, DoubleClicks: 0.05, Connections: 1000, TryTimeout: 20 * time.Second,
 	})
 	people.Run(t.Context())
-	s.settle(people, books, sale, stock)
+	s.requireKept(people, books, sale, stock)
 }

@@ -197,8 +197,8 @@ func (s *lostShop) count(query string, args ...any) (n int) {
 
 func (s *lostShop) epoch() int { return s.count("SELECT epoch FROM sales WHERE id = $1", s.sale) }
 
-// settle waits until all units are sold and checks that every promise has its end. It returns how many were voided.
-func (s *lostShop) settle(stock int) (voided int) {
+// requireEnds waits until all units are sold and checks that every promise has its end. It returns how many were voided.
+func (s *lostShop) requireEnds(stock int) (voided int) {
 	s.t.Helper()
 	s.letIn(2 * stock)
 	testkit.Eventually(s.t, within, "all units are sold", func() bool {
@@ -264,7 +264,7 @@ func TestASaleGoesOnAfterItsRedisIsEmptied(t *testing.T) {
 		require.Equal(t, round+1, s.epoch())
 		first.Thaw()
 	}
-	voided := s.settle(stock)
+	voided := s.requireEnds(stock)
 	require.GreaterOrEqual(t, voided, 150)
 	require.Equal(t, 3, s.epoch(), "it was rebuilt for each loss and no more")
 	require.LessOrEqual(t, s.count("SELECT count(*) FROM orders WHERE status = 'voided'"), voided+16)
@@ -300,7 +300,7 @@ func TestNothingIsVoidedWhenRedisIsKilled(t *testing.T) {
 		s.sell(t, 50, "the sale goes on")
 		require.Equal(t, round+1, s.epoch())
 	}
-	require.Zero(t, s.settle(stock))
+	require.Zero(t, s.requireEnds(stock))
 	require.Zero(t, s.count("SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 	require.Equal(t, 3, s.epoch())
 }

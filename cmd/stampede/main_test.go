@@ -100,9 +100,9 @@ func (s *shop) crowd(config crowd.Config) (*crowd.Crowd, *crowd.PostgresBooks) {
 	return buyers, books
 }
 
-// settle waits until all that the crowd was promised is in Postgres, and checks every promise: by
+// requireKept waits until all that the crowd was promised is in Postgres, and checks every promise: by
 // the crowd's own ledger, and by the audit.
-func (s *shop) settle(buyers *crowd.Crowd, books *crowd.PostgresBooks, sale uuid.UUID, sold int) {
+func (s *shop) requireKept(buyers *crowd.Crowd, books *crowd.PostgresBooks, sale uuid.UUID, sold int) {
 	s.t.Helper()
 	durable, err := buyers.WatchDurable(s.t.Context(), books, within)
 	require.NoError(s.t, err)

@@ -24,11 +24,11 @@ import (
 )
 
 const (
-	// settle is for how long no connection may have come until the last one has. It is longer than a handshake that
+	// lull is for how long no connection may have come until the last one has. It is longer than a handshake that
 	// is under way takes.
-	settle = 200 * time.Millisecond
-	// settleMax bounds that where new handshakes cannot be held off.
-	settleMax = time.Second
+	lull = 200 * time.Millisecond
+	// lullMax bounds that where new handshakes cannot be held off.
+	lullMax = time.Second
 	// drainEvery is how often a Drain looks which connections it can close.
 	drainEvery = 5 * time.Millisecond
 	// evictShare: where there is no room, one part in so many of all connections is closed if as many are idle, so that
@@ -96,7 +96,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	for {
 		last, began := l.draining.Load(), time.Now()
 		if last {
-			l.setDeadline(began.Add(settle))
+			l.setDeadline(began.Add(lull))
 		}
 		inner, err := l.inner.Accept()
 		switch {
@@ -114,7 +114,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			// Drain has begun, or no client is on its way any more. A deadline that is over when Accept begins says nothing
 			// of those who wait.
-			if !last || time.Since(began) < settle || l.hasWaiting() {
+			if !last || time.Since(began) < lull || l.hasWaiting() {
 				continue
 			}
 			_ = l.Close()
@@ -239,7 +239,7 @@ func (l *Listener) Drain(ctx context.Context) error {
 		// From here on no handshake begins, and those under way come to their end. Where that cannot be had, clients
 		// may come for ever, and what comes in the very last moment is cut off.
 		if refuseHandshakes(tcp) != nil {
-			defer time.AfterFunc(settleMax, func() { _ = l.Close() }).Stop()
+			defer time.AfterFunc(lullMax, func() { _ = l.Close() }).Stop()
 		}
 		l.draining.Store(true)
 		l.setDeadline(time.Now()) // so that an Accept that waits learns of it

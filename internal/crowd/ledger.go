@@ -25,7 +25,7 @@ const (
 	NotOnSale
 	// Failed: an answer that no well-behaved buyer should be given.
 	Failed
-	// Unknown: the buyer's patience ended without an answer that settles it.
+	// Unknown: the buyer's patience ended before an answer that says which of these it is.
 	Unknown
 )
 

@@ -1,4 +1,4 @@
--- The dead letter with the id $1, for whoever is about to settle it: the row stays locked until the
+-- The dead letter with the id $1, to replay or discard it: the row stays locked until the
 -- transaction ends.
 SELECT id, stream, entry_id, fields, reason, deliveries, status, replays, coalesce(resolution, ''), coalesce(replayed_as, ''),
        least(greatest(created_at, 'epoch'), '9999-12-31'), least(greatest(updated_at, 'epoch'), '9999-12-31')

@@ -30,7 +30,7 @@ WITH live AS MATERIALIZED (
     SELECT id, revision, 'SaleRebuilt', jsonb_build_object(
         'epoch', epoch, 'sequence', last_given, 'reason', $4::text, 'stock', stock, 'held', units, 'orders', orders)
     FROM raised
-), settled AS (
+), dropped AS (
     DELETE FROM releases WHERE order_id IN (
         SELECT order_id FROM releases WHERE sale_id = (SELECT id FROM raised) FOR UPDATE SKIP LOCKED)
 )

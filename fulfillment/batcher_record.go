@@ -14,16 +14,16 @@ import (
 	"stampede/reservation"
 )
 
-// settle finds the outcome of every event, whatever it takes: a batch is tried again for as long as
+// record finds the outcome of every event, whatever it takes: a batch is tried again for as long as
 // Postgres is away, and halved when one of its events is at fault, so that the good part commits and
 // the bad event goes on alone. An event without an end has Outcome.Err; if that is errHeldUp, it is to be tried again
 // apart from those of other sales.
 //
 // A batch that waits too long for a lock is split by sale, and one that takes too long for the database is halved. If
 // patient is set, it is all of one sale that was held up before: then it is halved for a lock as well.
-func (b *batcher) settle(ctx context.Context, events []reservation.OrderReserved, patient bool) []Outcome {
+func (b *batcher) record(ctx context.Context, events []reservation.OrderReserved, patient bool) []Outcome {
 	most := int(b.most.Load())
-	s := settlement{ledger: b.ledger, try: b.try, tooMany: map[uuid.UUID]int64{}, splits: true, patient: patient, most: most}
+	s := batchRecording{ledger: b.ledger, try: b.try, tooMany: map[uuid.UUID]int64{}, splits: true, patient: patient, most: most}
 	outcomes := s.record(ctx, events)
 	switch {
 	case s.slow:
@@ -38,15 +38,15 @@ func (b *batcher) settle(ctx context.Context, events []reservation.OrderReserved
 // transaction records some events.
 type transaction func(context.Context) ([]Outcome, error)
 
-// settle is batcher.settle with another way to try a transaction. An error of try whose fault is transient
-// ends the settlement, and is that of all events that are not recorded by then; any other one is of an event.
-func settle(ctx context.Context, ledger *Ledger, try func(context.Context, transaction) ([]Outcome, error), events []reservation.OrderReserved) []Outcome {
-	s := settlement{ledger: ledger, try: try, tooMany: map[uuid.UUID]int64{}, most: len(events)}
+// recordWith is batcher.record with another way to try a transaction. An error of try whose fault is transient
+// ends the recording, and is that of all events that are not recorded by then; any other one is of an event.
+func recordWith(ctx context.Context, ledger *Ledger, try func(context.Context, transaction) ([]Outcome, error), events []reservation.OrderReserved) []Outcome {
+	s := batchRecording{ledger: ledger, try: try, tooMany: map[uuid.UUID]int64{}, most: len(events)}
 	return s.record(ctx, events)
 }
 
-// settlement is what is learned while one batch is being settled.
-type settlement struct {
+// batchRecording is what is learned while one batch is recorded.
+type batchRecording struct {
 	ledger *Ledger
 	try    func(context.Context, transaction) ([]Outcome, error)
 	// tooMany is, by sale, a quantity that its stock in Postgres did not hold. Without it, a batch for
@@ -64,7 +64,7 @@ type settlement struct {
 }
 
 // record returns one outcome per event, in their order. Those of a sale stand together.
-func (s *settlement) record(ctx context.Context, events []reservation.OrderReserved) []Outcome {
+func (s *batchRecording) record(ctx context.Context, events []reservation.OrderReserved) []Outcome {
 	switch {
 	case len(events) == 0:
 		return nil
@@ -106,12 +106,12 @@ func (s *settlement) record(ctx context.Context, events []reservation.OrderReser
 }
 
 // inParts records the first n events and then the others.
-func (s *settlement) inParts(ctx context.Context, events []reservation.OrderReserved, n int) []Outcome {
+func (s *batchRecording) inParts(ctx context.Context, events []reservation.OrderReserved, n int) []Outcome {
 	return append(s.record(ctx, events[:n:n]), s.record(ctx, events[n:])...)
 }
 
 // bySale records the events of each sale apart.
-func (s *settlement) bySale(ctx context.Context, events []reservation.OrderReserved) (outcomes []Outcome) {
+func (s *batchRecording) bySale(ctx context.Context, events []reservation.OrderReserved) (outcomes []Outcome) {
 	for len(events) > 0 {
 		_, n := rangeOf(events, events[0].SaleID)
 		outcomes = append(outcomes, s.record(ctx, events[:n:n])...)
@@ -121,7 +121,7 @@ func (s *settlement) bySale(ctx context.Context, events []reservation.OrderReser
 }
 
 // recordApart records events after they were held up together.
-func (s *settlement) recordApart(ctx context.Context, events []reservation.OrderReserved, err error) []Outcome {
+func (s *batchRecording) recordApart(ctx context.Context, events []reservation.OrderReserved, err error) []Outcome {
 	held := fmt.Errorf("%w: %w", errHeldUp, err)
 	var ofSale *saleError
 	if errors.As(err, &ofSale) && isLocked(err) {
@@ -142,8 +142,8 @@ func (s *settlement) recordApart(ctx context.Context, events []reservation.Order
 	return allFailed(events, held)
 }
 
-// holdUp has the sale's events not tried again in this settlement.
-func (s *settlement) holdUp(sale uuid.UUID, err error) {
+// holdUp has the sale's events not tried again in this batch.
+func (s *batchRecording) holdUp(sale uuid.UUID, err error) {
 	if s.heldUp == nil {
 		s.heldUp = make(map[uuid.UUID]error)
 	}
@@ -161,7 +161,7 @@ func rangeOf(events []reservation.OrderReserved, sale uuid.UUID) (from, to int) 
 	return from, to
 }
 
-func (s *settlement) holdsNoneOf(events []reservation.OrderReserved) bool {
+func (s *batchRecording) holdsNoneOf(events []reservation.OrderReserved) bool {
 	for _, e := range events {
 		if quantity, known := s.tooMany[e.SaleID]; !known || e.Quantity < quantity {
 			return false
@@ -170,7 +170,7 @@ func (s *settlement) holdsNoneOf(events []reservation.OrderReserved) bool {
 	return true
 }
 
-func (s *settlement) refuse(ctx context.Context, events []reservation.OrderReserved) []Outcome {
+func (s *batchRecording) refuse(ctx context.Context, events []reservation.OrderReserved) []Outcome {
 	outcomes, err := s.try(ctx, func(ctx context.Context) ([]Outcome, error) {
 		return s.ledger.Refuse(ctx, events, reservation.RejectedSoldOut)
 	})
