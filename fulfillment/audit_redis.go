@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -38,7 +39,7 @@ const numberMax = 999_999_999_999_999
 // read goes to the report.
 func (l *look) loadRedis(ctx context.Context) error {
 	for _, statements := range []string{sql.AuditDrop, sql.AuditTables} {
-		if _, err := l.conn.PgConn().Exec(ctx, statements).ReadAll(); err != nil {
+		if err := pg.Run(ctx, l.conn, statements); err != nil {
 			return fmt.Errorf("make the tables: %w", err)
 		}
 	}

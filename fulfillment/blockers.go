@@ -2,16 +2,13 @@ package fulfillment
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/internal/pause"
-	"stampede/sql"
+	"stampede/internal/pg"
 )
 
 const (
@@ -50,28 +47,13 @@ func (w *Worker) endBlockers(ctx context.Context) {
 	}
 }
 
-// blocker is a session for whose locks others wait.
-type blocker struct {
-	PID          int32
-	BackendStart time.Time
-	QueryStart   zeronull.Timestamptz
-	StateChange  zeronull.Timestamptz
-	XactStart    zeronull.Timestamptz
-	Role         string
-	Application  string
-	Client       string
-	State        string
-	Query        string
-	Silent       bool
-}
-
 // blockerKey is another one as soon as the session has heard from its client.
 type blockerKey struct {
 	pid                         int32
 	started, queried, changedAt int64
 }
 
-func (b *blocker) key() blockerKey {
+func keyOf(b *pg.Activity) blockerKey {
 	return blockerKey{
 		b.PID, b.BackendStart.UnixMicro(), time.Time(b.QueryStart).UnixMicro(), time.Time(b.StateChange).UnixMicro(),
 	}
@@ -96,7 +78,7 @@ type blockerSeen struct {
 func (l *blockers) look(ctx context.Context) (ended int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	found, err := findBlockers(ctx, l.pool)
+	found, err := pg.Blockers(ctx, l.pool)
 	if err != nil {
 		return 0, err
 	}
@@ -104,7 +86,7 @@ func (l *blockers) look(ctx context.Context) (ended int, err error) {
 	for _, b := range found {
 		seen := l.note(&b, now)
 		switch {
-		case seen.silent.IsZero() || now.Sub(seen.silent) < b.silentMax():
+		case seen.silent.IsZero() || now.Sub(seen.silent) < silentMax(&b):
 			l.name(&b, seen)
 		default:
 			gone, err := l.end(ctx, &b, now.Sub(seen.silent))
@@ -124,23 +106,11 @@ func (l *blockers) look(ctx context.Context) (ended int, err error) {
 	return ended, nil
 }
 
-// findBlockers returns the sessions for whose locks others of our role wait.
-func findBlockers(ctx context.Context, pool *pgxpool.Pool) ([]blocker, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	rows, _ := pool.Query(ctx, sql.PGFindBlockers) // its error comes with the rows
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[blocker])
-	if err != nil {
-		return nil, fmt.Errorf("look for sessions that hold up others: %w", err)
-	}
-	return found, nil
-}
-
-func (l *blockers) note(b *blocker, now time.Time) *blockerSeen {
-	seen, known := l.seen[b.key()]
+func (l *blockers) note(b *pg.Activity, now time.Time) *blockerSeen {
+	seen, known := l.seen[keyOf(b)]
 	if !known {
 		seen = &blockerSeen{first: now}
-		l.seen[b.key()] = seen
+		l.seen[keyOf(b)] = seen
 	}
 	seen.last = now
 	if b.Silent && seen.silent.IsZero() {
@@ -149,7 +119,7 @@ func (l *blockers) note(b *blocker, now time.Time) *blockerSeen {
 	return seen
 }
 
-func (b *blocker) silentMax() time.Duration {
+func silentMax(b *pg.Activity) time.Duration {
 	if b.State == "active" {
 		return silentInBatchMax
 	}
@@ -157,25 +127,22 @@ func (b *blocker) silentMax() time.Duration {
 }
 
 // name names a session once that goes on holding up others.
-func (l *blockers) name(b *blocker, seen *blockerSeen) {
+func (l *blockers) name(b *pg.Activity, seen *blockerSeen) {
 	if waited := seen.last.Sub(seen.first); !seen.named && waited >= blockerNamedAfter {
 		seen.named = true
-		l.log.Warn(namedSession, append(b.attributes(), "others_wait_for", waited)...)
+		l.log.Warn(namedSession, append(attributes(b), "others_wait_for", waited)...)
 	}
 }
 
-func (l *blockers) end(ctx context.Context, b *blocker, silent time.Duration) (gone bool, err error) {
-	err = l.pool.QueryRow(ctx, sql.PGEndSession, b.PID, b.BackendStart, b.QueryStart, b.StateChange).Scan(&gone)
-	if err != nil {
-		return false, fmt.Errorf("end session %d of %q at %q: %w", b.PID, b.Application, b.Client, err)
-	}
+func (l *blockers) end(ctx context.Context, b *pg.Activity, silent time.Duration) (gone bool, err error) {
+	gone, err = b.Terminate(ctx, l.pool)
 	if gone {
-		l.log.Warn(endedSession, append(b.attributes(), "silent_for", silent)...)
+		l.log.Warn(endedSession, append(attributes(b), "silent_for", silent)...)
 	}
-	return gone, nil
+	return gone, err
 }
 
-func (b *blocker) attributes() []any {
+func attributes(b *pg.Activity) []any {
 	return []any{
 		"pid", b.PID, "application", b.Application, "client", b.Client, "role", b.Role, "state", b.State,
 		"transaction_began", time.Time(b.XactStart), "query_began", time.Time(b.QueryStart), "query", b.Query,

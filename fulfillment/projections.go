@@ -16,6 +16,7 @@ import (
 
 	"stampede/internal/crashpoint"
 	"stampede/internal/pause"
+	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -32,11 +33,6 @@ var (
 )
 
 const (
-	// projectionsLock is the advisory lock of who rebuilds, and watchedLock that of who still lives while he
-	// does (projection/watch.sql).
-	projectionsLock = 5_077_217_436
-	watchedLock     = 5_077_217_435
-
 	// changesPerTurn is how many notes of changed orders one transaction takes, and changesLeft at how many
 	// the tables may be swapped, in which time nobody can write orders.
 	changesPerTurn, changesLeft = 10_000, 200
@@ -90,20 +86,20 @@ func RebuildProjections(ctx context.Context, pool *pgxpool.Pool, logger *slog.Lo
 
 // projector is one rebuild.
 type projector struct {
-	// conn is its own: settings and locks of the session go with it.
-	conn   *pgx.Conn
+	conn   pg.Session
 	log    *slog.Logger
 	report ProjectionsReport
 }
 
 func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
-	pooled, err := pool.Acquire(ctx)
-	if err != nil {
+	p.conn, err = pg.Begin(ctx, pool, pg.ProjectionLock, 0)
+	if errors.Is(err, pg.ErrLockHeld) {
+		return ErrProjectionsUnderWay
+	} else if err != nil {
 		return err
 	}
-	p.conn = pooled.Hijack()
-	defer endSession(ctx, callTimeout, p.conn)
-	if err := p.takeOver(ctx); err != nil {
+	defer p.conn.End()
+	if err := p.prepare(ctx); err != nil {
 		return err
 	}
 	if err := p.checkTable(ctx); err != nil {
@@ -114,13 +110,13 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 			p.cleanUp(ctx)
 		}
 	}()
-	if err := p.underLocks(ctx, "make a new table", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionBegin) }); err != nil {
+	if err := p.underLocks(ctx, "make a new table", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionBegin) }); err != nil {
 		return err
 	}
 	if err := p.checkLog(ctx); err != nil {
 		return err
 	}
-	if err := p.underLocks(ctx, "watch orders", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionWatch) }); err != nil {
+	if err := p.underLocks(ctx, "watch orders", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionWatch) }); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.ProjectionsWatch)
@@ -132,57 +128,35 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		return err
 	}
 	crashpoint.Hit(crashpoint.ProjectionsSwapped)
-	if err := p.underLocks(ctx, "drop the old table", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionEnd) }); err != nil {
+	if err := p.underLocks(ctx, "drop the old table", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) }); err != nil {
 		return err
 	}
 	p.report.Recounted, err = recountSales(ctx, p.conn, nil, nil)
 	return err
 }
 
-// endSession ends a session that has locks and settings of its own. It gives the locks back itself: when it is
-// closed, the server has not ended it yet. It takes no longer than that, and is not cancelled with ctx.
-func endSession(ctx context.Context, within time.Duration, conn *pgx.Conn) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
-	defer cancel()
-	_, _ = conn.Exec(ctx, "SELECT pg_advisory_unlock_all()")
-	_ = conn.Close(ctx)
-}
-
 // cleanUp leaves nothing behind, if it can within a moment: the next rebuild does it as well.
 func (p *projector) cleanUp(ctx context.Context) {
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	err := p.underLocks(ctx, "clear away", func(tx pgx.Tx) error { return simple(ctx, tx, sql.ProjectionEnd) })
+	err := p.underLocks(ctx, "clear away", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) })
 	if err != nil {
 		p.log.Warn("a rebuild of the projections that was broken off left tables behind, which the next one clears away", "error", err)
 	}
 }
 
-// takeOver makes sure that nobody else is at it.
-func (p *projector) takeOver(ctx context.Context) error {
-	var free bool
-	if err := p.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", projectionsLock).Scan(&free); err != nil {
+// prepare readies the session for the rebuild.
+func (p *projector) prepare(ctx context.Context) error {
+	if err := p.conn.Run(ctx, sql.ProjectionPrepare); err != nil {
 		return err
-	} else if !free {
-		return ErrProjectionsUnderWay
 	}
-	for _, statement := range []string{
-		// New tables are to be where orders is, whatever else the path has.
-		"SELECT set_config('search_path', (SELECT format('%I', nspname) FROM pg_class JOIN pg_namespace AS n ON n.oid = relnamespace WHERE pg_class.oid = 'orders'::regclass), false)",
-		"SET statement_timeout = 0",
-		// Held by nobody for longer than it takes to see that it is free.
-		fmt.Sprintf("SELECT pg_advisory_lock(%d)", watchedLock),
-	} {
-		if _, err := p.conn.Exec(ctx, statement); err != nil {
-			return err
-		}
-	}
-	return nil
+	// Triggers hold the lock only for as long as it takes to see that it is free.
+	return p.conn.Lock(ctx, pg.ProjectionAliveLock)
 }
 
 // checkTable makes sure that a new table can be all that the old one is.
 func (p *projector) checkTable(ctx context.Context) error {
-	found, err := p.texts(ctx, sql.ProjectionObstacles)
+	found, err := texts(ctx, p.conn, sql.ProjectionObstacles)
 	if err == nil && len(found) > 0 {
 		err = fmt.Errorf("%w: %s", ErrTableExtended, strings.Join(found, ", "))
 	}
@@ -241,7 +215,7 @@ func (p *projector) build(ctx context.Context) error {
 	}
 	p.report.Orders = tag.RowsAffected()
 	crashpoint.Hit(crashpoint.ProjectionsFilled)
-	statements, err := p.texts(ctx, sql.ProjectionDress)
+	statements, err := texts(ctx, p.conn, sql.ProjectionDress)
 	if err != nil {
 		return err
 	}
@@ -293,19 +267,17 @@ func (p *projector) remake(ctx context.Context, tx pgx.Tx) (taken int, err error
 // locks of one statement before any row, so nobody is in the middle once it is granted. Who waits for it
 // finds the new table by its name, and so do statements that were prepared before.
 func (p *projector) swap(ctx context.Context) error {
-	wanted, err := p.texts(ctx, sql.ProjectionShape)
+	wanted, err := texts(ctx, p.conn, sql.ProjectionShape)
 	if err != nil {
 		return err
 	}
 	return p.underLocks(ctx, "swap the tables", func(tx pgx.Tx) error {
-		for _, statement := range []string{
-			// A rebuild of Redis looks at orders in a snapshot, to which the rows of the new table would be missing.
-			fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", rebuildLock),
-			"LOCK TABLE orders IN ACCESS EXCLUSIVE MODE",
-		} {
-			if _, err := tx.Exec(ctx, statement); err != nil {
-				return err
-			}
+		// A rebuild of Redis looks at orders in a snapshot, to which the rows of the new table would be missing.
+		if err := pg.LockUntilCommit(ctx, tx, pg.RebuildLock); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE"); err != nil {
+			return err
 		}
 		began := time.Now()
 		for {
@@ -394,15 +366,6 @@ func isLockTaken(err error) bool {
 	return errors.As(err, &pgErr) && (pgErr.Code == "55P03" || pgErr.Code == "40P01")
 }
 
-// simple runs several statements at once.
-func simple(ctx context.Context, tx pgx.Tx, statements string) error {
-	_, err := tx.Conn().PgConn().Exec(ctx, statements).ReadAll()
-	return err
-}
-
-func (p *projector) texts(ctx context.Context, query string) ([]string, error) {
-	return texts(ctx, p.conn, query)
-}
 
 func texts(ctx context.Context, from querier, query string) ([]string, error) {
 	rows, _ := from.Query(ctx, query) // its error comes with the rows

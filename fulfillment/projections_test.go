@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/internal/pg"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 	"stampede/sql"
@@ -354,7 +355,7 @@ func TestNobodyNotesChangesForARebuildThatDied(t *testing.T) {
 		return s.count(t, "SELECT count(*) FROM order_changes")
 	}
 	require.Zero(t, noted())
-	_, err = conn.Exec(t.Context(), fmt.Sprintf("SELECT pg_advisory_lock(%d)", watchedLock))
+	err = pg.Session{Conn: conn.Conn()}.Lock(t.Context(), pg.ProjectionAliveLock)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, noted(), "of one who lives, it does")
 	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_unlock_all()")

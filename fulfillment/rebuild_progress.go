@@ -3,14 +3,13 @@ package fulfillment
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"stampede/sql"
+	"stampede/internal/pg"
 )
 
 const (
@@ -83,7 +82,9 @@ func (b *build) name(ctx context.Context, step *rebuildStep, now time.Time) {
 	if step.sale != b.of.sale { // which the log names anyway
 		fields = append(fields, "sale", step.sale)
 	}
-	found, err := findBlockers(ctx, b.config.Pool)
+	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	found, err := pg.Blockers(limited, b.config.Pool)
 	switch {
 	case ctx.Err() != nil: // the rebuild has ended
 	case err != nil:
@@ -168,8 +169,7 @@ func (r *Rebuilder) nameRival(ctx context.Context, found []need) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	rows, _ := r.config.Pool.Query(ctx, sql.PGLockHolder, rebuildLock) // its error comes with the rows
-	holder, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[blocker])
+	holder, err := pg.Holder(ctx, r.config.Pool, pg.RebuildLock)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return // it has ended
 	}
@@ -182,19 +182,10 @@ func (r *Rebuilder) nameRival(ctx context.Context, found []need) {
 	r.config.Logger.Warn(otherRebuilds, fields...)
 }
 
-// String names a session for people.
-func (b *blocker) String() string {
-	text := fmt.Sprintf("session %d (application %q, client %q, role %q, %s", b.PID, b.Application, b.Client, b.Role, b.State)
-	if began := time.Time(b.XactStart); !began.IsZero() {
-		text += ", in a transaction since " + began.UTC().Format(time.RFC3339)
-	}
-	return text + fmt.Sprintf("): %.100q", b.Query)
-}
-
 // blockersNamed is how many sessions a line of the log names at most.
 const blockersNamed = 5
 
-func namesOf(found []blocker) []string {
+func namesOf(found []pg.Activity) []string {
 	names := make([]string, 0, blockersNamed)
 	for i := range found[:min(len(found), blockersNamed)] {
 		names = append(names, found[i].String())

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/crashpoint"
+	"stampede/internal/pg"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -96,7 +97,7 @@ func (r *rival) begin(t *testing.T, rebuild func(context.Context, *rebuildSessio
 	require.NoError(t, err)
 	r.busy = true
 	go func() {
-		err := rebuild(context.Background(), &rebuildSession{conn})
+		err := rebuild(context.Background(), &rebuildSession{pg.Session{Conn: conn}})
 		_ = conn.Close(context.Background())
 		r.done <- err
 	}()

@@ -10,46 +10,32 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
+	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/sql"
 )
 
-const (
-	// rebuildLock is the number of the advisory lock that a rebuild holds. Locks of one database are apart
-	// from those of others.
-	rebuildLock = 5_077_217_434
-	// rebuildSilence is for how long the session of a rebuild may be silent until Postgres ends it.
-	rebuildSilence = 30 * time.Second
-)
+// rebuildSilence is for how long the session of a rebuild may be silent until Postgres ends it.
+const rebuildSilence = 30 * time.Second
 
 // rebuildSession is a connection to Postgres that holds the lock, and makes all changes there that need it:
 // with the lock a rebuild loses the means to go on.
-type rebuildSession struct{ conn *pgx.Conn }
+type rebuildSession struct{ conn pg.Session }
 
 // begin takes the lock, or returns ErrRebuildUnderWay.
 func (r *Rebuilder) begin(ctx context.Context) (*rebuildSession, error) {
 	limited, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	pooled, err := r.config.Pool.Acquire(limited)
-	if err != nil {
+	session, err := pg.Begin(limited, r.config.Pool, pg.RebuildLock, rebuildSilence)
+	if errors.Is(err, pg.ErrLockHeld) {
+		return nil, ErrRebuildUnderWay
+	} else if err != nil {
 		return nil, err
 	}
-	// Out of the pool, because its settings and its lock end with it.
-	s := &rebuildSession{pooled.Hijack()}
-	var taken bool
-	var settings int
-	err = s.conn.QueryRow(limited, sql.PGTryLock, rebuildLock, rebuildSilence.String()).Scan(&taken, &settings)
-	if err == nil && !taken {
-		err = ErrRebuildUnderWay
-	}
-	if err != nil {
-		s.close()
-		return nil, err
-	}
-	return s, nil
+	return &rebuildSession{session}, nil
 }
 
-func (s *rebuildSession) close() { endSession(context.Background(), time.Second, s.conn) }
+func (s *rebuildSession) close() { s.conn.End() }
 
 func (s *rebuildSession) exec(ctx context.Context, query string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
@@ -59,7 +45,11 @@ func (s *rebuildSession) exec(ctx context.Context, query string, args ...any) er
 }
 
 // stayAwake is to be called now and then while the session has nothing else to do.
-func (s *rebuildSession) stayAwake(ctx context.Context) error { return s.exec(ctx, "SELECT") }
+func (s *rebuildSession) stayAwake(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
+	return s.conn.Ping(ctx)
+}
 
 func (s *rebuildSession) saveServer(ctx context.Context, partition int, server reservation.ServerState) error {
 	if err := s.exec(ctx, sql.RebuildSaveServer, partition, server.RunID, server.ReplicationID); err != nil {

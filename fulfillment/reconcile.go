@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pause"
+	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -24,8 +25,6 @@ import (
 var ErrReconcileUnderWay = errors.New("somebody else is reconciling")
 
 const (
-	// reconcileLock is the advisory lock of who reconciles.
-	reconcileLock = 5_077_217_437
 	// repairsPerTurn is how many orders one repair mends, and its event names.
 	repairsPerTurn = 500
 	// reconcilePause is for how long what is on its way has time to arrive, between two looks.
@@ -97,27 +96,21 @@ func Reconcile(ctx context.Context, c ReconcileConfig) (ReconcileReport, error) 
 // reconciler is one reconcile.
 type reconciler struct {
 	ReconcileConfig
-	// conn is its own: temporary tables and the lock go with it.
-	conn   *pgx.Conn
+	conn   pg.Session
 	report ReconcileReport
 	counts map[Remedy]*RemedyReport
 	// rebuilt are the partitions of which all sales were rebuilt.
 	rebuilt []int
 }
 
-func (r *reconciler) run(ctx context.Context) error {
-	pooled, err := r.Pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	r.conn = pooled.Hijack()
-	defer endSession(ctx, callTimeout, r.conn)
-	var free bool
-	if err := r.conn.QueryRow(ctx, "SELECT pg_try_advisory_lock($1)", reconcileLock).Scan(&free); err != nil {
-		return err
-	} else if !free {
+func (r *reconciler) run(ctx context.Context) (err error) {
+	r.conn, err = pg.Begin(ctx, r.Pool, pg.ReconcileLock, 0)
+	if errors.Is(err, pg.ErrLockHeld) {
 		return ErrReconcileUnderWay
+	} else if err != nil {
+		return err
 	}
+	defer r.conn.End()
 	todo, err := r.find(ctx)
 	if err != nil {
 		return err
@@ -143,7 +136,7 @@ func (r *reconciler) run(ctx context.Context) error {
 
 // find looks twice, and returns what is to be done: for each sale what comes first is first.
 func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
-	if err := r.simple(ctx, sql.ReconcileTables); err != nil {
+	if err := r.conn.Run(ctx, sql.ReconcileTables); err != nil {
 		return nil, err
 	}
 	for i, table := range []string{"reconcile_seen", "reconcile_now"} {
@@ -174,7 +167,7 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 
 // look writes the differences of one look to a table, and returns how many there are.
 func (r *reconciler) look(ctx context.Context, table string) (found int64, err error) {
-	l := newLook(AuditConfig{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale}, r.conn)
+	l := newLook(AuditConfig{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale}, r.conn.Conn)
 	if err := l.scope(ctx); err != nil {
 		return 0, err
 	}
@@ -210,11 +203,6 @@ func (r *reconciler) explain(ctx context.Context) error {
 	rows, _ := r.conn.Query(ctx, sql.ReconcileExplain) // its error comes with the rows
 	var f Finding
 	_, err := pgx.ForEachRow(rows, []any{&f.Sale, &f.Order, &f.User, &f.What, &f.LastEvent, &f.Remedy}, func() error { return r.Explain(f) })
-	return err
-}
-
-func (r *reconciler) simple(ctx context.Context, statements string) error {
-	_, err := r.conn.PgConn().Exec(ctx, statements).ReadAll()
 	return err
 }
 

@@ -158,6 +158,8 @@ var (
 	ProjectionMiscounted string
 	//go:embed queries/projection/obstacles.sql
 	ProjectionObstacles string
+	//go:embed queries/projection/prepare.sql
+	ProjectionPrepare string
 	//go:embed queries/projection/recount.sql
 	ProjectionRecount string
 	//go:embed queries/projection/remove.sql

@@ -1,6 +1,6 @@
--- Takes the right to rebuild, which one session has at a time. $1 is its number, $2 for how long the session may
--- be silent: one that hangs, or whose machine is gone, is ended, so that another can go on. A server that does
--- not know a setting goes without it.
+-- Takes the advisory lock $1, which one session has at a time, unless it is held. $2 is for how long the session may be
+-- silent: one that hangs, or whose machine is gone, is ended, so that another can go on. With NULL the session keeps
+-- its settings. A server that does not know a setting goes without it.
 SELECT pg_try_advisory_lock($1), count(set_config(name, value, false))
 FROM pg_settings JOIN (VALUES
     ('idle_session_timeout', $2::text), ('idle_in_transaction_session_timeout', $2), ('tcp_user_timeout', $2),
@@ -8,3 +8,4 @@ FROM pg_settings JOIN (VALUES
     -- It counts and copies the orders of a sale, however many those are.
     ('transaction_timeout', '0')
 ) AS wanted (name, value) USING (name)
+WHERE $2 IS NOT NULL

@@ -1,0 +1,63 @@
+package pg
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/sql"
+)
+
+// Activity is what Postgres shows of a session. Of a session of another role it shows little more than the PID.
+type Activity struct {
+	PID          int32
+	BackendStart time.Time
+	QueryStart   zeronull.Timestamptz
+	StateChange  zeronull.Timestamptz
+	XactStart    zeronull.Timestamptz
+	Role         string
+	Application  string
+	Client       string
+	State        string
+	Query        string
+	// Silent is true for a session of our role that waits for its client in the middle of a transaction.
+	Silent bool
+}
+
+// Blockers returns the sessions for whose locks others of our role wait.
+func Blockers(ctx context.Context, pool *pgxpool.Pool) ([]Activity, error) {
+	rows, _ := pool.Query(ctx, sql.PGFindBlockers) // its error comes with the rows
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[Activity])
+	if err != nil {
+		return nil, fmt.Errorf("look for sessions that hold up others: %w", err)
+	}
+	return found, nil
+}
+
+// Holder returns the session that holds a lock, or pgx.ErrNoRows if none does.
+func Holder(ctx context.Context, pool *pgxpool.Pool, lock Lock) (Activity, error) {
+	rows, _ := pool.Query(ctx, sql.PGLockHolder, lock) // its error comes with the rows
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[Activity])
+}
+
+// Terminate ends the session, unless its client has sent something since a was read. It returns whether it was ended.
+func (a *Activity) Terminate(ctx context.Context, pool *pgxpool.Pool) (ended bool, err error) {
+	err = pool.QueryRow(ctx, sql.PGEndSession, a.PID, a.BackendStart, a.QueryStart, a.StateChange).Scan(&ended)
+	if err != nil {
+		return false, fmt.Errorf("end session %d of %q at %q: %w", a.PID, a.Application, a.Client, err)
+	}
+	return ended, nil
+}
+
+// String describes a session in a line of a log.
+func (a *Activity) String() string {
+	text := fmt.Sprintf("session %d (application %q, client %q, role %q, %s", a.PID, a.Application, a.Client, a.Role, a.State)
+	if began := time.Time(a.XactStart); !began.IsZero() {
+		text += ", in a transaction since " + began.UTC().Format(time.RFC3339)
+	}
+	return text + fmt.Sprintf("): %.100q", a.Query)
+}

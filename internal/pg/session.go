@@ -1,0 +1,100 @@
+// Package pg holds what several parts of the program do with sessions of Postgres: a session of its own that holds an
+// advisory lock, and a look at the sessions for whose locks others wait.
+package pg
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"stampede/sql"
+)
+
+// Lock is the number of an advisory lock. Each database has locks of its own.
+type Lock int64
+
+// All advisory locks stand here, so that no two have the same number.
+const (
+	// RebuildLock is held by a rebuild of Redis, and by a swap of the table orders.
+	RebuildLock Lock = 5_077_217_434
+	// ProjectionAliveLock is held while a rebuild of the projections runs (sql/queries/projection/watch.sql).
+	ProjectionAliveLock Lock = 5_077_217_435
+	// ProjectionLock is held by a rebuild of the projections.
+	ProjectionLock Lock = 5_077_217_436
+	// ReconcileLock is held by a reconcile.
+	ReconcileLock Lock = 5_077_217_437
+)
+
+// ErrLockHeld is returned by Begin while another session holds the lock.
+var ErrLockHeld = errors.New("another session holds the advisory lock")
+
+// endTimeout bounds the end of a session.
+const endTimeout = time.Second
+
+// Session is a connection outside the pool. Its settings, temporary tables and locks end with it. It serves one
+// goroutine at a time.
+type Session struct{ *pgx.Conn }
+
+// Begin takes a connection out of the pool, and the lock with it. It does not wait for the lock: the error may be
+// ErrLockHeld. The caller ends the session.
+//
+// Postgres ends a session that is silent for longer than silence, so that the lock becomes free although its client
+// hangs or its machine is gone. It then has no limit for a transaction. With 0 the settings are those of the pool.
+func Begin(ctx context.Context, pool *pgxpool.Pool, lock Lock, silence time.Duration) (Session, error) {
+	pooled, err := pool.Acquire(ctx)
+	if err != nil {
+		return Session{}, err
+	}
+	s := Session{pooled.Hijack()}
+	var limit string
+	if silence > 0 {
+		limit = silence.String()
+	}
+	var taken bool
+	var settings int
+	err = s.QueryRow(ctx, sql.PGTryLock, lock, zeronull.Text(limit)).Scan(&taken, &settings)
+	if err == nil && !taken {
+		err = ErrLockHeld
+	}
+	if err != nil {
+		s.End()
+		return Session{}, err
+	}
+	return s, nil
+}
+
+// Lock waits for another lock and holds it until the session ends.
+func (s Session) Lock(ctx context.Context, lock Lock) error {
+	_, err := s.Exec(ctx, "SELECT pg_advisory_lock($1)", lock)
+	return err
+}
+
+// LockUntilCommit waits for a lock and holds it until the transaction ends.
+func LockUntilCommit(ctx context.Context, tx pgx.Tx, lock Lock) error {
+	_, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", lock)
+	return err
+}
+
+// Run runs several statements without parameters in one round trip.
+func (s Session) Run(ctx context.Context, statements string) error {
+	return Run(ctx, s.Conn, statements)
+}
+
+// Run runs several statements without parameters in one round trip.
+func Run(ctx context.Context, conn *pgx.Conn, statements string) error {
+	_, err := conn.PgConn().Exec(ctx, statements).ReadAll()
+	return err
+}
+
+// End unlocks and closes the session, within a second. Closing alone is not enough: the server may end a closed session
+// later.
+func (s Session) End() {
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	_, _ = s.Exec(ctx, "SELECT pg_advisory_unlock_all()")
+	_ = s.Close(ctx)
+}
