@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
@@ -21,6 +22,9 @@ type check struct {
 	// needs is what of Redis it compares. Without it the check cannot be made.
 	needs source
 }
+
+// within returns a query with the check in the place that it has for one.
+func (c *check) within(query string) string { return strings.Replace(query, "{{check}}", c.query, 1) }
 
 // source is a part of what Redis holds.
 type source uint8
@@ -50,18 +54,6 @@ var checks = []check{
 	{"S7", sql.AuditTerms, 0},
 	{"S7", sql.AuditEnded, theSales | theStreams},
 }
-
-// namedFindings gives the first findings of a check, how many there are in all, and the last event of the
-// order, or of the sale where a finding names no order.
-const namedFindings = `SELECT sale_id, order_id, user_id, what, remedy, total, coalesce(
-	CASE WHEN order_id IS NOT NULL THEN
-		(SELECT concat(type, ' at version ', version) FROM order_events AS e WHERE e.order_id = found.order_id ORDER BY version DESC LIMIT 1)
-	ELSE
-		(SELECT concat(type, ' at revision ', revision) FROM sale_events AS e WHERE e.sale_id = found.sale_id ORDER BY revision DESC LIMIT 1)
-	END, '')
-FROM (SELECT *, count(*) OVER () AS total FROM (
-%s
-) AS checked ORDER BY sale_id, order_id, what LIMIT %d) AS found ORDER BY sale_id, order_id, what`
 
 // eachCheck makes all checks, each by a transaction of its own within tx. One that fails is noted, and the others go on.
 func (l *look) eachCheck(ctx context.Context, tx pgx.Tx, do func(context.Context, pgx.Tx, check) error) error {
@@ -132,7 +124,7 @@ func (l *look) judge(ctx context.Context, tx pgx.Tx) (err error) {
 
 // run adds the findings of a check to the report.
 func (r *AuditReport) run(ctx context.Context, tx pgx.Tx, c check) error {
-	rows, _ := tx.Query(ctx, fmt.Sprintf(namedFindings, c.query, findingsShown)) // its error comes with the rows
+	rows, _ := tx.Query(ctx, c.within(sql.AuditFind), findingsShown) // its error comes with the rows
 	var (
 		f        Finding
 		user     *string

@@ -11,6 +11,7 @@ import (
 
 	"stampede/lua"
 	"stampede/reservation"
+	"stampede/sql"
 )
 
 // typedKey is a key of Redis and what it has to hold, if it is there.
@@ -52,7 +53,7 @@ func (l *look) nameForeignKeys(ctx context.Context) error {
 // setAside renames the keys that were found to hold something else. What belongs there comes back by itself: streams and
 // their groups are made by who uses them, and events that are lost are appended again.
 func (r *reconciler) setAside(ctx context.Context) error {
-	rows, _ := r.conn.Query(ctx, "SELECT DISTINCT same FROM reconcile_found WHERE remedy = $1", remedyAside) // its error comes with the rows
+	rows, _ := r.conn.Query(ctx, sql.ReconcileKeys, remedyAside) // its error comes with the rows
 	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return err

@@ -155,7 +155,7 @@ func (l *look) findStill(ctx context.Context, before []redisSale) error {
 		i++
 	})
 	if err == nil {
-		_, err = l.conn.Exec(ctx, "UPDATE audit_sales SET still = true WHERE sale_id = ANY ($1)", still)
+		_, err = l.conn.Exec(ctx, sql.AuditNoteStill, still)
 	}
 	return err
 }
@@ -173,7 +173,7 @@ func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
 		}
 	})
 	if err == nil {
-		_, err = tx.Exec(ctx, "UPDATE audit_sales AS a SET latest = n.latest FROM unnest($1::uuid[], $2::bigint[]) AS n (sale_id, latest) WHERE a.sale_id = n.sale_id", ids, latest)
+		_, err = tx.Exec(ctx, sql.AuditNoteLatest, ids, latest)
 	}
 	return err
 }

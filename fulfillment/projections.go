@@ -366,7 +366,6 @@ func isLockTaken(err error) bool {
 	return errors.As(err, &pgErr) && (pgErr.Code == "55P03" || pgErr.Code == "40P01")
 }
 
-
 func texts(ctx context.Context, from querier, query string) ([]string, error) {
 	rows, _ := from.Query(ctx, query) // its error comes with the rows
 	return pgx.CollectRows(rows, pgx.RowTo[string])

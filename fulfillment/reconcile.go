@@ -139,11 +139,11 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 	if err := r.conn.Run(ctx, sql.ReconcileTables); err != nil {
 		return nil, err
 	}
-	for i, table := range []string{"reconcile_seen", "reconcile_now"} {
-		if i > 0 && !pause.For(r.Pause, ctx.Done()) {
+	for look := 1; look <= 2; look++ {
+		if look > 1 && !pause.For(r.Pause, ctx.Done()) {
 			return nil, ctx.Err()
 		}
-		if found, err := r.look(ctx, table); err != nil || found == 0 {
+		if found, err := r.look(ctx, look); err != nil || found == 0 {
 			return nil, err
 		}
 	}
@@ -165,23 +165,24 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 	return todo, err
 }
 
-// look writes the differences of one look to a table, and returns how many there are.
-func (r *reconciler) look(ctx context.Context, table string) (found int64, err error) {
+// look writes the differences of a look to a table, and returns how many there are.
+func (r *reconciler) look(ctx context.Context, number int) (found int64, err error) {
 	l := newLook(AuditConfig{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale}, r.conn.Conn)
 	if err := l.scope(ctx); err != nil {
 		return 0, err
 	}
-	insert := "INSERT INTO " + table + " (sale_id, order_id, user_id, what, remedy, same) "
 	err = l.take(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		for _, f := range l.noted {
 			same := cmp.Or(f.Key, storable(f.What))
-			if _, err := tx.Exec(ctx, insert+"VALUES ($1, $2, $3, $4, $5, $6)", f.Sale, f.Order, zeronull.Text(storable(f.User)), storable(f.What), f.Remedy, same); err != nil {
+			_, err := tx.Exec(ctx, sql.ReconcileAddFinding,
+				number, f.Sale, f.Order, zeronull.Text(storable(f.User)), storable(f.What), f.Remedy, same)
+			if err != nil {
 				return err
 			}
 			found++
 		}
 		return l.eachCheck(ctx, tx, func(ctx context.Context, tx pgx.Tx, c check) error {
-			tag, err := tx.Exec(ctx, insert+"SELECT sale_id, order_id, user_id, what, remedy, coalesce(to_jsonb(c) ->> 'same', what) FROM (\n"+c.query+"\n) AS c WHERE remedy <> ''")
+			tag, err := tx.Exec(ctx, c.within(sql.ReconcileAddCheck), number)
 			found += tag.RowsAffected()
 			return err
 		})

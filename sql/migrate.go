@@ -93,7 +93,7 @@ func down(ctx context.Context, databaseURL string, allow func(context.Context, *
 
 func refuseWithSales(ctx context.Context, db *stdsql.DB) error {
 	var found bool
-	err := db.QueryRowContext(ctx, "SELECT EXISTS (SELECT FROM sales)").Scan(&found)
+	err := db.QueryRowContext(ctx, schemaHasSales).Scan(&found)
 	switch {
 	case isUndefinedTable(err):
 		return nil
@@ -138,9 +138,7 @@ func Check(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	// Version 0 is goose's mark for a table without migrations. An error of Query, which a missing
-	// table is where the statement is prepared, comes again from the rows.
-	rows, _ := pool.Query(ctx, "SELECT version_id FROM "+goose.DefaultTablename+" WHERE is_applied AND version_id > 0")
+	rows, _ := pool.Query(ctx, schemaVersions) // its error comes with the rows
 	applied, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	all := len(known)
 	if isUndefinedTable(err) {

@@ -21,8 +21,14 @@ var (
 	AuditEnded string
 	//go:embed queries/audit/figures.sql
 	AuditFigures string
+	//go:embed queries/audit/find.sql
+	AuditFind string
 	//go:embed queries/audit/motion.sql
 	AuditMotion string
+	//go:embed queries/audit/note_latest.sql
+	AuditNoteLatest string
+	//go:embed queries/audit/note_still.sql
+	AuditNoteStill string
 	//go:embed queries/audit/oversold.sql
 	AuditOversold string
 	//go:embed queries/audit/parked.sql
@@ -186,6 +192,10 @@ var (
 	//go:embed queries/rebuild/wait.sql
 	RebuildWait string
 
+	//go:embed queries/reconcile/add_check.sql
+	ReconcileAddCheck string
+	//go:embed queries/reconcile/add_finding.sql
+	ReconcileAddFinding string
 	//go:embed queries/reconcile/compare.sql
 	ReconcileCompare string
 	//go:embed queries/reconcile/counts.sql
@@ -194,6 +204,8 @@ var (
 	ReconcileExplain string
 	//go:embed queries/reconcile/forget.sql
 	ReconcileForget string
+	//go:embed queries/reconcile/keys.sql
+	ReconcileKeys string
 	//go:embed queries/reconcile/lock_orders.sql
 	ReconcileLockOrders string
 	//go:embed queries/reconcile/note.sql
@@ -210,6 +222,10 @@ var (
 
 	//go:embed queries/schema/guards.sql
 	schemaGuards string
+	//go:embed queries/schema/has_sales.sql
+	schemaHasSales string
+	//go:embed queries/schema/versions.sql
+	schemaVersions string
 
 	//go:embed queries/worker/most_partitions.sql
 	WorkerMostPartitions string

@@ -1,0 +1,2 @@
+-- Whether there is any sale.
+SELECT EXISTS (SELECT FROM sales)
