@@ -92,7 +92,7 @@ func (c *Catalog) CreateOnce(ctx context.Context, t Terms, idempotencyKey string
 // insert creates a sale in Postgres. The error is pgx.ErrNoRows if another one was created with the idempotency key.
 func (c *Catalog) insert(ctx context.Context, t Terms, idempotencyKey string) (Standing, error) {
 	if !t.ClosesAt.IsZero() && !t.ClosesAt.After(time.Now()) {
-		return Standing{}, &InvalidError{"closes_at", "must be in the future"}
+		return Standing{}, &InvalidError{Field: "closes_at", Reason: "must be in the future"}
 	}
 	sale := Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.store.keys.Partitions}
 	err := inOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
@@ -152,7 +152,7 @@ func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event stri
 		case s.State == to:
 			return saleChange{}, nil
 		case to != StateEnded && s.StateAt(time.Now()) == StateEnded:
-			return saleChange{}, &IllegalTransitionError{action, StateEnded}
+			return saleChange{}, &IllegalTransitionError{Action: action, State: StateEnded}
 		}
 		return saleChange{event, to, s.Stock, map[string]int64{"stock": s.Stock}}, nil
 	}); err != nil {

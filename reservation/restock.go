@@ -51,7 +51,7 @@ const restockTries = 100
 // ErrRestockUndecided and ErrRestockWithdrawn are for units below zero, and ErrNotInForce for the others.
 func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (Standing, error) {
 	if units == 0 || units < -MaxStock || units > MaxStock {
-		return Standing{}, &InvalidError{"units", fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", MaxStock)}
+		return Standing{}, &InvalidError{Field: "units", Reason: fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", MaxStock)}
 	}
 	if idempotencyKey != "" {
 		if err := ValidateIdempotencyKey(idempotencyKey); err != nil {
@@ -98,7 +98,7 @@ func (c *Catalog) changeStock(ctx context.Context, id uuid.UUID, units int64, id
 			return saleChange{}, err
 		}
 		if s.StateAt(time.Now()) == StateEnded {
-			return saleChange{}, &IllegalTransitionError{"restock", StateEnded}
+			return saleChange{}, &IllegalTransitionError{Action: "restock", State: StateEnded}
 		}
 		if latest, err := findLowering(ctx, tx, id, 0); err != nil {
 			return saleChange{}, err
@@ -109,9 +109,9 @@ func (c *Catalog) changeStock(ctx context.Context, id uuid.UUID, units int64, id
 		change := saleChange{eventRestocked, s.State, stock, map[string]int64{"stock": stock, "units": units}}
 		switch {
 		case stock > MaxStock:
-			return saleChange{}, &InvalidError{"units", fmt.Sprintf("must leave the stock at %d or below", MaxStock)}
+			return saleChange{}, &InvalidError{Field: "units", Reason: fmt.Sprintf("must leave the stock at %d or below", MaxStock)}
 		case stock < 1:
-			return saleChange{}, &InvalidError{"units", "must leave a stock of 1 at least; a sale that is to sell nothing more is ended or paused"}
+			return saleChange{}, &InvalidError{Field: "units", Reason: "must leave a stock of 1 at least; a sale that is to sell nothing more is ended or paused"}
 		case units < 0:
 			change.event, change.stock = eventLowering, s.Stock
 		}
