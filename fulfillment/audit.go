@@ -74,14 +74,14 @@ func audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
 		if err := l.awaitRest(ctx, deadline); err != nil {
 			return l.report, err
 		}
-		before, err := l.motion(ctx)
+		before, err := l.progress(ctx)
 		if err != nil {
 			return l.report, err
 		}
 		if err := l.take(ctx, l.judge); err != nil || !l.report.Broken() {
 			return l.report, err
 		}
-		after, err := l.motion(ctx)
+		after, err := l.progress(ctx)
 		if err != nil {
 			return l.report, err
 		}
@@ -121,8 +121,8 @@ func (l *look) note(promise string, f Finding) {
 	}
 }
 
-// scope finds out what is to be looked at.
-func (l *look) scope(ctx context.Context) error {
+// selectSales reads which sales are to be audited.
+func (l *look) selectSales(ctx context.Context) error {
 	// Redis first: a sale is in Postgres before it is in Redis.
 	var inRedis []reservation.LocatedSale
 	var err error
@@ -145,7 +145,7 @@ func (l *look) scope(ctx context.Context) error {
 		l.sales = append(l.sales, s)
 	}
 	l.streams = streamsOf(l.Keys, l.sales)
-	if err := l.nameStrangers(ctx, inRedis, sales); err != nil {
+	if err := l.reportUnknownSales(ctx, inRedis, sales); err != nil {
 		return err
 	}
 	if err := l.nameForeignKeys(ctx); err != nil {
@@ -228,7 +228,7 @@ const restPause = 20 * time.Millisecond
 
 // awaitRest waits until no entry of the streams is waiting or in hand, until the deadline at most.
 func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
-	if err := l.scope(ctx); err != nil {
+	if err := l.selectSales(ctx); err != nil {
 		return err
 	}
 	for {
@@ -285,8 +285,8 @@ func notDoneWith(entries int64) string {
 	return figure.Count(entries) + " entries are not done with"
 }
 
-// motion is a text that is another one when something has moved.
-func (l *look) motion(ctx context.Context) (string, error) {
+// progress is a text that changes when something has moved.
+func (l *look) progress(ctx context.Context) (string, error) {
 	var text string
 	if err := l.conn.QueryRow(ctx, sql.AuditMotion).Scan(&text); err != nil {
 		return "", fmt.Errorf("look for changes: %w", err)

@@ -82,7 +82,7 @@ func TestAuditKnowsTermsThatAreOnTheirWay(t *testing.T) {
 	require.Equal(t, "paused", s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "state").Val())
 }
 
-// What strangers call themselves does nothing to the terminal of whoever reads the report.
+// What users call themselves does nothing to the terminal of whoever reads the report.
 func TestAuditPrintsNoControlCharacters(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))

@@ -178,9 +178,9 @@ func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// nameStrangers reports the sales that are open in Redis and that Postgres does not know: a database
+// reportUnknownSales reports the sales that are open in Redis and that Postgres does not know: a database
 // that was set back, or the wrong one. Whoever buys there gets an order that nobody can confirm.
-func (l *look) nameStrangers(ctx context.Context, inRedis []reservation.LocatedSale, known []auditedSale) error {
+func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.LocatedSale, known []auditedSale) error {
 	knownIDs := make(map[uuid.UUID]bool, len(known))
 	for _, s := range known {
 		knownIDs[s.id] = true

@@ -17,19 +17,19 @@ import (
 	"stampede/internal/testkit"
 )
 
-// holdAsStranger locks the row of a sale in a session of another role, which no worker may end, until release is called.
-func (s *shop) holdAsStranger(t testing.TB, sale uuid.UUID) (release func()) {
+// lockFromOtherRole locks the row of a sale in a session of another role, which no worker may end, until release is called.
+func (s *shop) lockFromOtherRole(t testing.TB, sale uuid.UUID) (release func()) {
 	t.Helper()
-	role := "stranger_" + strings.ToLower(rand.Text())
+	role := "other_" + strings.ToLower(rand.Text())
 	for _, statement := range []string{
-		"CREATE ROLE " + role + " LOGIN PASSWORD 'stranger'", "GRANT SELECT, UPDATE ON sales TO " + role,
+		"CREATE ROLE " + role + " LOGIN PASSWORD 'other'", "GRANT SELECT, UPDATE ON sales TO " + role,
 	} {
 		_, err := s.pool.Exec(t.Context(), statement)
 		require.NoError(t, err)
 	}
 	u, err := url.Parse(testkit.DatabaseURL(t))
 	require.NoError(t, err)
-	u.User = url.UserPassword(role, "stranger")
+	u.User = url.UserPassword(role, "other")
 	conn, err := pgx.Connect(t.Context(), u.String())
 	require.NoError(t, err)
 	ctx := context.WithoutCancel(t.Context())
@@ -64,7 +64,7 @@ func TestALockOnOneSaleHoldsUpNoOther(t *testing.T) {
 			s.buy(t, sale, fmt.Sprint("user-", i)) // the same users, who are served in all sales
 		}
 	}
-	release := s.holdAsStranger(t, locked)
+	release := s.lockFromOtherRole(t, locked)
 	work(t, s.config(t))
 	testkit.Eventually(t, soon, "the orders of the other sales are confirmed", func() bool {
 		return s.count(t, confirmedOrders) == 50
@@ -90,7 +90,7 @@ func TestABacklogOfALockedSaleHoldsUpNoOther(t *testing.T) {
 	config.BatchMax, config.MinIdle = 10, 2*time.Second
 	s.crowd(t, locked, 200)
 	s.crowd(t, other, 20)
-	release := s.holdAsStranger(t, locked)
+	release := s.lockFromOtherRole(t, locked)
 	work(t, config)
 	testkit.Eventually(t, soon, "the orders of the other sale are confirmed", func() bool {
 		return s.count(t, confirmedOf, other) == 20
@@ -162,7 +162,7 @@ func TestALockedSaleKeepsNoOtherFromExpiring(t *testing.T) {
 	orders := append(confirm(t, s.pool, locked, 6), confirm(t, s.pool, other, 5)...)
 	order := orders[0]
 	endWindow(t, s.pool, orders[1:]...)
-	release := s.holdAsStranger(t, locked)
+	release := s.lockFromOtherRole(t, locked)
 	expired, err := s.expire(t.Context())
 	require.True(t, isLocked(err), "%v", err)
 	require.ErrorContains(t, err, "sale="+locked.String())
@@ -189,7 +189,7 @@ func TestALockedSaleKeepsNoOtherFromBeingPublished(t *testing.T) {
 	}
 	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET published_revision = 0")
 	require.NoError(t, err)
-	release := s.holdAsStranger(t, locked)
+	release := s.lockFromOtherRole(t, locked)
 	ctx, cancel := context.WithTimeout(t.Context(), recordTimeout)
 	defer cancel()
 	published, err := s.catalog.PublishPending(ctx)

@@ -296,7 +296,7 @@ func TestBatcherKeepsARejectedOrderUntilItsUnitIsBack(t *testing.T) {
 		return err == nil && n == 1 && answered() == 2
 	})
 	require.NoError(t, server.Restart(t.Context()))
-	testkit.VouchFor(t, s.pool, s.store, 0)
+	testkit.VerifyServer(t, s.pool, s.store, 0)
 	for _, a := range answers {
 		require.NoError(t, answer(t, a))
 	}

@@ -46,7 +46,7 @@ func (r *reader) claim(room int) error {
 		r.log.Info("took over entries that had gone silent", slog.Int("entries", len(held)))
 	}
 	// What is held here is not lost: its content was read before it was deleted.
-	r.mourn(slices.DeleteFunc(deleted, r.table.holds))
+	r.reportLost(slices.DeleteFunc(deleted, r.table.holds))
 	r.hand(held)
 	return nil
 }

@@ -34,7 +34,7 @@ func orderOf(entry Entry) (reservation.OrderReserved, error) {
 	case name != "", !namesOrder(payload):
 		return reservation.OrderReserved{}, errNoOrder
 	}
-	if event, err = salvage(payload); err != nil {
+	if event, err = readOrder(payload); err != nil {
 		return reservation.OrderReserved{}, fmt.Errorf("%w: %w", errUnreadable, err)
 	}
 	// When and where in the sale is worth knowing, and not worth refusing anything.
@@ -75,8 +75,8 @@ func namesOrder(payload []byte) bool {
 	return json.Unmarshal(payload, &p) == nil && p.OrderID != nil
 }
 
-// salvage reads from the payload of a reservation, of whatever version, who bought what.
-func salvage(payload []byte) (reservation.OrderReserved, error) {
+// readOrder reads from the payload of a reservation, of whatever version, who bought what.
+func readOrder(payload []byte) (reservation.OrderReserved, error) {
 	var p struct {
 		OrderID  uuid.UUID `json:"order_id"`
 		SaleID   uuid.UUID `json:"sale_id"`

@@ -7,7 +7,7 @@
 //   - Subscriber (subscriber.go) reads entries in batches, keeps and claims them, and acknowledges
 //     what was settled; entry.go is the wire format.
 //   - Worker (worker.go) has a Watermill Router hand each message to the batcher of its partition.
-//   - batcher (batcher.go) groups messages (batcher_queue.go, batcher_flights.go, batcher_gather.go), locks their
+//   - batcher (batcher.go) groups messages (batcher_queue.go, batcher_inflight.go, batcher_linger.go), locks their
 //     users, has them recorded and resolves them; batcher_record.go is what it does when Postgres is away or an
 //     event of the batch is at fault.
 //   - Ledger (ledger.go, sql/queries/ledger/record_fresh.sql and ledger/record_orders.sql) is the transaction.
@@ -18,13 +18,13 @@
 //   - Ledger.Pay and Ledger.Cancel (life.go) are what its buyer does; reservation/life.go decides.
 //   - expiry.go ends what was not paid in time, and releases.go gives the units of ended orders back to
 //     Redis: every worker sweeps for both.
-//   - Pulse (pulse.go) is each ingress's sign of life, by which deadlines are measured.
+//   - Heartbeat (heartbeat.go) records that an ingress runs; deadlines are measured by it.
 //
 // And when Redis has lost what it was given, that begins in Postgres as well:
 //
 //   - guard (worker_guard.go), in every worker, finds out, and rebuild_needs.go says what there is to find.
 //   - Rebuilder (rebuild.go) makes the stock anew, step by step (rebuild_steps.go): it holds a lock
-//     (rebuild_session.go), records what the stream still has (rebuild_salvage.go), and copies the live
+//     (rebuild_session.go), records what the stream still has (rebuild_drain.go), and copies the live
 //     orders (rebuild_buyers.go).
 //
 // Trimmer and BacklogCollector look after the streams, and Audit (audit.go) holds Redis and Postgres

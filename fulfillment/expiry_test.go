@@ -282,13 +282,13 @@ func TestNothingExpiresThatAnIngressWasNotThereFor(t *testing.T) {
 		expiresAt, seenAt string
 		expires           bool
 	}{
-		"seen after the deadline":           {"now() - interval '2 s'", "now() - interval '1 s'", true},
-		"not seen since":                    {"now() - interval '1 s'", "now() - interval '2 s'", false},
-		"seen after it, and not lately":     {"now() - interval '2 h'", "now() - interval '1 h'", true},
-		"not seen for long":                 {"now() - interval '1 h'", "now() - interval '2 h'", false},
-		"in time":                           {"now() + interval '1 h'", "now()", false},
-		"in time, and a pulse that is fast": {"now() + interval '1 h'", "now() + interval '2 h'", false},
-		"no pulse":                          {"now() - interval '1 h'", "", false},
+		"seen after the deadline":                  {"now() - interval '2 s'", "now() - interval '1 s'", true},
+		"not seen since":                           {"now() - interval '1 s'", "now() - interval '2 s'", false},
+		"seen after it, and not lately":            {"now() - interval '2 h'", "now() - interval '1 h'", true},
+		"not seen for long":                        {"now() - interval '1 h'", "now() - interval '2 h'", false},
+		"in time":                                  {"now() + interval '1 h'", "now()", false},
+		"in time, and a heartbeat from the future": {"now() + interval '1 h'", "now() + interval '2 h'", false},
+		"no heartbeat":                             {"now() - interval '1 h'", "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tx, err := s.pool.Begin(t.Context())

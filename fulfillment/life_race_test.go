@@ -36,7 +36,7 @@ func newRaced(t *testing.T) *raced {
 		r.orders = append(r.orders, orderOfID(t, s.pool, out.Event.OrderID))
 	}
 	require.Len(t, r.orders, races)
-	beat(t, s.pool)
+	heartbeat(t, s.pool)
 	return r
 }
 
@@ -152,7 +152,7 @@ func note(won *sync.Map, o reservation.Order, as reservation.Status, act func() 
 func TestPayAgainstExpiryHasOneWinner(t *testing.T) {
 	t.Parallel()
 	r := newRaced(t)
-	pulse := Pulse{Pool: r.pool, Logger: testkit.Logger(t)}
+	ingress := Heartbeat{Pool: r.pool, Logger: testkit.Logger(t)}
 	var won sync.Map
 	r.each(t, func(o reservation.Order) error {
 		if _, err := r.pool.Exec(context.Background(), "UPDATE orders SET due = pay_clock() WHERE id = $1 AND status = 'confirmed'", o.ID); err != nil {
@@ -171,7 +171,7 @@ func TestPayAgainstExpiryHasOneWinner(t *testing.T) {
 			if err := r.linger(3); err != nil {
 				return err
 			}
-			if _, err := pulse.beat(context.Background()); err != nil {
+			if _, err := ingress.send(context.Background()); err != nil {
 				return err
 			}
 			_, err := r.expire(context.Background())

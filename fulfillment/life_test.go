@@ -41,10 +41,10 @@ func confirm(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID, n int) []uuid.UUI
 	return ids
 }
 
-// beat tells Postgres that an ingress is there.
-func beat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration) {
+// heartbeat records that an ingress runs.
+func heartbeat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration) {
 	t.Helper()
-	outage, err := Pulse{Pool: pool, Logger: testkit.Logger(t)}.beat(t.Context())
+	outage, err := Heartbeat{Pool: pool, Logger: testkit.Logger(t)}.send(t.Context())
 	require.NoError(t, err)
 	return outage
 }
@@ -52,11 +52,11 @@ func beat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration) {
 // endWindow lets the time to pay for these orders be over.
 func endWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {
 	t.Helper()
-	beat(t, pool) // which may find that there was none for long
+	heartbeat(t, pool) // which may find that there was none for long
 	tag, err := pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() - interval '1 ms' WHERE id = ANY ($1)", orders)
 	require.NoError(t, err)
 	require.EqualValues(t, len(orders), tag.RowsAffected())
-	beat(t, pool)
+	heartbeat(t, pool)
 }
 
 func orderOfID(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) reservation.Order {
@@ -69,7 +69,7 @@ func orderOfID(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) reservation.Order
 func TestAnOrderGetsItsTimeToPayWhenItIsConfirmed(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	beat(t, pool)
+	heartbeat(t, pool)
 	payable, final := newPayableSale(t, pool, 10), newSale(t, pool, 10)
 	// Reserved long ago: only from now on anybody can pay.
 	first, second := reserved(payable, "alice", 1), reserved(final, "alice", 1)
@@ -173,7 +173,7 @@ func TestWhatHasNoPaymentWindowCannotBePaidOrCancelled(t *testing.T) {
 	ledger := NewLedger(pool)
 	sale := newSale(t, pool, 1)
 	order := confirm(t, pool, sale, 1)[0]
-	beat(t, pool)
+	heartbeat(t, pool)
 	_, err := ledger.Pay(t.Context(), order, "user-1", "pi_1")
 	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
 	_, err = ledger.Cancel(t.Context(), order, "user-1")
@@ -198,7 +198,7 @@ func TestPayAndCancelComeTooLateBeforeAnySweeperDoes(t *testing.T) {
 	require.NoError(t, err, "the other one is in time")
 }
 
-// While no ingress was there nobody could pay; what a buyer does before the first pulse is done in time.
+// While no ingress was there nobody could pay; what a buyer does before the first heartbeat is done in time.
 func TestPayIsInTimeUntilAnIngressWasThereAfterTheDeadline(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)

@@ -78,7 +78,7 @@ func TestIngressesAreToldOfEveryChange(t *testing.T) {
 	require.NoError(t, err)
 	tells(reservation.OrderOutcome{OrderID: refused.OrderID, Status: reservation.StatusRejected, Version: 2})
 
-	beat(t, pool)
+	heartbeat(t, pool)
 	_, err = ledger.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
 	require.NoError(t, err)
 	paid := reservation.OrderOutcome{OrderID: events[0].OrderID, Status: reservation.StatusPaid, Version: 3}

@@ -32,10 +32,10 @@ func TestASaleOutlivesAMinuteWithoutPostgres(t *testing.T) {
 	s := newShop(t, pool)
 	sale, err := s.catalog.Create(t.Context(), reservation.Terms{Name: "test", Stock: 5000, PerOrderLimit: 1, PaymentWindow: window})
 	require.NoError(t, err)
-	ctx, stopPulse := context.WithCancel(context.Background())
-	var pulse sync.WaitGroup
-	pulse.Go(func() { _ = Pulse{Pool: pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
-	t.Cleanup(func() { stopPulse(); pulse.Wait() })
+	ctx, stopHeartbeats := context.WithCancel(context.Background())
+	var heartbeats sync.WaitGroup
+	heartbeats.Go(func() { _ = Heartbeat{Pool: pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
+	t.Cleanup(func() { stopHeartbeats(); heartbeats.Wait() })
 	work(t, s.config(t))
 
 	early := map[string]uuid.UUID{}
@@ -57,7 +57,7 @@ func TestASaleOutlivesAMinuteWithoutPostgres(t *testing.T) {
 	s.awaitConfirmed(t, len(early)+late) // within 30 s
 	s.awaitRest(t)
 	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
-	testkit.Eventually(t, soon, "the next beat writes the outage down", func() bool {
+	testkit.Eventually(t, soon, "the next heartbeat writes the outage down", func() bool {
 		return s.count(t, "SELECT count(*) FROM outages") == 1
 	})
 	for user, order := range early {

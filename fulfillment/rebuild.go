@@ -21,7 +21,7 @@ const (
 	// RebuildServer: the Redis server is not the one on which the stock was: it was restarted, replaced or emptied.
 	RebuildServer = "server"
 	// RebuildUnvouched: it was never noted on which server the stock is.
-	RebuildUnvouched = "unvouched"
+	RebuildUnverified = "unvouched"
 	// RebuildLost: the server lacks a sale.
 	RebuildLost = "sale-lost"
 	// RebuildUnfinished: a sale has another epoch there than in Postgres, as a rebuild leaves it that was broken off.
@@ -43,7 +43,7 @@ var (
 	ErrRebuildUnderWay = errors.New("a rebuild is under way")
 	// ErrServerNotVouched is returned for the rebuild of a single sale on a Redis server of which more may be
 	// lost: its partition has to be rebuilt.
-	ErrServerNotVouched = errors.New("the whole partition has to be rebuilt: its Redis server is not the one that it was on")
+	ErrServerUnverified = errors.New("the whole partition has to be rebuilt: its Redis server is not the one that it was on")
 )
 
 // rebuildTries is how often a rebuild is begun anew because Redis was lost meanwhile, before it is given up.
@@ -109,14 +109,14 @@ func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	for _, reason := range []string{
-		RebuildServer, RebuildUnvouched, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildRefused, RebuildByHand, RebuildReconciled,
+		RebuildServer, RebuildUnverified, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildRefused, RebuildByHand, RebuildReconciled,
 	} {
 		rebuilds.WithLabelValues(reason) // is there before the first, which increase() would miss otherwise
 	}
 	return &rebuildMetrics{rebuilds: rebuilds, seconds: seconds}, nil
 }
 
-// Partition makes the stock of all sales of a partition anew, and vouches for the Redis server that
+// Partition makes the stock of all sales of a partition anew, and verifies the Redis server that
 // has it now: sales that are not over first, which are open from then on, and those that have ended after them.
 //
 // Before anything of Redis is given up, what is in the stream and not in Postgres yet is recorded there, so
@@ -210,7 +210,7 @@ func (b *build) finish(err error) (RebuildReport, error) {
 	b.metrics.seconds.Observe(took.Seconds())
 	units, orders := b.report.held()
 	b.log.Warn("rebuilt the stock from Postgres", "took", took, "sales", len(b.report.Sales), "orders", orders, "units_held", units,
-		"salvaged_confirmed", b.report.Salvage.Confirmed, "salvaged_rejected", b.report.Salvage.Rejected,
-		"salvaged_voided", b.report.Salvage.Voided, "tries", b.report.Tries)
+		"drained_confirmed", b.report.Drained.Confirmed, "drained_rejected", b.report.Drained.Rejected,
+		"drained_voided", b.report.Drained.Voided, "tries", b.report.Tries)
 	return b.report, nil
 }

@@ -61,7 +61,7 @@ func TestExactlyTheLostTailOfTheAppendOnlyFileIsVoided(t *testing.T) {
 			s.awaitRest(t)
 			ledger := NewLedger(s.pool)
 			for i, receipt := range receipts {
-				order, err := ledger.Fate(t.Context(), receipt)
+				order, err := ledger.FindByReceipt(t.Context(), receipt)
 				require.NoError(t, err)
 				want := reservation.StatusConfirmed
 				if !survived[receipt.OrderID] && i >= written {

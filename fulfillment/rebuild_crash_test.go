@@ -16,7 +16,7 @@ import (
 
 // alsoAfterARestart are the points at which it matters most that the stream is still there.
 var alsoAfterARestart = []string{
-	crashpoint.RebuildDistrusted, crashpoint.RebuildSalvaged, crashpoint.RebuildRaised, crashpoint.RebuildOpened, crashpoint.RebuildVouched,
+	crashpoint.RebuildDistrusted, crashpoint.RebuildDrained, crashpoint.RebuildRaised, crashpoint.RebuildOpened, crashpoint.RebuildVerified,
 }
 
 // A worker that is killed at any step of a rebuild leaves nothing open that should not be, and the next one
@@ -24,10 +24,10 @@ var alsoAfterARestart = []string{
 func TestARebuildIsFinishedWhereverAWorkerIsKilled(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{
-		crashpoint.RebuildBegun, crashpoint.RebuildDistrusted, crashpoint.RebuildClosed, crashpoint.RebuildSalvaged,
+		crashpoint.RebuildBegun, crashpoint.RebuildDistrusted, crashpoint.RebuildClosed, crashpoint.RebuildDrained,
 		crashpoint.RebuildRaised, crashpoint.RebuildRaised + ":2", crashpoint.RebuildHolding, crashpoint.RebuildHeld,
 		crashpoint.RebuildOpened, crashpoint.RebuildPublished, crashpoint.RebuildPublished + ":2",
-		crashpoint.RebuildServerSaved, crashpoint.RebuildVouched, crashpoint.RebuildRaised + ":3", crashpoint.RebuildOpened + ":3",
+		crashpoint.RebuildServerSaved, crashpoint.RebuildVerified, crashpoint.RebuildRaised + ":3", crashpoint.RebuildOpened + ":3",
 	} {
 		for name, c := range map[string]struct {
 			lose func(t *testing.T, s lostShop) error

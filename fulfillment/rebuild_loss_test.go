@@ -169,7 +169,7 @@ func TestADeadLetterOfAnOlderEpochIsVoidedWhenItIsReplayed(t *testing.T) {
 	require.EqualValues(t, 9, s.left(t, sale))
 }
 
-// Each partition has a server of its own to be vouched for, and one without a sale is no trouble.
+// Each partition has a server of its own to be verified, and one without a sale is no trouble.
 func TestPartitionsAreRebuiltEachForItself(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -269,7 +269,7 @@ func TestARebuildThatWasOvertakenStops(t *testing.T) {
 	require.NoError(t, err)
 	b := r.newBuild(session, need{reason: RebuildByHand})
 	sales := []guardedSale{guarded}
-	require.NoError(t, b.closeAndSalvage(t.Context(), sales))
+	require.NoError(t, b.closeAndDrain(t.Context(), sales))
 	ours, err := session.raiseEpoch(t.Context(), sales[0], RebuildByHand)
 	require.NoError(t, err)
 	all, err := b.holdBuyers(t.Context(), ours)
@@ -281,7 +281,7 @@ func TestARebuildThatWasOvertakenStops(t *testing.T) {
 	require.NoError(t, err)
 	other := r.newBuild(session, need{reason: RebuildByHand})
 	sales = []guardedSale{again}
-	require.NoError(t, other.closeAndSalvage(t.Context(), sales))
+	require.NoError(t, other.closeAndDrain(t.Context(), sales))
 	require.Equal(t, b.token, sales[0].closed.LastToken)
 	require.ErrorIs(t, b.open(t.Context(), ours, 10-all.units, all), reservation.ErrSaleNotClosed)
 	theirs, err := session.raiseEpoch(t.Context(), sales[0], RebuildByHand)
@@ -322,7 +322,7 @@ func TestARaisedEpochKnowsTheLastOrderOfTheOldOne(t *testing.T) {
 	s.buy(t, sale, "ann")
 	event, err := reservation.DecodeReserved(s.messages(t)[0])
 	require.NoError(t, err)
-	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Orders(0)).Err()) // so that it is not salvaged
+	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Orders(0)).Err()) // so that it is not drained
 	recording, err := s.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = recording.Rollback(context.WithoutCancel(t.Context())) }()

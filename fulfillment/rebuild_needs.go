@@ -46,7 +46,7 @@ type need struct {
 // What it says may be out of date at once, because sales are created and rebuilt meanwhile. Under the lock of a
 // rebuild it is not.
 func (r *Rebuilder) needs(ctx context.Context, partitions int, withEnded bool) ([]need, error) {
-	servers, err := r.vouchedServers(ctx)
+	servers, err := r.verifiedServers(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -98,13 +98,13 @@ func (r *Rebuilder) needOfPartition(ctx context.Context, partition int, servers 
 	if err != nil {
 		return "", err
 	}
-	runID, vouched := servers[partition]
+	runID, verified := servers[partition]
 	switch {
-	case vouched && state.Known && state.RunID == runID:
+	case verified && state.Known && state.RunID == runID:
 		return "", nil
-	case vouched && state.Known:
+	case verified && state.Known:
 		return "", ErrOtherServer
-	case vouched:
+	case verified:
 		return RebuildServer, nil
 	}
 	// Nobody has used the partition, or none who would have noted its server.
@@ -113,13 +113,13 @@ func (r *Rebuilder) needOfPartition(ctx context.Context, partition int, servers 
 		return "", err
 	}
 	// Whoever uses a partition first notes its server before he publishes: it may have been used since the look.
-	if servers, err = r.vouchedServers(ctx); err != nil {
+	if servers, err = r.verifiedServers(ctx); err != nil {
 		return "", err
 	}
-	if _, vouched = servers[partition]; vouched {
+	if _, verified = servers[partition]; verified {
 		return "", nil // the next look tells
 	}
-	return RebuildUnvouched, nil
+	return RebuildUnverified, nil
 }
 
 // needOfSale is "" if Redis has the sale as Postgres does, or if it is not for a rebuild to bring it there.
@@ -139,8 +139,8 @@ func needOfSale(sale guardedSale, found saleInRedis) (reason string) {
 	return RebuildLost
 }
 
-// vouchedServers is the run id of the server of each partition.
-func (r *Rebuilder) vouchedServers(ctx context.Context) (map[int]string, error) {
+// verifiedServers is the run id of the verified server of each partition.
+func (r *Rebuilder) verifiedServers(ctx context.Context) (map[int]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
 	rows, _ := r.config.Pool.Query(ctx, sql.ReservationVerifiedServers) // its error comes with the rows

@@ -16,7 +16,7 @@ type RebuildReport struct {
 	// Tries is how often it was begun, because Redis was lost once more meanwhile. What follows is of the last one.
 	Tries   int     `json:"tries"`
 	Seconds float64 `json:"seconds"`
-	Salvage Salvage `json:"salvage"`
+	Drained Drained `json:"drained"`
 	// Sales are those that were rebuilt, in the order in which they were opened.
 	Sales []RebuiltSale `json:"sales"`
 }
@@ -49,7 +49,7 @@ func (r *RebuildReport) held() (units, orders int64) {
 // WriteText writes the report for people.
 func (r *RebuildReport) WriteText(w io.Writer) error {
 	took := time.Duration(r.Seconds * float64(time.Second)).Round(time.Millisecond)
-	s := r.Salvage
+	s := r.Drained
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "partition %d was rebuilt in %v (%s)\n", r.Partition, took, r.Reason)
 	fmt.Fprintf(t, "stream: entries not done with: %d; confirmed now: %d, rejected: %d, voided: %d, in Postgres before: %d, left to the workers: %d\n",

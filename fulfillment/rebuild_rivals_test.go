@@ -222,11 +222,11 @@ func TestARebuilderThatWakesUpOpensNothingThatAnotherHasClosed(t *testing.T) {
 	t.Parallel()
 	for name, far := range map[string]func(t *testing.T, b *build, sales []guardedSale) (opened bool){
 		"closed": func(t *testing.T, b *build, sales []guardedSale) bool {
-			require.NoError(t, b.closeAndSalvage(t.Context(), sales))
+			require.NoError(t, b.closeAndDrain(t.Context(), sales))
 			return false
 		},
 		"opened": func(t *testing.T, b *build, sales []guardedSale) bool {
-			require.NoError(t, b.closeAndSalvage(t.Context(), sales))
+			require.NoError(t, b.closeAndDrain(t.Context(), sales))
 			require.NoError(t, b.rebuildSales(t.Context(), sales))
 			return true
 		},

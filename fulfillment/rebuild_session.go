@@ -59,7 +59,7 @@ func (s *rebuildSession) saveServer(ctx context.Context, partition int, server r
 }
 
 // neededGuards are what an ON CONFLICT of a rebuild names: without one of them it cannot record what it finds in the
-// stream, nor which server it vouches for.
+// stream, nor which server it verifies.
 var neededGuards = []string{"order_events_pkey", "orders_one_live_per_user", "redis_servers_pkey"}
 
 // requireGuards returns ErrGuardMissing if a rebuild could not be finished, before it closes anything.
@@ -94,7 +94,7 @@ const raiseTimeout = time.Minute
 // told when it knows this revision.
 //
 // It returns errOvertaken, and has done nothing, if the sale is not in the epoch any more that it had when it was
-// read, which was before it was closed: then another rebuild may have opened it, and what was sold since is not salvaged.
+// read, which was before it was closed: then another rebuild may have opened it, and what was sold since is not drained.
 func (s *rebuildSession) raiseEpoch(ctx context.Context, sale guardedSale, reason string) (raisedSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, raiseTimeout)
 	defer cancel()

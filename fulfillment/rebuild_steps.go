@@ -28,12 +28,12 @@ func (b *build) wholePartition(ctx context.Context) error {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildDistrusted)
-	// Read only now: what is created from here on comes to a server that is vouched for, or not into Redis.
+	// Read only now: what is created from here on comes to a verified server, or not into Redis.
 	sales, err := b.salesOf(ctx, b.partition)
 	if err != nil {
 		return err
 	}
-	if err := b.closeAndSalvage(ctx, sales); err != nil {
+	if err := b.closeAndDrain(ctx, sales); err != nil {
 		return err
 	}
 	var live, ended []guardedSale
@@ -46,8 +46,8 @@ func (b *build) wholePartition(ctx context.Context) error {
 	}
 	// A sale that cannot be rebuilt stays closed, and keeps no other from being sold.
 	failed := b.rebuildSales(ctx, live)
-	b.at("vouch for the Redis server")
-	if err := b.vouch(ctx, server); err != nil {
+	b.at("mark the Redis server as verified")
+	if err := b.markVerified(ctx, server); err != nil {
 		return errors.Join(err, failed)
 	}
 	return errors.Join(failed, b.rebuildSales(ctx, ended))
@@ -67,19 +67,19 @@ func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
 		return err
 	}
 	if !server.Known {
-		return ErrServerNotVouched
+		return ErrServerUnverified
 	}
 	crashpoint.Hit(crashpoint.RebuildBegun)
 	sales := []guardedSale{sale}
-	if err := b.closeAndSalvage(ctx, sales); err != nil {
+	if err := b.closeAndDrain(ctx, sales); err != nil {
 		return err
 	}
 	return b.rebuildSales(ctx, sales)
 }
 
-// closeAndSalvage closes the sales in Redis, so that nothing new is accepted, and records what was.
+// closeAndDrain closes the sales in Redis, so that nothing new is accepted, and records what was.
 // It notes in each sale what Redis knows of it.
-func (b *build) closeAndSalvage(ctx context.Context, sales []guardedSale) error {
+func (b *build) closeAndDrain(ctx context.Context, sales []guardedSale) error {
 	b.at("close the sales in Redis")
 	closed := make(map[uuid.UUID]bool, len(sales))
 	for i := range sales {
@@ -96,10 +96,10 @@ func (b *build) closeAndSalvage(ctx context.Context, sales []guardedSale) error 
 	}
 	crashpoint.Hit(crashpoint.RebuildClosed)
 	b.at("record what the stream of orders holds")
-	if err := b.salvage(ctx, closed); err != nil {
-		return fmt.Errorf("salvage the stream: %w", err)
+	if err := b.drainStream(ctx, closed); err != nil {
+		return fmt.Errorf("drain the stream: %w", err)
 	}
-	crashpoint.Hit(crashpoint.RebuildSalvaged)
+	crashpoint.Hit(crashpoint.RebuildDrained)
 	return nil
 }
 
@@ -120,19 +120,19 @@ func (b *build) rebuildSales(ctx context.Context, sales []guardedSale) error {
 	return errors.Join(failed...)
 }
 
-// vouch says that the server has the stock, in Postgres first: an ingress that still has another server then
+// markVerified records that the server has the stock, in Postgres first: an ingress that still has another server then
 // refuses to sell from that one.
-func (b *build) vouch(ctx context.Context, server reservation.ServerState) error {
+func (b *build) markVerified(ctx context.Context, server reservation.ServerState) error {
 	if err := b.session.saveServer(ctx, b.partition, server); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildServerSaved)
 	limited, cancel := forCall(ctx)
 	defer cancel()
-	if err := b.config.Store.Vouch(limited, b.partition, server, b.token); err != nil {
+	if err := b.config.Store.MarkVerified(limited, b.partition, server, b.token); err != nil {
 		return err
 	}
-	crashpoint.Hit(crashpoint.RebuildVouched)
+	crashpoint.Hit(crashpoint.RebuildVerified)
 	return nil
 }
 

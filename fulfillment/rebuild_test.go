@@ -238,7 +238,7 @@ func TestARebuildSalvagesTheStream(t *testing.T) {
 			require.NoError(t, c.group(t, s))
 			raiseEpoch(t, s.pool, other) // a rebuild has got so far and no further
 			report := s.rebuild(t)
-			require.Equal(t, Salvage{Entries: 1202 + c.recorded, Confirmed: 1200, Voided: 1, Left: 1, Recorded: c.recorded}, report.Salvage)
+			require.Equal(t, Drained{Entries: 1202 + c.recorded, Confirmed: 1200, Voided: 1, Left: 1, Recorded: c.recorded}, report.Drained)
 			require.EqualValues(t, 1200, soldOf(t, s.pool, sale))
 			require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND user_id = 'late'"))
 			s.requireSound(t)
@@ -268,7 +268,7 @@ func TestARebuildRejectsWhatPostgresHasNoStockFor(t *testing.T) {
 	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET stock = 10 WHERE id = $1", sale)
 	require.NoError(t, err)
 	report := s.rebuild(t)
-	require.Equal(t, Salvage{Entries: 12, Confirmed: 10, Rejected: 2}, report.Salvage)
+	require.Equal(t, Drained{Entries: 12, Confirmed: 10, Rejected: 2}, report.Drained)
 	for _, user := range []string{"user-10", "user-11"} {
 		require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND user_id = $1", user))
 		require.False(t, s.rdb.HExists(t.Context(), s.keys.Buyers(0, sale), user).Val())
@@ -311,7 +311,7 @@ func TestOneSaleIsRebuiltWhileTheOthersGoOn(t *testing.T) {
 	r := s.rebuilder(t)
 	report, err := r.Sale(t.Context(), sale, RebuildReconciled)
 	require.NoError(t, err)
-	require.Equal(t, Salvage{Entries: 2, Confirmed: 1, Left: 1}, report.Salvage, "the other sale's order is for the workers")
+	require.Equal(t, Drained{Entries: 2, Confirmed: 1, Left: 1}, report.Drained, "the other sale's order is for the workers")
 	require.Len(t, report.Sales, 1)
 	require.EqualValues(t, 2, s.epochOf(t, sale))
 	require.EqualValues(t, 1, s.epochOf(t, other))
@@ -324,7 +324,7 @@ func TestOneSaleIsRebuiltWhileTheOthersGoOn(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
 	require.NoError(t, s.store.Distrust(t.Context(), 0))
 	_, err = r.Sale(t.Context(), sale, RebuildByHand)
-	require.ErrorIs(t, err, ErrServerNotVouched)
+	require.ErrorIs(t, err, ErrServerUnverified)
 	require.EqualValues(t, 2, s.epochOf(t, sale))
 }
 
@@ -366,7 +366,7 @@ func TestOperatorsGoOnDuringARebuild(t *testing.T) {
 	server, err := b.inspect(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, b.distrust(t.Context()))
-	require.NoError(t, b.vouch(t.Context(), server))
+	require.NoError(t, b.markVerified(t.Context(), server))
 	require.Equal(t, []string{"15", "14", "open", "3"}, pick(s.saleInRedis(t, sale), "stock", "left", "state", "revision"))
 
 	_, err = s.catalog.PublishPending(t.Context())
@@ -415,7 +415,7 @@ func TestAnOrderThatEndsDuringARebuildGivesItsUnitBack(t *testing.T) {
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = hold.Exec(t.Context(), "DELETE FROM releases")
 	require.NoError(t, err)
-	require.NoError(t, b.closeAndSalvage(t.Context(), []guardedSale{guarded}))
+	require.NoError(t, b.closeAndDrain(t.Context(), []guardedSale{guarded}))
 	raised, err := session.raiseEpoch(t.Context(), guarded, RebuildByHand)
 	require.NoError(t, err)
 	cancel("bob") // before the orders are read

@@ -168,7 +168,7 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 // look writes the differences of a look to a table, and returns how many there are.
 func (r *reconciler) look(ctx context.Context, number int) (found int64, err error) {
 	l := newLook(AuditConfig{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale}, r.conn.Conn)
-	if err := l.scope(ctx); err != nil {
+	if err := l.selectSales(ctx); err != nil {
 		return 0, err
 	}
 	err = l.take(ctx, func(ctx context.Context, tx pgx.Tx) error {

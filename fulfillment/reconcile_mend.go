@@ -180,7 +180,7 @@ func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
 		return nil
 	}
 	_, err := r.Rebuilder.Sale(ctx, d.sale, RebuildReconciled)
-	if errors.Is(err, ErrServerNotVouched) && r.Sale == uuid.Nil {
+	if errors.Is(err, ErrServerUnverified) && r.Sale == uuid.Nil {
 		if _, err = r.Rebuilder.Partition(ctx, partition, RebuildReconciled); err == nil {
 			r.rebuilt = append(r.rebuilt, partition)
 		}

@@ -67,7 +67,7 @@ func TestARepeatOfAReservationThatHasEndedHoldsNothing(t *testing.T) {
 			}
 			_, err := s.pool.Exec(t.Context(), "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'")
 			require.NoError(t, err)
-			beat(t, s.pool)
+			heartbeat(t, s.pool)
 			_, err = s.expire(t.Context())
 			require.NoError(t, err)
 			_, err = s.giveBack(t.Context())
@@ -129,7 +129,7 @@ func TestOnlyARebuildVouchesForAPartitionThatWasUsedBefore(t *testing.T) {
 	s.requireClosed(t, sale)
 	needs, err := s.rebuilder(t).needs(t.Context(), 1, true)
 	require.NoError(t, err)
-	require.Equal(t, []need{{reason: RebuildUnvouched}}, needs)
+	require.Equal(t, []need{{reason: RebuildUnverified}}, needs)
 	s.rebuild(t)
 	_, err = s.catalog.PublishPending(t.Context())
 	require.NoError(t, err)

@@ -201,7 +201,7 @@ func (r *reader) hand(held []*delivery) {
 		msg, err := decodeEntry(d.id, d.values, d.deliveries)
 		if err != nil {
 			reason := fmt.Errorf("%w: %w", reservation.ErrUndecodable, err)
-			r.following.Go(func() { r.bury(d, reason) })
+			r.following.Go(func() { r.deadLetter(d, reason) })
 			continue
 		}
 		if !r.deliver(d, msg) {
@@ -210,7 +210,7 @@ func (r *reader) hand(held []*delivery) {
 		}
 		page <- d
 	}
-	r.mourn(lost)
+	r.reportLost(lost)
 	for _, id := range lost {
 		r.acks.add(id) // nothing is left to be saved
 	}
@@ -222,9 +222,9 @@ func (r *reader) forget(held []*delivery) {
 	}
 }
 
-// mourn makes as much noise as it can about entries whose content is gone: trimmed or deleted by
+// reportLost logs and counts entries whose content is gone: trimmed or deleted by
 // somebody who does not know what a pending entry is.
-func (s *subscription) mourn(ids []string) {
+func (s *subscription) reportLost(ids []string) {
 	if len(ids) == 0 {
 		return
 	}

@@ -31,13 +31,13 @@ type subscription struct {
 	// with it everything that waits for a message.
 	ctx    context.Context
 	expire context.CancelFunc
-	// following counts the goroutines of entries that were handed out or are being buried.
+	// following counts the goroutines of entries that were handed out or are being stored as dead letters.
 	following sync.WaitGroup
 
-	// burying is held while a dead letter is stored, so that a store that is away is asked by one
+	// storingDeadLetter is held while a dead letter is stored, so that a store that is away is asked by one
 	// entry at a time, and burials is what is known of it.
-	burying sync.Mutex
-	burials outage
+	storingDeadLetter sync.Mutex
+	deadLetterOutage  outage
 }
 
 func newSubscription(ctx context.Context, config *SubscriberConfig, metrics *subscriberMetrics, stream string) *subscription {
@@ -45,11 +45,11 @@ func newSubscription(ctx context.Context, config *SubscriberConfig, metrics *sub
 	log := config.Logger.With(slog.String("stream", stream), slog.String("group", config.Group), slog.String("consumer", config.Consumer))
 	s := &subscription{
 		config: config, stream: stream, log: log, metrics: ours,
-		output:  make(chan *message.Message),
-		table:   newEntryTable(config.InFlightMax, ours.inFlight),
-		acks:    newAckCollector(),
-		stop:    make(chan struct{}),
-		burials: outage{log: log, doing: "store dead letters"},
+		output:           make(chan *message.Message),
+		table:            newEntryTable(config.InFlightMax, ours.inFlight),
+		acks:             newAckCollector(),
+		stop:             make(chan struct{}),
+		deadLetterOutage: outage{log: log, doing: "store dead letters"},
 	}
 	s.ctx, s.expire = context.WithCancel(context.WithoutCancel(ctx))
 	return s
@@ -144,7 +144,7 @@ func (s *subscription) redeliver(d *delivery) bool {
 	}
 	d.refusals++
 	if d.deliveries >= s.config.MaxDeliveries {
-		s.bury(d, refusedTooOften(d))
+		s.deadLetter(d, refusedTooOften(d))
 		return false
 	}
 	if !pause.For(retryDelay(d.refusals, s.config.RedeliveryDelay, s.config.RedeliveryDelayMax), s.stop) {
@@ -161,7 +161,7 @@ func (s *subscription) redeliver(d *delivery) bool {
 	// The handler may have changed the message: make it anew. It was decoded before.
 	msg, err := decodeEntry(d.id, d.values, d.deliveries)
 	if err != nil {
-		s.bury(d, err)
+		s.deadLetter(d, err)
 		return false
 	}
 	if !s.deliver(d, msg) {
@@ -179,15 +179,15 @@ func refusedTooOften(d *delivery) error {
 	return err
 }
 
-// buryTimeout bounds one try to store a dead letter.
-const buryTimeout = 10 * time.Second
+// deadLetterTimeout bounds one try to store a dead letter.
+const deadLetterTimeout = 10 * time.Second
 
-// bury makes a dead letter of the entry, however long the store of dead letters is away. The entry
+// deadLetter stores the entry as a dead letter, however long the store of dead letters is away. The entry
 // is acknowledged when it is stored; it stays pending if the subscription ends before.
-func (s *subscription) bury(d *delivery, reason error) {
+func (s *subscription) deadLetter(d *delivery, reason error) {
 	s.table.park(d.id)
 	for {
-		delay, stored := s.tryBury(d, reason)
+		delay, stored := s.tryDeadLetter(d, reason)
 		if stored {
 			s.acks.add(d.id)
 			return
@@ -198,10 +198,10 @@ func (s *subscription) bury(d *delivery, reason error) {
 	}
 }
 
-func (s *subscription) tryBury(d *delivery, reason error) (delay time.Duration, stored bool) {
-	s.burying.Lock()
-	defer s.burying.Unlock()
-	ctx, cancel := context.WithTimeout(s.ctx, buryTimeout)
+func (s *subscription) tryDeadLetter(d *delivery, reason error) (delay time.Duration, stored bool) {
+	s.storingDeadLetter.Lock()
+	defer s.storingDeadLetter.Unlock()
+	ctx, cancel := context.WithTimeout(s.ctx, deadLetterTimeout)
 	defer cancel()
 	entry, err := readEntry(ctx, s.config.Control, s.stream, d.id)
 	if errors.Is(err, errEntryGone) {
@@ -212,9 +212,9 @@ func (s *subscription) tryBury(d *delivery, reason error) (delay time.Duration, 
 		err = s.config.DeadLetter(ctx, entry, reason)
 	}
 	if err != nil {
-		return s.burials.failed(err), false
+		return s.deadLetterOutage.failed(err), false
 	}
-	s.burials.over()
+	s.deadLetterOutage.over()
 	s.metrics.deadLettered.Inc()
 	s.log.Warn("entry became a dead letter", slog.String("entry", d.id), slog.Int64("deliveries", d.deliveries), slog.Any("reason", reason))
 	return 0, true

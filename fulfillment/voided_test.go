@@ -71,7 +71,7 @@ func TestLedgerVoidsWhatComesTooLate(t *testing.T) {
 func TestLedgerConfirmsNothingInAnEpochThatEndsMeanwhile(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	testkit.VouchFor(t, s.pool, s.store, 0)
+	testkit.VerifyServer(t, s.pool, s.store, 0)
 	sale, other := newSale(t, s.pool, 10), newSale(t, s.pool, 10)
 	events := append(crowdOf(sale, 2), crowdOf(other, 2)...)
 	log := &countingLog{}

@@ -127,7 +127,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 		return nil, err
 	}
 	ledger := NewLedger(config.Pool).Telling(outcomes)
-	rebuilder.ledger = ledger // what it salvages is told as well
+	rebuilder.ledger = ledger // outcomes of what it drains are published as well
 	return &Worker{config: config, metrics: metrics, outcomes: outcomes, ledger: ledger, rebuilder: rebuilder}, nil
 }
 

@@ -30,7 +30,7 @@ func (s *shop) guarded(t testing.TB) (registry *prometheus.Registry, log *counti
 func rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
 	t.Helper()
 	for _, reason := range []string{
-		RebuildServer, RebuildUnvouched, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildRefused, RebuildByHand, RebuildReconciled,
+		RebuildServer, RebuildUnverified, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildRefused, RebuildByHand, RebuildReconciled,
 	} {
 		n += valueOf(t, registry, "stampede_rebuilds_total", reason)
 	}
@@ -115,7 +115,7 @@ func TestNothingIsRebuiltWithoutNeed(t *testing.T) {
 	require.EqualValues(t, 1, s.count(t, "SELECT max(epoch) FROM sales"))
 }
 
-// A publisher that was killed between the two steps in which the first user of a partition vouches for its server.
+// A publisher that was killed between the two steps in which the first user of a partition verifies its server.
 func TestAServerThatNobodyVouchedForToTheEndIsVouchedFor(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
@@ -124,7 +124,7 @@ func TestAServerThatNobodyVouchedForToTheEndIsVouchedFor(t *testing.T) {
 	require.NoError(t, execSQL(t, s, "INSERT INTO redis_servers VALUES (0, $1, $2)", server.RunID, server.ReplicationID))
 	registry, _ := s.guarded(t)
 	var sale uuid.UUID
-	testkit.Eventually(t, 20*time.Second, "the server is vouched for", func() bool { return rebuilds(t, registry) == 1 })
+	testkit.Eventually(t, 20*time.Second, "the server is verified", func() bool { return rebuilds(t, registry) == 1 })
 	sale = s.open(t, 10)
 	s.buy(t, sale, "ann")
 	s.awaitConfirmed(t, 1)
@@ -148,7 +148,7 @@ func TestWorkersFindWhatRedisHasLost(t *testing.T) {
 			return s.server.Restart(t.Context())
 		}, true},
 		"the trust of an ingress": {RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.store.Distrust(t.Context(), 0) }, true},
-		"the note of its server": {RebuildUnvouched, func(t *testing.T, s lostShop, _ uuid.UUID) error {
+		"the note of its server": {RebuildUnverified, func(t *testing.T, s lostShop, _ uuid.UUID) error {
 			return execSQL(t, s.shop, "DELETE FROM redis_servers")
 		}, true},
 		"a sale": {RebuildLost, func(t *testing.T, s lostShop, sale uuid.UUID) error {

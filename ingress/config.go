@@ -42,8 +42,8 @@ type Orders interface {
 	Order(ctx context.Context, id uuid.UUID) (reservation.Order, error)
 	// FindOrders returns those of the orders that exist.
 	FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error)
-	// Fate returns the order of a receipt, as voided if it is missing and always will be.
-	Fate(ctx context.Context, r reservation.Receipt) (reservation.Order, error)
+	// FindByReceipt returns the order of a receipt, as voided if it is missing and always will be.
+	FindByReceipt(ctx context.Context, r reservation.Receipt) (reservation.Order, error)
 	// ReceiptSecret returns the secret for receipts that all ingresses without one of their own share.
 	ReceiptSecret(ctx context.Context) ([]byte, error)
 	// OrdersOf lists a user's orders that are older than before, newest first. A zero before lists the newest.
@@ -58,7 +58,7 @@ type Orders interface {
 // AwaitedOrders are the orders that purchases look up: *fulfillment.Ledger. The methods are those of Orders.
 type AwaitedOrders interface {
 	FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error)
-	Fate(ctx context.Context, r reservation.Receipt) (reservation.Order, error)
+	FindByReceipt(ctx context.Context, r reservation.Receipt) (reservation.Order, error)
 }
 
 // Pinger reports whether a server answers.

@@ -48,7 +48,7 @@ func TestPayInTime(t *testing.T) {
 
 	s.startWorker()
 	confirmed := s.awaitStatus(path, "ada", reservation.StatusConfirmed)
-	// The first beat of the pulse puts it off by the time since the database was made.
+	// The first heartbeat puts it off by the time since the database was made.
 	testkit.Eventually(t, 20*time.Second, "there are ten minutes to pay", func() bool {
 		expires, err := time.Parse("2006-01-02T15:04:05.000Z", s.get(path, as("ada")).is(http.StatusOK)["expires_at"].(string))
 		require.NoError(t, err)

@@ -166,7 +166,7 @@ func (s *Server) findReserved(ctx context.Context, id uuid.UUID, user string) (r
 func (s *Server) findRecorded(ctx context.Context, id uuid.UUID, receipt *reservation.Receipt) (order reservation.Order, err error) {
 	err = s.queryPostgres(ctx, orderTimeout, func(ctx context.Context) (err error) {
 		if receipt != nil {
-			order, err = s.config.Orders.Fate(ctx, *receipt)
+			order, err = s.config.Orders.FindByReceipt(ctx, *receipt)
 		} else {
 			order, err = s.config.Orders.Order(ctx, id)
 		}

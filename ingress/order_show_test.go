@@ -150,7 +150,7 @@ func TestRedisAway(t *testing.T) {
 
 	require.NoError(t, own.Restart(t.Context()))
 	s.buy(sale, "", as("bob")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
-	testkit.VouchFor(t, s.pool, s.store, 0)
+	testkit.VerifyServer(t, s.pool, s.store, 0)
 	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool { return s.buy(sale, "", as("bob")).status == http.StatusAccepted })
 	s.get("/readyz").is(http.StatusOK)
 }

@@ -55,7 +55,7 @@ func (s *Server) findLost(c echo.Context, r reservation.Request, held reservatio
 			return problemFateUndecided
 		}
 		err = s.queryPostgres(ctx, orderTimeout, func(ctx context.Context) (err error) {
-			order, err = s.config.AwaitedOrders.Fate(ctx, receiptOf(r, held))
+			order, err = s.config.AwaitedOrders.FindByReceipt(ctx, receiptOf(r, held))
 			return err
 		})
 		return err

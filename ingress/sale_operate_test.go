@@ -240,7 +240,7 @@ func TestChangeThatIsNotInForceYet(t *testing.T) {
 	require.Contains(t, detail, "if Redis grants it")
 
 	require.NoError(t, own.Restart(t.Context()))
-	testkit.VouchFor(t, s.pool, s.store, 0)
+	testkit.VerifyServer(t, s.pool, s.store, 0)
 	testkit.Eventually(t, 10*time.Second, "Redis can be told", func() bool {
 		_, err := s.catalog.PublishPending(t.Context())
 		return err == nil

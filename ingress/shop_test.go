@@ -255,7 +255,7 @@ func (s *shop) startWorker() {
 	var running sync.WaitGroup
 	running.Go(func() { assert.NoError(s.t, worker.Run(ctx)) })
 	running.Go(func() {
-		assert.NoError(s.t, fulfillment.Pulse{Pool: s.pool, Logger: testkit.Logger(s.t)}.Run(ctx))
+		assert.NoError(s.t, fulfillment.Heartbeat{Pool: s.pool, Logger: testkit.Logger(s.t)}.Run(ctx))
 	})
 	s.t.Cleanup(func() {
 		stop()

@@ -1,24 +1,24 @@
--- Tells whether this is still the Redis server for which the stock of a partition was vouched, who it
+-- Tells whether this is still the Redis server on which the stock of a partition was verified, who it
 -- is, and in which epoch a sale is.
 --
--- Known is the process that was vouched for, in the same term as a primary. Its run id ends with the
+-- Known is the process that was verified, in the same term as a primary. Its run id ends with the
 -- process; its replication id changes with a promotion, and also when its first replica comes. Only a
--- promotion leaves the id of before as the second one, so that a first replica makes nobody strange.
+-- promotion leaves the id of before as the second one, so that a first replica changes nothing.
 -- Every other server may lack what buyers were promised: one that was restarted, promoted or emptied.
 --
--- Whoever hears strange makes it distrusted. Else a server that was promoted would look known again when
+-- A caller that gets unverified marks the server as distrusted. Else a server that was promoted would look known again when
 -- it has forgotten the second id, and the first replica comes after that.
 --
 -- KEYS
---   1  server  hash: run_id replication_id of the server that was vouched for, or "-" for none any more; and the token
---              of the rebuild that writes or wrote this (vouch.lua)
+--   1  server  hash: run_id replication_id of the verified server, or "-" for none any more; and the token
+--              of the rebuild that writes or wrote this (verify.lua)
 --   2  sale    hash, as in reserve.lua; may be left out
 -- Answers
 --   {answer, run_id, replication_id, epoch}: who this server is, and the epoch of the sale, which is 0
 --   while it is closed for a rebuild, and empty if it is not there
 --   known       the stock in this partition is whole
---   strange     another server was vouched for, or this one in a former life
---   distrusted  what was vouched for was taken back
+--   unverified  another server was verified, or this one before a restart or promotion
+--   distrusted  the verification was withdrawn
 --   unrecorded  there is no record: the partition was never used, or everything is gone
 
 local info = redis.call('INFO', 'server', 'replication')
@@ -30,15 +30,15 @@ local function id(name)
 end
 
 local run_id, replication_id = id('run_id'), id('master_replid')
-local vouched = redis.call('HMGET', KEYS[1], 'run_id', 'replication_id')
+local verified = redis.call('HMGET', KEYS[1], 'run_id', 'replication_id')
 local epoch = KEYS[2] and redis.call('HGET', KEYS[2], 'epoch') or ''
 
-local answer = 'strange'
-if not vouched[1] then
+local answer = 'unverified'
+if not verified[1] then
   answer = 'unrecorded'
-elseif vouched[1] == '-' then
+elseif verified[1] == '-' then
   answer = 'distrusted'
-elseif vouched[1] == run_id and (vouched[2] == replication_id or not string.find(id('master_replid2'), '[^0]')) then
+elseif verified[1] == run_id and (verified[2] == replication_id or not string.find(id('master_replid2'), '[^0]')) then
   answer = 'known'
 end
 return { answer, run_id, replication_id, epoch }

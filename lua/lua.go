@@ -35,8 +35,8 @@ var (
 	lookSource string
 	//go:embed rights.lua
 	rightsSource string
-	//go:embed vouch.lua
-	vouchSource string
+	//go:embed verify.lua
+	verifySource string
 	//go:embed close.lua
 	closeSource string
 	//go:embed rebuilt.lua
@@ -74,7 +74,7 @@ var (
 
 	Look    = redis.NewScript(lookSource)
 	Rights  = redis.NewScript(rightsSource)
-	Vouch   = redis.NewScript(vouchSource)
+	Verify  = redis.NewScript(verifySource)
 	Close   = redis.NewScript(closeSource)
 	Rebuilt = redis.NewScript(rebuiltSource)
 

@@ -22,16 +22,16 @@ func (b *bench) look() (answer, runID, replicationID, epoch string) {
 	return b.heard("look", values[0]), values[1], values[2], values[3]
 }
 
-func (b *bench) vouch(runID, replicationID string) string {
+func (b *bench) verify(runID, replicationID string) string {
 	b.t.Helper()
-	return b.vouchAs(runID, replicationID, "-")
+	return b.verifyAs(runID, replicationID, "-")
 }
 
-func (b *bench) vouchAs(runID, replicationID, token string) string {
+func (b *bench) verifyAs(runID, replicationID, token string) string {
 	b.t.Helper()
-	answer, err := lua.Vouch.Run(b.t.Context(), b.rdb, []string{b.serverKey()}, runID, replicationID, token).Text()
+	answer, err := lua.Verify.Run(b.t.Context(), b.rdb, []string{b.serverKey()}, runID, replicationID, token).Text()
 	require.NoError(b.t, err)
-	return b.heard("vouch", answer)
+	return b.heard("verify", answer)
 }
 
 func TestLookKnowsOnlyTheServerThatWasVouchedFor(t *testing.T) {
@@ -44,12 +44,12 @@ func TestLookKnowsOnlyTheServerThatWasVouchedFor(t *testing.T) {
 	require.Contains(t, info, "\nmaster_replid:"+replicationID+"\r\n")
 
 	other := strings.Repeat("0", 40)
-	require.Equal(t, "changed", b.vouch(other, replicationID))
-	require.Equal(t, "changed", b.vouch(runID, other))
-	require.Equal(t, "changed", b.vouch("", ""))
-	require.Equal(t, "changed", b.vouch(runID[:39], replicationID))
+	require.Equal(t, "changed", b.verify(other, replicationID))
+	require.Equal(t, "changed", b.verify(runID, other))
+	require.Equal(t, "changed", b.verify("", ""))
+	require.Equal(t, "changed", b.verify(runID[:39], replicationID))
 	require.Zero(t, b.rdb.Exists(t.Context(), b.serverKey()).Val())
-	require.Equal(t, "vouched", b.vouch(runID, replicationID))
+	require.Equal(t, "verified", b.verify(runID, replicationID))
 
 	b.open()
 	answer, _, _, epoch = b.look()
@@ -57,12 +57,12 @@ func TestLookKnowsOnlyTheServerThatWasVouchedFor(t *testing.T) {
 
 	require.NoError(t, b.rdb.HSet(t.Context(), b.serverKey(), "run_id", other).Err())
 	answer, _, _, epoch = b.look()
-	require.Equal(t, []string{"strange", "1"}, []string{answer, epoch})
+	require.Equal(t, []string{"unverified", "1"}, []string{answer, epoch})
 	require.NoError(t, b.rdb.HSet(t.Context(), b.serverKey(), "run_id", "-").Err())
 	answer, _, _, _ = b.look()
 	require.Equal(t, "distrusted", answer)
 	b.everyAnswerWasHeard("look")
-	b.everyAnswerWasHeard("vouch")
+	b.everyAnswerWasHeard("verify")
 }
 
 // ours is the token of the rebuild that most of these tests are about.
@@ -269,7 +269,7 @@ func TestVouchIsForTheRebuildThatDistrustedTheServerLast(t *testing.T) {
 	}
 	refused := func() {
 		t.Helper()
-		require.Equal(t, "changed", b.vouchAs(runID, replicationID, ours))
+		require.Equal(t, "changed", b.verifyAs(runID, replicationID, ours))
 		answer, _, _, _ := b.look()
 		require.NotEqual(t, "known", answer)
 	}
@@ -278,15 +278,15 @@ func TestVouchIsForTheRebuildThatDistrustedTheServerLast(t *testing.T) {
 	refused()
 	record("") // an ingress has found that orders are lost
 	refused()
-	require.Equal(t, "changed", b.vouch(runID, replicationID), "the partition was used before")
+	require.Equal(t, "changed", b.verify(runID, replicationID), "the partition was used before")
 	record(ours)
-	require.Equal(t, "vouched", b.vouchAs(runID, replicationID, ours))
-	require.Equal(t, "vouched", b.vouchAs(runID, replicationID, ours), "a repeat")
+	require.Equal(t, "verified", b.verifyAs(runID, replicationID, ours))
+	require.Equal(t, "verified", b.verifyAs(runID, replicationID, ours), "a repeat")
 	answer, _, _, _ := b.look()
 	require.Equal(t, "known", answer)
-	require.Equal(t, "changed", b.vouchAs(runID, replicationID, "theirs"))
+	require.Equal(t, "changed", b.verifyAs(runID, replicationID, "theirs"))
 	require.NoError(t, b.rdb.HDel(t.Context(), b.serverKey(), "rebuild").Err())
-	require.Equal(t, "changed", b.vouch(runID, replicationID))
+	require.Equal(t, "changed", b.verify(runID, replicationID))
 }
 
 func TestASaleIsClosedAndOpenedAtMaxmemory(t *testing.T) {
@@ -298,7 +298,7 @@ func TestASaleIsClosedAndOpenedAtMaxmemory(t *testing.T) {
 	_, runID, replicationID, _ := b.look()
 	require.Equal(t, []int64{0, 1}, b.close())
 	require.Equal(t, "rebuilt", b.rebuilt("2", 1, 9))
-	require.Equal(t, "vouched", b.vouch(runID, replicationID))
+	require.Equal(t, "verified", b.verify(runID, replicationID))
 	answer, _, _, _ := b.look()
 	require.Equal(t, "known", answer)
 }

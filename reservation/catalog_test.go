@@ -181,7 +181,7 @@ func TestWhatRedisCouldNotBeToldIsToldLaterInOrder(t *testing.T) {
 	require.NoError(t, own.Restart(ctx))
 	_, err = s.PublishPending(ctx)
 	require.ErrorIs(t, err, reservation.ErrUnavailable, "nobody knows yet what the server has lost")
-	testkit.VouchFor(t, s.pool, s.Store, 0)
+	testkit.VerifyServer(t, s.pool, s.Store, 0)
 	published := 0
 	testkit.Eventually(t, 10*time.Second, "both sales are told", func() bool {
 		n, _ := s.PublishPending(ctx) // for a moment go-redis goes on refusing to dial

@@ -3,5 +3,5 @@
 //
 // It stands between the ingress, which asks it for units, and the fulfillment workers, which read
 // the events from the stream and make orders of them. Follow a request in this order: Store.Reserve
-// (store.go), the line of its sale (line.go), lua/reserve.lua, and OrderReserved (event.go).
+// (store.go), the queue of its sale (queue.go), lua/reserve.lua, and OrderReserved (event.go).
 package reservation

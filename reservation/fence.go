@@ -12,7 +12,7 @@ import (
 // fence is lua/reserve.lua under a hash that is good for one partition on one server, in one term of
 // that server as a primary. Redis forgets loaded scripts with its process, and a replica was never given
 // any. So a server that knows the hash is the one for which somebody has loaded it, and he has asked
-// before whether the stock there was vouched for: the answer NOSCRIPT comes before the first wrong
+// before whether the stock there was verified: the answer NOSCRIPT comes before the first wrong
 // reservation, and a right one costs nothing more.
 type fence struct {
 	sha    any // a string; made an interface once, because it is an argument of every call
@@ -26,9 +26,9 @@ func newFence(serverKey string, server ServerState) *fence {
 	return &fence{sha: script.Hash(), script: script}
 }
 
-// admit loads the script of a partition if its server is known, and returns errStrangeServer if not. It
+// admit loads the script of a partition if its server is known, and returns errUnverifiedServer if not. It
 // asks and loads on one connection, so that both go to the same server, and loads nothing if the record
-// of the server was touched in between (Distrust). A server that is strange is distrusted: it may have
+// of the server was touched in between (Distrust). An unverified server is distrusted: it may have
 // loaded the script in a former term for others, who have not noticed yet.
 func (s *Store) admit(ctx context.Context, partition int) (*fence, error) {
 	return s.admitThrough(ctx, s.rdb, partition)
@@ -44,7 +44,7 @@ func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, par
 		}
 		_, err = tx.TxPipelined(ctx, func(p redis.Pipeliner) error {
 			switch {
-			case state.strange:
+			case state.unverified:
 				s.distrust(ctx, p, partition, "")
 			case state.Known && !s.refused[partition].Load():
 				f = newFence(key, state)
@@ -53,7 +53,7 @@ func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, par
 			return nil
 		})
 		if f == nil {
-			return errStrangeServer // also where that could not be noted, as on a replica
+			return errUnverifiedServer // also where that could not be noted, as on a replica
 		}
 		return err
 	}, key)

@@ -217,7 +217,7 @@ func TestNoServerSellsThatMayHaveLostSomething(t *testing.T) {
 				return
 			}
 			// Everything is there: with appendfsync always, and on a replica that had caught up.
-			testkit.VouchFor(t, selling.pool, selling.Store, 0)
+			testkit.VerifyServer(t, selling.pool, selling.Store, 0)
 			for _, s := range []*shop{selling, idle, fresh} {
 				_, err := s.Resume(t.Context(), sale)
 				require.NoError(t, err)
@@ -263,7 +263,7 @@ func TestAServerThatSoldBeforeComesBackAsAStranger(t *testing.T) {
 	h.move(h.atFirst, h.atSecond)
 	s.refuses(sale.ID, "eve")
 	s.rebuild(sale.Sale, 2)
-	testkit.VouchFor(t, s.pool, s.Store, 0)
+	testkit.VerifyServer(t, s.pool, s.Store, 0)
 	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "ann").Verdict)
 
 	h.follow(h.atFirst, h.atSecond)
@@ -277,7 +277,7 @@ func TestAServerThatSoldBeforeComesBackAsAStranger(t *testing.T) {
 	}
 	require.Equal(t, "nothing", appended(t, h.atFirst))
 
-	testkit.VouchFor(t, s.pool, s.Store, 0)
+	testkit.VerifyServer(t, s.pool, s.Store, 0)
 	for _, ingress := range []*shop{s, asleep} {
 		require.EqualValues(t, 2, ingress.buy(sale.ID, uuid.NewString()).Reservation.Epoch)
 	}
@@ -389,7 +389,7 @@ func TestEachPartitionIsVouchedForByItself(t *testing.T) {
 			ingress.refuses(sales[1].ID, "eve")
 		}
 	}
-	testkit.VouchFor(t, s.pool, s.Store, 1)
+	testkit.VerifyServer(t, s.pool, s.Store, 1)
 	require.Equal(t, reservation.Reserved, fresh.buy(sales[1].ID, "bob").Verdict)
 	require.Equal(t, reservation.Reserved, s.buy(sales[1].ID, "cid").Verdict)
 }

@@ -29,15 +29,15 @@ func (s *Store) FindReserved(ctx context.Context, order uuid.UUID, user string) 
 	// Its sale may be newer than that index. An order's id tells when it was made, and its sale was
 	// in Redis before: an index from after that will do.
 	index, err := s.indexSince(ctx, MadeAt(order).Add(ClockMargin))
-	if err == nil && index.strange {
+	if err == nil && index.unverified {
 		index, err = s.indexSince(ctx, now.Add(-indexTrust)) // the server may be known by now
 	}
 	if err != nil {
 		return Order{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	found, err := s.findAmong(ctx, index.sales, order, user)
-	if errors.Is(err, ErrOrderNotFound) && (index.strange || s.refusesAny()) {
-		return Order{}, fmt.Errorf("find order=%s: %w", order, errStrangeServer)
+	if errors.Is(err, ErrOrderNotFound) && (index.unverified || s.refusesAny()) {
+		return Order{}, fmt.Errorf("find order=%s: %w", order, errUnverifiedServer)
 	}
 	return found, err
 }
@@ -59,7 +59,7 @@ func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, order uuid.U
 			continue
 		}
 		if s.refused[at.Partition].Load() {
-			return Order{}, fmt.Errorf("find order=%s: %w", order, errStrangeServer)
+			return Order{}, fmt.Errorf("find order=%s: %w", order, errUnverifiedServer)
 		}
 		text, err := s.rdb.HGet(ctx, s.keys.Buyers(at.Partition, at.ID), user).Result()
 		if errors.Is(err, redis.Nil) {
@@ -96,11 +96,11 @@ type saleIndex struct {
 type indexReading struct {
 	begun time.Time
 	done  chan struct{}
-	// sales, strange and err are set when done is closed.
+	// sales, unverified and err are set when done is closed.
 	sales []LocatedSale
-	// strange: a server that holds sales of today's partitions was not known, so sales may be missing.
-	strange bool
-	err     error
+	// unverified: a server that holds sales of today's partitions was not known, so sales may be missing.
+	unverified bool
+	err        error
 }
 
 const (
@@ -159,7 +159,7 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 		ctx, cancel := context.WithTimeout(s.ctx, indexTimeout)
 		defer cancel()
 		if reading.sales, reading.err = ListInRedis(ctx, s.rdb, s.keys); reading.err == nil {
-			reading.strange, reading.err = s.anyStrange(ctx)
+			reading.unverified, reading.err = s.anyUnverified(ctx)
 		}
 		if reading.err == nil {
 			x.mu.Lock()
@@ -174,8 +174,8 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 	return reading
 }
 
-// anyStrange is true if one of the partitions that new sales are spread over is on a server that is not known.
-func (s *Store) anyStrange(ctx context.Context) (bool, error) {
+// anyUnverified is true if one of the partitions that new sales are spread over is on a server that is not known.
+func (s *Store) anyUnverified(ctx context.Context) (bool, error) {
 	for partition := range s.keys.Partitions {
 		state, err := s.Inspect(ctx, partition)
 		if err != nil || !state.Known {

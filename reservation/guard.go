@@ -23,7 +23,7 @@ const (
 	guardImpatience = 200 * time.Millisecond
 	// guardTimeout bounds one comparison, of all partitions.
 	guardTimeout = 5 * time.Second
-	// guardPatience is for how long a strange server is no more than a rebuild that may be under way.
+	// guardPatience is for how long an unverified server is no more than a rebuild that may be under way.
 	guardPatience = 5 * time.Second
 )
 
@@ -108,7 +108,7 @@ func (g Guard) compare(ctx context.Context, doubts map[int]*doubt) error {
 	rows, _ := g.Pool.Query(ctx, sql.ReservationVerifiedServers) // its error comes with the rows
 	recorded, err := pgx.CollectRows(rows, pgx.RowToStructByPos[recordedServer])
 	if err != nil {
-		return fmt.Errorf("list the servers that are vouched for: %w", err)
+		return fmt.Errorf("list the verified servers: %w", err)
 	}
 	rdb := g.redis()
 	for _, r := range recorded {
@@ -116,7 +116,7 @@ func (g Guard) compare(ctx context.Context, doubts map[int]*doubt) error {
 		if err != nil {
 			return err
 		}
-		if state.strange {
+		if state.unverified {
 			_, _ = g.Store.admitThrough(ctx, rdb, r.Partition) // which tells all others; if it cannot, this one is told below
 		}
 		// A server without a record is no danger: it has no sale.

@@ -60,7 +60,7 @@ func TestAnOldPrimaryThatThawsIsRefused(t *testing.T) {
 	h.address.Store(h.atSecond.Options().Addr)
 	front = front.next(h.client()).guarded()
 	front.rebuild(sale.Sale, 2)
-	testkit.VouchFor(t, front.pool, front.Store, 0)
+	testkit.VerifyServer(t, front.pool, front.Store, 0)
 	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool {
 		a, err := front.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
 		return err == nil && a.Reservation.Epoch == 2
@@ -95,7 +95,7 @@ func TestAnIngressGoesBackToNoOlderEpoch(t *testing.T) {
 	h.promote(h.atSecond)
 	h.move(h.atFirst, h.atSecond)
 	s.rebuild(sale.Sale, 2)
-	testkit.VouchFor(t, s.pool, s.Store, 0)
+	testkit.VerifyServer(t, s.pool, s.Store, 0)
 	require.EqualValues(t, 2, s.buy(sale.ID, "bob").Reservation.Epoch)
 
 	resetStats(t, h.atFirst)

@@ -62,7 +62,7 @@ func (k Keys) GatheredEnded(partition int, sale uuid.UUID, token string) string 
 	return k.Ended(partition, sale) + ":" + token
 }
 
-// Server is the hash that names the Redis server for which this partition's stock was vouched.
+// Server is the hash that names the Redis server on which this partition's stock was verified.
 func (k Keys) Server(partition int) string { return k.in(partition, "server") }
 
 // Outcomes is the stream on which workers tell the ingresses what became of orders. It belongs to no

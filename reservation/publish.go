@@ -73,7 +73,7 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 	sale := found[0]
 	applied := sale.publishedRevision
 	if applied < sale.Revision {
-		if err := c.vouchFirst(ctx, sale.Partition()); err != nil {
+		if err := c.verifyFirstUse(ctx, sale.Partition()); err != nil {
 			return err
 		}
 	}
@@ -100,16 +100,16 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 }
 
 const (
-	// claimWait is for how long the first who use a partition wait for the one that vouches for its server.
+	// claimWait is for how long the first who use a partition wait for the one that verifies its server.
 	claimWait = time.Second
 	claimLook = 20 * time.Millisecond
 )
 
-// vouchFirst makes sure that the server of a partition is known. Who uses a partition first vouches for
+// verifyFirstUse makes sure that the server of a partition is known. The first user of a partition verifies
 // its server: nothing can have been lost there. It was used before if Redis has a record of another server, or
-// Redis was told of a sale in it: then only a rebuild vouches for it. The row comes before the record in Redis, so that a
-// partition with a record always has a row, and nobody vouches for it a second time.
-func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
+// Redis was told of a sale in it: then only a rebuild verifies it. The row comes before the record in Redis, so that a
+// partition with a record always has a row, and it is not verified a second time.
+func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 	state, err := c.store.Inspect(ctx, partition)
 	if err != nil {
 		return err
@@ -118,7 +118,7 @@ func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
 	case state.Known:
 		return nil
 	case state.Recorded:
-		return errStrangeServer
+		return errUnverifiedServer
 	}
 	used, err := c.usedBefore(ctx, partition)
 	if err != nil {
@@ -126,7 +126,7 @@ func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
 	} else if used {
 		// Or somebody else has been the first one since the look.
 		if state, err = c.store.Inspect(ctx, partition); err == nil && !state.Known {
-			err = errStrangeServer
+			err = errUnverifiedServer
 		}
 		return err
 	}
@@ -134,7 +134,7 @@ func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
 	if err != nil {
 		return err
 	} else if claimed.RowsAffected() == 1 {
-		return c.store.Vouch(ctx, partition, state, firstUse)
+		return c.store.MarkVerified(ctx, partition, state, firstUse)
 	}
 	// Either somebody else has just claimed it, or the server was replaced. A record that is there and
 	// is of another server tells.
@@ -147,7 +147,7 @@ func (c *Catalog) vouchFirst(ctx context.Context, partition int) error {
 		}
 	}
 	if !state.Known {
-		return errStrangeServer
+		return errUnverifiedServer
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 )
 
 // What a rebuild of the stock from Postgres does in Redis, in this order: CloseSale, HoldBuyers and HoldEnded as often
-// as it takes, OpenRebuilt; and Vouch for the server when all live sales of a partition are whole. Each
+// as it takes, OpenRebuilt; and MarkVerified for the server when all live sales of a partition are whole. Each
 // may be repeated. Errors wrap ErrUnavailable where Redis could not be asked or refused to work.
 
 var (

@@ -167,7 +167,7 @@ func TestVouchIsForTheServerThatWasInspected(t *testing.T) {
 	require.NoError(t, err)
 	h.promote(h.atSecond)
 	h.move(h.atFirst, h.atSecond)
-	require.ErrorIs(t, s.Vouch(t.Context(), 0, state, token), reservation.ErrServerChanged)
+	require.ErrorIs(t, s.MarkVerified(t.Context(), 0, state, token), reservation.ErrServerChanged)
 	s.refuses(sale, "bob")
 
 	// The same process in another term is another server.
@@ -175,7 +175,7 @@ func TestVouchIsForTheServerThatWasInspected(t *testing.T) {
 	require.NoError(t, err)
 	h.follow(h.atSecond, h.atFirst)
 	h.promote(h.atSecond)
-	require.ErrorIs(t, s.Vouch(t.Context(), 0, state, token), reservation.ErrServerChanged)
+	require.ErrorIs(t, s.MarkVerified(t.Context(), 0, state, token), reservation.ErrServerChanged)
 	s.refuses(sale, "bob")
 }
 
@@ -206,7 +206,7 @@ func TestARedisThatIsBehindWhatWasSeenIsDistrustedByAll(t *testing.T) {
 
 	// In a new epoch what was seen of the last one does not count: the last sequence may be lost for good.
 	s.rebuild(sale.Sale, 2)
-	testkit.VouchFor(t, s.pool, s.Store, 0)
+	testkit.VerifyServer(t, s.pool, s.Store, 0)
 	for i, ingress := range []*shop{s, other} {
 		require.EqualValues(t, 3+i, ingress.buy(sale.ID, fmt.Sprintf("new-%d", i)).Reservation.Sequence)
 	}

@@ -215,7 +215,7 @@ func TestALoweringWaitsForRedis(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.NotErrorIs(t, err, reservation.ErrNotInForce, "nobody knows the stock to reckon from, so nothing is written down")
 	require.NoError(t, own.Restart(t.Context()))
-	testkit.VouchFor(t, s.pool, s.Store, 0)
+	testkit.VerifyServer(t, s.pool, s.Store, 0)
 	testkit.Eventually(t, 10*time.Second, "Redis is told", func() bool {
 		n, err := s.PublishPending(t.Context())
 		return err == nil && n == 1

@@ -109,7 +109,7 @@ func (s *Store) callReserve(ctx context.Context, partition int, args []any) (ans
 			return answers, maybeDone, nil
 		}
 		answered, passing := refusal(err)
-		if answered && !passing || errors.Is(err, errStrangeServer) {
+		if answered && !passing || errors.Is(err, errUnverifiedServer) {
 			break
 		}
 		if passing {

@@ -12,29 +12,29 @@ import (
 	"stampede/lua"
 )
 
-// ErrServerChanged is returned by Vouch when Redis is not the server that the caller has worked on, or has lost
+// ErrServerChanged is returned by MarkVerified when Redis is not the server that the caller has worked on, or has lost
 // what the caller left there.
 var ErrServerChanged = errors.New("the Redis server was replaced, emptied or distrusted meanwhile")
 
-// errStrangeServer: this Redis may lack what buyers were promised. A worker makes its stock anew.
-var errStrangeServer = fmt.Errorf("%w: the Redis server is not the one that is known to hold all of it", ErrUnavailable)
+// errUnverifiedServer: this Redis may lack what buyers were promised. A worker makes its stock anew.
+var errUnverifiedServer = fmt.Errorf("%w: the Redis server is not the one that is known to hold all of it", ErrUnavailable)
 
 // errSaleClosed: the stock of the sale is being made anew.
 var errSaleClosed = fmt.Errorf("%w: it is closed for a rebuild", ErrUnavailable)
 
-// ServerState is who the Redis server of a partition is, and whether its stock was vouched for.
+// ServerState is who the Redis server of a partition is, and whether its stock is verified.
 type ServerState struct {
 	// RunID is of the server's process, ReplicationID of its term as a primary.
 	RunID         string
 	ReplicationID string
-	// Known is true if the stock of the partition was vouched for on this very server.
+	// Known is true if the stock of the partition was verified on this very server.
 	Known bool
-	// Recorded is true if the server holds a record of any server that was vouched for, itself or
+	// Recorded is true if the server holds a record of any verified server, itself or
 	// another, or that none is any more. It is false where a partition was never used, and where
 	// everything is gone.
 	Recorded bool
-	// strange is true until whoever finds out has said so to all others (distrust).
-	strange bool
+	// unverified is true until the server is marked as distrusted.
+	unverified bool
 }
 
 // Inspect tells which server holds a partition. Its errors wrap ErrUnavailable.
@@ -53,30 +53,30 @@ func (s *Store) inspect(ctx context.Context, on redis.Scripter, partition int) (
 // firstUse stands in the place of a rebuild's token where a partition had no record of a server.
 const firstUse = "-"
 
-// Vouch records that the stock of a partition is whole on the server that expected names. The token is the one
+// MarkVerified records that the stock of a partition is whole on the server that expected names. The token is the one
 // that DistrustFor has left there. It returns ErrServerChanged if Redis is another server by now, was emptied, or
 // was distrusted once more, and then the record is as it was.
-func (s *Store) Vouch(ctx context.Context, partition int, expected ServerState, token string) error {
-	answer, err := lua.Vouch.Run(ctx, s.rdb, []string{s.keys.Server(partition)}, expected.RunID, expected.ReplicationID, token).Text()
+func (s *Store) MarkVerified(ctx context.Context, partition int, expected ServerState, token string) error {
+	answer, err := lua.Verify.Run(ctx, s.rdb, []string{s.keys.Server(partition)}, expected.RunID, expected.ReplicationID, token).Text()
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: vouch for the server of partition %d: %w", ErrUnavailable, partition, err)
-	case answer != "vouched":
-		return fmt.Errorf("vouch for partition %d: %w", partition, ErrServerChanged)
+		return fmt.Errorf("%w: verify the server of partition %d: %w", ErrUnavailable, partition, err)
+	case answer != "verified":
+		return fmt.Errorf("verify partition %d: %w", partition, ErrServerChanged)
 	}
 	return nil
 }
 
-// distrusted stands in the place of a run id where nobody is vouched for; lua/look.lua knows it.
+// distrusted stands in the place of a run id where no server is verified; lua/look.lua knows it.
 const distrusted = "-"
 
-// Distrust takes back what was vouched for a partition: everybody refuses to sell from it until it is
-// vouched for again.
+// Distrust withdraws the verification of a partition: every ingress refuses to sell from it until it is
+// verified again.
 func (s *Store) Distrust(ctx context.Context, partition int) error {
 	return s.DistrustFor(ctx, partition, "")
 }
 
-// DistrustFor is Distrust as the first step of the rebuild that the token names, and no other one vouches for the
+// DistrustFor is Distrust as the first step of the rebuild that the token names, and no other one verifies the
 // server from then on.
 func (s *Store) DistrustFor(ctx context.Context, partition int, token string) error {
 	s.fences[partition].Store(nil)
@@ -109,23 +109,23 @@ func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (sta
 	}
 	state = ServerState{
 		RunID: values[1], ReplicationID: values[2],
-		Known: values[0] == "known", Recorded: values[0] != "unrecorded", strange: values[0] == "strange",
+		Known: values[0] == "known", Recorded: values[0] != "unrecorded", unverified: values[0] == "unverified",
 	}
 	return state, values[3], nil
 }
 
 // look finds a sale in a partition. It returns ErrSaleNotFound only if the server is known, because
-// one that is strange may have lost it.
+// an unverified one may have lost it.
 func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place, error) {
 	state, text, err := s.ask(ctx, s.rdb, s.keys.Server(partition), s.keys.Sale(partition, sale))
 	switch {
 	case err != nil:
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	case !state.Known || s.refused[partition].Load():
-		if state.strange {
+		if state.unverified {
 			_, _ = s.admit(ctx, partition) // which tells the others
 		}
-		return place{}, errStrangeServer
+		return place{}, errUnverifiedServer
 	case text == "":
 		return place{}, ErrSaleNotFound
 	}
@@ -139,13 +139,13 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 	return place{partition, epoch}, nil
 }
 
-// lostOrders is what a line has to tell when its sale is behind what was seen of it: Redis was set back,
+// lostOrders is what a queue has to tell when its sale is behind what was seen of it: Redis was set back,
 // and orders that were accepted are gone. The server is distrusted, so that nobody else sells what
 // those hold, and a worker makes the stock anew.
-func (s *Store) lostOrders(ctx context.Context, l *line) error {
+func (s *Store) lostOrders(ctx context.Context, q *queue) error {
 	s.o.Logger.Error("Redis has lost orders of a sale: nothing is sold until its stock is made anew",
-		"sale", l.sale, "partition", l.place.partition, "epoch", l.place.epoch, "seen_sequence", l.target.seen)
-	if err := s.Distrust(ctx, l.place.partition); err != nil {
+		"sale", q.sale, "partition", q.place.partition, "epoch", q.place.epoch, "seen_sequence", q.target.seen)
+	if err := s.Distrust(ctx, q.place.partition); err != nil {
 		return fmt.Errorf("%w: %w", errLostSale, err)
 	}
 	return errLostSale

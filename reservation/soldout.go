@@ -44,60 +44,60 @@ const (
 )
 
 // remembersSoldOut is true if the sale has nothing left and the user holds nothing in it.
-func (l *line) remembersSoldOut(user string) bool {
-	memory := l.soldOut.Load()
-	if memory == nil || l.store.sinceStart()-memory.checkedAt.Load() > int64(soldOutTrust) {
+func (q *queue) remembersSoldOut(user string) bool {
+	memory := q.soldOut.Load()
+	if memory == nil || q.store.sinceStart()-memory.checkedAt.Load() > int64(soldOutTrust) {
 		return false
 	}
 	if !memory.asked.Load() {
 		memory.asked.Store(true)
 	}
-	_, buyer := memory.buyers[maphash.String(l.store.seed, user)]
+	_, buyer := memory.buyers[maphash.String(q.store.seed, user)]
 	return !buyer
 }
 
 func (s *Store) sinceStart() int64 { return int64(time.Since(s.started)) }
 
 // learnSoldOut starts to remember that nothing is left, unless that is under way.
-func (l *line) learnSoldOut(generation int64) {
-	if !l.learning.CompareAndSwap(false, true) {
+func (q *queue) learnSoldOut(generation int64) {
+	if !q.learning.CompareAndSwap(false, true) {
 		return
 	}
-	started := l.store.goBackground(func() {
-		defer l.learning.Store(false)
-		if err := l.rememberSoldOut(l.store.ctx, generation); err != nil && l.store.ctx.Err() == nil {
-			l.store.o.Logger.Warn("cannot remember that a sale is sold out: its losers go on asking Redis", "sale", l.sale, "error", err)
-			pause.For(soldOutRetry, l.store.ctx.Done())
+	started := q.store.goBackground(func() {
+		defer q.learning.Store(false)
+		if err := q.rememberSoldOut(q.store.ctx, generation); err != nil && q.store.ctx.Err() == nil {
+			q.store.o.Logger.Warn("cannot remember that a sale is sold out: its losers go on asking Redis", "sale", q.sale, "error", err)
+			pause.For(soldOutRetry, q.store.ctx.Done())
 		}
 	})
 	if !started {
-		l.learning.Store(false)
+		q.learning.Store(false)
 	}
 }
 
 // rememberSoldOut collects the buyers, and watches the sale for as long as it stays sold out and somebody asks.
-func (l *line) rememberSoldOut(ctx context.Context, generation int64) error {
+func (q *queue) rememberSoldOut(ctx context.Context, generation int64) error {
 	memory := &soldOut{generation: generation, buyers: make(map[uint64]struct{})}
-	p := l.place.partition
-	if err := l.collectUsers(ctx, memory, l.store.keys.Buyers(p, l.sale), 0); err != nil {
+	p := q.place.partition
+	if err := q.collectUsers(ctx, memory, q.store.keys.Buyers(p, q.sale), 0); err != nil {
 		return err
 	}
-	if err := l.collectUsers(ctx, memory, l.store.keys.Ended(p, l.sale), fingerprintChars); err != nil {
+	if err := q.collectUsers(ctx, memory, q.store.keys.Ended(p, q.sale), fingerprintChars); err != nil {
 		return err
 	}
-	defer l.soldOut.Store(nil)
+	defer q.soldOut.Store(nil)
 	ticker := time.NewTicker(soldOutCheck)
 	defer ticker.Stop()
 	for unasked := 0; unasked < soldOutIdleChecks; unasked++ {
-		at := l.store.sinceStart()
-		same, err := l.stillSoldOut(ctx, generation)
+		at := q.store.sinceStart()
+		same, err := q.stillSoldOut(ctx, generation)
 		switch {
 		case err == nil && !same:
 			return nil
 		case err == nil:
 			memory.checkedAt.Store(at)
-			l.soldOut.Store(memory)
-		case l.store.sinceStart()-memory.checkedAt.Load() > int64(soldOutTrust):
+			q.soldOut.Store(memory)
+		case q.store.sinceStart()-memory.checkedAt.Load() > int64(soldOutTrust):
 			return err
 		}
 		if memory.asked.Swap(false) {
@@ -114,8 +114,8 @@ func (l *line) rememberSoldOut(ctx context.Context, generation int64) error {
 
 // collectUsers reads all users that are fields of the hash, each behind so many other characters. Redis promises that a scan
 // returns every field that is there from its beginning to its end, and a sold-out sale gains none; stillSoldOut makes sure afterwards.
-func (l *line) collectUsers(ctx context.Context, memory *soldOut, key string, behind int) error {
-	n, err := l.store.rdb.HLen(ctx, key).Result()
+func (q *queue) collectUsers(ctx context.Context, memory *soldOut, key string, behind int) error {
+	n, err := q.store.rdb.HLen(ctx, key).Result()
 	if err != nil {
 		return err
 	}
@@ -125,12 +125,12 @@ func (l *line) collectUsers(ctx context.Context, memory *soldOut, key string, be
 	var cursor uint64
 	for {
 		var page []string
-		if page, cursor, err = l.store.rdb.HScan(ctx, key, cursor, "", 500).Result(); err != nil {
+		if page, cursor, err = q.store.rdb.HScan(ctx, key, cursor, "", 500).Result(); err != nil {
 			return err
 		}
 		for i := 0; i < len(page); i += 2 {
 			user := page[i][min(behind, len(page[i])):]
-			memory.buyers[maphash.String(l.store.seed, user)] = struct{}{}
+			memory.buyers[maphash.String(q.store.seed, user)] = struct{}{}
 		}
 		if cursor == 0 {
 			return nil
@@ -140,7 +140,7 @@ func (l *line) collectUsers(ctx context.Context, memory *soldOut, key string, be
 
 // stillSoldOut is true if nothing is left, the sale is not over, nothing can have changed since that
 // generation, and the server is known to hold it.
-func (l *line) stillSoldOut(ctx context.Context, generation int64) (bool, error) {
+func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, soldOutTrust/2)
 	defer cancel()
 	var sale struct {
@@ -150,12 +150,12 @@ func (l *line) stillSoldOut(ctx context.Context, generation int64) (bool, error)
 		ClosesAt   int64 `redis:"closes_at_ms"`
 	}
 	sale.Left = -1
-	state, err := l.store.Inspect(ctx, l.place.partition)
+	state, err := q.store.Inspect(ctx, q.place.partition)
 	if err != nil || !state.Known {
 		return false, err
 	}
-	pipe := l.store.rdb.Pipeline()
-	fields := pipe.HMGet(ctx, l.store.keys.Sale(l.place.partition, l.sale), "left", "generation", "epoch", "closes_at_ms")
+	pipe := q.store.rdb.Pipeline()
+	fields := pipe.HMGet(ctx, q.store.keys.Sale(q.place.partition, q.sale), "left", "generation", "epoch", "closes_at_ms")
 	now := pipe.Time(ctx)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return false, err
@@ -164,5 +164,5 @@ func (l *line) stillSoldOut(ctx context.Context, generation int64) (bool, error)
 		return false, err
 	}
 	over := sale.ClosesAt > 0 && now.Val().UnixMilli() >= sale.ClosesAt
-	return sale.Left == 0 && !over && sale.Generation == generation && sale.Epoch == l.place.epoch, nil
+	return sale.Left == 0 && !over && sale.Generation == generation && sale.Epoch == q.place.epoch, nil
 }

@@ -76,12 +76,12 @@ type Store struct {
 	// refused tells, by partition, that Redis is not the server that Postgres names (Guard).
 	refused [MaxPartitions]atomic.Bool
 
-	mu    sync.RWMutex
-	lines map[uuid.UUID]*line
+	mu     sync.RWMutex
+	queues map[uuid.UUID]*queue
 
-	// Lines and sold-out watchers run in the background until Close. closing keeps Close and the start
-	// of another one apart; it is not mu, because keep holds that while it looks into lines, and a
-	// line starts its goroutine while it is locked itself.
+	// Queues and sold-out watchers run in the background until Close. closing keeps Close and the start
+	// of another one apart; it is not mu, because keep holds that while it looks into queues, and a
+	// queue starts its goroutine while it is locked itself.
 	closing    sync.RWMutex
 	background sync.WaitGroup
 	ctx        context.Context
@@ -95,8 +95,8 @@ func NewStore(rdb redis.UniversalClient, keys Keys, o StoreOptions) *Store {
 	return &Store{
 		rdb: rdb, keys: keys, o: o,
 		started: time.Now(), seed: maphash.MakeSeed(),
-		lines: make(map[uuid.UUID]*line),
-		ctx:   ctx, cancel: cancel,
+		queues: make(map[uuid.UUID]*queue),
+		ctx:    ctx, cancel: cancel,
 	}
 }
 
@@ -139,19 +139,19 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 	if err := r.validate(); err != nil {
 		return Answer{}, err
 	}
-	l, err := s.line(ctx, r.Sale)
+	q, err := s.queueOf(ctx, r.Sale)
 	if errors.Is(err, ErrSaleNotFound) {
 		return Answer{Verdict: UnknownSale}, nil
 	} else if err != nil {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
 	}
-	if s.refused[l.place.partition].Load() {
-		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, errStrangeServer)
+	if s.refused[q.place.partition].Load() {
+		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, errUnverifiedServer)
 	}
-	if l.remembersSoldOut(r.User) {
+	if q.remembersSoldOut(r.User) {
 		return Answer{Verdict: SoldOut}, nil
 	}
-	answer, err := l.reserve(ctx, r, began)
+	answer, err := q.reserve(ctx, r, began)
 	if err != nil {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
 	}
@@ -171,49 +171,49 @@ func (r Request) validate() error {
 	return nil
 }
 
-// line returns the line of a sale, looking the sale up in Redis the first time.
-func (s *Store) line(ctx context.Context, sale uuid.UUID) (*line, error) {
+// queueOf returns the queue of a sale, looking the sale up in Redis the first time.
+func (s *Store) queueOf(ctx context.Context, sale uuid.UUID) (*queue, error) {
 	s.mu.RLock()
-	l := s.lines[sale]
+	q := s.queues[sale]
 	s.mu.RUnlock()
-	if l != nil {
-		return l, nil
+	if q != nil {
+		return q, nil
 	}
 	place, err := s.lookOnce(ctx, sale)
 	if err != nil {
 		return nil, err
 	}
-	return s.keep(newLine(s, sale, place))
+	return s.keep(newQueue(s, sale, place))
 }
 
-// keep puts a line among those at hand, or returns the one that another request put there first.
-func (s *Store) keep(l *line) (*line, error) {
+// keep puts a queue among those at hand, or returns the one that another request put there first.
+func (s *Store) keep(q *queue) (*queue, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if first := s.lines[l.sale]; first != nil {
+	if first := s.queues[q.sale]; first != nil {
 		return first, nil
 	}
-	if len(s.lines) >= s.o.SalesMax {
-		for sale, other := range s.lines {
+	if len(s.queues) >= s.o.SalesMax {
+		for sale, other := range s.queues {
 			if other.idle() {
-				delete(s.lines, sale)
+				delete(s.queues, sale)
 				break
 			}
 		}
-		if len(s.lines) >= s.o.SalesMax {
+		if len(s.queues) >= s.o.SalesMax {
 			return nil, ErrOverloaded
 		}
 	}
-	s.lines[l.sale] = l
-	return l, nil
+	s.queues[q.sale] = q
+	return q, nil
 }
 
-// renew makes the next requests queue at a line in the sale's new epoch.
-func (s *Store) renew(l *line, p place) {
+// renew makes the next requests wait in a queue in the sale's new epoch.
+func (s *Store) renew(q *queue, p place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lines[l.sale] == l {
-		s.lines[l.sale] = newLine(s, l.sale, p)
+	if s.queues[q.sale] == q {
+		s.queues[q.sale] = newQueue(s, q.sale, p)
 	}
 }
 
@@ -239,7 +239,7 @@ var errLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
 func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
 	partition := s.keys.Partition(sale)
 	at, missing := s.look(ctx, partition, sale)
-	if !errors.Is(missing, ErrSaleNotFound) && !errors.Is(missing, errStrangeServer) {
+	if !errors.Is(missing, ErrSaleNotFound) && !errors.Is(missing, errUnverifiedServer) {
 		return at, missing
 	}
 	index, err := s.indexSince(ctx, time.Now().Add(-indexTrust))
@@ -252,7 +252,7 @@ func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
 		}
 	}
 	if s.refusesAny() {
-		return place{}, errStrangeServer // it may live where nobody looks
+		return place{}, errUnverifiedServer // it may live where nobody looks
 	}
 	return place{}, missing
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A store that makes room for a sale looks into lines while others join them, and a line that begins
+// A store that makes room for a sale looks into queues while others join them, and a queue that begins
 // to move asks the store. Neither may wait for the other. The calls are given up beforehand, so that
 // none of it waits for Redis.
 func TestMakingRoomAndJoiningDoNotWaitForEachOther(t *testing.T) {
@@ -27,14 +27,14 @@ func TestMakingRoomAndJoiningDoNotWaitForEachOther(t *testing.T) {
 		for range 4 {
 			wg.Go(func() {
 				for range 20_000 {
-					line, err := s.keep(newLine(s, sales[rand.IntN(len(sales))], place{}))
+					queue, err := s.keep(newQueue(s, sales[rand.IntN(len(sales))], place{}))
 					if err != nil {
 						require.ErrorIs(t, err, ErrOverloaded)
 						continue
 					}
 					givenUp := &call{done: make(chan struct{}, 1)}
 					givenUp.phase.Store(phaseGivenUp)
-					require.NoError(t, line.join(givenUp))
+					require.NoError(t, queue.join(givenUp))
 				}
 			})
 		}
@@ -44,6 +44,6 @@ func TestMakingRoomAndJoiningDoNotWaitForEachOther(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(20 * time.Second):
-		t.Fatal("store and lines wait for each other")
+		t.Fatal("store and queues wait for each other")
 	}
 }

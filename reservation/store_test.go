@@ -320,7 +320,7 @@ func TestARedisThatIsAwayReservesNothingAndSaysSo(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 
 	require.NoError(t, own.Restart(t.Context()))
-	testkit.VouchFor(t, s.pool, s.Store, 0)
+	testkit.VerifyServer(t, s.pool, s.Store, 0)
 	require.Equal(t, reservation.AlreadyPurchased, s.buy(sale.ID, "ann").Verdict, "with appendfsync always a kill -9 loses nothing")
 	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict)
 }

@@ -23,7 +23,7 @@ var (
 
 // postgresBatched is Postgres alone with what makes us fast: whoever arrives while a transaction is under way
 // leaves with the next one, as soon as the last one is back, and nobody waits for a timer
-// (reservation/line.go does the same in front of Redis). A batch is two prepared statements in one round
+// (reservation/queue.go does the same in front of Redis). A batch is two prepared statements in one round
 // trip and one transaction: lock the sale, then multi-row inserts and one update of its counter. The
 // strongest rival of all.
 //

@@ -67,7 +67,7 @@ func turn(b *testing.B, crowd int) rig.Values {
 	sale := running.Sale
 	fill(b, running, rig.Scale(b, 200_000, 2000))
 	payable := confirmed(b, running, "payer", paymentsPerSecond*int(within/time.Second+1), 0)
-	awaitPulse(b, running) // which may find that no ingress was there for long
+	awaitHeartbeat(b, running) // which may find that no ingress was there for long
 	lost := lostTime(b, running)
 	confirmed(b, running, "late", expiring, within)
 
@@ -128,8 +128,8 @@ func confirmed(b *testing.B, s *rig.System, user string, orders int, within time
 	return ids
 }
 
-// awaitPulse waits until the ingress is seen.
-func awaitPulse(b *testing.B, s *rig.System) {
+// awaitHeartbeat waits until the ingress is seen.
+func awaitHeartbeat(b *testing.B, s *rig.System) {
 	b.Helper()
 	for seen := false; !seen; pause.For(20*time.Millisecond, nil) {
 		require.NoError(b, s.Shop.Pool.QueryRow(b.Context(), "SELECT now() - seen_at < interval '1 s' FROM pulse").Scan(&seen))

@@ -97,7 +97,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return servers.Watch(ctx) })
 	together.Go(func() error { return runIngress(ctx, server, outcomes, front.guard(logger)) })
-	together.Go(func() error { return front.pulse(logger).Run(ctx) })
+	together.Go(func() error { return front.heartbeat(logger).Run(ctx) })
 	together.Go(func() error { return runWorker(ctx) })
 	if err := c.welcome(s.out, "http://"+config.Listener.Addr().String(), servers); err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 
 // The connections to Postgres of an ingress, by what they are for: those who wait for one kind cannot take another.
 const (
-	// dutyPostgresConns are for the pulse, the guard, the breaker's probe and /readyz, each of which asks one question at a time.
+	// dutyPostgresConns are for heartbeats, the guard, the breaker's probe and /readyz, each of which asks one question at a time.
 	dutyPostgresConns = 4
 	// changePostgresConns are for payments and cancellations.
 	changePostgresConns = 4
@@ -66,10 +66,10 @@ func (f *front) Close() {
 	f.backend.Close()
 }
 
-// pulse is what every ingress runs beside its server. It ends with the first sign of a stop, before the
+// heartbeat is what every ingress runs beside its server. It ends with the first sign of a stop, before the
 // last request: to take a moment for an outage gives buyers time, and the other way round takes it.
-func (f *front) pulse(logger *slog.Logger) fulfillment.Pulse {
-	return fulfillment.Pulse{Pool: f.duty, Logger: logger}
+func (f *front) heartbeat(logger *slog.Logger) fulfillment.Heartbeat {
+	return fulfillment.Heartbeat{Pool: f.duty, Logger: logger}
 }
 
 // guard is what every ingress runs beside its server, so that it sells from no Redis that was replaced.

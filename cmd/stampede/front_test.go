@@ -13,7 +13,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-// TestAnonymousReadersKeepNobodyFromPaying: they hold every connection that they can get, and the pulse beats, the guard
+// TestAnonymousReadersKeepNobodyFromPaying: they hold every connection that they can get, and heartbeats arrive, the guard
 // looks, buyers pay and see it, and purchases go on.
 func TestAnonymousReadersKeepNobodyFromPaying(t *testing.T) {
 	t.Parallel()
@@ -66,13 +66,13 @@ func TestAnonymousReadersKeepNobodyFromPaying(t *testing.T) {
 		require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT seen_at FROM pulse").Scan(&at))
 		return at
 	}
-	for beat := range 3 {
+	for try := range 3 {
 		last := seen()
-		testkit.Eventually(t, within, "the pulse beats", func() bool { return seen().After(last) })
+		testkit.Eventually(t, within, "heartbeats arrive", func() bool { return seen().After(last) })
 		assert.Equal(t, http.StatusOK, ask(t, http.MethodPost, order+"/pay", "ann", `{"reference":"pi_1"}`).HTTP)
 		assert.Equal(t, "paid", ask(t, http.MethodGet, order, "ann", "").Status)
 		assert.Equal(t, http.StatusOK, ask(t, http.MethodGet, url+"/v1/orders", "ann", "").HTTP)
-		assert.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, page+"/orders", fmt.Sprint("buyer-", beat), "").HTTP)
+		assert.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, page+"/orders", fmt.Sprint("buyer-", try), "").HTTP)
 	}
 	assert.Equal(t, before, outages())
 	require.NoError(t, tx.Rollback(t.Context()))

@@ -98,12 +98,12 @@ func TestAnOrderOutlivesAnOutage(t *testing.T) {
 		before = ask(t, http.MethodGet, url+"/v1/orders/"+bought.OrderID, "ann", "")
 		return before.Status == "confirmed"
 	})
-	pulse := func() (seen time.Time) {
+	seenAt := func() (seen time.Time) {
 		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT seen_at FROM pulse`).Scan(&seen))
 		return seen
 	}
-	first := pulse()
-	testkit.Eventually(t, within, "the ingress is seen again", func() bool { return pulse().After(first) })
+	first := seenAt()
+	testkit.Eventually(t, within, "the ingress is seen again", func() bool { return seenAt().After(first) })
 
 	// The ingress dies, and an hour goes by.
 	ingress.Kill()

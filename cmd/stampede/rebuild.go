@@ -20,7 +20,7 @@ type rebuildCmd struct {
 	keysFlags
 	jsonFlag
 	Sale      uuid.UUID `env:"STAMPEDE_REBUILD_SALE" placeholder:"ID" help:"Rebuild this sale; the others go on. Without it and --partition, everything is rebuilt."`
-	Partition *int      `env:"STAMPEDE_REBUILD_PARTITION" placeholder:"N" help:"Rebuild the sales of this partition, and vouch for its Redis server."`
+	Partition *int      `env:"STAMPEDE_REBUILD_PARTITION" placeholder:"N" help:"Rebuild the sales of this partition, and mark its Redis server as verified."`
 }
 
 // Validate is called by kong.

@@ -38,7 +38,7 @@ func TestAFailedRestockSaysHowToRepeatIt(t *testing.T) {
 	flag := regexp.MustCompile(`--idempotency-key=[0-9a-f-]{36}`).FindString(output)
 	require.NotEmpty(t, flag, output)
 	require.NoError(t, own.Restart(t.Context()))
-	testkit.VouchFor(t, s.pool, store, 0)
+	testkit.VerifyServer(t, s.pool, store, 0)
 
 	testkit.Eventually(t, within, "the same restock goes through", func() bool {
 		status, output = restock(flag)

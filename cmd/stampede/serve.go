@@ -104,7 +104,7 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth, "connections_max", config.MaxConnections)
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return runIngress(ctx, server, outcomes, f.guard(logger)) })
-	together.Go(func() error { return f.pulse(logger).Run(ctx) })
+	together.Go(func() error { return f.heartbeat(logger).Run(ctx) })
 	return together.Wait()
 }
 

@@ -44,22 +44,22 @@ const (
 	RebuildDistrusted = "rebuild-distrusted"
 	// RebuildClosed: the sales are closed in Redis.
 	RebuildClosed = "rebuild-closed"
-	// RebuildSalvaged: what was in the stream is in Postgres.
-	RebuildSalvaged = "rebuild-salvaged"
+	// RebuildDrained: what was in the stream is in Postgres.
+	RebuildDrained = "rebuild-drained"
 	// RebuildRaised: the next epoch of a sale has begun in Postgres.
 	RebuildRaised = "rebuild-raised"
 	// RebuildHolding: some of its buyers are on their way to Redis.
 	RebuildHolding = "rebuild-holding"
 	// RebuildHeld: all of them are there, and the sale is still closed.
 	RebuildHeld = "rebuild-held"
-	// RebuildOpened: it is open, as far as its server is vouched for.
+	// RebuildOpened: it is open, as far as its server is verified.
 	RebuildOpened = "rebuild-opened"
 	// RebuildPublished: and Postgres knows that Redis knows.
 	RebuildPublished = "rebuild-published"
 	// RebuildServerSaved: Postgres names the server, and Redis does not know it yet.
 	RebuildServerSaved = "rebuild-server-saved"
-	// RebuildVouched: the server is vouched for, and sales that are over are still closed.
-	RebuildVouched = "rebuild-vouched"
+	// RebuildVerified: the server is verified, and sales that are over are still closed.
+	RebuildVerified = "rebuild-verified"
 
 	// ProjectionsWatch: a rebuild of the projections has changes of orders noted, and has nothing else yet.
 	ProjectionsWatch = "projections-watch"
@@ -83,8 +83,8 @@ const (
 var names = []string{
 	BeforePersist, AfterCommit, BeforeAck,
 	BeforeExpire, BeforeExpireCommit, AfterExpire, BeforeRelease, AfterRelease, AfterReleaseCommit,
-	RebuildBegun, RebuildDistrusted, RebuildClosed, RebuildSalvaged, RebuildRaised, RebuildHolding, RebuildHeld,
-	RebuildOpened, RebuildPublished, RebuildServerSaved, RebuildVouched,
+	RebuildBegun, RebuildDistrusted, RebuildClosed, RebuildDrained, RebuildRaised, RebuildHolding, RebuildHeld,
+	RebuildOpened, RebuildPublished, RebuildServerSaved, RebuildVerified,
 	ProjectionsWatch, ProjectionsFilled, ProjectionsBuilt, ProjectionsSwap, ProjectionsSwapped,
 }
 

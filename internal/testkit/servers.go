@@ -105,9 +105,9 @@ func deleteKeys(t testing.TB, client *redis.Client, prefix string) {
 	}
 }
 
-// VouchFor says that the stock of a partition is whole on the server that runs now, as a worker does when
+// VerifyServer marks the server that runs now as verified for a partition, as a worker does when
 // it has made it so. A test that restarts Redis and knows that nothing is lost may say so without one.
-func VouchFor(t testing.TB, pool *pgxpool.Pool, store *reservation.Store, partition int) {
+func VerifyServer(t testing.TB, pool *pgxpool.Pool, store *reservation.Store, partition int) {
 	t.Helper()
 	ctx := t.Context()
 	var state reservation.ServerState
@@ -120,7 +120,7 @@ func VouchFor(t testing.TB, pool *pgxpool.Pool, store *reservation.Store, partit
 		t.Fatal(err)
 	}
 	token := reservation.NewRebuildToken()
-	if err := errors.Join(store.DistrustFor(ctx, partition, token), store.Vouch(ctx, partition, state, token)); err != nil {
+	if err := errors.Join(store.DistrustFor(ctx, partition, token), store.MarkVerified(ctx, partition, state, token)); err != nil {
 		t.Fatal(err)
 	}
 }

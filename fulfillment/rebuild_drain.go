@@ -14,11 +14,11 @@ import (
 	"stampede/reservation"
 )
 
-// salvagePage is how many entries of the stream are recorded in one transaction.
-const salvagePage = 500
+// drainPage is how many entries of the stream are recorded in one transaction.
+const drainPage = 500
 
-// Salvage is what a rebuild found in the stream that was not known to be in Postgres.
-type Salvage struct {
+// Drained is what a rebuild found in the stream that was not known to be in Postgres.
+type Drained struct {
 	// Entries were looked at; of them, so many were recorded now.
 	Entries   int64 `json:"entries"`
 	Confirmed int64 `json:"confirmed"`
@@ -30,10 +30,10 @@ type Salvage struct {
 	Left int64 `json:"left"`
 }
 
-// salvage records the orders of closed sales that are in the stream and may not be in Postgres: those that no
+// drainStream records the orders of closed sales that are in the stream and may not be in Postgres: those that no
 // worker has read, and those that some worker has in hand, who will find them recorded. The entries stay where
 // they are. Nothing is added to those sales meanwhile, so there is a last one.
-func (b *build) salvage(ctx context.Context, closed map[uuid.UUID]bool) error {
+func (b *build) drainStream(ctx context.Context, closed map[uuid.UUID]bool) error {
 	stream := b.config.Keys.Orders(b.partition)
 	from, to, err := b.unfinished(ctx, stream)
 	if err != nil || to == "" {
@@ -104,13 +104,13 @@ func idParts(id string) (ms, count uint64) {
 func (b *build) readEntries(ctx context.Context, stream, from, to string) ([]redis.XMessage, error) {
 	ctx, cancel := forCall(ctx)
 	defer cancel()
-	return b.config.Redis.XRangeN(ctx, stream, from, to, salvagePage).Result()
+	return b.config.Redis.XRangeN(ctx, stream, from, to, drainPage).Result()
 }
 
 // record records the orders of closed sales among these entries. What is at fault by itself stays for the
 // workers, who make a dead letter of it.
 func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map[uuid.UUID]bool) error {
-	found := &b.report.Salvage
+	found := &b.report.Drained
 	found.Entries += int64(len(entries))
 	events := make([]reservation.OrderReserved, 0, len(entries))
 	for _, entry := range entries {

@@ -7,13 +7,13 @@
 -- KEYS
 --   1  server  hash, as in look.lua
 -- ARGV
---   1  run_id          of the server that is vouched for
+--   1  run_id          of the server that is verified
 --   2  replication_id  of the same
 --   3  token           of the rebuild, which it left in the record; "-" for the first user of a partition, where
 --                      there is no record
 -- Answers
---   vouched  from now on the server is known
---   changed  this is another one, or the same in another life, or the token is gone: nothing was done
+--   verified  from now on the server is known
+--   changed   this is another one, or the same after a restart or promotion, or the token is gone: nothing was done
 
 local info = redis.call('INFO', 'server', 'replication')
 local function is(name, id)
@@ -24,4 +24,4 @@ local rebuild = redis.call('HGET', KEYS[1], 'rebuild')
 if redis.call('EXISTS', KEYS[1]) == 0 then rebuild = '-' end
 if rebuild ~= ARGV[3] then return 'changed' end
 redis.call('HSET', KEYS[1], 'run_id', ARGV[1], 'replication_id', ARGV[2], 'rebuild', ARGV[3])
-return 'vouched'
+return 'verified'

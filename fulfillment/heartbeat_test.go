@@ -17,7 +17,7 @@ import (
 	"stampede/reservation"
 )
 
-// away lets the last pulse be so long ago.
+// away sets the last heartbeat back by ago.
 func away(t testing.TB, pool *pgxpool.Pool, ago string) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - $1::interval", ago)
@@ -47,7 +47,7 @@ func lastOutage(t testing.TB, pool *pgxpool.Pool) (began, ended time.Time) {
 func TestTheFirstPulseAfterAnOutagePutsDeadlinesOff(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	beat(t, pool)
+	heartbeat(t, pool)
 	sale := newPayableSale(t, pool, 10)
 	orders := confirm(t, pool, sale, 5)
 	final := confirm(t, pool, newSale(t, pool, 10), 1)[0]
@@ -85,7 +85,7 @@ func TestTheFirstPulseAfterAnOutagePutsDeadlinesOff(t *testing.T) {
 	for range ingresses {
 		all.Go(func() error {
 			defer done.Add(1)
-			outage, err := Pulse{Pool: pool, Logger: slog.New(slog.DiscardHandler)}.beat(context.Background())
+			outage, err := Heartbeat{Pool: pool, Logger: slog.New(slog.DiscardHandler)}.send(context.Background())
 			if outage > 0 {
 				found.Add(1)
 			}
@@ -125,18 +125,18 @@ func TestTheFirstPulseAfterAnOutagePutsDeadlinesOff(t *testing.T) {
 func TestMissedBeatsAreNoOutage(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	beat(t, pool)
+	heartbeat(t, pool)
 	order := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
 	deadline := orderOfID(t, pool, order).ExpiresAt
 	before := queryInt(t, pool, outages)
 	away(t, pool, "3 s")
-	require.Zero(t, beat(t, pool))
+	require.Zero(t, heartbeat(t, pool))
 	require.Equal(t, before, queryInt(t, pool, outages))
 	require.Equal(t, deadline, orderOfID(t, pool, order).ExpiresAt)
 	require.Less(t, queryInt(t, pool, "SELECT extract(epoch FROM now() - seen_at)::bigint FROM pulse"), int64(3), "it was noted that somebody is here")
 
 	away(t, pool, "6 s")
-	outage := beat(t, pool)
+	outage := heartbeat(t, pool)
 	require.Greater(t, outage, 6*time.Second)
 	require.WithinDuration(t, deadline.Add(outage), orderOfID(t, pool, order).ExpiresAt, time.Millisecond)
 }
@@ -146,7 +146,7 @@ func TestMissedBeatsAreNoOutage(t *testing.T) {
 func TestAnOutageIsWrittenDownOnceWhileOrdersAreLocked(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	beat(t, pool)
+	heartbeat(t, pool)
 	orders := confirm(t, pool, newPayableSale(t, pool, 10), 3)
 	deadline := orderOfID(t, pool, orders[0]).ExpiresAt
 	before := queryInt(t, pool, outages)
@@ -157,14 +157,14 @@ func TestAnOutageIsWrittenDownOnceWhileOrdersAreLocked(t *testing.T) {
 	_, err = paying.Exec(t.Context(), "SELECT FROM orders FOR UPDATE")
 	require.NoError(t, err)
 	began := time.Now()
-	outage := beat(t, pool)
+	outage := heartbeat(t, pool)
 	require.Greater(t, outage, 60*time.Second)
 	testkit.Eventually(t, 30*time.Second, "they are locked for longer than an outage takes to be one", func() bool {
-		require.Zero(t, beat(t, pool))
+		require.Zero(t, heartbeat(t, pool))
 		return time.Since(began) > outageAfter+time.Second
 	})
 	require.NoError(t, paying.Rollback(t.Context()))
-	require.Zero(t, beat(t, pool))
+	require.Zero(t, heartbeat(t, pool))
 	require.Equal(t, before+1, queryInt(t, pool, outages))
 	require.WithinDuration(t, deadline.Add(outage), orderOfID(t, pool, orders[0]).ExpiresAt, time.Millisecond)
 }
@@ -173,7 +173,7 @@ func TestAnOutageIsWrittenDownOnceWhileOrdersAreLocked(t *testing.T) {
 func TestAnOutageWritesNoOrder(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	beat(t, pool)
+	heartbeat(t, pool)
 	sale := newPayableSale(t, pool, 1_000_000)
 	const n = 200_000
 	_, err := pool.Exec(t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due)
@@ -186,7 +186,7 @@ func TestAnOutageWritesNoOrder(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), places).Scan(&before))
 	first := queryInt(t, pool, deadlines)
 	away(t, pool, "1 h")
-	outage := beat(t, pool)
+	outage := heartbeat(t, pool)
 	require.Greater(t, outage, time.Hour)
 	require.NoError(t, pool.QueryRow(t.Context(), places).Scan(&after))
 	require.Equal(t, before, after)
@@ -198,10 +198,10 @@ func TestAnOutageWritesNoOrder(t *testing.T) {
 func TestAnOrderOfAnOutageHasItsWholeWindowAfterIt(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	beat(t, pool)
+	heartbeat(t, pool)
 	away(t, pool, "60 s")
 	order := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
-	beat(t, pool)
+	heartbeat(t, pool)
 	_, ended := lastOutage(t, pool)
 	require.Equal(t, ended.Add(paymentWindow), orderOfID(t, pool, order).ExpiresAt)
 }
@@ -209,7 +209,7 @@ func TestAnOrderOfAnOutageHasItsWholeWindowAfterIt(t *testing.T) {
 func TestOutagesInARowPutADeadlineOffByAllOfThem(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	beat(t, pool)
+	heartbeat(t, pool)
 	sale := newPayableSale(t, pool, 10)
 	orders := confirm(t, pool, sale, 3)
 	expiresIn(t, pool, orders[1], "45 s")
@@ -218,7 +218,7 @@ func TestOutagesInARowPutADeadlineOffByAllOfThem(t *testing.T) {
 	var lost time.Duration
 	for _, ago := range []string{"30 s", "2 h", "40 s"} {
 		away(t, pool, ago)
-		outage := beat(t, pool)
+		outage := heartbeat(t, pool)
 		require.NotZero(t, outage)
 		lost += outage
 		for i, deadline := range deadlines {
@@ -237,7 +237,7 @@ func TestOutagesInARowPutADeadlineOffByAllOfThem(t *testing.T) {
 	deadline := orderOfID(t, pool, between).ExpiresAt
 	require.WithinDuration(t, time.Now().Add(paymentWindow), deadline, time.Minute)
 	away(t, pool, "2 h")
-	outage := beat(t, pool)
+	outage := heartbeat(t, pool)
 	require.WithinDuration(t, deadline.Add(outage), orderOfID(t, pool, between).ExpiresAt, time.Millisecond)
 }
 
@@ -245,16 +245,16 @@ func TestOutagesInARowPutADeadlineOffByAllOfThem(t *testing.T) {
 func TestAClockThatIsSetBackIsNoOutageAndKeepsNothingFromExpiring(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	beat(t, pool)
+	heartbeat(t, pool)
 	orders := confirm(t, pool, newPayableSale(t, pool, 10), 2)
 	before := queryInt(t, pool, outages)
 	away(t, pool, "-1 h")
 	late := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
 	require.WithinDuration(t, time.Now().Add(paymentWindow), orderOfID(t, pool, late).ExpiresAt, time.Minute)
 	expiresIn(t, pool, orders[1], "-1 ms")
-	require.Zero(t, beat(t, pool))
+	require.Zero(t, heartbeat(t, pool))
 	require.Zero(t, queryInt(t, pool, "SELECT count(*) FROM pulse WHERE seen_at > now()"), "or the next outage would not be seen")
-	require.Zero(t, beat(t, pool))
+	require.Zero(t, heartbeat(t, pool))
 	require.Equal(t, before, queryInt(t, pool, outages))
 	_, n, err := newExpirer(NewLedger(pool), testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
@@ -262,7 +262,7 @@ func TestAClockThatIsSetBackIsNoOutageAndKeepsNothingFromExpiring(t *testing.T) 
 	require.Equal(t, reservation.StatusConfirmed, orderOfID(t, pool, orders[0]).Status)
 
 	away(t, pool, "60 s")
-	require.Greater(t, beat(t, pool), 60*time.Second, "what comes later is an outage as ever")
+	require.Greater(t, heartbeat(t, pool), 60*time.Second, "what comes later is an outage as ever")
 }
 
 func TestAPulseThatIsGoneComesBackWithTheNextBeat(t *testing.T) {
@@ -271,7 +271,7 @@ func TestAPulseThatIsGoneComesBackWithTheNextBeat(t *testing.T) {
 	ledger := NewLedger(pool)
 	for range 2 {
 		away(t, pool, "60 s")
-		require.NotZero(t, beat(t, pool))
+		require.NotZero(t, heartbeat(t, pool))
 	}
 	sale := newPayableSale(t, pool, 10)
 	orders := confirm(t, pool, sale, 2)
@@ -291,7 +291,7 @@ func TestAPulseThatIsGoneComesBackWithTheNextBeat(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, n, "nobody knows whether an ingress was there")
 
-	require.Zero(t, beat(t, pool))
+	require.Zero(t, heartbeat(t, pool))
 	require.EqualValues(t, 1, queryInt(t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
 	require.Equal(t, deadline, orderOfID(t, pool, orders[0]).ExpiresAt)
 	_, err = ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
@@ -311,10 +311,10 @@ func TestABeatDoesNotWaitForAnother(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.Background()) }() // or the pool would wait for it
 	_, err = tx.Exec(t.Context(), "SELECT FROM pulse FOR UPDATE")
 	require.NoError(t, err)
-	outage := beat(t, pool)
+	outage := heartbeat(t, pool)
 	require.Zero(t, outage, "who has the row sees to it")
 	require.NoError(t, tx.Rollback(t.Context()))
-	outage = beat(t, pool)
+	outage = heartbeat(t, pool)
 	require.NotZero(t, outage)
 }
 
@@ -331,16 +331,16 @@ func TestAnOrderDoesNotExpireWhilePostgresIsAway(t *testing.T) {
 	stop := work(t, s.config(t))
 	punctual, unlucky, absent := s.buy(t, sale, "ann"), s.buy(t, sale, "bob"), s.buy(t, sale, "cid")
 	s.awaitConfirmed(t, 3)
-	beat(t, pool) // since the migration there was nobody
+	heartbeat(t, pool) // since the migration there was nobody
 
 	ctx, cancel := context.WithCancel(context.Background())
-	var pulses errgroup.Group
+	var heartbeats errgroup.Group
 	log := &countingLog{}
 	for range 2 {
 		own, err := connect.Postgres(t.Context(), server.URL, 2)
 		require.NoError(t, err)
 		t.Cleanup(own.Close)
-		pulses.Go(func() error { return Pulse{Pool: own, Logger: slog.New(log)}.Run(ctx) })
+		heartbeats.Go(func() error { return Heartbeat{Pool: own, Logger: slog.New(log)}.Run(ctx) })
 	}
 	before := s.count(t, outages)
 	_, err = pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() + interval '4 s' WHERE id IN ($1, $2)", unlucky, absent)
@@ -350,7 +350,7 @@ func TestAnOrderDoesNotExpireWhilePostgresIsAway(t *testing.T) {
 
 	server.StopImmediate()
 	stopped := time.Now()
-	testkit.Eventually(t, 20*time.Second, "the deadline and more than missed beats are over", func() bool {
+	testkit.Eventually(t, 20*time.Second, "the deadline and more than missed heartbeats are over", func() bool {
 		return time.Since(stopped) > outageAfter+2*time.Second
 	})
 	s.restart(t, server)
@@ -366,7 +366,7 @@ func TestAnOrderDoesNotExpireWhilePostgresIsAway(t *testing.T) {
 	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, absent).Status)
 	testkit.Eventually(t, 20*time.Second, "its unit is back", func() bool { return s.left(t, sale) == 8 })
 	cancel()
-	require.NoError(t, pulses.Wait())
+	require.NoError(t, heartbeats.Wait())
 	require.Equal(t, before+1, s.count(t, outages))
 	require.Equal(t, 1, log.times("nobody could pay for a while: deadlines are put off"))
 	require.Equal(t, 2, log.times("cannot tell Postgres that buyers can pay, trying again"))

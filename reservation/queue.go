@@ -14,33 +14,33 @@ import (
 	"github.com/google/uuid"
 )
 
-// line is the queue at one sale. One call of the script is under way at a time; whoever arrives
+// queue holds the requests to one sale. One call of the script is under way at a time; whoever arrives
 // meanwhile leaves with the next one, as soon as the last one is back. There is no timer: a lone
 // request leaves at once, and a crowd makes its own batches (group commit; with appendfsync always
 // it is one fsync per batch).
-type line struct {
+type queue struct {
 	store *Store
 	sale  uuid.UUID
 	place place
-	// target belongs to the goroutine that empties the line.
+	// target belongs to the goroutine that empties the queue.
 	target target
 
 	mu sync.Mutex
 	// waiting may hold calls that were given up: they are passed over when their turn comes.
 	waiting []*call
-	// moving is true while a goroutine is emptying the line. Invariant: waiting is empty if it is false.
-	moving bool
+	// running is true while a goroutine is emptying the queue. Invariant: waiting is empty if it is false.
+	running bool
 
 	soldOut  atomic.Pointer[soldOut]
 	learning atomic.Bool // a goroutine is making or watching soldOut
 }
 
-func newLine(s *Store, sale uuid.UUID, p place) *line {
-	return &line{store: s, sale: sale, place: p, target: newTarget(s.keys, sale, p)}
+func newQueue(s *Store, sale uuid.UUID, p place) *queue {
+	return &queue{store: s, sale: sale, place: p, target: newTarget(s.keys, sale, p)}
 }
 
 // call is one request on its way. Its strings are made once, by the goroutine of the request, so
-// that the line's own goroutine has little left to do per request.
+// that the queue's own goroutine has little left to do per request.
 type call struct {
 	request     Request
 	requestedAt time.Time
@@ -52,7 +52,7 @@ type call struct {
 
 	phase atomic.Int32
 	done  chan struct{} // receives one value when answer and err are set
-	// answer and err belong to the line until done, and to the caller afterwards.
+	// answer and err belong to the queue until done, and to the caller afterwards.
 	answer Answer
 	err    error
 }
@@ -107,16 +107,16 @@ func isFingerprint(text string) bool {
 	return err == nil && len(raw) == fingerprintBytes
 }
 
-func (l *line) reserve(ctx context.Context, r Request, began time.Time) (Answer, error) {
-	c := newCall(r, began, l.place.epoch)
-	if err := l.join(c); err != nil {
+func (q *queue) reserve(ctx context.Context, r Request, began time.Time) (Answer, error) {
+	c := newCall(r, began, q.place.epoch)
+	if err := q.join(c); err != nil {
 		return Answer{}, err
 	}
 	if err := c.await(ctx); err != nil {
 		return Answer{}, err
 	}
 	answer, err := c.answer, c.err
-	calls.Put(c) // only here: a call that was given up is still in the line's hands
+	calls.Put(c) // only here: a call that was given up is still owned by the queue
 	return answer, err
 }
 
@@ -143,46 +143,46 @@ func (c *call) await(ctx context.Context) error {
 	}
 }
 
-func (l *line) join(c *call) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.waiting) >= l.store.o.QueueMax {
+func (q *queue) join(c *call) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.waiting) >= q.store.o.QueueMax {
 		return ErrOverloaded
 	}
-	if !l.moving {
-		if !l.store.goBackground(l.move) {
+	if !q.running {
+		if !q.store.goBackground(q.run) {
 			return errClosed
 		}
-		l.moving = true
+		q.running = true
 	}
-	l.waiting = append(l.waiting, c)
+	q.waiting = append(q.waiting, c)
 	return nil
 }
 
-// idle is true if nothing would be lost by forgetting the line.
-func (l *line) idle() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return !l.moving && !l.learning.Load()
+// idle is true if nothing would be lost by forgetting the queue.
+func (q *queue) idle() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return !q.running && !q.learning.Load()
 }
 
-// move sends batches until nobody waits.
-func (l *line) move() {
+// run sends batches until the queue is empty.
+func (q *queue) run() {
 	var script reserveScript
 	var taken []*call
 	for {
-		l.mu.Lock()
-		if len(l.waiting) == 0 {
-			l.moving = false
-			l.mu.Unlock()
+		q.mu.Lock()
+		if len(q.waiting) == 0 {
+			q.running = false
+			q.mu.Unlock()
 			return
 		}
-		taken, l.waiting = l.waiting, taken[:0]
-		l.mu.Unlock()
+		taken, q.waiting = q.waiting, taken[:0]
+		q.mu.Unlock()
 
 		for rest := taken; len(rest) > 0; {
-			n := min(len(rest), l.store.o.BatchMax)
-			l.decide(&script, rest[:n])
+			n := min(len(rest), q.store.o.BatchMax)
+			q.decide(&script, rest[:n])
 			rest = rest[n:]
 		}
 		clear(taken) // calls go back to their pool: do not keep them
@@ -191,9 +191,9 @@ func (l *line) move() {
 
 // decide asks the script about a batch and answers every call of it. It leaves out calls that were given up, and
 // turns away those that have waited for too long.
-func (l *line) decide(script *reserveScript, batch []*call) {
+func (q *queue) decide(script *reserveScript, batch []*call) {
 	sent := batch[:0:len(batch)]
-	tooOld := time.Now().Add(-l.store.o.WaitMax)
+	tooOld := time.Now().Add(-q.store.o.WaitMax)
 	for _, c := range batch {
 		if !c.phase.CompareAndSwap(phaseWaiting, phaseSent) {
 			continue
@@ -208,20 +208,20 @@ func (l *line) decide(script *reserveScript, batch []*call) {
 	if len(sent) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), l.store.o.CallTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), q.store.o.CallTimeout)
 	defer cancel()
 
-	standing, err := script.run(ctx, l.store, &l.target, sent)
+	standing, err := script.run(ctx, q.store, &q.target, sent)
 	if err == nil && standing.staleEpoch {
-		standing, err = l.decideAnew(ctx, script, sent)
+		standing, err = q.retryInNewEpoch(ctx, script, sent)
 	}
 	if standing.rewound {
-		if lost := l.store.lostOrders(ctx, l); err == nil {
+		if lost := q.store.lostOrders(ctx, q); err == nil {
 			err = lost
 		}
 	}
 	if err == nil && standing.soldOut {
-		l.learnSoldOut(standing.generation)
+		q.learnSoldOut(standing.generation)
 	}
 	for _, c := range sent {
 		if err != nil {
@@ -231,24 +231,24 @@ func (l *line) decide(script *reserveScript, batch []*call) {
 	}
 }
 
-// decideAnew looks the sale up again and repeats a batch that was refused for its epoch, once.
-func (l *line) decideAnew(ctx context.Context, script *reserveScript, sent []*call) (standing, error) {
-	p, err := l.store.find(ctx, l.sale)
+// retryInNewEpoch looks the sale up again and repeats a batch that was refused for its epoch, once.
+func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent []*call) (standing, error) {
+	p, err := q.store.find(ctx, q.sale)
 	switch {
 	case errors.Is(err, ErrSaleNotFound):
 		return standing{}, errLostSale
 	case err != nil:
 		return standing{}, err
-	case p.epoch < l.place.epoch:
+	case p.epoch < q.place.epoch:
 		// Epochs never go back: this is a server that was replaced, and does not know it.
-		return standing{}, errStrangeServer
+		return standing{}, errUnverifiedServer
 	}
-	l.store.renew(l, p)
+	q.store.renew(q, p)
 	for _, c := range sent {
 		c.setEpoch(p.epoch)
 	}
-	anew := newTarget(l.store.keys, l.sale, p)
-	st, err := script.run(ctx, l.store, &anew, sent)
+	fresh := newTarget(q.store.keys, q.sale, p)
+	st, err := script.run(ctx, q.store, &fresh, sent)
 	if err == nil && st.staleEpoch {
 		err = fmt.Errorf("%w: its epoch changes too fast", ErrUnavailable)
 	}

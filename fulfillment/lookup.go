@@ -12,13 +12,13 @@ import (
 	"stampede/sql"
 )
 
-// Fate returns the order of a receipt, which Signer.Verify has found genuine: as it is in Postgres; or voided, if the
+// FindByReceipt returns the order of a receipt, which Signer.Verify has found genuine: as it is in Postgres; or voided, if the
 // sale's stock was made anew after the order was admitted, and without it. With the error reservation.ErrOrderNotFound
 // neither is so yet. Every other error is one of Postgres.
 //
 // The epoch is read before the order. Every transaction that confirms orders holds the row of their sale and looks
 // whether its epoch is theirs (ledger/add_sold.sql): an order that is not there after that is over will not come any more.
-func (l *Ledger) Fate(ctx context.Context, r reservation.Receipt) (reservation.Order, error) {
+func (l *Ledger) FindByReceipt(ctx context.Context, r reservation.Receipt) (reservation.Order, error) {
 	ask := &pgx.Batch{}
 	ask.Queue(sql.LedgerSaleEpoch, r.SaleID)
 	ask.Queue(sql.LedgerFindOrders, []uuid.UUID{r.OrderID})
@@ -30,7 +30,7 @@ func (l *Ledger) Fate(ctx context.Context, r reservation.Receipt) (reservation.O
 	}
 	found, findErr := readOrders(answers)
 	if err := errors.Join(err, findErr, answers.Close()); err != nil {
-		return reservation.Order{}, fmt.Errorf("find the fate of order=%s: %w", r.OrderID, err)
+		return reservation.Order{}, fmt.Errorf("find the order of a receipt: order=%s: %w", r.OrderID, err)
 	}
 	if order, there := found[r.OrderID]; there {
 		return order, nil

@@ -28,18 +28,18 @@ func TestFateOfAnOrder(t *testing.T) {
 	here, lost := reserved(sale, "alice", 1), reserved(sale, "bob", 2)
 	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{here})
 	require.NoError(t, err)
-	confirmed, err := ledger.Fate(t.Context(), receiptOf(here))
+	confirmed, err := ledger.FindByReceipt(t.Context(), receiptOf(here))
 	require.NoError(t, err)
 	require.Equal(t, orderOfID(t, pool, here.OrderID), confirmed)
-	_, err = ledger.Fate(t.Context(), receiptOf(lost))
+	_, err = ledger.FindByReceipt(t.Context(), receiptOf(lost))
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 
 	_, err = pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 	require.NoError(t, err)
-	got, err := ledger.Fate(t.Context(), receiptOf(here))
+	got, err := ledger.FindByReceipt(t.Context(), receiptOf(here))
 	require.NoError(t, err)
 	require.Equal(t, confirmed, got, "what is there counts more than the epoch")
-	got, err = ledger.Fate(t.Context(), receiptOf(lost))
+	got, err = ledger.FindByReceipt(t.Context(), receiptOf(lost))
 	require.NoError(t, err)
 	require.Equal(t, reservation.Order{
 		ID: lost.OrderID, SaleID: sale, UserID: "bob", Quantity: lost.Quantity, Status: reservation.StatusVoided, Version: 2,
@@ -49,20 +49,20 @@ func TestFateOfAnOrder(t *testing.T) {
 	// Its late event does not make that untrue, and what is written down then says the same.
 	_, err = ledger.Record(t.Context(), []reservation.OrderReserved{lost})
 	require.NoError(t, err)
-	late, err := ledger.Fate(t.Context(), receiptOf(lost))
+	late, err := ledger.FindByReceipt(t.Context(), receiptOf(lost))
 	require.NoError(t, err)
 	require.Equal(t, []any{got.Status, got.Version, got.Reason}, []any{late.Status, late.Version, late.Reason})
 
 	// One of the new epoch is not decided by that.
 	fresh := reserved(sale, "carol", 3)
 	fresh.Epoch = 2
-	_, err = ledger.Fate(t.Context(), receiptOf(fresh))
+	_, err = ledger.FindByReceipt(t.Context(), receiptOf(fresh))
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
-	_, err = ledger.Fate(t.Context(), receiptOf(reserved(uuid.New(), "dave", 1)))
+	_, err = ledger.FindByReceipt(t.Context(), receiptOf(reserved(uuid.New(), "dave", 1)))
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = ledger.Fate(gone, receiptOf(lost))
+	_, err = ledger.FindByReceipt(gone, receiptOf(lost))
 	require.Error(t, err)
 	require.False(t, errors.Is(err, reservation.ErrOrderNotFound))
 }
@@ -83,11 +83,11 @@ func TestVoidedOrdersAreNeverConfirmed(t *testing.T) {
 		}()
 		_, err := pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 		require.NoError(t, err)
-		first, err := ledger.Fate(t.Context(), receiptOf(event))
+		first, err := ledger.FindByReceipt(t.Context(), receiptOf(event))
 		require.NoError(t, err, "an epoch that is over decides")
 		<-recorded
 		_, _ = ledger.Record(t.Context(), []reservation.OrderReserved{event}) // delivered again
-		then, err := ledger.Fate(t.Context(), receiptOf(event))
+		then, err := ledger.FindByReceipt(t.Context(), receiptOf(event))
 		require.NoError(t, err)
 		require.Equal(t, first.Status, then.Status)
 	}
@@ -103,21 +103,21 @@ func TestFateAsksForTheEpochFirst(t *testing.T) {
 	one, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 1)
 	require.NoError(t, err)
 	t.Cleanup(one.Close)
-	_, err = NewLedger(one).Fate(t.Context(), receiptOf(event))
+	_, err = NewLedger(one).FindByReceipt(t.Context(), receiptOf(event))
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	_, err = tx.Exec(t.Context(), "LOCK TABLE sales IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
-	type fate struct {
+	type answer struct {
 		order reservation.Order
 		err   error
 	}
-	found := make(chan fate, 1)
+	found := make(chan answer, 1)
 	go func() {
-		order, err := NewLedger(one).Fate(context.Background(), receiptOf(event))
-		found <- fate{order, err}
+		order, err := NewLedger(one).FindByReceipt(context.Background(), receiptOf(event))
+		found <- answer{order, err}
 	}()
 	testkit.Eventually(t, 10*time.Second, "it waits for the sale", func() bool {
 		return queryInt(t, pool, "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sales'::regclass") == 1
