@@ -26,7 +26,7 @@ func (s *shop) termed(t testing.TB) uuid.UUID {
 }
 
 // Whatever Redis sells by is held against Postgres, term by term.
-func TestAuditNamesEachTermThatRedisHasWrong(t *testing.T) {
+func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 	t.Parallel()
 	for field, wrong := range map[string]any{
 		"state": "paused", "opens_at_ms": 0, "closes_at_ms": 0, "per_order_limit": 8, "payment_window_s": 0, "revision": 2,
@@ -54,7 +54,7 @@ func TestAuditNamesEachTermThatRedisHasWrong(t *testing.T) {
 }
 
 // A term without a value is damage, and one that Redis has not been told of yet is none.
-func TestAuditKnowsTermsThatAreOnTheirWay(t *testing.T) {
+func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.termed(t)
@@ -83,7 +83,7 @@ func TestAuditKnowsTermsThatAreOnTheirWay(t *testing.T) {
 }
 
 // What users call themselves does nothing to the terminal of whoever reads the report.
-func TestAuditPrintsNoControlCharacters(t *testing.T) {
+func TestAuditEscapesControlCharacters(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -103,7 +103,7 @@ func TestAuditPrintsNoControlCharacters(t *testing.T) {
 }
 
 // An entry that somebody deletes does no harm for longer than it takes to append it again.
-func TestAuditAfterAnUnreadEntryWasDeleted(t *testing.T) {
+func TestAuditIgnoresDeletedUnreadEntry(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale, stream := s.open(t, 40), s.keys.Orders(0)
@@ -121,7 +121,7 @@ func TestAuditAfterAnUnreadEntryWasDeleted(t *testing.T) {
 }
 
 // What counts the revisions of a sale is held against its log: where it is wrong, no change reaches Redis any more.
-func TestRevisionsThatWereChangedByHandAreNamedAndMended(t *testing.T) {
+func TestAuditReportsAndReconcileRepairsForgedRevisions(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ damage, what string }{
 		"raised":            {"UPDATE sales SET revision = 9", "the sale is at revision 9, and its log ends with revision 3"},

@@ -19,7 +19,7 @@ var forgedNumbers = []string{"", "-7", "x", "007", "1e2", forgedPlaces, "9223372
 // forgedPlaces are as many as a script can read: whether there were as many orders, nobody can tell.
 const forgedPlaces = "999999999999999"
 
-func TestPlacesThatNoOrderHasAreNamedAndCoveredByARebuild(t *testing.T) {
+func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.termed(t)
@@ -51,7 +51,7 @@ func (s *shop) requireNamedAndMended(t testing.TB, what string) {
 }
 
 // Each field of a sale in Redis, with each value that it cannot have.
-func TestEachForgedFieldOfASaleIsNamedAndMended(t *testing.T) {
+func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.termed(t)
@@ -74,7 +74,7 @@ func TestEachForgedFieldOfASaleIsNamedAndMended(t *testing.T) {
 }
 
 // Each way in which what a buyer holds can be wrong, of a buyer with an order and of one that nobody knows.
-func TestEachForgedReservationIsNamedAndMended(t *testing.T) {
+func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.termed(t)
@@ -116,7 +116,7 @@ func TestEachForgedReservationIsNamedAndMended(t *testing.T) {
 }
 
 // A reservation beyond the last place is not taken for one that came while it was looked.
-func TestAReservationBeyondTheLastPlaceIsNamed(t *testing.T) {
+func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.termed(t)
@@ -126,7 +126,7 @@ func TestAReservationBeyondTheLastPlaceIsNamed(t *testing.T) {
 }
 
 // Each key, with another type than it has.
-func TestEachKeyOfAnotherTypeIsNamedAndMended(t *testing.T) {
+func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.openPayable(t, 1000)
@@ -155,7 +155,7 @@ func TestEachKeyOfAnotherTypeIsNamedAndMended(t *testing.T) {
 	require.Len(t, aside, 8, "what was there is not deleted")
 }
 
-func TestASaleThatRedisDoesNotListIsNamedAndMended(t *testing.T) {
+func TestAuditReportsAndReconcileRepairsUnlistedSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.termed(t)
@@ -165,7 +165,7 @@ func TestASaleThatRedisDoesNotListIsNamedAndMended(t *testing.T) {
 }
 
 // Whatever is written into the tables by hand, the audit comes to its end and names it; and what mends it is a command.
-func TestEachForgedRowIsNamed(t *testing.T) {
+func TestAuditReportsForgedRows(t *testing.T) {
 	t.Parallel()
 	for damage, by := range map[string]string{
 		"UPDATE sales SET opens_at = 'infinity'":                                                                           "operator",

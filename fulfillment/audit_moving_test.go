@@ -36,7 +36,7 @@ func (s *shop) rebuilt(t testing.TB, sale uuid.UUID, sequence int64) {
 
 // What Redis took along is no difference any more once the stock was made anew without it: its places
 // are counted, and what comes late of it is void.
-func TestAuditOfARebuiltSaleCountsWhatRedisTookAlong(t *testing.T) {
+func TestAuditCountsOrdersLostBeforeRebuild(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 40)
@@ -66,7 +66,7 @@ func TestAuditOfARebuiltSaleCountsWhatRedisTookAlong(t *testing.T) {
 	require.Contains(t, textOf(t, report), "places 42 to 43 of the sale were given out and no order has them")
 }
 
-func TestAuditNamesOrdersThatMustBePaidAndHaveNoDeadline(t *testing.T) {
+func TestAuditReportsPayableOrdersWithoutDeadline(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.openPayable(t, 10)
@@ -86,7 +86,7 @@ func TestAuditNamesOrdersThatMustBePaidAndHaveNoDeadline(t *testing.T) {
 	require.Equal(t, remedyOperator, report.promise("S3").Findings[0].Remedy)
 }
 
-func TestAuditNamesTheLastEventOfEachDifference(t *testing.T) {
+func TestAuditReportsLastEventOfEachDifference(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.openPayable(t, 10)
@@ -109,7 +109,7 @@ func TestAuditNamesTheLastEventOfEachDifference(t *testing.T) {
 	require.Contains(t, string(encoded), `"last_event":"OrderCancelled at version 3","remedy":"release"`)
 }
 
-func TestAuditShowsTheEquationOfEachSale(t *testing.T) {
+func TestAuditReportsEquationOfEachSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	for range equationsShown + 2 {
@@ -157,7 +157,7 @@ func movingRedis(t testing.TB, do func()) *redis.Client {
 }
 
 // A unit that moves while it is looked is no difference: it is looked again.
-func TestAuditLooksAgainWhenSomethingMoved(t *testing.T) {
+func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 	t.Parallel()
 	for name, wait := range map[string]time.Duration{"once": 0, "until it rests": 30 * time.Second} {
 		t.Run(name, func(t *testing.T) {
@@ -185,7 +185,7 @@ func TestAuditLooksAgainWhenSomethingMoved(t *testing.T) {
 
 // Orders that are accepted and recorded while it is looked, in whatever order, are no differences of their own:
 // only the sum is another one.
-func TestAuditLeavesOutOrdersThatCameMeanwhile(t *testing.T) {
+func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -210,7 +210,7 @@ func TestAuditLeavesOutOrdersThatCameMeanwhile(t *testing.T) {
 	require.True(t, report.Moved)
 }
 
-func TestAuditOfALastingDifferenceDoesNotWait(t *testing.T) {
+func TestAuditReportsLastingDifferenceWithoutWaiting(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)

@@ -62,7 +62,7 @@ func textOf(t testing.TB, r AuditReport) string {
 	return text.String()
 }
 
-func TestAuditOfAnHonestSaleProvesEveryPromise(t *testing.T) {
+func TestAuditOfCorrectSalePassesEveryPromise(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 1500)
@@ -90,7 +90,7 @@ DB  Postgres refuses what must not be  kept    %[3]d of %[3]d constraints and in
 	require.Len(t, s.audit(t, sale).Sales, 1)
 }
 
-func TestAuditOfASaleWithPaymentsCountsWhatIsToComeBackAsHeld(t *testing.T) {
+func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.openPayable(t, 50)
@@ -147,7 +147,7 @@ func TestAuditOfASaleWithPaymentsCountsWhatIsToComeBackAsHeld(t *testing.T) {
 
 // Every corruption is one that the promise is meant to notice. Some break more than one promise, and
 // none may break another.
-func TestAuditNamesWhatWasCorrupted(t *testing.T) {
+func TestAuditReportsEachCorruption(t *testing.T) {
 	t.Parallel()
 	type scene struct {
 		*shop
@@ -424,7 +424,7 @@ func TestAuditNamesWhatWasCorrupted(t *testing.T) {
 	}
 }
 
-func TestAuditWaitsForRest(t *testing.T) {
+func TestAuditWaitsUntilSaleIsAtRest(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 500)
@@ -437,7 +437,7 @@ func TestAuditWaitsForRest(t *testing.T) {
 	require.EqualValues(t, 500, report.Sales[0].LiveUnits)
 }
 
-func TestAuditBoundsItsFindingsAndCountsTheRest(t *testing.T) {
+func TestAuditBoundsFindingsAndCountsTheRest(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 100)
@@ -455,7 +455,7 @@ func TestAuditBoundsItsFindingsAndCountsTheRest(t *testing.T) {
 	require.Contains(t, string(encoded), `"sale_id":"`+sale.String()+`"`)
 }
 
-func TestAuditNamesASaleThatOnlyRedisKnows(t *testing.T) {
+func TestAuditReportsSaleMissingInPostgres(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -470,7 +470,7 @@ func TestAuditNamesASaleThatOnlyRedisKnows(t *testing.T) {
 	require.Contains(t, textOf(t, report), "Redis has this sale, with 3 buyers, and Postgres does not know it")
 }
 
-func TestAuditOfAForgedPlaceEnds(t *testing.T) {
+func TestAuditTerminatesOnForgedPlace(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -485,7 +485,7 @@ func TestAuditOfAForgedPlaceEnds(t *testing.T) {
 	require.Contains(t, textOf(t, report), "places 4 to 999999999999 of the sale were given out and no order has them")
 }
 
-func TestAuditOfAnUnknownSale(t *testing.T) {
+func TestAuditRejectsUnknownSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	_, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: uuid.New()})

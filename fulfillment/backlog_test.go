@@ -24,7 +24,7 @@ func (b *streamBench) backlog() Backlog {
 	return backlog
 }
 
-func TestBacklogOfAStreamWithoutEntriesOrGroup(t *testing.T) {
+func TestBacklogOfMissingStreamOrGroup(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	require.Equal(t, Backlog{LagKnown: true}, b.backlog())
@@ -57,7 +57,7 @@ func TestBacklogCountsWaitingEntries(t *testing.T) {
 }
 
 // Redis cannot tell the lag after a deletion from the part that was not delivered yet. So it is counted.
-func TestBacklogCountsWhereRedisHasLostTrack(t *testing.T) {
+func TestBacklogCountsEntriesWhenRedisReportsNoLag(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(3)
@@ -92,7 +92,7 @@ func TestBacklogCountsWhereRedisHasLostTrack(t *testing.T) {
 }
 
 // So many entries are not counted that nobody can tell when it ends.
-func TestBacklogSaysWhenTheLagIsUnknown(t *testing.T) {
+func TestBacklogReportsUnknownLag(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	add := func(n int) {
@@ -122,7 +122,7 @@ func TestBacklogSaysWhenTheLagIsUnknown(t *testing.T) {
 }
 
 // However often somebody asks for metrics, entries are not counted each time.
-func TestBacklogCollectorRemembersWhatItCounted(t *testing.T) {
+func TestBacklogCollectorCachesCounts(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(3)
@@ -145,7 +145,7 @@ func TestBacklogCollectorRemembersWhatItCounted(t *testing.T) {
 	testkit.Eventually(t, soon, "it counts again", func() bool { return read() == 3 })
 }
 
-func TestBacklogFailsForAKeyOfAnotherType(t *testing.T) {
+func TestBacklogFailsForKeyOfWrongType(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	require.NoError(t, b.rdb.Set(t.Context(), b.stream, "", 0).Err())
@@ -179,7 +179,7 @@ func TestBacklogCollector(t *testing.T) {
 }
 
 // A Redis that accepts and does not answer costs a scrape its time-out, and not its other metrics.
-func TestBacklogCollectorWhileRedisIsAway(t *testing.T) {
+func TestBacklogCollectorTimesOutWithoutRedis(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	b := newStreamBenchAt(t, server.URL, "orders")

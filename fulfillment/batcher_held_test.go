@@ -50,7 +50,7 @@ func (s *shop) lockFromOtherRole(t testing.TB, sale uuid.UUID) (release func()) 
 
 const confirmedOf = confirmedOrders + " AND sale_id = $1"
 
-func TestALockOnOneSaleHoldsUpNoOther(t *testing.T) {
+func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	locked := s.open(t, 1000)
@@ -82,7 +82,7 @@ func TestALockOnOneSaleHoldsUpNoOther(t *testing.T) {
 }
 
 // The locked sale has more orders in the stream than a worker holds in memory.
-func TestABacklogOfALockedSaleHoldsUpNoOther(t *testing.T) {
+func TestBacklogOfLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	locked, other := s.open(t, 1000), s.open(t, 1000)
@@ -104,7 +104,7 @@ func TestABacklogOfALockedSaleHoldsUpNoOther(t *testing.T) {
 }
 
 // A row that a transaction of another sale waits for is none of a counter: nothing tells which sale it is.
-func TestALockedOrderHoldsUpItsSaleOnly(t *testing.T) {
+func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	locked, other := s.open(t, 1000), s.open(t, 1000)
@@ -131,8 +131,8 @@ func TestALockedOrderHoldsUpItsSaleOnly(t *testing.T) {
 	require.EqualValues(t, 6, s.count(t, confirmedOrders))
 }
 
-// TestABatchThatTakesTooLongIsHalved has a database that needs 10 ms for each order, and gives a statement 250 ms.
-func TestABatchThatTakesTooLongIsHalved(t *testing.T) {
+// TestSlowBatchIsHalved has a database that needs 10 ms for each order, and gives a statement 250 ms.
+func TestSlowBatchIsHalved(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	for _, statement := range []string{
@@ -154,8 +154,8 @@ func TestABatchThatTakesTooLongIsHalved(t *testing.T) {
 	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
 }
 
-// TestALockedSaleKeepsNoOtherFromExpiring also has its own orders free again soon: a buyer may want to pay for one.
-func TestALockedSaleKeepsNoOtherFromExpiring(t *testing.T) {
+// TestLockedSaleDoesNotDelayExpiryOfOtherSales also has its own orders free again soon: a buyer may want to pay for one.
+func TestLockedSaleDoesNotDelayExpiryOfOtherSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	locked, other := newPayableSale(t, s.pool, 100), newPayableSale(t, s.pool, 100)
@@ -180,7 +180,7 @@ func TestALockedSaleKeepsNoOtherFromExpiring(t *testing.T) {
 	require.Equal(t, 5, expired)
 }
 
-func TestALockedSaleKeepsNoOtherFromBeingPublished(t *testing.T) {
+func TestLockedSaleDoesNotDelayPublishingOfOtherSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	locked := s.open(t, 10)

@@ -31,7 +31,7 @@ func (s *shop) held(t testing.TB) int64 {
 	return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 }
 
-func TestBatcherStartsASecondTransactionForAFullBatchAndNoThird(t *testing.T) {
+func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 100)
@@ -61,7 +61,7 @@ func TestBatcherStartsASecondTransactionForAFullBatchAndNoThird(t *testing.T) {
 }
 
 // Also without Redis, whose locks see to the same.
-func TestBatcherHasNoUserInTwoTransactionsAtOnce(t *testing.T) {
+func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	slow, fast := s.open(t, 100), s.open(t, 100)
@@ -90,7 +90,7 @@ func TestBatcherHasNoUserInTwoTransactionsAtOnce(t *testing.T) {
 	require.EqualValues(t, 10, soldOf(t, s.pool, fast))
 }
 
-func TestBatcherThatStopsWaitsForAllThatIsUnderWay(t *testing.T) {
+func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 100)
@@ -120,7 +120,7 @@ func TestBatcherThatStopsWaitsForAllThatIsUnderWay(t *testing.T) {
 	require.ErrorIs(t, b.Handle(msgs[0]), ErrStopping)
 }
 
-func TestBatcherThatIsStoppedLeavesWhatIsUnderWayAndWhatWaitsForIt(t *testing.T) {
+func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	one, other := s.open(t, 10), s.open(t, 10)

@@ -9,7 +9,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-func TestABatchWaitsOnlyWhereManyAreToBeExpected(t *testing.T) {
+func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
 	t.Parallel()
 	at := func(ms int) time.Time {
 		return time.UnixMilli(1_790_000_000_000).Add(time.Duration(ms) * time.Millisecond)
@@ -33,7 +33,7 @@ func TestABatchWaitsOnlyWhereManyAreToBeExpected(t *testing.T) {
 	require.Zero(t, p.wait(at(1010)), "a batch that took a second to come")
 }
 
-func TestBatcherWaitsForAFullBatchWhileManyCome(t *testing.T) {
+func TestBatcherLingersAtHighRates(t *testing.T) {
 	t.Parallel()
 	b := newShop(t, testkit.Pool(t)).batcher(t, nil)
 	d := &dispatch{batcher: b}

@@ -90,7 +90,7 @@ func answer(t testing.TB, from chan error) error {
 
 func (b *batcher) waiting() int { return b.queue.len() }
 
-func TestBatcherTakesWhatArrivesDuringATransactionIntoTheNext(t *testing.T) {
+func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 100)
@@ -118,7 +118,7 @@ func TestBatcherTakesWhatArrivesDuringATransactionIntoTheNext(t *testing.T) {
 	require.EqualValues(t, 41, s.count(t, confirmedOrders))
 }
 
-func TestBatcherRecordsTheGoodPartOfABatchWithABadEvent(t *testing.T) {
+func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := newSale(t, s.pool, 100)
@@ -139,7 +139,7 @@ func TestBatcherRecordsTheGoodPartOfABatchWithABadEvent(t *testing.T) {
 	require.EqualValues(t, 19, soldOf(t, s.pool, sale))
 }
 
-func TestBatcherGivesTheLastUnitsToTheFirstInTheSale(t *testing.T) {
+func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	full, roomy := newSale(t, s.pool, 5), newSale(t, s.pool, 100)
@@ -168,7 +168,7 @@ func TestBatcherGivesTheLastUnitsToTheFirstInTheSale(t *testing.T) {
 	require.Less(t, trips.n.Load(), int64(60), "it does not try every single event")
 }
 
-func TestBatcherSurvivesAPanic(t *testing.T) {
+func TestBatcherSurvivesPanic(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -182,7 +182,7 @@ func TestBatcherSurvivesAPanic(t *testing.T) {
 }
 
 // A batch of which a part is deferred, and the rest panics: nobody else knows of the deferred part.
-func TestBatcherAnswersDeferredMessagesAfterAPanic(t *testing.T) {
+func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := newSale(t, s.pool, 1)
@@ -203,7 +203,7 @@ func TestBatcherAnswersDeferredMessagesAfterAPanic(t *testing.T) {
 }
 
 // A lease that runs out under a slow Postgres says nothing about Redis.
-func TestBatcherThatIsSlowerThanItsLeaseReportsNoOutage(t *testing.T) {
+func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -230,7 +230,7 @@ func TestBatcherThatIsSlowerThanItsLeaseReportsNoOutage(t *testing.T) {
 	require.EqualValues(t, 1, s.count(t, confirmedOrders))
 }
 
-func TestBatcherGoesOnWithoutLocks(t *testing.T) {
+func TestBatcherRecordsWithoutLocks(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -244,14 +244,14 @@ func TestBatcherGoesOnWithoutLocks(t *testing.T) {
 	require.EqualValues(t, 3, s.count(t, confirmedOrders))
 }
 
-func TestBatcherRefusesAMessageThatIsNoEvent(t *testing.T) {
+func TestBatcherRejectsUndecodableMessage(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	b := s.batch(t, nil)
 	require.ErrorIs(t, b.Handle(message.NewMessage("1", []byte("{}"))), reservation.ErrUndecodable)
 }
 
-func TestBatcherLeavesWhatItCannotFinishWhenItStops(t *testing.T) {
+func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -268,7 +268,7 @@ func TestBatcherLeavesWhatItCannotFinishWhenItStops(t *testing.T) {
 }
 
 // While units cannot be given back, only the rejected orders wait: the rest of their batch is done.
-func TestBatcherKeepsARejectedOrderUntilItsUnitIsBack(t *testing.T) {
+func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	s := newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
@@ -318,7 +318,7 @@ func (*tripCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.Trac
 }
 func (*tripCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-func TestLocksOfABatchAreShortAndEndWithTheClaim(t *testing.T) {
+func TestBatchLockLeaseEndsBeforeClaim(t *testing.T) {
 	t.Parallel()
 	for minIdle, want := range map[time.Duration]time.Duration{
 		time.Millisecond: lock.MinLease, 2 * time.Second: 2 * time.Second, time.Hour: 3 * time.Second,

@@ -19,9 +19,9 @@ const vanishedWithin = 15 * time.Second
 const waitingForItsClient = `SELECT count(*) FROM pg_stat_activity
 	WHERE datname = current_database() AND state = 'active' AND wait_event = 'ClientRead' AND backend_xid IS NOT NULL`
 
-// TestCommitsGoOnAfterAWorkerVanishesInMidBatch freezes a process whose last batch has reached Postgres in part: the
+// TestCommitsContinueAfterWorkerFreezesInBatch freezes a process whose last batch has reached Postgres in part: the
 // sale's row is locked, and the COMMIT will never come.
-func TestCommitsGoOnAfterAWorkerVanishesInMidBatch(t *testing.T) {
+func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 100)
@@ -53,8 +53,8 @@ func TestCommitsGoOnAfterAWorkerVanishesInMidBatch(t *testing.T) {
 	require.Equal(t, 1, log.times(endedSession))
 }
 
-// TestCommitsGoOnAfterAnIngressVanishesInMidChange is the same with a cancellation that has the sale's row.
-func TestCommitsGoOnAfterAnIngressVanishesInMidChange(t *testing.T) {
+// TestCommitsContinueAfterIngressFreezesInChange is the same with a cancellation that has the sale's row.
+func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.openPayable(t, 100)
@@ -88,8 +88,8 @@ func TestCommitsGoOnAfterAnIngressVanishesInMidChange(t *testing.T) {
 	require.NoError(t, err, "the order is free as well")
 }
 
-// TestOnlyASilentBlockerIsEnded has the time pass between two looks by setting back when a session was first seen.
-func TestOnlyASilentBlockerIsEnded(t *testing.T) {
+// TestOnlySilentBlockerIsTerminated has the time pass between two looks by setting back when a session was first seen.
+func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 100)

@@ -15,7 +15,7 @@ import (
 	"stampede/reservation"
 )
 
-func TestOrphansAreClaimedBesideNewEntries(t *testing.T) {
+func TestSubscriberClaimsOrphansBesideNewEntries(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	orphans := b.publish(25)
@@ -45,7 +45,7 @@ func TestOrphansAreClaimedBesideNewEntries(t *testing.T) {
 }
 
 // Pages of deleted entries are empty and not the last.
-func TestClaimsGoOnBehindDeletedEntries(t *testing.T) {
+func TestClaimContinuesAfterDeletedEntries(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(60)
@@ -63,7 +63,7 @@ func TestClaimsGoOnBehindDeletedEntries(t *testing.T) {
 
 // A handler may take many times MinIdle: its entry is neither claimed by others nor by its own
 // subscriber, and the renewals do not count as deliveries.
-func TestLongWorkIsNotClaimed(t *testing.T) {
+func TestLongHandlerKeepsItsEntry(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(1)
@@ -86,7 +86,7 @@ func TestLongWorkIsNotClaimed(t *testing.T) {
 }
 
 // What another consumer took over meanwhile is not taken back, and not delivered here any more.
-func TestEntryTakenByAnotherIsLeftToIt(t *testing.T) {
+func TestEntryClaimedByAnotherConsumerIsNotTakenBack(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(2)

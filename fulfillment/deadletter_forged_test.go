@@ -32,7 +32,7 @@ var forgedFields = []string{
 
 // Whatever a dead letter looks like, the audit goes on and names it, it can be shown, and it can be discarded; the order that
 // was accepted comes to its end all the same.
-func TestEachForgedDeadLetterIsNamedAndCanBeDiscarded(t *testing.T) {
+func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)

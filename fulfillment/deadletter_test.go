@@ -27,7 +27,7 @@ var everyByte = func() string {
 	return b.String()
 }()
 
-func TestFieldsOfADeadLetterKeepEveryByte(t *testing.T) {
+func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 	t.Parallel()
 	fields := []Field{
 		{"foo", "bar"},
@@ -70,7 +70,7 @@ func (s *shop) onlyLetter(t testing.TB, letters *DeadLetters) DeadLetter {
 	return all[0]
 }
 
-func TestDeadLetterIsKeptWholeAndOnce(t *testing.T) {
+func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -108,7 +108,7 @@ func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 	require.Empty(t, listed)
 }
 
-func TestDeadLetterComesBackToItsRowWhenItsReplayFails(t *testing.T) {
+func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -151,7 +151,7 @@ func TestDeadLetterComesBackToItsRowWhenItsReplayFails(t *testing.T) {
 }
 
 // A mark that no row answers to, or that is not a number, is part of the entry and nothing else.
-func TestDeadLetterWithAForgedMarkIsKeptAsItIs(t *testing.T) {
+func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -165,7 +165,7 @@ func TestDeadLetterWithAForgedMarkIsKeptAsItIs(t *testing.T) {
 	}
 }
 
-func TestDeadLetterThatOnlyClaimsToBeAReplayTakesNobodysRow(t *testing.T) {
+func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -214,7 +214,7 @@ func (s *shop) takeOut(t testing.TB) Entry {
 	return entry
 }
 
-func TestDiscardedOrderGetsATruthfulEndAndItsUnitBack(t *testing.T) {
+func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -240,7 +240,7 @@ func TestDiscardedOrderGetsATruthfulEndAndItsUnitBack(t *testing.T) {
 	require.NotEqual(t, order, s.buy(t, sale, "alice"), "alice may buy again")
 }
 
-func TestDiscardLeavesAnOrderAloneThatWasFulfilledMeanwhile(t *testing.T) {
+func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -259,7 +259,7 @@ func TestDiscardLeavesAnOrderAloneThatWasFulfilledMeanwhile(t *testing.T) {
 }
 
 // Operators click twice, and at the same time.
-func TestReplaysAtOnceAppendOnce(t *testing.T) {
+func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -283,7 +283,7 @@ func TestReplaysAtOnceAppendOnce(t *testing.T) {
 	require.Equal(t, 1, s.onlyLetter(t, letters).Replays)
 }
 
-func TestDiscardWaitsUntilTheUnitsCanComeBack(t *testing.T) {
+func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -299,7 +299,7 @@ func TestDiscardWaitsUntilTheUnitsCanComeBack(t *testing.T) {
 	require.EqualValues(t, 5, s.left(t, sale))
 }
 
-func TestDiscardOfAnOrderWhoseSaleRedisLacks(t *testing.T) {
+func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -312,7 +312,7 @@ func TestDiscardOfAnOrderWhoseSaleRedisLacks(t *testing.T) {
 	require.Equal(t, reservation.StatusRejected, orderOfID(t, s.pool, order).Status)
 }
 
-func TestDiscardOfWhatIsNoOrder(t *testing.T) {
+func TestDiscardOfEntryWithoutOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -342,7 +342,7 @@ func replacing(from, to string) func(string) string {
 }
 
 // Its buyer was told that the order is accepted, whether or not this version can read the rest.
-func TestDiscardEndsAnOrderOfAVersionThatNobodyKnows(t *testing.T) {
+func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 	t.Parallel()
 	for name, changed := range map[string]map[string]func(string) string{
 		"version of the payload":  {"payload": replacing(`"version":1`, `"version":9`)},
@@ -372,7 +372,7 @@ func TestDiscardEndsAnOrderOfAVersionThatNobodyKnows(t *testing.T) {
 }
 
 // What the entry does not tell, the reservation in Redis does: no buyer waits for ever.
-func TestAnOrderOfAnUnreadableLetterIsRecordedAfterTheLetterIsDiscarded(t *testing.T) {
+func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 	t.Parallel()
 	for name, changed := range map[string]map[string]func(string) string{
 		"an event without a payload": {"payload": func(string) string { return "" }},
@@ -397,7 +397,7 @@ func TestAnOrderOfAnUnreadableLetterIsRecordedAfterTheLetterIsDiscarded(t *testi
 }
 
 // An order id alone is not enough: what happens to an order later on is an event of another name.
-func TestDiscardOfAnotherEventLeavesItsOrderAlone(t *testing.T) {
+func TestDiscardOfOtherEventKeepsOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -411,7 +411,7 @@ func TestDiscardOfAnotherEventLeavesItsOrderAlone(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 }
 
-func TestReplayWaitsForADiscardThatIsUnderWay(t *testing.T) {
+func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
@@ -447,7 +447,7 @@ func TestReplayWaitsForADiscardThatIsUnderWay(t *testing.T) {
 }
 
 // Each of them holds a connection while the ledger needs another.
-func TestDiscardsAtOnceShareTwoConnections(t *testing.T) {
+func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	config := s.pool.Config()
@@ -475,7 +475,7 @@ func TestDiscardsAtOnceShareTwoConnections(t *testing.T) {
 	}
 }
 
-func TestReadingADeadLetterLocksNothing(t *testing.T) {
+func TestReadDeadLetterTakesNoLock(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)

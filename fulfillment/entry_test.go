@@ -10,7 +10,7 @@ import (
 
 const ownMetadata = "\x82\xa5event\xadOrderReserved\xadevent_version\xa11"
 
-func TestTheMetadataOfOurOwnEventsIsReadWithoutADecoder(t *testing.T) {
+func TestPlainMetadataIsParsedWithoutDecoder(t *testing.T) {
 	t.Parallel()
 	msg := plainMessage(map[string]any{fieldUUID: "id", fieldPayload: "{}", fieldMetadata: ownMetadata})
 	require.NotNil(t, msg)

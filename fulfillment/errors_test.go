@@ -64,7 +64,7 @@ func TestFaultOf(t *testing.T) {
 	}
 }
 
-func TestErrStoppingIsNoFailureToTheRouter(t *testing.T) {
+func TestErrStoppingWrapsCanceled(t *testing.T) {
 	t.Parallel()
 	require.ErrorIs(t, ErrStopping, context.Canceled)
 }

@@ -12,9 +12,9 @@ import (
 	"stampede/reservation"
 )
 
-// TestAContradictoryOrderIsSetAsideAndTheOthersExpire has an order that is paid by its log and confirmed by its row, one
+// TestExpirySkipsContradictoryOrder has an order that is paid by its log and confirmed by its row, one
 // whose row is behind its log, and one whose deadline is no time, which can end all the same.
-func TestAContradictoryOrderIsSetAsideAndTheOthersExpire(t *testing.T) {
+func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale, other := s.openPayable(t, 100), s.openPayable(t, 100)

@@ -58,7 +58,7 @@ const (
 		IS DISTINCT FROM (SELECT array_agg(n) FROM generate_series(1, o.version) AS n)`
 )
 
-func TestWorkersBringUnpaidAndCancelledUnitsBackToTheSale(t *testing.T) {
+func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.openPayable(t, 5)
@@ -110,7 +110,7 @@ func TestWorkersBringUnpaidAndCancelledUnitsBackToTheSale(t *testing.T) {
 	stop()
 }
 
-func TestManySweepersExpireAndReleaseEveryOrderOnce(t *testing.T) {
+func TestConcurrentSweepersExpireAndReleaseOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	const perSale = 700 // more than one batch
@@ -153,7 +153,7 @@ func TestManySweepersExpireAndReleaseEveryOrderOnce(t *testing.T) {
 	}
 }
 
-func TestASweeperTakesABoundedBatchOfOneSale(t *testing.T) {
+func TestSweepIsBoundedAndOfOneSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	first, second := newPayableSale(t, s.pool, 2000), newPayableSale(t, s.pool, 2000)
@@ -173,7 +173,7 @@ func TestASweeperTakesABoundedBatchOfOneSale(t *testing.T) {
 	require.Equal(t, uuid.Nil, sale)
 }
 
-func TestASaleAtFaultKeepsNoOtherFromItsTurn(t *testing.T) {
+func TestFaultySaleDoesNotBlockExpiryOfOtherSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	var sales, orders []uuid.UUID
@@ -217,7 +217,7 @@ func TestASaleAtFaultKeepsNoOtherFromItsTurn(t *testing.T) {
 	}
 }
 
-func TestReleasesWaitForRedis(t *testing.T) {
+func TestReleasesRetryUntilRedisAnswers(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	s := newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
@@ -248,7 +248,7 @@ func TestReleasesWaitForRedis(t *testing.T) {
 }
 
 // The buyer is quicker than a worker that died after it had told Redis, and before it could note so.
-func TestARepeatedReleaseLeavesTheNextOrderOfItsUserAlone(t *testing.T) {
+func TestRepeatedReleaseKeepsNextOrderOfUser(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.openPayable(t, 3)
@@ -273,7 +273,7 @@ func TestARepeatedReleaseLeavesTheNextOrderOfItsUserAlone(t *testing.T) {
 	require.False(t, s.audit(t, sale).Broken(), textOf(t, s.audit(t, sale)))
 }
 
-func TestNothingExpiresThatAnIngressWasNotThereFor(t *testing.T) {
+func TestExpiryRequiresHeartbeatAfterDeadline(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := newPayableSale(t, s.pool, 10)
@@ -317,7 +317,7 @@ func TestNothingExpiresThatAnIngressWasNotThereFor(t *testing.T) {
 	}
 }
 
-func TestASweepGoesOnUntilNothingIsLeftAndStopsWhereItCannotLook(t *testing.T) {
+func TestSweepRunsUntilEmptyAndStopsOnError(t *testing.T) {
 	t.Parallel()
 	bad, good := uuid.New(), uuid.New()
 	away := errors.New("away")

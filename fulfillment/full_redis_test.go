@@ -12,7 +12,7 @@ import (
 )
 
 // What fills Redis is what workers drain: they must be able to start while it is full.
-func TestWorkerDrainsAFullRedis(t *testing.T) {
+func TestWorkerDrainsFullRedis(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	s := newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
@@ -32,7 +32,7 @@ func TestWorkerDrainsAFullRedis(t *testing.T) {
 	require.Equal(t, "1", s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "left").Val(), "the rejected order's unit is back")
 }
 
-func TestSubscriberMakesTheGroupOfAFullRedisWhenThereIsRoom(t *testing.T) {
+func TestSubscriberCreatesGroupOnceFullRedisHasRoom(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	b := newStreamBenchAt(t, server.URL, "orders")
@@ -46,7 +46,7 @@ func TestSubscriberMakesTheGroupOfAFullRedisWhenThereIsRoom(t *testing.T) {
 	b.awaitNonePending()
 }
 
-func TestSubscriberMakesTheGroupOnceForAllLostConnections(t *testing.T) {
+func TestSubscriberCreatesGroupOncePerOutage(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	b := newStreamBenchAt(t, server.URL, "orders")

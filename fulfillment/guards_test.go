@@ -32,7 +32,7 @@ func (s *shop) run(t testing.TB, statements ...string) {
 
 // A sale whose Redis is lost while Postgres lacks any constraint or unique index comes back: at once, or when that is put
 // back which the error names, with the SQL that does so.
-func TestALostRedisComesBackWhereAGuardIsMissing(t *testing.T) {
+func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 40)
@@ -73,7 +73,7 @@ func TestALostRedisComesBackWhereAGuardIsMissing(t *testing.T) {
 }
 
 // A rebuild that could not be finished closes nothing.
-func TestARebuildClosesNoSaleWhereAGuardIsMissing(t *testing.T) {
+func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 40)
@@ -92,7 +92,7 @@ func TestARebuildClosesNoSaleWhereAGuardIsMissing(t *testing.T) {
 }
 
 // What a worker cannot record without it says what is missing, and is no dead letter.
-func TestAnOrderThatCannotBeRecordedWithoutAGuardWaits(t *testing.T) {
+func TestOrderWaitsWhileGuardIsMissing(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 40)

@@ -44,7 +44,7 @@ func lastOutage(t testing.TB, pool *pgxpool.Pool) (began, ended time.Time) {
 	return began.UTC(), ended.UTC()
 }
 
-func TestTheFirstPulseAfterAnOutagePutsDeadlinesOff(t *testing.T) {
+func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	heartbeat(t, pool)
@@ -122,7 +122,7 @@ func TestTheFirstPulseAfterAnOutagePutsDeadlinesOff(t *testing.T) {
 	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, orders[2]).Status)
 }
 
-func TestMissedBeatsAreNoOutage(t *testing.T) {
+func TestMissedHeartbeatsAreNoOutage(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	heartbeat(t, pool)
@@ -143,7 +143,7 @@ func TestMissedBeatsAreNoOutage(t *testing.T) {
 
 // A deadline is put off by one row, so no order that somebody has in hand can keep an outage from being
 // written down, or have it written down twice.
-func TestAnOutageIsWrittenDownOnceWhileOrdersAreLocked(t *testing.T) {
+func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	heartbeat(t, pool)
@@ -170,7 +170,7 @@ func TestAnOutageIsWrittenDownOnceWhileOrdersAreLocked(t *testing.T) {
 }
 
 // However many orders there are, none of them is written.
-func TestAnOutageWritesNoOrder(t *testing.T) {
+func TestOutageWritesNoOrder(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	heartbeat(t, pool)
@@ -195,7 +195,7 @@ func TestAnOutageWritesNoOrder(t *testing.T) {
 }
 
 // A worker goes on while there is no ingress. Whoever gets an order in that time can pay for it only later.
-func TestAnOrderOfAnOutageHasItsWholeWindowAfterIt(t *testing.T) {
+func TestOrderConfirmedDuringOutageGetsWholeWindow(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	heartbeat(t, pool)
@@ -206,7 +206,7 @@ func TestAnOrderOfAnOutageHasItsWholeWindowAfterIt(t *testing.T) {
 	require.Equal(t, ended.Add(paymentWindow), orderOfID(t, pool, order).ExpiresAt)
 }
 
-func TestOutagesInARowPutADeadlineOffByAllOfThem(t *testing.T) {
+func TestConsecutiveOutagesAddUp(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	heartbeat(t, pool)
@@ -242,7 +242,7 @@ func TestOutagesInARowPutADeadlineOffByAllOfThem(t *testing.T) {
 }
 
 // The clock of Postgres was an hour ahead and is set right.
-func TestAClockThatIsSetBackIsNoOutageAndKeepsNothingFromExpiring(t *testing.T) {
+func TestClockSetBackIsNoOutage(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	heartbeat(t, pool)
@@ -265,7 +265,7 @@ func TestAClockThatIsSetBackIsNoOutageAndKeepsNothingFromExpiring(t *testing.T) 
 	require.Greater(t, heartbeat(t, pool), 60*time.Second, "what comes later is an outage as ever")
 }
 
-func TestAPulseThatIsGoneComesBackWithTheNextBeat(t *testing.T) {
+func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -302,7 +302,7 @@ func TestAPulseThatIsGoneComesBackWithTheNextBeat(t *testing.T) {
 	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, orders[1]).Status)
 }
 
-func TestABeatDoesNotWaitForAnother(t *testing.T) {
+func TestHeartbeatDoesNotWaitForAnother(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	away(t, pool, "60 s")
@@ -320,7 +320,7 @@ func TestABeatDoesNotWaitForAnother(t *testing.T) {
 
 // The whole of it: two ingresses and a worker, an order whose deadline comes while Postgres is away, and
 // a buyer who pays when it is back.
-func TestAnOrderDoesNotExpireWhilePostgresIsAway(t *testing.T) {
+func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnPostgres(t)
 	pool, err := connect.Postgres(t.Context(), server.URL, 8)

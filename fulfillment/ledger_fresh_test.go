@@ -26,7 +26,7 @@ func countingTrips(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *tripCounte
 
 // What was never recorded is recorded in one step, and anything else in its company in two; nobody can tell from
 // the rows which it was.
-func TestLedgerWritesTheSameRowsInOneStepAndInTwo(t *testing.T) {
+func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	t.Parallel()
 	pool, trips := countingTrips(t, testkit.Pool(t))
 	ledger := NewLedger(pool)
@@ -94,7 +94,7 @@ func written(t testing.TB, pool *pgxpool.Pool, e reservation.OrderReserved) (row
 
 // Whatever keeps a batch from being recorded in one step leaves nothing of it behind, and only its own order is
 // treated otherwise.
-func TestLedgerSortsOutABatchThatIsNotFresh(t *testing.T) {
+func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		odd  func(e *reservation.OrderReserved)

@@ -71,7 +71,7 @@ func history(t testing.TB, pool *pgxpool.Pool, order uuid.UUID) []string {
 	return all
 }
 
-func TestLedgerConfirmsAndKeepsWhatTheEventSays(t *testing.T) {
+func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -95,7 +95,7 @@ func TestLedgerConfirmsAndKeepsWhatTheEventSays(t *testing.T) {
 		`SELECT count(*) FROM order_events WHERE version = 1 AND data = '{"sequence": 7, "epoch": 1}' AND occurred_at = $1`, event.ReservedAt))
 }
 
-func TestLedgerAnswersARepeatAsTheFirstTime(t *testing.T) {
+func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -121,7 +121,7 @@ func TestLedgerAnswersARepeatAsTheFirstTime(t *testing.T) {
 	require.EqualValues(t, 8, queryInt(t, pool, "SELECT count(*) FROM order_events"))
 }
 
-func TestLedgerTakesTheSameOrderTwiceInOneBatch(t *testing.T) {
+func TestLedgerRecordsDuplicateInBatchOnce(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	sale := newSale(t, pool, 10)
@@ -136,7 +136,7 @@ func TestLedgerTakesTheSameOrderTwiceInOneBatch(t *testing.T) {
 	require.EqualValues(t, 1, soldOf(t, pool, sale))
 }
 
-func TestLedgerRecordsTheRestOfABatchWithAnUnknownSale(t *testing.T) {
+func TestLedgerRecordsBatchBesideUnknownSale(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -151,7 +151,7 @@ func TestLedgerRecordsTheRestOfABatchWithAnUnknownSale(t *testing.T) {
 	require.Empty(t, history(t, pool, lost.OrderID))
 }
 
-func TestLedgerRefusesAnEventThatContradictsTheRecord(t *testing.T) {
+func TestLedgerRejectsContradictingEvent(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -170,7 +170,7 @@ func TestLedgerRefusesAnEventThatContradictsTheRecord(t *testing.T) {
 	require.ErrorIs(t, outcomes[0].Err, ErrContradiction, "events without their row")
 }
 
-func TestLedgerNeverSellsMoreThanTheStock(t *testing.T) {
+func TestLedgerNeverExceedsStock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -182,7 +182,7 @@ func TestLedgerNeverSellsMoreThanTheStock(t *testing.T) {
 	require.Zero(t, soldOf(t, pool, sale))
 }
 
-func TestLedgerRefusesForAReasonWithoutTouchingTheSale(t *testing.T) {
+func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -206,7 +206,7 @@ func TestLedgerRefusesForAReasonWithoutTouchingTheSale(t *testing.T) {
 
 // Two workers that have the same events, several sales and the same users in opposite order: everyone
 // waits for the other one somewhere, and nobody may be chosen as the victim of a deadlock.
-func TestLedgerWorkersWithTheSameEventsWaitAndDoNotDeadlock(t *testing.T) {
+func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -252,7 +252,7 @@ func TestLedgerWorkersWithTheSameEventsWaitAndDoNotDeadlock(t *testing.T) {
 	require.Equal(t, queryInt(t, pool, "SELECT sum(sold) FROM sales"), queryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 }
 
-func TestLedgerConcurrentWorkersShareTheLastUnits(t *testing.T) {
+func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -274,7 +274,7 @@ func TestLedgerConcurrentWorkersShareTheLastUnits(t *testing.T) {
 	require.EqualValues(t, stock, queryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 }
 
-func TestLedgerLeavesNoTransactionBehindAfterAnError(t *testing.T) {
+func TestLedgerErrorLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	sale := newSale(t, pool, 1)

@@ -16,7 +16,7 @@ import (
 // A worker that is killed at any of these instants between an order's last moment and the return of its
 // unit leaves it to the next one, and the unit comes back once. The second pass of a point is the one
 // at which the orders of one sale are done with and those of the other are not.
-func TestAUnitComesBackOnceWhereverAWorkerIsKilled(t *testing.T) {
+func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{
 		crashpoint.BeforeExpire, crashpoint.BeforeExpireCommit, crashpoint.AfterExpire,

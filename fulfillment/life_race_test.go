@@ -104,7 +104,7 @@ func (r *raced) pay(o reservation.Order) (reservation.Order, error) {
 	return r.ledger.Pay(context.Background(), o.ID, o.UserID, "pi "+o.UserID)
 }
 
-func TestPayAgainstCancelHasOneWinner(t *testing.T) {
+func TestConcurrentPayAndCancelHaveOneWinner(t *testing.T) {
 	t.Parallel()
 	r := newRaced(t)
 	var won sync.Map
@@ -149,7 +149,7 @@ func note(won *sync.Map, o reservation.Order, as reservation.Status, act func() 
 }
 
 // The deadline of each order comes while its buyer pays and sweepers look for it.
-func TestPayAgainstExpiryHasOneWinner(t *testing.T) {
+func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 	t.Parallel()
 	r := newRaced(t)
 	ingress := Heartbeat{Pool: r.pool, Logger: testkit.Logger(t)}

@@ -66,7 +66,7 @@ func orderOfID(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) reservation.Order
 	return order
 }
 
-func TestAnOrderGetsItsTimeToPayWhenItIsConfirmed(t *testing.T) {
+func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	heartbeat(t, pool)
@@ -85,7 +85,7 @@ func TestAnOrderGetsItsTimeToPayWhenItIsConfirmed(t *testing.T) {
 	require.Zero(t, orderOfID(t, pool, second.OrderID).ExpiresAt, "confirmed is the end of an order of a sale without a payment window")
 }
 
-func TestPayIsRecordedOnceWithItsReference(t *testing.T) {
+func TestPayRecordsReferenceOnce(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -117,7 +117,7 @@ func TestPayIsRecordedOnceWithItsReference(t *testing.T) {
 	require.Zero(t, queryInt(t, pool, "SELECT count(*) FROM releases"))
 }
 
-func TestCancelGivesTheUnitsBackOnceAndLetsTheUserBuyAgain(t *testing.T) {
+func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -150,7 +150,7 @@ func TestCancelGivesTheUnitsBackOnceAndLetsTheUserBuyAgain(t *testing.T) {
 	require.EqualValues(t, 2, soldOf(t, pool, sale))
 }
 
-func TestNobodyPaysOrCancelsWhatIsNotTheirs(t *testing.T) {
+func TestPayAndCancelRejectOrderOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -167,7 +167,7 @@ func TestNobodyPaysOrCancelsWhatIsNotTheirs(t *testing.T) {
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, history(t, pool, order))
 }
 
-func TestWhatHasNoPaymentWindowCannotBePaidOrCancelled(t *testing.T) {
+func TestPayAndCancelRejectOrderWithoutPaymentWindow(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -182,7 +182,7 @@ func TestWhatHasNoPaymentWindowCannotBePaidOrCancelled(t *testing.T) {
 	require.EqualValues(t, 1, soldOf(t, pool, sale))
 }
 
-func TestPayAndCancelComeTooLateBeforeAnySweeperDoes(t *testing.T) {
+func TestPayAndCancelRejectOverdueOrderBeforeSweep(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -199,7 +199,7 @@ func TestPayAndCancelComeTooLateBeforeAnySweeperDoes(t *testing.T) {
 }
 
 // While no ingress was there nobody could pay; what a buyer does before the first heartbeat is done in time.
-func TestPayIsInTimeUntilAnIngressWasThereAfterTheDeadline(t *testing.T) {
+func TestPayIsAcceptedUntilHeartbeatAfterDeadline(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -214,7 +214,7 @@ func TestPayIsInTimeUntilAnIngressWasThereAfterTheDeadline(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrOrderExpired, "it was overdue before")
 }
 
-func TestOrdersOfListsAUsersOrdersNewestFirst(t *testing.T) {
+func TestOrdersOfListsNewestFirst(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -253,7 +253,7 @@ func TestOrdersOfListsAUsersOrdersNewestFirst(t *testing.T) {
 }
 
 // Somebody who changes a row without its version takes the event with him: nothing is half done.
-func TestAChangeOfAnOrderIsWholeOrNothing(t *testing.T) {
+func TestOrderChangeIsAtomic(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)

@@ -20,7 +20,7 @@ func receiptOf(e reservation.OrderReserved) reservation.Receipt {
 	}
 }
 
-func TestFateOfAnOrder(t *testing.T) {
+func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -67,9 +67,9 @@ func TestFateOfAnOrder(t *testing.T) {
 	require.False(t, errors.Is(err, reservation.ErrOrderNotFound))
 }
 
-// TestVoidedOrdersAreNeverConfirmed: whoever was once told that the order is voided is told that for ever, however an epoch ends
+// TestVoidedOrderIsNeverConfirmed: whoever was once told that the order is voided is told that for ever, however an epoch ends
 // beside the transactions that confirm.
-func TestVoidedOrdersAreNeverConfirmed(t *testing.T) {
+func TestVoidedOrderIsNeverConfirmed(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -93,8 +93,8 @@ func TestVoidedOrdersAreNeverConfirmed(t *testing.T) {
 	}
 }
 
-// TestFateAsksForTheEpochFirst: an order that is confirmed, and whose epoch ends, between the two questions is not voided.
-func TestFateAsksForTheEpochFirst(t *testing.T) {
+// TestFindByReceiptReadsEpochFirst: an order that is confirmed, and whose epoch ends, between the two questions is not voided.
+func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	sale := newSale(t, pool, 10)
@@ -133,7 +133,7 @@ func TestFateAsksForTheEpochFirst(t *testing.T) {
 	require.Equal(t, reservation.StatusConfirmed, got.order.Status)
 }
 
-func TestSecretForReceiptsIsMadeOnce(t *testing.T) {
+func TestReceiptSecretIsCreatedOnce(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	secret, err := NewLedger(pool).ReceiptSecret(t.Context())
@@ -144,7 +144,7 @@ func TestSecretForReceiptsIsMadeOnce(t *testing.T) {
 	require.Equal(t, secret, again)
 }
 
-func TestFindOrdersFindsThoseThatAreThere(t *testing.T) {
+func TestFindOrdersReturnsRecordedOrders(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	sale := newPayableSale(t, pool, 10)

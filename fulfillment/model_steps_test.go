@@ -29,7 +29,7 @@ const (
 
 // Random steps on real servers do what the model does. When they do not, rapid prints the seed and looks
 // for a shorter way to the same failure.
-func TestARandomSaleDoesWhatTheModelDoes(t *testing.T) {
+func TestRandomSaleMatchesModel(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(modelSales)))
 	require.NoError(t, flag.Set("rapid.nofailfile", "true"))

@@ -51,7 +51,7 @@ func tellingLedger(t testing.TB, pool *pgxpool.Pool, rdb redis.UniversalClient, 
 	}
 }
 
-func TestIngressesAreToldOfEveryChange(t *testing.T) {
+func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	t.Parallel()
 	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
 	ledger, o, run := tellingLedger(t, pool, rdb, keys)
@@ -114,7 +114,7 @@ func TestIngressesAreToldOfEveryChange(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestOutcomesThatWaitGoTogether(t *testing.T) {
+func TestQueuedOutcomesAreSentTogether(t *testing.T) {
 	t.Parallel()
 	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
 	_, o, run := tellingLedger(t, pool, rdb, keys)
@@ -139,8 +139,8 @@ func TestOutcomesThatWaitGoTogether(t *testing.T) {
 	require.Len(t, messages, 3)
 }
 
-// TestNobodyWaitsForOutcomes: without Redis, what does not fit into the queue is dropped at once.
-func TestNobodyWaitsForOutcomes(t *testing.T) {
+// TestFullOutcomeQueueDropsMessages: without Redis, what does not fit into the queue is dropped at once.
+func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb, err := connect.Control(own.URL)
@@ -166,7 +166,7 @@ func TestNobodyWaitsForOutcomes(t *testing.T) {
 	stop()
 }
 
-func TestStreamOfOutcomesIsBounded(t *testing.T) {
+func TestOutcomeStreamIsBounded(t *testing.T) {
 	t.Parallel()
 	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
 	_, o, _ := tellingLedger(t, pool, rdb, keys)
@@ -179,8 +179,8 @@ func TestStreamOfOutcomesIsBounded(t *testing.T) {
 	require.Less(t, length, int64(outcomesKept+node), "whole nodes of the stream are freed")
 }
 
-// TestWorkerTellsIngresses: one message for a batch, and before the worker is gone.
-func TestWorkerTellsIngresses(t *testing.T) {
+// TestWorkerPublishesOneMessagePerBatch: one message for a batch, and before the worker is gone.
+func TestWorkerPublishesOneMessagePerBatch(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 100)

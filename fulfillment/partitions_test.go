@@ -14,7 +14,7 @@ import (
 )
 
 // Somebody raises STAMPEDE_PARTITIONS and restarts the ingresses before the workers.
-func TestWorkerNoticesPartitionsThatWereAdded(t *testing.T) {
+func TestWorkerDetectsAddedPartitions(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	s := newShop(t, pool)

@@ -18,7 +18,7 @@ import (
 
 // A minute without Postgres is the case in which everything that only waits shows: deadlines that go on,
 // deliveries that are counted, readers that fill up.
-func TestASaleOutlivesAMinuteWithoutPostgres(t *testing.T) {
+func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	const (
 		outageLength = time.Minute

@@ -89,7 +89,7 @@ func (s *shop) lives(t testing.TB) (orders map[string]uuid.UUID) {
 	return orders
 }
 
-func TestProjectionsAreRebuiltRowByRow(t *testing.T) {
+func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	orders := s.lives(t)
@@ -119,7 +119,7 @@ func TestProjectionsAreRebuiltRowByRow(t *testing.T) {
 	require.Equal(t, reservation.StatusPaid, order.Status)
 }
 
-func TestRebuildOfProjectionsKeepsWhatOperatorsGaveTheTable(t *testing.T) {
+func TestProjectionRebuildKeepsTableOptions(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	s.lives(t)
@@ -142,7 +142,7 @@ func TestRebuildOfProjectionsKeepsWhatOperatorsGaveTheTable(t *testing.T) {
 	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
 }
 
-func TestRebuildOfProjectionsRefusesWhatItCannotCarryOver(t *testing.T) {
+func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
 	t.Parallel()
 	for name, statement := range map[string]string{
 		"view report, which reads it":        "CREATE VIEW report AS SELECT count(*) FROM orders",
@@ -171,7 +171,7 @@ func TestRebuildOfProjectionsRefusesWhatItCannotCarryOver(t *testing.T) {
 	}
 }
 
-func TestRebuildOfProjectionsRefusesADamagedLog(t *testing.T) {
+func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	orders := s.lives(t)
@@ -208,7 +208,7 @@ func TestRebuildOfProjectionsRefusesADamagedLog(t *testing.T) {
 
 // While orders are confirmed, paid and cancelled by workers and buyers who never stop, with statements that
 // they prepared before, rebuild follows rebuild, and the rows are what they would be without.
-func TestProjectionsAreRebuiltBesideARunningSale(t *testing.T) {
+func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	const rebuilds = 5
@@ -280,7 +280,7 @@ func TestProjectionsAreRebuiltBesideARunningSale(t *testing.T) {
 	require.False(t, audit.Broken(), textOf(t, audit))
 }
 
-func TestTwoRebuildsOfProjectionsAtOnce(t *testing.T) {
+func TestConcurrentProjectionRebuilds(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	s.lives(t)
@@ -309,7 +309,7 @@ func TestTwoRebuildsOfProjectionsAtOnce(t *testing.T) {
 }
 
 // Whoever keeps orders locked is waited for, and others get their turn meanwhile.
-func TestRebuildOfProjectionsLetsOthersPassWhileItWaits(t *testing.T) {
+func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	s.lives(t)
@@ -340,7 +340,7 @@ func TestRebuildOfProjectionsLetsOthersPassWhileItWaits(t *testing.T) {
 }
 
 // A trigger that a killed rebuild leaves behind notes nothing any more.
-func TestNobodyNotesChangesForARebuildThatDied(t *testing.T) {
+func TestCrashedProjectionRebuildStopsRecordingChanges(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	s.lives(t)
@@ -366,7 +366,7 @@ func TestNobodyNotesChangesForARebuildThatDied(t *testing.T) {
 }
 
 // A snapshot that waits for a swap sees the new table whole.
-func TestASnapshotIsNotTakenBeforeASwap(t *testing.T) {
+func TestProjectionSnapshotIsTakenAfterSwap(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	s.lives(t)

@@ -15,7 +15,7 @@ import (
 )
 
 // The end of the append-only file is missing: what it held is void, and nothing else.
-func TestExactlyTheLostTailOfTheAppendOnlyFileIsVoided(t *testing.T) {
+func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 	t.Parallel()
 	for _, written := range []int{0, 80, 140} { // of the orders, to Postgres, before Redis is lost
 		t.Run(fmt.Sprintf("%d in Postgres", written), func(t *testing.T) {

@@ -21,7 +21,7 @@ var alsoAfterARestart = []string{
 
 // A worker that is killed at any step of a rebuild leaves nothing open that should not be, and the next one
 // brings it to its end. At the second pass of a point one sale is done with and another is not.
-func TestARebuildIsFinishedWhereverAWorkerIsKilled(t *testing.T) {
+func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{
 		crashpoint.RebuildBegun, crashpoint.RebuildDistrusted, crashpoint.RebuildClosed, crashpoint.RebuildDrained,

@@ -11,7 +11,7 @@ import (
 )
 
 // Whatever became of Redis: a request that made an order which has ended never makes another one.
-func TestARebuiltRedisKnowsTheRequestsOfOrdersThatHaveEnded(t *testing.T) {
+func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.openPayable(t, 20)
@@ -78,7 +78,7 @@ func (s *shop) refuseAll(t testing.TB) {
 }
 
 // Without what Redis knows of ended orders used keys would buy again: the audit names each, and a rebuild mends them.
-func TestAuditNamesEndedOrdersWhoseKeysRedisHasLost(t *testing.T) {
+func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		damage func(t *testing.T, s *shop, sale uuid.UUID)

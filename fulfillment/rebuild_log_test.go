@@ -61,7 +61,7 @@ func (s *shop) guardedLogging(t *testing.T) *logText {
 }
 
 // Somebody holds the row of the sale: the log tells while the rebuild waits at which step, and for whom.
-func TestARebuildThatWaitsSaysForWhom(t *testing.T) {
+func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -87,7 +87,7 @@ func TestARebuildThatWaitsSaysForWhom(t *testing.T) {
 }
 
 // A rebuild that fails each time for the same reason: each try says why the last one failed.
-func TestARebuildThatFailsAgainAndAgainSaysWhy(t *testing.T) {
+func TestFailingRebuildLogsReason(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -110,7 +110,7 @@ func TestARebuildThatFailsAgainAndAgainSaysWhy(t *testing.T) {
 }
 
 // Another process has the lock of rebuilds: a worker that has found something to rebuild says who keeps it from that.
-func TestAWorkerSaysWhichRebuildItWaitsFor(t *testing.T) {
+func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	s.open(t, 10)
@@ -128,7 +128,7 @@ func TestAWorkerSaysWhichRebuildItWaitsFor(t *testing.T) {
 }
 
 // What fails and recovers all the time does not fill the log.
-func TestAnOutageThatComesAndGoesIsToldNowAndThen(t *testing.T) {
+func TestFlappingOutageIsLoggedAtBoundedRate(t *testing.T) {
 	t.Parallel()
 	log := &logText{}
 	o := outage{log: slog.New(slog.NewTextHandler(log, nil)), doing: "tell ingresses what became of orders"}

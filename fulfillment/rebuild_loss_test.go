@@ -50,7 +50,7 @@ func (h *trap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 }
 
 // Redis is lost once more, before every single call of a rebuild.
-func TestRedisMayBeLostAtAnyMomentOfARebuild(t *testing.T) {
+func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(t *testing.T, s lostShop){
 		"emptied": func(t *testing.T, s lostShop) {
@@ -117,7 +117,7 @@ func TestRedisMayBeLostAtAnyMomentOfARebuild(t *testing.T) {
 
 // A worker has an order in hand that Redis has lost, with its entry. The order is in Postgres before the rebuild,
 // and then it holds; or it comes too late, and then it is void.
-func TestALateEventOfAnOlderEpochIsVoided(t *testing.T) {
+func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 10)
@@ -149,7 +149,7 @@ func TestALateEventOfAnOlderEpochIsVoided(t *testing.T) {
 }
 
 // An entry that became a dead letter before a rebuild is void when it is replayed after it.
-func TestADeadLetterOfAnOlderEpochIsVoidedWhenItIsReplayed(t *testing.T) {
+func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -170,7 +170,7 @@ func TestADeadLetterOfAnOlderEpochIsVoidedWhenItIsReplayed(t *testing.T) {
 }
 
 // Each partition has a server of its own to be verified, and one without a sale is no trouble.
-func TestPartitionsAreRebuiltEachForItself(t *testing.T) {
+func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	keys := testkit.Keys(t)
@@ -217,7 +217,7 @@ func TestPartitionsAreRebuiltEachForItself(t *testing.T) {
 }
 
 // More orders than go to Redis in one call, of which some hold several units.
-func TestARebuildCopiesManyOrders(t *testing.T) {
+func TestRebuildCopiesManyOrders(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 100_000)
@@ -255,7 +255,7 @@ func (s *shop) fill(t testing.TB, sale uuid.UUID, orders int) {
 }
 
 // Two rebuilds that do not know of each other: the one that was overtaken opens nothing.
-func TestARebuildThatWasOvertakenStops(t *testing.T) {
+func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -298,7 +298,7 @@ func TestARebuildThatWasOvertakenStops(t *testing.T) {
 }
 
 // What an earlier rebuild has gathered, and did not come to use, is in nobody's way.
-func TestLeftoversOfARebuildAreCleared(t *testing.T) {
+func TestRebuildDeletesLeftoversOfFailedRebuild(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -315,7 +315,7 @@ func TestLeftoversOfARebuildAreCleared(t *testing.T) {
 }
 
 // A worker is about to commit an order of the old epoch: the raise waits for it, and counts it.
-func TestARaisedEpochKnowsTheLastOrderOfTheOldOne(t *testing.T) {
+func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)

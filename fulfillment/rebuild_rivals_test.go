@@ -125,7 +125,7 @@ func (r *rival) step(t *testing.T) {
 
 // Several rebuilders, none of which has the lock, take turns call by call, while buyers buy and workers record. As Redis
 // loses nothing, no order that was accepted is voided or rejected, and no sale stays closed.
-func TestRebuildersThatKnowNothingOfEachOtherVoidNothing(t *testing.T) {
+func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 	t.Parallel()
 	const rounds, rivals, moves = 24, 3, 120
 	s := newShop(t, testkit.Pool(t))
@@ -218,7 +218,7 @@ func (s *shop) fulfilAll(t *testing.T) {
 
 // A rebuilder is frozen when it has gathered the buyers, and its session of Postgres ends, as it does by itself after
 // 30 seconds of silence. Another one begins; when it has come so far, the first one wakes up.
-func TestARebuilderThatWakesUpOpensNothingThatAnotherHasClosed(t *testing.T) {
+func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 	t.Parallel()
 	for name, far := range map[string]func(t *testing.T, b *build, sales []guardedSale) (opened bool){
 		"closed": func(t *testing.T, b *build, sales []guardedSale) bool {

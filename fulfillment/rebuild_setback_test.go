@@ -88,7 +88,7 @@ func (s *shop) awaitRebuilt(t *testing.T, sale uuid.UUID, epoch int64) {
 }
 
 // Redis was set back, and its process did not end: nobody can see it, until Postgres refuses an order that Redis has accepted.
-func TestARedisThatWasSetBackInItsProcessIsRebuilt(t *testing.T) {
+func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 	t.Parallel()
 	t.Run("a buyer buys again", func(t *testing.T) {
 		t.Parallel()
@@ -127,7 +127,7 @@ func TestARedisThatWasSetBackInItsProcessIsRebuilt(t *testing.T) {
 }
 
 // A worker that recorded an order which Redis then lost finds out by itself, before anybody is refused.
-func TestAWorkerMissesTheOrdersThatItRecorded(t *testing.T) {
+func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 100)
@@ -166,7 +166,7 @@ func TestAWorkerMissesTheOrdersThatItRecorded(t *testing.T) {
 }
 
 // What Postgres refuses, and Redis had not accepted, is no reason to rebuild anything.
-func TestNothingIsRebuiltForWhatRedisHasNotAccepted(t *testing.T) {
+func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 3)
@@ -207,7 +207,7 @@ func forgedEntry(like redis.XMessage, sale uuid.UUID, user string) map[string]an
 
 // A client that can write to Redis can make Postgres refuse orders that Redis holds, again and again: the sale is rebuilt
 // for it at once the first time, and then less and less often.
-func TestRebuildsForRefusedOrdersAreBounded(t *testing.T) {
+func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 100)

@@ -104,7 +104,7 @@ func (s *shop) requireSound(t testing.TB) {
 	require.NoError(t, rows.Err())
 }
 
-func TestARebuildBringsBackWhatPostgresKnows(t *testing.T) {
+func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale, paused, ended := s.openPayable(t, 20), s.open(t, 5), s.open(t, 7)
@@ -208,7 +208,7 @@ func (s *shop) takeInHand(t testing.TB, count int64) {
 }
 
 // A server that lost nothing loses nothing: what is in the stream is in Postgres before the epoch ends.
-func TestARebuildSalvagesTheStream(t *testing.T) {
+func TestRebuildDrainsStream(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		group    func(t *testing.T, s *shop) error
@@ -258,7 +258,7 @@ func TestARebuildSalvagesTheStream(t *testing.T) {
 }
 
 // Two orders too many are in the stream: the rebuild rejects them, in the order of the sale, as a worker would.
-func TestARebuildRejectsWhatPostgresHasNoStockFor(t *testing.T) {
+func TestRebuildRejectsOrdersBeyondStock(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 12)
@@ -279,7 +279,7 @@ func TestARebuildRejectsWhatPostgresHasNoStockFor(t *testing.T) {
 	s.requireSound(t)
 }
 
-func TestOneRebuildRunsAtATime(t *testing.T) {
+func TestRebuildsAreExclusive(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -302,7 +302,7 @@ func TestOneRebuildRunsAtATime(t *testing.T) {
 	require.EqualValues(t, 2, s.epochOf(t, sale))
 }
 
-func TestOneSaleIsRebuiltWhileTheOthersGoOn(t *testing.T) {
+func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale, other := s.open(t, 10), s.open(t, 10)
@@ -329,7 +329,7 @@ func TestOneSaleIsRebuiltWhileTheOthersGoOn(t *testing.T) {
 }
 
 // What operators decide while a rebuild is under way comes on top of it.
-func TestOperatorsGoOnDuringARebuild(t *testing.T) {
+func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 10)
@@ -387,7 +387,7 @@ func pick(fields map[string]string, names ...string) (values []string) {
 }
 
 // An order that is cancelled while its sale is rebuilt gives its unit back in the new epoch.
-func TestAnOrderThatEndsDuringARebuildGivesItsUnitBack(t *testing.T) {
+func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.openPayable(t, 10)
@@ -440,7 +440,7 @@ func TestAnOrderThatEndsDuringARebuildGivesItsUnitBack(t *testing.T) {
 }
 
 // The log has a line at the beginning and one at the end, and the metrics count it.
-func TestARebuildSaysWhatItDid(t *testing.T) {
+func TestRebuildLogsAndCounts(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	s.buy(t, s.open(t, 10), "ann")
@@ -473,7 +473,7 @@ func execSQL(t testing.TB, s *shop, query string, args ...any) error {
 
 // Postgres was set back, from a backup for instance, or somebody has written to Redis: ingresses have seen a
 // later epoch than Postgres has, and do not go back.
-func TestARebuildGoesOnAfterTheLatestEpochThatAnybodyHasSeen(t *testing.T) {
+func TestRebuildContinuesAfterLatestSeenEpoch(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 10)
@@ -486,9 +486,9 @@ func TestARebuildGoesOnAfterTheLatestEpochThatAnybodyHasSeen(t *testing.T) {
 	require.EqualValues(t, 1, s.count(t, confirmedOrders), "what the stream held")
 }
 
-// TestALoweringThatARebuildWithdrewCanBeTriedAgain: Redis is away when the stock is to be lowered, and is rebuilt when it is
+// TestLoweringWithdrawnByRebuildCanBeRetried: Redis is away when the stock is to be lowered, and is rebuilt when it is
 // back, from the stock in Postgres.
-func TestALoweringThatARebuildWithdrewCanBeTriedAgain(t *testing.T) {
+func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 10)

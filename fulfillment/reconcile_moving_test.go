@@ -12,7 +12,7 @@ import (
 )
 
 // A sale that its operators change at both looks is healthy: each look finds another difference.
-func TestReconcileLeavesASaleAloneThatChangesAtBothLooks(t *testing.T) {
+func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 	t.Parallel()
 	pause := func(s *shop, sale uuid.UUID) error { _, err := s.catalog.Pause(context.Background(), sale); return err }
 	resume := func(s *shop, sale uuid.UUID) error {

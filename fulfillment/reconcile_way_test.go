@@ -22,7 +22,7 @@ import (
 const repairs = "SELECT count(*) FROM sale_events WHERE type IN ('SaleReconciled', 'SaleRebuilt')"
 
 // Whatever has a way to its end is left to it, however long it takes.
-func TestReconcileLeavesWhatIsOnItsWay(t *testing.T) {
+func TestReconcileIgnoresPendingWork(t *testing.T) {
 	t.Parallel()
 	// deliver hands an entry to a worker that does nothing.
 	deliver := func(t *testing.T, s *shop) reservation.OrderReserved {
@@ -122,7 +122,7 @@ func (h afterHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 // What is there at the first look and not at the second was on its way.
-func TestReconcileLooksTwice(t *testing.T) {
+func TestReconcileAuditsTwice(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.openPayable(t, 10)
@@ -162,7 +162,7 @@ func TestReconcileLooksTwice(t *testing.T) {
 }
 
 // The event that is appended again is the one that was lost, and it does no harm if that comes as well.
-func TestReconcileAppendsALostEventOnce(t *testing.T) {
+func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale, stream := s.openPayable(t, 10), s.keys.Orders(0)
@@ -209,7 +209,7 @@ func TestReconcileAppendsALostEventOnce(t *testing.T) {
 }
 
 // A buyer whose event is lost keeps the order when the stock has to be made anew as well.
-func TestReconcileAppendsBeforeItRebuilds(t *testing.T) {
+func TestReconcileAppendsBeforeRebuild(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -229,7 +229,7 @@ func TestReconcileAppendsBeforeItRebuilds(t *testing.T) {
 }
 
 // From rows that are not what the log says nothing may follow.
-func TestReconcileWaitsForTheProjections(t *testing.T) {
+func TestReconcileRequiresCorrectProjections(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 40)
@@ -247,7 +247,7 @@ func TestReconcileWaitsForTheProjections(t *testing.T) {
 	s.requireMended(t, sale, "")
 }
 
-func TestManyReconcilesAtOnceMendOnce(t *testing.T) {
+func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	const lost = 2*repairsPerTurn + 7
@@ -282,7 +282,7 @@ func TestManyReconcilesAtOnceMendOnce(t *testing.T) {
 
 // Beside a sale in which units are taken, given up and bought again without a pause, reconcile after reconcile
 // finds nothing to mend but what is really wrong.
-func TestReconcileBesideARunningSaleDoesNoHarm(t *testing.T) {
+func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sales := []uuid.UUID{s.openPayable(t, 20), s.open(t, 100_000)}
@@ -346,7 +346,7 @@ func TestReconcileBesideARunningSaleDoesNoHarm(t *testing.T) {
 }
 
 // Of a server that lost everything all sales are made anew, once.
-func TestReconcileAfterRedisWasEmptied(t *testing.T) {
+func TestReconcileRebuildsEmptiedRedisOnce(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sales := []uuid.UUID{s.open(t, 10), s.open(t, 10), s.open(t, 10)}

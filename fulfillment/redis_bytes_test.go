@@ -36,9 +36,9 @@ func redisBytes(t testing.TB, rdb *redis.Client) int64 {
 	return held
 }
 
-// TestAConfirmedOrderTakesAtMost150BytesOfRedis with user ids of 36 characters, as UUIDs have, and all that is
+// TestConfirmedOrderTakesAtMost150BytesOfRedis with user ids of 36 characters, as UUIDs have, and all that is
 // kept besides the order itself: the messages that told of it in the largest form, and what is left of its stream.
-func TestAConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
+func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 	t.Parallel()
 	const orders, atOnce, most = 100_000, 512, 150
 	s := newShopOn(t, testkit.Pool(t), testkit.OwnRedis(t).URL, reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 1})

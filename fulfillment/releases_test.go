@@ -53,7 +53,7 @@ func (s *shop) waitNoLonger(t testing.TB) {
 	require.NoError(t, err)
 }
 
-func TestUnitsOfASaleThatRedisLacksComeBackOnceItHasTheSale(t *testing.T) {
+func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	lost, _ := s.cancelled(t, 2)
@@ -94,7 +94,7 @@ func TestUnitsOfASaleThatRedisLacksComeBackOnceItHasTheSale(t *testing.T) {
 }
 
 // Nobody will buy what comes back, and a Redis that is made anew does not count it.
-func TestUnitsOfASaleThatIsOverNeedNotComeBack(t *testing.T) {
+func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 	t.Parallel()
 	for name, over := range map[string]string{
 		"ended by an operator": "UPDATE sales SET state = 'ended' WHERE id = $1",
@@ -120,7 +120,7 @@ func TestUnitsOfASaleThatIsOverNeedNotComeBack(t *testing.T) {
 }
 
 // With one more unit left than there should be, the last release would make more of them than are for sale.
-func TestAUnitThatRedisHasNoRoomForIsKept(t *testing.T) {
+func TestReleaseBeyondStockIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale, _ := s.cancelled(t, 3)
@@ -138,7 +138,7 @@ func TestAUnitThatRedisHasNoRoomForIsKept(t *testing.T) {
 }
 
 // The clock of whoever created the sale was ahead: its id looks as if it did not exist yet.
-func TestUnitsOfASaleFromTheFutureComeBack(t *testing.T) {
+func TestReleaseOfSaleWithFutureID(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale, _ := s.cancelled(t, 2)
@@ -157,7 +157,7 @@ func TestUnitsOfASaleFromTheFutureComeBack(t *testing.T) {
 	require.EqualValues(t, 10, s.left(t, future))
 }
 
-func TestARedisThatHangsKeepsNoOrderFromExpiring(t *testing.T) {
+func TestHangingRedisDoesNotDelayExpiry(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	s := newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
@@ -201,7 +201,7 @@ func gaugeOf(t testing.TB, from prometheus.Gatherer, name string) float64 {
 	return 0
 }
 
-func TestReleasesThatWaitAreCounted(t *testing.T) {
+func TestPendingReleasesAreCounted(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	ledger := NewLedger(s.pool)

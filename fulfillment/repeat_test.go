@@ -44,7 +44,7 @@ func (h *lostAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 // An ingress that got no answer asks again with the same order. If the order has ended meanwhile, that makes a
 // reservation of an order that is over, whose units nobody else would ever give back. In another epoch it makes none.
-func TestARepeatOfAReservationThatHasEndedHoldsNothing(t *testing.T) {
+func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]struct {
 		how    func(t *testing.T, s lostShop, b *batcher)
@@ -115,7 +115,7 @@ func TestARepeatOfAReservationThatHasEndedHoldsNothing(t *testing.T) {
 }
 
 // An operator's change is no reason to believe that a server lost nothing.
-func TestOnlyARebuildVouchesForAPartitionThatWasUsedBefore(t *testing.T) {
+func TestOnlyRebuildVerifiesUsedPartition(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 10)

@@ -98,7 +98,7 @@ func TestSubscriberConformanceInOrder(t *testing.T) {
 }
 
 // A group of its own is given everything that the stream holds.
-func TestSubscriberConformanceOfNewGroups(t *testing.T) {
+func TestSubscriberConformanceWithNewGroups(t *testing.T) {
 	t.Parallel()
 	c := newConformance(t, tests.Features{NewSubscriberReceivesOldMessages: true}, nil)
 	tests.TestNewSubscriberReceivesOldMessages(t, c.context(), c.inOwnGroup)

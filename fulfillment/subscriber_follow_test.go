@@ -12,7 +12,7 @@ import (
 )
 
 // One goroutine follows a page; an entry of it that takes long, or is refused, is no matter of the others.
-func TestEntriesOfAPageDoNotWaitForEachOther(t *testing.T) {
+func TestEntriesOfPageAreSettledIndependently(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(20)

@@ -17,7 +17,7 @@ import (
 	"stampede/reservation"
 )
 
-func TestSubscriberReplaysItsOwnPendingEntriesInOrder(t *testing.T) {
+func TestSubscriberReplaysPendingEntriesInOrder(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(10)
@@ -37,7 +37,7 @@ func TestSubscriberReplaysItsOwnPendingEntriesInOrder(t *testing.T) {
 	b.awaitNonePending()
 }
 
-func TestSubscriberHealsWhenTheStreamOrTheGroupIsDeleted(t *testing.T) {
+func TestSubscriberRecoversFromDeletedStreamOrGroup(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		destroy func(b *streamBench) error
@@ -62,7 +62,7 @@ func TestSubscriberHealsWhenTheStreamOrTheGroupIsDeleted(t *testing.T) {
 	}
 }
 
-func TestSubscriberHealsAfterFlushAll(t *testing.T) {
+func TestSubscriberRecoversFromFlushAll(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	b := newStreamBenchAt(t, server.URL, "orders")
@@ -79,7 +79,7 @@ func TestSubscriberHealsAfterFlushAll(t *testing.T) {
 
 // A group that is made anew at the start of the stream delivers everything again, but not what is
 // being worked on here.
-func TestSubscriberHandsOutNothingTwiceAtATime(t *testing.T) {
+func TestSubscriberDeliversEntryOnceAtATime(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(2)
@@ -99,7 +99,7 @@ func TestSubscriberHandsOutNothingTwiceAtATime(t *testing.T) {
 }
 
 // Subscribing works while Redis is away; a crash of Redis in the middle of the work loses nothing.
-func TestSubscriberSurvivesCrashesOfRedis(t *testing.T) {
+func TestSubscriberSurvivesRedisCrash(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	b := newStreamBenchAt(t, server.URL, "orders")
@@ -168,7 +168,7 @@ func (l *lostReply) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func TestSubscriberFindsEntriesOfALostReply(t *testing.T) {
+func TestSubscriberDeliversEntriesOfLostReply(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	reply := &lostReply{lost: make(chan struct{})}
@@ -183,12 +183,12 @@ func TestSubscriberFindsEntriesOfALostReply(t *testing.T) {
 }
 
 // go-redis must not send a read again by itself, whatever the client's settings say.
-func TestReadsAreNotRepeatedByTheClient(t *testing.T) {
+func TestClientDoesNotRetryReads(t *testing.T) {
 	t.Parallel()
 	require.True(t, readOnce{redis.NewXStreamSliceCmd(t.Context())}.NoRetry())
 }
 
-func TestAcksAreSentUntilTheyArrive(t *testing.T) {
+func TestAcksAreRetriedUntilSent(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(1)
@@ -238,7 +238,7 @@ func (c *brokenCommand) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 // Redis away for longer than the drain: Close returns, and what was not acknowledged is there afterwards.
-func TestCloseReturnsWhileRedisIsAway(t *testing.T) {
+func TestCloseReturnsWithoutRedis(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	b := newStreamBenchAt(t, server.URL, "orders")

@@ -37,7 +37,7 @@ func (c *commandCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-func TestAcksOfABatchTravelTogether(t *testing.T) {
+func TestAcksOfBatchAreSentTogether(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	counter := &commandCounter{name: "xack", calls: make(chan int, 1000)}
@@ -63,7 +63,7 @@ func TestAcksOfABatchTravelTogether(t *testing.T) {
 	require.LessOrEqual(t, calls, 10, "%d acks went out in %d calls", ids, calls)
 }
 
-func TestNothingIsAcknowledgedBeforeItsHandlerIsDone(t *testing.T) {
+func TestEntryIsAcknowledgedAfterHandler(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(2)
@@ -78,7 +78,7 @@ func TestNothingIsAcknowledgedBeforeItsHandlerIsDone(t *testing.T) {
 	b.awaitNonePending()
 }
 
-func TestRefusedMessageComesBackAndThenBecomesADeadLetter(t *testing.T) {
+func TestNackedMessageIsRetriedThenDeadLettered(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	registry := prometheus.NewRegistry()
@@ -110,7 +110,7 @@ stampede_entries_redelivered_total{stream="`+b.stream+`"} 2
 }
 
 // Restarts of workers raise Redis's count of deliveries. That alone must not kill a healthy entry.
-func TestCountOfDeliveriesAloneMakesNoDeadLetter(t *testing.T) {
+func TestDeliveryCountAloneMakesNoDeadLetter(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(1)
@@ -127,7 +127,7 @@ func TestCountOfDeliveriesAloneMakesNoDeadLetter(t *testing.T) {
 	require.Empty(t, entries)
 }
 
-func TestRefusalsDoNotSpin(t *testing.T) {
+func TestNacksAreRetriedWithDelay(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(1)
@@ -146,7 +146,7 @@ func TestRefusalsDoNotSpin(t *testing.T) {
 	b.awaitNonePending()
 }
 
-func TestRetryDelayDoublesWithinItsBounds(t *testing.T) {
+func TestRetryDelayDoublesWithinBounds(t *testing.T) {
 	t.Parallel()
 	const first, longest = 100 * time.Millisecond, 5 * time.Second
 	for try, full := range map[int]time.Duration{1: first, 2: 2 * first, 3: 4 * first, 6: 32 * first, 7: longest, 40: longest, 1 << 40: longest} {
@@ -159,7 +159,7 @@ func TestRetryDelayDoublesWithinItsBounds(t *testing.T) {
 	require.Equal(t, time.Duration(1), retryDelay(1, 1, 1))
 }
 
-func TestStrayEntryBecomesADeadLetterAndStopsNobody(t *testing.T) {
+func TestUnreadableEntryIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	first := b.publish(1)
@@ -178,7 +178,7 @@ func TestStrayEntryBecomesADeadLetterAndStopsNobody(t *testing.T) {
 	b.awaitNonePending()
 }
 
-func TestDeadLetterWaitsForItsStoreAndStopsNobody(t *testing.T) {
+func TestDeadLetterRetriesUntilStored(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.grave.setAway(true)
@@ -198,7 +198,7 @@ func TestDeadLetterWaitsForItsStoreAndStopsNobody(t *testing.T) {
 }
 
 // A dead letter whose store stays away is still there after a restart.
-func TestDeadLetterOutlivesTheSubscriber(t *testing.T) {
+func TestUnstoredDeadLetterSurvivesRestart(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.grave.setAway(true)
@@ -216,7 +216,7 @@ func TestDeadLetterOutlivesTheSubscriber(t *testing.T) {
 	b.awaitNonePending()
 }
 
-func TestCloseWaitsForHandlersAndFlushesTheirAcks(t *testing.T) {
+func TestCloseWaitsForHandlersAndSendsAcks(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(3)
@@ -266,7 +266,7 @@ func TestCloseWaitsForHandlersAndFlushesTheirAcks(t *testing.T) {
 }
 
 // The last acks may come in while the ones before are under way.
-func TestLastAcksAreSentWhenEverythingIsSettled(t *testing.T) {
+func TestCloseSendsLastAcks(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(1)
@@ -282,7 +282,7 @@ func TestLastAcksAreSentWhenEverythingIsSettled(t *testing.T) {
 	require.Empty(t, b.pending())
 }
 
-func TestCloseGivesUpOnAHandlerThatHangs(t *testing.T) {
+func TestCloseAbandonsHangingHandler(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(2)
@@ -302,7 +302,7 @@ func TestCloseGivesUpOnAHandlerThatHangs(t *testing.T) {
 }
 
 // Cancelling the context of Subscribe ends that subscription as Close would, and no other.
-func TestCancelledSubscriptionDrains(t *testing.T) {
+func TestCancelDrainsOneSubscription(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	other := newStreamBench(t)

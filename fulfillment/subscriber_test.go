@@ -213,7 +213,7 @@ func TestSubscriberDeliversInOrderAndAcknowledges(t *testing.T) {
 	b.awaitNonePending()
 }
 
-func TestSubscriberReadsWhatTheStockPublisherWrites(t *testing.T) {
+func TestSubscriberReadsMessagesOfStockPublisher(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	publisher, err := redisstream.NewPublisher(redisstream.PublisherConfig{Client: b.rdb}, nil)
@@ -236,7 +236,7 @@ func TestSubscriberReadsWhatTheStockPublisherWrites(t *testing.T) {
 	b.awaitNonePending()
 }
 
-func TestStockSubscriberTakesOverFromOurs(t *testing.T) {
+func TestStockSubscriberTakesOver(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(4)
@@ -260,7 +260,7 @@ func TestStockSubscriberTakesOverFromOurs(t *testing.T) {
 	require.NoError(t, stock.Close())
 }
 
-func TestSubscriberHandsOnFurtherFields(t *testing.T) {
+func TestSubscriberKeepsExtraFields(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	const metadata = "\x81\xa5event\xa1x" // msgpack of {"event": "x"}
@@ -279,7 +279,7 @@ func TestSubscriberHandsOnFurtherFields(t *testing.T) {
 	msg.Ack()
 }
 
-func TestSubscriberBoundsWhatIsInFlight(t *testing.T) {
+func TestSubscriberBoundsInFlightEntries(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(30)
@@ -309,7 +309,7 @@ func TestSubscriberBoundsWhatIsInFlight(t *testing.T) {
 	b.awaitNonePending()
 }
 
-func TestSubscriberRefusesASecondSubscriptionOfAStream(t *testing.T) {
+func TestSubscriberRejectsSecondSubscriptionOfStream(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	sub := b.subscriber("worker-1")
@@ -326,7 +326,7 @@ func TestSubscriberRefusesASecondSubscriptionOfAStream(t *testing.T) {
 	receiveUUIDs(t, b.subscribe(sub), 1)
 }
 
-func TestSubscriberConfigSaysAllThatIsWrong(t *testing.T) {
+func TestSubscriberConfigReportsAllErrors(t *testing.T) {
 	t.Parallel()
 	_, err := NewSubscriber(SubscriberConfig{BatchMax: -1})
 	for _, want := range []string{"Client", "Control", "Group", "Consumer", "DeadLetter", "BatchMax", "InFlightMax"} {

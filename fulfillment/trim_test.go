@@ -71,7 +71,7 @@ func (b *trimBench) first() int {
 	return len(b.ids) - int(b.rdb.XLen(b.ctx, b.stream).Val())
 }
 
-func TestTrimKeepsWhatAnyGroupNeeds(t *testing.T) {
+func TestTrimKeepsEntriesNeededByAnyGroup(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		groups func(b *trimBench)
@@ -143,7 +143,7 @@ func TestTrimAnswers(t *testing.T) {
 	require.Equal(t, "no-stream", word)
 }
 
-func TestTrimmerFreesWhatIsDone(t *testing.T) {
+func TestTrimmerDeletesAcknowledgedEntries(t *testing.T) {
 	t.Parallel()
 	b, other := newTrimBench(t), newTrimBench(t)
 	b.group("a", 1000)

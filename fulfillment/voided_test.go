@@ -21,7 +21,7 @@ func raiseEpoch(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) {
 	require.NoError(t, err)
 }
 
-func TestLedgerVoidsWhatComesTooLate(t *testing.T) {
+func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := NewLedger(pool)
@@ -68,7 +68,7 @@ func TestLedgerVoidsWhatComesTooLate(t *testing.T) {
 
 // The epoch is raised after it was decided that the orders are of it, and before they are counted: they
 // are decided again.
-func TestLedgerConfirmsNothingInAnEpochThatEndsMeanwhile(t *testing.T) {
+func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	testkit.VerifyServer(t, s.pool, s.store, 0)
@@ -126,7 +126,7 @@ func TestLedgerConfirmsNothingInAnEpochThatEndsMeanwhile(t *testing.T) {
 }
 
 // The units of a voided order were not counted when the sale was rebuilt, so they do not come back.
-func TestAVoidedOrderGivesNothingBack(t *testing.T) {
+func TestVoidedOrderReleasesNothing(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)

@@ -46,7 +46,7 @@ func (s *shop) needNothing(t testing.TB, partitions int) {
 }
 
 // What comes to pass in a day without harm.
-func TestNothingIsRebuiltWithoutNeed(t *testing.T) {
+func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	r := s.rebuilder(t)
@@ -116,7 +116,7 @@ func TestNothingIsRebuiltWithoutNeed(t *testing.T) {
 }
 
 // A publisher that was killed between the two steps in which the first user of a partition verifies its server.
-func TestAServerThatNobodyVouchedForToTheEndIsVouchedFor(t *testing.T) {
+func TestGuardFinishesInterruptedVerification(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	server, err := s.store.Inspect(t.Context(), 0)
@@ -132,7 +132,7 @@ func TestAServerThatNobodyVouchedForToTheEndIsVouchedFor(t *testing.T) {
 }
 
 // What a worker finds, and why it says that it rebuilds.
-func TestWorkersFindWhatRedisHasLost(t *testing.T) {
+func TestGuardDetectsLossesOfRedis(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		reason string
@@ -198,7 +198,7 @@ func TestWorkersFindWhatRedisHasLost(t *testing.T) {
 }
 
 // A sale that has ended is no reason to hurry, and is not forgotten.
-func TestASaleThatHasEndedIsNotLeftClosed(t *testing.T) {
+func TestGuardReopensEndedSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -221,7 +221,7 @@ func TestASaleThatHasEndedIsNotLeftClosed(t *testing.T) {
 }
 
 // An old primary that comes back takes itself for the right one. Which one is, no worker decides.
-func TestAnOldServerIsNotRebuiltByItself(t *testing.T) {
+func TestGuardDoesNotRebuildOldPrimary(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -236,7 +236,7 @@ func TestAnOldServerIsNotRebuiltByItself(t *testing.T) {
 }
 
 // Workers that find the same loss at the same moment rebuild it once.
-func TestManyWorkersRebuildOnce(t *testing.T) {
+func TestConcurrentWorkersRebuildOnce(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 100)

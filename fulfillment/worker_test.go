@@ -155,7 +155,7 @@ func (s *shop) awaitRest(t testing.TB) {
 	})
 }
 
-func TestWorkerBringsEveryReservationToItsEnd(t *testing.T) {
+func TestWorkerFulfillsEveryReservation(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 300)
@@ -191,7 +191,7 @@ stampede_orders_total{outcome="voided"} 0
 }
 
 // Each of the workers is stopped and replaced all the time; what one has taken and not finished, the next one finds.
-func TestWorkersComeAndGoAndNothingIsLostOrDoubled(t *testing.T) {
+func TestRollingWorkersLoseAndDuplicateNothing(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 2000)
@@ -230,7 +230,7 @@ func TestWorkersComeAndGoAndNothingIsLostOrDoubled(t *testing.T) {
 	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
 }
 
-func TestWorkerWaitsForPostgresAndParksNothing(t *testing.T) {
+func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnPostgres(t)
 	pool, err := connect.Postgres(t.Context(), server.URL, 8)
@@ -268,7 +268,7 @@ func TestWorkerWaitsForPostgresAndParksNothing(t *testing.T) {
 	stop()
 }
 
-func TestWorkerStopsPromptlyWhilePostgresIsAwayAndLeavesItsEntries(t *testing.T) {
+func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnPostgres(t)
 	pool, err := connect.Postgres(t.Context(), server.URL, 8)
@@ -302,7 +302,7 @@ func TestWorkerStopsPromptlyWhilePostgresIsAwayAndLeavesItsEntries(t *testing.T)
 	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
 }
 
-func TestWorkerStartsBeforePostgresDoes(t *testing.T) {
+func TestWorkerStartsWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnPostgres(t)
 	pool, err := connect.Postgres(t.Context(), server.URL, 8)
@@ -323,7 +323,7 @@ func TestWorkerStartsBeforePostgresDoes(t *testing.T) {
 	s.awaitConfirmed(t, 1)
 }
 
-func TestWorkerRefusesAnotherSchema(t *testing.T) {
+func TestWorkerRejectsWrongSchema(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	require.NoError(t, sql.Down(t.Context(), testkit.DatabaseURL(t)))
@@ -334,7 +334,7 @@ func TestWorkerRefusesAnotherSchema(t *testing.T) {
 	require.ErrorContains(t, err, "stampede migrate up")
 }
 
-func TestWorkerRejectsTheSecondOrderOfAUserAndGivesItsUnitBack(t *testing.T) {
+func TestWorkerRejectsSecondOrderAndReleasesUnit(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -355,7 +355,7 @@ func TestWorkerRejectsTheSecondOrderOfAUserAndGivesItsUnitBack(t *testing.T) {
 	require.EqualValues(t, 1, soldOf(t, s.pool, sale))
 }
 
-func TestWorkerRejectsWhatPostgresHasNoStockForInTheOrderOfTheSale(t *testing.T) {
+func TestWorkerRejectsOrdersBeyondStockInSaleOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 100)
@@ -372,7 +372,7 @@ func TestWorkerRejectsWhatPostgresHasNoStockForInTheOrderOfTheSale(t *testing.T)
 	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
 }
 
-func TestWorkerFinishesARejectionThatAKilledWorkerLeftHalfDone(t *testing.T) {
+func TestWorkerFinishesRejectionAfterCrash(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
@@ -393,7 +393,7 @@ func TestWorkerFinishesARejectionThatAKilledWorkerLeftHalfDone(t *testing.T) {
 	require.Len(t, history(t, s.pool, order), 2)
 }
 
-func TestWorkerParksWhatItCannotUseAndGoesOn(t *testing.T) {
+func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 100)
@@ -425,7 +425,7 @@ func TestWorkerParksWhatItCannotUseAndGoesOn(t *testing.T) {
 	require.Contains(t, reasons, "unknown sale")
 }
 
-func TestWorkerDefersUsersWhomAnotherWorkerHasInHand(t *testing.T) {
+func TestWorkerDefersLockedUsers(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)

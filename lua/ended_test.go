@@ -22,7 +22,7 @@ func (b *bench) end(user, order, key, ending string) string {
 	return answers[0]
 }
 
-func TestARequestWhoseOrderHasEndedIsKnownByItsKey(t *testing.T) {
+func TestReserveRejectsKeyOfEndedOrder(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.open()
@@ -62,7 +62,7 @@ func TestARequestWhoseOrderHasEndedIsKnownByItsKey(t *testing.T) {
 }
 
 // The name of an ended order is its key and its user, one behind the other: a user may be called like the rest of such a name.
-func TestARequestWithoutAKeyIsNoRepeatOfAnother(t *testing.T) {
+func TestRequestWithoutKeyMatchesNoEndedOrder(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.open()
@@ -72,7 +72,7 @@ func TestARequestWithoutAKeyIsNoRepeatOfAnother(t *testing.T) {
 	require.Equal(t, []string{"already-purchased order-keyann 1 1"}, b.reserve(request{"keyann", "order-keyann-2", "-", "1"}))
 }
 
-func TestUnitsThatComeToASoldOutSaleAreSoldOneSecondLater(t *testing.T) {
+func TestUnitsReturnedToSoldOutSaleAreSoldAfterOneSecond(t *testing.T) {
 	t.Parallel()
 	for name, comesBack := range map[string]func(b *bench){
 		"release": func(b *bench) { require.Equal(t, []string{"released"}, b.release("ann", "order-ann")) },
@@ -115,7 +115,7 @@ func TestUnitsThatComeToASoldOutSaleAreSoldOneSecondLater(t *testing.T) {
 }
 
 // A sale that had units left is remembered by nobody.
-func TestUnitsThatComeToASaleWithUnitsLeftAreSoldAtOnce(t *testing.T) {
+func TestUnitsReturnedToOpenSaleAreSoldImmediately(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.open()
@@ -127,7 +127,7 @@ func TestUnitsThatComeToASaleWithUnitsLeftAreSoldAtOnce(t *testing.T) {
 }
 
 // Redis does not take back what a script has written before a command that it is not allowed.
-func TestAScriptWithoutAllItsRightsWritesNothing(t *testing.T) {
+func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	t.Parallel()
 	change := func(script *redis.Script, more ...any) func(*bench, *redis.Client) error {
 		return func(b *bench, as *redis.Client) error {

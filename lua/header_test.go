@@ -86,7 +86,7 @@ func scripts(t *testing.T) []string {
 	return files
 }
 
-func TestEveryHeaderNamesTheKeysArgumentsAndAnswersOfItsScript(t *testing.T) {
+func TestHeadersMatchScripts(t *testing.T) {
 	for _, script := range scripts(t) {
 		t.Run(script, func(t *testing.T) {
 			t.Parallel()

@@ -32,7 +32,7 @@ func (b *bench) hold(user, held string) {
 	require.NoError(b.t, b.rdb.HSet(b.t.Context(), b.buyers, user, held).Err())
 }
 
-func TestReserveReadsWhatABuyerHoldsAndRefusesWhatItCannotRead(t *testing.T) {
+func TestReserveRejectsUnreadableReservation(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.open()
@@ -64,7 +64,7 @@ func TestReserveReadsWhatABuyerHoldsAndRefusesWhatItCannotRead(t *testing.T) {
 	require.Equal(t, []string{"reserved 1", "damaged", "reserved 2"}, b.reserve(b.buy("first"), b.buy("ann"), b.buy("last")))
 }
 
-func TestAppendGivesEveryAnswerOfItsHeader(t *testing.T) {
+func TestAppendGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	ask := func(pairs ...string) []string {
@@ -102,7 +102,7 @@ func TestAppendGivesEveryAnswerOfItsHeader(t *testing.T) {
 }
 
 // What one script could read and another one could not would be an order that is bought and never given back.
-func TestAllScriptsReadTheSameOfWhatABuyerHolds(t *testing.T) {
+func TestScriptsParseReservationsAlike(t *testing.T) {
 	t.Parallel()
 	pattern := regexp.MustCompile(`match\(reservation[^,]*, '(\^[^']*\$)'\)`)
 	read := map[string]string{}

@@ -34,7 +34,7 @@ func (b *bench) verifyAs(runID, replicationID, token string) string {
 	return b.heard("verify", answer)
 }
 
-func TestLookKnowsOnlyTheServerThatWasVouchedFor(t *testing.T) {
+func TestLookKnowsOnlyVerifiedServer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	answer, runID, replicationID, epoch := b.look()
@@ -84,7 +84,7 @@ func (b *bench) closeFor(token string, epoch int64) []any {
 	return known
 }
 
-func TestAClosedSaleIsStaleForEverybody(t *testing.T) {
+func TestClosedSaleIsStaleInEveryScript(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.open()
@@ -107,7 +107,7 @@ func TestAClosedSaleIsStaleForEverybody(t *testing.T) {
 	require.Equal(t, before, b.state())
 }
 
-func TestCloseWorksOnWhateverIsThere(t *testing.T) {
+func TestCloseAcceptsAnyState(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(b *bench){
 		"nothing":     func(*bench) {},
@@ -156,7 +156,7 @@ func (b *bench) gather(epoch string, pairs ...string) {
 	require.NoError(b.t, b.rdb.Expire(b.t.Context(), b.buyers+":"+epoch, time.Hour).Err())
 }
 
-func TestRebuiltGivesEveryAnswerOfItsHeader(t *testing.T) {
+func TestRebuiltGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.open()
@@ -198,7 +198,7 @@ func TestRebuiltGivesEveryAnswerOfItsHeader(t *testing.T) {
 	b.everyAnswerWasHeard("rebuilt")
 }
 
-func TestRebuiltOfASaleWithoutBuyersOrWithNothingLeftOfIt(t *testing.T) {
+func TestRebuiltOfSaleWithoutBuyersOrKeys(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	require.NoError(t, b.rdb.HSet(t.Context(), b.buyers, "ann", "order-ann 1 1 19c").Err())
@@ -210,7 +210,7 @@ func TestRebuiltOfASaleWithoutBuyersOrWithNothingLeftOfIt(t *testing.T) {
 	require.Equal(t, []string{"reserved 41"}, b.reserve(request{"ann", "order-ann-2", "-", "1"}))
 }
 
-func TestRebuiltRefusesNumbersThatCannotBe(t *testing.T) {
+func TestRebuiltRejectsInvalidNumbers(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.close()
@@ -231,7 +231,7 @@ func TestRebuiltRefusesNumbersThatCannotBe(t *testing.T) {
 }
 
 // Whenever and how often the calls of two rebuilds arrive: only the one that closed the sale last opens it, once.
-func TestRebuiltIsForTheRebuildThatClosedTheSaleLast(t *testing.T) {
+func TestRebuiltRequiresTokenOfLastClose(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.open()
@@ -260,7 +260,7 @@ func TestRebuiltIsForTheRebuildThatClosedTheSaleLast(t *testing.T) {
 }
 
 // What a rebuild left in the record of the server is gone if the server was emptied, or distrusted by anybody else.
-func TestVouchIsForTheRebuildThatDistrustedTheServerLast(t *testing.T) {
+func TestVerifyRequiresTokenOfLastDistrust(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	_, runID, replicationID, _ := b.look()
@@ -289,7 +289,7 @@ func TestVouchIsForTheRebuildThatDistrustedTheServerLast(t *testing.T) {
 	require.Equal(t, "changed", b.verify(runID, replicationID))
 }
 
-func TestASaleIsClosedAndOpenedAtMaxmemory(t *testing.T) {
+func TestCloseAndRebuiltWorkAtMaxmemory(t *testing.T) {
 	t.Parallel()
 	b := newBenchOnOwnRedis(t)
 	b.open()

@@ -10,7 +10,7 @@ import (
 )
 
 // A server lacks commands that are later than itself or that an operator renamed. The others are looked at all the same.
-func TestRightsNameACommandThatTheServerLacks(t *testing.T) {
+func TestRightsReportMissingCommand(t *testing.T) {
 	t.Parallel()
 	refused, err := lua.Rights.Run(t.Context(), testkit.Redis(t), []string{"key"}, "HSET key f v", "NOSUCHCOMMAND key", "PING").StringSlice()
 	require.NoError(t, err)

@@ -190,7 +190,7 @@ func (b *bench) events() int64 {
 	return n
 }
 
-func TestReserveGivesEveryAnswerOfItsHeader(t *testing.T) {
+func TestReserveGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.stock = 4
@@ -276,7 +276,7 @@ func TestReserveGivesEveryAnswerOfItsHeader(t *testing.T) {
 	b.everyAnswerWasHeard("reserve")
 }
 
-func TestReserveRefusesBadInputAndDamageWithoutWritingAnything(t *testing.T) {
+func TestReserveRejectsInvalidInputWithoutWriting(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(*bench) request{
 		"quantity 0":             func(*bench) request { return request{"u", "o", "-", "0"} },
@@ -330,7 +330,7 @@ func TestReserveRefusesBadInputAndDamageWithoutWritingAnything(t *testing.T) {
 	})
 }
 
-func TestReserveAppendsTheEventsInTheOrderOfTheirSequence(t *testing.T) {
+func TestReserveAppendsEventsInSequence(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	b.open()
@@ -354,7 +354,7 @@ func TestReserveAppendsTheEventsInTheOrderOfTheirSequence(t *testing.T) {
 	}
 }
 
-func TestReserveAtMaxmemoryTakesNothing(t *testing.T) {
+func TestReserveAtMaxmemoryWritesNothing(t *testing.T) {
 	t.Parallel()
 	b := newBenchOnOwnRedis(t)
 	b.open()
@@ -370,7 +370,7 @@ func TestReserveAtMaxmemoryTakesNothing(t *testing.T) {
 	require.Equal(t, []string{"released"}, b.release("ann", "order-ann"), "units come back even when memory is full")
 }
 
-func TestOpenGivesEveryAnswerOfItsHeader(t *testing.T) {
+func TestOpenGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	require.NoError(t, b.rdb.HSet(t.Context(), b.buyers, "ann", "order-ann 1 1 1 -").Err())
@@ -395,7 +395,7 @@ func TestOpenGivesEveryAnswerOfItsHeader(t *testing.T) {
 	}
 }
 
-func TestPauseResumeAndEndGiveEveryAnswerOfTheirHeaders(t *testing.T) {
+func TestPauseResumeAndEndGiveEveryAnswer(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		script  *redis.Script
@@ -433,7 +433,7 @@ func TestPauseResumeAndEndGiveEveryAnswerOfTheirHeaders(t *testing.T) {
 	}
 }
 
-func TestRestockGivesEveryAnswerOfItsHeader(t *testing.T) {
+func TestRestockGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	require.Equal(t, "unknown-sale", b.change("restock", lua.Restock, 2, 20))
@@ -469,7 +469,7 @@ func TestRestockGivesEveryAnswerOfItsHeader(t *testing.T) {
 	b.everyAnswerWasHeard("restock")
 }
 
-func TestReleaseGivesEveryAnswerOfItsHeader(t *testing.T) {
+func TestReleaseGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	require.Equal(t, []string{"unknown-sale"}, b.release("ann", "order-ann"))

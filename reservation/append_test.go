@@ -11,7 +11,7 @@ import (
 )
 
 // Only what is in force is appended: not another order of the user, and nothing of a user who holds none.
-func TestOnlyEventsOfReservationsInForceAreAppendedAgain(t *testing.T) {
+func TestAppendAddsOnlyReservationsInForce(t *testing.T) {
 	t.Parallel()
 	rdb, keys := testkit.Redis(t), testkit.Keys(t)
 	store := reservation.NewStore(rdb, keys, reservation.StoreOptions{Logger: testkit.Logger(t)})

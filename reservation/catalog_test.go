@@ -13,7 +13,7 @@ import (
 	"stampede/reservation"
 )
 
-func TestACreatedSaleIsOpenWithAllItsTerms(t *testing.T) {
+func TestCreateOpensSaleWithTerms(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	terms := reservation.Terms{
@@ -37,7 +37,7 @@ func TestACreatedSaleIsOpenWithAllItsTerms(t *testing.T) {
 	require.Equal(t, []int64{9, 1, 0}, []int64{shown.Available, shown.Held, shown.Sold}, "accepted, and not yet in Postgres")
 }
 
-func TestTermsThatDoNotHoldCreateNothing(t *testing.T) {
+func TestCreateRejectsInvalidTerms(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	good := reservation.Terms{Name: "n", Stock: 1, PerOrderLimit: 1}
@@ -67,7 +67,7 @@ func TestTermsThatDoNotHoldCreateNothing(t *testing.T) {
 	require.Empty(t, sales)
 }
 
-func TestSalesAreListedNewestFirstPageByPage(t *testing.T) {
+func TestSalesAreListedNewestFirstInPages(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	var ids []uuid.UUID
@@ -90,7 +90,7 @@ func TestSalesAreListedNewestFirstPageByPage(t *testing.T) {
 	require.Equal(t, ids, listed)
 }
 
-func TestOperatorsChangeASaleAndMayRepeatThemselves(t *testing.T) {
+func TestOperatorChangesAreIdempotent(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	ctx := t.Context()
@@ -147,7 +147,7 @@ func TestOperatorsChangeASaleAndMayRepeatThemselves(t *testing.T) {
 	}
 }
 
-func TestASaleIsScheduledThenOpenThenEndedByItsTimes(t *testing.T) {
+func TestSaleStateFollowsItsTimes(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	sale := reservation.Sale{State: reservation.StateOpen, Terms: reservation.Terms{OpensAt: now, ClosesAt: now.Add(time.Minute)}}
@@ -159,7 +159,7 @@ func TestASaleIsScheduledThenOpenThenEndedByItsTimes(t *testing.T) {
 	require.Equal(t, reservation.StateEnded, sale.StateAt(now.Add(time.Minute)))
 }
 
-func TestWhatRedisCouldNotBeToldIsToldLaterInOrder(t *testing.T) {
+func TestUnpublishedChangesArePublishedInOrder(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
@@ -197,7 +197,7 @@ func TestWhatRedisCouldNotBeToldIsToldLaterInOrder(t *testing.T) {
 	require.Zero(t, published)
 }
 
-func TestPublishingNeverRefillsASaleThatRedisLost(t *testing.T) {
+func TestPublishDoesNotRefillLostSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(5)

@@ -12,7 +12,7 @@ import (
 )
 
 // One damaged buyer must not keep those from buying whose requests travel together with it.
-func TestADamagedBuyerIsRefusedAlone(t *testing.T) {
+func TestDamagedBuyerDoesNotFailBatch(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(1000)
@@ -45,7 +45,7 @@ func TestADamagedBuyerIsRefusedAlone(t *testing.T) {
 }
 
 // Redis does not take back what a script has done before a command that its user is not allowed.
-func TestWithoutARightNothingIsWritten(t *testing.T) {
+func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	operator := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})

@@ -17,7 +17,7 @@ func ownPayload() []byte {
 	})
 }
 
-func TestOurOwnPayloadIsReadWithoutEncodingJSON(t *testing.T) {
+func TestPlainPayloadIsParsedWithoutDecoder(t *testing.T) {
 	t.Parallel()
 	p, ok := parseReservedPayload(ownPayload())
 	require.True(t, ok)

@@ -17,7 +17,7 @@ import (
 )
 
 // The wire format is a contract with every consumer that is deployed: a change of it is a new event version.
-func TestTheEventOnTheWire(t *testing.T) {
+func TestEventWireFormat(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(5)
@@ -53,7 +53,7 @@ func TestTheEventOnTheWire(t *testing.T) {
 	require.Len(t, values["key"], 22, "a fingerprint")
 }
 
-func TestStockWatermillReadsOurEvents(t *testing.T) {
+func TestStockWatermillReadsEvents(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(5)
@@ -80,7 +80,7 @@ func TestStockWatermillReadsOurEvents(t *testing.T) {
 	require.Zero(t, event.Sequence)
 }
 
-func TestDecodeReservedRefusesWhatIsNoEventOfOurs(t *testing.T) {
+func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 	t.Parallel()
 	const good = `{"order_id":"0190b4a2-0000-7000-8000-000000000001","sale_id":"0190b4a2-0000-7000-8000-000000000002","user_id":"ann","quantity":1,"version":1,"epoch":1,"requested_at_ms":1700000000000}`
 	decode := func(event, version, payload string, more ...string) (reservation.OrderReserved, error) {
@@ -120,7 +120,7 @@ func TestDecodeReservedRefusesWhatIsNoEventOfOurs(t *testing.T) {
 	}
 }
 
-func TestAnOrderIsFoundByItsIDAlone(t *testing.T) {
+func TestFindOrderByID(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	ctx := t.Context()
@@ -156,7 +156,7 @@ func TestAnOrderIsFoundByItsIDAlone(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestOrderIDsAreVersion7AndDiffer(t *testing.T) {
+func TestOrderIDsAreUniqueVersion7(t *testing.T) {
 	t.Parallel()
 	sale := uuid.Must(uuid.NewV7())
 	seen := map[uuid.UUID]bool{}
@@ -170,7 +170,7 @@ func TestOrderIDsAreVersion7AndDiffer(t *testing.T) {
 	}
 }
 
-func TestKeysOfAPartitionShareOneHashTag(t *testing.T) {
+func TestKeysOfPartitionShareHashTag(t *testing.T) {
 	t.Parallel()
 	keys := reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 4}
 	sale := uuid.MustParse("0190b4a2-0000-7000-8000-000000000002")

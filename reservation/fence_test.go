@@ -139,9 +139,9 @@ func (s *shop) crowd(sale uuid.UUID) (stop func()) {
 	}
 }
 
-// TestNoServerSellsThatMayHaveLostSomething: not to an ingress that sells all the time, not to one that
+// TestServerWithPossibleLossSellsNothing: not to an ingress that sells all the time, not to one that
 // has paused, not to one that has just been started.
-func TestNoServerSellsThatMayHaveLostSomething(t *testing.T) {
+func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		lose func(h *house) // leaves the address to the server that is there afterwards
@@ -247,9 +247,9 @@ func (s *shop) rebuild(sale reservation.Sale, epoch int64, holders ...reservatio
 	require.NoError(s.t, s.OpenRebuilt(ctx, reservation.Rebuilt{Sale: sale, Left: left, Sequence: closed.Sequence, Holders: int64(len(holders)), Token: token}))
 }
 
-// TestAServerThatSoldBeforeComesBackAsAStranger: the script is still loaded there, and the record that it
+// TestReturningServerIsUnverified: the script is still loaded there, and the record that it
 // got from the other one is no worse than its own was.
-func TestAServerThatSoldBeforeComesBackAsAStranger(t *testing.T) {
+func TestReturningServerIsUnverified(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
@@ -283,9 +283,9 @@ func TestAServerThatSoldBeforeComesBackAsAStranger(t *testing.T) {
 	}
 }
 
-// TestAPrimaryInAnotherTermIsAnotherServer: the same process, with the same record and the same script, and
+// TestPromotedPrimaryIsUnverified: the same process, with the same record and the same script, and
 // nothing is missing in the sale that anybody could notice by its sequence.
-func TestAPrimaryInAnotherTermIsAnotherServer(t *testing.T) {
+func TestPromotedPrimaryIsUnverified(t *testing.T) {
 	t.Parallel()
 	for _, asReplica := range []bool{true, false} {
 		t.Run(fmt.Sprintf("met as a replica: %t", asReplica), func(t *testing.T) {
@@ -311,8 +311,8 @@ func TestAPrimaryInAnotherTermIsAnotherServer(t *testing.T) {
 	}
 }
 
-// TestAnIngressOnAReplicaSellsNothingWhenItIsPromoted: its connections were there all the time.
-func TestAnIngressOnAReplicaSellsNothingWhenItIsPromoted(t *testing.T) {
+// TestIngressOnPromotedReplicaSellsNothing: its connections were there all the time.
+func TestIngressOnPromotedReplicaSellsNothing(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
@@ -329,7 +329,7 @@ func TestAnIngressOnAReplicaSellsNothingWhenItIsPromoted(t *testing.T) {
 	require.Equal(t, reservation.Reserved, s.buy(sale, "bob").Verdict, "the primary goes on")
 }
 
-func TestWhatLosesNothingChangesNothing(t *testing.T) {
+func TestHarmlessEventsKeepServerVerified(t *testing.T) {
 	t.Parallel()
 	for name, happen := range map[string]func(t *testing.T, rdb *redis.Client){
 		"the first replica comes": func(t *testing.T, rdb *redis.Client) {
@@ -367,8 +367,8 @@ func TestWhatLosesNothingChangesNothing(t *testing.T) {
 	}
 }
 
-// TestEachPartitionIsVouchedForByItself: whoever has loaded the script for one has not for the other.
-func TestEachPartitionIsVouchedForByItself(t *testing.T) {
+// TestPartitionsAreVerifiedIndependently: whoever has loaded the script for one has not for the other.
+func TestPartitionsAreVerifiedIndependently(t *testing.T) {
 	t.Parallel()
 	keys := testkit.Keys(t)
 	keys.Partitions = 2

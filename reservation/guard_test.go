@@ -43,8 +43,8 @@ func (s *shop) awaitRefusal(sale uuid.UUID) {
 	})
 }
 
-// TestAnOldPrimaryThatThawsIsRefused: nobody told it that it was replaced.
-func TestAnOldPrimaryThatThawsIsRefused(t *testing.T) {
+// TestGuardRefusesThawedOldPrimary: nobody told it that it was replaced.
+func TestGuardRefusesThawedOldPrimary(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	front := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{}).guarded()
@@ -84,8 +84,8 @@ func TestAnOldPrimaryThatThawsIsRefused(t *testing.T) {
 	require.EqualValues(t, sold+1, h.atSecond.XLen(t.Context(), front.keys.Orders(0)).Val())
 }
 
-// TestAnIngressGoesBackToNoOlderEpoch: it has sold in the new one, and then meets the old primary.
-func TestAnIngressGoesBackToNoOlderEpoch(t *testing.T) {
+// TestIngressRefusesOlderEpoch: it has sold in the new one, and then meets the old primary.
+func TestIngressRefusesOlderEpoch(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
@@ -107,7 +107,7 @@ func TestAnIngressGoesBackToNoOlderEpoch(t *testing.T) {
 	require.Equal(t, reservation.AlreadyPurchased, s.buy(sale.ID, "bob").Verdict)
 }
 
-func TestTheGuardLetsGoOnWhatPostgresNamesAgain(t *testing.T) {
+func TestGuardResumesServerNamedByPostgres(t *testing.T) {
 	t.Parallel()
 	s := newShop(t).guarded()
 	sale := s.sale(100).ID
@@ -127,8 +127,8 @@ func TestTheGuardLetsGoOnWhatPostgresNamesAgain(t *testing.T) {
 	})
 }
 
-// TestTheGuardCallsOnlyWhatLastsAnError: data that Redis has lost are there again in a moment.
-func TestTheGuardCallsOnlyWhatLastsAnError(t *testing.T) {
+// TestGuardLogsOnlyLastingLossAsError: data that Redis has lost are there again in a moment.
+func TestGuardLogsOnlyLastingLossAsError(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(100).ID
@@ -190,8 +190,8 @@ func (r records) next(t *testing.T) slog.Record {
 	}
 }
 
-// TestWhatTheGuardRefusesIsNotSaidToBeSoldOut: on the server that was meant it may not be.
-func TestWhatTheGuardRefusesIsNotSaidToBeSoldOut(t *testing.T) {
+// TestGuardRefusalIsNotSoldOut: on the server that was meant it may not be.
+func TestGuardRefusalIsNotSoldOut(t *testing.T) {
 	t.Parallel()
 	s, sale := soldOutShop(t)
 	s.guarded()
@@ -201,8 +201,8 @@ func TestWhatTheGuardRefusesIsNotSaidToBeSoldOut(t *testing.T) {
 	s.refuses(sale, "loser")
 }
 
-// TestTheGuardChangesNothingWhilePostgresIsAway: it can tell nothing then, and the sale goes on.
-func TestTheGuardChangesNothingWhilePostgresIsAway(t *testing.T) {
+// TestGuardKeepsSellingWithoutPostgres: it can tell nothing then, and the sale goes on.
+func TestGuardKeepsSellingWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(1000).ID

@@ -34,7 +34,7 @@ func TestCompactIDHasOneFormForEachOrder(t *testing.T) {
 	}
 }
 
-func TestWhatABuyerHoldsIsReadOrRefused(t *testing.T) {
+func TestParseReservation(t *testing.T) {
 	t.Parallel()
 	const id = "AaH9eHpfdXukBQzkOOCaFQ"
 	const key = "abcdefghijklmnopqrstuQ"
@@ -64,7 +64,7 @@ func TestWhatABuyerHoldsIsReadOrRefused(t *testing.T) {
 }
 
 // What a rebuild writes is what the scripts and ParseReservation read, and what the script itself would have written.
-func TestWhatABuyerHoldsIsTheSameFromTheScriptAndFromARebuild(t *testing.T) {
+func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(1 << 20)
@@ -112,7 +112,7 @@ func TestWhatABuyerHoldsIsTheSameFromTheScriptAndFromARebuild(t *testing.T) {
 }
 
 // One character more, and Redis rounds to 16 bytes more for each order.
-func TestWhatABuyerOfOneUnitHoldsFitsInto44Characters(t *testing.T) {
+func TestReservationOfOneUnitFitsInto44Characters(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(20_000_000)

@@ -21,7 +21,7 @@ const steps = `
 	confirmed OrderExpired   expired
 `
 
-func TestOnlyTheseStepsAreThere(t *testing.T) {
+func TestTransitions(t *testing.T) {
 	t.Parallel()
 	allowed := map[string]string{}
 	for line := range strings.Lines(strings.TrimSpace(steps)) {
@@ -62,7 +62,7 @@ func TestConfirmedAndPaidOrdersAreLive(t *testing.T) {
 	}
 }
 
-func TestWhatABuyerMayDoWithAnOrder(t *testing.T) {
+func TestBuyerTransitions(t *testing.T) {
 	t.Parallel()
 	var (
 		illegal = reservation.ErrIllegalTransition
@@ -118,7 +118,7 @@ func TestWhatABuyerMayDoWithAnOrder(t *testing.T) {
 	}
 }
 
-func TestOnlyAnOrderThatWaitsForItsPaymentExpires(t *testing.T) {
+func TestOnlyUnpaidConfirmedOrderExpires(t *testing.T) {
 	t.Parallel()
 	next, err := reservation.Order{Status: "confirmed", Version: 2, ExpiresAt: time.Now()}.Expired()
 	require.NoError(t, err)
@@ -129,7 +129,7 @@ func TestOnlyAnOrderThatWaitsForItsPaymentExpires(t *testing.T) {
 	}
 }
 
-func TestATransitionErrorTellsTheStatusAndTheEvent(t *testing.T) {
+func TestTransitionErrorNamesStatusAndEvent(t *testing.T) {
 	t.Parallel()
 	_, _, err := reservation.Order{Status: "cancelled"}.Paid("ref", false)
 	var transition *reservation.TransitionError

@@ -11,7 +11,7 @@ import (
 )
 
 // Two ingresses, of which neither is where the operator asks, and each with what it remembers of the sale.
-func TestOperatorsAreHeardOnEveryIngressWithinASecond(t *testing.T) {
+func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		// before is how the sale stands when the operator comes. With one unit, it is sold out and remembered so.

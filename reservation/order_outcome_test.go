@@ -12,7 +12,7 @@ import (
 	"stampede/reservation"
 )
 
-func TestOutcomesOnTheWire(t *testing.T) {
+func TestOutcomeWireFormat(t *testing.T) {
 	t.Parallel()
 	ids := make([]uuid.UUID, 4)
 	for i := range ids {
@@ -55,7 +55,7 @@ func TestOutcomesOnTheWire(t *testing.T) {
 	}
 }
 
-func TestEveryOutcomeArrives(t *testing.T) {
+func TestOutcomesRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(r *rapid.T) {
 		outcomes := rapid.SliceOf(rapid.Custom(func(r *rapid.T) reservation.OrderOutcome {
@@ -72,7 +72,7 @@ func TestEveryOutcomeArrives(t *testing.T) {
 }
 
 // It is told of every order, so what it takes there weighs like what the order itself takes.
-func TestAnOutcomeTakesTwentyTwoBytes(t *testing.T) {
+func TestOutcomeTakes22Bytes(t *testing.T) {
 	t.Parallel()
 	outcomes := make([]reservation.OrderOutcome, 500)
 	for i := range outcomes {

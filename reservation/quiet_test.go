@@ -11,7 +11,7 @@ import (
 )
 
 // One ingress remembers the sale as sold out while another one sells a unit that has come back.
-func TestWhoHoldsAnOrderNeverHearsThatTheSaleIsSoldOut(t *testing.T) {
+func TestBuyerWithOrderIsNotToldSoldOut(t *testing.T) {
 	t.Parallel()
 	for name, comesBack := range map[string]func(s *shop, sale reservation.Sale, held reservation.Reservation){
 		"release": func(s *shop, sale reservation.Sale, held reservation.Reservation) {
@@ -47,7 +47,7 @@ func TestWhoHoldsAnOrderNeverHearsThatTheSaleIsSoldOut(t *testing.T) {
 }
 
 // An order that has ended is not forgotten where a sale is remembered as sold out.
-func TestASoldOutSaleKnowsTheRequestsOfOrdersThatHaveEnded(t *testing.T) {
+func TestSoldOutMemoryKeepsKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
 	s := newShopOn(t, ownClient(t, testkit.OwnRedis(t).URL), testkit.Keys(t), reservation.StoreOptions{})
 	sale := s.sale(1).ID

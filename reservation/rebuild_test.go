@@ -18,7 +18,7 @@ func heldBy(user string, r reservation.Reservation) reservation.Holder {
 	return reservation.Holder{User: user, Reservation: r, Epoch: r.Epoch}
 }
 
-func TestBuyersOfARebuiltSaleHearWhatTheyHeardBefore(t *testing.T) {
+func TestRetriesAfterRebuildReturnFirstAnswer(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(10)
@@ -57,7 +57,7 @@ func TestBuyersOfARebuiltSaleHearWhatTheyHeardBefore(t *testing.T) {
 	require.Contains(t, s.events(sale.ID)[3].Values["payload"], `"epoch":2`)
 }
 
-func TestASaleThatIsClosedForARebuildIsNeitherSoldNorUnknown(t *testing.T) {
+func TestClosedSaleIsUnavailable(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(10)
@@ -89,7 +89,7 @@ func TestASaleThatIsClosedForARebuildIsNeitherSoldNorUnknown(t *testing.T) {
 	s.next(s.rdb).refuses(sale.ID, "bob")
 }
 
-func TestOpenRebuiltOpensOnlyWhatIsClosedWithAllItsBuyers(t *testing.T) {
+func TestOpenRebuiltRequiresClosedSaleAndAllBuyers(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(10)
@@ -120,7 +120,7 @@ func TestOpenRebuiltOpensOnlyWhatIsClosedWithAllItsBuyers(t *testing.T) {
 	require.ErrorIs(t, s.OpenRebuilt(ctx, late), reservation.ErrSaleNotClosed, "another rebuild has not closed it")
 }
 
-func TestManyBuyersAreGatheredPieceByPiece(t *testing.T) {
+func TestHoldBuyersWritesInPieces(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(10_000)
@@ -155,7 +155,7 @@ func TestManyBuyersAreGatheredPieceByPiece(t *testing.T) {
 	require.EqualValues(t, buyers+1, s.buy(sale.ID, "next").Reservation.Sequence)
 }
 
-func TestVouchIsForTheServerThatWasInspected(t *testing.T) {
+func TestMarkVerifiedRejectsChangedServer(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
 	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
@@ -179,8 +179,8 @@ func TestVouchIsForTheServerThatWasInspected(t *testing.T) {
 	s.refuses(sale, "bob")
 }
 
-// TestARedisThatIsBehindWhatWasSeenIsDistrustedByAll: by those as well who have seen nothing.
-func TestARedisThatIsBehindWhatWasSeenIsDistrustedByAll(t *testing.T) {
+// TestRedisBehindSeenSequenceIsDistrusted: by those as well who have seen nothing.
+func TestRedisBehindSeenSequenceIsDistrusted(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	other := s.next(s.rdb)
@@ -212,7 +212,7 @@ func TestARedisThatIsBehindWhatWasSeenIsDistrustedByAll(t *testing.T) {
 	}
 }
 
-func TestSoldOutIsForgottenWithTheServerAndTheEpoch(t *testing.T) {
+func TestSoldOutMemoryEndsWithServerAndEpoch(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(s *shop, sale reservation.Sale){
 		"the server is not known": func(s *shop, _ reservation.Sale) { require.NoError(s.t, s.Distrust(s.t.Context(), 0)) },
@@ -244,7 +244,7 @@ func TestSoldOutIsForgottenWithTheServerAndTheEpoch(t *testing.T) {
 	}
 }
 
-func TestReleaseTellsWhatBecameOfEach(t *testing.T) {
+func TestReleaseReturnsResultOfEach(t *testing.T) {
 	t.Parallel()
 	s := newShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{BatchMax: 2})
 	one, two := s.sale(5), s.sale(5)
@@ -269,8 +269,8 @@ func TestReleaseTellsWhatBecameOfEach(t *testing.T) {
 	require.Equal(t, []reservation.ReleaseResult{reservation.ReleaseDamaged}, got)
 }
 
-// TestWhoUsesAPartitionFirstVouchesForIt, however many do so at once; a second time nobody does.
-func TestWhoUsesAPartitionFirstVouchesForIt(t *testing.T) {
+// TestFirstUserVerifiesPartitionOnce, however many do so at once; a second time nobody does.
+func TestFirstUserVerifiesPartitionOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	var opened atomic.Int64

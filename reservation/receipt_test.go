@@ -52,14 +52,14 @@ func TestReceiptRoundTrip(t *testing.T) {
 }
 
 // The wire format is in the hands of buyers: a later version has to read it.
-func TestReceiptOnTheWire(t *testing.T) {
+func TestReceiptWireFormat(t *testing.T) {
 	t.Parallel()
 	const text = "AQGh_Xh6X3V7pAUM5DjgmhUBof14ekd58IYa0T6ZgJoVA4EBAvu82fKeNGFkYT7uX3ffB3omz2KEigEYkIw"
 	require.Equal(t, text, string(newSigner(t, someSecret).Sign(nil, someReceipt)))
 }
 
 // Whatever byte of a receipt is changed, and to whatever: it is none any more.
-func TestTamperedReceiptsAreRefused(t *testing.T) {
+func TestVerifyRejectsTamperedReceipts(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t, someSecret)
 	text := s.Sign(nil, someReceipt)
@@ -96,7 +96,7 @@ func TestTamperedReceiptsAreRefused(t *testing.T) {
 	}
 }
 
-func TestReceiptOfAnotherSecret(t *testing.T) {
+func TestVerifyRejectsReceiptOfAnotherSecret(t *testing.T) {
 	t.Parallel()
 	text := string(newSigner(t, someSecret).Sign(nil, someReceipt))
 	_, err := newSigner(t, strings.Repeat("t", reservation.MinReceiptSecretBytes)).Verify(text)
@@ -107,7 +107,7 @@ func TestReceiptOfAnotherSecret(t *testing.T) {
 	require.ErrorContains(t, err, "at least 32")
 }
 
-func TestReceiptsAreSignedByManyAtOnce(t *testing.T) {
+func TestConcurrentSign(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t, someSecret)
 	var all sync.WaitGroup
@@ -127,7 +127,7 @@ func TestReceiptsAreSignedByManyAtOnce(t *testing.T) {
 
 // To sign is part of every accepted purchase: it allocates nothing. (The race detector takes every fourth
 // thing out of a pool, which makes a few on average; without the pool it would be eight.)
-func TestSigningKeepsWhatItNeeds(t *testing.T) {
+func TestSignAllocatesNothing(t *testing.T) {
 	s := newSigner(t, someSecret)
 	buf := make([]byte, 0, 512)
 	s.Sign(buf, someReceipt)

@@ -48,7 +48,7 @@ func (s *shop) takenOf(_ reservation.Standing, err error) int64 {
 	return taken.Taken
 }
 
-func TestAStockIsLoweredToWhatIsTakenAndNoFurther(t *testing.T) {
+func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	ctx := t.Context()
@@ -121,7 +121,7 @@ func breakAt(t testing.TB, pool *pgxpool.Pool, step string) (mend func()) {
 }
 
 // Whoever comes next finishes what somebody left half done, and so that it is done once.
-func TestALoweringThatIsBrokenOffIsFinished(t *testing.T) {
+func TestInterruptedLoweringIsFinishedOnce(t *testing.T) {
 	t.Parallel()
 	const noted, marked = "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')", "UPDATE OF published_revision ON sales FOR EACH ROW"
 	worker := func(s *shop, _ uuid.UUID) error {
@@ -201,7 +201,7 @@ func rebuild(s *shop, sale uuid.UUID) error {
 	return s.rdb.HSet(s.t.Context(), s.keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision).Err()
 }
 
-func TestALoweringWaitsForRedis(t *testing.T) {
+func TestLoweringWaitsForRedis(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
@@ -227,7 +227,7 @@ func TestALoweringWaitsForRedis(t *testing.T) {
 }
 
 // The stock is made anew after Redis has granted a lower one, and before Postgres has it.
-func TestALoweringDoesNotOutliveTheStockThatGrantedIt(t *testing.T) {
+func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	pool := s.pool
@@ -265,7 +265,7 @@ func TestALoweringDoesNotOutliveTheStockThatGrantedIt(t *testing.T) {
 
 // Operators change a sale while it sells: what was taken is never more than the stock, in Redis or in
 // Postgres, and what came of the changes is what they were told.
-func TestOperatorsRestockUpAndDownWhileTheSaleSells(t *testing.T) {
+func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	pool := s.pool

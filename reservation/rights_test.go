@@ -32,7 +32,7 @@ func limitedUser(t *testing.T, url string) (as *redis.Client, give func(rules ..
 	return as, give
 }
 
-func TestMissingRightsAreNamed(t *testing.T) {
+func TestMissingPermissionsAreReported(t *testing.T) {
 	t.Parallel()
 	as, give := limitedUser(t, testkit.OwnRedis(t).URL)
 	missing := func() []string {
@@ -67,7 +67,7 @@ func TestMissingRightsAreNamed(t *testing.T) {
 }
 
 // Who lacks a right sells nothing, and the log says which one it is.
-func TestTheGuardNamesARightThatIsMissing(t *testing.T) {
+func TestGuardLogsMissingPermission(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	as, give := limitedUser(t, own.URL)

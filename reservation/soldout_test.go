@@ -51,7 +51,7 @@ func scriptCalls(t *testing.T, rdb *redis.Client) int {
 	return calls
 }
 
-func TestLosersOfASoldOutSaleCostRedisNothing(t *testing.T) {
+func TestSoldOutAnswersCostRedisNothing(t *testing.T) {
 	t.Parallel()
 	s, sale := soldOutShop(t)
 	usedBefore, callsBefore := usedMemory(t, s.rdb), scriptCalls(t, s.rdb)
@@ -87,7 +87,7 @@ func usedMemory(t *testing.T, rdb *redis.Client) int64 {
 	return used
 }
 
-func TestABuyerOfASoldOutSaleHearsOfTheOrder(t *testing.T) {
+func TestBuyerOfSoldOutSaleGetsOrder(t *testing.T) {
 	t.Parallel()
 	s, sale := soldOutShop(t)
 	require.Equal(t, reservation.AlreadyPurchased, s.buy(sale, "ann").Verdict)
@@ -96,7 +96,7 @@ func TestABuyerOfASoldOutSaleHearsOfTheOrder(t *testing.T) {
 	require.Equal(t, reservation.AlreadyPurchased, other.buy(sale, "ann").Verdict, "also where the order was not made")
 }
 
-func TestSoldOutIsForgottenWithinASecondOnEveryIngress(t *testing.T) {
+func TestSoldOutMemoryEndsWithinASecondOnEveryIngress(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(s *shop, sale uuid.UUID){
 		"restock": func(s *shop, sale uuid.UUID) {
@@ -133,7 +133,7 @@ func TestSoldOutIsForgottenWithinASecondOnEveryIngress(t *testing.T) {
 	}
 }
 
-func TestSoldOutIsNotRememberedLongerThanRedisCanBeAsked(t *testing.T) {
+func TestSoldOutMemoryEndsWithoutRedis(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
@@ -147,7 +147,7 @@ func TestSoldOutIsNotRememberedLongerThanRedisCanBeAsked(t *testing.T) {
 	})
 }
 
-func TestLosersHearThatASaleHasEndedAlsoIfItWasSoldOut(t *testing.T) {
+func TestEndedSaleIsNotAnsweredSoldOut(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	closesAt := time.Now().Add(1500 * time.Millisecond)

@@ -9,8 +9,8 @@ import (
 	"stampede/reservation"
 )
 
-// TestNobodyCountsASaleThatIsToBeMadeAnew: what Redis has lost is no buyer's, and "held" would say that it is.
-func TestNobodyCountsASaleThatIsToBeMadeAnew(t *testing.T) {
+// TestCountRefusesSaleThatAwaitsRebuild: what Redis has lost is no buyer's, and "held" would say that it is.
+func TestCountRefusesSaleThatAwaitsRebuild(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale, other := s.sale(10), s.sale(5)
@@ -49,7 +49,7 @@ func TestNobodyCountsASaleThatIsToBeMadeAnew(t *testing.T) {
 }
 
 // Operators may delete the keys of sales that are over, to make room.
-func TestASaleThatIsOverIsCountedWithoutRedis(t *testing.T) {
+func TestEndedSaleIsCountedWithoutRedis(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(10)

@@ -13,7 +13,7 @@ import (
 // A store that makes room for a sale looks into queues while others join them, and a queue that begins
 // to move asks the store. Neither may wait for the other. The calls are given up beforehand, so that
 // none of it waits for Redis.
-func TestMakingRoomAndJoiningDoNotWaitForEachOther(t *testing.T) {
+func TestEvictionAndJoinDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	s := NewStore(nil, Keys{Prefix: DefaultPrefix, Partitions: 1}, StoreOptions{SalesMax: 2})
 	sales := make([]uuid.UUID, 6)

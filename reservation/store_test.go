@@ -21,7 +21,7 @@ import (
 	"stampede/reservation"
 )
 
-func TestReserveTellsEveryVerdictWithWhatTheBuyerNeeds(t *testing.T) {
+func TestReserveReturnsEveryVerdict(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	ctx := t.Context()
@@ -77,7 +77,7 @@ func TestReserveTellsEveryVerdictWithWhatTheBuyerNeeds(t *testing.T) {
 	require.Equal(t, reservation.UnknownSale, s.buy(uuid.New(), "ann").Verdict)
 }
 
-func TestReserveRefusesBadInputBeforeRedisSeesIt(t *testing.T) {
+func TestReserveRejectsInvalidInputWithoutRedis(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(3)
@@ -102,7 +102,7 @@ func TestReserveRefusesBadInputBeforeRedisSeesIt(t *testing.T) {
 	require.Empty(t, s.events(sale.ID))
 }
 
-func TestTenThousandBuyersGetExactlyTheStock(t *testing.T) {
+func TestReserveSellsExactlyTheStockToTenThousandBuyers(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	const stock, buyers = 100, 10_000
@@ -136,7 +136,7 @@ func TestTenThousandBuyersGetExactlyTheStock(t *testing.T) {
 	require.Len(t, s.events(sale.ID), stock+1)
 }
 
-func TestRequestsThatArriveTogetherTravelTogether(t *testing.T) {
+func TestConcurrentRequestsShareCalls(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb := ownClient(t, own.URL)
@@ -159,7 +159,7 @@ func TestRequestsThatArriveTogetherTravelTogether(t *testing.T) {
 	require.Less(t, calls, 20, "calls of the script for 512 requests")
 }
 
-func TestACallerThatGivesUpBeforeItsRequestIsSentHasReservedNothing(t *testing.T) {
+func TestCancelBeforeSendReservesNothing(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb := ownClient(t, own.URL)
@@ -190,7 +190,7 @@ func TestACallerThatGivesUpBeforeItsRequestIsSentHasReservedNothing(t *testing.T
 	require.Equal(t, "8", s.left(sale.ID), "the warm-up and the one that was sent; not the one that was queued")
 }
 
-func TestWhoWaitsForTooLongIsTurnedAwayAndHasReservedNothing(t *testing.T) {
+func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb := ownClient(t, own.URL)
@@ -233,7 +233,7 @@ func containsLine(text, line string) bool {
 	return false
 }
 
-func TestAQueueThatIsFullRefusesAtOnce(t *testing.T) {
+func TestFullQueueIsOverloaded(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb := ownClient(t, own.URL)
@@ -260,7 +260,7 @@ func TestAQueueThatIsFullRefusesAtOnce(t *testing.T) {
 	require.Equal(t, fmt.Sprint(100-1-reserved.Load()), s.left(sale.ID), "who was refused took nothing")
 }
 
-func TestALostReplyIsAskedForAgainAndTakesNothingTwice(t *testing.T) {
+func TestLostReplyIsRetriedOnce(t *testing.T) {
 	t.Parallel()
 	proxy, rdb := testkit.RedisThroughProxy(t)
 	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
@@ -286,7 +286,7 @@ func TestALostReplyIsAskedForAgainAndTakesNothingTwice(t *testing.T) {
 	require.Len(t, s.events(sale.ID), 3)
 }
 
-func TestRetriesOfGoRedisItselfTakeNothingTwice(t *testing.T) {
+func TestClientRetriesReserveOnce(t *testing.T) {
 	t.Parallel()
 	proxy, rdb := testkit.RedisThroughProxy(t)
 	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
@@ -304,7 +304,7 @@ func TestRetriesOfGoRedisItselfTakeNothingTwice(t *testing.T) {
 	require.Len(t, s.events(sale.ID), 2)
 }
 
-func TestARedisThatIsAwayReservesNothingAndSaysSo(t *testing.T) {
+func TestReserveWithoutRedisIsUnavailable(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
@@ -325,7 +325,7 @@ func TestARedisThatIsAwayReservesNothingAndSaysSo(t *testing.T) {
 	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict)
 }
 
-func TestARedisThatLostASaleSellsNothing(t *testing.T) {
+func TestReserveOfLostSaleIsUnavailable(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(10)
@@ -336,7 +336,7 @@ func TestARedisThatLostASaleSellsNothing(t *testing.T) {
 	require.Len(t, s.events(sale.ID), 1)
 }
 
-func TestASaleWhoseStockWasMadeAnewIsServedWithItsNewEpoch(t *testing.T) {
+func TestRebuiltSaleIsServedInNewEpoch(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(10)
@@ -349,7 +349,7 @@ func TestASaleWhoseStockWasMadeAnewIsServedWithItsNewEpoch(t *testing.T) {
 	require.Contains(t, events[1].Values["payload"], `"epoch":2`)
 }
 
-func TestASaleIsFoundInThePartitionInWhichItWasCreated(t *testing.T) {
+func TestSaleIsFoundInPartitionOfItsCreation(t *testing.T) {
 	t.Parallel()
 	keys := testkit.Keys(t)
 	keys.Partitions = 8
@@ -369,7 +369,7 @@ func TestASaleIsFoundInThePartitionInWhichItWasCreated(t *testing.T) {
 	}
 }
 
-func TestTheSalesAtHandAreBounded(t *testing.T) {
+func TestCachedSalesAreBounded(t *testing.T) {
 	t.Parallel()
 	s := newShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{SalesMax: 2})
 	var sales []uuid.UUID
@@ -398,7 +398,7 @@ func TestTheSalesAtHandAreBounded(t *testing.T) {
 	require.Len(t, s.events(sales[0]), int(reserved.Load()))
 }
 
-func TestAskingForSalesThatDoNotExistCostsNextToNothing(t *testing.T) {
+func TestUnknownSalesAreCached(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb := ownClient(t, own.URL)
@@ -417,7 +417,7 @@ func TestAskingForSalesThatDoNotExistCostsNextToNothing(t *testing.T) {
 	require.Less(t, commandsServed(t, rdb)-before, 4*1000+20*reservation.MaxPartitions)
 }
 
-func TestALookForAnOrderEndsWithItsContext(t *testing.T) {
+func TestFindReservedEndsWithContext(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb := ownClient(t, own.URL)
@@ -439,7 +439,7 @@ func TestALookForAnOrderEndsWithItsContext(t *testing.T) {
 	require.Less(t, time.Since(began), 5*time.Second, "they wait together, not one after another")
 }
 
-func TestAClosedStoreSaysSo(t *testing.T) {
+func TestClosedStoreReturnsError(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(1)
@@ -448,7 +448,7 @@ func TestAClosedStoreSaysSo(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 }
 
-func TestReleaseGivesUnitsBackOnce(t *testing.T) {
+func TestReleaseReturnsUnitsOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	one, two := s.sale(5), s.sale(5)

@@ -12,7 +12,7 @@ import (
 	"stampede/reservation"
 )
 
-func TestAnUnknownSaleIsLookedForOnceInAMoment(t *testing.T) {
+func TestUnknownSaleIsLookedUpOncePerMoment(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	rdb := ownClient(t, own.URL)

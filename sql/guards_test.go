@@ -37,7 +37,7 @@ func guardsThere(t *testing.T, pool *pgxpool.Pool) []string {
 }
 
 // The list that databases are held against is what the migrations make, no more and no less.
-func TestGuardsAreThoseOfTheMigrations(t *testing.T) {
+func TestGuardsMatchMigrations(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	made := guardsThere(t, pool)
@@ -47,7 +47,7 @@ func TestGuardsAreThoseOfTheMigrations(t *testing.T) {
 	listed, err := os.ReadFile("guards.txt")
 	require.NoError(t, err)
 	require.Equal(t, made, strings.Split(strings.TrimSpace(string(listed)), "\n"),
-		"a migration has changed a constraint or an index: run `go test ./sql -run TestGuardsAreThoseOfTheMigrations -update`")
+		"a migration has changed a constraint or an index: run `go test ./sql -run TestGuardsMatchMigrations -update`")
 	wanted, missing, err := sql.Guards(t.Context(), pool)
 	require.NoError(t, err)
 	require.Len(t, made, wanted)
@@ -55,7 +55,7 @@ func TestGuardsAreThoseOfTheMigrations(t *testing.T) {
 }
 
 // Whatever is taken away is named, and the SQL that is told puts it back.
-func TestGuardsNamesWhatIsMissingAndPutsItBack(t *testing.T) {
+func TestGuardsReportMissingObjectsWithSQL(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	made := guardsThere(t, pool)
@@ -108,7 +108,7 @@ func putBack(t *testing.T, pool *pgxpool.Pool) {
 }
 
 // One that is there and does not hold is as bad as none.
-func TestGuardsNamesWhatDoesNotHold(t *testing.T) {
+func TestGuardsReportInvalidObjects(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		damage     []string
@@ -167,7 +167,7 @@ func TestGuardsNamesWhatDoesNotHold(t *testing.T) {
 	}
 }
 
-func TestGuardsNamesATableThatIsMissing(t *testing.T) {
+func TestGuardsReportMissingTable(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	_, err := pool.Exec(t.Context(), "DROP TABLE releases")

@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-func TestUpMakesWhatCheckWants(t *testing.T) {
+func TestUpSatisfiesCheck(t *testing.T) {
 	t.Parallel()
 	url, pool := emptyDatabase(t)
 	err := sql.Check(t.Context(), pool)
@@ -33,7 +33,7 @@ func TestUpMakesWhatCheckWants(t *testing.T) {
 	require.NoError(t, sql.Check(t.Context(), pool))
 }
 
-func TestUpByManyAtOnce(t *testing.T) {
+func TestConcurrentUp(t *testing.T) {
 	t.Parallel()
 	url, pool := emptyDatabase(t)
 	var all errgroup.Group
@@ -47,7 +47,7 @@ func TestUpByManyAtOnce(t *testing.T) {
 	require.Zero(t, twice)
 }
 
-func TestDownUndoesOneStepAtATime(t *testing.T) {
+func TestDownRevertsOneStep(t *testing.T) {
 	t.Parallel()
 	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
 	all := status(t, url)
@@ -64,7 +64,7 @@ func TestDownUndoesOneStepAtATime(t *testing.T) {
 	require.NoError(t, sql.Check(t.Context(), pool))
 }
 
-func TestDownDeletesNoSalesUnlessItIsToldTo(t *testing.T) {
+func TestDownKeepsSalesUnlessForced(t *testing.T) {
 	t.Parallel()
 	url, pool := testkit.DatabaseURL(t), testkit.Pool(t)
 	_, err := pool.Exec(t.Context(), "INSERT INTO sales (id, name, stock) VALUES (gen_random_uuid(), 'autumn', 1)")
@@ -75,14 +75,14 @@ func TestDownDeletesNoSalesUnlessItIsToldTo(t *testing.T) {
 	require.ErrorIs(t, sql.Check(t.Context(), pool), sql.ErrNotMigrated)
 }
 
-func TestStatusNamesTheMigrations(t *testing.T) {
+func TestStatusListsMigrations(t *testing.T) {
 	t.Parallel()
 	first := status(t, testkit.DatabaseURL(t))[0]
 	require.EqualValues(t, 1, first.Version)
 	require.Equal(t, "00001_orders", first.Name)
 }
 
-func TestCheckRefusesASchemaFromTheFuture(t *testing.T) {
+func TestCheckRejectsNewerSchema(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	_, err := pool.Exec(t.Context(), "INSERT INTO goose_db_version (version_id, is_applied) VALUES (99999, true)")
@@ -92,7 +92,7 @@ func TestCheckRefusesASchemaFromTheFuture(t *testing.T) {
 	require.ErrorContains(t, err, "99999")
 }
 
-func TestCheckTellsAServerThatIsAwayFromASchemaThatIsBehind(t *testing.T) {
+func TestCheckDistinguishesOutageFromOldSchema(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -102,7 +102,7 @@ func TestCheckTellsAServerThatIsAwayFromASchemaThatIsBehind(t *testing.T) {
 	require.NotErrorIs(t, err, sql.ErrNotMigrated)
 }
 
-func TestURLThatCannotBeReadIsNotRepeated(t *testing.T) {
+func TestInvalidURLIsNotPrinted(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []string{"", "hunter2", "postgres://user:hunter2/x@host:5432/db"} {
 		require.ErrorIs(t, sql.Up(t.Context(), bad), sql.ErrDatabaseURL)

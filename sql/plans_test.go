@@ -14,7 +14,7 @@ import (
 
 // What is asked again and again, by everybody who looks at a sale and by every worker, must not cost more
 // the more orders there are.
-func TestWhatIsAskedOftenGoesByAnIndex(t *testing.T) {
+func TestFrequentQueriesUseIndexes(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	sale := uuid.Must(uuid.NewV7())

@@ -17,7 +17,7 @@ import (
 	"stampede/reservation"
 )
 
-func TestWithoutACommandThereIsHelp(t *testing.T) {
+func TestHelpWithoutCommand(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string][]string{"Usage: stampede": nil, "stampede ": {"--version"}} {
 		var out, errs bytes.Buffer
@@ -31,7 +31,7 @@ func TestWithoutACommandThereIsHelp(t *testing.T) {
 	assert.Equal(t, command.String(), flag.String())
 }
 
-func TestWhatIsNoSaleID(t *testing.T) {
+func TestInvalidSaleIDIsUsageError(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
 		{"sale", "show", "nonsense"},
@@ -51,8 +51,8 @@ func TestWhatIsNoSaleID(t *testing.T) {
 	}
 }
 
-// TestATakenPortNamesItsSetting: each command on a port that somebody else listens on.
-func TestATakenPortNamesItsSetting(t *testing.T) {
+// TestTakenPortNamesSetting: each command on a port that somebody else listens on.
+func TestTakenPortNamesSetting(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	taken, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -72,8 +72,8 @@ func TestATakenPortNamesItsSetting(t *testing.T) {
 	}
 }
 
-// TestDevTellsWhatASecondTerminalNeeds: the line that dev prints is run by a shell, and leads to its servers.
-func TestDevTellsWhatASecondTerminalNeeds(t *testing.T) {
+// TestDevPrintsEnvironmentForSecondTerminal: the line that dev prints is run by a shell, and leads to its servers.
+func TestDevPrintsEnvironmentForSecondTerminal(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	dev := s.command("dev", "--http-addr=127.0.0.1:0")
@@ -90,7 +90,7 @@ func TestDevTellsWhatASecondTerminalNeeds(t *testing.T) {
 	assert.Equal(t, exitOK, dev.Stop().ExitCode())
 }
 
-func TestASaleThatIsOverBeforeItBeginsIsRefused(t *testing.T) {
+func TestCreateRejectsSaleThatEndsBeforeStart(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	for flags, says := range map[string]string{
@@ -109,7 +109,7 @@ func TestASaleThatIsOverBeforeItBeginsIsRefused(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(output, "\n"), output)
 }
 
-func TestASaleIsCreatedOnceForItsKey(t *testing.T) {
+func TestCreateIsIdempotentByKey(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	closes := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
@@ -126,8 +126,8 @@ func TestASaleIsCreatedOnceForItsKey(t *testing.T) {
 	assert.Contains(t, output, "idempotency key was used for another")
 }
 
-// TestDoctorKnowsHowManyUnitsAreOnSale: a Redis of 8 MB is too small for a hundred million of them.
-func TestDoctorKnowsHowManyUnitsAreOnSale(t *testing.T) {
+// TestDoctorComparesMemoryWithUnitsOnSale: a Redis of 8 MB is too small for a hundred million of them.
+func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	own := testkit.OwnRedis(t)
@@ -173,7 +173,7 @@ func TestDoctorKnowsHowManyUnitsAreOnSale(t *testing.T) {
 	assert.Contains(t, output, "sale not found")
 }
 
-func TestWhatMayBeDoneSaysHowToRepeatIt(t *testing.T) {
+func TestUndecidedErrorsNameIdempotencyKey(t *testing.T) {
 	t.Parallel()
 	for err, repeat := range map[error]bool{
 		reservation.ErrUnavailable: true, reservation.ErrChangeUnknown: true, reservation.ErrRestockUndecided: true, reservation.ErrNotInForce: true,

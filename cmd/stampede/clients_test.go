@@ -12,7 +12,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-func TestLimitsThatHoldWithoutASetting(t *testing.T) {
+func TestDefaultLimits(t *testing.T) {
 	t.Parallel()
 	var flags cli
 	parser, err := kong.New(&flags)
@@ -23,7 +23,7 @@ func TestLimitsThatHoldWithoutASetting(t *testing.T) {
 	assert.Equal(t, 5*time.Second, flags.Serve.StopDelay)
 }
 
-func TestAUserWhoBuysAgainAndAgainIsLimited(t *testing.T) {
+func TestUserRateLimit(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	_, url := s.serve("--user-rate=5/s")

@@ -25,7 +25,7 @@ import (
 )
 
 // Every flag of every command can be set by an environment variable, and help names it.
-func TestHelpListsEveryFlagWithItsVariable(t *testing.T) {
+func TestHelpListsEachFlagWithVariable(t *testing.T) {
 	t.Parallel()
 	parser, err := kong.New(&cli{}, kong.DefaultEnvars("STAMPEDE"))
 	require.NoError(t, err)
@@ -120,7 +120,7 @@ func TestUsageErrorsExitWithTwo(t *testing.T) {
 }
 
 // Where a library takes zero for its default, nobody would see that the zero was not taken.
-func TestAValueThatIsNotAllowedIsRefusedByTheNameOfItsFlag(t *testing.T) {
+func TestInvalidValueNamesFlag(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{
 		"serve --max-in-flight=0", "serve --max-in-flight=-1", "serve --stop-delay=-1s", "serve --drain-timeout=0s",
@@ -145,7 +145,7 @@ func TestAValueThatIsNotAllowedIsRefusedByTheNameOfItsFlag(t *testing.T) {
 	}
 }
 
-func TestUsageErrorsSayWhatIsMissing(t *testing.T) {
+func TestUsageErrorsNameMissingArguments(t *testing.T) {
 	t.Parallel()
 	for says, args := range map[string][]string{
 		"--name=STRING (or STAMPEDE_SALE_NAME)":                                        {"sale", "create", "--stock=1"},
@@ -180,7 +180,7 @@ func TestVersion(t *testing.T) {
 	assert.True(t, strings.HasPrefix(out.String(), "stampede "))
 }
 
-func TestMigrationsMissingIsSaidClearly(t *testing.T) {
+func TestMissingMigrationsAreReported(t *testing.T) {
 	t.Parallel()
 	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{})
 	require.NoError(t, err)
@@ -213,7 +213,7 @@ func TestMigrationsMissingIsSaidClearly(t *testing.T) {
 	}
 }
 
-func TestMigrateDownAsksBeforeItDeletesSales(t *testing.T) {
+func TestMigrateDownRequiresForceToDeleteSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	status, output := s.run("sale", "create", "--name=autumn", "--stock=1")
@@ -228,7 +228,7 @@ func TestMigrateDownAsksBeforeItDeletesSales(t *testing.T) {
 	assert.Equal(t, exitOK, status, output)
 }
 
-func TestDoctorAndServeWarnOfAnEvictingRedis(t *testing.T) {
+func TestDoctorAndServeWarnOfEvictingRedis(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	own := testkit.OwnRedis(t)
@@ -257,7 +257,7 @@ func TestDoctorAndServeWarnOfAnEvictingRedis(t *testing.T) {
 	assert.Equal(t, exitOK, serve.Stop().ExitCode())
 }
 
-func TestDoctorIsContentWithWhatWeShip(t *testing.T) {
+func TestDoctorAcceptsShippedConfiguration(t *testing.T) {
 	t.Parallel()
 	status, output := newShop(t).run("doctor", "--json")
 	assert.Equal(t, exitOK, status)
@@ -268,7 +268,7 @@ func TestDoctorIsContentWithWhatWeShip(t *testing.T) {
 	}
 }
 
-func TestAnOperatorLeadsASaleThroughItsLife(t *testing.T) {
+func TestSaleCommands(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	type shown struct {
@@ -309,7 +309,7 @@ func TestAnOperatorLeadsASaleThroughItsLife(t *testing.T) {
 	assert.Contains(t, output, "stock must be a whole number")
 }
 
-func TestDeadLettersAreListedReplayedAndDiscarded(t *testing.T) {
+func TestDeadLetterCommands(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	rdb := testkit.Redis(t)
@@ -366,7 +366,7 @@ func TestHealthcheck(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-func TestDevIsReadyToBuyFromAndGoneAfterwards(t *testing.T) {
+func TestDevServesAndCleansUp(t *testing.T) {
 	t.Parallel()
 	c := testkit.Command(t, "dev", "--http-addr=127.0.0.1:0", "--admin-token="+adminToken)
 	c.Setenv("REDIS_URL", "")
@@ -394,7 +394,7 @@ func TestDevIsReadyToBuyFromAndGoneAfterwards(t *testing.T) {
 	assert.NotContains(t, c.Output(), "setting to check")
 }
 
-func TestDevEndsWhenAServerOfItsOwnDoes(t *testing.T) {
+func TestDevEndsWithItsServers(t *testing.T) {
 	t.Parallel()
 	c := testkit.Command(t, "dev", "--http-addr=127.0.0.1:0")
 	c.Setenv("REDIS_URL", "")
@@ -412,7 +412,7 @@ func TestDevEndsWhenAServerOfItsOwnDoes(t *testing.T) {
 }
 
 // A process that is asked twice to end does so at once.
-func TestTheSecondSignalEndsAtOnce(t *testing.T) {
+func TestSecondSignalEndsImmediately(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	c := s.command("serve", "--stop-delay=10m")
@@ -427,7 +427,7 @@ func TestTheSecondSignalEndsAtOnce(t *testing.T) {
 	assert.Equal(t, syscall.SIGTERM, c.Wait(within).Sys().(syscall.WaitStatus).Signal())
 }
 
-func TestWorkersOfOneHostTakeLanesOfTheirOwn(t *testing.T) {
+func TestWorkersOfOneHostUseDistinctConsumers(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	one, freeOne, err := takeLane(folder)
@@ -448,7 +448,7 @@ func TestWorkersOfOneHostTakeLanesOfTheirOwn(t *testing.T) {
 	assert.Error(t, err, "where no folder can be made the caller must learn it")
 }
 
-func TestMomentsAreAbsoluteOrRelative(t *testing.T) {
+func TestParseMoment(t *testing.T) {
 	t.Parallel()
 	var m moment
 	require.NoError(t, m.UnmarshalText([]byte("2026-11-27T09:00:00+01:00")))
@@ -461,7 +461,7 @@ func TestMomentsAreAbsoluteOrRelative(t *testing.T) {
 }
 
 // The file of each command holds the type of that command, so that a reader finds it.
-func TestEveryCommandHasAFile(t *testing.T) {
+func TestEachCommandHasAFile(t *testing.T) {
 	t.Parallel()
 	fields := reflect.VisibleFields(reflect.TypeFor[cli]())
 	for _, f := range fields {

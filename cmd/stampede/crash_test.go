@@ -14,7 +14,7 @@ import (
 
 // A worker that dies at any of these instants leaves every accepted order exactly once in Postgres,
 // whether another worker takes over or it comes back under its own name.
-func TestNoOrderIsLostOrDoubledWhenAWorkerIsKilled(t *testing.T) {
+func TestKilledWorkerLosesAndDuplicatesNoOrder(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{crashpoint.BeforePersist, crashpoint.AfterCommit, crashpoint.BeforeAck} {
 		for name, successor := range map[string]string{"another worker takes over": "second", "the same one comes back": "first"} {
@@ -42,7 +42,7 @@ func TestNoOrderIsLostOrDoubledWhenAWorkerIsKilled(t *testing.T) {
 
 // Buyers whose ingress dies under them try again with the same key at another, and end with one order
 // each at most.
-func TestNoOrderIsLostOrDoubledWhenAnIngressIsKilled(t *testing.T) {
+func TestKilledIngressLosesAndDuplicatesNoOrder(t *testing.T) {
 	t.Parallel()
 	const stock, buyers = 600, 1500
 	s := newShop(t)
@@ -63,7 +63,7 @@ func TestNoOrderIsLostOrDoubledWhenAnIngressIsKilled(t *testing.T) {
 	s.requireKept(people, books, sale, stock)
 }
 
-func TestTenThousandBuyersAtOnceOnAHundredUnits(t *testing.T) {
+func TestTenThousandBuyersOnAHundredUnits(t *testing.T) {
 	t.Parallel()
 	const stock, buyers = 100, 10_000
 	s := newShop(t)

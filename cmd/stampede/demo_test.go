@@ -18,7 +18,7 @@ func demoCommand(t *testing.T) *testkit.Cmd {
 	return c
 }
 
-func TestDemoKeepsEveryPromise(t *testing.T) {
+func TestDemoPasses(t *testing.T) {
 	t.Parallel()
 	c := demoCommand(t)
 	c.Start()
@@ -33,7 +33,7 @@ func TestDemoKeepsEveryPromise(t *testing.T) {
 }
 
 // The demo must not say yes to everything: a Postgres that loses one row of a batch is found out.
-func TestDemoFailsWhenAnOrderIsLost(t *testing.T) {
+func TestDemoFailsOnLostOrder(t *testing.T) {
 	t.Parallel()
 	_, err := testkit.Pool(t).Exec(t.Context(), `
 		CREATE FUNCTION lose() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;

@@ -10,7 +10,7 @@ import (
 )
 
 // What could not be looked at is neither in order nor broken; what is broken is said all the same.
-func TestCommandsThatCannotLookExitWithThree(t *testing.T) {
+func TestUnverifiableCommandsExitWithThree(t *testing.T) {
 	t.Parallel()
 	const nowhere = "127.0.0.1:1"
 	run := func(s *shop, variable, url string, args ...string) (int, string) {
@@ -67,7 +67,7 @@ func TestCommandsThatCannotLookExitWithThree(t *testing.T) {
 }
 
 // An audit that could not look does not hide what was wrong with the crowd.
-func TestAnAuditThatCouldNotLookHidesNoFailure(t *testing.T) {
+func TestFailedAuditKeepsOtherFailures(t *testing.T) {
 	t.Parallel()
 	failed := errors.New("some clicks ended without a proper answer")
 	for _, c := range []struct {

@@ -15,7 +15,7 @@ import (
 )
 
 // Connections that clients keep and do not use take neither the last file of an ingress nor those of Redis and Postgres.
-func TestIdleConnectionsLeaveFilesForTheRest(t *testing.T) {
+func TestIdleConnectionsLeaveFileDescriptors(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	c := s.command("serve")

@@ -13,9 +13,9 @@ import (
 	"stampede/internal/testkit"
 )
 
-// TestAnonymousReadersKeepNobodyFromPaying: they hold every connection that they can get, and heartbeats arrive, the guard
+// TestAnonymousReadersDoNotBlockPayments: they hold every connection that they can get, and heartbeats arrive, the guard
 // looks, buyers pay and see it, and purchases go on.
-func TestAnonymousReadersKeepNobodyFromPaying(t *testing.T) {
+func TestAnonymousReadersDoNotBlockPayments(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	_, url := s.serve()

@@ -7,7 +7,7 @@ import (
 )
 
 // Commands that look at the database name what is missing in its schema, and the SQL that puts it back.
-func TestAMissingGuardIsNamedByEveryCommandThatLooks(t *testing.T) {
+func TestCommandsReportMissingGuard(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	_, err := s.pool.Exec(t.Context(), "DROP INDEX orders_one_live_per_user, orders_of_user")

@@ -52,7 +52,7 @@ func ask(t *testing.T, method, url, user, body string) said {
 }
 
 // An order that nobody pays for gives its unit to somebody else, who pays; and the books are right.
-func TestAnUnpaidOrderMakesRoomForAnother(t *testing.T) {
+func TestUnpaidOrderReleasesUnitToNextBuyer(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	_, url := s.serve()
@@ -86,7 +86,7 @@ func TestAnUnpaidOrderMakesRoomForAnother(t *testing.T) {
 }
 
 // Time in which there was no ingress to pay at is not counted against a buyer.
-func TestAnOrderOutlivesAnOutage(t *testing.T) {
+func TestOutageExtendsPaymentWindow(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	ingress, url := s.serve()

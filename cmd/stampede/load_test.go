@@ -35,7 +35,7 @@ func loadCommand(t *testing.T) (*shop, *testkit.Cmd) {
 	return s, load
 }
 
-func TestLoadFollowsEveryOrderIntoPostgres(t *testing.T) {
+func TestLoadVerifiesEveryOrderInPostgres(t *testing.T) {
 	t.Parallel()
 	_, load := loadCommand(t)
 	load.Start()
@@ -45,7 +45,7 @@ func TestLoadFollowsEveryOrderIntoPostgres(t *testing.T) {
 	assert.Equal(t, 7, strings.Count(load.Output(), " kept "), "the audit's promises")
 }
 
-func TestLoadFailsWhenAnOrderIsSoldToSomebodyElse(t *testing.T) {
+func TestLoadFailsOnOrderOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	s, load := loadCommand(t)
 	_, err := s.pool.Exec(t.Context(), `

@@ -239,7 +239,7 @@ func (s *lostShop) requireEnds(stock int) (voided int) {
 }
 
 // Redis is emptied in the middle of a sale, with orders that no worker has read, and some that workers have in hand.
-func TestASaleGoesOnAfterItsRedisIsEmptied(t *testing.T) {
+func TestSaleContinuesAfterRedisIsEmptied(t *testing.T) {
 	t.Parallel()
 	const stock = 1500
 	s := newLostShop(t, stock)
@@ -273,7 +273,7 @@ func TestASaleGoesOnAfterItsRedisIsEmptied(t *testing.T) {
 }
 
 // With appendfsync always a Redis that is killed comes back with all that it was asked to keep.
-func TestNothingIsVoidedWhenRedisIsKilled(t *testing.T) {
+func TestKilledRedisVoidsNothing(t *testing.T) {
 	t.Parallel()
 	const stock = 1500
 	s := newLostShop(t, stock)
@@ -306,7 +306,7 @@ func TestNothingIsVoidedWhenRedisIsKilled(t *testing.T) {
 }
 
 // By hand, with reports for people and for programs.
-func TestRebuildByHand(t *testing.T) {
+func TestRebuildCommand(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	status, output := s.run("sale", "create", "--name=test", "--stock=10", "--json")

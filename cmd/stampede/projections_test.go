@@ -14,7 +14,7 @@ import (
 
 // A rebuild that is killed at any of these instants leaves either the old orders in place or the new ones,
 // buyers can go on, and the next rebuild ends with the new ones and with nothing left over.
-func TestRebuildOfProjectionsThatIsKilledLeavesTheOldOrTheNewOrders(t *testing.T) {
+func TestKilledProjectionRebuildLeavesOldOrNewOrders(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{
 		crashpoint.ProjectionsWatch, crashpoint.ProjectionsFilled, crashpoint.ProjectionsBuilt,

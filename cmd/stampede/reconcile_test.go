@@ -13,7 +13,7 @@ import (
 	"stampede/reservation"
 )
 
-func TestReconcileTellsWhatItDoesAndExitsWithOneIfSomethingRemains(t *testing.T) {
+func TestReconcileReportsActionsAndExitsWithOne(t *testing.T) {
 	t.Parallel()
 	keys, pool := testkit.Keys(t), testkit.Pool(t)
 	reconcile := func(flags ...string) (status int, out string) {

@@ -81,7 +81,7 @@ func (s *shoppers) isOver() bool {
 }
 
 // Ingresses are replaced one after the other, as in every deployment, and no load balancer hides it.
-func TestARollingRestartAnswersEveryRequest(t *testing.T) {
+func TestRollingRestartAnswersEveryRequest(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		stopDelay string

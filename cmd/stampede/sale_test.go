@@ -13,7 +13,7 @@ import (
 )
 
 // A restock that fails half-way must be repeated under the name that it had, also where nobody gave it one.
-func TestAFailedRestockSaysHowToRepeatIt(t *testing.T) {
+func TestFailedRestockPrintsRetry(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	own := testkit.OwnRedis(t)
@@ -53,7 +53,7 @@ func TestAFailedRestockSaysHowToRepeatIt(t *testing.T) {
 	assert.NotContains(t, output, "repeat it", "nothing can have been added")
 }
 
-func TestAStockIsLoweredFromTheCommandLine(t *testing.T) {
+func TestRestockCommandLowersStock(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	store := reservation.NewStore(testkit.Redis(t), s.keys, reservation.StoreOptions{})

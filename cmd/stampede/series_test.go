@@ -14,7 +14,7 @@ import (
 
 // A counter that appears with its first event is missed by increase() in PromQL: so a process that has done nothing
 // shows every series, with every value of its labels.
-func TestEverySeriesExistsFromTheFirstScrape(t *testing.T) {
+func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	_, ingress := s.serve()

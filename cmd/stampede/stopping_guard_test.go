@@ -13,7 +13,7 @@ import (
 )
 
 // A stopping ingress sells for as long as it serves, so it is guarded for as long.
-func TestAStoppingIngressSellsFromNoRedisThatWasReplaced(t *testing.T) {
+func TestStoppingIngressRefusesReplacedRedis(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	ingress, url := s.serve("--stop-delay=30s")

@@ -15,7 +15,7 @@ import (
 )
 
 // The signal takes an instant to stop all threads of the process, in which the one that sent it must not go on.
-func TestNothingPassesAFreezeBeforeTheProcessIsLetGo(t *testing.T) {
+func TestFrozenProcessDoesNotPassHit(t *testing.T) {
 	t.Parallel()
 	for range 10 {
 		process := testkit.Command(t, crashpoint.AfterCommit)

@@ -38,7 +38,7 @@ func pass() int {
 	return 0
 }
 
-func TestHitKillsAtTheArmedPass(t *testing.T) {
+func TestHitKillsAtArmedPass(t *testing.T) {
 	t.Parallel()
 	for setting, survived := range map[string]int{"after-commit": 0, "after-commit:1": 0, "after-commit:3": 2, "after-commit:4": 3} {
 		t.Run(setting, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestHitKillsAtTheArmedPass(t *testing.T) {
 	}
 }
 
-func TestHitDoesNothingElsewhere(t *testing.T) {
+func TestHitIgnoresOtherPoints(t *testing.T) {
 	t.Parallel()
 	for name, setting := range map[string]string{"disarmed": "", "another point": "before-ack", "not so often": "after-commit:5"} {
 		t.Run(name, func(t *testing.T) {
@@ -62,7 +62,7 @@ func TestHitDoesNothingElsewhere(t *testing.T) {
 	}
 }
 
-func TestCheckRefusesASettingThatWouldNeverCrash(t *testing.T) {
+func TestCheckRejectsUnreachableSetting(t *testing.T) {
 	t.Parallel()
 	for setting, says := range map[string]string{
 		"after-comit":     "the points are before-persist, after-commit, before-ack",
@@ -91,7 +91,7 @@ func start(t *testing.T, setting, point string) *testkit.Cmd {
 }
 
 // A process that is frozen at a point goes on from there when it is let go.
-func TestHitFreezesUntilTheProcessIsLetGo(t *testing.T) {
+func TestHitFreezesUntilContinued(t *testing.T) {
 	t.Parallel()
 	process := testkit.Command(t, crashpoint.AfterCommit)
 	process.Setenv(crashpoint.FreezeEnv, "after-commit:2")
