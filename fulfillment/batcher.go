@@ -141,7 +141,7 @@ func (t *trouble) lasts() bool {
 func (b *batcher) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
 
 // process brings a batch to its end, but for the messages that have to wait for a later one.
-func (b *batcher) process(ctx context.Context, f *flight) {
+func (b *batcher) process(ctx context.Context, f *inFlightBatch) {
 	started := time.Now()
 	defer func() {
 		if p := recover(); p != nil {
@@ -150,7 +150,7 @@ func (b *batcher) process(ctx context.Context, f *flight) {
 			for _, s := range f.batch {
 				s.resolve(fmt.Errorf("%w: %v", errPanicked, p))
 			}
-			f.deferred, f.heldUp = nil, nil
+			f.deferred, f.blocked = nil, nil
 		}
 	}()
 
@@ -172,8 +172,8 @@ func (b *batcher) process(ctx context.Context, f *flight) {
 
 	for i, s := range ready {
 		switch out := outcomes[i]; {
-		case errors.Is(out.Err, errHeldUp):
-			f.heldUp, f.why = append(f.heldUp, s), out.Err
+		case errors.Is(out.Err, errBlocked):
+			f.blocked, f.why = append(f.blocked, s), out.Err
 		case comesToNothing(out) && !released:
 			// Its units are not back: a later batch finds the order recorded and tries again.
 			f.deferred = append(f.deferred, s)

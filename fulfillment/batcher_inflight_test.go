@@ -25,8 +25,8 @@ func (s *shop) holdSale(t testing.TB, sale uuid.UUID) pgx.Tx {
 	return hold
 }
 
-// held is how many transactions wait for a lock.
-func (s *shop) held(t testing.TB) int64 {
+// transactionsWaiting is how many transactions wait for a lock.
+func (s *shop) transactionsWaiting(t testing.TB) int64 {
 	t.Helper()
 	return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 }
@@ -41,15 +41,15 @@ func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	hold := s.holdSale(t, sale)
 
 	answers := handle(b, msgs[0])
-	testkit.Eventually(t, soon, "the first one is under way", func() bool { return s.held(t) == 1 })
+	testkit.Eventually(t, soon, "the first one is under way", func() bool { return s.transactionsWaiting(t) == 1 })
 	answers = append(answers, handle(b, msgs[1:10]...)...)
 	testkit.Eventually(t, soon, "nine wait for a tenth", func() bool { return b.waiting() == 9 })
-	require.EqualValues(t, 1, s.held(t))
+	require.EqualValues(t, 1, s.transactionsWaiting(t))
 	answers = append(answers, handle(b, msgs[10])...)
-	testkit.Eventually(t, soon, "the second one is under way", func() bool { return s.held(t) == 2 && b.waiting() == 0 })
+	testkit.Eventually(t, soon, "the second one is under way", func() bool { return s.transactionsWaiting(t) == 2 && b.waiting() == 0 })
 	answers = append(answers, handle(b, msgs[11:]...)...)
 	testkit.Eventually(t, soon, "two full batches wait", func() bool { return b.waiting() == 20 })
-	require.EqualValues(t, 2, s.held(t))
+	require.EqualValues(t, 2, s.transactionsWaiting(t))
 
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
@@ -77,7 +77,7 @@ func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	hold := s.holdSale(t, slow)
 
 	first := handle(b, msgs[0])
-	testkit.Eventually(t, soon, "the first one is under way", func() bool { return s.held(t) == 1 })
+	testkit.Eventually(t, soon, "the first one is under way", func() bool { return s.transactionsWaiting(t) == 1 })
 	others := handle(b, msgs[1:]...)
 	for _, a := range others[1:] {
 		require.NoError(t, answer(t, a), "of another user")
@@ -103,9 +103,9 @@ func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	go func() { ended <- b.Run(ctx) }()
 	hold := s.holdSale(t, sale)
 	answers := handle(b, msgs[0])
-	testkit.Eventually(t, soon, "the first one is under way", func() bool { return s.held(t) == 1 })
+	testkit.Eventually(t, soon, "the first one is under way", func() bool { return s.transactionsWaiting(t) == 1 })
 	answers = append(answers, handle(b, msgs[1:6]...)...)
-	testkit.Eventually(t, soon, "and a second one", func() bool { return s.held(t) == 2 })
+	testkit.Eventually(t, soon, "and a second one", func() bool { return s.transactionsWaiting(t) == 2 })
 	answers = append(answers, handle(b, msgs[6:]...)...)
 	testkit.Eventually(t, soon, "the rest waits", func() bool { return b.waiting() == 6 })
 
@@ -134,7 +134,7 @@ func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	go func() { ended <- b.Run(ctx) }()
 	s.holdSale(t, one)
 	answers := handle(b, msgs[0])
-	testkit.Eventually(t, soon, "one order is under way", func() bool { return s.held(t) == 1 })
+	testkit.Eventually(t, soon, "one order is under way", func() bool { return s.transactionsWaiting(t) == 1 })
 	later := &submission{msg: msgs[1], done: make(chan error, 1)}
 	require.True(t, b.queue.add(later))
 	answers = append(answers, later.done)

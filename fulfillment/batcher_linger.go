@@ -5,8 +5,8 @@ import "time"
 // What is waited for at most between two batches, and how many orders have to be expected in that time for it to be worth
 // waiting: ten thousand in a second.
 const (
-	gatherMax  = 10 * time.Millisecond
-	gatherFrom = 100
+	lingerMax  = 10 * time.Millisecond
+	lingerFrom = 100
 )
 
 // pace is how fast orders come, as far as the last batch tells: the one thing for which a batch waits. Below it a batch
@@ -14,8 +14,8 @@ const (
 // as many orders that a batch that waits a moment leaves more of both cores to those who make the orders. Nobody waits
 // where nobody else is to be expected.
 type pace struct {
-	started, landed time.Time
-	perSecond       float64
+	started, ended time.Time
+	perSecond      float64
 }
 
 // start notes that a batch of n has started.
@@ -27,13 +27,13 @@ func (p *pace) start(n int, now time.Time) {
 	p.started = now
 }
 
-// land notes that a batch is over.
-func (p *pace) land(now time.Time) { p.landed = now }
+// end notes that a batch is over.
+func (p *pace) end(now time.Time) { p.ended = now }
 
 // wait is for how long the next batch may wait for more messages.
 func (p *pace) wait(now time.Time) time.Duration {
-	if p.perSecond*gatherMax.Seconds() < gatherFrom {
+	if p.perSecond*lingerMax.Seconds() < lingerFrom {
 		return 0
 	}
-	return gatherMax - now.Sub(p.landed)
+	return lingerMax - now.Sub(p.ended)
 }

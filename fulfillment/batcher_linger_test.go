@@ -17,17 +17,17 @@ func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
 	var p pace
 	require.Zero(t, p.wait(at(0)))
 	p.start(500, at(0)) // the first one tells nothing: those may have waited for an hour
-	p.land(at(5))
+	p.end(at(5))
 	require.Zero(t, p.wait(at(5)))
 
 	p.start(50, at(5)) // in 5 ms: 10,000 in a second
-	p.land(at(8))
-	require.Equal(t, gatherMax, p.wait(at(8)))
-	require.Equal(t, gatherMax-3*time.Millisecond, p.wait(at(11)))
+	p.end(at(8))
+	require.Equal(t, lingerMax, p.wait(at(8)))
+	require.Equal(t, lingerMax-3*time.Millisecond, p.wait(at(11)))
 	require.LessOrEqual(t, p.wait(at(18)), time.Duration(0), "no longer than that after the last one was over")
 
 	p.start(49, at(10))
-	p.land(at(11))
+	p.end(at(11))
 	require.Zero(t, p.wait(at(11)), "fewer than that")
 	p.start(500, at(1010))
 	require.Zero(t, p.wait(at(1010)), "a batch that took a second to come")
@@ -41,7 +41,7 @@ func TestBatcherLingersAtHighRates(t *testing.T) {
 	require.Equal(t, 1, want)
 	require.Zero(t, atLatest)
 
-	d.pace = pace{perSecond: 50_000, landed: time.Now().Add(time.Hour)}
+	d.pace = pace{perSecond: 50_000, ended: time.Now().Add(time.Hour)}
 	want, atLatest = d.wanted()
 	require.Equal(t, b.batchMax, want)
 	require.Positive(t, atLatest)

@@ -16,11 +16,11 @@ import (
 
 // record finds the outcome of every event, whatever it takes: a batch is tried again for as long as
 // Postgres is away, and halved when one of its events is at fault, so that the good part commits and
-// the bad event goes on alone. An event without an end has Outcome.Err; if that is errHeldUp, it is to be tried again
+// the bad event goes on alone. An event without an end has Outcome.Err; if that is errBlocked, it is to be tried again
 // apart from those of other sales.
 //
 // A batch that waits too long for a lock is split by sale, and one that takes too long for the database is halved. If
-// patient is set, it is all of one sale that was held up before: then it is halved for a lock as well.
+// patient is set, it is all of one sale that was blocked before: then it is halved for a lock as well.
 func (b *batcher) record(ctx context.Context, events []reservation.OrderReserved, patient bool) []Outcome {
 	most := int(b.most.Load())
 	s := batchRecording{ledger: b.ledger, try: b.try, tooMany: map[uuid.UUID]int64{}, splits: true, patient: patient, most: most}
@@ -53,9 +53,9 @@ type batchRecording struct {
 	// a sale that is sold out would be halved down to every single event.
 	tooMany map[uuid.UUID]int64
 
-	// splits is set where events may be held up. heldUp is why those of a sale are.
+	// splits is set where events may be blocked. blocked is why those of a sale are.
 	splits, patient bool
-	heldUp          map[uuid.UUID]error
+	blocked         map[uuid.UUID]error
 	// most is how many events one transaction records at most, and slow is set when that was found to be fewer.
 	most int
 	slow bool
@@ -71,7 +71,7 @@ func (s *batchRecording) record(ctx context.Context, events []reservation.OrderR
 	case s.stopped != nil:
 		return allFailed(events, s.stopped)
 	}
-	for sale, err := range s.heldUp {
+	for sale, err := range s.blocked {
 		if from, to := rangeOf(events, sale); from < to {
 			others := append(s.record(ctx, events[:from:from]), allFailed(events[from:to], err)...)
 			return append(others, s.record(ctx, events[to:])...)
@@ -120,12 +120,12 @@ func (s *batchRecording) bySale(ctx context.Context, events []reservation.OrderR
 	return outcomes
 }
 
-// recordApart records events after they were held up together.
+// recordApart records events after they were blocked together.
 func (s *batchRecording) recordApart(ctx context.Context, events []reservation.OrderReserved, err error) []Outcome {
-	held := fmt.Errorf("%w: %w", errHeldUp, err)
+	blocked := fmt.Errorf("%w: %w", errBlocked, err)
 	var ofSale *saleError
 	if errors.As(err, &ofSale) && isLocked(err) {
-		s.holdUp(ofSale.sale, held)
+		s.block(ofSale.sale, blocked)
 		return s.record(ctx, events)
 	}
 	switch _, first := rangeOf(events, events[0].SaleID); {
@@ -137,17 +137,17 @@ func (s *batchRecording) recordApart(ctx context.Context, events []reservation.O
 	case len(events) > 1 && s.patient:
 		return s.inParts(ctx, events, len(events)/2)
 	case !s.patient:
-		s.holdUp(events[0].SaleID, held)
+		s.block(events[0].SaleID, blocked)
 	}
-	return allFailed(events, held)
+	return allFailed(events, blocked)
 }
 
-// holdUp has the sale's events not tried again in this batch.
-func (s *batchRecording) holdUp(sale uuid.UUID, err error) {
-	if s.heldUp == nil {
-		s.heldUp = make(map[uuid.UUID]error)
+// block has the sale's events not tried again in this batch.
+func (s *batchRecording) block(sale uuid.UUID, err error) {
+	if s.blocked == nil {
+		s.blocked = make(map[uuid.UUID]error)
 	}
-	s.heldUp[sale] = err
+	s.blocked[sale] = err
 }
 
 // rangeOf is where the events of a sale stand, of which all stand together.
@@ -175,7 +175,7 @@ func (s *batchRecording) refuse(ctx context.Context, events []reservation.OrderR
 		return s.ledger.Refuse(ctx, events, reservation.RejectedSoldOut)
 	})
 	if s.splits && (isLocked(err) || isTooSlow(err)) {
-		err = fmt.Errorf("%w: %w", errHeldUp, err)
+		err = fmt.Errorf("%w: %w", errBlocked, err)
 	}
 	if err != nil {
 		return allFailed(events, err)
@@ -188,7 +188,7 @@ func (s *batchRecording) refuse(ctx context.Context, events []reservation.OrderR
 const epochTries = 3
 
 // try repeats a transaction while the surroundings are at fault. It returns ErrStopping when the
-// worker stops meanwhile; every other error is one of the events, or says that they were held up.
+// worker stops meanwhile; every other error is one of the events, or says that they were blocked.
 func (b *batcher) try(ctx context.Context, t transaction) ([]Outcome, error) {
 	for tries := 1; ; tries++ {
 		if b.recording.lasts() && b.isDraining() {

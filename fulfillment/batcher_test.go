@@ -194,7 +194,7 @@ func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 		batch[i] = &submission{event: event, done: make(chan error, 1)}
 	}
 	require.Equal(t, "user-1", batch[0].event.UserID)
-	f := &flight{batch: batch}
+	f := &inFlightBatch{batch: batch}
 	b.process(t.Context(), f)
 	require.Empty(t, f.deferred)
 	for _, submitted := range batch {

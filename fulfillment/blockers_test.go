@@ -117,7 +117,7 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 
 	b := s.batch(t, nil)
 	answers := handle(b, s.messages(t)...)
-	testkit.Eventually(t, soon, "the batch waits", func() bool { return s.held(t) == 1 })
+	testkit.Eventually(t, soon, "the batch waits", func() bool { return s.transactionsWaiting(t) == 1 })
 	require.Zero(t, look())
 	pass(silentBetweenQueryMax - time.Second)
 	require.Zero(t, look(), "its time is not over")

@@ -32,18 +32,18 @@ var (
 	// finds out which of them it goes without.
 	errEpochOver = errors.New("the epoch of a sale has just ended")
 
-	// errPutOff is for messages of sales that are held up, when there are too many of them. They stay pending, and are
+	// errPutOff is for messages of sales that are blocked, when there are too many of them. They stay pending, and are
 	// claimed after a while. It is no fault of the messages, nor a failure to the Router.
-	errPutOff = fmt.Errorf("too many messages of sales that are held up: %w", context.Canceled)
+	errPutOff = fmt.Errorf("too many messages of sales that are blocked: %w", context.Canceled)
 
 	// errNoConnection: Postgres is away, or all connections are in use.
 	errNoConnection = errors.New("no connection to Postgres")
 
 	errPanicked = errors.New("panic while recording")
 
-	// errHeldUp: events were not recorded because of a lock that somebody else has, or because it took too long. That says
+	// errBlocked: events were not recorded because of a lock that somebody else has, or because it took too long. That says
 	// nothing about them; they are tried again apart from others.
-	errHeldUp = errors.New("held up")
+	errBlocked = errors.New("blocked")
 )
 
 // fault tells what an error means for the messages that it befell.

@@ -86,9 +86,9 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	for _, event := range events {
 		batch = append(batch, &submission{event: event, done: make(chan error, 1)})
 	}
-	over := make(chan *flight, 1)
+	over := make(chan *inFlightBatch, 1)
 	go func() {
-		f := &flight{batch: batch}
+		f := &inFlightBatch{batch: batch}
 		b.process(t.Context(), f)
 		over <- f
 	}()
@@ -117,7 +117,7 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 
 	// Delivered once more, they are as they were.
 	redelivered := &submission{event: events[0], done: make(chan error, 1)}
-	f := &flight{batch: []*submission{redelivered}}
+	f := &inFlightBatch{batch: []*submission{redelivered}}
 	b.process(t.Context(), f)
 	require.Empty(t, f.deferred)
 	require.NoError(t, answer(t, redelivered.done))

@@ -35,7 +35,7 @@ const (
 	stepRelease = "release"
 	stepExpire  = "expire"
 	stepUnblock = "unblock"
-	stepHeld    = "held"
+	stepBlocked = "held"
 	stepRebuild = "rebuild"
 )
 
@@ -76,7 +76,7 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 	} {
 		outcomes.WithLabelValues(outcome)
 	}
-	for _, step := range []string{stepRecord, stepLock, stepRelease, stepExpire, stepUnblock, stepRebuild, stepHeld} {
+	for _, step := range []string{stepRecord, stepLock, stepRelease, stepExpire, stepUnblock, stepRebuild, stepBlocked} {
 		failing.WithLabelValues(step)
 	}
 	m := &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing, releases: releases, endedSessions: ended, ordersAside: aside}

@@ -1,0 +1,156 @@
+package fulfillment
+
+import (
+	"context"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// The waits between the tries of a sale that is blocked.
+const (
+	blockedDelay    = 100 * time.Millisecond
+	blockedDelayMax = time.Second
+)
+
+// blockedFactor is how many batches of messages of sales that are blocked wait here at most. It is half of what the
+// subscriber holds of a stream, so that the other half is left to other sales. The rest is put off.
+const blockedFactor = 2
+
+// blockedSales are sales whose orders were blocked: another session has locked the row of the sale, or it takes too long to record
+// even one of its orders. They are retried alone, one sale at a time, while the batches of all other sales continue.
+type blockedSales struct {
+	blocked map[uuid.UUID]*blockedSale
+	// apart is the batch of a blocked sale that is under way, or nil.
+	apart *inFlightBatch
+	// kept is how many messages wait in all of them.
+	kept int
+}
+
+type blockedSale struct {
+	waiting []*submission
+	tries   int
+	since   time.Time
+	again   time.Time // when it is tried next
+}
+
+// hold keeps messages of blocked sales apart.
+func (d *dispatch) hold(messages []*submission, why error) {
+	for _, s := range messages {
+		h := d.blocked[s.event.SaleID]
+		if h == nil {
+			h = &blockedSale{since: time.Now()}
+			d.blocked[s.event.SaleID] = h
+			d.logger.Warn("orders of a sale are blocked; other sales continue", "sale", s.event.SaleID, "error", why)
+			d.metrics.failing.WithLabelValues(stepBlocked).Inc()
+			d.putBack(h)
+		}
+		d.keep(h, s)
+	}
+}
+
+// keep has a message wait with its sale. If too many do, it is put off.
+func (d *dispatch) keep(h *blockedSale, s *submission) {
+	if d.kept >= blockedFactor*d.batchMax {
+		s.resolve(errPutOff)
+		return
+	}
+	h.waiting = append(h.waiting, s)
+	d.kept++
+}
+
+// putBack sets when the sale is tried next.
+func (d *dispatch) putBack(h *blockedSale) {
+	h.tries++
+	h.again = time.Now().Add(retryDelay(h.tries, blockedDelay, blockedDelayMax))
+}
+
+// nextBlocked is when the next try of a blocked sale is due; any is false if there is none, or one is under way.
+func (d *dispatch) nextBlocked() (at time.Time, any bool) {
+	if d.apart != nil {
+		return at, false
+	}
+	for _, h := range d.blocked {
+		if !any || h.again.Before(at) {
+			at, any = h.again, true
+		}
+	}
+	return at, any
+}
+
+// startBlocked tries the sale that is due, with as many orders as a batch takes.
+func (d *dispatch) startBlocked(ctx context.Context) {
+	if d.isDraining() {
+		d.leaveBlocked()
+		return
+	}
+	at, _ := d.nextBlocked()
+	for sale, h := range d.blocked {
+		if h.again.Equal(at) {
+			d.startApart(ctx, sale, h)
+			return
+		}
+	}
+}
+
+func (d *dispatch) startApart(ctx context.Context, sale uuid.UUID, h *blockedSale) {
+	f := &inFlightBatch{apart: true, sale: sale, users: make(map[string]struct{})}
+	var left []*submission
+	for _, s := range h.waiting {
+		if len(f.batch) == d.batchMax || d.isInFlight(s.event.UserID) {
+			left = append(left, s)
+			continue
+		}
+		f.users[s.event.UserID] = struct{}{}
+		f.batch = append(f.batch, s)
+	}
+	h.waiting = left
+	d.kept -= len(f.batch)
+	if len(f.batch) == 0 {
+		if len(left) == 0 {
+			d.free(sale, h)
+		} else {
+			d.putBack(h) // the users of all are in flight
+		}
+		return
+	}
+	d.apart = f
+	d.launch(ctx, f)
+}
+
+// completeBlocked notes what became of a try. Messages that are still blocked go behind the others of their sale, so that
+// one of them does not block the others.
+func (d *dispatch) completeBlocked(f *inFlightBatch) {
+	h := d.blocked[f.sale]
+	if len(f.blocked) == 0 && len(f.deferred) < len(f.batch) {
+		d.deferred = append(d.deferred, f.deferred...)
+		d.free(f.sale, h)
+		return
+	}
+	if len(f.blocked)+len(f.deferred) < len(f.batch) {
+		h.tries = 0
+	}
+	for _, s := range append(f.deferred, f.blocked...) {
+		d.keep(h, s)
+	}
+	d.putBack(h)
+}
+
+// free lets the orders of a sale go with those of others again.
+func (d *dispatch) free(sale uuid.UUID, h *blockedSale) {
+	d.kept -= len(h.waiting)
+	d.deferred = append(h.waiting, d.deferred...) // they are older
+	delete(d.blocked, sale)
+	d.logger.Info("orders of a sale are no longer blocked", "sale", sale, "after", time.Since(h.since))
+	d.metrics.failing.WithLabelValues(stepBlocked).Dec()
+}
+
+// leaveBlocked leaves what is blocked to the next worker.
+func (d *dispatch) leaveBlocked() {
+	for sale, h := range d.blocked {
+		leave(h.waiting)
+		d.kept -= len(h.waiting)
+		delete(d.blocked, sale)
+		d.metrics.failing.WithLabelValues(stepBlocked).Dec()
+	}
+}
