@@ -192,7 +192,7 @@ func auditScope(ctx context.Context, c AuditConfig) ([]auditedSale, error) {
 	if c.Sale != uuid.Nil {
 		only = &c.Sale
 	}
-	rows, _ := c.Pool.Query(ctx, sql.AuditScope, only) // its error comes with the rows
+	rows, _ := c.Pool.Query(ctx, sql.AuditSelectedSales, only) // its error comes with the rows
 	sales, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (auditedSale, error) {
 		var s auditedSale
 		err := row.Scan(&s.id, &s.partitions)
@@ -288,7 +288,7 @@ func notDoneWith(entries int64) string {
 // progress is a text that changes when something has moved.
 func (l *look) progress(ctx context.Context) (string, error) {
 	var text string
-	if err := l.conn.QueryRow(ctx, sql.AuditMotion).Scan(&text); err != nil {
+	if err := l.conn.QueryRow(ctx, sql.AuditProgress).Scan(&text); err != nil {
 		return "", fmt.Errorf("look for changes: %w", err)
 	}
 	hash := fnv.New64a()

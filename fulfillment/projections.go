@@ -215,7 +215,7 @@ func (p *projector) build(ctx context.Context) error {
 	}
 	p.report.Orders = tag.RowsAffected()
 	crashpoint.Hit(crashpoint.ProjectionsFilled)
-	statements, err := texts(ctx, p.conn, sql.ProjectionDress)
+	statements, err := texts(ctx, p.conn, sql.ProjectionCopyDefinition)
 	if err != nil {
 		return err
 	}

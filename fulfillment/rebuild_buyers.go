@@ -24,13 +24,13 @@ const (
 // errOvertaken: another rebuild of the sale has raised its epoch since this one has begun.
 var errOvertaken = errors.New("another rebuild has raised the epoch of the sale")
 
-// gathered is what stands in Redis for the new epoch of a sale: how many live orders, what they hold, and how many ended ones.
-type gathered struct{ orders, units, ended int64 }
+// staged is what stands in Redis for the new epoch of a sale: how many live orders, what they hold, and how many ended ones.
+type staged struct{ orders, units, ended int64 }
 
-// holdBuyers copies the live orders of a sale to Redis, beside those of its last epoch, and those that have ended and are
+// stageBuyers copies the live orders of a sale to Redis, beside those of its last epoch, and those that have ended and are
 // known by their idempotency key. They are those of one instant after the raise of the epoch: an order that is
 // live then and ends later gives its units back in the new epoch, and none can be added.
-func (b *build) holdBuyers(ctx context.Context, sale raisedSale) (all gathered, err error) {
+func (b *build) stageBuyers(ctx context.Context, sale raisedSale) (all staged, err error) {
 	calls, callCtx := errgroup.WithContext(ctx)
 	calls.SetLimit(holdCalls)
 	free := make(chan []reservation.Holder, holdCalls+1) // one of them is being filled
@@ -46,7 +46,7 @@ func (b *build) holdBuyers(ctx context.Context, sale raisedSale) (all gathered, 
 			defer func() { free <- page[:0] }()
 			return b.holdPage(callCtx, sale, page)
 		})
-		crashpoint.Hit(crashpoint.RebuildHolding)
+		crashpoint.Hit(crashpoint.RebuildStaging)
 		return <-free, callCtx.Err()
 	}
 	// It has ctx and not that of the calls, with which the session would end, and the lock with it.
@@ -54,23 +54,23 @@ func (b *build) holdBuyers(ctx context.Context, sale raisedSale) (all gathered, 
 		if err := eachHolder(ctx, tx, sale, <-free, send); err != nil {
 			return err
 		}
-		return b.holdEnded(ctx, tx, sale, &all.ended)
+		return b.stageEnded(ctx, tx, sale, &all.ended)
 	})
 	if err := calls.Wait(); err != nil {
-		return gathered{}, err // which is why the reading failed, if it did
+		return staged{}, err // which is why the reading failed, if it did
 	}
 	return all, readErr
 }
 
-// holdEnded copies the ended orders, and counts them.
-func (b *build) holdEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, count *int64) error {
+// stageEnded copies the ended orders, and counts them.
+func (b *build) stageEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, count *int64) error {
 	var e reservation.EndedOrder
 	page := make([]reservation.EndedOrder, 0, holdersPerCall)
 	send := func() error {
 		ctx, cancel := context.WithTimeout(ctx, callTimeout)
 		defer cancel()
 		*count += int64(len(page))
-		err := b.config.Store.HoldEnded(ctx, b.partition, sale.ID, b.token, page)
+		err := b.config.Store.StageEnded(ctx, b.partition, sale.ID, b.token, page)
 		page = page[:0]
 		return err
 	}
@@ -90,7 +90,7 @@ func (b *build) holdEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, count
 func (b *build) holdPage(ctx context.Context, sale raisedSale, page []reservation.Holder) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	return b.config.Store.HoldBuyers(ctx, b.partition, sale.ID, b.token, sale.Epoch, page)
+	return b.config.Store.StageBuyers(ctx, b.partition, sale.ID, b.token, sale.Epoch, page)
 }
 
 // snapshot reads what a sale is rebuilt from, of one instant in its epoch.
@@ -129,7 +129,7 @@ func eachHolder(ctx context.Context, tx pgx.Tx, sale raisedSale, page []reservat
 	return err
 }
 
-// clearLeftovers frees what the rebuild has gathered that closed the sale before this one and was broken off.
+// clearLeftovers frees what the rebuild has staged that closed the sale before this one and was broken off.
 func (b *build) clearLeftovers(ctx context.Context, sale guardedSale) error {
 	if sale.closed.LastToken == "" {
 		return nil
@@ -138,5 +138,5 @@ func (b *build) clearLeftovers(ctx context.Context, sale guardedSale) error {
 	defer cancel()
 	token := sale.closed.LastToken
 	return b.config.Redis.Unlink(ctx,
-		b.config.Keys.Gathered(b.partition, sale.id, token), b.config.Keys.GatheredEnded(b.partition, sale.id, token)).Err()
+		b.config.Keys.Staged(b.partition, sale.id, token), b.config.Keys.StagedEnded(b.partition, sale.id, token)).Err()
 }

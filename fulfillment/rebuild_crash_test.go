@@ -25,7 +25,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{
 		crashpoint.RebuildBegun, crashpoint.RebuildDistrusted, crashpoint.RebuildClosed, crashpoint.RebuildDrained,
-		crashpoint.RebuildRaised, crashpoint.RebuildRaised + ":2", crashpoint.RebuildHolding, crashpoint.RebuildHeld,
+		crashpoint.RebuildRaised, crashpoint.RebuildRaised + ":2", crashpoint.RebuildStaging, crashpoint.RebuildStaged,
 		crashpoint.RebuildOpened, crashpoint.RebuildPublished, crashpoint.RebuildPublished + ":2",
 		crashpoint.RebuildServerSaved, crashpoint.RebuildVerified, crashpoint.RebuildRaised + ":3", crashpoint.RebuildOpened + ":3",
 	} {
@@ -103,7 +103,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				s.requireSound(t)
 				report := s.audit(t, uuid.Nil)
 				require.False(t, report.Broken(), textOf(t, report))
-				require.Empty(t, s.rdb.Keys(t.Context(), s.keys.Gathered(0, sales[0], "*")).Val(), "nothing that was gathered is left")
+				require.Empty(t, s.rdb.Keys(t.Context(), s.keys.Staged(0, sales[0], "*")).Val(), "nothing that was staged is left")
 				require.True(t, successor.Stop().Success())
 			})
 		}

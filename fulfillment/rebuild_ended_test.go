@@ -59,7 +59,7 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	require.Equal(t, reservation.Reserved, again.Verdict)
 	require.NotEqual(t, voided, again.Reservation.OrderID)
 	require.Equal(t, reservation.Reserved, s.reserve(t, sale, "cancelled", 1, "another").Verdict)
-	require.EqualValues(t, -1, s.rdb.TTL(t.Context(), s.keys.Ended(0, sale)).Val(), "what a rebuild has gathered stays")
+	require.EqualValues(t, -1, s.rdb.TTL(t.Context(), s.keys.Ended(0, sale)).Val(), "what a rebuild has staged stays")
 }
 
 // refuseAll records what stands in the stream as refused, and gives its units back.

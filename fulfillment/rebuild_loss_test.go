@@ -272,7 +272,7 @@ func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	require.NoError(t, b.closeAndDrain(t.Context(), sales))
 	ours, err := session.raiseEpoch(t.Context(), sales[0], RebuildByHand)
 	require.NoError(t, err)
-	all, err := b.holdBuyers(t.Context(), ours)
+	all, err := b.stageBuyers(t.Context(), ours)
 	require.NoError(t, err)
 
 	_, err = session.raiseEpoch(t.Context(), sales[0], RebuildByHand)
@@ -286,10 +286,10 @@ func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	require.ErrorIs(t, b.open(t.Context(), ours, 10-all.units, all), reservation.ErrSaleNotClosed)
 	theirs, err := session.raiseEpoch(t.Context(), sales[0], RebuildByHand)
 	require.NoError(t, err)
-	_, err = b.holdBuyers(t.Context(), ours)
+	_, err = b.stageBuyers(t.Context(), ours)
 	require.ErrorIs(t, err, errOvertaken)
 	require.NoError(t, session.conn.Ping(t.Context()), "the session goes on")
-	all2, err := other.holdBuyers(t.Context(), theirs)
+	all2, err := other.stageBuyers(t.Context(), theirs)
 	require.NoError(t, err)
 	require.NoError(t, other.open(t.Context(), theirs, 9, all2))
 	require.ErrorIs(t, b.open(t.Context(), ours, 10-all.units, all), reservation.ErrSaleNotClosed)
@@ -297,7 +297,7 @@ func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	s.buy(t, sale, "bob")
 }
 
-// What an earlier rebuild has gathered, and did not come to use, is in nobody's way.
+// What an earlier rebuild has staged, and did not come to use, is in nobody's way.
 func TestRebuildDeletesLeftoversOfFailedRebuild(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
@@ -307,9 +307,9 @@ func TestRebuildDeletesLeftoversOfFailedRebuild(t *testing.T) {
 	token := reservation.NewRebuildToken()
 	_, err := s.store.CloseSale(t.Context(), sale, 0, token, 1)
 	require.NoError(t, err)
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Gathered(0, sale, token), "somebody", "something").Err())
+	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Staged(0, sale, token), "somebody", "something").Err())
 	s.rebuild(t)
-	require.Empty(t, s.rdb.Keys(t.Context(), s.keys.Gathered(0, sale, "*")).Val())
+	require.Empty(t, s.rdb.Keys(t.Context(), s.keys.Staged(0, sale, "*")).Val())
 	require.Equal(t, []string{"ann"}, s.rdb.HKeys(t.Context(), s.keys.Buyers(0, sale)).Val())
 	s.requireSound(t)
 }

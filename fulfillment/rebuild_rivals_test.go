@@ -216,7 +216,7 @@ func (s *shop) fulfilAll(t *testing.T) {
 	}
 }
 
-// A rebuilder is frozen when it has gathered the buyers, and its session of Postgres ends, as it does by itself after
+// A rebuilder is frozen when it has staged the buyers, and its session of Postgres ends, as it does by itself after
 // 30 seconds of silence. Another one begins; when it has come so far, the first one wakes up.
 func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 	t.Parallel()
@@ -238,10 +238,10 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			s.buy(t, sale, "first")
 			s.fulfil(t)
 			sleeper := s.process(t)
-			sleeper.Setenv(crashpoint.FreezeEnv, crashpoint.RebuildHeld)
+			sleeper.Setenv(crashpoint.FreezeEnv, crashpoint.RebuildStaged)
 			sleeper.Setenv(rebuildEnv, sale.String())
 			sleeper.Start()
-			sleeper.WaitOutput(30*time.Second, "frozen at "+crashpoint.RebuildHeld)
+			sleeper.WaitOutput(30*time.Second, "frozen at "+crashpoint.RebuildStaged)
 			require.EqualValues(t, 1, s.count(t, endRebuildSessions), "its session ends")
 
 			r := s.rebuilder(t)

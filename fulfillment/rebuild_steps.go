@@ -167,11 +167,11 @@ func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale,
 		return RebuiltSale{}, fmt.Errorf("clear leftovers: %w", err)
 	}
 	b.atSale("copy the orders of the sale to Redis", sale.id)
-	all, err := b.holdBuyers(ctx, raised)
+	all, err := b.stageBuyers(ctx, raised)
 	if err != nil {
 		return RebuiltSale{}, fmt.Errorf("copy its orders: %w", err)
 	}
-	crashpoint.Hit(crashpoint.RebuildHeld)
+	crashpoint.Hit(crashpoint.RebuildStaged)
 	left := raised.Stock - all.units
 	if left < 0 {
 		b.log.Error("live orders hold more units than the sale's stock: none is left to be sold", "sale", sale.id, "stock", raised.Stock, "held", all.units)
@@ -192,7 +192,7 @@ func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale,
 	}, nil
 }
 
-func (b *build) open(ctx context.Context, sale raisedSale, left int64, all gathered) error {
+func (b *build) open(ctx context.Context, sale raisedSale, left int64, all staged) error {
 	limited, cancel := forCall(ctx)
 	defer cancel()
 	return b.config.Store.OpenRebuilt(limited, reservation.Rebuilt{

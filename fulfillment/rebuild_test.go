@@ -359,7 +359,7 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	_, err = s.catalog.PublishPending(t.Context())
 	require.Error(t, err)
 
-	all, err := b.holdBuyers(t.Context(), raised)
+	all, err := b.stageBuyers(t.Context(), raised)
 	require.NoError(t, err)
 	require.NoError(t, b.open(t.Context(), raised, raised.Stock-all.units, all))
 	require.NoError(t, session.exec(t.Context(), markPublished, sale, raised.Revision))
@@ -419,7 +419,7 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	raised, err := session.raiseEpoch(t.Context(), guarded, RebuildByHand)
 	require.NoError(t, err)
 	cancel("bob") // before the orders are read
-	all, err := b.holdBuyers(t.Context(), raised)
+	all, err := b.stageBuyers(t.Context(), raised)
 	require.NoError(t, err)
 	cancel("carol") // after that
 	_, err = s.giveBack(t.Context())

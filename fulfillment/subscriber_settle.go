@@ -220,7 +220,7 @@ func (s *subscription) tryDeadLetter(d *delivery, reason error) (delay time.Dura
 	return 0, true
 }
 
-// ackCollector gathers the ids of acknowledged entries until they can be sent.
+// ackCollector collects the ids of acknowledged entries until they can be sent.
 type ackCollector struct {
 	// wake has a value while there may be ids.
 	wake chan struct{}

@@ -150,7 +150,7 @@ func (b *bench) rebuiltBy(token, epoch string, holders, left int64) string {
 	return b.heard("rebuilt", answer)
 }
 
-func (b *bench) gather(epoch string, pairs ...string) {
+func (b *bench) stage(epoch string, pairs ...string) {
 	b.t.Helper()
 	require.NoError(b.t, b.rdb.HSet(b.t.Context(), b.buyers+":"+epoch, pairs).Err())
 	require.NoError(b.t, b.rdb.Expire(b.t.Context(), b.buyers+":"+epoch, time.Hour).Err())
@@ -162,7 +162,7 @@ func TestRebuiltGivesEveryAnswer(t *testing.T) {
 	b.open()
 	b.reserve(request{"ann", "order-ann", "-", "1"}, request{"lost", "order-lost", "-", "1"})
 	b.set("generation", 5)
-	b.gather("2", "ann", "order-ann 1 1 19c:key-1@1", "bob", "order-bob 2 9 19c@1")
+	b.stage("2", "ann", "order-ann 1 1 19c:key-1@1", "bob", "order-bob 2 9 19c@1")
 	before := b.state()
 	require.Equal(t, "not-closed", b.rebuilt("2", 2, 7))
 	require.Equal(t, before, b.state())
@@ -293,7 +293,7 @@ func TestCloseAndRebuiltWorkAtMaxmemory(t *testing.T) {
 	t.Parallel()
 	b := newBenchOnOwnRedis(t)
 	b.open()
-	b.gather("2", "ann", "order-ann 1 1 19c@1")
+	b.stage("2", "ann", "order-ann 1 1 19c@1")
 	require.NoError(t, b.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	_, runID, replicationID, _ := b.look()
 	require.Equal(t, []int64{0, 1}, b.close())

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Opens a sale again whose stock and buyers were made anew from Postgres, in one step: the buyers that
--- were gathered take the place of the old ones, and the whole sale is written with its new epoch.
+-- were staged take the place of the old ones, and the whole sale is written with its new epoch.
 --
 -- Only the rebuild that closed the sale last opens it, and only in an epoch above that of which it was closed. So
 -- one that was overtaken opens nothing, whenever its call arrives, and nor does a second copy of a call.
@@ -8,30 +8,30 @@
 -- KEYS
 --   1  sale      hash, as in reserve.lua
 --   2  buyers    hash, as in reserve.lua
---   3  gathered  hash like buyers: those of the new epoch
+--   3  staged    hash like buyers: those of the new epoch
 --   4  sales     set of the ids of the sales in this partition
 --   5  ended     hash, as in reserve.lua
---   6  over      hash like ended, gathered beside it
+--   6  over      hash like ended, staged beside it
 -- ARGV
 --   1  sale_id           as it goes into the set
 --   2  epoch             the new one
---   3  holders           how many buyers must have been gathered
+--   3  holders           how many buyers must have been staged
 --   4  revision          of the sale's definition
 --   5  stock             units for sale in all
 --   6  left              units that nobody has taken
 --   7  sequence          the last one that was given away
 --   8  per_order_limit   units that one order may hold
---   9  opens_at_ms       0 for at once
+--   9  opens_at_ms       0 for immediately
 --   10  closes_at_ms      0 for never
 --   11  payment_window_s  0 where a confirmed order is final
 --   12  state             open, paused or ended
 --   13  token             of the rebuild, as in close.lua
---   14  over              how many ended orders must have been gathered
+--   14  over              how many ended orders must have been staged
 -- Answers
 --   rebuilt         the sale is there, in its new epoch
 --   unchanged       it was before: a repeat
 --   not-closed      the sale is not closed for this rebuild, or was closed in that epoch or a later one: nothing was done
---   wrong <number>  so many buyers, or ended orders, were gathered: nothing was done
+--   wrong <number>  so many buyers, or ended orders, were staged: nothing was done
 
 local sale = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'rebuild', 'closed_epoch', 'quiet_since_ms')
 if sale[1] == ARGV[2] then return 'unchanged' end
@@ -44,8 +44,8 @@ if ARGV[2] == '0' then return redis.error_reply('ERR epoch 0 is that of a closed
 if tonumber(ARGV[2]) <= tonumber(sale[4]) then return 'not-closed' end
 if tonumber(ARGV[6]) > tonumber(ARGV[5]) then return redis.error_reply('ERR more is left than is for sale') end
 
-local gathered = redis.call('HLEN', KEYS[3])
-if gathered ~= tonumber(ARGV[3]) then return string.format('wrong %d', gathered) end
+local staged = redis.call('HLEN', KEYS[3])
+if staged ~= tonumber(ARGV[3]) then return string.format('wrong %d', staged) end
 local over = redis.call('HLEN', KEYS[6])
 if over ~= tonumber(ARGV[14]) then return string.format('wrong %d', over) end
 for _, command in ipairs({ { 'UNLINK', KEYS[1] }, { 'RENAME', KEYS[3], KEYS[2] }, { 'RENAME', KEYS[6], KEYS[5] }, { 'PERSIST', KEYS[2] },
@@ -58,9 +58,9 @@ end
 -- A higher generation tells whoever remembers the sale as sold out to look again.
 local generation = string.find(sale[2] or '', '^%d+$') and #sale[2] <= 15 and sale[2] or '0'
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[5])
-if gathered > 0 then
+if staged > 0 then
   redis.call('RENAME', KEYS[3], KEYS[2])
-  redis.call('PERSIST', KEYS[2]) -- what is gathered expires if nobody comes for it
+  redis.call('PERSIST', KEYS[2]) -- what is staged expires if nobody comes for it
 end
 if over > 0 then
   redis.call('RENAME', KEYS[6], KEYS[5])

@@ -237,7 +237,7 @@ func (s *shop) rebuild(sale reservation.Sale, epoch int64, holders ...reservatio
 	ctx, p := s.t.Context(), sale.Partition()
 	closed, err := s.CloseSale(ctx, sale.ID, p, token, 0)
 	require.NoError(s.t, err)
-	require.NoError(s.t, s.HoldBuyers(ctx, p, sale.ID, token, epoch, holders))
+	require.NoError(s.t, s.StageBuyers(ctx, p, sale.ID, token, epoch, holders))
 	left := sale.Stock
 	for _, h := range holders {
 		left -= h.Reservation.Quantity

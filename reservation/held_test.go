@@ -78,8 +78,8 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 				Sequence: numbers.Draw(r, "sequence"), ReservedAt: time.UnixMilli(numbers.Draw(r, "time")).UTC(),
 			},
 		}
-		require.NoError(r, s.HoldBuyers(t.Context(), 0, sale.ID, token, 9, []reservation.Holder{holder}))
-		text := s.rdb.HGet(t.Context(), s.keys.Gathered(0, sale.ID, token), "ann").Val()
+		require.NoError(r, s.StageBuyers(t.Context(), 0, sale.ID, token, 9, []reservation.Holder{holder}))
+		text := s.rdb.HGet(t.Context(), s.keys.Staged(0, sale.ID, token), "ann").Val()
 		want := holder.Reservation
 		if holder.Epoch != 9 {
 			want.Epoch = holder.Epoch
@@ -106,8 +106,8 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 		require.Equal(t, request.IdempotencyKey != "", fingerprint != "")
 		holder := heldBy(request.User, answer.Reservation)
 		holder.KeyFingerprint = fingerprint
-		require.NoError(t, s.HoldBuyers(t.Context(), 0, sale.ID, token, 1, []reservation.Holder{holder}))
-		require.Equal(t, held, s.rdb.HGet(t.Context(), s.keys.Gathered(0, sale.ID, token), request.User).Val())
+		require.NoError(t, s.StageBuyers(t.Context(), 0, sale.ID, token, 1, []reservation.Holder{holder}))
+		require.Equal(t, held, s.rdb.HGet(t.Context(), s.keys.Staged(0, sale.ID, token), request.User).Val())
 	}
 }
 

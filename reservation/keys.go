@@ -46,9 +46,9 @@ func (k Keys) Buyers(partition int, sale uuid.UUID) string {
 	return k.in(partition, "buyers:"+sale.String())
 }
 
-// Gathered is where a rebuild, named by its token, gathers the buyers of a sale for an epoch that is not
+// Staged is where a rebuild, named by its token, stages the buyers of a sale for an epoch that is not
 // in force yet, beside those of the last one.
-func (k Keys) Gathered(partition int, sale uuid.UUID, token string) string {
+func (k Keys) Staged(partition int, sale uuid.UUID, token string) string {
 	return k.Buyers(partition, sale) + ":" + token
 }
 
@@ -57,8 +57,8 @@ func (k Keys) Ended(partition int, sale uuid.UUID) string {
 	return k.in(partition, "ended:"+sale.String())
 }
 
-// GatheredEnded is for Ended what Gathered is for Buyers.
-func (k Keys) GatheredEnded(partition int, sale uuid.UUID, token string) string {
+// StagedEnded is for Ended what Staged is for Buyers.
+func (k Keys) StagedEnded(partition int, sale uuid.UUID, token string) string {
 	return k.Ended(partition, sale) + ":" + token
 }
 

@@ -13,7 +13,7 @@ import (
 	"stampede/lua"
 )
 
-// What a rebuild of the stock from Postgres does in Redis, in this order: CloseSale, HoldBuyers and HoldEnded as often
+// What a rebuild of the stock from Postgres does in Redis, in this order: CloseSale, StageBuyers and StageEnded as often
 // as it takes, OpenRebuilt; and MarkVerified for the server when all live sales of a partition are whole. Each
 // may be repeated. Errors wrap ErrUnavailable where Redis could not be asked or refused to work.
 
@@ -21,8 +21,8 @@ var (
 	// ErrSaleNotClosed is returned by OpenRebuilt for a sale that is not closed for this rebuild: another one
 	// has closed or opened it meanwhile, or Redis has lost it.
 	ErrSaleNotClosed = errors.New("the sale is not closed for this rebuild: another one has overtaken it, or Redis has lost the sale")
-	// ErrHoldersMissing is returned by OpenRebuilt if not exactly the buyers and ended orders were gathered that the sale has.
-	ErrHoldersMissing = errors.New("the number of gathered buyers or ended orders is wrong")
+	// ErrHoldersMissing is returned by OpenRebuilt if not exactly the buyers and ended orders were staged that the sale has.
+	ErrHoldersMissing = errors.New("the number of staged buyers or ended orders is wrong")
 )
 
 // NewRebuildToken returns a name for one try of a rebuild, which no other one has. All that it does in Redis
@@ -44,10 +44,10 @@ type Holder struct {
 type Rebuilt struct {
 	Sale Sale
 	// Left is how many units nobody has taken, Sequence the highest place that was ever given away, and
-	// Holders and Ended how many buyers and ended orders were gathered by HoldBuyers and HoldEnded.
+	// Holders and Ended how many buyers and ended orders were staged by StageBuyers and StageEnded.
 	Left, Sequence int64
 	Holders, Ended int64
-	// Token is that of the rebuild, with which the sale was closed and the buyers were gathered.
+	// Token is that of the rebuild, with which the sale was closed and the buyers were staged.
 	Token string
 }
 
@@ -89,21 +89,21 @@ type ClosedSale struct {
 }
 
 const (
-	// gatheredFor is how long buyers wait for OpenRebuilt. What a rebuild that was broken off has
-	// gathered goes by itself.
-	gatheredFor = time.Hour
+	// stagedFor is how long buyers wait for OpenRebuilt. What a rebuild that was broken off has
+	// staged goes by itself.
+	stagedFor = time.Hour
 	// holdersPerCommand bounds how long Redis serves nobody else.
 	holdersPerCommand = 1000
 )
 
-// HoldBuyers gathers buyers of a sale for an epoch that is not in force yet, beside those of the last
+// StageBuyers stages buyers of a sale for an epoch that is not in force yet, beside those of the last
 // one and those of other rebuilds. It may be called many times, and with the same holders again. The caller bounds
 // their number.
-func (s *Store) HoldBuyers(ctx context.Context, partition int, sale uuid.UUID, token string, epoch int64, holders []Holder) error {
+func (s *Store) StageBuyers(ctx context.Context, partition int, sale uuid.UUID, token string, epoch int64, holders []Holder) error {
 	if len(holders) == 0 {
 		return nil
 	}
-	err := s.gather(ctx, s.keys.Gathered(partition, sale, token), len(holders), func(i int) (field, value any) {
+	err := s.stage(ctx, s.keys.Staged(partition, sale, token), len(holders), func(i int) (field, value any) {
 		return holders[i].User, appendHeld(make([]byte, 0, heldMax), &holders[i], epoch)
 	})
 	if err != nil {
@@ -112,12 +112,12 @@ func (s *Store) HoldBuyers(ctx context.Context, partition int, sale uuid.UUID, t
 	return nil
 }
 
-// HoldEnded is HoldBuyers for orders that have ended.
-func (s *Store) HoldEnded(ctx context.Context, partition int, sale uuid.UUID, token string, orders []EndedOrder) error {
+// StageEnded is StageBuyers for orders that have ended.
+func (s *Store) StageEnded(ctx context.Context, partition int, sale uuid.UUID, token string, orders []EndedOrder) error {
 	if len(orders) == 0 {
 		return nil
 	}
-	err := s.gather(ctx, s.keys.GatheredEnded(partition, sale, token), len(orders), func(i int) (field, value any) {
+	err := s.stage(ctx, s.keys.StagedEnded(partition, sale, token), len(orders), func(i int) (field, value any) {
 		e := &orders[i]
 		return e.field(), CompactID(e.OrderID) + " " + ending(e.Quantity, e.Status)
 	})
@@ -127,8 +127,8 @@ func (s *Store) HoldEnded(ctx context.Context, partition int, sale uuid.UUID, to
 	return nil
 }
 
-// gather writes n fields of a hash that expires.
-func (s *Store) gather(ctx context.Context, key string, n int, at func(i int) (field, value any)) error {
+// stage writes n fields of a hash that expires.
+func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (field, value any)) error {
 	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i := 0; i < n; {
 			fields := make([]any, 0, 2*min(n-i, holdersPerCommand))
@@ -138,20 +138,20 @@ func (s *Store) gather(ctx context.Context, key string, n int, at func(i int) (f
 			}
 			p.HSet(ctx, key, fields...)
 		}
-		p.Expire(ctx, key, gatheredFor)
+		p.Expire(ctx, key, stagedFor)
 		return nil
 	})
 	return err
 }
 
-// OpenRebuilt puts the gathered buyers and the whole sale in the place of what was there, in one step.
+// OpenRebuilt puts the staged buyers and the whole sale in the place of what was there, in one step.
 // It returns ErrSaleNotClosed or ErrHoldersMissing, and then has done nothing; a sale that is in that
 // epoch already is left as it is.
 func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	sale, p := &r.Sale, r.Sale.Partition()
 	keys := []string{
-		s.keys.Sale(p, sale.ID), s.keys.Buyers(p, sale.ID), s.keys.Gathered(p, sale.ID, r.Token), s.keys.Sales(p),
-		s.keys.Ended(p, sale.ID), s.keys.GatheredEnded(p, sale.ID, r.Token),
+		s.keys.Sale(p, sale.ID), s.keys.Buyers(p, sale.ID), s.keys.Staged(p, sale.ID, r.Token), s.keys.Sales(p),
+		s.keys.Ended(p, sale.ID), s.keys.StagedEnded(p, sale.ID, r.Token),
 	}
 	answer, err := lua.Rebuilt.Run(ctx, s.rdb, keys,
 		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, sale.Stock, r.Left, r.Sequence, sale.PerOrderLimit,

@@ -97,7 +97,7 @@ func TestOpenRebuiltRequiresClosedSaleAndAllBuyers(t *testing.T) {
 	ctx := t.Context()
 	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 9, Sequence: 1, Holders: 1, Token: token}
 	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
-	require.NoError(t, s.HoldBuyers(ctx, 0, sale.ID, token, 2, []reservation.Holder{ann}))
+	require.NoError(t, s.StageBuyers(ctx, 0, sale.ID, token, 2, []reservation.Holder{ann}))
 	require.ErrorIs(t, s.OpenRebuilt(ctx, rebuilt), reservation.ErrSaleNotClosed)
 	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict, "it goes on as it was")
 
@@ -120,7 +120,7 @@ func TestOpenRebuiltRequiresClosedSaleAndAllBuyers(t *testing.T) {
 	require.ErrorIs(t, s.OpenRebuilt(ctx, late), reservation.ErrSaleNotClosed, "another rebuild has not closed it")
 }
 
-func TestHoldBuyersWritesInPieces(t *testing.T) {
+func TestStageBuyersWritesInPieces(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	sale := s.sale(10_000)
@@ -135,12 +135,12 @@ func TestHoldBuyersWritesInPieces(t *testing.T) {
 		})
 	}
 	hold := func(some []reservation.Holder) {
-		require.NoError(t, s.HoldBuyers(t.Context(), 0, sale.ID, token, 2, some))
+		require.NoError(t, s.StageBuyers(t.Context(), 0, sale.ID, token, 2, some))
 	}
 	hold(nil)
 	hold(holders[:3_000])
 	hold(holders[2_500:]) // some of them again
-	ttl, err := s.rdb.TTL(t.Context(), s.keys.Gathered(0, sale.ID, token)).Result()
+	ttl, err := s.rdb.TTL(t.Context(), s.keys.Staged(0, sale.ID, token)).Result()
 	require.NoError(t, err)
 	require.Positive(t, ttl, "what nobody comes for goes by itself")
 

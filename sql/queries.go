@@ -23,8 +23,8 @@ var (
 	AuditFigures string
 	//go:embed queries/audit/find.sql
 	AuditFind string
-	//go:embed queries/audit/motion.sql
-	AuditMotion string
+	//go:embed queries/audit/progress.sql
+	AuditProgress string
 	//go:embed queries/audit/note_latest.sql
 	AuditNoteLatest string
 	//go:embed queries/audit/note_still.sql
@@ -43,8 +43,8 @@ var (
 	AuditReservations string
 	//go:embed queries/audit/revisions.sql
 	AuditRevisions string
-	//go:embed queries/audit/scope.sql
-	AuditScope string
+	//go:embed queries/audit/selected_sales.sql
+	AuditSelectedSales string
 	//go:embed queries/audit/sequence.sql
 	AuditSequence string
 	//go:embed queries/audit/tables.sql
@@ -152,8 +152,8 @@ var (
 
 	//go:embed queries/projection/begin.sql
 	ProjectionBegin string
-	//go:embed queries/projection/dress.sql
-	ProjectionDress string
+	//go:embed queries/projection/copy_definition.sql
+	ProjectionCopyDefinition string
 	//go:embed queries/projection/end.sql
 	ProjectionEnd string
 	//go:embed queries/projection/fill.sql

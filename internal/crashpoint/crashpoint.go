@@ -48,10 +48,10 @@ const (
 	RebuildDrained = "rebuild-drained"
 	// RebuildRaised: the next epoch of a sale has begun in Postgres.
 	RebuildRaised = "rebuild-raised"
-	// RebuildHolding: some of its buyers are on their way to Redis.
-	RebuildHolding = "rebuild-holding"
-	// RebuildHeld: all of them are there, and the sale is still closed.
-	RebuildHeld = "rebuild-held"
+	// RebuildStaging: some of its buyers are on their way to Redis.
+	RebuildStaging = "rebuild-staging"
+	// RebuildStaged: all of them are there, and the sale is still closed.
+	RebuildStaged = "rebuild-staged"
 	// RebuildOpened: it is open, as far as its server is verified.
 	RebuildOpened = "rebuild-opened"
 	// RebuildPublished: and Postgres knows that Redis knows.
@@ -83,7 +83,7 @@ const (
 var names = []string{
 	BeforePersist, AfterCommit, BeforeAck,
 	BeforeExpire, BeforeExpireCommit, AfterExpire, BeforeRelease, AfterRelease, AfterReleaseCommit,
-	RebuildBegun, RebuildDistrusted, RebuildClosed, RebuildDrained, RebuildRaised, RebuildHolding, RebuildHeld,
+	RebuildBegun, RebuildDistrusted, RebuildClosed, RebuildDrained, RebuildRaised, RebuildStaging, RebuildStaged,
 	RebuildOpened, RebuildPublished, RebuildServerSaved, RebuildVerified,
 	ProjectionsWatch, ProjectionsFilled, ProjectionsBuilt, ProjectionsSwap, ProjectionsSwapped,
 }

@@ -1,5 +1,5 @@
 -- The statements, in order, that put orders_next in the place of orders, which is orders_replaced then. Indexes
--- follow: those of the old table give their names to those that dress.sql made.
+-- follow: those of the old table give their names to those that copy_definition.sql made.
 WITH indexes AS (
     SELECT c.relname, row_number() OVER (ORDER BY i.indexrelid) AS n
     FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
