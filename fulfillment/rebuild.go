@@ -20,7 +20,7 @@ import (
 const (
 	// RebuildServer: the Redis server is not the one on which the stock was: it was restarted, replaced or emptied.
 	RebuildServer = "server"
-	// RebuildUnvouched: it was never noted on which server the stock is.
+	// RebuildUnverified: it was never noted on which server the stock is.
 	RebuildUnverified = "unvouched"
 	// RebuildLost: the server lacks a sale.
 	RebuildLost = "sale-lost"
@@ -41,7 +41,7 @@ var (
 	// ErrRebuildUnderWay is returned while another process rebuilds. It will see to what is to be done, or
 	// leave it to be found again.
 	ErrRebuildUnderWay = errors.New("a rebuild is under way")
-	// ErrServerNotVouched is returned for the rebuild of a single sale on a Redis server of which more may be
+	// ErrServerUnverified is returned for the rebuild of a single sale on a Redis server of which more may be
 	// lost: its partition has to be rebuilt.
 	ErrServerUnverified = errors.New("the whole partition has to be rebuilt: its Redis server is not the one that it was on")
 )
@@ -132,7 +132,7 @@ func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string)
 }
 
 // Sale makes the stock of one sale anew; the other ones go on. The error is ErrRebuildUnderWay,
-// reservation.ErrSaleNotFound, ErrServerNotVouched, or one of Redis or Postgres.
+// reservation.ErrSaleNotFound, ErrServerUnverified, or one of Redis or Postgres.
 func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (RebuildReport, error) {
 	session, err := r.begin(ctx)
 	if err != nil {

@@ -23,8 +23,6 @@ var (
 	AuditFigures string
 	//go:embed queries/audit/find.sql
 	AuditFind string
-	//go:embed queries/audit/progress.sql
-	AuditProgress string
 	//go:embed queries/audit/note_latest.sql
 	AuditNoteLatest string
 	//go:embed queries/audit/note_still.sql
@@ -33,6 +31,8 @@ var (
 	AuditOversold string
 	//go:embed queries/audit/parked.sql
 	AuditParked string
+	//go:embed queries/audit/progress.sql
+	AuditProgress string
 	//go:embed queries/audit/projection.sql
 	AuditProjection string
 	//go:embed queries/audit/read_figures.sql
