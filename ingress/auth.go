@@ -18,8 +18,7 @@ import (
 	"stampede/reservation"
 )
 
-// authenticator finds out which buyer a request comes from. The id that it returns is one that
-// reservation.ValidateUser accepts.
+// authenticator identifies the buyer of a request, by an id that reservation.ValidateUser accepts.
 type authenticator interface {
 	user(r *http.Request) (string, error)
 }
@@ -31,22 +30,22 @@ func newAuthenticator(ctx context.Context, c Config) (authenticator, error) {
 	return newJWTAuth(ctx, c)
 }
 
-// headerAuth believes a header.
+// headerAuth trusts a header.
 type headerAuth struct{ name string }
 
 func (a headerAuth) user(r *http.Request) (string, error) {
 	switch ids := r.Header[a.name]; len(ids) {
 	case 0:
-		return "", &problem{kind: kindUnauthorized, detail: "Say who you are in the header " + a.name + "."}
+		return "", &problem{kind: kindUnauthorized, detail: "Name the buyer in the header " + a.name + "."}
 	case 1:
 		return ids[0], reservation.ValidateUser(ids[0])
 	default:
-		// A proxy that adds the header instead of replacing it would let a client choose.
+		// Behind a proxy that adds the header instead of overwriting it, a client could choose.
 		return "", invalid(a.name + " must be sent once.")
 	}
 }
 
-// Challenges of RFC 6750 for an answer 401.
+// Challenges of answers with status 401 (RFC 6750).
 const (
 	challengeBuyer   = `Bearer realm="stampede"`
 	challengeInvalid = `Bearer realm="stampede", error="invalid_token"`
@@ -58,26 +57,25 @@ const (
 const (
 	jwksTimeout = 3 * time.Second
 	jwksRefresh = 15 * time.Minute
-	// A token whose key is not known makes us look for new keys, this often at most, however many
-	// such tokens somebody makes up.
+	// jwksMissInterval is the pause between fetches because of unknown keys, which anybody can make up.
 	jwksMissInterval = 10 * time.Second
-	// jwksLookWait bounds what such a token's request waits for that.
+	// jwksMissWait bounds how long a request with an unknown key waits for its fetch.
 	jwksMissWait = 2 * time.Second
 )
 
-// clockLeeway is by how much the clock of a token's issuer may differ from ours.
+// clockLeeway bounds how far the clock of a token's issuer may differ from ours.
 const clockLeeway = 30 * time.Second
 
-// asymmetric lists the methods for which a public key is enough. HMAC is not among them: a public
-// key would be taken for its secret.
+// asymmetric lists the methods that need only a public key. HMAC must not be among them: it would take a public
+// key for a secret.
 var asymmetric = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"}
 
 // jwtAuth takes the subject of a signed token.
 type jwtAuth struct {
 	parser *jwt.Parser
-	// key finds the key that a token is to be verified with.
+	// key finds the key that verifies a token.
 	key func(context.Context) jwt.Keyfunc
-	// keysMissing tells that no token can be verified, whatever it is.
+	// keysMissing reports that there are no keys, so that no token can be verified.
 	keysMissing func(context.Context) bool
 }
 
@@ -128,20 +126,22 @@ func (a *jwtAuth) user(r *http.Request) (string, error) {
 	var claims jwt.RegisteredClaims
 	if _, err := a.parser.ParseWithClaims(token, &claims, a.key(r.Context())); err != nil {
 		if errors.Is(err, jwt.ErrTokenUnverifiable) && a.keysMissing(r.Context()) {
-			return "", fmt.Errorf("%w: there are no keys to verify a token with", reservation.ErrUnavailable)
+			return "", fmt.Errorf("%w: no keys to verify tokens", reservation.ErrUnavailable)
 		}
 		return "", &problem{kind: kindUnauthorized, detail: tokenProblem(err), challenge: challengeInvalid}
 	}
 	if claims.Subject == "" {
-		return "", &problem{kind: kindUnauthorized, detail: "The token lacks a claim that is required: sub.", challenge: challengeInvalid}
+		return "", &problem{kind: kindUnauthorized, detail: "The token lacks a required claim: sub.", challenge: challengeInvalid}
 	}
 	if err := reservation.ValidateUser(claims.Subject); err != nil {
-		return "", &problem{kind: kindUnauthorized, detail: "The sub of the token cannot be used: a " + err.Error() + ".", challenge: challengeInvalid}
+		return "", &problem{
+			kind: kindUnauthorized, challenge: challengeInvalid, detail: "The sub of the token is not valid: a " + err.Error() + ".",
+		}
 	}
 	return claims.Subject, nil
 }
 
-// whyRefused tells what a client can mend; of a signature or a key it says no more than that.
+// tokenProblem says what a client can correct; it says nothing about signatures and keys.
 func tokenProblem(err error) string {
 	switch {
 	case errors.Is(err, jwt.ErrTokenExpired):
@@ -153,12 +153,12 @@ func tokenProblem(err error) string {
 	case errors.Is(err, jwt.ErrTokenInvalidAudience):
 		return "The token is for another audience."
 	case errors.Is(err, jwt.ErrTokenRequiredClaimMissing):
-		return "The token lacks a claim that is required: exp, and iss or aud where they are checked."
+		return "The token lacks a required claim: exp, or iss or aud if the server checks them."
 	}
 	return "The token is not valid."
 }
 
-// bearer is the token of the Authorization header, if there is exactly one.
+// bearer returns the token of the Authorization header, if the header was sent once.
 func bearer(h http.Header) (string, bool) {
 	values := h["Authorization"]
 	if len(values) != 1 {
@@ -168,10 +168,10 @@ func bearer(h http.Header) (string, bool) {
 	return token, ok && strings.EqualFold(scheme, "Bearer") && token != ""
 }
 
-// adminGate lets operators through.
+// adminGate admits operators.
 type adminGate struct {
 	configured bool
-	// hash of the token: comparing hashes takes the same time for every token, of any length.
+	// hash of the token: comparing hashes takes the same time for tokens of any length.
 	hash [sha256.Size]byte
 }
 
@@ -181,14 +181,14 @@ func newAdminGate(token string) adminGate {
 
 func (g adminGate) check(r *http.Request) error {
 	if !g.configured {
-		return &problem{kind: kindForbidden, detail: "Operators' calls are switched off: set STAMPEDE_ADMIN_TOKEN on the server."}
+		return &problem{kind: kindForbidden, detail: "Operators' calls are disabled: the server has no STAMPEDE_ADMIN_TOKEN."}
 	}
 	token, ok := bearer(r.Header)
 	if !ok {
 		return &problem{kind: kindUnauthorized, detail: "Send the admin token: Authorization: Bearer …", challenge: challengeAdmin}
 	}
 	if hash := sha256.Sum256([]byte(token)); subtle.ConstantTimeCompare(hash[:], g.hash[:]) != 1 {
-		return &problem{kind: kindUnauthorized, detail: "This is not the admin token.", challenge: challengeNoAdmin}
+		return &problem{kind: kindUnauthorized, detail: "The admin token is wrong.", challenge: challengeNoAdmin}
 	}
 	return nil
 }

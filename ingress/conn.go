@@ -1,15 +1,16 @@
 package ingress
 
-// Why connections are wrapped: http.Server sets about seven deadlines on the socket for a request, nearly all of which are
-// replaced before they are due, and each of them moves a timer of the runtime under a lock. And once it has a request in
-// full it reads on in a goroutine, so as to notice a client that leaves: a system call that finds nothing, a wait in the
-// poller, and two more deadlines to end it. A purchase is answered before it would matter that its buyer has left.
+// Why connections are wrapped: http.Server sets about seven deadlines on the socket for each request. Nearly
+// all of them are replaced before they are due, and each moves a timer of the runtime under a lock. Once
+// http.Server has a whole request it also starts a background read, to notice a client that leaves: a system
+// call that finds nothing, a wait in the poller, and two more deadlines to end it. A purchase is answered
+// before it would matter that its buyer has left.
 //
-// A conn keeps every deadline for http.Server, and tells the socket of few of them; a handler may have a request left
-// unwatched. Together that is 4.0 to 4.6 of 68 µs of CPU time for a purchase that is accepted, and 0.7 to 1.3 of 39 µs for one that is told
-// "sold out", for ingress, Redis client and buyers together (BenchmarkConnection, two cores of AMD EPYC, Go 1.26). The
-// latter is the deadlines alone, because nothing is waited for and the watch hardly begins. For the former the two belong
-// together: a watch is ended by a deadline that cannot be put off.
+// A conn records every deadline and sets few of them on the socket, and a handler can skip the background
+// read. Together that saves 4.0 to 4.6 of 68 µs of CPU time for an accepted purchase and 0.7 to 1.3 of 39 µs for
+// one that is sold out; ingress, Redis client and buyers count together (BenchmarkConnection, two cores of AMD
+// EPYC, Go 1.26). A sold-out purchase saves the deadlines only, because its background read hardly begins. An
+// accepted one needs both changes: a background read is ended by a deadline that has to reach the socket.
 
 import (
 	"context"
@@ -23,8 +24,8 @@ import (
 	"stampede/internal/accept"
 )
 
-// connListener makes a conn of every TCP connection that it accepts. Others stay as they are: one of TLS, for example,
-// cannot go on after a time-out.
+// connListener wraps the TCP connections that it accepts in a conn. Others stay as they are: a TLS
+// connection, for example, cannot go on after a timeout.
 type connListener struct{ net.Listener }
 
 func (l connListener) Accept() (net.Conn, error) {
@@ -44,18 +45,18 @@ func connState(c net.Conn, state http.ConnState) {
 	}
 }
 
-// tcpConn is what a conn needs of a TCP connection. The ReadFrom, which knows nothing of deadlines that were put off, is
-// left out, so that nobody finds it.
+// tcpConn is what a conn needs of a TCP connection. It hides ReadFrom, which would bypass the deadlines of
+// a conn.
 type tcpConn interface {
 	net.Conn
-	CloseWrite() error // http.Server looks for it when it hangs up on a client who is still sending
+	CloseWrite() error // http.Server calls it when it closes the connection of a client that still sends
 }
 
-// conn is a TCP connection under an http.Server. It is safe for concurrent use, as a net.Conn has to be.
+// conn is a TCP connection of an http.Server. Like every net.Conn it is safe for concurrent use.
 type conn struct {
 	tcpConn
 	read, write deadline
-	// unwatched makes the next read of one byte without a deadline find nothing. It is guarded by read.mu.
+	// skipRead has the next read of one byte without a deadline return nothing. It is guarded by read.mu.
 	skipRead bool
 }
 
@@ -79,7 +80,6 @@ func (c *conn) Read(p []byte) (n int, err error) {
 	}
 }
 
-// Write goes on behind what was written before a deadline that is none any more.
 func (c *conn) Write(p []byte) (n int, err error) {
 	if err := c.write.begin(); err != nil {
 		return 0, err
@@ -121,14 +121,14 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// leaveUnwatched is for a handler that will answer soon: the context of its request need not end when the client leaves.
-// It has to be called before the body is read. When http.Server watches already, as it does from the start where there is no
-// body, it is too late, and the watch goes on.
+// skipBackgroundRead is for a handler that will answer soon: the request's context need not end when the
+// client leaves. Call it before the body is read. A request without a body is in its background read from
+// the start; for that one the call has no effect.
 //
-// The read by which http.Server watches is known by having no deadline, from which all its other reads are told apart by
-// the time-outs of Server.Run, and by its length. It is answered that nothing was there, at once and without an error: that
-// ends the watch, nobody waits for anything, and what the client sends meanwhile is read as the next request later. A
-// reader that is not the watch, if it ever was taken for it, would have to read once more.
+// The background read is recognized by its length of one byte and by having no deadline: the timeouts of
+// Server.Run give every other read one. It is answered immediately with no bytes and no error, which ends
+// it; what the client sends meanwhile is read as the next request. Any other reader that was taken for
+// it would only read once more.
 func skipBackgroundRead(r *http.Request) {
 	if c, ok := r.Context().Value(connKey{}).(*conn); ok {
 		c.read.mu.Lock()
@@ -147,14 +147,14 @@ func (c *conn) takeSkip() bool {
 	return true
 }
 
-// deadline is the deadline of the Reads or that of the Writes. The socket hears of it when a call would otherwise outlive
-// it: one that begins, or one that is under way.
+// deadline is the deadline of reads or of writes. It is applied to the socket only for a call that would
+// otherwise outlive it: one that begins, or one in progress.
 type deadline struct {
-	set func(time.Time) error // sets that of the socket
+	set func(time.Time) error // sets the socket's deadline
 
 	mu sync.Mutex
-	// wanted is what calls are to keep, and known what the socket knows; zero is no deadline.
-	// Invariant: while there are calls, known is not later than wanted. Calls that end too early go on.
+	// wanted is the deadline that calls must keep, applied is the socket's; zero is none.
+	// Invariant: during calls applied is not later than wanted. A call that ends too early goes on.
 	wanted, applied time.Time
 	calls           int
 }
@@ -173,7 +173,7 @@ func (d *deadline) apply() error {
 	return d.set(d.applied)
 }
 
-// enter begins a call, which leave ends.
+// begin starts a call, which ends with end.
 func (d *deadline) begin() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -181,7 +181,7 @@ func (d *deadline) begin() error {
 		if hasPassed(d.wanted) {
 			return os.ErrDeadlineExceeded
 		}
-		_ = d.apply() // a connection that is closed tells so in the call as well
+		_ = d.apply() // fails if the connection is closed, and so does the call
 	}
 	d.calls++
 	return nil
@@ -193,7 +193,8 @@ func (d *deadline) end() {
 	d.calls--
 }
 
-// wasPutOff tells whether a call that ended with err is to go on, because the deadline that ended it is not the wanted one.
+// wasExtended reports whether a call that ended with err goes on: it has met a deadline that is not wanted
+// any more.
 func (d *deadline) wasExtended(err error) bool {
 	if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 		return false

@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	// heartbeatEvery is how often a stream says something though there is nothing to say, so that proxies keep the
-	// connection and both ends notice when the other one is gone.
-	heartbeatEvery = 15 * time.Second
-	// eventTimeout is for how long a client may leave an event in the socket before it is cut off.
+	// heartbeatInterval is the pause between comments, which keep proxies from closing an idle stream, and by which
+	// each end notices that the other is gone.
+	heartbeatInterval = 15 * time.Second
+	// eventTimeout bounds how long an event may take to write, before a client that does not read is cut off.
 	eventTimeout = 10 * time.Second
 )
 
@@ -30,7 +30,8 @@ type eventStream struct {
 	buf        []byte
 }
 
-// openStream begins the answer, and sends its head: it may be long until there is something to tell. The caller closes the stream.
+// openStream sends the head of the answer immediately, because the first event may come late. The caller closes
+// the stream.
 func openStream(c echo.Context) *eventStream {
 	response := c.Response()
 	h := response.Header()
@@ -38,15 +39,17 @@ func openStream(c echo.Context) *eventStream {
 	h["Cache-Control"] = noStore
 	h["X-Accel-Buffering"] = noBuffering // nginx would hold events back
 	response.WriteHeader(http.StatusOK)
-	e := &eventStream{response: response, connection: http.NewResponseController(response), heartbeats: time.NewTicker(heartbeatEvery)}
-	_ = e.write(nil) // a client that is gone is found out by the next one
+	e := &eventStream{
+		response: response, connection: http.NewResponseController(response), heartbeats: time.NewTicker(heartbeatInterval),
+	}
+	_ = e.write(nil) // if the client has left, the next write fails too
 	return e
 }
 
 func (e *eventStream) close() { e.heartbeats.Stop() }
 
-// send sends an event. The id is left out if it is 0; data is JSON, without line ends. An error means that the client
-// is gone, or takes nothing any more.
+// send sends an event. It leaves an id of 0 out; data is JSON without line ends. An error means that the client
+// has left or does not read.
 func (e *eventStream) send(event string, id int, data []byte) error {
 	e.buf = append(append(e.buf[:0], "event: "...), event...)
 	if id != 0 {
@@ -59,7 +62,7 @@ func (e *eventStream) send(event string, id int, data []byte) error {
 func (e *eventStream) sendHeartbeat() error { return e.write(heartbeatComment) }
 
 func (e *eventStream) write(text []byte) error {
-	// In place of the server's writeTimeout. An error means that the connection has none.
+	// Replaces the server's writeTimeout. It fails if the connection has no deadlines.
 	_ = e.connection.SetWriteDeadline(time.Now().Add(eventTimeout))
 	if _, err := e.response.Write(text); err != nil {
 		return err

@@ -9,8 +9,7 @@ import (
 	"github.com/labstack/echo/v4"
 )
 
-// pingTimeout is how quickly a server must answer to count as up. It leaves room below the few
-// seconds that health checks wait.
+// pingTimeout bounds a ping. It is below the few seconds after which health checks time out.
 const pingTimeout = 500 * time.Millisecond
 
 const (
@@ -27,37 +26,39 @@ func (s *Server) live(c echo.Context) error {
 	return nil
 }
 
-// ready serves GET /readyz: this server takes requests, Redis answers a PING, without which no
-// purchase can be decided, and the secret for receipts is known. Whether Redis takes writes is not tried.
-// Postgres is only told of: once the secret was read, a sale goes on without it.
+// ready serves GET /readyz: the server takes requests, Redis answers a PING, and the secret for receipts was read.
+// Whether Redis accepts writes is not checked. Postgres is reported, but not required: a sale goes on without it.
 func (s *Server) ready(c echo.Context) error {
 	if s.stopping.Load() {
 		return &problem{kind: kindNotReady, detail: "This server is stopping.", retryAfter: retrySoon}
 	}
 	var (
-		postgres string
-		asked    sync.WaitGroup
+		postgresState string
+		pinging       sync.WaitGroup
 	)
-	asked.Go(func() { postgres = s.ping("postgres", s.config.Postgres) })
-	redis := s.ping("redis", s.config.Reservations)
-	asked.Wait()
-	if redis == down {
-		return &problem{kind: kindNotReady, detail: "Redis does not answer.", retryAfter: retrySoon, redis: redis, postgres: postgres}
+	pinging.Go(func() { postgresState = s.ping("postgres", s.config.Postgres) })
+	redisState := s.ping("redis", s.config.Reservations)
+	pinging.Wait()
+	if redisState == down {
+		return &problem{
+			kind: kindNotReady, retryAfter: retrySoon, redis: redisState, postgres: postgresState,
+			detail: "Redis does not answer.",
+		}
 	}
 	if s.signer.Load() == nil {
 		return &problem{
-			kind: kindNotReady, retryAfter: retrySoon, redis: redis, postgres: postgres,
-			detail: "The secret for receipts could not be read from Postgres yet, and STAMPEDE_RECEIPT_SECRET is not set.",
+			kind: kindNotReady, retryAfter: retrySoon, redis: redisState, postgres: postgresState,
+			detail: "The secret for receipts was not read from Postgres yet, and STAMPEDE_RECEIPT_SECRET is not set.",
 		}
 	}
 	return writeJSON(c, http.StatusOK, struct {
 		Status   string `json:"status"`
 		Redis    string `json:"redis"`
 		Postgres string `json:"postgres"`
-	}{"ready", redis, postgres})
+	}{"ready", redisState, postgresState})
 }
 
-// ping asks a server once for all who want to know at the same time: the route needs no authentication.
+// ping pings a server once for all concurrent calls, because the route needs no authentication.
 func (s *Server) ping(name string, p Pinger) string {
 	answer, _, _ := s.pings.Do(name, func() (any, error) {
 		ctx, cancel := context.WithTimeout(s.background.ctx, pingTimeout)

@@ -174,19 +174,19 @@ func TestAddressOfAClient(t *testing.T) {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.RemoteAddr = test.peer
 		r.Header["X-Forwarded-For"] = test.hops
-		require.Equal(t, test.want, addresses{trusted}.of(r).String(), name)
+		require.Equal(t, test.want, clientAddresses{trusted}.of(r).String(), name)
 		if test.hops != nil {
 			r.RemoteAddr = "198.51.100.1:4000"
-			require.Equal(t, "198.51.100.1", addresses{}.of(r).String(), name)
+			require.Equal(t, "198.51.100.1", clientAddresses{}.of(r).String(), name)
 		}
 	}
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	r.RemoteAddr = "@"
-	require.False(t, addresses{}.of(r).IsValid())
-	_ = addresses{}.keyOf(r)
+	require.False(t, clientAddresses{}.of(r).IsValid())
+	_ = clientAddresses{}.keyOf(r)
 	for _, wrong := range []string{"ten", "10.0.0.0/33", "10.0.0.0/8;10.1.0.0/16"} {
 		_, err := ParseTrustedProxies(wrong)
-		require.ErrorContains(t, err, "is no address and no prefix")
+		require.ErrorContains(t, err, "is neither an address nor a prefix")
 	}
 	s := openShop(t, behindProxy)
 	r.RemoteAddr, r.Header = "127.0.0.1:4000", http.Header{"X-Forwarded-For": {"8.8.8.8, 203.0.113.9"}, "X-Real-Ip": {"8.8.4.4"}}

@@ -13,9 +13,21 @@ import (
 	"stampede/reservation"
 )
 
-// changeTimeout bounds one try to change an order. It is longer than a look may take, because a change
-// waits for the others of the same order and for those of the same sale.
+// changeTimeout bounds one attempt to change an order. It is longer than orderTimeout, because a change waits
+// for other changes of the same order and of the same sale.
 const changeTimeout = 3 * time.Second
+
+var (
+	problemNotChanged = fixed(problem{
+		kind: kindUnavailable, retryAfter: retrySoon,
+		detail: "Nothing was done: a server that the request needs does not answer. Retry after a moment.",
+	})
+	problemChangeUnknown = fixed(problem{
+		kind: kindOutcomeUnknown, retryAfter: retrySoon,
+		detail: "The outcome is unknown: no answer came back in time, and the change may have been made. " +
+			"Repeat the request to find out: it changes nothing twice.",
+	})
+)
 
 // payOrder serves POST /v1/orders/{order}/pay.
 func (s *Server) payOrder(c echo.Context) error {
@@ -51,11 +63,13 @@ func (s *Server) cancelOrder(c echo.Context) error {
 	})
 }
 
-// answerChange answers with the order after act. It takes its places only now that the body has been
-// read, so that clients who send theirs slowly cannot take all of them.
-func (s *Server) answerChange(c echo.Context, id uuid.UUID, user string, act func(context.Context) (reservation.Order, error)) error {
+// answerChange answers with the changed order. It takes a slot after the body was read, so that clients who
+// send slowly hold none.
+func (s *Server) answerChange(
+	c echo.Context, id uuid.UUID, user string, change func(context.Context) (reservation.Order, error),
+) error {
 	return s.inFlight.orders.admit(func(c echo.Context) error {
-		order, err := s.changeOrder(c.Request().Context(), id, user, act)
+		order, err := s.changeOrder(c.Request().Context(), id, user, change)
 		if err != nil {
 			return err
 		}
@@ -63,12 +77,12 @@ func (s *Server) answerChange(c echo.Context, id uuid.UUID, user string, act fun
 	})(c)
 }
 
-// changeOrder changes an order that Postgres has. One that Postgres has not and Redis has cannot be
-// changed yet. One that neither has may be on its way between the two looks, as in findOrder.
+// changeOrder changes an order in Postgres. An order that only Redis has cannot be changed yet. One that
+// neither has may have been rejected and released between the two lookups, as in findOrder.
 func (s *Server) changeOrder(
-	ctx context.Context, id uuid.UUID, user string, act func(context.Context) (reservation.Order, error),
+	ctx context.Context, id uuid.UUID, user string, change func(context.Context) (reservation.Order, error),
 ) (reservation.Order, error) {
-	order, err := s.changeInPostgres(ctx, act)
+	order, err := s.changeInPostgres(ctx, change)
 	if !errors.Is(err, reservation.ErrOrderNotFound) {
 		return order, err
 	}
@@ -76,21 +90,23 @@ func (s *Server) changeOrder(
 	case err == nil:
 		return reservation.Order{}, fmt.Errorf("order %s: %w", id, reservation.ErrOrderNotConfirmed)
 	case errors.Is(err, reservation.ErrOrderNotFound):
-		return s.changeInPostgres(ctx, act)
+		return s.changeInPostgres(ctx, change)
 	default:
 		return reservation.Order{}, err
 	}
 }
 
-// change lets Postgres decide, unless that is known not to answer.
-func (s *Server) changeInPostgres(ctx context.Context, act func(context.Context) (reservation.Order, error)) (reservation.Order, error) {
+// changeInPostgres makes the change, unless Postgres is known not to answer.
+func (s *Server) changeInPostgres(
+	ctx context.Context, change func(context.Context) (reservation.Order, error),
+) (reservation.Order, error) {
 	if s.postgres.isOpen.Load() {
 		return reservation.Order{}, fmt.Errorf("%w: %w", problemNotChanged, errBreakerOpen)
 	}
 	limited, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	began := time.Now()
-	order, err := act(limited)
+	order, err := change(limited)
 	if !isDecision(err) {
 		if ctx.Err() == nil {
 			s.postgres.failed(began)
@@ -104,7 +120,8 @@ func (s *Server) changeInPostgres(ctx context.Context, act func(context.Context)
 	return order, err
 }
 
-// isDecision tells what Postgres decided about an order from what kept it from deciding.
+// isDecision reports whether Postgres has decided about the change, as opposed to an error that kept it from
+// deciding.
 func isDecision(err error) bool {
 	return err == nil || errors.Is(err, reservation.ErrOrderNotFound) ||
 		errors.Is(err, reservation.ErrIllegalTransition) || errors.Is(err, reservation.ErrOrderExpired) ||

@@ -69,7 +69,7 @@ func TestPayInTime(t *testing.T) {
 
 	second := s.pay(path, "r-2", as("ada")).isProblem(http.StatusConflict, "already-paid")
 	require.Equal(t, "r-1", second["payment_reference"])
-	require.Contains(t, second["detail"], "must go back")
+	require.Contains(t, second["detail"], "Refund")
 	s.pay(path, "r-2", as("bob")).isProblem(http.StatusNotFound, "order-not-found")
 	require.Contains(t, s.cancel(path, as("ada")).isProblem(http.StatusConflict, "illegal-transition")["detail"], "paid")
 	require.Equal(t, first.body, s.get(path, as("ada")).body)

@@ -3,7 +3,6 @@ package ingress
 import (
 	"errors"
 	"net/http"
-	"strconv"
 
 	"github.com/go-json-experiment/json"
 	"github.com/google/uuid"
@@ -12,10 +11,10 @@ import (
 	"stampede/reservation"
 )
 
-// streamOrder serves GET /v1/orders/{order}/events: the order as it is, and then every change of it until the last one.
-// An event is named after the status, and its id is the order's version. Changes that follow at once upon each
-// other may come as one. While Postgres is away a client may have seen more of the order, at another server, than can be
-// found now: it is told nothing then until there is something later.
+// streamOrder serves GET /v1/orders/{order}/events: the order as it is, and every change until the last. An event
+// is named after the status and its id is the order's version. Changes in quick succession may arrive as one
+// event. While Postgres does not answer, another server may have shown the client a later version than can be
+// found here: the stream is then silent until there is a later one.
 func (s *Server) streamOrder(c echo.Context) error {
 	user, id, err := s.identifyOrder(c)
 	if err != nil {
@@ -25,12 +24,12 @@ func (s *Server) streamOrder(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	leave, err := s.enterOrderStream(c.Request(), user)
+	release, err := s.acquireOrderStream(c.Request(), user)
 	if err != nil {
 		return err
 	}
-	defer leave()
-	// To wait before the look leaves no gap in which a change could be missed.
+	defer release()
+	// Waiting begins before the lookup, so that no change between the two is missed.
 	w := s.waiters.add(id, 0, false)
 	defer s.waiters.remove(w)
 	order, err := s.findOrderInSlot(c, id, user, receipt)
@@ -41,9 +40,9 @@ func (s *Server) streamOrder(c echo.Context) error {
 	seen := lastEventID(c.Request().Header)
 	switch {
 	case seen > reservation.LastVersion():
-		seen = 0 // this is no id of ours
+		seen = 0 // not an id of ours
 	case seen >= order.Version && order.Ended():
-		// The only answer after which a browser does not come again.
+		// After this answer, and no other, browsers stop reconnecting.
 		c.Response().Header()["Cache-Control"] = noStore
 		return c.NoContent(http.StatusNoContent)
 	}
@@ -72,9 +71,9 @@ func (s *Server) streamOrder(c echo.Context) error {
 			if order.Status != reservation.StatusReserved {
 				continue
 			}
-			// If Redis has lost it, nobody will ever tell anything of it.
+			// If Redis has lost the order, no worker will ever announce it.
 			if order, err = s.recheckReserved(c, id, user, receipt, order); err != nil {
-				return nil //nolint:nilerr // the stream ends, and its client hears why when it asks again
+				return nil //nolint:nilerr // the stream ends, and the client gets the problem when it reconnects
 			}
 		case <-s.waitsEnd:
 			return nil
@@ -84,8 +83,10 @@ func (s *Server) streamOrder(c echo.Context) error {
 	}
 }
 
-// findWithRoom is findOrder with the places that it takes.
-func (s *Server) findOrderInSlot(c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt) (order foundOrder, err error) {
+// findOrderInSlot is findOrder in a slot of buyers' calls.
+func (s *Server) findOrderInSlot(
+	c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt,
+) (order foundOrder, err error) {
 	err = s.inFlight.orders.admit(func(c echo.Context) (err error) {
 		order, err = s.findOrder(c.Request().Context(), id, user, receipt)
 		return err
@@ -93,8 +94,8 @@ func (s *Server) findOrderInSlot(c echo.Context, id uuid.UUID, user string, rece
 	return order, err
 }
 
-// lookAgain finds an order that is as yet reserved. Its error is reservation.ErrOrderNotFound; what cannot be found out now
-// leaves the order as it was.
+// recheckReserved looks a reserved order up again. Its only error is reservation.ErrOrderNotFound; after any other
+// the order stays as it was.
 func (s *Server) recheckReserved(
 	c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt, reserved foundOrder,
 ) (foundOrder, error) {
@@ -114,13 +115,4 @@ func sendOrder(stream *eventStream, order foundOrder) error {
 		return err
 	}
 	return stream.send(string(order.Status), order.Version, data)
-}
-
-// lastEventID is the version that a client has who comes again; 0 if it does not say.
-func lastEventID(h http.Header) int {
-	version, err := strconv.Atoi(h.Get("Last-Event-Id"))
-	if err != nil || version < 0 {
-		return 0
-	}
-	return version
 }

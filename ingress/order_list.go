@@ -9,23 +9,23 @@ import (
 	"stampede/reservation"
 )
 
-// defaultOrders is how many orders a page has where the buyer does not say.
+// defaultOrders is the length of a page if the request has no limit.
 const defaultOrders = 20
 
-// listOrders serves GET /v1/orders: the buyer's own orders that are in Postgres, newest first.
+// listOrders serves GET /v1/orders: the buyer's orders that are in Postgres, newest first.
 func (s *Server) listOrders(c echo.Context) error {
 	user, err := s.authenticateBuyer(c.Request())
 	if err != nil {
 		return err
 	}
-	page, err := readPage(c, defaultOrders)
+	p, err := readPage(c, defaultOrders)
 	if err != nil {
 		return err
 	}
 	var orders []reservation.Order
 	err = s.queryPostgres(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
-		// One more than asked for tells whether there is a next page.
-		orders, err = s.config.Orders.OrdersOf(ctx, user, page.after, page.limit+1)
+		// One more order tells whether there is a next page.
+		orders, err = s.config.Orders.OrdersOf(ctx, user, p.after, p.limit+1)
 		return err
 	})
 	if err != nil {
@@ -35,9 +35,9 @@ func (s *Server) listOrders(c echo.Context) error {
 		Orders     []orderView `json:"orders"`
 		NextCursor string      `json:"next_cursor,omitempty"`
 	}
-	if len(orders) > page.limit {
-		orders = orders[:page.limit]
-		answer.NextCursor = cursorAfter(orders[page.limit-1].ID)
+	if len(orders) > p.limit {
+		orders = orders[:p.limit]
+		answer.NextCursor = cursorAfter(orders[p.limit-1].ID)
 	}
 	answer.Orders = make([]orderView, len(orders))
 	for i, order := range orders {

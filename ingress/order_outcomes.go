@@ -16,29 +16,30 @@ import (
 )
 
 const (
-	// outcomesBlock is for how long a read of the stream waits for a message.
+	// outcomesBlock is how long a read of the stream blocks.
 	outcomesBlock = time.Second
-	// outcomesAgain is after what time the stream is read anew when that has failed.
+	// outcomesRetryPause is the pause before the stream is read again after an error.
 	outcomesRetryPause = time.Second
 )
 
-// errNoMessage: the subscriber gave up, as it does over an entry that is no message.
-var errNotAMessage = errors.New("an entry of the stream of outcomes is no message")
+// errNotAMessage: the subscriber stops at an entry that is not a Watermill message.
+var errNotAMessage = errors.New("an entry of the stream of outcomes is not a message")
 
-// hearOutcomes hands what the workers tell to the hub, until ctx ends. While it fails, and what it misses, the hub
-// finds out by looking.
+// followOutcomes passes the announcements of workers to the waiters until ctx ends. Waiters that miss one are
+// looked up every second.
 func (s *Server) followOutcomes(ctx context.Context) {
-	for said := false; ; {
-		began, err := s.readOutcomes(ctx)
+	for logged := false; ; {
+		subscribed, err := s.readOutcomes(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		level := slog.LevelWarn
-		if said && !began {
-			level = slog.LevelDebug // the same trouble as a second ago
+		if logged && !subscribed {
+			level = slog.LevelDebug // still the same error
 		}
-		said = true
-		s.log.LogAttrs(ctx, level, "cannot hear what becomes of orders; buyers who wait are looked up each second", slog.Any("error", err))
+		logged = true
+		s.log.LogAttrs(ctx, level, "cannot read the stream of outcomes: the orders of waiting buyers are looked up every second",
+			slog.Any("error", err))
 		select {
 		case <-time.After(outcomesRetryPause):
 		case <-ctx.Done():
@@ -47,8 +48,8 @@ func (s *Server) followOutcomes(ctx context.Context) {
 	}
 }
 
-// readOutcomes reads the stream with a subscriber of its own, until that ends. Began is true if it came to read.
-func (s *Server) readOutcomes(ctx context.Context) (began bool, err error) {
+// readOutcomes reads the stream with a subscriber of its own, until that ends.
+func (s *Server) readOutcomes(ctx context.Context) (subscribed bool, err error) {
 	client, err := s.config.Outcomes()
 	if err != nil {
 		return false, err
@@ -59,15 +60,15 @@ func (s *Server) readOutcomes(ctx context.Context) (began bool, err error) {
 		return false, err
 	}
 	subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
-		// Without a place to begin it would begin anew with each read until the first message, and miss what
-		// comes between two of them.
+		// Without a start id the subscriber would, until its first message, read from the end of the stream each
+		// time, and miss messages between two reads.
 		Client: client, FanOutOldestId: last, BlockTime: outcomesBlock, DisableIndefiniteInitialBlock: true,
-	}, quietLog(s.log))
+	}, debugLog(s.log))
 	if err != nil {
 		_ = client.Close()
 		return false, err
 	}
-	defer func() { _ = subscriber.Close() }() // and the client with it
+	defer func() { _ = subscriber.Close() }() // closes the client as well
 	messages, err := subscriber.Subscribe(ctx, s.config.OutcomesStream)
 	if err != nil {
 		return false, err
@@ -79,7 +80,7 @@ func (s *Server) readOutcomes(ctx context.Context) (began bool, err error) {
 	return true, errNotAMessage
 }
 
-// takeOutcomes does nothing while nobody waits, or is about to.
+// handleOutcomes ignores messages while no request waits, or is about to.
 func (s *Server) handleOutcomes(msg *message.Message) {
 	s.metrics.outcomeMessages.Inc()
 	if s.waitSlots.taken.Load() == 0 && s.waiters.isEmpty() {
@@ -88,14 +89,14 @@ func (s *Server) handleOutcomes(msg *message.Message) {
 	outcomes, err := reservation.DecodeOutcomes(msg.Payload)
 	if err != nil {
 		if s.badOutcomes.start(outageLogInterval) {
-			s.log.Warn("a message of the stream of outcomes was passed over", "error", err)
+			s.log.Warn("skipped a message of the stream of outcomes", "error", err)
 		}
 		return
 	}
 	s.waiters.notify(outcomes)
 }
 
-// lastEntry is the id of the last entry of a stream, or one before all ids if there is none.
+// lastEntry returns the id of the stream's last entry, or the lowest id if there is none.
 func lastEntry(ctx context.Context, client redis.UniversalClient, stream string) (string, error) {
 	entries, err := client.XRevRangeN(ctx, stream, "+", "-", 1).Result()
 	switch {
@@ -107,8 +108,8 @@ func lastEntry(ctx context.Context, client redis.UniversalClient, stream string)
 	return entries[0].ID, nil
 }
 
-// quietLog is the log of a subscriber, which tells every read that fails.
-func quietLog(log *slog.Logger) watermill.LoggerAdapter {
+// debugLog lowers the levels of a subscriber, which logs every failed read as an error.
+func debugLog(log *slog.Logger) watermill.LoggerAdapter {
 	return watermill.NewSlogLoggerWithLevelMapping(log, map[slog.Level]slog.Level{
 		slog.LevelInfo: slog.LevelDebug, slog.LevelError: slog.LevelDebug,
 	})

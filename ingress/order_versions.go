@@ -9,16 +9,16 @@ import (
 	"stampede/reservation"
 )
 
-// shownMin is how many orders are remembered at least, and twice as many at most: some 20 MB.
+// versionsMin bounds a generation: between versionsMin and twice as many orders are remembered, some 20 MB.
 const versionsMin = 1 << 15
 
-// shownOrders remembers the latest version of each order that this server has shown to its buyer, so that no lower one
-// follows: a look that was slower than a later one, and Redis, which is asked when Postgres is away, know less. The first
-// version is not remembered, because there is no lower one.
+// orderVersions gives buyers monotonic reads: once this server has shown an order in some version, it shows no
+// lower one. A query that is slower than a later one could, and so could Redis, which is asked while
+// Postgres does not answer. The first version is not remembered, because no version is lower.
 //
-// Its memory is bounded: when young is full it becomes old, and what was old is forgotten. An order that was made before
-// the old generation began may have been forgotten; one that was made after is remembered if a later version than
-// the first was ever shown. It is safe for concurrent use.
+// Its memory is bounded: a full young generation becomes the old one, and the old one is forgotten. An order
+// that was made before the old generation began may have been forgotten; a later one is remembered if it
+// was shown in a later version than the first. It is safe for concurrent use.
 type orderVersions struct {
 	mu                   sync.Mutex
 	young, old           map[uuid.UUID]reservation.Order
@@ -29,7 +29,7 @@ func newOrderVersions() *orderVersions {
 	return &orderVersions{young: make(map[uuid.UUID]reservation.Order), old: make(map[uuid.UUID]reservation.Order)}
 }
 
-// latest returns what is to be shown of an order that was found like this: itself, or the later version that was shown already.
+// latest returns the version to show: the found one, or a later one that was shown before.
 func (m *orderVersions) latest(found reservation.Order) reservation.Order {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -42,14 +42,14 @@ func (m *orderVersions) latest(found reservation.Order) reservation.Order {
 	return found
 }
 
-// recall returns the order as it was shown last; known is false if it is not remembered.
+// recall returns the order as it was shown last, if it is remembered.
 func (m *orderVersions) recall(id uuid.UUID) (order reservation.Order, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.recallLocked(id)
 }
 
-// mayHaveForgotten is false if the order is remembered, or was never shown in a later version than its first.
+// mayHaveForgotten is false if the order is remembered, or was never shown in a later version than the first.
 func (m *orderVersions) mayHaveForgotten(id uuid.UUID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -12,49 +12,50 @@ import (
 )
 
 const (
-	// overdueAfter is after what time of waiting an order is looked up though nothing was heard of it, and how often from then on.
+	// overdueAfter is how long an order may be waited for without an announcement before it is looked up anyway,
+	// and how often that is repeated.
 	overdueAfter = time.Second
-	// lookedUpTogether bounds the orders of one look into Postgres.
+	// lookupMax bounds the orders of one query.
 	lookupMax = 1000
-	// waitersTimeout bounds that look. It is longer than the one for a single order.
+	// lookupTimeout bounds one query. It is longer than orderTimeout, which is for a single order.
 	lookupTimeout = 3 * time.Second
-	// rememberedMin is how many outcomes are remembered at least, and twice as many at most.
+	// rememberedMin bounds a generation of remembered announcements: between one and two of them are kept.
 	rememberedMin = 1 << 15
 )
 
-// hub is where requests wait for what becomes of orders. That there is something new is heard from the workers
-// (outcomes.go); what it is, is looked up in Postgres, for all orders at once of which something was heard while the
-// last look was under way. Orders of which nothing is heard for a second are looked up together as well, because
-// messages get lost. So a look costs one of a thousand who wait hardly anything, and a hub never answers what is not in Postgres.
-// It is safe for concurrent use.
+// orderWaiters has the requests that wait for a change of an order. Workers announce changes (order_outcomes.go),
+// and the orders are then read from Postgres: one query for all that were announced during the last one.
+// Announcements can get lost, so orders that were waited for without one are looked up every second, also
+// together. A waiter therefore costs nearly nothing, and gets only what is in Postgres. It is safe for
+// concurrent use.
 type orderWaiters struct {
 	find    func(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error)
 	lookups prometheus.Counter
 
 	mu sync.Mutex
-	// waiting is who waits, by order: a list, because several may wait for one.
+	// byOrder has a linked list of waiters for each order.
 	byOrder map[uuid.UUID]*waiter
-	// due are orders of which something was heard that somebody who waits for them does not know.
+	// due are the announced orders with a waiter that has not seen the announced version.
 	due map[uuid.UUID]struct{}
-	// young and old are the versions that were heard of lately: the worker may be done with an order before the
-	// request that reserved it comes to wait. When young is full it becomes old.
+	// young and old are versions that were announced lately: a worker may announce an order before the request
+	// that reserved it begins to wait. A full young generation becomes the old one.
 	young, old map[uuid.UUID]int
 
 	wake chan struct{}
 }
 
-// waiter waits for what becomes of an order.
+// waiter waits for a change of an order.
 type waiter struct {
 	order uuid.UUID
-	next  *waiter // another one who waits for it
+	next  *waiter // another waiter for the same order
 	since time.Time
-	// seen is the version of the order that the waiter knows.
+	// seen is the latest version that the waiter knows.
 	seen int
-	// heard takes the latest version that is later than seen, in place of one that nobody has taken from it.
+	// updates takes the latest version after seen. A version that was not received is replaced.
 	updates chan reservation.Order
 }
 
-// lookForWaiters is the find of the hub.
+// findForWaiters is the find of the server's waiters.
 func (s *Server) findForWaiters(ctx context.Context, ids []uuid.UUID) (orders []reservation.Order, err error) {
 	err = s.queryPostgres(ctx, lookupTimeout, func(ctx context.Context) (err error) {
 		orders, err = s.config.AwaitedOrders.FindOrders(ctx, ids)
@@ -63,7 +64,9 @@ func (s *Server) findForWaiters(ctx context.Context, ids []uuid.UUID) (orders []
 	return orders, err
 }
 
-func newOrderWaiters(find func(context.Context, []uuid.UUID) ([]reservation.Order, error), lookups prometheus.Counter) *orderWaiters {
+func newOrderWaiters(
+	find func(context.Context, []uuid.UUID) ([]reservation.Order, error), lookups prometheus.Counter,
+) *orderWaiters {
 	return &orderWaiters{
 		find: find, lookups: lookups,
 		byOrder: make(map[uuid.UUID]*waiter), due: make(map[uuid.UUID]struct{}),
@@ -72,31 +75,31 @@ func newOrderWaiters(find func(context.Context, []uuid.UUID) ([]reservation.Orde
 	}
 }
 
-// wait waits for a version of the order that is later than seen. With now, it is looked up at once. Whoever waits
-// calls leave in the end.
-func (h *orderWaiters) add(order uuid.UUID, seen int, now bool) *waiter {
+// add waits for a version of the order after seen. With now the order is looked up immediately. The caller
+// removes the waiter in the end.
+func (ws *orderWaiters) add(order uuid.UUID, seen int, now bool) *waiter {
 	w := &waiter{order: order, seen: seen, since: time.Now(), updates: make(chan reservation.Order, 1)}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	w.next = h.byOrder[order]
-	h.byOrder[order] = w
-	if now || max(h.young[order], h.old[order]) > seen {
-		h.schedule(order)
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	w.next = ws.byOrder[order]
+	ws.byOrder[order] = w
+	if now || max(ws.young[order], ws.old[order]) > seen {
+		ws.schedule(order)
 	}
 	return w
 }
 
-// saw notes what a waiter has learned elsewhere.
-func (h *orderWaiters) setSeen(w *waiter, version int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+// setSeen records a version that the waiter has from elsewhere.
+func (ws *orderWaiters) setSeen(w *waiter, version int) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
 	w.seen = max(w.seen, version)
 }
 
-func (h *orderWaiters) remove(w *waiter) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if first := h.byOrder[w.order]; first != w {
+func (ws *orderWaiters) remove(w *waiter) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if first := ws.byOrder[w.order]; first != w {
 		for ; first != nil; first = first.next {
 			if first.next == w {
 				first.next = w.next
@@ -105,92 +108,91 @@ func (h *orderWaiters) remove(w *waiter) {
 		return
 	}
 	if w.next != nil {
-		h.byOrder[w.order] = w.next
+		ws.byOrder[w.order] = w.next
 		return
 	}
-	delete(h.byOrder, w.order)
-	delete(h.due, w.order)
+	delete(ws.byOrder, w.order)
+	delete(ws.due, w.order)
 }
 
-// idle is true if nobody waits.
-func (h *orderWaiters) isEmpty() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.byOrder) == 0
+func (ws *orderWaiters) isEmpty() bool {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	return len(ws.byOrder) == 0
 }
 
-// hear takes what workers tell.
-func (h *orderWaiters) notify(outcomes []reservation.OrderOutcome) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+// notify takes an announcement of workers.
+func (ws *orderWaiters) notify(outcomes []reservation.OrderOutcome) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
 	for _, o := range outcomes {
-		if len(h.young) >= rememberedMin {
-			h.young, h.old = h.old, h.young
-			clear(h.young)
+		if len(ws.young) >= rememberedMin {
+			ws.young, ws.old = ws.old, ws.young
+			clear(ws.young)
 		}
-		h.young[o.OrderID] = max(o.Version, h.young[o.OrderID])
-		for w := h.byOrder[o.OrderID]; w != nil; w = w.next {
+		ws.young[o.OrderID] = max(o.Version, ws.young[o.OrderID])
+		for w := ws.byOrder[o.OrderID]; w != nil; w = w.next {
 			if w.seen < o.Version {
-				h.schedule(o.OrderID)
+				ws.schedule(o.OrderID)
 				break
 			}
 		}
 	}
 }
 
-// lookUp has the order looked up as soon as the look is over that is under way. mu is held.
-func (h *orderWaiters) schedule(order uuid.UUID) {
-	h.due[order] = struct{}{}
+// schedule has the order looked up after the current query. mu is held.
+func (ws *orderWaiters) schedule(order uuid.UUID) {
+	ws.due[order] = struct{}{}
 	select {
-	case h.wake <- struct{}{}:
+	case ws.wake <- struct{}{}:
 	default:
 	}
 }
 
 // run looks orders up until ctx ends.
-func (h *orderWaiters) run(ctx context.Context) {
+func (ws *orderWaiters) run(ctx context.Context) {
 	tick := time.NewTicker(overdueAfter)
 	defer tick.Stop()
 	for {
 		var ids []uuid.UUID
 		select {
-		case <-h.wake:
-			ids = h.takeDue()
+		case <-ws.wake:
+			ids = ws.takeDue()
 		case <-tick.C:
-			ids = h.overdue(time.Now().Add(-overdueAfter))
+			ids = ws.overdue(time.Now().Add(-overdueAfter))
 		case <-ctx.Done():
 			return
 		}
 		for len(ids) > 0 {
-			some := ids[:min(len(ids), lookupMax)]
-			ids = ids[len(some):]
-			h.lookups.Inc()
-			orders, err := h.find(ctx, some)
+			batch := ids[:min(len(ids), lookupMax)]
+			ids = ids[len(batch):]
+			ws.lookups.Inc()
+			orders, err := ws.find(ctx, batch)
 			if err != nil {
-				break // those who are still waiting are overdue soon
+				break // orders with a waiter will be overdue
 			}
-			h.deliver(orders)
+			ws.deliver(orders)
 		}
 	}
 }
 
-func (h *orderWaiters) takeDue() []uuid.UUID {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	ids := make([]uuid.UUID, 0, len(h.due))
-	for id := range h.due {
+func (ws *orderWaiters) takeDue() []uuid.UUID {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ids := make([]uuid.UUID, 0, len(ws.due))
+	for id := range ws.due {
 		ids = append(ids, id)
 	}
-	clear(h.due)
+	clear(ws.due)
 	return ids
 }
 
-// overdue is the orders for which somebody has been waiting since then.
-func (h *orderWaiters) overdue(then time.Time) []uuid.UUID {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+// overdue returns the orders with a waiter since then or earlier.
+func (ws *orderWaiters) overdue(then time.Time) []uuid.UUID {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
 	var ids []uuid.UUID
-	for id, w := range h.byOrder {
+	for id, w := range ws.byOrder {
 		for ; w != nil; w = w.next {
 			if !w.since.After(then) {
 				ids = append(ids, id)
@@ -201,21 +203,21 @@ func (h *orderWaiters) overdue(then time.Time) []uuid.UUID {
 	return ids
 }
 
-// deliver gives orders to those who do not know them like this. It never waits.
-func (h *orderWaiters) deliver(orders []reservation.Order) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
+// deliver sends each order to its waiters that have not seen this version. It does not block.
+func (ws *orderWaiters) deliver(orders []reservation.Order) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
 	for _, o := range orders {
-		for w := h.byOrder[o.ID]; w != nil; w = w.next {
+		for w := ws.byOrder[o.ID]; w != nil; w = w.next {
 			if w.seen >= o.Version {
 				continue
 			}
 			w.seen = o.Version
 			select {
-			case <-w.updates: // an earlier version, which nobody took
+			case <-w.updates: // an earlier version that was not received
 			default:
 			}
-			w.updates <- o // nobody else sends, and there is room now
+			w.updates <- o // does not block: only deliver sends, under mu
 		}
 	}
 }

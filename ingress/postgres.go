@@ -2,68 +2,65 @@ package ingress
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"sync/atomic"
 	"time"
+
+	"stampede/reservation"
 )
 
-// outageLogEvery is how often an outage gets a line in the log: a crowd meets it a thousand times a second.
-const outageLogInterval = time.Second
+var errBreakerOpen = errors.New("postgres did not answer a moment ago")
 
-// outageLog writes the first error of every second and says how many it left out before.
-type outageLog struct {
-	cooldown cooldown
-	skipped  atomic.Int64
-}
-
-func (l *outageLog) log(ctx context.Context, log *slog.Logger, route string, err error) {
-	if !l.cooldown.start(outageLogInterval) {
-		l.skipped.Add(1)
-		return
+// queryPostgres runs a query, unless Postgres is known not to answer.
+func (s *Server) queryPostgres(ctx context.Context, timeout time.Duration, query func(context.Context) error) error {
+	if s.postgres.isOpen.Load() {
+		return errBreakerOpen
 	}
-	log.ErrorContext(ctx, "request failed", "route", route, "error", err, "left_out", l.skipped.Swap(0))
-}
-
-// cooldown is a time in which something is not to be done again.
-type cooldown struct{ untilNanos atomic.Int64 }
-
-// begin starts a cooldown, unless one is under way: then it is false.
-func (c *cooldown) start(length time.Duration) bool {
-	now := time.Now()
-	until := c.untilNanos.Load()
-	return now.UnixNano() >= until && c.untilNanos.CompareAndSwap(until, now.Add(length).UnixNano())
+	limited, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	began := time.Now()
+	err := query(limited)
+	switch {
+	case err == nil, errors.Is(err, reservation.ErrOrderNotFound):
+		s.postgres.succeeded()
+	case ctx.Err() == nil:
+		s.postgres.failed(began)
+	}
+	return err
 }
 
 const (
-	// probeTimeout bounds one probe of the breaker, and probeAgain is the time between two.
+	// probeTimeout bounds one probe; probeInterval is the pause between two.
 	probeTimeout  = time.Second
 	probeInterval = 250 * time.Millisecond
 )
 
-// breaker keeps a crowd from waiting for a Postgres that does not answer. A look that fails is no proof: it may be slow by
-// itself, or have waited for its connection. So the breaker asks on a connection that nobody else uses. It opens when
-// that is not answered, and goes on asking until it is. It is safe for concurrent use.
+// breaker is a circuit breaker: it keeps a crowd from waiting for a Postgres that does not answer. A failed
+// query alone does not open it, because the query may be slow or have waited for its connection. The breaker
+// then probes Postgres on a connection of its own, opens if the probe fails, and probes again until one
+// succeeds. It is safe for concurrent use.
 type breaker struct {
 	probe      func(context.Context) error
 	background *background
 	log        *slog.Logger
 
 	isOpen, probing atomic.Bool
-	// answeredNanos is when Postgres was last seen to answer.
+	// succeededNanos is when Postgres answered last.
 	succeededNanos atomic.Int64
 }
 
-// answered is called when Postgres has answered somebody.
+// succeeded records an answer of Postgres.
 func (b *breaker) succeeded() { b.succeededNanos.Store(time.Now().UnixNano()) }
 
-// doubt is called when a look that began then was not answered. It does nothing if another one was answered since.
+// failed starts probing because of a failed query, unless Postgres has answered another one since it began.
 func (b *breaker) failed(began time.Time) {
 	if b.succeededNanos.Load() < began.UnixNano() && b.probing.CompareAndSwap(false, true) {
 		b.background.start(b.probeUntilAnswered)
 	}
 }
 
-// ask opens the breaker if Postgres does not answer, and closes it when it does.
+// probeUntilAnswered opens the breaker if the first probe fails, and closes it when one succeeds.
 func (b *breaker) probeUntilAnswered(ctx context.Context) {
 	defer b.probing.Store(false)
 	for {

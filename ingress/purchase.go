@@ -14,8 +14,6 @@ import (
 	"stampede/reservation"
 )
 
-var headerTrue = []string{"true"}
-
 // purchase serves POST /v1/sales/{sale}/orders.
 func (s *Server) purchase(c echo.Context) error {
 	began := time.Now()
@@ -49,7 +47,8 @@ func (s *Server) purchase(c echo.Context) error {
 		return err
 	}
 	if waits = waits && s.waitSlots.acquire(); waits {
-		// The place is taken before the purchase: from now on the hub takes in what becomes of orders.
+		// While a slot is taken, announced outcomes are remembered: none is missed between the reservation and
+		// the wait.
 		defer s.waitSlots.release()
 	}
 	request := reservation.Request{Sale: sale, User: user, IdempotencyKey: key, Quantity: quantity}
@@ -60,7 +59,7 @@ func (s *Server) purchase(c echo.Context) error {
 	h := c.Response().Header()
 	switch answer.Verdict {
 	case reservation.SoldOut:
-		// What most of a crowd is told takes the shortest way.
+		// The answer to most of a crowd takes the shortest way.
 		writeProblem(c, problemSoldOut)
 		return nil
 	case reservation.Reserved:
@@ -80,83 +79,6 @@ func (s *Server) purchase(c echo.Context) error {
 	return nil
 }
 
-// reserve lets Redis decide. It takes its place only now that the body has been read, so that clients who send theirs
-// slowly cannot take all of them. The answer comes soon enough for a buyer who has left not to matter, and to watch for
-// that would cost as much as what is left to do here.
-func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.Answer, error) {
-	if !s.inFlight.purchases.acquire() {
-		s.metrics.countPurchase(verdictOverloaded, began)
-		return reservation.Answer{}, problemNotReserved
-	}
-	defer s.inFlight.purchases.release()
-	var (
-		answer reservation.Answer
-		err    error = problemNoSecret
-	)
-	if s.signer.Load() != nil { // nothing is accepted without a receipt
-		answer, err = s.config.Reservations.Reserve(context.Background(), r)
-	}
-	verdict := answer.Verdict
-	if err != nil {
-		verdict = verdictOf(err)
-	}
-	s.metrics.countPurchase(verdict, began)
-	return answer, err
-}
-
-// accept answers 202. With mayBeBehind it says that the order may have gone further than the answer tells.
-func (s *Server) answerAccepted(c echo.Context, r reservation.Request, held reservation.Reservation, mayBeBehind bool) {
-	h := c.Response().Header()
-	h["Location"] = []string{orderPath(held.OrderID)}
-	h["Content-Type"] = jsonContent
-	buf := scratchPool.Get().(*scratch)
-	defer scratchPool.Put(buf)
-	buf.out = s.appendReservation(buf.out[:0], r, held, mayBeBehind)
-	write(c, http.StatusAccepted, buf.out)
-}
-
-// appendReservation appends the answer to an accepted purchase; a replay's is the same.
-func (s *Server) appendReservation(dst []byte, r reservation.Request, held reservation.Reservation, mayBeBehind bool) []byte {
-	dst = append(dst, `{"order_id":"`...)
-	dst = reservation.AppendID(dst, held.OrderID)
-	dst = append(dst, `","sale_id":"`...)
-	dst = reservation.AppendID(dst, r.Sale)
-	dst = append(dst, `","status":"reserved","quantity":`...)
-	dst = strconv.AppendInt(dst, held.Quantity, 10)
-	dst = append(dst, `,"reserved_at":"`...)
-	dst = appendTime(dst, held.ReservedAt)
-	dst = append(dst, `","receipt":"`...)
-	dst = s.appendReceipt(dst, r, held)
-	if mayBeBehind {
-		return append(dst, "\",\"may_be_behind\":true}\n"...)
-	}
-	return append(dst, "\"}\n"...)
-}
-
-func orderPath(order uuid.UUID) string { return "/v1/orders/" + order.String() }
-
-// parseID takes the 36 characters that our own answers write, and none of the other forms that
-// uuid.Parse knows (braces, urn:uuid:, no hyphens): one sale has one address.
-func parseID(text string) (uuid.UUID, bool) {
-	if len(text) != 36 {
-		return uuid.Nil, false
-	}
-	id, err := uuid.Parse(text)
-	return id, err == nil
-}
-
-// idempotencyKey is the key that the request carries, or "" if it carries none.
-func idempotencyKey(h http.Header) (string, error) {
-	switch keys := h["Idempotency-Key"]; len(keys) {
-	case 0:
-		return "", nil
-	case 1:
-		return keys[0], reservation.ValidateIdempotencyKey(keys[0])
-	default:
-		return "", invalid("Idempotency-Key must be sent once.")
-	}
-}
-
 var (
 	problemQuantity = fixed(problem{kind: kindInvalid, detail: "quantity must be a whole number, 1 or more, in digits only."})
 
@@ -174,9 +96,8 @@ func readQuantity(r *http.Request) (int64, error) {
 	return parseQuantity(body)
 }
 
-// parseQuantity reads how many units a body asks for; an empty body asks for one. What nearly every
-// client sends is read here by hand, in a tenth of the time; every other spelling of it, and every
-// mistake, is left to the strict decoder.
+// parseQuantity reads how many units a body asks for; an empty body asks for one. It parses what nearly every
+// client sends by hand, in a tenth of the time of the strict decoder, which gets everything else.
 func parseQuantity(body []byte) (int64, error) {
 	if len(body) == 0 {
 		return 1, nil
@@ -202,7 +123,7 @@ func parseQuantity(body []byte) (int64, error) {
 	return clampQuantity(order.Quantity), nil
 }
 
-// isWhole is true for a positive whole number as JSON writes it, without sign, fraction or exponent.
+// isPositiveInteger accepts a positive JSON number without sign, fraction or exponent.
 func isPositiveInteger(digits []byte) bool {
 	if len(digits) == 0 || digits[0] == '0' {
 		return false
@@ -215,8 +136,8 @@ func isPositiveInteger(digits []byte) bool {
 	return true
 }
 
-// clampQuantity makes everything above the highest limit that a sale can have the same number: it
-// is over the limit in any sale, and 2^53+1 never comes near the script's doubles.
+// clampQuantity makes every number above the highest limit of any sale the same one. It is over the limit in
+// every sale, and small enough for the script, whose numbers are doubles: 2^53+1 would not be.
 func clampQuantity(digits []byte) int64 {
 	const most = reservation.MaxPerOrder + 1
 	var n int64
@@ -227,3 +148,59 @@ func clampQuantity(digits []byte) int64 {
 	}
 	return n
 }
+
+// reserve has Redis decide. It takes a slot after the body was read, so that clients who send slowly hold
+// none. It does not end when the buyer leaves: the answer is nearly due, and watching the connection would
+// cost as much as the rest of the work.
+func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.Answer, error) {
+	if !s.inFlight.purchases.acquire() {
+		s.metrics.countPurchase(verdictOverloaded, began)
+		return reservation.Answer{}, problemNotReserved
+	}
+	defer s.inFlight.purchases.release()
+	var (
+		answer reservation.Answer
+		err    error = problemNoSecret
+	)
+	if s.signer.Load() != nil { // no purchase is accepted without a receipt
+		answer, err = s.config.Reservations.Reserve(context.Background(), r)
+	}
+	verdict := answer.Verdict
+	if err != nil {
+		verdict = verdictOf(err)
+	}
+	s.metrics.countPurchase(verdict, began)
+	return answer, err
+}
+
+// answerAccepted answers 202. With mayBeBehind the answer says that the order may be in a later state.
+func (s *Server) answerAccepted(c echo.Context, r reservation.Request, held reservation.Reservation, mayBeBehind bool) {
+	h := c.Response().Header()
+	h["Location"] = []string{orderPath(held.OrderID)}
+	h["Content-Type"] = jsonContent
+	buf := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(buf)
+	buf.out = s.appendReservation(buf.out[:0], r, held, mayBeBehind)
+	write(c, http.StatusAccepted, buf.out)
+}
+
+func (s *Server) appendReservation(
+	dst []byte, r reservation.Request, held reservation.Reservation, mayBeBehind bool,
+) []byte {
+	dst = append(dst, `{"order_id":"`...)
+	dst = reservation.AppendID(dst, held.OrderID)
+	dst = append(dst, `","sale_id":"`...)
+	dst = reservation.AppendID(dst, r.Sale)
+	dst = append(dst, `","status":"reserved","quantity":`...)
+	dst = strconv.AppendInt(dst, held.Quantity, 10)
+	dst = append(dst, `,"reserved_at":"`...)
+	dst = appendTime(dst, held.ReservedAt)
+	dst = append(dst, `","receipt":"`...)
+	dst = s.appendReceipt(dst, r, held)
+	if mayBeBehind {
+		return append(dst, "\",\"may_be_behind\":true}\n"...)
+	}
+	return append(dst, "\"}\n"...)
+}
+
+func orderPath(order uuid.UUID) string { return "/v1/orders/" + order.String() }

@@ -11,30 +11,39 @@ import (
 	"stampede/reservation"
 )
 
-// endedProblem answers a purchase whose order has ended: the request that made an order never makes another one.
+// problemStateUnknown is for a replay whose order may have been shown in a later version than can be found now.
+var problemStateUnknown = fixed(problem{
+	kind: kindUnavailable, retryAfter: retrySoon,
+	detail: "This purchase has made an order, and its state cannot be looked up now. Retry after a moment: " +
+		"the same request with the same Idempotency-Key cannot reserve twice.",
+})
+
+// problemOrderEnded answers a repeated purchase whose order has ended: the request that made an order never
+// makes another one.
 func problemOrderEnded(order uuid.UUID, status reservation.Status) *problem {
 	return &problem{
 		kind: kindOrderEnded, location: orderPath(order), orderID: order, orderStatus: status,
-		detail: "This purchase made an order that is " + string(status) + " now, so nothing is reserved for you by it. " +
-			"A purchase with another Idempotency-Key makes another order.",
+		detail: "The order of this request is " + string(status) + ", and the request does not make another one. " +
+			"A purchase with another Idempotency-Key does.",
 	}
 }
 
-// answerReplay answers a purchase that Redis has answered before and whose order it still holds. Between the end of an order
-// and the moment in which Redis hears of it, Postgres alone knows: so it is asked. The answer is the first one again, unless the
-// order has ended, or may have been shown as more than reserved since. While Postgres cannot be asked, it says that it may be
-// behind, and where a later version may have been shown and forgotten, nothing is said of the order.
+// answerReplay answers a repeated purchase whose order Redis still holds. Postgres may know that the order has
+// ended before Redis does, so it is asked. The answer is the first one, unless the order has ended or may have
+// been shown in a later state. While Postgres does not answer, the reply says that it may be behind; if a
+// later version may have been shown and forgotten, it is problemStateUnknown.
 //
-// A repeat is rare. It takes a place and a connection from purchases, and none from those who look at their orders.
+// Replays are rare. They take a slot and a connection of purchases, so that none is taken from buyers who look
+// at their orders.
 func (s *Server) answerReplay(c echo.Context, r reservation.Request, answer reservation.Answer) error {
 	var found []reservation.Order
+	id := answer.Reservation.OrderID
 	err := s.inFlight.purchases.admit(func(c echo.Context) error {
 		return s.queryPostgres(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
-			found, err = s.config.AwaitedOrders.FindOrders(ctx, []uuid.UUID{answer.Reservation.OrderID})
+			found, err = s.config.AwaitedOrders.FindOrders(ctx, []uuid.UUID{id})
 			return err
 		})
 	})(c)
-	id := answer.Reservation.OrderID
 	forgotten := s.versions.mayHaveForgotten(id)
 	shown, wasShown := s.versions.recall(id)
 	switch {

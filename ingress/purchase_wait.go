@@ -14,17 +14,22 @@ import (
 
 var problemVoided = fixed(problem{
 	kind: kindUnavailable, retryAfter: retrySoon,
-	detail: "The order was accepted and could not be kept: nothing is reserved for you. Try again in a moment.",
+	detail: "The accepted order was lost: nothing is reserved for you. Retry after a moment.",
 })
 
-// answerEnd answers an accepted purchase when its order has its end in Postgres: 201, or the problem because of which
-// it was refused or is over after all. If that takes longer than until, or the server is stopping, it is 202, as without waiting.
+// preferenceApplied is the header that tells the client how long its purchase may wait.
+func preferenceApplied(wait time.Duration) []string {
+	return []string{"wait=" + strconv.Itoa(int(wait/time.Second))}
+}
+
+// answerAfterWait answers an accepted purchase once its order is in Postgres: 201, or the problem by which it was
+// refused or has ended meanwhile. After until, or when the server stops, it is 202 as without waiting.
 //
-// Those who wait take no place in room, but one among the waiting, which the caller has taken.
+// The request waits without a slot of inFlight; the caller holds one of waitSlots.
 func (s *Server) answerAfterWait(c echo.Context, r reservation.Request, answer reservation.Answer, until time.Time) error {
-	// The server's writeTimeout is for requests that do not wait. An error means that the connection has none.
+	// Extends the server's writeTimeout. It fails if the connection has no deadlines.
 	_ = http.NewResponseController(c.Response()).SetWriteDeadline(until.Add(writeTimeout))
-	// Of what was reserved just now nothing is in Postgres yet; a replay may be of an order that has long been there.
+	// A replayed order may be in Postgres for long, so it is looked up immediately; a new one is not there yet.
 	w := s.waiters.add(answer.Reservation.OrderID, 1, answer.Verdict == reservation.Replayed)
 	defer s.waiters.remove(w)
 	timer := time.NewTimer(time.Until(until))
@@ -46,13 +51,15 @@ func (s *Server) answerAfterWait(c echo.Context, r reservation.Request, answer r
 	return nil
 }
 
-// lostMeanwhile returns what became of an order that Redis holds no more, though nothing was heard of it while its buyer
-// waited. It asks Postgres only if that is so, and is not for certain then either: known is false if nobody can tell now.
-func (s *Server) findLost(c echo.Context, r reservation.Request, held reservation.Reservation) (order reservation.Order, known bool) {
+// findLost returns what became of an order that Redis has lost while its buyer waited: then no worker will ever
+// announce it. It is not known if Redis still holds the order, or if Redis or Postgres does not answer.
+func (s *Server) findLost(
+	c echo.Context, r reservation.Request, held reservation.Reservation,
+) (order reservation.Order, known bool) {
 	err := s.inFlight.purchases.admit(func(c echo.Context) (err error) {
 		ctx := c.Request().Context()
 		if _, err = s.findReserved(ctx, held.OrderID, r.User); !errors.Is(err, reservation.ErrOrderNotFound) {
-			return problemFateUndecided
+			return problemOrderUndecided
 		}
 		err = s.queryPostgres(ctx, orderTimeout, func(ctx context.Context) (err error) {
 			order, err = s.config.AwaitedOrders.FindByReceipt(ctx, receiptOf(r, held))
@@ -63,8 +70,11 @@ func (s *Server) findLost(c echo.Context, r reservation.Request, held reservatio
 	return order, err == nil
 }
 
-// answerOrder answers a purchase whose order is in Postgres. It is a success only while the buyer has what was bought.
-func (s *Server) answerWithOrder(c echo.Context, status int, r reservation.Request, answer reservation.Answer, order foundOrder) error {
+// answerWithOrder answers a purchase whose order is in Postgres: with the status while the buyer has the
+// units, otherwise with a problem.
+func (s *Server) answerWithOrder(
+	c echo.Context, status int, r reservation.Request, answer reservation.Answer, order foundOrder,
+) error {
 	switch {
 	case order.Status == reservation.StatusVoided:
 		return problemVoided
@@ -79,19 +89,14 @@ func (s *Server) answerWithOrder(c echo.Context, status int, r reservation.Reque
 	return writeJSON(c, status, view)
 }
 
-// refusedLater is the problem for an order that Redis had admitted just now and Postgres has not.
+// problemOfRejection is the problem of an order that Redis has just reserved and Postgres has refused.
 func problemOfRejection(order reservation.Order) *problem {
 	switch order.Reason {
 	case reservation.RejectedSoldOut:
 		return problemSoldOut
 	case reservation.RejectedAlreadyPurchased:
-		// Which one that is was not asked for.
-		return &problem{kind: kindAlreadyPurchased, detail: "One order per buyer and sale. GET /v1/orders lists yours."}
+		// The id of the other order is not known here.
+		return &problem{kind: kindAlreadyPurchased, detail: "A buyer may have one order per sale. GET /v1/orders lists yours."}
 	}
 	return problemOrderEnded(order.ID, order.Status)
-}
-
-// preferenceApplied tells the client for how long it was ready to wait.
-func preferenceApplied(wait time.Duration) []string {
-	return []string{"wait=" + strconv.Itoa(int(wait/time.Second))}
 }

@@ -194,7 +194,7 @@ func TestWaitForAnOrderThatRedisLoses(t *testing.T) {
 		}
 		s.raiseEpoch(sale)
 		r := <-answered
-		require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"], "could not be kept")
+		require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"], "was lost")
 		require.Empty(t, r.header.Get("Location"))
 	}
 	// What Redis holds is not over, whatever the epoch.

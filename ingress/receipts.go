@@ -12,28 +12,31 @@ import (
 )
 
 const (
-	// secretTimeout bounds one try to read the secret for receipts, and secretAgain is the time between two.
+	// secretTimeout bounds one attempt to read the secret for receipts; secretRetryPause is between two.
 	secretTimeout    = 2 * time.Second
 	secretRetryPause = time.Second
 )
 
 var (
-	problemReceiptInvalid = fixed(problem{kind: kindInvalid, detail: `The receipt is not one of this order. It is the "receipt" of the answer to the purchase, whole.`})
-	// problemUndecided: with the receipt in hand, "there is no such order" would be wrong.
-	problemFateUndecided = fixed(problem{
-		kind: kindUnavailable, retryAfter: retrySoon,
-		detail: "Your receipt is valid, and what becomes of the order is not decided yet. Try again in a moment.",
-	})
-
 	problemNoSecret = fixed(problem{
 		kind: kindUnavailable, retryAfter: retrySoon,
-		detail: "Nothing was done: this server could not read the secret for receipts from Postgres yet. Try again in a moment.",
+		detail: "Nothing was done: this server has not read the secret for receipts from Postgres yet. Retry after a moment.",
+	})
+	problemReceiptInvalid = fixed(problem{
+		kind: kindInvalid,
+		detail: "The receipt does not belong to this order. " +
+			`Send the complete "receipt" from the answer to the purchase.`,
+	})
+	// problemOrderUndecided is the problem of an order that is missing, but has a valid receipt.
+	problemOrderUndecided = fixed(problem{
+		kind: kindUnavailable, retryAfter: retrySoon,
+		detail: "The receipt is valid, but the outcome of the order is not decided yet. Retry after a moment.",
 	})
 )
 
-// initSigner makes the signer of receipts. If its secret is that of Postgres, and Postgres does not answer, it
-// goes on trying in the background. Until then the server is not ready and refuses purchases: an order without a
-// receipt that Redis loses before a worker has written it is unknown to everybody but its buyer.
+// initSigner makes the signer of receipts. If it needs the secret in Postgres and Postgres does not answer, it
+// retries in the background. Until then the server is not ready and refuses purchases: if Redis lost an order
+// before a worker has written it, only its receipt would prove that it existed.
 func (s *Server) initSigner() error {
 	if s.config.ReceiptSecret != "" {
 		signer, err := reservation.NewSigner([]byte(s.config.ReceiptSecret))
@@ -44,7 +47,8 @@ func (s *Server) initSigner() error {
 	if err == nil {
 		return nil
 	}
-	s.log.Error("the secret for receipts cannot be read from Postgres; no purchases are accepted until it can, or with STAMPEDE_RECEIPT_SECRET", "error", err)
+	s.log.Error("cannot read the secret for receipts from Postgres: purchases are refused until it was read, "+
+		"or STAMPEDE_RECEIPT_SECRET is set", "error", err)
 	s.background.start(func(ctx context.Context) {
 		for s.loadSigner(ctx) != nil {
 			select {
@@ -72,7 +76,7 @@ func (s *Server) loadSigner(ctx context.Context) error {
 	return err
 }
 
-// appendReceipt appends the receipt for what a buyer holds.
+// appendReceipt appends the signed receipt of a reservation.
 func (s *Server) appendReceipt(dst []byte, r reservation.Request, held reservation.Reservation) []byte {
 	return s.signer.Load().Sign(dst, receiptOf(r, held))
 }
@@ -84,7 +88,8 @@ func receiptOf(r reservation.Request, held reservation.Reservation) reservation.
 	}
 }
 
-// receiptFor is the receipt that the request shows for the user's order, or nil if it shows none.
+// verifyReceipt returns the receipt in the request's query, or nil if there is none. It must be the user's
+// receipt of the order.
 func (s *Server) verifyReceipt(c echo.Context, order uuid.UUID, user string) (*reservation.Receipt, error) {
 	text := c.QueryParam("receipt")
 	if text == "" {

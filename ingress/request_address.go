@@ -7,13 +7,13 @@ import (
 	"strings"
 )
 
-// addresses finds out where requests come from. X-Forwarded-For is whatever its sender wrote, so only what a trusted proxy
-// has added to it is believed.
-type addresses struct{ trusted []netip.Prefix }
+// clientAddresses finds the addresses of clients. A client can write anything into X-Forwarded-For, so only what a
+// trusted proxy has added to it counts.
+type clientAddresses struct{ trusted []netip.Prefix }
 
-// of is the address of the client: of the peer, or, if that is a trusted proxy, of the rightmost hop that is not. It is
-// the zero Addr if the peer has none.
-func (a addresses) of(r *http.Request) netip.Addr {
+// of returns the client's address: the peer's or, behind a trusted proxy, that of the rightmost hop that is not
+// trusted. It is the zero Addr if the peer has none.
+func (a clientAddresses) of(r *http.Request) netip.Addr {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return netip.Addr{}
@@ -28,7 +28,7 @@ func (a addresses) of(r *http.Request) netip.Addr {
 			comma := strings.LastIndexByte(rest, ',')
 			hop, ok := parseHop(rest[comma+1:])
 			if !ok {
-				return client // a trusted proxy says that it does not know more
+				return client // the trusted proxy does not know its client's address
 			}
 			client, more = hop, comma >= 0
 			rest = rest[:max(comma, 0)]
@@ -37,7 +37,7 @@ func (a addresses) of(r *http.Request) netip.Addr {
 	return client
 }
 
-func (a addresses) trusts(addr netip.Addr) bool {
+func (a clientAddresses) trusts(addr netip.Addr) bool {
 	for _, p := range a.trusted {
 		if p.Contains(addr) {
 			return true
@@ -46,16 +46,16 @@ func (a addresses) trusts(addr netip.Addr) bool {
 	return false
 }
 
-// client is what bounds go by: an IPv4 address, or the /64 of an IPv6 address, which is what one customer has at least.
+// clientKey is what limits count by: an IPv4 address, or an IPv6 /64, which a customer has at least.
 type clientKey [16]byte
 
-func (a addresses) keyOf(r *http.Request) clientKey {
+func (a clientAddresses) keyOf(r *http.Request) clientKey {
 	addr := a.of(r)
-	c := clientKey(addr.As16())
+	key := clientKey(addr.As16())
 	if addr.Is6() {
-		clear(c[8:])
+		clear(key[8:])
 	}
-	return c
+	return key
 }
 
 // parseHop reads an entry of X-Forwarded-For; some proxies add the port.
@@ -70,21 +70,21 @@ func parseHop(text string) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// plain makes an address the same however it came: an IPv4 address may come as ::ffff:192.0.2.1.
+// canonical makes all forms of an address equal: an IPv4 address may be written as ::ffff:192.0.2.1.
 func canonical(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
 
-// ParseTrustedProxies reads prefixes ("10.0.0.0/8") and addresses, with commas between them.
+// ParseTrustedProxies reads prefixes ("10.0.0.0/8") and addresses, separated by commas.
 func ParseTrustedProxies(text string) (trusted []netip.Prefix, err error) {
 	for entry := range strings.SplitSeq(text, ",") {
 		if entry = strings.TrimSpace(entry); entry == "" {
 			continue
 		}
 		prefix, err := netip.ParsePrefix(entry)
-		if addr, err2 := netip.ParseAddr(entry); err2 == nil {
+		if addr, addrErr := netip.ParseAddr(entry); addrErr == nil {
 			prefix, err = netip.PrefixFrom(addr, addr.BitLen()), nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%q is no address and no prefix like 10.0.0.0/8", entry)
+			return nil, fmt.Errorf("%q is neither an address nor a prefix like 10.0.0.0/8", entry)
 		}
 		if addr := prefix.Addr(); addr.Is4In6() && prefix.Bits() >= 96 {
 			prefix = netip.PrefixFrom(addr.Unmap(), prefix.Bits()-96)

@@ -11,20 +11,40 @@ import (
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/labstack/echo/v4"
 )
 
-// scratch is what a request reads its body into and writes its answer in.
+// readObject reads the body of a request into a struct.
+func readObject(r *http.Request, into any) error {
+	buf := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(buf)
+	body, err := buf.readBody(r)
+	if err != nil {
+		return err
+	}
+	return decodeStrict(body, into)
+}
+
+// readEmptyObject reads the body of a request without members: none, or an empty object.
+func readEmptyObject(r *http.Request) error {
+	buf := scratchPool.Get().(*scratch)
+	defer scratchPool.Put(buf)
+	body, err := buf.readBody(r)
+	if err != nil || len(body) == 0 {
+		return err
+	}
+	return decodeStrict(body, &struct{}{})
+}
+
+// scratch has the buffers of a request and its answer.
 type scratch struct {
-	// body has room for one byte more than is allowed, which tells a body that is too large.
+	// body has room for one byte more than is allowed, by which a body is found to be too large.
 	body [maxBodyBytes + 1]byte
 	out  []byte
 }
 
 var scratchPool = sync.Pool{New: func() any { return &scratch{out: make([]byte, 0, 512)} }}
 
-// readBody reads the body of a request, which is to be JSON if there is any. The bytes are those of
-// scratch and belong to it.
+// readBody reads the body of a request, which must be JSON unless it is empty. The bytes belong to scratch.
 func (s *scratch) readBody(r *http.Request) ([]byte, error) {
 	if r.ContentLength == 0 {
 		return nil, nil
@@ -48,7 +68,7 @@ func (s *scratch) readBody(r *http.Request) ([]byte, error) {
 	return s.body[:n], nil
 }
 
-// isJSON tells whether the headers announce plain application/json in UTF-8.
+// isJSON reports whether the headers announce application/json in UTF-8.
 func isJSON(h http.Header) bool {
 	if _, encoded := h["Content-Encoding"]; encoded {
 		return false
@@ -65,10 +85,9 @@ func isJSON(h http.Header) bool {
 	return err == nil && media == "application/json" && (!given || strings.EqualFold(charset, "utf-8"))
 }
 
-// decodeStrict decodes an object that has only known members, each once and spelled exactly, and
-// nothing behind it.
+// decodeStrict decodes one object, whose members are known, spelled exactly, and not repeated.
 func decodeStrict(body []byte, into any) error {
-	if kind := jsontext.Value(body).Kind(); kind != '{' {
+	if jsontext.Value(body).Kind() != '{' {
 		return invalid("The body must be a JSON object.")
 	}
 	err := json.Unmarshal(body, into, json.RejectUnknownMembers(true))
@@ -83,19 +102,20 @@ func decodeStrict(body []byte, into any) error {
 	case errors.As(err, &grammar) && errors.Is(err, jsontext.ErrDuplicateName):
 		return invalid(member(grammar.JSONPointer) + " is given twice.")
 	case errors.As(err, &grammar):
-		return invalid("The body is not valid JSON: see byte " + strconv.FormatInt(grammar.ByteOffset, 10) + inside(grammar.JSONPointer) + ".")
+		at := strconv.FormatInt(grammar.ByteOffset, 10) + inside(grammar.JSONPointer)
+		return invalid("The body is not valid JSON: see byte " + at + ".")
 	case errors.As(err, &meaning) && errors.Is(err, json.ErrUnknownName):
-		return invalid(member(meaning.JSONPointer) + " is not known here; names are case-sensitive.")
+		return invalid(member(meaning.JSONPointer) + " is not a known member; names are case-sensitive.")
 	case errors.As(err, &meaning):
 		return invalid(member(meaning.JSONPointer) + " has the wrong type, or is out of range.")
 	}
 	return invalid("The body is not valid JSON.")
 }
 
-// member is the name in a pointer.
+// member returns the last name in a pointer.
 func member(p jsontext.Pointer) string { return truncate(p.LastToken()) }
 
-// short cuts a name to a length that can be repeated to the client that sent it.
+// truncate shortens a name that an answer repeats to its client.
 func truncate(name string) string {
 	const most = 64
 	if len(name) > most {
@@ -109,43 +129,4 @@ func inside(p jsontext.Pointer) string {
 		return ""
 	}
 	return ", in " + member(p)
-}
-
-// marshalLine returns v in JSON and a line end, as every answer in JSON ends.
-func marshalLine(v any) ([]byte, error) {
-	body, err := json.Marshal(v)
-	return append(body, '\n'), err
-}
-
-// writeJSON answers with v in JSON.
-func writeJSON(c echo.Context, status int, v any) error {
-	body, err := marshalLine(v)
-	if err != nil {
-		return err
-	}
-	c.Response().Header()["Content-Type"] = jsonContent
-	write(c, status, body)
-	return nil
-}
-
-// readObject reads the body of a request into a struct, strictly.
-func readObject(r *http.Request, into any) error {
-	buf := scratchPool.Get().(*scratch)
-	defer scratchPool.Put(buf)
-	body, err := buf.readBody(r)
-	if err != nil {
-		return err
-	}
-	return decodeStrict(body, into)
-}
-
-// readNothing reads the body of a request that has nothing to say: none, or an empty object.
-func readEmptyObject(r *http.Request) error {
-	buf := scratchPool.Get().(*scratch)
-	defer scratchPool.Put(buf)
-	body, err := buf.readBody(r)
-	if err != nil || len(body) == 0 {
-		return err
-	}
-	return decodeStrict(body, &struct{}{})
 }

@@ -11,35 +11,35 @@ import (
 	"stampede/reservation"
 )
 
-// longestPage bounds the items of a page.
+// pageMax bounds the items of a page.
 const pageMax = 100
 
-// page is which part of a list is asked for.
+// page is the part of a list that a request asks for.
 type page struct {
 	limit int
-	// after is the last item of the page before; the zero id is where the first page begins.
+	// after is the last item of the previous page; zero asks for the first page.
 	after uuid.UUID
 }
 
-// readPage reads the query of a list: limit and cursor, each once at most. Any other parameter is refused, because to
-// ignore a cursor that is misspelled is to answer the first page again, without an end.
-func readPage(c echo.Context, otherwise int) (page, error) {
+// readPage reads the query of a list: limit and cursor, each at most once. It refuses other parameters: if a
+// misspelled cursor were ignored, the client would read the first page forever.
+func readPage(c echo.Context, defaultLimit int) (page, error) {
 	query, err := url.ParseQuery(c.Request().URL.RawQuery)
 	if err != nil {
 		return page{}, invalid("The query of the URL is not valid.")
 	}
-	p := page{limit: otherwise}
+	p := page{limit: defaultLimit}
 	for name, values := range query {
 		if len(values) > 1 {
 			return page{}, &reservation.InvalidError{Field: truncate(name), Reason: "must be given once"}
 		}
 		switch name {
 		case "limit":
-			p.limit, err = parseLimit(values[0], otherwise)
+			p.limit, err = parseLimit(values[0], defaultLimit)
 		case "cursor":
 			p.after, err = parseCursor(values[0])
 		default:
-			err = &reservation.InvalidError{Field: truncate(name), Reason: "is not known here; a list takes limit and cursor"}
+			err = &reservation.InvalidError{Field: truncate(name), Reason: "is not known; a list takes limit and cursor"}
 		}
 		if err != nil {
 			return page{}, err
@@ -48,10 +48,9 @@ func readPage(c echo.Context, otherwise int) (page, error) {
 	return p, nil
 }
 
-// parseLimit reads how many items a page may have.
-func parseLimit(text string, otherwise int) (int, error) {
+func parseLimit(text string, defaultLimit int) (int, error) {
 	if text == "" {
-		return otherwise, nil
+		return defaultLimit, nil
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 || n > pageMax {
@@ -60,10 +59,10 @@ func parseLimit(text string, otherwise int) (int, error) {
 	return n, nil
 }
 
-// cursorAfter is the cursor of the page that follows the item with this id. Clients are not to see an id in it.
+// cursorAfter returns the cursor of the page after the item with this id. It is opaque to clients.
 func cursorAfter(last uuid.UUID) string { return base64.RawURLEncoding.EncodeToString(last[:]) }
 
-// parseCursor reads what cursorAfter wrote; no cursor is the zero id.
+// parseCursor reads a cursor of cursorAfter; no cursor is the zero id.
 func parseCursor(text string) (uuid.UUID, error) {
 	if text == "" {
 		return uuid.Nil, nil
@@ -73,10 +72,10 @@ func parseCursor(text string) (uuid.UUID, error) {
 	if err == nil && len(raw) == len(last) {
 		last = uuid.UUID(raw)
 	}
-	// Sales and orders have ids of version 7. The text is compared with what cursorAfter writes, because the decoder
-	// passes over line ends and stray bits.
+	// Sales and orders have ids of version 7. Encoding the id again refuses line ends and stray bits, which the
+	// decoder ignores.
 	if last.Version() != 7 || cursorAfter(last) != text {
-		return uuid.Nil, &reservation.InvalidError{Field: "cursor", Reason: `must be the "next_cursor" of a page before`}
+		return uuid.Nil, &reservation.InvalidError{Field: "cursor", Reason: `must be the "next_cursor" of another page`}
 	}
 	return last, nil
 }

@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"runtime/debug"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
@@ -14,13 +12,13 @@ import (
 
 func (s *Server) routes() {
 	s.echo = echo.New()
-	// Echo would believe any client's X-Forwarded-For.
+	// Echo would trust any client's X-Forwarded-For.
 	s.echo.IPExtractor = func(r *http.Request) string { return s.limits.addresses.of(r).String() }
 	unmatched := s.metrics.route("unmatched")
 	s.echo.HTTPErrorHandler = func(err error, c echo.Context) {
 		s.closeIfStopping(c)
 		if strings.Contains(c.Request().URL.Path, "//") {
-			// Another method would find nothing here either.
+			// An id is missing, so no method is allowed here.
 			err = problemRouteNotFound
 			c.Response().Header().Del(echo.HeaderAllow)
 		}
@@ -28,34 +26,37 @@ func (s *Server) routes() {
 		unmatched.count(c.Response().Status)
 	}
 
-	limited := s.limits.limitAddress
 	s.handle(http.MethodPost, "/v1/sales/:sale/orders", s.purchase)
 
-	s.handle(http.MethodPost, "/v1/sales", limited(s.inFlight.operators.admit(s.createSale)))
-	s.handle(http.MethodPost, "/v1/sales/:sale/pause", limited(s.inFlight.operators.admit(s.operate(s.config.Sales.Pause))))
-	s.handle(http.MethodPost, "/v1/sales/:sale/resume", limited(s.inFlight.operators.admit(s.operate(s.config.Sales.Resume))))
-	s.handle(http.MethodPost, "/v1/sales/:sale/end", limited(s.inFlight.operators.admit(s.operate(s.config.Sales.End))))
-	s.handle(http.MethodPost, "/v1/sales/:sale/restock", limited(s.inFlight.operators.admit(s.restockSale)))
-	s.handleGet("/v1/sales", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.listSales))))
-	s.handleGet("/v1/sales/:sale", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.showSale))))
+	limited := s.limits.limitAddress
 	s.handleGet("/v1/orders", s.inFlight.orders.admit(s.listOrders))
 	s.handleGet("/v1/orders/:order", s.inFlight.orders.admit(s.showOrder))
 	s.handle(http.MethodPost, "/v1/orders/:order/pay", s.payOrder)
-	// Without HEAD, which would not end either.
+	s.handle(http.MethodPost, "/v1/orders/:order/cancel", s.cancelOrder)
+	// Streams do not end, so they are not served to HEAD.
 	s.handle(http.MethodGet, "/v1/orders/:order/events", s.streamOrder)
 	s.handle(http.MethodGet, "/v1/sales/:sale/events", limited(s.streamSale))
-	s.handle(http.MethodPost, "/v1/orders/:order/cancel", s.cancelOrder)
+	s.handleGet("/v1/sales", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.listSales))))
+	s.handleGet("/v1/sales/:sale", limited(s.yieldToBuyers(s.inFlight.sales.admit(s.showSale))))
 
-	// These take no room: whoever watches a server must reach it when it is full.
+	operate := func(path string, h echo.HandlerFunc) {
+		s.handle(http.MethodPost, path, limited(s.inFlight.operators.admit(h)))
+	}
+	operate("/v1/sales", s.createSale)
+	operate("/v1/sales/:sale/pause", s.operateSale(s.config.Sales.Pause))
+	operate("/v1/sales/:sale/resume", s.operateSale(s.config.Sales.Resume))
+	operate("/v1/sales/:sale/end", s.operateSale(s.config.Sales.End))
+	operate("/v1/sales/:sale/restock", s.restockSale)
+
+	// These take no slot, so that a full server can be monitored.
 	s.handleGet("/livez", s.live)
 	s.handleGet("/readyz", s.ready)
 	s.handleGet("/metrics", echo.WrapHandler(s.metrics.handler()))
 }
 
-// handleGet serves HEAD like GET; net/http leaves the body away.
+// handleGet serves GET and HEAD; for HEAD net/http leaves the body out.
 func (s *Server) handleGet(path string, h echo.HandlerFunc) {
 	get := func(c echo.Context) error {
-		// Sales and orders change from one moment to the next.
 		c.Response().Header()["Cache-Control"] = noStore
 		return h(c)
 	}
@@ -63,8 +64,8 @@ func (s *Server) handleGet(path string, h echo.HandlerFunc) {
 	s.handle(http.MethodHead, path, get)
 }
 
-// handle registers a route and does for each of its requests what middleware does elsewhere: it
-// counts, refuses what is too large, answers errors and survives panics.
+// handle registers a route. It does for each request what is middleware elsewhere: it recovers panics,
+// counts, refuses a body that is too large, and answers errors.
 func (s *Server) handle(method, path string, h echo.HandlerFunc) {
 	counters := s.metrics.route(method + " " + path)
 	s.echo.Add(method, path, func(c echo.Context) error {
@@ -90,14 +91,15 @@ func (s *Server) handle(method, path string, h echo.HandlerFunc) {
 	})
 }
 
-// sendAway has the client of a stopping server use another connection, to another server, for its next request.
+// closeIfStopping closes the connection behind the answer of a stopping server, so that the client's next
+// request goes to another server.
 func (s *Server) closeIfStopping(c echo.Context) {
 	if s.stopping.Load() {
 		c.Response().Header()["Connection"] = closeConnection
 	}
 }
 
-// fail answers with the problem that err is, and logs what our own servers did wrong.
+// fail answers an error with its problem, and logs it if our own servers are at fault.
 func (s *Server) fail(c echo.Context, err error) {
 	p := problemOf(err)
 	r := c.Request()
@@ -107,7 +109,7 @@ func (s *Server) fail(c echo.Context, err error) {
 	writeProblem(c, p)
 }
 
-// survive answers a panic. The id in the answer finds the stack in the log.
+// answerPanic answers a panic with an id that finds the stack in the log.
 func (s *Server) answerPanic(c echo.Context, cause any) {
 	if cause == http.ErrAbortHandler { //nolint:errorlint // net/http compares it like this
 		panic(cause)
@@ -117,50 +119,8 @@ func (s *Server) answerPanic(c echo.Context, cause any) {
 	s.log.ErrorContext(r.Context(), "request panicked", "request_id", id, "method", r.Method, "route", c.Path(),
 		"panic", fmt.Sprint(cause), "stack", string(debug.Stack()))
 	if c.Response().Committed {
-		// Half an answer must not look like a whole one.
+		// A partial answer must not look like a complete one.
 		panic(http.ErrAbortHandler)
 	}
-	writeProblem(c, &problem{kind: kindInternal, requestID: id, detail: "The log of this server tells more under the request_id."})
-}
-
-// Values of headers that are the same in every answer. They must not be changed.
-var (
-	noStore         = []string{"no-store"}
-	publicSecond    = []string{"public, max-age=1"}
-	jsonContent     = []string{"application/json"}
-	problemContent  = []string{"application/problem+json"}
-	closeConnection = []string{"close"}
-)
-
-func writeProblem(c echo.Context, p *problem) {
-	h := c.Response().Header()
-	h["Content-Type"] = problemContent
-	if p.location != "" {
-		h["Location"] = []string{p.location}
-	}
-	if p.challenge != "" {
-		h["Www-Authenticate"] = []string{p.challenge}
-	}
-	if p.retryAfter != 0 {
-		h["Retry-After"] = []string{strconv.Itoa(p.retryAfter)}
-	}
-	if p.closes {
-		h["Connection"] = closeConnection
-	}
-	body := p.body
-	if body == nil {
-		body = p.appendJSON(nil)
-	}
-	write(c, p.status, body)
-}
-
-// write sends the answer. An error means that the client is gone, and nobody is left to be told.
-func write(c echo.Context, status int, body []byte) {
-	res := c.Response()
-	res.WriteHeader(status)
-	_, _ = res.Write(body)
-}
-
-func appendTime(dst []byte, t time.Time) []byte {
-	return t.UTC().AppendFormat(dst, "2006-01-02T15:04:05.000Z07:00")
+	writeProblem(c, &problem{kind: kindInternal, requestID: id, detail: "See the server's log for this request_id."})
 }

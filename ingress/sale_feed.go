@@ -1,9 +1,12 @@
 package ingress
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"sync"
 	"time"
 
@@ -13,59 +16,59 @@ import (
 )
 
 const (
-	// lookEvery is how often something is looked at that somebody asks for or watches, at most.
+	// refreshInterval bounds how often an item is queried.
 	refreshInterval = 500 * time.Millisecond
-	// trustedFor is how old an answer may be: as long as an operator's change may take to be in force.
+	// answerMaxAge bounds the age of an answer. An operator's change may take as long to be in force.
 	answerMaxAge = time.Second
-	// boardTimeout bounds one look.
+	// refreshTimeout bounds one query.
 	refreshTimeout = 2 * time.Second
-	// slowLook is when fewer things are looked at together next time.
+	// slowRefresh is the duration of a query after which the next one has fewer items.
 	slowRefresh = refreshInterval / 4
-	// fewTogether is how many things are looked at together at first.
+	// firstBatch is the number of items of the first query.
 	firstBatch = 50
-	// answersMax bounds the answers of one sight that are kept: pages of other lengths.
+	// answersMax bounds the rendered answers of a snapshot: pages of several lengths.
 	answersMax = 4
-	// boardTick is how often a board sees what is watched, and what it may forget.
-	feedTick = refreshInterval / 5
-	// unaskedFor is how long something is kept that nobody asks for. What was seen of it is too old then to be an answer,
-	// and who asks for many things keeps others out for so long.
+	// sweepInterval is how often a feed finds items to refresh and to forget.
+	sweepInterval = refreshInterval / 5
+	// forgetAfter is how long an item is kept after its last request. Its snapshot is too old to answer with then,
+	// and a client that requests many items keeps others out no longer.
 	forgetAfter = answerMaxAge
 )
 
-// board answers from memory what everybody may know: it looks once for all who ask, twice a second at most, and at many
-// things together. It has one look under way at a time, and remembers a bounded number of things. Those who ask
-// wait only if what is remembered is older than trustedFor. It is safe for concurrent use.
+// feed answers public requests about sales from memory. It queries an item at most twice a second, whatever the
+// number of requests, and many items together, one query at a time. Requests wait only if the snapshot is older
+// than answerMaxAge. The number of items is bounded. It is safe for concurrent use.
 type feed struct {
-	// look looks at the things with these keys. What is not in its answer does not exist. Its error is about all of them.
+	// query reads the items with these keys. A key that is missing in its answer does not exist.
 	query func(ctx context.Context, keys []uuid.UUID) (map[uuid.UUID][]reservation.Counted, error)
-	// together bounds the things of one look, and most those that are remembered.
+	// batchMax bounds the items of one query, and itemsMax those in memory.
 	batchMax, itemsMax int
 
 	mu    sync.Mutex
 	items map[uuid.UUID]*feedItem
 	due   []*feedItem
-	// changedAt is when an operator last changed something here: what was seen before is not shown any more.
+	// changedAt is when an operator made a change here. Older snapshots are not shown.
 	changedAt time.Time
 
 	wake  chan struct{}
 	ended <-chan struct{}
 }
 
-// thing is something that is asked for, or watched.
+// feedItem is a sale, or a page of the list, that is requested or subscribed to.
 type feedItem struct {
 	key uuid.UUID
-	// seen is the last look that succeeded, and failed the last one if it did not.
+	// latest is the result of the last query that succeeded, and failure that of the last query if it failed.
 	latest, failure *snapshot
-	// asked is when somebody asked for it last, or had the answer.
+	// askedAt is the time of the last request, or of the query that it waited for.
 	askedAt time.Time
-	// done is closed when the look is over for which the thing is due, or which is under way; else it is nil.
+	// done is closed by the query for which the item is due or which is in progress; otherwise it is nil.
 	done        chan struct{}
 	subscribers map[*subscriber]struct{}
-	// told is what the viewers were told last; nil if that was nothing.
+	// sent is what the subscribers were sent last, or nil.
 	sent []byte
 }
 
-// sight is what a look has found.
+// snapshot is the result of a query.
 type snapshot struct {
 	began, ended time.Time
 	sales        []reservation.Counted
@@ -75,187 +78,193 @@ type snapshot struct {
 	answers map[int]*renderedAnswer
 }
 
-// publicAnswer is JSON for everybody.
+// renderedAnswer is a public answer in JSON.
 type renderedAnswer struct {
 	body []byte
 	etag string
 }
 
-func startFeed(b *background, together, most int, look func(context.Context, []uuid.UUID) (map[uuid.UUID][]reservation.Counted, error)) *feed {
-	started := &feed{
-		query: look, batchMax: together, itemsMax: most,
+func startFeed(
+	b *background, batchMax, itemsMax int,
+	query func(context.Context, []uuid.UUID) (map[uuid.UUID][]reservation.Counted, error),
+) *feed {
+	f := &feed{
+		query: query, batchMax: batchMax, itemsMax: itemsMax,
 		items: make(map[uuid.UUID]*feedItem), wake: make(chan struct{}, 1), ended: b.ctx.Done(),
 	}
-	b.start(started.run)
-	return started
+	b.start(f.run)
+	return f
 }
 
-// ask returns what was seen of a thing a moment ago, or is seen now.
-func (b *feed) get(ctx context.Context, key uuid.UUID) (*snapshot, error) {
+// get returns a recent snapshot of an item, or waits for one.
+func (f *feed) get(ctx context.Context, key uuid.UUID) (*snapshot, error) {
 	since := time.Now().Add(-answerMaxAge)
 	for {
-		seen, done, err := b.recall(key, since)
+		recent, done, err := f.recall(key, since)
 		switch {
 		case err != nil:
 			return nil, err
-		case seen != nil:
-			return seen, seen.err
+		case recent != nil:
+			return recent, recent.err
 		}
 		select {
 		case <-done:
 		case <-ctx.Done():
 			return nil, problemUnavailable
-		case <-b.ended:
+		case <-f.ended:
 			return nil, problemOverloaded
 		}
 	}
 }
 
-// recall returns what was seen by a look that began since then, or what closes when the next look is over.
-func (b *feed) recall(key uuid.UUID, since time.Time) (seen *snapshot, done <-chan struct{}, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	t, err := b.item(key)
+// recall returns the snapshot of a query that began after since, or a channel that the next query closes.
+func (f *feed) recall(key uuid.UUID, since time.Time) (recent *snapshot, done <-chan struct{}, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	item, err := f.item(key)
 	if err != nil {
 		return nil, nil, err
 	}
-	t.askedAt = time.Now()
-	if since.Before(b.changedAt) {
-		since = b.changedAt
+	item.askedAt = time.Now()
+	if since.Before(f.changedAt) {
+		since = f.changedAt
 	}
-	b.scheduleIfDue(t, since)
-	if t.latest != nil && !t.latest.began.Before(since) {
-		return t.latest, nil, nil
+	f.scheduleIfDue(item, since)
+	if item.latest != nil && !item.latest.began.Before(since) {
+		return item.latest, nil, nil
 	}
-	if t.failure != nil && !t.failure.began.Before(since) && time.Since(t.failure.ended) < refreshInterval {
-		return t.failure, nil, nil
+	if item.failure != nil && !item.failure.began.Before(since) && time.Since(item.failure.ended) < refreshInterval {
+		return item.failure, nil, nil
 	}
-	return nil, t.done, nil
+	return nil, item.done, nil
 }
 
-// find returns the thing with the key; it begins to remember it if there is room. mu is held.
-func (b *feed) item(key uuid.UUID) (*feedItem, error) {
-	t := b.items[key]
-	if t == nil {
-		if len(b.items) >= b.itemsMax {
+// item returns the item with the key, which it adds unless the feed is full. mu is held.
+func (f *feed) item(key uuid.UUID) (*feedItem, error) {
+	item := f.items[key]
+	if item == nil {
+		if len(f.items) >= f.itemsMax {
 			return nil, problemOverloaded
 		}
-		t = &feedItem{key: key, subscribers: make(map[*subscriber]struct{})}
-		b.items[key] = t
+		item = &feedItem{key: key, subscribers: make(map[*subscriber]struct{})}
+		f.items[key] = item
 	}
-	return t, nil
+	return item, nil
 }
 
-// lookIfDue has the thing looked at, unless that was done less than lookEvery ago, and since then. mu is held.
-func (b *feed) scheduleIfDue(t *feedItem, since time.Time) {
-	for _, last := range []*snapshot{t.latest, t.failure} {
-		if last != nil && !last.began.Before(since) && (time.Since(last.began) < refreshInterval || time.Since(last.ended) < last.ended.Sub(last.began)) {
+// scheduleIfDue has the item queried, unless a query after since began less than refreshInterval ago, or ended
+// less than its own duration ago. mu is held.
+func (f *feed) scheduleIfDue(item *feedItem, since time.Time) {
+	for _, last := range []*snapshot{item.latest, item.failure} {
+		if last != nil && !last.began.Before(since) &&
+			(time.Since(last.began) < refreshInterval || time.Since(last.ended) < last.ended.Sub(last.began)) {
 			return
 		}
 	}
-	if t.done == nil {
-		t.done = make(chan struct{})
-		b.due = append(b.due, t)
+	if item.done == nil {
+		item.done = make(chan struct{})
+		f.due = append(f.due, item)
 		select {
-		case b.wake <- struct{}{}:
+		case f.wake <- struct{}{}:
 		default:
 		}
 	}
 }
 
-// changed tells that what was seen until now is not shown any more.
-func (b *feed) invalidate() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.changedAt = time.Now()
+// invalidate has no earlier snapshot shown any more.
+func (f *feed) invalidate() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.changedAt = time.Now()
 }
 
-// run looks until ctx ends.
-func (b *feed) run(ctx context.Context) {
-	tick := time.NewTicker(feedTick)
+// run refreshes items until ctx ends.
+func (f *feed) run(ctx context.Context) {
+	tick := time.NewTicker(sweepInterval)
 	defer tick.Stop()
-	for together := min(b.batchMax, firstBatch); ; {
+	for batch := min(f.batchMax, firstBatch); ; {
 		select {
-		case <-b.wake:
+		case <-f.wake:
 		case <-tick.C:
-			b.sweep()
+			f.sweep()
 		case <-ctx.Done():
 			return
 		}
-		for due := b.takeDue(together); len(due) > 0 && ctx.Err() == nil; due = b.takeDue(together) {
-			if b.refresh(ctx, due) > slowRefresh {
-				together = max(1, len(due)/2)
+		for due := f.takeDue(batch); len(due) > 0 && ctx.Err() == nil; due = f.takeDue(batch) {
+			if f.refresh(ctx, due) > slowRefresh {
+				batch = max(1, len(due)/2)
 			} else {
-				together = min(b.batchMax, 2*together)
+				batch = min(f.batchMax, 2*batch)
 			}
 		}
 	}
 }
 
-// tidy has looked at what is watched, and forgets what nobody asks for.
-func (b *feed) sweep() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for key, t := range b.items {
+// sweep schedules items with subscribers, and forgets those that nobody requests.
+func (f *feed) sweep() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for key, item := range f.items {
+		missing := item.latest != nil && item.latest.err != nil
 		switch {
-		case len(t.subscribers) > 0:
-			b.scheduleIfDue(t, b.changedAt)
-		case t.done != nil:
-		case time.Since(t.askedAt) > forgetAfter, t.latest != nil && t.latest.err != nil && time.Since(t.latest.began) > refreshInterval:
-			delete(b.items, key)
+		case len(item.subscribers) > 0:
+			f.scheduleIfDue(item, f.changedAt)
+		case item.done != nil:
+		case time.Since(item.askedAt) > forgetAfter, missing && time.Since(item.latest.began) > refreshInterval:
+			delete(f.items, key)
 		}
 	}
 }
 
-func (b *feed) takeDue(most int) []*feedItem {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	n := min(most, len(b.due))
-	taken := b.due[:n:n]
-	if b.due = b.due[n:]; len(b.due) == 0 {
-		b.due = nil
+func (f *feed) takeDue(most int) []*feedItem {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := min(most, len(f.due))
+	taken := f.due[:n:n]
+	if f.due = f.due[n:]; len(f.due) == 0 {
+		f.due = nil
 	}
 	return taken
 }
 
-// lookAt looks at the things together, and returns how long that took.
-func (b *feed) refresh(ctx context.Context, due []*feedItem) time.Duration {
+// refresh queries the items together, and returns how long that took.
+func (f *feed) refresh(ctx context.Context, due []*feedItem) time.Duration {
 	keys := make([]uuid.UUID, len(due))
-	for i, t := range due {
-		keys[i] = t.key
+	for i, item := range due {
+		keys[i] = item.key
 	}
 	limited, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	began := time.Now()
-	found, err := b.query(limited, keys)
+	found, err := f.query(limited, keys)
 	ended := time.Now()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, t := range due {
-		s := &snapshot{began: began, ended: ended, err: err}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, item := range due {
+		result := &snapshot{began: began, ended: ended, err: err}
 		if err == nil {
-			if s.sales = found[t.key]; s.sales == nil {
-				s.err = reservation.ErrSaleNotFound
+			if result.sales = found[item.key]; result.sales == nil {
+				result.err = reservation.ErrSaleNotFound
 			}
-			t.latest, t.failure = s, nil
+			item.latest, item.failure = result, nil
 		} else {
-			t.failure = s
+			item.failure = result
 		}
-		close(t.done)
-		t.done, t.askedAt = nil, ended // it is not forgotten before those who wait have seen it
-		t.publish(s)
+		close(item.done)
+		item.done, item.askedAt = nil, ended // keeps the item until the waiting requests have the result
+		item.publish(result)
 	}
 	return ended.Sub(began)
 }
 
-// answer is the JSON of what render makes of the sight, made once for each n.
-func (s *snapshot) render(n int, render func() (any, error)) (*renderedAnswer, error) {
+// render returns the JSON of view, which it makes once for each variant.
+func (s *snapshot) render(variant int, view func() (any, error)) (*renderedAnswer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if a := s.answers[n]; a != nil {
+	if a := s.answers[variant]; a != nil {
 		return a, nil
 	}
-	v, err := render()
+	v, err := view()
 	if err != nil {
 		return nil, err
 	}
@@ -269,7 +278,68 @@ func (s *snapshot) render(n int, render func() (any, error)) (*renderedAnswer, e
 		s.answers = make(map[int]*renderedAnswer)
 	}
 	if len(s.answers) < answersMax {
-		s.answers[n] = a
+		s.answers[variant] = a
 	}
 	return a, nil
+}
+
+// subscriber gets the updates of a sale.
+type subscriber struct {
+	// updates takes the latest update. One that was not received is replaced.
+	updates chan saleUpdate
+}
+
+// subscribe adds a subscriber of a sale, to which it sends what is known. The caller unsubscribes in the end.
+func (f *feed) subscribe(sale uuid.UUID) (*subscriber, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	item, err := f.item(sale)
+	if err != nil {
+		return nil, err
+	}
+	sub := &subscriber{updates: make(chan saleUpdate, 1)}
+	if len(item.subscribers) == 0 {
+		item.sent = nil
+	} else if item.sent != nil {
+		sub.updates <- saleUpdate{data: item.sent}
+	}
+	item.subscribers[sub] = struct{}{}
+	item.askedAt = time.Now()
+	f.scheduleIfDue(item, f.changedAt)
+	if last := cmp.Or(item.failure, item.latest); item.sent == nil && item.done == nil && last != nil {
+		item.publish(last)
+	}
+	return sub, nil
+}
+
+func (f *feed) unsubscribe(sale uuid.UUID, sub *subscriber) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.items[sale].subscribers, sub) // an item with subscribers is never forgotten
+}
+
+// publish sends the result of a query to the subscribers. It does not block. The feed's mu is held.
+func (i *feedItem) publish(result *snapshot) {
+	if len(i.subscribers) > 0 {
+		i.send(updateOf(result))
+	}
+}
+
+// send sends an update, unless the subscribers have it.
+func (i *feedItem) send(update saleUpdate) {
+	switch {
+	case update.err == nil && bytes.Equal(update.data, i.sent):
+		return
+	case update.err == nil:
+		i.sent = update.data
+	case i.sent != nil && !errors.Is(update.err, reservation.ErrSaleNotFound):
+		return // a server does not answer: the last update still holds
+	}
+	for sub := range i.subscribers {
+		select {
+		case <-sub.updates: // an earlier update that was not received
+		default:
+		}
+		sub.updates <- update // does not block: only send and subscribe send, under mu
+	}
 }

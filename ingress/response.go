@@ -1,0 +1,69 @@
+package ingress
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/labstack/echo/v4"
+)
+
+// Header values that are the same in every answer. They must not be changed.
+var (
+	noStore         = []string{"no-store"}
+	publicSecond    = []string{"public, max-age=1"}
+	jsonContent     = []string{"application/json"}
+	problemContent  = []string{"application/problem+json"}
+	closeConnection = []string{"close"}
+	headerTrue      = []string{"true"}
+)
+
+func writeProblem(c echo.Context, p *problem) {
+	h := c.Response().Header()
+	h["Content-Type"] = problemContent
+	if p.location != "" {
+		h["Location"] = []string{p.location}
+	}
+	if p.challenge != "" {
+		h["Www-Authenticate"] = []string{p.challenge}
+	}
+	if p.retryAfter != 0 {
+		h["Retry-After"] = []string{strconv.Itoa(p.retryAfter)}
+	}
+	if p.closes {
+		h["Connection"] = closeConnection
+	}
+	body := p.body
+	if body == nil {
+		body = p.appendJSON(nil)
+	}
+	write(c, p.status, body)
+}
+
+// write sends the answer. An error means that the client has left.
+func write(c echo.Context, status int, body []byte) {
+	res := c.Response()
+	res.WriteHeader(status)
+	_, _ = res.Write(body)
+}
+
+// writeJSON answers with v.
+func writeJSON(c echo.Context, status int, v any) error {
+	body, err := marshalLine(v)
+	if err != nil {
+		return err
+	}
+	c.Response().Header()["Content-Type"] = jsonContent
+	write(c, status, body)
+	return nil
+}
+
+// marshalLine returns v as one line of JSON, like every answer.
+func marshalLine(v any) ([]byte, error) {
+	body, err := json.Marshal(v)
+	return append(body, '\n'), err
+}
+
+func appendTime(dst []byte, t time.Time) []byte {
+	return t.UTC().AppendFormat(dst, "2006-01-02T15:04:05.000Z07:00")
+}

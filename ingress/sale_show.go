@@ -1,0 +1,145 @@
+package ingress
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/labstack/echo/v4"
+
+	"stampede/reservation"
+)
+
+const (
+	// defaultSales is the length of a page if the request has no limit.
+	defaultSales = 50
+
+	// yieldPause is how much longer looking at sales takes while buyers are served.
+	yieldPause = 50 * time.Millisecond
+
+	// salesBatchMax bounds the sales of one query, and salesMax those in memory.
+	salesBatchMax = 1000
+	salesMax      = 10_000
+	// pagesMax bounds the later pages of the list in memory.
+	pagesMax = 100
+)
+
+// yieldToBuyers delays anonymous requests while buyers pay, cancel or look at their orders. A payment waits for
+// the CPU several times, each time behind all requests that are answered from memory: a crowd of those would
+// make it take a quarter of a second. The delay comes before the slot, so that refused requests wait as well.
+func (s *Server) yieldToBuyers(h echo.HandlerFunc) echo.HandlerFunc {
+	return func(c echo.Context) error {
+		if s.inFlight.orders.taken.Load() > 0 {
+			select {
+			case <-time.After(yieldPause):
+			case <-s.waitsEnd:
+			case <-c.Request().Context().Done():
+			}
+		}
+		return h(c)
+	}
+}
+
+// showSale serves GET /v1/sales/{sale}.
+func (s *Server) showSale(c echo.Context) error {
+	id, ok := parseID(c.Param("sale"))
+	if !ok {
+		return problemSaleNotFound
+	}
+	return s.answerFromFeed(c, s.saleFeed, id, 0, func(sales []reservation.Counted) (any, error) {
+		return sales[0].Standing, sales[0].Err
+	})
+}
+
+// listSales serves GET /v1/sales, newest first.
+func (s *Server) listSales(c echo.Context) error {
+	p, err := readPage(c, defaultSales)
+	if err != nil {
+		return err
+	}
+	pages := s.laterPagesFeed
+	if p.after == uuid.Nil {
+		pages = s.firstPageFeed
+	}
+	return s.answerFromFeed(c, pages, p.after, p.limit, func(sales []reservation.Counted) (any, error) {
+		var answer struct {
+			Sales      []reservation.Standing `json:"sales"`
+			NextCursor string                 `json:"next_cursor,omitempty"`
+		}
+		answer.Sales = make([]reservation.Standing, min(len(sales), p.limit))
+		for i := range answer.Sales {
+			if sales[i].Err != nil {
+				return nil, sales[i].Err
+			}
+			answer.Sales[i] = sales[i].Standing
+		}
+		if len(sales) > p.limit {
+			answer.NextCursor = cursorAfter(sales[p.limit-1].ID)
+		}
+		return answer, nil
+	})
+}
+
+// answerFromFeed answers with the JSON of what view makes of an item, for clients and caches.
+func (s *Server) answerFromFeed(
+	c echo.Context, from *feed, key uuid.UUID, variant int, view func([]reservation.Counted) (any, error),
+) error {
+	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
+	defer cancel()
+	current, err := from.get(ctx, key)
+	if err != nil {
+		return err
+	}
+	answer, err := current.render(variant, func() (any, error) { return view(current.sales) })
+	if err != nil {
+		return err
+	}
+	h := c.Response().Header()
+	h["Cache-Control"] = publicSecond
+	h["Etag"] = []string{answer.etag}
+	if hasETag(c.Request().Header["If-None-Match"], answer.etag) {
+		c.Response().WriteHeader(http.StatusNotModified)
+		return nil
+	}
+	h["Content-Type"] = jsonContent
+	write(c, http.StatusOK, answer.body)
+	return nil
+}
+
+// startFeeds starts the feeds. The first page of the list has one of its own, so that it never waits for later
+// pages, of which anybody can request any number.
+func (s *Server) startFeeds() {
+	s.saleFeed = startFeed(s.background, salesBatchMax, salesMax, s.countSales)
+	s.firstPageFeed = startFeed(s.background, 1, 1, s.countPages)
+	s.laterPagesFeed = startFeed(s.background, 1, pagesMax, s.countPages)
+}
+
+// invalidateFeeds has this server show an operator's change immediately.
+func (s *Server) invalidateFeeds() {
+	for _, f := range []*feed{s.saleFeed, s.firstPageFeed, s.laterPagesFeed} {
+		f.invalidate()
+	}
+}
+
+func (s *Server) countSales(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID][]reservation.Counted, error) {
+	sales, err := s.config.Sales.CountSales(ctx, ids)
+	found := make(map[uuid.UUID][]reservation.Counted, len(sales))
+	for _, sale := range sales {
+		found[sale.ID] = []reservation.Counted{sale}
+	}
+	return found, err
+}
+
+func (s *Server) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UUID][]reservation.Counted, error) {
+	found := make(map[uuid.UUID][]reservation.Counted, len(after))
+	for _, key := range after {
+		// One more sale than a page can have tells whether there is a next page.
+		sales, err := s.config.Sales.CountPage(ctx, key, pageMax+1)
+		if err != nil {
+			return nil, err
+		}
+		found[key] = sales
+	}
+	return found, nil
+}
