@@ -53,6 +53,10 @@ const (
 	challengeNoAdmin = `Bearer realm="stampede-admin", error="invalid_token"`
 )
 
+func unauthorized(detail, challenge string) *problem {
+	return &problem{kind: kindUnauthorized, detail: detail, challenge: challenge}
+}
+
 // How the keys of a JWKS URL are kept fresh.
 const (
 	jwksTimeout = 3 * time.Second
@@ -121,22 +125,20 @@ func newJWTAuth(ctx context.Context, c Config) (*jwtAuth, error) {
 func (a *jwtAuth) user(r *http.Request) (string, error) {
 	token, ok := bearer(r.Header)
 	if !ok {
-		return "", &problem{kind: kindUnauthorized, detail: "Send a token: Authorization: Bearer …", challenge: challengeBuyer}
+		return "", unauthorized("Send a token: Authorization: Bearer …", challengeBuyer)
 	}
 	var claims jwt.RegisteredClaims
 	if _, err := a.parser.ParseWithClaims(token, &claims, a.key(r.Context())); err != nil {
 		if errors.Is(err, jwt.ErrTokenUnverifiable) && a.keysMissing(r.Context()) {
 			return "", fmt.Errorf("%w: no keys to verify tokens", reservation.ErrUnavailable)
 		}
-		return "", &problem{kind: kindUnauthorized, detail: tokenProblem(err), challenge: challengeInvalid}
+		return "", unauthorized(tokenProblem(err), challengeInvalid)
 	}
 	if claims.Subject == "" {
-		return "", &problem{kind: kindUnauthorized, detail: "The token lacks a required claim: sub.", challenge: challengeInvalid}
+		return "", unauthorized("The token lacks a required claim: sub.", challengeInvalid)
 	}
 	if err := reservation.ValidateUser(claims.Subject); err != nil {
-		return "", &problem{
-			kind: kindUnauthorized, challenge: challengeInvalid, detail: "The sub of the token is not valid: a " + err.Error() + ".",
-		}
+		return "", unauthorized("The sub of the token is not valid: a "+err.Error()+".", challengeInvalid)
 	}
 	return claims.Subject, nil
 }
@@ -185,10 +187,10 @@ func (g adminGate) check(r *http.Request) error {
 	}
 	token, ok := bearer(r.Header)
 	if !ok {
-		return &problem{kind: kindUnauthorized, detail: "Send the admin token: Authorization: Bearer …", challenge: challengeAdmin}
+		return unauthorized("Send the admin token: Authorization: Bearer …", challengeAdmin)
 	}
 	if hash := sha256.Sum256([]byte(token)); subtle.ConstantTimeCompare(hash[:], g.hash[:]) != 1 {
-		return &problem{kind: kindUnauthorized, detail: "The admin token is wrong.", challenge: challengeNoAdmin}
+		return unauthorized("The admin token is wrong.", challengeNoAdmin)
 	}
 	return nil
 }

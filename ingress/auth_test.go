@@ -25,9 +25,9 @@ import (
 	"stampede/reservation"
 )
 
-const secret = "a secret of at least 32 bytes, as HS256 wants"
+const jwtSecret = "a secret of at least 32 bytes, as HS256 wants"
 
-func claims(change ...func(jwt.MapClaims)) jwt.MapClaims {
+func tokenClaims(change ...func(jwt.MapClaims)) jwt.MapClaims {
 	c := jwt.MapClaims{"sub": "ada", "exp": time.Now().Add(time.Hour).Unix(), "iss": "https://issuer.example", "aud": "stampede"}
 	for _, f := range change {
 		f(c)
@@ -35,11 +35,11 @@ func claims(change ...func(jwt.MapClaims)) jwt.MapClaims {
 	return c
 }
 
-func with(name string, value any) func(jwt.MapClaims) {
+func withClaim(name string, value any) func(jwt.MapClaims) {
 	return func(c jwt.MapClaims) { c[name] = value }
 }
 
-func without(name string) func(jwt.MapClaims) {
+func withoutClaim(name string) func(jwt.MapClaims) {
 	return func(c jwt.MapClaims) { delete(c, name) }
 }
 
@@ -56,7 +56,7 @@ func sign(t testing.TB, method jwt.SigningMethod, key any, kid string, c jwt.Map
 
 // withJWT checks issuer and audience, too.
 func withJWT(c *Config) {
-	c.Auth, c.JWTSecret, c.JWTIssuer, c.JWTAudience = AuthJWT, secret, "https://issuer.example", "stampede"
+	c.Auth, c.JWTSecret, c.JWTIssuer, c.JWTAudience = AuthJWT, jwtSecret, "https://issuer.example", "stampede"
 }
 
 func TestTokensWithSecret(t *testing.T) {
@@ -66,7 +66,7 @@ func TestTokensWithSecret(t *testing.T) {
 	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
 	require.NoError(t, err)
 	hs256 := func(change ...func(jwt.MapClaims)) string {
-		return sign(t, jwt.SigningMethodHS256, []byte(secret), "", claims(change...))
+		return sign(t, jwt.SigningMethodHS256, []byte(jwtSecret), "", tokenClaims(change...))
 	}
 	forged := strings.Split(hs256(), ".")
 	forged[1] = base64.RawURLEncoding.EncodeToString([]byte(`{"sub":"eve","exp":99999999999,"iss":"https://issuer.example","aud":"stampede"}`))
@@ -76,35 +76,35 @@ func TestTokensWithSecret(t *testing.T) {
 		token  string
 		detail string
 	}{
-		"other secret":        {sign(t, jwt.SigningMethodHS256, []byte(secret+"!"), "", claims()), "not valid"},
-		"alg none":            {sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "", claims()), "not valid"},
-		"other hash":          {sign(t, jwt.SigningMethodHS512, []byte(secret), "", claims()), "not valid"},
-		"RSA":                 {sign(t, jwt.SigningMethodRS256, rsaKey, "", claims()), "not valid"},
+		"other secret":        {sign(t, jwt.SigningMethodHS256, []byte(jwtSecret+"!"), "", tokenClaims()), "not valid"},
+		"alg none":            {sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "", tokenClaims()), "not valid"},
+		"other hash":          {sign(t, jwt.SigningMethodHS512, []byte(jwtSecret), "", tokenClaims()), "not valid"},
+		"RSA":                 {sign(t, jwt.SigningMethodRS256, rsaKey, "", tokenClaims()), "not valid"},
 		"claims exchanged":    {strings.Join(forged, "."), "not valid"},
 		"no signature":        {strings.Join(forged[:2], ".") + ".", "not valid"},
 		"no token":            {"x", "not valid"},
-		"expired":             {hs256(with("exp", time.Now().Add(-31*time.Second).Unix())), "expired"},
-		"no subject":          {hs256(without("sub")), "sub"},
-		"an empty subject":    {hs256(with("sub", "")), "sub"},
-		"a subject in braces": {hs256(with("sub", "{0}")), "sub"},
-		"a subject of two":    {hs256(with("sub", "a b")), "sub"},
-		"a long subject":      {hs256(with("sub", strings.Repeat("u", 129))), "sub"},
-		"a number as subject": {hs256(with("sub", 7)), "not valid"},
-		"no expiry":           {hs256(without("exp")), "lacks"},
-		"expiry as text":      {hs256(with("exp", "tomorrow")), "not valid"},
-		"not valid yet":       {hs256(with("nbf", time.Now().Add(time.Hour).Unix())), "yet"},
-		"other issuer":        {hs256(with("iss", "https://issuer.example.evil")), "issuer"},
-		"no issuer":           {hs256(without("iss")), "lacks"},
-		"other audience":      {hs256(with("aud", "shop")), "audience"},
-		"other audiences":     {hs256(with("aud", []string{"shop", "till"})), "audience"},
-		"no audience":         {hs256(without("aud")), "lacks"},
+		"expired":             {hs256(withClaim("exp", time.Now().Add(-31*time.Second).Unix())), "expired"},
+		"no subject":          {hs256(withoutClaim("sub")), "sub"},
+		"an empty subject":    {hs256(withClaim("sub", "")), "sub"},
+		"a subject in braces": {hs256(withClaim("sub", "{0}")), "sub"},
+		"a subject of two":    {hs256(withClaim("sub", "a b")), "sub"},
+		"a long subject":      {hs256(withClaim("sub", strings.Repeat("u", 129))), "sub"},
+		"a number as subject": {hs256(withClaim("sub", 7)), "not valid"},
+		"no expiry":           {hs256(withoutClaim("exp")), "lacks"},
+		"expiry as text":      {hs256(withClaim("exp", "tomorrow")), "not valid"},
+		"not valid yet":       {hs256(withClaim("nbf", time.Now().Add(time.Hour).Unix())), "yet"},
+		"other issuer":        {hs256(withClaim("iss", "https://issuer.example.evil")), "issuer"},
+		"no issuer":           {hs256(withoutClaim("iss")), "lacks"},
+		"other audience":      {hs256(withClaim("aud", "shop")), "audience"},
+		"other audiences":     {hs256(withClaim("aud", []string{"shop", "till"})), "audience"},
+		"no audience":         {hs256(withoutClaim("aud")), "lacks"},
 		"too long to be one":  {strings.Repeat("x.", 2000), "not valid"},
 	} {
 		r := s.buy(sale, "", bearing(test.token))
 		require.Contains(t, r.isProblem(http.StatusUnauthorized, "unauthorized")["detail"], test.detail, name)
 		require.Contains(t, r.header.Get("WWW-Authenticate"), `error="invalid_token"`, name)
 	}
-	for name, headers := range map[string][]header{
+	for name, headers := range map[string][]reqHeader{
 		"no header": nil, "another scheme": {{"Authorization", "Basic eA=="}}, "no token": {{"Authorization", "Bearer "}},
 		"no scheme": {{"Authorization", hs256()}}, "the header of the other mode": {as("ada")}, "two": {bearing(hs256()), bearing(hs256())},
 	} {
@@ -114,15 +114,15 @@ func TestTokensWithSecret(t *testing.T) {
 	}
 	require.Equal(t, before, s.stock(sale))
 
-	r := s.buy(sale, "", bearing(hs256(with("aud", []string{"till", "stampede"}))))
+	r := s.buy(sale, "", bearing(hs256(withClaim("aud", []string{"till", "stampede"}))))
 	r.is(http.StatusAccepted)
 	require.Equal(t, "ada", s.get(r.header.Get("Location"), bearing(hs256())).is(http.StatusOK)["user_id"])
-	s.get(r.header.Get("Location"), bearing(hs256(with("sub", "bob")))).isProblem(http.StatusNotFound, "order-not-found")
+	s.get(r.header.Get("Location"), bearing(hs256(withClaim("sub", "bob")))).isProblem(http.StatusNotFound, "order-not-found")
 	s.get(r.header.Get("Location")).isProblem(http.StatusUnauthorized, "unauthorized")
 
 	// The issuer's clock may be half a minute off. Fifteen seconds leave time for a busy machine.
 	for _, off := range []func(jwt.MapClaims){
-		with("exp", time.Now().Add(-15*time.Second).Unix()), with("nbf", time.Now().Add(30*time.Second).Unix()), with("iat", time.Now().Add(30*time.Second).Unix()),
+		withClaim("exp", time.Now().Add(-15*time.Second).Unix()), withClaim("nbf", time.Now().Add(30*time.Second).Unix()), withClaim("iat", time.Now().Add(30*time.Second).Unix()),
 	} {
 		s.get(r.header.Get("Location"), bearing(hs256(off))).is(http.StatusOK)
 	}
@@ -186,19 +186,19 @@ func TestTokensWithKeySet(t *testing.T) {
 	before := s.stock(sale)
 	for name, token := range map[string]string{
 		// The public key is known to everybody: taken for a secret, it would let everybody in.
-		"HMAC with the public key in PEM": sign(t, jwt.SigningMethodHS256, publicPEM, "rsa", claims()),
-		"HMAC with the public key in DER": sign(t, jwt.SigningMethodHS256, public, "rsa", claims()),
-		"HMAC with the modulus":           sign(t, jwt.SigningMethodHS256, i.rsa.N.Bytes(), "rsa", claims()),
-		"alg none":                        sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "rsa", claims()),
-		"a stranger's key":                sign(t, jwt.SigningMethodRS256, stranger, "rsa", claims()),
-		"a stranger's key, no kid":        sign(t, jwt.SigningMethodRS256, stranger, "", claims()),
-		"an unknown kid":                  sign(t, jwt.SigningMethodRS256, stranger, "stranger", claims()),
-		"the kid of another key":          sign(t, jwt.SigningMethodES256, i.ec, "rsa", claims()),
-		"another method of the same key":  sign(t, jwt.SigningMethodRS512, i.rsa, "rsa", claims()),
-		"expired":                         sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims(with("exp", time.Now().Unix()-31))),
-		"no expiry":                       sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims(without("exp"))),
-		"other issuer":                    sign(t, jwt.SigningMethodES256, i.ec, "ec", claims(with("iss", "x"))),
-		"other audience":                  sign(t, jwt.SigningMethodES256, i.ec, "ec", claims(with("aud", "x"))),
+		"HMAC with the public key in PEM": sign(t, jwt.SigningMethodHS256, publicPEM, "rsa", tokenClaims()),
+		"HMAC with the public key in DER": sign(t, jwt.SigningMethodHS256, public, "rsa", tokenClaims()),
+		"HMAC with the modulus":           sign(t, jwt.SigningMethodHS256, i.rsa.N.Bytes(), "rsa", tokenClaims()),
+		"alg none":                        sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "rsa", tokenClaims()),
+		"a stranger's key":                sign(t, jwt.SigningMethodRS256, stranger, "rsa", tokenClaims()),
+		"a stranger's key, no kid":        sign(t, jwt.SigningMethodRS256, stranger, "", tokenClaims()),
+		"an unknown kid":                  sign(t, jwt.SigningMethodRS256, stranger, "stranger", tokenClaims()),
+		"the kid of another key":          sign(t, jwt.SigningMethodES256, i.ec, "rsa", tokenClaims()),
+		"another method of the same key":  sign(t, jwt.SigningMethodRS512, i.rsa, "rsa", tokenClaims()),
+		"expired":                         sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims(withClaim("exp", time.Now().Unix()-31))),
+		"no expiry":                       sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims(withoutClaim("exp"))),
+		"other issuer":                    sign(t, jwt.SigningMethodES256, i.ec, "ec", tokenClaims(withClaim("iss", "x"))),
+		"other audience":                  sign(t, jwt.SigningMethodES256, i.ec, "ec", tokenClaims(withClaim("aud", "x"))),
 	} {
 		r := s.buy(sale, "", bearing(token))
 		require.Equal(t, http.StatusUnauthorized, r.status, name)
@@ -207,9 +207,9 @@ func TestTokensWithKeySet(t *testing.T) {
 	require.Equal(t, before, s.stock(sale))
 
 	for user, token := range map[string]string{
-		"r": sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims(with("sub", "r"))),
-		"e": sign(t, jwt.SigningMethodES256, i.ec, "ec", claims(with("sub", "e"))),
-		"n": sign(t, jwt.SigningMethodRS256, i.rsa, "", claims(with("sub", "n"))),
+		"r": sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims(withClaim("sub", "r"))),
+		"e": sign(t, jwt.SigningMethodES256, i.ec, "ec", tokenClaims(withClaim("sub", "e"))),
+		"n": sign(t, jwt.SigningMethodRS256, i.rsa, "", tokenClaims(withClaim("sub", "n"))),
 	} {
 		r := s.buy(sale, "", bearing(token))
 		r.is(http.StatusAccepted)
@@ -225,7 +225,7 @@ func TestKeySetAway(t *testing.T) {
 	i.down.Store(true)
 	s := openShop(t, withIssuer(i))
 	sale := s.sale(reservation.Terms{Stock: 10})
-	token := bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims()))
+	token := bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims()))
 	s.buy(sale, "", token).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 
 	i.down.Store(false)
@@ -247,8 +247,8 @@ func TestNewKeyOfIssuerIsFetched(t *testing.T) {
 	}
 	renamed["kid"] = "rsa-2"
 	i.keys.Store(&[]map[string]string{renamed})
-	s.buy(sale, "", bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa-2", claims()))).is(http.StatusAccepted)
-	s.buy(sale, "", bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", claims()))).isProblem(http.StatusUnauthorized, "unauthorized")
+	s.buy(sale, "", bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa-2", tokenClaims()))).is(http.StatusAccepted)
+	s.buy(sale, "", bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims()))).isProblem(http.StatusUnauthorized, "unauthorized")
 }
 
 func TestConfigThatContradictsItself(t *testing.T) {
@@ -256,8 +256,8 @@ func TestConfigThatContradictsItself(t *testing.T) {
 	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)})
 	for complaint, change := range map[string]func(*Config){
 		"STAMPEDE_JWT_SECRET or STAMPEDE_JWKS_URL": func(c *Config) { c.Auth = AuthJWT },
-		"not both":                                              func(c *Config) { c.Auth, c.JWTSecret, c.JWKSURL = AuthJWT, secret, "https://issuer.example/keys" },
-		"has 31 bytes, HS256 needs at least 32":                 func(c *Config) { c.Auth, c.JWTSecret = AuthJWT, secret[:31] },
+		"not both":                                              func(c *Config) { c.Auth, c.JWTSecret, c.JWKSURL = AuthJWT, jwtSecret, "https://issuer.example/keys" },
+		"has 31 bytes, HS256 needs at least 32":                 func(c *Config) { c.Auth, c.JWTSecret = AuthJWT, jwtSecret[:31] },
 		"STAMPEDE_JWKS_URL must be an http or https URL":        func(c *Config) { c.Auth, c.JWKSURL = AuthJWT, "keys.json" },
 		`the auth mode (STAMPEDE_AUTH) is "", want`:             func(c *Config) { c.Auth = "" },
 		`the auth mode (STAMPEDE_AUTH) is "none", want`:         func(c *Config) { c.Auth = "none" },
@@ -272,7 +272,7 @@ func TestConfigThatContradictsItself(t *testing.T) {
 		change(&config)
 		_, err := New(config)
 		require.ErrorContains(t, err, complaint)
-		require.NotContains(t, err.Error(), secret[:31])
+		require.NotContains(t, err.Error(), jwtSecret[:31])
 	}
 }
 
@@ -281,5 +281,5 @@ func TestAuthHeaderIsConfigurable(t *testing.T) {
 	s := openShop(t, func(c *Config) { c.AuthHeader = "x-buyer" })
 	sale := s.sale(reservation.Terms{Stock: 1})
 	s.buy(sale, "", as(uuid.NewString())).isProblem(http.StatusUnauthorized, "unauthorized")
-	s.buy(sale, "", header{"X-Buyer", "ada@example.org"}).is(http.StatusAccepted)
+	s.buy(sale, "", reqHeader{"X-Buyer", "ada@example.org"}).is(http.StatusAccepted)
 }

@@ -27,13 +27,15 @@ type Reservations interface {
 
 // Sales are the sales that operators create and change: *reservation.Catalog.
 type Sales interface {
-	CreateOnce(ctx context.Context, terms reservation.Terms, idempotencyKey string) (sale reservation.Standing, replayed bool, err error)
+	CreateOnce(
+		ctx context.Context, terms reservation.Terms, key string,
+	) (sale reservation.Standing, replayed bool, err error)
 	CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.Counted, error)
 	CountSales(ctx context.Context, sales []uuid.UUID) ([]reservation.Counted, error)
 	Pause(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
 	Resume(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
 	End(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
-	Restock(ctx context.Context, sale uuid.UUID, units int64, idempotencyKey string) (reservation.Standing, error)
+	Restock(ctx context.Context, sale uuid.UUID, units int64, key string) (reservation.Standing, error)
 }
 
 // Orders are the orders in Postgres: *fulfillment.Ledger. A missing order is reservation.ErrOrderNotFound.
@@ -201,7 +203,8 @@ func (c *Config) Validate() error {
 		errs = append(errs, errors.New("Reservations, Sales, Orders and Postgres are required"))
 	}
 	if c.MaxInFlight < 0 || c.MaxWaiting < 0 || c.MaxStreams < 0 || c.MaxConnections < 0 {
-		errs = append(errs, fmt.Errorf("MaxInFlight is %d, MaxWaiting %d, MaxStreams %d and MaxConnections %d, want at least 1",
+		errs = append(errs, fmt.Errorf(
+			"MaxInFlight is %d, MaxWaiting %d, MaxStreams %d and MaxConnections %d, want at least 1",
 			c.MaxInFlight, c.MaxWaiting, c.MaxStreams, c.MaxConnections))
 	}
 	for _, l := range []Limit{c.UserLimit, c.AddressLimit} {

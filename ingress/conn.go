@@ -6,7 +6,7 @@ package ingress
 // call that finds nothing, a wait in the poller, and two more deadlines to end it. A purchase is answered
 // before it would matter that its buyer has left.
 //
-// A conn records every deadline and sets few of them on the socket, and a handler can skip the background
+// An httpConn records every deadline and sets few of them on the socket, and a handler can skip the background
 // read. Together that saves 4.0 to 4.6 of 68 µs of CPU time for an accepted purchase and 0.7 to 1.3 of 39 µs for
 // one that is sold out; ingress, Redis client and buyers count together (BenchmarkConnection, two cores of AMD
 // EPYC, Go 1.26). A sold-out purchase saves the deadlines only, because its background read hardly begins. An
@@ -24,7 +24,7 @@ import (
 	"stampede/internal/accept"
 )
 
-// connListener wraps the TCP connections that it accepts in a conn. Others stay as they are: a TLS
+// connListener wraps the TCP connections that it accepts in an httpConn. Others stay as they are: a TLS
 // connection, for example, cannot go on after a timeout.
 type connListener struct{ net.Listener }
 
@@ -38,33 +38,33 @@ func (l connListener) Accept() (net.Conn, error) {
 
 // connState is for http.Server.ConnState.
 func connState(c net.Conn, state http.ConnState) {
-	if c, ok := c.(*conn); ok {
+	if c, ok := c.(*httpConn); ok {
 		if tcp, ok := c.tcpConn.(*accept.Conn); ok {
 			tcp.Changed(state)
 		}
 	}
 }
 
-// tcpConn is what a conn needs of a TCP connection. It hides ReadFrom, which would bypass the deadlines of
-// a conn.
+// tcpConn is what an httpConn needs of a TCP connection. It hides ReadFrom, which would bypass the deadlines of
+// an httpConn.
 type tcpConn interface {
 	net.Conn
 	CloseWrite() error // http.Server calls it when it closes the connection of a client that still sends
 }
 
-// conn is a TCP connection of an http.Server. Like every net.Conn it is safe for concurrent use.
-type conn struct {
+// httpConn is a TCP connection of an http.Server. Like every net.Conn it is safe for concurrent use.
+type httpConn struct {
 	tcpConn
 	read, write deadline
 	// skipRead has the next read of one byte without a deadline return nothing. It is guarded by read.mu.
 	skipRead bool
 }
 
-func newConn(tcp tcpConn) *conn {
-	return &conn{tcpConn: tcp, read: deadline{set: tcp.SetReadDeadline}, write: deadline{set: tcp.SetWriteDeadline}}
+func newConn(tcp tcpConn) *httpConn {
+	return &httpConn{tcpConn: tcp, read: deadline{set: tcp.SetReadDeadline}, write: deadline{set: tcp.SetWriteDeadline}}
 }
 
-func (c *conn) Read(p []byte) (n int, err error) {
+func (c *httpConn) Read(p []byte) (n int, err error) {
 	if len(p) == 1 && c.takeSkip() {
 		return 0, nil
 	}
@@ -80,7 +80,7 @@ func (c *conn) Read(p []byte) (n int, err error) {
 	}
 }
 
-func (c *conn) Write(p []byte) (n int, err error) {
+func (c *httpConn) Write(p []byte) (n int, err error) {
 	if err := c.write.begin(); err != nil {
 		return 0, err
 	}
@@ -95,7 +95,7 @@ func (c *conn) Write(p []byte) (n int, err error) {
 	}
 }
 
-func (c *conn) SetReadDeadline(t time.Time) error {
+func (c *httpConn) SetReadDeadline(t time.Time) error {
 	c.read.mu.Lock()
 	defer c.read.mu.Unlock()
 	if !t.IsZero() {
@@ -104,13 +104,13 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 	return c.read.want(t)
 }
 
-func (c *conn) SetWriteDeadline(t time.Time) error {
+func (c *httpConn) SetWriteDeadline(t time.Time) error {
 	c.write.mu.Lock()
 	defer c.write.mu.Unlock()
 	return c.write.want(t)
 }
 
-func (c *conn) SetDeadline(t time.Time) error {
+func (c *httpConn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
@@ -130,14 +130,14 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 // it; what the client sends meanwhile is read as the next request. Any other reader that was taken for
 // it would only read once more.
 func skipBackgroundRead(r *http.Request) {
-	if c, ok := r.Context().Value(connKey{}).(*conn); ok {
+	if c, ok := r.Context().Value(connKey{}).(*httpConn); ok {
 		c.read.mu.Lock()
 		c.skipRead = true
 		c.read.mu.Unlock()
 	}
 }
 
-func (c *conn) takeSkip() bool {
+func (c *httpConn) takeSkip() bool {
 	c.read.mu.Lock()
 	defer c.read.mu.Unlock()
 	if !c.skipRead || !c.read.wanted.IsZero() {

@@ -28,18 +28,18 @@ import (
 func BenchmarkConnection(b *testing.B) {
 	tune(b)
 	s := openBench(b)
-	for _, kind := range []struct {
+	for _, outcome := range []struct {
 		name          string
 		stock, status int64
 	}{{"accepted", 10_000_000, http.StatusAccepted}, {"sold-out", 1, http.StatusConflict}} {
-		b.Run(kind.name, func(b *testing.B) {
-			sale := s.sale(reservation.Terms{Stock: kind.stock})
+		b.Run(outcome.name, func(b *testing.B) {
+			sale := s.sale(reservation.Terms{Stock: outcome.stock})
 			defer s.clear(sale)
 			_, err := s.store.Reserve(b.Context(), reservation.Request{Sale: sale, User: "first", Quantity: 1})
 			require.NoError(b, err)
 			handler := s.server.Handler().ServeHTTP
 			unknown := func(server *http.Server) { server.ConnContext = nil } // so nobody can leave anything unwatched
-			sides := []*side{
+			sides := []*benchSide{
 				openSide(b, "plain", func(l net.Listener) net.Listener { return l }, handler),
 				openSide(b, "put-off", wrapped, handler, unknown),
 				openSide(b, "put-off-unwatched", wrapped, handler),
@@ -47,7 +47,7 @@ func BenchmarkConnection(b *testing.B) {
 			b.ResetTimer()
 			for round := range b.N {
 				for turn := range sides {
-					sides[(round+turn)%len(sides)].turn(b, sale, kind.status)
+					sides[(round+turn)%len(sides)].turn(b, sale, outcome.status)
 				}
 			}
 			b.ReportMetric(0, "ns/op") // a round has no meaning as an operation
@@ -70,7 +70,7 @@ func middle(values []float64) float64 {
 }
 
 // side is a server and its buyers, who ask all together.
-type side struct {
+type benchSide struct {
 	name    string
 	conns   []net.Conn
 	answers []*bufio.Reader
@@ -83,10 +83,10 @@ const (
 	sideRequests    = 5 // of each connection in a turn
 )
 
-func openSide(b *testing.B, name string, wrap func(net.Listener) net.Listener, h http.HandlerFunc, change ...func(*http.Server)) *side {
+func openSide(b *testing.B, name string, wrap func(net.Listener) net.Listener, h http.HandlerFunc, change ...func(*http.Server)) *benchSide {
 	b.Helper()
 	_, addr := webServer(b, wrap, h, change...)
-	s := &side{name: name}
+	s := &benchSide{name: name}
 	for range sideConnections {
 		conn, err := new(net.Dialer).DialContext(b.Context(), "tcp", addr)
 		require.NoError(b, err)
@@ -96,7 +96,7 @@ func openSide(b *testing.B, name string, wrap func(net.Listener) net.Listener, h
 	return s
 }
 
-func (s *side) turn(b *testing.B, sale uuid.UUID, status int64) {
+func (s *benchSide) turn(b *testing.B, sale uuid.UUID, status int64) {
 	b.Helper()
 	before := cpuTime(b)
 	for range sideRequests {

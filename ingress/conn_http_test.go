@@ -70,7 +70,7 @@ type caller struct {
 	answers *bufio.Reader
 }
 
-func call(t *testing.T, addr string) *caller {
+func dialHTTP(t *testing.T, addr string) *caller {
 	t.Helper()
 	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", addr)
 	require.NoError(t, err)
@@ -106,7 +106,7 @@ func posted(path, body string, headers ...string) string {
 }
 
 // served is the conn under a request.
-func served(r *http.Request) *conn { return r.Context().Value(connKey{}).(*conn) }
+func connOf(r *http.Request) *httpConn { return r.Context().Value(connKey{}).(*httpConn) }
 
 // echoed answers an unwatched request with its body.
 func echoed(w http.ResponseWriter, r *http.Request) {
@@ -120,7 +120,7 @@ func echoed(w http.ResponseWriter, r *http.Request) {
 }
 
 // isToBeLeft is true until the watch has been sent away.
-func (c *conn) willSkip() bool {
+func (c *httpConn) willSkip() bool {
 	c.read.mu.Lock()
 	defer c.read.mu.Unlock()
 	return c.skipRead
@@ -136,19 +136,19 @@ func TestUnwatchedRequestsCostNoDeadlines(t *testing.T) {
 	accepted := make(chan *socket, 1)
 	_, addr := webServer(t, func(l net.Listener) net.Listener { return countedListener{l, accepted} }, func(w http.ResponseWriter, r *http.Request) {
 		echoed(w, r)
-		for limit := time.Now().Add(10 * time.Second); served(r).willSkip() && time.Now().Before(limit); {
+		for limit := time.Now().Add(10 * time.Second); connOf(r).willSkip() && time.Now().Before(limit); {
 			runtime.Gosched()
 		}
 	})
-	c := call(t, addr)
+	c := dialHTTP(t, addr)
 	const requests = 200
 	began := time.Now()
 	for n := range requests {
 		body := fmt.Sprint("request ", n)
 		c.sends(posted("/", body))
-		status, echo := c.receives(http.MethodPost)
+		status, answer := c.receives(http.MethodPost)
 		require.Equal(t, http.StatusOK, status)
-		require.Equal(t, body, echo)
+		require.Equal(t, body, answer)
 	}
 	due := deadlinesSince(began)
 	s := <-accepted
@@ -164,7 +164,7 @@ func TestPurchasesAreUnwatchedUnlessTheyWait(t *testing.T) {
 	accepted := make(chan *socket, 1)
 	s, _, _ := runShop(t, func(c *Config) { c.Listener = countedListener{listener, accepted} })
 	sale := s.sale(reservation.Terms{Stock: 1000})
-	c := call(t, s.server.Addr())
+	c := dialHTTP(t, s.server.Addr())
 	const purchases = 50
 	began := time.Now()
 	for n := range purchases {
@@ -187,7 +187,7 @@ func TestRunServesConns(t *testing.T) {
 	s.server.echo.GET("/conn", func(c echo.Context) error {
 		return c.String(http.StatusOK, fmt.Sprintf("%T", c.Request().Context().Value(connKey{})))
 	})
-	require.Equal(t, "*ingress.conn", s.get("/conn").body)
+	require.Equal(t, "*ingress.httpConn", s.get("/conn").body)
 }
 
 // TestClientWhoLeavesIsNoticed by requests that are watched, whatever the ones before them on the same connection were.
@@ -200,7 +200,7 @@ func TestClientWhoLeavesIsNoticed(t *testing.T) {
 			case "/unwatched":
 				echoed(w, r)
 			case "/too-late":
-				for c := served(r); c.read.underWay() == 0; {
+				for c := connOf(r); c.read.underWay() == 0; {
 					runtime.Gosched()
 				}
 				skipBackgroundRead(r)
@@ -215,7 +215,7 @@ func TestClientWhoLeavesIsNoticed(t *testing.T) {
 				}
 			}
 		})
-		c := call(t, addr)
+		c := dialHTTP(t, addr)
 		for range 3 {
 			for _, request := range []string{posted("/unwatched", "x"), posted("/unwatched", ""), posted("/too-late", "")} {
 				c.sends(request)
@@ -246,7 +246,7 @@ func TestPipelinedRequests(t *testing.T) {
 		}
 		echoed(w, r)
 	})
-	c := call(t, addr)
+	c := dialHTTP(t, addr)
 	next := posted("/", "second") + posted("/", "") + posted("/", "fourth")
 	for cut := range len(next) {
 		c.sends(posted("/held", "first"))
@@ -262,7 +262,7 @@ func TestPipelinedRequests(t *testing.T) {
 	}
 }
 
-// TestKindsOfRequests: every kind is answered, and its connection goes on or ends as it should.
+// TestKindsOfRequests: every request is answered, and its connection goes on or ends as it should.
 func TestKindsOfRequests(t *testing.T) {
 	t.Parallel()
 	_, addr := webServer(t, wrapped, func(w http.ResponseWriter, r *http.Request) {
@@ -279,7 +279,7 @@ func TestKindsOfRequests(t *testing.T) {
 		}
 	})
 	large := strings.Repeat("x", 1<<20)
-	for _, kind := range []struct {
+	for _, request := range []struct {
 		name, method, text, answer string
 		ends                       bool
 	}{
@@ -298,19 +298,19 @@ func TestKindsOfRequests(t *testing.T) {
 		{name: "unread and large", text: posted("/unread", large), answer: "unread", ends: true},
 		{name: "unread, and it waits to be asked", text: "POST /unread HTTP/1.1\r\nHost: shop\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n", answer: "unread", ends: true},
 	} {
-		t.Run(kind.name, func(t *testing.T) {
+		t.Run(request.name, func(t *testing.T) {
 			t.Parallel()
-			method := kind.method
+			method := request.method
 			if method == "" {
 				method = http.MethodPost
 			}
-			c := call(t, addr)
+			c := dialHTTP(t, addr)
 			for range 3 {
-				c.sends(kind.text)
+				c.sends(request.text)
 				status, body := c.receives(method)
 				require.Equal(t, http.StatusOK, status)
-				require.Equal(t, kind.answer, body)
-				if kind.ends {
+				require.Equal(t, request.answer, body)
+				if request.ends {
 					_, err := c.answers.ReadByte()
 					require.Error(t, err)
 					return
@@ -320,7 +320,7 @@ func TestKindsOfRequests(t *testing.T) {
 	}
 	t.Run("waits to be asked", func(t *testing.T) {
 		t.Parallel()
-		c := call(t, addr)
+		c := dialHTTP(t, addr)
 		for range 3 {
 			c.sends("POST / HTTP/1.1\r\nHost: shop\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n")
 			status, _ := c.receives(http.MethodPost)
@@ -332,7 +332,7 @@ func TestKindsOfRequests(t *testing.T) {
 	})
 	t.Run("panics", func(t *testing.T) {
 		t.Parallel()
-		c := call(t, addr)
+		c := dialHTTP(t, addr)
 		c.sends(posted("/", "hello"))
 		c.receives(http.MethodPost)
 		c.sends(posted("/panic", "hello"))
@@ -374,7 +374,7 @@ func TestTimeOuts(t *testing.T) {
 		// The answer to a request before tells that the deadlines of that one are done with.
 		later := func(t *testing.T) *caller {
 			t.Helper()
-			c := call(t, addr)
+			c := dialHTTP(t, addr)
 			for range 3 {
 				c.sends(posted("/", "hello"))
 				status, _ := c.receives(http.MethodPost)
@@ -384,7 +384,7 @@ func TestTimeOuts(t *testing.T) {
 		}
 		t.Run(name+"/first head", func(t *testing.T) {
 			t.Parallel()
-			c, began := call(t, addr), time.Now()
+			c, began := dialHTTP(t, addr), time.Now()
 			c.sends("GET / HT")
 			_, err := io.ReadAll(c) // it may be told that this is no request
 			require.NoError(t, err)
@@ -438,7 +438,7 @@ func TestShutdownClosesIdleConns(t *testing.T) {
 			<-goOn
 		}
 	})
-	idle, busy := call(t, addr), call(t, addr)
+	idle, busy := dialHTTP(t, addr), dialHTTP(t, addr)
 	for _, c := range []*caller{idle, busy} {
 		c.sends(posted("/", "hello"))
 		c.receives(http.MethodPost)

@@ -40,7 +40,7 @@ func (s *socket) SetWriteDeadline(t time.Time) error {
 }
 
 // connected is a conn, its socket, and the other end.
-func connected(t *testing.T) (*conn, *socket, net.Conn) {
+func connected(t *testing.T) (*httpConn, *socket, net.Conn) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -83,7 +83,7 @@ func (d *deadline) startCall(t *testing.T, p []byte, call func([]byte) (int, err
 	return done
 }
 
-func after(t *testing.T, done <-chan transfer) transfer {
+func awaitTransfer(t *testing.T, done <-chan transfer) transfer {
 	t.Helper()
 	select {
 	case x := <-done:
@@ -121,7 +121,7 @@ func TestReadOutlivesADeadlineThatWasPutOff(t *testing.T) {
 			require.Empty(t, read)
 			_, err := peer.Write([]byte("hello"))
 			require.NoError(t, err)
-			x := after(t, read)
+			x := awaitTransfer(t, read)
 			require.NoError(t, x.err)
 			require.Equal(t, "hello", string(x.data))
 			require.GreaterOrEqual(t, x.took, shortly)
@@ -139,13 +139,13 @@ func TestSoonerDeadlineEndsARead(t *testing.T) {
 			read := c.read.startCall(t, make([]byte, 8), c.Read)
 			began := time.Now()
 			require.NoError(t, c.SetReadDeadline(began.Add(shortly)))
-			isTimeout(t, after(t, read).err)
+			isTimeout(t, awaitTransfer(t, read).err)
 			require.GreaterOrEqual(t, time.Since(began), shortly)
 
 			require.NoError(t, c.SetReadDeadline(before))
 			read = c.read.startCall(t, make([]byte, 1), c.Read)
 			require.NoError(t, c.SetReadDeadline(time.Unix(1, 0))) // as net/http does to end its watch
-			isTimeout(t, after(t, read).err)
+			isTimeout(t, awaitTransfer(t, read).err)
 		})
 	}
 }
@@ -190,16 +190,16 @@ func TestWriteGoesOnBehindADeadlineThatWasPutOff(t *testing.T) {
 	t.Parallel()
 	c, s, peer := connected(t)
 	all := muchMore()
-	write := c.write.startCall(t, all, c.Write)
+	written := c.write.startCall(t, all, c.Write)
 	require.NoError(t, c.SetWriteDeadline(time.Now().Add(shortly)))
 	require.NoError(t, c.SetWriteDeadline(time.Now().Add(far)))
 	testkit.Eventually(t, 10*time.Second, "the socket was told, when the first deadline had come", func() bool { return s.deadlines.Load() == 2 })
-	require.Empty(t, write)
+	require.Empty(t, written)
 	heard := make([]byte, len(all))
 	_, err := io.ReadFull(peer, heard)
 	require.NoError(t, err)
 	require.True(t, bytes.Equal(all, heard))
-	x := after(t, write)
+	x := awaitTransfer(t, written)
 	require.NoError(t, x.err)
 	require.Equal(t, len(all), x.n)
 }
@@ -210,10 +210,10 @@ func TestWriteThatIsTooLate(t *testing.T) {
 		c, _, peer := connected(t)
 		require.NoError(t, c.SetWriteDeadline(before))
 		all := muchMore()
-		write := c.write.startCall(t, all, c.Write)
+		written := c.write.startCall(t, all, c.Write)
 		began := time.Now()
 		require.NoError(t, c.SetWriteDeadline(began.Add(shortly)))
-		x := after(t, write)
+		x := awaitTransfer(t, written)
 		isTimeout(t, x.err)
 		require.GreaterOrEqual(t, time.Since(began), shortly)
 		require.Less(t, x.n, len(all))
@@ -229,7 +229,7 @@ func TestClosedConn(t *testing.T) {
 	c, _, _ := connected(t)
 	read := c.read.startCall(t, make([]byte, 8), c.Read)
 	require.NoError(t, c.Close())
-	require.ErrorIs(t, after(t, read).err, net.ErrClosed)
+	require.ErrorIs(t, awaitTransfer(t, read).err, net.ErrClosed)
 	for _, until := range []time.Time{{}, time.Now().Add(far)} {
 		_ = c.SetDeadline(until)
 		_, err := c.Read(make([]byte, 8))
@@ -260,10 +260,10 @@ func TestDeadlinesFromEverywhere(t *testing.T) {
 		if rand.N(2) == 0 {
 			_, err := peer.Write([]byte("x"))
 			require.NoError(t, err)
-			require.Equal(t, "x", string(after(t, read).data))
+			require.Equal(t, "x", string(awaitTransfer(t, read).data))
 		} else {
 			require.NoError(t, c.SetReadDeadline(time.Now().Add(-time.Second)))
-			isTimeout(t, after(t, read).err)
+			isTimeout(t, awaitTransfer(t, read).err)
 		}
 		require.NoError(t, c.SetReadDeadline(time.Time{}))
 	}

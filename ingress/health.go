@@ -13,8 +13,8 @@ import (
 const pingTimeout = 500 * time.Millisecond
 
 const (
-	up   = "up"
-	down = "down"
+	stateUp   = "up"
+	stateDown = "down"
 )
 
 var aliveBody = []byte(`{"status":"alive"}` + "\n")
@@ -39,7 +39,7 @@ func (s *Server) ready(c echo.Context) error {
 	pinging.Go(func() { postgresState = s.ping("postgres", s.config.Postgres) })
 	redisState := s.ping("redis", s.config.Reservations)
 	pinging.Wait()
-	if redisState == down {
+	if redisState == stateDown {
 		return &problem{
 			kind: kindNotReady, retryAfter: retrySoon, redis: redisState, postgres: postgresState,
 			detail: "Redis does not answer.",
@@ -64,9 +64,9 @@ func (s *Server) ping(name string, p Pinger) string {
 		ctx, cancel := context.WithTimeout(s.background.ctx, pingTimeout)
 		defer cancel()
 		if p.Ping(ctx) != nil {
-			return down, nil
+			return stateDown, nil
 		}
-		return up, nil
+		return stateUp, nil
 	})
 	return answer.(string)
 }

@@ -14,7 +14,7 @@ import (
 	"stampede/reservation"
 )
 
-func fromAddress(address string) header { return header{"X-Forwarded-For", address} }
+func fromAddress(address string) reqHeader { return reqHeader{"X-Forwarded-For", address} }
 
 // behindProxy trusts the test as a proxy, so that it can come from any address.
 func behindProxy(c *Config) { c.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")} }
@@ -116,7 +116,7 @@ func TestStreamsAreSharedOut(t *testing.T) {
 	sales, orders := "/v1/sales/"+sale.String()+"/events", withReceipt(path+"/events", receipt)
 	greedy, other := fromAddress("192.0.2.1"), fromAddress("192.0.2.2")
 
-	var held []*stream
+	var held []*eventReader
 	for range 3 {
 		held = append(held, s.watch(sales, greedy))
 	}
@@ -136,7 +136,7 @@ func TestStreamsAreSharedOut(t *testing.T) {
 	// A place is free when its stream ends.
 	held[0].stop()
 	first.stop()
-	for path, headers := range map[string][]header{sales: {greedy}, orders: {as("ann"), greedy}} {
+	for path, headers := range map[string][]reqHeader{sales: {greedy}, orders: {as("ann"), greedy}} {
 		testkit.Eventually(t, 20*time.Second, path+" is opened again", func() bool { return s.watch(path, headers...).status == http.StatusOK })
 	}
 	require.Len(t, s.server.limits.saleStreamsOfAddress.taken, 2)

@@ -95,8 +95,8 @@ func newMetrics(registry *prometheus.Registry, from gaugeSources) (*metrics, err
 		Help:    "Time from the head of a purchase to its answer, by outcome: accepted, refused or failed.",
 		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5},
 	}, []string{"outcome"})
-	err := register(registry, append(from.collectors(), m.requests, m.outcomeMessages, m.outcomeLookups, purchases, seconds)...)
-	if err != nil {
+	collectors := append(from.collectors(), m.requests, m.outcomeMessages, m.outcomeLookups, purchases, seconds)
+	if err := register(registry, collectors...); err != nil {
 		return nil, err
 	}
 	for verdict, outcome := range outcomeByVerdict {

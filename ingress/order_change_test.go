@@ -17,12 +17,12 @@ import (
 	"stampede/reservation"
 )
 
-func (s *shop) pay(path, reference string, headers ...header) reply {
+func (s *shop) pay(path, reference string, headers ...reqHeader) reply {
 	s.t.Helper()
 	return s.post(path+"/pay", fmt.Sprintf(`{"reference":%q}`, reference), headers...)
 }
 
-func (s *shop) cancel(path string, headers ...header) reply {
+func (s *shop) cancel(path string, headers ...reqHeader) reply {
 	s.t.Helper()
 	return s.post(path+"/cancel", "", headers...)
 }

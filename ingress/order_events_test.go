@@ -22,23 +22,23 @@ import (
 )
 
 // event is one event of a stream.
-type event struct {
+type streamEvent struct {
 	name, id string
 	data     map[string]any
 }
 
 // stream is a stream of events that a client reads.
-type stream struct {
+type eventReader struct {
 	t      *testing.T
 	status int
 	header http.Header
-	events chan event // closed when the stream ends
+	events chan streamEvent // closed when the stream ends
 	stop   context.CancelFunc
 	last   map[string]any // data of the last event of a sale
 }
 
 // watch opens a stream of events.
-func (s *shop) watch(path string, headers ...header) *stream {
+func (s *shop) watch(path string, headers ...reqHeader) *eventReader {
 	s.t.Helper()
 	ctx, stop := context.WithCancel(s.t.Context())
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
@@ -48,7 +48,7 @@ func (s *shop) watch(path string, headers ...header) *stream {
 	}
 	answer, err := http.DefaultTransport.RoundTrip(r)
 	require.NoError(s.t, err)
-	w := &stream{t: s.t.(*testing.T), status: answer.StatusCode, header: answer.Header, events: make(chan event, 1000), stop: stop}
+	w := &eventReader{t: s.t.(*testing.T), status: answer.StatusCode, header: answer.Header, events: make(chan streamEvent, 1000), stop: stop}
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		defer close(w.events)
@@ -59,8 +59,8 @@ func (s *shop) watch(path string, headers ...header) *stream {
 	return w
 }
 
-func readEvents(from io.Reader, into chan<- event) {
-	var e event
+func readEvents(from io.Reader, into chan<- streamEvent) {
+	var e streamEvent
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -78,25 +78,25 @@ func readEvents(from io.Reader, into chan<- event) {
 			if e.name != "" { // not so after a comment
 				into <- e
 			}
-			e = event{}
+			e = streamEvent{}
 		}
 	}
 }
 
 // next is the next event; ok is false at the end of the stream.
-func (w *stream) next() (e event, ok bool) {
+func (w *eventReader) next() (e streamEvent, ok bool) {
 	w.t.Helper()
 	select {
 	case e, ok = <-w.events:
 		return e, ok
 	case <-time.After(40 * time.Second):
 		w.t.Fatal("the stream says nothing")
-		return event{}, false
+		return streamEvent{}, false
 	}
 }
 
 // says checks that the next event tells of this status.
-func (w *stream) receivesStatus(status reservation.Status, version int) map[string]any {
+func (w *eventReader) receivesStatus(status reservation.Status, version int) map[string]any {
 	w.t.Helper()
 	e, ok := w.next()
 	require.True(w.t, ok, "the stream has ended")
@@ -104,7 +104,7 @@ func (w *stream) receivesStatus(status reservation.Status, version int) map[stri
 	return e.data
 }
 
-func (w *stream) receivesEnd() {
+func (w *eventReader) receivesEnd() {
 	w.t.Helper()
 	e, ok := w.next()
 	require.False(w.t, ok, "%v", e)
@@ -172,7 +172,7 @@ func TestStreamGoesOnWhereItWas(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	path, _ := s.confirm(sale, "ada")
-	since := func(id string) header { return header{"Last-Event-ID", id} }
+	since := func(id string) reqHeader { return reqHeader{"Last-Event-ID", id} }
 	for _, id := range []string{"1", "0", "-5", "99", "x"} {
 		s.watch(path+"/events", as("ada"), since(id)).receivesStatus(reservation.StatusConfirmed, 2)
 	}
@@ -214,8 +214,8 @@ func TestStreamDoesNotGoBack(t *testing.T) {
 	_, err := s.ledger.Pay(t.Context(), id, "ada", "pi_1") // at another server, which has shown it
 	require.NoError(t, err)
 	postgres.StopImmediate()
-	paid := s.watch(path+"/events", as("ada"), header{"Last-Event-ID", "3"})
-	confirmed := s.watch(other+"/events", as("bob"), header{"Last-Event-ID", "2"})
+	paid := s.watch(path+"/events", as("ada"), reqHeader{"Last-Event-ID", "3"})
+	confirmed := s.watch(other+"/events", as("bob"), reqHeader{"Last-Event-ID", "2"})
 	require.Equal(t, http.StatusOK, paid.status)
 	require.NoError(t, postgres.Restart(t.Context()))
 	paid.receivesEnd()
@@ -224,7 +224,7 @@ func TestStreamDoesNotGoBack(t *testing.T) {
 	})
 	confirmed.receivesStatus(reservation.StatusPaid, 3)
 	confirmed.receivesEnd()
-	require.Equal(t, http.StatusNoContent, s.watch(path+"/events", as("ada"), header{"Last-Event-ID", "3"}).status)
+	require.Equal(t, http.StatusNoContent, s.watch(path+"/events", as("ada"), reqHeader{"Last-Event-ID", "3"}).status)
 }
 
 // TestStreamOfASaleThatIsToBeMadeAnew: it tells nothing that nobody knows, and goes on when the sale does.
@@ -402,7 +402,7 @@ func TestSaleAsAStream(t *testing.T) {
 	s := openShop(t)
 	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
-	streams := []*stream{s.watch("/v1/sales/" + sale.String() + "/events"), s.watch("/v1/sales/" + sale.String() + "/events")}
+	streams := []*eventReader{s.watch("/v1/sales/" + sale.String() + "/events"), s.watch("/v1/sales/" + sale.String() + "/events")}
 	// Changes that follow each other at once may come as one, so it is waited for the last.
 	tells := func(state string, stock, available, held, sold float64) {
 		t.Helper()

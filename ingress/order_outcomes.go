@@ -38,8 +38,8 @@ func (s *Server) followOutcomes(ctx context.Context) {
 			level = slog.LevelDebug // still the same error
 		}
 		logged = true
-		s.log.LogAttrs(ctx, level, "cannot read the stream of outcomes: the orders of waiting buyers are looked up every second",
-			slog.Any("error", err))
+		s.log.Log(ctx, level,
+			"cannot read the stream of outcomes: the orders of waiting buyers are looked up every second", "error", err)
 		select {
 		case <-time.After(outcomesRetryPause):
 		case <-ctx.Done():

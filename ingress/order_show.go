@@ -142,7 +142,8 @@ func (s *Server) findWithoutPostgres(
 		}
 	}
 	//nolint:errorlint // "not found" in Redis alone does not mean that the order does not exist
-	return reservation.Order{}, fmt.Errorf("%w: order %s: postgres: %w; else: %v", reservation.ErrUnavailable, id, cause, missing)
+	err := fmt.Errorf("%w: order %s: postgres: %w; else: %v", reservation.ErrUnavailable, id, cause, missing)
+	return reservation.Order{}, err
 }
 
 // orderView is an order in JSON, as its buyer sees it.

@@ -40,8 +40,8 @@ var (
 	kindExpired          = kind{http.StatusGone, "order-expired", "The order has expired"}
 	kindTooLarge         = kind{http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large"}
 	kindMediaType        = kind{http.StatusUnsupportedMediaType, "unsupported-media-type", "The body is not JSON"}
-	kindKeyReused        = kind{http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key belongs to another request"}
-	kindOverLimit        = kind{http.StatusUnprocessableEntity, "quantity-over-limit", "The quantity is over the limit of the sale"}
+	kindKeyReused        = kind{http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key was used before"}
+	kindOverLimit        = kind{http.StatusUnprocessableEntity, "quantity-over-limit", "The quantity is over the limit"}
 	kindRateLimited      = kind{http.StatusTooManyRequests, "rate-limited", "Too many requests"}
 	kindInternal         = kind{http.StatusInternalServerError, "internal-error", "Internal error"}
 	kindUnavailable      = kind{http.StatusServiceUnavailable, "sale-unavailable", "Temporarily unavailable"}
@@ -93,15 +93,19 @@ var (
 	problemRouteNotFound = fixed(problem{kind: kindNotFound, detail: "No route has this path."})
 	problemMethod        = fixed(problem{kind: kindMethod, detail: "The Allow header lists the methods of this path."})
 	problemTooLarge      = fixed(problem{kind: kindTooLarge, detail: "A body may have at most 4096 bytes.", closes: true})
-	problemBodyBroken    = fixed(problem{kind: kindInvalid, detail: "The body is incomplete, or arrived too slowly.", closes: true})
-	problemMediaType     = fixed(problem{
+	problemBodyBroken    = fixed(problem{
+		kind: kindInvalid, closes: true, detail: "The body is incomplete, or arrived too slowly.",
+	})
+	problemMediaType = fixed(problem{
 		kind:   kindMediaType,
 		detail: "Send the body as application/json in UTF-8, without a Content-Encoding.",
 	})
 	problemKeyReused = fixed(problem{
 		kind: kindKeyReused, detail: "This Idempotency-Key was used before, for a different request.",
 	})
-	problemOverloaded  = fixed(problem{kind: kindOverloaded, detail: "Nothing was done. Retry after a moment.", retryAfter: retrySoon})
+	problemOverloaded = fixed(problem{
+		kind: kindOverloaded, retryAfter: retrySoon, detail: "Nothing was done. Retry after a moment.",
+	})
 	problemUnavailable = fixed(problem{
 		kind: kindUnavailable, retryAfter: retrySoon,
 		detail: "A server that the request needs does not answer. Retry after a moment.",
@@ -109,8 +113,12 @@ var (
 
 	problemSaleNotFound = fixed(problem{kind: kindSaleNotFound, detail: "No sale has this id."})
 	problemSoldOut      = fixed(problem{kind: kindSoldOut, detail: "Fewer units are left than you asked for."})
-	problemPaused       = fixed(problem{kind: kindPaused, detail: "An operator paused the sale. Retry later.", retryAfter: retryPaused})
-	problemEnded        = fixed(problem{kind: kindEnded, detail: "An operator ended the sale, or its closing time has passed."})
+	problemPaused       = fixed(problem{
+		kind: kindPaused, retryAfter: retryPaused, detail: "An operator paused the sale. Retry later.",
+	})
+	problemEnded = fixed(problem{
+		kind: kindEnded, detail: "An operator ended the sale, or its closing time has passed.",
+	})
 
 	// problemNotReserved is problemOverloaded for a purchase.
 	problemNotReserved = fixed(problem{
@@ -129,9 +137,12 @@ var (
 
 	problemOrderNotFound = fixed(problem{kind: kindOrderNotFound, detail: "You have no order with this id."})
 	problemNotConfirmed  = fixed(problem{
-		kind: kindNotConfirmed, retryAfter: retrySoon, detail: "The order is reserved and will be confirmed in a moment. Retry then.",
+		kind: kindNotConfirmed, retryAfter: retrySoon,
+		detail: "The order is reserved and will be confirmed in a moment. Retry then.",
 	})
-	problemExpired      = fixed(problem{kind: kindExpired, detail: "The order was not paid in time. Its units go back on sale."})
+	problemExpired = fixed(problem{
+		kind: kindExpired, detail: "The order was not paid in time. Its units go back on sale.",
+	})
 	problemOrderDamaged = fixed(problem{
 		kind:   kindInternal,
 		detail: "The stored data of the order is inconsistent. Nothing was done, and a retry will not help.",

@@ -80,7 +80,9 @@ func (s *Server) purchase(c echo.Context) error {
 }
 
 var (
-	problemQuantity = fixed(problem{kind: kindInvalid, detail: "quantity must be a whole number, 1 or more, in digits only."})
+	problemQuantity = fixed(problem{
+		kind: kindInvalid, detail: "quantity must be a whole number, 1 or more, in digits only.",
+	})
 
 	quantityStart = []byte(`{"quantity":`)
 )

@@ -145,23 +145,23 @@ func TestBadPurchases(t *testing.T) {
 
 	for name, test := range map[string]struct {
 		body    string
-		headers []header
+		headers []reqHeader
 		status  int
 		slug    string
 		detail  string
 	}{
 		"no user":            {`{}`, nil, 401, "unauthorized", "X-User-Id"},
-		"empty user":         {`{}`, []header{as("")}, 400, "invalid-request", "user id"},
-		"user with braces":   {`{}`, []header{as("{0}")}, 400, "invalid-request", "user id"},
-		"user with a space":  {`{}`, []header{as("a b")}, 400, "invalid-request", "user id"},
-		"user not ASCII":     {`{}`, []header{as("é")}, 400, "invalid-request", "user id"},
-		"user too long":      {`{}`, []header{as(strings.Repeat("u", 129))}, 400, "invalid-request", "user id"},
-		"user twice":         {`{}`, []header{as("ada"), as("bob")}, 400, "invalid-request", "once"},
-		"key empty":          {`{}`, []header{as("ada"), withKey("")}, 400, "invalid-request", "Idempotency-Key"},
-		"key too long":       {`{}`, []header{as("ada"), withKey(long)}, 400, "invalid-request", "Idempotency-Key"},
-		"key not ASCII":      {`{}`, []header{as("ada"), withKey("schlüssel")}, 400, "invalid-request", "Idempotency-Key"},
-		"key with a space":   {`{}`, []header{as("ada"), withKey("a b")}, 400, "invalid-request", "Idempotency-Key"},
-		"key twice":          {`{}`, []header{as("ada"), withKey("a"), withKey("a")}, 400, "invalid-request", "Idempotency-Key"},
+		"empty user":         {`{}`, []reqHeader{as("")}, 400, "invalid-request", "user id"},
+		"user with braces":   {`{}`, []reqHeader{as("{0}")}, 400, "invalid-request", "user id"},
+		"user with a space":  {`{}`, []reqHeader{as("a b")}, 400, "invalid-request", "user id"},
+		"user not ASCII":     {`{}`, []reqHeader{as("é")}, 400, "invalid-request", "user id"},
+		"user too long":      {`{}`, []reqHeader{as(strings.Repeat("u", 129))}, 400, "invalid-request", "user id"},
+		"user twice":         {`{}`, []reqHeader{as("ada"), as("bob")}, 400, "invalid-request", "once"},
+		"key empty":          {`{}`, []reqHeader{as("ada"), withKey("")}, 400, "invalid-request", "Idempotency-Key"},
+		"key too long":       {`{}`, []reqHeader{as("ada"), withKey(long)}, 400, "invalid-request", "Idempotency-Key"},
+		"key not ASCII":      {`{}`, []reqHeader{as("ada"), withKey("schlüssel")}, 400, "invalid-request", "Idempotency-Key"},
+		"key with a space":   {`{}`, []reqHeader{as("ada"), withKey("a b")}, 400, "invalid-request", "Idempotency-Key"},
+		"key twice":          {`{}`, []reqHeader{as("ada"), withKey("a"), withKey("a")}, 400, "invalid-request", "Idempotency-Key"},
 		"quantity 0":         {`{"quantity":0}`, nil, 400, "invalid-request", "quantity"},
 		"quantity -1":        {`{"quantity":-1}`, nil, 400, "invalid-request", "quantity"},
 		"quantity -0":        {`{"quantity":-0}`, nil, 400, "invalid-request", "quantity"},
@@ -203,7 +203,7 @@ func TestBadPurchases(t *testing.T) {
 		before := s.stock(sale)
 		headers := test.headers
 		if headers == nil && test.slug != "unauthorized" {
-			headers = []header{as("ada")}
+			headers = []reqHeader{as("ada")}
 		}
 		r := s.buy(sale, test.body, headers...)
 		require.Equal(t, test.status, r.status, "%s: %s", name, r.body)
@@ -218,10 +218,10 @@ func TestMediaType(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 100})
 	for _, good := range []string{"application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8"} {
-		s.ask(http.MethodPost, ordersOf(sale), strings.NewReader(`{}`), as(uuid.NewString()), header{"Content-Type", good}).is(http.StatusAccepted)
+		s.ask(http.MethodPost, ordersOf(sale), strings.NewReader(`{}`), as(uuid.NewString()), reqHeader{"Content-Type", good}).is(http.StatusAccepted)
 	}
 	before := s.stock(sale)
-	for _, bad := range [][]header{
+	for _, bad := range [][]reqHeader{
 		nil,
 		{{"Content-Type", ""}},
 		{{"Content-Type", "text/plain"}},

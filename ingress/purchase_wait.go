@@ -26,7 +26,9 @@ func preferenceApplied(wait time.Duration) []string {
 // refused or has ended meanwhile. After until, or when the server stops, it is 202 as without waiting.
 //
 // The request waits without a slot of inFlight; the caller holds one of waitSlots.
-func (s *Server) answerAfterWait(c echo.Context, r reservation.Request, answer reservation.Answer, until time.Time) error {
+func (s *Server) answerAfterWait(
+	c echo.Context, r reservation.Request, answer reservation.Answer, until time.Time,
+) error {
 	// Extends the server's writeTimeout. It fails if the connection has no deadlines.
 	_ = http.NewResponseController(c.Response()).SetWriteDeadline(until.Add(writeTimeout))
 	// A replayed order may be in Postgres for long, so it is looked up immediately; a new one is not there yet.
@@ -96,7 +98,9 @@ func problemOfRejection(order reservation.Order) *problem {
 		return problemSoldOut
 	case reservation.RejectedAlreadyPurchased:
 		// The id of the other order is not known here.
-		return &problem{kind: kindAlreadyPurchased, detail: "A buyer may have one order per sale. GET /v1/orders lists yours."}
+		return &problem{
+			kind: kindAlreadyPurchased, detail: "A buyer may have one order per sale. GET /v1/orders lists yours.",
+		}
 	}
 	return problemOrderEnded(order.ID, order.Status)
 }

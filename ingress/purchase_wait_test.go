@@ -21,7 +21,7 @@ import (
 	"stampede/reservation"
 )
 
-func prefer(preference string) header { return header{"Prefer", preference} }
+func prefer(preference string) reqHeader { return reqHeader{"Prefer", preference} }
 
 // inBackground makes a request whose answer comes later. If the request fails, so has the test, and what comes is no answer.
 func (s *shop) inBackground(ask func() reply) <-chan reply {

@@ -20,7 +20,8 @@ const (
 var (
 	problemNoSecret = fixed(problem{
 		kind: kindUnavailable, retryAfter: retrySoon,
-		detail: "Nothing was done: this server has not read the secret for receipts from Postgres yet. Retry after a moment.",
+		detail: "Nothing was done: this server has not read the secret for receipts from Postgres yet. " +
+			"Retry after a moment.",
 	})
 	problemReceiptInvalid = fixed(problem{
 		kind: kindInvalid,

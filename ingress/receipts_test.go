@@ -15,7 +15,7 @@ import (
 )
 
 // purchased buys a unit and returns where the order is to be looked at, its id and its receipt.
-func (s *shop) purchased(sale uuid.UUID, user string, headers ...header) (path string, id uuid.UUID, receipt string) {
+func (s *shop) purchased(sale uuid.UUID, user string, headers ...reqHeader) (path string, id uuid.UUID, receipt string) {
 	s.t.Helper()
 	r := s.buy(sale, "", append(headers, as(user))...)
 	order := r.is(http.StatusAccepted)
@@ -170,7 +170,7 @@ func TestPostgresAwayAtStart(t *testing.T) {
 	postgres.StopImmediate()
 	s := openShopOn(t, on)
 	stock := s.stock(sale)
-	for _, wait := range []header{{"Prefer", "wait=0"}, {"Prefer", "wait=1"}} {
+	for _, wait := range []reqHeader{{"Prefer", "wait=0"}, {"Prefer", "wait=1"}} {
 		r := s.buy(sale, "", as("ada"), withKey("k"), wait)
 		require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"], "Nothing was done")
 		require.Equal(t, "1", r.header.Get("Retry-After"))

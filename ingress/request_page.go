@@ -14,8 +14,8 @@ import (
 // pageMax bounds the items of a page.
 const pageMax = 100
 
-// page is the part of a list that a request asks for.
-type page struct {
+// pageRequest is the part of a list that a request asks for.
+type pageRequest struct {
 	limit int
 	// after is the last item of the previous page; zero asks for the first page.
 	after uuid.UUID
@@ -23,15 +23,15 @@ type page struct {
 
 // readPage reads the query of a list: limit and cursor, each at most once. It refuses other parameters: if a
 // misspelled cursor were ignored, the client would read the first page forever.
-func readPage(c echo.Context, defaultLimit int) (page, error) {
+func readPage(c echo.Context, defaultLimit int) (pageRequest, error) {
 	query, err := url.ParseQuery(c.Request().URL.RawQuery)
 	if err != nil {
-		return page{}, invalid("The query of the URL is not valid.")
+		return pageRequest{}, invalid("The query of the URL is not valid.")
 	}
-	p := page{limit: defaultLimit}
+	p := pageRequest{limit: defaultLimit}
 	for name, values := range query {
 		if len(values) > 1 {
-			return page{}, &reservation.InvalidError{Field: truncate(name), Reason: "must be given once"}
+			return pageRequest{}, &reservation.InvalidError{Field: truncate(name), Reason: "must be given once"}
 		}
 		switch name {
 		case "limit":
@@ -42,7 +42,7 @@ func readPage(c echo.Context, defaultLimit int) (page, error) {
 			err = &reservation.InvalidError{Field: truncate(name), Reason: "is not known; a list takes limit and cursor"}
 		}
 		if err != nil {
-			return page{}, err
+			return pageRequest{}, err
 		}
 	}
 	return p, nil
@@ -54,7 +54,8 @@ func parseLimit(text string, defaultLimit int) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 || n > pageMax {
-		return 0, &reservation.InvalidError{Field: "limit", Reason: "must be a whole number from 1 to " + strconv.Itoa(pageMax)}
+		reason := "must be a whole number from 1 to " + strconv.Itoa(pageMax)
+		return 0, &reservation.InvalidError{Field: "limit", Reason: reason}
 	}
 	return n, nil
 }

@@ -34,7 +34,7 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 		"/v1/orders//events",
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
-			for _, headers := range [][]header{nil, {as("ada"), operator}} {
+			for _, headers := range [][]reqHeader{nil, {as("ada"), operator}} {
 				r := s.ask(method, path, nil, headers...)
 				r.isProblem(http.StatusNotFound, "not-found")
 				require.Empty(t, r.header.Get("Allow"), path)

@@ -83,6 +83,8 @@ func updateOf(result *snapshot) saleUpdate {
 	if now.Err != nil {
 		return saleUpdate{err: now.Err}
 	}
-	data, err := json.Marshal(saleView{State: now.State, Stock: now.Stock, Available: now.Available, Held: now.Held, Sold: now.Sold})
+	data, err := json.Marshal(saleView{
+		State: now.State, Stock: now.Stock, Available: now.Available, Held: now.Held, Sold: now.Sold,
+	})
 	return saleUpdate{data: data, err: err}
 }

@@ -63,7 +63,7 @@ type feedItem struct {
 	askedAt time.Time
 	// done is closed by the query for which the item is due or which is in progress; otherwise it is nil.
 	done        chan struct{}
-	subscribers map[*subscriber]struct{}
+	subscribers map[*saleSubscriber]struct{}
 	// sent is what the subscribers were sent last, or nil.
 	sent []byte
 }
@@ -146,7 +146,7 @@ func (f *feed) item(key uuid.UUID) (*feedItem, error) {
 		if len(f.items) >= f.itemsMax {
 			return nil, problemOverloaded
 		}
-		item = &feedItem{key: key, subscribers: make(map[*subscriber]struct{})}
+		item = &feedItem{key: key, subscribers: make(map[*saleSubscriber]struct{})}
 		f.items[key] = item
 	}
 	return item, nil
@@ -283,21 +283,21 @@ func (s *snapshot) render(variant int, view func() (any, error)) (*renderedAnswe
 	return a, nil
 }
 
-// subscriber gets the updates of a sale.
-type subscriber struct {
+// saleSubscriber gets the updates of a sale.
+type saleSubscriber struct {
 	// updates takes the latest update. One that was not received is replaced.
 	updates chan saleUpdate
 }
 
 // subscribe adds a subscriber of a sale, to which it sends what is known. The caller unsubscribes in the end.
-func (f *feed) subscribe(sale uuid.UUID) (*subscriber, error) {
+func (f *feed) subscribe(sale uuid.UUID) (*saleSubscriber, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	item, err := f.item(sale)
 	if err != nil {
 		return nil, err
 	}
-	sub := &subscriber{updates: make(chan saleUpdate, 1)}
+	sub := &saleSubscriber{updates: make(chan saleUpdate, 1)}
 	if len(item.subscribers) == 0 {
 		item.sent = nil
 	} else if item.sent != nil {
@@ -312,7 +312,7 @@ func (f *feed) subscribe(sale uuid.UUID) (*subscriber, error) {
 	return sub, nil
 }
 
-func (f *feed) unsubscribe(sale uuid.UUID, sub *subscriber) {
+func (f *feed) unsubscribe(sale uuid.UUID, sub *saleSubscriber) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.items[sale].subscribers, sub) // an item with subscribers is never forgotten

@@ -161,15 +161,15 @@ func TestPagesForCaches(t *testing.T) {
 		require.Regexp(t, `^"[\w-]{16}"$`, tag)
 		require.Equal(t, "public, max-age=1", first.header.Get("Cache-Control"))
 		for _, has := range []string{tag, "W/" + tag, `"other", ` + tag, "*"} {
-			same := s.get(path, header{"If-None-Match", has})
+			same := s.get(path, reqHeader{"If-None-Match", has})
 			require.Equal(t, []any{http.StatusNotModified, ""}, []any{same.status, same.body}, has)
 			require.Equal(t, []string{tag, "public, max-age=1"}, []string{same.header.Get("ETag"), same.header.Get("Cache-Control")})
 		}
 		for _, has := range []string{`"other"`, `W/"other"`, "", "*x"} {
-			require.Equal(t, first.body, s.get(path, header{"If-None-Match", has}).body)
+			require.Equal(t, first.body, s.get(path, reqHeader{"If-None-Match", has}).body)
 		}
 		s.post("/v1/sales/"+id.String()+"/restock", `{"units":1}`, operator).is(http.StatusOK)
-		changed := s.get(path, header{"If-None-Match", tag})
+		changed := s.get(path, reqHeader{"If-None-Match", tag})
 		changed.is(http.StatusOK)
 		require.NotEqual(t, tag, changed.header.Get("ETag"))
 	}

@@ -323,7 +323,7 @@ func TestOperatorsOnly(t *testing.T) {
 		r := s.post(path, body)
 		r.isProblem(http.StatusUnauthorized, "unauthorized")
 		require.Equal(t, `Bearer realm="stampede-admin"`, r.header.Get("WWW-Authenticate"))
-		s.post(path, body, header{"Authorization", "Basic b3BlcmF0b3JzLW9ubHk="}).isProblem(http.StatusUnauthorized, "unauthorized")
+		s.post(path, body, reqHeader{"Authorization", "Basic b3BlcmF0b3JzLW9ubHk="}).isProblem(http.StatusUnauthorized, "unauthorized")
 		s.post(path, body, operator, operator).isProblem(http.StatusUnauthorized, "unauthorized")
 		for _, wrong := range []string{"x", adminToken + "x", adminToken[1:], strings.ToUpper(adminToken), strings.Repeat("x", 4000)} {
 			r := s.post(path, body, bearing(wrong))
@@ -334,5 +334,5 @@ func TestOperatorsOnly(t *testing.T) {
 		require.Contains(t, p["detail"], "STAMPEDE_ADMIN_TOKEN")
 	}
 	require.Equal(t, before, s.stock(sale))
-	s.post("/v1/sales/"+sale.String()+"/pause", "", header{"Authorization", "bearer " + adminToken}).is(http.StatusOK)
+	s.post("/v1/sales/"+sale.String()+"/pause", "", reqHeader{"Authorization", "bearer " + adminToken}).is(http.StatusOK)
 }

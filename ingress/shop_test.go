@@ -114,18 +114,18 @@ type reply struct {
 }
 
 // header sets a header of a request; an empty value is sent as such.
-type header struct{ name, value string }
+type reqHeader struct{ name, value string }
 
-func as(user string) header       { return header{"X-User-ID", user} }
-func withKey(key string) header   { return header{"Idempotency-Key", key} }
-func bearing(token string) header { return header{"Authorization", "Bearer " + token} }
+func as(user string) reqHeader       { return reqHeader{"X-User-ID", user} }
+func withKey(key string) reqHeader   { return reqHeader{"Idempotency-Key", key} }
+func bearing(token string) reqHeader { return reqHeader{"Authorization", "Bearer " + token} }
 
 var (
 	operator = bearing(adminToken)
-	jsonBody = header{"Content-Type", "application/json"}
+	jsonBody = reqHeader{"Content-Type", "application/json"}
 )
 
-func (s *shop) ask(method, path string, body io.Reader, headers ...header) reply {
+func (s *shop) ask(method, path string, body io.Reader, headers ...reqHeader) reply {
 	s.t.Helper()
 	// Longer than any wait that is asked for, on a machine that is busy.
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
@@ -143,21 +143,21 @@ func (s *shop) ask(method, path string, body io.Reader, headers ...header) reply
 	return reply{s.t, res.StatusCode, res.Header, string(text)}
 }
 
-func (s *shop) get(path string, headers ...header) reply {
+func (s *shop) get(path string, headers ...reqHeader) reply {
 	s.t.Helper()
 	return s.ask(http.MethodGet, path, nil, headers...)
 }
 
 // post sends a body as JSON, or none if it is empty.
-func (s *shop) post(path, body string, headers ...header) reply {
+func (s *shop) post(path, body string, headers ...reqHeader) reply {
 	s.t.Helper()
 	if body == "" {
 		return s.ask(http.MethodPost, path, nil, headers...)
 	}
-	return s.ask(http.MethodPost, path, strings.NewReader(body), append([]header{jsonBody}, headers...)...)
+	return s.ask(http.MethodPost, path, strings.NewReader(body), append([]reqHeader{jsonBody}, headers...)...)
 }
 
-func (s *shop) buy(sale uuid.UUID, body string, headers ...header) reply {
+func (s *shop) buy(sale uuid.UUID, body string, headers ...reqHeader) reply {
 	s.t.Helper()
 	return s.post(ordersOf(sale), body, headers...)
 }
@@ -194,17 +194,17 @@ func (r reply) isProblem(status int, slug string) map[string]any {
 }
 
 // stock is what a sale looks like in Redis: nothing of it may change by a request that is refused.
-type stock struct {
+type redisStock struct {
 	Sale    map[string]string
 	Buyers  map[string]string
 	Entries int64
 }
 
-func (s *shop) stock(sale uuid.UUID) stock {
+func (s *shop) stock(sale uuid.UUID) redisStock {
 	s.t.Helper()
 	ctx := s.t.Context()
 	var (
-		now       stock
+		now       redisStock
 		err       error
 		partition = s.keys.Partition(sale)
 	)
