@@ -13,7 +13,8 @@ import (
 	"stampede/lock"
 )
 
-// acquiringAll is AcquireAll in a goroutine that ends with the test. If it gets no lease, the test fails.
+// acquiringAll runs AcquireAll in a goroutine that ends with the test. The test fails if it gets no
+// lease.
 func acquiringAll(t *testing.T, l *lock.Locker, ctx context.Context, keys ...string) <-chan *lock.Lease {
 	t.Helper()
 	leases, ended := make(chan *lock.Lease, 1), make(chan struct{})
@@ -32,7 +33,7 @@ func acquiringAll(t *testing.T, l *lock.Locker, ctx context.Context, keys ...str
 	return leases
 }
 
-func TestAllKeysAreTakenOrNone(t *testing.T) {
+func TestAcquireAllTakesAllKeysOrNone(t *testing.T) {
 	b, holder := setupWaiting(t, "bob")
 	ctx, c := t.Context(), countCalls(t, b.rdb)
 	ann, bob, cid := b.key("ann"), b.key("bob"), b.key("cid")
@@ -40,7 +41,7 @@ func TestAllKeysAreTakenOrNone(t *testing.T) {
 	b.waitQueued(bob, 1)
 	b.waitCalls(c, 2)
 
-	// It holds none while it waits, and who wants one of the others is not kept from it.
+	// It holds none while it waits, so others can take the free ones.
 	for _, key := range []string{ann, cid} {
 		assert.Zero(t, b.depth(key))
 		assert.Zero(t, b.Waiting(key))
@@ -51,7 +52,7 @@ func TestAllKeysAreTakenOrNone(t *testing.T) {
 
 	require.NoError(t, holder.Release(ctx))
 	all := await(t, got, startsWithin, "all locks")
-	assert.Equal(t, []string{cid, bob, ann}, all.Keys(), "in the order in which they were asked for")
+	assert.Equal(t, []string{cid, bob, ann}, all.Keys(), "in the order of the request")
 	for _, key := range all.Keys() {
 		assert.Equal(t, 1, b.depth(key))
 		assert.True(t, all.Holds(key))
@@ -63,7 +64,7 @@ func TestAllKeysAreTakenOrNone(t *testing.T) {
 	}
 }
 
-func TestWhoWaitsForAllKeysWaitsForOneAfterAnother(t *testing.T) {
+func TestAcquireAllWaitsForOneKeyAtATime(t *testing.T) {
 	b, holdsAnn := setupWaiting(t, "ann")
 	ctx, other := t.Context(), locker(t, b.rdb)
 	ann, bob := b.key("ann"), b.key("bob")
@@ -76,7 +77,7 @@ func TestWhoWaitsForAllKeysWaitsForOneAfterAnother(t *testing.T) {
 	b.waitQueued(bob, 1)
 	assert.Zero(t, b.Waiting(ann))
 	holdsAnn, err = other.TryAcquire(ctx, ann, lock.For(never))
-	require.NoError(t, err, "it does not hold what is free")
+	require.NoError(t, err, "a waiting AcquireAll holds no free lock")
 
 	require.NoError(t, holdsBob.Release(ctx))
 	b.waitQueued(ann, 1)
@@ -86,7 +87,7 @@ func TestWhoWaitsForAllKeysWaitsForOneAfterAnother(t *testing.T) {
 	require.NoError(t, await(t, got, startsWithin, "both locks").Release(ctx))
 }
 
-func TestWhoWaitsForAllKeysKeepsItsPlaceWhenMoreOfThemAreTaken(t *testing.T) {
+func TestAcquireAllKeepsItsPlaceWhenMoreKeysAreTaken(t *testing.T) {
 	b, holdsBob := setupWaiting(t, "bob")
 	ctx, ann, bob := t.Context(), b.key("ann"), b.key("bob")
 	c := countCalls(t, b.rdb)
@@ -96,7 +97,7 @@ func TestWhoWaitsForAllKeysKeepsItsPlaceWhenMoreOfThemAreTaken(t *testing.T) {
 	holdsAnn, err := locker(t, b.rdb).TryAcquire(ctx, ann, lock.For(never))
 	require.NoError(t, err)
 	asked := c.of(acquires)
-	testkit.Eventually(t, startsWithin, "looks in vain", func() bool { return c.of(acquires) > asked+3 })
+	testkit.Eventually(t, startsWithin, "unsuccessful attempts", func() bool { return c.of(acquires) > asked+3 })
 	assert.Equal(t, 1, b.Waiting(bob))
 	assert.Zero(t, b.Waiting(ann))
 	require.NoError(t, holdsBob.Release(ctx))
@@ -105,7 +106,7 @@ func TestWhoWaitsForAllKeysKeepsItsPlaceWhenMoreOfThemAreTaken(t *testing.T) {
 	require.NoError(t, await(t, both, startsWithin, "both locks").Release(ctx))
 }
 
-func TestWhoCannotUseALockThatIsFreeLeavesItToTheNext(t *testing.T) {
+func TestAcquireAllLeavesAFreeLockToTheNextWaiter(t *testing.T) {
 	b, holdsAnn := setupWaiting(t, "ann")
 	ctx, ann, bob := t.Context(), b.key("ann"), b.key("bob")
 	holdsBob, err := locker(t, b.rdb).Acquire(ctx, bob, lock.For(never))
@@ -115,12 +116,12 @@ func TestWhoCannotUseALockThatIsFreeLeavesItToTheNext(t *testing.T) {
 	one := acquiring(t, b.Locker, ann)
 	b.waitQueued(ann, 2)
 	require.NoError(t, holdsAnn.Release(ctx))
-	require.NoError(t, await(t, one, startsWithin, "the lock").Release(ctx))
+	require.NoError(t, await(t, one, startsWithin, "the free lock").Release(ctx))
 	require.NoError(t, holdsBob.Release(ctx))
 	require.NoError(t, await(t, both, startsWithin, "both locks").Release(ctx))
 }
 
-func TestOppositeOrdersDoNotBlockEachOther(t *testing.T) {
+func TestAcquireAllInOppositeOrdersDoesNotDeadlock(t *testing.T) {
 	b := setup(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -162,7 +163,7 @@ func TestOppositeOrdersDoNotBlockEachOther(t *testing.T) {
 }
 
 // An owner keeps what it holds while it waits for the rest.
-func TestAnOwnerThatHoldsSomeOfTheKeysWaitsForTheOthersOnly(t *testing.T) {
+func TestAcquireAllWaitsOnlyForKeysThatItsOwnerDoesNotHold(t *testing.T) {
 	b, holder := setupWaiting(t, "bob")
 	ctx := t.Context()
 	ann, bob := b.key("ann"), b.key("bob")
@@ -173,7 +174,7 @@ func TestAnOwnerThatHoldsSomeOfTheKeysWaitsForTheOthersOnly(t *testing.T) {
 	got := acquiringAll(t, b.Locker, outer.Context(ctx), ann, bob)
 	b.waitQueued(bob, 1)
 	require.NoError(t, outer.Err())
-	assert.Equal(t, 1, b.Waiting(ann), "it does not stand behind the one that waits for it")
+	assert.Equal(t, 1, b.Waiting(ann), "it does not queue behind the waiter for its own lock")
 	require.NoError(t, holder.Release(ctx))
 	inner := await(t, got, startsWithin, "both locks")
 	assert.Equal(t, outer.Token(ann), inner.Token(ann))
@@ -184,7 +185,7 @@ func TestAnOwnerThatHoldsSomeOfTheKeysWaitsForTheOthersOnly(t *testing.T) {
 	require.NoError(t, await(t, stranger, startsWithin, "the lock").Release(ctx))
 }
 
-func TestWhoGivesUpWaitingForAllKeysLeavesNothing(t *testing.T) {
+func TestCancelledAcquireAllLeavesNoLock(t *testing.T) {
 	b, holder := setupWaiting(t, "bob")
 	c := countCalls(t, b.rdb)
 	ctx, giveUp := context.WithCancelCause(t.Context())
@@ -203,7 +204,7 @@ func TestWhoGivesUpWaitingForAllKeysLeavesNothing(t *testing.T) {
 	require.NoError(t, holder.Release(t.Context()))
 }
 
-func TestAllOfNoKeysIsALeaseOnNone(t *testing.T) {
+func TestAcquireAllAcceptsNoKeys(t *testing.T) {
 	b := setup(t)
 	c := countCalls(t, b.rdb)
 	lease, err := b.AcquireAll(t.Context(), nil)

@@ -18,7 +18,7 @@ import (
 	"stampede/lock"
 )
 
-func TestCloseReleasesWhatIsHeldAndSendsAwayWhoWaits(t *testing.T) {
+func TestCloseReleasesLeasesAndEndsWaits(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	l := lock.New(b.rdb, lock.WithPoll(never))
@@ -35,7 +35,7 @@ func TestCloseReleasesWhatIsHeldAndSendsAwayWhoWaits(t *testing.T) {
 	}
 	others := b.take(ctx, time.Minute, b.key("dan"))
 	var waiting sync.WaitGroup
-	for _, key := range []string{"ann", "ann", "dan"} { // of the same Locker, and of another one
+	for _, key := range []string{"ann", "ann", "dan"} { // held by the same Locker and by another one
 		waiting.Go(func() {
 			_, err := l.Acquire(ctx, b.key(key))
 			assert.ErrorIs(t, err, lock.ErrClosed)
@@ -55,7 +55,7 @@ func TestCloseReleasesWhatIsHeldAndSendsAwayWhoWaits(t *testing.T) {
 		waiting.Wait()
 		gone <- struct{}{}
 	}()
-	await(t, gone, startsWithin, "those who wait are sent away, and not when a lease would end")
+	await(t, gone, startsWithin, "waiters return before a lease ends")
 	for i, lease := range leases {
 		require.ErrorIs(t, lease.Err(), lock.ErrClosed)
 		require.ErrorIs(t, context.Cause(inside[i]), lock.ErrClosed)
@@ -64,7 +64,7 @@ func TestCloseReleasesWhatIsHeldAndSendsAwayWhoWaits(t *testing.T) {
 	for _, key := range []string{"ann", "bob", "cid", "eve"} {
 		assert.Zero(t, b.depth(b.key(key)), key)
 	}
-	assert.Equal(t, 1, b.depth(b.key("dan")), "of another Locker")
+	assert.Equal(t, 1, b.depth(b.key("dan")), "held by another Locker")
 	require.NoError(t, others.Err())
 
 	for name, call := range lockCalls(ctx, l, []string{b.key("ann")}) {
@@ -73,10 +73,10 @@ func TestCloseReleasesWhatIsHeldAndSendsAwayWhoWaits(t *testing.T) {
 	_, err = l.Acquire(watched.Context(ctx), b.key("ann"))
 	require.ErrorIs(t, err, lock.ErrClosed)
 	assert.Zero(t, b.depth(b.key("ann")))
-	require.ErrorIs(t, context.Cause(watched.Context(ctx)), lock.ErrClosed, "a context that begins after the end")
-	require.NoError(t, watched.Release(ctx), "it is released")
+	require.ErrorIs(t, context.Cause(watched.Context(ctx)), lock.ErrClosed, "a context that is created after the end")
+	require.NoError(t, watched.Release(ctx), "it is already released")
 	require.ErrorIs(t, watched.Err(), lock.ErrClosed)
-	require.NoError(t, l.Close(ctx), "once more")
+	require.NoError(t, l.Close(ctx), "a second Close")
 }
 
 // lockCalls are all calls that may take locks.
@@ -94,7 +94,7 @@ func lockCalls(ctx context.Context, l *lock.Locker, keys []string, opts ...lock.
 	}
 }
 
-func TestCloseTellsWhatWasLostAndReleasesTheRest(t *testing.T) {
+func TestCloseReportsLostLocksAndReleasesTheRest(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	l := lock.New(b.rdb)
@@ -105,13 +105,12 @@ func TestCloseTellsWhatWasLostAndReleasesTheRest(t *testing.T) {
 	require.NoError(t, b.rdb.Del(ctx, b.key("ann")).Err())
 	require.Equal(t, []string{b.key("ann")}, lostKeys(t, l.Close(ctx)))
 	assert.Zero(t, b.depth(b.key("bob")))
-	require.ErrorIs(t, lost.Err(), lock.ErrClosed, "Close came first")
-	require.NoError(t, lost.Release(ctx), "a loss is told once")
+	require.ErrorIs(t, lost.Err(), lock.ErrClosed, "Close ended it before the loss was found")
+	require.NoError(t, lost.Release(ctx), "a loss is reported once")
 }
 
-// TestNothingIsLeftWhateverIsUnderWayWhenALockerIsClosed closes it while goroutines do everything that one can
-// do with it. No lease here ends by itself.
-func TestNothingIsLeftWhateverIsUnderWayWhenALockerIsClosed(t *testing.T) {
+// Goroutines make all kinds of calls while the Locker is closed. No lease here ends by itself.
+func TestCloseDuringOtherCallsLeavesNoLock(t *testing.T) {
 	b := setup(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -149,7 +148,8 @@ func TestNothingIsLeftWhateverIsUnderWayWhenALockerIsClosed(t *testing.T) {
 	}
 }
 
-// useLocks does one of the things that one can do, and goes deeper; of the errors it leaves out those that may be.
+// useLocks takes locks in one of several ways and reenters them. It ignores errors that are
+// expected.
 func useLocks(ctx context.Context, l *lock.Locker, one, other string, what int) error {
 	var lease *lock.Lease
 	var err error
@@ -191,11 +191,11 @@ func useLocks(ctx context.Context, l *lock.Locker, one, other string, what int) 
 	return errors.Join(err, lease.Release(ctx))
 }
 
-func TestCloseWithoutRedisEndsWithItsContextAndEndsTheLeases(t *testing.T) {
-	for name, hangs := range map[string]bool{"Redis was killed": false, "Redis hangs": true} {
+func TestCloseWithoutRedisEndsLeasesAndReturnsOnDeadline(t *testing.T) {
+	for name, hangs := range map[string]bool{"Redis is killed": false, "Redis hangs": true} {
 		t.Run(name, func(t *testing.T) {
 			server, b := ownServer(t)
-			const leases = 64 // more than are released at the same time
+			const leases = 64 // more than Close releases at the same time
 			l := lock.New(b.rdb, lock.WithLease(lock.MaxLease))
 			inside := make([]context.Context, leases)
 			names := b.names(leases)
@@ -213,9 +213,9 @@ func TestCloseWithoutRedisEndsWithItsContextAndEndsTheLeases(t *testing.T) {
 			defer cancel()
 			closed := make(chan error, 1)
 			go func() { closed <- l.Close(ctx) }()
-			err := await(t, closed, busy, "Close returns") // time-outs of the client would be 3 s, several times
+			err := await(t, closed, busy, "Close returns") // the client's timeout is 3 s, for several attempts
 			require.Error(t, err)
-			require.NotErrorIs(t, err, lock.ErrLost, "nobody knows")
+			require.NotErrorIs(t, err, lock.ErrLost, "the outcome is unknown")
 			if hangs {
 				require.ErrorIs(t, err, context.DeadlineExceeded)
 			}
@@ -232,7 +232,7 @@ func TestCloseWithoutRedisEndsWithItsContextAndEndsTheLeases(t *testing.T) {
 	}
 }
 
-func TestACloseWaitsForAnotherOneThatIsStillReleasing(t *testing.T) {
+func TestCloseWaitsForAnEarlierClose(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	l := lock.New(b.rdb)
@@ -249,10 +249,10 @@ func TestACloseWaitsForAnotherOneThatIsStillReleasing(t *testing.T) {
 	})
 	first, third := make(chan error, 1), make(chan error, 1)
 	go func() { first <- l.Close(ctx) }()
-	await(t, asked, startsWithin, "the release is asked for")
+	await(t, asked, startsWithin, "the release")
 	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, l.Close(short), context.DeadlineExceeded, "it is not released yet")
+	require.ErrorIs(t, l.Close(short), context.DeadlineExceeded, "the first Close is still releasing")
 	go func() { third <- l.Close(ctx) }()
 	close(goOn)
 	require.NoError(t, await(t, third, startsWithin, "another Close"))
@@ -260,8 +260,8 @@ func TestACloseWaitsForAnotherOneThatIsStillReleasing(t *testing.T) {
 	require.NoError(t, await(t, first, startsWithin, "the first Close"))
 }
 
-// TestALockThatIsGrantedWhileTheLockerIsClosedIsGivenBack: Close did not know of it.
-func TestALockThatIsGrantedWhileTheLockerIsClosedIsGivenBack(t *testing.T) {
+// Close does not know of the lock yet.
+func TestCloseReleasesLocksGrantedMeanwhile(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	c := countCalls(t, b.rdb)
@@ -285,17 +285,17 @@ func TestALockThatIsGrantedWhileTheLockerIsClosedIsGivenBack(t *testing.T) {
 		require.Equal(t, 1, b.depth(names[0]))
 		closed := make(chan error, 1)
 		go func() { closed <- l.Close(ctx) }()
-		testkit.Eventually(t, startsWithin, "the Locker to be closed", func() bool {
+		testkit.Eventually(t, startsWithin, "the Locker is closed", func() bool {
 			return errors.Is(context.Cause(l.Running()), context.Canceled)
 		})
 		close(goOn)
 		require.ErrorIs(t, await(t, answer, startsWithin, call), lock.ErrClosed, call)
-		require.NoError(t, await(t, closed, startsWithin, "Close waits for what is under way"), call)
+		require.NoError(t, await(t, closed, startsWithin, "Close waits for calls under way"), call)
 		assert.Zero(t, b.depth(names[0]), call)
 	}
 }
 
-func TestCloseOfAnUnusedLocker(t *testing.T) {
+func TestCloseOfAnUnusedLockerSucceeds(t *testing.T) {
 	b := setup(t)
 	l := lock.New(b.rdb)
 	require.NoError(t, l.Close(t.Context()))
@@ -303,7 +303,7 @@ func TestCloseOfAnUnusedLocker(t *testing.T) {
 	require.ErrorIs(t, err, lock.ErrClosed)
 }
 
-func TestCloseReleasesWhatCouldNotBeReleasedBefore(t *testing.T) {
+func TestCloseRetriesFailedReleases(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
 	l := lock.New(b.rdb)
@@ -317,7 +317,7 @@ func TestCloseReleasesWhatCouldNotBeReleasedBefore(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 
-func TestDoLeavesNothingBehindWhenRedisComesBack(t *testing.T) {
+func TestDoReleasesItsLockAfterAnOutage(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
 	err := b.Do(ctx, b.key("ann"), func(context.Context) error {
@@ -326,5 +326,5 @@ func TestDoLeavesNothingBehindWhenRedisComesBack(t *testing.T) {
 	}, lock.For(lock.MaxLease))
 	require.Error(t, err)
 	require.NoError(t, server.Restart(ctx))
-	testkit.Eventually(t, startsWithin, "the lock to be given back", func() bool { return b.depth(b.key("ann")) == 0 })
+	testkit.Eventually(t, startsWithin, "the lock is released", func() bool { return b.depth(b.key("ann")) == 0 })
 }

@@ -19,10 +19,10 @@ import (
 	"stampede/lock"
 )
 
-// clusterSlots is how many slots a Redis Cluster has.
+// clusterSlots is the number of slots of a Redis Cluster.
 const clusterSlots = 16384
 
-// startCluster returns a client of a Redis Cluster of so many nodes, without replicas.
+// startCluster returns a client of a Redis Cluster of n nodes without replicas.
 func startCluster(t *testing.T, n int) *redis.ClusterClient {
 	t.Helper()
 	t.Parallel()
@@ -49,7 +49,7 @@ func startCluster(t *testing.T, n int) *redis.ClusterClient {
 		require.NoError(t, nodes[0].Do(ctx, "cluster", "meet", host, port, buses[i+1]).Err())
 	}
 	for _, node := range nodes {
-		testkit.Eventually(t, 30*time.Second, "the cluster to be whole", func() bool {
+		testkit.Eventually(t, 30*time.Second, "a healthy cluster", func() bool {
 			info := node.ClusterInfo(ctx).Val()
 			return strings.Contains(info, "cluster_state:ok") && strings.Contains(info, "cluster_known_nodes:"+strconv.Itoa(n))
 		})
@@ -69,10 +69,10 @@ func freePort(t *testing.T) string {
 	return port
 }
 
-func TestLocksInACluster(t *testing.T) {
+func TestClusterLocks(t *testing.T) {
 	rdb := startCluster(t, 3)
 
-	t.Run("a waiter is woken on whatever node the lock lies", func(t *testing.T) {
+	t.Run("a waiter is woken on every node", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		defer cancel()
 		holder := locker(t, rdb)
@@ -88,8 +88,8 @@ func TestLocksInACluster(t *testing.T) {
 				}
 				got <- err
 			}()
-			testkit.Eventually(t, 10*time.Second, "somebody to listen for "+key, func() bool {
-				var listening atomic.Int64 // the nodes are asked at the same time
+			testkit.Eventually(t, 10*time.Second, "a listener for "+key, func() bool {
+				var listening atomic.Int64 // the nodes are asked in parallel
 				require.NoError(t, rdb.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
 					channels, err := node.PubSubShardChannels(ctx, "*"+key+"*").Result()
 					listening.Add(int64(len(channels)))
@@ -114,7 +114,7 @@ func TestLocksInACluster(t *testing.T) {
 			leases = append(leases, got)
 		}
 		began := rdb.Time(ctx).Val()
-		testkit.Eventually(t, 30*time.Second, "three leases to pass", func() bool { return rdb.Time(ctx).Val().Sub(began) > 3*lease })
+		testkit.Eventually(t, 30*time.Second, "three leases", func() bool { return rdb.Time(ctx).Val().Sub(began) > 3*lease })
 		for i, got := range leases {
 			require.NoError(t, got.Err())
 			require.EqualValues(t, 1, rdb.Exists(ctx, fmt.Sprintf("renewed-%d", i)).Val())
@@ -122,7 +122,7 @@ func TestLocksInACluster(t *testing.T) {
 		}
 	})
 
-	t.Run("many keys of one hash tag travel together", func(t *testing.T) {
+	t.Run("keys with one hash tag share a call", func(t *testing.T) {
 		ctx := t.Context()
 		l := locker(t, rdb)
 		lease, err := l.AcquireAll(ctx, []string{"{7}:ann", "{7}:bob"})

@@ -12,7 +12,7 @@ import (
 	"stampede/lua"
 )
 
-// What a Locker asks Redis for.
+// Kinds of calls to Redis.
 const (
 	acquires = iota
 	releases
@@ -21,20 +21,20 @@ const (
 	others
 )
 
-// calls counts what was answered over one client, and can stand between it and Redis.
+// calls counts the answered calls of one client, and can replace Redis.
 type calls struct {
 	hashes []string // of the scripts
 
 	mu    sync.Mutex
 	count [others + 1]int
-	// sizes are how many keys each renewal named.
+	// sizes are the numbers of keys of each renewal.
 	sizes []int
-	// instead, if it is not nil, is called for each command and its kind.
+	// instead replaces Redis for each command, if it is set.
 	instead func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error
 }
 
-// countCalls counts from now on. A repeat by go-redis is not counted, and no script is sent twice because Redis
-// does not know it.
+// countCalls counts from now on. It does not count go-redis's retries, and loads the scripts so
+// that none is sent twice.
 func countCalls(t *testing.T, rdb *redis.Client) *calls {
 	t.Helper()
 	c := &calls{}
@@ -70,7 +70,7 @@ func (c *calls) process(next redis.ProcessHook, ctx context.Context, cmd redis.C
 	return err
 }
 
-// answer has f called for each command, in the place of Redis; nil lets Redis answer again.
+// answer makes f answer each command; nil restores Redis.
 func (c *calls) answer(f func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,7 +93,7 @@ func (c *calls) all() int {
 	return sum
 }
 
-// renewedKeys is how many keys each renewal named.
+// renewedKeys returns the number of keys of each renewal.
 func (c *calls) renewedKeys() []int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

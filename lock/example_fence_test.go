@@ -13,10 +13,11 @@ import (
 	"stampede/lock"
 )
 
-// deposit is a write that refuses whoever was overtaken: the row keeps the largest token that it has seen.
+// deposit refuses a stale token: the row keeps the largest token that it has seen.
 const deposit = `UPDATE pg_temp.accounts SET balance = balance + $2, fence = $3 WHERE id = $1 AND fence <= $3`
 
-// A holder that was stopped for longer than its lease, and did not look before it wrote, is refused by what it writes to.
+// The store refuses a holder that was stopped for longer than its lease and did not check it before
+// the write.
 func ExampleLease_Token() {
 	ctx := context.Background()
 	rdb, stopRedis := exampleRedis(ctx)
@@ -43,22 +44,22 @@ func ExampleLease_Token() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	successor, err := locker.Acquire(ctx, "{example}:account:1") // when that lease has ended
+	successor, err := locker.Acquire(ctx, "{example}:account:1") // waits until that lease has ended
 	if err != nil {
 		log.Fatal(err)
 	}
 	write("the successor", successor)
-	write("the stopped one", stopped)
+	write("the stopped holder", stopped)
 	fmt.Println(stopped.Release(ctx))
 	fmt.Println(successor.Release(ctx))
 	// Output:
 	// the successor wrote 1 row
-	// the stopped one wrote 0 row
+	// the stopped holder wrote 0 row
 	// lock lost: {example}:account:1
 	// <nil>
 }
 
-// examplePostgres is the Postgres that the tests are given, or one of the example's own.
+// examplePostgres connects to the Postgres of the tests, or starts one.
 func examplePostgres(ctx context.Context) (*pgx.Conn, func()) {
 	url, stop := os.Getenv("DATABASE_URL"), func() {}
 	if url == "" {

@@ -14,7 +14,7 @@ import (
 	"stampede/lock"
 )
 
-// The lease is renewed until it is released, however long the work takes.
+// The lease is renewed until its release, however long the work takes.
 func ExampleLocker_Acquire() {
 	ctx := context.Background()
 	rdb, stop := exampleRedis(ctx)
@@ -28,14 +28,14 @@ func ExampleLocker_Acquire() {
 	}
 	defer func() {
 		if err := lease.Release(ctx); err != nil {
-			log.Print(err) // it was lost before, or Redis is away and it ends by itself
+			log.Print(err) // the lock was lost, or Redis is unavailable and the lock ends by itself
 		}
 	}()
 	fmt.Println(lease.Keys(), lease.Err())
 	// Output: [{example}:invoice] <nil>
 }
 
-// Whoever waits no longer than some time gives Acquire a context that ends then.
+// A context with a deadline bounds the wait.
 func ExampleLocker_Acquire_waitingForSomeTime() {
 	ctx := context.Background()
 	rdb, stop := exampleRedis(ctx)
@@ -54,7 +54,7 @@ func ExampleLocker_Acquire_waitingForSomeTime() {
 	// Output: true true <nil>
 }
 
-// Look is for operators, who want to know who keeps others waiting, and for how long.
+// Look shows operators who holds a lock and for how long.
 func ExampleLocker_Look() {
 	ctx := context.Background()
 	rdb, stop := exampleRedis(ctx)
@@ -96,7 +96,7 @@ func ExampleLocker_TryAcquire() {
 	// <nil>
 }
 
-// With the context that Do gives it, what the function calls may take the same lock once more.
+// A function called by Do reenters the lock through its context.
 func ExampleLocker_Do() {
 	ctx := context.Background()
 	rdb, stop := exampleRedis(ctx)
@@ -140,7 +140,7 @@ func ExampleLocker_AcquireAll() {
 	// <nil>
 }
 
-// A worker takes of the users of its batch those whom nobody else has in hand.
+// A worker locks those users of a batch that no other worker has locked.
 func ExampleLocker_TryEach() {
 	ctx := context.Background()
 	rdb, stop := exampleRedis(ctx)
@@ -160,7 +160,7 @@ func ExampleLocker_TryEach() {
 	fmt.Println("first: ", first.Keys())
 	fmt.Println("second:", second.Keys(), "busy:", busy)
 
-	// Redis loses a lock, and its holder hears of it.
+	// Redis loses a lock. The release reports it.
 	rdb.Del(ctx, cid)
 	for _, lease := range []*lock.Lease{second, first} {
 		fmt.Println(lease.Release(ctx))
@@ -172,7 +172,7 @@ func ExampleLocker_TryEach() {
 	// <nil>
 }
 
-// The context of a lease ends when the lock is lost, here because the lease was too short for the work.
+// The context of a lease ends when the lock is lost, here because the lease was too short.
 func ExampleLease_Context() {
 	ctx := context.Background()
 	rdb, stop := exampleRedis(ctx)
@@ -185,7 +185,7 @@ func ExampleLease_Context() {
 		log.Fatal(err)
 	}
 	working := lease.Context(ctx)
-	<-working.Done() // the work
+	<-working.Done() // longer than the lease
 	fmt.Println(context.Cause(working))
 	fmt.Println(lease.Err())
 	fmt.Println(errors.Is(lease.Release(ctx), lock.ErrLost))
@@ -195,7 +195,7 @@ func ExampleLease_Context() {
 	// true
 }
 
-// A lock on three servers goes on while one of them is away.
+// A lock on three servers works while one of them is away.
 func ExampleMulti() {
 	ctx := context.Background()
 	var nodes []*lock.Locker
@@ -226,7 +226,7 @@ func closeExample(ctx context.Context, locker *lock.Locker) {
 	}
 }
 
-// exampleRedis is the Redis that the tests are given, or one of the example's own.
+// exampleRedis connects to the Redis of the tests, or starts one.
 func exampleRedis(ctx context.Context) (*redis.Client, func()) {
 	if url := os.Getenv("REDIS_URL"); url != "" {
 		return exampleClient(url, func() {})

@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// WithListenIdle sets how long the connection that hears of releases stays open with nobody to wait.
+// WithListenIdle sets how long the connection for release messages stays open without a waiter.
 func WithListenIdle(idle time.Duration) Option { return func(s *settings) { s.listenIdle = idle } }
 
-// WithYield sets how long a lock that was released here is left to each other process that waits for it.
+// WithYield sets how long a lock released here is left to each other process that waits for it.
 func WithYield(yield time.Duration) Option { return func(s *settings) { s.yield = yield } }
 
-// Waiting is how many wait for a key in this process.
+// Waiting is the number of waiters for a key in this process.
 func (l *Locker) Waiting(key string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -21,7 +21,8 @@ func (l *Locker) Waiting(key string) int {
 	return 0
 }
 
-// Listeners is how many connections listened for the release of a key when one who waits for it here asked last.
+// Listeners is how many connections listened for the release of a key at the last attempt of a
+// waiter here.
 func (l *Locker) Listeners(key string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -31,14 +32,14 @@ func (l *Locker) Listeners(key string) int {
 	return 0
 }
 
-// Hears tells whether this process may listen for the release of a key: Redis has not said that it does not.
-func (l *Locker) Hears(key string) bool {
+// MayListen reports whether Redis may still count this process as a listener for a key.
+func (l *Locker) MayListen(key string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.waiting.channels[channelOf(key)] > 0
 }
 
-// Callbacks is how many contexts are to end with the lease.
+// Callbacks is how many contexts end with the lease.
 func (le *Lease) Callbacks() int {
 	le.locker.mu.Lock()
 	defer le.locker.mu.Unlock()

@@ -17,11 +17,11 @@ import (
 	"stampede/lua"
 )
 
-// overdue is how much later than due a holder may be told on a busy machine: little beside the leases here, so
-// that a test can see why it was told.
+// overdue is how late a loss may be reported on a busy machine. It is short beside the leases here,
+// so that a test can tell why it was reported.
 const overdue = 1500 * time.Millisecond
 
-func TestLocksOutliveARedisThatComesBackWithItsData(t *testing.T) {
+func TestLocksSurviveARestartWithData(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
 	key := b.key("ann")
@@ -39,15 +39,15 @@ func TestLocksOutliveARedisThatComesBackWithItsData(t *testing.T) {
 	held := lease.Context(ctx)
 
 	server.Kill()
-	testkit.Eventually(t, startsWithin, "a renewal that fails", func() bool { return failed.Load() > 0 })
-	require.NoError(t, lease.Err(), "nobody knows that Redis has lost anything")
+	testkit.Eventually(t, startsWithin, "a failed renewal", func() bool { return failed.Load() > 0 })
+	require.NoError(t, lease.Err(), "the lock may still be in Redis")
 	require.NoError(t, server.Restart(ctx))
 
 	restored := b.expiry(key)
 	b.waitRenewed(key, restored)
 	_, err = b.TryAcquire(ctx, key)
 	require.ErrorIs(t, err, lock.ErrBusy)
-	testkit.Eventually(t, length+busy, "the lease that was granted before the outage is over", func() bool {
+	testkit.Eventually(t, length+busy, "the end of the lease granted before the outage", func() bool {
 		return b.now().After(restored)
 	})
 	require.NoError(t, lease.Err())
@@ -56,12 +56,12 @@ func TestLocksOutliveARedisThatComesBackWithItsData(t *testing.T) {
 	waiting := acquiring(t, b.Locker, key)
 	b.waitListening(key, 1)
 	require.NoError(t, lease.Release(ctx))
-	next := await(t, waiting, busy, "a waiter after the outage")
+	next := await(t, waiting, busy, "the lock after the outage")
 	assert.Greater(t, next.Token(key), lease.Token(key))
 	require.NoError(t, next.Release(ctx))
 }
 
-func TestRedisAwayIsNoLoss(t *testing.T) {
+func TestOutageIsNotALoss(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
 	lease := b.take(ctx, time.Minute, b.key("ann"))
@@ -71,16 +71,16 @@ func TestRedisAwayIsNoLoss(t *testing.T) {
 	require.Error(t, err)
 	err = lease.Release(ctx)
 	require.Error(t, err)
-	require.NotErrorIs(t, err, lock.ErrLost, "nobody knows")
+	require.NotErrorIs(t, err, lock.ErrLost, "the outcome is unknown")
 
 	require.NoError(t, server.Restart(ctx))
 	require.NoError(t, lease.Release(ctx), "this Redis writes every command to disk")
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 
-// TestAnOutageLongerThanTheLeaseIsALoss tells the holder when its lease is over, and not before: until
-// then Redis may come back with the lock.
-func TestAnOutageLongerThanTheLeaseIsALoss(t *testing.T) {
+// The loss is reported when the lease ends and not before: until then Redis may come back with the
+// lock.
+func TestOutageLongerThanTheLeaseIsALoss(t *testing.T) {
 	server, b := ownServer(t)
 	const length = 600 * time.Millisecond
 	lease, err := locker(t, b.rdb, lock.WithLease(length)).Acquire(t.Context(), b.key("ann"))
@@ -100,10 +100,10 @@ func TestAnOutageLongerThanTheLeaseIsALoss(t *testing.T) {
 	require.Equal(t, 1, b.depth(b.key("ann")))
 }
 
-// TestTheWatchdogFindsThatRedisCameBackEmpty shows what a Redis without a disk excludes and what not: for up
-// to a third of the lease, the old holder does not know that another one may have the lock. The fencing token
-// does: it is larger than those that Redis has forgotten.
-func TestTheWatchdogFindsThatRedisCameBackEmpty(t *testing.T) {
+// A Redis without a disk loses locks on a restart. For up to a third of the lease, the old holder
+// does not know that another one may have the lock. The new fencing token is larger than those that
+// Redis has forgotten.
+func TestWatchdogFindsAnEmptyRedis(t *testing.T) {
 	server, b := forgetfulServer(t)
 	ctx := t.Context()
 	key := b.key("ann")
@@ -116,33 +116,33 @@ func TestTheWatchdogFindsThatRedisCameBackEmpty(t *testing.T) {
 	server.Kill()
 	require.NoError(t, server.Restart(ctx))
 	back := time.Now()
-	require.Zero(t, b.rdb.DBSize(ctx).Val(), "this Redis has nothing to come back with")
+	require.Zero(t, b.rdb.DBSize(ctx).Val(), "this Redis stores nothing")
 	successor, err := b.TryAcquire(ctx, key, lock.For(time.Minute))
 	require.NoError(t, err)
 	assert.Greater(t, successor.Token(key), lease.Token(key))
 
 	told := awaitLoss(t, held, length+busy)
-	assert.Less(t, told.Sub(acquired), length*9/10, "by a renewal, and not by the end of the lease")
-	assert.Less(t, told.Sub(back), length/3+overdue, "by the first one that could")
+	assert.Less(t, told.Sub(acquired), length*9/10, "found by a renewal, not by the end of the lease")
+	assert.Less(t, told.Sub(back), length/3+overdue, "found by the first renewal after the restart")
 	var lost *lock.LostError
 	require.ErrorAs(t, lease.Err(), &lost)
 	assert.Equal(t, []string{key}, lost.Keys)
 	require.ErrorIs(t, lease.Release(ctx), lock.ErrLost)
-	require.Equal(t, 1, b.depth(key), "the victim's release leaves the successor's lock alone")
+	require.Equal(t, 1, b.depth(key), "the release leaves the successor's lock alone")
 	require.NoError(t, successor.Release(ctx))
 }
 
-// TestAReleaseFindsThatRedisCameBackEmpty has no watchdog: the lease is explicit.
-func TestAReleaseFindsThatRedisCameBackEmpty(t *testing.T) {
+// No watchdog finds the loss: the lease is explicit.
+func TestReleaseFindsAnEmptyRedis(t *testing.T) {
 	server, b := forgetfulServer(t)
 	lease := b.take(t.Context(), time.Minute, b.key("ann"))
 	server.Kill()
 	require.NoError(t, server.Restart(t.Context()))
-	assert.True(t, lease.Holds(b.key("ann")), "Holds asks the clock only")
+	assert.True(t, lease.Holds(b.key("ann")), "Holds reads only the clock")
 	require.ErrorIs(t, lease.Release(t.Context()), lock.ErrLost)
 }
 
-func TestAHungRedisDoesNotKeepTheHolderFromLearningOfTheEndOfItsLease(t *testing.T) {
+func TestLossIsReportedInTimeWhileRedisHangs(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
 	key := b.key("ann")
@@ -155,9 +155,9 @@ func TestAHungRedisDoesNotKeepTheHolderFromLearningOfTheEndOfItsLease(t *testing
 
 	server.Freeze()
 	frozen := time.Now()
-	told := awaitLoss(t, held, startsWithin) // Redis answers nobody until it is thawed below
-	assert.Greater(t, told.Sub(frozen), length/2, "until then the lock was held")
-	assert.Less(t, told.Sub(frozen), length+overdue, "it waits for no time-out of the client, of 3 s")
+	told := awaitLoss(t, held, startsWithin) // Redis answers nothing until Thaw
+	assert.Greater(t, told.Sub(frozen), length/2, "the lock was held until then")
+	assert.Less(t, told.Sub(frozen), length+overdue, "it does not wait for the client's timeout of 3 s")
 	require.ErrorIs(t, lease.Err(), lock.ErrLost)
 
 	server.Thaw()
@@ -169,7 +169,7 @@ func TestAHungRedisDoesNotKeepTheHolderFromLearningOfTheEndOfItsLease(t *testing
 	require.NoError(t, next.Release(ctx))
 }
 
-func TestARedisThatHangsForLessThanTheLeaseIsNoLoss(t *testing.T) {
+func TestShortHangOfRedisIsNotALoss(t *testing.T) {
 	server, b := ownServer(t)
 	key := b.key("ann")
 	const length = 3 * time.Second / 2
@@ -186,17 +186,17 @@ func TestARedisThatHangsForLessThanTheLeaseIsNoLoss(t *testing.T) {
 
 	server.Freeze()
 	require.Equal(t, sent.Load(), answered.Load())
-	testkit.Eventually(t, length+busy, "a renewal is sent", func() bool { return sent.Load() > answered.Load() })
+	testkit.Eventually(t, length+busy, "a renewal under way", func() bool { return sent.Load() > answered.Load() })
 	server.Thaw()
 	b.waitRenewed(key, before)
-	testkit.Eventually(t, length+busy, "the first lease is over", func() bool { return b.now().After(before) })
+	testkit.Eventually(t, length+busy, "the end of the first lease", func() bool { return b.now().After(before) })
 	require.NoError(t, lease.Err())
 	require.NoError(t, lease.Release(t.Context()))
 }
 
-// TestAWaiterIsWokenAlthoughItsSubscriptionBroke has nothing but a message, or the look on subscribing anew, to
-// wake the waiter: the lease and the poll are longer than the test.
-func TestAWaiterIsWokenAlthoughItsSubscriptionBroke(t *testing.T) {
+// Only a message or the check after a new subscription can wake the waiter: the lease and the poll
+// are longer than the test.
+func TestWaiterGetsTheLockAfterABrokenSubscription(t *testing.T) {
 	start := func(b bench) (lease *lock.Lease, waiting <-chan *lock.Lease) {
 		t.Helper()
 		lease = b.take(b.t.Context(), lock.MaxLease, b.key("ann"))
@@ -206,7 +206,7 @@ func TestAWaiterIsWokenAlthoughItsSubscriptionBroke(t *testing.T) {
 	}
 	finish := func(b bench, waiting <-chan *lock.Lease) {
 		t.Helper()
-		next := await(b.t, waiting, busy, "a waiter is woken")
+		next := await(b.t, waiting, busy, "the lock")
 		require.NoError(b.t, next.Release(b.t.Context()))
 	}
 
@@ -224,7 +224,7 @@ func TestAWaiterIsWokenAlthoughItsSubscriptionBroke(t *testing.T) {
 	t.Run("and the release fell into the gap", func(t *testing.T) {
 		_, b := ownServer(t)
 		_, waiting := start(b)
-		// What a release does, in one step with the end of the connection that would hear of it.
+		// A release, in one step with the end of the connection that listens for it.
 		var killed, told *redis.IntCmd
 		_, err := b.rdb.TxPipelined(t.Context(), func(tx redis.Pipeliner) error {
 			killed = tx.ClientKillByFilter(t.Context(), "TYPE", "pubsub")
@@ -234,7 +234,7 @@ func TestAWaiterIsWokenAlthoughItsSubscriptionBroke(t *testing.T) {
 		})
 		require.NoError(t, err)
 		require.EqualValues(t, 1, killed.Val())
-		require.Zero(t, told.Val(), "somebody heard of it: this test shows nothing")
+		require.Zero(t, told.Val(), "a connection received the message: the test shows nothing")
 		finish(b, waiting)
 	})
 	t.Run("with Redis, which came back with the lock", func(t *testing.T) {
@@ -257,12 +257,11 @@ func TestAWaiterIsWokenAlthoughItsSubscriptionBroke(t *testing.T) {
 	})
 }
 
-// TestPromotionOfAReplica shows what a failover keeps and what not. Replication is asynchronous: a lock that the
-// replica has is held on; one that it has not is lost, and its holder is told by the next renewal, but
-// between the promotion and that somebody else may get it. Then two believe to hold it, and only the
-// fencing token tells them apart: the later one is larger because the servers' clocks agree, although the
-// replica does not know the last one that was given.
-func TestPromotionOfAReplica(t *testing.T) {
+// Replication is asynchronous. A lock that reached the replica is still held after its promotion. A
+// lock that did not is lost: its holder learns that at the next renewal, and another process may
+// take it before. Their fencing tokens tell the two holders apart. The later token is larger
+// because the servers' clocks agree, although the replica does not know the last token.
+func TestPromotedReplicaKeepsReplicatedLocks(t *testing.T) {
 	primary, p := forgetfulServer(t)
 	replica, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{Settings: map[string]string{"appendonly": "no"}})
 	require.NoError(t, err)
@@ -274,7 +273,7 @@ func TestPromotionOfAReplica(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, r.rdb.ReplicaOf(ctx, host, port).Err())
 
-	// A client that asks where the primary is each time that it connects.
+	// The client looks up the primary for each connection.
 	var addr atomic.Value
 	addr.Store(p.rdb.Options().Addr)
 	moving := redis.NewClient(&redis.Options{
@@ -287,13 +286,13 @@ func TestPromotionOfAReplica(t *testing.T) {
 	const length = 3 * time.Second
 	l := locker(t, moving, lock.WithLease(length))
 
-	// ann's lock gets to the replica, bob's does not, because the replica has lost its primary.
+	// ann's lock reaches the replica and bob's does not, because the replica has lost its primary.
 	ann, bob := p.key("ann"), p.key("bob")
 	annLease, err := l.Acquire(ctx, ann)
 	require.NoError(t, err)
 	waiting := acquiring(t, locker(t, moving, lock.WithPoll(never)), ann)
 	p.waitListening(ann, 1)
-	testkit.Eventually(t, startsWithin, "the lock is replicated", func() bool { return r.depth(ann) == 1 })
+	testkit.Eventually(t, startsWithin, "replication of the lock", func() bool { return r.depth(ann) == 1 })
 	require.NoError(t, r.rdb.ReplicaOf(ctx, "127.0.0.1", "1").Err())
 	bobLease, err := l.Acquire(ctx, bob)
 	require.NoError(t, err)
@@ -308,19 +307,19 @@ func TestPromotionOfAReplica(t *testing.T) {
 	addr.Store(r.rdb.Options().Addr)
 	promoted := time.Now()
 
-	// Not excluded: a second holder, until the first one is told.
+	// Until the first holder learns of the loss, there can be two.
 	second, err := r.TryAcquire(ctx, bob, lock.For(time.Minute))
 	require.NoError(t, err)
-	require.NoError(t, bobLease.Err(), "it does not know yet")
-	assert.Greater(t, second.Token(bob), bobLease.Token(bob), "what the lock protects can tell them apart")
+	require.NoError(t, bobLease.Err(), "the loss is not known yet")
+	assert.Greater(t, second.Token(bob), bobLease.Token(bob), "the store can tell them apart")
 
 	told := awaitLoss(t, bobHeld, length+busy)
-	assert.Less(t, told.Sub(promoted), length/3+overdue, "by the first renewal, and not by the end of the lease")
+	assert.Less(t, told.Sub(promoted), length/3+overdue, "found by the first renewal, not by the end of the lease")
 	require.ErrorIs(t, bobLease.Release(ctx), lock.ErrLost)
-	require.Equal(t, 1, r.depth(bob), "the victim's release leaves the successor's lock alone")
+	require.Equal(t, 1, r.depth(bob), "the release leaves the successor's lock alone")
 	require.NoError(t, second.Release(ctx))
 
-	// ann's is kept, and so is whoever waits for it.
+	// ann's lock and its waiter survive.
 	_, err = r.TryAcquire(ctx, ann)
 	require.ErrorIs(t, err, lock.ErrBusy)
 	r.waitRenewed(ann, r.expiry(ann))
@@ -328,8 +327,8 @@ func TestPromotionOfAReplica(t *testing.T) {
 	require.Empty(t, waiting)
 	r.waitListening(ann, 1)
 	require.NoError(t, annLease.Release(ctx))
-	next := await(t, waiting, busy, "a waiter is woken by the new primary")
+	next := await(t, waiting, busy, "the lock from the new primary")
 	assert.Greater(t, next.Token(ann), annLease.Token(ann))
-	assert.Greater(t, next.Token(ann), second.Token(bob), "tokens go on where the new primary is")
+	assert.Greater(t, next.Token(ann), second.Token(bob), "tokens keep growing on the new primary")
 	require.NoError(t, next.Release(ctx))
 }

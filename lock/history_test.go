@@ -23,14 +23,14 @@ import (
 )
 
 const (
-	// historyMax is how many operations a history may have. Beyond it, the search for an order of a wrong
-	// one may take longer than anybody waits.
+	// historyMax bounds the operations of a history: the search for an order of an illegal one
+	// grows quickly.
 	historyMax = 200
-	// searchMax is how long that search may take. No answer by then is a failure.
+	// searchMax bounds that search. No result by then fails the test.
 	searchMax = 20 * time.Second
 )
 
-// A client takes the lock, reads the register and writes it, each under the token of its lock.
+// A client acquires the lock, reads the register and writes it, each with the token of its lock.
 const (
 	acquire = "acquire"
 	read    = "read"
@@ -40,27 +40,27 @@ const (
 type request struct {
 	kind  string
 	token int64
-	value int // to be written
+	value int // to write
 }
 
 type reply struct {
 	refused bool
 	value   int // that was read
-	// held is that the client still had the lock when the answer had come.
+	// held is set if the client still had the lock after the answer.
 	held bool
 }
 
-// register is the state of the model: a number, the largest token under which it was read or written, and
-// the largest one that was given.
+// register is the state of the model: a number, the largest token that read or wrote it, and the
+// largest token that was given.
 type register struct {
 	given, fence int64
 	value        int
 }
 
-// fencedRegister is what the lock and the row have to look like together: tokens grow in the order in which they are
-// given; a read or a write is refused if and only if its token is smaller than one that came before; and nobody is
-// refused who holds the lock. Reads present the token too: a holder that only read could otherwise be overwritten
-// by the one before it, which nobody has refused yet.
+// fencedRegister models the lock and the row together. Tokens grow in the order in which they are
+// given. A read or a write is refused if and only if its token is smaller than an earlier one. A
+// holder of the lock is never refused. Reads carry the token too: otherwise the previous holder
+// could overwrite a value after the new holder has read it.
 var fencedRegister = porcupine.Model{
 	Init: func() any { return register{} },
 	Step: func(state, input, output any) (bool, any) {
@@ -83,21 +83,21 @@ var fencedRegister = porcupine.Model{
 	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v -> %+v", input, output) },
 }
 
-// check tells whether there is an order of the operations that the model allows.
+// check reports whether the model allows an order of the operations.
 func check(t *testing.T, history []porcupine.Operation) bool {
 	t.Helper()
 	require.NotEmpty(t, history)
 	require.LessOrEqual(t, len(history), historyMax)
 	result := porcupine.CheckOperationsTimeout(fencedRegister, history, searchMax)
-	require.NotEqual(t, porcupine.Unknown, result, "no order was found, and none excluded")
+	require.NotEqual(t, porcupine.Unknown, result, "the search for an order ended without a result")
 	return result == porcupine.Ok
 }
 
-// registry is a register in Postgres with the history of those who used it.
+// registry is a register in Postgres with the history of its clients.
 type registry struct {
 	rows  *pgxpool.Pool
 	table string
-	// unfenced registers do not compare the tokens.
+	// unfenced registers do not compare tokens.
 	unfenced bool
 	start    time.Time
 
@@ -105,11 +105,11 @@ type registry struct {
 	history  []porcupine.Operation
 	accepted int // writes
 	refused  int
-	// overtaken is closed when the next one has read after the last one that did.
+	// overtaken is closed at the next read.
 	overtaken chan struct{}
 }
 
-// newRegistry makes one in a database that several may share.
+// newRegistry creates a register in a database that tests may share.
 func newRegistry(t *testing.T, rows *pgxpool.Pool) *registry {
 	t.Helper()
 	r := &registry{rows: rows, table: "register_" + strings.ToLower(rand.Text()), start: time.Now(), overtaken: make(chan struct{})}
@@ -119,7 +119,7 @@ func newRegistry(t *testing.T, rows *pgxpool.Pool) *registry {
 	return r
 }
 
-// update sets the columns of the register, beside the fence, unless the token is too small.
+// update sets the fence and other columns of the register, unless the token is too small.
 func (r *registry) update(columns string) string {
 	statement := "UPDATE " + r.table + " SET fence = $1" + columns
 	if r.unfenced {
@@ -128,7 +128,7 @@ func (r *registry) update(columns string) string {
 	return statement + " WHERE fence <= $1"
 }
 
-// session is a client that was given the lock.
+// session is a client that holds the lock.
 type session struct {
 	*registry
 	client int
@@ -147,7 +147,7 @@ func (r *registry) acquire(ctx context.Context, client int, l *lock.Locker, key 
 	return s, nil
 }
 
-// read also returns a channel that is closed when somebody else has read.
+// read also returns a channel that is closed when another client has read.
 func (s session) read(ctx context.Context) (value int, overtaken <-chan struct{}, refused bool, err error) {
 	call := time.Since(s.start)
 	err = s.rows.QueryRow(ctx, s.update("")+" RETURNING value", s.token).Scan(&value)
@@ -198,12 +198,12 @@ func (r *registry) value(t *testing.T) (value int) {
 	return value
 }
 
-// crowd has clients of several Lockers count the register up. Their leases are short, and one session of so many
-// stalls after the read until its lease is over, or until somebody else has read.
+// crowd lets clients of several Lockers increment the register. Their leases are short. One session
+// of so many stalls after its read until its lease has ended, or until another client has read.
 func crowd(b bench, rows *pgxpool.Pool, seed uint64, clients, sessions, stalls int) *registry {
 	t := b.t
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a lock that stays taken would keep them for ever
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a lock that is never released would block the clients
 	defer cancel()
 	r := newRegistry(t, rows)
 	key := b.key("register")
@@ -231,13 +231,13 @@ func crowd(b bench, rows *pgxpool.Pool, seed uint64, clients, sessions, stalls i
 func (r *registry) count(ctx context.Context, random *mathrand.Rand, stalls, client int, l *lock.Locker, key string) error {
 	length := time.Duration(10+random.IntN(40)) * time.Millisecond
 	opts := []lock.AcquireOption{lock.For(length)}
-	stall := random.IntN(2 * stalls) // 0 and 1 do
+	stall := random.IntN(2 * stalls) // 0 and 1 stall
 	if random.IntN(2) == 0 && stall > 1 {
-		opts = nil // the watchdog keeps it
+		opts = nil // renewed by the watchdog
 	}
 	s, err := r.acquire(ctx, client, l, key, opts...)
 	if errors.Is(err, lock.ErrLost) {
-		return nil // the lease was over before the answer came
+		return nil // the lease ended before the answer
 	}
 	if err != nil {
 		return err
@@ -252,7 +252,7 @@ func (r *registry) count(ctx context.Context, random *mathrand.Rand, stalls, cli
 	case 1:
 		select {
 		case <-overtaken:
-		case <-time.After(4 * length): // there is nobody else
+		case <-time.After(4 * length): // no other client is left
 		}
 	}
 	if !refused {
@@ -266,7 +266,7 @@ func (r *registry) count(ctx context.Context, random *mathrand.Rand, stalls, cli
 	return nil
 }
 
-func TestHistoriesOfAFencedRegisterAreLinearizable(t *testing.T) {
+func TestFencedRegisterIsLinearizable(t *testing.T) {
 	const clients, sessions, opsOfSession = 6, 11, 3
 	require.LessOrEqual(t, clients*sessions*opsOfSession, historyMax)
 	t.Parallel()
@@ -276,23 +276,23 @@ func TestHistoriesOfAFencedRegisterAreLinearizable(t *testing.T) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			r := crowd(setup(t), rows, seed, clients, sessions, 2)
 			assert.True(t, check(t, r.history), "no order explains this history:\n%s", describe(r.history))
-			assert.Positive(t, r.refused, "nobody was late: this test shows nothing")
+			assert.Positive(t, r.refused, "no client was late: the test shows nothing")
 			assert.Positive(t, r.accepted)
-			assert.Equal(t, r.accepted, r.value(t), "every increment that was accepted counts once")
+			assert.Equal(t, r.accepted, r.value(t), "every accepted increment counts once")
 		})
 	}
 }
 
-func TestEveryIncrementThatTheFenceAcceptsCounts(t *testing.T) {
+func TestAcceptedIncrementsAllCount(t *testing.T) {
 	b, seed := setup(t), mathrand.Uint64()
 	t.Logf("seed=%d", seed)
 	r := crowd(b, testkit.Pool(t), seed, 12, 25, 12)
 	t.Logf("%d increments accepted, %d requests refused", r.accepted, r.refused)
 	assert.Equal(t, r.accepted, r.value(t))
-	assert.Positive(t, r.refused, "nobody was late: this test shows nothing")
+	assert.Positive(t, r.refused, "no client was late: the test shows nothing")
 }
 
-// overtake has a client stall between its read and its write until another one has done both.
+// overtake stalls a client between its read and its write until another client has done both.
 func overtake(t *testing.T, rows *pgxpool.Pool, unfenced bool) *registry {
 	t.Helper()
 	b := setup(t)
@@ -316,7 +316,7 @@ func overtake(t *testing.T, rows *pgxpool.Pool, unfenced bool) *registry {
 	return r
 }
 
-func TestTheCheckFindsARegisterThatDoesNotCompareTokens(t *testing.T) {
+func TestCheckFindsAnUnfencedRegister(t *testing.T) {
 	t.Parallel()
 	rows := testkit.Pool(t)
 	for name, unfenced := range map[string]bool{"compares": false, "does not": true} {
@@ -328,8 +328,8 @@ func TestTheCheckFindsARegisterThatDoesNotCompareTokens(t *testing.T) {
 	}
 }
 
-// TestTheCheckFindsEachThingThatMustNotBe changes one thing in a history that is right.
-func TestTheCheckFindsEachThingThatMustNotBe(t *testing.T) {
+// Each case changes one operation of a legal history.
+func TestCheckFindsEachIllegalOperation(t *testing.T) {
 	right := []porcupine.Operation{
 		{Input: request{kind: acquire, token: 1}, Output: reply{}},
 		{Input: request{kind: read, token: 1}, Output: reply{value: 0, held: true}},
@@ -349,14 +349,14 @@ func TestTheCheckFindsEachThingThatMustNotBe(t *testing.T) {
 		in  request
 		out reply
 	}{
-		"a token that was given before":  {2, request{kind: acquire, token: 1}, reply{}},
-		"a token that is smaller":        {6, request{kind: acquire, token: 1}, reply{}},
-		"a stale write that is accepted": {4, request{kind: write, token: 1, value: 1}, reply{}},
-		"a holder who is refused":        {5, request{kind: write, token: 2, value: 1}, reply{refused: true, held: true}},
-		"a write that is refused":        {5, request{kind: write, token: 2, value: 1}, reply{refused: true}},
-		"a write that is not seen":       {7, request{kind: read, token: 3}, reply{value: 0, held: true}},
-		"the latest who is refused":      {7, request{kind: read, token: 3}, reply{refused: true}},
-		"a late client who held it":      {4, request{kind: write, token: 1, value: 1}, reply{refused: true, held: true}},
+		"a repeated token":                      {2, request{kind: acquire, token: 1}, reply{}},
+		"a smaller token":                       {6, request{kind: acquire, token: 1}, reply{}},
+		"an accepted stale write":               {4, request{kind: write, token: 1, value: 1}, reply{}},
+		"a refused holder":                      {5, request{kind: write, token: 2, value: 1}, reply{refused: true, held: true}},
+		"a refused write with the latest token": {5, request{kind: write, token: 2, value: 1}, reply{refused: true}},
+		"a lost write":                          {7, request{kind: read, token: 3}, reply{value: 0, held: true}},
+		"a refused read with the latest token":  {7, request{kind: read, token: 3}, reply{refused: true}},
+		"a late client that held the lock":      {4, request{kind: write, token: 1, value: 1}, reply{refused: true, held: true}},
 	} {
 		wrong := slices.Clone(right)
 		wrong[change.at].Input, wrong[change.at].Output = change.in, change.out

@@ -23,17 +23,18 @@ import (
 	"stampede/lua"
 )
 
-// slowNet carries what clients say to Redis, and can keep script calls back as a network does that is slow:
-// the client gives up, and Redis gets the call later, in any order, when nobody waits for it any more.
+// slowNet forwards what clients send to Redis and can hold back script calls, as a slow network
+// does: the client times out, and Redis gets the call later, in any order.
 type slowNet struct {
 	addr string
 
 	mu      sync.Mutex
-	keeping int // how many of the next script calls are kept back
+	keeping int // the number of script calls to hold back
 	kept    [][]byte
 }
 
-// slowNetTo returns the client that speaks through it. It gives up what is kept back, and tries once more.
+// slowNetTo returns a client that uses slowNet. It times out on calls that are held back and
+// retries once.
 func slowNetTo(t *testing.T, rdb *redis.Client) (*slowNet, *redis.Client) {
 	t.Helper()
 	n := &slowNet{addr: rdb.Options().Addr}
@@ -45,21 +46,21 @@ func slowNetTo(t *testing.T, rdb *redis.Client) (*slowNet, *redis.Client) {
 		ReadTimeout: startsWithin, MaxRetries: 1, MinRetryBackoff: -1,
 	})
 	t.Cleanup(func() { _ = slow.Close() })
-	// What is kept back must be the call, and not the question whether Redis knows the script.
+	// What is held back must be the call itself, not a NOSCRIPT round trip.
 	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease, lua.LockRenew} {
 		require.NoError(t, script.Load(t.Context(), rdb).Err())
 	}
 	return n, slow
 }
 
-// slowConn waits for no answer to a call that is kept back: its time is over at once.
+// slowConn times out immediately while it waits for a call that is held back.
 type slowConn struct {
 	net.Conn
 	net  *slowNet
 	slow atomic.Bool
 }
 
-// Write implements io.Writer. A call is short enough for one of them.
+// Write implements io.Writer. A call fits into one Write.
 func (c *slowConn) Write(p []byte) (int, error) {
 	if c.net.keep(p) {
 		c.slow.Store(true)
@@ -87,24 +88,25 @@ func (n *slowNet) keep(request []byte) bool {
 	return true
 }
 
-// keepNext keeps the next script calls back.
+// keepNext holds back the next script calls.
 func (n *slowNet) keepNext(calls int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.keeping, n.kept = calls, nil
 }
 
-// calls returns what was kept back, and fails the test unless that is what was to be.
+// calls returns the calls that were held back, and fails the test unless there are as many as
+// expected.
 func (n *slowNet) calls(t *testing.T, want int) [][]byte {
 	t.Helper()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	require.Zero(t, n.keeping, "nothing was kept back: this test shows nothing")
+	require.Zero(t, n.keeping, "too few calls were held back: the test shows nothing")
 	require.Len(t, n.kept, want)
 	return n.kept
 }
 
-// first returns the first of what was kept back, and keeps no more.
+// first returns the first calls that were held back, and ends holding back.
 func (n *slowNet) first(t *testing.T, want int) [][]byte {
 	t.Helper()
 	n.mu.Lock()
@@ -114,7 +116,7 @@ func (n *slowNet) first(t *testing.T, want int) [][]byte {
 	return n.kept[:want]
 }
 
-// deliver brings a call to Redis and waits until that has answered.
+// deliver sends a call to Redis and waits for the answer.
 func (n *slowNet) deliver(t *testing.T, call []byte) {
 	t.Helper()
 	conn, err := net.Dial("tcp", n.addr)
@@ -129,7 +131,7 @@ func (n *slowNet) deliver(t *testing.T, call []byte) {
 	require.NotContains(t, string(answer[:read]), "NOSCRIPT")
 }
 
-// orders returns all orders in which some of one and some of another may come.
+// orders returns all interleavings of two sequences.
 func orders(some, other int) [][]bool {
 	var all [][]bool
 	switch {
@@ -146,9 +148,8 @@ func orders(some, other int) [][]bool {
 	return all
 }
 
-// TestAnAcquireThatWasGivenUpLeavesNoLockInWhateverOrderItsCallsArrive keeps back all tries of an acquire, and all
-// those to give back what it may have taken.
-func TestAnAcquireThatWasGivenUpLeavesNoLockInWhateverOrderItsCallsArrive(t *testing.T) {
+// All attempts of an acquire are held back, and all attempts to release what it may have taken.
+func TestAbandonedAcquireLeavesNoLockInAnyOrderOfArrival(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	prefix := b.key("locker")
@@ -170,11 +171,11 @@ func TestAnAcquireThatWasGivenUpLeavesNoLockInWhateverOrderItsCallsArrive(t *tes
 	} {
 		once, giveUp := context.WithCancel(ctx)
 		defer giveUp()
-		// Who waits for Redis gives up after its first attempt.
+		// A waiter gives up after its first attempt.
 		l := lock.New(slow, lock.WithPrefix(prefix), lock.WithObserver(lock.Observer{Unreachable: func(int, error) { giveUp() }}))
 		n.keepNext(1000)
 		require.Error(t, acquire(once, l))
-		require.NoError(t, l.Close(ctx)) // until then, it tries on to give back
+		require.NoError(t, l.Close(ctx)) // until then it retries the release
 		calls := n.first(t, 4)
 		acquires, releases := calls[:2], calls[2:]
 		require.Equal(t, acquires[0], acquires[1])
@@ -189,23 +190,23 @@ func TestAnAcquireThatWasGivenUpLeavesNoLockInWhateverOrderItsCallsArrive(t *tes
 				}
 				taken = taken || b.depth(b.key("ann")) > 0
 			}
-			assert.Equal(t, !order[0], taken, "%s: a call that comes before the release takes the lock", name)
+			assert.Equal(t, !order[0], taken, "%s: a call that arrives before the release takes the lock", name)
 			for _, key := range []string{"ann", "bob"} {
-				assert.Zero(t, b.depth(b.key(key)), "%s leaves a lock when the releases come at %v", name, order)
+				assert.Zero(t, b.depth(b.key(key)), "%s leaves a lock when the releases arrive at %v", name, order)
 			}
 			left, err := b.rdb.Keys(ctx, prefix+":receipt:*").Result()
 			require.NoError(t, err)
 			require.Len(t, left, 1)
-			require.NoError(t, b.rdb.Del(ctx, left...).Err()) // as it was before
+			require.NoError(t, b.rdb.Del(ctx, left...).Err()) // restores the state before
 		}
 	}
 	require.Equal(t, 1, b.depth(b.key("cid")))
 	require.NoError(t, held.Release(ctx))
 }
 
-// TestACallThatArrivesAfterItsRepeatChangesNothing keeps back the first try of a call, whose second one is
-// answered, and lets it arrive after each of the steps that may follow.
-func TestACallThatArrivesAfterItsRepeatChangesNothing(t *testing.T) {
+// The first attempt of a call is held back and its second is answered. The first arrives after each
+// of the steps that may follow.
+func TestCallAfterItsRepeatChangesNothing(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	key, other := b.key("ann"), b.key("bob")
@@ -220,9 +221,9 @@ func TestACallThatArrivesAfterItsRepeatChangesNothing(t *testing.T) {
 		}
 	}
 
-	// Some of what it asked for was busy.
+	// Some of the locks were busy.
 	n.keepNext(1)
-	others := b.take(ctx, time.Minute, other) // the bench's own Locker is not slow
+	others := b.take(ctx, time.Minute, other) // the Locker of the bench is not slow
 	mine, _, err := l.TryEach(ctx, []string{key, other}, lock.For(time.Minute))
 	require.NoError(t, err)
 	require.Equal(t, []string{key}, mine.Keys())
@@ -232,13 +233,13 @@ func TestACallThatArrivesAfterItsRepeatChangesNothing(t *testing.T) {
 	require.Zero(t, b.depth(other), "it was busy when the call was answered")
 	require.NoError(t, mine.Release(ctx))
 	late(0, nil)
-	mine, err = l.Acquire(ctx, key, lock.For(time.Minute)) // which uses the receipt again
+	mine, err = l.Acquire(ctx, key, lock.For(time.Minute)) // reuses the receipt
 	require.NoError(t, err)
 	late(1, mine)
 	require.NoError(t, mine.Release(ctx))
 	late(0, nil)
 
-	// All of it was, so nothing was released.
+	// All of the locks were busy, so nothing is released.
 	others = b.take(ctx, time.Minute, key)
 	n.keepNext(1)
 	_, err = l.TryAcquire(ctx, key)
@@ -252,19 +253,19 @@ func TestACallThatArrivesAfterItsRepeatChangesNothing(t *testing.T) {
 	require.NoError(t, mine.Release(ctx))
 	late(0, nil)
 
-	// It was, for one who waits, and who is given the lock by a call that comes late.
+	// The lock was busy, and a late call takes it for a waiter.
 	b.take(ctx, time.Minute, key)
 	n.keepNext(1)
 	waiting := acquiring(t, l, key)
 	b.waitListening(key, 1)
-	require.NoError(t, b.rdb.Del(ctx, key).Err()) // in silence
+	require.NoError(t, b.rdb.Del(ctx, key).Err()) // sends no message
 	late(1, nil)
-	mine = await(t, waiting, busy, "the waiter finds that it has the lock")
+	mine = await(t, waiting, busy, "the waiter's lock")
 	late(1, mine)
 	require.NoError(t, mine.Release(ctx))
 	late(0, nil)
 
-	// It was, for one who waits and gives up.
+	// The lock was busy, and the waiter gives up.
 	others = b.take(ctx, time.Minute, key)
 	n.keepNext(1)
 	patient, giveUp := context.WithCancel(ctx)
@@ -275,13 +276,13 @@ func TestACallThatArrivesAfterItsRepeatChangesNothing(t *testing.T) {
 	}()
 	b.waitListening(key, 1)
 	giveUp()
-	require.ErrorIs(t, await(t, ended, busy, "a waiter gives up"), context.Canceled)
+	require.ErrorIs(t, await(t, ended, busy, "the end of the wait"), context.Canceled)
 	require.NoError(t, others.Release(ctx))
 	n.deliver(t, n.calls(t, 1)[0])
-	testkit.Eventually(t, busy, "the lock is free", func() bool { return b.depth(key) == 0 })
+	testkit.Eventually(t, busy, "a free lock", func() bool { return b.depth(key) == 0 })
 	late(0, nil)
 
-	// Nothing of it was.
+	// The lock was free.
 	n.keepNext(1)
 	mine, err = l.Acquire(ctx, key, lock.For(time.Minute))
 	require.NoError(t, err)
@@ -305,9 +306,9 @@ func TestACallThatArrivesAfterItsRepeatChangesNothing(t *testing.T) {
 	require.NoError(t, mine.Release(ctx))
 }
 
-// TestACallThatArrivesAfterItsRepeatShortensNoLease keeps back the first try of an acquire, whose lock is then made to
-// last longer. If the late one cut it short, others would get the lock from a holder who is not told.
-func TestACallThatArrivesAfterItsRepeatShortensNoLease(t *testing.T) {
+// The first attempt of an acquire is held back, and its lock is extended. If the late call
+// shortened the lease, others could take the lock and its holder would not know.
+func TestCallAfterItsRepeatShortensNoLease(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	n, slow := slowNetTo(t, b.rdb)
@@ -331,19 +332,18 @@ func TestACallThatArrivesAfterItsRepeatShortensNoLease(t *testing.T) {
 	}
 }
 
-// unanswered is the key of a function that is called when Redis was sent a command, and did not answer in time.
+// unanswered is the context key of a function to call when Redis did not answer in time.
 type unanswered struct{}
 
-// TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp is the same with a real Redis, which finds in its sockets what
-// was sent while it hung.
-func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
+// The same with a real Redis, which reads what was sent to it while it hung.
+func TestRedisThatHungKeepsNoLockOfAbandonedCalls(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
 	const rounds, callers = 6, 4
 	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease} {
 		require.NoError(t, script.Load(ctx, b.rdb).Err())
 	}
-	mine := b.rdb.Conn() // the only connection of the bench in what follows
+	mine := b.rdb.Conn() // the only connection of the bench from here on
 	t.Cleanup(func() { _ = mine.Close() })
 	clients := func() int {
 		list, err := mine.ClientList(ctx).Result()
@@ -354,14 +354,14 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 	alone := clients()
 
 	for round := range rounds {
-		// Each call has a connection that is open: a new one would wait for Redis to say hello.
-		const calls = 2 // of each caller: one to acquire, one to give back
+		// Each call has an open connection: a new one would wait for Redis to answer HELLO.
+		const calls = 2 // of each caller: an acquire and a release
 		slow := redis.NewClient(&redis.Options{
 			Addr: b.rdb.Options().Addr, PoolSize: callers * calls, ReadTimeout: 100 * time.Millisecond,
 			MaxRetries: -1,
 		})
-		// However the callers are scheduled, all acquires are sent before a release is, and all releases before a
-		// repeat, which would take a connection from one of them.
+		// All acquires are sent before the first release, and all releases before the first retry,
+		// which would take a connection from one of them.
 		var sent atomic.Int32
 		var steps [calls]sync.WaitGroup
 		for i := range steps {
@@ -388,7 +388,7 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 			require.NoError(t, conns[i].Ping(ctx).Err())
 		}
 		for _, conn := range conns {
-			require.NoError(t, conn.Close()) // which gives it back to the pool
+			require.NoError(t, conn.Close()) // returns it to the pool
 		}
 		l := lock.New(slow)
 		names := b.names(callers)
@@ -399,8 +399,8 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 			all.Go(func() {
 				var err error
 				if (i+round)%2 == 0 {
-					// It waits for no second answer. If it went on for a moment, it would leave the release to others,
-					// who may find the client closed.
+					// It gives up after the first attempt. Otherwise the release would run in the
+					// background, where the client may be closed.
 					once, giveUp := context.WithCancel(ctx)
 					defer giveUp()
 					_, err = l.Acquire(context.WithValue(once, unanswered{}, giveUp), names[i])
@@ -414,7 +414,7 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 		all.Wait()
 		require.NoError(t, slow.Close())
 		server.Thaw()
-		testkit.Eventually(t, startsWithin, "Redis has read what was sent to it", func() bool { return clients() == alone })
+		testkit.Eventually(t, startsWithin, "Redis has read all requests", func() bool { return clients() == alone })
 		stats, err := mine.Info(ctx, "commandstats").Result()
 		require.NoError(t, err)
 		require.Contains(t, stats, "cmdstat_evalsha:calls="+strconv.Itoa((round+1)*callers*calls)+",", "all calls arrived")
@@ -425,9 +425,9 @@ func TestAHungRedisThatGoesOnLeavesNoLockOfThoseWhoGaveUp(t *testing.T) {
 	}
 }
 
-// TestALockThatCannotBeGivenBackIsReleasedAsSoonAsRedisAnswers has no connection left on which Redis could be told
-// while it hangs: one that is opened then waits for it to say hello.
-func TestALockThatCannotBeGivenBackIsReleasedAsSoonAsRedisAnswers(t *testing.T) {
+// No open connection is left for a release while Redis hangs: a new one waits for Redis to answer
+// HELLO.
+func TestAbandonedLockIsReleasedWhenRedisAnswersAgain(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
 	key := b.key("ann")
@@ -439,14 +439,14 @@ func TestALockThatCannotBeGivenBackIsReleasedAsSoonAsRedisAnswers(t *testing.T) 
 		DialTimeout: 50 * time.Millisecond, DialerRetries: 1,
 	})
 	t.Cleanup(func() { _ = slow.Close() })
-	require.NoError(t, slow.Ping(ctx).Err()) // on the only connection that is open
+	require.NoError(t, slow.Ping(ctx).Err()) // on the only open connection
 	l := locker(t, slow)
 	calls := func() (n int) {
 		stats, err := b.rdb.Info(ctx, "commandstats").Result()
 		require.NoError(t, err)
 		_, calls, _ := strings.Cut(stats, "cmdstat_evalsha:calls=")
 		calls, _, _ = strings.Cut(calls, ",")
-		n, _ = strconv.Atoi(calls) // or there was none
+		n, _ = strconv.Atoi(calls) // 0 before the first call
 		return n
 	}
 	require.Zero(t, calls())

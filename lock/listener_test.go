@@ -18,7 +18,7 @@ import (
 )
 
 // Redisson gives both the same channel.
-func TestAKeyAndTheSameKeyInBracesAreTwoLocks(t *testing.T) {
+func TestKeyWithAndWithoutBracesAreTwoLocks(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, bare := t.Context(), b.bare("ann")
 	braced := "{" + bare + "}"
@@ -37,13 +37,13 @@ func TestAKeyAndTheSameKeyInBracesAreTwoLocks(t *testing.T) {
 
 	require.NoError(t, holdsBraced.Release(ctx))
 	second := await(t, getsBraced, startsWithin, "the key in braces")
-	assert.Equal(t, 1, b.Waiting(bare), "the other one is not free")
+	assert.Equal(t, 1, b.Waiting(bare), "the bare key is still held")
 	b.waitListening(bare, 1)
 	require.NoError(t, holdsBare.Release(ctx))
 	require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
 	require.NoError(t, second.Release(ctx))
 
-	// Again, while one of them is still waited for and the channel is subscribed to.
+	// Again, while one of them has a waiter and the channel is subscribed to.
 	holdsBare, holdsBraced = hold(bare), hold(braced)
 	getsBraced = acquiring(t, b.Locker, braced)
 	b.waitQueued(braced, 1)
@@ -59,7 +59,7 @@ func TestAKeyAndTheSameKeyInBracesAreTwoLocks(t *testing.T) {
 	require.NoError(t, await(t, getsBraced, startsWithin, "the key in braces").Release(ctx))
 }
 
-func TestTheConnectionThatHearsOfReleasesLivesAsLongAsSomebodyWaits(t *testing.T) {
+func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	ctx, key := t.Context(), b.key("ann")
 	const idle = 100 * time.Millisecond
@@ -70,7 +70,8 @@ func TestTheConnectionThatHearsOfReleasesLivesAsLongAsSomebodyWaits(t *testing.T
 	t.Cleanup(func() { _ = named.Close() })
 	c := countCalls(t, named)
 	b.Locker = locker(t, named, lock.WithPoll(idle/2), lock.WithListenIdle(idle))
-	// Redis takes no connection without subscriptions for one of pubsub, but it tells what was last asked over it.
+	// Redis counts a connection as pubsub only while it has subscriptions, but it reports the last
+	// command.
 	subscribes := regexp.MustCompile(" name=" + options.ClientName + " .* cmd=(subscribe|unsubscribe|ping) ")
 	connections := func() int {
 		list, err := b.rdb.ClientList(ctx).Result()
@@ -81,25 +82,25 @@ func TestTheConnectionThatHearsOfReleasesLivesAsLongAsSomebodyWaits(t *testing.T
 	got := []<-chan *lock.Lease{acquiring(t, b.Locker, key), acquiring(t, b.Locker, key), acquiring(t, b.Locker, key)}
 	b.waitQueued(key, 3)
 	asked := c.of(acquires)
-	testkit.Eventually(t, startsWithin, "polls for longer than it may be idle", func() bool { return c.of(acquires) > asked+8 })
-	assert.Equal(t, 1, connections(), "one for all who wait, as long as they do")
+	testkit.Eventually(t, startsWithin, "polls for longer than the idle time", func() bool { return c.of(acquires) > asked+8 })
+	assert.Equal(t, 1, connections(), "one connection for all waiters, while they wait")
 
 	require.NoError(t, holder.Release(ctx))
 	for range got {
 		require.NoError(t, b.firstOf(got).Release(ctx))
 	}
-	testkit.Eventually(t, startsWithin, "an end of the connection", func() bool { return connections() == 0 })
+	testkit.Eventually(t, startsWithin, "the end of the connection", func() bool { return connections() == 0 })
 
 	again, err := locker(t, b.rdb).Acquire(ctx, key)
 	require.NoError(t, err)
 	next := acquiring(t, b.Locker, key)
 	b.waitQueued(key, 1)
-	assert.Equal(t, 1, connections(), "there is a new one for the next who waits")
+	assert.Equal(t, 1, connections(), "a new connection for the next waiter")
 	require.NoError(t, again.Release(ctx))
 	require.NoError(t, await(t, next, startsWithin, "the lock").Release(ctx))
 }
 
-func TestAThousandKeysMayBeWaitedForAtOnce(t *testing.T) {
+func TestThousandKeysShareOneListener(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -117,16 +118,16 @@ func TestAThousandKeysMayBeWaitedForAtOnce(t *testing.T) {
 			}
 		})
 	}
-	// Each has asked, and once more when it was subscribed.
-	testkit.Eventually(t, time.Minute, "all waiting", func() bool { return c.of(acquires) == 2*len(names) })
+	// Each has asked once, and again after its subscription.
+	testkit.Eventually(t, time.Minute, "all waiters", func() bool { return c.of(acquires) == 2*len(names) })
 	require.NoError(t, holder.Release(ctx))
 	all.Wait()
 	assert.Equal(t, 3*len(names), c.of(acquires))
 }
 
-// The lock is released after it was found busy, and before anybody listens for that. Where the channel is new, its
-// subscription makes the waiter look again; here it is there already, for the other key that shares it.
-func TestAReleaseBetweenTheLookAndTheWaitIsNotMissed(t *testing.T) {
+// The lock is released after it was found busy and before the waiter listens. A new subscription
+// makes a waiter check again, but here the channel is already subscribed to for the other key.
+func TestReleaseBetweenAttemptAndWaitIsNotMissed(t *testing.T) {
 	b := setup(t)
 	ctx, bare := t.Context(), b.bare("ann")
 	braced := "{" + bare + "}"
@@ -149,11 +150,11 @@ func TestAReleaseBetweenTheLookAndTheWaitIsNotMissed(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	getsBraced := acquiring(t, b.Locker, braced)
 	b.waitQueued(braced, 1)
-	testkit.Eventually(t, startsWithin, "a look before the subscription, and one after it", func() bool { return looks.Load() == 2 })
+	testkit.Eventually(t, startsWithin, "one attempt before the subscription and one after it", func() bool { return looks.Load() == 2 })
 	getsBare := acquiring(t, b.Locker, bare)
-	await(t, busy, startsWithin, "the answer that the lock is busy")
+	await(t, busy, startsWithin, "a busy answer")
 	require.NoError(t, holdsBare.Release(ctx))
-	b.waitCalls(c, 4) // its message has woken the one that waits for the other key
+	b.waitCalls(c, 4) // its message has woken the waiter for the other key
 	unblock()
 	require.NoError(t, await(t, getsBare, startsWithin, "the bare key").Release(ctx))
 	require.NoError(t, holdsBraced.Release(ctx))

@@ -18,7 +18,7 @@ import (
 	"stampede/lock"
 )
 
-// bench is one test's locker with the Redis below it and names of its own.
+// bench is a Locker for one test, with its Redis and its own key names.
 type bench struct {
 	*lock.Locker
 	t   *testing.T
@@ -33,14 +33,14 @@ func setup(t *testing.T) bench {
 	return bench{locker(t, rdb), t, rdb, func(name string) string { return keys.Lock(0, name) }}
 }
 
-// locker returns one that is closed when the test ends.
+// locker returns a Locker that is closed when the test ends.
 func locker(t testing.TB, rdb redis.UniversalClient, opts ...lock.Option) *lock.Locker {
 	t.Helper()
 	l := lock.New(rdb, opts...)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		_ = l.Close(ctx) // some tests leave leases that are lost, or a Redis that is gone
+		_ = l.Close(ctx) // some tests leave lost leases or a stopped Redis
 	})
 	return l
 }
@@ -58,7 +58,7 @@ func (b bench) bare(name string) string {
 	return strings.NewReplacer("{", "", "}", "").Replace(b.key(name))
 }
 
-// take is TryEach where nobody else holds a key.
+// take takes free keys with TryEach.
 func (b bench) take(ctx context.Context, lease time.Duration, keys ...string) *lock.Lease {
 	b.t.Helper()
 	got, busy, err := b.TryEach(ctx, keys, lock.For(lease))
@@ -67,7 +67,7 @@ func (b bench) take(ctx context.Context, lease time.Duration, keys ...string) *l
 	return got
 }
 
-// depth is what Redis holds under a key: 0 for a free lock.
+// depth is the depth of a lock in Redis, 0 if it is free.
 func (b bench) depth(key string) int {
 	b.t.Helper()
 	fields, err := b.rdb.HGetAll(b.t.Context(), key).Result()
@@ -81,7 +81,7 @@ func (b bench) depth(key string) int {
 	return 0
 }
 
-func TestHeldAndBusyAreToldApart(t *testing.T) {
+func TestTryEachReturnsHeldAndBusyKeys(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	first := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
@@ -91,17 +91,17 @@ func TestHeldAndBusyAreToldApart(t *testing.T) {
 	assert.Equal(t, []string{b.key("bob"), b.key("ann")}, busy)
 	assert.Equal(t, []string{b.key("cid"), b.key("dan")}, second.Keys())
 	assert.True(t, second.Holds(b.key("cid")))
-	assert.False(t, second.Holds(b.key("bob")), "what is busy is not held")
+	assert.False(t, second.Holds(b.key("bob")), "a busy key is not held")
 
 	require.NoError(t, second.Release(ctx))
 	assert.False(t, second.Holds(b.key("cid")))
-	assert.Equal(t, 1, b.depth(b.key("bob")), "a release leaves the locks of others alone")
+	assert.Equal(t, 1, b.depth(b.key("bob")), "a release leaves other locks alone")
 	require.NoError(t, first.Release(ctx))
 	assert.Zero(t, b.depth(b.key("bob")))
-	require.NoError(t, first.Release(ctx), "to release twice is no error")
+	require.NoError(t, first.Release(ctx), "releasing twice is not an error")
 }
 
-func TestALockIsAHashFromOwnerToDepthThatExpires(t *testing.T) {
+func TestLockIsAHashWithAnExpiry(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	b.take(ctx, time.Minute, b.key("ann"))
@@ -118,7 +118,7 @@ func TestALockIsAHashFromOwnerToDepthThatExpires(t *testing.T) {
 	assert.LessOrEqual(t, left, time.Minute)
 }
 
-func TestAKeyNamedTwiceIsTakenOnce(t *testing.T) {
+func TestDuplicateKeyIsTakenOnce(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	lease := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"), b.key("ann"))
@@ -133,9 +133,9 @@ func TestAKeyNamedTwiceIsTakenOnce(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 
-func TestOneOwnerAtATime(t *testing.T) {
+func TestLockHasOneOwnerAtATime(t *testing.T) {
 	b := setup(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a lock that stays taken would keep them for ever
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a lock that is never released would block the workers
 	defer cancel()
 	const workers, turns = 16, 30
 	names := b.names(4)
@@ -148,7 +148,7 @@ func TestOneOwnerAtATime(t *testing.T) {
 	for worker := range workers {
 		all.Go(func() {
 			for done := 0; done < turns; {
-				// Each worker asks in another order, and for another pair.
+				// Each worker takes other pairs in another order.
 				one, other := (worker+done)%len(names), (3*worker+done+1)%len(names)
 				lease, _, err := b.TryEach(ctx, []string{names[one], names[other]}, lock.For(time.Minute))
 				if !assert.NoError(t, err) {
@@ -180,16 +180,16 @@ func TestOneOwnerAtATime(t *testing.T) {
 	assert.EqualValues(t, entered.Load(), sum)
 }
 
-func TestALeaseEndsByItself(t *testing.T) {
+func TestLeaseEndsByItself(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	const length = 400 * time.Millisecond
 	start := time.Now()
 	first := b.take(ctx, length, b.key("ann"), b.key("bob"))
-	require.NoError(t, b.rdb.Persist(ctx, b.key("bob")).Err()) // as if its lease were renewed
+	require.NoError(t, b.rdb.Persist(ctx, b.key("bob")).Err()) // as if its lease was renewed
 
 	var second *lock.Lease
-	testkit.Eventually(t, 5*time.Second, "the lease to end", func() bool {
+	testkit.Eventually(t, 5*time.Second, "the end of the lease", func() bool {
 		got, _, err := b.TryEach(ctx, []string{b.key("ann")}, lock.For(time.Minute))
 		require.NoError(t, err)
 		if !got.Holds(b.key("ann")) {
@@ -199,21 +199,21 @@ func TestALeaseEndsByItself(t *testing.T) {
 		return true
 	})
 	assert.GreaterOrEqual(t, time.Since(start), length)
-	assert.False(t, first.Holds(b.key("ann")), "the first holder knows that its time is over")
+	assert.False(t, first.Holds(b.key("ann")), "the first holder knows that its lease has ended")
 
 	err := first.Release(ctx)
 	require.ErrorIs(t, err, lock.ErrLost)
 	var lost *lock.LostError
 	require.ErrorAs(t, err, &lost)
-	assert.Equal(t, []string{b.key("ann"), b.key("bob")}, lost.Keys, "its holder counted both as lost")
-	assert.Zero(t, b.depth(b.key("bob")), "and what Redis still has is released")
+	assert.Equal(t, []string{b.key("ann"), b.key("bob")}, lost.Keys, "both leases have ended for the holder")
+	assert.Zero(t, b.depth(b.key("bob")), "what Redis still has is released")
 
 	assert.Equal(t, 1, b.depth(b.key("ann")), "the successor keeps its lock")
 	require.NoError(t, second.Release(ctx))
-	require.NoError(t, first.Release(ctx), "a loss is told once")
+	require.NoError(t, first.Release(ctx), "a loss is reported once")
 }
 
-func TestAnAnswerThatComesAfterTheLeaseIsALoss(t *testing.T) {
+func TestAnswerAfterTheLeaseIsALoss(t *testing.T) {
 	b := setup(t)
 	other := b.take(t.Context(), time.Minute, b.key("bob"))
 	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
@@ -229,7 +229,7 @@ func TestAnAnswerThatComesAfterTheLeaseIsALoss(t *testing.T) {
 	require.NoError(t, other.Release(t.Context()))
 }
 
-func TestALockerLeavesAFewKeysThatExpire(t *testing.T) {
+func TestLockerLeavesFewKeysWithExpiry(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	prefix := b.key("locker")
@@ -246,7 +246,7 @@ func TestALockerLeavesAFewKeysThatExpire(t *testing.T) {
 	left, err := b.rdb.Keys(ctx, prefix+"*").Result()
 	require.NoError(t, err)
 	assert.Contains(t, left, prefix+":fence")
-	assert.Len(t, left, 3, "receipts are used again: %v", left)
+	assert.Len(t, left, 3, "receipts are reused: %v", left)
 	for _, key := range left {
 		ttl := b.rdb.PTTL(ctx, key).Val()
 		assert.Positive(t, ttl, key)
@@ -254,7 +254,7 @@ func TestALockerLeavesAFewKeysThatExpire(t *testing.T) {
 	}
 }
 
-func TestALostErrorStaysShort(t *testing.T) {
+func TestLostErrorStaysShort(t *testing.T) {
 	b := setup(t)
 	names := b.names(300)
 	lease := b.take(t.Context(), time.Minute, names...)
@@ -267,7 +267,7 @@ func TestALostErrorStaysShort(t *testing.T) {
 	assert.ErrorContains(t, err, names[4]+" and 295 more")
 }
 
-func TestAKeyOfAnotherTypeRefusesTheCallAndNothingIsTaken(t *testing.T) {
+func TestKeyOfAnotherTypeRejectsTheWholeCall(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	require.NoError(t, b.rdb.Set(ctx, b.key("bob"), "not a lock", 0).Err())
@@ -277,7 +277,7 @@ func TestAKeyOfAnotherTypeRefusesTheCallAndNothingIsTaken(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("cid")))
 }
 
-func TestALockThatWasOverwrittenIsLostAndDoesNotKeepTheRest(t *testing.T) {
+func TestOverwrittenLockIsLostAndTheRestReleased(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	lease := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"), b.key("cid"))
@@ -290,14 +290,14 @@ func TestALockThatWasOverwrittenIsLostAndDoesNotKeepTheRest(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("cid")))
 }
 
-func TestNoKeys(t *testing.T) {
+func TestTryEachAcceptsNoKeys(t *testing.T) {
 	b := setup(t)
 	lease := b.take(t.Context(), time.Second)
 	assert.Empty(t, lease.Keys())
 	require.NoError(t, lease.Release(t.Context()))
 }
 
-func TestACallerThatGaveUp(t *testing.T) {
+func TestReleaseWorksAfterItsContextEnded(t *testing.T) {
 	b := setup(t)
 	gone, cancel := context.WithCancel(t.Context())
 	lease := b.take(gone, time.Minute, b.key("ann"))
@@ -311,7 +311,7 @@ func TestACallerThatGaveUp(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 
-func TestTenThousandKeysTakeOneCallForEvery512(t *testing.T) {
+func TestTryEachTakesOneCallForEvery512Keys(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	var calls atomic.Int64
@@ -332,14 +332,14 @@ func TestTenThousandKeysTakeOneCallForEvery512(t *testing.T) {
 	assert.EqualValues(t, 20, calls.Load())
 
 	require.NoError(t, lease.Release(ctx))
-	assert.LessOrEqual(t, calls.Load(), int64(41), "and a NOSCRIPT at most")
+	assert.LessOrEqual(t, calls.Load(), int64(41), "and one NOSCRIPT at most")
 	require.NoError(t, other.Release(ctx))
 	left, err := b.rdb.Exists(ctx, names...).Result()
 	require.NoError(t, err)
 	assert.Zero(t, left)
 }
 
-// hook stands between a client and its commands.
+// hook wraps the commands of a client.
 type hook func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error
 
 func (h hook) DialHook(next redis.DialHook) redis.DialHook { return next }

@@ -16,23 +16,23 @@ import (
 	"stampede/lock"
 )
 
-// TestAWatchedLeaseLearnsOfItsLossByTheNextRenewal and keeps what it has not lost.
-func TestAWatchedLeaseLearnsOfItsLossByTheNextRenewal(t *testing.T) {
+// The lease keeps the locks that it has not lost.
+func TestNextRenewalFindsALoss(t *testing.T) {
 	for name, lose := range map[string]func(b bench, key string){
 		"Redis lost it": func(b bench, key string) {
 			require.NoError(b.t, b.rdb.Del(b.t.Context(), key).Err())
 		},
-		"an operator took it away": func(b bench, key string) {
+		"an operator releases it by force": func(b bench, key string) {
 			held, err := locker(b.t, b.rdb).ForceRelease(b.t.Context(), key)
 			require.NoError(b.t, err)
 			require.True(b.t, held)
 		},
-		"somebody else got it": func(b bench, key string) {
+		"another owner takes it": func(b bench, key string) {
 			_, err := locker(b.t, b.rdb).ForceRelease(b.t.Context(), key)
 			require.NoError(b.t, err)
 			b.take(b.t.Context(), time.Minute, key)
 		},
-		"its key is of another type": func(b bench, key string) {
+		"its key has another type": func(b bench, key string) {
 			require.NoError(b.t, b.rdb.Set(b.t.Context(), key, "not a lock", 0).Err())
 		},
 	} {
@@ -46,28 +46,28 @@ func TestAWatchedLeaseLearnsOfItsLossByTheNextRenewal(t *testing.T) {
 			held, token := lease.Context(ctx), lease.Token(ann)
 			lose(b, ann)
 			before := c.of(renewals)
-			require.NoError(t, lease.Err(), "it does not know yet")
+			require.NoError(t, lease.Err(), "the loss is not known yet")
 
 			awaitLoss(t, held, startsWithin)
-			assert.LessOrEqual(t, c.of(renewals), before+1, "and not by the end of the lease")
+			assert.LessOrEqual(t, c.of(renewals), before+1, "found by a renewal, not by the end of the lease")
 			require.Equal(t, []string{ann}, lostKeys(t, context.Cause(held)))
 			require.Equal(t, []string{ann}, lostKeys(t, lease.Err()))
 			assert.False(t, lease.Holds(ann))
 			assert.True(t, lease.Holds(bob))
-			assert.Equal(t, []string{ann, bob}, lease.Keys(), "which it was given")
+			assert.Equal(t, []string{ann, bob}, lease.Keys(), "the keys that it got")
 			assert.Equal(t, token, lease.Token(ann))
 			b.waitRenewed(bob, b.expiry(bob))
 
 			require.Equal(t, []string{ann}, lostKeys(t, lease.Release(ctx)))
 			assert.Zero(t, b.depth(bob))
-			require.Equal(t, []string{ann}, lostKeys(t, lease.Err()), "the reason stays")
-			require.NoError(t, lease.Release(ctx), "a loss is told once")
+			require.Equal(t, []string{ann}, lostKeys(t, lease.Err()), "the error stays")
+			require.NoError(t, lease.Release(ctx), "a loss is reported once")
 		})
 	}
 }
 
-// TestAnExplicitLeaseEndsWithoutAskingRedis, which has the lock still.
-func TestAnExplicitLeaseEndsWithoutAskingRedis(t *testing.T) {
+// Redis still has the lock.
+func TestExplicitLeaseEndsWithoutACallToRedis(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	const length = 300 * time.Millisecond
@@ -82,18 +82,18 @@ func TestAnExplicitLeaseEndsWithoutAskingRedis(t *testing.T) {
 
 	told := awaitLoss(t, held, startsWithin)
 	awaitLoss(t, second, startsWithin)
-	assert.GreaterOrEqual(t, told.Sub(began), length-length/100-2*time.Millisecond, "not before it has ended")
+	assert.GreaterOrEqual(t, told.Sub(began), length-length/100-2*time.Millisecond, "not before the end")
 	require.Equal(t, []string{key}, lostKeys(t, lease.Err()))
 	assert.False(t, lease.Holds(key))
-	assert.Equal(t, before, c.all(), "nobody was asked")
+	assert.Equal(t, before, c.all(), "no call to Redis")
 	assert.Equal(t, 1, b.depth(key))
-	require.Equal(t, []string{key}, lostKeys(t, context.Cause(lease.Context(ctx))), "a context that begins after the end")
-	require.Equal(t, []string{key}, lostKeys(t, lease.Release(ctx)), "its holder was told")
-	assert.Zero(t, b.depth(key), "and what Redis still has is released")
+	require.Equal(t, []string{key}, lostKeys(t, context.Cause(lease.Context(ctx))), "a context that is created after the end")
+	require.Equal(t, []string{key}, lostKeys(t, lease.Release(ctx)), "its holder has seen the loss")
+	assert.Zero(t, b.depth(key), "what Redis still has is released")
 }
 
-func TestALockThatIsLostUnderTwoLeasesIsToldToBoth(t *testing.T) {
-	for name, watched := range map[string][]bool{"both watched": {true, true}, "the outer one": {true, false}, "the inner one": {false, true}} {
+func TestLossIsReportedToAllLeasesOfALock(t *testing.T) {
+	for name, watched := range map[string][]bool{"both watched": {true, true}, "only the outer one watched": {true, false}, "only the inner one watched": {false, true}} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
 			ctx := t.Context()
@@ -120,7 +120,7 @@ func TestALockThatIsLostUnderTwoLeasesIsToldToBoth(t *testing.T) {
 	}
 }
 
-func TestAReleaseOfOneLeaseLeavesTheOtherOneGood(t *testing.T) {
+func TestReleaseOfOneLeaseKeepsTheOther(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	outer := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
@@ -133,13 +133,13 @@ func TestAReleaseOfOneLeaseLeavesTheOtherOneGood(t *testing.T) {
 	require.NoError(t, inner.Err())
 	assert.True(t, inner.Holds(b.key("ann")))
 	assert.False(t, outer.Holds(b.key("ann")))
-	assert.False(t, inner.Holds(b.key("bob")), "it was never given that")
+	assert.False(t, inner.Holds(b.key("bob")), "it never had this key")
 	assert.Zero(t, inner.Token(b.key("bob")))
 	require.NoError(t, inner.Release(ctx))
 	require.ErrorIs(t, context.Cause(second), lock.ErrReleased)
 }
 
-func TestTheEndOfAParentIsNotTheEndOfTheLease(t *testing.T) {
+func TestEndOfAParentContextDoesNotEndTheLease(t *testing.T) {
 	b := setup(t)
 	lease := b.take(t.Context(), time.Minute, b.key("ann"))
 	why := errors.New("the caller has had enough")
@@ -149,9 +149,9 @@ func TestTheEndOfAParentIsNotTheEndOfTheLease(t *testing.T) {
 		require.NoError(t, held.Err())
 		cancel(why)
 		require.ErrorIs(t, context.Cause(held), why)
-		require.ErrorIs(t, context.Cause(lease.Context(parent)), why, "also if it was over before")
+		require.ErrorIs(t, context.Cause(lease.Context(parent)), why, "also if the parent has already ended")
 	}
-	testkit.Eventually(t, startsWithin, "contexts that have ended are forgotten", func() bool { return lease.Callbacks() == 0 })
+	testkit.Eventually(t, startsWithin, "removal of callbacks of ended contexts", func() bool { return lease.Callbacks() == 0 })
 	require.NoError(t, lease.Err())
 	assert.True(t, lease.Holds(b.key("ann")))
 	other := lease.Context(t.Context())
@@ -164,7 +164,7 @@ func TestTheEndOfAParentIsNotTheEndOfTheLease(t *testing.T) {
 	assert.Zero(t, lease.Callbacks())
 }
 
-func TestManyWhoReleaseAskRedisOnceAndOneOfThemIsToldOfTheLoss(t *testing.T) {
+func TestConcurrentReleasesMakeOneCallAndReportALossOnce(t *testing.T) {
 	for name, lost := range map[string]bool{"held": false, "lost": true} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -196,8 +196,8 @@ func TestManyWhoReleaseAskRedisOnceAndOneOfThemIsToldOfTheLoss(t *testing.T) {
 	}
 }
 
-// TestAReleaseEndsTheLeaseBeforeRedisAnswers, so that nobody works on with what may be gone.
-func TestAReleaseEndsTheLeaseBeforeRedisAnswers(t *testing.T) {
+// The holder must not go on with a lock that may be gone.
+func TestReleaseEndsTheLeaseBeforeRedisAnswers(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	lease := b.take(ctx, time.Minute, b.key("ann"))
@@ -210,12 +210,12 @@ func TestAReleaseEndsTheLeaseBeforeRedisAnswers(t *testing.T) {
 	})
 	gone, cancel := context.WithDeadline(ctx, time.Now())
 	defer cancel()
-	require.NoError(t, lease.Release(gone), "with a time of its own")
+	require.NoError(t, lease.Release(gone), "with a timeout of its own")
 	assert.Equal(t, 1, c.of(releases))
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 
-func TestDo(t *testing.T) {
+func TestDoReturnsErrorsOfItsFunctionAndItsRelease(t *testing.T) {
 	failed := errors.New("f failed")
 	for name, test := range map[string]struct {
 		f    func(b bench, ctx context.Context) error
@@ -226,7 +226,7 @@ func TestDo(t *testing.T) {
 			return nil
 		}, nil},
 		"fails": {func(bench, context.Context) error { return failed }, []error{failed}},
-		"goes deeper": {func(b bench, ctx context.Context) error {
+		"reenters the lock": {func(b bench, ctx context.Context) error {
 			return b.Do(ctx, b.key("ann"), func(context.Context) error { return failed })
 		}, []error{failed}},
 		"loses the lock": {func(b bench, ctx context.Context) error {
@@ -235,7 +235,7 @@ func TestDo(t *testing.T) {
 		"fails and loses the lock": {func(b bench, ctx context.Context) error {
 			return errors.Join(failed, b.rdb.Del(ctx, b.key("ann")).Err())
 		}, []error{failed, lock.ErrLost}},
-		"is told of the loss": {func(b bench, ctx context.Context) error {
+		"learns of the loss": {func(b bench, ctx context.Context) error {
 			require.NoError(b.t, b.rdb.Del(ctx, b.key("ann")).Err())
 			awaitLoss(b.t, ctx, startsWithin)
 			return failed
@@ -264,7 +264,7 @@ func TestDo(t *testing.T) {
 	}
 }
 
-func TestDoReleasesIfItsFunctionPanicsOrItsCallerIsGone(t *testing.T) {
+func TestDoReleasesAfterAPanicOrACancelledContext(t *testing.T) {
 	b := setup(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	require.PanicsWithValue(t, "no more", func() {

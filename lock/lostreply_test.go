@@ -14,20 +14,20 @@ import (
 	"stampede/lua"
 )
 
-// setupLossy gives a bench whose Locker speaks through the proxy, while the bench itself looks at Redis directly.
+// setupLossy returns a bench whose Locker uses the proxy. The bench itself reads Redis directly.
 func setupLossy(t *testing.T, opts ...lock.Option) (bench, *testkit.LossyProxy) {
 	t.Helper()
 	b := setup(t)
 	proxy, rdb := testkit.RedisThroughProxy(t)
 	b.Locker = locker(t, rdb, opts...)
-	// A script that Redis does not know yet answers NOSCRIPT, and that would be the answer to lose.
+	// Otherwise the lost answer would be a NOSCRIPT.
 	for _, script := range []*redis.Script{lua.LockAcquire, lua.LockRelease, lua.LockRenew, lua.LockForce} {
 		require.NoError(t, script.Load(t.Context(), b.rdb).Err())
 	}
 	return b, proxy
 }
 
-func TestAnAcquireWhoseAnswerIsLostIsNoDeeper(t *testing.T) {
+func TestAcquireWithLostAnswersTakesTheLockOnce(t *testing.T) {
 	b, proxy := setupLossy(t)
 	ctx := t.Context()
 	proxy.Lose(3)
@@ -48,7 +48,7 @@ func TestAnAcquireWhoseAnswerIsLostIsNoDeeper(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("cid")))
 }
 
-func TestAReleaseWhoseAnswerIsLostIsNoLoss(t *testing.T) {
+func TestReleaseWithLostAnswersIsNotALoss(t *testing.T) {
 	b, proxy := setupLossy(t)
 	ctx := t.Context()
 	outer := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
@@ -58,7 +58,7 @@ func TestAReleaseWhoseAnswerIsLostIsNoLoss(t *testing.T) {
 	proxy.Lose(3)
 	err := outer.Release(ctx)
 	proxy.RequireLost(t)
-	require.Equal(t, []string{b.key("bob")}, lostKeys(t, err), "only what was lost before the first try")
+	require.Equal(t, []string{b.key("bob")}, lostKeys(t, err), "only what was lost before the first attempt")
 	assert.Equal(t, 1, b.depth(b.key("ann")), "the inner lease holds it")
 
 	proxy.Lose(3)
@@ -67,7 +67,7 @@ func TestAReleaseWhoseAnswerIsLostIsNoLoss(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 
-func TestARenewalWhoseAnswerIsLostIsNoLoss(t *testing.T) {
+func TestRenewalWithLostAnswersIsNotALoss(t *testing.T) {
 	b, proxy := setupLossy(t)
 	ctx := t.Context()
 	outer := b.take(ctx, time.Minute, b.key("ann"))
@@ -79,25 +79,25 @@ func TestARenewalWhoseAnswerIsLostIsNoLoss(t *testing.T) {
 	require.NoError(t, outer.Release(ctx))
 }
 
-func TestAnAcquireOfUnknownOutcomeIsGivenBack(t *testing.T) {
+func TestAcquireOfUnknownOutcomeIsReleased(t *testing.T) {
 	b, proxy := setupLossy(t)
 	ctx := t.Context()
 	outer := b.take(ctx, time.Minute, b.key("ann"))
 
-	proxy.Lose(4) // go-redis tries four times in all
+	proxy.Lose(4) // all attempts of go-redis
 	_, _, err := b.TryEach(outer.Context(ctx), []string{b.key("ann"), b.key("bob")}, lock.For(time.Second))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, lock.ErrLost)
 	proxy.RequireLost(t)
 	assert.Zero(t, b.depth(b.key("bob")))
-	assert.Equal(t, 1, b.depth(b.key("ann")), "what the owner held before, it still holds")
+	assert.Equal(t, 1, b.depth(b.key("ann")), "the owner keeps what it held before")
 	require.NoError(t, outer.Release(ctx))
 }
 
-func TestAReleaseOfUnknownOutcomeMayBeRepeated(t *testing.T) {
+func TestReleaseOfUnknownOutcomeMayBeRepeated(t *testing.T) {
 	b, proxy := setupLossy(t)
 	ctx := t.Context()
-	names := b.names(600) // in two calls
+	names := b.names(600) // two script calls
 	lease := b.take(ctx, time.Minute, names...)
 
 	proxy.Lose(4)
@@ -106,7 +106,7 @@ func TestAReleaseOfUnknownOutcomeMayBeRepeated(t *testing.T) {
 	require.NotErrorIs(t, err, lock.ErrLost)
 	proxy.RequireLost(t)
 	require.ErrorIs(t, lease.Err(), lock.ErrReleased)
-	assert.Zero(t, b.depth(names[599]), "the call that got through has released")
+	assert.Zero(t, b.depth(names[599]), "released by the call that was answered")
 
 	require.NoError(t, lease.Release(ctx))
 	left, err := b.rdb.Exists(ctx, names...).Result()
@@ -114,10 +114,10 @@ func TestAReleaseOfUnknownOutcomeMayBeRepeated(t *testing.T) {
 	assert.Zero(t, left)
 }
 
-// tries is how often go-redis sends a call in all.
+// tries is how often go-redis sends a call.
 const tries = 4
 
-func TestAnAnswerThatIsLostIsNoLossForAnyAcquire(t *testing.T) {
+func TestLostAnswersAreNotALossForAnyAcquire(t *testing.T) {
 	for name, acquire := range map[string]func(b bench, keys []string) (*lock.Lease, error){
 		"Acquire": func(b bench, keys []string) (*lock.Lease, error) {
 			return b.Acquire(b.t.Context(), keys[0])
@@ -151,21 +151,21 @@ func TestAnAnswerThatIsLostIsNoLossForAnyAcquire(t *testing.T) {
 			proxy.RequireLost(t)
 			if name == "TryAcquire" {
 				require.Error(t, err)
-				require.NotErrorIs(t, err, lock.ErrLost, "it never had it")
+				require.NotErrorIs(t, err, lock.ErrLost, "it never had the lock")
 				assert.Nil(t, lease)
-			} else { // it asks again, by the same call
+			} else { // it retries the same call
 				require.NoError(t, err)
 				assert.Equal(t, 1, b.depth(keys[0]))
 				require.NoError(t, lease.Release(ctx))
 			}
 			left, err := b.rdb.Exists(ctx, keys...).Result()
 			require.NoError(t, err)
-			assert.Zero(t, left, "what may have been taken is given back")
+			assert.Zero(t, left, "what may have been taken is released")
 		})
 	}
 }
 
-func TestTheAnswerThatALockIsBusyMayBeLost(t *testing.T) {
+func TestBusyAnswerMayBeLost(t *testing.T) {
 	var o observed
 	b, proxy := setupLossy(t, o.option(t))
 	ctx := t.Context()
@@ -182,18 +182,18 @@ func TestTheAnswerThatALockIsBusyMayBeLost(t *testing.T) {
 		_, err := b.AcquireAll(ctx, []string{b.key("bob"), b.key("ann")})
 		given <- err
 	}()
-	testkit.Eventually(t, startsWithin, "an answer comes", func() bool { return o.so().Busy > 1 })
+	testkit.Eventually(t, startsWithin, "an answer comes", func() bool { return o.snapshot().Busy > 1 })
 	proxy.RequireLost(t)
 	assert.Zero(t, b.depth(b.key("bob")))
 	cancel()
-	require.ErrorIs(t, await(t, given, startsWithin, "it gives up"), context.Canceled)
+	require.ErrorIs(t, await(t, given, startsWithin, "the end of the wait"), context.Canceled)
 	require.NoError(t, held.Err())
-	require.NoError(t, held.Release(t.Context()), "it is still its")
+	require.NoError(t, held.Release(t.Context()), "the holder keeps its lock")
 	assert.Zero(t, b.depth(b.key("bob")))
 }
 
-// TestAWaiterWhoseAnswersAreLost has nothing wake the waiter but the release.
-func TestAWaiterWhoseAnswersAreLost(t *testing.T) {
+// Only the release can wake the waiter.
+func TestWaiterWithLostAnswersTakesTheLockOnce(t *testing.T) {
 	for name, lost := range map[string]int32{"all but the last": tries - 1, "all": tries} {
 		t.Run(name, func(t *testing.T) {
 			var o observed
@@ -204,23 +204,23 @@ func TestAWaiterWhoseAnswersAreLost(t *testing.T) {
 			require.NoError(t, err)
 			waiting := acquiring(t, b.Locker, key)
 			b.waitListening(key, 1)
-			testkit.Eventually(t, startsWithin, "it has looked after it subscribed", func() bool { return o.so().Busy == 2 })
+			testkit.Eventually(t, startsWithin, "an attempt after the subscription", func() bool { return o.snapshot().Busy == 2 })
 
 			proxy.Lose(lost)
 			require.NoError(t, held.Release(ctx))
-			got := await(t, waiting, startsWithin, "the waiter has the lock")
+			got := await(t, waiting, startsWithin, "the lock")
 			proxy.RequireLost(t)
-			assert.Equal(t, 1, b.depth(key), "which it may have taken several times")
+			assert.Equal(t, 1, b.depth(key), "taken once by several attempts")
 			require.NoError(t, got.Release(ctx))
 			next, err := direct.TryAcquire(ctx, key)
-			require.NoError(t, err, "nobody has it")
+			require.NoError(t, err, "the lock is free")
 			require.NoError(t, next.Release(ctx))
-			assert.Zero(t, o.so().Lost)
+			assert.Zero(t, o.snapshot().Lost)
 		})
 	}
 }
 
-func TestARenewalWhoseAnswersAreAllLostIsTriedAgainInTime(t *testing.T) {
+func TestRenewalWithLostAnswersIsRetriedInTime(t *testing.T) {
 	const length = 3 * time.Second
 	var o observed
 	b, proxy := setupLossy(t, lock.WithLease(length), o.option(t))
@@ -230,21 +230,21 @@ func TestARenewalWhoseAnswersAreAllLostIsTriedAgainInTime(t *testing.T) {
 	require.NoError(t, err)
 	held, granted := lease.Context(ctx), b.expiry(ann)
 	proxy.Lose(tries)
-	testkit.Eventually(t, startsWithin, "a renewal that fails", func() bool { return o.so().Failed > 0 })
+	testkit.Eventually(t, startsWithin, "a failed renewal", func() bool { return o.snapshot().Failed > 0 })
 	proxy.RequireLost(t)
-	testkit.Eventually(t, startsWithin, "one that succeeds", func() bool { return o.so().Renewed > 0 })
+	testkit.Eventually(t, startsWithin, "a successful renewal", func() bool { return o.snapshot().Renewed > 0 })
 	require.NoError(t, lease.Err())
 	testkit.Eventually(t, startsWithin, "the end of the first lease", func() bool { return b.now().After(granted) })
 	require.NoError(t, lease.Err())
 	require.NoError(t, held.Err())
-	assert.Equal(t, 2, o.so().Failed, "once, for two locks")
-	assert.Zero(t, o.so().Lost)
+	assert.Equal(t, 2, o.snapshot().Failed, "one call for two locks")
+	assert.Zero(t, o.snapshot().Lost)
 	require.NoError(t, lease.Release(ctx))
 	assert.Zero(t, b.depth(ann))
 }
 
-// TestAForcedReleaseWhoseAnswerIsLostLeavesNoLock takes the lock away from its holder only.
-func TestAForcedReleaseWhoseAnswerIsLostLeavesNoLock(t *testing.T) {
+// It takes the lock from its holder only.
+func TestForceReleaseWithLostAnswersReleasesTheLock(t *testing.T) {
 	b, proxy := setupLossy(t)
 	ctx := t.Context()
 	lease := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
@@ -256,7 +256,7 @@ func TestAForcedReleaseWhoseAnswerIsLostLeavesNoLock(t *testing.T) {
 
 	proxy.Lose(tries)
 	_, err = b.ForceRelease(ctx, b.key("bob"))
-	require.Error(t, err, "nobody knows")
+	require.Error(t, err, "the outcome is unknown")
 	proxy.RequireLost(t)
 	assert.Zero(t, b.depth(b.key("bob")))
 	require.Equal(t, []string{b.key("ann"), b.key("bob")}, lostKeys(t, lease.Release(ctx)))

@@ -26,10 +26,10 @@ func TestMain(m *testing.M) { testkit.Main(m, testkit.WithCommand(command)) }
 //
 //	hold KEY
 //
-// It waits for the lock of KEY in the Redis of REDIS_URL, with the lease of LOCK_LEASE (30s if not set) kept
-// up by the watchdog, says "held token=N", and does what the lines of its standard input tell; see obey.
-// When the lease ends, it says "ended: " and the cause of its context. The end of its standard
-// input is not its own: it ends by a signal, and releases nothing then.
+// It waits for the lock of KEY in the Redis of REDIS_URL, prints "held token=N", and runs the
+// commands on its standard input; see run. The watchdog renews the lease, of LOCK_LEASE or 30s.
+// When the lease ends, it prints "ended: " and the cause of its context. It does not end with its
+// standard input but by a signal, and releases nothing then.
 func command() int {
 	if len(os.Args) != 3 || os.Args[1] != "hold" {
 		fmt.Fprintln(os.Stderr, "usage: hold KEY")
@@ -71,26 +71,26 @@ func hold(ctx context.Context, key string) error {
 	context.AfterFunc(held, func() { fmt.Println("ended:", context.Cause(held)) })
 	fmt.Printf("held token=%d\n", h.token)
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-		fmt.Printf("%s: %s\n", lines.Text(), h.obey(ctx, lines.Text()))
+		fmt.Printf("%s: %s\n", lines.Text(), h.run(ctx, lines.Text()))
 	}
 	<-ctx.Done()
 	return nil
 }
 
-// holder is the side of a test that is in the process of command.
+// holder is the part of a test that runs in the process of command.
 type holder struct {
 	lease    *lock.Lease
 	token    int64
 	database *pgx.Conn // with the row of fencedRow; nil without DATABASE_URL
 }
 
-// obey does what the first word of a line says, and returns what came of it in one line:
+// run runs the command in the first word of a line and returns the result in one line:
 //
 //	look     asks the lease whether it is still held
-//	write    looks, and if the lease is held writes to the database, which compares the token
-//	blind    writes without looking, as a holder does that stalls between the look and the write
+//	write    like look, and writes to the database if the lease is held
+//	blind    writes without asking, as a holder that stalls between the check and the write
 //	release  releases the lock
-func (h *holder) obey(ctx context.Context, line string) string {
+func (h *holder) run(ctx context.Context, line string) string {
 	said := func(err error, good string) string {
 		switch {
 		case errors.Is(err, lock.ErrLost):
@@ -121,11 +121,10 @@ func (h *holder) obey(ctx context.Context, line string) string {
 	return "what?"
 }
 
-// fencedRow is a row that a lock protects, and that protects itself: its fence is the largest token that
-// ever wrote to it.
+// fencedRow creates a row whose fence is the largest token that wrote to it.
 const fencedRow = `CREATE TABLE fenced (fence bigint NOT NULL, writes int NOT NULL); INSERT INTO fenced VALUES (0, 0)`
 
-// writeFenced tells whether the row took a write with this token.
+// writeFenced reports whether the row accepted a write with this token.
 func writeFenced(ctx context.Context, database interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }, token int64,

@@ -17,10 +17,10 @@ import (
 	"stampede/lock"
 )
 
-// TestTenThousandLeasesAreKeptUpByFewCallsAndFewGoroutines holds them for longer than their lease. Whatever
-// the machine does meanwhile, two rounds of renewals are a twentieth of the lease apart, because each takes
-// along what is due in that time; and only the last call of a round names fewer than 256 locks.
-func TestTenThousandLeasesAreKeptUpByFewCallsAndFewGoroutines(t *testing.T) {
+// The leases are held for longer than their length. Two rounds of renewals are at least a twentieth
+// of the lease apart, on any machine, because a round includes what is due in that time. Only the
+// last call of a round names fewer than 256 locks.
+func TestTenThousandLeasesNeedFewCallsAndGoroutines(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	const (
@@ -29,8 +29,8 @@ func TestTenThousandLeasesAreKeptUpByFewCallsAndFewGoroutines(t *testing.T) {
 		renewalsPerCall = 256
 		closeCalls      = 16
 		together        = length / 20
-		// due is how long after a renewal the next one is sent at the earliest: a third of the lease less
-		// the drift, and with others.
+		// due is the shortest time between two renewals of a lock: a third of the lease, less the
+		// drift and the batch window.
 		due = length/3 - length/100 - 2*time.Millisecond - together
 	)
 	c := countCalls(t, b.rdb)
@@ -64,8 +64,8 @@ func TestTenThousandLeasesAreKeptUpByFewCallsAndFewGoroutines(t *testing.T) {
 
 	began, before := time.Now(), len(c.renewedKeys())
 	goroutines := 0
-	testkit.Eventually(t, length+busy, "a whole lease passes", func() bool {
-		goroutines = max(goroutines, runtime.NumGoroutine()) // of all tests that run now
+	testkit.Eventually(t, length+busy, "a whole lease", func() bool {
+		goroutines = max(goroutines, runtime.NumGoroutine()) // of all running tests
 		return time.Since(began) > length
 	})
 	sizes := c.renewedKeys()
@@ -86,11 +86,11 @@ func TestTenThousandLeasesAreKeptUpByFewCallsAndFewGoroutines(t *testing.T) {
 	t.Logf("%d calls for %d renewals in %v, %d goroutines", calls, keys, window, goroutines)
 	assert.LessOrEqual(t, slices.Max(sizes), renewalsPerCall)
 	assert.GreaterOrEqual(t, keys, locks, "each at least once in a lease")
-	assert.LessOrEqual(t, keys, locks*int(window/due+2), "and no more often than about every third of it")
-	rounds := int(window/together) + 3 // those at both ends of the window are cut
+	assert.LessOrEqual(t, keys, locks*int(window/due+2), "about every third of a lease at most")
+	rounds := int(window/together) + 3 // the window cuts the rounds at its ends
 	assert.LessOrEqual(t, calls, keys/renewalsPerCall+rounds)
 
-	if err := l.Close(ctx); err != nil { // on a slow machine, some end before their turn to be released comes
+	if err := l.Close(ctx); err != nil { // on a slow machine, some leases end before their release
 		require.ErrorIs(t, err, lock.ErrLost)
 	}
 	assert.Equal(t, locks, c.of(releases))

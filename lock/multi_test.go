@@ -18,7 +18,7 @@ import (
 	"stampede/lock"
 )
 
-// nodes are servers that know nothing of each other.
+// nodes are independent servers.
 type nodes struct {
 	t       *testing.T
 	servers []*localserver.Redis
@@ -44,7 +44,7 @@ func startNodes(t *testing.T, n int) nodes {
 		t.Cleanup(server.Stop)
 		options, err := redis.ParseURL(server.URL)
 		require.NoError(t, err)
-		options.DialerRetries, options.MaxRetries = 1, -1 // a server that was killed is not waited for
+		options.DialerRetries, options.MaxRetries = 1, -1 // no retries against a killed server
 		options.ReadTimeout, options.PoolSize = time.Second, manyDials
 		ns.clients[i] = redis.NewClient(options)
 		t.Cleanup(func() { _ = ns.clients[i].Close() })
@@ -69,7 +69,7 @@ func (ns nodes) with(options []lock.Option, opts ...lock.MultiOption) *lock.Mult
 	return m
 }
 
-// held is on how many servers the lock is held; it leaves out those that are down.
+// held is the number of running servers on which the lock is held.
 func (ns nodes) held(key string) int {
 	ns.t.Helper()
 	held := 0
@@ -81,7 +81,7 @@ func (ns nodes) held(key string) int {
 	return held
 }
 
-func TestAMultiIsHeldOnAllServersAndExcludesOthers(t *testing.T) {
+func TestMultiHoldsTheLockOnAllServers(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
 	first, second := ns.multi(), ns.multi()
@@ -99,13 +99,13 @@ func TestAMultiIsHeldOnAllServersAndExcludesOthers(t *testing.T) {
 	require.ErrorIs(t, lease.Err(), lock.ErrReleased)
 	<-inside.Done()
 	require.ErrorIs(t, context.Cause(inside), lock.ErrReleased)
-	testkit.Eventually(t, 5*time.Second, "the last server to release it", func() bool { return ns.held("ann") == 0 })
+	testkit.Eventually(t, 5*time.Second, "the release on the last server", func() bool { return ns.held("ann") == 0 })
 	other, err := second.TryAcquire(ctx, "ann")
 	require.NoError(t, err)
 	require.NoError(t, other.Release(ctx))
 }
 
-func TestAMultiGoesDeeperWithoutAskingAnyServer(t *testing.T) {
+func TestMultiReentersWithoutCalls(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
 	m := ns.multi()
@@ -127,7 +127,7 @@ func TestAMultiGoesDeeperWithoutAskingAnyServer(t *testing.T) {
 	assert.Positive(t, asked.Load())
 }
 
-func TestAMinorityOfServersAwayIsNotMissed(t *testing.T) {
+func TestMultiWorksWithoutAMinorityOfServers(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
 	ns.servers[1].Kill()
@@ -138,7 +138,7 @@ func TestAMinorityOfServersAwayIsNotMissed(t *testing.T) {
 	_, err = ns.multi().TryAcquire(ctx, "ann")
 	require.ErrorIs(t, err, lock.ErrBusy)
 
-	// It comes back and knows nothing of the lock, which is no matter either.
+	// It restarts without the lock, which does not matter either.
 	require.NoError(t, ns.servers[1].Restart(ctx))
 	_, err = ns.multi().TryAcquire(ctx, "ann")
 	require.ErrorIs(t, err, lock.ErrBusy)
@@ -146,7 +146,7 @@ func TestAMinorityOfServersAwayIsNotMissed(t *testing.T) {
 	require.NoError(t, lease.Release(ctx))
 }
 
-func TestAMajorityOfServersAwayIsAnError(t *testing.T) {
+func TestMultiFailsWithoutAMajorityOfServers(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
 	m := ns.multi()
@@ -156,10 +156,10 @@ func TestAMajorityOfServersAwayIsAnError(t *testing.T) {
 	require.Error(t, err)
 	require.NotErrorIs(t, err, lock.ErrBusy)
 	assert.ErrorContains(t, err, "connection refused")
-	testkit.Eventually(t, 5*time.Second, "what was taken to be given back", func() bool { return ns.held("ann") == 0 })
+	testkit.Eventually(t, 5*time.Second, "the release of what was taken", func() bool { return ns.held("ann") == 0 })
 }
 
-func TestAServerThatHangsIsNotWaitedFor(t *testing.T) {
+func TestMultiDoesNotWaitForAHangingServer(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
 	m := ns.with([]lock.Option{lock.WithLease(4 * time.Second)})
@@ -171,10 +171,10 @@ func TestAServerThatHangsIsNotWaitedFor(t *testing.T) {
 	require.NoError(t, lease.Release(ctx))
 
 	require.NoError(t, syscall.Kill(ns.servers[1].Pid(), syscall.SIGCONT))
-	testkit.Eventually(t, 10*time.Second, "what the server took late to be given back", func() bool { return ns.held("ann") == 0 })
+	testkit.Eventually(t, 10*time.Second, "the release of what the server took late", func() bool { return ns.held("ann") == 0 })
 }
 
-func TestTheHolderOfAMultiIsToldWhenTheMajorityIsLost(t *testing.T) {
+func TestMultiReportsTheLossOfTheMajority(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
 	m := ns.with([]lock.Option{lock.WithLease(3 * time.Second)})
@@ -195,7 +195,7 @@ func TestTheHolderOfAMultiIsToldWhenTheMajorityIsLost(t *testing.T) {
 	select {
 	case <-inside.Done():
 	case <-time.After(10 * time.Second):
-		t.Fatal("the loss is not told")
+		t.Fatal("the loss is not reported")
 	}
 	require.Equal(t, []string{"ann"}, lostKeys(t, context.Cause(inside)))
 	require.Equal(t, []string{"ann"}, lostKeys(t, lease.Err()))
@@ -203,7 +203,7 @@ func TestTheHolderOfAMultiIsToldWhenTheMajorityIsLost(t *testing.T) {
 	assert.Zero(t, ns.held("ann"))
 }
 
-func TestAllMeansEveryServer(t *testing.T) {
+func TestMultiWithAllNeedsEveryServer(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
 	all := ns.multi(lock.All())
@@ -212,9 +212,9 @@ func TestAllMeansEveryServer(t *testing.T) {
 	require.NoError(t, err)
 	_, err = all.TryAcquire(ctx, "ann")
 	require.ErrorIs(t, err, lock.ErrBusy)
-	testkit.Eventually(t, 5*time.Second, "the others to be given back", func() bool { return ns.held("ann") == 1 })
+	testkit.Eventually(t, 5*time.Second, "the release of the others", func() bool { return ns.held("ann") == 1 })
 	majority, err := ns.multi().TryAcquire(ctx, "ann")
-	require.NoError(t, err, "two of three are enough for others")
+	require.NoError(t, err, "two of three are enough for a majority")
 	require.NoError(t, majority.Release(ctx))
 	require.NoError(t, lone.Release(ctx))
 
@@ -224,7 +224,7 @@ func TestAllMeansEveryServer(t *testing.T) {
 	require.NotErrorIs(t, err, lock.ErrBusy)
 }
 
-func TestThoseWhoWaitForAMultiAreServedOneAtATime(t *testing.T) {
+func TestMultiServesWaitersOneAtATime(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -258,7 +258,7 @@ func TestThoseWhoWaitForAMultiAreServedOneAtATime(t *testing.T) {
 	assert.Equal(t, processes*each*turns, counted)
 }
 
-func TestAWaiterForAMultiIsWokenByTheRelease(t *testing.T) {
+func TestMultiWaiterIsWokenByTheRelease(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -273,14 +273,14 @@ func TestAWaiterForAMultiIsWokenByTheRelease(t *testing.T) {
 		}
 		got <- err
 	}()
-	testkit.Eventually(t, 10*time.Second, "the waiter to listen", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the waiter's subscription", func() bool {
 		return len(ns.clients[0].PubSubChannels(ctx, "*ann*").Val()) == 1
 	})
 	require.NoError(t, lease.Release(ctx))
 	require.NoError(t, <-got)
 }
 
-func TestAWaiterForAMultiMayGiveUp(t *testing.T) {
+func TestMultiWaiterReturnsOnDeadline(t *testing.T) {
 	ns := startNodes(t, 3)
 	lease, err := ns.multi().Acquire(t.Context(), "ann")
 	require.NoError(t, err)
@@ -292,7 +292,7 @@ func TestAWaiterForAMultiMayGiveUp(t *testing.T) {
 	assert.Equal(t, 3, ns.held("ann"))
 }
 
-func TestAMultiOfNothing(t *testing.T) {
+func TestMultiRejectsInvalidArguments(t *testing.T) {
 	_, err := lock.NewMulti(nil)
 	require.ErrorIs(t, err, lock.ErrInvalid)
 	b := setup(t)
@@ -304,7 +304,7 @@ func TestAMultiOfNothing(t *testing.T) {
 	require.ErrorIs(t, err, lock.ErrInvalid)
 }
 
-func TestClosingTheLockersEndsAMulti(t *testing.T) {
+func TestMultiEndsWithItsLockers(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
 	var lockers []*lock.Locker
@@ -328,7 +328,7 @@ func TestClosingTheLockersEndsAMulti(t *testing.T) {
 	require.NoError(t, lease.Release(ctx))
 }
 
-func TestAMultiDoesNotGoDeeperIntoWhatItLost(t *testing.T) {
+func TestMultiDoesNotReenterALostLock(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
 	ns.servers[2].Kill()
@@ -340,14 +340,14 @@ func TestAMultiDoesNotGoDeeperIntoWhatItLost(t *testing.T) {
 	require.NoError(t, ns.clients[1].Del(ctx, "ann").Err())
 	between, err := ns.multi().Acquire(ctx, "ann") // on the second and the third server
 	require.NoError(t, err)
-	_, err = m.TryAcquire(inside, "ann", lock.For(time.Minute)) // Redis has to be asked, and the loss is found
+	_, err = m.TryAcquire(inside, "ann", lock.For(time.Minute)) // this asks Redis and finds the loss
 	require.ErrorIs(t, err, lock.ErrLost)
 	require.NoError(t, between.Release(ctx))
 
 	_, err = m.TryAcquire(inside, "ann")
-	require.Equal(t, []string{"ann"}, lostKeys(t, err), "two servers would give it, but others have had it in between")
+	require.Equal(t, []string{"ann"}, lostKeys(t, err), "two servers would grant it, but another owner had it in between")
 	require.ErrorIs(t, outer.Release(ctx), lock.ErrLost)
 	again, err := m.TryAcquire(inside, "ann")
-	require.NoError(t, err, "once released, the owner may start afresh")
+	require.NoError(t, err, "after its release, the owner may take the lock again")
 	require.NoError(t, again.Release(ctx))
 }

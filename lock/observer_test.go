@@ -15,31 +15,31 @@ import (
 	"stampede/lock"
 )
 
-// tally is what an Observer was told: how many locks, in all calls of a function together.
+// tally counts the locks that each function of an Observer reported.
 type tally struct {
 	Acquired, Reentered, Busy, Renewed, Failed, Lost, Released int
 }
 
-// observed adds up what a Locker tells.
+// observed adds up the reports of a Locker.
 type observed struct {
 	mu sync.Mutex
 	tally
 	waited time.Duration // the longest
 }
 
-func (o *observed) so() tally {
+func (o *observed) snapshot() tally {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.tally
 }
 
-// option has a Locker tell everything.
+// option makes a Locker report everything.
 func (o *observed) option(t *testing.T) lock.Option {
 	add := func(to *int) func(int) {
 		return func(locks int) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			assert.Positive(t, locks, "nothing is not told")
+			assert.Positive(t, locks, "an empty report")
 			*to += locks
 		}
 	}
@@ -65,7 +65,7 @@ func (o *observed) option(t *testing.T) lock.Option {
 	})
 }
 
-func TestAnObserverIsToldWhatALockerDoes(t *testing.T) {
+func TestObserverReceivesWhatALockerDoes(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	var o observed
@@ -73,14 +73,14 @@ func TestAnObserverIsToldWhatALockerDoes(t *testing.T) {
 	names := b.names(5)
 	want := func(what string, then tally) {
 		t.Helper()
-		require.Equal(t, then, o.so(), what)
+		require.Equal(t, then, o.snapshot(), what)
 	}
 
 	outer, err := l.AcquireAll(ctx, names[:3])
 	require.NoError(t, err)
 	want("three locks are taken in one step", tally{Acquired: 3})
 	others := b.take(ctx, time.Minute, names[4])
-	want("another Locker has another observer", tally{Acquired: 3})
+	want("another Locker has its own observer", tally{Acquired: 3})
 	some, busy, err := l.TryEach(ctx, names[2:])
 	require.NoError(t, err)
 	require.Len(t, busy, 2)
@@ -90,7 +90,7 @@ func TestAnObserverIsToldWhatALockerDoes(t *testing.T) {
 	want("none of one is free", tally{Acquired: 4, Busy: 3})
 	_, err = l.Acquire(ctx, names[0], lock.For(0))
 	require.ErrorIs(t, err, lock.ErrInvalid)
-	want("nobody was asked", tally{Acquired: 4, Busy: 3})
+	want("invalid requests are not reported", tally{Acquired: 4, Busy: 3})
 
 	inside := outer.Context(ctx)
 	deeper, err := l.AcquireAll(inside, names[1:3])
@@ -98,11 +98,11 @@ func TestAnObserverIsToldWhatALockerDoes(t *testing.T) {
 	want("two of two are held", tally{Acquired: 4, Reentered: 2, Busy: 3})
 	longer, err := l.Acquire(inside, names[2], lock.For(time.Minute))
 	require.NoError(t, err)
-	want("one is made to last longer", tally{Acquired: 4, Reentered: 3, Busy: 3, Renewed: 1})
+	want("one lease is extended", tally{Acquired: 4, Reentered: 3, Busy: 3, Renewed: 1})
 	require.NoError(t, outer.Release(ctx))
-	want("the first one only is free", tally{Acquired: 4, Reentered: 3, Busy: 3, Renewed: 1, Released: 1})
+	want("only the first one is free", tally{Acquired: 4, Reentered: 3, Busy: 3, Renewed: 1, Released: 1})
 	require.NoError(t, longer.Release(ctx))
-	require.NoError(t, longer.Release(ctx), "once more")
+	require.NoError(t, longer.Release(ctx), "a second release")
 	require.NoError(t, deeper.Release(ctx))
 	want("the other two", tally{Acquired: 4, Reentered: 3, Busy: 3, Renewed: 1, Released: 3})
 
@@ -116,28 +116,28 @@ func TestAnObserverIsToldWhatALockerDoes(t *testing.T) {
 	require.NoError(t, l.Close(ctx))
 	want("Close releases", tally{Acquired: 6, Reentered: 3, Busy: 3, Renewed: 1, Released: 5, Lost: 1})
 	require.ErrorIs(t, some.Err(), lock.ErrClosed)
-	end := o.so()
-	assert.Equal(t, end.Acquired, end.Released+end.Lost, "whatever was taken is released or lost")
+	end := o.snapshot()
+	assert.Equal(t, end.Acquired, end.Released+end.Lost, "every acquired lock is released or lost")
 }
 
-func TestAnObserverIsToldHowLongALockWasWaitedFor(t *testing.T) {
+func TestObserverReceivesTheTimeOfAWait(t *testing.T) {
 	b := setup(t)
 	var o observed
 	l := locker(t, b.rdb, o.option(t))
 	held := b.take(t.Context(), time.Minute, b.key("ann"))
 	waiting := acquiring(t, l, b.key("ann"))
-	testkit.Eventually(t, startsWithin, "somebody waits", func() bool { return o.so().Busy > 0 })
+	testkit.Eventually(t, startsWithin, "a busy answer", func() bool { return o.snapshot().Busy > 0 })
 	asked := time.Now()
 	b.waitListening(b.key("ann"), 1)
 	waited := time.Since(asked)
 	require.NoError(t, held.Release(t.Context()))
 	await(t, waiting, startsWithin, "the lock")
 	assert.GreaterOrEqual(t, o.waited, waited)
-	assert.Equal(t, 1, o.so().Acquired)
+	assert.Equal(t, 1, o.snapshot().Acquired)
 }
 
-// TestEachLossIsCountedOnceHoweverItIsFound has two leases of one owner lose one lock.
-func TestEachLossIsCountedOnceHoweverItIsFound(t *testing.T) {
+// Two leases of one owner lose one lock.
+func TestObserverReceivesEachLossOnce(t *testing.T) {
 	const length = 300 * time.Millisecond
 	for name, test := range map[string]struct {
 		opts []lock.AcquireOption
@@ -158,7 +158,7 @@ func TestEachLossIsCountedOnceHoweverItIsFound(t *testing.T) {
 			require.NoError(b.t, inner.Release(b.t.Context()))
 			require.NoError(b.t, b.rdb.Del(b.t.Context(), key).Err())
 		}},
-		"by somebody who goes deeper": {[]lock.AcquireOption{lock.For(time.Minute)}, func(b bench, key string, outer, inner *lock.Lease) {
+		"by a reentry": {[]lock.AcquireOption{lock.For(time.Minute)}, func(b bench, key string, outer, inner *lock.Lease) {
 			inside := outer.Context(b.t.Context())
 			require.NoError(b.t, b.rdb.Del(b.t.Context(), key).Err())
 			for range 2 {
@@ -181,15 +181,15 @@ func TestEachLossIsCountedOnceHoweverItIsFound(t *testing.T) {
 			if err := inner.Release(ctx); err != nil {
 				require.ErrorIs(t, err, lock.ErrLost)
 			}
-			require.NoError(t, b.Close(ctx), "nothing is left, and nobody is told anew")
-			assert.Equal(t, 1, o.so().Lost)
-			assert.Equal(t, 1, o.so().Acquired)
+			require.NoError(t, b.Close(ctx), "nothing is left, and no loss is reported again")
+			assert.Equal(t, 1, o.snapshot().Lost)
+			assert.Equal(t, 1, o.snapshot().Acquired)
 		})
 	}
 }
 
-// TestALossThatRedisTellsTooLateIsCountedOnce: when the answer comes, the holder has been told already.
-func TestALossThatRedisTellsTooLateIsCountedOnce(t *testing.T) {
+// The answer arrives after the holder has learned of the loss.
+func TestObserverReceivesALossWithALateAnswerOnce(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	key := b.key("ann")
@@ -214,16 +214,16 @@ func TestALossThatRedisTellsTooLateIsCountedOnce(t *testing.T) {
 		_, err := l.Acquire(context.WithoutCancel(held), key, lock.For(time.Hour))
 		deeper <- err
 	}()
-	await(t, answered, startsWithin, "Redis answers that the lock is lost")
+	await(t, answered, startsWithin, "a renewal that finds the loss")
 	awaitLoss(t, held, startsWithin)
-	require.Equal(t, 1, o.so().Lost)
+	require.Equal(t, 1, o.snapshot().Lost)
 	close(goOn)
-	require.Equal(t, []string{key}, lostKeys(t, await(t, deeper, startsWithin, "the answer comes")))
+	require.Equal(t, []string{key}, lostKeys(t, await(t, deeper, startsWithin, "the delayed answer")))
 	require.Equal(t, []string{key}, lostKeys(t, lease.Release(ctx)))
-	assert.Equal(t, tally{Acquired: 1, Renewed: 1, Lost: 1}, o.so())
+	assert.Equal(t, tally{Acquired: 1, Renewed: 1, Lost: 1}, o.snapshot())
 }
 
-func TestAnObserverIsToldOfARenewalThatFails(t *testing.T) {
+func TestObserverReceivesFailedRenewals(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	var o observed
@@ -235,8 +235,8 @@ func TestAnObserverIsToldOfARenewalThatFails(t *testing.T) {
 	c.answer(func(int, redis.ProcessHook, context.Context, redis.Cmder) error { return away })
 	_, err = l.Acquire(outer.Context(ctx), b.key("ann"), lock.For(time.Hour))
 	require.ErrorIs(t, err, away)
-	assert.Equal(t, tally{Acquired: 1, Failed: 1}, o.so())
+	assert.Equal(t, tally{Acquired: 1, Failed: 1}, o.snapshot())
 	c.answer(nil)
-	require.NoError(t, outer.Release(ctx), "a renewal that failed is no loss")
-	assert.Equal(t, tally{Acquired: 1, Failed: 1, Released: 1}, o.so())
+	require.NoError(t, outer.Release(ctx), "a failed renewal is not a loss")
+	assert.Equal(t, tally{Acquired: 1, Failed: 1, Released: 1}, o.snapshot())
 }

@@ -11,7 +11,7 @@ import (
 	"stampede/lock"
 )
 
-func TestALookTellsWhoHoldsALockAndForHowLong(t *testing.T) {
+func TestLookReportsTheHolder(t *testing.T) {
 	b := setup(t)
 	ctx, key := t.Context(), b.key("ann")
 	other := locker(t, b.rdb)
@@ -27,7 +27,7 @@ func TestALookTellsWhoHoldsALockAndForHowLong(t *testing.T) {
 	require.NoError(t, err)
 	assert.True(t, mine.Held())
 	assert.True(t, mine.Mine)
-	assert.Equal(t, 2, mine.Depth, "which is not in Redis")
+	assert.Equal(t, 2, mine.Depth, "counted in this process")
 	assert.LessOrEqual(t, mine.Left, time.Minute)
 	assert.Greater(t, mine.Left, 30*time.Second)
 	fields, err := b.rdb.HKeys(ctx, key).Result()
@@ -50,14 +50,14 @@ func TestALookTellsWhoHoldsALockAndForHowLong(t *testing.T) {
 	assert.False(t, holding.Held())
 }
 
-func TestALookTellsOfRedissonsHoldersToo(t *testing.T) {
+func TestLookReportsRedissonsHolders(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	const thread = "6f2c0de5-7d9e-4a43-9c5a-2f4e1b9d1c52:47"
 	require.NoError(t, b.rdb.HSet(ctx, b.key("ann"), thread, 3).Err())
 	holding, err := b.Look(ctx, b.key("ann"))
 	require.NoError(t, err)
-	assert.Equal(t, lock.Holding{Owner: thread, Depth: 3}, holding, "it never ends")
+	assert.Equal(t, lock.Holding{Owner: thread, Depth: 3}, holding, "a lock without expiry")
 
 	// A read lock has a field that names its kind.
 	require.NoError(t, b.rdb.HSet(ctx, b.key("bob"), "mode", "read", thread, 1).Err())
@@ -68,7 +68,7 @@ func TestALookTellsOfRedissonsHoldersToo(t *testing.T) {
 	assert.Positive(t, holding.Left)
 }
 
-func TestALookAtWhatIsNoLock(t *testing.T) {
+func TestLookRejectsOtherTypesAndInvalidKeys(t *testing.T) {
 	b := setup(t)
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("ann"), "text", 0).Err())
 	_, err := b.Look(t.Context(), b.key("ann"))

@@ -16,15 +16,16 @@ import (
 )
 
 const (
-	// startsWithin bounds the start of a process, and other things that take no time on an idle machine.
+	// startsWithin bounds the start of a process, and all waits for something that happens soon.
 	startsWithin = 20 * time.Second
-	// busy is how much longer than it has to something may take on a busy machine.
+	// busy is an allowance for a busy machine.
 	busy = 3 * time.Second
-	// never is a poll after which no test waits any more.
+	// never is a poll that does not happen during a test.
 	never = 10 * time.Minute
 )
 
-// holdElsewhere starts a process that holds the lock of a key, and returns it with its token; see command.
+// holdElsewhere starts a process that holds the lock of a key, and returns it with its token; see
+// command.
 func holdElsewhere(t *testing.T, key string, lease time.Duration, databaseURL string) (*testkit.Cmd, int64) {
 	t.Helper()
 	holder := testkit.Command(t, "hold", key)
@@ -39,7 +40,8 @@ func holdElsewhere(t *testing.T, key string, lease time.Duration, databaseURL st
 	return holder, token
 }
 
-// acquiring acquires in a goroutine that ends with the test. If it gets no lease, the test fails.
+// acquiring runs Acquire in a goroutine that ends with the test. The test fails if it gets no
+// lease.
 func acquiring(t *testing.T, l *lock.Locker, key string, opts ...lock.AcquireOption) <-chan *lock.Lease {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -59,7 +61,7 @@ func acquiring(t *testing.T, l *lock.Locker, key string, opts ...lock.AcquireOpt
 	return leases
 }
 
-// await fails the test if nothing comes from the channel in time, or it is closed.
+// await fails the test if the channel is closed or delivers nothing in time.
 func await[T any](t *testing.T, from <-chan T, within time.Duration, what string) T {
 	t.Helper()
 	timer := time.NewTimer(within)
@@ -74,7 +76,7 @@ func await[T any](t *testing.T, from <-chan T, within time.Duration, what string
 	panic("unreachable")
 }
 
-// awaitLoss waits until the holder is told that the lock is lost, and returns when that was.
+// awaitLoss waits until the holder learns of the loss, and returns the time.
 func awaitLoss(t *testing.T, held context.Context, within time.Duration) time.Time {
 	t.Helper()
 	timer := time.NewTimer(within)
@@ -83,19 +85,19 @@ func awaitLoss(t *testing.T, held context.Context, within time.Duration) time.Ti
 	case <-held.Done():
 		require.ErrorIs(t, context.Cause(held), lock.ErrLost)
 	case <-timer.C:
-		t.Fatalf("not within %v: the holder is told of its loss", within)
+		t.Fatalf("not within %v: the loss is reported", within)
 	}
 	return time.Now()
 }
 
-// waitListening waits until so many processes and Lockers wait for a lock and would hear of its release.
+// waitListening waits until so many Lockers listen for the release of a lock.
 func (b bench) waitListening(key string, listeners int64) {
 	b.t.Helper()
 	channel := "redisson_lock__channel:{" + key + "}"
 	if strings.Contains(key, "{") {
 		channel = "redisson_lock__channel:" + key
 	}
-	testkit.Eventually(b.t, startsWithin, "somebody listens on "+channel, func() bool {
+	testkit.Eventually(b.t, startsWithin, "a listener on "+channel, func() bool {
 		return b.rdb.PubSubNumSub(b.t.Context(), channel).Val()[channel] == listeners
 	})
 }
@@ -105,11 +107,11 @@ func (b bench) expiry(key string) time.Time {
 	b.t.Helper()
 	at, err := b.rdb.PExpireTime(b.t.Context(), key).Result()
 	require.NoError(b.t, err)
-	require.Positive(b.t, at, "the lock is held, and ends by itself")
+	require.Positive(b.t, at, "the lock is held and has an expiry")
 	return time.UnixMilli(at.Milliseconds())
 }
 
-// waitRenewed waits until a lock ends later than it did.
+// waitRenewed waits until a lock ends later than the given time.
 func (b bench) waitRenewed(key string, than time.Time) {
 	b.t.Helper()
 	testkit.Eventually(b.t, startsWithin, "a renewal of "+key, func() bool { return b.expiry(key).After(than) })
@@ -123,16 +125,15 @@ func (b bench) now() time.Time {
 	return now
 }
 
-// TestSuccessorsOfAKilledHolderWaitForTheEndOfItsLeaseAndNoLonger compares no two clocks: leases end by
-// Redis's, and tokens are Redis's in microseconds.
-func TestSuccessorsOfAKilledHolderWaitForTheEndOfItsLeaseAndNoLonger(t *testing.T) {
+// All times are Redis's: leases end by its clock, and tokens are its time in microseconds.
+func TestSuccessorsOfAKilledHolderWaitForTheEndOfItsLease(t *testing.T) {
 	b := setup(t)
 	key := b.key("ann")
 	const lease = time.Second
 	holder, token := holdElsewhere(t, key, lease, "")
 	acquired := b.expiry(key)
 
-	// One knows when the lease ends, some look all the time.
+	// One waiter knows when the lease ends, the others poll.
 	var waiting []<-chan *lock.Lease
 	for _, poll := range []time.Duration{never, 10 * time.Millisecond, 10 * time.Millisecond} {
 		waiting = append(waiting, acquiring(t, locker(t, b.rdb, lock.WithPoll(poll)), key))
@@ -140,7 +141,7 @@ func TestSuccessorsOfAKilledHolderWaitForTheEndOfItsLeaseAndNoLonger(t *testing.
 	b.waitListening(key, int64(len(waiting)))
 	b.waitRenewed(key, acquired)
 	for _, leases := range waiting {
-		require.Empty(t, leases, "the watchdog keeps the lock")
+		require.Empty(t, leases, "the watchdog renews the lock")
 	}
 
 	holder.Kill()
@@ -163,11 +164,11 @@ func TestSuccessorsOfAKilledHolderWaitForTheEndOfItsLeaseAndNoLonger(t *testing.
 	}
 	require.True(t, slices.IsSorted(tokens), "%d", tokens)
 	assert.Greater(t, tokens[0], token)
-	assert.Greater(t, tokens[0], ends.UnixMicro(), "the first successor came before the lease had ended")
-	assert.Less(t, tokens[0], ends.Add(busy).UnixMicro(), "it could have come earlier")
+	assert.Greater(t, tokens[0], ends.UnixMicro(), "the first successor came before the end of the lease")
+	assert.Less(t, tokens[0], ends.Add(busy).UnixMicro(), "the first successor came late")
 }
 
-func TestAFrozenHolderLearnsOfItsLossBeforeItWrites(t *testing.T) {
+func TestFrozenHolderLearnsOfItsLossBeforeItWrites(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	key := b.key("ann")
@@ -191,13 +192,13 @@ func TestAFrozenHolderLearnsOfItsLossBeforeItWrites(t *testing.T) {
 	victim.Freeze()
 	ends := b.expiry(key)
 	successor := await(t, successors, lease+busy, "the lock of a frozen holder")
-	assert.Greater(t, successor.Token(key), ends.UnixMicro(), "it came before the lease had ended")
+	assert.Greater(t, successor.Token(key), ends.UnixMicro(), "the successor came before the end of the lease")
 	require.Greater(t, successor.Token(key), token)
 	written, err := writeFenced(ctx, pool, successor.Token(key))
 	require.NoError(t, err)
 	require.True(t, written)
 
-	// What the victim would have done next, it does as soon as it goes on.
+	// The victim runs these commands as soon as it continues.
 	for _, line := range []string{"write again", "look", "blind", "release"} {
 		victim.Tell(line)
 	}
@@ -205,7 +206,7 @@ func TestAFrozenHolderLearnsOfItsLossBeforeItWrites(t *testing.T) {
 	require.Equal(t, "write again: lost", victim.WaitOutput(startsWithin, "write again: "))
 	require.Equal(t, "look: lost", victim.WaitOutput(startsWithin, "look: "))
 	require.Equal(t, "ended: lock lost: "+key, victim.WaitOutput(startsWithin, "ended: "))
-	require.Equal(t, "blind: refused", victim.WaitOutput(startsWithin, "blind: "), "the fence stops one that does not look")
+	require.Equal(t, "blind: refused", victim.WaitOutput(startsWithin, "blind: "), "the fence refuses a holder that does not ask")
 	require.Equal(t, "release: lost", victim.WaitOutput(startsWithin, "release: "))
 	last, writes = fence()
 	require.Equal(t, successor.Token(key), last)

@@ -16,8 +16,8 @@ import (
 	"stampede/lock"
 )
 
-// setupWaiting gives a bench whose Locker hears of a release by its message only, and a lease of another process on
-// some of the keys.
+// setupWaiting returns a bench whose Locker learns of a release by its message only, and a lease of
+// another process on some keys.
 func setupWaiting(t *testing.T, keys ...string) (bench, *lock.Lease) {
 	t.Helper()
 	b := setup(t)
@@ -30,7 +30,7 @@ func setupWaiting(t *testing.T, keys ...string) (bench, *lock.Lease) {
 	return b, holder
 }
 
-// waitQueued waits until so many wait for a key, and the first of them would hear of its release.
+// waitQueued waits for so many waiters for a key, and for the listener.
 func (b bench) waitQueued(key string, waiters int) {
 	b.t.Helper()
 	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d waiters for %s", waiters, key), func() bool {
@@ -39,14 +39,14 @@ func (b bench) waitQueued(key string, waiters int) {
 	b.waitListening(key, 1)
 }
 
-// waitCalls waits until a waiter has looked so often.
+// waitCalls waits for so many attempts.
 func (b bench) waitCalls(c *calls, asked int) {
 	b.t.Helper()
 	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d calls to acquire", asked), func() bool { return c.of(acquires) >= asked })
 	require.Equal(b.t, asked, c.of(acquires))
 }
 
-func TestAWaiterIsWokenByTheRelease(t *testing.T) {
+func TestWaiterIsWokenByTheRelease(t *testing.T) {
 	for name, test := range map[string]struct {
 		key     func(b bench) string
 		release func(ctx context.Context, l *lock.Locker, lease *lock.Lease) error
@@ -79,7 +79,7 @@ func TestAWaiterIsWokenByTheRelease(t *testing.T) {
 			c := countCalls(t, b.rdb)
 			got := acquiring(t, b.Locker, key)
 			b.waitQueued(key, 1)
-			b.waitCalls(c, 2) // the second because the lock may have been released before the subscription
+			b.waitCalls(c, 2) // the second after the subscription, because the lock may have been released before
 			require.NoError(t, test.release(ctx, other, holder))
 			second := await(t, got, startsWithin, "the lock of "+key)
 			assert.Equal(t, 3, c.of(acquires))
@@ -90,16 +90,16 @@ func TestAWaiterIsWokenByTheRelease(t *testing.T) {
 	}
 }
 
-func TestWhereNoMessageComesTheWaiterLooksForItself(t *testing.T) {
+func TestWaiterPollsWithoutAMessage(t *testing.T) {
 	b, _ := setupWaiting(t, "ann")
 	b.Locker = locker(t, b.rdb, lock.WithPoll(50*time.Millisecond))
 	got := acquiring(t, b.Locker, b.key("ann"))
 	b.waitQueued(b.key("ann"), 1)
-	require.NoError(t, b.rdb.Del(t.Context(), b.key("ann")).Err()) // tells nobody
+	require.NoError(t, b.rdb.Del(t.Context(), b.key("ann")).Err()) // sends no message
 	require.NoError(t, await(t, got, startsWithin, "the lock").Release(t.Context()))
 }
 
-func TestALockThatRunsOutIsTakenThenAndNotBefore(t *testing.T) {
+func TestWaiterTakesALockWhenItsLeaseEnds(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
 	const length = 600 * time.Millisecond
@@ -110,13 +110,13 @@ func TestALockThatRunsOutIsTakenThenAndNotBefore(t *testing.T) {
 	require.NoError(t, second.Release(ctx))
 }
 
-// grantedAfter is how much later one lease was granted than another: a token is the time at which it was given, by
+// grantedAfter is the time between the grants of two leases: a token is the time of its grant by
 // Redis's clock. Redis ends leases by whole milliseconds.
 func grantedAfter(key string, first, second *lock.Lease) time.Duration {
 	return time.Duration(second.Token(key)-first.Token(key))*time.Microsecond + time.Millisecond
 }
 
-func TestALockThatIsRenewedIsWaitedForOn(t *testing.T) {
+func TestWaiterContinuesToWaitForARenewedLock(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	ctx, key := t.Context(), b.key("ann")
 	const left, looks = 500 * time.Millisecond, 3
@@ -126,7 +126,7 @@ func TestALockThatIsRenewedIsWaitedForOn(t *testing.T) {
 		if kind != acquires || c.of(acquires) == looks {
 			return next(ctx, cmd)
 		}
-		// Whenever the waiter looks, the lock is about to end, and then it is renewed.
+		// At each attempt the lock is about to end, and then it is renewed.
 		looked <- time.Now()
 		assert.True(t, b.rdb.PExpire(ctx, key, left).Val())
 		err := next(ctx, cmd)
@@ -137,14 +137,14 @@ func TestALockThatIsRenewedIsWaitedForOn(t *testing.T) {
 	b.waitCalls(c, looks)
 	assert.Equal(t, 1, b.Waiting(key))
 	<-looked
-	second, third := <-looked, <-looked // the second one when it heard that it would hear of a release
-	assert.GreaterOrEqual(t, third.Sub(second), left, "it looks again when the lock would have ended")
+	second, third := <-looked, <-looked // the second attempt follows the subscription
+	assert.GreaterOrEqual(t, third.Sub(second), left, "the next attempt comes when the lock would have ended")
 	require.NoError(t, holder.Release(ctx))
 	require.NoError(t, await(t, got, startsWithin, "the lock").Release(ctx))
 }
 
-// The next in the queue knows how long the one before it has the lock, if that does not release it.
-func TestALockThatRunsOutWhereItWasWaitedForGoesToTheNext(t *testing.T) {
+// The next in the queue knows when the lease of the one before it ends.
+func TestNextWaiterTakesALockWhenItsLeaseEnds(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	ctx, key := t.Context(), b.key("ann")
 	const length = 600 * time.Millisecond
@@ -154,13 +154,13 @@ func TestALockThatRunsOutWhereItWasWaitedForGoesToTheNext(t *testing.T) {
 	b.waitQueued(key, 2)
 	require.NoError(t, holder.Release(ctx))
 	silent := await(t, first, startsWithin, "the lock")
-	next := await(t, second, startsWithin, "the lock that ran out")
+	next := await(t, second, startsWithin, "the lock after its lease")
 	assert.GreaterOrEqual(t, grantedAfter(key, silent, next), length)
 	require.ErrorIs(t, silent.Err(), lock.ErrLost)
 	require.NoError(t, next.Release(ctx))
 }
 
-func TestThoseWhoWaitInOneProcessAreServedInOrder(t *testing.T) {
+func TestWaitersOfOneProcessAreServedInOrder(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	ctx, key := t.Context(), b.key("ann")
 	const waiters = 12
@@ -199,16 +199,16 @@ func TestOnlyTheFirstOfAQueueAsksRedis(t *testing.T) {
 	for i := range got {
 		got[i] = acquiring(t, b.Locker, key)
 		b.waitQueued(key, i+1)
-		b.waitCalls(c, 2) // of the first one
+		b.waitCalls(c, 2) // of the first waiter
 	}
 	require.NoError(t, holder.Release(ctx))
 	for i := range got {
-		require.NoError(t, await(t, got[i], startsWithin, "the lock, by turns").Release(ctx))
+		require.NoError(t, await(t, got[i], startsWithin, "the lock, in order").Release(ctx))
 	}
 	assert.LessOrEqual(t, c.of(acquires), 2+waiters+waiters/4, "a hand-over costs one call, and a connection may break")
 }
 
-func TestAsLongAsNothingHappensAQueueCostsOneCallInEachPoll(t *testing.T) {
+func TestQueueMakesOneCallForEachPoll(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	ctx, key := t.Context(), b.key("ann")
 	const waiters, polls, poll = 32, 12, 50 * time.Millisecond
@@ -222,17 +222,17 @@ func TestAsLongAsNothingHappensAQueueCostsOneCallInEachPoll(t *testing.T) {
 	began := time.Now()
 	testkit.Eventually(t, startsWithin, "some polls", func() bool { return c.of(acquires) >= polls })
 	asked, passed := c.of(acquires), time.Since(began)
-	assert.LessOrEqual(t, asked, int(passed/poll)+3, "in %v", passed) // one began before, and one for the subscription
+	assert.LessOrEqual(t, asked, int(passed/poll)+3, "in %v", passed) // one that began before, and one after the subscription
 	require.NoError(t, holder.Release(ctx))
 	for range got {
 		require.NoError(t, b.firstOf(got).Release(ctx))
 	}
 }
 
-// firstOf waits until one of those who wait has a lease.
+// firstOf waits until one of the waiters has a lease.
 func (b bench) firstOf(waiting []<-chan *lock.Lease) (got *lock.Lease) {
 	b.t.Helper()
-	testkit.Eventually(b.t, startsWithin, "one of those who wait to get a lease", func() bool {
+	testkit.Eventually(b.t, startsWithin, "a lease of one of the waiters", func() bool {
 		for _, leases := range waiting {
 			select {
 			case lease, open := <-leases:
@@ -250,7 +250,7 @@ func (b bench) firstOf(waiting []<-chan *lock.Lease) (got *lock.Lease) {
 
 var errGone = errors.New("the caller is gone")
 
-func TestAWaiterThatGivesUpLeavesTheQueueToTheOthers(t *testing.T) {
+func TestCancelledWaiterLeavesTheQueue(t *testing.T) {
 	for who, name := range []string{"the first", "the middle one", "the last"} {
 		t.Run(name, func(t *testing.T) {
 			b, holder := setupWaiting(t, "ann")
@@ -274,7 +274,7 @@ func TestAWaiterThatGivesUpLeavesTheQueueToTheOthers(t *testing.T) {
 			}
 			b.waitCalls(c, 2)
 			cancels[who](errGone)
-			err := await(t, failed[who], startsWithin, "the error of the one that gave up")
+			err := await(t, failed[who], startsWithin, "the error of the waiter that gave up")
 			require.ErrorIs(t, err, errGone)
 			require.ErrorContains(t, err, key)
 			assert.Equal(t, waiters-1, b.Waiting(key))
@@ -294,8 +294,8 @@ func TestAWaiterThatGivesUpLeavesTheQueueToTheOthers(t *testing.T) {
 	}
 }
 
-// The one that gives up may be the one that was told of the release.
-func TestWhenTheFirstGivesUpTheNextLooksForItself(t *testing.T) {
+// The waiter that gives up may be the one that was woken by the release.
+func TestNextWaiterAsksWhenTheFirstGivesUp(t *testing.T) {
 	b, _ := setupWaiting(t, "ann")
 	key := b.key("ann")
 	c := countCalls(t, b.rdb)
@@ -309,13 +309,13 @@ func TestWhenTheFirstGivesUpTheNextLooksForItself(t *testing.T) {
 	next := acquiring(t, b.Locker, key)
 	b.waitQueued(key, 2)
 	b.waitCalls(c, 2)
-	require.NoError(t, b.rdb.Del(t.Context(), key).Err()) // tells nobody
+	require.NoError(t, b.rdb.Del(t.Context(), key).Err()) // sends no message
 	giveUp()
 	require.ErrorIs(t, await(t, failed, startsWithin, "the error"), context.Canceled)
 	require.NoError(t, await(t, next, startsWithin, "the lock").Release(t.Context()))
 }
 
-func TestAWaiterWaitsNoLongerThanItsContext(t *testing.T) {
+func TestWaiterReturnsOnDeadline(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	b.Locker = locker(t, b.rdb, lock.WithPoll(never), lock.WithListenIdle(never))
 	const patience = 50 * time.Millisecond
@@ -330,8 +330,8 @@ func TestAWaiterWaitsNoLongerThanItsContext(t *testing.T) {
 	require.NoError(t, holder.Release(t.Context()))
 }
 
-// The caller finds its own reason in the error, also where its context ended while Redis was asked.
-func TestAnAcquireThatEndsWithItsContextSaysWhy(t *testing.T) {
+// The caller finds its own cause in the error, also if its context ended during a call to Redis.
+func TestAcquireReturnsTheCauseOfItsContext(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	c := countCalls(t, b.rdb)
 	for name, acquire := range map[string]func(ctx context.Context) error{
@@ -365,7 +365,7 @@ func TestAnAcquireThatEndsWithItsContextSaysWhy(t *testing.T) {
 	}
 }
 
-func TestThoseWhoWaitInManyProcessesAllGetTheLock(t *testing.T) {
+func TestWaitersOfManyProcessesAllGetTheLock(t *testing.T) {
 	b := setup(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -374,7 +374,7 @@ func TestThoseWhoWaitInManyProcessesAllGetTheLock(t *testing.T) {
 	counted := 0
 	var all sync.WaitGroup
 	for range processes {
-		l := locker(t, b.rdb, lock.WithPoll(never)) // so nobody may be passed over when all hear of a release
+		l := locker(t, b.rdb, lock.WithPoll(never)) // no waiter may be missed when all receive a message
 		for range waiters {
 			all.Go(func() {
 				for range turns {
@@ -394,9 +394,9 @@ func TestThoseWhoWaitInManyProcessesAllGetTheLock(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 
-// Where many processes hear of a release, most leave it to the others to ask at once. By lot, that may be all of
-// them, which happens in some of these hand-overs.
-func TestNobodyIsForgottenWhenAllLeaveItToTheOthers(t *testing.T) {
+// Where many processes receive a message, most do not ask immediately. In some of these hand-overs
+// none does.
+func TestWaitersOfManyProcessesAreNotMissedAfterARelease(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	const processes, rounds = 12, 12
@@ -415,7 +415,7 @@ func TestNobodyIsForgottenWhenAllLeaveItToTheOthers(t *testing.T) {
 			got[i] = acquiring(t, l, key)
 		}
 		b.waitListening(key, processes)
-		testkit.Eventually(t, startsWithin, "all have looked twice", func() bool { return c.of(acquires) >= before+2*processes })
+		testkit.Eventually(t, startsWithin, "two attempts of each", func() bool { return c.of(acquires) >= before+2*processes })
 		require.NoError(t, holder.Release(ctx))
 		for range got {
 			require.NoError(t, b.firstOf(got).Release(ctx))

@@ -23,22 +23,22 @@ import (
 const (
 	// patience bounds each wait of these tests.
 	patience = 20 * time.Second
-	// beyond is longer than a test waits: a lock with such a lease does not end by itself, and a
-	// waiter with such a poll does not look by itself, so whoever gets the lock was woken.
+	// beyond is longer than a test waits: a lock with this lease does not end, and a waiter with
+	// this poll does not ask by itself, so a release has woken it.
 	beyond = 3 * patience
-	// shortLease is renewed by a watchdog every third of it. Its holder may be stopped by a busy machine
-	// for two thirds, and still has it.
+	// shortLease is renewed every third of it. Its holder may be stopped by a busy machine for two
+	// thirds of it.
 	shortLease = 2 * time.Second
 )
 
-// nameShapes are those that Redisson's rule for the name of a lock's channel tells apart.
+// nameShapes are the forms of a name that Redisson's rule for channels distinguishes.
 var nameShapes = map[string]string{
 	"plain":             "ann",
 	"with a hash tag":   "{0}:lock:ann",
 	"with only a brace": "ann{",
 }
 
-func TestRedissonAndGoKeepOneCounter(t *testing.T) {
+func TestRedissonAndGoCountTogether(t *testing.T) {
 	t.Parallel()
 	java := startRedisson(t, beyond)
 	for shape, name := range nameShapes {
@@ -50,9 +50,9 @@ func TestRedissonAndGoKeepOneCounter(t *testing.T) {
 			for i := range threads {
 				answers = append(answers, java.tell(fmt.Sprintf("%s/%d", key, i), "count %s %s %d", key, counter, times))
 			}
-			testkit.Eventually(t, patience, "Redisson counts", func() bool { return in.rdb.Exists(in.ctx, counter).Val() == 1 })
+			testkit.Eventually(t, patience, "a count of Redisson", func() bool { return in.rdb.Exists(in.ctx, counter).Val() == 1 })
 
-			// Go counts for as long as Redisson does, so that they take turns.
+			// Go counts as long as Redisson does, so that they take turns.
 			var mine turns
 			var goroutines sync.WaitGroup
 			counted := make(chan struct{})
@@ -79,7 +79,7 @@ func TestRedissonAndGoKeepOneCounter(t *testing.T) {
 			total, err := in.rdb.Get(in.ctx, counter).Int()
 			require.NoError(t, err)
 			assert.Equal(t, threads*times+mine.counts, total)
-			assert.Greater(t, mine.handOvers, threads, "the lock went from one side to the other and back")
+			assert.Greater(t, mine.handOvers, threads, "the lock passed from one side to the other and back")
 		})
 	}
 }
@@ -100,7 +100,7 @@ func (t *turns) note(value int) {
 	t.last = value + 1
 }
 
-// count is one GET, one more, SET: a count that comes in between is overwritten.
+// count is GET, add one, SET: a count by another holder between these would be lost.
 func (in interop) count(key, counter string, mine *turns) error {
 	return in.locker.Do(in.ctx, key, func(ctx context.Context) error {
 		value, err := in.rdb.Get(ctx, counter).Int()
@@ -138,7 +138,7 @@ func TestRedissonAndGoExcludeAndWakeEachOther(t *testing.T) {
 		})
 	}
 
-	t.Run("a lock that Redisson went deeper into is free after the last unlock", func(t *testing.T) {
+	t.Run("a lock that Redisson reentered is free after the last unlock", func(t *testing.T) {
 		in := setupInterop(t, lock.WithPoll(beyond))
 		key := in.key("ann")
 		for range 2 {
@@ -159,7 +159,7 @@ func TestRedissonAndGoExcludeAndWakeEachOther(t *testing.T) {
 		require.NoError(t, lease.Release(in.ctx))
 	})
 
-	t.Run("many keys, of which Redisson has one", func(t *testing.T) {
+	t.Run("many keys, one of them held by Redisson", func(t *testing.T) {
 		in := setupInterop(t, lock.WithPoll(beyond))
 		ann, bob := in.key("ann"), in.key("bob")
 		require.Equal(t, "held", java.ask(t, bob, "lock %s", bob))
@@ -174,14 +174,14 @@ func TestRedissonAndGoExcludeAndWakeEachOther(t *testing.T) {
 		in.inVain.Store(0)
 		all := in.acquire(ann, bob)
 		in.waitAsleep(bob)
-		require.Equal(t, "held", java.ask(t, ann, "trylock %s 0 -1", ann), "who waits for all holds none")
+		require.Equal(t, "held", java.ask(t, ann, "trylock %s 0 -1", ann), "a waiting AcquireAll holds none")
 		require.Equal(t, "released", java.ask(t, bob, "unlock %s", bob))
 		require.Equal(t, "released", java.ask(t, ann, "unlock %s", ann))
 		in.release(<-all)
 	})
 }
 
-func TestRedissonAndGoTakeLocksAwayFromEachOther(t *testing.T) {
+func TestRedissonAndGoForceEachOthersLocks(t *testing.T) {
 	t.Parallel()
 	java := startRedisson(t, shortLease)
 
@@ -200,7 +200,7 @@ func TestRedissonAndGoTakeLocksAwayFromEachOther(t *testing.T) {
 		assert.True(t, held)
 		require.Equal(t, "held", java.wait(t, waiter))
 		assert.Contains(t, java.ask(t, "victim", "unlock %s", key), "IllegalMonitorStateException")
-		require.Equal(t, "released", java.ask(t, "waiter", "unlock %s", key), "the victim did not take it along")
+		require.Equal(t, "released", java.ask(t, "waiter", "unlock %s", key), "the victim's unlock leaves the lock alone")
 	})
 
 	t.Run("from Go", func(t *testing.T) {
@@ -214,11 +214,11 @@ func TestRedissonAndGoTakeLocksAwayFromEachOther(t *testing.T) {
 		<-ctx.Done()
 		require.ErrorIs(t, context.Cause(ctx), lock.ErrLost)
 		require.ErrorIs(t, lease.Release(in.ctx), lock.ErrLost)
-		require.Equal(t, "released", java.ask(t, "thief", "unlock %s", key), "the victim did not take it along")
+		require.Equal(t, "released", java.ask(t, "thief", "unlock %s", key), "the victim's release leaves the lock alone")
 	})
 }
 
-func TestRedissonAndGoKeepEachOtherOutByTheirWatchdogs(t *testing.T) {
+func TestRedissonAndGoRenewAgainstEachOther(t *testing.T) {
 	t.Parallel()
 	java := startRedisson(t, shortLease)
 
@@ -251,7 +251,7 @@ func TestRedissonAndGoKeepEachOtherOutByTheirWatchdogs(t *testing.T) {
 	})
 }
 
-func TestGoTakesOverFromAKilledRedissonNotBeforeItsLeaseEnds(t *testing.T) {
+func TestGoTakesOverFromAKilledRedissonWhenItsLeaseEnds(t *testing.T) {
 	t.Parallel()
 	in := setupInterop(t, lock.WithPoll(beyond))
 	java := startRedisson(t, shortLease)
@@ -269,7 +269,7 @@ func TestGoTakesOverFromAKilledRedissonNotBeforeItsLeaseEnds(t *testing.T) {
 	in.release(lease)
 }
 
-func TestRedissonTakesOverFromAKilledGoNotBeforeItsLeaseEnds(t *testing.T) {
+func TestRedissonTakesOverFromAKilledGoWhenItsLeaseEnds(t *testing.T) {
 	t.Parallel()
 	in := setupInterop(t)
 	java := startRedisson(t, shortLease)
@@ -291,8 +291,8 @@ func TestRedissonTakesOverFromAKilledGoNotBeforeItsLeaseEnds(t *testing.T) {
 	require.Equal(t, "released", java.ask(t, "heir", "unlock %s", key))
 }
 
-// In a Redis Cluster, Redisson tells and hears of releases by sharded publish/subscribe, which nobody hears
-// who subscribes in the ordinary way.
+// In a Redis Cluster, Redisson publishes releases to sharded channels, which ordinary subscriptions
+// do not receive.
 func TestRedissonAndGoWakeEachOtherInACluster(t *testing.T) {
 	rdb := startCluster(t, 3)
 	java := startRedisson(t, beyond, "--cluster", "redis://"+rdb.Options().Addrs[0])
@@ -320,13 +320,13 @@ func TestRedissonAndGoWakeEachOtherInACluster(t *testing.T) {
 	}
 }
 
-// interop is what one test has for itself.
+// interop belongs to one test.
 type interop struct {
 	t      *testing.T
 	ctx    context.Context
 	rdb    redis.UniversalClient
 	locker *lock.Locker
-	// inVain counts how often the locker found a lock busy.
+	// inVain counts the busy answers of the locker.
 	inVain *atomic.Int64
 	key    func(name string) string
 }
@@ -348,8 +348,8 @@ func interopIn(t *testing.T, rdb redis.UniversalClient, prefix string, opts ...l
 	return in
 }
 
-// acquire waits for the locks of all keys in a goroutine that ends with the test. The channel is closed
-// without a lease, and the test fails, if that does not work.
+// acquire waits for the locks of all keys in a goroutine that ends with the test. On an error the
+// test fails and the channel is closed.
 func (in interop) acquire(keys ...string) <-chan *lock.Lease {
 	acquired := make(chan *lock.Lease, 1)
 	ended := make(chan struct{})
@@ -365,16 +365,16 @@ func (in interop) acquire(keys ...string) <-chan *lock.Lease {
 	return acquired
 }
 
-// release is given what acquire got.
+// release takes the result of acquire.
 func (in interop) release(lease *lock.Lease) {
 	in.t.Helper()
 	require.NotNil(in.t, lease, "the lock was not acquired")
 	require.NoError(in.t, lease.Release(in.ctx))
 }
 
-// waitAsleep waits until an acquire has looked in vain, has subscribed to the channel of the lock, and has
-// looked in vain once more: if it gets the lock from then on, it was woken for it. The name of the channel is
-// Redisson's, so it is spelled out here too.
+// waitAsleep waits until an acquire has a busy answer, has subscribed to the channel of the lock,
+// and has another busy answer: if it gets the lock later, a message has woken it. The name of the
+// channel is Redisson's, so it is written out here.
 func (in interop) waitAsleep(key string) {
 	in.t.Helper()
 	channel := "redisson_lock__channel:{" + key + "}"
@@ -382,7 +382,7 @@ func (in interop) waitAsleep(key string) {
 		channel = "redisson_lock__channel:" + key
 	}
 	testkit.Eventually(in.t, patience, "a subscription to "+channel, func() bool { return in.subscribers(channel) == 1 })
-	testkit.Eventually(in.t, patience, "a second look", func() bool { return in.inVain.Load() >= 2 })
+	testkit.Eventually(in.t, patience, "a second attempt", func() bool { return in.inVain.Load() >= 2 })
 }
 
 func (in interop) subscribers(channel string) int64 {
@@ -390,7 +390,7 @@ func (in interop) subscribers(channel string) int64 {
 	if !clustered {
 		return in.rdb.PubSubNumSub(in.ctx, channel).Val()[channel]
 	}
-	var all atomic.Int64 // the nodes are asked at the same time
+	var all atomic.Int64 // the nodes are asked in parallel
 	require.NoError(in.t, cluster.ForEachMaster(in.ctx, func(ctx context.Context, node *redis.Client) error {
 		here, err := node.PubSubShardNumSub(ctx, channel).Result()
 		all.Add(here[channel])
@@ -399,14 +399,15 @@ func (in interop) subscribers(channel string) int64 {
 	return all.Load()
 }
 
-// waitLeases waits until a lock has been renewed to last for so many short leases more.
+// waitLeases waits until renewals have extended a lock by so many short leases.
 func (in interop) waitLeases(key string, leases time.Duration) {
 	in.t.Helper()
 	until := in.expiry(key) + (leases * shortLease).Milliseconds()
 	testkit.Eventually(in.t, patience, "renewals of "+key, func() bool { return in.expiry(key) >= until })
 }
 
-// expiry is when the lock ends, in milliseconds of Redis's clock. It fails the test if nobody holds it.
+// expiry is when the lock ends, in milliseconds of Redis's clock. It fails the test if the lock is
+// free.
 func (in interop) expiry(key string) int64 {
 	in.t.Helper()
 	at, err := in.rdb.PExpireTime(in.ctx, key).Result()
@@ -415,7 +416,7 @@ func (in interop) expiry(key string) int64 {
 	return at.Milliseconds()
 }
 
-// leaseLeft is when the lock of a dead holder ends, which is a short lease from now at the latest.
+// leaseLeft is when the lock of a dead holder ends: within a short lease.
 func (in interop) leaseLeft(key string) (ends int64) {
 	in.t.Helper()
 	ends = in.expiry(key)
@@ -423,13 +424,13 @@ func (in interop) leaseLeft(key string) (ends int64) {
 	return ends
 }
 
-// assertTakenOverAt is called when the successor has the lock. It is the same clock by which Redis ends
-// leases, so there is no allowance for a successor that is early.
+// assertTakenOverAt is called when the successor has the lock. It reads the clock by which Redis
+// ends leases, so a successor is never early.
 func (in interop) assertTakenOverAt(ends int64) {
 	in.t.Helper()
 	now := in.now()
 	assert.Greater(in.t, now, ends)
-	assert.Less(in.t, now, ends+shortLease.Milliseconds(), "nobody had to tell the successor")
+	assert.Less(in.t, now, ends+shortLease.Milliseconds(), "the successor needs no message")
 }
 
 // now is Redis's clock in milliseconds.

@@ -21,21 +21,20 @@ import (
 	"stampede/internal/testkit"
 )
 
-// redisson is a Java process that uses Redisson's locks as it is told; see its Driver.java.
+// redisson is a Java process that uses Redisson's locks on command; see its Driver.java.
 type redisson struct {
 	in      io.Writer
 	process *child.Process
 	output  *answers
 }
 
-// startRedisson is given the lease that Redisson's watchdog keeps up, and its server if that is not the one
-// that the tests share.
+// startRedisson takes the lease of Redisson's watchdog, and a server unless it is the tests' own.
 func startRedisson(t *testing.T, watchdog time.Duration, server ...string) *redisson {
 	t.Helper()
 	const target = "testdata/redisson/target"
 	classpath, err := os.ReadFile(target + "/classpath")
 	require.NoError(t, err, "task test:redisson builds it")
-	// The compiler that warms up fast, and one thread to collect: it is one of several processes.
+	// A fast start and little memory: several processes run at a time.
 	args := []string{
 		"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx128m",
 		"-cp", target + "/classes:" + string(classpath), "stampede.Driver",
@@ -66,10 +65,10 @@ func startRedisson(t *testing.T, watchdog time.Duration, server ...string) *redi
 // kill ends the process by SIGKILL and returns when it is gone.
 func (r *redisson) kill() { r.process.Stop(syscall.SIGKILL, patience) }
 
-// tell gives a session a command, and returns where its answer will be.
+// tell sends a command to a session and returns the channel of its answer.
 func (r *redisson) tell(session, format string, args ...any) <-chan string {
 	answer := r.output.expect(session)
-	// If the process is gone there is no answer, which is found then.
+	// If the process is gone, wait finds that there is no answer.
 	_, _ = fmt.Fprintf(r.in, "%s "+format+"\n", append([]any{session}, args...)...)
 	return answer
 }
@@ -79,8 +78,8 @@ func (r *redisson) ask(t *testing.T, session, format string, args ...any) string
 	return r.wait(t, r.tell(session, format, args...))
 }
 
-// waitAsleep waits until a session has looked for a lock in vain and sleeps: what it gets from then on, it
-// was woken for.
+// waitAsleep waits until a session sleeps after a busy answer: if it gets the lock later, a message
+// has woken it.
 func (r *redisson) waitAsleep(t *testing.T, session string) {
 	t.Helper()
 	testkit.Eventually(t, patience, session+" sleeps", func() bool {
@@ -103,15 +102,16 @@ func (r *redisson) wait(t *testing.T, answer <-chan string) string {
 	return ""
 }
 
-// answers takes what the Java process writes apart: the first word of each line is the session that it
-// answers for.
+// answers splits the output of the Java process: the first word of each line is the session that it
+// answers.
 type answers struct {
 	mu   sync.Mutex
-	line []byte // so far
+	line []byte // incomplete
 	due  map[string]chan string
 }
 
-// expect returns where the next answer of the session will be. It has room for it, so nobody has to take it.
+// expect returns a channel for the next answer of the session. It is buffered, so the answer may be
+// ignored.
 func (a *answers) expect(session string) <-chan string {
 	answer := make(chan string, 1)
 	a.mu.Lock()

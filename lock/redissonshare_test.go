@@ -15,15 +15,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// share is what one side had of a lock: how many turns, and how long somebody waited for one at most.
+// share is one side's part of a lock: the number of turns and the longest wait.
 type share struct {
 	Turns   int64 `json:"turns"`
 	Longest int64 `json:"longest_ms"`
 }
 
-// TestRedissonsWaitersGetTheirShareBesideGo has threads of Redisson and goroutines of one Locker take turns at one lock.
-// A message wakes a goroutine sooner than a thread of Java, so without a rule Go would have nearly all turns.
-func TestRedissonsWaitersGetTheirShareBesideGo(t *testing.T) {
+// Threads of Redisson and goroutines of one Locker take turns at a lock. A message wakes a
+// goroutine sooner than a Java thread, so without the yield Go would have nearly all turns.
+func TestRedissonWaitersGetTheirShareBesideGo(t *testing.T) {
 	const seconds = 4
 	java := startRedisson(t, beyond)
 	for _, c := range []struct {
@@ -43,7 +43,7 @@ func TestRedissonsWaitersGetTheirShareBesideGo(t *testing.T) {
 			ask := func(seconds int) <-chan string {
 				return java.tell(key, "share %s %d %d %d", key, c.threads, c.hold.Microseconds(), seconds)
 			}
-			java.wait(t, ask(1)) // it warms up
+			java.wait(t, ask(1)) // warms up
 			answer := ask(seconds)
 			ours := in.share(key, c.goroutines, c.hold, seconds*time.Second)
 			var theirs share

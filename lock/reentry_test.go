@@ -14,7 +14,7 @@ import (
 	"stampede/lock"
 )
 
-func TestTheOwnerInTheContextGoesDeeper(t *testing.T) {
+func TestOwnerInTheContextReenters(t *testing.T) {
 	for name, outerFirst := range map[string]bool{"inner released first": false, "outer released first": true} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -44,7 +44,7 @@ func TestTheOwnerInTheContextGoesDeeper(t *testing.T) {
 	}
 }
 
-func TestADeeperHoldLengthensWhatIsLeftAndNeverShortensIt(t *testing.T) {
+func TestReentryExtendsALeaseAndNeverShortensIt(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	outer := b.take(ctx, 10*time.Minute, b.key("ann"))
@@ -58,7 +58,7 @@ func TestADeeperHoldLengthensWhatIsLeftAndNeverShortensIt(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 
-func TestAnOwnerIsKnownToItsLockerOnly(t *testing.T) {
+func TestOwnerBelongsToItsLocker(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	outer := b.take(ctx, time.Minute, b.key("ann"))
@@ -67,34 +67,34 @@ func TestAnOwnerIsKnownToItsLockerOnly(t *testing.T) {
 	assert.Equal(t, []string{b.key("ann")}, busy)
 }
 
-func TestGoingDeeperIntoALostLockIsRefused(t *testing.T) {
+func TestReentryIntoALostLockFails(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	outer := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
 	require.NoError(t, b.rdb.Del(ctx, b.key("ann")).Err())
 	inside := outer.Context(ctx)
 
-	// To make it last longer, Redis has to be asked, and the loss is found.
+	// An extension asks Redis and finds the loss.
 	_, _, err := b.TryEach(inside, []string{b.key("cid"), b.key("ann"), b.key("bob")}, lock.For(2*time.Minute))
 	require.Equal(t, []string{b.key("ann")}, lostKeys(t, err))
-	require.Equal(t, []string{b.key("ann")}, lostKeys(t, outer.Err()), "the other lease of the owner knows it too")
+	require.Equal(t, []string{b.key("ann")}, lostKeys(t, outer.Err()), "the other lease of the owner learns of it too")
 	<-inside.Done()
 	require.Equal(t, []string{b.key("ann")}, lostKeys(t, context.Cause(inside)))
-	assert.Zero(t, b.depth(b.key("ann")), "it is not taken anew")
-	assert.Equal(t, 1, b.depth(b.key("bob")), "and what the owner has, it keeps")
+	assert.Zero(t, b.depth(b.key("ann")), "a lost lock is not taken again")
+	assert.Equal(t, 1, b.depth(b.key("bob")), "the owner keeps its other locks")
 	assert.Zero(t, b.depth(b.key("cid")))
 
 	alive := context.WithoutCancel(inside)
 	_, _, err = b.TryEach(alive, []string{b.key("cid"), b.key("ann")})
-	require.Equal(t, []string{b.key("ann")}, lostKeys(t, err), "now it is known without asking")
+	require.Equal(t, []string{b.key("ann")}, lostKeys(t, err), "the loss is now known without a call")
 	assert.Zero(t, b.depth(b.key("cid")))
 
 	require.Equal(t, []string{b.key("ann")}, lostKeys(t, outer.Release(ctx)))
 	again := b.take(alive, time.Minute, b.key("ann"))
-	require.NoError(t, again.Release(ctx), "once released, the owner may start afresh")
+	require.NoError(t, again.Release(ctx), "after its release, the owner may take the lock again")
 }
 
-// lostKeys are the keys of a *LostError.
+// lostKeys returns the keys of a *LostError.
 func lostKeys(t *testing.T, err error) []string {
 	t.Helper()
 	var lost *lock.LostError
@@ -103,7 +103,7 @@ func lostKeys(t *testing.T, err error) []string {
 	return lost.Keys
 }
 
-func TestGoroutinesThatShareAContextShareTheLock(t *testing.T) {
+func TestGoroutinesWithOneContextShareTheLock(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	outer := b.take(ctx, time.Minute, b.key("ann"))
@@ -130,7 +130,7 @@ func TestGoroutinesThatShareAContextShareTheLock(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("ann")))
 }
 
-func TestGoingDeeperAsksNobodyWhileTheLeaseIsGood(t *testing.T) {
+func TestReentryMakesNoCallWhileTheLeaseIsValid(t *testing.T) {
 	for name, terms := range map[string][]lock.AcquireOption{"a watched lease": nil, "an explicit lease": {lock.For(time.Minute)}} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
@@ -150,7 +150,7 @@ func TestGoingDeeperAsksNobodyWhileTheLeaseIsGood(t *testing.T) {
 			} {
 				inner, err := deeper()
 				require.NoError(t, err, what)
-				innermost, err := deeper(lock.For(time.Second)) // which is less than there is left
+				innermost, err := deeper(lock.For(time.Second)) // shorter than what is left
 				require.NoError(t, err, what)
 				for _, lease := range []*lock.Lease{inner, innermost} {
 					require.NoError(t, lease.Err(), what)
@@ -171,7 +171,7 @@ func TestGoingDeeperAsksNobodyWhileTheLeaseIsGood(t *testing.T) {
 	}
 }
 
-func TestGoingDeeperForLongerCostsOneCall(t *testing.T) {
+func TestReentryThatExtendsMakesOneCall(t *testing.T) {
 	b := setup(t)
 	ctx, names := t.Context(), b.names(100)
 	outer := b.take(ctx, 10*time.Minute, names...)
@@ -185,7 +185,7 @@ func TestGoingDeeperForLongerCostsOneCall(t *testing.T) {
 	require.NoError(t, outer.Release(ctx))
 }
 
-func TestAWatchedLeaseWithinAnExplicitOneKeepsItUpAsLongAsItLives(t *testing.T) {
+func TestWatchedReentryRenewsAnExplicitLease(t *testing.T) {
 	b := setup(t)
 	ctx, key := t.Context(), b.key("ann")
 	const explicit, watched = 900 * time.Millisecond, 1800 * time.Millisecond
@@ -197,19 +197,19 @@ func TestAWatchedLeaseWithinAnExplicitOneKeepsItUpAsLongAsItLives(t *testing.T) 
 	require.NoError(t, err)
 	b.waitRenewed(key, ends)
 	testkit.Eventually(t, startsWithin, "the end of the explicit lease", func() bool { return b.now().After(ends) })
-	require.NoError(t, outer.Err(), "which is kept up")
+	require.NoError(t, outer.Err(), "the inner lease renews it")
 	require.NoError(t, held.Err())
 
 	require.NoError(t, inner.Release(ctx))
 	asked := c.of(renewals)
 	awaitLoss(t, held, startsWithin)
-	assert.LessOrEqual(t, c.of(renewals), asked+1, "but for one that was under way")
+	assert.LessOrEqual(t, c.of(renewals), asked+1, "except for a renewal under way")
 	require.Equal(t, []string{key}, lostKeys(t, outer.Release(ctx)))
 }
 
-// A goroutine that waits for a lock behind strangers shares the owner with one that gets it. If it stood in line,
-// its owner would wait for itself.
-func TestAWaiterGetsTheLockTogetherWithItsOwner(t *testing.T) {
+// A goroutine waits behind other owners and shares its owner with a goroutine that gets the lock.
+// If it kept its place, its owner would wait for itself.
+func TestWaiterSharesTheLockThatItsOwnerGets(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	key := b.key("ann")
 	family := b.take(t.Context(), never, b.key("of the owner")).Context(t.Context())
@@ -237,8 +237,9 @@ func TestAWaiterGetsTheLockTogetherWithItsOwner(t *testing.T) {
 	require.NoError(t, await(t, stranger, startsWithin, "the lock").Release(t.Context()))
 }
 
-// The owner gets the lock after a goroutine of it was told that it is busy, and before that one stands in line.
-func TestAWaiterWhoseOwnerGotTheLockInTheMeantimeDoesNotStandInLine(t *testing.T) {
+// The owner gets the lock after one of its goroutines got a busy answer and before that goroutine
+// joins the queue.
+func TestWaiterDoesNotQueueForALockOfItsOwner(t *testing.T) {
 	b, _ := setupWaiting(t, "ann")
 	key := b.key("ann")
 	var told atomic.Bool
@@ -254,11 +255,11 @@ func TestAWaiterWhoseOwnerGotTheLockInTheMeantimeDoesNotStandInLine(t *testing.T
 	family := b.take(t.Context(), never, b.key("of the owner")).Context(t.Context())
 	c := countCalls(t, b.rdb)
 	got := acquiringAll(t, b.Locker, family, key)
-	await(t, busy, startsWithin, "the answer that the lock is busy")
+	await(t, busy, startsWithin, "a busy answer")
 	stranger := acquiring(t, b.Locker, key)
 	b.waitQueued(key, 1)
-	b.waitCalls(c, 3)                                     // the stranger has looked before and after it was subscribed
-	require.NoError(t, b.rdb.Del(t.Context(), key).Err()) // tells nobody
+	b.waitCalls(c, 3)                                     // the other waiter asks before and after its subscription
+	require.NoError(t, b.rdb.Del(t.Context(), key).Err()) // sends no message
 	sibling, err := b.TryAcquire(family, key)
 	require.NoError(t, err)
 	unblock()

@@ -20,24 +20,24 @@ import (
 	"stampede/lock"
 )
 
-// told counts what an Observer hears of a Redis that is away.
-type told struct{ tries atomic.Int64 }
+// outageCounter counts the attempts that an Observer reports while Redis is unavailable.
+type outageCounter struct{ tries atomic.Int64 }
 
-func (o *told) option() lock.Option {
+func (o *outageCounter) option() lock.Option {
 	return lock.WithObserver(lock.Observer{Unreachable: func(int, error) { o.tries.Add(1) }})
 }
 
-func (o *told) wait(t *testing.T, tries int64) {
+func (o *outageCounter) wait(t *testing.T, tries int64) {
 	t.Helper()
-	testkit.Eventually(t, startsWithin, fmt.Sprintf("%d tries in vain", tries), func() bool { return o.tries.Load() >= tries })
+	testkit.Eventually(t, startsWithin, fmt.Sprintf("%d failed attempts", tries), func() bool { return o.tries.Load() >= tries })
 }
 
-func TestAWaiterOutlivesARestartOfRedis(t *testing.T) {
+func TestWaiterSurvivesARestartOfRedis(t *testing.T) {
 	t.Run("that finds the lock held", func(t *testing.T) {
 		server, b := ownServer(t)
 		ctx, key := t.Context(), b.key("ann")
 		held := b.take(ctx, lock.MaxLease, key)
-		var o told
+		var o outageCounter
 		waiting := acquiring(t, locker(t, b.rdb, lock.WithPoll(50*time.Millisecond), o.option()), key)
 		b.waitListening(key, 1)
 		server.Kill()
@@ -51,11 +51,11 @@ func TestAWaiterOutlivesARestartOfRedis(t *testing.T) {
 		require.NoError(t, next.Release(ctx))
 		assert.Zero(t, b.depth(key))
 	})
-	t.Run("that comes while it is away", func(t *testing.T) {
+	t.Run("that begins before the call", func(t *testing.T) {
 		server, b := ownServer(t)
 		ctx, key := t.Context(), b.key("ann")
 		server.Kill()
-		var o told
+		var o outageCounter
 		l := locker(t, b.rdb, o.option())
 		const callers = 4
 		var waiting []<-chan *lock.Lease
@@ -64,7 +64,7 @@ func TestAWaiterOutlivesARestartOfRedis(t *testing.T) {
 		}
 		o.wait(t, callers+3)
 		_, err := l.TryAcquire(ctx, key)
-		require.ErrorIs(t, err, syscall.ECONNREFUSED, "who does not wait for the lock does not wait for Redis")
+		require.ErrorIs(t, err, syscall.ECONNREFUSED, "TryAcquire does not wait for Redis")
 		_, _, err = l.TryEach(ctx, []string{key})
 		require.ErrorIs(t, err, syscall.ECONNREFUSED)
 		require.NoError(t, server.Restart(ctx))
@@ -73,10 +73,10 @@ func TestAWaiterOutlivesARestartOfRedis(t *testing.T) {
 		}
 		assert.Zero(t, b.depth(key))
 	})
-	t.Run("that goes deeper", func(t *testing.T) {
+	t.Run("while it reenters", func(t *testing.T) {
 		server, b := ownServer(t)
 		ctx, key := t.Context(), b.key("ann")
-		var o told
+		var o outageCounter
 		l := locker(t, b.rdb, o.option())
 		held, err := l.Acquire(ctx, key, lock.For(time.Minute))
 		require.NoError(t, err)
@@ -126,17 +126,17 @@ func TestAWaiterOutlivesARestartOfRedis(t *testing.T) {
 		restarts[1]()
 		lease := await(t, got, startsWithin, "the lock of two of three")
 		require.NoError(t, lease.Release(t.Context()))
-		testkit.Eventually(t, startsWithin, "it is free on both", func() bool {
+		testkit.Eventually(t, startsWithin, "the release on both", func() bool {
 			return benches[0].depth("ann")+benches[1].depth("ann") == 0
 		})
 	})
 }
 
-// answering stands in for a Redis in a state that takes long to bring about: each script is answered by its error
-// while it is set.
-type answering struct{ err atomic.Pointer[error] }
+// failingScripts answers each script with an error while one is set. It replaces a Redis in a state
+// that is slow to create.
+type failingScripts struct{ err atomic.Pointer[error] }
 
-func (a *answering) in(b bench) {
+func (a *failingScripts) in(b bench) {
 	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		if err := a.err.Load(); err != nil && cmd.Name() == "evalsha" {
 			cmd.SetErr(*err)
@@ -151,7 +151,7 @@ type replied string
 func (e replied) Error() string { return string(e) }
 func (replied) RedisError()     {}
 
-func TestAWaiterTellsAnOutageFromAMistake(t *testing.T) {
+func TestWaiterRetriesOutagesOnly(t *testing.T) {
 	for _, reply := range []string{
 		"LOADING Redis is loading the dataset in memory", "READONLY You can't write against a read only replica.",
 		"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", "CLUSTERDOWN The cluster is down",
@@ -159,9 +159,9 @@ func TestAWaiterTellsAnOutageFromAMistake(t *testing.T) {
 	} {
 		t.Run(reply, func(t *testing.T) {
 			b := setup(t)
-			var o told
+			var o outageCounter
 			b.Locker = locker(t, b.rdb, o.option())
-			var a answering
+			var a failingScripts
 			failure := error(replied(reply))
 			a.in(b)
 			a.err.Store(&failure)
@@ -176,7 +176,7 @@ func TestAWaiterTellsAnOutageFromAMistake(t *testing.T) {
 	for _, reply := range []string{"NOPERM this user has no permissions to run the 'evalsha' command", "NOAUTH Authentication required.", "ERR unknown"} {
 		t.Run(reply, func(t *testing.T) {
 			b := setup(t)
-			var a answering
+			var a failingScripts
 			failure := error(replied(reply))
 			a.in(b)
 			a.err.Store(&failure)
@@ -209,8 +209,8 @@ func TestAWaiterTellsAnOutageFromAMistake(t *testing.T) {
 	})
 }
 
-// A real Redis that comes back with much data says that it is loading, and answers nothing else meanwhile.
-func TestAWaiterOutlivesARedisThatLoadsItsData(t *testing.T) {
+// A Redis that restarts with much data is loading and serves no calls meanwhile.
+func TestWaiterWaitsWhileRedisLoadsItsData(t *testing.T) {
 	t.Parallel()
 	server, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{Settings: map[string]string{
 		"appendonly": "no", "key-load-delay": "1000", "loading-process-events-interval-bytes": "1024",
@@ -231,10 +231,10 @@ func TestAWaiterOutlivesARedisThatLoadsItsData(t *testing.T) {
 	waiting := acquiring(t, l, b.key("ann"))
 	require.NoError(t, server.Restart(ctx))
 	require.NoError(t, await(t, waiting, startsWithin, "the lock").Release(ctx))
-	assert.Positive(t, loading.Load(), "Redis was not seen loading: this test shows nothing")
+	assert.Positive(t, loading.Load(), "Redis was not seen loading: the test shows nothing")
 }
 
-func TestABoundedWaitThatEndsIsBusy(t *testing.T) {
+func TestWaitThatExceedsItsDeadlineIsBusy(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	key := b.key("ann")
 	ours := errors.New("ours")
@@ -261,7 +261,7 @@ func TestABoundedWaitThatEndsIsBusy(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorIs(t, err, ours)
 	})
-	t.Run("and one that is cancelled is not", func(t *testing.T) {
+	t.Run("a cancelled wait is not busy", func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		got := make(chan error, 1)
 		go func() { got <- acquire(ctx) }()
@@ -271,10 +271,10 @@ func TestABoundedWaitThatEndsIsBusy(t *testing.T) {
 		require.ErrorIs(t, err, ours)
 		require.NotErrorIs(t, err, lock.ErrBusy)
 	})
-	t.Run("and says that Redis was away", func(t *testing.T) {
+	t.Run("and reports an unavailable Redis", func(t *testing.T) {
 		server, own := ownServer(t)
 		server.Kill()
-		var o told
+		var o outageCounter
 		l := locker(t, own.rdb, o.option())
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()

@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// Redis Cluster hashes what is between the first { and the } after it, if that is not empty, and
-// else the whole key.
-func TestTheLockersOwnKeysLieInTheSlotOfTheLocks(t *testing.T) {
+// Redis Cluster hashes the text between the first { and the next }, or the whole key if that is
+// empty.
+func TestOwnKeysAreInTheSlotOfTheLocks(t *testing.T) {
 	cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
 	t.Cleanup(func() { _ = cluster.Close() })
 	l := New(cluster)
@@ -25,7 +25,7 @@ func TestTheLockersOwnKeysLieInTheSlotOfTheLocks(t *testing.T) {
 	}
 	for _, key := range []string{"{}ann", "a}b", "{ann"} {
 		_, err := l.TryAcquire(t.Context(), key)
-		assert.ErrorIs(t, err, ErrInvalid, "no other name can be put into the slot of %s", key)
+		assert.ErrorIs(t, err, ErrInvalid, "no other key can be in the slot of %s", key)
 	}
 
 	alone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
@@ -34,7 +34,7 @@ func TestTheLockersOwnKeysLieInTheSlotOfTheLocks(t *testing.T) {
 	assert.Equal(t, "mine:fence", mine.inSlotOf("stampede:{0}:lock:ann", mine.fence))
 }
 
-func TestAChannelIsNamedAsRedissonDoes(t *testing.T) {
+func TestChannelHasRedissonsName(t *testing.T) {
 	for key, want := range map[string]string{
 		"ann":                   "redisson_lock__channel:{ann}",
 		"stampede:{0}:lock:ann": "redisson_lock__channel:stampede:{0}:lock:ann",
@@ -44,7 +44,7 @@ func TestAChannelIsNamedAsRedissonDoes(t *testing.T) {
 	}
 }
 
-func TestAnAnswerThatTheHeaderDoesNotListIsAnError(t *testing.T) {
+func TestUnknownAnswerIsAnError(t *testing.T) {
 	of := func(answers ...any) *redis.Cmd {
 		cmd := redis.NewCmd(t.Context())
 		cmd.SetVal(answers)
@@ -62,14 +62,15 @@ func TestAnAnswerThatTheHeaderDoesNotListIsAnError(t *testing.T) {
 	assert.ErrorContains(t, err, `unknown answer "renewed"`)
 }
 
-// reply is an error that Redis answered.
+// reply is an error answered by Redis.
 type reply string
 
 func (r reply) Error() string { return string(r) }
 func (reply) RedisError()     {}
 
-// An earlier try may have done what a later one is refused for, unless the reason is in the call itself.
-func TestOnlyAMistakeInTheCallProvesThatItDidNothing(t *testing.T) {
+// An earlier attempt may have done what a later one is refused for, unless the call itself is the
+// reason.
+func TestRejectedOnlyForErrorsInTheCall(t *testing.T) {
 	for _, err := range []error{
 		reply("WRONGTYPE Operation against a key holding the wrong kind of value"), reply("ERR stale: this call was given up"),
 		reply("CROSSSLOT Keys in request don't hash to the same slot"), fmt.Errorf("wrapped: %w", reply("NOPERM no rights")),
@@ -77,7 +78,7 @@ func TestOnlyAMistakeInTheCallProvesThatItDidNothing(t *testing.T) {
 		assert.True(t, rejected(err), err)
 	}
 	for _, err := range []error{
-		nil, io.EOF, errors.New("WRONGTYPE is what somebody else says"), redis.Nil, reply("ERR max number of clients reached"),
+		nil, io.EOF, errors.New("WRONGTYPE from elsewhere"), redis.Nil, reply("ERR max number of clients reached"),
 		reply("LOADING Redis is loading the dataset in memory"), reply("READONLY You can't write against a read only replica."),
 	} {
 		assert.False(t, rejected(err), err)

@@ -14,11 +14,11 @@ import (
 	"stampede/lua"
 )
 
-// manyDials is the size of a pool whose server goes and comes back: after as many dials in vain as it has places, go-redis
-// answers with the last error for up to a second, whatever the server does.
+// manyDials is the pool size for a server that is stopped and restarted: after as many failed dials
+// as the pool has places, go-redis answers with the last error for up to a second.
 const manyDials = 10_000
 
-// ownServer gives a bench on a Redis of its own, to be killed, frozen and restarted.
+// ownServer returns a bench with its own Redis, to be killed, frozen and restarted.
 func ownServer(t *testing.T) (*localserver.Redis, bench) {
 	t.Helper()
 	t.Parallel()
@@ -26,7 +26,7 @@ func ownServer(t *testing.T) (*localserver.Redis, bench) {
 	return server, benchOn(t, server)
 }
 
-// forgetfulServer is ownServer with a Redis that writes nothing to disk: a restart finds it empty.
+// forgetfulServer is ownServer with a Redis that writes nothing to disk.
 func forgetfulServer(t *testing.T) (*localserver.Redis, bench) {
 	t.Helper()
 	t.Parallel()
@@ -40,14 +40,14 @@ func benchOn(t *testing.T, server *localserver.Redis) bench {
 	t.Helper()
 	options, err := redis.ParseURL(server.URL)
 	require.NoError(t, err)
-	options.DialerRetries = 1 // a server that was killed is not waited for
+	options.DialerRetries = 1 // no retries against a killed server
 	options.PoolSize = manyDials
 	rdb := redis.NewClient(options)
 	t.Cleanup(func() { _ = rdb.Close() })
 	return bench{locker(t, rdb), t, rdb, func(name string) string { return "lock:" + name }}
 }
 
-func TestLocksAreTakenAndReleasedAtMaxMemory(t *testing.T) {
+func TestLocksWorkAtMaxMemory(t *testing.T) {
 	_, b := ownServer(t)
 	ctx := t.Context()
 	before := b.take(ctx, time.Minute, b.key("ann"))
@@ -56,9 +56,9 @@ func TestLocksAreTakenAndReleasedAtMaxMemory(t *testing.T) {
 
 	during := b.take(ctx, time.Minute, b.key("bob"))
 	_, err := b.TryAcquire(ctx, b.key("ann"))
-	require.ErrorIs(t, err, lock.ErrBusy, "which leaves a receipt")
+	require.ErrorIs(t, err, lock.ErrBusy, "a busy answer leaves a receipt")
 	deeper := b.take(before.Context(ctx), 2*time.Minute, b.key("ann"))
-	assert.Greater(t, b.rdb.PTTL(ctx, b.key("ann")).Val(), time.Minute, "it is renewed")
+	assert.Greater(t, b.rdb.PTTL(ctx, b.key("ann")).Val(), time.Minute, "a renewal")
 	forced, err := b.ForceRelease(ctx, b.key("bob"))
 	require.NoError(t, err)
 	require.True(t, forced)
@@ -70,8 +70,8 @@ func TestLocksAreTakenAndReleasedAtMaxMemory(t *testing.T) {
 	assert.Zero(t, b.depth(b.key("bob")))
 }
 
-// TestNobodyNoticesThatRedisForgotTheScripts has it forget them before each call there is.
-func TestNobodyNoticesThatRedisForgotTheScripts(t *testing.T) {
+// Redis forgets the scripts before each kind of call.
+func TestCallsSucceedAfterScriptFlush(t *testing.T) {
 	_, b := ownServer(t)
 	ctx := t.Context()
 	key := b.key("ann")
@@ -96,7 +96,7 @@ func TestNobodyNoticesThatRedisForgotTheScripts(t *testing.T) {
 	require.NoError(t, lease.Err())
 	forget()
 	require.NoError(t, lease.Release(ctx))
-	next := await(t, waiting, busy, "a waiter is woken")
+	next := await(t, waiting, busy, "the lock")
 	forget()
 	require.NoError(t, next.Release(ctx))
 	forget()

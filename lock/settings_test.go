@@ -13,8 +13,8 @@ import (
 	"stampede/lock"
 )
 
-// TestWhatIsOutOfBoundsIsRefusedBeforeRedisIsAsked also says what would have been good.
-func TestWhatIsOutOfBoundsIsRefusedBeforeRedisIsAsked(t *testing.T) {
+// The error names the allowed range.
+func TestInvalidSettingsAndKeysMakeNoCall(t *testing.T) {
 	b := setup(t)
 	c := countCalls(t, b.rdb)
 	const leases = "want 10ms to 1h0m0s"
@@ -76,7 +76,7 @@ func TestWhatIsOutOfBoundsIsRefusedBeforeRedisIsAsked(t *testing.T) {
 	assert.Zero(t, c.all())
 }
 
-func TestTheBoundsThemselvesAreGood(t *testing.T) {
+func TestLimitsAreValid(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	for name, opts := range map[string][]lock.Option{
@@ -93,22 +93,23 @@ func TestTheBoundsThemselvesAreGood(t *testing.T) {
 		require.NoError(t, lease.Release(ctx))
 	}
 
-	// The shortest lease is over before a busy machine has looked at it, so this asks what Redis is asked for.
+	// The shortest lease may end before a busy machine has looked at it, so this checks what Redis
+	// is asked for.
 	asked := make(chan any, 1)
 	b.rdb.AddHook(hook(func(_ redis.ProcessHook, _ context.Context, cmd redis.Cmder) error {
 		select {
 		case asked <- cmd.Args()[len(cmd.Args())-3]:
-		default: // what gives the lock back, maybe later
+		default: // a release of the lock, maybe later
 		}
 		return context.Canceled
 	}))
 	_, err := locker(t, b.rdb, lock.WithLease(lock.MinLease)).TryAcquire(ctx, b.key("ann"))
 	require.ErrorIs(t, err, context.Canceled)
-	assert.Equal(t, "10", await(t, asked, startsWithin, "Redis is asked"))
+	assert.Equal(t, "10", await(t, asked, startsWithin, "a call to Redis"))
 }
 
-// TestALeaseIsCutToWholeMilliseconds: Redis counts in them, and the holder may not count on more.
-func TestALeaseIsCutToWholeMilliseconds(t *testing.T) {
+// Redis counts milliseconds, and the holder must not rely on more.
+func TestLeaseIsCutToWholeMilliseconds(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	var asked []any
@@ -124,7 +125,7 @@ func TestALeaseIsCutToWholeMilliseconds(t *testing.T) {
 	require.NoError(t, lease.Release(ctx))
 }
 
-func TestThePrefixNamesTheLockersOwnKeys(t *testing.T) {
+func TestPrefixNamesTheLockersOwnKeys(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	prefix := b.key("mine")
@@ -140,9 +141,8 @@ func TestThePrefixNamesTheLockersOwnKeys(t *testing.T) {
 	assert.Len(t, receipts, 1)
 }
 
-// TestAClientThatWouldLookElsewhereIsRefused: a Ring would ask the server of the call's receipt, which is another one
-// for each who asks.
-func TestAClientThatWouldLookElsewhereIsRefused(t *testing.T) {
+// A Ring would choose the server by the receipt, which differs between callers.
+func TestOtherClientTypesAreInvalid(t *testing.T) {
 	b := setup(t)
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": b.rdb.Options().Addr}})
 	t.Cleanup(func() { _ = ring.Close() })

@@ -20,8 +20,8 @@ import (
 	"stampede/lock"
 )
 
-// unreliableNet carries what clients say to Redis, and of some script calls loses the answer, or lets them arrive
-// late, when their client has given them up, or twice. None is lost for ever.
+// unreliableNet forwards what clients send to Redis. It loses the answers of some script calls, and
+// delivers some late, after their client has given them up, or twice. Each call arrives in the end.
 type unreliableNet struct {
 	t    *testing.T
 	addr string
@@ -29,7 +29,7 @@ type unreliableNet struct {
 	mu              sync.Mutex
 	random          *mathrand.Rand
 	late            sync.WaitGroup
-	hurt, delivered atomic.Int64 // calls
+	disturbed, delivered atomic.Int64 // calls
 }
 
 func (n *unreliableNet) client() *redis.Client {
@@ -44,13 +44,13 @@ func (n *unreliableNet) client() *redis.Client {
 	return client
 }
 
-// unreliableTimeout is when clients give a try up.
+// unreliableTimeout is the clients' timeout for an attempt.
 const unreliableTimeout = 25 * time.Millisecond
 
 type unreliableConn struct {
 	net.Conn
 	net  *unreliableNet
-	deaf atomic.Bool // what Redis answers is lost
+	deaf atomic.Bool // discards the answers of Redis
 }
 
 // Write implements io.Writer.
@@ -67,7 +67,7 @@ func (c *unreliableConn) Write(p []byte) (int, error) {
 		n.deliverLate(p, delay)
 		return len(p), nil
 	case chance < 30:
-		n.hurt.Add(1)
+		n.disturbed.Add(1)
 		c.deaf.Store(true)
 	case chance < 40:
 		n.deliverLate(p, delay)
@@ -86,7 +86,7 @@ func (c *unreliableConn) Read(p []byte) (int, error) {
 }
 
 func (n *unreliableNet) deliverLate(call []byte, delay time.Duration) {
-	n.hurt.Add(1)
+	n.disturbed.Add(1)
 	call = bytes.Clone(call)
 	n.late.Go(func() {
 		<-time.After(delay)
@@ -104,9 +104,9 @@ func (n *unreliableNet) deliverLate(call []byte, delay time.Duration) {
 	})
 }
 
-// TestAnUnreliableNetworkHurtsNobody has leases that outlast the test, so nothing may ever be lost: whoever is given a
-// lock has it alone until its release, no release says that it was not held, and none is left in the end.
-func TestAnUnreliableNetworkHurtsNobody(t *testing.T) {
+// The leases outlast the test, so no lock may be lost: each holder is alone until its release, no
+// release reports a loss, and no lock is left in the end.
+func TestUnreliableNetworkLosesNoLock(t *testing.T) {
 	b := setup(t)
 	seed := mathrand.Uint64()
 	t.Logf("seed=%d", seed)
@@ -151,7 +151,7 @@ func TestAnUnreliableNetworkHurtsNobody(t *testing.T) {
 				for i, name := range names {
 					if lease.Holds(name) {
 						got.Add(1)
-						assert.EqualValues(t, 1, inside[i].Add(1), "two have %s", name)
+						assert.EqualValues(t, 1, inside[i].Add(1), "two holders of %s", name)
 					}
 				}
 				assert.NoError(t, lease.Err())
@@ -171,7 +171,7 @@ func TestAnUnreliableNetworkHurtsNobody(t *testing.T) {
 	}
 	all.Wait()
 	n.late.Wait()
-	t.Logf("%d locks taken, %d calls hurt, %d acquires given up, %d releases repeated", got.Load(), n.hurt.Load(), gaveUp.Load(), again.Load())
+	t.Logf("%d locks taken, %d calls disturbed, %d acquires given up, %d releases repeated", got.Load(), n.disturbed.Load(), gaveUp.Load(), again.Load())
 	assert.Positive(t, gaveUp.Load())
 	assert.Positive(t, n.delivered.Load())
 	for _, name := range names {

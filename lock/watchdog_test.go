@@ -17,26 +17,26 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// dogLease makes the times of a watchdog easy to read: a lease ends here after 29.698 s, a renewal is due
-// 9.698 s after the last one, and one that failed is tried again after 3 s.
+// With benchLease, a lease ends here after 29.698 s, a renewal is due 9.698 s after the last one,
+// and a failed one is retried after 3 s.
 const (
-	dogLease = 30 * time.Second
-	dogEnds  = dogLease - dogLease/100 - 2*time.Millisecond
-	dogDue   = dogEnds - dogLease*2/3
-	dogPause = dogLease / 10
+	benchLease = 30 * time.Second
+	benchEnd  = benchLease - benchLease/100 - 2*time.Millisecond
+	benchDue   = benchEnd - benchLease*2/3
+	benchPause = benchLease / 10
 )
 
-// dog is a watchdog in a bubble, whose clock stands still while anybody works. Redis answers as the test
-// has it.
-type dog struct {
+// watchdogBench is a watchdog in a synctest bubble. The test provides the answers of Redis.
+type watchdogBench struct {
 	*watchdog
 	lock  sync.Mutex // the Locker's
 	start time.Time
 
-	// redis takes its time and tells whether the holds are renewed; nil for at once and all.
+	// redis waits as long as Redis would and reports whether the holds are renewed; nil renews all
+	// immediately.
 	redis  func(holds []*hold) bool
 	rounds []round
-	told   map[string]time.Duration // when the holders were told of the end
+	reported   map[string]time.Duration // when the ends of leases were reported
 }
 
 // round is one call of renew.
@@ -45,21 +45,21 @@ type round struct {
 	keys []string
 }
 
-// bubble runs a test with a watchdog, which ends with it.
-func bubble(t *testing.T, test func(t *testing.T, d *dog)) {
+// bubble runs a test with a watchdog, which ends with the test.
+func bubble(t *testing.T, test func(t *testing.T, d *watchdogBench)) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &dog{start: time.Now(), told: make(map[string]time.Duration)}
-		d.watchdog = newWatchdog(&d.lock, dogLease, d.renewAll, d.tell)
+		d := &watchdogBench{start: time.Now(), reported: make(map[string]time.Duration)}
+		d.watchdog = newWatchdog(&d.lock, benchLease, d.renewAll, d.expire)
 		defer d.wait()
 		defer d.stop()
 		test(t, d)
 	})
 }
 
-func (d *dog) now() time.Duration { return time.Since(d.start) }
+func (d *watchdogBench) now() time.Duration { return time.Since(d.start) }
 
-// renewAll does what Locker.renewCall does.
-func (d *dog) renewAll(holds []*hold) {
+// renewAll stands for Locker.renewChunk.
+func (d *watchdogBench) renewAll(holds []*hold) {
 	sent := time.Now()
 	d.lock.Lock()
 	call := round{at: d.now(), keys: keysOf(holds)}
@@ -78,8 +78,8 @@ func (d *dog) renewAll(holds []*hold) {
 	d.renewalDone(holds)
 }
 
-// tell does what Locker.leasesExpired does.
-func (d *dog) tell(holds []*hold) {
+// expire stands for Locker.leasesExpired.
+func (d *watchdogBench) expire(holds []*hold) {
 	d.lock.Lock()
 	defer d.lock.Unlock()
 	for _, h := range holds {
@@ -89,17 +89,17 @@ func (d *dog) tell(holds []*hold) {
 		}
 		h.lost = true
 		d.unwatch(h)
-		d.told[h.key] = d.now()
+		d.reported[h.key] = d.now()
 	}
 }
 
-// hold returns one whose lease begins now; it is kept up if it is to be.
-func (d *dog) hold(key string, keptUp bool) *hold {
-	return d.holdFor(key, keptUp, d.lease)
+// hold returns a hold whose lease begins now, watched or not.
+func (d *watchdogBench) hold(key string, watched bool) *hold {
+	return d.holdFor(key, watched, d.lease)
 }
 
-func (d *dog) holdFor(key string, keptUp bool, lease time.Duration) *hold {
-	h := newHold(key, keptUp)
+func (d *watchdogBench) holdFor(key string, watched bool, lease time.Duration) *hold {
+	h := newHold(key, watched)
 	h.extend(time.Now(), lease)
 	d.lock.Lock()
 	defer d.lock.Unlock()
@@ -107,228 +107,228 @@ func (d *dog) holdFor(key string, keptUp bool, lease time.Duration) *hold {
 	return h
 }
 
-func newHold(key string, keptUp bool) *hold {
-	return &hold{grant: &grant{}, key: key, alarm: alarm{index: notInHeap}, leases: []*Lease{{watched: keptUp}}}
+func newHold(key string, watched bool) *hold {
+	return &hold{grant: &grant{}, key: key, alarm: alarm{index: notInHeap}, leases: []*Lease{{watched: watched}}}
 }
 
-func (d *dog) answers(redis func(holds []*hold) bool) {
+func (d *watchdogBench) answers(redis func(holds []*hold) bool) {
 	d.lock.Lock()
 	defer d.lock.Unlock()
 	d.redis = redis
 }
 
-// until lets the clock run to a time since the start, and everything happen that happens by then.
-func (d *dog) until(at time.Duration) {
+// until advances the clock to a time since the start and waits for everything that happens by then.
+func (d *watchdogBench) until(at time.Duration) {
 	<-time.After(at - d.now())
 	synctest.Wait()
 }
 
-func (d *dog) calls() []round {
+func (d *watchdogBench) calls() []round {
 	d.lock.Lock()
 	defer d.lock.Unlock()
 	return slices.Clone(d.rounds)
 }
 
-func (d *dog) endsTold() map[string]time.Duration {
+func (d *watchdogBench) expiredAt() map[string]time.Duration {
 	d.lock.Lock()
 	defer d.lock.Unlock()
-	return maps.Clone(d.told)
+	return maps.Clone(d.reported)
 }
 
-func (d *dog) runs() bool {
+func (d *watchdogBench) runs() bool {
 	d.lock.Lock()
 	defer d.lock.Unlock()
 	return d.running
 }
 
-func TestALeaseIsRenewedAThirdOfItAfterTheLastSuccessfulSend(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
+func TestRenewalFollowsAThirdOfALeaseAfterTheLastSend(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
 		const latency = 2 * time.Second
 		d.redis = func([]*hold) bool {
 			<-time.After(latency)
 			return true
 		}
 		d.hold("ann", true)
-		d.until(3*dogDue + latency)
+		d.until(3*benchDue + latency)
 		assert.Equal(t, []round{
-			{1 * dogDue, []string{"ann"}},
-			{2 * dogDue, []string{"ann"}},
-			{3 * dogDue, []string{"ann"}},
-		}, d.calls(), "the time that an answer takes does not add up")
-		assert.LessOrEqual(t, dogDue, dogLease/3)
+			{1 * benchDue, []string{"ann"}},
+			{2 * benchDue, []string{"ann"}},
+			{3 * benchDue, []string{"ann"}},
+		}, d.calls(), "the time of an answer does not add up")
+		assert.LessOrEqual(t, benchDue, benchLease/3)
 
-		// One that failed does not count: the next third begins with the send that succeeded.
+		// Failed renewals do not count: the next third begins when the successful call was sent.
 		good := true
 		d.answers(func([]*hold) bool {
 			good = !good
 			return good
 		})
-		d.until(5*dogDue + dogPause)
+		d.until(5*benchDue + benchPause)
 		require.Greater(t, len(d.calls()), 3)
 		assert.Equal(t, []round{
-			{4 * dogDue, []string{"ann"}},
-			{4*dogDue + dogPause, []string{"ann"}},
-			{5*dogDue + dogPause, []string{"ann"}},
+			{4 * benchDue, []string{"ann"}},
+			{4*benchDue + benchPause, []string{"ann"}},
+			{5*benchDue + benchPause, []string{"ann"}},
 		}, d.calls()[3:])
-		assert.Empty(t, d.endsTold())
+		assert.Empty(t, d.expiredAt())
 	})
 }
 
-func TestRenewalsThatAreDueTogetherTravelTogether(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
+func TestRenewalsDueTogetherShareACall(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
 		d.hold("ann", true)
 		d.until(d.batchWindow())
-		d.hold("bob", true) // just near enough to travel with ann
+		d.hold("bob", true) // in time to be renewed with ann
 		d.until(d.batchWindow() + 1)
 		d.hold("cid", true) // a nanosecond too late
-		d.until(2 * dogDue)
+		d.until(2 * benchDue)
 		assert.Equal(t, []round{
-			{dogDue, []string{"ann", "bob"}},
-			{dogDue + d.batchWindow() + 1, []string{"cid"}},
-			{2 * dogDue, []string{"ann", "bob"}}, // and stay together
+			{benchDue, []string{"ann", "bob"}},
+			{benchDue + d.batchWindow() + 1, []string{"cid"}},
+			{2 * benchDue, []string{"ann", "bob"}}, // and stay together
 		}, d.calls())
 	})
 }
 
-func TestARenewalThatFailsIsTriedAgainUntilTheLeaseEnds(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
+func TestFailedRenewalIsRetriedUntilTheLeaseEnds(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
 		d.redis = func([]*hold) bool { return false }
 		d.hold("ann", true)
-		d.until(dogEnds - 1)
-		assert.Empty(t, d.endsTold(), "not before the end")
+		d.until(benchEnd - 1)
+		assert.Empty(t, d.expiredAt(), "not before the end")
 		var tries []time.Duration
 		for _, call := range d.calls() {
 			tries = append(tries, call.at)
 		}
 		want := make([]time.Duration, 0, 8)
-		for at := dogDue; at < dogEnds; at += dogPause {
+		for at := benchDue; at < benchEnd; at += benchPause {
 			want = append(want, at)
 		}
 		assert.Equal(t, want, tries)
 
-		d.until(dogEnds)
-		assert.Equal(t, map[string]time.Duration{"ann": dogEnds}, d.endsTold())
-		d.until(2 * dogLease)
-		assert.Len(t, d.calls(), len(want), "what has ended is not renewed")
+		d.until(benchEnd)
+		assert.Equal(t, map[string]time.Duration{"ann": benchEnd}, d.expiredAt())
+		d.until(2 * benchLease)
+		assert.Len(t, d.calls(), len(want), "ended leases are not renewed")
 	})
 }
 
-func TestARenewalThatSucceedsAtLastSavesTheLease(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
-		d.redis = func([]*hold) bool { return d.now() > dogEnds-dogPause }
+func TestLateSuccessfulRenewalSavesTheLease(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
+		d.redis = func([]*hold) bool { return d.now() > benchEnd-benchPause }
 		h := d.hold("ann", true)
-		d.until(dogEnds)
-		assert.Empty(t, d.endsTold())
+		d.until(benchEnd)
+		assert.Empty(t, d.expiredAt())
 		calls := d.calls()
 		require.NotEmpty(t, calls)
 		last := calls[len(calls)-1].at
-		assert.Greater(t, last, dogEnds-dogPause)
-		assert.Equal(t, d.start.Add(last+dogEnds), h.ends)
+		assert.Greater(t, last, benchEnd-benchPause)
+		assert.Equal(t, d.start.Add(last+benchEnd), h.ends)
 	})
 }
 
-func TestARenewalThatHangsDelaysNobodyElse(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
+func TestHangingRenewalDelaysNoOther(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
 		d.redis = func(holds []*hold) bool {
 			if holds[0].key == "ann" {
-				<-time.After(2 * dogLease)
+				<-time.After(2 * benchLease)
 			}
 			return true
 		}
 		d.hold("ann", true)
-		d.until(2 * time.Second) // too late to travel with ann
+		d.until(2 * time.Second) // too late to be renewed with ann
 		d.hold("bob", true)
 		d.holdFor("explicit", false, 20*time.Second)
-		d.until(2*dogLease + dogDue)
+		d.until(2*benchLease + benchDue)
 
-		told := d.endsTold()
-		assert.Equal(t, dogEnds, told["ann"], "at its end, and not when Redis answers")
-		assert.Equal(t, 2*time.Second+20*time.Second-drift(20*time.Second), told["explicit"])
-		assert.NotContains(t, told, "bob", "which is renewed all the while")
+		reported := d.expiredAt()
+		assert.Equal(t, benchEnd, reported["ann"], "at its end, not when Redis answers")
+		assert.Equal(t, 2*time.Second+20*time.Second-drift(20*time.Second), reported["explicit"])
+		assert.NotContains(t, reported, "bob", "renewed all the time")
 		of := make(map[string]int)
 		for _, call := range d.calls() {
 			for _, key := range call.keys {
 				of[key]++
 			}
 		}
-		assert.Equal(t, 1, of["ann"], "nobody is asked twice at the same time")
+		assert.Equal(t, 1, of["ann"], "one renewal at a time")
 		assert.Equal(t, 7, of["bob"])
 	})
 }
 
-func TestALateAnswerBringsNothingBack(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
-		const late = dogEnds + time.Second
+func TestLateAnswerDoesNotReviveALease(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
+		const late = benchEnd + time.Second
 		d.redis = func(holds []*hold) bool {
 			<-time.After(late - d.now())
 			return true
 		}
 		expired := d.hold("expired", true)
 		released := d.hold("released", true)
-		d.until(dogDue + time.Second)
+		d.until(benchDue + time.Second)
 		d.lock.Lock()
 		d.unwatch(released)
 		d.lock.Unlock()
 		d.until(late)
 
-		assert.Equal(t, map[string]time.Duration{"expired": dogEnds}, d.endsTold())
+		assert.Equal(t, map[string]time.Duration{"expired": benchEnd}, d.expiredAt())
 		for _, h := range []*hold{expired, released} {
 			assert.Equal(t, notInHeap, h.index, h.key)
 		}
-		assert.False(t, expired.valid(time.Now()), "what was told lost stays lost")
-		d.until(2 * dogLease)
+		assert.False(t, expired.valid(time.Now()), "a reported loss stays a loss")
+		d.until(2 * benchLease)
 		assert.Len(t, d.calls(), 1)
 	})
 }
 
-func TestALockThatIsNotKeptUpIsToldAtItsEnd(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
+func TestUnwatchedLeaseIsReportedAtItsEnd(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
 		d.holdFor("ann", false, 7*time.Second)
-		d.holdFor("bob", false, dogLease)
+		d.holdFor("bob", false, benchLease)
 		kept := d.hold("cid", true)
 		d.until(5 * time.Second)
 		d.lock.Lock()
 		kept.leases = []*Lease{{watched: false}} // the inner lease is released, and the outer one is explicit
 		d.lock.Unlock()
-		d.until(dogEnds - 1)
-		assert.Equal(t, map[string]time.Duration{"ann": 7*time.Second - drift(7*time.Second)}, d.endsTold())
-		d.until(dogEnds)
+		d.until(benchEnd - 1)
+		assert.Equal(t, map[string]time.Duration{"ann": 7*time.Second - drift(7*time.Second)}, d.expiredAt())
+		d.until(benchEnd)
 		assert.Equal(t, map[string]time.Duration{
-			"ann": 7*time.Second - drift(7*time.Second), "bob": dogEnds, "cid": dogEnds,
-		}, d.endsTold())
-		assert.Empty(t, d.calls(), "and not renewed")
+			"ann": 7*time.Second - drift(7*time.Second), "bob": benchEnd, "cid": benchEnd,
+		}, d.expiredAt())
+		assert.Empty(t, d.calls(), "not renewed")
 	})
 }
 
-func TestAShortHoldThatIsToBeKeptUpIsRenewedAtOnce(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
+func TestShortHoldIsRenewedImmediatelyOnceWatched(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
 		h := d.holdFor("ann", false, 7*time.Second)
 		d.until(5 * time.Second)
 		d.lock.Lock()
 		h.leases = append(h.leases, &Lease{watched: true})
 		d.watch(h)
 		d.lock.Unlock()
-		d.until(2 * dogLease)
+		d.until(2 * benchLease)
 		require.NotEmpty(t, d.calls())
 		assert.Equal(t, 5*time.Second, d.calls()[0].at)
-		assert.Empty(t, d.endsTold())
+		assert.Empty(t, d.expiredAt())
 	})
 }
 
-func TestWhatIsForgottenIsLeftAlone(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
+func TestUnwatchedHoldIsNeitherRenewedNorReported(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
 		ann, bob := d.hold("ann", true), d.hold("bob", false)
 		d.until(time.Second)
 		d.lock.Lock()
 		d.unwatch(ann)
 		d.unwatch(bob)
-		d.unwatch(bob) // twice does no harm
+		d.unwatch(bob) // a second call does nothing
 		d.lock.Unlock()
-		d.until(2 * dogLease)
+		d.until(2 * benchLease)
 		assert.Empty(t, d.calls())
-		assert.Empty(t, d.endsTold())
+		assert.Empty(t, d.expiredAt())
 
-		// Looked after again, ann has ended in between.
+		// Watched again, ann has ended meanwhile.
 		look := func() {
 			d.lock.Lock()
 			d.watch(ann)
@@ -336,20 +336,20 @@ func TestWhatIsForgottenIsLeftAlone(t *testing.T) {
 			synctest.Wait()
 		}
 		look()
-		assert.Equal(t, map[string]time.Duration{"ann": 2 * dogLease}, d.endsTold())
-		d.until(3 * dogLease)
+		assert.Equal(t, map[string]time.Duration{"ann": 2 * benchLease}, d.expiredAt())
+		d.until(3 * benchLease)
 		look()
-		assert.Equal(t, map[string]time.Duration{"ann": 2 * dogLease}, d.endsTold(), "a loss is told once")
+		assert.Equal(t, map[string]time.Duration{"ann": 2 * benchLease}, d.expiredAt(), "a loss is reported once")
 	})
 }
 
-func TestAHoldThatWasRenewedWhileItsEndWasToldIsWatchedOn(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
+func TestHoldExtendedDuringItsReportStaysWatched(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
 		h := newHold("ann", false)
 		expired := d.expired
-		d.expired = func(holds []*hold) { // an inner acquire has made it longer in this moment
+		d.expired = func(holds []*hold) { // an inner acquire extends it at this moment
 			d.lock.Lock()
-			h.extend(time.Now(), dogLease)
+			h.extend(time.Now(), benchLease)
 			d.lock.Unlock()
 			d.expired = expired
 			expired(holds)
@@ -358,15 +358,15 @@ func TestAHoldThatWasRenewedWhileItsEndWasToldIsWatchedOn(t *testing.T) {
 		h.extend(time.Now(), 7*time.Second)
 		d.watch(h)
 		d.lock.Unlock()
-		d.until(dogLease)
-		assert.Empty(t, d.endsTold())
-		d.until(2 * dogLease)
-		assert.Equal(t, map[string]time.Duration{"ann": 7*time.Second - drift(7*time.Second) + dogEnds}, d.endsTold())
+		d.until(benchLease)
+		assert.Empty(t, d.expiredAt())
+		d.until(2 * benchLease)
+		assert.Equal(t, map[string]time.Duration{"ann": 7*time.Second - drift(7*time.Second) + benchEnd}, d.expiredAt())
 	})
 }
 
-func TestTheWatchdogEndsWhenItHasNothingToDoAndBeginsAnew(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
+func TestWatchdogStopsWhenIdleAndStartsAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
 		assert.False(t, d.runs(), "nothing to do yet")
 		for _, key := range []string{"ann", "bob"} {
 			begun := d.now()
@@ -377,29 +377,29 @@ func TestTheWatchdogEndsWhenItHasNothingToDoAndBeginsAnew(t *testing.T) {
 			d.unwatch(h)
 			d.lock.Unlock()
 			d.until(begun + watchIdle - 1)
-			assert.True(t, d.runs(), "one lock after another shares it")
+			assert.True(t, d.runs(), "consecutive locks share it")
 			d.until(begun + watchIdle)
 			assert.False(t, d.runs())
 		}
 		begun := d.now()
 		d.hold("cid", true)
-		d.until(begun + dogDue)
-		assert.Equal(t, []round{{begun + dogDue, []string{"cid"}}}, d.calls())
+		d.until(begun + benchDue)
+		assert.Equal(t, []round{{begun + benchDue, []string{"cid"}}}, d.calls())
 	})
 }
 
-func TestWhatIsDueBeforeTheWatchdogWouldWakeUpWakesIt(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
+func TestEarlierHoldWakesTheWatchdog(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
 		d.holdFor("late", false, time.Hour)
 		synctest.Wait()
 		d.holdFor("soon", false, time.Second)
 		d.until(time.Second)
-		assert.Equal(t, map[string]time.Duration{"soon": time.Second - drift(time.Second)}, d.endsTold())
+		assert.Equal(t, map[string]time.Duration{"soon": time.Second - drift(time.Second)}, d.expiredAt())
 	})
 }
 
-func TestAStoppedWatchdogRenewsAndTellsNothing(t *testing.T) {
-	bubble(t, func(t *testing.T, d *dog) {
+func TestStoppedWatchdogRenewsAndReportsNothing(t *testing.T) {
+	bubble(t, func(t *testing.T, d *watchdogBench) {
 		d.hold("ann", true)
 		d.stop()
 		synctest.Wait()
@@ -407,17 +407,18 @@ func TestAStoppedWatchdogRenewsAndTellsNothing(t *testing.T) {
 		late := d.hold("bob", false)
 		assert.Equal(t, notInHeap, late.index)
 		assert.False(t, d.runs())
-		d.until(2 * dogLease)
+		d.until(2 * benchLease)
 		assert.Empty(t, d.calls())
-		assert.Empty(t, d.endsTold())
+		assert.Empty(t, d.expiredAt())
 	})
 }
 
-func TestTenThousandHoldsCostOneGoroutine(t *testing.T) {
+func TestTenThousandHoldsNeedOneGoroutine(t *testing.T) {
 	const holds = 10_000
-	// Goroutines inherit the label of whoever starts them, so that those of other tests do not count.
+	// Goroutines inherit the label of the one that starts them, so those of other tests do not
+	// count.
 	pprof.Do(context.Background(), pprof.Labels("test", t.Name()), func(context.Context) {
-		bubble(t, func(t *testing.T, d *dog) {
+		bubble(t, func(t *testing.T, d *watchdogBench) {
 			before := goroutinesOf(t)
 			for i := range holds {
 				d.hold(fmt.Sprint(i), i%2 == 0)
@@ -430,17 +431,17 @@ func TestTenThousandHoldsCostOneGoroutine(t *testing.T) {
 				during = goroutinesOf(t)
 				return true
 			})
-			d.until(dogDue)
-			assert.Equal(t, before+2, during, "and one more while Redis is asked")
+			d.until(benchDue)
+			assert.Equal(t, before+2, during, "one more while Redis is asked")
 			require.Len(t, d.calls(), 1)
 			assert.Len(t, d.calls()[0].keys, holds/2)
-			d.until(dogEnds)
-			assert.Len(t, d.endsTold(), holds/2)
+			d.until(benchEnd)
+			assert.Len(t, d.expiredAt(), holds/2)
 		})
 	})
 }
 
-// goroutinesOf counts those that carry the label of the test.
+// goroutinesOf counts the goroutines with the label of the test.
 func goroutinesOf(t *testing.T) int {
 	t.Helper()
 	var profile bytes.Buffer
@@ -455,6 +456,6 @@ func goroutinesOf(t *testing.T) int {
 			count += of
 		}
 	}
-	require.Positive(t, count, "the test's own goroutine is not found")
+	require.Positive(t, count, "the test's own goroutine was not found")
 	return count
 }

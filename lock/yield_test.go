@@ -13,9 +13,9 @@ import (
 	"stampede/lock"
 )
 
-// A lock that a process releases is first left to the others that wait for it, or the process that hears of it first
-// would hand it to itself for ever.
-func TestAReleaseIsLeftToOtherProcessesFirst(t *testing.T) {
+// A process leaves a lock that it released to the other processes that wait for it. Otherwise the
+// process that receives the message first would give the lock to itself again and again.
+func TestReleasedLockIsLeftToOtherProcessesFirst(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
 	here := locker(t, b.rdb, lock.WithPoll(never), lock.WithYield(never))
@@ -26,17 +26,17 @@ func TestAReleaseIsLeftToOtherProcessesFirst(t *testing.T) {
 	b.waitListening(key, 1)
 	ours := acquiring(t, here, key)
 	b.waitListening(key, 2)
-	testkit.Eventually(t, startsWithin, "the waiter here knows of the other one", func() bool { return here.Listeners(key) == 2 })
+	testkit.Eventually(t, startsWithin, "the waiter here knows the other listener", func() bool { return here.Listeners(key) == 2 })
 
 	require.NoError(t, held.Release(ctx))
-	second := await(t, theirs, startsWithin, "the other process has it")
+	second := await(t, theirs, startsWithin, "the lock in the other process")
 	assert.Empty(t, ours)
 	require.NoError(t, second.Release(ctx))
-	third := await(t, ours, startsWithin, "the lock, because the other process released it")
+	third := await(t, ours, startsWithin, "the lock, released by the other process")
 	require.NoError(t, third.Release(ctx))
 }
 
-func TestANewcomerWhereALockWasReleasedComesAfterOtherProcesses(t *testing.T) {
+func TestNewAcquireComesAfterOtherProcesses(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
 	here := locker(t, b.rdb, lock.WithYield(time.Second))
@@ -47,15 +47,15 @@ func TestANewcomerWhereALockWasReleasedComesAfterOtherProcesses(t *testing.T) {
 	b.waitListening(key, 1)
 	require.NoError(t, held.Release(ctx))
 	ours := acquiring(t, here, key)
-	second := await(t, theirs, startsWithin, "the other process has it")
+	second := await(t, theirs, startsWithin, "the lock in the other process")
 	require.NoError(t, second.Release(ctx))
 	third := await(t, ours, startsWithin, "the lock")
 	assert.Greater(t, third.Token(key), second.Token(key))
 	require.NoError(t, third.Release(ctx))
 }
 
-// Within one process, and where nobody waits, nothing is left to others: with such a yield, this would never end.
-func TestNobodyElseListensSoNothingIsLeftToOthers(t *testing.T) {
+// With this yield the test would not end if anything were left to other processes.
+func TestLockIsNotLeftToOthersWithoutListeners(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
 	here := locker(t, b.rdb, lock.WithPoll(never), lock.WithYield(never))
@@ -69,13 +69,14 @@ func TestNobodyElseListensSoNothingIsLeftToOthers(t *testing.T) {
 	}
 	for range 20 {
 		require.NoError(t, held.Release(ctx))
-		held = await(t, acquiring(t, here, key), startsWithin, "the lock at once")
+		held = await(t, acquiring(t, here, key), startsWithin, "the lock")
 	}
 	require.NoError(t, held.Release(ctx))
 }
 
-// Redis may have counted the listener of this process for a release, and say so when that listens no more.
-func TestAListenerThatEndsBeforeTheAnswerIsNoOtherProcess(t *testing.T) {
+// Redis may have counted the listener of this process for a release, and its answer may arrive when
+// that no longer listens.
+func TestOwnEndedListenerDoesNotCountAsAnotherProcess(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
 	c := countCalls(t, b.rdb)
@@ -87,13 +88,13 @@ func TestAListenerThatEndsBeforeTheAnswerIsNoOtherProcess(t *testing.T) {
 	c.answer(func(kind int, process redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		err := process(ctx, cmd)
 		if kind == releases {
-			testkit.Eventually(t, startsWithin, "the listener here has ended", func() bool { return !here.Hears(key) })
+			testkit.Eventually(t, startsWithin, "the end of the listener here", func() bool { return !here.MayListen(key) })
 		}
 		return err
 	})
 	require.NoError(t, held.Release(ctx))
 	c.answer(nil)
 	require.NoError(t, await(t, next, startsWithin, "the lock").Release(ctx))
-	third := await(t, acquiring(t, here, key), startsWithin, "the lock, which nobody else waits for")
+	third := await(t, acquiring(t, here, key), startsWithin, "the lock, without other waiters")
 	require.NoError(t, third.Release(ctx))
 }

@@ -15,7 +15,7 @@ import (
 	"stampede/lua"
 )
 
-// lockBench runs the scripts of the lock and collects their answers. Every name is a key of the test's own.
+// lockBench runs the scripts of the lock and collects their answers. Names are keys of the test.
 type lockBench struct {
 	t    *testing.T
 	rdb  *redis.Client
@@ -68,14 +68,14 @@ func (b *lockBench) owners(name string) map[string]string {
 	return owners
 }
 
-// everyAnswerWasHeard holds what the script said against what its header promises.
-func (b *lockBench) everyAnswerWasHeard(script string) {
+// requireAllAnswers compares the collected answers with the script's header.
+func (b *lockBench) requireAllAnswers(script string) {
 	b.t.Helper()
 	slices.Sort(b.said)
 	require.ElementsMatch(b.t, readHeader(b.t, script).answers, slices.Compact(b.said))
 }
 
-func TestLockAcquireGivesEveryAnswerOfItsHeaderAndTakesNothingMoreForARepeat(t *testing.T) {
+func TestLockAcquireGivesEveryAnswerAndRepeatsTakeNothingMore(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	token, wait, answers := b.acquire("r1", 1, "first", time.Minute, "all", "ann", "bob")
@@ -103,10 +103,10 @@ func TestLockAcquireGivesEveryAnswerOfItsHeaderAndTakesNothingMoreForARepeat(t *
 		require.Equal(t, map[string]string{"first": "1"}, b.owners("ann"))
 		token = some
 	}
-	b.everyAnswerWasHeard("lock_acquire")
+	b.requireAllAnswers("lock_acquire")
 }
 
-func TestAllLocksOfACallAreAlikeHoweverManyAreFree(t *testing.T) {
+func TestLockAcquireTakesAllLocksAlike(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
@@ -129,10 +129,10 @@ func TestAllLocksOfACallAreAlikeHoweverManyAreFree(t *testing.T) {
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("odd"), "no lock", 0).Err())
 	err := lua.LockAcquire.Run(t.Context(), b.rdb, append(b.keys("r3", "fence"), b.keys("hal", "odd")...), 9, 60_000, "third", 60_000, "each", "none").Err()
 	require.ErrorContains(t, err, "WRONGTYPE")
-	require.Empty(t, b.owners("hal"), "a key of another type refuses the whole call")
+	require.Empty(t, b.owners("hal"), "a key of another type rejects the whole call")
 }
 
-func TestACallThatWasAnsweredTakesNothingMoreWhenItComesAgain(t *testing.T) {
+func TestLockAcquireRepeatedAfterItsAnswerTakesNothingMore(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"each", "all"} {
 		t.Run(mode, func(t *testing.T) {
@@ -142,15 +142,15 @@ func TestACallThatWasAnsweredTakesNothingMoreWhenItComesAgain(t *testing.T) {
 			b.release("r1", 3, "first", "ann")
 
 			_, _, answers := b.acquire("r2", 2, "second", time.Minute, mode, "ann", "bob")
-			require.Equal(t, "busy", answers[0], "nobody is left to hear that it would be held now")
+			require.Equal(t, "busy", answers[0], "the call was answered with busy")
 			require.Empty(t, b.owners("ann"))
 			_, _, answers = b.acquire("r2", 4, "third", time.Minute, mode, "ann")
-			require.Equal(t, []string{"held"}, answers, "the next call that uses the receipt is another one")
+			require.Equal(t, []string{"held"}, answers, "the next call that uses the receipt is a new one")
 		})
 	}
 }
 
-func TestACallThatWasGivenUpIsRefused(t *testing.T) {
+func TestAbandonedLockCallsAreRejected(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	require.Equal(t, []string{"lost"}, b.release("r1", 2, "first", "ann"), "nothing was taken yet")
@@ -162,11 +162,11 @@ func TestACallThatWasGivenUpIsRefused(t *testing.T) {
 	_, _, answers := b.acquire("r2", 5, "third", time.Minute, "all", "ann")
 	require.Equal(t, []string{"held"}, answers)
 	err = lua.LockRelease.Run(t.Context(), b.rdb, b.keys("r1", "ann"), 3, 60_000, "first", "publish").Err()
-	require.ErrorContains(t, err, "ERR stale", "a release that is so late, too")
+	require.ErrorContains(t, err, "ERR stale", "a late release, too")
 	require.Len(t, b.owners("ann"), 1)
 }
 
-func TestTokensGrowWhateverRedisRemembers(t *testing.T) {
+func TestLockTokensGrowAfterLossOfTheCounter(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	last, serial := int64(0), 0
@@ -188,17 +188,17 @@ func TestTokensGrowWhateverRedisRemembers(t *testing.T) {
 	now := b.rdb.Time(t.Context()).Val().UnixMicro()
 	require.InDelta(t, now, fromClock, 60e6, "the clock of Redis, in microseconds")
 
-	ahead := now + 3_600_000_000 // as if the clock had been set back by an hour
+	ahead := now + 3_600_000_000 // as if the clock was set back by an hour
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("fence"), ahead, 0).Err())
 	require.Equal(t, ahead+1, next())
 	require.Equal(t, ahead+2, next())
 	require.Equal(t, strconv.FormatInt(ahead+2, 10), b.rdb.Get(t.Context(), b.key("fence")).Val())
 	ttl := b.rdb.PTTL(t.Context(), b.key("fence")).Val()
-	require.Positive(t, ttl, "no key stays for ever")
+	require.Positive(t, ttl, "every key has an expiry")
 	require.LessOrEqual(t, ttl, 24*time.Hour)
 }
 
-func TestLockReleaseGivesEveryAnswerOfItsHeaderAndTheSameToARepeat(t *testing.T) {
+func TestLockReleaseGivesEveryAnswerAndTheSameToARepeat(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	b.acquire("r1", 1, "first", time.Minute, "all", "ann", "bob")
@@ -221,10 +221,10 @@ func TestLockReleaseGivesEveryAnswerOfItsHeaderAndTheSameToARepeat(t *testing.T)
 	require.Equal(t, []string{"notified 1", "released"}, b.release("r3", 5, "third", "ann", "bob"))
 	require.Equal(t, []string{"released", "released"}, b.release("r3", 5, "third", "ann", "bob"), "a repeat")
 	b.said = append(said, "notified")
-	b.everyAnswerWasHeard("lock_release")
+	b.requireAllAnswers("lock_release")
 }
 
-func TestLockRenewGivesEveryAnswerOfItsHeader(t *testing.T) {
+func TestLockRenewGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
@@ -236,13 +236,13 @@ func TestLockRenewGivesEveryAnswerOfItsHeader(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"renewed", "renewed", "lost", "lost", "lost"}, answers)
 	b.said = answers
-	b.everyAnswerWasHeard("lock_renew")
+	b.requireAllAnswers("lock_renew")
 	assert.InDelta(t, 120, b.rdb.PTTL(t.Context(), b.key("ann")).Val().Seconds(), 10)
-	assert.InDelta(t, 600, b.rdb.PTTL(t.Context(), b.key("bob")).Val().Seconds(), 10, "a renewal never shortens")
-	assert.Empty(t, b.owners("cid"), "what is lost is not taken anew")
+	assert.InDelta(t, 600, b.rdb.PTTL(t.Context(), b.key("bob")).Val().Seconds(), 10, "a renewal does not shorten a lease")
+	assert.Empty(t, b.owners("cid"), "a lost lock is not taken again")
 }
 
-func TestLockForceGivesEveryAnswerOfItsHeaderAndARepeatTakesNothingFromTheNext(t *testing.T) {
+func TestLockForceGivesEveryAnswerAndARepeatKeepsTheNextOwner(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
@@ -266,14 +266,14 @@ func TestLockForceGivesEveryAnswerOfItsHeaderAndARepeatTakesNothingFromTheNext(t
 	require.Len(t, b.owners("ann"), 1)
 	require.Equal(t, "released", force(5))
 	require.Equal(t, "free", force(6))
-	b.everyAnswerWasHeard("lock_force")
+	b.requireAllAnswers("lock_force")
 
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("ann"), "not a lock", 0).Err())
 	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("r3", "ann"), 4, 60_000, "publish").Err(), "WRONGTYPE")
 	require.Equal(t, "not a lock", b.rdb.Get(t.Context(), b.key("ann")).Val())
 }
 
-func TestAReleaseIsToldOnTheChannelOfRedisson(t *testing.T) {
+func TestLockReleasePublishesOnRedissonsChannel(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	plain := b.key("ann")[:len("test-")+26] + "-ann"
@@ -301,7 +301,7 @@ func TestAReleaseIsToldOnTheChannelOfRedisson(t *testing.T) {
 	}
 }
 
-func TestLockScriptsRefuseBadInputWithoutWritingAnything(t *testing.T) {
+func TestLockScriptsRejectInvalidInputWithoutWriting(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	b.acquire("before", 1, "first", time.Minute, "all", "ann")
