@@ -226,7 +226,9 @@ func TestCloseWithoutRedisEndsLeasesAndReturnsOnDeadline(t *testing.T) {
 			require.ErrorIs(t, err, lock.ErrClosed)
 			if hangs {
 				server.Thaw()
-				testkit.Eventually(t, startsWithin, "Redis answers again", func() bool { return b.rdb.Ping(t.Context()).Err() == nil })
+				testkit.Eventually(t, startsWithin, "Redis answers again", func() bool {
+					return b.rdb.Ping(t.Context()).Err() == nil
+				})
 			}
 		})
 	}

@@ -263,7 +263,8 @@ func TestWaiterGetsTheLockAfterABrokenSubscription(t *testing.T) {
 // because the servers' clocks agree, although the replica does not know the last token.
 func TestPromotedReplicaKeepsReplicatedLocks(t *testing.T) {
 	primary, p := forgetfulServer(t)
-	replica, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{Settings: map[string]string{"appendonly": "no"}})
+	replica, err := localserver.StartRedis(t.Context(),
+		localserver.RedisOptions{Settings: map[string]string{"appendonly": "no"}})
 	require.NoError(t, err)
 	t.Cleanup(replica.Stop)
 	r := benchOn(t, replica)

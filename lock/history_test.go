@@ -112,7 +112,10 @@ type registry struct {
 // newRegistry creates a register in a database that tests may share.
 func newRegistry(t *testing.T, rows *pgxpool.Pool) *registry {
 	t.Helper()
-	r := &registry{rows: rows, table: "register_" + strings.ToLower(rand.Text()), start: time.Now(), overtaken: make(chan struct{})}
+	r := &registry{
+		rows: rows, table: "register_" + strings.ToLower(rand.Text()), start: time.Now(),
+		overtaken: make(chan struct{}),
+	}
 	_, err := r.rows.Exec(t.Context(), fmt.Sprintf(
 		`CREATE TABLE %[1]s (fence bigint NOT NULL, value int NOT NULL); INSERT INTO %[1]s VALUES (0, 0)`, r.table))
 	require.NoError(t, err)
@@ -136,7 +139,9 @@ type session struct {
 	token  int64
 }
 
-func (r *registry) acquire(ctx context.Context, client int, l *lock.Locker, key string, opts ...lock.AcquireOption) (session, error) {
+func (r *registry) acquire(ctx context.Context, client int, l *lock.Locker, key string,
+	opts ...lock.AcquireOption,
+) (session, error) {
 	call := time.Since(r.start)
 	lease, err := l.Acquire(ctx, key, opts...)
 	if err != nil {
@@ -228,7 +233,9 @@ func crowd(b bench, rows *pgxpool.Pool, seed uint64, clients, sessions, stalls i
 }
 
 // count is one session.
-func (r *registry) count(ctx context.Context, random *mathrand.Rand, stalls, client int, l *lock.Locker, key string) error {
+func (r *registry) count(ctx context.Context, random *mathrand.Rand, stalls, client int, l *lock.Locker,
+	key string,
+) error {
 	length := time.Duration(10+random.IntN(40)) * time.Millisecond
 	opts := []lock.AcquireOption{lock.For(length)}
 	stall := random.IntN(2 * stalls) // 0 and 1 stall
@@ -349,14 +356,22 @@ func TestCheckFindsEachIllegalOperation(t *testing.T) {
 		in  request
 		out reply
 	}{
-		"a repeated token":                      {2, request{kind: acquire, token: 1}, reply{}},
-		"a smaller token":                       {6, request{kind: acquire, token: 1}, reply{}},
-		"an accepted stale write":               {4, request{kind: write, token: 1, value: 1}, reply{}},
-		"a refused holder":                      {5, request{kind: write, token: 2, value: 1}, reply{refused: true, held: true}},
+		"a repeated token":        {2, request{kind: acquire, token: 1}, reply{}},
+		"a smaller token":         {6, request{kind: acquire, token: 1}, reply{}},
+		"an accepted stale write": {4, request{kind: write, token: 1, value: 1}, reply{}},
+		"a refused holder": {
+			5,
+			request{kind: write, token: 2, value: 1},
+			reply{refused: true, held: true},
+		},
 		"a refused write with the latest token": {5, request{kind: write, token: 2, value: 1}, reply{refused: true}},
 		"a lost write":                          {7, request{kind: read, token: 3}, reply{value: 0, held: true}},
 		"a refused read with the latest token":  {7, request{kind: read, token: 3}, reply{refused: true}},
-		"a late client that held the lock":      {4, request{kind: write, token: 1, value: 1}, reply{refused: true, held: true}},
+		"a late client that held the lock": {
+			4,
+			request{kind: write, token: 1, value: 1},
+			reply{refused: true, held: true},
+		},
 	} {
 		wrong := slices.Clone(right)
 		wrong[change.at].Input, wrong[change.at].Output = change.in, change.out

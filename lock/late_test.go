@@ -172,7 +172,9 @@ func TestAbandonedAcquireLeavesNoLockInAnyOrderOfArrival(t *testing.T) {
 		once, giveUp := context.WithCancel(ctx)
 		defer giveUp()
 		// A waiter gives up after its first attempt.
-		l := lock.New(slow, lock.WithPrefix(prefix), lock.WithObserver(lock.Observer{Unreachable: func(int, error) { giveUp() }}))
+		l := lock.New(slow, lock.WithPrefix(prefix), lock.WithObserver(lock.Observer{Unreachable: func(int, error) {
+			giveUp()
+		}}))
 		n.keepNext(1000)
 		require.Error(t, acquire(once, l))
 		require.NoError(t, l.Close(ctx)) // until then it retries the release

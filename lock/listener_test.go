@@ -82,7 +82,9 @@ func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
 	got := []<-chan *lock.Lease{acquiring(t, b.Locker, key), acquiring(t, b.Locker, key), acquiring(t, b.Locker, key)}
 	b.waitQueued(key, 3)
 	asked := c.of(acquires)
-	testkit.Eventually(t, startsWithin, "polls for longer than the idle time", func() bool { return c.of(acquires) > asked+8 })
+	testkit.Eventually(t, startsWithin, "polls for longer than the idle time", func() bool {
+		return c.of(acquires) > asked+8
+	})
 	assert.Equal(t, 1, connections(), "one connection for all waiters, while they wait")
 
 	require.NoError(t, holder.Release(ctx))
@@ -150,7 +152,9 @@ func TestReleaseBetweenAttemptAndWaitIsNotMissed(t *testing.T) {
 	c := countCalls(t, b.rdb)
 	getsBraced := acquiring(t, b.Locker, braced)
 	b.waitQueued(braced, 1)
-	testkit.Eventually(t, startsWithin, "one attempt before the subscription and one after it", func() bool { return looks.Load() == 2 })
+	testkit.Eventually(t, startsWithin, "one attempt before the subscription and one after it", func() bool {
+		return looks.Load() == 2
+	})
 	getsBare := acquiring(t, b.Locker, bare)
 	await(t, busy, startsWithin, "a busy answer")
 	require.NoError(t, holdsBare.Release(ctx))

@@ -86,7 +86,8 @@ func TestTryEachReturnsHeldAndBusyKeys(t *testing.T) {
 	ctx := t.Context()
 	first := b.take(ctx, time.Minute, b.key("ann"), b.key("bob"))
 
-	second, busy, err := b.TryEach(ctx, []string{b.key("cid"), b.key("bob"), b.key("dan"), b.key("ann")}, lock.For(time.Minute))
+	second, busy, err := b.TryEach(ctx, []string{b.key("cid"), b.key("bob"), b.key("dan"), b.key("ann")},
+		lock.For(time.Minute))
 	require.NoError(t, err)
 	assert.Equal(t, []string{b.key("bob"), b.key("ann")}, busy)
 	assert.Equal(t, []string{b.key("cid"), b.key("dan")}, second.Keys())

@@ -87,13 +87,17 @@ func TestExplicitLeaseEndsWithoutACallToRedis(t *testing.T) {
 	assert.False(t, lease.Holds(key))
 	assert.Equal(t, before, c.all(), "no call to Redis")
 	assert.Equal(t, 1, b.depth(key))
-	require.Equal(t, []string{key}, lostKeys(t, context.Cause(lease.Context(ctx))), "a context that is created after the end")
+	require.Equal(t, []string{key}, lostKeys(t, context.Cause(lease.Context(ctx))),
+		"a context that is created after the end")
 	require.Equal(t, []string{key}, lostKeys(t, lease.Release(ctx)), "its holder has seen the loss")
 	assert.Zero(t, b.depth(key), "what Redis still has is released")
 }
 
 func TestLossIsReportedToAllLeasesOfALock(t *testing.T) {
-	for name, watched := range map[string][]bool{"both watched": {true, true}, "only the outer one watched": {true, false}, "only the inner one watched": {false, true}} {
+	for name, watched := range map[string][]bool{
+		"both watched":               {true, true},
+		"only the outer one watched": {true, false}, "only the inner one watched": {false, true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
 			ctx := t.Context()
@@ -151,7 +155,9 @@ func TestEndOfAParentContextDoesNotEndTheLease(t *testing.T) {
 		require.ErrorIs(t, context.Cause(held), why)
 		require.ErrorIs(t, context.Cause(lease.Context(parent)), why, "also if the parent has already ended")
 	}
-	testkit.Eventually(t, startsWithin, "removal of callbacks of ended contexts", func() bool { return lease.Callbacks() == 0 })
+	testkit.Eventually(t, startsWithin, "removal of callbacks of ended contexts", func() bool {
+		return lease.Callbacks() == 0
+	})
 	require.NoError(t, lease.Err())
 	assert.True(t, lease.Holds(b.key("ann")))
 	other := lease.Context(t.Context())

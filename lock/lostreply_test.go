@@ -204,7 +204,9 @@ func TestWaiterWithLostAnswersTakesTheLockOnce(t *testing.T) {
 			require.NoError(t, err)
 			waiting := acquiring(t, b.Locker, key)
 			b.waitListening(key, 1)
-			testkit.Eventually(t, startsWithin, "an attempt after the subscription", func() bool { return o.snapshot().Busy == 2 })
+			testkit.Eventually(t, startsWithin, "an attempt after the subscription", func() bool {
+				return o.snapshot().Busy == 2
+			})
 
 			proxy.Lose(lost)
 			require.NoError(t, held.Release(ctx))

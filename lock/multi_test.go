@@ -171,7 +171,9 @@ func TestMultiDoesNotWaitForAHangingServer(t *testing.T) {
 	require.NoError(t, lease.Release(ctx))
 
 	require.NoError(t, syscall.Kill(ns.servers[1].Pid(), syscall.SIGCONT))
-	testkit.Eventually(t, 10*time.Second, "the release of what the server took late", func() bool { return ns.held("ann") == 0 })
+	testkit.Eventually(t, 10*time.Second, "the release of what the server took late", func() bool {
+		return ns.held("ann") == 0
+	})
 }
 
 func TestMultiReportsTheLossOfTheMajority(t *testing.T) {

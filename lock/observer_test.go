@@ -148,16 +148,25 @@ func TestObserverReceivesEachLossOnce(t *testing.T) {
 			require.NoError(b.t, b.rdb.Del(b.t.Context(), key).Err())
 			awaitLoss(b.t, held, startsWithin)
 		}},
-		"by the watchdog, at the end": {[]lock.AcquireOption{lock.For(length)}, func(b bench, key string, outer, inner *lock.Lease) {
-			awaitLoss(b.t, outer.Context(b.t.Context()), startsWithin)
-		}},
-		"by a release, at the end": {[]lock.AcquireOption{lock.For(length)}, func(b bench, key string, outer, inner *lock.Lease) {
-			testkit.Eventually(b.t, startsWithin, "the end of the lease", func() bool { return inner.Err() != nil })
-		}},
-		"by the last release": {[]lock.AcquireOption{lock.For(time.Minute)}, func(b bench, key string, outer, inner *lock.Lease) {
-			require.NoError(b.t, inner.Release(b.t.Context()))
-			require.NoError(b.t, b.rdb.Del(b.t.Context(), key).Err())
-		}},
+		"by the watchdog, at the end": {
+			[]lock.AcquireOption{lock.For(length)},
+			func(b bench, key string, outer, inner *lock.Lease) {
+				awaitLoss(b.t, outer.Context(b.t.Context()), startsWithin)
+			},
+		},
+		"by a release, at the end": {
+			[]lock.AcquireOption{lock.For(length)},
+			func(b bench, key string, outer, inner *lock.Lease) {
+				testkit.Eventually(b.t, startsWithin, "the end of the lease", func() bool { return inner.Err() != nil })
+			},
+		},
+		"by the last release": {
+			[]lock.AcquireOption{lock.For(time.Minute)},
+			func(b bench, key string, outer, inner *lock.Lease) {
+				require.NoError(b.t, inner.Release(b.t.Context()))
+				require.NoError(b.t, b.rdb.Del(b.t.Context(), key).Err())
+			},
+		},
 		"by a reentry": {[]lock.AcquireOption{lock.For(time.Minute)}, func(b bench, key string, outer, inner *lock.Lease) {
 			inside := outer.Context(b.t.Context())
 			require.NoError(b.t, b.rdb.Del(b.t.Context(), key).Err())

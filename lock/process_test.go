@@ -206,7 +206,8 @@ func TestFrozenHolderLearnsOfItsLossBeforeItWrites(t *testing.T) {
 	require.Equal(t, "write again: lost", victim.WaitOutput(startsWithin, "write again: "))
 	require.Equal(t, "look: lost", victim.WaitOutput(startsWithin, "look: "))
 	require.Equal(t, "ended: lock lost: "+key, victim.WaitOutput(startsWithin, "ended: "))
-	require.Equal(t, "blind: refused", victim.WaitOutput(startsWithin, "blind: "), "the fence refuses a holder that does not ask")
+	require.Equal(t, "blind: refused", victim.WaitOutput(startsWithin, "blind: "),
+		"the fence refuses a holder that does not ask")
 	require.Equal(t, "release: lost", victim.WaitOutput(startsWithin, "release: "))
 	last, writes = fence()
 	require.Equal(t, successor.Token(key), last)

@@ -42,7 +42,9 @@ func (b bench) waitQueued(key string, waiters int) {
 // waitCalls waits for so many attempts.
 func (b bench) waitCalls(c *calls, asked int) {
 	b.t.Helper()
-	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d calls to acquire", asked), func() bool { return c.of(acquires) >= asked })
+	testkit.Eventually(b.t, startsWithin, fmt.Sprintf("%d calls to acquire", asked), func() bool {
+		return c.of(acquires) >= asked
+	})
 	require.Equal(b.t, asked, c.of(acquires))
 }
 
@@ -222,7 +224,8 @@ func TestQueueMakesOneCallForEachPoll(t *testing.T) {
 	began := time.Now()
 	testkit.Eventually(t, startsWithin, "some polls", func() bool { return c.of(acquires) >= polls })
 	asked, passed := c.of(acquires), time.Since(began)
-	assert.LessOrEqual(t, asked, int(passed/poll)+3, "in %v", passed) // one that began before, and one after the subscription
+	// One began before, and one follows the subscription.
+	assert.LessOrEqual(t, asked, int(passed/poll)+3, "in %v", passed)
 	require.NoError(t, holder.Release(ctx))
 	for range got {
 		require.NoError(t, b.firstOf(got).Release(ctx))
@@ -415,7 +418,9 @@ func TestWaitersOfManyProcessesAreNotMissedAfterARelease(t *testing.T) {
 			got[i] = acquiring(t, l, key)
 		}
 		b.waitListening(key, processes)
-		testkit.Eventually(t, startsWithin, "two attempts of each", func() bool { return c.of(acquires) >= before+2*processes })
+		testkit.Eventually(t, startsWithin, "two attempts of each", func() bool {
+			return c.of(acquires) >= before+2*processes
+		})
 		require.NoError(t, holder.Release(ctx))
 		for range got {
 			require.NoError(t, b.firstOf(got).Release(ctx))

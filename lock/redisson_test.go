@@ -50,7 +50,9 @@ func TestRedissonAndGoCountTogether(t *testing.T) {
 			for i := range threads {
 				answers = append(answers, java.tell(fmt.Sprintf("%s/%d", key, i), "count %s %s %d", key, counter, times))
 			}
-			testkit.Eventually(t, patience, "a count of Redisson", func() bool { return in.rdb.Exists(in.ctx, counter).Val() == 1 })
+			testkit.Eventually(t, patience, "a count of Redisson", func() bool {
+				return in.rdb.Exists(in.ctx, counter).Val() == 1
+			})
 
 			// Go counts as long as Redisson does, so that they take turns.
 			var mine turns

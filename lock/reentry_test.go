@@ -131,7 +131,10 @@ func TestGoroutinesWithOneContextShareTheLock(t *testing.T) {
 }
 
 func TestReentryMakesNoCallWhileTheLeaseIsValid(t *testing.T) {
-	for name, terms := range map[string][]lock.AcquireOption{"a watched lease": nil, "an explicit lease": {lock.For(time.Minute)}} {
+	for name, terms := range map[string][]lock.AcquireOption{
+		"a watched lease":   nil,
+		"an explicit lease": {lock.For(time.Minute)},
+	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
 			keys := b.names(2)

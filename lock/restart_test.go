@@ -29,7 +29,9 @@ func (o *outageCounter) option() lock.Option {
 
 func (o *outageCounter) wait(t *testing.T, tries int64) {
 	t.Helper()
-	testkit.Eventually(t, startsWithin, fmt.Sprintf("%d failed attempts", tries), func() bool { return o.tries.Load() >= tries })
+	testkit.Eventually(t, startsWithin, fmt.Sprintf("%d failed attempts", tries), func() bool {
+		return o.tries.Load() >= tries
+	})
 }
 
 func TestWaiterSurvivesARestartOfRedis(t *testing.T) {
@@ -155,7 +157,8 @@ func TestWaiterRetriesOutagesOnly(t *testing.T) {
 	for _, reply := range []string{
 		"LOADING Redis is loading the dataset in memory", "READONLY You can't write against a read only replica.",
 		"MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", "CLUSTERDOWN The cluster is down",
-		"ERR max number of clients reached", "NOREPLICAS Not enough good replicas to write.", "BUSY Redis is busy running a script.",
+		"ERR max number of clients reached", "NOREPLICAS Not enough good replicas to write.",
+		"BUSY Redis is busy running a script.",
 	} {
 		t.Run(reply, func(t *testing.T) {
 			b := setup(t)
@@ -173,7 +176,10 @@ func TestWaiterRetriesOutagesOnly(t *testing.T) {
 			require.NoError(t, await(t, waiting, startsWithin, "the lock").Release(t.Context()))
 		})
 	}
-	for _, reply := range []string{"NOPERM this user has no permissions to run the 'evalsha' command", "NOAUTH Authentication required.", "ERR unknown"} {
+	for _, reply := range []string{
+		"NOPERM this user has no permissions to run the 'evalsha' command",
+		"NOAUTH Authentication required.", "ERR unknown",
+	} {
 		t.Run(reply, func(t *testing.T) {
 			b := setup(t)
 			var a failingScripts
@@ -219,7 +225,8 @@ func TestWaiterWaitsWhileRedisLoadsItsData(t *testing.T) {
 	t.Cleanup(server.Stop)
 	b := benchOn(t, server)
 	ctx := t.Context()
-	require.NoError(t, b.rdb.Eval(ctx, "for i = 1, 1000 do redis.call('SET', 'filler:' .. i, string.rep('x', 1000)) end return 1", nil).Err())
+	const fill = "for i = 1, 1000 do redis.call('SET', 'filler:' .. i, string.rep('x', 1000)) end return 1"
+	require.NoError(t, b.rdb.Eval(ctx, fill, nil).Err())
 	require.NoError(t, b.rdb.Save(ctx).Err())
 	var loading atomic.Int64
 	l := locker(t, b.rdb, lock.WithObserver(lock.Observer{Unreachable: func(_ int, err error) {

@@ -53,7 +53,9 @@ func TestUnknownAnswerIsAnError(t *testing.T) {
 	is, err := parseAnswers(answerReleased, 2, of("released", "lost"))
 	assert.NoError(t, err)
 	assert.Equal(t, []bool{true, false}, is)
-	is, err = parseAnswers(answerReleased, 2, of("notified 3", "lost"), func(i int, answer string) bool { return i == 0 && answer == "notified 3" })
+	is, err = parseAnswers(answerReleased, 2, of("notified 3", "lost"), func(i int, answer string) bool {
+		return i == 0 && answer == "notified 3"
+	})
 	assert.NoError(t, err)
 	assert.Equal(t, []bool{true, false}, is)
 	_, err = parseAnswers(answerReleased, 2, of("released"))
@@ -72,14 +74,16 @@ func (reply) RedisError()     {}
 // reason.
 func TestRejectedOnlyForErrorsInTheCall(t *testing.T) {
 	for _, err := range []error{
-		reply("WRONGTYPE Operation against a key holding the wrong kind of value"), reply("ERR stale: this call was given up"),
+		reply("WRONGTYPE Operation against a key holding the wrong kind of value"),
+		reply("ERR stale: this call was abandoned"),
 		reply("CROSSSLOT Keys in request don't hash to the same slot"), fmt.Errorf("wrapped: %w", reply("NOPERM no rights")),
 	} {
 		assert.True(t, rejected(err), err)
 	}
 	for _, err := range []error{
 		nil, io.EOF, errors.New("WRONGTYPE from elsewhere"), redis.Nil, reply("ERR max number of clients reached"),
-		reply("LOADING Redis is loading the dataset in memory"), reply("READONLY You can't write against a read only replica."),
+		reply("LOADING Redis is loading the dataset in memory"),
+		reply("READONLY You can't write against a read only replica."),
 	} {
 		assert.False(t, rejected(err), err)
 	}

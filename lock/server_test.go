@@ -30,7 +30,8 @@ func ownServer(t *testing.T) (*localserver.Redis, bench) {
 func forgetfulServer(t *testing.T) (*localserver.Redis, bench) {
 	t.Helper()
 	t.Parallel()
-	server, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{Settings: map[string]string{"appendonly": "no"}})
+	server, err := localserver.StartRedis(t.Context(),
+		localserver.RedisOptions{Settings: map[string]string{"appendonly": "no"}})
 	require.NoError(t, err)
 	t.Cleanup(server.Stop)
 	return server, benchOn(t, server)

@@ -26,19 +26,46 @@ func TestInvalidSettingsAndKeysMakeNoCall(t *testing.T) {
 		key     string
 		want    []string
 	}{
-		"a short lease of the Locker": {locker: options{lock.WithLease(lock.MinLease - 1)}, want: []string{"lease of 9.999999ms", leases}},
-		"no lease of the Locker":      {locker: options{lock.WithLease(0)}, want: []string{"lease of 0s", leases}},
-		"a long lease of the Locker":  {locker: options{lock.WithLease(lock.MaxLease + 1)}, want: []string{"lease of 1h0m0.000000001s", leases}},
-		"a short poll":                {locker: options{lock.WithPoll(10*time.Millisecond - 1)}, want: []string{"poll of 9.999999ms", "want at least 10ms"}},
-		"a negative poll":             {locker: options{lock.WithPoll(-time.Second)}, want: []string{"poll of -1s", "want at least 10ms"}},
-		"no prefix":                   {locker: options{lock.WithPrefix("")}, want: []string{"prefix of 0 bytes", "want 1 to 1024"}},
-		"a long prefix":               {locker: options{lock.WithPrefix(long)}, want: []string{"prefix of 1025 bytes", "want 1 to 1024"}},
-		"a short lease":               {acquire: []lock.AcquireOption{lock.For(lock.MinLease - 1)}, want: []string{"lease of 9.999999ms", leases}},
-		"no lease":                    {acquire: []lock.AcquireOption{lock.For(0)}, want: []string{"lease of 0s", leases}},
-		"a negative lease":            {acquire: []lock.AcquireOption{lock.For(-time.Second)}, want: []string{"lease of -1s", leases}},
-		"a long lease":                {acquire: []lock.AcquireOption{lock.For(lock.MaxLease + 1)}, want: []string{"lease of 1h0m0.000000001s", leases}},
-		"a long key":                  {key: long, want: []string{"key of 1025 bytes", "want 1 to 1024"}},
-		"an empty key":                {key: "-", want: []string{"key of 0 bytes", "want 1 to 1024"}},
+		"a short lease of the Locker": {
+			locker: options{lock.WithLease(lock.MinLease - 1)},
+			want:   []string{"lease of 9.999999ms", leases},
+		},
+		"no lease of the Locker": {locker: options{lock.WithLease(0)}, want: []string{"lease of 0s", leases}},
+		"a long lease of the Locker": {
+			locker: options{lock.WithLease(lock.MaxLease + 1)},
+			want:   []string{"lease of 1h0m0.000000001s", leases},
+		},
+		"a short poll": {
+			locker: options{lock.WithPoll(10*time.Millisecond - 1)},
+			want:   []string{"poll of 9.999999ms", "want at least 10ms"},
+		},
+		"a negative poll": {
+			locker: options{lock.WithPoll(-time.Second)},
+			want:   []string{"poll of -1s", "want at least 10ms"},
+		},
+		"no prefix": {
+			locker: options{lock.WithPrefix("")},
+			want:   []string{"prefix of 0 bytes", "want 1 to 1024"},
+		},
+		"a long prefix": {
+			locker: options{lock.WithPrefix(long)},
+			want:   []string{"prefix of 1025 bytes", "want 1 to 1024"},
+		},
+		"a short lease": {
+			acquire: []lock.AcquireOption{lock.For(lock.MinLease - 1)},
+			want:    []string{"lease of 9.999999ms", leases},
+		},
+		"no lease": {acquire: []lock.AcquireOption{lock.For(0)}, want: []string{"lease of 0s", leases}},
+		"a negative lease": {
+			acquire: []lock.AcquireOption{lock.For(-time.Second)},
+			want:    []string{"lease of -1s", leases},
+		},
+		"a long lease": {
+			acquire: []lock.AcquireOption{lock.For(lock.MaxLease + 1)},
+			want:    []string{"lease of 1h0m0.000000001s", leases},
+		},
+		"a long key":   {key: long, want: []string{"key of 1025 bytes", "want 1 to 1024"}},
+		"an empty key": {key: "-", want: []string{"key of 0 bytes", "want 1 to 1024"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			keys := []string{b.key("ann")}
@@ -80,7 +107,10 @@ func TestLimitsAreValid(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	for name, opts := range map[string][]lock.Option{
-		"longest":  {lock.WithLease(lock.MaxLease), lock.WithPrefix(b.key("p") + strings.Repeat("p", lock.MaxKeyBytes-len(b.key("p"))))},
+		"longest": {
+			lock.WithLease(lock.MaxLease),
+			lock.WithPrefix(b.key("p") + strings.Repeat("p", lock.MaxKeyBytes-len(b.key("p")))),
+		},
 		"shortest": {lock.WithPoll(10 * time.Millisecond), lock.WithPrefix(b.key("x"))},
 	} {
 		l := locker(t, b.rdb, opts...)

@@ -26,9 +26,9 @@ type unreliableNet struct {
 	t    *testing.T
 	addr string
 
-	mu              sync.Mutex
-	random          *mathrand.Rand
-	late            sync.WaitGroup
+	mu                   sync.Mutex
+	random               *mathrand.Rand
+	late                 sync.WaitGroup
 	disturbed, delivered atomic.Int64 // calls
 }
 
@@ -117,7 +117,10 @@ func TestUnreliableNetworkLosesNoLock(t *testing.T) {
 	names := b.names(3)
 	inside := make([]atomic.Int32, len(names))
 	prefix := b.key(rand.Text())
-	lockers := []*lock.Locker{locker(t, n.client(), lock.WithPrefix(prefix)), locker(t, n.client(), lock.WithPrefix(prefix))}
+	lockers := []*lock.Locker{
+		locker(t, n.client(), lock.WithPrefix(prefix)),
+		locker(t, n.client(), lock.WithPrefix(prefix)),
+	}
 	var got, gaveUp, again atomic.Int64
 
 	var all sync.WaitGroup
@@ -171,7 +174,8 @@ func TestUnreliableNetworkLosesNoLock(t *testing.T) {
 	}
 	all.Wait()
 	n.late.Wait()
-	t.Logf("%d locks taken, %d calls disturbed, %d acquires given up, %d releases repeated", got.Load(), n.disturbed.Load(), gaveUp.Load(), again.Load())
+	t.Logf("%d locks taken, %d calls disturbed, %d acquires given up, %d releases repeated", got.Load(),
+		n.disturbed.Load(), gaveUp.Load(), again.Load())
 	assert.Positive(t, gaveUp.Load())
 	assert.Positive(t, n.delivered.Load())
 	for _, name := range names {

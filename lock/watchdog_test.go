@@ -21,7 +21,7 @@ import (
 // and a failed one is retried after 3 s.
 const (
 	benchLease = 30 * time.Second
-	benchEnd  = benchLease - benchLease/100 - 2*time.Millisecond
+	benchEnd   = benchLease - benchLease/100 - 2*time.Millisecond
 	benchDue   = benchEnd - benchLease*2/3
 	benchPause = benchLease / 10
 )
@@ -34,9 +34,9 @@ type watchdogBench struct {
 
 	// redis waits as long as Redis would and reports whether the holds are renewed; nil renews all
 	// immediately.
-	redis  func(holds []*hold) bool
-	rounds []round
-	reported   map[string]time.Duration // when the ends of leases were reported
+	redis    func(holds []*hold) bool
+	rounds   []round
+	reported map[string]time.Duration // when the ends of leases were reported
 }
 
 // round is one call of renew.

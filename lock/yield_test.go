@@ -26,7 +26,9 @@ func TestReleasedLockIsLeftToOtherProcessesFirst(t *testing.T) {
 	b.waitListening(key, 1)
 	ours := acquiring(t, here, key)
 	b.waitListening(key, 2)
-	testkit.Eventually(t, startsWithin, "the waiter here knows the other listener", func() bool { return here.Listeners(key) == 2 })
+	testkit.Eventually(t, startsWithin, "the waiter here knows the other listener", func() bool {
+		return here.Listeners(key) == 2
+	})
 
 	require.NoError(t, held.Release(ctx))
 	second := await(t, theirs, startsWithin, "the lock in the other process")

@@ -1,49 +1,49 @@
 #!lua flags=allow-oom
--- Takes locks for one owner, and waits for none. A lock is a hash with one field, owner -> depth, that
--- lives as long as its lease: the form of Redisson's RLock. The depth is always 1, because an owner
--- counts by itself how often it holds what it has; every call of this script has an owner of its own.
+-- Takes locks for one owner without waiting. A lock is a hash with one field, owner -> depth, that
+-- expires with its lease: the form of Redisson's RLock. The depth is always 1: each call has its own
+-- owner, and reentries are counted in the owner's process.
 --
--- A call may come twice, and the second time when nobody waits for it any more. What was taken is known
--- by its owner. What was not taken then must not be taken by a call that was stuck on its way: so the
--- call's serial is left in its receipt when it was answered for good with less than it asked for, and
--- when it was released. Whoever waits for a lock asks again and again by the same call.
+-- A call may arrive twice, the second time after its caller has given up. Locks that it took are found
+-- by their owner. Locks that it did not take must not be taken by a late repeat: an acquire that got
+-- less than it asked for, and a release, leave their serial in the receipt. A waiting caller repeats
+-- one call.
 --
--- Runs at maxmemory too: a few bytes that live for seconds must not stop those who drain what fills it.
+-- Runs at maxmemory too: the workers that free memory need a few bytes for seconds.
 --
 -- KEYS
---   1  receipt  string: the serial of the last call that left one here, and more
---   2  fence    string: the last fencing token that was given
+--   1  receipt  string: the serial of the last call that left one, and more
+--   2  fence    string: the last fencing token
 --   3  lock     the first one: hash: owner -> depth
---   and so on: one for every further lock
+--   and so on: one for each further lock
 -- ARGV
 --   1  serial      of this call, larger than any earlier one that used this receipt
---   2  receipt_ms  how long a repeat of this call is known as one, if it gets less than it asks for; 0 for
---                  a caller that will ask again, and in the end release
+--   2  receipt_ms  how long a repeat of this call is recognized if it gets less than it asks for; 0 for
+--                  a caller that repeats the call and releases in the end
 --   3  owner       who takes the locks: unique to this call and its repeats
 --   4  lease_ms    how long the locks last from now
 --   5  mode        each: every lock that is free; all: every lock, or none of them
---   6  listeners   numsub, or shardnumsub in a cluster, to tell how many listen for the release of a busy
---                  lock; none
+--   6  listeners   numsub, or shardnumsub in a cluster, to count the connections that listen for the
+--                  release of a busy lock; none
 -- Answers
 --   {token, wait_ms, listeners, answer, answer, ...}, one answer for each lock, in the order given
---   token is the fencing token of all that is held, a decimal number in a string: larger than any that was
---   given before for the same fence, also if Redis lost it, as long as its clock is not set back. It is 0 if
---   nothing is held.
---   wait_ms is after how long the busy locks are free if nobody renews them, 0 if that is not known.
---   listeners is how many connections wait for the first busy lock; 0 if none is, or it was not asked for.
+--   token is the fencing token of all held locks, a decimal string, or 0 if none is held. It is larger
+--   than any earlier token of the same fence, also after a loss of the fence, unless Redis's clock is
+--   set back.
+--   wait_ms is when the busy locks are free unless they are renewed, 0 if unknown.
+--   listeners is how many connections listen for the first busy lock, 0 if not counted.
 --   held  the owner holds the lock
 --   busy  another owner holds it
---   free  nobody holds it, and it was left alone because another one is busy
+--   free  the lock is free, and was not taken because another one is busy
 
--- Longer than clocks are set back, and so than the last token can be ahead of Redis's clock. A string, as
--- the 1 below, because Redis would have to make one of a number.
+-- A day: longer than a token can be ahead of Redis's clock. Numbers are strings here, so that Redis need not
+-- convert them.
 local fence_ms = '86400000'
 
 if #KEYS < 3 or #ARGV ~= 6 then
-  return redis.error_reply('ERR lock_acquire takes a receipt, a fence, locks, and six arguments')
+  return redis.error_reply('ERR lock_acquire takes a receipt, a fence, locks and six arguments')
 end
 if not string.find(ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. ARGV[4], '^[1-9]%d* %d+ [1-9]%d*$') then
-  return redis.error_reply('ERR the serial and the times must be whole numbers, and but for the second above 0')
+  return redis.error_reply('ERR the serial and the lease must be whole numbers above 0, receipt_ms 0 or more')
 end
 local each = ARGV[5] == 'each'
 if not each and ARGV[5] ~= 'all' then
@@ -51,18 +51,18 @@ if not each and ARGV[5] ~= 'all' then
 end
 
 local owner, lease_ms = ARGV[3], ARGV[4]
-local fresh = true -- no earlier try of this call was answered for good
+local fresh = true -- no earlier attempt of this call has left a receipt
 local receipt = redis.call('GET', KEYS[1])
 if receipt then
   local last, serial = tonumber(string.match(receipt, '^%d+')), tonumber(ARGV[1])
   if last > serial then
-    return redis.error_reply('ERR stale: this call was given up')
+    return redis.error_reply('ERR stale: this call was abandoned')
   end
   fresh = last < serial
 end
 
--- All locks are looked at before anything is written: a key of another type refuses the whole call. Mostly nobody
--- holds any of them, and then one look is enough.
+-- All locks are read before the first write, so that a key of another type rejects the whole call. One EXISTS is
+-- enough if all are free, which is the common case.
 local answers, first_busy, held, free, wait_ms = { '0', 0, 0 }, nil, false, false, 0
 if fresh and redis.call('EXISTS', unpack(KEYS, 3)) == 0 then
   free = true
@@ -72,7 +72,7 @@ else
     local left_ms = redis.call('PTTL', KEYS[i]) -- -2 if there is no such key
     local answer = 'busy'
     if left_ms == -2 then
-      if fresh then answer, free = 'free', true end -- or busy, as it was when that try was answered
+      if fresh then answer, free = 'free', true end -- otherwise busy, as it was answered before
     elseif redis.call('HEXISTS', KEYS[i], owner) == 1 then
       answer, held = 'held', true
     else
@@ -85,7 +85,7 @@ end
 local takes = (free or held) and (each or not first_busy)
 
 if takes then
-  -- Microseconds since 1970: sixteen digits, today and for a long time, so they compare as text.
+  -- Microseconds since 1970: sixteen digits until the year 2286, so they compare as text.
   local now = redis.call('TIME')
   local token = now[1] .. string.sub('00000' .. now[2], -6)
   local before = redis.call('SET', KEYS[2], token, 'PX', fence_ms, 'GET')
@@ -95,14 +95,14 @@ if takes then
   end
   answers[1] = token
 
-  local taken -- a lock of this call: the others are copies of it, value and lease, by one command for each
+  local taken -- the first new lock; the others are copies of it, with one command for each
   for i = 3, #KEYS do
     if answers[i + 1] == 'free' then
       if not taken then
         taken = KEYS[i]
         redis.call('HSET', taken, owner, '1')
         redis.call('PEXPIRE', taken, lease_ms)
-      elseif taken ~= KEYS[i] then -- a name may come twice
+      elseif taken ~= KEYS[i] then -- a key may be given twice
         redis.call('COPY', taken, KEYS[i])
       end
       answers[i + 1] = 'held'
@@ -112,7 +112,7 @@ if takes then
   end
 end
 if held and not takes then
-  -- An earlier try took all, and lost one since: whoever wants all holds none while it waits.
+  -- An earlier attempt took all locks and has lost one since. A caller with mode all holds none while it waits.
   for i = 3, #KEYS do
     if answers[i + 1] == 'held' then
       redis.call('HDEL', KEYS[i], owner)
@@ -125,7 +125,7 @@ if first_busy then
   if ARGV[2] ~= '0' then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
   if ARGV[6] ~= 'none' then
     local name = string.find(first_busy, '{', 1, true) and first_busy or '{' .. first_busy .. '}'
-    -- pcall: it is a hint, to which not every user of Redis has the right.
+    -- pcall: the count is a hint, and a user of Redis may lack the right to PUBSUB.
     answers[3] = redis.pcall('PUBSUB', ARGV[6], 'redisson_lock__channel:' .. name)[2] or 0
   end
 end

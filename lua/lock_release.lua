@@ -1,30 +1,30 @@
 #!lua flags=allow-oom
--- Gives up locks of one owner, and wakes those who wait for them as Redisson does: by the message 0 on
--- a channel that is named after the lock. Nobody's lock is touched but the owner's.
+-- Releases locks of one owner and wakes the waiters as Redisson does: with the message 0 on a channel
+-- named after the lock. Locks of other owners stay.
 --
--- A repeat has to tell a lock that it released itself from one that was lost before: the answers are
--- kept in the call's receipt. Receipts are used again and again, so that there are never more of them
--- than calls under way; a call that finds a later one's receipt was stuck on its way, and does nothing.
+-- A repeat must tell a lock that it released from one that was lost before: the receipt keeps the
+-- answers. Receipts are reused, so that there are about as many as concurrent calls; a late call finds
+-- a larger serial and changes nothing.
 --
--- Runs at maxmemory too: a lock must not last longer because memory is full.
+-- Runs at maxmemory too: full memory must not extend a lock.
 --
 -- KEYS
 --   1  receipt  string: serial and answers of the last call that left them here
 --   2  lock     the first one: hash: owner -> depth
---   and so on: one for every further lock
+--   and so on: one for each further lock
 -- ARGV
 --   1  serial      of this call, larger than any earlier one that used this receipt
---   2  receipt_ms  how long a repeat of this call is known as one
+--   2  receipt_ms  how long a repeat of this call is recognized
 --   3  owner       who took the locks
 --   4  publish     publish, or spublish in a cluster, where Redisson listens to sharded channels
 -- Answers
 --   {answer, answer, ...}, one for each lock, in the order given
---   released  the owner held the lock, and does not any more
+--   released  the owner held the lock, which is now free
 --   notified <n>  released, and so many connections received the message; a repeat answers released
---   lost      the owner did not hold the lock: its lease had ended, or it was taken away
+--   lost      the owner did not hold the lock: its lease had ended, or it was forced
 
 if #KEYS < 2 or #ARGV ~= 4 then
-  return redis.error_reply('ERR lock_release takes a receipt, locks, and four arguments')
+  return redis.error_reply('ERR lock_release takes a receipt, locks and four arguments')
 end
 if not string.find(ARGV[1] .. ' ' .. ARGV[2], '^[1-9]%d* [1-9]%d*$') then
   return redis.error_reply('ERR arguments 1 and 2 must be whole numbers above 0')
@@ -33,10 +33,10 @@ if ARGV[4] ~= 'publish' and ARGV[4] ~= 'spublish' then
   return redis.error_reply('ERR argument 4 must be publish or spublish')
 end
 
--- What a repeat or a straggler would give up is not there any more: only then is it asked which it is.
+-- A repeated or late call finds its locks gone. Only then is the receipt read.
 local answers, letters, lost = {}, {}, false
 for i = 2, #KEYS do
-  -- pcall: a key that was overwritten with another type is a lost lock, and must not keep the rest.
+  -- pcall: a key overwritten with another type is a lost lock. The rest is released.
   if redis.pcall('HDEL', KEYS[i], ARGV[3]) == 1 then
     local name = string.find(KEYS[i], '{', 1, true) and KEYS[i] or '{' .. KEYS[i] .. '}'
     local receivers = redis.call(ARGV[4], 'redisson_lock__channel:' .. name, '0')
@@ -50,7 +50,7 @@ if lost then
   local receipt = redis.call('GET', KEYS[1]) or '0'
   local last, serial = tonumber(string.match(receipt, '^%d+')), tonumber(ARGV[1])
   if last > serial then
-    return redis.error_reply('ERR stale: this call is over')
+    return redis.error_reply('ERR stale: this call was abandoned')
   elseif last == serial then
     local i = 0
     for letter in string.gmatch(receipt, '%a') do

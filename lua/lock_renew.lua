@@ -1,21 +1,21 @@
 #!lua flags=allow-oom
--- Makes locks last from now for their lease again. What has longer left keeps it; a lock that its owner
--- does not hold any more is told and not taken anew, because somebody else may have had it in between.
+-- Renews the leases of locks, and never shortens one. A lock that its owner no longer holds is reported
+-- and not taken again, because another owner may have held it meanwhile.
 --
 -- KEYS
 --   1  lock  the first one: hash: owner -> depth
---   and so on: one for every further lock
+--   and so on: one for each further lock
 -- ARGV
 --   1  lease_ms  how long the locks last from now
 --   2  owner     of the first lock
---   and so on: one for every further lock
+--   and so on: one for each further lock
 -- Answers
 --   {answer, answer, ...}, one for each lock, in the order given
 --   renewed  the owner holds the lock, for at least the lease
 --   lost     the owner does not hold the lock
 
 if #KEYS < 1 or #ARGV ~= #KEYS + 1 then
-  return redis.error_reply('ERR lock_renew takes a lease, and an owner for each lock')
+  return redis.error_reply('ERR lock_renew takes a lease and an owner for each lock')
 end
 if not string.find(ARGV[1], '^[1-9]%d*$') then
   return redis.error_reply('ERR the lease must be a whole number above 0')
@@ -23,7 +23,7 @@ end
 
 local answers = {}
 for i, key in ipairs(KEYS) do
-  -- pcall: a key that was overwritten with another type is a lost lock, and must not keep the rest.
+  -- pcall: a key overwritten with another type is a lost lock. The rest is renewed.
   if redis.pcall('HEXISTS', key, ARGV[i + 1]) == 1 then
     redis.call('PEXPIRE', key, ARGV[1], 'GT')
     answers[i] = 'renewed'

@@ -38,7 +38,9 @@ func (b *lockBench) keys(names ...string) []string {
 }
 
 // acquire returns the token, the time to wait, and the answers.
-func (b *lockBench) acquire(receipt string, serial int, owner string, lease time.Duration, mode string, names ...string) (token, wait int64, answers []string) {
+func (b *lockBench) acquire(receipt string, serial int, owner string, lease time.Duration, mode string,
+	names ...string,
+) (token, wait int64, answers []string) {
 	b.t.Helper()
 	reply, err := lua.LockAcquire.Run(b.t.Context(), b.rdb, append(b.keys(receipt, "fence"), b.keys(names...)...),
 		serial, 60_000, owner, lease.Milliseconds(), mode, "none").Slice()
@@ -127,7 +129,8 @@ func TestLockAcquireTakesAllLocksAlike(t *testing.T) {
 	require.InDelta(t, 60, b.rdb.PTTL(t.Context(), b.key("ann")).Val().Seconds(), 10)
 
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("odd"), "no lock", 0).Err())
-	err := lua.LockAcquire.Run(t.Context(), b.rdb, append(b.keys("r3", "fence"), b.keys("hal", "odd")...), 9, 60_000, "third", 60_000, "each", "none").Err()
+	err := lua.LockAcquire.Run(t.Context(), b.rdb, append(b.keys("r3", "fence"), b.keys("hal", "odd")...), 9, 60_000,
+		"third", 60_000, "each", "none").Err()
 	require.ErrorContains(t, err, "WRONGTYPE")
 	require.Empty(t, b.owners("hal"), "a key of another type rejects the whole call")
 }
@@ -154,7 +157,8 @@ func TestAbandonedLockCallsAreRejected(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	require.Equal(t, []string{"lost"}, b.release("r1", 2, "first", "ann"), "nothing was taken yet")
-	err := lua.LockAcquire.Run(t.Context(), b.rdb, b.keys("r1", "fence", "ann"), 1, 60_000, "first", 60_000, "all", "none").Err()
+	err := lua.LockAcquire.Run(t.Context(), b.rdb, b.keys("r1", "fence", "ann"), 1, 60_000, "first", 60_000, "all",
+		"none").Err()
 	require.ErrorContains(t, err, "ERR stale")
 	require.Empty(t, b.owners("ann"))
 
@@ -260,16 +264,18 @@ func TestLockForceGivesEveryAnswerAndARepeatKeepsTheNextOwner(t *testing.T) {
 	require.Equal(t, "released", force(2))
 	require.Equal(t, map[string]string{"next": "1"}, b.owners("ann"))
 
-	require.Equal(t, []string{"lost"}, b.release("r2", 4, "nobody", "ann"), "answered")
+	require.Equal(t, []string{"lost"}, b.release("r2", 4, "none", "ann"), "abandoned")
 	b.said = b.said[:2]
-	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("r2", "ann"), 2, 60_000, "publish").Err(), "ERR stale")
+	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("r2", "ann"), 2, 60_000, "publish").Err(),
+		"ERR stale")
 	require.Len(t, b.owners("ann"), 1)
 	require.Equal(t, "released", force(5))
 	require.Equal(t, "free", force(6))
 	b.requireAllAnswers("lock_force")
 
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("ann"), "not a lock", 0).Err())
-	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("r3", "ann"), 4, 60_000, "publish").Err(), "WRONGTYPE")
+	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("r3", "ann"), 4, 60_000, "publish").Err(),
+		"WRONGTYPE")
 	require.Equal(t, "not a lock", b.rdb.Get(t.Context(), b.key("ann")).Val())
 }
 
@@ -292,7 +298,8 @@ func TestLockReleasePublishesOnRedissonsChannel(t *testing.T) {
 		}
 		messages := heard.Channel()
 		take(1)
-		require.NoError(t, lua.LockRelease.Run(t.Context(), b.rdb, []string{b.key("r"), key}, 2, 60_000, "owner1", "publish").Err())
+		require.NoError(t, lua.LockRelease.Run(t.Context(), b.rdb, []string{b.key("r"), key}, 2, 60_000, "owner1",
+			"publish").Err())
 		require.Equal(t, "0", (<-messages).Payload)
 		take(3)
 		require.NoError(t, lua.LockForce.Run(t.Context(), b.rdb, []string{b.key("r"), key}, 4, 60_000, "publish").Err())
@@ -313,15 +320,43 @@ func TestLockScriptsRejectInvalidInputWithoutWriting(t *testing.T) {
 		names  []string
 		args   []any
 	}{
-		"acquire without a lock":     {lua.LockAcquire, []string{"r", "fence"}, []any{2, 1000, "first", 1000, "all", "none"}},
-		"acquire without a mode":     {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "none"}},
-		"acquire in another mode":    {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "some", "none"}},
-		"acquire for no time":        {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 0, "all", "none"}},
-		"acquire for a fraction":     {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", "1.5", "all", "none"}},
-		"acquire without a serial":   {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{"nan", 1000, "first", 1000, "all", "none"}},
-		"acquire with a bad receipt": {lua.LockAcquire, []string{"hash", "fence", "bob"}, []any{2, 1000, "first", 1000, "all", "none"}},
-		"acquire with a bad fence":   {lua.LockAcquire, []string{"r", "hash", "bob"}, []any{2, 1000, "first", 1000, "all", "none"}},
-		"acquire what is no lock":    {lua.LockAcquire, []string{"r", "fence", "bob", "string"}, []any{2, 1000, "first", 1000, "each", "none"}},
+		"acquire without a lock": {lua.LockAcquire, []string{"r", "fence"}, []any{2, 1000, "first", 1000, "all", "none"}},
+		"acquire without a mode": {lua.LockAcquire, []string{"r", "fence", "bob"}, []any{2, 1000, "first", 1000, "none"}},
+		"acquire in another mode": {
+			lua.LockAcquire,
+			[]string{"r", "fence", "bob"},
+			[]any{2, 1000, "first", 1000, "some", "none"},
+		},
+		"acquire for no time": {
+			lua.LockAcquire,
+			[]string{"r", "fence", "bob"},
+			[]any{2, 1000, "first", 0, "all", "none"},
+		},
+		"acquire for a fraction": {
+			lua.LockAcquire,
+			[]string{"r", "fence", "bob"},
+			[]any{2, 1000, "first", "1.5", "all", "none"},
+		},
+		"acquire without a serial": {
+			lua.LockAcquire,
+			[]string{"r", "fence", "bob"},
+			[]any{"nan", 1000, "first", 1000, "all", "none"},
+		},
+		"acquire with a bad receipt": {
+			lua.LockAcquire,
+			[]string{"hash", "fence", "bob"},
+			[]any{2, 1000, "first", 1000, "all", "none"},
+		},
+		"acquire with a bad fence": {
+			lua.LockAcquire,
+			[]string{"r", "hash", "bob"},
+			[]any{2, 1000, "first", 1000, "all", "none"},
+		},
+		"acquire what is no lock": {
+			lua.LockAcquire,
+			[]string{"r", "fence", "bob", "string"},
+			[]any{2, 1000, "first", 1000, "each", "none"},
+		},
 		"release without a lock":     {lua.LockRelease, []string{"r"}, []any{2, 1000, "first", "publish"}},
 		"release without an owner":   {lua.LockRelease, []string{"r", "ann"}, []any{2, 1000}},
 		"release with a bad serial":  {lua.LockRelease, []string{"r", "ann"}, []any{"-1", 1000, "first", "publish"}},
