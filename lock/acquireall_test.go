@@ -123,7 +123,7 @@ func TestAcquireAllLeavesAFreeLockToTheNextWaiter(t *testing.T) {
 
 func TestAcquireAllInOppositeOrdersDoesNotDeadlock(t *testing.T) {
 	b := setup(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	const turns = 15
 	names := b.names(4)

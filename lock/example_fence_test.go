@@ -40,7 +40,7 @@ func ExampleLease_Token() {
 		fmt.Println(who, "wrote", done.RowsAffected(), "row")
 	}
 
-	stopped, err := locker.Acquire(ctx, "{example}:account:1", lock.For(50*time.Millisecond))
+	stopped, err := locker.Acquire(ctx, "{example}:account:1", lock.For(time.Second))
 	if err != nil {
 		log.Fatal(err)
 	}

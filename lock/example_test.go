@@ -180,7 +180,7 @@ func ExampleLease_Context() {
 	locker := lock.New(rdb)
 	defer closeExample(ctx, locker)
 
-	lease, err := locker.Acquire(ctx, "{example}:invoice", lock.For(50*time.Millisecond))
+	lease, err := locker.Acquire(ctx, "{example}:invoice", lock.For(time.Second))
 	if err != nil {
 		log.Fatal(err)
 	}

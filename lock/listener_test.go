@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"regexp"
 	"sync"
 	"sync/atomic"
@@ -103,9 +104,14 @@ func TestListenerConnectionLivesWhileACallWaits(t *testing.T) {
 }
 
 func TestThousandKeysShareOneListener(t *testing.T) {
-	b, _ := setupWaiting(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	_, b := forgetfulServer(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
+	options := *b.rdb.Options()
+	options.PoolSize, options.PoolTimeout, options.ReadTimeout = 32, never, never
+	b.rdb = redis.NewClient(&options)
+	t.Cleanup(func() { _ = b.rdb.Close() })
+	b.Locker = locker(t, b.rdb, lock.WithPoll(never))
 	names := b.names(1000)
 	holder, busy, err := locker(t, b.rdb).TryEach(ctx, names, lock.For(never))
 	require.NoError(t, err)
@@ -116,7 +122,10 @@ func TestThousandKeysShareOneListener(t *testing.T) {
 		all.Go(func() {
 			lease, err := b.Acquire(ctx, name)
 			if assert.NoError(t, err) {
-				assert.NoError(t, lease.Release(ctx))
+				for err = lease.Release(ctx); errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil; {
+					err = lease.Release(ctx) // a thousand releases at once may take longer than one may
+				}
+				assert.NoError(t, err)
 			}
 		})
 	}

@@ -136,7 +136,7 @@ func TestDuplicateKeyIsTakenOnce(t *testing.T) {
 
 func TestLockHasOneOwnerAtATime(t *testing.T) {
 	b := setup(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // a lock that is never released would block the workers
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute) // a lock that is never released would block the workers
 	defer cancel()
 	const workers, turns = 16, 30
 	names := b.names(4)
@@ -184,13 +184,13 @@ func TestLockHasOneOwnerAtATime(t *testing.T) {
 func TestLeaseEndsByItself(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
-	const length = 400 * time.Millisecond
+	const length = 2 * time.Second
 	start := time.Now()
 	first := b.take(ctx, length, b.key("ann"), b.key("bob"))
 	require.NoError(t, b.rdb.Persist(ctx, b.key("bob")).Err()) // as if its lease was renewed
 
 	var second *lock.Lease
-	testkit.Eventually(t, 5*time.Second, "the end of the lease", func() bool {
+	testkit.Eventually(t, startsWithin, "the end of the lease", func() bool {
 		got, _, err := b.TryEach(ctx, []string{b.key("ann")}, lock.For(time.Minute))
 		require.NoError(t, err)
 		if !got.Holds(b.key("ann")) {

@@ -41,7 +41,7 @@ func TestNextRenewalFindsALoss(t *testing.T) {
 			ctx := t.Context()
 			ann, bob := b.key("ann"), b.key("bob")
 			c := countCalls(t, b.rdb)
-			lease, err := locker(t, b.rdb, lock.WithLease(1500*time.Millisecond)).AcquireAll(ctx, []string{ann, bob})
+			lease, err := locker(t, b.rdb, lock.WithLease(6*time.Second)).AcquireAll(ctx, []string{ann, bob})
 			require.NoError(t, err)
 			held, token := lease.Context(ctx), lease.Token(ann)
 			lose(b, ann)
@@ -70,7 +70,7 @@ func TestNextRenewalFindsALoss(t *testing.T) {
 func TestExplicitLeaseEndsWithoutACallToRedis(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
-	const length = 300 * time.Millisecond
+	const length = 2 * time.Second
 	key := b.key("ann")
 	began := time.Now()
 	lease := b.take(ctx, length, key)
@@ -102,8 +102,8 @@ func TestLossIsReportedToAllLeasesOfALock(t *testing.T) {
 			b := setup(t)
 			ctx := t.Context()
 			key := b.key("ann")
-			b.Locker = locker(t, b.rdb, lock.WithLease(900*time.Millisecond))
-			terms := map[bool][]lock.AcquireOption{true: nil, false: {lock.For(500 * time.Millisecond)}}
+			b.Locker = locker(t, b.rdb, lock.WithLease(3*time.Second))
+			terms := map[bool][]lock.AcquireOption{true: nil, false: {lock.For(2 * time.Second)}}
 			outer, err := b.Acquire(ctx, key, terms[watched[0]]...)
 			require.NoError(t, err)
 			first := outer.Context(ctx)
@@ -249,7 +249,7 @@ func TestDoReturnsErrorsOfItsFunctionAndItsRelease(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := setup(t)
-			b.Locker = locker(t, b.rdb, lock.WithLease(900*time.Millisecond))
+			b.Locker = locker(t, b.rdb, lock.WithLease(3*time.Second))
 			var inside context.Context
 			err := b.Do(t.Context(), b.key("ann"), func(ctx context.Context) error {
 				inside = ctx

@@ -138,7 +138,7 @@ func TestObserverReceivesTheTimeOfAWait(t *testing.T) {
 
 // Two leases of one owner lose one lock.
 func TestObserverReceivesEachLossOnce(t *testing.T) {
-	const length = 300 * time.Millisecond
+	const length = 2 * time.Second
 	for name, test := range map[string]struct {
 		opts []lock.AcquireOption
 		find func(b bench, key string, outer, inner *lock.Lease)
@@ -214,7 +214,7 @@ func TestObserverReceivesALossWithALateAnswerOnce(t *testing.T) {
 		}
 		return err
 	})
-	lease, err := l.Acquire(ctx, key, lock.For(time.Second))
+	lease, err := l.Acquire(ctx, key, lock.For(3*time.Second))
 	require.NoError(t, err)
 	held := lease.Context(ctx)
 	require.NoError(t, b.rdb.Del(ctx, key).Err())

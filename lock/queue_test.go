@@ -104,7 +104,7 @@ func TestWaiterPollsWithoutAMessage(t *testing.T) {
 func TestWaiterTakesALockWhenItsLeaseEnds(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
-	const length = 600 * time.Millisecond
+	const length = 2 * time.Second
 	first, err := locker(t, b.rdb).Acquire(ctx, key, lock.For(length))
 	require.NoError(t, err)
 	second := await(t, acquiring(t, b.Locker, key), startsWithin, "the lock")
@@ -121,7 +121,7 @@ func grantedAfter(key string, first, second *lock.Lease) time.Duration {
 func TestWaiterContinuesToWaitForARenewedLock(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	ctx, key := t.Context(), b.key("ann")
-	const left, looks = 500 * time.Millisecond, 3
+	const left, looks = 2 * time.Second, 3
 	c := countCalls(t, b.rdb)
 	looked := make(chan time.Time, looks)
 	c.answer(func(kind int, next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
@@ -149,7 +149,7 @@ func TestWaiterContinuesToWaitForARenewedLock(t *testing.T) {
 func TestNextWaiterTakesALockWhenItsLeaseEnds(t *testing.T) {
 	b, holder := setupWaiting(t, "ann")
 	ctx, key := t.Context(), b.key("ann")
-	const length = 600 * time.Millisecond
+	const length = 2 * time.Second
 	first := acquiring(t, b.Locker, key, lock.For(length))
 	b.waitQueued(key, 1)
 	second := acquiring(t, b.Locker, key)
@@ -370,7 +370,7 @@ func TestAcquireReturnsTheCauseOfItsContext(t *testing.T) {
 
 func TestWaitersOfManyProcessesAllGetTheLock(t *testing.T) {
 	b := setup(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	const processes, waiters, turns = 8, 3, 5
 	// Without the lock this is a data race and loses counts.

@@ -191,7 +191,7 @@ func TestReentryThatExtendsMakesOneCall(t *testing.T) {
 func TestWatchedReentryRenewsAnExplicitLease(t *testing.T) {
 	b := setup(t)
 	ctx, key := t.Context(), b.key("ann")
-	const explicit, watched = 900 * time.Millisecond, 1800 * time.Millisecond
+	const explicit, watched = 3 * time.Second, 6 * time.Second
 	b.Locker = locker(t, b.rdb, lock.WithLease(watched))
 	c := countCalls(t, b.rdb)
 	outer := b.take(ctx, explicit, key)
