@@ -14,7 +14,9 @@ import (
 )
 
 // deposit refuses a stale token: the row keeps the largest token that it has seen.
-const deposit = `UPDATE pg_temp.accounts SET balance = balance + $2, fence = $3 WHERE id = $1 AND fence <= $3`
+const deposit = `
+	UPDATE pg_temp.accounts SET balance = balance + $2, fence = $3
+	WHERE id = $1 AND fence <= $3`
 
 // The store refuses a holder that was stopped for longer than its lease and did not check it before
 // the write.

@@ -50,8 +50,11 @@ func ExampleLocker_Acquire_waitingForSomeTime() {
 	patient, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer cancel()
 	_, err = locker.Acquire(patient, "{example}:invoice")
-	fmt.Println(errors.Is(err, lock.ErrBusy), errors.Is(err, context.DeadlineExceeded), lease.Release(ctx))
-	// Output: true true <nil>
+	fmt.Println(errors.Is(err, lock.ErrBusy), errors.Is(err, context.DeadlineExceeded))
+	fmt.Println(lease.Release(ctx))
+	// Output:
+	// true true
+	// <nil>
 }
 
 // Look shows operators who holds a lock and for how long.
