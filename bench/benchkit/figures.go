@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unicode/utf8"
 )
 
 // Table is what a benchmark found, for people.
@@ -76,8 +77,34 @@ func Replace(path, text string) error {
 	if !begins || !ends {
 		return fmt.Errorf("%s has no place for figures: want the lines %q and %q", path, figuresBegin, figuresEnd)
 	}
-	whole = slices.Concat(before, []byte(figuresBegin+"\n"+strings.TrimSpace(text)+"\n\n"+figuresEnd), after)
+	whole = slices.Concat(before, []byte(figuresBegin+"\n"+wrap(strings.TrimSpace(text))+"\n\n"+figuresEnd), after)
 	return os.WriteFile(path, whole, 0o644)
+}
+
+// wrap breaks prose at 100 columns, as all pages are. Tables, titles and pictures stay.
+func wrap(text string) string {
+	const columns = 100
+	var lines []string
+	for line := range strings.SplitSeq(text, "\n") {
+		if line == "" || strings.ContainsAny(line[:1], "|#!") {
+			lines = append(lines, line)
+			continue
+		}
+		short := ""
+		for word := range strings.FieldsSeq(line) {
+			switch {
+			case short == "":
+				short = word
+			case utf8.RuneCountInString(short+" "+word) > columns:
+				lines = append(lines, short)
+				short = word
+			default:
+				short += " " + word
+			}
+		}
+		lines = append(lines, short)
+	}
+	return strings.Join(lines, "\n")
 }
 
 // Machine names the processor, how many cores of it there are, and Go.

@@ -3,6 +3,7 @@ package benchkit
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -31,4 +32,15 @@ func TestReplaceWritesBetweenItsLinesOnly(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(path, []byte("nothing\n"), 0o600))
 	require.ErrorContains(t, Replace(path, "new"), "has no place for figures")
+}
+
+func TestReplaceWrapsProseAtAHundredColumns(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "figures.md")
+	require.NoError(t, os.WriteFile(path, []byte(figuresBegin+figuresEnd), 0o600))
+	long := strings.Repeat("µ", 60)
+	require.NoError(t, Replace(path, "### A\n\n"+long+" "+long+"\n\n| "+long+" | "+long+" |\n"))
+	written, err := os.ReadFile(path)
+	require.NoError(t, err)
+	assert.Contains(t, string(written), "\n"+long+"\n"+long+"\n\n| "+long+" | "+long+" |\n")
 }

@@ -31,7 +31,7 @@ func BenchmarkHandover(b *testing.B) {
 		alone       bool
 	}{
 		{"one-client", "goroutines (in Redisson: threads) that share a client", false},
-		{"own-clients", "each with a client of its own, as if it were another process", true},
+		{"own-clients", "each with its own client, as if in another process", true},
 	} {
 		b.Run(mode.name, func(b *testing.B) {
 			s := serverWith(b, inMemory)

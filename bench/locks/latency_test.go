@@ -35,7 +35,7 @@ func BenchmarkUncontended(b *testing.B) {
 				timings := benchkit.CompareTimes(b, turns, times, candidates...)
 				figures.Put(benchkit.Table{
 					Title: "Acquire and release without contention: " + name + ", " + p.name,
-					Note:  fmt.Sprintf("One client, one at a time. %d rounds of %d each.", b.N, turns*times),
+					Note:  fmt.Sprintf("One client, one lock at a time. %d rounds of %d each.", b.N, turns*times),
 					Head:  timingHead("acquire + release"), Rows: timingRows(timings),
 				})
 			})

@@ -24,7 +24,7 @@ func BenchmarkMany(b *testing.B) {
 			timings := benchkit.CompareTimes(b, turns, times, candidates...)
 			figures.Put(benchkit.Table{
 				Title: fmt.Sprintf("%d locks at a time, cost of each", number),
-				Note: fmt.Sprintf("All are taken, then all released, by one client; the time is divided by %d. Persistence is off. %d rounds of %d.",
+				Note: fmt.Sprintf("One client takes all and then releases all. The time is divided by %d. Persistence is off. %d rounds of %d.",
 					number, b.N, turns*times),
 				Head: timingHead("acquire + release of one lock"), Rows: timingRows(timings),
 			})

@@ -70,9 +70,9 @@ func BenchmarkHeld(b *testing.B) {
 	}
 	figures.Put(benchkit.Table{
 		Title: "Locks held and renewed",
-		Note: fmt.Sprintf("%d of them, with a lease of %v that is renewed every %v; with the default of 30 s all rates are lower in proportion. Persistence is off. Medians of %d rounds.",
+		Note: fmt.Sprintf("%d locks with a lease of %v, renewed every %v. With the default of 30 s all rates are lower in proportion. Persistence is off. Medians of %d rounds.",
 			number, lease, lease/3, b.N),
-		Head: []string{"", "goroutines", "bytes of the process per lock", "Redis commands/s", "Redis, of a core", "process, of a core"},
+		Head: []string{"", "goroutines", "bytes of the process per lock", "Redis commands/s", "Redis, of one core", "process, of one core"},
 		Rows: rows,
 	})
 }
