@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// A holder keeps the lock for a random time between these: who polls must not fall into step
-	// with the releases.
+	// A holder keeps the lock for a random time between these, so that pollers do not fall into
+	// step with the releases.
 	holdMin, holdMax = time.Millisecond, 5 * time.Millisecond
-	// stalled ends a benchmark in which nobody gets the lock any more.
+	// stalled ends a benchmark in which no waiter gets the lock.
 	stalled = 30 * time.Second
 )
 
-// BenchmarkHandover measures how long a lock that is released takes to reach the next of 32 waiters: from
-// just before the holder's call of release until the next acquire returns. Whoever has released comes
-// back when the next one has the lock, so that it cannot snatch it back, and 32 wait at any time.
+// BenchmarkHandover measures how long a released lock takes to reach the next of 32 waiters: from
+// just before the call of release until the next acquire returns. A participant that released the
+// lock waits again once the next one has it, so that it cannot take it back and 32 always wait.
 func BenchmarkHandover(b *testing.B) {
 	for _, mode := range []struct {
 		name, where string
@@ -78,20 +78,21 @@ func compareHandovers(b *testing.B, s *server, where string, waiters int, candid
 	}
 	figures.Put(benchkit.Table{
 		Title: "Hand-over: " + where,
-		Note: fmt.Sprintf("From just before the release until the next acquire returns, with %d waiters. The lock is held for %v to %v; persistence is off. %d rounds of %d hand-overs.",
+		Note: fmt.Sprintf("From just before the release until the next acquire returns, with %d waiters. "+
+			"The lock is held for %v to %v; persistence is off. %d rounds of %d hand-overs.",
 			waiters, holdMin, holdMax, b.N, turns*times),
 		Head: append(timingHead("hand-over"), "Redis commands per hand-over"), Rows: rows,
 	})
 }
 
-// crowd passes one lock around, in goroutines of which there is one more than are to wait.
+// crowd passes one lock around among one more participant than there are waiters.
 type crowd struct {
 	b       *testing.B
 	name    string
 	clients []client // of each participant
 	events  chan event
 
-	// released is when the last holder was about to release the lock, and holders is how many hold it.
+	// released is when the last holder began to release the lock, and holders is how many hold it.
 	released atomic.Pointer[time.Time]
 	holders  atomic.Int32
 }
@@ -99,7 +100,7 @@ type crowd struct {
 // event is what a participant did.
 type event struct {
 	who  int
-	did  string        // got or ended; or why it failed
+	did  string        // got or ended, or the reason of a failure
 	took time.Duration // from the release until it got the lock
 }
 
@@ -108,7 +109,7 @@ const (
 	ended = "ended"
 )
 
-// handOvers measures so many of them, from the release of the first holder on.
+// handOvers measures hand-overs, from the release of the first holder on.
 func (c *crowd) handOvers(times int) benchkit.Sample {
 	key := newKey()
 	ctx, stop := context.WithCancel(context.Background())
@@ -120,8 +121,8 @@ func (c *crowd) handOvers(times int) benchkit.Sample {
 	}
 	come(0)
 	holder := c.next(got).who
-	// The waiters come one by one, over the longest delay of those who poll: a crowd that came in the
-	// same instant would poll in the same instant, too.
+	// The waiters start over the longest delay of the pollers: if all started at the same time,
+	// they would poll at the same time.
 	arrivals := make([]time.Duration, len(c.clients)-1)
 	for i := range arrivals {
 		arrivals[i] = rand.N(time.Duration(scale(c.b, 250, 25)) * time.Millisecond)
@@ -132,7 +133,7 @@ func (c *crowd) handOvers(times int) benchkit.Sample {
 		<-time.After(time.Until(began.Add(arrival)))
 		come(i + 1)
 	}
-	<-time.After(20 * time.Millisecond) // the last one is on its way
+	<-time.After(20 * time.Millisecond) // the last one is waiting
 	again[0] <- struct{}{}
 
 	took := make([]time.Duration, times)
@@ -163,8 +164,8 @@ func (c *crowd) next(did ...string) event {
 	}
 }
 
-// participate acquires the lock, holds it, passes it on, and once more each time that it is told, until
-// ctx ends. The first one holds it until it is told.
+// participate acquires the lock, holds it and releases it, again for each signal, until ctx ends.
+// The first participant holds it until the signal.
 func (c *crowd) participate(ctx context.Context, who int, key string, again <-chan struct{}) {
 	tell := func(did string, took time.Duration) { c.events <- event{who, did, took} }
 	defer func() { tell(ended, 0) }()
@@ -191,7 +192,7 @@ func (c *crowd) participate(ctx context.Context, who int, key string, again <-ch
 		c.holders.Add(-1)
 		now = time.Now()
 		c.released.Store(&now)
-		if err := release(); err != nil && ctx.Err() == nil { // rueidislock's ends with ctx
+		if err := release(); err != nil && ctx.Err() == nil { // rueidislock's lease ends with ctx
 			tell("release: "+err.Error(), 0)
 		}
 		wait(ctx, again)

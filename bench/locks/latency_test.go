@@ -10,8 +10,8 @@ import (
 	"stampede/bench/benchkit"
 )
 
-// BenchmarkUncontended measures how long it takes one client, alone, to acquire a lock and release it
-// again.
+// BenchmarkUncontended measures how long one client takes to acquire and release a lock without
+// contention.
 func BenchmarkUncontended(b *testing.B) {
 	for _, p := range []persistence{inMemory, aofAlways} {
 		for _, another := range []bool{true, false} {
@@ -25,7 +25,7 @@ func BenchmarkUncontended(b *testing.B) {
 				for _, l := range []library{watched, unwatched, redislockDefault, redsyncDefault, rueidislock1} {
 					candidates = append(candidates, benchkit.Timed{Name: l.name, Times: uncontended(b, s.open(b, l), another)})
 				}
-				// The Java program measures one key only. A smoke starts it once.
+				// The Java program measures one key only. A smoke test starts it once.
 				if !another && (b.N > 1 || p.name == inMemory.name) {
 					candidates = s.withRedisson(b, candidates, func(key string, n int) string {
 						return fmt.Sprintf("bench-uncontended %s %d", key, n)
@@ -64,8 +64,8 @@ func uncontended(b *testing.B, c client, another bool) func(times int) benchkit.
 	}
 }
 
-// scale is how much work a round has. A single round is a smoke of the benchmark, or its warm-up before
-// the rounds that count: a small one will do.
+// scale is how much work a round has. A single round is a smoke test, or the warm-up before the
+// rounds that count, and is small.
 func scale(b *testing.B, full, single int) int {
 	if b.N == 1 {
 		return single
@@ -89,7 +89,7 @@ func timingRows(timings []benchkit.Timing) [][]string {
 	return rows
 }
 
-// duration tells a time with three digits or so.
+// duration formats a time with about three digits.
 func duration(d time.Duration) string {
 	switch {
 	case d < 100*time.Microsecond:

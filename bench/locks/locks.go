@@ -1,3 +1,3 @@
-// Package locks compares stampede/lock with the locks that one would use instead of it. It has
-// benchmarks only; what the figures mean is in docs/bench/lock.md.
+// Package locks compares stampede/lock with other distributed locks. It has benchmarks only;
+// docs/bench/lock.md explains the figures.
 package locks

@@ -14,7 +14,7 @@ import (
 
 var (
 	figures     benchkit.Figures
-	figuresFile = flag.String("figures", "", "a Markdown `file` with a place for the figures, to write them there as well")
+	figuresFile = flag.String("figures", "", "a Markdown `file` with a place for the figures, to write them there too")
 )
 
 func TestMain(m *testing.M) {
@@ -33,12 +33,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// versions names what was compared. The versions are read from where they are asked for, because a test
-// binary does not know its modules.
+// versions names what was compared. It reads go.mod, because a test binary does not know its
+// modules.
 func versions() string {
 	names := []string{"Redis " + serverVersion}
 	mod, _ := os.ReadFile("../go.mod")
-	for _, found := range regexp.MustCompile(`(?m)^\s+github\.com/\S*?(redsync|redislock|rueidis|go-redis)(?:/v\d+)? (v\S+)$`).FindAllStringSubmatch(string(mod), -1) {
+	module := regexp.MustCompile(`(?m)^\s+github\.com/\S*?(redsync|redislock|rueidis|go-redis)(?:/v\d+)? (v\S+)$`)
+	for _, found := range module.FindAllStringSubmatch(string(mod), -1) {
 		names = append(names, found[1]+" "+found[2])
 	}
 	if version := redisson.Version(); version != "" {

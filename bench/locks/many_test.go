@@ -10,21 +10,25 @@ import (
 	"stampede/bench/benchkit"
 )
 
-// BenchmarkMany measures what a lock costs to somebody who needs many at a time, as a worker does that
-// locks the users of a batch: the time to take all and release all, divided by their number.
+// BenchmarkMany measures the cost of a lock for a caller that needs many, such as a worker that
+// locks the users of a batch: the time to take and release all, divided by their number.
 func BenchmarkMany(b *testing.B) {
 	for _, number := range []int{64, 256, 512} {
 		b.Run(fmt.Sprint(number), func(b *testing.B) {
 			s := serverWith(b, inMemory)
 			candidates := []benchkit.Timed{{Name: "stampede-TryEach", Times: tryEach(b, s, number)}}
 			for _, l := range []library{watched, redislockDefault, redsyncDefault, rueidislock1} {
-				candidates = append(candidates, benchkit.Timed{Name: l.name + "-one-by-one", Times: oneByOne(b, s.open(b, l), number)})
+				candidates = append(candidates, benchkit.Timed{
+					Name:  l.name + "-one-by-one",
+					Times: oneByOne(b, s.open(b, l), number),
+				})
 			}
 			turns, times := scale(b, 5, 1), scale(b, 2048, 512)/number
 			timings := benchkit.CompareTimes(b, turns, times, candidates...)
 			figures.Put(benchkit.Table{
 				Title: fmt.Sprintf("%d locks at a time, cost of each", number),
-				Note: fmt.Sprintf("One client takes all and then releases all. The time is divided by %d. Persistence is off. %d rounds of %d.",
+				Note: fmt.Sprintf("One client takes all and then releases all. The time is divided by %d. "+
+					"Persistence is off. %d rounds of %d.",
 					number, b.N, turns*times),
 				Head: timingHead("acquire + release of one lock"), Rows: timingRows(timings),
 			})
@@ -32,7 +36,7 @@ func BenchmarkMany(b *testing.B) {
 	}
 }
 
-// tryEach takes all locks by one call, and releases them by another one.
+// tryEach takes all locks with one call and releases them with another.
 func tryEach(b *testing.B, s *server, number int) func(times int) benchkit.Sample {
 	locker, c, err := openLocker(s.url, nil)
 	require.NoError(b, err)

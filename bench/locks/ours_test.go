@@ -8,9 +8,9 @@ import (
 )
 
 var (
-	// stampede/lock as it is without options: the watchdog renews the lease.
+	// stampede/lock without options: the watchdog renews the lease.
 	watched = library{"stampede", openOurs()}
-	// The same with a lease that is not renewed, which is what redsync and redislock have.
+	// The same with a lease that is not renewed, as redsync and redislock have.
 	unwatched = library{"stampede-explicit-lease", openOurs(lock.For(leaseTime))}
 )
 
@@ -21,7 +21,7 @@ func openOurs(options ...lock.AcquireOption) func(string) (client, error) {
 	}
 }
 
-// openLocker opens a Locker with a connection pool of its own. The client closes both.
+// openLocker opens a Locker with its own connection pool. The client closes both.
 func openLocker(url string, settings []lock.Option, options ...lock.AcquireOption) (*lock.Locker, client, error) {
 	rdb, err := openRedis(url)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/redis/rueidis/rueidislock"
 )
 
-// leaseTime is what all of them ask for: the default of Redisson and of stampede/lock. No
-// comparison of latencies lasts as long, so that nobody's renewals disturb it.
+// leaseTime is the lease of all locks: the default of Redisson and of stampede/lock. It is longer
+// than the comparisons of latencies, so that no renewal disturbs them.
 const leaseTime = 30 * time.Second
 
 // library is a lock with its settings.
@@ -25,17 +25,17 @@ type library struct {
 	open func(url string) (client, error)
 }
 
-// client is a library as one process uses it, with connections of its own.
+// client is a library as one process uses it, with its own connections.
 type client struct {
-	// acquire waits for the lock of a key, and returns what releases it.
+	// acquire waits for the lock of a key and returns a function that releases it.
 	acquire func(ctx context.Context, key string) (release func() error, err error)
 	close   func() error
 }
 
-// shortDelay is a second setting for those that poll, and about the shortest that a service would
-// choose: redislock's documentation recommends no less than 16 ms (for its exponential back-off), and
-// redsync's says nothing. It is random, as the default of redsync is: with a fixed one the waiters of a
-// crowd fall into step, and find the lock more slowly.
+// shortDelay is a second setting for pollers, about the shortest that a service would choose:
+// redislock's documentation recommends at least 16 ms (for its exponential back-off), and redsync's
+// says nothing. It is random, as redsync's default is: with a fixed delay many waiters fall into
+// step and find the lock later.
 func shortDelay() time.Duration { return 8*time.Millisecond + rand.N(16*time.Millisecond) }
 
 // randomDelay is a strategy of redislock.
@@ -45,22 +45,24 @@ type randomDelay func() time.Duration
 func (d randomDelay) NextBackoff() time.Duration { return d() }
 
 var (
-	// redsync as its README uses it, one pool of go-redis. Its default delay is a random one of
-	// 50 to 250 ms. The tries are without a bound because the others have none: by default it gives
-	// up after 32.
+	// redsync as in its README, with one pool of go-redis. Its default delay is random, 50 to 250
+	// ms. Attempts are unlimited because the other libraries do not limit them; the default is 32.
 	redsyncDefault = library{"redsync", openRedsync()}
-	redsyncShort   = library{"redsync-16ms", openRedsync(redsync.WithRetryDelayFunc(func(int) time.Duration { return shortDelay() }))}
+	redsyncShort   = library{
+		"redsync-16ms",
+		openRedsync(redsync.WithRetryDelayFunc(func(int) time.Duration { return shortDelay() })),
+	}
 
-	// redislock as in its examples: tries again every 100 ms.
+	// redislock as in its examples: retries every 100 ms.
 	redislockDefault = library{"redislock", openRedislock(redislock.LinearBackoff(100 * time.Millisecond))}
 	redislockShort   = library{"redislock-16ms", openRedislock(randomDelay(shortDelay))}
 
-	// rueidislock as its README says for a single Redis ≥ 7.0.5, woken by client-side caching. It
+	// rueidislock as in its README for a single Redis ≥ 7.0.5, woken by client-side caching. It
 	// renews, as stampede/lock does without an explicit lease.
 	rueidislock1 = library{"rueidislock", openRueidislock(leaseTime)}
 )
 
-// contended are the candidates where many want one lock.
+// contended are the candidates for one lock with many waiters.
 var contended = []library{watched, rueidislock1, redsyncDefault, redsyncShort, redislockDefault, redislockShort}
 
 func openRedsync(options ...redsync.Option) func(string) (client, error) {
@@ -80,7 +82,7 @@ func openRedsync(options ...redsync.Option) func(string) (client, error) {
 				if held, err := mutex.UnlockContext(context.Background()); err != nil {
 					return err
 				} else if !held {
-					return errors.New("redsync: not held any more")
+					return errors.New("redsync: no longer held")
 				}
 				return nil
 			}, nil
@@ -90,7 +92,7 @@ func openRedsync(options ...redsync.Option) func(string) (client, error) {
 }
 
 func openRedislock(strategy redislock.RetryStrategy) func(string) (client, error) {
-	options := &redislock.Options{RetryStrategy: strategy} // without state, so shared
+	options := &redislock.Options{RetryStrategy: strategy} // stateless, so shared
 	return func(url string) (client, error) {
 		rdb, err := openRedis(url)
 		if err != nil {
@@ -119,9 +121,9 @@ func openRueidislock(lease time.Duration) func(string) (client, error) {
 			KeyMajority:    1,
 			NoLoopTracking: true,
 			KeyValidity:    lease,
-			ExtendInterval: lease / 3, // as the others that renew, and not half
-			// With one key there is no next one to try. Its default of 20 ms would make a slow answer
-			// of Redis a failure, after which it waits for a message that nobody sends.
+			ExtendInterval: lease / 3, // as the other libraries that renew; its default is half
+			// With one key there is no next one to try. The default of 20 ms would make a slow
+			// answer of Redis a failure, after which it waits for a message that is not sent.
 			TryNextAfter: time.Second,
 		})
 		if err != nil {
@@ -133,7 +135,7 @@ func openRueidislock(lease time.Duration) func(string) (client, error) {
 				return nil, err
 			}
 			return func() error {
-				err := held.Err() // tells a loss; afterwards it is cancelled in any case
+				err := held.Err() // reports a loss; later it is cancelled in any case
 				cancel()
 				return err
 			}, nil
@@ -145,7 +147,7 @@ func openRueidislock(lease time.Duration) func(string) (client, error) {
 	}
 }
 
-// openRedis opens a client of go-redis with its default settings, which all that use it have.
+// openRedis opens a client of go-redis with default settings.
 func openRedis(url string) (*redis.Client, error) {
 	options, err := redis.ParseURL(url)
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 	"stampede/internal/child"
 )
 
-// redissonClasses is the class path of the program, or nothing where it cannot be had.
+// redissonClasses is the class path of the program, empty if it cannot be built.
 var redissonClasses = sync.OnceValue(func() string {
 	classPath, err := redisson.Classes()
 	if err != nil {
@@ -29,16 +29,18 @@ var redissonClasses = sync.OnceValue(func() string {
 	return classPath
 })
 
-// javaProcess is the Java program, connected to a server. It measures by itself, with System.nanoTime around
-// the same two calls.
+// javaProcess is the Java program, connected to a server. It measures the same two calls with
+// System.nanoTime.
 type javaProcess struct {
 	in   io.Writer
 	out  *bufio.Scanner
 	warm bool
 }
 
-// withRedisson adds Redisson to the candidates, where Java and Maven are there.
-func (s *server) withRedisson(b *testing.B, candidates []benchkit.Timed, command func(key string, n int) string) []benchkit.Timed {
+// withRedisson adds Redisson to the candidates if Java and Maven are installed.
+func (s *server) withRedisson(b *testing.B, candidates []benchkit.Timed,
+	command func(key string, n int) string,
+) []benchkit.Timed {
 	b.Helper()
 	classes := redissonClasses()
 	if classes == "" {
@@ -48,7 +50,7 @@ func (s *server) withRedisson(b *testing.B, candidates []benchkit.Timed, command
 		s.redisson = startRedisson(b, classes, s.url)
 	}
 	r := s.redisson
-	if b.N > 1 && !r.warm { // a smoke may be as slow as cold Java
+	if b.N > 1 && !r.warm { // a smoke test may run cold Java
 		r.run(b, "bench-uncontended "+newKey()+" 4s")
 		r.run(b, "bench-contended "+newKey()+" 32 300 1000")
 		r.warm = true
@@ -63,7 +65,7 @@ func startRedisson(b *testing.B, classes, url string) *javaProcess {
 	cmd := exec.Command("java", "-cp", classes, "stampede.Driver", url, fmt.Sprint(leaseTime.Milliseconds()))
 	in, err := cmd.StdinPipe()
 	require.NoError(b, err)
-	// A pipe of our own: that of the command is closed when the process ends, whether it is read or not.
+	// The command's own pipe would be closed when the process ends, also with unread output.
 	outRead, outWrite := io.Pipe()
 	cmd.Stdout, cmd.Stderr = outWrite, os.Stderr
 	process, err := child.Start(cmd, syscall.SIGKILL)
@@ -72,7 +74,7 @@ func startRedisson(b *testing.B, classes, url string) *javaProcess {
 		_ = outWrite.CloseWithError(process.Wait())
 	}()
 	stops = append(stops, func() {
-		_ = in.Close() // which ends the program
+		_ = in.Close() // ends the program
 		process.Stop(syscall.SIGTERM, 5*time.Second)
 	})
 	r := &javaProcess{in: in, out: bufio.NewScanner(outRead)}

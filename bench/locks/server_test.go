@@ -26,11 +26,11 @@ var (
 	aofAlways = persistence{"appendfsync always", nil} // the default of the private servers
 )
 
-// server is a Redis of the benchmarks' own.
+// server is a Redis for the benchmarks.
 type server struct {
 	url string
-	rdb *redis.Client // to look at it; no candidate uses it
-	// redisson is a Java process that is started when it is first wanted.
+	rdb *redis.Client // for INFO; no candidate uses it
+	// redisson is a Java process that starts on first use.
 	redisson *javaProcess
 }
 
@@ -38,7 +38,7 @@ var (
 	// servers are shared by all benchmarks, which run one after another.
 	servers       = map[string]*server{}
 	serverVersion string
-	// stops are called when all benchmarks have run, the last one first.
+	// stops are called after all benchmarks, the last one first.
 	stops []func()
 )
 
@@ -76,7 +76,7 @@ func (s *server) open(b *testing.B, l library) client {
 
 var keySerial atomic.Uint64
 
-// newKey is a key that nobody has used before.
+// newKey returns a new key.
 func newKey() string { return "lock:" + strconv.FormatUint(keySerial.Add(1), 10) }
 
 // info is a section of Redis's INFO.
@@ -93,7 +93,7 @@ func (s *server) info(b *testing.B, section string) map[string]string {
 
 // work is what Redis has done.
 type work struct {
-	commands int           // those of clients, and those that their scripts call
+	commands int           // of clients and of their scripts
 	cpu      time.Duration // of the server's process
 }
 
@@ -101,8 +101,7 @@ func (w work) since(before work) work {
 	return work{w.commands - before.commands, w.cpu - before.cpu}
 }
 
-// work reads Redis's own counters. Commands that open a connection or ask for the counters are no
-// work of a lock.
+// work reads Redis's counters. Commands that open a connection or read the counters do not count.
 func (s *server) work(b *testing.B) work {
 	b.Helper()
 	var w work

@@ -15,19 +15,19 @@ import (
 	"stampede/lock"
 )
 
-// held is what it costs a process, and Redis, that many locks are held and renewed.
+// held is the cost of many held and renewed locks.
 type held struct {
-	goroutines float64 // beyond those that were there before
-	bytes      float64 // of heap and stacks, for each lock
-	commands   float64 // in Redis, a second
-	redisCPU   float64 // share of a core
+	goroutines float64 // besides those that ran before
+	bytes      float64 // of heap and stacks for each lock
+	commands   float64 // in Redis per second
+	redisCPU   float64 // of one core
 	processCPU float64
 }
 
-// BenchmarkHeld measures what held locks cost that a watchdog renews. redsync and redislock have none:
-// whoever uses them writes one, with a goroutine for each lock as a rule.
+// BenchmarkHeld measures the cost of locks that a watchdog renews. redsync and redislock have none;
+// their users write one, usually with a goroutine for each lock.
 func BenchmarkHeld(b *testing.B) {
-	// A lease is renewed at a third of it, so it is renewed twice in the time that is measured.
+	// A lease is renewed at a third of it, so twice in the measured time.
 	lease := time.Duration(scale(b, 9_000, 1_500)) * time.Millisecond
 	number := scale(b, 10_000, 1_000)
 	s := serverWith(b, inMemory)
@@ -44,7 +44,7 @@ func BenchmarkHeld(b *testing.B) {
 			found[i] = append(found[i], holdMany(b, s, l, number, 2*lease/3))
 		}
 	}
-	b.ReportMetric(0, "ns/op") // a round has no meaning as an operation
+	b.ReportMetric(0, "ns/op") // a round is not an operation
 	var rows [][]string
 	for i, l := range libraries {
 		middle := func(of func(held) float64) float64 {
@@ -70,14 +70,18 @@ func BenchmarkHeld(b *testing.B) {
 	}
 	figures.Put(benchkit.Table{
 		Title: "Locks held and renewed",
-		Note: fmt.Sprintf("%d locks with a lease of %v, renewed every %v. With the default of 30 s all rates are lower in proportion. Persistence is off. Medians of %d rounds.",
+		Note: fmt.Sprintf("%d locks with a lease of %v, renewed every %v. With the default of 30 s all rates are lower "+
+			"in proportion. Persistence is off. Medians of %d rounds.",
 			number, lease, lease/3, b.N),
-		Head: []string{"", "goroutines", "bytes of the process per lock", "Redis commands/s", "Redis, of one core", "process, of one core"},
+		Head: []string{
+			"", "goroutines", "bytes of the process per lock", "Redis commands/s", "Redis, of one core",
+			"process, of one core",
+		},
 		Rows: rows,
 	})
 }
 
-// holdMany acquires locks and looks what they cost for so long. All of them must be held at the end.
+// holdMany acquires locks and measures their cost for a time. All of them must be held at the end.
 func holdMany(b *testing.B, s *server, l library, number int, during time.Duration) held {
 	b.Helper()
 	keys := newKeys(number)
@@ -85,12 +89,13 @@ func holdMany(b *testing.B, s *server, l library, number int, during time.Durati
 	c, err := l.open(s.url)
 	require.NoError(b, err)
 	defer func() { require.NoError(b, c.close()) }()
-	release, err := c.acquire(b.Context(), newKey()) // opens the connections, and starts what is started once
+	release, err := c.acquire(b.Context(), newKey()) // opens connections and starts goroutines
 	require.NoError(b, err)
 	require.NoError(b, release())
 	goroutines, bytes := runtime.NumGoroutine(), inUse()
 
-	// Some at a time, because the first ones must not wait for a renewal before the last one is there.
+	// Acquired in parallel, because the first locks must not be renewed before the last is
+	// acquired.
 	const together = 16
 	var acquiring errgroup.Group
 	for first := range together {
@@ -127,7 +132,7 @@ func holdMany(b *testing.B, s *server, l library, number int, during time.Durati
 // inUse is the memory of live objects and of stacks.
 func inUse() int64 {
 	runtime.GC()
-	runtime.GC() // the first one may leave what has a finalizer
+	runtime.GC() // the first one may leave objects with finalizers
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc + m.StackInuse)

@@ -7,9 +7,9 @@ import java.util.concurrent.locks.LockSupport;
 
 import org.redisson.api.RLock;
 
-/** What Redisson's lock costs, measured where its user stands. */
+/** Measures Redisson's lock from the side of its user. */
 final class Benchmark {
-    /** Long enough that all waiters wait when the lock is handed over. */
+    /** Long enough that all waiters wait at each hand-over. */
     static final long HOLD_MICROS = 1_000;
 
     private final long[] nanos;
@@ -21,7 +21,7 @@ final class Benchmark {
         nanos = new long[max];
     }
 
-    /** Lock and unlock by one thread, which waits for nobody: N rounds, or as many as N seconds have. */
+    /** Lock and unlock by one thread without contention, for N rounds or N seconds. */
     static Benchmark uncontended(RLock lock, String rounds) {
         boolean timed = rounds.endsWith("s");
         int n = Integer.parseInt(timed ? rounds.substring(0, rounds.length() - 1) : rounds);
@@ -37,9 +37,9 @@ final class Benchmark {
     }
 
     /**
-     * From just before unlock() until the return of lock() in the next holder. One more thread than
-     * waiters takes part: whoever released the lock queues again only when it has its next holder, so that
-     * each hand-over is one to another thread.
+     * Measures from just before unlock() until lock() returns in the next holder. There is one more
+     * thread than waiters: a thread that released the lock waits again once the next one has it, so that
+     * each hand-over is to another thread.
      */
     static Benchmark contended(RLock lock, int waiters, int handOvers, long holdMicros) throws InterruptedException {
         Benchmark b = new Benchmark(handOvers);
@@ -50,7 +50,7 @@ final class Benchmark {
                 while (true) {
                     lock.lock();
                     long now = System.nanoTime();
-                    long released = turn.released; // first of all, so that what was written before it is seen
+                    long released = turn.released; // read first, so that earlier writes are visible
                     if (b.measured == b.nanos.length) {
                         lock.unlock();
                         return;
@@ -79,10 +79,10 @@ final class Benchmark {
         return b;
     }
 
-    /** Whose turn it is, and when the turn before ended. */
+    /** The current turn, and the end of the previous one. */
     private static final class Turn {
         private long number;
-        /** Written and read by the holder of the lock only; volatile, as Redis is no memory barrier. */
+        /** Used by the holder of the lock only; volatile, because Redis is no memory barrier. */
         volatile long released;
 
         synchronized long next() {
@@ -95,7 +95,7 @@ final class Benchmark {
                 try {
                     wait();
                 } catch (InterruptedException e) {
-                    throw new IllegalStateException(e); // nobody interrupts
+                    throw new IllegalStateException(e); // no thread interrupts
                 }
             }
         }

@@ -24,33 +24,33 @@ import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
 
 /**
- * Uses Redisson's locks as it is told on standard input:
+ * Uses Redisson's locks on command from standard input:
  *
  * <pre>
  * java -cp … stampede.Driver [--cluster] REDIS_URL WATCHDOG_MS
  * </pre>
  *
- * It says {@code ready} when it is connected. Then a line {@code SESSION COMMAND ARGUMENT…} is answered by a
- * line {@code SESSION ANSWER…}. A session is a thread, because in Redisson the thread is the owner of a
- * lock: the commands of one session run one after another, those of several side by side, and their
- * answers come in any order. The program ends at the end of its input, and leaves its locks behind.
+ * It prints {@code ready} when it is connected. Then it answers each line {@code SESSION COMMAND ARGUMENT…}
+ * with a line {@code SESSION ANSWER…}. A session is a thread, because in Redisson the thread owns a lock:
+ * the commands of one session run in order, and those of several sessions concurrently. The program ends
+ * with its input and releases no locks.
  *
  * <pre>
- * lock KEY [LEASE_MS]              waits for the lock: held. Without a lease, the watchdog keeps it up.
- * trylock KEY WAIT_MS LEASE_MS     held or busy. A lease of -1 is kept up by the watchdog.
+ * lock KEY [LEASE_MS]              waits for the lock: held. Without a lease, the watchdog renews it.
+ * trylock KEY WAIT_MS LEASE_MS     held or busy. The watchdog renews a lease of -1.
  * unlock KEY                       released
- * force KEY                        released or free: takes the lock away from whoever has it.
- * waits SESSION                    yes if that session sleeps until a release of its lock is told, or no
- * count KEY COUNTER N              N times: lock, GET, one more, SET, unlock. The answer is: counted N
+ * force KEY                        released or free: takes the lock from its holder
+ * waits SESSION                    yes if the session sleeps until a release message, or no
+ * count KEY COUNTER N              N times: lock, GET, add one, SET, unlock. Answers: counted N
  * share KEY THREADS HOLD_US SECONDS
- *                                  THREADS take turns at the lock for so long: turns, and the longest wait. JSON.
- * bench-uncontended KEY N|Ns       N rounds, or N seconds of them, of lock and unlock. The answer is JSON.
+ *                                  THREADS take turns at the lock. Answers turns and the longest wait as JSON.
+ * bench-uncontended KEY N|Ns       N rounds or N seconds of lock and unlock. Answers JSON.
  * bench-contended KEY WAITERS N [HOLD_US]
- *                                  N hand-overs among threads of which WAITERS wait at each. JSON.
+ *                                  N hand-overs with WAITERS waiting threads. Answers JSON.
  * </pre>
  *
- * What Redisson throws is answered as {@code error}. Figures of a fresh program are those of cold code:
- * a benchmark is run once for nothing.
+ * Exceptions of Redisson are answered as {@code error}. The first benchmark of a process measures cold
+ * code and does not count.
  */
 public final class Driver {
     private final RedissonClient redisson;
@@ -73,10 +73,10 @@ public final class Driver {
             String[] words = line.trim().split(" +");
             driver.session(words[0]).add(Arrays.copyOfRange(words, 1, words.length));
         }
-        System.exit(0); // what the sessions still wait for, nobody wants to know
+        System.exit(0); // although sessions may still wait
     }
 
-    /** All else is Redisson's default. */
+    /** Everything else is Redisson's default. */
     private static Config config(boolean cluster, String redisUrl, long watchdogMillis) {
         Config config = new Config().setLockWatchdogTimeout(watchdogMillis);
         if (cluster) {
@@ -90,7 +90,7 @@ public final class Driver {
         return config;
     }
 
-    /** Only the main thread asks for sessions. */
+    /** Called by the main thread only. */
     private BlockingQueue<String[]> session(String name) {
         return sessions.computeIfAbsent(name, n -> {
             BlockingQueue<String[]> commands = new LinkedBlockingQueue<>();
@@ -115,7 +115,7 @@ public final class Driver {
 
     private String run(String[] command) throws InterruptedException {
         if (command[0].equals("waits")) {
-            // It is the one semaphore in the way of lock(), and stands behind the last look at the lock.
+            // lock() waits on one semaphore only, after its last attempt to take the lock.
             Object blocker = LockSupport.getBlocker(threads.get(command[1]));
             return blocker != null && blocker.getClass().getName().startsWith(Semaphore.class.getName()) ? "yes" : "no";
         }
@@ -171,7 +171,7 @@ public final class Driver {
         return String.format("{\"turns\":%d,\"longest_ms\":%d}", turns.get(), TimeUnit.NANOSECONDS.toMillis(longest.get()));
     }
 
-    /** Without the lock, a count that comes between GET and SET is overwritten. */
+    /** Without the lock, a count between GET and SET would be lost. */
     private static void count(RLock lock, RBucket<String> counter, int times) {
         for (int i = 0; i < times; i++) {
             lock.lock();
