@@ -88,8 +88,8 @@ func TestOutageLongerThanTheLeaseIsALoss(t *testing.T) {
 	held := lease.Context(t.Context())
 	server.Kill()
 	killed := time.Now()
-	told := awaitLoss(t, held, length+startsWithin)
-	assert.Greater(t, told.Sub(killed), length/2, "most of the lease was left")
+	reported := awaitLoss(t, held, length+startsWithin)
+	assert.Greater(t, reported.Sub(killed), length/2, "most of the lease was left")
 	require.ErrorIs(t, lease.Err(), lock.ErrLost)
 
 	require.NoError(t, server.Restart(t.Context()))
@@ -121,9 +121,9 @@ func TestWatchdogFindsAnEmptyRedis(t *testing.T) {
 	require.NoError(t, err)
 	assert.Greater(t, successor.Token(key), lease.Token(key))
 
-	told := awaitLoss(t, held, length+startsWithin)
-	assert.Less(t, told.Sub(acquired), length*9/10, "found by a renewal, not by the end of the lease")
-	assert.Less(t, told.Sub(back), length/3+overdue, "found by the first renewal after the restart")
+	reported := awaitLoss(t, held, length+startsWithin)
+	assert.Less(t, reported.Sub(acquired), length*9/10, "found by a renewal, not by the end of the lease")
+	assert.Less(t, reported.Sub(back), length/3+overdue, "found by the first renewal after the restart")
 	var lost *lock.LostError
 	require.ErrorAs(t, lease.Err(), &lost)
 	assert.Equal(t, []string{key}, lost.Keys)
@@ -159,8 +159,8 @@ func TestLossIsReportedInTimeWhileRedisHangs(t *testing.T) {
 
 	server.Freeze()
 	frozen := time.Now()
-	told := awaitLoss(t, held, startsWithin) // Redis answers nothing until Thaw
-	assert.Greater(t, told.Sub(frozen), length/2, "the lock was held until then")
+	reported := awaitLoss(t, held, startsWithin) // Redis answers nothing until Thaw
+	assert.Greater(t, reported.Sub(frozen), length/2, "the lock was held until then")
 	// The report does not wait for the client's timeout.
 	require.ErrorIs(t, lease.Err(), lock.ErrLost)
 
@@ -229,16 +229,16 @@ func TestWaiterGetsTheLockAfterABrokenSubscription(t *testing.T) {
 		_, b := ownServer(t)
 		_, waiting := start(b)
 		// A release, in one step with the end of the connection that listens for it.
-		var killed, told *redis.IntCmd
+		var killed, receivers *redis.IntCmd
 		_, err := b.rdb.TxPipelined(t.Context(), func(tx redis.Pipeliner) error {
 			killed = tx.ClientKillByFilter(t.Context(), "TYPE", "pubsub")
 			tx.Del(t.Context(), b.key("ann"))
-			told = tx.Publish(t.Context(), "redisson_lock__channel:{"+b.key("ann")+"}", "0")
+			receivers = tx.Publish(t.Context(), "redisson_lock__channel:{"+b.key("ann")+"}", "0")
 			return nil
 		})
 		require.NoError(t, err)
 		require.EqualValues(t, 1, killed.Val())
-		require.Zero(t, told.Val(), "a connection received the message: the test shows nothing")
+		require.Zero(t, receivers.Val(), "a connection received the message: the test shows nothing")
 		finish(b, waiting)
 	})
 	t.Run("with Redis, which came back with the lock", func(t *testing.T) {
@@ -318,8 +318,8 @@ func TestPromotedReplicaKeepsReplicatedLocks(t *testing.T) {
 	require.NoError(t, bobLease.Err(), "the loss is not known yet")
 	assert.Greater(t, second.Token(bob), bobLease.Token(bob), "the store can tell them apart")
 
-	told := awaitLoss(t, bobHeld, length+startsWithin)
-	assert.Less(t, told.Sub(promoted), length/3+overdue, "found by the first renewal, not by the end of the lease")
+	reported := awaitLoss(t, bobHeld, length+startsWithin)
+	assert.Less(t, reported.Sub(promoted), length/3+overdue, "found by the first renewal, not by the end of the lease")
 	require.ErrorIs(t, bobLease.Release(ctx), lock.ErrLost)
 	require.Equal(t, 1, r.depth(bob), "the release leaves the successor's lock alone")
 	require.NoError(t, second.Release(ctx))

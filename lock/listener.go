@@ -111,20 +111,20 @@ func (l *Locker) subscriptionChanges(li *listener, subscribed map[string][]strin
 	for _, key := range li.changed {
 		channel := channelOf(key)
 		keys, waits := subscribed[channel], l.waiting.queues[key] != nil
-		hears := slices.Contains(keys, key)
+		listens := slices.Contains(keys, key)
 		switch {
 		case waits && len(keys) == 0:
 			subscribed[channel] = []string{key}
 			l.waiting.channels[channel]++
 			begin = append(begin, channel)
 		case waits:
-			if !hears {
+			if !listens {
 				subscribed[channel] = append(keys, key) // x and {x} share a channel
 			}
 			l.waiting.wakeFirst(key) // no new subscription will
-		case hears && len(keys) > 1:
+		case listens && len(keys) > 1:
 			subscribed[channel] = slices.DeleteFunc(keys, func(other string) bool { return other == key })
-		case hears:
+		case listens:
 			delete(subscribed, channel)
 			end = append(end, channel)
 		}

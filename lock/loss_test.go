@@ -80,9 +80,9 @@ func TestExplicitLeaseEndsWithoutACallToRedis(t *testing.T) {
 	held := lease.Context(ctx)
 	second := lease.Context(ctx)
 
-	told := awaitLoss(t, held, startsWithin)
+	reported := awaitLoss(t, held, startsWithin)
 	awaitLoss(t, second, startsWithin)
-	assert.GreaterOrEqual(t, told.Sub(began), length-length/100-2*time.Millisecond, "not before the end")
+	assert.GreaterOrEqual(t, reported.Sub(began), length-length/100-2*time.Millisecond, "not before the end")
 	require.Equal(t, []string{key}, lostKeys(t, lease.Err()))
 	assert.False(t, lease.Holds(key))
 	assert.Equal(t, before, c.all(), "no call to Redis")
@@ -181,14 +181,14 @@ func TestConcurrentReleasesMakeOneCallAndReportALossOnce(t *testing.T) {
 			if lost {
 				require.NoError(t, b.rdb.Del(ctx, b.key("ann")).Err())
 			}
-			var told atomic.Int64
+			var reported atomic.Int64
 			var all sync.WaitGroup
 			for range 20 {
 				all.Go(func() {
 					err := lease.Release(ctx)
 					if err != nil {
 						assert.ErrorIs(t, err, lock.ErrLost)
-						told.Add(1)
+						reported.Add(1)
 					}
 					assert.ErrorIs(t, lease.Err(), lock.ErrReleased)
 					assert.ErrorIs(t, context.Cause(held), lock.ErrReleased)
@@ -196,7 +196,7 @@ func TestConcurrentReleasesMakeOneCallAndReportALossOnce(t *testing.T) {
 			}
 			all.Wait()
 			assert.Equal(t, 1, c.of(releases))
-			assert.Equal(t, map[bool]int64{false: 0, true: 1}[lost], told.Load())
+			assert.Equal(t, map[bool]int64{false: 0, true: 1}[lost], reported.Load())
 			assert.Zero(t, b.depth(b.key("ann")))
 		})
 	}

@@ -52,18 +52,18 @@ func (le *Lease) release(ctx context.Context, cause error) error {
 		le.locker.mu.Lock()
 		le.locker.freeReceipt(p.call)
 		le.locker.mu.Unlock()
-		there, lost := 0, 0
+		inRedis, lost := 0, 0
 		for i, h := range p.holds {
 			switch {
 			case released[i]:
-				there++
+				inRedis++
 			case !h.lost: // otherwise already reported
 				lost++
 				le.lost = append(le.lost, h.key)
 			}
 		}
 		if le.active {
-			le.locker.observer.released(there)
+			le.locker.observer.released(inRedis)
 			le.locker.observer.lost(lost)
 		}
 	}

@@ -91,7 +91,7 @@ func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) 
 	}
 	var callbacks []func()
 	var lost []string
-	untold := 0
+	unreported := 0
 	l.mu.Lock()
 	for i, h := range holds {
 		switch {
@@ -105,13 +105,13 @@ func (l *Locker) renew(ctx context.Context, holds []*hold, lease time.Duration) 
 		default:
 			lost = append(lost, h.key)
 			if !h.lost { // otherwise already reported
-				untold++
+				unreported++
 				callbacks = append(callbacks, l.markLost(h)...)
 			}
 		}
 	}
 	l.mu.Unlock()
-	l.reportLost(untold, callbacks)
+	l.reportLost(unreported, callbacks)
 	if len(lost) > 0 {
 		return &LostError{Keys: lost}
 	}
@@ -152,7 +152,7 @@ func (l *Locker) markLost(h *hold) []func() {
 
 func (l *Locker) reportLost(locks int, callbacks []func()) {
 	l.observer.lost(locks)
-	for _, tell := range callbacks {
-		tell()
+	for _, callback := range callbacks {
+		callback()
 	}
 }

@@ -167,33 +167,33 @@ func (c *crowd) next(did ...string) event {
 // participate acquires the lock, holds it and releases it, again for each signal, until ctx ends.
 // The first participant holds it until the signal.
 func (c *crowd) participate(ctx context.Context, who int, key string, again <-chan struct{}) {
-	tell := func(did string, took time.Duration) { c.events <- event{who, did, took} }
-	defer func() { tell(ended, 0) }()
+	emit := func(did string, took time.Duration) { c.events <- event{who, did, took} }
+	defer func() { emit(ended, 0) }()
 	for first := who == 0; ; first = false {
 		release, err := c.clients[who].acquire(ctx, key)
 		now := time.Now()
 		if err != nil {
 			if ctx.Err() == nil {
-				tell("acquire: "+err.Error(), 0)
+				emit("acquire: "+err.Error(), 0)
 			}
 			return
 		}
 		if c.holders.Add(1) > 1 {
-			tell("two hold the lock", 0)
+			emit("two hold the lock", 0)
 			return
 		}
 		if first {
-			tell(got, 0)
+			emit(got, 0)
 			wait(ctx, again)
 		} else {
-			tell(got, now.Sub(*c.released.Load()))
+			emit(got, now.Sub(*c.released.Load()))
 			wait(ctx, time.After(holdMin+rand.N(holdMax-holdMin)))
 		}
 		c.holders.Add(-1)
 		now = time.Now()
 		c.released.Store(&now)
 		if err := release(); err != nil && ctx.Err() == nil { // rueidislock's lease ends with ctx
-			tell("release: "+err.Error(), 0)
+			emit("release: "+err.Error(), 0)
 		}
 		wait(ctx, again)
 		if ctx.Err() != nil {
