@@ -15,7 +15,7 @@
 //
 // What follows a confirmed order in a sale with a payment window begins in Postgres:
 //
-//   - Ledger.Pay and Ledger.Cancel (life.go) are what its buyer does; reservation/life.go decides.
+//   - Ledger.Pay and Ledger.Cancel (transition_write.go) are what its buyer does; reservation/transition.go decides.
 //   - expiry.go ends what was not paid in time, and releases.go gives the units of ended orders back to
 //     Redis: every worker sweeps for both.
 //   - Heartbeat (heartbeat.go) records that an ingress runs; deadlines are measured by it.

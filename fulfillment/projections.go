@@ -163,7 +163,7 @@ func (p *projector) checkTable(ctx context.Context) error {
 	return err
 }
 
-// checkLog holds every order's history against the steps that reservation/life.go knows.
+// checkLog holds every order's history against the steps that reservation/transition.go knows.
 func (p *projector) checkLog(ctx context.Context) error {
 	rows, _ := p.conn.Query(ctx, sql.ProjectionHistories) // its error comes with the rows
 	var (

@@ -12,6 +12,8 @@ import (
 	"stampede/sql"
 )
 
+// This file writes the transitions that reservation/transition.go decides.
+
 // Pay records that the user's order was paid, and returns it. To repeat it with the same reference,
 // which is the payment provider's name for the payment, changes nothing; so whoever does not know
 // whether it was recorded asks again.
@@ -42,7 +44,7 @@ func (l *Ledger) Cancel(ctx context.Context, order uuid.UUID, user string) (rese
 	return cancelled, nil
 }
 
-// decision is what life.go makes of an order.
+// decision is a rule of reservation/transition.go: it returns the order after a transition.
 type decision func(o reservation.Order, overdue bool) (next reservation.Order, changed bool, err error)
 
 // change takes the user's order one event further: read, decided and written in one transaction that

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// The life of an order is decided in this file and nowhere else: SQL writes what was decided here.
-// docs/design.md draws it.
+// This file decides which transition of an order is legal; fulfillment/transition_write.go writes it.
+// docs/design.md draws them.
 
 // EventType is the name of an event of an order: a row of order_events, and for EventReserved the
 // entry of the stream as well.
@@ -24,12 +24,12 @@ const (
 	EventExpired   EventType = "OrderExpired"
 )
 
-// statusUnborn is that of an order of which nothing has happened yet.
-const statusUnborn Status = ""
+// statusNone is the status before the first event.
+const statusNone Status = ""
 
-// life is every step that there is, with the status it leads to.
-var life = map[Status]map[EventType]Status{
-	statusUnborn:   {EventReserved: StatusReserved},
+// transitions holds every legal transition: status, event, next status.
+var transitions = map[Status]map[EventType]Status{
+	statusNone:   {EventReserved: StatusReserved},
 	StatusReserved: {EventConfirmed: StatusConfirmed, EventRejected: StatusRejected, EventVoided: StatusVoided},
 	// Only where the sale has a payment window; without one, confirmed is the end (Order.after).
 	StatusConfirmed: {EventPaid: StatusPaid, EventCancelled: StatusCancelled, EventExpired: StatusExpired},
@@ -80,17 +80,17 @@ func (e *AlreadyPaidError) Unwrap() error { return ErrIllegalTransition }
 
 // After returns the status that the event leads to; false if it cannot happen to an order with this status.
 func (s Status) After(e EventType) (Status, bool) {
-	to, ok := life[s][e]
+	to, ok := transitions[s][e]
 	return to, ok
 }
 
 // LastVersion is the highest version that an order can have: every step makes one.
 func LastVersion() int { return lastVersion }
 
-var lastVersion = mostSteps(statusUnborn)
+var lastVersion = mostSteps(statusNone)
 
 func mostSteps(from Status) (most int) {
-	for _, to := range life[from] {
+	for _, to := range transitions[from] {
 		most = max(most, 1+mostSteps(to))
 	}
 	return most
@@ -102,7 +102,7 @@ func (s Status) Live() bool { return s == StatusConfirmed || s == StatusPaid }
 
 // Ended is true if nothing can happen to the order any more.
 func (o Order) Ended() bool {
-	return len(life[o.Status]) == 0 || o.Status == StatusConfirmed && o.ExpiresAt.IsZero()
+	return len(transitions[o.Status]) == 0 || o.Status == StatusConfirmed && o.ExpiresAt.IsZero()
 }
 
 // Paid returns the order as it is once the payment with that reference is in; changed is false if it
