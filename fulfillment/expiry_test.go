@@ -90,9 +90,9 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 		ReservedAt: orderOfID(t, s.pool, orders["cid"]).ReservedAt,
 	}, orderOfID(t, s.pool, orders["cid"]))
 	require.EqualValues(t, 2, soldOf(t, s.pool, sale))
-	standing, err := s.catalog.Show(t.Context(), sale)
+	counted, err := s.catalog.Show(t.Context(), sale)
 	require.NoError(t, err)
-	require.Equal(t, []int64{3, 1, 1}, []int64{standing.Available, standing.Held, standing.Sold})
+	require.Equal(t, []int64{3, 1, 1}, []int64{counted.Available, counted.Held, counted.Sold})
 
 	// Who gave a unit up may buy again, and so may who did not pay; and somebody else.
 	for _, user := range []string{"bob", "cid", "fay"} {

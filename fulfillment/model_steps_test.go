@@ -359,11 +359,11 @@ func (r *modelRun) compare(ctx context.Context) {
 	}
 	require.Equal(r.T, r.holds, holds)
 
-	standing, err := r.catalog.Show(ctx, r.sale)
+	counted, err := r.catalog.Show(ctx, r.sale)
 	require.NoError(r.T, err)
-	require.Equal(r.T, r.state, standing.State)
+	require.Equal(r.T, r.state, counted.State)
 	require.Equal(r.T, []int64{r.stock, r.stock - r.taken(), r.units(reservation.StatusConfirmed), r.units(reservation.StatusPaid), r.taken()},
-		[]int64{standing.Stock, standing.Available, standing.Held, standing.Sold, standing.Sale.Sold}, "stock, available, held, sold, and live units")
+		[]int64{counted.Stock, counted.Available, counted.Held, counted.Sold, counted.Sale.Sold}, "stock, available, held, sold, and live units")
 }
 
 // rests is true when every accepted order is in Postgres, nothing overdue is left, and Redis has been told everything.

@@ -29,13 +29,13 @@ type Reservations interface {
 type Sales interface {
 	CreateOnce(
 		ctx context.Context, terms reservation.Terms, key string,
-	) (sale reservation.Standing, replayed bool, err error)
-	CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.Counted, error)
-	CountSales(ctx context.Context, sales []uuid.UUID) ([]reservation.Counted, error)
-	Pause(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
-	Resume(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
-	End(ctx context.Context, sale uuid.UUID) (reservation.Standing, error)
-	Restock(ctx context.Context, sale uuid.UUID, units int64, key string) (reservation.Standing, error)
+	) (sale reservation.CountedSale, replayed bool, err error)
+	CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.CountResult, error)
+	CountSales(ctx context.Context, sales []uuid.UUID) ([]reservation.CountResult, error)
+	Pause(ctx context.Context, sale uuid.UUID) (reservation.CountedSale, error)
+	Resume(ctx context.Context, sale uuid.UUID) (reservation.CountedSale, error)
+	End(ctx context.Context, sale uuid.UUID) (reservation.CountedSale, error)
+	Restock(ctx context.Context, sale uuid.UUID, units int64, key string) (reservation.CountedSale, error)
 }
 
 // Orders are the orders in Postgres: *fulfillment.Ledger. A missing order is reservation.ErrOrderNotFound.

@@ -29,7 +29,7 @@ type countedSales struct {
 	most  atomic.Int64
 }
 
-func (c *countedSales) CountSales(ctx context.Context, ids []uuid.UUID) ([]reservation.Counted, error) {
+func (c *countedSales) CountSales(ctx context.Context, ids []uuid.UUID) ([]reservation.CountResult, error) {
 	c.mu.Lock()
 	c.looks++
 	for _, id := range ids {
@@ -41,7 +41,7 @@ func (c *countedSales) CountSales(ctx context.Context, ids []uuid.UUID) ([]reser
 	return c.Sales.CountSales(ctx, ids)
 }
 
-func (c *countedSales) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.Counted, error) {
+func (c *countedSales) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.CountResult, error) {
 	c.mu.Lock()
 	c.pages[after]++
 	c.mu.Unlock()

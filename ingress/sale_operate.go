@@ -62,7 +62,7 @@ func boundedSeconds(n int64) time.Duration {
 }
 
 // operateSale serves POST /v1/sales/{sale}/pause, resume and end.
-func (s *Server) operateSale(change func(context.Context, uuid.UUID) (reservation.Standing, error)) echo.HandlerFunc {
+func (s *Server) operateSale(change func(context.Context, uuid.UUID) (reservation.CountedSale, error)) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if err := s.admin.check(c.Request()); err != nil {
 			return err
@@ -89,14 +89,14 @@ func (s *Server) restockSale(c echo.Context) error {
 	if body.Units == 0 {
 		return &reservation.InvalidError{Field: "units", Reason: "must be a whole number, below zero to take units away"}
 	}
-	return s.answerSaleChange(c, func(ctx context.Context, sale uuid.UUID) (reservation.Standing, error) {
+	return s.answerSaleChange(c, func(ctx context.Context, sale uuid.UUID) (reservation.CountedSale, error) {
 		return s.config.Sales.Restock(ctx, sale, body.Units, key)
 	})
 }
 
 // answerSaleChange changes the sale in the path, and answers with it.
 func (s *Server) answerSaleChange(
-	c echo.Context, change func(context.Context, uuid.UUID) (reservation.Standing, error),
+	c echo.Context, change func(context.Context, uuid.UUID) (reservation.CountedSale, error),
 ) error {
 	id, ok := parseID(c.Param("sale"))
 	if !ok {

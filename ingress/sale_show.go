@@ -47,8 +47,8 @@ func (s *Server) showSale(c echo.Context) error {
 	if !ok {
 		return problemSaleNotFound
 	}
-	return s.answerFromFeed(c, s.saleFeed, id, 0, func(sales []reservation.Counted) (any, error) {
-		return sales[0].Standing, sales[0].Err
+	return s.answerFromFeed(c, s.saleFeed, id, 0, func(sales []reservation.CountResult) (any, error) {
+		return sales[0].CountedSale, sales[0].Err
 	})
 }
 
@@ -62,17 +62,17 @@ func (s *Server) listSales(c echo.Context) error {
 	if p.after == uuid.Nil {
 		pages = s.firstPageFeed
 	}
-	return s.answerFromFeed(c, pages, p.after, p.limit, func(sales []reservation.Counted) (any, error) {
+	return s.answerFromFeed(c, pages, p.after, p.limit, func(sales []reservation.CountResult) (any, error) {
 		var answer struct {
-			Sales      []reservation.Standing `json:"sales"`
-			NextCursor string                 `json:"next_cursor,omitempty"`
+			Sales      []reservation.CountedSale `json:"sales"`
+			NextCursor string                    `json:"next_cursor,omitempty"`
 		}
-		answer.Sales = make([]reservation.Standing, min(len(sales), p.limit))
+		answer.Sales = make([]reservation.CountedSale, min(len(sales), p.limit))
 		for i := range answer.Sales {
 			if sales[i].Err != nil {
 				return nil, sales[i].Err
 			}
-			answer.Sales[i] = sales[i].Standing
+			answer.Sales[i] = sales[i].CountedSale
 		}
 		if len(sales) > p.limit {
 			answer.NextCursor = cursorAfter(sales[p.limit-1].ID)
@@ -83,7 +83,7 @@ func (s *Server) listSales(c echo.Context) error {
 
 // answerFromFeed answers with the JSON of what view makes of an item, for clients and caches.
 func (s *Server) answerFromFeed(
-	c echo.Context, from *feed, key uuid.UUID, variant int, view func([]reservation.Counted) (any, error),
+	c echo.Context, from *feed, key uuid.UUID, variant int, view func([]reservation.CountResult) (any, error),
 ) error {
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
@@ -122,17 +122,17 @@ func (s *Server) invalidateFeeds() {
 	}
 }
 
-func (s *Server) countSales(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID][]reservation.Counted, error) {
+func (s *Server) countSales(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID][]reservation.CountResult, error) {
 	sales, err := s.config.Sales.CountSales(ctx, ids)
-	found := make(map[uuid.UUID][]reservation.Counted, len(sales))
+	found := make(map[uuid.UUID][]reservation.CountResult, len(sales))
 	for _, sale := range sales {
-		found[sale.ID] = []reservation.Counted{sale}
+		found[sale.ID] = []reservation.CountResult{sale}
 	}
 	return found, err
 }
 
-func (s *Server) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UUID][]reservation.Counted, error) {
-	found := make(map[uuid.UUID][]reservation.Counted, len(after))
+func (s *Server) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UUID][]reservation.CountResult, error) {
+	found := make(map[uuid.UUID][]reservation.CountResult, len(after))
 	for _, key := range after {
 		// One more sale than a page can have tells whether there is a next page.
 		sales, err := s.config.Sales.CountPage(ctx, key, pageMax+1)

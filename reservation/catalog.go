@@ -49,20 +49,20 @@ func NewCatalog(pool *pgxpool.Pool, store *Store) *Catalog {
 
 // Create makes a sale. It returns an *InvalidError for terms that do not hold. While Redis is away
 // the sale is created all the same, and opens when Redis can be told.
-func (c *Catalog) Create(ctx context.Context, t Terms) (Standing, error) {
+func (c *Catalog) Create(ctx context.Context, t Terms) (CountedSale, error) {
 	sale, _, err := c.CreateOnce(ctx, t, "")
 	return sale, err
 }
 
 // CreateOnce is Create with an idempotency key. A repeat of the request creates nothing and returns the sale as it was
 // created; with a key that was used for other terms the error is ErrIdempotencyKeyReused. Keys are those of all sales.
-func (c *Catalog) CreateOnce(ctx context.Context, t Terms, idempotencyKey string) (sale Standing, replayed bool, err error) {
+func (c *Catalog) CreateOnce(ctx context.Context, t Terms, idempotencyKey string) (sale CountedSale, replayed bool, err error) {
 	if err := t.Validate(); err != nil {
-		return Standing{}, false, err
+		return CountedSale{}, false, err
 	}
 	if idempotencyKey != "" {
 		if err := ValidateIdempotencyKey(idempotencyKey); err != nil {
-			return Standing{}, false, err
+			return CountedSale{}, false, err
 		}
 	}
 	sale, err = c.createdBefore(ctx, t, idempotencyKey)
@@ -77,11 +77,11 @@ func (c *Catalog) CreateOnce(ctx context.Context, t Terms, idempotencyKey string
 	var invalid *InvalidError
 	switch {
 	case errors.Is(err, ErrIdempotencyKeyReused), errors.As(err, &invalid):
-		return Standing{}, false, err
+		return CountedSale{}, false, err
 	case errors.Is(err, ErrChangeUnknown):
-		return Standing{}, false, fmt.Errorf("create sale: %w", err)
+		return CountedSale{}, false, fmt.Errorf("create sale: %w", err)
 	case err != nil:
-		return Standing{}, false, fmt.Errorf("%w: create sale: %w", ErrUnavailable, err)
+		return CountedSale{}, false, fmt.Errorf("%w: create sale: %w", ErrUnavailable, err)
 	}
 	if err := c.publish(ctx, sale.ID); err != nil {
 		c.store.o.Logger.Warn("a new sale opens later: Redis could not be told", "sale", sale.ID, "error", err)
@@ -90,9 +90,9 @@ func (c *Catalog) CreateOnce(ctx context.Context, t Terms, idempotencyKey string
 }
 
 // insert creates a sale in Postgres. The error is pgx.ErrNoRows if another one was created with the idempotency key.
-func (c *Catalog) insert(ctx context.Context, t Terms, idempotencyKey string) (Standing, error) {
+func (c *Catalog) insert(ctx context.Context, t Terms, idempotencyKey string) (CountedSale, error) {
 	if !t.ClosesAt.IsZero() && !t.ClosesAt.After(time.Now()) {
-		return Standing{}, &InvalidError{Field: "closes_at", Reason: "must be in the future"}
+		return CountedSale{}, &InvalidError{Field: "closes_at", Reason: "must be in the future"}
 	}
 	sale := Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.store.keys.Partitions}
 	err := inOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
@@ -102,51 +102,51 @@ func (c *Catalog) insert(ctx context.Context, t Terms, idempotencyKey string) (S
 }
 
 // createdBefore returns the sale that was created with the idempotency key, or ErrSaleNotFound.
-func (c *Catalog) createdBefore(ctx context.Context, t Terms, idempotencyKey string) (Standing, error) {
+func (c *Catalog) createdBefore(ctx context.Context, t Terms, idempotencyKey string) (CountedSale, error) {
 	if idempotencyKey == "" {
-		return Standing{}, ErrSaleNotFound
+		return CountedSale{}, ErrSaleNotFound
 	}
 	var id uuid.UUID
 	var stock int64
 	err := c.pool.QueryRow(ctx, sql.CatalogFindCreatedSale, idempotencyKey).Scan(&id, &stock)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Standing{}, ErrSaleNotFound
+		return CountedSale{}, ErrSaleNotFound
 	} else if err != nil {
-		return Standing{}, err
+		return CountedSale{}, err
 	}
 	found, err := findSale(ctx, c.pool, id)
 	if err != nil {
-		return Standing{}, err
+		return CountedSale{}, err
 	}
 	sale := asCreated(found[0].Sale, stock)
 	if !sale.Terms.equal(t) {
-		return Standing{}, ErrIdempotencyKeyReused
+		return CountedSale{}, ErrIdempotencyKeyReused
 	}
 	return sale, nil
 }
 
 // asCreated is the sale as it was when it was created, whatever was done with it since.
-func asCreated(s Sale, stock int64) Standing {
+func asCreated(s Sale, stock int64) CountedSale {
 	s.Stock, s.State, s.CreatedAt = stock, StateOpen, s.CreatedAt.UTC()
-	return Standing{Sale: s, State: s.StateAt(s.CreatedAt), Available: stock}
+	return CountedSale{Sale: s, State: s.StateAt(s.CreatedAt), Available: stock}
 }
 
 // Pause halts a sale. Like Resume and End it may be repeated: a sale that is paused stays so.
-func (c *Catalog) Pause(ctx context.Context, id uuid.UUID) (Standing, error) {
+func (c *Catalog) Pause(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	return c.setState(ctx, id, "pause", eventPaused, StatePaused)
 }
 
 // Resume lets a paused sale go on.
-func (c *Catalog) Resume(ctx context.Context, id uuid.UUID) (Standing, error) {
+func (c *Catalog) Resume(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	return c.setState(ctx, id, "resume", eventResumed, StateOpen)
 }
 
 // End ends a sale for good.
-func (c *Catalog) End(ctx context.Context, id uuid.UUID) (Standing, error) {
+func (c *Catalog) End(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	return c.setState(ctx, id, "end", eventEnded, StateEnded)
 }
 
-func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event string, to State) (Standing, error) {
+func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event string, to State) (CountedSale, error) {
 	if _, err := c.change(ctx, id, action, "", func(_ context.Context, _ pgx.Tx, s Sale) (saleChange, error) {
 		switch {
 		case s.State == to:
@@ -156,7 +156,7 @@ func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event stri
 		}
 		return saleChange{event, to, s.Stock, map[string]int64{"stock": s.Stock}}, nil
 	}); err != nil {
-		return Standing{}, err
+		return CountedSale{}, err
 	}
 	return c.nowInForce(ctx, id, action, ErrNotInForce)
 }
@@ -205,16 +205,16 @@ func (c *Catalog) change(
 }
 
 // nowInForce tells Redis of what was changed, and returns the sale. If that fails the error wraps otherwise.
-func (c *Catalog) nowInForce(ctx context.Context, id uuid.UUID, action string, otherwise error) (Standing, error) {
+func (c *Catalog) nowInForce(ctx context.Context, id uuid.UUID, action string, otherwise error) (CountedSale, error) {
 	err := c.publish(ctx, id)
 	if err == nil {
-		var standing Standing
-		if standing, err = c.Show(ctx, id); err == nil {
-			return standing, nil
+		var sale CountedSale
+		if sale, err = c.Show(ctx, id); err == nil {
+			return sale, nil
 		}
 		// Redis was told, but then could not be asked. To the operator that is the same.
 	}
-	return Standing{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, otherwise, err)
+	return CountedSale{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, otherwise, err)
 }
 
 func nullTime(t time.Time) *time.Time {

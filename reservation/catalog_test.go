@@ -96,8 +96,8 @@ func TestOperatorChangesAreIdempotent(t *testing.T) {
 	ctx := t.Context()
 	sale := s.sale(5)
 
-	type action func(context.Context, uuid.UUID) (reservation.Standing, error)
-	does := func(do action, want reservation.State) reservation.Standing {
+	type action func(context.Context, uuid.UUID) (reservation.CountedSale, error)
+	does := func(do action, want reservation.State) reservation.CountedSale {
 		t.Helper()
 		first, err := do(ctx, sale.ID)
 		require.NoError(t, err)

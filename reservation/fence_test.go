@@ -373,7 +373,7 @@ func TestPartitionsAreVerifiedIndependently(t *testing.T) {
 	keys := testkit.Keys(t)
 	keys.Partitions = 2
 	s := newShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
-	var sales [2]reservation.Standing
+	var sales [2]reservation.CountedSale
 	for sales[0].ID == uuid.Nil || sales[1].ID == uuid.Nil {
 		sale := s.sale(10)
 		sales[sale.Partition()] = sale

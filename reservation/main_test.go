@@ -51,7 +51,7 @@ func (s *shop) next(rdb *redis.Client) *shop {
 }
 
 // sale opens a sale of so many units.
-func (s *shop) sale(stock int64) reservation.Standing {
+func (s *shop) sale(stock int64) reservation.CountedSale {
 	s.t.Helper()
 	sale, err := s.Create(s.t.Context(), reservation.Terms{Name: "a sale", Stock: stock, PerOrderLimit: 2})
 	require.NoError(s.t, err)

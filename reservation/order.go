@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Status is where an order stands. Which one may follow which is in life.go.
+// Status is where an order stands. transition.go says which may follow which.
 type Status string
 
 // The statuses of an order. Reserved is the only one that Redis decides; all others are rows in Postgres.

@@ -211,17 +211,17 @@ func (q *queue) decide(script *reserveScript, batch []*call) {
 	ctx, cancel := context.WithTimeout(context.Background(), q.store.o.CallTimeout)
 	defer cancel()
 
-	standing, err := script.run(ctx, q.store, &q.target, sent)
-	if err == nil && standing.staleEpoch {
-		standing, err = q.retryInNewEpoch(ctx, script, sent)
+	sale, err := script.run(ctx, q.store, &q.target, sent)
+	if err == nil && sale.staleEpoch {
+		sale, err = q.retryInNewEpoch(ctx, script, sent)
 	}
-	if standing.rewound {
+	if sale.rewound {
 		if lost := q.store.lostOrders(ctx, q); err == nil {
 			err = lost
 		}
 	}
-	if err == nil && standing.soldOut {
-		q.learnSoldOut(standing.generation)
+	if err == nil && sale.soldOut {
+		q.learnSoldOut(sale.generation)
 	}
 	for _, c := range sent {
 		if err != nil {
@@ -232,25 +232,25 @@ func (q *queue) decide(script *reserveScript, batch []*call) {
 }
 
 // retryInNewEpoch looks the sale up again and repeats a batch that was refused for its epoch, once.
-func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent []*call) (standing, error) {
+func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent []*call) (saleReply, error) {
 	p, err := q.store.find(ctx, q.sale)
 	switch {
 	case errors.Is(err, ErrSaleNotFound):
-		return standing{}, errLostSale
+		return saleReply{}, errLostSale
 	case err != nil:
-		return standing{}, err
+		return saleReply{}, err
 	case p.epoch < q.place.epoch:
 		// Epochs never go back: this is a server that was replaced, and does not know it.
-		return standing{}, errUnverifiedServer
+		return saleReply{}, errUnverifiedServer
 	}
 	q.store.renew(q, p)
 	for _, c := range sent {
 		c.setEpoch(p.epoch)
 	}
 	fresh := newTarget(q.store.keys, q.sale, p)
-	st, err := script.run(ctx, q.store, &fresh, sent)
-	if err == nil && st.staleEpoch {
+	sale, err := script.run(ctx, q.store, &fresh, sent)
+	if err == nil && sale.staleEpoch {
 		err = fmt.Errorf("%w: its epoch changes too fast", ErrUnavailable)
 	}
-	return st, err
+	return sale, err
 }

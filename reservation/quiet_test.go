@@ -27,13 +27,13 @@ func TestBuyerWithOrderIsNotToldSoldOut(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, sale := soldOutShop(t)
-			standing, err := s.Show(t.Context(), sale)
+			counted, err := s.Show(t.Context(), sale)
 			require.NoError(t, err)
 			held := s.buy(sale, "ann").Reservation
 			selling := s.next(s.rdb) // it remembers nothing
 			bob := reservation.Request{Sale: sale, User: "bob", Quantity: 1, IdempotencyKey: "k"}
 			s.rememberSoldOut(sale)
-			comesBack(s, standing.Sale, held)
+			comesBack(s, counted.Sale, held)
 			testkit.Eventually(t, 10*time.Second, "the unit is sold", func() bool {
 				answer, err := selling.Reserve(t.Context(), bob)
 				require.NoError(t, err)

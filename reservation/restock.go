@@ -49,44 +49,44 @@ const restockTries = 100
 // error is a *TakenError. With an idempotency key a repeat changes nothing and is answered as before,
 // a refusal as well; with one that was used for other units the error is ErrIdempotencyKeyReused. The errors
 // ErrRestockUndecided and ErrRestockWithdrawn are for units below zero, and ErrNotInForce for the others.
-func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (Standing, error) {
+func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (CountedSale, error) {
 	if units == 0 || units < -MaxStock || units > MaxStock {
-		return Standing{}, &InvalidError{Field: "units", Reason: fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", MaxStock)}
+		return CountedSale{}, &InvalidError{Field: "units", Reason: fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", MaxStock)}
 	}
 	if idempotencyKey != "" {
 		if err := ValidateIdempotencyKey(idempotencyKey); err != nil {
-			return Standing{}, err
+			return CountedSale{}, err
 		}
 	}
 	revision, err := c.changeStock(ctx, id, units, idempotencyKey)
 	for try := 1; errors.Is(err, errLoweringOpen) && try < restockTries; try++ {
 		if err := c.publish(ctx, id); err != nil {
-			return Standing{}, fmt.Errorf("%w: restock sale=%s: %w: %w", ErrUnavailable, id, errLoweringOpen, err)
+			return CountedSale{}, fmt.Errorf("%w: restock sale=%s: %w: %w", ErrUnavailable, id, errLoweringOpen, err)
 		}
 		revision, err = c.changeStock(ctx, id, units, idempotencyKey)
 	}
 	if errors.Is(err, errLoweringOpen) {
-		return Standing{}, fmt.Errorf("%w: restock sale=%s: %w", ErrUnavailable, id, err)
+		return CountedSale{}, fmt.Errorf("%w: restock sale=%s: %w", ErrUnavailable, id, err)
 	} else if err != nil {
-		return Standing{}, err
+		return CountedSale{}, err
 	}
 	if units > 0 {
 		return c.nowInForce(ctx, id, "restock", ErrNotInForce)
 	}
-	standing, err := c.nowInForce(ctx, id, "restock", ErrRestockUndecided)
+	sale, err := c.nowInForce(ctx, id, "restock", ErrRestockUndecided)
 	if err != nil {
-		return Standing{}, err
+		return CountedSale{}, err
 	}
 	lowering, err := findLowering(ctx, c.pool, id, revision)
 	switch {
 	case err != nil:
-		return Standing{}, fmt.Errorf("restock sale=%s: %w: %w", id, ErrRestockUndecided, err)
+		return CountedSale{}, fmt.Errorf("restock sale=%s: %w: %w", id, ErrRestockUndecided, err)
 	case lowering.taken > 0:
-		return Standing{}, &TakenError{lowering.taken}
+		return CountedSale{}, &TakenError{lowering.taken}
 	case lowering.withdrawn():
-		return Standing{}, fmt.Errorf("restock sale=%s: %w", id, ErrRestockWithdrawn)
+		return CountedSale{}, fmt.Errorf("restock sale=%s: %w", id, ErrRestockWithdrawn)
 	}
-	return standing, nil
+	return sale, nil
 }
 
 // changeStock writes down that units are to be added or taken away. It returns the revision that this

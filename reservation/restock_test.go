@@ -41,7 +41,7 @@ func (s *shop) stocks(sale uuid.UUID) []int64 {
 	return []int64{inPostgres, stock, left}
 }
 
-func (s *shop) takenOf(_ reservation.Standing, err error) int64 {
+func (s *shop) takenOf(_ reservation.CountedSale, err error) int64 {
 	s.t.Helper()
 	var taken *reservation.TakenError
 	require.ErrorAs(s.t, err, &taken)

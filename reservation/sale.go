@@ -135,8 +135,8 @@ func (s Sale) StateAt(now time.Time) State {
 	return s.State
 }
 
-// Standing is a sale with the count of its units. Invariant: Available + Held + Sold = Stock.
-type Standing struct {
+// CountedSale is a sale with the count of its units. Invariant: Available + Held + Sold = Stock.
+type CountedSale struct {
 	Sale
 	// State is Sale.StateAt the time of asking.
 	State State

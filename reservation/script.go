@@ -19,8 +19,8 @@ import (
 // for every event, so they are made once and not in the script, whose cmsgpack makes an array of an empty map.
 const reserveMetadata = "\x82\xa5event\xad" + string(EventReserved) + "\xadevent_version\xa1" + reservedVersion
 
-// standing is what a call of the script tells of the sale as a whole.
-type standing struct {
+// saleReply is the part of the reply of lua/reserve.lua that is about the sale.
+type saleReply struct {
 	generation int64
 	sequence   int64 // the highest that was given away, 0 if none was
 	staleEpoch bool
@@ -67,7 +67,7 @@ const tries = 3
 
 // run asks the script about all calls and sets their answers. Its error is for all of them, and
 // wraps ErrUnavailable if certainly nothing was reserved, or ErrOutcomeUnknown.
-func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*call) (standing, error) {
+func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*call) (saleReply, error) {
 	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epoch, &t.seenText, reserveMetadata)
 	for _, c := range batch {
 		rs.args = append(rs.args, &c.request.User, &c.orderID, &c.key, &c.quantity, c.payload)
@@ -76,14 +76,14 @@ func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*
 
 	answers, maybeDone, err := s.callReserve(ctx, t.partition, rs.args)
 	if err != nil {
-		return standing{}, err
+		return saleReply{}, err
 	}
-	st, err := readAnswers(answers, batch, t.place.epoch)
-	t.see(st.sequence)
-	if err == nil && maybeDone && (st.staleEpoch || st.rewound || st.lost) {
+	sale, err := readAnswers(answers, batch, t.place.epoch)
+	t.see(sale.sequence)
+	if err == nil && maybeDone && (sale.staleEpoch || sale.rewound || sale.lost) {
 		err = errOtherLife
 	}
-	return st, err
+	return sale, err
 }
 
 // errOtherLife: an earlier try had no answer, and the answer to a later one is about another life of the sale's stock.
@@ -170,30 +170,30 @@ func neverSent(err error) bool {
 }
 
 // readAnswers reads the reply of lua/reserve.lua into the calls that it answers.
-func readAnswers(reply []string, batch []*call, epoch int64) (standing, error) {
+func readAnswers(reply []string, batch []*call, epoch int64) (saleReply, error) {
 	const header = 3
 	if len(reply) != header+len(batch) {
-		return standing{}, fmt.Errorf("%w: the script gave %d values for %d requests", ErrOutcomeUnknown, len(reply), len(batch))
+		return saleReply{}, fmt.Errorf("%w: the script gave %d values for %d requests", ErrOutcomeUnknown, len(reply), len(batch))
 	}
 	var numbers [header]int64
 	for i := range numbers {
 		n, err := strconv.ParseInt(reply[i], 10, 64)
 		if err != nil {
-			return standing{}, fmt.Errorf("%w: read the script's answer: %w", ErrOutcomeUnknown, err)
+			return saleReply{}, fmt.Errorf("%w: read the script's answer: %w", ErrOutcomeUnknown, err)
 		}
 		numbers[i] = n
 	}
 	now := time.UnixMilli(numbers[0]).UTC()
-	left, st := numbers[1], standing{generation: numbers[2]}
+	left, sale := numbers[1], saleReply{generation: numbers[2]}
 	for i, c := range batch {
 		var err error
 		switch word, rest, _ := strings.Cut(reply[header+i], " "); word {
 		case "stale-epoch":
-			st.staleEpoch = true
+			sale.staleEpoch = true
 		case "rewound":
-			st.rewound = true
+			sale.rewound = true
 		case "unknown-sale":
-			st.lost, err = true, errLostSale
+			sale.lost, err = true, errLostSale
 		case "damaged":
 			err = ErrReservationDamaged
 		case "not-recorded":
@@ -204,13 +204,13 @@ func readAnswers(reply []string, batch []*call, epoch int64) (standing, error) {
 				r.Epoch = epoch
 			}
 			if c.answer.Verdict == Reserved {
-				st.sequence = max(st.sequence, c.answer.Reservation.Sequence)
+				sale.sequence = max(sale.sequence, c.answer.Reservation.Sequence)
 			}
-			st.soldOut = st.soldOut || left == 0 && c.answer.Verdict == SoldOut
+			sale.soldOut = sale.soldOut || left == 0 && c.answer.Verdict == SoldOut
 		}
 		c.err = err
 	}
-	return st, nil
+	return sale, nil
 }
 
 func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {

@@ -354,7 +354,7 @@ func TestSaleIsFoundInPartitionOfItsCreation(t *testing.T) {
 	keys := testkit.Keys(t)
 	keys.Partitions = 8
 	before := newShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
-	var sales []reservation.Standing
+	var sales []reservation.CountedSale
 	for range 8 {
 		sales = append(sales, before.sale(5))
 	}

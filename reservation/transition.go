@@ -29,7 +29,7 @@ const statusNone Status = ""
 
 // transitions holds every legal transition: status, event, next status.
 var transitions = map[Status]map[EventType]Status{
-	statusNone:   {EventReserved: StatusReserved},
+	statusNone:     {EventReserved: StatusReserved},
 	StatusReserved: {EventConfirmed: StatusConfirmed, EventRejected: StatusRejected, EventVoided: StatusVoided},
 	// Only where the sale has a payment window; without one, confirmed is the end (Order.after).
 	StatusConfirmed: {EventPaid: StatusPaid, EventCancelled: StatusCancelled, EventExpired: StatusExpired},

@@ -11,7 +11,7 @@ import (
 )
 
 // writeSalesJSON writes one object a line, so that one sale is an object and many are easy to cut.
-func writeSalesJSON(w io.Writer, sales []reservation.Standing) error {
+func writeSalesJSON(w io.Writer, sales []reservation.CountedSale) error {
 	encoder := json.NewEncoder(w)
 	for _, s := range sales {
 		if err := encoder.Encode(s); err != nil {
@@ -21,7 +21,7 @@ func writeSalesJSON(w io.Writer, sales []reservation.Standing) error {
 	return nil
 }
 
-func writeSalesText(w io.Writer, sales []reservation.Standing) error {
+func writeSalesText(w io.Writer, sales []reservation.CountedSale) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(t, "ID\tSTATE\tSTOCK\tAVAILABLE\tHELD\tSOLD\tOPENS\tCLOSES\tNAME") // Flush tells the error
 	for _, s := range sales {

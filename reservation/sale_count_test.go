@@ -23,9 +23,9 @@ func TestCountRefusesSaleThatAwaitsRebuild(t *testing.T) {
 		require.ErrorIs(t, err, reservation.ErrUnavailable)
 		_, err = s.Pause(t.Context(), sale.ID)
 		require.ErrorIs(t, err, reservation.ErrNotInForce)
-		standing, err := s.Show(t.Context(), other.ID)
+		counted, err := s.Show(t.Context(), other.ID)
 		require.NoError(t, err)
-		require.EqualValues(t, 5, standing.Available)
+		require.EqualValues(t, 5, counted.Available)
 	}
 	key := s.keys.Sale(0, sale.ID)
 	require.NoError(t, s.rdb.Copy(t.Context(), key, key+"-kept", 0, false).Err())
@@ -41,11 +41,11 @@ func TestCountRefusesSaleThatAwaitsRebuild(t *testing.T) {
 	require.NoError(t, s.rdb.Rename(t.Context(), key+"-kept", key).Err())
 	_, err = s.PublishPending(t.Context())
 	require.NoError(t, err)
-	standings, err := s.List(t.Context(), uuid.Nil, 10)
+	sales, err := s.List(t.Context(), uuid.Nil, 10)
 	require.NoError(t, err)
-	require.Len(t, standings, 2)
-	require.Equal(t, []int64{10, 9, 1, 0}, []int64{standings[1].Stock, standings[1].Available, standings[1].Held, standings[1].Sold})
-	require.Equal(t, reservation.StatePaused, standings[1].State, "what was written down is in force")
+	require.Len(t, sales, 2)
+	require.Equal(t, []int64{10, 9, 1, 0}, []int64{sales[1].Stock, sales[1].Available, sales[1].Held, sales[1].Sold})
+	require.Equal(t, reservation.StatePaused, sales[1].State, "what was written down is in force")
 }
 
 // Operators may delete the keys of sales that are over, to make room.
@@ -58,7 +58,7 @@ func TestEndedSaleIsCountedWithoutRedis(t *testing.T) {
 	_, err = s.pool.Exec(t.Context(), "UPDATE sales SET sold = 3 WHERE id = $1", sale.ID)
 	require.NoError(t, err)
 	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale.ID)).Err())
-	standings, err := s.List(t.Context(), uuid.Nil, 10)
+	sales, err := s.List(t.Context(), uuid.Nil, 10)
 	require.NoError(t, err)
-	require.Equal(t, []int64{10, 7, 0, 3}, []int64{standings[0].Stock, standings[0].Available, standings[0].Held, standings[0].Sold})
+	require.Equal(t, []int64{10, 7, 0, 3}, []int64{sales[0].Stock, sales[0].Available, sales[0].Held, sales[0].Sold})
 }

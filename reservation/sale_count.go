@@ -16,7 +16,7 @@ import (
 
 // MarshalJSON writes a sale as the HTTP API and the commands show it: times are RFC 3339 in UTC with
 // milliseconds, and those that are not set are left out.
-func (s Standing) MarshalJSON() ([]byte, error) {
+func (s CountedSale) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		ID                   uuid.UUID `json:"id"`
 		Name                 string    `json:"name"`
@@ -44,54 +44,54 @@ func timestamp(t time.Time) string {
 	return t.UTC().Format("2006-01-02T15:04:05.000Z07:00")
 }
 
-// Counted is a sale with the count of its units, or with the reason why they cannot be counted now.
-type Counted struct {
-	Standing
+// CountResult is a sale with the count of its units, or with the reason why they cannot be counted now.
+type CountResult struct {
+	CountedSale
 	Err error
 }
 
 // Show returns a sale with the count of its units, or ErrSaleNotFound. While its stock is to be made anew in Redis
 // the error is ErrUnavailable.
-func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (Standing, error) {
+func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	counted, err := c.CountSales(ctx, []uuid.UUID{id})
 	switch {
 	case err != nil:
-		return Standing{}, err
+		return CountedSale{}, err
 	case len(counted) == 0:
-		return Standing{}, ErrSaleNotFound
+		return CountedSale{}, ErrSaleNotFound
 	}
-	return counted[0].Standing, counted[0].Err
+	return counted[0].CountedSale, counted[0].Err
 }
 
 // List returns at most limit sales, newest first; those older than after, unless that is uuid.Nil. While
 // the stock of one of them is to be made anew in Redis the error is ErrUnavailable.
-func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Standing, error) {
+func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]CountedSale, error) {
 	counted, err := c.CountPage(ctx, after, limit)
 	if err != nil {
 		return nil, err
 	}
-	standings := make([]Standing, len(counted))
+	sales := make([]CountedSale, len(counted))
 	for i, s := range counted {
 		if s.Err != nil {
 			return nil, s.Err
 		}
-		standings[i] = s.Standing
+		sales[i] = s.CountedSale
 	}
-	return standings, nil
+	return sales, nil
 }
 
 // CountSales returns those of the sales that exist, in no particular order. Its error wraps ErrUnavailable, and so does that
 // of a single sale whose stock is to be rebuilt in Redis.
-func (c *Catalog) CountSales(ctx context.Context, ids []uuid.UUID) ([]Counted, error) {
+func (c *Catalog) CountSales(ctx context.Context, ids []uuid.UUID) ([]CountResult, error) {
 	return c.countFound(ctx, ids, uuid.Nil, len(ids))
 }
 
 // CountPage is List with an error for each sale.
-func (c *Catalog) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]Counted, error) {
+func (c *Catalog) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]CountResult, error) {
 	return c.countFound(ctx, nil, after, limit)
 }
 
-func (c *Catalog) countFound(ctx context.Context, ids []uuid.UUID, after uuid.UUID, limit int) ([]Counted, error) {
+func (c *Catalog) countFound(ctx context.Context, ids []uuid.UUID, after uuid.UUID, limit int) ([]CountResult, error) {
 	found, err := findSales(ctx, c.pool, ids, nullUUID(after), limit, true)
 	if err != nil {
 		return nil, fmt.Errorf("%w: find sales: %w", ErrUnavailable, err)
@@ -157,7 +157,7 @@ func nullUUID(id uuid.UUID) *uuid.UUID {
 // Of a sale that Redis was told of and lacks, or that is closed for a rebuild, nobody can say now how many
 // units are held: not the stock less those sold, which are no buyers' orders. That is its error, unless
 // it is over.
-func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Counted, error) {
+func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult, error) {
 	asked := make([]*redis.SliceCmd, len(sales))
 	unpublished := true
 	pipe := c.store.rdb.Pipeline()
@@ -170,10 +170,10 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Counted, err
 		return nil, err
 	}
 	now := time.Now()
-	counted := make([]Counted, len(sales))
+	counted := make([]CountResult, len(sales))
 	for i, s := range sales {
-		standing := &counted[i].Standing
-		*standing = Standing{Sale: s.Sale, State: s.StateAt(now), Sold: s.final}
+		sale := &counted[i].CountedSale
+		*sale = CountedSale{Sale: s.Sale, State: s.StateAt(now), Sold: s.final}
 		var inRedis struct {
 			Stock int64 `redis:"stock"`
 			Left  int64 `redis:"left"`
@@ -182,14 +182,14 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]Counted, err
 		_ = asked[i].Scan(&inRedis) // a sale that is not there leaves it zero
 		switch {
 		case inRedis.Stock > 0 && inRedis.Epoch > 0:
-			standing.Held = max(0, inRedis.Stock-inRedis.Left-s.final)
-		case s.publishedRevision > 0 && standing.State == StateEnded:
+			sale.Held = max(0, inRedis.Stock-inRedis.Left-s.final)
+		case s.publishedRevision > 0 && sale.State == StateEnded:
 			// Its keys may have been deleted to make room. Nobody can buy any more, so Postgres knows it all.
-			standing.Held = s.Sale.Sold - s.final
+			sale.Held = s.Sale.Sold - s.final
 		case s.publishedRevision > 0:
 			counted[i].Err = fmt.Errorf("count sale=%s: %w", s.ID, errLostSale)
 		}
-		standing.Available = s.Stock - standing.Held - s.final
+		sale.Available = s.Stock - sale.Held - s.final
 	}
 	return counted, nil
 }
