@@ -52,7 +52,7 @@ func Guards(ctx context.Context, db interface {
 		}
 	}
 	rows, _ := db.Query(ctx, schemaGuards, tables) // its error comes with the rows
-	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[guard])
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[guard])
 	if err != nil {
 		return 0, nil, fmt.Errorf("look for constraints and indexes: %w", err)
 	}

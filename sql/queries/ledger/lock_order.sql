@@ -3,7 +3,8 @@
 -- It is over when an ingress was there after the deadline (lock_overdue.sql has the same rule). Until then
 -- nobody knows whether the buyer could have paid in time; the next pulse may put the deadline off.
 SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at,
-       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END, coalesce(o.payment_reference, ''), coalesce(o.reason, ''),
+       CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at, coalesce(o.payment_reference, '') AS payment_reference,
+       coalesce(o.reason, '') AS reason,
        coalesce(o.due <= least(p.seen_at, now()) - p.lost, false) AS overdue
 FROM orders AS o LEFT JOIN pulse AS p ON true
 WHERE o.id = $1 AND o.user_id = $2

@@ -11,8 +11,9 @@ WITH first AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED
 )
 -- A time that is none is not looked at any more, and must keep no other order from its end.
-SELECT id, sale_id, user_id, quantity, status, version, CASE WHEN isfinite(reserved_at) THEN reserved_at ELSE 'epoch' END,
-       CASE WHEN isfinite(due) THEN due ELSE 'epoch' END, coalesce(payment_reference, ''), coalesce(reason, '')
+SELECT id, sale_id, user_id, quantity, status, version, CASE WHEN isfinite(reserved_at) THEN reserved_at ELSE 'epoch' END AS reserved_at,
+       CASE WHEN isfinite(due) THEN due ELSE 'epoch' END AS expires_at, coalesce(payment_reference, '') AS payment_reference,
+       coalesce(reason, '') AS reason
 FROM orders
 WHERE status = 'confirmed' AND due <= (SELECT least(seen_at, now()) - lost FROM pulse) AND sale_id = (SELECT sale_id FROM first)
   AND id <> ALL ($3::uuid[])

@@ -8,7 +8,8 @@ WITH first AS MATERIALIZED (
     LIMIT 1
     FOR UPDATE SKIP LOCKED
 )
-SELECT r.sale_id, r.order_id, r.user_id, r.quantity, coalesce(o.key_fingerprint, ''), coalesce(o.status, '')
+SELECT r.sale_id, r.order_id, r.user_id, r.quantity, coalesce(o.key_fingerprint, '') AS key_fingerprint,
+       coalesce(o.status, '') AS status
 FROM releases AS r LEFT JOIN orders AS o ON o.id = r.order_id
 WHERE r.again_at <= now() AND r.sale_id = (SELECT sale_id FROM first)
 ORDER BY r.again_at
