@@ -148,15 +148,15 @@ func TestInvalidValueNamesFlag(t *testing.T) {
 func TestUsageErrorsNameMissingArguments(t *testing.T) {
 	t.Parallel()
 	for says, args := range map[string][]string{
-		"--name=STRING (or STAMPEDE_SALE_NAME)":                                        {"sale", "create", "--stock=1"},
-		"needs --database-url (DATABASE_URL)":                                          {"load", "--sale=" + uuid.NewString(), "--redis-url=redis://localhost", "--database-url="},
-		`--user-rate: want a rate like 5/s, 30/m or 100/h, or 0 for none; "5" is none`: {"serve", "--user-rate=5"},
-		`--address-rate: want a rate between one a day and 10000/s; "1e9/s" is not`:    {"serve", "--address-rate=1e9/s"},
-		`--trusted-proxies: "10.0.0.0/33" is no address and no prefix`:                 {"serve", "--trusted-proxies=10.0.0.0/8,10.0.0.0/33"},
-		"give --over or --rate, not both":                                              {"load", "--over=1s", "--rate=5"},
-		"write it as -- -5":                                                            {"sale", "restock", uuid.NewString(), "-5"},
-		"--reason must tell why":                                                       {"dlq", "discard", "1", "--reason", " "},
-		"or --admin-token (STAMPEDE_ADMIN_TOKEN)":                                      {"load"},
+		"--name=STRING (or STAMPEDE_SALE_NAME)":                                    {"sale", "create", "--stock=1"},
+		"needs --database-url (DATABASE_URL)":                                      {"load", "--sale=" + uuid.NewString(), "--redis-url=redis://localhost", "--database-url="},
+		`--user-rate: want a rate like 5/s, 30/m or 100/h, or 0 for none; got "5"`: {"serve", "--user-rate=5"},
+		`--address-rate: want a rate between one a day and 10000/s; got "1e9/s"`:   {"serve", "--address-rate=1e9/s"},
+		`--trusted-proxies: "10.0.0.0/33" is neither an address nor a prefix`:      {"serve", "--trusted-proxies=10.0.0.0/8,10.0.0.0/33"},
+		"give --over or --rate, not both":                                          {"load", "--over=1s", "--rate=5"},
+		"write it as -- -5":                                                        {"sale", "restock", uuid.NewString(), "-5"},
+		"--reason must tell why":                                                   {"dlq", "discard", "1", "--reason", " "},
+		"or --admin-token (STAMPEDE_ADMIN_TOKEN)":                                  {"load"},
 	} {
 		status, errs := refused(t, args...)
 		assert.Equal(t, exitUsage, status, args)

@@ -1,10 +1,10 @@
-// Package accept takes TCP connections for an http.Server: no more at once than there are files for, and at the end
-// without losing a request.
+// Package accept takes TCP connections for an http.Server: no more than there are files for, and without losing
+// a request when the server stops.
 //
-// When all places are taken, the connections that have been idle for longest are closed to make room; while none is idle,
-// new ones wait in the kernel. And http.Server.Shutdown drops every request whose head it reads after it was called, so
-// Drain stands in its place: it stops taking connections, and closes each one that was taken when nothing is under way
-// on it and nothing has come in.
+// At the limit, the connections that have been idle for longest are closed to make room; while none is idle, new
+// ones wait in the kernel. Drain replaces http.Server.Shutdown, which drops every request whose head it reads after
+// it was called. Drain stops taking connections, and closes each one when no request is in progress or unread
+// on it.
 package accept
 
 import (
@@ -24,28 +24,27 @@ import (
 )
 
 const (
-	// lull is for how long no connection may have come until the last one has. It is longer than a handshake that
-	// is under way takes.
+	// lull is the pause without a new connection after which none is on its way. It is longer than a handshake takes.
 	lull = 200 * time.Millisecond
-	// lullMax bounds that where new handshakes cannot be held off.
+	// lullMax bounds the wait for a lull if new handshakes cannot be refused.
 	lullMax = time.Second
-	// drainEvery is how often a Drain looks which connections it can close.
-	drainEvery = 5 * time.Millisecond
-	// evictShare: where there is no room, one part in so many of all connections is closed if as many are idle, so that
-	// to find the oldest costs little for each.
+	// drainInterval is the pause between two looks for connections that Drain can close.
+	drainInterval = 5 * time.Millisecond
+	// evictShare: at the limit, one connection in so many is closed, if as many are idle. The search for the oldest
+	// then costs little for each.
 	evictShare = 32
 )
 
-// Listener is a net.Listener of Conns. It is safe for concurrent use; Accept is for one goroutine.
+// Listener is a net.Listener of Conns. It is safe for concurrent use, except that Accept is for one goroutine.
 type Listener struct {
 	inner net.Listener
-	max   int
+	limit int
 
-	// accepted is how many connections there have been: a clock that stands still while none comes.
+	// accepted counts connections: a clock that stands still while none arrives.
 	accepted atomic.Int64
-	// evicted is how many idle ones were closed to make room.
+	// evicted counts idle connections that were closed to make room.
 	evicted atomic.Int64
-	// wanting is true while Accept waits for room, and woken ends that wait.
+	// wanting is true while Accept waits for room; woken ends that wait.
 	wanting atomic.Bool
 	woken   chan struct{}
 
@@ -55,37 +54,40 @@ type Listener struct {
 	stopOnce sync.Once
 
 	mu sync.Mutex
-	// open has every connection that was accepted and is not closed.
+	// open has the accepted connections that are not closed.
 	open map[*Conn]struct{}
 }
 
-// Listen listens on a TCP address for New. Go would make a socket of Multipath TCP, of which Linux does not let anybody
-// hold off handshakes.
+// Listen listens on a TCP address for New. It turns Multipath TCP off, because Linux cannot refuse handshakes on
+// such a socket.
 func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	var config net.ListenConfig
 	config.SetMultipathTCP(false)
 	return config.Listen(ctx, "tcp", addr)
 }
 
-// New takes connections from inner, max at once (0: as many as come).
-func New(inner net.Listener, max int) *Listener {
-	return &Listener{inner: inner, max: max, woken: make(chan struct{}, 1), stopped: make(chan struct{}), open: make(map[*Conn]struct{})}
+// New takes connections from inner, at most limit at a time (0: unlimited).
+func New(inner net.Listener, limit int) *Listener {
+	return &Listener{
+		inner: inner, limit: limit,
+		woken: make(chan struct{}, 1), stopped: make(chan struct{}), open: make(map[*Conn]struct{}),
+	}
 }
 
 // Addr implements net.Listener.
 func (l *Listener) Addr() net.Addr { return l.inner.Addr() }
 
-// Open is how many connections there are.
+// Open returns the number of open connections.
 func (l *Listener) Open() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.open)
 }
 
-// Evicted is how many idle connections were closed to make room for others.
+// Evicted returns how many idle connections were closed to make room for others.
 func (l *Listener) Evicted() int64 { return l.evicted.Load() }
 
-// Close takes no more connections, and leaves those that were taken. What waits in the kernel is cut off.
+// Close takes no more connections, and leaves the accepted ones open. Those that wait in the kernel are reset.
 func (l *Listener) Close() error {
 	l.stopOnce.Do(func() { close(l.stopped) })
 	return l.inner.Close()
@@ -94,8 +96,8 @@ func (l *Listener) Close() error {
 // Accept implements net.Listener. A connection that is not TCP is neither counted nor drained.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
-		last, began := l.draining.Load(), time.Now()
-		if last {
+		draining, began := l.draining.Load(), time.Now()
+		if draining {
 			l.setDeadline(began.Add(lull))
 		}
 		inner, err := l.inner.Accept()
@@ -105,37 +107,37 @@ func (l *Listener) Accept() (net.Conn, error) {
 			if !ok {
 				return inner, nil
 			}
-			// With this one there is a file more in use than max.
+			// This connection is one file more than the limit while it waits for room.
 			if !l.awaitRoom() {
 				_ = tcp.Close()
 				return nil, net.ErrClosed
 			}
 			return l.add(tcp), nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			// Drain has begun, or no client is on its way any more. A deadline that is over when Accept begins says nothing
-			// of those who wait.
-			if !last || time.Since(began) < lull || l.hasWaiting() {
+			// Drain has begun, or no connection has arrived for a lull. A deadline that has passed before Accept begins
+			// does not tell whether connections wait.
+			if !draining || time.Since(began) < lull || l.hasWaiting() {
 				continue
 			}
 			_ = l.Close()
 			return nil, net.ErrClosed
 		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-			l.evict() // others have taken the files; http.Server tries again in a moment
+			l.evict() // others have taken the files; http.Server retries after a pause
 		}
 		return nil, err
 	}
 }
 
-// awaitRoom waits until there is room for a connection, and makes some by closing idle ones. It is false if no more
-// connections are to be taken.
+// awaitRoom waits until there is room for a connection, and closes idle ones to make some. It is false if no more
+// connections are taken.
 func (l *Listener) awaitRoom() bool {
-	if l.max == 0 || l.Open() < l.max {
+	if l.limit == 0 || l.Open() < l.limit {
 		return true
 	}
-	// A connection that becomes idle later than evict has looked wakes us.
+	// A connection that becomes idle after evict has looked wakes us.
 	l.wanting.Store(true)
 	defer l.wanting.Store(false)
-	for l.Open() >= l.max {
+	for l.Open() >= l.limit {
 		if l.evict() > 0 {
 			continue
 		}
@@ -161,7 +163,7 @@ func (l *Listener) evict() (closed int) {
 		if c.closeIfIdle() {
 			closed++
 		}
-		if closed > l.max/evictShare {
+		if closed > l.limit/evictShare {
 			break
 		}
 	}
@@ -169,7 +171,7 @@ func (l *Listener) evict() (closed int) {
 	return closed
 }
 
-// idle is the connections that are idle, the longest first.
+// idle returns the idle connections, the longest idle first.
 func (l *Listener) idle() []*Conn {
 	type idleConn struct {
 		conn  *Conn
@@ -209,7 +211,7 @@ func (l *Listener) remove(c *Conn) {
 	}
 }
 
-// hasWaiting tells whether there are connections in the kernel that Accept would return.
+// hasWaiting reports whether the kernel has connections for Accept.
 func (l *Listener) hasWaiting() bool {
 	tcp, ok := l.inner.(*net.TCPListener)
 	if !ok {
@@ -226,34 +228,34 @@ func (l *Listener) hasWaiting() bool {
 
 func (l *Listener) setDeadline(t time.Time) {
 	if tcp, ok := l.inner.(*net.TCPListener); ok {
-		_ = tcp.SetDeadline(t) // a listener that is closed says so in Accept
+		_ = tcp.SetDeadline(t) // fails if the listener is closed, and so does Accept
 	}
 }
 
-// Drain takes the connections that are on their way and no further ones, and then waits until all that were taken are
-// closed: by the server or the client, or here as soon as they are idle. Its error is that of ctx. It needs an
-// http.Server that goes on serving, and closes its connections behind its answers ("Connection: close").
+// Drain takes the connections whose handshake has begun and no others. Then it waits until all accepted
+// connections are closed: by the server, by the client, or here when they are idle. Its error is that of ctx. The
+// http.Server must go on serving, and close its connections behind its answers ("Connection: close").
 func (l *Listener) Drain(ctx context.Context) error {
 	tcp, ok := l.inner.(*net.TCPListener)
 	if ok && !l.isStopped() {
-		// From here on no handshake begins, and those under way come to their end. Where that cannot be had, clients
-		// may come for ever, and what comes in the very last moment is cut off.
+		// From here on no handshake begins, and those in progress end. Where handshakes cannot be refused, clients may
+		// never stop arriving, and those that arrive in the last moment are reset.
 		if refuseHandshakes(tcp) != nil {
 			defer time.AfterFunc(lullMax, func() { _ = l.Close() }).Stop()
 		}
 		l.draining.Store(true)
-		l.setDeadline(time.Now()) // so that an Accept that waits learns of it
+		l.setDeadline(time.Now()) // has an Accept that blocks notice
 	} else {
 		_ = l.Close()
 	}
-	look := time.NewTicker(drainEvery)
-	defer look.Stop()
+	tick := time.NewTicker(drainInterval)
+	defer tick.Stop()
 	for {
 		if l.isStopped() && l.closeIdle() == 0 {
 			return nil
 		}
 		select {
-		case <-look.C:
+		case <-tick.C:
 		case <-ctx.Done():
 			_ = l.Close()
 			return ctx.Err()
@@ -270,7 +272,7 @@ func (l *Listener) isStopped() bool {
 	}
 }
 
-// closeIdle closes all connections that are idle, and returns how many are left.
+// closeIdle closes all idle connections, and returns how many connections are left.
 func (l *Listener) closeIdle() (left int) {
 	for _, c := range l.idle() {
 		c.closeIfIdle()
@@ -278,27 +280,28 @@ func (l *Listener) closeIdle() (left int) {
 	return l.Open()
 }
 
-// Conn is a TCP connection of an http.Server. It is idle while the server waits on it for the first byte of another
-// request than the first: the first one is on its way, and the server does not wait for it for long.
+// Conn is a TCP connection of an http.Server. It is idle while the server waits for the first byte of a request,
+// except the first request: that one is on its way, and the server does not wait long for it.
 type Conn struct {
 	*net.TCPConn
 	listener *Listener
 
 	// quiet is true from the end of a request until the first byte of the next.
 	quiet atomic.Bool
-	// idleSince is how many connections had been accepted when the server began to wait, or 0 while it does not.
+	// idleSince is Listener.accepted at the time when the server began to wait, or 0 while it does not.
 	idleSince atomic.Int64
 }
 
-// Changed is to be called by http.Server.ConnState.
+// Changed must be called by http.Server.ConnState.
 func (c *Conn) Changed(state http.ConnState) {
 	if state == http.StateIdle {
 		c.quiet.Store(true)
 	}
 }
 
-// Read implements net.Conn. The server reads a single byte only to notice a client that leaves while its request is worked
-// on. That may be a request that came together with the one before, in which case the state never was active.
+// Read implements net.Conn. A read of one byte is http.Server's background read, by which it notices a client that
+// leaves during a request. The connection may be quiet then: if two requests arrive together, the state does not
+// become active for the second.
 func (c *Conn) Read(p []byte) (n int, err error) {
 	if !c.quiet.Load() || len(p) == 1 {
 		return c.TCPConn.Read(p)
@@ -322,8 +325,8 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// closeIfIdle closes the connection unless a request has begun. Of one that comes in this very instant the client hears
-// that the connection is closed, as it must be ready to on every connection that it uses again (RFC 9112, section 9.5).
+// closeIfIdle closes the connection unless a request has begun. A client whose request arrives in this very instant
+// finds the connection closed. It must expect that on every connection that it reuses (RFC 9112, section 9.5).
 func (c *Conn) closeIfIdle() bool {
 	if c.idleSince.Load() == 0 || c.hasUnread() {
 		return false
@@ -331,7 +334,7 @@ func (c *Conn) closeIfIdle() bool {
 	return c.Close() == nil
 }
 
-// hasUnread tells whether something has come in that the server has not read yet.
+// hasUnread reports whether bytes have arrived that the server has not read.
 func (c *Conn) hasUnread() bool {
 	raw, err := c.SyscallConn()
 	if err != nil {

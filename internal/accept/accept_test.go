@@ -22,15 +22,15 @@ type web struct {
 	t        *testing.T
 	listener *Listener
 	serve    func()
-	// handling gets a value for each request to /slow, whose answer waits for one from finish.
+	// handling gets a value for each request to /slow, which is answered after a value from finish.
 	handling, finish chan struct{}
 }
 
-func open(t *testing.T, max int) *web {
+func open(t *testing.T, limit int) *web {
 	t.Helper()
 	inner, err := Listen(t.Context(), "127.0.0.1:0")
 	require.NoError(t, err)
-	w := &web{t: t, listener: New(inner, max), handling: make(chan struct{}, 100), finish: make(chan struct{})}
+	w := &web{t: t, listener: New(inner, limit), handling: make(chan struct{}, 100), finish: make(chan struct{})}
 	server := &http.Server{
 		Handler:           http.HandlerFunc(w.handle),
 		ConnState:         func(c net.Conn, state http.ConnState) { c.(*Conn).Changed(state) },
@@ -102,7 +102,7 @@ func (w *web) awaitIdle(n int) {
 	testkit.Eventually(w.t, 10*time.Second, "the connections are idle", func() bool { return len(w.listener.idle()) == n })
 }
 
-func TestTheOldestIdleConnectionMakesRoom(t *testing.T) {
+func TestAcceptEvictsTheOldestIdleConnection(t *testing.T) {
 	t.Parallel()
 	w := open(t, 3)
 	w.serve()
@@ -121,7 +121,7 @@ func TestTheOldestIdleConnectionMakesRoom(t *testing.T) {
 	next.ask("/")
 	next.answered()
 	idle[0].isClosed()
-	idle[1].ask("/") // was idle for less long
+	idle[1].ask("/") // was idle for a shorter time
 	idle[1].answered()
 	require.EqualValues(t, 1, w.listener.Evicted())
 	require.Equal(t, 3, w.listener.Open())
@@ -129,7 +129,7 @@ func TestTheOldestIdleConnectionMakesRoom(t *testing.T) {
 	busy.answered()
 }
 
-func TestWhereNoneIsIdleANewConnectionWaits(t *testing.T) {
+func TestAcceptWaitsWhileNoConnectionIsIdle(t *testing.T) {
 	t.Parallel()
 	w := open(t, 2)
 	w.serve()
@@ -142,14 +142,14 @@ func TestWhereNoneIsIdleANewConnectionWaits(t *testing.T) {
 	three.ask("/")
 	testkit.Eventually(t, 10*time.Second, "it waits for room", w.listener.wanting.Load)
 	require.Equal(t, 2, w.listener.Open())
-	w.finish <- struct{}{} // one of them is idle then, and closed
+	w.finish <- struct{}{} // that connection becomes idle, and is closed
 	three.answered()
 	w.finish <- struct{}{}
 	require.LessOrEqual(t, w.listener.Open(), 2)
 }
 
-// A client that has connected and sent its request before the server has seen either is answered.
-func TestDrainAnswersWhatWaitsInTheKernel(t *testing.T) {
+// The clients connect and send their requests before the server accepts any of them.
+func TestDrainAnswersConnectionsThatWaitInTheKernel(t *testing.T) {
 	t.Parallel()
 	w := open(t, 0)
 	var waiting []*client
@@ -170,7 +170,7 @@ func TestDrainAnswersWhatWaitsInTheKernel(t *testing.T) {
 	require.ErrorContains(t, err, "connection refused")
 }
 
-func TestDrainWaitsForRequestsAndClosesWhatIsIdle(t *testing.T) {
+func TestDrainWaitsForRequestsAndClosesIdleConnections(t *testing.T) {
 	t.Parallel()
 	w := open(t, 0)
 	w.serve()
@@ -203,9 +203,9 @@ func TestDrainWaitsForRequestsAndClosesWhatIsIdle(t *testing.T) {
 	require.NoError(t, w.listener.Drain(t.Context()))
 }
 
-// TestPipelinedRequestIsUnderWay: the server reads two requests at once, so it waits for neither the first byte of the second
-// one nor calls the connection active.
-func TestPipelinedRequestIsUnderWay(t *testing.T) {
+// The server reads both requests together, so it neither waits for the first byte of the second nor calls the
+// connection active for it.
+func TestDrainWaitsForPipelinedRequest(t *testing.T) {
 	t.Parallel()
 	w := open(t, 0)
 	w.serve()

@@ -6,15 +6,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// refuseHandshakes makes the kernel drop what would begin another handshake, and nothing else, on this socket alone. To
-// close the listener instead would cut off the clients that are in its queue, who may have sent their requests. A client
-// whose first packet is dropped repeats it after a second, and is refused then.
+// refuseHandshakes has the kernel drop the first packet of each new handshake on this socket. Closing the listener
+// instead would reset the clients in its queue, which may have sent their requests. A client whose packet was
+// dropped repeats it after a second, and is refused then.
 func refuseHandshakes(l *net.TCPListener) error {
 	raw, err := l.SyscallConn()
 	if err != nil {
 		return err
 	}
-	// What a filter of a TCP socket sees begins with the TCP header: its byte 13 has the flags.
+	// A filter of a TCP socket sees the packet from its TCP header on. Byte 13 of the header has the flags.
 	const flags, syn, ack, all = 13, 0x02, 0x10, 0xffffffff
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: flags},

@@ -14,7 +14,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestRates(t *testing.T) {
+func TestRateParsesItsString(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]Rate{"5/s": 5, "30/m": 0.5, "36/h": 0.01, "0": 0, "0.5/s": 0.5} {
 		var r Rate
@@ -24,13 +24,15 @@ func TestRates(t *testing.T) {
 		require.NoError(t, again.UnmarshalText([]byte(r.String())), r.String())
 		require.InDelta(t, float64(r), float64(again), 1e-6)
 	}
-	for _, wrong := range []string{"", "5", "/s", "s", "-1/s", "NaN/s", "Inf/s", "5/d", "5 /s", "5/s ", "10001/s", "1e-9/s", "0x"} {
+	for _, wrong := range []string{
+		"", "5", "/s", "s", "-1/s", "NaN/s", "Inf/s", "5/d", "5 /s", "5/s ", "10001/s", "1e-9/s", "0x",
+	} {
 		var r Rate
 		require.Error(t, r.UnmarshalText([]byte(wrong)), wrong)
 	}
 }
 
-func TestBurstThenRate(t *testing.T) {
+func TestTakeAllowsBurstThenRate(t *testing.T) {
 	t.Parallel()
 	l := New(5, 20)
 	now := l.start
@@ -51,12 +53,12 @@ func TestBurstThenRate(t *testing.T) {
 	require.True(t, ok)
 	_, ok = l.Take("ann", now.Add(200*time.Millisecond))
 	require.False(t, ok)
-	// A caller whose time was taken a little earlier finds the same bucket.
+	// A caller with a slightly earlier time finds the same bucket.
 	_, ok = l.Take("ann", now.Add(100*time.Millisecond))
 	require.False(t, ok)
 }
 
-// naive is GCRA as the textbook has it, with time that does not wrap and a map that has room for every key.
+// naive is GCRA as in the textbook: its time does not wrap, and its map has room for every key.
 type naive struct {
 	burst int64
 	full  map[string]int64 // the tick at which a bucket is full again
@@ -71,8 +73,8 @@ func (n naive) take(key string, tick int64) bool {
 	return true
 }
 
-// TestAgainstTheTextbook has pauses of which some are longer than it takes 32 bits of ticks to come around.
-func TestAgainstTheTextbook(t *testing.T) {
+// Some pauses are longer than 32 bits of ticks.
+func TestTakeMatchesNaiveGCRA(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		rate := Rate(rapid.SampledFrom([]float64{0.01, 0.5, 5, 1000, MaxPerSecond}).Draw(t, "rate"))
@@ -89,7 +91,7 @@ func TestAgainstTheTextbook(t *testing.T) {
 			rapid.Int64Range(1, 1<<34),
 		)
 		for range rapid.IntRange(1, 200).Draw(t, "calls") {
-			// The clock of a process is 64 bits of nanoseconds wide.
+			// The clock of a process has 64 bits of nanoseconds.
 			tick = min(tick+pause.Draw(t, "pause"), int64(1<<62)/int64(l.tick))
 			key := rapid.SampledFrom([]string{"a", "b", "c", "d", "e"}).Draw(t, "key") // fewer than ways
 			_, got := l.Take(key, l.start.Add(time.Duration(tick)*l.tick))
@@ -103,7 +105,7 @@ func TestAgainstTheTextbook(t *testing.T) {
 	})
 }
 
-func TestAFullSetEvictsItsOldest(t *testing.T) {
+func TestTakeEvictsTheOldestOfAFullSet(t *testing.T) {
 	t.Parallel()
 	l := newLimiter(1, 1, ways)
 	now := l.start
@@ -132,7 +134,7 @@ func TestAFullSetEvictsItsOldest(t *testing.T) {
 	require.EqualValues(t, 2, l.Evicted(), "a bucket that is full takes no room")
 }
 
-func TestManyAtOnce(t *testing.T) {
+func TestTakeIsExactUnderConcurrency(t *testing.T) {
 	t.Parallel()
 	const burst, keys = 100, 5
 	l := newLimiter(1, burst, ways)
@@ -162,7 +164,7 @@ func TestTakeAllocatesNothing(t *testing.T) {
 	assert.EqualValues(t, 8<<20, 8*len(l.slots))
 }
 
-// BenchmarkTake has half a million users, in no order that a cache could follow.
+// BenchmarkTake has half a million users in an order that defeats caches.
 func BenchmarkTake(b *testing.B) {
 	const users = 1 << 19
 	l := New(5, 20)
@@ -181,14 +183,14 @@ func BenchmarkTake(b *testing.B) {
 	b.ReportMetric(float64(l.Evicted()), "evicted")
 }
 
-// cpuTime is what this process has used: on a machine that is busy, wall time says little.
+// cpuTime is the CPU time of this process. On a busy machine wall time says little.
 func cpuTime(b *testing.B) time.Duration {
 	var used syscall.Rusage
 	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &used))
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// BenchmarkTakeOfOne is the worst that a single user can do to the others.
+// BenchmarkTakeOfOne is the worst case: all calls contend for the slot of one user.
 func BenchmarkTakeOfOne(b *testing.B) {
 	l := New(MaxPerSecond, MaxBurst)
 	began := time.Now()
