@@ -284,6 +284,7 @@ func secondsUntil(t, now time.Time) int {
 	return int(min(max(s, retrySoon), retryLongest))
 }
 
+// appendJSON appends the body. It is written by hand because most purchases of a crowd are answered with a problem.
 func (p *problem) appendJSON(dst []byte) []byte {
 	dst = append(dst, `{"type":"/problems/`...)
 	dst = append(dst, p.slug...)

@@ -186,6 +186,7 @@ func (s *Server) answerAccepted(c echo.Context, r reservation.Request, held rese
 	write(c, http.StatusAccepted, buf.out)
 }
 
+// appendReservation appends the body of a 202. It is written by hand because it runs once per accepted purchase.
 func (s *Server) appendReservation(
 	dst []byte, r reservation.Request, held reservation.Reservation, mayBeBehind bool,
 ) []byte {

@@ -85,7 +85,8 @@ func isJSON(h http.Header) bool {
 	return err == nil && media == "application/json" && (!given || strings.EqualFold(charset, "utf-8"))
 }
 
-// decodeStrict decodes one object, whose members are known, spelled exactly, and not repeated.
+// decodeStrict decodes one object, whose members are known, spelled exactly, and not repeated. encoding/json would
+// accept members that are repeated or spelled in another case.
 func decodeStrict(body []byte, into any) error {
 	if jsontext.Value(body).Kind() != '{' {
 		return invalid("The body must be a JSON object.")

@@ -58,7 +58,8 @@ func writeJSON(c echo.Context, status int, v any) error {
 	return nil
 }
 
-// marshalLine returns v as one line of JSON, like every answer.
+// marshalLine returns v as one line of JSON, like every answer. The most frequent answers are written without it:
+// see appendReservation and problem.appendJSON.
 func marshalLine(v any) ([]byte, error) {
 	body, err := json.Marshal(v)
 	return append(body, '\n'), err

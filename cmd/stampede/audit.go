@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -48,7 +47,7 @@ func audit(ctx context.Context, w io.Writer, b *backend, keys keysFlags, sale uu
 		return couldNotLook(err)
 	}
 	if asJSON {
-		err = json.NewEncoder(w).Encode(report)
+		err = writeJSON(w, report)
 	} else {
 		err = report.WriteText(w)
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -173,13 +172,12 @@ func writeLettersJSON(w io.Writer, letters []fulfillment.DeadLetter) error {
 		Name  string `json:"name"`
 		Value string `json:"value"`
 	}
-	encoder := json.NewEncoder(w)
 	for _, l := range letters {
 		fields := make([]field, 0, len(l.Entry.Fields))
 		for _, f := range l.Entry.Fields {
 			fields = append(fields, field{printable(f.Name), printable(f.Value)})
 		}
-		err := encoder.Encode(struct {
+		err := writeJSON(w, struct {
 			ID         int64                        `json:"id"`
 			Status     fulfillment.DeadLetterStatus `json:"status"`
 			Reason     string                       `json:"reason"`

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -28,7 +27,7 @@ func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
 		return err
 	}
 	if c.JSON {
-		err = json.NewEncoder(s.out).Encode(append([]doctor.Finding{}, findings...)) // [] rather than null
+		err = writeJSON(s.out, append([]doctor.Finding{}, findings...)) // [] rather than null
 	} else {
 		_, _ = fmt.Fprintln(s.out, servers)
 		err = doctor.WriteText(s.out, findings)

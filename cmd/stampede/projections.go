@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"time"
@@ -36,7 +35,7 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams, logger *slo
 		return err
 	}
 	if c.JSON {
-		return json.NewEncoder(s.out).Encode(report)
+		return writeJSON(s.out, report)
 	}
 	_, err = fmt.Fprintf(s.out, "%s orders made from their events in %v; %s changes came meanwhile; nobody could read or write orders for %v\n",
 		figure.Count(report.Orders), report.Took.Round(time.Millisecond), figure.Count(report.Changes), report.Held.Round(time.Millisecond/10))

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -74,7 +73,7 @@ func (c *rebuildCmd) print(s *streams, rebuild func() (fulfillment.RebuildReport
 		return err
 	}
 	if c.JSON {
-		return json.NewEncoder(s.out).Encode(report)
+		return writeJSON(s.out, report)
 	}
 	return report.WriteText(s.out)
 }

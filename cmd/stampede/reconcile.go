@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -43,11 +42,10 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Store: b.store, Catalog: b.catalog, Rebuilder: rebuilder,
 		Sale: c.Sale, DryRun: c.DryRun, Logger: logger,
 	}
-	lines := json.NewEncoder(s.out)
 	if c.Explain {
 		config.Explain = func(f fulfillment.Finding) error {
 			if c.JSON {
-				return lines.Encode(f)
+				return writeJSON(s.out, f)
 			}
 			_, err := fmt.Fprintf(s.out, "%s\n    → %s\n", printable(f.String()), f.Remedy.Says())
 			return err
@@ -60,7 +58,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 		return couldNotLook(err)
 	}
 	if c.JSON {
-		err = lines.Encode(report)
+		err = writeJSON(s.out, report)
 	} else {
 		err = writeReconciled(s.out, report)
 	}

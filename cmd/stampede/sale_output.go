@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -12,9 +11,8 @@ import (
 
 // writeSalesJSON writes one object a line, so that one sale is an object and many are easy to cut.
 func writeSalesJSON(w io.Writer, sales []reservation.CountedSale) error {
-	encoder := json.NewEncoder(w)
 	for _, s := range sales {
-		if err := encoder.Encode(s); err != nil {
+		if err := writeJSON(w, s); err != nil {
 			return err
 		}
 	}
