@@ -72,7 +72,7 @@ func (b *APIBooks) soldInAll(ctx context.Context) (int64, error) {
 // Compare implements Books. An order that is not in Postgres yet is waited for; if it is still not
 // there when ctx ends, it counts as missing.
 func (b *APIBooks) Compare(ctx context.Context, l *Ledger) (Comparison, error) {
-	accepted, contradictions := l.Orders()
+	accepted, contradictions := l.orders()
 	c := Comparison{Accepted: len(accepted), Contradictions: contradictions}
 	over := make(map[uuid.UUID]bool)
 	err := b.judgeEach(ctx, &c, l, accepted, over)

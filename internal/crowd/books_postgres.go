@@ -78,8 +78,8 @@ func (b *PostgresBooks) eachOrder(ctx context.Context, see func(bookedOrder)) er
 
 // Compare implements Books.
 func (b *PostgresBooks) Compare(ctx context.Context, l *Ledger) (Comparison, error) {
-	accepted, contradictions := l.Orders()
-	undecided := l.Undecided()
+	accepted, contradictions := l.orders()
+	undecided := l.undecided()
 	c := Comparison{Accepted: len(accepted), Contradictions: contradictions}
 	over := make(map[uuid.UUID]bool)
 	err := b.eachOrder(ctx, func(o bookedOrder) {
@@ -135,7 +135,7 @@ func (c *Comparison) judge(l *Ledger, o bookedOrder, user string) {
 
 // judgePairs counts the buyers who hold two orders. Over tells of which orders nothing is held any more.
 func (c *Comparison) judgePairs(l *Ledger, over map[uuid.UUID]bool) {
-	for _, pair := range l.Pairs() {
+	for _, pair := range l.pairs() {
 		if !over[pair[0]] && !over[pair[1]] {
 			c.Contradictions++
 			c.example("one buyer was given the orders %s and %s", pair[0], pair[1])

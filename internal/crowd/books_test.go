@@ -41,7 +41,7 @@ func TestLedgerIsHeldAgainstPostgresOrderByOrder(t *testing.T) {
 	l := newLedger(10, 1)
 	accepted := func(buyer int) uuid.UUID {
 		id := uuid.New()
-		*l.at(click{buyer: buyer}) = Entry{Order: id, Outcome: Accepted}
+		*l.at(click{buyer: buyer}) = clickRecord{Order: id, Outcome: accepted}
 		return id
 	}
 	putOrder(t, pool, sale, accepted(0), l.user(0), "confirmed")
@@ -58,9 +58,9 @@ func TestLedgerIsHeldAgainstPostgresOrderByOrder(t *testing.T) {
 	}
 	putOrder(t, pool, sale, accepted(2), "somebody else", "confirmed")
 	accepted(3) // and not in Postgres
-	*l.at(click{buyer: 4}) = Entry{Outcome: Unknown}
+	*l.at(click{buyer: 4}) = clickRecord{Outcome: unknown}
 	putOrder(t, pool, sale, uuid.New(), l.user(4), "confirmed")
-	*l.at(click{buyer: 5}) = Entry{Outcome: SoldOut}
+	*l.at(click{buyer: 5}) = clickRecord{Outcome: soldOut}
 	putOrder(t, pool, sale, uuid.New(), l.user(5), "confirmed")
 	c, err = books.Compare(t.Context(), l)
 	require.NoError(t, err)

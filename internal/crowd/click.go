@@ -64,7 +64,7 @@ func (c *Crowd) click(ctx context.Context, k click, due time.Time) {
 
 // answer is what one try came to.
 type answer struct {
-	outcome    Outcome
+	outcome    clickOutcome
 	status     int
 	order      uuid.UUID
 	receipt    string // of the order, if the answer had one
@@ -81,21 +81,21 @@ func (c *Crowd) try(ctx context.Context, target, user, key string) answer {
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target, bytes.NewReader(c.body))
 	if err != nil {
-		return answer{outcome: Failed, problem: "unsendable request"}
+		return answer{outcome: failed, problem: "unsendable request"}
 	}
 	req.Header["Content-Type"] = []string{"application/json"}
 	req.Header["Idempotency-Key"] = []string{key}
 	if err := c.config.Auth.Sign(req.Header, user); err != nil {
-		return answer{outcome: Failed, problem: "unsignable request"}
+		return answer{outcome: failed, problem: "unsignable request"}
 	}
 	resp, err := c.client.Do(req)
 	if err != nil {
-		return answer{outcome: Unknown, problem: networkProblem(err), again: true}
+		return answer{outcome: unknown, problem: networkProblem(err), again: true}
 	}
 	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, answerBytes))
 	if err != nil {
-		return answer{outcome: Unknown, problem: networkProblem(err), again: true}
+		return answer{outcome: unknown, problem: networkProblem(err), again: true}
 	}
 	return understand(resp, body)
 }
@@ -105,13 +105,13 @@ func understand(resp *http.Response, body []byte) answer {
 	a := answer{status: resp.StatusCode}
 	switch resp.StatusCode {
 	case http.StatusCreated, http.StatusAccepted:
-		a.outcome = Accepted
+		a.outcome = accepted
 		if resp.Header.Get("Idempotency-Replayed") == "true" {
-			a.outcome = Replayed
+			a.outcome = replayed
 		}
 		a.order = orderIn(resp)
 		if a.order == uuid.Nil {
-			a.outcome, a.problem = Failed, "an acceptance without an order"
+			a.outcome, a.problem = failed, "an acceptance without an order"
 		}
 		a.receipt = receiptIn(body)
 		return a
@@ -119,19 +119,19 @@ func understand(resp *http.Response, body []byte) answer {
 	a.problem = problemIn(resp, body)
 	switch {
 	case a.problem == "sold-out":
-		a.outcome = SoldOut
+		a.outcome = soldOut
 	case a.problem == "already-purchased":
-		a.outcome = AlreadyPurchased
+		a.outcome = alreadyPurchased
 		a.order = orderIn(resp)
 	case a.problem == "sale-ended", a.problem == "sale-paused", a.problem == "sale-not-open":
-		a.outcome = NotOnSale
+		a.outcome = notOnSale
 	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode >= http.StatusInternalServerError:
-		a.outcome, a.again = Unknown, true
+		a.outcome, a.again = unknown, true
 		if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
 			a.retryAfter = time.Duration(s) * time.Second
 		}
 	default:
-		a.outcome = Failed
+		a.outcome = failed
 	}
 	return a
 }

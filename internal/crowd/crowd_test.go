@@ -105,7 +105,7 @@ func TestLedgerKnowsEveryOrderThatTheShopSold(t *testing.T) {
 	s := &shop{stock: 300}
 	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 1000, Over: 200 * time.Millisecond, DoubleClicks: 0.3})
 
-	orders, contradictions := c.Ledger().Orders()
+	orders, contradictions := c.Ledger().orders()
 	assert.Zero(t, contradictions)
 	sold := make(map[uuid.UUID]string)
 	for user, h := range s.holds {
@@ -172,10 +172,10 @@ func TestUnknownOutcomesAreTriedAgainWithTheSameKey(t *testing.T) {
 				return true
 			}
 			c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 100})
-			orders, contradictions := c.Ledger().Orders()
+			orders, contradictions := c.Ledger().orders()
 			assert.Len(t, orders, 50)
 			assert.Zero(t, contradictions)
-			assert.Empty(t, c.Ledger().Undecided())
+			assert.Empty(t, c.Ledger().undecided())
 			assert.Zero(t, c.Report().Already, "another key would be told that the buyer holds an order by the first")
 			assert.Positive(t, total(c.Report().Retries))
 		})
@@ -197,7 +197,7 @@ func TestPatienceEndsAndTheOutcomeStaysUnknown(t *testing.T) {
 		return true
 	}}
 	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 3, Patience: 120 * time.Millisecond})
-	assert.Len(t, c.Ledger().Undecided(), 3)
+	assert.Len(t, c.Ledger().undecided(), 3)
 	assert.Equal(t, map[string]int{"sale-unavailable": 3}, c.Report().Failures)
 }
 
@@ -206,10 +206,10 @@ func TestContradictionsAreFound(t *testing.T) {
 	l := newLedger(3, 1)
 	l.entries[0].Order, l.entries[1].Order = one, two // buyer 0 holds two orders
 	l.entries[2].Order = one                          // and buyer 1 one of them
-	orders, contradictions := l.Orders()
+	orders, contradictions := l.orders()
 	assert.Len(t, orders, 2)
 	assert.Equal(t, 1, contradictions)
-	assert.Equal(t, [][2]uuid.UUID{{one, two}}, l.Pairs())
+	assert.Equal(t, [][2]uuid.UUID{{one, two}}, l.pairs())
 
 	// To buy again after an order was lost, cancelled or expired is no contradiction.
 	for _, c := range []struct {

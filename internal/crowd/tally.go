@@ -34,7 +34,7 @@ type tally struct {
 	ledger *Ledger
 
 	accepted, clicks, secondClicks      int
-	outcomes                            [Unknown + 1]int
+	outcomes                            [unknown + 1]int
 	retries                             map[string]int // by problem
 	failures                            map[string]int // by problem
 	winners, losers                     *hdrhistogram.Histogram
@@ -57,7 +57,7 @@ func newTally(l *Ledger) *tally {
 func (t *tally) record(k click, a answer, due, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	*t.ledger.at(k) = Entry{Order: a.order, Status: uint16(a.status), Outcome: a.outcome, Tries: uint8(min(a.tries, 255))}
+	*t.ledger.at(k) = clickRecord{Order: a.order, Status: uint16(a.status), Outcome: a.outcome, Tries: uint8(min(a.tries, 255))}
 	if a.receipt != "" {
 		t.ledger.receipts[a.order] = a.receipt
 	}
@@ -71,13 +71,13 @@ func (t *tally) record(k click, a answer, due, now time.Time) {
 	}
 	latencyUs := min(now.Sub(due).Microseconds(), maxLatencyUs)
 	switch a.outcome {
-	case Accepted, Replayed:
+	case accepted, replayed:
 		_ = t.winners.RecordValue(latencyUs) // cannot fail: the value is in range
 		if t.firstAccepted.IsZero() {
 			t.firstAccepted = now
 		}
 		t.lastAccepted = now
-	case AlreadyPurchased, SoldOut, NotOnSale:
+	case alreadyPurchased, soldOut, notOnSale:
 		_ = t.losers.RecordValue(latencyUs)
 		if t.firstRejected.IsZero() {
 			t.firstRejected = now
@@ -104,7 +104,7 @@ func (t *tally) begin(start time.Time) {
 }
 
 func (t *tally) rejected() int {
-	return t.outcomes[AlreadyPurchased] + t.outcomes[SoldOut] + t.outcomes[NotOnSale]
+	return t.outcomes[alreadyPurchased] + t.outcomes[soldOut] + t.outcomes[notOnSale]
 }
 
 func (t *tally) progress() Progress {
@@ -113,7 +113,7 @@ func (t *tally) progress() Progress {
 	return Progress{
 		Accepted: t.accepted,
 		Rejected: t.rejected(),
-		Failed:   t.outcomes[Failed] + t.outcomes[Unknown],
+		Failed:   t.outcomes[failed] + t.outcomes[unknown],
 		Retries:  total(t.retries),
 	}
 }
@@ -129,12 +129,12 @@ func (t *tally) report() Report {
 		FirstAccepted: t.firstAccepted,
 		LastAccepted:  t.lastAccepted,
 		AcceptedRate:  rate(t.accepted, t.lastAccepted.Sub(t.firstAccepted)),
-		Replayed:      t.outcomes[Replayed],
+		Replayed:      t.outcomes[replayed],
 		Rejected:      t.rejected(),
 		RejectedRate:  rate(t.rejected(), t.lastRejected.Sub(t.firstRejected)),
-		SoldOut:       t.outcomes[SoldOut],
-		Already:       t.outcomes[AlreadyPurchased],
-		NotOnSale:     t.outcomes[NotOnSale],
+		SoldOut:       t.outcomes[soldOut],
+		Already:       t.outcomes[alreadyPurchased],
+		NotOnSale:     t.outcomes[notOnSale],
 		Failures:      maps.Clone(t.failures),
 		Retries:       maps.Clone(t.retries),
 		Winners:       latencies(t.winners),

@@ -13,9 +13,9 @@ import (
 	"strings"
 )
 
-// ErrNotInstalled is wrapped by the error for a server whose programs are neither in PATH nor where
+// errNotInstalled is wrapped by the error for a server whose programs are neither in PATH nor where
 // packages put them. The error's text says what is missing and what can be done about it.
-var ErrNotInstalled = errors.New("not installed")
+var errNotInstalled = errors.New("not installed")
 
 const waysOut = `any one of these helps:
   - sh tools/setup.sh
@@ -40,7 +40,7 @@ const (
 )
 
 func notInstalled(missing ...string) error {
-	return fmt.Errorf("%s: %w; %s", strings.Join(missing, " and "), ErrNotInstalled, waysOut)
+	return fmt.Errorf("%s: %w; %s", strings.Join(missing, " and "), errNotInstalled, waysOut)
 }
 
 // findRedis returns the path of redis-server or of valkey-server: of the first folder in PATH that has one, else of

@@ -14,7 +14,7 @@ import (
 func TestMissingServersAreNamedTogetherWithTheWaysOut(t *testing.T) {
 	lookOnlyIn(t, t.TempDir())
 	_, err := Provide(context.Background(), "", "")
-	require.ErrorIs(t, err, ErrNotInstalled)
+	require.ErrorIs(t, err, errNotInstalled)
 	for _, part := range []string{
 		"Redis (redis-server or valkey-server) and Postgres (postgres and initdb): not installed",
 		"sh tools/setup.sh",
@@ -25,13 +25,13 @@ func TestMissingServersAreNamedTogetherWithTheWaysOut(t *testing.T) {
 	}
 
 	_, err = Provide(context.Background(), "redis://given", "")
-	require.ErrorIs(t, err, ErrNotInstalled)
+	require.ErrorIs(t, err, errNotInstalled)
 	require.NotContains(t, err.Error(), "Redis (")
 
 	_, err = StartRedis(context.Background(), RedisOptions{})
-	require.ErrorIs(t, err, ErrNotInstalled)
+	require.ErrorIs(t, err, errNotInstalled)
 	_, err = StartPostgres(context.Background(), PostgresOptions{})
-	require.ErrorIs(t, err, ErrNotInstalled)
+	require.ErrorIs(t, err, errNotInstalled)
 }
 
 func TestThePostgresInPathComesFirstThenTheNewest(t *testing.T) {

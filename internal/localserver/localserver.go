@@ -23,7 +23,7 @@ type Pair struct {
 }
 
 // Provide starts a private server, both at once, for each URL that is empty. The error wraps
-// ErrNotInstalled where a server that is needed is not installed. After an error nothing runs.
+// errNotInstalled where a server that is needed is not installed. After an error nothing runs.
 func Provide(ctx context.Context, redisURL, databaseURL string) (*Pair, error) {
 	var missing []string
 	if _, found := findRedis(); redisURL == "" && !found {

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// Slots is how many keys a Limiter remembers: 8 MB.
-	Slots = 1 << 20
+	// slotsMax is how many keys a Limiter remembers: 8 MB.
+	slotsMax = 1 << 20
 	// ways is how many slots can hold a key: a cache line of them.
 	ways = 8
 	// ticksPerInterval divides the interval between two events. A slot counts time in ticks, in 32 bits.
@@ -88,7 +88,7 @@ type Limiter struct {
 }
 
 // New returns a Limiter that allows each key a burst of events, and then the rate.
-func New(rate Rate, burst int) *Limiter { return newLimiter(rate, burst, Slots) }
+func New(rate Rate, burst int) *Limiter { return newLimiter(rate, burst, slotsMax) }
 
 func newLimiter(rate Rate, burst, slots int) *Limiter {
 	interval := time.Duration(float64(time.Second) / float64(rate))

@@ -10,8 +10,8 @@ import (
 
 // The formats of a log.
 const (
-	FormatText = "text"
-	FormatJSON = "json"
+	formatText = "text"
+	formatJSON = "json"
 )
 
 // NewLogger returns a logger that writes to w, one line per record, in the format text or json. The
@@ -23,12 +23,12 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	}
 	options := &slog.HandlerOptions{Level: lowest, ReplaceAttr: onlyMessage}
 	switch format {
-	case FormatText:
+	case formatText:
 		return slog.New(slog.NewTextHandler(w, options)), nil
-	case FormatJSON:
+	case formatJSON:
 		return slog.New(slog.NewJSONHandler(w, options)), nil
 	}
-	return nil, fmt.Errorf("log format %q: want %s or %s", format, FormatText, FormatJSON)
+	return nil, fmt.Errorf("log format %q: want %s or %s", format, formatText, formatJSON)
 }
 
 // onlyMessage writes an error as its message. The text format would write some with the stack on which they were made.

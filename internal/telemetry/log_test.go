@@ -15,7 +15,7 @@ import (
 
 func TestALoggerWritesItsFormatFromItsLevelOn(t *testing.T) {
 	var out bytes.Buffer
-	log, err := NewLogger(&out, FormatText, "WARN")
+	log, err := NewLogger(&out, formatText, "WARN")
 	require.NoError(t, err)
 	log.Info("unheard")
 	log.Warn("heard", "order", 7)
@@ -23,7 +23,7 @@ func TestALoggerWritesItsFormatFromItsLevelOn(t *testing.T) {
 	assert.Contains(t, out.String(), "level=WARN msg=heard order=7\n")
 
 	out.Reset()
-	log, err = NewLogger(&out, FormatJSON, "debug")
+	log, err = NewLogger(&out, formatJSON, "debug")
 	require.NoError(t, err)
 	log.Debug("heard", "order", 7)
 	var record map[string]any
@@ -35,7 +35,7 @@ func TestALoggerWritesItsFormatFromItsLevelOn(t *testing.T) {
 func TestALoggerThatCannotBeMadeSaysWhatCan(t *testing.T) {
 	_, err := NewLogger(nil, "xml", "info")
 	assert.EqualError(t, err, `log format "xml": want text or json`)
-	_, err = NewLogger(nil, FormatText, "loud")
+	_, err = NewLogger(nil, formatText, "loud")
 	assert.EqualError(t, err, `log level "loud": want debug, info, warn or error`)
 }
 
@@ -52,7 +52,7 @@ func (traced) Format(f fmt.State, verb rune) {
 }
 
 func TestALoggerWritesAnErrorAsItsMessage(t *testing.T) {
-	for _, format := range []string{FormatText, FormatJSON} {
+	for _, format := range []string{formatText, formatJSON} {
 		var out bytes.Buffer
 		log, err := NewLogger(&out, format, "info")
 		require.NoError(t, err)

@@ -29,7 +29,7 @@ func Serve(ctx context.Context, addr string, registry *prometheus.Registry, read
 		return fmt.Errorf("metrics: %w", err)
 	}
 	slog.InfoContext(ctx, "metrics are served", "addr", listener.Addr().String())
-	return serve(ctx, listener, Handler(registry, ready))
+	return serve(ctx, listener, newHandler(registry, ready))
 }
 
 func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
@@ -59,10 +59,10 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler) err
 	return nil
 }
 
-// Handler answers /metrics from the registry, /livez as long as the process can answer at all, and
+// newHandler answers /metrics from the registry, /livez as long as the process can answer at all, and
 // /readyz by asking ready, which has two seconds. It is made for the operators' network: where
 // ready fails, the answer is 503 and says why.
-func Handler(registry *prometheus.Registry, ready func(context.Context) error) http.Handler {
+func newHandler(registry *prometheus.Registry, ready func(context.Context) error) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "ok") })

@@ -52,7 +52,7 @@ func (r running) get(t *testing.T, path string) (status int, body string) {
 func ready(context.Context) error { return nil }
 
 func TestMetricsTellOfTheBuildTheRuntimeAndTheProcess(t *testing.T) {
-	r := start(t, Handler(NewRegistry(), ready))
+	r := start(t, newHandler(NewRegistry(), ready))
 	status, body := r.get(t, "/metrics")
 	assert.Equal(t, http.StatusOK, status)
 	assert.Contains(t, body, "stampede_build_info{go_version=\"go1.")
@@ -62,7 +62,7 @@ func TestMetricsTellOfTheBuildTheRuntimeAndTheProcess(t *testing.T) {
 
 func TestAProcessThatIsNotReadyLivesAndSaysWhy(t *testing.T) {
 	why := make(chan error, 1)
-	r := start(t, Handler(NewRegistry(), func(ctx context.Context) error {
+	r := start(t, newHandler(NewRegistry(), func(ctx context.Context) error {
 		_, bounded := ctx.Deadline()
 		assert.True(t, bounded)
 		return <-why
