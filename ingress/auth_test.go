@@ -54,12 +54,12 @@ func sign(t testing.TB, method jwt.SigningMethod, key any, kid string, c jwt.Map
 	return text
 }
 
-// withJWT checks issuer and audience, too.
+// withJWT also requires issuer and audience.
 func withJWT(c *Config) {
 	c.Auth, c.JWTSecret, c.JWTIssuer, c.JWTAudience = AuthJWT, jwtSecret, "https://issuer.example", "stampede"
 }
 
-func TestTokensWithSecret(t *testing.T) {
+func TestAuthVerifiesTokensWithSecret(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, withJWT)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -120,7 +120,7 @@ func TestTokensWithSecret(t *testing.T) {
 	s.get(r.header.Get("Location"), bearing(hs256(withClaim("sub", "bob")))).isProblem(http.StatusNotFound, "order-not-found")
 	s.get(r.header.Get("Location")).isProblem(http.StatusUnauthorized, "unauthorized")
 
-	// The issuer's clock may be half a minute off. Fifteen seconds leave time for a busy machine.
+	// The leeway is half a minute. Fifteen seconds leave time for a busy machine.
 	for _, off := range []func(jwt.MapClaims){
 		withClaim("exp", time.Now().Add(-15*time.Second).Unix()), withClaim("nbf", time.Now().Add(30*time.Second).Unix()), withClaim("iat", time.Now().Add(30*time.Second).Unix()),
 	} {
@@ -134,7 +134,7 @@ type issuer struct {
 	rsa  *rsa.PrivateKey
 	ec   *ecdsa.PrivateKey
 	keys atomic.Pointer[[]map[string]string]
-	// down makes it answer 500.
+	// down has it answer 500.
 	down atomic.Bool
 }
 
@@ -172,7 +172,7 @@ func withIssuer(i *issuer) func(*Config) {
 	}
 }
 
-func TestTokensWithKeySet(t *testing.T) {
+func TestAuthVerifiesTokensWithKeySet(t *testing.T) {
 	t.Parallel()
 	i := newIssuer(t)
 	s := openShop(t, withIssuer(i))
@@ -185,7 +185,7 @@ func TestTokensWithKeySet(t *testing.T) {
 
 	before := s.stock(sale)
 	for name, token := range map[string]string{
-		// The public key is known to everybody: taken for a secret, it would let everybody in.
+		// Taken for a secret, the public key would let anybody in.
 		"HMAC with the public key in PEM": sign(t, jwt.SigningMethodHS256, publicPEM, "rsa", tokenClaims()),
 		"HMAC with the public key in DER": sign(t, jwt.SigningMethodHS256, public, "rsa", tokenClaims()),
 		"HMAC with the modulus":           sign(t, jwt.SigningMethodHS256, i.rsa.N.Bytes(), "rsa", tokenClaims()),
@@ -217,9 +217,9 @@ func TestTokensWithKeySet(t *testing.T) {
 	}
 }
 
-// TestKeySetAway: without any keys nobody can be told who they are, which is not their fault. Keys
-// that were fetched stay good while the issuer is away.
-func TestKeySetAway(t *testing.T) {
+// Without any keys the answer is 503, because the token may be valid. Fetched keys stay valid while the
+// issuer is down.
+func TestAuthKeepsKeysWhileIssuerIsDown(t *testing.T) {
 	t.Parallel()
 	i := newIssuer(t)
 	i.down.Store(true)
@@ -235,7 +235,7 @@ func TestKeySetAway(t *testing.T) {
 	later.buy(sale, "", token).is(http.StatusAccepted)
 }
 
-func TestNewKeyOfIssuerIsFetched(t *testing.T) {
+func TestAuthFetchesNewKeys(t *testing.T) {
 	t.Parallel()
 	i := newIssuer(t)
 	s := openShop(t, withIssuer(i))
@@ -251,7 +251,7 @@ func TestNewKeyOfIssuerIsFetched(t *testing.T) {
 	s.buy(sale, "", bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims()))).isProblem(http.StatusUnauthorized, "unauthorized")
 }
 
-func TestConfigThatContradictsItself(t *testing.T) {
+func TestNewRejectsInvalidConfig(t *testing.T) {
 	t.Parallel()
 	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)})
 	for complaint, change := range map[string]func(*Config){

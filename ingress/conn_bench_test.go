@@ -19,10 +19,10 @@ import (
 	"stampede/reservation"
 )
 
-// BenchmarkConnection has the CPU time of a purchase on connections as they come, on those of conn.go with deadlines put off
-// only, and on them unwatched as well: that of the ingress, its Redis client and its buyers together. The candidates
-// have short turns, and what is saved is the median of the differences between turns beside each other, because the CPU time
-// of the same work changes from second to second on a machine that has other things to do.
+// BenchmarkConnection measures the CPU time of a purchase on plain connections, on those of conn.go with put-off
+// deadlines only, and with skipped background reads as well. Ingress, Redis client and buyers count together. The
+// candidates take short turns, and the saving is the median of the differences between neighbouring turns, because
+// on a busy machine the CPU time of the same work changes from second to second.
 //
 //	go test -run '^$' -bench BenchmarkConnection -benchtime 400x ./ingress
 func BenchmarkConnection(b *testing.B) {
@@ -38,7 +38,7 @@ func BenchmarkConnection(b *testing.B) {
 			_, err := s.store.Reserve(b.Context(), reservation.Request{Sale: sale, User: "first", Quantity: 1})
 			require.NoError(b, err)
 			handler := s.server.Handler().ServeHTTP
-			unknown := func(server *http.Server) { server.ConnContext = nil } // so nobody can leave anything unwatched
+			unknown := func(server *http.Server) { server.ConnContext = nil } // without it no background read is skipped
 			sides := []*benchSide{
 				openSide(b, "plain", func(l net.Listener) net.Listener { return l }, handler),
 				openSide(b, "put-off", wrapped, handler, unknown),
@@ -50,7 +50,7 @@ func BenchmarkConnection(b *testing.B) {
 					sides[(round+turn)%len(sides)].turn(b, sale, outcome.status)
 				}
 			}
-			b.ReportMetric(0, "ns/op") // a round has no meaning as an operation
+			b.ReportMetric(0, "ns/op") // a round is not an operation
 			for _, side := range sides {
 				saved := make([]float64, b.N)
 				for round := range saved {
@@ -69,7 +69,7 @@ func middle(values []float64) float64 {
 	return slices.Sorted(slices.Values(values))[len(values)/2]
 }
 
-// side is a server and its buyers, who ask all together.
+// benchSide is a server and its buyers, which send their requests together.
 type benchSide struct {
 	name    string
 	conns   []net.Conn
@@ -125,7 +125,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
-// tune gives the process what `stampede serve` gives itself.
+// tune applies the settings of `stampede serve`.
 func tune(b *testing.B) {
 	b.Helper()
 	before := debug.SetGCPercent(400)
@@ -135,12 +135,12 @@ func tune(b *testing.B) {
 func openBench(b *testing.B) *shop {
 	b.Helper()
 	s := prepareShop(b, servers{testkit.RedisURL(b), testkit.DatabaseURL(b), testkit.Keys(b)})
-	// A rewrite of the append-only file in the middle of a round would be measured as well.
+	// A rewrite of the append-only file during a round would be measured as well.
 	require.NoError(b, s.rdb.ConfigSet(b.Context(), "auto-aof-rewrite-percentage", "0").Err())
 	return s
 }
 
-// clear frees what a round has left in Redis.
+// clear deletes the keys of a round from Redis.
 func (s *shop) clear(sale uuid.UUID) {
 	s.t.Helper()
 	require.NoError(s.t, s.rdb.Unlink(s.t.Context(), s.keys.Sale(0, sale), s.keys.Buyers(0, sale), s.keys.Orders(0)).Err())

@@ -21,7 +21,7 @@ import (
 	"stampede/reservation"
 )
 
-// countedListener hands out conns whose sockets count.
+// countedListener accepts connections whose sockets count calls.
 type countedListener struct {
 	net.Listener
 	accepted chan *socket
@@ -37,13 +37,14 @@ func (l countedListener) Accept() (net.Conn, error) {
 	return newConn(s), nil
 }
 
-// webServer is an http.Server with the time-outs of Server.Run, unless change says otherwise.
+// webServer is an http.Server with the timeouts of Server.Run, unless change sets others.
 func webServer(t testing.TB, wrap func(net.Listener) net.Listener, h http.HandlerFunc, change ...func(*http.Server)) (*http.Server, string) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	server := &http.Server{
-		Handler: h, ConnContext: withConn, ConnState: connState, ErrorLog: log.New(io.Discard, "", 0), // of panics that are made on purpose
+		Handler: h, ConnContext: withConn, ConnState: connState,
+		ErrorLog:          log.New(io.Discard, "", 0), // tests panic on purpose
 		ReadHeaderTimeout: readHeaderTimeout, ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
 	}
 	for _, c := range change {
@@ -63,7 +64,7 @@ func webServer(t testing.TB, wrap func(net.Listener) net.Listener, h http.Handle
 
 func wrapped(l net.Listener) net.Listener { return connListener{accept.New(l, 0)} }
 
-// caller speaks HTTP by hand.
+// caller is an HTTP client that writes the text of its requests.
 type caller struct {
 	t *testing.T
 	net.Conn
@@ -105,10 +106,10 @@ func posted(path, body string, headers ...string) string {
 	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: shop\r\nContent-Length: %d\r\n%s\r\n%s", path, len(body), strings.Join(headers, ""), body)
 }
 
-// served is the conn under a request.
+// connOf returns the connection of a request.
 func connOf(r *http.Request) *httpConn { return r.Context().Value(connKey{}).(*httpConn) }
 
-// echoed answers an unwatched request with its body.
+// echoed skips the background read and answers with the request's body.
 func echoed(w http.ResponseWriter, r *http.Request) {
 	skipBackgroundRead(r)
 	body, err := io.ReadAll(r.Body)
@@ -119,19 +120,19 @@ func echoed(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body)
 }
 
-// isToBeLeft is true until the watch has been sent away.
+// willSkip is true until a background read was skipped.
 func (c *httpConn) willSkip() bool {
 	c.read.mu.Lock()
 	defer c.read.mu.Unlock()
 	return c.skipRead
 }
 
-// deadlinesSince is how many deadlines the socket of a connection that began then may have been told: those of the first request,
-// and again when one that was put off has come, once in two seconds.
+// deadlinesSince bounds the deadlines set on the socket of a connection that began then: those of the first request,
+// and again whenever one that was put off has passed, every two seconds.
 func deadlinesSince(began time.Time) int64 { return 3 + 3*int64(time.Since(began)/readHeaderTimeout) }
 
-// TestUnwatchedRequestsCostNoDeadlines and no reads but one for each.
-func TestUnwatchedRequestsCostNoDeadlines(t *testing.T) {
+// Each request costs one read.
+func TestSkippedBackgroundReadsSetNoDeadlines(t *testing.T) {
 	t.Parallel()
 	accepted := make(chan *socket, 1)
 	_, addr := webServer(t, func(l net.Listener) net.Listener { return countedListener{l, accepted} }, func(w http.ResponseWriter, r *http.Request) {
@@ -156,8 +157,8 @@ func TestUnwatchedRequestsCostNoDeadlines(t *testing.T) {
 	require.LessOrEqual(t, s.reads.Load(), requests+due)
 }
 
-// TestPurchasesAreUnwatchedUnlessTheyWait: those who wait are let go when they leave.
-func TestPurchasesAreUnwatchedUnlessTheyWait(t *testing.T) {
+// A waiting purchase ends when its client leaves.
+func TestPurchaseSkipsBackgroundReadUnlessItWaits(t *testing.T) {
 	t.Parallel()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -180,8 +181,7 @@ func TestPurchasesAreUnwatchedUnlessTheyWait(t *testing.T) {
 	s.awaitWaiting(0)
 }
 
-// TestRunServesConns: the handlers find them.
-func TestRunServesConns(t *testing.T) {
+func TestRunWrapsConnections(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	s.server.echo.GET("/conn", func(c echo.Context) error {
@@ -190,8 +190,8 @@ func TestRunServesConns(t *testing.T) {
 	require.Equal(t, "*ingress.httpConn", s.get("/conn").body)
 }
 
-// TestClientWhoLeavesIsNoticed by requests that are watched, whatever the ones before them on the same connection were.
-func TestClientWhoLeavesIsNoticed(t *testing.T) {
+// Earlier requests on the same connection skip their background reads.
+func TestContextEndsWhenClientLeaves(t *testing.T) {
 	t.Parallel()
 	for _, body := range []string{"", "a body"} {
 		entered, left := make(chan struct{}), make(chan bool, 1)
@@ -230,8 +230,8 @@ func TestClientWhoLeavesIsNoticed(t *testing.T) {
 	}
 }
 
-// TestPipelinedRequests: what comes while a request is worked on is the next one, wherever it is cut.
-func TestPipelinedRequests(t *testing.T) {
+// Bytes that arrive during a request belong to the next one, wherever they are cut.
+func TestConnServesPipelinedRequests(t *testing.T) {
 	t.Parallel()
 	entered, goOn := make(chan struct{}), make(chan struct{})
 	_, addr := webServer(t, wrapped, func(w http.ResponseWriter, r *http.Request) {
@@ -262,8 +262,8 @@ func TestPipelinedRequests(t *testing.T) {
 	}
 }
 
-// TestKindsOfRequests: every request is answered, and its connection goes on or ends as it should.
-func TestKindsOfRequests(t *testing.T) {
+// Each request is answered, and its connection is kept or closed as HTTP asks.
+func TestConnServesAllKindsOfRequests(t *testing.T) {
 	t.Parallel()
 	_, addr := webServer(t, wrapped, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -340,9 +340,9 @@ func TestKindsOfRequests(t *testing.T) {
 	})
 }
 
-// TestTimeOuts: a conn keeps those of http.Server exactly as a connection does without it, also behind requests whose deadlines
-// were never set.
-func TestTimeOuts(t *testing.T) {
+// The timeouts are those of a connection that is not wrapped, also after requests whose deadlines never
+// reached the socket.
+func TestConnKeepsServerTimeouts(t *testing.T) {
 	t.Parallel()
 	const head, whole, written, idle = 500 * time.Millisecond, 2 * time.Second, 4 * time.Second, 7 * time.Second
 	times := func(s *http.Server) {
@@ -371,7 +371,7 @@ func TestTimeOuts(t *testing.T) {
 				cutOff <- time.Since(began)
 			}
 		}, times)
-		// The answer to a request before tells that the deadlines of that one are done with.
+		// The answers to earlier requests show that their deadlines are over.
 		later := func(t *testing.T) *caller {
 			t.Helper()
 			c := dialHTTP(t, addr)
@@ -386,9 +386,9 @@ func TestTimeOuts(t *testing.T) {
 			t.Parallel()
 			c, began := dialHTTP(t, addr), time.Now()
 			c.sends("GET / HT")
-			_, err := io.ReadAll(c) // it may be told that this is no request
+			_, err := io.ReadAll(c) // it may get an answer that this is not a request
 			require.NoError(t, err)
-			within(t, began, head-head/10, whole) // from when it was accepted, which may be before began
+			within(t, began, head-head/10, whole) // counts from the accept, which may be before began
 		})
 		t.Run(name+"/head", func(t *testing.T) {
 			t.Parallel()
@@ -410,7 +410,7 @@ func TestTimeOuts(t *testing.T) {
 			t.Parallel()
 			c, began := later(t), time.Now()
 			c.receivesEnd()
-			within(t, began, idle-idle/10, 2*idle) // from when the answer was sent, which is before began
+			within(t, began, idle-idle/10, 2*idle) // counts from the answer, which is before began
 		})
 		t.Run(name+"/answer that nobody reads", func(t *testing.T) {
 			t.Parallel()
@@ -427,8 +427,8 @@ func TestTimeOuts(t *testing.T) {
 	}
 }
 
-// TestShutdownClosesIdleConns though a Read of theirs is in the socket, and waits for those who are served.
-func TestShutdownClosesIdleConns(t *testing.T) {
+// Idle connections are closed though they are being read from; requests in progress are finished.
+func TestShutdownClosesIdleConnections(t *testing.T) {
 	t.Parallel()
 	entered, goOn := make(chan struct{}), make(chan struct{})
 	server, addr := webServer(t, wrapped, func(w http.ResponseWriter, r *http.Request) {

@@ -18,7 +18,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-// socket counts what a conn has done with a real one.
+// socket counts the calls on a real socket.
 type socket struct {
 	tcpConn
 	reads, deadlines atomic.Int64
@@ -39,7 +39,7 @@ func (s *socket) SetWriteDeadline(t time.Time) error {
 	return s.tcpConn.SetWriteDeadline(t)
 }
 
-// connected is a conn, its socket, and the other end.
+// connected returns a connection, its socket, and its peer.
 func connected(t *testing.T) (*httpConn, *socket, net.Conn) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -55,14 +55,14 @@ func connected(t *testing.T) (*httpConn, *socket, net.Conn) {
 	return newConn(s), s, peer
 }
 
-// underWay is how many calls are in the socket.
+// underWay returns the number of calls in the socket.
 func (d *deadline) underWay() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.calls
 }
 
-// transfer is what came of a Read or a Write.
+// transfer is the result of a Read or a Write.
 type transfer struct {
 	n    int
 	err  error
@@ -70,7 +70,7 @@ type transfer struct {
 	took time.Duration
 }
 
-// begin starts a call and returns when it is in the socket.
+// startCall starts a call and returns when it is in the socket.
 func (d *deadline) startCall(t *testing.T, p []byte, call func([]byte) (int, error)) <-chan transfer {
 	t.Helper()
 	done := make(chan transfer, 1)
@@ -101,13 +101,13 @@ func isTimeout(t *testing.T, err error) {
 	require.True(t, ok && timeout.Timeout(), "%T", err)
 }
 
-// How long a deadline is that a test waits for, and one that it does not.
+// The length of a deadline that a test waits for, and of one that it does not.
 const (
 	shortly = 500 * time.Millisecond
 	far     = time.Hour
 )
 
-func TestReadOutlivesADeadlineThatWasPutOff(t *testing.T) {
+func TestReadGoesOnAfterExtendedDeadline(t *testing.T) {
 	t.Parallel()
 	for what, until := range map[string]time.Time{"to later": time.Now().Add(far), "for good": {}} {
 		t.Run(what, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestReadOutlivesADeadlineThatWasPutOff(t *testing.T) {
 			require.NoError(t, c.SetReadDeadline(time.Now().Add(shortly)))
 			require.NoError(t, c.SetReadDeadline(until))
 			require.EqualValues(t, 1, s.deadlines.Load())
-			testkit.Eventually(t, 10*time.Second, "the socket was told, when the first deadline had come", func() bool { return s.deadlines.Load() == 2 })
+			testkit.Eventually(t, 10*time.Second, "the socket has a later deadline", func() bool { return s.deadlines.Load() == 2 })
 			require.Empty(t, read)
 			_, err := peer.Write([]byte("hello"))
 			require.NoError(t, err)
@@ -129,7 +129,7 @@ func TestReadOutlivesADeadlineThatWasPutOff(t *testing.T) {
 	}
 }
 
-func TestSoonerDeadlineEndsARead(t *testing.T) {
+func TestEarlierDeadlineEndsRead(t *testing.T) {
 	t.Parallel()
 	for what, before := range map[string]time.Time{"than a later one": time.Now().Add(far), "than none": {}} {
 		t.Run(what, func(t *testing.T) {
@@ -144,14 +144,14 @@ func TestSoonerDeadlineEndsARead(t *testing.T) {
 
 			require.NoError(t, c.SetReadDeadline(before))
 			read = c.read.startCall(t, make([]byte, 1), c.Read)
-			require.NoError(t, c.SetReadDeadline(time.Unix(1, 0))) // as net/http does to end its watch
+			require.NoError(t, c.SetReadDeadline(time.Unix(1, 0))) // as net/http does to end a background read
 			isTimeout(t, awaitTransfer(t, read).err)
 		})
 	}
 }
 
-// TestDeadlineThatIsOver: the next call finds out, and needs no socket for it.
-func TestDeadlineThatIsOver(t *testing.T) {
+// The next call fails without touching the socket.
+func TestPassedDeadlineNeedsNoSocket(t *testing.T) {
 	t.Parallel()
 	c, s, peer := connected(t)
 	_, err := peer.Write([]byte("hello"))
@@ -179,21 +179,21 @@ func TestDeadlineThatIsOver(t *testing.T) {
 	require.Equal(t, "hello", string(p))
 }
 
-// muchMore is more than Linux takes for a socket that nobody reads from, and no two megabytes of it are alike.
+// muchMore returns more than Linux buffers for a socket that is not read from, without repetition.
 func muchMore() []byte {
 	p := make([]byte, 24<<20)
 	rand.NewChaCha8([32]byte{1}).Read(p)
 	return p
 }
 
-func TestWriteGoesOnBehindADeadlineThatWasPutOff(t *testing.T) {
+func TestWriteGoesOnAfterExtendedDeadline(t *testing.T) {
 	t.Parallel()
 	c, s, peer := connected(t)
 	all := muchMore()
 	written := c.write.startCall(t, all, c.Write)
 	require.NoError(t, c.SetWriteDeadline(time.Now().Add(shortly)))
 	require.NoError(t, c.SetWriteDeadline(time.Now().Add(far)))
-	testkit.Eventually(t, 10*time.Second, "the socket was told, when the first deadline had come", func() bool { return s.deadlines.Load() == 2 })
+	testkit.Eventually(t, 10*time.Second, "the socket has a later deadline", func() bool { return s.deadlines.Load() == 2 })
 	require.Empty(t, written)
 	heard := make([]byte, len(all))
 	_, err := io.ReadFull(peer, heard)
@@ -204,7 +204,7 @@ func TestWriteGoesOnBehindADeadlineThatWasPutOff(t *testing.T) {
 	require.Equal(t, len(all), x.n)
 }
 
-func TestWriteThatIsTooLate(t *testing.T) {
+func TestWriteFailsAfterDeadline(t *testing.T) {
 	t.Parallel()
 	for _, before := range []time.Time{{}, time.Now().Add(far)} {
 		c, _, peer := connected(t)
@@ -224,7 +224,7 @@ func TestWriteThatIsTooLate(t *testing.T) {
 	}
 }
 
-func TestClosedConn(t *testing.T) {
+func TestCallsOnClosedConnFail(t *testing.T) {
 	t.Parallel()
 	c, _, _ := connected(t)
 	read := c.read.startCall(t, make([]byte, 8), c.Read)
@@ -239,8 +239,8 @@ func TestClosedConn(t *testing.T) {
 	}
 }
 
-// TestDeadlinesFromEverywhere: none of them is lost, whenever it comes. The race detector looks on.
-func TestDeadlinesFromEverywhere(t *testing.T) {
+// Run it with the race detector.
+func TestConcurrentDeadlinesAreKept(t *testing.T) {
 	t.Parallel()
 	c, _, peer := connected(t)
 	for range 200 {
@@ -269,8 +269,8 @@ func TestDeadlinesFromEverywhere(t *testing.T) {
 	}
 }
 
-// TestOnlyTheWatchFindsNothing: it is a read of one byte without a deadline, and the first one.
-func TestOnlyTheWatchFindsNothing(t *testing.T) {
+// A background read is the first read of one byte without a deadline.
+func TestOnlyBackgroundReadIsSkipped(t *testing.T) {
 	t.Parallel()
 	c, s, peer := connected(t)
 	request, err := http.NewRequestWithContext(withConn(t.Context(), c), http.MethodPost, "/", nil)
@@ -281,7 +281,7 @@ func TestOnlyTheWatchFindsNothing(t *testing.T) {
 		n, err := c.Read(p)
 		require.NoError(t, err)
 		require.Equal(t, want, string(p[:n]))
-		require.Equal(t, int64(len(want)), s.reads.Load()-before, "a read of the socket for each byte of these tests, and none for nothing")
+		require.Equal(t, int64(len(want)), s.reads.Load()-before, "each byte takes one read of the socket")
 	}
 	one, two := make([]byte, 1), make([]byte, 2)
 	says := func(text string) {
@@ -293,7 +293,7 @@ func TestOnlyTheWatchFindsNothing(t *testing.T) {
 	require.NoError(t, c.SetReadDeadline(time.Now().Add(far)))
 	skipBackgroundRead(request)
 	says("a")
-	reads(one, "a") // a body's
+	reads(one, "a") // from a body
 	require.NoError(t, c.SetReadDeadline(time.Time{}))
 	says("b")
 	reads(two, "b")
@@ -307,7 +307,7 @@ func TestOnlyTheWatchFindsNothing(t *testing.T) {
 	says("d")
 	reads(one, "d")
 
-	// Nobody's connection: there is nothing to do, and nothing breaks.
+	// Without an httpConn the call does nothing.
 	skipBackgroundRead(request.WithContext(t.Context()))
 	skipBackgroundRead(request.WithContext(withConn(t.Context(), peer)))
 }

@@ -16,10 +16,10 @@ import (
 
 func fromAddress(address string) reqHeader { return reqHeader{"X-Forwarded-For", address} }
 
-// behindProxy trusts the test as a proxy, so that it can come from any address.
+// behindProxy trusts the test as a proxy, so that its requests can have any address.
 func behindProxy(c *Config) { c.TrustedProxies = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")} }
 
-// isLimited checks that the answer is 429, and how long the client is to wait.
+// isLimited checks that the answer is 429, and its Retry-After.
 func (r reply) isLimited(least, most int) {
 	r.t.Helper()
 	r.isProblem(http.StatusTooManyRequests, "rate-limited")
@@ -28,7 +28,7 @@ func (r reply) isLimited(least, most int) {
 	require.True(r.t, least <= seconds && seconds <= most, "%d", seconds)
 }
 
-func TestUsersAreLimitedEachForThemselves(t *testing.T) {
+func TestEachUserIsRateLimited(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, func(c *Config) { c.UserLimit = Limit{Rate: 1.0 / 600, Burst: 2} })
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -44,7 +44,7 @@ func TestUsersAreLimitedEachForThemselves(t *testing.T) {
 	require.NotContains(t, s.get("/metrics").body, `stampede_purchases_total{verdict="rate-limited"} 0`)
 	require.Contains(t, s.get("/metrics").body, `stampede_rate_limited_total{by="user",calls="purchases"} 2`)
 
-	// Who has bought too often can look at an order, and pay for it.
+	// Purchases do not count against calls on orders,
 	path := "/v1/orders/" + bought["order_id"].(string)
 	s.get(path, as("ann")).is(http.StatusOK)
 	s.post(path+"/pay", `{"reference":"r"}`, as("ann")).isProblem(http.StatusConflict, "order-not-confirmed")
@@ -54,12 +54,12 @@ func TestUsersAreLimitedEachForThemselves(t *testing.T) {
 	} {
 		limited.isLimited(590, 600)
 	}
-	// And the other way round.
+	// nor the other way round.
 	s.get("/v1/orders", as("cid")).is(http.StatusOK)
 	s.get("/v1/orders", as("cid")).is(http.StatusOK)
 	s.get("/v1/orders", as("cid")).isLimited(590, 600)
 	s.buy(sale, "", as("cid")).is(http.StatusAccepted)
-	// Without a user there is no bucket, and a request that is refused for that takes from none.
+	// A request without a user takes from no bucket.
 	s.get("/v1/orders").isProblem(http.StatusUnauthorized, "unauthorized")
 }
 
@@ -77,7 +77,7 @@ func TestRetryAfterIsAtLeastASecond(t *testing.T) {
 	})
 }
 
-func TestAddressesAreLimitedBeforeAnybodyIsAuthenticated(t *testing.T) {
+func TestAddressIsRateLimitedBeforeAuthentication(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, behindProxy, func(c *Config) { c.AddressLimit = Limit{Rate: 1.0 / 600, Burst: 2} })
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -107,8 +107,8 @@ func TestAddressesAreLimitedBeforeAnybodyIsAuthenticated(t *testing.T) {
 	require.Contains(t, text, `stampede_rate_limited_total{by="address",calls="others"} 3`)
 }
 
-// One client cannot take all streams: neither by one address, nor as one buyer from many addresses.
-func TestStreamsAreSharedOut(t *testing.T) {
+// One client cannot take all streams, neither from one address nor as one user from many addresses.
+func TestStreamsAreLimitedByUserAndAddress(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t, behindProxy, func(c *Config) { c.MaxStreams, c.UserStreams, c.AddressStreams = 12, 2, 3 })
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -133,7 +133,7 @@ func TestStreamsAreSharedOut(t *testing.T) {
 	theirs, _, receiptOfBob := s.purchased(sale, "bob")
 	require.Equal(t, http.StatusOK, s.watch(withReceipt(theirs+"/events", receiptOfBob), as("bob"), greedy).status)
 
-	// A place is free when its stream ends.
+	// A stream that ends releases its slots.
 	held[0].stop()
 	first.stop()
 	for path, headers := range map[string][]reqHeader{sales: {greedy}, orders: {as("ann"), greedy}} {
@@ -142,7 +142,7 @@ func TestStreamsAreSharedOut(t *testing.T) {
 	require.Len(t, s.server.limits.saleStreamsOfAddress.taken, 2)
 }
 
-func TestAddressOfAClient(t *testing.T) {
+func TestClientAddressBehindProxies(t *testing.T) {
 	t.Parallel()
 	trusted, err := ParseTrustedProxies("10.0.0.0/8, 2001:db8:ffff::/48,::ffff:172.16.0.0/108, 192.0.2.7,")
 	require.NoError(t, err)

@@ -27,7 +27,7 @@ func (s *shop) cancel(path string, headers ...reqHeader) reply {
 	return s.post(path+"/cancel", "", headers...)
 }
 
-// overdue makes it too late to pay for the order, and so by far that no outage excuses it.
+// overdue moves the order's deadline so far into the past that no outage extends it.
 func (s *shop) overdue(order uuid.UUID) {
 	s.t.Helper()
 	tag, err := s.pool.Exec(s.t.Context(), `UPDATE orders SET due = pay_clock() - interval '1 year' WHERE id = $1 AND due > pay_clock()`, order)
@@ -35,7 +35,7 @@ func (s *shop) overdue(order uuid.UUID) {
 	require.EqualValues(s.t, 1, tag.RowsAffected())
 }
 
-func TestPayInTime(t *testing.T) {
+func TestPayMarksOrderAsPaid(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: 10 * time.Minute})
@@ -48,7 +48,7 @@ func TestPayInTime(t *testing.T) {
 
 	s.startWorker()
 	confirmed := s.awaitStatus(path, "ada", reservation.StatusConfirmed)
-	// The first heartbeat puts it off by the time since the database was made.
+	// The first heartbeat moves the deadline by the time since the database was created.
 	testkit.Eventually(t, 20*time.Second, "there are ten minutes to pay", func() bool {
 		expires, err := time.Parse("2006-01-02T15:04:05.000Z", s.get(path, as("ada")).is(http.StatusOK)["expires_at"].(string))
 		require.NoError(t, err)
@@ -75,8 +75,8 @@ func TestPayInTime(t *testing.T) {
 	require.Equal(t, first.body, s.get(path, as("ada")).body)
 }
 
-// TestPayLate: an order whose time is over cannot be paid, whether it was taken back already or not.
-func TestPayLate(t *testing.T) {
+// An order cannot be paid after its deadline, before and after a worker has expired it.
+func TestPayRejectsExpiredOrder(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 1, PaymentWindow: 10 * time.Minute})
@@ -97,7 +97,7 @@ func TestPayLate(t *testing.T) {
 	s.buy(sale, "", as("ada")).isProblem(http.StatusConflict, "sold-out")
 }
 
-func TestCancelThenBuyAgain(t *testing.T) {
+func TestCancelLetsBuyerPurchaseAgain(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	s.startWorker()
@@ -128,7 +128,6 @@ func TestCancelThenBuyAgain(t *testing.T) {
 	s.awaitUnits(sale, 0, 0, 1)
 }
 
-// TestConfirmedIsFinalWithoutPaymentWindow: in such a sale there is nothing to pay.
 func TestConfirmedIsFinalWithoutPaymentWindow(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
@@ -161,7 +160,7 @@ func TestOrdersOfOthersCannotBeChanged(t *testing.T) {
 	require.Equal(t, before.body, s.get(path, as("ada")).body)
 }
 
-func TestBadChanges(t *testing.T) {
+func TestChangeRejectsInvalidBodies(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	path, _ := s.confirm(s.sale(reservation.Terms{Stock: 1, PaymentWindow: 10 * time.Minute}), "ada")
@@ -206,15 +205,15 @@ func TestBadChanges(t *testing.T) {
 	require.Equal(t, longest, s.pay(path, longest, as("ada")).is(http.StatusOK)["payment_reference"])
 }
 
-// TestChangesThatPostgresRefuses: what no later try can do is not answered with a request for one.
-func TestChangesThatPostgresRefuses(t *testing.T) {
+// No retry can succeed, so the answer has no Retry-After.
+func TestChangeOfDamagedOrderIsInternalError(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	damaged, well := s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute}), s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute})
 	first, _ := s.confirm(damaged, "ada")
 	second, id := s.confirm(damaged, "bob")
 	other, _ := s.confirm(well, "ada")
-	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = 0 WHERE id = $1", damaged) // there is nothing to take back
+	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = 0 WHERE id = $1", damaged) // no unit can be released
 	require.NoError(t, err)
 	_, err = s.pool.Exec(t.Context(), `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
 		VALUES ($1, 3, 'OrderPaid', $2, 'bob', 1, now())`, id, damaged)
@@ -229,8 +228,8 @@ func TestChangesThatPostgresRefuses(t *testing.T) {
 	s.pay(other, "r-1", as("ada")).is(http.StatusOK)
 }
 
-// TestSlowChangesTakeNoRoom: those who send their bodies slowly keep nobody else from paying.
-func TestSlowChangesTakeNoRoom(t *testing.T) {
+// Clients that send their bodies slowly do not keep others from paying.
+func TestSlowChangeBodiesTakeNoSlot(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: 10 * time.Minute})
@@ -242,13 +241,13 @@ func TestSlowChangesTakeNoRoom(t *testing.T) {
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		require.NoError(t, err)
 		require.NoError(t, res.Body.Close())
-		// net/http says this when the handler begins to read the body.
+		// net/http sends this when the handler begins to read the body.
 		require.Equal(t, http.StatusContinue, res.StatusCode)
 	}
 	s.pay(path, "r-1", as("ada")).is(http.StatusOK)
 }
 
-// afterFirstTry is a place between the first try to pay and the look into Redis.
+// afterFirstTry calls a function between the first attempt to pay and the lookup in Redis.
 type afterFirstTry struct {
 	Orders
 	tries *int
@@ -263,9 +262,9 @@ func (a afterFirstTry) Pay(ctx context.Context, id uuid.UUID, user, reference st
 	return order, err
 }
 
-// TestRejectedWhileItIsPaid: an order that is rejected and given back between the try to pay and the
-// look into Redis stands in neither, and is there all the same.
-func TestRejectedWhileItIsPaid(t *testing.T) {
+// The order is rejected and released between the attempt in Postgres and the lookup in Redis, so both miss
+// it.
+func TestPayFindsOrderRejectedMeanwhile(t *testing.T) {
 	t.Parallel()
 	var (
 		tries  int
@@ -302,20 +301,20 @@ func TestChangeWithoutPostgres(t *testing.T) {
 			}
 		}
 	}
-	// While looks find Postgres away, changes do not wait for it.
+	// Once queries have opened the breaker, changes do not wait for Postgres.
 	testkit.Eventually(t, 20*time.Second, "a payment that is not even tried", func() bool {
 		s.get("/v1/orders", as("ada"))
 		return strings.Contains(s.pay(paid, "r-1", as("ada")).body, "Nothing was done")
 	})
 
 	require.NoError(t, postgres.Restart(t.Context()))
-	s.pool.Reset() // the connections of before
+	s.pool.Reset() // closes the old connections
 	testkit.Eventually(t, 20*time.Second, "the order can be paid", func() bool { return s.pay(paid, "r-1", as("ada")).status == http.StatusOK })
 	s.cancel(cancelled, as("bob")).is(http.StatusOK)
 	require.Len(t, s.get("/v1/orders", as("ada")).is(http.StatusOK)["orders"], 1)
 }
 
-// TestChangeWithoutRedis: a confirmed order is the business of Postgres alone.
+// Redis is not needed to change a confirmed order.
 func TestChangeWithoutRedis(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
@@ -326,7 +325,7 @@ func TestChangeWithoutRedis(t *testing.T) {
 	own.Kill()
 	s.pay(paid, "r-1", as("ada")).is(http.StatusOK)
 	s.cancel(cancelled, as("bob")).is(http.StatusOK)
-	// What Postgres does not have may be in Redis: nobody knows, so it is not "not found".
+	// The order may be in Redis, so the answer is not "not found".
 	r := s.pay(orderPath(reservation.NewOrderID(sale)), "r-1", as("ada"))
 	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	require.Equal(t, "1", r.header.Get("Retry-After"))
@@ -337,8 +336,8 @@ func TestChangeWithoutRedis(t *testing.T) {
 	s.buy(sale, "", as("eve")).isProblem(http.StatusConflict, "sold-out")
 }
 
-// TestChangeThatHangsHoldsUpNobodyElse: one order that cannot be changed says nothing about Postgres.
-func TestChangeThatHangsHoldsUpNobodyElse(t *testing.T) {
+// A change that waits for a locked order does not open the breaker.
+func TestBlockedChangeDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute})

@@ -21,13 +21,13 @@ import (
 	"stampede/reservation"
 )
 
-// event is one event of a stream.
+// streamEvent is an event of a stream.
 type streamEvent struct {
 	name, id string
 	data     map[string]any
 }
 
-// stream is a stream of events that a client reads.
+// eventReader is a client's end of a stream.
 type eventReader struct {
 	t      *testing.T
 	status int
@@ -75,7 +75,7 @@ func readEvents(from io.Reader, into chan<- streamEvent) {
 				return
 			}
 		case "":
-			if e.name != "" { // not so after a comment
+			if e.name != "" { // false after a comment
 				into <- e
 			}
 			e = streamEvent{}
@@ -83,19 +83,19 @@ func readEvents(from io.Reader, into chan<- streamEvent) {
 	}
 }
 
-// next is the next event; ok is false at the end of the stream.
+// next returns the next event; ok is false at the end of the stream.
 func (w *eventReader) next() (e streamEvent, ok bool) {
 	w.t.Helper()
 	select {
 	case e, ok = <-w.events:
 		return e, ok
 	case <-time.After(40 * time.Second):
-		w.t.Fatal("the stream says nothing")
+		w.t.Fatal("the stream sends nothing")
 		return streamEvent{}, false
 	}
 }
 
-// says checks that the next event tells of this status.
+// receivesStatus checks that the next event has this status.
 func (w *eventReader) receivesStatus(status reservation.Status, version int) map[string]any {
 	w.t.Helper()
 	e, ok := w.next()
@@ -110,7 +110,7 @@ func (w *eventReader) receivesEnd() {
 	require.False(w.t, ok, "%v", e)
 }
 
-func TestLifeOfAnOrderAsAStream(t *testing.T) {
+func TestOrderStreamSendsEachChange(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
@@ -132,13 +132,13 @@ func TestLifeOfAnOrderAsAStream(t *testing.T) {
 	other.receivesStatus(reservation.StatusPaid, 3)
 	w.receivesEnd()
 	other.receivesEnd()
-	testkit.Eventually(t, 10*time.Second, "the places are free", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the slots are free", func() bool {
 		return s.server.orderStreamSlots.taken.Load() == 0 && s.server.waiters.isEmpty()
 	})
 	require.Zero(t, s.server.inFlight.taken())
 }
 
-func TestEndsOfAnOrderAsAStream(t *testing.T) {
+func TestOrderStreamEndsWithTheOrder(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	s.startWorker()
@@ -159,7 +159,7 @@ func TestEndsOfAnOrderAsAStream(t *testing.T) {
 	w.receivesStatus(reservation.StatusExpired, 3)
 	w.receivesEnd()
 
-	// Without a payment window the confirmation is the end.
+	// Without a payment window the confirmation is final.
 	path, _, _ = s.purchased(s.sale(reservation.Terms{Stock: 10}), "ada")
 	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
 	w = s.watch(path+"/events", as("ada"))
@@ -167,7 +167,7 @@ func TestEndsOfAnOrderAsAStream(t *testing.T) {
 	w.receivesEnd()
 }
 
-func TestStreamGoesOnWhereItWas(t *testing.T) {
+func TestOrderStreamResumesAfterLastEventID(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
@@ -180,14 +180,14 @@ func TestStreamGoesOnWhereItWas(t *testing.T) {
 	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
 	w.receivesStatus(reservation.StatusPaid, 3)
 	w.receivesEnd()
-	// A browser that comes again after the end is told not to.
+	// A browser that reconnects after the end is told to stop.
 	w = s.watch(path+"/events", as("ada"), since("3"))
 	require.Equal(t, http.StatusNoContent, w.status)
 	w.receivesEnd()
 }
 
-// TestHeadOfAStream: it is there at once, though there is nothing to tell.
-func TestHeadOfAStream(t *testing.T) {
+// There is no event to send yet.
+func TestOrderStreamSendsHeadImmediately(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	path, _ := s.confirm(s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour}), "ada")
@@ -203,8 +203,8 @@ func TestHeadOfAStream(t *testing.T) {
 	require.Equal(t, "text/event-stream", answer.Header.Get("Content-Type"))
 }
 
-// TestStreamDoesNotGoBack: while Postgres is away this server and Redis know less of the order than its buyer does.
-func TestStreamDoesNotGoBack(t *testing.T) {
+// While Postgres does not answer, this server and Redis have lower versions than the client.
+func TestOrderStreamSendsNoLowerVersion(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
 	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
@@ -227,8 +227,8 @@ func TestStreamDoesNotGoBack(t *testing.T) {
 	require.Equal(t, http.StatusNoContent, s.watch(path+"/events", as("ada"), reqHeader{"Last-Event-ID", "3"}).status)
 }
 
-// TestStreamOfASaleThatIsToBeMadeAnew: it tells nothing that nobody knows, and goes on when the sale does.
-func TestStreamOfASaleThatIsToBeMadeAnew(t *testing.T) {
+// The stream goes on when the sale does.
+func TestSaleStreamIsSilentDuringRebuild(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -252,7 +252,7 @@ func TestStreamOfASaleThatIsToBeMadeAnew(t *testing.T) {
 	require.Equal(t, []any{8.0, 2.0}, []any{e.data["available"], e.data["held"]})
 }
 
-func TestStreamsThatAreRefused(t *testing.T) {
+func TestStreamsAreRefused(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t, func(c *Config) { c.MaxStreams = 1 })
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -274,14 +274,13 @@ func TestStreamsThatAreRefused(t *testing.T) {
 	s.get("/v1/sales/"+sale.String()+"/events").isProblem(http.StatusServiceUnavailable, "overloaded")
 	orders.stop()
 	sales.stop()
-	testkit.Eventually(t, 10*time.Second, "the places are free", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the slots are free", func() bool {
 		return s.server.orderStreamSlots.taken.Load() == 0 && s.server.saleStreamSlots.taken.Load() == 0
 	})
 	s.watch(path+"/events", as("ada")).receivesStatus(reservation.StatusReserved, 1)
 }
 
-// TestStreamOutlivesPostgres: and goes on when it is back.
-func TestStreamOutlivesPostgres(t *testing.T) {
+func TestStreamsSurvivePostgresRestart(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
 	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
@@ -309,8 +308,8 @@ func TestStreamOutlivesPostgres(t *testing.T) {
 	require.Equal(t, "sale", e.name)
 }
 
-// TestSlowReaderHoldsNobodyUp: one does not read its stream, and the others hear all.
-func TestSlowReaderHoldsNobodyUp(t *testing.T) {
+// One client does not read its stream; another receives every event.
+func TestSlowReaderDelaysNoOtherStream(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 5000})
@@ -318,27 +317,27 @@ func TestSlowReaderHoldsNobodyUp(t *testing.T) {
 	require.NoError(t, slow.(*net.TCPConn).SetReadBuffer(1))
 	_, err := fmt.Fprintf(slow, "GET /v1/sales/%s/events HTTP/1.1\r\nHost: shop\r\n\r\n", sale)
 	require.NoError(t, err)
-	testkit.Eventually(t, 10*time.Second, "it watches", func() bool { return s.server.saleStreamSlots.taken.Load() == 1 })
+	testkit.Eventually(t, 10*time.Second, "the stream is open", func() bool { return s.server.saleStreamSlots.taken.Load() == 1 })
 	w := s.watch("/v1/sales/" + sale.String() + "/events")
 	_, ok := w.next()
 	require.True(t, ok)
-	// The news are made here, because a sale does not change often enough to fill the socket.
-	board := s.server.saleFeed
+	// The test makes the updates, because a sale does not change often enough to fill the socket.
+	sales := s.server.saleFeed
 	give := func(news saleUpdate) {
-		board.mu.Lock()
-		defer board.mu.Unlock()
-		board.items[sale].send(news)
+		sales.mu.Lock()
+		defer sales.mu.Unlock()
+		sales.items[sale].send(news)
 	}
 	filler := strings.Repeat("x", 256<<10)
 	sold := func(n int) saleUpdate {
 		return saleUpdate{data: fmt.Appendf(nil, `{"sold":%d,"filler":%q}`, n, filler)}
 	}
-	const last = 30 // more than Linux takes for a socket, 4 MiB, and soon read by the other one
+	const last = 30 // more than the 4 MiB that Linux buffers, and read quickly by the other client
 	for n := range last {
 		give(sold(n))
 	}
 	testkit.Eventually(t, 40*time.Second, "the other one hears the last", func() bool {
-		give(sold(last)) // once more if what the board itself saw has taken its place
+		give(sold(last)) // again, because an update of the feed itself may have replaced it
 		for {
 			select {
 			case e, ok := <-w.events:
@@ -352,14 +351,14 @@ func TestSlowReaderHoldsNobodyUp(t *testing.T) {
 		}
 	})
 	require.EqualValues(t, 2, s.server.saleStreamSlots.taken.Load())
-	// It is cut off when it takes nothing for long enough.
+	// A client that reads nothing for eventTimeout is cut off.
 	testkit.Eventually(t, 6*eventTimeout, "the slow one is cut off", func() bool {
 		give(saleUpdate{data: fmt.Appendf(nil, `{"at":%d,"filler":%q}`, time.Now().UnixNano(), filler)})
 		return s.server.saleStreamSlots.taken.Load() == 1
 	})
 }
 
-func TestStopEndsAThousandStreams(t *testing.T) {
+func TestStopEndsThousandStreams(t *testing.T) {
 	t.Parallel()
 	s, stop, ended := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -375,7 +374,7 @@ func TestStopEndsAThousandStreams(t *testing.T) {
 		_, err := fmt.Fprintf(conns[i], "GET %s/events HTTP/1.1\r\nHost: shop\r\nX-User-ID: ada\r\n\r\n", target)
 		require.NoError(t, err)
 	}
-	testkit.Eventually(t, 30*time.Second, "all watch", func() bool {
+	testkit.Eventually(t, 30*time.Second, "all streams are open", func() bool {
 		return s.server.saleStreamSlots.taken.Load()+s.server.orderStreamSlots.taken.Load() == streams
 	})
 	for _, conn := range conns {
@@ -395,15 +394,14 @@ func TestStopEndsAThousandStreams(t *testing.T) {
 	}
 }
 
-// TestSaleAsAStream: reservation, payment, pause and restock are seen by everybody who watches, and at the price of
-// one look for all.
-func TestSaleAsAStream(t *testing.T) {
+// All streams see reservation, payment, pause and restock, at the cost of one query.
+func TestSaleStreamSendsEachChange(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	streams := []*eventReader{s.watch("/v1/sales/" + sale.String() + "/events"), s.watch("/v1/sales/" + sale.String() + "/events")}
-	// Changes that follow each other at once may come as one, so it is waited for the last.
+	// Changes in quick succession may arrive as one event, so the test waits for the last.
 	tells := func(state string, stock, available, held, sold float64) {
 		t.Helper()
 		want := map[string]any{"state": state, "stock": stock, "available": available, "held": held, "sold": sold}
@@ -441,8 +439,7 @@ func TestSaleAsAStream(t *testing.T) {
 	s.server.saleFeed.mu.Unlock()
 }
 
-// TestNobodyWatches: a sale is not looked at any more then.
-func TestNobodyWatches(t *testing.T) {
+func TestFeedForgetsSaleWithoutSubscribers(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -451,22 +448,21 @@ func TestNobodyWatches(t *testing.T) {
 		_, ok := w.next()
 		require.True(t, ok)
 		w.stop()
-		testkit.Eventually(t, 10*time.Second, "nobody watches", func() bool {
+		testkit.Eventually(t, 10*time.Second, "no subscriber is left", func() bool {
 			s.server.saleFeed.mu.Lock()
 			defer s.server.saleFeed.mu.Unlock()
-			t, known := s.server.saleFeed.items[sale]
-			return !known || len(t.subscribers) == 0
+			item, known := s.server.saleFeed.items[sale]
+			return !known || len(item.subscribers) == 0
 		})
 	}
-	testkit.Eventually(t, 20*time.Second, "it is forgotten", func() bool {
+	testkit.Eventually(t, 20*time.Second, "the item is forgotten", func() bool {
 		s.server.saleFeed.mu.Lock()
 		defer s.server.saleFeed.mu.Unlock()
 		return len(s.server.saleFeed.items) == 0
 	})
 }
 
-// TestLongStream: longer than the time-outs of the connection, which are for requests that end.
-func TestLongStream(t *testing.T) {
+func TestStreamOutlivesConnectionTimeouts(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
@@ -489,8 +485,8 @@ func TestLongStream(t *testing.T) {
 	}
 }
 
-// TestStreamOfAnOrderThatRedisLoses: the stream finds out by itself that it is voided.
-func TestStreamOfAnOrderThatRedisLoses(t *testing.T) {
+// No worker announces it: the stream looks it up.
+func TestOrderStreamSendsVoidedAfterRedisLoss(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})

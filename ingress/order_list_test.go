@@ -15,8 +15,8 @@ import (
 	"stampede/reservation"
 )
 
-// TestListOrders walks through 45 orders of one buyer, among which are those of another.
-func TestListOrders(t *testing.T) {
+// One buyer has 45 orders, mixed with those of another.
+func TestListOrdersPages(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	require.Equal(t, map[string]any{"orders": []any{}}, s.get("/v1/orders", as("ada")).is(http.StatusOK))
@@ -66,7 +66,7 @@ func TestListOrders(t *testing.T) {
 	require.Len(t, walk("bob", "limit=5", 5, 5, 2), 12)
 	require.Empty(t, walk("eve", "", 0))
 
-	// A page is where it was, whatever was bought since, and a cursor shows nobody else's orders.
+	// A cursor keeps its place when there are new orders, and shows no other buyer's orders.
 	first := s.get("/v1/orders", as("ada")).is(http.StatusOK)
 	s.confirm(s.sale(reservation.Terms{Stock: 1}), "ada")
 	second := s.get("/v1/orders?cursor="+first["next_cursor"].(string), as("ada")).is(http.StatusOK)
@@ -80,12 +80,12 @@ func TestListOrders(t *testing.T) {
 	require.Len(t, s.get("/v1/orders?limit=100", as("ada")).is(http.StatusOK)["orders"], 46)
 }
 
-// TestBadPages: a list refuses what it does not know, so that no client reads its first page without an end.
-func TestBadPages(t *testing.T) {
+// A client with a misspelled cursor would read the first page forever.
+func TestListsRejectInvalidPages(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	good := cursorAfter(uuid.Must(uuid.NewV7()))
-	stray := good[:21] + string(good[21]+1) // bits beyond the 16 bytes, which a lenient decoder drops
+	stray := good[:21] + string(good[21]+1) // stray bits after the 16 bytes, which a lenient decoder drops
 	for _, list := range []string{"/v1/orders", "/v1/sales"} {
 		s.get(list+"?limit=1&cursor="+good, as("ada")).is(http.StatusOK)
 		for _, cursor := range []string{

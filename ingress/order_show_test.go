@@ -13,7 +13,7 @@ import (
 	"stampede/reservation"
 )
 
-// order buys one unit and returns where the order can be looked at.
+// order purchases one unit and returns the path and id of the order.
 func (s *shop) order(sale uuid.UUID, user string) (string, uuid.UUID) {
 	s.t.Helper()
 	r := s.buy(sale, "", as(user))
@@ -21,7 +21,7 @@ func (s *shop) order(sale uuid.UUID, user string) (string, uuid.UUID) {
 	return r.header.Get("Location"), uuid.MustParse(order["order_id"].(string))
 }
 
-func TestOrderIsReservedBeforePostgresHasIt(t *testing.T) {
+func TestShowOrderBeforePostgresHasIt(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -40,7 +40,7 @@ func TestOrderIsReservedBeforePostgresHasIt(t *testing.T) {
 	}
 }
 
-func TestOrderInPostgres(t *testing.T) {
+func TestShowOrderInPostgres(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -58,7 +58,7 @@ func TestOrderInPostgres(t *testing.T) {
 	require.Equal(t, []any{"rejected", "sold-out"}, []any{order["status"], order["reason"]})
 }
 
-// afterFirstLook is a place between the first look into Postgres and the one into Redis.
+// afterFirstLook calls a function between the first lookup in Postgres and the one in Redis.
 type afterFirstLook struct {
 	Orders
 	looks *int
@@ -73,9 +73,8 @@ func (a afterFirstLook) Order(ctx context.Context, id uuid.UUID) (reservation.Or
 	return order, err
 }
 
-// TestRejectedBetweenTheLooks: an order that is rejected and given back after Postgres was asked and
-// before Redis is, stands in neither when it is looked at there.
-func TestRejectedBetweenTheLooks(t *testing.T) {
+// The order is rejected and released between the lookups in Postgres and in Redis, so both miss it.
+func TestShowOrderFindsOrderRejectedMeanwhile(t *testing.T) {
 	t.Parallel()
 	var (
 		looks  int
@@ -109,7 +108,7 @@ func TestSaleGoesOnWithoutPostgres(t *testing.T) {
 		require.Equal(t, "reserved", s.get(path, as("bob")).is(http.StatusOK)["status"])
 		require.Equal(t, "reserved", s.get(earlier, as("ada")).is(http.StatusOK)["status"])
 	}
-	// What Redis does not hold may be in Postgres: nobody knows, so it is not "not found".
+	// The order may be in Postgres, so the answer is not "not found".
 	r := s.get("/v1/orders/"+uuid.NewString(), as("ada"))
 	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	require.Equal(t, "1", r.header.Get("Retry-After"))
@@ -127,7 +126,7 @@ func TestSaleGoesOnWithoutPostgres(t *testing.T) {
 	})
 }
 
-func TestRedisAway(t *testing.T) {
+func TestIngressWithoutRedis(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})

@@ -15,8 +15,8 @@ import (
 	"stampede/reservation"
 )
 
-// TestStatusNeverGoesBackwards: what was shown as paid is never shown as less while Postgres does not answer, by whatever call.
-func TestStatusNeverGoesBackwards(t *testing.T) {
+// An order that was shown as paid stays so in every call while Postgres does not answer.
+func TestShownVersionNeverDecreases(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
@@ -24,7 +24,7 @@ func TestStatusNeverGoesBackwards(t *testing.T) {
 	path := bought.header.Get("Location")
 	s.recordReserved(sale, "ada", "")
 	s.pay(path, "pi_1", as("ada")).is(http.StatusOK)
-	unseen, _ := s.confirm(sale, "bob") // which nobody was told
+	unseen, _ := s.confirm(sale, "bob") // in a version that was not shown
 	unlock := s.lock("orders")
 
 	for range 3 {
@@ -51,7 +51,7 @@ func TestStatusNeverGoesBackwards(t *testing.T) {
 	require.NotContains(t, s.get("/v1/orders", as("ada")).body, "may_be_behind")
 }
 
-// slowFor takes longer for a look at one order than anybody waits.
+// slowFor takes longer to look up one order than any request waits.
 type slowFor struct {
 	Orders
 	pool  *pgxpool.Pool
@@ -68,8 +68,8 @@ func (o *slowFor) Order(ctx context.Context, id uuid.UUID) (reservation.Order, e
 	return reservation.Order{}, err
 }
 
-// TestOneSlowLookBlindsNobody: Postgres answers everybody else, though nobody else is asking at the time.
-func TestOneSlowLookBlindsNobody(t *testing.T) {
+// Postgres answers other queries, though none was in progress at the time.
+func TestSlowQueryDoesNotOpenBreaker(t *testing.T) {
 	t.Parallel()
 	slow := new(slowFor)
 	s := openShop(t, func(c *Config) {
@@ -90,8 +90,8 @@ func TestOneSlowLookBlindsNobody(t *testing.T) {
 	require.EqualValues(t, 2, slow.slow.Load())
 }
 
-// TestBusyConnectionsAreNoOutage: those who look wait for a connection in vain, and Postgres is there.
-func TestBusyConnectionsAreNoOutage(t *testing.T) {
+// Queries time out while they wait for a connection.
+func TestExhaustedPoolDoesNotOpenBreaker(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
@@ -100,7 +100,7 @@ func TestBusyConnectionsAreNoOutage(t *testing.T) {
 	for range s.pool.Config().MaxConns {
 		conn, err := s.pool.Acquire(t.Context())
 		require.NoError(t, err)
-		t.Cleanup(conn.Release) // or the pool would not close
+		t.Cleanup(conn.Release) // the pool could not close otherwise
 		held = append(held, conn)
 	}
 	order := s.get(path, as("ada")).is(http.StatusOK)
@@ -112,8 +112,8 @@ func TestBusyConnectionsAreNoOutage(t *testing.T) {
 	require.Equal(t, []any{"confirmed", nil}, []any{order["status"], order["may_be_behind"]})
 }
 
-// TestWhatWasForgottenIsNotGuessed: of an order that may have been shown in a later version nothing is said while Postgres is away.
-func TestWhatWasForgottenIsNotGuessed(t *testing.T) {
+// While Postgres does not answer, an order that may have been shown in a later version is not shown.
+func TestForgottenVersionIsUnavailable(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
@@ -139,7 +139,7 @@ func TestWhatWasForgottenIsNotGuessed(t *testing.T) {
 	}
 }
 
-func TestShownOrdersAreBounded(t *testing.T) {
+func TestOrderVersionsAreBounded(t *testing.T) {
 	t.Parallel()
 	m := newOrderVersions()
 	shown := func(version int) reservation.Order {
@@ -160,7 +160,7 @@ func TestShownOrdersAreBounded(t *testing.T) {
 	require.False(t, m.mayHaveForgotten(reserved.ID), "nothing was forgotten yet")
 	for range versionsMin {
 		m.latest(shown(2))
-		m.latest(first) // what is shown again stays
+		m.latest(first) // an order that is shown again stays
 	}
 	require.Len(t, m.old, versionsMin)
 	require.LessOrEqual(t, len(m.young), versionsMin)

@@ -19,7 +19,7 @@ import (
 	"stampede/reservation"
 )
 
-// silence makes a Redis take every question and answer none, until it is called back or the test ends.
+// silence has Redis accept commands and answer none, until speak is called or the test ends.
 func silence(t *testing.T, r *localserver.Redis) (speak func()) {
 	t.Helper()
 	require.NoError(t, syscall.Kill(r.Pid(), syscall.SIGSTOP))
@@ -28,10 +28,9 @@ func silence(t *testing.T, r *localserver.Redis) (speak func()) {
 	return speak
 }
 
-// TestSilentRedisHoldsNobodyUp: with more buyers waiting than two calls of the script take, all are
-// answered at the same time, and none of those who are told that nothing was reserved holds anything
-// when Redis has come back and read what it was sent.
-func TestSilentRedisHoldsNobodyUp(t *testing.T) {
+// More buyers wait than two calls of the script take. All are answered at the same time, and those that are
+// told that nothing was reserved hold nothing after Redis has read what it was sent.
+func TestPurchasesFailTogetherWhileRedisIsSilent(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
@@ -68,8 +67,8 @@ func TestSilentRedisHoldsNobodyUp(t *testing.T) {
 	require.NotZero(t, said["unknown"], said)
 }
 
-// TestSilentRedisHoldsALookUpOnce: who looks at an order that Postgres has not seen.
-func TestSilentRedisHoldsALookUpOnce(t *testing.T) {
+// The order is not in Postgres yet.
+func TestShowOrderFailsOnceWhileRedisIsSilent(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
@@ -82,7 +81,7 @@ func TestSilentRedisHoldsALookUpOnce(t *testing.T) {
 	require.Less(t, time.Since(began), reservedTimeout+time.Second)
 }
 
-// gauge counts the looks into Postgres.
+// lookupCounter counts lookups in Postgres.
 type lookupCounter struct {
 	Orders
 	lookups atomic.Int64
@@ -93,9 +92,8 @@ func (g *lookupCounter) Order(ctx context.Context, id uuid.UUID) (reservation.Or
 	return g.Orders.Order(ctx, id)
 }
 
-// TestSilentPostgresHoldsNobodyUp: while Postgres takes questions and never answers, the server finds that out by itself,
-// and everybody hears at once what Redis holds.
-func TestSilentPostgresHoldsNobodyUp(t *testing.T) {
+// The server finds out by itself, and answers with what Redis holds.
+func TestSilentPostgresOpensBreaker(t *testing.T) {
 	t.Parallel()
 	asked := new(lookupCounter)
 	s := openShop(t, func(c *Config) {
@@ -108,7 +106,7 @@ func TestSilentPostgresHoldsNobodyUp(t *testing.T) {
 		for {
 			r := s.get(path, as("ada"))
 			if r.status == http.StatusServiceUnavailable && t.Context().Err() == nil {
-				continue // a busy machine's Redis did not answer in time either
+				continue // on a busy machine Redis may not answer in time either
 			}
 			require.Equal(t, "reserved", r.is(http.StatusOK)["status"])
 			return
@@ -133,7 +131,7 @@ func TestSilentPostgresHoldsNobodyUp(t *testing.T) {
 	})
 }
 
-// slowTogether takes longer for many orders at once than anybody waits.
+// slowTogether takes longer to look up several orders than any request waits.
 type slowTogether struct {
 	Orders
 	pool   *pgxpool.Pool
@@ -149,8 +147,8 @@ func (o *slowTogether) FindOrders(ctx context.Context, ids []uuid.UUID) ([]reser
 	return nil, err
 }
 
-// TestThoseWhoWaitTurnNobodyAway: the look for all of them fails, and that for a single order does not.
-func TestThoseWhoWaitTurnNobodyAway(t *testing.T) {
+// The lookup for all waiters times out; a query for one order does not.
+func TestFailedBatchLookupDoesNotOpenBreaker(t *testing.T) {
 	t.Parallel()
 	together := new(slowTogether)
 	s := openShop(t, func(c *Config) {

@@ -17,7 +17,7 @@ import (
 	"stampede/reservation"
 )
 
-// lossyConn loses the answer to the next commit or to the next insertion of a sale, when that was made.
+// lossyConn loses the answer to the next commit, or to the next insertion of a sale, after it succeeded.
 type lossyConn struct {
 	net.Conn
 	armed *atomic.Bool
@@ -34,14 +34,14 @@ func (c *lossyConn) Write(p []byte) (int, error) {
 
 func (c *lossyConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	if c.lost && err == nil { // Postgres has done it
+	if c.lost && err == nil { // Postgres has committed
 		_ = c.Conn.Close()
 		return 0, io.ErrUnexpectedEOF
 	}
 	return n, err
 }
 
-// shopOnLossyPostgres is a shop whose next commit has no answer once it is armed.
+// shopOnLossyPostgres opens a shop whose next commit gets no answer once it is armed.
 func shopOnLossyPostgres(t *testing.T) (*shop, *atomic.Bool) {
 	t.Helper()
 	armed := new(atomic.Bool)
@@ -59,7 +59,7 @@ func shopOnLossyPostgres(t *testing.T) (*shop, *atomic.Bool) {
 	}), armed
 }
 
-func TestAChangeWhoseCommitHasNoAnswerIsUnknown(t *testing.T) {
+func TestChangeIsUnknownIfCommitGetsNoAnswer(t *testing.T) {
 	t.Parallel()
 	s, armed := shopOnLossyPostgres(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
@@ -81,7 +81,7 @@ func TestAChangeWhoseCommitHasNoAnswerIsUnknown(t *testing.T) {
 		p := r.isProblem(http.StatusServiceUnavailable, "outcome-unknown")
 		require.Contains(t, p["detail"], "may have been made", name)
 		require.Equal(t, "1", r.header.Get("Retry-After"), name)
-		again := ask() // finds out
+		again := ask() // finds the outcome
 		require.Less(t, again.status, 300, "%s: %s", name, again.body)
 	}
 	require.EqualValues(t, 15, s.get("/v1/sales/" + sale.String()).is(http.StatusOK)["stock"])

@@ -8,8 +8,8 @@ import (
 	"stampede/reservation"
 )
 
-// FuzzQuantity holds the reader by hand against the strict decoder. In front of a body that is
-// accepted by hand goes a space, which the decoder skips and the hand does not.
+// FuzzQuantity compares the parser by hand with the strict decoder. A leading space keeps a body from the parser by
+// hand; the decoder skips it.
 func FuzzQuantity(f *testing.F) {
 	for _, body := range []string{
 		`{"quantity":1}`, `{"quantity": 2}`, `{"quantity":1000001}`, `{"quantity":9007199254740993}`, `{"quantity":99999999999999999999999}`,

@@ -12,7 +12,7 @@ import (
 	"stampede/reservation"
 )
 
-// isEnded checks that a purchase was answered with the order that it made, as that has ended.
+// isEnded checks that a purchase was answered with its ended order.
 func (r reply) isEnded(order uuid.UUID, status reservation.Status) {
 	r.t.Helper()
 	p := r.isProblem(http.StatusConflict, "order-ended")
@@ -20,7 +20,7 @@ func (r reply) isEnded(order uuid.UUID, status reservation.Status) {
 	require.Equal(r.t, []any{order.String(), string(status)}, []any{p["order_id"], p["order_status"]})
 }
 
-// released waits until Redis has the units of the user's order back.
+// awaitReleased waits until Redis has released the units of the user's order.
 func (s *shop) awaitReleased(sale uuid.UUID, user string) {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, "the units of "+user+" are back", func() bool {
@@ -30,13 +30,13 @@ func (s *shop) awaitReleased(sale uuid.UUID, user string) {
 	})
 }
 
-func TestARepeatNeverBuysAgainOnceItsOrderHasEnded(t *testing.T) {
+func TestReplayNeverPurchasesAgainAfterOrderEnded(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	other := openShopOn(t, s.on)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	orders := map[reservation.Status]uuid.UUID{}
-	everyRepeatHearsOfTheEnd := func() {
+	everyReplayIsEnded := func() {
 		t.Helper()
 		for status, order := range orders {
 			user := string(status)
@@ -56,32 +56,32 @@ func TestARepeatNeverBuysAgainOnceItsOrderHasEnded(t *testing.T) {
 	}
 	s.cancel(paths[reservation.StatusCancelled], as("cancelled")).is(http.StatusOK)
 	expired := orders[reservation.StatusExpired]
-	delete(orders, reservation.StatusExpired) // it waits for a worker
-	everyRepeatHearsOfTheEnd()                // the units are not back yet
+	delete(orders, reservation.StatusExpired) // a worker has to expire it
+	everyReplayIsEnded()                      // the units are not released yet
 
 	s.overdue(expired)
 	s.startWorker()
 	s.awaitStatus(paths[reservation.StatusExpired], "expired", reservation.StatusExpired)
 	orders[reservation.StatusExpired] = expired
-	everyRepeatHearsOfTheEnd()
+	everyReplayIsEnded()
 	for status := range orders {
 		s.awaitReleased(sale, string(status))
 	}
-	everyRepeatHearsOfTheEnd()
+	everyReplayIsEnded()
 	s.buy(sale, `{"quantity":2}`, as("cancelled"), withKey("k")).isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
 
-	// A new key buys, and so does none. The old key still names its own order.
+	// A purchase with a new key, or without one, succeeds. The old key still returns its own order.
 	s.buy(sale, "", as("cancelled"), withKey("another")).is(http.StatusAccepted)
 	s.buy(sale, "", as("expired")).is(http.StatusAccepted)
 	s.buy(sale, "", as("somebody"), withKey("k")).is(http.StatusAccepted)
-	everyRepeatHearsOfTheEnd()
+	everyReplayIsEnded()
 	_, err := s.catalog.Pause(t.Context(), sale)
 	require.NoError(t, err)
-	everyRepeatHearsOfTheEnd()
+	everyReplayIsEnded()
 }
 
-// Until Redis has heard of an end, Postgres alone knows of it.
-func TestARepeatSaysThatItMayBeBehindWhilePostgresIsSlow(t *testing.T) {
+// Only Postgres knows that an order has ended until Redis releases its units.
+func TestReplayMayBeBehindWhilePostgresIsSlow(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})

@@ -15,7 +15,7 @@ import (
 	"stampede/reservation"
 )
 
-func TestAcceptedPurchase(t *testing.T) {
+func TestPurchaseIsAccepted(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -73,7 +73,7 @@ func TestReplayGivesTheSameAnswer(t *testing.T) {
 	require.Equal(t, left, s.stock(sale))
 }
 
-func TestRefusals(t *testing.T) {
+func TestPurchaseRefusals(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	soon := time.Now().Add(90 * time.Second).Truncate(time.Millisecond)
@@ -107,7 +107,7 @@ func TestRefusals(t *testing.T) {
 		"unknown sale":         {uuid.Must(uuid.NewV7()), "", http.StatusNotFound, "sale-not-found"},
 	} {
 		before := s.stock(test.sale)
-		for range 2 { // once from Redis, once from what the process may remember
+		for range 2 { // once from Redis, once from the memory of the process
 			s.buy(test.sale, test.body, as("ada")).isProblem(test.status, test.slug)
 		}
 		require.Equal(t, before, s.stock(test.sale), name)
@@ -134,9 +134,8 @@ func TestRetryAfterIsNeverZero(t *testing.T) {
 	}
 }
 
-// TestBadPurchases: whatever is wrong with a request, it is answered in the words of the public
-// surface, and neither stock nor stream nor buyers change.
-func TestBadPurchases(t *testing.T) {
+// Neither stock nor stream nor buyers change.
+func TestPurchaseRejectsInvalidRequests(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -213,7 +212,7 @@ func TestBadPurchases(t *testing.T) {
 	s.buy(sale, `{"quantity":1`+strings.Repeat(" ", 4096-14)+`}`, as("ada")).is(http.StatusAccepted)
 }
 
-func TestMediaType(t *testing.T) {
+func TestPurchaseRequiresJSON(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 100})
@@ -236,7 +235,7 @@ func TestMediaType(t *testing.T) {
 	require.Equal(t, before, s.stock(sale))
 }
 
-func TestSaleIDsThatAreNone(t *testing.T) {
+func TestInvalidIDsAreNotFound(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 1}).String()

@@ -23,18 +23,18 @@ import (
 
 func prefer(preference string) reqHeader { return reqHeader{"Prefer", preference} }
 
-// inBackground makes a request whose answer comes later. If the request fails, so has the test, and what comes is no answer.
+// inBackground makes a request whose answer comes later. If a check of the request fails, so does the test.
 func (s *shop) inBackground(ask func() reply) <-chan reply {
 	answered := make(chan reply, 1)
 	go func() {
 		r := reply{t: s.t}
-		defer func() { answered <- r }() // a check that fails ends the goroutine here
+		defer func() { answered <- r }() // a failed check ends the goroutine
 		r = ask()
 	}()
 	return answered
 }
 
-// waits waits until so many purchases wait for their end.
+// awaitWaiting waits until n requests wait for orders.
 func (s *shop) awaitWaiting(n int64) {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, fmt.Sprintf("%d purchases wait", n), func() bool {
@@ -50,7 +50,7 @@ func (s *shop) awaitWaiting(n int64) {
 	})
 }
 
-// recordReserved records what stands in the stream, as a worker would, and tells nobody.
+// recordReserved records the user's order as a worker would, without announcing it.
 func (s *shop) recordReserved(sale uuid.UUID, user string, refuse string) {
 	s.t.Helper()
 	var text string
@@ -74,7 +74,7 @@ func (s *shop) recordReserved(sale uuid.UUID, user string, refuse string) {
 	require.NoError(s.t, err)
 }
 
-func TestPurchaseThatWaitsIsConfirmed(t *testing.T) {
+func TestWaitReturnsConfirmedOrder(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	s.startWorker()
@@ -96,13 +96,13 @@ func TestPurchaseThatWaitsIsConfirmed(t *testing.T) {
 	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
 	require.Equal(t, r.body, again.body)
 	require.Equal(t, http.StatusCreated, again.status)
-	// Without waiting it is 202, and the order no less than it was shown to be.
+	// Without waiting it is 202, with the version that was shown before.
 	now := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"))
 	require.Equal(t, []any{"confirmed", receipt}, []any{now.is(http.StatusAccepted)["status"], now.json()["receipt"]})
 	require.Empty(t, now.header.Get("Preference-Applied"))
 }
 
-func TestWaitThatIsTooShort(t *testing.T) {
+func TestWaitTimesOutWithAccepted(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -118,11 +118,11 @@ func TestWaitThatIsTooShort(t *testing.T) {
 	r := <-answered
 	r.is(http.StatusCreated)
 	require.Equal(t, "wait=30", r.header.Get("Preference-Applied"))
-	// Who is refused does not wait.
+	// A refused purchase does not wait.
 	s.buy(sale, "", as("capped"), prefer("wait=30")).isProblem(http.StatusConflict, "already-purchased")
 }
 
-func TestPurchaseThatIsRefusedWhileItWaits(t *testing.T) {
+func TestWaitReturnsRejection(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -149,8 +149,8 @@ func TestPurchaseThatIsRefusedWhileItWaits(t *testing.T) {
 	(<-answered).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 }
 
-// TestRepeatOfAPurchaseThatIsOver: its units are not back in Redis yet, which therefore knows the order still.
-func TestRepeatOfAPurchaseThatIsOver(t *testing.T) {
+// Redis still holds the units of the order.
+func TestReplayReturnsEndedOrderBeforeRelease(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
@@ -179,8 +179,8 @@ func TestRepeatOfAPurchaseThatIsOver(t *testing.T) {
 	}
 }
 
-// TestWaitForAnOrderThatRedisLoses: nothing will ever be heard of it.
-func TestWaitForAnOrderThatRedisLoses(t *testing.T) {
+// No worker announces the order.
+func TestWaitReturnsVoidedOrder(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	for user, over := range map[string]bool{"voided": true, "undecided": false} {
@@ -197,14 +197,14 @@ func TestWaitForAnOrderThatRedisLoses(t *testing.T) {
 		require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"], "was lost")
 		require.Empty(t, r.header.Get("Location"))
 	}
-	// What Redis holds is not over, whatever the epoch.
+	// An order that Redis holds is not lost, whatever the epoch.
 	sale := s.sale(reservation.Terms{Stock: 10})
 	s.raiseEpoch(sale)
 	s.buy(sale, "", as("held"), prefer("wait=1")).is(http.StatusAccepted)
 	require.Zero(t, s.server.inFlight.taken())
 }
 
-// slowToFind is a Redis that is slow to look for reservations.
+// slowToFind is a Redis that finds reservations slowly.
 type slowToFind struct {
 	Reservations
 	looking, go_ chan struct{}
@@ -216,12 +216,12 @@ func (r slowToFind) FindReserved(ctx context.Context, order uuid.UUID, user stri
 	return r.Reservations.FindReserved(ctx, order, user)
 }
 
-// TestWaitsThatEndLeaveOperatorsTheirPlaces: an operator pauses a sale while no order of it comes to an end.
-func TestWaitsThatEndLeaveOperatorsTheirPlaces(t *testing.T) {
+// An operator can pause a sale while waits time out.
+func TestWaitTakesNoOperatorSlot(t *testing.T) {
 	t.Parallel()
 	slow := slowToFind{looking: make(chan struct{}), go_: make(chan struct{})}
 	s := openShop(t, func(c *Config) {
-		c.MaxInFlight = 16 // one place is for operators
+		c.MaxInFlight = 16 // one slot is for operators
 		slow.Reservations, c.Reservations = c.Reservations, &slow
 	})
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -233,8 +233,7 @@ func TestWaitsThatEndLeaveOperatorsTheirPlaces(t *testing.T) {
 	(<-answered).is(http.StatusAccepted)
 }
 
-// TestLongWait: longer than the time-outs of the connection, which are for requests that do not wait.
-func TestLongWait(t *testing.T) {
+func TestWaitOutlivesConnectionTimeouts(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -246,7 +245,7 @@ func TestLongWait(t *testing.T) {
 	require.Equal(t, "wait=14", r.header.Get("Preference-Applied"))
 }
 
-func TestWaiterWhoGoesAwayFreesItsPlace(t *testing.T) {
+func TestWaitEndsWhenClientLeaves(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t, func(c *Config) { c.MaxWaiting, c.MaxInFlight = 2, 1 })
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -256,8 +255,8 @@ func TestWaiterWhoGoesAwayFreesItsPlace(t *testing.T) {
 		require.NoError(t, err)
 		s.awaitWaiting(int64(i + 1))
 	}
-	require.Zero(t, s.server.inFlight.taken(), "who waits takes no place from those who do not")
-	// There is no place among those who wait: this one is answered at once.
+	require.Zero(t, s.server.inFlight.taken(), "a waiting purchase takes no slot in flight")
+	// No slot to wait in is free: the answer comes immediately.
 	r := s.buy(sale, "", as("third"), prefer("wait=30"))
 	r.is(http.StatusAccepted)
 	require.Empty(t, r.header.Get("Preference-Applied"))
@@ -266,11 +265,11 @@ func TestWaiterWhoGoesAwayFreesItsPlace(t *testing.T) {
 		require.NoError(t, conn.Close())
 	}
 	s.awaitWaiting(0)
-	testkit.Eventually(t, 10*time.Second, "the places are free", func() bool { return s.server.waitSlots.taken.Load() == 0 })
+	testkit.Eventually(t, 10*time.Second, "the slots are free", func() bool { return s.server.waitSlots.taken.Load() == 0 })
 }
 
-// TestTwoThousandWait: nobody is polled for, and those who do not wait are served meanwhile.
-func TestTwoThousandWait(t *testing.T) {
+// Other purchases are served meanwhile.
+func TestTwoThousandWaitersShareLookups(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	const buyers = 2000
@@ -284,7 +283,7 @@ func TestTwoThousandWait(t *testing.T) {
 	for n := range buyers {
 		answers.Go(func() {
 			status := http.StatusServiceUnavailable
-			for status == http.StatusServiceUnavailable { // a busy machine turns some away
+			for status == http.StatusServiceUnavailable { // on a busy machine some are refused
 				r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+ordersOf(sale), nil)
 				if !assert.NoError(t, err) {
 					return
@@ -314,7 +313,7 @@ func TestTwoThousandWait(t *testing.T) {
 	require.Less(t, looks, buyers/20.0)
 }
 
-// counter reads one of the server's metrics.
+// counter returns the value of a metric of the server.
 func (s *shop) counter(name string) float64 {
 	s.t.Helper()
 	for line := range strings.Lines(s.get("/metrics").body) {
@@ -327,8 +326,8 @@ func (s *shop) counter(name string) float64 {
 	return 0
 }
 
-// TestLostMessages: whatever happens to the stream of outcomes, who waits is looked up.
-func TestLostMessages(t *testing.T) {
+// Whatever happens to the stream of outcomes, waiting purchases are looked up.
+func TestWaitSurvivesLostMessages(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -354,19 +353,19 @@ func TestLostMessages(t *testing.T) {
 		(<-answered).is(http.StatusCreated)
 		require.NoError(t, s.rdb.Del(t.Context(), stream).Err())
 	}
-	// And it is heard again.
+	// The stream is read again.
 	s.startWorker()
 	before := s.counter("stampede_outcome_messages_total")
 	n := 0
-	testkit.Eventually(t, 20*time.Second, "messages are heard again", func() bool {
+	testkit.Eventually(t, 20*time.Second, "messages are read again", func() bool {
 		n++
 		s.buy(s.sale(reservation.Terms{Stock: 1}), "", as("ada"), prefer("wait=20")).is(http.StatusCreated)
 		return s.counter("stampede_outcome_messages_total") > before
 	})
 }
 
-// TestWaitWhileRedisRestarts: whoever waits is answered, and later ones are told of again.
-func TestWaitWhileRedisRestarts(t *testing.T) {
+// Later purchases get announcements again.
+func TestWaitSurvivesRedisRestart(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
@@ -377,16 +376,16 @@ func TestWaitWhileRedisRestarts(t *testing.T) {
 	require.NoError(t, own.Restart(t.Context()))
 	s.recordReserved(sale, "ada", "")
 	(<-answered).is(http.StatusCreated)
-	s.startWorker() // a worker puts the stock in order, after which the sale goes on
-	testkit.Eventually(t, 40*time.Second, "messages are heard again", func() bool {
+	s.startWorker() // a worker verifies the server, and the sale goes on
+	testkit.Eventually(t, 40*time.Second, "messages are read again", func() bool {
 		before := s.counter("stampede_outcome_messages_total")
 		return s.buy(s.sale(reservation.Terms{Stock: 1}), "", as("ada"), prefer("wait=5")).status == http.StatusCreated &&
 			s.counter("stampede_outcome_messages_total") > before
 	})
 }
 
-// TestWaitingWithoutOutcomes: a server that is told nothing looks.
-func TestWaitingWithoutOutcomes(t *testing.T) {
+// A server without announcements looks orders up.
+func TestWaitWithoutOutcomes(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, func(c *Config) { c.Outcomes = nil })
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -394,8 +393,8 @@ func TestWaitingWithoutOutcomes(t *testing.T) {
 	s.buy(sale, "", as("ada"), prefer("wait=20")).is(http.StatusCreated)
 }
 
-// TestWaitWhilePostgresIsAway: it is 202 then, and never an error.
-func TestWaitWhilePostgresIsAway(t *testing.T) {
+// A wait that times out meanwhile is 202, not an error.
+func TestWaitSurvivesPostgresRestart(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
 	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
@@ -412,7 +411,7 @@ func TestWaitWhilePostgresIsAway(t *testing.T) {
 	(<-answered).is(http.StatusCreated)
 }
 
-func TestStopAnswersWhoWaits(t *testing.T) {
+func TestStopAnswersWaitingPurchases(t *testing.T) {
 	t.Parallel()
 	s, stop, ended := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -425,8 +424,8 @@ func TestStopAnswersWhoWaits(t *testing.T) {
 	require.Less(t, time.Since(began), s.server.config.DrainTimeout)
 }
 
-// TestHeardBeforeItWaits: the worker may be done before the request comes to wait.
-func TestHeardBeforeItWaits(t *testing.T) {
+// A worker may announce an order before its request begins to wait.
+func TestWaitersRememberAnnouncements(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -436,7 +435,7 @@ func TestHeardBeforeItWaits(t *testing.T) {
 	knows, w := h.add(id, 2, false), h.add(id, 1, false)
 	defer h.remove(knows)
 	defer h.remove(w)
-	require.Contains(t, h.due, id, "it is looked up at once, and not when it is overdue")
+	require.Contains(t, h.due, id, "it is looked up immediately, not when it is overdue")
 	require.Len(t, h.wake, 1)
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -451,7 +450,7 @@ func TestHeardBeforeItWaits(t *testing.T) {
 	}
 	require.Empty(t, knows.updates)
 
-	// What was heard long ago is forgotten, and memory is bounded.
+	// Old announcements are forgotten, and memory is bounded.
 	for range 5 {
 		outcomes := make([]reservation.OrderOutcome, rememberedMin)
 		for i := range outcomes {
@@ -464,7 +463,7 @@ func TestHeardBeforeItWaits(t *testing.T) {
 	require.NotContains(t, h.old, id)
 }
 
-func TestSeveralWaitForOneOrder(t *testing.T) {
+func TestWaitersShareOneOrder(t *testing.T) {
 	t.Parallel()
 	found := make(chan []uuid.UUID, 10)
 	order := reservation.Order{ID: uuid.New(), Status: reservation.StatusConfirmed, Version: 2}

@@ -14,7 +14,7 @@ import (
 	"stampede/reservation"
 )
 
-// purchased buys a unit and returns where the order is to be looked at, its id and its receipt.
+// purchased purchases a unit and returns the path, id and receipt of the order.
 func (s *shop) purchased(sale uuid.UUID, user string, headers ...reqHeader) (path string, id uuid.UUID, receipt string) {
 	s.t.Helper()
 	r := s.buy(sale, "", append(headers, as(user))...)
@@ -24,20 +24,20 @@ func (s *shop) purchased(sale uuid.UUID, user string, headers ...reqHeader) (pat
 
 func withReceipt(path, receipt string) string { return path + "?receipt=" + url.QueryEscape(receipt) }
 
-// loseReservations makes Redis forget the sale's reservations.
+// loseReservations deletes the sale's reservations from Redis.
 func (s *shop) loseReservations(sale uuid.UUID) {
 	s.t.Helper()
 	require.NoError(s.t, s.rdb.Del(s.t.Context(), s.keys.Buyers(s.keys.Partition(sale), sale)).Err())
 }
 
-// raiseEpoch begins another life of the sale's stock in Postgres, as a rebuild does.
+// raiseEpoch raises the epoch of the sale in Postgres, as a rebuild does.
 func (s *shop) raiseEpoch(sale uuid.UUID) {
 	s.t.Helper()
 	_, err := s.pool.Exec(s.t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 	require.NoError(s.t, err)
 }
 
-func TestReceiptOfAnAcceptedOrder(t *testing.T) {
+func TestAcceptedPurchaseHasReceipt(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -61,7 +61,7 @@ func TestReceiptOfAnAcceptedOrder(t *testing.T) {
 	require.Equal(t, "reserved", s.get(withReceipt(first.header.Get("Location"), receipt), as("ada")).is(http.StatusOK)["status"])
 }
 
-func TestReceiptsThatAreNoneOfThisOrder(t *testing.T) {
+func TestInvalidReceiptsAreRejected(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -89,16 +89,16 @@ func TestReceiptsThatAreNoneOfThisOrder(t *testing.T) {
 		}
 		s.get(withReceipt(path, string(tampered)), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
 	}
-	// Whose it is, is nobody else's business.
+	// Another buyer's receipt is not confirmed as such.
 	s.get(withReceipt(path, othersReceipt), as("ada")).isProblem(http.StatusNotFound, "order-not-found")
 	s.get(withReceipt(path, receipt), as("bob")).isProblem(http.StatusNotFound, "order-not-found")
 	s.get(withReceipt(path, receipt)).isProblem(http.StatusUnauthorized, "unauthorized")
 	s.get(path+"?receipt=", as("ada")).is(http.StatusOK)
 }
 
-// TestOrderThatRedisLost: without its receipt nobody has heard of it; with the receipt its fate is open until the sale
-// goes on without it.
-func TestOrderThatRedisLost(t *testing.T) {
+// Without its receipt the order does not exist. With it the order is undecided until the sale is rebuilt
+// without it.
+func TestReceiptProvesOrderThatRedisLost(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -118,14 +118,14 @@ func TestOrderThatRedisLost(t *testing.T) {
 	}, order)
 	require.Contains(t, string(s.get(withReceipt(path+"/events", receipt), as("ada")).body), "event: voided\nid: 2\n")
 
-	// What Postgres has of the order counts more than any receipt.
+	// An order in Postgres takes precedence over its receipt.
 	s.record(id, sale, "ada", reservation.StatusConfirmed, "")
 	require.Equal(t, "confirmed", s.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)["status"])
 	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
 }
 
-// TestReservedOrderWithReceiptWhilePostgresIsAway: what Redis holds counts as long as Postgres says nothing else.
-func TestReservedOrderWithReceiptWhilePostgresIsAway(t *testing.T) {
+// The order is shown as Redis holds it.
+func TestReceiptOfReservedOrderWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
 	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
@@ -138,8 +138,8 @@ func TestReservedOrderWithReceiptWhilePostgresIsAway(t *testing.T) {
 	s.get(withReceipt(gone, lost), as("bob")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 }
 
-// TestSecretForReceiptsIsShared: two servers, and one with a secret of its own.
-func TestSecretForReceiptsIsShared(t *testing.T) {
+// A third server has a secret of its own.
+func TestReceiptSecretIsShared(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	other := openShopOn(t, s.on)
@@ -159,8 +159,8 @@ func TestSecretForReceiptsIsShared(t *testing.T) {
 	require.ErrorContains(t, err, "STAMPEDE_RECEIPT_SECRET")
 }
 
-// TestPostgresAwayAtStart: nothing is accepted without a receipt, so an ingress that cannot read the secret is not ready.
-func TestPostgresAwayAtStart(t *testing.T) {
+// No purchase is accepted without a receipt, so a server without the secret is not ready.
+func TestStartWithoutPostgresRefusesPurchases(t *testing.T) {
 	t.Parallel()
 	postgres := testkit.OwnPostgres(t)
 	on := servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)}
@@ -183,7 +183,7 @@ func TestPostgresAwayAtStart(t *testing.T) {
 	s.get("/livez").is(http.StatusOK)
 	s.get(withReceipt(held, receipt), as("eve")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 
-	// One that has read it goes on, and one that was given it needs no Postgres.
+	// A server that has read the secret goes on, and one that was given a secret needs no Postgres.
 	given := openShopOn(t, on, func(c *Config) { c.ReceiptSecret = strings.Repeat("z", 32) })
 	for user, open := range map[string]*shop{"bob": before, "cid": given} {
 		require.Equal(t, "down", open.get("/readyz").is(http.StatusOK)["postgres"])

@@ -28,7 +28,7 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 	for _, path := range []string{"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders/x/nothing", "/favicon.ico", "//", "/v1/%73ales/x/y/z"} {
 		s.get(path).isProblem(http.StatusNotFound, "not-found")
 	}
-	// An id that is left out, for example by a client whose variable is empty, is not one that is wrong.
+	// A missing id, for example from an empty variable of a client, is no route; it is not an invalid id.
 	for _, path := range []string{
 		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock", "/v1/orders/", "/v1/orders//pay", "/v1/orders//cancel",
 		"/v1/orders//events",
@@ -88,8 +88,8 @@ func TestHeadIsGetWithoutBody(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, s.ask(http.MethodHead, "/v1/sales/x", nil).status)
 }
 
-// TestBodiesByHand sends what no HTTP client would.
-func TestBodiesByHand(t *testing.T) {
+// No HTTP client would send these.
+func TestMalformedBodiesAreRejected(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -112,7 +112,7 @@ func TestBodiesByHand(t *testing.T) {
 		conn := s.dial()
 		go func() {
 			_, _ = io.WriteString(conn, test.request)
-			// The request ends here, also where its head promised more.
+			// The request ends here, even if its head announced more.
 			_ = conn.(interface{ CloseWrite() error }).CloseWrite()
 		}()
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -125,8 +125,7 @@ func TestBodiesByHand(t *testing.T) {
 	}
 }
 
-// TestExpectContinue: who asks before sending is told at once that a body is too large, and is asked
-// for one that is not.
+// A body that is too large is refused before it is sent.
 func TestExpectContinue(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
@@ -174,7 +173,7 @@ func TestExpectContinue(t *testing.T) {
 	require.EqualValues(t, 1, s.stock(sale).Entries)
 }
 
-// TestRequestsInFlightAreBounded fills the server with purchases that wait for Redis.
+// Purchases that wait for Redis fill the server.
 func TestRequestsInFlightAreBounded(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
@@ -196,11 +195,11 @@ func TestRequestsInFlightAreBounded(t *testing.T) {
 	r.isProblem(http.StatusServiceUnavailable, "overloaded")
 	require.Equal(t, "1", r.header.Get("Retry-After"))
 	require.Contains(t, r.json()["detail"], "Nothing was reserved")
-	// Purchases take nothing from those who have an order.
+	// Purchases take no slots from buyers with an order.
 	s.pay(paid, "r-1", as("eve")).is(http.StatusOK)
 	require.Equal(t, "paid", s.get(paid, as("eve")).is(http.StatusOK)["status"])
 	require.Contains(t, s.get("/metrics").body, "stampede_http_requests_in_flight 2\n")
-	// What was shed is counted and timed as well, at once.
+	// A refused purchase is counted and timed immediately.
 	require.Contains(t, s.get("/metrics").body, `stampede_purchases_total{verdict="overloaded"} 1`+"\n")
 	require.Contains(t, s.get("/metrics").body, `stampede_purchase_duration_seconds_count{outcome="failed"} 1`+"\n")
 	s.get("/livez").is(http.StatusOK)
@@ -210,7 +209,7 @@ func TestRequestsInFlightAreBounded(t *testing.T) {
 	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
 }
 
-func TestSlowBodiesTakeNoRoom(t *testing.T) {
+func TestSlowBodiesTakeNoSlot(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -229,8 +228,8 @@ func TestSlowBodiesTakeNoRoom(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, res.StatusCode)
 }
 
-// TestEachKindOfRequestHasItsShare: what fills one takes no place from another.
-func TestEachKindOfRequestHasItsShare(t *testing.T) {
+// A kind that is full takes no slot from another.
+func TestEachKindOfRequestHasSlots(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, func(c *Config) { c.MaxInFlight = 2 })
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
@@ -294,7 +293,7 @@ func TestPanicIsAnsweredAndLogged(t *testing.T) {
 	s.get("/livez").is(http.StatusOK)
 }
 
-// syncBuffer is a log that is written and read at the same time.
+// syncBuffer is a log that can be read while it is written.
 type syncBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer

@@ -18,7 +18,7 @@ import (
 	"stampede/reservation"
 )
 
-// counted counts the looks at sales, and at each of them.
+// countedSales counts queries, and for each sale and page those that include it.
 type countedSales struct {
 	Sales
 	mu    sync.Mutex
@@ -58,8 +58,9 @@ func openCounted(t *testing.T) (*shop, *countedSales) {
 	return s, c
 }
 
-// TestOneLookForAllWhoAsk: however many ask for a sale and the list, by whatever length of a page, each is looked at twice a second at most.
-func TestOneLookForAllWhoAsk(t *testing.T) {
+// A sale and the list are queried at most twice a second, whatever the number of requests and the lengths
+// of pages.
+func TestFeedQueriesOnceForAllRequests(t *testing.T) {
 	t.Parallel()
 	s, looks := openCounted(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -86,8 +87,8 @@ func TestOneLookForAllWhoAsk(t *testing.T) {
 	require.LessOrEqual(t, looks.pages[uuid.Nil], most)
 }
 
-// TestUnknownSalesAreLookedAtTogether: ids that somebody makes up cost few looks and a bounded memory, and keep nobody from a sale that is there.
-func TestUnknownSalesAreLookedAtTogether(t *testing.T) {
+// Made-up ids cost few queries and bounded memory, and keep no client from a sale that exists.
+func TestFeedBatchesUnknownSales(t *testing.T) {
 	t.Parallel()
 	s, looks := openCounted(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
@@ -114,15 +115,15 @@ func TestUnknownSalesAreLookedAtTogether(t *testing.T) {
 	require.Less(t, looks.looks, readers*each/2)
 	require.EqualValues(t, 1, looks.most.Load(), "looks at the same time")
 	looks.mu.Unlock()
-	testkit.Eventually(t, 10*refreshInterval, "they are forgotten", func() bool {
+	testkit.Eventually(t, 10*refreshInterval, "the items are forgotten", func() bool {
 		s.server.saleFeed.mu.Lock()
 		defer s.server.saleFeed.mu.Unlock()
 		return len(s.server.saleFeed.items) <= 1
 	})
 }
 
-// TestBoardIsFull: what is not remembered yet is turned away, and what is remembered is answered.
-func TestBoardIsFull(t *testing.T) {
+// Items in memory are still answered.
+func TestFullFeedRefusesNewItems(t *testing.T) {
 	t.Parallel()
 	s, _ := openCounted(t)
 	sale, other := s.sale(reservation.Terms{Stock: 10}), s.sale(reservation.Terms{Stock: 10})
@@ -137,8 +138,8 @@ func TestBoardIsFull(t *testing.T) {
 	s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
 }
 
-// TestPagesMakeRoomForOthers: a client that asks for pages from many places of the list keeps others out for a moment only.
-func TestPagesMakeRoomForOthers(t *testing.T) {
+// A client that requests pages from many places of the list keeps others out for a moment only.
+func TestFeedForgetsPages(t *testing.T) {
 	t.Parallel()
 	s, _ := openCounted(t)
 	s.server.laterPagesFeed.mu.Lock()
@@ -149,8 +150,8 @@ func TestPagesMakeRoomForOthers(t *testing.T) {
 	testkit.Eventually(t, 5*time.Second, "another page is shown", func() bool { return s.get(page()).status == http.StatusOK })
 }
 
-// TestPagesForCaches: a cache between may keep an answer for a second, and ask whether it still holds.
-func TestPagesForCaches(t *testing.T) {
+// A cache may keep an answer for a second, and revalidate it.
+func TestSaleAnswersHaveETags(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	id := s.sale(reservation.Terms{Stock: 10})
@@ -180,8 +181,8 @@ func TestPagesForCaches(t *testing.T) {
 	}
 }
 
-// TestOperatorsSeeTheirChanges: at the server that they asked at once, and at every other one within a second.
-func TestOperatorsSeeTheirChanges(t *testing.T) {
+// The server that made the change shows it immediately, every other one within a second.
+func TestFeedShowsOperatorsChanges(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	other := openShopOn(t, s.on)
@@ -206,8 +207,8 @@ func TestOperatorsSeeTheirChanges(t *testing.T) {
 	}
 }
 
-// TestLooksGiveWayToPayments: while a buyer is served an anonymous look takes a little longer, and is answered all the same.
-func TestLooksGiveWayToPayments(t *testing.T) {
+// An anonymous request is delayed while a buyer is served, and answered all the same.
+func TestSaleRequestsYieldToPayments(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})

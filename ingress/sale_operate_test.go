@@ -44,7 +44,7 @@ func TestCreateAndShowSale(t *testing.T) {
 	require.Equal(t, "open", plain["state"])
 }
 
-func TestBadSales(t *testing.T) {
+func TestCreateSaleRejectsInvalidTerms(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	for body, detail := range map[string]string{
@@ -94,7 +94,7 @@ func (s *shop) create(body, key string) reply {
 	return s.post("/v1/sales", body, operator, withKey(key))
 }
 
-func TestCreateSaleOnce(t *testing.T) {
+func TestCreateSaleReplays(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	other := openShopOn(t, s.on)
@@ -111,7 +111,7 @@ func TestCreateSaleOnce(t *testing.T) {
 	}
 	again(s, body)
 	again(other, `{"per_order_limit":1,"stock":3,`+body[1:strings.Index(body, `"stock"`)]+body[strings.Index(body, `"opens_at"`):])
-	// What was done with the sale since changes nothing, and neither does its end.
+	// The answer does not change when the sale was changed or has ended.
 	s.post(sale+"/restock", `{"units":2}`, operator).is(http.StatusOK)
 	s.post(sale+"/pause", "", operator).is(http.StatusOK)
 	again(other, body)
@@ -128,7 +128,7 @@ func TestCreateSaleOnce(t *testing.T) {
 	s.create(body, "").isProblem(http.StatusBadRequest, "invalid-request")
 	require.Contains(t, s.create(body, "winter").isProblem(http.StatusBadRequest, "invalid-request")["detail"], "closes_at must be in the future")
 	require.Len(t, s.get("/v1/sales").is(http.StatusOK)["sales"], 1)
-	// Other requests have keys of their own, and without a key each request is another sale.
+	// Keys of restocks are separate, and without a key each request is another sale.
 	s.create(`{"name":"x","stock":3}`, "winter").is(http.StatusCreated)
 	s.post(sale+"/restock", `{"units":2}`, operator, withKey("autumn")).isProblem(http.StatusConflict, "illegal-transition")
 	for range 2 {
@@ -137,8 +137,7 @@ func TestCreateSaleOnce(t *testing.T) {
 	require.Len(t, s.get("/v1/sales").is(http.StatusOK)["sales"], 4)
 }
 
-// TestCreateSaleOnceAtTheSameInstant: two ingresses, asked at once.
-func TestCreateSaleOnceAtTheSameInstant(t *testing.T) {
+func TestConcurrentCreateSaleCreatesOne(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	ingresses := []*shop{s, openShopOn(t, s.on)}
@@ -162,8 +161,8 @@ func TestCreateSaleOnceAtTheSameInstant(t *testing.T) {
 	}
 }
 
-// TestRepeatOpensASaleThatWasNotPublished: its creator crashed, or Redis was away, before Redis was told.
-func TestRepeatOpensASaleThatWasNotPublished(t *testing.T) {
+// Redis did not answer when the sale was created.
+func TestReplayPublishesUnpublishedSale(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
@@ -222,8 +221,8 @@ func TestOperateSale(t *testing.T) {
 	s.post(sale+"/pause", strings.Repeat(" ", 5000), operator).isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
 }
 
-// TestChangeThatIsNotInForceYet: Postgres has it, and Redis could not be told.
-func TestChangeThatIsNotInForceYet(t *testing.T) {
+// The change is in Postgres only.
+func TestSaleChangeWithoutRedisIsNotInForce(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
@@ -252,8 +251,8 @@ func TestChangeThatIsNotInForceYet(t *testing.T) {
 	require.EqualValues(t, 7, s.get(sale).is(http.StatusOK)["available"])
 }
 
-// TestLoweringThatARebuildWithdrew: the stock is rebuilt right after the wish to lower it was written down.
-func TestLoweringThatARebuildWithdrew(t *testing.T) {
+// The stock is rebuilt right after the restock was written down.
+func TestRebuildWithdrawsRestock(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	id := s.sale(reservation.Terms{Stock: 10})
@@ -310,7 +309,7 @@ func TestListSales(t *testing.T) {
 	require.Len(t, s.get("/v1/sales?cursor=&limit=").is(http.StatusOK)["sales"], 5)
 }
 
-func TestOperatorsOnly(t *testing.T) {
+func TestOperatorCallsNeedAdminToken(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 1})

@@ -15,7 +15,7 @@ import (
 	"stampede/reservation"
 )
 
-// run starts a shop by Run and returns what ends it and where its error comes.
+// runShop starts a shop by Run. It returns what stops it, and the channel of Run's error.
 func runShop(t *testing.T, change ...func(*Config)) (*shop, context.CancelFunc, <-chan error) {
 	t.Helper()
 	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)},
@@ -33,22 +33,22 @@ func runShop(t *testing.T, change ...func(*Config)) (*shop, context.CancelFunc, 
 	return s, stop, ended
 }
 
-func TestStopFinishesWhatWasAccepted(t *testing.T) {
+func TestStopFinishesAcceptedRequests(t *testing.T) {
 	t.Parallel()
 	s, stop, ended := runShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	idle, conn := s.dial(), s.dial()
 	_, err := io.WriteString(conn, s.head(sale, "ada", "Content-Length: 2\r\nExpect: 100-continue\r\n"))
 	require.NoError(t, err)
-	// net/http says this when the handler begins to read the body.
+	// net/http sends this when the handler begins to read the body.
 	const goOn = "HTTP/1.1 100 Continue\r\n\r\n"
 	heard := make([]byte, len(goOn))
 	_, err = io.ReadFull(conn, heard)
 	require.NoError(t, err)
 	require.Equal(t, goOn, string(heard))
 	stop()
-	testkit.Eventually(t, 5*time.Second, "nobody else gets in", func() bool {
-		c, err := net.Dial("tcp", s.server.Addr()) //nolint:noctx // closed at once
+	testkit.Eventually(t, 5*time.Second, "connections are refused", func() bool {
+		c, err := net.Dial("tcp", s.server.Addr()) //nolint:noctx // closed immediately
 		if err == nil {
 			_ = c.Close()
 		}
@@ -67,8 +67,8 @@ func TestStopFinishesWhatWasAccepted(t *testing.T) {
 	require.EqualValues(t, 1, s.stock(sale).Entries)
 }
 
-// TestStopDoesNotWaitForEver: a request that outlives the drain is cancelled and answered.
-func TestStopDoesNotWaitForEver(t *testing.T) {
+// The cancelled request is answered.
+func TestStopCancelsRequestsAfterDrainTimeout(t *testing.T) {
 	t.Parallel()
 	s, stop, ended := runShop(t, func(c *Config) { c.DrainTimeout = 100 * time.Millisecond })
 	s.lock("sales")
@@ -85,7 +85,7 @@ func TestStopDoesNotWaitForEver(t *testing.T) {
 	require.Zero(t, s.server.inFlight.taken())
 }
 
-// TestStoppingServerIsNotReady: a load balancer hears of the stop before connections are refused.
+// A load balancer sees it before connections are refused.
 func TestStoppingServerIsNotReady(t *testing.T) {
 	t.Parallel()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
@@ -106,19 +106,19 @@ func TestStoppingServerIsNotReady(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, res.StatusCode)
 	require.True(t, res.Close, "clients go elsewhere with their next request")
 
-	// A listener that fails ends the server, the rest of the delay notwithstanding.
+	// A listener that fails ends the server before StopDelay is over.
 	require.NoError(t, listener.Close())
 	require.ErrorIs(t, <-ended, net.ErrClosed)
 }
 
-func TestAddressInUse(t *testing.T) {
+func TestRunFailsIfAddressIsInUse(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
 	other := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)}, func(c *Config) { c.Addr = s.server.Addr() })
 	require.ErrorContains(t, other.server.Run(t.Context()), "address already in use")
 }
 
-func TestGivenListener(t *testing.T) {
+func TestRunServesGivenListener(t *testing.T) {
 	t.Parallel()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -133,9 +133,8 @@ func TestGivenListener(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-// TestNoAnswerIsTooLate: net/http counts writeTimeout from the end of the head, and throws away what
-// is written after it.
-func TestNoAnswerIsTooLate(t *testing.T) {
+// net/http discards what is written later than writeTimeout after the head.
+func TestWriteTimeoutCoversLongestWork(t *testing.T) {
 	t.Parallel()
 	for what, work := range map[string]time.Duration{
 		"a purchase": reservation.DefaultWaitMax + reservation.DefaultCallTimeout, "an operator's call": catalogTimeout, "a look at an order": 2*orderTimeout + reservedTimeout,
@@ -144,7 +143,6 @@ func TestNoAnswerIsTooLate(t *testing.T) {
 	}
 }
 
-// TestSlowHeadIsCutOff: a head that does not end costs a connection for two seconds, and no room.
 func TestSlowHeadIsCutOff(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)

@@ -27,7 +27,7 @@ import (
 
 const adminToken = "operators-only"
 
-// shop is a server on real stores, with what a test needs to look behind it.
+// shop is a server on real stores, with access to the stores.
 type shop struct {
 	t       testing.TB
 	server  *Server
@@ -41,7 +41,7 @@ type shop struct {
 	keys    reservation.Keys
 }
 
-// servers are those that a shop works on; openShop takes the shared ones.
+// servers are the Redis and Postgres of a shop. openShop uses the shared ones.
 type servers struct {
 	redisURL, databaseURL string
 	keys                  reservation.Keys
@@ -61,7 +61,7 @@ func openShopOn(t testing.TB, on servers, change ...func(*Config)) *shop {
 	return s
 }
 
-// prepareShop makes the server without serving it.
+// prepareShop makes the server without listening.
 func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	t.Helper()
 	rdb, err := connect.Ingress(on.redisURL)
@@ -91,7 +91,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	return &shop{t: t, server: server, store: store, catalog: catalog, ledger: ledger, pool: pool, rdb: rdb, on: on, keys: on.keys}
 }
 
-// sale creates a sale past the HTTP server.
+// sale creates a sale in the catalog, without HTTP.
 func (s *shop) sale(terms reservation.Terms) uuid.UUID {
 	s.t.Helper()
 	if terms.Name == "" {
@@ -105,7 +105,7 @@ func (s *shop) sale(terms reservation.Terms) uuid.UUID {
 	return sale.ID
 }
 
-// reply is an answer, read to its end.
+// reply is a complete answer.
 type reply struct {
 	t      testing.TB
 	status int
@@ -113,7 +113,7 @@ type reply struct {
 	body   string
 }
 
-// header sets a header of a request; an empty value is sent as such.
+// reqHeader is a header of a request. An empty value is sent as such.
 type reqHeader struct{ name, value string }
 
 func as(user string) reqHeader       { return reqHeader{"X-User-ID", user} }
@@ -127,7 +127,7 @@ var (
 
 func (s *shop) ask(method, path string, body io.Reader, headers ...reqHeader) reply {
 	s.t.Helper()
-	// Longer than any wait that is asked for, on a machine that is busy.
+	// Longer than the longest wait, on a busy machine.
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, method, s.url+path, body)
@@ -172,7 +172,7 @@ func (r reply) json() map[string]any {
 	return v
 }
 
-// is checks that the answer is this success.
+// is checks that the answer is a success with this status.
 func (r reply) is(status int) map[string]any {
 	r.t.Helper()
 	require.Equal(r.t, status, r.status, r.body)
@@ -193,7 +193,7 @@ func (r reply) isProblem(status int, slug string) map[string]any {
 	return p
 }
 
-// stock is what a sale looks like in Redis: nothing of it may change by a request that is refused.
+// redisStock is a sale in Redis. A refused request must not change it.
 type redisStock struct {
 	Sale    map[string]string
 	Buyers  map[string]string
@@ -217,8 +217,7 @@ func (s *shop) stock(sale uuid.UUID) redisStock {
 	return now
 }
 
-// record writes an order to Postgres at the version and in the status that a test needs, without the
-// rest of what the ledger does.
+// record writes an order to Postgres in the status that a test needs, without the rest of what the ledger does.
 func (s *shop) record(order, sale uuid.UUID, user string, status reservation.Status, reason string) {
 	s.t.Helper()
 	_, err := s.pool.Exec(s.t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason)
@@ -226,7 +225,7 @@ func (s *shop) record(order, sale uuid.UUID, user string, status reservation.Sta
 	require.NoError(s.t, err)
 }
 
-// confirm buys one unit and records the order as a worker would, whose entry stays in the stream.
+// confirm purchases one unit and records the order as a worker would, but leaves its entry in the stream.
 func (s *shop) confirm(sale uuid.UUID, user string) (path string, id uuid.UUID) {
 	s.t.Helper()
 	path, id = s.order(sale, user)
@@ -239,7 +238,7 @@ func (s *shop) confirm(sale uuid.UUID, user string) (path string, id uuid.UUID) 
 	return path, id
 }
 
-// fulfil runs a worker, and the pulse without which nothing expires, until the test ends.
+// startWorker runs a worker, and the heartbeat without which no order expires, until the test ends.
 func (s *shop) startWorker() {
 	s.t.Helper()
 	blocking, err := connect.Blocking(s.on.redisURL)
@@ -264,7 +263,7 @@ func (s *shop) startWorker() {
 	})
 }
 
-// becomes waits until the order is shown with that status.
+// awaitStatus waits until the order is shown with that status.
 func (s *shop) awaitStatus(path, user string, status reservation.Status) map[string]any {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, path+" is "+string(status), func() bool {
@@ -273,7 +272,7 @@ func (s *shop) awaitStatus(path, user string, status reservation.Status) map[str
 	return s.get(path, as(user)).is(http.StatusOK)
 }
 
-// shows waits until everybody who looks at the sale is shown these units: what was seen a moment ago is shown for a second.
+// awaitUnits waits until the sale is shown with these units. A snapshot is shown for up to a second.
 func (s *shop) awaitUnits(sale uuid.UUID, available, held, sold float64) {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, fmt.Sprintf("%v available, %v held and %v sold", available, held, sold), func() bool {
@@ -282,7 +281,7 @@ func (s *shop) awaitUnits(sale uuid.UUID, available, held, sold float64) {
 	})
 }
 
-// saleUnavailable waits until a page that was seen a moment ago is answered as unavailable.
+// awaitUnavailable waits until the path is unavailable. A snapshot is shown for up to a second.
 func (s *shop) awaitUnavailable(path string) {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, path+" is unavailable", func() bool { return s.get(path).status == http.StatusServiceUnavailable })
@@ -291,8 +290,7 @@ func (s *shop) awaitUnavailable(path string) {
 	require.Equal(s.t, []string{"1", "no-store"}, []string{r.header.Get("Retry-After"), r.header.Get("Cache-Control")})
 }
 
-// lock makes every request that needs this table hang in Postgres, until it is called back or the
-// test ends.
+// lock blocks every query of this table until unlock is called or the test ends.
 func (s *shop) lock(table string) (unlock func()) {
 	s.t.Helper()
 	tx, err := s.pool.Begin(s.t.Context())
@@ -304,7 +302,7 @@ func (s *shop) lock(table string) (unlock func()) {
 	return unlock
 }
 
-// dial opens a connection on which a test speaks HTTP by hand.
+// dial opens a connection on which a test writes HTTP by hand.
 func (s *shop) dial() net.Conn {
 	s.t.Helper()
 	conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.url, "http://"), 5*time.Second)
@@ -314,7 +312,7 @@ func (s *shop) dial() net.Conn {
 	return conn
 }
 
-// head is the head of a purchase by hand, up to its last header.
+// head is the text of a purchase's head.
 func (s *shop) head(sale uuid.UUID, user string, headers ...string) string {
 	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: shop\r\nX-User-ID: %s\r\nContent-Type: application/json\r\n%s\r\n",
 		ordersOf(sale), user, strings.Join(headers, ""))
