@@ -42,7 +42,7 @@ func BenchmarkConnection(b *testing.B) {
 			sides := []*benchSide{
 				openSide(b, "plain", func(l net.Listener) net.Listener { return l }, handler),
 				openSide(b, "put-off", wrapped, handler, unknown),
-				openSide(b, "put-off-unwatched", wrapped, handler),
+				openSide(b, "put-off-skipped", wrapped, handler),
 			}
 			b.ResetTimer()
 			for round := range b.N {

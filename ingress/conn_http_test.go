@@ -197,7 +197,7 @@ func TestContextEndsWhenClientLeaves(t *testing.T) {
 		entered, left := make(chan struct{}), make(chan bool, 1)
 		_, addr := webServer(t, wrapped, func(w http.ResponseWriter, r *http.Request) {
 			switch r.URL.Path {
-			case "/unwatched":
+			case "/skipped":
 				echoed(w, r)
 			case "/too-late":
 				for c := connOf(r); c.read.underWay() == 0; {
@@ -217,13 +217,13 @@ func TestContextEndsWhenClientLeaves(t *testing.T) {
 		})
 		c := dialHTTP(t, addr)
 		for range 3 {
-			for _, request := range []string{posted("/unwatched", "x"), posted("/unwatched", ""), posted("/too-late", "")} {
+			for _, request := range []string{posted("/skipped", "x"), posted("/skipped", ""), posted("/too-late", "")} {
 				c.sends(request)
 				status, _ := c.receives(http.MethodPost)
 				require.Equal(t, http.StatusOK, status)
 			}
 		}
-		c.sends(posted("/watched", body))
+		c.sends(posted("/normal", body))
 		<-entered
 		require.NoError(t, c.Close())
 		require.True(t, <-left, "with body %q", body)
@@ -412,7 +412,7 @@ func TestConnKeepsServerTimeouts(t *testing.T) {
 			c.receivesEnd()
 			within(t, began, idle-idle/10, 2*idle) // counts from the answer, which is before began
 		})
-		t.Run(name+"/answer that nobody reads", func(t *testing.T) {
+		t.Run(name+"/answer that is not read", func(t *testing.T) {
 			t.Parallel()
 			c := later(t)
 			c.sends(posted("/much", "hello"))
@@ -421,7 +421,7 @@ func TestConnKeepsServerTimeouts(t *testing.T) {
 				require.GreaterOrEqual(t, took, written-written/10)
 				require.Less(t, took, 2*written)
 			case <-time.After(20 * time.Second):
-				t.Fatal("it is never cut off")
+				t.Fatal("the answer is not cut off")
 			}
 		})
 	}

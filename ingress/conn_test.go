@@ -79,7 +79,7 @@ func (d *deadline) startCall(t *testing.T, p []byte, call func([]byte) (int, err
 		n, err := call(p)
 		done <- transfer{n, err, p[:n], time.Since(began)}
 	}()
-	testkit.Eventually(t, 10*time.Second, "the call is in the socket", func() bool { return d.underWay() == 1 })
+	testkit.Eventually(t, 10*time.Second, "a call is in the socket", func() bool { return d.underWay() == 1 })
 	return done
 }
 
@@ -195,10 +195,10 @@ func TestWriteGoesOnAfterExtendedDeadline(t *testing.T) {
 	require.NoError(t, c.SetWriteDeadline(time.Now().Add(far)))
 	testkit.Eventually(t, 10*time.Second, "the socket has a later deadline", func() bool { return s.deadlines.Load() == 2 })
 	require.Empty(t, written)
-	heard := make([]byte, len(all))
-	_, err := io.ReadFull(peer, heard)
+	received := make([]byte, len(all))
+	_, err := io.ReadFull(peer, received)
 	require.NoError(t, err)
-	require.True(t, bytes.Equal(all, heard))
+	require.True(t, bytes.Equal(all, received))
 	x := awaitTransfer(t, written)
 	require.NoError(t, x.err)
 	require.Equal(t, len(all), x.n)
@@ -218,9 +218,9 @@ func TestWriteFailsAfterDeadline(t *testing.T) {
 		require.GreaterOrEqual(t, time.Since(began), shortly)
 		require.Less(t, x.n, len(all))
 		require.NoError(t, c.CloseWrite())
-		heard, err := io.ReadAll(peer)
+		received, err := io.ReadAll(peer)
 		require.NoError(t, err)
-		require.True(t, bytes.Equal(x.data, heard), "%d bytes were written, it says, and %d came", x.n, len(heard))
+		require.True(t, bytes.Equal(x.data, received), "%d bytes were reported written, %d arrived", x.n, len(received))
 	}
 }
 

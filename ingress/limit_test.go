@@ -38,7 +38,7 @@ func TestEachUserIsRateLimited(t *testing.T) {
 	s.buy(sale, "", as("ann")).isLimited(590, 600)
 	other := s.sale(reservation.Terms{Stock: 10})
 	s.buy(other, "", as("ann")).isLimited(590, 600)
-	require.Equal(t, before, s.stock(sale), "nothing was done")
+	require.Equal(t, before, s.stock(sale), "nothing changed")
 	require.Empty(t, s.stock(other).Buyers)
 	s.buy(sale, "", as("bob")).is(http.StatusAccepted)
 	require.NotContains(t, s.get("/metrics").body, `stampede_purchases_total{verdict="rate-limited"} 0`)
@@ -87,7 +87,7 @@ func TestAddressIsRateLimitedBeforeAuthentication(t *testing.T) {
 	before := s.stock(sale)
 	s.buy(sale, "", here).isLimited(590, 600)
 	s.buy(sale, "", as("bob"), next).isLimited(590, 600)
-	require.Equal(t, before, s.stock(sale), "nothing was done")
+	require.Equal(t, before, s.stock(sale), "nothing changed")
 	s.buy(sale, "", as("bob"), there).is(http.StatusAccepted)
 	// Other kinds of calls have buckets of their own.
 	for range 2 {

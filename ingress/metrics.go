@@ -47,7 +47,7 @@ var outcomeByVerdict = map[reservation.Verdict]string{
 	verdictUnknown:               outcomeFailed,
 }
 
-// metrics holds every counter with its labels resolved, so that a request looks none up.
+// metrics holds every counter with its labels resolved, so that requests need no lookup.
 type metrics struct {
 	registry *prometheus.Registry
 	requests *prometheus.CounterVec

@@ -302,7 +302,7 @@ func TestChangeWithoutPostgres(t *testing.T) {
 		}
 	}
 	// Once queries have opened the breaker, changes do not wait for Postgres.
-	testkit.Eventually(t, 20*time.Second, "a payment that is not even tried", func() bool {
+	testkit.Eventually(t, 20*time.Second, "a payment is refused without an attempt", func() bool {
 		s.get("/v1/orders", as("ada"))
 		return strings.Contains(s.pay(paid, "r-1", as("ada")).body, "Nothing was done")
 	})
@@ -352,7 +352,7 @@ func TestBlockedChangeDelaysNoOther(t *testing.T) {
 	began := time.Now()
 	r := s.pay(path, "r-1", as("ada"))
 	detail := r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"]
-	require.Contains(t, detail, "Nothing was done", "it waited for the order, and has decided nothing")
+	require.Contains(t, detail, "Nothing was done", "it waited for the order and decided nothing")
 	require.Equal(t, "1", r.header.Get("Retry-After"))
 	require.Less(t, time.Since(began), 10*time.Second)
 	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])

@@ -85,11 +85,11 @@ func TestListsRejectInvalidPages(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	good := cursorAfter(uuid.Must(uuid.NewV7()))
-	stray := good[:21] + string(good[21]+1) // stray bits after the 16 bytes, which a lenient decoder drops
+	strayBits := good[:21] + string(good[21]+1) // stray bits after the 16 bytes, which a lenient decoder drops
 	for _, list := range []string{"/v1/orders", "/v1/sales"} {
 		s.get(list+"?limit=1&cursor="+good, as("ada")).is(http.StatusOK)
 		for _, cursor := range []string{
-			"x", "!", good + "=", good + "==", good[:21], good + "A", good + "\n", good[:10] + "\n" + good[10:], stray,
+			"x", "!", good + "=", good + "==", good[:21], good + "A", good + "\n", good[:10] + "\n" + good[10:], strayBits,
 			uuid.NewString(), cursorAfter(uuid.Nil), cursorAfter(uuid.New()), base64.RawURLEncoding.EncodeToString([]byte("fifteen bytes..")),
 			strings.Repeat("A", 4000), "\x00", "\xff", "{}",
 		} {

@@ -58,16 +58,16 @@ func TestShowOrderInPostgres(t *testing.T) {
 	require.Equal(t, []any{"rejected", "sold-out"}, []any{order["status"], order["reason"]})
 }
 
-// afterFirstLook calls a function between the first lookup in Postgres and the one in Redis.
-type afterFirstLook struct {
+// afterFirstLookup calls a function between the first lookup in Postgres and the one in Redis.
+type afterFirstLookup struct {
 	Orders
-	looks *int
-	then  func()
+	lookups *int
+	then    func()
 }
 
-func (a afterFirstLook) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+func (a afterFirstLookup) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
 	order, err := a.Orders.Order(ctx, id)
-	if *a.looks++; *a.looks == 1 {
+	if *a.lookups++; *a.lookups == 1 {
 		a.then()
 	}
 	return order, err
@@ -77,10 +77,10 @@ func (a afterFirstLook) Order(ctx context.Context, id uuid.UUID) (reservation.Or
 func TestShowOrderFindsOrderRejectedMeanwhile(t *testing.T) {
 	t.Parallel()
 	var (
-		looks  int
-		reject func()
+		lookups int
+		reject  func()
 	)
-	s := openShop(t, func(c *Config) { c.Orders = afterFirstLook{c.Orders, &looks, func() { reject() }} })
+	s := openShop(t, func(c *Config) { c.Orders = afterFirstLookup{c.Orders, &lookups, func() { reject() }} })
 	sale := s.sale(reservation.Terms{Stock: 10})
 	path, id := s.order(sale, "ada")
 	reject = func() {
@@ -89,7 +89,7 @@ func TestShowOrderFindsOrderRejectedMeanwhile(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Equal(t, "rejected", s.get(path, as("ada")).is(http.StatusOK)["status"])
-	require.Equal(t, 2, looks)
+	require.Equal(t, 2, lookups)
 	require.Equal(t, "10", s.stock(sale).Sale["left"])
 }
 
@@ -121,7 +121,7 @@ func TestSaleGoesOnWithoutPostgres(t *testing.T) {
 	require.Equal(t, []any{"ready", "up", "down"}, []any{ready["status"], ready["redis"], ready["postgres"]})
 
 	require.NoError(t, postgres.Restart(t.Context()))
-	testkit.Eventually(t, 10*time.Second, "Postgres is asked again", func() bool {
+	testkit.Eventually(t, 10*time.Second, "Postgres is queried again", func() bool {
 		return s.get("/v1/orders/"+uuid.NewString(), as("ada")).status == http.StatusNotFound
 	})
 }

@@ -44,7 +44,7 @@ func TestShownVersionNeverDecreases(t *testing.T) {
 	w.receivesEnd()
 
 	unlock()
-	testkit.Eventually(t, 10*time.Second, "Postgres is asked again", func() bool {
+	testkit.Eventually(t, 10*time.Second, "Postgres is queried again", func() bool {
 		return s.get(unseen, as("bob")).is(http.StatusOK)["status"] == "confirmed"
 	})
 	require.NotContains(t, s.get(path, as("ada")).is(http.StatusOK), "may_be_behind")
@@ -128,7 +128,7 @@ func TestForgottenVersionIsUnavailable(t *testing.T) {
 	for range 3 * versionsMin {
 		s.server.versions.latest(reservation.Order{ID: uuid.Must(uuid.NewV7()), Version: 2})
 	}
-	require.Equal(t, "confirmed", s.buy(sale, "", as("eve"), withKey("k")).is(http.StatusAccepted)["status"], "Postgres is asked")
+	require.Equal(t, "confirmed", s.buy(sale, "", as("eve"), withKey("k")).is(http.StatusAccepted)["status"], "Postgres is queried")
 	s.lock("orders")
 	for _, forgotten := range []reply{
 		s.get(path, as("ada")), s.get(never, as("bob")),
@@ -156,8 +156,8 @@ func TestOrderVersionsAreBounded(t *testing.T) {
 		m.latest(shown(2))
 	}
 	_, known := m.recall(first.ID)
-	require.True(t, known, "it is in the old generation")
-	require.False(t, m.mayHaveForgotten(reserved.ID), "nothing was forgotten yet")
+	require.True(t, known, "the order is in the old generation")
+	require.False(t, m.mayHaveForgotten(reserved.ID), "no generation was forgotten yet")
 	for range versionsMin {
 		m.latest(shown(2))
 		m.latest(first) // an order that is shown again stays
@@ -169,5 +169,5 @@ func TestOrderVersionsAreBounded(t *testing.T) {
 	require.False(t, m.mayHaveForgotten(first.ID))
 	require.True(t, m.mayHaveForgotten(reserved.ID))
 	m.oldSince = m.oldSince.Add(-2 * reservation.ClockMargin)
-	require.False(t, m.mayHaveForgotten(shown(1).ID), "it was made when everything was remembered")
+	require.False(t, m.mayHaveForgotten(shown(1).ID), "the order is younger than the old generation")
 }

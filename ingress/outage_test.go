@@ -46,7 +46,7 @@ func TestPurchasesFailTogetherWhileRedisIsSilent(t *testing.T) {
 		crowd.Go(func() { answers[i] = s.buy(sale, "", as("buyer-"+strconv.Itoa(i))) })
 	}
 	crowd.Wait()
-	require.Less(t, time.Since(began), 2*(reservation.DefaultWaitMax+reservation.DefaultCallTimeout), "no call waits for its turn behind one that is not answered")
+	require.Less(t, time.Since(began), 2*(reservation.DefaultWaitMax+reservation.DefaultCallTimeout), "no call queues behind one that is not answered")
 
 	speak()
 	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool { return s.buy(sale, "", as("last")).status == http.StatusAccepted })
@@ -113,7 +113,7 @@ func TestSilentPostgresOpensBreaker(t *testing.T) {
 		}
 	}
 	unlock := s.lock("orders")
-	testkit.Eventually(t, 10*time.Second, "Postgres is found not to answer", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the breaker is open", func() bool {
 		look()
 		return s.server.postgres.isOpen.Load()
 	})
@@ -121,10 +121,10 @@ func TestSilentPostgresOpensBreaker(t *testing.T) {
 	for range 1000 {
 		look()
 	}
-	require.Equal(t, before, asked.lookups.Load(), "so many waited for Postgres")
+	require.Equal(t, before, asked.lookups.Load(), "requests waited for Postgres")
 
 	unlock()
-	testkit.Eventually(t, 10*time.Second, "everybody asks Postgres again", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the breaker is closed", func() bool {
 		before := asked.lookups.Load()
 		look()
 		return asked.lookups.Load() > before

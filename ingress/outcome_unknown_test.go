@@ -77,7 +77,7 @@ func TestChangeIsUnknownIfCommitGetsNoAnswer(t *testing.T) {
 	} {
 		armed.Store(true)
 		r := ask()
-		require.False(t, armed.Load(), "%s: nothing was lost, so this shows nothing", name)
+		require.False(t, armed.Load(), "%s: no answer was lost", name)
 		p := r.isProblem(http.StatusServiceUnavailable, "outcome-unknown")
 		require.Contains(t, p["detail"], "may have been made", name)
 		require.Equal(t, "1", r.header.Get("Retry-After"), name)

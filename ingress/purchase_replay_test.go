@@ -73,7 +73,7 @@ func TestReplayNeverPurchasesAgainAfterOrderEnded(t *testing.T) {
 	// A purchase with a new key, or without one, succeeds. The old key still returns its own order.
 	s.buy(sale, "", as("cancelled"), withKey("another")).is(http.StatusAccepted)
 	s.buy(sale, "", as("expired")).is(http.StatusAccepted)
-	s.buy(sale, "", as("somebody"), withKey("k")).is(http.StatusAccepted)
+	s.buy(sale, "", as("another"), withKey("k")).is(http.StatusAccepted)
 	everyReplayIsEnded()
 	_, err := s.catalog.Pause(t.Context(), sale)
 	require.NoError(t, err)
@@ -95,7 +95,7 @@ func TestReplayMayBeBehindWhilePostgresIsSlow(t *testing.T) {
 	require.Equal(t, true, behind.is(http.StatusAccepted)["may_be_behind"])
 	require.Equal(t, "true", behind.header.Get("Idempotency-Replayed"))
 	unlock()
-	testkit.Eventually(t, 20*time.Second, "Postgres is asked again", func() bool {
+	testkit.Eventually(t, 20*time.Second, "Postgres is queried again", func() bool {
 		return s.cancel(path, as("ada")).status == http.StatusOK
 	})
 	testkit.Eventually(t, 20*time.Second, "the end is known", func() bool {

@@ -302,15 +302,15 @@ func TestTwoThousandWaitersShareLookups(t *testing.T) {
 		})
 	}
 	s.awaitWaiting(buyers)
-	s.buy(sale, "", as("somebody-else")).is(http.StatusAccepted)
+	s.buy(sale, "", as("another")).is(http.StatusAccepted)
 	before := s.counter("stampede_outcome_lookups_total")
 	s.startWorker()
 	answers.Wait()
 	require.EqualValues(t, buyers, statuses[http.StatusCreated].Load())
-	looks := s.counter("stampede_outcome_lookups_total") - before
-	t.Logf("%.0f looks for %d buyers, %.0f messages", looks, buyers, s.counter("stampede_outcome_messages_total"))
+	lookups := s.counter("stampede_outcome_lookups_total") - before
+	t.Logf("%.0f lookups for %d buyers, %.0f messages", lookups, buyers, s.counter("stampede_outcome_messages_total"))
 	require.Positive(t, s.counter("stampede_outcome_messages_total"))
-	require.Less(t, looks, buyers/20.0)
+	require.Less(t, lookups, buyers/20.0)
 }
 
 // counter returns the value of a metric of the server.
@@ -332,15 +332,15 @@ func TestWaitSurvivesLostMessages(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	stream := s.keys.Outcomes()
-	tell := func(fields ...string) {
+	announce := func(fields ...string) {
 		t.Helper()
 		require.NoError(t, s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err())
 	}
 	for user, spoil := range map[string]func(){
-		"never-told":    func() {},
-		"stray-entry":   func() { tell("foo", "bar") },
-		"stray-payload": func() { tell("_watermill_message_uuid", "x", "payload", "{") },
-		"deleted":       func() { require.NoError(t, s.rdb.Del(t.Context(), stream).Err()) },
+		"no-message":  func() {},
+		"bad-entry":   func() { announce("foo", "bar") },
+		"bad-payload": func() { announce("_watermill_message_uuid", "x", "payload", "{") },
+		"deleted":     func() { require.NoError(t, s.rdb.Del(t.Context(), stream).Err()) },
 		"no-stream": func() {
 			require.NoError(t, s.rdb.Del(t.Context(), stream).Err())
 			require.NoError(t, s.rdb.Set(t.Context(), stream, "x", 0).Err())
@@ -430,7 +430,7 @@ func TestWaitersRememberAnnouncements(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	_, id := s.confirm(sale, "ada")
-	h := newOrderWaiters(s.ledger.FindOrders, prometheus.NewCounter(prometheus.CounterOpts{Name: "looks"}))
+	h := newOrderWaiters(s.ledger.FindOrders, prometheus.NewCounter(prometheus.CounterOpts{Name: "lookups"}))
 	h.notify([]reservation.OrderOutcome{{OrderID: id, Status: reservation.StatusConfirmed, Version: 2}})
 	knows, w := h.add(id, 2, false), h.add(id, 1, false)
 	defer h.remove(knows)
@@ -446,7 +446,7 @@ func TestWaitersRememberAnnouncements(t *testing.T) {
 	case order := <-w.updates:
 		require.Equal(t, reservation.StatusConfirmed, order.Status)
 	case <-time.After(20 * time.Second):
-		t.Fatal("it was not looked up")
+		t.Fatal("the order was not looked up")
 	}
 	require.Empty(t, knows.updates)
 
@@ -470,7 +470,7 @@ func TestWaitersShareOneOrder(t *testing.T) {
 	h := newOrderWaiters(func(_ context.Context, ids []uuid.UUID) ([]reservation.Order, error) {
 		found <- ids
 		return []reservation.Order{order}, nil
-	}, prometheus.NewCounter(prometheus.CounterOpts{Name: "looks"}))
+	}, prometheus.NewCounter(prometheus.CounterOpts{Name: "lookups"}))
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { h.run(ctx) })
@@ -486,6 +486,6 @@ func TestWaitersShareOneOrder(t *testing.T) {
 		h.remove(w)
 	}
 	require.True(t, h.isEmpty())
-	require.Empty(t, waiters[2].updates, "it had left")
-	require.Empty(t, waiters[3].updates, "it knew")
+	require.Empty(t, waiters[2].updates, "it was removed")
+	require.Empty(t, waiters[3].updates, "it has seen the version")
 }

@@ -189,7 +189,7 @@ func TestRequestsInFlightAreBounded(t *testing.T) {
 	for i := range 2 {
 		waiting.Go(func() { s.buy(sale, "", as(fmt.Sprint("waiting-", i))).is(http.StatusAccepted) })
 	}
-	testkit.Eventually(t, 5*time.Second, "both purchases are being worked on", func() bool { return s.server.inFlight.taken() == 2 })
+	testkit.Eventually(t, 5*time.Second, "both purchases are in flight", func() bool { return s.server.inFlight.taken() == 2 })
 
 	r := s.buy(sale, "", as("ada"))
 	r.isProblem(http.StatusServiceUnavailable, "overloaded")
@@ -289,7 +289,7 @@ func TestPanicIsAnsweredAndLogged(t *testing.T) {
 		_, err = io.ReadAll(res.Body)
 		require.NoError(t, res.Body.Close())
 	}
-	require.Error(t, err, "half an answer looked like a whole one")
+	require.Error(t, err, "a partial answer looked complete")
 	s.get("/livez").is(http.StatusOK)
 }
 

@@ -22,7 +22,7 @@ import (
 type countedSales struct {
 	Sales
 	mu    sync.Mutex
-	looks int
+	all   int
 	at    map[uuid.UUID]int
 	pages map[uuid.UUID]int
 	now   atomic.Int64
@@ -31,7 +31,7 @@ type countedSales struct {
 
 func (c *countedSales) CountSales(ctx context.Context, ids []uuid.UUID) ([]reservation.CountResult, error) {
 	c.mu.Lock()
-	c.looks++
+	c.all++
 	for _, id := range ids {
 		c.at[id]++
 	}
@@ -62,7 +62,7 @@ func openCounted(t *testing.T) (*shop, *countedSales) {
 // of pages.
 func TestFeedQueriesOnceForAllRequests(t *testing.T) {
 	t.Parallel()
-	s, looks := openCounted(t)
+	s, queries := openCounted(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	w := s.watch("/v1/sales/" + sale.String() + "/events")
 	_, ok := w.next()
@@ -80,17 +80,17 @@ func TestFeedQueriesOnceForAllRequests(t *testing.T) {
 	}
 	crowd.Wait()
 	most := int(time.Since(began)/refreshInterval) + 3
-	looks.mu.Lock()
-	defer looks.mu.Unlock()
-	t.Logf("%d looks at the sale and %d at the list for %d requests", looks.at[sale], looks.pages[uuid.Nil], 2*readers*each)
-	require.LessOrEqual(t, looks.at[sale], most)
-	require.LessOrEqual(t, looks.pages[uuid.Nil], most)
+	queries.mu.Lock()
+	defer queries.mu.Unlock()
+	t.Logf("%d queries of the sale and %d of the list for %d requests", queries.at[sale], queries.pages[uuid.Nil], 2*readers*each)
+	require.LessOrEqual(t, queries.at[sale], most)
+	require.LessOrEqual(t, queries.pages[uuid.Nil], most)
 }
 
 // Made-up ids cost few queries and bounded memory, and keep no client from a sale that exists.
 func TestFeedBatchesUnknownSales(t *testing.T) {
 	t.Parallel()
-	s, looks := openCounted(t)
+	s, queries := openCounted(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
 	const readers, each = 40, 50
@@ -110,11 +110,11 @@ func TestFeedBatchesUnknownSales(t *testing.T) {
 		s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
 	}
 	crowd.Wait()
-	looks.mu.Lock()
-	t.Logf("%d looks at %d unknown sales", looks.looks, len(looks.at)-1)
-	require.Less(t, looks.looks, readers*each/2)
-	require.EqualValues(t, 1, looks.most.Load(), "looks at the same time")
-	looks.mu.Unlock()
+	queries.mu.Lock()
+	t.Logf("%d queries of %d unknown sales", queries.all, len(queries.at)-1)
+	require.Less(t, queries.all, readers*each/2)
+	require.EqualValues(t, 1, queries.most.Load(), "concurrent queries")
+	queries.mu.Unlock()
 	testkit.Eventually(t, 10*refreshInterval, "the items are forgotten", func() bool {
 		s.server.saleFeed.mu.Lock()
 		defer s.server.saleFeed.mu.Unlock()
@@ -201,7 +201,7 @@ func TestFeedShowsOperatorsChanges(t *testing.T) {
 				if state(other) == c[1] {
 					break
 				}
-				require.Less(t, asked.Sub(changed), answerMaxAge, "it was asked so late, and showed the sale as it was")
+				require.Less(t, asked.Sub(changed), answerMaxAge, "a snapshot that is too old was shown")
 			}
 		}
 	}
@@ -219,13 +219,13 @@ func TestSaleRequestsYieldToPayments(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", id)
 	require.NoError(t, err)
 	paid := s.inBackground(func() reply { return s.pay(order, "r-1", as("ada")) })
-	testkit.Eventually(t, 10*time.Second, "a payment is under way", func() bool { return s.server.inFlight.orders.taken.Load() == 1 })
+	testkit.Eventually(t, 10*time.Second, "a payment is in progress", func() bool { return s.server.inFlight.orders.taken.Load() == 1 })
 	for _, path := range []string{"/v1/sales/" + sale.String(), "/v1/sales"} {
 		began := time.Now()
 		s.get(path).is(http.StatusOK)
 		require.GreaterOrEqual(t, time.Since(began), yieldPause)
 	}
-	require.EqualValues(t, 1, s.server.inFlight.orders.taken.Load(), "the payment was over")
+	require.EqualValues(t, 1, s.server.inFlight.orders.taken.Load(), "the payment has ended")
 	require.NoError(t, tx.Rollback(t.Context()))
 	(<-paid).is(http.StatusOK)
 }

@@ -42,10 +42,10 @@ func TestStopFinishesAcceptedRequests(t *testing.T) {
 	require.NoError(t, err)
 	// net/http sends this when the handler begins to read the body.
 	const goOn = "HTTP/1.1 100 Continue\r\n\r\n"
-	heard := make([]byte, len(goOn))
-	_, err = io.ReadFull(conn, heard)
+	received := make([]byte, len(goOn))
+	_, err = io.ReadFull(conn, received)
 	require.NoError(t, err)
-	require.Equal(t, goOn, string(heard))
+	require.Equal(t, goOn, string(received))
 	stop()
 	testkit.Eventually(t, 5*time.Second, "connections are refused", func() bool {
 		c, err := net.Dial("tcp", s.server.Addr()) //nolint:noctx // closed immediately
@@ -104,7 +104,7 @@ func TestStoppingServerIsNotReady(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, res.Body.Close())
 	require.Equal(t, http.StatusAccepted, res.StatusCode)
-	require.True(t, res.Close, "clients go elsewhere with their next request")
+	require.True(t, res.Close, "the next request goes to another server")
 
 	// A listener that fails ends the server before StopDelay is over.
 	require.NoError(t, listener.Close())

@@ -140,7 +140,7 @@ func TestAcceptWaitsWhileNoConnectionIsIdle(t *testing.T) {
 	<-w.handling
 	three := w.dial()
 	three.ask("/")
-	testkit.Eventually(t, 10*time.Second, "it waits for room", w.listener.wanting.Load)
+	testkit.Eventually(t, 10*time.Second, "a connection waits for room", w.listener.wanting.Load)
 	require.Equal(t, 2, w.listener.Open())
 	w.finish <- struct{}{} // that connection becomes idle, and is closed
 	three.answered()

@@ -1,0 +1,226 @@
+package ingress
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// streamEvent is an event of a stream.
+type streamEvent struct {
+	name, id string
+	data     map[string]any
+}
+
+// eventReader is a client's end of a stream.
+type eventReader struct {
+	t      *testing.T
+	status int
+	header http.Header
+	events chan streamEvent // closed when the stream ends
+	stop   context.CancelFunc
+	last   map[string]any // data of the last event of a sale
+}
+
+// watch opens a stream of events.
+func (s *shop) watch(path string, headers ...reqHeader) *eventReader {
+	s.t.Helper()
+	ctx, stop := context.WithCancel(s.t.Context())
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+path, nil)
+	require.NoError(s.t, err)
+	for _, h := range headers {
+		r.Header.Set(h.name, h.value)
+	}
+	answer, err := http.DefaultTransport.RoundTrip(r)
+	require.NoError(s.t, err)
+	w := &eventReader{t: s.t.(*testing.T), status: answer.StatusCode, header: answer.Header, events: make(chan streamEvent, 1000), stop: stop}
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		defer close(w.events)
+		readEvents(answer.Body, w.events)
+		_ = answer.Body.Close()
+	})
+	s.t.Cleanup(func() { stop(); reading.Wait() })
+	return w
+}
+
+func readEvents(from io.Reader, into chan<- streamEvent) {
+	var e streamEvent
+	lines := bufio.NewScanner(from)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), ": ")
+		switch name {
+		case "event":
+			e.name = value
+		case "id":
+			e.id = value
+		case "data":
+			if json.Unmarshal([]byte(value), &e.data) != nil {
+				return
+			}
+		case "":
+			if e.name != "" { // false after a comment
+				into <- e
+			}
+			e = streamEvent{}
+		}
+	}
+}
+
+// next returns the next event; ok is false at the end of the stream.
+func (w *eventReader) next() (e streamEvent, ok bool) {
+	w.t.Helper()
+	select {
+	case e, ok = <-w.events:
+		return e, ok
+	case <-time.After(40 * time.Second):
+		w.t.Fatal("the stream sends nothing")
+		return streamEvent{}, false
+	}
+}
+
+// receivesStatus checks that the next event has this status.
+func (w *eventReader) receivesStatus(status reservation.Status, version int) map[string]any {
+	w.t.Helper()
+	e, ok := w.next()
+	require.True(w.t, ok, "the stream has ended")
+	require.Equal(w.t, []any{string(status), strconv.Itoa(version), string(status), float64(version)}, []any{e.name, e.id, e.data["status"], e.data["version"]})
+	return e.data
+}
+
+func (w *eventReader) receivesEnd() {
+	w.t.Helper()
+	e, ok := w.next()
+	require.False(w.t, ok, "%v", e)
+}
+
+func TestStreamsAreRefused(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t, func(c *Config) { c.MaxStreams = 1 })
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, _ := s.order(sale, "ada")
+	s.get(path+"/events").isProblem(http.StatusUnauthorized, "unauthorized")
+	s.get(path+"/events", as("bob")).isProblem(http.StatusNotFound, "order-not-found")
+	s.get("/v1/orders/x/events", as("ada")).isProblem(http.StatusNotFound, "order-not-found")
+	s.get("/v1/sales/x/events").isProblem(http.StatusNotFound, "sale-not-found")
+	s.get("/v1/sales/"+uuid.NewString()+"/events").isProblem(http.StatusNotFound, "sale-not-found")
+	require.Equal(t, http.StatusMethodNotAllowed, s.ask(http.MethodHead, path+"/events", nil, as("ada")).status)
+
+	orders, sales := s.watch(path+"/events", as("ada")), s.watch("/v1/sales/"+sale.String()+"/events")
+	orders.receivesStatus(reservation.StatusReserved, 1)
+	_, ok := sales.next()
+	require.True(t, ok)
+	r := s.get(path+"/events", as("ada"))
+	r.isProblem(http.StatusServiceUnavailable, "overloaded")
+	require.NotEmpty(t, r.header.Get("Retry-After"))
+	s.get("/v1/sales/"+sale.String()+"/events").isProblem(http.StatusServiceUnavailable, "overloaded")
+	orders.stop()
+	sales.stop()
+	testkit.Eventually(t, 10*time.Second, "the slots are free", func() bool {
+		return s.server.orderStreamSlots.taken.Load() == 0 && s.server.saleStreamSlots.taken.Load() == 0
+	})
+	s.watch(path+"/events", as("ada")).receivesStatus(reservation.StatusReserved, 1)
+}
+
+func TestStreamsSurvivePostgresRestart(t *testing.T) {
+	t.Parallel()
+	postgres := testkit.OwnPostgres(t)
+	s := openShopOn(t, servers{testkit.RedisURL(t), postgres.URL, testkit.Keys(t)})
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _ := s.confirm(sale, "ada")
+	reserved, _, _ := s.purchased(sale, "bob")
+	w, waiting, sales := s.watch(path+"/events", as("ada")), s.watch(reserved+"/events", as("bob")), s.watch("/v1/sales/"+sale.String()+"/events")
+	w.receivesStatus(reservation.StatusConfirmed, 2)
+	waiting.receivesStatus(reservation.StatusReserved, 1)
+	_, ok := sales.next()
+	require.True(t, ok)
+	postgres.StopImmediate()
+	s.awaitUnavailable("/v1/sales/" + sale.String())
+	s.watch(reserved+"/events", as("bob")).receivesStatus(reservation.StatusReserved, 1)
+	require.NoError(t, postgres.Restart(t.Context()))
+	testkit.Eventually(t, 20*time.Second, "the order is paid", func() bool {
+		return s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).status == http.StatusOK
+	})
+	w.receivesStatus(reservation.StatusPaid, 3)
+	w.receivesEnd()
+	s.recordReserved(sale, "bob", "")
+	waiting.receivesStatus(reservation.StatusConfirmed, 2)
+	e, ok := sales.next()
+	require.True(t, ok)
+	require.Equal(t, "sale", e.name)
+}
+
+func TestStopEndsThousandStreams(t *testing.T) {
+	t.Parallel()
+	s, stop, ended := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, _ := s.order(sale, "ada")
+	const streams = 1000
+	conns := make([]net.Conn, streams)
+	for i := range conns {
+		conns[i] = s.dial()
+		target := path
+		if i%2 == 0 {
+			target = "/v1/sales/" + sale.String()
+		}
+		_, err := fmt.Fprintf(conns[i], "GET %s/events HTTP/1.1\r\nHost: shop\r\nX-User-ID: ada\r\n\r\n", target)
+		require.NoError(t, err)
+	}
+	testkit.Eventually(t, 30*time.Second, "all streams are open", func() bool {
+		return s.server.saleStreamSlots.taken.Load()+s.server.orderStreamSlots.taken.Load() == streams
+	})
+	for _, conn := range conns {
+		line, err := bufio.NewReader(conn).ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "HTTP/1.1 200 OK\r\n", line)
+	}
+	began := time.Now()
+	stop()
+	require.NoError(t, <-ended)
+	took := time.Since(began)
+	t.Logf("stopped after %v", took)
+	require.Less(t, took, s.server.config.DrainTimeout/2)
+	for _, conn := range conns {
+		_, err := io.Copy(io.Discard, conn)
+		require.NoError(t, err)
+	}
+}
+
+func TestStreamOutlivesConnectionTimeouts(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	path, _ := s.confirm(sale, "ada")
+	conn := s.dial()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(3*heartbeatInterval)))
+	_, err := fmt.Fprintf(conn, "GET %s/events HTTP/1.1\r\nHost: shop\r\nX-User-ID: ada\r\n\r\n", path)
+	require.NoError(t, err)
+	began := time.Now()
+	lines := bufio.NewReader(conn)
+	for line := ""; line != ": \n"; {
+		line, err = lines.ReadString('\n')
+		require.NoError(t, err)
+	}
+	require.Greater(t, time.Since(began), max(readTimeout, writeTimeout))
+	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
+	for line := ""; line != "event: paid\n"; {
+		line, err = lines.ReadString('\n')
+		require.NoError(t, err)
+	}
+}

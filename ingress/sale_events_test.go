@@ -1,0 +1,158 @@
+package ingress
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// The stream goes on when the sale does.
+func TestSaleStreamIsSilentDuringRebuild(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	path, key := "/v1/sales/"+sale.String(), s.keys.Sale(s.keys.Partition(sale), sale)
+	w := s.watch(path + "/events")
+	e, ok := w.next()
+	require.True(t, ok)
+	require.Equal(t, 10.0, e.data["available"])
+	require.NoError(t, s.rdb.Rename(t.Context(), key, key+"-kept").Err())
+	s.awaitUnavailable(path)
+	s.awaitUnavailable("/v1/sales")
+	select {
+	case e := <-w.events:
+		t.Fatalf("an update of unknown stock: %v", e)
+	case <-time.After(4 * refreshInterval):
+	}
+	require.NoError(t, s.rdb.HSet(t.Context(), key+"-kept", "left", "8").Err())
+	require.NoError(t, s.rdb.Rename(t.Context(), key+"-kept", key).Err())
+	e, ok = w.next()
+	require.True(t, ok)
+	require.Equal(t, []any{8.0, 2.0}, []any{e.data["available"], e.data["held"]})
+}
+
+// One client does not read its stream; another receives every event.
+func TestSlowReaderDelaysNoOtherStream(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 5000})
+	slow := s.dial()
+	require.NoError(t, slow.(*net.TCPConn).SetReadBuffer(1))
+	_, err := fmt.Fprintf(slow, "GET /v1/sales/%s/events HTTP/1.1\r\nHost: shop\r\n\r\n", sale)
+	require.NoError(t, err)
+	testkit.Eventually(t, 10*time.Second, "the stream is open", func() bool { return s.server.saleStreamSlots.taken.Load() == 1 })
+	w := s.watch("/v1/sales/" + sale.String() + "/events")
+	_, ok := w.next()
+	require.True(t, ok)
+	// The test makes the updates, because a sale does not change often enough to fill the socket.
+	sales := s.server.saleFeed
+	give := func(news saleUpdate) {
+		sales.mu.Lock()
+		defer sales.mu.Unlock()
+		sales.items[sale].send(news)
+	}
+	filler := strings.Repeat("x", 256<<10)
+	sold := func(n int) saleUpdate {
+		return saleUpdate{data: fmt.Appendf(nil, `{"sold":%d,"filler":%q}`, n, filler)}
+	}
+	const last = 30 // more than the 4 MiB that Linux buffers, and read quickly by the other client
+	for n := range last {
+		give(sold(n))
+	}
+	testkit.Eventually(t, 40*time.Second, "the other client receives the last", func() bool {
+		give(sold(last)) // again, because an update of the feed itself may have replaced it
+		for {
+			select {
+			case e, ok := <-w.events:
+				require.True(t, ok)
+				if e.data["sold"] == float64(last) {
+					return true
+				}
+			default:
+				return false
+			}
+		}
+	})
+	require.EqualValues(t, 2, s.server.saleStreamSlots.taken.Load())
+	// A client that reads nothing for eventTimeout is cut off.
+	testkit.Eventually(t, 6*eventTimeout, "the slow one is cut off", func() bool {
+		give(saleUpdate{data: fmt.Appendf(nil, `{"at":%d,"filler":%q}`, time.Now().UnixNano(), filler)})
+		return s.server.saleStreamSlots.taken.Load() == 1
+	})
+}
+
+// All streams see reservation, payment, pause and restock, at the cost of one query.
+func TestSaleStreamSendsEachChange(t *testing.T) {
+	t.Parallel()
+	s := openShop(t)
+	s.startWorker()
+	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
+	streams := []*eventReader{s.watch("/v1/sales/" + sale.String() + "/events"), s.watch("/v1/sales/" + sale.String() + "/events")}
+	// Changes in quick succession may arrive as one event, so the test waits for the last.
+	expect := func(state string, stock, available, held, sold float64) {
+		t.Helper()
+		want := map[string]any{"state": state, "stock": stock, "available": available, "held": held, "sold": sold}
+		for _, w := range streams {
+			for e, ok := w.next(); ; e, ok = w.next() {
+				require.True(t, ok)
+				require.Equal(t, []string{"sale", ""}, []string{e.name, e.id})
+				require.NotEqual(t, w.last, e.data, "only changes are sent")
+				if w.last = e.data; e.data["held"] == held && e.data["sold"] == sold && e.data["state"] == state && e.data["stock"] == stock {
+					require.Equal(t, want, e.data)
+					break
+				}
+			}
+		}
+	}
+	expect("open", 10, 10, 0, 0)
+	path, _, _ := s.purchased(sale, "ada")
+	expect("open", 10, 9, 1, 0)
+	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
+	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
+	expect("open", 10, 9, 0, 1)
+	s.post("/v1/sales/"+sale.String()+"/pause", "", operator).is(http.StatusOK)
+	expect("paused", 10, 9, 0, 1)
+	s.post("/v1/sales/"+sale.String()+"/restock", `{"units":5}`, operator).is(http.StatusOK)
+	expect("paused", 15, 14, 0, 1)
+	streams = append(streams[:0:0], s.watch("/v1/sales/"+sale.String()+"/events"))
+	expect("paused", 15, 14, 0, 1)
+	select {
+	case e := <-streams[0].events:
+		t.Fatalf("nothing has changed: %v", e)
+	case <-time.After(4 * refreshInterval):
+	}
+	s.server.saleFeed.mu.Lock()
+	require.Len(t, s.server.saleFeed.items, 1)
+	s.server.saleFeed.mu.Unlock()
+}
+
+func TestFeedForgetsSaleWithoutSubscribers(t *testing.T) {
+	t.Parallel()
+	s, _, _ := runShop(t)
+	sale := s.sale(reservation.Terms{Stock: 10})
+	for range 3 {
+		w := s.watch("/v1/sales/" + sale.String() + "/events")
+		_, ok := w.next()
+		require.True(t, ok)
+		w.stop()
+		testkit.Eventually(t, 10*time.Second, "no subscriber is left", func() bool {
+			s.server.saleFeed.mu.Lock()
+			defer s.server.saleFeed.mu.Unlock()
+			item, known := s.server.saleFeed.items[sale]
+			return !known || len(item.subscribers) == 0
+		})
+	}
+	testkit.Eventually(t, 20*time.Second, "the item is forgotten", func() bool {
+		s.server.saleFeed.mu.Lock()
+		defer s.server.saleFeed.mu.Unlock()
+		return len(s.server.saleFeed.items) == 0
+	})
+}
