@@ -6,7 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/httpload"
+	"stampede/bench/page"
 	"stampede/bench/rig"
 )
 
@@ -71,7 +72,7 @@ func (s system) turn(b *testing.B, rates []int, round int) rig.Values {
 	running := s.start(b)
 	defer running.Close()
 	var orders int64
-	come := func(perSecond int, within time.Duration) benchkit.Answers {
+	come := func(perSecond int, within time.Duration) httpload.Answers {
 		load := running.Crowd(1)
 		load.Connections, load.For, load.Rate = connections, within, float64(perSecond)
 		answers := running.Measure(load)
@@ -108,7 +109,7 @@ func (s system) turn(b *testing.B, rates []int, round int) rig.Values {
 
 func tellCosts(b *testing.B, results *rig.Results, rates []int) {
 	b.Helper()
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "CPU time for an order, µs",
 		Note: fmt.Sprintf("Open loop over %d connections. `nothing` is an Echo front with the usual middlewares and no order behind it. "+
 			"Cores busy: all of it, the load included, times the rate. Medians of %d rounds; of the sum with the least and the greatest.", connections, b.N),
@@ -135,7 +136,7 @@ func tellCosts(b *testing.B, results *rig.Results, rates []int) {
 
 func tellDelays(b *testing.B, results *rig.Results, rates []int) {
 	b.Helper()
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "How long it takes",
 		Note: "The same turns. Answered: from the moment at which the buyer was due. Committed: from the decision in Redis until the order is " +
 			"committed in Postgres, where that is after the answer.",

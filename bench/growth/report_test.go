@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/page"
 	"stampede/bench/rig"
 )
 
@@ -62,7 +62,7 @@ type column struct {
 // put writes a table with a plot. Figures that the series does not have are left out.
 func (r report) put(what, unit, note string, columns ...column) {
 	r.b.Helper()
-	table := benchkit.Table{Title: fmt.Sprintf("Growth in %s: %s", r.series.grows, what), Note: note, Head: []string{r.series.grows}}
+	table := page.Table{Title: fmt.Sprintf("Growth in %s: %s", r.series.grows, what), Note: note, Head: []string{r.series.grows}}
 	for _, at := range r.series.at {
 		table.Rows = append(table.Rows, []string{rig.Count(float64(at))})
 	}
@@ -114,7 +114,7 @@ func rateCost(rate string) func(*rig.Results, string) rig.Spread {
 
 // putStraightness tells how far each cost is from being the same everywhere.
 func (r report) putStraightness() {
-	table := benchkit.Table{
+	table := page.Table{
 		Title: fmt.Sprintf("Growth in %s: how straight", r.series.grows),
 		Note:  "The cost of one, medians, where it is least and where it is greatest. A ratio of 1 is a straight line.",
 		Head:  []string{"cost", "least", "at", "greatest", "at", "ratio"},

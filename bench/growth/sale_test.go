@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/httpload"
 	"stampede/bench/rig"
 	"stampede/internal/pause"
 	"stampede/lua"
@@ -129,7 +129,7 @@ func run(b *testing.B, p plan) rig.Values {
 
 // crowdAnswers is what a crowd heard.
 type crowdAnswers struct {
-	benchkit.Answers
+	httpload.Answers
 	began   time.Time
 	selling time.Duration // until the last one was accepted
 }
@@ -137,7 +137,7 @@ type crowdAnswers struct {
 func sendCrowd(b *testing.B, s *rig.System, sales []uuid.UUID, p plan) crowdAnswers {
 	b.Helper()
 	var last atomic.Int64 // when somebody was accepted, in Unix nanoseconds
-	load := benchkit.HTTPLoad{
+	load := httpload.Load{
 		Addrs: []string{s.Fronts[0].Addr}, Connections: p.connections, For: p.within, Most: uint64(p.buyers),
 		Request: purchases(sales, p.longIDs),
 		Heard: func(_ uint64, status int, _ []byte) {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/page"
 	"stampede/bench/rig"
 )
 
@@ -42,7 +42,7 @@ func BenchmarkConfirmed(b *testing.B) {
 	commits := results.Of(ours, committed+p99)
 	b.ReportMetric(commits.Median, "committed_p99_ms")
 	b.ReportMetric(results.Of(ours, waiting+p99).Median, "waiting_p99_ms")
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "From the request to the order in Postgres",
 		Note: fmt.Sprintf("Open loop at half of the orders that reached Postgres in a closed loop of the same round. Committed: from the decision in Redis, which the 202 tells of, "+
 			"to the commit in Postgres, for every order. Answered 201: all buyers send `Prefer: wait=10`; the time counts from the moment at which the buyer was due. %d rounds of %v.", b.N, turn(b)),

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/page"
 	"stampede/bench/rig"
 	"stampede/internal/pause"
 )
@@ -47,7 +47,7 @@ func BenchmarkSafety(b *testing.B) {
 		}
 	}
 	results := rig.Compare(b, candidates...)
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "What becomes of the promises",
 		Note: fmt.Sprintf("Medians of %d rounds, with the least and the greatest. First %d buyers come for %d units, each with two clicks at the same moment on different "+
 			"connections. Then, in another sale of %d units, all processes of the design (not Redis, not Postgres) are killed by SIGKILL when half of them are sold, or after %v; "+

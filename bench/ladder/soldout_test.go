@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/page"
 	"stampede/bench/rig"
 )
 
@@ -37,7 +37,7 @@ func BenchmarkSoldOut(b *testing.B) {
 	results.Report(b, ours, soldOut, "sold-out/s")
 	results.Report(b, echoName, soldOut, "sold-out/s")
 	ratio := results.Ratio(ours, soldOut, echoName, soldOut)
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "Answers “sold out” a second",
 		Note: fmt.Sprintf("`stampede serve` beside an Echo handler that sends the same bytes and does nothing else, without any middleware. "+
 			"Closed loop of %d connections, %d rounds of %v.", connections(b), b.N, turn(b)),

@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
 	"stampede/bench/designs"
+	"stampede/bench/httpload"
 	"stampede/bench/rig"
 )
 
@@ -142,7 +142,7 @@ func warm(b *testing.B, s *rig.System) int64 {
 	return s.Measure(load).Wanted
 }
 
-func putLatencies(v rig.Values, load string, answers benchkit.Answers) {
+func putLatencies(v rig.Values, load string, answers httpload.Answers) {
 	if answers.Wanted == 0 {
 		return
 	}

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/page"
 	"stampede/bench/rig"
 )
 
@@ -21,7 +21,7 @@ func tell(b *testing.B, results *rig.Results, all []rung, leftOut string) {
 
 func tellRates(b *testing.B, results *rig.Results, all []rung, leftOut string) {
 	b.Helper()
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "Orders accepted a second",
 		Note: fmt.Sprintf("Closed loop of %d connections, %d rounds of %v; medians, with the least and the greatest. Only answers of "+
 			"acceptance count: 201, which says that the order is in Postgres, or 202.%s", connections(b), b.N, turn(b), leftOut),
@@ -40,7 +40,7 @@ func tellRates(b *testing.B, results *rig.Results, all []rung, leftOut string) {
 
 func tellDurable(b *testing.B, results *rig.Results, all []rung) {
 	b.Helper()
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "Orders in Postgres a second",
 		Note: fmt.Sprintf("The same loads, %d rounds, from the first request until the last accepted order is in Postgres. A design that is behind when the load ends "+
 			"gets the same time again, and counts with what it has written by then. Front, Redis, worker, Postgres and the load share the cores.", b.N),
@@ -58,7 +58,7 @@ func tellDurable(b *testing.B, results *rig.Results, all []rung) {
 
 func tellRatios(b *testing.B, results *rig.Results, all []rung) {
 	b.Helper()
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "Stampede ÷ each of them",
 		Note:  fmt.Sprintf("Medians of the ratios of %d rounds, with the least and the greatest.", b.N),
 		Head:  []string{"design", "accepted: ingress alone ÷", "accepted: with the worker on the same cores ÷", "in Postgres ÷"},
@@ -95,7 +95,7 @@ var goals = []struct {
 
 func tellGoals(b *testing.B, results *rig.Results) {
 	b.Helper()
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "What is to be reached",
 		Note: fmt.Sprintf("Ratios of the tables above, %d rounds. “Accepted” is to be reached by the ingress without a worker running: its orders wait in "+
 			"the stream. Beside it stands what it accepts while a worker writes them to Postgres on the same cores. “In Postgres” is "+
@@ -123,7 +123,7 @@ func tellGoals(b *testing.B, results *rig.Results) {
 
 func tellLatencies(b *testing.B, results *rig.Results, all []rung) {
 	b.Helper()
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "How long a buyer waits",
 		Note: fmt.Sprintf("Open loop over %d connections: arrivals keep to their schedule, and the time counts from the moment at which the buyer was due. "+
 			"At half of what the design accepted in a closed loop of the same round, and at %d buyers a second for all; %d rounds of %v. "+
@@ -148,7 +148,7 @@ func tellLatencies(b *testing.B, results *rig.Results, all []rung) {
 
 func tellCPU(b *testing.B, results *rig.Results, all []rung) {
 	b.Helper()
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "CPU time for each order",
 		Note: fmt.Sprintf("Microseconds, user and system, in the closed loop, medians of %d rounds. Load, front and Redis for each order that was accepted; the worker and Postgres, with all "+
 			"its processes, for each that was written. What a design does in the background of its front is in the front's time.", b.N),

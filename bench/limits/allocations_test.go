@@ -15,7 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/httpload"
+	"stampede/bench/page"
 	"stampede/bench/rig"
 	"stampede/fulfillment"
 	"stampede/ingress"
@@ -32,7 +33,7 @@ func BenchmarkAllocations(b *testing.B) {
 	before := debug.SetGCPercent(400) // as `stampede serve` does
 	b.Cleanup(func() { debug.SetGCPercent(before) })
 
-	table := benchkit.Table{
+	table := page.Table{
 		Title: "Allocations of an accepted purchase",
 		Note: "In the whole process, client included. Echo's own are those of a route that answers with prebuilt bytes: net/http, " +
 			"the router, the answer. Over one connection every purchase is a call of the script by itself.",
@@ -105,7 +106,7 @@ func allocations(b *testing.B, h http.Handler, sale uuid.UUID, connections int) 
 	}()
 
 	crowd := func(most uint64) (requests int64, objects, bytes uint64) {
-		load := benchkit.HTTPLoad{
+		load := httpload.Load{
 			Addrs: []string{listener.Addr().String()}, Connections: connections, For: time.Minute, Most: most,
 			Request: func(dst []byte, _ uint64) []byte {
 				dst = append(dst, "POST /v1/sales/"...)

@@ -5,7 +5,7 @@ import (
 	"math"
 	"testing"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/page"
 	"stampede/bench/rig"
 )
 
@@ -61,9 +61,9 @@ func BenchmarkLimits(b *testing.B) {
 }
 
 // stageTable sets what ours reaches against each limit.
-func stageTable(b *testing.B, results *rig.Results) benchkit.Table {
+func stageTable(b *testing.B, results *rig.Results) page.Table {
 	b.Helper()
-	table := benchkit.Table{
+	table := page.Table{
 		Title: "Each stage and its limit",
 		Note: fmt.Sprintf("Medians of %d rounds, in brackets the least and the greatest; a share is the median of the shares of the rounds. "+
 			"Calls of the script by `serve` had %s buyers.", b.N, results.Of(oursAccept, perCall).With(rig.Count)),
@@ -94,9 +94,9 @@ func stageTable(b *testing.B, results *rig.Results) benchkit.Table {
 }
 
 // candidateTable tells for every candidate what an order costs whom.
-func candidateTable(b *testing.B, results *rig.Results, candidates []rig.Candidate) benchkit.Table {
+func candidateTable(b *testing.B, results *rig.Results, candidates []rig.Candidate) page.Table {
 	b.Helper()
-	table := benchkit.Table{
+	table := page.Table{
 		Title: "What an order costs",
 		Note: "CPU time in microseconds for each order, by process, beside the rate. “load” is the benchmark: the buyers, " +
 			"or, where there is no ingress and no worker, the client that makes the calls.",

@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/page"
 )
 
 const (
@@ -36,7 +36,7 @@ func BenchmarkHandover(b *testing.B) {
 		b.Run(mode.name, func(b *testing.B) {
 			s := serverWith(b, inMemory)
 			waiters := scale(b, 32, 8)
-			var candidates []benchkit.Timed
+			var candidates []timed
 			for _, l := range contended {
 				c := crowd{b: b, name: l.name, events: make(chan event, 4*waiters)}
 				for i := range waiters + 1 {
@@ -46,7 +46,7 @@ func BenchmarkHandover(b *testing.B) {
 						c.clients = append(c.clients, c.clients[0])
 					}
 				}
-				candidates = append(candidates, benchkit.Timed{Name: l.name, Times: c.handOvers})
+				candidates = append(candidates, timed{Name: l.name, Times: c.handOvers})
 			}
 			if !mode.alone { // 33 Java processes would measure the machine
 				candidates = s.withRedisson(b, candidates, func(key string, n int) string {
@@ -58,12 +58,12 @@ func BenchmarkHandover(b *testing.B) {
 	}
 }
 
-func compareHandovers(b *testing.B, s *server, where string, waiters int, candidates []benchkit.Timed) {
+func compareHandovers(b *testing.B, s *server, where string, waiters int, candidates []timed) {
 	b.Helper()
 	commands := make([]int, len(candidates))
 	for i := range candidates {
 		times := candidates[i].Times
-		candidates[i].Times = func(n int) benchkit.Sample {
+		candidates[i].Times = func(n int) sample {
 			before := s.work(b)
 			sample := times(n)
 			commands[i] += s.work(b).since(before).commands
@@ -71,12 +71,12 @@ func compareHandovers(b *testing.B, s *server, where string, waiters int, candid
 		}
 	}
 	turns, times := scale(b, 3, 1), scale(b, 100, 10)
-	timings := benchkit.CompareTimes(b, turns, times, candidates...)
+	timings := compareTimes(b, turns, times, candidates...)
 	rows := timingRows(timings)
 	for i := range rows {
 		rows[i] = append(rows[i], fmt.Sprintf("%.0f", float64(commands[i])/float64(b.N*turns*times)))
 	}
-	figures.Put(benchkit.Table{
+	figures.Put(page.Table{
 		Title: "Hand-over: " + where,
 		Note: fmt.Sprintf("From just before the release until the next acquire returns, with %d waiters. "+
 			"The lock is held for %v to %v; persistence is off. %d rounds of %d hand-overs.",
@@ -110,7 +110,7 @@ const (
 )
 
 // handOvers measures hand-overs, from the release of the first holder on.
-func (c *crowd) handOvers(times int) benchkit.Sample {
+func (c *crowd) handOvers(times int) sample {
 	key := newKey()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -148,7 +148,7 @@ func (c *crowd) handOvers(times int) benchkit.Sample {
 		for c.next(got, ended).did != ended {
 		}
 	}
-	return benchkit.Sum(took)
+	return sum(took)
 }
 
 // next waits for one of these events.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/page"
 )
 
 // BenchmarkUncontended measures how long one client takes to acquire and release a lock without
@@ -21,9 +21,9 @@ func BenchmarkUncontended(b *testing.B) {
 			}
 			b.Run(p.name+"/"+name, func(b *testing.B) {
 				s := serverWith(b, p)
-				var candidates []benchkit.Timed
+				var candidates []timed
 				for _, l := range []library{watched, unwatched, redislockDefault, redsyncDefault, rueidislock1} {
-					candidates = append(candidates, benchkit.Timed{Name: l.name, Times: uncontended(b, s.open(b, l), another)})
+					candidates = append(candidates, timed{Name: l.name, Times: uncontended(b, s.open(b, l), another)})
 				}
 				// The Java program measures one key only. A smoke test starts it once.
 				if !another && (b.N > 1 || p.name == inMemory.name) {
@@ -32,8 +32,8 @@ func BenchmarkUncontended(b *testing.B) {
 					})
 				}
 				turns, times := scale(b, 15, 1), scale(b, 200, 20)
-				timings := benchkit.CompareTimes(b, turns, times, candidates...)
-				figures.Put(benchkit.Table{
+				timings := compareTimes(b, turns, times, candidates...)
+				figures.Put(page.Table{
 					Title: "Acquire and release without contention: " + name + ", " + p.name,
 					Note:  fmt.Sprintf("One client, one lock at a time. %d rounds of %d each.", b.N, turns*times),
 					Head:  timingHead("acquire + release"), Rows: timingRows(timings),
@@ -43,9 +43,9 @@ func BenchmarkUncontended(b *testing.B) {
 	}
 }
 
-func uncontended(b *testing.B, c client, another bool) func(times int) benchkit.Sample {
+func uncontended(b *testing.B, c client, another bool) func(times int) sample {
 	same := newKey()
-	return func(times int) benchkit.Sample {
+	return func(times int) sample {
 		took := make([]time.Duration, times)
 		for i := range took {
 			key := same
@@ -60,7 +60,7 @@ func uncontended(b *testing.B, c client, another bool) func(times int) benchkit.
 			took[i] = time.Since(began)
 			require.NoError(b, err)
 		}
-		return benchkit.Sum(took)
+		return sum(took)
 	}
 }
 
@@ -77,7 +77,7 @@ func timingHead(what string) []string {
 	return []string{"", what + ", median", "p99", "÷ the first (min–max over rounds)"}
 }
 
-func timingRows(timings []benchkit.Timing) [][]string {
+func timingRows(timings []timing) [][]string {
 	var rows [][]string
 	for i, t := range timings {
 		ratio := "1"

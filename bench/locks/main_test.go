@@ -8,12 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"stampede/bench/benchkit"
 	"stampede/bench/designs/redisson"
+	"stampede/bench/page"
 )
 
 var (
-	figures     benchkit.Figures
+	figures     page.Figures
 	figuresFile = flag.String("figures", "", "a Markdown `file` with a place for the figures, to write them there too")
 )
 
@@ -21,10 +21,10 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	stopAll()
 	if tables := figures.Markdown(); tables != "" {
-		text := "Machine: " + benchkit.Machine() + ". " + versions() + ".\n\n" + tables
+		text := "Machine: " + page.Machine() + ". " + versions() + ".\n\n" + tables
 		fmt.Printf("\n%s", text)
 		if *figuresFile != "" && code == 0 {
-			if err := benchkit.Replace(*figuresFile, text); err != nil {
+			if err := page.Replace(*figuresFile, text); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				code = 1
 			}

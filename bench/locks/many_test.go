@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/page"
 )
 
 // BenchmarkMany measures the cost of a lock for a caller that needs many, such as a worker that
@@ -16,16 +16,16 @@ func BenchmarkMany(b *testing.B) {
 	for _, number := range []int{64, 256, 512} {
 		b.Run(fmt.Sprint(number), func(b *testing.B) {
 			s := serverWith(b, inMemory)
-			candidates := []benchkit.Timed{{Name: "stampede-TryEach", Times: tryEach(b, s, number)}}
+			candidates := []timed{{Name: "stampede-TryEach", Times: tryEach(b, s, number)}}
 			for _, l := range []library{watched, redislockDefault, redsyncDefault, rueidislock1} {
-				candidates = append(candidates, benchkit.Timed{
+				candidates = append(candidates, timed{
 					Name:  l.name + "-one-by-one",
 					Times: oneByOne(b, s.open(b, l), number),
 				})
 			}
 			turns, times := scale(b, 5, 1), scale(b, 2048, 512)/number
-			timings := benchkit.CompareTimes(b, turns, times, candidates...)
-			figures.Put(benchkit.Table{
+			timings := compareTimes(b, turns, times, candidates...)
+			figures.Put(page.Table{
 				Title: fmt.Sprintf("%d locks at a time, cost of each", number),
 				Note: fmt.Sprintf("One client takes all and then releases all. The time is divided by %d. "+
 					"Persistence is off. %d rounds of %d.",
@@ -37,11 +37,11 @@ func BenchmarkMany(b *testing.B) {
 }
 
 // tryEach takes all locks with one call and releases them with another.
-func tryEach(b *testing.B, s *server, number int) func(times int) benchkit.Sample {
+func tryEach(b *testing.B, s *server, number int) func(times int) sample {
 	locker, c, err := openLocker(s.url, nil)
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, c.close()) })
-	return func(times int) benchkit.Sample {
+	return func(times int) sample {
 		took := make([]time.Duration, times)
 		for i := range took {
 			keys := newKeys(number)
@@ -54,13 +54,13 @@ func tryEach(b *testing.B, s *server, number int) func(times int) benchkit.Sampl
 			require.NoError(b, err)
 			require.Empty(b, busy)
 		}
-		return benchkit.Sum(took)
+		return sum(took)
 	}
 }
 
-func oneByOne(b *testing.B, c client, number int) func(times int) benchkit.Sample {
+func oneByOne(b *testing.B, c client, number int) func(times int) sample {
 	releases := make([]func() error, number)
-	return func(times int) benchkit.Sample {
+	return func(times int) sample {
 		took := make([]time.Duration, times)
 		for i := range took {
 			keys := newKeys(number)
@@ -75,7 +75,7 @@ func oneByOne(b *testing.B, c client, number int) func(times int) benchkit.Sampl
 			took[i] = time.Since(began) / time.Duration(number)
 			require.NoError(b, err)
 		}
-		return benchkit.Sum(took)
+		return sum(took)
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
 	"stampede/bench/designs/redisson"
 	"stampede/internal/child"
 )
@@ -38,9 +37,9 @@ type javaProcess struct {
 }
 
 // withRedisson adds Redisson to the candidates if Java and Maven are installed.
-func (s *server) withRedisson(b *testing.B, candidates []benchkit.Timed,
+func (s *server) withRedisson(b *testing.B, candidates []timed,
 	command func(key string, n int) string,
-) []benchkit.Timed {
+) []timed {
 	b.Helper()
 	classes := redissonClasses()
 	if classes == "" {
@@ -55,7 +54,7 @@ func (s *server) withRedisson(b *testing.B, candidates []benchkit.Timed,
 		r.run(b, "bench-contended "+newKey()+" 32 300 1000")
 		r.warm = true
 	}
-	return append(candidates, benchkit.Timed{Name: "redisson", Times: func(n int) benchkit.Sample {
+	return append(candidates, timed{Name: "redisson", Times: func(n int) sample {
 		return r.run(b, command(newKey(), n))
 	}})
 }
@@ -83,7 +82,7 @@ func startRedisson(b *testing.B, classes, url string) *javaProcess {
 }
 
 // run runs one command of the Java program.
-func (r *javaProcess) run(b *testing.B, command string) benchkit.Sample {
+func (r *javaProcess) run(b *testing.B, command string) sample {
 	b.Helper()
 	_, err := fmt.Fprintln(r.in, "bench", command)
 	require.NoError(b, err)
@@ -95,5 +94,5 @@ func (r *javaProcess) run(b *testing.B, command string) benchkit.Sample {
 	}
 	line := strings.TrimPrefix(r.out.Text(), "bench ")
 	require.NoError(b, json.Unmarshal([]byte(line), &answer), "Redisson answers %q: %q", command, line)
-	return benchkit.Sample{N: answer.N, P50: answer.MedianNS, P99: answer.P99NS}
+	return sample{N: answer.N, P50: answer.MedianNS, P99: answer.P99NS}
 }

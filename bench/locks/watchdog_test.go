@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/page"
 	"stampede/lock"
 )
 
@@ -68,7 +68,7 @@ func BenchmarkHeld(b *testing.B) {
 			fmt.Sprintf("%.2f %%", 100*redisCPU), fmt.Sprintf("%.2f %%", 100*processCPU),
 		})
 	}
-	figures.Put(benchkit.Table{
+	figures.Put(page.Table{
 		Title: "Locks held and renewed",
 		Note: fmt.Sprintf("%d locks with a lease of %v, renewed every %v. With the default of 30 s all rates are lower "+
 			"in proportion. Persistence is off. Medians of %d rounds.",

@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/page"
 	"stampede/bench/rig"
 )
 
@@ -93,7 +93,7 @@ func compare(b *testing.B, title, plot, note string, candidates ...candidate) {
 		rows = append(rows, row)
 		bars = append(bars, rig.Bar{Name: c.name, Spread: results.Of(c.name, rate), Ours: c.name == first})
 	}
-	table := benchkit.Table{
+	table := page.Table{
 		Title: title,
 		Note: fmt.Sprintf("%s A backlog of %d orders, or what is done of it in %v. %d rounds; CPU time is in microseconds for each order.",
 			note, orders, turnAtMost, b.N),

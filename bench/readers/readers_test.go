@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/httpload"
+	"stampede/bench/page"
 	"stampede/bench/rig"
 	"stampede/internal/pause"
 )
@@ -39,7 +40,7 @@ func BenchmarkReaders(b *testing.B) {
 		rig.Candidate{Name: "nobody looks", Turn: func(b *testing.B, _ int) rig.Values { return turn(b, 0) }},
 		rig.Candidate{Name: "a crowd looks", Turn: func(b *testing.B, _ int) rig.Values { return turn(b, connections) }},
 	)
-	t := benchkit.Table{
+	t := page.Table{
 		Title: "Payments beside a crowd that looks",
 		Note: fmt.Sprintf("A sale with %s paid orders, %d payments a second in an open loop, and %d connections that ask for the sale one request after the other. "+
 			"Expired late: the latest of %d orders whose time to pay ends meanwhile. Medians of %d rounds, with the least and the greatest.",
@@ -72,14 +73,14 @@ func turn(b *testing.B, crowd int) rig.Values {
 	confirmed(b, running, "late", expiring, within)
 
 	addrs := []string{running.Fronts[0].Addr}
-	look := benchkit.HTTPLoad{Addrs: addrs, Connections: crowd, For: within, Request: func(dst []byte, _ uint64) []byte {
+	look := httpload.Load{Addrs: addrs, Connections: crowd, For: within, Request: func(dst []byte, _ uint64) []byte {
 		return fmt.Appendf(dst, "GET /v1/sales/%s HTTP/1.1\r\nHost: localhost\r\n\r\n", sale)
 	}}
-	pay := benchkit.HTTPLoad{Addrs: addrs, Connections: payers, For: within, Rate: paymentsPerSecond, Request: func(dst []byte, n uint64) []byte {
+	pay := httpload.Load{Addrs: addrs, Connections: payers, For: within, Rate: paymentsPerSecond, Request: func(dst []byte, n uint64) []byte {
 		return fmt.Appendf(dst, "POST /v1/orders/%s/pay HTTP/1.1\r\nHost: localhost\r\nX-User-ID: payer-%d\r\nContent-Type: application/json\r\n"+
 			"Content-Length: 21\r\n\r\n{\"reference\":\"pi_12\"}", payable[n-1], n)
 	}}
-	var looked, paid benchkit.Answers
+	var looked, paid httpload.Answers
 	before := running.CPU()
 	together, ctx := errgroup.WithContext(b.Context())
 	together.Go(func() (err error) { looked, err = look.Measure(ctx); return err })

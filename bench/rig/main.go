@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"stampede/bench/benchkit"
 	"stampede/bench/designs"
 	"stampede/bench/front"
+	"stampede/bench/page"
 )
 
 var (
@@ -23,15 +23,15 @@ var (
 
 // report is what the benchmarks of this process have found.
 var report struct {
-	figures benchkit.Figures
+	figures page.Figures
 	plots   map[string][]byte // by file name
 }
 
 // Put adds a table to the page, or replaces the one with the same title.
-func Put(t benchkit.Table) { report.figures.Put(t) }
+func Put(t page.Table) { report.figures.Put(t) }
 
 // PutWithPlot adds a table with a plot of it, an SVG that is written into the file of that name; nil is no plot.
-func PutWithPlot(t benchkit.Table, file string, svg []byte) {
+func PutWithPlot(t page.Table, file string, svg []byte) {
 	if svg == nil {
 		Put(t)
 		return
@@ -47,7 +47,7 @@ func PutWithPlot(t benchkit.Table, file string, svg []byte) {
 // Main is the body of a package's TestMain. It is also the front of a design where it is told so, and
 // then never returns to the benchmarks. The page is page.md in the folder of -figures; versions are
 // told of the modules whose paths contain one of the names, beside those of the servers.
-func Main(m *testing.M, page string, modules ...string) {
+func Main(m *testing.M, name string, modules ...string) {
 	if os.Getenv(front.Env) != "" {
 		os.Exit(front.Main(designs.Find))
 	}
@@ -59,14 +59,14 @@ func Main(m *testing.M, page string, modules ...string) {
 	code := m.Run()
 	text := report.figures.Markdown()
 	if text != "" {
-		text = "Measured " + time.Now().UTC().Format(time.DateOnly) + " on " + benchkit.Machine() + ", with " +
+		text = "Measured " + time.Now().UTC().Format(time.DateOnly) + " on " + page.Machine() + ", with " +
 			versions(modules) + ".\n\n" + text
 		fmt.Printf("\n%s", text)
 	}
 	stopServers()
 	removeBinary()
 	if *figuresFolder != "" && text != "" && code == 0 {
-		if err := write(filepath.Join(*figuresFolder, page+".md"), text); err != nil {
+		if err := write(filepath.Join(*figuresFolder, name+".md"), text); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -74,13 +74,13 @@ func Main(m *testing.M, page string, modules ...string) {
 	os.Exit(code)
 }
 
-func write(page, text string) error {
+func write(path, text string) error {
 	for name, svg := range report.plots {
 		if err := os.WriteFile(filepath.Join(*figuresFolder, name), svg, 0o644); err != nil {
 			return err
 		}
 	}
-	return benchkit.Replace(page, text)
+	return page.Replace(path, text)
 }
 
 // Scale is how much of something a benchmark does. A single round is a smoke of the benchmark, or its

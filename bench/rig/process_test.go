@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/httpload"
 )
 
 // A loop of the shell is work in user mode. Its wait for the one that it starts is none of its own.
@@ -41,7 +41,7 @@ func TestDesignIsServedByAProcessOfItsOwn(t *testing.T) {
 	answers := s.Measure(load)
 	assert.Equal(t, map[int]int64{202: 100}, answers.ByStatus)
 
-	broken := benchkit.HTTPLoad{Addrs: load.Addrs, Connections: 2, For: time.Minute, Request: load.Request}
+	broken := httpload.Load{Addrs: load.Addrs, Connections: 2, For: time.Minute, Request: load.Request}
 	broken.Heard = func(uint64, int, []byte) { s.Kill() }
 	broken.Connections = 1
 	assert.Equal(t, int64(1), s.Measure(broken).Broken)

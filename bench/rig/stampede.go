@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/httpload"
 	"stampede/internal/crowd"
 )
 
@@ -69,7 +69,7 @@ func (c Stampede) awaitOpen(s *System) {
 	const refused = http.StatusUnprocessableEntity
 	deadline := time.Now().Add(startWithin)
 	for _, p := range s.Fronts {
-		probe := benchkit.HTTPLoad{
+		probe := httpload.Load{
 			Addrs: []string{p.Addr}, Connections: 1, For: time.Second, Most: 1, Status: refused,
 			Request: func(dst []byte, _ uint64) []byte {
 				return fmt.Appendf(dst, "POST /v1/sales/%s/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+

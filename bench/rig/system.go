@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/bench/benchkit"
+	"stampede/bench/httpload"
 	"stampede/internal/pause"
 )
 
@@ -75,7 +75,7 @@ func (s *System) CPU() Usage {
 // Crowd prepares buyers who have bought nothing yet, of whom each sends so many requests at once. For
 // how long, over how many connections and at what rate they come is left to be set. Headers are more
 // lines for the head of each request.
-func (s *System) Crowd(clicks uint64, headers ...string) benchkit.HTTPLoad {
+func (s *System) Crowd(clicks uint64, headers ...string) httpload.Load {
 	s.crowds++
 	head := "POST /v1/sales/" + s.Sale.String() + "/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
 		"Content-Length: 14\r\n"
@@ -87,7 +87,7 @@ func (s *System) Crowd(clicks uint64, headers ...string) benchkit.HTTPLoad {
 	for _, p := range s.Fronts {
 		addrs = append(addrs, p.Addr)
 	}
-	return benchkit.HTTPLoad{
+	return httpload.Load{
 		Addrs: addrs,
 		Request: func(dst []byte, n uint64) []byte {
 			dst = append(dst, head...)
@@ -98,7 +98,7 @@ func (s *System) Crowd(clicks uint64, headers ...string) benchkit.HTTPLoad {
 }
 
 // Measure runs a load to its end.
-func (s *System) Measure(load benchkit.HTTPLoad) benchkit.Answers {
+func (s *System) Measure(load httpload.Load) httpload.Answers {
 	s.b.Helper()
 	answers, err := load.Measure(s.b.Context())
 	require.NoError(s.b, err)

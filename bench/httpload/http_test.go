@@ -1,4 +1,4 @@
-package benchkit
+package httpload
 
 import (
 	"io"
@@ -28,7 +28,7 @@ func get(dst []byte, _ uint64) []byte { return append(dst, "GET / HTTP/1.1\r\nHo
 func TestClosedLoopCountsAnswersByStatus(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Uint64
-	load := HTTPLoad{
+	load := Load{
 		Connections: 4, For: time.Minute, Most: 90, Request: get,
 		Addrs: serve(t, func(w http.ResponseWriter, _ *http.Request) {
 			if asked.Add(1)%3 == 0 {
@@ -56,7 +56,7 @@ func TestAnswersThatComeLateAreNotInTheRate(t *testing.T) {
 	t.Parallel()
 	const length = 100 * time.Millisecond
 	var asked atomic.Uint64
-	load := HTTPLoad{
+	load := Load{
 		Connections: 2, For: length, Request: get,
 		Addrs: serve(t, func(_ http.ResponseWriter, r *http.Request) {
 			if asked.Add(1) == 1 {
@@ -83,7 +83,7 @@ func TestOpenLoopCountsFromTheMomentInWhichARequestWasDue(t *testing.T) {
 	t.Parallel()
 	const hold = 200 * time.Millisecond
 	var first atomic.Bool
-	load := HTTPLoad{
+	load := Load{
 		Connections: 1, For: 300 * time.Millisecond, Rate: 100, Request: get,
 		Addrs: serve(t, func(_ http.ResponseWriter, r *http.Request) {
 			if !first.Swap(true) {
@@ -102,7 +102,7 @@ func TestOpenLoopCountsFromTheMomentInWhichARequestWasDue(t *testing.T) {
 func TestOpenLoopCountsWhatWasDueAndNeverSent(t *testing.T) {
 	t.Parallel()
 	const length = 50 * time.Millisecond
-	load := HTTPLoad{
+	load := Load{
 		Connections: 1, For: length, Rate: 1000, Request: get,
 		Addrs: serve(t, func(_ http.ResponseWriter, r *http.Request) { pause.For(3*length, r.Context().Done()) }),
 	}
@@ -115,7 +115,7 @@ func TestOpenLoopCountsWhatWasDueAndNeverSent(t *testing.T) {
 
 func TestConnectionsThatBreakAreCounted(t *testing.T) {
 	t.Parallel()
-	load := HTTPLoad{
+	load := Load{
 		Connections: 3, For: time.Minute, Request: get,
 		Addrs: serve(t, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }),
 	}
@@ -128,7 +128,7 @@ func TestConnectionsThatBreakAreCounted(t *testing.T) {
 
 func TestAnswerOfUnknownLengthIsAnError(t *testing.T) {
 	t.Parallel()
-	load := HTTPLoad{
+	load := Load{
 		Connections: 1, For: time.Minute, Request: get,
 		Addrs: serve(t, func(w http.ResponseWriter, _ *http.Request) { assert.NoError(t, http.NewResponseController(w).Flush()) }),
 	}

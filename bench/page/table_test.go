@@ -1,4 +1,4 @@
-package benchkit
+package page
 
 import (
 	"os"

@@ -1,35 +1,35 @@
-// Package benchkit is what the benchmarks share: candidates that are compared in one run, in turns,
-// and a crowd of HTTP connections that costs little enough to leave the cores to the servers.
-package benchkit
+package locks
 
 import (
 	"fmt"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/assert"
 )
 
-// Timed is one of several ways to do the same thing, where what counts is how long it takes.
-type Timed struct {
+// timed is one of several ways to do the same thing, where what counts is how long it takes.
+type timed struct {
 	Name string
 	// Times does it n times and returns how long that took each time. What it sets up and clears away
 	// is not in these times.
-	Times func(n int) Sample
+	Times func(n int) sample
 }
 
-// Sample is how long something took that was done some times.
-type Sample struct {
+// sample is how long something took that was done some times.
+type sample struct {
 	N        int
 	P50, P99 time.Duration
 }
 
-// Sum sums up times, of which there is at least one.
-func Sum(took []time.Duration) Sample {
-	return Sample{N: len(took), P50: percentile(took, 50), P99: percentile(took, 99)}
+// sum sums up times, of which there is at least one.
+func sum(took []time.Duration) sample {
+	return sample{N: len(took), P50: percentile(took, 50), P99: percentile(took, 99)}
 }
 
-// Timing is how long one candidate took.
-type Timing struct {
+// timing is how long one candidate took.
+type timing struct {
 	Name string
 	// P50 and P99 are the medians over the rounds, and that of a round is the median over its turns.
 	P50, P99 time.Duration
@@ -38,14 +38,14 @@ type Timing struct {
 	Ratio, RatioMin, RatioMax float64
 }
 
-// CompareTimes runs b.N rounds. A round is made of turns: in each of them every candidate does its
+// compareTimes runs b.N rounds. A round is made of turns: in each of them every candidate does its
 // work so many times, and the order changes from turn to turn, so that whatever else the machine does
 // meets all of them alike. It reports, and returns in the order of the candidates, what Timing says.
-func CompareTimes(b *testing.B, turns, times int, candidates ...Timed) []Timing {
+func compareTimes(b *testing.B, turns, times int, candidates ...timed) []timing {
 	b.Helper()
-	rounds := make([][]Sample, len(candidates))
+	rounds := make([][]sample, len(candidates))
 	for round := range b.N {
-		ofRound := make([][]Sample, len(candidates))
+		ofRound := make([][]sample, len(candidates))
 		for turn := range turns {
 			for place := range candidates {
 				i := (place + turn + round) % len(candidates)
@@ -61,9 +61,9 @@ func CompareTimes(b *testing.B, turns, times int, candidates ...Timed) []Timing 
 		}
 	}
 	b.ReportMetric(0, "ns/op") // a round has no meaning as an operation
-	timings := make([]Timing, len(candidates))
+	timings := make([]timing, len(candidates))
 	for i, c := range candidates {
-		timings[i] = timing(c.Name, rounds[i], rounds[0])
+		timings[i] = timingOf(c.Name, rounds[i], rounds[0])
 		b.ReportMetric(micros(timings[i].P50), c.Name+"_p50_µs")
 		b.ReportMetric(micros(timings[i].P99), c.Name+"_p99_µs")
 		if i > 0 {
@@ -74,21 +74,21 @@ func CompareTimes(b *testing.B, turns, times int, candidates ...Timed) []Timing 
 }
 
 // timing sums up the rounds of one candidate beside those of the first.
-func timing(name string, rounds, first []Sample) Timing {
+func timingOf(name string, rounds, first []sample) timing {
 	ratios := make([]float64, len(rounds))
 	for i := range rounds {
 		ratios[i] = float64(rounds[i].P50) / float64(first[i].P50)
 	}
 	m := middle(rounds)
-	return Timing{
+	return timing{
 		Name: name, P50: m.P50, P99: m.P99,
 		Ratio: median(ratios), RatioMin: slices.Min(ratios), RatioMax: slices.Max(ratios),
 	}
 }
 
 // middle is the median of the medians, and that of the 99th percentiles.
-func middle(samples []Sample) Sample {
-	var m Sample
+func middle(samples []sample) sample {
+	var m sample
 	var p50s, p99s []time.Duration
 	for _, s := range samples {
 		m.N += s.N
@@ -110,4 +110,31 @@ func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
+}
+
+func TestTimingIsOfTheMedianRound(t *testing.T) {
+	t.Parallel()
+	first := []sample{{3, 10, 0}, {3, 20, 0}, {3, 40, 0}}
+	rounds := []sample{{3, 20, 60}, {3, 200, 50}, {3, 40, 900}}
+	assert.Equal(t, timing{
+		Name: "slow", P50: 40, P99: 60, Ratio: 2, RatioMin: 1, RatioMax: 10,
+	}, timingOf("slow", rounds, first))
+}
+
+func TestSampleIsOfAllTimes(t *testing.T) {
+	t.Parallel()
+	assert.Equal(t, sample{N: 3, P50: 2, P99: 3}, sum([]time.Duration{3, 1, 2}))
+	assert.Equal(t, sample{N: 6, P50: 2, P99: 5}, middle([]sample{{2, 3, 4}, {2, 1, 9}, {2, 2, 5}}))
+}
+
+func TestPercentile(t *testing.T) {
+	t.Parallel()
+	hundred := make([]time.Duration, 100)
+	for i := range hundred {
+		hundred[i] = time.Duration(100 - i)
+	}
+	assert.Equal(t, time.Duration(50), percentile(hundred, 50))
+	assert.Equal(t, time.Duration(99), percentile(hundred, 99))
+	assert.Equal(t, time.Duration(7), percentile([]time.Duration{7}, 99))
+	assert.Equal(t, time.Duration(2), percentile([]time.Duration{3, 1, 2}, 50))
 }

@@ -1,4 +1,4 @@
-package benchkit
+package httpload
 
 import (
 	"errors"

@@ -1,4 +1,5 @@
-package benchkit
+// Package page holds what a benchmark found as tables with plots, and writes them into the pages of docs/bench.
+package page
 
 import (
 	"bytes"

@@ -1,4 +1,5 @@
-package benchkit
+// Package httpload is a crowd of HTTP connections that costs little enough to leave the cores to the servers.
+package httpload
 
 import (
 	"bufio"
@@ -15,12 +16,12 @@ import (
 	"stampede/internal/pause"
 )
 
-// HTTPLoad is a crowd of connections. Without a Rate it is a closed loop: each of them sends a request
+// Load is a crowd of connections. Without a Rate it is a closed loop: each of them sends a request
 // as soon as the last one was answered. With one it is an open loop: requests are due on a schedule
 // that does not wait for answers, and how long one took counts from the moment it was due, so that a
 // server which falls behind cannot hide it. It writes and reads HTTP/1.1 by hand: net/http's client
 // would cost more than the server under test, and they share the cores.
-type HTTPLoad struct {
+type Load struct {
 	Addrs       []string // host:port of each server; the connections take turns
 	Connections int
 	For         time.Duration
@@ -43,7 +44,7 @@ const answerPatience = 15 * time.Second
 
 // Measure sends the load. Connections that break are counted and not opened again; the error is of those
 // that could not be opened, or of an answer that is no HTTP. It ends early with ctx.
-func (l HTTPLoad) Measure(ctx context.Context) (Answers, error) {
+func (l Load) Measure(ctx context.Context) (Answers, error) {
 	conns, err := l.dial(ctx)
 	defer func() {
 		for _, conn := range conns {
@@ -62,7 +63,7 @@ func (l HTTPLoad) Measure(ctx context.Context) (Answers, error) {
 	return r.sum()
 }
 
-func (l HTTPLoad) dial(ctx context.Context) ([]net.Conn, error) {
+func (l Load) dial(ctx context.Context) ([]net.Conn, error) {
 	var conns []net.Conn
 	for i := range l.Connections {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", l.Addrs[i%len(l.Addrs)])
@@ -76,7 +77,7 @@ func (l HTTPLoad) dial(ctx context.Context) ([]net.Conn, error) {
 
 // run is a load under way.
 type run struct {
-	load HTTPLoad
+	load Load
 	ctx  context.Context
 	// No request is due after the deadline. An open loop that is behind goes on with those that were due
 	// before, until it gives up on the rest.
@@ -85,7 +86,7 @@ type run struct {
 	tallies                 []tally       // one for each connection
 }
 
-func newRun(ctx context.Context, l HTTPLoad, connections int) *run {
+func newRun(ctx context.Context, l Load, connections int) *run {
 	began := time.Now()
 	return &run{
 		load: l, ctx: ctx, began: began, deadline: began.Add(l.For), giveUp: began.Add(2 * l.For),
@@ -164,7 +165,7 @@ func (r *run) due(n uint64) time.Time {
 	return r.began.Add(time.Duration(float64(n-1) / r.load.Rate * float64(time.Second)))
 }
 
-func (l HTTPLoad) wants(status int) bool {
+func (l Load) wants(status int) bool {
 	if l.Status == 0 {
 		return status >= 200 && status <= 299
 	}
@@ -174,7 +175,7 @@ func (l HTTPLoad) wants(status int) bool {
 // answerBytes is more than any answer of a purchase has.
 const answerBytes = 4 << 10
 
-var errNotHTTP = errors.New("benchkit: not an answer that this client can read")
+var errNotHTTP = errors.New("httpload: not an answer that this client can read")
 
 // readHead reads the head of an answer, and returns its status and the length of its body.
 func readHead(in *bufio.Reader) (status, length int, err error) {
