@@ -3,6 +3,9 @@ package fulfillment
 import (
 	"context"
 	"crypto/rand"
+	"log"
+	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,11 +25,40 @@ type conformance struct {
 }
 
 func newConformance(t *testing.T, features tests.Features, change func(*SubscriberConfig)) conformance {
+	mute(t)
 	keys := testkit.Keys(t)
 	features.ConsumerGroups = true
 	features.Persistent = true
 	features.GenerateTopicFunc = func(tctx tests.TestContext) string { return keys.Prefix + ":" + string(tctx.TestID) }
 	return conformance{features, change}
+}
+
+// muted counts the tests that run the suite, and keeps the standard output of the process meanwhile.
+var muted struct {
+	sync.Mutex
+	tests  int
+	stdout *os.File
+}
+
+// mute drops what the suite prints without a logger: it would stand among the logs of other tests that fail.
+func mute(t *testing.T) {
+	muted.Lock()
+	defer muted.Unlock()
+	if muted.tests++; muted.tests == 1 {
+		null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+		require.NoError(t, err)
+		muted.stdout, os.Stdout = os.Stdout, null
+		log.SetOutput(null)
+	}
+	t.Cleanup(func() {
+		muted.Lock()
+		defer muted.Unlock()
+		if muted.tests--; muted.tests == 0 {
+			_ = os.Stdout.Close()
+			os.Stdout = muted.stdout
+			log.SetOutput(os.Stderr)
+		}
+	})
 }
 
 func (c conformance) pair(t *testing.T, group string) (message.Publisher, message.Subscriber) {
