@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"stampede/bench/designs"
 	"stampede/bench/httpload"
 	"stampede/bench/page"
 	"stampede/bench/rig"
@@ -13,7 +14,8 @@ import (
 
 // system is one that buyers come to.
 type system struct {
-	name  string
+	name  string // the one that -only finds
+	title string // the one on the page
 	start func(b *testing.B) *rig.System
 	// records is whether its orders come to Postgres, and behind whether that is after the answer.
 	records, behind bool
@@ -26,11 +28,11 @@ const plenty = 50_000_000
 var systems = []system{
 	design("nothing", false),
 	design("postgres-batched", true),
-	{"Stampede", func(b *testing.B) *rig.System { return rig.Stampede{}.Start(b, plenty) }, true, true},
+	{"Stampede", "Stampede", func(b *testing.B) *rig.System { return rig.Stampede{}.Start(b, plenty) }, true, true},
 }
 
 func design(name string, records bool) system {
-	return system{name, func(b *testing.B) *rig.System { return rig.StartDesign(b, name, nil, plenty) }, records, false}
+	return system{name, designs.All[name].Title, func(b *testing.B) *rig.System { return rig.StartDesign(b, name, nil, plenty) }, records, false}
 }
 
 const (
@@ -111,27 +113,26 @@ func tellCosts(b *testing.B, results *rig.Results, rates []int) {
 	b.Helper()
 	t := page.Table{
 		Title: "CPU time for an order, µs",
-		Note: fmt.Sprintf("Open loop over %d connections. `nothing` is an Echo front with the usual middlewares and no order behind it. "+
+		Note: fmt.Sprintf("Open loop over %d connections. Echo has the usual middlewares, and no order behind it. "+
 			"Cores busy: all of it, the load included, times the rate. Medians of %d rounds; of the sum with the least and the greatest.", connections, b.N),
 		Head: append(append([]string{"", "buyers/s"}, rig.Roles...), "all", "cores busy"),
+		Plot: "arrivals-cpu.svg", Chart: &page.Chart{
+			Kind: page.Lines, Title: "CPU time for an order", X: "buyers/s", Columns: []string{"all"}, Unit: "microseconds",
+		},
 	}
-	var lines []rig.Line
 	for _, s := range systems {
-		line := rig.Line{Name: s.name}
 		for _, perSecond := range rates {
-			row := []string{s.name, rig.Count(float64(perSecond))}
+			row := []string{s.title, rig.Count(float64(perSecond))}
 			for _, role := range rig.Roles {
 				row = append(row, results.Of(s.name, at(role, perSecond)).Middle(rig.Ratio))
 			}
 			all := results.Of(s.name, at(cpuOfAll, perSecond))
-			line.Points = append(line.Points, rig.Point{X: float64(perSecond), Spread: all})
 			busy := all
 			busy.Median *= float64(perSecond) / 1e6
 			t.Rows = append(t.Rows, append(row, all.With(rig.Count), busy.Middle(rig.Ratio)))
 		}
-		lines = append(lines, line)
 	}
-	rig.PutWithPlot(t, "arrivals-cpu.svg", rig.Lines(b, "CPU time for an order", "buyers/s", "microseconds", lines))
+	rig.Put(t)
 }
 
 func tellDelays(b *testing.B, results *rig.Results, rates []int) {
@@ -144,7 +145,7 @@ func tellDelays(b *testing.B, results *rig.Results, rates []int) {
 	}
 	for _, s := range systems {
 		for _, perSecond := range rates {
-			row := []string{s.name, rig.Count(float64(perSecond))}
+			row := []string{s.title, rig.Count(float64(perSecond))}
 			for _, figure := range []string{answered50, answered99, committed50, committed99} {
 				row = append(row, results.Of(s.name, at(figure, perSecond)).With(rig.Millis))
 			}

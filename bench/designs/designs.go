@@ -10,7 +10,9 @@ import (
 
 // Entry is a design of the ladder.
 type Entry struct {
-	New front.New
+	// Title is its name in tables and plots.
+	Title string
+	New   front.New
 	// Guarded designs keep their stock in Postgres, under the CHECK of sales.sold and the unique index
 	// of live orders. For all others the benchmark takes that index away: the tutorials that teach them
 	// have no second guard, and with ours their faults would be hidden.
@@ -32,25 +34,25 @@ type Entry struct {
 	TakesOver time.Duration
 }
 
-// All are the designs by name.
+// All are the designs by the short names that -only finds.
 var All = map[string]Entry{
-	"nothing":     {New: newNothing, NoOrders: true},
-	"nothing-raw": {New: newNothingRaw, NoOrders: true},
+	"nothing":     {Title: "Echo, nothing behind it", New: newNothing, NoOrders: true},
+	"nothing-raw": {Title: "Echo, prebuilt bytes", New: newNothingRaw, NoOrders: true},
 
-	"check-set":    {New: newCheckSet},
-	"mutex":        {New: newMutex},
-	"mutex-twice":  {New: newMutex, Fronts: 2},
-	"setnx":        {New: newSetNX},
-	"memory-queue": {New: newMemoryQueue},
-	"evalsha":      {New: newEvalsha, NoOrders: true},
-	"stock-stream": {New: newStockStream, TakesOver: stockTakesOver},
+	"check-set":    {Title: "Redis: check, then write", New: newCheckSet},
+	"mutex":        {Title: "Mutex, one process", New: newMutex},
+	"mutex-twice":  {Title: "Mutex, two processes", New: newMutex, Fronts: 2},
+	"setnx":        {Title: "SET NX lock in Redis", New: newSetNX},
+	"memory-queue": {Title: "Lua script, queue in memory", New: newMemoryQueue},
+	"evalsha":      {Title: "Lua per buyer, no worker", New: newEvalsha, NoOrders: true},
+	"stock-stream": {Title: "Lua per buyer, stock subscriber", New: newStockStream, TakesOver: stockTakesOver},
 
-	"lock-transaction":          {New: newLockTransaction, Guarded: true},
-	"lock-transaction-redisson": {New: newRedissonTransaction, Guarded: true, Missing: redissonMissing},
+	"lock-transaction":          {Title: "Transaction under our lock", New: newLockTransaction, Guarded: true},
+	"lock-transaction-redisson": {Title: "Transaction under Redisson's lock", New: newRedissonTransaction, Guarded: true, Missing: redissonMissing},
 
-	"postgres-row":     {New: newPostgresRow, Guarded: true},
-	"postgres-units":   {New: newPostgresUnits, Guarded: true, RowPerUnit: true},
-	"postgres-batched": {New: newPostgresBatched, Guarded: true},
+	"postgres-row":     {Title: "Postgres, one row per sale", New: newPostgresRow, Guarded: true},
+	"postgres-units":   {Title: "Postgres, one row per unit", New: newPostgresUnits, Guarded: true, RowPerUnit: true},
+	"postgres-batched": {Title: "Postgres, batched", New: newPostgresBatched, Guarded: true},
 }
 
 // Find is for front.Main.

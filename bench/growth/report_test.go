@@ -66,27 +66,29 @@ func (r report) put(what, unit, note string, columns ...column) {
 	for _, at := range r.series.at {
 		table.Rows = append(table.Rows, []string{rig.Count(float64(at))})
 	}
-	var lines []rig.Line
+	var drawn []string
 	for _, c := range columns {
-		line, measured := rig.Line{Name: c.head}, false
+		var cells []string
+		measured := false
 		for _, at := range r.series.at {
 			spread := r.results.Of(strconv.Itoa(at), c.figure)
-			line.Points = append(line.Points, rig.Point{X: float64(at), Spread: spread})
+			cells = append(cells, spread.With(c.write))
 			measured = measured || spread.N > 0
 		}
 		if !measured {
 			continue
 		}
 		table.Head = append(table.Head, c.head)
-		for i, point := range line.Points {
-			table.Rows[i] = append(table.Rows[i], point.With(c.write))
+		for i, cell := range cells {
+			table.Rows[i] = append(table.Rows[i], cell)
 		}
 		if c.drawn {
-			lines = append(lines, line)
+			drawn = append(drawn, c.head)
 		}
 	}
-	file := fmt.Sprintf("growth-%s-%s.svg", r.series.name, strings.ToLower(what))
-	rig.PutWithPlot(table, file, rig.Lines(r.b, table.Title, r.series.grows, unit, lines))
+	table.Plot = fmt.Sprintf("growth-%s-%s.svg", r.series.name, strings.ToLower(what))
+	table.Chart = &page.Chart{Kind: page.Lines, X: r.series.grows, Columns: drawn, Unit: unit}
+	rig.Put(table)
 }
 
 // costs are what is to be the same for each order, wherever in a series.

@@ -14,7 +14,8 @@ import (
 
 // rung is one that is compared: a design, or the product.
 type rung struct {
-	name   string
+	name   string // the one that -only finds
+	title  string // the one on the page
 	design string // of package designs; "" is the product
 	// alone is the product without its worker, as an ingress runs that has a machine for itself. It
 	// accepts orders, and nobody writes them to Postgres.
@@ -64,13 +65,13 @@ func rungs() (all []rung, leftOut string) {
 		entry := designs.All[name]
 		if entry.Missing != nil {
 			if what := entry.Missing(); what != "" {
-				leftOut += " " + name + " is left out: " + what + "."
+				leftOut += " " + entry.Title + " is left out: " + what + "."
 				continue
 			}
 		}
-		all = append(all, rung{name: name, design: name})
+		all = append(all, rung{name: name, title: entry.Title, design: name})
 	}
-	return append(all, rung{name: ingress, alone: true}, rung{name: ours}), leftOut
+	return append(all, rung{name: ingress, title: ingress, alone: true}, rung{name: ours, title: ours}), leftOut
 }
 
 // isOurs tells whether the rung is the product.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"stampede/bench/designs"
 	"stampede/bench/page"
 	"stampede/bench/rig"
 )
@@ -26,16 +27,15 @@ func tellRates(b *testing.B, results *rig.Results, all []rung, leftOut string) {
 		Note: fmt.Sprintf("Closed loop of %d connections, %d rounds of %v; medians, with the least and the greatest. Only answers of "+
 			"acceptance count: 201, which says that the order is in Postgres, or 202.%s", connections(b), b.N, turn(b), leftOut),
 		Head: []string{"design", "accepted/s", "p50", "p99", "p99.9", "other answers"},
+		Plot: "ladder-accepted.svg", Chart: &page.Chart{Kind: page.Bars, Columns: []string{"accepted/s"}, Unit: "orders/s"},
 	}
-	var bars []rig.Bar
 	for _, r := range all {
-		row := []string{r.name, results.Of(r.name, accepted).With(rig.Count)}
+		row := []string{r.title, results.Of(r.name, accepted).With(rig.Count)}
 		row = append(row, latencies(results, r.name, closedLoop)...)
 		row = append(row, results.Of(r.name, failed).Middle(percent))
 		t.Rows = append(t.Rows, row)
-		bars = append(bars, rig.Bar{Name: r.name, Spread: results.Of(r.name, accepted), Ours: r.isOurs()})
 	}
-	rig.PutWithPlot(t, "ladder-accepted.svg", rig.Bars(b, t.Title, "orders/s", rig.Count, bars))
+	rig.Put(t)
 }
 
 func tellDurable(b *testing.B, results *rig.Results, all []rung) {
@@ -45,15 +45,14 @@ func tellDurable(b *testing.B, results *rig.Results, all []rung) {
 		Note: fmt.Sprintf("The same loads, %d rounds, from the first request until the last accepted order is in Postgres. A design that is behind when the load ends "+
 			"gets the same time again, and counts with what it has written by then. Front, Redis, worker, Postgres and the load share the cores.", b.N),
 		Head: []string{"design", "orders in Postgres/s"},
+		Plot: "ladder-durable.svg", Chart: &page.Chart{Kind: page.Bars, Columns: []string{"orders in Postgres/s"}, Unit: "orders/s"},
 	}
-	var bars []rig.Bar
 	for _, r := range all {
 		if s := results.Of(r.name, durable); s.N > 0 {
-			t.Rows = append(t.Rows, []string{r.name, s.With(rig.Count)})
-			bars = append(bars, rig.Bar{Name: r.name, Spread: s, Ours: r.isOurs()})
+			t.Rows = append(t.Rows, []string{r.title, s.With(rig.Count)})
 		}
 	}
-	rig.PutWithPlot(t, "ladder-durable.svg", rig.Bars(b, t.Title, "orders/s", rig.Count, bars))
+	rig.Put(t)
 }
 
 func tellRatios(b *testing.B, results *rig.Results, all []rung) {
@@ -68,7 +67,7 @@ func tellRatios(b *testing.B, results *rig.Results, all []rung) {
 			continue
 		}
 		t.Rows = append(t.Rows, []string{
-			r.name,
+			r.title,
 			results.Ratio(ingress, accepted, r.name, accepted).With(rig.Ratio),
 			results.Ratio(ours, accepted, r.name, accepted).With(rig.Ratio),
 			results.Ratio(ours, durable, r.name, durable).With(rig.Ratio),
@@ -79,18 +78,18 @@ func tellRatios(b *testing.B, results *rig.Results, all []rung) {
 
 // goals are what is to be reached, by the ratios of BenchmarkLadder.
 var goals = []struct {
-	what, figure string
-	other        string
-	least        float64 // 0 where nothing is to be reached
+	other, detail string
+	figure        string
+	least         float64 // 0 where nothing is to be reached
 }{
-	{"accepted ÷ Echo doing nothing: Recover, RequestID, a bound body, an answer in JSON (`nothing`)", accepted, nothing, 0.75},
-	{"accepted ÷ Echo doing even less: prebuilt bytes, no middleware, the body not read (`nothing-raw`)", accepted, nothingRaw, 0},
-	{"accepted ÷ one EVALSHA for each buyer, of the tutorials' script with XADD (`evalsha`)", accepted, evalsha, 1.8},
-	{"accepted ÷ Postgres, one transaction for each buyer (`postgres-row`)", accepted, row, 10},
-	{"accepted ÷ Postgres, batched as we batch (`postgres-batched`)", accepted, batched, 1.3},
-	{"accepted ÷ a lock around a transaction (`lock-transaction`)", accepted, lockedTx, 20},
-	{"in Postgres ÷ Postgres, one transaction for each buyer (`postgres-row`)", durable, row, 10},
-	{"in Postgres ÷ Postgres, batched as we batch (`postgres-batched`)", durable, batched, 1.1},
+	{nothing, " (Recover, RequestID, a bound body, an answer in JSON)", accepted, 0.75},
+	{nothingRaw, " (no middleware, the body is not read)", accepted, 0},
+	{evalsha, " (one EVALSHA of the tutorials' script with XADD)", accepted, 1.8},
+	{row, " (one transaction for each buyer)", accepted, 10},
+	{batched, " (as we batch)", accepted, 1.3},
+	{lockedTx, "", accepted, 20},
+	{row, " (one transaction for each buyer)", durable, 10},
+	{batched, " (as we batch)", durable, 1.1},
 }
 
 func tellGoals(b *testing.B, results *rig.Results) {
@@ -109,7 +108,12 @@ func tellGoals(b *testing.B, results *rig.Results) {
 		if g.figure == durable {
 			reached = whole
 		}
-		line := []string{g.what, "", alone.With(rig.Ratio), whole.With(rig.Ratio), ""}
+		what := "accepted"
+		if g.figure == durable {
+			what = "in Postgres"
+		}
+		what += " ÷ " + designs.All[g.other].Title + g.detail
+		line := []string{what, "", alone.With(rig.Ratio), whole.With(rig.Ratio), ""}
 		if g.least > 0 {
 			line[1] = rig.Ratio(g.least)
 		}
@@ -132,18 +136,18 @@ func tellLatencies(b *testing.B, results *rig.Results, all []rung) {
 			"design", "half load: answers/s", "p50", "p99", "p99.9",
 			fmt.Sprintf("%d due/s: answers/s", commonRate), "p50", "p99", "p99.9",
 		},
+		// The first p99 is that of half load.
+		Plot: "ladder-latency.svg", Chart: &page.Chart{Kind: page.Bars, Title: "p99 at half load", Columns: []string{"p99"}, Unit: "milliseconds"},
 	}
-	var bars []rig.Bar
 	for _, r := range all {
-		row := []string{r.name}
+		row := []string{r.title}
 		for _, load := range []string{halfLoad, commonLoad} {
 			row = append(row, results.Of(r.name, load+rate).Middle(rig.Count))
 			row = append(row, latencies(results, r.name, load)...)
 		}
 		t.Rows = append(t.Rows, row)
-		bars = append(bars, rig.Bar{Name: r.name, Spread: results.Of(r.name, halfLoad+p99), Ours: r.isOurs()})
 	}
-	rig.PutWithPlot(t, "ladder-latency.svg", rig.Bars(b, "p99 at half load", "ms", rig.Ratio, bars))
+	rig.Put(t)
 }
 
 func tellCPU(b *testing.B, results *rig.Results, all []rung) {
@@ -156,7 +160,7 @@ func tellCPU(b *testing.B, results *rig.Results, all []rung) {
 	}
 	t.Head = append(t.Head, rig.Roles...)
 	for _, r := range all {
-		row := []string{r.name}
+		row := []string{r.title}
 		for _, role := range rig.Roles {
 			row = append(row, results.Of(r.name, cpu+role).Middle(rig.Ratio))
 		}

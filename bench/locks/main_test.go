@@ -20,7 +20,11 @@ var (
 func TestMain(m *testing.M) {
 	code := m.Run()
 	stopAll()
-	if tables := figures.Markdown(); tables != "" {
+	tables, _, err := figures.Write() // none has a chart
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	} else if tables != "" {
 		text := "Machine: " + page.Machine() + ". " + versions() + ".\n\n" + tables
 		fmt.Printf("\n%s", text)
 		if *figuresFile != "" && code == 0 {

@@ -19,8 +19,9 @@ type Table struct {
 	Note string
 	Head []string
 	Rows [][]string
-	// Plot is the file of a picture of it, beside the page; "" if there is none.
-	Plot string
+	// Plot is the file of a picture of it, beside the page, which is drawn as Chart says; "" if there is none.
+	Plot  string
+	Chart *Chart
 }
 
 // Figures collects the tables of a run. It is safe for concurrent use.
@@ -41,11 +42,12 @@ func (f *Figures) Put(t Table) {
 	f.tables = append(f.tables, t)
 }
 
-// Markdown is all tables in the order in which they came.
-func (f *Figures) Markdown() string {
+// Write prints all tables in the order in which they came, and draws their charts.
+func (f *Figures) Write() (markdown string, plots map[string][]byte, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var out strings.Builder
+	plots = map[string][]byte{}
 	for _, t := range f.tables {
 		fmt.Fprintf(&out, "### %s\n\n%s\n\n", t.Title, t.Note)
 		rule := slices.Repeat([]string{"---"}, len(t.Head))
@@ -53,11 +55,24 @@ func (f *Figures) Markdown() string {
 			fmt.Fprintf(&out, "| %s |\n", strings.Join(row, " | "))
 		}
 		out.WriteString("\n")
-		if t.Plot != "" {
-			fmt.Fprintf(&out, "![%s](%s)\n\n", t.Title, t.Plot)
+		if t.Chart == nil {
+			continue
 		}
+		picture, err := t.draw()
+		if err != nil {
+			return "", nil, err
+		}
+		if picture == nil { // -only has left nothing to draw
+			continue
+		}
+		plots[t.Plot] = picture
+		chart, err := t.Chart.line()
+		if err != nil {
+			return "", nil, err
+		}
+		fmt.Fprintf(&out, "%s\n![%s](%s)\n\n", chart, t.Title, t.Plot)
 	}
-	return out.String()
+	return out.String(), plots, nil
 }
 
 // The lines of a file between which Replace writes.

@@ -15,8 +15,15 @@ func TestFiguresAreMarkdownAndTheLastRunCounts(t *testing.T) {
 	var f Figures
 	f.Put(Table{Title: "A", Note: "Warm-up.", Head: []string{"x"}, Rows: [][]string{{"0"}}})
 	f.Put(Table{Title: "B", Note: "Other.", Head: []string{"x"}})
-	f.Put(Table{Title: "A", Note: "Note.", Head: []string{"x", "y"}, Rows: [][]string{{"1", "2"}}, Plot: "a.svg"})
-	assert.Equal(t, "### A\n\nNote.\n\n| x | y |\n| --- | --- |\n| 1 | 2 |\n\n![A](a.svg)\n\n### B\n\nOther.\n\n| x |\n| --- |\n\n", f.Markdown())
+	f.Put(Table{
+		Title: "A", Note: "Note.", Head: []string{"x", "y"}, Rows: [][]string{{"1", "2"}},
+		Plot: "a.svg", Chart: &Chart{Kind: Bars, Columns: []string{"y"}, Unit: "z"},
+	})
+	text, plots, err := f.Write()
+	require.NoError(t, err)
+	assert.Equal(t, "### A\n\nNote.\n\n| x | y |\n| --- | --- |\n| 1 | 2 |\n\n"+
+		`<!-- chart {"kind":"bars","columns":["y"],"unit":"z"} -->`+"\n![A](a.svg)\n\n### B\n\nOther.\n\n| x |\n| --- |\n\n", text)
+	assert.Contains(t, plots, "a.svg")
 }
 
 func TestReplaceWritesBetweenItsLinesOnly(t *testing.T) {

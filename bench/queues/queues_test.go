@@ -79,7 +79,6 @@ func compare(b *testing.B, title, plot, note string, candidates ...candidate) {
 	}
 	results := rig.Compare(b, turns...)
 	var rows [][]string
-	var bars []rig.Bar
 	first := candidates[0].name
 	for _, c := range candidates {
 		results.Report(b, c.name, rate, rate)
@@ -91,15 +90,15 @@ func compare(b *testing.B, title, plot, note string, candidates ...candidate) {
 			row = append(row, results.Of(c.name, role).Middle(rig.Ratio))
 		}
 		rows = append(rows, row)
-		bars = append(bars, rig.Bar{Name: c.name, Spread: results.Of(c.name, rate), Ours: c.name == first})
 	}
 	table := page.Table{
 		Title: title,
 		Note: fmt.Sprintf("%s A backlog of %d orders, or what is done of it in %v. %d rounds; CPU time is in microseconds for each order.",
 			note, orders, turnAtMost, b.N),
+		Plot: plot, Chart: &page.Chart{Kind: page.Bars, Columns: []string{"orders/s, median (min–max)"}, Unit: rate},
 		Head: []string{"", "orders/s, median (min–max)", "Stampede ÷ it (min–max)", "CPU: consumer", "Redis", "Postgres"}, Rows: rows,
 	}
-	rig.PutWithPlot(table, plot, rig.Bars(b, title, rate, rig.Count, bars))
+	rig.Put(table)
 }
 
 // backlog is a queue full of orders, on which a consumer is about to work.

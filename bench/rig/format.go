@@ -6,17 +6,15 @@ import (
 	"strconv"
 	"time"
 
+	"stampede/bench/page"
 	"stampede/internal/figure"
 )
-
-// none stands in a table where nothing was measured.
-const none = "–"
 
 // With writes the median and, where there are several rounds, the least and the greatest value.
 func (s Spread) With(write func(float64) string) string {
 	switch s.N {
 	case 0:
-		return none
+		return page.None
 	case 1:
 		return write(s.Median)
 	}
@@ -26,7 +24,7 @@ func (s Spread) With(write func(float64) string) string {
 // Middle writes the median only.
 func (s Spread) Middle(write func(float64) string) string {
 	if s.N == 0 {
-		return none
+		return page.None
 	}
 	return write(s.Median)
 }

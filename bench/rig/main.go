@@ -21,31 +21,14 @@ var (
 	only          = flag.String("only", "", "a regular `expression`: only candidates whose names it finds take turns, to profile them or to work on them")
 )
 
-// report is what the benchmarks of this process have found.
-var report struct {
-	figures page.Figures
-	plots   map[string][]byte // by file name
-}
+// figures are what the benchmarks of this process have found.
+var figures page.Figures
 
 // Put adds a table to the page, or replaces the one with the same title.
-func Put(t page.Table) { report.figures.Put(t) }
-
-// PutWithPlot adds a table with a plot of it, an SVG that is written into the file of that name; nil is no plot.
-func PutWithPlot(t page.Table, file string, svg []byte) {
-	if svg == nil {
-		Put(t)
-		return
-	}
-	t.Plot = file
-	if report.plots == nil {
-		report.plots = make(map[string][]byte)
-	}
-	report.plots[file] = svg
-	Put(t)
-}
+func Put(t page.Table) { figures.Put(t) }
 
 // Main is the body of a package's TestMain. It is also the front of a design where it is told so, and
-// then never returns to the benchmarks. The page is page.md in the folder of -figures; versions are
+// then never returns to the benchmarks. The page is NAME.md in the folder of -figures; versions are
 // told of the modules whose paths contain one of the names, beside those of the servers.
 func Main(m *testing.M, name string, modules ...string) {
 	if os.Getenv(front.Env) != "" {
@@ -57,7 +40,11 @@ func Main(m *testing.M, name string, modules ...string) {
 		os.Exit(2)
 	}
 	code := m.Run()
-	text := report.figures.Markdown()
+	text, plots, err := figures.Write()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
 	if text != "" {
 		text = "Measured " + time.Now().UTC().Format(time.DateOnly) + " on " + page.Machine() + ", with " +
 			versions(modules) + ".\n\n" + text
@@ -66,7 +53,7 @@ func Main(m *testing.M, name string, modules ...string) {
 	stopServers()
 	removeBinary()
 	if *figuresFolder != "" && text != "" && code == 0 {
-		if err := write(filepath.Join(*figuresFolder, name+".md"), text); err != nil {
+		if err := write(name, text, plots); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -74,13 +61,13 @@ func Main(m *testing.M, name string, modules ...string) {
 	os.Exit(code)
 }
 
-func write(path, text string) error {
-	for name, svg := range report.plots {
-		if err := os.WriteFile(filepath.Join(*figuresFolder, name), svg, 0o644); err != nil {
+func write(name, text string, plots map[string][]byte) error {
+	for file, svg := range plots {
+		if err := os.WriteFile(filepath.Join(*figuresFolder, file), svg, 0o644); err != nil {
 			return err
 		}
 	}
-	return page.Replace(path, text)
+	return page.Replace(filepath.Join(*figuresFolder, name+".md"), text)
 }
 
 // Scale is how much of something a benchmark does. A single round is a smoke of the benchmark, or its
