@@ -97,12 +97,12 @@ func Replace(path, text string) error {
 	return os.WriteFile(path, whole, 0o644)
 }
 
-// wrap breaks prose at 100 columns, as all pages are. Tables, titles and pictures stay.
+// wrap breaks prose at 100 columns, as all pages are. Tables, titles, charts and pictures stay.
 func wrap(text string) string {
 	const columns = 100
 	var lines []string
 	for line := range strings.SplitSeq(text, "\n") {
-		if line == "" || strings.ContainsAny(line[:1], "|#!") {
+		if line == "" || strings.ContainsAny(line[:1], "|#!<") {
 			lines = append(lines, line)
 			continue
 		}
