@@ -16,7 +16,8 @@ import (
 // end releases one order with its key and how it ended.
 func (b *bench) end(user, order, key, ending string) string {
 	b.t.Helper()
-	answers, err := lua.Release.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.ended}, b.epoch, user, order, key, ending).StringSlice()
+	answers, err := lua.Release.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.ended}, b.epoch, user, order,
+		key, ending).StringSlice()
 	require.NoError(b.t, err)
 	require.Len(b.t, answers, 1)
 	return answers[0]
@@ -34,7 +35,10 @@ func TestReserveRejectsKeyOfEndedOrder(t *testing.T) {
 	again := request{"ann", "order-ann-2", "key-1", "2"}
 	ofAnother := request{"cid", "order-cid", "key-1", "1"}
 	otherQuantity := request{"ann", "order-ann-3", "key-1", "1"}
-	require.Equal(t, []string{"order-ended order-ann 2 c", "order-ended order-ann 2 c", "key-reused", "reserved 3", "replayed order-bob 1 2:key-1"},
+	require.Equal(t, []string{
+		"order-ended order-ann 2 c", "order-ended order-ann 2 c", "key-reused", "reserved 3",
+		"replayed order-bob 1 2:key-1",
+	},
 		b.reserve(ann, again, otherQuantity, ofAnother, bob), "a key is one buyer's")
 	require.Equal(t, []string{"reserved 4"}, b.reserve(request{"ann", "order-ann-4", "key-2", "1"}), "another key buys")
 	require.Equal(t, []string{"order-ended order-ann 2 c", "already-purchased order-ann-4 1 4:key-2"},
@@ -42,7 +46,8 @@ func TestReserveRejectsKeyOfEndedOrder(t *testing.T) {
 
 	require.Equal(t, "released", b.end("ann", "order-ann-4", "key-2", "1 e"))
 	b.next("pause", lua.Pause)
-	require.Equal(t, []string{"order-ended order-ann 2 c", "order-ended order-ann-4 1 e"}, b.reserve(again, request{"ann", "o", "key-2", "1"}), "in any state of the sale")
+	require.Equal(t, []string{"order-ended order-ann 2 c", "order-ended order-ann-4 1 e"},
+		b.reserve(again, request{"ann", "o", "key-2", "1"}), "in any state of the sale")
 	b.next("resume", lua.Resume)
 
 	// Redis has lost this one, so only Postgres knows its key.
@@ -55,13 +60,15 @@ func TestReserveRejectsKeyOfEndedOrder(t *testing.T) {
 	before := b.state()
 	for _, damaged := range []string{"", "?", "order-ann 2", "order-ann x c", "order-ann 2 cc", "order-ann 2 c "} {
 		require.NoError(t, b.rdb.HSet(t.Context(), b.ended, "key-1ann", damaged).Err())
-		require.Equal(t, []string{"damaged", "order-ended order-dan 1 r"}, b.reserve(again, request{"dan", "o", "key-4", "1"}), damaged)
+		require.Equal(t, []string{"damaged", "order-ended order-dan 1 r"},
+			b.reserve(again, request{"dan", "o", "key-4", "1"}), damaged)
 	}
 	require.NoError(t, b.rdb.HSet(t.Context(), b.ended, "key-1ann", "order-ann 2 c").Err())
 	require.Equal(t, before, b.state())
 }
 
-// The name of an ended order is its key and its user, one behind the other: a user may be called like the rest of such a name.
+// The name of an ended order is its key and its user, one behind the other: a user may be called
+// like the rest of such a name.
 func TestRequestWithoutKeyMatchesNoEndedOrder(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -69,7 +76,8 @@ func TestRequestWithoutKeyMatchesNoEndedOrder(t *testing.T) {
 	require.Equal(t, "not-held", b.end("ann", "order-ann", "-key", "1 c"))
 	require.Equal(t, []string{"order-ended order-ann 1 c", "reserved 1"},
 		b.reserve(request{"ann", "order-ann-2", "-key", "1"}, request{"keyann", "order-keyann", "-", "1"}))
-	require.Equal(t, []string{"already-purchased order-keyann 1 1"}, b.reserve(request{"keyann", "order-keyann-2", "-", "1"}))
+	require.Equal(t, []string{"already-purchased order-keyann 1 1"},
+		b.reserve(request{"keyann", "order-keyann-2", "-", "1"}))
 }
 
 func TestUnitsReturnedToSoldOutSaleAreSoldAfterOneSecond(t *testing.T) {
@@ -109,7 +117,8 @@ func TestUnitsReturnedToSoldOutSaleAreSoldAfterOneSecond(t *testing.T) {
 			b.set("left", 1)
 			b.set("quiet_since_ms", time.Now().Add(time.Hour).UnixMilli())
 			require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("cid")))
-			testkit.Eventually(t, 10*time.Second, "the unit is sold", func() bool { return b.reserve(b.buy("cid"))[0] == "reserved 3" })
+			testkit.Eventually(t, 10*time.Second, "the unit is sold",
+				func() bool { return b.reserve(b.buy("cid"))[0] == "reserved 3" })
 		})
 	}
 }
@@ -136,16 +145,19 @@ func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	}
 	for name, run := range map[string]func(b *bench, as *redis.Client) error{
 		"reserve": func(b *bench, as *redis.Client) error {
-			return lua.Reserve.Run(b.t.Context(), as, []string{b.saleKey, b.buyers, b.orders, b.ended}, b.epoch, 0, "\x80", "bob", "order-bob", "key", "1", "{}").Err()
+			return lua.Reserve.Run(b.t.Context(), as, []string{b.saleKey, b.buyers, b.orders, b.ended}, b.epoch, 0, "\x80",
+				"bob", "order-bob", "key", "1", "{}").Err()
 		},
 		"release": func(b *bench, as *redis.Client) error {
-			return lua.Release.Run(b.t.Context(), as, []string{b.saleKey, b.buyers, b.ended}, b.epoch, "ann", "order-ann", "key", "1 c").Err()
+			return lua.Release.Run(b.t.Context(), as, []string{b.saleKey, b.buyers, b.ended}, b.epoch, "ann", "order-ann", "key",
+				"1 c").Err()
 		},
 		"restock": change(lua.Restock, 20),
 		"pause":   change(lua.Pause),
 		"end":     change(lua.End),
 		"open": func(b *bench, as *redis.Client) error {
-			return lua.Open.Run(b.t.Context(), as, []string{b.saleKey + "-2", b.buyers + "-2", b.sales}, "two", b.epoch, 1, 1, 1, 0, 0, 0).Err()
+			return lua.Open.Run(b.t.Context(), as, []string{b.saleKey + "-2", b.buyers + "-2", b.sales}, "two", b.epoch, 1, 1, 1,
+				0, 0, 0).Err()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -154,7 +166,10 @@ func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 			b.open()
 			b.reserve(request{"ann", "order-ann", "-", "1"})
 			commands := []string{"-hset", "-hdel", "-sadd", "-xadd"}
-			for key, rest := range map[string][]string{b.saleKey: {b.buyers, b.orders, b.sales, b.ended}, b.buyers: {b.saleKey, b.orders, b.sales, b.ended}, b.ended: {b.saleKey, b.buyers, b.orders, b.sales}} {
+			for key, rest := range map[string][]string{
+				b.saleKey: {b.buyers, b.orders, b.sales, b.ended},
+				b.buyers:  {b.saleKey, b.orders, b.sales, b.ended}, b.ended: {b.saleKey, b.buyers, b.orders, b.sales},
+			} {
 				rules := "resetkeys %R~" + key
 				for _, k := range rest {
 					rules += " ~" + k + "*"

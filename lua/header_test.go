@@ -116,7 +116,8 @@ func TestHeadersMatchScripts(t *testing.T) {
 			for _, word := range h.answers {
 				require.Contains(t, said, word, "the header promises an answer that the script cannot give")
 			}
-			require.Equal(t, len(h.answers), len(slices.Compact(slices.Sorted(slices.Values(h.answers)))), "an answer is listed twice")
+			require.Equal(t, len(h.answers), len(slices.Compact(slices.Sorted(slices.Values(h.answers)))),
+				"an answer is listed twice")
 		})
 	}
 }

@@ -13,18 +13,22 @@ import (
 
 // What a buyer holds, in the forms that reserve.lua and a rebuild write.
 var readable = []string{
-	"order-ann 1 1 19c2d3e4f5a", "order-ann 1 1 19c2d3e4f5a:key-1", "order-ann 1 1 19c2d3e4f5a@12", "order-ann 1 1 19c2d3e4f5a:key-1@12",
+	"order-ann 1 1 19c2d3e4f5a", "order-ann 1 1 19c2d3e4f5a:key-1", "order-ann 1 1 19c2d3e4f5a@12",
+	"order-ann 1 1 19c2d3e4f5a:key-1@12",
 	"AaH9eHpfdXukBQzkOOCaFQ 100 16777216 19c2d3e4f5a:_-aB0@2147483648",
 }
 
 // What no version of this one writes, that of before compact ids among it.
 var unreadable = []string{
 	"", "?", "order-ann", "order-ann 1", "order-ann 1 1", "order-ann 1 1 ",
-	"order-ann x 1 19c", "order-ann -1 1 19c", "order-ann 1 -1 19c", "order-ann 1 1f 19c", "order-ann 1 1 0x19c", "order-ann 1 1 19cg",
+	"order-ann x 1 19c", "order-ann -1 1 19c", "order-ann 1 -1 19c", "order-ann 1 1f 19c", "order-ann 1 1 0x19c",
+	"order-ann 1 1 19cg",
 	"order-ann  1 1 19c", " order-ann 1 1 19c", "order-ann 1 1 19c ", "order-ann 1 1 19c\x00", "order-ann 1 1 19c\n",
-	"order-ann 1 1 19c:", "order-ann 1 1 19c@", "order-ann 1 1 19c:key-1@", "order-ann 1 1 19c@x", "order-ann 1 1 19c@1:key-1", "order-ann 1 1 19c:a b",
+	"order-ann 1 1 19c:", "order-ann 1 1 19c@", "order-ann 1 1 19c:key-1@", "order-ann 1 1 19c@x",
+	"order-ann 1 1 19c@1:key-1", "order-ann 1 1 19c:a b",
 	"order-ann 1 1 19c@1 2", "order-ann 1 1 19c@1@2", "order-ann 1 1 19c:a:b",
-	"01a1fd78-7a5f-757b-a405-0ce438e09a15 1 7 1790000000000 -", "01a1fd78-7a5f-757b-a405-0ce438e09a15 1 7 1790000000000 key-1 1",
+	"01a1fd78-7a5f-757b-a405-0ce438e09a15 1 7 1790000000000 -",
+	"01a1fd78-7a5f-757b-a405-0ce438e09a15 1 7 1790000000000 key-1 1",
 }
 
 func (b *bench) hold(user, held string) {
@@ -56,12 +60,14 @@ func TestReserveRejectsUnreadableReservation(t *testing.T) {
 	for _, held := range unreadable {
 		b.hold("ann", held)
 		before := b.state()
-		require.Equal(t, []string{"damaged", "damaged"}, b.reserve(b.buy("ann"), request{"ann", "order-ann", "key-1", "1"}), held)
+		require.Equal(t, []string{"damaged", "damaged"}, b.reserve(b.buy("ann"), request{"ann", "order-ann", "key-1", "1"}),
+			held)
 		require.Equal(t, before, b.state())
 	}
 	// What is damaged is that of one buyer: the others of the batch are served.
 	b.hold("ann", unreadable[1])
-	require.Equal(t, []string{"reserved 1", "damaged", "reserved 2"}, b.reserve(b.buy("first"), b.buy("ann"), b.buy("last")))
+	require.Equal(t, []string{"reserved 1", "damaged", "reserved 2"},
+		b.reserve(b.buy("first"), b.buy("ann"), b.buy("last")))
 }
 
 func TestAppendGivesEveryAnswer(t *testing.T) {
@@ -81,7 +87,8 @@ func TestAppendGivesEveryAnswer(t *testing.T) {
 	}
 	b.hold("ann", "order-ann 1 16777216 1a0c2d3e4f5:key-1@2")
 	b.hold("bob", "order-bob 1 2 19c")
-	require.Equal(t, []string{"not-held", "appended", "appended", "not-held"}, ask("ann", "order-bob", "ann", "order-ann", "bob", "order-bob", "cid", "order-cid"))
+	require.Equal(t, []string{"not-held", "appended", "appended", "not-held"},
+		ask("ann", "order-bob", "ann", "order-ann", "bob", "order-bob", "cid", "order-cid"))
 	entries, err := b.rdb.XRange(t.Context(), b.orders, "-", "+").Result()
 	require.NoError(t, err)
 	require.Len(t, entries, 2)

@@ -177,19 +177,23 @@ func TestRebuiltGivesEveryAnswer(t *testing.T) {
 
 	require.Equal(t, "rebuilt", b.rebuilt("2", 2, 7))
 	require.Equal(t, map[string]string{
-		"epoch": "2", "revision": "7", "stock": "10", "left": "7", "sequence": "40", "per_order_limit": "2", "opens_at_ms": "0",
+		"epoch": "2", "revision": "7", "stock": "10", "left": "7", "sequence": "40", "per_order_limit": "2",
+		"opens_at_ms":  "0",
 		"closes_at_ms": "0", "payment_window_s": "60", "state": "open", "generation": "6",
 	}, b.state()["sale"])
-	require.Equal(t, map[string]string{"ann": "order-ann 1 1 19c:key-1@1", "bob": "order-bob 2 9 19c@1"}, b.state()["buyers"])
+	require.Equal(t, map[string]string{"ann": "order-ann 1 1 19c:key-1@1", "bob": "order-bob 2 9 19c@1"},
+		b.state()["buyers"])
 	require.True(t, b.rdb.SIsMember(t.Context(), b.sales, b.sale.String()).Val())
 	require.EqualValues(t, -1, b.rdb.TTL(t.Context(), b.buyers).Val(), "buyers do not expire")
 	require.Zero(t, b.rdb.Exists(t.Context(), b.buyers+":2").Val())
 
 	// What is held of an earlier epoch is told with it, and what is new goes on behind the last sequence.
 	b.epoch = "2"
-	sold, err := b.tryReserve(request{"ann", "order-new", "key-1", "1"}, request{"bob", "order-bob", "-", "2"}, request{"cid", "order-cid", "-", "1"})
+	sold, err := b.tryReserve(request{"ann", "order-new", "key-1", "1"}, request{"bob", "order-bob", "-", "2"},
+		request{"cid", "order-cid", "-", "1"})
 	require.NoError(t, err)
-	require.Equal(t, []string{"replayed order-ann 1 1 19c:key-1@1", "replayed order-bob 2 9 19c@1", "reserved 41"}, sold[3:])
+	require.Equal(t, []string{"replayed order-ann 1 1 19c:key-1@1", "replayed order-bob 2 9 19c@1", "reserved 41"},
+		sold[3:])
 	require.Equal(t, []string{"released"}, b.release("ann", "order-ann"))
 
 	before = b.state()
@@ -219,7 +223,10 @@ func TestRebuiltRejectsInvalidNumbers(t *testing.T) {
 	bad := func(position int, value string) error {
 		args := append([]any{}, good...)
 		args[position] = value
-		return lua.Rebuilt.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.buyers + ":2", b.sales, b.ended, b.ended + ":2"}, args...).Err()
+		return lua.Rebuilt.Run(t.Context(), b.rdb, []string{
+			b.saleKey, b.buyers, b.buyers + ":2", b.sales, b.ended,
+			b.ended + ":2",
+		}, args...).Err()
 	}
 	for _, position := range []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13} {
 		for _, value := range []string{"", "-1", "1.5", "nan"} {
@@ -265,7 +272,8 @@ func TestVerifyRequiresTokenOfLastDistrust(t *testing.T) {
 	b := newBench(t)
 	_, runID, replicationID, _ := b.look()
 	record := func(token string) {
-		require.NoError(t, b.rdb.HSet(t.Context(), b.serverKey(), "run_id", "-", "replication_id", "-", "rebuild", token).Err())
+		require.NoError(t, b.rdb.HSet(t.Context(), b.serverKey(), "run_id", "-", "replication_id", "-", "rebuild",
+			token).Err())
 	}
 	refused := func() {
 		t.Helper()

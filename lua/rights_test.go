@@ -9,10 +9,12 @@ import (
 	"stampede/lua"
 )
 
-// A server lacks commands that are later than itself or that an operator renamed. The others are looked at all the same.
+// A server lacks commands that are later than itself or that an operator renamed. The others are
+// looked at all the same.
 func TestRightsReportMissingCommand(t *testing.T) {
 	t.Parallel()
-	refused, err := lua.Rights.Run(t.Context(), testkit.Redis(t), []string{"key"}, "HSET key f v", "NOSUCHCOMMAND key", "PING").StringSlice()
+	refused, err := lua.Rights.Run(t.Context(), testkit.Redis(t), []string{"key"}, "HSET key f v", "NOSUCHCOMMAND key",
+		"PING").StringSlice()
 	require.NoError(t, err)
 	require.Equal(t, []string{"NOSUCHCOMMAND key"}, refused)
 }

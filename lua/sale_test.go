@@ -44,7 +44,8 @@ func newBench(t *testing.T) *bench {
 	sale := uuid.Must(uuid.NewV7())
 	return &bench{
 		t: t, rdb: testkit.Redis(t), sale: sale,
-		saleKey: keys.Sale(0, sale), buyers: keys.Buyers(0, sale), orders: keys.Orders(0), sales: keys.Sales(0), ended: keys.Ended(0, sale),
+		saleKey: keys.Sale(0, sale), buyers: keys.Buyers(0, sale), orders: keys.Orders(0), sales: keys.Sales(0),
+		ended: keys.Ended(0, sale),
 		epoch: "1", said: map[string][]string{}, stock: 10, perOrder: 2, nextRevision: 2,
 	}
 }
@@ -200,7 +201,8 @@ func TestReserveGivesEveryAnswer(t *testing.T) {
 
 	ann := request{"ann", "order-ann", "key-1", "1"}
 	require.Equal(t, []string{"reserved 1"}, b.reserve(ann))
-	require.Equal(t, []string{"replayed order-ann 1 1:key-1"}, b.reserve(ann), "the same call again, as a client that lost the reply sends it")
+	require.Equal(t, []string{"replayed order-ann 1 1:key-1"}, b.reserve(ann),
+		"the same call again, as a client that lost the reply sends it")
 
 	sameKey := ann
 	sameKey.order = "order-ann-2"
@@ -237,12 +239,14 @@ func TestReserveGivesEveryAnswer(t *testing.T) {
 	require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("hal")), "this one is the last that was given away")
 	b.seen = 4
 	before := b.state()
-	require.Equal(t, []string{"rewound", "rewound"}, b.reserve(b.buy("hal"), ann), "one was given away that the sale does not know")
+	require.Equal(t, []string{"rewound", "rewound"}, b.reserve(b.buy("hal"), ann),
+		"one was given away that the sale does not know")
 	require.Equal(t, before, b.state())
 	b.seen = 0
 
 	b.next("pause", lua.Pause)
-	require.Equal(t, []string{"paused", "replayed order-ann 1 1:key-1"}, b.reserve(b.buy("hal"), ann), "a buyer hears of the order in any state of the sale")
+	require.Equal(t, []string{"paused", "replayed order-ann 1 1:key-1"}, b.reserve(b.buy("hal"), ann),
+		"a buyer hears of the order in any state of the sale")
 	b.next("resume", lua.Resume)
 
 	opensAt := time.Now().Add(time.Hour).UnixMilli()
@@ -294,7 +298,10 @@ func TestReserveRejectsInvalidInputWithoutWriting(t *testing.T) {
 		"limit is nan":           func(b *bench) request { b.set("per_order_limit", "nan"); return b.buy("u") },
 		"the stream is a string": func(b *bench) request { b.rdb.Set(b.t.Context(), b.orders, "x", 0); return b.buy("u") },
 		"the stream is full": func(b *bench) request {
-			b.rdb.XAdd(b.t.Context(), &redis.XAddArgs{Stream: b.orders, ID: "18446744073709551615-18446744073709551615", Values: []string{"f", "v"}})
+			b.rdb.XAdd(b.t.Context(), &redis.XAddArgs{
+				Stream: b.orders, ID: "18446744073709551615-18446744073709551615",
+				Values: []string{"f", "v"},
+			})
 			return b.buy("u")
 		},
 	} {
@@ -325,7 +332,8 @@ func TestReserveRejectsInvalidInputWithoutWriting(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)
 		b.open()
-		err := lua.Reserve.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders, b.ended}, "1", 0, "\x80", "user", "order", "-", "1").Err()
+		err := lua.Reserve.Run(t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.orders, b.ended}, "1", 0, "\x80", "user",
+			"order", "-", "1").Err()
 		require.ErrorContains(t, err, "five values")
 	})
 }
@@ -389,7 +397,8 @@ func TestOpenGivesEveryAnswer(t *testing.T) {
 
 	for i, damaged := range []string{"", "-1", "1.5", "nan", "1e2"} {
 		c := newBench(t)
-		err := lua.Open.Run(t.Context(), c.rdb, []string{c.saleKey, c.buyers, c.sales}, c.sale.String(), "1", 1, damaged, 1, 0, 0, 0).Err()
+		err := lua.Open.Run(t.Context(), c.rdb, []string{c.saleKey, c.buyers, c.sales}, c.sale.String(), "1", 1, damaged, 1,
+			0, 0, 0).Err()
 		require.ErrorContains(t, err, "whole number", "case %d", i)
 		require.Zero(t, c.rdb.Exists(t.Context(), c.saleKey, c.sales).Val())
 	}
@@ -447,7 +456,8 @@ func TestRestockGivesEveryAnswer(t *testing.T) {
 	require.Equal(t, "restocked", b.next("restock", lua.Restock, 20))
 	require.Equal(t, []string{"20", "18", "2"}, []string{b.field("stock"), b.field("left"), b.field("generation")})
 	require.Equal(t, "restocked", b.change("restock", lua.Restock, 2, 20), "a repeat hears the same")
-	require.Equal(t, []string{"20", "18", "2"}, []string{b.field("stock"), b.field("left"), b.field("generation")}, "and changes nothing")
+	require.Equal(t, []string{"20", "18", "2"}, []string{b.field("stock"), b.field("left"), b.field("generation")},
+		"and changes nothing")
 	require.Equal(t, "paused", b.next("pause", lua.Pause))
 	require.Equal(t, "restocked", b.change("restock", lua.Restock, 2, 20), "also after a change of something else")
 
@@ -500,7 +510,10 @@ func TestReleaseGivesEveryAnswer(t *testing.T) {
 		require.Equal(t, []string{"damaged"}, b.release("bob", "order-bob"), held)
 		require.Equal(t, before, b.state())
 	}
-	for _, held := range []string{"order-bob 1 2 19c", "order-bob 1 2 19c:key_-1", "order-bob 1 2 19c@1", "order-bob 1 2 19c:key_-1@1"} {
+	for _, held := range []string{
+		"order-bob 1 2 19c", "order-bob 1 2 19c:key_-1", "order-bob 1 2 19c@1",
+		"order-bob 1 2 19c:key_-1@1",
+	} {
 		b.hold("bob", held)
 		require.Equal(t, []string{"not-held", "released"}, b.release("bob", "order-of-before", "bob", "order-bob"), held)
 	}

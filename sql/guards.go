@@ -63,7 +63,10 @@ func Guards(ctx context.Context, db interface {
 	for _, g := range all {
 		if _, gone := there[guard{Table: g.Table}.key()]; gone {
 			if !slices.ContainsFunc(missing, func(m MissingGuard) bool { return m.Table == g.Table }) {
-				missing = append(missing, MissingGuard{Table: g.Table, Name: g.Table, What: "the table " + g.Table + " is missing", Mend: "-- restore the table from a backup"})
+				missing = append(missing, MissingGuard{
+					Table: g.Table, Name: g.Table, What: "the table " + g.Table + " is missing",
+					Mend: "-- restore the table from a backup",
+				})
 			}
 		} else if m, ok := g.missingAmong(there); ok {
 			missing = append(missing, m)

@@ -21,7 +21,9 @@ func guardsThere(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	query, err := os.ReadFile("queries/schema/guards.sql")
 	require.NoError(t, err)
-	rows, _ := pool.Query(t.Context(), "SELECT relname::text FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND relname <> 'goose_db_version'")
+	rows, _ := pool.Query(t.Context(),
+		"SELECT relname::text FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND "+
+			"relname <> 'goose_db_version'")
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
 	rows, _ = pool.Query(t.Context(), string(query), tables)
@@ -63,10 +65,13 @@ func TestGuardsReportMissingObjectsWithSQL(t *testing.T) {
 	for _, line := range made {
 		g := strings.SplitN(line, " | ", 4)
 		table, kind, name := g[0], g[1], g[2]
-		if kind == "column" && strings.Contains(strings.Join(made, "\n"), table+" | constraint | "+table+"_pkey | PRIMARY KEY (") {
+		if kind == "column" && strings.Contains(strings.Join(made, "\n"),
+			table+" | constraint | "+table+"_pkey | PRIMARY KEY (") {
 			var key bool
-			require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_constraint JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey)
-				WHERE contype = 'p' AND conrelid = $1::regclass AND attname = $2) OR EXISTS (SELECT FROM pg_attribute WHERE attrelid = $1::regclass AND attname = $2 AND attidentity <> '')`, table, name).Scan(&key))
+			require.NoError(t, pool.QueryRow(t.Context(),
+				`SELECT EXISTS (SELECT FROM pg_constraint JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey)
+				WHERE contype = 'p' AND conrelid = $1::regclass AND attname = $2) OR EXISTS (SELECT FROM pg_attribute WHERE
+				attrelid = $1::regclass AND attname = $2 AND attidentity <> '')`, table, name).Scan(&key))
 			if key {
 				continue // it goes and comes with the key
 			}
@@ -115,24 +120,40 @@ func TestGuardsReportInvalidObjects(t *testing.T) {
 		what, mend string
 	}{
 		"another check": {
-			[]string{"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold", "ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK (sold >= 0)"},
+			[]string{
+				"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold",
+				"ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK (sold >= 0)",
+			},
 			"the constraint sales_not_oversold of the table sales is another one: CHECK ((sold >= 0))",
-			"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold; ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK (((sold >= 0) AND (sold <= stock)));",
+			"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold; ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK " +
+				"(((sold >= 0) AND (sold <= stock)));",
 		},
 		"a check that old rows need not keep": {
-			[]string{"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold", "ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK (sold BETWEEN 0 AND stock) NOT VALID"},
+			[]string{
+				"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold",
+				"ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK (sold BETWEEN 0 AND stock) NOT VALID",
+			},
 			"the constraint sales_not_oversold of the table sales is NOT VALID",
 			"ALTER TABLE sales VALIDATE CONSTRAINT sales_not_oversold;",
 		},
 		"an index that is not unique": {
-			[]string{"DROP INDEX orders_one_live_per_user", "CREATE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')"},
-			"the unique index orders_one_live_per_user of the table orders is another one: CREATE INDEX orders_one_live_per_user ON orders",
-			"DROP INDEX CONCURRENTLY orders_one_live_per_user; CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON orders",
+			[]string{
+				"DROP INDEX orders_one_live_per_user",
+				"CREATE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')",
+			},
+			"the unique index orders_one_live_per_user of the table orders is another one: CREATE INDEX " +
+				"orders_one_live_per_user ON orders",
+			"DROP INDEX CONCURRENTLY orders_one_live_per_user; CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON " +
+				"orders",
 		},
 		"an index of fewer orders": {
-			[]string{"DROP INDEX orders_one_live_per_user", "CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status = 'paid'"},
+			[]string{
+				"DROP INDEX orders_one_live_per_user",
+				"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status = 'paid'",
+			},
 			"is another one",
-			"DROP INDEX CONCURRENTLY orders_one_live_per_user; CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON orders",
+			"DROP INDEX CONCURRENTLY orders_one_live_per_user; CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON " +
+				"orders",
 		},
 		"an index that was broken off": {
 			[]string{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'orders_one_live_per_user'::regclass"},
@@ -145,9 +166,14 @@ func TestGuardsReportInvalidObjects(t *testing.T) {
 			"REINDEX INDEX CONCURRENTLY order_events_pkey;",
 		},
 		"a key that is looked at later": {
-			[]string{"ALTER TABLE order_events DROP CONSTRAINT order_events_pkey", "ALTER TABLE order_events ADD CONSTRAINT order_events_pkey PRIMARY KEY (order_id, version) DEFERRABLE"},
-			"the constraint order_events_pkey of the table order_events is another one: PRIMARY KEY (order_id, version) DEFERRABLE",
-			"ALTER TABLE order_events DROP CONSTRAINT order_events_pkey; ALTER TABLE order_events ADD CONSTRAINT order_events_pkey PRIMARY KEY (order_id, version);",
+			[]string{
+				"ALTER TABLE order_events DROP CONSTRAINT order_events_pkey",
+				"ALTER TABLE order_events ADD CONSTRAINT order_events_pkey PRIMARY KEY (order_id, version) DEFERRABLE",
+			},
+			"the constraint order_events_pkey of the table order_events is another one: PRIMARY KEY (order_id, version) " +
+				"DEFERRABLE",
+			"ALTER TABLE order_events DROP CONSTRAINT order_events_pkey; ALTER TABLE order_events ADD CONSTRAINT " +
+				"order_events_pkey PRIMARY KEY (order_id, version);",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -24,14 +24,17 @@ var (
 	ErrNotMigrated = errors.New("the database is not migrated: run `stampede migrate up`")
 	// ErrSchemaAhead is wrapped by Check's error for a database with migrations that this program
 	// does not know.
-	ErrSchemaAhead = errors.New("the database was migrated by a newer stampede: run that one, or `stampede migrate down` with it")
+	ErrSchemaAhead = errors.New("the database was migrated by a newer stampede: run that one, or `stampede migrate " +
+		"down` with it")
 	// ErrNothingToUndo is returned by Down when no migration is applied.
 	ErrNothingToUndo = errors.New("no migration is applied")
 	// ErrHoldsSales is returned by Down where it would delete what somebody sold.
-	ErrHoldsSales = errors.New("the database holds sales, and undoing a migration deletes them with all their orders: repeat it with --discard-data if they may go")
+	ErrHoldsSales = errors.New("the database holds sales, and undoing a migration deletes them with all their orders: " +
+		"repeat it with --discard-data if they may go")
 	// ErrDatabaseURL is returned for a URL that cannot be read. It does not say more, because the
 	// URL holds a password.
-	ErrDatabaseURL = errors.New("DATABASE_URL must look like postgres://user:password@host:5432/database, special characters percent-encoded")
+	ErrDatabaseURL = errors.New("DATABASE_URL must look like postgres://user:password@host:5432/database, special " +
+		"characters percent-encoded")
 )
 
 // Others that migrate are waited for: asked once a second, for five minutes. A blocking lock would

@@ -43,7 +43,8 @@ func TestConcurrentUp(t *testing.T) {
 	require.NoError(t, all.Wait())
 	require.NoError(t, sql.Check(t.Context(), pool))
 	var twice int
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) - count(DISTINCT version_id) FROM goose_db_version").Scan(&twice))
+	require.NoError(t, pool.QueryRow(t.Context(),
+		"SELECT count(*) - count(DISTINCT version_id) FROM goose_db_version").Scan(&twice))
 	require.Zero(t, twice)
 }
 

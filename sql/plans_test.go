@@ -20,8 +20,10 @@ func TestFrequentQueriesUseIndexes(t *testing.T) {
 	sale := uuid.Must(uuid.NewV7())
 	for _, statement := range []string{
 		`INSERT INTO sales (id, name, stock, payment_window_seconds) VALUES ($1, 'autumn', 1000000, 600)`,
-		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due, key_fingerprint)
-			SELECT gen_random_uuid(), $1, 'user-' || n, n % 3 + 1, CASE WHEN n % 10 = 0 THEN 'paid' WHEN n % 10 = 1 THEN 'expired' ELSE 'confirmed' END,
+		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due,
+			key_fingerprint)
+			SELECT gen_random_uuid(), $1, 'user-' || n, n % 3 + 1, CASE WHEN n % 10 = 0 THEN 'paid' WHEN n % 10 = 1 THEN
+			'expired' ELSE 'confirmed' END,
 				2, n, 1, now(), now(), pay_clock() + make_interval(secs => n), NULL
 			FROM generate_series(1, 30000) AS n`,
 		`INSERT INTO releases (order_id, sale_id, user_id, quantity)
@@ -37,13 +39,29 @@ func TestFrequentQueriesUseIndexes(t *testing.T) {
 		args  []any
 		want  string
 	}{
-		"the units that are paid for": {sql.CatalogFindSales, []any{[]uuid.UUID{sale}, nil, 1, true}, "Index Only Scan using orders_paid on orders"},
-		"whose time to pay is over":   {sql.LedgerLockOverdue, []any{[]uuid.UUID{}, 500, []uuid.UUID{}}, "Index Scan using orders_due on orders"},
-		"a buyer's orders":            {sql.LedgerOrdersOfUser, []any{"user-5", nil, 20}, "Index Scan using orders_of_user on orders"},
+		"the units that are paid for": {
+			sql.CatalogFindSales,
+			[]any{[]uuid.UUID{sale}, nil, 1, true},
+			"Index Only Scan using orders_paid on orders",
+		},
+		"whose time to pay is over": {
+			sql.LedgerLockOverdue,
+			[]any{[]uuid.UUID{}, 500, []uuid.UUID{}},
+			"Index Scan using orders_due on orders",
+		},
+		"a buyer's orders": {
+			sql.LedgerOrdersOfUser,
+			[]any{"user-5", nil, 20},
+			"Index Scan using orders_of_user on orders",
+		},
 		"releases that Redis refused": {sql.LedgerPendingReleases, []any{10000}, "Scan using releases_refused on releases"},
 		"releases whose turn it is":   {sql.LedgerTakeReleases, []any{[]uuid.UUID{}, 500}, "Index Scan using releases_"},
 		"orders that have ended":      {sql.RebuildEndedOrders, []any{sale}, "Index Only Scan using orders_ended on orders"},
-		"an order with its deadline":  {sql.LedgerFindOrders, []any{[]uuid.UUID{sale}}, "Index Scan using orders_pkey on orders"},
+		"an order with its deadline": {
+			sql.LedgerFindOrders,
+			[]any{[]uuid.UUID{sale}},
+			"Index Scan using orders_pkey on orders",
+		},
 		"an order that is to be paid": {sql.LedgerLockOrder, []any{sale, "user-5"}, "Index Scan using orders_pkey on orders"},
 	} {
 		t.Run(name, func(t *testing.T) {

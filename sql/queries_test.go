@@ -24,7 +24,8 @@ func TestQueriesAreNamedAfterTheirFiles(t *testing.T) {
 	source, err := os.ReadFile("queries.go")
 	require.NoError(t, err)
 	var embedded []string
-	for _, found := range regexp.MustCompile(`//go:embed (\S+)\n\t(\w+) string\n`).FindAllStringSubmatch(string(source), -1) {
+	for _, found := range regexp.MustCompile(`//go:embed (\S+)\n\t(\w+) string\n`).FindAllStringSubmatch(string(source),
+		-1) {
 		path, name := found[1], found[2]
 		embedded = append(embedded, path)
 		words := strings.NewReplacer("queries/", "", "/", "", "_", "", ".sql", "").Replace(path)

@@ -32,7 +32,10 @@ var systems = []system{
 }
 
 func design(name string, records bool) system {
-	return system{name, designs.All[name].Title, func(b *testing.B) *rig.System { return rig.StartDesign(b, name, nil, plenty) }, records, false}
+	return system{
+		name, designs.All[name].Title,
+		func(b *testing.B) *rig.System { return rig.StartDesign(b, name, nil, plenty) }, records, false,
+	}
 }
 
 const (
@@ -85,7 +88,8 @@ func (s system) turn(b *testing.B, rates []int, round int) rig.Values {
 		orders += answers.Wanted
 		if s.records {
 			if have := running.Await(orders, recordedWithin); have < orders {
-				b.Fatalf("%s at %d buyers a second: %d orders are in Postgres after %v, of %d", s.name, perSecond, have, recordedWithin, orders)
+				b.Fatalf("%s at %d buyers a second: %d orders are in Postgres after %v, of %d", s.name, perSecond, have,
+					recordedWithin, orders)
 			}
 		}
 		return answers
@@ -100,7 +104,8 @@ func (s system) turn(b *testing.B, rates []int, round int) rig.Values {
 			values[at(role, perSecond)] = each
 			values[at(cpuOfAll, perSecond)] += each
 		}
-		values[at(answered50, perSecond)], values[at(answered99, perSecond)] = rig.InMillis(answers.Percentile(50)), rig.InMillis(answers.Percentile(99))
+		values[at(answered50, perSecond)], values[at(answered99, perSecond)] = rig.InMillis(answers.Percentile(50)),
+			rig.InMillis(answers.Percentile(99))
 		if s.behind {
 			delays := running.Shop.CommitDelays(began)
 			values[at(committed50, perSecond)], values[at(committed99, perSecond)] = delays.P50, delays.P99
@@ -114,7 +119,8 @@ func tellCosts(b *testing.B, results *rig.Results, rates []int) {
 	t := page.Table{
 		Title: "CPU time for an order, µs",
 		Note: fmt.Sprintf("Open loop over %d connections. Echo has the usual middlewares, and no order behind it. "+
-			"Cores busy: all of it, the load included, times the rate. Medians of %d rounds; of the sum with the least and the greatest.", connections, b.N),
+			"Cores busy: all of it, the load included, times the rate. Medians of %d rounds; of the sum with the least and "+
+			"the greatest.", connections, b.N),
 		Head: append(append([]string{"", "buyers/s"}, rig.Roles...), "all", "cores busy"),
 		Plot: "arrivals-cpu.svg", Chart: &page.Chart{
 			Kind: page.Lines, Title: "CPU time for an order", X: "buyers/s", Columns: []string{"all"}, Unit: "microseconds",
@@ -139,8 +145,8 @@ func tellDelays(b *testing.B, results *rig.Results, rates []int) {
 	b.Helper()
 	t := page.Table{
 		Title: "How long it takes",
-		Note: "The same turns. Answered: from the moment at which the buyer was due. Committed: from the decision in Redis until the order is " +
-			"committed in Postgres, where that is after the answer.",
+		Note: "The same turns. Answered: from the moment at which the buyer was due. Committed: from the decision in Redis " +
+			"until the order is committed in Postgres, where that is after the answer.",
 		Head: []string{"", "buyers/s", "answered, p50", "p99", "committed, p50", "p99"},
 	}
 	for _, s := range systems {

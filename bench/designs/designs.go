@@ -47,8 +47,11 @@ var All = map[string]Entry{
 	"evalsha":      {Title: "Lua per buyer, no worker", New: newEvalsha, NoOrders: true},
 	"stock-stream": {Title: "Lua per buyer, stock subscriber", New: newStockStream, TakesOver: stockTakesOver},
 
-	"lock-transaction":          {Title: "Transaction under our lock", New: newLockTransaction, Guarded: true},
-	"lock-transaction-redisson": {Title: "Transaction under Redisson's lock", New: newRedissonTransaction, Guarded: true, Missing: redissonMissing},
+	"lock-transaction": {Title: "Transaction under our lock", New: newLockTransaction, Guarded: true},
+	"lock-transaction-redisson": {
+		Title: "Transaction under Redisson's lock", New: newRedissonTransaction, Guarded: true,
+		Missing: redissonMissing,
+	},
 
 	"postgres-row":     {Title: "Postgres, one row per sale", New: newPostgresRow, Guarded: true},
 	"postgres-units":   {Title: "Postgres, one row per unit", New: newPostgresUnits, Guarded: true, RowPerUnit: true},

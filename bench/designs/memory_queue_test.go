@@ -38,7 +38,8 @@ func TestAMemoryQueueIsGoneWithItsProcess(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, process.buy(t, "late"))
 	testkit.Eventually(t, within, "the order after the restart", func() bool {
 		var there bool
-		require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM orders WHERE user_id = 'late')").Scan(&there))
+		require.NoError(t, s.pool.QueryRow(t.Context(),
+			"SELECT EXISTS (SELECT FROM orders WHERE user_id = 'late')").Scan(&there))
 		return there
 	})
 	// Postgres may have been given one of them before the kill.

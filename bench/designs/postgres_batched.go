@@ -213,7 +213,8 @@ func (b *batch) add(p *purchase) bool {
 	}
 	b.seen[p.order.User] = struct{}{}
 	b.purchases = append(b.purchases, p)
-	b.ids, b.users, b.quantities = append(b.ids, p.order.ID), append(b.users, p.order.User), append(b.quantities, p.order.Quantity)
+	b.ids, b.users, b.quantities = append(b.ids, p.order.ID), append(b.users, p.order.User),
+		append(b.quantities, p.order.Quantity)
 	return true
 }
 

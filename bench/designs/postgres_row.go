@@ -70,7 +70,8 @@ const uniqueViolation = "23505"
 // hasOrder tells whether a statement failed because its user has an order in the sale.
 func hasOrder(err error) bool {
 	var refusal *pgconn.PgError
-	return errors.As(err, &refusal) && refusal.Code == uniqueViolation && refusal.ConstraintName == "orders_one_live_per_user"
+	return errors.As(err, &refusal) && refusal.Code == uniqueViolation &&
+		refusal.ConstraintName == "orders_one_live_per_user"
 }
 
 // postgresRow does without Redis: the stock is a number in the row of the sale, and one transaction for each
@@ -89,8 +90,9 @@ func hasOrder(err error) bool {
 // Here it is one statement, prepared, and so a transaction in one round trip.
 type postgresRow struct{ postgresStock }
 
-// rowConnections keep the next statements at Postgres while a COMMIT is on its way to disk. Of 1, 2, 4, 8 and 16, one is
-// the slowest by far; 2 to 8 are alike, and from 8 on each order costs Postgres a fifth more.
+// rowConnections keep the next statements at Postgres while a COMMIT is on its way to disk. Of 1,
+// 2, 4, 8 and 16, one is the slowest by far; 2 to 8 are alike, and from 8 on each order costs
+// Postgres a fifth more.
 //
 // Also tried: the rows first and the counter last, which holds the row of the sale for nothing but the COMMIT. It is no
 // faster, and the order has to get its place in the sale from somewhere else.

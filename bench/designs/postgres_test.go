@@ -31,9 +31,11 @@ func (s *sale) requireRows(t *testing.T, orders, units int64) {
 	var rows, quantity, users, places int64
 	require.NoError(t, s.pool.QueryRow(t.Context(), `
 		SELECT count(*), coalesce(sum(quantity), 0)::bigint, count(DISTINCT user_id), count(DISTINCT sequence) FROM orders
-		WHERE sale_id = $1 AND status = 'confirmed' AND version = 2 AND epoch = 1 AND key_fingerprint IS NULL AND due IS NULL`,
+		WHERE sale_id = $1 AND status = 'confirmed' AND version = 2 AND epoch = 1 AND key_fingerprint IS NULL AND due IS
+		NULL`,
 		s.id).Scan(&rows, &quantity, &users, &places))
-	require.Equal(t, []int64{orders, units, orders, orders}, []int64{rows, quantity, users, places}, "orders, their units, users and places")
+	require.Equal(t, []int64{orders, units, orders, orders}, []int64{rows, quantity, users, places},
+		"orders, their units, users and places")
 	var reserved, confirmed int64
 	require.NoError(t, s.pool.QueryRow(t.Context(), `
 		SELECT count(*) FILTER (WHERE e.version = 1 AND e.type = 'OrderReserved'

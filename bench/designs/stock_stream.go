@@ -68,7 +68,8 @@ func newStockStream(ctx context.Context, b front.Backend) (front.Design, error) 
 		return nil, err
 	}
 	return &stockStream{
-		redisStock: stock, redisURL: b.RedisURL, subscribers: subscribers, maxIdle: time.Duration(maxIdleMS) * time.Millisecond,
+		redisStock: stock, redisURL: b.RedisURL, subscribers: subscribers,
+		maxIdle: time.Duration(maxIdleMS) * time.Millisecond,
 	}, nil
 }
 
@@ -164,7 +165,8 @@ func (d *stockStream) record(m *message.Message) error {
 	if err := json.Unmarshal(m.Payload, &o); err != nil {
 		return fmt.Errorf("message %s: %w", m.UUID, err)
 	}
-	return recordOrder(m.Context(), d.pool, front.Order{ID: id, Sale: o.Sale, User: o.User, Quantity: o.Quantity}, unnumbered)
+	return recordOrder(m.Context(), d.pool, front.Order{ID: id, Sale: o.Sale, User: o.User, Quantity: o.Quantity},
+		unnumbered)
 }
 
 // errorLog tells what goes wrong until ctx ends, when the library takes the end of its connections

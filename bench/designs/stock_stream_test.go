@@ -39,7 +39,8 @@ func TestAStreamKeepsWhatIsAcceptedOverAKill(t *testing.T) {
 	goOn()
 	process = s.start(t, "stock-stream")
 	require.Equal(t, http.StatusConflict, process.buy(t, "user-0"))
-	testkit.Eventually(t, stockTakesOver+within, "all orders that were accepted", func() bool { return s.orders(t) == accepted })
+	testkit.Eventually(t, stockTakesOver+within, "all orders that were accepted",
+		func() bool { return s.orders(t) == accepted })
 	pending := func() bool {
 		p, err := s.rdb.XPending(t.Context(), s.backend.Prefix+":orders", stockGroup).Result()
 		require.NoError(t, err)
@@ -58,7 +59,8 @@ func TestTheScriptAppendsWhatTheStockPublisherWould(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, front.Reserved, verdict)
 
-	publisher, err := redisstream.NewPublisher(redisstream.PublisherConfig{Client: testkit.Redis(t)}, watermill.NopLogger{})
+	publisher, err := redisstream.NewPublisher(redisstream.PublisherConfig{Client: testkit.Redis(t)},
+		watermill.NopLogger{})
 	require.NoError(t, err)
 	payload, err := json.Marshal(streamOrder{Sale: o.Sale, User: o.User, Quantity: o.Quantity})
 	require.NoError(t, err)

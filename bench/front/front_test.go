@@ -52,7 +52,8 @@ func TestVerdictsAndTheirAnswers(t *testing.T) {
 		{"reserved", sale.String(), `{"quantity":0}`, http.StatusBadRequest, "/problems/invalid-request"},
 		{"reserved", sale.String(), `{`, http.StatusBadRequest, "/problems/invalid-request"},
 	} {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+"/v1/sales/"+c.sale+"/orders", strings.NewReader(c.body))
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+"/v1/sales/"+c.sale+"/orders",
+			strings.NewReader(c.body))
 		require.NoError(t, err)
 		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("X-User-ID", c.user)

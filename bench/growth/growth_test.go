@@ -30,8 +30,9 @@ func BenchmarkGrowthBuyers(b *testing.B) {
 	stock := rig.Scale(b, 10_000, 500)
 	grow(b, series{
 		name: "buyers", grows: "buyers",
-		note: fmt.Sprintf("A stock of %s units, 256 connections, one worker. Costs are for each buyer, winner or loser.", rig.Count(float64(stock))),
-		at:   rig.Scale(b, []int{10_000, 100_000, 1_000_000}, []int{500, 5000}),
+		note: fmt.Sprintf("A stock of %s units, 256 connections, one worker. Costs are for each buyer, winner or loser.",
+			rig.Count(float64(stock))),
+		at: rig.Scale(b, []int{10_000, 100_000, 1_000_000}, []int{500, 5000}),
 		plan: func(at int) plan {
 			p := usual()
 			p.stock, p.buyers = stock, at
@@ -73,8 +74,9 @@ func BenchmarkGrowthPartitions(b *testing.B) {
 	const sales = 16
 	grow(b, series{
 		name: "partitions", grows: "partitions",
-		note: fmt.Sprintf("%d sales at once, each partition with as many of them; a crowd on 256 connections for %v, one worker.", sales, within(b)),
-		at:   rig.Scale(b, []int{1, 4, 16}, []int{1, 16}),
+		note: fmt.Sprintf("%d sales at once, each partition with as many of them; a crowd on 256 connections for %v, one "+
+			"worker.", sales, within(b)),
+		at: rig.Scale(b, []int{1, 4, 16}, []int{1, 16}),
 		plan: func(at int) plan {
 			p := usual()
 			p.within, p.sales, p.partitions = within(b), sales, at
@@ -89,8 +91,8 @@ func BenchmarkGrowthUserIDs(b *testing.B) {
 	stock := rig.Scale(b, 100_000, 1000)
 	grow(b, series{
 		name: "user-ids", grows: "characters of a user id",
-		note: fmt.Sprintf("A stock of %s units for as many buyers: `buyer-1`, `buyer-2` and so on with up to %d characters, as in all other "+
-			"series, and UUIDs with %d.", rig.Count(float64(stock)), short, long),
+		note: fmt.Sprintf("A stock of %s units for as many buyers: `buyer-1`, `buyer-2` and so on with up to %d "+
+			"characters, as in all other series, and UUIDs with %d.", rig.Count(float64(stock)), short, long),
 		at: []int{short, long},
 		plan: func(at int) plan {
 			p := usual()

@@ -23,20 +23,25 @@ func grow(b *testing.B, s series) {
 	}
 	results := rig.Compare(b, candidates...)
 	r := report{b, s, results}
-	r.put("rates", "orders a second", fmt.Sprintf("%s Medians of %d rounds, with the least and the greatest. ", s.note, b.N)+"“Durable” is the whole pipeline: until the last order is in Postgres.",
+	r.put("rates", "orders a second", fmt.Sprintf("%s Medians of %d rounds, with the least and the greatest. ", s.note,
+		b.N)+"“Durable” is the whole pipeline: until the last order is in Postgres.",
 		column{accepted, "accepted/s", rig.Count, true}, column{soldOut, "sold out/s", rig.Count, true},
 		column{durable, "durable/s", rig.Count, true})
 	r.put("latency", "milliseconds", "Of those who were accepted, in a closed loop.",
 		column{p50, "p50", rig.Millis, true}, column{p99, "p99", rig.Millis, true})
-	r.put("costs", "microseconds", "CPU time of all processes but the load. Memory: the most that the processes of a kind held together (VmHWM), "+
-		"and how much more than before the sale that was for each buyer.",
+	r.put("costs", "microseconds",
+		"CPU time of all processes but the load. Memory: the most that the processes of a kind held together (VmHWM), "+
+			"and how much more than before the sale that was for each buyer.",
 		column{cpu, "CPU for a buyer, µs", rig.Ratio, true},
 		column{serveMemory, "`serve`", megabytes, false}, column{servePer, "for a buyer, bytes", rig.Count, false},
 		column{workMemory, "`work`", megabytes, false}, column{workPer, "for a buyer, bytes", rig.Count, false})
-	r.put("Redis", "bytes for an order", "used_memory, in bytes for an order: when it was highest, and when every order was in Postgres, the streams "+
-		"trimmed and the processes gone, buffers of connections left out. “Of it” are the keys that hold most of that (MEMORY USAGE): the buyers of the sales, the last outcomes, what is left of the streams.",
+	r.put("Redis", "bytes for an order",
+		"used_memory, in bytes for an order: when it was highest, and when every order was in Postgres, the streams "+
+			"trimmed and the processes gone, buffers of connections left out. “Of it” are the keys that hold most of that "+
+			"(MEMORY USAGE): the buyers of the sales, the last outcomes, what is left of the streams.",
 		column{redisMost, "at most", rig.Count, true}, column{redisAfter, "after it", rig.Count, true},
-		column{buyersAfter, "of it buyers", rig.Count, false}, column{outcomesAfter, "outcomes", rig.Count, false}, column{streamAfter, "streams", rig.Count, false})
+		column{buyersAfter, "of it buyers", rig.Count, false}, column{outcomesAfter, "outcomes", rig.Count, false},
+		column{streamAfter, "streams", rig.Count, false})
 	r.putStraightness()
 	for _, at := range s.at {
 		results.Report(b, strconv.Itoa(at), accepted, "accepted/s")
@@ -62,7 +67,10 @@ type column struct {
 // put writes a table with a plot. Figures that the series does not have are left out.
 func (r report) put(what, unit, note string, columns ...column) {
 	r.b.Helper()
-	table := page.Table{Title: fmt.Sprintf("Growth in %s: %s", r.series.grows, what), Note: note, Head: []string{r.series.grows}}
+	table := page.Table{
+		Title: fmt.Sprintf("Growth in %s: %s", r.series.grows, what), Note: note,
+		Head: []string{r.series.grows},
+	}
 	for _, at := range r.series.at {
 		table.Rows = append(table.Rows, []string{rig.Count(float64(at))})
 	}
@@ -137,7 +145,8 @@ func (r report) putStraightness() {
 			continue
 		}
 		table.Rows = append(table.Rows, []string{
-			c.name, rig.Ratio(s.least), rig.Count(float64(s.leastAt)), rig.Ratio(s.most), rig.Count(float64(s.mostAt)), rig.Ratio(s.ratio()),
+			c.name, rig.Ratio(s.least), rig.Count(float64(s.leastAt)), rig.Ratio(s.most), rig.Count(float64(s.mostAt)),
+			rig.Ratio(s.ratio()),
 		})
 	}
 	rig.Put(table)

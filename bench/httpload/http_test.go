@@ -130,7 +130,11 @@ func TestAnswerOfUnknownLengthIsAnError(t *testing.T) {
 	t.Parallel()
 	load := Load{
 		Connections: 1, For: time.Minute, Request: get,
-		Addrs: serve(t, func(w http.ResponseWriter, _ *http.Request) { assert.NoError(t, http.NewResponseController(w).Flush()) }),
+		Addrs: serve(t, func(w http.ResponseWriter,
+			_ *http.Request,
+		) {
+			assert.NoError(t, http.NewResponseController(w).Flush())
+		}),
 	}
 	_, err := load.Measure(t.Context())
 	require.ErrorIs(t, err, errNotHTTP)

@@ -22,8 +22,9 @@ const (
 )
 
 // BenchmarkConfirmed measures how long it takes until a buyer's order is in Postgres. Buyers come at half the rate at
-// which orders reach Postgres when as many come as can. First they go away with their 202, and Postgres tells when each order
-// was committed; then each one prefers to wait, and is answered 201 when the order is there.
+// which orders reach Postgres when as many come as can. First they go away with their 202, and
+// Postgres tells when each order was committed; then each one prefers to wait, and is answered 201
+// when the order is there.
 func BenchmarkConfirmed(b *testing.B) {
 	product := rung{name: ours}
 	results := rig.Compare(b, rig.Candidate{Name: ours, Turn: func(b *testing.B, _ int) rig.Values {
@@ -44,18 +45,23 @@ func BenchmarkConfirmed(b *testing.B) {
 	b.ReportMetric(results.Of(ours, waiting+p99).Median, "waiting_p99_ms")
 	t := page.Table{
 		Title: "From the request to the order in Postgres",
-		Note: fmt.Sprintf("Open loop at half of the orders that reached Postgres in a closed loop of the same round. Committed: from the decision in Redis, which the 202 tells of, "+
-			"to the commit in Postgres, for every order. Answered 201: all buyers send `Prefer: wait=10`; the time counts from the moment at which the buyer was due. %d rounds of %v.", b.N, turn(b)),
+		Note: fmt.Sprintf("Open loop at half of the orders that reached Postgres in a closed loop of the same round. "+
+			"Committed: from the decision in Redis, which the 202 tells of, to the commit in Postgres, for every order. "+
+			"Answered 201: all buyers send `Prefer: wait=10`; the time counts from the moment at which the buyer was due. %d "+
+			"rounds of %v.", b.N, turn(b)),
 		Head: []string{"", "p50", "p99", "p99.9", fmt.Sprintf("p99 at most %d ms", confirmedGoalMillis)},
 		Rows: [][]string{
 			{
-				fmt.Sprintf("committed, %s buyers/s of at most %s", results.Of(ours, waiting+"due").With(rig.Count), results.Of(ours, durable).With(rig.Count)),
-				results.Of(ours, committed+p50).With(rig.Millis), commits.With(rig.Millis), results.Of(ours, committed+p999).With(rig.Millis),
+				fmt.Sprintf("committed, %s buyers/s of at most %s", results.Of(ours, waiting+"due").With(rig.Count),
+					results.Of(ours, durable).With(rig.Count)),
+				results.Of(ours, committed+p50).With(rig.Millis), commits.With(rig.Millis),
+				results.Of(ours, committed+p999).With(rig.Millis),
 				verdict(commits.Median <= confirmedGoalMillis),
 			},
 			{
 				fmt.Sprintf("answered 201, %s/s", results.Of(ours, waiting+rate).With(rig.Count)),
-				results.Of(ours, waiting+p50).With(rig.Millis), results.Of(ours, waiting+p99).With(rig.Millis), results.Of(ours, waiting+p999).With(rig.Millis), "",
+				results.Of(ours, waiting+p50).With(rig.Millis), results.Of(ours, waiting+p99).With(rig.Millis),
+				results.Of(ours, waiting+p999).With(rig.Millis), "",
 			},
 		},
 	}

@@ -65,6 +65,7 @@ func (l *ledger) missing(ctx context.Context, pool *pgxpool.Pool) (missing int64
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	err = pool.QueryRow(ctx, `SELECT count(*) FROM unnest($1::uuid[]) AS promised (id)
-		WHERE NOT EXISTS (SELECT FROM orders AS o WHERE o.id = promised.id AND o.status IN ('confirmed', 'paid'))`, l.orders).Scan(&missing)
+		WHERE NOT EXISTS (SELECT FROM orders AS o WHERE o.id = promised.id AND o.status IN ('confirmed', 'paid'))`,
+		l.orders).Scan(&missing)
 	return missing, err
 }

@@ -49,11 +49,13 @@ func BenchmarkSafety(b *testing.B) {
 	results := rig.Compare(b, candidates...)
 	t := page.Table{
 		Title: "What becomes of the promises",
-		Note: fmt.Sprintf("Medians of %d rounds, with the least and the greatest. First %d buyers come for %d units, each with two clicks at the same moment on different "+
-			"connections. Then, in another sale of %d units, all processes of the design (not Redis, not Postgres) are killed by SIGKILL when half of them are sold, or after %v; "+
-			"they are started again, more buyers come, and what was promised has time to reach Postgres: until nothing has been written for %v, and longer where a design leaves orders of the "+
-			"dead lie before others take them over (stock-stream and Stampede). Lost are orders that a buyer was promised and that are not there; "+
-			"units are gone that are neither for sale nor in Postgres, where the sale was sold out in the end.%s",
+		Note: fmt.Sprintf("Medians of %d rounds, with the least and the greatest. First %d buyers come for %d units, each "+
+			"with two clicks at the same moment on different connections. Then, in another sale of %d units, all processes of "+
+			"the design (not Redis, not Postgres) are killed by SIGKILL when half of them are sold, or after %v; they are "+
+			"started again, more buyers come, and what was promised has time to reach Postgres: until nothing has been "+
+			"written for %v, and longer where a design leaves orders of the dead lie before others take them over "+
+			"(stock-stream and Stampede). Lost are orders that a buyer was promised and that are not there; units are gone "+
+			"that are neither for sale nor in Postgres, where the sale was sold out in the end.%s",
 			b.N, 2*rushStock(b), rushStock(b), crashStock(b), crashAfter(b), quietAfter(b), leftOut),
 		Head: []string{
 			"design", "orders promised", "oversold: promised", "oversold: in Postgres", "double buyers",
@@ -62,7 +64,10 @@ func BenchmarkSafety(b *testing.B) {
 	}
 	for _, c := range candidates {
 		row := []string{c.Name}
-		for _, figure := range []string{promised, oversold, oversoldRows, doubleBuyers, crashPromised, crashSold, crashLeft, lost} {
+		for _, figure := range []string{
+			promised, oversold, oversoldRows, doubleBuyers, crashPromised, crashSold, crashLeft,
+			lost,
+		} {
 			row = append(row, results.Of(c.Name, figure).With(rig.Count))
 		}
 		t.Rows = append(t.Rows, row)

@@ -39,8 +39,8 @@ func BenchmarkSoldOut(b *testing.B) {
 	ratio := results.Ratio(ours, soldOut, echoName, soldOut)
 	t := page.Table{
 		Title: "Answers “sold out” a second",
-		Note: fmt.Sprintf("`stampede serve` beside an Echo handler that sends the same bytes and does nothing else, without any middleware. "+
-			"Closed loop of %d connections, %d rounds of %v.", connections(b), b.N, turn(b)),
+		Note: fmt.Sprintf("`stampede serve` beside an Echo handler that sends the same bytes and does nothing else, "+
+			"without any middleware. Closed loop of %d connections, %d rounds of %v.", connections(b), b.N, turn(b)),
 		Head: []string{"", "answers/s", "p50", "p99", "p99.9", "CPU of the front, each"},
 	}
 	for _, name := range []string{ours, echoName} {
@@ -48,7 +48,10 @@ func BenchmarkSoldOut(b *testing.B) {
 			[]string{name, results.Of(name, soldOut).With(rig.Count)}, latencies(results, name, closedLoop)...),
 			results.Of(name, cpu+rig.Front).With(rig.Ratio)+" µs"))
 	}
-	t.Rows = append(t.Rows, []string{"ratio (at least " + rig.Ratio(soldOutGoal) + ")", ratio.With(rig.Ratio), "", "", "", verdict(ratio.Median >= soldOutGoal)})
+	t.Rows = append(t.Rows, []string{
+		"ratio (at least " + rig.Ratio(soldOutGoal) + ")", ratio.With(rig.Ratio), "", "", "",
+		verdict(ratio.Median >= soldOutGoal),
+	})
 	rig.Put(t)
 }
 

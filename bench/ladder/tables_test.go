@@ -24,8 +24,9 @@ func tellRates(b *testing.B, results *rig.Results, all []rung, leftOut string) {
 	b.Helper()
 	t := page.Table{
 		Title: "Orders accepted a second",
-		Note: fmt.Sprintf("Closed loop of %d connections, %d rounds of %v; medians, with the least and the greatest. Only answers of "+
-			"acceptance count: 201, which says that the order is in Postgres, or 202.%s", connections(b), b.N, turn(b), leftOut),
+		Note: fmt.Sprintf("Closed loop of %d connections, %d rounds of %v; medians, with the least and the greatest. Only "+
+			"answers of acceptance count: 201, which says that the order is in Postgres, or "+
+			"202.%s", connections(b), b.N, turn(b), leftOut),
 		Head: []string{"design", "accepted/s", "p50", "p99", "p99.9", "other answers"},
 		Plot: "ladder-accepted.svg", Chart: &page.Chart{Kind: page.Bars, Columns: []string{"accepted/s"}, Unit: "orders/s"},
 	}
@@ -42,10 +43,14 @@ func tellDurable(b *testing.B, results *rig.Results, all []rung) {
 	b.Helper()
 	t := page.Table{
 		Title: "Orders in Postgres a second",
-		Note: fmt.Sprintf("The same loads, %d rounds, from the first request until the last accepted order is in Postgres. A design that is behind when the load ends "+
-			"gets the same time again, and counts with what it has written by then. Front, Redis, worker, Postgres and the load share the cores.", b.N),
+		Note: fmt.Sprintf("The same loads, %d rounds, from the first request until the last accepted order is in Postgres. "+
+			"A design that is behind when the load ends gets the same time again, and counts with what it has written by "+
+			"then. Front, Redis, worker, Postgres and the load share the cores.", b.N),
 		Head: []string{"design", "orders in Postgres/s"},
-		Plot: "ladder-durable.svg", Chart: &page.Chart{Kind: page.Bars, Columns: []string{"orders in Postgres/s"}, Unit: "orders/s"},
+		Plot: "ladder-durable.svg", Chart: &page.Chart{
+			Kind: page.Bars, Columns: []string{"orders in Postgres/s"},
+			Unit: "orders/s",
+		},
 	}
 	for _, r := range all {
 		if s := results.Of(r.name, durable); s.N > 0 {
@@ -60,7 +65,10 @@ func tellRatios(b *testing.B, results *rig.Results, all []rung) {
 	t := page.Table{
 		Title: "Stampede ÷ each of them",
 		Note:  fmt.Sprintf("Medians of the ratios of %d rounds, with the least and the greatest.", b.N),
-		Head:  []string{"design", "accepted: ingress alone ÷", "accepted: with the worker on the same cores ÷", "in Postgres ÷"},
+		Head: []string{
+			"design", "accepted: ingress alone ÷", "accepted: with the worker on the same cores ÷",
+			"in Postgres ÷",
+		},
 	}
 	for _, r := range all {
 		if r.isOurs() {
@@ -96,9 +104,9 @@ func tellGoals(b *testing.B, results *rig.Results) {
 	b.Helper()
 	t := page.Table{
 		Title: "What is to be reached",
-		Note: fmt.Sprintf("Ratios of the tables above, %d rounds. “Accepted” is to be reached by the ingress without a worker running: its orders wait in "+
-			"the stream. Beside it stands what it accepts while a worker writes them to Postgres on the same cores. “In Postgres” is "+
-			"the whole pipeline on these cores.", b.N),
+		Note: fmt.Sprintf("Ratios of the tables above, %d rounds. “Accepted” is to be reached by the ingress without a "+
+			"worker running: its orders wait in the stream. Beside it stands what it accepts while a worker writes them to "+
+			"Postgres on the same cores. “In Postgres” is the whole pipeline on these cores.", b.N),
 		Head: []string{"ratio", "at least", "ingress alone", "with a worker", ""},
 	}
 	for _, g := range goals {
@@ -129,15 +137,19 @@ func tellLatencies(b *testing.B, results *rig.Results, all []rung) {
 	b.Helper()
 	t := page.Table{
 		Title: "How long a buyer waits",
-		Note: fmt.Sprintf("Open loop over %d connections: arrivals keep to their schedule, and the time counts from the moment at which the buyer was due. "+
-			"At half of what the design accepted in a closed loop of the same round, and at %d buyers a second for all; %d rounds of %v. "+
-			"Who was due and never got a connection counts with the time waited so far.", openConnections, commonRate, b.N, turn(b)),
+		Note: fmt.Sprintf("Open loop over %d connections: arrivals keep to their schedule, and the time counts from the "+
+			"moment at which the buyer was due. At half of what the design accepted in a closed loop of the same round, and "+
+			"at %d buyers a second for all; %d rounds of %v. Who was due and never got a connection counts with the time "+
+			"waited so far.", openConnections, commonRate, b.N, turn(b)),
 		Head: []string{
 			"design", "half load: answers/s", "p50", "p99", "p99.9",
 			fmt.Sprintf("%d due/s: answers/s", commonRate), "p50", "p99", "p99.9",
 		},
 		// The first p99 is that of half load.
-		Plot: "ladder-latency.svg", Chart: &page.Chart{Kind: page.Bars, Title: "p99 at half load", Columns: []string{"p99"}, Unit: "milliseconds"},
+		Plot: "ladder-latency.svg", Chart: &page.Chart{
+			Kind: page.Bars, Title: "p99 at half load", Columns: []string{"p99"},
+			Unit: "milliseconds",
+		},
 	}
 	for _, r := range all {
 		row := []string{r.title}
@@ -154,8 +166,9 @@ func tellCPU(b *testing.B, results *rig.Results, all []rung) {
 	b.Helper()
 	t := page.Table{
 		Title: "CPU time for each order",
-		Note: fmt.Sprintf("Microseconds, user and system, in the closed loop, medians of %d rounds. Load, front and Redis for each order that was accepted; the worker and Postgres, with all "+
-			"its processes, for each that was written. What a design does in the background of its front is in the front's time.", b.N),
+		Note: fmt.Sprintf("Microseconds, user and system, in the closed loop, medians of %d rounds. Load, front and Redis "+
+			"for each order that was accepted; the worker and Postgres, with all its processes, for each that was written. "+
+			"What a design does in the background of its front is in the front's time.", b.N),
 		Head: []string{"design"},
 	}
 	t.Head = append(t.Head, rig.Roles...)

@@ -35,8 +35,8 @@ func BenchmarkAllocations(b *testing.B) {
 
 	table := page.Table{
 		Title: "Allocations of an accepted purchase",
-		Note: "In the whole process, client included. Echo's own are those of a route that answers with prebuilt bytes: net/http, " +
-			"the router, the answer. Over one connection every purchase is a call of the script by itself.",
+		Note: "In the whole process, client included. Echo's own are those of a route that answers with prebuilt bytes: " +
+			"net/http, the router, the answer. Over one connection every purchase is a call of the script by itself.",
 		Head: []string{"connections", "Echo's own", "ingress", "beyond Echo's own", "at most", "bytes beyond Echo's own"},
 	}
 	for _, connections := range []int{1, crowdConnections} {
@@ -76,8 +76,9 @@ func ingressAllocations(b *testing.B, connections int) allocation {
 	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
 	defer store.Close()
 	server, err := ingress.New(ingress.Config{
-		Reservations: store, Sales: reservation.NewCatalog(s.Pool, store), Orders: fulfillment.NewLedger(s.Pool), Postgres: s.Pool,
-		Auth: ingress.AuthHeader, Logger: slog.New(slog.DiscardHandler), OutcomesStream: s.keys.Outcomes(),
+		Reservations: store, Sales: reservation.NewCatalog(s.Pool, store), Orders: fulfillment.NewLedger(s.Pool),
+		Postgres: s.Pool,
+		Auth:     ingress.AuthHeader, Logger: slog.New(slog.DiscardHandler), OutcomesStream: s.keys.Outcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(s.RedisURL) },
 	})
 	require.NoError(b, err)
@@ -111,7 +112,8 @@ func allocations(b *testing.B, h http.Handler, sale uuid.UUID, connections int) 
 			Request: func(dst []byte, _ uint64) []byte {
 				dst = append(dst, "POST /v1/sales/"...)
 				dst = reservation.AppendID(dst, sale)
-				dst = append(dst, "/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 14\r\nX-User-ID: buyer-"...)
+				dst = append(dst, "/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"...)
+				dst = append(dst, "Content-Length: 14\r\nX-User-ID: buyer-"...)
 				dst = strconv.AppendUint(dst, buyerSerial.Add(1), 10)
 				return append(dst, "\r\n\r\n{\"quantity\":1}"...)
 			},

@@ -24,7 +24,8 @@ const (
 	insertConfirmed = `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
 		SELECT order_id, 2, 'OrderConfirmed', $2, user_id, 1, now()
 		FROM unnest($1::uuid[], $3::text[]) AS e (order_id, user_id)`
-	insertOrders = `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint)
+	insertOrders = `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at,
+		updated_at, key_fingerprint)
 		SELECT order_id, $2, user_id, 1, 'confirmed', 2, sequence, 1, $5, now(), NULL
 		FROM unnest($1::uuid[], $3::text[], $4::bigint[]) AS e (order_id, user_id, sequence)`
 	addSold = `UPDATE sales SET sold = sold + $2, last_sequence = greatest(last_sequence, $3) WHERE id = $1`
@@ -112,7 +113,8 @@ func insertCopy(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderColu
 			return []any{c.ids[i], sale, c.users[i], 1, "confirmed", 2, c.sequences[i], 1, c.at, c.at, nil}, nil
 		})
 		_, err = tx.CopyFrom(ctx, pgx.Identifier{"orders"}, []string{
-			"id", "sale_id", "user_id", "quantity", "status", "version", "sequence", "epoch", "reserved_at", "updated_at", "key_fingerprint",
+			"id", "sale_id", "user_id", "quantity", "status", "version", "sequence", "epoch", "reserved_at", "updated_at",
+			"key_fingerprint",
 		}, orders)
 		if err != nil {
 			return err

@@ -65,13 +65,20 @@ func TestLinesHaveLogarithmicAxes(t *testing.T) {
 	t.Parallel()
 	table := Table{
 		Title: "Growth", Head: []string{"buyers", "a", "b"},
-		Rows:  [][]string{{"1,000", "90 (80–100)", None}, {"10,000", "900 (800–1,000)", "700 µs"}, {"1,000,000", "90,000", "0"}},
+		Rows: [][]string{
+			{"1,000", "90 (80–100)", None},
+			{"10,000", "900 (800–1,000)", "700 µs"},
+			{"1,000,000", "90,000", "0"},
+		},
 		Chart: &Chart{Kind: Lines, Title: "Other title", X: "buyers", Columns: []string{"a", "b"}, Unit: "bytes"},
 	}
 	svg, err := table.draw()
 	require.NoError(t, err)
 	texts := textsOf(t, svg)
-	assert.Subset(t, texts, []string{"Other title", "buyers", "bytes", "a", "b", "1,000", "10,000", "100,000", "1,000,000", "100"})
+	assert.Subset(t, texts, []string{
+		"Other title", "buyers", "bytes", "a", "b", "1,000", "10,000", "100,000", "1,000,000",
+		"100",
+	})
 	assert.Equal(t, 6, strings.Count(string(svg), "<circle"), "four points, and two of the legend")
 }
 
@@ -90,9 +97,13 @@ func TestLinesAreNamedByTheFirstColumnWhereItIsNotTheirPlace(t *testing.T) {
 func TestAChartOfAnUnknownColumnOrFigureIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, chart := range []Chart{
-		{Kind: Bars, Columns: []string{"z"}}, {Kind: Bars, Columns: []string{"x", "y"}}, {Kind: "pie"},
-		{Kind: Lines, X: "z", Columns: []string{"y"}}, {Kind: Lines, X: "y", Columns: []string{"z"}},
-		{Kind: Bars, Columns: []string{"text"}}, {Kind: Lines, X: "y", Columns: []string{"text"}},
+		{Kind: Bars, Columns: []string{"z"}},
+		{Kind: Bars, Columns: []string{"x", "y"}},
+		{Kind: "pie"},
+		{Kind: Lines, X: "z", Columns: []string{"y"}},
+		{Kind: Lines, X: "y", Columns: []string{"z"}},
+		{Kind: Bars, Columns: []string{"text"}},
+		{Kind: Lines, X: "y", Columns: []string{"text"}},
 	} {
 		table := Table{Head: []string{"x", "y", "text"}, Rows: [][]string{{"a", "1", "some (words)"}}, Chart: &chart}
 		_, err := table.draw()

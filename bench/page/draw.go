@@ -122,7 +122,8 @@ func drawLines(title, xUnit, yUnit string, lines []line) []byte {
 	for _, tick := range xTicks {
 		c.line(x(tick), top, x(tick), bottom, "grid")
 	}
-	for _, tick := range thinned(xTicks, func(tick float64) float64 { return textWidth(tickLabel(tick), fontSize) + gap }, x) {
+	for _, tick := range thinned(xTicks, func(tick float64) float64 { return textWidth(tickLabel(tick), fontSize) + gap },
+		x) {
 		c.text(x(tick), bottom+14, "middle", "", tickLabel(tick))
 	}
 	for _, tick := range yTicks {

@@ -93,7 +93,8 @@ func attribute(name, value string) string {
 func (c *canvas) svg(title string) []byte {
 	var out bytes.Buffer
 	fmt.Fprintf(&out, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %s %s" width="%s" height="%s" role="img" `+
-		`font-family="system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Helvetica, Arial, sans-serif" font-size="%s">`+"\n",
+		`font-family="system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Helvetica, Arial, sans-serif" font-size="%s">`+
+		"\n",
 		number(pictureWidth), number(c.height), number(pictureWidth), number(c.height), number(fontSize))
 	fmt.Fprintf(&out, "<title>%s</title>\n<style>\n", escape.Replace(title))
 	out.WriteString("text{stroke:none}path{fill:none;stroke-width:1.2}.bold{font-weight:600}.s{stroke-width:2}\n")

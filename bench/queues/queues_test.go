@@ -32,12 +32,14 @@ type candidate struct {
 // process of each queue. All of them write the same rows, by the product's own ledger.
 //
 // Each has the settings with which it was fastest and cheapest. Tried: for asynq, 1, 4 and 8 servers in
-// the process, because each fetches its tasks one after another, 8 to 64 handlers in each, 4 to 16 connections to Postgres;
-// for River, 16 to 1000 workers, 4 and 8 connections; for the subscribers, 4, 8 and 16. Whoever writes one order in a
-// transaction waits for the row of the sale: more handlers and connections wait there, at a price.
+// the process, because each fetches its tasks one after another, 8 to 64 handlers in each, 4 to 16
+// connections to Postgres; for River, 16 to 1000 workers, 4 and 8 connections; for the subscribers,
+// 4, 8 and 16. Whoever writes one order in a transaction waits for the row of the sale: more
+// handlers and connections wait there, at a price.
 func BenchmarkQueues(b *testing.B) {
 	compare(b, "Orders one by one", "queues-one-by-one.svg",
-		"A handler writes one order in one transaction, which is what the queues are made for; Stampede's worker makes batches by itself.",
+		"A handler writes one order in one transaction, which is what the queues are made for; Stampede's worker makes "+
+			"batches by itself.",
 		stampede,
 		fromStream("64 stock subscribers", consumerSpec{Queue: "stock", Handlers: 64, Connections: 4}),
 		fromAsynq("asynq", consumerSpec{Queue: "asynq", Handlers: 8, Connections: 4, Servers: 4}),
@@ -50,13 +52,16 @@ func BenchmarkQueues(b *testing.B) {
 // has nothing to hand several jobs to one call.
 //
 // asynq makes a task of at most asynqGroupMax orders of each group, once a second: 40 groups let it take all of the
-// backlog at the first look. It was tried with 10 as well. Of handlers that share: 1 to 16 servers and 32 or 256 handlers each for asynq, 500 to
-// 2000 workers for River; one connection writes as much as two, as they would wait for the row of the sale.
+// backlog at the first look. It was tried with 10 as well. Of handlers that share: 1 to 16 servers
+// and 32 or 256 handlers each for asynq, 500 to 2000 workers for River; one connection writes as
+// much as two, as they would wait for the row of the sale.
 func BenchmarkQueuesBatched(b *testing.B) {
 	compare(b, "Orders in batches", "queues-batches.svg",
-		"“Together”: handlers that run at the same time share a transaction, by some fifty lines of the user's own. “Groups”: asynq makes one task of many, once a second.",
+		"“Together”: handlers that run at the same time share a transaction, by some fifty lines of the user's own. "+
+			"“Groups”: asynq makes one task of many, once a second.",
 		stampede,
-		fromStream("64 stock subscribers, together", consumerSpec{Queue: "stock", Handlers: 64, Connections: 1, Together: true}),
+		fromStream("64 stock subscribers, together",
+			consumerSpec{Queue: "stock", Handlers: 64, Connections: 1, Together: true}),
 		fromAsynq("asynq, groups", consumerSpec{Queue: "asynq", Handlers: 4, Connections: 2, Servers: 1, Groups: 40}),
 		fromAsynq("asynq, together", consumerSpec{Queue: "asynq", Handlers: 32, Connections: 1, Servers: 16, Together: true}),
 		fromRiver("River, together", consumerSpec{Queue: "river", Handlers: 1000, Connections: 1, Together: true}),
@@ -93,10 +98,12 @@ func compare(b *testing.B, title, plot, note string, candidates ...candidate) {
 	}
 	table := page.Table{
 		Title: title,
-		Note: fmt.Sprintf("%s A backlog of %d orders, or what is done of it in %v. %d rounds; CPU time is in microseconds for each order.",
+		Note: fmt.Sprintf("%s A backlog of %d orders, or what is done of it in %v. %d rounds; CPU time is in microseconds "+
+			"for each order.",
 			note, orders, turnAtMost, b.N),
 		Plot: plot, Chart: &page.Chart{Kind: page.Bars, Columns: []string{"orders/s, median (min–max)"}, Unit: rate},
-		Head: []string{"", "orders/s, median (min–max)", "Stampede ÷ it (min–max)", "CPU: consumer", "Redis", "Postgres"}, Rows: rows,
+		Head: []string{"", "orders/s, median (min–max)", "Stampede ÷ it (min–max)", "CPU: consumer", "Redis", "Postgres"},
+		Rows: rows,
 	}
 	rig.Put(table)
 }

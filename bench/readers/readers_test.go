@@ -33,8 +33,8 @@ const (
 	cpuOfPostgres               = "Postgres, cores"
 )
 
-// BenchmarkReaders lets buyers pay in a sale with many paid orders, alone and while anonymous clients look at the sale as fast
-// as they can.
+// BenchmarkReaders lets buyers pay in a sale with many paid orders, alone and while anonymous
+// clients look at the sale as fast as they can.
 func BenchmarkReaders(b *testing.B) {
 	results := rig.Compare(b,
 		rig.Candidate{Name: "nobody looks", Turn: func(b *testing.B, _ int) rig.Values { return turn(b, 0) }},
@@ -42,8 +42,9 @@ func BenchmarkReaders(b *testing.B) {
 	)
 	t := page.Table{
 		Title: "Payments beside a crowd that looks",
-		Note: fmt.Sprintf("A sale with %s paid orders, %d payments a second in an open loop, and %d connections that ask for the sale one request after the other. "+
-			"Expired late: the latest of %d orders whose time to pay ends meanwhile. Medians of %d rounds, with the least and the greatest.",
+		Note: fmt.Sprintf("A sale with %s paid orders, %d payments a second in an open loop, and %d connections that ask "+
+			"for the sale one request after the other. Expired late: the latest of %d orders whose time to pay ends "+
+			"meanwhile. Medians of %d rounds, with the least and the greatest.",
 			rig.Count(float64(rig.Scale(b, 200_000, 2000))), paymentsPerSecond, connections, expiring, b.N),
 		Head: []string{"", looks, payment50, payment99, refused, "outage noted, s", late + ", s", cpuOfPostgres},
 	}
@@ -76,10 +77,14 @@ func turn(b *testing.B, crowd int) rig.Values {
 	look := httpload.Load{Addrs: addrs, Connections: crowd, For: within, Request: func(dst []byte, _ uint64) []byte {
 		return fmt.Appendf(dst, "GET /v1/sales/%s HTTP/1.1\r\nHost: localhost\r\n\r\n", sale)
 	}}
-	pay := httpload.Load{Addrs: addrs, Connections: payers, For: within, Rate: paymentsPerSecond, Request: func(dst []byte, n uint64) []byte {
-		return fmt.Appendf(dst, "POST /v1/orders/%s/pay HTTP/1.1\r\nHost: localhost\r\nX-User-ID: payer-%d\r\nContent-Type: application/json\r\n"+
-			"Content-Length: 21\r\n\r\n{\"reference\":\"pi_12\"}", payable[n-1], n)
-	}}
+	pay := httpload.Load{
+		Addrs: addrs, Connections: payers, For: within, Rate: paymentsPerSecond,
+		Request: func(dst []byte, n uint64) []byte {
+			return fmt.Appendf(dst,
+				"POST /v1/orders/%s/pay HTTP/1.1\r\nHost: localhost\r\nX-User-ID: payer-%d\r\nContent-Type: application/json\r\n"+
+					"Content-Length: 21\r\n\r\n{\"reference\":\"pi_12\"}", payable[n-1], n)
+		},
+	}
 	var looked, paid httpload.Answers
 	before := running.CPU()
 	together, ctx := errgroup.WithContext(b.Context())
@@ -87,8 +92,10 @@ func turn(b *testing.B, crowd int) rig.Values {
 	together.Go(func() (err error) { paid, err = pay.Measure(ctx); return err })
 	require.NoError(b, together.Wait())
 	values := rig.Values{
-		looks: float64(looked.Wanted) / within.Seconds(), payment50: rig.InMillis(paid.Percentile(50)), payment99: rig.InMillis(paid.Percentile(99)),
-		refused: float64(paid.Others()), cpuOfPostgres: running.CPU().Since(before)[rig.Postgres].Seconds() / within.Seconds(),
+		looks: float64(looked.Wanted) / within.Seconds(), payment50: rig.InMillis(paid.Percentile(50)),
+		payment99: rig.InMillis(paid.Percentile(99)),
+		refused:   float64(paid.Others()), cpuOfPostgres: running.CPU().Since(before)[rig.Postgres].Seconds() /
+			within.Seconds(),
 	}
 	values[late] = lateness(b, running)
 	values[outage] = lostTime(b, running) - lost // a beat came after the crowd, without which nothing expires
@@ -102,10 +109,14 @@ func turn(b *testing.B, crowd int) rig.Values {
 func fill(b *testing.B, s *rig.System, orders int) {
 	b.Helper()
 	ctx := b.Context()
-	_, err := s.Shop.Pool.Exec(ctx, "UPDATE sales SET payment_window_seconds = 1800, sold = sold + $2 WHERE id = $1", s.Sale, orders)
+	_, err := s.Shop.Pool.Exec(ctx, "UPDATE sales SET payment_window_seconds = 1800, sold = sold + $2 WHERE id = $1",
+		s.Sale, orders)
 	require.NoError(b, err)
-	_, err = s.Shop.Pool.Exec(ctx, `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, payment_reference)
-		SELECT gen_random_uuid(), $1, 'paid-' || n, 1, 'paid', 3, n, 1, now(), now(), 'pi' FROM generate_series(1, $2::int) AS n`, s.Sale, orders)
+	_, err = s.Shop.Pool.Exec(ctx,
+		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
+			payment_reference)
+		SELECT gen_random_uuid(), $1, 'paid-' || n, 1, 'paid', 3, n, 1, now(), now(), 'pi' FROM generate_series(1, $2::int)
+		AS n`, s.Sale, orders)
 	require.NoError(b, err)
 	_, err = s.Shop.Pool.Exec(ctx, "VACUUM (ANALYZE) orders")
 	require.NoError(b, err)
@@ -118,9 +129,11 @@ func confirmed(b *testing.B, s *rig.System, user string, orders int, within time
 	_, err := s.Shop.Pool.Exec(ctx, "UPDATE sales SET sold = sold + $2 WHERE id = $1", s.Sale, orders)
 	require.NoError(b, err)
 	rows, err := s.Shop.Pool.Query(ctx, `WITH made AS (
-			INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint, due)
+			INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
+			key_fingerprint, due)
 			SELECT gen_random_uuid(), $1, $2 || '-' || n, 1, 'confirmed', 2, n, 1, now(), now(), NULL,
-				pay_clock() + CASE WHEN $4::float8 = 0 THEN interval '30 min' ELSE make_interval(secs => $4::float8 * n / $3::int) END
+				pay_clock() + CASE WHEN $4::float8 = 0 THEN interval '30 min' ELSE make_interval(secs => $4::float8 * n / $3::int)
+				END
 			FROM generate_series(1, $3::int) AS n RETURNING id, user_id)
 		SELECT id FROM made ORDER BY split_part(user_id, '-', 2)::int`, s.Sale, user, orders, within.Seconds())
 	require.NoError(b, err)
@@ -133,7 +146,8 @@ func confirmed(b *testing.B, s *rig.System, user string, orders int, within time
 func awaitHeartbeat(b *testing.B, s *rig.System) {
 	b.Helper()
 	for seen := false; !seen; pause.For(20*time.Millisecond, nil) {
-		require.NoError(b, s.Shop.Pool.QueryRow(b.Context(), "SELECT now() - seen_at < interval '1 s' FROM pulse").Scan(&seen))
+		require.NoError(b, s.Shop.Pool.QueryRow(b.Context(),
+			"SELECT now() - seen_at < interval '1 s' FROM pulse").Scan(&seen))
 	}
 }
 
@@ -149,7 +163,8 @@ func lateness(b *testing.B, s *rig.System) (seconds float64) {
 	b.Helper()
 	for deadline := time.Now().Add(expiredWithin); ; {
 		var expired int
-		require.NoError(b, s.Shop.Pool.QueryRow(b.Context(), `SELECT count(*), coalesce(max(extract(epoch FROM updated_at - due - lost_time())), 0)::float8
+		require.NoError(b, s.Shop.Pool.QueryRow(b.Context(),
+			`SELECT count(*), coalesce(max(extract(epoch FROM updated_at - due - lost_time())), 0)::float8
 			FROM orders WHERE status = 'expired'`).Scan(&expired, &seconds))
 		if expired == expiring {
 			return seconds

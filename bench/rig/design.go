@@ -21,7 +21,10 @@ func StartDesign(b testing.TB, name string, options map[string]string, stock int
 	s.Sale = shop.insertSale(stock, entry.Guarded)
 	spec := front.Spec{
 		Design: name, Sale: s.Sale, Stock: stock, Addr: "127.0.0.1:0",
-		Backend: front.Backend{RedisURL: shop.RedisURL, DatabaseURL: shop.DatabaseURL, Prefix: shop.Prefix, Options: map[string]string{}},
+		Backend: front.Backend{
+			RedisURL: shop.RedisURL, DatabaseURL: shop.DatabaseURL, Prefix: shop.Prefix,
+			Options: map[string]string{},
+		},
 	}
 	for _, more := range []map[string]string{entry.Options, options} {
 		for key, value := range more {

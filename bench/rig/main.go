@@ -17,8 +17,10 @@ import (
 )
 
 var (
-	figuresFolder = flag.String("figures", "", "a `folder` with a page for the figures, NAME.md, in which they and their plots are written")
-	only          = flag.String("only", "", "a regular `expression`: only candidates whose names it finds take turns, to profile them or to work on them")
+	figuresFolder = flag.String("figures", "",
+		"a `folder` with a page for the figures, NAME.md, in which they and their plots are written")
+	only = flag.String("only", "",
+		"a regular `expression`: only candidates whose names it finds take turns, to profile them or to work on them")
 )
 
 // figures are what the benchmarks of this process have found.

@@ -91,7 +91,8 @@ func (s *servers) versions(b testing.TB) string {
 	require.NoError(b, conn.QueryRow(ctx, "SHOW server_version").Scan(&postgres))
 	require.NoError(b, conn.Close(ctx))
 	postgres, _, _ = strings.Cut(postgres, " ") // distributions add their own
-	return "Redis " + info["Server"]["redis_version"] + " (appendfsync always), PostgreSQL " + postgres + " (fsync and synchronous_commit on)"
+	return "Redis " + info["Server"]["redis_version"] + " (appendfsync always), PostgreSQL " + postgres +
+		" (fsync and synchronous_commit on)"
 }
 
 // versions names what was compared. Those of modules are read from where they are asked for, because a

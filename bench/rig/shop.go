@@ -135,14 +135,15 @@ func (s *Shop) Units() int64 {
 // Delays are percentiles of times in milliseconds.
 type Delays struct{ P50, P99, P999 float64 }
 
-// CommitDelays tells how long it took from the decision in Redis, which a 202 tells of, until the order was committed, for
-// all that were decided since then.
+// CommitDelays tells how long it took from the decision in Redis, which a 202 tells of, until the
+// order was committed, for all that were decided since then.
 func (s *Shop) CommitDelays(since time.Time) Delays {
 	s.b.Helper()
 	var d Delays
 	require.NoError(s.b, s.Pool.QueryRow(s.b.Context(), `
 		SELECT p[1], p[2], p[3] FROM (
-			SELECT percentile_cont(ARRAY[0.5, 0.99, 0.999]) WITHIN GROUP (ORDER BY extract(epoch FROM pg_xact_commit_timestamp(xmin) - reserved_at) * 1000) AS p
+			SELECT percentile_cont(ARRAY[0.5, 0.99, 0.999]) WITHIN GROUP (ORDER BY extract(epoch FROM
+			pg_xact_commit_timestamp(xmin) - reserved_at) * 1000) AS p
 			FROM orders WHERE reserved_at >= $1) AS delays`, since).Scan(&d.P50, &d.P99, &d.P999))
 	return d
 }

@@ -51,11 +51,13 @@ func (c Stampede) launch(s *System) {
 	}, c.Env...)
 	binary := Binary(s.b)
 	for i := range max(1, c.Workers) {
-		s.Workers = append(s.Workers, Run(s.b, "stampede work", "msg=\"worker started\" consumer=", exec.Command(binary, "work"),
+		s.Workers = append(s.Workers, Run(s.b, "stampede work", "msg=\"worker started\" consumer=",
+			exec.Command(binary, "work"),
 			append(env, fmt.Sprint("STAMPEDE_CONSUMER=worker-", i))...))
 	}
 	for range max(1, c.Fronts) {
-		s.Fronts = append(s.Fronts, Run(s.b, "stampede serve", "msg=\"ingress listens\" addr=", exec.Command(binary, "serve"), env...))
+		s.Fronts = append(s.Fronts, Run(s.b, "stampede serve", "msg=\"ingress listens\" addr=", exec.Command(binary, "serve"),
+			env...))
 	}
 	if s.Sale != [16]byte{} {
 		c.awaitOpen(s)
@@ -72,8 +74,9 @@ func (c Stampede) awaitOpen(s *System) {
 		probe := httpload.Load{
 			Addrs: []string{p.Addr}, Connections: 1, For: time.Second, Most: 1, Status: refused,
 			Request: func(dst []byte, _ uint64) []byte {
-				return fmt.Appendf(dst, "POST /v1/sales/%s/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
-					"Content-Length: 14\r\nX-User-ID: probe\r\n\r\n{\"quantity\":2}", s.Sale)
+				return fmt.Appendf(dst,
+					"POST /v1/sales/%s/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
+						"Content-Length: 14\r\nX-User-ID: probe\r\n\r\n{\"quantity\":2}", s.Sale)
 			},
 		}
 		for answers := s.Measure(probe); answers.Wanted == 0; answers = s.Measure(probe) {

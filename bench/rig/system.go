@@ -77,7 +77,8 @@ func (s *System) CPU() Usage {
 // lines for the head of each request.
 func (s *System) Crowd(clicks uint64, headers ...string) httpload.Load {
 	s.crowds++
-	head := "POST /v1/sales/" + s.Sale.String() + "/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
+	head := "POST /v1/sales/" + s.Sale.String() +
+		"/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" +
 		"Content-Length: 14\r\n"
 	for _, line := range headers {
 		head += line + "\r\n"

@@ -27,7 +27,8 @@ type backend struct {
 
 // openBackend uses the Redis client that open makes, and up to postgresConns connections to Postgres.
 func openBackend(
-	ctx context.Context, open func(url string) (*redis.Client, error), redisURL, databaseURL string, keys keysFlags, postgresConns int32, logger *slog.Logger,
+	ctx context.Context, open func(url string) (*redis.Client, error), redisURL, databaseURL string, keys keysFlags,
+	postgresConns int32, logger *slog.Logger,
 	options ...connect.PostgresOption,
 ) (*backend, error) {
 	pool, err := connect.Postgres(ctx, databaseURL, postgresConns, options...)
@@ -50,11 +51,16 @@ func (b *backend) Close() {
 }
 
 // rebuilder returns what makes stock in Redis anew by hand, if the schema is ours.
-func (b *backend) rebuilder(ctx context.Context, keys reservation.Keys, logger *slog.Logger) (*fulfillment.Rebuilder, error) {
+func (b *backend) rebuilder(ctx context.Context, keys reservation.Keys,
+	logger *slog.Logger,
+) (*fulfillment.Rebuilder, error) {
 	if err := sql.Check(ctx, b.pool); err != nil {
 		return nil, err
 	}
-	return fulfillment.NewRebuilder(fulfillment.RebuilderConfig{Pool: b.pool, Redis: b.redis, Keys: keys, Store: b.store, Logger: logger})
+	return fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
+		Pool: b.pool, Redis: b.redis, Keys: keys, Store: b.store,
+		Logger: logger,
+	})
 }
 
 // ready returns nil if both servers answer.

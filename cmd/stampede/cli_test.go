@@ -59,7 +59,9 @@ func TestTakenPortNamesSetting(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = taken.Close() })
 	for _, c := range []struct{ command, variable, flag string }{
-		{"serve", "STAMPEDE_HTTP_ADDR", "--http-addr"}, {"dev", "STAMPEDE_HTTP_ADDR", "--http-addr"}, {"work", "STAMPEDE_METRICS_ADDR", "--metrics-addr"},
+		{"serve", "STAMPEDE_HTTP_ADDR", "--http-addr"},
+		{"dev", "STAMPEDE_HTTP_ADDR", "--http-addr"},
+		{"work", "STAMPEDE_METRICS_ADDR", "--metrics-addr"},
 	} {
 		cmd := s.command(c.command, c.flag+"="+taken.Addr().String())
 		if c.command == "serve" {
@@ -68,7 +70,8 @@ func TestTakenPortNamesSetting(t *testing.T) {
 		cmd.Start()
 		assert.Equal(t, exitFailed, cmd.Wait(within).ExitCode(), c.command)
 		assert.Contains(t, cmd.Output(), taken.Addr().String(), c.command)
-		assert.Contains(t, cmd.Output(), "address already in use: let "+c.variable+" ("+c.flag+") name another address", c.command)
+		assert.Contains(t, cmd.Output(), "address already in use: let "+c.variable+" ("+c.flag+") name another address",
+			c.command)
 	}
 }
 
@@ -114,7 +117,10 @@ func TestCreateIsIdempotentByKey(t *testing.T) {
 	s := newShop(t)
 	closes := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
 	create := func(flags ...string) (int, string) {
-		return s.run(append([]string{"sale", "create", "--json", "--name=x", "--idempotency-key=autumn", "--closes-at=" + closes}, flags...)...)
+		return s.run(append([]string{
+			"sale", "create", "--json", "--name=x", "--idempotency-key=autumn",
+			"--closes-at=" + closes,
+		}, flags...)...)
 	}
 	status, first := create("--stock=5")
 	require.Equal(t, exitOK, status, first)
@@ -176,8 +182,10 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 func TestUndecidedErrorsNameIdempotencyKey(t *testing.T) {
 	t.Parallel()
 	for err, repeat := range map[error]bool{
-		reservation.ErrUnavailable: true, reservation.ErrChangeUnknown: true, reservation.ErrRestockUndecided: true, reservation.ErrNotInForce: true,
-		reservation.ErrRestockWithdrawn: false, reservation.ErrSaleNotFound: false, reservation.ErrIdempotencyKeyReused: false,
+		reservation.ErrUnavailable: true, reservation.ErrChangeUnknown: true, reservation.ErrRestockUndecided: true,
+		reservation.ErrNotInForce:       true,
+		reservation.ErrRestockWithdrawn: false, reservation.ErrSaleNotFound: false,
+		reservation.ErrIdempotencyKeyReused: false,
 	} {
 		said := mayBeDone(err, "k")
 		require.ErrorIs(t, said, err)

@@ -19,7 +19,8 @@ func TestDefaultLimits(t *testing.T) {
 	require.NoError(t, err)
 	_, err = parser.Parse([]string{"serve", "--redis-url=redis://localhost", "--database-url=postgres://localhost"})
 	require.NoError(t, err)
-	assert.Equal(t, clientFlags{UserRate: 5, UserBurst: 20, AddressBurst: 200, UserStreams: 16, AddressStreams: 1000}, flags.Serve.clientFlags)
+	assert.Equal(t, clientFlags{UserRate: 5, UserBurst: 20, AddressBurst: 200, UserStreams: 16, AddressStreams: 1000},
+		flags.Serve.clientFlags)
 	assert.Equal(t, 5*time.Second, flags.Serve.StopDelay)
 }
 

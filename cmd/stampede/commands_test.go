@@ -96,14 +96,26 @@ func TestSettingsKeepTheirNames(t *testing.T) {
 func TestUsageErrorsExitWithTwo(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string][]string{
-		"unknown command":    {"sell"},
-		"unknown flag":       {"version", "--loudly"},
-		"no sale id":         {"sale", "show", "not-a-uuid", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
-		"partitions":         {"serve", "--partitions=65", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
-		"a time":             {"sale", "create", "--name=x", "--stock=1", "--opens-at=soon", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
-		"a redis url":        {"serve", "--redis-url=localhost:6379", "--database-url=postgres://localhost"},
-		"jwt and no key":     {"serve", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
-		"a secret too short": {"serve", "--jwt-secret=short", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
+		"unknown command": {"sell"},
+		"unknown flag":    {"version", "--loudly"},
+		"no sale id": {
+			"sale", "show", "not-a-uuid", "--redis-url=redis://localhost",
+			"--database-url=postgres://localhost",
+		},
+		"partitions": {
+			"serve", "--partitions=65", "--redis-url=redis://localhost",
+			"--database-url=postgres://localhost",
+		},
+		"a time": {
+			"sale", "create", "--name=x", "--stock=1", "--opens-at=soon", "--redis-url=redis://localhost",
+			"--database-url=postgres://localhost",
+		},
+		"a redis url":    {"serve", "--redis-url=localhost:6379", "--database-url=postgres://localhost"},
+		"jwt and no key": {"serve", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
+		"a secret too short": {
+			"serve", "--jwt-secret=short", "--redis-url=redis://localhost",
+			"--database-url=postgres://localhost",
+		},
 		"a load of nobody":   {"load", "--sale=" + uuid.NewString(), "--buyers=0"},
 		"a load without":     {"load", "--admin-token="},
 		"a tiny demo":        {"demo", "--stock=5"},
@@ -125,8 +137,10 @@ func TestInvalidValueNamesFlag(t *testing.T) {
 	for _, args := range []string{
 		"serve --max-in-flight=0", "serve --max-in-flight=-1", "serve --stop-delay=-1s", "serve --drain-timeout=0s",
 		"serve --auth-header=", "serve --partitions=0",
-		"serve --user-burst=0", "serve --address-burst=1000001", "serve --user-streams=-1", "dev --address-streams=-1", "dev --user-burst=0",
-		"work --batch-max=0", "work --batch-max=-1", "work --min-idle=0s", "work --max-deliveries=0", "work --drain-timeout=0s",
+		"serve --user-burst=0", "serve --address-burst=1000001", "serve --user-streams=-1", "dev --address-streams=-1",
+		"dev --user-burst=0",
+		"work --batch-max=0", "work --batch-max=-1", "work --min-idle=0s", "work --max-deliveries=0",
+		"work --drain-timeout=0s",
 		"work --partitions=65", "sale list --partitions=0",
 		"dev --max-in-flight=0", "dev --batch-max=0", "dev --auth-header=", "dev --partitions=0",
 		"load --buyers=0", "load --double-clicks=2", "load --stock=0", "load --quantity=0", "load --connections=0",
@@ -148,15 +162,21 @@ func TestInvalidValueNamesFlag(t *testing.T) {
 func TestUsageErrorsNameMissingArguments(t *testing.T) {
 	t.Parallel()
 	for says, args := range map[string][]string{
-		"--name=STRING (or STAMPEDE_SALE_NAME)":                                    {"sale", "create", "--stock=1"},
-		"needs --database-url (DATABASE_URL)":                                      {"load", "--sale=" + uuid.NewString(), "--redis-url=redis://localhost", "--database-url="},
+		"--name=STRING (or STAMPEDE_SALE_NAME)": {"sale", "create", "--stock=1"},
+		"needs --database-url (DATABASE_URL)": {
+			"load", "--sale=" + uuid.NewString(),
+			"--redis-url=redis://localhost", "--database-url=",
+		},
 		`--user-rate: want a rate like 5/s, 30/m or 100/h, or 0 for none; got "5"`: {"serve", "--user-rate=5"},
 		`--address-rate: want a rate between one a day and 10000/s; got "1e9/s"`:   {"serve", "--address-rate=1e9/s"},
-		`--trusted-proxies: "10.0.0.0/33" is neither an address nor a prefix`:      {"serve", "--trusted-proxies=10.0.0.0/8,10.0.0.0/33"},
-		"give --over or --rate, not both":                                          {"load", "--over=1s", "--rate=5"},
-		"write it as -- -5":                                                        {"sale", "restock", uuid.NewString(), "-5"},
-		"--reason must tell why":                                                   {"dlq", "discard", "1", "--reason", " "},
-		"or --admin-token (STAMPEDE_ADMIN_TOKEN)":                                  {"load"},
+		`--trusted-proxies: "10.0.0.0/33" is neither an address nor a prefix`: {
+			"serve",
+			"--trusted-proxies=10.0.0.0/8,10.0.0.0/33",
+		},
+		"give --over or --rate, not both":         {"load", "--over=1s", "--rate=5"},
+		"write it as -- -5":                       {"sale", "restock", uuid.NewString(), "-5"},
+		"--reason must tell why":                  {"dlq", "discard", "1", "--reason", " "},
+		"or --admin-token (STAMPEDE_ADMIN_TOKEN)": {"load"},
 	} {
 		status, errs := refused(t, args...)
 		assert.Equal(t, exitUsage, status, args)
@@ -336,7 +356,8 @@ func TestDeadLetterCommands(t *testing.T) {
 	testkit.Eventually(t, within, "it is parked again", func() bool { return parked() == 1 })
 	// What a worker has applied is not parked again.
 	var entry string
-	require.NoError(t, s.pool.QueryRow(t.Context(), `UPDATE dead_letters SET status = 'replayed' RETURNING replayed_as`).Scan(&entry))
+	require.NoError(t, s.pool.QueryRow(t.Context(),
+		`UPDATE dead_letters SET status = 'replayed' RETURNING replayed_as`).Scan(&entry))
 	status, output = s.run("dlq", "replay", "1")
 	assert.Equal(t, exitOK, status, "a repeat is no failure")
 	assert.Contains(t, output, "replayed before as entry "+entry)
@@ -373,7 +394,8 @@ func TestDevServesAndCleansUp(t *testing.T) {
 	c.Setenv("DATABASE_URL", "")
 	c.Start()
 	url := strings.Fields(c.WaitOutput(within, "ingress  "))[1]
-	load := testkit.Command(t, "load", "--url="+url, "--admin-token="+adminToken, "--stock=20", "--buyers=60", "--over=100ms")
+	load := testkit.Command(t, "load", "--url="+url, "--admin-token="+adminToken, "--stock=20", "--buyers=60",
+		"--over=100ms")
 	load.Setenv("REDIS_URL", "")
 	load.Setenv("DATABASE_URL", "")
 	load.Start()
@@ -404,7 +426,8 @@ func TestDevEndsWithItsServers(t *testing.T) {
 	rdb, err := connect.Control(url)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
-	pid, err := strconv.Atoi(regexp.MustCompile(`process_id:(\d+)`).FindStringSubmatch(rdb.Info(t.Context(), "server").Val())[1])
+	pid, err := strconv.Atoi(regexp.MustCompile(`process_id:(\d+)`).FindStringSubmatch(rdb.Info(t.Context(),
+		"server").Val())[1])
 	require.NoError(t, err)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 	assert.Equal(t, exitFailed, c.Wait(within).ExitCode())

@@ -17,7 +17,10 @@ import (
 func TestKilledWorkerLosesAndDuplicatesNoOrder(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{crashpoint.BeforePersist, crashpoint.AfterCommit, crashpoint.BeforeAck} {
-		for name, successor := range map[string]string{"another worker takes over": "second", "the same one comes back": "first"} {
+		for name, successor := range map[string]string{
+			"another worker takes over": "second",
+			"the same one comes back":   "first",
+		} {
 			t.Run(point+"/"+name, func(t *testing.T) {
 				t.Parallel()
 				const stock, buyers = 300, 900
@@ -28,7 +31,10 @@ func TestKilledWorkerLosesAndDuplicatesNoOrder(t *testing.T) {
 				victim.Setenv(crashpoint.Env, point+":3")
 				victim.Start()
 
-				people, books := s.crowd(crowd.Config{URLs: []string{url}, Sale: sale, Buyers: buyers, Over: time.Second, DoubleClicks: 0.1})
+				people, books := s.crowd(crowd.Config{
+					URLs: []string{url}, Sale: sale, Buyers: buyers, Over: time.Second,
+					DoubleClicks: 0.1,
+				})
 				var coming sync.WaitGroup
 				coming.Go(func() { people.Run(t.Context()) })
 				victim.WaitKilled(within)

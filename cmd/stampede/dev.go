@@ -34,7 +34,8 @@ type devCmd struct {
 // Validate is called by kong.
 func (c *devCmd) Validate() error {
 	return cmp.Or(
-		c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(), c.receiptFlag.Validate(), c.workerFlags.Validate(), wantHeader("--auth-header", c.AuthHeader),
+		c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(), c.receiptFlag.Validate(),
+		c.workerFlags.Validate(), wantHeader("--auth-header", c.AuthHeader),
 	)
 }
 
@@ -62,7 +63,8 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		return err
 	}
 	defer front.Close()
-	back, err := openBackend(ctx, connect.Control, servers.RedisURL, servers.DatabaseURL, c.keysFlags, workerPostgresConns, logger, connect.Service("work"))
+	back, err := openBackend(ctx, connect.Control, servers.RedisURL, servers.DatabaseURL, c.keysFlags, workerPostgresConns,
+		logger, connect.Service("work"))
 	if err != nil {
 		return err
 	}

@@ -130,7 +130,8 @@ func (c *dlqReplayCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 			return err
 		}
 		if !appended {
-			_, err = fmt.Fprintf(s.out, "dead letter %d was replayed before as entry %s, and is not parked again: nothing was done\n", c.ID, entry)
+			_, err = fmt.Fprintf(s.out,
+				"dead letter %d was replayed before as entry %s, and is not parked again: nothing was done\n", c.ID, entry)
 			return err
 		}
 		_, err = fmt.Fprintf(s.out, "dead letter %d is in its stream again, as entry %s\n", c.ID, entry)
@@ -192,7 +193,8 @@ func writeLettersJSON(w io.Writer, letters []fulfillment.DeadLetter) error {
 			CreatedAt  time.Time                    `json:"created_at"`
 			UpdatedAt  time.Time                    `json:"updated_at"`
 		}{
-			l.ID, l.Status, l.Reason, l.Damage, l.Resolution, l.Entry.Stream, l.Entry.ID, l.Entry.Deliveries, l.Replays, l.ReplayedAs, fields,
+			l.ID, l.Status, l.Reason, l.Damage, l.Resolution, l.Entry.Stream, l.Entry.ID, l.Entry.Deliveries, l.Replays,
+			l.ReplayedAs, fields,
 			l.CreatedAt.UTC(), l.UpdatedAt.UTC(),
 		})
 		if err != nil {

@@ -28,7 +28,8 @@ func TestUnverifiableCommandsExitWithThree(t *testing.T) {
 	status, output := redis(s, "audit")
 	assert.Equal(t, exitUnknown, status, output)
 	for _, line := range []string{
-		"S1  nothing is oversold                kept", "S3  every accepted order has an end    UNKNOWN", "S7  Redis is whole and up to date      UNKNOWN",
+		"S1  nothing is oversold                kept", "S3  every accepted order has an end    UNKNOWN",
+		"S7  Redis is whole and up to date      UNKNOWN",
 		"DB  Postgres refuses what must not be  kept", "? could not look: ", "connection refused",
 	} {
 		assert.Contains(t, output, line)
@@ -79,9 +80,18 @@ func TestFailedAuditKeepsOtherFailures(t *testing.T) {
 		{nil, errUnchecked, exitUnknown, ""},
 		{nil, errBroken, exitFailed, ""},
 		{failed, nil, exitFailed, "stampede: some clicks ended without a proper answer\n"},
-		{failed, errUnchecked, exitFailed, "stampede: some clicks ended without a proper answer; the audit: something could not be looked at\n"},
-		{failed, couldNotLook(errors.New("postgres is away")), exitFailed, "stampede: some clicks ended without a proper answer; the audit: postgres is away\n"},
-		{failed, errBroken, exitFailed, "stampede: some clicks ended without a proper answer; the audit: a promise is broken\n"},
+		{
+			failed, errUnchecked, exitFailed,
+			"stampede: some clicks ended without a proper answer; the audit: something could not be looked at\n",
+		},
+		{
+			failed, couldNotLook(errors.New("postgres is away")), exitFailed,
+			"stampede: some clicks ended without a proper answer; the audit: postgres is away\n",
+		},
+		{
+			failed, errBroken, exitFailed,
+			"stampede: some clicks ended without a proper answer; the audit: a promise is broken\n",
+		},
 		{errBroken, errUnchecked, exitFailed, ""},
 	} {
 		var told strings.Builder

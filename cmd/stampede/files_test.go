@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Connections that clients keep and do not use take neither the last file of an ingress nor those of Redis and Postgres.
+// Connections that clients keep and do not use take neither the last file of an ingress nor those
+// of Redis and Postgres.
 func TestIdleConnectionsLeaveFileDescriptors(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -44,7 +45,8 @@ func TestIdleConnectionsLeaveFileDescriptors(t *testing.T) {
 		idle()
 	}
 	url := "http://" + addr
-	assert.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, url+"/v1/sales/"+s.sale(url, 1).String()+"/orders", "ann", "").HTTP)
+	assert.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, url+"/v1/sales/"+s.sale(url, 1).String()+"/orders", "ann",
+		"").HTTP)
 	idle()
 
 	var closed, open int

@@ -17,7 +17,8 @@ import (
 
 // The connections to Postgres of an ingress, by what they are for: those who wait for one kind cannot take another.
 const (
-	// dutyPostgresConns are for heartbeats, the guard, the breaker's probe and /readyz, each of which asks one question at a time.
+	// dutyPostgresConns are for heartbeats, the guard, the breaker's probe and /readyz, each of which
+	// asks one question at a time.
 	dutyPostgresConns = 4
 	// changePostgresConns are for payments and cancellations.
 	changePostgresConns = 4
@@ -35,8 +36,11 @@ type front struct {
 	guardRedis           *redis.Client
 }
 
-func openFront(ctx context.Context, redisURL, databaseURL string, keys keysFlags, logger *slog.Logger) (f *front, err error) {
-	b, err := openBackend(ctx, connect.Ingress, redisURL, databaseURL, keys, otherPostgresConns, logger, connect.Service("serve"))
+func openFront(ctx context.Context, redisURL, databaseURL string, keys keysFlags,
+	logger *slog.Logger,
+) (f *front, err error) {
+	b, err := openBackend(ctx, connect.Ingress, redisURL, databaseURL, keys, otherPostgresConns, logger,
+		connect.Service("serve"))
 	if err != nil {
 		return nil, err
 	}

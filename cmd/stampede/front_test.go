@@ -13,8 +13,8 @@ import (
 	"stampede/internal/testkit"
 )
 
-// TestAnonymousReadersDoNotBlockPayments: they hold every connection that they can get, and heartbeats arrive, the guard
-// looks, buyers pay and see it, and purchases go on.
+// TestAnonymousReadersDoNotBlockPayments: they hold every connection that they can get, and
+// heartbeats arrive, the guard looks, buyers pay and see it, and purchases go on.
 func TestAnonymousReadersDoNotBlockPayments(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -25,7 +25,8 @@ func TestAnonymousReadersDoNotBlockPayments(t *testing.T) {
 	bought := ask(t, http.MethodPost, page+"/orders", "ann", "")
 	require.Equal(t, http.StatusAccepted, bought.HTTP)
 	order := url + "/v1/orders/" + bought.OrderID
-	testkit.Eventually(t, within, "the order is confirmed", func() bool { return ask(t, http.MethodGet, order, "ann", "").Status == "confirmed" })
+	testkit.Eventually(t, within, "the order is confirmed",
+		func() bool { return ask(t, http.MethodGet, order, "ann", "").Status == "confirmed" })
 
 	outages := func() (n int) {
 		require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT count(*) FROM outages").Scan(&n))
@@ -46,7 +47,8 @@ func TestAnonymousReadersDoNotBlockPayments(t *testing.T) {
 				case <-over:
 					return
 				default:
-					ask(t, http.MethodGet, []string{page, url + "/v1/sales", fmt.Sprintf("%s/v1/sales?limit=%d", url, n+1)}[n%3], "", "")
+					ask(t, http.MethodGet, []string{page, url + "/v1/sales", fmt.Sprintf("%s/v1/sales?limit=%d", url, n+1)}[n%3], "",
+						"")
 				}
 			}
 		})

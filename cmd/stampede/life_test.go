@@ -64,7 +64,8 @@ func TestUnpaidOrderReleasesUnitToNextBuyer(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, late.HTTP)
 	require.Equal(t, http.StatusConflict, ask(t, http.MethodPost, orders, "bob", "").HTTP)
 	order := url + "/v1/orders/" + late.OrderID
-	testkit.Eventually(t, within, "the order expires", func() bool { return ask(t, http.MethodGet, order, "ann", "").Status == "expired" })
+	testkit.Eventually(t, within, "the order expires",
+		func() bool { return ask(t, http.MethodGet, order, "ann", "").Status == "expired" })
 	assert.Equal(t, http.StatusGone, ask(t, http.MethodPost, order+"/pay", "ann", `{"reference":"too late"}`).HTTP)
 
 	// Whoever does not pay within the second that there is, on a busy machine, buys again.
@@ -114,7 +115,8 @@ func TestOutageExtendsPaymentWindow(t *testing.T) {
 	_, url = s.serve()
 	var outages int
 	testkit.Eventually(t, within, "the outage is on record", func() bool {
-		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM outages WHERE ended_at - began_at > interval '59 minutes'`).Scan(&outages))
+		require.NoError(t, s.pool.QueryRow(t.Context(),
+			`SELECT count(*) FROM outages WHERE ended_at - began_at > interval '59 minutes'`).Scan(&outages))
 		return outages > 0
 	})
 	assert.Equal(t, 1, outages)
@@ -122,5 +124,6 @@ func TestOutageExtendsPaymentWindow(t *testing.T) {
 	assert.Equal(t, "confirmed", after.Status)
 	assert.WithinDuration(t, before.ExpiresAt, after.ExpiresAt, time.Minute, "as much time is left as was")
 	assert.False(t, after.ExpiresAt.Before(before.ExpiresAt))
-	assert.Equal(t, "paid", ask(t, http.MethodPost, url+"/v1/orders/"+bought.OrderID+"/pay", "ann", `{"reference":"r-1"}`).Status)
+	assert.Equal(t, "paid", ask(t, http.MethodPost, url+"/v1/orders/"+bought.OrderID+"/pay", "ann",
+		`{"reference":"r-1"}`).Status)
 }

@@ -145,8 +145,8 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	return alsoAudited(judged, audit(compareCtx, s.out, behind.backend, c.keysFlags, config.Sale, c.Patience, false))
 }
 
-// alsoAudited adds what an audit said. The status is that of what was judged before, unless that was good: an audit that
-// could not look makes it no better.
+// alsoAudited adds what an audit said. The status is that of what was judged before, unless that
+// was good: an audit that could not look makes it no better.
 func alsoAudited(judged, audited error) error {
 	if judged == nil || audited == nil {
 		return cmp.Or(judged, audited)
@@ -188,7 +188,9 @@ func (c *loadCmd) auth() crowd.Auth {
 	return crowd.HeaderAuth(c.AuthHeader)
 }
 
-func (c *loadCmd) openBooks(ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID, auth crowd.Auth) (crowd.Books, error) {
+func (c *loadCmd) openBooks(ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID,
+	auth crowd.Auth,
+) (crowd.Books, error) {
 	api, err := crowd.OpenAPIBooks(ctx, c.URLs[0], sale, auth)
 	if err != nil || pool == nil {
 		return api, err
@@ -202,7 +204,9 @@ func (c *loadCmd) openBooks(ctx context.Context, pool *pgxpool.Pool, sale uuid.U
 }
 
 // send runs the crowd with its progress on w, and watches the orders arrive in the books.
-func send(ctx context.Context, w io.Writer, buyers *crowd.Crowd, books crowd.Books, patience time.Duration) (crowd.Report, error) {
+func send(ctx context.Context, w io.Writer, buyers *crowd.Crowd, books crowd.Books,
+	patience time.Duration,
+) (crowd.Report, error) {
 	var durable crowd.Durable
 	var together errgroup.Group
 	together.Go(func() error { buyers.Run(ctx); return nil })

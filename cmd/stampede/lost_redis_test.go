@@ -197,7 +197,8 @@ func (s *lostShop) count(query string, args ...any) (n int) {
 
 func (s *lostShop) epoch() int { return s.count("SELECT epoch FROM sales WHERE id = $1", s.sale) }
 
-// requireEnds waits until all units are sold and checks that every promise has its end. It returns how many were voided.
+// requireEnds waits until all units are sold and checks that every promise has its end. It returns
+// how many were voided.
 func (s *lostShop) requireEnds(stock int) (voided int) {
 	s.t.Helper()
 	s.letIn(2 * stock)
@@ -221,7 +222,8 @@ func (s *lostShop) requireEnds(stock int) (voided int) {
 		ends[end.Status]++
 		require.False(s.t, orders[p.Order], "one buyer, one order")
 		orders[p.Order] = true
-		recorded := s.count("SELECT count(*) FROM orders WHERE id = $1 AND status = 'confirmed' AND user_id = $2", p.Order, p.user)
+		recorded := s.count("SELECT count(*) FROM orders WHERE id = $1 AND status = 'confirmed' AND user_id = $2", p.Order,
+			p.user)
 		switch end.Status {
 		case "confirmed":
 			require.Equal(s.t, 1, recorded)
@@ -293,7 +295,8 @@ func TestKilledRedisVoidsNothing(t *testing.T) {
 			before, refused := s.accepted(), s.refusals()
 			s.letIn(100)
 			testkit.Eventually(t, within, "buyers are put off", func() bool { return s.refusals() > refused+10 })
-			require.LessOrEqual(t, s.accepted(), before+16, "nobody sells before the rebuild; some were answered before the loss")
+			require.LessOrEqual(t, s.accepted(), before+16,
+				"nobody sells before the rebuild; some were answered before the loss")
 			worker = s.worker("worker")
 			worker.Start()
 		}
@@ -314,7 +317,8 @@ func TestRebuildCommand(t *testing.T) {
 	var sale struct{ ID uuid.UUID }
 	require.NoError(t, json.Unmarshal([]byte(output), &sale), output)
 	_, url := s.serve()
-	require.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, url+"/v1/sales/"+sale.ID.String()+"/orders", "ann", "").HTTP)
+	require.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, url+"/v1/sales/"+sale.ID.String()+"/orders", "ann",
+		"").HTTP)
 
 	status, output = s.run("rebuild")
 	require.Equal(t, exitOK, status, output)

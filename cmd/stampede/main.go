@@ -90,7 +90,8 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 func newParser(flags *cli, options ...kong.Option) *kong.Kong {
 	parser, err := kong.New(flags, append([]kong.Option{
 		kong.Name("stampede"),
-		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered at once, written to Postgres exactly once."),
+		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered at once, written " +
+			"to Postgres exactly once."),
 		kong.DefaultEnvars("STAMPEDE"),
 		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
 		saleIDs,

@@ -11,18 +11,20 @@ import (
 )
 
 // saleIDs makes kong read every UUID as the id of a sale: there are no others on the command line.
-var saleIDs = kong.TypeMapper(reflect.TypeFor[uuid.UUID](), kong.MapperFunc(func(c *kong.DecodeContext, target reflect.Value) error {
-	var text string
-	if err := c.Scan.PopValueInto("id", &text); err != nil {
-		return err
-	}
-	id, err := uuid.Parse(text)
-	if err != nil {
-		return usagef("%q is not a sale id: want one like 01a1fef0-cb72-76d5-818b-64550bc6ed90, as sale list shows them", text)
-	}
-	target.Set(reflect.ValueOf(id))
-	return nil
-}))
+var saleIDs = kong.TypeMapper(reflect.TypeFor[uuid.UUID](),
+	kong.MapperFunc(func(c *kong.DecodeContext, target reflect.Value) error {
+		var text string
+		if err := c.Scan.PopValueInto("id", &text); err != nil {
+			return err
+		}
+		id, err := uuid.Parse(text)
+		if err != nil {
+			return usagef("%q is not a sale id: want one like 01a1fef0-cb72-76d5-818b-64550bc6ed90, as sale list shows them",
+				text)
+		}
+		target.Set(reflect.ValueOf(id))
+		return nil
+	}))
 
 // unparsed is the usage error for a command line that kong could not take, with what kong leaves out.
 func unparsed(err error) error {

@@ -37,8 +37,10 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams, logger *slo
 	if c.JSON {
 		return writeJSON(s.out, report)
 	}
-	_, err = fmt.Fprintf(s.out, "%s orders made from their events in %v; %s changes came meanwhile; nobody could read or write orders for %v\n",
-		figure.Count(report.Orders), report.Took.Round(time.Millisecond), figure.Count(report.Changes), report.Held.Round(time.Millisecond/10))
+	_, err = fmt.Fprintf(s.out,
+		"%s orders made from their events in %v; %s changes came meanwhile; nobody could read or write orders for %v\n",
+		figure.Count(report.Orders), report.Took.Round(time.Millisecond), figure.Count(report.Changes),
+		report.Held.Round(time.Millisecond/10))
 	for _, r := range report.Recounted {
 		if err == nil {
 			_, err = fmt.Fprintf(s.out, "sale %s: sold was %s, and is %s\n", r.Sale, figure.Count(r.Was), figure.Count(r.Is))

@@ -32,11 +32,15 @@ func TestKilledProjectionRebuildLeavesOldOrNewOrders(t *testing.T) {
 			}
 			orders := func() []string { return texts("SELECT row_to_json(o)::text FROM orders AS o ORDER BY id") }
 			_, err := pool.Exec(t.Context(), `
-				INSERT INTO sales (id, name, stock, sold, last_sequence) VALUES ('00000000-0000-7000-8000-000000000001', 'x', 100, 100, 100);
-				INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint)
-					SELECT gen_random_uuid(), sales.id, n, 1, 'confirmed', 2, n, 1, now(), now(), NULL FROM sales, generate_series(1, 100) AS n;
+				INSERT INTO sales (id, name, stock, sold, last_sequence) VALUES ('00000000-0000-7000-8000-000000000001', 'x', 100,
+				100, 100);
+				INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
+				key_fingerprint)
+					SELECT gen_random_uuid(), sales.id, n, 1, 'confirmed', 2, n, 1, now(), now(), NULL FROM sales, generate_series(1,
+					100) AS n;
 				INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
-					SELECT id, 1, 'OrderReserved', sale_id, user_id, quantity, reserved_at, jsonb_build_object('sequence', sequence, 'epoch', epoch) FROM orders
+					SELECT id, 1, 'OrderReserved', sale_id, user_id, quantity, reserved_at, jsonb_build_object('sequence', sequence,
+					'epoch', epoch) FROM orders
 					UNION ALL SELECT id, 2, 'OrderConfirmed', sale_id, user_id, quantity, updated_at, '{}' FROM orders`)
 			require.NoError(t, err)
 			whole := orders()
@@ -58,7 +62,8 @@ func TestKilledProjectionRebuildLeavesOldOrNewOrders(t *testing.T) {
 			} else {
 				require.Equal(t, damaged, orders())
 			}
-			_, err = pool.Exec(t.Context(), "UPDATE orders SET reason = 'x' WHERE sequence = 1; UPDATE orders SET reason = NULL WHERE sequence = 1")
+			_, err = pool.Exec(t.Context(),
+				"UPDATE orders SET reason = 'x' WHERE sequence = 1; UPDATE orders SET reason = NULL WHERE sequence = 1")
 			require.NoError(t, err, "orders can be changed")
 
 			var report fulfillment.ProjectionsReport

@@ -33,7 +33,8 @@ func (c *rebuildCmd) Validate() error {
 	if c.Sale != uuid.Nil {
 		return usagef("--sale and --partition exclude each other")
 	}
-	return want(*c.Partition >= 0 && *c.Partition < reservation.MaxPartitions, "--partition", *c.Partition, fmt.Sprintf("0 to %d", reservation.MaxPartitions-1))
+	return want(*c.Partition >= 0 && *c.Partition < reservation.MaxPartitions, "--partition", *c.Partition,
+		fmt.Sprintf("0 to %d", reservation.MaxPartitions-1))
 }
 
 // Run prints a report for each partition. After an error those that come after it are still rebuilt.

@@ -30,17 +30,22 @@ func TestReconcileReportsActionsAndExitsWithOne(t *testing.T) {
 
 	store := reservation.NewStore(testkit.Redis(t), keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
 	t.Cleanup(store.Close)
-	sale, err := reservation.NewCatalog(pool, store).Create(t.Context(), reservation.Terms{Name: "x", Stock: 10, PerOrderLimit: 1})
+	sale, err := reservation.NewCatalog(pool, store).Create(t.Context(),
+		reservation.Terms{Name: "x", Stock: 10, PerOrderLimit: 1})
 	require.NoError(t, err)
 	_, err = pool.Exec(t.Context(), "UPDATE sales SET sold = 4")
 	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), "INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries) VALUES ($1, '1-1', '[]', 'rubbish', 1)", keys.Orders(0))
+	_, err = pool.Exec(t.Context(),
+		"INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries) VALUES ($1, '1-1', '[]', 'rubbish', 1)",
+		keys.Orders(0))
 	require.NoError(t, err)
 
 	status, out = reconcile("--dry-run", "--explain")
 	require.Equal(t, exitFailed, status, out)
 	for _, line := range []string{
-		"sale " + sale.ID.String() + ": sold is 4, the live orders hold 0 units, and the events come to 0 (last event: SaleCreated at revision 1)\n    → count the units of the sale's live orders anew\n",
+		"sale " + sale.ID.String() +
+			": sold is 4, the live orders hold 0 units, and the events come to 0 (last event: SaleCreated at revision 1)\n    " +
+			"→ count the units of the sale's live orders anew\n",
 		"waits for a decision: rubbish\n    → for you: `stampede dlq show`, and then replay it or discard it\n",
 		"recount      1 found, nothing done: ",
 		"dlq          1 found, nothing done: ",

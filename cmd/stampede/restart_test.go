@@ -47,7 +47,8 @@ func (s *shoppers) visit(user string, requests int) {
 	_ = conn.SetDeadline(time.Now().Add(within))
 	answers := bufio.NewReader(conn)
 	for range requests {
-		if _, err := fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: shop\r\nX-User-ID: %s\r\nContent-Length: 0\r\n\r\n", s.path, user); err != nil {
+		if _, err := fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: shop\r\nX-User-ID: %s\r\nContent-Length: 0\r\n\r\n", s.path,
+			user); err != nil {
 			s.lose(err)
 			return
 		}

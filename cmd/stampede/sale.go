@@ -35,7 +35,8 @@ type catalogFlags struct {
 
 // with opens the catalog, hands it to do and prints the sales that do returns.
 func (f *catalogFlags) with(
-	ctx context.Context, s *streams, logger *slog.Logger, do func(context.Context, *reservation.Catalog) ([]reservation.CountedSale, error),
+	ctx context.Context, s *streams, logger *slog.Logger,
+	do func(context.Context, *reservation.Catalog) ([]reservation.CountedSale, error),
 ) error {
 	b, err := openBackend(ctx, connect.Control, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
 	if err != nil {
@@ -56,7 +57,8 @@ func (f *catalogFlags) with(
 }
 
 func (f *catalogFlags) withOne(
-	ctx context.Context, s *streams, logger *slog.Logger, do func(context.Context, *reservation.Catalog) (reservation.CountedSale, error),
+	ctx context.Context, s *streams, logger *slog.Logger,
+	do func(context.Context, *reservation.Catalog) (reservation.CountedSale, error),
 ) error {
 	return f.with(ctx, s, logger, func(ctx context.Context, c *reservation.Catalog) ([]reservation.CountedSale, error) {
 		sale, err := do(ctx, c)
@@ -102,7 +104,9 @@ type saleCreateCmd struct {
 }
 
 func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context,
+		catalog *reservation.Catalog,
+	) (reservation.CountedSale, error) {
 		key := c.key()
 		sale, _, err := catalog.CreateOnce(ctx, reservation.Terms{
 			Name: c.Name, Stock: c.Stock, PerOrderLimit: c.PerOrderLimit,
@@ -122,7 +126,9 @@ func (c *saleListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
 		return err
 	}
-	return c.with(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) ([]reservation.CountedSale, error) {
+	return c.with(ctx, s, logger, func(ctx context.Context,
+		catalog *reservation.Catalog,
+	) ([]reservation.CountedSale, error) {
 		return catalog.List(ctx, c.After, c.Limit)
 	})
 }
@@ -133,7 +139,9 @@ type saleShowCmd struct {
 }
 
 func (c *saleShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context,
+		catalog *reservation.Catalog,
+	) (reservation.CountedSale, error) {
 		return catalog.Show(ctx, c.Sale)
 	})
 }
@@ -144,7 +152,9 @@ type salePauseCmd struct {
 }
 
 func (c *salePauseCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context,
+		catalog *reservation.Catalog,
+	) (reservation.CountedSale, error) {
 		return catalog.Pause(ctx, c.Sale)
 	})
 }
@@ -155,7 +165,9 @@ type saleResumeCmd struct {
 }
 
 func (c *saleResumeCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context,
+		catalog *reservation.Catalog,
+	) (reservation.CountedSale, error) {
 		return catalog.Resume(ctx, c.Sale)
 	})
 }
@@ -166,7 +178,9 @@ type saleEndCmd struct {
 }
 
 func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context,
+		catalog *reservation.Catalog,
+	) (reservation.CountedSale, error) {
 		return catalog.End(ctx, c.Sale)
 	})
 }
@@ -179,7 +193,9 @@ type saleRestockCmd struct {
 }
 
 func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context, catalog *reservation.Catalog) (reservation.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context,
+		catalog *reservation.Catalog,
+	) (reservation.CountedSale, error) {
 		key := c.key()
 		sale, err := catalog.Restock(ctx, c.Sale, c.Units, key)
 		return sale, mayBeDone(err, key)

@@ -58,7 +58,8 @@ func TestRestockCommandLowersStock(t *testing.T) {
 	s := newShop(t)
 	store := reservation.NewStore(testkit.Redis(t), s.keys, reservation.StoreOptions{})
 	t.Cleanup(store.Close)
-	sale, err := reservation.NewCatalog(s.pool, store).Create(t.Context(), reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
+	sale, err := reservation.NewCatalog(s.pool, store).Create(t.Context(),
+		reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
 	require.NoError(t, err)
 	status, output := s.run("sale", "restock", sale.ID.String(), "--json", "--", "-7")
 	assert.Equal(t, exitOK, status, output)

@@ -39,7 +39,8 @@ type receiptFlag struct {
 
 func (f receiptFlag) Validate() error {
 	return want(f.ReceiptSecret == "" || len(f.ReceiptSecret) >= reservation.MinReceiptSecretBytes,
-		"--receipt-secret", fmt.Sprintf("%d bytes long", len(f.ReceiptSecret)), fmt.Sprintf("at least %d", reservation.MinReceiptSecretBytes))
+		"--receipt-secret", fmt.Sprintf("%d bytes long", len(f.ReceiptSecret)),
+		fmt.Sprintf("at least %d", reservation.MinReceiptSecretBytes))
 }
 
 type serveCmd struct {
@@ -63,7 +64,8 @@ type serveCmd struct {
 
 // Validate is called by kong.
 func (c *serveCmd) Validate() error {
-	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(), c.receiptFlag.Validate(), wantHeader("--auth-header", c.AuthHeader),
+	return cmp.Or(c.keysFlags.Validate(), c.limitFlags.Validate(), c.clientFlags.Validate(), c.receiptFlag.Validate(),
+		wantHeader("--auth-header", c.AuthHeader),
 		wantAtLeast("--stop-delay", c.StopDelay, 0))
 }
 
@@ -101,7 +103,8 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		_ = config.Listener.Close()
 		return err
 	}
-	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth, "connections_max", config.MaxConnections)
+	logger.Info("ingress listens", "addr", config.Listener.Addr().String(), "auth", c.Auth, "connections_max",
+		config.MaxConnections)
 	together, ctx := errgroup.WithContext(ctx)
 	together.Go(func() error { return runIngress(ctx, server, outcomes, f.guard(logger)) })
 	together.Go(func() error { return f.heartbeat(logger).Run(ctx) })
@@ -127,7 +130,9 @@ func ingressConfig(
 
 // runIngress serves until ctx ends and the last buyer was answered, whose change is told as well. A stopping server
 // sells for as long, so the guard ends after it.
-func runIngress(ctx context.Context, server *ingress.Server, outcomes *fulfillment.Outcomes, guard reservation.Guard) error {
+func runIngress(ctx context.Context, server *ingress.Server, outcomes *fulfillment.Outcomes,
+	guard reservation.Guard,
+) error {
 	until, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var beside sync.WaitGroup
 	beside.Go(func() { outcomes.Run(until) })

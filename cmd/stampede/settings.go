@@ -49,8 +49,9 @@ func wantHeader(flag, name string) error {
 }
 
 // collectLess lets the heap grow to five times of what lives before it is collected, unless GOGC says
-// otherwise. Who answers or sends requests, or writes orders down, keeps little of them, so that costs little memory; an
-// ingress was measured to answer 7 to 13 % more a second, and a worker to take a fifth less time for an order.
+// otherwise. Who answers or sends requests, or writes orders down, keeps little of them, so that
+// costs little memory; an ingress was measured to answer 7 to 13 % more a second, and a worker to
+// take a fifth less time for an order.
 func collectLess() {
 	const percent = 400
 	if os.Getenv("GOGC") == "" {

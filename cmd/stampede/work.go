@@ -47,7 +47,8 @@ type workCmd struct {
 
 // Validate is called by kong.
 func (c *workCmd) Validate() error {
-	return cmp.Or(c.keysFlags.Validate(), c.workerFlags.Validate(), wantAtLeast("--drain-timeout", c.DrainTimeout, time.Millisecond))
+	return cmp.Or(c.keysFlags.Validate(), c.workerFlags.Validate(),
+		wantAtLeast("--drain-timeout", c.DrainTimeout, time.Millisecond))
 }
 
 func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
@@ -57,7 +58,8 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	defer free()
-	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, workerPostgresConns, logger, connect.Service("work"))
+	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, workerPostgresConns, logger,
+		connect.Service("work"))
 	if err != nil {
 		return err
 	}
@@ -83,7 +85,9 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	return together.Wait()
 }
 
-func workerConfig(b *backend, keys keysFlags, flags workerFlags, registry prometheus.Registerer, logger *slog.Logger) fulfillment.WorkerConfig {
+func workerConfig(b *backend, keys keysFlags, flags workerFlags, registry prometheus.Registerer,
+	logger *slog.Logger,
+) fulfillment.WorkerConfig {
 	return fulfillment.WorkerConfig{
 		Pool: b.pool, Control: b.redis, Keys: keys.keys(), Store: b.store, Catalog: b.catalog,
 		BatchMax: flags.BatchMax, MinIdle: flags.MinIdle, MaxDeliveries: flags.MaxDeliveries,

@@ -20,11 +20,12 @@ func TestThisModuleKeepsItsShape(t *testing.T) {
 
 // sound is a module that breaks no rule. Each case below adds files to it.
 var sound = map[string]string{
-	"go.mod":                 "module stampede\n",
-	"lua/lua.go":             "// Package lua is documented.\npackage lua\n",
-	"sql/sql.go":             "// Package sql is documented.\npackage sql\n",
-	"lock/lock.go":           "// Package lock is documented.\npackage lock\n\nimport _ \"stampede/lua\"\n",
-	"cmd/stampede/main.go":   "// Command stampede is documented.\npackage main\n\nimport _ \"stampede/ingress\"\nimport _ \"stampede/internal/demo\"\n",
+	"go.mod":       "module stampede\n",
+	"lua/lua.go":   "// Package lua is documented.\npackage lua\n",
+	"sql/sql.go":   "// Package sql is documented.\npackage sql\n",
+	"lock/lock.go": "// Package lock is documented.\npackage lock\n\nimport _ \"stampede/lua\"\n",
+	"cmd/stampede/main.go": "// Command stampede is documented.\npackage main\n\nimport _ " +
+		"\"stampede/ingress\"\nimport _ \"stampede/internal/demo\"\n",
 	"ingress/ingress.go":     "// Package ingress is documented.\npackage ingress\n\nimport _ \"stampede/reservation\"\n",
 	"internal/demo/demo.go":  "// Package demo is documented.\npackage demo\n\nimport _ \"stampede/fulfillment\"\n",
 	"internal/demo/other.go": "package demo\n",
@@ -53,7 +54,8 @@ func TestWhatBreaksTheRulesIsFound(t *testing.T) {
 			"ingress/more.go: ingress imports fulfillment, which points the wrong way",
 		},
 		"an internal package that imports a role": {
-			"internal/connect/connect.go", "// Package connect is documented.\npackage connect\n\nimport _ \"stampede/ingress\"\n",
+			"internal/connect/connect.go",
+			"// Package connect is documented.\npackage connect\n\nimport _ \"stampede/ingress\"\n",
 			"internal/connect/connect.go: internal/connect imports ingress, which is for cmd and internal/demo",
 		},
 		"a package that imports a command": {
@@ -69,7 +71,8 @@ func TestWhatBreaksTheRulesIsFound(t *testing.T) {
 			"billing/billing.go: billing imports sql, which needs a rule in internal/arch: this package has none",
 		},
 		"a test may import what it likes": {
-			"ingress/more_test.go", "package ingress\n\nimport _ \"stampede/fulfillment\"\nimport _ \"stampede/internal/testkit\"\n", "",
+			"ingress/more_test.go",
+			"package ingress\n\nimport _ \"stampede/fulfillment\"\nimport _ \"stampede/internal/testkit\"\n", "",
 		},
 		"a package whose name only begins like ours": {
 			"ingress/more.go", "package ingress\n\nimport _ \"stampede2/fulfillment\"\n", "",
@@ -97,7 +100,8 @@ func TestWhatBreaksTheRulesIsFound(t *testing.T) {
 			"ingress/more.go", "package ingress\n\nvar time struct{ Sleep int }\n\nvar f = time.Sleep\n", "",
 		},
 		"the loop that waits for all tests": {
-			"internal/testkit/eventually.go", "// Package testkit is documented.\npackage testkit\n\nimport \"time\"\n\nfunc f() { time.Sleep(1) }\n", "",
+			"internal/testkit/eventually.go",
+			"// Package testkit is documented.\npackage testkit\n\nimport \"time\"\n\nfunc f() { time.Sleep(1) }\n", "",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

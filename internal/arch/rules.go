@@ -16,8 +16,11 @@ var may = map[string][]string{
 	"lock":        {"lua"},
 	"reservation": {"lua", "sql", "internal/pause"},
 	// ingress and fulfillment meet in Redis and Postgres only, so that either runs without the other.
-	"ingress":     {"reservation", "internal/accept", "internal/ratelimit"},
-	"fulfillment": {"lua", "sql", "lock", "reservation", "internal/crashpoint", "internal/figure", "internal/pause", "internal/pg"},
+	"ingress": {"reservation", "internal/accept", "internal/ratelimit"},
+	"fulfillment": {
+		"lua", "sql", "lock", "reservation", "internal/crashpoint", "internal/figure", "internal/pause",
+		"internal/pg",
+	},
 }
 
 // wirers put the roles together in one process, and may import whatever they run.

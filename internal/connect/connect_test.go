@@ -138,20 +138,23 @@ func TestPostgresLooksForClientsThatAreGone(t *testing.T) {
 		"application_name", "tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout"))
 }
 
-// TestPostgresBoundsTransactionsOfServices holds on every server: one that does not know the setting is not asked for it.
+// TestPostgresBoundsTransactionsOfServices holds on every server: one that does not know the
+// setting is not asked for it.
 func TestPostgresBoundsTransactionsOfServices(t *testing.T) {
 	t.Parallel()
 	service, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 1, connect.Service("work"))
 	require.NoError(t, err)
 	t.Cleanup(service.Close)
 	var major int
-	require.NoError(t, service.QueryRow(t.Context(), "SELECT current_setting('server_version_num')::int / 10000").Scan(&major))
+	require.NoError(t, service.QueryRow(t.Context(),
+		"SELECT current_setting('server_version_num')::int / 10000").Scan(&major))
 	want, wantOther := "12s", "0"
 	if major < 17 {
 		want, wantOther = "", ""
 	}
 	require.Equal(t, []string{want}, settings(t, service, "transaction_timeout"))
-	require.Equal(t, []string{wantOther}, settings(t, testkit.Pool(t), "transaction_timeout"), "an audit may take its time")
+	require.Equal(t, []string{wantOther}, settings(t, testkit.Pool(t), "transaction_timeout"),
+		"an audit may take its time")
 }
 
 // settings are those of a session, "" where the server does not know one.
@@ -159,7 +162,8 @@ func settings(t *testing.T, pool *pgxpool.Pool, names ...string) []string {
 	t.Helper()
 	var values []string
 	require.NoError(t, pool.QueryRow(t.Context(),
-		"SELECT array_agg(coalesce(current_setting(name, true), '') ORDER BY place) FROM unnest($1::text[]) WITH ORDINALITY AS wanted (name, place)",
+		"SELECT array_agg(coalesce(current_setting(name, true), '') ORDER BY place) FROM unnest($1::text[]) WITH "+
+			"ORDINALITY AS wanted (name, place)",
 		names).Scan(&values))
 	return values
 }

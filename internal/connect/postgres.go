@@ -29,8 +29,8 @@ const (
 	// statements. It does not apply in the middle of a batch: fulfillment/blockers.go ends such a session.
 	idleInTransactionMS = "10000"
 
-	// serviceTransactionMS bounds a whole transaction of a service, in milliseconds, from PostgreSQL 17 on. A service gives
-	// up itself before, after ten seconds at most.
+	// serviceTransactionMS bounds a whole transaction of a service, in milliseconds, from PostgreSQL
+	// 17 on. A service gives up itself before, after ten seconds at most.
 	serviceTransactionMS = "12000"
 	// transactionTimeoutSince is the first major version that has transaction_timeout. An older server refuses a
 	// connection that asks for it.
@@ -44,7 +44,8 @@ var sessionSettings = map[string]string{
 	"tcp_keepalives_idle":                 seconds(keepaliveIdle),
 	"tcp_keepalives_interval":             seconds(keepaliveInterval),
 	"tcp_keepalives_count":                strconv.Itoa(keepaliveCount),
-	"tcp_user_timeout":                    strconv.FormatInt((keepaliveIdle + keepaliveCount*keepaliveInterval).Milliseconds(), 10),
+	"tcp_user_timeout": strconv.FormatInt((keepaliveIdle +
+		keepaliveCount*keepaliveInterval).Milliseconds(), 10),
 }
 
 // PostgresOption changes how a pool is made.
@@ -72,7 +73,9 @@ func limitTransactions(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // Postgres returns a pool of at most maxConns connections, or sql.ErrDatabaseURL. Settings of the URL win.
-func Postgres(ctx context.Context, databaseURL string, maxConns int32, options ...PostgresOption) (*pgxpool.Pool, error) {
+func Postgres(ctx context.Context, databaseURL string, maxConns int32,
+	options ...PostgresOption,
+) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if databaseURL == "" || err != nil {
 		return nil, sql.ErrDatabaseURL

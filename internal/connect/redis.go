@@ -16,7 +16,8 @@ import (
 
 // ErrRedisURL is returned for a URL that cannot be read. It says no more, because the URL holds a
 // password and any part of a broken one may be a piece of it.
-var ErrRedisURL = errors.New("REDIS_URL must look like redis://user:password@host:6379/0 (rediss:// for TLS, unix:///path for a socket), special characters percent-encoded")
+var ErrRedisURL = errors.New("REDIS_URL must look like redis://user:password@host:6379/0 (rediss:// for TLS, " +
+	"unix:///path for a socket), special characters percent-encoded")
 
 // Ingress: a buyer waits for each answer, so everything is short and an overload is said at once.
 const (

@@ -40,7 +40,10 @@ func pass() int {
 
 func TestHitKillsAtArmedPass(t *testing.T) {
 	t.Parallel()
-	for setting, survived := range map[string]int{"after-commit": 0, "after-commit:1": 0, "after-commit:3": 2, "after-commit:4": 3} {
+	for setting, survived := range map[string]int{
+		"after-commit": 0, "after-commit:1": 0, "after-commit:3": 2,
+		"after-commit:4": 3,
+	} {
 		t.Run(setting, func(t *testing.T) {
 			t.Parallel()
 			process := start(t, setting, crashpoint.AfterCommit)
@@ -52,7 +55,10 @@ func TestHitKillsAtArmedPass(t *testing.T) {
 
 func TestHitIgnoresOtherPoints(t *testing.T) {
 	t.Parallel()
-	for name, setting := range map[string]string{"disarmed": "", "another point": "before-ack", "not so often": "after-commit:5"} {
+	for name, setting := range map[string]string{
+		"disarmed": "", "another point": "before-ack",
+		"not so often": "after-commit:5",
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			process := start(t, setting, crashpoint.AfterCommit)

@@ -33,8 +33,8 @@ func OpenPostgresBooks(ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID) 
 	return b, err
 }
 
-// AskToo has accepted orders that Postgres lacks asked for at an ingress, with their receipts: if Redis has lost them, they are
-// voided, and not missing.
+// AskToo has accepted orders that Postgres lacks asked for at an ingress, with their receipts: if
+// Redis has lost them, they are voided, and not missing.
 func (b *PostgresBooks) AskToo(api *APIBooks) { b.api = api }
 
 // Sold implements Books.

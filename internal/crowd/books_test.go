@@ -25,7 +25,8 @@ func putSale(t *testing.T, pool *pgxpool.Pool) uuid.UUID {
 
 func putOrder(t *testing.T, pool *pgxpool.Pool, sale, id uuid.UUID, user, status string) {
 	t.Helper()
-	_, err := pool.Exec(t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
+	_, err := pool.Exec(t.Context(),
+		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
 		VALUES ($1, $2, $3, 1, $4, 2, 1, 1, now(), now())`, id, sale, user, status)
 	require.NoError(t, err)
 }
@@ -67,7 +68,8 @@ func TestLedgerIsHeldAgainstPostgresOrderByOrder(t *testing.T) {
 	assert.Len(t, c.Examples, 3)
 	c.Examples = nil
 	assert.Equal(t, Comparison{
-		Accepted: 8, Found: 2, Refused: 1, Voided: 1, Cancelled: 1, Expired: 1, Missing: 1, Altered: 1, Strangers: 1, Recovered: 1,
+		Accepted: 8, Found: 2, Refused: 1, Voided: 1, Cancelled: 1, Expired: 1, Missing: 1, Altered: 1, Strangers: 1,
+		Recovered: 1,
 	}, c)
 	assert.Equal(t, "8 accepted, 2 of them found, 1 refused later, 1 voided, 1 cancelled, 1 expired, "+
 		"1 without an answer, found, 1 missing, 1 altered, 1 unknown to the crowd", c.String())

@@ -234,7 +234,8 @@ func TestJWTAuthMintsWhatAnIngressChecks(t *testing.T) {
 	text, found := strings.CutPrefix(h.Get("Authorization"), "Bearer ")
 	require.True(t, found)
 	token, err := jwt.Parse(text, func(*jwt.Token) (any, error) { return auth.Secret, nil },
-		jwt.WithValidMethods([]string{"HS256"}), jwt.WithExpirationRequired(), jwt.WithIssuer("tests"), jwt.WithAudience("stampede"))
+		jwt.WithValidMethods([]string{"HS256"}), jwt.WithExpirationRequired(), jwt.WithIssuer("tests"),
+		jwt.WithAudience("stampede"))
 	require.NoError(t, err)
 	subject, err := token.Claims.GetSubject()
 	require.NoError(t, err)
@@ -267,9 +268,11 @@ func TestReportIsReadable(t *testing.T) {
 	at := time.Unix(1_700_000_000, 0)
 	r := Report{
 		Buyers: 50_000, Over: 8 * time.Second, Took: 8100 * time.Millisecond, Quantity: 1, Clicks: 52_500, SecondClicks: 2500,
-		Accepted: 10_000, AcceptedRate: 6249.6, FirstAccepted: at, LastAccepted: at.Add(1600 * time.Millisecond), Replayed: 240,
+		Accepted: 10_000, AcceptedRate: 6249.6, FirstAccepted: at, LastAccepted: at.Add(1600 * time.Millisecond),
+		Replayed: 240,
 		Rejected: 42_260, RejectedRate: 6100, SoldOut: 42_000, Already: 260,
-		Retries: map[string]int{"connection reset": 3, "overloaded": 12}, Winners: Latencies{Count: 10, P50: 412 * time.Microsecond, Max: time.Second},
+		Retries: map[string]int{"connection reset": 3, "overloaded": 12},
+		Winners: Latencies{Count: 10, P50: 412 * time.Microsecond, Max: time.Second},
 		Durable: &Durable{Orders: 10_000, Rate: 6172, LastAt: at.Add(1620 * time.Millisecond)},
 	}
 	var out bytes.Buffer

@@ -50,7 +50,8 @@ type Ledger struct {
 // newLedger names the run by random letters, so that two crowds in one sale are different people.
 func newLedger(buyers int, quantity int64) *Ledger {
 	return &Ledger{
-		run: uuid.NewString()[:8], quantity: quantity, entries: make([]clickRecord, 2*buyers), receipts: make(map[uuid.UUID]string),
+		run: uuid.NewString()[:8], quantity: quantity, entries: make([]clickRecord, 2*buyers),
+		receipts: make(map[uuid.UUID]string),
 	}
 }
 

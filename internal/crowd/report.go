@@ -69,7 +69,8 @@ func (r Report) writeTables(w io.Writer) error {
 	line := func(format string, a ...any) { _, _ = fmt.Fprintf(t, format+"\n", a...) } // Flush tells the error
 	line("crowd\t%s buyers\t%s/s offered\t%s double clicks, last answer after %.1f s",
 		figure.Count(r.Buyers), figure.Count(int(r.offeredRate())), figure.Count(r.SecondClicks), r.Took.Seconds())
-	line("accepted\t%s orders\t%s\t%s answers replayed", figure.Count(r.Accepted), perSecond(r.AcceptedRate), figure.Count(r.Replayed))
+	line("accepted\t%s orders\t%s\t%s answers replayed", figure.Count(r.Accepted), perSecond(r.AcceptedRate),
+		figure.Count(r.Replayed))
 	line("rejected\t%s answers\t%s\t%s", figure.Count(r.Rejected), perSecond(r.RejectedRate), counts(map[string]int{
 		"sold-out": r.SoldOut, "already-purchased": r.Already, "not on sale": r.NotOnSale,
 	}))

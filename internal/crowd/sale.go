@@ -15,7 +15,8 @@ import (
 
 // CreateSale asks an ingress for a sale to buy from, as an operator.
 func CreateSale(ctx context.Context, baseURL, adminToken, name string, stock, perOrderLimit int64) (uuid.UUID, error) {
-	sale, err := createSale(ctx, baseURL, adminToken, map[string]any{"name": name, "stock": stock, "per_order_limit": perOrderLimit})
+	sale, err := createSale(ctx, baseURL, adminToken,
+		map[string]any{"name": name, "stock": stock, "per_order_limit": perOrderLimit})
 	if err != nil {
 		return uuid.Nil, fmt.Errorf("create a sale: %w", err)
 	}

@@ -57,7 +57,10 @@ func newTally(l *Ledger) *tally {
 func (t *tally) record(k click, a answer, due, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	*t.ledger.at(k) = clickRecord{Order: a.order, Status: uint16(a.status), Outcome: a.outcome, Tries: uint8(min(a.tries, 255))}
+	*t.ledger.at(k) = clickRecord{
+		Order: a.order, Status: uint16(a.status), Outcome: a.outcome,
+		Tries: uint8(min(a.tries, 255)),
+	}
 	if a.receipt != "" {
 		t.ledger.receipts[a.order] = a.receipt
 	}

@@ -64,9 +64,9 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	return nil
 }
 
-// haltWithOrders halts a worker and tells whether it has orders in its hands, which it cannot give back then. Redis hands
-// entries to a reader that waits, but a worker may be halted while it does not, on a busy machine even for most of the
-// time: that one goes on.
+// haltWithOrders halts a worker and tells whether it has orders in its hands, which it cannot give
+// back then. Redis hands entries to a reader that waits, but a worker may be halted while it does
+// not, on a busy machine even for most of the time: that one goes on.
 func (d *demo) haltWithOrders(ctx context.Context, worker *process) (bool, error) {
 	worker.Signal(syscall.SIGSTOP)
 	for halted := time.Now(); time.Since(halted) < haltedFor; {

@@ -78,7 +78,8 @@ type demo struct {
 const smallest = 100
 
 // Run tells the story on config.Out, with a verdict at its end. It returns ErrBroken or
-// ErrUnchecked if the verdict is bad. The logs of the processes are kept if anything went wrong, and the story says where.
+// ErrUnchecked if the verdict is bad. The logs of the processes are kept if anything went wrong,
+// and the story says where.
 func Run(ctx context.Context, config Config) (err error) {
 	if config.Stock < smallest || config.Buyers < smallest {
 		return &reservation.InvalidError{Field: "stock and buyers", Reason: fmt.Sprintf("must be at least %d", smallest)}
@@ -205,8 +206,10 @@ func (d *demo) open(ctx context.Context) error {
 	if err := d.awaitWorkers(ctx, workers); err != nil {
 		return err
 	}
-	d.story.tell("up: an ingress and two workers, Redis (AOF always) and Postgres, a sale of %s units", figure.Count(d.config.Stock))
-	d.story.tell("in come %s buyers within %g s; %g %% of them click twice", figure.Count(d.config.Buyers), d.config.Over.Seconds(), 100*d.config.DoubleClicks)
+	d.story.tell("up: an ingress and two workers, Redis (AOF always) and Postgres, a sale of %s units",
+		figure.Count(d.config.Stock))
+	d.story.tell("in come %s buyers within %g s; %g %% of them click twice", figure.Count(d.config.Buyers),
+		d.config.Over.Seconds(), 100*d.config.DoubleClicks)
 	return nil
 }
 

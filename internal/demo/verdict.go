@@ -77,7 +77,8 @@ func lost(report crowd.Report, c crowd.Comparison) (broken []string) {
 	return broken
 }
 
-// verdict prints the lines. It returns ErrBroken if any promise is, and otherwise ErrUnchecked if one could not be looked at.
+// verdict prints the lines. It returns ErrBroken if any promise is, and otherwise ErrUnchecked if
+// one could not be looked at.
 func (s *story) verdict(lines []line) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +100,8 @@ func (s *story) verdict(lines []line) error {
 		}
 	}
 	_, _ = io.WriteString(s.out, map[error]string{
-		nil: "\nEvery promise was kept.\n", ErrBroken: "\nA PROMISE IS BROKEN.\n", ErrUnchecked: "\nNOT EVERY PROMISE COULD BE CHECKED.\n",
+		nil: "\nEvery promise was kept.\n", ErrBroken: "\nA PROMISE IS BROKEN.\n",
+		ErrUnchecked: "\nNOT EVERY PROMISE COULD BE CHECKED.\n",
 	}[err])
 	return err
 }

@@ -25,9 +25,10 @@ func (c *checker) readCommands(node *kong.Node) {
 }
 
 var (
-	program = regexp.MustCompile(`^(?:\$ )?(?:[A-Z_]+=\S* )*(?:go run \./cmd/|(?:\./)?bin/|docker compose \w+ .*)?stampede((?: .*)?)$`)
-	task    = regexp.MustCompile(`(?:^|\s)task(?: ([a-z][a-z:-]*))`)
-	option  = regexp.MustCompile(`--([a-z][a-z-]*)`)
+	program = regexp.MustCompile(`^(?:\$ )?(?:[A-Z_]+=\S* )*(?:go run \./cmd/|(?:\./)?bin/|docker compose \w+ ` +
+		`.*)?stampede((?: .*)?)$`)
+	task   = regexp.MustCompile(`(?:^|\s)task(?: ([a-z][a-z:-]*))`)
+	option = regexp.MustCompile(`--([a-z][a-z-]*)`)
 )
 
 // commandLine checks the words behind the program's name, and behind task.

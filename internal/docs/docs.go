@@ -32,7 +32,10 @@ func Check(root string, commands *kong.Application) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &checker{code: code, commands: commands, pages: map[string]*page{}, flags: map[string]bool{}, settings: map[string]bool{}}
+	c := &checker{
+		code: code, commands: commands, pages: map[string]*page{}, flags: map[string]bool{},
+		settings: map[string]bool{},
+	}
 	c.readCommands(commands.Node)
 	for name := range code.files {
 		if path.Ext(name) != ".md" {

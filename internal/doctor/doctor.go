@@ -40,7 +40,8 @@ func Any(findings []Finding, severity Severity) bool {
 // WriteText prints the findings for people.
 func WriteText(w io.Writer, findings []Finding) error {
 	for _, f := range findings {
-		if _, err := fmt.Fprintf(w, "%-9s  %s: %s\n           why:  %s\n           mend: %s\n", f.Severity, f.Server, f.What, f.Why, f.Mend); err != nil {
+		if _, err := fmt.Fprintf(w, "%-9s  %s: %s\n           why:  %s\n           mend: %s\n", f.Severity, f.Server, f.What,
+			f.Why, f.Mend); err != nil {
 			return err
 		}
 	}

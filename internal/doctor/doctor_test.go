@@ -38,14 +38,20 @@ func TestUnsafeRedisSettingsAreFound(t *testing.T) {
 		set  map[string]string
 		want string
 	}{
-		"evicting":            {map[string]string{"maxmemory-policy": "allkeys-lru"}, "unsafe: maxmemory-policy is allkeys-lru"},
+		"evicting": {
+			map[string]string{"maxmemory-policy": "allkeys-lru"},
+			"unsafe: maxmemory-policy is allkeys-lru",
+		},
 		"no AOF":              {map[string]string{"appendonly": "no"}, "unsafe: appendonly is no"},
 		"synced now and then": {map[string]string{"appendfsync": "everysec"}, "warning: appendfsync is everysec"},
 		"never synced":        {map[string]string{"appendfsync": "no"}, "unsafe: appendfsync is no"},
-		"not while rewriting": {map[string]string{"no-appendfsync-on-rewrite": "yes"}, "unsafe: no-appendfsync-on-rewrite is yes"},
-		"no limit":            {map[string]string{"maxmemory": "0"}, "warning: maxmemory is not set"},
-		"hasty":               {map[string]string{"timeout": "5"}, "warning: timeout is 5 s"},
-		"replica":             {map[string]string{"replicaof": "127.0.0.1 1"}, "unsafe: the server is a replica"},
+		"not while rewriting": {
+			map[string]string{"no-appendfsync-on-rewrite": "yes"},
+			"unsafe: no-appendfsync-on-rewrite is yes",
+		},
+		"no limit": {map[string]string{"maxmemory": "0"}, "warning: maxmemory is not set"},
+		"hasty":    {map[string]string{"timeout": "5"}, "warning: timeout is 5 s"},
+		"replica":  {map[string]string{"replicaof": "127.0.0.1 1"}, "unsafe: the server is a replica"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -72,7 +78,8 @@ func TestRedisThatForbidsConfigAndACommand(t *testing.T) {
 	rdb := ownRedis(t)
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", "volatile-ttl").Err())
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
-	require.NoError(t, rdb.ACLSetUser(t.Context(), "tenant", "on", "nopass", "~*", "&*", "+@all", "-config", "-hset").Err())
+	require.NoError(t, rdb.ACLSetUser(t.Context(), "tenant", "on", "nopass", "~*", "&*", "+@all", "-config",
+		"-hset").Err())
 	options := *rdb.Options()
 	options.Username, options.Password = "tenant", "any"
 	tenant := redis.NewClient(&options)
@@ -131,8 +138,10 @@ func TestUnsafePostgresSettingsAreFound(t *testing.T) {
 func TestTextTellsWhatWhyAndHowToMend(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	require.NoError(t, doctor.WriteText(&out, []doctor.Finding{{doctor.Unsafe, "redis", "appendonly is no", "because", "do this"}}))
-	assert.Equal(t, "unsafe     redis: appendonly is no\n           why:  because\n           mend: do this\n", out.String())
+	require.NoError(t,
+		doctor.WriteText(&out, []doctor.Finding{{doctor.Unsafe, "redis", "appendonly is no", "because", "do this"}}))
+	assert.Equal(t, "unsafe     redis: appendonly is no\n           why:  because\n           mend: do this\n",
+		out.String())
 	out.Reset()
 	require.NoError(t, doctor.WriteText(&out, nil))
 	assert.Contains(t, out.String(), "every promise")
@@ -149,7 +158,8 @@ func ownRedis(t *testing.T) *redis.Client {
 func TestServersAreNamedWithTheirVersions(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	require.Regexp(t, `^(Redis|Valkey) \d+\.\d+\.\d+, PostgreSQL \d+(\.\d+)*$`, doctor.Servers(t.Context(), ownRedis(t), pool))
+	require.Regexp(t, `^(Redis|Valkey) \d+\.\d+\.\d+, PostgreSQL \d+(\.\d+)*$`,
+		doctor.Servers(t.Context(), ownRedis(t), pool))
 
 	away, err := connect.Control("redis://127.0.0.1:1")
 	require.NoError(t, err)

@@ -22,7 +22,8 @@ const bytesPerUnit = 500
 // not uuid.Nil. It fails where one of the servers cannot be asked, or with reservation.ErrSaleNotFound.
 func Memory(ctx context.Context, rdb redis.UniversalClient, pool *pgxpool.Pool, sale uuid.UUID) ([]Finding, error) {
 	var sales, units int64
-	if err := pool.QueryRow(ctx, sql.DoctorUnitsOnSale, uuid.NullUUID{UUID: sale, Valid: sale != uuid.Nil}).Scan(&sales, &units); err != nil {
+	if err := pool.QueryRow(ctx, sql.DoctorUnitsOnSale,
+		uuid.NullUUID{UUID: sale, Valid: sale != uuid.Nil}).Scan(&sales, &units); err != nil {
 		return nil, fmt.Errorf("ask Postgres for the units on sale: %w", err)
 	}
 	if sale != uuid.Nil && sales == 0 {
@@ -50,8 +51,9 @@ func roomFor(units int64, info map[string]string) []Finding {
 		Severity: Unsafe, Server: "redis",
 		What: fmt.Sprintf("%s units are on sale, which take about %s MB; of %s, %s MB, %s MB are left",
 			figure.Count(units), megabytes(units*bytesPerUnit), whose, megabytes(limit), megabytes(max(0, limit-used))),
-		Why:  "when memory runs out the server refuses new orders, and the sale stops before it is sold out",
-		Mend: fmt.Sprintf("set maxmemory to %s MB at least (CONFIG SET maxmemory %dmb, and the same in redis.conf) on a machine that has them, or put fewer units on sale", megabytes(need), toMegabytes(need)),
+		Why: "when memory runs out the server refuses new orders, and the sale stops before it is sold out",
+		Mend: fmt.Sprintf("set maxmemory to %s MB at least (CONFIG SET maxmemory %dmb, and the same in redis.conf) on a "+
+			"machine that has them, or put fewer units on sale", megabytes(need), toMegabytes(need)),
 	}}
 }
 

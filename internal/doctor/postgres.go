@@ -33,7 +33,10 @@ func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 		return nil, fmt.Errorf("ask Postgres for its settings: %w", err)
 	}
 	for _, m := range missing {
-		f := Finding{Severity: Unsafe, Server: "postgres", What: m.What, Why: "Postgres does not refuse what would break a promise, or refuses all that rests on it", Mend: m.Mend}
+		f := Finding{
+			Severity: Unsafe, Server: "postgres", What: m.What,
+			Why: "Postgres does not refuse what would break a promise, or refuses all that rests on it", Mend: m.Mend,
+		}
 		if m.ForSpeed {
 			f.Severity, f.Why = Warning, "queries read whole tables in its place"
 		}
@@ -71,19 +74,24 @@ func (p postgresServer) findings() []Finding {
 			fmt.Sprintf("Stampede is made for Postgres %d and later", oldestPostgres), "run a later version")
 	}
 	if p.recovery {
-		add(Unsafe, "the server is a standby", "it accepts no writes, so no order is ever confirmed", "let DATABASE_URL name the primary")
+		add(Unsafe, "the server is a standby", "it accepts no writes, so no order is ever confirmed",
+			"let DATABASE_URL name the primary")
 	}
 	for _, s := range []struct{ name, why string }{
 		{"fsync", "a power loss can destroy the database"},
 		{"full_page_writes", "a power loss in the middle of writing a page can destroy the page"},
-		{"synchronous_commit", "a crash of Postgres loses orders that were acked as written, and they are in no stream any more"},
+		{
+			"synchronous_commit",
+			"a crash of Postgres loses orders that were acked as written, and they are in no stream any more",
+		},
 	} {
 		if p.settings[s.name] == "off" {
 			add(Unsafe, s.name+" is off", s.why, fmt.Sprintf("ALTER SYSTEM SET %s = on; SELECT pg_reload_conf();", s.name))
 		}
 	}
 	const shortest = 10 * time.Second
-	if ms, err := strconv.Atoi(p.settings["statement_timeout"]); err == nil && ms > 0 && time.Duration(ms)*time.Millisecond < shortest {
+	if ms, err := strconv.Atoi(p.settings["statement_timeout"]); err == nil && ms > 0 &&
+		time.Duration(ms)*time.Millisecond < shortest {
 		add(Warning, fmt.Sprintf("statement_timeout is %d ms", ms),
 			"a batch of orders that waits for a lock or a slow disk is cut off and starts again from its beginning",
 			"ALTER ROLE … SET statement_timeout = '30s' for the role of the workers")

@@ -50,7 +50,8 @@ func parseInfo(text string) map[string]string {
 func (r redisServer) findings() []Finding {
 	var all []Finding
 	for _, check := range []func(redisServer) *Finding{
-		version, role, rights, cluster, policy, memory, appendOnly, appendFsync, rewriteFsync, appendStatus, replicas, idleTimeout,
+		version, role, rights, cluster, policy, memory, appendOnly, appendFsync, rewriteFsync, appendStatus, replicas,
+		idleTimeout,
 	} {
 		if f := check(r); f != nil {
 			f.Server = "redis"
@@ -90,8 +91,10 @@ func rights(r redisServer) *Finding {
 	}
 	return &Finding{
 		Severity: Unsafe, What: "the user is not allowed, or the server lacks, " + strings.Join(r.missing, ", "),
-		Why:  "a script that lacks a right writes nothing: nothing is sold, or units do not come back and orders do not leave the stream",
-		Mend: "ACL SETUSER of the user in REDIS_URL with these commands, the keys " + reservation.DefaultPrefix + ":* and the channels redisson_lock__channel:*",
+		Why: "a script that lacks a right writes nothing: nothing is sold, or units do not come back and orders do not " +
+			"leave the stream",
+		Mend: "ACL SETUSER of the user in REDIS_URL with these commands, the keys " + reservation.DefaultPrefix +
+			":* and the channels redisson_lock__channel:*",
 	}
 }
 
@@ -119,7 +122,8 @@ func policy(r redisServer) *Finding {
 	default:
 		return &Finding{
 			Severity: Unsafe, What: "maxmemory-policy is " + p,
-			Why:  "when memory runs out, the server may drop the stock, the buyers or the stream of a running sale: units are sold twice, accepted orders vanish",
+			Why: "when memory runs out, the server may drop the stock, the buyers or the stream of a running sale: units are " +
+				"sold twice, accepted orders vanish",
 			Mend: "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
 		}
 	}
@@ -131,8 +135,9 @@ func memory(r redisServer) *Finding {
 	}
 	return &Finding{
 		Severity: Warning, What: "maxmemory is not set",
-		Why:  "the server grows until the system kills it; with a limit it refuses new orders and goes on with those it has",
-		Mend: fmt.Sprintf("set maxmemory: about %d bytes for each unit on sale, and room for the rewrite of the AOF", bytesPerUnit),
+		Why: "the server grows until the system kills it; with a limit it refuses new orders and goes on with those it has",
+		Mend: fmt.Sprintf("set maxmemory: about %d bytes for each unit on sale, and room for the rewrite of the AOF",
+			bytesPerUnit),
 	}
 }
 
@@ -151,7 +156,8 @@ func appendFsync(r redisServer) *Finding {
 	if r.info["aof_enabled"] != "1" {
 		return nil // said by appendOnly
 	}
-	const mend = "CONFIG SET appendfsync always, and the same in redis.conf; reservations travel in batches, which makes it cheap"
+	const mend = "CONFIG SET appendfsync always, and the same in redis.conf; reservations travel in batches, which " +
+		"makes it cheap"
 	fsync, known := r.config["appendfsync"]
 	switch {
 	case !known:
@@ -221,7 +227,8 @@ func idleTimeout(r redisServer) *Finding {
 	}
 	return &Finding{
 		Severity: Warning, What: fmt.Sprintf("timeout is %d s", s),
-		Why:  "the server closes connections that are idle for so short a time; between two rushes every client has to connect anew",
+		Why: "the server closes connections that are idle for so short a time; between two rushes every client has to " +
+			"connect anew",
 		Mend: "CONFIG SET timeout 0, or at least 30",
 	}
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Servers names the servers and their versions: "Redis 7.0.15, PostgreSQL 15.13". One that cannot be asked has no version.
+// Servers names the servers and their versions: "Redis 7.0.15, PostgreSQL 15.13". One that cannot
+// be asked has no version.
 func Servers(ctx context.Context, rdb redis.UniversalClient, pool *pgxpool.Pool) string {
 	names := []string{"Redis", "PostgreSQL"}
 	if text, err := rdb.Info(ctx, "server").Result(); err == nil {

@@ -134,5 +134,6 @@ func baseFolder(a account) (string, error) {
 		}
 		return base, nil
 	}
-	return "", fmt.Errorf("none of %s can be reached by the account that the servers run as: set TMPDIR", strings.Join(parents, ", "))
+	return "", fmt.Errorf("none of %s can be reached by the account that the servers run as: set TMPDIR",
+		strings.Join(parents, ", "))
 }

@@ -41,7 +41,10 @@ func TestRedisKeepsWhatItAcknowledgedThroughSIGKILL(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	client := redisAt(t, server.URL)
-	for name, want := range map[string]string{"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction", "save": "", "maxmemory": "1073741824", "bind": "127.0.0.1"} {
+	for name, want := range map[string]string{
+		"appendonly": "yes", "appendfsync": "always",
+		"maxmemory-policy": "noeviction", "save": "", "maxmemory": "1073741824", "bind": "127.0.0.1",
+	} {
 		assert.Equal(t, want, client.ConfigGet(t.Context(), name).Val()[name], name)
 	}
 	require.NoError(t, client.Set(t.Context(), "kept", "yes", 0).Err())
@@ -153,11 +156,13 @@ func TestManyProcessesMayStartPostgresForTheFirstTime(t *testing.T) {
 func TestStartErrorHoldsWhatTheServerWrote(t *testing.T) {
 	temp := tempFolder(t)
 	t.Setenv("TMPDIR", temp)
-	_, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{Settings: map[string]string{"maxmemory-policy": "nonsense"}})
+	_, err := localserver.StartRedis(t.Context(),
+		localserver.RedisOptions{Settings: map[string]string{"maxmemory-policy": "nonsense"}})
 	require.ErrorContains(t, err, "Redis ended instead of starting")
 	require.ErrorContains(t, err, "maxmemory-policy")
 
-	_, err = localserver.StartPostgres(t.Context(), localserver.PostgresOptions{Settings: map[string]string{"nonsense": "1"}})
+	_, err = localserver.StartPostgres(t.Context(),
+		localserver.PostgresOptions{Settings: map[string]string{"nonsense": "1"}})
 	require.ErrorContains(t, err, "Postgres ended instead of starting")
 	require.ErrorContains(t, err, `unrecognized configuration parameter "nonsense"`)
 	require.Empty(t, serverFolders(t, temp))

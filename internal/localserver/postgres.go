@@ -95,7 +95,10 @@ const superuser = "stampede"
 
 // initdbArgs: no sync, because a cluster that was never used is worth nothing after a power loss;
 // what the server writes later it syncs itself.
-var initdbArgs = []string{"--no-sync", "--no-instructions", "--auth=trust", "--username=" + superuser, "--encoding=UTF8", "--no-locale"}
+var initdbArgs = []string{
+	"--no-sync", "--no-instructions", "--auth=trust", "--username=" + superuser,
+	"--encoding=UTF8", "--no-locale",
+}
 
 // makeCluster fills the new folder data with an empty cluster. initdb takes longer than all the
 // rest of a start, so its result is kept for the next time and copied.
@@ -111,7 +114,8 @@ func makeCluster(ctx context.Context, programs, data string, f *folder, a accoun
 		}
 		// Whoever comes first wins, and a folder that is there is whole: rename is atomic, and does
 		// not replace a folder that holds something.
-		if err := os.Rename(fresh, template); err != nil && !errors.Is(err, os.ErrExist) && !errors.Is(err, syscall.ENOTEMPTY) {
+		if err := os.Rename(fresh, template); err != nil && !errors.Is(err, os.ErrExist) &&
+			!errors.Is(err, syscall.ENOTEMPTY) {
 			return fmt.Errorf("keep the Postgres template: %w", err)
 		}
 	}

@@ -20,14 +20,20 @@ func TestStartTriesAnotherPortWhenOneWasTaken(t *testing.T) {
 		"redis": func(t *testing.T, a account, f *folder) *server {
 			binary, found := findRedis()
 			require.True(t, found)
-			return &server{name: "Redis", binary: binary, account: a, folder: f, args: func(port int) []string { return redisArgs(port, nil) }}
+			return &server{
+				name: "Redis", binary: binary, account: a, folder: f,
+				args: func(port int) []string { return redisArgs(port, nil) },
+			}
 		},
 		"postgres": func(t *testing.T, a account, f *folder) *server {
 			programs, found := findPostgres()
 			require.True(t, found)
 			data := filepath.Join(f.path, "data")
 			require.NoError(t, makeCluster(t.Context(), programs, data, f, a))
-			return &server{name: "Postgres", binary: filepath.Join(programs, "postgres"), account: a, folder: f, args: func(port int) []string { return postgresArgs(data, port, nil) }}
+			return &server{
+				name: "Postgres", binary: filepath.Join(programs, "postgres"), account: a, folder: f,
+				args: func(port int) []string { return postgresArgs(data, port, nil) },
+			}
 		},
 	}
 	for name, prepare := range servers {

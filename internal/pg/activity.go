@@ -55,7 +55,8 @@ func (a *Activity) Terminate(ctx context.Context, pool *pgxpool.Pool) (ended boo
 
 // String describes a session in a line of a log.
 func (a *Activity) String() string {
-	text := fmt.Sprintf("session %d (application %q, client %q, role %q, %s", a.PID, a.Application, a.Client, a.Role, a.State)
+	text := fmt.Sprintf("session %d (application %q, client %q, role %q, %s", a.PID, a.Application, a.Client, a.Role,
+		a.State)
 	if began := time.Time(a.XactStart); !began.IsZero() {
 		text += ", in a transaction since " + began.UTC().Format(time.RFC3339)
 	}

@@ -9,7 +9,8 @@ import (
 
 func TestABuildIsNamedByWhatIsKnownOfIt(t *testing.T) {
 	commit := debug.BuildSetting{Key: "vcs.revision", Value: "0123456789abcdef0123456789abcdef01234567"}
-	clean, dirty := debug.BuildSetting{Key: "vcs.modified", Value: "false"}, debug.BuildSetting{Key: "vcs.modified", Value: "true"}
+	clean, dirty := debug.BuildSetting{Key: "vcs.modified", Value: "false"},
+		debug.BuildSetting{Key: "vcs.modified", Value: "true"}
 	for want, info := range map[string]*debug.BuildInfo{
 		"v1.2.3":                   {Main: debug.Module{Version: "v1.2.3"}, Settings: []debug.BuildSetting{commit}},
 		"devel":                    {Main: debug.Module{Version: "(devel)"}},

@@ -51,7 +51,8 @@ func (c *Cmd) Setenv(name, value string) { c.cmd.Env = append(c.cmd.Env, name+"=
 
 // LimitFiles bounds how many files the process may have open. It is for calling once, before Start.
 func (c *Cmd) LimitFiles(n int) {
-	c.cmd.Args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, n), c.cmd.Path}, c.cmd.Args[1:]...)
+	c.cmd.Args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, n), c.cmd.Path},
+		c.cmd.Args[1:]...)
 	c.cmd.Path = "/bin/sh"
 }
 

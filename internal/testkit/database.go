@@ -110,11 +110,15 @@ func makeTemplate(ctx context.Context, server, name string) (err error) {
 		return err
 	}
 	var there bool
-	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", name).Scan(&there); err != nil || there {
+	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)",
+		name).Scan(&there); err != nil || there {
 		return err
 	}
 	unfinished := name + "_unfinished"
-	for _, statement := range []string{"DROP DATABASE IF EXISTS " + unfinished + " WITH (FORCE)", "CREATE DATABASE " + unfinished} {
+	for _, statement := range []string{
+		"DROP DATABASE IF EXISTS " + unfinished + " WITH (FORCE)",
+		"CREATE DATABASE " + unfinished,
+	} {
 		if _, err := conn.Exec(ctx, statement); err != nil {
 			return err
 		}

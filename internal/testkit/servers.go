@@ -120,7 +120,8 @@ func VerifyServer(t testing.TB, pool *pgxpool.Pool, store *reservation.Store, pa
 		t.Fatal(err)
 	}
 	token := reservation.NewRebuildToken()
-	if err := errors.Join(store.DistrustFor(ctx, partition, token), store.MarkVerified(ctx, partition, state, token)); err != nil {
+	if err := errors.Join(store.DistrustFor(ctx, partition, token),
+		store.MarkVerified(ctx, partition, state, token)); err != nil {
 		t.Fatal(err)
 	}
 }

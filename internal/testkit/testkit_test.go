@@ -24,7 +24,8 @@ func command() int {
 	switch os.Args[1] {
 	case "print":
 		fmt.Println("arguments", os.Args[2:])
-		fmt.Println("prefix", os.Getenv("STAMPEDE_KEY_PREFIX"), "redis", os.Getenv("REDIS_URL"), "database", os.Getenv("DATABASE_URL"))
+		fmt.Println("prefix", os.Getenv("STAMPEDE_KEY_PREFIX"), "redis", os.Getenv("REDIS_URL"), "database",
+			os.Getenv("DATABASE_URL"))
 		return 3
 	case "wait":
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -49,7 +50,8 @@ func TestEveryTestHasAMigratedDatabaseOfItsOwn(t *testing.T) {
 				t.Parallel()
 				pool := testkit.Pool(t)
 				require.NoError(t, sql.Check(t.Context(), pool))
-				_, err := pool.Exec(t.Context(), "INSERT INTO sales (id, name, stock) VALUES ('00000000-0000-0000-0000-000000000001', 'one', 1)")
+				_, err := pool.Exec(t.Context(),
+					"INSERT INTO sales (id, name, stock) VALUES ('00000000-0000-0000-0000-000000000001', 'one', 1)")
 				require.NoError(t, err, "another test's row is seen")
 
 				var there string
@@ -62,7 +64,8 @@ func TestEveryTestHasAMigratedDatabaseOfItsOwn(t *testing.T) {
 	pool := testkit.Pool(t)
 	for range 2 {
 		var left bool
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", <-seen).Scan(&left))
+		require.NoError(t, pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)",
+			<-seen).Scan(&left))
 		require.False(t, left, "the database outlives its test")
 	}
 }

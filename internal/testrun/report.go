@@ -136,7 +136,8 @@ func (r *report) end(p *packageRun, e event) {
 		result += " (cached)"
 	}
 	r.ended++
-	r.printf("%*d/%d  %s  %s %s  %.1f s\n", len(fmt.Sprint(r.total)), r.ended, r.total, r.elapsed(), result, e.Package, e.Elapsed)
+	r.printf("%*d/%d  %s  %s %s  %.1f s\n", len(fmt.Sprint(r.total)), r.ended, r.total, r.elapsed(), result, e.Package,
+		e.Elapsed)
 	if e.Action == "pass" {
 		return
 	}

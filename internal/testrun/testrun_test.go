@@ -120,6 +120,7 @@ func TestReportNamesCachedPackages(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
 	require.NoError(t, newReport(&out, 1).read(strings.NewReader(
-		`{"Action":"output","Package":"a","Output":"ok  \ta\t(cached)\n"}`+"\n"+`{"Action":"pass","Package":"a","Elapsed":0}`+"\n"), time.Minute))
+		`{"Action":"output","Package":"a","Output":"ok  \ta\t(cached)\n"}`+"\n"+`{"Action":"pass","Package":"a","Elapsed":0}`+
+			"\n"), time.Minute))
 	assert.Equal(t, "1/1  0:00  ok (cached) a  0.0 s\n", out.String())
 }

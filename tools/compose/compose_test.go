@@ -103,7 +103,10 @@ func TestCommands(t *testing.T) {
 
 func TestReplicas(t *testing.T) {
 	project := loadWithSecrets(t)
-	for name, want := range map[string]int{"ingress": 2, "worker": 3, "migrate": 1, "proxy": 1, "redis": 1, "postgres": 1} {
+	for name, want := range map[string]int{
+		"ingress": 2, "worker": 3, "migrate": 1, "proxy": 1, "redis": 1,
+		"postgres": 1,
+	} {
 		if got := service(t, project, name).GetScale(); got != want {
 			t.Errorf("%d of %s, want %d", got, name, want)
 		}
@@ -272,7 +275,8 @@ func TestOnlyTheProxyIsReachedFromOutside(t *testing.T) {
 		t.Error("the network of Redis and Postgres reaches out")
 	}
 	for name, want := range map[string][]string{
-		"proxy": {"front"}, "ingress": {"back", "front"}, "worker": {"back"}, "migrate": {"back"}, "redis": {"back"}, "postgres": {"back"},
+		"proxy": {"front"}, "ingress": {"back", "front"}, "worker": {"back"}, "migrate": {"back"}, "redis": {"back"},
+		"postgres": {"back"},
 	} {
 		s := service(t, project, name)
 		if got := slices.Sorted(slices.Values(s.NetworksByPriority())); !slices.Equal(got, want) {

@@ -56,13 +56,15 @@ instructions:
 func TestBinaryIsBuiltStatic(t *testing.T) {
 	all := stages(t)
 	build := all[0]
-	if !has(build, "RUN", "CGO_ENABLED=0", "go build -trimpath", `-ldflags "-s -w -X stampede/internal/telemetry.version=$VERSION"`, "./cmd/stampede") {
+	if !has(build, "RUN", "CGO_ENABLED=0", "go build -trimpath",
+		`-ldflags "-s -w -X stampede/internal/telemetry.version=$VERSION"`, "./cmd/stampede") {
 		t.Errorf("no static, stripped build with a version in %q", build)
 	}
 }
 
 func TestBuildCachesModulesAndObjects(t *testing.T) {
-	if !has(stages(t)[0], "RUN", "--mount=type=cache,target=/go/pkg/mod", "--mount=type=cache,target=/root/.cache/go-build", "go build") {
+	if !has(stages(t)[0], "RUN", "--mount=type=cache,target=/go/pkg/mod",
+		"--mount=type=cache,target=/root/.cache/go-build", "go build") {
 		t.Error("the build does not keep its caches")
 	}
 }

@@ -130,7 +130,8 @@ func TestIngressBelievesTheProxyAndTheProxyNobody(t *testing.T) {
 		}
 	}
 	lines := directives(t)
-	deleted, added := slices.Index(lines, "http-request del-header X-Forwarded-For"), slices.Index(lines, "option forwardfor")
+	deleted, added := slices.Index(lines, "http-request del-header X-Forwarded-For"),
+		slices.Index(lines, "option forwardfor")
 	if deleted < 0 || added < 0 {
 		t.Error("the proxy does not replace X-Forwarded-For")
 	}

@@ -17,7 +17,8 @@ import (
 )
 
 func main() {
-	except := flag.String("except", "", "import `paths` of packages that are there for other modules, with commas between them")
+	except := flag.String("except", "",
+		"import `paths` of packages that are there for other modules, with commas between them")
 	flag.Parse()
 	unused, err := unusedExports(flag.Args(), strings.Split(*except, ","))
 	if err != nil {
@@ -49,7 +50,8 @@ func unusedExports(folders, except []string) ([]string, error) {
 			if len(p.Errors) > 0 {
 				return nil, errors.Join(fmt.Errorf("load %s", p.ID), p.Errors[0])
 			}
-			if p.Name != "main" && p.ID == p.PkgPath && !strings.HasSuffix(p.Name, "_test") && !slices.Contains(except, p.PkgPath) {
+			if p.Name != "main" && p.ID == p.PkgPath && !strings.HasSuffix(p.Name, "_test") &&
+				!slices.Contains(except, p.PkgPath) {
 				addExported(exported, p)
 			}
 			addUsed(used, p)
