@@ -14,7 +14,7 @@ import (
 
 // AuditReport is what an audit found.
 type AuditReport struct {
-	// Promises are those of docs/design.md that can be audited, in their order.
+	// Promises are those of docs/architecture.md that can be audited, in their order.
 	Promises []Promise     `json:"promises"`
 	Sales    []SaleFigures `json:"sales"`
 	// Streams is how many streams were looked at, and EntriesWaiting how many entries of them were

@@ -7,7 +7,7 @@ import (
 )
 
 // This file decides which transition of an order is legal; fulfillment/transition_write.go writes it.
-// docs/design.md draws them.
+// docs/architecture.md draws them.
 
 // EventType is the name of an event of an order: a row of order_events, and for EventReserved the
 // entry of the stream as well.
