@@ -28,7 +28,12 @@ import (
 const jwtSecret = "a secret of at least 32 bytes, as HS256 wants"
 
 func tokenClaims(change ...func(jwt.MapClaims)) jwt.MapClaims {
-	c := jwt.MapClaims{"sub": "ada", "exp": time.Now().Add(time.Hour).Unix(), "iss": "https://issuer.example", "aud": "stampede"}
+	c := jwt.MapClaims{
+		"sub": "ada",
+		"exp": time.Now().Add(time.Hour).Unix(),
+		"iss": "https://issuer.example",
+		"aud": "stampede",
+	}
 	for _, f := range change {
 		f(c)
 	}
@@ -54,6 +59,12 @@ func sign(t testing.TB, method jwt.SigningMethod, key any, kid string, c jwt.Map
 	return text
 }
 
+// noneKey lets a test sign with the method "none".
+const noneKey = jwt.UnsafeAllowNoneSignatureType
+
+// expiredClaim is a second beyond the leeway.
+func expiredClaim(c jwt.MapClaims) { c["exp"] = time.Now().Unix() - 31 }
+
 // withJWT also requires issuer and audience.
 func withJWT(c *Config) {
 	c.Auth, c.JWTSecret, c.JWTIssuer, c.JWTAudience = AuthJWT, jwtSecret, "https://issuer.example", "stampede"
@@ -69,15 +80,19 @@ func TestAuthVerifiesTokensWithSecret(t *testing.T) {
 		return sign(t, jwt.SigningMethodHS256, []byte(jwtSecret), "", tokenClaims(change...))
 	}
 	forged := strings.Split(hs256(), ".")
-	forged[1] = base64.RawURLEncoding.EncodeToString([]byte(`{"sub":"eve","exp":99999999999,"iss":"https://issuer.example","aud":"stampede"}`))
+	forged[1] = base64.RawURLEncoding.EncodeToString(
+		[]byte(`{"sub":"eve","exp":99999999999,"iss":"https://issuer.example","aud":"stampede"}`),
+	)
 
 	before := s.stock(sale)
 	for name, test := range map[string]struct {
 		token  string
 		detail string
 	}{
-		"other secret":        {sign(t, jwt.SigningMethodHS256, []byte(jwtSecret+"!"), "", tokenClaims()), "not valid"},
-		"alg none":            {sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "", tokenClaims()), "not valid"},
+		"other secret": {sign(t, jwt.SigningMethodHS256, []byte(jwtSecret+"!"), "", tokenClaims()), "not valid"},
+		"alg none": {
+			sign(t, jwt.SigningMethodNone, noneKey, "", tokenClaims()), "not valid",
+		},
 		"other hash":          {sign(t, jwt.SigningMethodHS512, []byte(jwtSecret), "", tokenClaims()), "not valid"},
 		"RSA":                 {sign(t, jwt.SigningMethodRS256, rsaKey, "", tokenClaims()), "not valid"},
 		"claims exchanged":    {strings.Join(forged, "."), "not valid"},
@@ -106,7 +121,8 @@ func TestAuthVerifiesTokensWithSecret(t *testing.T) {
 	}
 	for name, headers := range map[string][]reqHeader{
 		"no header": nil, "another scheme": {{"Authorization", "Basic eA=="}}, "no token": {{"Authorization", "Bearer "}},
-		"no scheme": {{"Authorization", hs256()}}, "the header of the other mode": {as("ada")}, "two": {bearing(hs256()), bearing(hs256())},
+		"no scheme": {{"Authorization", hs256()}}, "the header of the other mode": {as("ada")},
+		"two": {bearing(hs256()), bearing(hs256())},
 	} {
 		r := s.buy(sale, "", headers...)
 		r.isProblem(http.StatusUnauthorized, "unauthorized")
@@ -117,12 +133,14 @@ func TestAuthVerifiesTokensWithSecret(t *testing.T) {
 	r := s.buy(sale, "", bearing(hs256(withClaim("aud", []string{"till", "stampede"}))))
 	r.is(http.StatusAccepted)
 	require.Equal(t, "ada", s.get(r.header.Get("Location"), bearing(hs256())).is(http.StatusOK)["user_id"])
-	s.get(r.header.Get("Location"), bearing(hs256(withClaim("sub", "bob")))).isProblem(http.StatusNotFound, "order-not-found")
+	s.get(r.header.Get("Location"), bearing(hs256(withClaim("sub", "bob")))).
+		isProblem(http.StatusNotFound, "order-not-found")
 	s.get(r.header.Get("Location")).isProblem(http.StatusUnauthorized, "unauthorized")
 
 	// The leeway is half a minute. Fifteen seconds leave time for a busy machine.
 	for _, off := range []func(jwt.MapClaims){
-		withClaim("exp", time.Now().Add(-15*time.Second).Unix()), withClaim("nbf", time.Now().Add(30*time.Second).Unix()), withClaim("iat", time.Now().Add(30*time.Second).Unix()),
+		withClaim("exp", time.Now().Add(-15*time.Second).Unix()), withClaim("nbf", time.Now().Add(30*time.Second).Unix()),
+		withClaim("iat", time.Now().Add(30*time.Second).Unix()),
 	} {
 		s.get(r.header.Get("Location"), bearing(hs256(off))).is(http.StatusOK)
 	}
@@ -189,13 +207,13 @@ func TestAuthVerifiesTokensWithKeySet(t *testing.T) {
 		"HMAC with the public key in PEM": sign(t, jwt.SigningMethodHS256, publicPEM, "rsa", tokenClaims()),
 		"HMAC with the public key in DER": sign(t, jwt.SigningMethodHS256, public, "rsa", tokenClaims()),
 		"HMAC with the modulus":           sign(t, jwt.SigningMethodHS256, i.rsa.N.Bytes(), "rsa", tokenClaims()),
-		"alg none":                        sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "rsa", tokenClaims()),
+		"alg none":                        sign(t, jwt.SigningMethodNone, noneKey, "rsa", tokenClaims()),
 		"a stranger's key":                sign(t, jwt.SigningMethodRS256, stranger, "rsa", tokenClaims()),
 		"a stranger's key, no kid":        sign(t, jwt.SigningMethodRS256, stranger, "", tokenClaims()),
 		"an unknown kid":                  sign(t, jwt.SigningMethodRS256, stranger, "stranger", tokenClaims()),
 		"the kid of another key":          sign(t, jwt.SigningMethodES256, i.ec, "rsa", tokenClaims()),
 		"another method of the same key":  sign(t, jwt.SigningMethodRS512, i.rsa, "rsa", tokenClaims()),
-		"expired":                         sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims(withClaim("exp", time.Now().Unix()-31))),
+		"expired":                         sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims(expiredClaim)),
 		"no expiry":                       sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims(withoutClaim("exp"))),
 		"other issuer":                    sign(t, jwt.SigningMethodES256, i.ec, "ec", tokenClaims(withClaim("iss", "x"))),
 		"other audience":                  sign(t, jwt.SigningMethodES256, i.ec, "ec", tokenClaims(withClaim("aud", "x"))),
@@ -248,7 +266,8 @@ func TestAuthFetchesNewKeys(t *testing.T) {
 	renamed["kid"] = "rsa-2"
 	i.keys.Store(&[]map[string]string{renamed})
 	s.buy(sale, "", bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa-2", tokenClaims()))).is(http.StatusAccepted)
-	s.buy(sale, "", bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims()))).isProblem(http.StatusUnauthorized, "unauthorized")
+	s.buy(sale, "", bearing(sign(t, jwt.SigningMethodRS256, i.rsa, "rsa", tokenClaims()))).
+		isProblem(http.StatusUnauthorized, "unauthorized")
 }
 
 func TestNewRejectsInvalidConfig(t *testing.T) {
@@ -256,8 +275,12 @@ func TestNewRejectsInvalidConfig(t *testing.T) {
 	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)})
 	for complaint, change := range map[string]func(*Config){
 		"STAMPEDE_JWT_SECRET or STAMPEDE_JWKS_URL": func(c *Config) { c.Auth = AuthJWT },
-		"not both":                                              func(c *Config) { c.Auth, c.JWTSecret, c.JWKSURL = AuthJWT, jwtSecret, "https://issuer.example/keys" },
-		"has 31 bytes, HS256 needs at least 32":                 func(c *Config) { c.Auth, c.JWTSecret = AuthJWT, jwtSecret[:31] },
+		"not both": func(c *Config) {
+			c.Auth, c.JWTSecret, c.JWKSURL = AuthJWT, jwtSecret, "https://issuer.example/keys"
+		},
+		"has 31 bytes, HS256 needs at least 32": func(c *Config) {
+			c.Auth, c.JWTSecret = AuthJWT, jwtSecret[:31]
+		},
 		"STAMPEDE_JWKS_URL must be an http or https URL":        func(c *Config) { c.Auth, c.JWKSURL = AuthJWT, "keys.json" },
 		`the auth mode (STAMPEDE_AUTH) is "", want`:             func(c *Config) { c.Auth = "" },
 		`the auth mode (STAMPEDE_AUTH) is "none", want`:         func(c *Config) { c.Auth = "none" },

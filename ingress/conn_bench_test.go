@@ -83,7 +83,9 @@ const (
 	sideRequests    = 5 // of each connection in a turn
 )
 
-func openSide(b *testing.B, name string, wrap func(net.Listener) net.Listener, h http.HandlerFunc, change ...func(*http.Server)) *benchSide {
+func openSide(
+	b *testing.B, name string, wrap func(net.Listener) net.Listener, h http.HandlerFunc, change ...func(*http.Server),
+) *benchSide {
 	b.Helper()
 	_, addr := webServer(b, wrap, h, change...)
 	s := &benchSide{name: name}

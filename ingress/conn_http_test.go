@@ -38,7 +38,9 @@ func (l countedListener) Accept() (net.Conn, error) {
 }
 
 // webServer is an http.Server with the timeouts of Server.Run, unless change sets others.
-func webServer(t testing.TB, wrap func(net.Listener) net.Listener, h http.HandlerFunc, change ...func(*http.Server)) (*http.Server, string) {
+func webServer(
+	t testing.TB, wrap func(net.Listener) net.Listener, h http.HandlerFunc, change ...func(*http.Server),
+) (*http.Server, string) {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -103,7 +105,9 @@ func (c *caller) receivesEnd() {
 }
 
 func posted(path, body string, headers ...string) string {
-	return fmt.Sprintf("POST %s HTTP/1.1\r\nHost: shop\r\nContent-Length: %d\r\n%s\r\n%s", path, len(body), strings.Join(headers, ""), body)
+	return fmt.Sprintf(
+		"POST %s HTTP/1.1\r\nHost: shop\r\nContent-Length: %d\r\n%s\r\n%s", path, len(body), strings.Join(headers, ""), body,
+	)
 }
 
 // connOf returns the connection of a request.
@@ -135,7 +139,8 @@ func deadlinesSince(began time.Time) int64 { return 3 + 3*int64(time.Since(began
 func TestSkippedBackgroundReadsSetNoDeadlines(t *testing.T) {
 	t.Parallel()
 	accepted := make(chan *socket, 1)
-	_, addr := webServer(t, func(l net.Listener) net.Listener { return countedListener{l, accepted} }, func(w http.ResponseWriter, r *http.Request) {
+	counted := func(l net.Listener) net.Listener { return countedListener{l, accepted} }
+	_, addr := webServer(t, counted, func(w http.ResponseWriter, r *http.Request) {
 		echoed(w, r)
 		for limit := time.Now().Add(10 * time.Second); connOf(r).willSkip() && time.Now().Before(limit); {
 			runtime.Gosched()
@@ -169,13 +174,15 @@ func TestPurchaseSkipsBackgroundReadUnlessItWaits(t *testing.T) {
 	const purchases = 50
 	began := time.Now()
 	for n := range purchases {
-		c.sends(posted(ordersOf(sale), `{"quantity":1}`, "Content-Type: application/json\r\n", fmt.Sprintf("X-User-ID: buyer-%d\r\n", n)))
+		buyer := fmt.Sprintf("X-User-ID: buyer-%d\r\n", n)
+		c.sends(posted(ordersOf(sale), `{"quantity":1}`, "Content-Type: application/json\r\n", buyer))
 		status, body := c.receives(http.MethodPost)
 		require.Equal(t, http.StatusAccepted, status, body)
 	}
 	require.LessOrEqual(t, (<-accepted).deadlines.Load(), deadlinesSince(began))
 
-	c.sends(posted(ordersOf(sale), `{"quantity":1}`, "Content-Type: application/json\r\n", "X-User-ID: waits\r\nPrefer: wait=30\r\n"))
+	waits := "X-User-ID: waits\r\nPrefer: wait=30\r\n"
+	c.sends(posted(ordersOf(sale), `{"quantity":1}`, "Content-Type: application/json\r\n", waits))
 	s.awaitWaiting(1)
 	require.NoError(t, c.Close())
 	s.awaitWaiting(0)
@@ -287,16 +294,36 @@ func TestConnServesAllKindsOfRequests(t *testing.T) {
 		{name: "without a body", text: posted("/", "")},
 		{name: "GET", method: http.MethodGet, text: "GET / HTTP/1.1\r\nHost: shop\r\n\r\n"},
 		{name: "HEAD", method: http.MethodHead, text: "HEAD / HTTP/1.1\r\nHost: shop\r\n\r\n"},
-		{name: "chunked", text: "POST / HTTP/1.1\r\nHost: shop\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n", answer: "hello"},
-		{name: "chunked with a trailer", text: "POST / HTTP/1.1\r\nHost: shop\r\nTrailer: A\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nA: b\r\n\r\n", answer: "hello"},
+		{
+			name:   "chunked",
+			text:   "POST / HTTP/1.1\r\nHost: shop\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
+			answer: "hello",
+		},
+		{
+			name: "chunked with a trailer",
+			text: "POST / HTTP/1.1\r\nHost: shop\r\nTrailer: A\r\nTransfer-Encoding: chunked\r\n\r\n" +
+				"5\r\nhello\r\n0\r\nA: b\r\n\r\n",
+			answer: "hello",
+		},
 		{name: "HTTP/1.0", text: "POST / HTTP/1.0\r\nContent-Length: 5\r\n\r\nhello", answer: "hello", ends: true},
-		{name: "HTTP/1.0 that goes on", text: "POST / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 5\r\n\r\nhello", answer: "hello"},
+		{
+			name: "HTTP/1.0 that goes on", text: "POST / HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: 5\r\n\r\nhello",
+			answer: "hello",
+		},
 		{name: "the last one", text: posted("/", "hello", "Connection: close\r\n"), answer: "hello", ends: true},
 		{name: "large", text: posted("/", large), answer: large},
 		{name: "unread", text: posted("/unread", "hello"), answer: "unread"},
-		{name: "unread and chunked", text: "POST /unread HTTP/1.1\r\nHost: shop\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", answer: "unread"},
+		{
+			name:   "unread and chunked",
+			text:   "POST /unread HTTP/1.1\r\nHost: shop\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+			answer: "unread",
+		},
 		{name: "unread and large", text: posted("/unread", large), answer: "unread", ends: true},
-		{name: "unread, and it waits to be asked", text: "POST /unread HTTP/1.1\r\nHost: shop\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n", answer: "unread", ends: true},
+		{
+			name: "unread, and it waits to be asked",
+			text: "POST /unread HTTP/1.1\r\nHost: shop\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n", answer: "unread",
+			ends: true,
+		},
 	} {
 		t.Run(request.name, func(t *testing.T) {
 			t.Parallel()

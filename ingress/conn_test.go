@@ -117,7 +117,9 @@ func TestReadGoesOnAfterExtendedDeadline(t *testing.T) {
 			require.NoError(t, c.SetReadDeadline(time.Now().Add(shortly)))
 			require.NoError(t, c.SetReadDeadline(until))
 			require.EqualValues(t, 1, s.deadlines.Load())
-			testkit.Eventually(t, 10*time.Second, "the socket has a later deadline", func() bool { return s.deadlines.Load() == 2 })
+			testkit.Eventually(t, 10*time.Second, "the socket has a later deadline", func() bool {
+				return s.deadlines.Load() == 2
+			})
 			require.Empty(t, read)
 			_, err := peer.Write([]byte("hello"))
 			require.NoError(t, err)
@@ -193,7 +195,9 @@ func TestWriteGoesOnAfterExtendedDeadline(t *testing.T) {
 	written := c.write.startCall(t, all, c.Write)
 	require.NoError(t, c.SetWriteDeadline(time.Now().Add(shortly)))
 	require.NoError(t, c.SetWriteDeadline(time.Now().Add(far)))
-	testkit.Eventually(t, 10*time.Second, "the socket has a later deadline", func() bool { return s.deadlines.Load() == 2 })
+	testkit.Eventually(t, 10*time.Second, "the socket has a later deadline", func() bool {
+		return s.deadlines.Load() == 2
+	})
 	require.Empty(t, written)
 	received := make([]byte, len(all))
 	_, err := io.ReadFull(peer, received)

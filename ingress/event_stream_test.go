@@ -48,7 +48,13 @@ func (s *shop) watch(path string, headers ...reqHeader) *eventReader {
 	}
 	answer, err := http.DefaultTransport.RoundTrip(r)
 	require.NoError(s.t, err)
-	w := &eventReader{t: s.t.(*testing.T), status: answer.StatusCode, header: answer.Header, events: make(chan streamEvent, 1000), stop: stop}
+	w := &eventReader{
+		t:      s.t.(*testing.T),
+		status: answer.StatusCode,
+		header: answer.Header,
+		events: make(chan streamEvent, 1000),
+		stop:   stop,
+	}
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		defer close(w.events)
@@ -100,7 +106,11 @@ func (w *eventReader) receivesStatus(status reservation.Status, version int) map
 	w.t.Helper()
 	e, ok := w.next()
 	require.True(w.t, ok, "the stream has ended")
-	require.Equal(w.t, []any{string(status), strconv.Itoa(version), string(status), float64(version)}, []any{e.name, e.id, e.data["status"], e.data["version"]})
+	require.Equal(
+		w.t,
+		[]any{string(status), strconv.Itoa(version), string(status), float64(version)},
+		[]any{e.name, e.id, e.data["status"], e.data["version"]},
+	)
 	return e.data
 }
 
@@ -145,7 +155,8 @@ func TestStreamsSurvivePostgresRestart(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	path, _ := s.confirm(sale, "ada")
 	reserved, _, _ := s.purchased(sale, "bob")
-	w, waiting, sales := s.watch(path+"/events", as("ada")), s.watch(reserved+"/events", as("bob")), s.watch("/v1/sales/"+sale.String()+"/events")
+	w, waiting := s.watch(path+"/events", as("ada")), s.watch(reserved+"/events", as("bob"))
+	sales := s.watch("/v1/sales/" + sale.String() + "/events")
 	w.receivesStatus(reservation.StatusConfirmed, 2)
 	waiting.receivesStatus(reservation.StatusReserved, 1)
 	_, ok := sales.next()

@@ -81,7 +81,8 @@ func TestAddressIsRateLimitedBeforeAuthentication(t *testing.T) {
 	t.Parallel()
 	s := openShop(t, behindProxy, func(c *Config) { c.AddressLimit = Limit{Rate: 1.0 / 600, Burst: 2} })
 	sale := s.sale(reservation.Terms{Stock: 10})
-	here, next, there := fromAddress("2001:db8:1:2::1"), fromAddress("2001:db8:1:2:ffff::9"), fromAddress("2001:db8:1:3::1")
+	here, next := fromAddress("2001:db8:1:2::1"), fromAddress("2001:db8:1:2:ffff::9")
+	there := fromAddress("2001:db8:1:3::1")
 	s.buy(sale, "", here).isProblem(http.StatusUnauthorized, "unauthorized")
 	s.buy(sale, "", as("ann"), next).is(http.StatusAccepted)
 	before := s.stock(sale)
@@ -137,7 +138,9 @@ func TestStreamsAreLimitedByUserAndAddress(t *testing.T) {
 	held[0].stop()
 	first.stop()
 	for path, headers := range map[string][]reqHeader{sales: {greedy}, orders: {as("ann"), greedy}} {
-		testkit.Eventually(t, 20*time.Second, path+" is opened again", func() bool { return s.watch(path, headers...).status == http.StatusOK })
+		testkit.Eventually(t, 20*time.Second, path+" is opened again", func() bool {
+			return s.watch(path, headers...).status == http.StatusOK
+		})
 	}
 	require.Len(t, s.server.limits.saleStreamsOfAddress.taken, 2)
 }
@@ -158,18 +161,20 @@ func TestClientAddressBehindProxies(t *testing.T) {
 		"what the client claims":            {"10.0.0.1:4000", []string{"8.8.8.8, 203.0.113.9"}, "203.0.113.9"},
 		"a client that claims to be inside": {"10.0.0.1:4000", []string{"10.9.9.9, 203.0.113.9"}, "203.0.113.9"},
 		"two proxies":                       {"10.0.0.1:4000", []string{"8.8.8.8,203.0.113.9 ,\t10.0.0.2"}, "203.0.113.9"},
-		"two headers":                       {"10.0.0.1:4000", []string{"8.8.8.8", "203.0.113.9, 10.0.0.2", "10.0.0.3"}, "203.0.113.9"},
-		"all of them trusted":               {"10.0.0.1:4000", []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
-		"with a port":                       {"10.0.0.1:4000", []string{"203.0.113.9:1234"}, "203.0.113.9"},
-		"version 6 with a port":             {"10.0.0.1:4000", []string{"[2001:db8::1]:1234"}, "2001:db8::1"},
-		"not an address":                    {"10.0.0.1:4000", []string{"203.0.113.9, unknown, 10.0.0.2"}, "10.0.0.2"},
-		"an empty header":                   {"10.0.0.1:4000", []string{""}, "10.0.0.1"},
-		"a proxy by version 6":              {"[2001:db8:ffff::5]:4000", []string{"203.0.113.9"}, "203.0.113.9"},
-		"mapped to version 6":               {"[::ffff:10.0.0.1]:4000", []string{"::ffff:203.0.113.9"}, "203.0.113.9"},
-		"a mapped prefix":                   {"172.31.0.1:4000", []string{"203.0.113.9"}, "203.0.113.9"},
-		"one address":                       {"192.0.2.7:4000", []string{"203.0.113.9"}, "203.0.113.9"},
-		"the address beside it":             {"192.0.2.8:4000", []string{"203.0.113.9"}, "192.0.2.8"},
-		"with a zone":                       {"[fe80::1%eth0]:4000", nil, "fe80::1"},
+		"two headers": {
+			"10.0.0.1:4000", []string{"8.8.8.8", "203.0.113.9, 10.0.0.2", "10.0.0.3"}, "203.0.113.9",
+		},
+		"all of them trusted":   {"10.0.0.1:4000", []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
+		"with a port":           {"10.0.0.1:4000", []string{"203.0.113.9:1234"}, "203.0.113.9"},
+		"version 6 with a port": {"10.0.0.1:4000", []string{"[2001:db8::1]:1234"}, "2001:db8::1"},
+		"not an address":        {"10.0.0.1:4000", []string{"203.0.113.9, unknown, 10.0.0.2"}, "10.0.0.2"},
+		"an empty header":       {"10.0.0.1:4000", []string{""}, "10.0.0.1"},
+		"a proxy by version 6":  {"[2001:db8:ffff::5]:4000", []string{"203.0.113.9"}, "203.0.113.9"},
+		"mapped to version 6":   {"[::ffff:10.0.0.1]:4000", []string{"::ffff:203.0.113.9"}, "203.0.113.9"},
+		"a mapped prefix":       {"172.31.0.1:4000", []string{"203.0.113.9"}, "203.0.113.9"},
+		"one address":           {"192.0.2.7:4000", []string{"203.0.113.9"}, "203.0.113.9"},
+		"the address beside it": {"192.0.2.8:4000", []string{"203.0.113.9"}, "192.0.2.8"},
+		"with a zone":           {"[fe80::1%eth0]:4000", nil, "fe80::1"},
 	} {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.RemoteAddr = test.peer
@@ -189,6 +194,9 @@ func TestClientAddressBehindProxies(t *testing.T) {
 		require.ErrorContains(t, err, "is neither an address nor a prefix")
 	}
 	s := openShop(t, behindProxy)
-	r.RemoteAddr, r.Header = "127.0.0.1:4000", http.Header{"X-Forwarded-For": {"8.8.8.8, 203.0.113.9"}, "X-Real-Ip": {"8.8.4.4"}}
+	r.RemoteAddr, r.Header = "127.0.0.1:4000", http.Header{
+		"X-Forwarded-For": {"8.8.8.8, 203.0.113.9"},
+		"X-Real-Ip":       {"8.8.4.4"},
+	}
 	require.Equal(t, "203.0.113.9", s.server.echo.NewContext(r, nil).RealIP(), "Echo says the same")
 }

@@ -30,7 +30,9 @@ func (s *shop) cancel(path string, headers ...reqHeader) reply {
 // overdue moves the order's deadline so far into the past that no outage extends it.
 func (s *shop) overdue(order uuid.UUID) {
 	s.t.Helper()
-	tag, err := s.pool.Exec(s.t.Context(), `UPDATE orders SET due = pay_clock() - interval '1 year' WHERE id = $1 AND due > pay_clock()`, order)
+	tag, err := s.pool.Exec(
+		s.t.Context(), `UPDATE orders SET due = pay_clock() - interval '1 year' WHERE id = $1 AND due > pay_clock()`, order,
+	)
 	require.NoError(s.t, err)
 	require.EqualValues(s.t, 1, tag.RowsAffected())
 }
@@ -50,7 +52,9 @@ func TestPayMarksOrderAsPaid(t *testing.T) {
 	confirmed := s.awaitStatus(path, "ada", reservation.StatusConfirmed)
 	// The first heartbeat moves the deadline by the time since the database was created.
 	testkit.Eventually(t, 20*time.Second, "there are ten minutes to pay", func() bool {
-		expires, err := time.Parse("2006-01-02T15:04:05.000Z", s.get(path, as("ada")).is(http.StatusOK)["expires_at"].(string))
+		expires, err := time.Parse(
+			"2006-01-02T15:04:05.000Z", s.get(path, as("ada")).is(http.StatusOK)["expires_at"].(string),
+		)
 		require.NoError(t, err)
 		return time.Until(expires.Add(-10*time.Minute)).Abs() < time.Minute
 	})
@@ -60,8 +64,14 @@ func TestPayMarksOrderAsPaid(t *testing.T) {
 	first := s.pay(path, "r-1", as("ada"))
 	paid := first.is(http.StatusOK)
 	require.Equal(t, map[string]any{
-		"order_id": id.String(), "sale_id": sale.String(), "user_id": "ada", "quantity": 1.0, "status": "paid", "version": 3.0,
-		"reserved_at": confirmed["reserved_at"], "payment_reference": "r-1",
+		"order_id":          id.String(),
+		"sale_id":           sale.String(),
+		"user_id":           "ada",
+		"quantity":          1.0,
+		"status":            "paid",
+		"version":           3.0,
+		"reserved_at":       confirmed["reserved_at"],
+		"payment_reference": "r-1",
 	}, paid)
 	require.Equal(t, first.body, s.pay(path, "r-1", as("ada")).body)
 	require.Equal(t, first.body, s.get(path, as("ada")).body)
@@ -93,7 +103,9 @@ func TestPayRejectsExpiredOrder(t *testing.T) {
 	for _, late := range []reply{s.pay(path, "r-1", as("ada")), s.cancel(path, as("ada"))} {
 		late.isProblem(http.StatusGone, "order-expired")
 	}
-	testkit.Eventually(t, 20*time.Second, "the unit is for sale again", func() bool { return s.buy(sale, "", as("bob")).status == http.StatusAccepted })
+	testkit.Eventually(t, 20*time.Second, "the unit is for sale again", func() bool {
+		return s.buy(sale, "", as("bob")).status == http.StatusAccepted
+	})
 	s.buy(sale, "", as("ada")).isProblem(http.StatusConflict, "sold-out")
 }
 
@@ -113,7 +125,9 @@ func TestCancelLetsBuyerPurchaseAgain(t *testing.T) {
 	require.NotContains(t, cancelled, "expires_at")
 	require.Equal(t, first.body, s.cancel(path, as("ada")).body)
 	require.Equal(t, first.body, s.post(path+"/cancel", ` { } `, as("ada")).body)
-	require.Contains(t, s.pay(path, "r-1", as("ada")).isProblem(http.StatusConflict, "illegal-transition")["detail"], "cancelled")
+	require.Contains(
+		t, s.pay(path, "r-1", as("ada")).isProblem(http.StatusConflict, "illegal-transition")["detail"], "cancelled",
+	)
 
 	var again string
 	testkit.Eventually(t, 20*time.Second, "the unit is for sale again", func() bool {
@@ -148,7 +162,8 @@ func TestOrdersOfOthersCannotBeChanged(t *testing.T) {
 	reserved, _ := s.order(sale, "eve")
 	before := s.get(path, as("ada"))
 	for _, order := range []string{
-		path, reserved, orderPath(reservation.NewOrderID(sale)), orderPath(uuid.New()), orderPath(uuid.Nil), "/v1/orders/x", path + "0",
+		path, reserved, orderPath(reservation.NewOrderID(sale)), orderPath(uuid.New()), orderPath(uuid.Nil), "/v1/orders/x",
+		path + "0",
 	} {
 		s.pay(order, "r-1", as("bob")).isProblem(http.StatusNotFound, "order-not-found")
 		s.cancel(order, as("bob")).isProblem(http.StatusNotFound, "order-not-found")
@@ -196,8 +211,10 @@ func TestChangeRejectsInvalidBodies(t *testing.T) {
 		require.Contains(t, p["detail"], detail, body)
 	}
 	for _, action := range []string{"/pay", "/cancel"} {
-		s.post(path+action, strings.Repeat(" ", 5000), as("ada")).isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
-		s.ask(http.MethodPost, path+action, strings.NewReader("reference=r"), as("ada")).isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
+		s.post(path+action, strings.Repeat(" ", 5000), as("ada")).
+			isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
+		s.ask(http.MethodPost, path+action, strings.NewReader("reference=r"), as("ada")).
+			isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
 	}
 	require.Equal(t, before.body, s.get(path, as("ada")).body)
 
@@ -209,13 +226,15 @@ func TestChangeRejectsInvalidBodies(t *testing.T) {
 func TestChangeOfDamagedOrderIsInternalError(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
-	damaged, well := s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute}), s.sale(reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute})
+	terms := reservation.Terms{Stock: 2, PaymentWindow: 10 * time.Minute}
+	damaged, well := s.sale(terms), s.sale(terms)
 	first, _ := s.confirm(damaged, "ada")
 	second, id := s.confirm(damaged, "bob")
 	other, _ := s.confirm(well, "ada")
 	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = 0 WHERE id = $1", damaged) // no unit can be released
 	require.NoError(t, err)
-	_, err = s.pool.Exec(t.Context(), `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+	_, err = s.pool.Exec(t.Context(), `INSERT INTO order_events
+		(order_id, version, type, sale_id, user_id, quantity, occurred_at)
 		VALUES ($1, 3, 'OrderPaid', $2, 'bob', 1, now())`, id, damaged)
 	require.NoError(t, err)
 	for range 3 {
@@ -236,7 +255,8 @@ func TestSlowChangeBodiesTakeNoSlot(t *testing.T) {
 	path, _ := s.confirm(sale, "ada")
 	for _, action := range []string{"/pay", "/pay", "/pay", "/cancel", "/cancel", "/cancel"} {
 		conn := s.dial()
-		_, err := io.WriteString(conn, strings.Replace(s.head(sale, "ada", "Content-Length: 2\r\nExpect: 100-continue\r\n"), ordersOf(sale), path+action, 1))
+		head := s.head(sale, "ada", "Content-Length: 2\r\nExpect: 100-continue\r\n")
+		_, err := io.WriteString(conn, strings.Replace(head, ordersOf(sale), path+action, 1))
 		require.NoError(t, err)
 		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		require.NoError(t, err)
@@ -278,7 +298,9 @@ func TestPayFindsOrderRejectedMeanwhile(t *testing.T) {
 		_, err := s.store.Release(t.Context(), []reservation.Release{{SaleID: sale, UserID: "ada", OrderID: id}})
 		require.NoError(t, err)
 	}
-	require.Contains(t, s.pay(path, "r-1", as("ada")).isProblem(http.StatusConflict, "illegal-transition")["detail"], "rejected")
+	require.Contains(
+		t, s.pay(path, "r-1", as("ada")).isProblem(http.StatusConflict, "illegal-transition")["detail"], "rejected",
+	)
 	require.Equal(t, 2, tries)
 }
 
@@ -292,7 +314,8 @@ func TestChangeWithoutPostgres(t *testing.T) {
 	postgres.StopImmediate()
 	for range 5 {
 		for _, r := range []reply{
-			s.pay(paid, "r-1", as("ada")), s.cancel(cancelled, as("bob")), s.get("/v1/orders", as("ada")), s.pay(orderPath(uuid.New()), "r-1", as("ada")),
+			s.pay(paid, "r-1", as("ada")), s.cancel(cancelled, as("bob")), s.get("/v1/orders", as("ada")),
+			s.pay(orderPath(uuid.New()), "r-1", as("ada")),
 		} {
 			require.Equal(t, http.StatusServiceUnavailable, r.status)
 			require.Equal(t, "1", r.header.Get("Retry-After"))
@@ -309,7 +332,9 @@ func TestChangeWithoutPostgres(t *testing.T) {
 
 	require.NoError(t, postgres.Restart(t.Context()))
 	s.pool.Reset() // closes the old connections
-	testkit.Eventually(t, 20*time.Second, "the order can be paid", func() bool { return s.pay(paid, "r-1", as("ada")).status == http.StatusOK })
+	testkit.Eventually(t, 20*time.Second, "the order can be paid", func() bool {
+		return s.pay(paid, "r-1", as("ada")).status == http.StatusOK
+	})
 	s.cancel(cancelled, as("bob")).is(http.StatusOK)
 	require.Len(t, s.get("/v1/orders", as("ada")).is(http.StatusOK)["orders"], 1)
 }
@@ -332,7 +357,9 @@ func TestChangeWithoutRedis(t *testing.T) {
 
 	require.NoError(t, own.Restart(t.Context()))
 	s.startWorker()
-	testkit.Eventually(t, 20*time.Second, "the unit is for sale again", func() bool { return s.buy(sale, "", as("bob")).status == http.StatusAccepted })
+	testkit.Eventually(t, 20*time.Second, "the unit is for sale again", func() bool {
+		return s.buy(sale, "", as("bob")).status == http.StatusAccepted
+	})
 	s.buy(sale, "", as("eve")).isProblem(http.StatusConflict, "sold-out")
 }
 

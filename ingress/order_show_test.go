@@ -35,7 +35,9 @@ func TestShowOrderBeforePostgresHasIt(t *testing.T) {
 
 	s.get(bought.header.Get("Location"), as("bob")).isProblem(http.StatusNotFound, "order-not-found")
 	s.get(bought.header.Get("Location")).isProblem(http.StatusUnauthorized, "unauthorized")
-	for _, other := range []string{uuid.NewString(), uuid.Must(uuid.NewV7()).String(), uuid.Nil.String(), reservation.NewOrderID(sale).String()} {
+	for _, other := range []string{
+		uuid.NewString(), uuid.Must(uuid.NewV7()).String(), uuid.Nil.String(), reservation.NewOrderID(sale).String(),
+	} {
 		s.get("/v1/orders/"+other, as("ada")).isProblem(http.StatusNotFound, "order-not-found")
 	}
 }
@@ -150,6 +152,8 @@ func TestIngressWithoutRedis(t *testing.T) {
 	require.NoError(t, own.Restart(t.Context()))
 	s.buy(sale, "", as("bob")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	testkit.VerifyServer(t, s.pool, s.store, 0)
-	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool { return s.buy(sale, "", as("bob")).status == http.StatusAccepted })
+	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool {
+		return s.buy(sale, "", as("bob")).status == http.StatusAccepted
+	})
 	s.get("/readyz").is(http.StatusOK)
 }

@@ -29,7 +29,11 @@ func TestShownVersionNeverDecreases(t *testing.T) {
 
 	for range 3 {
 		order := s.get(path, as("ada")).is(http.StatusOK)
-		require.Equal(t, []any{"paid", 3.0, "pi_1", true}, []any{order["status"], order["version"], order["payment_reference"], order["may_be_behind"]})
+		require.Equal(
+			t,
+			[]any{"paid", 3.0, "pi_1", true},
+			[]any{order["status"], order["version"], order["payment_reference"], order["may_be_behind"]},
+		)
 		s.get(path, as("bob")).isProblem(http.StatusNotFound, "order-not-found")
 		order = s.get(unseen, as("bob")).is(http.StatusOK)
 		require.Equal(t, []any{"reserved", 1.0, true}, []any{order["status"], order["version"], order["may_be_behind"]})
@@ -124,11 +128,15 @@ func TestForgottenVersionIsUnavailable(t *testing.T) {
 		s.buy(sale, "", as(user), withKey("k")).is(http.StatusAccepted)
 		s.recordReserved(sale, user, "")
 	}
-	require.Equal(t, "confirmed", s.buy(sale, "", as("cid"), withKey("k"), prefer("wait=20")).is(http.StatusCreated)["status"])
+	require.Equal(
+		t, "confirmed", s.buy(sale, "", as("cid"), withKey("k"), prefer("wait=20")).is(http.StatusCreated)["status"],
+	)
 	for range 3 * versionsMin {
 		s.server.versions.latest(reservation.Order{ID: uuid.Must(uuid.NewV7()), Version: 2})
 	}
-	require.Equal(t, "confirmed", s.buy(sale, "", as("eve"), withKey("k")).is(http.StatusAccepted)["status"], "Postgres is queried")
+	require.Equal(
+		t, "confirmed", s.buy(sale, "", as("eve"), withKey("k")).is(http.StatusAccepted)["status"], "Postgres is queried",
+	)
 	s.lock("orders")
 	for _, forgotten := range []reply{
 		s.get(path, as("ada")), s.get(never, as("bob")),

@@ -46,10 +46,17 @@ func TestPurchasesFailTogetherWhileRedisIsSilent(t *testing.T) {
 		crowd.Go(func() { answers[i] = s.buy(sale, "", as("buyer-"+strconv.Itoa(i))) })
 	}
 	crowd.Wait()
-	require.Less(t, time.Since(began), 2*(reservation.DefaultWaitMax+reservation.DefaultCallTimeout), "no call queues behind one that is not answered")
+	require.Less(
+		t,
+		time.Since(began),
+		2*(reservation.DefaultWaitMax+reservation.DefaultCallTimeout),
+		"no call queues behind one that is not answered",
+	)
 
 	speak()
-	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool { return s.buy(sale, "", as("last")).status == http.StatusAccepted })
+	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool {
+		return s.buy(sale, "", as("last")).status == http.StatusAccepted
+	})
 	held := s.stock(sale).Buyers
 	said := map[string]int{}
 	for i, r := range answers {

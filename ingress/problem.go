@@ -40,7 +40,7 @@ var (
 	kindExpired          = kind{http.StatusGone, "order-expired", "The order has expired"}
 	kindTooLarge         = kind{http.StatusRequestEntityTooLarge, "body-too-large", "The body is too large"}
 	kindMediaType        = kind{http.StatusUnsupportedMediaType, "unsupported-media-type", "The body is not JSON"}
-	kindKeyReused        = kind{http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key was used before"}
+	kindKeyReused        = kind{http.StatusUnprocessableEntity, "idempotency-key-reused", "The idempotency key was reused"}
 	kindOverLimit        = kind{http.StatusUnprocessableEntity, "quantity-over-limit", "The quantity is over the limit"}
 	kindRateLimited      = kind{http.StatusTooManyRequests, "rate-limited", "Too many requests"}
 	kindInternal         = kind{http.StatusInternalServerError, "internal-error", "Internal error"}

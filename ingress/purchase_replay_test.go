@@ -48,7 +48,8 @@ func TestReplayNeverPurchasesAgainAfterOrderEnded(t *testing.T) {
 	}
 	paths := map[reservation.Status]string{}
 	for status, refused := range map[reservation.Status]string{
-		reservation.StatusCancelled: "", reservation.StatusExpired: "", reservation.StatusRejected: reservation.RejectedSoldOut,
+		reservation.StatusCancelled: "", reservation.StatusExpired: "",
+		reservation.StatusRejected: reservation.RejectedSoldOut,
 	} {
 		user := string(status)
 		paths[status], orders[status], _ = s.purchased(sale, user, withKey("k"))
@@ -68,7 +69,8 @@ func TestReplayNeverPurchasesAgainAfterOrderEnded(t *testing.T) {
 		s.awaitReleased(sale, string(status))
 	}
 	everyReplayIsEnded()
-	s.buy(sale, `{"quantity":2}`, as("cancelled"), withKey("k")).isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
+	s.buy(sale, `{"quantity":2}`, as("cancelled"), withKey("k")).
+		isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
 
 	// A purchase with a new key, or without one, succeeds. The old key still returns its own order.
 	s.buy(sale, "", as("cancelled"), withKey("another")).is(http.StatusAccepted)

@@ -33,7 +33,9 @@ func TestPurchaseIsAccepted(t *testing.T) {
 	require.NotEmpty(t, order["receipt"])
 	delete(order, "reserved_at")
 	delete(order, "receipt")
-	require.Equal(t, map[string]any{"order_id": id.String(), "sale_id": sale.String(), "status": "reserved", "quantity": 2.0}, order)
+	require.Equal(t, map[string]any{
+		"order_id": id.String(), "sale_id": sale.String(), "status": "reserved", "quantity": 2.0,
+	}, order)
 
 	now := s.stock(sale)
 	require.Equal(t, "8", now.Sale["left"])
@@ -66,7 +68,8 @@ func TestReplayGivesTheSameAnswer(t *testing.T) {
 	require.Equal(t, first.header.Get("Location"), again.header.Get("Location"))
 	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
 
-	s.buy(sale, `{"quantity":1}`, as("ada"), withKey("k-1")).isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
+	s.buy(sale, `{"quantity":1}`, as("ada"), withKey("k-1")).
+		isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
 	other := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k-2"))
 	other.isProblem(http.StatusConflict, "already-purchased")
 	require.Equal(t, first.header.Get("Location"), other.header.Get("Location"))
@@ -128,7 +131,8 @@ func TestRetryAfterIsNeverZero(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
 	for wait, want := range map[time.Duration]int{
-		-time.Hour: 1, 0: 1, time.Millisecond: 1, time.Second: 1, time.Second + 1: 2, 59 * time.Minute: 3540, 1000 * time.Hour: 3600,
+		-time.Hour: 1, 0: 1, time.Millisecond: 1, time.Second: 1, time.Second + 1: 2, 59 * time.Minute: 3540,
+		1000 * time.Hour: 3600,
 	} {
 		require.Equal(t, want, secondsUntil(now.Add(wait), now), wait)
 	}
@@ -149,18 +153,20 @@ func TestPurchaseRejectsInvalidRequests(t *testing.T) {
 		slug    string
 		detail  string
 	}{
-		"no user":            {`{}`, nil, 401, "unauthorized", "X-User-Id"},
-		"empty user":         {`{}`, []reqHeader{as("")}, 400, "invalid-request", "user id"},
-		"user with braces":   {`{}`, []reqHeader{as("{0}")}, 400, "invalid-request", "user id"},
-		"user with a space":  {`{}`, []reqHeader{as("a b")}, 400, "invalid-request", "user id"},
-		"user not ASCII":     {`{}`, []reqHeader{as("é")}, 400, "invalid-request", "user id"},
-		"user too long":      {`{}`, []reqHeader{as(strings.Repeat("u", 129))}, 400, "invalid-request", "user id"},
-		"user twice":         {`{}`, []reqHeader{as("ada"), as("bob")}, 400, "invalid-request", "once"},
-		"key empty":          {`{}`, []reqHeader{as("ada"), withKey("")}, 400, "invalid-request", "Idempotency-Key"},
-		"key too long":       {`{}`, []reqHeader{as("ada"), withKey(long)}, 400, "invalid-request", "Idempotency-Key"},
-		"key not ASCII":      {`{}`, []reqHeader{as("ada"), withKey("schlüssel")}, 400, "invalid-request", "Idempotency-Key"},
-		"key with a space":   {`{}`, []reqHeader{as("ada"), withKey("a b")}, 400, "invalid-request", "Idempotency-Key"},
-		"key twice":          {`{}`, []reqHeader{as("ada"), withKey("a"), withKey("a")}, 400, "invalid-request", "Idempotency-Key"},
+		"no user":           {`{}`, nil, 401, "unauthorized", "X-User-Id"},
+		"empty user":        {`{}`, []reqHeader{as("")}, 400, "invalid-request", "user id"},
+		"user with braces":  {`{}`, []reqHeader{as("{0}")}, 400, "invalid-request", "user id"},
+		"user with a space": {`{}`, []reqHeader{as("a b")}, 400, "invalid-request", "user id"},
+		"user not ASCII":    {`{}`, []reqHeader{as("é")}, 400, "invalid-request", "user id"},
+		"user too long":     {`{}`, []reqHeader{as(strings.Repeat("u", 129))}, 400, "invalid-request", "user id"},
+		"user twice":        {`{}`, []reqHeader{as("ada"), as("bob")}, 400, "invalid-request", "once"},
+		"key empty":         {`{}`, []reqHeader{as("ada"), withKey("")}, 400, "invalid-request", "Idempotency-Key"},
+		"key too long":      {`{}`, []reqHeader{as("ada"), withKey(long)}, 400, "invalid-request", "Idempotency-Key"},
+		"key not ASCII":     {`{}`, []reqHeader{as("ada"), withKey("schlüssel")}, 400, "invalid-request", "Idempotency-Key"},
+		"key with a space":  {`{}`, []reqHeader{as("ada"), withKey("a b")}, 400, "invalid-request", "Idempotency-Key"},
+		"key twice": {
+			`{}`, []reqHeader{as("ada"), withKey("a"), withKey("a")}, 400, "invalid-request", "Idempotency-Key",
+		},
 		"quantity 0":         {`{"quantity":0}`, nil, 400, "invalid-request", "quantity"},
 		"quantity -1":        {`{"quantity":-1}`, nil, 400, "invalid-request", "quantity"},
 		"quantity -0":        {`{"quantity":-0}`, nil, 400, "invalid-request", "quantity"},
@@ -216,8 +222,11 @@ func TestPurchaseRequiresJSON(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 100})
-	for _, good := range []string{"application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8"} {
-		s.ask(http.MethodPost, ordersOf(sale), strings.NewReader(`{}`), as(uuid.NewString()), reqHeader{"Content-Type", good}).is(http.StatusAccepted)
+	for _, good := range []string{
+		"application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8",
+	} {
+		sent := reqHeader{"Content-Type", good}
+		s.ask(http.MethodPost, ordersOf(sale), strings.NewReader(`{}`), as(uuid.NewString()), sent).is(http.StatusAccepted)
 	}
 	before := s.stock(sale)
 	for _, bad := range [][]reqHeader{
@@ -230,7 +239,8 @@ func TestPurchaseRequiresJSON(t *testing.T) {
 		{{"Content-Type", "application/json"}, {"Content-Type", "text/plain"}},
 		{{"Content-Type", "application/json"}, {"Content-Encoding", "gzip"}},
 	} {
-		s.ask(http.MethodPost, ordersOf(sale), strings.NewReader(`{}`), append(bad, as("ada"))...).isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
+		s.ask(http.MethodPost, ordersOf(sale), strings.NewReader(`{}`), append(bad, as("ada"))...).
+			isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
 	}
 	require.Equal(t, before, s.stock(sale))
 }
@@ -240,7 +250,8 @@ func TestInvalidIDsAreNotFound(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 1}).String()
 	for _, id := range []string{
-		"x", "%7B" + sale + "%7D", "{" + sale + "}", "urn:uuid:" + sale, strings.ReplaceAll(sale, "-", ""), sale + "%00", "%0d%0a", "..%2f" + sale,
+		"x", "%7B" + sale + "%7D", "{" + sale + "}", "urn:uuid:" + sale, strings.ReplaceAll(sale, "-", ""), sale + "%00",
+		"%0d%0a", "..%2f" + sale,
 		sale[:35] + "%7d", strings.Repeat("a", 10<<10),
 	} {
 		s.post("/v1/sales/"+id+"/orders", "", as("ada")).isProblem(http.StatusNotFound, "sale-not-found")

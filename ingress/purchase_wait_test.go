@@ -85,7 +85,9 @@ func TestWaitReturnsConfirmedOrder(t *testing.T) {
 	require.Equal(t, "/v1/orders/"+order["order_id"].(string), r.header.Get("Location"))
 	receipt := order["receipt"].(string)
 	require.True(t, strings.HasSuffix(r.body, `,"receipt":"`+receipt+"\"}\n"), r.body)
-	require.Equal(t, []any{"confirmed", 2.0, "ada", 2.0}, []any{order["status"], order["version"], order["user_id"], order["quantity"]})
+	require.Equal(
+		t, []any{"confirmed", 2.0, "ada", 2.0}, []any{order["status"], order["version"], order["user_id"], order["quantity"]},
+	)
 	require.NotEmpty(t, order["expires_at"])
 	delete(order, "receipt")
 	require.Equal(t, order, s.get(withReceipt(r.header.Get("Location"), receipt), as("ada")).is(http.StatusOK))
@@ -106,7 +108,9 @@ func TestWaitTimesOutWithAccepted(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
-	for preference, applied := range map[string]string{"wait=1": "wait=1", "wait=0": "wait=0", "wait=abc": "", "return=minimal": ""} {
+	for preference, applied := range map[string]string{
+		"wait=1": "wait=1", "wait=0": "wait=0", "wait=abc": "", "return=minimal": "",
+	} {
 		r := s.buy(sale, "", as(strings.ReplaceAll(preference, "=", "-")), prefer(preference))
 		require.Equal(t, "reserved", r.is(http.StatusAccepted)["status"], preference)
 		require.NotEmpty(t, r.json()["receipt"])
@@ -154,7 +158,9 @@ func TestReplayReturnsEndedOrderBeforeRelease(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
-	for _, status := range []reservation.Status{reservation.StatusCancelled, reservation.StatusExpired, reservation.StatusPaid} {
+	for _, status := range []reservation.Status{
+		reservation.StatusCancelled, reservation.StatusExpired, reservation.StatusPaid,
+	} {
 		user := string(status)
 		first := s.buy(sale, "", as(user), withKey("k"))
 		s.recordReserved(sale, user, "")
@@ -265,7 +271,9 @@ func TestWaitEndsWhenClientLeaves(t *testing.T) {
 		require.NoError(t, conn.Close())
 	}
 	s.awaitWaiting(0)
-	testkit.Eventually(t, 10*time.Second, "the slots are free", func() bool { return s.server.waitSlots.taken.Load() == 0 })
+	testkit.Eventually(t, 10*time.Second, "the slots are free", func() bool {
+		return s.server.waitSlots.taken.Load() == 0
+	})
 }
 
 // Other purchases are served meanwhile.
@@ -476,7 +484,12 @@ func TestWaitersShareOneOrder(t *testing.T) {
 	running.Go(func() { h.run(ctx) })
 	defer running.Wait()
 	defer stop()
-	waiters := []*waiter{h.add(order.ID, 1, false), h.add(order.ID, 0, false), h.add(order.ID, 1, false), h.add(order.ID, 2, false)}
+	waiters := []*waiter{
+		h.add(order.ID, 1, false),
+		h.add(order.ID, 0, false),
+		h.add(order.ID, 1, false),
+		h.add(order.ID, 2, false),
+	}
 	h.remove(waiters[2])
 	h.notify([]reservation.OrderOutcome{{OrderID: order.ID, Version: 2}})
 	require.Equal(t, []uuid.UUID{order.ID}, <-found)

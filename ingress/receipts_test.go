@@ -15,7 +15,9 @@ import (
 )
 
 // purchased purchases a unit and returns the path, id and receipt of the order.
-func (s *shop) purchased(sale uuid.UUID, user string, headers ...reqHeader) (path string, id uuid.UUID, receipt string) {
+func (s *shop) purchased(
+	sale uuid.UUID, user string, headers ...reqHeader,
+) (path string, id uuid.UUID, receipt string) {
 	s.t.Helper()
 	r := s.buy(sale, "", append(headers, as(user))...)
 	order := r.is(http.StatusAccepted)
@@ -58,7 +60,9 @@ func TestAcceptedPurchaseHasReceipt(t *testing.T) {
 	again := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"))
 	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
 	require.Equal(t, first.body, again.body)
-	require.Equal(t, "reserved", s.get(withReceipt(first.header.Get("Location"), receipt), as("ada")).is(http.StatusOK)["status"])
+	require.Equal(
+		t, "reserved", s.get(withReceipt(first.header.Get("Location"), receipt), as("ada")).is(http.StatusOK)["status"],
+	)
 }
 
 func TestInvalidReceiptsAreRejected(t *testing.T) {
@@ -75,7 +79,8 @@ func TestInvalidReceiptsAreRejected(t *testing.T) {
 
 	for name, bad := range map[string]string{
 		"nonsense": "x", "cut off": receipt[:len(receipt)-1], "too long": receipt + "A",
-		"of another order": otherReceipt, "of another secret": string(forger.Sign(nil, genuine)), "huge": strings.Repeat("A", 4000),
+		"of another order": otherReceipt, "of another secret": string(forger.Sign(nil, genuine)),
+		"huge": strings.Repeat("A", 4000),
 	} {
 		s.get(withReceipt(path, bad), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
 		s.get(withReceipt(path+"/events", bad), as("ada")).isProblem(http.StatusBadRequest, "invalid-request")
@@ -155,7 +160,9 @@ func TestReceiptSecretIsShared(t *testing.T) {
 	stranger.get(withReceipt(path, receipt), as("bob")).is(http.StatusOK)
 	s.get(withReceipt(path, receipt), as("bob")).isProblem(http.StatusBadRequest, "invalid-request")
 
-	_, err := New(Config{Reservations: s.store, Sales: s.catalog, Orders: s.ledger, Auth: AuthHeader, ReceiptSecret: "short"})
+	_, err := New(
+		Config{Reservations: s.store, Sales: s.catalog, Orders: s.ledger, Auth: AuthHeader, ReceiptSecret: "short"},
+	)
 	require.ErrorContains(t, err, "STAMPEDE_RECEIPT_SECRET")
 }
 
@@ -192,7 +199,9 @@ func TestStartWithoutPostgresRefusesPurchases(t *testing.T) {
 	}
 
 	require.NoError(t, postgres.Restart(t.Context()))
-	testkit.Eventually(t, 20*time.Second, "it is ready by itself", func() bool { return s.get("/readyz").status == http.StatusOK })
+	testkit.Eventually(t, 20*time.Second, "it is ready by itself", func() bool {
+		return s.get("/readyz").status == http.StatusOK
+	})
 	path, _, receipt := s.purchased(sale, "ada", withKey("k"))
 	s.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)
 	require.Equal(t, receipt, s.buy(sale, "", as("ada"), withKey("k")).is(http.StatusAccepted)["receipt"])

@@ -25,12 +25,15 @@ import (
 func TestUnknownRoutesAndMethods(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
-	for _, path := range []string{"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders/x/nothing", "/favicon.ico", "//", "/v1/%73ales/x/y/z"} {
+	for _, path := range []string{
+		"/", "/v1", "/v2/sales", "/v1/sales/x/nothing", "/v1/orders/x/nothing", "/favicon.ico", "//", "/v1/%73ales/x/y/z",
+	} {
 		s.get(path).isProblem(http.StatusNotFound, "not-found")
 	}
 	// A missing id, for example from an empty variable of a client, is no route; it is not an invalid id.
 	for _, path := range []string{
-		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock", "/v1/orders/", "/v1/orders//pay", "/v1/orders//cancel",
+		"/v1/sales/", "/v1/sales//orders", "/v1/sales//events", "/v1/sales//pause", "/v1/sales//restock", "/v1/orders/",
+		"/v1/orders//pay", "/v1/orders//cancel",
 		"/v1/orders//events",
 	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodDelete} {
@@ -57,7 +60,9 @@ func TestUnknownRoutesAndMethods(t *testing.T) {
 		"/readyz":             "OPTIONS, GET, HEAD",
 		"/metrics":            "OPTIONS, GET, HEAD",
 	} {
-		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+		for _, method := range []string{
+			http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete,
+		} {
 			if strings.Contains(allow, method) {
 				continue
 			}
@@ -101,13 +106,23 @@ func TestMalformedBodiesAreRejected(t *testing.T) {
 		status  int
 		slug    string
 	}{
-		"1 MB in chunks":           {s.head(sale, "ada", "Transfer-Encoding: chunked\r\n") + megabyte + "0\r\n\r\n", 413, "body-too-large"},
-		"chunks that break off":    {s.head(sale, "ada", "Transfer-Encoding: chunked\r\n") + "e\r\n{\"quantity\":1}\r\n", 400, "invalid-request"},
-		"chunks that are none":     {s.head(sale, "ada", "Transfer-Encoding: chunked\r\n") + "zz\r\n{\"quantity\":1}\r\n", 400, "invalid-request"},
-		"a body that breaks off":   {s.head(sale, "ada", "Content-Length: 100\r\n") + `{"quantity":1}`, 400, "invalid-request"},
+		"1 MB in chunks": {
+			s.head(sale, "ada", "Transfer-Encoding: chunked\r\n") + megabyte + "0\r\n\r\n", 413, "body-too-large",
+		},
+		"chunks that break off": {
+			s.head(sale, "ada", "Transfer-Encoding: chunked\r\n") + "e\r\n{\"quantity\":1}\r\n", 400, "invalid-request",
+		},
+		"chunks that are none": {
+			s.head(sale, "ada", "Transfer-Encoding: chunked\r\n") + "zz\r\n{\"quantity\":1}\r\n", 400, "invalid-request",
+		},
+		"a body that breaks off": {
+			s.head(sale, "ada", "Content-Length: 100\r\n") + `{"quantity":1}`, 400, "invalid-request",
+		},
 		"a length beyond the body": {s.head(sale, "ada", "Content-Length: 9999999999\r\n"), 413, "body-too-large"},
-		"control character in key": {s.head(sale, "ada", "Idempotency-Key: a\tb\r\n", "Content-Length: 0\r\n"), 400, "invalid-request"},
-		"control character in id":  {s.head(sale, "a\tb", "Content-Length: 0\r\n"), 400, "invalid-request"},
+		"control character in key": {
+			s.head(sale, "ada", "Idempotency-Key: a\tb\r\n", "Content-Length: 0\r\n"), 400, "invalid-request",
+		},
+		"control character in id": {s.head(sale, "a\tb", "Content-Length: 0\r\n"), 400, "invalid-request"},
 	} {
 		conn := s.dial()
 		go func() {
@@ -189,7 +204,9 @@ func TestRequestsInFlightAreBounded(t *testing.T) {
 	for i := range 2 {
 		waiting.Go(func() { s.buy(sale, "", as(fmt.Sprint("waiting-", i))).is(http.StatusAccepted) })
 	}
-	testkit.Eventually(t, 5*time.Second, "both purchases are in flight", func() bool { return s.server.inFlight.taken() == 2 })
+	testkit.Eventually(t, 5*time.Second, "both purchases are in flight", func() bool {
+		return s.server.inFlight.taken() == 2
+	})
 
 	r := s.buy(sale, "", as("ada"))
 	r.isProblem(http.StatusServiceUnavailable, "overloaded")
@@ -238,7 +255,9 @@ func TestEachKindOfRequestHasSlots(t *testing.T) {
 
 	var hanging sync.WaitGroup
 	hanging.Go(func() { s.get("/v1/sales").is(http.StatusOK) })
-	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.inFlight.sales.taken.Load() == 1 })
+	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool {
+		return s.server.inFlight.sales.taken.Load() == 1
+	})
 	p := s.get("/v1/sales").isProblem(http.StatusServiceUnavailable, "overloaded")
 	require.NotContains(t, p["detail"], "reserved")
 	s.buy(sale, "", as("ada")).is(http.StatusAccepted)
@@ -252,9 +271,12 @@ func TestEachKindOfRequestHasSlots(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", id)
 	require.NoError(t, err)
 	hanging.Go(func() { s.pay(path, "r-1", as("eve")).is(http.StatusOK) })
-	testkit.Eventually(t, 5*time.Second, "a payment waits for its order", func() bool { return s.server.inFlight.orders.taken.Load() == 1 })
+	testkit.Eventually(t, 5*time.Second, "a payment waits for its order", func() bool {
+		return s.server.inFlight.orders.taken.Load() == 1
+	})
 	for action, body := range map[string]string{"/pay": `{"reference":"r"}`, "/cancel": ""} {
-		p := s.post(orderPath(reservation.NewOrderID(sale))+action, body, as("ada")).isProblem(http.StatusServiceUnavailable, "overloaded")
+		p := s.post(orderPath(reservation.NewOrderID(sale))+action, body, as("ada")).
+			isProblem(http.StatusServiceUnavailable, "overloaded")
 		require.Contains(t, p["detail"], "Nothing was done")
 	}
 	s.buy(sale, "", as("bob")).is(http.StatusAccepted)
@@ -268,7 +290,9 @@ func TestPanicIsAnsweredAndLogged(t *testing.T) {
 	t.Parallel()
 	var log syncBuffer
 	s := openShop(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
-	s.server.handle(http.MethodGet, "/panics", s.server.inFlight.operators.admit(func(echo.Context) error { panic("the secret is 42") }))
+	s.server.handle(
+		http.MethodGet, "/panics", s.server.inFlight.operators.admit(func(echo.Context) error { panic("the secret is 42") }),
+	)
 	s.server.handle(http.MethodGet, "/panics-late", func(c echo.Context) error {
 		c.Response().WriteHeader(http.StatusOK)
 		_, _ = c.Response().Write([]byte("half"))

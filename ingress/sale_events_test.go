@@ -48,7 +48,9 @@ func TestSlowReaderDelaysNoOtherStream(t *testing.T) {
 	require.NoError(t, slow.(*net.TCPConn).SetReadBuffer(1))
 	_, err := fmt.Fprintf(slow, "GET /v1/sales/%s/events HTTP/1.1\r\nHost: shop\r\n\r\n", sale)
 	require.NoError(t, err)
-	testkit.Eventually(t, 10*time.Second, "the stream is open", func() bool { return s.server.saleStreamSlots.taken.Load() == 1 })
+	testkit.Eventually(t, 10*time.Second, "the stream is open", func() bool {
+		return s.server.saleStreamSlots.taken.Load() == 1
+	})
 	w := s.watch("/v1/sales/" + sale.String() + "/events")
 	_, ok := w.next()
 	require.True(t, ok)
@@ -95,7 +97,10 @@ func TestSaleStreamSendsEachChange(t *testing.T) {
 	s := openShop(t)
 	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
-	streams := []*eventReader{s.watch("/v1/sales/" + sale.String() + "/events"), s.watch("/v1/sales/" + sale.String() + "/events")}
+	streams := []*eventReader{
+		s.watch("/v1/sales/" + sale.String() + "/events"),
+		s.watch("/v1/sales/" + sale.String() + "/events"),
+	}
 	// Changes in quick succession may arrive as one event, so the test waits for the last.
 	expect := func(state string, stock, available, held, sold float64) {
 		t.Helper()
@@ -105,7 +110,8 @@ func TestSaleStreamSendsEachChange(t *testing.T) {
 				require.True(t, ok)
 				require.Equal(t, []string{"sale", ""}, []string{e.name, e.id})
 				require.NotEqual(t, w.last, e.data, "only changes are sent")
-				if w.last = e.data; e.data["held"] == held && e.data["sold"] == sold && e.data["state"] == state && e.data["stock"] == stock {
+				if w.last = e.data; e.data["held"] == held && e.data["sold"] == sold && e.data["state"] == state &&
+					e.data["stock"] == stock {
 					require.Equal(t, want, e.data)
 					break
 				}

@@ -82,7 +82,8 @@ func TestFeedQueriesOnceForAllRequests(t *testing.T) {
 	most := int(time.Since(began)/refreshInterval) + 3
 	queries.mu.Lock()
 	defer queries.mu.Unlock()
-	t.Logf("%d queries of the sale and %d of the list for %d requests", queries.at[sale], queries.pages[uuid.Nil], 2*readers*each)
+	t.Logf("%d queries of the sale and %d of the list for %d requests",
+		queries.at[sale], queries.pages[uuid.Nil], 2*readers*each)
 	require.LessOrEqual(t, queries.at[sale], most)
 	require.LessOrEqual(t, queries.pages[uuid.Nil], most)
 }
@@ -147,7 +148,9 @@ func TestFeedForgetsPages(t *testing.T) {
 	s.server.laterPagesFeed.mu.Unlock()
 	page := func() string { return "/v1/sales?cursor=" + cursorAfter(uuid.Must(uuid.NewV7())) }
 	s.get(page()).is(http.StatusOK)
-	testkit.Eventually(t, 5*time.Second, "another page is shown", func() bool { return s.get(page()).status == http.StatusOK })
+	testkit.Eventually(t, 5*time.Second, "another page is shown", func() bool {
+		return s.get(page()).status == http.StatusOK
+	})
 }
 
 // A cache may keep an answer for a second, and revalidate it.
@@ -164,7 +167,9 @@ func TestSaleAnswersHaveETags(t *testing.T) {
 		for _, has := range []string{tag, "W/" + tag, `"other", ` + tag, "*"} {
 			same := s.get(path, reqHeader{"If-None-Match", has})
 			require.Equal(t, []any{http.StatusNotModified, ""}, []any{same.status, same.body}, has)
-			require.Equal(t, []string{tag, "public, max-age=1"}, []string{same.header.Get("ETag"), same.header.Get("Cache-Control")})
+			require.Equal(
+				t, []string{tag, "public, max-age=1"}, []string{same.header.Get("ETag"), same.header.Get("Cache-Control")},
+			)
 		}
 		for _, has := range []string{`"other"`, `W/"other"`, "", "*x"} {
 			require.Equal(t, first.body, s.get(path, reqHeader{"If-None-Match", has}).body)
@@ -219,7 +224,9 @@ func TestSaleRequestsYieldToPayments(t *testing.T) {
 	_, err = tx.Exec(t.Context(), "SELECT FROM orders WHERE id = $1 FOR UPDATE", id)
 	require.NoError(t, err)
 	paid := s.inBackground(func() reply { return s.pay(order, "r-1", as("ada")) })
-	testkit.Eventually(t, 10*time.Second, "a payment is in progress", func() bool { return s.server.inFlight.orders.taken.Load() == 1 })
+	testkit.Eventually(t, 10*time.Second, "a payment is in progress", func() bool {
+		return s.server.inFlight.orders.taken.Load() == 1
+	})
 	for _, path := range []string{"/v1/sales/" + sale.String(), "/v1/sales"} {
 		began := time.Now()
 		s.get(path).is(http.StatusOK)

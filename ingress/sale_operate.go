@@ -62,7 +62,9 @@ func boundedSeconds(n int64) time.Duration {
 }
 
 // operateSale serves POST /v1/sales/{sale}/pause, resume and end.
-func (s *Server) operateSale(change func(context.Context, uuid.UUID) (reservation.CountedSale, error)) echo.HandlerFunc {
+func (s *Server) operateSale(
+	change func(context.Context, uuid.UUID) (reservation.CountedSale, error),
+) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if err := s.admin.check(c.Request()); err != nil {
 			return err

@@ -20,8 +20,12 @@ func TestCreateAndShowSale(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	opens := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
-	r := s.post("/v1/sales", `{"name":"Tickets – première","stock":100,"per_order_limit":4,"opens_at":"`+opens.Format(time.RFC3339)+
-		`","closes_at":"`+opens.Add(time.Hour).Format(time.RFC3339)+`","payment_window_seconds":600}`, operator)
+	r := s.post(
+		"/v1/sales",
+		`{"name":"Tickets – première","stock":100,"per_order_limit":4,"opens_at":"`+opens.Format(time.RFC3339)+
+			`","closes_at":"`+opens.Add(time.Hour).Format(time.RFC3339)+`","payment_window_seconds":600}`,
+		operator,
+	)
 	sale := r.is(http.StatusCreated)
 	id := sale["id"].(string)
 	require.Equal(t, "/v1/sales/"+id, r.header.Get("Location"))
@@ -32,9 +36,17 @@ func TestCreateAndShowSale(t *testing.T) {
 	require.Equal(t, sale, s.get("/v1/sales/"+id).is(http.StatusOK))
 	delete(sale, "created_at")
 	require.Equal(t, map[string]any{
-		"id": id, "name": "Tickets – première", "state": "scheduled", "stock": 100.0, "available": 100.0, "held": 0.0, "sold": 0.0,
-		"per_order_limit": 4.0, "payment_window_seconds": 600.0,
-		"opens_at": opens.Format("2006-01-02T15:04:05.000Z"), "closes_at": opens.Add(time.Hour).Format("2006-01-02T15:04:05.000Z"),
+		"id":                     id,
+		"name":                   "Tickets – première",
+		"state":                  "scheduled",
+		"stock":                  100.0,
+		"available":              100.0,
+		"held":                   0.0,
+		"sold":                   0.0,
+		"per_order_limit":        4.0,
+		"payment_window_seconds": 600.0,
+		"opens_at":               opens.Format("2006-01-02T15:04:05.000Z"),
+		"closes_at":              opens.Add(time.Hour).Format("2006-01-02T15:04:05.000Z"),
 	}, sale)
 
 	plain := s.post("/v1/sales", `{"name":"plain","stock":1,"opens_at":null}`, operator).is(http.StatusCreated)
@@ -68,23 +80,27 @@ func TestCreateSaleRejectsInvalidTerms(t *testing.T) {
 		`{"name":"x","stock":1,"opens_at":"2030-01-01"}`: "opens_at",
 
 		`{"name":"x","stock":1,"opens_at":"2030-01-01T00:00:00Z","closes_at":"2030-01-01T00:00:00Z"}`: "closes_at",
-		`{"name":"x","stock":1,"payment_window_seconds":-1}`:                                          "payment_window_seconds",
-		`{"name":"x","stock":1,"payment_window_seconds":9223372036854775807}`:                         "payment_window_seconds",
-		`{"name":"x","stock":1,"payment_window_seconds":-9223372036854775808}`:                        "payment_window_seconds",
-		`{"name":"x","stock":1,"price":1}`:                                                            "price",
-		`{"name":"x","stock":1,"Stock":1}`:                                                            "Stock",
-		`{"name":"x","name":"y","stock":1}`:                                                           "name",
-		`{"name":"x","stock":1} x`:                                                                    "JSON",
-		"{\"name\":\"\xff\",\"stock\":1}":                                                             "name",
-		`{"name":"a\u0000b","stock":1}`:                                                               "name",
-		`{"name":"` + strings.Repeat("n", 201) + `","stock":1}`:                                       "name",
-		`{"name":"x","stock":1,"` + strings.Repeat("y", 1000) + `":1}`:                                "yyy…",
+
+		`{"name":"x","stock":1,"payment_window_seconds":-1}`:                   "payment_window_seconds",
+		`{"name":"x","stock":1,"payment_window_seconds":9223372036854775807}`:  "payment_window_seconds",
+		`{"name":"x","stock":1,"payment_window_seconds":-9223372036854775808}`: "payment_window_seconds",
+
+		`{"name":"x","stock":1,"price":1}`:                             "price",
+		`{"name":"x","stock":1,"Stock":1}`:                             "Stock",
+		`{"name":"x","name":"y","stock":1}`:                            "name",
+		`{"name":"x","stock":1} x`:                                     "JSON",
+		"{\"name\":\"\xff\",\"stock\":1}":                              "name",
+		`{"name":"a\u0000b","stock":1}`:                                "name",
+		`{"name":"` + strings.Repeat("n", 201) + `","stock":1}`:        "name",
+		`{"name":"x","stock":1,"` + strings.Repeat("y", 1000) + `":1}`: "yyy…",
 	} {
 		p := s.post("/v1/sales", body, operator).isProblem(http.StatusBadRequest, "invalid-request")
 		require.Contains(t, p["detail"], detail, body)
 	}
-	s.post("/v1/sales", `{"name":"`+strings.Repeat("n", 5000)+`"}`, operator).isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
-	s.ask(http.MethodPost, "/v1/sales", strings.NewReader("name=x"), operator).isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
+	s.post("/v1/sales", `{"name":"`+strings.Repeat("n", 5000)+`"}`, operator).
+		isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
+	s.ask(http.MethodPost, "/v1/sales", strings.NewReader("name=x"), operator).
+		isProblem(http.StatusUnsupportedMediaType, "unsupported-media-type")
 	require.Empty(t, s.get("/v1/sales").is(http.StatusOK)["sales"])
 }
 
@@ -99,7 +115,8 @@ func TestCreateSaleReplays(t *testing.T) {
 	s := openShop(t)
 	other := openShopOn(t, s.on)
 	closes := time.Now().Add(5 * time.Second)
-	body := `{"name":"x","stock":3,"opens_at":"2026-01-02T03:04:05.1234567+01:00","closes_at":"` + closes.Format(time.RFC3339Nano) + `"}`
+	body := `{"name":"x","stock":3,"opens_at":"2026-01-02T03:04:05.1234567+01:00","closes_at":"` +
+		closes.Format(time.RFC3339Nano) + `"}`
 	first := s.create(body, "autumn")
 	sale := "/v1/sales/" + first.is(http.StatusCreated)["id"].(string)
 	require.Empty(t, first.header.Get("Idempotency-Replayed"))
@@ -110,27 +127,39 @@ func TestCreateSaleReplays(t *testing.T) {
 		require.Equal(t, []string{"true", sale}, []string{r.header.Get("Idempotency-Replayed"), r.header.Get("Location")})
 	}
 	again(s, body)
-	again(other, `{"per_order_limit":1,"stock":3,`+body[1:strings.Index(body, `"stock"`)]+body[strings.Index(body, `"opens_at"`):])
+	again(
+		other,
+		`{"per_order_limit":1,"stock":3,`+body[1:strings.Index(body, `"stock"`)]+body[strings.Index(body, `"opens_at"`):],
+	)
 	// The answer does not change when the sale was changed or has ended.
 	s.post(sale+"/restock", `{"units":2}`, operator).is(http.StatusOK)
 	s.post(sale+"/pause", "", operator).is(http.StatusOK)
 	again(other, body)
-	testkit.Eventually(t, 20*time.Second, "the sale is over", func() bool { return s.get(sale).is(http.StatusOK)["state"] == "ended" })
+	testkit.Eventually(t, 20*time.Second, "the sale is over", func() bool {
+		return s.get(sale).is(http.StatusOK)["state"] == "ended"
+	})
 	again(s, body)
 
 	for _, another := range []string{
-		strings.Replace(body, `"x"`, `"y"`, 1), strings.Replace(body, "3", "4", 1), strings.Replace(body, "{", `{"per_order_limit":2,`, 1),
-		strings.Replace(body, "{", `{"payment_window_seconds":1,`, 1), strings.Replace(body, "05.1", "06.1", 1), `{"name":"x","stock":3}`,
+		strings.Replace(body, `"x"`, `"y"`, 1), strings.Replace(body, "3", "4", 1),
+		strings.Replace(body, "{", `{"per_order_limit":2,`, 1),
+		strings.Replace(body, "{", `{"payment_window_seconds":1,`, 1), strings.Replace(body, "05.1", "06.1", 1),
+		`{"name":"x","stock":3}`,
 	} {
 		s.create(another, "autumn").isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
 	}
 	s.create(strings.Replace(body, `"x"`, `""`, 1), "autumn").isProblem(http.StatusBadRequest, "invalid-request")
 	s.create(body, "").isProblem(http.StatusBadRequest, "invalid-request")
-	require.Contains(t, s.create(body, "winter").isProblem(http.StatusBadRequest, "invalid-request")["detail"], "closes_at must be in the future")
+	require.Contains(
+		t,
+		s.create(body, "winter").isProblem(http.StatusBadRequest, "invalid-request")["detail"],
+		"closes_at must be in the future",
+	)
 	require.Len(t, s.get("/v1/sales").is(http.StatusOK)["sales"], 1)
 	// Keys of restocks are separate, and without a key each request is another sale.
 	s.create(`{"name":"x","stock":3}`, "winter").is(http.StatusCreated)
-	s.post(sale+"/restock", `{"units":2}`, operator, withKey("autumn")).isProblem(http.StatusConflict, "illegal-transition")
+	s.post(sale+"/restock", `{"units":2}`, operator, withKey("autumn")).
+		isProblem(http.StatusConflict, "illegal-transition")
 	for range 2 {
 		require.Empty(t, s.post("/v1/sales", `{"name":"x","stock":3}`, operator).header.Get("Idempotency-Replayed"))
 	}
@@ -194,10 +223,14 @@ func TestOperateSale(t *testing.T) {
 	}
 	require.EqualValues(t, 13, restock("10", "delivery-1")["stock"])
 	require.EqualValues(t, 13, restock("10", "delivery-1")["stock"])
-	s.post(sale+"/restock", `{"units":11}`, operator, withKey("delivery-1")).isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
+	s.post(sale+"/restock", `{"units":11}`, operator, withKey("delivery-1")).
+		isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
 	now := s.post(sale+"/restock", `{"units":1}`, operator).is(http.StatusOK)
 	require.Equal(t, []any{14.0, 13.0, 1.0, 0.0}, []any{now["stock"], now["available"], now["held"], now["sold"]})
-	for _, bad := range []string{``, `{}`, `{"units":0}`, `{"units":-14}`, `{"units":-100000001}`, `{"units":1.5}`, `{"units":"1"}`, `{"units":null}`, `{"units":100000000}`, `{"units":1,"x":1}`} {
+	for _, bad := range []string{
+		``, `{}`, `{"units":0}`, `{"units":-14}`, `{"units":-100000001}`, `{"units":1.5}`, `{"units":"1"}`,
+		`{"units":null}`, `{"units":100000000}`, `{"units":1,"x":1}`,
+	} {
 		s.post(sale+"/restock", bad, operator).isProblem(http.StatusBadRequest, "invalid-request")
 	}
 	s.post(sale+"/restock", `{"units":1}`, operator, withKey("")).isProblem(http.StatusBadRequest, "invalid-request")
@@ -207,7 +240,8 @@ func TestOperateSale(t *testing.T) {
 	now = restock("-10", "returned-1")
 	require.Equal(t, []any{4.0, 3.0, 1.0}, []any{now["stock"], now["available"], now["held"]})
 	s.post(sale+"/orders", "", as("bob")).is(http.StatusAccepted)
-	refused := s.post(sale+"/restock", `{"units":-3}`, operator, withKey("returned-2")).isProblem(http.StatusConflict, "illegal-transition")
+	refused := s.post(sale+"/restock", `{"units":-3}`, operator, withKey("returned-2")).
+		isProblem(http.StatusConflict, "illegal-transition")
 	require.Contains(t, refused["detail"], "the 2 units that are taken")
 	require.EqualValues(t, 4, s.get(sale).is(http.StatusOK)["stock"])
 
@@ -218,7 +252,8 @@ func TestOperateSale(t *testing.T) {
 	}
 	s.post(sale+"/restock", `{"units":1}`, operator).isProblem(http.StatusConflict, "illegal-transition")
 	s.post("/v1/sales/"+uuid.NewString()+"/end", "", operator).isProblem(http.StatusNotFound, "sale-not-found")
-	s.post(sale+"/pause", strings.Repeat(" ", 5000), operator).isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
+	s.post(sale+"/pause", strings.Repeat(" ", 5000), operator).
+		isProblem(http.StatusRequestEntityTooLarge, "body-too-large")
 }
 
 // The change is in Postgres only.
@@ -235,8 +270,9 @@ func TestSaleChangeWithoutRedisIsNotInForce(t *testing.T) {
 		require.Contains(t, detail, "Idempotency-Key", action)
 		require.Equal(t, "1", r.header.Get("Retry-After"))
 	}
-	detail := s.post(sale+"/restock", `{"units":-1}`, operator, withKey("returned")).isProblem(http.StatusServiceUnavailable, "outcome-unknown")["detail"]
-	require.Contains(t, detail, "if Redis grants it")
+	p := s.post(sale+"/restock", `{"units":-1}`, operator, withKey("returned")).
+		isProblem(http.StatusServiceUnavailable, "outcome-unknown")
+	require.Contains(t, p["detail"], "if Redis grants it")
 
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.VerifyServer(t, s.pool, s.store, 0)
@@ -261,7 +297,8 @@ func TestRebuildWithdrawsRestock(t *testing.T) {
 		INSERT INTO sale_events (sale_id, revision, type) VALUES (NEW.sale_id, NEW.revision + 1, 'SaleRebuilt');
 		UPDATE sales SET epoch = 2, revision = NEW.revision + 1, published_revision = NEW.revision + 1 WHERE id = NEW.sale_id;
 		RETURN NULL; END $$;
-		CREATE TRIGGER rebuilt AFTER INSERT ON sale_events FOR EACH ROW WHEN (NEW.type = 'SaleLowering') EXECUTE FUNCTION rebuilt()`)
+		CREATE TRIGGER rebuilt AFTER INSERT ON sale_events FOR EACH ROW
+		WHEN (NEW.type = 'SaleLowering') EXECUTE FUNCTION rebuilt()`)
 	require.NoError(t, err)
 	r := s.post(sale+"/restock", `{"units":-4}`, operator, withKey("returned"))
 	require.Contains(t, r.isProblem(http.StatusServiceUnavailable, "restock-withdrawn")["detail"], "nothing was changed")
@@ -274,7 +311,8 @@ func TestRebuildWithdrawsRestock(t *testing.T) {
 		now := s.post(sale+"/restock", `{"units":-4}`, operator, withKey("returned")).is(http.StatusOK)
 		require.Equal(t, []any{6.0, 6.0}, []any{now["stock"], now["available"]})
 	}
-	s.post(sale+"/restock", `{"units":-3}`, operator, withKey("returned")).isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
+	s.post(sale+"/restock", `{"units":-3}`, operator, withKey("returned")).
+		isProblem(http.StatusUnprocessableEntity, "idempotency-key-reused")
 }
 
 func TestListSales(t *testing.T) {
@@ -316,15 +354,19 @@ func TestOperatorCallsNeedAdminToken(t *testing.T) {
 	off := openShop(t, func(c *Config) { c.AdminToken = "" })
 	before := s.stock(sale)
 	for path, body := range map[string]string{
-		"/v1/sales": `{"name":"x","stock":1}`, "/v1/sales/" + sale.String() + "/pause": "", "/v1/sales/" + sale.String() + "/resume": "",
-		"/v1/sales/" + sale.String() + "/end": "", "/v1/sales/" + sale.String() + "/restock": `{"units":1}`,
+		"/v1/sales": `{"name":"x","stock":1}`, "/v1/sales/" + sale.String() + "/pause": "",
+		"/v1/sales/" + sale.String() + "/resume": "",
+		"/v1/sales/" + sale.String() + "/end":    "", "/v1/sales/" + sale.String() + "/restock": `{"units":1}`,
 	} {
 		r := s.post(path, body)
 		r.isProblem(http.StatusUnauthorized, "unauthorized")
 		require.Equal(t, `Bearer realm="stampede-admin"`, r.header.Get("WWW-Authenticate"))
-		s.post(path, body, reqHeader{"Authorization", "Basic b3BlcmF0b3JzLW9ubHk="}).isProblem(http.StatusUnauthorized, "unauthorized")
+		s.post(path, body, reqHeader{"Authorization", "Basic b3BlcmF0b3JzLW9ubHk="}).
+			isProblem(http.StatusUnauthorized, "unauthorized")
 		s.post(path, body, operator, operator).isProblem(http.StatusUnauthorized, "unauthorized")
-		for _, wrong := range []string{"x", adminToken + "x", adminToken[1:], strings.ToUpper(adminToken), strings.Repeat("x", 4000)} {
+		for _, wrong := range []string{
+			"x", adminToken + "x", adminToken[1:], strings.ToUpper(adminToken), strings.Repeat("x", 4000),
+		} {
 			r := s.post(path, body, bearing(wrong))
 			r.isProblem(http.StatusUnauthorized, "unauthorized")
 			require.Equal(t, `Bearer realm="stampede-admin", error="invalid_token"`, r.header.Get("WWW-Authenticate"))

@@ -75,7 +75,9 @@ func TestStopCancelsRequestsAfterDrainTimeout(t *testing.T) {
 	conn := s.dial()
 	_, err := io.WriteString(conn, "GET /v1/sales HTTP/1.1\r\nHost: shop\r\n\r\n")
 	require.NoError(t, err)
-	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool { return s.server.inFlight.taken() == 1 })
+	testkit.Eventually(t, 5*time.Second, "a request hangs in Postgres", func() bool {
+		return s.server.inFlight.taken() == 1
+	})
 	stop()
 	require.ErrorContains(t, <-ended, "1 requests were not finished after 100ms")
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -94,7 +96,9 @@ func TestStoppingServerIsNotReady(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 1})
 	s.get("/readyz").is(http.StatusOK)
 	stop()
-	testkit.Eventually(t, 5*time.Second, "it is not ready", func() bool { return s.get("/readyz").status == http.StatusServiceUnavailable })
+	testkit.Eventually(t, 5*time.Second, "it is not ready", func() bool {
+		return s.get("/readyz").status == http.StatusServiceUnavailable
+	})
 	s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
 	s.get("/livez").is(http.StatusOK)
 	conn := s.dial()
@@ -114,7 +118,11 @@ func TestStoppingServerIsNotReady(t *testing.T) {
 func TestRunFailsIfAddressIsInUse(t *testing.T) {
 	t.Parallel()
 	s, _, _ := runShop(t)
-	other := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)}, func(c *Config) { c.Addr = s.server.Addr() })
+	other := prepareShop(
+		t,
+		servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)},
+		func(c *Config) { c.Addr = s.server.Addr() },
+	)
 	require.ErrorContains(t, other.server.Run(t.Context()), "address already in use")
 }
 
@@ -122,7 +130,9 @@ func TestRunServesGivenListener(t *testing.T) {
 	t.Parallel()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	s := prepareShop(t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)}, func(c *Config) { c.Listener = listener })
+	s := prepareShop(
+		t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)}, func(c *Config) { c.Listener = listener },
+	)
 	require.Equal(t, listener.Addr().String(), s.server.Addr())
 	s.url = "http://" + s.server.Addr()
 	ctx, stop := context.WithCancel(t.Context())
@@ -137,7 +147,8 @@ func TestRunServesGivenListener(t *testing.T) {
 func TestWriteTimeoutCoversLongestWork(t *testing.T) {
 	t.Parallel()
 	for what, work := range map[string]time.Duration{
-		"a purchase": reservation.DefaultWaitMax + reservation.DefaultCallTimeout, "an operator's call": catalogTimeout, "a look at an order": 2*orderTimeout + reservedTimeout,
+		"a purchase": reservation.DefaultWaitMax + reservation.DefaultCallTimeout, "an operator's call": catalogTimeout,
+		"a look at an order": 2*orderTimeout + reservedTimeout,
 	} {
 		require.Greater(t, writeTimeout, readTimeout+work+time.Second, what)
 	}

@@ -88,7 +88,9 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	server, err := New(config)
 	require.NoError(t, err)
 	t.Cleanup(server.Close)
-	return &shop{t: t, server: server, store: store, catalog: catalog, ledger: ledger, pool: pool, rdb: rdb, on: on, keys: on.keys}
+	return &shop{
+		t: t, server: server, store: store, catalog: catalog, ledger: ledger, pool: pool, rdb: rdb, on: on, keys: on.keys,
+	}
 }
 
 // sale creates a sale in the catalog, without HTTP.
@@ -220,7 +222,8 @@ func (s *shop) stock(sale uuid.UUID) redisStock {
 // record writes an order to Postgres in the status that a test needs, without the rest of what the ledger does.
 func (s *shop) record(order, sale uuid.UUID, user string, status reservation.Status, reason string) {
 	s.t.Helper()
-	_, err := s.pool.Exec(s.t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason)
+	_, err := s.pool.Exec(s.t.Context(), `INSERT INTO orders
+		(id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason)
 		VALUES ($1, $2, $3, 1, $4, 2, 1, 1, now(), now(), nullif($5, ''))`, order, sale, user, status, reason)
 	require.NoError(s.t, err)
 }
@@ -275,7 +278,8 @@ func (s *shop) awaitStatus(path, user string, status reservation.Status) map[str
 // awaitUnits waits until the sale is shown with these units. A snapshot is shown for up to a second.
 func (s *shop) awaitUnits(sale uuid.UUID, available, held, sold float64) {
 	s.t.Helper()
-	testkit.Eventually(s.t, 20*time.Second, fmt.Sprintf("%v available, %v held and %v sold", available, held, sold), func() bool {
+	what := fmt.Sprintf("%v available, %v held and %v sold", available, held, sold)
+	testkit.Eventually(s.t, 20*time.Second, what, func() bool {
 		now := s.get("/v1/sales/" + sale.String()).is(http.StatusOK)
 		return now["available"] == available && now["held"] == held && now["sold"] == sold
 	})
@@ -284,7 +288,9 @@ func (s *shop) awaitUnits(sale uuid.UUID, available, held, sold float64) {
 // awaitUnavailable waits until the path is unavailable. A snapshot is shown for up to a second.
 func (s *shop) awaitUnavailable(path string) {
 	s.t.Helper()
-	testkit.Eventually(s.t, 20*time.Second, path+" is unavailable", func() bool { return s.get(path).status == http.StatusServiceUnavailable })
+	testkit.Eventually(s.t, 20*time.Second, path+" is unavailable", func() bool {
+		return s.get(path).status == http.StatusServiceUnavailable
+	})
 	r := s.get(path)
 	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	require.Equal(s.t, []string{"1", "no-store"}, []string{r.header.Get("Retry-After"), r.header.Get("Cache-Control")})
