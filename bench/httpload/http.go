@@ -108,7 +108,7 @@ func (r *run) serve(conn net.Conn, t *tally) error {
 		out = r.load.Request(out[:0], n)
 		if _, err := conn.Write(out); err != nil {
 			t.broken++
-			return nil
+			return nil //nolint:nilerr // it is counted
 		}
 		status, length, err := readHead(in)
 		var body []byte
@@ -120,7 +120,7 @@ func (r *run) serve(conn net.Conn, t *tally) error {
 			return err
 		case err != nil:
 			t.broken++
-			return nil
+			return nil //nolint:nilerr // it is counted
 		}
 		now := time.Now()
 		t.add(r.load.wants(status), !now.After(r.deadline), status, now.Sub(due))
