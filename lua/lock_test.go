@@ -38,8 +38,8 @@ func (b *lockBench) keys(names ...string) []string {
 }
 
 // acquire returns the token, the time to wait, and the answers.
-func (b *lockBench) acquire(receipt string, serial int, owner string, lease time.Duration, mode string,
-	names ...string,
+func (b *lockBench) acquire(
+	receipt string, serial int, owner string, lease time.Duration, mode string, names ...string,
 ) (token, wait int64, answers []string) {
 	b.t.Helper()
 	reply, err := lua.LockAcquire.Run(b.t.Context(), b.rdb, append(b.keys(receipt, "fence"), b.keys(names...)...),

@@ -37,8 +37,8 @@ type javaProcess struct {
 }
 
 // withRedisson adds Redisson to the candidates if Java and Maven are installed.
-func (s *server) withRedisson(b *testing.B, candidates []timed,
-	command func(key string, n int) string,
+func (s *server) withRedisson(
+	b *testing.B, candidates []timed, command func(key string, n int) string,
 ) []timed {
 	b.Helper()
 	classes := redissonClasses()

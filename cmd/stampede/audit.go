@@ -34,8 +34,8 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 }
 
 // audit prints the report and returns errBroken if a promise is.
-func audit(ctx context.Context, w io.Writer, b *backend, keys keysFlags, sale uuid.UUID, wait time.Duration,
-	asJSON bool,
+func audit(
+	ctx context.Context, w io.Writer, b *backend, keys keysFlags, sale uuid.UUID, wait time.Duration, asJSON bool,
 ) error {
 	if err := sql.Check(ctx, b.pool); err != nil {
 		return couldNotLook(err)

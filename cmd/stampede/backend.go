@@ -51,8 +51,8 @@ func (b *backend) Close() {
 }
 
 // rebuilder returns what makes stock in Redis anew by hand, if the schema is ours.
-func (b *backend) rebuilder(ctx context.Context, keys reservation.Keys,
-	logger *slog.Logger,
+func (b *backend) rebuilder(
+	ctx context.Context, keys reservation.Keys, logger *slog.Logger,
 ) (*fulfillment.Rebuilder, error) {
 	if err := sql.Check(ctx, b.pool); err != nil {
 		return nil, err

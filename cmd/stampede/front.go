@@ -36,8 +36,8 @@ type front struct {
 	guardRedis           *redis.Client
 }
 
-func openFront(ctx context.Context, redisURL, databaseURL string, keys keysFlags,
-	logger *slog.Logger,
+func openFront(
+	ctx context.Context, redisURL, databaseURL string, keys keysFlags, logger *slog.Logger,
 ) (f *front, err error) {
 	b, err := openBackend(ctx, connect.Ingress, redisURL, databaseURL, keys, otherPostgresConns, logger,
 		connect.Service("serve"))

@@ -188,8 +188,8 @@ func (c *loadCmd) auth() crowd.Auth {
 	return crowd.HeaderAuth(c.AuthHeader)
 }
 
-func (c *loadCmd) openBooks(ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID,
-	auth crowd.Auth,
+func (c *loadCmd) openBooks(
+	ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID, auth crowd.Auth,
 ) (crowd.Books, error) {
 	api, err := crowd.OpenAPIBooks(ctx, c.URLs[0], sale, auth)
 	if err != nil || pool == nil {
@@ -204,8 +204,8 @@ func (c *loadCmd) openBooks(ctx context.Context, pool *pgxpool.Pool, sale uuid.U
 }
 
 // send runs the crowd with its progress on w, and watches the orders arrive in the books.
-func send(ctx context.Context, w io.Writer, buyers *crowd.Crowd, books crowd.Books,
-	patience time.Duration,
+func send(
+	ctx context.Context, w io.Writer, buyers *crowd.Crowd, books crowd.Books, patience time.Duration,
 ) (crowd.Report, error) {
 	var durable crowd.Durable
 	var together errgroup.Group

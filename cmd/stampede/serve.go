@@ -130,8 +130,8 @@ func ingressConfig(
 
 // runIngress serves until ctx ends and the last buyer was answered, whose change is told as well. A stopping server
 // sells for as long, so the guard ends after it.
-func runIngress(ctx context.Context, server *ingress.Server, outcomes *fulfillment.Outcomes,
-	guard reservation.Guard,
+func runIngress(
+	ctx context.Context, server *ingress.Server, outcomes *fulfillment.Outcomes, guard reservation.Guard,
 ) error {
 	until, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var beside sync.WaitGroup

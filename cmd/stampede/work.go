@@ -85,8 +85,8 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	return together.Wait()
 }
 
-func workerConfig(b *backend, keys keysFlags, flags workerFlags, registry prometheus.Registerer,
-	logger *slog.Logger,
+func workerConfig(
+	b *backend, keys keysFlags, flags workerFlags, registry prometheus.Registerer, logger *slog.Logger,
 ) fulfillment.WorkerConfig {
 	return fulfillment.WorkerConfig{
 		Pool: b.pool, Control: b.redis, Keys: keys.keys(), Store: b.store, Catalog: b.catalog,

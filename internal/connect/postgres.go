@@ -73,8 +73,8 @@ func limitTransactions(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // Postgres returns a pool of at most maxConns connections, or sql.ErrDatabaseURL. Settings of the URL win.
-func Postgres(ctx context.Context, databaseURL string, maxConns int32,
-	options ...PostgresOption,
+func Postgres(
+	ctx context.Context, databaseURL string, maxConns int32, options ...PostgresOption,
 ) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if databaseURL == "" || err != nil {

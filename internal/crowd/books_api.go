@@ -82,8 +82,8 @@ func (b *APIBooks) Compare(ctx context.Context, l *Ledger) (Comparison, error) {
 
 // judgeEach asks for the orders of these users, and counts in c what became of them. Those of which nothing is held any
 // more become true in over.
-func (b *APIBooks) judgeEach(ctx context.Context, c *Comparison, l *Ledger, orders map[uuid.UUID]string,
-	over map[uuid.UUID]bool,
+func (b *APIBooks) judgeEach(
+	ctx context.Context, c *Comparison, l *Ledger, orders map[uuid.UUID]string, over map[uuid.UUID]bool,
 ) error {
 	defer b.client.CloseIdleConnections()
 	var mu sync.Mutex
@@ -112,8 +112,8 @@ func (b *APIBooks) judgeEach(ctx context.Context, c *Comparison, l *Ledger, orde
 
 // lookUp asks for an order, with its receipt if there is one, until it has come to its end. One that nobody knows any
 // more is not found; with a receipt the ingress says that only when it has become certain.
-func (b *APIBooks) lookUp(ctx context.Context, id uuid.UUID, user,
-	receipt string,
+func (b *APIBooks) lookUp(
+	ctx context.Context, id uuid.UUID, user, receipt string,
 ) (o bookedOrder, found bool, err error) {
 	// An ingress lets a user look five times in a second, unless it is told otherwise.
 	const between = 250 * time.Millisecond
@@ -142,8 +142,8 @@ func (b *APIBooks) lookUp(ctx context.Context, id uuid.UUID, user,
 
 // get asks as the user, or as nobody if user is empty, with a receipt unless that is empty, and
 // decodes an answer of 200.
-func (b *APIBooks) get(ctx context.Context, user, receipt string, into any,
-	elements ...string,
+func (b *APIBooks) get(
+	ctx context.Context, user, receipt string, into any, elements ...string,
 ) (status int, err error) {
 	target, err := url.JoinPath(b.url, elements...)
 	if err != nil {

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// Task test:quick names the tests that it runs. Each part of its expression finds at least one, so that no test leaves
+// it by a new name.
+func TestQuickTestsExist(t *testing.T) {
+	t.Parallel()
+	const root = "../.."
+	taskfile, err := os.ReadFile(filepath.Join(root, "Taskfile.yml"))
+	require.NoError(t, err)
+	found := regexp.MustCompile(`(?s)QUICK_RUN: >-\s+\^Test\((.*?)\)`).FindSubmatch(taskfile)
+	require.NotNil(t, found)
+	var tests strings.Builder
+	declared := regexp.MustCompile(`(?m)^func Test\w+`)
+	for _, folder := range []string{"lock", "reservation", "ingress", "fulfillment", "cmd"} {
+		require.NoError(t, filepath.WalkDir(filepath.Join(root, folder), func(name string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(name, "_test.go") {
+				return err
+			}
+			source, err := os.ReadFile(name)
+			tests.WriteString(strings.Join(declared.FindAllString(string(source), -1), "\n") + "\n")
+			return err
+		}))
+	}
+	for name := range strings.SplitSeq(strings.Join(strings.Fields(string(found[1])), ""), "|") {
+		assert.True(t, strings.Contains(tests.String(), "func Test"+name), "no test is called Test%s…", name)
+	}
+}
