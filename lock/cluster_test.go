@@ -105,7 +105,7 @@ func TestClusterLocks(t *testing.T) {
 	t.Run("locks of many slots are renewed", func(t *testing.T) {
 		ctx := t.Context()
 		const locks = 60
-		lease := 3 * time.Second
+		lease := 2 * time.Second
 		l := locker(t, rdb, lock.WithLease(lease))
 		var leases []*lock.Lease
 		for i := range locks {

@@ -19,13 +19,13 @@ import (
 
 // overdue is how late a loss may be reported on a busy machine. It is short beside the leases here,
 // so that a test can tell why it was reported.
-const overdue = 4 * time.Second
+const overdue = 3 * time.Second
 
 func TestLocksSurviveARestartWithData(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
 	key := b.key("ann")
-	const length = 8 * time.Second
+	const length = 6 * time.Second
 	var failed atomic.Int64
 	keeper := locker(t, b.rdb, lock.WithLease(length), lock.WithObserver(lock.Observer{
 		Renewed: func(_ int, _ time.Duration, err error) {
@@ -82,7 +82,7 @@ func TestOutageIsNotALoss(t *testing.T) {
 // lock.
 func TestOutageLongerThanTheLeaseIsALoss(t *testing.T) {
 	server, b := ownServer(t)
-	const length = 4 * time.Second
+	const length = 3 * time.Second
 	lease, err := locker(t, b.rdb, lock.WithLease(length)).Acquire(t.Context(), b.key("ann"))
 	require.NoError(t, err)
 	held := lease.Context(t.Context())
@@ -107,7 +107,7 @@ func TestWatchdogFindsAnEmptyRedis(t *testing.T) {
 	server, b := forgetfulServer(t)
 	ctx := t.Context()
 	key := b.key("ann")
-	const length = 9 * time.Second
+	const length = 6 * time.Second
 	lease, err := locker(t, b.rdb, lock.WithLease(length)).Acquire(ctx, key)
 	require.NoError(t, err)
 	acquired := time.Now()
@@ -146,7 +146,7 @@ func TestLossIsReportedInTimeWhileRedisHangs(t *testing.T) {
 	server, b := ownServer(t)
 	ctx := t.Context()
 	key := b.key("ann")
-	const length = 4 * time.Second
+	const length = 3 * time.Second
 	options := *b.rdb.Options()
 	options.ReadTimeout = never
 	patient := redis.NewClient(&options)
@@ -176,7 +176,7 @@ func TestLossIsReportedInTimeWhileRedisHangs(t *testing.T) {
 func TestShortHangOfRedisIsNotALoss(t *testing.T) {
 	server, b := ownServer(t)
 	key := b.key("ann")
-	const length = 4 * time.Second
+	const length = 3 * time.Second
 	var sent, answered atomic.Int64
 	b.rdb.AddHook(hook(func(next redis.ProcessHook, ctx context.Context, cmd redis.Cmder) error {
 		sent.Add(1)
@@ -288,7 +288,7 @@ func TestPromotedReplicaKeepsReplicatedLocks(t *testing.T) {
 		},
 	})
 	t.Cleanup(func() { _ = moving.Close() })
-	const length = 9 * time.Second
+	const length = 6 * time.Second
 	l := locker(t, moving, lock.WithLease(length))
 
 	// ann's lock reaches the replica and bob's does not, because the replica has lost its primary.

@@ -359,7 +359,7 @@ func TestRedisThatHungKeepsNoLockOfAbandonedCalls(t *testing.T) {
 		// Each call has an open connection: a new one would wait for Redis to answer HELLO.
 		const calls = 2 // of each caller: an acquire and a release
 		slow := redis.NewClient(&redis.Options{
-			Addr: b.rdb.Options().Addr, PoolSize: callers * calls, ReadTimeout: 500 * time.Millisecond,
+			Addr: b.rdb.Options().Addr, PoolSize: callers * calls, ReadTimeout: 300 * time.Millisecond,
 			MaxRetries: -1,
 		})
 		// All acquires are sent before the first release, and all releases before the first retry,

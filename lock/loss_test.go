@@ -41,7 +41,7 @@ func TestNextRenewalFindsALoss(t *testing.T) {
 			ctx := t.Context()
 			ann, bob := b.key("ann"), b.key("bob")
 			c := countCalls(t, b.rdb)
-			lease, err := locker(t, b.rdb, lock.WithLease(6*time.Second)).AcquireAll(ctx, []string{ann, bob})
+			lease, err := locker(t, b.rdb, lock.WithLease(4*time.Second)).AcquireAll(ctx, []string{ann, bob})
 			require.NoError(t, err)
 			held, token := lease.Context(ctx), lease.Token(ann)
 			lose(b, ann)

@@ -223,7 +223,7 @@ func TestWaiterWithLostAnswersTakesTheLockOnce(t *testing.T) {
 }
 
 func TestRenewalWithLostAnswersIsRetriedInTime(t *testing.T) {
-	const length = 9 * time.Second
+	const length = 5 * time.Second
 	var o observed
 	b, proxy := setupLossy(t, lock.WithLease(length), o.option(t))
 	ctx := t.Context()

@@ -20,7 +20,9 @@ import (
 	"stampede/lock"
 )
 
-func TestMain(m *testing.M) { testkit.Main(m, testkit.WithCommand(command)) }
+func TestMain(m *testing.M) {
+	testkit.Main(m, testkit.WithCommand(command), testkit.WithRedisInMemory())
+}
 
 // command is a process that holds a lock:
 //

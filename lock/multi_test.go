@@ -38,7 +38,8 @@ func startNodesWith(t *testing.T, n int, readTimeout time.Duration) nodes {
 	var starting sync.WaitGroup
 	for i := range n {
 		starting.Go(func() {
-			server, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{})
+			server, err := localserver.StartRedis(t.Context(),
+				localserver.RedisOptions{Settings: map[string]string{"appendonly": "no"}})
 			if assert.NoError(t, err) {
 				ns.servers[i] = server
 			}
@@ -203,7 +204,7 @@ func TestMultiDoesNotWaitForAHangingServer(t *testing.T) {
 func TestMultiReportsTheLossOfTheMajority(t *testing.T) {
 	ns := startNodes(t, 3)
 	ctx := t.Context()
-	m := ns.with([]lock.Option{lock.WithLease(9 * time.Second)})
+	m := ns.with([]lock.Option{lock.WithLease(6 * time.Second)})
 	lease, err := m.Acquire(ctx, "ann")
 	require.NoError(t, err)
 	inside := lease.Context(ctx)

@@ -214,7 +214,7 @@ func TestObserverReceivesALossWithALateAnswerOnce(t *testing.T) {
 		}
 		return err
 	})
-	lease, err := l.Acquire(ctx, key, lock.For(3*time.Second))
+	lease, err := l.Acquire(ctx, key, lock.For(2*time.Second))
 	require.NoError(t, err)
 	held := lease.Context(ctx)
 	require.NoError(t, b.rdb.Del(ctx, key).Err())

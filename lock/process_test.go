@@ -127,7 +127,7 @@ func (b bench) now() time.Time {
 func TestSuccessorsOfAKilledHolderWaitForTheEndOfItsLease(t *testing.T) {
 	b := setup(t)
 	key := b.key("ann")
-	const lease = 3 * time.Second
+	const lease = 2 * time.Second
 	holder, token := holdElsewhere(t, key, lease, "")
 	acquired := b.expiry(key)
 
@@ -170,7 +170,7 @@ func TestFrozenHolderLearnsOfItsLossBeforeItWrites(t *testing.T) {
 	b := setup(t)
 	ctx := t.Context()
 	key := b.key("ann")
-	const lease = 3 * time.Second
+	const lease = 2 * time.Second
 	pool := testkit.Pool(t)
 	_, err := pool.Exec(ctx, fencedRow)
 	require.NoError(t, err)

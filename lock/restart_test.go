@@ -111,7 +111,7 @@ func TestWaiterSurvivesARestartOfRedis(t *testing.T) {
 		}
 		multi, err := lock.NewMulti(nodes)
 		require.NoError(t, err)
-		short, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		short, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		_, err = multi.Acquire(short, "ann")
 		require.ErrorIs(t, err, lock.ErrBusy)
@@ -250,7 +250,7 @@ func TestWaitThatExceedsItsDeadlineIsBusy(t *testing.T) {
 		return err
 	}
 	t.Run("by a deadline", func(t *testing.T) {
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		err := acquire(ctx)
 		require.ErrorIs(t, err, lock.ErrBusy)
@@ -283,7 +283,7 @@ func TestWaitThatExceedsItsDeadlineIsBusy(t *testing.T) {
 		server.Kill()
 		var o outageCounter
 		l := locker(t, own.rdb, o.option())
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		_, err := l.Acquire(ctx, "ann")
 		require.ErrorIs(t, err, lock.ErrBusy)

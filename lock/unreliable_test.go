@@ -45,7 +45,7 @@ func (n *unreliableNet) client() *redis.Client {
 }
 
 // unreliableTimeout is the clients' timeout for an attempt.
-const unreliableTimeout = 100 * time.Millisecond
+const unreliableTimeout = 60 * time.Millisecond
 
 type unreliableConn struct {
 	net.Conn

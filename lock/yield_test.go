@@ -41,7 +41,7 @@ func TestReleasedLockIsLeftToOtherProcessesFirst(t *testing.T) {
 func TestNewAcquireComesAfterOtherProcesses(t *testing.T) {
 	b, _ := setupWaiting(t)
 	ctx, key := t.Context(), b.key("ann")
-	here := locker(t, b.rdb, lock.WithYield(3*time.Second))
+	here := locker(t, b.rdb, lock.WithYield(2*time.Second))
 	elsewhere := locker(t, b.rdb, lock.WithPoll(never))
 	held, err := here.Acquire(ctx, key, lock.For(never))
 	require.NoError(t, err)

@@ -23,6 +23,8 @@ var private struct {
 	mu       sync.Mutex
 	redis    *localserver.Redis
 	postgres *localserver.Postgres
+	// redisOptions are set before the first test.
+	redisOptions localserver.RedisOptions
 }
 
 func stopServers() {
@@ -40,7 +42,7 @@ func RedisURL(t testing.TB) string {
 	private.mu.Lock()
 	defer private.mu.Unlock()
 	if private.redis == nil {
-		server, err := localserver.StartRedis(context.Background(), localserver.RedisOptions{})
+		server, err := localserver.StartRedis(context.Background(), private.redisOptions)
 		if err != nil {
 			t.Fatalf("the tests need Redis: %v", err)
 		}

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"stampede/internal/localserver"
 )
 
 // envReexec makes the test binary run the command of WithCommand instead of the tests.
@@ -24,6 +26,13 @@ type Option func(*options)
 type options struct {
 	command func() int
 	leaks   []goleak.Option
+	redis   localserver.RedisOptions
+}
+
+// WithRedisInMemory makes the private Redis that tests share write nothing to disk, so that a busy disk does not
+// slow down tests that need no durability.
+func WithRedisInMemory() Option {
+	return func(o *options) { o.redis.Settings = map[string]string{"appendonly": "no"} }
 }
 
 // WithCommand sets what the test binary does when Command starts it: usually what the program's main
@@ -44,6 +53,7 @@ func Main(m *testing.M, opts ...Option) {
 	for _, opt := range opts {
 		opt(&o)
 	}
+	private.redisOptions = o.redis
 	if os.Getenv(envReexec) != "" {
 		if o.command == nil {
 			fmt.Fprintln(os.Stderr, "testkit: the test binary was re-executed, and its TestMain has no WithCommand")
