@@ -57,8 +57,8 @@ func listenError(err error, variable, flag string) error {
 	return err
 }
 
-// report says what went wrong, once, and maps it to the exit status. This is the only place that does.
-func report(stderr io.Writer, err error) int {
+// reportError says what went wrong, once, and maps it to the exit status. This is the only place that does.
+func reportError(stderr io.Writer, err error) int {
 	var (
 		usage   *usageError
 		invalid *reservation.InvalidError

@@ -95,7 +95,7 @@ func TestFailedAuditKeepsOtherFailures(t *testing.T) {
 		{errBroken, errUnchecked, exitFailed, ""},
 	} {
 		var told strings.Builder
-		assert.Equal(t, c.status, report(&told, alsoAudited(c.judged, c.audited)), "%v, %v", c.judged, c.audited)
+		assert.Equal(t, c.status, reportError(&told, alsoAudited(c.judged, c.audited)), "%v, %v", c.judged, c.audited)
 		assert.Equal(t, c.says, told.String())
 	}
 }

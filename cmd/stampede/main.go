@@ -76,14 +76,14 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 	}
 	command, err := parser.Parse(args)
 	if err != nil {
-		return report(stderr, unparsed(err))
+		return reportError(stderr, unparsed(err))
 	}
 	logger, err := flags.Log.logger(stderr)
 	if err != nil {
-		return report(stderr, &usageError{err})
+		return reportError(stderr, &usageError{err})
 	}
 	command.Bind(logger)
-	return report(stderr, command.Run())
+	return reportError(stderr, command.Run())
 }
 
 // newParser returns the command line of the program.

@@ -72,7 +72,7 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	config := workerConfig(b, c.keysFlags, c.workerFlags, registry, logger)
 	config.Consumer, config.DrainTimeout = consumer, c.DrainTimeout
 	// The worker is made before /metrics is served: it makes the series.
-	run, err := newWorker(c.RedisURL, config)
+	runWorker, err := newWorker(c.RedisURL, config)
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	together.Go(func() error {
 		return listenError(telemetry.Serve(ctx, c.MetricsAddr, registry, b.ready), "STAMPEDE_METRICS_ADDR", "--metrics-addr")
 	})
-	together.Go(func() error { return run(ctx) })
+	together.Go(func() error { return runWorker(ctx) })
 	return together.Wait()
 }
 
@@ -95,8 +95,8 @@ func workerConfig(
 	}
 }
 
-// newWorker adds the client for the blocking reads, which must be nobody else's. It is closed when run ends.
-func newWorker(redisURL string, config fulfillment.WorkerConfig) (run func(context.Context) error, err error) {
+// newWorker adds the client for the blocking reads, which must be nobody else's. It is closed when runWorker ends.
+func newWorker(redisURL string, config fulfillment.WorkerConfig) (runWorker func(context.Context) error, err error) {
 	blocking, err := connect.Blocking(redisURL)
 	if err != nil {
 		return nil, err

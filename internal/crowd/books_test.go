@@ -122,9 +122,9 @@ func statuses(t *testing.T, s *shop, of map[string]string) string {
 		status := of[user[strings.LastIndexByte(user, '-')+1:]]
 		switch {
 		case status == "" || r.URL.Query().Get("receipt") != receiptOf(uuid.MustParse(id)):
-			problem(w, http.StatusNotFound, "order-not-found")
+			writeProblem(w, http.StatusNotFound, "order-not-found")
 		case asked[user] == 1:
-			problem(w, http.StatusServiceUnavailable, "sale-unavailable") // not decided yet
+			writeProblem(w, http.StatusServiceUnavailable, "sale-unavailable") // not decided yet
 		default:
 			_ = json.NewEncoder(w).Encode(map[string]any{"user_id": user, "quantity": 1, "status": status})
 		}

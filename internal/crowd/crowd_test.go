@@ -61,9 +61,9 @@ func (s *shop) sell(w http.ResponseWriter, r *http.Request) {
 		accept(w, h.order)
 	case holds:
 		w.Header().Set("Location", "/v1/orders/"+h.order.String())
-		problem(w, http.StatusConflict, "already-purchased")
+		writeProblem(w, http.StatusConflict, "already-purchased")
 	case s.stock == 0:
-		problem(w, http.StatusConflict, "sold-out")
+		writeProblem(w, http.StatusConflict, "sold-out")
 	default:
 		s.stock--
 		h = held{key, uuid.New()}
@@ -78,7 +78,7 @@ func accept(w http.ResponseWriter, order uuid.UUID) {
 	_ = json.NewEncoder(w).Encode(map[string]any{"order_id": order, "receipt": receiptOf(order)})
 }
 
-func problem(w http.ResponseWriter, status int, slug string) {
+func writeProblem(w http.ResponseWriter, status int, slug string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(map[string]any{"type": "/problems/" + slug, "status": status})
@@ -156,10 +156,10 @@ func TestUnknownOutcomesAreTriedAgainWithTheSameKey(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		},
 		"the server is too busy": func(_ *shop, w http.ResponseWriter, _ *http.Request) {
-			problem(w, http.StatusServiceUnavailable, "overloaded")
+			writeProblem(w, http.StatusServiceUnavailable, "overloaded")
 		},
 		"the client is limited": func(_ *shop, w http.ResponseWriter, _ *http.Request) {
-			problem(w, http.StatusTooManyRequests, "rate-limited")
+			writeProblem(w, http.StatusTooManyRequests, "rate-limited")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -193,7 +193,7 @@ func TestBuyersGoToAnotherIngressWhenOneIsGone(t *testing.T) {
 
 func TestPatienceEndsAndTheOutcomeStaysUnknown(t *testing.T) {
 	s := &shop{before: func(_ int, w http.ResponseWriter, _ *http.Request) bool {
-		problem(w, http.StatusServiceUnavailable, "sale-unavailable")
+		writeProblem(w, http.StatusServiceUnavailable, "sale-unavailable")
 		return true
 	}}
 	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 3, Patience: 120 * time.Millisecond})

@@ -107,11 +107,11 @@ func ms(d time.Duration) string {
 	return strconv.FormatFloat(float64(d)/float64(time.Millisecond), 'f', 2, 64)
 }
 
-func perSecond(rate float64) string {
-	if rate == 0 {
+func perSecond(n float64) string {
+	if n == 0 {
 		return "-"
 	}
-	return figure.Count(int(rate+0.5)) + "/s"
+	return figure.Count(int(n+0.5)) + "/s"
 }
 
 // counts lists what is not zero, the most frequent first.

@@ -56,11 +56,11 @@ func createSale(ctx context.Context, baseURL, adminToken string, terms map[strin
 }
 
 // inWords is what an RFC 9457 problem says, or anything else in quotes.
-func inWords(answer []byte) string {
+func inWords(body []byte) string {
 	var problem struct{ Title, Detail string }
-	switch err := json.Unmarshal(answer, &problem); {
+	switch err := json.Unmarshal(body, &problem); {
 	case err != nil || problem.Title == "":
-		return strconv.Quote(string(answer))
+		return strconv.Quote(string(body))
 	case problem.Detail == "":
 		return problem.Title
 	}

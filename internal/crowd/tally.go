@@ -163,9 +163,9 @@ func rate(n int, over time.Duration) float64 {
 	return float64(n) / over.Seconds()
 }
 
-func total(counts map[string]int) int {
+func total(of map[string]int) int {
 	sum := 0
-	for _, n := range counts {
+	for _, n := range of {
 		sum += n
 	}
 	return sum

@@ -50,7 +50,7 @@ func parseInfo(text string) map[string]string {
 func (r redisServer) findings() []Finding {
 	var all []Finding
 	for _, check := range []func(redisServer) *Finding{
-		version, role, rights, cluster, policy, memory, appendOnly, appendFsync, rewriteFsync, appendStatus, replicas,
+		serverVersion, role, rights, cluster, policy, memory, appendOnly, appendFsync, rewriteFsync, appendStatus, replicas,
 		idleTimeout,
 	} {
 		if f := check(r); f != nil {
@@ -61,7 +61,7 @@ func (r redisServer) findings() []Finding {
 	return all
 }
 
-func version(r redisServer) *Finding {
+func serverVersion(r redisServer) *Finding {
 	text := r.info["redis_version"]
 	major, _, _ := strings.Cut(text, ".")
 	if n, err := strconv.Atoi(major); err == nil && n >= 7 {

@@ -59,7 +59,7 @@ func newDatabase(t testing.TB) (string, error) {
 	t.Cleanup(func() { databases.Delete(t) })
 	server := postgresURL(t)
 	ctx := context.Background() // the test's own context ends before its cleanups
-	template, err := template(ctx, server)
+	template, err := templateOf(ctx, server)
 	if err != nil {
 		return "", err
 	}
@@ -75,9 +75,9 @@ func newDatabase(t testing.TB) (string, error) {
 	return inDatabase(server, name)
 }
 
-// template returns the name of a migrated database to copy. It is made once for each schema and
+// templateOf returns the name of a migrated database to copy. It is made once for each schema and
 // server, and named after the schema, so that checkouts with different ones can share a server.
-func template(ctx context.Context, server string) (string, error) {
+func templateOf(ctx context.Context, server string) (string, error) {
 	templated.Lock()
 	defer templated.Unlock()
 	if name := templated.name[server]; name != "" {
