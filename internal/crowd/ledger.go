@@ -9,12 +9,10 @@ import (
 // clickOutcome is the last word on a click.
 type clickOutcome uint8
 
-// The outcomes of a click.
+// The outcomes of a click. It is zero if the crowd was stopped before the buyer came, or there was no second click.
 const (
-	// notSent: the crowd was stopped before the buyer came, or there was no second click.
-	notSent clickOutcome = iota
 	// accepted: 202, or 201; the order is the buyer's.
-	accepted
+	accepted clickOutcome = iota + 1
 	// replayed: the same, and the ingress said that it had accepted this key before.
 	replayed
 	// alreadyPurchased: the buyer holds an order in this sale by another key.
