@@ -46,7 +46,7 @@ func BenchmarkConfirmed(b *testing.B) {
 	t := page.Table{
 		Title: "From the request to the order in Postgres",
 		Note: fmt.Sprintf("Open loop at half of the orders that reached Postgres in a closed loop of the same round. "+
-			"Committed: from the decision in Redis, which the 202 tells of, to the commit in Postgres, for every order. "+
+			"Committed: from the decision in Redis to the commit in Postgres, for every order. "+
 			"Answered 201: all buyers send `Prefer: wait=10`; the time counts from the moment at which the buyer was due. %d "+
 			"rounds of %v.", b.N, turn(b)),
 		Head: []string{"", "p50", "p99", "p99.9", fmt.Sprintf("p99 at most %d ms", confirmedGoalMillis)},

@@ -53,8 +53,8 @@ func BenchmarkSafety(b *testing.B) {
 			"with two clicks at the same moment on different connections. Then, in another sale of %d units, all processes of "+
 			"the design (not Redis, not Postgres) are killed by SIGKILL when half of them are sold, or after %v; they are "+
 			"started again, more buyers come, and what was promised has time to reach Postgres: until nothing has been "+
-			"written for %v, and longer where a design leaves orders of the dead lie before others take them over "+
-			"(stock-stream and Stampede). Lost are orders that a buyer was promised and that are not there; units are gone "+
+			"written for %v, and longer where a design waits before it claims orders of dead processes "+
+			"(stock-stream and Stampede). Lost: orders that a buyer was promised and that are not there. Gone: units "+
 			"that are neither for sale nor in Postgres, where the sale was sold out in the end.%s",
 			b.N, 2*rushStock(b), rushStock(b), crashStock(b), crashAfter(b), quietAfter(b), leftOut),
 		Head: []string{
@@ -181,7 +181,7 @@ func quietAfter(b *testing.B) time.Duration {
 }
 
 // quietTime is how long a design may write nothing until it is taken to have written all that it will: as
-// long as it leaves orders of the dead lie, and more.
+// long as it waits before it claims the orders of dead processes, and more.
 func (r rung) quietTime(b *testing.B) time.Duration {
 	return r.takesOver(b) + quietAfter(b)
 }

@@ -104,8 +104,8 @@ func tellGoals(b *testing.B, results *rig.Results) {
 	b.Helper()
 	t := page.Table{
 		Title: "What is to be reached",
-		Note: fmt.Sprintf("Ratios of the tables above, %d rounds. “Accepted” is to be reached by the ingress without a "+
-			"worker running: its orders wait in the stream. Beside it stands what it accepts while a worker writes them to "+
+		Note: fmt.Sprintf("Ratios of the tables above, %d rounds. “Accepted” is measured for the ingress without a "+
+			"worker: its orders wait in the stream. Beside it is what it accepts while a worker writes them to "+
 			"Postgres on the same cores. “In Postgres” is the whole pipeline on these cores.", b.N),
 		Head: []string{"ratio", "at least", "ingress alone", "with a worker", ""},
 	}
@@ -139,7 +139,7 @@ func tellLatencies(b *testing.B, results *rig.Results, all []rung) {
 		Title: "How long a buyer waits",
 		Note: fmt.Sprintf("Open loop over %d connections: arrivals keep to their schedule, and the time counts from the "+
 			"moment at which the buyer was due. At half of what the design accepted in a closed loop of the same round, and "+
-			"at %d buyers a second for all; %d rounds of %v. Who was due and never got a connection counts with the time "+
+			"at %d buyers a second for all; %d rounds of %v. A buyer who was due and never got a connection counts with the time "+
 			"waited so far.", openConnections, commonRate, b.N, turn(b)),
 		Head: []string{
 			"design", "half load: answers/s", "p50", "p99", "p99.9",

@@ -36,7 +36,7 @@ func BenchmarkAllocations(b *testing.B) {
 	table := page.Table{
 		Title: "Allocations of an accepted purchase",
 		Note: "In the whole process, client included. Echo's own are those of a route that answers with prebuilt bytes: " +
-			"net/http, the router, the answer. Over one connection every purchase is a call of the script by itself.",
+			"net/http, the router, the answer. Over one connection every purchase is its own script call.",
 		Head: []string{"connections", "Echo's own", "ingress", "beyond Echo's own", "at most", "bytes beyond Echo's own"},
 	}
 	for _, connections := range []int{1, crowdConnections} {

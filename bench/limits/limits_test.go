@@ -66,7 +66,7 @@ func stageTable(b *testing.B, results *rig.Results) page.Table {
 	table := page.Table{
 		Title: "Each stage and its limit",
 		Note: fmt.Sprintf("Medians of %d rounds, in brackets the least and the greatest; a share is the median of the "+
-			"shares of the rounds. Calls of the script by `serve` had %s "+
+			"shares of the rounds. Script calls of `serve` had %s "+
 			"buyers.", b.N, results.Of(oursAccept, perCall).With(rig.Count)),
 		Head: []string{"stage", "its limit", "limit, orders/s", "ours", "orders/s", "share", "at least"},
 	}

@@ -42,8 +42,8 @@ func BenchmarkReaders(b *testing.B) {
 	)
 	t := page.Table{
 		Title: "Payments beside a crowd that looks",
-		Note: fmt.Sprintf("A sale with %s paid orders, %d payments a second in an open loop, and %d connections that ask "+
-			"for the sale one request after the other. Expired late: the latest of %d orders whose time to pay ends "+
+		Note: fmt.Sprintf("A sale with %s paid orders, %d payments a second in an open loop, and %d connections that "+
+			"request the sale without a pause. Expired late: the latest of %d orders whose time to pay ends "+
 			"meanwhile. Medians of %d rounds, with the least and the greatest.",
 			rig.Count(float64(rig.Scale(b, 200_000, 2000))), paymentsPerSecond, connections, expiring, b.N),
 		Head: []string{"", looks, payment50, payment99, refused, "outage noted, s", late + ", s", cpuOfPostgres},
