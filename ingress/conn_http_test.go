@@ -170,7 +170,7 @@ func TestPurchaseSkipsBackgroundReadUnlessItWaits(t *testing.T) {
 	accepted := make(chan *socket, 1)
 	s, _, _ := runShop(t, func(c *Config) { c.Listener = countedListener{listener, accepted} })
 	sale := s.sale(reservation.Terms{Stock: 1000})
-	c := dialHTTP(t, s.server.Addr())
+	c := dialHTTP(t, s.server.listenAddr())
 	const purchases = 50
 	began := time.Now()
 	for n := range purchases {

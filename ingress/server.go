@@ -129,8 +129,8 @@ func (s *Server) init() (err error) {
 // Handler serves all routes.
 func (s *Server) Handler() http.Handler { return s.echo }
 
-// Addr is where the server listens, host:port; empty until it does.
-func (s *Server) Addr() string {
+// listenAddr is where the server listens, host:port; empty until it does.
+func (s *Server) listenAddr() string {
 	if addr := s.addr.Load(); addr != nil {
 		return *addr
 	}
@@ -187,13 +187,13 @@ func (s *Server) Run(ctx context.Context) error {
 func (s *Server) serve(ctx context.Context, served <-chan error) error {
 	select {
 	case err := <-served:
-		return fmt.Errorf("ingress: serve %s: %w", s.Addr(), err)
+		return fmt.Errorf("ingress: serve %s: %w", s.listenAddr(), err)
 	case <-ctx.Done():
 	}
 	s.stopping.Store(true)
 	select {
 	case err := <-served:
-		return fmt.Errorf("ingress: serve %s: %w", s.Addr(), err)
+		return fmt.Errorf("ingress: serve %s: %w", s.listenAddr(), err)
 	case <-time.After(s.config.StopDelay):
 		return nil
 	}

@@ -28,8 +28,8 @@ func runShop(t *testing.T, change ...func(*Config)) (*shop, context.CancelFunc, 
 		ended <- s.server.Run(ctx)
 	}()
 	t.Cleanup(func() { stop(); <-over })
-	testkit.Eventually(t, 5*time.Second, "the server listens", func() bool { return s.server.Addr() != "" })
-	s.url = "http://" + s.server.Addr()
+	testkit.Eventually(t, 5*time.Second, "the server listens", func() bool { return s.server.listenAddr() != "" })
+	s.url = "http://" + s.server.listenAddr()
 	return s, stop, ended
 }
 
@@ -48,7 +48,7 @@ func TestStopFinishesAcceptedRequests(t *testing.T) {
 	require.Equal(t, goOn, string(received))
 	stop()
 	testkit.Eventually(t, 5*time.Second, "connections are refused", func() bool {
-		c, err := net.Dial("tcp", s.server.Addr()) //nolint:noctx // closed immediately
+		c, err := net.Dial("tcp", s.server.listenAddr()) //nolint:noctx // closed immediately
 		if err == nil {
 			_ = c.Close()
 		}
@@ -121,7 +121,7 @@ func TestRunFailsIfAddressIsInUse(t *testing.T) {
 	other := prepareShop(
 		t,
 		servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)},
-		func(c *Config) { c.Addr = s.server.Addr() },
+		func(c *Config) { c.Addr = s.server.listenAddr() },
 	)
 	require.ErrorContains(t, other.server.Run(t.Context()), "address already in use")
 }
@@ -133,8 +133,8 @@ func TestRunServesGivenListener(t *testing.T) {
 	s := prepareShop(
 		t, servers{testkit.RedisURL(t), testkit.DatabaseURL(t), testkit.Keys(t)}, func(c *Config) { c.Listener = listener },
 	)
-	require.Equal(t, listener.Addr().String(), s.server.Addr())
-	s.url = "http://" + s.server.Addr()
+	require.Equal(t, listener.Addr().String(), s.server.listenAddr())
+	s.url = "http://" + s.server.listenAddr()
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.server.Run(ctx) }()
