@@ -23,18 +23,10 @@ var (
 	// ErrGuardMissing is returned where Postgres lacks a constraint or an index of the schema, without which nothing can be
 	// recorded. Its text tells the SQL that puts it back.
 	ErrGuardMissing = errors.New("a constraint or an index is missing in Postgres")
-	// ErrStopping is returned for a message that was not recorded before the worker had to stop. It says
-	// nothing about the message, which stays pending and is delivered again. It wraps context.Canceled,
-	// which the Router does not log as a failure.
-	ErrStopping = fmt.Errorf("worker is stopping: %w", context.Canceled)
 
 	// errEpochOver: the stock of a sale was made anew while orders of it were being recorded. The next try
 	// finds out which of them it goes without.
 	errEpochOver = errors.New("the epoch of a sale has just ended")
-
-	// errPutOff is for messages of sales that are blocked, when there are too many of them. They stay pending, and are
-	// claimed after a while. It is no fault of the messages, nor a failure to the Router.
-	errPutOff = fmt.Errorf("too many messages of sales that are blocked: %w", context.Canceled)
 
 	// errNoConnection: Postgres is away, or all connections are in use.
 	errNoConnection = errors.New("no connection to Postgres")

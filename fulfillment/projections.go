@@ -163,6 +163,9 @@ func (p *projector) checkTable(ctx context.Context) error {
 	return err
 }
 
+// damagedShown bounds how many histories that cannot happen are named; the rest is counted.
+const damagedShown = 10
+
 // checkLog holds every order's history against the steps that reservation/transition.go knows.
 func (p *projector) checkLog(ctx context.Context) error {
 	rows, _ := p.conn.Query(ctx, sql.ProjectionHistories) // its error comes with the rows
@@ -178,7 +181,7 @@ func (p *projector) checkLog(ctx context.Context) error {
 		if whole && canHappen(types) && !endsReserved(types) {
 			return nil
 		}
-		if total += orders; len(damaged) < findingsShown {
+		if total += orders; len(damaged) < damagedShown {
 			damaged = append(damaged, fmt.Sprintf("order %s (%d like it) has %v", example, orders, types))
 		}
 		return nil
