@@ -21,9 +21,6 @@ import (
 )
 
 const (
-	// recordTimeout bounds one try of a transaction, so that a server that hangs counts as away.
-	recordTimeout = 10 * time.Second
-
 	// lockLeaseMax keeps leases short, however patient the claims of a deployment are: for so long a worker that was killed
 	// and is back at once finds the users of its own entries locked.
 	lockLeaseMax = 3 * time.Second

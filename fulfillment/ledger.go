@@ -39,6 +39,9 @@ type Ledger struct {
 	limitLocks string
 }
 
+// recordTimeout bounds one try of a transaction, so that a server that hangs counts as away.
+const recordTimeout = 10 * time.Second
+
 // lockWait is how long a transaction waits for a lock. It is far longer than any transaction of ours lasts, and short
 // enough for orders of other sales that are in the same batch.
 const lockWait = 2 * time.Second
