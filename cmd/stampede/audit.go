@@ -30,11 +30,11 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 		return err
 	}
 	defer b.Close()
-	return audit(ctx, s.out, b, c.keysFlags, c.Sale, c.Wait, c.JSON)
+	return runAudit(ctx, s.out, b, c.keysFlags, c.Sale, c.Wait, c.JSON)
 }
 
-// audit prints the report and returns errBroken if a promise is.
-func audit(
+// runAudit prints the report and returns errBroken if a promise is.
+func runAudit(
 	ctx context.Context, w io.Writer, b *backend, keys keysFlags, sale uuid.UUID, wait time.Duration, asJSON bool,
 ) error {
 	if err := sql.Check(ctx, b.pool); err != nil {

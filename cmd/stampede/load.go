@@ -142,7 +142,7 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	if _, err := fmt.Fprintln(s.out); err != nil {
 		return errors.Join(judged, err)
 	}
-	return alsoAudited(judged, audit(compareCtx, s.out, behind.backend, c.keysFlags, config.Sale, c.Patience, false))
+	return alsoAudited(judged, runAudit(compareCtx, s.out, behind.backend, c.keysFlags, config.Sale, c.Patience, false))
 }
 
 // alsoAudited adds what an audit said. The status is that of what was judged before, unless that
