@@ -30,7 +30,7 @@ type inFlightBatch struct {
 func (b *batcher) Run(ctx context.Context) error {
 	defer func() { leave(b.queue.close()) }()
 	defer context.AfterFunc(ctx, b.Drain)()
-	d := &dispatch{batcher: b, done: make(chan *inFlightBatch, batchesInFlightMax+1), blockedSales: blockedSales{blocked: make(map[uuid.UUID]*blockedSale)}}
+	d := b.newDispatch()
 	defer d.finish()
 	for {
 		if !d.wait(ctx) {
@@ -52,6 +52,13 @@ type dispatch struct {
 	pace     pace
 
 	blockedSales
+}
+
+func (b *batcher) newDispatch() *dispatch {
+	return &dispatch{
+		batcher: b, done: make(chan *inFlightBatch, batchesInFlightMax+1),
+		blockedSales: blockedSales{blocked: make(map[uuid.UUID]*blockedSale)},
+	}
 }
 
 // wait returns when a batch may start, and false if ctx ended.

@@ -43,12 +43,12 @@ func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	answers := handle(b, msgs[0])
 	testkit.Eventually(t, soon, "the first one is under way", func() bool { return s.transactionsWaiting(t) == 1 })
 	answers = append(answers, handle(b, msgs[1:10]...)...)
-	testkit.Eventually(t, soon, "nine wait for a tenth", func() bool { return b.waiting() == 9 })
+	testkit.Eventually(t, soon, "nine wait for a tenth", func() bool { return queued(b) == 9 })
 	require.EqualValues(t, 1, s.transactionsWaiting(t))
 	answers = append(answers, handle(b, msgs[10])...)
-	testkit.Eventually(t, soon, "the second one is under way", func() bool { return s.transactionsWaiting(t) == 2 && b.waiting() == 0 })
+	testkit.Eventually(t, soon, "the second one is under way", func() bool { return s.transactionsWaiting(t) == 2 && queued(b) == 0 })
 	answers = append(answers, handle(b, msgs[11:]...)...)
-	testkit.Eventually(t, soon, "two full batches wait", func() bool { return b.waiting() == 20 })
+	testkit.Eventually(t, soon, "two full batches wait", func() bool { return queued(b) == 20 })
 	require.EqualValues(t, 2, s.transactionsWaiting(t))
 
 	require.NoError(t, hold.Rollback(t.Context()))
@@ -107,7 +107,7 @@ func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	answers = append(answers, handle(b, msgs[1:6]...)...)
 	testkit.Eventually(t, soon, "and a second one", func() bool { return s.transactionsWaiting(t) == 2 })
 	answers = append(answers, handle(b, msgs[6:]...)...)
-	testkit.Eventually(t, soon, "the rest waits", func() bool { return b.waiting() == 6 })
+	testkit.Eventually(t, soon, "the rest waits", func() bool { return queued(b) == 6 })
 
 	b.Drain()
 	require.Empty(t, ended, "it drains")
@@ -138,7 +138,7 @@ func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	later := &submission{msg: msgs[1], done: make(chan error, 1)}
 	require.True(t, b.queue.add(later))
 	answers = append(answers, later.done)
-	testkit.Eventually(t, soon, "the other one is put off, not left in the queue", func() bool { return b.waiting() == 0 })
+	testkit.Eventually(t, soon, "the other one is put off, not left in the queue", func() bool { return queued(b) == 0 })
 
 	stop()
 	require.NoError(t, answer(t, ended))

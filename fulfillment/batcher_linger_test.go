@@ -36,7 +36,7 @@ func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
 func TestBatcherLingersAtHighRates(t *testing.T) {
 	t.Parallel()
 	b := newShop(t, testkit.Pool(t)).batcher(t, nil)
-	d := &dispatch{batcher: b}
+	d := b.newDispatch()
 	want, atLatest := d.wanted()
 	require.Equal(t, 1, want)
 	require.Zero(t, atLatest)

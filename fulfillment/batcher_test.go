@@ -88,7 +88,8 @@ func answer(t testing.TB, from chan error) error {
 	}
 }
 
-func (b *batcher) waiting() int { return b.queue.len() }
+// queued is how many messages wait for a batch.
+func queued(b *batcher) int { return b.queue.len() }
 
 func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	t.Parallel()
@@ -108,7 +109,7 @@ func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 		return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
 	answers = append(answers, handle(b, msgs[1:]...)...)
-	testkit.Eventually(t, 10*time.Second, "the others wait for their turn", func() bool { return b.waiting() == 40 })
+	testkit.Eventually(t, 10*time.Second, "the others wait for their turn", func() bool { return queued(b) == 40 })
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
 		require.NoError(t, answer(t, a))

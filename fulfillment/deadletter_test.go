@@ -30,14 +30,14 @@ var everyByte = func() string {
 func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 	t.Parallel()
 	fields := []Field{
-		{"foo", "bar"},
-		{"foo", "again"},
-		{"", ""},
-		{"bytes", everyByte},
-		{everyByte, "a name may be anything"},
-		{"nul", "a\x00b"},
-		{"text", `<&> " \ ' é 漢 🦬` + "\u2028\uFFFD"},
-		{`{"base64":"eA=="}`, `{"text":"x"}`},
+		{Name: "foo", Value: "bar"},
+		{Name: "foo", Value: "again"},
+		{Name: "", Value: ""},
+		{Name: "bytes", Value: everyByte},
+		{Name: everyByte, Value: "a name may be anything"},
+		{Name: "nul", Value: "a\x00b"},
+		{Name: "text", Value: `<&> " \ ' é 漢 🦬` + "\u2028\uFFFD"},
+		{Name: `{"base64":"eA=="}`, Value: `{"text":"x"}`},
 	}
 	encoded, err := encodeFields(fields)
 	require.NoError(t, err)
@@ -45,7 +45,7 @@ func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, fields, decoded)
 
-	encoded, err = encodeFields([]Field{{"name", "text"}, {"name", "\xff"}})
+	encoded, err = encodeFields([]Field{{Name: "name", Value: "text"}, {Name: "name", Value: "\xff"}})
 	require.NoError(t, err)
 	require.JSONEq(t, `[["name", {"text": "text"}], ["name", {"base64": "/w=="}]]`, string(encoded), "the form that sql/migrations tells")
 }
@@ -156,7 +156,7 @@ func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 	s := newShop(t, testkit.Pool(t))
 	letters := NewDeadLetters(s.pool, s.rdb, s.store)
 	for i, mark := range []string{"999999", "x", "-1", ""} {
-		entry := Entry{Stream: s.keys.Orders(0), ID: uuid.NewString(), Fields: []Field{{fieldReplayOf, mark}}}
+		entry := Entry{Stream: s.keys.Orders(0), ID: uuid.NewString(), Fields: []Field{{Name: fieldReplayOf, Value: mark}}}
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		listed, err := letters.List(t.Context(), "", 10)
 		require.NoError(t, err)

@@ -138,13 +138,13 @@ func TestConcurrentSweepersExpireAndReleaseOnce(t *testing.T) {
 		require.Zero(t, left)
 		require.Equal(t, len(orders), done[0]+done[1]+done[2]+done[3])
 	}
-	together(s.expire)
+	together(func(ctx context.Context) (int, error) { return s.expire(ctx) })
 	require.EqualValues(t, len(orders), s.count(t, expiredOrders))
 	require.EqualValues(t, len(orders), s.count(t, pendingReleases))
 	require.Zero(t, s.count(t, brokenLogs))
 	report := s.audit(t, uuid.Nil)
 	require.False(t, report.Broken(), textOf(t, report))
-	together(s.giveBack)
+	together(func(ctx context.Context) (int, error) { return s.giveBack(ctx) })
 	require.Zero(t, s.count(t, pendingReleases))
 	for _, sale := range sales {
 		require.EqualValues(t, perSale, s.left(t, sale))

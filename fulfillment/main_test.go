@@ -23,7 +23,10 @@ import (
 // is delivered again after it has seen enough, as happens on a busy machine.
 const suiteReader = "github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe"
 
-func TestMain(m *testing.M) {
+func TestMain(m *testing.M) { runTests(m) }
+
+// runTests runs the tests of a package on servers of their own. A test may start the binary again, as a worker that it kills.
+func runTests(m *testing.M) {
 	testkit.Main(m, testkit.WithCommand(command), testkit.IgnoreLeaks(
 		goleak.IgnoreAnyFunction(suiteReader+".func2"), goleak.IgnoreAnyFunction(suiteReader+".func3"),
 	))

@@ -72,8 +72,10 @@ func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	require.NoError(t, hold.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid() FROM sales WHERE id = $1 FOR UPDATE", sale).Scan(&holder))
 	done := make(chan error, 1)
 	log := &logText{}
-	r := s.rebuilder(t)
-	r.config.Logger = slog.New(slog.NewTextHandler(log, nil))
+	r, err := NewRebuilder(RebuilderConfig{
+		Pool: s.pool, Redis: s.rdb, Keys: s.keys, Store: s.store, Logger: slog.New(slog.NewTextHandler(log, nil)),
+	})
+	require.NoError(t, err)
 	go func() {
 		_, err := r.Sale(context.Background(), sale, RebuildByHand)
 		done <- err

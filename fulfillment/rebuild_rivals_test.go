@@ -74,7 +74,7 @@ type rival struct {
 	busy bool
 }
 
-func (s *shop) rival(t *testing.T) *rival {
+func (s *shop) newRival(t *testing.T) *rival {
 	t.Helper()
 	r := &rival{gate: newGate(), done: make(chan error, 1)}
 	options := *s.rdb.Options()
@@ -131,7 +131,7 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 	s := newShop(t, testkit.Pool(t))
 	crew := make([]*rival, rivals)
 	for i := range crew {
-		crew[i] = s.rival(t)
+		crew[i] = s.newRival(t)
 	}
 	seed := cmp.Or(rivalsSeed, rand.Uint64())
 	opened := 0

@@ -19,7 +19,7 @@ import (
 // snapshot is all that Redis holds, as the memory of a virtual machine has it.
 type snapshot map[string]string
 
-func (s *shop) snapshot(t *testing.T) snapshot {
+func (s *shop) takeSnapshot(t *testing.T) snapshot {
 	t.Helper()
 	taken := snapshot{}
 	for _, key := range s.rdb.Keys(t.Context(), s.keys.Prefix+":*").Val() {
@@ -64,7 +64,7 @@ func setBackShop(t *testing.T, stock, lost int) (s lostShop, sale uuid.UUID) {
 		s.buy(t, sale, fmt.Sprint("kept-", i))
 	}
 	s.fulfil(t)
-	before := s.snapshot(t)
+	before := s.takeSnapshot(t)
 	for i := range lost {
 		s.buy(t, sale, fmt.Sprint("lost-", i))
 	}
@@ -135,13 +135,13 @@ func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 		s.buy(t, sale, fmt.Sprint("kept-", i))
 	}
 	s.fulfil(t)
-	early := s.snapshot(t)
+	early := s.takeSnapshot(t)
 	ingress := s.newIngress(t)
 	for i := range 8 {
 		ingress.buy(t, sale, fmt.Sprint("new-", i))
 	}
 	s.fulfil(t)
-	other := s.snapshot(t) // with as many places as there will be in Postgres
+	other := s.takeSnapshot(t) // with as many places as there will be in Postgres
 	s.setBack(t, early)
 	require.NoError(t, execSQL(t, s.shop, "DELETE FROM orders WHERE user_id LIKE 'new-%'"))
 	require.NoError(t, execSQL(t, s.shop, "DELETE FROM order_events WHERE user_id LIKE 'new-%'"))

@@ -272,7 +272,8 @@ func TestCloseSendsLastAcks(t *testing.T) {
 	b.publish(1)
 	ids := b.takeAway("worker-1", 1)
 	sub := b.subscriber("worker-1")
-	s := newSubscription(t.Context(), &sub.config, sub.metrics, b.stream)
+	config := sub.config
+	s := newSubscription(t.Context(), &config, sub.metrics, b.stream)
 	defer s.expire()
 	s.acks.add(ids[0])
 	<-s.acks.wake

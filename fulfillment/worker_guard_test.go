@@ -214,7 +214,7 @@ func TestGuardReopensEndedSale(t *testing.T) {
 	require.Empty(t, found)
 	found, err = r.needs(t.Context(), 1, true)
 	require.NoError(t, err)
-	require.Equal(t, []need{{0, sale, RebuildUnfinished}}, found)
+	require.Equal(t, []need{{sale: sale, reason: RebuildUnfinished}}, found)
 	require.NoError(t, s.heal(t, r, 1))
 	require.Equal(t, reservation.Ended, s.reserve(t, sale, "bob", 1, "").Verdict)
 	s.requireSound(t)
