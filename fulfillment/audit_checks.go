@@ -7,7 +7,9 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/redis/go-redis/v9"
 
 	"stampede/sql"
@@ -116,7 +118,7 @@ func (l *look) missing(needed source) error {
 // judge makes all checks, and reports what they find.
 func (l *look) judge(ctx context.Context, tx pgx.Tx) (err error) {
 	rows, _ := tx.Query(ctx, sql.AuditReadFigures) // its error comes with the rows
-	if l.report.Sales, err = pgx.CollectRows(rows, pgx.RowToStructByPos[SaleFigures]); err != nil {
+	if l.report.Sales, err = pgx.CollectRows(rows, pgx.RowToStructByName[SaleFigures]); err != nil {
 		return fmt.Errorf("count: %w", err)
 	}
 	return l.eachCheck(ctx, tx, l.report.run)
@@ -125,27 +127,37 @@ func (l *look) judge(ctx context.Context, tx pgx.Tx) (err error) {
 // run adds the findings of a check to the report.
 func (r *AuditReport) run(ctx context.Context, tx pgx.Tx, c check) error {
 	rows, _ := tx.Query(ctx, c.within(sql.AuditFind), findingsShown) // its error comes with the rows
-	var (
-		f        Finding
-		user     *string
-		total    int64
-		findings []Finding
-	)
-	_, err := pgx.ForEachRow(rows, []any{&f.Sale, &f.Order, &user, &f.What, &f.Remedy, &total, &f.LastEvent}, func() error {
-		f.User = ""
-		if user != nil {
-			f.User = *user
-		}
-		findings = append(findings, f)
-		return nil
-	})
+	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
+		findingRow
+		Total int64
+	}])
 	if err != nil {
 		return err
 	}
 	promise := r.promise(c.promise)
-	promise.Findings = append(promise.Findings, findings...)
-	promise.Found += total
+	for _, f := range found {
+		promise.Findings = append(promise.Findings, f.finding())
+	}
+	if len(found) > 0 {
+		promise.Found += found[0].Total
+	}
 	return nil
+}
+
+// findingRow is a finding as queries answer it.
+type findingRow struct {
+	SaleID    *uuid.UUID
+	OrderID   *uuid.UUID
+	UserID    zeronull.Text
+	What      string
+	Remedy    Remedy
+	LastEvent string
+}
+
+func (r *findingRow) finding() Finding {
+	return Finding{
+		Sale: r.SaleID, Order: r.OrderID, User: string(r.UserID), What: r.What, Remedy: r.Remedy, LastEvent: r.LastEvent,
+	}
 }
 
 // nameGuards reports constraints and indexes that were taken away from Postgres.

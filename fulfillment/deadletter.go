@@ -155,15 +155,32 @@ func readDeadLetter(ctx context.Context, from querier, query string, id int64) (
 	return letter, nil
 }
 
+// deadLetterRow is a row of the table dead_letters.
+type deadLetterRow struct {
+	ID         int64
+	Stream     string
+	EntryID    string
+	Fields     []byte
+	Reason     string
+	Deliveries int64
+	Status     DeadLetterStatus
+	Replays    int
+	Resolution string
+	ReplayedAs string
+	CreatedAt  time.Time
+	UpdatedAt  time.Time
+}
+
 func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
-	var l DeadLetter
-	var fields []byte
-	err := row.Scan(&l.ID, &l.Entry.Stream, &l.Entry.ID, &fields, &l.Reason, &l.Entry.Deliveries,
-		&l.Status, &l.Replays, &l.Resolution, &l.ReplayedAs, &l.CreatedAt, &l.UpdatedAt)
+	r, err := pgx.RowToStructByName[deadLetterRow](row)
 	if err != nil {
 		return DeadLetter{}, err
 	}
-	if l.Entry.Fields, err = decodeFields(fields); err != nil {
+	l := DeadLetter{
+		ID: r.ID, Entry: Entry{Stream: r.Stream, ID: r.EntryID, Deliveries: r.Deliveries}, Reason: r.Reason, Status: r.Status,
+		Replays: r.Replays, ReplayedAs: r.ReplayedAs, Resolution: r.Resolution, CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt,
+	}
+	if l.Entry.Fields, err = decodeFields(r.Fields); err != nil {
 		l.Entry.Fields, l.Damage = nil, err.Error()
 	}
 	return l, nil

@@ -255,23 +255,30 @@ func readOrders(answers pgx.BatchResults) (map[uuid.UUID]reservation.Order, erro
 	return byID, err
 }
 
+// orderRow is an order as the queries of the ledger answer it.
+type orderRow struct {
+	ID               uuid.UUID
+	SaleID           uuid.UUID
+	UserID           string
+	Quantity         int64
+	Status           reservation.Status
+	Version          int
+	ReservedAt       time.Time
+	ExpiresAt        zeronull.Timestamptz
+	PaymentReference string
+	Reason           string
+}
+
 func scanOrder(row pgx.CollectableRow) (reservation.Order, error) {
-	var o reservation.Order
-	err := row.Scan(orderColumns(&o)...)
-	return inUTC(o), err
+	r, err := pgx.RowToStructByName[orderRow](row)
+	return r.order(), err
 }
 
-// orderColumns are where the columns of an order go, in the order in which all queries have them.
-// inUTC is to be called on what they were read into.
-func orderColumns(o *reservation.Order) []any {
-	return []any{
-		&o.ID, &o.SaleID, &o.UserID, &o.Quantity, &o.Status, &o.Version, &o.ReservedAt,
-		(*zeronull.Timestamptz)(&o.ExpiresAt), &o.PaymentReference, &o.Reason,
+func (r *orderRow) order() reservation.Order {
+	o := reservation.Order{
+		ID: r.ID, SaleID: r.SaleID, UserID: r.UserID, Quantity: r.Quantity, Status: r.Status, Version: r.Version,
+		ReservedAt: r.ReservedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt), PaymentReference: r.PaymentReference, Reason: r.Reason,
 	}
-}
-
-func inUTC(o reservation.Order) reservation.Order {
-	o.ReservedAt = o.ReservedAt.UTC()
 	if !o.ExpiresAt.IsZero() {
 		o.ExpiresAt = o.ExpiresAt.UTC()
 	}

@@ -184,13 +184,19 @@ func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, wi
 	defer cancel()
 	rows, _ := r.config.Pool.Query(ctx, sql.RebuildSalesInRedis, after, limit, withEnded) // its error comes with the rows
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (guardedSale, error) {
-		var s guardedSale
-		var partitions int
-		err := row.Scan(&s.id, &partitions, &s.epoch, &s.lastSequence, &s.revision, &s.publishedRevision, &s.ended)
-		if err == nil {
-			s.partition = reservation.PartitionAmong(s.id, partitions)
+		s, err := pgx.RowToStructByName[struct {
+			ID                                               uuid.UUID
+			Partitions                                       int
+			Epoch, LastSequence, Revision, PublishedRevision int64
+			Ended                                            bool
+		}](row)
+		if err != nil {
+			return guardedSale{}, err
 		}
-		return s, err
+		return guardedSale{
+			id: s.ID, partition: reservation.PartitionAmong(s.ID, s.Partitions), epoch: s.Epoch, lastSequence: s.LastSequence,
+			revision: s.Revision, publishedRevision: s.PublishedRevision, ended: s.Ended,
+		}, nil
 	})
 }
 

@@ -151,16 +151,9 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 		return nil, fmt.Errorf("compare: %w", err)
 	}
 	rows, _ := r.conn.Query(ctx, sql.ReconcileCounts) // its error comes with the rows
-	todo, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d saleDifferences, err error) {
-		var sale *uuid.UUID
-		err = row.Scan(&sale, &d.remedy, &d.count, &d.partitions, &d.blocked)
-		if sale != nil {
-			d.sale = *sale
-		}
-		return d, err
-	})
+	todo, err := pgx.CollectRows(rows, pgx.RowToStructByName[saleDifferences])
 	slices.SortStableFunc(todo, func(a, b saleDifferences) int {
-		return slices.Index(remedyOrder, a.remedy) - slices.Index(remedyOrder, b.remedy)
+		return slices.Index(remedyOrder, a.Remedy) - slices.Index(remedyOrder, b.Remedy)
 	})
 	return todo, err
 }
@@ -202,9 +195,17 @@ func (r *reconciler) explain(ctx context.Context) error {
 		return nil
 	}
 	rows, _ := r.conn.Query(ctx, sql.ReconcileExplain) // its error comes with the rows
-	var f Finding
-	_, err := pgx.ForEachRow(rows, []any{&f.Sale, &f.Order, &f.User, &f.What, &f.LastEvent, &f.Remedy}, func() error { return r.Explain(f) })
-	return err
+	defer rows.Close()
+	for rows.Next() {
+		f, err := pgx.RowToStructByName[findingRow](rows)
+		if err == nil {
+			err = r.Explain(f.finding())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return rows.Err()
 }
 
 // mended tells whether anything was.

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"stampede/reservation"
 	"stampede/sql"
@@ -42,27 +43,29 @@ func (r Remedy) Says() string { return says[r] }
 
 // saleDifferences are those of one sale with one remedy.
 type saleDifferences struct {
-	sale       uuid.UUID
-	remedy     Remedy
-	count      int64
-	partitions int
-	// blocked: the rows of the sale's orders are not what the log says, so nothing may follow from them.
-	blocked bool
+	SaleID     zeronull.UUID // zero for differences of no sale
+	Remedy     Remedy
+	Count      int64
+	Partitions int
+	// Blocked: the rows of the sale's orders are not what the log says, so nothing may follow from them.
+	Blocked bool
 }
+
+func (d *saleDifferences) sale() uuid.UUID { return uuid.UUID(d.SaleID) }
 
 // mend mends differences, if they are not for others to mend, and counts them. What fails is told in the report.
 func (r *reconciler) mend(ctx context.Context, d saleDifferences) {
-	count := r.counts[d.remedy]
+	count := r.counts[d.Remedy]
 	if count == nil {
-		count = &RemedyReport{Remedy: d.remedy, Says: d.remedy.Says()}
-		r.counts[d.remedy] = count
+		count = &RemedyReport{Remedy: d.Remedy, Says: d.Remedy.Says()}
+		r.counts[d.Remedy] = count
 	}
-	count.Found += d.count
-	if r.DryRun || d.blocked {
+	count.Found += d.Count
+	if r.DryRun || d.Blocked {
 		return
 	}
 	var err error
-	switch d.remedy {
+	switch d.Remedy {
 	case remedyAside:
 		err = r.setAside(ctx)
 	case remedyAppend:
@@ -79,17 +82,17 @@ func (r *reconciler) mend(ctx context.Context, d saleDifferences) {
 		return
 	}
 	if err != nil {
-		r.report.Failures = append(r.report.Failures, fmt.Sprintf("%s of sale %s: %v", d.remedy, d.sale, err))
+		r.report.Failures = append(r.report.Failures, fmt.Sprintf("%s of sale %s: %v", d.Remedy, d.sale(), err))
 		return
 	}
-	count.Mended += d.count
+	count.Mended += d.Count
 }
 
 // difference is an order to mend, and its reservation if it has one.
 type difference struct {
 	N          int64
-	Order      uuid.UUID
-	User       string
+	OrderID    uuid.UUID
+	UserID     string
 	Quantity   int64
 	Epoch      int64
 	ReservedAt time.Time
@@ -98,8 +101,8 @@ type difference struct {
 // eachPage mends the differences a page at a time.
 func (r *reconciler) eachPage(ctx context.Context, d saleDifferences, do func(context.Context, saleDifferences, []difference) error) error {
 	for after := int64(0); ; {
-		rows, _ := r.conn.Query(ctx, sql.ReconcilePage, d.sale, d.remedy, after, repairsPerTurn) // its error comes with the rows
-		page, err := pgx.CollectRows(rows, pgx.RowToStructByPos[difference])
+		rows, _ := r.conn.Query(ctx, sql.ReconcilePage, d.sale(), d.Remedy, after, repairsPerTurn) // its error comes with the rows
+		page, err := pgx.CollectRows(rows, pgx.RowToStructByName[difference])
 		if err != nil || len(page) == 0 {
 			return err
 		}
@@ -115,14 +118,14 @@ func (r *reconciler) append(ctx context.Context, d saleDifferences, page []diffe
 	events := make([]reservation.OrderReserved, len(page))
 	for i, p := range page {
 		events[i] = reservation.OrderReserved{
-			OrderID: p.Order, SaleID: d.sale, UserID: p.User, Quantity: p.Quantity, Epoch: p.Epoch,
+			OrderID: p.OrderID, SaleID: d.sale(), UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch,
 			RequestedAt: p.ReservedAt, // the request's own time is lost
 			ReservedAt:  p.ReservedAt,
 		}
 	}
 	limited, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	appended, err := r.Store.AppendReserved(limited, reservation.PartitionAmong(d.sale, d.partitions), d.sale, events)
+	appended, err := r.Store.AppendReserved(limited, reservation.PartitionAmong(d.sale(), d.Partitions), d.sale(), events)
 	if err != nil {
 		return err
 	}
@@ -132,24 +135,24 @@ func (r *reconciler) append(ctx context.Context, d saleDifferences, page []diffe
 			orders = append(orders, e.OrderID)
 		}
 	}
-	return r.note(ctx, r.conn, d.sale, "appended", orders)
+	return r.note(ctx, r.conn, d.sale(), "appended", orders)
 }
 
 // release has workers give units back.
 func (r *reconciler) release(ctx context.Context, d saleDifferences, page []difference) error {
-	return r.change(ctx, d.sale, "released", sql.ReconcileRelease, page)
+	return r.change(ctx, d.sale(), "released", sql.ReconcileRelease, page)
 }
 
 // forget deletes releases.
 func (r *reconciler) forget(ctx context.Context, d saleDifferences, page []difference) error {
-	return r.change(ctx, d.sale, "forgotten", sql.ReconcileForget, page)
+	return r.change(ctx, d.sale(), "forgotten", sql.ReconcileForget, page)
 }
 
 // change runs a query that changes orders of a sale and returns which, and notes them.
 func (r *reconciler) change(ctx context.Context, sale uuid.UUID, did, query string, page []difference) error {
 	orders := make([]uuid.UUID, len(page))
 	for i, p := range page {
-		orders[i] = p.Order
+		orders[i] = p.OrderID
 	}
 	return pgx.BeginTxFunc(ctx, r.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, sql.ReconcileLockOrders, sale, orders); err != nil {
@@ -165,8 +168,9 @@ func (r *reconciler) change(ctx context.Context, sale uuid.UUID, did, query stri
 }
 
 func (r *reconciler) recount(ctx context.Context, d saleDifferences) error {
-	_, err := recountSales(ctx, r.conn, &d.sale, func(tx pgx.Tx, count Recount) error {
-		_, err := tx.Exec(ctx, sql.ReconcileNote, d.sale, map[string]any{"recounted": map[string]int64{"was": count.Was, "is": count.Is}})
+	sale := d.sale()
+	_, err := recountSales(ctx, r.conn, &sale, func(tx pgx.Tx, count Recount) error {
+		_, err := tx.Exec(ctx, sql.ReconcileNote, d.sale(), map[string]any{"recounted": map[string]int64{"was": count.Was, "is": count.Is}})
 		return err
 	})
 	return err
@@ -175,11 +179,11 @@ func (r *reconciler) recount(ctx context.Context, d saleDifferences) error {
 // rebuild makes the stock of a sale anew, which is an event of its own; or of its whole partition, if nobody
 // knows what else of that is lost.
 func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
-	partition := reservation.PartitionAmong(d.sale, d.partitions)
+	partition := reservation.PartitionAmong(d.sale(), d.Partitions)
 	if slices.Contains(r.rebuilt, partition) {
 		return nil
 	}
-	_, err := r.Rebuilder.Sale(ctx, d.sale, RebuildReconciled)
+	_, err := r.Rebuilder.Sale(ctx, d.sale(), RebuildReconciled)
 	if errors.Is(err, ErrServerUnverified) && r.Sale == uuid.Nil {
 		if _, err = r.Rebuilder.Partition(ctx, partition, RebuildReconciled); err == nil {
 			r.rebuilt = append(r.rebuilt, partition)

@@ -65,7 +65,7 @@ func (l *Ledger) pendingReleases(ctx context.Context) (pending int, err error) {
 func (l *Ledger) releaseSome(ctx context.Context, store *reservation.Store, except []uuid.UUID) (sale uuid.UUID, released int, err error) {
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, sql.LedgerTakeReleases, except, sweepMax) // its error comes with the rows
-		releases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[reservation.Release])
+		releases, err := pgx.CollectRows(rows, pgx.RowToStructByName[reservation.Release])
 		if err != nil || len(releases) == 0 {
 			return err
 		}

@@ -79,11 +79,15 @@ func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error 
 }
 
 func lockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (order reservation.Order, overdue bool, err error) {
-	err = tx.QueryRow(ctx, sql.LedgerLockOrder, id, user).Scan(append(orderColumns(&order), &overdue)...)
+	rows, _ := tx.Query(ctx, sql.LedgerLockOrder, id, user) // its error comes with the rows
+	locked, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
+		orderRow
+		Overdue bool
+	}])
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = reservation.ErrOrderNotFound
 	}
-	return inUTC(order), overdue, err
+	return locked.order(), locked.Overdue, err
 }
 
 // errNotLocked: somebody changed an order while another transaction had its row locked. Nothing of ours does.
