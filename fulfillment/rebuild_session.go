@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"stampede/internal/pg"
 	"stampede/reservation"
@@ -106,11 +105,13 @@ func (s *rebuildSession) raiseEpoch(ctx context.Context, sale guardedSale, reaso
 		} else if locked.RowsAffected() == 0 {
 			return reservation.ErrSaleNotFound
 		}
-		var window, units, orders int64
-		err = tx.QueryRow(ctx, sql.RebuildRaiseEpoch, sale.id, sale.closed.Sequence, sale.closed.Epoch, reason, sale.epoch).Scan(&raised.ID, &raised.Name, &raised.Stock, &raised.State,
-			&raised.PerOrderLimit, (*zeronull.Timestamptz)(&raised.OpensAt), (*zeronull.Timestamptz)(&raised.ClosesAt), &window,
-			&raised.Epoch, &raised.Revision, &raised.Partitions, &raised.CreatedAt, &raised.sequence, &units, &orders)
-		raised.PaymentWindow = time.Duration(window) * time.Second
+		rows, _ := tx.Query(ctx, sql.RebuildRaiseEpoch, // its error comes with the rows
+			sale.id, sale.closed.Sequence, sale.closed.Epoch, reason, sale.epoch)
+		row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
+			reservation.SaleRow
+			LastGiven int64
+		}])
+		raised = raisedSale{Sale: row.Sale(), sequence: row.LastGiven}
 		return err
 	})
 	if errors.Is(err, pgx.ErrNoRows) {

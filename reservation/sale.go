@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 )
 
 // State is where a sale stands. Operators set it to open, paused or ended; Scheduled is what an open
@@ -119,6 +120,40 @@ type Sale struct {
 	// Partitions is how many partitions there were when the sale was created: where it lives follows from it.
 	Partitions int
 	CreatedAt  time.Time
+}
+
+// SaleRow is a sale as queries answer it, without the units sold.
+type SaleRow struct {
+	ID                   uuid.UUID
+	Name                 string
+	Stock                int64
+	State                State
+	PerOrderLimit        int64
+	OpensAt, ClosesAt    zeronull.Timestamptz
+	PaymentWindowSeconds int64
+	Epoch, Revision      int64
+	Partitions           int
+	CreatedAt            time.Time
+}
+
+// Sale returns the definition that the row holds.
+func (r *SaleRow) Sale() Sale {
+	return Sale{
+		ID: r.ID,
+		Terms: Terms{
+			Name: r.Name, Stock: r.Stock, PerOrderLimit: r.PerOrderLimit, OpensAt: inUTC(r.OpensAt), ClosesAt: inUTC(r.ClosesAt),
+			PaymentWindow: time.Duration(r.PaymentWindowSeconds) * time.Second,
+		},
+		State: r.State, Epoch: r.Epoch, Revision: r.Revision, Partitions: r.Partitions, CreatedAt: r.CreatedAt.UTC(),
+	}
+}
+
+// inUTC is the time in UTC, and zero for none.
+func inUTC(at zeronull.Timestamptz) time.Time {
+	if t := time.Time(at); !t.IsZero() {
+		return t.UTC()
+	}
+	return time.Time{}
 }
 
 // Partition is where in Redis the sale lives.

@@ -127,19 +127,12 @@ func findSales(ctx context.Context, q querier, ids []uuid.UUID, after *uuid.UUID
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (storedSale, error) {
-		var s storedSale
-		var opensAt, closesAt *time.Time
-		var window int64
-		err := row.Scan(&s.ID, &s.Name, &s.Stock, &s.Sold, &s.State, &s.PerOrderLimit, &opensAt, &closesAt, &window,
-			&s.Epoch, &s.Revision, &s.publishedRevision, &s.Partitions, &s.CreatedAt, &s.final)
-		if opensAt != nil {
-			s.OpensAt = opensAt.UTC()
-		}
-		if closesAt != nil {
-			s.ClosesAt = closesAt.UTC()
-		}
-		s.CreatedAt = s.CreatedAt.UTC()
-		s.PaymentWindow = time.Duration(window) * time.Second
+		r, err := pgx.RowToStructByName[struct {
+			SaleRow
+			Sold, PublishedRevision, Final int64
+		}](row)
+		s := storedSale{Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final}
+		s.Sold = r.Sold
 		return s, err
 	})
 }

@@ -15,8 +15,7 @@
 -- What was to be given back to Redis comes back with the new stock, which is made without it. Releases that
 -- somebody has in hand stay: Redis will know nothing of their orders.
 --
--- Answers the definition of the sale as this revision finds it, the highest place given out, the units of its
--- live orders, and how many orders these are.
+-- Answers the definition of the sale as this revision finds it, and the highest place given out.
 WITH live AS MATERIALIZED (
     SELECT count(*) AS orders, coalesce(sum(quantity), 0)::bigint AS units, coalesce(max(sequence), 0) AS last_place
     FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')
@@ -35,5 +34,5 @@ WITH live AS MATERIALIZED (
         SELECT order_id FROM releases WHERE sale_id = (SELECT id FROM raised) FOR UPDATE SKIP LOCKED)
 )
 SELECT id, name, stock, state, per_order_limit, opens_at, closes_at, payment_window_seconds, epoch, revision, partitions,
-       created_at, last_given, units, orders
+       created_at, last_given
 FROM raised
