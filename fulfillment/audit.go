@@ -13,6 +13,8 @@ import (
 
 	"stampede/internal/figure"
 	"stampede/internal/pause"
+	"stampede/internal/pg"
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -63,7 +65,7 @@ func audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
 	defer conn.Release()
 	// Temporary tables live as long as the connection, which goes back to the pool.
 	defer func() {
-		ctx, cancel := forCall(ctx)
+		ctx, cancel := retry.ForCall(ctx)
 		defer cancel()
 		if _, err := conn.Exec(ctx, sql.AuditDrop); err != nil {
 			_ = conn.Conn().Close(ctx) // and so do they
@@ -160,7 +162,7 @@ func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) err
 	if err := l.loadRedis(ctx); err != nil {
 		return err
 	}
-	return inSnapshot(ctx, l.conn, func(tx pgx.Tx) error {
+	return pg.InSnapshot(ctx, l.conn, func(tx pgx.Tx) error {
 		if err := l.loadParked(ctx, tx); err != nil {
 			return err
 		}

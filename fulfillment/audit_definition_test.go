@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -44,7 +45,7 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 			report = s.audit(t, sale)
 			require.Equal(t, "S7", broken(report), textOf(t, report))
 			require.Contains(t, textOf(t, report), fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
-			require.Equal(t, remedyRebuild, report.promise("S7").Findings[0].Remedy)
+			require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 			s.requireMended(t, sale, "")
 			if field != "revision" { // which each repair raises
 				require.Equal(t, right, s.rdb.HGet(t.Context(), key, field).Val())
@@ -69,7 +70,7 @@ func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	// A revision that nobody made is not on its way.
 	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "revision", 3).Err())
 	report = s.audit(t, sale)
-	require.Equal(t, remedyRebuild, report.promise("S7").Findings[0].Remedy)
+	require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "revision", 1).Err())
 	_, err = s.catalog.PublishPending(t.Context())
 	require.NoError(t, err)
@@ -99,7 +100,7 @@ func TestAuditEscapesControlCharacters(t *testing.T) {
 	require.NotContains(t, text, "\x1b")
 	require.NotContains(t, text, "\u009b")
 	require.Contains(t, text, `user "\x1b[2Jann\u009b": the reservation in Redis is damaged`)
-	require.Equal(t, "\x1b[2Jann\u009b", report.promise("S4").Findings[0].User, "programs get it as it is")
+	require.Equal(t, "\x1b[2Jann\u009b", report.Promise("S4").Findings[0].User, "programs get it as it is")
 }
 
 // An entry that somebody deletes does no harm for longer than it takes to append it again.

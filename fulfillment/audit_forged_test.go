@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -26,7 +27,7 @@ func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "sequence", forgedPlaces).Err())
 	require.Contains(t, textOf(t, s.audit(t, sale)), "places 3 to 999999999999999 of the sale were given out and no order has them")
 	require.Equal(t, "operator", leftOf(s.reconcile(t)))
-	_, err := s.rebuilder(t).Sale(t.Context(), sale, RebuildByHand) // which the remedy names
+	_, err := s.rebuilder(t).Sale(t.Context(), sale, fulfillment.RebuildByHand) // which the remedy names
 	require.NoError(t, err)
 	s.requireSound(t)
 }
@@ -34,7 +35,7 @@ func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 // requireNamedAndMended audits and reconciles, and what was damaged is named and then mended.
 func (s *shop) requireNamedAndMended(t testing.TB, what string) {
 	t.Helper()
-	report, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys})
+	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys})
 	require.NoError(t, err, what)
 	require.True(t, report.Broken(), "%s: %s", what, textOf(t, report))
 	require.False(t, report.Unchecked(), "%s: %s", what, textOf(t, report))
@@ -56,7 +57,7 @@ func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 	s := newShop(t, testkit.Pool(t))
 	sale := s.termed(t)
 	key := s.keys.Sale(0, sale)
-	for _, field := range saleFields {
+	for _, field := range fulfillment.SaleFields {
 		require.NoError(t, s.rdb.HDel(t.Context(), key, field).Err())
 		s.requireNamedAndMended(t, field+" is missing")
 		values := []string{"-7", "x", "9223372036854775807"}
@@ -108,7 +109,7 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 				require.NoError(t, err)
 				_, err = s.pool.Exec(t.Context(), "UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE status = 'confirmed')")
 				require.NoError(t, err)
-				_, err = s.rebuilder(t).Sale(t.Context(), sale, RebuildByHand)
+				_, err = s.rebuilder(t).Sale(t.Context(), sale, fulfillment.RebuildByHand)
 				require.NoError(t, err)
 			}
 		}

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -51,7 +52,7 @@ func TestAuditCountsOrdersLostBeforeRebuild(t *testing.T) {
 
 	// One of the lost ones comes late, and another one had the place that was given to somebody else since.
 	late := []reservation.OrderReserved{reserved(sale, "late", 35), reserved(sale, "later", 41)}
-	_, err := NewLedger(s.pool).Record(t.Context(), late)
+	_, err := fulfillment.NewLedger(s.pool).Record(t.Context(), late)
 	require.NoError(t, err)
 	report = s.audit(t, sale)
 	require.False(t, report.Broken(), textOf(t, report))
@@ -76,14 +77,14 @@ func TestAuditReportsPayableOrdersWithoutDeadline(t *testing.T) {
 	require.NoError(t, err)
 	report := s.audit(t, sale)
 	require.Equal(t, "S3", broken(report), textOf(t, report))
-	finding := report.promise("S3").Findings[0]
+	finding := report.Promise("S3").Findings[0]
 	require.Equal(t, order, *finding.Order)
-	require.Equal(t, remedyProjections, finding.Remedy)
+	require.Equal(t, fulfillment.RemedyProjections, finding.Remedy)
 	require.Equal(t, "OrderConfirmed at version 2", finding.LastEvent)
 	_, err = s.pool.Exec(t.Context(), "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", order)
 	require.NoError(t, err)
 	report = s.audit(t, sale)
-	require.Equal(t, remedyOperator, report.promise("S3").Findings[0].Remedy)
+	require.Equal(t, fulfillment.RemedyOperator, report.Promise("S3").Findings[0].Remedy)
 }
 
 func TestAuditReportsLastEventOfEachDifference(t *testing.T) {
@@ -92,7 +93,7 @@ func TestAuditReportsLastEventOfEachDifference(t *testing.T) {
 	sale := s.openPayable(t, 10)
 	s.crowd(t, sale, 3)
 	event := s.fulfil(t)[0].Event
-	_, err := NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
+	_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
 	require.NoError(t, err)
 	_, err = s.pool.Exec(t.Context(), "DELETE FROM releases")
 	require.NoError(t, err)
@@ -112,11 +113,11 @@ func TestAuditReportsLastEventOfEachDifference(t *testing.T) {
 func TestAuditReportsEquationOfEachSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	for range equationsShown + 2 {
+	for range fulfillment.EquationsShown + 2 {
 		s.buy(t, s.open(t, 5), "ann")
 	}
 	text := textOf(t, s.audit(t, uuid.Nil))
-	require.Equal(t, equationsShown, strings.Count(text, "      5 = 4 available + 1 held + 0 sold   sale "))
+	require.Equal(t, fulfillment.EquationsShown, strings.Count(text, "      5 = 4 available + 1 held + 0 sold   sale "))
 	require.Contains(t, text, "      … and 2 more sales\n")
 	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
 	require.NoError(t, err)
@@ -166,8 +167,8 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 			sale := s.openPayable(t, 10)
 			s.crowd(t, sale, 3)
 			event := s.fulfil(t)[0].Event
-			report, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Keys: s.keys, Sale: sale, Wait: wait, Redis: movingRedis(t, func() {
-				_, err := NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
+			report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Keys: s.keys, Sale: sale, Wait: wait, Redis: movingRedis(t, func() {
+				_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
 				require.NoError(t, err)
 				_, err = s.giveBack(t.Context())
 				require.NoError(t, err)
@@ -198,15 +199,15 @@ func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 			require.NoError(t, err)
 			late := reserved(sale, uuid.NewString(), last+1)
 			late.OrderID = s.buy(t, sale, late.UserID)
-			_, err = NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{late})
+			_, err = fulfillment.NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{late})
 			require.NoError(t, err)
 		})
 	}
-	report, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: moving(), Keys: s.keys, Sale: sale})
+	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: moving(), Keys: s.keys, Sale: sale})
 	require.NoError(t, err)
 	require.Equal(t, "S4", broken(report), textOf(t, report))
-	require.EqualValues(t, 1, report.promise("S4").Found)
-	require.Empty(t, report.promise("S4").Findings[0].Remedy)
+	require.EqualValues(t, 1, report.Promise("S4").Found)
+	require.Empty(t, report.Promise("S4").Findings[0].Remedy)
 	require.True(t, report.Moved)
 }
 
@@ -220,7 +221,7 @@ func TestAuditReportsLastingDifferenceWithoutWaiting(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	report, err := Audit(ctx, AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale, Wait: time.Hour})
+	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale, Wait: time.Hour})
 	require.NoError(t, err)
 	require.Equal(t, "S4", broken(report))
 	require.False(t, report.Moved)

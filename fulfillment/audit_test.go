@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -13,40 +13,41 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
 
 // fulfil reads what is in the stream and records it, without a worker.
-func (s *shop) fulfil(t testing.TB) []Outcome {
+func (s *shop) fulfil(t testing.TB) []fulfillment.Outcome {
 	t.Helper()
 	ctx, stream := t.Context(), s.keys.Orders(0)
-	require.NoError(t, createGroup(ctx, s.rdb, stream, reservation.Group))
+	require.NoError(t, fulfillment.CreateGroup(ctx, s.rdb, stream, reservation.Group))
 	read, err := s.rdb.XReadGroup(ctx, &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "test", Streams: []string{stream, ">"}, Count: 10_000, Block: -1}).Result()
 	require.NoError(t, err)
 	var ids []string
 	var events []reservation.OrderReserved
 	for _, m := range read[0].Messages {
-		msg, err := decodeEntry(m.ID, m.Values, 1)
+		msg, err := fulfillment.DecodeEntry(m.ID, m.Values, 1)
 		require.NoError(t, err)
 		event, err := reservation.DecodeReserved(msg)
 		require.NoError(t, err)
 		ids, events = append(ids, m.ID), append(events, event)
 	}
-	outcomes, err := NewLedger(s.pool).Record(ctx, events)
+	outcomes, err := fulfillment.NewLedger(s.pool).Record(ctx, events)
 	require.NoError(t, err)
 	require.NoError(t, s.rdb.XAck(ctx, stream, reservation.Group, ids...).Err())
 	return outcomes
 }
 
-func (s *shop) audit(t testing.TB, sale uuid.UUID) AuditReport {
+func (s *shop) audit(t testing.TB, sale uuid.UUID) fulfillment.AuditReport {
 	t.Helper()
-	report, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale})
+	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale})
 	require.NoError(t, err)
 	return report
 }
 
-func broken(r AuditReport) (names string) {
+func broken(r fulfillment.AuditReport) (names string) {
 	for _, p := range r.Promises {
 		if !p.Kept() {
 			names += p.Name + " "
@@ -55,7 +56,7 @@ func broken(r AuditReport) (names string) {
 	return strings.TrimSpace(names)
 }
 
-func textOf(t testing.TB, r AuditReport) string {
+func textOf(t testing.TB, r fulfillment.AuditReport) string {
 	t.Helper()
 	var text strings.Builder
 	require.NoError(t, r.WriteText(&text))
@@ -95,7 +96,7 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	s := newShop(t, testkit.Pool(t))
 	sale := s.openPayable(t, 50)
 	require.Equal(t, 40, s.crowd(t, sale, 40))
-	ledger := NewLedger(s.pool)
+	ledger := fulfillment.NewLedger(s.pool)
 	var overdue []uuid.UUID
 	for i, out := range s.fulfil(t) {
 		var err error
@@ -234,7 +235,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		{
 			"a parked dead letter",
 			func(t testing.TB, s scene) {
-				err := NewDeadLetters(s.pool, s.rdb, s.store).Park(t.Context(), Entry{Stream: s.keys.Orders(0), ID: "1-1"}, fmt.Errorf("rubbish"))
+				err := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store).Park(t.Context(), fulfillment.Entry{Stream: s.keys.Orders(0), ID: "1-1"}, fmt.Errorf("rubbish"))
 				require.NoError(t, err)
 			},
 			"S3", "waits for a decision: rubbish", "dlq",
@@ -431,7 +432,7 @@ func TestAuditWaitsUntilSaleIsAtRest(t *testing.T) {
 	s.crowd(t, sale, 500)
 	require.Equal(t, "S3", broken(s.audit(t, sale)))
 	work(t, s.config(t))
-	report, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale, Wait: 30 * time.Second})
+	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, report.Broken(), textOf(t, report))
 	require.EqualValues(t, 500, report.Sales[0].LiveUnits)
@@ -446,8 +447,8 @@ func TestAuditBoundsFindingsAndCountsTheRest(t *testing.T) {
 	_, err := s.pool.Exec(t.Context(), "UPDATE orders SET status = 'paid'")
 	require.NoError(t, err)
 	report := s.audit(t, sale)
-	require.EqualValues(t, 50, report.promise("S5").Found)
-	require.Len(t, report.promise("S5").Findings, findingsShown)
+	require.EqualValues(t, 50, report.Promise("S5").Found)
+	require.Len(t, report.Promise("S5").Findings, fulfillment.FindingsShown)
 	require.Contains(t, textOf(t, report), "… and 40 more")
 	encoded, err := json.Marshal(report)
 	require.NoError(t, err)
@@ -480,7 +481,7 @@ func TestAuditTerminatesOnForgedPlace(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	report, err := Audit(ctx, AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale})
+	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale})
 	require.NoError(t, err)
 	require.Contains(t, textOf(t, report), "places 4 to 999999999999 of the sale were given out and no order has them")
 }
@@ -488,7 +489,7 @@ func TestAuditTerminatesOnForgedPlace(t *testing.T) {
 func TestAuditRejectsUnknownSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	_, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: uuid.New()})
+	_, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: uuid.New()})
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
 	report := s.audit(t, uuid.Nil)
 	require.False(t, report.Broken(), "an empty shop keeps its promises")

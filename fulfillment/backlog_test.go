@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"fmt"
@@ -13,13 +13,14 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
 
-func (b *streamBench) backlog() Backlog {
+func (b *streamBench) backlog() fulfillment.Backlog {
 	b.t.Helper()
-	backlog, err := ReadBacklog(b.ctx, b.rdb, b.stream, reservation.Group)
+	backlog, err := fulfillment.ReadBacklog(b.ctx, b.rdb, b.stream, reservation.Group)
 	require.NoError(b.t, err)
 	return backlog
 }
@@ -27,7 +28,7 @@ func (b *streamBench) backlog() Backlog {
 func TestBacklogOfMissingStreamOrGroup(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
-	require.Equal(t, Backlog{LagKnown: true}, b.backlog())
+	require.Equal(t, fulfillment.Backlog{LagKnown: true}, b.backlog())
 
 	b.publish(3)
 	backlog := b.backlog()
@@ -108,9 +109,9 @@ func TestBacklogReportsUnknownLag(t *testing.T) {
 	add(1)
 	b.takeAway("worker-1", 1)
 	deleted := b.add("a", "b")
-	add(lagCounted)
+	add(fulfillment.LagCounted)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
-	require.EqualValues(t, lagCounted, b.backlog().Lag)
+	require.EqualValues(t, fulfillment.LagCounted, b.backlog().Lag)
 
 	add(1)
 	backlog := b.backlog()
@@ -129,17 +130,17 @@ func TestBacklogCollectorCachesCounts(t *testing.T) {
 	deleted := b.add("a", "b")
 	b.takeAway("worker-1", 1)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
-	c := NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, time.Second, testkit.Logger(t))
+	c := fulfillment.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, time.Second, testkit.Logger(t))
 	began := time.Now()
 	read := func() int64 {
 		t.Helper()
-		backlog, err := c.read(t.Context(), b.stream)
+		backlog, err := c.Read(t.Context(), b.stream)
 		require.NoError(t, err)
 		return backlog.Lag
 	}
 	require.EqualValues(t, 2, read())
 	b.publish(1)
-	if lag := read(); time.Since(began) < countedFor {
+	if lag := read(); time.Since(began) < fulfillment.CountedFor {
 		require.EqualValues(t, 2, lag)
 	}
 	testkit.Eventually(t, soon, "it counts again", func() bool { return read() == 3 })
@@ -149,7 +150,7 @@ func TestBacklogFailsForKeyOfWrongType(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	require.NoError(t, b.rdb.Set(t.Context(), b.stream, "", 0).Err())
-	_, err := ReadBacklog(t.Context(), b.rdb, b.stream, reservation.Group)
+	_, err := fulfillment.ReadBacklog(t.Context(), b.rdb, b.stream, reservation.Group)
 	require.ErrorContains(t, err, "WRONGTYPE")
 }
 
@@ -157,7 +158,7 @@ func TestBacklogFailsForKeyOfWrongType(t *testing.T) {
 func scrape(t *testing.T, b *streamBench, timeout time.Duration) string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	require.NoError(t, registry.Register(NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, timeout, testkit.Logger(t))))
+	require.NoError(t, registry.Register(fulfillment.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, timeout, testkit.Logger(t))))
 	answer := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	require.Equal(t, http.StatusOK, answer.Code, answer.Body)

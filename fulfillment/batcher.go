@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"stampede/internal/crashpoint"
+	"stampede/internal/retry"
 	"stampede/lock"
 	"stampede/reservation"
 )
@@ -38,18 +39,18 @@ func lockLease(minIdle time.Duration) time.Duration {
 
 // batcherConfig is what a batcher works with; all of it is needed.
 type batcherConfig struct {
-	ledger    *Ledger
-	store     *reservation.Store
-	locker    *lock.Locker
-	keys      reservation.Keys
+	Ledger    *Ledger
+	Store     *reservation.Store
+	Locker    *lock.Locker
+	Keys      reservation.Keys
 	partition int
-	batchMax  int
-	// lease is how long a batch may keep its users. A transaction that takes longer goes on without
+	BatchMax  int
+	// Lease is how long a batch may keep its users. A transaction that takes longer goes on without
 	// the locks: they save double work, and correctness does not rest on them. A lease that outlived
 	// its worker would keep whoever claims that worker's entries from working on them.
-	lease   time.Duration
-	logger  *slog.Logger
-	metrics *workerMetrics
+	Lease   time.Duration
+	Logger  *slog.Logger
+	Metrics *workerMetrics
 	// rebuilder is told what shows whether Redis lacks orders; nil for nobody.
 	rebuilder *Rebuilder
 }
@@ -64,7 +65,7 @@ type batcherConfig struct {
 type batcher struct {
 	batcherConfig
 
-	queue *submissions
+	Queue *submissions
 	// draining is closed when the worker stops: what is under way is finished, and what cannot be
 	// finished at once is left to the next worker.
 	draining  chan struct{}
@@ -77,9 +78,9 @@ type batcher struct {
 }
 
 func newBatcher(config batcherConfig) *batcher {
-	config.logger = config.logger.With("partition", config.partition)
-	b := &batcher{batcherConfig: config, queue: newSubmissions(), draining: make(chan struct{})}
-	b.most.Store(int64(config.batchMax))
+	config.Logger = config.Logger.With("partition", config.partition)
+	b := &batcher{batcherConfig: config, Queue: newSubmissions(), draining: make(chan struct{})}
+	b.most.Store(int64(config.BatchMax))
 	b.recording = b.trouble(stepRecord, "record orders in Postgres")
 	b.locking = b.trouble(stepLock, "lock the users of a batch, going on without")
 	b.releasing = b.trouble(stepRelease, "give back the units of rejected orders")
@@ -89,34 +90,34 @@ func newBatcher(config batcherConfig) *batcher {
 // trouble is an outage that the metrics show as well. It is safe for concurrent use.
 type trouble struct {
 	mu     sync.Mutex
-	outage outage
+	outage retry.Outage
 	gauge  prometheus.Gauge
 }
 
 func (b *batcher) trouble(step, doing string) *trouble {
-	return newTrouble(b.logger, b.metrics, step, doing)
+	return newTrouble(b.Logger, b.Metrics, step, doing)
 }
 
 func newTrouble(logger *slog.Logger, metrics *workerMetrics, step, doing string) *trouble {
-	return &trouble{outage: outage{log: logger, doing: doing}, gauge: metrics.failing.WithLabelValues(step)}
+	return &trouble{outage: retry.Outage{Log: logger, Doing: doing}, gauge: metrics.failing.WithLabelValues(step)}
 }
 
 func (t *trouble) failed(err error) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.outage.tries == 0 {
+	if t.outage.Tries == 0 {
 		t.gauge.Inc()
 	}
-	return t.outage.failed(err)
+	return t.outage.Failed(err)
 }
 
 func (t *trouble) over() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.outage.tries > 0 {
+	if t.outage.Tries > 0 {
 		t.gauge.Dec()
 	}
-	t.outage.over()
+	t.outage.Over()
 }
 
 // note notes either, for what is tried again at a pace of its own.
@@ -131,40 +132,40 @@ func (t *trouble) note(err error) {
 func (t *trouble) lasts() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.outage.tries > 0
+	return t.outage.Tries > 0
 }
 
 // Drain lets what is under way finish, without waiting for what is away.
 func (b *batcher) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
 
-// process brings a batch to its end, but for the messages that have to wait for a later one.
-func (b *batcher) process(ctx context.Context, f *inFlightBatch) {
+// Process brings a batch to its end, but for the messages that have to wait for a later one.
+func (b *batcher) Process(ctx context.Context, f *inFlightBatch) {
 	started := time.Now()
 	defer func() {
 		if p := recover(); p != nil {
-			b.logger.Error("panic in a batch; its messages are delivered again", "panic", p, "stack", string(debug.Stack()))
+			b.Logger.Error("panic in a batch; its messages are delivered again", "panic", p, "stack", string(debug.Stack()))
 			// All of them, those that were to wait included: nobody else knows of them.
-			for _, s := range f.batch {
+			for _, s := range f.Batch {
 				s.resolve(fmt.Errorf("%w: %v", errPanicked, p))
 			}
-			f.deferred, f.blocked = nil, nil
+			f.Deferred, f.blocked = nil, nil
 		}
 	}()
 
-	lease, ready, deferred := b.lockUsers(ctx, f.batch)
+	lease, ready, deferred := b.lockUsers(ctx, f.Batch)
 	defer b.unlock(ctx, lease)
-	if f.deferred = deferred; len(ready) == 0 {
+	if f.Deferred = deferred; len(ready) == 0 {
 		return
 	}
 	events := inSaleOrder(ready)
 
 	crashpoint.Hit(crashpoint.BeforePersist)
-	outcomes := b.record(ctx, events, f.apart)
+	outcomes := b.Record(ctx, events, f.apart)
 	crashpoint.Hit(crashpoint.AfterCommit)
 	if b.rebuilder != nil {
 		b.rebuilder.witnesses.note(outcomes)
 	}
-	released := b.release(ctx, outcomes)
+	released := b.Release(ctx, outcomes)
 	crashpoint.Hit(crashpoint.BeforeAck)
 
 	for i, s := range ready {
@@ -173,22 +174,22 @@ func (b *batcher) process(ctx context.Context, f *inFlightBatch) {
 			f.blocked, f.why = append(f.blocked, s), out.Err
 		case comesToNothing(out) && !released:
 			// Its units are not back: a later batch finds the order recorded and tries again.
-			f.deferred = append(f.deferred, s)
+			f.Deferred = append(f.Deferred, s)
 		default:
-			b.metrics.count(out)
+			b.Metrics.count(out)
 			s.resolve(out.Err)
 		}
 	}
-	b.metrics.batchOrders.Observe(float64(len(ready)))
-	b.metrics.batchSeconds.Observe(time.Since(started).Seconds())
+	b.Metrics.batchOrders.Observe(float64(len(ready)))
+	b.Metrics.batchSeconds.Observe(time.Since(started).Seconds())
 }
 
 // inSaleOrder sorts the batch by sale and place in it, and returns its events.
 func inSaleOrder(batch []*submission) []reservation.OrderReserved {
-	slices.SortStableFunc(batch, func(x, y *submission) int { return byPlaceInSale(x.event, y.event) })
+	slices.SortStableFunc(batch, func(x, y *submission) int { return byPlaceInSale(x.Event, y.Event) })
 	events := make([]reservation.OrderReserved, len(batch))
 	for i, s := range batch {
-		events[i] = s.event
+		events[i] = s.Event
 	}
 	return events
 }
@@ -205,15 +206,15 @@ func (b *batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lo
 	keys := make([]string, 0, len(batch))
 	keyOf := make(map[string]string, len(batch))
 	for _, s := range batch {
-		if _, known := keyOf[s.event.UserID]; !known {
-			key := b.keys.Lock(b.partition, s.event.UserID)
-			keyOf[s.event.UserID] = key
+		if _, known := keyOf[s.Event.UserID]; !known {
+			key := b.Keys.Lock(b.partition, s.Event.UserID)
+			keyOf[s.Event.UserID] = key
 			keys = append(keys, key)
 		}
 	}
-	ctx, cancel := forCall(ctx)
+	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	lease, busy, err := b.locker.TryEach(ctx, keys, lock.For(b.lease))
+	lease, busy, err := b.Locker.TryEach(ctx, keys, lock.For(b.Lease))
 	if err != nil {
 		b.locking.failed(err)
 		return nil, batch, nil
@@ -227,7 +228,7 @@ func (b *batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lo
 		isBusy[key] = true
 	}
 	for _, s := range batch {
-		if isBusy[keyOf[s.event.UserID]] {
+		if isBusy[keyOf[s.Event.UserID]] {
 			deferred = append(deferred, s)
 		} else {
 			ready = append(ready, s)
@@ -244,7 +245,7 @@ func (b *batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	}
 	switch err := lease.Release(ctx); {
 	case errors.Is(err, lock.ErrLost):
-		b.logger.Debug("locks of a batch were gone before it ended", "lease", b.lease, "error", err)
+		b.Logger.Debug("locks of a batch were gone before it ended", "lease", b.Lease, "error", err)
 	case err != nil:
 		b.locking.failed(err)
 	}
@@ -258,8 +259,8 @@ func comesToNothing(out Outcome) bool {
 	return out.Status == reservation.StatusRejected || out.Err == nil && !out.Fresh && !out.Status.Live()
 }
 
-// release gives back the units of all orders that come to nothing. It is false if they may not be back.
-func (b *batcher) release(ctx context.Context, outcomes []Outcome) bool {
+// Release gives back the units of all orders that come to nothing. It is false if they may not be back.
+func (b *batcher) Release(ctx context.Context, outcomes []Outcome) bool {
 	var ended []reservation.Release
 	var which []int
 	for i, out := range outcomes {
@@ -270,9 +271,9 @@ func (b *batcher) release(ctx context.Context, outcomes []Outcome) bool {
 	if len(ended) == 0 {
 		return true
 	}
-	ctx, cancel := forCall(ctx)
+	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	results, err := b.store.Release(ctx, ended)
+	results, err := b.Store.Release(ctx, ended)
 	if err != nil {
 		b.releasing.failed(err)
 		return false

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"stampede/internal/retry"
 )
 
 // The waits between the tries of a sale that is blocked.
@@ -37,12 +39,12 @@ type blockedSale struct {
 // hold keeps messages of blocked sales apart.
 func (d *dispatch) hold(messages []*submission, why error) {
 	for _, s := range messages {
-		h := d.blocked[s.event.SaleID]
+		h := d.blocked[s.Event.SaleID]
 		if h == nil {
 			h = &blockedSale{since: time.Now()}
-			d.blocked[s.event.SaleID] = h
-			d.logger.Warn("orders of a sale are blocked; other sales continue", "sale", s.event.SaleID, "error", why)
-			d.metrics.failing.WithLabelValues(stepBlocked).Inc()
+			d.blocked[s.Event.SaleID] = h
+			d.Logger.Warn("orders of a sale are blocked; other sales continue", "sale", s.Event.SaleID, "error", why)
+			d.Metrics.failing.WithLabelValues(stepBlocked).Inc()
 			d.putBack(h)
 		}
 		d.keep(h, s)
@@ -51,7 +53,7 @@ func (d *dispatch) hold(messages []*submission, why error) {
 
 // keep has a message wait with its sale. If too many do, it is put off.
 func (d *dispatch) keep(h *blockedSale, s *submission) {
-	if d.kept >= blockedFactor*d.batchMax {
+	if d.kept >= blockedFactor*d.BatchMax {
 		s.resolve(errPutOff)
 		return
 	}
@@ -62,7 +64,7 @@ func (d *dispatch) keep(h *blockedSale, s *submission) {
 // putBack sets when the sale is tried next.
 func (d *dispatch) putBack(h *blockedSale) {
 	h.tries++
-	h.again = time.Now().Add(retryDelay(h.tries, blockedDelay, blockedDelayMax))
+	h.again = time.Now().Add(retry.RetryDelay(h.tries, blockedDelay, blockedDelayMax))
 }
 
 // nextBlocked is when the next try of a blocked sale is due; any is false if there is none, or one is under way.
@@ -97,16 +99,16 @@ func (d *dispatch) startApart(ctx context.Context, sale uuid.UUID, h *blockedSal
 	f := &inFlightBatch{apart: true, sale: sale, users: make(map[string]struct{})}
 	var left []*submission
 	for _, s := range h.waiting {
-		if len(f.batch) == d.batchMax || d.isInFlight(s.event.UserID) {
+		if len(f.Batch) == d.BatchMax || d.isInFlight(s.Event.UserID) {
 			left = append(left, s)
 			continue
 		}
-		f.users[s.event.UserID] = struct{}{}
-		f.batch = append(f.batch, s)
+		f.users[s.Event.UserID] = struct{}{}
+		f.Batch = append(f.Batch, s)
 	}
 	h.waiting = left
-	d.kept -= len(f.batch)
-	if len(f.batch) == 0 {
+	d.kept -= len(f.Batch)
+	if len(f.Batch) == 0 {
 		if len(left) == 0 {
 			d.free(sale, h)
 		} else {
@@ -122,15 +124,15 @@ func (d *dispatch) startApart(ctx context.Context, sale uuid.UUID, h *blockedSal
 // one of them does not block the others.
 func (d *dispatch) completeBlocked(f *inFlightBatch) {
 	h := d.blocked[f.sale]
-	if len(f.blocked) == 0 && len(f.deferred) < len(f.batch) {
-		d.deferred = append(d.deferred, f.deferred...)
+	if len(f.blocked) == 0 && len(f.Deferred) < len(f.Batch) {
+		d.Deferred = append(d.Deferred, f.Deferred...)
 		d.free(f.sale, h)
 		return
 	}
-	if len(f.blocked)+len(f.deferred) < len(f.batch) {
+	if len(f.blocked)+len(f.Deferred) < len(f.Batch) {
 		h.tries = 0
 	}
-	for _, s := range append(f.deferred, f.blocked...) {
+	for _, s := range append(f.Deferred, f.blocked...) {
 		d.keep(h, s)
 	}
 	d.putBack(h)
@@ -139,10 +141,10 @@ func (d *dispatch) completeBlocked(f *inFlightBatch) {
 // free lets the orders of a sale go with those of others again.
 func (d *dispatch) free(sale uuid.UUID, h *blockedSale) {
 	d.kept -= len(h.waiting)
-	d.deferred = append(h.waiting, d.deferred...) // they are older
+	d.Deferred = append(h.waiting, d.Deferred...) // they are older
 	delete(d.blocked, sale)
-	d.logger.Info("orders of a sale are no longer blocked", "sale", sale, "after", time.Since(h.since))
-	d.metrics.failing.WithLabelValues(stepBlocked).Dec()
+	d.Logger.Info("orders of a sale are no longer blocked", "sale", sale, "after", time.Since(h.since))
+	d.Metrics.failing.WithLabelValues(stepBlocked).Dec()
 }
 
 // leaveBlocked leaves what is blocked to the next worker.
@@ -151,6 +153,6 @@ func (d *dispatch) leaveBlocked() {
 		leave(h.waiting)
 		d.kept -= len(h.waiting)
 		delete(d.blocked, sale)
-		d.metrics.failing.WithLabelValues(stepBlocked).Dec()
+		d.Metrics.failing.WithLabelValues(stepBlocked).Dec()
 	}
 }

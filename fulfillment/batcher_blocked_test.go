@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 )
@@ -120,7 +121,9 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 		VALUES (gen_random_uuid(), $1, 'user-1', 1, 'confirmed', 2, 9, 1, now(), now())`, locked)
 	require.NoError(t, err)
 
-	b := s.batch(t, func(c *batcherConfig) { c.ledger = NewLedger(s.pool).waiting(200 * time.Millisecond) })
+	b := s.batch(t, func(c *fulfillment.BatcherConfig) {
+		c.Ledger = fulfillment.NewLedger(s.pool).Waiting(200 * time.Millisecond)
+	})
 	answers := handle(b, s.messages(t)...)
 	testkit.Eventually(t, soon, "all but the one are confirmed", func() bool { return s.count(t, confirmedOrders) == 5 })
 	require.EqualValues(t, 2, s.count(t, confirmedOf, locked), "its own sale's as well, if later")
@@ -164,15 +167,15 @@ func TestLockedSaleDoesNotDelayExpiryOfOtherSales(t *testing.T) {
 	endWindow(t, s.pool, orders[1:]...)
 	release := s.lockFromOtherRole(t, locked)
 	expired, err := s.expire(t.Context())
-	require.True(t, isLocked(err), "%v", err)
+	require.True(t, fulfillment.IsLocked(err), "%v", err)
 	require.ErrorContains(t, err, "sale="+locked.String())
 	require.Equal(t, 5, expired)
 
 	var user string
 	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT user_id FROM orders WHERE id = $1", order).Scan(&user))
-	_, err = NewLedger(s.pool).Cancel(t.Context(), order, user)
-	require.True(t, isLocked(err), "%v", err)
-	_, err = NewLedger(s.pool).Pay(t.Context(), order, user, "pi")
+	_, err = fulfillment.NewLedger(s.pool).Cancel(t.Context(), order, user)
+	require.True(t, fulfillment.IsLocked(err), "%v", err)
+	_, err = fulfillment.NewLedger(s.pool).Pay(t.Context(), order, user, "pi")
 	require.NoError(t, err, "which needs nothing of the sale's row")
 	release()
 	expired, err = s.expire(t.Context())
@@ -190,7 +193,7 @@ func TestLockedSaleDoesNotDelayPublishingOfOtherSales(t *testing.T) {
 	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET published_revision = 0")
 	require.NoError(t, err)
 	release := s.lockFromOtherRole(t, locked)
-	ctx, cancel := context.WithTimeout(t.Context(), recordTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), fulfillment.RecordTimeout)
 	defer cancel()
 	published, err := s.catalog.PublishPending(ctx)
 	require.ErrorContains(t, err, "sale="+locked.String())

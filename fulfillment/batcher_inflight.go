@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"stampede/internal/retry"
 )
 
 // batchesInFlightMax is how many batches are under way at most: one writes its rows while the other one waits for the disk. More
@@ -15,22 +17,22 @@ const batchesInFlightMax = 2
 
 // inFlightBatch is a batch that is being recorded.
 type inFlightBatch struct {
-	batch []*submission
+	Batch []*submission
 	users map[string]struct{}
 	// apart is set if it is all of the sale, which was blocked.
 	apart bool
 	sale  uuid.UUID
-	// deferred are those that have to wait for a later batch, when the batch is done, and blocked those that have to wait
+	// Deferred are those that have to wait for a later batch, when the batch is done, and blocked those that have to wait
 	// apart from other sales, for which why is a reason.
-	deferred, blocked []*submission
+	Deferred, blocked []*submission
 	why               error
 }
 
 // Run works until ctx ends. Messages that are still waiting then get ErrStopping.
 func (b *batcher) Run(ctx context.Context) error {
-	defer func() { leave(b.queue.close()) }()
+	defer func() { leave(b.Queue.close()) }()
 	defer context.AfterFunc(ctx, b.Drain)()
-	d := b.newDispatch()
+	d := b.NewDispatch()
 	defer d.finish()
 	for {
 		if !d.wait(ctx) {
@@ -45,16 +47,16 @@ type dispatch struct {
 	*batcher
 	done     chan *inFlightBatch
 	inFlight []*inFlightBatch
-	// deferred wait for a batch, and are older than what is in the queue; idle counts the batches in a row of which
+	// Deferred wait for a batch, and are older than what is in the queue; idle counts the batches in a row of which
 	// all were deferred.
-	deferred []*submission
+	Deferred []*submission
 	idle     int
-	pace     pace
+	Pace     pace
 
 	blockedSales
 }
 
-func (b *batcher) newDispatch() *dispatch {
+func (b *batcher) NewDispatch() *dispatch {
 	return &dispatch{
 		batcher: b, done: make(chan *inFlightBatch, batchesInFlightMax+1),
 		blockedSales: blockedSales{blocked: make(map[uuid.UUID]*blockedSale)},
@@ -64,7 +66,7 @@ func (b *batcher) newDispatch() *dispatch {
 // wait returns when a batch may start, and false if ctx ended.
 func (d *dispatch) wait(ctx context.Context) bool {
 	for {
-		want, atLatest := d.wanted()
+		want, atLatest := d.Wanted()
 		var later <-chan time.Time
 		stop := func() bool { return true }
 		if atLatest > 0 {
@@ -77,13 +79,13 @@ func (d *dispatch) wait(ctx context.Context) bool {
 			timer := time.NewTimer(time.Until(tryBlocked))
 			blocked, stopBlocked = timer.C, timer.Stop
 		}
-		d.queue.await(want)
+		d.Queue.await(want)
 		start := false
 		select {
 		case <-ctx.Done():
 		case f := <-d.done:
 			d.complete(f)
-		case <-d.queue.full:
+		case <-d.Queue.full:
 			start = true
 		case <-later:
 			start = true
@@ -101,29 +103,29 @@ func (d *dispatch) wait(ctx context.Context) bool {
 	}
 }
 
-// wanted is how many messages have to wait in the queue for a batch to start, and after how long it may start without
+// Wanted is how many messages have to wait in the queue for a batch to start, and after how long it may start without
 // them, or 0.
-func (d *dispatch) wanted() (messages int, atLatest time.Duration) {
+func (d *dispatch) Wanted() (messages int, atLatest time.Duration) {
 	messages = 1
 	switch running := len(d.inFlight); {
 	case running == batchesInFlightMax:
 		return math.MaxInt, 0
-	case running > 0 && len(d.deferred) >= d.batchMax: // they may be waiting for what is under way
+	case running > 0 && len(d.Deferred) >= d.BatchMax: // they may be waiting for what is under way
 		return math.MaxInt, 0
 	case running > 0:
-		return d.batchMax, 0
-	case len(d.deferred) >= d.batchMax:
+		return d.BatchMax, 0
+	case len(d.Deferred) >= d.BatchMax:
 		messages = math.MaxInt
 	}
 	var linger time.Duration
 	if !d.isDraining() {
-		linger = max(d.pace.wait(time.Now()), 0)
+		linger = max(d.Pace.Wait(time.Now()), 0)
 	}
 	if linger > 0 {
-		messages = max(messages, d.batchMax)
+		messages = max(messages, d.BatchMax)
 	}
-	if len(d.deferred) > 0 {
-		return messages, max(linger, retryDelay(d.idle+1, deferDelay, deferDelayMax))
+	if len(d.Deferred) > 0 {
+		return messages, max(linger, retry.RetryDelay(d.idle+1, deferDelay, deferDelayMax))
 	}
 	return messages, linger
 }
@@ -134,10 +136,10 @@ func (d *dispatch) complete(f *inFlightBatch) {
 		d.apart, d.idle = nil, 0
 	} else {
 		d.inFlight = slices.DeleteFunc(d.inFlight, func(other *inFlightBatch) bool { return other == f })
-		d.pace.end(time.Now())
+		d.Pace.End(time.Now())
 	}
 	if d.isDraining() {
-		leave(f.deferred)
+		leave(f.Deferred)
 		leave(f.blocked)
 		d.leaveAll()
 		return
@@ -147,8 +149,8 @@ func (d *dispatch) complete(f *inFlightBatch) {
 		return
 	}
 	d.hold(f.blocked, f.why)
-	d.deferred = append(d.deferred, f.deferred...)
-	if len(f.deferred) == len(f.batch) {
+	d.Deferred = append(d.Deferred, f.Deferred...)
+	if len(f.Deferred) == len(f.Batch) {
 		d.idle++
 	} else {
 		d.idle = 0
@@ -158,22 +160,22 @@ func (d *dispatch) complete(f *inFlightBatch) {
 // start starts a batch of what was deferred and of what waits, without users who are in a batch under way.
 func (d *dispatch) start(ctx context.Context) {
 	f := &inFlightBatch{users: make(map[string]struct{})}
-	older := d.deferred
-	d.deferred = nil
+	older := d.Deferred
+	d.Deferred = nil
 	d.add(f, older)
-	d.add(f, read(d.queue.take(d.batchMax-len(f.batch))))
-	if len(f.batch) == 0 {
+	d.add(f, read(d.Queue.take(d.BatchMax-len(f.Batch))))
+	if len(f.Batch) == 0 {
 		d.idle++ // the users of all are in flight
 		return
 	}
-	d.pace.start(len(f.batch), time.Now())
+	d.Pace.Start(len(f.Batch), time.Now())
 	d.inFlight = append(d.inFlight, f)
 	d.launch(ctx, f)
 }
 
 func (d *dispatch) launch(ctx context.Context, f *inFlightBatch) {
 	go func() {
-		d.process(ctx, f)
+		d.Process(ctx, f)
 		d.done <- f
 	}()
 }
@@ -181,16 +183,16 @@ func (d *dispatch) launch(ctx context.Context, f *inFlightBatch) {
 // add adds messages to a batch that is about to start, and defers those that cannot be in it.
 func (d *dispatch) add(f *inFlightBatch, messages []*submission) {
 	for _, s := range messages {
-		if h := d.blocked[s.event.SaleID]; h != nil {
+		if h := d.blocked[s.Event.SaleID]; h != nil {
 			d.keep(h, s)
 			continue
 		}
-		if len(f.batch) == d.batchMax || d.isInFlight(s.event.UserID) {
-			d.deferred = append(d.deferred, s)
+		if len(f.Batch) == d.BatchMax || d.isInFlight(s.Event.UserID) {
+			d.Deferred = append(d.Deferred, s)
 			continue
 		}
-		f.users[s.event.UserID] = struct{}{}
-		f.batch = append(f.batch, s)
+		f.users[s.Event.UserID] = struct{}{}
+		f.Batch = append(f.Batch, s)
 	}
 }
 
@@ -212,8 +214,8 @@ func (d *dispatch) finish() {
 
 // leaveAll leaves what waits for a batch to the next worker.
 func (d *dispatch) leaveAll() {
-	leave(d.deferred)
-	d.deferred = nil
+	leave(d.Deferred)
+	d.Deferred = nil
 	d.leaveBlocked()
 }
 

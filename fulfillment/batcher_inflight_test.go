@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/lock"
 )
@@ -37,7 +38,7 @@ func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	sale := s.open(t, 100)
 	s.crowd(t, sale, 31)
 	msgs := s.messages(t)
-	b := s.batch(t, func(c *batcherConfig) { c.batchMax = 10 })
+	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 10 })
 	hold := s.holdSale(t, sale)
 
 	answers := handle(b, msgs[0])
@@ -73,7 +74,7 @@ func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	msgs := s.messages(t)
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
-	b := s.batch(t, func(c *batcherConfig) { c.batchMax, c.locker = 10, lock.New(gone) })
+	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.BatchMax, c.Locker = 10, lock.New(gone) })
 	hold := s.holdSale(t, slow)
 
 	first := handle(b, msgs[0])
@@ -98,7 +99,7 @@ func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	msgs := s.messages(t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	b := s.batcher(t, func(c *batcherConfig) { c.batchMax = 5 })
+	b := s.batcher(t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 5 })
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
 	hold := s.holdSale(t, sale)
@@ -117,7 +118,7 @@ func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	}
 	stop()
 	require.NoError(t, answer(t, ended))
-	require.ErrorIs(t, b.Handle(msgs[0]), ErrStopping)
+	require.ErrorIs(t, b.Handle(msgs[0]), fulfillment.ErrStopping)
 }
 
 func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
@@ -129,21 +130,21 @@ func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	msgs := s.messages(t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	b := s.batcher(t, func(c *batcherConfig) { c.batchMax = 1 })
+	b := s.batcher(t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 1 })
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
 	s.holdSale(t, one)
 	answers := handle(b, msgs[0])
 	testkit.Eventually(t, soon, "one order is under way", func() bool { return s.transactionsWaiting(t) == 1 })
-	later := &submission{msg: msgs[1], done: make(chan error, 1)}
-	require.True(t, b.queue.add(later))
-	answers = append(answers, later.done)
+	later := &fulfillment.Submission{Msg: msgs[1], Done: make(chan error, 1)}
+	require.True(t, b.Queue.Add(later))
+	answers = append(answers, later.Done)
 	testkit.Eventually(t, soon, "the other one is put off, not left in the queue", func() bool { return queued(b) == 0 })
 
 	stop()
 	require.NoError(t, answer(t, ended))
 	for _, a := range answers {
-		require.ErrorIs(t, answer(t, a), ErrStopping)
+		require.ErrorIs(t, answer(t, a), fulfillment.ErrStopping)
 	}
 	require.Zero(t, s.count(t, "SELECT count(*) FROM order_events"))
 }

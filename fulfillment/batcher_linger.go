@@ -1,6 +1,8 @@
 package fulfillment
 
-import "time"
+import (
+	"time"
+)
 
 // What is waited for at most between two batches, and how many orders have to be expected in that time for it to be worth
 // waiting: ten thousand in a second.
@@ -14,26 +16,26 @@ const (
 // as many orders that a batch that waits a moment leaves more of both cores to those who make the orders. Nobody waits
 // where nobody else is to be expected.
 type pace struct {
-	started, ended time.Time
-	perSecond      float64
+	started, Ended time.Time
+	PerSecond      float64
 }
 
-// start notes that a batch of n has started.
-func (p *pace) start(n int, now time.Time) {
-	p.perSecond = 0
+// Start notes that a batch of n has started.
+func (p *pace) Start(n int, now time.Time) {
+	p.PerSecond = 0
 	if !p.started.IsZero() {
-		p.perSecond = float64(n) / max(now.Sub(p.started), time.Microsecond).Seconds()
+		p.PerSecond = float64(n) / max(now.Sub(p.started), time.Microsecond).Seconds()
 	}
 	p.started = now
 }
 
-// end notes that a batch is over.
-func (p *pace) end(now time.Time) { p.ended = now }
+// End notes that a batch is over.
+func (p *pace) End(now time.Time) { p.Ended = now }
 
-// wait is for how long the next batch may wait for more messages.
-func (p *pace) wait(now time.Time) time.Duration {
-	if p.perSecond*lingerMax.Seconds() < lingerFrom {
+// Wait is for how long the next batch may wait for more messages.
+func (p *pace) Wait(now time.Time) time.Duration {
+	if p.PerSecond*lingerMax.Seconds() < lingerFrom {
 		return 0
 	}
-	return lingerMax - now.Sub(p.ended)
+	return lingerMax - now.Sub(p.Ended)
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"testing"
@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 )
 
@@ -14,42 +15,42 @@ func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
 	at := func(ms int) time.Time {
 		return time.UnixMilli(1_790_000_000_000).Add(time.Duration(ms) * time.Millisecond)
 	}
-	var p pace
-	require.Zero(t, p.wait(at(0)))
-	p.start(500, at(0)) // the first one tells nothing: those may have waited for an hour
-	p.end(at(5))
-	require.Zero(t, p.wait(at(5)))
+	var p fulfillment.Pace
+	require.Zero(t, p.Wait(at(0)))
+	p.Start(500, at(0)) // the first one tells nothing: those may have waited for an hour
+	p.End(at(5))
+	require.Zero(t, p.Wait(at(5)))
 
-	p.start(50, at(5)) // in 5 ms: 10,000 in a second
-	p.end(at(8))
-	require.Equal(t, lingerMax, p.wait(at(8)))
-	require.Equal(t, lingerMax-3*time.Millisecond, p.wait(at(11)))
-	require.LessOrEqual(t, p.wait(at(18)), time.Duration(0), "no longer than that after the last one was over")
+	p.Start(50, at(5)) // in 5 ms: 10,000 in a second
+	p.End(at(8))
+	require.Equal(t, fulfillment.LingerMax, p.Wait(at(8)))
+	require.Equal(t, fulfillment.LingerMax-3*time.Millisecond, p.Wait(at(11)))
+	require.LessOrEqual(t, p.Wait(at(18)), time.Duration(0), "no longer than that after the last one was over")
 
-	p.start(49, at(10))
-	p.end(at(11))
-	require.Zero(t, p.wait(at(11)), "fewer than that")
-	p.start(500, at(1010))
-	require.Zero(t, p.wait(at(1010)), "a batch that took a second to come")
+	p.Start(49, at(10))
+	p.End(at(11))
+	require.Zero(t, p.Wait(at(11)), "fewer than that")
+	p.Start(500, at(1010))
+	require.Zero(t, p.Wait(at(1010)), "a batch that took a second to come")
 }
 
 func TestBatcherLingersAtHighRates(t *testing.T) {
 	t.Parallel()
 	b := newShop(t, testkit.Pool(t)).batcher(t, nil)
-	d := b.newDispatch()
-	want, atLatest := d.wanted()
+	d := b.NewDispatch()
+	want, atLatest := d.Wanted()
 	require.Equal(t, 1, want)
 	require.Zero(t, atLatest)
 
-	d.pace = pace{perSecond: 50_000, ended: time.Now().Add(time.Hour)}
-	want, atLatest = d.wanted()
-	require.Equal(t, b.batchMax, want)
+	d.Pace = fulfillment.Pace{PerSecond: 50_000, Ended: time.Now().Add(time.Hour)}
+	want, atLatest = d.Wanted()
+	require.Equal(t, b.BatchMax, want)
 	require.Positive(t, atLatest)
-	d.deferred = make([]*submission, 1)
-	want, _ = d.wanted()
-	require.Equal(t, b.batchMax, want, "also with some that were deferred")
+	d.Deferred = make([]*fulfillment.Submission, 1)
+	want, _ = d.Wanted()
+	require.Equal(t, b.BatchMax, want, "also with some that were deferred")
 
 	b.Drain()
-	want, _ = d.wanted()
+	want, _ = d.Wanted()
 	require.Equal(t, 1, want, "who is to stop waits for nobody")
 }

@@ -12,16 +12,16 @@ import (
 
 // submission is a message that waits for its batch. done takes one value and never blocks the batcher.
 type submission struct {
-	msg *message.Message
-	// event is what the message says, once the batcher has read it.
-	event reservation.OrderReserved
-	done  chan error
+	Msg *message.Message
+	// Event is what the message says, once the batcher has read it.
+	Event reservation.OrderReserved
+	Done  chan error
 }
 
 // resolve tells the waiting handler; only the first time counts.
 func (s *submission) resolve(err error) {
 	select {
-	case s.done <- err:
+	case s.Done <- err:
 	default:
 	}
 }
@@ -40,8 +40,8 @@ type submissions struct {
 
 func newSubmissions() *submissions { return &submissions{full: make(chan struct{}, 1), want: 1} }
 
-// add is false if nobody takes any more.
-func (q *submissions) add(s *submission) bool {
+// Add is false if nobody takes any more.
+func (q *submissions) Add(s *submission) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -87,7 +87,7 @@ func (q *submissions) take(most int) []*submission {
 	return taken
 }
 
-func (q *submissions) len() int {
+func (q *submissions) Len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.waiting)
@@ -110,10 +110,10 @@ func (q *submissions) close() []*submission {
 // There is a handler for each message, and so it does nothing but wait: the batcher reads the messages, on one
 // stack that has its size, where each handler's would have to grow for it.
 func (b *batcher) Handle(msg *message.Message) error {
-	s := &submission{msg: msg, done: make(chan error, 1)}
+	s := &submission{Msg: msg, Done: make(chan error, 1)}
 	err := error(ErrStopping)
-	if b.queue.add(s) {
-		err = <-s.done
+	if b.Queue.Add(s) {
+		err = <-s.Done
 	}
 	if err != nil {
 		noteRefusal(msg.Context(), err)
@@ -125,8 +125,8 @@ func (b *batcher) Handle(msg *message.Message) error {
 func read(batch []*submission) []*submission {
 	return slices.DeleteFunc(batch, func(s *submission) bool {
 		var err error
-		if s.event, err = reservation.DecodeReserved(s.msg); err != nil {
-			s.resolve(fmt.Errorf("message %s: %w", s.msg.UUID, err))
+		if s.Event, err = reservation.DecodeReserved(s.Msg); err != nil {
+			s.resolve(fmt.Errorf("message %s: %w", s.Msg.UUID, err))
 		}
 		return err != nil
 	})

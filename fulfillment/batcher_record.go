@@ -14,23 +14,23 @@ import (
 	"stampede/reservation"
 )
 
-// record finds the outcome of every event, whatever it takes: a batch is tried again for as long as
+// Record finds the outcome of every event, whatever it takes: a batch is tried again for as long as
 // Postgres is away, and halved when one of its events is at fault, so that the good part commits and
 // the bad event goes on alone. An event without an end has Outcome.Err; if that is errBlocked, it is to be tried again
 // apart from those of other sales.
 //
 // A batch that waits too long for a lock is split by sale, and one that takes too long for the database is halved. If
 // patient is set, it is all of one sale that was blocked before: then it is halved for a lock as well.
-func (b *batcher) record(ctx context.Context, events []reservation.OrderReserved, patient bool) []Outcome {
+func (b *batcher) Record(ctx context.Context, events []reservation.OrderReserved, patient bool) []Outcome {
 	most := int(b.most.Load())
-	s := batchRecording{ledger: b.ledger, try: b.try, tooMany: map[uuid.UUID]int64{}, splits: true, patient: patient, most: most}
+	s := batchRecording{ledger: b.Ledger, try: b.try, tooMany: map[uuid.UUID]int64{}, splits: true, patient: patient, most: most}
 	outcomes := s.record(ctx, events)
 	switch {
 	case s.slow:
 		b.most.Store(int64(s.most))
-		b.logger.Warn("recording orders took too long, so that fewer are recorded at a time", "orders", s.most, "before", most)
-	case most < b.batchMax:
-		b.most.Store(int64(min(2*most, b.batchMax)))
+		b.Logger.Warn("recording orders took too long, so that fewer are recorded at a time", "orders", s.most, "before", most)
+	case most < b.BatchMax:
+		b.most.Store(int64(min(2*most, b.BatchMax)))
 	}
 	return outcomes
 }
@@ -194,7 +194,7 @@ func (b *batcher) try(ctx context.Context, t transaction) ([]Outcome, error) {
 		if b.recording.lasts() && b.isDraining() {
 			return nil, ErrStopping
 		}
-		outcomes, err := attempt(ctx, b.logger, t)
+		outcomes, err := attempt(ctx, b.Logger, t)
 		if err == nil || faultOf(err) != transient {
 			b.recording.over()
 			return outcomes, err

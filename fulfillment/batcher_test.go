@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/lock"
@@ -21,14 +22,14 @@ import (
 )
 
 // batcher makes a batcher of the shop, which change may alter.
-func (s *shop) batcher(t testing.TB, change func(*batcherConfig)) *batcher {
+func (s *shop) batcher(t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
 	t.Helper()
-	metrics, err := newWorkerMetrics(nil)
+	metrics, err := fulfillment.NewWorkerMetrics(nil)
 	require.NoError(t, err)
-	config := batcherConfig{
+	config := fulfillment.BatcherConfig{
 		// Tests hold rows for as long as they have to.
-		ledger: NewLedger(s.pool).waiting(time.Minute), store: s.store, locker: lock.New(s.rdb), keys: s.keys, batchMax: 500, lease: 10 * time.Second,
-		logger: testkit.Logger(t), metrics: metrics,
+		Ledger: fulfillment.NewLedger(s.pool).Waiting(time.Minute), Store: s.store, Locker: lock.New(s.rdb), Keys: s.keys, BatchMax: 500, Lease: 10 * time.Second,
+		Logger: testkit.Logger(t), Metrics: metrics,
 	}
 	if change != nil {
 		change(&config)
@@ -36,13 +37,13 @@ func (s *shop) batcher(t testing.TB, change func(*batcherConfig)) *batcher {
 	t.Cleanup(func() {
 		closing, stop := context.WithTimeout(context.Background(), 10*time.Second)
 		defer stop()
-		_ = config.locker.Close(closing) // some tests have no Redis for it
+		_ = config.Locker.Close(closing) // some tests have no Redis for it
 	})
-	return newBatcher(config)
+	return fulfillment.NewBatcher(config)
 }
 
 // batch starts a batcher, and stops it when the test ends.
-func (s *shop) batch(t testing.TB, change func(*batcherConfig)) *batcher {
+func (s *shop) batch(t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
 	t.Helper()
 	b := s.batcher(t, change)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -60,7 +61,7 @@ func (s *shop) messages(t testing.TB) []*message.Message {
 	t.Helper()
 	var all []*message.Message
 	for _, m := range s.rdb.XRange(t.Context(), s.keys.Orders(0), "-", "+").Val() {
-		msg, err := decodeEntry(m.ID, m.Values, 1)
+		msg, err := fulfillment.DecodeEntry(m.ID, m.Values, 1)
 		require.NoError(t, err)
 		all = append(all, msg)
 	}
@@ -68,7 +69,7 @@ func (s *shop) messages(t testing.TB) []*message.Message {
 }
 
 // handle hands messages to the batcher as the Router would, and returns where the answers will be.
-func handle(b *batcher, msgs ...*message.Message) []chan error {
+func handle(b *fulfillment.Batcher, msgs ...*message.Message) []chan error {
 	answers := make([]chan error, len(msgs))
 	for i, msg := range msgs {
 		answers[i] = make(chan error, 1)
@@ -89,7 +90,7 @@ func answer(t testing.TB, from chan error) error {
 }
 
 // queued is how many messages wait for a batch.
-func queued(b *batcher) int { return b.queue.len() }
+func queued(b *fulfillment.Batcher) int { return b.Queue.Len() }
 
 func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	t.Parallel()
@@ -127,12 +128,12 @@ func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 	events := crowdOf(sale, 20)
 	events[7].UserID = "a\x00b" // which no decoder lets through, and no text column takes
 
-	outcomes := b.record(t.Context(), events, false)
+	outcomes := b.Record(t.Context(), events, false)
 	require.Len(t, outcomes, 20)
 	for i, out := range outcomes {
 		require.Equal(t, events[i], out.Event)
 		if i == 7 {
-			require.Equal(t, badData, faultOf(out.Err))
+			require.Equal(t, fulfillment.BadData, fulfillment.FaultOf(out.Err))
 		} else {
 			require.Equal(t, reservation.StatusConfirmed, out.Status)
 		}
@@ -150,11 +151,11 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	counted, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(counted.Close)
-	b := s.batch(t, func(c *batcherConfig) { c.ledger = NewLedger(counted) })
+	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(counted) })
 	events := append(crowdOf(full, 40), crowdOf(roomy, 40)...)
 	events[10].Quantity = 3
 
-	outcomes := b.record(t.Context(), events, false)
+	outcomes := b.Record(t.Context(), events, false)
 	for i, out := range outcomes {
 		require.NoError(t, out.Err)
 		want := reservation.StatusConfirmed
@@ -174,10 +175,10 @@ func TestBatcherSurvivesPanic(t *testing.T) {
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
 	s.crowd(t, sale, 3)
-	b := s.batch(t, func(c *batcherConfig) { c.ledger = NewLedger(nil) })
+	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(nil) })
 	for range 2 {
 		for _, a := range handle(b, s.messages(t)...) {
-			require.ErrorIs(t, answer(t, a), errPanicked)
+			require.ErrorIs(t, answer(t, a), fulfillment.ErrPanicked)
 		}
 	}
 }
@@ -189,17 +190,17 @@ func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	sale := newSale(t, s.pool, 1)
 	_, _, err := lock.New(s.rdb).TryEach(t.Context(), []string{s.keys.Lock(0, "user-1")}, lock.For(30*time.Second))
 	require.NoError(t, err)
-	b := s.batch(t, func(c *batcherConfig) { c.store = nil }) // to give the unit of a rejected order back
-	batch := make([]*submission, 3)
+	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Store = nil }) // to give the unit of a rejected order back
+	batch := make([]*fulfillment.Submission, 3)
 	for i, event := range crowdOf(sale, 3) {
-		batch[i] = &submission{event: event, done: make(chan error, 1)}
+		batch[i] = &fulfillment.Submission{Event: event, Done: make(chan error, 1)}
 	}
-	require.Equal(t, "user-1", batch[0].event.UserID)
-	f := &inFlightBatch{batch: batch}
-	b.process(t.Context(), f)
-	require.Empty(t, f.deferred)
+	require.Equal(t, "user-1", batch[0].Event.UserID)
+	f := &fulfillment.InFlightBatch{Batch: batch}
+	b.Process(t.Context(), f)
+	require.Empty(t, f.Deferred)
 	for _, submitted := range batch {
-		require.ErrorIs(t, answer(t, submitted.done), errPanicked)
+		require.ErrorIs(t, answer(t, submitted.Done), fulfillment.ErrPanicked)
 	}
 }
 
@@ -217,7 +218,7 @@ func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	require.NoError(t, err)
 
 	log := &countingLog{}
-	b := s.batch(t, func(c *batcherConfig) { c.lease, c.logger = time.Second, slog.New(log) })
+	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Lease, c.Logger = time.Second, slog.New(log) })
 	answers := handle(b, s.messages(t)...)
 	locked := func() bool { return s.rdb.Exists(t.Context(), user).Val() == 1 }
 	testkit.Eventually(t, 10*time.Second, "the user is locked", locked)
@@ -238,7 +239,7 @@ func TestBatcherRecordsWithoutLocks(t *testing.T) {
 	s.crowd(t, sale, 3)
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
-	b := s.batch(t, func(c *batcherConfig) { c.locker = lock.New(gone) })
+	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Locker = lock.New(gone) })
 	for _, a := range handle(b, s.messages(t)...) {
 		require.NoError(t, answer(t, a))
 	}
@@ -260,11 +261,11 @@ func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 	gone, err := connect.Postgres(t.Context(), "postgres://nobody@127.0.0.1:1/nothing", 1)
 	require.NoError(t, err)
 	t.Cleanup(gone.Close)
-	b := s.batch(t, func(c *batcherConfig) { c.ledger = NewLedger(gone) })
+	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(gone) })
 	answers := handle(b, s.messages(t)...)
 	b.Drain()
 	for _, a := range answers {
-		require.ErrorIs(t, answer(t, a), ErrStopping)
+		require.ErrorIs(t, answer(t, a), fulfillment.ErrStopping)
 	}
 }
 
@@ -311,12 +312,15 @@ func (c *tripCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.Tr
 	c.n.Add(1)
 	return ctx
 }
+
 func (*tripCounter) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (*tripCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+func (*tripCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 func (*tripCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
 	return ctx
 }
+
 func (*tripCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 func TestBatchLockLeaseEndsBeforeClaim(t *testing.T) {
@@ -324,6 +328,6 @@ func TestBatchLockLeaseEndsBeforeClaim(t *testing.T) {
 	for minIdle, want := range map[time.Duration]time.Duration{
 		time.Millisecond: lock.MinLease, 2 * time.Second: 2 * time.Second, time.Hour: 3 * time.Second,
 	} {
-		require.Equal(t, want, lockLease(minIdle), minIdle)
+		require.Equal(t, want, fulfillment.LockLease(minIdle), minIdle)
 	}
 }

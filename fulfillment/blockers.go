@@ -9,6 +9,7 @@ import (
 
 	"stampede/internal/pause"
 	"stampede/internal/pg"
+	"stampede/internal/retry"
 )
 
 const (
@@ -36,9 +37,9 @@ const (
 // because everything may happen twice: what it did not commit is delivered again.
 func (w *Worker) endBlockers(ctx context.Context) {
 	looking := newTrouble(w.config.Logger, w.metrics, stepUnblock, "look for database sessions that hold up others")
-	found := blockers{pool: w.config.Pool, log: w.config.Logger, seen: make(map[blockerKey]*blockerSeen)}
+	found := blockers{Pool: w.config.Pool, Log: w.config.Logger, Seen: make(map[blockerKey]*blockerSeen)}
 	for pause.For(blockersInterval, ctx.Done()) {
-		ended, err := found.look(ctx)
+		ended, err := found.Look(ctx)
 		w.metrics.endedSessions.Add(float64(ended))
 		if ctx.Err() != nil {
 			return
@@ -62,23 +63,23 @@ func keyOf(b *pg.Activity) blockerKey {
 // blockers is what is known of sessions that hold up others. It has as many entries as there were such sessions in the
 // last moments.
 type blockers struct {
-	pool *pgxpool.Pool
-	log  *slog.Logger
-	seen map[blockerKey]*blockerSeen
+	Pool *pgxpool.Pool
+	Log  *slog.Logger
+	Seen map[blockerKey]*blockerSeen
 }
 
 // blockerSeen is when a session was seen. silent is when it was first seen to wait for its client: it has not heard from
 // it since, or its key would be another one.
 type blockerSeen struct {
-	first, last, silent time.Time
+	First, last, Silent time.Time
 	named               bool
 }
 
-// look ends the sessions whose time is over, and returns how many.
-func (l *blockers) look(ctx context.Context) (ended int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+// Look ends the sessions whose time is over, and returns how many.
+func (l *blockers) Look(ctx context.Context) (ended int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
-	found, err := pg.Blockers(ctx, l.pool)
+	found, err := pg.Blockers(ctx, l.Pool)
 	if err != nil {
 		return 0, err
 	}
@@ -86,10 +87,10 @@ func (l *blockers) look(ctx context.Context) (ended int, err error) {
 	for _, b := range found {
 		seen := l.note(&b, now)
 		switch {
-		case seen.silent.IsZero() || now.Sub(seen.silent) < silentMax(&b):
+		case seen.Silent.IsZero() || now.Sub(seen.Silent) < silentMax(&b):
 			l.name(&b, seen)
 		default:
-			gone, err := l.end(ctx, &b, now.Sub(seen.silent))
+			gone, err := l.end(ctx, &b, now.Sub(seen.Silent))
 			if err != nil {
 				return ended, err
 			}
@@ -98,23 +99,23 @@ func (l *blockers) look(ctx context.Context) (ended int, err error) {
 			}
 		}
 	}
-	for key, seen := range l.seen {
+	for key, seen := range l.Seen {
 		if now.Sub(seen.last) > blockerForgottenAfter {
-			delete(l.seen, key)
+			delete(l.Seen, key)
 		}
 	}
 	return ended, nil
 }
 
 func (l *blockers) note(b *pg.Activity, now time.Time) *blockerSeen {
-	seen, known := l.seen[keyOf(b)]
+	seen, known := l.Seen[keyOf(b)]
 	if !known {
-		seen = &blockerSeen{first: now}
-		l.seen[keyOf(b)] = seen
+		seen = &blockerSeen{First: now}
+		l.Seen[keyOf(b)] = seen
 	}
 	seen.last = now
-	if b.Silent && seen.silent.IsZero() {
-		seen.silent = now
+	if b.Silent && seen.Silent.IsZero() {
+		seen.Silent = now
 	}
 	return seen
 }
@@ -128,16 +129,16 @@ func silentMax(b *pg.Activity) time.Duration {
 
 // name names a session once that goes on holding up others.
 func (l *blockers) name(b *pg.Activity, seen *blockerSeen) {
-	if waited := seen.last.Sub(seen.first); !seen.named && waited >= blockerNamedAfter {
+	if waited := seen.last.Sub(seen.First); !seen.named && waited >= blockerNamedAfter {
 		seen.named = true
-		l.log.Warn(namedSession, append(attributes(b), "others_wait_for", waited)...)
+		l.Log.Warn(namedSession, append(attributes(b), "others_wait_for", waited)...)
 	}
 }
 
 func (l *blockers) end(ctx context.Context, b *pg.Activity, silent time.Duration) (gone bool, err error) {
-	gone, err = b.Terminate(ctx, l.pool)
+	gone, err = b.Terminate(ctx, l.Pool)
 	if gone {
-		l.log.Warn(endedSession, append(attributes(b), "silent_for", silent)...)
+		l.Log.Warn(endedSession, append(attributes(b), "silent_for", silent)...)
 	}
 	return gone, err
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 )
@@ -50,7 +51,7 @@ func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 	})
 	t.Logf("committed %v after the worker had vanished", time.Since(began))
 	require.EqualValues(t, 51, soldOf(t, s.pool, sale))
-	require.Equal(t, 1, log.times(endedSession))
+	require.Equal(t, 1, log.times(fulfillment.EndedSession))
 }
 
 // TestCommitsContinueAfterIngressFreezesInChange is the same with a cancellation that has the sale's row.
@@ -66,7 +67,7 @@ func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 	ctx, vanish := context.WithCancel(t.Context())
 	cancelled := make(chan error, 1)
 	go func() {
-		_, err := NewLedger(pool).Cancel(ctx, order, "user-0")
+		_, err := fulfillment.NewLedger(pool).Cancel(ctx, order, "user-0")
 		cancelled <- err
 		pool.Close()
 	}()
@@ -84,7 +85,7 @@ func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 	})
 	vanish()
 	require.Error(t, <-cancelled)
-	_, err = NewLedger(s.pool).Cancel(t.Context(), order, "user-0")
+	_, err = fulfillment.NewLedger(s.pool).Cancel(t.Context(), order, "user-0")
 	require.NoError(t, err, "the order is free as well")
 }
 
@@ -95,43 +96,43 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	sale := s.open(t, 100)
 	s.crowd(t, sale, 1)
 	log := &countingLog{}
-	found := blockers{pool: s.pool, log: slog.New(log), seen: make(map[blockerKey]*blockerSeen)}
+	found := fulfillment.Blockers{Pool: s.pool, Log: slog.New(log), Seen: make(map[fulfillment.BlockerKey]*fulfillment.BlockerSeen)}
 	look := func() int {
 		t.Helper()
-		ended, err := found.look(t.Context())
+		ended, err := found.Look(t.Context())
 		require.NoError(t, err)
 		return ended
 	}
 	pass := func(d time.Duration) {
-		for _, seen := range found.seen {
-			seen.first = seen.first.Add(-d)
-			if !seen.silent.IsZero() {
-				seen.silent = seen.silent.Add(-d)
+		for _, seen := range found.Seen {
+			seen.First = seen.First.Add(-d)
+			if !seen.Silent.IsZero() {
+				seen.Silent = seen.Silent.Add(-d)
 			}
 		}
 	}
 	require.Zero(t, look(), "nobody waits")
 	hold := s.holdSale(t, sale)
 	require.Zero(t, look(), "nobody waits for it")
-	require.Empty(t, found.seen)
+	require.Empty(t, found.Seen)
 
 	b := s.batch(t, nil)
 	answers := handle(b, s.messages(t)...)
 	testkit.Eventually(t, soon, "the batch waits", func() bool { return s.transactionsWaiting(t) == 1 })
 	require.Zero(t, look())
-	pass(silentBetweenQueryMax - time.Second)
+	pass(fulfillment.SilentBetweenQueryMax - time.Second)
 	require.Zero(t, look(), "its time is not over")
-	require.Equal(t, 1, log.times(namedSession), "but it is named")
+	require.Equal(t, 1, log.times(fulfillment.NamedSession), "but it is named")
 	require.Zero(t, look())
-	require.Equal(t, 1, log.times(namedSession), "once")
+	require.Equal(t, 1, log.times(fulfillment.NamedSession), "once")
 
 	_, err := hold.Exec(t.Context(), "SELECT 1")
 	require.NoError(t, err)
-	pass(silentBetweenQueryMax)
+	pass(fulfillment.SilentBetweenQueryMax)
 	require.Zero(t, look(), "it works on, slowly")
-	pass(silentBetweenQueryMax)
+	pass(fulfillment.SilentBetweenQueryMax)
 	require.Equal(t, 1, look())
-	require.Equal(t, 1, log.times(endedSession))
+	require.Equal(t, 1, log.times(fulfillment.EndedSession))
 	for _, a := range answers {
 		require.NoError(t, answer(t, a))
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/lua"
 )
 
@@ -17,7 +18,7 @@ import (
 // goes through the whole pending list of the group: a page may be empty and not the last, because
 // what was deleted counts too; only the cursor 0-0 is the end.
 func (r *reader) claim(room int) error {
-	ctx, cancel := forCall(r.ctx)
+	ctx, cancel := retry.ForCall(r.ctx)
 	defer cancel()
 	if r.claimFrom == "" {
 		r.claimFrom = "0-0"
@@ -42,7 +43,7 @@ func (r *reader) claim(room int) error {
 		}
 	}
 	if len(held) > 0 {
-		r.metrics.claimed.Add(float64(len(held)))
+		r.metrics.Claimed.Add(float64(len(held)))
 		r.log.Info("took over entries that had gone silent", slog.Int("entries", len(held)))
 	}
 	// What is held here is not lost: its content was read before it was deleted.
@@ -53,7 +54,7 @@ func (r *reader) claim(room int) error {
 
 // reap deletes consumers that are gone for good.
 func (r *reader) reap() error {
-	ctx, cancel := forCall(r.ctx)
+	ctx, cancel := retry.ForCall(r.ctx)
 	defer cancel()
 	deleted, err := lua.Reap.Run(ctx, r.config.Control, []string{r.stream},
 		r.config.Group, r.config.Consumer, r.config.ConsumerIdleMax.Milliseconds()).StringSlice()
@@ -79,7 +80,7 @@ const keepPage = 500
 // keepLeases tells Redis, until done is closed, that the entries held here are being worked on,
 // however long that takes. Otherwise others would claim them.
 func (s *subscription) keepLeases(done <-chan struct{}) {
-	outage := outage{log: s.log, doing: "renew the leases of entries"}
+	outage := retry.Outage{Log: s.log, Doing: "renew the leases of entries"}
 	interval := s.config.MinIdle / 4
 	for pause.For(interval, done) {
 		for ids := range slices.Chunk(s.table.due(time.Now().Add(-interval)), keepPage) {
@@ -93,10 +94,10 @@ func (s *subscription) keepLeases(done <-chan struct{}) {
 				break // the reader is making the group anew
 			}
 			if err != nil {
-				outage.failed(err)
+				outage.Failed(err)
 				break
 			}
-			outage.over()
+			outage.Over()
 			s.noteLeases(ids, answers, now)
 		}
 	}
@@ -119,14 +120,14 @@ func (s *subscription) noteLeases(ids, answers []string, now time.Time) {
 // long away from Redis. That is harmless: handling an entry twice has one effect.
 func (s *subscription) noteTaken(id string) {
 	if s.table.lose(id) {
-		s.metrics.taken.Inc()
+		s.metrics.Taken.Inc()
 		s.log.Warn("another consumer took over an entry that is held here", slog.String("entry", id))
 	}
 }
 
 // keep runs lua/keep.lua for pairs of an entry's id and its number of deliveries.
 func (s *subscription) keep(pairs ...any) ([]string, error) {
-	ctx, cancel := forCall(s.ctx)
+	ctx, cancel := retry.ForCall(s.ctx)
 	defer cancel()
 	answers, err := lua.Keep.Run(ctx, s.config.Control, []string{s.stream},
 		append([]any{s.config.Group, s.config.Consumer}, pairs...)...).StringSlice()

@@ -47,8 +47,8 @@ func columnsOf(events []reservation.OrderReserved) (*columns, []int) {
 	return c, rows
 }
 
-// arguments are the columns as parameters $1 to $8.
-func (c *columns) arguments() []any {
+// Arguments are the columns as parameters $1 to $8.
+func (c *columns) Arguments() []any {
 	return []any{
 		array[idCell](c.orders), array[idCell](c.sales), array[textCell](c.users), array[numberCell](c.quantities),
 		array[numberCell](c.sequences), array[numberCell](c.epochs), array[timeCell](c.reservedAt), array[textCell](c.keys),
@@ -105,8 +105,10 @@ type array[T any] []T
 func (a array[T]) Dimensions() []pgtype.ArrayDimension {
 	return []pgtype.ArrayDimension{{Length: int32(len(a)), LowerBound: 1}}
 }
+
 func (a array[T]) Index(i int) any { return &a[i] }
-func (array[T]) IndexType() any    { return new(T) }
+
+func (array[T]) IndexType() any { return new(T) }
 
 // The cells of columns.
 type (

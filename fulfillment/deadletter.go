@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -118,10 +119,6 @@ func (d *DeadLetters) Get(ctx context.Context, id int64) (DeadLetter, error) {
 	return readDeadLetter(ctx, d.pool, sql.DeadLetterFind, id)
 }
 
-type querier interface {
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-}
-
 // withLocked calls do with a letter whose row stays locked until do has returned, and commits what it did.
 func (d *DeadLetters) withLocked(ctx context.Context, id int64, do func(pgx.Tx, DeadLetter) error) error {
 	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
@@ -141,7 +138,7 @@ func (l *DeadLetter) checkParked() error {
 	return fmt.Errorf("%w: %d is %s", ErrDeadLetterNotParked, l.ID, l.Status)
 }
 
-func readDeadLetter(ctx context.Context, from querier, query string, id int64) (DeadLetter, error) {
+func readDeadLetter(ctx context.Context, from pg.Querier, query string, id int64) (DeadLetter, error) {
 	rows, err := from.Query(ctx, query, id)
 	if err != nil {
 		return DeadLetter{}, fmt.Errorf("find dead letter %d: %w", id, err)

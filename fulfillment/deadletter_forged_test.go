@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"errors"
@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -35,7 +36,7 @@ var forgedFields = []string{
 func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	sale := s.openPayable(t, 10)
 	order := s.buy(t, sale, "ann")
 	s.takeOut(t) // its event is lost
@@ -51,9 +52,9 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	}
 	report := s.audit(t, uuid.Nil)
 	require.False(t, report.Unchecked(), textOf(t, report))
-	require.GreaterOrEqual(t, report.promise("S3").Found, int64(len(ids)))
+	require.GreaterOrEqual(t, report.Promise("S3").Found, int64(len(ids)))
 	require.Contains(t, leftOf(s.reconcile(t)), "dlq")
-	listed, err := letters.List(t.Context(), DeadLetterParked, 1000)
+	listed, err := letters.List(t.Context(), fulfillment.DeadLetterParked, 1000)
 	require.NoError(t, err)
 	require.Len(t, listed, len(ids))
 
@@ -64,8 +65,8 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 		if letter.Damage != "" {
 			damaged++
 			_, _, err = letters.Replay(t.Context(), id)
-			require.ErrorIs(t, err, ErrDeadLetterUnreadable)
-			require.False(t, errors.Is(err, ErrDeadLetterNotParked))
+			require.ErrorIs(t, err, fulfillment.ErrDeadLetterUnreadable)
+			require.False(t, errors.Is(err, fulfillment.ErrDeadLetterNotParked))
 		}
 		require.NoError(t, letters.Discard(t.Context(), id, "forged"), forgedFields[i])
 	}
@@ -78,5 +79,5 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	got := orderOfID(t, s.pool, order)
 	require.Contains(t, []reservation.Status{reservation.StatusConfirmed, reservation.StatusRejected}, got.Status, "the order has its end")
 	report = s.audit(t, sale)
-	require.Zero(t, report.promise("S3").Found, textOf(t, report))
+	require.Zero(t, report.Promise("S3").Found, textOf(t, report))
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -29,7 +30,7 @@ var everyByte = func() string {
 
 func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 	t.Parallel()
-	fields := []Field{
+	fields := []fulfillment.Field{
 		{Name: "foo", Value: "bar"},
 		{Name: "foo", Value: "again"},
 		{Name: "", Value: ""},
@@ -39,30 +40,30 @@ func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 		{Name: "text", Value: `<&> " \ ' é 漢 🦬` + "\u2028\uFFFD"},
 		{Name: `{"base64":"eA=="}`, Value: `{"text":"x"}`},
 	}
-	encoded, err := encodeFields(fields)
+	encoded, err := fulfillment.EncodeFields(fields)
 	require.NoError(t, err)
-	decoded, err := decodeFields(encoded)
+	decoded, err := fulfillment.DecodeFields(encoded)
 	require.NoError(t, err)
 	require.Equal(t, fields, decoded)
 
-	encoded, err = encodeFields([]Field{{Name: "name", Value: "text"}, {Name: "name", Value: "\xff"}})
+	encoded, err = fulfillment.EncodeFields([]fulfillment.Field{{Name: "name", Value: "text"}, {Name: "name", Value: "\xff"}})
 	require.NoError(t, err)
 	require.JSONEq(t, `[["name", {"text": "text"}], ["name", {"base64": "/w=="}]]`, string(encoded), "the form that sql/migrations tells")
 }
 
 // rubbish appends an entry that nobody can use to the stream, and returns it.
-func (s *shop) rubbish(t testing.TB) Entry {
+func (s *shop) rubbish(t testing.TB) fulfillment.Entry {
 	t.Helper()
 	stream := s.keys.Orders(0)
 	id, err := s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: []any{"foo", "1", "foo", everyByte, "bar", "é"}}).Result()
 	require.NoError(t, err)
-	entry, err := readEntry(t.Context(), s.rdb, stream, id)
+	entry, err := fulfillment.ReadEntry(t.Context(), s.rdb, stream, id)
 	require.NoError(t, err)
 	entry.Deliveries = 3
 	return entry
 }
 
-func (s *shop) onlyLetter(t testing.TB, letters *DeadLetters) DeadLetter {
+func (s *shop) onlyLetter(t testing.TB, letters *fulfillment.DeadLetters) fulfillment.DeadLetter {
 	t.Helper()
 	all, err := letters.List(t.Context(), "", 10)
 	require.NoError(t, err)
@@ -73,7 +74,7 @@ func (s *shop) onlyLetter(t testing.TB, letters *DeadLetters) DeadLetter {
 func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	entry := s.rubbish(t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("cannot read \xff\x00 it")))
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("again")))
@@ -81,29 +82,29 @@ func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	kept := s.onlyLetter(t, letters)
 	require.Equal(t, entry, kept.Entry)
 	require.Equal(t, "cannot read \uFFFD\uFFFD it", kept.Reason)
-	require.Equal(t, DeadLetterParked, kept.Status)
+	require.Equal(t, fulfillment.DeadLetterParked, kept.Status)
 	byID, err := letters.Get(t.Context(), kept.ID)
 	require.NoError(t, err)
 	require.Equal(t, kept, byID)
 	_, err = letters.Get(t.Context(), kept.ID+1)
-	require.ErrorIs(t, err, ErrDeadLetterNotFound)
+	require.ErrorIs(t, err, fulfillment.ErrDeadLetterNotFound)
 }
 
 func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	var want []string
 	for range 3 {
 		entry := s.rubbish(t)
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		want = append([]string{entry.ID}, want...)
 	}
-	listed, err := letters.List(t.Context(), DeadLetterParked, 2)
+	listed, err := letters.List(t.Context(), fulfillment.DeadLetterParked, 2)
 	require.NoError(t, err)
 	require.Len(t, listed, 2)
 	require.Equal(t, want[:2], []string{listed[0].Entry.ID, listed[1].Entry.ID})
-	listed, err = letters.List(t.Context(), DeadLetterDiscarded, 2)
+	listed, err = letters.List(t.Context(), fulfillment.DeadLetterDiscarded, 2)
 	require.NoError(t, err)
 	require.Empty(t, listed)
 }
@@ -111,7 +112,7 @@ func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	entry := s.rubbish(t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 	first := s.onlyLetter(t, letters)
@@ -122,7 +123,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		require.True(t, appended)
 		entries := s.rdb.XLen(t.Context(), entry.Stream).Val()
 		replayed := s.onlyLetter(t, letters)
-		require.Equal(t, DeadLetterReplayed, replayed.Status)
+		require.Equal(t, fulfillment.DeadLetterReplayed, replayed.Status)
 		require.Equal(t, replay, replayed.Replays)
 		require.Contains(t, replayed.Resolution, id)
 		require.Equal(t, id, replayed.ReplayedAs)
@@ -132,9 +133,9 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		require.Equal(t, id, same)
 		require.Equal(t, replayed, s.onlyLetter(t, letters))
 		require.Equal(t, entries, s.rdb.XLen(t.Context(), entry.Stream).Val(), "and appends nothing")
-		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), ErrDeadLetterNotParked)
+		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), fulfillment.ErrDeadLetterNotParked)
 
-		again, err := readEntry(t.Context(), s.rdb, entry.Stream, id)
+		again, err := fulfillment.ReadEntry(t.Context(), s.rdb, entry.Stream, id)
 		require.NoError(t, err)
 		require.Equal(t, entry.Fields, again.Fields[:len(entry.Fields)], "the entry as it was")
 		require.Len(t, again.Fields, len(entry.Fields)+1, "and one mark, however often it is replayed")
@@ -142,7 +143,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("still rubbish")))
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("twice")))
 		back := s.onlyLetter(t, letters)
-		require.Equal(t, DeadLetterParked, back.Status)
+		require.Equal(t, fulfillment.DeadLetterParked, back.Status)
 		require.Equal(t, "still rubbish", back.Reason)
 		require.Equal(t, id, back.Entry.ID)
 		require.Equal(t, entry.Fields, back.Entry.Fields)
@@ -154,9 +155,9 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	for i, mark := range []string{"999999", "x", "-1", ""} {
-		entry := Entry{Stream: s.keys.Orders(0), ID: uuid.NewString(), Fields: []Field{{Name: fieldReplayOf, Value: mark}}}
+		entry := fulfillment.Entry{Stream: s.keys.Orders(0), ID: uuid.NewString(), Fields: []fulfillment.Field{{Name: fulfillment.FieldReplayOf, Value: mark}}}
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		listed, err := letters.List(t.Context(), "", 10)
 		require.NoError(t, err)
@@ -168,23 +169,23 @@ func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	require.NoError(t, letters.Park(t.Context(), s.rubbish(t), errors.New("rubbish")))
 	first := s.onlyLetter(t, letters)
 
 	liar := s.rubbish(t)
-	liar.Fields = append(liar.Fields, Field{Name: "other", Value: "content"}, Field{Name: fieldReplayOf, Value: fmt.Sprint(first.ID)})
+	liar.Fields = append(liar.Fields, fulfillment.Field{Name: "other", Value: "content"}, fulfillment.Field{Name: fulfillment.FieldReplayOf, Value: fmt.Sprint(first.ID)})
 	require.NoError(t, letters.Park(t.Context(), liar, errors.New("rubbish")))
 	all, err := letters.List(t.Context(), "", 10)
 	require.NoError(t, err)
 	require.Len(t, all, 2)
-	require.Equal(t, []Entry{liar, first.Entry}, []Entry{all[0].Entry, all[1].Entry})
+	require.Equal(t, []fulfillment.Entry{liar, first.Entry}, []fulfillment.Entry{all[0].Entry, all[1].Entry})
 }
 
 func TestReplayedOrderIsFulfilled(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	sale := s.open(t, 5)
 	order := s.buy(t, sale, "alice")
 	entry := s.takeOut(t)
@@ -202,14 +203,14 @@ func TestReplayedOrderIsFulfilled(t *testing.T) {
 }
 
 // takeOut removes the only entry from the stream and returns it.
-func (s *shop) takeOut(t testing.TB) Entry {
+func (s *shop) takeOut(t testing.TB) fulfillment.Entry {
 	t.Helper()
 	stream := s.keys.Orders(0)
 	entries := s.rdb.XRange(t.Context(), stream, "-", "+").Val()
 	require.Len(t, entries, 1)
-	entry, err := readEntry(t.Context(), s.rdb, stream, entries[0].ID)
+	entry, err := fulfillment.ReadEntry(t.Context(), s.rdb, stream, entries[0].ID)
 	require.NoError(t, err)
-	require.NoError(t, createGroup(t.Context(), s.rdb, stream, reservation.Group))
+	require.NoError(t, fulfillment.CreateGroup(t.Context(), s.rdb, stream, reservation.Group))
 	require.NoError(t, s.rdb.Del(t.Context(), stream).Err())
 	return entry
 }
@@ -217,37 +218,37 @@ func (s *shop) takeOut(t testing.TB) Entry {
 func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	sale := s.open(t, 5)
 	order := s.buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
 	id := s.onlyLetter(t, letters).ID
 	require.NoError(t, letters.Discard(t.Context(), id, "the operator said so"))
 
-	got, err := NewLedger(s.pool).Order(t.Context(), order)
+	got, err := fulfillment.NewLedger(s.pool).Order(t.Context(), order)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, got.Status)
-	require.Equal(t, RejectedDiscarded, got.Reason)
+	require.Equal(t, fulfillment.RejectedDiscarded, got.Reason)
 	letter := s.onlyLetter(t, letters)
-	require.Equal(t, DeadLetterDiscarded, letter.Status)
+	require.Equal(t, fulfillment.DeadLetterDiscarded, letter.Status)
 	require.Equal(t, "the operator said so; order "+order.String()+" is rejected and its units are back in the sale", letter.Resolution)
 	report := s.audit(t, sale)
 	require.False(t, report.Broken(), textOf(t, report))
 	require.EqualValues(t, 5, report.Sales[0].Available)
-	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), ErrDeadLetterNotParked)
+	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), fulfillment.ErrDeadLetterNotParked)
 	_, _, err = letters.Replay(t.Context(), id)
-	require.ErrorIs(t, err, ErrDeadLetterNotParked)
+	require.ErrorIs(t, err, fulfillment.ErrDeadLetterNotParked)
 	require.NotEqual(t, order, s.buy(t, sale, "alice"), "alice may buy again")
 }
 
 func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	sale := s.open(t, 5)
 	order := s.buy(t, sale, "alice")
 	entries := s.rdb.XRange(t.Context(), s.keys.Orders(0), "-", "+").Val()
-	entry, err := readEntry(t.Context(), s.rdb, s.keys.Orders(0), entries[0].ID)
+	entry, err := fulfillment.ReadEntry(t.Context(), s.rdb, s.keys.Orders(0), entries[0].ID)
 	require.NoError(t, err)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 	s.fulfil(t)
@@ -262,7 +263,7 @@ func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	s.buy(t, s.open(t, 5), "alice")
 	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("a bug of yesterday")))
 	id := s.onlyLetter(t, letters).ID
@@ -286,14 +287,14 @@ func TestConcurrentReplaysAppendOnce(t *testing.T) {
 func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	sale := s.open(t, 5)
 	s.buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
 	id := s.onlyLetter(t, letters).ID
 	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", 1).Err()) // as many as there are for sale
-	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish"), errRefused)
-	require.Equal(t, DeadLetterParked, s.onlyLetter(t, letters).Status)
+	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish"), fulfillment.ErrRefused)
+	require.Equal(t, fulfillment.DeadLetterParked, s.onlyLetter(t, letters).Status)
 	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", -1).Err())
 	require.NoError(t, letters.Discard(t.Context(), id, "rubbish"))
 	require.EqualValues(t, 5, s.left(t, sale))
@@ -302,7 +303,7 @@ func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	sale := s.open(t, 5)
 	order := s.buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
@@ -315,15 +316,15 @@ func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 func TestDiscardOfEntryWithoutOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	require.NoError(t, letters.Park(t.Context(), s.rubbish(t), errors.New("rubbish")))
 	require.NoError(t, letters.Discard(t.Context(), s.onlyLetter(t, letters).ID, "stray"))
 	require.Equal(t, "stray; the entry names no order", s.onlyLetter(t, letters).Resolution)
-	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), ErrDeadLetterNotFound)
+	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), fulfillment.ErrDeadLetterNotFound)
 }
 
 // letterOf parks the only entry of the stream, with some of its fields changed, and returns its letter.
-func (s *shop) letterOf(t testing.TB, letters *DeadLetters, changed map[string]func(string) string) DeadLetter {
+func (s *shop) letterOf(t testing.TB, letters *fulfillment.DeadLetters, changed map[string]func(string) string) fulfillment.DeadLetter {
 	t.Helper()
 	entry := s.takeOut(t)
 	for i, f := range entry.Fields {
@@ -331,7 +332,7 @@ func (s *shop) letterOf(t testing.TB, letters *DeadLetters, changed map[string]f
 			entry.Fields[i].Value = change(f.Value)
 		}
 	}
-	_, err := reservedOf(entry)
+	_, err := fulfillment.ReservedOf(entry)
 	require.ErrorIs(t, err, reservation.ErrUndecodable)
 	require.NoError(t, letters.Park(t.Context(), entry, err))
 	return s.onlyLetter(t, letters)
@@ -354,15 +355,15 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			letters := NewDeadLetters(s.pool, s.rdb, s.store)
+			letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 			sale := s.open(t, 5)
 			order := s.buy(t, sale, "alice")
 			letter := s.letterOf(t, letters, changed)
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "rolled back"))
-			got, err := NewLedger(s.pool).Order(t.Context(), order)
+			got, err := fulfillment.NewLedger(s.pool).Order(t.Context(), order)
 			require.NoError(t, err)
 			require.Equal(t, reservation.StatusRejected, got.Status)
-			require.Equal(t, RejectedDiscarded, got.Reason)
+			require.Equal(t, fulfillment.RejectedDiscarded, got.Reason)
 			require.WithinDuration(t, time.Now(), got.ReservedAt, time.Minute)
 			report := s.audit(t, sale)
 			require.False(t, report.Broken(), textOf(t, report))
@@ -383,7 +384,7 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			letters := NewDeadLetters(s.pool, s.rdb, s.store)
+			letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 			sale := s.open(t, 5)
 			order := s.buy(t, sale, "alice")
 			letter := s.letterOf(t, letters, changed)
@@ -400,21 +401,21 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 func TestDiscardOfOtherEventKeepsOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	order := s.buy(t, s.open(t, 5), "alice")
 	letter := s.letterOf(t, letters, map[string]func(string) string{
 		"metadata": replacing(string(reservation.EventReserved), strings.Repeat("x", len(reservation.EventReserved))),
 	})
 	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray"))
 	require.Equal(t, "stray; the entry names no order", s.onlyLetter(t, letters).Resolution)
-	_, err := NewLedger(s.pool).Order(t.Context(), order)
+	_, err := fulfillment.NewLedger(s.pool).Order(t.Context(), order)
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 }
 
 func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	sale := s.open(t, 5)
 	order := s.buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
@@ -439,9 +440,9 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	require.NoError(t, hold.Rollback(t.Context()))
 
 	require.NoError(t, answer(t, discarded))
-	require.ErrorIs(t, answer(t, replayed), ErrDeadLetterNotParked)
+	require.ErrorIs(t, answer(t, replayed), fulfillment.ErrDeadLetterNotParked)
 	require.Zero(t, s.rdb.XLen(t.Context(), s.keys.Orders(0)).Val(), "nothing was appended")
-	got, err := NewLedger(s.pool).Order(t.Context(), order)
+	got, err := fulfillment.NewLedger(s.pool).Order(t.Context(), order)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, got.Status)
 }
@@ -455,7 +456,7 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 	narrow, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(narrow.Close)
-	letters := NewDeadLetters(narrow, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(narrow, s.rdb, s.store)
 	sale := s.open(t, 5)
 	s.buy(t, sale, "alice")
 	entry := s.takeOut(t)
@@ -465,7 +466,7 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 		entry.ID = fmt.Sprintf("1-%d", i)
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 	}
-	all, err := letters.List(t.Context(), DeadLetterParked, n)
+	all, err := letters.List(t.Context(), fulfillment.DeadLetterParked, n)
 	require.NoError(t, err)
 	for _, letter := range all {
 		go func() { discarded <- letters.Discard(context.Background(), letter.ID, "at once") }()
@@ -478,7 +479,7 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 func TestReadDeadLetterTakesNoLock(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	require.NoError(t, letters.Park(t.Context(), s.rubbish(t), errors.New("rubbish")))
 	id := s.onlyLetter(t, letters).ID
 	hold, err := s.pool.Begin(t.Context())

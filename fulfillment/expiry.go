@@ -12,6 +12,7 @@ import (
 
 	"stampede/internal/crashpoint"
 	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -38,9 +39,9 @@ func (w *Worker) expireOrders(ctx context.Context) {
 	e := newExpirer(w.ledger, w.config.Logger)
 	expiring := newTrouble(w.config.Logger, w.metrics, stepExpire, "expire orders that were not paid in time")
 	for w.nextSweep(ctx) {
-		expired, err := sweepSales(ctx, e.some)
+		expired, err := sweepSales(ctx, e.Some)
 		if expired > 0 {
-			w.metrics.orders.WithLabelValues(string(reservation.StatusExpired)).Add(float64(expired))
+			w.metrics.Orders.WithLabelValues(string(reservation.StatusExpired)).Add(float64(expired))
 			w.config.Logger.Info("ended orders that were not paid in time", "orders", expired)
 		}
 		w.metrics.ordersAside.Set(float64(len(e.aside)))
@@ -53,7 +54,7 @@ func (w *Worker) expireOrders(ctx context.Context) {
 
 // nextSweep waits until it is time to look again; false if ctx has ended.
 func (w *Worker) nextSweep(ctx context.Context) bool {
-	return pause.For(retryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done())
+	return pause.For(retry.RetryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done())
 }
 
 // sweepStep works on some orders of one sale that is not among except. It returns the sale, uuid.Nil if

@@ -37,8 +37,8 @@ func newExpirer(ledger *Ledger, log *slog.Logger) *expirer {
 	return &expirer{ledger: ledger, log: log, aside: make(map[uuid.UUID]time.Time), limit: sweepMax}
 }
 
-// some is a sweepStep.
-func (e *expirer) some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
+// Some is a sweepStep.
+func (e *expirer) Some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
 	for {
 		orders, err := e.ledger.expireSome(ctx, except, e.passedOver(), e.limit)
 		if len(orders) > 0 {

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"log/slog"
@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -44,7 +45,7 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 		return valueOf(t, registry, "stampede_orders_set_aside", "") == 2
 	})
 	stop()
-	require.Equal(t, 2, log.times(setAside), "each is named once")
+	require.Equal(t, 2, log.times(fulfillment.SetAside), "each is named once")
 	for _, order := range []uuid.UUID{paid, behind} {
 		require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.pool, order).Status)
 		require.Contains(t, textOf(t, s.audit(t, uuid.Nil)), order.String())

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -41,12 +42,12 @@ func (s *shop) left(t testing.TB, sale uuid.UUID) int64 {
 
 // expire and giveBack are the turns of a sweeper, without a worker.
 func (s *shop) expire(ctx context.Context) (int, error) {
-	return sweepSales(ctx, newExpirer(NewLedger(s.pool), slog.Default()).some)
+	return fulfillment.SweepSales(ctx, fulfillment.NewExpirer(fulfillment.NewLedger(s.pool), slog.Default()).Some)
 }
 
 func (s *shop) giveBack(ctx context.Context) (int, error) {
-	return sweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
-		return NewLedger(s.pool).releaseSome(ctx, s.store, except)
+	return fulfillment.SweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
+		return fulfillment.NewLedger(s.pool).ReleaseSome(ctx, s.store, except)
 	})
 }
 
@@ -76,7 +77,7 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, reservation.SoldOut, answer.Verdict)
 
-	ledger := NewLedger(s.pool)
+	ledger := fulfillment.NewLedger(s.pool)
 	_, err = ledger.Pay(t.Context(), orders["ann"], "ann", "pi_1")
 	require.NoError(t, err)
 	_, err = ledger.Cancel(t.Context(), orders["bob"], "bob")
@@ -157,17 +158,17 @@ func TestSweepIsBoundedAndOfOneSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	first, second := newPayableSale(t, s.pool, 2000), newPayableSale(t, s.pool, 2000)
-	orders := append(confirm(t, s.pool, first, sweepMax+1), confirm(t, s.pool, second, 1)...)
+	orders := append(confirm(t, s.pool, first, fulfillment.SweepMax+1), confirm(t, s.pool, second, 1)...)
 	endWindow(t, s.pool, orders...)
-	ledger := NewLedger(s.pool)
+	ledger := fulfillment.NewLedger(s.pool)
 	var batches []int
 	for range 3 {
-		_, n, err := newExpirer(ledger, testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
+		_, n, err := fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 		require.NoError(t, err)
 		batches = append(batches, n)
 	}
-	require.ElementsMatch(t, []int{sweepMax, 1, 1}, batches)
-	sale, n, err := newExpirer(ledger, testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
+	require.ElementsMatch(t, []int{fulfillment.SweepMax, 1, 1}, batches)
+	sale, n, err := fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Zero(t, n)
 	require.Equal(t, uuid.Nil, sale)
@@ -228,7 +229,7 @@ func TestReleasesRetryUntilRedisAnswers(t *testing.T) {
 	config.Registerer = registry
 	stop := work(t, config)
 	server.Kill()
-	_, err := NewLedger(s.pool).Cancel(t.Context(), orders[0], "ann")
+	_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), orders[0], "ann")
 	require.NoError(t, err, "an order can be cancelled without Redis")
 	endWindow(t, s.pool, orders[1])
 	failing := func() float64 { return valueOf(t, registry, "stampede_worker_failing", "release") }
@@ -254,7 +255,7 @@ func TestRepeatedReleaseKeepsNextOrderOfUser(t *testing.T) {
 	sale := s.openPayable(t, 3)
 	first := s.buy(t, sale, "ann")
 	s.fulfil(t)
-	_, err := NewLedger(s.pool).Cancel(t.Context(), first, "ann")
+	_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), first, "ann")
 	require.NoError(t, err)
 	release := reservation.Release{SaleID: sale, OrderID: first, UserID: "ann"}
 	_, err = s.store.Release(t.Context(), []reservation.Release{release})
@@ -306,10 +307,10 @@ func TestExpiryRequiresHeartbeatAfterDeadline(t *testing.T) {
 			if c.expires {
 				want = orders[:1]
 			}
-			got, err := lockOverdue(t.Context(), tx, []uuid.UUID{}, []uuid.UUID{}, sweepMax)
+			got, err := fulfillment.LockOverdue(t.Context(), tx, []uuid.UUID{}, []uuid.UUID{}, fulfillment.SweepMax)
 			require.NoError(t, err)
 			require.Equal(t, len(want), len(got))
-			order, overdue, err := lockOrder(t.Context(), tx, orders[0], "user-1")
+			order, overdue, err := fulfillment.LockOrder(t.Context(), tx, orders[0], "user-1")
 			require.NoError(t, err)
 			require.Equal(t, c.expires, overdue, "buyers and sweepers have one rule")
 			require.Equal(t, orders[0], order.ID)
@@ -322,7 +323,7 @@ func TestSweepRunsUntilEmptyAndStopsOnError(t *testing.T) {
 	bad, good := uuid.New(), uuid.New()
 	away := errors.New("away")
 	steps := 0
-	done, err := sweepSales(t.Context(), func(_ context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
+	done, err := fulfillment.SweepSales(t.Context(), func(_ context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
 		switch steps++; steps {
 		case 1:
 			require.Empty(t, except)

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"log/slog"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -22,7 +23,7 @@ func TestWorkerDrainsFullRedis(t *testing.T) {
 	}
 	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET stock = 4 WHERE id = $1", sale)
 	require.NoError(t, err)
-	require.NoError(t, createGroup(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group))
+	require.NoError(t, fulfillment.CreateGroup(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group))
 	require.NoError(t, s.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	require.ErrorContains(t, s.rdb.Set(t.Context(), "some", "thing", 0).Err(), "OOM")
 
@@ -72,8 +73,8 @@ func TestSubscriberCreatesGroupOncePerOutage(t *testing.T) {
 	t.Fatal("the group was never made")
 }
 
-func withLog(log slog.Handler) func(*SubscriberConfig) {
-	return func(c *SubscriberConfig) { c.Logger = slog.New(log) }
+func withLog(log slog.Handler) func(*fulfillment.SubscriberConfig) {
+	return func(c *fulfillment.SubscriberConfig) { c.Logger = slog.New(log) }
 }
 
 // cannotRead is what a subscriber says at the first of a run of failures.

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -56,9 +57,9 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 
 		s.flush(t)
 		err := s.heal(t, s.rebuilder(t), 1)
-		if slices.Contains(neededGuards, guard) {
+		if slices.Contains(fulfillment.NeededGuards, guard) {
 			refused++
-			require.ErrorIs(t, err, ErrGuardMissing)
+			require.ErrorIs(t, err, fulfillment.ErrGuardMissing)
 			require.ErrorContains(t, err, missing.Mend)
 			s.run(t, mend...)
 			err = s.heal(t, s.rebuilder(t), 1)
@@ -69,7 +70,7 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 		s.requireSound(t)
 		s.needNothing(t, 1)
 	}
-	require.Equal(t, len(neededGuards), refused)
+	require.Equal(t, len(fulfillment.NeededGuards), refused)
 }
 
 // A rebuild that could not be finished closes nothing.
@@ -81,11 +82,17 @@ func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 	s.fulfil(t)
 	s.run(t, "DROP INDEX orders_one_live_per_user")
 	before := s.saleInRedis(t, sale)
-	for _, rebuild := range []func(*Rebuilder) error{
-		func(r *Rebuilder) error { _, err := r.Partition(t.Context(), 0, RebuildByHand); return err },
-		func(r *Rebuilder) error { _, err := r.Sale(t.Context(), sale, RebuildByHand); return err },
+	for _, rebuild := range []func(*fulfillment.Rebuilder) error{
+		func(r *fulfillment.Rebuilder) error {
+			_, err := r.Partition(t.Context(), 0, fulfillment.RebuildByHand)
+			return err
+		},
+		func(r *fulfillment.Rebuilder) error {
+			_, err := r.Sale(t.Context(), sale, fulfillment.RebuildByHand)
+			return err
+		},
 	} {
-		require.ErrorIs(t, rebuild(s.rebuilder(t)), ErrGuardMissing)
+		require.ErrorIs(t, rebuild(s.rebuilder(t)), fulfillment.ErrGuardMissing)
 		require.Equal(t, before, s.saleInRedis(t, sale))
 	}
 	s.buy(t, sale, "meanwhile")
@@ -97,11 +104,11 @@ func TestOrderWaitsWhileGuardIsMissing(t *testing.T) {
 	s := newLostShop(t)
 	sale := s.open(t, 40)
 	order := reserved(sale, "ann", 1)
-	_, err := NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{order})
+	_, err := fulfillment.NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{order})
 	require.NoError(t, err)
 	s.run(t, "ALTER TABLE order_events DROP CONSTRAINT order_events_pkey")
-	_, err = NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{order})
-	require.ErrorIs(t, err, ErrGuardMissing)
-	require.Equal(t, transient, faultOf(err))
-	require.False(t, errors.Is(err, ErrContradiction))
+	_, err = fulfillment.NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{order})
+	require.ErrorIs(t, err, fulfillment.ErrGuardMissing)
+	require.Equal(t, fulfillment.Transient, fulfillment.FaultOf(err))
+	require.False(t, errors.Is(err, fulfillment.ErrContradiction))
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/sql"
 )
 
@@ -30,13 +31,13 @@ type Heartbeat struct {
 
 // Run sends a heartbeat once a second until ctx ends, and returns nil then. While Postgres is away it goes on trying.
 func (h Heartbeat) Run(ctx context.Context) error {
-	sending := outage{log: h.Logger, doing: "tell Postgres that buyers can pay"}
+	sending := retry.Outage{Log: h.Logger, Doing: "tell Postgres that buyers can pay"}
 	for {
 		lasted, err := h.send(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		sending.note(err)
+		sending.Note(err)
 		if lasted > 0 {
 			h.Logger.Warn("nobody could pay for a while: deadlines are put off", "outage", lasted)
 		}

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -51,7 +52,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	sale := newPayableSale(t, pool, 10)
 	orders := confirm(t, pool, sale, 5)
 	final := confirm(t, pool, newSale(t, pool, 10), 1)[0]
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	_, err := ledger.Pay(t.Context(), orders[3], "user-4", "pi_4")
 	require.NoError(t, err)
 	away(t, pool, "60 s")
@@ -85,7 +86,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	for range ingresses {
 		all.Go(func() error {
 			defer done.Add(1)
-			outage, err := Heartbeat{Pool: pool, Logger: slog.New(slog.DiscardHandler)}.send(context.Background())
+			outage, err := fulfillment.Heartbeat{Pool: pool, Logger: slog.New(slog.DiscardHandler)}.Send(context.Background())
 			if outage > 0 {
 				found.Add(1)
 			}
@@ -116,7 +117,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	require.NoError(t, err)
 	_, err = ledger.Pay(t.Context(), orders[2], "user-3", "pi_3")
 	require.ErrorIs(t, err, reservation.ErrOrderExpired)
-	_, n, err := newExpirer(ledger, testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
+	_, n, err := fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, orders[2]).Status)
@@ -225,8 +226,8 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 			require.WithinDuration(t, deadline.Add(lost), orderOfID(t, pool, orders[i]).ExpiresAt, time.Millisecond)
 		}
 	}
-	ledger := NewLedger(pool)
-	_, n, err := newExpirer(ledger, testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
+	ledger := fulfillment.NewLedger(pool)
+	_, n, err := fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, orders[2]).Status, "it was overdue before all of them")
@@ -256,7 +257,7 @@ func TestClockSetBackIsNoOutage(t *testing.T) {
 	require.Zero(t, queryInt(t, pool, "SELECT count(*) FROM pulse WHERE seen_at > now()"), "or the next outage would not be seen")
 	require.Zero(t, heartbeat(t, pool))
 	require.Equal(t, before, queryInt(t, pool, outages))
-	_, n, err := newExpirer(NewLedger(pool), testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
+	_, n, err := fulfillment.NewExpirer(fulfillment.NewLedger(pool), testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(t, reservation.StatusConfirmed, orderOfID(t, pool, orders[0]).Status)
@@ -268,7 +269,7 @@ func TestClockSetBackIsNoOutage(t *testing.T) {
 func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	for range 2 {
 		away(t, pool, "60 s")
 		require.NotZero(t, heartbeat(t, pool))
@@ -287,7 +288,7 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	require.Equal(t, deadline, listed[0].ExpiresAt)
 	meanwhile := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
 	require.WithinDuration(t, time.Now().Add(paymentWindow), orderOfID(t, pool, meanwhile).ExpiresAt, time.Minute)
-	_, n, err := newExpirer(ledger, testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
+	_, n, err := fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Zero(t, n, "nobody knows whether an ingress was there")
 
@@ -296,7 +297,7 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	require.Equal(t, deadline, orderOfID(t, pool, orders[0]).ExpiresAt)
 	_, err = ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err)
-	_, n, err = newExpirer(ledger, testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
+	_, n, err = fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, orders[1]).Status)
@@ -340,12 +341,12 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 		own, err := connect.Postgres(t.Context(), server.URL, 2)
 		require.NoError(t, err)
 		t.Cleanup(own.Close)
-		heartbeats.Go(func() error { return Heartbeat{Pool: own, Logger: slog.New(log)}.Run(ctx) })
+		heartbeats.Go(func() error { return fulfillment.Heartbeat{Pool: own, Logger: slog.New(log)}.Run(ctx) })
 	}
 	before := s.count(t, outages)
 	_, err = pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() + interval '4 s' WHERE id IN ($1, $2)", unlucky, absent)
 	require.NoError(t, err)
-	_, err = NewLedger(pool).Pay(t.Context(), punctual, "ann", "pi_1")
+	_, err = fulfillment.NewLedger(pool).Pay(t.Context(), punctual, "ann", "pi_1")
 	require.NoError(t, err)
 
 	server.StopImmediate()
@@ -355,11 +356,11 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	})
 	s.restart(t, server)
 	testkit.Eventually(t, 20*time.Second, "the outage is written down", func() bool { return s.count(t, outages) == before+1 })
-	_, err = NewLedger(pool).Pay(t.Context(), unlucky, "bob", "pi_2")
+	_, err = fulfillment.NewLedger(pool).Pay(t.Context(), unlucky, "bob", "pi_2")
 	require.NoError(t, err)
 	require.Zero(t, s.count(t, expiredOrders))
-	left := time.Until(orderOfID(t, pool, absent).ExpiresAt)
-	require.Positive(t, left)
+	remaining := time.Until(orderOfID(t, pool, absent).ExpiresAt)
+	require.Positive(t, remaining)
 	testkit.Eventually(t, 20*time.Second, "who does not pay in what was left expires all the same", func() bool {
 		return s.count(t, expiredOrders) == 1
 	})

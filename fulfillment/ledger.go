@@ -120,7 +120,7 @@ func (l *Ledger) write(ctx context.Context, c *columns, refusal *string) ([]stri
 func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *columns) error {
 	batch := &pgx.Batch{}
 	l.queueBegin(batch)
-	batch.Queue(sql.LedgerRecordFresh, c.arguments()...)
+	batch.Queue(sql.LedgerRecordFresh, c.Arguments()...)
 	sold := c.unitsOf(func(int) bool { return true })
 	queueEnd(batch, sold)
 	answers := conn.SendBatch(ctx, batch)
@@ -138,7 +138,7 @@ func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *column
 func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
 	begin := &pgx.Batch{}
 	l.queueBegin(begin)
-	begin.Queue(sql.LedgerRecordOrders, append(c.arguments(), refusal)...)
+	begin.Queue(sql.LedgerRecordOrders, append(c.Arguments(), refusal)...)
 	answers := conn.SendBatch(ctx, begin)
 	words, err := readWords(answers, len(c.orders))
 	if err := closed(answers, err); err != nil {

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -29,7 +30,7 @@ func countingTrips(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *tripCounte
 func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	t.Parallel()
 	pool, trips := countingTrips(t, testkit.Pool(t))
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	plain, timed := newSale(t, pool, 100), newSale(t, pool, 100)
 	_, err := pool.Exec(t.Context(), "UPDATE sales SET payment_window_seconds = 600 WHERE id = $1", timed)
 	require.NoError(t, err)
@@ -55,7 +56,7 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, trips.n.Load()-before, "round trips for what is fresh")
 	for i, out := range outcomes {
-		require.Equal(t, Outcome{Event: oneStep[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
+		require.Equal(t, fulfillment.Outcome{Event: oneStep[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
 	}
 	before = trips.n.Load()
 	outcomes, err = ledger.Record(t.Context(), append([]reservation.OrderReserved{oneStep[0]}, twoSteps...))
@@ -63,7 +64,7 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	require.EqualValues(t, 3, trips.n.Load()-before, "round trips in the company of a repeat")
 	require.False(t, outcomes[0].Fresh)
 	for i, out := range outcomes[1:] {
-		require.Equal(t, Outcome{Event: twoSteps[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
+		require.Equal(t, fulfillment.Outcome{Event: twoSteps[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
 	}
 
 	require.EqualValues(t, 12, soldOf(t, pool, plain))
@@ -108,7 +109,7 @@ func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := testkit.Pool(t)
-			ledger := NewLedger(pool)
+			ledger := fulfillment.NewLedger(pool)
 			sale := newSale(t, pool, 100)
 			raiseEpoch(t, pool, sale)
 			holder := reserved(sale, "holder", 1)

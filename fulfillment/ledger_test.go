@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -74,14 +75,14 @@ func history(t testing.TB, pool *pgxpool.Pool, order uuid.UUID) []string {
 func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale := newSale(t, pool, 10)
 	event := reserved(sale, "alice", 7)
 	event.Quantity = 3
 
 	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
 	require.NoError(t, err)
-	require.Equal(t, []Outcome{{Event: event, Status: reservation.StatusConfirmed, Fresh: true}}, outcomes)
+	require.Equal(t, []fulfillment.Outcome{{Event: event, Status: reservation.StatusConfirmed, Fresh: true}}, outcomes)
 
 	order, err := ledger.Order(t.Context(), event.OrderID)
 	require.NoError(t, err)
@@ -98,7 +99,7 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale := newSale(t, pool, 10)
 	events := []reservation.OrderReserved{reserved(sale, "alice", 1), reserved(sale, "alice", 2), reserved(sale, "bob", 3)}
 	first, err := ledger.Record(t.Context(), events)
@@ -128,23 +129,23 @@ func TestLedgerRecordsDuplicateInBatchOnce(t *testing.T) {
 	event := reserved(sale, "alice", 1)
 	lie := event
 	lie.UserID = "mallory"
-	outcomes, err := NewLedger(pool).Record(t.Context(), []reservation.OrderReserved{event, event, lie})
+	outcomes, err := fulfillment.NewLedger(pool).Record(t.Context(), []reservation.OrderReserved{event, event, lie})
 	require.NoError(t, err)
-	require.Equal(t, Outcome{Event: event, Status: reservation.StatusConfirmed, Fresh: true}, outcomes[0])
-	require.Equal(t, Outcome{Event: event, Status: reservation.StatusConfirmed}, outcomes[1])
-	require.ErrorIs(t, outcomes[2].Err, ErrContradiction)
+	require.Equal(t, fulfillment.Outcome{Event: event, Status: reservation.StatusConfirmed, Fresh: true}, outcomes[0])
+	require.Equal(t, fulfillment.Outcome{Event: event, Status: reservation.StatusConfirmed}, outcomes[1])
+	require.ErrorIs(t, outcomes[2].Err, fulfillment.ErrContradiction)
 	require.EqualValues(t, 1, soldOf(t, pool, sale))
 }
 
 func TestLedgerRecordsBatchBesideUnknownSale(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale := newSale(t, pool, 10)
 	lost := reserved(uuid.Must(uuid.NewV7()), "alice", 1)
 	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{lost, reserved(sale, "alice", 1)})
 	require.NoError(t, err)
-	require.ErrorIs(t, outcomes[0].Err, ErrUnknownSale)
+	require.ErrorIs(t, outcomes[0].Err, fulfillment.ErrUnknownSale)
 	require.Equal(t, reservation.StatusConfirmed, outcomes[1].Status)
 	_, err = ledger.Order(t.Context(), lost.OrderID)
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
@@ -154,7 +155,7 @@ func TestLedgerRecordsBatchBesideUnknownSale(t *testing.T) {
 func TestLedgerRejectsContradictingEvent(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale := newSale(t, pool, 10)
 	event := reserved(sale, "alice", 1)
 	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
@@ -162,22 +163,22 @@ func TestLedgerRejectsContradictingEvent(t *testing.T) {
 	event.Quantity = 5
 	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
 	require.NoError(t, err)
-	require.ErrorIs(t, outcomes[0].Err, ErrContradiction)
+	require.ErrorIs(t, outcomes[0].Err, fulfillment.ErrContradiction)
 	_, err = pool.Exec(t.Context(), "DELETE FROM orders")
 	require.NoError(t, err)
 	outcomes, err = ledger.Record(t.Context(), []reservation.OrderReserved{event})
 	require.NoError(t, err)
-	require.ErrorIs(t, outcomes[0].Err, ErrContradiction, "events without their row")
+	require.ErrorIs(t, outcomes[0].Err, fulfillment.ErrContradiction, "events without their row")
 }
 
 func TestLedgerNeverExceedsStock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale := newSale(t, pool, 2)
 	_, err := ledger.Record(t.Context(), crowdOf(sale, 3))
-	require.ErrorIs(t, err, ErrOversold)
-	require.Equal(t, oversold, faultOf(err))
+	require.ErrorIs(t, err, fulfillment.ErrOversold)
+	require.Equal(t, fulfillment.Oversold, fulfillment.FaultOf(err))
 	require.Zero(t, queryInt(t, pool, "SELECT count(*) FROM order_events"), "all or nothing")
 	require.Zero(t, soldOf(t, pool, sale))
 }
@@ -185,7 +186,7 @@ func TestLedgerNeverExceedsStock(t *testing.T) {
 func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale := newSale(t, pool, 2)
 	kept, refused := reserved(sale, "alice", 1), reserved(sale, "bob", 2)
 	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{kept})
@@ -194,7 +195,7 @@ func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 
 	outcomes, err := ledger.Refuse(t.Context(), []reservation.OrderReserved{kept, refused, homeless}, reservation.RejectedSoldOut)
 	require.NoError(t, err)
-	require.Equal(t, Outcome{Event: kept, Status: reservation.StatusConfirmed}, outcomes[0], "what was recorded stands")
+	require.Equal(t, fulfillment.Outcome{Event: kept, Status: reservation.StatusConfirmed}, outcomes[0], "what was recorded stands")
 	for _, out := range outcomes[1:] {
 		require.Equal(t, reservation.StatusRejected, out.Status)
 		require.Equal(t, reservation.RejectedSoldOut, out.Reason)
@@ -209,7 +210,7 @@ func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	const workers, rounds, size = 4, 15, 60
 	sales := []uuid.UUID{newSale(t, pool, 1_000_000), newSale(t, pool, 1_000_000), newSale(t, pool, 1_000_000)}
 	var fresh sync.Map
@@ -255,7 +256,7 @@ func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	const stock = 40
 	sale := newSale(t, pool, stock)
 	var wg sync.WaitGroup
@@ -263,7 +264,7 @@ func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
 		wg.Go(func() {
 			for i := range 20 {
 				_, err := ledger.Record(context.Background(), []reservation.OrderReserved{reserved(sale, fmt.Sprintf("user-%d-%d", w, i), 1)})
-				if err != nil && faultOf(err) != oversold {
+				if err != nil && fulfillment.FaultOf(err) != fulfillment.Oversold {
 					t.Error(err)
 				}
 			}
@@ -279,8 +280,8 @@ func TestLedgerErrorLeavesNoTransactionOpen(t *testing.T) {
 	pool := testkit.Pool(t)
 	sale := newSale(t, pool, 1)
 	for range 20 {
-		_, err := NewLedger(pool).Record(t.Context(), crowdOf(sale, 2))
-		require.ErrorIs(t, err, ErrOversold)
+		_, err := fulfillment.NewLedger(pool).Record(t.Context(), crowdOf(sale, 2))
+		require.ErrorIs(t, err, fulfillment.ErrOversold)
 	}
 	require.EqualValues(t, 1, pool.Stat().NewConnsCount(), "a failed batch costs no connection")
 	require.Zero(t, queryInt(t, pool,
@@ -292,7 +293,7 @@ func BenchmarkLedger(b *testing.B) {
 	for _, workers := range []int{1, 2} {
 		b.Run(fmt.Sprintf("connections=%d", workers), func(b *testing.B) {
 			pool := testkit.Pool(b)
-			ledger := NewLedger(pool)
+			ledger := fulfillment.NewLedger(pool)
 			const size = 500
 			sale := newSale(b, pool, reservation.MaxStock)
 			var wg sync.WaitGroup

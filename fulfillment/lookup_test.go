@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -23,7 +24,7 @@ func receiptOf(e reservation.OrderReserved) reservation.Receipt {
 func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale := newSale(t, pool, 10)
 	here, lost := reserved(sale, "alice", 1), reserved(sale, "bob", 2)
 	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{here})
@@ -72,7 +73,7 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 func TestVoidedOrderIsNeverConfirmed(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	for range 60 {
 		sale := newSale(t, pool, 10)
 		event := reserved(sale, "alice", 1)
@@ -103,7 +104,7 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	one, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 1)
 	require.NoError(t, err)
 	t.Cleanup(one.Close)
-	_, err = NewLedger(one).FindByReceipt(t.Context(), receiptOf(event))
+	_, err = fulfillment.NewLedger(one).FindByReceipt(t.Context(), receiptOf(event))
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -116,7 +117,7 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	}
 	found := make(chan answer, 1)
 	go func() {
-		order, err := NewLedger(one).FindByReceipt(context.Background(), receiptOf(event))
+		order, err := fulfillment.NewLedger(one).FindByReceipt(context.Background(), receiptOf(event))
 		found <- answer{order, err}
 	}()
 	testkit.Eventually(t, 10*time.Second, "it waits for the sale", func() bool {
@@ -136,10 +137,10 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 func TestReceiptSecretIsCreatedOnce(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	secret, err := NewLedger(pool).ReceiptSecret(t.Context())
+	secret, err := fulfillment.NewLedger(pool).ReceiptSecret(t.Context())
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, len(secret), reservation.MinReceiptSecretBytes)
-	again, err := NewLedger(pool).ReceiptSecret(t.Context())
+	again, err := fulfillment.NewLedger(pool).ReceiptSecret(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, secret, again)
 }
@@ -149,7 +150,7 @@ func TestFindOrdersReturnsRecordedOrders(t *testing.T) {
 	pool := testkit.Pool(t)
 	sale := newPayableSale(t, pool, 10)
 	ids := confirm(t, pool, sale, 3)
-	orders, err := NewLedger(pool).FindOrders(t.Context(), append(ids, uuid.New()))
+	orders, err := fulfillment.NewLedger(pool).FindOrders(t.Context(), append(ids, uuid.New()))
 	require.NoError(t, err)
 	require.Len(t, orders, 3)
 	for _, o := range orders {
@@ -157,7 +158,7 @@ func TestFindOrdersReturnsRecordedOrders(t *testing.T) {
 		require.Equal(t, orderOfID(t, pool, o.ID), o)
 		require.False(t, o.ExpiresAt.Before(time.Now()))
 	}
-	orders, err = NewLedger(pool).FindOrders(t.Context(), nil)
+	orders, err = fulfillment.NewLedger(pool).FindOrders(t.Context(), nil)
 	require.NoError(t, err)
 	require.Empty(t, orders)
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -34,7 +35,7 @@ func TestRandomSaleMatchesModel(t *testing.T) {
 	require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(modelSales)))
 	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
 	s := newShop(t, testkit.Pool(t))
-	world := &modelWorld{shop: s, t: t, ledger: NewLedger(s.pool), done: map[string]int{}}
+	world := &modelWorld{shop: s, t: t, ledger: fulfillment.NewLedger(s.pool), done: map[string]int{}}
 	world.startWorker()
 	rapid.Check(t, world.playSale)
 	steps := 0
@@ -57,7 +58,7 @@ func TestRandomSaleMatchesModel(t *testing.T) {
 type modelWorld struct {
 	*shop
 	t      *testing.T
-	ledger *Ledger
+	ledger *fulfillment.Ledger
 	stop   func()
 	sales  int            // played to their end
 	done   map[string]int // steps, by their name
@@ -303,7 +304,7 @@ func (r *modelRun) emptyRedis(ctx context.Context) {
 func (r *modelRun) awaitOpen(ctx context.Context, do func() error) {
 	r.eventually("the rebuild succeeds", func() bool {
 		err := do()
-		require.True(r.T, err == nil || errors.Is(err, ErrRebuildUnderWay), "%v", err)
+		require.True(r.T, err == nil || errors.Is(err, fulfillment.ErrRebuildUnderWay), "%v", err)
 		return err == nil
 	})
 	r.eventually("the sale is open again", func() bool {
@@ -368,7 +369,7 @@ func (r *modelRun) compare(ctx context.Context) {
 
 // rests is true when every accepted order is in Postgres, nothing overdue is left, and Redis has been told everything.
 func (r *modelRun) rests(ctx context.Context) bool {
-	waiting, err := ReadBacklog(ctx, r.rdb, r.keys.Orders(0), reservation.Group)
+	waiting, err := fulfillment.ReadBacklog(ctx, r.rdb, r.keys.Orders(0), reservation.Group)
 	require.NoError(r.T, err)
 	n, known := waiting.Waiting()
 	var undone int64

@@ -13,6 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/retry"
+	"stampede/internal/telemetry"
 	"stampede/reservation"
 )
 
@@ -45,7 +47,7 @@ type Outcomes struct {
 	topic              string
 	queue              chan []reservation.OrderOutcome
 	published, dropped prometheus.Counter
-	publishing         outage
+	publishing         retry.Outage
 }
 
 // NewOutcomes makes Outcomes, which tell nothing until they Run.
@@ -54,10 +56,10 @@ func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 		return nil, errors.New("outcomes: Client and Keys are required")
 	}
 	orElse(&c.Logger, slog.Default())
-	published, err1 := registerOnce(c.Registerer, prometheus.NewCounter(prometheus.CounterOpts{
+	published, err1 := telemetry.RegisterOnce(c.Registerer, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_outcomes_published_total", Help: "Changes of orders that the ingresses were told of.",
 	}))
-	dropped, err2 := registerOnce(c.Registerer, prometheus.NewCounter(prometheus.CounterOpts{
+	dropped, err2 := telemetry.RegisterOnce(c.Registerer, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_outcomes_dropped_total", Help: "Changes of orders that the ingresses were not told of, because Redis did not take them in time.",
 	}))
 	// It is never closed, because that would close the client.
@@ -68,7 +70,7 @@ func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 	return &Outcomes{
 		publisher: publisher, topic: c.Keys.Outcomes(), queue: make(chan []reservation.OrderOutcome, outcomesQueued),
 		published: published, dropped: dropped,
-		publishing: outage{log: c.Logger, doing: "tell ingresses what became of orders"},
+		publishing: retry.Outage{Log: c.Logger, Doing: "tell ingresses what became of orders"},
 	}, nil
 }
 
@@ -78,7 +80,7 @@ func (o *Outcomes) Run(ctx context.Context) {
 	for {
 		select {
 		case first := <-o.queue:
-			limited, cancel := forCall(ctx)
+			limited, cancel := retry.ForCall(ctx)
 			o.publish(limited, first)
 			cancel()
 		case <-ctx.Done():
@@ -89,7 +91,7 @@ func (o *Outcomes) Run(ctx context.Context) {
 }
 
 func (o *Outcomes) publishRest(ctx context.Context) {
-	limited, cancel := forCall(ctx)
+	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	for {
 		select {
@@ -114,11 +116,11 @@ func (o *Outcomes) publish(ctx context.Context, outcomes []reservation.OrderOutc
 	msg := message.NewMessage(watermill.NewUUID(), reservation.AppendOutcomes(nil, outcomes))
 	msg.SetContext(ctx)
 	if err := o.publisher.Publish(o.topic, msg); err != nil {
-		o.publishing.failed(err)
+		o.publishing.Failed(err)
 		o.dropped.Add(float64(len(outcomes)))
 		return
 	}
-	o.publishing.over()
+	o.publishing.Over()
 	o.published.Add(float64(len(outcomes)))
 }
 

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -37,11 +38,11 @@ func told(t testing.TB, rdb *redis.Client, keys reservation.Keys) [][]reservatio
 }
 
 // tellingLedger returns a ledger and its outcomes, with which nothing is done until run.
-func tellingLedger(t testing.TB, pool *pgxpool.Pool, rdb redis.UniversalClient, keys reservation.Keys) (l *Ledger, o *Outcomes, run func() (stop func())) {
+func tellingLedger(t testing.TB, pool *pgxpool.Pool, rdb redis.UniversalClient, keys reservation.Keys) (l *fulfillment.Ledger, o *fulfillment.Outcomes, run func() (stop func())) {
 	t.Helper()
-	o, err := NewOutcomes(OutcomesConfig{Client: rdb, Keys: keys, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry()})
+	o, err := fulfillment.NewOutcomes(fulfillment.OutcomesConfig{Client: rdb, Keys: keys, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry()})
 	require.NoError(t, err)
-	return NewLedger(pool).Telling(o), o, func() func() {
+	return fulfillment.NewLedger(pool).Telling(o), o, func() func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		var running sync.WaitGroup
 		running.Go(func() { o.Run(ctx) })
@@ -102,15 +103,15 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	require.NoError(t, err)
 	tells(reservation.OrderOutcome{OrderID: late[0].OrderID, Status: reservation.StatusConfirmed, Version: 2})
 	endWindow(t, pool, late[0].OrderID)
-	_, expired, err := newExpirer(ledger, testkit.Logger(t)).some(t.Context(), []uuid.UUID{})
+	_, expired, err := fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, expired)
 	tells(reservation.OrderOutcome{OrderID: late[0].OrderID, Status: reservation.StatusExpired, Version: 3})
-	require.EqualValues(t, 9, testutil.ToFloat64(o.published))
-	require.Zero(t, testutil.ToFloat64(o.dropped))
+	require.EqualValues(t, 9, testutil.ToFloat64(o.Published()))
+	require.Zero(t, testutil.ToFloat64(o.Dropped()))
 
 	// Who has nobody to tell does without.
-	_, err = NewLedger(pool).Record(t.Context(), crowdOf(newSale(t, pool, 1), 1))
+	_, err = fulfillment.NewLedger(pool).Record(t.Context(), crowdOf(newSale(t, pool, 1), 1))
 	require.NoError(t, err)
 }
 
@@ -124,7 +125,7 @@ func TestQueuedOutcomesAreSentTogether(t *testing.T) {
 		for i := range transaction {
 			transaction[i] = reservation.OrderOutcome{OrderID: uuid.New(), Status: reservation.StatusConfirmed, Version: 2}
 		}
-		o.tell(transaction)
+		o.Tell(transaction)
 		all = append(all, transaction...)
 	}
 	// They are told though nobody has time for them before the end.
@@ -132,7 +133,7 @@ func TestQueuedOutcomesAreSentTogether(t *testing.T) {
 	var got []reservation.OrderOutcome
 	messages := told(t, rdb, keys)
 	for _, message := range messages {
-		require.Less(t, len(message), outcomesTogether+11)
+		require.Less(t, len(message), fulfillment.OutcomesTogether+11)
 		got = append(got, message...)
 	}
 	require.Equal(t, all, got)
@@ -150,18 +151,18 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	pool := testkit.Pool(t)
 	ledger, o, run := tellingLedger(t, pool, rdb, keys)
 	own.Kill()
-	for range 2 * outcomesQueued {
-		o.tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+	for range 2 * fulfillment.OutcomesQueued {
+		o.Tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 	}
-	require.EqualValues(t, outcomesQueued, testutil.ToFloat64(o.dropped), "for which there was no room")
+	require.EqualValues(t, fulfillment.OutcomesQueued, testutil.ToFloat64(o.Dropped()), "for which there was no room")
 	_, err = ledger.Record(t.Context(), crowdOf(newSale(t, pool, 10), 3))
 	require.NoError(t, err)
 	stop := run()
-	testkit.Eventually(t, 30*time.Second, "all are given up", func() bool { return testutil.ToFloat64(o.dropped) == 2*outcomesQueued+3 })
+	testkit.Eventually(t, 30*time.Second, "all are given up", func() bool { return testutil.ToFloat64(o.Dropped()) == 2*fulfillment.OutcomesQueued+3 })
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "they are told again", func() bool {
-		o.tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
-		return testutil.ToFloat64(o.published) > 0
+		o.Tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+		return testutil.ToFloat64(o.Published()) > 0
 	})
 	stop()
 }
@@ -171,12 +172,12 @@ func TestOutcomeStreamIsBounded(t *testing.T) {
 	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
 	_, o, _ := tellingLedger(t, pool, rdb, keys)
 	const node = 100 // entries, at most
-	for range 2 * (outcomesKept + node) {
-		o.publish(t.Context(), []reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+	for range 2 * (fulfillment.OutcomesKept + node) {
+		o.Publish(t.Context(), []reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 	}
 	length, err := rdb.XLen(t.Context(), keys.Outcomes()).Result()
 	require.NoError(t, err)
-	require.Less(t, length, int64(outcomesKept+node), "whole nodes of the stream are freed")
+	require.Less(t, length, int64(fulfillment.OutcomesKept+node), "whole nodes of the stream are freed")
 }
 
 // TestWorkerPublishesOneMessagePerBatch: one message for a batch, and before the worker is gone.

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"fmt"
@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -52,7 +53,7 @@ func TestWorkerDetectsAddedPartitions(t *testing.T) {
 	})
 	stop()
 	for p := range wide.Partitions {
-		b, err := ReadBacklog(t.Context(), s.rdb, wide.Orders(p), reservation.Group)
+		b, err := fulfillment.ReadBacklog(t.Context(), s.rdb, wide.Orders(p), reservation.Group)
 		require.NoError(t, err)
 		require.Zero(t, b.Pending, fmt.Sprint(p))
 	}

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/pause"
 	"stampede/internal/testkit"
@@ -34,7 +35,7 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	require.NoError(t, err)
 	ctx, stopHeartbeats := context.WithCancel(context.Background())
 	var heartbeats sync.WaitGroup
-	heartbeats.Go(func() { _ = Heartbeat{Pool: pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
+	heartbeats.Go(func() { _ = fulfillment.Heartbeat{Pool: pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
 	t.Cleanup(func() { stopHeartbeats(); heartbeats.Wait() })
 	work(t, s.config(t))
 
@@ -61,7 +62,7 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 		return s.count(t, "SELECT count(*) FROM outages") == 1
 	})
 	for user, order := range early {
-		paid, err := NewLedger(pool).Pay(t.Context(), order, user, "after the outage")
+		paid, err := fulfillment.NewLedger(pool).Pay(t.Context(), order, user, "after the outage")
 		require.NoError(t, err)
 		require.Equal(t, reservation.StatusPaid, paid.Status)
 	}

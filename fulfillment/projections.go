@@ -17,6 +17,7 @@ import (
 	"stampede/internal/crashpoint"
 	"stampede/internal/pause"
 	"stampede/internal/pg"
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -137,7 +138,7 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 
 // cleanUp leaves nothing behind, if it can within a moment: the next rebuild does it as well.
 func (p *projector) cleanUp(ctx context.Context) {
-	ctx, cancel := forCall(ctx)
+	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	err := p.underLocks(ctx, "clear away", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) })
 	if err != nil {
@@ -312,17 +313,6 @@ func (p *projector) swap(ctx context.Context) error {
 	})
 }
 
-// inSnapshot runs a transaction that sees Postgres at one moment. The lock comes before the first look, at which
-// the moment is fixed: to a snapshot from before a swap, rows of the new table would be missing.
-func inSnapshot(ctx context.Context, on transactor, do func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "LOCK TABLE orders IN ACCESS SHARE MODE"); err != nil {
-			return err
-		}
-		return do(tx)
-	})
-}
-
 // lacking are the texts of which only one side has one.
 func lacking(wanted, got []string) (missing []string) {
 	for _, text := range wanted {
@@ -341,7 +331,7 @@ func lacking(wanted, got []string) (missing []string) {
 // underLocks runs a transaction that takes locks for which all buyers may have to wait, as those do who wait
 // for a lock behind it: so it does not wait for long, but tries again.
 func (p *projector) underLocks(ctx context.Context, doing string, do func(pgx.Tx) error) error {
-	outage := outage{log: p.log, doing: doing}
+	outage := retry.Outage{Log: p.log, Doing: doing}
 	for patience := lockPatienceMin; ; patience = min(2*patience, lockPatienceMax) {
 		err := pgx.BeginTxFunc(ctx, p.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", patience.Milliseconds())); err != nil {
@@ -350,14 +340,14 @@ func (p *projector) underLocks(ctx context.Context, doing string, do func(pgx.Tx
 			return do(tx)
 		})
 		if !isLockTaken(err) {
-			outage.over()
+			outage.Over()
 			if err != nil {
 				return fmt.Errorf("%s: %w", doing, err)
 			}
 			return nil
 		}
 		// Nothing is done: whoever was behind goes on for a while.
-		if !pause.For(max(outage.failed(err), 3*patience), ctx.Done()) {
+		if !pause.For(max(outage.Failed(err), 3*patience), ctx.Done()) {
 			return ctx.Err()
 		}
 	}
@@ -369,20 +359,14 @@ func isLockTaken(err error) bool {
 	return errors.As(err, &pgErr) && (pgErr.Code == "55P03" || pgErr.Code == "40P01")
 }
 
-func texts(ctx context.Context, from querier, query string) ([]string, error) {
+func texts(ctx context.Context, from pg.Querier, query string) ([]string, error) {
 	rows, _ := from.Query(ctx, query) // its error comes with the rows
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// transactor is a connection, or a pool of them.
-type transactor interface {
-	querier
-	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
-}
-
 // recountSales puts the counters of the sale, or of all if it is nil, right where they are wrong, and has note
 // write down each of them, unless that is nil. A sale that is right is not locked.
-func recountSales(ctx context.Context, on transactor, sale *uuid.UUID, note func(pgx.Tx, Recount) error) ([]Recount, error) {
+func recountSales(ctx context.Context, on pg.Transactor, sale *uuid.UUID, note func(pgx.Tx, Recount) error) ([]Recount, error) {
 	type miscounted struct {
 		Sale         uuid.UUID
 		LastSequence int64

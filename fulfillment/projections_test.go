@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment"
 	"stampede/internal/pg"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -41,9 +42,9 @@ const (
 		UNION ALL SELECT tgname FROM pg_trigger WHERE tgrelid = 'orders'::regclass`
 )
 
-func (s *shop) rebuildProjections(t testing.TB) ProjectionsReport {
+func (s *shop) rebuildProjections(t testing.TB) fulfillment.ProjectionsReport {
 	t.Helper()
-	report, err := RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+	report, err := fulfillment.RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
 	require.NoError(t, err)
 	return report
 }
@@ -53,7 +54,7 @@ func (s *shop) lives(t testing.TB) (orders map[string]uuid.UUID) {
 	t.Helper()
 	orders = map[string]uuid.UUID{}
 	sales := []uuid.UUID{s.openPayable(t, 50), s.open(t, 50)}
-	ledger := NewLedger(s.pool)
+	ledger := fulfillment.NewLedger(s.pool)
 	for n, sale := range sales {
 		for i := range 10 {
 			user := fmt.Sprintf("user-%d", i)
@@ -114,7 +115,7 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 		require.Equal(t, rows, rowsOf(t, s.pool, allOrders), damage)
 		require.Equal(t, counters, rowsOf(t, s.pool, allCounters), damage)
 	}
-	order, err := NewLedger(s.pool).Pay(t.Context(), orders["user-4/0"], "user-4", "pi_4")
+	order, err := fulfillment.NewLedger(s.pool).Pay(t.Context(), orders["user-4/0"], "user-4", "pi_4")
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusPaid, order.Status)
 }
@@ -164,8 +165,8 @@ func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
 			s := newShop(t, testkit.Pool(t))
 			_, err := s.pool.Exec(t.Context(), statement)
 			require.NoError(t, err)
-			_, err = RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
-			require.ErrorIs(t, err, ErrTableExtended)
+			_, err = fulfillment.RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+			require.ErrorIs(t, err, fulfillment.ErrTableExtended)
 			require.ErrorContains(t, err, name)
 		})
 	}
@@ -192,8 +193,8 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 			before := rowsOf(t, s.pool, allOrders)
 			_, err := s.pool.Exec(t.Context(), damage, order)
 			require.NoError(t, err)
-			_, err = RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
-			require.ErrorIs(t, err, ErrDamagedLog)
+			_, err = fulfillment.RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+			require.ErrorIs(t, err, fulfillment.ErrDamagedLog)
 			require.ErrorContains(t, err, order.String())
 			require.Equal(t, before, rowsOf(t, s.pool, allOrders))
 			require.Empty(t, rowsOf(t, s.pool, leftovers))
@@ -214,7 +215,7 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	const rebuilds = 5
 	sales := []uuid.UUID{s.openPayable(t, 100_000), s.open(t, 100_000)}
 	work(t, s.config(t))
-	ledger := NewLedger(s.pool)
+	ledger := fulfillment.NewLedger(s.pool)
 	ctx, over := context.WithCancel(t.Context())
 	defer over()
 	var cancelled, paid atomic.Int64
@@ -275,7 +276,7 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	require.Zero(t, report.Changes)
 	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
 	require.Equal(t, counters, rowsOf(t, s.pool, allCounters))
-	audit, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Wait: 30 * time.Second})
+	audit, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, audit.Broken(), textOf(t, audit))
 }
@@ -290,13 +291,13 @@ func TestConcurrentProjectionRebuilds(t *testing.T) {
 	done, refused := 0, 0
 	for range 4 {
 		all.Go(func() {
-			_, err := RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+			_, err := fulfillment.RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil {
 				done++
 			} else {
-				require.ErrorIs(t, err, ErrProjectionsUnderWay)
+				require.ErrorIs(t, err, fulfillment.ErrProjectionsUnderWay)
 				refused++
 			}
 		})
@@ -320,7 +321,7 @@ func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var rebuild errgroup.Group
 	rebuild.Go(func() error {
-		_, err := RebuildProjections(ctx, s.pool, testkit.Logger(t))
+		_, err := fulfillment.RebuildProjections(ctx, s.pool, testkit.Logger(t))
 		return err
 	})
 	waiting := func() bool {
@@ -333,8 +334,8 @@ func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 	require.ErrorIs(t, rebuild.Wait(), context.Canceled)
 	require.NoError(t, holder.Rollback(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "the server has ended the session that was broken off", func() bool {
-		_, err := RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
-		require.True(t, err == nil || errors.Is(err, ErrProjectionsUnderWay), "%v", err)
+		_, err := fulfillment.RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+		require.True(t, err == nil || errors.Is(err, fulfillment.ErrProjectionsUnderWay), "%v", err)
 		return err == nil
 	})
 }
@@ -378,7 +379,7 @@ func TestProjectionSnapshotIsTakenAfterSwap(t *testing.T) {
 	var look errgroup.Group
 	var seen int64
 	look.Go(func() error {
-		return inSnapshot(t.Context(), s.pool, func(tx pgx.Tx) error {
+		return pg.InSnapshot(t.Context(), s.pool, func(tx pgx.Tx) error {
 			return tx.QueryRow(t.Context(), "SELECT count(*) FROM orders").Scan(&seen)
 		})
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/telemetry"
 	"stampede/reservation"
 )
 
@@ -98,10 +99,10 @@ type rebuildMetrics struct {
 }
 
 func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
-	rebuilds, err1 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
+	rebuilds, err1 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_rebuilds_total", Help: "Rebuilds of stock in Redis that were finished, by why: server, unvouched, sale-lost, unfinished, set-back, refused, by-hand or reconciled.",
 	}, []string{"reason"}))
-	seconds, err2 := registerOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
+	seconds, err2 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "stampede_rebuild_seconds", Help: "How long a finished rebuild took. Its sales were closed for no longer.",
 		Buckets: prometheus.ExponentialBuckets(0.01, 2, 14),
 	}))
@@ -127,7 +128,7 @@ func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string)
 	if err != nil {
 		return RebuildReport{}, fmt.Errorf("rebuild partition %d: %w", partition, err)
 	}
-	defer session.close()
+	defer session.Close()
 	return r.partition(ctx, session, partition, reason)
 }
 
@@ -138,13 +139,13 @@ func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (Re
 	if err != nil {
 		return RebuildReport{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)
 	}
-	defer session.close()
+	defer session.Close()
 	return r.sale(ctx, session, sale, reason)
 }
 
 // partition is Partition under the lock.
 func (r *Rebuilder) partition(ctx context.Context, s *rebuildSession, partition int, reason string) (RebuildReport, error) {
-	b := r.newBuild(s, need{partition: partition, reason: reason})
+	b := r.newBuild(s, need{partition: partition, Reason: reason})
 	b.log.Warn(rebuildingPart, r.trouble.before(b.of)...)
 	return b.finish(b.inTries(ctx, b.wholePartition))
 }
@@ -167,7 +168,7 @@ type build struct {
 	of        need
 	partition int // of it
 	session   *rebuildSession
-	token     string // of the try that is under way
+	Token     string // of the try that is under way
 	step      atomic.Pointer[rebuildStep]
 	log       *slog.Logger
 	began     time.Time
@@ -176,8 +177,8 @@ type build struct {
 
 func (r *Rebuilder) newBuild(s *rebuildSession, n need) *build {
 	b := &build{
-		Rebuilder: r, of: n, partition: n.partition, session: s, token: reservation.NewRebuildToken(),
-		log: r.config.Logger.With("partition", n.partition, "reason", n.reason), began: time.Now(),
+		Rebuilder: r, of: n, partition: n.partition, session: s, Token: reservation.NewRebuildToken(),
+		log: r.config.Logger.With("partition", n.partition, "reason", n.Reason), began: time.Now(),
 	}
 	b.at("begin")
 	return b
@@ -187,8 +188,8 @@ func (r *Rebuilder) newBuild(s *rebuildSession, n need) *build {
 func (b *build) inTries(ctx context.Context, do func(context.Context) error) error {
 	defer b.watch(ctx)()
 	for try := 1; ; try++ {
-		b.token = reservation.NewRebuildToken()
-		b.report = RebuildReport{Partition: b.partition, Reason: b.of.reason, Tries: try}
+		b.Token = reservation.NewRebuildToken()
+		b.report = RebuildReport{Partition: b.partition, Reason: b.of.Reason, Tries: try}
 		err := do(ctx)
 		if !errors.Is(err, reservation.ErrServerChanged) || try == rebuildTries {
 			return err
@@ -206,7 +207,7 @@ func (b *build) finish(err error) (RebuildReport, error) {
 	if err != nil {
 		return b.report, fmt.Errorf("rebuild partition %d: %w", b.partition, err)
 	}
-	b.metrics.rebuilds.WithLabelValues(b.of.reason).Inc()
+	b.metrics.rebuilds.WithLabelValues(b.of.Reason).Inc()
 	b.metrics.seconds.Observe(took.Seconds())
 	units, orders := b.report.held()
 	b.log.Warn("rebuilt the stock from Postgres", "took", took, "sales", len(b.report.Sales), "orders", orders, "units_held", units,

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -59,7 +60,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			testkit.Eventually(t, 30*time.Second, "it is rebuilt", func() bool { return rebuilds(t, registry) == 1 })
 			s.awaitConfirmed(t, max(len(survived), written))
 			s.awaitRest(t)
-			ledger := NewLedger(s.pool)
+			ledger := fulfillment.NewLedger(s.pool)
 			for i, receipt := range receipts {
 				order, err := ledger.FindByReceipt(t.Context(), receipt)
 				require.NoError(t, err)

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"testing"
@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 )
 
@@ -44,7 +45,7 @@ func (s lostShop) usedMemory(t testing.TB) int64 {
 	var used int64
 	testkit.Eventually(t, 60*time.Second, "nothing waits to be freed", func() bool {
 		info := s.rdb.InfoMap(t.Context(), "memory")
-		used = numberOf(info.Item("Memory", "used_memory"))
+		used = fulfillment.NumberOf(info.Item("Memory", "used_memory"))
 		return info.Item("Memory", "lazyfree_pending_objects") == "0"
 	})
 	return used

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/crashpoint"
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -25,12 +26,12 @@ const (
 var errOvertaken = errors.New("another rebuild has raised the epoch of the sale")
 
 // staged is what stands in Redis for the new epoch of a sale: how many live orders, what they hold, and how many ended ones.
-type staged struct{ orders, units, ended int64 }
+type staged struct{ Orders, Units, ended int64 }
 
-// stageBuyers copies the live orders of a sale to Redis, beside those of its last epoch, and those that have ended and are
+// StageBuyers copies the live orders of a sale to Redis, beside those of its last epoch, and those that have ended and are
 // known by their idempotency key. They are those of one instant after the raise of the epoch: an order that is
 // live then and ends later gives its units back in the new epoch, and none can be added.
-func (b *build) stageBuyers(ctx context.Context, sale raisedSale) (all staged, err error) {
+func (b *build) StageBuyers(ctx context.Context, sale raisedSale) (all staged, err error) {
 	calls, callCtx := errgroup.WithContext(ctx)
 	calls.SetLimit(holdCalls)
 	free := make(chan []reservation.Holder, holdCalls+1) // one of them is being filled
@@ -38,9 +39,9 @@ func (b *build) stageBuyers(ctx context.Context, sale raisedSale) (all staged, e
 		free <- make([]reservation.Holder, 0, holdersPerCall)
 	}
 	send := func(page []reservation.Holder) ([]reservation.Holder, error) {
-		all.orders += int64(len(page))
+		all.Orders += int64(len(page))
 		for i := range page {
-			all.units += page[i].Reservation.Quantity
+			all.Units += page[i].Reservation.Quantity
 		}
 		calls.Go(func() error {
 			defer func() { free <- page[:0] }()
@@ -67,10 +68,10 @@ func (b *build) stageEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, coun
 	var e reservation.EndedOrder
 	page := make([]reservation.EndedOrder, 0, holdersPerCall)
 	send := func() error {
-		ctx, cancel := context.WithTimeout(ctx, callTimeout)
+		ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 		defer cancel()
 		*count += int64(len(page))
-		err := b.config.Store.StageEnded(ctx, b.partition, sale.ID, b.token, page)
+		err := b.config.Store.StageEnded(ctx, b.partition, sale.ID, b.Token, page)
 		page = page[:0]
 		return err
 	}
@@ -88,15 +89,15 @@ func (b *build) stageEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, coun
 }
 
 func (b *build) holdPage(ctx context.Context, sale raisedSale, page []reservation.Holder) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
-	return b.config.Store.StageBuyers(ctx, b.partition, sale.ID, b.token, sale.Epoch, page)
+	return b.config.Store.StageBuyers(ctx, b.partition, sale.ID, b.Token, sale.Epoch, page)
 }
 
 // snapshot reads what a sale is rebuilt from, of one instant in its epoch.
 func (s *rebuildSession) snapshot(ctx context.Context, sale raisedSale, read func(pgx.Tx) error) error {
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
-	return pgx.BeginTxFunc(ctx, s.conn, snapshot, func(tx pgx.Tx) error {
+	return pgx.BeginTxFunc(ctx, s.Conn, snapshot, func(tx pgx.Tx) error {
 		var epoch int64
 		if err := tx.QueryRow(ctx, sql.LedgerSaleEpoch, sale.ID).Scan(&epoch); err != nil {
 			return err
@@ -132,12 +133,12 @@ func eachHolder(ctx context.Context, tx pgx.Tx, sale raisedSale, page []reservat
 
 // clearLeftovers frees what the rebuild has staged that closed the sale before this one and was broken off.
 func (b *build) clearLeftovers(ctx context.Context, sale guardedSale) error {
-	if sale.closed.LastToken == "" {
+	if sale.Closed.LastToken == "" {
 		return nil
 	}
-	ctx, cancel := forCall(ctx)
+	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	token := sale.closed.LastToken
+	token := sale.Closed.LastToken
 	return b.config.Redis.Unlink(ctx,
 		b.config.Keys.Staged(b.partition, sale.id, token), b.config.Keys.StagedEnded(b.partition, sale.id, token)).Err()
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"fmt"
@@ -81,7 +81,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				successor.Start()
 				r := s.rebuilder(t)
 				testkit.Eventually(t, 60*time.Second, "all is as Postgres says, and Postgres knows", func() bool {
-					found, err := r.needs(t.Context(), 1, true)
+					found, err := r.Needs(t.Context(), 1, true)
 					return err == nil && len(found) == 0 && s.count(t, "SELECT count(*) FROM sales WHERE published_revision < revision") == 0
 				})
 				s.awaitRest(t)

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/retry"
 	"stampede/reservation"
 )
 
@@ -59,7 +60,7 @@ func (b *build) drainStream(ctx context.Context, closed map[uuid.UUID]bool) erro
 
 // unfinished returns the ids between which entries may not be done with; to is empty if there are none.
 func (b *build) unfinished(ctx context.Context, stream string) (from, to string, err error) {
-	ctx, cancel := forCall(ctx)
+	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	last, err := b.config.Redis.XRevRangeN(ctx, stream, "+", "-", 1).Result()
 	if err != nil || len(last) == 0 {
@@ -102,7 +103,7 @@ func idParts(id string) (ms, count uint64) {
 }
 
 func (b *build) readEntries(ctx context.Context, stream, from, to string) ([]redis.XMessage, error) {
-	ctx, cancel := forCall(ctx)
+	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	return b.config.Redis.XRangeN(ctx, stream, from, to, drainPage).Result()
 }

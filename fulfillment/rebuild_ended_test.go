@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"testing"
@@ -6,6 +6,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -27,7 +28,7 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	}
 	cancel := func(id uuid.UUID, user string) {
 		t.Helper()
-		_, err := NewLedger(s.pool).Cancel(t.Context(), id, user)
+		_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), id, user)
 		require.NoError(t, err)
 	}
 	cancel(made[reservation.StatusCancelled], "cancelled")
@@ -72,9 +73,9 @@ func (s *shop) refuseAll(t testing.TB) {
 		require.NoError(t, err)
 		events = append(events, event)
 	}
-	outcomes, err := NewLedger(s.pool).Refuse(t.Context(), events, reservation.RejectedSoldOut)
+	outcomes, err := fulfillment.NewLedger(s.pool).Refuse(t.Context(), events, reservation.RejectedSoldOut)
 	require.NoError(t, err)
-	require.True(t, b.release(t.Context(), outcomes))
+	require.True(t, b.Release(t.Context(), outcomes))
 }
 
 // Without what Redis knows of ended orders used keys would buy again: the audit names each, and a rebuild mends them.
@@ -114,7 +115,7 @@ func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 			order := s.reserve(t, sale, "cancelled", 1, "k").Reservation.OrderID
 			s.reserve(t, sale, "keyless", 1, "")
 			s.fulfil(t)
-			_, err := NewLedger(s.pool).Cancel(t.Context(), order, "cancelled")
+			_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), order, "cancelled")
 			require.NoError(t, err)
 			require.NotContains(t, textOf(t, s.audit(t, sale)), "idempotency key", "its release is pending")
 			_, err = s.giveBack(t.Context())
@@ -124,9 +125,9 @@ func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 
 			c.damage(t, s, sale)
 			report = s.audit(t, sale)
-			require.Equal(t, c.found, report.promise("S7").Found, textOf(t, report))
+			require.Equal(t, c.found, report.Promise("S7").Found, textOf(t, report))
 			require.Contains(t, textOf(t, report), c.what)
-			require.Equal(t, remedyRebuild, report.promise("S7").Findings[0].Remedy)
+			require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 			s.requireMended(t, sale, "")
 			require.Equal(t, reservation.OrderEnded, s.reserve(t, sale, "cancelled", 1, "k").Verdict)
 			require.Equal(t, reservation.OrderEnded, s.reserve(t, sale, "rejected", 1, "k").Verdict)

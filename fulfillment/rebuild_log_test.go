@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"bytes"
@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
+	"stampede/internal/retry"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -72,15 +74,15 @@ func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	require.NoError(t, hold.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid() FROM sales WHERE id = $1 FOR UPDATE", sale).Scan(&holder))
 	done := make(chan error, 1)
 	log := &logText{}
-	r, err := NewRebuilder(RebuilderConfig{
+	r, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
 		Pool: s.pool, Redis: s.rdb, Keys: s.keys, Store: s.store, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	require.NoError(t, err)
 	go func() {
-		_, err := r.Sale(context.Background(), sale, RebuildByHand)
+		_, err := r.Sale(context.Background(), sale, fulfillment.RebuildByHand)
 		done <- err
 	}()
-	line := log.await(t, rebuildWaits, "raise the epoch of the sale", holder)
+	line := log.await(t, fulfillment.RebuildWaits, "raise the epoch of the sale", holder)
 	require.Contains(t, line, "level=WARN")
 	require.Contains(t, line, sale.String())
 	require.NoError(t, hold.Rollback(t.Context()))
@@ -101,9 +103,9 @@ func TestFailingRebuildLogsReason(t *testing.T) {
 	require.NoError(t, s.store.Distrust(t.Context(), 0))
 	log := s.guardedLogging(t)
 	const plain = "orders_one_live_per_user"
-	require.Contains(t, log.await(t, rebuildFailed, plain, "is missing"), "level=ERROR")
-	log.await(t, rebuildingPart, "last_error=", plain, "failed_tries=2")
-	require.Len(t, log.lines(rebuildFailed), 1, "the same error is told by the next try")
+	require.Contains(t, log.await(t, fulfillment.RebuildFailed, plain, "is missing"), "level=ERROR")
+	log.await(t, fulfillment.RebuildingPart, "last_error=", plain, "failed_tries=2")
+	require.Len(t, log.lines(fulfillment.RebuildFailed), 1, "the same error is told by the next try")
 
 	require.NoError(t, execSQL(t, s, "CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')"))
 	log.await(t, "rebuilt the stock from Postgres")
@@ -116,16 +118,16 @@ func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	s.open(t, 10)
-	session, err := s.rebuilder(t).begin(t.Context())
+	session, err := s.rebuilder(t).Begin(t.Context())
 	require.NoError(t, err)
 	var holder string
-	require.NoError(t, session.conn.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid()").Scan(&holder))
+	require.NoError(t, session.Conn.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid()").Scan(&holder))
 	require.NoError(t, s.store.Distrust(t.Context(), 0))
 	log := s.guardedLogging(t)
-	log.await(t, otherRebuilds, holder, "reason=server")
-	session.close()
+	log.await(t, fulfillment.OtherRebuilds, holder, "reason=server")
+	session.Close()
 	log.await(t, "rebuilt the stock from Postgres")
-	require.Len(t, log.lines(otherRebuilds), 1, "and does not say it at each look")
+	require.Len(t, log.lines(fulfillment.OtherRebuilds), 1, "and does not say it at each look")
 	s.needNothing(t, 1)
 }
 
@@ -133,11 +135,11 @@ func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 func TestFlappingOutageIsLoggedAtBoundedRate(t *testing.T) {
 	t.Parallel()
 	log := &logText{}
-	o := outage{log: slog.New(slog.NewTextHandler(log, nil)), doing: "tell ingresses what became of orders"}
+	o := retry.Outage{Log: slog.New(slog.NewTextHandler(log, nil)), Doing: "tell ingresses what became of orders"}
 	for range 135 {
-		o.failed(errors.New("i/o timeout"))
-		o.over()
+		o.Failed(errors.New("i/o timeout"))
+		o.Over()
 	}
-	require.LessOrEqual(t, len(log.lines("cannot tell ingresses")), outagesTold+1)
+	require.LessOrEqual(t, len(log.lines("cannot tell ingresses")), retry.OutagesTold+1)
 	require.Len(t, log.lines("can tell ingresses"), len(log.lines("cannot tell ingresses")))
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 	"stampede/sql"
@@ -81,7 +82,7 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 			moments, again := 0, 0
 			for moment := int64(1); ; moment++ {
 				trap.left.Store(moment)
-				report, err := r.Partition(t.Context(), 0, RebuildByHand)
+				report, err := r.Partition(t.Context(), 0, fulfillment.RebuildByHand)
 				sprung := trap.left.Load() <= 0
 				trap.left.Store(0)
 				again += report.Tries - 1
@@ -101,7 +102,7 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 				moments++
 				testkit.Eventually(t, 30*time.Second, "a worker puts it in order", func() bool {
 					healErr := s.heal(t, r, 1)
-					found, err := r.needs(t.Context(), 1, true)
+					found, err := r.Needs(t.Context(), 1, true)
 					return healErr == nil && err == nil && len(found) == 0
 				})
 				_, err = s.catalog.PublishPending(t.Context())
@@ -155,7 +156,7 @@ func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	sale := s.open(t, 10)
 	s.buy(t, sale, "ann")
 	entry := s.takeOut(t)
-	letters := NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a test")))
 	s.rebuild(t)
 	s.buy(t, sale, "ann") // her place is free: nothing of the first order is left
@@ -199,16 +200,16 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	// What is wrong with one keeps no other from being rebuilt.
 	require.NoError(t, execSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one' WHERE partition = 0"))
 	require.NoError(t, s.store.Distrust(t.Context(), 1))
-	require.ErrorIs(t, s.heal(t, r, 3), ErrOtherServer)
+	require.ErrorIs(t, s.heal(t, r, 3), fulfillment.ErrOtherServer)
 	require.EqualValues(t, 1, s.epochOf(t, sales[0]))
 	require.EqualValues(t, 3, s.epochOf(t, sales[1]))
-	_, err = r.Partition(t.Context(), 0, RebuildByHand)
+	_, err = r.Partition(t.Context(), 0, fulfillment.RebuildByHand)
 	require.NoError(t, err)
 	require.NoError(t, s.heal(t, r, 3))
 
 	empty := newShop(t, pool)
 	empty.keys.Partitions = 64
-	report, err := empty.rebuilder(t).Partition(t.Context(), 63, RebuildByHand)
+	report, err := empty.rebuilder(t).Partition(t.Context(), 63, fulfillment.RebuildByHand)
 	require.NoError(t, err)
 	require.Empty(t, report.Sales)
 	require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM redis_servers WHERE partition = 63"))
@@ -221,13 +222,13 @@ func TestRebuildCopiesManyOrders(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.open(t, 100_000)
-	const orders = 5*holdersPerCall + 1
+	const orders = 5*fulfillment.HoldersPerCall + 1
 	s.fill(t, sale, orders)
 	s.flush(t)
 	report := s.rebuild(t)
 	require.EqualValues(t, orders, report.Sales[0].Orders)
 	require.EqualValues(t, orders, s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale)).Val())
-	for _, n := range []int{1, holdersPerCall, orders} {
+	for _, n := range []int{1, fulfillment.HoldersPerCall, orders} {
 		answer := s.reserve(t, sale, "user-"+strconv.Itoa(n), 1, "")
 		require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
 		require.EqualValues(t, n, answer.Reservation.Sequence)
@@ -262,37 +263,37 @@ func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	s.buy(t, sale, "ann")
 	s.fulfil(t)
 	r := s.rebuilder(t)
-	session, err := r.begin(t.Context())
+	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
-	defer session.close()
-	guarded, err := r.findSale(t.Context(), sale)
+	defer session.Close()
+	guarded, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
-	b := r.newBuild(session, need{reason: RebuildByHand})
-	sales := []guardedSale{guarded}
-	require.NoError(t, b.closeAndDrain(t.Context(), sales))
-	ours, err := session.raiseEpoch(t.Context(), sales[0], RebuildByHand)
+	b := r.NewBuild(session, fulfillment.Need{Reason: fulfillment.RebuildByHand})
+	sales := []fulfillment.GuardedSale{guarded}
+	require.NoError(t, b.CloseAndDrain(t.Context(), sales))
+	ours, err := session.RaiseEpoch(t.Context(), sales[0], fulfillment.RebuildByHand)
 	require.NoError(t, err)
-	all, err := b.stageBuyers(t.Context(), ours)
+	all, err := b.StageBuyers(t.Context(), ours)
 	require.NoError(t, err)
 
-	_, err = session.raiseEpoch(t.Context(), sales[0], RebuildByHand)
-	require.ErrorIs(t, err, errOvertaken, "somebody has raised it since the sale was read")
-	again, err := r.findSale(t.Context(), sale)
+	_, err = session.RaiseEpoch(t.Context(), sales[0], fulfillment.RebuildByHand)
+	require.ErrorIs(t, err, fulfillment.ErrOvertaken, "somebody has raised it since the sale was read")
+	again, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
-	other := r.newBuild(session, need{reason: RebuildByHand})
-	sales = []guardedSale{again}
-	require.NoError(t, other.closeAndDrain(t.Context(), sales))
-	require.Equal(t, b.token, sales[0].closed.LastToken)
-	require.ErrorIs(t, b.open(t.Context(), ours, 10-all.units, all), reservation.ErrSaleNotClosed)
-	theirs, err := session.raiseEpoch(t.Context(), sales[0], RebuildByHand)
+	other := r.NewBuild(session, fulfillment.Need{Reason: fulfillment.RebuildByHand})
+	sales = []fulfillment.GuardedSale{again}
+	require.NoError(t, other.CloseAndDrain(t.Context(), sales))
+	require.Equal(t, b.Token, sales[0].Closed.LastToken)
+	require.ErrorIs(t, b.Open(t.Context(), ours, 10-all.Units, all), reservation.ErrSaleNotClosed)
+	theirs, err := session.RaiseEpoch(t.Context(), sales[0], fulfillment.RebuildByHand)
 	require.NoError(t, err)
-	_, err = b.stageBuyers(t.Context(), ours)
-	require.ErrorIs(t, err, errOvertaken)
-	require.NoError(t, session.conn.Ping(t.Context()), "the session goes on")
-	all2, err := other.stageBuyers(t.Context(), theirs)
+	_, err = b.StageBuyers(t.Context(), ours)
+	require.ErrorIs(t, err, fulfillment.ErrOvertaken)
+	require.NoError(t, session.Conn.Ping(t.Context()), "the session goes on")
+	all2, err := other.StageBuyers(t.Context(), theirs)
 	require.NoError(t, err)
-	require.NoError(t, other.open(t.Context(), theirs, 9, all2))
-	require.ErrorIs(t, b.open(t.Context(), ours, 10-all.units, all), reservation.ErrSaleNotClosed)
+	require.NoError(t, other.Open(t.Context(), theirs, 9, all2))
+	require.ErrorIs(t, b.Open(t.Context(), ours, 10-all.Units, all), reservation.ErrSaleNotClosed)
 	require.Equal(t, "3", s.saleInRedis(t, sale)["epoch"])
 	s.buy(t, sale, "bob")
 }
@@ -326,16 +327,16 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	recording, err := s.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = recording.Rollback(context.WithoutCancel(t.Context())) }()
-	columns, _ := columnsOf([]reservation.OrderReserved{event})
-	_, err = recording.Exec(t.Context(), sql.LedgerRecordOrders, append(columns.arguments(), nil)...)
+	columns, _ := fulfillment.ColumnsOf([]reservation.OrderReserved{event})
+	_, err = recording.Exec(t.Context(), sql.LedgerRecordOrders, append(columns.Arguments(), nil)...)
 	require.NoError(t, err)
 	_, err = recording.Exec(t.Context(), sql.LedgerAddSold, sale, 1, 1, 1)
 	require.NoError(t, err)
 	done := make(chan error, 1)
-	var report RebuildReport
+	var report fulfillment.RebuildReport
 	go func() {
 		var err error
-		report, err = s.rebuilder(t).Partition(context.Background(), 0, RebuildByHand)
+		report, err = s.rebuilder(t).Partition(context.Background(), 0, fulfillment.RebuildByHand)
 		done <- err
 	}()
 	testkit.Eventually(t, 20*time.Second, "the rebuild waits for the order", func() bool {

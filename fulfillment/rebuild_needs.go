@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -28,15 +29,15 @@ type guardedSale struct {
 	revision, publishedRevision int64
 	ended                       bool
 
-	// closed is what Redis knew when the sale was closed for its rebuild.
-	closed reservation.ClosedSale
+	// Closed is what Redis knew when the sale was closed for its rebuild.
+	Closed reservation.ClosedSale
 }
 
 // need is what has to be rebuilt: a partition, or one sale of it.
 type need struct {
 	partition int
-	sale      uuid.UUID // uuid.Nil for all of them
-	reason    string
+	Sale      uuid.UUID // uuid.Nil for all of them
+	Reason    string
 }
 
 // needs looks what has to be rebuilt in partitions 0 to n-1: all sales of one whose server may have lost some,
@@ -59,7 +60,7 @@ func (r *Rebuilder) needs(ctx context.Context, partitions int, withEnded bool) (
 		case err != nil:
 			failed = append(failed, fmt.Errorf("partition %d: %w", p, err))
 		case reason != "":
-			found = append(found, need{partition: p, reason: reason})
+			found = append(found, need{partition: p, Reason: reason})
 		default:
 			whole[p] = true
 		}
@@ -92,7 +93,7 @@ func (r *Rebuilder) needs(ctx context.Context, partitions int, withEnded bool) (
 
 // needOfPartition is "" if the server is the one that is known to have all of the partition.
 func (r *Rebuilder) needOfPartition(ctx context.Context, partition int, servers map[int]string) (reason string, err error) {
-	limited, cancel := forCall(ctx)
+	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	state, err := r.config.Store.Inspect(limited, partition)
 	if err != nil {
@@ -247,7 +248,7 @@ func (r *Rebuilder) readSales(ctx context.Context, sales []guardedSale) ([]saleI
 	if len(sales) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := forCall(ctx)
+	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	asked := make([]*redis.SliceCmd, len(sales))
 	_, _ = r.config.Redis.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"stampede/internal/pg"
+	"stampede/internal/retry"
 )
 
 const (
@@ -79,10 +80,10 @@ func (b *build) watch(ctx context.Context) (stop func()) {
 // name names a step in the log, with the sessions that hold locks for which others wait.
 func (b *build) name(ctx context.Context, step *rebuildStep, now time.Time) {
 	fields := []any{"step", step.doing, "for", now.Sub(step.since).Round(time.Millisecond)}
-	if step.sale != b.of.sale { // which the log names anyway
+	if step.sale != b.of.Sale { // which the log names anyway
 		fields = append(fields, "sale", step.sale)
 	}
-	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
 	found, err := pg.Blockers(limited, b.config.Pool)
 	switch {
@@ -154,7 +155,7 @@ func (t *rebuildTrouble) keep(found []need) {
 }
 
 // target is what is to be rebuilt, for whatever reason.
-func (n need) target() need { return need{partition: n.partition, sale: n.sale} }
+func (n need) target() need { return need{partition: n.partition, Sale: n.Sale} }
 
 // nameRival says, now and then, which session has the lock of rebuilds.
 func (r *Rebuilder) nameRival(ctx context.Context, found []need) {
@@ -167,13 +168,13 @@ func (r *Rebuilder) nameRival(ctx context.Context, found []need) {
 	if !due {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
 	holder, err := pg.Holder(ctx, r.config.Pool, pg.RebuildLock)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return // it has ended
 	}
-	fields := []any{"reason", found[0].reason, "partition", found[0].partition}
+	fields := []any{"reason", found[0].Reason, "partition", found[0].partition}
 	if err != nil {
 		fields = append(fields, "error", err)
 	} else {

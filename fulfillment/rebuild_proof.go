@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/time/rate"
 
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -206,7 +207,7 @@ func (r *Rebuilder) missed(ctx context.Context, sales []guardedSale) ([]bool, er
 	missed := make([]bool, len(sales))
 	seen := make([][2]witness, len(sales))
 	asked := make([][2]*redis.StringCmd, len(sales))
-	limited, cancel := forCall(ctx)
+	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	_, _ = r.config.Redis.Pipelined(limited, func(p redis.Pipeliner) error { // each command's own error counts
 		for i, sale := range sales {

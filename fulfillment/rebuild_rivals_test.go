@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"cmp"
@@ -15,9 +15,11 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
 	"stampede/internal/testkit"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -68,7 +70,7 @@ func (g gate) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {
 // rival is a rebuilder that holds no lock and goes on one call at a time.
 type rival struct {
 	gate
-	*Rebuilder
+	*fulfillment.Rebuilder
 	shop *shop
 	done chan error // of the rebuild that is under way
 	busy bool
@@ -89,7 +91,7 @@ func (s *shop) newRival(t *testing.T) *rival {
 }
 
 // begin starts a rebuild, which stops before its first call.
-func (r *rival) begin(t *testing.T, rebuild func(context.Context, *rebuildSession) error) {
+func (r *rival) begin(t *testing.T, rebuild func(context.Context, *fulfillment.RebuildSession) error) {
 	t.Helper()
 	config := r.shop.pool.Config().ConnConfig.Copy()
 	config.Tracer = r.gate
@@ -97,7 +99,7 @@ func (r *rival) begin(t *testing.T, rebuild func(context.Context, *rebuildSessio
 	require.NoError(t, err)
 	r.busy = true
 	go func() {
-		err := rebuild(context.Background(), &rebuildSession{pg.Session{Conn: conn}})
+		err := rebuild(context.Background(), &fulfillment.RebuildSession{pg.Session{Conn: conn}})
 		_ = conn.Close(context.Background())
 		r.done <- err
 	}()
@@ -164,12 +166,12 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 					}
 				}
 			default:
-				r.begin(t, func(ctx context.Context, session *rebuildSession) error {
+				r.begin(t, func(ctx context.Context, session *fulfillment.RebuildSession) error {
 					if whole {
-						_, err := r.partition(ctx, session, 0, RebuildByHand)
+						_, err := r.PartitionIn(ctx, session, 0, fulfillment.RebuildByHand)
 						return err
 					}
-					_, err := r.sale(ctx, session, sale, RebuildByHand)
+					_, err := r.SaleIn(ctx, session, sale, fulfillment.RebuildByHand)
 					return err
 				})
 			}
@@ -183,7 +185,7 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 		worker := s.rebuilder(t)
 		testkit.Eventually(t, 30*time.Second, "a worker finishes what the last of them left closed", func() bool {
 			require.NoError(t, s.heal(t, worker, 1))
-			found, err := worker.needs(t.Context(), 1, true)
+			found, err := worker.Needs(t.Context(), 1, true)
 			require.NoError(t, err)
 			return len(found) == 0
 		})
@@ -209,7 +211,7 @@ func (s *shop) fulfilAll(t *testing.T) {
 	if last := s.rdb.XInfoStream(t.Context(), s.keys.Orders(0)); errors.Is(last.Err(), redis.Nil) || last.Err() != nil {
 		return
 	}
-	waiting, err := ReadBacklog(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group)
+	waiting, err := fulfillment.ReadBacklog(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group)
 	require.NoError(t, err)
 	if n, known := waiting.Waiting(); !known || n > 0 {
 		s.fulfil(t)
@@ -220,14 +222,14 @@ func (s *shop) fulfilAll(t *testing.T) {
 // 30 seconds of silence. Another one begins; when it has come so far, the first one wakes up.
 func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 	t.Parallel()
-	for name, far := range map[string]func(t *testing.T, b *build, sales []guardedSale) (opened bool){
-		"closed": func(t *testing.T, b *build, sales []guardedSale) bool {
-			require.NoError(t, b.closeAndDrain(t.Context(), sales))
+	for name, far := range map[string]func(t *testing.T, b *fulfillment.Build, sales []fulfillment.GuardedSale) (opened bool){
+		"closed": func(t *testing.T, b *fulfillment.Build, sales []fulfillment.GuardedSale) bool {
+			require.NoError(t, b.CloseAndDrain(t.Context(), sales))
 			return false
 		},
-		"opened": func(t *testing.T, b *build, sales []guardedSale) bool {
-			require.NoError(t, b.closeAndDrain(t.Context(), sales))
-			require.NoError(t, b.rebuildSales(t.Context(), sales))
+		"opened": func(t *testing.T, b *fulfillment.Build, sales []fulfillment.GuardedSale) bool {
+			require.NoError(t, b.CloseAndDrain(t.Context(), sales))
+			require.NoError(t, b.RebuildSales(t.Context(), sales))
 			return true
 		},
 	} {
@@ -239,23 +241,23 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			s.fulfil(t)
 			sleeper := s.process(t)
 			sleeper.Setenv(crashpoint.FreezeEnv, crashpoint.RebuildStaged)
-			sleeper.Setenv(rebuildEnv, sale.String())
+			sleeper.Setenv(testwork.RebuildEnv, sale.String())
 			sleeper.Start()
 			sleeper.WaitOutput(30*time.Second, "frozen at "+crashpoint.RebuildStaged)
 			require.EqualValues(t, 1, s.count(t, endRebuildSessions), "its session ends")
 
 			r := s.rebuilder(t)
-			var session *rebuildSession
+			var session *fulfillment.RebuildSession
 			testkit.Eventually(t, 20*time.Second, "the lock is free", func() bool {
 				var err error
-				session, err = r.begin(t.Context())
+				session, err = r.Begin(t.Context())
 				return err == nil
 			})
-			defer session.close()
-			guarded, err := r.findSale(t.Context(), sale)
+			defer session.Close()
+			guarded, err := r.FindSale(t.Context(), sale)
 			require.NoError(t, err)
-			b := r.newBuild(session, need{reason: RebuildByHand})
-			sales := []guardedSale{guarded}
+			b := r.NewBuild(session, fulfillment.Need{Reason: fulfillment.RebuildByHand})
+			sales := []fulfillment.GuardedSale{guarded}
 			opened := far(t, b, sales)
 			if opened {
 				s.buy(t, sale, "second")
@@ -273,7 +275,7 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "third", Quantity: 1})
 			if !opened {
 				require.ErrorIs(t, err, reservation.ErrUnavailable, "it stays closed: %v", answer)
-				require.NoError(t, b.rebuildSales(t.Context(), sales))
+				require.NoError(t, b.RebuildSales(t.Context(), sales))
 				s.buy(t, sale, "second")
 			} else {
 				require.NoError(t, err)

@@ -19,7 +19,7 @@ const rebuildSilence = 30 * time.Second
 
 // rebuildSession is a connection to Postgres that holds the lock, and makes all changes there that need it:
 // with the lock a rebuild loses the means to go on.
-type rebuildSession struct{ conn pg.Session }
+type rebuildSession struct{ Conn pg.Session }
 
 // begin takes the lock, or returns ErrRebuildUnderWay.
 func (r *Rebuilder) begin(ctx context.Context) (*rebuildSession, error) {
@@ -34,12 +34,12 @@ func (r *Rebuilder) begin(ctx context.Context) (*rebuildSession, error) {
 	return &rebuildSession{session}, nil
 }
 
-func (s *rebuildSession) close() { s.conn.End() }
+func (s *rebuildSession) Close() { s.Conn.End() }
 
-func (s *rebuildSession) exec(ctx context.Context, query string, args ...any) error {
+func (s *rebuildSession) Exec(ctx context.Context, query string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	_, err := s.conn.Exec(ctx, query, args...)
+	_, err := s.Conn.Exec(ctx, query, args...)
 	return err
 }
 
@@ -47,11 +47,11 @@ func (s *rebuildSession) exec(ctx context.Context, query string, args ...any) er
 func (s *rebuildSession) stayAwake(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	return s.conn.Ping(ctx)
+	return s.Conn.Ping(ctx)
 }
 
 func (s *rebuildSession) saveServer(ctx context.Context, partition int, server reservation.ServerState) error {
-	if err := s.exec(ctx, sql.RebuildSaveServer, partition, server.RunID, server.ReplicationID); err != nil {
+	if err := s.Exec(ctx, sql.RebuildSaveServer, partition, server.RunID, server.ReplicationID); err != nil {
 		return fmt.Errorf("note the Redis server: %w", err)
 	}
 	return nil
@@ -65,7 +65,7 @@ var neededGuards = []string{"order_events_pkey", "orders_one_live_per_user", "re
 func (s *rebuildSession) requireGuards(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
 	defer cancel()
-	_, missing, err := sql.Guards(ctx, s.conn)
+	_, missing, err := sql.Guards(ctx, s.Conn)
 	if err != nil {
 		return err
 	}
@@ -88,17 +88,17 @@ type raisedSale struct {
 // raiseTimeout bounds the raise of an epoch. It counts the sale's orders, and waits for who has its row in hand.
 const raiseTimeout = time.Minute
 
-// raiseEpoch begins the next epoch of a sale. When it returns, no order of an earlier one will be confirmed,
+// RaiseEpoch begins the next epoch of a sale. When it returns, no order of an earlier one will be confirmed,
 // and the definition of the sale is that of its new revision. What operators change from then on, Redis is
 // told when it knows this revision.
 //
 // It returns errOvertaken, and has done nothing, if the sale is not in the epoch any more that it had when it was
 // read, which was before it was closed: then another rebuild may have opened it, and what was sold since is not drained.
-func (s *rebuildSession) raiseEpoch(ctx context.Context, sale guardedSale, reason string) (raisedSale, error) {
+func (s *rebuildSession) RaiseEpoch(ctx context.Context, sale guardedSale, reason string) (raisedSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, raiseTimeout)
 	defer cancel()
 	var raised raisedSale
-	err := pgx.BeginTxFunc(ctx, s.conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err := pgx.BeginTxFunc(ctx, s.Conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		locked, err := tx.Exec(ctx, sql.CatalogLockSale, sale.id)
 		if err != nil {
 			return err
@@ -106,7 +106,7 @@ func (s *rebuildSession) raiseEpoch(ctx context.Context, sale guardedSale, reaso
 			return reservation.ErrSaleNotFound
 		}
 		rows, _ := tx.Query(ctx, sql.RebuildRaiseEpoch, // its error comes with the rows
-			sale.id, sale.closed.Sequence, sale.closed.Epoch, reason, sale.epoch)
+			sale.id, sale.Closed.Sequence, sale.Closed.Epoch, reason, sale.epoch)
 		row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
 			reservation.SaleRow
 			LastGiven int64

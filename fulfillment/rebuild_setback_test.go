@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 	"stampede/sql"
@@ -106,7 +107,7 @@ func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 		s.awaitRest(t)
 		s.requireSound(t)
 		require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'"), "the one that showed it")
-		require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", RebuildRefused))
+		require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", fulfillment.RebuildRefused))
 		require.Equal(t, 1.0, rebuilds(t, registry), "once is enough")
 	})
 	t.Run("the stock is sold", func(t *testing.T) {
@@ -159,7 +160,7 @@ func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 	require.Equal(t, reservation.AlreadyPurchased, ingress.reserve(t, sale, "lost-3", 1, "").Verdict)
 	s.awaitRest(t)
 	testkit.Eventually(t, 20*time.Second, "it says why", func() bool {
-		return valueOf(t, registry, "stampede_rebuilds_total", RebuildSetBack) == 1
+		return valueOf(t, registry, "stampede_rebuilds_total", fulfillment.RebuildSetBack) == 1
 	})
 	s.requireSound(t)
 	require.Zero(t, s.count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
@@ -229,7 +230,7 @@ func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	provoke()
 	s.awaitRebuilt(t, sale, 2)
 	provoke()
-	testkit.Eventually(t, 20*time.Second, "it is put off", func() bool { return log.times(refusedAgain) == 1 })
+	testkit.Eventually(t, 20*time.Second, "it is put off", func() bool { return log.times(fulfillment.RefusedAgain) == 1 })
 	require.EqualValues(t, 2, s.epochOf(t, sale))
 	require.NoError(t, execSQL(t, s, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'"))
 	s.awaitRebuilt(t, sale, 3)
@@ -243,7 +244,7 @@ func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 				VALUES ($1, $2, 'SaleRebuilt', '{"reason": "refused"}')`, other, 100+n)
 			require.NoError(t, err)
 		}
-		require.NoError(t, s.pool.QueryRow(t.Context(), sql.RebuildWait, other, reasonsOfProofs).Scan(&wait))
+		require.NoError(t, s.pool.QueryRow(t.Context(), sql.RebuildWait, other, fulfillment.ReasonsOfProofs).Scan(&wait))
 		require.InDelta(t, want, wait, 30)
 	}
 }

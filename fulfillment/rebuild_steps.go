@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/internal/crashpoint"
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -19,12 +20,12 @@ func (b *build) wholePartition(ctx context.Context) error {
 		return err
 	}
 	b.at("ask Redis who it is, and refuse to sell from it")
-	server, err := b.inspect(ctx)
+	server, err := b.Inspect(ctx)
 	if err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildBegun)
-	if err := b.distrust(ctx); err != nil {
+	if err := b.Distrust(ctx); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildDistrusted)
@@ -33,7 +34,7 @@ func (b *build) wholePartition(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := b.closeAndDrain(ctx, sales); err != nil {
+	if err := b.CloseAndDrain(ctx, sales); err != nil {
 		return err
 	}
 	var live, ended []guardedSale
@@ -45,12 +46,12 @@ func (b *build) wholePartition(ctx context.Context) error {
 		}
 	}
 	// A sale that cannot be rebuilt stays closed, and keeps no other from being sold.
-	failed := b.rebuildSales(ctx, live)
+	failed := b.RebuildSales(ctx, live)
 	b.at("mark the Redis server as verified")
-	if err := b.markVerified(ctx, server); err != nil {
+	if err := b.MarkVerified(ctx, server); err != nil {
 		return errors.Join(err, failed)
 	}
-	return errors.Join(failed, b.rebuildSales(ctx, ended))
+	return errors.Join(failed, b.RebuildSales(ctx, ended))
 }
 
 // oneSale is one try of Rebuilder.Sale.
@@ -62,7 +63,7 @@ func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
 	if err != nil {
 		return err
 	}
-	server, err := b.inspect(ctx)
+	server, err := b.Inspect(ctx)
 	if err != nil {
 		return err
 	}
@@ -71,20 +72,20 @@ func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
 	}
 	crashpoint.Hit(crashpoint.RebuildBegun)
 	sales := []guardedSale{sale}
-	if err := b.closeAndDrain(ctx, sales); err != nil {
+	if err := b.CloseAndDrain(ctx, sales); err != nil {
 		return err
 	}
-	return b.rebuildSales(ctx, sales)
+	return b.RebuildSales(ctx, sales)
 }
 
-// closeAndDrain closes the sales in Redis, so that nothing new is accepted, and records what was.
+// CloseAndDrain closes the sales in Redis, so that nothing new is accepted, and records what was.
 // It notes in each sale what Redis knows of it.
-func (b *build) closeAndDrain(ctx context.Context, sales []guardedSale) error {
+func (b *build) CloseAndDrain(ctx context.Context, sales []guardedSale) error {
 	b.at("close the sales in Redis")
 	closed := make(map[uuid.UUID]bool, len(sales))
 	for i := range sales {
 		var err error
-		if sales[i].closed, err = b.closeSale(ctx, sales[i]); err != nil {
+		if sales[i].Closed, err = b.CloseSale(ctx, sales[i]); err != nil {
 			return fmt.Errorf("close sale=%s: %w", sales[i].id, err)
 		}
 		closed[sales[i].id] = true
@@ -103,8 +104,8 @@ func (b *build) closeAndDrain(ctx context.Context, sales []guardedSale) error {
 	return nil
 }
 
-// rebuildSales rebuilds as many of these sales as it can.
-func (b *build) rebuildSales(ctx context.Context, sales []guardedSale) error {
+// RebuildSales rebuilds as many of these sales as it can.
+func (b *build) RebuildSales(ctx context.Context, sales []guardedSale) error {
 	var failed []error
 	for i := range sales {
 		rebuilt, err := b.rebuildSale(ctx, sales[i])
@@ -120,45 +121,45 @@ func (b *build) rebuildSales(ctx context.Context, sales []guardedSale) error {
 	return errors.Join(failed...)
 }
 
-// markVerified records that the server has the stock, in Postgres first: an ingress that still has another server then
+// MarkVerified records that the server has the stock, in Postgres first: an ingress that still has another server then
 // refuses to sell from that one.
-func (b *build) markVerified(ctx context.Context, server reservation.ServerState) error {
+func (b *build) MarkVerified(ctx context.Context, server reservation.ServerState) error {
 	if err := b.session.saveServer(ctx, b.partition, server); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildServerSaved)
-	limited, cancel := forCall(ctx)
+	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	if err := b.config.Store.MarkVerified(limited, b.partition, server, b.token); err != nil {
+	if err := b.config.Store.MarkVerified(limited, b.partition, server, b.Token); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildVerified)
 	return nil
 }
 
-func (b *build) inspect(ctx context.Context) (reservation.ServerState, error) {
-	limited, cancel := forCall(ctx)
+func (b *build) Inspect(ctx context.Context) (reservation.ServerState, error) {
+	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	return b.config.Store.Inspect(limited, b.partition)
 }
 
-func (b *build) distrust(ctx context.Context) error {
-	limited, cancel := forCall(ctx)
+func (b *build) Distrust(ctx context.Context) error {
+	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return b.config.Store.DistrustFor(limited, b.partition, b.token)
+	return b.config.Store.DistrustFor(limited, b.partition, b.Token)
 }
 
-func (b *build) closeSale(ctx context.Context, sale guardedSale) (reservation.ClosedSale, error) {
-	limited, cancel := forCall(ctx)
+func (b *build) CloseSale(ctx context.Context, sale guardedSale) (reservation.ClosedSale, error) {
+	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return b.config.Store.CloseSale(limited, sale.id, b.partition, b.token, sale.epoch)
+	return b.config.Store.CloseSale(limited, sale.id, b.partition, b.Token, sale.epoch)
 }
 
 // rebuildSale makes one closed sale anew.
 func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale, error) {
 	began := time.Now()
 	b.atSale("raise the epoch of the sale, with its row locked", sale.id)
-	raised, err := b.session.raiseEpoch(ctx, sale, b.of.reason)
+	raised, err := b.session.RaiseEpoch(ctx, sale, b.of.Reason)
 	if err != nil {
 		return RebuiltSale{}, fmt.Errorf("raise the epoch: %w", err)
 	}
@@ -167,35 +168,35 @@ func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale,
 		return RebuiltSale{}, fmt.Errorf("clear leftovers: %w", err)
 	}
 	b.atSale("copy the orders of the sale to Redis", sale.id)
-	all, err := b.stageBuyers(ctx, raised)
+	all, err := b.StageBuyers(ctx, raised)
 	if err != nil {
 		return RebuiltSale{}, fmt.Errorf("copy its orders: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildStaged)
-	left := raised.Stock - all.units
+	left := raised.Stock - all.Units
 	if left < 0 {
-		b.log.Error("live orders hold more units than the sale's stock: none is left to be sold", "sale", sale.id, "stock", raised.Stock, "held", all.units)
+		b.log.Error("live orders hold more units than the sale's stock: none is left to be sold", "sale", sale.id, "stock", raised.Stock, "held", all.Units)
 		left = 0
 	}
 	b.atSale("open the sale", sale.id)
-	if err := b.open(ctx, raised, left, all); err != nil {
+	if err := b.Open(ctx, raised, left, all); err != nil {
 		return RebuiltSale{}, err
 	}
 	crashpoint.Hit(crashpoint.RebuildOpened)
-	if err := b.session.exec(ctx, sql.CatalogMarkPublished, sale.id, raised.Revision); err != nil {
+	if err := b.session.Exec(ctx, sql.CatalogMarkPublished, sale.id, raised.Revision); err != nil {
 		return RebuiltSale{}, fmt.Errorf("note that Redis knows it: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildPublished)
 	return RebuiltSale{
 		ID: sale.id, Epoch: raised.Epoch, Revision: raised.Revision, Ended: sale.ended, Stock: raised.Stock, Left: left,
-		Held: all.units, Orders: all.orders, Sequence: raised.sequence, Seconds: time.Since(began).Seconds(),
+		Held: all.Units, Orders: all.Orders, Sequence: raised.sequence, Seconds: time.Since(began).Seconds(),
 	}, nil
 }
 
-func (b *build) open(ctx context.Context, sale raisedSale, left int64, all staged) error {
-	limited, cancel := forCall(ctx)
+func (b *build) Open(ctx context.Context, sale raisedSale, left int64, all staged) error {
+	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	return b.config.Store.OpenRebuilt(limited, reservation.Rebuilt{
-		Sale: sale.Sale, Left: left, Sequence: sale.sequence, Holders: all.orders, Ended: all.ended, Token: b.token,
+		Sale: sale.Sale, Left: left, Sequence: sale.sequence, Holders: all.Orders, Ended: all.ended, Token: b.Token,
 	})
 }

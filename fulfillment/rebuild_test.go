@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/localserver"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -29,25 +30,25 @@ func newLostShop(t testing.TB) lostShop {
 	return lostShop{newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1}), server}
 }
 
-func (s *shop) rebuilder(t testing.TB) *Rebuilder {
+func (s *shop) rebuilder(t testing.TB) *fulfillment.Rebuilder {
 	t.Helper()
-	r, err := NewRebuilder(RebuilderConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Store: s.store, Logger: testkit.Logger(t)})
+	r, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Store: s.store, Logger: testkit.Logger(t)})
 	require.NoError(t, err)
 	return r
 }
 
 // rebuild rebuilds the only partition.
-func (s *shop) rebuild(t testing.TB) RebuildReport {
+func (s *shop) rebuild(t testing.TB) fulfillment.RebuildReport {
 	t.Helper()
-	report, err := s.rebuilder(t).Partition(t.Context(), 0, RebuildByHand)
+	report, err := s.rebuilder(t).Partition(t.Context(), 0, fulfillment.RebuildByHand)
 	require.NoError(t, err)
 	return report
 }
 
 // heal does what a worker does who looks at everything.
-func (s *shop) heal(t testing.TB, r *Rebuilder, partitions int) error {
+func (s *shop) heal(t testing.TB, r *fulfillment.Rebuilder, partitions int) error {
 	t.Helper()
-	_, err := r.heal(t.Context(), partitions, true)
+	_, err := r.Heal(t.Context(), partitions, true)
 	return err
 }
 
@@ -122,7 +123,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 			orders[out.Event.UserID] = out.Event.OrderID
 		}
 	}
-	ledger := NewLedger(s.pool)
+	ledger := fulfillment.NewLedger(s.pool)
 	_, err := ledger.Pay(t.Context(), orders["bob"], "bob", "pi")
 	require.NoError(t, err)
 	_, err = ledger.Cancel(t.Context(), orders["carol"], "carol")
@@ -144,7 +145,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	require.Equal(t, ended, report.Sales[2].ID, "it can wait")
 	for _, rebuilt := range report.Sales {
 		rebuilt.Seconds = 0
-		want := RebuiltSale{ID: rebuilt.ID, Epoch: 2, Revision: 2}
+		want := fulfillment.RebuiltSale{ID: rebuilt.ID, Epoch: 2, Revision: 2}
 		switch rebuilt.ID {
 		case sale:
 			// The place of the lost order was never seen, so it is given out once more.
@@ -238,7 +239,7 @@ func TestRebuildDrainsStream(t *testing.T) {
 			require.NoError(t, c.group(t, s))
 			raiseEpoch(t, s.pool, other) // a rebuild has got so far and no further
 			report := s.rebuild(t)
-			require.Equal(t, Drained{Entries: 1202 + c.recorded, Confirmed: 1200, Voided: 1, Left: 1, Recorded: c.recorded}, report.Drained)
+			require.Equal(t, fulfillment.Drained{Entries: 1202 + c.recorded, Confirmed: 1200, Voided: 1, Left: 1, Recorded: c.recorded}, report.Drained)
 			require.EqualValues(t, 1200, soldOf(t, s.pool, sale))
 			require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND user_id = 'late'"))
 			s.requireSound(t)
@@ -268,7 +269,7 @@ func TestRebuildRejectsOrdersBeyondStock(t *testing.T) {
 	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET stock = 10 WHERE id = $1", sale)
 	require.NoError(t, err)
 	report := s.rebuild(t)
-	require.Equal(t, Drained{Entries: 12, Confirmed: 10, Rejected: 2}, report.Drained)
+	require.Equal(t, fulfillment.Drained{Entries: 12, Confirmed: 10, Rejected: 2}, report.Drained)
 	for _, user := range []string{"user-10", "user-11"} {
 		require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND user_id = $1", user))
 		require.False(t, s.rdb.HExists(t.Context(), s.keys.Buyers(0, sale), user).Val())
@@ -284,20 +285,20 @@ func TestRebuildsAreExclusive(t *testing.T) {
 	s := newShop(t, testkit.Pool(t))
 	sale := s.open(t, 10)
 	r := s.rebuilder(t)
-	session, err := r.begin(t.Context())
+	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = s.rebuilder(t).Partition(t.Context(), 0, RebuildByHand)
-	require.ErrorIs(t, err, ErrRebuildUnderWay)
-	_, err = r.Sale(t.Context(), sale, RebuildByHand)
-	require.ErrorIs(t, err, ErrRebuildUnderWay)
+	_, err = s.rebuilder(t).Partition(t.Context(), 0, fulfillment.RebuildByHand)
+	require.ErrorIs(t, err, fulfillment.ErrRebuildUnderWay)
+	_, err = r.Sale(t.Context(), sale, fulfillment.RebuildByHand)
+	require.ErrorIs(t, err, fulfillment.ErrRebuildUnderWay)
 	s.buy(t, sale, "ann")
 	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "epoch", 0).Err())
 	require.NoError(t, s.heal(t, r, 1), "it is not this one's turn")
 	require.EqualValues(t, 1, s.epochOf(t, sale))
 	var silence string
-	require.NoError(t, session.conn.QueryRow(t.Context(), "SHOW idle_session_timeout").Scan(&silence))
+	require.NoError(t, session.Conn.QueryRow(t.Context(), "SHOW idle_session_timeout").Scan(&silence))
 	require.Equal(t, "30s", silence, "one that hangs is not waited for for ever")
-	session.close()
+	session.Close()
 	s.rebuild(t)
 	require.EqualValues(t, 2, s.epochOf(t, sale))
 }
@@ -309,9 +310,9 @@ func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
 	s.buy(t, sale, "ann")
 	s.buy(t, other, "ann")
 	r := s.rebuilder(t)
-	report, err := r.Sale(t.Context(), sale, RebuildReconciled)
+	report, err := r.Sale(t.Context(), sale, fulfillment.RebuildReconciled)
 	require.NoError(t, err)
-	require.Equal(t, Drained{Entries: 2, Confirmed: 1, Left: 1}, report.Drained, "the other sale's order is for the workers")
+	require.Equal(t, fulfillment.Drained{Entries: 2, Confirmed: 1, Left: 1}, report.Drained, "the other sale's order is for the workers")
 	require.Len(t, report.Sales, 1)
 	require.EqualValues(t, 2, s.epochOf(t, sale))
 	require.EqualValues(t, 1, s.epochOf(t, other))
@@ -320,11 +321,11 @@ func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
 	s.fulfil(t)
 	s.requireSound(t)
 
-	_, err = r.Sale(t.Context(), uuid.Must(uuid.NewV7()), RebuildByHand)
+	_, err = r.Sale(t.Context(), uuid.Must(uuid.NewV7()), fulfillment.RebuildByHand)
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
 	require.NoError(t, s.store.Distrust(t.Context(), 0))
-	_, err = r.Sale(t.Context(), sale, RebuildByHand)
-	require.ErrorIs(t, err, ErrServerUnverified)
+	_, err = r.Sale(t.Context(), sale, fulfillment.RebuildByHand)
+	require.ErrorIs(t, err, fulfillment.ErrServerUnverified)
 	require.EqualValues(t, 2, s.epochOf(t, sale))
 }
 
@@ -336,19 +337,19 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	s.buy(t, sale, "ann")
 	s.fulfil(t)
 	r := s.rebuilder(t)
-	session, err := r.begin(t.Context())
+	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
-	defer session.close()
+	defer session.Close()
 	s.flush(t)
 
-	guarded, err := r.findSale(t.Context(), sale)
+	guarded, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
 	_, err = s.catalog.Restock(t.Context(), sale, 5, "")
 	require.ErrorIs(t, err, reservation.ErrNotInForce, "before the epoch is raised")
-	b := r.newBuild(session, need{reason: RebuildByHand})
-	guarded.closed, err = b.closeSale(t.Context(), guarded)
+	b := r.NewBuild(session, fulfillment.Need{Reason: fulfillment.RebuildByHand})
+	guarded.Closed, err = b.CloseSale(t.Context(), guarded)
 	require.NoError(t, err)
-	raised, err := session.raiseEpoch(t.Context(), guarded, RebuildByHand)
+	raised, err := session.RaiseEpoch(t.Context(), guarded, fulfillment.RebuildByHand)
 	require.NoError(t, err)
 	_, err = s.catalog.Pause(t.Context(), sale)
 	require.ErrorIs(t, err, reservation.ErrNotInForce, "and after that")
@@ -359,14 +360,14 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	_, err = s.catalog.PublishPending(t.Context())
 	require.Error(t, err)
 
-	all, err := b.stageBuyers(t.Context(), raised)
+	all, err := b.StageBuyers(t.Context(), raised)
 	require.NoError(t, err)
-	require.NoError(t, b.open(t.Context(), raised, raised.Stock-all.units, all))
-	require.NoError(t, session.exec(t.Context(), markPublished, sale, raised.Revision))
-	server, err := b.inspect(t.Context())
+	require.NoError(t, b.Open(t.Context(), raised, raised.Stock-all.Units, all))
+	require.NoError(t, session.Exec(t.Context(), markPublished, sale, raised.Revision))
+	server, err := b.Inspect(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, b.distrust(t.Context()))
-	require.NoError(t, b.markVerified(t.Context(), server))
+	require.NoError(t, b.Distrust(t.Context()))
+	require.NoError(t, b.MarkVerified(t.Context(), server))
 	require.Equal(t, []string{"15", "14", "open", "3"}, pick(s.saleInRedis(t, sale), "stock", "left", "state", "revision"))
 
 	_, err = s.catalog.PublishPending(t.Context())
@@ -396,17 +397,17 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 		orders[user] = s.buy(t, sale, user)
 	}
 	s.fulfil(t)
-	ledger, r := NewLedger(s.pool), s.rebuilder(t)
+	ledger, r := fulfillment.NewLedger(s.pool), s.rebuilder(t)
 	cancel := func(user string) {
 		_, err := ledger.Cancel(t.Context(), orders[user], user)
 		require.NoError(t, err)
 	}
-	session, err := r.begin(t.Context())
+	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
-	defer session.close()
-	guarded, err := r.findSale(t.Context(), sale)
+	defer session.Close()
+	guarded, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
-	b := r.newBuild(session, need{reason: RebuildByHand})
+	b := r.NewBuild(session, fulfillment.Need{Reason: fulfillment.RebuildByHand})
 
 	// A worker has this one in hand, and has told Redis of it, in the old epoch.
 	cancel("ann")
@@ -415,18 +416,18 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = hold.Exec(t.Context(), "DELETE FROM releases")
 	require.NoError(t, err)
-	require.NoError(t, b.closeAndDrain(t.Context(), []guardedSale{guarded}))
-	raised, err := session.raiseEpoch(t.Context(), guarded, RebuildByHand)
+	require.NoError(t, b.CloseAndDrain(t.Context(), []fulfillment.GuardedSale{guarded}))
+	raised, err := session.RaiseEpoch(t.Context(), guarded, fulfillment.RebuildByHand)
 	require.NoError(t, err)
 	cancel("bob") // before the orders are read
-	all, err := b.stageBuyers(t.Context(), raised)
+	all, err := b.StageBuyers(t.Context(), raised)
 	require.NoError(t, err)
 	cancel("carol") // after that
 	_, err = s.giveBack(t.Context())
 	require.Error(t, err, "while it is closed nothing comes back")
-	require.NoError(t, b.open(t.Context(), raised, raised.Stock-all.units, all))
+	require.NoError(t, b.Open(t.Context(), raised, raised.Stock-all.Units, all))
 	require.NoError(t, hold.Rollback(t.Context()))
-	require.EqualValues(t, 1, all.orders)
+	require.EqualValues(t, 1, all.Orders)
 	require.EqualValues(t, 9, s.left(t, sale))
 	testkit.Eventually(t, 10*time.Second, "all releases are done with", func() bool {
 		_, err := s.giveBack(t.Context())
@@ -445,24 +446,24 @@ func TestRebuildLogsAndCounts(t *testing.T) {
 	s := newShop(t, testkit.Pool(t))
 	s.buy(t, s.open(t, 10), "ann")
 	log, registry := &countingLog{}, prometheus.NewRegistry()
-	r, err := NewRebuilder(RebuilderConfig{
+	r, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
 		Pool: s.pool, Redis: s.rdb, Keys: s.keys, Store: s.store, Logger: slog.New(log), Registerer: registry,
 	})
 	require.NoError(t, err)
-	_, err = r.Partition(t.Context(), 0, RebuildServer)
+	_, err = r.Partition(t.Context(), 0, fulfillment.RebuildServer)
 	require.NoError(t, err)
-	require.Equal(t, 1, log.times(rebuildingPart))
+	require.Equal(t, 1, log.times(fulfillment.RebuildingPart))
 	require.Equal(t, 1, log.times("rebuilt the stock from Postgres"))
-	require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", RebuildServer))
+	require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", fulfillment.RebuildServer))
 
 	// A second one shares the metrics, and one that fails does not count.
-	_, err = NewRebuilder(RebuilderConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Store: s.store, Registerer: registry})
+	_, err = fulfillment.NewRebuilder(fulfillment.RebuilderConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Store: s.store, Registerer: registry})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = r.Partition(ctx, 0, RebuildServer)
+	_, err = r.Partition(ctx, 0, fulfillment.RebuildServer)
 	require.ErrorIs(t, err, context.Canceled)
-	require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", RebuildServer))
+	require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", fulfillment.RebuildServer))
 }
 
 func execSQL(t testing.TB, s *shop, query string, args ...any) error {
@@ -479,7 +480,7 @@ func TestRebuildContinuesAfterLatestSeenEpoch(t *testing.T) {
 	sale := s.open(t, 10)
 	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "epoch", 99).Err())
 	require.EqualValues(t, 99, s.reserve(t, sale, "ann", 1, "").Reservation.Epoch)
-	report, err := s.rebuilder(t).Sale(t.Context(), sale, RebuildByHand)
+	report, err := s.rebuilder(t).Sale(t.Context(), sale, fulfillment.RebuildByHand)
 	require.NoError(t, err)
 	require.EqualValues(t, 100, report.Sales[0].Epoch)
 	require.EqualValues(t, 100, s.reserve(t, sale, "bob", 1, "").Reservation.Epoch)

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -123,7 +124,7 @@ func (r *reconciler) append(ctx context.Context, d saleDifferences, page []diffe
 			ReservedAt:  p.ReservedAt,
 		}
 	}
-	limited, cancel := context.WithTimeout(ctx, callTimeout)
+	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
 	appended, err := r.Store.AppendReserved(limited, reservation.PartitionAmong(d.sale(), d.Partitions), d.sale(), events)
 	if err != nil {

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 )
@@ -26,7 +27,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 		}
 	}
 	rebuild := func(s *shop, sale uuid.UUID) error {
-		_, err := s.rebuilder(t).Sale(context.Background(), sale, RebuildByHand)
+		_, err := s.rebuilder(t).Sale(context.Background(), sale, fulfillment.RebuildByHand)
 		return err
 	}
 	for name, changes := range map[string][]func(*shop, uuid.UUID) error{
@@ -53,11 +54,11 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 			}})
 			config := s.reconcileConfig(t)
 			config.Redis = rdb
-			config.Explain = func(f Finding) error {
-				require.Equal(t, remedyWorker, f.Remedy, "nothing lasted: %s", f)
+			config.Explain = func(f fulfillment.Finding) error {
+				require.Equal(t, fulfillment.RemedyWorker, f.Remedy, "nothing lasted: %s", f)
 				return nil
 			}
-			report, err := Reconcile(t.Context(), config)
+			report, err := fulfillment.Reconcile(t.Context(), config)
 			require.NoError(t, err)
 			require.Empty(t, left, "it looked twice")
 			require.Zero(t, report.Remaining)

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"slices"
@@ -9,21 +9,22 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
 
-func (s *shop) reconcileConfig(t testing.TB) ReconcileConfig {
+func (s *shop) reconcileConfig(t testing.TB) fulfillment.ReconcileConfig {
 	t.Helper()
-	return ReconcileConfig{
+	return fulfillment.ReconcileConfig{
 		Pool: s.pool, Redis: s.rdb, Keys: s.keys, Store: s.store, Catalog: s.catalog, Rebuilder: s.rebuilder(t),
 		Pause: time.Millisecond, Logger: testkit.Logger(t),
 	}
 }
 
-func (s *shop) reconcile(t testing.TB) ReconcileReport {
+func (s *shop) reconcile(t testing.TB) fulfillment.ReconcileReport {
 	t.Helper()
-	report, err := Reconcile(t.Context(), s.reconcileConfig(t))
+	report, err := fulfillment.Reconcile(t.Context(), s.reconcileConfig(t))
 	require.NoError(t, err)
 	return report
 }
@@ -48,7 +49,7 @@ func (s *shop) everything(t testing.TB) (all []string) {
 }
 
 // leftOf names the remedies of which something is left.
-func leftOf(r ReconcileReport) string {
+func leftOf(r fulfillment.ReconcileReport) string {
 	var left []string
 	for _, remedy := range r.Remedies {
 		if remedy.Found > remedy.Mended {
@@ -61,7 +62,7 @@ func leftOf(r ReconcileReport) string {
 // arrive brings what is on its way to its end, as a worker does.
 func (s *shop) arrive(t testing.TB) {
 	t.Helper()
-	backlog, err := ReadBacklog(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group)
+	backlog, err := fulfillment.ReadBacklog(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group)
 	require.NoError(t, err)
 	if backlog.Lag > 0 {
 		s.fulfil(t)
@@ -77,26 +78,26 @@ func (s *shop) requireMended(t testing.TB, sale uuid.UUID, left string) {
 	config := s.reconcileConfig(t)
 	config.DryRun, config.Sale = true, sale
 	explained := 0
-	config.Explain = func(f Finding) error {
+	config.Explain = func(f fulfillment.Finding) error {
 		explained++
 		require.NotEmpty(t, f.What)
 		require.NotEmpty(t, f.Remedy.Says())
 		return nil
 	}
-	planned, err := Reconcile(t.Context(), config)
+	planned, err := fulfillment.Reconcile(t.Context(), config)
 	require.NoError(t, err)
 	require.Equal(t, before, s.everything(t), "it was told to change nothing")
 	require.Positive(t, explained)
 
 	config.DryRun, config.Explain = false, nil
-	report, err := Reconcile(t.Context(), config)
+	report, err := fulfillment.Reconcile(t.Context(), config)
 	require.NoError(t, err)
 	require.Equal(t, left, leftOf(report), "%+v", report)
 	require.Len(t, report.Remedies, len(planned.Remedies), "what was done is what was planned")
 	require.Equal(t, slices.Contains([]string{"", "worker"}, left), report.Remaining == 0)
 	if left == "projections" {
 		s.rebuildProjections(t)
-		report, err = Reconcile(t.Context(), config)
+		report, err = fulfillment.Reconcile(t.Context(), config)
 		require.NoError(t, err)
 		left = leftOf(report)
 		require.Empty(t, left, "%+v", report)

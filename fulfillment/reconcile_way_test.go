@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -31,7 +32,7 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		}).Result()
 		require.NoError(t, err)
 		entry := read[0].Messages[0]
-		event, err := orderOf(Entry{Stream: s.keys.Orders(0), ID: entry.ID, Fields: fieldsOf(entry.Values)})
+		event, err := fulfillment.OrderOf(fulfillment.Entry{Stream: s.keys.Orders(0), ID: entry.ID, Fields: fulfillment.FieldsOf(entry.Values)})
 		require.NoError(t, err)
 		return event
 	}
@@ -49,7 +50,7 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		}, "worker"},
 		"a refused order whose units are about to come back": {func(t *testing.T, s *shop, sale uuid.UUID) {
 			s.buy(t, sale, "ann")
-			_, err := NewLedger(s.pool).Refuse(t.Context(), []reservation.OrderReserved{deliver(t, s)}, reservation.RejectedSoldOut)
+			_, err := fulfillment.NewLedger(s.pool).Refuse(t.Context(), []reservation.OrderReserved{deliver(t, s)}, reservation.RejectedSoldOut)
 			require.NoError(t, err)
 		}, "worker"},
 		"a dead letter": {func(t *testing.T, s *shop, sale uuid.UUID) {
@@ -58,15 +59,15 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 			stream := s.keys.Orders(0)
 			last, err := s.rdb.XRevRangeN(t.Context(), stream, "+", "-", 1).Result()
 			require.NoError(t, err)
-			entry := Entry{Stream: stream, ID: last[0].ID, Fields: fieldsOf(last[0].Values)}
-			require.NoError(t, NewDeadLetters(s.pool, s.rdb, s.store).Park(t.Context(), entry, fmt.Errorf("no reason")))
+			entry := fulfillment.Entry{Stream: stream, ID: last[0].ID, Fields: fulfillment.FieldsOf(last[0].Values)}
+			require.NoError(t, fulfillment.NewDeadLetters(s.pool, s.rdb, s.store).Park(t.Context(), entry, fmt.Errorf("no reason")))
 			require.NoError(t, s.rdb.XAck(t.Context(), stream, reservation.Group, entry.ID).Err())
 		}, "dlq"},
 		"a cancelled order": {func(t *testing.T, s *shop, _ uuid.UUID) {
 			sale := s.openPayable(t, 5)
 			s.buy(t, sale, "ann")
 			order := s.fulfil(t)[0].Event.OrderID
-			_, err := NewLedger(s.pool).Cancel(t.Context(), order, "ann")
+			_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), order, "ann")
 			require.NoError(t, err)
 		}, ""},
 		"a higher stock": {func(t *testing.T, s *shop, sale uuid.UUID) {
@@ -138,7 +139,7 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	rdb.AddHook(afterHScan{func() {
 		event := outcomes[0].Event
 		outcomes = outcomes[1:]
-		_, err := NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
+		_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
 		require.NoError(t, err)
 		_, err = s.pool.Exec(t.Context(), "DELETE FROM releases WHERE order_id = $1", event.OrderID)
 		require.NoError(t, err)
@@ -147,12 +148,12 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	}})
 	config.Redis = rdb
 	looks := 0
-	config.Explain = func(f Finding) error {
+	config.Explain = func(f fulfillment.Finding) error {
 		looks++
-		require.Equal(t, remedyForget, f.Remedy, "only what is there both times: %s", f)
+		require.Equal(t, fulfillment.RemedyForget, f.Remedy, "only what is there both times: %s", f)
 		return nil
 	}
-	report, err := Reconcile(t.Context(), config)
+	report, err := fulfillment.Reconcile(t.Context(), config)
 	require.NoError(t, err)
 	require.Equal(t, 1, looks)
 	require.Len(t, outcomes, 1, "it looked twice")
@@ -177,11 +178,11 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 
 	report := s.reconcile(t)
 	require.Len(t, report.Remedies, 1, "%+v", report)
-	require.Equal(t, RemedyReport{Remedy: remedyAppend, Says: remedyAppend.Says(), Found: 1, Mended: 1}, report.Remedies[0])
+	require.Equal(t, fulfillment.RemedyReport{Remedy: fulfillment.RemedyAppend, Says: fulfillment.RemedyAppend.Says(), Found: 1, Mended: 1}, report.Remedies[0])
 	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`}, rowsOf(t, s.pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
 	again, err := s.rdb.XRevRangeN(t.Context(), stream, "+", "-", 1).Result()
 	require.NoError(t, err)
-	for _, field := range []string{fieldUUID, fieldMetadata, reservation.MetaReservedAt, reservation.MetaSequence, reservation.MetaKey} {
+	for _, field := range []string{fulfillment.FieldUUID, fulfillment.FieldMetadata, reservation.MetaReservedAt, reservation.MetaSequence, reservation.MetaKey} {
 		require.Equal(t, entries[0].Values[field], again[0].Values[field], field)
 	}
 	length := s.rdb.XLen(t.Context(), stream).Val()
@@ -250,7 +251,7 @@ func TestReconcileRequiresCorrectProjections(t *testing.T) {
 func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	const lost = 2*repairsPerTurn + 7
+	const lost = 2*fulfillment.RepairsPerTurn + 7
 	sale := s.open(t, lost)
 	require.Equal(t, lost, s.crowd(t, sale, lost))
 	require.NoError(t, s.rdb.XTrimMaxLen(t.Context(), s.keys.Orders(0), 0).Err())
@@ -259,9 +260,9 @@ func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	config := s.reconcileConfig(t)
 	for range 4 {
 		all.Go(func() {
-			report, err := Reconcile(t.Context(), config)
+			report, err := fulfillment.Reconcile(t.Context(), config)
 			if err != nil {
-				require.ErrorIs(t, err, ErrReconcileUnderWay)
+				require.ErrorIs(t, err, fulfillment.ErrReconcileUnderWay)
 				refused.Add(1)
 				return
 			}
@@ -289,7 +290,7 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	work(t, s.config(t))
 	ctx, over := context.WithCancel(t.Context())
 	defer over()
-	ledger := NewLedger(s.pool)
+	ledger := fulfillment.NewLedger(s.pool)
 	var cancelled, sold atomic.Int64
 	var crowd errgroup.Group
 	for b := range 4 {
@@ -320,10 +321,10 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	config := s.reconcileConfig(t)
 	for round := range 6 {
 		at := cancelled.Load()
-		report, err := Reconcile(t.Context(), config)
+		report, err := fulfillment.Reconcile(t.Context(), config)
 		require.NoError(t, err)
 		for _, r := range report.Remedies {
-			require.Equal(t, remedyWorker, r.Remedy, "round %d: %+v", round, report)
+			require.Equal(t, fulfillment.RemedyWorker, r.Remedy, "round %d: %+v", round, report)
 		}
 		testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool { return cancelled.Load() > at+10 })
 	}
@@ -332,14 +333,14 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1])
 	require.NoError(t, err)
 	testkit.Eventually(t, 30*time.Second, "the counter is right again", func() bool {
-		_, err := Reconcile(t.Context(), config)
+		_, err := fulfillment.Reconcile(t.Context(), config)
 		require.NoError(t, err)
 		return s.count(t, repairs) > 0
 	})
 	require.EqualValues(t, 1, s.count(t, repairs))
 	over()
 	require.NoError(t, crowd.Wait())
-	audit, err := Audit(t.Context(), AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Wait: 30 * time.Second})
+	audit, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, audit.Broken(), textOf(t, audit))
 	require.EqualValues(t, sold.Load(), soldOf(t, s.pool, sales[1]))

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"strconv"
@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -65,16 +66,16 @@ func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 
 	_, o, _ := tellingLedger(t, s.pool, s.rdb, s.keys)
 	for rest := ids; len(rest) > 0; {
-		told := make([]reservation.OrderOutcome, min(outcomesTogether, len(rest)))
+		told := make([]reservation.OrderOutcome, min(fulfillment.OutcomesTogether, len(rest)))
 		for i := range told {
 			told[i] = reservation.OrderOutcome{OrderID: rest[i], Status: reservation.StatusConfirmed, Version: 2}
 		}
-		o.publish(t.Context(), told)
+		o.Publish(t.Context(), told)
 		rest = rest[len(told):]
 	}
 	require.NoError(t, s.rdb.XGroupCreate(t.Context(), stream, reservation.Group, "$").Err(), "all of them are done with")
 	for {
-		trimmed, err := trimOnce(t.Context(), s.rdb, stream)
+		trimmed, err := fulfillment.TrimOnce(t.Context(), s.rdb, stream)
 		require.NoError(t, err)
 		if trimmed == 0 {
 			break

@@ -1,6 +1,8 @@
 package fulfillment
 
-import "context"
+import (
+	"context"
+)
 
 // refusal is where a handler leaves why it refused a message, because watermill's Nack says nothing:
 // an operator who finds the dead letter wants to know. It belongs to the handler until the nack, and to

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"stampede/internal/crashpoint"
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -71,7 +72,7 @@ func (l *Ledger) releaseSome(ctx context.Context, store *reservation.Store, exce
 		}
 		sale = releases[0].SaleID
 		crashpoint.Hit(crashpoint.BeforeRelease)
-		limited, cancel := context.WithTimeout(ctx, callTimeout)
+		limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 		defer cancel()
 		results, err := store.Release(limited, releases)
 		if err != nil {

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -24,7 +25,7 @@ func (s *shop) cancelled(t testing.TB, users int) (sale uuid.UUID, orders []uuid
 	}
 	s.fulfil(t)
 	for n, order := range orders {
-		_, err := NewLedger(s.pool).Cancel(t.Context(), order, fmt.Sprintf("user-%d", n))
+		_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), order, fmt.Sprintf("user-%d", n))
 		require.NoError(t, err)
 	}
 	return sale, orders
@@ -67,8 +68,8 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	require.Equal(t, 3, released, "it keeps no other sale from its turn")
 	require.EqualValues(t, 10, s.left(t, other))
 	require.EqualValues(t, 2, s.count(t, "SELECT count(*) FROM releases WHERE sale_id = $1 AND refusals = 1", lost))
-	pending, err := NewLedger(s.pool).pendingReleases(t.Context())
-	require.ErrorIs(t, err, errRefused)
+	pending, err := fulfillment.NewLedger(s.pool).PendingReleases(t.Context())
+	require.ErrorIs(t, err, fulfillment.ErrRefused)
 	require.ErrorContains(t, err, lost.String())
 	require.Equal(t, 2, pending)
 	before := s.count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases")
@@ -87,7 +88,7 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 		require.Equal(t, want, released)
 		require.EqualValues(t, 10, s.left(t, lost))
 	}
-	pending, err = NewLedger(s.pool).pendingReleases(t.Context())
+	pending, err = fulfillment.NewLedger(s.pool).PendingReleases(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, pending)
 	s.buy(t, lost, "user-0")
@@ -204,16 +205,16 @@ func gaugeOf(t testing.TB, from prometheus.Gatherer, name string) float64 {
 func TestPendingReleasesAreCounted(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	ledger := NewLedger(s.pool)
+	ledger := fulfillment.NewLedger(s.pool)
 	_, err := s.pool.Exec(t.Context(), `INSERT INTO releases (order_id, sale_id, user_id, quantity)
-		SELECT gen_random_uuid(), gen_random_uuid(), 'ann', 1 FROM generate_series(1, $1)`, releasesCounted-1)
+		SELECT gen_random_uuid(), gen_random_uuid(), 'ann', 1 FROM generate_series(1, $1)`, fulfillment.ReleasesCounted-1)
 	require.NoError(t, err)
-	pending, err := ledger.pendingReleases(t.Context())
+	pending, err := ledger.PendingReleases(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, releasesCounted-1, pending)
+	require.Equal(t, fulfillment.ReleasesCounted-1, pending)
 	_, err = s.pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2")
 	require.NoError(t, err)
-	pending, err = ledger.pendingReleases(t.Context())
+	pending, err = ledger.PendingReleases(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, releasesCounted, pending, "and no more")
+	require.Equal(t, fulfillment.ReleasesCounted, pending, "and no more")
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -47,13 +48,13 @@ func (h *lostAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]struct {
-		how    func(t *testing.T, s lostShop, b *batcher)
+		how    func(t *testing.T, s lostShop, b *fulfillment.Batcher)
 		status reservation.Status
 		// What the second try answers.
 		verdict reservation.Verdict
 		err     error
 	}{
-		"Redis lost it": {func(t *testing.T, s lostShop, b *batcher) {
+		"Redis lost it": {func(t *testing.T, s lostShop, b *fulfillment.Batcher) {
 			messages := s.messages(t) // a worker has them in hand
 			s.flush(t)
 			s.rebuild(t)
@@ -61,7 +62,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 				require.NoError(t, answer(t, a))
 			}
 		}, reservation.StatusVoided, "", reservation.ErrOutcomeUnknown},
-		"it expired": {func(t *testing.T, s lostShop, b *batcher) {
+		"it expired": {func(t *testing.T, s lostShop, b *fulfillment.Batcher) {
 			for _, a := range handle(b, s.messages(t)...) {
 				require.NoError(t, answer(t, a))
 			}
@@ -127,9 +128,9 @@ func TestOnlyRebuildVerifiesUsedPartition(t *testing.T) {
 
 	other := s.open(t, 5)
 	s.requireClosed(t, sale)
-	needs, err := s.rebuilder(t).needs(t.Context(), 1, true)
+	needs, err := s.rebuilder(t).Needs(t.Context(), 1, true)
 	require.NoError(t, err)
-	require.Equal(t, []need{{reason: RebuildUnverified}}, needs)
+	require.Equal(t, []fulfillment.Need{{Reason: fulfillment.RebuildUnverified}}, needs)
 	s.rebuild(t)
 	_, err = s.catalog.PublishPending(t.Context())
 	require.NoError(t, err)

@@ -89,7 +89,7 @@ func (s *subscription) settled(d *delivery) bool {
 	select {
 	case <-d.msg.Acked():
 		d.settled()
-		s.acks.add(d.id)
+		s.Acks.Add(d.id)
 		return true
 	case <-d.msg.Nacked():
 		s.following.Go(func() { s.follow(d) })

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"slices"

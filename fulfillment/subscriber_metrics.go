@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"stampede/internal/telemetry"
 )
 
 // subscriberMetrics are shared by all subscribers that have the same Registerer.
@@ -16,15 +18,15 @@ type subscriberMetrics struct {
 
 // streamMetrics are those of one stream.
 type streamMetrics struct {
-	acked, redelivered, claimed, taken, deadLettered, lost prometheus.Counter
+	acked, Redelivered, Claimed, Taken, deadLettered, Lost prometheus.Counter
 
-	inFlight prometheus.Gauge
+	InFlight prometheus.Gauge
 }
 
 func newSubscriberMetrics(reg prometheus.Registerer) (*subscriberMetrics, error) {
 	var failed []error
 	counter := func(name, help string) *prometheus.CounterVec {
-		c, err := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"stream"}))
+		c, err := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"stream"}))
 		failed = append(failed, err)
 		return c
 	}
@@ -36,7 +38,7 @@ func newSubscriberMetrics(reg prometheus.Registerer) (*subscriberMetrics, error)
 		deadLettered: counter("stampede_entries_dead_lettered_total", "Stream entries stored as dead letters."),
 		lost:         counter("stampede_entries_lost_total", "Stream entries that were trimmed or deleted before anybody had handled them."),
 	}
-	gauge, err := registerOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	gauge, err := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_entries_in_flight", Help: "Stream entries held by this process: read, and not yet acknowledged in Redis.",
 	}, []string{"stream"}))
 	m.inFlight = gauge
@@ -46,30 +48,14 @@ func newSubscriberMetrics(reg prometheus.Registerer) (*subscriberMetrics, error)
 	return m, nil
 }
 
-func (m *subscriberMetrics) of(stream string) *streamMetrics {
+func (m *subscriberMetrics) Of(stream string) *streamMetrics {
 	return &streamMetrics{
 		acked:        m.acked.WithLabelValues(stream),
-		redelivered:  m.redelivered.WithLabelValues(stream),
-		claimed:      m.claimed.WithLabelValues(stream),
-		taken:        m.taken.WithLabelValues(stream),
+		Redelivered:  m.redelivered.WithLabelValues(stream),
+		Claimed:      m.claimed.WithLabelValues(stream),
+		Taken:        m.taken.WithLabelValues(stream),
 		deadLettered: m.deadLettered.WithLabelValues(stream),
-		lost:         m.lost.WithLabelValues(stream),
-		inFlight:     m.inFlight.WithLabelValues(stream),
+		Lost:         m.lost.WithLabelValues(stream),
+		InFlight:     m.inFlight.WithLabelValues(stream),
 	}
-}
-
-// registerOnce registers a collector and returns it, or the equal one that was registered before: a
-// process may have several subscribers. Without a Registerer it only returns the collector.
-func registerOnce[C prometheus.Collector](reg prometheus.Registerer, collector C) (C, error) {
-	if reg == nil {
-		return collector, nil
-	}
-	err := reg.Register(collector)
-	var already prometheus.AlreadyRegisteredError
-	if errors.As(err, &already) {
-		if existing, ok := already.ExistingCollector.(C); ok {
-			return existing, nil
-		}
-	}
-	return collector, err
 }

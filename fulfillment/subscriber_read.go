@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/reservation"
 )
 
@@ -18,7 +19,7 @@ import (
 // them need room in the same table, and because neither must starve the other.
 type reader struct {
 	*subscription
-	outage outage
+	outage retry.Outage
 
 	// replayFrom is the last id of the own pending list that was read again, or "" when that is done.
 	replayFrom string
@@ -30,7 +31,7 @@ type reader struct {
 }
 
 func (s *subscription) read() {
-	r := &reader{subscription: s, outage: outage{log: s.log, doing: "read the stream"}}
+	r := &reader{subscription: s, outage: retry.Outage{Log: s.log, Doing: "read the stream"}}
 	r.startOver(nil)
 	for {
 		room := s.table.awaitRoom(s.stop)
@@ -39,11 +40,11 @@ func (s *subscription) read() {
 		}
 		err := r.step(min(room, s.config.BatchMax))
 		if err == nil {
-			r.outage.over()
+			r.outage.Over()
 			continue
 		}
 		r.startOver(err)
-		if !pause.For(r.outage.failed(err), s.stop) {
+		if !pause.For(r.outage.Failed(err), s.stop) {
 			return
 		}
 	}
@@ -82,7 +83,7 @@ func (r *reader) step(room int) error {
 // createGroup makes sure that the group is there, or that the next read will say that it is not. A
 // full Redis refuses to create a group even where there is one, and to read from it is what makes room.
 func (r *reader) createGroup() error {
-	ctx, cancel := forCall(r.ctx)
+	ctx, cancel := retry.ForCall(r.ctx)
 	defer cancel()
 	err := createGroup(ctx, r.config.Control, r.stream, r.config.Group)
 	if redis.IsOOMError(err) {
@@ -134,7 +135,7 @@ func (readOnce) NoRetry() bool { return true }
 // readGroup reads up to count entries after the id, of this consumer's pending ones, or new ones if
 // the id is ">". It waits for them for that long, or not at all. No entries are no error.
 func (r *reader) readGroup(after string, count int, block time.Duration) ([]redis.XMessage, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), block+callTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), block+retry.CallTimeout)
 	defer cancel()
 	args := []any{"xreadgroup", "group", r.config.Group, r.config.Consumer, "count", count}
 	if block > 0 {
@@ -162,7 +163,7 @@ func (r *reader) countDeliveries(held []*delivery) error {
 	if len(held) == 0 {
 		return nil
 	}
-	ctx, cancel := forCall(r.ctx)
+	ctx, cancel := retry.ForCall(r.ctx)
 	defer cancel()
 	counts := make([]*redis.XPendingExtCmd, len(held))
 	_, err := r.config.Control.Pipelined(ctx, func(pipe redis.Pipeliner) error {
@@ -212,7 +213,7 @@ func (r *reader) hand(held []*delivery) {
 	}
 	r.reportLost(lost)
 	for _, id := range lost {
-		r.acks.add(id) // nothing is left to be saved
+		r.Acks.Add(id) // nothing is left to be saved
 	}
 }
 
@@ -228,6 +229,6 @@ func (s *subscription) reportLost(ids []string) {
 	if len(ids) == 0 {
 		return
 	}
-	s.metrics.lost.Add(float64(len(ids)))
+	s.metrics.Lost.Add(float64(len(ids)))
 	s.log.Error("entries were deleted from the stream before they were handled", slog.Int("entries", len(ids)), slog.Any("ids", ids))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 // subscription is one stream being read, from Subscribe to the end of its channel.
@@ -23,54 +24,54 @@ type subscription struct {
 	metrics *streamMetrics
 	output  chan *message.Message
 	table   *entryTable
-	acks    *ackCollector
+	Acks    *ackCollector
 
 	// stop is closed when nothing is to be read or handed out any more.
 	stop chan struct{}
 	// ctx is the parent of every message's context. It ends when draining has taken too long, and
 	// with it everything that waits for a message.
 	ctx    context.Context
-	expire context.CancelFunc
+	Expire context.CancelFunc
 	// following counts the goroutines of entries that were handed out or are being stored as dead letters.
 	following sync.WaitGroup
 
 	// storingDeadLetter is held while a dead letter is stored, so that a store that is away is asked by one
 	// entry at a time, and burials is what is known of it.
 	storingDeadLetter sync.Mutex
-	deadLetterOutage  outage
+	deadLetterOutage  retry.Outage
 }
 
 func newSubscription(ctx context.Context, config *SubscriberConfig, metrics *subscriberMetrics, stream string) *subscription {
-	ours := metrics.of(stream)
+	ours := metrics.Of(stream)
 	log := config.Logger.With(slog.String("stream", stream), slog.String("group", config.Group), slog.String("consumer", config.Consumer))
 	s := &subscription{
 		config: config, stream: stream, log: log, metrics: ours,
 		output:           make(chan *message.Message),
-		table:            newEntryTable(config.InFlightMax, ours.inFlight),
-		acks:             newAckCollector(),
+		table:            newEntryTable(config.InFlightMax, ours.InFlight),
+		Acks:             newAckCollector(),
 		stop:             make(chan struct{}),
-		deadLetterOutage: outage{log: log, doing: "store dead letters"},
+		deadLetterOutage: retry.Outage{Log: log, Doing: "store dead letters"},
 	}
-	s.ctx, s.expire = context.WithCancel(context.WithoutCancel(ctx))
+	s.ctx, s.Expire = context.WithCancel(context.WithoutCancel(ctx))
 	return s
 }
 
 // run reads until one of the channels is closed, and then drains: what is out may be settled and its
 // acks are sent, until DrainTimeout is over.
 func (s *subscription) run(cancelled, closing <-chan struct{}) {
-	defer s.expire()
+	defer s.Expire()
 	var reading, keeping, acking sync.WaitGroup
 	settled := make(chan struct{})
 	reading.Go(s.read)
 	keeping.Go(func() { s.keepLeases(settled) })
-	acking.Go(func() { s.acknowledge(settled) })
+	acking.Go(func() { s.Acknowledge(settled) })
 
 	select {
 	case <-cancelled:
 	case <-closing:
 	}
 	close(s.stop)
-	deadline := time.AfterFunc(s.config.DrainTimeout, s.expire)
+	deadline := time.AfterFunc(s.config.DrainTimeout, s.Expire)
 	defer deadline.Stop()
 
 	reading.Wait() // before following, to which it adds
@@ -114,7 +115,7 @@ func (s *subscription) follow(d *delivery) {
 		select {
 		case <-d.msg.Acked():
 			d.settled()
-			s.acks.add(d.id)
+			s.Acks.Add(d.id)
 			return
 		case <-d.msg.Nacked():
 			d.settled()
@@ -125,7 +126,7 @@ func (s *subscription) follow(d *delivery) {
 			d.settled()
 			select {
 			case <-d.msg.Acked(): // in the last moment
-				s.acks.add(d.id)
+				s.Acks.Add(d.id)
 			default:
 			}
 			return
@@ -147,7 +148,7 @@ func (s *subscription) redeliver(d *delivery) bool {
 		s.deadLetter(d, refusedTooOften(d))
 		return false
 	}
-	if !pause.For(retryDelay(d.refusals, s.config.RedeliveryDelay, s.config.RedeliveryDelayMax), s.stop) {
+	if !pause.For(retry.RetryDelay(d.refusals, s.config.RedeliveryDelay, s.config.RedeliveryDelayMax), s.stop) {
 		return false
 	}
 	d.deliveries++
@@ -167,7 +168,7 @@ func (s *subscription) redeliver(d *delivery) bool {
 	if !s.deliver(d, msg) {
 		return false
 	}
-	s.metrics.redelivered.Inc()
+	s.metrics.Redelivered.Inc()
 	return true
 }
 
@@ -189,7 +190,7 @@ func (s *subscription) deadLetter(d *delivery, reason error) {
 	for {
 		delay, stored := s.tryDeadLetter(d, reason)
 		if stored {
-			s.acks.add(d.id)
+			s.Acks.Add(d.id)
 			return
 		}
 		if !pause.For(delay, s.stop) {
@@ -212,9 +213,9 @@ func (s *subscription) tryDeadLetter(d *delivery, reason error) (delay time.Dura
 		err = s.config.DeadLetter(ctx, entry, reason)
 	}
 	if err != nil {
-		return s.deadLetterOutage.failed(err), false
+		return s.deadLetterOutage.Failed(err), false
 	}
-	s.deadLetterOutage.over()
+	s.deadLetterOutage.Over()
 	s.metrics.deadLettered.Inc()
 	s.log.Warn("entry became a dead letter", slog.String("entry", d.id), slog.Int64("deliveries", d.deliveries), slog.Any("reason", reason))
 	return 0, true
@@ -222,23 +223,23 @@ func (s *subscription) tryDeadLetter(d *delivery, reason error) (delay time.Dura
 
 // ackCollector collects the ids of acknowledged entries until they can be sent.
 type ackCollector struct {
-	// wake has a value while there may be ids.
-	wake chan struct{}
+	// Wake has a value while there may be ids.
+	Wake chan struct{}
 
 	mu  sync.Mutex
 	ids []string
 }
 
-func newAckCollector() *ackCollector { return &ackCollector{wake: make(chan struct{}, 1)} }
+func newAckCollector() *ackCollector { return &ackCollector{Wake: make(chan struct{}, 1)} }
 
-func (c *ackCollector) add(id string) {
+func (c *ackCollector) Add(id string) {
 	c.mu.Lock()
 	c.ids = append(c.ids, id)
 	first := len(c.ids) == 1
 	c.mu.Unlock()
 	if first {
 		select {
-		case c.wake <- struct{}{}:
+		case c.Wake <- struct{}{}:
 		default:
 		}
 	}
@@ -255,19 +256,19 @@ func (c *ackCollector) take() []string {
 // ackPage bounds one XACK.
 const ackPage = 1000
 
-// acknowledge sends acks: all those that came in while the last ones were under way. It ends when
+// Acknowledge sends acks: all those that came in while the last ones were under way. It ends when
 // settled is closed, with the last of them.
-func (s *subscription) acknowledge(settled <-chan struct{}) {
-	outage := outage{log: s.log, doing: "acknowledge entries"}
+func (s *subscription) Acknowledge(settled <-chan struct{}) {
+	outage := retry.Outage{Log: s.log, Doing: "acknowledge entries"}
 	for last := false; !last; {
 		select {
-		case <-s.acks.wake:
+		case <-s.Acks.Wake:
 			// The handlers of a batch that was just committed are about to ack, all of them: let them.
 			runtime.Gosched()
 		case <-settled:
 			last = true
 		}
-		for ids := range slices.Chunk(s.acks.take(), ackPage) {
+		for ids := range slices.Chunk(s.Acks.take(), ackPage) {
 			s.sendAcks(ids, &outage)
 		}
 	}
@@ -275,18 +276,18 @@ func (s *subscription) acknowledge(settled <-chan struct{}) {
 
 // sendAcks sends one XACK until it has succeeded, or draining has taken too long; but once in any
 // case. Entries whose ack does not arrive are handled once more by somebody, which has no effect.
-func (s *subscription) sendAcks(ids []string, outage *outage) {
+func (s *subscription) sendAcks(ids []string, outage *retry.Outage) {
 	for {
-		ctx, cancel := forCall(s.ctx)
+		ctx, cancel := retry.ForCall(s.ctx)
 		err := s.config.Control.XAck(ctx, s.stream, s.config.Group, ids...).Err()
 		cancel()
 		if err == nil {
-			outage.over()
+			outage.Over()
 			s.metrics.acked.Add(float64(len(ids)))
 			s.table.release(ids...)
 			return
 		}
-		if !pause.For(outage.failed(err), s.ctx.Done()) {
+		if !pause.For(outage.Failed(err), s.ctx.Done()) {
 			return
 		}
 	}

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
+	"stampede/internal/retry"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -82,8 +84,8 @@ func TestNackedMessageIsRetriedThenDeadLettered(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	registry := prometheus.NewRegistry()
-	sub := b.subscriber("worker-1", func(c *SubscriberConfig) { c.MaxDeliveries, c.Registerer = 3, registry })
-	id := b.add(fieldUUID, "poison", "zebra", "1", "ant", "2", "zebra", "3", "bytes", "\xff")
+	sub := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.MaxDeliveries, c.Registerer = 3, registry })
+	id := b.add(fulfillment.FieldUUID, "poison", "zebra", "1", "ant", "2", "zebra", "3", "bytes", "\xff")
 	messages := b.subscribe(sub)
 	for want := 1; want <= 3; want++ {
 		msg := receive(t, messages)
@@ -94,8 +96,8 @@ func TestNackedMessageIsRetriedThenDeadLettered(t *testing.T) {
 		msg.Nack()
 	}
 	entries, reasons := b.grave.await(t, 1)
-	require.Equal(t, Entry{Stream: b.stream, ID: id, Deliveries: 3, Fields: []Field{
-		{fieldUUID, "poison"}, {"zebra", "1"}, {"ant", "2"}, {"zebra", "3"}, {"bytes", "\xff"},
+	require.Equal(t, fulfillment.Entry{Stream: b.stream, ID: id, Deliveries: 3, Fields: []fulfillment.Field{
+		{fulfillment.FieldUUID, "poison"}, {"zebra", "1"}, {"ant", "2"}, {"zebra", "3"}, {"bytes", "\xff"},
 	}}, entries[0], "as it stands in the stream")
 	require.ErrorContains(t, reasons[0], "3 deliveries")
 	b.awaitNonePending()
@@ -117,7 +119,7 @@ func TestDeliveryCountAloneMakesNoDeadLetter(t *testing.T) {
 	id := b.takeAway("worker-0", 1)[0]
 	require.NoError(t, b.rdb.Do(t.Context(), "XCLAIM", b.stream, reservation.Group, "worker-1", 0, id, "RETRYCOUNT", 70, "JUSTID").Err())
 
-	messages := b.subscribe(b.subscriber("worker-1", func(c *SubscriberConfig) { c.MaxDeliveries = 3 }))
+	messages := b.subscribe(b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.MaxDeliveries = 3 }))
 	msg := receive(t, messages)
 	require.Equal(t, uuids[0], msg.UUID)
 	require.Equal(t, 71, deliveriesOf(t, msg))
@@ -132,7 +134,7 @@ func TestNacksAreRetriedWithDelay(t *testing.T) {
 	b := newStreamBench(t)
 	b.publish(1)
 	const delay = 50 * time.Millisecond
-	messages := b.subscribe(b.subscriber("worker-1", func(c *SubscriberConfig) {
+	messages := b.subscribe(b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) {
 		c.RedeliveryDelay, c.RedeliveryDelayMax, c.MaxDeliveries = delay, 2*delay, 100
 	}))
 	began := time.Now()
@@ -151,12 +153,12 @@ func TestRetryDelayDoublesWithinBounds(t *testing.T) {
 	const first, longest = 100 * time.Millisecond, 5 * time.Second
 	for try, full := range map[int]time.Duration{1: first, 2: 2 * first, 3: 4 * first, 6: 32 * first, 7: longest, 40: longest, 1 << 40: longest} {
 		for range 100 {
-			delay := retryDelay(try, first, longest)
+			delay := retry.RetryDelay(try, first, longest)
 			require.LessOrEqual(t, delay, full, "try %d", try)
 			require.GreaterOrEqual(t, delay, full/2-1, "try %d", try)
 		}
 	}
-	require.Equal(t, time.Duration(1), retryDelay(1, 1, 1))
+	require.Equal(t, time.Duration(1), retry.RetryDelay(1, 1, 1))
 }
 
 func TestUnreadableEntryIsDeadLettered(t *testing.T) {
@@ -164,7 +166,7 @@ func TestUnreadableEntryIsDeadLettered(t *testing.T) {
 	b := newStreamBench(t)
 	first := b.publish(1)
 	stray := b.add("foo", "bar")
-	broken := b.add(fieldUUID, "u", fieldMetadata, "not msgpack")
+	broken := b.add(fulfillment.FieldUUID, "u", fulfillment.FieldMetadata, "not msgpack")
 	second := b.publish(1)
 	messages := b.subscribe(b.subscriber("worker-1"))
 	require.Equal(t, append(first, second...), receiveUUIDs(t, messages, 2))
@@ -183,7 +185,7 @@ func TestDeadLetterRetriesUntilStored(t *testing.T) {
 	b := newStreamBench(t)
 	b.grave.setAway(true)
 	stray := b.add("foo", "bar")
-	messages := b.subscribe(b.subscriber("worker-1", func(c *SubscriberConfig) { c.InFlightMax = 1 }))
+	messages := b.subscribe(b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.InFlightMax = 1 }))
 	testkit.Eventually(t, soon, "storing has failed twice", func() bool { tries, _, _ := b.grave.look(); return tries >= 2 })
 
 	uuids := b.publish(3)
@@ -220,7 +222,7 @@ func TestCloseWaitsForHandlersAndSendsAcks(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(3)
-	sub := b.subscriber("worker-1", func(c *SubscriberConfig) { c.MaxDeliveries = 1 })
+	sub := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.MaxDeliveries = 1 })
 	messages := b.subscribe(sub)
 	acked, refused, third := receive(t, messages), receive(t, messages), receive(t, messages)
 
@@ -262,7 +264,7 @@ func TestCloseWaitsForHandlersAndSendsAcks(t *testing.T) {
 	require.NoError(t, sub.Close())
 	require.NoError(t, b.rdb.Ping(t.Context()).Err(), "the client is left open")
 	_, err := sub.Subscribe(t.Context(), b.stream)
-	require.ErrorIs(t, err, ErrSubscriberClosed)
+	require.ErrorIs(t, err, fulfillment.ErrSubscriberClosed)
 }
 
 // The last acks may come in while the ones before are under way.
@@ -272,14 +274,14 @@ func TestCloseSendsLastAcks(t *testing.T) {
 	b.publish(1)
 	ids := b.takeAway("worker-1", 1)
 	sub := b.subscriber("worker-1")
-	config := sub.config
-	s := newSubscription(t.Context(), &config, sub.metrics, b.stream)
-	defer s.expire()
-	s.acks.add(ids[0])
-	<-s.acks.wake
+	config := sub.Config()
+	s := fulfillment.NewSubscription(t.Context(), &config, sub.Metrics(), b.stream)
+	defer s.Expire()
+	s.Acks.Add(ids[0])
+	<-s.Acks.Wake
 	settled := make(chan struct{})
 	close(settled)
-	s.acknowledge(settled)
+	s.Acknowledge(settled)
 	require.Empty(t, b.pending())
 }
 
@@ -287,7 +289,7 @@ func TestCloseAbandonsHangingHandler(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(2)
-	sub := b.subscriber("worker-1", func(c *SubscriberConfig) { c.DrainTimeout = 5 * time.Millisecond })
+	sub := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.DrainTimeout = 5 * time.Millisecond })
 	messages := b.subscribe(sub)
 	hanging, done := receive(t, messages), receive(t, messages)
 	done.Ack()

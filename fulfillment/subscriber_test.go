@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -49,11 +50,11 @@ func newStreamBenchAt(t *testing.T, url, stream string) *streamBench {
 }
 
 // subscriber returns a subscriber that is quick to claim and to redeliver. It is closed with the test.
-func (b *streamBench) subscriber(consumer string, change ...func(*SubscriberConfig)) *Subscriber {
+func (b *streamBench) subscriber(consumer string, change ...func(*fulfillment.SubscriberConfig)) *fulfillment.Subscriber {
 	b.t.Helper()
 	blocking, err := connect.Blocking(b.url)
 	require.NoError(b.t, err)
-	config := SubscriberConfig{
+	config := fulfillment.SubscriberConfig{
 		Client: blocking, Control: b.rdb, Group: reservation.Group, Consumer: consumer,
 		BlockTimeout: 20 * time.Millisecond, MinIdle: 400 * time.Millisecond, ClaimInterval: 50 * time.Millisecond,
 		RedeliveryDelay: 5 * time.Millisecond, RedeliveryDelayMax: 20 * time.Millisecond,
@@ -62,7 +63,7 @@ func (b *streamBench) subscriber(consumer string, change ...func(*SubscriberConf
 	for _, c := range change {
 		c(&config)
 	}
-	sub, err := NewSubscriber(config)
+	sub, err := fulfillment.NewSubscriber(config)
 	require.NoError(b.t, err)
 	b.t.Cleanup(func() {
 		require.NoError(b.t, sub.Close())
@@ -71,7 +72,7 @@ func (b *streamBench) subscriber(consumer string, change ...func(*SubscriberConf
 	return sub
 }
 
-func (b *streamBench) subscribe(sub *Subscriber) <-chan *message.Message {
+func (b *streamBench) subscribe(sub *fulfillment.Subscriber) <-chan *message.Message {
 	b.t.Helper()
 	messages, err := sub.Subscribe(b.ctx, b.stream)
 	require.NoError(b.t, err)
@@ -105,7 +106,7 @@ func (b *streamBench) add(fields ...any) string {
 // takeAway reads entries as a consumer that is never heard of again.
 func (b *streamBench) takeAway(consumer string, n int) []string {
 	b.t.Helper()
-	require.NoError(b.t, createGroup(b.ctx, b.rdb, b.stream, reservation.Group))
+	require.NoError(b.t, fulfillment.CreateGroup(b.ctx, b.rdb, b.stream, reservation.Group))
 	page, err := b.rdb.XReadGroup(b.ctx, &redis.XReadGroupArgs{
 		Group: reservation.Group, Consumer: consumer, Streams: []string{b.stream, ">"}, Count: int64(n), Block: -1,
 	}).Result()
@@ -166,11 +167,11 @@ type graveyard struct {
 	mu      sync.Mutex
 	away    bool
 	tries   int
-	entries []Entry
+	entries []fulfillment.Entry
 	reasons []error
 }
 
-func (g *graveyard) store(_ context.Context, entry Entry, reason error) error {
+func (g *graveyard) store(_ context.Context, entry fulfillment.Entry, reason error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.tries++
@@ -187,13 +188,13 @@ func (g *graveyard) setAway(away bool) {
 	g.away = away
 }
 
-func (g *graveyard) look() (tries int, entries []Entry, reasons []error) {
+func (g *graveyard) look() (tries int, entries []fulfillment.Entry, reasons []error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.tries, slices.Clone(g.entries), slices.Clone(g.reasons)
 }
 
-func (g *graveyard) await(t *testing.T, n int) ([]Entry, []error) {
+func (g *graveyard) await(t *testing.T, n int) ([]fulfillment.Entry, []error) {
 	t.Helper()
 	testkit.Eventually(t, soon, fmt.Sprintf("%d dead letters are stored", n), func() bool {
 		_, entries, _ := g.look()
@@ -240,7 +241,7 @@ func TestStockSubscriberTakesOver(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(4)
-	sub := b.subscriber("worker-1", func(c *SubscriberConfig) { c.DrainTimeout = 10 * time.Millisecond })
+	sub := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.DrainTimeout = 10 * time.Millisecond })
 	messages := b.subscribe(sub)
 	require.Equal(t, uuids[:2], receiveUUIDs(t, messages, 2))
 	testkit.Eventually(t, soon, "two entries are acknowledged", func() bool { return len(b.pending()) == 2 })
@@ -264,9 +265,9 @@ func TestSubscriberKeepsExtraFields(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	const metadata = "\x81\xa5event\xa1x" // msgpack of {"event": "x"}
-	id := b.add(fieldUUID, "u-1", fieldMetadata, metadata, fieldPayload, "{}",
+	id := b.add(fulfillment.FieldUUID, "u-1", fulfillment.FieldMetadata, metadata, fulfillment.FieldPayload, "{}",
 		reservation.MetaSequence, "17", "event", "from a field", reservation.MetaEntryID, "0-1", reservation.MetaDeliveries, "99")
-	b.add(fieldUUID, "u-2", fieldMetadata, "\xc0", "sequence", "18") // msgpack nil, and no payload
+	b.add(fulfillment.FieldUUID, "u-2", fulfillment.FieldMetadata, "\xc0", "sequence", "18") // msgpack nil, and no payload
 	messages := b.subscribe(b.subscriber("worker-1"))
 
 	msg := receive(t, messages)
@@ -283,13 +284,13 @@ func TestSubscriberBoundsInFlightEntries(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(30)
-	messages := b.subscribe(b.subscriber("worker-1", func(c *SubscriberConfig) { c.BatchMax, c.InFlightMax = 4, 10 }))
+	messages := b.subscribe(b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.BatchMax, c.InFlightMax = 4, 10 }))
 	held := make([]*message.Message, 10)
 	for i := range held {
 		held[i] = receive(t, messages)
 	}
-	backlog := func() Backlog {
-		backlog, err := ReadBacklog(t.Context(), b.rdb, b.stream, reservation.Group)
+	backlog := func() fulfillment.Backlog {
+		backlog, err := fulfillment.ReadBacklog(t.Context(), b.rdb, b.stream, reservation.Group)
 		require.NoError(t, err)
 		return backlog
 	}
@@ -317,7 +318,7 @@ func TestSubscriberRejectsSecondSubscriptionOfStream(t *testing.T) {
 	messages, err := sub.Subscribe(ctx, b.stream)
 	require.NoError(t, err)
 	_, err = sub.Subscribe(ctx, b.stream)
-	require.ErrorIs(t, err, ErrAlreadySubscribed)
+	require.ErrorIs(t, err, fulfillment.ErrAlreadySubscribed)
 
 	cancel()
 	_, open := <-messages
@@ -328,13 +329,13 @@ func TestSubscriberRejectsSecondSubscriptionOfStream(t *testing.T) {
 
 func TestSubscriberConfigReportsAllErrors(t *testing.T) {
 	t.Parallel()
-	_, err := NewSubscriber(SubscriberConfig{BatchMax: -1})
+	_, err := fulfillment.NewSubscriber(fulfillment.SubscriberConfig{BatchMax: -1})
 	for _, want := range []string{"Client", "Control", "Group", "Consumer", "DeadLetter", "BatchMax", "InFlightMax"} {
 		require.ErrorContains(t, err, want)
 	}
 	client := redis.NewClient(&redis.Options{ReadTimeout: time.Second})
 	t.Cleanup(func() { _ = client.Close() })
-	store := func(context.Context, Entry, error) error { return nil }
-	_, err = NewSubscriber(SubscriberConfig{Client: client, Control: client, Group: "g", Consumer: rand.Text(), DeadLetter: store, BlockTimeout: time.Second})
+	store := func(context.Context, fulfillment.Entry, error) error { return nil }
+	_, err = fulfillment.NewSubscriber(fulfillment.SubscriberConfig{Client: client, Control: client, Group: "g", Consumer: rand.Text(), DeadLetter: store, BlockTimeout: time.Second})
 	require.ErrorContains(t, err, "read time-out")
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/crashpoint"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -34,10 +35,10 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 					for _, out := range s.fulfil(t) {
 						switch order, user := out.Event.OrderID, out.Event.UserID; user {
 						case "user-0":
-							_, err := NewLedger(s.pool).Pay(t.Context(), order, user, "pi")
+							_, err := fulfillment.NewLedger(s.pool).Pay(t.Context(), order, user, "pi")
 							require.NoError(t, err)
 						case "user-1":
-							_, err := NewLedger(s.pool).Cancel(t.Context(), order, user)
+							_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), order, user)
 							require.NoError(t, err)
 						default:
 							overdue = append(overdue, order)

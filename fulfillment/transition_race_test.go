@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -23,14 +24,14 @@ const races = 1000
 type raced struct {
 	*shop
 	sale   uuid.UUID
-	ledger *Ledger
+	ledger *fulfillment.Ledger
 	orders []reservation.Order
 }
 
 func newRaced(t *testing.T) *raced {
 	t.Helper()
 	s := newShop(t, testkit.Pool(t))
-	r := &raced{shop: s, sale: s.openPayable(t, races), ledger: NewLedger(s.pool)}
+	r := &raced{shop: s, sale: s.openPayable(t, races), ledger: fulfillment.NewLedger(s.pool)}
 	require.Equal(t, races, s.crowd(t, r.sale, races))
 	for _, out := range s.fulfil(t) {
 		r.orders = append(r.orders, orderOfID(t, s.pool, out.Event.OrderID))
@@ -152,7 +153,7 @@ func note(won *sync.Map, o reservation.Order, as reservation.Status, act func() 
 func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 	t.Parallel()
 	r := newRaced(t)
-	ingress := Heartbeat{Pool: r.pool, Logger: testkit.Logger(t)}
+	ingress := fulfillment.Heartbeat{Pool: r.pool, Logger: testkit.Logger(t)}
 	var won sync.Map
 	r.each(t, func(o reservation.Order) error {
 		if _, err := r.pool.Exec(context.Background(), "UPDATE orders SET due = pay_clock() WHERE id = $1 AND status = 'confirmed'", o.ID); err != nil {
@@ -171,7 +172,7 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 			if err := r.linger(3); err != nil {
 				return err
 			}
-			if _, err := ingress.send(context.Background()); err != nil {
+			if _, err := ingress.Send(context.Background()); err != nil {
 				return err
 			}
 			_, err := r.expire(context.Background())

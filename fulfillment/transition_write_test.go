@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -31,7 +32,7 @@ func newPayableSale(t testing.TB, pool *pgxpool.Pool, stock int64) uuid.UUID {
 func confirm(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID, n int) []uuid.UUID {
 	t.Helper()
 	events := crowdOf(sale, n)
-	outcomes, err := NewLedger(pool).Record(t.Context(), events)
+	outcomes, err := fulfillment.NewLedger(pool).Record(t.Context(), events)
 	require.NoError(t, err)
 	ids := make([]uuid.UUID, n)
 	for i, out := range outcomes {
@@ -44,7 +45,7 @@ func confirm(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID, n int) []uuid.UUI
 // heartbeat records that an ingress runs.
 func heartbeat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration) {
 	t.Helper()
-	outage, err := Heartbeat{Pool: pool, Logger: testkit.Logger(t)}.send(t.Context())
+	outage, err := fulfillment.Heartbeat{Pool: pool, Logger: testkit.Logger(t)}.Send(t.Context())
 	require.NoError(t, err)
 	return outage
 }
@@ -61,7 +62,7 @@ func endWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {
 
 func orderOfID(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) reservation.Order {
 	t.Helper()
-	order, err := NewLedger(pool).Order(t.Context(), id)
+	order, err := fulfillment.NewLedger(pool).Order(t.Context(), id)
 	require.NoError(t, err)
 	return order
 }
@@ -75,7 +76,7 @@ func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
 	first, second := reserved(payable, "alice", 1), reserved(final, "alice", 1)
 	var before, after time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&before))
-	_, err := NewLedger(pool).Record(t.Context(), []reservation.OrderReserved{first, second})
+	_, err := fulfillment.NewLedger(pool).Record(t.Context(), []reservation.OrderReserved{first, second})
 	require.NoError(t, err)
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&after))
 
@@ -88,7 +89,7 @@ func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
 func TestPayRecordsReferenceOnce(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale := newPayableSale(t, pool, 10)
 	order := confirm(t, pool, sale, 1)[0]
 	confirmed := orderOfID(t, pool, order)
@@ -120,7 +121,7 @@ func TestPayRecordsReferenceOnce(t *testing.T) {
 func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale := newPayableSale(t, pool, 10)
 	event := reserved(sale, "alice", 1)
 	event.Quantity = 3
@@ -145,7 +146,7 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 
 	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{event, reserved(sale, "alice", 3)})
 	require.NoError(t, err)
-	require.Equal(t, Outcome{Event: event, Status: reservation.StatusCancelled}, outcomes[0], "a late delivery of its event")
+	require.Equal(t, fulfillment.Outcome{Event: event, Status: reservation.StatusCancelled}, outcomes[0], "a late delivery of its event")
 	require.Equal(t, reservation.StatusConfirmed, outcomes[1].Status)
 	require.EqualValues(t, 2, soldOf(t, pool, sale))
 }
@@ -153,7 +154,7 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 func TestPayAndCancelRejectOrderOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	order := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
 	for name, id := range map[string]uuid.UUID{"another user's": order, "nobody's": uuid.Must(uuid.NewV7())} {
 		_, err := ledger.Pay(t.Context(), id, "mallory", "pi_1")
@@ -170,7 +171,7 @@ func TestPayAndCancelRejectOrderOfAnotherUser(t *testing.T) {
 func TestPayAndCancelRejectOrderWithoutPaymentWindow(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale := newSale(t, pool, 1)
 	order := confirm(t, pool, sale, 1)[0]
 	heartbeat(t, pool)
@@ -185,7 +186,7 @@ func TestPayAndCancelRejectOrderWithoutPaymentWindow(t *testing.T) {
 func TestPayAndCancelRejectOverdueOrderBeforeSweep(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	orders := confirm(t, pool, newPayableSale(t, pool, 10), 2)
 	endWindow(t, pool, orders[0])
 	_, err := ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
@@ -202,7 +203,7 @@ func TestPayAndCancelRejectOverdueOrderBeforeSweep(t *testing.T) {
 func TestPayIsAcceptedUntilHeartbeatAfterDeadline(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	orders := confirm(t, pool, newPayableSale(t, pool, 10), 2)
 	_, err := pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '60 s'")
 	require.NoError(t, err)
@@ -217,7 +218,7 @@ func TestPayIsAcceptedUntilHeartbeatAfterDeadline(t *testing.T) {
 func TestOrdersOfListsNewestFirst(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	var events []reservation.OrderReserved
 	var want []uuid.UUID
 	for i := range 25 {
@@ -256,7 +257,7 @@ func TestOrdersOfListsNewestFirst(t *testing.T) {
 func TestOrderChangeIsAtomic(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale := newPayableSale(t, pool, 10)
 	orders := confirm(t, pool, sale, 2)
 	for name, breakage := range map[string]string{
@@ -266,14 +267,14 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := testkit.Pool(t)
-			ledger := NewLedger(pool)
+			ledger := fulfillment.NewLedger(pool)
 			order := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
 			_, err := pool.Exec(t.Context(), breakage, order)
 			require.NoError(t, err)
 			events := history(t, pool, order)
 			_, err = ledger.Cancel(t.Context(), order, "user-1")
 			require.Error(t, err)
-			require.Equal(t, badData, faultOf(err))
+			require.Equal(t, fulfillment.BadData, fulfillment.FaultOf(err))
 			require.ErrorIs(t, err, reservation.ErrOrderDamaged)
 			require.Equal(t, reservation.StatusConfirmed, orderOfID(t, pool, order).Status)
 			require.Equal(t, events, history(t, pool, order))
@@ -289,7 +290,7 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 	require.NoError(t, err)
 	next, err := stale.Expired()
 	require.NoError(t, err)
-	err = writeChange(t.Context(), tx, reservation.EventExpired, []reservation.Order{stale}, next)
-	require.ErrorIs(t, err, errNotLocked)
+	err = fulfillment.WriteChange(t.Context(), tx, reservation.EventExpired, []reservation.Order{stale}, next)
+	require.ErrorIs(t, err, fulfillment.ErrNotLocked)
 	require.True(t, strings.HasSuffix(err.Error(), "0 of 1 are as they were read"))
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pause"
+	"stampede/internal/retry"
+	"stampede/internal/telemetry"
 	"stampede/lua"
 )
 
@@ -56,7 +58,7 @@ func NewTrimmer(config TrimmerConfig) (*Trimmer, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	trimmed, err := registerOnce(config.Registerer, prometheus.NewCounterVec(prometheus.CounterOpts{
+	trimmed, err := telemetry.RegisterOnce(config.Registerer, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_entries_trimmed_total", Help: "Stream entries freed after all groups were done with them.",
 	}, []string{"stream"}))
 	if err != nil {
@@ -70,7 +72,7 @@ func NewTrimmer(config TrimmerConfig) (*Trimmer, error) {
 
 // Run trims until ctx is cancelled, and returns nil then. It goes on while Redis is away.
 func (t *Trimmer) Run(ctx context.Context) error {
-	outage := outage{log: t.config.Logger, doing: "trim the streams"}
+	outage := retry.Outage{Log: t.config.Logger, Doing: "trim the streams"}
 	for pause.For(t.config.Interval, ctx.Done()) {
 		var failed []error
 		for _, stream := range t.config.Streams {
@@ -81,7 +83,7 @@ func (t *Trimmer) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		outage.note(errors.Join(failed...))
+		outage.Note(errors.Join(failed...))
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/lua"
 )
@@ -39,7 +40,7 @@ func newTrimBench(t *testing.T) *trimBench {
 
 // group creates a group that has read the first entries and acknowledged all of them but some.
 func (b *trimBench) group(name string, read int, pending ...int) {
-	require.NoError(b.t, createGroup(b.ctx, b.rdb, b.stream, name))
+	require.NoError(b.t, fulfillment.CreateGroup(b.ctx, b.rdb, b.stream, name))
 	if read == 0 {
 		return
 	}
@@ -148,7 +149,7 @@ func TestTrimmerDeletesAcknowledgedEntries(t *testing.T) {
 	b, other := newTrimBench(t), newTrimBench(t)
 	b.group("a", 1000)
 	other.group("a", 1000, 500)
-	trimmer, err := NewTrimmer(TrimmerConfig{
+	trimmer, err := fulfillment.NewTrimmer(fulfillment.TrimmerConfig{
 		Control: b.rdb, Streams: []string{b.stream, other.stream, "missing"},
 		Interval: time.Millisecond, Logger: testkit.Logger(t),
 	})
@@ -159,8 +160,8 @@ func TestTrimmerDeletesAcknowledgedEntries(t *testing.T) {
 	testkit.Eventually(t, soon, "both streams are trimmed", func() bool { return b.first() == 900 && other.first() == 500 })
 	cancel()
 	require.NoError(t, <-done)
-	require.EqualValues(t, 900, testutil.ToFloat64(trimmer.trimmed.WithLabelValues(b.stream)))
+	require.EqualValues(t, 900, testutil.ToFloat64(trimmer.Trimmed().WithLabelValues(b.stream)))
 
-	_, err = NewTrimmer(TrimmerConfig{Control: b.rdb})
+	_, err = fulfillment.NewTrimmer(fulfillment.TrimmerConfig{Control: b.rdb})
 	require.ErrorContains(t, err, "Streams")
 }

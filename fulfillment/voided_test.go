@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -24,7 +25,7 @@ func raiseEpoch(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) {
 func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := NewLedger(pool)
+	ledger := fulfillment.NewLedger(pool)
 	sale, other := newSale(t, pool, 10), newSale(t, pool, 10)
 	early := reserved(sale, "alice", 1)
 	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{early})
@@ -36,7 +37,7 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	for _, fresh := range []bool{true, false} {
 		outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{early, late, ofToday, elsewhere})
 		require.NoError(t, err)
-		require.Equal(t, []Outcome{
+		require.Equal(t, []fulfillment.Outcome{
 			{Event: early, Status: reservation.StatusConfirmed},
 			{Event: late, Status: reservation.StatusVoided, Reason: reservation.VoidedSaleRebuilt, Fresh: fresh},
 			{Event: ofToday, Status: reservation.StatusConfirmed, Fresh: fresh},
@@ -61,7 +62,7 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusConfirmed, outcomes[0].Status)
 	refused := reserved(sale, "erin", 4)
-	outcomes, err = ledger.Refuse(t.Context(), []reservation.OrderReserved{refused}, RejectedDiscarded)
+	outcomes, err = ledger.Refuse(t.Context(), []reservation.OrderReserved{refused}, fulfillment.RejectedDiscarded)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, outcomes[0].Status)
 }
@@ -75,21 +76,21 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	sale, other := newSale(t, s.pool, 10), newSale(t, s.pool, 10)
 	events := append(crowdOf(sale, 2), crowdOf(other, 2)...)
 	log := &countingLog{}
-	b := s.batch(t, func(c *batcherConfig) { c.logger = slog.New(log) })
+	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Logger = slog.New(log) })
 
 	rebuilder, err := s.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = rebuilder.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = rebuilder.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR NO KEY UPDATE", sale)
 	require.NoError(t, err)
-	var batch []*submission
+	var batch []*fulfillment.Submission
 	for _, event := range events {
-		batch = append(batch, &submission{event: event, done: make(chan error, 1)})
+		batch = append(batch, &fulfillment.Submission{Event: event, Done: make(chan error, 1)})
 	}
-	over := make(chan *inFlightBatch, 1)
+	over := make(chan *fulfillment.InFlightBatch, 1)
 	go func() {
-		f := &inFlightBatch{batch: batch}
-		b.process(t.Context(), f)
+		f := &fulfillment.InFlightBatch{Batch: batch}
+		b.Process(t.Context(), f)
 		over <- f
 	}()
 	testkit.Eventually(t, 10*time.Second, "the orders wait to be counted", func() bool {
@@ -99,29 +100,29 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, rebuilder.Commit(t.Context()))
 
-	require.Empty(t, (<-over).deferred)
+	require.Empty(t, (<-over).Deferred)
 	for i, submitted := range batch {
-		require.NoError(t, answer(t, submitted.done), "it is to be acknowledged")
+		require.NoError(t, answer(t, submitted.Done), "it is to be acknowledged")
 		want := "2 OrderVoided"
 		if events[i].SaleID == other {
 			want = "2 OrderConfirmed"
 		}
-		require.Equal(t, []string{"1 OrderReserved", want}, history(t, s.pool, submitted.event.OrderID))
+		require.Equal(t, []string{"1 OrderReserved", want}, history(t, s.pool, submitted.Event.OrderID))
 	}
 	require.Zero(t, soldOf(t, s.pool, sale))
 	require.EqualValues(t, 2, soldOf(t, s.pool, other))
 	require.EqualValues(t, 2, s.count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND reason = 'sale-rebuilt'"))
-	require.Equal(t, 2.0, testutil.ToFloat64(b.metrics.orders.WithLabelValues("voided")))
-	require.Equal(t, 2.0, testutil.ToFloat64(b.metrics.orders.WithLabelValues("confirmed")))
+	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
+	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("confirmed")))
 	require.Zero(t, log.times("cannot record orders in Postgres, trying again"), "that is no outage")
 
 	// Delivered once more, they are as they were.
-	redelivered := &submission{event: events[0], done: make(chan error, 1)}
-	f := &inFlightBatch{batch: []*submission{redelivered}}
-	b.process(t.Context(), f)
-	require.Empty(t, f.deferred)
-	require.NoError(t, answer(t, redelivered.done))
-	require.Equal(t, 2.0, testutil.ToFloat64(b.metrics.orders.WithLabelValues("voided")))
+	redelivered := &fulfillment.Submission{Event: events[0], Done: make(chan error, 1)}
+	f := &fulfillment.InFlightBatch{Batch: []*fulfillment.Submission{redelivered}}
+	b.Process(t.Context(), f)
+	require.Empty(t, f.Deferred)
+	require.NoError(t, answer(t, redelivered.Done))
+	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
 	require.Zero(t, soldOf(t, s.pool, sale))
 }
 

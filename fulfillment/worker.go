@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/internal/retry"
 	"stampede/lock"
 	"stampede/reservation"
 )
@@ -140,7 +141,7 @@ func showSeries(config WorkerConfig) error {
 	}
 	streams := ordersStreams(config.Keys, config.Keys.Partitions)
 	for _, stream := range streams {
-		subscriber.metrics.of(stream)
+		subscriber.metrics.Of(stream)
 	}
 	_, err = newWorkerTrimmer(&config, streams)
 	return err
@@ -276,9 +277,9 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *Subscriber, streams []s
 			lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.lockObserver()))
 		defer w.closeLocker(ctx, locker)
 		b := newBatcher(batcherConfig{
-			ledger: w.ledger, store: w.config.Store, locker: locker,
-			keys: w.config.Keys, partition: partition, batchMax: w.config.BatchMax, lease: lockLease(w.config.MinIdle),
-			logger: w.config.Logger, metrics: w.metrics, rebuilder: w.rebuilder,
+			Ledger: w.ledger, Store: w.config.Store, Locker: locker,
+			Keys: w.config.Keys, partition: partition, BatchMax: w.config.BatchMax, Lease: lockLease(w.config.MinIdle),
+			Logger: w.config.Logger, Metrics: w.metrics, rebuilder: w.rebuilder,
 		})
 		router.AddConsumerHandler("fulfil "+stream, stream, subscriber, b.Handle)
 		batchers.Go(func() error { return b.Run(batching) })
@@ -309,7 +310,7 @@ func (l untraced) With(fields watermill.LogFields) watermill.LoggerAdapter {
 
 // closeLocker gives back what the batches could not.
 func (w *Worker) closeLocker(ctx context.Context, l *lock.Locker) {
-	ctx, cancel := forCall(ctx)
+	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	if err := l.Close(ctx); err != nil {
 		w.config.Logger.Debug("locks of users were left to end by themselves", "error", err)

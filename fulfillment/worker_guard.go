@@ -8,6 +8,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 const (
@@ -36,7 +37,7 @@ func (w *Worker) guard(ctx context.Context, rebuilder *Rebuilder, partitions int
 		if failed++; !tried || err == nil {
 			failed = 0
 		}
-		if !pause.For(retryDelay(1+failed, w.config.GuardInterval, max(guardDelayMax, w.config.GuardInterval)), ctx.Done()) {
+		if !pause.For(retry.RetryDelay(1+failed, w.config.GuardInterval, max(guardDelayMax, w.config.GuardInterval)), ctx.Done()) {
 			return
 		}
 	}
@@ -59,15 +60,15 @@ func (r *Rebuilder) heal(ctx context.Context, partitions int, withEnded bool) (t
 	} else if err != nil {
 		return false, err
 	}
-	defer session.close()
+	defer session.Close()
 	// Somebody may have been at it a moment ago; from here on nobody is.
 	found, err = r.needs(ctx, partitions, withEnded)
 	failed := []error{err}
 	for _, n := range found {
-		if n.sale == uuid.Nil {
-			_, err = r.partition(ctx, session, n.partition, n.reason)
+		if n.Sale == uuid.Nil {
+			_, err = r.partition(ctx, session, n.partition, n.Reason)
 		} else {
-			_, err = r.sale(ctx, session, n.sale, n.reason)
+			_, err = r.sale(ctx, session, n.Sale, n.Reason)
 		}
 		if ctx.Err() != nil {
 			return true, ctx.Err()

@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"fmt"
@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -30,7 +31,7 @@ func (s *shop) guarded(t testing.TB) (registry *prometheus.Registry, log *counti
 func rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
 	t.Helper()
 	for _, reason := range []string{
-		RebuildServer, RebuildUnverified, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildRefused, RebuildByHand, RebuildReconciled,
+		fulfillment.RebuildServer, fulfillment.RebuildUnverified, fulfillment.RebuildLost, fulfillment.RebuildUnfinished, fulfillment.RebuildSetBack, fulfillment.RebuildRefused, fulfillment.RebuildByHand, fulfillment.RebuildReconciled,
 	} {
 		n += valueOf(t, registry, "stampede_rebuilds_total", reason)
 	}
@@ -40,7 +41,7 @@ func rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
 // needNothing looks at everything, sales that are over included.
 func (s *shop) needNothing(t testing.TB, partitions int) {
 	t.Helper()
-	found, err := s.rebuilder(t).needs(t.Context(), partitions, true)
+	found, err := s.rebuilder(t).Needs(t.Context(), partitions, true)
 	require.NoError(t, err)
 	require.Empty(t, found)
 }
@@ -52,7 +53,7 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	r := s.rebuilder(t)
 	none := func(what string, partitions int) {
 		t.Helper()
-		found, err := r.needs(t.Context(), partitions, true)
+		found, err := r.Needs(t.Context(), partitions, true)
 		require.NoError(t, err, what)
 		require.Empty(t, found, what)
 	}
@@ -139,31 +140,31 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 		lose   func(t *testing.T, s lostShop, sale uuid.UUID) error
 		all    bool // of the sales are made anew
 	}{
-		"everything": {RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.rdb.FlushAll(t.Context()).Err() }, true},
-		"its process": {RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error {
+		"everything": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.rdb.FlushAll(t.Context()).Err() }, true},
+		"its process": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error {
 			s.server.Kill()
 			return s.server.Restart(t.Context())
 		}, true},
-		"its process, in order": {RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error {
+		"its process, in order": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error {
 			return s.server.Restart(t.Context())
 		}, true},
-		"the trust of an ingress": {RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.store.Distrust(t.Context(), 0) }, true},
-		"the note of its server": {RebuildUnverified, func(t *testing.T, s lostShop, _ uuid.UUID) error {
+		"the trust of an ingress": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.store.Distrust(t.Context(), 0) }, true},
+		"the note of its server": {fulfillment.RebuildUnverified, func(t *testing.T, s lostShop, _ uuid.UUID) error {
 			return execSQL(t, s.shop, "DELETE FROM redis_servers")
 		}, true},
-		"a sale": {RebuildLost, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+		"a sale": {fulfillment.RebuildLost, func(t *testing.T, s lostShop, sale uuid.UUID) error {
 			return s.rdb.Del(t.Context(), s.keys.Sale(0, sale)).Err()
 		}, false},
-		"a sale, in whose place is something else": {RebuildUnfinished, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+		"a sale, in whose place is something else": {fulfillment.RebuildUnfinished, func(t *testing.T, s lostShop, sale uuid.UUID) error {
 			return s.rdb.Set(t.Context(), s.keys.Sale(0, sale), "nonsense", 0).Err()
 		}, false},
-		"an epoch": {RebuildUnfinished, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+		"an epoch": {fulfillment.RebuildUnfinished, func(t *testing.T, s lostShop, sale uuid.UUID) error {
 			return execSQL(t, s.shop, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 		}, false},
-		"places": {RebuildSetBack, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+		"places": {fulfillment.RebuildSetBack, func(t *testing.T, s lostShop, sale uuid.UUID) error {
 			return s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "sequence", 2, "left", 8).Err()
 		}, false},
-		"a place that cannot be read": {RebuildSetBack, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+		"a place that cannot be read": {fulfillment.RebuildSetBack, func(t *testing.T, s lostShop, sale uuid.UUID) error {
 			return s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "sequence", "x").Err()
 		}, false},
 	} {
@@ -209,12 +210,12 @@ func TestGuardReopensEndedSale(t *testing.T) {
 	_, err = s.store.CloseSale(t.Context(), sale, 0, reservation.NewRebuildToken(), 1)
 	require.NoError(t, err)
 	r := s.rebuilder(t)
-	found, err := r.needs(t.Context(), 1, false)
+	found, err := r.Needs(t.Context(), 1, false)
 	require.NoError(t, err)
 	require.Empty(t, found)
-	found, err = r.needs(t.Context(), 1, true)
+	found, err = r.Needs(t.Context(), 1, true)
 	require.NoError(t, err)
-	require.Equal(t, []need{{sale: sale, reason: RebuildUnfinished}}, found)
+	require.Equal(t, []fulfillment.Need{{Sale: sale, Reason: fulfillment.RebuildUnfinished}}, found)
 	require.NoError(t, s.heal(t, r, 1))
 	require.Equal(t, reservation.Ended, s.reserve(t, sale, "bob", 1, "").Verdict)
 	s.requireSound(t)
@@ -227,7 +228,7 @@ func TestGuardDoesNotRebuildOldPrimary(t *testing.T) {
 	sale := s.open(t, 10)
 	require.NoError(t, execSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one'"))
 	r := s.rebuilder(t)
-	require.ErrorIs(t, s.heal(t, r, 1), ErrOtherServer)
+	require.ErrorIs(t, s.heal(t, r, 1), fulfillment.ErrOtherServer)
 	require.EqualValues(t, 1, s.epochOf(t, sale))
 	s.rebuild(t)
 	require.NoError(t, s.heal(t, r, 1))

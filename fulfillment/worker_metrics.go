@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"stampede/internal/telemetry"
 	"stampede/lock"
 	"stampede/reservation"
 )
@@ -15,7 +16,7 @@ import (
 type workerMetrics struct {
 	batchOrders, batchSeconds prometheus.Histogram
 
-	orders, locks *prometheus.CounterVec
+	Orders, locks *prometheus.CounterVec
 	failing       *prometheus.GaugeVec
 	releases      prometheus.Gauge
 	endedSessions prometheus.Counter
@@ -40,30 +41,30 @@ const (
 )
 
 func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
-	orders, err1 := registerOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
+	orders, err1 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "stampede_batch_orders", Help: "Messages that were handled in one batch.",
 		Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000},
 	}))
-	seconds, err2 := registerOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
+	seconds, err2 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "stampede_batch_duration_seconds", Help: "From locking the users of a batch to resolving its messages.",
 		Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 	}))
-	outcomes, err3 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
+	outcomes, err3 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_orders_total", Help: "Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.",
 	}, []string{"outcome"}))
-	failing, err4 := registerOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
+	failing, err4 := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release, unblock and rebuild in each worker) that fail and are tried again; held: sales of which orders are held up by a lock or a time limit.",
 	}, []string{"step"}))
-	locks, err5 := registerOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
+	locks, err5 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (put off to a later batch), released, or lost before the batch was done.",
 	}, []string{"outcome"}))
-	releases, err6 := registerOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
+	releases, err6 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_releases_pending", Help: "Ended orders whose units Redis has not taken back, of all workers together; counted up to 10000.",
 	}))
-	ended, err7 := registerOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
+	ended, err7 := telemetry.RegisterOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_sessions_ended_total", Help: "Database sessions that this worker ended because others waited for their locks while their clients were silent.",
 	}))
-	aside, err8 := registerOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
+	aside, err8 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_orders_set_aside", Help: "Overdue orders that this worker cannot end, because they contradict what else is known of them. The log and the audit name them.",
 	}))
 	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8); err != nil {
@@ -79,7 +80,7 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 	for _, step := range []string{stepRecord, stepLock, stepRelease, stepExpire, stepUnblock, stepRebuild, stepBlocked} {
 		failing.WithLabelValues(step)
 	}
-	m := &workerMetrics{batchOrders: orders, batchSeconds: seconds, orders: outcomes, locks: locks, failing: failing, releases: releases, endedSessions: ended, ordersAside: aside}
+	m := &workerMetrics{batchOrders: orders, batchSeconds: seconds, Orders: outcomes, locks: locks, failing: failing, releases: releases, endedSessions: ended, ordersAside: aside}
 	m.lockObserver()
 	return m, nil
 }
@@ -109,5 +110,5 @@ func (m *workerMetrics) count(out Outcome) {
 	case out.Fresh:
 		label = string(out.Status)
 	}
-	m.orders.WithLabelValues(label).Inc()
+	m.Orders.WithLabelValues(label).Inc()
 }

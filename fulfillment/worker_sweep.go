@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -14,14 +15,14 @@ import (
 // awaitPostgres waits until Postgres answers, checks its schema, and returns how many partitions there
 // are to serve: those of new sales, and those of sales that were made when there were more.
 func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) {
-	outage := outage{log: w.config.Logger, doing: "read the schema's version from Postgres"}
+	outage := retry.Outage{Log: w.config.Logger, Doing: "read the schema's version from Postgres"}
 	for {
 		partitions, err = w.askPostgres(ctx)
 		if err == nil || errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
-			outage.over()
+			outage.Over()
 			return partitions, err
 		}
-		if ctx.Err() != nil || !pause.For(outage.failed(err), ctx.Done()) {
+		if ctx.Err() != nil || !pause.For(outage.Failed(err), ctx.Done()) {
 			return 0, ctx.Err()
 		}
 	}
@@ -52,16 +53,16 @@ func mostPartitions(ctx context.Context, pool *pgxpool.Pool, keys reservation.Ke
 // more partitions than are being served, which ingresses with a new setting bring about. It returns
 // how many there are.
 func (w *Worker) sweep(ctx context.Context, served int) (partitions int) {
-	publishing := outage{log: w.config.Logger, doing: "tell Redis about changed sales"}
-	asking := outage{log: w.config.Logger, doing: "ask Postgres for the partitions of sales"}
-	for pause.For(retryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
+	publishing := retry.Outage{Log: w.config.Logger, Doing: "tell Redis about changed sales"}
+	asking := retry.Outage{Log: w.config.Logger, Doing: "ask Postgres for the partitions of sales"}
+	for pause.For(retry.RetryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
 		published, publishErr := w.publishPending(ctx)
 		partitions, askErr := w.mostPartitions(ctx)
 		if ctx.Err() != nil {
 			break
 		}
-		publishing.note(publishErr)
-		asking.note(askErr)
+		publishing.Note(publishErr)
+		asking.Note(askErr)
 		if published > 0 {
 			w.config.Logger.Info("told Redis about changed sales", "sales", published)
 		}

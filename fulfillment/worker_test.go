@@ -1,4 +1,4 @@
-package fulfillment
+package fulfillment_test
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/localserver"
 	"stampede/internal/testkit"
@@ -94,8 +95,8 @@ func (s *shop) buy(t testing.TB, sale uuid.UUID, user string) uuid.UUID {
 	return answer.Reservation.OrderID
 }
 
-func (s *shop) config(t testing.TB) WorkerConfig {
-	return WorkerConfig{
+func (s *shop) config(t testing.TB) fulfillment.WorkerConfig {
+	return fulfillment.WorkerConfig{
 		Pool: s.pool, Blocking: s.blocking, Control: s.rdb, Keys: s.keys, Store: s.store, Catalog: s.catalog,
 		Consumer: "worker", SweepInterval: 50 * time.Millisecond, TrimInterval: 50 * time.Millisecond,
 		Logger: testkit.Logger(t),
@@ -103,9 +104,9 @@ func (s *shop) config(t testing.TB) WorkerConfig {
 }
 
 // work runs a worker until stop is called or the test ends.
-func work(t testing.TB, config WorkerConfig) (stop func()) {
+func work(t testing.TB, config fulfillment.WorkerConfig) (stop func()) {
 	t.Helper()
-	worker, err := NewWorker(config)
+	worker, err := fulfillment.NewWorker(config)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -149,7 +150,7 @@ func (s *shop) awaitConfirmed(t testing.TB, n int) {
 func (s *shop) awaitRest(t testing.TB) {
 	t.Helper()
 	testkit.Eventually(t, 30*time.Second, "nothing waits in the stream", func() bool {
-		b, err := ReadBacklog(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group)
+		b, err := fulfillment.ReadBacklog(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group)
 		require.NoError(t, err)
 		return b.LagKnown && b.Lag+b.Pending == 0
 	})
@@ -202,7 +203,7 @@ func TestRollingWorkersLoseAndDuplicateNothing(t *testing.T) {
 		config.Consumer, config.BatchMax, config.MinIdle = fmt.Sprintf("worker-%d", lane), 20, 200*time.Millisecond
 		workers.Go(func() {
 			for {
-				worker, err := NewWorker(config)
+				worker, err := fulfillment.NewWorker(config)
 				if err != nil {
 					t.Error(err)
 					return
@@ -291,7 +292,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	started := time.Now()
 	stop()
 	require.Less(t, time.Since(started), 5*time.Second)
-	b, err := ReadBacklog(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group)
+	b, err := fulfillment.ReadBacklog(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group)
 	require.NoError(t, err)
 	require.EqualValues(t, 50, b.Lag+b.Pending)
 
@@ -327,7 +328,7 @@ func TestWorkerRejectsWrongSchema(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	require.NoError(t, sql.Down(t.Context(), testkit.DatabaseURL(t)))
-	worker, err := NewWorker(s.config(t))
+	worker, err := fulfillment.NewWorker(s.config(t))
 	require.NoError(t, err)
 	err = worker.Run(t.Context())
 	require.ErrorIs(t, err, sql.ErrNotMigrated)
@@ -345,7 +346,7 @@ func TestWorkerRejectsSecondOrderAndReleasesUnit(t *testing.T) {
 	require.NoError(t, s.rdb.HDel(t.Context(), s.keys.Buyers(0, sale), "alice").Err())
 	second := s.buy(t, sale, "alice")
 	s.awaitRest(t)
-	order, err := NewLedger(s.pool).Order(t.Context(), second)
+	order, err := fulfillment.NewLedger(s.pool).Order(t.Context(), second)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, order.Status)
 	require.Equal(t, reservation.RejectedAlreadyPurchased, order.Reason)
@@ -378,12 +379,12 @@ func TestWorkerFinishesRejectionAfterCrash(t *testing.T) {
 	sale := s.open(t, 10)
 	order := s.buy(t, sale, "alice")
 	entries := s.rdb.XRange(t.Context(), s.keys.Orders(0), "-", "+").Val()
-	msg, err := decodeEntry(entries[0].ID, entries[0].Values, 1)
+	msg, err := fulfillment.DecodeEntry(entries[0].ID, entries[0].Values, 1)
 	require.NoError(t, err)
 	event, err := reservation.DecodeReserved(msg)
 	require.NoError(t, err)
 	// Committed, and killed before the unit went back.
-	_, err = NewLedger(s.pool).Refuse(t.Context(), []reservation.OrderReserved{event}, reservation.RejectedSoldOut)
+	_, err = fulfillment.NewLedger(s.pool).Refuse(t.Context(), []reservation.OrderReserved{event}, reservation.RejectedSoldOut)
 	require.NoError(t, err)
 
 	work(t, s.config(t))
@@ -414,7 +415,7 @@ func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
 	work(t, config)
 	s.awaitConfirmed(t, 20)
 	s.awaitRest(t)
-	letters, err := NewDeadLetters(s.pool, s.rdb, s.store).List(t.Context(), DeadLetterParked, 10)
+	letters, err := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store).List(t.Context(), fulfillment.DeadLetterParked, 10)
 	require.NoError(t, err)
 	require.Len(t, letters, 3)
 	var reasons string
@@ -438,7 +439,7 @@ func TestWorkerDefersLockedUsers(t *testing.T) {
 	config.Registerer = registry
 	work(t, config)
 	s.awaitConfirmed(t, 1)
-	_, err = NewLedger(s.pool).Order(t.Context(), alices)
+	_, err = fulfillment.NewLedger(s.pool).Order(t.Context(), alices)
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 	testkit.Eventually(t, 5*time.Second, "alice was put off", func() bool {
 		return valueOf(t, registry, "stampede_locks_total", "busy") > 0
@@ -471,8 +472,10 @@ func valueOf(t testing.TB, from prometheus.Gatherer, name, label string) float64
 type countingLog struct{ messages sync.Map }
 
 func (l *countingLog) Enabled(context.Context, slog.Level) bool { return true }
-func (l *countingLog) WithAttrs([]slog.Attr) slog.Handler       { return l }
-func (l *countingLog) WithGroup(string) slog.Handler            { return l }
+
+func (l *countingLog) WithAttrs([]slog.Attr) slog.Handler { return l }
+
+func (l *countingLog) WithGroup(string) slog.Handler { return l }
 
 func (l *countingLog) Handle(_ context.Context, r slog.Record) error {
 	n, _ := l.messages.LoadOrStore(r.Message, new(atomic.Int64))

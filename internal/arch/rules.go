@@ -18,8 +18,16 @@ var may = map[string][]string{
 	// ingress and fulfillment meet in Redis and Postgres only, so that either runs without the other.
 	"ingress": {"reservation", "internal/accept", "internal/ratelimit"},
 	"fulfillment": {
-		"lua", "sql", "lock", "reservation", "internal/crashpoint", "internal/figure", "internal/pause",
+		"lua",
+		"sql",
+		"lock",
+		"reservation",
+		"internal/crashpoint",
+		"internal/figure",
+		"internal/pause",
 		"internal/pg",
+		"internal/retry",
+		"internal/telemetry",
 	},
 }
 
@@ -30,7 +38,7 @@ var wirers = []string{"internal/demo"}
 var roles = []string{"ingress", "fulfillment"}
 
 // forTests are never part of a program.
-var forTests = []string{"internal/testkit", "internal/arch", "internal/docs"}
+var forTests = []string{"internal/testkit", "internal/testshop", "internal/testwork", "internal/arch", "internal/docs"}
 
 // banned are functions that no file may call, and what to do instead.
 var banned = []struct{ pkg, function, instead string }{
@@ -45,6 +53,8 @@ var mayCall = map[string]string{"internal/testkit/eventually.go": "time.Sleep"}
 func refuse(from, to string) string {
 	isCommand := within(from, "cmd")
 	switch {
+	case slices.Contains(forTests, from):
+		return ""
 	case slices.Contains(forTests, to):
 		return "is for tests only"
 	case within(to, "cmd") && !isCommand:
@@ -52,7 +62,7 @@ func refuse(from, to string) string {
 	case isCommand || slices.Contains(wirers, from):
 		return ""
 	case within(from, "internal"):
-		if slices.Contains(roles, to) {
+		if slices.ContainsFunc(roles, func(role string) bool { return within(to, role) }) {
 			return "is for cmd and " + strings.Join(wirers, ", ")
 		}
 		return ""

@@ -1,0 +1,23 @@
+package telemetry
+
+import (
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// RegisterOnce registers a collector and returns it, or the equal one that was registered before: a
+// process may have several subscribers. Without a Registerer it only returns the collector.
+func RegisterOnce[C prometheus.Collector](reg prometheus.Registerer, collector C) (C, error) {
+	if reg == nil {
+		return collector, nil
+	}
+	err := reg.Register(collector)
+	var already prometheus.AlreadyRegisteredError
+	if errors.As(err, &already) {
+		if existing, ok := already.ExistingCollector.(C); ok {
+			return existing, nil
+		}
+	}
+	return collector, err
+}
