@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/figure"
 	"stampede/internal/pause"
 	"stampede/internal/pg"
@@ -259,9 +260,9 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 }
 
 func unrest(ctx context.Context, rdb redis.UniversalClient, streams []string) (findings []Finding, waiting int64, err error) {
-	for _, stream := range streams {
-		b, err := ReadBacklog(ctx, rdb, stream, reservation.Group)
-		if isWrongType(err) {
+	for _, key := range streams {
+		b, err := stream.ReadBacklog(ctx, rdb, key, reservation.Group)
+		if stream.IsWrongType(err) {
 			continue // which is named as that
 		} else if err != nil {
 			return nil, 0, err
@@ -270,10 +271,10 @@ func unrest(ctx context.Context, rdb redis.UniversalClient, streams []string) (f
 		switch {
 		case !known:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
-				"nobody can tell how many entries of %s wait: some were deleted, and more than %s are unread; %d in hand", stream, figure.Count(lagCounted), b.Pending)})
+				"nobody can tell how many entries of %s wait: some were deleted, and more than %s are unread; %d in hand", key, figure.Count(stream.LagCounted), b.Pending)})
 		case entries > 0:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
-				"%s in %s: %d unread, %d in hand", notDoneWith(entries), stream, b.Lag, b.Pending)})
+				"%s in %s: %d unread, %d in hand", notDoneWith(entries), key, b.Lag, b.Pending)})
 			waiting += entries
 		}
 	}

@@ -10,19 +10,20 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
 // termed opens a sale of which no term is that of another one, with 2 orders.
-func (s *shop) termed(t testing.TB) uuid.UUID {
+func termed(s *testshop.Shop, t testing.TB) uuid.UUID {
 	t.Helper()
 	opens := time.Now().Add(-time.Hour).Truncate(time.Second).Add(123*time.Millisecond + 999*time.Microsecond)
-	sale, err := s.catalog.Create(t.Context(), reservation.Terms{
+	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
 		Name: "termed", Stock: 20, PerOrderLimit: 7, PaymentWindow: paymentWindow, OpensAt: opens, ClosesAt: opens.Add(48 * time.Hour),
 	})
 	require.NoError(t, err)
-	require.Equal(t, 2, s.crowd(t, sale.ID, 2))
-	s.fulfil(t)
+	require.Equal(t, 2, crowd(s, t, sale.ID, 2))
+	fulfil(s, t)
 	return sale.ID
 }
 
@@ -35,20 +36,20 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 		t.Run(field, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			sale := s.termed(t)
-			report := s.audit(t, sale)
+			sale := termed(s, t)
+			report := audit(s, t, sale)
 			require.False(t, report.Broken(), textOf(t, report))
-			key := s.keys.Sale(0, sale)
-			right := s.rdb.HGet(t.Context(), key, field).Val()
-			require.NoError(t, s.rdb.HSet(t.Context(), key, field, wrong).Err())
+			key := s.Keys.Sale(0, sale)
+			right := s.Rdb.HGet(t.Context(), key, field).Val()
+			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, wrong).Err())
 
-			report = s.audit(t, sale)
+			report = audit(s, t, sale)
 			require.Equal(t, "S7", broken(report), textOf(t, report))
 			require.Contains(t, textOf(t, report), fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
 			require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
-			s.requireMended(t, sale, "")
+			requireMended(s, t, sale, "")
 			if field != "revision" { // which each repair raises
-				require.Equal(t, right, s.rdb.HGet(t.Context(), key, field).Val())
+				require.Equal(t, right, s.Rdb.HGet(t.Context(), key, field).Val())
 			}
 		})
 	}
@@ -58,43 +59,43 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.termed(t)
-	_, err := s.pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET state = 'paused', revision = 2 WHERE id = $1)
+	sale := termed(s, t)
+	_, err := s.Pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET state = 'paused', revision = 2 WHERE id = $1)
 		INSERT INTO sale_events VALUES ($1, 2, 'SalePaused', '{}')`, sale)
 	require.NoError(t, err)
-	report := s.audit(t, sale)
+	report := audit(s, t, sale)
 	require.Equal(t, "S7", broken(report), textOf(t, report))
 	require.Contains(t, textOf(t, report), "state is open and not paused, revision is 1 and not 2")
-	require.Equal(t, "worker", leftOf(s.reconcile(t)))
+	require.Equal(t, "worker", leftOf(reconcile(s, t)))
 
 	// A revision that nobody made is not on its way.
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "revision", 3).Err())
-	report = s.audit(t, sale)
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 3).Err())
+	report = audit(s, t, sale)
 	require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "revision", 1).Err())
-	_, err = s.catalog.PublishPending(t.Context())
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 1).Err())
+	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
-	report = s.audit(t, sale)
+	report = audit(s, t, sale)
 	require.False(t, report.Broken(), textOf(t, report))
 
-	require.NoError(t, s.rdb.HDel(t.Context(), s.keys.Sale(0, sale), "state").Err())
-	require.Contains(t, textOf(t, s.audit(t, sale)), "its fields in Redis are damaged: ")
-	s.requireMended(t, sale, "")
-	require.Equal(t, "paused", s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "state").Val())
+	require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, sale), "state").Err())
+	require.Contains(t, textOf(t, audit(s, t, sale)), "its fields in Redis are damaged: ")
+	requireMended(s, t, sale, "")
+	require.Equal(t, "paused", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "state").Val())
 }
 
 // What users call themselves does nothing to the terminal of whoever reads the report.
 func TestAuditEscapesControlCharacters(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.buy(t, sale, "ann")
-	s.fulfil(t)
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	fulfil(s, t)
 	forged := reservation.CompactID(uuid.New()) + " 1 1 1a0c2d3e4f5"
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale), "\x1b[2Jann\u009b", forged, "\x1b", "\x1b").Err())
-	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET name = E'\\x1b[2J'")
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "\x1b[2Jann\u009b", forged, "\x1b", "\x1b").Err())
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET name = E'\\x1b[2J'")
 	require.NoError(t, err)
-	report := s.audit(t, sale)
+	report := audit(s, t, sale)
 	text := textOf(t, report)
 	require.Equal(t, "S4", broken(report), text)
 	require.NotContains(t, text, "\x1b")
@@ -107,18 +108,18 @@ func TestAuditEscapesControlCharacters(t *testing.T) {
 func TestAuditIgnoresDeletedUnreadEntry(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale, stream := s.open(t, 40), s.keys.Orders(0)
-	s.crowd(t, sale, 22)
-	s.fulfil(t)
-	s.crowd(t, sale, 24)
-	entries, err := s.rdb.XRevRangeN(t.Context(), stream, "+", "-", 2).Result()
+	sale, stream := s.Open(t, 40), s.Keys.Orders(0)
+	crowd(s, t, sale, 22)
+	fulfil(s, t)
+	crowd(s, t, sale, 24)
+	entries, err := s.Rdb.XRevRangeN(t.Context(), stream, "+", "-", 2).Result()
 	require.NoError(t, err)
-	require.NoError(t, s.rdb.XDel(t.Context(), stream, entries[1].ID).Err())
-	report := s.audit(t, sale)
+	require.NoError(t, s.Rdb.XDel(t.Context(), stream, entries[1].ID).Err())
+	report := audit(s, t, sale)
 	require.Contains(t, textOf(t, report), "1 entry is not done with in "+stream+": 1 unread, 0 in hand")
-	s.fulfil(t)
+	fulfil(s, t)
 	// Redis 7 and Valkey 8 count one as unread for ever; the audit does not.
-	s.requireMended(t, sale, "")
+	requireMended(s, t, sale, "")
 }
 
 // What counts the revisions of a sale is held against its log: where it is wrong, no change reaches Redis any more.
@@ -140,22 +141,22 @@ func TestAuditReportsAndReconcileRepairsForgedRevisions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			sale := s.termed(t)
-			_, err := s.catalog.Pause(t.Context(), sale)
+			sale := termed(s, t)
+			_, err := s.Catalog.Pause(t.Context(), sale)
 			require.NoError(t, err)
-			_, err = s.catalog.Resume(t.Context(), sale)
+			_, err = s.Catalog.Resume(t.Context(), sale)
 			require.NoError(t, err)
-			report := s.audit(t, sale)
+			report := audit(s, t, sale)
 			require.False(t, report.Broken(), textOf(t, report))
 
-			_, err = s.pool.Exec(t.Context(), c.damage)
+			_, err = s.Pool.Exec(t.Context(), c.damage)
 			require.NoError(t, err)
-			require.Contains(t, textOf(t, s.audit(t, sale)), c.what)
-			s.requireMended(t, sale, "")
-			_, err = s.catalog.Pause(t.Context(), sale)
+			require.Contains(t, textOf(t, audit(s, t, sale)), c.what)
+			requireMended(s, t, sale, "")
+			_, err = s.Catalog.Pause(t.Context(), sale)
 			require.NoError(t, err, "operators can change the sale again")
-			require.Equal(t, "paused", s.saleInRedis(t, sale)["state"])
-			report = s.audit(t, sale)
+			require.Equal(t, "paused", saleInRedis(s, t, sale)["state"])
+			report = audit(s, t, sale)
 			require.False(t, report.Broken(), textOf(t, report))
 		})
 	}

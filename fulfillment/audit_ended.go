@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"stampede/fulfillment/stream"
 	"stampede/reservation"
 )
 
@@ -20,7 +21,7 @@ func (l *look) loadEnded(ctx context.Context, tx pgx.Tx) error {
 		key := l.Keys.Ended(sale.partition, sale.id)
 		for cursor, begun := uint64(0), false; !begun || cursor != 0; begun = true {
 			page, next, err := l.Redis.HScan(ctx, key, cursor, "", buyersPerTrip).Result()
-			if isWrongType(err) {
+			if stream.IsWrongType(err) {
 				break // which is named as that
 			} else if err != nil {
 				return fmt.Errorf("read the ended orders of sale %s: %w", sale.id, err)

@@ -11,6 +11,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
@@ -23,53 +24,53 @@ const forgedPlaces = "999999999999999"
 func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.termed(t)
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "sequence", forgedPlaces).Err())
-	require.Contains(t, textOf(t, s.audit(t, sale)), "places 3 to 999999999999999 of the sale were given out and no order has them")
-	require.Equal(t, "operator", leftOf(s.reconcile(t)))
-	_, err := s.rebuilder(t).Sale(t.Context(), sale, fulfillment.RebuildByHand) // which the remedy names
+	sale := termed(s, t)
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", forgedPlaces).Err())
+	require.Contains(t, textOf(t, audit(s, t, sale)), "places 3 to 999999999999999 of the sale were given out and no order has them")
+	require.Equal(t, "operator", leftOf(reconcile(s, t)))
+	_, err := rebuilder(s, t).Sale(t.Context(), sale, fulfillment.RebuildByHand) // which the remedy names
 	require.NoError(t, err)
-	s.requireSound(t)
+	requireSound(s, t)
 }
 
 // requireNamedAndMended audits and reconciles, and what was damaged is named and then mended.
-func (s *shop) requireNamedAndMended(t testing.TB, what string) {
+func requireNamedAndMended(s *testshop.Shop, t testing.TB, what string) {
 	t.Helper()
-	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys})
+	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys})
 	require.NoError(t, err, what)
 	require.True(t, report.Broken(), "%s: %s", what, textOf(t, report))
 	require.False(t, report.Unchecked(), "%s: %s", what, textOf(t, report))
-	reconciled := s.reconcile(t)
+	reconciled := reconcile(s, t)
 	require.Zero(t, reconciled.Remaining, "%s: %+v\n%s", what, reconciled, textOf(t, report))
-	require.NoError(t, s.heal(t, s.rebuilder(t), 1), what)
-	s.arrive(t)
-	if reconciled = s.reconcile(t); len(reconciled.Remedies) > 0 { // an event that was appended, of a sale that was rebuilt
-		s.arrive(t)
+	require.NoError(t, heal(s, t, rebuilder(s, t), 1), what)
+	arrive(s, t)
+	if reconciled = reconcile(s, t); len(reconciled.Remedies) > 0 { // an event that was appended, of a sale that was rebuilt
+		arrive(s, t)
 	}
-	audit := s.audit(t, uuid.Nil)
+	audit := audit(s, t, uuid.Nil)
 	require.False(t, audit.Broken() || audit.Unchecked(), "%s:\n%s\nwas:\n%s", what, textOf(t, audit), textOf(t, report))
-	s.needNothing(t, 1)
+	needNothing(s, t, 1)
 }
 
 // Each field of a sale in Redis, with each value that it cannot have.
 func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.termed(t)
-	key := s.keys.Sale(0, sale)
+	sale := termed(s, t)
+	key := s.Keys.Sale(0, sale)
 	for _, field := range fulfillment.SaleFields {
-		require.NoError(t, s.rdb.HDel(t.Context(), key, field).Err())
-		s.requireNamedAndMended(t, field+" is missing")
+		require.NoError(t, s.Rdb.HDel(t.Context(), key, field).Err())
+		requireNamedAndMended(s, t, field+" is missing")
 		values := []string{"-7", "x", "9223372036854775807"}
 		if field == "left" {
 			values = forgedNumbers
 		}
 		for _, value := range values {
-			if is := s.rdb.HGet(t.Context(), key, field).Val(); is == value {
+			if is := s.Rdb.HGet(t.Context(), key, field).Val(); is == value {
 				continue
 			}
-			require.NoError(t, s.rdb.HSet(t.Context(), key, field, value).Err())
-			s.requireNamedAndMended(t, fmt.Sprintf("%s is %q", field, value))
+			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, value).Err())
+			requireNamedAndMended(s, t, fmt.Sprintf("%s is %q", field, value))
 		}
 	}
 }
@@ -78,8 +79,8 @@ func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.termed(t)
-	buyers := s.keys.Buyers(0, sale)
+	sale := termed(s, t)
+	buyers := s.Keys.Buyers(0, sale)
 	const at = "1a0c2d3e4f5"
 	for _, form := range []string{
 		"", " ", "rubbish", "$order", "$order 1", "$order 1 $place", "$order 1 $place " + at + " 5", "$uuid 1 $place " + at,
@@ -97,19 +98,19 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 			order := uuid.New()
 			place := int64(99)
 			if user == "user-1" {
-				require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT id, sequence FROM orders WHERE user_id = $1 AND status = 'confirmed'", user).Scan(&order, &place))
+				require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT id, sequence FROM orders WHERE user_id = $1 AND status = 'confirmed'", user).Scan(&order, &place))
 			}
 			text := strings.NewReplacer("$order", reservation.CompactID(order), "$uuid", order.String(), "$place", fmt.Sprint(place)).Replace(form)
-			require.NoError(t, s.rdb.HSet(t.Context(), buyers, user, text).Err())
-			s.requireNamedAndMended(t, fmt.Sprintf("%q holds %q", user, form))
+			require.NoError(t, s.Rdb.HSet(t.Context(), buyers, user, text).Err())
+			requireNamedAndMended(s, t, fmt.Sprintf("%q holds %q", user, form))
 			if user == "ghost" { // one that can be read was recorded: whoever writes like the script is believed
-				_, err := s.pool.Exec(t.Context(), "DELETE FROM order_events WHERE user_id = 'ghost'")
+				_, err := s.Pool.Exec(t.Context(), "DELETE FROM order_events WHERE user_id = 'ghost'")
 				require.NoError(t, err)
-				_, err = s.pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'ghost'")
+				_, err = s.Pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'ghost'")
 				require.NoError(t, err)
-				_, err = s.pool.Exec(t.Context(), "UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE status = 'confirmed')")
+				_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE status = 'confirmed')")
 				require.NoError(t, err)
-				_, err = s.rebuilder(t).Sale(t.Context(), sale, fulfillment.RebuildByHand)
+				_, err = rebuilder(s, t).Sale(t.Context(), sale, fulfillment.RebuildByHand)
 				require.NoError(t, err)
 			}
 		}
@@ -120,9 +121,9 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.termed(t)
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale), "ghost", reservation.CompactID(uuid.New())+" 1 3 1a0c2d3e4f5").Err())
-	report := s.audit(t, sale)
+	sale := termed(s, t)
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "ghost", reservation.CompactID(uuid.New())+" 1 3 1a0c2d3e4f5").Err())
+	report := audit(s, t, sale)
 	require.Contains(t, textOf(t, report), "user ghost: the reservation is at place 3, and the sale has given out 2")
 }
 
@@ -130,28 +131,28 @@ func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale := s.openPayable(t, 1000)
+	sale := openPayable(s.Shop, t, 1000)
 	for i, key := range []string{
-		s.keys.Orders(0), s.keys.Sales(0), s.keys.Server(0), s.keys.Outcomes(), s.keys.Sale(0, sale), s.keys.Buyers(0, sale), s.keys.Ended(0, sale),
+		s.Keys.Orders(0), s.Keys.Sales(0), s.Keys.Server(0), s.Keys.Outcomes(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale), s.Keys.Ended(0, sale),
 	} {
 		for kind, write := range map[string]func(ctx context.Context) error{
-			"string": func(ctx context.Context) error { return s.rdb.Set(ctx, key, "x", 0).Err() },
-			"list":   func(ctx context.Context) error { return s.rdb.LPush(ctx, key, "x").Err() },
+			"string": func(ctx context.Context) error { return s.Rdb.Set(ctx, key, "x", 0).Err() },
+			"list":   func(ctx context.Context) error { return s.Rdb.LPush(ctx, key, "x").Err() },
 		} {
 			// An order that only Redis has, and whose event is lost with the stream, is lost with no other key.
-			order := s.buy(t, sale, fmt.Sprintf("buyer-%d-%s", i, kind))
-			if key != s.keys.Orders(0) {
-				s.arrive(t)
+			order := s.Buy(t, sale, fmt.Sprintf("buyer-%d-%s", i, kind))
+			if key != s.Keys.Orders(0) {
+				arrive(s.Shop, t)
 			}
-			require.NoError(t, s.rdb.Del(t.Context(), key).Err())
+			require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 			require.NoError(t, write(t.Context()))
-			s.requireNamedAndMended(t, key+" is a "+kind)
-			require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.pool, order).Status)
-			s.buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
-			s.arrive(t)
+			requireNamedAndMended(s.Shop, t, key+" is a "+kind)
+			require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.Pool, order).Status)
+			s.Buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
+			arrive(s.Shop, t)
 		}
 	}
-	aside, err := s.rdb.Keys(t.Context(), "*:set-aside:*").Result()
+	aside, err := s.Rdb.Keys(t.Context(), "*:set-aside:*").Result()
 	require.NoError(t, err)
 	require.Len(t, aside, 8, "what was there is not deleted")
 }
@@ -159,10 +160,10 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 func TestAuditReportsAndReconcileRepairsUnlistedSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.termed(t)
-	require.NoError(t, s.rdb.SRem(t.Context(), s.keys.Sales(0), sale.String()).Err())
-	require.Contains(t, textOf(t, s.audit(t, sale)), "Redis has the sale, and does not list it")
-	s.requireNamedAndMended(t, "not listed")
+	sale := termed(s, t)
+	require.NoError(t, s.Rdb.SRem(t.Context(), s.Keys.Sales(0), sale.String()).Err())
+	require.Contains(t, textOf(t, audit(s, t, sale)), "Redis has the sale, and does not list it")
+	requireNamedAndMended(s, t, "not listed")
 }
 
 // Whatever is written into the tables by hand, the audit comes to its end and names it; and what mends it is a command.
@@ -203,25 +204,25 @@ func TestAuditReportsForgedRows(t *testing.T) {
 		t.Run(damage, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			s.termed(t)
-			_, err := s.pool.Exec(t.Context(), damage)
+			termed(s, t)
+			_, err := s.Pool.Exec(t.Context(), damage)
 			require.NoError(t, err)
-			report := s.audit(t, uuid.Nil)
+			report := audit(s, t, uuid.Nil)
 			require.True(t, report.Broken(), textOf(t, report))
 			require.False(t, report.Unchecked(), textOf(t, report))
-			reconciled := s.reconcile(t)
+			reconciled := reconcile(s, t)
 			switch by {
 			case "operator":
 				require.Positive(t, reconciled.Remaining)
 				return
 			case "projections":
 				require.Contains(t, leftOf(reconciled), "projections")
-				s.rebuildProjections(t)
-				reconciled = s.reconcile(t)
+				rebuildProjections(s, t)
+				reconciled = reconcile(s, t)
 			}
 			require.Zero(t, reconciled.Remaining, "%+v\n%s", reconciled, textOf(t, report))
-			s.arrive(t)
-			report = s.audit(t, uuid.Nil)
+			arrive(s, t)
+			report = audit(s, t, uuid.Nil)
 			require.False(t, report.Broken() || report.Unchecked(), textOf(t, report))
 		})
 	}

@@ -16,22 +16,23 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
 // rebuilt does to a sale what a rebuild does that came to 30 orders and knew of 40 places.
-func (s *shop) rebuilt(t testing.TB, sale uuid.UUID, sequence int64) {
+func rebuilt(s *testshop.Shop, t testing.TB, sale uuid.UUID, sequence int64) {
 	t.Helper()
-	_, err := s.pool.Exec(t.Context(), `WITH raised AS (
+	_, err := s.Pool.Exec(t.Context(), `WITH raised AS (
 			UPDATE sales SET epoch = epoch + 1, revision = revision + 1, published_revision = revision + 1 WHERE id = $1 RETURNING id, revision, epoch)
 		INSERT INTO sale_events (sale_id, revision, type, data)
 		SELECT id, revision, 'SaleRebuilt', jsonb_build_object('epoch', epoch, 'sequence', $2::bigint) FROM raised`, sale, sequence)
 	require.NoError(t, err)
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "epoch", 2, "sequence", sequence, "revision", 2).Err())
-	held, err := s.rdb.HGetAll(t.Context(), s.keys.Buyers(0, sale)).Result()
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 2, "sequence", sequence, "revision", 2).Err())
+	held, err := s.Rdb.HGetAll(t.Context(), s.Keys.Buyers(0, sale)).Result()
 	require.NoError(t, err)
 	for user, text := range held {
-		require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale), user, text+"@1").Err())
+		require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), user, text+"@1").Err())
 	}
 }
 
@@ -40,29 +41,29 @@ func (s *shop) rebuilt(t testing.TB, sale uuid.UUID, sequence int64) {
 func TestAuditCountsOrdersLostBeforeRebuild(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 40)
-	require.Equal(t, 30, s.crowd(t, sale, 30))
-	s.fulfil(t)
-	s.rebuilt(t, sale, 40)
-	s.buy(t, sale, "after")
-	s.fulfil(t)
-	report := s.audit(t, sale)
+	sale := s.Open(t, 40)
+	require.Equal(t, 30, crowd(s, t, sale, 30))
+	fulfil(s, t)
+	rebuilt(s, t, sale, 40)
+	s.Buy(t, sale, "after")
+	fulfil(s, t)
+	report := audit(s, t, sale)
 	require.False(t, report.Broken(), textOf(t, report))
 	require.EqualValues(t, 10, report.Sales[0].Lost)
 
 	// One of the lost ones comes late, and another one had the place that was given to somebody else since.
 	late := []reservation.OrderReserved{reserved(sale, "late", 35), reserved(sale, "later", 41)}
-	_, err := fulfillment.NewLedger(s.pool).Record(t.Context(), late)
+	_, err := fulfillment.NewLedger(s.Pool).Record(t.Context(), late)
 	require.NoError(t, err)
-	report = s.audit(t, sale)
+	report = audit(s, t, sale)
 	require.False(t, report.Broken(), textOf(t, report))
 	require.EqualValues(t, 9, report.Sales[0].Lost)
 	require.EqualValues(t, 2, report.Sales[0].Voided)
 	require.Contains(t, textOf(t, report), "41 places given out; 2 orders voided, 9 more lost with Redis")
 
 	// Places of the new epoch are counted as before.
-	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "sequence", 2).Err())
-	report = s.audit(t, sale)
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "sequence", 2).Err())
+	report = audit(s, t, sale)
 	require.Equal(t, "S5", broken(report))
 	require.Contains(t, textOf(t, report), "places 42 to 43 of the sale were given out and no order has them")
 }
@@ -70,42 +71,42 @@ func TestAuditCountsOrdersLostBeforeRebuild(t *testing.T) {
 func TestAuditReportsPayableOrdersWithoutDeadline(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.openPayable(t, 10)
-	s.crowd(t, sale, 3)
-	order := s.fulfil(t)[0].Event.OrderID
-	_, err := s.pool.Exec(t.Context(), "UPDATE orders SET due = NULL WHERE id = $1", order)
+	sale := openPayable(s, t, 10)
+	crowd(s, t, sale, 3)
+	order := fulfil(s, t)[0].Event.OrderID
+	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET due = NULL WHERE id = $1", order)
 	require.NoError(t, err)
-	report := s.audit(t, sale)
+	report := audit(s, t, sale)
 	require.Equal(t, "S3", broken(report), textOf(t, report))
 	finding := report.Promise("S3").Findings[0]
 	require.Equal(t, order, *finding.Order)
 	require.Equal(t, fulfillment.RemedyProjections, finding.Remedy)
 	require.Equal(t, "OrderConfirmed at version 2", finding.LastEvent)
-	_, err = s.pool.Exec(t.Context(), "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", order)
+	_, err = s.Pool.Exec(t.Context(), "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", order)
 	require.NoError(t, err)
-	report = s.audit(t, sale)
+	report = audit(s, t, sale)
 	require.Equal(t, fulfillment.RemedyOperator, report.Promise("S3").Findings[0].Remedy)
 }
 
 func TestAuditReportsLastEventOfEachDifference(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.openPayable(t, 10)
-	s.crowd(t, sale, 3)
-	event := s.fulfil(t)[0].Event
-	_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
+	sale := openPayable(s, t, 10)
+	crowd(s, t, sale, 3)
+	event := fulfil(s, t)[0].Event
+	_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
 	require.NoError(t, err)
-	_, err = s.pool.Exec(t.Context(), "DELETE FROM releases")
+	_, err = s.Pool.Exec(t.Context(), "DELETE FROM releases")
 	require.NoError(t, err)
-	_, err = s.catalog.Pause(t.Context(), sale)
+	_, err = s.Catalog.Pause(t.Context(), sale)
 	require.NoError(t, err)
-	_, err = s.pool.Exec(t.Context(), "UPDATE sales SET sold = 3")
+	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 3")
 	require.NoError(t, err)
-	text := textOf(t, s.audit(t, sale))
+	text := textOf(t, audit(s, t, sale))
 	require.Contains(t, text, "order "+event.OrderID.String()+", user "+event.UserID+
 		": the order is cancelled and its units are still taken in Redis (last event: OrderCancelled at version 3)")
 	require.Contains(t, text, "the events come to 2 (last event: SalePaused at revision 2)")
-	encoded, err := json.Marshal(s.audit(t, sale))
+	encoded, err := json.Marshal(audit(s, t, sale))
 	require.NoError(t, err)
 	require.Contains(t, string(encoded), `"last_event":"OrderCancelled at version 3","remedy":"release"`)
 }
@@ -114,14 +115,14 @@ func TestAuditReportsEquationOfEachSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	for range fulfillment.EquationsShown + 2 {
-		s.buy(t, s.open(t, 5), "ann")
+		s.Buy(t, s.Open(t, 5), "ann")
 	}
-	text := textOf(t, s.audit(t, uuid.Nil))
+	text := textOf(t, audit(s, t, uuid.Nil))
 	require.Equal(t, fulfillment.EquationsShown, strings.Count(text, "      5 = 4 available + 1 held + 0 sold   sale "))
 	require.Contains(t, text, "      … and 2 more sales\n")
-	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
 	require.NoError(t, err)
-	require.Contains(t, textOf(t, s.audit(t, uuid.Nil)), "      5 ≠ 4 available + 1 held + 1 sold   sale ")
+	require.Contains(t, textOf(t, audit(s, t, uuid.Nil)), "      5 ≠ 4 available + 1 held + 1 sold   sale ")
 }
 
 // beforeHScan runs do once, before the first look at buyers: between the sale and its buyers.
@@ -164,13 +165,13 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			sale := s.openPayable(t, 10)
-			s.crowd(t, sale, 3)
-			event := s.fulfil(t)[0].Event
-			report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Keys: s.keys, Sale: sale, Wait: wait, Redis: movingRedis(t, func() {
-				_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
+			sale := openPayable(s, t, 10)
+			crowd(s, t, sale, 3)
+			event := fulfil(s, t)[0].Event
+			report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Keys: s.Keys, Sale: sale, Wait: wait, Redis: movingRedis(t, func() {
+				_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
 				require.NoError(t, err)
-				_, err = s.giveBack(t.Context())
+				_, err = giveBack(s, t.Context())
 				require.NoError(t, err)
 			})})
 			require.NoError(t, err)
@@ -189,21 +190,21 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.crowd(t, sale, 3)
-	s.fulfil(t)
+	sale := s.Open(t, 10)
+	crowd(s, t, sale, 3)
+	fulfil(s, t)
 	moving := func() *redis.Client {
 		return movingRedis(t, func() {
-			s.buy(t, sale, uuid.NewString()) // which no worker has come to yet
-			last, err := s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "sequence").Int64()
+			s.Buy(t, sale, uuid.NewString()) // which no worker has come to yet
+			last, err := s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "sequence").Int64()
 			require.NoError(t, err)
 			late := reserved(sale, uuid.NewString(), last+1)
-			late.OrderID = s.buy(t, sale, late.UserID)
-			_, err = fulfillment.NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{late})
+			late.OrderID = s.Buy(t, sale, late.UserID)
+			_, err = fulfillment.NewLedger(s.Pool).Record(t.Context(), []reservation.OrderReserved{late})
 			require.NoError(t, err)
 		})
 	}
-	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: moving(), Keys: s.keys, Sale: sale})
+	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: moving(), Keys: s.Keys, Sale: sale})
 	require.NoError(t, err)
 	require.Equal(t, "S4", broken(report), textOf(t, report))
 	require.EqualValues(t, 1, report.Promise("S4").Found)
@@ -214,14 +215,14 @@ func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 func TestAuditReportsLastingDifferenceWithoutWaiting(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.crowd(t, sale, 3)
-	s.fulfil(t)
-	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
+	sale := s.Open(t, 10)
+	crowd(s, t, sale, 3)
+	fulfil(s, t)
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale, Wait: time.Hour})
+	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: time.Hour})
 	require.NoError(t, err)
 	require.Equal(t, "S4", broken(report))
 	require.False(t, report.Moved)

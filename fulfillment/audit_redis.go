@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/sql"
@@ -122,7 +123,7 @@ func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 		for i, s := range page {
 			a := answers[i]
 			for _, err := range []error{a.listed.Err(), a.ended.Err(), a.flag.Err()} {
-				if err != nil && !errors.Is(err, redis.Nil) && !isWrongType(err) { // a key that holds something else is named as that
+				if err != nil && !errors.Is(err, redis.Nil) && !stream.IsWrongType(err) { // a key that holds something else is named as that
 					return fmt.Errorf("look up sale %s in Redis: %w", s.id, err)
 				}
 			}
@@ -190,7 +191,7 @@ func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.Loc
 			continue
 		}
 		buyers, err := l.Redis.HLen(ctx, l.Keys.Buyers(s.Partition, s.ID)).Result()
-		if err != nil && !isWrongType(err) {
+		if err != nil && !stream.IsWrongType(err) {
 			return l.fail(ctx, theSales, fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err))
 		}
 		l.note("S7", Finding{Sale: &s.ID, Remedy: remedyOperator, What: fmt.Sprintf("Redis has this sale, with %s, and Postgres does not know it", plural(buyers, "buyer"))})
@@ -220,7 +221,7 @@ func (l *look) eachOfSales(ctx context.Context, names []string, do func(s audite
 		})
 		for i, s := range sales[:n] {
 			fields, err := asked[i].Result()
-			if err != nil && !isWrongType(err) {
+			if err != nil && !stream.IsWrongType(err) {
 				return fmt.Errorf("look up sale %s in Redis: %w", s.id, err)
 			}
 			if err != nil {
@@ -314,7 +315,7 @@ func (b *buyerScan) next() ([]any, error) {
 func (b *buyerScan) turn() (err error) {
 	key := b.Keys.Buyers(b.sale.partition, b.sale.id)
 	b.page, b.cursor, err = b.Redis.HScan(b.ctx, key, b.cursor, "", buyersPerTrip).Result()
-	if isWrongType(err) {
+	if stream.IsWrongType(err) {
 		b.page, b.cursor = nil, 0
 		b.note("S7", Finding{Sale: &b.sale.id, Remedy: remedyRebuild, What: "the key of its buyers in Redis holds something else"})
 		return nil
@@ -336,10 +337,4 @@ func (b *buyerScan) row(user, text string) []any {
 		r.Epoch = *b.sale.epoch
 	}
 	return []any{b.sale.id, user, r.OrderID, r.Quantity, r.Sequence, r.Epoch, r.ReservedAt, late}
-}
-
-// isWrongType tells whether Redis said that a key holds something else.
-func isWrongType(err error) bool {
-	var answered redis.Error
-	return errors.As(err, &answered) && strings.HasPrefix(answered.Error(), "WRONGTYPE")
 }

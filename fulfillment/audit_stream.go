@@ -3,19 +3,15 @@ package fulfillment
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/stream"
 	"stampede/reservation"
 	"stampede/sql"
 )
-
-// entriesPerTrip is how many stream entries are read in one round trip to Redis.
-const entriesPerTrip = 1000
 
 var waitingColumns = []string{"order_id", "parked"}
 
@@ -27,17 +23,17 @@ func (l *look) loadWaiting(ctx context.Context) error {
 	if err := l.missing(theStreams); err != nil {
 		return err
 	}
-	for _, stream := range l.streams {
-		scan := waitingScan{ctx: ctx, rdb: l.Redis, stream: stream, pending: map[string]bool{}}
-		if err := scan.begin(); isWrongType(err) {
+	for _, key := range l.streams {
+		scan := waitingScan{ctx: ctx, rdb: l.Redis, stream: key, pending: map[string]bool{}}
+		if err := scan.begin(); stream.IsWrongType(err) {
 			continue // which is named as that, and holds no event
 		} else if err != nil {
-			return fmt.Errorf("read what waits in %s: %w", stream, err)
+			return fmt.Errorf("read what waits in %s: %w", key, err)
 		}
 		if _, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_waiting"}, waitingColumns, pgx.CopyFromFunc(scan.next)); scan.err != nil {
-			return fmt.Errorf("read what waits in %s: %w", stream, scan.err)
+			return fmt.Errorf("read what waits in %s: %w", key, scan.err)
 		} else if err != nil {
-			return fmt.Errorf("copy what waits in %s: %w", stream, err)
+			return fmt.Errorf("copy what waits in %s: %w", key, err)
 		}
 	}
 	return nil
@@ -62,7 +58,7 @@ type waitingScan struct {
 func (s *waitingScan) begin() error {
 	s.from, s.delivered = "-", "0-0"
 	groups, err := s.rdb.XInfoGroups(s.ctx, s.stream).Result()
-	if err := unlessMissing(err); err != nil {
+	if err := stream.UnlessMissing(err); err != nil {
 		return err
 	}
 	grouped := false
@@ -77,9 +73,9 @@ func (s *waitingScan) begin() error {
 	s.from = "(" + s.delivered
 	for after := "-"; ; {
 		page, err := s.rdb.XPendingExt(s.ctx, &redis.XPendingExtArgs{
-			Stream: s.stream, Group: reservation.Group, Start: after, End: "+", Count: entriesPerTrip,
+			Stream: s.stream, Group: reservation.Group, Start: after, End: "+", Count: stream.EntriesPerTrip,
 		}).Result()
-		if err := unlessMissing(err); err != nil || len(page) == 0 {
+		if err := stream.UnlessMissing(err); err != nil || len(page) == 0 {
 			return err
 		}
 		if len(s.pending) == 0 {
@@ -98,37 +94,24 @@ func (s *waitingScan) next() ([]any, error) {
 		for len(s.page) > 0 {
 			entry := s.page[0]
 			s.page = s.page[1:]
-			if !s.pending[entry.ID] && !entryAfter(entry.ID, s.delivered) {
+			if !s.pending[entry.ID] && !stream.EntryAfter(entry.ID, s.delivered) {
 				continue
 			}
 			// What cannot be read names no order: it becomes a dead letter.
-			if event, err := orderOf(Entry{Stream: s.stream, ID: entry.ID, Fields: fieldsOf(entry.Values)}); err == nil {
+			if event, err := orderOf(stream.Entry{Stream: s.stream, ID: entry.ID, Fields: stream.FieldsOf(entry.Values)}); err == nil {
 				return []any{event.OrderID, false}, nil
 			}
 		}
 		if s.done {
 			return nil, nil
 		}
-		if s.page, s.err = s.rdb.XRangeN(s.ctx, s.stream, s.from, "+", entriesPerTrip).Result(); s.err != nil {
+		if s.page, s.err = s.rdb.XRangeN(s.ctx, s.stream, s.from, "+", stream.EntriesPerTrip).Result(); s.err != nil {
 			return nil, s.err
 		}
-		if s.done = len(s.page) < entriesPerTrip; len(s.page) > 0 {
+		if s.done = len(s.page) < stream.EntriesPerTrip; len(s.page) > 0 {
 			s.from = "(" + s.page[len(s.page)-1].ID
 		}
 	}
-}
-
-// entryAfter tells whether the entry with the id x comes later in its stream than that with the id y.
-func entryAfter(x, y string) bool {
-	halves := func(id string) (ms, n uint64) {
-		first, second, _ := strings.Cut(id, "-")
-		ms, _ = strconv.ParseUint(first, 10, 64) // Redis wrote it
-		n, _ = strconv.ParseUint(second, 10, 64)
-		return ms, n
-	}
-	xms, xn := halves(x)
-	yms, yn := halves(y)
-	return xms > yms || xms == yms && xn > yn
 }
 
 // loadParked copies the orders whose events are dead letters that wait for an operator.

@@ -14,35 +14,38 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
 // fulfil reads what is in the stream and records it, without a worker.
-func (s *shop) fulfil(t testing.TB) []fulfillment.Outcome {
+func fulfil(s *testshop.Shop, t testing.TB) []fulfillment.Outcome {
 	t.Helper()
-	ctx, stream := t.Context(), s.keys.Orders(0)
-	require.NoError(t, fulfillment.CreateGroup(ctx, s.rdb, stream, reservation.Group))
-	read, err := s.rdb.XReadGroup(ctx, &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "test", Streams: []string{stream, ">"}, Count: 10_000, Block: -1}).Result()
+	ctx, key := t.Context(), s.Keys.Orders(0)
+	require.NoError(t, stream.CreateGroup(ctx, s.Rdb, key, reservation.Group))
+	read, err := s.Rdb.XReadGroup(ctx, &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "test", Streams: []string{key, ">"}, Count: 10_000, Block: -1}).Result()
 	require.NoError(t, err)
 	var ids []string
 	var events []reservation.OrderReserved
 	for _, m := range read[0].Messages {
-		msg, err := fulfillment.DecodeEntry(m.ID, m.Values, 1)
+		msg, err := stream.DecodeEntry(m.ID, m.Values, 1)
 		require.NoError(t, err)
 		event, err := reservation.DecodeReserved(msg)
 		require.NoError(t, err)
 		ids, events = append(ids, m.ID), append(events, event)
 	}
-	outcomes, err := fulfillment.NewLedger(s.pool).Record(ctx, events)
+	outcomes, err := fulfillment.NewLedger(s.Pool).Record(ctx, events)
 	require.NoError(t, err)
-	require.NoError(t, s.rdb.XAck(ctx, stream, reservation.Group, ids...).Err())
+	require.NoError(t, s.Rdb.XAck(ctx, key, reservation.Group, ids...).Err())
 	return outcomes
 }
 
-func (s *shop) audit(t testing.TB, sale uuid.UUID) fulfillment.AuditReport {
+func audit(s *testshop.Shop, t testing.TB, sale uuid.UUID) fulfillment.AuditReport {
 	t.Helper()
-	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale})
+	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
 	require.NoError(t, err)
 	return report
 }
@@ -66,17 +69,17 @@ func textOf(t testing.TB, r fulfillment.AuditReport) string {
 func TestAuditOfCorrectSalePassesEveryPromise(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 1500)
-	other := s.open(t, 5)
-	s.crowd(t, sale, 1200)
-	s.buy(t, other, "alice")
-	s.fulfil(t)
-	s.buy(t, other, "bob")
+	sale := s.Open(t, 1500)
+	other := s.Open(t, 5)
+	crowd(s, t, sale, 1200)
+	s.Buy(t, other, "alice")
+	fulfil(s, t)
+	s.Buy(t, other, "bob")
 
-	report := s.audit(t, sale)
+	report := audit(s, t, sale)
 	require.Equal(t, "S3", broken(report), "bob is on his way:\n%s", textOf(t, report))
-	s.fulfil(t)
-	report = s.audit(t, uuid.Nil)
+	fulfil(s, t)
+	report = audit(s, t, uuid.Nil)
 	require.False(t, report.Broken(), textOf(t, report))
 	require.Equal(t, fmt.Sprintf(`S1  nothing is oversold                kept    1,202 units sold of 1,505
 S2  one live order per buyer and sale  kept    1,202 live orders, 0 rejected
@@ -88,17 +91,17 @@ S5  nothing is lost or doubled         kept    2,404 events of 1,202 orders, 1,2
 S7  Redis is whole and up to date      kept    2 of 2 sales in Redis
 DB  Postgres refuses what must not be  kept    %[3]d of %[3]d constraints and indexes hold
 `, sale, other, report.Guards), textOf(t, report))
-	require.Len(t, s.audit(t, sale).Sales, 1)
+	require.Len(t, audit(s, t, sale).Sales, 1)
 }
 
 func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.openPayable(t, 50)
-	require.Equal(t, 40, s.crowd(t, sale, 40))
-	ledger := fulfillment.NewLedger(s.pool)
+	sale := openPayable(s, t, 50)
+	require.Equal(t, 40, crowd(s, t, sale, 40))
+	ledger := fulfillment.NewLedger(s.Pool)
 	var overdue []uuid.UUID
-	for i, out := range s.fulfil(t) {
+	for i, out := range fulfil(s, t) {
 		var err error
 		switch order := out.Event; {
 		case i < 10:
@@ -110,19 +113,19 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 		}
 		require.NoError(t, err)
 	}
-	endWindow(t, s.pool, overdue...)
-	_, err := s.expire(t.Context())
+	endWindow(t, s.Pool, overdue...)
+	_, err := expire(s, t.Context())
 	require.NoError(t, err)
 
 	equation := func(available, held, sold int64) {
 		t.Helper()
-		report := s.audit(t, sale)
+		report := audit(s, t, sale)
 		require.False(t, report.Broken(), textOf(t, report))
 		figures := report.Sales[0]
 		require.Equal(t, []int64{available, held, sold}, []int64{figures.Available, figures.Held, figures.Sold})
 		require.EqualValues(t, 30, figures.ReplayedUnits)
 		require.EqualValues(t, 20, figures.UnpaidUnits)
-		shown, err := s.catalog.Show(t.Context(), sale)
+		shown, err := s.Catalog.Show(t.Context(), sale)
 		require.NoError(t, err)
 		require.EqualValues(t, 10, shown.Sold)
 		text := textOf(t, report)
@@ -137,11 +140,11 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	equation(10, 10, 30)
 	// Of one, Redis knows already: the worker that told it died before it could note so.
 	var first reservation.Release
-	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT sale_id, order_id, user_id FROM releases LIMIT 1").Scan(&first.SaleID, &first.OrderID, &first.UserID))
-	_, err = s.store.Release(t.Context(), []reservation.Release{first})
+	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT sale_id, order_id, user_id FROM releases LIMIT 1").Scan(&first.SaleID, &first.OrderID, &first.UserID))
+	_, err = s.Store.Release(t.Context(), []reservation.Release{first})
 	require.NoError(t, err)
 	equation(11, 9, 30)
-	_, err = s.giveBack(t.Context())
+	_, err = giveBack(s, t.Context())
 	require.NoError(t, err)
 	equation(20, 0, 30)
 }
@@ -151,7 +154,7 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 func TestAuditReportsEachCorruption(t *testing.T) {
 	t.Parallel()
 	type scene struct {
-		*shop
+		*testshop.Shop
 		sale  uuid.UUID
 		order uuid.UUID // of user-7
 	}
@@ -159,7 +162,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		return func(t testing.TB, s scene) {
 			query := strings.NewReplacer("$order", "'"+s.order.String()+"'", "$sale", "'"+s.sale.String()+"'").Replace(query)
 			for _, statement := range strings.Split(query, ";") {
-				_, err := s.pool.Exec(t.Context(), statement)
+				_, err := s.Pool.Exec(t.Context(), statement)
 				require.NoError(t, err)
 			}
 		}
@@ -167,8 +170,8 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 	inRedis := func(do func(ctx context.Context, s scene) redis.Cmder) func(testing.TB, scene) {
 		return func(t testing.TB, s scene) { require.NoError(t, do(t.Context(), s).Err()) }
 	}
-	saleKey := func(s scene) string { return s.keys.Sale(0, s.sale) }
-	buyersKey := func(s scene) string { return s.keys.Buyers(0, s.sale) }
+	saleKey := func(s scene) string { return s.Keys.Sale(0, s.sale) }
+	buyersKey := func(s scene) string { return s.Keys.Buyers(0, s.sale) }
 
 	// cancelled is a cancellation without its release.
 	const cancelled = `UPDATE orders SET status = 'cancelled', version = 3 WHERE id = $order;
@@ -190,7 +193,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		},
 		{
 			"less than nothing left in Redis",
-			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HSet(ctx, saleKey(s), "left", -1) }),
+			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.Rdb.HSet(ctx, saleKey(s), "left", -1) }),
 			"S1 S4", "Redis has -1 units left", "",
 		},
 		{
@@ -207,15 +210,15 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"an order lost in Postgres and Redis",
 			func(t testing.TB, s scene) {
 				exec(`DELETE FROM order_events WHERE order_id = $order; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold = sold - 1 WHERE id = $sale`)(t, s)
-				require.NoError(t, s.rdb.HDel(t.Context(), buyersKey(s), "user-7").Err())
-				require.NoError(t, s.rdb.HIncrBy(t.Context(), saleKey(s), "left", 1).Err())
+				require.NoError(t, s.Rdb.HDel(t.Context(), buyersKey(s), "user-7").Err())
+				require.NoError(t, s.Rdb.HIncrBy(t.Context(), saleKey(s), "left", 1).Err())
 			},
 			"S5", "of the sale was given out and no order has it", "operator",
 		},
 		{
 			"a buyer nobody has heard of",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.rdb.HSet(ctx, buyersKey(s), "ghost", reservation.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
+				return s.Rdb.HSet(ctx, buyersKey(s), "ghost", reservation.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
 			}),
 			"S3 S4 S5", "user ghost: the order was accepted and is not in Postgres", "operator",
 		},
@@ -227,15 +230,15 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		{
 			"an entry in hand",
 			func(t testing.TB, s scene) {
-				s.buy(t, s.sale, "late")
-				require.NoError(t, s.rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "c", Streams: []string{s.keys.Orders(0), ">"}, Block: -1}).Err())
+				s.Buy(t, s.sale, "late")
+				require.NoError(t, s.Rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "c", Streams: []string{s.Keys.Orders(0), ">"}, Block: -1}).Err())
 			},
 			"S3", "1 entry is not done with in", "worker",
 		},
 		{
 			"a parked dead letter",
 			func(t testing.TB, s scene) {
-				err := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store).Park(t.Context(), fulfillment.Entry{Stream: s.keys.Orders(0), ID: "1-1"}, fmt.Errorf("rubbish"))
+				err := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store).Park(t.Context(), stream.Entry{Stream: s.Keys.Orders(0), ID: "1-1"}, fmt.Errorf("rubbish"))
 				require.NoError(t, err)
 			},
 			"S3", "waits for a decision: rubbish", "dlq",
@@ -247,17 +250,17 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		},
 		{
 			"units gone from Redis",
-			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HIncrBy(ctx, saleKey(s), "left", -2) }),
+			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.Rdb.HIncrBy(ctx, saleKey(s), "left", -2) }),
 			"S4", "2 of 40 units are missing: 8 available, 0 held, 30 sold", "",
 		},
 		{
 			"another stock in Redis",
-			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HSet(ctx, saleKey(s), "stock", 41) }),
+			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.Rdb.HSet(ctx, saleKey(s), "stock", 41) }),
 			"S4", "the stock is 40 in Postgres and 41 in Redis", "",
 		},
 		{
 			"a buyer forgotten by Redis",
-			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HDel(ctx, buyersKey(s), "user-7") }),
+			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.Rdb.HDel(ctx, buyersKey(s), "user-7") }),
 			"S4", "order $order, user user-7: the order is confirmed and Redis has no reservation of it", "",
 		},
 		{
@@ -294,37 +297,37 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		{
 			"a damaged reservation",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.rdb.HSet(ctx, buyersKey(s), "user-7", "rubbish")
+				return s.Rdb.HSet(ctx, buyersKey(s), "user-7", "rubbish")
 			}),
 			"S4", `user user-7: the reservation in Redis is damaged: "rubbish"`, "",
 		},
 		{
 			"a user that Postgres cannot hold",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.rdb.HSet(ctx, buyersKey(s), "gh\x00st\xff\x1b", reservation.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
+				return s.Rdb.HSet(ctx, buyersKey(s), "gh\x00st\xff\x1b", reservation.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
 			}),
 			"S4", `user "gh�st�\x1b": the reservation in Redis is damaged: "`, "",
 		},
 		{
 			"a reservation that Postgres cannot hold",
 			func(t testing.TB, s scene) {
-				text := s.rdb.HGet(t.Context(), buyersKey(s), "user-7").Val()
-				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "user-7", text+"\x00\xff").Err())
+				text := s.Rdb.HGet(t.Context(), buyersKey(s), "user-7").Val()
+				require.NoError(t, s.Rdb.HSet(t.Context(), buyersKey(s), "user-7", text+"\x00\xff").Err())
 			},
 			"S4", `user user-7: the reservation in Redis is damaged: "`, "",
 		},
 		{
 			"a reservation of the year 10,000, of more units than anybody can count",
 			func(t testing.TB, s scene) {
-				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "user-7", reservation.CompactID(s.order)+" 1 7 7fffffffffffffff").Err())
-				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "ghost", reservation.CompactID(uuid.New())+" 9223372036854775807 8 1a0c2d3e4f5").Err())
+				require.NoError(t, s.Rdb.HSet(t.Context(), buyersKey(s), "user-7", reservation.CompactID(s.order)+" 1 7 7fffffffffffffff").Err())
+				require.NoError(t, s.Rdb.HSet(t.Context(), buyersKey(s), "ghost", reservation.CompactID(uuid.New())+" 9223372036854775807 8 1a0c2d3e4f5").Err())
 			},
 			"S4", `user ghost: the reservation in Redis is damaged: "`, "",
 		},
 		{
 			"more left in Redis than anybody can count",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.rdb.HSet(ctx, saleKey(s), "left", "9223372036854775807")
+				return s.Rdb.HSet(ctx, saleKey(s), "left", "9223372036854775807")
 			}),
 			"S4 S7", "its fields in Redis are damaged: ", "",
 		},
@@ -357,31 +360,31 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"two orders at one place",
 			func(t testing.TB, s scene) {
 				var place int64
-				require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT sequence FROM orders WHERE id = $1", s.order).Scan(&place))
+				require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT sequence FROM orders WHERE id = $1", s.order).Scan(&place))
 				to := place%30 + 1
 				exec(fmt.Sprintf(`UPDATE orders SET sequence = %d WHERE id = $order`, to))(t, s)
-				text := s.rdb.HGet(t.Context(), buyersKey(s), "user-7").Val()
+				text := s.Rdb.HGet(t.Context(), buyersKey(s), "user-7").Val()
 				text = strings.Replace(text, fmt.Sprintf(" 1 %d ", place), fmt.Sprintf(" 1 %d ", to), 1)
-				require.NoError(t, s.rdb.HSet(t.Context(), buyersKey(s), "user-7", text).Err())
+				require.NoError(t, s.Rdb.HSet(t.Context(), buyersKey(s), "user-7", text).Err())
 			},
 			"S5", "of the sale belongs to 2 orders:", "projections operator",
 		},
 		{
 			"Redis emptied",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.rdb.Del(ctx, saleKey(s), buyersKey(s), s.keys.Orders(0))
+				return s.Rdb.Del(ctx, saleKey(s), buyersKey(s), s.Keys.Orders(0))
 			}),
 			"S4 S7", "Redis has lost the sale", "",
 		},
 		{
 			"Redis in another epoch",
-			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.rdb.HSet(ctx, saleKey(s), "epoch", 2) }),
+			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.Rdb.HSet(ctx, saleKey(s), "epoch", 2) }),
 			"S7", "Redis has the stock of epoch 2, Postgres is in epoch 1", "",
 		},
 		{
 			"another definition in Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.rdb.HSet(ctx, saleKey(s), "state", "paused", "opens_at_ms", 1, "closes_at_ms", 2, "per_order_limit", 3, "payment_window_s", 4, "revision", 5)
+				return s.Rdb.HSet(ctx, saleKey(s), "state", "paused", "opens_at_ms", 1, "closes_at_ms", 2, "per_order_limit", 3, "payment_window_s", 4, "revision", 5)
 			}),
 			"S7", "state is paused and not open, opens_at_ms is 1 and not 0, closes_at_ms is 2 and not 0, per_order_limit is 3 and not 10, payment_window_s is 4 and not 0, revision is 5 and not 1", "",
 		},
@@ -389,38 +392,38 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"Redis set back",
 			func(t testing.TB, s scene) {
 				var user string
-				require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT user_id FROM orders WHERE sequence = 30").Scan(&user))
-				require.NoError(t, s.rdb.HDel(t.Context(), buyersKey(s), user).Err())
-				require.NoError(t, s.rdb.HSet(t.Context(), saleKey(s), "sequence", 29, "left", 11).Err())
+				require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT user_id FROM orders WHERE sequence = 30").Scan(&user))
+				require.NoError(t, s.Rdb.HDel(t.Context(), buyersKey(s), user).Err())
+				require.NoError(t, s.Rdb.HSet(t.Context(), saleKey(s), "sequence", 29, "left", 11).Err())
 			},
 			"S4 S7", "Redis has given out 29 places, and Postgres has an order at place 30: Redis was set back", "",
 		},
 		{
 			"a sale's key of another type",
 			func(t testing.TB, s scene) {
-				require.NoError(t, s.rdb.Del(t.Context(), saleKey(s)).Err())
-				require.NoError(t, s.rdb.Set(t.Context(), saleKey(s), "x", 0).Err())
+				require.NoError(t, s.Rdb.Del(t.Context(), saleKey(s)).Err())
+				require.NoError(t, s.Rdb.Set(t.Context(), saleKey(s), "x", 0).Err())
 			},
 			"S4 S7", "its key in Redis holds something else", "",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			s := scene{shop: newShop(t, testkit.Pool(t))}
-			s.sale = s.open(t, 40)
-			require.Equal(t, 30, s.crowd(t, s.sale, 30))
-			for _, out := range s.fulfil(t) {
+			s := scene{Shop: newShop(t, testkit.Pool(t))}
+			s.sale = s.Open(t, 40)
+			require.Equal(t, 30, crowd(s.Shop, t, s.sale, 30))
+			for _, out := range fulfil(s.Shop, t) {
 				if out.Event.UserID == "user-7" {
 					s.order = out.Event.OrderID
 				}
 			}
-			require.False(t, s.audit(t, uuid.Nil).Broken(), textOf(t, s.audit(t, uuid.Nil)))
+			require.False(t, audit(s.Shop, t, uuid.Nil).Broken(), textOf(t, audit(s.Shop, t, uuid.Nil)))
 			c.corrupt(t, s)
-			report := s.audit(t, s.sale)
+			report := audit(s.Shop, t, s.sale)
 			text := textOf(t, report)
 			require.Equal(t, c.broken, broken(report), text)
 			require.Contains(t, text, strings.ReplaceAll(c.says, "$order", s.order.String()))
-			s.requireMended(t, s.sale, c.left)
+			requireMended(s.Shop, t, s.sale, c.left)
 		})
 	}
 }
@@ -428,11 +431,11 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 func TestAuditWaitsUntilSaleIsAtRest(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 500)
-	s.crowd(t, sale, 500)
-	require.Equal(t, "S3", broken(s.audit(t, sale)))
-	work(t, s.config(t))
-	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale, Wait: 30 * time.Second})
+	sale := s.Open(t, 500)
+	crowd(s, t, sale, 500)
+	require.Equal(t, "S3", broken(audit(s, t, sale)))
+	testwork.Work(t, testwork.Config(s, t))
+	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, report.Broken(), textOf(t, report))
 	require.EqualValues(t, 500, report.Sales[0].LiveUnits)
@@ -441,12 +444,12 @@ func TestAuditWaitsUntilSaleIsAtRest(t *testing.T) {
 func TestAuditBoundsFindingsAndCountsTheRest(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 100)
-	s.crowd(t, sale, 50)
-	s.fulfil(t)
-	_, err := s.pool.Exec(t.Context(), "UPDATE orders SET status = 'paid'")
+	sale := s.Open(t, 100)
+	crowd(s, t, sale, 50)
+	fulfil(s, t)
+	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET status = 'paid'")
 	require.NoError(t, err)
-	report := s.audit(t, sale)
+	report := audit(s, t, sale)
 	require.EqualValues(t, 50, report.Promise("S5").Found)
 	require.Len(t, report.Promise("S5").Findings, fulfillment.FindingsShown)
 	require.Contains(t, textOf(t, report), "… and 40 more")
@@ -459,14 +462,14 @@ func TestAuditBoundsFindingsAndCountsTheRest(t *testing.T) {
 func TestAuditReportsSaleMissingInPostgres(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.crowd(t, sale, 3)
-	s.fulfil(t)
+	sale := s.Open(t, 10)
+	crowd(s, t, sale, 3)
+	fulfil(s, t)
 	for _, table := range []string{"orders", "order_events", "sale_events", "sales"} {
-		_, err := s.pool.Exec(t.Context(), "DELETE FROM "+table)
+		_, err := s.Pool.Exec(t.Context(), "DELETE FROM "+table)
 		require.NoError(t, err)
 	}
-	report := s.audit(t, uuid.Nil)
+	report := audit(s, t, uuid.Nil)
 	require.Equal(t, "S7", broken(report), textOf(t, report))
 	require.Contains(t, textOf(t, report), "Redis has this sale, with 3 buyers, and Postgres does not know it")
 }
@@ -474,14 +477,14 @@ func TestAuditReportsSaleMissingInPostgres(t *testing.T) {
 func TestAuditTerminatesOnForgedPlace(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.crowd(t, sale, 3)
-	s.fulfil(t)
-	_, err := s.pool.Exec(t.Context(), "UPDATE orders SET sequence = 1000000000000 WHERE sequence = 3")
+	sale := s.Open(t, 10)
+	crowd(s, t, sale, 3)
+	fulfil(s, t)
+	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET sequence = 1000000000000 WHERE sequence = 3")
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: sale})
+	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
 	require.NoError(t, err)
 	require.Contains(t, textOf(t, report), "places 4 to 999999999999 of the sale were given out and no order has them")
 }
@@ -489,9 +492,9 @@ func TestAuditTerminatesOnForgedPlace(t *testing.T) {
 func TestAuditRejectsUnknownSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	_, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Sale: uuid.New()})
+	_, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: uuid.New()})
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
-	report := s.audit(t, uuid.Nil)
+	report := audit(s, t, uuid.Nil)
 	require.False(t, report.Broken(), "an empty shop keeps its promises")
 }
 
@@ -499,22 +502,22 @@ func TestAuditRejectsUnknownSale(t *testing.T) {
 func BenchmarkAudit(b *testing.B) {
 	s := newShop(b, testkit.Pool(b))
 	const orders = 100_000
-	sale := s.open(b, orders)
+	sale := s.Open(b, orders)
 	for i := 0; i < orders; i += 1000 {
 		var wg sync.WaitGroup
 		for j := range 1000 {
 			wg.Go(func() {
 				request := reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i+j), Quantity: 1}
-				if _, err := s.store.Reserve(context.Background(), request); err != nil {
+				if _, err := s.Store.Reserve(context.Background(), request); err != nil {
 					b.Error(err)
 				}
 			})
 		}
 		wg.Wait()
-		s.fulfil(b)
+		fulfil(s, b)
 	}
 	for b.Loop() {
-		report := s.audit(b, sale)
+		report := audit(s, b, sale)
 		if report.Broken() || report.Sales[0].LiveOrders != orders {
 			b.Fatal(textOf(b, report))
 		}

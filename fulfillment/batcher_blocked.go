@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 )
 
@@ -54,7 +55,7 @@ func (d *dispatch) hold(messages []*submission, why error) {
 // keep has a message wait with its sale. If too many do, it is put off.
 func (d *dispatch) keep(h *blockedSale, s *submission) {
 	if d.kept >= blockedFactor*d.BatchMax {
-		s.resolve(errPutOff)
+		s.resolve(stream.ErrPutOff)
 		return
 	}
 	h.waiting = append(h.waiting, s)

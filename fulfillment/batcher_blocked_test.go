@@ -16,16 +16,18 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 )
 
 // lockFromOtherRole locks the row of a sale in a session of another role, which no worker may end, until release is called.
-func (s *shop) lockFromOtherRole(t testing.TB, sale uuid.UUID) (release func()) {
+func lockFromOtherRole(s *testshop.Shop, t testing.TB, sale uuid.UUID) (release func()) {
 	t.Helper()
 	role := "other_" + strings.ToLower(rand.Text())
 	for _, statement := range []string{
 		"CREATE ROLE " + role + " LOGIN PASSWORD 'other'", "GRANT SELECT, UPDATE ON sales TO " + role,
 	} {
-		_, err := s.pool.Exec(t.Context(), statement)
+		_, err := s.Pool.Exec(t.Context(), statement)
 		require.NoError(t, err)
 	}
 	u, err := url.Parse(testkit.DatabaseURL(t))
@@ -36,7 +38,7 @@ func (s *shop) lockFromOtherRole(t testing.TB, sale uuid.UUID) (release func()) 
 	ctx := context.WithoutCancel(t.Context())
 	t.Cleanup(func() {
 		_ = conn.Close(ctx)
-		_, err := s.pool.Exec(ctx, "DROP OWNED BY "+role+"; DROP ROLE "+role)
+		_, err := s.Pool.Exec(ctx, "DROP OWNED BY "+role+"; DROP ROLE "+role)
 		require.NoError(t, err)
 	})
 	_, err = conn.Exec(t.Context(), "BEGIN")
@@ -49,70 +51,70 @@ func (s *shop) lockFromOtherRole(t testing.TB, sale uuid.UUID) (release func()) 
 	}
 }
 
-const confirmedOf = confirmedOrders + " AND sale_id = $1"
+const confirmedOf = testshop.ConfirmedOrders + " AND sale_id = $1"
 
 func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	locked := s.open(t, 1000)
+	locked := s.Open(t, 1000)
 	others := make([]uuid.UUID, 5)
 	for i := range others {
-		others[i] = s.open(t, 1000)
+		others[i] = s.Open(t, 1000)
 	}
 	for i := range 10 {
-		s.buy(t, locked, fmt.Sprint("user-", i))
+		s.Buy(t, locked, fmt.Sprint("user-", i))
 		for _, sale := range others {
-			s.buy(t, sale, fmt.Sprint("user-", i)) // the same users, who are served in all sales
+			s.Buy(t, sale, fmt.Sprint("user-", i)) // the same users, who are served in all sales
 		}
 	}
-	release := s.lockFromOtherRole(t, locked)
-	work(t, s.config(t))
-	testkit.Eventually(t, soon, "the orders of the other sales are confirmed", func() bool {
-		return s.count(t, confirmedOrders) == 50
+	release := lockFromOtherRole(s, t, locked)
+	testwork.Work(t, testwork.Config(s, t))
+	testkit.Eventually(t, testshop.Soon, "the orders of the other sales are confirmed", func() bool {
+		return s.Count(t, testshop.ConfirmedOrders) == 50
 	})
 	for _, sale := range others {
-		s.buy(t, sale, "late")
+		s.Buy(t, sale, "late")
 	}
-	testkit.Eventually(t, soon, "and those that come later", func() bool { return s.count(t, confirmedOrders) == 55 })
-	require.Zero(t, s.count(t, confirmedOf, locked))
+	testkit.Eventually(t, testshop.Soon, "and those that come later", func() bool { return s.Count(t, testshop.ConfirmedOrders) == 55 })
+	require.Zero(t, s.Count(t, confirmedOf, locked))
 	release()
-	s.awaitConfirmed(t, 65)
-	s.awaitRest(t)
-	require.EqualValues(t, 10, soldOf(t, s.pool, locked))
-	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
+	s.AwaitConfirmed(t, 65)
+	testwork.AwaitRest(s, t)
+	require.EqualValues(t, 10, soldOf(t, s.Pool, locked))
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
 
 // The locked sale has more orders in the stream than a worker holds in memory.
 func TestBacklogOfLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	locked, other := s.open(t, 1000), s.open(t, 1000)
-	config := s.config(t)
+	locked, other := s.Open(t, 1000), s.Open(t, 1000)
+	config := testwork.Config(s, t)
 	config.BatchMax, config.MinIdle = 10, 2*time.Second
-	s.crowd(t, locked, 200)
-	s.crowd(t, other, 20)
-	release := s.lockFromOtherRole(t, locked)
-	work(t, config)
-	testkit.Eventually(t, soon, "the orders of the other sale are confirmed", func() bool {
-		return s.count(t, confirmedOf, other) == 20
+	crowd(s, t, locked, 200)
+	crowd(s, t, other, 20)
+	release := lockFromOtherRole(s, t, locked)
+	testwork.Work(t, config)
+	testkit.Eventually(t, testshop.Soon, "the orders of the other sale are confirmed", func() bool {
+		return s.Count(t, confirmedOf, other) == 20
 	})
-	require.Zero(t, s.count(t, confirmedOf, locked))
+	require.Zero(t, s.Count(t, confirmedOf, locked))
 	release()
-	s.awaitConfirmed(t, 220)
-	s.awaitRest(t)
-	require.EqualValues(t, 200, soldOf(t, s.pool, locked))
-	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
+	s.AwaitConfirmed(t, 220)
+	testwork.AwaitRest(s, t)
+	require.EqualValues(t, 200, soldOf(t, s.Pool, locked))
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
 
 // A row that a transaction of another sale waits for is none of a counter: nothing tells which sale it is.
 func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	locked, other := s.open(t, 1000), s.open(t, 1000)
-	s.crowd(t, locked, 3)
-	s.crowd(t, other, 3)
+	locked, other := s.Open(t, 1000), s.Open(t, 1000)
+	crowd(s, t, locked, 3)
+	crowd(s, t, other, 3)
 	// Somebody is about to record one of them, and does not come to the end.
-	hold, err := s.pool.Begin(t.Context())
+	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) })
 	_, err = hold.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = 0")
@@ -121,17 +123,17 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 		VALUES (gen_random_uuid(), $1, 'user-1', 1, 'confirmed', 2, 9, 1, now(), now())`, locked)
 	require.NoError(t, err)
 
-	b := s.batch(t, func(c *fulfillment.BatcherConfig) {
-		c.Ledger = fulfillment.NewLedger(s.pool).Waiting(200 * time.Millisecond)
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) {
+		c.Ledger = fulfillment.NewLedger(s.Pool).Waiting(200 * time.Millisecond)
 	})
-	answers := handle(b, s.messages(t)...)
-	testkit.Eventually(t, soon, "all but the one are confirmed", func() bool { return s.count(t, confirmedOrders) == 5 })
-	require.EqualValues(t, 2, s.count(t, confirmedOf, locked), "its own sale's as well, if later")
+	answers := handle(b, messages(s, t)...)
+	testkit.Eventually(t, testshop.Soon, "all but the one are confirmed", func() bool { return s.Count(t, testshop.ConfirmedOrders) == 5 })
+	require.EqualValues(t, 2, s.Count(t, confirmedOf, locked), "its own sale's as well, if later")
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
 		require.NoError(t, answer(t, a))
 	}
-	require.EqualValues(t, 6, s.count(t, confirmedOrders))
+	require.EqualValues(t, 6, s.Count(t, testshop.ConfirmedOrders))
 }
 
 // TestSlowBatchIsHalved has a database that needs 10 ms for each order, and gives a statement 250 ms.
@@ -142,43 +144,43 @@ func TestSlowBatchIsHalved(t *testing.T) {
 		`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.01); RETURN NEW; END $$`,
 		"CREATE TRIGGER slow BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION slow()",
 	} {
-		_, err := s.pool.Exec(t.Context(), statement)
+		_, err := s.Pool.Exec(t.Context(), statement)
 		require.NoError(t, err)
 	}
-	sale := s.open(t, 1000)
-	s.crowd(t, sale, 100)
+	sale := s.Open(t, 1000)
+	crowd(s, t, sale, 100)
 	limited, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t)+"&statement_timeout=250", 8)
 	require.NoError(t, err)
 	t.Cleanup(limited.Close)
-	config := s.config(t)
+	config := testwork.Config(s, t)
 	config.Pool = limited
-	work(t, config)
-	s.awaitConfirmed(t, 100)
-	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
+	testwork.Work(t, config)
+	s.AwaitConfirmed(t, 100)
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
 
 // TestLockedSaleDoesNotDelayExpiryOfOtherSales also has its own orders free again soon: a buyer may want to pay for one.
 func TestLockedSaleDoesNotDelayExpiryOfOtherSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	locked, other := newPayableSale(t, s.pool, 100), newPayableSale(t, s.pool, 100)
-	orders := append(confirm(t, s.pool, locked, 6), confirm(t, s.pool, other, 5)...)
+	locked, other := newPayableSale(t, s.Pool, 100), newPayableSale(t, s.Pool, 100)
+	orders := append(confirm(t, s.Pool, locked, 6), confirm(t, s.Pool, other, 5)...)
 	order := orders[0]
-	endWindow(t, s.pool, orders[1:]...)
-	release := s.lockFromOtherRole(t, locked)
-	expired, err := s.expire(t.Context())
+	endWindow(t, s.Pool, orders[1:]...)
+	release := lockFromOtherRole(s, t, locked)
+	expired, err := expire(s, t.Context())
 	require.True(t, fulfillment.IsLocked(err), "%v", err)
 	require.ErrorContains(t, err, "sale="+locked.String())
 	require.Equal(t, 5, expired)
 
 	var user string
-	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT user_id FROM orders WHERE id = $1", order).Scan(&user))
-	_, err = fulfillment.NewLedger(s.pool).Cancel(t.Context(), order, user)
+	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT user_id FROM orders WHERE id = $1", order).Scan(&user))
+	_, err = fulfillment.NewLedger(s.Pool).Cancel(t.Context(), order, user)
 	require.True(t, fulfillment.IsLocked(err), "%v", err)
-	_, err = fulfillment.NewLedger(s.pool).Pay(t.Context(), order, user, "pi")
+	_, err = fulfillment.NewLedger(s.Pool).Pay(t.Context(), order, user, "pi")
 	require.NoError(t, err, "which needs nothing of the sale's row")
 	release()
-	expired, err = s.expire(t.Context())
+	expired, err = expire(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 5, expired)
 }
@@ -186,20 +188,20 @@ func TestLockedSaleDoesNotDelayExpiryOfOtherSales(t *testing.T) {
 func TestLockedSaleDoesNotDelayPublishingOfOtherSales(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	locked := s.open(t, 10)
+	locked := s.Open(t, 10)
 	for range 20 {
-		s.open(t, 10)
+		s.Open(t, 10)
 	}
-	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET published_revision = 0")
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET published_revision = 0")
 	require.NoError(t, err)
-	release := s.lockFromOtherRole(t, locked)
+	release := lockFromOtherRole(s, t, locked)
 	ctx, cancel := context.WithTimeout(t.Context(), fulfillment.RecordTimeout)
 	defer cancel()
-	published, err := s.catalog.PublishPending(ctx)
+	published, err := s.Catalog.PublishPending(ctx)
 	require.ErrorContains(t, err, "sale="+locked.String())
 	require.Equal(t, 20, published)
 	release()
-	published, err = s.catalog.PublishPending(t.Context())
+	published, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, published)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 )
 
@@ -222,6 +223,6 @@ func (d *dispatch) leaveAll() {
 // leave leaves messages to the next worker.
 func leave(batch []*submission) {
 	for _, s := range batch {
-		s.resolve(ErrStopping)
+		s.resolve(stream.ErrStopping)
 	}
 }

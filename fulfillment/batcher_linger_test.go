@@ -36,7 +36,7 @@ func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
 
 func TestBatcherLingersAtHighRates(t *testing.T) {
 	t.Parallel()
-	b := newShop(t, testkit.Pool(t)).batcher(t, nil)
+	b := batcher(newShop(t, testkit.Pool(t)), t, nil)
 	d := b.NewDispatch()
 	want, atLatest := d.Wanted()
 	require.Equal(t, 1, want)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"stampede/fulfillment/stream"
 	"stampede/reservation"
 )
 
@@ -111,12 +112,12 @@ func (q *submissions) close() []*submission {
 // stack that has its size, where each handler's would have to grow for it.
 func (b *batcher) Handle(msg *message.Message) error {
 	s := &submission{Msg: msg, Done: make(chan error, 1)}
-	err := error(ErrStopping)
+	err := error(stream.ErrStopping)
 	if b.Queue.Add(s) {
 		err = <-s.Done
 	}
 	if err != nil {
-		noteRefusal(msg.Context(), err)
+		stream.NoteRefusal(msg.Context(), err)
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/pause"
 	"stampede/reservation"
 )
@@ -87,7 +88,7 @@ func (s *batchRecording) record(ctx context.Context, events []reservation.OrderR
 	switch {
 	case err == nil:
 		return outcomes
-	case errors.Is(err, ErrStopping):
+	case errors.Is(err, stream.ErrStopping):
 		s.stopped = err
 		return allFailed(events, err)
 	case s.splits && (isLocked(err) || isTooSlow(err)):
@@ -192,7 +193,7 @@ const epochTries = 3
 func (b *batcher) try(ctx context.Context, t transaction) ([]Outcome, error) {
 	for tries := 1; ; tries++ {
 		if b.recording.lasts() && b.isDraining() {
-			return nil, ErrStopping
+			return nil, stream.ErrStopping
 		}
 		outcomes, err := attempt(ctx, b.Logger, t)
 		if err == nil || faultOf(err) != transient {
@@ -201,7 +202,7 @@ func (b *batcher) try(ctx context.Context, t transaction) ([]Outcome, error) {
 		}
 		if isLocked(err) || isTooSlow(err) {
 			if b.isDraining() {
-				return nil, ErrStopping
+				return nil, stream.ErrStopping
 			}
 			return nil, err
 		}
@@ -209,7 +210,7 @@ func (b *batcher) try(ctx context.Context, t transaction) ([]Outcome, error) {
 			continue // it is known now that the epoch is over
 		}
 		if !pause.For(b.recording.failed(err), b.draining) {
-			return nil, ErrStopping
+			return nil, stream.ErrStopping
 		}
 	}
 }

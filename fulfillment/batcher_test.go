@@ -15,20 +15,22 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/lock"
 	"stampede/reservation"
 )
 
 // batcher makes a batcher of the shop, which change may alter.
-func (s *shop) batcher(t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
+func batcher(s *testshop.Shop, t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
 	t.Helper()
 	metrics, err := fulfillment.NewWorkerMetrics(nil)
 	require.NoError(t, err)
 	config := fulfillment.BatcherConfig{
 		// Tests hold rows for as long as they have to.
-		Ledger: fulfillment.NewLedger(s.pool).Waiting(time.Minute), Store: s.store, Locker: lock.New(s.rdb), Keys: s.keys, BatchMax: 500, Lease: 10 * time.Second,
+		Ledger: fulfillment.NewLedger(s.Pool).Waiting(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: 500, Lease: 10 * time.Second,
 		Logger: testkit.Logger(t), Metrics: metrics,
 	}
 	if change != nil {
@@ -43,9 +45,9 @@ func (s *shop) batcher(t testing.TB, change func(*fulfillment.BatcherConfig)) *f
 }
 
 // batch starts a batcher, and stops it when the test ends.
-func (s *shop) batch(t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
+func batch(s *testshop.Shop, t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
 	t.Helper()
-	b := s.batcher(t, change)
+	b := batcher(s, t, change)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
@@ -57,11 +59,11 @@ func (s *shop) batch(t testing.TB, change func(*fulfillment.BatcherConfig)) *ful
 }
 
 // messages are what the stream holds, as a subscriber would hand them out.
-func (s *shop) messages(t testing.TB) []*message.Message {
+func messages(s *testshop.Shop, t testing.TB) []*message.Message {
 	t.Helper()
 	var all []*message.Message
-	for _, m := range s.rdb.XRange(t.Context(), s.keys.Orders(0), "-", "+").Val() {
-		msg, err := fulfillment.DecodeEntry(m.ID, m.Values, 1)
+	for _, m := range s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val() {
+		msg, err := stream.DecodeEntry(m.ID, m.Values, 1)
 		require.NoError(t, err)
 		all = append(all, msg)
 	}
@@ -95,19 +97,19 @@ func queued(b *fulfillment.Batcher) int { return b.Queue.Len() }
 func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 100)
-	s.crowd(t, sale, 41)
-	msgs := s.messages(t)
-	b := s.batch(t, nil)
+	sale := s.Open(t, 100)
+	crowd(s, t, sale, 41)
+	msgs := messages(s, t)
+	b := batch(s, t, nil)
 
-	hold, err := s.pool.Begin(t.Context())
+	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
 	require.NoError(t, err)
 	answers := handle(b, msgs[0])
 	testkit.Eventually(t, 10*time.Second, "the first transaction waits for the sale", func() bool {
-		return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+		return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
 	answers = append(answers, handle(b, msgs[1:]...)...)
 	testkit.Eventually(t, 10*time.Second, "the others wait for their turn", func() bool { return queued(b) == 40 })
@@ -116,15 +118,15 @@ func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 		require.NoError(t, answer(t, a))
 	}
 	// now() is the start of the transaction.
-	require.EqualValues(t, 2, s.count(t, "SELECT count(DISTINCT updated_at) FROM orders"), "one transaction for one, one for forty")
-	require.EqualValues(t, 41, s.count(t, confirmedOrders))
+	require.EqualValues(t, 2, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"), "one transaction for one, one for forty")
+	require.EqualValues(t, 41, s.Count(t, testshop.ConfirmedOrders))
 }
 
 func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := newSale(t, s.pool, 100)
-	b := s.batch(t, nil)
+	sale := newSale(t, s.Pool, 100)
+	b := batch(s, t, nil)
 	events := crowdOf(sale, 20)
 	events[7].UserID = "a\x00b" // which no decoder lets through, and no text column takes
 
@@ -138,20 +140,20 @@ func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 			require.Equal(t, reservation.StatusConfirmed, out.Status)
 		}
 	}
-	require.EqualValues(t, 19, soldOf(t, s.pool, sale))
+	require.EqualValues(t, 19, soldOf(t, s.Pool, sale))
 }
 
 func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	full, roomy := newSale(t, s.pool, 5), newSale(t, s.pool, 100)
+	full, roomy := newSale(t, s.Pool, 5), newSale(t, s.Pool, 100)
 	trips := &tripCounter{}
-	config := s.pool.Config()
+	config := s.Pool.Config()
 	config.ConnConfig.Tracer = trips
 	counted, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(counted.Close)
-	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(counted) })
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(counted) })
 	events := append(crowdOf(full, 40), crowdOf(roomy, 40)...)
 	events[10].Quantity = 3
 
@@ -165,19 +167,19 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 		}
 		require.Equal(t, want, out.Status, "event %d", i)
 	}
-	require.EqualValues(t, 5, soldOf(t, s.pool, full))
-	require.EqualValues(t, 40, soldOf(t, s.pool, roomy))
+	require.EqualValues(t, 5, soldOf(t, s.Pool, full))
+	require.EqualValues(t, 40, soldOf(t, s.Pool, roomy))
 	require.Less(t, trips.n.Load(), int64(60), "it does not try every single event")
 }
 
 func TestBatcherSurvivesPanic(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.crowd(t, sale, 3)
-	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(nil) })
+	sale := s.Open(t, 10)
+	crowd(s, t, sale, 3)
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(nil) })
 	for range 2 {
-		for _, a := range handle(b, s.messages(t)...) {
+		for _, a := range handle(b, messages(s, t)...) {
 			require.ErrorIs(t, answer(t, a), fulfillment.ErrPanicked)
 		}
 	}
@@ -187,10 +189,10 @@ func TestBatcherSurvivesPanic(t *testing.T) {
 func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := newSale(t, s.pool, 1)
-	_, _, err := lock.New(s.rdb).TryEach(t.Context(), []string{s.keys.Lock(0, "user-1")}, lock.For(30*time.Second))
+	sale := newSale(t, s.Pool, 1)
+	_, _, err := lock.New(s.Rdb).TryEach(t.Context(), []string{s.Keys.Lock(0, "user-1")}, lock.For(30*time.Second))
 	require.NoError(t, err)
-	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Store = nil }) // to give the unit of a rejected order back
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Store = nil }) // to give the unit of a rejected order back
 	batch := make([]*fulfillment.Submission, 3)
 	for i, event := range crowdOf(sale, 3) {
 		batch[i] = &fulfillment.Submission{Event: event, Done: make(chan error, 1)}
@@ -208,64 +210,64 @@ func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	user := s.keys.Lock(0, "alice")
-	s.buy(t, sale, "alice")
-	hold, err := s.pool.Begin(t.Context())
+	sale := s.Open(t, 10)
+	user := s.Keys.Lock(0, "alice")
+	s.Buy(t, sale, "alice")
+	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
 	require.NoError(t, err)
 
-	log := &countingLog{}
-	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Lease, c.Logger = time.Second, slog.New(log) })
-	answers := handle(b, s.messages(t)...)
-	locked := func() bool { return s.rdb.Exists(t.Context(), user).Val() == 1 }
+	log := &testshop.CountingLog{}
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Lease, c.Logger = time.Second, slog.New(log) })
+	answers := handle(b, messages(s, t)...)
+	locked := func() bool { return s.Rdb.Exists(t.Context(), user).Val() == 1 }
 	testkit.Eventually(t, 10*time.Second, "the user is locked", locked)
 	testkit.Eventually(t, 10*time.Second, "the lease runs out", func() bool { return !locked() })
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, answer(t, answers[0]))
 	testkit.Eventually(t, 10*time.Second, "it says so", func() bool {
-		return log.times("locks of a batch were gone before it ended") == 1
+		return log.Times("locks of a batch were gone before it ended") == 1
 	})
-	require.Zero(t, log.times("cannot lock the users of a batch, going on without, trying again"))
-	require.EqualValues(t, 1, s.count(t, confirmedOrders))
+	require.Zero(t, log.Times("cannot lock the users of a batch, going on without, trying again"))
+	require.EqualValues(t, 1, s.Count(t, testshop.ConfirmedOrders))
 }
 
 func TestBatcherRecordsWithoutLocks(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.crowd(t, sale, 3)
+	sale := s.Open(t, 10)
+	crowd(s, t, sale, 3)
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
-	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Locker = lock.New(gone) })
-	for _, a := range handle(b, s.messages(t)...) {
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Locker = lock.New(gone) })
+	for _, a := range handle(b, messages(s, t)...) {
 		require.NoError(t, answer(t, a))
 	}
-	require.EqualValues(t, 3, s.count(t, confirmedOrders))
+	require.EqualValues(t, 3, s.Count(t, testshop.ConfirmedOrders))
 }
 
 func TestBatcherRejectsUndecodableMessage(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	b := s.batch(t, nil)
+	b := batch(s, t, nil)
 	require.ErrorIs(t, b.Handle(message.NewMessage("1", []byte("{}"))), reservation.ErrUndecodable)
 }
 
 func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.crowd(t, sale, 3)
+	sale := s.Open(t, 10)
+	crowd(s, t, sale, 3)
 	gone, err := connect.Postgres(t.Context(), "postgres://nobody@127.0.0.1:1/nothing", 1)
 	require.NoError(t, err)
 	t.Cleanup(gone.Close)
-	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(gone) })
-	answers := handle(b, s.messages(t)...)
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(gone) })
+	answers := handle(b, messages(s, t)...)
 	b.Drain()
 	for _, a := range answers {
-		require.ErrorIs(t, answer(t, a), fulfillment.ErrStopping)
+		require.ErrorIs(t, answer(t, a), stream.ErrStopping)
 	}
 }
 
@@ -273,17 +275,17 @@ func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
-	s := newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
-	sale := s.open(t, 3)
+	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
+	sale := s.Open(t, 3)
 	for i := range 3 {
-		s.buy(t, sale, fmt.Sprintf("user-%d", i))
+		s.Buy(t, sale, fmt.Sprintf("user-%d", i))
 	}
-	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET stock = 2 WHERE id = $1", sale)
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 2 WHERE id = $1", sale)
 	require.NoError(t, err)
-	msgs := s.messages(t)
+	msgs := messages(s, t)
 	server.Kill()
 
-	b := s.batch(t, nil)
+	b := batch(s, t, nil)
 	answers := handle(b, msgs...)
 	// Which of the three is one too many depends on which came first into a batch.
 	answered := func() (n int) {
@@ -294,15 +296,15 @@ func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	}
 	testkit.Eventually(t, 20*time.Second, "two are done, and one is rejected", func() bool {
 		var n int64
-		err := s.pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE status = 'rejected'").Scan(&n)
+		err := s.Pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE status = 'rejected'").Scan(&n)
 		return err == nil && n == 1 && answered() == 2
 	})
 	require.NoError(t, server.Restart(t.Context()))
-	testkit.VerifyServer(t, s.pool, s.store, 0)
+	testkit.VerifyServer(t, s.Pool, s.Store, 0)
 	for _, a := range answers {
 		require.NoError(t, answer(t, a))
 	}
-	require.Equal(t, "1", s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "left").Val())
+	require.Equal(t, "1", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
 }
 
 // tripCounter is a pgx tracer that counts round trips with batches of statements.

@@ -11,6 +11,8 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 )
 
 // vanishedWithin is how long a client that has vanished may keep the orders of a sale from being committed.
@@ -25,42 +27,42 @@ const waitingForItsClient = `SELECT count(*) FROM pg_stat_activity
 func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 100)
-	victim := s.process(t)
+	sale := s.Open(t, 100)
+	victim := process(s, t)
 	databaseURL, cut := cutOffAfter(t, "SET sold = sold +")
 	victim.Setenv("DATABASE_URL", databaseURL)
 	victim.Start()
-	s.buy(t, sale, "ann")
+	s.Buy(t, sale, "ann")
 	select {
 	case <-cut:
 	case <-time.After(30 * time.Second):
 		t.Fatal("the victim does not come to its batch")
 	}
 	victim.Freeze()
-	testkit.Eventually(t, soon, "its session waits for the rest of the batch", func() bool { return s.count(t, waitingForItsClient) == 1 })
+	testkit.Eventually(t, testshop.Soon, "its session waits for the rest of the batch", func() bool { return s.Count(t, waitingForItsClient) == 1 })
 
-	s.crowd(t, sale, 50)
-	config := s.config(t)
+	crowd(s, t, sale, 50)
+	config := testwork.Config(s, t)
 	config.Consumer, config.MinIdle = "survivor", time.Second
-	log := &countingLog{}
+	log := &testshop.CountingLog{}
 	config.Logger = slog.New(log)
 	began := time.Now()
-	work(t, config)
+	testwork.Work(t, config)
 	testkit.Eventually(t, vanishedWithin, "all orders of the sale are committed", func() bool {
-		return s.count(t, confirmedOrders) == 51
+		return s.Count(t, testshop.ConfirmedOrders) == 51
 	})
 	t.Logf("committed %v after the worker had vanished", time.Since(began))
-	require.EqualValues(t, 51, soldOf(t, s.pool, sale))
-	require.Equal(t, 1, log.times(fulfillment.EndedSession))
+	require.EqualValues(t, 51, soldOf(t, s.Pool, sale))
+	require.Equal(t, 1, log.Times(fulfillment.EndedSession))
 }
 
 // TestCommitsContinueAfterIngressFreezesInChange is the same with a cancellation that has the sale's row.
 func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.openPayable(t, 100)
-	s.crowd(t, sale, 1)
-	order := s.fulfil(t)[0].Event.OrderID
+	sale := openPayable(s, t, 100)
+	crowd(s, t, sale, 1)
+	order := fulfil(s, t)[0].Event.OrderID
 	databaseURL, cut := cutOffAfter(t, "SET sold = sold -")
 	pool, err := connect.Postgres(t.Context(), databaseURL, 1, connect.Service("serve"))
 	require.NoError(t, err)
@@ -77,15 +79,15 @@ func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 		require.NoError(t, err)
 		t.Fatal("the cancellation was not cut off")
 	}
-	testkit.Eventually(t, soon, "its session waits for the rest", func() bool { return s.count(t, waitingForItsClient) == 1 })
-	s.buy(t, sale, "ann")
-	work(t, s.config(t))
+	testkit.Eventually(t, testshop.Soon, "its session waits for the rest", func() bool { return s.Count(t, waitingForItsClient) == 1 })
+	s.Buy(t, sale, "ann")
+	testwork.Work(t, testwork.Config(s, t))
 	testkit.Eventually(t, vanishedWithin, "the other order of the sale is committed", func() bool {
-		return s.count(t, confirmedOrders) == 2
+		return s.Count(t, testshop.ConfirmedOrders) == 2
 	})
 	vanish()
 	require.Error(t, <-cancelled)
-	_, err = fulfillment.NewLedger(s.pool).Cancel(t.Context(), order, "user-0")
+	_, err = fulfillment.NewLedger(s.Pool).Cancel(t.Context(), order, "user-0")
 	require.NoError(t, err, "the order is free as well")
 }
 
@@ -93,10 +95,10 @@ func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 100)
-	s.crowd(t, sale, 1)
-	log := &countingLog{}
-	found := fulfillment.Blockers{Pool: s.pool, Log: slog.New(log), Seen: make(map[fulfillment.BlockerKey]*fulfillment.BlockerSeen)}
+	sale := s.Open(t, 100)
+	crowd(s, t, sale, 1)
+	log := &testshop.CountingLog{}
+	found := fulfillment.Blockers{Pool: s.Pool, Log: slog.New(log), Seen: make(map[fulfillment.BlockerKey]*fulfillment.BlockerSeen)}
 	look := func() int {
 		t.Helper()
 		ended, err := found.Look(t.Context())
@@ -112,19 +114,19 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 		}
 	}
 	require.Zero(t, look(), "nobody waits")
-	hold := s.holdSale(t, sale)
+	hold := holdSale(s, t, sale)
 	require.Zero(t, look(), "nobody waits for it")
 	require.Empty(t, found.Seen)
 
-	b := s.batch(t, nil)
-	answers := handle(b, s.messages(t)...)
-	testkit.Eventually(t, soon, "the batch waits", func() bool { return s.transactionsWaiting(t) == 1 })
+	b := batch(s, t, nil)
+	answers := handle(b, messages(s, t)...)
+	testkit.Eventually(t, testshop.Soon, "the batch waits", func() bool { return transactionsWaiting(s, t) == 1 })
 	require.Zero(t, look())
 	pass(fulfillment.SilentBetweenQueryMax - time.Second)
 	require.Zero(t, look(), "its time is not over")
-	require.Equal(t, 1, log.times(fulfillment.NamedSession), "but it is named")
+	require.Equal(t, 1, log.Times(fulfillment.NamedSession), "but it is named")
 	require.Zero(t, look())
-	require.Equal(t, 1, log.times(fulfillment.NamedSession), "once")
+	require.Equal(t, 1, log.Times(fulfillment.NamedSession), "once")
 
 	_, err := hold.Exec(t.Context(), "SELECT 1")
 	require.NoError(t, err)
@@ -132,7 +134,7 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	require.Zero(t, look(), "it works on, slowly")
 	pass(fulfillment.SilentBetweenQueryMax)
 	require.Equal(t, 1, look())
-	require.Equal(t, 1, log.times(fulfillment.EndedSession))
+	require.Equal(t, 1, log.Times(fulfillment.EndedSession))
 	for _, a := range answers {
 		require.NoError(t, answer(t, a))
 	}

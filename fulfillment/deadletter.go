@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/sql"
@@ -46,7 +47,7 @@ const (
 // DeadLetter is a stream entry that no worker could apply, kept whole, and what became of it.
 type DeadLetter struct {
 	ID    int64
-	Entry Entry
+	Entry stream.Entry
 	// Damage tells why the fields of the entry cannot be read as they are stored; Entry has none then.
 	Damage string
 	Reason string
@@ -78,7 +79,7 @@ func NewDeadLetters(pool *pgxpool.Pool, rdb redis.UniversalClient, store *reserv
 
 // Park keeps an entry. It is a DeadLetterFunc: to park an entry again is no error and changes
 // nothing, and an entry that Replay made goes back to the row it came from.
-func (d *DeadLetters) Park(ctx context.Context, entry Entry, reason error) error {
+func (d *DeadLetters) Park(ctx context.Context, entry stream.Entry, reason error) error {
 	fields, err := encodeFields(entry.Fields)
 	if err != nil {
 		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, err)
@@ -174,7 +175,7 @@ func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
 		return DeadLetter{}, err
 	}
 	l := DeadLetter{
-		ID: r.ID, Entry: Entry{Stream: r.Stream, ID: r.EntryID, Deliveries: r.Deliveries}, Reason: r.Reason, Status: r.Status,
+		ID: r.ID, Entry: stream.Entry{Stream: r.Stream, ID: r.EntryID, Deliveries: r.Deliveries}, Reason: r.Reason, Status: r.Status,
 		Replays: r.Replays, ReplayedAs: r.ReplayedAs, Resolution: r.Resolution, CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt,
 	}
 	if l.Entry.Fields, err = decodeFields(r.Fields); err != nil {

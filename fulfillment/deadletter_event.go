@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/fulfillment/stream"
 	"stampede/reservation"
 )
 
@@ -22,12 +23,12 @@ var errUnreadable = errors.New("the entry does not tell who bought what")
 // orderOf reads the reservation of an entry, and does not mind what a worker minds: a version that it
 // does not know, or a damaged envelope. The error is errNoOrder if the entry is something else, and
 // errUnreadable if it is not and says too little.
-func orderOf(entry Entry) (reservation.OrderReserved, error) {
+func orderOf(entry stream.Entry) (reservation.OrderReserved, error) {
 	event, err := reservedOf(entry)
 	if !errors.Is(err, reservation.ErrUndecodable) {
 		return event, err
 	}
-	payload := []byte(entry.field(fieldPayload))
+	payload := []byte(entry.Field(stream.FieldPayload))
 	name := eventNameOf(entry)
 	switch {
 	case name == string(reservation.EventReserved):
@@ -39,7 +40,7 @@ func orderOf(entry Entry) (reservation.OrderReserved, error) {
 	}
 	// When and where in the sale is worth knowing, and not worth refusing anything.
 	event.ReservedAt = reservedAtOf(entry)
-	if place, err := strconv.ParseInt(entry.field(reservation.MetaSequence), 10, 64); err == nil && place > 0 {
+	if place, err := strconv.ParseInt(entry.Field(reservation.MetaSequence), 10, 64); err == nil && place > 0 {
 		event.Sequence = place
 	}
 	return event, nil
@@ -47,12 +48,12 @@ func orderOf(entry Entry) (reservation.OrderReserved, error) {
 
 // reservedOf reads the event of an entry as a subscriber would have. Its error wraps
 // reservation.ErrUndecodable if the entry has none.
-func reservedOf(entry Entry) (reservation.OrderReserved, error) {
+func reservedOf(entry stream.Entry) (reservation.OrderReserved, error) {
 	values := make(map[string]any, len(entry.Fields))
 	for _, f := range entry.Fields {
 		values[f.Name] = f.Value
 	}
-	msg, err := decodeEntry(entry.ID, values, entry.Deliveries)
+	msg, err := stream.DecodeEntry(entry.ID, values, entry.Deliveries)
 	if err != nil {
 		return reservation.OrderReserved{}, fmt.Errorf("%w: %w", reservation.ErrUndecodable, err)
 	}
@@ -60,8 +61,8 @@ func reservedOf(entry Entry) (reservation.OrderReserved, error) {
 }
 
 // eventNameOf is the event that the metadata of an entry names, "" if there is none to be read.
-func eventNameOf(entry Entry) string {
-	msg, err := decodeEntry(entry.ID, map[string]any{fieldUUID: "", fieldMetadata: entry.field(fieldMetadata)}, entry.Deliveries)
+func eventNameOf(entry stream.Entry) string {
+	msg, err := stream.DecodeEntry(entry.ID, map[string]any{stream.FieldUUID: "", stream.FieldMetadata: entry.Field(stream.FieldMetadata)}, entry.Deliveries)
 	if err != nil {
 		return ""
 	}
@@ -97,10 +98,10 @@ func readOrder(payload []byte) (reservation.OrderReserved, error) {
 }
 
 // reservedAtOf is the time that the script added to the entry, or else the one in the entry's id.
-func reservedAtOf(entry Entry) time.Time {
-	if ms, err := strconv.ParseInt(entry.field(reservation.MetaReservedAt), 10, 64); err == nil && ms > 0 {
+func reservedAtOf(entry stream.Entry) time.Time {
+	if ms, err := strconv.ParseInt(entry.Field(reservation.MetaReservedAt), 10, 64); err == nil && ms > 0 {
 		return time.UnixMilli(ms).UTC()
 	}
-	at, _ := entryTime(entry.ID)
+	at, _ := stream.EntryTime(entry.ID)
 	return at.UTC()
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"stampede/fulfillment/stream"
 )
 
 // The fields of a dead letter in Postgres are JSON, [[name, value], …] in the order of the entry: readable
@@ -32,7 +34,7 @@ func (v storedValue) string() string {
 
 func isText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
-func encodeFields(fields []Field) ([]byte, error) {
+func encodeFields(fields []stream.Field) ([]byte, error) {
 	stored := make([][2]any, len(fields))
 	for i, f := range fields {
 		stored[i] = [2]any{f.Name, storedOf(f.Value)}
@@ -43,12 +45,12 @@ func encodeFields(fields []Field) ([]byte, error) {
 	return json.Marshal(stored)
 }
 
-func decodeFields(data []byte) ([]Field, error) {
+func decodeFields(data []byte) ([]stream.Field, error) {
 	var stored [][2]json.RawMessage
 	if err := json.Unmarshal(data, &stored); err != nil {
 		return nil, fmt.Errorf("fields: %w", err)
 	}
-	fields := make([]Field, len(stored))
+	fields := make([]stream.Field, len(stored))
 	for i, pair := range stored {
 		var value storedValue
 		if err := json.Unmarshal(pair[1], &value); err != nil {

@@ -36,24 +36,24 @@ var forgedFields = []string{
 func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	sale := s.openPayable(t, 10)
-	order := s.buy(t, sale, "ann")
-	s.takeOut(t) // its event is lost
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	sale := openPayable(s, t, 10)
+	order := s.Buy(t, sale, "ann")
+	takeOut(s, t) // its event is lost
 	entries := []string{"1-1", "", "rubbish", "99999999999999999999-0", "9223372036854775807-0", "-1-1"}
-	streams := []string{s.keys.Orders(0), "", "another stream"}
+	streams := []string{s.Keys.Orders(0), "", "another stream"}
 	ids := make([]int64, len(forgedFields))
 	for i, fields := range forgedFields {
 		fields = replacing("$order", order.String())(replacing("$sale", sale.String())(replacing("$other", uuid.NewString())(fields)))
-		err := s.pool.QueryRow(t.Context(), `INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries, replays, created_at, updated_at)
+		err := s.Pool.QueryRow(t.Context(), `INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries, replays, created_at, updated_at)
 			VALUES ($1, $2, $3, E'\x1b rubbish', -1, 2147483647, 'infinity', '-infinity') RETURNING id`,
 			streams[i%len(streams)], fmt.Sprint(entries[i%len(entries)], map[bool]string{true: "", false: fmt.Sprint(i)}[i < len(entries)]), fields).Scan(&ids[i])
 		require.NoError(t, err, fields)
 	}
-	report := s.audit(t, uuid.Nil)
+	report := audit(s, t, uuid.Nil)
 	require.False(t, report.Unchecked(), textOf(t, report))
 	require.GreaterOrEqual(t, report.Promise("S3").Found, int64(len(ids)))
-	require.Contains(t, leftOf(s.reconcile(t)), "dlq")
+	require.Contains(t, leftOf(reconcile(s, t)), "dlq")
 	listed, err := letters.List(t.Context(), fulfillment.DeadLetterParked, 1000)
 	require.NoError(t, err)
 	require.Len(t, listed, len(ids))
@@ -72,12 +72,12 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	}
 	require.Positive(t, damaged)
 	require.NotEqual(t, len(ids), damaged)
-	s.reconcile(t)
-	s.arrive(t)
-	s.reconcile(t)
-	s.arrive(t)
-	got := orderOfID(t, s.pool, order)
+	reconcile(s, t)
+	arrive(s, t)
+	reconcile(s, t)
+	arrive(s, t)
+	got := orderOfID(t, s.Pool, order)
 	require.Contains(t, []reservation.Status{reservation.StatusConfirmed, reservation.StatusRejected}, got.Status, "the order has its end")
-	report = s.audit(t, sale)
+	report = audit(s, t, sale)
 	require.Zero(t, report.Promise("S3").Found, textOf(t, report))
 }

@@ -16,7 +16,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -30,7 +33,7 @@ var everyByte = func() string {
 
 func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 	t.Parallel()
-	fields := []fulfillment.Field{
+	fields := []stream.Field{
 		{Name: "foo", Value: "bar"},
 		{Name: "foo", Value: "again"},
 		{Name: "", Value: ""},
@@ -46,24 +49,24 @@ func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, fields, decoded)
 
-	encoded, err = fulfillment.EncodeFields([]fulfillment.Field{{Name: "name", Value: "text"}, {Name: "name", Value: "\xff"}})
+	encoded, err = fulfillment.EncodeFields([]stream.Field{{Name: "name", Value: "text"}, {Name: "name", Value: "\xff"}})
 	require.NoError(t, err)
 	require.JSONEq(t, `[["name", {"text": "text"}], ["name", {"base64": "/w=="}]]`, string(encoded), "the form that sql/migrations tells")
 }
 
 // rubbish appends an entry that nobody can use to the stream, and returns it.
-func (s *shop) rubbish(t testing.TB) fulfillment.Entry {
+func rubbish(s *testshop.Shop, t testing.TB) stream.Entry {
 	t.Helper()
-	stream := s.keys.Orders(0)
-	id, err := s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: []any{"foo", "1", "foo", everyByte, "bar", "é"}}).Result()
+	key := s.Keys.Orders(0)
+	id, err := s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: []any{"foo", "1", "foo", everyByte, "bar", "é"}}).Result()
 	require.NoError(t, err)
-	entry, err := fulfillment.ReadEntry(t.Context(), s.rdb, stream, id)
+	entry, err := stream.ReadEntry(t.Context(), s.Rdb, key, id)
 	require.NoError(t, err)
 	entry.Deliveries = 3
 	return entry
 }
 
-func (s *shop) onlyLetter(t testing.TB, letters *fulfillment.DeadLetters) fulfillment.DeadLetter {
+func onlyLetter(s *testshop.Shop, t testing.TB, letters *fulfillment.DeadLetters) fulfillment.DeadLetter {
 	t.Helper()
 	all, err := letters.List(t.Context(), "", 10)
 	require.NoError(t, err)
@@ -74,12 +77,12 @@ func (s *shop) onlyLetter(t testing.TB, letters *fulfillment.DeadLetters) fulfil
 func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	entry := s.rubbish(t)
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	entry := rubbish(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("cannot read \xff\x00 it")))
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("again")))
 
-	kept := s.onlyLetter(t, letters)
+	kept := onlyLetter(s, t, letters)
 	require.Equal(t, entry, kept.Entry)
 	require.Equal(t, "cannot read \uFFFD\uFFFD it", kept.Reason)
 	require.Equal(t, fulfillment.DeadLetterParked, kept.Status)
@@ -93,10 +96,10 @@ func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	var want []string
 	for range 3 {
-		entry := s.rubbish(t)
+		entry := rubbish(s, t)
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		want = append([]string{entry.ID}, want...)
 	}
@@ -112,17 +115,17 @@ func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	entry := s.rubbish(t)
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	entry := rubbish(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
-	first := s.onlyLetter(t, letters)
+	first := onlyLetter(s, t, letters)
 
 	for replay := 1; replay <= 2; replay++ {
 		id, appended, err := letters.Replay(t.Context(), first.ID)
 		require.NoError(t, err)
 		require.True(t, appended)
-		entries := s.rdb.XLen(t.Context(), entry.Stream).Val()
-		replayed := s.onlyLetter(t, letters)
+		entries := s.Rdb.XLen(t.Context(), entry.Stream).Val()
+		replayed := onlyLetter(s, t, letters)
 		require.Equal(t, fulfillment.DeadLetterReplayed, replayed.Status)
 		require.Equal(t, replay, replayed.Replays)
 		require.Contains(t, replayed.Resolution, id)
@@ -131,18 +134,18 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		require.NoError(t, err, "a repeat is no failure")
 		require.False(t, appended)
 		require.Equal(t, id, same)
-		require.Equal(t, replayed, s.onlyLetter(t, letters))
-		require.Equal(t, entries, s.rdb.XLen(t.Context(), entry.Stream).Val(), "and appends nothing")
+		require.Equal(t, replayed, onlyLetter(s, t, letters))
+		require.Equal(t, entries, s.Rdb.XLen(t.Context(), entry.Stream).Val(), "and appends nothing")
 		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), fulfillment.ErrDeadLetterNotParked)
 
-		again, err := fulfillment.ReadEntry(t.Context(), s.rdb, entry.Stream, id)
+		again, err := stream.ReadEntry(t.Context(), s.Rdb, entry.Stream, id)
 		require.NoError(t, err)
 		require.Equal(t, entry.Fields, again.Fields[:len(entry.Fields)], "the entry as it was")
 		require.Len(t, again.Fields, len(entry.Fields)+1, "and one mark, however often it is replayed")
 		again.Deliveries = 2
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("still rubbish")))
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("twice")))
-		back := s.onlyLetter(t, letters)
+		back := onlyLetter(s, t, letters)
 		require.Equal(t, fulfillment.DeadLetterParked, back.Status)
 		require.Equal(t, "still rubbish", back.Reason)
 		require.Equal(t, id, back.Entry.ID)
@@ -155,9 +158,9 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	for i, mark := range []string{"999999", "x", "-1", ""} {
-		entry := fulfillment.Entry{Stream: s.keys.Orders(0), ID: uuid.NewString(), Fields: []fulfillment.Field{{Name: fulfillment.FieldReplayOf, Value: mark}}}
+		entry := stream.Entry{Stream: s.Keys.Orders(0), ID: uuid.NewString(), Fields: []stream.Field{{Name: fulfillment.FieldReplayOf, Value: mark}}}
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		listed, err := letters.List(t.Context(), "", 10)
 		require.NoError(t, err)
@@ -169,92 +172,92 @@ func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	require.NoError(t, letters.Park(t.Context(), s.rubbish(t), errors.New("rubbish")))
-	first := s.onlyLetter(t, letters)
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	require.NoError(t, letters.Park(t.Context(), rubbish(s, t), errors.New("rubbish")))
+	first := onlyLetter(s, t, letters)
 
-	liar := s.rubbish(t)
-	liar.Fields = append(liar.Fields, fulfillment.Field{Name: "other", Value: "content"}, fulfillment.Field{Name: fulfillment.FieldReplayOf, Value: fmt.Sprint(first.ID)})
+	liar := rubbish(s, t)
+	liar.Fields = append(liar.Fields, stream.Field{Name: "other", Value: "content"}, stream.Field{Name: fulfillment.FieldReplayOf, Value: fmt.Sprint(first.ID)})
 	require.NoError(t, letters.Park(t.Context(), liar, errors.New("rubbish")))
 	all, err := letters.List(t.Context(), "", 10)
 	require.NoError(t, err)
 	require.Len(t, all, 2)
-	require.Equal(t, []fulfillment.Entry{liar, first.Entry}, []fulfillment.Entry{all[0].Entry, all[1].Entry})
+	require.Equal(t, []stream.Entry{liar, first.Entry}, []stream.Entry{all[0].Entry, all[1].Entry})
 }
 
 func TestReplayedOrderIsFulfilled(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	sale := s.open(t, 5)
-	order := s.buy(t, sale, "alice")
-	entry := s.takeOut(t)
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	sale := s.Open(t, 5)
+	order := s.Buy(t, sale, "alice")
+	entry := takeOut(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a bug of yesterday")))
-	require.Contains(t, broken(s.audit(t, sale)), "S3")
+	require.Contains(t, broken(audit(s, t, sale)), "S3")
 
-	work(t, s.config(t))
-	_, _, err := letters.Replay(t.Context(), s.onlyLetter(t, letters).ID)
+	testwork.Work(t, testwork.Config(s, t))
+	_, _, err := letters.Replay(t.Context(), onlyLetter(s, t, letters).ID)
 	require.NoError(t, err)
-	s.awaitConfirmed(t, 1)
-	s.awaitRest(t)
-	require.Len(t, history(t, s.pool, order), 2)
-	report := s.audit(t, sale)
+	s.AwaitConfirmed(t, 1)
+	testwork.AwaitRest(s, t)
+	require.Len(t, history(t, s.Pool, order), 2)
+	report := audit(s, t, sale)
 	require.False(t, report.Broken(), textOf(t, report))
 }
 
 // takeOut removes the only entry from the stream and returns it.
-func (s *shop) takeOut(t testing.TB) fulfillment.Entry {
+func takeOut(s *testshop.Shop, t testing.TB) stream.Entry {
 	t.Helper()
-	stream := s.keys.Orders(0)
-	entries := s.rdb.XRange(t.Context(), stream, "-", "+").Val()
+	key := s.Keys.Orders(0)
+	entries := s.Rdb.XRange(t.Context(), key, "-", "+").Val()
 	require.Len(t, entries, 1)
-	entry, err := fulfillment.ReadEntry(t.Context(), s.rdb, stream, entries[0].ID)
+	entry, err := stream.ReadEntry(t.Context(), s.Rdb, key, entries[0].ID)
 	require.NoError(t, err)
-	require.NoError(t, fulfillment.CreateGroup(t.Context(), s.rdb, stream, reservation.Group))
-	require.NoError(t, s.rdb.Del(t.Context(), stream).Err())
+	require.NoError(t, stream.CreateGroup(t.Context(), s.Rdb, key, reservation.Group))
+	require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 	return entry
 }
 
 func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	sale := s.open(t, 5)
-	order := s.buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
-	id := s.onlyLetter(t, letters).ID
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	sale := s.Open(t, 5)
+	order := s.Buy(t, sale, "alice")
+	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("rubbish")))
+	id := onlyLetter(s, t, letters).ID
 	require.NoError(t, letters.Discard(t.Context(), id, "the operator said so"))
 
-	got, err := fulfillment.NewLedger(s.pool).Order(t.Context(), order)
+	got, err := fulfillment.NewLedger(s.Pool).Order(t.Context(), order)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, got.Status)
 	require.Equal(t, fulfillment.RejectedDiscarded, got.Reason)
-	letter := s.onlyLetter(t, letters)
+	letter := onlyLetter(s, t, letters)
 	require.Equal(t, fulfillment.DeadLetterDiscarded, letter.Status)
 	require.Equal(t, "the operator said so; order "+order.String()+" is rejected and its units are back in the sale", letter.Resolution)
-	report := s.audit(t, sale)
+	report := audit(s, t, sale)
 	require.False(t, report.Broken(), textOf(t, report))
 	require.EqualValues(t, 5, report.Sales[0].Available)
 	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), fulfillment.ErrDeadLetterNotParked)
 	_, _, err = letters.Replay(t.Context(), id)
 	require.ErrorIs(t, err, fulfillment.ErrDeadLetterNotParked)
-	require.NotEqual(t, order, s.buy(t, sale, "alice"), "alice may buy again")
+	require.NotEqual(t, order, s.Buy(t, sale, "alice"), "alice may buy again")
 }
 
 func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	sale := s.open(t, 5)
-	order := s.buy(t, sale, "alice")
-	entries := s.rdb.XRange(t.Context(), s.keys.Orders(0), "-", "+").Val()
-	entry, err := fulfillment.ReadEntry(t.Context(), s.rdb, s.keys.Orders(0), entries[0].ID)
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	sale := s.Open(t, 5)
+	order := s.Buy(t, sale, "alice")
+	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
+	entry, err := stream.ReadEntry(t.Context(), s.Rdb, s.Keys.Orders(0), entries[0].ID)
 	require.NoError(t, err)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
-	s.fulfil(t)
-	require.NoError(t, letters.Discard(t.Context(), s.onlyLetter(t, letters).ID, "not needed"))
-	require.Contains(t, s.onlyLetter(t, letters).Resolution, "order "+order.String()+" is confirmed")
-	report := s.audit(t, sale)
+	fulfil(s, t)
+	require.NoError(t, letters.Discard(t.Context(), onlyLetter(s, t, letters).ID, "not needed"))
+	require.Contains(t, onlyLetter(s, t, letters).Resolution, "order "+order.String()+" is confirmed")
+	report := audit(s, t, sale)
 	require.False(t, report.Broken(), textOf(t, report))
 	require.EqualValues(t, 1, report.Sales[0].LiveUnits)
 }
@@ -263,10 +266,10 @@ func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	s.buy(t, s.open(t, 5), "alice")
-	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("a bug of yesterday")))
-	id := s.onlyLetter(t, letters).ID
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	s.Buy(t, s.Open(t, 5), "alice")
+	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("a bug of yesterday")))
+	id := onlyLetter(s, t, letters).ID
 	var appended atomic.Int64
 	var all errgroup.Group
 	for range 6 {
@@ -280,53 +283,53 @@ func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	}
 	require.NoError(t, all.Wait())
 	require.EqualValues(t, 1, appended.Load())
-	require.EqualValues(t, 1, s.rdb.XLen(t.Context(), s.keys.Orders(0)).Val())
-	require.Equal(t, 1, s.onlyLetter(t, letters).Replays)
+	require.EqualValues(t, 1, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val())
+	require.Equal(t, 1, onlyLetter(s, t, letters).Replays)
 }
 
 func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	sale := s.open(t, 5)
-	s.buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
-	id := s.onlyLetter(t, letters).ID
-	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", 1).Err()) // as many as there are for sale
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	sale := s.Open(t, 5)
+	s.Buy(t, sale, "alice")
+	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("rubbish")))
+	id := onlyLetter(s, t, letters).ID
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err()) // as many as there are for sale
 	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish"), fulfillment.ErrRefused)
-	require.Equal(t, fulfillment.DeadLetterParked, s.onlyLetter(t, letters).Status)
-	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", -1).Err())
+	require.Equal(t, fulfillment.DeadLetterParked, onlyLetter(s, t, letters).Status)
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
 	require.NoError(t, letters.Discard(t.Context(), id, "rubbish"))
-	require.EqualValues(t, 5, s.left(t, sale))
+	require.EqualValues(t, 5, left(s, t, sale))
 }
 
 func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	sale := s.open(t, 5)
-	order := s.buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
-	s.lose(t, sale)
-	require.NoError(t, letters.Discard(t.Context(), s.onlyLetter(t, letters).ID, "rubbish"))
-	require.Equal(t, "rubbish; order "+order.String()+" is rejected and its sale is not in Redis", s.onlyLetter(t, letters).Resolution)
-	require.Equal(t, reservation.StatusRejected, orderOfID(t, s.pool, order).Status)
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	sale := s.Open(t, 5)
+	order := s.Buy(t, sale, "alice")
+	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("rubbish")))
+	lose(s, t, sale)
+	require.NoError(t, letters.Discard(t.Context(), onlyLetter(s, t, letters).ID, "rubbish"))
+	require.Equal(t, "rubbish; order "+order.String()+" is rejected and its sale is not in Redis", onlyLetter(s, t, letters).Resolution)
+	require.Equal(t, reservation.StatusRejected, orderOfID(t, s.Pool, order).Status)
 }
 
 func TestDiscardOfEntryWithoutOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	require.NoError(t, letters.Park(t.Context(), s.rubbish(t), errors.New("rubbish")))
-	require.NoError(t, letters.Discard(t.Context(), s.onlyLetter(t, letters).ID, "stray"))
-	require.Equal(t, "stray; the entry names no order", s.onlyLetter(t, letters).Resolution)
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	require.NoError(t, letters.Park(t.Context(), rubbish(s, t), errors.New("rubbish")))
+	require.NoError(t, letters.Discard(t.Context(), onlyLetter(s, t, letters).ID, "stray"))
+	require.Equal(t, "stray; the entry names no order", onlyLetter(s, t, letters).Resolution)
 	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), fulfillment.ErrDeadLetterNotFound)
 }
 
 // letterOf parks the only entry of the stream, with some of its fields changed, and returns its letter.
-func (s *shop) letterOf(t testing.TB, letters *fulfillment.DeadLetters, changed map[string]func(string) string) fulfillment.DeadLetter {
+func letterOf(s *testshop.Shop, t testing.TB, letters *fulfillment.DeadLetters, changed map[string]func(string) string) fulfillment.DeadLetter {
 	t.Helper()
-	entry := s.takeOut(t)
+	entry := takeOut(s, t)
 	for i, f := range entry.Fields {
 		if change := changed[f.Name]; change != nil {
 			entry.Fields[i].Value = change(f.Value)
@@ -335,7 +338,7 @@ func (s *shop) letterOf(t testing.TB, letters *fulfillment.DeadLetters, changed 
 	_, err := fulfillment.ReservedOf(entry)
 	require.ErrorIs(t, err, reservation.ErrUndecodable)
 	require.NoError(t, letters.Park(t.Context(), entry, err))
-	return s.onlyLetter(t, letters)
+	return onlyLetter(s, t, letters)
 }
 
 func replacing(from, to string) func(string) string {
@@ -355,17 +358,17 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-			sale := s.open(t, 5)
-			order := s.buy(t, sale, "alice")
-			letter := s.letterOf(t, letters, changed)
+			letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+			sale := s.Open(t, 5)
+			order := s.Buy(t, sale, "alice")
+			letter := letterOf(s, t, letters, changed)
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "rolled back"))
-			got, err := fulfillment.NewLedger(s.pool).Order(t.Context(), order)
+			got, err := fulfillment.NewLedger(s.Pool).Order(t.Context(), order)
 			require.NoError(t, err)
 			require.Equal(t, reservation.StatusRejected, got.Status)
 			require.Equal(t, fulfillment.RejectedDiscarded, got.Reason)
 			require.WithinDuration(t, time.Now(), got.ReservedAt, time.Minute)
-			report := s.audit(t, sale)
+			report := audit(s, t, sale)
 			require.False(t, report.Broken(), textOf(t, report))
 			require.EqualValues(t, 5, report.Sales[0].Available)
 		})
@@ -384,15 +387,15 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-			sale := s.open(t, 5)
-			order := s.buy(t, sale, "alice")
-			letter := s.letterOf(t, letters, changed)
-			require.Contains(t, broken(s.audit(t, sale)), "S3")
+			letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+			sale := s.Open(t, 5)
+			order := s.Buy(t, sale, "alice")
+			letter := letterOf(s, t, letters, changed)
+			require.Contains(t, broken(audit(s, t, sale)), "S3")
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "away with it"))
-			require.Contains(t, s.onlyLetter(t, letters).Resolution, "if it was accepted, `stampede reconcile` has it recorded from its reservation")
-			s.requireMended(t, sale, "")
-			require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.pool, order).Status)
+			require.Contains(t, onlyLetter(s, t, letters).Resolution, "if it was accepted, `stampede reconcile` has it recorded from its reservation")
+			requireMended(s, t, sale, "")
+			require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.Pool, order).Status)
 		})
 	}
 }
@@ -401,48 +404,48 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 func TestDiscardOfOtherEventKeepsOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	order := s.buy(t, s.open(t, 5), "alice")
-	letter := s.letterOf(t, letters, map[string]func(string) string{
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	order := s.Buy(t, s.Open(t, 5), "alice")
+	letter := letterOf(s, t, letters, map[string]func(string) string{
 		"metadata": replacing(string(reservation.EventReserved), strings.Repeat("x", len(reservation.EventReserved))),
 	})
 	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray"))
-	require.Equal(t, "stray; the entry names no order", s.onlyLetter(t, letters).Resolution)
-	_, err := fulfillment.NewLedger(s.pool).Order(t.Context(), order)
+	require.Equal(t, "stray; the entry names no order", onlyLetter(s, t, letters).Resolution)
+	_, err := fulfillment.NewLedger(s.Pool).Order(t.Context(), order)
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 }
 
 func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	sale := s.open(t, 5)
-	order := s.buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), s.takeOut(t), errors.New("rubbish")))
-	id := s.onlyLetter(t, letters).ID
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	sale := s.Open(t, 5)
+	order := s.Buy(t, sale, "alice")
+	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("rubbish")))
+	id := onlyLetter(s, t, letters).ID
 
-	hold, err := s.pool.Begin(t.Context())
+	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = hold.Exec(t.Context(), "LOCK TABLE orders") // which the Discard comes to in its middle
 	require.NoError(t, err)
 	waiting := func() int64 {
-		return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+		return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 	}
 	discarded, replayed := make(chan error, 1), make(chan error, 1)
 	go func() { discarded <- letters.Discard(context.Background(), id, "the operator said so") }()
-	testkit.Eventually(t, soon, "the Discard is under way", func() bool { return waiting() == 1 })
+	testkit.Eventually(t, testshop.Soon, "the Discard is under way", func() bool { return waiting() == 1 })
 	go func() {
 		_, _, err := letters.Replay(context.Background(), id)
 		replayed <- err
 	}()
-	testkit.Eventually(t, soon, "the Replay waits, or is done", func() bool { return waiting() == 2 || len(replayed) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the Replay waits, or is done", func() bool { return waiting() == 2 || len(replayed) == 1 })
 	require.NoError(t, hold.Rollback(t.Context()))
 
 	require.NoError(t, answer(t, discarded))
 	require.ErrorIs(t, answer(t, replayed), fulfillment.ErrDeadLetterNotParked)
-	require.Zero(t, s.rdb.XLen(t.Context(), s.keys.Orders(0)).Val(), "nothing was appended")
-	got, err := fulfillment.NewLedger(s.pool).Order(t.Context(), order)
+	require.Zero(t, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val(), "nothing was appended")
+	got, err := fulfillment.NewLedger(s.Pool).Order(t.Context(), order)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, got.Status)
 }
@@ -451,15 +454,15 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	config := s.pool.Config()
+	config := s.Pool.Config()
 	config.MaxConns = 2
 	narrow, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(narrow.Close)
-	letters := fulfillment.NewDeadLetters(narrow, s.rdb, s.store)
-	sale := s.open(t, 5)
-	s.buy(t, sale, "alice")
-	entry := s.takeOut(t)
+	letters := fulfillment.NewDeadLetters(narrow, s.Rdb, s.Store)
+	sale := s.Open(t, 5)
+	s.Buy(t, sale, "alice")
+	entry := takeOut(s, t)
 	const n = 8
 	discarded := make(chan error, n)
 	for i := range n {
@@ -479,10 +482,10 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 func TestReadDeadLetterTakesNoLock(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
-	require.NoError(t, letters.Park(t.Context(), s.rubbish(t), errors.New("rubbish")))
-	id := s.onlyLetter(t, letters).ID
-	hold, err := s.pool.Begin(t.Context())
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	require.NoError(t, letters.Park(t.Context(), rubbish(s, t), errors.New("rubbish")))
+	id := onlyLetter(s, t, letters).ID
+	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = hold.Exec(t.Context(), "SELECT FROM dead_letters WHERE id = $1 FOR UPDATE", id)

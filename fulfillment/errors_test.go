@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
+	"stampede/fulfillment/stream"
 	"stampede/reservation"
 )
 
@@ -66,5 +67,5 @@ func TestFaultOf(t *testing.T) {
 
 func TestErrStoppingWrapsCanceled(t *testing.T) {
 	t.Parallel()
-	require.ErrorIs(t, ErrStopping, context.Canceled)
+	require.ErrorIs(t, stream.ErrStopping, context.Canceled)
 }

@@ -10,6 +10,8 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -18,14 +20,14 @@ import (
 func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale, other := s.openPayable(t, 100), s.openPayable(t, 100)
-	s.crowd(t, sale, 40)
-	s.crowd(t, other, 10)
+	sale, other := openPayable(s, t, 100), openPayable(s, t, 100)
+	crowd(s, t, sale, 40)
+	crowd(s, t, other, 10)
 	var orders []uuid.UUID
-	for _, out := range s.fulfil(t) {
+	for _, out := range fulfil(s, t) {
 		orders = append(orders, out.Event.OrderID)
 	}
-	endWindow(t, s.pool, orders...)
+	endWindow(t, s.Pool, orders...)
 	paid, behind, timeless := orders[7], orders[23], orders[31]
 	for query, order := range map[string]uuid.UUID{
 		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
@@ -33,22 +35,22 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 		"UPDATE orders SET version = 1 WHERE id = $1":       behind,
 		"UPDATE orders SET due = '-infinity' WHERE id = $1": timeless,
 	} {
-		_, err := s.pool.Exec(t.Context(), query, order)
+		_, err := s.Pool.Exec(t.Context(), query, order)
 		require.NoError(t, err)
 	}
 
-	config, log, registry := s.config(t), &countingLog{}, prometheus.NewRegistry()
+	config, log, registry := testwork.Config(s, t), &testshop.CountingLog{}, prometheus.NewRegistry()
 	config.Logger, config.Registerer = slog.New(log), registry
-	stop := work(t, config)
-	testkit.Eventually(t, soon, "all others have expired", func() bool { return s.count(t, expiredOrders) == 48 })
-	testkit.Eventually(t, soon, "the metrics count the two", func() bool {
+	stop := testwork.Work(t, config)
+	testkit.Eventually(t, testshop.Soon, "all others have expired", func() bool { return s.Count(t, expiredOrders) == 48 })
+	testkit.Eventually(t, testshop.Soon, "the metrics count the two", func() bool {
 		return valueOf(t, registry, "stampede_orders_set_aside", "") == 2
 	})
 	stop()
-	require.Equal(t, 2, log.times(fulfillment.SetAside), "each is named once")
+	require.Equal(t, 2, log.Times(fulfillment.SetAside), "each is named once")
 	for _, order := range []uuid.UUID{paid, behind} {
-		require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.pool, order).Status)
-		require.Contains(t, textOf(t, s.audit(t, uuid.Nil)), order.String())
+		require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.Pool, order).Status)
+		require.Contains(t, textOf(t, audit(s, t, uuid.Nil)), order.String())
 	}
 
 	// Mended, they expire.
@@ -56,11 +58,11 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 		"DELETE FROM order_events WHERE order_id = $1 AND version = 3": paid,
 		"UPDATE orders SET version = 2 WHERE id = $1":                  behind,
 	} {
-		_, err := s.pool.Exec(t.Context(), query, order)
+		_, err := s.Pool.Exec(t.Context(), query, order)
 		require.NoError(t, err)
 	}
-	expired, err := s.expire(t.Context())
+	expired, err := expire(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 2, expired)
-	require.Zero(t, s.count(t, brokenLogs))
+	require.Zero(t, s.Count(t, brokenLogs))
 }

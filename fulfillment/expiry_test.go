@@ -16,13 +16,15 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
 // openPayable opens a sale with a payment window.
-func (s *shop) openPayable(t testing.TB, stock int64) uuid.UUID {
+func openPayable(s *testshop.Shop, t testing.TB, stock int64) uuid.UUID {
 	t.Helper()
-	sale, err := s.catalog.Create(t.Context(), reservation.Terms{
+	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
 		Name: "test", Stock: stock, PerOrderLimit: 10, PaymentWindow: paymentWindow,
 	})
 	require.NoError(t, err)
@@ -30,9 +32,9 @@ func (s *shop) openPayable(t testing.TB, stock int64) uuid.UUID {
 }
 
 // left is how many units Redis has for sale, -1 while it has none to speak of.
-func (s *shop) left(t testing.TB, sale uuid.UUID) int64 {
+func left(s *testshop.Shop, t testing.TB, sale uuid.UUID) int64 {
 	t.Helper()
-	left, err := s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "left").Int64()
+	left, err := s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Int64()
 	if errors.Is(err, redis.Nil) {
 		return -1
 	}
@@ -41,13 +43,13 @@ func (s *shop) left(t testing.TB, sale uuid.UUID) int64 {
 }
 
 // expire and giveBack are the turns of a sweeper, without a worker.
-func (s *shop) expire(ctx context.Context) (int, error) {
-	return fulfillment.SweepSales(ctx, fulfillment.NewExpirer(fulfillment.NewLedger(s.pool), slog.Default()).Some)
+func expire(s *testshop.Shop, ctx context.Context) (int, error) {
+	return fulfillment.SweepSales(ctx, fulfillment.NewExpirer(fulfillment.NewLedger(s.Pool), slog.Default()).Some)
 }
 
-func (s *shop) giveBack(ctx context.Context) (int, error) {
+func giveBack(s *testshop.Shop, ctx context.Context) (int, error) {
 	return fulfillment.SweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
-		return fulfillment.NewLedger(s.pool).ReleaseSome(ctx, s.store, except)
+		return fulfillment.NewLedger(s.Pool).ReleaseSome(ctx, s.Store, except)
 	})
 }
 
@@ -62,52 +64,52 @@ const (
 func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.openPayable(t, 5)
-	config, registry := s.config(t), prometheus.NewRegistry()
+	sale := openPayable(s, t, 5)
+	config, registry := testwork.Config(s, t), prometheus.NewRegistry()
 	config.Registerer = registry
-	stop := work(t, config)
+	stop := testwork.Work(t, config)
 	users := []string{"ann", "bob", "cid", "dan", "eve"}
 	orders := map[string]uuid.UUID{}
 	for _, user := range users {
-		orders[user] = s.buy(t, sale, user)
+		orders[user] = s.Buy(t, sale, user)
 	}
-	s.awaitConfirmed(t, 5)
-	s.awaitRest(t)
-	answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "fay", Quantity: 1})
+	s.AwaitConfirmed(t, 5)
+	testwork.AwaitRest(s, t)
+	answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "fay", Quantity: 1})
 	require.NoError(t, err)
 	require.Equal(t, reservation.SoldOut, answer.Verdict)
 
-	ledger := fulfillment.NewLedger(s.pool)
+	ledger := fulfillment.NewLedger(s.Pool)
 	_, err = ledger.Pay(t.Context(), orders["ann"], "ann", "pi_1")
 	require.NoError(t, err)
 	_, err = ledger.Cancel(t.Context(), orders["bob"], "bob")
 	require.NoError(t, err)
-	endWindow(t, s.pool, orders["cid"], orders["dan"])
-	testkit.Eventually(t, 10*time.Second, "three units are for sale again", func() bool { return s.left(t, sale) == 3 })
-	testkit.Eventually(t, 10*time.Second, "nothing waits to be given back", func() bool { return s.count(t, pendingReleases) == 0 })
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"}, history(t, s.pool, orders["cid"]))
+	endWindow(t, s.Pool, orders["cid"], orders["dan"])
+	testkit.Eventually(t, 10*time.Second, "three units are for sale again", func() bool { return left(s, t, sale) == 3 })
+	testkit.Eventually(t, 10*time.Second, "nothing waits to be given back", func() bool { return s.Count(t, pendingReleases) == 0 })
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"}, history(t, s.Pool, orders["cid"]))
 	require.Equal(t, reservation.Order{
 		ID: orders["cid"], SaleID: sale, UserID: "cid", Quantity: 1, Status: reservation.StatusExpired, Version: 3,
-		ReservedAt: orderOfID(t, s.pool, orders["cid"]).ReservedAt,
-	}, orderOfID(t, s.pool, orders["cid"]))
-	require.EqualValues(t, 2, soldOf(t, s.pool, sale))
-	counted, err := s.catalog.Show(t.Context(), sale)
+		ReservedAt: orderOfID(t, s.Pool, orders["cid"]).ReservedAt,
+	}, orderOfID(t, s.Pool, orders["cid"]))
+	require.EqualValues(t, 2, soldOf(t, s.Pool, sale))
+	counted, err := s.Catalog.Show(t.Context(), sale)
 	require.NoError(t, err)
 	require.Equal(t, []int64{3, 1, 1}, []int64{counted.Available, counted.Held, counted.Sold})
 
 	// Who gave a unit up may buy again, and so may who did not pay; and somebody else.
 	for _, user := range []string{"bob", "cid", "fay"} {
 		testkit.Eventually(t, 10*time.Second, user+" buys", func() bool {
-			answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+			answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
 			require.NoError(t, err)
 			return answer.Verdict == reservation.Reserved // an ingress may believe for a moment that it is sold out
 		})
 	}
-	s.awaitConfirmed(t, 4) // and ann has paid
-	s.awaitRest(t)
-	require.EqualValues(t, 5, soldOf(t, s.pool, sale))
+	s.AwaitConfirmed(t, 4) // and ann has paid
+	testwork.AwaitRest(s, t)
+	require.EqualValues(t, 5, soldOf(t, s.Pool, sale))
 	require.EqualValues(t, 2, valueOf(t, registry, "stampede_orders_total", "expired"))
-	require.False(t, s.audit(t, sale).Broken(), textOf(t, s.audit(t, sale)))
+	require.False(t, audit(s, t, sale).Broken(), textOf(t, audit(s, t, sale)))
 	stop()
 }
 
@@ -115,15 +117,15 @@ func TestConcurrentSweepersExpireAndReleaseOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	const perSale = 700 // more than one batch
-	sales := []uuid.UUID{s.openPayable(t, perSale), s.openPayable(t, perSale), s.openPayable(t, perSale)}
+	sales := []uuid.UUID{openPayable(s, t, perSale), openPayable(s, t, perSale), openPayable(s, t, perSale)}
 	var orders []uuid.UUID
 	for _, sale := range sales {
-		require.Equal(t, perSale, s.crowd(t, sale, perSale))
-		for _, out := range s.fulfil(t) {
+		require.Equal(t, perSale, crowd(s, t, sale, perSale))
+		for _, out := range fulfil(s, t) {
 			orders = append(orders, out.Event.OrderID)
 		}
 	}
-	endWindow(t, s.pool, orders...)
+	endWindow(t, s.Pool, orders...)
 	together := func(turn func(context.Context) (int, error)) {
 		done := make([]int, 4)
 		var all errgroup.Group
@@ -139,28 +141,28 @@ func TestConcurrentSweepersExpireAndReleaseOnce(t *testing.T) {
 		require.Zero(t, left)
 		require.Equal(t, len(orders), done[0]+done[1]+done[2]+done[3])
 	}
-	together(func(ctx context.Context) (int, error) { return s.expire(ctx) })
-	require.EqualValues(t, len(orders), s.count(t, expiredOrders))
-	require.EqualValues(t, len(orders), s.count(t, pendingReleases))
-	require.Zero(t, s.count(t, brokenLogs))
-	report := s.audit(t, uuid.Nil)
+	together(func(ctx context.Context) (int, error) { return expire(s, ctx) })
+	require.EqualValues(t, len(orders), s.Count(t, expiredOrders))
+	require.EqualValues(t, len(orders), s.Count(t, pendingReleases))
+	require.Zero(t, s.Count(t, brokenLogs))
+	report := audit(s, t, uuid.Nil)
 	require.False(t, report.Broken(), textOf(t, report))
-	together(func(ctx context.Context) (int, error) { return s.giveBack(ctx) })
-	require.Zero(t, s.count(t, pendingReleases))
+	together(func(ctx context.Context) (int, error) { return giveBack(s, ctx) })
+	require.Zero(t, s.Count(t, pendingReleases))
 	for _, sale := range sales {
-		require.EqualValues(t, perSale, s.left(t, sale))
-		require.Zero(t, soldOf(t, s.pool, sale))
-		require.Zero(t, s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale)).Val())
+		require.EqualValues(t, perSale, left(s, t, sale))
+		require.Zero(t, soldOf(t, s.Pool, sale))
+		require.Zero(t, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
 	}
 }
 
 func TestSweepIsBoundedAndOfOneSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	first, second := newPayableSale(t, s.pool, 2000), newPayableSale(t, s.pool, 2000)
-	orders := append(confirm(t, s.pool, first, fulfillment.SweepMax+1), confirm(t, s.pool, second, 1)...)
-	endWindow(t, s.pool, orders...)
-	ledger := fulfillment.NewLedger(s.pool)
+	first, second := newPayableSale(t, s.Pool, 2000), newPayableSale(t, s.Pool, 2000)
+	orders := append(confirm(t, s.Pool, first, fulfillment.SweepMax+1), confirm(t, s.Pool, second, 1)...)
+	endWindow(t, s.Pool, orders...)
+	ledger := fulfillment.NewLedger(s.Pool)
 	var batches []int
 	for range 3 {
 		_, n, err := fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
@@ -179,69 +181,69 @@ func TestFaultySaleDoesNotBlockExpiryOfOtherSales(t *testing.T) {
 	s := newShop(t, testkit.Pool(t))
 	var sales, orders []uuid.UUID
 	for range 5 {
-		sale := s.openPayable(t, 10)
+		sale := openPayable(s, t, 10)
 		sales = append(sales, sale)
-		s.crowd(t, sale, 10)
-		for _, out := range s.fulfil(t) {
+		crowd(s, t, sale, 10)
+		for _, out := range fulfil(s, t) {
 			orders = append(orders, out.Event.OrderID)
 		}
 	}
-	endWindow(t, s.pool, orders...)
+	endWindow(t, s.Pool, orders...)
 	broken := sales[2]
 	// Nobody can take back what is not sold.
-	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = 0 WHERE id = $1", broken)
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 0 WHERE id = $1", broken)
 	require.NoError(t, err)
-	expired, err := s.expire(t.Context())
+	expired, err := expire(s, t.Context())
 	require.ErrorContains(t, err, "sale="+broken.String())
 	require.Equal(t, 40, expired)
-	_, err = s.pool.Exec(t.Context(), "UPDATE sales SET sold = 10 WHERE id = $1", broken)
+	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 10 WHERE id = $1", broken)
 	require.NoError(t, err)
-	expired, err = s.expire(t.Context())
+	expired, err = expire(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 10, expired)
 
 	// Nor give back to what is no sale.
-	key := s.keys.Sale(0, broken)
-	kept := s.rdb.Dump(t.Context(), key).Val()
-	require.NoError(t, s.rdb.Set(t.Context(), key, "rubbish", 0).Err())
-	released, err := s.giveBack(t.Context())
+	key := s.Keys.Sale(0, broken)
+	kept := s.Rdb.Dump(t.Context(), key).Val()
+	require.NoError(t, s.Rdb.Set(t.Context(), key, "rubbish", 0).Err())
+	released, err := giveBack(s, t.Context())
 	require.ErrorContains(t, err, "sale="+broken.String())
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.Equal(t, 40, released)
-	require.EqualValues(t, 10, s.count(t, "SELECT count(*) FROM releases WHERE sale_id = $1", broken))
-	require.NoError(t, s.rdb.RestoreReplace(t.Context(), key, 0, kept).Err())
-	released, err = s.giveBack(t.Context())
+	require.EqualValues(t, 10, s.Count(t, "SELECT count(*) FROM releases WHERE sale_id = $1", broken))
+	require.NoError(t, s.Rdb.RestoreReplace(t.Context(), key, 0, kept).Err())
+	released, err = giveBack(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 10, released)
 	for _, sale := range sales {
-		require.EqualValues(t, 10, s.left(t, sale))
+		require.EqualValues(t, 10, left(s, t, sale))
 	}
 }
 
 func TestReleasesRetryUntilRedisAnswers(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
-	s := newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
-	sale := s.openPayable(t, 10)
-	orders := []uuid.UUID{s.buy(t, sale, "ann"), s.buy(t, sale, "bob")}
-	s.fulfil(t)
-	config, registry := s.config(t), prometheus.NewRegistry()
+	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
+	sale := openPayable(s, t, 10)
+	orders := []uuid.UUID{s.Buy(t, sale, "ann"), s.Buy(t, sale, "bob")}
+	fulfil(s, t)
+	config, registry := testwork.Config(s, t), prometheus.NewRegistry()
 	config.Registerer = registry
-	stop := work(t, config)
+	stop := testwork.Work(t, config)
 	server.Kill()
-	_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), orders[0], "ann")
+	_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), orders[0], "ann")
 	require.NoError(t, err, "an order can be cancelled without Redis")
-	endWindow(t, s.pool, orders[1])
+	endWindow(t, s.Pool, orders[1])
 	failing := func() float64 { return valueOf(t, registry, "stampede_worker_failing", "release") }
 	testkit.Eventually(t, 30*time.Second, "orders expire without Redis, and their release is tried", func() bool {
-		return s.count(t, expiredOrders) == 1 && failing() == 1
+		return s.Count(t, expiredOrders) == 1 && failing() == 1
 	})
-	require.EqualValues(t, 2, s.count(t, pendingReleases))
+	require.EqualValues(t, 2, s.Count(t, pendingReleases))
 	testkit.Eventually(t, 30*time.Second, "the worker counts them", func() bool { return gaugeOf(t, registry, "stampede_releases_pending") == 2 })
 	require.NoError(t, server.Restart(t.Context()))
-	testkit.Eventually(t, 30*time.Second, "the units are back", func() bool { return s.count(t, pendingReleases) == 0 })
+	testkit.Eventually(t, 30*time.Second, "the units are back", func() bool { return s.Count(t, pendingReleases) == 0 })
 	// A rebuild forgets them first, and opens the sale with their units then.
-	testkit.Eventually(t, 30*time.Second, "and for sale", func() bool { return s.left(t, sale) == 10 })
+	testkit.Eventually(t, 30*time.Second, "and for sale", func() bool { return left(s, t, sale) == 10 })
 	testkit.Eventually(t, 30*time.Second, "the worker says so", func() bool {
 		return failing() == 0 && gaugeOf(t, registry, "stampede_releases_pending") == 0
 	})
@@ -252,33 +254,33 @@ func TestReleasesRetryUntilRedisAnswers(t *testing.T) {
 func TestRepeatedReleaseKeepsNextOrderOfUser(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.openPayable(t, 3)
-	first := s.buy(t, sale, "ann")
-	s.fulfil(t)
-	_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), first, "ann")
+	sale := openPayable(s, t, 3)
+	first := s.Buy(t, sale, "ann")
+	fulfil(s, t)
+	_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), first, "ann")
 	require.NoError(t, err)
 	release := reservation.Release{SaleID: sale, OrderID: first, UserID: "ann"}
-	_, err = s.store.Release(t.Context(), []reservation.Release{release})
+	_, err = s.Store.Release(t.Context(), []reservation.Release{release})
 	require.NoError(t, err)
-	require.EqualValues(t, 1, s.count(t, pendingReleases))
+	require.EqualValues(t, 1, s.Count(t, pendingReleases))
 
-	second := s.buy(t, sale, "ann")
-	s.fulfil(t)
-	released, err := s.giveBack(t.Context())
+	second := s.Buy(t, sale, "ann")
+	fulfil(s, t)
+	released, err := giveBack(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, released)
-	require.EqualValues(t, 2, s.left(t, sale))
-	held, err := s.store.FindReserved(t.Context(), second, "ann")
+	require.EqualValues(t, 2, left(s, t, sale))
+	held, err := s.Store.FindReserved(t.Context(), second, "ann")
 	require.NoError(t, err)
 	require.Equal(t, second, held.ID)
-	require.False(t, s.audit(t, sale).Broken(), textOf(t, s.audit(t, sale)))
+	require.False(t, audit(s, t, sale).Broken(), textOf(t, audit(s, t, sale)))
 }
 
 func TestExpiryRequiresHeartbeatAfterDeadline(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := newPayableSale(t, s.pool, 10)
-	orders := confirm(t, s.pool, sale, 3)
+	sale := newPayableSale(t, s.Pool, 10)
+	orders := confirm(t, s.Pool, sale, 3)
 	for name, c := range map[string]struct {
 		expiresAt, seenAt string
 		expires           bool
@@ -292,7 +294,7 @@ func TestExpiryRequiresHeartbeatAfterDeadline(t *testing.T) {
 		"no heartbeat":                             {"now() - interval '1 h'", "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tx, err := s.pool.Begin(t.Context())
+			tx, err := s.Pool.Begin(t.Context())
 			require.NoError(t, err)
 			defer func() { _ = tx.Rollback(context.Background()) }()
 			_, err = tx.Exec(t.Context(), "UPDATE orders SET due = "+c.expiresAt+" WHERE id = $1", orders[0])

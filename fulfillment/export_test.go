@@ -22,19 +22,7 @@ const RemedyOperator = remedyOperator
 
 const EquationsShown = equationsShown
 
-var CreateGroup = createGroup
-
-var DecodeEntry = decodeEntry
-
 const FindingsShown = findingsShown
-
-const LagCounted = lagCounted
-
-func (x *BacklogCollector) Read(ctx context.Context, stream string) (Backlog, error) {
-	return x.read(ctx, stream)
-}
-
-const CountedFor = countedFor
 
 type BatcherConfig = batcherConfig
 
@@ -78,21 +66,9 @@ const SilentBetweenQueryMax = silentBetweenQueryMax
 
 const NamedSession = namedSession
 
-func (x *Subscriber) Metrics() *subscriberMetrics { return x.metrics }
-
-func (x *Subscriber) Config() SubscriberConfig { return x.config }
-
-const LeaseKept = leaseKept
-
-const LeaseGone = leaseGone
-
-const LeaseTaken = leaseTaken
-
 var EncodeFields = encodeFields
 
 var DecodeFields = decodeFields
-
-var ReadEntry = readEntry
 
 const FieldReplayOf = fieldReplayOf
 
@@ -196,19 +172,11 @@ const RemedyWorker = remedyWorker
 
 var OrderOf = orderOf
 
-var FieldsOf = fieldsOf
-
 const RemedyForget = remedyForget
 
 const RemedyAppend = remedyAppend
 
-const FieldUUID = fieldUUID
-
-const FieldMetadata = fieldMetadata
-
 const RepairsPerTurn = repairsPerTurn
-
-var TrimOnce = trimOnce
 
 func (x *Ledger) PendingReleases(ctx context.Context) (pending int, err error) {
 	return x.pendingReleases(ctx)
@@ -216,14 +184,6 @@ func (x *Ledger) PendingReleases(ctx context.Context) (pending int, err error) {
 
 const ReleasesCounted = releasesCounted
 
-type ReadOnce = readOnce
-
-var NewSubscription = newSubscription
-
-const FieldPayload = fieldPayload
-
 var WriteChange = writeChange
 
 var ErrNotLocked = errNotLocked
-
-func (x *Trimmer) Trimmed() *prometheus.CounterVec { return x.trimmed }

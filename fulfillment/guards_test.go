@@ -10,23 +10,24 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 	"stampede/sql"
 )
 
 // missingGuard is the only constraint or index that the database lacks, with the statements that put it back.
-func (s *shop) missingGuard(t testing.TB) (sql.MissingGuard, []string) {
+func missingGuard(s *testshop.Shop, t testing.TB) (sql.MissingGuard, []string) {
 	t.Helper()
-	_, missing, err := sql.Guards(t.Context(), s.pool)
+	_, missing, err := sql.Guards(t.Context(), s.Pool)
 	require.NoError(t, err)
 	require.Len(t, missing, 1)
 	return missing[0], strings.Split(missing[0].Mend, "; ")
 }
 
-func (s *shop) run(t testing.TB, statements ...string) {
+func run(s *testshop.Shop, t testing.TB, statements ...string) {
 	t.Helper()
 	for _, statement := range statements {
-		_, err := s.pool.Exec(t.Context(), statement)
+		_, err := s.Pool.Exec(t.Context(), statement)
 		require.NoError(t, err, statement)
 	}
 }
@@ -36,39 +37,39 @@ func (s *shop) run(t testing.TB, statements ...string) {
 func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale := s.open(t, 40)
-	s.crowd(t, sale, 3)
-	s.fulfil(t)
-	guards := rowsOf(t, s.pool, `SELECT conname::text FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'c', 'f') AND conrelid::regclass::text NOT IN ('goose_db_version', 'sales')
+	sale := s.Open(t, 40)
+	crowd(s.Shop, t, sale, 3)
+	fulfil(s.Shop, t)
+	guards := rowsOf(t, s.Pool, `SELECT conname::text FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'c', 'f') AND conrelid::regclass::text NOT IN ('goose_db_version', 'sales')
 		UNION ALL SELECT 'sales_not_oversold' UNION ALL SELECT 'orders_one_live_per_user' UNION ALL SELECT 'sale_events_idempotency'`)
 	require.Greater(t, len(guards), 15)
 	refused := 0
 	for _, guard := range guards {
 		t.Log(guard)
-		s.run(t, `DO $$ DECLARE t regclass := (SELECT conrelid::regclass FROM pg_constraint WHERE conname = '`+guard+`'); BEGIN
+		run(s.Shop, t, `DO $$ DECLARE t regclass := (SELECT conrelid::regclass FROM pg_constraint WHERE conname = '`+guard+`'); BEGIN
 			IF t IS NULL THEN DROP INDEX IF EXISTS `+guard+`; ELSE EXECUTE format('ALTER TABLE %s DROP CONSTRAINT `+guard+`', t); END IF; END $$`)
-		missing, mend := s.missingGuard(t)
+		missing, mend := missingGuard(s.Shop, t)
 		require.Equal(t, guard, missing.Name)
 
-		report := s.audit(t, uuid.Nil)
+		report := audit(s.Shop, t, uuid.Nil)
 		require.Equal(t, "DB", broken(report), textOf(t, report))
 		require.Contains(t, textOf(t, report), missing.What+": put it back with "+missing.Mend)
-		require.Equal(t, "guard", leftOf(s.reconcile(t)))
+		require.Equal(t, "guard", leftOf(reconcile(s.Shop, t)))
 
 		s.flush(t)
-		err := s.heal(t, s.rebuilder(t), 1)
+		err := heal(s.Shop, t, rebuilder(s.Shop, t), 1)
 		if slices.Contains(fulfillment.NeededGuards, guard) {
 			refused++
 			require.ErrorIs(t, err, fulfillment.ErrGuardMissing)
 			require.ErrorContains(t, err, missing.Mend)
-			s.run(t, mend...)
-			err = s.heal(t, s.rebuilder(t), 1)
+			run(s.Shop, t, mend...)
+			err = heal(s.Shop, t, rebuilder(s.Shop, t), 1)
 		} else {
-			s.run(t, mend...)
+			run(s.Shop, t, mend...)
 		}
 		require.NoError(t, err)
-		s.requireSound(t)
-		s.needNothing(t, 1)
+		requireSound(s.Shop, t)
+		needNothing(s.Shop, t, 1)
 	}
 	require.Equal(t, len(fulfillment.NeededGuards), refused)
 }
@@ -77,11 +78,11 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale := s.open(t, 40)
-	s.crowd(t, sale, 3)
-	s.fulfil(t)
-	s.run(t, "DROP INDEX orders_one_live_per_user")
-	before := s.saleInRedis(t, sale)
+	sale := s.Open(t, 40)
+	crowd(s.Shop, t, sale, 3)
+	fulfil(s.Shop, t)
+	run(s.Shop, t, "DROP INDEX orders_one_live_per_user")
+	before := saleInRedis(s.Shop, t, sale)
 	for _, rebuild := range []func(*fulfillment.Rebuilder) error{
 		func(r *fulfillment.Rebuilder) error {
 			_, err := r.Partition(t.Context(), 0, fulfillment.RebuildByHand)
@@ -92,22 +93,22 @@ func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 			return err
 		},
 	} {
-		require.ErrorIs(t, rebuild(s.rebuilder(t)), fulfillment.ErrGuardMissing)
-		require.Equal(t, before, s.saleInRedis(t, sale))
+		require.ErrorIs(t, rebuild(rebuilder(s.Shop, t)), fulfillment.ErrGuardMissing)
+		require.Equal(t, before, saleInRedis(s.Shop, t, sale))
 	}
-	s.buy(t, sale, "meanwhile")
+	s.Buy(t, sale, "meanwhile")
 }
 
 // What a worker cannot record without it says what is missing, and is no dead letter.
 func TestOrderWaitsWhileGuardIsMissing(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale := s.open(t, 40)
+	sale := s.Open(t, 40)
 	order := reserved(sale, "ann", 1)
-	_, err := fulfillment.NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{order})
+	_, err := fulfillment.NewLedger(s.Pool).Record(t.Context(), []reservation.OrderReserved{order})
 	require.NoError(t, err)
-	s.run(t, "ALTER TABLE order_events DROP CONSTRAINT order_events_pkey")
-	_, err = fulfillment.NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{order})
+	run(s.Shop, t, "ALTER TABLE order_events DROP CONSTRAINT order_events_pkey")
+	_, err = fulfillment.NewLedger(s.Pool).Record(t.Context(), []reservation.OrderReserved{order})
 	require.ErrorIs(t, err, fulfillment.ErrGuardMissing)
 	require.Equal(t, fulfillment.Transient, fulfillment.FaultOf(err))
 	require.False(t, errors.Is(err, fulfillment.ErrContradiction))

@@ -15,6 +15,8 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -64,7 +66,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	} {
 		expiresIn(t, pool, orders[i], fromNow)
 	}
-	before := queryInt(t, pool, outages)
+	before := testshop.QueryInt(t, pool, outages)
 	var deadlines []time.Time
 	for _, id := range orders {
 		deadlines = append(deadlines, orderOfID(t, pool, id).ExpiresAt)
@@ -95,12 +97,12 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	}
 	testkit.Eventually(t, 20*time.Second, "one sees to it, and the others leave it to that one", func() bool {
 		return done.Load() == ingresses-1 &&
-			queryInt(t, pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+			testshop.QueryInt(t, pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, all.Wait())
 	require.EqualValues(t, 1, found.Load())
-	require.Equal(t, before+1, queryInt(t, pool, outages))
+	require.Equal(t, before+1, testshop.QueryInt(t, pool, outages))
 	began, ended := lastOutage(t, pool)
 	outage := ended.Sub(began)
 	require.Greater(t, outage, 60*time.Second)
@@ -129,12 +131,12 @@ func TestMissedHeartbeatsAreNoOutage(t *testing.T) {
 	heartbeat(t, pool)
 	order := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
 	deadline := orderOfID(t, pool, order).ExpiresAt
-	before := queryInt(t, pool, outages)
+	before := testshop.QueryInt(t, pool, outages)
 	away(t, pool, "3 s")
 	require.Zero(t, heartbeat(t, pool))
-	require.Equal(t, before, queryInt(t, pool, outages))
+	require.Equal(t, before, testshop.QueryInt(t, pool, outages))
 	require.Equal(t, deadline, orderOfID(t, pool, order).ExpiresAt)
-	require.Less(t, queryInt(t, pool, "SELECT extract(epoch FROM now() - seen_at)::bigint FROM pulse"), int64(3), "it was noted that somebody is here")
+	require.Less(t, testshop.QueryInt(t, pool, "SELECT extract(epoch FROM now() - seen_at)::bigint FROM pulse"), int64(3), "it was noted that somebody is here")
 
 	away(t, pool, "6 s")
 	outage := heartbeat(t, pool)
@@ -150,7 +152,7 @@ func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	heartbeat(t, pool)
 	orders := confirm(t, pool, newPayableSale(t, pool, 10), 3)
 	deadline := orderOfID(t, pool, orders[0]).ExpiresAt
-	before := queryInt(t, pool, outages)
+	before := testshop.QueryInt(t, pool, outages)
 	away(t, pool, "60 s")
 	paying, err := pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -166,7 +168,7 @@ func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	})
 	require.NoError(t, paying.Rollback(t.Context()))
 	require.Zero(t, heartbeat(t, pool))
-	require.Equal(t, before+1, queryInt(t, pool, outages))
+	require.Equal(t, before+1, testshop.QueryInt(t, pool, outages))
 	require.WithinDuration(t, deadline.Add(outage), orderOfID(t, pool, orders[0]).ExpiresAt, time.Millisecond)
 }
 
@@ -185,14 +187,14 @@ func TestOutageWritesNoOrder(t *testing.T) {
 	const deadlines = "SELECT sum(extract(epoch FROM due + (SELECT lost_time())))::bigint FROM orders"
 	var before, after string
 	require.NoError(t, pool.QueryRow(t.Context(), places).Scan(&before))
-	first := queryInt(t, pool, deadlines)
+	first := testshop.QueryInt(t, pool, deadlines)
 	away(t, pool, "1 h")
 	outage := heartbeat(t, pool)
 	require.Greater(t, outage, time.Hour)
 	require.NoError(t, pool.QueryRow(t.Context(), places).Scan(&after))
 	require.Equal(t, before, after)
-	require.InDelta(t, outage.Seconds(), float64(queryInt(t, pool, deadlines)-first)/n, 0.001, "and all of them are put off")
-	require.Zero(t, queryInt(t, pool, "SELECT count(*) FROM orders WHERE due <= (SELECT least(seen_at, now()) - lost FROM pulse)"))
+	require.InDelta(t, outage.Seconds(), float64(testshop.QueryInt(t, pool, deadlines)-first)/n, 0.001, "and all of them are put off")
+	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE due <= (SELECT least(seen_at, now()) - lost FROM pulse)"))
 }
 
 // A worker goes on while there is no ingress. Whoever gets an order in that time can pay for it only later.
@@ -231,7 +233,7 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, orders[2]).Status, "it was overdue before all of them")
-	require.EqualValues(t, 1, queryInt(t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
+	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
 
 	// Who comes between two of them is put off by the second one only.
 	between := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
@@ -248,15 +250,15 @@ func TestClockSetBackIsNoOutage(t *testing.T) {
 	pool := testkit.Pool(t)
 	heartbeat(t, pool)
 	orders := confirm(t, pool, newPayableSale(t, pool, 10), 2)
-	before := queryInt(t, pool, outages)
+	before := testshop.QueryInt(t, pool, outages)
 	away(t, pool, "-1 h")
 	late := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
 	require.WithinDuration(t, time.Now().Add(paymentWindow), orderOfID(t, pool, late).ExpiresAt, time.Minute)
 	expiresIn(t, pool, orders[1], "-1 ms")
 	require.Zero(t, heartbeat(t, pool))
-	require.Zero(t, queryInt(t, pool, "SELECT count(*) FROM pulse WHERE seen_at > now()"), "or the next outage would not be seen")
+	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE seen_at > now()"), "or the next outage would not be seen")
 	require.Zero(t, heartbeat(t, pool))
-	require.Equal(t, before, queryInt(t, pool, outages))
+	require.Equal(t, before, testshop.QueryInt(t, pool, outages))
 	_, n, err := fulfillment.NewExpirer(fulfillment.NewLedger(pool), testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
@@ -293,7 +295,7 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	require.Zero(t, n, "nobody knows whether an ingress was there")
 
 	require.Zero(t, heartbeat(t, pool))
-	require.EqualValues(t, 1, queryInt(t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
+	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
 	require.Equal(t, deadline, orderOfID(t, pool, orders[0]).ExpiresAt)
 	_, err = ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err)
@@ -328,22 +330,22 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	s := newShop(t, pool)
-	sale := s.openPayable(t, 10)
-	stop := work(t, s.config(t))
-	punctual, unlucky, absent := s.buy(t, sale, "ann"), s.buy(t, sale, "bob"), s.buy(t, sale, "cid")
-	s.awaitConfirmed(t, 3)
+	sale := openPayable(s, t, 10)
+	stop := testwork.Work(t, testwork.Config(s, t))
+	punctual, unlucky, absent := s.Buy(t, sale, "ann"), s.Buy(t, sale, "bob"), s.Buy(t, sale, "cid")
+	s.AwaitConfirmed(t, 3)
 	heartbeat(t, pool) // since the migration there was nobody
 
 	ctx, cancel := context.WithCancel(context.Background())
 	var heartbeats errgroup.Group
-	log := &countingLog{}
+	log := &testshop.CountingLog{}
 	for range 2 {
 		own, err := connect.Postgres(t.Context(), server.URL, 2)
 		require.NoError(t, err)
 		t.Cleanup(own.Close)
 		heartbeats.Go(func() error { return fulfillment.Heartbeat{Pool: own, Logger: slog.New(log)}.Run(ctx) })
 	}
-	before := s.count(t, outages)
+	before := s.Count(t, outages)
 	_, err = pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() + interval '4 s' WHERE id IN ($1, $2)", unlucky, absent)
 	require.NoError(t, err)
 	_, err = fulfillment.NewLedger(pool).Pay(t.Context(), punctual, "ann", "pi_1")
@@ -354,23 +356,23 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "the deadline and more than missed heartbeats are over", func() bool {
 		return time.Since(stopped) > outageAfter+2*time.Second
 	})
-	s.restart(t, server)
-	testkit.Eventually(t, 20*time.Second, "the outage is written down", func() bool { return s.count(t, outages) == before+1 })
+	restart(s, t, server)
+	testkit.Eventually(t, 20*time.Second, "the outage is written down", func() bool { return s.Count(t, outages) == before+1 })
 	_, err = fulfillment.NewLedger(pool).Pay(t.Context(), unlucky, "bob", "pi_2")
 	require.NoError(t, err)
-	require.Zero(t, s.count(t, expiredOrders))
+	require.Zero(t, s.Count(t, expiredOrders))
 	remaining := time.Until(orderOfID(t, pool, absent).ExpiresAt)
 	require.Positive(t, remaining)
 	testkit.Eventually(t, 20*time.Second, "who does not pay in what was left expires all the same", func() bool {
-		return s.count(t, expiredOrders) == 1
+		return s.Count(t, expiredOrders) == 1
 	})
 	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, absent).Status)
-	testkit.Eventually(t, 20*time.Second, "its unit is back", func() bool { return s.left(t, sale) == 8 })
+	testkit.Eventually(t, 20*time.Second, "its unit is back", func() bool { return left(s, t, sale) == 8 })
 	cancel()
 	require.NoError(t, heartbeats.Wait())
-	require.Equal(t, before+1, s.count(t, outages))
-	require.Equal(t, 1, log.times("nobody could pay for a while: deadlines are put off"))
-	require.Equal(t, 2, log.times("cannot tell Postgres that buyers can pay, trying again"))
+	require.Equal(t, before+1, s.Count(t, outages))
+	require.Equal(t, 1, log.Times("nobody could pay for a while: deadlines are put off"))
+	require.Equal(t, 2, log.Times("cannot tell Postgres that buyers can pay, trying again"))
 	stop()
-	require.False(t, s.audit(t, sale).Broken(), textOf(t, s.audit(t, sale)))
+	require.False(t, audit(s, t, sale).Broken(), textOf(t, audit(s, t, sale)))
 }

@@ -10,6 +10,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
@@ -69,7 +70,7 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 
 	require.EqualValues(t, 12, soldOf(t, pool, plain))
 	require.EqualValues(t, 8, soldOf(t, pool, timed))
-	require.EqualValues(t, 22, queryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", timed))
+	require.EqualValues(t, 22, testshop.QueryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", timed))
 	for i := range oneStep {
 		require.JSONEq(t, written(t, pool, oneStep[i]), written(t, pool, twoSteps[i]), "event %d", i)
 	}
@@ -133,8 +134,8 @@ func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 				require.Equal(t, want != "", out.Fresh, "event %d", i)
 			}
 			require.EqualValues(t, 5, soldOf(t, pool, sale))
-			require.EqualValues(t, 5, queryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
-			require.Zero(t, queryInt(t, pool,
+			require.EqualValues(t, 5, testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
+			require.Zero(t, testshop.QueryInt(t, pool,
 				"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"))
 		})
 	}

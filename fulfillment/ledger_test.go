@@ -14,6 +14,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
@@ -44,15 +45,8 @@ func crowdOf(sale uuid.UUID, n int) []reservation.OrderReserved {
 	return events
 }
 
-func queryInt(t testing.TB, pool *pgxpool.Pool, query string, args ...any) int64 {
-	t.Helper()
-	var n int64
-	require.NoError(t, pool.QueryRow(t.Context(), query, args...).Scan(&n))
-	return n
-}
-
 func soldOf(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) int64 {
-	return queryInt(t, pool, "SELECT sold FROM sales WHERE id = $1", sale)
+	return testshop.QueryInt(t, pool, "SELECT sold FROM sales WHERE id = $1", sale)
 }
 
 // history is the events of an order as "version type".
@@ -92,7 +86,7 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 	}, order)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, history(t, pool, event.OrderID))
 	require.EqualValues(t, 3, soldOf(t, pool, sale))
-	require.EqualValues(t, 1, queryInt(t, pool,
+	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		`SELECT count(*) FROM order_events WHERE version = 1 AND data = '{"sequence": 7, "epoch": 1}' AND occurred_at = $1`, event.ReservedAt))
 }
 
@@ -119,7 +113,7 @@ func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
 		}
 	}
 	require.EqualValues(t, 3, soldOf(t, pool, sale))
-	require.EqualValues(t, 8, queryInt(t, pool, "SELECT count(*) FROM order_events"))
+	require.EqualValues(t, 8, testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"))
 }
 
 func TestLedgerRecordsDuplicateInBatchOnce(t *testing.T) {
@@ -179,7 +173,7 @@ func TestLedgerNeverExceedsStock(t *testing.T) {
 	_, err := ledger.Record(t.Context(), crowdOf(sale, 3))
 	require.ErrorIs(t, err, fulfillment.ErrOversold)
 	require.Equal(t, fulfillment.Oversold, fulfillment.FaultOf(err))
-	require.Zero(t, queryInt(t, pool, "SELECT count(*) FROM order_events"), "all or nothing")
+	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"), "all or nothing")
 	require.Zero(t, soldOf(t, pool, sale))
 }
 
@@ -248,9 +242,9 @@ func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 		}
 		wg.Wait()
 	}
-	require.EqualValues(t, rounds*(size+workers), queryInt(t, pool, "SELECT count(*) FROM orders"))
-	require.EqualValues(t, 2*rounds*(size+workers), queryInt(t, pool, "SELECT count(*) FROM order_events"))
-	require.Equal(t, queryInt(t, pool, "SELECT sum(sold) FROM sales"), queryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
+	require.EqualValues(t, rounds*(size+workers), testshop.QueryInt(t, pool, "SELECT count(*) FROM orders"))
+	require.EqualValues(t, 2*rounds*(size+workers), testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"))
+	require.Equal(t, testshop.QueryInt(t, pool, "SELECT sum(sold) FROM sales"), testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 }
 
 func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
@@ -272,7 +266,7 @@ func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, stock, soldOf(t, pool, sale))
-	require.EqualValues(t, stock, queryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
+	require.EqualValues(t, stock, testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 }
 
 func TestLedgerErrorLeavesNoTransactionOpen(t *testing.T) {
@@ -284,7 +278,7 @@ func TestLedgerErrorLeavesNoTransactionOpen(t *testing.T) {
 		require.ErrorIs(t, err, fulfillment.ErrOversold)
 	}
 	require.EqualValues(t, 1, pool.Stat().NewConnsCount(), "a failed batch costs no connection")
-	require.Zero(t, queryInt(t, pool,
+	require.Zero(t, testshop.QueryInt(t, pool,
 		"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"))
 }
 

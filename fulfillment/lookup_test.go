@@ -12,6 +12,7 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
@@ -121,7 +122,7 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 		found <- answer{order, err}
 	}()
 	testkit.Eventually(t, 10*time.Second, "it waits for the sale", func() bool {
-		return queryInt(t, pool, "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sales'::regclass") == 1
+		return testshop.QueryInt(t, pool, "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sales'::regclass") == 1
 	})
 	_, err = tx.Exec(t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
 		VALUES ($1, $2, 'alice', 1, 'confirmed', 2, 1, 1, now(), now())`, event.OrderID, sale)

@@ -17,7 +17,10 @@ import (
 	"pgregory.net/rapid"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -35,7 +38,7 @@ func TestRandomSaleMatchesModel(t *testing.T) {
 	require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(modelSales)))
 	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
 	s := newShop(t, testkit.Pool(t))
-	world := &modelWorld{shop: s, t: t, ledger: fulfillment.NewLedger(s.pool), done: map[string]int{}}
+	world := &modelWorld{Shop: s, t: t, ledger: fulfillment.NewLedger(s.Pool), done: map[string]int{}}
 	world.startWorker()
 	rapid.Check(t, world.playSale)
 	steps := 0
@@ -56,7 +59,7 @@ func TestRandomSaleMatchesModel(t *testing.T) {
 
 // modelWorld is what the sales of all checks share.
 type modelWorld struct {
-	*shop
+	*testshop.Shop
 	t      *testing.T
 	ledger *fulfillment.Ledger
 	stop   func()
@@ -65,9 +68,9 @@ type modelWorld struct {
 }
 
 func (w *modelWorld) startWorker() {
-	config := w.config(w.t)
+	config := testwork.Config(w.Shop, w.t)
 	config.SweepInterval, config.GuardInterval = 5*time.Millisecond, 20*time.Millisecond
-	w.stop = work(w.t, config)
+	w.stop = testwork.Work(w.t, config)
 }
 
 // modelRun is one sale and its model.
@@ -82,7 +85,7 @@ type modelRun struct {
 func (w *modelWorld) playSale(rt *rapid.T) {
 	ctx := context.Background()
 	stock := rapid.Int64Range(3, 12).Draw(rt, "stock")
-	sale, err := w.catalog.Create(ctx, reservation.Terms{
+	sale, err := w.Catalog.Create(ctx, reservation.Terms{
 		Name: "model", Stock: stock, PerOrderLimit: modelPerOrder, PaymentWindow: time.Hour,
 	})
 	require.NoError(rt, err)
@@ -103,7 +106,7 @@ func (w *modelWorld) playSale(rt *rapid.T) {
 		r.compare(ctx)
 		w.done[step.name]++
 	}
-	_, err = w.catalog.End(ctx, r.sale)
+	_, err = w.Catalog.End(ctx, r.sale)
 	require.NoError(rt, err)
 	w.sales++
 }
@@ -152,9 +155,9 @@ func (r *modelRun) request(ctx context.Context, request reservation.Request) uui
 	var answer reservation.Answer
 	r.eventually("an ingress no longer remembers the sale as sold out", func() (current bool) {
 		// There is no other ingress that could remember it, so nobody need wait for that.
-		err := r.rdb.HDel(ctx, r.keys.Sale(0, r.sale), "quiet_since_ms").Err()
+		err := r.Rdb.HDel(ctx, r.Keys.Sale(0, r.sale), "quiet_since_ms").Err()
 		require.NoError(r.T, err)
-		answer, err = r.store.Reserve(ctx, request)
+		answer, err = r.Store.Reserve(ctx, request)
 		require.NoError(r.T, err)
 		return answer.Verdict != reservation.SoldOut || r.stock == r.taken() || want == reservation.SoldOut
 	})
@@ -228,7 +231,7 @@ func (r *modelRun) cancel(ctx context.Context) {
 
 // expire lets two hours pass on the clock of deadlines, which is longer than the time to pay.
 func (r *modelRun) expire(ctx context.Context) {
-	_, err := r.pool.Exec(ctx, "UPDATE pulse SET lost = lost - interval '2 hours', seen_at = now()")
+	_, err := r.Pool.Exec(ctx, "UPDATE pulse SET lost = lost - interval '2 hours', seen_at = now()")
 	require.NoError(r.T, err)
 	for id, o := range r.orders {
 		if o.status == reservation.StatusConfirmed {
@@ -239,7 +242,7 @@ func (r *modelRun) expire(ctx context.Context) {
 
 func (r *modelRun) restock(ctx context.Context) {
 	units := rapid.Int64Range(-6, 6).Filter(func(n int64) bool { return n != 0 }).Draw(r.T, "units")
-	_, err := r.catalog.Restock(ctx, r.sale, units, "")
+	_, err := r.Catalog.Restock(ctx, r.sale, units, "")
 	if to := r.stock + units; units < 0 && (to < r.taken() || to < 1) {
 		require.Error(r.T, err)
 		require.NotErrorIs(r.T, err, reservation.ErrUnavailable)
@@ -250,13 +253,13 @@ func (r *modelRun) restock(ctx context.Context) {
 }
 
 func (r *modelRun) pause(ctx context.Context) {
-	_, err := r.catalog.Pause(ctx, r.sale)
+	_, err := r.Catalog.Pause(ctx, r.sale)
 	require.NoError(r.T, err)
 	r.state = reservation.StatePaused
 }
 
 func (r *modelRun) resume(ctx context.Context) {
-	_, err := r.catalog.Resume(ctx, r.sale)
+	_, err := r.Catalog.Resume(ctx, r.sale)
 	require.NoError(r.T, err)
 	r.state = reservation.StateOpen
 }
@@ -264,7 +267,7 @@ func (r *modelRun) resume(ctx context.Context) {
 // rebuild makes the stock anew while everything is well, as an operator might.
 func (r *modelRun) rebuild(ctx context.Context) {
 	r.awaitOpen(ctx, func() error {
-		_, err := r.rebuilder(r.t).Sale(ctx, r.sale, "model")
+		_, err := rebuilder(r.modelWorld.Shop, r.t).Sale(ctx, r.sale, "model")
 		return err
 	})
 }
@@ -295,9 +298,9 @@ func (r *modelRun) loseUnseen(ctx context.Context) {
 }
 
 func (r *modelRun) emptyRedis(ctx context.Context) {
-	names, err := r.rdb.Keys(ctx, r.keys.Prefix+":*").Result()
+	names, err := r.Rdb.Keys(ctx, r.Keys.Prefix+":*").Result()
 	require.NoError(r.T, err)
-	require.NoError(r.T, r.rdb.Unlink(ctx, names...).Err())
+	require.NoError(r.T, r.Rdb.Unlink(ctx, names...).Err())
 }
 
 // awaitOpen repeats do until it succeeds, and waits until the sale can be asked again.
@@ -309,10 +312,10 @@ func (r *modelRun) awaitOpen(ctx context.Context, do func() error) {
 	})
 	r.eventually("the sale is open again", func() bool {
 		var epoch int64
-		require.NoError(r.T, r.pool.QueryRow(ctx, "SELECT epoch FROM sales WHERE id = $1", r.sale).Scan(&epoch))
-		inRedis, err := r.rdb.HGet(ctx, r.keys.Sale(0, r.sale), "epoch").Int64()
+		require.NoError(r.T, r.Pool.QueryRow(ctx, "SELECT epoch FROM sales WHERE id = $1", r.sale).Scan(&epoch))
+		inRedis, err := r.Rdb.HGet(ctx, r.Keys.Sale(0, r.sale), "epoch").Int64()
 		require.True(r.T, err == nil || errors.Is(err, redis.Nil), "%v", err)
-		server, err := r.store.Inspect(ctx, 0)
+		server, err := r.Store.Inspect(ctx, 0)
 		require.NoError(r.T, err)
 		return server.Known && inRedis == epoch
 	})
@@ -341,7 +344,7 @@ type modelRow struct {
 // compare waits until nothing is under way and holds both servers against the model.
 func (r *modelRun) compare(ctx context.Context) {
 	r.eventually("everything rests", func() bool { return r.rests(ctx) })
-	rows, _ := r.pool.Query(ctx, "SELECT id, user_id, status, coalesce(payment_reference, ''), quantity, version FROM orders WHERE sale_id = $1", r.sale)
+	rows, _ := r.Pool.Query(ctx, "SELECT id, user_id, status, coalesce(payment_reference, ''), quantity, version FROM orders WHERE sale_id = $1", r.sale)
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[modelRow])
 	require.NoError(r.T, err)
 	orders := map[uuid.UUID]modelOrder{}
@@ -350,7 +353,7 @@ func (r *modelRun) compare(ctx context.Context) {
 	}
 	require.Equal(r.T, r.orders, orders)
 
-	buyers, err := r.rdb.HGetAll(ctx, r.keys.Buyers(0, r.sale)).Result()
+	buyers, err := r.Rdb.HGetAll(ctx, r.Keys.Buyers(0, r.sale)).Result()
 	require.NoError(r.T, err)
 	holds := map[string]uuid.UUID{}
 	for user, text := range buyers {
@@ -360,7 +363,7 @@ func (r *modelRun) compare(ctx context.Context) {
 	}
 	require.Equal(r.T, r.holds, holds)
 
-	counted, err := r.catalog.Show(ctx, r.sale)
+	counted, err := r.Catalog.Show(ctx, r.sale)
 	require.NoError(r.T, err)
 	require.Equal(r.T, r.state, counted.State)
 	require.Equal(r.T, []int64{r.stock, r.stock - r.taken(), r.units(reservation.StatusConfirmed), r.units(reservation.StatusPaid), r.taken()},
@@ -369,11 +372,11 @@ func (r *modelRun) compare(ctx context.Context) {
 
 // rests is true when every accepted order is in Postgres, nothing overdue is left, and Redis has been told everything.
 func (r *modelRun) rests(ctx context.Context) bool {
-	waiting, err := fulfillment.ReadBacklog(ctx, r.rdb, r.keys.Orders(0), reservation.Group)
+	waiting, err := stream.ReadBacklog(ctx, r.Rdb, r.Keys.Orders(0), reservation.Group)
 	require.NoError(r.T, err)
 	n, known := waiting.Waiting()
 	var undone int64
-	require.NoError(r.T, r.pool.QueryRow(ctx, `SELECT
+	require.NoError(r.T, r.Pool.QueryRow(ctx, `SELECT
 		(SELECT count(*) FROM releases)
 		+ (SELECT count(*) FROM orders, pulse WHERE status = 'confirmed' AND due <= least(seen_at, now()) - lost)
 		+ (SELECT count(*) FROM sales WHERE published_revision < revision)`).Scan(&undone))

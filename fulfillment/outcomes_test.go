@@ -18,6 +18,7 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -184,16 +185,16 @@ func TestOutcomeStreamIsBounded(t *testing.T) {
 func TestWorkerPublishesOneMessagePerBatch(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 100)
+	sale := s.Open(t, 100)
 	var want []uuid.UUID
 	for n := range 100 {
-		want = append(want, s.buy(t, sale, fmt.Sprintf("user-%d", n)))
+		want = append(want, s.Buy(t, sale, fmt.Sprintf("user-%d", n)))
 	}
-	stop := work(t, s.config(t))
-	s.awaitConfirmed(t, 100)
+	stop := testwork.Work(t, testwork.Config(s, t))
+	s.AwaitConfirmed(t, 100)
 	stop()
 	var got []uuid.UUID
-	messages := told(t, s.rdb, s.keys)
+	messages := told(t, s.Rdb, s.Keys)
 	for _, message := range messages {
 		for _, outcome := range message {
 			require.Equal(t, []any{reservation.StatusConfirmed, 2}, []any{outcome.Status, outcome.Version})

@@ -14,6 +14,8 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/pause"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -31,41 +33,41 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	s := newShop(t, pool)
-	sale, err := s.catalog.Create(t.Context(), reservation.Terms{Name: "test", Stock: 5000, PerOrderLimit: 1, PaymentWindow: window})
+	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{Name: "test", Stock: 5000, PerOrderLimit: 1, PaymentWindow: window})
 	require.NoError(t, err)
 	ctx, stopHeartbeats := context.WithCancel(context.Background())
 	var heartbeats sync.WaitGroup
 	heartbeats.Go(func() { _ = fulfillment.Heartbeat{Pool: pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
 	t.Cleanup(func() { stopHeartbeats(); heartbeats.Wait() })
-	work(t, s.config(t))
+	testwork.Work(t, testwork.Config(s, t))
 
 	early := map[string]uuid.UUID{}
 	for i := range 100 {
 		user := fmt.Sprintf("early-%d", i)
-		early[user] = s.buy(t, sale.ID, user)
+		early[user] = s.Buy(t, sale.ID, user)
 	}
-	s.awaitConfirmed(t, len(early))
+	s.AwaitConfirmed(t, len(early))
 
 	server.StopImmediate()
 	late := 0
 	for end := time.Now().Add(outageLength); time.Now().Before(end); late++ {
-		s.buy(t, sale.ID, fmt.Sprintf("late-%d", late))
+		s.Buy(t, sale.ID, fmt.Sprintf("late-%d", late))
 		require.True(t, pause.For(time.Second/perSecond, t.Context().Done()))
 	}
 	require.Greater(t, late, 500, "buyers are served all the while")
 
-	s.restart(t, server)
-	s.awaitConfirmed(t, len(early)+late) // within 30 s
-	s.awaitRest(t)
-	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
-	testkit.Eventually(t, soon, "the next heartbeat writes the outage down", func() bool {
-		return s.count(t, "SELECT count(*) FROM outages") == 1
+	restart(s, t, server)
+	s.AwaitConfirmed(t, len(early)+late) // within 30 s
+	testwork.AwaitRest(s, t)
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
+	testkit.Eventually(t, testshop.Soon, "the next heartbeat writes the outage down", func() bool {
+		return s.Count(t, "SELECT count(*) FROM outages") == 1
 	})
 	for user, order := range early {
 		paid, err := fulfillment.NewLedger(pool).Pay(t.Context(), order, user, "after the outage")
 		require.NoError(t, err)
 		require.Equal(t, reservation.StatusPaid, paid.Status)
 	}
-	require.Zero(t, s.count(t, "SELECT count(*) FROM order_events WHERE type = 'OrderExpired'"))
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM order_events WHERE type = 'OrderExpired'"))
 	require.EqualValues(t, len(early)+late, soldOf(t, pool, sale.ID))
 }

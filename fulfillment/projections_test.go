@@ -19,6 +19,8 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/pg"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -42,64 +44,64 @@ const (
 		UNION ALL SELECT tgname FROM pg_trigger WHERE tgrelid = 'orders'::regclass`
 )
 
-func (s *shop) rebuildProjections(t testing.TB) fulfillment.ProjectionsReport {
+func rebuildProjections(s *testshop.Shop, t testing.TB) fulfillment.ProjectionsReport {
 	t.Helper()
-	report, err := fulfillment.RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+	report, err := fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
 	require.NoError(t, err)
 	return report
 }
 
 // lives makes orders of every status in two sales, in order and with keys.
-func (s *shop) lives(t testing.TB) (orders map[string]uuid.UUID) {
+func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 	t.Helper()
 	orders = map[string]uuid.UUID{}
-	sales := []uuid.UUID{s.openPayable(t, 50), s.open(t, 50)}
-	ledger := fulfillment.NewLedger(s.pool)
+	sales := []uuid.UUID{openPayable(s, t, 50), s.Open(t, 50)}
+	ledger := fulfillment.NewLedger(s.Pool)
 	for n, sale := range sales {
 		for i := range 10 {
 			user := fmt.Sprintf("user-%d", i)
-			answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: int64(1 + i%3), IdempotencyKey: fmt.Sprintf("key-%d", i)})
+			answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: int64(1 + i%3), IdempotencyKey: fmt.Sprintf("key-%d", i)})
 			require.NoError(t, err)
 			orders[fmt.Sprint(user, "/", n)] = answer.Reservation.OrderID
 		}
-		s.buy(t, sale, "without-key")
+		s.Buy(t, sale, "without-key")
 	}
-	s.fulfil(t)
+	fulfil(s, t)
 	_, err := ledger.Pay(t.Context(), orders["user-1/0"], "user-1", "pi_1")
 	require.NoError(t, err)
 	_, err = ledger.Cancel(t.Context(), orders["user-2/0"], "user-2")
 	require.NoError(t, err)
-	endWindow(t, s.pool, orders["user-3/0"])
-	_, err = s.pool.Exec(t.Context(), `UPDATE order_events SET data = order_events.data || jsonb_build_object('due', o.due) FROM orders AS o
+	endWindow(t, s.Pool, orders["user-3/0"])
+	_, err = s.Pool.Exec(t.Context(), `UPDATE order_events SET data = order_events.data || jsonb_build_object('due', o.due) FROM orders AS o
 		WHERE o.id = order_id AND type = 'OrderConfirmed' AND o.id = $1`, orders["user-3/0"])
 	require.NoError(t, err)
-	expired, err := s.expire(t.Context())
+	expired, err := expire(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, expired)
 	refused := reserved(sales[0], "refused", 99)
 	_, err = ledger.Refuse(t.Context(), []reservation.OrderReserved{refused}, reservation.RejectedSoldOut)
 	require.NoError(t, err)
-	_, err = s.pool.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sales[1])
+	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sales[1])
 	require.NoError(t, err)
 	late := reserved(sales[1], "late", 99)
 	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{late})
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusVoided, outcomes[0].Status)
 	require.Equal(t, []string{"cancelled 1", "confirmed 19", "expired 1", "paid 1", "rejected 1", "voided 1"},
-		rowsOf(t, s.pool, "SELECT concat(status, ' ', count(*)) FROM orders GROUP BY status ORDER BY status"))
+		rowsOf(t, s.Pool, "SELECT concat(status, ' ', count(*)) FROM orders GROUP BY status ORDER BY status"))
 	return orders
 }
 
 func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	orders := s.lives(t)
-	rows, counters, shape := rowsOf(t, s.pool, allOrders), rowsOf(t, s.pool, allCounters), rowsOf(t, s.pool, sql.ProjectionShape)
-	require.Equal(t, int64(len(rows)), s.rebuildProjections(t).Orders)
-	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
-	require.Equal(t, counters, rowsOf(t, s.pool, allCounters))
-	require.Equal(t, shape, rowsOf(t, s.pool, sql.ProjectionShape))
-	require.Empty(t, rowsOf(t, s.pool, leftovers))
+	orders := lives(s, t)
+	rows, counters, shape := rowsOf(t, s.Pool, allOrders), rowsOf(t, s.Pool, allCounters), rowsOf(t, s.Pool, sql.ProjectionShape)
+	require.Equal(t, int64(len(rows)), rebuildProjections(s, t).Orders)
+	require.Equal(t, rows, rowsOf(t, s.Pool, allOrders))
+	require.Equal(t, counters, rowsOf(t, s.Pool, allCounters))
+	require.Equal(t, shape, rowsOf(t, s.Pool, sql.ProjectionShape))
+	require.Empty(t, rowsOf(t, s.Pool, leftovers))
 
 	// Whatever became of the rows, the log has it all.
 	for _, damage := range []string{
@@ -109,13 +111,13 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 		"UPDATE sales SET sold = 1, last_sequence = 0",
 		"TRUNCATE orders; UPDATE sales SET sold = 0",
 	} {
-		_, err := s.pool.Exec(t.Context(), damage)
+		_, err := s.Pool.Exec(t.Context(), damage)
 		require.NoError(t, err)
-		s.rebuildProjections(t)
-		require.Equal(t, rows, rowsOf(t, s.pool, allOrders), damage)
-		require.Equal(t, counters, rowsOf(t, s.pool, allCounters), damage)
+		rebuildProjections(s, t)
+		require.Equal(t, rows, rowsOf(t, s.Pool, allOrders), damage)
+		require.Equal(t, counters, rowsOf(t, s.Pool, allCounters), damage)
 	}
-	order, err := fulfillment.NewLedger(s.pool).Pay(t.Context(), orders["user-4/0"], "user-4", "pi_4")
+	order, err := fulfillment.NewLedger(s.Pool).Pay(t.Context(), orders["user-4/0"], "user-4", "pi_4")
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusPaid, order.Status)
 }
@@ -123,9 +125,9 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 func TestProjectionRebuildKeepsTableOptions(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	s.lives(t)
+	lives(s, t)
 	role := "reader_" + strings.ReplaceAll(uuid.NewString(), "-", "")
-	_, err := s.pool.Exec(t.Context(), `CREATE ROLE `+role+`;
+	_, err := s.Pool.Exec(t.Context(), `CREATE ROLE `+role+`;
 		GRANT SELECT ON orders TO `+role+`; GRANT UPDATE (reason) ON orders TO PUBLIC; ALTER DEFAULT PRIVILEGES GRANT DELETE ON TABLES TO PUBLIC;
 		COMMENT ON TABLE orders IS 'it''s ours'; COMMENT ON COLUMN orders.due IS 'until'; COMMENT ON INDEX orders_due IS 'next';
 		COMMENT ON CONSTRAINT orders_pkey ON orders IS 'key'; COMMENT ON CONSTRAINT orders_quantity_check ON orders IS 'some';
@@ -133,14 +135,14 @@ func TestProjectionRebuildKeepsTableOptions(t *testing.T) {
 		ALTER TABLE orders ALTER COLUMN reason SET DEFAULT 'none'; CREATE INDEX "by Reason" ON orders (lower(reason)) WITH (fillfactor = 70) WHERE reason <> ' USING ''';
 		CLUSTER orders USING orders_of_user`)
 	t.Cleanup(func() {
-		_, err := s.pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
+		_, err := s.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
 		require.NoError(t, err)
 	})
 	require.NoError(t, err)
-	shape, rows := rowsOf(t, s.pool, sql.ProjectionShape), rowsOf(t, s.pool, allOrders)
-	s.rebuildProjections(t)
-	require.Equal(t, shape, rowsOf(t, s.pool, sql.ProjectionShape))
-	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
+	shape, rows := rowsOf(t, s.Pool, sql.ProjectionShape), rowsOf(t, s.Pool, allOrders)
+	rebuildProjections(s, t)
+	require.Equal(t, shape, rowsOf(t, s.Pool, sql.ProjectionShape))
+	require.Equal(t, rows, rowsOf(t, s.Pool, allOrders))
 }
 
 func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
@@ -163,9 +165,9 @@ func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			_, err := s.pool.Exec(t.Context(), statement)
+			_, err := s.Pool.Exec(t.Context(), statement)
 			require.NoError(t, err)
-			_, err = fulfillment.RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+			_, err = fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
 			require.ErrorIs(t, err, fulfillment.ErrTableExtended)
 			require.ErrorContains(t, err, name)
 		})
@@ -175,7 +177,7 @@ func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
 func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	orders := s.lives(t)
+	orders := lives(s, t)
 	order := orders["user-4/0"]
 	for _, damage := range []string{
 		"UPDATE order_events SET version = 3 WHERE order_id = $1 AND version = 2",
@@ -189,22 +191,22 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 		"DELETE FROM order_events WHERE order_id = $1 AND version = 2", // it ends with OrderReserved
 	} {
 		t.Run(damage, func(t *testing.T) {
-			saved := rowsOf(t, s.pool, "SELECT row_to_json(e)::text FROM order_events AS e ORDER BY position")
-			before := rowsOf(t, s.pool, allOrders)
-			_, err := s.pool.Exec(t.Context(), damage, order)
+			saved := rowsOf(t, s.Pool, "SELECT row_to_json(e)::text FROM order_events AS e ORDER BY position")
+			before := rowsOf(t, s.Pool, allOrders)
+			_, err := s.Pool.Exec(t.Context(), damage, order)
 			require.NoError(t, err)
-			_, err = fulfillment.RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+			_, err = fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
 			require.ErrorIs(t, err, fulfillment.ErrDamagedLog)
 			require.ErrorContains(t, err, order.String())
-			require.Equal(t, before, rowsOf(t, s.pool, allOrders))
-			require.Empty(t, rowsOf(t, s.pool, leftovers))
-			_, err = s.pool.Exec(t.Context(), `TRUNCATE order_events`)
+			require.Equal(t, before, rowsOf(t, s.Pool, allOrders))
+			require.Empty(t, rowsOf(t, s.Pool, leftovers))
+			_, err = s.Pool.Exec(t.Context(), `TRUNCATE order_events`)
 			require.NoError(t, err)
-			_, err = s.pool.Exec(t.Context(), `INSERT INTO order_events OVERRIDING SYSTEM VALUE SELECT e.* FROM unnest($1::json[]) AS row, json_populate_record(NULL::order_events, row) AS e`, saved)
+			_, err = s.Pool.Exec(t.Context(), `INSERT INTO order_events OVERRIDING SYSTEM VALUE SELECT e.* FROM unnest($1::json[]) AS row, json_populate_record(NULL::order_events, row) AS e`, saved)
 			require.NoError(t, err)
 		})
 	}
-	s.rebuildProjections(t)
+	rebuildProjections(s, t)
 }
 
 // While orders are confirmed, paid and cancelled by workers and buyers who never stop, with statements that
@@ -213,15 +215,15 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	const rebuilds = 5
-	sales := []uuid.UUID{s.openPayable(t, 100_000), s.open(t, 100_000)}
-	work(t, s.config(t))
-	ledger := fulfillment.NewLedger(s.pool)
+	sales := []uuid.UUID{openPayable(s, t, 100_000), s.Open(t, 100_000)}
+	testwork.Work(t, testwork.Config(s, t))
+	ledger := fulfillment.NewLedger(s.Pool)
 	ctx, over := context.WithCancel(t.Context())
 	defer over()
 	var cancelled, paid atomic.Int64
 	var crowd errgroup.Group
 	buy := func(sale uuid.UUID, user string, n int) (reservation.Answer, error) {
-		return s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 2, IdempotencyKey: fmt.Sprint(n)})
+		return s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 2, IdempotencyKey: fmt.Sprint(n)})
 	}
 	for b := range 4 {
 		crowd.Go(func() error {
@@ -260,23 +262,23 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	var changes int64
 	for range rebuilds {
 		at := cancelled.Load()
-		report := s.rebuildProjections(t)
+		report := rebuildProjections(s, t)
 		changes += report.Changes
 		require.Empty(t, report.Recounted)
-		require.Empty(t, rowsOf(t, s.pool, leftovers))
+		require.Empty(t, rowsOf(t, s.Pool, leftovers))
 		testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool { return cancelled.Load() > at+20 })
 	}
 	over()
 	require.NoError(t, crowd.Wait())
-	s.awaitRest(t)
+	testwork.AwaitRest(s, t)
 	require.Positive(t, changes, "the crowd must have been felt")
 	require.Positive(t, paid.Load())
-	rows, counters := rowsOf(t, s.pool, allOrders), rowsOf(t, s.pool, allCounters)
-	report := s.rebuildProjections(t)
+	rows, counters := rowsOf(t, s.Pool, allOrders), rowsOf(t, s.Pool, allCounters)
+	report := rebuildProjections(s, t)
 	require.Zero(t, report.Changes)
-	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
-	require.Equal(t, counters, rowsOf(t, s.pool, allCounters))
-	audit, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Wait: 30 * time.Second})
+	require.Equal(t, rows, rowsOf(t, s.Pool, allOrders))
+	require.Equal(t, counters, rowsOf(t, s.Pool, allCounters))
+	audit, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, audit.Broken(), textOf(t, audit))
 }
@@ -284,14 +286,14 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 func TestConcurrentProjectionRebuilds(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	s.lives(t)
-	rows := rowsOf(t, s.pool, allOrders)
+	lives(s, t)
+	rows := rowsOf(t, s.Pool, allOrders)
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	done, refused := 0, 0
 	for range 4 {
 		all.Go(func() {
-			_, err := fulfillment.RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+			_, err := fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil {
@@ -305,36 +307,36 @@ func TestConcurrentProjectionRebuilds(t *testing.T) {
 	all.Wait()
 	require.Positive(t, done)
 	require.Positive(t, refused)
-	require.Equal(t, rows, rowsOf(t, s.pool, allOrders))
-	require.Empty(t, rowsOf(t, s.pool, leftovers))
+	require.Equal(t, rows, rowsOf(t, s.Pool, allOrders))
+	require.Empty(t, rowsOf(t, s.Pool, leftovers))
 }
 
 // Whoever keeps orders locked is waited for, and others get their turn meanwhile.
 func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	s.lives(t)
-	holder, err := s.pool.Begin(t.Context())
+	lives(s, t)
+	holder, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = holder.Exec(t.Context(), "LOCK TABLE orders IN ROW EXCLUSIVE MODE")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var rebuild errgroup.Group
 	rebuild.Go(func() error {
-		_, err := fulfillment.RebuildProjections(ctx, s.pool, testkit.Logger(t))
+		_, err := fulfillment.RebuildProjections(ctx, s.Pool, testkit.Logger(t))
 		return err
 	})
 	waiting := func() bool {
-		return len(rowsOf(t, s.pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
+		return len(rowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
 	}
 	testkit.Eventually(t, 30*time.Second, "it waits", waiting)
-	_, err = s.pool.Exec(t.Context(), "UPDATE orders SET reason = reason") // which waits behind it
+	_, err = s.Pool.Exec(t.Context(), "UPDATE orders SET reason = reason") // which waits behind it
 	require.NoError(t, err)
 	cancel()
 	require.ErrorIs(t, rebuild.Wait(), context.Canceled)
 	require.NoError(t, holder.Rollback(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "the server has ended the session that was broken off", func() bool {
-		_, err := fulfillment.RebuildProjections(t.Context(), s.pool, testkit.Logger(t))
+		_, err := fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
 		require.True(t, err == nil || errors.Is(err, fulfillment.ErrProjectionsUnderWay), "%v", err)
 		return err == nil
 	})
@@ -344,16 +346,16 @@ func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 func TestCrashedProjectionRebuildStopsRecordingChanges(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	s.lives(t)
-	conn, err := s.pool.Acquire(t.Context())
+	lives(s, t)
+	conn, err := s.Pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
 	_, err = conn.Conn().PgConn().Exec(t.Context(), "BEGIN;"+sql.ProjectionBegin+sql.ProjectionWatch+"COMMIT").ReadAll()
 	require.NoError(t, err)
 	noted := func() int64 {
-		_, err := s.pool.Exec(t.Context(), "UPDATE orders SET reason = 'x' WHERE status = 'rejected'")
+		_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET reason = 'x' WHERE status = 'rejected'")
 		require.NoError(t, err)
-		return s.count(t, "SELECT count(*) FROM order_changes")
+		return s.Count(t, "SELECT count(*) FROM order_changes")
 	}
 	require.Zero(t, noted())
 	err = pg.Session{Conn: conn.Conn()}.Lock(t.Context(), pg.ProjectionAliveLock)
@@ -362,29 +364,29 @@ func TestCrashedProjectionRebuildStopsRecordingChanges(t *testing.T) {
 	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_unlock_all()")
 	require.NoError(t, err)
 	require.EqualValues(t, 1, noted())
-	s.rebuildProjections(t)
-	require.Empty(t, rowsOf(t, s.pool, leftovers))
+	rebuildProjections(s, t)
+	require.Empty(t, rowsOf(t, s.Pool, leftovers))
 }
 
 // A snapshot that waits for a swap sees the new table whole.
 func TestProjectionSnapshotIsTakenAfterSwap(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	s.lives(t)
-	want := s.count(t, "SELECT count(*) FROM orders")
-	swap, err := s.pool.Begin(t.Context())
+	lives(s, t)
+	want := s.Count(t, "SELECT count(*) FROM orders")
+	swap, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = swap.Exec(t.Context(), "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
 	var look errgroup.Group
 	var seen int64
 	look.Go(func() error {
-		return pg.InSnapshot(t.Context(), s.pool, func(tx pgx.Tx) error {
+		return pg.InSnapshot(t.Context(), s.Pool, func(tx pgx.Tx) error {
 			return tx.QueryRow(t.Context(), "SELECT count(*) FROM orders").Scan(&seen)
 		})
 	})
 	testkit.Eventually(t, 30*time.Second, "it waits", func() bool {
-		return len(rowsOf(t, s.pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
+		return len(rowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
 	})
 	_, err = swap.Exec(t.Context(), "CREATE TABLE orders_2 AS SELECT * FROM orders")
 	require.NoError(t, err)

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
 )
@@ -83,7 +84,7 @@ type Rebuilder struct {
 
 // NewRebuilder returns a Rebuilder. It does not talk to Redis or Postgres yet.
 func NewRebuilder(config RebuilderConfig) (*Rebuilder, error) {
-	orElse(&config.Logger, slog.Default())
+	stream.OrElse(&config.Logger, slog.Default())
 	metrics, err := newRebuildMetrics(config.Registerer)
 	if err != nil {
 		return nil, err

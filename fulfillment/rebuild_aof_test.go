@@ -12,6 +12,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -23,16 +24,16 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			t.Parallel()
 			const kept, cut = 100, 100
 			s := newLostShop(t)
-			sale := s.open(t, 1000)
+			sale := s.Open(t, 1000)
 			var receipts []reservation.Receipt
 			buy := func() {
 				user := fmt.Sprintf("user-%d", len(receipts))
-				r := s.reserve(t, sale, user, 1, "").Reservation
+				r := reserve(s.Shop, t, sale, user, 1, "").Reservation
 				receipts = append(receipts, reservation.Receipt{
 					OrderID: r.OrderID, SaleID: sale, User: user, Epoch: r.Epoch, Sequence: r.Sequence, Quantity: 1, ReservedAt: r.ReservedAt,
 				})
 				if len(receipts) == written {
-					s.fulfil(t)
+					fulfil(s.Shop, t)
 				}
 			}
 			for range kept {
@@ -48,7 +49,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			require.NoError(t, os.Truncate(file, size+(sizeOf(t, file)-size)/2+1))
 			require.NoError(t, s.server.Restart(t.Context()))
 			survived := map[uuid.UUID]bool{}
-			for _, msg := range s.messages(t) {
+			for _, msg := range messages(s.Shop, t) {
 				event, err := reservation.DecodeReserved(msg)
 				require.NoError(t, err)
 				survived[event.OrderID] = true
@@ -56,11 +57,11 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			require.Greater(t, len(survived), kept)
 			require.Less(t, len(survived), kept+cut)
 
-			registry, _ := s.guarded(t)
+			registry, _ := guarded(s.Shop, t)
 			testkit.Eventually(t, 30*time.Second, "it is rebuilt", func() bool { return rebuilds(t, registry) == 1 })
-			s.awaitConfirmed(t, max(len(survived), written))
-			s.awaitRest(t)
-			ledger := fulfillment.NewLedger(s.pool)
+			s.AwaitConfirmed(t, max(len(survived), written))
+			testwork.AwaitRest(s.Shop, t)
+			ledger := fulfillment.NewLedger(s.Pool)
 			for i, receipt := range receipts {
 				order, err := ledger.FindByReceipt(t.Context(), receipt)
 				require.NoError(t, err)
@@ -70,19 +71,19 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 				}
 				require.Equal(t, want, order.Status, "order %d", i+1)
 			}
-			require.EqualValues(t, max(len(survived), written), soldOf(t, s.pool, sale))
+			require.EqualValues(t, max(len(survived), written), soldOf(t, s.Pool, sale))
 			// Whoever lost an order may buy, and whoever has one may not.
 			for i := range receipts {
 				want := reservation.Reserved
 				if i < max(len(survived), written) {
 					want = reservation.AlreadyPurchased
 				}
-				require.Equal(t, want, s.reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "").Verdict)
+				require.Equal(t, want, reserve(s.Shop, t, sale, fmt.Sprintf("user-%d", i), 1, "").Verdict)
 			}
-			s.awaitConfirmed(t, kept+cut)
-			s.awaitRest(t)
-			s.requireSound(t)
-			report := s.audit(t, sale)
+			s.AwaitConfirmed(t, kept+cut)
+			testwork.AwaitRest(s.Shop, t)
+			requireSound(s.Shop, t)
+			report := audit(s.Shop, t, sale)
 			require.False(t, report.Broken(), textOf(t, report))
 		})
 	}
@@ -91,7 +92,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 // appendOnlyFile is the one to which the Redis of the test appends.
 func appendOnlyFile(t testing.TB, s lostShop) string {
 	t.Helper()
-	where, err := s.rdb.ConfigGet(t.Context(), "*dir*").Result()
+	where, err := s.Rdb.ConfigGet(t.Context(), "*dir*").Result()
 	require.NoError(t, err)
 	found, err := filepath.Glob(filepath.Join(where["dir"], where["appenddirname"], "*.incr.aof"))
 	require.NoError(t, err)

@@ -15,14 +15,14 @@ import (
 func BenchmarkRebuildOfAMillionOrders(b *testing.B) {
 	const orders = 1_000_000
 	s := newLostShop(b)
-	sale := s.open(b, 3*orders)
-	s.fill(b, sale, orders)
-	_, err := s.pool.Exec(b.Context(), "VACUUM ANALYZE orders")
+	sale := s.Open(b, 3*orders)
+	fill(s.Shop, b, sale, orders)
+	_, err := s.Pool.Exec(b.Context(), "VACUUM ANALYZE orders")
 	require.NoError(b, err)
 	s.flush(b)
-	s.rebuild(b) // for the figure of the memory
+	rebuild(s.Shop, b) // for the figure of the memory
 	before := s.usedMemory(b)
-	s.rebuild(b)
+	rebuild(s.Shop, b)
 	after := s.usedMemory(b)
 
 	var seconds float64
@@ -30,7 +30,7 @@ func BenchmarkRebuildOfAMillionOrders(b *testing.B) {
 		b.StopTimer()
 		s.flush(b)
 		b.StartTimer()
-		report := s.rebuild(b)
+		report := rebuild(s.Shop, b)
 		require.EqualValues(b, orders, report.Sales[0].Orders)
 		seconds += report.Seconds
 	}
@@ -44,7 +44,7 @@ func (s lostShop) usedMemory(t testing.TB) int64 {
 	t.Helper()
 	var used int64
 	testkit.Eventually(t, 60*time.Second, "nothing waits to be freed", func() bool {
-		info := s.rdb.InfoMap(t.Context(), "memory")
+		info := s.Rdb.InfoMap(t.Context(), "memory")
 		used = fulfillment.NumberOf(info.Item("Memory", "used_memory"))
 		return info.Item("Memory", "lazyfree_pending_objects") == "0"
 	})

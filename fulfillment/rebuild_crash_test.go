@@ -11,6 +11,8 @@ import (
 
 	"stampede/internal/crashpoint"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -33,7 +35,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 			lose func(t *testing.T, s lostShop) error
 			lost bool // what no worker has read
 		}{
-			"emptied":   {func(t *testing.T, s lostShop) error { return s.rdb.FlushAll(t.Context()).Err() }, true},
+			"emptied":   {func(t *testing.T, s lostShop) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
 			"restarted": {func(t *testing.T, s lostShop) error { s.server.Kill(); return s.server.Restart(t.Context()) }, false},
 		} {
 			if !c.lost && !slices.Contains(alsoAfterARestart, point) {
@@ -43,18 +45,18 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				t.Parallel()
 				const stock, written, unwritten = 40, 20, 10
 				s := newLostShop(t)
-				sales := []uuid.UUID{s.open(t, stock), s.openPayable(t, stock), s.open(t, stock)}
+				sales := []uuid.UUID{s.Open(t, stock), openPayable(s.Shop, t, stock), s.Open(t, stock)}
 				for _, sale := range sales {
-					require.Equal(t, written, s.crowd(t, sale, written))
+					require.Equal(t, written, crowd(s.Shop, t, sale, written))
 				}
-				s.fulfil(t)
+				fulfil(s.Shop, t)
 				orders := map[uuid.UUID]bool{} // that were accepted and that no worker has read
 				for _, sale := range sales {
 					for i := range unwritten {
-						orders[s.buy(t, sale, fmt.Sprintf("late-%d", i))] = true
+						orders[s.Buy(t, sale, fmt.Sprintf("late-%d", i))] = true
 					}
 				}
-				_, err := s.catalog.End(t.Context(), sales[2])
+				_, err := s.Catalog.End(t.Context(), sales[2])
 				require.NoError(t, err)
 				require.NoError(t, c.lose(t, s))
 
@@ -65,7 +67,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				// A buyer gets a unit that is one, or is told to come again.
 				bought := 0
 				for _, sale := range sales {
-					answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "between", Quantity: 1})
+					answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "between", Quantity: 1})
 					if err != nil {
 						require.ErrorIs(t, err, reservation.ErrUnavailable)
 					} else if answer.Verdict == reservation.Reserved {
@@ -79,31 +81,31 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 
 				successor := s.process(t)
 				successor.Start()
-				r := s.rebuilder(t)
+				r := rebuilder(s.Shop, t)
 				testkit.Eventually(t, 60*time.Second, "all is as Postgres says, and Postgres knows", func() bool {
 					found, err := r.Needs(t.Context(), 1, true)
-					return err == nil && len(found) == 0 && s.count(t, "SELECT count(*) FROM sales WHERE published_revision < revision") == 0
+					return err == nil && len(found) == 0 && s.Count(t, "SELECT count(*) FROM sales WHERE published_revision < revision") == 0
 				})
-				s.awaitRest(t)
+				testwork.AwaitRest(s.Shop, t)
 				testkit.Eventually(t, 30*time.Second, "every order has its end", func() bool {
 					want := 3*written + bought
 					if !c.lost {
 						want += 3 * unwritten
 					}
-					return s.count(t, confirmedOrders) == int64(want)
+					return s.Count(t, testshop.ConfirmedOrders) == int64(want)
 				})
-				require.Zero(t, s.count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
+				require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 				for _, sale := range sales {
-					require.GreaterOrEqual(t, s.epochOf(t, sale), int64(2))
+					require.GreaterOrEqual(t, epochOf(s.Shop, t, sale), int64(2))
 					for i := range written { // whoever holds units cannot buy more
-						answer := s.reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "")
+						answer := reserve(s.Shop, t, sale, fmt.Sprintf("user-%d", i), 1, "")
 						require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
 					}
 				}
-				s.requireSound(t)
-				report := s.audit(t, uuid.Nil)
+				requireSound(s.Shop, t)
+				report := audit(s.Shop, t, uuid.Nil)
 				require.False(t, report.Broken(), textOf(t, report))
-				require.Empty(t, s.rdb.Keys(t.Context(), s.keys.Staged(0, sales[0], "*")).Val(), "nothing that was staged is left")
+				require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(0, sales[0], "*")).Val(), "nothing that was staged is left")
 				require.True(t, successor.Stop().Success())
 			})
 		}
@@ -113,7 +115,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 // process is a worker of this shop in a process of its own.
 func (s lostShop) process(t testing.TB) *testkit.Cmd {
 	t.Helper()
-	process := s.shop.process(t)
+	process := process(s.Shop, t)
 	process.Setenv("REDIS_URL", s.server.URL)
 	return process
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/reservation"
 )
@@ -115,7 +116,7 @@ func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map
 	found.Entries += int64(len(entries))
 	events := make([]reservation.OrderReserved, 0, len(entries))
 	for _, entry := range entries {
-		msg, err := decodeEntry(entry.ID, entry.Values, 0)
+		msg, err := stream.DecodeEntry(entry.ID, entry.Values, 0)
 		if err == nil {
 			var event reservation.OrderReserved
 			if event, err = reservation.DecodeReserved(msg); err == nil && closed[event.SaleID] {

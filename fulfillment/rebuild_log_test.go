@@ -15,6 +15,8 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/retry"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -53,12 +55,12 @@ func (l *logText) await(t *testing.T, words ...string) string {
 }
 
 // guardedLogging runs a worker and returns what it writes to its log.
-func (s *shop) guardedLogging(t *testing.T) *logText {
+func guardedLogging(s *testshop.Shop, t *testing.T) *logText {
 	t.Helper()
 	log := &logText{}
-	config := s.config(t)
+	config := testwork.Config(s, t)
 	config.GuardInterval, config.Logger = 20*time.Millisecond, slog.New(slog.NewTextHandler(log, nil))
-	work(t, config)
+	testwork.Work(t, config)
 	return log
 }
 
@@ -66,8 +68,8 @@ func (s *shop) guardedLogging(t *testing.T) *logText {
 func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	hold, err := s.pool.Begin(t.Context())
+	sale := s.Open(t, 10)
+	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.Background()) }()
 	var holder string
@@ -75,7 +77,7 @@ func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	done := make(chan error, 1)
 	log := &logText{}
 	r, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
-		Pool: s.pool, Redis: s.rdb, Keys: s.keys, Store: s.store, Logger: slog.New(slog.NewTextHandler(log, nil)),
+		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	require.NoError(t, err)
 	go func() {
@@ -87,21 +89,21 @@ func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	require.Contains(t, line, sale.String())
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, <-done)
-	s.requireSound(t)
+	requireSound(s, t)
 }
 
 // A rebuild that fails each time for the same reason: each try says why the last one failed.
 func TestFailingRebuildLogsReason(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.buy(t, sale, "ann")
-	s.fulfil(t)
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	fulfil(s, t)
 	// Its entry is still in the stream, as that of an order is that some worker has in hand.
-	require.NoError(t, s.rdb.XGroupSetID(t.Context(), s.keys.Orders(0), reservation.Group, "0").Err())
+	require.NoError(t, s.Rdb.XGroupSetID(t.Context(), s.Keys.Orders(0), reservation.Group, "0").Err())
 	require.NoError(t, execSQL(t, s, "DROP INDEX orders_one_live_per_user"))
-	require.NoError(t, s.store.Distrust(t.Context(), 0))
-	log := s.guardedLogging(t)
+	require.NoError(t, s.Store.Distrust(t.Context(), 0))
+	log := guardedLogging(s, t)
 	const plain = "orders_one_live_per_user"
 	require.Contains(t, log.await(t, fulfillment.RebuildFailed, plain, "is missing"), "level=ERROR")
 	log.await(t, fulfillment.RebuildingPart, "last_error=", plain, "failed_tries=2")
@@ -109,26 +111,26 @@ func TestFailingRebuildLogsReason(t *testing.T) {
 
 	require.NoError(t, execSQL(t, s, "CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')"))
 	log.await(t, "rebuilt the stock from Postgres")
-	s.needNothing(t, 1)
-	s.requireSound(t)
+	needNothing(s, t, 1)
+	requireSound(s, t)
 }
 
 // Another process has the lock of rebuilds: a worker that has found something to rebuild says who keeps it from that.
 func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	s.open(t, 10)
-	session, err := s.rebuilder(t).Begin(t.Context())
+	s.Open(t, 10)
+	session, err := rebuilder(s, t).Begin(t.Context())
 	require.NoError(t, err)
 	var holder string
 	require.NoError(t, session.Conn.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid()").Scan(&holder))
-	require.NoError(t, s.store.Distrust(t.Context(), 0))
-	log := s.guardedLogging(t)
+	require.NoError(t, s.Store.Distrust(t.Context(), 0))
+	log := guardedLogging(s, t)
 	log.await(t, fulfillment.OtherRebuilds, holder, "reason=server")
 	session.Close()
 	log.await(t, "rebuilt the stock from Postgres")
 	require.Len(t, log.lines(fulfillment.OtherRebuilds), 1, "and does not say it at each look")
-	s.needNothing(t, 1)
+	needNothing(s, t, 1)
 }
 
 // What fails and recovers all the time does not fill the log.

@@ -16,6 +16,8 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -55,7 +57,7 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(t *testing.T, s lostShop){
 		"emptied": func(t *testing.T, s lostShop) {
-			_, port, err := net.SplitHostPort(s.rdb.Options().Addr)
+			_, port, err := net.SplitHostPort(s.Rdb.Options().Addr)
 			require.NoError(t, err)
 			other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port})
 			defer func() { _ = other.Close() }()
@@ -70,15 +72,15 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 			t.Parallel()
 			s := newLostShop(t)
 			trap := &trap{spring: func() { lose(t, s) }}
-			sales := []uuid.UUID{s.open(t, 100), s.open(t, 100), s.open(t, 100)}
+			sales := []uuid.UUID{s.Open(t, 100), s.Open(t, 100), s.Open(t, 100)}
 			for _, sale := range sales {
-				s.crowd(t, sale, 30)
+				crowd(s.Shop, t, sale, 30)
 			}
-			s.fulfil(t)
-			_, err := s.catalog.End(t.Context(), sales[2])
+			fulfil(s.Shop, t)
+			_, err := s.Catalog.End(t.Context(), sales[2])
 			require.NoError(t, err)
-			s.rdb.AddHook(trap)
-			r := s.rebuilder(t)
+			s.Rdb.AddHook(trap)
+			r := rebuilder(s.Shop, t)
 			moments, again := 0, 0
 			for moment := int64(1); ; moment++ {
 				trap.left.Store(moment)
@@ -88,7 +90,7 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 				again += report.Tries - 1
 				// Whether or not it has noticed: nobody who holds a unit gets another one, and no sale is denied.
 				for _, sale := range sales {
-					answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "user-7", Quantity: 1})
+					answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "user-7", Quantity: 1})
 					if err != nil {
 						require.ErrorIs(t, err, reservation.ErrUnavailable)
 					} else {
@@ -101,17 +103,17 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 				}
 				moments++
 				testkit.Eventually(t, 30*time.Second, "a worker puts it in order", func() bool {
-					healErr := s.heal(t, r, 1)
+					healErr := heal(s.Shop, t, r, 1)
 					found, err := r.Needs(t.Context(), 1, true)
 					return healErr == nil && err == nil && len(found) == 0
 				})
-				_, err = s.catalog.PublishPending(t.Context())
+				_, err = s.Catalog.PublishPending(t.Context())
 				require.NoError(t, err)
-				s.requireSound(t)
+				requireSound(s.Shop, t)
 			}
 			require.Greater(t, moments, 12, "there are as many calls as that")
 			require.Positive(t, again, "some of it was begun anew")
-			require.Zero(t, s.count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
+			require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 		})
 	}
 }
@@ -121,53 +123,53 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale := s.open(t, 10)
+	sale := s.Open(t, 10)
 	for _, user := range []string{"early", "late", "by-hand"} {
-		s.buy(t, sale, user)
+		s.Buy(t, sale, user)
 	}
-	entries := s.rdb.XRange(t.Context(), s.keys.Orders(0), "-", "+").Val()
-	msgs := s.messages(t)
-	b := s.batch(t, nil)
+	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
+	msgs := messages(s.Shop, t)
+	b := batch(s.Shop, t, nil)
 	s.flush(t)
 	require.NoError(t, answer(t, handle(b, msgs[0])[0]))
-	report := s.rebuild(t)
+	report := rebuild(s.Shop, t)
 	require.EqualValues(t, 1, report.Sales[0].Orders)
 	require.NoError(t, answer(t, handle(b, msgs[1])[0]), "it is acknowledged")
 
 	// Somebody who had a copy of the stream puts the third one back, twice.
 	for range 2 {
-		require.NoError(t, s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.keys.Orders(0), Values: entries[2].Values}).Err())
+		require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entries[2].Values}).Err())
 	}
-	s.buy(t, sale, "late") // who buys once more, and holds this one
-	work(t, s.config(t))
-	s.awaitConfirmed(t, 2)
-	s.awaitRest(t)
-	require.EqualValues(t, 2, s.count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND epoch = 1 AND reason = 'sale-rebuilt' AND user_id IN ('late', 'by-hand')"))
-	require.EqualValues(t, 4, s.count(t, "SELECT count(*) FROM orders"))
-	require.EqualValues(t, 8, s.left(t, sale))
-	require.Zero(t, s.count(t, "SELECT count(*) FROM dead_letters"))
-	s.requireSound(t)
+	s.Buy(t, sale, "late") // who buys once more, and holds this one
+	testwork.Work(t, testwork.Config(s.Shop, t))
+	s.AwaitConfirmed(t, 2)
+	testwork.AwaitRest(s.Shop, t)
+	require.EqualValues(t, 2, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND epoch = 1 AND reason = 'sale-rebuilt' AND user_id IN ('late', 'by-hand')"))
+	require.EqualValues(t, 4, s.Count(t, "SELECT count(*) FROM orders"))
+	require.EqualValues(t, 8, left(s.Shop, t, sale))
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
+	requireSound(s.Shop, t)
 }
 
 // An entry that became a dead letter before a rebuild is void when it is replayed after it.
 func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.buy(t, sale, "ann")
-	entry := s.takeOut(t)
-	letters := fulfillment.NewDeadLetters(s.pool, s.rdb, s.store)
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	entry := takeOut(s, t)
+	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a test")))
-	s.rebuild(t)
-	s.buy(t, sale, "ann") // her place is free: nothing of the first order is left
-	_, _, err := letters.Replay(t.Context(), s.onlyLetter(t, letters).ID)
+	rebuild(s, t)
+	s.Buy(t, sale, "ann") // her place is free: nothing of the first order is left
+	_, _, err := letters.Replay(t.Context(), onlyLetter(s, t, letters).ID)
 	require.NoError(t, err)
-	work(t, s.config(t))
-	s.awaitConfirmed(t, 1)
-	s.awaitRest(t)
-	require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
-	s.requireSound(t)
-	require.EqualValues(t, 9, s.left(t, sale))
+	testwork.Work(t, testwork.Config(s, t))
+	s.AwaitConfirmed(t, 1)
+	testwork.AwaitRest(s, t)
+	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
+	requireSound(s, t)
+	require.EqualValues(t, 9, left(s, t, sale))
 }
 
 // Each partition has a server of its own to be verified, and one without a sale is no trouble.
@@ -176,71 +178,71 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	pool := testkit.Pool(t)
 	keys := testkit.Keys(t)
 	keys.Partitions = 3
-	s := newShopOn(t, pool, testkit.RedisURL(t), keys)
+	s := testshop.NewShopOn(t, pool, testkit.RedisURL(t), keys)
 	sales := map[int]uuid.UUID{}
 	for len(sales) < 2 {
-		sale := s.open(t, 10)
+		sale := s.Open(t, 10)
 		if p := keys.Partition(sale); p < 2 {
 			sales[p] = sale
 		}
 	}
 	for _, sale := range sales {
-		s.buy(t, sale, "ann")
+		s.Buy(t, sale, "ann")
 	}
-	r := s.rebuilder(t)
+	r := rebuilder(s, t)
 	partitions, err := r.Partitions(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 3, partitions)
-	require.NoError(t, s.store.Distrust(t.Context(), 1))
-	require.NoError(t, s.heal(t, r, 3))
-	require.EqualValues(t, 1, s.epochOf(t, sales[0]))
-	require.EqualValues(t, 2, s.epochOf(t, sales[1]))
-	require.Equal(t, "1", s.rdb.HGet(t.Context(), keys.Sale(0, sales[0]), "epoch").Val())
+	require.NoError(t, s.Store.Distrust(t.Context(), 1))
+	require.NoError(t, heal(s, t, r, 3))
+	require.EqualValues(t, 1, epochOf(s, t, sales[0]))
+	require.EqualValues(t, 2, epochOf(s, t, sales[1]))
+	require.Equal(t, "1", s.Rdb.HGet(t.Context(), keys.Sale(0, sales[0]), "epoch").Val())
 
 	// What is wrong with one keeps no other from being rebuilt.
 	require.NoError(t, execSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one' WHERE partition = 0"))
-	require.NoError(t, s.store.Distrust(t.Context(), 1))
-	require.ErrorIs(t, s.heal(t, r, 3), fulfillment.ErrOtherServer)
-	require.EqualValues(t, 1, s.epochOf(t, sales[0]))
-	require.EqualValues(t, 3, s.epochOf(t, sales[1]))
+	require.NoError(t, s.Store.Distrust(t.Context(), 1))
+	require.ErrorIs(t, heal(s, t, r, 3), fulfillment.ErrOtherServer)
+	require.EqualValues(t, 1, epochOf(s, t, sales[0]))
+	require.EqualValues(t, 3, epochOf(s, t, sales[1]))
 	_, err = r.Partition(t.Context(), 0, fulfillment.RebuildByHand)
 	require.NoError(t, err)
-	require.NoError(t, s.heal(t, r, 3))
+	require.NoError(t, heal(s, t, r, 3))
 
 	empty := newShop(t, pool)
-	empty.keys.Partitions = 64
-	report, err := empty.rebuilder(t).Partition(t.Context(), 63, fulfillment.RebuildByHand)
+	empty.Keys.Partitions = 64
+	report, err := rebuilder(empty, t).Partition(t.Context(), 63, fulfillment.RebuildByHand)
 	require.NoError(t, err)
 	require.Empty(t, report.Sales)
-	require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM redis_servers WHERE partition = 63"))
-	s.buy(t, sales[0], "bob")
-	s.buy(t, sales[1], "bob")
+	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM redis_servers WHERE partition = 63"))
+	s.Buy(t, sales[0], "bob")
+	s.Buy(t, sales[1], "bob")
 }
 
 // More orders than go to Redis in one call, of which some hold several units.
 func TestRebuildCopiesManyOrders(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale := s.open(t, 100_000)
+	sale := s.Open(t, 100_000)
 	const orders = 5*fulfillment.HoldersPerCall + 1
-	s.fill(t, sale, orders)
+	fill(s.Shop, t, sale, orders)
 	s.flush(t)
-	report := s.rebuild(t)
+	report := rebuild(s.Shop, t)
 	require.EqualValues(t, orders, report.Sales[0].Orders)
-	require.EqualValues(t, orders, s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale)).Val())
+	require.EqualValues(t, orders, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
 	for _, n := range []int{1, fulfillment.HoldersPerCall, orders} {
-		answer := s.reserve(t, sale, "user-"+strconv.Itoa(n), 1, "")
+		answer := reserve(s.Shop, t, sale, "user-"+strconv.Itoa(n), 1, "")
 		require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
 		require.EqualValues(t, n, answer.Reservation.Sequence)
 		require.EqualValues(t, 1+n%3, answer.Reservation.Quantity)
 	}
-	require.Equal(t, reservation.Reserved, s.reserve(t, sale, fmt.Sprint("user-", orders+1), 1, "").Verdict)
-	s.fulfil(t)
-	s.requireSound(t)
+	require.Equal(t, reservation.Reserved, reserve(s.Shop, t, sale, fmt.Sprint("user-", orders+1), 1, "").Verdict)
+	fulfil(s.Shop, t)
+	requireSound(s.Shop, t)
 }
 
 // fill puts orders of a sale into Postgres, as if they had been confirmed.
-func (s *shop) fill(t testing.TB, sale uuid.UUID, orders int) {
+func fill(s *testshop.Shop, t testing.TB, sale uuid.UUID, orders int) {
 	t.Helper()
 	for _, query := range []string{
 		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint)
@@ -250,7 +252,7 @@ func (s *shop) fill(t testing.TB, sale uuid.UUID, orders int) {
 		FROM orders, generate_series(1, 2) AS v WHERE sale_id = $1 AND $2::int > 0`,
 		`UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE sale_id = $1), last_sequence = $2 WHERE id = $1`,
 	} {
-		_, err := s.pool.Exec(t.Context(), query, sale, orders)
+		_, err := s.Pool.Exec(t.Context(), query, sale, orders)
 		require.NoError(t, err)
 	}
 }
@@ -259,10 +261,10 @@ func (s *shop) fill(t testing.TB, sale uuid.UUID, orders int) {
 func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.buy(t, sale, "ann")
-	s.fulfil(t)
-	r := s.rebuilder(t)
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	fulfil(s, t)
+	r := rebuilder(s, t)
 	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
 	defer session.Close()
@@ -294,37 +296,37 @@ func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, other.Open(t.Context(), theirs, 9, all2))
 	require.ErrorIs(t, b.Open(t.Context(), ours, 10-all.Units, all), reservation.ErrSaleNotClosed)
-	require.Equal(t, "3", s.saleInRedis(t, sale)["epoch"])
-	s.buy(t, sale, "bob")
+	require.Equal(t, "3", saleInRedis(s, t, sale)["epoch"])
+	s.Buy(t, sale, "bob")
 }
 
 // What an earlier rebuild has staged, and did not come to use, is in nobody's way.
 func TestRebuildDeletesLeftoversOfFailedRebuild(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.buy(t, sale, "ann")
-	s.fulfil(t)
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	fulfil(s, t)
 	token := reservation.NewRebuildToken()
-	_, err := s.store.CloseSale(t.Context(), sale, 0, token, 1)
+	_, err := s.Store.CloseSale(t.Context(), sale, 0, token, 1)
 	require.NoError(t, err)
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Staged(0, sale, token), "somebody", "something").Err())
-	s.rebuild(t)
-	require.Empty(t, s.rdb.Keys(t.Context(), s.keys.Staged(0, sale, "*")).Val())
-	require.Equal(t, []string{"ann"}, s.rdb.HKeys(t.Context(), s.keys.Buyers(0, sale)).Val())
-	s.requireSound(t)
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Staged(0, sale, token), "somebody", "something").Err())
+	rebuild(s, t)
+	require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(0, sale, "*")).Val())
+	require.Equal(t, []string{"ann"}, s.Rdb.HKeys(t.Context(), s.Keys.Buyers(0, sale)).Val())
+	requireSound(s, t)
 }
 
 // A worker is about to commit an order of the old epoch: the raise waits for it, and counts it.
 func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.buy(t, sale, "ann")
-	event, err := reservation.DecodeReserved(s.messages(t)[0])
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	event, err := reservation.DecodeReserved(messages(s, t)[0])
 	require.NoError(t, err)
-	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Orders(0)).Err()) // so that it is not drained
-	recording, err := s.pool.Begin(t.Context())
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err()) // so that it is not drained
+	recording, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = recording.Rollback(context.WithoutCancel(t.Context())) }()
 	columns, _ := fulfillment.ColumnsOf([]reservation.OrderReserved{event})
@@ -336,15 +338,15 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	var report fulfillment.RebuildReport
 	go func() {
 		var err error
-		report, err = s.rebuilder(t).Partition(context.Background(), 0, fulfillment.RebuildByHand)
+		report, err = rebuilder(s, t).Partition(context.Background(), 0, fulfillment.RebuildByHand)
 		done <- err
 	}()
 	testkit.Eventually(t, 20*time.Second, "the rebuild waits for the order", func() bool {
-		return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+		return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
 	require.NoError(t, recording.Commit(t.Context()))
 	require.NoError(t, <-done)
 	require.EqualValues(t, 1, report.Sales[0].Orders)
-	require.EqualValues(t, 1, s.count(t, "SELECT (data ->> 'orders')::int FROM sale_events WHERE type = 'SaleRebuilt'"))
-	s.requireSound(t)
+	require.EqualValues(t, 1, s.Count(t, "SELECT (data ->> 'orders')::int FROM sale_events WHERE type = 'SaleRebuilt'"))
+	requireSound(s, t)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
@@ -261,7 +262,7 @@ func (r *Rebuilder) readSales(ctx context.Context, sales []guardedSale) ([]saleI
 	for i, s := range sales {
 		fields, err := asked[i].Result()
 		switch {
-		case isWrongType(err):
+		case stream.IsWrongType(err):
 			found[i] = saleInRedis{present: true, epoch: -1, sequence: -1}
 		case err != nil:
 			return nil, fmt.Errorf("look up sale=%s in Redis: %w", s.id, err)

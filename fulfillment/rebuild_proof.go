@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/time/rate"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
@@ -227,7 +228,7 @@ func (r *Rebuilder) missed(ctx context.Context, sales []guardedSale) ([]bool, er
 				continue
 			}
 			held, err := asked[i][k].Result()
-			if err != nil && !errors.Is(err, redis.Nil) && !isWrongType(err) {
+			if err != nil && !errors.Is(err, redis.Nil) && !stream.IsWrongType(err) {
 				return nil, fmt.Errorf("look up a reservation of sale=%s: %w", sale.id, err)
 			}
 			reserved, err := reservation.ParseReservation(held)

@@ -16,9 +16,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
 )
@@ -71,29 +73,29 @@ func (g gate) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {
 type rival struct {
 	gate
 	*fulfillment.Rebuilder
-	shop *shop
+	shop *testshop.Shop
 	done chan error // of the rebuild that is under way
 	busy bool
 }
 
-func (s *shop) newRival(t *testing.T) *rival {
+func newRival(s *testshop.Shop, t *testing.T) *rival {
 	t.Helper()
 	r := &rival{gate: newGate(), done: make(chan error, 1)}
-	options := *s.rdb.Options()
+	options := *s.Rdb.Options()
 	rdb := redis.NewClient(&options)
 	rdb.AddHook(r.gate)
 	t.Cleanup(func() { _ = rdb.Close() })
-	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
+	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
 	t.Cleanup(store.Close)
-	r.shop = &shop{pool: s.pool, rdb: rdb, keys: s.keys, store: store}
-	r.Rebuilder = r.shop.rebuilder(t)
+	r.shop = &testshop.Shop{Pool: s.Pool, Rdb: rdb, Keys: s.Keys, Store: store}
+	r.Rebuilder = rebuilder(r.shop, t)
 	return r
 }
 
 // begin starts a rebuild, which stops before its first call.
 func (r *rival) begin(t *testing.T, rebuild func(context.Context, *fulfillment.RebuildSession) error) {
 	t.Helper()
-	config := r.shop.pool.Config().ConnConfig.Copy()
+	config := r.shop.Pool.Config().ConnConfig.Copy()
 	config.Tracer = r.gate
 	conn, err := pgx.ConnectConfig(t.Context(), config)
 	require.NoError(t, err)
@@ -133,19 +135,19 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 	s := newShop(t, testkit.Pool(t))
 	crew := make([]*rival, rivals)
 	for i := range crew {
-		crew[i] = s.newRival(t)
+		crew[i] = newRival(s, t)
 	}
 	seed := cmp.Or(rivalsSeed, rand.Uint64())
 	opened := 0
 	for round := range rounds {
 		random := rand.New(rand.NewPCG(seed, uint64(round)))
-		sale := s.open(t, 10_000)
+		sale := s.Open(t, 10_000)
 		t.Logf("round %d of seed %d", round, seed)
 		whole := round%3 == 2 // the partition and not only the sale
 		accepted := map[uuid.UUID]bool{}
-		before := s.epochOf(t, sale)
+		before := epochOf(s, t, sale)
 		buy := func() {
-			answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: fmt.Sprint("user-", len(accepted)), Quantity: 1})
+			answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: fmt.Sprint("user-", len(accepted)), Quantity: 1})
 			if err != nil {
 				require.ErrorIs(t, err, reservation.ErrUnavailable)
 				return
@@ -158,7 +160,7 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 			case random.IntN(4) == 0:
 				buy()
 			case random.IntN(8) == 0:
-				s.fulfilAll(t)
+				fulfilAll(s, t)
 			case r.busy:
 				for range 1 + random.IntN(4)*random.IntN(4) {
 					if r.busy {
@@ -182,21 +184,21 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 				buy()
 			}
 		}
-		worker := s.rebuilder(t)
+		worker := rebuilder(s, t)
 		testkit.Eventually(t, 30*time.Second, "a worker finishes what the last of them left closed", func() bool {
-			require.NoError(t, s.heal(t, worker, 1))
+			require.NoError(t, heal(s, t, worker, 1))
 			found, err := worker.Needs(t.Context(), 1, true)
 			require.NoError(t, err)
 			return len(found) == 0
 		})
-		s.fulfilAll(t)
-		require.Zero(t, s.count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"), "Redis has lost nothing")
-		require.EqualValues(t, len(accepted), s.count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", sale))
-		_, err := s.catalog.PublishPending(t.Context())
+		fulfilAll(s, t)
+		require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"), "Redis has lost nothing")
+		require.EqualValues(t, len(accepted), s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", sale))
+		_, err := s.Catalog.PublishPending(t.Context())
 		require.NoError(t, err)
-		s.requireSound(t)
-		opened += int(s.epochOf(t, sale) - before)
-		_, err = s.catalog.End(t.Context(), sale)
+		requireSound(s, t)
+		opened += int(epochOf(s, t, sale) - before)
+		_, err = s.Catalog.End(t.Context(), sale)
 		require.NoError(t, err)
 	}
 	require.Greater(t, opened, rounds, "epochs were raised")
@@ -206,15 +208,15 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 const rivalsSeed uint64 = 0
 
 // fulfilAll records what is in the stream, if anything is.
-func (s *shop) fulfilAll(t *testing.T) {
+func fulfilAll(s *testshop.Shop, t *testing.T) {
 	t.Helper()
-	if last := s.rdb.XInfoStream(t.Context(), s.keys.Orders(0)); errors.Is(last.Err(), redis.Nil) || last.Err() != nil {
+	if last := s.Rdb.XInfoStream(t.Context(), s.Keys.Orders(0)); errors.Is(last.Err(), redis.Nil) || last.Err() != nil {
 		return
 	}
-	waiting, err := fulfillment.ReadBacklog(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group)
+	waiting, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group)
 	require.NoError(t, err)
 	if n, known := waiting.Waiting(); !known || n > 0 {
-		s.fulfil(t)
+		fulfil(s, t)
 	}
 }
 
@@ -236,17 +238,17 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			sale := s.open(t, 100)
-			s.buy(t, sale, "first")
-			s.fulfil(t)
-			sleeper := s.process(t)
+			sale := s.Open(t, 100)
+			s.Buy(t, sale, "first")
+			fulfil(s, t)
+			sleeper := process(s, t)
 			sleeper.Setenv(crashpoint.FreezeEnv, crashpoint.RebuildStaged)
 			sleeper.Setenv(testwork.RebuildEnv, sale.String())
 			sleeper.Start()
 			sleeper.WaitOutput(30*time.Second, "frozen at "+crashpoint.RebuildStaged)
-			require.EqualValues(t, 1, s.count(t, endRebuildSessions), "its session ends")
+			require.EqualValues(t, 1, s.Count(t, endRebuildSessions), "its session ends")
 
-			r := s.rebuilder(t)
+			r := rebuilder(s, t)
 			var session *fulfillment.RebuildSession
 			testkit.Eventually(t, 20*time.Second, "the lock is free", func() bool {
 				var err error
@@ -260,7 +262,7 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			sales := []fulfillment.GuardedSale{guarded}
 			opened := far(t, b, sales)
 			if opened {
-				s.buy(t, sale, "second")
+				s.Buy(t, sale, "second")
 			}
 
 			testkit.Eventually(t, 30*time.Second, "the sleeper finds that it was overtaken", func() bool {
@@ -272,18 +274,18 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 					return false
 				}
 			})
-			answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "third", Quantity: 1})
+			answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "third", Quantity: 1})
 			if !opened {
 				require.ErrorIs(t, err, reservation.ErrUnavailable, "it stays closed: %v", answer)
 				require.NoError(t, b.RebuildSales(t.Context(), sales))
-				s.buy(t, sale, "second")
+				s.Buy(t, sale, "second")
 			} else {
 				require.NoError(t, err)
 			}
-			s.fulfil(t)
-			require.Zero(t, s.count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
-			s.requireSound(t)
-			s.needNothing(t, 1)
+			fulfil(s, t)
+			require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
+			requireSound(s, t)
+			needNothing(s, t, 1)
 		})
 	}
 }

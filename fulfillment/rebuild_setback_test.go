@@ -13,6 +13,8 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -20,11 +22,11 @@ import (
 // snapshot is all that Redis holds, as the memory of a virtual machine has it.
 type snapshot map[string]string
 
-func (s *shop) takeSnapshot(t *testing.T) snapshot {
+func takeSnapshot(s *testshop.Shop, t *testing.T) snapshot {
 	t.Helper()
 	taken := snapshot{}
-	for _, key := range s.rdb.Keys(t.Context(), s.keys.Prefix+":*").Val() {
-		value, err := s.rdb.Dump(t.Context(), key).Result()
+	for _, key := range s.Rdb.Keys(t.Context(), s.Keys.Prefix+":*").Val() {
+		value, err := s.Rdb.Dump(t.Context(), key).Result()
 		if !errors.Is(err, redis.Nil) { // it has expired
 			require.NoError(t, err)
 			taken[key] = value
@@ -34,11 +36,11 @@ func (s *shop) takeSnapshot(t *testing.T) snapshot {
 }
 
 // setBack gives Redis the data of a snapshot in one step. It is the same process all the time, with the scripts that it had.
-func (s *shop) setBack(t *testing.T, to snapshot) {
+func setBack(s *testshop.Shop, t *testing.T, to snapshot) {
 	t.Helper()
-	runID := s.rdb.InfoMap(t.Context(), "server").Item("Server", "run_id")
-	now := s.rdb.Keys(t.Context(), s.keys.Prefix+":*").Val()
-	_, err := s.rdb.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
+	runID := s.Rdb.InfoMap(t.Context(), "server").Item("Server", "run_id")
+	now := s.Rdb.Keys(t.Context(), s.Keys.Prefix+":*").Val()
+	_, err := s.Rdb.TxPipelined(t.Context(), func(p redis.Pipeliner) error {
 		p.Del(t.Context(), now...)
 		for key, value := range to {
 			p.Restore(t.Context(), key, 0, value)
@@ -46,13 +48,13 @@ func (s *shop) setBack(t *testing.T, to snapshot) {
 		return nil
 	})
 	require.NoError(t, err)
-	require.Equal(t, runID, s.rdb.InfoMap(t.Context(), "server").Item("Server", "run_id"))
+	require.Equal(t, runID, s.Rdb.InfoMap(t.Context(), "server").Item("Server", "run_id"))
 }
 
 // newIngress is one that has seen nothing of any sale.
-func (s *shop) newIngress(t *testing.T) *shop {
+func newIngress(s *testshop.Shop, t *testing.T) *testshop.Shop {
 	t.Helper()
-	return newShopOn(t, s.pool, "redis://"+s.rdb.Options().Addr, s.keys)
+	return testshop.NewShopOn(t, s.Pool, "redis://"+s.Rdb.Options().Addr, s.Keys)
 }
 
 // setBackShop is a sale of which Redis has lost the orders of "lost-…", which are in Postgres, and has sold as many
@@ -60,31 +62,31 @@ func (s *shop) newIngress(t *testing.T) *shop {
 func setBackShop(t *testing.T, stock, lost int) (s lostShop, sale uuid.UUID) {
 	t.Helper()
 	s = newLostShop(t)
-	sale = s.open(t, int64(stock))
+	sale = s.Open(t, int64(stock))
 	for i := range 5 {
-		s.buy(t, sale, fmt.Sprint("kept-", i))
+		s.Buy(t, sale, fmt.Sprint("kept-", i))
 	}
-	s.fulfil(t)
-	before := s.takeSnapshot(t)
+	fulfil(s.Shop, t)
+	before := takeSnapshot(s.Shop, t)
 	for i := range lost {
-		s.buy(t, sale, fmt.Sprint("lost-", i))
+		s.Buy(t, sale, fmt.Sprint("lost-", i))
 	}
-	s.fulfil(t)
-	s.setBack(t, before)
-	ingress := s.newIngress(t)
+	fulfil(s.Shop, t)
+	setBack(s.Shop, t, before)
+	ingress := newIngress(s.Shop, t)
 	for i := range lost {
-		ingress.buy(t, sale, fmt.Sprint("new-", i))
+		ingress.Buy(t, sale, fmt.Sprint("new-", i))
 	}
-	require.Equal(t, fmt.Sprint(5+lost), s.saleInRedis(t, sale)["sequence"])
-	s.needNothing(t, 1) // that could be seen by comparing numbers
+	require.Equal(t, fmt.Sprint(5+lost), saleInRedis(s.Shop, t, sale)["sequence"])
+	needNothing(s.Shop, t, 1) // that could be seen by comparing numbers
 	return s, sale
 }
 
 // awaitRebuilt waits until the sale is in a later epoch, everywhere.
-func (s *shop) awaitRebuilt(t *testing.T, sale uuid.UUID, epoch int64) {
+func awaitRebuilt(s *testshop.Shop, t *testing.T, sale uuid.UUID, epoch int64) {
 	t.Helper()
 	testkit.Eventually(t, 30*time.Second, "the sale is rebuilt", func() bool {
-		return s.epochOf(t, sale) == epoch && s.saleInRedis(t, sale)["epoch"] == fmt.Sprint(epoch)
+		return epochOf(s, t, sale) == epoch && saleInRedis(s, t, sale)["epoch"] == fmt.Sprint(epoch)
 	})
 }
 
@@ -94,35 +96,35 @@ func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 	t.Run("a buyer buys again", func(t *testing.T) {
 		t.Parallel()
 		s, sale := setBackShop(t, 100, 10)
-		registry, _ := s.guarded(t)
-		s.awaitConfirmed(t, 25)
-		ingress := s.newIngress(t)
-		ingress.buy(t, sale, "lost-3") // who has a live order in Postgres
-		s.awaitRebuilt(t, sale, 2)
+		registry, _ := guarded(s.Shop, t)
+		s.AwaitConfirmed(t, 25)
+		ingress := newIngress(s.Shop, t)
+		ingress.Buy(t, sale, "lost-3") // who has a live order in Postgres
+		awaitRebuilt(s.Shop, t, sale, 2)
 		for _, user := range []string{"lost-3", "lost-7", "kept-1", "new-2"} {
-			require.Equal(t, reservation.AlreadyPurchased, ingress.reserve(t, sale, user, 1, "").Verdict, user)
+			require.Equal(t, reservation.AlreadyPurchased, reserve(ingress, t, sale, user, 1, "").Verdict, user)
 		}
-		ingress.buy(t, sale, "another")
-		s.awaitConfirmed(t, 26)
-		s.awaitRest(t)
-		s.requireSound(t)
-		require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'"), "the one that showed it")
+		ingress.Buy(t, sale, "another")
+		s.AwaitConfirmed(t, 26)
+		testwork.AwaitRest(s.Shop, t)
+		requireSound(s.Shop, t)
+		require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'"), "the one that showed it")
 		require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", fulfillment.RebuildRefused))
 		require.Equal(t, 1.0, rebuilds(t, registry), "once is enough")
 	})
 	t.Run("the stock is sold", func(t *testing.T) {
 		t.Parallel()
 		s, sale := setBackShop(t, 30, 10) // of which Postgres has sold 25, and Redis 15
-		registry, _ := s.guarded(t)
-		s.awaitConfirmed(t, 25)
-		ingress := s.newIngress(t)
-		require.Equal(t, 15, ingress.crowd(t, sale, 15))
-		s.awaitRebuilt(t, sale, 2)
-		require.Equal(t, reservation.SoldOut, ingress.reserve(t, sale, "late", 1, "").Verdict)
-		s.awaitConfirmed(t, 30)
-		s.awaitRest(t)
-		s.requireSound(t)
-		require.EqualValues(t, 10, s.count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out'"))
+		registry, _ := guarded(s.Shop, t)
+		s.AwaitConfirmed(t, 25)
+		ingress := newIngress(s.Shop, t)
+		require.Equal(t, 15, crowd(ingress, t, sale, 15))
+		awaitRebuilt(s.Shop, t, sale, 2)
+		require.Equal(t, reservation.SoldOut, reserve(ingress, t, sale, "late", 1, "").Verdict)
+		s.AwaitConfirmed(t, 30)
+		testwork.AwaitRest(s.Shop, t)
+		requireSound(s.Shop, t)
+		require.EqualValues(t, 10, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out'"))
 		require.Equal(t, 1.0, rebuilds(t, registry))
 	})
 }
@@ -131,70 +133,70 @@ func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale := s.open(t, 100)
+	sale := s.Open(t, 100)
 	for i := range 5 {
-		s.buy(t, sale, fmt.Sprint("kept-", i))
+		s.Buy(t, sale, fmt.Sprint("kept-", i))
 	}
-	s.fulfil(t)
-	early := s.takeSnapshot(t)
-	ingress := s.newIngress(t)
+	fulfil(s.Shop, t)
+	early := takeSnapshot(s.Shop, t)
+	ingress := newIngress(s.Shop, t)
 	for i := range 8 {
-		ingress.buy(t, sale, fmt.Sprint("new-", i))
+		ingress.Buy(t, sale, fmt.Sprint("new-", i))
 	}
-	s.fulfil(t)
-	other := s.takeSnapshot(t) // with as many places as there will be in Postgres
-	s.setBack(t, early)
-	require.NoError(t, execSQL(t, s.shop, "DELETE FROM orders WHERE user_id LIKE 'new-%'"))
-	require.NoError(t, execSQL(t, s.shop, "DELETE FROM order_events WHERE user_id LIKE 'new-%'"))
-	require.NoError(t, execSQL(t, s.shop, "UPDATE sales SET sold = 5, last_sequence = 5"))
+	fulfil(s.Shop, t)
+	other := takeSnapshot(s.Shop, t) // with as many places as there will be in Postgres
+	setBack(s.Shop, t, early)
+	require.NoError(t, execSQL(t, s.Shop, "DELETE FROM orders WHERE user_id LIKE 'new-%'"))
+	require.NoError(t, execSQL(t, s.Shop, "DELETE FROM order_events WHERE user_id LIKE 'new-%'"))
+	require.NoError(t, execSQL(t, s.Shop, "UPDATE sales SET sold = 5, last_sequence = 5"))
 
-	registry, _ := s.guarded(t)
-	ingress = s.newIngress(t)
+	registry, _ := guarded(s.Shop, t)
+	ingress = newIngress(s.Shop, t)
 	for i := range 8 {
-		ingress.buy(t, sale, fmt.Sprint("lost-", i))
+		ingress.Buy(t, sale, fmt.Sprint("lost-", i))
 	}
-	s.awaitConfirmed(t, 13)
-	s.awaitRest(t)
-	s.setBack(t, other)
-	s.awaitRebuilt(t, sale, 2)
-	require.Equal(t, reservation.AlreadyPurchased, ingress.reserve(t, sale, "lost-3", 1, "").Verdict)
-	s.awaitRest(t)
+	s.AwaitConfirmed(t, 13)
+	testwork.AwaitRest(s.Shop, t)
+	setBack(s.Shop, t, other)
+	awaitRebuilt(s.Shop, t, sale, 2)
+	require.Equal(t, reservation.AlreadyPurchased, reserve(ingress, t, sale, "lost-3", 1, "").Verdict)
+	testwork.AwaitRest(s.Shop, t)
 	testkit.Eventually(t, 20*time.Second, "it says why", func() bool {
 		return valueOf(t, registry, "stampede_rebuilds_total", fulfillment.RebuildSetBack) == 1
 	})
-	s.requireSound(t)
-	require.Zero(t, s.count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
+	requireSound(s.Shop, t)
+	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 }
 
 // What Postgres refuses, and Redis had not accepted, is no reason to rebuild anything.
 func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 3)
-	registry, _ := s.guarded(t)
+	sale := s.Open(t, 3)
+	registry, _ := guarded(s, t)
 	for _, user := range []string{"ann", "bob", "cid"} {
-		s.buy(t, sale, user)
+		s.Buy(t, sale, user)
 	}
-	s.awaitConfirmed(t, 3)
-	s.awaitRest(t)
-	entries := s.rdb.XRange(t.Context(), s.keys.Orders(0), "-", "+").Val()
+	s.AwaitConfirmed(t, 3)
+	testwork.AwaitRest(s, t)
+	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
 	forge := func(user string) {
 		t.Helper()
 		entry := forgedEntry(entries[0], sale, user)
-		require.NoError(t, s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.keys.Orders(0), Values: entry}).Err())
+		require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entry}).Err())
 	}
 	for i := range 5 {
 		forge("ann")                    // who has a live order
 		forge(fmt.Sprint("forged-", i)) // for whom Postgres has no stock
 	}
-	require.NoError(t, s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.keys.Orders(0), Values: entries[0].Values}).Err(), "a copy of an old one")
+	require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entries[0].Values}).Err(), "a copy of an old one")
 	testkit.Eventually(t, 20*time.Second, "they are refused", func() bool {
-		return s.count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == 10
+		return s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == 10
 	})
-	s.awaitRest(t)
-	s.needNothing(t, 1)
+	testwork.AwaitRest(s, t)
+	needNothing(s, t, 1)
 	require.Zero(t, rebuilds(t, registry))
-	require.EqualValues(t, 1, s.epochOf(t, sale))
+	require.EqualValues(t, 1, epochOf(s, t, sale))
 }
 
 // forgedEntry is the entry of an order that Redis has never accepted.
@@ -211,40 +213,40 @@ func forgedEntry(like redis.XMessage, sale uuid.UUID, user string) map[string]an
 func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 100)
-	s.buy(t, sale, "ann")
-	registry, log := s.guarded(t)
-	s.awaitConfirmed(t, 1)
-	s.awaitRest(t)
+	sale := s.Open(t, 100)
+	s.Buy(t, sale, "ann")
+	registry, log := guarded(s, t)
+	s.AwaitConfirmed(t, 1)
+	testwork.AwaitRest(s, t)
 	refused := 0
 	provoke := func() {
 		t.Helper()
 		// ann's reservation is gone, as if somebody had deleted it, so she buys again.
-		require.NoError(t, s.rdb.HDel(t.Context(), s.keys.Buyers(0, sale), "ann").Err())
-		s.newIngress(t).buy(t, sale, "ann")
+		require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Buyers(0, sale), "ann").Err())
+		newIngress(s, t).Buy(t, sale, "ann")
 		refused++
 		testkit.Eventually(t, 20*time.Second, "Postgres refuses it", func() bool {
-			return s.count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == int64(refused)
+			return s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == int64(refused)
 		})
 	}
 	provoke()
-	s.awaitRebuilt(t, sale, 2)
+	awaitRebuilt(s, t, sale, 2)
 	provoke()
-	testkit.Eventually(t, 20*time.Second, "it is put off", func() bool { return log.times(fulfillment.RefusedAgain) == 1 })
-	require.EqualValues(t, 2, s.epochOf(t, sale))
+	testkit.Eventually(t, 20*time.Second, "it is put off", func() bool { return log.Times(fulfillment.RefusedAgain) == 1 })
+	require.EqualValues(t, 2, epochOf(s, t, sale))
 	require.NoError(t, execSQL(t, s, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'"))
-	s.awaitRebuilt(t, sale, 3)
+	awaitRebuilt(s, t, sale, 3)
 	testkit.Eventually(t, 20*time.Second, "both are counted", func() bool { return rebuilds(t, registry) == 2 })
 
 	var wait float64
 	for i, want := range []float64{0, 60, 120, 240, 480, 960, 1920, 3600, 3600} {
-		other := s.open(t, 1)
+		other := s.Open(t, 1)
 		for n := range i {
-			_, err := s.pool.Exec(context.Background(), `INSERT INTO sale_events (sale_id, revision, type, data)
+			_, err := s.Pool.Exec(context.Background(), `INSERT INTO sale_events (sale_id, revision, type, data)
 				VALUES ($1, $2, 'SaleRebuilt', '{"reason": "refused"}')`, other, 100+n)
 			require.NoError(t, err)
 		}
-		require.NoError(t, s.pool.QueryRow(t.Context(), sql.RebuildWait, other, fulfillment.ReasonsOfProofs).Scan(&wait))
+		require.NoError(t, s.Pool.QueryRow(t.Context(), sql.RebuildWait, other, fulfillment.ReasonsOfProofs).Scan(&wait))
 		require.InDelta(t, want, wait, 30)
 	}
 }

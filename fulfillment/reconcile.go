@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/pause"
 	"stampede/internal/pg"
 	"stampede/reservation"
@@ -84,8 +85,8 @@ type RemedyReport struct {
 // It needs two connections of the pool, and one more for a rebuild. The error may be ErrReconcileUnderWay, or
 // reservation.ErrSaleNotFound; repairs that failed are in the report, and it may be called again.
 func Reconcile(ctx context.Context, c ReconcileConfig) (ReconcileReport, error) {
-	orElse(&c.Pause, reconcilePause)
-	orElse(&c.Logger, slog.Default())
+	stream.OrElse(&c.Pause, reconcilePause)
+	stream.OrElse(&c.Logger, slog.Default())
 	r := reconciler{ReconcileConfig: c, report: ReconcileReport{DryRun: c.DryRun}, counts: map[Remedy]*RemedyReport{}}
 	if err := r.run(ctx); err != nil {
 		return r.report, fmt.Errorf("reconcile: %w", err)

@@ -10,27 +10,31 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 )
 
 // A sale that its operators change at both looks is healthy: each look finds another difference.
 func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 	t.Parallel()
-	pause := func(s *shop, sale uuid.UUID) error { _, err := s.catalog.Pause(context.Background(), sale); return err }
-	resume := func(s *shop, sale uuid.UUID) error {
-		_, err := s.catalog.Resume(context.Background(), sale)
+	pause := func(s *testshop.Shop, sale uuid.UUID) error {
+		_, err := s.Catalog.Pause(context.Background(), sale)
 		return err
 	}
-	restock := func(units int64) func(*shop, uuid.UUID) error {
-		return func(s *shop, sale uuid.UUID) error {
-			_, err := s.catalog.Restock(context.Background(), sale, units, "")
+	resume := func(s *testshop.Shop, sale uuid.UUID) error {
+		_, err := s.Catalog.Resume(context.Background(), sale)
+		return err
+	}
+	restock := func(units int64) func(*testshop.Shop, uuid.UUID) error {
+		return func(s *testshop.Shop, sale uuid.UUID) error {
+			_, err := s.Catalog.Restock(context.Background(), sale, units, "")
 			return err
 		}
 	}
-	rebuild := func(s *shop, sale uuid.UUID) error {
-		_, err := s.rebuilder(t).Sale(context.Background(), sale, fulfillment.RebuildByHand)
+	rebuild := func(s *testshop.Shop, sale uuid.UUID) error {
+		_, err := rebuilder(s, t).Sale(context.Background(), sale, fulfillment.RebuildByHand)
 		return err
 	}
-	for name, changes := range map[string][]func(*shop, uuid.UUID) error{
+	for name, changes := range map[string][]func(*testshop.Shop, uuid.UUID) error{
 		"a restock and a pause":       {restock(5), pause},
 		"two restocks":                {restock(5), restock(5)},
 		"a restock and a lower stock": {restock(5), restock(-5)},
@@ -40,9 +44,9 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			sale := s.openPayable(t, 10)
-			s.crowd(t, sale, 3)
-			s.fulfil(t)
+			sale := openPayable(s, t, 10)
+			crowd(s, t, sale, 3)
+			fulfil(s, t)
 			rdb, err := connect.Control(testkit.RedisURL(t))
 			require.NoError(t, err)
 			defer func() { _ = rdb.Close() }()
@@ -52,7 +56,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 				left = left[1:]
 				require.NoError(t, change(s, sale))
 			}})
-			config := s.reconcileConfig(t)
+			config := reconcileConfig(s, t)
 			config.Redis = rdb
 			config.Explain = func(f fulfillment.Finding) error {
 				require.Equal(t, fulfillment.RemedyWorker, f.Remedy, "nothing lasted: %s", f)
@@ -62,8 +66,8 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, left, "it looked twice")
 			require.Zero(t, report.Remaining)
-			require.Zero(t, s.count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleReconciled' OR data ->> 'reason' = 'reconciled'"), "nothing was to be mended")
-			audit := s.audit(t, sale)
+			require.Zero(t, s.Count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleReconciled' OR data ->> 'reason' = 'reconciled'"), "nothing was to be mended")
+			audit := audit(s, t, sale)
 			require.False(t, audit.Broken(), textOf(t, audit))
 		})
 	}

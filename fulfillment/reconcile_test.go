@@ -10,38 +10,40 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
-func (s *shop) reconcileConfig(t testing.TB) fulfillment.ReconcileConfig {
+func reconcileConfig(s *testshop.Shop, t testing.TB) fulfillment.ReconcileConfig {
 	t.Helper()
 	return fulfillment.ReconcileConfig{
-		Pool: s.pool, Redis: s.rdb, Keys: s.keys, Store: s.store, Catalog: s.catalog, Rebuilder: s.rebuilder(t),
+		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Rebuilder: rebuilder(s, t),
 		Pause: time.Millisecond, Logger: testkit.Logger(t),
 	}
 }
 
-func (s *shop) reconcile(t testing.TB) fulfillment.ReconcileReport {
+func reconcile(s *testshop.Shop, t testing.TB) fulfillment.ReconcileReport {
 	t.Helper()
-	report, err := fulfillment.Reconcile(t.Context(), s.reconcileConfig(t))
+	report, err := fulfillment.Reconcile(t.Context(), reconcileConfig(s, t))
 	require.NoError(t, err)
 	return report
 }
 
 // everything is what Postgres and Redis hold.
-func (s *shop) everything(t testing.TB) (all []string) {
+func everything(s *testshop.Shop, t testing.TB) (all []string) {
 	t.Helper()
-	for _, table := range rowsOf(t, s.pool, "SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' ORDER BY 1") {
-		for _, row := range rowsOf(t, s.pool, "SELECT row_to_json(r)::text FROM "+table+" AS r ORDER BY 1") {
+	for _, table := range rowsOf(t, s.Pool, "SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' ORDER BY 1") {
+		for _, row := range rowsOf(t, s.Pool, "SELECT row_to_json(r)::text FROM "+table+" AS r ORDER BY 1") {
 			all = append(all, table+" "+row)
 		}
 	}
-	keys, err := s.rdb.Keys(t.Context(), s.keys.Prefix+":*").Result()
+	keys, err := s.Rdb.Keys(t.Context(), s.Keys.Prefix+":*").Result()
 	require.NoError(t, err)
 	slices.Sort(keys)
 	for _, key := range keys {
-		dump, err := s.rdb.Dump(t.Context(), key).Result()
+		dump, err := s.Rdb.Dump(t.Context(), key).Result()
 		require.NoError(t, err)
 		all = append(all, key+" "+dump)
 	}
@@ -60,22 +62,22 @@ func leftOf(r fulfillment.ReconcileReport) string {
 }
 
 // arrive brings what is on its way to its end, as a worker does.
-func (s *shop) arrive(t testing.TB) {
+func arrive(s *testshop.Shop, t testing.TB) {
 	t.Helper()
-	backlog, err := fulfillment.ReadBacklog(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group)
+	backlog, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group)
 	require.NoError(t, err)
 	if backlog.Lag > 0 {
-		s.fulfil(t)
+		fulfil(s, t)
 	}
-	_, err = s.giveBack(t.Context())
+	_, err = giveBack(s, t.Context())
 	require.NoError(t, err)
 }
 
 // requireMended reconciles until only that is left which is left to others: "" for nothing.
-func (s *shop) requireMended(t testing.TB, sale uuid.UUID, left string) {
+func requireMended(s *testshop.Shop, t testing.TB, sale uuid.UUID, left string) {
 	t.Helper()
-	before := s.everything(t)
-	config := s.reconcileConfig(t)
+	before := everything(s, t)
+	config := reconcileConfig(s, t)
 	config.DryRun, config.Sale = true, sale
 	explained := 0
 	config.Explain = func(f fulfillment.Finding) error {
@@ -86,7 +88,7 @@ func (s *shop) requireMended(t testing.TB, sale uuid.UUID, left string) {
 	}
 	planned, err := fulfillment.Reconcile(t.Context(), config)
 	require.NoError(t, err)
-	require.Equal(t, before, s.everything(t), "it was told to change nothing")
+	require.Equal(t, before, everything(s, t), "it was told to change nothing")
 	require.Positive(t, explained)
 
 	config.DryRun, config.Explain = false, nil
@@ -96,7 +98,7 @@ func (s *shop) requireMended(t testing.TB, sale uuid.UUID, left string) {
 	require.Len(t, report.Remedies, len(planned.Remedies), "what was done is what was planned")
 	require.Equal(t, slices.Contains([]string{"", "worker"}, left), report.Remaining == 0)
 	if left == "projections" {
-		s.rebuildProjections(t)
+		rebuildProjections(s, t)
 		report, err = fulfillment.Reconcile(t.Context(), config)
 		require.NoError(t, err)
 		left = leftOf(report)
@@ -106,9 +108,9 @@ func (s *shop) requireMended(t testing.TB, sale uuid.UUID, left string) {
 		return
 	}
 	require.Empty(t, report.Failures)
-	s.arrive(t)
-	again := s.reconcile(t)
+	arrive(s, t)
+	again := reconcile(s, t)
 	require.Empty(t, again.Remedies, "a second time finds nothing")
-	audit := s.audit(t, uuid.Nil)
+	audit := audit(s, t, uuid.Nil)
 	require.False(t, audit.Broken(), textOf(t, audit))
 }

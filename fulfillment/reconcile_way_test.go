@@ -15,8 +15,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -26,79 +29,79 @@ const repairs = "SELECT count(*) FROM sale_events WHERE type IN ('SaleReconciled
 func TestReconcileIgnoresPendingWork(t *testing.T) {
 	t.Parallel()
 	// deliver hands an entry to a worker that does nothing.
-	deliver := func(t *testing.T, s *shop) reservation.OrderReserved {
-		read, err := s.rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{
-			Group: reservation.Group, Consumer: "hangs", Streams: []string{s.keys.Orders(0), ">"}, Block: -1,
+	deliver := func(t *testing.T, s *testshop.Shop) reservation.OrderReserved {
+		read, err := s.Rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{
+			Group: reservation.Group, Consumer: "hangs", Streams: []string{s.Keys.Orders(0), ">"}, Block: -1,
 		}).Result()
 		require.NoError(t, err)
 		entry := read[0].Messages[0]
-		event, err := fulfillment.OrderOf(fulfillment.Entry{Stream: s.keys.Orders(0), ID: entry.ID, Fields: fulfillment.FieldsOf(entry.Values)})
+		event, err := fulfillment.OrderOf(stream.Entry{Stream: s.Keys.Orders(0), ID: entry.ID, Fields: stream.FieldsOf(entry.Values)})
 		require.NoError(t, err)
 		return event
 	}
 	for name, c := range map[string]struct {
-		happens func(*testing.T, *shop, uuid.UUID)
+		happens func(*testing.T, *testshop.Shop, uuid.UUID)
 		left    string
 	}{
-		"nothing":                            {func(*testing.T, *shop, uuid.UUID) {}, ""},
-		"an order that nobody has read":      {func(t *testing.T, s *shop, sale uuid.UUID) { s.buy(t, sale, "ann") }, "worker"},
-		"an order that a worker has in hand": {func(t *testing.T, s *shop, sale uuid.UUID) { s.buy(t, sale, "ann"); deliver(t, s) }, "worker"},
-		"an order in hand, and one behind it": {func(t *testing.T, s *shop, sale uuid.UUID) {
-			s.buy(t, sale, "ann")
+		"nothing":                            {func(*testing.T, *testshop.Shop, uuid.UUID) {}, ""},
+		"an order that nobody has read":      {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) { s.Buy(t, sale, "ann") }, "worker"},
+		"an order that a worker has in hand": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) { s.Buy(t, sale, "ann"); deliver(t, s) }, "worker"},
+		"an order in hand, and one behind it": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			s.Buy(t, sale, "ann")
 			deliver(t, s)
-			s.buy(t, sale, "bob")
+			s.Buy(t, sale, "bob")
 		}, "worker"},
-		"a refused order whose units are about to come back": {func(t *testing.T, s *shop, sale uuid.UUID) {
-			s.buy(t, sale, "ann")
-			_, err := fulfillment.NewLedger(s.pool).Refuse(t.Context(), []reservation.OrderReserved{deliver(t, s)}, reservation.RejectedSoldOut)
+		"a refused order whose units are about to come back": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			s.Buy(t, sale, "ann")
+			_, err := fulfillment.NewLedger(s.Pool).Refuse(t.Context(), []reservation.OrderReserved{deliver(t, s)}, reservation.RejectedSoldOut)
 			require.NoError(t, err)
 		}, "worker"},
-		"a dead letter": {func(t *testing.T, s *shop, sale uuid.UUID) {
-			s.buy(t, sale, "ann")
+		"a dead letter": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			s.Buy(t, sale, "ann")
 			deliver(t, s)
-			stream := s.keys.Orders(0)
-			last, err := s.rdb.XRevRangeN(t.Context(), stream, "+", "-", 1).Result()
+			key := s.Keys.Orders(0)
+			last, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 			require.NoError(t, err)
-			entry := fulfillment.Entry{Stream: stream, ID: last[0].ID, Fields: fulfillment.FieldsOf(last[0].Values)}
-			require.NoError(t, fulfillment.NewDeadLetters(s.pool, s.rdb, s.store).Park(t.Context(), entry, fmt.Errorf("no reason")))
-			require.NoError(t, s.rdb.XAck(t.Context(), stream, reservation.Group, entry.ID).Err())
+			entry := stream.Entry{Stream: key, ID: last[0].ID, Fields: stream.FieldsOf(last[0].Values)}
+			require.NoError(t, fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store).Park(t.Context(), entry, fmt.Errorf("no reason")))
+			require.NoError(t, s.Rdb.XAck(t.Context(), key, reservation.Group, entry.ID).Err())
 		}, "dlq"},
-		"a cancelled order": {func(t *testing.T, s *shop, _ uuid.UUID) {
-			sale := s.openPayable(t, 5)
-			s.buy(t, sale, "ann")
-			order := s.fulfil(t)[0].Event.OrderID
-			_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), order, "ann")
+		"a cancelled order": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID) {
+			sale := openPayable(s, t, 5)
+			s.Buy(t, sale, "ann")
+			order := fulfil(s, t)[0].Event.OrderID
+			_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), order, "ann")
 			require.NoError(t, err)
 		}, ""},
-		"a higher stock": {func(t *testing.T, s *shop, sale uuid.UUID) {
-			_, err := s.pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET stock = 50, revision = 2 WHERE id = $1)
+		"a higher stock": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			_, err := s.Pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET stock = 50, revision = 2 WHERE id = $1)
 				INSERT INTO sale_events VALUES ($1, 2, 'SaleRestocked', '{"stock": 50}')`, sale)
 			require.NoError(t, err)
 		}, "worker"},
-		"a sale that Redis has not been told of": {func(t *testing.T, s *shop, sale uuid.UUID) {
-			require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale), s.keys.Buyers(0, sale)).Err())
-			_, err := s.pool.Exec(t.Context(), `DELETE FROM order_events; DELETE FROM orders; UPDATE sales SET sold = 0, last_sequence = 0, published_revision = 0`)
+		"a sale that Redis has not been told of": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
+			_, err := s.Pool.Exec(t.Context(), `DELETE FROM order_events; DELETE FROM orders; UPDATE sales SET sold = 0, last_sequence = 0, published_revision = 0`)
 			require.NoError(t, err)
 		}, "worker"},
-		"a sale that is over, and whose keys somebody has deleted": {func(t *testing.T, s *shop, sale uuid.UUID) {
-			_, err := s.catalog.End(t.Context(), sale)
+		"a sale that is over, and whose keys somebody has deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+			_, err := s.Catalog.End(t.Context(), sale)
 			require.NoError(t, err)
-			require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale), s.keys.Buyers(0, sale)).Err())
-			report := s.audit(t, sale)
+			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
+			report := audit(s, t, sale)
 			require.False(t, report.Broken(), textOf(t, report))
 		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			sale := s.open(t, 40)
-			s.buy(t, sale, "zoe")
-			s.fulfil(t)
+			sale := s.Open(t, 40)
+			s.Buy(t, sale, "zoe")
+			fulfil(s, t)
 			c.happens(t, s, sale)
-			before := s.everything(t)
-			report := s.reconcile(t)
+			before := everything(s, t)
+			report := reconcile(s, t)
 			require.Equal(t, c.left, leftOf(report), "%+v", report)
-			require.Equal(t, before, s.everything(t))
+			require.Equal(t, before, everything(s, t))
 		})
 	}
 }
@@ -126,12 +129,12 @@ func (h afterHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func TestReconcileAuditsTwice(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.openPayable(t, 10)
-	s.crowd(t, sale, 3)
-	outcomes := s.fulfil(t)
-	_, err := s.pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'nobody', 1", sale)
+	sale := openPayable(s, t, 10)
+	crowd(s, t, sale, 3)
+	outcomes := fulfil(s, t)
+	_, err := s.Pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'nobody', 1", sale)
 	require.NoError(t, err)
-	config := s.reconcileConfig(t)
+	config := reconcileConfig(s, t)
 	rdb, err := connect.Control(testkit.RedisURL(t))
 	require.NoError(t, err)
 	defer func() { _ = rdb.Close() }()
@@ -139,11 +142,11 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	rdb.AddHook(afterHScan{func() {
 		event := outcomes[0].Event
 		outcomes = outcomes[1:]
-		_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), event.OrderID, event.UserID)
+		_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
 		require.NoError(t, err)
-		_, err = s.pool.Exec(t.Context(), "DELETE FROM releases WHERE order_id = $1", event.OrderID)
+		_, err = s.Pool.Exec(t.Context(), "DELETE FROM releases WHERE order_id = $1", event.OrderID)
 		require.NoError(t, err)
-		_, err = s.store.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: event.OrderID, UserID: event.UserID}})
+		_, err = s.Store.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: event.OrderID, UserID: event.UserID}})
 		require.NoError(t, err)
 	}})
 	config.Redis = rdb
@@ -158,7 +161,7 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	require.Equal(t, 1, looks)
 	require.Len(t, outcomes, 1, "it looked twice")
 	require.Zero(t, report.Remaining)
-	audit := s.audit(t, sale)
+	audit := audit(s, t, sale)
 	require.False(t, audit.Broken(), textOf(t, audit))
 }
 
@@ -166,98 +169,98 @@ func TestReconcileAuditsTwice(t *testing.T) {
 func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale, stream := s.openPayable(t, 10), s.keys.Orders(0)
-	s.buy(t, sale, "before")
-	s.fulfil(t)
-	lost := s.reserve(t, sale, "ann", 3, "key").Reservation
-	entries, err := s.rdb.XRevRangeN(t.Context(), stream, "+", "-", 1).Result()
+	sale, key := openPayable(s, t, 10), s.Keys.Orders(0)
+	s.Buy(t, sale, "before")
+	fulfil(s, t)
+	lost := reserve(s, t, sale, "ann", 3, "key").Reservation
+	entries, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
 	// Whoever was given it said that it was done with.
-	require.NoError(t, s.rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "lies", Streams: []string{stream, ">"}, Block: -1}).Err())
-	require.NoError(t, s.rdb.XAck(t.Context(), stream, reservation.Group, entries[0].ID).Err())
+	require.NoError(t, s.Rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "lies", Streams: []string{key, ">"}, Block: -1}).Err())
+	require.NoError(t, s.Rdb.XAck(t.Context(), key, reservation.Group, entries[0].ID).Err())
 
-	report := s.reconcile(t)
+	report := reconcile(s, t)
 	require.Len(t, report.Remedies, 1, "%+v", report)
 	require.Equal(t, fulfillment.RemedyReport{Remedy: fulfillment.RemedyAppend, Says: fulfillment.RemedyAppend.Says(), Found: 1, Mended: 1}, report.Remedies[0])
-	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`}, rowsOf(t, s.pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
-	again, err := s.rdb.XRevRangeN(t.Context(), stream, "+", "-", 1).Result()
+	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`}, rowsOf(t, s.Pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
+	again, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
-	for _, field := range []string{fulfillment.FieldUUID, fulfillment.FieldMetadata, reservation.MetaReservedAt, reservation.MetaSequence, reservation.MetaKey} {
+	for _, field := range []string{stream.FieldUUID, stream.FieldMetadata, reservation.MetaReservedAt, reservation.MetaSequence, reservation.MetaKey} {
 		require.Equal(t, entries[0].Values[field], again[0].Values[field], field)
 	}
-	length := s.rdb.XLen(t.Context(), stream).Val()
-	require.Equal(t, "worker", leftOf(s.reconcile(t)), "it is on its way now")
-	require.Equal(t, length, s.rdb.XLen(t.Context(), stream).Val())
+	length := s.Rdb.XLen(t.Context(), key).Val()
+	require.Equal(t, "worker", leftOf(reconcile(s, t)), "it is on its way now")
+	require.Equal(t, length, s.Rdb.XLen(t.Context(), key).Val())
 
 	// The lost one turns up.
-	require.NoError(t, s.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: entries[0].Values}).Err())
-	s.fulfil(t)
-	order := orderOfID(t, s.pool, lost.OrderID)
+	require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: entries[0].Values}).Err())
+	fulfil(s, t)
+	order := orderOfID(t, s.Pool, lost.OrderID)
 	require.Equal(t, reservation.StatusConfirmed, order.Status)
 	require.Equal(t, lost.ReservedAt, order.ReservedAt)
 	require.EqualValues(t, 3, order.Quantity)
-	require.Equal(t, []string{fmt.Sprintf("%d 1 t", lost.Sequence)}, rowsOf(t, s.pool,
+	require.Equal(t, []string{fmt.Sprintf("%d 1 t", lost.Sequence)}, rowsOf(t, s.Pool,
 		"SELECT concat_ws(' ', sequence, epoch, key_fingerprint IS NOT NULL) FROM orders WHERE user_id = 'ann'"))
-	require.EqualValues(t, 4, soldOf(t, s.pool, sale))
-	audit := s.audit(t, uuid.Nil)
+	require.EqualValues(t, 4, soldOf(t, s.Pool, sale))
+	audit := audit(s, t, uuid.Nil)
 	require.False(t, audit.Broken(), textOf(t, audit))
-	require.Equal(t, reservation.Replayed, s.reserve(t, sale, "ann", 3, "key").Verdict)
+	require.Equal(t, reservation.Replayed, reserve(s, t, sale, "ann", 3, "key").Verdict)
 
 	// And operators go on.
-	_, err = s.catalog.Pause(t.Context(), sale)
+	_, err = s.Catalog.Pause(t.Context(), sale)
 	require.NoError(t, err)
-	require.Equal(t, "paused", s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "state").Val())
+	require.Equal(t, "paused", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "state").Val())
 }
 
 // A buyer whose event is lost keeps the order when the stock has to be made anew as well.
 func TestReconcileAppendsBeforeRebuild(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.buy(t, sale, "before")
-	s.fulfil(t)
-	order := s.buy(t, sale, "ann")
-	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Orders(0)).Err())
-	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", 3).Err())
-	report := s.reconcile(t)
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "before")
+	fulfil(s, t)
+	order := s.Buy(t, sale, "ann")
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
+	report := reconcile(s, t)
 	require.Empty(t, leftOf(report), "%+v", report)
-	require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.pool, order).Status)
-	require.EqualValues(t, 8, s.left(t, sale))
-	s.arrive(t)
-	audit := s.audit(t, uuid.Nil)
+	require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.Pool, order).Status)
+	require.EqualValues(t, 8, left(s, t, sale))
+	arrive(s, t)
+	audit := audit(s, t, uuid.Nil)
 	require.False(t, audit.Broken(), textOf(t, audit))
-	require.Empty(t, s.reconcile(t).Remedies)
+	require.Empty(t, reconcile(s, t).Remedies)
 }
 
 // From rows that are not what the log says nothing may follow.
 func TestReconcileRequiresCorrectProjections(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 40)
-	s.crowd(t, sale, 20)
-	s.fulfil(t)
-	_, err := s.pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'user-1'; UPDATE orders SET status = 'rejected' WHERE user_id = 'user-2'; UPDATE sales SET sold = 3")
+	sale := s.Open(t, 40)
+	crowd(s, t, sale, 20)
+	fulfil(s, t)
+	_, err := s.Pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'user-1'; UPDATE orders SET status = 'rejected' WHERE user_id = 'user-2'; UPDATE sales SET sold = 3")
 	require.NoError(t, err)
-	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", 3).Err())
-	before := s.everything(t)
-	report := s.reconcile(t)
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
+	before := everything(s, t)
+	report := reconcile(s, t)
 	require.Equal(t, "release rebuild projections", leftOf(report))
 	require.Positive(t, report.Remaining)
-	require.Equal(t, before, s.everything(t))
-	s.rebuildProjections(t)
-	s.requireMended(t, sale, "")
+	require.Equal(t, before, everything(s, t))
+	rebuildProjections(s, t)
+	requireMended(s, t, sale, "")
 }
 
 func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
 	const lost = 2*fulfillment.RepairsPerTurn + 7
-	sale := s.open(t, lost)
-	require.Equal(t, lost, s.crowd(t, sale, lost))
-	require.NoError(t, s.rdb.XTrimMaxLen(t.Context(), s.keys.Orders(0), 0).Err())
+	sale := s.Open(t, lost)
+	require.Equal(t, lost, crowd(s, t, sale, lost))
+	require.NoError(t, s.Rdb.XTrimMaxLen(t.Context(), s.Keys.Orders(0), 0).Err())
 	var mended, refused atomic.Int64
 	var all sync.WaitGroup
-	config := s.reconcileConfig(t)
+	config := reconcileConfig(s, t)
 	for range 4 {
 		all.Go(func() {
 			report, err := fulfillment.Reconcile(t.Context(), config)
@@ -274,10 +277,10 @@ func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	all.Wait()
 	require.Positive(t, refused.Load())
 	require.EqualValues(t, lost, mended.Load())
-	require.EqualValues(t, lost, s.rdb.XLen(t.Context(), s.keys.Orders(0)).Val())
-	require.EqualValues(t, 3, s.count(t, repairs))
-	s.fulfil(t)
-	audit := s.audit(t, uuid.Nil)
+	require.EqualValues(t, lost, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val())
+	require.EqualValues(t, 3, s.Count(t, repairs))
+	fulfil(s, t)
+	audit := audit(s, t, uuid.Nil)
 	require.False(t, audit.Broken(), textOf(t, audit))
 }
 
@@ -286,22 +289,22 @@ func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sales := []uuid.UUID{s.openPayable(t, 20), s.open(t, 100_000)}
-	work(t, s.config(t))
+	sales := []uuid.UUID{openPayable(s, t, 20), s.Open(t, 100_000)}
+	testwork.Work(t, testwork.Config(s, t))
 	ctx, over := context.WithCancel(t.Context())
 	defer over()
-	ledger := fulfillment.NewLedger(s.pool)
+	ledger := fulfillment.NewLedger(s.Pool)
 	var cancelled, sold atomic.Int64
 	var crowd errgroup.Group
 	for b := range 4 {
 		crowd.Go(func() error {
 			for n := 0; ctx.Err() == nil; n++ {
 				user := fmt.Sprintf("buyer-%d", b)
-				answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sales[0], User: user, Quantity: 3})
+				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sales[0], User: user, Quantity: 3})
 				if err != nil {
 					return err
 				}
-				other, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sales[1], User: fmt.Sprint(user, "-", n), Quantity: 1})
+				other, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sales[1], User: fmt.Sprint(user, "-", n), Quantity: 1})
 				if err != nil {
 					return err
 				}
@@ -318,7 +321,7 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 			return nil
 		})
 	}
-	config := s.reconcileConfig(t)
+	config := reconcileConfig(s, t)
 	for round := range 6 {
 		at := cancelled.Load()
 		report, err := fulfillment.Reconcile(t.Context(), config)
@@ -328,40 +331,40 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 		}
 		testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool { return cancelled.Load() > at+10 })
 	}
-	require.Zero(t, s.count(t, repairs))
+	require.Zero(t, s.Count(t, repairs))
 
-	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1])
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1])
 	require.NoError(t, err)
 	testkit.Eventually(t, 30*time.Second, "the counter is right again", func() bool {
 		_, err := fulfillment.Reconcile(t.Context(), config)
 		require.NoError(t, err)
-		return s.count(t, repairs) > 0
+		return s.Count(t, repairs) > 0
 	})
-	require.EqualValues(t, 1, s.count(t, repairs))
+	require.EqualValues(t, 1, s.Count(t, repairs))
 	over()
 	require.NoError(t, crowd.Wait())
-	audit, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.pool, Redis: s.rdb, Keys: s.keys, Wait: 30 * time.Second})
+	audit, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, audit.Broken(), textOf(t, audit))
-	require.EqualValues(t, sold.Load(), soldOf(t, s.pool, sales[1]))
+	require.EqualValues(t, sold.Load(), soldOf(t, s.Pool, sales[1]))
 }
 
 // Of a server that lost everything all sales are made anew, once.
 func TestReconcileRebuildsEmptiedRedisOnce(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sales := []uuid.UUID{s.open(t, 10), s.open(t, 10), s.open(t, 10)}
+	sales := []uuid.UUID{s.Open(t, 10), s.Open(t, 10), s.Open(t, 10)}
 	for _, sale := range sales {
-		s.crowd(t, sale, 4)
+		crowd(s.Shop, t, sale, 4)
 	}
-	s.fulfil(t)
+	fulfil(s.Shop, t)
 	s.flush(t)
-	report := s.reconcile(t)
+	report := reconcile(s.Shop, t)
 	require.Empty(t, leftOf(report), "%+v", report)
-	audit := s.audit(t, uuid.Nil)
+	audit := audit(s.Shop, t, uuid.Nil)
 	require.False(t, audit.Broken(), textOf(t, audit))
-	require.EqualValues(t, len(sales), s.count(t, repairs))
+	require.EqualValues(t, len(sales), s.Count(t, repairs))
 	for _, sale := range sales {
-		require.EqualValues(t, 6, s.left(t, sale))
+		require.EqualValues(t, 6, left(s.Shop, t, sale))
 	}
 }

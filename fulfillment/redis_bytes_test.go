@@ -12,7 +12,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
@@ -42,17 +44,17 @@ func redisBytes(t testing.TB, rdb *redis.Client) int64 {
 func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 	t.Parallel()
 	const orders, atOnce, most = 100_000, 512, 150
-	s := newShopOn(t, testkit.Pool(t), testkit.OwnRedis(t).URL, reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 1})
-	sale, stream := s.open(t, orders), s.keys.Orders(0)
-	s.buy(t, sale, "first") // with it Redis has the scripts
-	before := redisBytes(t, s.rdb)
+	s := testshop.NewShopOn(t, testkit.Pool(t), testkit.OwnRedis(t).URL, reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 1})
+	sale, key := s.Open(t, orders), s.Keys.Orders(0)
+	s.Buy(t, sale, "first") // with it Redis has the scripts
+	before := redisBytes(t, s.Rdb)
 
 	var buyers errgroup.Group
 	ids := make([]uuid.UUID, orders-1)
 	for from := range atOnce {
 		buyers.Go(func() error {
 			for i := from; i < len(ids); i += atOnce {
-				answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: uuid.NewString(), Quantity: 1})
+				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: uuid.NewString(), Quantity: 1})
 				if err != nil {
 					return err
 				}
@@ -62,9 +64,9 @@ func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 		})
 	}
 	require.NoError(t, buyers.Wait())
-	require.EqualValues(t, orders, s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale)).Val())
+	require.EqualValues(t, orders, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
 
-	_, o, _ := tellingLedger(t, s.pool, s.rdb, s.keys)
+	_, o, _ := tellingLedger(t, s.Pool, s.Rdb, s.Keys)
 	for rest := ids; len(rest) > 0; {
 		told := make([]reservation.OrderOutcome, min(fulfillment.OutcomesTogether, len(rest)))
 		for i := range told {
@@ -73,9 +75,9 @@ func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 		o.Publish(t.Context(), told)
 		rest = rest[len(told):]
 	}
-	require.NoError(t, s.rdb.XGroupCreate(t.Context(), stream, reservation.Group, "$").Err(), "all of them are done with")
+	require.NoError(t, s.Rdb.XGroupCreate(t.Context(), key, reservation.Group, "$").Err(), "all of them are done with")
 	for {
-		trimmed, err := fulfillment.TrimOnce(t.Context(), s.rdb, stream)
+		trimmed, err := stream.TrimOnce(t.Context(), s.Rdb, key)
 		require.NoError(t, err)
 		if trimmed == 0 {
 			break
@@ -85,7 +87,7 @@ func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 	var each int64
 	defer func() { t.Logf("%d bytes for each order", each) }()
 	testkit.Eventually(t, 20*time.Second, "an order takes no more than it may", func() bool {
-		each = (redisBytes(t, s.rdb) - before) / int64(len(ids))
+		each = (redisBytes(t, s.Rdb) - before) / int64(len(ids))
 		return each <= most
 	})
 }

@@ -12,86 +12,88 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
 // cancelled opens a sale of 10 units, and returns orders of so many users that have bought one each and
 // given it up again. Redis has not been told.
-func (s *shop) cancelled(t testing.TB, users int) (sale uuid.UUID, orders []uuid.UUID) {
+func cancelled(s *testshop.Shop, t testing.TB, users int) (sale uuid.UUID, orders []uuid.UUID) {
 	t.Helper()
-	sale = s.openPayable(t, 10)
+	sale = openPayable(s, t, 10)
 	for n := range users {
-		orders = append(orders, s.buy(t, sale, fmt.Sprintf("user-%d", n)))
+		orders = append(orders, s.Buy(t, sale, fmt.Sprintf("user-%d", n)))
 	}
-	s.fulfil(t)
+	fulfil(s, t)
 	for n, order := range orders {
-		_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), order, fmt.Sprintf("user-%d", n))
+		_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), order, fmt.Sprintf("user-%d", n))
 		require.NoError(t, err)
 	}
 	return sale, orders
 }
 
 // lose takes a sale out of Redis, and returns what brings it back as it was.
-func (s *shop) lose(t testing.TB, sale uuid.UUID) (bringBack func()) {
+func lose(s *testshop.Shop, t testing.TB, sale uuid.UUID) (bringBack func()) {
 	t.Helper()
 	dumps := map[string]string{}
-	for _, key := range []string{s.keys.Sale(0, sale), s.keys.Buyers(0, sale)} {
-		dumps[key] = s.rdb.Dump(t.Context(), key).Val()
+	for _, key := range []string{s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)} {
+		dumps[key] = s.Rdb.Dump(t.Context(), key).Val()
 		require.NotEmpty(t, dumps[key])
-		require.NoError(t, s.rdb.Del(t.Context(), key).Err())
+		require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 	}
 	return func() {
 		for key, dump := range dumps {
-			require.NoError(t, s.rdb.Restore(t.Context(), key, 0, dump).Err())
+			require.NoError(t, s.Rdb.Restore(t.Context(), key, 0, dump).Err())
 		}
 	}
 }
 
 // waitNoLonger lets the releases that Redis refused be tried again at once.
-func (s *shop) waitNoLonger(t testing.TB) {
+func waitNoLonger(s *testshop.Shop, t testing.TB) {
 	t.Helper()
-	_, err := s.pool.Exec(t.Context(), "UPDATE releases SET again_at = now()")
+	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = now()")
 	require.NoError(t, err)
 }
 
 func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	lost, _ := s.cancelled(t, 2)
-	other, _ := s.cancelled(t, 3)
-	_, err := s.pool.Exec(t.Context(), "UPDATE releases SET again_at = again_at - interval '1 h' WHERE sale_id = $1", lost)
+	lost, _ := cancelled(s, t, 2)
+	other, _ := cancelled(s, t, 3)
+	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = again_at - interval '1 h' WHERE sale_id = $1", lost)
 	require.NoError(t, err) // so that the lost one is in front
-	bringBack := s.lose(t, lost)
+	bringBack := lose(s, t, lost)
 
-	released, err := s.giveBack(t.Context())
+	released, err := giveBack(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 3, released, "it keeps no other sale from its turn")
-	require.EqualValues(t, 10, s.left(t, other))
-	require.EqualValues(t, 2, s.count(t, "SELECT count(*) FROM releases WHERE sale_id = $1 AND refusals = 1", lost))
-	pending, err := fulfillment.NewLedger(s.pool).PendingReleases(t.Context())
+	require.EqualValues(t, 10, left(s, t, other))
+	require.EqualValues(t, 2, s.Count(t, "SELECT count(*) FROM releases WHERE sale_id = $1 AND refusals = 1", lost))
+	pending, err := fulfillment.NewLedger(s.Pool).PendingReleases(t.Context())
 	require.ErrorIs(t, err, fulfillment.ErrRefused)
 	require.ErrorContains(t, err, lost.String())
 	require.Equal(t, 2, pending)
-	before := s.count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases")
+	before := s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases")
 	for range 4 {
-		s.waitNoLonger(t)
-		_, err = s.giveBack(t.Context())
+		waitNoLonger(s, t)
+		_, err = giveBack(s, t.Context())
 		require.NoError(t, err)
 	}
-	require.Greater(t, s.count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases"), before+5, "it is asked less and less often")
+	require.Greater(t, s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases"), before+5, "it is asked less and less often")
 
 	bringBack()
-	s.waitNoLonger(t)
+	waitNoLonger(s, t)
 	for _, want := range []int{2, 0} {
-		released, err = s.giveBack(t.Context())
+		released, err = giveBack(s, t.Context())
 		require.NoError(t, err)
 		require.Equal(t, want, released)
-		require.EqualValues(t, 10, s.left(t, lost))
+		require.EqualValues(t, 10, left(s, t, lost))
 	}
-	pending, err = fulfillment.NewLedger(s.pool).PendingReleases(t.Context())
+	pending, err = fulfillment.NewLedger(s.Pool).PendingReleases(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, pending)
-	s.buy(t, lost, "user-0")
+	s.Buy(t, lost, "user-0")
 }
 
 // Nobody will buy what comes back, and a Redis that is made anew does not count it.
@@ -104,18 +106,18 @@ func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t, testkit.Pool(t))
-			sale, _ := s.cancelled(t, 2)
-			s.lose(t, sale)
-			_, err := s.giveBack(t.Context())
+			sale, _ := cancelled(s, t, 2)
+			lose(s, t, sale)
+			_, err := giveBack(s, t.Context())
 			require.NoError(t, err)
-			require.EqualValues(t, 2, s.count(t, pendingReleases))
-			_, err = s.pool.Exec(t.Context(), over, sale)
+			require.EqualValues(t, 2, s.Count(t, pendingReleases))
+			_, err = s.Pool.Exec(t.Context(), over, sale)
 			require.NoError(t, err)
-			s.waitNoLonger(t)
-			released, err := s.giveBack(t.Context())
+			waitNoLonger(s, t)
+			released, err := giveBack(s, t.Context())
 			require.NoError(t, err)
 			require.Equal(t, 2, released)
-			require.Zero(t, s.count(t, pendingReleases))
+			require.Zero(t, s.Count(t, pendingReleases))
 		})
 	}
 }
@@ -124,67 +126,67 @@ func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 func TestReleaseBeyondStockIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale, _ := s.cancelled(t, 3)
-	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", 1).Err())
-	released, err := s.giveBack(t.Context())
+	sale, _ := cancelled(s, t, 3)
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err())
+	released, err := giveBack(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 2, released)
-	require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM releases WHERE refusals = 1"))
-	require.NoError(t, s.rdb.HIncrBy(t.Context(), s.keys.Sale(0, sale), "left", -1).Err())
-	s.waitNoLonger(t)
-	released, err = s.giveBack(t.Context())
+	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM releases WHERE refusals = 1"))
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
+	waitNoLonger(s, t)
+	released, err = giveBack(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, released)
-	require.EqualValues(t, 10, s.left(t, sale))
+	require.EqualValues(t, 10, left(s, t, sale))
 }
 
 // The clock of whoever created the sale was ahead: its id looks as if it did not exist yet.
 func TestReleaseOfSaleWithFutureID(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale, _ := s.cancelled(t, 2)
+	sale, _ := cancelled(s, t, 2)
 	future := sale
 	future[0]++ // half a year
 	dump := func(key func(int, uuid.UUID) string) {
-		require.NoError(t, s.rdb.Rename(t.Context(), key(0, sale), key(0, future)).Err())
+		require.NoError(t, s.Rdb.Rename(t.Context(), key(0, sale), key(0, future)).Err())
 	}
-	dump(s.keys.Sale)
-	dump(s.keys.Buyers)
-	_, err := s.pool.Exec(t.Context(), "UPDATE releases SET sale_id = $1", future)
+	dump(s.Keys.Sale)
+	dump(s.Keys.Buyers)
+	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET sale_id = $1", future)
 	require.NoError(t, err)
-	released, err := s.giveBack(t.Context())
+	released, err := giveBack(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 2, released)
-	require.EqualValues(t, 10, s.left(t, future))
+	require.EqualValues(t, 10, left(s, t, future))
 }
 
 func TestHangingRedisDoesNotDelayExpiry(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
-	s := newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
+	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
 	for range 6 { // a turn of the releases asks for each of them until it gives up
-		s.cancelled(t, 1)
+		cancelled(s, t, 1)
 	}
-	order := s.buy(t, s.openPayable(t, 1), "ann")
-	s.fulfil(t)
+	order := s.Buy(t, openPayable(s, t, 1), "ann")
+	fulfil(s, t)
 	server.Freeze()
 	defer server.Thaw()
-	config, registry := s.config(t), prometheus.NewRegistry()
+	config, registry := testwork.Config(s, t), prometheus.NewRegistry()
 	config.Registerer = registry
-	stop := work(t, config)
+	stop := testwork.Work(t, config)
 	testkit.Eventually(t, 20*time.Second, "somebody waits for Redis with releases in hand", func() bool {
-		tx, err := s.pool.Begin(t.Context())
+		tx, err := s.Pool.Begin(t.Context())
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(context.Background()) }()
 		var free int
 		require.NoError(t, tx.QueryRow(t.Context(), "SELECT count(*) FROM (SELECT FROM releases FOR UPDATE SKIP LOCKED) AS free").Scan(&free))
 		return free < 6
 	})
-	endWindow(t, s.pool, order)
-	testkit.Eventually(t, 20*time.Second, "the order expires", func() bool { return s.count(t, expiredOrders) == 1 })
+	endWindow(t, s.Pool, order)
+	testkit.Eventually(t, 20*time.Second, "the order expires", func() bool { return s.Count(t, expiredOrders) == 1 })
 	require.Zero(t, valueOf(t, registry, "stampede_worker_failing", "release"), "the releases' turn is not over yet")
 	server.Thaw()
-	testkit.Eventually(t, 30*time.Second, "all units are back", func() bool { return s.count(t, pendingReleases) == 0 })
+	testkit.Eventually(t, 30*time.Second, "all units are back", func() bool { return s.Count(t, pendingReleases) == 0 })
 	stop()
 }
 
@@ -205,14 +207,14 @@ func gaugeOf(t testing.TB, from prometheus.Gatherer, name string) float64 {
 func TestPendingReleasesAreCounted(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	ledger := fulfillment.NewLedger(s.pool)
-	_, err := s.pool.Exec(t.Context(), `INSERT INTO releases (order_id, sale_id, user_id, quantity)
+	ledger := fulfillment.NewLedger(s.Pool)
+	_, err := s.Pool.Exec(t.Context(), `INSERT INTO releases (order_id, sale_id, user_id, quantity)
 		SELECT gen_random_uuid(), gen_random_uuid(), 'ann', 1 FROM generate_series(1, $1)`, fulfillment.ReleasesCounted-1)
 	require.NoError(t, err)
 	pending, err := ledger.PendingReleases(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, fulfillment.ReleasesCounted-1, pending)
-	_, err = s.pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2")
+	_, err = s.Pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2")
 	require.NoError(t, err)
 	pending, err = ledger.PendingReleases(t.Context())
 	require.NoError(t, err)

@@ -55,41 +55,41 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 		err     error
 	}{
 		"Redis lost it": {func(t *testing.T, s lostShop, b *fulfillment.Batcher) {
-			messages := s.messages(t) // a worker has them in hand
+			messages := messages(s.Shop, t) // a worker has them in hand
 			s.flush(t)
-			s.rebuild(t)
+			rebuild(s.Shop, t)
 			for _, a := range handle(b, messages...) {
 				require.NoError(t, answer(t, a))
 			}
 		}, reservation.StatusVoided, "", reservation.ErrOutcomeUnknown},
 		"it expired": {func(t *testing.T, s lostShop, b *fulfillment.Batcher) {
-			for _, a := range handle(b, s.messages(t)...) {
+			for _, a := range handle(b, messages(s.Shop, t)...) {
 				require.NoError(t, answer(t, a))
 			}
-			_, err := s.pool.Exec(t.Context(), "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'")
+			_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'")
 			require.NoError(t, err)
-			heartbeat(t, s.pool)
-			_, err = s.expire(t.Context())
+			heartbeat(t, s.Pool)
+			_, err = expire(s.Shop, t.Context())
 			require.NoError(t, err)
-			_, err = s.giveBack(t.Context())
+			_, err = giveBack(s.Shop, t.Context())
 			require.NoError(t, err)
 		}, reservation.StatusExpired, reservation.Reserved, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newLostShop(t)
-			sale := s.openPayable(t, 10)
-			b := s.batch(t, nil)
-			s.buy(t, sale, "ann")
-			for _, a := range handle(b, s.messages(t)...) {
+			sale := openPayable(s.Shop, t, 10)
+			b := batch(s.Shop, t, nil)
+			s.Buy(t, sale, "ann")
+			for _, a := range handle(b, messages(s.Shop, t)...) {
 				require.NoError(t, answer(t, a))
 			}
-			hook := &lostAnswer{orders: s.keys.Orders(0), goOn: make(chan struct{})}
+			hook := &lostAnswer{orders: s.Keys.Orders(0), goOn: make(chan struct{})}
 			goOn := sync.OnceFunc(func() { close(hook.goOn) })
 			defer goOn()
-			s.rdb.AddHook(hook)
+			s.Rdb.AddHook(hook)
 			// All tries together have as long as the order takes to end.
-			ingress := reservation.NewStore(s.rdb, s.keys, reservation.StoreOptions{Logger: testkit.Logger(t), CallTimeout: time.Minute})
+			ingress := reservation.NewStore(s.Rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t), CallTimeout: time.Minute})
 			t.Cleanup(ingress.Close)
 			var again reservation.Answer
 			reserved := make(chan error, 1)
@@ -103,14 +103,14 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			goOn()
 			require.ErrorIs(t, answer(t, reserved), end.err)
 			require.Equal(t, end.verdict, again.Verdict)
-			for _, a := range handle(b, s.messages(t)...) {
+			for _, a := range handle(b, messages(s.Shop, t)...) {
 				require.NoError(t, answer(t, a))
 			}
 			var status reservation.Status
-			require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT status FROM orders WHERE user_id = 'alice'").Scan(&status))
+			require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT status FROM orders WHERE user_id = 'alice'").Scan(&status))
 			require.Equal(t, end.status, status)
-			require.EqualValues(t, 9, s.left(t, sale), "the unit is back")
-			require.Equal(t, reservation.Reserved, s.reserve(t, sale, "alice", 1, "").Verdict, "and its buyer can buy")
+			require.EqualValues(t, 9, left(s.Shop, t, sale), "the unit is back")
+			require.Equal(t, reservation.Reserved, reserve(s.Shop, t, sale, "alice", 1, "").Verdict, "and its buyer can buy")
 		})
 	}
 }
@@ -119,21 +119,21 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 func TestOnlyRebuildVerifiesUsedPartition(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale := s.open(t, 10)
-	_, err := s.pool.Exec(t.Context(), "DELETE FROM redis_servers")
+	sale := s.Open(t, 10)
+	_, err := s.Pool.Exec(t.Context(), "DELETE FROM redis_servers")
 	require.NoError(t, err)
-	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Server(0)).Err())
-	require.NoError(t, s.rdb.ScriptFlush(t.Context()).Err())
-	s.requireClosed(t, sale)
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Server(0)).Err())
+	require.NoError(t, s.Rdb.ScriptFlush(t.Context()).Err())
+	requireClosed(s.Shop, t, sale)
 
-	other := s.open(t, 5)
-	s.requireClosed(t, sale)
-	needs, err := s.rebuilder(t).Needs(t.Context(), 1, true)
+	other := s.Open(t, 5)
+	requireClosed(s.Shop, t, sale)
+	needs, err := rebuilder(s.Shop, t).Needs(t.Context(), 1, true)
 	require.NoError(t, err)
 	require.Equal(t, []fulfillment.Need{{Reason: fulfillment.RebuildUnverified}}, needs)
-	s.rebuild(t)
-	_, err = s.catalog.PublishPending(t.Context())
+	rebuild(s.Shop, t)
+	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, reservation.Reserved, s.reserve(t, sale, "ann", 1, "").Verdict)
-	require.Equal(t, reservation.Reserved, s.reserve(t, other, "ann", 1, "").Verdict)
+	require.Equal(t, reservation.Reserved, reserve(s.Shop, t, sale, "ann", 1, "").Verdict)
+	require.Equal(t, reservation.Reserved, reserve(s.Shop, t, other, "ann", 1, "").Verdict)
 }

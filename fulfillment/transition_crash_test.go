@@ -11,6 +11,8 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/crashpoint"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -28,38 +30,38 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 				t.Parallel()
 				const stock, buyers = 20, 10
 				s := newShop(t, testkit.Pool(t))
-				sales := []uuid.UUID{s.openPayable(t, stock), s.openPayable(t, stock)}
+				sales := []uuid.UUID{openPayable(s, t, stock), openPayable(s, t, stock)}
 				var overdue []uuid.UUID
 				for _, sale := range sales {
-					require.Equal(t, buyers, s.crowd(t, sale, buyers))
-					for _, out := range s.fulfil(t) {
+					require.Equal(t, buyers, crowd(s, t, sale, buyers))
+					for _, out := range fulfil(s, t) {
 						switch order, user := out.Event.OrderID, out.Event.UserID; user {
 						case "user-0":
-							_, err := fulfillment.NewLedger(s.pool).Pay(t.Context(), order, user, "pi")
+							_, err := fulfillment.NewLedger(s.Pool).Pay(t.Context(), order, user, "pi")
 							require.NoError(t, err)
 						case "user-1":
-							_, err := fulfillment.NewLedger(s.pool).Cancel(t.Context(), order, user)
+							_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), order, user)
 							require.NoError(t, err)
 						default:
 							overdue = append(overdue, order)
 						}
 					}
 				}
-				endWindow(t, s.pool, overdue...)
+				endWindow(t, s.Pool, overdue...)
 
-				victim := s.process(t)
+				victim := process(s, t)
 				victim.Setenv(crashpoint.Env, fmt.Sprintf("%s:%d", point, pass))
 				victim.Start()
 				victim.WaitKilled(30 * time.Second)
 				// Whatever was done by then, the books are in order; and a buyer who is free buys at once.
-				report := s.audit(t, uuid.Nil)
+				report := audit(s, t, uuid.Nil)
 				require.False(t, report.Broken(), textOf(t, report))
 				bought := map[string]bool{}
 				buy := func() {
 					for i, sale := range sales {
 						for n := 1; n < buyers; n++ {
 							user := fmt.Sprintf("user-%d", n)
-							answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+							answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
 							require.NoError(t, err)
 							if answer.Verdict == reservation.Reserved {
 								require.False(t, bought[fmt.Sprint(i, user)], "%s bought twice", user)
@@ -70,10 +72,10 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 				}
 				buy()
 
-				successor := s.process(t)
+				successor := process(s, t)
 				successor.Start()
 				testkit.Eventually(t, 30*time.Second, "all units are back", func() bool {
-					return s.count(t, expiredOrders) == int64(len(overdue)) && s.count(t, pendingReleases) == 0
+					return s.Count(t, expiredOrders) == int64(len(overdue)) && s.Count(t, pendingReleases) == 0
 				})
 				for i, sale := range sales {
 					taken := 1 // by who has paid
@@ -82,18 +84,18 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 							taken++
 						}
 					}
-					require.EqualValues(t, stock-taken, s.left(t, sale))
+					require.EqualValues(t, stock-taken, left(s, t, sale))
 				}
 				buy()
 				require.Len(t, bought, 2*(buyers-1), "whoever gave a unit up may buy again")
-				s.awaitConfirmed(t, len(bought))
-				s.awaitRest(t)
+				s.AwaitConfirmed(t, len(bought))
+				testwork.AwaitRest(s, t)
 				for _, sale := range sales {
-					require.EqualValues(t, stock-buyers, s.left(t, sale))
-					require.EqualValues(t, buyers, soldOf(t, s.pool, sale))
+					require.EqualValues(t, stock-buyers, left(s, t, sale))
+					require.EqualValues(t, buyers, soldOf(t, s.Pool, sale))
 				}
-				require.Zero(t, s.count(t, brokenLogs))
-				report = s.audit(t, uuid.Nil)
+				require.Zero(t, s.Count(t, brokenLogs))
+				report = audit(s, t, uuid.Nil)
 				require.False(t, report.Broken(), textOf(t, report))
 				require.True(t, successor.Stop().Success())
 			})
@@ -102,9 +104,9 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 }
 
 // process is a worker of this shop in a process of its own.
-func (s *shop) process(t testing.TB) *testkit.Cmd {
+func process(s *testshop.Shop, t testing.TB) *testkit.Cmd {
 	t.Helper()
 	process := testkit.Command(t)
-	process.UseServers(s.keys)
+	process.UseServers(s.Keys)
 	return process
 }

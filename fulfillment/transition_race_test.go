@@ -14,6 +14,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
@@ -22,7 +23,7 @@ const races = 1000
 
 // raced is a sale of which every unit is sold and waits for its payment.
 type raced struct {
-	*shop
+	*testshop.Shop
 	sale   uuid.UUID
 	ledger *fulfillment.Ledger
 	orders []reservation.Order
@@ -31,13 +32,13 @@ type raced struct {
 func newRaced(t *testing.T) *raced {
 	t.Helper()
 	s := newShop(t, testkit.Pool(t))
-	r := &raced{shop: s, sale: s.openPayable(t, races), ledger: fulfillment.NewLedger(s.pool)}
-	require.Equal(t, races, s.crowd(t, r.sale, races))
-	for _, out := range s.fulfil(t) {
-		r.orders = append(r.orders, orderOfID(t, s.pool, out.Event.OrderID))
+	r := &raced{Shop: s, sale: openPayable(s, t, races), ledger: fulfillment.NewLedger(s.Pool)}
+	require.Equal(t, races, crowd(s, t, r.sale, races))
+	for _, out := range fulfil(s, t) {
+		r.orders = append(r.orders, orderOfID(t, s.Pool, out.Event.OrderID))
 	}
 	require.Len(t, r.orders, races)
-	heartbeat(t, s.pool)
+	heartbeat(t, s.Pool)
 	return r
 }
 
@@ -60,7 +61,7 @@ func (r *raced) each(t *testing.T, race func(o reservation.Order) error) {
 // linger lets a side come a little later: so many round trips that either may win.
 func (r *raced) linger(most int) error {
 	for range rand.IntN(most + 1) {
-		if err := r.pool.Ping(context.Background()); err != nil {
+		if err := r.Pool.Ping(context.Background()); err != nil {
 			return err
 		}
 	}
@@ -73,7 +74,7 @@ func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser reservation.
 	t.Helper()
 	paid := 0
 	for _, o := range r.orders {
-		now := orderOfID(t, r.pool, o.ID)
+		now := orderOfID(t, r.Pool, o.ID)
 		told, ok := won.Load(o.ID)
 		require.True(t, ok)
 		require.Equal(t, told, now.Status, "order %s", o.ID)
@@ -88,16 +89,16 @@ func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser reservation.
 	t.Logf("%d paid, %d %s", paid, races-paid, loser)
 	require.Greater(t, paid, races/50, "both sides must win now and then, or this was no race")
 	require.Less(t, paid, races-races/50, "both sides must win now and then, or this was no race")
-	require.Zero(t, r.count(t, brokenLogs))
-	require.EqualValues(t, 3*races, r.count(t, "SELECT count(*) FROM order_events"))
-	require.EqualValues(t, paid, soldOf(t, r.pool, r.sale))
-	require.EqualValues(t, races-paid, r.count(t, pendingReleases))
-	report := r.audit(t, r.sale)
+	require.Zero(t, r.Count(t, brokenLogs))
+	require.EqualValues(t, 3*races, r.Count(t, "SELECT count(*) FROM order_events"))
+	require.EqualValues(t, paid, soldOf(t, r.Pool, r.sale))
+	require.EqualValues(t, races-paid, r.Count(t, pendingReleases))
+	report := audit(r.Shop, t, r.sale)
 	require.False(t, report.Broken(), textOf(t, report))
-	_, err := r.giveBack(t.Context())
+	_, err := giveBack(r.Shop, t.Context())
 	require.NoError(t, err)
-	require.EqualValues(t, races-paid, r.left(t, r.sale))
-	report = r.audit(t, r.sale)
+	require.EqualValues(t, races-paid, left(r.Shop, t, r.sale))
+	report = audit(r.Shop, t, r.sale)
 	require.False(t, report.Broken(), textOf(t, report))
 }
 
@@ -153,10 +154,10 @@ func note(won *sync.Map, o reservation.Order, as reservation.Status, act func() 
 func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 	t.Parallel()
 	r := newRaced(t)
-	ingress := fulfillment.Heartbeat{Pool: r.pool, Logger: testkit.Logger(t)}
+	ingress := fulfillment.Heartbeat{Pool: r.Pool, Logger: testkit.Logger(t)}
 	var won sync.Map
 	r.each(t, func(o reservation.Order) error {
-		if _, err := r.pool.Exec(context.Background(), "UPDATE orders SET due = pay_clock() WHERE id = $1 AND status = 'confirmed'", o.ID); err != nil {
+		if _, err := r.Pool.Exec(context.Background(), "UPDATE orders SET due = pay_clock() WHERE id = $1 AND status = 'confirmed'", o.ID); err != nil {
 			return err
 		}
 		var sides errgroup.Group
@@ -175,13 +176,13 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 			if _, err := ingress.Send(context.Background()); err != nil {
 				return err
 			}
-			_, err := r.expire(context.Background())
+			_, err := expire(r.Shop, context.Background())
 			return err
 		})
 		return sides.Wait()
 	})
 	// What a payment had locked when the sweepers came by, and was too late.
-	_, err := r.expire(t.Context())
+	_, err := expire(r.Shop, t.Context())
 	require.NoError(t, err)
 	for _, o := range r.orders {
 		won.LoadOrStore(o.ID, reservation.StatusExpired)

@@ -13,6 +13,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
@@ -112,10 +113,10 @@ func TestPayRecordsReferenceOnce(t *testing.T) {
 	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
 
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderPaid"}, history(t, pool, order))
-	require.EqualValues(t, 1, queryInt(t, pool,
+	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		`SELECT count(*) FROM order_events WHERE version = 3 AND data = '{"reference": "pi_1"}' AND (sale_id, user_id, quantity) = ($1, 'user-1', 1)`, sale))
 	require.EqualValues(t, 1, soldOf(t, pool, sale))
-	require.Zero(t, queryInt(t, pool, "SELECT count(*) FROM releases"))
+	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
 }
 
 func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
@@ -140,8 +141,8 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 
 	require.EqualValues(t, 1, soldOf(t, pool, sale))
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderCancelled"}, history(t, pool, event.OrderID))
-	require.EqualValues(t, 1, queryInt(t, pool, "SELECT count(*) FROM releases"))
-	require.EqualValues(t, 1, queryInt(t, pool,
+	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
+	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		"SELECT count(*) FROM releases WHERE (order_id, sale_id, user_id, quantity) = ($1, $2, 'alice', 3)", event.OrderID, sale))
 
 	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{event, reserved(sale, "alice", 3)})
@@ -278,7 +279,7 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 			require.ErrorIs(t, err, reservation.ErrOrderDamaged)
 			require.Equal(t, reservation.StatusConfirmed, orderOfID(t, pool, order).Status)
 			require.Equal(t, events, history(t, pool, order))
-			require.Zero(t, queryInt(t, pool, "SELECT count(*) FROM releases"))
+			require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
 		})
 	}
 

@@ -13,6 +13,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
@@ -53,7 +54,7 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderVoided"}, history(t, pool, late.OrderID))
 	require.EqualValues(t, 2, soldOf(t, pool, sale))
 	require.EqualValues(t, 1, soldOf(t, pool, other))
-	require.EqualValues(t, 2, queryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", sale))
+	require.EqualValues(t, 2, testshop.QueryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", sale))
 
 	// Its buyer can have another order, and an operator who refuses it says so and not something else.
 	again := reserved(sale, "bob", 3)
@@ -72,13 +73,13 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	testkit.VerifyServer(t, s.pool, s.store, 0)
-	sale, other := newSale(t, s.pool, 10), newSale(t, s.pool, 10)
+	testkit.VerifyServer(t, s.Pool, s.Store, 0)
+	sale, other := newSale(t, s.Pool, 10), newSale(t, s.Pool, 10)
 	events := append(crowdOf(sale, 2), crowdOf(other, 2)...)
-	log := &countingLog{}
-	b := s.batch(t, func(c *fulfillment.BatcherConfig) { c.Logger = slog.New(log) })
+	log := &testshop.CountingLog{}
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Logger = slog.New(log) })
 
-	rebuilder, err := s.pool.Begin(t.Context())
+	rebuilder, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = rebuilder.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = rebuilder.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR NO KEY UPDATE", sale)
@@ -94,7 +95,7 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 		over <- f
 	}()
 	testkit.Eventually(t, 10*time.Second, "the orders wait to be counted", func() bool {
-		return s.count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+		return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
 	_, err = rebuilder.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sale)
 	require.NoError(t, err)
@@ -107,14 +108,14 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 		if events[i].SaleID == other {
 			want = "2 OrderConfirmed"
 		}
-		require.Equal(t, []string{"1 OrderReserved", want}, history(t, s.pool, submitted.Event.OrderID))
+		require.Equal(t, []string{"1 OrderReserved", want}, history(t, s.Pool, submitted.Event.OrderID))
 	}
-	require.Zero(t, soldOf(t, s.pool, sale))
-	require.EqualValues(t, 2, soldOf(t, s.pool, other))
-	require.EqualValues(t, 2, s.count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND reason = 'sale-rebuilt'"))
+	require.Zero(t, soldOf(t, s.Pool, sale))
+	require.EqualValues(t, 2, soldOf(t, s.Pool, other))
+	require.EqualValues(t, 2, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND reason = 'sale-rebuilt'"))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("confirmed")))
-	require.Zero(t, log.times("cannot record orders in Postgres, trying again"), "that is no outage")
+	require.Zero(t, log.Times("cannot record orders in Postgres, trying again"), "that is no outage")
 
 	// Delivered once more, they are as they were.
 	redelivered := &fulfillment.Submission{Event: events[0], Done: make(chan error, 1)}
@@ -123,23 +124,23 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	require.Empty(t, f.Deferred)
 	require.NoError(t, answer(t, redelivered.Done))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
-	require.Zero(t, soldOf(t, s.pool, sale))
+	require.Zero(t, soldOf(t, s.Pool, sale))
 }
 
 // The units of a voided order were not counted when the sale was rebuilt, so they do not come back.
 func TestVoidedOrderReleasesNothing(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.buy(t, sale, "alice")
-	msgs := s.messages(t)
-	raiseEpoch(t, s.pool, sale)
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "epoch", 2).Err())
-	b := s.batch(t, nil)
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "alice")
+	msgs := messages(s, t)
+	raiseEpoch(t, s.Pool, sale)
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 2).Err())
+	b := batch(s, t, nil)
 	for _, a := range handle(b, msgs...) {
 		require.NoError(t, answer(t, a))
 	}
-	require.EqualValues(t, 1, s.count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
-	require.EqualValues(t, 9, s.left(t, sale), "nobody has given the unit of this reservation back")
-	require.True(t, s.rdb.HExists(t.Context(), s.keys.Buyers(0, sale), "alice").Val())
+	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
+	require.EqualValues(t, 9, left(s, t, sale), "nobody has given the unit of this reservation back")
+	require.True(t, s.Rdb.HExists(t.Context(), s.Keys.Buyers(0, sale), "alice").Val())
 }

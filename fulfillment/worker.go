@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/lock"
 	"stampede/reservation"
@@ -54,12 +55,12 @@ type WorkerConfig struct {
 }
 
 func (c *WorkerConfig) setDefaults() {
-	orElse(&c.BatchMax, 500)
-	orElse(&c.MinIdle, 10*time.Second)
-	orElse(&c.DrainTimeout, 10*time.Second)
-	orElse(&c.SweepInterval, 2*time.Second)
-	orElse(&c.GuardInterval, time.Second)
-	orElse(&c.Logger, slog.Default())
+	stream.OrElse(&c.BatchMax, 500)
+	stream.OrElse(&c.MinIdle, 10*time.Second)
+	stream.OrElse(&c.DrainTimeout, 10*time.Second)
+	stream.OrElse(&c.SweepInterval, 2*time.Second)
+	stream.OrElse(&c.GuardInterval, time.Second)
+	stream.OrElse(&c.Logger, slog.Default())
 	// The other ones are those of the parts they are for.
 }
 
@@ -141,7 +142,7 @@ func showSeries(config WorkerConfig) error {
 	}
 	streams := ordersStreams(config.Keys, config.Keys.Partitions)
 	for _, stream := range streams {
-		subscriber.metrics.Of(stream)
+		subscriber.Metrics.Of(stream)
 	}
 	_, err = newWorkerTrimmer(&config, streams)
 	return err
@@ -156,16 +157,16 @@ func ordersStreams(keys reservation.Keys, partitions int) []string {
 	return streams
 }
 
-func newWorkerTrimmer(config *WorkerConfig, streams []string) (*Trimmer, error) {
-	return NewTrimmer(TrimmerConfig{
+func newWorkerTrimmer(config *WorkerConfig, streams []string) (*stream.Trimmer, error) {
+	return stream.NewTrimmer(stream.TrimmerConfig{
 		Control: config.Control, Streams: streams, Interval: config.TrimInterval,
 		Logger: config.Logger, Registerer: config.Registerer,
 	})
 }
 
-func newWorkerSubscriber(config *WorkerConfig) (*Subscriber, error) {
+func newWorkerSubscriber(config *WorkerConfig) (*stream.Subscriber, error) {
 	letters := NewDeadLetters(config.Pool, config.Control, config.Store)
-	subscriber, err := NewSubscriber(SubscriberConfig{
+	subscriber, err := stream.NewSubscriber(stream.Config{
 		Client: config.Blocking, Control: config.Control, Group: reservation.Group, Consumer: config.Consumer,
 		BatchMax: config.BatchMax, MinIdle: config.MinIdle, MaxDeliveries: config.MaxDeliveries, DrainTimeout: config.DrainTimeout,
 		DeadLetter: letters.Park, Logger: config.Logger, Registerer: config.Registerer,
@@ -259,7 +260,7 @@ func (w *Worker) serve(ctx context.Context, partitions int) (needed int, err err
 var errRouterEnded = errors.New("the router ended by itself")
 
 // fulfil runs a Router with one handler and one batcher for each stream.
-func (w *Worker) fulfil(ctx context.Context, subscriber *Subscriber, streams []string) error {
+func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, streams []string) error {
 	router, err := message.NewRouter(
 		// The subscriber drains by itself; only a handler that hangs would make the Router wait longer.
 		message.RouterConfig{CloseTimeout: w.config.DrainTimeout + 5*time.Second},
@@ -322,7 +323,7 @@ func (w *Worker) registerBacklog(streams []string) (unregister func(), err error
 	if w.config.Registerer == nil {
 		return func() {}, nil
 	}
-	backlog := NewBacklogCollector(w.config.Control, reservation.Group, streams, time.Second, w.config.Logger)
+	backlog := stream.NewBacklogCollector(w.config.Control, reservation.Group, streams, time.Second, w.config.Logger)
 	if err := w.config.Registerer.Register(backlog); err != nil {
 		return nil, fmt.Errorf("register the backlog's metrics: %w", err)
 	}

@@ -15,16 +15,18 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
 // guarded runs a worker that looks often, and counts its rebuilds.
-func (s *shop) guarded(t testing.TB) (registry *prometheus.Registry, log *countingLog) {
+func guarded(s *testshop.Shop, t testing.TB) (registry *prometheus.Registry, log *testshop.CountingLog) {
 	t.Helper()
-	registry, log = prometheus.NewRegistry(), &countingLog{}
-	config := s.config(t)
+	registry, log = prometheus.NewRegistry(), &testshop.CountingLog{}
+	config := testwork.Config(s, t)
 	config.GuardInterval, config.Registerer, config.Logger = 20*time.Millisecond, registry, slog.New(log)
-	work(t, config)
+	testwork.Work(t, config)
 	return registry, log
 }
 
@@ -39,9 +41,9 @@ func rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
 }
 
 // needNothing looks at everything, sales that are over included.
-func (s *shop) needNothing(t testing.TB, partitions int) {
+func needNothing(s *testshop.Shop, t testing.TB, partitions int) {
 	t.Helper()
-	found, err := s.rebuilder(t).Needs(t.Context(), partitions, true)
+	found, err := rebuilder(s, t).Needs(t.Context(), partitions, true)
 	require.NoError(t, err)
 	require.Empty(t, found)
 }
@@ -50,7 +52,7 @@ func (s *shop) needNothing(t testing.TB, partitions int) {
 func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	r := s.rebuilder(t)
+	r := rebuilder(s.Shop, t)
 	none := func(what string, partitions int) {
 		t.Helper()
 		found, err := r.Needs(t.Context(), partitions, true)
@@ -58,22 +60,22 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 		require.Empty(t, found, what)
 	}
 	none("a fresh deployment", 1)
-	registry, _ := s.guarded(t)
-	unpublished := newSale(t, s.pool, 10)
+	registry, _ := guarded(s.Shop, t)
+	unpublished := newSale(t, s.Pool, 10)
 	none("a sale of which Redis was never told", 1)
-	require.NoError(t, execSQL(t, s.shop, "DELETE FROM sales WHERE id = $1", unpublished))
+	require.NoError(t, execSQL(t, s.Shop, "DELETE FROM sales WHERE id = $1", unpublished))
 
-	sale := s.open(t, 100)
+	sale := s.Open(t, 100)
 	none("the first sale", 1)
 	for i := range 20 {
-		s.buy(t, sale, fmt.Sprintf("user-%d", i))
+		s.Buy(t, sale, fmt.Sprintf("user-%d", i))
 		none("orders come in", 1)
 	}
-	s.awaitConfirmed(t, 20)
+	s.AwaitConfirmed(t, 20)
 	none("orders are confirmed", 1)
-	require.NoError(t, s.rdb.ScriptFlush(t.Context()).Err())
+	require.NoError(t, s.Rdb.ScriptFlush(t.Context()).Err())
 	none("the scripts were flushed", 1)
-	s.buy(t, sale, "after-script-flush")
+	s.Buy(t, sale, "after-script-flush")
 
 	replica := testkit.OwnRedis(t)
 	of, err := redis.ParseURL(s.server.URL)
@@ -85,51 +87,51 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	t.Cleanup(func() { _ = rdb.Close() })
 	require.NoError(t, rdb.ReplicaOf(t.Context(), host, port).Err())
 	testkit.Eventually(t, 20*time.Second, "the first replica is there", func() bool {
-		return s.rdb.InfoMap(t.Context(), "replication").Item("Replication", "connected_slaves") == "1" &&
-			rdb.Exists(t.Context(), s.keys.Sale(0, sale)).Val() == 1
+		return s.Rdb.InfoMap(t.Context(), "replication").Item("Replication", "connected_slaves") == "1" &&
+			rdb.Exists(t.Context(), s.Keys.Sale(0, sale)).Val() == 1
 	})
 	none("the first replica was attached", 1)
-	s.buy(t, sale, "with-a-replica")
+	s.Buy(t, sale, "with-a-replica")
 
-	wide := s.keys
+	wide := s.Keys
 	wide.Partitions = 4
 	none("partitions were added", 4)
-	more := newShopOn(t, s.pool, s.server.URL, wide)
+	more := testshop.NewShopOn(t, s.Pool, s.server.URL, wide)
 	for range 12 {
-		more.open(t, 10)
+		more.Open(t, 10)
 		none("a sale in a new partition", 4)
 	}
-	over := s.open(t, 10)
-	_, err = s.catalog.End(t.Context(), over)
+	over := s.Open(t, 10)
+	_, err = s.Catalog.End(t.Context(), over)
 	require.NoError(t, err)
 	none("a sale has ended", 4)
-	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, over), s.keys.Buyers(0, over)).Err())
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, over), s.Keys.Buyers(0, over)).Err())
 	none("and was deleted to make room", 4)
-	_, err = s.catalog.Restock(t.Context(), sale, 10, "")
+	_, err = s.Catalog.Restock(t.Context(), sale, 10, "")
 	require.NoError(t, err)
-	_, err = s.catalog.Pause(t.Context(), sale)
+	_, err = s.Catalog.Pause(t.Context(), sale)
 	require.NoError(t, err)
 	none("operators are at work", 4)
 
-	s.awaitConfirmed(t, 22)
+	s.AwaitConfirmed(t, 22)
 	require.Zero(t, rebuilds(t, registry))
-	require.EqualValues(t, 1, s.count(t, "SELECT max(epoch) FROM sales"))
+	require.EqualValues(t, 1, s.Count(t, "SELECT max(epoch) FROM sales"))
 }
 
 // A publisher that was killed between the two steps in which the first user of a partition verifies its server.
 func TestGuardFinishesInterruptedVerification(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	server, err := s.store.Inspect(t.Context(), 0)
+	server, err := s.Store.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	require.NoError(t, execSQL(t, s, "INSERT INTO redis_servers VALUES (0, $1, $2)", server.RunID, server.ReplicationID))
-	registry, _ := s.guarded(t)
+	registry, _ := guarded(s, t)
 	var sale uuid.UUID
 	testkit.Eventually(t, 20*time.Second, "the server is verified", func() bool { return rebuilds(t, registry) == 1 })
-	sale = s.open(t, 10)
-	s.buy(t, sale, "ann")
-	s.awaitConfirmed(t, 1)
-	s.needNothing(t, 1)
+	sale = s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	s.AwaitConfirmed(t, 1)
+	needNothing(s, t, 1)
 }
 
 // What a worker finds, and why it says that it rebuilds.
@@ -140,7 +142,7 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 		lose   func(t *testing.T, s lostShop, sale uuid.UUID) error
 		all    bool // of the sales are made anew
 	}{
-		"everything": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.rdb.FlushAll(t.Context()).Err() }, true},
+		"everything": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
 		"its process": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error {
 			s.server.Kill()
 			return s.server.Restart(t.Context())
@@ -148,52 +150,52 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 		"its process, in order": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error {
 			return s.server.Restart(t.Context())
 		}, true},
-		"the trust of an ingress": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.store.Distrust(t.Context(), 0) }, true},
+		"the trust of an ingress": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.Store.Distrust(t.Context(), 0) }, true},
 		"the note of its server": {fulfillment.RebuildUnverified, func(t *testing.T, s lostShop, _ uuid.UUID) error {
-			return execSQL(t, s.shop, "DELETE FROM redis_servers")
+			return execSQL(t, s.Shop, "DELETE FROM redis_servers")
 		}, true},
 		"a sale": {fulfillment.RebuildLost, func(t *testing.T, s lostShop, sale uuid.UUID) error {
-			return s.rdb.Del(t.Context(), s.keys.Sale(0, sale)).Err()
+			return s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale)).Err()
 		}, false},
 		"a sale, in whose place is something else": {fulfillment.RebuildUnfinished, func(t *testing.T, s lostShop, sale uuid.UUID) error {
-			return s.rdb.Set(t.Context(), s.keys.Sale(0, sale), "nonsense", 0).Err()
+			return s.Rdb.Set(t.Context(), s.Keys.Sale(0, sale), "nonsense", 0).Err()
 		}, false},
 		"an epoch": {fulfillment.RebuildUnfinished, func(t *testing.T, s lostShop, sale uuid.UUID) error {
-			return execSQL(t, s.shop, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
+			return execSQL(t, s.Shop, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 		}, false},
 		"places": {fulfillment.RebuildSetBack, func(t *testing.T, s lostShop, sale uuid.UUID) error {
-			return s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "sequence", 2, "left", 8).Err()
+			return s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", 2, "left", 8).Err()
 		}, false},
 		"a place that cannot be read": {fulfillment.RebuildSetBack, func(t *testing.T, s lostShop, sale uuid.UUID) error {
-			return s.rdb.HSet(t.Context(), s.keys.Sale(0, sale), "sequence", "x").Err()
+			return s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", "x").Err()
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newLostShop(t)
-			registry, _ := s.guarded(t)
-			sale, other := s.open(t, 10), s.open(t, 10)
+			registry, _ := guarded(s.Shop, t)
+			sale, other := s.Open(t, 10), s.Open(t, 10)
 			for i := range 3 {
-				s.buy(t, sale, fmt.Sprintf("user-%d", i))
-				s.buy(t, other, fmt.Sprintf("user-%d", i))
+				s.Buy(t, sale, fmt.Sprintf("user-%d", i))
+				s.Buy(t, other, fmt.Sprintf("user-%d", i))
 			}
-			s.awaitConfirmed(t, 6)
-			epoch := s.epochOf(t, sale)
+			s.AwaitConfirmed(t, 6)
+			epoch := epochOf(s.Shop, t, sale)
 			require.NoError(t, c.lose(t, s, sale))
 			testkit.Eventually(t, 30*time.Second, "it is found", func() bool {
 				return valueOf(t, registry, "stampede_rebuilds_total", c.reason) > 0
 			})
 			testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool {
-				answer, err := s.store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "late", Quantity: 1})
+				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "late", Quantity: 1})
 				return err == nil && (answer.Verdict == reservation.Reserved || answer.Verdict == reservation.AlreadyPurchased)
 			})
-			s.awaitConfirmed(t, 7)
-			s.awaitRest(t)
-			require.Greater(t, s.epochOf(t, sale), epoch)
-			require.Equal(t, c.all, s.epochOf(t, other) > 1)
+			s.AwaitConfirmed(t, 7)
+			testwork.AwaitRest(s.Shop, t)
+			require.Greater(t, epochOf(s.Shop, t, sale), epoch)
+			require.Equal(t, c.all, epochOf(s.Shop, t, other) > 1)
 			require.Equal(t, 1.0, rebuilds(t, registry), "once is enough")
-			s.requireSound(t)
-			s.needNothing(t, 1)
+			requireSound(s.Shop, t)
+			needNothing(s.Shop, t, 1)
 		})
 	}
 }
@@ -202,55 +204,55 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 func TestGuardReopensEndedSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
-	s.buy(t, sale, "ann")
-	s.fulfil(t)
-	_, err := s.catalog.End(t.Context(), sale)
+	sale := s.Open(t, 10)
+	s.Buy(t, sale, "ann")
+	fulfil(s, t)
+	_, err := s.Catalog.End(t.Context(), sale)
 	require.NoError(t, err)
-	_, err = s.store.CloseSale(t.Context(), sale, 0, reservation.NewRebuildToken(), 1)
+	_, err = s.Store.CloseSale(t.Context(), sale, 0, reservation.NewRebuildToken(), 1)
 	require.NoError(t, err)
-	r := s.rebuilder(t)
+	r := rebuilder(s, t)
 	found, err := r.Needs(t.Context(), 1, false)
 	require.NoError(t, err)
 	require.Empty(t, found)
 	found, err = r.Needs(t.Context(), 1, true)
 	require.NoError(t, err)
 	require.Equal(t, []fulfillment.Need{{Sale: sale, Reason: fulfillment.RebuildUnfinished}}, found)
-	require.NoError(t, s.heal(t, r, 1))
-	require.Equal(t, reservation.Ended, s.reserve(t, sale, "bob", 1, "").Verdict)
-	s.requireSound(t)
+	require.NoError(t, heal(s, t, r, 1))
+	require.Equal(t, reservation.Ended, reserve(s, t, sale, "bob", 1, "").Verdict)
+	requireSound(s, t)
 }
 
 // An old primary that comes back takes itself for the right one. Which one is, no worker decides.
 func TestGuardDoesNotRebuildOldPrimary(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, testkit.Pool(t))
-	sale := s.open(t, 10)
+	sale := s.Open(t, 10)
 	require.NoError(t, execSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one'"))
-	r := s.rebuilder(t)
-	require.ErrorIs(t, s.heal(t, r, 1), fulfillment.ErrOtherServer)
-	require.EqualValues(t, 1, s.epochOf(t, sale))
-	s.rebuild(t)
-	require.NoError(t, s.heal(t, r, 1))
-	require.EqualValues(t, 2, s.epochOf(t, sale))
-	s.buy(t, sale, "ann")
+	r := rebuilder(s, t)
+	require.ErrorIs(t, heal(s, t, r, 1), fulfillment.ErrOtherServer)
+	require.EqualValues(t, 1, epochOf(s, t, sale))
+	rebuild(s, t)
+	require.NoError(t, heal(s, t, r, 1))
+	require.EqualValues(t, 2, epochOf(s, t, sale))
+	s.Buy(t, sale, "ann")
 }
 
 // Workers that find the same loss at the same moment rebuild it once.
 func TestConcurrentWorkersRebuildOnce(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale := s.open(t, 100)
-	s.crowd(t, sale, 50)
+	sale := s.Open(t, 100)
+	crowd(s.Shop, t, sale, 50)
 	var registries []*prometheus.Registry
 	for i := range 4 {
-		config := s.config(t)
+		config := testwork.Config(s.Shop, t)
 		registry := prometheus.NewRegistry()
 		registries = append(registries, registry)
 		config.GuardInterval, config.Registerer, config.Consumer = 5*time.Millisecond, registry, fmt.Sprintf("worker-%d", i)
-		work(t, config)
+		testwork.Work(t, config)
 	}
-	s.awaitConfirmed(t, 50)
+	s.AwaitConfirmed(t, 50)
 	for round := range 5 {
 		s.flush(t)
 		testkit.Eventually(t, 30*time.Second, "it is rebuilt", func() bool {
@@ -260,11 +262,11 @@ func TestConcurrentWorkersRebuildOnce(t *testing.T) {
 			}
 			return n == float64(round+1)
 		})
-		s.needNothing(t, 1)
-		require.EqualValues(t, round+2, s.epochOf(t, sale))
-		s.buy(t, sale, fmt.Sprintf("late-%d", round))
-		s.awaitConfirmed(t, 51+round)
+		needNothing(s.Shop, t, 1)
+		require.EqualValues(t, round+2, epochOf(s.Shop, t, sale))
+		s.Buy(t, sale, fmt.Sprintf("late-%d", round))
+		s.AwaitConfirmed(t, 51+round)
 	}
-	s.awaitRest(t)
-	s.requireSound(t)
+	testwork.AwaitRest(s.Shop, t)
+	requireSound(s.Shop, t)
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"stampede/fulfillment/stream"
 	"stampede/internal/telemetry"
 	"stampede/lock"
 	"stampede/reservation"
@@ -103,7 +104,7 @@ func (m *workerMetrics) lockObserver() lock.Observer {
 func (m *workerMetrics) count(out Outcome) {
 	label := countDuplicate
 	switch {
-	case errors.Is(out.Err, ErrStopping):
+	case errors.Is(out.Err, stream.ErrStopping):
 		return // neither good nor bad: it is delivered again
 	case out.Err != nil:
 		label = countUnusable

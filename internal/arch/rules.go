@@ -22,6 +22,7 @@ var may = map[string][]string{
 		"sql",
 		"lock",
 		"reservation",
+		"fulfillment/stream",
 		"internal/crashpoint",
 		"internal/figure",
 		"internal/pause",
@@ -29,6 +30,7 @@ var may = map[string][]string{
 		"internal/retry",
 		"internal/telemetry",
 	},
+	"fulfillment/stream": {"lua", "reservation", "internal/pause", "internal/retry", "internal/telemetry"},
 }
 
 // wirers put the roles together in one process, and may import whatever they run.

@@ -1,4 +1,4 @@
-package fulfillment
+package stream
 
 import (
 	"context"
@@ -28,8 +28,8 @@ type TrimmerConfig struct {
 }
 
 func (c *TrimmerConfig) setDefaults() {
-	orElse(&c.Interval, 10*time.Second)
-	orElse(&c.Logger, slog.Default())
+	OrElse(&c.Interval, 10*time.Second)
+	OrElse(&c.Logger, slog.Default())
 }
 
 // Validate returns an error for a config that does not hold, after the defaults were set.
@@ -92,7 +92,7 @@ func (t *Trimmer) Run(ctx context.Context) error {
 func (t *Trimmer) trim(ctx context.Context, stream string) (int64, error) {
 	var total int64
 	for {
-		removed, err := trimOnce(ctx, t.config.Control, stream)
+		removed, err := TrimOnce(ctx, t.config.Control, stream)
 		total += removed
 		t.trimmed.WithLabelValues(stream).Add(float64(removed))
 		if err != nil || removed == 0 {
@@ -101,7 +101,7 @@ func (t *Trimmer) trim(ctx context.Context, stream string) (int64, error) {
 	}
 }
 
-func trimOnce(ctx context.Context, rdb redis.UniversalClient, stream string) (int64, error) {
+func TrimOnce(ctx context.Context, rdb redis.UniversalClient, stream string) (int64, error) {
 	answer, err := lua.Trim.Run(ctx, rdb, []string{stream}).Slice()
 	if err != nil {
 		return 0, fmt.Errorf("trim %s: %w", stream, err)

@@ -1,4 +1,4 @@
-package fulfillment
+package stream
 
 import (
 	"context"
@@ -15,8 +15,8 @@ func withRefusal(ctx context.Context, r *refusal) context.Context {
 	return context.WithValue(ctx, refusalKey{}, r)
 }
 
-// noteRefusal is for the handler of a message with this context. It does nothing for one of another subscriber.
-func noteRefusal(ctx context.Context, err error) {
+// NoteRefusal is for the handler of a message with this context. It does nothing for one of another subscriber.
+func NoteRefusal(ctx context.Context, err error) {
 	if r, ok := ctx.Value(refusalKey{}).(*refusal); ok {
 		r.err = err
 	}

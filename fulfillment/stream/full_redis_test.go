@@ -1,4 +1,4 @@
-package fulfillment_test
+package stream_test
 
 import (
 	"log/slog"
@@ -7,8 +7,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -16,21 +18,21 @@ import (
 func TestWorkerDrainsFullRedis(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
-	s := newShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
-	sale := s.open(t, 5)
+	s := testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1})
+	sale := s.Open(t, 5)
 	for _, user := range []string{"ann", "bob", "cid", "dan", "eve"} {
-		s.buy(t, sale, user)
+		s.Buy(t, sale, user)
 	}
-	_, err := s.pool.Exec(t.Context(), "UPDATE sales SET stock = 4 WHERE id = $1", sale)
+	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 4 WHERE id = $1", sale)
 	require.NoError(t, err)
-	require.NoError(t, fulfillment.CreateGroup(t.Context(), s.rdb, s.keys.Orders(0), reservation.Group))
-	require.NoError(t, s.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	require.ErrorContains(t, s.rdb.Set(t.Context(), "some", "thing", 0).Err(), "OOM")
+	require.NoError(t, stream.CreateGroup(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group))
+	require.NoError(t, s.Rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
+	require.ErrorContains(t, s.Rdb.Set(t.Context(), "some", "thing", 0).Err(), "OOM")
 
-	work(t, s.config(t))
-	s.awaitConfirmed(t, 4)
-	s.awaitRest(t)
-	require.Equal(t, "1", s.rdb.HGet(t.Context(), s.keys.Sale(0, sale), "left").Val(), "the rejected order's unit is back")
+	testwork.Work(t, testwork.Config(s, t))
+	s.AwaitConfirmed(t, 4)
+	testwork.AwaitRest(s, t)
+	require.Equal(t, "1", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val(), "the rejected order's unit is back")
 }
 
 func TestSubscriberCreatesGroupOnceFullRedisHasRoom(t *testing.T) {
@@ -39,9 +41,9 @@ func TestSubscriberCreatesGroupOnceFullRedisHasRoom(t *testing.T) {
 	b := newStreamBenchAt(t, server.URL, "orders")
 	uuids := b.publish(1)
 	require.NoError(t, b.rdb.ConfigSet(b.ctx, "maxmemory", "1").Err())
-	log := &countingLog{}
+	log := &testshop.CountingLog{}
 	messages := b.subscribe(b.subscriber("worker-1", withLog(log)))
-	testkit.Eventually(t, soon, "it says what it waits for", func() bool { return log.times(cannotRead) == 1 })
+	testkit.Eventually(t, testshop.Soon, "it says what it waits for", func() bool { return log.Times(cannotRead) == 1 })
 	require.NoError(t, b.rdb.ConfigSet(b.ctx, "maxmemory", "0").Err())
 	require.Equal(t, uuids, receiveUUIDs(t, messages, 1))
 	b.awaitNonePending()
@@ -51,14 +53,14 @@ func TestSubscriberCreatesGroupOncePerOutage(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	b := newStreamBenchAt(t, server.URL, "orders")
-	log := &countingLog{}
+	log := &testshop.CountingLog{}
 	messages := b.subscribe(b.subscriber("worker-1", withLog(log)))
 	b.publish(1)
 	receive(t, messages).Ack()
 	for lost := 1; lost <= 3; lost++ {
-		testkit.Eventually(t, soon, "a read is broken off", func() bool {
+		testkit.Eventually(t, testshop.Soon, "a read is broken off", func() bool {
 			require.NoError(t, b.rdb.ClientKillByFilter(b.ctx, "TYPE", "normal").Err())
-			return log.times(cannotRead) >= lost
+			return log.Times(cannotRead) >= lost
 		})
 		uuids := b.publish(1)
 		require.Equal(t, uuids, receiveUUIDs(t, messages, 1))
@@ -73,8 +75,8 @@ func TestSubscriberCreatesGroupOncePerOutage(t *testing.T) {
 	t.Fatal("the group was never made")
 }
 
-func withLog(log slog.Handler) func(*fulfillment.SubscriberConfig) {
-	return func(c *fulfillment.SubscriberConfig) { c.Logger = slog.New(log) }
+func withLog(log slog.Handler) func(*stream.Config) {
+	return func(c *stream.Config) { c.Logger = slog.New(log) }
 }
 
 // cannotRead is what a subscriber says at the first of a run of failures.

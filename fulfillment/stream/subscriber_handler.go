@@ -1,4 +1,4 @@
-package fulfillment
+package stream
 
 import (
 	"context"
@@ -11,7 +11,7 @@ var (
 	// which the Router does not log as a failure.
 	ErrStopping = fmt.Errorf("worker is stopping: %w", context.Canceled)
 
-	// errPutOff is for messages of sales that are blocked, when there are too many of them. They stay pending, and are
+	// ErrPutOff is for messages of sales that are blocked, when there are too many of them. They stay pending, and are
 	// claimed after a while. It is no fault of the messages, nor a failure to the Router.
-	errPutOff = fmt.Errorf("too many messages of sales that are blocked: %w", context.Canceled)
+	ErrPutOff = fmt.Errorf("too many messages of sales that are blocked: %w", context.Canceled)
 )

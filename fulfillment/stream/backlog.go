@@ -1,4 +1,4 @@
-package fulfillment
+package stream
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -13,6 +14,22 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 )
+
+// EntriesPerTrip is how many stream entries are read in one round trip to Redis.
+const EntriesPerTrip = 1000
+
+// EntryAfter tells whether the entry with the id x comes later in its stream than that with the id y.
+func EntryAfter(x, y string) bool {
+	halves := func(id string) (ms, n uint64) {
+		first, second, _ := strings.Cut(id, "-")
+		ms, _ = strconv.ParseUint(first, 10, 64) // Redis wrote it
+		n, _ = strconv.ParseUint(second, 10, 64)
+		return ms, n
+	}
+	xms, xn := halves(x)
+	yms, yn := halves(y)
+	return xms > yms || xms == yms && xn > yn
+}
 
 // Backlog is how far a group is behind its stream.
 type Backlog struct {
@@ -33,8 +50,8 @@ type Backlog struct {
 	counted bool // entry by entry
 }
 
-// lagCounted is how many entries of a stream are counted one by one, at most.
-const lagCounted = 10_000
+// LagCounted is how many entries of a stream are counted one by one, at most.
+const LagCounted = 10_000
 
 // Waiting is how many entries are not done with; known is false where Redis cannot tell.
 func (b Backlog) Waiting() (entries int64, known bool) { return b.Lag + b.Pending, b.LagKnown }
@@ -55,7 +72,7 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 		now = pipe.Time(ctx) // ids are of Redis's clock, so ages must be too
 		return nil
 	})
-	err := errors.Join(unlessMissing(groups.Err()), unlessMissing(info.Err()), unlessMissing(pending.Err()), now.Err())
+	err := errors.Join(UnlessMissing(groups.Err()), UnlessMissing(info.Err()), UnlessMissing(pending.Err()), now.Err())
 	if err != nil {
 		return Backlog{}, fmt.Errorf("read backlog of %s: %w", stream, err)
 	}
@@ -85,7 +102,7 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 // given: of a stream with deletions its word does not count.
 func (b *Backlog) findLag(ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream) error {
 	switch {
-	case !entryAfter(s.LastGeneratedID, g.LastDeliveredID):
+	case !EntryAfter(s.LastGeneratedID, g.LastDeliveredID):
 		b.Lag = 0
 		return nil
 	case g.Lag >= 0 && s.MaxDeletedEntryID == "0-0":
@@ -95,23 +112,23 @@ func (b *Backlog) findLag(ctx context.Context, rdb redis.UniversalClient, stream
 	b.counted = true
 	after := "(" + g.LastDeliveredID
 	for b.Lag = 0; ; {
-		page, err := rdb.XRangeN(ctx, stream, after, "+", entriesPerTrip).Result()
+		page, err := rdb.XRangeN(ctx, stream, after, "+", EntriesPerTrip).Result()
 		if err != nil {
 			return err
 		}
-		if b.Lag += int64(len(page)); b.Lag > lagCounted {
+		if b.Lag += int64(len(page)); b.Lag > LagCounted {
 			b.Lag, b.LagKnown = 0, false
 			return nil
 		}
-		if len(page) < entriesPerTrip {
+		if len(page) < EntriesPerTrip {
 			return nil
 		}
 		after = "(" + page[len(page)-1].ID
 	}
 }
 
-// unlessMissing is nil for the errors that say that there is no such stream or group.
-func unlessMissing(err error) error {
+// UnlessMissing is nil for the errors that say that there is no such stream or group.
+func UnlessMissing(err error) error {
 	if isNoGroup(err) || err != nil && strings.Contains(err.Error(), "no such key") {
 		return nil
 	}
@@ -120,7 +137,7 @@ func unlessMissing(err error) error {
 
 // entryAge reads the time from an entry's id. That is good enough for a gauge; nothing is decided by it.
 func entryAge(id string, now time.Time) time.Duration {
-	at, ok := entryTime(id)
+	at, ok := EntryTime(id)
 	if !ok {
 		return 0
 	}

@@ -1,4 +1,4 @@
-package fulfillment
+package stream
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 
 // subscription is one stream being read, from Subscribe to the end of its channel.
 type subscription struct {
-	config  *SubscriberConfig
+	config  *Config
 	stream  string
 	log     *slog.Logger
 	metrics *streamMetrics
@@ -41,7 +41,7 @@ type subscription struct {
 	deadLetterOutage  retry.Outage
 }
 
-func newSubscription(ctx context.Context, config *SubscriberConfig, metrics *subscriberMetrics, stream string) *subscription {
+func newSubscription(ctx context.Context, config *Config, metrics *subscriberMetrics, stream string) *subscription {
 	ours := metrics.Of(stream)
 	log := config.Logger.With(slog.String("stream", stream), slog.String("group", config.Group), slog.String("consumer", config.Consumer))
 	s := &subscription{
@@ -139,7 +139,7 @@ func (s *subscription) redeliver(d *delivery) bool {
 	switch {
 	case s.stopping(), errors.Is(d.refusal.err, ErrStopping):
 		return false
-	case errors.Is(d.refusal.err, errPutOff):
+	case errors.Is(d.refusal.err, ErrPutOff):
 		s.table.release(d.id) // which leaves it pending, without anybody who renews its lease
 		return false
 	}
@@ -160,7 +160,7 @@ func (s *subscription) redeliver(d *delivery) bool {
 		return false
 	}
 	// The handler may have changed the message: make it anew. It was decoded before.
-	msg, err := decodeEntry(d.id, d.values, d.deliveries)
+	msg, err := DecodeEntry(d.id, d.values, d.deliveries)
 	if err != nil {
 		s.deadLetter(d, err)
 		return false
@@ -204,9 +204,9 @@ func (s *subscription) tryDeadLetter(d *delivery, reason error) (delay time.Dura
 	defer s.storingDeadLetter.Unlock()
 	ctx, cancel := context.WithTimeout(s.ctx, deadLetterTimeout)
 	defer cancel()
-	entry, err := readEntry(ctx, s.config.Control, s.stream, d.id)
+	entry, err := ReadEntry(ctx, s.config.Control, s.stream, d.id)
 	if errors.Is(err, errEntryGone) {
-		entry, err = Entry{Stream: s.stream, ID: d.id, Fields: fieldsOf(d.values)}, nil
+		entry, err = Entry{Stream: s.stream, ID: d.id, Fields: FieldsOf(d.values)}, nil
 	}
 	if err == nil {
 		entry.Deliveries = d.deliveries

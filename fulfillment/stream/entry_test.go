@@ -1,4 +1,4 @@
-package fulfillment
+package stream
 
 import (
 	"strings"
@@ -12,7 +12,7 @@ const ownMetadata = "\x82\xa5event\xadOrderReserved\xadevent_version\xa11"
 
 func TestPlainMetadataIsParsedWithoutDecoder(t *testing.T) {
 	t.Parallel()
-	msg := plainMessage(map[string]any{fieldUUID: "id", fieldPayload: "{}", fieldMetadata: ownMetadata})
+	msg := plainMessage(map[string]any{FieldUUID: "id", FieldPayload: "{}", FieldMetadata: ownMetadata})
 	require.NotNil(t, msg)
 	require.Equal(t, map[string]string{"event": "OrderReserved", "event_version": "1"}, map[string]string(msg.Metadata))
 }
@@ -28,7 +28,7 @@ func FuzzPlainMessage(f *testing.F) {
 		f.Add("id", metadata, "{}")
 	}
 	f.Fuzz(func(t *testing.T, id, metadata, payload string) {
-		values := map[string]any{fieldUUID: id, fieldPayload: payload, fieldMetadata: metadata}
+		values := map[string]any{FieldUUID: id, FieldPayload: payload, FieldMetadata: metadata}
 		msg := plainMessage(values)
 		if msg == nil {
 			return

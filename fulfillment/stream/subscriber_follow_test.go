@@ -1,4 +1,4 @@
-package fulfillment_test
+package stream_test
 
 import (
 	"slices"
@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
@@ -33,9 +34,9 @@ func TestEntriesOfPageAreSettledIndependently(t *testing.T) {
 	again := receive(t, messages)
 	require.Equal(t, uuids[7], again.UUID)
 	require.Equal(t, 2, deliveriesOf(t, again))
-	testkit.Eventually(t, soon, "all others are acknowledged", func() bool { return len(b.pending()) == 2 })
+	testkit.Eventually(t, testshop.Soon, "all others are acknowledged", func() bool { return len(b.pending()) == 2 })
 	again.Ack()
-	testkit.Eventually(t, soon, "and so is the second try", func() bool { return len(b.pending()) == 1 })
+	testkit.Eventually(t, testshop.Soon, "and so is the second try", func() bool { return len(b.pending()) == 1 })
 	require.Equal(t, page[0].Metadata.Get(reservation.MetaEntryID), b.pending()[0].ID)
 	require.NoError(t, page[0].Context().Err())
 	page[0].Nack()

@@ -1,4 +1,4 @@
-package fulfillment
+package stream
 
 import (
 	"context"
@@ -85,7 +85,7 @@ func (r *reader) step(room int) error {
 func (r *reader) createGroup() error {
 	ctx, cancel := retry.ForCall(r.ctx)
 	defer cancel()
-	err := createGroup(ctx, r.config.Control, r.stream, r.config.Group)
+	err := CreateGroup(ctx, r.config.Control, r.stream, r.config.Group)
 	if redis.IsOOMError(err) {
 		return nil
 	}
@@ -199,7 +199,7 @@ func (r *reader) hand(held []*delivery) {
 			lost = append(lost, d.id)
 			continue
 		}
-		msg, err := decodeEntry(d.id, d.values, d.deliveries)
+		msg, err := DecodeEntry(d.id, d.values, d.deliveries)
 		if err != nil {
 			reason := fmt.Errorf("%w: %w", reservation.ErrUndecodable, err)
 			r.following.Go(func() { r.deadLetter(d, reason) })

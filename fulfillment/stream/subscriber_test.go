@@ -1,4 +1,4 @@
-package fulfillment_test
+package stream_test
 
 import (
 	"context"
@@ -17,14 +17,12 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
-
-// soon bounds what a test waits for.
-const soon = 10 * time.Second
 
 // streamBench is a stream of the test's own, and what a test does to it.
 type streamBench struct {
@@ -50,11 +48,11 @@ func newStreamBenchAt(t *testing.T, url, stream string) *streamBench {
 }
 
 // subscriber returns a subscriber that is quick to claim and to redeliver. It is closed with the test.
-func (b *streamBench) subscriber(consumer string, change ...func(*fulfillment.SubscriberConfig)) *fulfillment.Subscriber {
+func (b *streamBench) subscriber(consumer string, change ...func(*stream.Config)) *stream.Subscriber {
 	b.t.Helper()
 	blocking, err := connect.Blocking(b.url)
 	require.NoError(b.t, err)
-	config := fulfillment.SubscriberConfig{
+	config := stream.Config{
 		Client: blocking, Control: b.rdb, Group: reservation.Group, Consumer: consumer,
 		BlockTimeout: 20 * time.Millisecond, MinIdle: 400 * time.Millisecond, ClaimInterval: 50 * time.Millisecond,
 		RedeliveryDelay: 5 * time.Millisecond, RedeliveryDelayMax: 20 * time.Millisecond,
@@ -63,7 +61,7 @@ func (b *streamBench) subscriber(consumer string, change ...func(*fulfillment.Su
 	for _, c := range change {
 		c(&config)
 	}
-	sub, err := fulfillment.NewSubscriber(config)
+	sub, err := stream.NewSubscriber(config)
 	require.NoError(b.t, err)
 	b.t.Cleanup(func() {
 		require.NoError(b.t, sub.Close())
@@ -72,7 +70,7 @@ func (b *streamBench) subscriber(consumer string, change ...func(*fulfillment.Su
 	return sub
 }
 
-func (b *streamBench) subscribe(sub *fulfillment.Subscriber) <-chan *message.Message {
+func (b *streamBench) subscribe(sub *stream.Subscriber) <-chan *message.Message {
 	b.t.Helper()
 	messages, err := sub.Subscribe(b.ctx, b.stream)
 	require.NoError(b.t, err)
@@ -106,7 +104,7 @@ func (b *streamBench) add(fields ...any) string {
 // takeAway reads entries as a consumer that is never heard of again.
 func (b *streamBench) takeAway(consumer string, n int) []string {
 	b.t.Helper()
-	require.NoError(b.t, fulfillment.CreateGroup(b.ctx, b.rdb, b.stream, reservation.Group))
+	require.NoError(b.t, stream.CreateGroup(b.ctx, b.rdb, b.stream, reservation.Group))
 	page, err := b.rdb.XReadGroup(b.ctx, &redis.XReadGroupArgs{
 		Group: reservation.Group, Consumer: consumer, Streams: []string{b.stream, ">"}, Count: int64(n), Block: -1,
 	}).Result()
@@ -129,7 +127,7 @@ func (b *streamBench) pending() []redis.XPendingExt {
 
 func (b *streamBench) awaitNonePending() {
 	b.t.Helper()
-	testkit.Eventually(b.t, soon, "no entry is pending", func() bool { return len(b.pending()) == 0 })
+	testkit.Eventually(b.t, testshop.Soon, "no entry is pending", func() bool { return len(b.pending()) == 0 })
 }
 
 func receive(t *testing.T, messages <-chan *message.Message) *message.Message {
@@ -138,7 +136,7 @@ func receive(t *testing.T, messages <-chan *message.Message) *message.Message {
 	case msg, open := <-messages:
 		require.True(t, open, "the channel was closed, want a message")
 		return msg
-	case <-time.After(soon):
+	case <-time.After(testshop.Soon):
 		require.FailNow(t, "no message")
 		return nil
 	}
@@ -167,11 +165,11 @@ type graveyard struct {
 	mu      sync.Mutex
 	away    bool
 	tries   int
-	entries []fulfillment.Entry
+	entries []stream.Entry
 	reasons []error
 }
 
-func (g *graveyard) store(_ context.Context, entry fulfillment.Entry, reason error) error {
+func (g *graveyard) store(_ context.Context, entry stream.Entry, reason error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.tries++
@@ -188,15 +186,15 @@ func (g *graveyard) setAway(away bool) {
 	g.away = away
 }
 
-func (g *graveyard) look() (tries int, entries []fulfillment.Entry, reasons []error) {
+func (g *graveyard) look() (tries int, entries []stream.Entry, reasons []error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.tries, slices.Clone(g.entries), slices.Clone(g.reasons)
 }
 
-func (g *graveyard) await(t *testing.T, n int) ([]fulfillment.Entry, []error) {
+func (g *graveyard) await(t *testing.T, n int) ([]stream.Entry, []error) {
 	t.Helper()
-	testkit.Eventually(t, soon, fmt.Sprintf("%d dead letters are stored", n), func() bool {
+	testkit.Eventually(t, testshop.Soon, fmt.Sprintf("%d dead letters are stored", n), func() bool {
 		_, entries, _ := g.look()
 		return len(entries) >= n
 	})
@@ -241,10 +239,10 @@ func TestStockSubscriberTakesOver(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(4)
-	sub := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.DrainTimeout = 10 * time.Millisecond })
+	sub := b.subscriber("worker-1", func(c *stream.Config) { c.DrainTimeout = 10 * time.Millisecond })
 	messages := b.subscribe(sub)
 	require.Equal(t, uuids[:2], receiveUUIDs(t, messages, 2))
-	testkit.Eventually(t, soon, "two entries are acknowledged", func() bool { return len(b.pending()) == 2 })
+	testkit.Eventually(t, testshop.Soon, "two entries are acknowledged", func() bool { return len(b.pending()) == 2 })
 	require.NoError(t, sub.Close())
 
 	client, err := connect.Blocking(b.url)
@@ -265,9 +263,9 @@ func TestSubscriberKeepsExtraFields(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	const metadata = "\x81\xa5event\xa1x" // msgpack of {"event": "x"}
-	id := b.add(fulfillment.FieldUUID, "u-1", fulfillment.FieldMetadata, metadata, fulfillment.FieldPayload, "{}",
+	id := b.add(stream.FieldUUID, "u-1", stream.FieldMetadata, metadata, stream.FieldPayload, "{}",
 		reservation.MetaSequence, "17", "event", "from a field", reservation.MetaEntryID, "0-1", reservation.MetaDeliveries, "99")
-	b.add(fulfillment.FieldUUID, "u-2", fulfillment.FieldMetadata, "\xc0", "sequence", "18") // msgpack nil, and no payload
+	b.add(stream.FieldUUID, "u-2", stream.FieldMetadata, "\xc0", "sequence", "18") // msgpack nil, and no payload
 	messages := b.subscribe(b.subscriber("worker-1"))
 
 	msg := receive(t, messages)
@@ -284,13 +282,13 @@ func TestSubscriberBoundsInFlightEntries(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(30)
-	messages := b.subscribe(b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.BatchMax, c.InFlightMax = 4, 10 }))
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.BatchMax, c.InFlightMax = 4, 10 }))
 	held := make([]*message.Message, 10)
 	for i := range held {
 		held[i] = receive(t, messages)
 	}
-	backlog := func() fulfillment.Backlog {
-		backlog, err := fulfillment.ReadBacklog(t.Context(), b.rdb, b.stream, reservation.Group)
+	backlog := func() stream.Backlog {
+		backlog, err := stream.ReadBacklog(t.Context(), b.rdb, b.stream, reservation.Group)
 		require.NoError(t, err)
 		return backlog
 	}
@@ -305,7 +303,7 @@ func TestSubscriberBoundsInFlightEntries(t *testing.T) {
 	for range 20 {
 		receive(t, messages).Ack()
 	}
-	testkit.Eventually(t, soon, "all others are acknowledged", func() bool { return len(b.pending()) == 1 })
+	testkit.Eventually(t, testshop.Soon, "all others are acknowledged", func() bool { return len(b.pending()) == 1 })
 	hanging.Ack()
 	b.awaitNonePending()
 }
@@ -318,7 +316,7 @@ func TestSubscriberRejectsSecondSubscriptionOfStream(t *testing.T) {
 	messages, err := sub.Subscribe(ctx, b.stream)
 	require.NoError(t, err)
 	_, err = sub.Subscribe(ctx, b.stream)
-	require.ErrorIs(t, err, fulfillment.ErrAlreadySubscribed)
+	require.ErrorIs(t, err, stream.ErrAlreadySubscribed)
 
 	cancel()
 	_, open := <-messages
@@ -329,13 +327,13 @@ func TestSubscriberRejectsSecondSubscriptionOfStream(t *testing.T) {
 
 func TestSubscriberConfigReportsAllErrors(t *testing.T) {
 	t.Parallel()
-	_, err := fulfillment.NewSubscriber(fulfillment.SubscriberConfig{BatchMax: -1})
+	_, err := stream.NewSubscriber(stream.Config{BatchMax: -1})
 	for _, want := range []string{"Client", "Control", "Group", "Consumer", "DeadLetter", "BatchMax", "InFlightMax"} {
 		require.ErrorContains(t, err, want)
 	}
 	client := redis.NewClient(&redis.Options{ReadTimeout: time.Second})
 	t.Cleanup(func() { _ = client.Close() })
-	store := func(context.Context, fulfillment.Entry, error) error { return nil }
-	_, err = fulfillment.NewSubscriber(fulfillment.SubscriberConfig{Client: client, Control: client, Group: "g", Consumer: rand.Text(), DeadLetter: store, BlockTimeout: time.Second})
+	store := func(context.Context, stream.Entry, error) error { return nil }
+	_, err = stream.NewSubscriber(stream.Config{Client: client, Control: client, Group: "g", Consumer: rand.Text(), DeadLetter: store, BlockTimeout: time.Second})
 	require.ErrorContains(t, err, "read time-out")
 }

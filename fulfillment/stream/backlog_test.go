@@ -1,4 +1,4 @@
-package fulfillment_test
+package stream_test
 
 import (
 	"fmt"
@@ -13,14 +13,15 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
-func (b *streamBench) backlog() fulfillment.Backlog {
+func (b *streamBench) backlog() stream.Backlog {
 	b.t.Helper()
-	backlog, err := fulfillment.ReadBacklog(b.ctx, b.rdb, b.stream, reservation.Group)
+	backlog, err := stream.ReadBacklog(b.ctx, b.rdb, b.stream, reservation.Group)
 	require.NoError(b.t, err)
 	return backlog
 }
@@ -28,7 +29,7 @@ func (b *streamBench) backlog() fulfillment.Backlog {
 func TestBacklogOfMissingStreamOrGroup(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
-	require.Equal(t, fulfillment.Backlog{LagKnown: true}, b.backlog())
+	require.Equal(t, stream.Backlog{LagKnown: true}, b.backlog())
 
 	b.publish(3)
 	backlog := b.backlog()
@@ -44,7 +45,7 @@ func TestBacklogCountsWaitingEntries(t *testing.T) {
 	ids := b.takeAway("worker-1", 4)
 	require.NoError(t, b.rdb.XAck(t.Context(), b.stream, reservation.Group, ids[0]).Err())
 	old := time.Now().Add(-time.Minute)
-	testkit.Eventually(t, soon, "the entries have an age", func() bool { return b.backlog().OldestPendingAge > 0 })
+	testkit.Eventually(t, testshop.Soon, "the entries have an age", func() bool { return b.backlog().OldestPendingAge > 0 })
 
 	backlog := b.backlog()
 	require.EqualValues(t, 10, backlog.Length)
@@ -77,7 +78,7 @@ func TestBacklogCountsEntriesWhenRedisReportsNoLag(t *testing.T) {
 		backlog := b.backlog()
 		require.True(t, backlog.LagKnown)
 		require.Equal(t, want, backlog.Lag)
-		require.Contains(t, scrape(t, b, soon), fmt.Sprintf("stampede_stream_lag_entries{group=\"fulfillment\",stream=%q} %d\n", b.stream, want))
+		require.Contains(t, scrape(t, b, testshop.Soon), fmt.Sprintf("stampede_stream_lag_entries{group=\"fulfillment\",stream=%q} %d\n", b.stream, want))
 	}
 	require.EqualValues(t, -1, ofRedis(), "Redis says that it does not know")
 	lag(3)
@@ -109,9 +110,9 @@ func TestBacklogReportsUnknownLag(t *testing.T) {
 	add(1)
 	b.takeAway("worker-1", 1)
 	deleted := b.add("a", "b")
-	add(fulfillment.LagCounted)
+	add(stream.LagCounted)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
-	require.EqualValues(t, fulfillment.LagCounted, b.backlog().Lag)
+	require.EqualValues(t, stream.LagCounted, b.backlog().Lag)
 
 	add(1)
 	backlog := b.backlog()
@@ -119,7 +120,7 @@ func TestBacklogReportsUnknownLag(t *testing.T) {
 	require.EqualValues(t, 1, backlog.Pending)
 	_, known := backlog.Waiting()
 	require.False(t, known)
-	require.NotContains(t, scrape(t, b, soon), "stampede_stream_lag_entries{", "no figure is better than a wrong one")
+	require.NotContains(t, scrape(t, b, testshop.Soon), "stampede_stream_lag_entries{", "no figure is better than a wrong one")
 }
 
 // However often somebody asks for metrics, entries are not counted each time.
@@ -130,7 +131,7 @@ func TestBacklogCollectorCachesCounts(t *testing.T) {
 	deleted := b.add("a", "b")
 	b.takeAway("worker-1", 1)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
-	c := fulfillment.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, time.Second, testkit.Logger(t))
+	c := stream.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, time.Second, testkit.Logger(t))
 	began := time.Now()
 	read := func() int64 {
 		t.Helper()
@@ -140,17 +141,17 @@ func TestBacklogCollectorCachesCounts(t *testing.T) {
 	}
 	require.EqualValues(t, 2, read())
 	b.publish(1)
-	if lag := read(); time.Since(began) < fulfillment.CountedFor {
+	if lag := read(); time.Since(began) < stream.CountedFor {
 		require.EqualValues(t, 2, lag)
 	}
-	testkit.Eventually(t, soon, "it counts again", func() bool { return read() == 3 })
+	testkit.Eventually(t, testshop.Soon, "it counts again", func() bool { return read() == 3 })
 }
 
 func TestBacklogFailsForKeyOfWrongType(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	require.NoError(t, b.rdb.Set(t.Context(), b.stream, "", 0).Err())
-	_, err := fulfillment.ReadBacklog(t.Context(), b.rdb, b.stream, reservation.Group)
+	_, err := stream.ReadBacklog(t.Context(), b.rdb, b.stream, reservation.Group)
 	require.ErrorContains(t, err, "WRONGTYPE")
 }
 
@@ -158,7 +159,7 @@ func TestBacklogFailsForKeyOfWrongType(t *testing.T) {
 func scrape(t *testing.T, b *streamBench, timeout time.Duration) string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	require.NoError(t, registry.Register(fulfillment.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, timeout, testkit.Logger(t))))
+	require.NoError(t, registry.Register(stream.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, timeout, testkit.Logger(t))))
 	answer := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	require.Equal(t, http.StatusOK, answer.Code, answer.Body)
@@ -170,7 +171,7 @@ func TestBacklogCollector(t *testing.T) {
 	b := newStreamBench(t)
 	b.publish(5)
 	b.takeAway("worker-1", 2)
-	text := scrape(t, b, soon)
+	text := scrape(t, b, testshop.Soon)
 	labels := `{group="fulfillment",stream="` + b.stream + `"} `
 	for name, want := range map[string]string{"reachable": "1", "length_entries": "5", "lag_entries": "3", "pending_entries": "2"} {
 		require.Contains(t, text, "stampede_stream_"+name+labels+want+"\n")
@@ -188,7 +189,7 @@ func TestBacklogCollectorTimesOutWithoutRedis(t *testing.T) {
 	require.NoError(t, b.rdb.Do(t.Context(), "CLIENT", "PAUSE", 60_000, "ALL").Err())
 	began := time.Now()
 	text := scrape(t, b, 200*time.Millisecond)
-	require.Less(t, time.Since(began), soon, "the client's own tries last 12 s")
+	require.Less(t, time.Since(began), testshop.Soon, "the client's own tries last 12 s")
 	require.Contains(t, text, "stampede_stream_reachable")
 	require.NotContains(t, text, "stampede_stream_length_entries{")
 	require.True(t, strings.Contains(text, `stream="orders"} 0`), text)

@@ -1,4 +1,4 @@
-package fulfillment_test
+package stream_test
 
 import (
 	"context"
@@ -10,8 +10,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/lua"
 )
 
@@ -40,7 +41,7 @@ func newTrimBench(t *testing.T) *trimBench {
 
 // group creates a group that has read the first entries and acknowledged all of them but some.
 func (b *trimBench) group(name string, read int, pending ...int) {
-	require.NoError(b.t, fulfillment.CreateGroup(b.ctx, b.rdb, b.stream, name))
+	require.NoError(b.t, stream.CreateGroup(b.ctx, b.rdb, b.stream, name))
 	if read == 0 {
 		return
 	}
@@ -149,7 +150,7 @@ func TestTrimmerDeletesAcknowledgedEntries(t *testing.T) {
 	b, other := newTrimBench(t), newTrimBench(t)
 	b.group("a", 1000)
 	other.group("a", 1000, 500)
-	trimmer, err := fulfillment.NewTrimmer(fulfillment.TrimmerConfig{
+	trimmer, err := stream.NewTrimmer(stream.TrimmerConfig{
 		Control: b.rdb, Streams: []string{b.stream, other.stream, "missing"},
 		Interval: time.Millisecond, Logger: testkit.Logger(t),
 	})
@@ -157,11 +158,11 @@ func TestTrimmerDeletesAcknowledgedEntries(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- trimmer.Run(ctx) }()
-	testkit.Eventually(t, soon, "both streams are trimmed", func() bool { return b.first() == 900 && other.first() == 500 })
+	testkit.Eventually(t, testshop.Soon, "both streams are trimmed", func() bool { return b.first() == 900 && other.first() == 500 })
 	cancel()
 	require.NoError(t, <-done)
 	require.EqualValues(t, 900, testutil.ToFloat64(trimmer.Trimmed().WithLabelValues(b.stream)))
 
-	_, err = fulfillment.NewTrimmer(fulfillment.TrimmerConfig{Control: b.rdb})
+	_, err = stream.NewTrimmer(stream.TrimmerConfig{Control: b.rdb})
 	require.ErrorContains(t, err, "Streams")
 }

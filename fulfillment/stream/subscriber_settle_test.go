@@ -1,4 +1,4 @@
-package fulfillment_test
+package stream_test
 
 import (
 	"context"
@@ -12,9 +12,10 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
@@ -72,7 +73,7 @@ func TestEntryIsAcknowledgedAfterHandler(t *testing.T) {
 	messages := b.subscribe(b.subscriber("worker-1"))
 	first, second := receive(t, messages), receive(t, messages)
 	second.Ack()
-	testkit.Eventually(t, soon, "the second is acknowledged", func() bool { return len(b.pending()) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the second is acknowledged", func() bool { return len(b.pending()) == 1 })
 	require.Equal(t, first.Metadata.Get(reservation.MetaEntryID), b.pending()[0].ID)
 	require.NoError(t, first.Context().Err())
 	require.Error(t, second.Context().Err(), "a settled message's context is over")
@@ -84,8 +85,8 @@ func TestNackedMessageIsRetriedThenDeadLettered(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	registry := prometheus.NewRegistry()
-	sub := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.MaxDeliveries, c.Registerer = 3, registry })
-	id := b.add(fulfillment.FieldUUID, "poison", "zebra", "1", "ant", "2", "zebra", "3", "bytes", "\xff")
+	sub := b.subscriber("worker-1", func(c *stream.Config) { c.MaxDeliveries, c.Registerer = 3, registry })
+	id := b.add(stream.FieldUUID, "poison", "zebra", "1", "ant", "2", "zebra", "3", "bytes", "\xff")
 	messages := b.subscribe(sub)
 	for want := 1; want <= 3; want++ {
 		msg := receive(t, messages)
@@ -96,8 +97,8 @@ func TestNackedMessageIsRetriedThenDeadLettered(t *testing.T) {
 		msg.Nack()
 	}
 	entries, reasons := b.grave.await(t, 1)
-	require.Equal(t, fulfillment.Entry{Stream: b.stream, ID: id, Deliveries: 3, Fields: []fulfillment.Field{
-		{fulfillment.FieldUUID, "poison"}, {"zebra", "1"}, {"ant", "2"}, {"zebra", "3"}, {"bytes", "\xff"},
+	require.Equal(t, stream.Entry{Stream: b.stream, ID: id, Deliveries: 3, Fields: []stream.Field{
+		{stream.FieldUUID, "poison"}, {"zebra", "1"}, {"ant", "2"}, {"zebra", "3"}, {"bytes", "\xff"},
 	}}, entries[0], "as it stands in the stream")
 	require.ErrorContains(t, reasons[0], "3 deliveries")
 	b.awaitNonePending()
@@ -119,7 +120,7 @@ func TestDeliveryCountAloneMakesNoDeadLetter(t *testing.T) {
 	id := b.takeAway("worker-0", 1)[0]
 	require.NoError(t, b.rdb.Do(t.Context(), "XCLAIM", b.stream, reservation.Group, "worker-1", 0, id, "RETRYCOUNT", 70, "JUSTID").Err())
 
-	messages := b.subscribe(b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.MaxDeliveries = 3 }))
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.MaxDeliveries = 3 }))
 	msg := receive(t, messages)
 	require.Equal(t, uuids[0], msg.UUID)
 	require.Equal(t, 71, deliveriesOf(t, msg))
@@ -134,7 +135,7 @@ func TestNacksAreRetriedWithDelay(t *testing.T) {
 	b := newStreamBench(t)
 	b.publish(1)
 	const delay = 50 * time.Millisecond
-	messages := b.subscribe(b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) {
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) {
 		c.RedeliveryDelay, c.RedeliveryDelayMax, c.MaxDeliveries = delay, 2*delay, 100
 	}))
 	began := time.Now()
@@ -166,7 +167,7 @@ func TestUnreadableEntryIsDeadLettered(t *testing.T) {
 	b := newStreamBench(t)
 	first := b.publish(1)
 	stray := b.add("foo", "bar")
-	broken := b.add(fulfillment.FieldUUID, "u", fulfillment.FieldMetadata, "not msgpack")
+	broken := b.add(stream.FieldUUID, "u", stream.FieldMetadata, "not msgpack")
 	second := b.publish(1)
 	messages := b.subscribe(b.subscriber("worker-1"))
 	require.Equal(t, append(first, second...), receiveUUIDs(t, messages, 2))
@@ -185,12 +186,12 @@ func TestDeadLetterRetriesUntilStored(t *testing.T) {
 	b := newStreamBench(t)
 	b.grave.setAway(true)
 	stray := b.add("foo", "bar")
-	messages := b.subscribe(b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.InFlightMax = 1 }))
-	testkit.Eventually(t, soon, "storing has failed twice", func() bool { tries, _, _ := b.grave.look(); return tries >= 2 })
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.InFlightMax = 1 }))
+	testkit.Eventually(t, testshop.Soon, "storing has failed twice", func() bool { tries, _, _ := b.grave.look(); return tries >= 2 })
 
 	uuids := b.publish(3)
 	require.Equal(t, uuids, receiveUUIDs(t, messages, 3), "with room for one in flight, and a dead letter waiting")
-	testkit.Eventually(t, soon, "only the stray entry is pending", func() bool {
+	testkit.Eventually(t, testshop.Soon, "only the stray entry is pending", func() bool {
 		pending := b.pending()
 		return len(pending) == 1 && pending[0].ID == stray
 	})
@@ -207,7 +208,7 @@ func TestUnstoredDeadLetterSurvivesRestart(t *testing.T) {
 	b.add("foo", "bar")
 	sub := b.subscriber("worker-1")
 	b.subscribe(sub)
-	testkit.Eventually(t, soon, "storing has failed", func() bool { tries, _, _ := b.grave.look(); return tries >= 1 })
+	testkit.Eventually(t, testshop.Soon, "storing has failed", func() bool { tries, _, _ := b.grave.look(); return tries >= 1 })
 	require.NoError(t, sub.Close())
 	require.Len(t, b.pending(), 1)
 
@@ -222,7 +223,7 @@ func TestCloseWaitsForHandlersAndSendsAcks(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(3)
-	sub := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.MaxDeliveries = 1 })
+	sub := b.subscriber("worker-1", func(c *stream.Config) { c.MaxDeliveries = 1 })
 	messages := b.subscribe(sub)
 	acked, refused, third := receive(t, messages), receive(t, messages), receive(t, messages)
 
@@ -235,7 +236,7 @@ func TestCloseWaitsForHandlersAndSendsAcks(t *testing.T) {
 			closed <- struct{}{}
 		}()
 	}
-	testkit.Eventually(t, soon, "subscribing is refused", func() bool {
+	testkit.Eventually(t, testshop.Soon, "subscribing is refused", func() bool {
 		_, err := sub.Subscribe(t.Context(), "other")
 		return err != nil
 	})
@@ -264,7 +265,7 @@ func TestCloseWaitsForHandlersAndSendsAcks(t *testing.T) {
 	require.NoError(t, sub.Close())
 	require.NoError(t, b.rdb.Ping(t.Context()).Err(), "the client is left open")
 	_, err := sub.Subscribe(t.Context(), b.stream)
-	require.ErrorIs(t, err, fulfillment.ErrSubscriberClosed)
+	require.ErrorIs(t, err, stream.ErrSubscriberClosed)
 }
 
 // The last acks may come in while the ones before are under way.
@@ -275,7 +276,7 @@ func TestCloseSendsLastAcks(t *testing.T) {
 	ids := b.takeAway("worker-1", 1)
 	sub := b.subscriber("worker-1")
 	config := sub.Config()
-	s := fulfillment.NewSubscription(t.Context(), &config, sub.Metrics(), b.stream)
+	s := stream.NewSubscription(t.Context(), &config, sub.Metrics, b.stream)
 	defer s.Expire()
 	s.Acks.Add(ids[0])
 	<-s.Acks.Wake
@@ -289,7 +290,7 @@ func TestCloseAbandonsHangingHandler(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(2)
-	sub := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.DrainTimeout = 5 * time.Millisecond })
+	sub := b.subscriber("worker-1", func(c *stream.Config) { c.DrainTimeout = 5 * time.Millisecond })
 	messages := b.subscribe(sub)
 	hanging, done := receive(t, messages), receive(t, messages)
 	done.Ack()

@@ -1,4 +1,4 @@
-package fulfillment_test
+package stream_test
 
 import (
 	"fmt"
@@ -10,8 +10,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/lua"
 	"stampede/reservation"
 )
@@ -23,8 +24,8 @@ func TestSubscriberClaimsOrphansBesideNewEntries(t *testing.T) {
 	b.takeAway("worker-0", 25)
 	fresh := b.publish(25)
 	// Two share the work, in pages that are smaller than what there is to claim.
-	first := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.BatchMax, c.InFlightMax = 10, 10 })
-	second := b.subscriber("worker-2", func(c *fulfillment.SubscriberConfig) { c.BatchMax, c.InFlightMax = 10, 10 })
+	first := b.subscriber("worker-1", func(c *stream.Config) { c.BatchMax, c.InFlightMax = 10, 10 })
+	second := b.subscriber("worker-2", func(c *stream.Config) { c.BatchMax, c.InFlightMax = 10, 10 })
 	a, z := b.subscribe(first), b.subscribe(second)
 	var got []string
 	for len(got) < 50 {
@@ -35,13 +36,13 @@ func TestSubscriberClaimsOrphansBesideNewEntries(t *testing.T) {
 		case msg := <-z:
 			got = append(got, msg.UUID)
 			msg.Ack()
-		case <-time.After(soon):
+		case <-time.After(testshop.Soon):
 			require.FailNow(t, "messages are missing", "%d of 50", len(got))
 		}
 	}
 	require.ElementsMatch(t, append(orphans, fresh...), got, "each one once")
 	b.awaitNonePending()
-	claimed := testutil.ToFloat64(first.Metrics().Of(b.stream).Claimed) + testutil.ToFloat64(second.Metrics().Of(b.stream).Claimed)
+	claimed := testutil.ToFloat64(first.Metrics.Of(b.stream).Claimed) + testutil.ToFloat64(second.Metrics.Of(b.stream).Claimed)
 	require.EqualValues(t, 25, claimed)
 }
 
@@ -52,14 +53,14 @@ func TestClaimContinuesAfterDeletedEntries(t *testing.T) {
 	uuids := b.publish(60)
 	ids := b.takeAway("worker-0", 60)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, ids[:59]...).Err())
-	sub := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) {
+	sub := b.subscriber("worker-1", func(c *stream.Config) {
 		c.BatchMax = 5
 		c.ClaimInterval = time.Hour // one round finds it
 	})
-	testkit.Eventually(t, soon, "the orphan is old enough", func() bool { return b.pending()[59].Idle >= sub.Config().MinIdle })
+	testkit.Eventually(t, testshop.Soon, "the orphan is old enough", func() bool { return b.pending()[59].Idle >= sub.Config().MinIdle })
 	require.Equal(t, uuids[59:], receiveUUIDs(t, b.subscribe(sub), 1))
 	b.awaitNonePending()
-	require.EqualValues(t, 59, testutil.ToFloat64(sub.Metrics().Of(b.stream).Lost))
+	require.EqualValues(t, 59, testutil.ToFloat64(sub.Metrics.Of(b.stream).Lost))
 }
 
 // A handler may take many times MinIdle: its entry is neither claimed by others nor by its own
@@ -68,9 +69,7 @@ func TestLongHandlerKeepsItsEntry(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(1)
-	quick := func(c *fulfillment.SubscriberConfig) {
-		c.MinIdle, c.ClaimInterval = 200*time.Millisecond, 20*time.Millisecond
-	}
+	quick := func(c *stream.Config) { c.MinIdle, c.ClaimInterval = 200*time.Millisecond, 20*time.Millisecond }
 	worker, rival := b.subscriber("worker-1", quick), b.subscriber("worker-2", quick)
 	messages := b.subscribe(worker)
 	msg := receive(t, messages)
@@ -100,14 +99,14 @@ func TestEntryClaimedByAnotherConsumerIsNotTakenBack(t *testing.T) {
 	require.NoError(t, b.rdb.XClaim(t.Context(), &redis.XClaimArgs{
 		Stream: b.stream, Group: reservation.Group, Consumer: "rival", Messages: []string{id},
 	}).Err())
-	testkit.Eventually(t, soon, "it is noticed", func() bool { return testutil.ToFloat64(sub.Metrics().Of(b.stream).Taken) == 1 })
+	testkit.Eventually(t, testshop.Soon, "it is noticed", func() bool { return testutil.ToFloat64(sub.Metrics.Of(b.stream).Taken) == 1 })
 	taken.Nack()
 	kept.Ack()
-	testkit.Eventually(t, soon, "it is let go", func() bool { return testutil.ToFloat64(sub.Metrics().Of(b.stream).InFlight) == 0 })
+	testkit.Eventually(t, testshop.Soon, "it is let go", func() bool { return testutil.ToFloat64(sub.Metrics.Of(b.stream).InFlight) == 0 })
 	pending := b.pending()
 	require.Len(t, pending, 1)
 	require.Equal(t, "rival", pending[0].Consumer)
-	require.Zero(t, testutil.ToFloat64(sub.Metrics().Of(b.stream).Redelivered))
+	require.Zero(t, testutil.ToFloat64(sub.Metrics.Of(b.stream).Redelivered))
 }
 
 func TestSilentConsumersAreReaped(t *testing.T) {
@@ -125,12 +124,12 @@ func TestSilentConsumersAreReaped(t *testing.T) {
 		}
 		return names
 	}
-	sub := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) {
+	sub := b.subscriber("worker-1", func(c *stream.Config) {
 		c.MinIdle, c.ConsumerIdleMax = time.Hour, 50*time.Millisecond
 		c.ClaimInterval = 20 * time.Millisecond
 	})
 	b.subscribe(sub)
-	testkit.Eventually(t, soon, "only the silent one is gone", func() bool {
+	testkit.Eventually(t, testshop.Soon, "only the silent one is gone", func() bool {
 		names := consumers()
 		slices.Sort(names)
 		return slices.Equal(names, []string{"with-entries", "worker-1"})
@@ -151,7 +150,7 @@ func TestReapAnswers(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, names, "no group")
 
-	require.NoError(t, fulfillment.CreateGroup(t.Context(), b.rdb, b.stream, "g"))
+	require.NoError(t, stream.CreateGroup(t.Context(), b.rdb, b.stream, "g"))
 	for _, consumer := range []string{"self", "other", "third"} {
 		require.NoError(t, b.rdb.XGroupCreateConsumer(t.Context(), b.stream, "g", consumer).Err())
 	}
@@ -178,13 +177,13 @@ func TestKeepAnswers(t *testing.T) {
 		require.NoError(t, err)
 		return answers
 	}
-	require.Equal(t, []string{fulfillment.LeaseKept, fulfillment.LeaseKept, fulfillment.LeaseGone}, keep("worker", ids[0], 0, ids[1], 7, ids[2], 0))
-	require.Equal(t, []string{fulfillment.LeaseTaken}, keep("another", ids[0], 9))
-	require.Equal(t, []string{fulfillment.LeaseKept}, keep("worker", ids[1], 3), "a repeat does not lower the count")
+	require.Equal(t, []string{stream.LeaseKept, stream.LeaseKept, stream.LeaseGone}, keep("worker", ids[0], 0, ids[1], 7, ids[2], 0))
+	require.Equal(t, []string{stream.LeaseTaken}, keep("another", ids[0], 9))
+	require.Equal(t, []string{stream.LeaseKept}, keep("worker", ids[1], 3), "a repeat does not lower the count")
 	counts := fmt.Sprintf("%s=%d %s=%d", b.pending()[0].Consumer, b.pending()[0].RetryCount, b.pending()[1].Consumer, b.pending()[1].RetryCount)
 	require.Equal(t, "worker=1 worker=7", counts)
 
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, ids[0]).Err())
-	require.Equal(t, []string{fulfillment.LeaseGone}, keep("worker", ids[0], 0), "deleted from the stream")
+	require.Equal(t, []string{stream.LeaseGone}, keep("worker", ids[0], 0), "deleted from the stream")
 	require.Error(t, lua.Keep.Run(t.Context(), b.rdb, []string{b.stream}, reservation.Group, "worker", ids[0]).Err())
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package stream
 
 import (
 	"context"
@@ -16,11 +16,17 @@ import (
 	"stampede/reservation"
 )
 
+// IsWrongType tells whether Redis said that a key holds something else.
+func IsWrongType(err error) bool {
+	var answered redis.Error
+	return errors.As(err, &answered) && strings.HasPrefix(answered.Error(), "WRONGTYPE")
+}
+
 // The fields of a stream entry that watermill-redisstream's DefaultMarshallerUnmarshaller writes and reads.
 const (
-	fieldUUID     = redisstream.UUIDHeaderKey
-	fieldMetadata = "metadata"
-	fieldPayload  = "payload"
+	FieldUUID     = redisstream.UUIDHeaderKey
+	FieldMetadata = "metadata"
+	FieldPayload  = "payload"
 )
 
 // errEntryGone is returned for an entry that is not in its stream any more.
@@ -40,8 +46,8 @@ type Entry struct {
 // Field is one name and value of an Entry.
 type Field struct{ Name, Value string }
 
-// field is the value of the first field of that name, "" if there is none.
-func (e Entry) field(name string) string {
+// Field is the value of the first field of that name, "" if there is none.
+func (e Entry) Field(name string) string {
 	for _, f := range e.Fields {
 		if f.Name == name {
 			return f.Value
@@ -50,17 +56,17 @@ func (e Entry) field(name string) string {
 	return ""
 }
 
-// entryTime is when an entry was appended, which its id tells by Redis's clock.
-func entryTime(id string) (at time.Time, ok bool) {
+// EntryTime is when an entry was appended, which its id tells by Redis's clock.
+func EntryTime(id string) (at time.Time, ok bool) {
 	ms, _, _ := strings.Cut(id, "-")
 	appended, err := strconv.ParseInt(ms, 10, 64)
 	return time.UnixMilli(appended), err == nil
 }
 
-// readEntry fetches an entry as it stands in its stream. It asks for the plain reply because go-redis
+// ReadEntry fetches an entry as it stands in its stream. It asks for the plain reply because go-redis
 // makes a map of an entry, which loses the order of its fields and those that come twice. The error
 // is errEntryGone if the stream does not hold the entry.
-func readEntry(ctx context.Context, rdb redis.UniversalClient, stream, id string) (Entry, error) {
+func ReadEntry(ctx context.Context, rdb redis.UniversalClient, stream, id string) (Entry, error) {
 	reply, err := rdb.Do(ctx, "XRANGE", stream, id, id).Slice()
 	if err != nil {
 		return Entry{}, fmt.Errorf("read entry %s of %s: %w", id, stream, err)
@@ -86,8 +92,8 @@ func pairsOf(flat []any) []Field {
 	return fields
 }
 
-// fieldsOf is the next best thing where the entry itself is gone: its fields by name.
-func fieldsOf(values map[string]any) []Field {
+// FieldsOf is the next best thing where the entry itself is gone: its fields by name.
+func FieldsOf(values map[string]any) []Field {
 	fields := make([]Field, 0, len(values))
 	for name, value := range values {
 		text, _ := value.(string)
@@ -97,9 +103,9 @@ func fieldsOf(values map[string]any) []Field {
 	return fields
 }
 
-// decodeEntry makes the message of an entry: what watermill-redisstream makes of it, and in its
+// DecodeEntry makes the message of an entry: what watermill-redisstream makes of it, and in its
 // metadata all further fields of the entry, for which the message's own metadata has no value.
-func decodeEntry(id string, values map[string]any, deliveries int64) (*message.Message, error) {
+func DecodeEntry(id string, values map[string]any, deliveries int64) (*message.Message, error) {
 	msg := plainMessage(values)
 	if msg == nil {
 		var err error
@@ -111,7 +117,7 @@ func decodeEntry(id string, values map[string]any, deliveries int64) (*message.M
 		msg.Metadata = message.Metadata{}
 	}
 	for name, value := range values {
-		if name == fieldUUID || name == fieldMetadata || name == fieldPayload {
+		if name == FieldUUID || name == FieldMetadata || name == FieldPayload {
 			continue
 		}
 		if _, taken := msg.Metadata[name]; !taken {
@@ -128,9 +134,9 @@ func decodeEntry(id string, values map[string]any, deliveries int64) (*message.M
 // plainMessage makes the same of an entry whose metadata is a short map of short strings, as that of all our events
 // is, without a decoder that is made to find out what it reads. It returns nil for any other one.
 func plainMessage(values map[string]any) *message.Message {
-	id, named := values[fieldUUID].(string)
-	payload, filled := values[fieldPayload].(string)
-	metadata, told := values[fieldMetadata].(string)
+	id, named := values[FieldUUID].(string)
+	payload, filled := values[FieldPayload].(string)
+	metadata, told := values[FieldMetadata].(string)
 	if !named || !filled || !told || metadata == "" {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package fulfillment
+package stream
 
 import (
 	"context"
@@ -28,7 +28,7 @@ func BenchmarkSubscriber(b *testing.B) {
 		require.NoError(b, err)
 		defer func() { _ = blocking.Close() }()
 		control := testkit.Redis(b)
-		sub, err := NewSubscriber(SubscriberConfig{
+		sub, err := NewSubscriber(Config{
 			Client: blocking, Control: control, Group: reservation.Group, Consumer: "bench",
 			DeadLetter: func(context.Context, Entry, error) error { return nil }, Logger: slog.New(slog.DiscardHandler),
 		})
@@ -56,7 +56,7 @@ func benchmarkConsumption(b *testing.B, subs []message.Subscriber) {
 	rdb := testkit.Redis(b)
 	stream := testkit.Keys(b).Orders(0)
 	fillStream(b, rdb, stream, b.N)
-	require.NoError(b, createGroup(b.Context(), rdb, stream, reservation.Group))
+	require.NoError(b, CreateGroup(b.Context(), rdb, stream, reservation.Group))
 
 	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
 	require.NoError(b, err)
@@ -91,9 +91,9 @@ func fillStream(b *testing.B, rdb *redis.Client, stream string, n int) {
 		_, err := rdb.Pipelined(b.Context(), func(pipe redis.Pipeliner) error {
 			for i := sent; i < min(n, sent+page); i++ {
 				pipe.XAdd(b.Context(), &redis.XAddArgs{Stream: stream, Values: []any{
-					fieldUUID, watermill.NewUUID(),
-					fieldMetadata, "\x82\xa5event\xadOrderReserved\xadevent_version\xa11",
-					fieldPayload, `{"order_id":"0198c0de-0000-7000-8000-000000000000","sale_id":"0198c0de-0000-7000-8000-000000000001","user_id":"user-1","quantity":1,"version":1,"epoch":1,"requested_at_ms":1763712000000}`,
+					FieldUUID, watermill.NewUUID(),
+					FieldMetadata, "\x82\xa5event\xadOrderReserved\xadevent_version\xa11",
+					FieldPayload, `{"order_id":"0198c0de-0000-7000-8000-000000000000","sale_id":"0198c0de-0000-7000-8000-000000000001","user_id":"user-1","quantity":1,"version":1,"epoch":1,"requested_at_ms":1763712000000}`,
 					reservation.MetaReservedAt, "1763712000000", reservation.MetaSequence, i,
 				}})
 			}

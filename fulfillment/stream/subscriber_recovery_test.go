@@ -1,4 +1,4 @@
-package fulfillment_test
+package stream_test
 
 import (
 	"context"
@@ -13,8 +13,9 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
@@ -24,7 +25,7 @@ func TestSubscriberReplaysPendingEntriesInOrder(t *testing.T) {
 	uuids := b.publish(10)
 	b.takeAway("worker-1", 7) // an earlier life
 	// No claims: what comes back is found by the name, at once.
-	messages := b.subscribe(b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.MinIdle, c.BatchMax = time.Hour, 3 }))
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.MinIdle, c.BatchMax = time.Hour, 3 }))
 	for i, uuid := range uuids {
 		msg := receive(t, messages)
 		require.Equal(t, uuid, msg.UUID)
@@ -87,7 +88,7 @@ func TestSubscriberDeliversEntryOnceAtATime(t *testing.T) {
 	messages := b.subscribe(b.subscriber("worker-1"))
 	inHand := receive(t, messages)
 	receive(t, messages).Ack()
-	testkit.Eventually(t, soon, "the second is acknowledged", func() bool { return len(b.pending()) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the second is acknowledged", func() bool { return len(b.pending()) == 1 })
 	require.NoError(t, b.rdb.XGroupDestroy(t.Context(), b.stream, reservation.Group).Err())
 
 	again := receive(t, messages)
@@ -110,7 +111,7 @@ func TestSubscriberSurvivesRedisCrash(t *testing.T) {
 		missing[uuid] = true
 	}
 	server.Kill()
-	messages := b.subscribe(b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.BatchMax = 100 }))
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.BatchMax = 100 }))
 	require.NoError(t, server.Restart(t.Context()))
 
 	var crash sync.WaitGroup
@@ -158,7 +159,7 @@ func (l *lostReply) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 func (l *lostReply) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if read, ok := cmd.(fulfillment.ReadOnce); ok && err == nil && len(read.Val()) > 0 && len(read.Val()[0].Messages) > 0 {
+		if read, ok := cmd.(stream.ReadOnce); ok && err == nil && len(read.Val()) > 0 && len(read.Val()[0].Messages) > 0 {
 			l.once.Do(func() {
 				err = errors.New("connection reset by peer")
 				cmd.SetErr(err)
@@ -173,7 +174,7 @@ func TestSubscriberDeliversEntriesOfLostReply(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	reply := &lostReply{lost: make(chan struct{})}
-	messages := b.subscribe(b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) {
+	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) {
 		c.MinIdle = time.Hour // so that it is not the claims that find them
 		c.Client.(*redis.Client).AddHook(reply)
 	}))
@@ -186,7 +187,7 @@ func TestSubscriberDeliversEntriesOfLostReply(t *testing.T) {
 // go-redis must not send a read again by itself, whatever the client's settings say.
 func TestClientDoesNotRetryReads(t *testing.T) {
 	t.Parallel()
-	require.True(t, fulfillment.ReadOnce{redis.NewXStreamSliceCmd(t.Context())}.NoRetry())
+	require.True(t, stream.ReadOnce{redis.NewXStreamSliceCmd(t.Context())}.NoRetry())
 }
 
 func TestAcksAreRetriedUntilSent(t *testing.T) {
@@ -244,7 +245,7 @@ func TestCloseReturnsWithoutRedis(t *testing.T) {
 	server := testkit.OwnRedis(t)
 	b := newStreamBenchAt(t, server.URL, "orders")
 	uuids := b.publish(1)
-	sub := b.subscriber("worker-1", func(c *fulfillment.SubscriberConfig) { c.DrainTimeout = 100 * time.Millisecond })
+	sub := b.subscriber("worker-1", func(c *stream.Config) { c.DrainTimeout = 100 * time.Millisecond })
 	msg := receive(t, b.subscribe(sub))
 	server.Kill()
 	msg.Ack()
@@ -271,7 +272,7 @@ func TestSubscriberReportsLostEntries(t *testing.T) {
 	messages := b.subscribe(sub)
 	require.ElementsMatch(t, []string{uuids[1], uuids[3]}, receiveUUIDs(t, messages, 2))
 	b.awaitNonePending()
-	require.EqualValues(t, 2, testutil.ToFloat64(sub.Metrics().Of(b.stream).Lost))
+	require.EqualValues(t, 2, testutil.ToFloat64(sub.Metrics.Of(b.stream).Lost))
 }
 
 func TestSubscribeInitializeCreatesTheGroup(t *testing.T) {

@@ -1,4 +1,4 @@
-package fulfillment
+package stream
 
 import (
 	"context"
@@ -27,8 +27,8 @@ var (
 // error it stays pending and is tried again. It may be called more than once for the same entry.
 type DeadLetterFunc func(ctx context.Context, entry Entry, reason error) error
 
-// SubscriberConfig configures a Subscriber. Client, Control, Group, Consumer and DeadLetter have no default.
-type SubscriberConfig struct {
+// Config configures a Subscriber. Client, Control, Group, Consumer and DeadLetter have no default.
+type Config struct {
 	// Client makes the blocking reads, one at a time for each stream. Its read time-out must be
 	// above BlockTimeout.
 	Client redis.UniversalClient
@@ -73,21 +73,21 @@ type SubscriberConfig struct {
 	Registerer prometheus.Registerer
 }
 
-func (c *SubscriberConfig) setDefaults() {
-	orElse(&c.BatchMax, 500)
-	orElse(&c.InFlightMax, 4*c.BatchMax)
-	orElse(&c.BlockTimeout, 250*time.Millisecond)
-	orElse(&c.MinIdle, 10*time.Second)
-	orElse(&c.ClaimInterval, c.MinIdle/3)
-	orElse(&c.ConsumerIdleMax, 10*time.Minute)
-	orElse(&c.MaxDeliveries, 5)
-	orElse(&c.RedeliveryDelay, 100*time.Millisecond)
-	orElse(&c.RedeliveryDelayMax, max(5*time.Second, c.RedeliveryDelay))
-	orElse(&c.DrainTimeout, 10*time.Second)
-	orElse(&c.Logger, slog.Default())
+func (c *Config) setDefaults() {
+	OrElse(&c.BatchMax, 500)
+	OrElse(&c.InFlightMax, 4*c.BatchMax)
+	OrElse(&c.BlockTimeout, 250*time.Millisecond)
+	OrElse(&c.MinIdle, 10*time.Second)
+	OrElse(&c.ClaimInterval, c.MinIdle/3)
+	OrElse(&c.ConsumerIdleMax, 10*time.Minute)
+	OrElse(&c.MaxDeliveries, 5)
+	OrElse(&c.RedeliveryDelay, 100*time.Millisecond)
+	OrElse(&c.RedeliveryDelayMax, max(5*time.Second, c.RedeliveryDelay))
+	OrElse(&c.DrainTimeout, 10*time.Second)
+	OrElse(&c.Logger, slog.Default())
 }
 
-func orElse[T comparable](value *T, standard T) {
+func OrElse[T comparable](value *T, standard T) {
 	var zero T
 	if *value == zero {
 		*value = standard
@@ -95,7 +95,7 @@ func orElse[T comparable](value *T, standard T) {
 }
 
 // Validate returns an error that names everything that does not hold, after the defaults were set.
-func (c *SubscriberConfig) Validate() error {
+func (c *Config) Validate() error {
 	var wrong []error
 	must := func(holds bool, what string) {
 		if !holds {
@@ -144,8 +144,8 @@ func (c *SubscriberConfig) Validate() error {
 // A message's context is cancelled when it is settled, or when Close has waited in vain; not before,
 // so that work under way can be finished. A message that is not settled by then stays pending.
 type Subscriber struct {
-	config  SubscriberConfig
-	metrics *subscriberMetrics
+	config  Config
+	Metrics *subscriberMetrics
 	closing chan struct{}
 
 	mu      sync.Mutex
@@ -160,7 +160,7 @@ var (
 )
 
 // NewSubscriber returns a Subscriber. It does not talk to Redis yet, and it never closes the clients.
-func NewSubscriber(config SubscriberConfig) (*Subscriber, error) {
+func NewSubscriber(config Config) (*Subscriber, error) {
 	config.setDefaults()
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -170,14 +170,14 @@ func NewSubscriber(config SubscriberConfig) (*Subscriber, error) {
 		return nil, err
 	}
 	return &Subscriber{
-		config: config, metrics: metrics,
+		config: config, Metrics: metrics,
 		closing: make(chan struct{}), streams: make(map[string]struct{}),
 	}, nil
 }
 
 // SubscribeInitialize creates the stream and the group.
 func (s *Subscriber) SubscribeInitialize(stream string) error {
-	return createGroup(context.Background(), s.config.Control, stream, s.config.Group)
+	return CreateGroup(context.Background(), s.config.Control, stream, s.config.Group)
 }
 
 // Subscribe hands out the messages of a stream until ctx is cancelled or the Subscriber is closed;
@@ -194,7 +194,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, stream string) (<-chan *mess
 	}
 	s.streams[stream] = struct{}{}
 
-	sub := newSubscription(ctx, &s.config, s.metrics, stream)
+	sub := newSubscription(ctx, &s.config, s.Metrics, stream)
 	s.running.Go(func() {
 		sub.run(ctx.Done(), s.closing)
 		s.mu.Lock()
@@ -219,9 +219,9 @@ func (s *Subscriber) Close() error {
 	return nil
 }
 
-// createGroup makes sure that the group is there. It starts at 0, never at $: what was appended
+// CreateGroup makes sure that the group is there. It starts at 0, never at $: what was appended
 // before the group existed must be delivered as well.
-func createGroup(ctx context.Context, rdb redis.UniversalClient, stream, group string) error {
+func CreateGroup(ctx context.Context, rdb redis.UniversalClient, stream, group string) error {
 	err := rdb.XGroupCreateMkStream(ctx, stream, group, "0").Err()
 	if err != nil && !strings.HasPrefix(err.Error(), "BUSYGROUP") {
 		return fmt.Errorf("create group %s of %s: %w", group, stream, err)

@@ -1,4 +1,4 @@
-package fulfillment
+package stream
 
 import (
 	"context"
@@ -21,10 +21,10 @@ import (
 // conformance builds pairs of the stock publisher and our subscriber.
 type conformance struct {
 	features tests.Features
-	change   func(*SubscriberConfig)
+	change   func(*Config)
 }
 
-func newConformance(t *testing.T, features tests.Features, change func(*SubscriberConfig)) conformance {
+func newConformance(t *testing.T, features tests.Features, change func(*Config)) conformance {
 	mute(t)
 	keys := testkit.Keys(t)
 	features.ConsumerGroups = true
@@ -70,7 +70,7 @@ func (c conformance) pair(t *testing.T, group string) (message.Publisher, messag
 	require.NoError(t, err)
 	publisher, err := redisstream.NewPublisher(redisstream.PublisherConfig{Client: publishing}, nil)
 	require.NoError(t, err)
-	config := SubscriberConfig{
+	config := Config{
 		Client: blocking, Control: control, Group: group, Consumer: rand.Text(),
 		BlockTimeout: 20 * time.Millisecond, MinIdle: 800 * time.Millisecond, ClaimInterval: 200 * time.Millisecond,
 		// The suite refuses a message hundreds of times, and expects to be given it again at once.
@@ -118,7 +118,7 @@ func TestSubscriberConformance(t *testing.T) {
 func TestSubscriberConformanceInOrder(t *testing.T) {
 	t.Parallel()
 	c := newConformance(t, tests.Features{GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true},
-		func(config *SubscriberConfig) { config.InFlightMax = 1 })
+		func(config *Config) { config.InFlightMax = 1 })
 	t.Run("PublishSubscribeInOrder", func(t *testing.T) {
 		t.Parallel()
 		tests.TestPublishSubscribeInOrder(t, c.context(), c.inOneGroup)
