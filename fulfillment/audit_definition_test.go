@@ -11,6 +11,7 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -19,11 +20,11 @@ func termed(s *testshop.Shop, t testing.TB) uuid.UUID {
 	t.Helper()
 	opens := time.Now().Add(-time.Hour).Truncate(time.Second).Add(123*time.Millisecond + 999*time.Microsecond)
 	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
-		Name: "termed", Stock: 20, PerOrderLimit: 7, PaymentWindow: paymentWindow, OpensAt: opens, ClosesAt: opens.Add(48 * time.Hour),
+		Name: "termed", Stock: 20, PerOrderLimit: 7, PaymentWindow: testshop.PaymentWindow, OpensAt: opens, ClosesAt: opens.Add(48 * time.Hour),
 	})
 	require.NoError(t, err)
-	require.Equal(t, 2, crowd(s, t, sale.ID, 2))
-	fulfil(s, t)
+	require.Equal(t, 2, s.Crowd(t, sale.ID, 2))
+	testwork.Fulfil(s, t)
 	return sale.ID
 }
 
@@ -35,17 +36,17 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 	} {
 		t.Run(field, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t, testkit.Pool(t))
 			sale := termed(s, t)
-			report := audit(s, t, sale)
-			require.False(t, report.Broken(), textOf(t, report))
+			report := testwork.Audit(s, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
 			key := s.Keys.Sale(0, sale)
 			right := s.Rdb.HGet(t.Context(), key, field).Val()
 			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, wrong).Err())
 
-			report = audit(s, t, sale)
-			require.Equal(t, "S7", broken(report), textOf(t, report))
-			require.Contains(t, textOf(t, report), fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
+			report = testwork.Audit(s, t, sale)
+			require.Equal(t, "S7", broken(report), testwork.TextOf(t, report))
+			require.Contains(t, testwork.TextOf(t, report), fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
 			require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 			requireMended(s, t, sale, "")
 			if field != "revision" { // which each repair raises
@@ -58,28 +59,28 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 // A term without a value is damage, and one that Redis has not been told of yet is none.
 func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
 	_, err := s.Pool.Exec(t.Context(), `WITH s AS (UPDATE sales SET state = 'paused', revision = 2 WHERE id = $1)
 		INSERT INTO sale_events VALUES ($1, 2, 'SalePaused', '{}')`, sale)
 	require.NoError(t, err)
-	report := audit(s, t, sale)
-	require.Equal(t, "S7", broken(report), textOf(t, report))
-	require.Contains(t, textOf(t, report), "state is open and not paused, revision is 1 and not 2")
+	report := testwork.Audit(s, t, sale)
+	require.Equal(t, "S7", broken(report), testwork.TextOf(t, report))
+	require.Contains(t, testwork.TextOf(t, report), "state is open and not paused, revision is 1 and not 2")
 	require.Equal(t, "worker", leftOf(reconcile(s, t)))
 
 	// A revision that nobody made is not on its way.
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 3).Err())
-	report = audit(s, t, sale)
+	report = testwork.Audit(s, t, sale)
 	require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 1).Err())
 	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
-	report = audit(s, t, sale)
-	require.False(t, report.Broken(), textOf(t, report))
+	report = testwork.Audit(s, t, sale)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
 
 	require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, sale), "state").Err())
-	require.Contains(t, textOf(t, audit(s, t, sale)), "its fields in Redis are damaged: ")
+	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "its fields in Redis are damaged: ")
 	requireMended(s, t, sale, "")
 	require.Equal(t, "paused", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "state").Val())
 }
@@ -87,16 +88,16 @@ func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 // What users call themselves does nothing to the terminal of whoever reads the report.
 func TestAuditEscapesControlCharacters(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	forged := reservation.CompactID(uuid.New()) + " 1 1 1a0c2d3e4f5"
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "\x1b[2Jann\u009b", forged, "\x1b", "\x1b").Err())
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET name = E'\\x1b[2J'")
 	require.NoError(t, err)
-	report := audit(s, t, sale)
-	text := textOf(t, report)
+	report := testwork.Audit(s, t, sale)
+	text := testwork.TextOf(t, report)
 	require.Equal(t, "S4", broken(report), text)
 	require.NotContains(t, text, "\x1b")
 	require.NotContains(t, text, "\u009b")
@@ -107,17 +108,17 @@ func TestAuditEscapesControlCharacters(t *testing.T) {
 // An entry that somebody deletes does no harm for longer than it takes to append it again.
 func TestAuditIgnoresDeletedUnreadEntry(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale, stream := s.Open(t, 40), s.Keys.Orders(0)
-	crowd(s, t, sale, 22)
-	fulfil(s, t)
-	crowd(s, t, sale, 24)
+	s.Crowd(t, sale, 22)
+	testwork.Fulfil(s, t)
+	s.Crowd(t, sale, 24)
 	entries, err := s.Rdb.XRevRangeN(t.Context(), stream, "+", "-", 2).Result()
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.XDel(t.Context(), stream, entries[1].ID).Err())
-	report := audit(s, t, sale)
-	require.Contains(t, textOf(t, report), "1 entry is not done with in "+stream+": 1 unread, 0 in hand")
-	fulfil(s, t)
+	report := testwork.Audit(s, t, sale)
+	require.Contains(t, testwork.TextOf(t, report), "1 entry is not done with in "+stream+": 1 unread, 0 in hand")
+	testwork.Fulfil(s, t)
 	// Redis 7 and Valkey 8 count one as unread for ever; the audit does not.
 	requireMended(s, t, sale, "")
 }
@@ -140,24 +141,24 @@ func TestAuditReportsAndReconcileRepairsForgedRevisions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t, testkit.Pool(t))
 			sale := termed(s, t)
 			_, err := s.Catalog.Pause(t.Context(), sale)
 			require.NoError(t, err)
 			_, err = s.Catalog.Resume(t.Context(), sale)
 			require.NoError(t, err)
-			report := audit(s, t, sale)
-			require.False(t, report.Broken(), textOf(t, report))
+			report := testwork.Audit(s, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
 
 			_, err = s.Pool.Exec(t.Context(), c.damage)
 			require.NoError(t, err)
-			require.Contains(t, textOf(t, audit(s, t, sale)), c.what)
+			require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), c.what)
 			requireMended(s, t, sale, "")
 			_, err = s.Catalog.Pause(t.Context(), sale)
 			require.NoError(t, err, "operators can change the sale again")
 			require.Equal(t, "paused", saleInRedis(s, t, sale)["state"])
-			report = audit(s, t, sale)
-			require.False(t, report.Broken(), textOf(t, report))
+			report = testwork.Audit(s, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
 		})
 	}
 }

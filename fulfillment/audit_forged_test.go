@@ -12,6 +12,7 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -23,10 +24,10 @@ const forgedPlaces = "999999999999999"
 
 func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", forgedPlaces).Err())
-	require.Contains(t, textOf(t, audit(s, t, sale)), "places 3 to 999999999999999 of the sale were given out and no order has them")
+	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "places 3 to 999999999999999 of the sale were given out and no order has them")
 	require.Equal(t, "operator", leftOf(reconcile(s, t)))
 	_, err := rebuilder(s, t).Sale(t.Context(), sale, fulfillment.RebuildByHand) // which the remedy names
 	require.NoError(t, err)
@@ -38,24 +39,24 @@ func requireNamedAndMended(s *testshop.Shop, t testing.TB, what string) {
 	t.Helper()
 	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys})
 	require.NoError(t, err, what)
-	require.True(t, report.Broken(), "%s: %s", what, textOf(t, report))
-	require.False(t, report.Unchecked(), "%s: %s", what, textOf(t, report))
+	require.True(t, report.Broken(), "%s: %s", what, testwork.TextOf(t, report))
+	require.False(t, report.Unchecked(), "%s: %s", what, testwork.TextOf(t, report))
 	reconciled := reconcile(s, t)
-	require.Zero(t, reconciled.Remaining, "%s: %+v\n%s", what, reconciled, textOf(t, report))
+	require.Zero(t, reconciled.Remaining, "%s: %+v\n%s", what, reconciled, testwork.TextOf(t, report))
 	require.NoError(t, heal(s, t, rebuilder(s, t), 1), what)
 	arrive(s, t)
 	if reconciled = reconcile(s, t); len(reconciled.Remedies) > 0 { // an event that was appended, of a sale that was rebuilt
 		arrive(s, t)
 	}
-	audit := audit(s, t, uuid.Nil)
-	require.False(t, audit.Broken() || audit.Unchecked(), "%s:\n%s\nwas:\n%s", what, textOf(t, audit), textOf(t, report))
+	audit := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, audit.Broken() || audit.Unchecked(), "%s:\n%s\nwas:\n%s", what, testwork.TextOf(t, audit), testwork.TextOf(t, report))
 	needNothing(s, t, 1)
 }
 
 // Each field of a sale in Redis, with each value that it cannot have.
 func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
 	key := s.Keys.Sale(0, sale)
 	for _, field := range fulfillment.SaleFields {
@@ -78,7 +79,7 @@ func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 // Each way in which what a buyer holds can be wrong, of a buyer with an order and of one that nobody knows.
 func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
 	buyers := s.Keys.Buyers(0, sale)
 	const at = "1a0c2d3e4f5"
@@ -120,18 +121,18 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 // A reservation beyond the last place is not taken for one that came while it was looked.
 func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "ghost", reservation.CompactID(uuid.New())+" 1 3 1a0c2d3e4f5").Err())
-	report := audit(s, t, sale)
-	require.Contains(t, textOf(t, report), "user ghost: the reservation is at place 3, and the sale has given out 2")
+	report := testwork.Audit(s, t, sale)
+	require.Contains(t, testwork.TextOf(t, report), "user ghost: the reservation is at place 3, and the sale has given out 2")
 }
 
 // Each key, with another type than it has.
 func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale := openPayable(s.Shop, t, 1000)
+	sale := s.OpenPayable(t, 1000)
 	for i, key := range []string{
 		s.Keys.Orders(0), s.Keys.Sales(0), s.Keys.Server(0), s.Keys.Outcomes(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale), s.Keys.Ended(0, sale),
 	} {
@@ -147,7 +148,7 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 			require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 			require.NoError(t, write(t.Context()))
 			requireNamedAndMended(s.Shop, t, key+" is a "+kind)
-			require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.Pool, order).Status)
+			require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, s.Pool, order).Status)
 			s.Buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
 			arrive(s.Shop, t)
 		}
@@ -159,10 +160,10 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 
 func TestAuditReportsAndReconcileRepairsUnlistedSale(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
 	require.NoError(t, s.Rdb.SRem(t.Context(), s.Keys.Sales(0), sale.String()).Err())
-	require.Contains(t, textOf(t, audit(s, t, sale)), "Redis has the sale, and does not list it")
+	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "Redis has the sale, and does not list it")
 	requireNamedAndMended(s, t, "not listed")
 }
 
@@ -203,13 +204,13 @@ func TestAuditReportsForgedRows(t *testing.T) {
 	} {
 		t.Run(damage, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t, testkit.Pool(t))
 			termed(s, t)
 			_, err := s.Pool.Exec(t.Context(), damage)
 			require.NoError(t, err)
-			report := audit(s, t, uuid.Nil)
-			require.True(t, report.Broken(), textOf(t, report))
-			require.False(t, report.Unchecked(), textOf(t, report))
+			report := testwork.Audit(s, t, uuid.Nil)
+			require.True(t, report.Broken(), testwork.TextOf(t, report))
+			require.False(t, report.Unchecked(), testwork.TextOf(t, report))
 			reconciled := reconcile(s, t)
 			switch by {
 			case "operator":
@@ -220,10 +221,10 @@ func TestAuditReportsForgedRows(t *testing.T) {
 				rebuildProjections(s, t)
 				reconciled = reconcile(s, t)
 			}
-			require.Zero(t, reconciled.Remaining, "%+v\n%s", reconciled, textOf(t, report))
+			require.Zero(t, reconciled.Remaining, "%+v\n%s", reconciled, testwork.TextOf(t, report))
 			arrive(s, t)
-			report = audit(s, t, uuid.Nil)
-			require.False(t, report.Broken() || report.Unchecked(), textOf(t, report))
+			report = testwork.Audit(s, t, uuid.Nil)
+			require.False(t, report.Broken() || report.Unchecked(), testwork.TextOf(t, report))
 		})
 	}
 }

@@ -14,9 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -40,61 +42,61 @@ func rebuilt(s *testshop.Shop, t testing.TB, sale uuid.UUID, sequence int64) {
 // are counted, and what comes late of it is void.
 func TestAuditCountsOrdersLostBeforeRebuild(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 40)
-	require.Equal(t, 30, crowd(s, t, sale, 30))
-	fulfil(s, t)
+	require.Equal(t, 30, s.Crowd(t, sale, 30))
+	testwork.Fulfil(s, t)
 	rebuilt(s, t, sale, 40)
 	s.Buy(t, sale, "after")
-	fulfil(s, t)
-	report := audit(s, t, sale)
-	require.False(t, report.Broken(), textOf(t, report))
+	testwork.Fulfil(s, t)
+	report := testwork.Audit(s, t, sale)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 10, report.Sales[0].Lost)
 
 	// One of the lost ones comes late, and another one had the place that was given to somebody else since.
-	late := []reservation.OrderReserved{reserved(sale, "late", 35), reserved(sale, "later", 41)}
-	_, err := fulfillment.NewLedger(s.Pool).Record(t.Context(), late)
+	late := []reservation.OrderReserved{testshop.Reserved(sale, "late", 35), testshop.Reserved(sale, "later", 41)}
+	_, err := ledger.New(s.Pool).Record(t.Context(), late)
 	require.NoError(t, err)
-	report = audit(s, t, sale)
-	require.False(t, report.Broken(), textOf(t, report))
+	report = testwork.Audit(s, t, sale)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 9, report.Sales[0].Lost)
 	require.EqualValues(t, 2, report.Sales[0].Voided)
-	require.Contains(t, textOf(t, report), "41 places given out; 2 orders voided, 9 more lost with Redis")
+	require.Contains(t, testwork.TextOf(t, report), "41 places given out; 2 orders voided, 9 more lost with Redis")
 
 	// Places of the new epoch are counted as before.
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "sequence", 2).Err())
-	report = audit(s, t, sale)
+	report = testwork.Audit(s, t, sale)
 	require.Equal(t, "S5", broken(report))
-	require.Contains(t, textOf(t, report), "places 42 to 43 of the sale were given out and no order has them")
+	require.Contains(t, testwork.TextOf(t, report), "places 42 to 43 of the sale were given out and no order has them")
 }
 
 func TestAuditReportsPayableOrdersWithoutDeadline(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	sale := openPayable(s, t, 10)
-	crowd(s, t, sale, 3)
-	order := fulfil(s, t)[0].Event.OrderID
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.OpenPayable(t, 10)
+	s.Crowd(t, sale, 3)
+	order := testwork.Fulfil(s, t)[0].Event.OrderID
 	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET due = NULL WHERE id = $1", order)
 	require.NoError(t, err)
-	report := audit(s, t, sale)
-	require.Equal(t, "S3", broken(report), textOf(t, report))
+	report := testwork.Audit(s, t, sale)
+	require.Equal(t, "S3", broken(report), testwork.TextOf(t, report))
 	finding := report.Promise("S3").Findings[0]
 	require.Equal(t, order, *finding.Order)
 	require.Equal(t, fulfillment.RemedyProjections, finding.Remedy)
 	require.Equal(t, "OrderConfirmed at version 2", finding.LastEvent)
 	_, err = s.Pool.Exec(t.Context(), "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", order)
 	require.NoError(t, err)
-	report = audit(s, t, sale)
+	report = testwork.Audit(s, t, sale)
 	require.Equal(t, fulfillment.RemedyOperator, report.Promise("S3").Findings[0].Remedy)
 }
 
 func TestAuditReportsLastEventOfEachDifference(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	sale := openPayable(s, t, 10)
-	crowd(s, t, sale, 3)
-	event := fulfil(s, t)[0].Event
-	_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.OpenPayable(t, 10)
+	s.Crowd(t, sale, 3)
+	event := testwork.Fulfil(s, t)[0].Event
+	_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
 	require.NoError(t, err)
 	_, err = s.Pool.Exec(t.Context(), "DELETE FROM releases")
 	require.NoError(t, err)
@@ -102,27 +104,27 @@ func TestAuditReportsLastEventOfEachDifference(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 3")
 	require.NoError(t, err)
-	text := textOf(t, audit(s, t, sale))
+	text := testwork.TextOf(t, testwork.Audit(s, t, sale))
 	require.Contains(t, text, "order "+event.OrderID.String()+", user "+event.UserID+
 		": the order is cancelled and its units are still taken in Redis (last event: OrderCancelled at version 3)")
 	require.Contains(t, text, "the events come to 2 (last event: SalePaused at revision 2)")
-	encoded, err := json.Marshal(audit(s, t, sale))
+	encoded, err := json.Marshal(testwork.Audit(s, t, sale))
 	require.NoError(t, err)
 	require.Contains(t, string(encoded), `"last_event":"OrderCancelled at version 3","remedy":"release"`)
 }
 
 func TestAuditReportsEquationOfEachSale(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	for range fulfillment.EquationsShown + 2 {
 		s.Buy(t, s.Open(t, 5), "ann")
 	}
-	text := textOf(t, audit(s, t, uuid.Nil))
+	text := testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil))
 	require.Equal(t, fulfillment.EquationsShown, strings.Count(text, "      5 = 4 available + 1 held + 0 sold   sale "))
 	require.Contains(t, text, "      … and 2 more sales\n")
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
 	require.NoError(t, err)
-	require.Contains(t, textOf(t, audit(s, t, uuid.Nil)), "      5 ≠ 4 available + 1 held + 1 sold   sale ")
+	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)), "      5 ≠ 4 available + 1 held + 1 sold   sale ")
 }
 
 // beforeHScan runs do once, before the first look at buyers: between the sale and its buyers.
@@ -164,20 +166,20 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 	for name, wait := range map[string]time.Duration{"once": 0, "until it rests": 30 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
-			sale := openPayable(s, t, 10)
-			crowd(s, t, sale, 3)
-			event := fulfil(s, t)[0].Event
+			s := testshop.NewShop(t, testkit.Pool(t))
+			sale := s.OpenPayable(t, 10)
+			s.Crowd(t, sale, 3)
+			event := testwork.Fulfil(s, t)[0].Event
 			report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Keys: s.Keys, Sale: sale, Wait: wait, Redis: movingRedis(t, func() {
-				_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
+				_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
 				require.NoError(t, err)
-				_, err = giveBack(s, t.Context())
+				_, err = testwork.GiveBack(s, t.Context())
 				require.NoError(t, err)
 			})})
 			require.NoError(t, err)
-			require.Equal(t, wait == 0, report.Broken(), textOf(t, report))
+			require.Equal(t, wait == 0, report.Broken(), testwork.TextOf(t, report))
 			require.Equal(t, wait == 0, report.Moved)
-			require.Equal(t, wait == 0, strings.Contains(textOf(t, report), "Units moved while it was looked"))
+			require.Equal(t, wait == 0, strings.Contains(testwork.TextOf(t, report), "Units moved while it was looked"))
 			if wait > 0 {
 				require.EqualValues(t, 8, report.Sales[0].Available)
 			}
@@ -189,24 +191,24 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 // only the sum is another one.
 func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
-	crowd(s, t, sale, 3)
-	fulfil(s, t)
+	s.Crowd(t, sale, 3)
+	testwork.Fulfil(s, t)
 	moving := func() *redis.Client {
 		return movingRedis(t, func() {
 			s.Buy(t, sale, uuid.NewString()) // which no worker has come to yet
 			last, err := s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "sequence").Int64()
 			require.NoError(t, err)
-			late := reserved(sale, uuid.NewString(), last+1)
+			late := testshop.Reserved(sale, uuid.NewString(), last+1)
 			late.OrderID = s.Buy(t, sale, late.UserID)
-			_, err = fulfillment.NewLedger(s.Pool).Record(t.Context(), []reservation.OrderReserved{late})
+			_, err = ledger.New(s.Pool).Record(t.Context(), []reservation.OrderReserved{late})
 			require.NoError(t, err)
 		})
 	}
 	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: moving(), Keys: s.Keys, Sale: sale})
 	require.NoError(t, err)
-	require.Equal(t, "S4", broken(report), textOf(t, report))
+	require.Equal(t, "S4", broken(report), testwork.TextOf(t, report))
 	require.EqualValues(t, 1, report.Promise("S4").Found)
 	require.Empty(t, report.Promise("S4").Findings[0].Remedy)
 	require.True(t, report.Moved)
@@ -214,10 +216,10 @@ func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 
 func TestAuditReportsLastingDifferenceWithoutWaiting(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
-	crowd(s, t, sale, 3)
-	fulfil(s, t)
+	s.Crowd(t, sale, 3)
+	testwork.Fulfil(s, t)
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

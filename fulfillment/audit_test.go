@@ -14,41 +14,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
 )
-
-// fulfil reads what is in the stream and records it, without a worker.
-func fulfil(s *testshop.Shop, t testing.TB) []fulfillment.Outcome {
-	t.Helper()
-	ctx, key := t.Context(), s.Keys.Orders(0)
-	require.NoError(t, stream.CreateGroup(ctx, s.Rdb, key, reservation.Group))
-	read, err := s.Rdb.XReadGroup(ctx, &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "test", Streams: []string{key, ">"}, Count: 10_000, Block: -1}).Result()
-	require.NoError(t, err)
-	var ids []string
-	var events []reservation.OrderReserved
-	for _, m := range read[0].Messages {
-		msg, err := stream.DecodeEntry(m.ID, m.Values, 1)
-		require.NoError(t, err)
-		event, err := reservation.DecodeReserved(msg)
-		require.NoError(t, err)
-		ids, events = append(ids, m.ID), append(events, event)
-	}
-	outcomes, err := fulfillment.NewLedger(s.Pool).Record(ctx, events)
-	require.NoError(t, err)
-	require.NoError(t, s.Rdb.XAck(ctx, key, reservation.Group, ids...).Err())
-	return outcomes
-}
-
-func audit(s *testshop.Shop, t testing.TB, sale uuid.UUID) fulfillment.AuditReport {
-	t.Helper()
-	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
-	require.NoError(t, err)
-	return report
-}
 
 func broken(r fulfillment.AuditReport) (names string) {
 	for _, p := range r.Promises {
@@ -59,28 +31,21 @@ func broken(r fulfillment.AuditReport) (names string) {
 	return strings.TrimSpace(names)
 }
 
-func textOf(t testing.TB, r fulfillment.AuditReport) string {
-	t.Helper()
-	var text strings.Builder
-	require.NoError(t, r.WriteText(&text))
-	return text.String()
-}
-
 func TestAuditOfCorrectSalePassesEveryPromise(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 1500)
 	other := s.Open(t, 5)
-	crowd(s, t, sale, 1200)
+	s.Crowd(t, sale, 1200)
 	s.Buy(t, other, "alice")
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	s.Buy(t, other, "bob")
 
-	report := audit(s, t, sale)
-	require.Equal(t, "S3", broken(report), "bob is on his way:\n%s", textOf(t, report))
-	fulfil(s, t)
-	report = audit(s, t, uuid.Nil)
-	require.False(t, report.Broken(), textOf(t, report))
+	report := testwork.Audit(s, t, sale)
+	require.Equal(t, "S3", broken(report), "bob is on his way:\n%s", testwork.TextOf(t, report))
+	testwork.Fulfil(s, t)
+	report = testwork.Audit(s, t, uuid.Nil)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.Equal(t, fmt.Sprintf(`S1  nothing is oversold                kept    1,202 units sold of 1,505
 S2  one live order per buyer and sale  kept    1,202 live orders, 0 rejected
 S3  every accepted order has an end    kept    1,202 buyers in Redis, 1,202 orders in Postgres, 0 entries waiting in 1 stream
@@ -90,18 +55,18 @@ S4  stock = available + held + sold    kept    1,505 = 303 + 0 + 1,202; the even
 S5  nothing is lost or doubled         kept    2,404 events of 1,202 orders, 1,202 places given out
 S7  Redis is whole and up to date      kept    2 of 2 sales in Redis
 DB  Postgres refuses what must not be  kept    %[3]d of %[3]d constraints and indexes hold
-`, sale, other, report.Guards), textOf(t, report))
-	require.Len(t, audit(s, t, sale).Sales, 1)
+`, sale, other, report.Guards), testwork.TextOf(t, report))
+	require.Len(t, testwork.Audit(s, t, sale).Sales, 1)
 }
 
 func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	sale := openPayable(s, t, 50)
-	require.Equal(t, 40, crowd(s, t, sale, 40))
-	ledger := fulfillment.NewLedger(s.Pool)
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.OpenPayable(t, 50)
+	require.Equal(t, 40, s.Crowd(t, sale, 40))
+	ledger := ledger.New(s.Pool)
 	var overdue []uuid.UUID
-	for i, out := range fulfil(s, t) {
+	for i, out := range testwork.Fulfil(s, t) {
 		var err error
 		switch order := out.Event; {
 		case i < 10:
@@ -113,14 +78,14 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 		}
 		require.NoError(t, err)
 	}
-	endWindow(t, s.Pool, overdue...)
-	_, err := expire(s, t.Context())
+	testwork.EndWindow(t, s.Pool, overdue...)
+	_, err := testwork.Expire(s, t.Context())
 	require.NoError(t, err)
 
 	equation := func(available, held, sold int64) {
 		t.Helper()
-		report := audit(s, t, sale)
-		require.False(t, report.Broken(), textOf(t, report))
+		report := testwork.Audit(s, t, sale)
+		require.False(t, report.Broken(), testwork.TextOf(t, report))
 		figures := report.Sales[0]
 		require.Equal(t, []int64{available, held, sold}, []int64{figures.Available, figures.Held, figures.Sold})
 		require.EqualValues(t, 30, figures.ReplayedUnits)
@@ -128,7 +93,7 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 		shown, err := s.Catalog.Show(t.Context(), sale)
 		require.NoError(t, err)
 		require.EqualValues(t, 10, shown.Sold)
-		text := textOf(t, report)
+		text := testwork.TextOf(t, report)
 		for _, line := range []string{
 			"10 units sold and 20 to be paid, of 50",
 			fmt.Sprintf("50 = %d + %d + 10; the events replayed come to 30 sold or to be paid", shown.Available, shown.Held),
@@ -144,7 +109,7 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	_, err = s.Store.Release(t.Context(), []reservation.Release{first})
 	require.NoError(t, err)
 	equation(11, 9, 30)
-	_, err = giveBack(s, t.Context())
+	_, err = testwork.GiveBack(s, t.Context())
 	require.NoError(t, err)
 	equation(20, 0, 30)
 }
@@ -409,18 +374,18 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			s := scene{Shop: newShop(t, testkit.Pool(t))}
+			s := scene{Shop: testshop.NewShop(t, testkit.Pool(t))}
 			s.sale = s.Open(t, 40)
-			require.Equal(t, 30, crowd(s.Shop, t, s.sale, 30))
-			for _, out := range fulfil(s.Shop, t) {
+			require.Equal(t, 30, s.Crowd(t, s.sale, 30))
+			for _, out := range testwork.Fulfil(s.Shop, t) {
 				if out.Event.UserID == "user-7" {
 					s.order = out.Event.OrderID
 				}
 			}
-			require.False(t, audit(s.Shop, t, uuid.Nil).Broken(), textOf(t, audit(s.Shop, t, uuid.Nil)))
+			require.False(t, testwork.Audit(s.Shop, t, uuid.Nil).Broken(), testwork.TextOf(t, testwork.Audit(s.Shop, t, uuid.Nil)))
 			c.corrupt(t, s)
-			report := audit(s.Shop, t, s.sale)
-			text := textOf(t, report)
+			report := testwork.Audit(s.Shop, t, s.sale)
+			text := testwork.TextOf(t, report)
 			require.Equal(t, c.broken, broken(report), text)
 			require.Contains(t, text, strings.ReplaceAll(c.says, "$order", s.order.String()))
 			requireMended(s.Shop, t, s.sale, c.left)
@@ -430,29 +395,29 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 
 func TestAuditWaitsUntilSaleIsAtRest(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 500)
-	crowd(s, t, sale, 500)
-	require.Equal(t, "S3", broken(audit(s, t, sale)))
+	s.Crowd(t, sale, 500)
+	require.Equal(t, "S3", broken(testwork.Audit(s, t, sale)))
 	testwork.Work(t, testwork.Config(s, t))
 	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: 30 * time.Second})
 	require.NoError(t, err)
-	require.False(t, report.Broken(), textOf(t, report))
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 500, report.Sales[0].LiveUnits)
 }
 
 func TestAuditBoundsFindingsAndCountsTheRest(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
-	crowd(s, t, sale, 50)
-	fulfil(s, t)
+	s.Crowd(t, sale, 50)
+	testwork.Fulfil(s, t)
 	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET status = 'paid'")
 	require.NoError(t, err)
-	report := audit(s, t, sale)
+	report := testwork.Audit(s, t, sale)
 	require.EqualValues(t, 50, report.Promise("S5").Found)
 	require.Len(t, report.Promise("S5").Findings, fulfillment.FindingsShown)
-	require.Contains(t, textOf(t, report), "… and 40 more")
+	require.Contains(t, testwork.TextOf(t, report), "… and 40 more")
 	encoded, err := json.Marshal(report)
 	require.NoError(t, err)
 	require.Contains(t, string(encoded), `"live_units":50`)
@@ -461,46 +426,46 @@ func TestAuditBoundsFindingsAndCountsTheRest(t *testing.T) {
 
 func TestAuditReportsSaleMissingInPostgres(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
-	crowd(s, t, sale, 3)
-	fulfil(s, t)
+	s.Crowd(t, sale, 3)
+	testwork.Fulfil(s, t)
 	for _, table := range []string{"orders", "order_events", "sale_events", "sales"} {
 		_, err := s.Pool.Exec(t.Context(), "DELETE FROM "+table)
 		require.NoError(t, err)
 	}
-	report := audit(s, t, uuid.Nil)
-	require.Equal(t, "S7", broken(report), textOf(t, report))
-	require.Contains(t, textOf(t, report), "Redis has this sale, with 3 buyers, and Postgres does not know it")
+	report := testwork.Audit(s, t, uuid.Nil)
+	require.Equal(t, "S7", broken(report), testwork.TextOf(t, report))
+	require.Contains(t, testwork.TextOf(t, report), "Redis has this sale, with 3 buyers, and Postgres does not know it")
 }
 
 func TestAuditTerminatesOnForgedPlace(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
-	crowd(s, t, sale, 3)
-	fulfil(s, t)
+	s.Crowd(t, sale, 3)
+	testwork.Fulfil(s, t)
 	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET sequence = 1000000000000 WHERE sequence = 3")
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
 	require.NoError(t, err)
-	require.Contains(t, textOf(t, report), "places 4 to 999999999999 of the sale were given out and no order has them")
+	require.Contains(t, testwork.TextOf(t, report), "places 4 to 999999999999 of the sale were given out and no order has them")
 }
 
 func TestAuditRejectsUnknownSale(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	_, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: uuid.New()})
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
-	report := audit(s, t, uuid.Nil)
+	report := testwork.Audit(s, t, uuid.Nil)
 	require.False(t, report.Broken(), "an empty shop keeps its promises")
 }
 
 // BenchmarkAudit audits a sale of 100,000 orders.
 func BenchmarkAudit(b *testing.B) {
-	s := newShop(b, testkit.Pool(b))
+	s := testshop.NewShop(b, testkit.Pool(b))
 	const orders = 100_000
 	sale := s.Open(b, orders)
 	for i := 0; i < orders; i += 1000 {
@@ -514,12 +479,12 @@ func BenchmarkAudit(b *testing.B) {
 			})
 		}
 		wg.Wait()
-		fulfil(s, b)
+		testwork.Fulfil(s, b)
 	}
 	for b.Loop() {
-		report := audit(s, b, sale)
+		report := testwork.Audit(s, b, sale)
 		if report.Broken() || report.Sales[0].LiveOrders != orders {
-			b.Fatal(textOf(b, report))
+			b.Fatal(testwork.TextOf(b, report))
 		}
 	}
 }

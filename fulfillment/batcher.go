@@ -1,20 +1,19 @@
 package fulfillment
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"stampede/fulfillment/ledger"
 	"stampede/internal/crashpoint"
 	"stampede/internal/retry"
 	"stampede/lock"
@@ -39,7 +38,7 @@ func lockLease(minIdle time.Duration) time.Duration {
 
 // batcherConfig is what a batcher works with; all of it is needed.
 type batcherConfig struct {
-	Ledger    *Ledger
+	Ledger    *ledger.Ledger
 	Store     *reservation.Store
 	Locker    *lock.Locker
 	Keys      reservation.Keys
@@ -146,7 +145,7 @@ func (b *batcher) Process(ctx context.Context, f *inFlightBatch) {
 			b.Logger.Error("panic in a batch; its messages are delivered again", "panic", p, "stack", string(debug.Stack()))
 			// All of them, those that were to wait included: nobody else knows of them.
 			for _, s := range f.Batch {
-				s.resolve(fmt.Errorf("%w: %v", errPanicked, p))
+				s.resolve(fmt.Errorf("%w: %v", ledger.ErrPanicked, p))
 			}
 			f.Deferred, f.blocked = nil, nil
 		}
@@ -170,9 +169,9 @@ func (b *batcher) Process(ctx context.Context, f *inFlightBatch) {
 
 	for i, s := range ready {
 		switch out := outcomes[i]; {
-		case errors.Is(out.Err, errBlocked):
+		case errors.Is(out.Err, ledger.ErrBlocked):
 			f.blocked, f.why = append(f.blocked, s), out.Err
-		case comesToNothing(out) && !released:
+		case ledger.ComesToNothing(out) && !released:
 			// Its units are not back: a later batch finds the order recorded and tries again.
 			f.Deferred = append(f.Deferred, s)
 		default:
@@ -186,18 +185,12 @@ func (b *batcher) Process(ctx context.Context, f *inFlightBatch) {
 
 // inSaleOrder sorts the batch by sale and place in it, and returns its events.
 func inSaleOrder(batch []*submission) []reservation.OrderReserved {
-	slices.SortStableFunc(batch, func(x, y *submission) int { return byPlaceInSale(x.Event, y.Event) })
+	slices.SortStableFunc(batch, func(x, y *submission) int { return ledger.ByPlaceInSale(x.Event, y.Event) })
 	events := make([]reservation.OrderReserved, len(batch))
 	for i, s := range batch {
 		events[i] = s.Event
 	}
 	return events
-}
-
-// byPlaceInSale is the order in which events are recorded, so that units that do not suffice for all go
-// to those who came first.
-func byPlaceInSale(x, y reservation.OrderReserved) int {
-	return cmp.Or(strings.Compare(string(x.SaleID[:]), string(y.SaleID[:])), cmp.Compare(x.Sequence, y.Sequence))
 }
 
 // lockUsers takes the locks of the batch's users in one script. Messages of users whom another
@@ -251,21 +244,13 @@ func (b *batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	}
 }
 
-// comesToNothing is true for an order whose reservation may be left in Redis and must not be: one that was
-// rejected, whenever that was, because the worker that recorded it may have been killed before it gave the
-// units back; and one that had ended before this event of it came. An ingress that got no answer asks again
-// with the same order, and when Redis has lost or released the first reservation meanwhile, makes a second one.
-func comesToNothing(out Outcome) bool {
-	return out.Status == reservation.StatusRejected || out.Err == nil && !out.Fresh && !out.Status.Live()
-}
-
 // Release gives back the units of all orders that come to nothing. It is false if they may not be back.
-func (b *batcher) Release(ctx context.Context, outcomes []Outcome) bool {
+func (b *batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	var ended []reservation.Release
 	var which []int
 	for i, out := range outcomes {
-		if comesToNothing(out) {
-			ended, which = append(ended, releaseOf(out)), append(which, i)
+		if ledger.ComesToNothing(out) {
+			ended, which = append(ended, ledger.ReleaseOf(out)), append(which, i)
 		}
 	}
 	if len(ended) == 0 {
@@ -286,11 +271,4 @@ func (b *batcher) Release(ctx context.Context, outcomes []Outcome) bool {
 		}
 	}
 	return true
-}
-
-func releaseOf(out Outcome) reservation.Release {
-	e := &out.Event
-	return reservation.Release{
-		SaleID: e.SaleID, OrderID: e.OrderID, UserID: e.UserID, Quantity: e.Quantity, KeyFingerprint: e.KeyFingerprint, Status: out.Status,
-	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -55,7 +56,7 @@ const confirmedOf = testshop.ConfirmedOrders + " AND sale_id = $1"
 
 func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	locked := s.Open(t, 1000)
 	others := make([]uuid.UUID, 5)
 	for i := range others {
@@ -80,19 +81,19 @@ func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	release()
 	s.AwaitConfirmed(t, 65)
 	testwork.AwaitRest(s, t)
-	require.EqualValues(t, 10, soldOf(t, s.Pool, locked))
+	require.EqualValues(t, 10, testshop.SoldOf(t, s.Pool, locked))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
 
 // The locked sale has more orders in the stream than a worker holds in memory.
 func TestBacklogOfLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	locked, other := s.Open(t, 1000), s.Open(t, 1000)
 	config := testwork.Config(s, t)
 	config.BatchMax, config.MinIdle = 10, 2*time.Second
-	crowd(s, t, locked, 200)
-	crowd(s, t, other, 20)
+	s.Crowd(t, locked, 200)
+	s.Crowd(t, other, 20)
 	release := lockFromOtherRole(s, t, locked)
 	testwork.Work(t, config)
 	testkit.Eventually(t, testshop.Soon, "the orders of the other sale are confirmed", func() bool {
@@ -102,17 +103,17 @@ func TestBacklogOfLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	release()
 	s.AwaitConfirmed(t, 220)
 	testwork.AwaitRest(s, t)
-	require.EqualValues(t, 200, soldOf(t, s.Pool, locked))
+	require.EqualValues(t, 200, testshop.SoldOf(t, s.Pool, locked))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
 
 // A row that a transaction of another sale waits for is none of a counter: nothing tells which sale it is.
 func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	locked, other := s.Open(t, 1000), s.Open(t, 1000)
-	crowd(s, t, locked, 3)
-	crowd(s, t, other, 3)
+	s.Crowd(t, locked, 3)
+	s.Crowd(t, other, 3)
 	// Somebody is about to record one of them, and does not come to the end.
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -123,9 +124,7 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 		VALUES (gen_random_uuid(), $1, 'user-1', 1, 'confirmed', 2, 9, 1, now(), now())`, locked)
 	require.NoError(t, err)
 
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) {
-		c.Ledger = fulfillment.NewLedger(s.Pool).Waiting(200 * time.Millisecond)
-	})
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(s.Pool).Waiting(200 * time.Millisecond) })
 	answers := handle(b, messages(s, t)...)
 	testkit.Eventually(t, testshop.Soon, "all but the one are confirmed", func() bool { return s.Count(t, testshop.ConfirmedOrders) == 5 })
 	require.EqualValues(t, 2, s.Count(t, confirmedOf, locked), "its own sale's as well, if later")
@@ -139,7 +138,7 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 // TestSlowBatchIsHalved has a database that needs 10 ms for each order, and gives a statement 250 ms.
 func TestSlowBatchIsHalved(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	for _, statement := range []string{
 		`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.01); RETURN NEW; END $$`,
 		"CREATE TRIGGER slow BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION slow()",
@@ -148,7 +147,7 @@ func TestSlowBatchIsHalved(t *testing.T) {
 		require.NoError(t, err)
 	}
 	sale := s.Open(t, 1000)
-	crowd(s, t, sale, 100)
+	s.Crowd(t, sale, 100)
 	limited, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t)+"&statement_timeout=250", 8)
 	require.NoError(t, err)
 	t.Cleanup(limited.Close)
@@ -162,32 +161,32 @@ func TestSlowBatchIsHalved(t *testing.T) {
 // TestLockedSaleDoesNotDelayExpiryOfOtherSales also has its own orders free again soon: a buyer may want to pay for one.
 func TestLockedSaleDoesNotDelayExpiryOfOtherSales(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	locked, other := newPayableSale(t, s.Pool, 100), newPayableSale(t, s.Pool, 100)
-	orders := append(confirm(t, s.Pool, locked, 6), confirm(t, s.Pool, other, 5)...)
+	s := testshop.NewShop(t, testkit.Pool(t))
+	locked, other := testshop.NewPayableSale(t, s.Pool, 100), testshop.NewPayableSale(t, s.Pool, 100)
+	orders := append(testwork.Confirm(t, s.Pool, locked, 6), testwork.Confirm(t, s.Pool, other, 5)...)
 	order := orders[0]
-	endWindow(t, s.Pool, orders[1:]...)
+	testwork.EndWindow(t, s.Pool, orders[1:]...)
 	release := lockFromOtherRole(s, t, locked)
-	expired, err := expire(s, t.Context())
-	require.True(t, fulfillment.IsLocked(err), "%v", err)
+	expired, err := testwork.Expire(s, t.Context())
+	require.True(t, ledger.IsLocked(err), "%v", err)
 	require.ErrorContains(t, err, "sale="+locked.String())
 	require.Equal(t, 5, expired)
 
 	var user string
 	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT user_id FROM orders WHERE id = $1", order).Scan(&user))
-	_, err = fulfillment.NewLedger(s.Pool).Cancel(t.Context(), order, user)
-	require.True(t, fulfillment.IsLocked(err), "%v", err)
-	_, err = fulfillment.NewLedger(s.Pool).Pay(t.Context(), order, user, "pi")
+	_, err = ledger.New(s.Pool).Cancel(t.Context(), order, user)
+	require.True(t, ledger.IsLocked(err), "%v", err)
+	_, err = ledger.New(s.Pool).Pay(t.Context(), order, user, "pi")
 	require.NoError(t, err, "which needs nothing of the sale's row")
 	release()
-	expired, err = expire(s, t.Context())
+	expired, err = testwork.Expire(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 5, expired)
 }
 
 func TestLockedSaleDoesNotDelayPublishingOfOtherSales(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	locked := s.Open(t, 10)
 	for range 20 {
 		s.Open(t, 10)
@@ -195,7 +194,7 @@ func TestLockedSaleDoesNotDelayPublishingOfOtherSales(t *testing.T) {
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET published_revision = 0")
 	require.NoError(t, err)
 	release := lockFromOtherRole(s, t, locked)
-	ctx, cancel := context.WithTimeout(t.Context(), fulfillment.RecordTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), ledger.RecordTimeout)
 	defer cancel()
 	published, err := s.Catalog.PublishPending(ctx)
 	require.ErrorContains(t, err, "sale="+locked.String())

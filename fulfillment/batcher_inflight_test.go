@@ -36,9 +36,9 @@ func transactionsWaiting(s *testshop.Shop, t testing.TB) int64 {
 
 func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
-	crowd(s, t, sale, 31)
+	s.Crowd(t, sale, 31)
 	msgs := messages(s, t)
 	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 10 })
 	hold := holdSale(s, t, sale)
@@ -60,13 +60,13 @@ func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	}
 	require.EqualValues(t, 4, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"), "one order, and three times ten")
 	require.EqualValues(t, 31, s.Count(t, testshop.ConfirmedOrders))
-	require.EqualValues(t, 31, soldOf(t, s.Pool, sale))
+	require.EqualValues(t, 31, testshop.SoldOf(t, s.Pool, sale))
 }
 
 // Also without Redis, whose locks see to the same.
 func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	slow, fast := s.Open(t, 100), s.Open(t, 100)
 	s.Buy(t, slow, "ann")
 	s.Buy(t, fast, "ann")
@@ -85,19 +85,19 @@ func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	for _, a := range others[1:] {
 		require.NoError(t, answer(t, a), "of another user")
 	}
-	require.EqualValues(t, 9, soldOf(t, s.Pool, fast))
+	require.EqualValues(t, 9, testshop.SoldOf(t, s.Pool, fast))
 	require.Empty(t, others[0], "it waits for the other order of its user")
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, answer(t, first[0]))
 	require.NoError(t, answer(t, others[0]))
-	require.EqualValues(t, 10, soldOf(t, s.Pool, fast))
+	require.EqualValues(t, 10, testshop.SoldOf(t, s.Pool, fast))
 }
 
 func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
-	crowd(s, t, sale, 12)
+	s.Crowd(t, sale, 12)
 	msgs := messages(s, t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -125,7 +125,7 @@ func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 
 func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	one, other := s.Open(t, 10), s.Open(t, 10)
 	s.Buy(t, one, "ann")
 	s.Buy(t, other, "ann")

@@ -8,6 +8,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 )
 
 func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
@@ -36,7 +37,7 @@ func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
 
 func TestBatcherLingersAtHighRates(t *testing.T) {
 	t.Parallel()
-	b := batcher(newShop(t, testkit.Pool(t)), t, nil)
+	b := batcher(testshop.NewShop(t, testkit.Pool(t)), t, nil)
 	d := b.NewDispatch()
 	want, atLatest := d.Wanted()
 	require.Equal(t, 1, want)

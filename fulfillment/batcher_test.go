@@ -4,17 +4,16 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
@@ -30,7 +29,7 @@ func batcher(s *testshop.Shop, t testing.TB, change func(*fulfillment.BatcherCon
 	require.NoError(t, err)
 	config := fulfillment.BatcherConfig{
 		// Tests hold rows for as long as they have to.
-		Ledger: fulfillment.NewLedger(s.Pool).Waiting(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: 500, Lease: 10 * time.Second,
+		Ledger: ledger.New(s.Pool).Waiting(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: 500, Lease: 10 * time.Second,
 		Logger: testkit.Logger(t), Metrics: metrics,
 	}
 	if change != nil {
@@ -96,9 +95,9 @@ func queued(b *fulfillment.Batcher) int { return b.Queue.Len() }
 
 func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
-	crowd(s, t, sale, 41)
+	s.Crowd(t, sale, 41)
 	msgs := messages(s, t)
 	b := batch(s, t, nil)
 
@@ -124,10 +123,10 @@ func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 
 func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	sale := newSale(t, s.Pool, 100)
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := testshop.NewSale(t, s.Pool, 100)
 	b := batch(s, t, nil)
-	events := crowdOf(sale, 20)
+	events := testshop.CrowdOf(sale, 20)
 	events[7].UserID = "a\x00b" // which no decoder lets through, and no text column takes
 
 	outcomes := b.Record(t.Context(), events, false)
@@ -135,26 +134,26 @@ func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 	for i, out := range outcomes {
 		require.Equal(t, events[i], out.Event)
 		if i == 7 {
-			require.Equal(t, fulfillment.BadData, fulfillment.FaultOf(out.Err))
+			require.Equal(t, ledger.BadData, ledger.FaultOf(out.Err))
 		} else {
 			require.Equal(t, reservation.StatusConfirmed, out.Status)
 		}
 	}
-	require.EqualValues(t, 19, soldOf(t, s.Pool, sale))
+	require.EqualValues(t, 19, testshop.SoldOf(t, s.Pool, sale))
 }
 
 func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	full, roomy := newSale(t, s.Pool, 5), newSale(t, s.Pool, 100)
-	trips := &tripCounter{}
+	s := testshop.NewShop(t, testkit.Pool(t))
+	full, roomy := testshop.NewSale(t, s.Pool, 5), testshop.NewSale(t, s.Pool, 100)
+	trips := &testshop.TripCounter{}
 	config := s.Pool.Config()
 	config.ConnConfig.Tracer = trips
 	counted, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(counted.Close)
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(counted) })
-	events := append(crowdOf(full, 40), crowdOf(roomy, 40)...)
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(counted) })
+	events := append(testshop.CrowdOf(full, 40), testshop.CrowdOf(roomy, 40)...)
 	events[10].Quantity = 3
 
 	outcomes := b.Record(t.Context(), events, false)
@@ -167,20 +166,20 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 		}
 		require.Equal(t, want, out.Status, "event %d", i)
 	}
-	require.EqualValues(t, 5, soldOf(t, s.Pool, full))
-	require.EqualValues(t, 40, soldOf(t, s.Pool, roomy))
-	require.Less(t, trips.n.Load(), int64(60), "it does not try every single event")
+	require.EqualValues(t, 5, testshop.SoldOf(t, s.Pool, full))
+	require.EqualValues(t, 40, testshop.SoldOf(t, s.Pool, roomy))
+	require.Less(t, trips.N.Load(), int64(60), "it does not try every single event")
 }
 
 func TestBatcherSurvivesPanic(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
-	crowd(s, t, sale, 3)
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(nil) })
+	s.Crowd(t, sale, 3)
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(nil) })
 	for range 2 {
 		for _, a := range handle(b, messages(s, t)...) {
-			require.ErrorIs(t, answer(t, a), fulfillment.ErrPanicked)
+			require.ErrorIs(t, answer(t, a), ledger.ErrPanicked)
 		}
 	}
 }
@@ -188,13 +187,13 @@ func TestBatcherSurvivesPanic(t *testing.T) {
 // A batch of which a part is deferred, and the rest panics: nobody else knows of the deferred part.
 func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	sale := newSale(t, s.Pool, 1)
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := testshop.NewSale(t, s.Pool, 1)
 	_, _, err := lock.New(s.Rdb).TryEach(t.Context(), []string{s.Keys.Lock(0, "user-1")}, lock.For(30*time.Second))
 	require.NoError(t, err)
 	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Store = nil }) // to give the unit of a rejected order back
 	batch := make([]*fulfillment.Submission, 3)
-	for i, event := range crowdOf(sale, 3) {
+	for i, event := range testshop.CrowdOf(sale, 3) {
 		batch[i] = &fulfillment.Submission{Event: event, Done: make(chan error, 1)}
 	}
 	require.Equal(t, "user-1", batch[0].Event.UserID)
@@ -202,14 +201,14 @@ func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	b.Process(t.Context(), f)
 	require.Empty(t, f.Deferred)
 	for _, submitted := range batch {
-		require.ErrorIs(t, answer(t, submitted.Done), fulfillment.ErrPanicked)
+		require.ErrorIs(t, answer(t, submitted.Done), ledger.ErrPanicked)
 	}
 }
 
 // A lease that runs out under a slow Postgres says nothing about Redis.
 func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	user := s.Keys.Lock(0, "alice")
 	s.Buy(t, sale, "alice")
@@ -236,9 +235,9 @@ func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 
 func TestBatcherRecordsWithoutLocks(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
-	crowd(s, t, sale, 3)
+	s.Crowd(t, sale, 3)
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
 	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Locker = lock.New(gone) })
@@ -250,20 +249,20 @@ func TestBatcherRecordsWithoutLocks(t *testing.T) {
 
 func TestBatcherRejectsUndecodableMessage(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	b := batch(s, t, nil)
 	require.ErrorIs(t, b.Handle(message.NewMessage("1", []byte("{}"))), reservation.ErrUndecodable)
 }
 
 func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
-	crowd(s, t, sale, 3)
+	s.Crowd(t, sale, 3)
 	gone, err := connect.Postgres(t.Context(), "postgres://nobody@127.0.0.1:1/nothing", 1)
 	require.NoError(t, err)
 	t.Cleanup(gone.Close)
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = fulfillment.NewLedger(gone) })
+	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(gone) })
 	answers := handle(b, messages(s, t)...)
 	b.Drain()
 	for _, a := range answers {
@@ -306,24 +305,6 @@ func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	}
 	require.Equal(t, "1", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
 }
-
-// tripCounter is a pgx tracer that counts round trips with batches of statements.
-type tripCounter struct{ n atomic.Int64 }
-
-func (c *tripCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	c.n.Add(1)
-	return ctx
-}
-
-func (*tripCounter) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-
-func (*tripCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
-
-func (*tripCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
-}
-
-func (*tripCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 func TestBatchLockLeaseEndsBeforeClaim(t *testing.T) {
 	t.Parallel()

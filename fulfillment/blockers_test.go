@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -26,9 +27,9 @@ const waitingForItsClient = `SELECT count(*) FROM pg_stat_activity
 // sale's row is locked, and the COMMIT will never come.
 func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
-	victim := process(s, t)
+	victim := s.Process(t)
 	databaseURL, cut := cutOffAfter(t, "SET sold = sold +")
 	victim.Setenv("DATABASE_URL", databaseURL)
 	victim.Start()
@@ -41,7 +42,7 @@ func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 	victim.Freeze()
 	testkit.Eventually(t, testshop.Soon, "its session waits for the rest of the batch", func() bool { return s.Count(t, waitingForItsClient) == 1 })
 
-	crowd(s, t, sale, 50)
+	s.Crowd(t, sale, 50)
 	config := testwork.Config(s, t)
 	config.Consumer, config.MinIdle = "survivor", time.Second
 	log := &testshop.CountingLog{}
@@ -52,24 +53,24 @@ func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 		return s.Count(t, testshop.ConfirmedOrders) == 51
 	})
 	t.Logf("committed %v after the worker had vanished", time.Since(began))
-	require.EqualValues(t, 51, soldOf(t, s.Pool, sale))
+	require.EqualValues(t, 51, testshop.SoldOf(t, s.Pool, sale))
 	require.Equal(t, 1, log.Times(fulfillment.EndedSession))
 }
 
 // TestCommitsContinueAfterIngressFreezesInChange is the same with a cancellation that has the sale's row.
 func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	sale := openPayable(s, t, 100)
-	crowd(s, t, sale, 1)
-	order := fulfil(s, t)[0].Event.OrderID
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.OpenPayable(t, 100)
+	s.Crowd(t, sale, 1)
+	order := testwork.Fulfil(s, t)[0].Event.OrderID
 	databaseURL, cut := cutOffAfter(t, "SET sold = sold -")
 	pool, err := connect.Postgres(t.Context(), databaseURL, 1, connect.Service("serve"))
 	require.NoError(t, err)
 	ctx, vanish := context.WithCancel(t.Context())
 	cancelled := make(chan error, 1)
 	go func() {
-		_, err := fulfillment.NewLedger(pool).Cancel(ctx, order, "user-0")
+		_, err := ledger.New(pool).Cancel(ctx, order, "user-0")
 		cancelled <- err
 		pool.Close()
 	}()
@@ -87,16 +88,16 @@ func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 	})
 	vanish()
 	require.Error(t, <-cancelled)
-	_, err = fulfillment.NewLedger(s.Pool).Cancel(t.Context(), order, "user-0")
+	_, err = ledger.New(s.Pool).Cancel(t.Context(), order, "user-0")
 	require.NoError(t, err, "the order is free as well")
 }
 
 // TestOnlySilentBlockerIsTerminated has the time pass between two looks by setting back when a session was first seen.
 func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
-	crowd(s, t, sale, 1)
+	s.Crowd(t, sale, 1)
 	log := &testshop.CountingLog{}
 	found := fulfillment.Blockers{Pool: s.Pool, Log: slog.New(log), Seen: make(map[fulfillment.BlockerKey]*fulfillment.BlockerSeen)}
 	look := func() int {

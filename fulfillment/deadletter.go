@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/pg"
 	"stampede/reservation"
@@ -65,7 +66,7 @@ type DeadLetter struct {
 type DeadLetters struct {
 	pool   *pgxpool.Pool
 	rdb    redis.UniversalClient
-	ledger *Ledger
+	ledger *ledger.Ledger
 	store  *reservation.Store
 
 	discarding sync.Mutex
@@ -74,7 +75,7 @@ type DeadLetters struct {
 // NewDeadLetters returns the dead letters of a database; rdb has the streams they came from. Discard
 // needs two connections of the pool at a time.
 func NewDeadLetters(pool *pgxpool.Pool, rdb redis.UniversalClient, store *reservation.Store) *DeadLetters {
-	return &DeadLetters{pool: pool, rdb: rdb, ledger: NewLedger(pool), store: store}
+	return &DeadLetters{pool: pool, rdb: rdb, ledger: ledger.New(pool), store: store}
 }
 
 // Park keeps an entry. It is a DeadLetterFunc: to park an entry again is no error and changes
@@ -92,7 +93,7 @@ func (d *DeadLetters) Park(ctx context.Context, entry stream.Entry, reason error
 	}
 	_, err = d.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, storable(reason.Error()), entry.Deliveries, replayOf)
 	if err != nil {
-		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, ofConstraint(err))
+		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, ledger.OfConstraint(err))
 	}
 	return nil
 }
@@ -269,25 +270,25 @@ func (d *DeadLetters) endOrder(ctx context.Context, letter DeadLetter) (string, 
 		return fmt.Sprintf("the order cannot be read (%v): %s", err, fromReservation), nil
 	}
 	outcomes, err := d.ledger.Refuse(ctx, []reservation.OrderReserved{event}, RejectedDiscarded)
-	if err != nil && faultOf(err) == badData {
+	if err != nil && ledger.FaultOf(err) == ledger.BadData {
 		return fmt.Sprintf("order %s cannot be recorded as the entry tells it (%v): %s", event.OrderID, err, fromReservation), nil
 	} else if err != nil {
 		return "", err
 	}
 	switch out := outcomes[0]; {
-	case errors.Is(out.Err, ErrContradiction):
+	case errors.Is(out.Err, ledger.ErrContradiction):
 		return fmt.Sprintf("order %s was left as it is: %v", event.OrderID, out.Err), nil
 	case out.Err != nil:
 		return "", out.Err
-	case !comesToNothing(out):
+	case !ledger.ComesToNothing(out):
 		return fmt.Sprintf("order %s is %s", event.OrderID, out.Status), nil
 	}
-	results, err := d.store.Release(ctx, []reservation.Release{releaseOf(outcomes[0])})
+	results, err := d.store.Release(ctx, []reservation.Release{ledger.ReleaseOf(outcomes[0])})
 	switch {
 	case err != nil:
 		return "", err
 	case results[0] == reservation.ReleaseDamaged:
-		return "", fmt.Errorf("%w: order %s of sale %s", errRefused, event.OrderID, event.SaleID)
+		return "", fmt.Errorf("%w: order %s of sale %s", ledger.ErrRefused, event.OrderID, event.SaleID)
 	case results[0] == reservation.ReleaseUnknownSale: // nor will a rebuild count them
 		return fmt.Sprintf("order %s is %s and its sale is not in Redis", event.OrderID, outcomes[0].Status), nil
 	}

@@ -10,6 +10,8 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -35,9 +37,9 @@ var forgedFields = []string{
 // was accepted comes to its end all the same.
 func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
-	sale := openPayable(s, t, 10)
+	sale := s.OpenPayable(t, 10)
 	order := s.Buy(t, sale, "ann")
 	takeOut(s, t) // its event is lost
 	entries := []string{"1-1", "", "rubbish", "99999999999999999999-0", "9223372036854775807-0", "-1-1"}
@@ -50,8 +52,8 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 			streams[i%len(streams)], fmt.Sprint(entries[i%len(entries)], map[bool]string{true: "", false: fmt.Sprint(i)}[i < len(entries)]), fields).Scan(&ids[i])
 		require.NoError(t, err, fields)
 	}
-	report := audit(s, t, uuid.Nil)
-	require.False(t, report.Unchecked(), textOf(t, report))
+	report := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, report.Unchecked(), testwork.TextOf(t, report))
 	require.GreaterOrEqual(t, report.Promise("S3").Found, int64(len(ids)))
 	require.Contains(t, leftOf(reconcile(s, t)), "dlq")
 	listed, err := letters.List(t.Context(), fulfillment.DeadLetterParked, 1000)
@@ -76,8 +78,8 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	arrive(s, t)
 	reconcile(s, t)
 	arrive(s, t)
-	got := orderOfID(t, s.Pool, order)
+	got := testwork.OrderOfID(t, s.Pool, order)
 	require.Contains(t, []reservation.Status{reservation.StatusConfirmed, reservation.StatusRejected}, got.Status, "the order has its end")
-	report = audit(s, t, sale)
-	require.Zero(t, report.Promise("S3").Found, textOf(t, report))
+	report = testwork.Audit(s, t, sale)
+	require.Zero(t, report.Promise("S3").Found, testwork.TextOf(t, report))
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -76,7 +77,7 @@ func onlyLetter(s *testshop.Shop, t testing.TB, letters *fulfillment.DeadLetters
 
 func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	entry := rubbish(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("cannot read \xff\x00 it")))
@@ -95,7 +96,7 @@ func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 
 func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	var want []string
 	for range 3 {
@@ -114,7 +115,7 @@ func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 
 func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	entry := rubbish(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
@@ -157,7 +158,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 // A mark that no row answers to, or that is not a number, is part of the entry and nothing else.
 func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	for i, mark := range []string{"999999", "x", "-1", ""} {
 		entry := stream.Entry{Stream: s.Keys.Orders(0), ID: uuid.NewString(), Fields: []stream.Field{{Name: fulfillment.FieldReplayOf, Value: mark}}}
@@ -171,7 +172,7 @@ func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 
 func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), rubbish(s, t), errors.New("rubbish")))
 	first := onlyLetter(s, t, letters)
@@ -187,22 +188,22 @@ func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 
 func TestReplayedOrderIsFulfilled(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
 	entry := takeOut(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a bug of yesterday")))
-	require.Contains(t, broken(audit(s, t, sale)), "S3")
+	require.Contains(t, broken(testwork.Audit(s, t, sale)), "S3")
 
 	testwork.Work(t, testwork.Config(s, t))
 	_, _, err := letters.Replay(t.Context(), onlyLetter(s, t, letters).ID)
 	require.NoError(t, err)
 	s.AwaitConfirmed(t, 1)
 	testwork.AwaitRest(s, t)
-	require.Len(t, history(t, s.Pool, order), 2)
-	report := audit(s, t, sale)
-	require.False(t, report.Broken(), textOf(t, report))
+	require.Len(t, testshop.History(t, s.Pool, order), 2)
+	report := testwork.Audit(s, t, sale)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
 }
 
 // takeOut removes the only entry from the stream and returns it.
@@ -220,7 +221,7 @@ func takeOut(s *testshop.Shop, t testing.TB) stream.Entry {
 
 func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
@@ -228,15 +229,15 @@ func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	id := onlyLetter(s, t, letters).ID
 	require.NoError(t, letters.Discard(t.Context(), id, "the operator said so"))
 
-	got, err := fulfillment.NewLedger(s.Pool).Order(t.Context(), order)
+	got, err := ledger.New(s.Pool).Order(t.Context(), order)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, got.Status)
 	require.Equal(t, fulfillment.RejectedDiscarded, got.Reason)
 	letter := onlyLetter(s, t, letters)
 	require.Equal(t, fulfillment.DeadLetterDiscarded, letter.Status)
 	require.Equal(t, "the operator said so; order "+order.String()+" is rejected and its units are back in the sale", letter.Resolution)
-	report := audit(s, t, sale)
-	require.False(t, report.Broken(), textOf(t, report))
+	report := testwork.Audit(s, t, sale)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 5, report.Sales[0].Available)
 	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), fulfillment.ErrDeadLetterNotParked)
 	_, _, err = letters.Replay(t.Context(), id)
@@ -246,7 +247,7 @@ func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 
 func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
@@ -254,18 +255,18 @@ func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	entry, err := stream.ReadEntry(t.Context(), s.Rdb, s.Keys.Orders(0), entries[0].ID)
 	require.NoError(t, err)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	require.NoError(t, letters.Discard(t.Context(), onlyLetter(s, t, letters).ID, "not needed"))
 	require.Contains(t, onlyLetter(s, t, letters).Resolution, "order "+order.String()+" is confirmed")
-	report := audit(s, t, sale)
-	require.False(t, report.Broken(), textOf(t, report))
+	report := testwork.Audit(s, t, sale)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 1, report.Sales[0].LiveUnits)
 }
 
 // Operators click twice, and at the same time.
 func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	s.Buy(t, s.Open(t, 5), "alice")
 	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("a bug of yesterday")))
@@ -289,23 +290,23 @@ func TestConcurrentReplaysAppendOnce(t *testing.T) {
 
 func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	s.Buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("rubbish")))
 	id := onlyLetter(s, t, letters).ID
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err()) // as many as there are for sale
-	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish"), fulfillment.ErrRefused)
+	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish"), ledger.ErrRefused)
 	require.Equal(t, fulfillment.DeadLetterParked, onlyLetter(s, t, letters).Status)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
 	require.NoError(t, letters.Discard(t.Context(), id, "rubbish"))
-	require.EqualValues(t, 5, left(s, t, sale))
+	require.EqualValues(t, 5, s.Left(t, sale))
 }
 
 func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
@@ -313,12 +314,12 @@ func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	lose(s, t, sale)
 	require.NoError(t, letters.Discard(t.Context(), onlyLetter(s, t, letters).ID, "rubbish"))
 	require.Equal(t, "rubbish; order "+order.String()+" is rejected and its sale is not in Redis", onlyLetter(s, t, letters).Resolution)
-	require.Equal(t, reservation.StatusRejected, orderOfID(t, s.Pool, order).Status)
+	require.Equal(t, reservation.StatusRejected, testwork.OrderOfID(t, s.Pool, order).Status)
 }
 
 func TestDiscardOfEntryWithoutOrder(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), rubbish(s, t), errors.New("rubbish")))
 	require.NoError(t, letters.Discard(t.Context(), onlyLetter(s, t, letters).ID, "stray"))
@@ -357,19 +358,19 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t, testkit.Pool(t))
 			letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
 			order := s.Buy(t, sale, "alice")
 			letter := letterOf(s, t, letters, changed)
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "rolled back"))
-			got, err := fulfillment.NewLedger(s.Pool).Order(t.Context(), order)
+			got, err := ledger.New(s.Pool).Order(t.Context(), order)
 			require.NoError(t, err)
 			require.Equal(t, reservation.StatusRejected, got.Status)
 			require.Equal(t, fulfillment.RejectedDiscarded, got.Reason)
 			require.WithinDuration(t, time.Now(), got.ReservedAt, time.Minute)
-			report := audit(s, t, sale)
-			require.False(t, report.Broken(), textOf(t, report))
+			report := testwork.Audit(s, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
 			require.EqualValues(t, 5, report.Sales[0].Available)
 		})
 	}
@@ -386,16 +387,16 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t, testkit.Pool(t))
 			letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
 			order := s.Buy(t, sale, "alice")
 			letter := letterOf(s, t, letters, changed)
-			require.Contains(t, broken(audit(s, t, sale)), "S3")
+			require.Contains(t, broken(testwork.Audit(s, t, sale)), "S3")
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "away with it"))
 			require.Contains(t, onlyLetter(s, t, letters).Resolution, "if it was accepted, `stampede reconcile` has it recorded from its reservation")
 			requireMended(s, t, sale, "")
-			require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.Pool, order).Status)
+			require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, s.Pool, order).Status)
 		})
 	}
 }
@@ -403,7 +404,7 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 // An order id alone is not enough: what happens to an order later on is an event of another name.
 func TestDiscardOfOtherEventKeepsOrder(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	order := s.Buy(t, s.Open(t, 5), "alice")
 	letter := letterOf(s, t, letters, map[string]func(string) string{
@@ -411,13 +412,13 @@ func TestDiscardOfOtherEventKeepsOrder(t *testing.T) {
 	})
 	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray"))
 	require.Equal(t, "stray; the entry names no order", onlyLetter(s, t, letters).Resolution)
-	_, err := fulfillment.NewLedger(s.Pool).Order(t.Context(), order)
+	_, err := ledger.New(s.Pool).Order(t.Context(), order)
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 }
 
 func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
@@ -445,7 +446,7 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	require.NoError(t, answer(t, discarded))
 	require.ErrorIs(t, answer(t, replayed), fulfillment.ErrDeadLetterNotParked)
 	require.Zero(t, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val(), "nothing was appended")
-	got, err := fulfillment.NewLedger(s.Pool).Order(t.Context(), order)
+	got, err := ledger.New(s.Pool).Order(t.Context(), order)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, got.Status)
 }
@@ -453,7 +454,7 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 // Each of them holds a connection while the ledger needs another.
 func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	config := s.Pool.Config()
 	config.MaxConns = 2
 	narrow, err := pgxpool.NewWithConfig(t.Context(), config)
@@ -481,7 +482,7 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 
 func TestReadDeadLetterTakesNoLock(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), rubbish(s, t), errors.New("rubbish")))
 	id := onlyLetter(s, t, letters).ID

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -19,15 +19,15 @@ import (
 // whose row is behind its log, and one whose deadline is no time, which can end all the same.
 func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	sale, other := openPayable(s, t, 100), openPayable(s, t, 100)
-	crowd(s, t, sale, 40)
-	crowd(s, t, other, 10)
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale, other := s.OpenPayable(t, 100), s.OpenPayable(t, 100)
+	s.Crowd(t, sale, 40)
+	s.Crowd(t, other, 10)
 	var orders []uuid.UUID
-	for _, out := range fulfil(s, t) {
+	for _, out := range testwork.Fulfil(s, t) {
 		orders = append(orders, out.Event.OrderID)
 	}
-	endWindow(t, s.Pool, orders...)
+	testwork.EndWindow(t, s.Pool, orders...)
 	paid, behind, timeless := orders[7], orders[23], orders[31]
 	for query, order := range map[string]uuid.UUID{
 		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
@@ -42,15 +42,15 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	config, log, registry := testwork.Config(s, t), &testshop.CountingLog{}, prometheus.NewRegistry()
 	config.Logger, config.Registerer = slog.New(log), registry
 	stop := testwork.Work(t, config)
-	testkit.Eventually(t, testshop.Soon, "all others have expired", func() bool { return s.Count(t, expiredOrders) == 48 })
+	testkit.Eventually(t, testshop.Soon, "all others have expired", func() bool { return s.Count(t, testshop.ExpiredOrders) == 48 })
 	testkit.Eventually(t, testshop.Soon, "the metrics count the two", func() bool {
 		return valueOf(t, registry, "stampede_orders_set_aside", "") == 2
 	})
 	stop()
-	require.Equal(t, 2, log.Times(fulfillment.SetAside), "each is named once")
+	require.Equal(t, 2, log.Times(ledger.SetAside), "each is named once")
 	for _, order := range []uuid.UUID{paid, behind} {
-		require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.Pool, order).Status)
-		require.Contains(t, textOf(t, audit(s, t, uuid.Nil)), order.String())
+		require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, s.Pool, order).Status)
+		require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)), order.String())
 	}
 
 	// Mended, they expire.
@@ -61,8 +61,8 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 		_, err := s.Pool.Exec(t.Context(), query, order)
 		require.NoError(t, err)
 	}
-	expired, err := expire(s, t.Context())
+	expired, err := testwork.Expire(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 2, expired)
-	require.Zero(t, s.Count(t, brokenLogs))
+	require.Zero(t, s.Count(t, testshop.BrokenLogs))
 }

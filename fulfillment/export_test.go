@@ -2,12 +2,8 @@ package fulfillment
 
 import (
 	"context"
-	"time"
 
 	"github.com/google/uuid"
-	"github.com/prometheus/client_golang/prometheus"
-
-	"stampede/reservation"
 )
 
 const RemedyRebuild = remedyRebuild
@@ -26,12 +22,6 @@ const FindingsShown = findingsShown
 
 type BatcherConfig = batcherConfig
 
-func (x *Ledger) Waiting(d time.Duration) *Ledger { return x.waiting(d) }
-
-var IsLocked = isLocked
-
-const RecordTimeout = recordTimeout
-
 type Submission = submission
 
 type Pace = pace
@@ -43,12 +33,6 @@ type Batcher = batcher
 var NewWorkerMetrics = newWorkerMetrics
 
 var NewBatcher = newBatcher
-
-const BadData = badData
-
-var FaultOf = faultOf
-
-var ErrPanicked = errPanicked
 
 type InFlightBatch = inFlightBatch
 
@@ -72,49 +56,9 @@ var DecodeFields = decodeFields
 
 const FieldReplayOf = fieldReplayOf
 
-var ErrRefused = errRefused
-
 var ReservedOf = reservedOf
 
-const SetAside = setAside
-
-var SweepSales = sweepSales
-
-var NewExpirer = newExpirer
-
-func (x *Ledger) ReleaseSome(ctx context.Context, store *reservation.Store, except []uuid.UUID) (sale uuid.UUID, released int, err error) {
-	return x.releaseSome(ctx, store, except)
-}
-
-const SweepMax = sweepMax
-
-var LockOverdue = lockOverdue
-
-var LockOrder = lockOrder
-
 var NeededGuards = neededGuards
-
-const Transient = transient
-
-func (x Heartbeat) Send(ctx context.Context) (lasted time.Duration, err error) { return x.send(ctx) }
-
-const Oversold = oversold
-
-func (x *Outcomes) Published() prometheus.Counter { return x.published }
-
-func (x *Outcomes) Dropped() prometheus.Counter { return x.dropped }
-
-func (x *Outcomes) Tell(outcomes []reservation.OrderOutcome) { x.tell(outcomes) }
-
-const OutcomesTogether = outcomesTogether
-
-const OutcomesQueued = outcomesQueued
-
-const OutcomesKept = outcomesKept
-
-func (x *Outcomes) Publish(ctx context.Context, outcomes []reservation.OrderOutcome) {
-	x.publish(ctx, outcomes)
-}
 
 var NumberOf = numberOf
 
@@ -146,8 +90,6 @@ type GuardedSale = guardedSale
 
 var ErrOvertaken = errOvertaken
 
-var ColumnsOf = columnsOf
-
 type RebuildSession = rebuildSession
 
 func (x *Rebuilder) PartitionIn(ctx context.Context, s *rebuildSession, partition int, reason string) (RebuildReport, error) {
@@ -177,13 +119,3 @@ const RemedyForget = remedyForget
 const RemedyAppend = remedyAppend
 
 const RepairsPerTurn = repairsPerTurn
-
-func (x *Ledger) PendingReleases(ctx context.Context) (pending int, err error) {
-	return x.pendingReleases(ctx)
-}
-
-const ReleasesCounted = releasesCounted
-
-var WriteChange = writeChange
-
-var ErrNotLocked = errNotLocked

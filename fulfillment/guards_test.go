@@ -10,7 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 	"stampede/sql"
 )
@@ -38,8 +40,8 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.Open(t, 40)
-	crowd(s.Shop, t, sale, 3)
-	fulfil(s.Shop, t)
+	s.Crowd(t, sale, 3)
+	testwork.Fulfil(s.Shop, t)
 	guards := rowsOf(t, s.Pool, `SELECT conname::text FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'c', 'f') AND conrelid::regclass::text NOT IN ('goose_db_version', 'sales')
 		UNION ALL SELECT 'sales_not_oversold' UNION ALL SELECT 'orders_one_live_per_user' UNION ALL SELECT 'sale_events_idempotency'`)
 	require.Greater(t, len(guards), 15)
@@ -51,16 +53,16 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 		missing, mend := missingGuard(s.Shop, t)
 		require.Equal(t, guard, missing.Name)
 
-		report := audit(s.Shop, t, uuid.Nil)
-		require.Equal(t, "DB", broken(report), textOf(t, report))
-		require.Contains(t, textOf(t, report), missing.What+": put it back with "+missing.Mend)
+		report := testwork.Audit(s.Shop, t, uuid.Nil)
+		require.Equal(t, "DB", broken(report), testwork.TextOf(t, report))
+		require.Contains(t, testwork.TextOf(t, report), missing.What+": put it back with "+missing.Mend)
 		require.Equal(t, "guard", leftOf(reconcile(s.Shop, t)))
 
 		s.flush(t)
 		err := heal(s.Shop, t, rebuilder(s.Shop, t), 1)
 		if slices.Contains(fulfillment.NeededGuards, guard) {
 			refused++
-			require.ErrorIs(t, err, fulfillment.ErrGuardMissing)
+			require.ErrorIs(t, err, ledger.ErrGuardMissing)
 			require.ErrorContains(t, err, missing.Mend)
 			run(s.Shop, t, mend...)
 			err = heal(s.Shop, t, rebuilder(s.Shop, t), 1)
@@ -79,8 +81,8 @@ func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.Open(t, 40)
-	crowd(s.Shop, t, sale, 3)
-	fulfil(s.Shop, t)
+	s.Crowd(t, sale, 3)
+	testwork.Fulfil(s.Shop, t)
 	run(s.Shop, t, "DROP INDEX orders_one_live_per_user")
 	before := saleInRedis(s.Shop, t, sale)
 	for _, rebuild := range []func(*fulfillment.Rebuilder) error{
@@ -93,7 +95,7 @@ func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 			return err
 		},
 	} {
-		require.ErrorIs(t, rebuild(rebuilder(s.Shop, t)), fulfillment.ErrGuardMissing)
+		require.ErrorIs(t, rebuild(rebuilder(s.Shop, t)), ledger.ErrGuardMissing)
 		require.Equal(t, before, saleInRedis(s.Shop, t, sale))
 	}
 	s.Buy(t, sale, "meanwhile")
@@ -104,12 +106,12 @@ func TestOrderWaitsWhileGuardIsMissing(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.Open(t, 40)
-	order := reserved(sale, "ann", 1)
-	_, err := fulfillment.NewLedger(s.Pool).Record(t.Context(), []reservation.OrderReserved{order})
+	order := testshop.Reserved(sale, "ann", 1)
+	_, err := ledger.New(s.Pool).Record(t.Context(), []reservation.OrderReserved{order})
 	require.NoError(t, err)
 	run(s.Shop, t, "ALTER TABLE order_events DROP CONSTRAINT order_events_pkey")
-	_, err = fulfillment.NewLedger(s.Pool).Record(t.Context(), []reservation.OrderReserved{order})
-	require.ErrorIs(t, err, fulfillment.ErrGuardMissing)
-	require.Equal(t, fulfillment.Transient, fulfillment.FaultOf(err))
-	require.False(t, errors.Is(err, fulfillment.ErrContradiction))
+	_, err = ledger.New(s.Pool).Record(t.Context(), []reservation.OrderReserved{order})
+	require.ErrorIs(t, err, ledger.ErrGuardMissing)
+	require.Equal(t, ledger.Transient, ledger.FaultOf(err))
+	require.False(t, errors.Is(err, ledger.ErrContradiction))
 }

@@ -17,6 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -37,8 +38,8 @@ func TestRandomSaleMatchesModel(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, flag.Set("rapid.checks", fmt.Sprint(modelSales)))
 	require.NoError(t, flag.Set("rapid.nofailfile", "true"))
-	s := newShop(t, testkit.Pool(t))
-	world := &modelWorld{Shop: s, t: t, ledger: fulfillment.NewLedger(s.Pool), done: map[string]int{}}
+	s := testshop.NewShop(t, testkit.Pool(t))
+	world := &modelWorld{Shop: s, t: t, ledger: ledger.New(s.Pool), done: map[string]int{}}
 	world.startWorker()
 	rapid.Check(t, world.playSale)
 	steps := 0
@@ -61,7 +62,7 @@ func TestRandomSaleMatchesModel(t *testing.T) {
 type modelWorld struct {
 	*testshop.Shop
 	t      *testing.T
-	ledger *fulfillment.Ledger
+	ledger *ledger.Ledger
 	stop   func()
 	sales  int            // played to their end
 	done   map[string]int // steps, by their name

@@ -20,7 +20,7 @@ import (
 func TestWorkerDetectsAddedPartitions(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	s := newShop(t, pool)
+	s := testshop.NewShop(t, pool)
 	log := &testshop.CountingLog{}
 	registry := prometheus.NewRegistry()
 	config := testwork.Config(s, t)
@@ -40,7 +40,7 @@ func TestWorkerDetectsAddedPartitions(t *testing.T) {
 	partition := wide.Partition(sale)
 	_, err := pool.Exec(t.Context(), "UPDATE sales SET stock = 249 WHERE id = $1", sale)
 	require.NoError(t, err)
-	crowd(more, t, sale, 250)
+	more.Crowd(t, sale, 250)
 	s.Buy(t, before, "bob")
 	s.AwaitConfirmed(t, 251)
 

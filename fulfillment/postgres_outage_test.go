@@ -10,7 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/internal/pause"
 	"stampede/internal/testkit"
@@ -32,12 +32,12 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	pool, err := connect.Postgres(t.Context(), server.URL, 8)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	s := newShop(t, pool)
+	s := testshop.NewShop(t, pool)
 	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{Name: "test", Stock: 5000, PerOrderLimit: 1, PaymentWindow: window})
 	require.NoError(t, err)
 	ctx, stopHeartbeats := context.WithCancel(context.Background())
 	var heartbeats sync.WaitGroup
-	heartbeats.Go(func() { _ = fulfillment.Heartbeat{Pool: pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
+	heartbeats.Go(func() { _ = ledger.Heartbeat{Pool: pool, Logger: testkit.Logger(t)}.Run(ctx) }) // returns nil
 	t.Cleanup(func() { stopHeartbeats(); heartbeats.Wait() })
 	testwork.Work(t, testwork.Config(s, t))
 
@@ -56,7 +56,7 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	}
 	require.Greater(t, late, 500, "buyers are served all the while")
 
-	restart(s, t, server)
+	s.Restart(t, server)
 	s.AwaitConfirmed(t, len(early)+late) // within 30 s
 	testwork.AwaitRest(s, t)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
@@ -64,10 +64,10 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 		return s.Count(t, "SELECT count(*) FROM outages") == 1
 	})
 	for user, order := range early {
-		paid, err := fulfillment.NewLedger(pool).Pay(t.Context(), order, user, "after the outage")
+		paid, err := ledger.New(pool).Pay(t.Context(), order, user, "after the outage")
 		require.NoError(t, err)
 		require.Equal(t, reservation.StatusPaid, paid.Status)
 	}
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM order_events WHERE type = 'OrderExpired'"))
-	require.EqualValues(t, len(early)+late, soldOf(t, pool, sale.ID))
+	require.EqualValues(t, len(early)+late, testshop.SoldOf(t, pool, sale.ID))
 }

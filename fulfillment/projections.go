@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"stampede/fulfillment/ledger"
 	"stampede/internal/crashpoint"
 	"stampede/internal/pause"
 	"stampede/internal/pg"
@@ -393,7 +394,7 @@ func recountSales(ctx context.Context, on pg.Transactor, sale *uuid.UUID, note f
 		switch {
 		case errors.Is(err, pgx.ErrNoRows): // somebody was faster
 		case err != nil:
-			failed = append(failed, fmt.Errorf("recount sale=%s: %w", m.Sale, ofConstraint(err)))
+			failed = append(failed, fmt.Errorf("recount sale=%s: %w", m.Sale, ledger.OfConstraint(err)))
 		default:
 			recounted = append(recounted, count)
 		}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/pg"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -55,8 +56,8 @@ func rebuildProjections(s *testshop.Shop, t testing.TB) fulfillment.ProjectionsR
 func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 	t.Helper()
 	orders = map[string]uuid.UUID{}
-	sales := []uuid.UUID{openPayable(s, t, 50), s.Open(t, 50)}
-	ledger := fulfillment.NewLedger(s.Pool)
+	sales := []uuid.UUID{s.OpenPayable(t, 50), s.Open(t, 50)}
+	ledger := ledger.New(s.Pool)
 	for n, sale := range sales {
 		for i := range 10 {
 			user := fmt.Sprintf("user-%d", i)
@@ -66,24 +67,24 @@ func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 		}
 		s.Buy(t, sale, "without-key")
 	}
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	_, err := ledger.Pay(t.Context(), orders["user-1/0"], "user-1", "pi_1")
 	require.NoError(t, err)
 	_, err = ledger.Cancel(t.Context(), orders["user-2/0"], "user-2")
 	require.NoError(t, err)
-	endWindow(t, s.Pool, orders["user-3/0"])
+	testwork.EndWindow(t, s.Pool, orders["user-3/0"])
 	_, err = s.Pool.Exec(t.Context(), `UPDATE order_events SET data = order_events.data || jsonb_build_object('due', o.due) FROM orders AS o
 		WHERE o.id = order_id AND type = 'OrderConfirmed' AND o.id = $1`, orders["user-3/0"])
 	require.NoError(t, err)
-	expired, err := expire(s, t.Context())
+	expired, err := testwork.Expire(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, expired)
-	refused := reserved(sales[0], "refused", 99)
+	refused := testshop.Reserved(sales[0], "refused", 99)
 	_, err = ledger.Refuse(t.Context(), []reservation.OrderReserved{refused}, reservation.RejectedSoldOut)
 	require.NoError(t, err)
 	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sales[1])
 	require.NoError(t, err)
-	late := reserved(sales[1], "late", 99)
+	late := testshop.Reserved(sales[1], "late", 99)
 	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{late})
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusVoided, outcomes[0].Status)
@@ -94,7 +95,7 @@ func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 
 func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	orders := lives(s, t)
 	rows, counters, shape := rowsOf(t, s.Pool, allOrders), rowsOf(t, s.Pool, allCounters), rowsOf(t, s.Pool, sql.ProjectionShape)
 	require.Equal(t, int64(len(rows)), rebuildProjections(s, t).Orders)
@@ -117,14 +118,14 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 		require.Equal(t, rows, rowsOf(t, s.Pool, allOrders), damage)
 		require.Equal(t, counters, rowsOf(t, s.Pool, allCounters), damage)
 	}
-	order, err := fulfillment.NewLedger(s.Pool).Pay(t.Context(), orders["user-4/0"], "user-4", "pi_4")
+	order, err := ledger.New(s.Pool).Pay(t.Context(), orders["user-4/0"], "user-4", "pi_4")
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusPaid, order.Status)
 }
 
 func TestProjectionRebuildKeepsTableOptions(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	lives(s, t)
 	role := "reader_" + strings.ReplaceAll(uuid.NewString(), "-", "")
 	_, err := s.Pool.Exec(t.Context(), `CREATE ROLE `+role+`;
@@ -164,7 +165,7 @@ func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t, testkit.Pool(t))
 			_, err := s.Pool.Exec(t.Context(), statement)
 			require.NoError(t, err)
 			_, err = fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
@@ -176,7 +177,7 @@ func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
 
 func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	orders := lives(s, t)
 	order := orders["user-4/0"]
 	for _, damage := range []string{
@@ -213,11 +214,11 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 // they prepared before, rebuild follows rebuild, and the rows are what they would be without.
 func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	const rebuilds = 5
-	sales := []uuid.UUID{openPayable(s, t, 100_000), s.Open(t, 100_000)}
+	sales := []uuid.UUID{s.OpenPayable(t, 100_000), s.Open(t, 100_000)}
 	testwork.Work(t, testwork.Config(s, t))
-	ledger := fulfillment.NewLedger(s.Pool)
+	ledger := ledger.New(s.Pool)
 	ctx, over := context.WithCancel(t.Context())
 	defer over()
 	var cancelled, paid atomic.Int64
@@ -280,12 +281,12 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	require.Equal(t, counters, rowsOf(t, s.Pool, allCounters))
 	audit, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
-	require.False(t, audit.Broken(), textOf(t, audit))
+	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 }
 
 func TestConcurrentProjectionRebuilds(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	lives(s, t)
 	rows := rowsOf(t, s.Pool, allOrders)
 	var mu sync.Mutex
@@ -314,7 +315,7 @@ func TestConcurrentProjectionRebuilds(t *testing.T) {
 // Whoever keeps orders locked is waited for, and others get their turn meanwhile.
 func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	lives(s, t)
 	holder, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -345,7 +346,7 @@ func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 // A trigger that a killed rebuild leaves behind notes nothing any more.
 func TestCrashedProjectionRebuildStopsRecordingChanges(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	lives(s, t)
 	conn, err := s.Pool.Acquire(t.Context())
 	require.NoError(t, err)
@@ -371,7 +372,7 @@ func TestCrashedProjectionRebuildStopsRecordingChanges(t *testing.T) {
 // A snapshot that waits for a swap sees the new table whole.
 func TestProjectionSnapshotIsTakenAfterSwap(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	lives(s, t)
 	want := s.Count(t, "SELECT count(*) FROM orders")
 	swap, err := s.Pool.Begin(t.Context())

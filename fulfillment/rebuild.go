@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
@@ -72,7 +73,7 @@ type RebuilderConfig struct {
 // or open it (decision 18). It is safe for concurrent use.
 type Rebuilder struct {
 	config  RebuilderConfig
-	ledger  *Ledger
+	ledger  *ledger.Ledger
 	metrics *rebuildMetrics
 	trouble rebuildTrouble
 
@@ -89,7 +90,7 @@ func NewRebuilder(config RebuilderConfig) (*Rebuilder, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &Rebuilder{config: config, ledger: NewLedger(config.Pool), metrics: metrics}
+	r := &Rebuilder{config: config, ledger: ledger.New(config.Pool), metrics: metrics}
 	r.said.missed.Interval, r.said.putOff.Interval = proofsSaid, proofsSaid
 	return r, nil
 }

@@ -10,8 +10,9 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
 )
@@ -33,7 +34,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 					OrderID: r.OrderID, SaleID: sale, User: user, Epoch: r.Epoch, Sequence: r.Sequence, Quantity: 1, ReservedAt: r.ReservedAt,
 				})
 				if len(receipts) == written {
-					fulfil(s.Shop, t)
+					testwork.Fulfil(s.Shop, t)
 				}
 			}
 			for range kept {
@@ -61,7 +62,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			testkit.Eventually(t, 30*time.Second, "it is rebuilt", func() bool { return rebuilds(t, registry) == 1 })
 			s.AwaitConfirmed(t, max(len(survived), written))
 			testwork.AwaitRest(s.Shop, t)
-			ledger := fulfillment.NewLedger(s.Pool)
+			ledger := ledger.New(s.Pool)
 			for i, receipt := range receipts {
 				order, err := ledger.FindByReceipt(t.Context(), receipt)
 				require.NoError(t, err)
@@ -71,7 +72,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 				}
 				require.Equal(t, want, order.Status, "order %d", i+1)
 			}
-			require.EqualValues(t, max(len(survived), written), soldOf(t, s.Pool, sale))
+			require.EqualValues(t, max(len(survived), written), testshop.SoldOf(t, s.Pool, sale))
 			// Whoever lost an order may buy, and whoever has one may not.
 			for i := range receipts {
 				want := reservation.Reserved
@@ -83,8 +84,8 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			s.AwaitConfirmed(t, kept+cut)
 			testwork.AwaitRest(s.Shop, t)
 			requireSound(s.Shop, t)
-			report := audit(s.Shop, t, sale)
-			require.False(t, report.Broken(), textOf(t, report))
+			report := testwork.Audit(s.Shop, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
 		})
 	}
 }

@@ -45,11 +45,11 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				t.Parallel()
 				const stock, written, unwritten = 40, 20, 10
 				s := newLostShop(t)
-				sales := []uuid.UUID{s.Open(t, stock), openPayable(s.Shop, t, stock), s.Open(t, stock)}
+				sales := []uuid.UUID{s.Open(t, stock), s.OpenPayable(t, stock), s.Open(t, stock)}
 				for _, sale := range sales {
-					require.Equal(t, written, crowd(s.Shop, t, sale, written))
+					require.Equal(t, written, s.Crowd(t, sale, written))
 				}
-				fulfil(s.Shop, t)
+				testwork.Fulfil(s.Shop, t)
 				orders := map[uuid.UUID]bool{} // that were accepted and that no worker has read
 				for _, sale := range sales {
 					for i := range unwritten {
@@ -103,8 +103,8 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 					}
 				}
 				requireSound(s.Shop, t)
-				report := audit(s.Shop, t, uuid.Nil)
-				require.False(t, report.Broken(), textOf(t, report))
+				report := testwork.Audit(s.Shop, t, uuid.Nil)
+				require.False(t, report.Broken(), testwork.TextOf(t, report))
 				require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(0, sales[0], "*")).Val(), "nothing that was staged is left")
 				require.True(t, successor.Stop().Success())
 			})
@@ -115,7 +115,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 // process is a worker of this shop in a process of its own.
 func (s lostShop) process(t testing.TB) *testkit.Cmd {
 	t.Helper()
-	process := process(s.Shop, t)
+	process := s.Shop.Process(t)
 	process.Setenv("REDIS_URL", s.server.URL)
 	return process
 }

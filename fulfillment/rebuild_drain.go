@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -126,10 +127,10 @@ func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map
 		}
 		found.Left++
 	}
-	slices.SortStableFunc(events, byPlaceInSale)
-	for _, out := range recordWith(ctx, b.ledger, b.try, events) {
+	slices.SortStableFunc(events, ledger.ByPlaceInSale)
+	for _, out := range ledger.RecordWith(ctx, b.ledger, b.try, events) {
 		switch {
-		case out.Err != nil && faultOf(out.Err) == transient:
+		case out.Err != nil && ledger.FaultOf(out.Err) == ledger.Transient:
 			return out.Err
 		case out.Err != nil:
 			found.Left++
@@ -147,9 +148,9 @@ func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map
 }
 
 // try tries a transaction once: a rebuild that fails is begun again, by whoever asked for it.
-func (b *build) try(ctx context.Context, t transaction) ([]Outcome, error) {
-	outcomes, err := attempt(ctx, b.log, t)
-	if errors.Is(err, errEpochOver) {
+func (b *build) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outcome, error) {
+	outcomes, err := ledger.Attempt(ctx, b.log, t)
+	if errors.Is(err, ledger.ErrEpochOver) {
 		return nil, fmt.Errorf("%w: %w", errOvertaken, err)
 	}
 	return outcomes, err

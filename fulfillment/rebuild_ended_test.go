@@ -7,8 +7,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -16,7 +18,7 @@ import (
 func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale := openPayable(s.Shop, t, 20)
+	sale := s.OpenPayable(t, 20)
 	made := map[reservation.Status]uuid.UUID{}
 	for _, status := range []reservation.Status{reservation.StatusRejected, reservation.StatusCancelled, reservation.StatusExpired} {
 		made[status] = reserve(s.Shop, t, sale, string(status), 1, "k").Reservation.OrderID
@@ -24,23 +26,23 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 		if status == reservation.StatusRejected {
 			refuseAll(s.Shop, t)
 		} else {
-			fulfil(s.Shop, t)
+			testwork.Fulfil(s.Shop, t)
 		}
 	}
 	cancel := func(id uuid.UUID, user string) {
 		t.Helper()
-		_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), id, user)
+		_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
 		require.NoError(t, err)
 	}
 	cancel(made[reservation.StatusCancelled], "cancelled")
-	endWindow(t, s.Pool, made[reservation.StatusExpired])
-	_, err := expire(s.Shop, t.Context())
+	testwork.EndWindow(t, s.Pool, made[reservation.StatusExpired])
+	_, err := testwork.Expire(s.Shop, t.Context())
 	require.NoError(t, err)
-	_, err = giveBack(s.Shop, t.Context())
+	_, err = testwork.GiveBack(s.Shop, t.Context())
 	require.NoError(t, err)
 
 	late := reserve(s.Shop, t, sale, "late", 1, "k").Reservation.OrderID
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	voided := reserve(s.Shop, t, sale, "voided", 1, "k").Reservation.OrderID // no worker has seen it
 	for range 2 {
 		require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
@@ -53,7 +55,7 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	}
 	require.Equal(t, reservation.Replayed, reserve(s.Shop, t, sale, "late", 1, "k").Verdict)
 	cancel(late, "late") // of a reservation of an earlier epoch
-	_, err = giveBack(s.Shop, t.Context())
+	_, err = testwork.GiveBack(s.Shop, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, reservation.OrderEnded, reserve(s.Shop, t, sale, "late", 1, "k").Verdict)
 	// An order that went with Redis is no order that its buyer gave up.
@@ -74,7 +76,7 @@ func refuseAll(s *testshop.Shop, t testing.TB) {
 		require.NoError(t, err)
 		events = append(events, event)
 	}
-	outcomes, err := fulfillment.NewLedger(s.Pool).Refuse(t.Context(), events, reservation.RejectedSoldOut)
+	outcomes, err := ledger.New(s.Pool).Refuse(t.Context(), events, reservation.RejectedSoldOut)
 	require.NoError(t, err)
 	require.True(t, b.Release(t.Context(), outcomes))
 }
@@ -108,26 +110,26 @@ func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
-			sale := openPayable(s, t, 20)
+			s := testshop.NewShop(t, testkit.Pool(t))
+			sale := s.OpenPayable(t, 20)
 			reserve(s, t, sale, "rejected", 1, "k")
 			refuseAll(s, t)
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 			order := reserve(s, t, sale, "cancelled", 1, "k").Reservation.OrderID
 			reserve(s, t, sale, "keyless", 1, "")
-			fulfil(s, t)
-			_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), order, "cancelled")
+			testwork.Fulfil(s, t)
+			_, err := ledger.New(s.Pool).Cancel(t.Context(), order, "cancelled")
 			require.NoError(t, err)
-			require.NotContains(t, textOf(t, audit(s, t, sale)), "idempotency key", "its release is pending")
-			_, err = giveBack(s, t.Context())
+			require.NotContains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "idempotency key", "its release is pending")
+			_, err = testwork.GiveBack(s, t.Context())
 			require.NoError(t, err)
-			report := audit(s, t, sale)
-			require.False(t, report.Broken(), textOf(t, report))
+			report := testwork.Audit(s, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
 
 			c.damage(t, s, sale)
-			report = audit(s, t, sale)
-			require.Equal(t, c.found, report.Promise("S7").Found, textOf(t, report))
-			require.Contains(t, textOf(t, report), c.what)
+			report = testwork.Audit(s, t, sale)
+			require.Equal(t, c.found, report.Promise("S7").Found, testwork.TextOf(t, report))
+			require.Contains(t, testwork.TextOf(t, report), c.what)
 			require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 			requireMended(s, t, sale, "")
 			require.Equal(t, reservation.OrderEnded, reserve(s, t, sale, "cancelled", 1, "k").Verdict)

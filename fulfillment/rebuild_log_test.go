@@ -67,7 +67,7 @@ func guardedLogging(s *testshop.Shop, t *testing.T) *logText {
 // Somebody holds the row of the sale: the log tells while the rebuild waits at which step, and for whom.
 func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -95,10 +95,10 @@ func TestWaitingRebuildLogsBlocker(t *testing.T) {
 // A rebuild that fails each time for the same reason: each try says why the last one failed.
 func TestFailingRebuildLogsReason(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	// Its entry is still in the stream, as that of an order is that some worker has in hand.
 	require.NoError(t, s.Rdb.XGroupSetID(t.Context(), s.Keys.Orders(0), reservation.Group, "0").Err())
 	require.NoError(t, execSQL(t, s, "DROP INDEX orders_one_live_per_user"))
@@ -118,7 +118,7 @@ func TestFailingRebuildLogsReason(t *testing.T) {
 // Another process has the lock of rebuilds: a worker that has found something to rebuild says who keeps it from that.
 func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	s.Open(t, 10)
 	session, err := rebuilder(s, t).Begin(t.Context())
 	require.NoError(t, err)

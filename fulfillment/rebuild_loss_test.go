@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -74,9 +75,9 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 			trap := &trap{spring: func() { lose(t, s) }}
 			sales := []uuid.UUID{s.Open(t, 100), s.Open(t, 100), s.Open(t, 100)}
 			for _, sale := range sales {
-				crowd(s.Shop, t, sale, 30)
+				s.Crowd(t, sale, 30)
 			}
-			fulfil(s.Shop, t)
+			testwork.Fulfil(s.Shop, t)
 			_, err := s.Catalog.End(t.Context(), sales[2])
 			require.NoError(t, err)
 			s.Rdb.AddHook(trap)
@@ -146,7 +147,7 @@ func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 	testwork.AwaitRest(s.Shop, t)
 	require.EqualValues(t, 2, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND epoch = 1 AND reason = 'sale-rebuilt' AND user_id IN ('late', 'by-hand')"))
 	require.EqualValues(t, 4, s.Count(t, "SELECT count(*) FROM orders"))
-	require.EqualValues(t, 8, left(s.Shop, t, sale))
+	require.EqualValues(t, 8, s.Left(t, sale))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 	requireSound(s.Shop, t)
 }
@@ -154,7 +155,7 @@ func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 // An entry that became a dead letter before a rebuild is void when it is replayed after it.
 func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	entry := takeOut(s, t)
@@ -169,7 +170,7 @@ func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	testwork.AwaitRest(s, t)
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
 	requireSound(s, t)
-	require.EqualValues(t, 9, left(s, t, sale))
+	require.EqualValues(t, 9, s.Left(t, sale))
 }
 
 // Each partition has a server of its own to be verified, and one without a sale is no trouble.
@@ -209,7 +210,7 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, heal(s, t, r, 3))
 
-	empty := newShop(t, pool)
+	empty := testshop.NewShop(t, pool)
 	empty.Keys.Partitions = 64
 	report, err := rebuilder(empty, t).Partition(t.Context(), 63, fulfillment.RebuildByHand)
 	require.NoError(t, err)
@@ -237,7 +238,7 @@ func TestRebuildCopiesManyOrders(t *testing.T) {
 		require.EqualValues(t, 1+n%3, answer.Reservation.Quantity)
 	}
 	require.Equal(t, reservation.Reserved, reserve(s.Shop, t, sale, fmt.Sprint("user-", orders+1), 1, "").Verdict)
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	requireSound(s.Shop, t)
 }
 
@@ -260,10 +261,10 @@ func fill(s *testshop.Shop, t testing.TB, sale uuid.UUID, orders int) {
 // Two rebuilds that do not know of each other: the one that was overtaken opens nothing.
 func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	r := rebuilder(s, t)
 	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
@@ -303,10 +304,10 @@ func TestOvertakenRebuildOpensNothing(t *testing.T) {
 // What an earlier rebuild has staged, and did not come to use, is in nobody's way.
 func TestRebuildDeletesLeftoversOfFailedRebuild(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	token := reservation.NewRebuildToken()
 	_, err := s.Store.CloseSale(t.Context(), sale, 0, token, 1)
 	require.NoError(t, err)
@@ -320,7 +321,7 @@ func TestRebuildDeletesLeftoversOfFailedRebuild(t *testing.T) {
 // A worker is about to commit an order of the old epoch: the raise waits for it, and counts it.
 func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	event, err := reservation.DecodeReserved(messages(s, t)[0])
@@ -329,7 +330,7 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	recording, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = recording.Rollback(context.WithoutCancel(t.Context())) }()
-	columns, _ := fulfillment.ColumnsOf([]reservation.OrderReserved{event})
+	columns, _ := ledger.ColumnsOf([]reservation.OrderReserved{event})
 	_, err = recording.Exec(t.Context(), sql.LedgerRecordOrders, append(columns.Arguments(), nil)...)
 	require.NoError(t, err)
 	_, err = recording.Exec(t.Context(), sql.LedgerAddSold, sale, 1, 1, 1)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -143,7 +144,7 @@ func needOfSale(sale guardedSale, found saleInRedis) (reason string) {
 
 // verifiedServers is the run id of the verified server of each partition.
 func (r *Rebuilder) verifiedServers(ctx context.Context) (map[int]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	rows, _ := r.config.Pool.Query(ctx, sql.ReservationVerifiedServers) // its error comes with the rows
 	servers := map[int]string{}
@@ -182,7 +183,7 @@ func (r *Rebuilder) eachSale(ctx context.Context, withEnded bool, f func([]guard
 }
 
 func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, withEnded bool) ([]guardedSale, error) {
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	rows, _ := r.config.Pool.Query(ctx, sql.RebuildSalesInRedis, after, limit, withEnded) // its error comes with the rows
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (guardedSale, error) {

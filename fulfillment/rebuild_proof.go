@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/time/rate"
 
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -67,7 +68,7 @@ func (r *refusals) in(sale uuid.UUID, epoch int64) bool {
 }
 
 // noteRefused is called for an order that Postgres has just refused, and whose reservation was in force in Redis.
-func (r *Rebuilder) noteRefused(out Outcome) {
+func (r *Rebuilder) noteRefused(out ledger.Outcome) {
 	if e := out.Event; r.refused.note(e.SaleID, e.Epoch) {
 		r.config.Logger.Error(orderRefused, "sale", e.SaleID, "epoch", e.Epoch, "order", e.OrderID, "user", e.UserID, "rejected", out.Reason)
 	}
@@ -93,7 +94,7 @@ const (
 )
 
 // note notes what was recorded, in the order of sales and places.
-func (w *witnesses) note(outcomes []Outcome) {
+func (w *witnesses) note(outcomes []ledger.Outcome) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range outcomes {
@@ -193,7 +194,7 @@ type said struct{ missed, putOff rate.Sometimes }
 var reasonsOfProofs = []string{RebuildSetBack, RebuildRefused}
 
 func (r *Rebuilder) waitBefore(ctx context.Context, sale uuid.UUID) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	var seconds float64
 	if err := r.config.Pool.QueryRow(ctx, sql.RebuildWait, sale, reasonsOfProofs).Scan(&seconds); err != nil {

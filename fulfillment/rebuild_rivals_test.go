@@ -132,7 +132,7 @@ func (r *rival) step(t *testing.T) {
 func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 	t.Parallel()
 	const rounds, rivals, moves = 24, 3, 120
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	crew := make([]*rival, rivals)
 	for i := range crew {
 		crew[i] = newRival(s, t)
@@ -216,7 +216,7 @@ func fulfilAll(s *testshop.Shop, t *testing.T) {
 	waiting, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group)
 	require.NoError(t, err)
 	if n, known := waiting.Waiting(); !known || n > 0 {
-		fulfil(s, t)
+		testwork.Fulfil(s, t)
 	}
 }
 
@@ -237,11 +237,11 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t, testkit.Pool(t))
 			sale := s.Open(t, 100)
 			s.Buy(t, sale, "first")
-			fulfil(s, t)
-			sleeper := process(s, t)
+			testwork.Fulfil(s, t)
+			sleeper := s.Process(t)
 			sleeper.Setenv(crashpoint.FreezeEnv, crashpoint.RebuildStaged)
 			sleeper.Setenv(testwork.RebuildEnv, sale.String())
 			sleeper.Start()
@@ -282,7 +282,7 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			} else {
 				require.NoError(t, err)
 			}
-			fulfil(s, t)
+			testwork.Fulfil(s, t)
 			require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 			requireSound(s, t)
 			needNothing(s, t, 1)

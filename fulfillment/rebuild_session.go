@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"stampede/fulfillment/ledger"
 	"stampede/internal/pg"
 	"stampede/reservation"
 	"stampede/sql"
@@ -23,7 +24,7 @@ type rebuildSession struct{ Conn pg.Session }
 
 // begin takes the lock, or returns ErrRebuildUnderWay.
 func (r *Rebuilder) begin(ctx context.Context) (*rebuildSession, error) {
-	limited, cancel := context.WithTimeout(ctx, recordTimeout)
+	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	session, err := pg.Begin(limited, r.config.Pool, pg.RebuildLock, rebuildSilence)
 	if errors.Is(err, pg.ErrLockHeld) {
@@ -37,7 +38,7 @@ func (r *Rebuilder) begin(ctx context.Context) (*rebuildSession, error) {
 func (s *rebuildSession) Close() { s.Conn.End() }
 
 func (s *rebuildSession) Exec(ctx context.Context, query string, args ...any) error {
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	_, err := s.Conn.Exec(ctx, query, args...)
 	return err
@@ -45,7 +46,7 @@ func (s *rebuildSession) Exec(ctx context.Context, query string, args ...any) er
 
 // stayAwake is to be called now and then while the session has nothing else to do.
 func (s *rebuildSession) stayAwake(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	return s.Conn.Ping(ctx)
 }
@@ -63,7 +64,7 @@ var neededGuards = []string{"order_events_pkey", "orders_one_live_per_user", "re
 
 // requireGuards returns ErrGuardMissing if a rebuild could not be finished, before it closes anything.
 func (s *rebuildSession) requireGuards(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	_, missing, err := sql.Guards(ctx, s.Conn)
 	if err != nil {
@@ -72,7 +73,7 @@ func (s *rebuildSession) requireGuards(ctx context.Context) error {
 	var needed []error
 	for _, m := range missing {
 		if slices.Contains(neededGuards, m.Name) {
-			needed = append(needed, fmt.Errorf("%w: %s; put it back with %s", ErrGuardMissing, m.What, m.Mend))
+			needed = append(needed, fmt.Errorf("%w: %s; put it back with %s", ledger.ErrGuardMissing, m.What, m.Mend))
 		}
 	}
 	return errors.Join(needed...)

@@ -66,12 +66,12 @@ func setBackShop(t *testing.T, stock, lost int) (s lostShop, sale uuid.UUID) {
 	for i := range 5 {
 		s.Buy(t, sale, fmt.Sprint("kept-", i))
 	}
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	before := takeSnapshot(s.Shop, t)
 	for i := range lost {
 		s.Buy(t, sale, fmt.Sprint("lost-", i))
 	}
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	setBack(s.Shop, t, before)
 	ingress := newIngress(s.Shop, t)
 	for i := range lost {
@@ -118,7 +118,7 @@ func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 		registry, _ := guarded(s.Shop, t)
 		s.AwaitConfirmed(t, 25)
 		ingress := newIngress(s.Shop, t)
-		require.Equal(t, 15, crowd(ingress, t, sale, 15))
+		require.Equal(t, 15, ingress.Crowd(t, sale, 15))
 		awaitRebuilt(s.Shop, t, sale, 2)
 		require.Equal(t, reservation.SoldOut, reserve(ingress, t, sale, "late", 1, "").Verdict)
 		s.AwaitConfirmed(t, 30)
@@ -137,13 +137,13 @@ func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 	for i := range 5 {
 		s.Buy(t, sale, fmt.Sprint("kept-", i))
 	}
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	early := takeSnapshot(s.Shop, t)
 	ingress := newIngress(s.Shop, t)
 	for i := range 8 {
 		ingress.Buy(t, sale, fmt.Sprint("new-", i))
 	}
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	other := takeSnapshot(s.Shop, t) // with as many places as there will be in Postgres
 	setBack(s.Shop, t, early)
 	require.NoError(t, execSQL(t, s.Shop, "DELETE FROM orders WHERE user_id LIKE 'new-%'"))
@@ -171,7 +171,7 @@ func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 // What Postgres refuses, and Redis had not accepted, is no reason to rebuild anything.
 func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 3)
 	registry, _ := guarded(s, t)
 	for _, user := range []string{"ann", "bob", "cid"} {
@@ -212,7 +212,7 @@ func forgedEntry(like redis.XMessage, sale uuid.UUID, user string) map[string]an
 // for it at once the first time, and then less and less often.
 func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
 	s.Buy(t, sale, "ann")
 	registry, log := guarded(s, t)

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/localserver"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -88,7 +89,7 @@ func epochOf(s *testshop.Shop, t testing.TB, sale uuid.UUID) int64 {
 // requireSound holds the books against each other.
 func requireSound(s *testshop.Shop, t testing.TB) {
 	t.Helper()
-	require.Zero(t, s.Count(t, brokenLogs))
+	require.Zero(t, s.Count(t, testshop.BrokenLogs))
 	require.Zero(t, s.Count(t, `SELECT count(*) FROM sales AS s
 		WHERE sold <> (SELECT coalesce(sum(quantity), 0) FROM orders WHERE sale_id = s.id AND status IN ('confirmed', 'paid'))`))
 	rows, err := s.Pool.Query(t.Context(), "SELECT id, stock - sold, epoch, revision, published_revision FROM sales")
@@ -110,14 +111,14 @@ func requireSound(s *testshop.Shop, t testing.TB) {
 func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
-	sale, paused, ended := openPayable(s.Shop, t, 20), s.Open(t, 5), s.Open(t, 7)
+	sale, paused, ended := s.OpenPayable(t, 20), s.Open(t, 5), s.Open(t, 7)
 	keyed := reserve(s.Shop, t, sale, "ann", 3, "key-of-ann")
 	require.Equal(t, reservation.Reserved, keyed.Verdict)
 	for _, user := range []string{"bob", "carol", "dave", "erin"} {
 		s.Buy(t, sale, user)
 	}
 	s.Buy(t, ended, "ann")
-	outcomes := fulfil(s.Shop, t)
+	outcomes := testwork.Fulfil(s.Shop, t)
 	require.Len(t, outcomes, 6)
 	orders := map[string]uuid.UUID{}
 	for _, out := range outcomes {
@@ -125,15 +126,15 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 			orders[out.Event.UserID] = out.Event.OrderID
 		}
 	}
-	ledger := fulfillment.NewLedger(s.Pool)
+	ledger := ledger.New(s.Pool)
 	_, err := ledger.Pay(t.Context(), orders["bob"], "bob", "pi")
 	require.NoError(t, err)
 	_, err = ledger.Cancel(t.Context(), orders["carol"], "carol")
 	require.NoError(t, err)
-	endWindow(t, s.Pool, orders["dave"])
-	_, err = expire(s.Shop, t.Context())
+	testwork.EndWindow(t, s.Pool, orders["dave"])
+	_, err = testwork.Expire(s.Shop, t.Context())
 	require.NoError(t, err)
-	require.EqualValues(t, 2, s.Count(t, pendingReleases))
+	require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
 	_, err = s.Catalog.Pause(t.Context(), paused)
 	require.NoError(t, err)
 	_, err = s.Catalog.End(t.Context(), ended)
@@ -159,7 +160,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 		}
 		require.Equal(t, want, rebuilt)
 	}
-	require.Zero(t, s.Count(t, pendingReleases), "their units are in the new stock")
+	require.Zero(t, s.Count(t, testshop.PendingReleases), "their units are in the new stock")
 	requireSound(s.Shop, t)
 	require.Equal(t, map[string]string{
 		"left": "15", "stock": "20", "state": "open", "opens_at_ms": "0", "closes_at_ms": "0", "per_order_limit": "10",
@@ -183,7 +184,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	require.Equal(t, reservation.Paused, reserve(s.Shop, t, paused, "ann", 1, "").Verdict)
 	require.Equal(t, reservation.AlreadyPurchased, reserve(s.Shop, t, ended, "ann", 1, "").Verdict)
 	require.Equal(t, reservation.Ended, reserve(s.Shop, t, ended, "bob", 1, "").Verdict)
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	requireSound(s.Shop, t)
 	require.EqualValues(t, 6, s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')", sale))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE id = $1", lost))
@@ -194,7 +195,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	_, err = s.Catalog.Restock(t.Context(), sale, 10, "")
 	require.NoError(t, err)
 	s.Buy(t, paused, "ann")
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	requireSound(s.Shop, t)
 	var event string
 	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT data::text FROM sale_events WHERE sale_id = $1 AND type = 'SaleRebuilt'", sale).Scan(&event))
@@ -230,19 +231,19 @@ func TestRebuildDrainsStream(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t, testkit.Pool(t))
 			sale, other := s.Open(t, 2000), s.Open(t, 10)
 			s.Buy(t, other, "first")
 			s.Buy(t, other, "second")
-			fulfil(s, t)
-			require.Equal(t, 1200, crowd(s, t, sale, 1200))
+			testwork.Fulfil(s, t)
+			require.Equal(t, 1200, s.Crowd(t, sale, 1200))
 			rubbish(s, t)
 			s.Buy(t, other, "late")
 			require.NoError(t, c.group(t, s))
-			raiseEpoch(t, s.Pool, other) // a rebuild has got so far and no further
+			testshop.RaiseEpoch(t, s.Pool, other) // a rebuild has got so far and no further
 			report := rebuild(s, t)
 			require.Equal(t, fulfillment.Drained{Entries: 1202 + c.recorded, Confirmed: 1200, Voided: 1, Left: 1, Recorded: c.recorded}, report.Drained)
-			require.EqualValues(t, 1200, soldOf(t, s.Pool, sale))
+			require.EqualValues(t, 1200, testshop.SoldOf(t, s.Pool, sale))
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND user_id = 'late'"))
 			requireSound(s, t)
 
@@ -253,7 +254,7 @@ func TestRebuildDrainsStream(t *testing.T) {
 			testwork.AwaitRest(s, t)
 			stop()
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM dead_letters"))
-			require.EqualValues(t, 1200, soldOf(t, s.Pool, sale))
+			require.EqualValues(t, 1200, testshop.SoldOf(t, s.Pool, sale))
 			require.EqualValues(t, 2, epochOf(s, t, sale), "the worker has found nothing to be rebuilt")
 			requireSound(s, t)
 		})
@@ -263,7 +264,7 @@ func TestRebuildDrainsStream(t *testing.T) {
 // Two orders too many are in the stream: the rebuild rejects them, in the order of the sale, as a worker would.
 func TestRebuildRejectsOrdersBeyondStock(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 12)
 	for i := range 12 {
 		s.Buy(t, sale, fmt.Sprintf("user-%d", i))
@@ -284,7 +285,7 @@ func TestRebuildRejectsOrdersBeyondStock(t *testing.T) {
 
 func TestRebuildsAreExclusive(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	r := rebuilder(s, t)
 	session, err := r.Begin(t.Context())
@@ -307,7 +308,7 @@ func TestRebuildsAreExclusive(t *testing.T) {
 
 func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale, other := s.Open(t, 10), s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	s.Buy(t, other, "ann")
@@ -320,7 +321,7 @@ func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
 	require.EqualValues(t, 1, epochOf(s, t, other))
 	s.Buy(t, other, "bob")
 	s.Buy(t, sale, "bob")
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	requireSound(s, t)
 
 	_, err = r.Sale(t.Context(), uuid.Must(uuid.NewV7()), fulfillment.RebuildByHand)
@@ -337,7 +338,7 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	s := newLostShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	r := rebuilder(s.Shop, t)
 	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
@@ -376,7 +377,7 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"22", "21", "paused", "5"}, pick(saleInRedis(s.Shop, t, sale), "stock", "left", "state", "revision"))
 	s.Buy(t, created.ID, "ann")
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	requireSound(s.Shop, t)
 }
 
@@ -392,14 +393,14 @@ func pick(fields map[string]string, names ...string) (values []string) {
 // An order that is cancelled while its sale is rebuilt gives its unit back in the new epoch.
 func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	sale := openPayable(s, t, 10)
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.OpenPayable(t, 10)
 	orders := map[string]uuid.UUID{}
 	for _, user := range []string{"ann", "bob", "carol"} {
 		orders[user] = s.Buy(t, sale, user)
 	}
-	fulfil(s, t)
-	ledger, r := fulfillment.NewLedger(s.Pool), rebuilder(s, t)
+	testwork.Fulfil(s, t)
+	ledger, r := ledger.New(s.Pool), rebuilder(s, t)
 	cancel := func(user string) {
 		_, err := ledger.Cancel(t.Context(), orders[user], user)
 		require.NoError(t, err)
@@ -425,18 +426,18 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	all, err := b.StageBuyers(t.Context(), raised)
 	require.NoError(t, err)
 	cancel("carol") // after that
-	_, err = giveBack(s, t.Context())
+	_, err = testwork.GiveBack(s, t.Context())
 	require.Error(t, err, "while it is closed nothing comes back")
 	require.NoError(t, b.Open(t.Context(), raised, raised.Stock-all.Units, all))
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.EqualValues(t, 1, all.Orders)
-	require.EqualValues(t, 9, left(s, t, sale))
+	require.EqualValues(t, 9, s.Left(t, sale))
 	testkit.Eventually(t, 10*time.Second, "all releases are done with", func() bool {
-		_, err := giveBack(s, t.Context())
-		return err == nil && s.Count(t, pendingReleases) == 0
+		_, err := testwork.GiveBack(s, t.Context())
+		return err == nil && s.Count(t, testshop.PendingReleases) == 0
 	})
-	require.EqualValues(t, 10, left(s, t, sale))
-	require.Zero(t, soldOf(t, s.Pool, sale))
+	require.EqualValues(t, 10, s.Left(t, sale))
+	require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
 	for user := range orders {
 		s.Buy(t, sale, user)
 	}
@@ -445,7 +446,7 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 // The log has a line at the beginning and one at the end, and the metrics count it.
 func TestRebuildLogsAndCounts(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	s.Buy(t, s.Open(t, 10), "ann")
 	log, registry := &testshop.CountingLog{}, prometheus.NewRegistry()
 	r, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
@@ -496,7 +497,7 @@ func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 	s := newLostShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	s.server.Kill()
 	_, err := s.Catalog.Restock(t.Context(), sale, -4, "returned")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)

@@ -11,6 +11,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 )
 
 // A sale that its operators change at both looks is healthy: each look finds another difference.
@@ -43,10 +44,10 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
-			sale := openPayable(s, t, 10)
-			crowd(s, t, sale, 3)
-			fulfil(s, t)
+			s := testshop.NewShop(t, testkit.Pool(t))
+			sale := s.OpenPayable(t, 10)
+			s.Crowd(t, sale, 3)
+			testwork.Fulfil(s, t)
 			rdb, err := connect.Control(testkit.RedisURL(t))
 			require.NoError(t, err)
 			defer func() { _ = rdb.Close() }()
@@ -67,8 +68,8 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 			require.Empty(t, left, "it looked twice")
 			require.Zero(t, report.Remaining)
 			require.Zero(t, s.Count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleReconciled' OR data ->> 'reason' = 'reconciled'"), "nothing was to be mended")
-			audit := audit(s, t, sale)
-			require.False(t, audit.Broken(), textOf(t, audit))
+			audit := testwork.Audit(s, t, sale)
+			require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -67,9 +68,9 @@ func arrive(s *testshop.Shop, t testing.TB) {
 	backlog, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group)
 	require.NoError(t, err)
 	if backlog.Lag > 0 {
-		fulfil(s, t)
+		testwork.Fulfil(s, t)
 	}
-	_, err = giveBack(s, t.Context())
+	_, err = testwork.GiveBack(s, t.Context())
 	require.NoError(t, err)
 }
 
@@ -111,6 +112,6 @@ func requireMended(s *testshop.Shop, t testing.TB, sale uuid.UUID, left string) 
 	arrive(s, t)
 	again := reconcile(s, t)
 	require.Empty(t, again.Remedies, "a second time finds nothing")
-	audit := audit(s, t, uuid.Nil)
-	require.False(t, audit.Broken(), textOf(t, audit))
+	audit := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 }

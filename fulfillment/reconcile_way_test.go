@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
@@ -53,7 +54,7 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		}, "worker"},
 		"a refused order whose units are about to come back": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			s.Buy(t, sale, "ann")
-			_, err := fulfillment.NewLedger(s.Pool).Refuse(t.Context(), []reservation.OrderReserved{deliver(t, s)}, reservation.RejectedSoldOut)
+			_, err := ledger.New(s.Pool).Refuse(t.Context(), []reservation.OrderReserved{deliver(t, s)}, reservation.RejectedSoldOut)
 			require.NoError(t, err)
 		}, "worker"},
 		"a dead letter": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
@@ -67,10 +68,10 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 			require.NoError(t, s.Rdb.XAck(t.Context(), key, reservation.Group, entry.ID).Err())
 		}, "dlq"},
 		"a cancelled order": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID) {
-			sale := openPayable(s, t, 5)
+			sale := s.OpenPayable(t, 5)
 			s.Buy(t, sale, "ann")
-			order := fulfil(s, t)[0].Event.OrderID
-			_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), order, "ann")
+			order := testwork.Fulfil(s, t)[0].Event.OrderID
+			_, err := ledger.New(s.Pool).Cancel(t.Context(), order, "ann")
 			require.NoError(t, err)
 		}, ""},
 		"a higher stock": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
@@ -87,16 +88,16 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 			_, err := s.Catalog.End(t.Context(), sale)
 			require.NoError(t, err)
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
-			report := audit(s, t, sale)
-			require.False(t, report.Broken(), textOf(t, report))
+			report := testwork.Audit(s, t, sale)
+			require.False(t, report.Broken(), testwork.TextOf(t, report))
 		}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t, testkit.Pool(t))
 			sale := s.Open(t, 40)
 			s.Buy(t, sale, "zoe")
-			fulfil(s, t)
+			testwork.Fulfil(s, t)
 			c.happens(t, s, sale)
 			before := everything(s, t)
 			report := reconcile(s, t)
@@ -128,10 +129,10 @@ func (h afterHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // What is there at the first look and not at the second was on its way.
 func TestReconcileAuditsTwice(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	sale := openPayable(s, t, 10)
-	crowd(s, t, sale, 3)
-	outcomes := fulfil(s, t)
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale := s.OpenPayable(t, 10)
+	s.Crowd(t, sale, 3)
+	outcomes := testwork.Fulfil(s, t)
 	_, err := s.Pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'nobody', 1", sale)
 	require.NoError(t, err)
 	config := reconcileConfig(s, t)
@@ -142,7 +143,7 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	rdb.AddHook(afterHScan{func() {
 		event := outcomes[0].Event
 		outcomes = outcomes[1:]
-		_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
+		_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
 		require.NoError(t, err)
 		_, err = s.Pool.Exec(t.Context(), "DELETE FROM releases WHERE order_id = $1", event.OrderID)
 		require.NoError(t, err)
@@ -161,17 +162,17 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	require.Equal(t, 1, looks)
 	require.Len(t, outcomes, 1, "it looked twice")
 	require.Zero(t, report.Remaining)
-	audit := audit(s, t, sale)
-	require.False(t, audit.Broken(), textOf(t, audit))
+	audit := testwork.Audit(s, t, sale)
+	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 }
 
 // The event that is appended again is the one that was lost, and it does no harm if that comes as well.
 func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	sale, key := openPayable(s, t, 10), s.Keys.Orders(0)
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sale, key := s.OpenPayable(t, 10), s.Keys.Orders(0)
 	s.Buy(t, sale, "before")
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	lost := reserve(s, t, sale, "ann", 3, "key").Reservation
 	entries, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
@@ -194,16 +195,16 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 
 	// The lost one turns up.
 	require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: entries[0].Values}).Err())
-	fulfil(s, t)
-	order := orderOfID(t, s.Pool, lost.OrderID)
+	testwork.Fulfil(s, t)
+	order := testwork.OrderOfID(t, s.Pool, lost.OrderID)
 	require.Equal(t, reservation.StatusConfirmed, order.Status)
 	require.Equal(t, lost.ReservedAt, order.ReservedAt)
 	require.EqualValues(t, 3, order.Quantity)
 	require.Equal(t, []string{fmt.Sprintf("%d 1 t", lost.Sequence)}, rowsOf(t, s.Pool,
 		"SELECT concat_ws(' ', sequence, epoch, key_fingerprint IS NOT NULL) FROM orders WHERE user_id = 'ann'"))
-	require.EqualValues(t, 4, soldOf(t, s.Pool, sale))
-	audit := audit(s, t, uuid.Nil)
-	require.False(t, audit.Broken(), textOf(t, audit))
+	require.EqualValues(t, 4, testshop.SoldOf(t, s.Pool, sale))
+	audit := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 	require.Equal(t, reservation.Replayed, reserve(s, t, sale, "ann", 3, "key").Verdict)
 
 	// And operators go on.
@@ -215,30 +216,30 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 // A buyer whose event is lost keeps the order when the stock has to be made anew as well.
 func TestReconcileAppendsBeforeRebuild(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "before")
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	order := s.Buy(t, sale, "ann")
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
 	report := reconcile(s, t)
 	require.Empty(t, leftOf(report), "%+v", report)
-	require.Equal(t, reservation.StatusConfirmed, orderOfID(t, s.Pool, order).Status)
-	require.EqualValues(t, 8, left(s, t, sale))
+	require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, s.Pool, order).Status)
+	require.EqualValues(t, 8, s.Left(t, sale))
 	arrive(s, t)
-	audit := audit(s, t, uuid.Nil)
-	require.False(t, audit.Broken(), textOf(t, audit))
+	audit := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 	require.Empty(t, reconcile(s, t).Remedies)
 }
 
 // From rows that are not what the log says nothing may follow.
 func TestReconcileRequiresCorrectProjections(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 40)
-	crowd(s, t, sale, 20)
-	fulfil(s, t)
+	s.Crowd(t, sale, 20)
+	testwork.Fulfil(s, t)
 	_, err := s.Pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'user-1'; UPDATE orders SET status = 'rejected' WHERE user_id = 'user-2'; UPDATE sales SET sold = 3")
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
@@ -253,10 +254,10 @@ func TestReconcileRequiresCorrectProjections(t *testing.T) {
 
 func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	const lost = 2*fulfillment.RepairsPerTurn + 7
 	sale := s.Open(t, lost)
-	require.Equal(t, lost, crowd(s, t, sale, lost))
+	require.Equal(t, lost, s.Crowd(t, sale, lost))
 	require.NoError(t, s.Rdb.XTrimMaxLen(t.Context(), s.Keys.Orders(0), 0).Err())
 	var mended, refused atomic.Int64
 	var all sync.WaitGroup
@@ -279,21 +280,21 @@ func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	require.EqualValues(t, lost, mended.Load())
 	require.EqualValues(t, lost, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val())
 	require.EqualValues(t, 3, s.Count(t, repairs))
-	fulfil(s, t)
-	audit := audit(s, t, uuid.Nil)
-	require.False(t, audit.Broken(), textOf(t, audit))
+	testwork.Fulfil(s, t)
+	audit := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 }
 
 // Beside a sale in which units are taken, given up and bought again without a pause, reconcile after reconcile
 // finds nothing to mend but what is really wrong.
 func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	sales := []uuid.UUID{openPayable(s, t, 20), s.Open(t, 100_000)}
+	s := testshop.NewShop(t, testkit.Pool(t))
+	sales := []uuid.UUID{s.OpenPayable(t, 20), s.Open(t, 100_000)}
 	testwork.Work(t, testwork.Config(s, t))
 	ctx, over := context.WithCancel(t.Context())
 	defer over()
-	ledger := fulfillment.NewLedger(s.Pool)
+	ledger := ledger.New(s.Pool)
 	var cancelled, sold atomic.Int64
 	var crowd errgroup.Group
 	for b := range 4 {
@@ -345,8 +346,8 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	require.NoError(t, crowd.Wait())
 	audit, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
-	require.False(t, audit.Broken(), textOf(t, audit))
-	require.EqualValues(t, sold.Load(), soldOf(t, s.Pool, sales[1]))
+	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
+	require.EqualValues(t, sold.Load(), testshop.SoldOf(t, s.Pool, sales[1]))
 }
 
 // Of a server that lost everything all sales are made anew, once.
@@ -355,16 +356,16 @@ func TestReconcileRebuildsEmptiedRedisOnce(t *testing.T) {
 	s := newLostShop(t)
 	sales := []uuid.UUID{s.Open(t, 10), s.Open(t, 10), s.Open(t, 10)}
 	for _, sale := range sales {
-		crowd(s.Shop, t, sale, 4)
+		s.Crowd(t, sale, 4)
 	}
-	fulfil(s.Shop, t)
+	testwork.Fulfil(s.Shop, t)
 	s.flush(t)
 	report := reconcile(s.Shop, t)
 	require.Empty(t, leftOf(report), "%+v", report)
-	audit := audit(s.Shop, t, uuid.Nil)
-	require.False(t, audit.Broken(), textOf(t, audit))
+	audit := testwork.Audit(s.Shop, t, uuid.Nil)
+	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 	require.EqualValues(t, len(sales), s.Count(t, repairs))
 	for _, sale := range sales {
-		require.EqualValues(t, 6, left(s.Shop, t, sale))
+		require.EqualValues(t, 6, s.Left(t, sale))
 	}
 }

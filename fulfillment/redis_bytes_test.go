@@ -11,10 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -66,9 +67,9 @@ func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 	require.NoError(t, buyers.Wait())
 	require.EqualValues(t, orders, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
 
-	_, o, _ := tellingLedger(t, s.Pool, s.Rdb, s.Keys)
+	_, o, _ := testwork.TellingLedger(t, s.Pool, s.Rdb, s.Keys)
 	for rest := ids; len(rest) > 0; {
-		told := make([]reservation.OrderOutcome, min(fulfillment.OutcomesTogether, len(rest)))
+		told := make([]reservation.OrderOutcome, min(ledger.OutcomesTogether, len(rest)))
 		for i := range told {
 			told[i] = reservation.OrderOutcome{OrderID: rest[i], Status: reservation.StatusConfirmed, Version: 2}
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -21,13 +21,13 @@ import (
 // given it up again. Redis has not been told.
 func cancelled(s *testshop.Shop, t testing.TB, users int) (sale uuid.UUID, orders []uuid.UUID) {
 	t.Helper()
-	sale = openPayable(s, t, 10)
+	sale = s.OpenPayable(t, 10)
 	for n := range users {
 		orders = append(orders, s.Buy(t, sale, fmt.Sprintf("user-%d", n)))
 	}
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	for n, order := range orders {
-		_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), order, fmt.Sprintf("user-%d", n))
+		_, err := ledger.New(s.Pool).Cancel(t.Context(), order, fmt.Sprintf("user-%d", n))
 		require.NoError(t, err)
 	}
 	return sale, orders
@@ -58,26 +58,26 @@ func waitNoLonger(s *testshop.Shop, t testing.TB) {
 
 func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	lost, _ := cancelled(s, t, 2)
 	other, _ := cancelled(s, t, 3)
 	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = again_at - interval '1 h' WHERE sale_id = $1", lost)
 	require.NoError(t, err) // so that the lost one is in front
 	bringBack := lose(s, t, lost)
 
-	released, err := giveBack(s, t.Context())
+	released, err := testwork.GiveBack(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 3, released, "it keeps no other sale from its turn")
-	require.EqualValues(t, 10, left(s, t, other))
+	require.EqualValues(t, 10, s.Left(t, other))
 	require.EqualValues(t, 2, s.Count(t, "SELECT count(*) FROM releases WHERE sale_id = $1 AND refusals = 1", lost))
-	pending, err := fulfillment.NewLedger(s.Pool).PendingReleases(t.Context())
-	require.ErrorIs(t, err, fulfillment.ErrRefused)
+	pending, err := ledger.New(s.Pool).PendingReleases(t.Context())
+	require.ErrorIs(t, err, ledger.ErrRefused)
 	require.ErrorContains(t, err, lost.String())
 	require.Equal(t, 2, pending)
 	before := s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases")
 	for range 4 {
 		waitNoLonger(s, t)
-		_, err = giveBack(s, t.Context())
+		_, err = testwork.GiveBack(s, t.Context())
 		require.NoError(t, err)
 	}
 	require.Greater(t, s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases"), before+5, "it is asked less and less often")
@@ -85,12 +85,12 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	bringBack()
 	waitNoLonger(s, t)
 	for _, want := range []int{2, 0} {
-		released, err = giveBack(s, t.Context())
+		released, err = testwork.GiveBack(s, t.Context())
 		require.NoError(t, err)
 		require.Equal(t, want, released)
-		require.EqualValues(t, 10, left(s, t, lost))
+		require.EqualValues(t, 10, s.Left(t, lost))
 	}
-	pending, err = fulfillment.NewLedger(s.Pool).PendingReleases(t.Context())
+	pending, err = ledger.New(s.Pool).PendingReleases(t.Context())
 	require.NoError(t, err)
 	require.Zero(t, pending)
 	s.Buy(t, lost, "user-0")
@@ -105,19 +105,19 @@ func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t, testkit.Pool(t))
+			s := testshop.NewShop(t, testkit.Pool(t))
 			sale, _ := cancelled(s, t, 2)
 			lose(s, t, sale)
-			_, err := giveBack(s, t.Context())
+			_, err := testwork.GiveBack(s, t.Context())
 			require.NoError(t, err)
-			require.EqualValues(t, 2, s.Count(t, pendingReleases))
+			require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
 			_, err = s.Pool.Exec(t.Context(), over, sale)
 			require.NoError(t, err)
 			waitNoLonger(s, t)
-			released, err := giveBack(s, t.Context())
+			released, err := testwork.GiveBack(s, t.Context())
 			require.NoError(t, err)
 			require.Equal(t, 2, released)
-			require.Zero(t, s.Count(t, pendingReleases))
+			require.Zero(t, s.Count(t, testshop.PendingReleases))
 		})
 	}
 }
@@ -125,25 +125,25 @@ func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 // With one more unit left than there should be, the last release would make more of them than are for sale.
 func TestReleaseBeyondStockIsRefused(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale, _ := cancelled(s, t, 3)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err())
-	released, err := giveBack(s, t.Context())
+	released, err := testwork.GiveBack(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 2, released)
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM releases WHERE refusals = 1"))
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
 	waitNoLonger(s, t)
-	released, err = giveBack(s, t.Context())
+	released, err = testwork.GiveBack(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 1, released)
-	require.EqualValues(t, 10, left(s, t, sale))
+	require.EqualValues(t, 10, s.Left(t, sale))
 }
 
 // The clock of whoever created the sale was ahead: its id looks as if it did not exist yet.
 func TestReleaseOfSaleWithFutureID(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale, _ := cancelled(s, t, 2)
 	future := sale
 	future[0]++ // half a year
@@ -154,10 +154,10 @@ func TestReleaseOfSaleWithFutureID(t *testing.T) {
 	dump(s.Keys.Buyers)
 	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET sale_id = $1", future)
 	require.NoError(t, err)
-	released, err := giveBack(s, t.Context())
+	released, err := testwork.GiveBack(s, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 2, released)
-	require.EqualValues(t, 10, left(s, t, future))
+	require.EqualValues(t, 10, s.Left(t, future))
 }
 
 func TestHangingRedisDoesNotDelayExpiry(t *testing.T) {
@@ -167,8 +167,8 @@ func TestHangingRedisDoesNotDelayExpiry(t *testing.T) {
 	for range 6 { // a turn of the releases asks for each of them until it gives up
 		cancelled(s, t, 1)
 	}
-	order := s.Buy(t, openPayable(s, t, 1), "ann")
-	fulfil(s, t)
+	order := s.Buy(t, s.OpenPayable(t, 1), "ann")
+	testwork.Fulfil(s, t)
 	server.Freeze()
 	defer server.Thaw()
 	config, registry := testwork.Config(s, t), prometheus.NewRegistry()
@@ -182,11 +182,11 @@ func TestHangingRedisDoesNotDelayExpiry(t *testing.T) {
 		require.NoError(t, tx.QueryRow(t.Context(), "SELECT count(*) FROM (SELECT FROM releases FOR UPDATE SKIP LOCKED) AS free").Scan(&free))
 		return free < 6
 	})
-	endWindow(t, s.Pool, order)
-	testkit.Eventually(t, 20*time.Second, "the order expires", func() bool { return s.Count(t, expiredOrders) == 1 })
+	testwork.EndWindow(t, s.Pool, order)
+	testkit.Eventually(t, 20*time.Second, "the order expires", func() bool { return s.Count(t, testshop.ExpiredOrders) == 1 })
 	require.Zero(t, valueOf(t, registry, "stampede_worker_failing", "release"), "the releases' turn is not over yet")
 	server.Thaw()
-	testkit.Eventually(t, 30*time.Second, "all units are back", func() bool { return s.Count(t, pendingReleases) == 0 })
+	testkit.Eventually(t, 30*time.Second, "all units are back", func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
 	stop()
 }
 
@@ -206,17 +206,17 @@ func gaugeOf(t testing.TB, from prometheus.Gatherer, name string) float64 {
 
 func TestPendingReleasesAreCounted(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
-	ledger := fulfillment.NewLedger(s.Pool)
+	s := testshop.NewShop(t, testkit.Pool(t))
+	l := ledger.New(s.Pool)
 	_, err := s.Pool.Exec(t.Context(), `INSERT INTO releases (order_id, sale_id, user_id, quantity)
-		SELECT gen_random_uuid(), gen_random_uuid(), 'ann', 1 FROM generate_series(1, $1)`, fulfillment.ReleasesCounted-1)
+		SELECT gen_random_uuid(), gen_random_uuid(), 'ann', 1 FROM generate_series(1, $1)`, ledger.ReleasesCounted-1)
 	require.NoError(t, err)
-	pending, err := ledger.PendingReleases(t.Context())
+	pending, err := l.PendingReleases(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, fulfillment.ReleasesCounted-1, pending)
+	require.Equal(t, ledger.ReleasesCounted-1, pending)
 	_, err = s.Pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2")
 	require.NoError(t, err)
-	pending, err = ledger.PendingReleases(t.Context())
+	pending, err = l.PendingReleases(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, fulfillment.ReleasesCounted, pending, "and no more")
+	require.Equal(t, ledger.ReleasesCounted, pending, "and no more")
 }

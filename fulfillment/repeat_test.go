@@ -14,6 +14,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -68,17 +69,17 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			}
 			_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'")
 			require.NoError(t, err)
-			heartbeat(t, s.Pool)
-			_, err = expire(s.Shop, t.Context())
+			testwork.Heartbeat(t, s.Pool)
+			_, err = testwork.Expire(s.Shop, t.Context())
 			require.NoError(t, err)
-			_, err = giveBack(s.Shop, t.Context())
+			_, err = testwork.GiveBack(s.Shop, t.Context())
 			require.NoError(t, err)
 		}, reservation.StatusExpired, reservation.Reserved, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newLostShop(t)
-			sale := openPayable(s.Shop, t, 10)
+			sale := s.OpenPayable(t, 10)
 			b := batch(s.Shop, t, nil)
 			s.Buy(t, sale, "ann")
 			for _, a := range handle(b, messages(s.Shop, t)...) {
@@ -109,7 +110,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			var status reservation.Status
 			require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT status FROM orders WHERE user_id = 'alice'").Scan(&status))
 			require.Equal(t, end.status, status)
-			require.EqualValues(t, 9, left(s.Shop, t, sale), "the unit is back")
+			require.EqualValues(t, 9, s.Left(t, sale), "the unit is back")
 			require.Equal(t, reservation.Reserved, reserve(s.Shop, t, sale, "alice", 1, "").Verdict, "and its buyer can buy")
 		})
 	}

@@ -6,64 +6,57 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
-func raiseEpoch(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) {
-	t.Helper()
-	_, err := pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
-	require.NoError(t, err)
-}
-
 func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
-	sale, other := newSale(t, pool, 10), newSale(t, pool, 10)
-	early := reserved(sale, "alice", 1)
-	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{early})
+	l := ledger.New(pool)
+	sale, other := testshop.NewSale(t, pool, 10), testshop.NewSale(t, pool, 10)
+	early := testshop.Reserved(sale, "alice", 1)
+	_, err := l.Record(t.Context(), []reservation.OrderReserved{early})
 	require.NoError(t, err)
-	raiseEpoch(t, pool, sale)
-	late, ofToday, elsewhere := reserved(sale, "bob", 2), reserved(sale, "carol", 2), reserved(other, "dave", 1)
+	testshop.RaiseEpoch(t, pool, sale)
+	late, ofToday, elsewhere := testshop.Reserved(sale, "bob", 2), testshop.Reserved(sale, "carol", 2), testshop.Reserved(other, "dave", 1)
 	ofToday.Epoch = 2
 
 	for _, fresh := range []bool{true, false} {
-		outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{early, late, ofToday, elsewhere})
+		outcomes, err := l.Record(t.Context(), []reservation.OrderReserved{early, late, ofToday, elsewhere})
 		require.NoError(t, err)
-		require.Equal(t, []fulfillment.Outcome{
+		require.Equal(t, []ledger.Outcome{
 			{Event: early, Status: reservation.StatusConfirmed},
 			{Event: late, Status: reservation.StatusVoided, Reason: reservation.VoidedSaleRebuilt, Fresh: fresh},
 			{Event: ofToday, Status: reservation.StatusConfirmed, Fresh: fresh},
 			{Event: elsewhere, Status: reservation.StatusConfirmed, Fresh: fresh},
 		}, outcomes)
 	}
-	order, err := ledger.Order(t.Context(), late.OrderID)
+	order, err := l.Order(t.Context(), late.OrderID)
 	require.NoError(t, err)
 	require.Equal(t, reservation.Order{
 		ID: late.OrderID, SaleID: sale, UserID: "bob", Quantity: 1, Status: reservation.StatusVoided, Version: 2,
 		ReservedAt: late.ReservedAt, Reason: reservation.VoidedSaleRebuilt,
 	}, order)
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderVoided"}, history(t, pool, late.OrderID))
-	require.EqualValues(t, 2, soldOf(t, pool, sale))
-	require.EqualValues(t, 1, soldOf(t, pool, other))
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderVoided"}, testshop.History(t, pool, late.OrderID))
+	require.EqualValues(t, 2, testshop.SoldOf(t, pool, sale))
+	require.EqualValues(t, 1, testshop.SoldOf(t, pool, other))
 	require.EqualValues(t, 2, testshop.QueryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", sale))
 
 	// Its buyer can have another order, and an operator who refuses it says so and not something else.
-	again := reserved(sale, "bob", 3)
+	again := testshop.Reserved(sale, "bob", 3)
 	again.Epoch = 2
-	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{again})
+	outcomes, err := l.Record(t.Context(), []reservation.OrderReserved{again})
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusConfirmed, outcomes[0].Status)
-	refused := reserved(sale, "erin", 4)
-	outcomes, err = ledger.Refuse(t.Context(), []reservation.OrderReserved{refused}, fulfillment.RejectedDiscarded)
+	refused := testshop.Reserved(sale, "erin", 4)
+	outcomes, err = l.Refuse(t.Context(), []reservation.OrderReserved{refused}, fulfillment.RejectedDiscarded)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, outcomes[0].Status)
 }
@@ -72,10 +65,10 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 // are decided again.
 func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	sale, other := newSale(t, s.Pool, 10), newSale(t, s.Pool, 10)
-	events := append(crowdOf(sale, 2), crowdOf(other, 2)...)
+	sale, other := testshop.NewSale(t, s.Pool, 10), testshop.NewSale(t, s.Pool, 10)
+	events := append(testshop.CrowdOf(sale, 2), testshop.CrowdOf(other, 2)...)
 	log := &testshop.CountingLog{}
 	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Logger = slog.New(log) })
 
@@ -108,10 +101,10 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 		if events[i].SaleID == other {
 			want = "2 OrderConfirmed"
 		}
-		require.Equal(t, []string{"1 OrderReserved", want}, history(t, s.Pool, submitted.Event.OrderID))
+		require.Equal(t, []string{"1 OrderReserved", want}, testshop.History(t, s.Pool, submitted.Event.OrderID))
 	}
-	require.Zero(t, soldOf(t, s.Pool, sale))
-	require.EqualValues(t, 2, soldOf(t, s.Pool, other))
+	require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
+	require.EqualValues(t, 2, testshop.SoldOf(t, s.Pool, other))
 	require.EqualValues(t, 2, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND reason = 'sale-rebuilt'"))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("confirmed")))
@@ -124,23 +117,23 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	require.Empty(t, f.Deferred)
 	require.NoError(t, answer(t, redelivered.Done))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
-	require.Zero(t, soldOf(t, s.Pool, sale))
+	require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
 }
 
 // The units of a voided order were not counted when the sale was rebuilt, so they do not come back.
 func TestVoidedOrderReleasesNothing(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "alice")
 	msgs := messages(s, t)
-	raiseEpoch(t, s.Pool, sale)
+	testshop.RaiseEpoch(t, s.Pool, sale)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 2).Err())
 	b := batch(s, t, nil)
 	for _, a := range handle(b, msgs...) {
 		require.NoError(t, answer(t, a))
 	}
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
-	require.EqualValues(t, 9, left(s, t, sale), "nobody has given the unit of this reservation back")
+	require.EqualValues(t, 9, s.Left(t, sale), "nobody has given the unit of this reservation back")
 	require.True(t, s.Rdb.HExists(t.Context(), s.Keys.Buyers(0, sale), "alice").Val())
 }

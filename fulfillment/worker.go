@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/lock"
@@ -98,8 +99,8 @@ func (c *WorkerConfig) Validate() error {
 type Worker struct {
 	config    WorkerConfig
 	metrics   *workerMetrics
-	outcomes  *Outcomes
-	ledger    *Ledger
+	outcomes  *ledger.Outcomes
+	ledger    *ledger.Ledger
 	rebuilder *Rebuilder
 }
 
@@ -116,7 +117,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err := showSeries(config); err != nil {
 		return nil, err
 	}
-	outcomes, err := NewOutcomes(OutcomesConfig{
+	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
 		Client: config.Control, Keys: config.Keys, Logger: config.Logger, Registerer: config.Registerer,
 	})
 	if err != nil {
@@ -128,7 +129,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	ledger := NewLedger(config.Pool).Telling(outcomes)
+	ledger := ledger.New(config.Pool).Telling(outcomes)
 	rebuilder.ledger = ledger // outcomes of what it drains are published as well
 	return &Worker{config: config, metrics: metrics, outcomes: outcomes, ledger: ledger, rebuilder: rebuilder}, nil
 }

@@ -61,7 +61,7 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	}
 	none("a fresh deployment", 1)
 	registry, _ := guarded(s.Shop, t)
-	unpublished := newSale(t, s.Pool, 10)
+	unpublished := testshop.NewSale(t, s.Pool, 10)
 	none("a sale of which Redis was never told", 1)
 	require.NoError(t, execSQL(t, s.Shop, "DELETE FROM sales WHERE id = $1", unpublished))
 
@@ -121,7 +121,7 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 // A publisher that was killed between the two steps in which the first user of a partition verifies its server.
 func TestGuardFinishesInterruptedVerification(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	server, err := s.Store.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	require.NoError(t, execSQL(t, s, "INSERT INTO redis_servers VALUES (0, $1, $2)", server.RunID, server.ReplicationID))
@@ -203,10 +203,10 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 // A sale that has ended is no reason to hurry, and is not forgotten.
 func TestGuardReopensEndedSale(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	fulfil(s, t)
+	testwork.Fulfil(s, t)
 	_, err := s.Catalog.End(t.Context(), sale)
 	require.NoError(t, err)
 	_, err = s.Store.CloseSale(t.Context(), sale, 0, reservation.NewRebuildToken(), 1)
@@ -226,7 +226,7 @@ func TestGuardReopensEndedSale(t *testing.T) {
 // An old primary that comes back takes itself for the right one. Which one is, no worker decides.
 func TestGuardDoesNotRebuildOldPrimary(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	require.NoError(t, execSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one'"))
 	r := rebuilder(s, t)
@@ -243,7 +243,7 @@ func TestConcurrentWorkersRebuildOnce(t *testing.T) {
 	t.Parallel()
 	s := newLostShop(t)
 	sale := s.Open(t, 100)
-	crowd(s.Shop, t, sale, 50)
+	s.Crowd(t, sale, 50)
 	var registries []*prometheus.Registry
 	for i := range 4 {
 		config := testwork.Config(s.Shop, t)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/telemetry"
 	"stampede/lock"
@@ -101,7 +102,7 @@ func (m *workerMetrics) lockObserver() lock.Observer {
 	}
 }
 
-func (m *workerMetrics) count(out Outcome) {
+func (m *workerMetrics) count(out ledger.Outcome) {
 	label := countDuplicate
 	switch {
 	case errors.Is(out.Err, stream.ErrStopping):

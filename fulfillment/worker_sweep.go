@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"stampede/fulfillment/ledger"
 	"stampede/internal/pause"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -29,7 +30,7 @@ func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) 
 }
 
 func (w *Worker) askPostgres(ctx context.Context) (partitions int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	if err := sql.Check(ctx, w.config.Pool); err != nil {
 		return 0, err
@@ -43,7 +44,7 @@ func (w *Worker) mostPartitions(ctx context.Context) (int, error) {
 }
 
 func mostPartitions(ctx context.Context, pool *pgxpool.Pool, keys reservation.Keys) (partitions int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	err = pool.QueryRow(ctx, sql.WorkerMostPartitions).Scan(&partitions)
 	return max(partitions, keys.Partitions), err
@@ -74,7 +75,7 @@ func (w *Worker) sweep(ctx context.Context, served int) (partitions int) {
 }
 
 func (w *Worker) publishPending(ctx context.Context) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	return w.config.Catalog.PublishPending(ctx)
 }

@@ -11,16 +11,15 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
-	"stampede/internal/localserver"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -29,53 +28,18 @@ import (
 	"stampede/sql"
 )
 
-func newShop(t testing.TB, pool *pgxpool.Pool) *testshop.Shop {
-	t.Helper()
-	return testshop.NewShopOn(t, pool, testkit.RedisURL(t), testkit.Keys(t))
-}
-
-// crowd lets n users buy one unit each, and returns how many were accepted.
-func crowd(s *testshop.Shop, t testing.TB, sale uuid.UUID, n int) (accepted int) {
-	t.Helper()
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	for i := range n {
-		wg.Go(func() {
-			answer, err := s.Store.Reserve(context.Background(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i), Quantity: 1})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if answer.Verdict == reservation.Reserved {
-				accepted++
-			}
-		})
-	}
-	wg.Wait()
-	return accepted
-}
-
-// restart brings Postgres back. The test's own questions must not meet the connections of before.
-func restart(s *testshop.Shop, t testing.TB, server *localserver.Postgres) {
-	t.Helper()
-	require.NoError(t, server.Restart(t.Context()))
-	s.Pool.Reset()
-}
-
 func TestWorkerFulfillsEveryReservation(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 300)
 	registry := prometheus.NewRegistry()
 	config := testwork.Config(s, t)
 	config.Registerer = registry
 	stop := testwork.Work(t, config)
-	require.Equal(t, 300, crowd(s, t, sale, 500))
+	require.Equal(t, 300, s.Crowd(t, sale, 500))
 	s.AwaitConfirmed(t, 300)
 	testwork.AwaitRest(s, t)
-	require.EqualValues(t, 300, soldOf(t, s.Pool, sale))
+	require.EqualValues(t, 300, testshop.SoldOf(t, s.Pool, sale))
 	require.EqualValues(t, 600, s.Count(t, "SELECT count(*) FROM order_events"))
 	testkit.Eventually(t, 10*time.Second, "handled entries are trimmed, but for a node of Redis's tree", func() bool {
 		return s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val() <= 100
@@ -102,7 +66,7 @@ stampede_orders_total{outcome="voided"} 0
 // Each of the workers is stopped and replaced all the time; what one has taken and not finished, the next one finds.
 func TestRollingWorkersLoseAndDuplicateNothing(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 2000)
 	done := make(chan struct{})
 	var workers sync.WaitGroup
@@ -129,12 +93,12 @@ func TestRollingWorkersLoseAndDuplicateNothing(t *testing.T) {
 			}
 		})
 	}
-	accepted := crowd(s, t, sale, 2000)
+	accepted := s.Crowd(t, sale, 2000)
 	s.AwaitConfirmed(t, accepted)
 	testwork.AwaitRest(s, t)
 	close(done)
 	workers.Wait()
-	require.EqualValues(t, accepted, soldOf(t, s.Pool, sale))
+	require.EqualValues(t, accepted, testshop.SoldOf(t, s.Pool, sale))
 	require.EqualValues(t, 2*accepted, s.Count(t, "SELECT count(*) FROM order_events"))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
@@ -145,7 +109,7 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	pool, err := connect.Postgres(t.Context(), server.URL, 8)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	s := newShop(t, pool)
+	s := testshop.NewShop(t, pool)
 	sale := s.Open(t, 400)
 	log := &testshop.CountingLog{}
 	registry := prometheus.NewRegistry()
@@ -153,7 +117,7 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	config.Logger, config.Registerer = slog.New(log), registry
 	config.BatchMax, config.MaxDeliveries = 10, 1
 	stop := testwork.Work(t, config)
-	crowd(s, t, sale, 100)
+	s.Crowd(t, sale, 100)
 	s.AwaitConfirmed(t, 100)
 
 	server.StopImmediate()
@@ -166,11 +130,11 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "the worker's hands are full", func() bool {
 		return s.Rdb.XPending(t.Context(), s.Keys.Orders(0), reservation.Group).Val().Count == 40
 	})
-	restart(s, t, server)
+	s.Restart(t, server)
 	s.AwaitConfirmed(t, 400)
 	testwork.AwaitRest(s, t)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
-	require.EqualValues(t, 400, soldOf(t, pool, sale))
+	require.EqualValues(t, 400, testshop.SoldOf(t, pool, sale))
 	require.Zero(t, failing())
 	require.Equal(t, 1, log.Times("cannot record orders in Postgres, trying again"), "an outage is told once")
 	require.Equal(t, 1, log.Times("can record orders in Postgres again"))
@@ -183,7 +147,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	pool, err := connect.Postgres(t.Context(), server.URL, 8)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	s := newShop(t, pool)
+	s := testshop.NewShop(t, pool)
 	sale := s.Open(t, 100)
 	config := testwork.Config(s, t)
 	config.MaxDeliveries = 1 // a nack that counted would make a dead letter at once
@@ -193,7 +157,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	s.Buy(t, sale, "first")
 	s.AwaitConfirmed(t, 1)
 	server.StopImmediate()
-	crowd(s, t, sale, 50)
+	s.Crowd(t, sale, 50)
 	testkit.Eventually(t, 10*time.Second, "the outage shows", func() bool {
 		return valueOf(t, registry, "stampede_worker_failing", "record") == 1
 	})
@@ -204,7 +168,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 50, b.Lag+b.Pending)
 
-	restart(s, t, server)
+	s.Restart(t, server)
 	config.Registerer = nil
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 51)
@@ -217,7 +181,7 @@ func TestWorkerStartsWithoutPostgres(t *testing.T) {
 	pool, err := connect.Postgres(t.Context(), server.URL, 8)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	s := newShop(t, pool)
+	s := testshop.NewShop(t, pool)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "alice")
 	server.StopImmediate()
@@ -228,13 +192,13 @@ func TestWorkerStartsWithoutPostgres(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "it says what it waits for", func() bool {
 		return log.Times("cannot read the schema's version from Postgres, trying again") == 1
 	})
-	restart(s, t, server)
+	s.Restart(t, server)
 	s.AwaitConfirmed(t, 1)
 }
 
 func TestWorkerRejectsWrongSchema(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	require.NoError(t, sql.Down(t.Context(), testkit.DatabaseURL(t)))
 	worker, err := fulfillment.NewWorker(testwork.Config(s, t))
 	require.NoError(t, err)
@@ -245,7 +209,7 @@ func TestWorkerRejectsWrongSchema(t *testing.T) {
 
 func TestWorkerRejectsSecondOrderAndReleasesUnit(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	testwork.Work(t, testwork.Config(s, t))
 	first := s.Buy(t, sale, "alice")
@@ -254,26 +218,26 @@ func TestWorkerRejectsSecondOrderAndReleasesUnit(t *testing.T) {
 	require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Buyers(0, sale), "alice").Err())
 	second := s.Buy(t, sale, "alice")
 	testwork.AwaitRest(s, t)
-	order, err := fulfillment.NewLedger(s.Pool).Order(t.Context(), second)
+	order, err := ledger.New(s.Pool).Order(t.Context(), second)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, order.Status)
 	require.Equal(t, reservation.RejectedAlreadyPurchased, order.Reason)
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, history(t, s.Pool, second))
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, history(t, s.Pool, first))
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, testshop.History(t, s.Pool, second))
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, s.Pool, first))
 	require.Equal(t, "9", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val(), "one unit is sold")
-	require.EqualValues(t, 1, soldOf(t, s.Pool, sale))
+	require.EqualValues(t, 1, testshop.SoldOf(t, s.Pool, sale))
 }
 
 func TestWorkerRejectsOrdersBeyondStockInSaleOrder(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
-	require.Equal(t, 100, crowd(s, t, sale, 100))
+	require.Equal(t, 100, s.Crowd(t, sale, 100))
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 37 WHERE id = $1", sale)
 	require.NoError(t, err)
 	testwork.Work(t, testwork.Config(s, t))
 	testwork.AwaitRest(s, t)
-	require.EqualValues(t, 37, soldOf(t, s.Pool, sale))
+	require.EqualValues(t, 37, testshop.SoldOf(t, s.Pool, sale))
 	require.EqualValues(t, 37, s.Count(t, testshop.ConfirmedOrders+" AND sequence <= 37"), "first come, first served")
 	require.EqualValues(t, 63, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out' AND version = 2"))
 	require.Equal(t, "63", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
@@ -283,7 +247,7 @@ func TestWorkerRejectsOrdersBeyondStockInSaleOrder(t *testing.T) {
 
 func TestWorkerFinishesRejectionAfterCrash(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	order := s.Buy(t, sale, "alice")
 	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
@@ -292,25 +256,25 @@ func TestWorkerFinishesRejectionAfterCrash(t *testing.T) {
 	event, err := reservation.DecodeReserved(msg)
 	require.NoError(t, err)
 	// Committed, and killed before the unit went back.
-	_, err = fulfillment.NewLedger(s.Pool).Refuse(t.Context(), []reservation.OrderReserved{event}, reservation.RejectedSoldOut)
+	_, err = ledger.New(s.Pool).Refuse(t.Context(), []reservation.OrderReserved{event}, reservation.RejectedSoldOut)
 	require.NoError(t, err)
 
 	testwork.Work(t, testwork.Config(s, t))
 	testwork.AwaitRest(s, t)
 	require.Equal(t, "10", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
 	require.False(t, s.Rdb.HExists(t.Context(), s.Keys.Buyers(0, sale), "alice").Val())
-	require.Len(t, history(t, s.Pool, order), 2)
+	require.Len(t, testshop.History(t, s.Pool, order), 2)
 }
 
 func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
 	config := testwork.Config(s, t)
 	config.MaxDeliveries = 2
 	stream := s.Keys.Orders(0)
 	s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: []any{"foo", "bar"}})
-	crowd(s, t, sale, 20)
+	s.Crowd(t, sale, 20)
 	entries := s.Rdb.XRange(t.Context(), stream, "-", "+").Val()
 	// The same events, of a version that nobody knows and of a sale that nobody has.
 	future := entries[1].Values
@@ -336,7 +300,7 @@ func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
 
 func TestWorkerDefersLockedUsers(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	other, busy, err := lock.New(s.Rdb).TryEach(t.Context(), []string{s.Keys.Lock(0, "alice")}, lock.For(30*time.Second))
 	require.NoError(t, err)
@@ -347,7 +311,7 @@ func TestWorkerDefersLockedUsers(t *testing.T) {
 	config.Registerer = registry
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 1)
-	_, err = fulfillment.NewLedger(s.Pool).Order(t.Context(), alices)
+	_, err = ledger.New(s.Pool).Order(t.Context(), alices)
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 	testkit.Eventually(t, 5*time.Second, "alice was put off", func() bool {
 		return valueOf(t, registry, "stampede_locks_total", "busy") > 0

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/reservation"
 )
 
@@ -55,7 +55,7 @@ func shopOnLossyPostgres(t *testing.T) (*shop, *atomic.Bool) {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	return openShopOn(t, s.on, func(c *Config) {
-		c.Orders, c.Sales = fulfillment.NewLedger(pool), reservation.NewCatalog(pool, s.store)
+		c.Orders, c.Sales = ledger.New(pool), reservation.NewCatalog(pool, s.store)
 	}), armed
 }
 

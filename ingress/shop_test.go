@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
@@ -34,7 +35,7 @@ type shop struct {
 	url     string
 	store   *reservation.Store
 	catalog *reservation.Catalog
-	ledger  *fulfillment.Ledger
+	ledger  *ledger.Ledger
 	pool    *pgxpool.Pool
 	rdb     *redis.Client
 	on      servers
@@ -76,9 +77,9 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	store := reservation.NewStore(rdb, on.keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
 	t.Cleanup(store.Close)
 	catalog := reservation.NewCatalog(pool, store)
-	ledger := fulfillment.NewLedger(pool)
+	l := ledger.New(pool)
 	config := Config{
-		Reservations: store, Sales: catalog, Orders: ledger, Postgres: fulfillment.NewLedger(apart),
+		Reservations: store, Sales: catalog, Orders: l, Postgres: ledger.New(apart),
 		Auth: AuthHeader, AdminToken: adminToken, Logger: testkit.Logger(t), OutcomesStream: on.keys.Outcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(on.redisURL) },
 	}
@@ -89,7 +90,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	require.NoError(t, err)
 	t.Cleanup(server.Close)
 	return &shop{
-		t: t, server: server, store: store, catalog: catalog, ledger: ledger, pool: pool, rdb: rdb, on: on, keys: on.keys,
+		t: t, server: server, store: store, catalog: catalog, ledger: l, pool: pool, rdb: rdb, on: on, keys: on.keys,
 	}
 }
 
@@ -257,7 +258,7 @@ func (s *shop) startWorker() {
 	var running sync.WaitGroup
 	running.Go(func() { assert.NoError(s.t, worker.Run(ctx)) })
 	running.Go(func() {
-		assert.NoError(s.t, fulfillment.Heartbeat{Pool: s.pool, Logger: testkit.Logger(s.t)}.Run(ctx))
+		assert.NoError(s.t, ledger.Heartbeat{Pool: s.pool, Logger: testkit.Logger(s.t)}.Run(ctx))
 	})
 	s.t.Cleanup(func() {
 		stop()

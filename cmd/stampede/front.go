@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/ingress"
 	"stampede/internal/connect"
 	"stampede/reservation"
@@ -72,8 +72,8 @@ func (f *front) Close() {
 
 // heartbeat is what every ingress runs beside its server. It ends with the first sign of a stop, before the
 // last request: to take a moment for an outage gives buyers time, and the other way round takes it.
-func (f *front) heartbeat(logger *slog.Logger) fulfillment.Heartbeat {
-	return fulfillment.Heartbeat{Pool: f.duty, Logger: logger}
+func (f *front) heartbeat(logger *slog.Logger) ledger.Heartbeat {
+	return ledger.Heartbeat{Pool: f.duty, Logger: logger}
 }
 
 // guard is what every ingress runs beside its server, so that it sells from no Redis that was replaced.
@@ -82,20 +82,20 @@ func (f *front) guard(logger *slog.Logger) reservation.Guard {
 }
 
 // serveOrders gives the ingress the orders in Postgres. All ingresses are told of payments and cancellations.
-func (f *front) serveOrders(config *ingress.Config, keys keysFlags) (*fulfillment.Outcomes, error) {
-	outcomes, err := fulfillment.NewOutcomes(fulfillment.OutcomesConfig{
+func (f *front) serveOrders(config *ingress.Config, keys keysFlags) (*ledger.Outcomes, error) {
+	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
 		Client: f.redis, Keys: keys.keys(), Logger: config.Logger, Registerer: config.Metrics,
 	})
-	config.Orders = buyersOrders{fulfillment.NewLedger(f.looks), fulfillment.NewLedger(f.changes).Telling(outcomes)}
-	config.AwaitedOrders = fulfillment.NewLedger(f.pool)
-	config.Postgres = fulfillment.NewLedger(f.duty)
+	config.Orders = buyersOrders{ledger.New(f.looks), ledger.New(f.changes).Telling(outcomes)}
+	config.AwaitedOrders = ledger.New(f.pool)
+	config.Postgres = ledger.New(f.duty)
 	return outcomes, err
 }
 
 // buyersOrders are looked at on other connections than they are changed.
 type buyersOrders struct {
-	*fulfillment.Ledger
-	changes *fulfillment.Ledger
+	*ledger.Ledger
+	changes *ledger.Ledger
 }
 
 func (o buyersOrders) Pay(ctx context.Context, order uuid.UUID, user, reference string) (reservation.Order, error) {

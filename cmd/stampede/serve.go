@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/ingress"
 	"stampede/internal/accept"
 	"stampede/internal/connect"
@@ -131,7 +131,7 @@ func ingressConfig(
 // runIngress serves until ctx ends and the last buyer was answered, whose change is told as well. A stopping server
 // sells for as long, so the guard ends after it.
 func runIngress(
-	ctx context.Context, server *ingress.Server, outcomes *fulfillment.Outcomes, guard reservation.Guard,
+	ctx context.Context, server *ingress.Server, outcomes *ledger.Outcomes, guard reservation.Guard,
 ) error {
 	until, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var beside sync.WaitGroup

@@ -23,6 +23,7 @@ var may = map[string][]string{
 		"lock",
 		"reservation",
 		"fulfillment/stream",
+		"fulfillment/ledger",
 		"internal/crashpoint",
 		"internal/figure",
 		"internal/pause",
@@ -31,6 +32,15 @@ var may = map[string][]string{
 		"internal/telemetry",
 	},
 	"fulfillment/stream": {"lua", "reservation", "internal/pause", "internal/retry", "internal/telemetry"},
+	"fulfillment/ledger": {
+		"sql",
+		"reservation",
+		"fulfillment/stream",
+		"internal/crashpoint",
+		"internal/pause",
+		"internal/retry",
+		"internal/telemetry",
+	},
 }
 
 // wirers put the roles together in one process, and may import whatever they run.

@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/connect"
+	"stampede/internal/localserver"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -27,6 +28,11 @@ type Shop struct {
 	Keys     reservation.Keys
 	Store    *reservation.Store
 	Catalog  *reservation.Catalog
+}
+
+func NewShop(t testing.TB, pool *pgxpool.Pool) *Shop {
+	t.Helper()
+	return NewShopOn(t, pool, testkit.RedisURL(t), testkit.Keys(t))
 }
 
 func NewShopOn(t testing.TB, pool *pgxpool.Pool, redisURL string, keys reservation.Keys) *Shop {
@@ -51,12 +57,42 @@ func (s *Shop) Open(t testing.TB, stock int64) uuid.UUID {
 	return sale.ID
 }
 
+// Crowd lets n users buy one unit each, and returns how many were accepted.
+func (s *Shop) Crowd(t testing.TB, sale uuid.UUID, n int) (accepted int) {
+	t.Helper()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			answer, err := s.Store.Reserve(context.Background(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i), Quantity: 1})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if answer.Verdict == reservation.Reserved {
+				accepted++
+			}
+		})
+	}
+	wg.Wait()
+	return accepted
+}
+
 func (s *Shop) Buy(t testing.TB, sale uuid.UUID, user string) uuid.UUID {
 	t.Helper()
 	answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
 	require.NoError(t, err)
 	require.Equal(t, reservation.Reserved, answer.Verdict)
 	return answer.Reservation.OrderID
+}
+
+// Restart brings Postgres back. The test's own questions must not meet the connections of before.
+func (s *Shop) Restart(t testing.TB, server *localserver.Postgres) {
+	t.Helper()
+	require.NoError(t, server.Restart(t.Context()))
+	s.Pool.Reset()
 }
 
 func (s *Shop) Count(t testing.TB, query string, args ...any) int64 {

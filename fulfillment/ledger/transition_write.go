@@ -1,4 +1,4 @@
-package fulfillment
+package ledger
 
 import (
 	"context"
@@ -52,7 +52,7 @@ type decision func(o reservation.Order, overdue bool) (next reservation.Order, c
 func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event reservation.EventType, decide decision) (next reservation.Order, err error) {
 	var changed []reservation.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		order, overdue, err := lockOrder(ctx, tx, id, user)
+		order, overdue, err := LockOrder(ctx, tx, id, user)
 		if err != nil {
 			return err
 		}
@@ -66,7 +66,7 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event re
 	switch {
 	case err == nil:
 		l.tellChanged(changed, next)
-	case faultOf(err) == badData, errors.Is(err, errNotLocked):
+	case FaultOf(err) == BadData, errors.Is(err, errNotLocked):
 		err = fmt.Errorf("%w: %w", reservation.ErrOrderDamaged, err)
 	}
 	return next, err
@@ -78,7 +78,7 @@ func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error 
 	return reservation.InTransaction(ctx, l.pool, pgx.TxOptions{BeginQuery: beginRecording + "; " + l.limitLocks}, f)
 }
 
-func lockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (order reservation.Order, overdue bool, err error) {
+func LockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (order reservation.Order, overdue bool, err error) {
 	rows, _ := tx.Query(ctx, sql.LedgerLockOrder, id, user) // its error comes with the rows
 	locked, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
 		orderRow

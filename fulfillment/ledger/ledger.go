@@ -1,4 +1,4 @@
-package fulfillment
+package ledger
 
 import (
 	"context"
@@ -39,18 +39,18 @@ type Ledger struct {
 	limitLocks string
 }
 
-// recordTimeout bounds one try of a transaction, so that a server that hangs counts as away.
-const recordTimeout = 10 * time.Second
+// RecordTimeout bounds one try of a transaction, so that a server that hangs counts as away.
+const RecordTimeout = 10 * time.Second
 
 // lockWait is how long a transaction waits for a lock. It is far longer than any transaction of ours lasts, and short
 // enough for orders of other sales that are in the same batch.
 const lockWait = 2 * time.Second
 
-// NewLedger returns a Ledger on a migrated database.
-func NewLedger(pool *pgxpool.Pool) *Ledger { return (&Ledger{pool: pool}).waiting(lockWait) }
+// New returns a Ledger on a migrated database.
+func New(pool *pgxpool.Pool) *Ledger { return (&Ledger{pool: pool}).Waiting(lockWait) }
 
-// waiting sets how long a transaction waits for a lock.
-func (l *Ledger) waiting(d time.Duration) *Ledger {
+// Waiting sets how long a transaction waits for a lock.
+func (l *Ledger) Waiting(d time.Duration) *Ledger {
 	l.limitLocks = fmt.Sprintf("SET LOCAL lock_timeout = %d", d.Milliseconds())
 	return l
 }
@@ -74,10 +74,10 @@ func (l *Ledger) record(ctx context.Context, events []reservation.OrderReserved,
 	if len(events) == 0 {
 		return nil, nil
 	}
-	columns, places := columnsOf(events)
+	columns, places := ColumnsOf(events)
 	words, found, err := l.write(ctx, columns, refusal)
 	if err != nil {
-		return nil, fmt.Errorf("record %d orders: %w", len(events), ofConstraint(err))
+		return nil, fmt.Errorf("record %d orders: %w", len(events), OfConstraint(err))
 	}
 	outcomes := make([]Outcome, len(events))
 	for i, event := range events {
@@ -92,7 +92,7 @@ func (l *Ledger) record(ctx context.Context, events []reservation.OrderReserved,
 
 // write runs the transaction, and another one if the events were not what events are nearly always. It returns the word
 // for every row of the columns and, for those that had been recorded before, the orders as they stand.
-func (l *Ledger) write(ctx context.Context, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
+func (l *Ledger) write(ctx context.Context, c *Columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
 	conn, err := l.pool.Acquire(ctx)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", errNoConnection, err)
@@ -117,7 +117,7 @@ func (l *Ledger) write(ctx context.Context, c *columns, refusal *string) ([]stri
 
 // confirmFresh records and confirms orders of which nothing was recorded before, in one round trip. Every error
 // leaves the transaction to be rolled back.
-func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *columns) error {
+func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *Columns) error {
 	batch := &pgx.Batch{}
 	l.queueBegin(batch)
 	batch.Queue(sql.LedgerRecordFresh, c.Arguments()...)
@@ -135,7 +135,7 @@ func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *column
 }
 
 // recordOn does it for events of any kind, in two round trips.
-func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
+func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *Columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
 	begin := &pgx.Batch{}
 	l.queueBegin(begin)
 	begin.Queue(sql.LedgerRecordOrders, append(c.Arguments(), refusal)...)

@@ -1,4 +1,4 @@
-package fulfillment
+package ledger
 
 import (
 	"bytes"
@@ -12,8 +12,8 @@ import (
 	"stampede/reservation"
 )
 
-// columns are events as the arrays that ledger/record_orders.sql and ledger/record_fresh.sql take, each order once.
-type columns struct {
+// Columns are events as the arrays that ledger/record_orders.sql and ledger/record_fresh.sql take, each order once.
+type Columns struct {
 	orders, sales                 []idCell
 	users                         []textCell
 	quantities, sequences, epochs []numberCell
@@ -22,10 +22,10 @@ type columns struct {
 	firsts                        []int // where in the batch the row's order stands first
 }
 
-// columnsOf returns the columns and, for every event, its row in them.
-func columnsOf(events []reservation.OrderReserved) (*columns, []int) {
+// ColumnsOf returns the columns and, for every event, its row in them.
+func ColumnsOf(events []reservation.OrderReserved) (*Columns, []int) {
 	n := len(events)
-	c := &columns{
+	c := &Columns{
 		orders: make([]idCell, 0, n), sales: make([]idCell, 0, n), users: make([]textCell, 0, n),
 		quantities: make([]numberCell, 0, n), sequences: make([]numberCell, 0, n), epochs: make([]numberCell, 0, n),
 		reservedAt: make([]timeCell, 0, n), keys: make([]textCell, 0, n), firsts: make([]int, 0, n),
@@ -48,14 +48,14 @@ func columnsOf(events []reservation.OrderReserved) (*columns, []int) {
 }
 
 // Arguments are the columns as parameters $1 to $8.
-func (c *columns) Arguments() []any {
+func (c *Columns) Arguments() []any {
 	return []any{
 		array[idCell](c.orders), array[idCell](c.sales), array[textCell](c.users), array[numberCell](c.quantities),
 		array[numberCell](c.sequences), array[numberCell](c.epochs), array[timeCell](c.reservedAt), array[textCell](c.keys),
 	}
 }
 
-func (c *columns) idsOf(words []string, word string) []uuid.UUID {
+func (c *Columns) idsOf(words []string, word string) []uuid.UUID {
 	var ids []uuid.UUID
 	for row, w := range words {
 		if w == word {
@@ -75,7 +75,7 @@ type saleUnits struct {
 }
 
 // unitsOf sums the units of confirmed rows by sale, in the order of the sales' ids.
-func (c *columns) unitsOf(confirmed func(row int) bool) []saleUnits {
+func (c *Columns) unitsOf(confirmed func(row int) bool) []saleUnits {
 	sums := map[uuid.UUID]saleUnits{}
 	for row := range c.orders {
 		if !confirmed(row) {

@@ -1,4 +1,4 @@
-package fulfillment_test
+package ledger_test
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -50,12 +50,12 @@ func lastOutage(t testing.TB, pool *pgxpool.Pool) (began, ended time.Time) {
 func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	heartbeat(t, pool)
-	sale := newPayableSale(t, pool, 10)
-	orders := confirm(t, pool, sale, 5)
-	final := confirm(t, pool, newSale(t, pool, 10), 1)[0]
-	ledger := fulfillment.NewLedger(pool)
-	_, err := ledger.Pay(t.Context(), orders[3], "user-4", "pi_4")
+	testwork.Heartbeat(t, pool)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	orders := testwork.Confirm(t, pool, sale, 5)
+	final := testwork.Confirm(t, pool, testshop.NewSale(t, pool, 10), 1)[0]
+	l := ledger.New(pool)
+	_, err := l.Pay(t.Context(), orders[3], "user-4", "pi_4")
 	require.NoError(t, err)
 	away(t, pool, "60 s")
 	// By order: its deadline, from now.
@@ -69,7 +69,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	before := testshop.QueryInt(t, pool, outages)
 	var deadlines []time.Time
 	for _, id := range orders {
-		deadlines = append(deadlines, orderOfID(t, pool, id).ExpiresAt)
+		deadlines = append(deadlines, testwork.OrderOfID(t, pool, id).ExpiresAt)
 	}
 
 	// Ingresses come back all at once, and one of them sees to it: it has not written the outage down
@@ -88,7 +88,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	for range ingresses {
 		all.Go(func() error {
 			defer done.Add(1)
-			outage, err := fulfillment.Heartbeat{Pool: pool, Logger: slog.New(slog.DiscardHandler)}.Send(context.Background())
+			outage, err := ledger.Heartbeat{Pool: pool, Logger: slog.New(slog.DiscardHandler)}.Send(context.Background())
 			if outage > 0 {
 				found.Add(1)
 			}
@@ -108,40 +108,40 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	require.Greater(t, outage, 60*time.Second)
 	require.Less(t, outage, 120*time.Second)
 
-	after := func(i int) time.Time { return orderOfID(t, pool, orders[i]).ExpiresAt }
+	after := func(i int) time.Time { return testwork.OrderOfID(t, pool, orders[i]).ExpiresAt }
 	for _, i := range []int{0, 1, 2, 4} {
 		require.Equal(t, deadlines[i].Add(outage), after(i))
 	}
 	require.Zero(t, after(3), "it is paid")
-	require.Zero(t, orderOfID(t, pool, final).ExpiresAt)
+	require.Zero(t, testwork.OrderOfID(t, pool, final).ExpiresAt)
 
-	_, err = ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
+	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err)
-	_, err = ledger.Pay(t.Context(), orders[2], "user-3", "pi_3")
+	_, err = l.Pay(t.Context(), orders[2], "user-3", "pi_3")
 	require.ErrorIs(t, err, reservation.ErrOrderExpired)
-	_, n, err := fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, orders[2]).Status)
+	require.Equal(t, reservation.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status)
 }
 
 func TestMissedHeartbeatsAreNoOutage(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	heartbeat(t, pool)
-	order := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
-	deadline := orderOfID(t, pool, order).ExpiresAt
+	testwork.Heartbeat(t, pool)
+	order := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+	deadline := testwork.OrderOfID(t, pool, order).ExpiresAt
 	before := testshop.QueryInt(t, pool, outages)
 	away(t, pool, "3 s")
-	require.Zero(t, heartbeat(t, pool))
+	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Equal(t, before, testshop.QueryInt(t, pool, outages))
-	require.Equal(t, deadline, orderOfID(t, pool, order).ExpiresAt)
+	require.Equal(t, deadline, testwork.OrderOfID(t, pool, order).ExpiresAt)
 	require.Less(t, testshop.QueryInt(t, pool, "SELECT extract(epoch FROM now() - seen_at)::bigint FROM pulse"), int64(3), "it was noted that somebody is here")
 
 	away(t, pool, "6 s")
-	outage := heartbeat(t, pool)
+	outage := testwork.Heartbeat(t, pool)
 	require.Greater(t, outage, 6*time.Second)
-	require.WithinDuration(t, deadline.Add(outage), orderOfID(t, pool, order).ExpiresAt, time.Millisecond)
+	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, order).ExpiresAt, time.Millisecond)
 }
 
 // A deadline is put off by one row, so no order that somebody has in hand can keep an outage from being
@@ -149,9 +149,9 @@ func TestMissedHeartbeatsAreNoOutage(t *testing.T) {
 func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	heartbeat(t, pool)
-	orders := confirm(t, pool, newPayableSale(t, pool, 10), 3)
-	deadline := orderOfID(t, pool, orders[0]).ExpiresAt
+	testwork.Heartbeat(t, pool)
+	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 3)
+	deadline := testwork.OrderOfID(t, pool, orders[0]).ExpiresAt
 	before := testshop.QueryInt(t, pool, outages)
 	away(t, pool, "60 s")
 	paying, err := pool.Begin(t.Context())
@@ -160,24 +160,24 @@ func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	_, err = paying.Exec(t.Context(), "SELECT FROM orders FOR UPDATE")
 	require.NoError(t, err)
 	began := time.Now()
-	outage := heartbeat(t, pool)
+	outage := testwork.Heartbeat(t, pool)
 	require.Greater(t, outage, 60*time.Second)
 	testkit.Eventually(t, 30*time.Second, "they are locked for longer than an outage takes to be one", func() bool {
-		require.Zero(t, heartbeat(t, pool))
+		require.Zero(t, testwork.Heartbeat(t, pool))
 		return time.Since(began) > outageAfter+time.Second
 	})
 	require.NoError(t, paying.Rollback(t.Context()))
-	require.Zero(t, heartbeat(t, pool))
+	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Equal(t, before+1, testshop.QueryInt(t, pool, outages))
-	require.WithinDuration(t, deadline.Add(outage), orderOfID(t, pool, orders[0]).ExpiresAt, time.Millisecond)
+	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, time.Millisecond)
 }
 
 // However many orders there are, none of them is written.
 func TestOutageWritesNoOrder(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	heartbeat(t, pool)
-	sale := newPayableSale(t, pool, 1_000_000)
+	testwork.Heartbeat(t, pool)
+	sale := testshop.NewPayableSale(t, pool, 1_000_000)
 	const n = 200_000
 	_, err := pool.Exec(t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due)
 		SELECT gen_random_uuid(), $1, 'user-' || n, 1, 'confirmed', 2, n, 1, now(), now(), (SELECT pay_clock()) + make_interval(secs => n)
@@ -189,7 +189,7 @@ func TestOutageWritesNoOrder(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), places).Scan(&before))
 	first := testshop.QueryInt(t, pool, deadlines)
 	away(t, pool, "1 h")
-	outage := heartbeat(t, pool)
+	outage := testwork.Heartbeat(t, pool)
 	require.Greater(t, outage, time.Hour)
 	require.NoError(t, pool.QueryRow(t.Context(), places).Scan(&after))
 	require.Equal(t, before, after)
@@ -201,108 +201,108 @@ func TestOutageWritesNoOrder(t *testing.T) {
 func TestOrderConfirmedDuringOutageGetsWholeWindow(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	heartbeat(t, pool)
+	testwork.Heartbeat(t, pool)
 	away(t, pool, "60 s")
-	order := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
-	heartbeat(t, pool)
+	order := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+	testwork.Heartbeat(t, pool)
 	_, ended := lastOutage(t, pool)
-	require.Equal(t, ended.Add(paymentWindow), orderOfID(t, pool, order).ExpiresAt)
+	require.Equal(t, ended.Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, order).ExpiresAt)
 }
 
 func TestConsecutiveOutagesAddUp(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	heartbeat(t, pool)
-	sale := newPayableSale(t, pool, 10)
-	orders := confirm(t, pool, sale, 3)
+	testwork.Heartbeat(t, pool)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	orders := testwork.Confirm(t, pool, sale, 3)
 	expiresIn(t, pool, orders[1], "45 s")
-	deadlines := []time.Time{orderOfID(t, pool, orders[0]).ExpiresAt, orderOfID(t, pool, orders[1]).ExpiresAt}
+	deadlines := []time.Time{testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, testwork.OrderOfID(t, pool, orders[1]).ExpiresAt}
 	expiresIn(t, pool, orders[2], "-3 h")
 	var lost time.Duration
 	for _, ago := range []string{"30 s", "2 h", "40 s"} {
 		away(t, pool, ago)
-		outage := heartbeat(t, pool)
+		outage := testwork.Heartbeat(t, pool)
 		require.NotZero(t, outage)
 		lost += outage
 		for i, deadline := range deadlines {
-			require.WithinDuration(t, deadline.Add(lost), orderOfID(t, pool, orders[i]).ExpiresAt, time.Millisecond)
+			require.WithinDuration(t, deadline.Add(lost), testwork.OrderOfID(t, pool, orders[i]).ExpiresAt, time.Millisecond)
 		}
 	}
-	ledger := fulfillment.NewLedger(pool)
-	_, n, err := fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	l := ledger.New(pool)
+	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, orders[2]).Status, "it was overdue before all of them")
+	require.Equal(t, reservation.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status, "it was overdue before all of them")
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
 
 	// Who comes between two of them is put off by the second one only.
-	between := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
-	deadline := orderOfID(t, pool, between).ExpiresAt
-	require.WithinDuration(t, time.Now().Add(paymentWindow), deadline, time.Minute)
+	between := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+	deadline := testwork.OrderOfID(t, pool, between).ExpiresAt
+	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), deadline, time.Minute)
 	away(t, pool, "2 h")
-	outage := heartbeat(t, pool)
-	require.WithinDuration(t, deadline.Add(outage), orderOfID(t, pool, between).ExpiresAt, time.Millisecond)
+	outage := testwork.Heartbeat(t, pool)
+	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, between).ExpiresAt, time.Millisecond)
 }
 
 // The clock of Postgres was an hour ahead and is set right.
 func TestClockSetBackIsNoOutage(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	heartbeat(t, pool)
-	orders := confirm(t, pool, newPayableSale(t, pool, 10), 2)
+	testwork.Heartbeat(t, pool)
+	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
 	before := testshop.QueryInt(t, pool, outages)
 	away(t, pool, "-1 h")
-	late := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
-	require.WithinDuration(t, time.Now().Add(paymentWindow), orderOfID(t, pool, late).ExpiresAt, time.Minute)
+	late := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, late).ExpiresAt, time.Minute)
 	expiresIn(t, pool, orders[1], "-1 ms")
-	require.Zero(t, heartbeat(t, pool))
+	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE seen_at > now()"), "or the next outage would not be seen")
-	require.Zero(t, heartbeat(t, pool))
+	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Equal(t, before, testshop.QueryInt(t, pool, outages))
-	_, n, err := fulfillment.NewExpirer(fulfillment.NewLedger(pool), testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	_, n, err := ledger.NewExpirer(ledger.New(pool), testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, reservation.StatusConfirmed, orderOfID(t, pool, orders[0]).Status)
+	require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status)
 
 	away(t, pool, "60 s")
-	require.Greater(t, heartbeat(t, pool), 60*time.Second, "what comes later is an outage as ever")
+	require.Greater(t, testwork.Heartbeat(t, pool), 60*time.Second, "what comes later is an outage as ever")
 }
 
 func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
+	l := ledger.New(pool)
 	for range 2 {
 		away(t, pool, "60 s")
-		require.NotZero(t, heartbeat(t, pool))
+		require.NotZero(t, testwork.Heartbeat(t, pool))
 	}
-	sale := newPayableSale(t, pool, 10)
-	orders := confirm(t, pool, sale, 2)
+	sale := testshop.NewPayableSale(t, pool, 10)
+	orders := testwork.Confirm(t, pool, sale, 2)
 	expiresIn(t, pool, orders[1], "-1 h")
-	deadline := orderOfID(t, pool, orders[0]).ExpiresAt
+	deadline := testwork.OrderOfID(t, pool, orders[0]).ExpiresAt
 	_, err := pool.Exec(t.Context(), "DELETE FROM pulse")
 	require.NoError(t, err)
 
-	require.Equal(t, deadline, orderOfID(t, pool, orders[0]).ExpiresAt, "orders are still to be seen")
-	listed, err := ledger.OrdersOf(t.Context(), "user-1", uuid.Nil, 10)
+	require.Equal(t, deadline, testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, "orders are still to be seen")
+	listed, err := l.OrdersOf(t.Context(), "user-1", uuid.Nil, 10)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, deadline, listed[0].ExpiresAt)
-	meanwhile := confirm(t, pool, newPayableSale(t, pool, 10), 1)[0]
-	require.WithinDuration(t, time.Now().Add(paymentWindow), orderOfID(t, pool, meanwhile).ExpiresAt, time.Minute)
-	_, n, err := fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	meanwhile := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, meanwhile).ExpiresAt, time.Minute)
+	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Zero(t, n, "nobody knows whether an ingress was there")
 
-	require.Zero(t, heartbeat(t, pool))
+	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
-	require.Equal(t, deadline, orderOfID(t, pool, orders[0]).ExpiresAt)
-	_, err = ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
+	require.Equal(t, deadline, testwork.OrderOfID(t, pool, orders[0]).ExpiresAt)
+	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err)
-	_, n, err = fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	_, n, err = ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, orders[1]).Status)
+	require.Equal(t, reservation.StatusExpired, testwork.OrderOfID(t, pool, orders[1]).Status)
 }
 
 func TestHeartbeatDoesNotWaitForAnother(t *testing.T) {
@@ -314,10 +314,10 @@ func TestHeartbeatDoesNotWaitForAnother(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.Background()) }() // or the pool would wait for it
 	_, err = tx.Exec(t.Context(), "SELECT FROM pulse FOR UPDATE")
 	require.NoError(t, err)
-	outage := heartbeat(t, pool)
+	outage := testwork.Heartbeat(t, pool)
 	require.Zero(t, outage, "who has the row sees to it")
 	require.NoError(t, tx.Rollback(t.Context()))
-	outage = heartbeat(t, pool)
+	outage = testwork.Heartbeat(t, pool)
 	require.NotZero(t, outage)
 }
 
@@ -329,12 +329,12 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	pool, err := connect.Postgres(t.Context(), server.URL, 8)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	s := newShop(t, pool)
-	sale := openPayable(s, t, 10)
+	s := testshop.NewShop(t, pool)
+	sale := s.OpenPayable(t, 10)
 	stop := testwork.Work(t, testwork.Config(s, t))
 	punctual, unlucky, absent := s.Buy(t, sale, "ann"), s.Buy(t, sale, "bob"), s.Buy(t, sale, "cid")
 	s.AwaitConfirmed(t, 3)
-	heartbeat(t, pool) // since the migration there was nobody
+	testwork.Heartbeat(t, pool) // since the migration there was nobody
 
 	ctx, cancel := context.WithCancel(context.Background())
 	var heartbeats errgroup.Group
@@ -343,12 +343,12 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 		own, err := connect.Postgres(t.Context(), server.URL, 2)
 		require.NoError(t, err)
 		t.Cleanup(own.Close)
-		heartbeats.Go(func() error { return fulfillment.Heartbeat{Pool: own, Logger: slog.New(log)}.Run(ctx) })
+		heartbeats.Go(func() error { return ledger.Heartbeat{Pool: own, Logger: slog.New(log)}.Run(ctx) })
 	}
 	before := s.Count(t, outages)
 	_, err = pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() + interval '4 s' WHERE id IN ($1, $2)", unlucky, absent)
 	require.NoError(t, err)
-	_, err = fulfillment.NewLedger(pool).Pay(t.Context(), punctual, "ann", "pi_1")
+	_, err = ledger.New(pool).Pay(t.Context(), punctual, "ann", "pi_1")
 	require.NoError(t, err)
 
 	server.StopImmediate()
@@ -356,23 +356,23 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "the deadline and more than missed heartbeats are over", func() bool {
 		return time.Since(stopped) > outageAfter+2*time.Second
 	})
-	restart(s, t, server)
+	s.Restart(t, server)
 	testkit.Eventually(t, 20*time.Second, "the outage is written down", func() bool { return s.Count(t, outages) == before+1 })
-	_, err = fulfillment.NewLedger(pool).Pay(t.Context(), unlucky, "bob", "pi_2")
+	_, err = ledger.New(pool).Pay(t.Context(), unlucky, "bob", "pi_2")
 	require.NoError(t, err)
-	require.Zero(t, s.Count(t, expiredOrders))
-	remaining := time.Until(orderOfID(t, pool, absent).ExpiresAt)
+	require.Zero(t, s.Count(t, testshop.ExpiredOrders))
+	remaining := time.Until(testwork.OrderOfID(t, pool, absent).ExpiresAt)
 	require.Positive(t, remaining)
 	testkit.Eventually(t, 20*time.Second, "who does not pay in what was left expires all the same", func() bool {
-		return s.Count(t, expiredOrders) == 1
+		return s.Count(t, testshop.ExpiredOrders) == 1
 	})
-	require.Equal(t, reservation.StatusExpired, orderOfID(t, pool, absent).Status)
-	testkit.Eventually(t, 20*time.Second, "its unit is back", func() bool { return left(s, t, sale) == 8 })
+	require.Equal(t, reservation.StatusExpired, testwork.OrderOfID(t, pool, absent).Status)
+	testkit.Eventually(t, 20*time.Second, "its unit is back", func() bool { return s.Left(t, sale) == 8 })
 	cancel()
 	require.NoError(t, heartbeats.Wait())
 	require.Equal(t, before+1, s.Count(t, outages))
 	require.Equal(t, 1, log.Times("nobody could pay for a while: deadlines are put off"))
 	require.Equal(t, 2, log.Times("cannot tell Postgres that buyers can pay, trying again"))
 	stop()
-	require.False(t, audit(s, t, sale).Broken(), textOf(t, audit(s, t, sale)))
+	require.False(t, testwork.Audit(s, t, sale).Broken(), testwork.TextOf(t, testwork.Audit(s, t, sale)))
 }

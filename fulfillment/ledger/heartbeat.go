@@ -1,4 +1,4 @@
-package fulfillment
+package ledger
 
 import (
 	"context"
@@ -33,7 +33,7 @@ type Heartbeat struct {
 func (h Heartbeat) Run(ctx context.Context) error {
 	sending := retry.Outage{Log: h.Logger, Doing: "tell Postgres that buyers can pay"}
 	for {
-		lasted, err := h.send(ctx)
+		lasted, err := h.Send(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -47,8 +47,8 @@ func (h Heartbeat) Run(ctx context.Context) error {
 	}
 }
 
-// send records a heartbeat. It returns how long the outage lasted that it found, and 0 if it found none.
-func (h Heartbeat) send(ctx context.Context) (lasted time.Duration, err error) {
+// Send records a heartbeat. It returns how long the outage lasted that it found, and 0 if it found none.
+func (h Heartbeat) Send(ctx context.Context) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, heartbeatTimeout)
 	defer cancel()
 	var seconds float64

@@ -1,4 +1,4 @@
-package fulfillment_test
+package ledger_test
 
 import (
 	"context"
@@ -9,10 +9,11 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -25,14 +26,14 @@ func receiptOf(e reservation.OrderReserved) reservation.Receipt {
 func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
-	sale := newSale(t, pool, 10)
-	here, lost := reserved(sale, "alice", 1), reserved(sale, "bob", 2)
+	ledger := ledger.New(pool)
+	sale := testshop.NewSale(t, pool, 10)
+	here, lost := testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "bob", 2)
 	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{here})
 	require.NoError(t, err)
 	confirmed, err := ledger.FindByReceipt(t.Context(), receiptOf(here))
 	require.NoError(t, err)
-	require.Equal(t, orderOfID(t, pool, here.OrderID), confirmed)
+	require.Equal(t, testwork.OrderOfID(t, pool, here.OrderID), confirmed)
 	_, err = ledger.FindByReceipt(t.Context(), receiptOf(lost))
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 
@@ -56,11 +57,11 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	require.Equal(t, []any{got.Status, got.Version, got.Reason}, []any{late.Status, late.Version, late.Reason})
 
 	// One of the new epoch is not decided by that.
-	fresh := reserved(sale, "carol", 3)
+	fresh := testshop.Reserved(sale, "carol", 3)
 	fresh.Epoch = 2
 	_, err = ledger.FindByReceipt(t.Context(), receiptOf(fresh))
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
-	_, err = ledger.FindByReceipt(t.Context(), receiptOf(reserved(uuid.New(), "dave", 1)))
+	_, err = ledger.FindByReceipt(t.Context(), receiptOf(testshop.Reserved(uuid.New(), "dave", 1)))
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -74,10 +75,10 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 func TestVoidedOrderIsNeverConfirmed(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
+	ledger := ledger.New(pool)
 	for range 60 {
-		sale := newSale(t, pool, 10)
-		event := reserved(sale, "alice", 1)
+		sale := testshop.NewSale(t, pool, 10)
+		event := testshop.Reserved(sale, "alice", 1)
 		recorded := make(chan struct{})
 		go func() {
 			defer close(recorded)
@@ -99,13 +100,13 @@ func TestVoidedOrderIsNeverConfirmed(t *testing.T) {
 func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	sale := newSale(t, pool, 10)
-	event := reserved(sale, "alice", 1)
+	sale := testshop.NewSale(t, pool, 10)
+	event := testshop.Reserved(sale, "alice", 1)
 	// One connection, on which the statements are prepared already: to prepare them takes the lock as well.
 	one, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 1)
 	require.NoError(t, err)
 	t.Cleanup(one.Close)
-	_, err = fulfillment.NewLedger(one).FindByReceipt(t.Context(), receiptOf(event))
+	_, err = ledger.New(one).FindByReceipt(t.Context(), receiptOf(event))
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -118,7 +119,7 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	}
 	found := make(chan answer, 1)
 	go func() {
-		order, err := fulfillment.NewLedger(one).FindByReceipt(context.Background(), receiptOf(event))
+		order, err := ledger.New(one).FindByReceipt(context.Background(), receiptOf(event))
 		found <- answer{order, err}
 	}()
 	testkit.Eventually(t, 10*time.Second, "it waits for the sale", func() bool {
@@ -138,10 +139,10 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 func TestReceiptSecretIsCreatedOnce(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	secret, err := fulfillment.NewLedger(pool).ReceiptSecret(t.Context())
+	secret, err := ledger.New(pool).ReceiptSecret(t.Context())
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, len(secret), reservation.MinReceiptSecretBytes)
-	again, err := fulfillment.NewLedger(pool).ReceiptSecret(t.Context())
+	again, err := ledger.New(pool).ReceiptSecret(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, secret, again)
 }
@@ -149,17 +150,17 @@ func TestReceiptSecretIsCreatedOnce(t *testing.T) {
 func TestFindOrdersReturnsRecordedOrders(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	sale := newPayableSale(t, pool, 10)
-	ids := confirm(t, pool, sale, 3)
-	orders, err := fulfillment.NewLedger(pool).FindOrders(t.Context(), append(ids, uuid.New()))
+	sale := testshop.NewPayableSale(t, pool, 10)
+	ids := testwork.Confirm(t, pool, sale, 3)
+	orders, err := ledger.New(pool).FindOrders(t.Context(), append(ids, uuid.New()))
 	require.NoError(t, err)
 	require.Len(t, orders, 3)
 	for _, o := range orders {
 		require.Contains(t, ids, o.ID)
-		require.Equal(t, orderOfID(t, pool, o.ID), o)
+		require.Equal(t, testwork.OrderOfID(t, pool, o.ID), o)
 		require.False(t, o.ExpiresAt.Before(time.Now()))
 	}
-	orders, err = fulfillment.NewLedger(pool).FindOrders(t.Context(), nil)
+	orders, err = ledger.New(pool).FindOrders(t.Context(), nil)
 	require.NoError(t, err)
 	require.Empty(t, orders)
 }

@@ -1,4 +1,4 @@
-package fulfillment_test
+package ledger
 
 import (
 	"fmt"
@@ -8,16 +8,15 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
 // countingTrips returns a pool on the same database, and what counts its round trips.
-func countingTrips(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *tripCounter) {
+func countingTrips(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *testshop.TripCounter) {
 	t.Helper()
-	trips := &tripCounter{}
+	trips := &testshop.TripCounter{}
 	config := pool.Config()
 	config.ConnConfig.Tracer = trips
 	counted, err := pgxpool.NewWithConfig(t.Context(), config)
@@ -31,8 +30,8 @@ func countingTrips(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *tripCounte
 func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	t.Parallel()
 	pool, trips := countingTrips(t, testkit.Pool(t))
-	ledger := fulfillment.NewLedger(pool)
-	plain, timed := newSale(t, pool, 100), newSale(t, pool, 100)
+	ledger := New(pool)
+	plain, timed := testshop.NewSale(t, pool, 100), testshop.NewSale(t, pool, 100)
 	_, err := pool.Exec(t.Context(), "UPDATE sales SET payment_window_seconds = 600 WHERE id = $1", timed)
 	require.NoError(t, err)
 	_, err = pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '1 hour'") // so the clock of deadlines stands still
@@ -41,7 +40,7 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	batch := func(group int64) []reservation.OrderReserved {
 		var events []reservation.OrderReserved
 		for i, sale := range []uuid.UUID{timed, plain, timed, plain} {
-			event := reserved(sale, fmt.Sprintf("user-%d-%d", group, i), 10*group+int64(i))
+			event := testshop.Reserved(sale, fmt.Sprintf("user-%d-%d", group, i), 10*group+int64(i))
 			event.Quantity = int64(i) + 1
 			if i < 2 {
 				event.KeyFingerprint = "0123456789abcdef"
@@ -52,24 +51,24 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	}
 	oneStep, twoSteps := batch(1), batch(2)
 
-	before := trips.n.Load()
+	before := trips.N.Load()
 	outcomes, err := ledger.Record(t.Context(), oneStep)
 	require.NoError(t, err)
-	require.EqualValues(t, 1, trips.n.Load()-before, "round trips for what is fresh")
+	require.EqualValues(t, 1, trips.N.Load()-before, "round trips for what is fresh")
 	for i, out := range outcomes {
-		require.Equal(t, fulfillment.Outcome{Event: oneStep[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
+		require.Equal(t, Outcome{Event: oneStep[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
 	}
-	before = trips.n.Load()
+	before = trips.N.Load()
 	outcomes, err = ledger.Record(t.Context(), append([]reservation.OrderReserved{oneStep[0]}, twoSteps...))
 	require.NoError(t, err)
-	require.EqualValues(t, 3, trips.n.Load()-before, "round trips in the company of a repeat")
+	require.EqualValues(t, 3, trips.N.Load()-before, "round trips in the company of a repeat")
 	require.False(t, outcomes[0].Fresh)
 	for i, out := range outcomes[1:] {
-		require.Equal(t, fulfillment.Outcome{Event: twoSteps[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
+		require.Equal(t, Outcome{Event: twoSteps[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
 	}
 
-	require.EqualValues(t, 12, soldOf(t, pool, plain))
-	require.EqualValues(t, 8, soldOf(t, pool, timed))
+	require.EqualValues(t, 12, testshop.SoldOf(t, pool, plain))
+	require.EqualValues(t, 8, testshop.SoldOf(t, pool, timed))
 	require.EqualValues(t, 22, testshop.QueryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", timed))
 	for i := range oneStep {
 		require.JSONEq(t, written(t, pool, oneStep[i]), written(t, pool, twoSteps[i]), "event %d", i)
@@ -110,14 +109,14 @@ func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := testkit.Pool(t)
-			ledger := fulfillment.NewLedger(pool)
-			sale := newSale(t, pool, 100)
-			raiseEpoch(t, pool, sale)
-			holder := reserved(sale, "holder", 1)
+			ledger := New(pool)
+			sale := testshop.NewSale(t, pool, 100)
+			testshop.RaiseEpoch(t, pool, sale)
+			holder := testshop.Reserved(sale, "holder", 1)
 			holder.Epoch = 2
 			_, err := ledger.Record(t.Context(), []reservation.OrderReserved{holder})
 			require.NoError(t, err)
-			events := crowdOf(sale, 5)
+			events := testshop.CrowdOf(sale, 5)
 			for i := range events {
 				events[i].Epoch = 2
 			}
@@ -133,7 +132,7 @@ func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 				require.Equal(t, want, out.Status, "event %d", i)
 				require.Equal(t, want != "", out.Fresh, "event %d", i)
 			}
-			require.EqualValues(t, 5, soldOf(t, pool, sale))
+			require.EqualValues(t, 5, testshop.SoldOf(t, pool, sale))
 			require.EqualValues(t, 5, testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 			require.Zero(t, testshop.QueryInt(t, pool,
 				"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"))

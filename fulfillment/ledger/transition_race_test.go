@@ -1,4 +1,4 @@
-package fulfillment_test
+package ledger_test
 
 import (
 	"context"
@@ -12,9 +12,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -25,20 +26,20 @@ const races = 1000
 type raced struct {
 	*testshop.Shop
 	sale   uuid.UUID
-	ledger *fulfillment.Ledger
+	ledger *ledger.Ledger
 	orders []reservation.Order
 }
 
 func newRaced(t *testing.T) *raced {
 	t.Helper()
-	s := newShop(t, testkit.Pool(t))
-	r := &raced{Shop: s, sale: openPayable(s, t, races), ledger: fulfillment.NewLedger(s.Pool)}
-	require.Equal(t, races, crowd(s, t, r.sale, races))
-	for _, out := range fulfil(s, t) {
-		r.orders = append(r.orders, orderOfID(t, s.Pool, out.Event.OrderID))
+	s := testshop.NewShop(t, testkit.Pool(t))
+	r := &raced{Shop: s, sale: s.OpenPayable(t, races), ledger: ledger.New(s.Pool)}
+	require.Equal(t, races, s.Crowd(t, r.sale, races))
+	for _, out := range testwork.Fulfil(s, t) {
+		r.orders = append(r.orders, testwork.OrderOfID(t, s.Pool, out.Event.OrderID))
 	}
 	require.Len(t, r.orders, races)
-	heartbeat(t, s.Pool)
+	testwork.Heartbeat(t, s.Pool)
 	return r
 }
 
@@ -74,7 +75,7 @@ func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser reservation.
 	t.Helper()
 	paid := 0
 	for _, o := range r.orders {
-		now := orderOfID(t, r.Pool, o.ID)
+		now := testwork.OrderOfID(t, r.Pool, o.ID)
 		told, ok := won.Load(o.ID)
 		require.True(t, ok)
 		require.Equal(t, told, now.Status, "order %s", o.ID)
@@ -89,17 +90,17 @@ func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser reservation.
 	t.Logf("%d paid, %d %s", paid, races-paid, loser)
 	require.Greater(t, paid, races/50, "both sides must win now and then, or this was no race")
 	require.Less(t, paid, races-races/50, "both sides must win now and then, or this was no race")
-	require.Zero(t, r.Count(t, brokenLogs))
+	require.Zero(t, r.Count(t, testshop.BrokenLogs))
 	require.EqualValues(t, 3*races, r.Count(t, "SELECT count(*) FROM order_events"))
-	require.EqualValues(t, paid, soldOf(t, r.Pool, r.sale))
-	require.EqualValues(t, races-paid, r.Count(t, pendingReleases))
-	report := audit(r.Shop, t, r.sale)
-	require.False(t, report.Broken(), textOf(t, report))
-	_, err := giveBack(r.Shop, t.Context())
+	require.EqualValues(t, paid, testshop.SoldOf(t, r.Pool, r.sale))
+	require.EqualValues(t, races-paid, r.Count(t, testshop.PendingReleases))
+	report := testwork.Audit(r.Shop, t, r.sale)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
+	_, err := testwork.GiveBack(r.Shop, t.Context())
 	require.NoError(t, err)
-	require.EqualValues(t, races-paid, left(r.Shop, t, r.sale))
-	report = audit(r.Shop, t, r.sale)
-	require.False(t, report.Broken(), textOf(t, report))
+	require.EqualValues(t, races-paid, r.Left(t, r.sale))
+	report = testwork.Audit(r.Shop, t, r.sale)
+	require.False(t, report.Broken(), testwork.TextOf(t, report))
 }
 
 func (r *raced) pay(o reservation.Order) (reservation.Order, error) {
@@ -154,7 +155,7 @@ func note(won *sync.Map, o reservation.Order, as reservation.Status, act func() 
 func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 	t.Parallel()
 	r := newRaced(t)
-	ingress := fulfillment.Heartbeat{Pool: r.Pool, Logger: testkit.Logger(t)}
+	ingress := ledger.Heartbeat{Pool: r.Pool, Logger: testkit.Logger(t)}
 	var won sync.Map
 	r.each(t, func(o reservation.Order) error {
 		if _, err := r.Pool.Exec(context.Background(), "UPDATE orders SET due = pay_clock() WHERE id = $1 AND status = 'confirmed'", o.ID); err != nil {
@@ -176,13 +177,13 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 			if _, err := ingress.Send(context.Background()); err != nil {
 				return err
 			}
-			_, err := expire(r.Shop, context.Background())
+			_, err := testwork.Expire(r.Shop, context.Background())
 			return err
 		})
 		return sides.Wait()
 	})
 	// What a payment had locked when the sweepers came by, and was too late.
-	_, err := expire(r.Shop, t.Context())
+	_, err := testwork.Expire(r.Shop, t.Context())
 	require.NoError(t, err)
 	for _, o := range r.orders {
 		won.LoadOrStore(o.ID, reservation.StatusExpired)

@@ -1,4 +1,4 @@
-package fulfillment
+package ledger
 
 import (
 	"context"
@@ -27,8 +27,8 @@ const (
 	outcomesKept = 32
 	// outcomesQueued bounds how many transactions wait to be told of.
 	outcomesQueued = 256
-	// outcomesTogether is how many outcomes one message tells at most, but for those of one transaction.
-	outcomesTogether = 1000
+	// OutcomesTogether is how many outcomes one message tells at most, but for those of one transaction.
+	OutcomesTogether = 1000
 )
 
 // OutcomesConfig is what Outcomes work with. Client, which they do not close, and Keys are required.
@@ -82,7 +82,7 @@ func (o *Outcomes) Run(ctx context.Context) {
 		select {
 		case first := <-o.queue:
 			limited, cancel := retry.ForCall(ctx)
-			o.publish(limited, first)
+			o.Publish(limited, first)
 			cancel()
 		case <-ctx.Done():
 			o.publishRest(ctx)
@@ -97,16 +97,16 @@ func (o *Outcomes) publishRest(ctx context.Context) {
 	for {
 		select {
 		case first := <-o.queue:
-			o.publish(limited, first)
+			o.Publish(limited, first)
 		default:
 			return
 		}
 	}
 }
 
-// publish tells of a transaction, and of those that wait behind it, in one message.
-func (o *Outcomes) publish(ctx context.Context, outcomes []reservation.OrderOutcome) {
-	for more := true; more && len(outcomes) < outcomesTogether; {
+// Publish tells of a transaction, and of those that wait behind it, in one message.
+func (o *Outcomes) Publish(ctx context.Context, outcomes []reservation.OrderOutcome) {
+	for more := true; more && len(outcomes) < OutcomesTogether; {
 		select {
 		case next := <-o.queue:
 			outcomes = append(outcomes, next...)

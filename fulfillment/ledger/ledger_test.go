@@ -1,4 +1,4 @@
-package fulfillment_test
+package ledger
 
 import (
 	"context"
@@ -6,77 +6,26 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
-// newSale inserts a sale straight into Postgres, for tests that need no Redis.
-func newSale(t testing.TB, pool *pgxpool.Pool, stock int64) uuid.UUID {
-	t.Helper()
-	id := uuid.Must(uuid.NewV7())
-	_, err := pool.Exec(t.Context(), "INSERT INTO sales (id, name, stock) VALUES ($1, 'test', $2)", id, stock)
-	require.NoError(t, err)
-	return id
-}
-
-// reserved makes an event as the script would have appended it.
-func reserved(sale uuid.UUID, user string, sequence int64) reservation.OrderReserved {
-	at := time.UnixMilli(1_790_000_000_000 + sequence).UTC()
-	return reservation.OrderReserved{
-		OrderID: reservation.NewOrderID(sale), SaleID: sale, UserID: user, Quantity: 1, Epoch: 1,
-		RequestedAt: at, ReservedAt: at, Sequence: sequence,
-	}
-}
-
-// crowdOf makes events of n different users.
-func crowdOf(sale uuid.UUID, n int) []reservation.OrderReserved {
-	events := make([]reservation.OrderReserved, n)
-	for i := range events {
-		events[i] = reserved(sale, fmt.Sprintf("user-%d", i+1), int64(i+1))
-	}
-	return events
-}
-
-func soldOf(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) int64 {
-	return testshop.QueryInt(t, pool, "SELECT sold FROM sales WHERE id = $1", sale)
-}
-
-// history is the events of an order as "version type".
-func history(t testing.TB, pool *pgxpool.Pool, order uuid.UUID) []string {
-	t.Helper()
-	rows, err := pool.Query(t.Context(), "SELECT version, type FROM order_events WHERE order_id = $1 ORDER BY version", order)
-	require.NoError(t, err)
-	defer rows.Close()
-	var all []string
-	for rows.Next() {
-		var version int
-		var kind string
-		require.NoError(t, rows.Scan(&version, &kind))
-		all = append(all, fmt.Sprintf("%d %s", version, kind))
-	}
-	require.NoError(t, rows.Err())
-	return all
-}
-
 func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
-	sale := newSale(t, pool, 10)
-	event := reserved(sale, "alice", 7)
+	ledger := New(pool)
+	sale := testshop.NewSale(t, pool, 10)
+	event := testshop.Reserved(sale, "alice", 7)
 	event.Quantity = 3
 
 	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
 	require.NoError(t, err)
-	require.Equal(t, []fulfillment.Outcome{{Event: event, Status: reservation.StatusConfirmed, Fresh: true}}, outcomes)
+	require.Equal(t, []Outcome{{Event: event, Status: reservation.StatusConfirmed, Fresh: true}}, outcomes)
 
 	order, err := ledger.Order(t.Context(), event.OrderID)
 	require.NoError(t, err)
@@ -84,8 +33,8 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 		ID: event.OrderID, SaleID: sale, UserID: "alice", Quantity: 3,
 		Status: reservation.StatusConfirmed, Version: 2, ReservedAt: event.ReservedAt,
 	}, order)
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, history(t, pool, event.OrderID))
-	require.EqualValues(t, 3, soldOf(t, pool, sale))
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, event.OrderID))
+	require.EqualValues(t, 3, testshop.SoldOf(t, pool, sale))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		`SELECT count(*) FROM order_events WHERE version = 1 AND data = '{"sequence": 7, "epoch": 1}' AND occurred_at = $1`, event.ReservedAt))
 }
@@ -93,15 +42,15 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
-	sale := newSale(t, pool, 10)
-	events := []reservation.OrderReserved{reserved(sale, "alice", 1), reserved(sale, "alice", 2), reserved(sale, "bob", 3)}
+	ledger := New(pool)
+	sale := testshop.NewSale(t, pool, 10)
+	events := []reservation.OrderReserved{testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "alice", 2), testshop.Reserved(sale, "bob", 3)}
 	first, err := ledger.Record(t.Context(), events)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, first[1].Status, "the later order of the same user")
 	require.Equal(t, reservation.RejectedAlreadyPurchased, first[1].Reason)
 
-	again := append(slices.Clone(events), reserved(sale, "carol", 4), events[0])
+	again := append(slices.Clone(events), testshop.Reserved(sale, "carol", 4), events[0])
 	outcomes, err := ledger.Record(t.Context(), again)
 	require.NoError(t, err)
 	for i, out := range outcomes {
@@ -112,91 +61,91 @@ func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
 			require.Equal(t, first[i].Reason, out.Reason)
 		}
 	}
-	require.EqualValues(t, 3, soldOf(t, pool, sale))
+	require.EqualValues(t, 3, testshop.SoldOf(t, pool, sale))
 	require.EqualValues(t, 8, testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"))
 }
 
 func TestLedgerRecordsDuplicateInBatchOnce(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	sale := newSale(t, pool, 10)
-	event := reserved(sale, "alice", 1)
+	sale := testshop.NewSale(t, pool, 10)
+	event := testshop.Reserved(sale, "alice", 1)
 	lie := event
 	lie.UserID = "mallory"
-	outcomes, err := fulfillment.NewLedger(pool).Record(t.Context(), []reservation.OrderReserved{event, event, lie})
+	outcomes, err := New(pool).Record(t.Context(), []reservation.OrderReserved{event, event, lie})
 	require.NoError(t, err)
-	require.Equal(t, fulfillment.Outcome{Event: event, Status: reservation.StatusConfirmed, Fresh: true}, outcomes[0])
-	require.Equal(t, fulfillment.Outcome{Event: event, Status: reservation.StatusConfirmed}, outcomes[1])
-	require.ErrorIs(t, outcomes[2].Err, fulfillment.ErrContradiction)
-	require.EqualValues(t, 1, soldOf(t, pool, sale))
+	require.Equal(t, Outcome{Event: event, Status: reservation.StatusConfirmed, Fresh: true}, outcomes[0])
+	require.Equal(t, Outcome{Event: event, Status: reservation.StatusConfirmed}, outcomes[1])
+	require.ErrorIs(t, outcomes[2].Err, ErrContradiction)
+	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
 }
 
 func TestLedgerRecordsBatchBesideUnknownSale(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
-	sale := newSale(t, pool, 10)
-	lost := reserved(uuid.Must(uuid.NewV7()), "alice", 1)
-	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{lost, reserved(sale, "alice", 1)})
+	ledger := New(pool)
+	sale := testshop.NewSale(t, pool, 10)
+	lost := testshop.Reserved(uuid.Must(uuid.NewV7()), "alice", 1)
+	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{lost, testshop.Reserved(sale, "alice", 1)})
 	require.NoError(t, err)
-	require.ErrorIs(t, outcomes[0].Err, fulfillment.ErrUnknownSale)
+	require.ErrorIs(t, outcomes[0].Err, ErrUnknownSale)
 	require.Equal(t, reservation.StatusConfirmed, outcomes[1].Status)
 	_, err = ledger.Order(t.Context(), lost.OrderID)
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
-	require.Empty(t, history(t, pool, lost.OrderID))
+	require.Empty(t, testshop.History(t, pool, lost.OrderID))
 }
 
 func TestLedgerRejectsContradictingEvent(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
-	sale := newSale(t, pool, 10)
-	event := reserved(sale, "alice", 1)
+	ledger := New(pool)
+	sale := testshop.NewSale(t, pool, 10)
+	event := testshop.Reserved(sale, "alice", 1)
 	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
 	require.NoError(t, err)
 	event.Quantity = 5
 	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
 	require.NoError(t, err)
-	require.ErrorIs(t, outcomes[0].Err, fulfillment.ErrContradiction)
+	require.ErrorIs(t, outcomes[0].Err, ErrContradiction)
 	_, err = pool.Exec(t.Context(), "DELETE FROM orders")
 	require.NoError(t, err)
 	outcomes, err = ledger.Record(t.Context(), []reservation.OrderReserved{event})
 	require.NoError(t, err)
-	require.ErrorIs(t, outcomes[0].Err, fulfillment.ErrContradiction, "events without their row")
+	require.ErrorIs(t, outcomes[0].Err, ErrContradiction, "events without their row")
 }
 
 func TestLedgerNeverExceedsStock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
-	sale := newSale(t, pool, 2)
-	_, err := ledger.Record(t.Context(), crowdOf(sale, 3))
-	require.ErrorIs(t, err, fulfillment.ErrOversold)
-	require.Equal(t, fulfillment.Oversold, fulfillment.FaultOf(err))
+	ledger := New(pool)
+	sale := testshop.NewSale(t, pool, 2)
+	_, err := ledger.Record(t.Context(), testshop.CrowdOf(sale, 3))
+	require.ErrorIs(t, err, ErrOversold)
+	require.Equal(t, oversold, FaultOf(err))
 	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"), "all or nothing")
-	require.Zero(t, soldOf(t, pool, sale))
+	require.Zero(t, testshop.SoldOf(t, pool, sale))
 }
 
 func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
-	sale := newSale(t, pool, 2)
-	kept, refused := reserved(sale, "alice", 1), reserved(sale, "bob", 2)
+	ledger := New(pool)
+	sale := testshop.NewSale(t, pool, 2)
+	kept, refused := testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "bob", 2)
 	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{kept})
 	require.NoError(t, err)
-	homeless := reserved(uuid.Must(uuid.NewV7()), "carol", 1)
+	homeless := testshop.Reserved(uuid.Must(uuid.NewV7()), "carol", 1)
 
 	outcomes, err := ledger.Refuse(t.Context(), []reservation.OrderReserved{kept, refused, homeless}, reservation.RejectedSoldOut)
 	require.NoError(t, err)
-	require.Equal(t, fulfillment.Outcome{Event: kept, Status: reservation.StatusConfirmed}, outcomes[0], "what was recorded stands")
+	require.Equal(t, Outcome{Event: kept, Status: reservation.StatusConfirmed}, outcomes[0], "what was recorded stands")
 	for _, out := range outcomes[1:] {
 		require.Equal(t, reservation.StatusRejected, out.Status)
 		require.Equal(t, reservation.RejectedSoldOut, out.Reason)
 		require.True(t, out.Fresh)
 	}
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, history(t, pool, refused.OrderID))
-	require.EqualValues(t, 1, soldOf(t, pool, sale))
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, testshop.History(t, pool, refused.OrderID))
+	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
 }
 
 // Two workers that have the same events, several sales and the same users in opposite order: everyone
@@ -204,20 +153,20 @@ func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
+	ledger := New(pool)
 	const workers, rounds, size = 4, 15, 60
-	sales := []uuid.UUID{newSale(t, pool, 1_000_000), newSale(t, pool, 1_000_000), newSale(t, pool, 1_000_000)}
+	sales := []uuid.UUID{testshop.NewSale(t, pool, 1_000_000), testshop.NewSale(t, pool, 1_000_000), testshop.NewSale(t, pool, 1_000_000)}
 	var fresh sync.Map
 	for round := range rounds {
 		shared := make([]reservation.OrderReserved, size)
 		for i := range shared {
-			shared[i] = reserved(sales[i%len(sales)], fmt.Sprintf("user-%d-%d", round, i/2), int64(i))
+			shared[i] = testshop.Reserved(sales[i%len(sales)], fmt.Sprintf("user-%d-%d", round, i/2), int64(i))
 		}
 		var wg sync.WaitGroup
 		for w := range workers {
 			mine := slices.Clone(shared)
 			// Another order for a user who is in the shared batch too.
-			mine = append(mine, reserved(sales[w%len(sales)], fmt.Sprintf("user-%d-%d", round, w), 1000))
+			mine = append(mine, testshop.Reserved(sales[w%len(sales)], fmt.Sprintf("user-%d-%d", round, w), 1000))
 			if w%2 == 1 {
 				slices.Reverse(mine)
 			}
@@ -250,32 +199,32 @@ func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := fulfillment.NewLedger(pool)
+	ledger := New(pool)
 	const stock = 40
-	sale := newSale(t, pool, stock)
+	sale := testshop.NewSale(t, pool, stock)
 	var wg sync.WaitGroup
 	for w := range 4 {
 		wg.Go(func() {
 			for i := range 20 {
-				_, err := ledger.Record(context.Background(), []reservation.OrderReserved{reserved(sale, fmt.Sprintf("user-%d-%d", w, i), 1)})
-				if err != nil && fulfillment.FaultOf(err) != fulfillment.Oversold {
+				_, err := ledger.Record(context.Background(), []reservation.OrderReserved{testshop.Reserved(sale, fmt.Sprintf("user-%d-%d", w, i), 1)})
+				if err != nil && FaultOf(err) != oversold {
 					t.Error(err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	require.EqualValues(t, stock, soldOf(t, pool, sale))
+	require.EqualValues(t, stock, testshop.SoldOf(t, pool, sale))
 	require.EqualValues(t, stock, testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 }
 
 func TestLedgerErrorLeavesNoTransactionOpen(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	sale := newSale(t, pool, 1)
+	sale := testshop.NewSale(t, pool, 1)
 	for range 20 {
-		_, err := fulfillment.NewLedger(pool).Record(t.Context(), crowdOf(sale, 2))
-		require.ErrorIs(t, err, fulfillment.ErrOversold)
+		_, err := New(pool).Record(t.Context(), testshop.CrowdOf(sale, 2))
+		require.ErrorIs(t, err, ErrOversold)
 	}
 	require.EqualValues(t, 1, pool.Stat().NewConnsCount(), "a failed batch costs no connection")
 	require.Zero(t, testshop.QueryInt(t, pool,
@@ -287,15 +236,15 @@ func BenchmarkLedger(b *testing.B) {
 	for _, workers := range []int{1, 2} {
 		b.Run(fmt.Sprintf("connections=%d", workers), func(b *testing.B) {
 			pool := testkit.Pool(b)
-			ledger := fulfillment.NewLedger(pool)
+			ledger := New(pool)
 			const size = 500
-			sale := newSale(b, pool, reservation.MaxStock)
+			sale := testshop.NewSale(b, pool, reservation.MaxStock)
 			var wg sync.WaitGroup
 			b.ResetTimer()
 			for w := range workers {
 				wg.Go(func() {
 					for i := w; i < b.N; i += workers {
-						events := crowdOf(sale, size)
+						events := testshop.CrowdOf(sale, size)
 						for j := range events {
 							events[j].UserID = fmt.Sprintf("user-%d-%d", i, j)
 						}

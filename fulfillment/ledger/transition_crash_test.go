@@ -1,4 +1,4 @@
-package fulfillment_test
+package ledger_test
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/crashpoint"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -29,33 +29,33 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 			t.Run(fmt.Sprintf("%s:%d", point, pass), func(t *testing.T) {
 				t.Parallel()
 				const stock, buyers = 20, 10
-				s := newShop(t, testkit.Pool(t))
-				sales := []uuid.UUID{openPayable(s, t, stock), openPayable(s, t, stock)}
+				s := testshop.NewShop(t, testkit.Pool(t))
+				sales := []uuid.UUID{s.OpenPayable(t, stock), s.OpenPayable(t, stock)}
 				var overdue []uuid.UUID
 				for _, sale := range sales {
-					require.Equal(t, buyers, crowd(s, t, sale, buyers))
-					for _, out := range fulfil(s, t) {
+					require.Equal(t, buyers, s.Crowd(t, sale, buyers))
+					for _, out := range testwork.Fulfil(s, t) {
 						switch order, user := out.Event.OrderID, out.Event.UserID; user {
 						case "user-0":
-							_, err := fulfillment.NewLedger(s.Pool).Pay(t.Context(), order, user, "pi")
+							_, err := ledger.New(s.Pool).Pay(t.Context(), order, user, "pi")
 							require.NoError(t, err)
 						case "user-1":
-							_, err := fulfillment.NewLedger(s.Pool).Cancel(t.Context(), order, user)
+							_, err := ledger.New(s.Pool).Cancel(t.Context(), order, user)
 							require.NoError(t, err)
 						default:
 							overdue = append(overdue, order)
 						}
 					}
 				}
-				endWindow(t, s.Pool, overdue...)
+				testwork.EndWindow(t, s.Pool, overdue...)
 
-				victim := process(s, t)
+				victim := s.Process(t)
 				victim.Setenv(crashpoint.Env, fmt.Sprintf("%s:%d", point, pass))
 				victim.Start()
 				victim.WaitKilled(30 * time.Second)
 				// Whatever was done by then, the books are in order; and a buyer who is free buys at once.
-				report := audit(s, t, uuid.Nil)
-				require.False(t, report.Broken(), textOf(t, report))
+				report := testwork.Audit(s, t, uuid.Nil)
+				require.False(t, report.Broken(), testwork.TextOf(t, report))
 				bought := map[string]bool{}
 				buy := func() {
 					for i, sale := range sales {
@@ -72,10 +72,10 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 				}
 				buy()
 
-				successor := process(s, t)
+				successor := s.Process(t)
 				successor.Start()
 				testkit.Eventually(t, 30*time.Second, "all units are back", func() bool {
-					return s.Count(t, expiredOrders) == int64(len(overdue)) && s.Count(t, pendingReleases) == 0
+					return s.Count(t, testshop.ExpiredOrders) == int64(len(overdue)) && s.Count(t, testshop.PendingReleases) == 0
 				})
 				for i, sale := range sales {
 					taken := 1 // by who has paid
@@ -84,29 +84,21 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 							taken++
 						}
 					}
-					require.EqualValues(t, stock-taken, left(s, t, sale))
+					require.EqualValues(t, stock-taken, s.Left(t, sale))
 				}
 				buy()
 				require.Len(t, bought, 2*(buyers-1), "whoever gave a unit up may buy again")
 				s.AwaitConfirmed(t, len(bought))
 				testwork.AwaitRest(s, t)
 				for _, sale := range sales {
-					require.EqualValues(t, stock-buyers, left(s, t, sale))
-					require.EqualValues(t, buyers, soldOf(t, s.Pool, sale))
+					require.EqualValues(t, stock-buyers, s.Left(t, sale))
+					require.EqualValues(t, buyers, testshop.SoldOf(t, s.Pool, sale))
 				}
-				require.Zero(t, s.Count(t, brokenLogs))
-				report = audit(s, t, uuid.Nil)
-				require.False(t, report.Broken(), textOf(t, report))
+				require.Zero(t, s.Count(t, testshop.BrokenLogs))
+				report = testwork.Audit(s, t, uuid.Nil)
+				require.False(t, report.Broken(), testwork.TextOf(t, report))
 				require.True(t, successor.Stop().Success())
 			})
 		}
 	}
-}
-
-// process is a worker of this shop in a process of its own.
-func process(s *testshop.Shop, t testing.TB) *testkit.Cmd {
-	t.Helper()
-	process := testkit.Command(t)
-	process.UseServers(s.Keys)
-	return process
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package ledger
 
 import (
 	"context"
@@ -26,26 +26,26 @@ var (
 
 	// errEpochOver: the stock of a sale was made anew while orders of it were being recorded. The next try
 	// finds out which of them it goes without.
-	errEpochOver = errors.New("the epoch of a sale has just ended")
+	ErrEpochOver = errors.New("the epoch of a sale has just ended")
 
 	// errNoConnection: Postgres is away, or all connections are in use.
 	errNoConnection = errors.New("no connection to Postgres")
 
-	errPanicked = errors.New("panic while recording")
+	ErrPanicked = errors.New("panic while recording")
 
 	// errBlocked: events were not recorded because of a lock that somebody else has, or because it took too long. That says
 	// nothing about them; they are tried again apart from others.
-	errBlocked = errors.New("blocked")
+	ErrBlocked = errors.New("blocked")
 )
 
-// fault tells what an error means for the messages that it befell.
-type fault int
+// Fault tells what an error means for the messages that it befell.
+type Fault int
 
 const (
 	// transient: the surroundings are at fault, and the same batch will succeed when they have recovered.
-	transient fault = iota
+	Transient Fault = iota
 	// badData: an event of the batch is at fault, and will be tomorrow.
-	badData
+	BadData
 	// oversold: Postgres' stock does not hold the batch; one event less may fit.
 	oversold
 )
@@ -64,29 +64,29 @@ const (
 	transactionTimeout = "25P04"
 )
 
-// faultOf classifies an error of the ledger or of the decoder. Whatever it does not know counts as
+// FaultOf classifies an error of the ledger or of the decoder. Whatever it does not know counts as
 // transient: to wait for an operator loses nothing, to park healthy orders as dead letters would.
-func faultOf(err error) fault {
+func FaultOf(err error) Fault {
 	switch {
 	case errors.Is(err, ErrOversold):
 		return oversold
-	case errors.Is(err, errEpochOver):
-		return transient
+	case errors.Is(err, ErrEpochOver):
+		return Transient
 	}
-	for _, data := range []error{ErrUnknownSale, ErrContradiction, errPanicked, reservation.ErrUndecodable} {
+	for _, data := range []error{ErrUnknownSale, ErrContradiction, ErrPanicked, reservation.ErrUndecodable} {
 		if errors.Is(err, data) {
-			return badData
+			return BadData
 		}
 	}
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && (hasClass(pgErr, "22") || hasClass(pgErr, "23")) {
-		return badData // data exception, integrity constraint violation
+		return BadData // data exception, integrity constraint violation
 	}
 	var unreadable pgx.ScanArgError
 	if errors.As(err, &unreadable) {
-		return badData // what is stored of an order of the batch cannot be read, and will not be tomorrow
+		return BadData // what is stored of an order of the batch cannot be read, and will not be tomorrow
 	}
-	return transient
+	return Transient
 }
 
 // saleError is an error of the statement that changes the counter of a sale.
@@ -97,11 +97,11 @@ type saleError struct {
 
 func (e *saleError) Unwrap() error { return e.error }
 
-// isLocked tells whether somebody else had a lock for too long that the transaction needed.
-func isLocked(err error) bool { return hasCode(err, lockNotAvailable) }
+// IsLocked tells whether somebody else had a lock for too long that the transaction needed.
+func IsLocked(err error) bool { return hasCode(err, lockNotAvailable) }
 
-// isTooSlow tells whether a transaction that was under way has taken too long. Less of it may not.
-func isTooSlow(err error) bool {
+// IsTooSlow tells whether a transaction that was under way has taken too long. Less of it may not.
+func IsTooSlow(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, errNoConnection) || hasCode(err, queryCanceled) || hasCode(err, transactionTimeout)
 }
 
@@ -112,8 +112,8 @@ func hasCode(err error, code string) bool {
 
 func hasClass(err *pgconn.PgError, class string) bool { return strings.HasPrefix(err.Code, class) }
 
-// ofConstraint names what a constraint says, or one that is missing, so that callers need not know SQLSTATEs.
-func ofConstraint(err error) error {
+// OfConstraint names what a constraint says, or one that is missing, so that callers need not know SQLSTATEs.
+func OfConstraint(err error) error {
 	var pgErr *pgconn.PgError
 	switch {
 	case !errors.As(err, &pgErr):
@@ -123,7 +123,7 @@ func ofConstraint(err error) error {
 	case pgErr.ConstraintName == oversoldConstraint:
 		return fmt.Errorf("%w: %w", ErrOversold, err)
 	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch": // see ledger/add_sold.sql
-		return fmt.Errorf("%w: %w", errEpochOver, err)
+		return fmt.Errorf("%w: %w", ErrEpochOver, err)
 	}
 	return err
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package ledger
 
 import (
 	"context"
@@ -18,27 +18,27 @@ const (
 	asideFor = time.Minute
 )
 
-// setAside is what the log says of an order that cannot expire. The audit names what is wrong with it.
-const setAside = "an overdue order contradicts what else is known of it, and is set aside"
+// SetAside is what the log says of an order that cannot expire. The audit names what is wrong with it.
+const SetAside = "an overdue order contradicts what else is known of it, and is set aside"
 
-// expirer ends overdue orders. One that cannot be ended is found by halving, and set aside: it keeps the others of its
+// Expirer ends overdue orders. One that cannot be ended is found by halving, and set aside: it keeps the others of its
 // sale from nothing.
-type expirer struct {
+type Expirer struct {
 	ledger *Ledger
 	log    *slog.Logger
-	// aside is until when an order is set aside.
-	aside map[uuid.UUID]time.Time
+	// Aside is until when an order is set aside.
+	Aside map[uuid.UUID]time.Time
 	// limit is how many orders one transaction ends at most. It is halved when one of them is at fault or when they take
 	// too long, and sweepMax again when that one was found.
 	limit int
 }
 
-func newExpirer(ledger *Ledger, log *slog.Logger) *expirer {
-	return &expirer{ledger: ledger, log: log, aside: make(map[uuid.UUID]time.Time), limit: sweepMax}
+func NewExpirer(ledger *Ledger, log *slog.Logger) *Expirer {
+	return &Expirer{ledger: ledger, log: log, Aside: make(map[uuid.UUID]time.Time), limit: SweepMax}
 }
 
 // Some is a sweepStep.
-func (e *expirer) Some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
+func (e *Expirer) Some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
 	for {
 		orders, err := e.ledger.expireSome(ctx, except, e.passedOver(), e.limit)
 		if len(orders) > 0 {
@@ -46,15 +46,15 @@ func (e *expirer) Some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID,
 		}
 		switch {
 		case err == nil:
-			e.limit = min(2*e.limit, sweepMax)
+			e.limit = min(2*e.limit, SweepMax)
 			for _, o := range orders {
-				delete(e.aside, o.ID)
+				delete(e.Aside, o.ID)
 			}
 			return sale, len(orders), nil
-		case len(orders) > 1 && (isTooSlow(err) || isOfOrder(err)):
+		case len(orders) > 1 && (IsTooSlow(err) || isOfOrder(err)):
 			e.limit = len(orders) / 2
 		case len(orders) == 1 && isOfOrder(err) && e.setAside(orders[0], err):
-			e.limit = sweepMax
+			e.limit = SweepMax
 		default:
 			return sale, 0, err
 		}
@@ -68,32 +68,32 @@ func (e *expirer) Some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID,
 func isOfOrder(err error) bool {
 	var ofSale *saleError
 	return !errors.As(err, &ofSale) &&
-		(faultOf(err) == badData || errors.Is(err, errNotLocked) || errors.Is(err, reservation.ErrIllegalTransition))
+		(FaultOf(err) == BadData || errors.Is(err, errNotLocked) || errors.Is(err, reservation.ErrIllegalTransition))
 }
 
 // setAside is false if there are too many already.
-func (e *expirer) setAside(o reservation.Order, why error) bool {
-	_, again := e.aside[o.ID]
-	if len(e.aside) >= asideMax && !again {
+func (e *Expirer) setAside(o reservation.Order, why error) bool {
+	_, again := e.Aside[o.ID]
+	if len(e.Aside) >= asideMax && !again {
 		return false
 	}
-	e.aside[o.ID] = time.Now().Add(asideFor)
+	e.Aside[o.ID] = time.Now().Add(asideFor)
 	if !again {
-		e.log.Error(setAside, "order", o.ID, "sale", o.SaleID, "error", why)
+		e.log.Error(SetAside, "order", o.ID, "sale", o.SaleID, "error", why)
 	}
 	return true
 }
 
 // passedOver are the orders that are not to be tried yet.
-func (e *expirer) passedOver() []uuid.UUID {
+func (e *Expirer) passedOver() []uuid.UUID {
 	orders := []uuid.UUID{} // and not nil, which would be NULL
 	now := time.Now()
-	for order, until := range e.aside {
+	for order, until := range e.Aside {
 		switch {
 		case now.Before(until):
 			orders = append(orders, order)
 		case now.Sub(until) > asideFor: // nobody found it again
-			delete(e.aside, order)
+			delete(e.Aside, order)
 		}
 	}
 	return orders

@@ -1,23 +1,20 @@
-package fulfillment_test
+package ledger_test
 
 import (
-	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill-redisstream/pkg/redisstream"
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
 )
@@ -38,73 +35,58 @@ func told(t testing.TB, rdb *redis.Client, keys reservation.Keys) [][]reservatio
 	return messages
 }
 
-// tellingLedger returns a ledger and its outcomes, with which nothing is done until run.
-func tellingLedger(t testing.TB, pool *pgxpool.Pool, rdb redis.UniversalClient, keys reservation.Keys) (l *fulfillment.Ledger, o *fulfillment.Outcomes, run func() (stop func())) {
-	t.Helper()
-	o, err := fulfillment.NewOutcomes(fulfillment.OutcomesConfig{Client: rdb, Keys: keys, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry()})
-	require.NoError(t, err)
-	return fulfillment.NewLedger(pool).Telling(o), o, func() func() {
-		ctx, cancel := context.WithCancel(context.Background())
-		var running sync.WaitGroup
-		running.Go(func() { o.Run(ctx) })
-		stop := sync.OnceFunc(func() { cancel(); running.Wait() })
-		t.Cleanup(stop)
-		return stop
-	}
-}
-
 func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	t.Parallel()
 	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
-	ledger, o, run := tellingLedger(t, pool, rdb, keys)
+	l, o, run := testwork.TellingLedger(t, pool, rdb, keys)
 	defer run()()
-	sale := newPayableSale(t, pool, 3)
+	sale := testshop.NewPayableSale(t, pool, 3)
 	tells := func(want ...reservation.OrderOutcome) {
 		t.Helper()
 		testkit.Eventually(t, 10*time.Second, "it is told", func() bool { return len(told(t, rdb, keys)) > 0 })
 		require.Equal(t, [][]reservation.OrderOutcome{want}, told(t, rdb, keys))
 		require.NoError(t, rdb.Del(t.Context(), keys.Outcomes()).Err())
 	}
-	events := crowdOf(sale, 2)
-	again := reserved(sale, events[0].UserID, 3)
-	unknown := reserved(uuid.New(), "nobody", 1)
-	_, err := ledger.Record(t.Context(), append(events, again, unknown))
+	events := testshop.CrowdOf(sale, 2)
+	again := testshop.Reserved(sale, events[0].UserID, 3)
+	unknown := testshop.Reserved(uuid.New(), "nobody", 1)
+	_, err := l.Record(t.Context(), append(events, again, unknown))
 	require.NoError(t, err)
 	tells(
 		reservation.OrderOutcome{OrderID: events[0].OrderID, Status: reservation.StatusConfirmed, Version: 2},
 		reservation.OrderOutcome{OrderID: events[1].OrderID, Status: reservation.StatusConfirmed, Version: 2},
 		reservation.OrderOutcome{OrderID: again.OrderID, Status: reservation.StatusRejected, Version: 2},
 	)
-	refused := reserved(sale, "late", 4)
-	_, err = ledger.Refuse(t.Context(), []reservation.OrderReserved{refused}, reservation.RejectedSoldOut)
+	refused := testshop.Reserved(sale, "late", 4)
+	_, err = l.Refuse(t.Context(), []reservation.OrderReserved{refused}, reservation.RejectedSoldOut)
 	require.NoError(t, err)
 	tells(reservation.OrderOutcome{OrderID: refused.OrderID, Status: reservation.StatusRejected, Version: 2})
 
-	heartbeat(t, pool)
-	_, err = ledger.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
+	testwork.Heartbeat(t, pool)
+	_, err = l.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
 	require.NoError(t, err)
 	paid := reservation.OrderOutcome{OrderID: events[0].OrderID, Status: reservation.StatusPaid, Version: 3}
 	tells(paid)
-	_, err = ledger.Cancel(t.Context(), events[1].OrderID, events[1].UserID)
+	_, err = l.Cancel(t.Context(), events[1].OrderID, events[1].UserID)
 	require.NoError(t, err)
 	tells(reservation.OrderOutcome{OrderID: events[1].OrderID, Status: reservation.StatusCancelled, Version: 3})
 
 	// A repeat of a change is none; a redelivered event is told of, because the first worker may have died before.
-	_, err = ledger.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
+	_, err = l.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
 	require.NoError(t, err)
-	_, err = ledger.Pay(t.Context(), events[1].OrderID, events[1].UserID, "pi_1")
+	_, err = l.Pay(t.Context(), events[1].OrderID, events[1].UserID, "pi_1")
 	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
-	_, err = ledger.Record(t.Context(), events[:1])
+	_, err = l.Record(t.Context(), events[:1])
 	require.NoError(t, err)
 	tells(paid)
 
-	late := crowdOf(sale, 1)
+	late := testshop.CrowdOf(sale, 1)
 	late[0].UserID = "dawdler"
-	_, err = ledger.Record(t.Context(), late)
+	_, err = l.Record(t.Context(), late)
 	require.NoError(t, err)
 	tells(reservation.OrderOutcome{OrderID: late[0].OrderID, Status: reservation.StatusConfirmed, Version: 2})
-	endWindow(t, pool, late[0].OrderID)
-	_, expired, err := fulfillment.NewExpirer(ledger, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	testwork.EndWindow(t, pool, late[0].OrderID)
+	_, expired, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, expired)
 	tells(reservation.OrderOutcome{OrderID: late[0].OrderID, Status: reservation.StatusExpired, Version: 3})
@@ -112,14 +94,14 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	require.Zero(t, testutil.ToFloat64(o.Dropped()))
 
 	// Who has nobody to tell does without.
-	_, err = fulfillment.NewLedger(pool).Record(t.Context(), crowdOf(newSale(t, pool, 1), 1))
+	_, err = ledger.New(pool).Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 1), 1))
 	require.NoError(t, err)
 }
 
 func TestQueuedOutcomesAreSentTogether(t *testing.T) {
 	t.Parallel()
 	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
-	_, o, run := tellingLedger(t, pool, rdb, keys)
+	_, o, run := testwork.TellingLedger(t, pool, rdb, keys)
 	var all []reservation.OrderOutcome
 	for range 200 {
 		transaction := make([]reservation.OrderOutcome, 11)
@@ -134,7 +116,7 @@ func TestQueuedOutcomesAreSentTogether(t *testing.T) {
 	var got []reservation.OrderOutcome
 	messages := told(t, rdb, keys)
 	for _, message := range messages {
-		require.Less(t, len(message), fulfillment.OutcomesTogether+11)
+		require.Less(t, len(message), ledger.OutcomesTogether+11)
 		got = append(got, message...)
 	}
 	require.Equal(t, all, got)
@@ -150,16 +132,16 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	t.Cleanup(func() { _ = rdb.Close() })
 	keys := reservation.Keys{Prefix: "stampede", Partitions: 1}
 	pool := testkit.Pool(t)
-	ledger, o, run := tellingLedger(t, pool, rdb, keys)
+	l, o, run := testwork.TellingLedger(t, pool, rdb, keys)
 	own.Kill()
-	for range 2 * fulfillment.OutcomesQueued {
+	for range 2 * ledger.OutcomesQueued {
 		o.Tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 	}
-	require.EqualValues(t, fulfillment.OutcomesQueued, testutil.ToFloat64(o.Dropped()), "for which there was no room")
-	_, err = ledger.Record(t.Context(), crowdOf(newSale(t, pool, 10), 3))
+	require.EqualValues(t, ledger.OutcomesQueued, testutil.ToFloat64(o.Dropped()), "for which there was no room")
+	_, err = l.Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 10), 3))
 	require.NoError(t, err)
 	stop := run()
-	testkit.Eventually(t, 30*time.Second, "all are given up", func() bool { return testutil.ToFloat64(o.Dropped()) == 2*fulfillment.OutcomesQueued+3 })
+	testkit.Eventually(t, 30*time.Second, "all are given up", func() bool { return testutil.ToFloat64(o.Dropped()) == 2*ledger.OutcomesQueued+3 })
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "they are told again", func() bool {
 		o.Tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
@@ -171,20 +153,20 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 func TestOutcomeStreamIsBounded(t *testing.T) {
 	t.Parallel()
 	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
-	_, o, _ := tellingLedger(t, pool, rdb, keys)
+	_, o, _ := testwork.TellingLedger(t, pool, rdb, keys)
 	const node = 100 // entries, at most
-	for range 2 * (fulfillment.OutcomesKept + node) {
+	for range 2 * (ledger.OutcomesKept + node) {
 		o.Publish(t.Context(), []reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 	}
 	length, err := rdb.XLen(t.Context(), keys.Outcomes()).Result()
 	require.NoError(t, err)
-	require.Less(t, length, int64(fulfillment.OutcomesKept+node), "whole nodes of the stream are freed")
+	require.Less(t, length, int64(ledger.OutcomesKept+node), "whole nodes of the stream are freed")
 }
 
 // TestWorkerPublishesOneMessagePerBatch: one message for a batch, and before the worker is gone.
 func TestWorkerPublishesOneMessagePerBatch(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, testkit.Pool(t))
+	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
 	var want []uuid.UUID
 	for n := range 100 {

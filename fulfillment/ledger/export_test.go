@@ -1,0 +1,21 @@
+package ledger
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"stampede/reservation"
+)
+
+func (x *Outcomes) Published() prometheus.Counter { return x.published }
+
+func (x *Outcomes) Dropped() prometheus.Counter { return x.dropped }
+
+func (x *Outcomes) Tell(outcomes []reservation.OrderOutcome) { x.tell(outcomes) }
+
+const OutcomesQueued = outcomesQueued
+
+const OutcomesKept = outcomesKept
+
+var WriteChange = writeChange
+
+var ErrNotLocked = errNotLocked

@@ -1,0 +1,52 @@
+package testwork
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/stream"
+	"stampede/internal/testshop"
+	"stampede/reservation"
+)
+
+// Fulfil reads what is in the stream and records it, without a worker.
+func Fulfil(s *testshop.Shop, t testing.TB) []ledger.Outcome {
+	t.Helper()
+	ctx, key := t.Context(), s.Keys.Orders(0)
+	require.NoError(t, stream.CreateGroup(ctx, s.Rdb, key, reservation.Group))
+	read, err := s.Rdb.XReadGroup(ctx, &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "test", Streams: []string{key, ">"}, Count: 10_000, Block: -1}).Result()
+	require.NoError(t, err)
+	var ids []string
+	var events []reservation.OrderReserved
+	for _, m := range read[0].Messages {
+		msg, err := stream.DecodeEntry(m.ID, m.Values, 1)
+		require.NoError(t, err)
+		event, err := reservation.DecodeReserved(msg)
+		require.NoError(t, err)
+		ids, events = append(ids, m.ID), append(events, event)
+	}
+	outcomes, err := ledger.New(s.Pool).Record(ctx, events)
+	require.NoError(t, err)
+	require.NoError(t, s.Rdb.XAck(ctx, key, reservation.Group, ids...).Err())
+	return outcomes
+}
+
+func Audit(s *testshop.Shop, t testing.TB, sale uuid.UUID) fulfillment.AuditReport {
+	t.Helper()
+	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
+	require.NoError(t, err)
+	return report
+}
+
+func TextOf(t testing.TB, r fulfillment.AuditReport) string {
+	t.Helper()
+	var text strings.Builder
+	require.NoError(t, r.WriteText(&text))
+	return text.String()
+}

@@ -1,0 +1,54 @@
+package testwork
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"stampede/fulfillment/ledger"
+	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/reservation"
+)
+
+// Confirm records orders of so many users, user-1 first, and returns their ids.
+func Confirm(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID, n int) []uuid.UUID {
+	t.Helper()
+	events := testshop.CrowdOf(sale, n)
+	outcomes, err := ledger.New(pool).Record(t.Context(), events)
+	require.NoError(t, err)
+	ids := make([]uuid.UUID, n)
+	for i, out := range outcomes {
+		require.Equal(t, reservation.StatusConfirmed, out.Status)
+		ids[i] = out.Event.OrderID
+	}
+	return ids
+}
+
+// Heartbeat records that an ingress runs.
+func Heartbeat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration) {
+	t.Helper()
+	outage, err := ledger.Heartbeat{Pool: pool, Logger: testkit.Logger(t)}.Send(t.Context())
+	require.NoError(t, err)
+	return outage
+}
+
+// EndWindow lets the time to pay for these orders be over.
+func EndWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {
+	t.Helper()
+	Heartbeat(t, pool) // which may find that there was none for long
+	tag, err := pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() - interval '1 ms' WHERE id = ANY ($1)", orders)
+	require.NoError(t, err)
+	require.EqualValues(t, len(orders), tag.RowsAffected())
+	Heartbeat(t, pool)
+}
+
+func OrderOfID(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) reservation.Order {
+	t.Helper()
+	order, err := ledger.New(pool).Order(t.Context(), id)
+	require.NoError(t, err)
+	return order
+}
