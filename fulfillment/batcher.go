@@ -11,9 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/metrics"
 	"stampede/internal/crashpoint"
 	"stampede/internal/retry"
 	"stampede/lock"
@@ -49,7 +48,7 @@ type batcherConfig struct {
 	// its worker would keep whoever claims that worker's entries from working on them.
 	Lease   time.Duration
 	Logger  *slog.Logger
-	Metrics *workerMetrics
+	Metrics *metrics.Worker
 	// rebuilder is told what shows whether Redis lacks orders; nil for nobody.
 	rebuilder *Rebuilder
 }
@@ -70,7 +69,7 @@ type batcher struct {
 	draining  chan struct{}
 	drainOnce sync.Once
 
-	recording, locking, releasing *trouble
+	recording, locking, releasing *metrics.Trouble
 
 	// most is how many orders one transaction records at most. It is fewer than batchMax for a while after that took too long.
 	most atomic.Int64
@@ -80,58 +79,14 @@ func newBatcher(config batcherConfig) *batcher {
 	config.Logger = config.Logger.With("partition", config.partition)
 	b := &batcher{batcherConfig: config, Queue: newSubmissions(), draining: make(chan struct{})}
 	b.most.Store(int64(config.BatchMax))
-	b.recording = b.trouble(stepRecord, "record orders in Postgres")
-	b.locking = b.trouble(stepLock, "lock the users of a batch, going on without")
-	b.releasing = b.trouble(stepRelease, "give back the units of rejected orders")
+	b.recording = b.trouble(metrics.StepRecord, "record orders in Postgres")
+	b.locking = b.trouble(metrics.StepLock, "lock the users of a batch, going on without")
+	b.releasing = b.trouble(metrics.StepRelease, "give back the units of rejected orders")
 	return b
 }
 
-// trouble is an outage that the metrics show as well. It is safe for concurrent use.
-type trouble struct {
-	mu     sync.Mutex
-	outage retry.Outage
-	gauge  prometheus.Gauge
-}
-
-func (b *batcher) trouble(step, doing string) *trouble {
-	return newTrouble(b.Logger, b.Metrics, step, doing)
-}
-
-func newTrouble(logger *slog.Logger, metrics *workerMetrics, step, doing string) *trouble {
-	return &trouble{outage: retry.Outage{Log: logger, Doing: doing}, gauge: metrics.failing.WithLabelValues(step)}
-}
-
-func (t *trouble) failed(err error) time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.outage.Tries == 0 {
-		t.gauge.Inc()
-	}
-	return t.outage.Failed(err)
-}
-
-func (t *trouble) over() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.outage.Tries > 0 {
-		t.gauge.Dec()
-	}
-	t.outage.Over()
-}
-
-// note notes either, for what is tried again at a pace of its own.
-func (t *trouble) note(err error) {
-	if err != nil {
-		t.failed(err)
-	} else {
-		t.over()
-	}
-}
-
-func (t *trouble) lasts() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.outage.Tries > 0
+func (b *batcher) trouble(step, doing string) *metrics.Trouble {
+	return metrics.NewTrouble(b.Logger, b.Metrics, step, doing)
 }
 
 // Drain lets what is under way finish, without waiting for what is away.
@@ -175,12 +130,12 @@ func (b *batcher) Process(ctx context.Context, f *inFlightBatch) {
 			// Its units are not back: a later batch finds the order recorded and tries again.
 			f.Deferred = append(f.Deferred, s)
 		default:
-			b.Metrics.count(out)
+			b.Metrics.Count(out)
 			s.resolve(out.Err)
 		}
 	}
-	b.Metrics.batchOrders.Observe(float64(len(ready)))
-	b.Metrics.batchSeconds.Observe(time.Since(started).Seconds())
+	b.Metrics.BatchOrders.Observe(float64(len(ready)))
+	b.Metrics.BatchSeconds.Observe(time.Since(started).Seconds())
 }
 
 // inSaleOrder sorts the batch by sale and place in it, and returns its events.
@@ -209,10 +164,10 @@ func (b *batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lo
 	defer cancel()
 	lease, busy, err := b.Locker.TryEach(ctx, keys, lock.For(b.Lease))
 	if err != nil {
-		b.locking.failed(err)
+		b.locking.Failed(err)
 		return nil, batch, nil
 	}
-	b.locking.over()
+	b.locking.Over()
 	if len(busy) == 0 {
 		return lease, batch, nil
 	}
@@ -240,7 +195,7 @@ func (b *batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	case errors.Is(err, lock.ErrLost):
 		b.Logger.Debug("locks of a batch were gone before it ended", "lease", b.Lease, "error", err)
 	case err != nil:
-		b.locking.failed(err)
+		b.locking.Failed(err)
 	}
 }
 
@@ -260,10 +215,10 @@ func (b *batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	defer cancel()
 	results, err := b.Store.Release(ctx, ended)
 	if err != nil {
-		b.releasing.failed(err)
+		b.releasing.Failed(err)
 		return false
 	}
-	b.releasing.over()
+	b.releasing.Over()
 	for at, i := range which {
 		out := outcomes[i]
 		if b.rebuilder != nil && results[at] == reservation.Released && out.Fresh && out.Status == reservation.StatusRejected {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 )
@@ -45,7 +46,7 @@ func (d *dispatch) hold(messages []*submission, why error) {
 			h = &blockedSale{since: time.Now()}
 			d.blocked[s.Event.SaleID] = h
 			d.Logger.Warn("orders of a sale are blocked; other sales continue", "sale", s.Event.SaleID, "error", why)
-			d.Metrics.failing.WithLabelValues(stepBlocked).Inc()
+			d.Metrics.Failing.WithLabelValues(metrics.StepBlocked).Inc()
 			d.putBack(h)
 		}
 		d.keep(h, s)
@@ -145,7 +146,7 @@ func (d *dispatch) free(sale uuid.UUID, h *blockedSale) {
 	d.Deferred = append(h.waiting, d.Deferred...) // they are older
 	delete(d.blocked, sale)
 	d.Logger.Info("orders of a sale are no longer blocked", "sale", sale, "after", time.Since(h.since))
-	d.Metrics.failing.WithLabelValues(stepBlocked).Dec()
+	d.Metrics.Failing.WithLabelValues(metrics.StepBlocked).Dec()
 }
 
 // leaveBlocked leaves what is blocked to the next worker.
@@ -154,6 +155,6 @@ func (d *dispatch) leaveBlocked() {
 		leave(h.waiting)
 		d.kept -= len(h.waiting)
 		delete(d.blocked, sale)
-		d.Metrics.failing.WithLabelValues(stepBlocked).Dec()
+		d.Metrics.Failing.WithLabelValues(metrics.StepBlocked).Dec()
 	}
 }

@@ -41,12 +41,12 @@ const epochTries = 3
 // worker stops meanwhile; every other error is one of the events, or says that they were blocked.
 func (b *batcher) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outcome, error) {
 	for tries := 1; ; tries++ {
-		if b.recording.lasts() && b.isDraining() {
+		if b.recording.Lasts() && b.isDraining() {
 			return nil, stream.ErrStopping
 		}
 		outcomes, err := ledger.Attempt(ctx, b.Logger, t)
 		if err == nil || ledger.FaultOf(err) != ledger.Transient {
-			b.recording.over()
+			b.recording.Over()
 			return outcomes, err
 		}
 		if ledger.IsLocked(err) || ledger.IsTooSlow(err) {
@@ -58,7 +58,7 @@ func (b *batcher) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outco
 		if errors.Is(err, ledger.ErrEpochOver) && tries <= epochTries {
 			continue // it is known now that the epoch is over
 		}
-		if !pause.For(b.recording.failed(err), b.draining) {
+		if !pause.For(b.recording.Failed(err), b.draining) {
 			return nil, stream.ErrStopping
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
@@ -25,7 +26,7 @@ import (
 // batcher makes a batcher of the shop, which change may alter.
 func batcher(s *testshop.Shop, t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
 	t.Helper()
-	metrics, err := fulfillment.NewWorkerMetrics(nil)
+	metrics, err := metrics.New(nil)
 	require.NoError(t, err)
 	config := fulfillment.BatcherConfig{
 		// Tests hold rows for as long as they have to.

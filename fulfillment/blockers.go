@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"stampede/fulfillment/metrics"
 	"stampede/internal/pause"
 	"stampede/internal/pg"
 	"stampede/internal/retry"
@@ -36,15 +37,15 @@ const (
 // locked; Postgres itself does not end a session in the middle of a batch. Nothing is lost with such a session,
 // because everything may happen twice: what it did not commit is delivered again.
 func (w *Worker) endBlockers(ctx context.Context) {
-	looking := newTrouble(w.config.Logger, w.metrics, stepUnblock, "look for database sessions that hold up others")
+	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepUnblock, "look for database sessions that hold up others")
 	found := blockers{Pool: w.config.Pool, Log: w.config.Logger, Seen: make(map[blockerKey]*blockerSeen)}
 	for pause.For(blockersInterval, ctx.Done()) {
 		ended, err := found.Look(ctx)
-		w.metrics.endedSessions.Add(float64(ended))
+		w.metrics.EndedSessions.Add(float64(ended))
 		if ctx.Err() != nil {
 			return
 		}
-		looking.note(err)
+		looking.Note(err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/metrics"
 	"stampede/internal/pause"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -23,18 +24,18 @@ func (w *Worker) sweepOrders(ctx context.Context) {
 // expireOrders ends overdue orders until ctx ends.
 func (w *Worker) expireOrders(ctx context.Context) {
 	e := ledger.NewExpirer(w.ledger, w.config.Logger)
-	expiring := newTrouble(w.config.Logger, w.metrics, stepExpire, "expire orders that were not paid in time")
+	expiring := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepExpire, "expire orders that were not paid in time")
 	for w.nextSweep(ctx) {
 		expired, err := ledger.SweepSales(ctx, e.Some)
 		if expired > 0 {
 			w.metrics.Orders.WithLabelValues(string(reservation.StatusExpired)).Add(float64(expired))
 			w.config.Logger.Info("ended orders that were not paid in time", "orders", expired)
 		}
-		w.metrics.ordersAside.Set(float64(len(e.Aside)))
+		w.metrics.OrdersAside.Set(float64(len(e.Aside)))
 		if ctx.Err() != nil {
 			return
 		}
-		expiring.note(err)
+		expiring.Note(err)
 	}
 }
 

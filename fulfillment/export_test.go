@@ -30,8 +30,6 @@ const LingerMax = lingerMax
 
 type Batcher = batcher
 
-var NewWorkerMetrics = newWorkerMetrics
-
 var NewBatcher = newBatcher
 
 type InFlightBatch = inFlightBatch

@@ -7,11 +7,12 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/metrics"
 )
 
 // releaseUnits has the units of ended orders come back to Redis, until ctx ends.
 func (w *Worker) releaseUnits(ctx context.Context) {
-	releasing := newTrouble(w.config.Logger, w.metrics, stepRelease, "give back the units of ended orders")
+	releasing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRelease, "give back the units of ended orders")
 	for w.nextSweep(ctx) {
 		released, err := ledger.SweepSales(ctx, func(ctx context.Context, except []uuid.UUID) (uuid.UUID, int, error) {
 			return w.ledger.ReleaseSome(ctx, w.config.Store, except)
@@ -24,8 +25,8 @@ func (w *Worker) releaseUnits(ctx context.Context) {
 			return
 		}
 		if refused == nil || errors.Is(refused, ledger.ErrRefused) {
-			w.metrics.releases.Set(float64(pending))
+			w.metrics.Releases.Set(float64(pending))
 		}
-		releasing.note(errors.Join(err, refused))
+		releasing.Note(errors.Join(err, refused))
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/lock"
@@ -98,7 +99,7 @@ func (c *WorkerConfig) Validate() error {
 // workers share the work.
 type Worker struct {
 	config    WorkerConfig
-	metrics   *workerMetrics
+	metrics   *metrics.Worker
 	outcomes  *ledger.Outcomes
 	ledger    *ledger.Ledger
 	rebuilder *Rebuilder
@@ -110,7 +111,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	metrics, err := newWorkerMetrics(config.Registerer)
+	metrics, err := metrics.New(config.Registerer)
 	if err != nil {
 		return nil, err
 	}
@@ -276,7 +277,7 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, stre
 	var batchers errgroup.Group
 	for partition, stream := range streams {
 		locker := lock.New(w.config.Control,
-			lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.lockObserver()))
+			lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.LockObserver()))
 		defer w.closeLocker(ctx, locker)
 		b := newBatcher(batcherConfig{
 			Ledger: w.ledger, Store: w.config.Store, Locker: locker,

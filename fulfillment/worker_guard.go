@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"stampede/fulfillment/metrics"
 	"stampede/internal/pause"
 	"stampede/internal/retry"
 )
@@ -22,7 +23,7 @@ const (
 // guard looks again and again whether Redis still has what Postgres says that it must have, in partitions
 // 0 to n-1, and has it made anew where it has not, until ctx ends. All workers do it; one of them rebuilds.
 func (w *Worker) guard(ctx context.Context, rebuilder *Rebuilder, partitions int) {
-	looking := newTrouble(w.config.Logger, w.metrics, stepRebuild, "make sure that Redis has what was sold")
+	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRebuild, "make sure that Redis has what was sold")
 	var endedDue time.Time
 	for failed := 0; ; {
 		withEnded := !time.Now().Before(endedDue)
@@ -33,7 +34,7 @@ func (w *Worker) guard(ctx context.Context, rebuilder *Rebuilder, partitions int
 		if ctx.Err() != nil {
 			return
 		}
-		looking.note(err)
+		looking.Note(err)
 		if failed++; !tried || err == nil {
 			failed = 0
 		}

@@ -1,4 +1,4 @@
-package fulfillment
+package metrics
 
 import (
 	"errors"
@@ -14,15 +14,15 @@ import (
 	"stampede/reservation"
 )
 
-// workerMetrics are shared by all batchers of a worker.
-type workerMetrics struct {
-	batchOrders, batchSeconds prometheus.Histogram
+// Worker are shared by all batchers of a worker.
+type Worker struct {
+	BatchOrders, BatchSeconds prometheus.Histogram
 
 	Orders, locks *prometheus.CounterVec
-	failing       *prometheus.GaugeVec
-	releases      prometheus.Gauge
-	endedSessions prometheus.Counter
-	ordersAside   prometheus.Gauge
+	Failing       *prometheus.GaugeVec
+	Releases      prometheus.Gauge
+	EndedSessions prometheus.Counter
+	OrdersAside   prometheus.Gauge
 }
 
 // The label values of stampede_orders_total beside the statuses of fresh orders.
@@ -33,16 +33,16 @@ const (
 
 // The label values of stampede_worker_failing.
 const (
-	stepRecord  = "record"
-	stepLock    = "lock"
-	stepRelease = "release"
-	stepExpire  = "expire"
-	stepUnblock = "unblock"
-	stepBlocked = "held"
-	stepRebuild = "rebuild"
+	StepRecord  = "record"
+	StepLock    = "lock"
+	StepRelease = "release"
+	StepExpire  = "expire"
+	StepUnblock = "unblock"
+	StepBlocked = "held"
+	StepRebuild = "rebuild"
 )
 
-func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
+func New(reg prometheus.Registerer) (*Worker, error) {
 	orders, err1 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "stampede_batch_orders", Help: "Messages that were handled in one batch.",
 		Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000},
@@ -79,16 +79,16 @@ func newWorkerMetrics(reg prometheus.Registerer) (*workerMetrics, error) {
 	} {
 		outcomes.WithLabelValues(outcome)
 	}
-	for _, step := range []string{stepRecord, stepLock, stepRelease, stepExpire, stepUnblock, stepRebuild, stepBlocked} {
+	for _, step := range []string{StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepBlocked} {
 		failing.WithLabelValues(step)
 	}
-	m := &workerMetrics{batchOrders: orders, batchSeconds: seconds, Orders: outcomes, locks: locks, failing: failing, releases: releases, endedSessions: ended, ordersAside: aside}
-	m.lockObserver()
+	m := &Worker{BatchOrders: orders, BatchSeconds: seconds, Orders: outcomes, locks: locks, Failing: failing, Releases: releases, EndedSessions: ended, OrdersAside: aside}
+	m.LockObserver()
 	return m, nil
 }
 
-// lockObserver counts what becomes of the locks of users.
-func (m *workerMetrics) lockObserver() lock.Observer {
+// LockObserver counts what becomes of the locks of users.
+func (m *Worker) LockObserver() lock.Observer {
 	count := func(outcome string) func(int) {
 		counter := m.locks.WithLabelValues(outcome)
 		return func(locks int) { counter.Add(float64(locks)) }
@@ -102,7 +102,7 @@ func (m *workerMetrics) lockObserver() lock.Observer {
 	}
 }
 
-func (m *workerMetrics) count(out ledger.Outcome) {
+func (m *Worker) Count(out ledger.Outcome) {
 	label := countDuplicate
 	switch {
 	case errors.Is(out.Err, stream.ErrStopping):
