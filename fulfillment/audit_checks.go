@@ -81,7 +81,7 @@ func (l *look) lost(ctx context.Context, err error) bool {
 
 // cannot notes that a check of a promise could not be made.
 func (l *look) cannot(promise string, why error) {
-	p := l.report.promise(promise)
+	p := l.report.Promise(promise)
 	if text := why.Error(); !slices.Contains(p.Unchecked, text) {
 		p.Unchecked = append(p.Unchecked, text)
 	}
@@ -134,7 +134,7 @@ func (r *AuditReport) run(ctx context.Context, tx pgx.Tx, c check) error {
 	if err != nil {
 		return err
 	}
-	promise := r.promise(c.promise)
+	promise := r.Promise(c.promise)
 	for _, f := range found {
 		promise.Findings = append(promise.Findings, f.finding())
 	}

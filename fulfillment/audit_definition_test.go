@@ -48,7 +48,7 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 			require.Equal(t, "S7", broken(report), testwork.TextOf(t, report))
 			require.Contains(t, testwork.TextOf(t, report), fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
 			require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
-			requireMended(s, t, sale, "")
+			testwork.RequireMended(s, t, sale, "")
 			if field != "revision" { // which each repair raises
 				require.Equal(t, right, s.Rdb.HGet(t.Context(), key, field).Val())
 			}
@@ -67,7 +67,7 @@ func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	report := testwork.Audit(s, t, sale)
 	require.Equal(t, "S7", broken(report), testwork.TextOf(t, report))
 	require.Contains(t, testwork.TextOf(t, report), "state is open and not paused, revision is 1 and not 2")
-	require.Equal(t, "worker", leftOf(reconcile(s, t)))
+	require.Equal(t, "worker", testwork.LeftOf(testwork.Reconcile(s, t)))
 
 	// A revision that nobody made is not on its way.
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 3).Err())
@@ -81,7 +81,7 @@ func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 
 	require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, sale), "state").Err())
 	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "its fields in Redis are damaged: ")
-	requireMended(s, t, sale, "")
+	testwork.RequireMended(s, t, sale, "")
 	require.Equal(t, "paused", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "state").Val())
 }
 
@@ -120,7 +120,7 @@ func TestAuditIgnoresDeletedUnreadEntry(t *testing.T) {
 	require.Contains(t, testwork.TextOf(t, report), "1 entry is not done with in "+stream+": 1 unread, 0 in hand")
 	testwork.Fulfil(s, t)
 	// Redis 7 and Valkey 8 count one as unread for ever; the audit does not.
-	requireMended(s, t, sale, "")
+	testwork.RequireMended(s, t, sale, "")
 }
 
 // What counts the revisions of a sale is held against its log: where it is wrong, no change reaches Redis any more.
@@ -153,10 +153,10 @@ func TestAuditReportsAndReconcileRepairsForgedRevisions(t *testing.T) {
 			_, err = s.Pool.Exec(t.Context(), c.damage)
 			require.NoError(t, err)
 			require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), c.what)
-			requireMended(s, t, sale, "")
+			testwork.RequireMended(s, t, sale, "")
 			_, err = s.Catalog.Pause(t.Context(), sale)
 			require.NoError(t, err, "operators can change the sale again")
-			require.Equal(t, "paused", saleInRedis(s, t, sale)["state"])
+			require.Equal(t, "paused", s.SaleInRedis(t, sale)["state"])
 			report = testwork.Audit(s, t, sale)
 			require.False(t, report.Broken(), testwork.TextOf(t, report))
 		})

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -28,10 +29,10 @@ func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 	sale := termed(s, t)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", forgedPlaces).Err())
 	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "places 3 to 999999999999999 of the sale were given out and no order has them")
-	require.Equal(t, "operator", leftOf(reconcile(s, t)))
-	_, err := rebuilder(s, t).Sale(t.Context(), sale, fulfillment.RebuildByHand) // which the remedy names
+	require.Equal(t, "operator", testwork.LeftOf(testwork.Reconcile(s, t)))
+	_, err := testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.RebuildByHand) // which the remedy names
 	require.NoError(t, err)
-	requireSound(s, t)
+	s.RequireSound(t)
 }
 
 // requireNamedAndMended audits and reconciles, and what was damaged is named and then mended.
@@ -41,16 +42,16 @@ func requireNamedAndMended(s *testshop.Shop, t testing.TB, what string) {
 	require.NoError(t, err, what)
 	require.True(t, report.Broken(), "%s: %s", what, testwork.TextOf(t, report))
 	require.False(t, report.Unchecked(), "%s: %s", what, testwork.TextOf(t, report))
-	reconciled := reconcile(s, t)
+	reconciled := testwork.Reconcile(s, t)
 	require.Zero(t, reconciled.Remaining, "%s: %+v\n%s", what, reconciled, testwork.TextOf(t, report))
-	require.NoError(t, heal(s, t, rebuilder(s, t), 1), what)
-	arrive(s, t)
-	if reconciled = reconcile(s, t); len(reconciled.Remedies) > 0 { // an event that was appended, of a sale that was rebuilt
-		arrive(s, t)
+	require.NoError(t, testwork.Heal(s, t, testwork.Rebuilder(s, t), 1), what)
+	testwork.Arrive(s, t)
+	if reconciled = testwork.Reconcile(s, t); len(reconciled.Remedies) > 0 { // an event that was appended, of a sale that was rebuilt
+		testwork.Arrive(s, t)
 	}
 	audit := testwork.Audit(s, t, uuid.Nil)
 	require.False(t, audit.Broken() || audit.Unchecked(), "%s:\n%s\nwas:\n%s", what, testwork.TextOf(t, audit), testwork.TextOf(t, report))
-	needNothing(s, t, 1)
+	testwork.NeedNothing(s, t, 1)
 }
 
 // Each field of a sale in Redis, with each value that it cannot have.
@@ -111,7 +112,7 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 				require.NoError(t, err)
 				_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE status = 'confirmed')")
 				require.NoError(t, err)
-				_, err = rebuilder(s, t).Sale(t.Context(), sale, fulfillment.RebuildByHand)
+				_, err = testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.RebuildByHand)
 				require.NoError(t, err)
 			}
 		}
@@ -131,7 +132,7 @@ func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 // Each key, with another type than it has.
 func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.OpenPayable(t, 1000)
 	for i, key := range []string{
 		s.Keys.Orders(0), s.Keys.Sales(0), s.Keys.Server(0), s.Keys.Outcomes(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale), s.Keys.Ended(0, sale),
@@ -143,14 +144,14 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 			// An order that only Redis has, and whose event is lost with the stream, is lost with no other key.
 			order := s.Buy(t, sale, fmt.Sprintf("buyer-%d-%s", i, kind))
 			if key != s.Keys.Orders(0) {
-				arrive(s.Shop, t)
+				testwork.Arrive(s.Shop, t)
 			}
 			require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 			require.NoError(t, write(t.Context()))
 			requireNamedAndMended(s.Shop, t, key+" is a "+kind)
 			require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, s.Pool, order).Status)
 			s.Buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
-			arrive(s.Shop, t)
+			testwork.Arrive(s.Shop, t)
 		}
 	}
 	aside, err := s.Rdb.Keys(t.Context(), "*:set-aside:*").Result()
@@ -211,18 +212,18 @@ func TestAuditReportsForgedRows(t *testing.T) {
 			report := testwork.Audit(s, t, uuid.Nil)
 			require.True(t, report.Broken(), testwork.TextOf(t, report))
 			require.False(t, report.Unchecked(), testwork.TextOf(t, report))
-			reconciled := reconcile(s, t)
+			reconciled := testwork.Reconcile(s, t)
 			switch by {
 			case "operator":
 				require.Positive(t, reconciled.Remaining)
 				return
 			case "projections":
-				require.Contains(t, leftOf(reconciled), "projections")
-				rebuildProjections(s, t)
-				reconciled = reconcile(s, t)
+				require.Contains(t, testwork.LeftOf(reconciled), "projections")
+				testwork.RebuildProjections(s, t)
+				reconciled = testwork.Reconcile(s, t)
 			}
 			require.Zero(t, reconciled.Remaining, "%+v\n%s", reconciled, testwork.TextOf(t, report))
-			arrive(s, t)
+			testwork.Arrive(s, t)
 			report = testwork.Audit(s, t, uuid.Nil)
 			require.False(t, report.Broken() || report.Unchecked(), testwork.TextOf(t, report))
 		})

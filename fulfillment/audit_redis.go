@@ -131,13 +131,13 @@ func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 				continue
 			}
 			if a.listed.Err() == nil && !a.listed.Val() {
-				l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: "Redis has the sale, and does not list it among those of its partition"})
+				l.note("S7", Finding{Sale: &s.id, Remedy: RemedyRebuild, What: "Redis has the sale, and does not list it among those of its partition"})
 			}
 			switch kind := a.ended.Val(); {
 			case kind != "none" && kind != "hash":
-				l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: "the key of its ended orders in Redis holds something else: a " + kind})
+				l.note("S7", Finding{Sale: &s.id, Remedy: RemedyRebuild, What: "the key of its ended orders in Redis holds something else: a " + kind})
 			case kind == "hash" && a.flag.Val() != "1" && *s.epoch > 0:
-				l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: "Redis has ended orders of the sale, and the sale does not say so: used idempotency keys would buy again"})
+				l.note("S7", Finding{Sale: &s.id, Remedy: RemedyRebuild, What: "Redis has ended orders of the sale, and the sale does not say so: used idempotency keys would buy again"})
 			}
 		}
 	}
@@ -237,7 +237,7 @@ func (l *look) eachOfSales(ctx context.Context, names []string, do func(s audite
 func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 	sale := redisSale{auditedSale: s}
 	if err != nil {
-		l.note("S7", Finding{Sale: &s.id, What: "its key in Redis holds something else", Remedy: remedyRebuild})
+		l.note("S7", Finding{Sale: &s.id, What: "its key in Redis holds something else", Remedy: RemedyRebuild})
 		return sale
 	}
 	numbers := make([]*int64, len(fields))
@@ -266,7 +266,7 @@ func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 	}
 	if len(damaged) > 0 {
 		if present {
-			l.note("S7", Finding{Sale: &s.id, Remedy: remedyRebuild, What: "its fields in Redis are damaged: " + strings.Join(damaged, ", ")})
+			l.note("S7", Finding{Sale: &s.id, Remedy: RemedyRebuild, What: "its fields in Redis are damaged: " + strings.Join(damaged, ", ")})
 		}
 		return sale
 	}
@@ -317,7 +317,7 @@ func (b *buyerScan) turn() (err error) {
 	b.page, b.cursor, err = b.Redis.HScan(b.ctx, key, b.cursor, "", buyersPerTrip).Result()
 	if stream.IsWrongType(err) {
 		b.page, b.cursor = nil, 0
-		b.note("S7", Finding{Sale: &b.sale.id, Remedy: remedyRebuild, What: "the key of its buyers in Redis holds something else"})
+		b.note("S7", Finding{Sale: &b.sale.id, Remedy: RemedyRebuild, What: "the key of its buyers in Redis holds something else"})
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("read the buyers of sale %s: %w", b.sale.id, err)
@@ -329,7 +329,7 @@ func (b *buyerScan) turn() (err error) {
 func (b *buyerScan) row(user, text string) []any {
 	r, err := reservation.ParseReservation(text)
 	if err != nil || storable(text) != text || !r.CanBeOf(user) {
-		b.note("S4", Finding{Sale: &b.sale.id, User: storable(user), Remedy: remedyRebuild, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
+		b.note("S4", Finding{Sale: &b.sale.id, User: storable(user), Remedy: RemedyRebuild, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
 		return nil
 	}
 	late := b.sale.places != nil && r.Sequence > *b.sale.places

@@ -71,7 +71,7 @@ const (
 	// remedyRecount: the sale's counter is counted anew.
 	remedyRecount Remedy = "recount"
 	// remedyRebuild: the sale's stock in Redis is made anew from Postgres.
-	remedyRebuild Remedy = "rebuild"
+	RemedyRebuild Remedy = "rebuild"
 
 	// remedyWorker: it is on its way, and a worker sees to it.
 	remedyWorker Remedy = "worker"
@@ -135,7 +135,7 @@ func newAuditReport() AuditReport {
 	}}
 }
 
-func (r *AuditReport) promise(name string) *Promise {
+func (r *AuditReport) Promise(name string) *Promise {
 	for i := range r.Promises {
 		if r.Promises[i].Name == name {
 			return &r.Promises[i]
@@ -145,7 +145,7 @@ func (r *AuditReport) promise(name string) *Promise {
 }
 
 func (r *AuditReport) add(promise string, f Finding) {
-	p := r.promise(promise)
+	p := r.Promise(promise)
 	if p.Found++; len(p.Findings) < findingsShown {
 		p.Findings = append(p.Findings, f)
 	}
@@ -221,7 +221,7 @@ func (r AuditReport) Figures(promise string) string {
 		}
 		return fmt.Sprintf("%s of %s in Redis", n(there), plural(int64(len(r.Sales)), "sale"))
 	case "DB":
-		return fmt.Sprintf("%s of %s constraints and indexes hold", n(int64(r.Guards)-r.promise(promise).Found), n(int64(r.Guards)))
+		return fmt.Sprintf("%s of %s constraints and indexes hold", n(int64(r.Guards)-r.Promise(promise).Found), n(int64(r.Guards)))
 	}
 	return ""
 }

@@ -388,7 +388,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			text := testwork.TextOf(t, report)
 			require.Equal(t, c.broken, broken(report), text)
 			require.Contains(t, text, strings.ReplaceAll(c.says, "$order", s.order.String()))
-			requireMended(s.Shop, t, s.sale, c.left)
+			testwork.RequireMended(s.Shop, t, s.sale, c.left)
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/crashpoint"
 	"stampede/internal/retry"
 	"stampede/lock"
@@ -35,8 +36,8 @@ func lockLease(minIdle time.Duration) time.Duration {
 	return min(max(minIdle, lock.MinLease), lockLeaseMax)
 }
 
-// batcherConfig is what a batcher works with; all of it is needed.
-type batcherConfig struct {
+// BatcherConfig is what a batcher works with; all of it is needed.
+type BatcherConfig struct {
 	Ledger    *ledger.Ledger
 	Store     *reservation.Store
 	Locker    *lock.Locker
@@ -50,18 +51,18 @@ type batcherConfig struct {
 	Logger  *slog.Logger
 	Metrics *metrics.Worker
 	// rebuilder is told what shows whether Redis lacks orders; nil for nobody.
-	rebuilder *Rebuilder
+	rebuilder *rebuild.Rebuilder
 }
 
-// batcher makes batches of the messages that the Router hands out one by one. Whatever arrives while
+// Batcher makes batches of the messages that the Router hands out one by one. Whatever arrives while
 // a transaction is under way goes into the next one: there is no timer while there is nothing to wait
 // for (pace), and a batch is as large as the last one took long.
 //
 // A second transaction begins while one is under way only for a full batch: then its rows are written while the first
 // one waits for the disk, and no transaction is made for fewer orders than it could have. Batches that are under way
 // at the same time have no user in common.
-type batcher struct {
-	batcherConfig
+type Batcher struct {
+	BatcherConfig
 
 	Queue *submissions
 	// draining is closed when the worker stops: what is under way is finished, and what cannot be
@@ -75,9 +76,9 @@ type batcher struct {
 	most atomic.Int64
 }
 
-func newBatcher(config batcherConfig) *batcher {
+func NewBatcher(config BatcherConfig) *Batcher {
 	config.Logger = config.Logger.With("partition", config.partition)
-	b := &batcher{batcherConfig: config, Queue: newSubmissions(), draining: make(chan struct{})}
+	b := &Batcher{BatcherConfig: config, Queue: newSubmissions(), draining: make(chan struct{})}
 	b.most.Store(int64(config.BatchMax))
 	b.recording = b.trouble(metrics.StepRecord, "record orders in Postgres")
 	b.locking = b.trouble(metrics.StepLock, "lock the users of a batch, going on without")
@@ -85,15 +86,15 @@ func newBatcher(config batcherConfig) *batcher {
 	return b
 }
 
-func (b *batcher) trouble(step, doing string) *metrics.Trouble {
+func (b *Batcher) trouble(step, doing string) *metrics.Trouble {
 	return metrics.NewTrouble(b.Logger, b.Metrics, step, doing)
 }
 
 // Drain lets what is under way finish, without waiting for what is away.
-func (b *batcher) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
+func (b *Batcher) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
 
 // Process brings a batch to its end, but for the messages that have to wait for a later one.
-func (b *batcher) Process(ctx context.Context, f *inFlightBatch) {
+func (b *Batcher) Process(ctx context.Context, f *inFlightBatch) {
 	started := time.Now()
 	defer func() {
 		if p := recover(); p != nil {
@@ -117,7 +118,7 @@ func (b *batcher) Process(ctx context.Context, f *inFlightBatch) {
 	outcomes := b.Record(ctx, events, f.apart)
 	crashpoint.Hit(crashpoint.AfterCommit)
 	if b.rebuilder != nil {
-		b.rebuilder.witnesses.note(outcomes)
+		b.rebuilder.Witnesses.Note(outcomes)
 	}
 	released := b.Release(ctx, outcomes)
 	crashpoint.Hit(crashpoint.BeforeAck)
@@ -150,7 +151,7 @@ func inSaleOrder(batch []*submission) []reservation.OrderReserved {
 
 // lockUsers takes the locks of the batch's users in one script. Messages of users whom another
 // worker has in hand are deferred, not waited for; if Redis refuses, the batch goes on without locks.
-func (b *batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lock.Lease, ready, deferred []*submission) {
+func (b *Batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lock.Lease, ready, deferred []*submission) {
 	keys := make([]string, 0, len(batch))
 	keyOf := make(map[string]string, len(batch))
 	for _, s := range batch {
@@ -187,7 +188,7 @@ func (b *batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lo
 
 // unlock runs when the batch's messages are resolved, that is with their acks. What it cannot
 // release ends with its lease.
-func (b *batcher) unlock(ctx context.Context, lease *lock.Lease) {
+func (b *Batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	if lease == nil {
 		return
 	}
@@ -200,7 +201,7 @@ func (b *batcher) unlock(ctx context.Context, lease *lock.Lease) {
 }
 
 // Release gives back the units of all orders that come to nothing. It is false if they may not be back.
-func (b *batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
+func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	var ended []reservation.Release
 	var which []int
 	for i, out := range outcomes {
@@ -222,7 +223,7 @@ func (b *batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	for at, i := range which {
 		out := outcomes[i]
 		if b.rebuilder != nil && results[at] == reservation.Released && out.Fresh && out.Status == reservation.StatusRejected {
-			b.rebuilder.noteRefused(out)
+			b.rebuilder.NoteRefused(out)
 		}
 	}
 	return true

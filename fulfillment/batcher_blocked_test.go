@@ -124,13 +124,13 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 		VALUES (gen_random_uuid(), $1, 'user-1', 1, 'confirmed', 2, 9, 1, now(), now())`, locked)
 	require.NoError(t, err)
 
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(s.Pool).Waiting(200 * time.Millisecond) })
-	answers := handle(b, messages(s, t)...)
+	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(s.Pool).Waiting(200 * time.Millisecond) })
+	answers := testwork.Handle(b, testwork.Messages(s, t)...)
 	testkit.Eventually(t, testshop.Soon, "all but the one are confirmed", func() bool { return s.Count(t, testshop.ConfirmedOrders) == 5 })
 	require.EqualValues(t, 2, s.Count(t, confirmedOf, locked), "its own sale's as well, if later")
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
-		require.NoError(t, answer(t, a))
+		require.NoError(t, testshop.Answer(t, a))
 	}
 	require.EqualValues(t, 6, s.Count(t, testshop.ConfirmedOrders))
 }

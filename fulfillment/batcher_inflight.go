@@ -30,7 +30,7 @@ type inFlightBatch struct {
 }
 
 // Run works until ctx ends. Messages that are still waiting then get ErrStopping.
-func (b *batcher) Run(ctx context.Context) error {
+func (b *Batcher) Run(ctx context.Context) error {
 	defer func() { leave(b.Queue.close()) }()
 	defer context.AfterFunc(ctx, b.Drain)()
 	d := b.NewDispatch()
@@ -45,7 +45,7 @@ func (b *batcher) Run(ctx context.Context) error {
 
 // dispatch is what Run knows: which batches are under way, and who waits.
 type dispatch struct {
-	*batcher
+	*Batcher
 	done     chan *inFlightBatch
 	inFlight []*inFlightBatch
 	// Deferred wait for a batch, and are older than what is in the queue; idle counts the batches in a row of which
@@ -57,9 +57,9 @@ type dispatch struct {
 	blockedSales
 }
 
-func (b *batcher) NewDispatch() *dispatch {
+func (b *Batcher) NewDispatch() *dispatch {
 	return &dispatch{
-		batcher: b, done: make(chan *inFlightBatch, batchesInFlightMax+1),
+		Batcher: b, done: make(chan *inFlightBatch, batchesInFlightMax+1),
 		blockedSales: blockedSales{blocked: make(map[uuid.UUID]*blockedSale)},
 	}
 }

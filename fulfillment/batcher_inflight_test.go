@@ -14,6 +14,7 @@ import (
 	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/lock"
 )
 
@@ -39,24 +40,24 @@ func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 31)
-	msgs := messages(s, t)
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 10 })
+	msgs := testwork.Messages(s, t)
+	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 10 })
 	hold := holdSale(s, t, sale)
 
-	answers := handle(b, msgs[0])
+	answers := testwork.Handle(b, msgs[0])
 	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return transactionsWaiting(s, t) == 1 })
-	answers = append(answers, handle(b, msgs[1:10]...)...)
+	answers = append(answers, testwork.Handle(b, msgs[1:10]...)...)
 	testkit.Eventually(t, testshop.Soon, "nine wait for a tenth", func() bool { return queued(b) == 9 })
 	require.EqualValues(t, 1, transactionsWaiting(s, t))
-	answers = append(answers, handle(b, msgs[10])...)
+	answers = append(answers, testwork.Handle(b, msgs[10])...)
 	testkit.Eventually(t, testshop.Soon, "the second one is under way", func() bool { return transactionsWaiting(s, t) == 2 && queued(b) == 0 })
-	answers = append(answers, handle(b, msgs[11:]...)...)
+	answers = append(answers, testwork.Handle(b, msgs[11:]...)...)
 	testkit.Eventually(t, testshop.Soon, "two full batches wait", func() bool { return queued(b) == 20 })
 	require.EqualValues(t, 2, transactionsWaiting(s, t))
 
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
-		require.NoError(t, answer(t, a))
+		require.NoError(t, testshop.Answer(t, a))
 	}
 	require.EqualValues(t, 4, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"), "one order, and three times ten")
 	require.EqualValues(t, 31, s.Count(t, testshop.ConfirmedOrders))
@@ -73,23 +74,23 @@ func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	for i := range 9 {
 		s.Buy(t, fast, fmt.Sprint("user-", i))
 	}
-	msgs := messages(s, t)
+	msgs := testwork.Messages(s, t)
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax, c.Locker = 10, lock.New(gone) })
+	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax, c.Locker = 10, lock.New(gone) })
 	hold := holdSale(s, t, slow)
 
-	first := handle(b, msgs[0])
+	first := testwork.Handle(b, msgs[0])
 	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return transactionsWaiting(s, t) == 1 })
-	others := handle(b, msgs[1:]...)
+	others := testwork.Handle(b, msgs[1:]...)
 	for _, a := range others[1:] {
-		require.NoError(t, answer(t, a), "of another user")
+		require.NoError(t, testshop.Answer(t, a), "of another user")
 	}
 	require.EqualValues(t, 9, testshop.SoldOf(t, s.Pool, fast))
 	require.Empty(t, others[0], "it waits for the other order of its user")
 	require.NoError(t, hold.Rollback(t.Context()))
-	require.NoError(t, answer(t, first[0]))
-	require.NoError(t, answer(t, others[0]))
+	require.NoError(t, testshop.Answer(t, first[0]))
+	require.NoError(t, testshop.Answer(t, others[0]))
 	require.EqualValues(t, 10, testshop.SoldOf(t, s.Pool, fast))
 }
 
@@ -98,28 +99,28 @@ func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 12)
-	msgs := messages(s, t)
+	msgs := testwork.Messages(s, t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	b := batcher(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 5 })
+	b := testwork.Batcher(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 5 })
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
 	hold := holdSale(s, t, sale)
-	answers := handle(b, msgs[0])
+	answers := testwork.Handle(b, msgs[0])
 	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return transactionsWaiting(s, t) == 1 })
-	answers = append(answers, handle(b, msgs[1:6]...)...)
+	answers = append(answers, testwork.Handle(b, msgs[1:6]...)...)
 	testkit.Eventually(t, testshop.Soon, "and a second one", func() bool { return transactionsWaiting(s, t) == 2 })
-	answers = append(answers, handle(b, msgs[6:]...)...)
+	answers = append(answers, testwork.Handle(b, msgs[6:]...)...)
 	testkit.Eventually(t, testshop.Soon, "the rest waits", func() bool { return queued(b) == 6 })
 
 	b.Drain()
 	require.Empty(t, ended, "it drains")
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
-		require.NoError(t, answer(t, a), "what can be finished is finished")
+		require.NoError(t, testshop.Answer(t, a), "what can be finished is finished")
 	}
 	stop()
-	require.NoError(t, answer(t, ended))
+	require.NoError(t, testshop.Answer(t, ended))
 	require.ErrorIs(t, b.Handle(msgs[0]), stream.ErrStopping)
 }
 
@@ -129,14 +130,14 @@ func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	one, other := s.Open(t, 10), s.Open(t, 10)
 	s.Buy(t, one, "ann")
 	s.Buy(t, other, "ann")
-	msgs := messages(s, t)
+	msgs := testwork.Messages(s, t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	b := batcher(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 1 })
+	b := testwork.Batcher(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 1 })
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
 	holdSale(s, t, one)
-	answers := handle(b, msgs[0])
+	answers := testwork.Handle(b, msgs[0])
 	testkit.Eventually(t, testshop.Soon, "one order is under way", func() bool { return transactionsWaiting(s, t) == 1 })
 	later := &fulfillment.Submission{Msg: msgs[1], Done: make(chan error, 1)}
 	require.True(t, b.Queue.Add(later))
@@ -144,9 +145,9 @@ func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	testkit.Eventually(t, testshop.Soon, "the other one is put off, not left in the queue", func() bool { return queued(b) == 0 })
 
 	stop()
-	require.NoError(t, answer(t, ended))
+	require.NoError(t, testshop.Answer(t, ended))
 	for _, a := range answers {
-		require.ErrorIs(t, answer(t, a), stream.ErrStopping)
+		require.ErrorIs(t, testshop.Answer(t, a), stream.ErrStopping)
 	}
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM order_events"))
 }

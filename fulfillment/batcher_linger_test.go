@@ -9,6 +9,7 @@ import (
 	"stampede/fulfillment"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 )
 
 func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
@@ -37,7 +38,7 @@ func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
 
 func TestBatcherLingersAtHighRates(t *testing.T) {
 	t.Parallel()
-	b := batcher(testshop.NewShop(t, testkit.Pool(t)), t, nil)
+	b := testwork.Batcher(testshop.NewShop(t, testkit.Pool(t)), t, nil)
 	d := b.NewDispatch()
 	want, atLatest := d.Wanted()
 	require.Equal(t, 1, want)

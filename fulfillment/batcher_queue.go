@@ -110,7 +110,7 @@ func (q *submissions) close() []*submission {
 //
 // There is a handler for each message, and so it does nothing but wait: the batcher reads the messages, on one
 // stack that has its size, where each handler's would have to grow for it.
-func (b *batcher) Handle(msg *message.Message) error {
+func (b *Batcher) Handle(msg *message.Message) error {
 	s := &submission{Msg: msg, Done: make(chan error, 1)}
 	err := error(stream.ErrStopping)
 	if b.Queue.Add(s) {

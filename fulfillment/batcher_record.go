@@ -19,7 +19,7 @@ import (
 //
 // A batch that waits too long for a lock is split by sale, and one that takes too long for the database is halved. If
 // patient is set, it is all of one sale that was blocked before: then it is halved for a lock as well.
-func (b *batcher) Record(ctx context.Context, events []reservation.OrderReserved, patient bool) []ledger.Outcome {
+func (b *Batcher) Record(ctx context.Context, events []reservation.OrderReserved, patient bool) []ledger.Outcome {
 	most := int(b.most.Load())
 	s := ledger.BatchRecording{Ledger: b.Ledger, Try: b.try, TooMany: map[uuid.UUID]int64{}, Splits: true, Patient: patient, Most: most}
 	outcomes := s.Record(ctx, events)
@@ -39,7 +39,7 @@ const epochTries = 3
 
 // try repeats a transaction while the surroundings are at fault. It returns ErrStopping when the
 // worker stops meanwhile; every other error is one of the events, or says that they were blocked.
-func (b *batcher) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outcome, error) {
+func (b *Batcher) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outcome, error) {
 	for tries := 1; ; tries++ {
 		if b.recording.Lasts() && b.isDraining() {
 			return nil, stream.ErrStopping
@@ -64,7 +64,7 @@ func (b *batcher) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outco
 	}
 }
 
-func (b *batcher) isDraining() bool {
+func (b *Batcher) isDraining() bool {
 	select {
 	case <-b.draining:
 		return true

@@ -14,82 +14,14 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/fulfillment/ledger"
-	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/lock"
 	"stampede/reservation"
 )
-
-// batcher makes a batcher of the shop, which change may alter.
-func batcher(s *testshop.Shop, t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
-	t.Helper()
-	metrics, err := metrics.New(nil)
-	require.NoError(t, err)
-	config := fulfillment.BatcherConfig{
-		// Tests hold rows for as long as they have to.
-		Ledger: ledger.New(s.Pool).Waiting(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: 500, Lease: 10 * time.Second,
-		Logger: testkit.Logger(t), Metrics: metrics,
-	}
-	if change != nil {
-		change(&config)
-	}
-	t.Cleanup(func() {
-		closing, stop := context.WithTimeout(context.Background(), 10*time.Second)
-		defer stop()
-		_ = config.Locker.Close(closing) // some tests have no Redis for it
-	})
-	return fulfillment.NewBatcher(config)
-}
-
-// batch starts a batcher, and stops it when the test ends.
-func batch(s *testshop.Shop, t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
-	t.Helper()
-	b := batcher(s, t, change)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- b.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		require.NoError(t, answer(t, ended), "Run")
-	})
-	return b
-}
-
-// messages are what the stream holds, as a subscriber would hand them out.
-func messages(s *testshop.Shop, t testing.TB) []*message.Message {
-	t.Helper()
-	var all []*message.Message
-	for _, m := range s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val() {
-		msg, err := stream.DecodeEntry(m.ID, m.Values, 1)
-		require.NoError(t, err)
-		all = append(all, msg)
-	}
-	return all
-}
-
-// handle hands messages to the batcher as the Router would, and returns where the answers will be.
-func handle(b *fulfillment.Batcher, msgs ...*message.Message) []chan error {
-	answers := make([]chan error, len(msgs))
-	for i, msg := range msgs {
-		answers[i] = make(chan error, 1)
-		go func() { answers[i] <- b.Handle(msg) }()
-	}
-	return answers
-}
-
-func answer(t testing.TB, from chan error) error {
-	t.Helper()
-	select {
-	case err := <-from:
-		return err
-	case <-time.After(20 * time.Second):
-		t.Fatal("it does not return")
-		return nil
-	}
-}
 
 // queued is how many messages wait for a batch.
 func queued(b *fulfillment.Batcher) int { return b.Queue.Len() }
@@ -99,23 +31,23 @@ func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 41)
-	msgs := messages(s, t)
-	b := batch(s, t, nil)
+	msgs := testwork.Messages(s, t)
+	b := testwork.Batch(s, t, nil)
 
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
 	require.NoError(t, err)
-	answers := handle(b, msgs[0])
+	answers := testwork.Handle(b, msgs[0])
 	testkit.Eventually(t, 10*time.Second, "the first transaction waits for the sale", func() bool {
 		return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
-	answers = append(answers, handle(b, msgs[1:]...)...)
+	answers = append(answers, testwork.Handle(b, msgs[1:]...)...)
 	testkit.Eventually(t, 10*time.Second, "the others wait for their turn", func() bool { return queued(b) == 40 })
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
-		require.NoError(t, answer(t, a))
+		require.NoError(t, testshop.Answer(t, a))
 	}
 	// now() is the start of the transaction.
 	require.EqualValues(t, 2, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"), "one transaction for one, one for forty")
@@ -126,7 +58,7 @@ func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := testshop.NewSale(t, s.Pool, 100)
-	b := batch(s, t, nil)
+	b := testwork.Batch(s, t, nil)
 	events := testshop.CrowdOf(sale, 20)
 	events[7].UserID = "a\x00b" // which no decoder lets through, and no text column takes
 
@@ -153,7 +85,7 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	counted, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(counted.Close)
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(counted) })
+	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(counted) })
 	events := append(testshop.CrowdOf(full, 40), testshop.CrowdOf(roomy, 40)...)
 	events[10].Quantity = 3
 
@@ -177,10 +109,10 @@ func TestBatcherSurvivesPanic(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(nil) })
+	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(nil) })
 	for range 2 {
-		for _, a := range handle(b, messages(s, t)...) {
-			require.ErrorIs(t, answer(t, a), ledger.ErrPanicked)
+		for _, a := range testwork.Handle(b, testwork.Messages(s, t)...) {
+			require.ErrorIs(t, testshop.Answer(t, a), ledger.ErrPanicked)
 		}
 	}
 }
@@ -192,7 +124,7 @@ func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	sale := testshop.NewSale(t, s.Pool, 1)
 	_, _, err := lock.New(s.Rdb).TryEach(t.Context(), []string{s.Keys.Lock(0, "user-1")}, lock.For(30*time.Second))
 	require.NoError(t, err)
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Store = nil }) // to give the unit of a rejected order back
+	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Store = nil }) // to give the unit of a rejected order back
 	batch := make([]*fulfillment.Submission, 3)
 	for i, event := range testshop.CrowdOf(sale, 3) {
 		batch[i] = &fulfillment.Submission{Event: event, Done: make(chan error, 1)}
@@ -202,7 +134,7 @@ func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	b.Process(t.Context(), f)
 	require.Empty(t, f.Deferred)
 	for _, submitted := range batch {
-		require.ErrorIs(t, answer(t, submitted.Done), ledger.ErrPanicked)
+		require.ErrorIs(t, testshop.Answer(t, submitted.Done), ledger.ErrPanicked)
 	}
 }
 
@@ -220,13 +152,13 @@ func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	require.NoError(t, err)
 
 	log := &testshop.CountingLog{}
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Lease, c.Logger = time.Second, slog.New(log) })
-	answers := handle(b, messages(s, t)...)
+	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Lease, c.Logger = time.Second, slog.New(log) })
+	answers := testwork.Handle(b, testwork.Messages(s, t)...)
 	locked := func() bool { return s.Rdb.Exists(t.Context(), user).Val() == 1 }
 	testkit.Eventually(t, 10*time.Second, "the user is locked", locked)
 	testkit.Eventually(t, 10*time.Second, "the lease runs out", func() bool { return !locked() })
 	require.NoError(t, hold.Rollback(t.Context()))
-	require.NoError(t, answer(t, answers[0]))
+	require.NoError(t, testshop.Answer(t, answers[0]))
 	testkit.Eventually(t, 10*time.Second, "it says so", func() bool {
 		return log.Times("locks of a batch were gone before it ended") == 1
 	})
@@ -241,9 +173,9 @@ func TestBatcherRecordsWithoutLocks(t *testing.T) {
 	s.Crowd(t, sale, 3)
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Locker = lock.New(gone) })
-	for _, a := range handle(b, messages(s, t)...) {
-		require.NoError(t, answer(t, a))
+	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Locker = lock.New(gone) })
+	for _, a := range testwork.Handle(b, testwork.Messages(s, t)...) {
+		require.NoError(t, testshop.Answer(t, a))
 	}
 	require.EqualValues(t, 3, s.Count(t, testshop.ConfirmedOrders))
 }
@@ -251,7 +183,7 @@ func TestBatcherRecordsWithoutLocks(t *testing.T) {
 func TestBatcherRejectsUndecodableMessage(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	b := batch(s, t, nil)
+	b := testwork.Batch(s, t, nil)
 	require.ErrorIs(t, b.Handle(message.NewMessage("1", []byte("{}"))), reservation.ErrUndecodable)
 }
 
@@ -263,11 +195,11 @@ func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 	gone, err := connect.Postgres(t.Context(), "postgres://nobody@127.0.0.1:1/nothing", 1)
 	require.NoError(t, err)
 	t.Cleanup(gone.Close)
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(gone) })
-	answers := handle(b, messages(s, t)...)
+	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(gone) })
+	answers := testwork.Handle(b, testwork.Messages(s, t)...)
 	b.Drain()
 	for _, a := range answers {
-		require.ErrorIs(t, answer(t, a), stream.ErrStopping)
+		require.ErrorIs(t, testshop.Answer(t, a), stream.ErrStopping)
 	}
 }
 
@@ -282,11 +214,11 @@ func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	}
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 2 WHERE id = $1", sale)
 	require.NoError(t, err)
-	msgs := messages(s, t)
+	msgs := testwork.Messages(s, t)
 	server.Kill()
 
-	b := batch(s, t, nil)
-	answers := handle(b, msgs...)
+	b := testwork.Batch(s, t, nil)
+	answers := testwork.Handle(b, msgs...)
 	// Which of the three is one too many depends on which came first into a batch.
 	answered := func() (n int) {
 		for _, a := range answers {
@@ -302,7 +234,7 @@ func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	require.NoError(t, server.Restart(t.Context()))
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
 	for _, a := range answers {
-		require.NoError(t, answer(t, a))
+		require.NoError(t, testshop.Answer(t, a))
 	}
 	require.Equal(t, "1", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
 }

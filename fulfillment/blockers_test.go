@@ -119,8 +119,8 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	require.Zero(t, look(), "nobody waits for it")
 	require.Empty(t, found.Seen)
 
-	b := batch(s, t, nil)
-	answers := handle(b, messages(s, t)...)
+	b := testwork.Batch(s, t, nil)
+	answers := testwork.Handle(b, testwork.Messages(s, t)...)
 	testkit.Eventually(t, testshop.Soon, "the batch waits", func() bool { return transactionsWaiting(s, t) == 1 })
 	require.Zero(t, look())
 	pass(fulfillment.SilentBetweenQueryMax - time.Second)
@@ -137,7 +137,7 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	require.Equal(t, 1, look())
 	require.Equal(t, 1, log.Times(fulfillment.EndedSession))
 	for _, a := range answers {
-		require.NoError(t, answer(t, a))
+		require.NoError(t, testshop.Answer(t, a))
 	}
 	_, err = hold.Exec(t.Context(), "SELECT 1")
 	require.Error(t, err)

@@ -41,7 +41,7 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.OpenPayable(t, 10)
 	order := s.Buy(t, sale, "ann")
-	takeOut(s, t) // its event is lost
+	testwork.TakeOut(s, t) // its event is lost
 	entries := []string{"1-1", "", "rubbish", "99999999999999999999-0", "9223372036854775807-0", "-1-1"}
 	streams := []string{s.Keys.Orders(0), "", "another stream"}
 	ids := make([]int64, len(forgedFields))
@@ -55,7 +55,7 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	report := testwork.Audit(s, t, uuid.Nil)
 	require.False(t, report.Unchecked(), testwork.TextOf(t, report))
 	require.GreaterOrEqual(t, report.Promise("S3").Found, int64(len(ids)))
-	require.Contains(t, leftOf(reconcile(s, t)), "dlq")
+	require.Contains(t, testwork.LeftOf(testwork.Reconcile(s, t)), "dlq")
 	listed, err := letters.List(t.Context(), fulfillment.DeadLetterParked, 1000)
 	require.NoError(t, err)
 	require.Len(t, listed, len(ids))
@@ -74,10 +74,10 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	}
 	require.Positive(t, damaged)
 	require.NotEqual(t, len(ids), damaged)
-	reconcile(s, t)
-	arrive(s, t)
-	reconcile(s, t)
-	arrive(s, t)
+	testwork.Reconcile(s, t)
+	testwork.Arrive(s, t)
+	testwork.Reconcile(s, t)
+	testwork.Arrive(s, t)
 	got := testwork.OrderOfID(t, s.Pool, order)
 	require.Contains(t, []reservation.Status{reservation.StatusConfirmed, reservation.StatusRejected}, got.Status, "the order has its end")
 	report = testwork.Audit(s, t, sale)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -24,22 +23,14 @@ import (
 	"stampede/reservation"
 )
 
-var everyByte = func() string {
-	var b strings.Builder
-	for i := range 256 {
-		b.WriteByte(byte(i))
-	}
-	return b.String()
-}()
-
 func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 	t.Parallel()
 	fields := []stream.Field{
 		{Name: "foo", Value: "bar"},
 		{Name: "foo", Value: "again"},
 		{Name: "", Value: ""},
-		{Name: "bytes", Value: everyByte},
-		{Name: everyByte, Value: "a name may be anything"},
+		{Name: "bytes", Value: testshop.EveryByte},
+		{Name: testshop.EveryByte, Value: "a name may be anything"},
 		{Name: "nul", Value: "a\x00b"},
 		{Name: "text", Value: `<&> " \ ' é 漢 🦬` + "\u2028\uFFFD"},
 		{Name: `{"base64":"eA=="}`, Value: `{"text":"x"}`},
@@ -55,35 +46,15 @@ func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 	require.JSONEq(t, `[["name", {"text": "text"}], ["name", {"base64": "/w=="}]]`, string(encoded), "the form that sql/migrations tells")
 }
 
-// rubbish appends an entry that nobody can use to the stream, and returns it.
-func rubbish(s *testshop.Shop, t testing.TB) stream.Entry {
-	t.Helper()
-	key := s.Keys.Orders(0)
-	id, err := s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: []any{"foo", "1", "foo", everyByte, "bar", "é"}}).Result()
-	require.NoError(t, err)
-	entry, err := stream.ReadEntry(t.Context(), s.Rdb, key, id)
-	require.NoError(t, err)
-	entry.Deliveries = 3
-	return entry
-}
-
-func onlyLetter(s *testshop.Shop, t testing.TB, letters *fulfillment.DeadLetters) fulfillment.DeadLetter {
-	t.Helper()
-	all, err := letters.List(t.Context(), "", 10)
-	require.NoError(t, err)
-	require.Len(t, all, 1)
-	return all[0]
-}
-
 func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
-	entry := rubbish(s, t)
+	entry := testwork.Rubbish(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("cannot read \xff\x00 it")))
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("again")))
 
-	kept := onlyLetter(s, t, letters)
+	kept := testwork.OnlyLetter(s, t, letters)
 	require.Equal(t, entry, kept.Entry)
 	require.Equal(t, "cannot read \uFFFD\uFFFD it", kept.Reason)
 	require.Equal(t, fulfillment.DeadLetterParked, kept.Status)
@@ -100,7 +71,7 @@ func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	var want []string
 	for range 3 {
-		entry := rubbish(s, t)
+		entry := testwork.Rubbish(s, t)
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		want = append([]string{entry.ID}, want...)
 	}
@@ -117,16 +88,16 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
-	entry := rubbish(s, t)
+	entry := testwork.Rubbish(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
-	first := onlyLetter(s, t, letters)
+	first := testwork.OnlyLetter(s, t, letters)
 
 	for replay := 1; replay <= 2; replay++ {
 		id, appended, err := letters.Replay(t.Context(), first.ID)
 		require.NoError(t, err)
 		require.True(t, appended)
 		entries := s.Rdb.XLen(t.Context(), entry.Stream).Val()
-		replayed := onlyLetter(s, t, letters)
+		replayed := testwork.OnlyLetter(s, t, letters)
 		require.Equal(t, fulfillment.DeadLetterReplayed, replayed.Status)
 		require.Equal(t, replay, replayed.Replays)
 		require.Contains(t, replayed.Resolution, id)
@@ -135,7 +106,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		require.NoError(t, err, "a repeat is no failure")
 		require.False(t, appended)
 		require.Equal(t, id, same)
-		require.Equal(t, replayed, onlyLetter(s, t, letters))
+		require.Equal(t, replayed, testwork.OnlyLetter(s, t, letters))
 		require.Equal(t, entries, s.Rdb.XLen(t.Context(), entry.Stream).Val(), "and appends nothing")
 		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), fulfillment.ErrDeadLetterNotParked)
 
@@ -146,7 +117,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		again.Deliveries = 2
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("still rubbish")))
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("twice")))
-		back := onlyLetter(s, t, letters)
+		back := testwork.OnlyLetter(s, t, letters)
 		require.Equal(t, fulfillment.DeadLetterParked, back.Status)
 		require.Equal(t, "still rubbish", back.Reason)
 		require.Equal(t, id, back.Entry.ID)
@@ -174,10 +145,10 @@ func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
-	require.NoError(t, letters.Park(t.Context(), rubbish(s, t), errors.New("rubbish")))
-	first := onlyLetter(s, t, letters)
+	require.NoError(t, letters.Park(t.Context(), testwork.Rubbish(s, t), errors.New("rubbish")))
+	first := testwork.OnlyLetter(s, t, letters)
 
-	liar := rubbish(s, t)
+	liar := testwork.Rubbish(s, t)
 	liar.Fields = append(liar.Fields, stream.Field{Name: "other", Value: "content"}, stream.Field{Name: fulfillment.FieldReplayOf, Value: fmt.Sprint(first.ID)})
 	require.NoError(t, letters.Park(t.Context(), liar, errors.New("rubbish")))
 	all, err := letters.List(t.Context(), "", 10)
@@ -192,12 +163,12 @@ func TestReplayedOrderIsFulfilled(t *testing.T) {
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
-	entry := takeOut(s, t)
+	entry := testwork.TakeOut(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a bug of yesterday")))
 	require.Contains(t, broken(testwork.Audit(s, t, sale)), "S3")
 
 	testwork.Work(t, testwork.Config(s, t))
-	_, _, err := letters.Replay(t.Context(), onlyLetter(s, t, letters).ID)
+	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(s, t, letters).ID)
 	require.NoError(t, err)
 	s.AwaitConfirmed(t, 1)
 	testwork.AwaitRest(s, t)
@@ -206,34 +177,21 @@ func TestReplayedOrderIsFulfilled(t *testing.T) {
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 }
 
-// takeOut removes the only entry from the stream and returns it.
-func takeOut(s *testshop.Shop, t testing.TB) stream.Entry {
-	t.Helper()
-	key := s.Keys.Orders(0)
-	entries := s.Rdb.XRange(t.Context(), key, "-", "+").Val()
-	require.Len(t, entries, 1)
-	entry, err := stream.ReadEntry(t.Context(), s.Rdb, key, entries[0].ID)
-	require.NoError(t, err)
-	require.NoError(t, stream.CreateGroup(t.Context(), s.Rdb, key, reservation.Group))
-	require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
-	return entry
-}
-
 func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("rubbish")))
-	id := onlyLetter(s, t, letters).ID
+	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
+	id := testwork.OnlyLetter(s, t, letters).ID
 	require.NoError(t, letters.Discard(t.Context(), id, "the operator said so"))
 
 	got, err := ledger.New(s.Pool).Order(t.Context(), order)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, got.Status)
 	require.Equal(t, fulfillment.RejectedDiscarded, got.Reason)
-	letter := onlyLetter(s, t, letters)
+	letter := testwork.OnlyLetter(s, t, letters)
 	require.Equal(t, fulfillment.DeadLetterDiscarded, letter.Status)
 	require.Equal(t, "the operator said so; order "+order.String()+" is rejected and its units are back in the sale", letter.Resolution)
 	report := testwork.Audit(s, t, sale)
@@ -256,8 +214,8 @@ func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 	testwork.Fulfil(s, t)
-	require.NoError(t, letters.Discard(t.Context(), onlyLetter(s, t, letters).ID, "not needed"))
-	require.Contains(t, onlyLetter(s, t, letters).Resolution, "order "+order.String()+" is confirmed")
+	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "not needed"))
+	require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution, "order "+order.String()+" is confirmed")
 	report := testwork.Audit(s, t, sale)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 1, report.Sales[0].LiveUnits)
@@ -269,8 +227,8 @@ func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	s.Buy(t, s.Open(t, 5), "alice")
-	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("a bug of yesterday")))
-	id := onlyLetter(s, t, letters).ID
+	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("a bug of yesterday")))
+	id := testwork.OnlyLetter(s, t, letters).ID
 	var appended atomic.Int64
 	var all errgroup.Group
 	for range 6 {
@@ -285,7 +243,7 @@ func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	require.NoError(t, all.Wait())
 	require.EqualValues(t, 1, appended.Load())
 	require.EqualValues(t, 1, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val())
-	require.Equal(t, 1, onlyLetter(s, t, letters).Replays)
+	require.Equal(t, 1, testwork.OnlyLetter(s, t, letters).Replays)
 }
 
 func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
@@ -294,11 +252,11 @@ func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	s.Buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("rubbish")))
-	id := onlyLetter(s, t, letters).ID
+	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
+	id := testwork.OnlyLetter(s, t, letters).ID
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err()) // as many as there are for sale
 	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish"), ledger.ErrRefused)
-	require.Equal(t, fulfillment.DeadLetterParked, onlyLetter(s, t, letters).Status)
+	require.Equal(t, fulfillment.DeadLetterParked, testwork.OnlyLetter(s, t, letters).Status)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
 	require.NoError(t, letters.Discard(t.Context(), id, "rubbish"))
 	require.EqualValues(t, 5, s.Left(t, sale))
@@ -310,10 +268,10 @@ func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("rubbish")))
+	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
 	lose(s, t, sale)
-	require.NoError(t, letters.Discard(t.Context(), onlyLetter(s, t, letters).ID, "rubbish"))
-	require.Equal(t, "rubbish; order "+order.String()+" is rejected and its sale is not in Redis", onlyLetter(s, t, letters).Resolution)
+	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "rubbish"))
+	require.Equal(t, "rubbish; order "+order.String()+" is rejected and its sale is not in Redis", testwork.OnlyLetter(s, t, letters).Resolution)
 	require.Equal(t, reservation.StatusRejected, testwork.OrderOfID(t, s.Pool, order).Status)
 }
 
@@ -321,16 +279,16 @@ func TestDiscardOfEntryWithoutOrder(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
-	require.NoError(t, letters.Park(t.Context(), rubbish(s, t), errors.New("rubbish")))
-	require.NoError(t, letters.Discard(t.Context(), onlyLetter(s, t, letters).ID, "stray"))
-	require.Equal(t, "stray; the entry names no order", onlyLetter(s, t, letters).Resolution)
+	require.NoError(t, letters.Park(t.Context(), testwork.Rubbish(s, t), errors.New("rubbish")))
+	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "stray"))
+	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(s, t, letters).Resolution)
 	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), fulfillment.ErrDeadLetterNotFound)
 }
 
 // letterOf parks the only entry of the stream, with some of its fields changed, and returns its letter.
 func letterOf(s *testshop.Shop, t testing.TB, letters *fulfillment.DeadLetters, changed map[string]func(string) string) fulfillment.DeadLetter {
 	t.Helper()
-	entry := takeOut(s, t)
+	entry := testwork.TakeOut(s, t)
 	for i, f := range entry.Fields {
 		if change := changed[f.Name]; change != nil {
 			entry.Fields[i].Value = change(f.Value)
@@ -339,7 +297,7 @@ func letterOf(s *testshop.Shop, t testing.TB, letters *fulfillment.DeadLetters, 
 	_, err := fulfillment.ReservedOf(entry)
 	require.ErrorIs(t, err, reservation.ErrUndecodable)
 	require.NoError(t, letters.Park(t.Context(), entry, err))
-	return onlyLetter(s, t, letters)
+	return testwork.OnlyLetter(s, t, letters)
 }
 
 func replacing(from, to string) func(string) string {
@@ -394,8 +352,8 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 			letter := letterOf(s, t, letters, changed)
 			require.Contains(t, broken(testwork.Audit(s, t, sale)), "S3")
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "away with it"))
-			require.Contains(t, onlyLetter(s, t, letters).Resolution, "if it was accepted, `stampede reconcile` has it recorded from its reservation")
-			requireMended(s, t, sale, "")
+			require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution, "if it was accepted, `stampede reconcile` has it recorded from its reservation")
+			testwork.RequireMended(s, t, sale, "")
 			require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, s.Pool, order).Status)
 		})
 	}
@@ -411,7 +369,7 @@ func TestDiscardOfOtherEventKeepsOrder(t *testing.T) {
 		"metadata": replacing(string(reservation.EventReserved), strings.Repeat("x", len(reservation.EventReserved))),
 	})
 	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray"))
-	require.Equal(t, "stray; the entry names no order", onlyLetter(s, t, letters).Resolution)
+	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(s, t, letters).Resolution)
 	_, err := ledger.New(s.Pool).Order(t.Context(), order)
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 }
@@ -422,8 +380,8 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
-	require.NoError(t, letters.Park(t.Context(), takeOut(s, t), errors.New("rubbish")))
-	id := onlyLetter(s, t, letters).ID
+	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
+	id := testwork.OnlyLetter(s, t, letters).ID
 
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -443,8 +401,8 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	testkit.Eventually(t, testshop.Soon, "the Replay waits, or is done", func() bool { return waiting() == 2 || len(replayed) == 1 })
 	require.NoError(t, hold.Rollback(t.Context()))
 
-	require.NoError(t, answer(t, discarded))
-	require.ErrorIs(t, answer(t, replayed), fulfillment.ErrDeadLetterNotParked)
+	require.NoError(t, testshop.Answer(t, discarded))
+	require.ErrorIs(t, testshop.Answer(t, replayed), fulfillment.ErrDeadLetterNotParked)
 	require.Zero(t, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val(), "nothing was appended")
 	got, err := ledger.New(s.Pool).Order(t.Context(), order)
 	require.NoError(t, err)
@@ -463,7 +421,7 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 	letters := fulfillment.NewDeadLetters(narrow, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	s.Buy(t, sale, "alice")
-	entry := takeOut(s, t)
+	entry := testwork.TakeOut(s, t)
 	const n = 8
 	discarded := make(chan error, n)
 	for i := range n {
@@ -476,7 +434,7 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 		go func() { discarded <- letters.Discard(context.Background(), letter.ID, "at once") }()
 	}
 	for range all {
-		require.NoError(t, answer(t, discarded))
+		require.NoError(t, testshop.Answer(t, discarded))
 	}
 }
 
@@ -484,8 +442,8 @@ func TestReadDeadLetterTakesNoLock(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
-	require.NoError(t, letters.Park(t.Context(), rubbish(s, t), errors.New("rubbish")))
-	id := onlyLetter(s, t, letters).ID
+	require.NoError(t, letters.Park(t.Context(), testwork.Rubbish(s, t), errors.New("rubbish")))
+	id := testwork.OnlyLetter(s, t, letters).ID
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()

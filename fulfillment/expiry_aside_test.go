@@ -44,7 +44,7 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	stop := testwork.Work(t, config)
 	testkit.Eventually(t, testshop.Soon, "all others have expired", func() bool { return s.Count(t, testshop.ExpiredOrders) == 48 })
 	testkit.Eventually(t, testshop.Soon, "the metrics count the two", func() bool {
-		return valueOf(t, registry, "stampede_orders_set_aside", "") == 2
+		return testshop.ValueOf(t, registry, "stampede_orders_set_aside", "") == 2
 	})
 	stop()
 	require.Equal(t, 2, log.Times(ledger.SetAside), "each is named once")

@@ -66,7 +66,7 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	s.AwaitConfirmed(t, 4) // and ann has paid
 	testwork.AwaitRest(s, t)
 	require.EqualValues(t, 5, testshop.SoldOf(t, s.Pool, sale))
-	require.EqualValues(t, 2, valueOf(t, registry, "stampede_orders_total", "expired"))
+	require.EqualValues(t, 2, testshop.ValueOf(t, registry, "stampede_orders_total", "expired"))
 	require.False(t, testwork.Audit(s, t, sale).Broken(), testwork.TextOf(t, testwork.Audit(s, t, sale)))
 	stop()
 }
@@ -192,7 +192,7 @@ func TestReleasesRetryUntilRedisAnswers(t *testing.T) {
 	_, err := ledger.New(s.Pool).Cancel(t.Context(), orders[0], "ann")
 	require.NoError(t, err, "an order can be cancelled without Redis")
 	testwork.EndWindow(t, s.Pool, orders[1])
-	failing := func() float64 { return valueOf(t, registry, "stampede_worker_failing", "release") }
+	failing := func() float64 { return testshop.ValueOf(t, registry, "stampede_worker_failing", "release") }
 	testkit.Eventually(t, 30*time.Second, "orders expire without Redis, and their release is tried", func() bool {
 		return s.Count(t, testshop.ExpiredOrders) == 1 && failing() == 1
 	})

@@ -9,8 +9,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
 	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
@@ -38,11 +38,11 @@ func run(s *testshop.Shop, t testing.TB, statements ...string) {
 // back which the error names, with the SQL that does so.
 func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 40)
 	s.Crowd(t, sale, 3)
 	testwork.Fulfil(s.Shop, t)
-	guards := rowsOf(t, s.Pool, `SELECT conname::text FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'c', 'f') AND conrelid::regclass::text NOT IN ('goose_db_version', 'sales')
+	guards := testshop.RowsOf(t, s.Pool, `SELECT conname::text FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'c', 'f') AND conrelid::regclass::text NOT IN ('goose_db_version', 'sales')
 		UNION ALL SELECT 'sales_not_oversold' UNION ALL SELECT 'orders_one_live_per_user' UNION ALL SELECT 'sale_events_idempotency'`)
 	require.Greater(t, len(guards), 15)
 	refused := 0
@@ -56,47 +56,47 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 		report := testwork.Audit(s.Shop, t, uuid.Nil)
 		require.Equal(t, "DB", broken(report), testwork.TextOf(t, report))
 		require.Contains(t, testwork.TextOf(t, report), missing.What+": put it back with "+missing.Mend)
-		require.Equal(t, "guard", leftOf(reconcile(s.Shop, t)))
+		require.Equal(t, "guard", testwork.LeftOf(testwork.Reconcile(s.Shop, t)))
 
-		s.flush(t)
-		err := heal(s.Shop, t, rebuilder(s.Shop, t), 1)
-		if slices.Contains(fulfillment.NeededGuards, guard) {
+		s.Flush(t)
+		err := testwork.Heal(s.Shop, t, testwork.Rebuilder(s.Shop, t), 1)
+		if slices.Contains(rebuild.NeededGuards, guard) {
 			refused++
 			require.ErrorIs(t, err, ledger.ErrGuardMissing)
 			require.ErrorContains(t, err, missing.Mend)
 			run(s.Shop, t, mend...)
-			err = heal(s.Shop, t, rebuilder(s.Shop, t), 1)
+			err = testwork.Heal(s.Shop, t, testwork.Rebuilder(s.Shop, t), 1)
 		} else {
 			run(s.Shop, t, mend...)
 		}
 		require.NoError(t, err)
-		requireSound(s.Shop, t)
-		needNothing(s.Shop, t, 1)
+		s.RequireSound(t)
+		testwork.NeedNothing(s.Shop, t, 1)
 	}
-	require.Equal(t, len(fulfillment.NeededGuards), refused)
+	require.Equal(t, len(rebuild.NeededGuards), refused)
 }
 
 // A rebuild that could not be finished closes nothing.
 func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 40)
 	s.Crowd(t, sale, 3)
 	testwork.Fulfil(s.Shop, t)
 	run(s.Shop, t, "DROP INDEX orders_one_live_per_user")
-	before := saleInRedis(s.Shop, t, sale)
-	for _, rebuild := range []func(*fulfillment.Rebuilder) error{
-		func(r *fulfillment.Rebuilder) error {
-			_, err := r.Partition(t.Context(), 0, fulfillment.RebuildByHand)
+	before := s.SaleInRedis(t, sale)
+	for _, rebuild := range []func(*rebuild.Rebuilder) error{
+		func(r *rebuild.Rebuilder) error {
+			_, err := r.Partition(t.Context(), 0, rebuild.RebuildByHand)
 			return err
 		},
-		func(r *fulfillment.Rebuilder) error {
-			_, err := r.Sale(t.Context(), sale, fulfillment.RebuildByHand)
+		func(r *rebuild.Rebuilder) error {
+			_, err := r.Sale(t.Context(), sale, rebuild.RebuildByHand)
 			return err
 		},
 	} {
-		require.ErrorIs(t, rebuild(rebuilder(s.Shop, t)), ledger.ErrGuardMissing)
-		require.Equal(t, before, saleInRedis(s.Shop, t, sale))
+		require.ErrorIs(t, rebuild(testwork.Rebuilder(s.Shop, t)), ledger.ErrGuardMissing)
+		require.Equal(t, before, s.SaleInRedis(t, sale))
 	}
 	s.Buy(t, sale, "meanwhile")
 }
@@ -104,7 +104,7 @@ func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 // What a worker cannot record without it says what is missing, and is no dead letter.
 func TestOrderWaitsWhileGuardIsMissing(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 40)
 	order := testshop.Reserved(sale, "ann", 1)
 	_, err := ledger.New(s.Pool).Record(t.Context(), []reservation.OrderReserved{order})

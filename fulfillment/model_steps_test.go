@@ -16,8 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"stampede/fulfillment"
 	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/rebuild"
 	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -268,7 +268,7 @@ func (r *modelRun) resume(ctx context.Context) {
 // rebuild makes the stock anew while everything is well, as an operator might.
 func (r *modelRun) rebuild(ctx context.Context) {
 	r.awaitOpen(ctx, func() error {
-		_, err := rebuilder(r.modelWorld.Shop, r.t).Sale(ctx, r.sale, "model")
+		_, err := testwork.Rebuilder(r.modelWorld.Shop, r.t).Sale(ctx, r.sale, "model")
 		return err
 	})
 }
@@ -308,7 +308,7 @@ func (r *modelRun) emptyRedis(ctx context.Context) {
 func (r *modelRun) awaitOpen(ctx context.Context, do func() error) {
 	r.eventually("the rebuild succeeds", func() bool {
 		err := do()
-		require.True(r.T, err == nil || errors.Is(err, fulfillment.ErrRebuildUnderWay), "%v", err)
+		require.True(r.T, err == nil || errors.Is(err, rebuild.ErrUnderWay), "%v", err)
 		return err == nil
 	})
 	r.eventually("the sale is open again", func() bool {

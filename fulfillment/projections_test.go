@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -26,16 +25,6 @@ import (
 	"stampede/sql"
 )
 
-// rowsOf are all rows of a query, as text.
-func rowsOf(t testing.TB, pool *pgxpool.Pool, query string) []string {
-	t.Helper()
-	rows, err := pool.Query(t.Context(), query)
-	require.NoError(t, err)
-	texts, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	require.NoError(t, err)
-	return texts
-}
-
 const (
 	allOrders   = "SELECT row_to_json(o)::text FROM orders AS o ORDER BY id"
 	allCounters = "SELECT concat_ws(' ', id, sold, last_sequence) FROM sales ORDER BY id"
@@ -44,13 +33,6 @@ const (
 		UNION ALL SELECT proname FROM pg_proc WHERE proname = 'note_order_change'
 		UNION ALL SELECT tgname FROM pg_trigger WHERE tgrelid = 'orders'::regclass`
 )
-
-func rebuildProjections(s *testshop.Shop, t testing.TB) fulfillment.ProjectionsReport {
-	t.Helper()
-	report, err := fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
-	require.NoError(t, err)
-	return report
-}
 
 // lives makes orders of every status in two sales, in order and with keys.
 func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
@@ -89,7 +71,7 @@ func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusVoided, outcomes[0].Status)
 	require.Equal(t, []string{"cancelled 1", "confirmed 19", "expired 1", "paid 1", "rejected 1", "voided 1"},
-		rowsOf(t, s.Pool, "SELECT concat(status, ' ', count(*)) FROM orders GROUP BY status ORDER BY status"))
+		testshop.RowsOf(t, s.Pool, "SELECT concat(status, ' ', count(*)) FROM orders GROUP BY status ORDER BY status"))
 	return orders
 }
 
@@ -97,12 +79,12 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	orders := lives(s, t)
-	rows, counters, shape := rowsOf(t, s.Pool, allOrders), rowsOf(t, s.Pool, allCounters), rowsOf(t, s.Pool, sql.ProjectionShape)
-	require.Equal(t, int64(len(rows)), rebuildProjections(s, t).Orders)
-	require.Equal(t, rows, rowsOf(t, s.Pool, allOrders))
-	require.Equal(t, counters, rowsOf(t, s.Pool, allCounters))
-	require.Equal(t, shape, rowsOf(t, s.Pool, sql.ProjectionShape))
-	require.Empty(t, rowsOf(t, s.Pool, leftovers))
+	rows, counters, shape := testshop.RowsOf(t, s.Pool, allOrders), testshop.RowsOf(t, s.Pool, allCounters), testshop.RowsOf(t, s.Pool, sql.ProjectionShape)
+	require.Equal(t, int64(len(rows)), testwork.RebuildProjections(s, t).Orders)
+	require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders))
+	require.Equal(t, counters, testshop.RowsOf(t, s.Pool, allCounters))
+	require.Equal(t, shape, testshop.RowsOf(t, s.Pool, sql.ProjectionShape))
+	require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
 
 	// Whatever became of the rows, the log has it all.
 	for _, damage := range []string{
@@ -114,9 +96,9 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	} {
 		_, err := s.Pool.Exec(t.Context(), damage)
 		require.NoError(t, err)
-		rebuildProjections(s, t)
-		require.Equal(t, rows, rowsOf(t, s.Pool, allOrders), damage)
-		require.Equal(t, counters, rowsOf(t, s.Pool, allCounters), damage)
+		testwork.RebuildProjections(s, t)
+		require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders), damage)
+		require.Equal(t, counters, testshop.RowsOf(t, s.Pool, allCounters), damage)
 	}
 	order, err := ledger.New(s.Pool).Pay(t.Context(), orders["user-4/0"], "user-4", "pi_4")
 	require.NoError(t, err)
@@ -140,10 +122,10 @@ func TestProjectionRebuildKeepsTableOptions(t *testing.T) {
 		require.NoError(t, err)
 	})
 	require.NoError(t, err)
-	shape, rows := rowsOf(t, s.Pool, sql.ProjectionShape), rowsOf(t, s.Pool, allOrders)
-	rebuildProjections(s, t)
-	require.Equal(t, shape, rowsOf(t, s.Pool, sql.ProjectionShape))
-	require.Equal(t, rows, rowsOf(t, s.Pool, allOrders))
+	shape, rows := testshop.RowsOf(t, s.Pool, sql.ProjectionShape), testshop.RowsOf(t, s.Pool, allOrders)
+	testwork.RebuildProjections(s, t)
+	require.Equal(t, shape, testshop.RowsOf(t, s.Pool, sql.ProjectionShape))
+	require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders))
 }
 
 func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
@@ -192,22 +174,22 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 		"DELETE FROM order_events WHERE order_id = $1 AND version = 2", // it ends with OrderReserved
 	} {
 		t.Run(damage, func(t *testing.T) {
-			saved := rowsOf(t, s.Pool, "SELECT row_to_json(e)::text FROM order_events AS e ORDER BY position")
-			before := rowsOf(t, s.Pool, allOrders)
+			saved := testshop.RowsOf(t, s.Pool, "SELECT row_to_json(e)::text FROM order_events AS e ORDER BY position")
+			before := testshop.RowsOf(t, s.Pool, allOrders)
 			_, err := s.Pool.Exec(t.Context(), damage, order)
 			require.NoError(t, err)
 			_, err = fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
 			require.ErrorIs(t, err, fulfillment.ErrDamagedLog)
 			require.ErrorContains(t, err, order.String())
-			require.Equal(t, before, rowsOf(t, s.Pool, allOrders))
-			require.Empty(t, rowsOf(t, s.Pool, leftovers))
+			require.Equal(t, before, testshop.RowsOf(t, s.Pool, allOrders))
+			require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
 			_, err = s.Pool.Exec(t.Context(), `TRUNCATE order_events`)
 			require.NoError(t, err)
 			_, err = s.Pool.Exec(t.Context(), `INSERT INTO order_events OVERRIDING SYSTEM VALUE SELECT e.* FROM unnest($1::json[]) AS row, json_populate_record(NULL::order_events, row) AS e`, saved)
 			require.NoError(t, err)
 		})
 	}
-	rebuildProjections(s, t)
+	testwork.RebuildProjections(s, t)
 }
 
 // While orders are confirmed, paid and cancelled by workers and buyers who never stop, with statements that
@@ -263,10 +245,10 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	var changes int64
 	for range rebuilds {
 		at := cancelled.Load()
-		report := rebuildProjections(s, t)
+		report := testwork.RebuildProjections(s, t)
 		changes += report.Changes
 		require.Empty(t, report.Recounted)
-		require.Empty(t, rowsOf(t, s.Pool, leftovers))
+		require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
 		testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool { return cancelled.Load() > at+20 })
 	}
 	over()
@@ -274,11 +256,11 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	testwork.AwaitRest(s, t)
 	require.Positive(t, changes, "the crowd must have been felt")
 	require.Positive(t, paid.Load())
-	rows, counters := rowsOf(t, s.Pool, allOrders), rowsOf(t, s.Pool, allCounters)
-	report := rebuildProjections(s, t)
+	rows, counters := testshop.RowsOf(t, s.Pool, allOrders), testshop.RowsOf(t, s.Pool, allCounters)
+	report := testwork.RebuildProjections(s, t)
 	require.Zero(t, report.Changes)
-	require.Equal(t, rows, rowsOf(t, s.Pool, allOrders))
-	require.Equal(t, counters, rowsOf(t, s.Pool, allCounters))
+	require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders))
+	require.Equal(t, counters, testshop.RowsOf(t, s.Pool, allCounters))
 	audit, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
@@ -288,7 +270,7 @@ func TestConcurrentProjectionRebuilds(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	lives(s, t)
-	rows := rowsOf(t, s.Pool, allOrders)
+	rows := testshop.RowsOf(t, s.Pool, allOrders)
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	done, refused := 0, 0
@@ -308,8 +290,8 @@ func TestConcurrentProjectionRebuilds(t *testing.T) {
 	all.Wait()
 	require.Positive(t, done)
 	require.Positive(t, refused)
-	require.Equal(t, rows, rowsOf(t, s.Pool, allOrders))
-	require.Empty(t, rowsOf(t, s.Pool, leftovers))
+	require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders))
+	require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
 }
 
 // Whoever keeps orders locked is waited for, and others get their turn meanwhile.
@@ -328,7 +310,7 @@ func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 		return err
 	})
 	waiting := func() bool {
-		return len(rowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
+		return len(testshop.RowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
 	}
 	testkit.Eventually(t, 30*time.Second, "it waits", waiting)
 	_, err = s.Pool.Exec(t.Context(), "UPDATE orders SET reason = reason") // which waits behind it
@@ -365,8 +347,8 @@ func TestCrashedProjectionRebuildStopsRecordingChanges(t *testing.T) {
 	_, err = conn.Exec(t.Context(), "SELECT pg_advisory_unlock_all()")
 	require.NoError(t, err)
 	require.EqualValues(t, 1, noted())
-	rebuildProjections(s, t)
-	require.Empty(t, rowsOf(t, s.Pool, leftovers))
+	testwork.RebuildProjections(s, t)
+	require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
 }
 
 // A snapshot that waits for a swap sees the new table whole.
@@ -387,7 +369,7 @@ func TestProjectionSnapshotIsTakenAfterSwap(t *testing.T) {
 		})
 	})
 	testkit.Eventually(t, 30*time.Second, "it waits", func() bool {
-		return len(rowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
+		return len(testshop.RowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
 	})
 	_, err = swap.Exec(t.Context(), "CREATE TABLE orders_2 AS SELECT * FROM orders")
 	require.NoError(t, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/rebuild"
 	"stampede/fulfillment/stream"
 	"stampede/internal/pause"
 	"stampede/internal/pg"
@@ -40,7 +41,7 @@ type ReconcileConfig struct {
 	Store   *reservation.Store
 	Catalog *reservation.Catalog
 	// Rebuilder makes the stock of a sale anew where nothing less helps.
-	Rebuilder *Rebuilder
+	Rebuilder *rebuild.Rebuilder
 	// Sale is the sale to reconcile; uuid.Nil for all.
 	Sale uuid.UUID
 	// DryRun is true if nothing is to be changed.

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/sql"
@@ -20,7 +21,7 @@ import (
 // remedyOrder is in which order differences are mended. What was accepted and is not in Postgres comes
 // before a rebuild, which knows only Postgres and the stream.
 var remedyOrder = []Remedy{
-	remedyAside, remedyAppend, remedyForget, remedyRelease, remedyRecount, remedyRebuild,
+	remedyAside, remedyAppend, remedyForget, remedyRelease, remedyRecount, RemedyRebuild,
 	remedyWorker, remedyProjections, remedyDLQ, remedyGuard, remedyOperator,
 }
 
@@ -31,7 +32,7 @@ var says = map[Remedy]string{
 	remedyForget:      "forget that the units are to come back: the order has not ended",
 	remedyRelease:     "give the units of the ended order back to the sale, as those of a cancelled one",
 	remedyRecount:     "count the units of the sale's live orders anew",
-	remedyRebuild:     "make the stock of the sale in Redis anew from Postgres",
+	RemedyRebuild:     "make the stock of the sale in Redis anew from Postgres",
 	remedyWorker:      "nothing: it is on its way, and a worker sees to it",
 	remedyProjections: "for you: `stampede projections rebuild`, and then this again; until then nothing else of the sale is mended",
 	remedyDLQ:         "for you: `stampede dlq show`, and then replay it or discard it",
@@ -77,7 +78,7 @@ func (r *reconciler) mend(ctx context.Context, d saleDifferences) {
 		err = r.eachPage(ctx, d, r.release)
 	case remedyRecount:
 		err = r.recount(ctx, d)
-	case remedyRebuild:
+	case RemedyRebuild:
 		err = r.rebuild(ctx, d)
 	default:
 		return
@@ -184,9 +185,9 @@ func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
 	if slices.Contains(r.rebuilt, partition) {
 		return nil
 	}
-	_, err := r.Rebuilder.Sale(ctx, d.sale(), RebuildReconciled)
-	if errors.Is(err, ErrServerUnverified) && r.Sale == uuid.Nil {
-		if _, err = r.Rebuilder.Partition(ctx, partition, RebuildReconciled); err == nil {
+	_, err := r.Rebuilder.Sale(ctx, d.sale(), rebuild.RebuildReconciled)
+	if errors.Is(err, rebuild.ErrServerUnverified) && r.Sale == uuid.Nil {
+		if _, err = r.Rebuilder.Partition(ctx, partition, rebuild.RebuildReconciled); err == nil {
 			r.rebuilt = append(r.rebuilt, partition)
 		}
 	}

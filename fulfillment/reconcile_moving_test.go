@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -32,7 +33,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 		}
 	}
 	rebuild := func(s *testshop.Shop, sale uuid.UUID) error {
-		_, err := rebuilder(s, t).Sale(context.Background(), sale, fulfillment.RebuildByHand)
+		_, err := testwork.Rebuilder(s, t).Sale(context.Background(), sale, rebuild.RebuildByHand)
 		return err
 	}
 	for name, changes := range map[string][]func(*testshop.Shop, uuid.UUID) error{
@@ -57,7 +58,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 				left = left[1:]
 				require.NoError(t, change(s, sale))
 			}})
-			config := reconcileConfig(s, t)
+			config := testwork.ReconcileConfig(s, t)
 			config.Redis = rdb
 			config.Explain = func(f fulfillment.Finding) error {
 				require.Equal(t, fulfillment.RemedyWorker, f.Remedy, "nothing lasted: %s", f)

@@ -99,10 +99,10 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 			s.Buy(t, sale, "zoe")
 			testwork.Fulfil(s, t)
 			c.happens(t, s, sale)
-			before := everything(s, t)
-			report := reconcile(s, t)
-			require.Equal(t, c.left, leftOf(report), "%+v", report)
-			require.Equal(t, before, everything(s, t))
+			before := s.Everything(t)
+			report := testwork.Reconcile(s, t)
+			require.Equal(t, c.left, testwork.LeftOf(report), "%+v", report)
+			require.Equal(t, before, s.Everything(t))
 		})
 	}
 }
@@ -135,7 +135,7 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	outcomes := testwork.Fulfil(s, t)
 	_, err := s.Pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'nobody', 1", sale)
 	require.NoError(t, err)
-	config := reconcileConfig(s, t)
+	config := testwork.ReconcileConfig(s, t)
 	rdb, err := connect.Control(testkit.RedisURL(t))
 	require.NoError(t, err)
 	defer func() { _ = rdb.Close() }()
@@ -173,24 +173,24 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	sale, key := s.OpenPayable(t, 10), s.Keys.Orders(0)
 	s.Buy(t, sale, "before")
 	testwork.Fulfil(s, t)
-	lost := reserve(s, t, sale, "ann", 3, "key").Reservation
+	lost := s.Reserve(t, sale, "ann", 3, "key").Reservation
 	entries, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
 	// Whoever was given it said that it was done with.
 	require.NoError(t, s.Rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "lies", Streams: []string{key, ">"}, Block: -1}).Err())
 	require.NoError(t, s.Rdb.XAck(t.Context(), key, reservation.Group, entries[0].ID).Err())
 
-	report := reconcile(s, t)
+	report := testwork.Reconcile(s, t)
 	require.Len(t, report.Remedies, 1, "%+v", report)
 	require.Equal(t, fulfillment.RemedyReport{Remedy: fulfillment.RemedyAppend, Says: fulfillment.RemedyAppend.Says(), Found: 1, Mended: 1}, report.Remedies[0])
-	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`}, rowsOf(t, s.Pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
+	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`}, testshop.RowsOf(t, s.Pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
 	again, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
 	for _, field := range []string{stream.FieldUUID, stream.FieldMetadata, reservation.MetaReservedAt, reservation.MetaSequence, reservation.MetaKey} {
 		require.Equal(t, entries[0].Values[field], again[0].Values[field], field)
 	}
 	length := s.Rdb.XLen(t.Context(), key).Val()
-	require.Equal(t, "worker", leftOf(reconcile(s, t)), "it is on its way now")
+	require.Equal(t, "worker", testwork.LeftOf(testwork.Reconcile(s, t)), "it is on its way now")
 	require.Equal(t, length, s.Rdb.XLen(t.Context(), key).Val())
 
 	// The lost one turns up.
@@ -200,12 +200,12 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	require.Equal(t, reservation.StatusConfirmed, order.Status)
 	require.Equal(t, lost.ReservedAt, order.ReservedAt)
 	require.EqualValues(t, 3, order.Quantity)
-	require.Equal(t, []string{fmt.Sprintf("%d 1 t", lost.Sequence)}, rowsOf(t, s.Pool,
+	require.Equal(t, []string{fmt.Sprintf("%d 1 t", lost.Sequence)}, testshop.RowsOf(t, s.Pool,
 		"SELECT concat_ws(' ', sequence, epoch, key_fingerprint IS NOT NULL) FROM orders WHERE user_id = 'ann'"))
 	require.EqualValues(t, 4, testshop.SoldOf(t, s.Pool, sale))
 	audit := testwork.Audit(s, t, uuid.Nil)
 	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
-	require.Equal(t, reservation.Replayed, reserve(s, t, sale, "ann", 3, "key").Verdict)
+	require.Equal(t, reservation.Replayed, s.Reserve(t, sale, "ann", 3, "key").Verdict)
 
 	// And operators go on.
 	_, err = s.Catalog.Pause(t.Context(), sale)
@@ -223,14 +223,14 @@ func TestReconcileAppendsBeforeRebuild(t *testing.T) {
 	order := s.Buy(t, sale, "ann")
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
-	report := reconcile(s, t)
-	require.Empty(t, leftOf(report), "%+v", report)
+	report := testwork.Reconcile(s, t)
+	require.Empty(t, testwork.LeftOf(report), "%+v", report)
 	require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, s.Pool, order).Status)
 	require.EqualValues(t, 8, s.Left(t, sale))
-	arrive(s, t)
+	testwork.Arrive(s, t)
 	audit := testwork.Audit(s, t, uuid.Nil)
 	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
-	require.Empty(t, reconcile(s, t).Remedies)
+	require.Empty(t, testwork.Reconcile(s, t).Remedies)
 }
 
 // From rows that are not what the log says nothing may follow.
@@ -243,13 +243,13 @@ func TestReconcileRequiresCorrectProjections(t *testing.T) {
 	_, err := s.Pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'user-1'; UPDATE orders SET status = 'rejected' WHERE user_id = 'user-2'; UPDATE sales SET sold = 3")
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
-	before := everything(s, t)
-	report := reconcile(s, t)
-	require.Equal(t, "release rebuild projections", leftOf(report))
+	before := s.Everything(t)
+	report := testwork.Reconcile(s, t)
+	require.Equal(t, "release rebuild projections", testwork.LeftOf(report))
 	require.Positive(t, report.Remaining)
-	require.Equal(t, before, everything(s, t))
-	rebuildProjections(s, t)
-	requireMended(s, t, sale, "")
+	require.Equal(t, before, s.Everything(t))
+	testwork.RebuildProjections(s, t)
+	testwork.RequireMended(s, t, sale, "")
 }
 
 func TestConcurrentReconcilesRepairOnce(t *testing.T) {
@@ -261,7 +261,7 @@ func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	require.NoError(t, s.Rdb.XTrimMaxLen(t.Context(), s.Keys.Orders(0), 0).Err())
 	var mended, refused atomic.Int64
 	var all sync.WaitGroup
-	config := reconcileConfig(s, t)
+	config := testwork.ReconcileConfig(s, t)
 	for range 4 {
 		all.Go(func() {
 			report, err := fulfillment.Reconcile(t.Context(), config)
@@ -322,7 +322,7 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 			return nil
 		})
 	}
-	config := reconcileConfig(s, t)
+	config := testwork.ReconcileConfig(s, t)
 	for round := range 6 {
 		at := cancelled.Load()
 		report, err := fulfillment.Reconcile(t.Context(), config)
@@ -353,15 +353,15 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 // Of a server that lost everything all sales are made anew, once.
 func TestReconcileRebuildsEmptiedRedisOnce(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sales := []uuid.UUID{s.Open(t, 10), s.Open(t, 10), s.Open(t, 10)}
 	for _, sale := range sales {
 		s.Crowd(t, sale, 4)
 	}
 	testwork.Fulfil(s.Shop, t)
-	s.flush(t)
-	report := reconcile(s.Shop, t)
-	require.Empty(t, leftOf(report), "%+v", report)
+	s.Flush(t)
+	report := testwork.Reconcile(s.Shop, t)
+	require.Empty(t, testwork.LeftOf(report), "%+v", report)
 	audit := testwork.Audit(s.Shop, t, uuid.Nil)
 	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 	require.EqualValues(t, len(sales), s.Count(t, repairs))

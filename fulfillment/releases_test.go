@@ -184,7 +184,7 @@ func TestHangingRedisDoesNotDelayExpiry(t *testing.T) {
 	})
 	testwork.EndWindow(t, s.Pool, order)
 	testkit.Eventually(t, 20*time.Second, "the order expires", func() bool { return s.Count(t, testshop.ExpiredOrders) == 1 })
-	require.Zero(t, valueOf(t, registry, "stampede_worker_failing", "release"), "the releases' turn is not over yet")
+	require.Zero(t, testshop.ValueOf(t, registry, "stampede_worker_failing", "release"), "the releases' turn is not over yet")
 	server.Thaw()
 	testkit.Eventually(t, 30*time.Second, "all units are back", func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
 	stop()

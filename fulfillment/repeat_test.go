@@ -13,7 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
 )
@@ -49,23 +51,23 @@ func (h *lostAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]struct {
-		how    func(t *testing.T, s lostShop, b *fulfillment.Batcher)
+		how    func(t *testing.T, s testshop.LostShop, b *fulfillment.Batcher)
 		status reservation.Status
 		// What the second try answers.
 		verdict reservation.Verdict
 		err     error
 	}{
-		"Redis lost it": {func(t *testing.T, s lostShop, b *fulfillment.Batcher) {
-			messages := messages(s.Shop, t) // a worker has them in hand
-			s.flush(t)
-			rebuild(s.Shop, t)
-			for _, a := range handle(b, messages...) {
-				require.NoError(t, answer(t, a))
+		"Redis lost it": {func(t *testing.T, s testshop.LostShop, b *fulfillment.Batcher) {
+			messages := testwork.Messages(s.Shop, t) // a worker has them in hand
+			s.Flush(t)
+			testwork.Rebuild(s.Shop, t)
+			for _, a := range testwork.Handle(b, messages...) {
+				require.NoError(t, testshop.Answer(t, a))
 			}
 		}, reservation.StatusVoided, "", reservation.ErrOutcomeUnknown},
-		"it expired": {func(t *testing.T, s lostShop, b *fulfillment.Batcher) {
-			for _, a := range handle(b, messages(s.Shop, t)...) {
-				require.NoError(t, answer(t, a))
+		"it expired": {func(t *testing.T, s testshop.LostShop, b *fulfillment.Batcher) {
+			for _, a := range testwork.Handle(b, testwork.Messages(s.Shop, t)...) {
+				require.NoError(t, testshop.Answer(t, a))
 			}
 			_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET due = due - interval '1 day' WHERE user_id = 'alice'")
 			require.NoError(t, err)
@@ -78,12 +80,12 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newLostShop(t)
+			s := testshop.NewLostShop(t)
 			sale := s.OpenPayable(t, 10)
-			b := batch(s.Shop, t, nil)
+			b := testwork.Batch(s.Shop, t, nil)
 			s.Buy(t, sale, "ann")
-			for _, a := range handle(b, messages(s.Shop, t)...) {
-				require.NoError(t, answer(t, a))
+			for _, a := range testwork.Handle(b, testwork.Messages(s.Shop, t)...) {
+				require.NoError(t, testshop.Answer(t, a))
 			}
 			hook := &lostAnswer{orders: s.Keys.Orders(0), goOn: make(chan struct{})}
 			goOn := sync.OnceFunc(func() { close(hook.goOn) })
@@ -102,16 +104,16 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			testkit.Eventually(t, 20*time.Second, "the first answer is lost", hook.lost.Load)
 			end.how(t, s, b)
 			goOn()
-			require.ErrorIs(t, answer(t, reserved), end.err)
+			require.ErrorIs(t, testshop.Answer(t, reserved), end.err)
 			require.Equal(t, end.verdict, again.Verdict)
-			for _, a := range handle(b, messages(s.Shop, t)...) {
-				require.NoError(t, answer(t, a))
+			for _, a := range testwork.Handle(b, testwork.Messages(s.Shop, t)...) {
+				require.NoError(t, testshop.Answer(t, a))
 			}
 			var status reservation.Status
 			require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT status FROM orders WHERE user_id = 'alice'").Scan(&status))
 			require.Equal(t, end.status, status)
 			require.EqualValues(t, 9, s.Left(t, sale), "the unit is back")
-			require.Equal(t, reservation.Reserved, reserve(s.Shop, t, sale, "alice", 1, "").Verdict, "and its buyer can buy")
+			require.Equal(t, reservation.Reserved, s.Reserve(t, sale, "alice", 1, "").Verdict, "and its buyer can buy")
 		})
 	}
 }
@@ -119,22 +121,22 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 // An operator's change is no reason to believe that a server lost nothing.
 func TestOnlyRebuildVerifiesUsedPartition(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 10)
 	_, err := s.Pool.Exec(t.Context(), "DELETE FROM redis_servers")
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Server(0)).Err())
 	require.NoError(t, s.Rdb.ScriptFlush(t.Context()).Err())
-	requireClosed(s.Shop, t, sale)
+	s.RequireClosed(t, sale)
 
 	other := s.Open(t, 5)
-	requireClosed(s.Shop, t, sale)
-	needs, err := rebuilder(s.Shop, t).Needs(t.Context(), 1, true)
+	s.RequireClosed(t, sale)
+	needs, err := testwork.Rebuilder(s.Shop, t).Needs(t.Context(), 1, true)
 	require.NoError(t, err)
-	require.Equal(t, []fulfillment.Need{{Reason: fulfillment.RebuildUnverified}}, needs)
-	rebuild(s.Shop, t)
+	require.Equal(t, []rebuild.Need{{Reason: rebuild.RebuildUnverified}}, needs)
+	testwork.Rebuild(s.Shop, t)
 	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, reservation.Reserved, reserve(s.Shop, t, sale, "ann", 1, "").Verdict)
-	require.Equal(t, reservation.Reserved, reserve(s.Shop, t, other, "ann", 1, "").Verdict)
+	require.Equal(t, reservation.Reserved, s.Reserve(t, sale, "ann", 1, "").Verdict)
+	require.Equal(t, reservation.Reserved, s.Reserve(t, other, "ann", 1, "").Verdict)
 }

@@ -13,6 +13,7 @@ import (
 	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
@@ -70,7 +71,7 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	sale, other := testshop.NewSale(t, s.Pool, 10), testshop.NewSale(t, s.Pool, 10)
 	events := append(testshop.CrowdOf(sale, 2), testshop.CrowdOf(other, 2)...)
 	log := &testshop.CountingLog{}
-	b := batch(s, t, func(c *fulfillment.BatcherConfig) { c.Logger = slog.New(log) })
+	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Logger = slog.New(log) })
 
 	rebuilder, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -96,7 +97,7 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 
 	require.Empty(t, (<-over).Deferred)
 	for i, submitted := range batch {
-		require.NoError(t, answer(t, submitted.Done), "it is to be acknowledged")
+		require.NoError(t, testshop.Answer(t, submitted.Done), "it is to be acknowledged")
 		want := "2 OrderVoided"
 		if events[i].SaleID == other {
 			want = "2 OrderConfirmed"
@@ -115,7 +116,7 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	f := &fulfillment.InFlightBatch{Batch: []*fulfillment.Submission{redelivered}}
 	b.Process(t.Context(), f)
 	require.Empty(t, f.Deferred)
-	require.NoError(t, answer(t, redelivered.Done))
+	require.NoError(t, testshop.Answer(t, redelivered.Done))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
 	require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
 }
@@ -126,12 +127,12 @@ func TestVoidedOrderReleasesNothing(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "alice")
-	msgs := messages(s, t)
+	msgs := testwork.Messages(s, t)
 	testshop.RaiseEpoch(t, s.Pool, sale)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 2).Err())
-	b := batch(s, t, nil)
-	for _, a := range handle(b, msgs...) {
-		require.NoError(t, answer(t, a))
+	b := testwork.Batch(s, t, nil)
+	for _, a := range testwork.Handle(b, msgs...) {
+		require.NoError(t, testshop.Answer(t, a))
 	}
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
 	require.EqualValues(t, 9, s.Left(t, sale), "nobody has given the unit of this reservation back")

@@ -17,6 +17,7 @@ import (
 
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
+	"stampede/fulfillment/rebuild"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/lock"
@@ -102,7 +103,7 @@ type Worker struct {
 	metrics   *metrics.Worker
 	outcomes  *ledger.Outcomes
 	ledger    *ledger.Ledger
-	rebuilder *Rebuilder
+	rebuilder *rebuild.Rebuilder
 }
 
 // NewWorker returns a Worker. It does not talk to Redis or Postgres yet.
@@ -124,14 +125,14 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	rebuilder, err := NewRebuilder(RebuilderConfig{
+	rebuilder, err := rebuild.New(rebuild.Config{
 		Pool: config.Pool, Redis: config.Control, Keys: config.Keys, Store: config.Store, Logger: config.Logger, Registerer: config.Registerer,
 	})
 	if err != nil {
 		return nil, err
 	}
 	ledger := ledger.New(config.Pool).Telling(outcomes)
-	rebuilder.ledger = ledger // outcomes of what it drains are published as well
+	rebuilder.Ledger = ledger // outcomes of what it drains are published as well
 	return &Worker{config: config, metrics: metrics, outcomes: outcomes, ledger: ledger, rebuilder: rebuilder}, nil
 }
 
@@ -279,7 +280,7 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, stre
 		locker := lock.New(w.config.Control,
 			lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.LockObserver()))
 		defer w.closeLocker(ctx, locker)
-		b := newBatcher(batcherConfig{
+		b := NewBatcher(BatcherConfig{
 			Ledger: w.ledger, Store: w.config.Store, Locker: locker,
 			Keys: w.config.Keys, partition: partition, BatchMax: w.config.BatchMax, Lease: lockLease(w.config.MinIdle),
 			Logger: w.config.Logger, Metrics: w.metrics, rebuilder: w.rebuilder,

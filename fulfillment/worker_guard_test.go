@@ -2,7 +2,6 @@ package fulfillment_test
 
 import (
 	"fmt"
-	"log/slog"
 	"net"
 	"testing"
 	"time"
@@ -12,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -20,39 +19,11 @@ import (
 	"stampede/reservation"
 )
 
-// guarded runs a worker that looks often, and counts its rebuilds.
-func guarded(s *testshop.Shop, t testing.TB) (registry *prometheus.Registry, log *testshop.CountingLog) {
-	t.Helper()
-	registry, log = prometheus.NewRegistry(), &testshop.CountingLog{}
-	config := testwork.Config(s, t)
-	config.GuardInterval, config.Registerer, config.Logger = 20*time.Millisecond, registry, slog.New(log)
-	testwork.Work(t, config)
-	return registry, log
-}
-
-func rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
-	t.Helper()
-	for _, reason := range []string{
-		fulfillment.RebuildServer, fulfillment.RebuildUnverified, fulfillment.RebuildLost, fulfillment.RebuildUnfinished, fulfillment.RebuildSetBack, fulfillment.RebuildRefused, fulfillment.RebuildByHand, fulfillment.RebuildReconciled,
-	} {
-		n += valueOf(t, registry, "stampede_rebuilds_total", reason)
-	}
-	return n
-}
-
-// needNothing looks at everything, sales that are over included.
-func needNothing(s *testshop.Shop, t testing.TB, partitions int) {
-	t.Helper()
-	found, err := rebuilder(s, t).Needs(t.Context(), partitions, true)
-	require.NoError(t, err)
-	require.Empty(t, found)
-}
-
 // What comes to pass in a day without harm.
 func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
-	r := rebuilder(s.Shop, t)
+	s := testshop.NewLostShop(t)
+	r := testwork.Rebuilder(s.Shop, t)
 	none := func(what string, partitions int) {
 		t.Helper()
 		found, err := r.Needs(t.Context(), partitions, true)
@@ -60,10 +31,10 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 		require.Empty(t, found, what)
 	}
 	none("a fresh deployment", 1)
-	registry, _ := guarded(s.Shop, t)
+	registry, _ := testwork.Guarded(s.Shop, t)
 	unpublished := testshop.NewSale(t, s.Pool, 10)
 	none("a sale of which Redis was never told", 1)
-	require.NoError(t, execSQL(t, s.Shop, "DELETE FROM sales WHERE id = $1", unpublished))
+	require.NoError(t, testshop.ExecSQL(t, s.Shop, "DELETE FROM sales WHERE id = $1", unpublished))
 
 	sale := s.Open(t, 100)
 	none("the first sale", 1)
@@ -78,7 +49,7 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	s.Buy(t, sale, "after-script-flush")
 
 	replica := testkit.OwnRedis(t)
-	of, err := redis.ParseURL(s.server.URL)
+	of, err := redis.ParseURL(s.Server.URL)
 	require.NoError(t, err)
 	host, port, err := net.SplitHostPort(of.Addr)
 	require.NoError(t, err)
@@ -96,7 +67,7 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	wide := s.Keys
 	wide.Partitions = 4
 	none("partitions were added", 4)
-	more := testshop.NewShopOn(t, s.Pool, s.server.URL, wide)
+	more := testshop.NewShopOn(t, s.Pool, s.Server.URL, wide)
 	for range 12 {
 		more.Open(t, 10)
 		none("a sale in a new partition", 4)
@@ -114,7 +85,7 @@ func TestGuardStartsNoNeedlessRebuild(t *testing.T) {
 	none("operators are at work", 4)
 
 	s.AwaitConfirmed(t, 22)
-	require.Zero(t, rebuilds(t, registry))
+	require.Zero(t, testwork.Rebuilds(t, registry))
 	require.EqualValues(t, 1, s.Count(t, "SELECT max(epoch) FROM sales"))
 }
 
@@ -124,14 +95,14 @@ func TestGuardFinishesInterruptedVerification(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	server, err := s.Store.Inspect(t.Context(), 0)
 	require.NoError(t, err)
-	require.NoError(t, execSQL(t, s, "INSERT INTO redis_servers VALUES (0, $1, $2)", server.RunID, server.ReplicationID))
-	registry, _ := guarded(s, t)
+	require.NoError(t, testshop.ExecSQL(t, s, "INSERT INTO redis_servers VALUES (0, $1, $2)", server.RunID, server.ReplicationID))
+	registry, _ := testwork.Guarded(s, t)
 	var sale uuid.UUID
-	testkit.Eventually(t, 20*time.Second, "the server is verified", func() bool { return rebuilds(t, registry) == 1 })
+	testkit.Eventually(t, 20*time.Second, "the server is verified", func() bool { return testwork.Rebuilds(t, registry) == 1 })
 	sale = s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	s.AwaitConfirmed(t, 1)
-	needNothing(s, t, 1)
+	testwork.NeedNothing(s, t, 1)
 }
 
 // What a worker finds, and why it says that it rebuilds.
@@ -139,51 +110,51 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		reason string
-		lose   func(t *testing.T, s lostShop, sale uuid.UUID) error
+		lose   func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error
 		all    bool // of the sales are made anew
 	}{
-		"everything": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
-		"its process": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error {
-			s.server.Kill()
-			return s.server.Restart(t.Context())
+		"everything": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
+		"its process": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
+			s.Server.Kill()
+			return s.Server.Restart(t.Context())
 		}, true},
-		"its process, in order": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error {
-			return s.server.Restart(t.Context())
+		"its process, in order": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
+			return s.Server.Restart(t.Context())
 		}, true},
-		"the trust of an ingress": {fulfillment.RebuildServer, func(t *testing.T, s lostShop, _ uuid.UUID) error { return s.Store.Distrust(t.Context(), 0) }, true},
-		"the note of its server": {fulfillment.RebuildUnverified, func(t *testing.T, s lostShop, _ uuid.UUID) error {
-			return execSQL(t, s.Shop, "DELETE FROM redis_servers")
+		"the trust of an ingress": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error { return s.Store.Distrust(t.Context(), 0) }, true},
+		"the note of its server": {rebuild.RebuildUnverified, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
+			return testshop.ExecSQL(t, s.Shop, "DELETE FROM redis_servers")
 		}, true},
-		"a sale": {fulfillment.RebuildLost, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+		"a sale": {rebuild.RebuildLost, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale)).Err()
 		}, false},
-		"a sale, in whose place is something else": {fulfillment.RebuildUnfinished, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+		"a sale, in whose place is something else": {rebuild.RebuildUnfinished, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return s.Rdb.Set(t.Context(), s.Keys.Sale(0, sale), "nonsense", 0).Err()
 		}, false},
-		"an epoch": {fulfillment.RebuildUnfinished, func(t *testing.T, s lostShop, sale uuid.UUID) error {
-			return execSQL(t, s.Shop, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
+		"an epoch": {rebuild.RebuildUnfinished, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
+			return testshop.ExecSQL(t, s.Shop, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 		}, false},
-		"places": {fulfillment.RebuildSetBack, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+		"places": {rebuild.RebuildSetBack, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", 2, "left", 8).Err()
 		}, false},
-		"a place that cannot be read": {fulfillment.RebuildSetBack, func(t *testing.T, s lostShop, sale uuid.UUID) error {
+		"a place that cannot be read": {rebuild.RebuildSetBack, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", "x").Err()
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newLostShop(t)
-			registry, _ := guarded(s.Shop, t)
+			s := testshop.NewLostShop(t)
+			registry, _ := testwork.Guarded(s.Shop, t)
 			sale, other := s.Open(t, 10), s.Open(t, 10)
 			for i := range 3 {
 				s.Buy(t, sale, fmt.Sprintf("user-%d", i))
 				s.Buy(t, other, fmt.Sprintf("user-%d", i))
 			}
 			s.AwaitConfirmed(t, 6)
-			epoch := epochOf(s.Shop, t, sale)
+			epoch := s.EpochOf(t, sale)
 			require.NoError(t, c.lose(t, s, sale))
 			testkit.Eventually(t, 30*time.Second, "it is found", func() bool {
-				return valueOf(t, registry, "stampede_rebuilds_total", c.reason) > 0
+				return testshop.ValueOf(t, registry, "stampede_rebuilds_total", c.reason) > 0
 			})
 			testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool {
 				answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "late", Quantity: 1})
@@ -191,11 +162,11 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 			})
 			s.AwaitConfirmed(t, 7)
 			testwork.AwaitRest(s.Shop, t)
-			require.Greater(t, epochOf(s.Shop, t, sale), epoch)
-			require.Equal(t, c.all, epochOf(s.Shop, t, other) > 1)
-			require.Equal(t, 1.0, rebuilds(t, registry), "once is enough")
-			requireSound(s.Shop, t)
-			needNothing(s.Shop, t, 1)
+			require.Greater(t, s.EpochOf(t, sale), epoch)
+			require.Equal(t, c.all, s.EpochOf(t, other) > 1)
+			require.Equal(t, 1.0, testwork.Rebuilds(t, registry), "once is enough")
+			s.RequireSound(t)
+			testwork.NeedNothing(s.Shop, t, 1)
 		})
 	}
 }
@@ -211,16 +182,16 @@ func TestGuardReopensEndedSale(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Store.CloseSale(t.Context(), sale, 0, reservation.NewRebuildToken(), 1)
 	require.NoError(t, err)
-	r := rebuilder(s, t)
+	r := testwork.Rebuilder(s, t)
 	found, err := r.Needs(t.Context(), 1, false)
 	require.NoError(t, err)
 	require.Empty(t, found)
 	found, err = r.Needs(t.Context(), 1, true)
 	require.NoError(t, err)
-	require.Equal(t, []fulfillment.Need{{Sale: sale, Reason: fulfillment.RebuildUnfinished}}, found)
-	require.NoError(t, heal(s, t, r, 1))
-	require.Equal(t, reservation.Ended, reserve(s, t, sale, "bob", 1, "").Verdict)
-	requireSound(s, t)
+	require.Equal(t, []rebuild.Need{{Sale: sale, Reason: rebuild.RebuildUnfinished}}, found)
+	require.NoError(t, testwork.Heal(s, t, r, 1))
+	require.Equal(t, reservation.Ended, s.Reserve(t, sale, "bob", 1, "").Verdict)
+	s.RequireSound(t)
 }
 
 // An old primary that comes back takes itself for the right one. Which one is, no worker decides.
@@ -228,20 +199,20 @@ func TestGuardDoesNotRebuildOldPrimary(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
-	require.NoError(t, execSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one'"))
-	r := rebuilder(s, t)
-	require.ErrorIs(t, heal(s, t, r, 1), fulfillment.ErrOtherServer)
-	require.EqualValues(t, 1, epochOf(s, t, sale))
-	rebuild(s, t)
-	require.NoError(t, heal(s, t, r, 1))
-	require.EqualValues(t, 2, epochOf(s, t, sale))
+	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one'"))
+	r := testwork.Rebuilder(s, t)
+	require.ErrorIs(t, testwork.Heal(s, t, r, 1), rebuild.ErrOtherServer)
+	require.EqualValues(t, 1, s.EpochOf(t, sale))
+	testwork.Rebuild(s, t)
+	require.NoError(t, testwork.Heal(s, t, r, 1))
+	require.EqualValues(t, 2, s.EpochOf(t, sale))
 	s.Buy(t, sale, "ann")
 }
 
 // Workers that find the same loss at the same moment rebuild it once.
 func TestConcurrentWorkersRebuildOnce(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 50)
 	var registries []*prometheus.Registry
@@ -254,19 +225,19 @@ func TestConcurrentWorkersRebuildOnce(t *testing.T) {
 	}
 	s.AwaitConfirmed(t, 50)
 	for round := range 5 {
-		s.flush(t)
+		s.Flush(t)
 		testkit.Eventually(t, 30*time.Second, "it is rebuilt", func() bool {
 			var n float64
 			for _, registry := range registries {
-				n += rebuilds(t, registry)
+				n += testwork.Rebuilds(t, registry)
 			}
 			return n == float64(round+1)
 		})
-		needNothing(s.Shop, t, 1)
-		require.EqualValues(t, round+2, epochOf(s.Shop, t, sale))
+		testwork.NeedNothing(s.Shop, t, 1)
+		require.EqualValues(t, round+2, s.EpochOf(t, sale))
 		s.Buy(t, sale, fmt.Sprintf("late-%d", round))
 		s.AwaitConfirmed(t, 51+round)
 	}
 	testwork.AwaitRest(s.Shop, t)
-	requireSound(s.Shop, t)
+	s.RequireSound(t)
 }

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/pause"
 	"stampede/internal/retry"
-	"stampede/reservation"
 	"stampede/sql"
 )
 
@@ -40,14 +38,7 @@ func (w *Worker) askPostgres(ctx context.Context) (partitions int, err error) {
 
 // mostPartitions asks Postgres for the partitions of which some sale, old or new, may need the last.
 func (w *Worker) mostPartitions(ctx context.Context) (int, error) {
-	return mostPartitions(ctx, w.config.Pool, w.config.Keys)
-}
-
-func mostPartitions(ctx context.Context, pool *pgxpool.Pool, keys reservation.Keys) (partitions int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
-	defer cancel()
-	err = pool.QueryRow(ctx, sql.WorkerMostPartitions).Scan(&partitions)
-	return max(partitions, keys.Partitions), err
+	return rebuild.MostPartitions(ctx, w.config.Pool, w.config.Keys)
 }
 
 // sweep tells Redis what operators decided and Redis does not know yet, until ctx ends or there are

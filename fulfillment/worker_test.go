@@ -47,9 +47,9 @@ func TestWorkerFulfillsEveryReservation(t *testing.T) {
 	testkit.Eventually(t, 5*time.Second, "no user stays locked", func() bool {
 		return len(s.Rdb.Keys(t.Context(), s.Keys.Prefix+":*:lock:*").Val()) == 0
 	})
-	require.EqualValues(t, 300, valueOf(t, registry, "stampede_locks_total", "acquired"))
-	require.EqualValues(t, 300, valueOf(t, registry, "stampede_locks_total", "released"))
-	require.Zero(t, valueOf(t, registry, "stampede_locks_total", "lost"))
+	require.EqualValues(t, 300, testshop.ValueOf(t, registry, "stampede_locks_total", "acquired"))
+	require.EqualValues(t, 300, testshop.ValueOf(t, registry, "stampede_locks_total", "released"))
+	require.Zero(t, testshop.ValueOf(t, registry, "stampede_locks_total", "lost"))
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
 # HELP stampede_orders_total Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.
 # TYPE stampede_orders_total counter
@@ -124,7 +124,7 @@ func TestWorkerWaitsForPostgresWithoutDeadLetters(t *testing.T) {
 	for i := range 300 {
 		s.Buy(t, sale, fmt.Sprintf("later-%d", i))
 	}
-	failing := func() float64 { return valueOf(t, registry, "stampede_worker_failing", "record") }
+	failing := func() float64 { return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") }
 	testkit.Eventually(t, 10*time.Second, "the outage shows", func() bool { return failing() == 1 })
 	// What is away does not fill this process: it stops reading when its hands are full.
 	testkit.Eventually(t, 10*time.Second, "the worker's hands are full", func() bool {
@@ -159,7 +159,7 @@ func TestWorkerStopsPromptlyWithoutPostgres(t *testing.T) {
 	server.StopImmediate()
 	s.Crowd(t, sale, 50)
 	testkit.Eventually(t, 10*time.Second, "the outage shows", func() bool {
-		return valueOf(t, registry, "stampede_worker_failing", "record") == 1
+		return testshop.ValueOf(t, registry, "stampede_worker_failing", "record") == 1
 	})
 	started := time.Now()
 	stop()
@@ -314,28 +314,8 @@ func TestWorkerDefersLockedUsers(t *testing.T) {
 	_, err = ledger.New(s.Pool).Order(t.Context(), alices)
 	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
 	testkit.Eventually(t, 5*time.Second, "alice was put off", func() bool {
-		return valueOf(t, registry, "stampede_locks_total", "busy") > 0
+		return testshop.ValueOf(t, registry, "stampede_locks_total", "busy") > 0
 	})
 	require.NoError(t, other.Release(t.Context()))
 	s.AwaitConfirmed(t, 2)
-}
-
-// valueOf returns the value of the gauge or counter with that label value, or without labels for "", and 0 if there is none.
-func valueOf(t testing.TB, from prometheus.Gatherer, name, label string) float64 {
-	t.Helper()
-	families, err := from.Gather()
-	require.NoError(t, err)
-	for _, family := range families {
-		for _, m := range family.GetMetric() {
-			if family.GetName() == name && label == "" && len(m.GetLabel()) == 0 {
-				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
-			}
-			for _, l := range m.GetLabel() {
-				if family.GetName() == name && l.GetValue() == label {
-					return m.GetGauge().GetValue() + m.GetCounter().GetValue()
-				}
-			}
-		}
-	}
-	return 0
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/connect"
 	"stampede/internal/doctor"
 	"stampede/reservation"
@@ -53,11 +53,11 @@ func (b *backend) Close() {
 // rebuilder returns what makes stock in Redis anew by hand, if the schema is ours.
 func (b *backend) rebuilder(
 	ctx context.Context, keys reservation.Keys, logger *slog.Logger,
-) (*fulfillment.Rebuilder, error) {
+) (*rebuild.Rebuilder, error) {
 	if err := sql.Check(ctx, b.pool); err != nil {
 		return nil, err
 	}
-	return fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
+	return rebuild.New(rebuild.Config{
 		Pool: b.pool, Redis: b.redis, Keys: keys, Store: b.store,
 		Logger: logger,
 	})

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/connect"
 	"stampede/reservation"
 )
@@ -49,8 +49,8 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 		return err
 	}
 	if c.Sale != uuid.Nil {
-		return c.print(s, func() (fulfillment.RebuildReport, error) {
-			return rebuilder.Sale(ctx, c.Sale, fulfillment.RebuildByHand)
+		return c.print(s, func() (rebuild.Report, error) {
+			return rebuilder.Sale(ctx, c.Sale, rebuild.RebuildByHand)
 		})
 	}
 	first, end := 0, 0
@@ -61,14 +61,14 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 	}
 	var failed []error
 	for p := first; p < end && ctx.Err() == nil; p++ {
-		failed = append(failed, c.print(s, func() (fulfillment.RebuildReport, error) {
-			return rebuilder.Partition(ctx, p, fulfillment.RebuildByHand)
+		failed = append(failed, c.print(s, func() (rebuild.Report, error) {
+			return rebuilder.Partition(ctx, p, rebuild.RebuildByHand)
 		}))
 	}
 	return errors.Join(failed...)
 }
 
-func (c *rebuildCmd) print(s *streams, rebuild func() (fulfillment.RebuildReport, error)) error {
+func (c *rebuildCmd) print(s *streams, rebuild func() (rebuild.Report, error)) error {
 	report, err := rebuild()
 	if err != nil {
 		return err

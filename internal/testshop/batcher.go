@@ -3,9 +3,22 @@ package testshop
 import (
 	"context"
 	"sync/atomic"
+	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
+
+func Answer(t testing.TB, from chan error) error {
+	t.Helper()
+	select {
+	case err := <-from:
+		return err
+	case <-time.After(20 * time.Second):
+		t.Fatal("it does not return")
+		return nil
+	}
+}
 
 // TripCounter is a pgx tracer that counts round trips with batches of statements.
 type TripCounter struct{ N atomic.Int64 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -107,6 +108,26 @@ func (s *Shop) AwaitConfirmed(t testing.TB, n int) {
 	testkit.Eventually(t, 30*time.Second, fmt.Sprintf("%d orders are confirmed", n), func() bool {
 		return s.Count(t, ConfirmedOrders) == int64(n)
 	})
+}
+
+// ValueOf returns the value of the gauge or counter with that label value, or without labels for "", and 0 if there is none.
+func ValueOf(t testing.TB, from prometheus.Gatherer, name, label string) float64 {
+	t.Helper()
+	families, err := from.Gather()
+	require.NoError(t, err)
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			if family.GetName() == name && label == "" && len(m.GetLabel()) == 0 {
+				return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+			for _, l := range m.GetLabel() {
+				if family.GetName() == name && l.GetValue() == label {
+					return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return 0
 }
 
 // CountingLog is a slog.Handler that counts messages.

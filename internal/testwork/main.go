@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/connect"
 	"stampede/internal/crashpoint"
 	"stampede/internal/testkit"
@@ -68,9 +69,9 @@ func runWorker(ctx context.Context) error {
 	store := reservation.NewStore(control, keys, reservation.StoreOptions{WaitMax: time.Minute}) // a crowd on a busy machine
 	defer store.Close()
 	if sale := os.Getenv(RebuildEnv); sale != "" {
-		r, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{Pool: pool, Redis: control, Keys: keys, Store: store})
+		r, err := rebuild.New(rebuild.Config{Pool: pool, Redis: control, Keys: keys, Store: store})
 		if err == nil {
-			_, err = r.Sale(ctx, uuid.MustParse(sale), fulfillment.RebuildByHand)
+			_, err = r.Sale(ctx, uuid.MustParse(sale), rebuild.RebuildByHand)
 		}
 		return err
 	}

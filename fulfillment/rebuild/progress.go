@@ -1,4 +1,4 @@
-package fulfillment
+package rebuild
 
 import (
 	"context"
@@ -101,7 +101,7 @@ func (b *build) name(ctx context.Context, step *rebuildStep, now time.Time) {
 // are as many entries as things that could not be rebuilt.
 type rebuildTrouble struct {
 	mu     sync.Mutex
-	failed map[need]failedRebuild
+	failed map[Need]failedRebuild
 	// rivalNamed is when it was last said that another process rebuilds.
 	rivalNamed time.Time
 }
@@ -112,7 +112,7 @@ type failedRebuild struct {
 }
 
 // before returns what is to be said of earlier tries to rebuild this.
-func (t *rebuildTrouble) before(n need) []any {
+func (t *rebuildTrouble) before(n Need) []any {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if f, failed := t.failed[n.target()]; failed {
@@ -122,7 +122,7 @@ func (t *rebuildTrouble) before(n need) []any {
 }
 
 // note notes how a try has ended. It is true for an error other than that of the last try: the next one tells all others.
-func (t *rebuildTrouble) note(n need, err error) (isNew bool) {
+func (t *rebuildTrouble) note(n Need, err error) (isNew bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n = n.target()
@@ -131,7 +131,7 @@ func (t *rebuildTrouble) note(n need, err error) (isNew bool) {
 		return false
 	}
 	if t.failed == nil {
-		t.failed = map[need]failedRebuild{}
+		t.failed = map[Need]failedRebuild{}
 	}
 	f := t.failed[n]
 	isNew = f.last != err.Error()
@@ -140,10 +140,10 @@ func (t *rebuildTrouble) note(n need, err error) (isNew bool) {
 }
 
 // keep forgets what is not to be rebuilt any more.
-func (t *rebuildTrouble) keep(found []need) {
+func (t *rebuildTrouble) keep(found []Need) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	is := make(map[need]bool, len(found))
+	is := make(map[Need]bool, len(found))
 	for _, n := range found {
 		is[n.target()] = true
 	}
@@ -155,10 +155,10 @@ func (t *rebuildTrouble) keep(found []need) {
 }
 
 // target is what is to be rebuilt, for whatever reason.
-func (n need) target() need { return need{partition: n.partition, Sale: n.Sale} }
+func (n Need) target() Need { return Need{partition: n.partition, Sale: n.Sale} }
 
 // nameRival says, now and then, which session has the lock of rebuilds.
-func (r *Rebuilder) nameRival(ctx context.Context, found []need) {
+func (r *Rebuilder) nameRival(ctx context.Context, found []Need) {
 	r.trouble.mu.Lock()
 	due := time.Since(r.trouble.rivalNamed) >= rivalNamedEvery
 	if due {

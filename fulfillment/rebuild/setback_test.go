@@ -1,4 +1,4 @@
-package fulfillment_test
+package rebuild_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -59,9 +59,9 @@ func newIngress(s *testshop.Shop, t *testing.T) *testshop.Shop {
 
 // setBackShop is a sale of which Redis has lost the orders of "lost-…", which are in Postgres, and has sold as many
 // to others since: so its place is the one that Postgres knows.
-func setBackShop(t *testing.T, stock, lost int) (s lostShop, sale uuid.UUID) {
+func setBackShop(t *testing.T, stock, lost int) (s testshop.LostShop, sale uuid.UUID) {
 	t.Helper()
-	s = newLostShop(t)
+	s = testshop.NewLostShop(t)
 	sale = s.Open(t, int64(stock))
 	for i := range 5 {
 		s.Buy(t, sale, fmt.Sprint("kept-", i))
@@ -77,8 +77,8 @@ func setBackShop(t *testing.T, stock, lost int) (s lostShop, sale uuid.UUID) {
 	for i := range lost {
 		ingress.Buy(t, sale, fmt.Sprint("new-", i))
 	}
-	require.Equal(t, fmt.Sprint(5+lost), saleInRedis(s.Shop, t, sale)["sequence"])
-	needNothing(s.Shop, t, 1) // that could be seen by comparing numbers
+	require.Equal(t, fmt.Sprint(5+lost), s.SaleInRedis(t, sale)["sequence"])
+	testwork.NeedNothing(s.Shop, t, 1) // that could be seen by comparing numbers
 	return s, sale
 }
 
@@ -86,7 +86,7 @@ func setBackShop(t *testing.T, stock, lost int) (s lostShop, sale uuid.UUID) {
 func awaitRebuilt(s *testshop.Shop, t *testing.T, sale uuid.UUID, epoch int64) {
 	t.Helper()
 	testkit.Eventually(t, 30*time.Second, "the sale is rebuilt", func() bool {
-		return epochOf(s, t, sale) == epoch && saleInRedis(s, t, sale)["epoch"] == fmt.Sprint(epoch)
+		return s.EpochOf(t, sale) == epoch && s.SaleInRedis(t, sale)["epoch"] == fmt.Sprint(epoch)
 	})
 }
 
@@ -96,43 +96,43 @@ func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 	t.Run("a buyer buys again", func(t *testing.T) {
 		t.Parallel()
 		s, sale := setBackShop(t, 100, 10)
-		registry, _ := guarded(s.Shop, t)
+		registry, _ := testwork.Guarded(s.Shop, t)
 		s.AwaitConfirmed(t, 25)
 		ingress := newIngress(s.Shop, t)
 		ingress.Buy(t, sale, "lost-3") // who has a live order in Postgres
 		awaitRebuilt(s.Shop, t, sale, 2)
 		for _, user := range []string{"lost-3", "lost-7", "kept-1", "new-2"} {
-			require.Equal(t, reservation.AlreadyPurchased, reserve(ingress, t, sale, user, 1, "").Verdict, user)
+			require.Equal(t, reservation.AlreadyPurchased, ingress.Reserve(t, sale, user, 1, "").Verdict, user)
 		}
 		ingress.Buy(t, sale, "another")
 		s.AwaitConfirmed(t, 26)
 		testwork.AwaitRest(s.Shop, t)
-		requireSound(s.Shop, t)
+		s.RequireSound(t)
 		require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'"), "the one that showed it")
-		require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", fulfillment.RebuildRefused))
-		require.Equal(t, 1.0, rebuilds(t, registry), "once is enough")
+		require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.RebuildRefused))
+		require.Equal(t, 1.0, testwork.Rebuilds(t, registry), "once is enough")
 	})
 	t.Run("the stock is sold", func(t *testing.T) {
 		t.Parallel()
 		s, sale := setBackShop(t, 30, 10) // of which Postgres has sold 25, and Redis 15
-		registry, _ := guarded(s.Shop, t)
+		registry, _ := testwork.Guarded(s.Shop, t)
 		s.AwaitConfirmed(t, 25)
 		ingress := newIngress(s.Shop, t)
 		require.Equal(t, 15, ingress.Crowd(t, sale, 15))
 		awaitRebuilt(s.Shop, t, sale, 2)
-		require.Equal(t, reservation.SoldOut, reserve(ingress, t, sale, "late", 1, "").Verdict)
+		require.Equal(t, reservation.SoldOut, ingress.Reserve(t, sale, "late", 1, "").Verdict)
 		s.AwaitConfirmed(t, 30)
 		testwork.AwaitRest(s.Shop, t)
-		requireSound(s.Shop, t)
+		s.RequireSound(t)
 		require.EqualValues(t, 10, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out'"))
-		require.Equal(t, 1.0, rebuilds(t, registry))
+		require.Equal(t, 1.0, testwork.Rebuilds(t, registry))
 	})
 }
 
 // A worker that recorded an order which Redis then lost finds out by itself, before anybody is refused.
 func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 100)
 	for i := range 5 {
 		s.Buy(t, sale, fmt.Sprint("kept-", i))
@@ -146,11 +146,11 @@ func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 	testwork.Fulfil(s.Shop, t)
 	other := takeSnapshot(s.Shop, t) // with as many places as there will be in Postgres
 	setBack(s.Shop, t, early)
-	require.NoError(t, execSQL(t, s.Shop, "DELETE FROM orders WHERE user_id LIKE 'new-%'"))
-	require.NoError(t, execSQL(t, s.Shop, "DELETE FROM order_events WHERE user_id LIKE 'new-%'"))
-	require.NoError(t, execSQL(t, s.Shop, "UPDATE sales SET sold = 5, last_sequence = 5"))
+	require.NoError(t, testshop.ExecSQL(t, s.Shop, "DELETE FROM orders WHERE user_id LIKE 'new-%'"))
+	require.NoError(t, testshop.ExecSQL(t, s.Shop, "DELETE FROM order_events WHERE user_id LIKE 'new-%'"))
+	require.NoError(t, testshop.ExecSQL(t, s.Shop, "UPDATE sales SET sold = 5, last_sequence = 5"))
 
-	registry, _ := guarded(s.Shop, t)
+	registry, _ := testwork.Guarded(s.Shop, t)
 	ingress = newIngress(s.Shop, t)
 	for i := range 8 {
 		ingress.Buy(t, sale, fmt.Sprint("lost-", i))
@@ -159,12 +159,12 @@ func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 	testwork.AwaitRest(s.Shop, t)
 	setBack(s.Shop, t, other)
 	awaitRebuilt(s.Shop, t, sale, 2)
-	require.Equal(t, reservation.AlreadyPurchased, reserve(ingress, t, sale, "lost-3", 1, "").Verdict)
+	require.Equal(t, reservation.AlreadyPurchased, ingress.Reserve(t, sale, "lost-3", 1, "").Verdict)
 	testwork.AwaitRest(s.Shop, t)
 	testkit.Eventually(t, 20*time.Second, "it says why", func() bool {
-		return valueOf(t, registry, "stampede_rebuilds_total", fulfillment.RebuildSetBack) == 1
+		return testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.RebuildSetBack) == 1
 	})
-	requireSound(s.Shop, t)
+	s.RequireSound(t)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 }
 
@@ -173,7 +173,7 @@ func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 3)
-	registry, _ := guarded(s, t)
+	registry, _ := testwork.Guarded(s, t)
 	for _, user := range []string{"ann", "bob", "cid"} {
 		s.Buy(t, sale, user)
 	}
@@ -194,9 +194,9 @@ func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 		return s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == 10
 	})
 	testwork.AwaitRest(s, t)
-	needNothing(s, t, 1)
-	require.Zero(t, rebuilds(t, registry))
-	require.EqualValues(t, 1, epochOf(s, t, sale))
+	testwork.NeedNothing(s, t, 1)
+	require.Zero(t, testwork.Rebuilds(t, registry))
+	require.EqualValues(t, 1, s.EpochOf(t, sale))
 }
 
 // forgedEntry is the entry of an order that Redis has never accepted.
@@ -215,7 +215,7 @@ func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
 	s.Buy(t, sale, "ann")
-	registry, log := guarded(s, t)
+	registry, log := testwork.Guarded(s, t)
 	s.AwaitConfirmed(t, 1)
 	testwork.AwaitRest(s, t)
 	refused := 0
@@ -232,11 +232,11 @@ func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	provoke()
 	awaitRebuilt(s, t, sale, 2)
 	provoke()
-	testkit.Eventually(t, 20*time.Second, "it is put off", func() bool { return log.Times(fulfillment.RefusedAgain) == 1 })
-	require.EqualValues(t, 2, epochOf(s, t, sale))
-	require.NoError(t, execSQL(t, s, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'"))
+	testkit.Eventually(t, 20*time.Second, "it is put off", func() bool { return log.Times(rebuild.RefusedAgain) == 1 })
+	require.EqualValues(t, 2, s.EpochOf(t, sale))
+	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'"))
 	awaitRebuilt(s, t, sale, 3)
-	testkit.Eventually(t, 20*time.Second, "both are counted", func() bool { return rebuilds(t, registry) == 2 })
+	testkit.Eventually(t, 20*time.Second, "both are counted", func() bool { return testwork.Rebuilds(t, registry) == 2 })
 
 	var wait float64
 	for i, want := range []float64{0, 60, 120, 240, 480, 960, 1920, 3600, 3600} {
@@ -246,7 +246,7 @@ func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 				VALUES ($1, $2, 'SaleRebuilt', '{"reason": "refused"}')`, other, 100+n)
 			require.NoError(t, err)
 		}
-		require.NoError(t, s.Pool.QueryRow(t.Context(), sql.RebuildWait, other, fulfillment.ReasonsOfProofs).Scan(&wait))
+		require.NoError(t, s.Pool.QueryRow(t.Context(), sql.RebuildWait, other, rebuild.ReasonsOfProofs).Scan(&wait))
 		require.InDelta(t, want, wait, 30)
 	}
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package rebuild
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"stampede/fulfillment/ledger"
@@ -35,25 +36,25 @@ type guardedSale struct {
 	Closed reservation.ClosedSale
 }
 
-// need is what has to be rebuilt: a partition, or one sale of it.
-type need struct {
+// Need is what has to be rebuilt: a partition, or one sale of it.
+type Need struct {
 	partition int
 	Sale      uuid.UUID // uuid.Nil for all of them
 	Reason    string
 }
 
-// needs looks what has to be rebuilt in partitions 0 to n-1: all sales of one whose server may have lost some,
+// Needs looks what has to be rebuilt in partitions 0 to n-1: all sales of one whose server may have lost some,
 // and single sales that Redis lacks or has otherwise than Postgres. Of sales that are over it looks at
 // those in Redis only, and only if withEnded: somebody may have deleted them.
 //
 // What it says may be out of date at once, because sales are created and rebuilt meanwhile. Under the lock of a
 // rebuild it is not.
-func (r *Rebuilder) needs(ctx context.Context, partitions int, withEnded bool) ([]need, error) {
+func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) ([]Need, error) {
 	servers, err := r.verifiedServers(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var found []need
+	var found []Need
 	var failed []error
 	whole := make(map[int]bool, partitions)
 	for p := range partitions {
@@ -62,7 +63,7 @@ func (r *Rebuilder) needs(ctx context.Context, partitions int, withEnded bool) (
 		case err != nil:
 			failed = append(failed, fmt.Errorf("partition %d: %w", p, err))
 		case reason != "":
-			found = append(found, need{partition: p, Reason: reason})
+			found = append(found, Need{partition: p, Reason: reason})
 		default:
 			whole[p] = true
 		}
@@ -77,7 +78,7 @@ func (r *Rebuilder) needs(ctx context.Context, partitions int, withEnded bool) (
 		var agreeing []guardedSale
 		for i, sale := range sales {
 			if reason := needOfSale(sale, inRedis[i]); reason != "" {
-				found = append(found, need{sale.partition, sale.id, reason})
+				found = append(found, Need{sale.partition, sale.id, reason})
 			} else if inRedis[i].present {
 				agreeing = append(agreeing, sale)
 			}
@@ -85,7 +86,7 @@ func (r *Rebuilder) needs(ctx context.Context, partitions int, withEnded bool) (
 		reasons, err := r.proofsIn(ctx, agreeing)
 		for i, reason := range reasons {
 			if reason != "" {
-				found = append(found, need{agreeing[i].partition, agreeing[i].id, reason})
+				found = append(found, Need{agreeing[i].partition, agreeing[i].id, reason})
 			}
 		}
 		return err
@@ -160,7 +161,7 @@ func (r *Rebuilder) verifiedServers(ctx context.Context) (map[int]string, error)
 // Partitions is how many there are to be looked after: those of new sales, and those of sales that were made when
 // there were more.
 func (r *Rebuilder) Partitions(ctx context.Context) (int, error) {
-	return mostPartitions(ctx, r.config.Pool, r.config.Keys)
+	return MostPartitions(ctx, r.config.Pool, r.config.Keys)
 }
 
 // guardPage is how many sales are compared at a time.
@@ -280,4 +281,11 @@ func numberOf(field any) int64 {
 		return n
 	}
 	return -1
+}
+
+func MostPartitions(ctx context.Context, pool *pgxpool.Pool, keys reservation.Keys) (partitions int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
+	defer cancel()
+	err = pool.QueryRow(ctx, sql.WorkerMostPartitions).Scan(&partitions)
+	return max(partitions, keys.Partitions), err
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package rebuild
 
 import (
 	"context"
@@ -67,8 +67,8 @@ func (r *refusals) in(sale uuid.UUID, epoch int64) bool {
 	return known && refused == epoch
 }
 
-// noteRefused is called for an order that Postgres has just refused, and whose reservation was in force in Redis.
-func (r *Rebuilder) noteRefused(out ledger.Outcome) {
+// NoteRefused is called for an order that Postgres has just refused, and whose reservation was in force in Redis.
+func (r *Rebuilder) NoteRefused(out ledger.Outcome) {
 	if e := out.Event; r.refused.note(e.SaleID, e.Epoch) {
 		r.config.Logger.Error(orderRefused, "sale", e.SaleID, "epoch", e.Epoch, "order", e.OrderID, "user", e.UserID, "rejected", out.Reason)
 	}
@@ -93,8 +93,8 @@ const (
 	confirmedSince
 )
 
-// note notes what was recorded, in the order of sales and places.
-func (w *witnesses) note(outcomes []ledger.Outcome) {
+// Note notes what was recorded, in the order of sales and places.
+func (w *witnesses) Note(outcomes []ledger.Outcome) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range outcomes {
@@ -213,7 +213,7 @@ func (r *Rebuilder) missed(ctx context.Context, sales []guardedSale) ([]bool, er
 	defer cancel()
 	_, _ = r.config.Redis.Pipelined(limited, func(p redis.Pipeliner) error { // each command's own error counts
 		for i, sale := range sales {
-			seen[i] = r.witnesses.of(sale.id)
+			seen[i] = r.Witnesses.of(sale.id)
 			for k, w := range seen[i] {
 				if w.user != "" {
 					asked[i][k] = p.HGet(limited, r.config.Keys.Buyers(sale.partition, sale.id), w.user)
@@ -236,7 +236,7 @@ func (r *Rebuilder) missed(ctx context.Context, sales []guardedSale) ([]bool, er
 			if isHeld[k] = err == nil && reserved.OrderID == w.order; isHeld[k] {
 				continue
 			}
-			order, err := r.ledger.Order(ctx, w.order)
+			order, err := r.Ledger.Order(ctx, w.order)
 			switch {
 			case errors.Is(err, reservation.ErrOrderNotFound):
 			case err != nil:
@@ -249,9 +249,9 @@ func (r *Rebuilder) missed(ctx context.Context, sales []guardedSale) ([]bool, er
 		switch {
 		case missed[i]: // until it is rebuilt
 		case sale.ended:
-			r.witnesses.forget(sale.id)
+			r.Witnesses.forget(sale.id)
 		default:
-			r.witnesses.held(sale.id, seen[i], isHeld)
+			r.Witnesses.held(sale.id, seen[i], isHeld)
 		}
 	}
 	return missed, nil

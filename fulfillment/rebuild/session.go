@@ -1,4 +1,4 @@
-package fulfillment
+package rebuild
 
 import (
 	"context"
@@ -18,26 +18,26 @@ import (
 // rebuildSilence is for how long the session of a rebuild may be silent until Postgres ends it.
 const rebuildSilence = 30 * time.Second
 
-// rebuildSession is a connection to Postgres that holds the lock, and makes all changes there that need it:
+// Session is a connection to Postgres that holds the lock, and makes all changes there that need it:
 // with the lock a rebuild loses the means to go on.
-type rebuildSession struct{ Conn pg.Session }
+type Session struct{ Conn pg.Session }
 
 // begin takes the lock, or returns ErrRebuildUnderWay.
-func (r *Rebuilder) begin(ctx context.Context) (*rebuildSession, error) {
+func (r *Rebuilder) begin(ctx context.Context) (*Session, error) {
 	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	session, err := pg.Begin(limited, r.config.Pool, pg.RebuildLock, rebuildSilence)
 	if errors.Is(err, pg.ErrLockHeld) {
-		return nil, ErrRebuildUnderWay
+		return nil, ErrUnderWay
 	} else if err != nil {
 		return nil, err
 	}
-	return &rebuildSession{session}, nil
+	return &Session{session}, nil
 }
 
-func (s *rebuildSession) Close() { s.Conn.End() }
+func (s *Session) Close() { s.Conn.End() }
 
-func (s *rebuildSession) Exec(ctx context.Context, query string, args ...any) error {
+func (s *Session) Exec(ctx context.Context, query string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	_, err := s.Conn.Exec(ctx, query, args...)
@@ -45,25 +45,25 @@ func (s *rebuildSession) Exec(ctx context.Context, query string, args ...any) er
 }
 
 // stayAwake is to be called now and then while the session has nothing else to do.
-func (s *rebuildSession) stayAwake(ctx context.Context) error {
+func (s *Session) stayAwake(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	return s.Conn.Ping(ctx)
 }
 
-func (s *rebuildSession) saveServer(ctx context.Context, partition int, server reservation.ServerState) error {
+func (s *Session) saveServer(ctx context.Context, partition int, server reservation.ServerState) error {
 	if err := s.Exec(ctx, sql.RebuildSaveServer, partition, server.RunID, server.ReplicationID); err != nil {
 		return fmt.Errorf("note the Redis server: %w", err)
 	}
 	return nil
 }
 
-// neededGuards are what an ON CONFLICT of a rebuild names: without one of them it cannot record what it finds in the
+// NeededGuards are what an ON CONFLICT of a rebuild names: without one of them it cannot record what it finds in the
 // stream, nor which server it verifies.
-var neededGuards = []string{"order_events_pkey", "orders_one_live_per_user", "redis_servers_pkey"}
+var NeededGuards = []string{"order_events_pkey", "orders_one_live_per_user", "redis_servers_pkey"}
 
 // requireGuards returns ErrGuardMissing if a rebuild could not be finished, before it closes anything.
-func (s *rebuildSession) requireGuards(ctx context.Context) error {
+func (s *Session) requireGuards(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	_, missing, err := sql.Guards(ctx, s.Conn)
@@ -72,7 +72,7 @@ func (s *rebuildSession) requireGuards(ctx context.Context) error {
 	}
 	var needed []error
 	for _, m := range missing {
-		if slices.Contains(neededGuards, m.Name) {
+		if slices.Contains(NeededGuards, m.Name) {
 			needed = append(needed, fmt.Errorf("%w: %s; put it back with %s", ledger.ErrGuardMissing, m.What, m.Mend))
 		}
 	}
@@ -95,7 +95,7 @@ const raiseTimeout = time.Minute
 //
 // It returns errOvertaken, and has done nothing, if the sale is not in the epoch any more that it had when it was
 // read, which was before it was closed: then another rebuild may have opened it, and what was sold since is not drained.
-func (s *rebuildSession) RaiseEpoch(ctx context.Context, sale guardedSale, reason string) (raisedSale, error) {
+func (s *Session) RaiseEpoch(ctx context.Context, sale guardedSale, reason string) (raisedSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, raiseTimeout)
 	defer cancel()
 	var raised raisedSale

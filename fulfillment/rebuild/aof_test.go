@@ -1,4 +1,4 @@
-package fulfillment_test
+package rebuild_test
 
 import (
 	"fmt"
@@ -24,12 +24,12 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 		t.Run(fmt.Sprintf("%d in Postgres", written), func(t *testing.T) {
 			t.Parallel()
 			const kept, cut = 100, 100
-			s := newLostShop(t)
+			s := testshop.NewLostShop(t)
 			sale := s.Open(t, 1000)
 			var receipts []reservation.Receipt
 			buy := func() {
 				user := fmt.Sprintf("user-%d", len(receipts))
-				r := reserve(s.Shop, t, sale, user, 1, "").Reservation
+				r := s.Reserve(t, sale, user, 1, "").Reservation
 				receipts = append(receipts, reservation.Receipt{
 					OrderID: r.OrderID, SaleID: sale, User: user, Epoch: r.Epoch, Sequence: r.Sequence, Quantity: 1, ReservedAt: r.ReservedAt,
 				})
@@ -45,12 +45,12 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			for range cut {
 				buy()
 			}
-			s.server.Kill()
+			s.Server.Kill()
 			// In the middle of a command, where Redis cuts off what is not whole.
 			require.NoError(t, os.Truncate(file, size+(sizeOf(t, file)-size)/2+1))
-			require.NoError(t, s.server.Restart(t.Context()))
+			require.NoError(t, s.Server.Restart(t.Context()))
 			survived := map[uuid.UUID]bool{}
-			for _, msg := range messages(s.Shop, t) {
+			for _, msg := range testwork.Messages(s.Shop, t) {
 				event, err := reservation.DecodeReserved(msg)
 				require.NoError(t, err)
 				survived[event.OrderID] = true
@@ -58,8 +58,8 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			require.Greater(t, len(survived), kept)
 			require.Less(t, len(survived), kept+cut)
 
-			registry, _ := guarded(s.Shop, t)
-			testkit.Eventually(t, 30*time.Second, "it is rebuilt", func() bool { return rebuilds(t, registry) == 1 })
+			registry, _ := testwork.Guarded(s.Shop, t)
+			testkit.Eventually(t, 30*time.Second, "it is rebuilt", func() bool { return testwork.Rebuilds(t, registry) == 1 })
 			s.AwaitConfirmed(t, max(len(survived), written))
 			testwork.AwaitRest(s.Shop, t)
 			ledger := ledger.New(s.Pool)
@@ -79,11 +79,11 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 				if i < max(len(survived), written) {
 					want = reservation.AlreadyPurchased
 				}
-				require.Equal(t, want, reserve(s.Shop, t, sale, fmt.Sprintf("user-%d", i), 1, "").Verdict)
+				require.Equal(t, want, s.Reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "").Verdict)
 			}
 			s.AwaitConfirmed(t, kept+cut)
 			testwork.AwaitRest(s.Shop, t)
-			requireSound(s.Shop, t)
+			s.RequireSound(t)
 			report := testwork.Audit(s.Shop, t, sale)
 			require.False(t, report.Broken(), testwork.TextOf(t, report))
 		})
@@ -91,7 +91,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 }
 
 // appendOnlyFile is the one to which the Redis of the test appends.
-func appendOnlyFile(t testing.TB, s lostShop) string {
+func appendOnlyFile(t testing.TB, s testshop.LostShop) string {
 	t.Helper()
 	where, err := s.Rdb.ConfigGet(t.Context(), "*dir*").Result()
 	require.NoError(t, err)

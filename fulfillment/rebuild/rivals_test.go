@@ -1,4 +1,4 @@
-package fulfillment_test
+package rebuild_test
 
 import (
 	"cmp"
@@ -15,7 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/rebuild"
 	"stampede/fulfillment/stream"
 	"stampede/internal/crashpoint"
 	"stampede/internal/pg"
@@ -72,7 +72,7 @@ func (g gate) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {
 // rival is a rebuilder that holds no lock and goes on one call at a time.
 type rival struct {
 	gate
-	*fulfillment.Rebuilder
+	*rebuild.Rebuilder
 	shop *testshop.Shop
 	done chan error // of the rebuild that is under way
 	busy bool
@@ -88,12 +88,12 @@ func newRival(s *testshop.Shop, t *testing.T) *rival {
 	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
 	t.Cleanup(store.Close)
 	r.shop = &testshop.Shop{Pool: s.Pool, Rdb: rdb, Keys: s.Keys, Store: store}
-	r.Rebuilder = rebuilder(r.shop, t)
+	r.Rebuilder = testwork.Rebuilder(r.shop, t)
 	return r
 }
 
 // begin starts a rebuild, which stops before its first call.
-func (r *rival) begin(t *testing.T, rebuild func(context.Context, *fulfillment.RebuildSession) error) {
+func (r *rival) begin(t *testing.T, run func(context.Context, *rebuild.Session) error) {
 	t.Helper()
 	config := r.shop.Pool.Config().ConnConfig.Copy()
 	config.Tracer = r.gate
@@ -101,7 +101,7 @@ func (r *rival) begin(t *testing.T, rebuild func(context.Context, *fulfillment.R
 	require.NoError(t, err)
 	r.busy = true
 	go func() {
-		err := rebuild(context.Background(), &fulfillment.RebuildSession{pg.Session{Conn: conn}})
+		err := run(context.Background(), &rebuild.Session{pg.Session{Conn: conn}})
 		_ = conn.Close(context.Background())
 		r.done <- err
 	}()
@@ -145,7 +145,7 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 		t.Logf("round %d of seed %d", round, seed)
 		whole := round%3 == 2 // the partition and not only the sale
 		accepted := map[uuid.UUID]bool{}
-		before := epochOf(s, t, sale)
+		before := s.EpochOf(t, sale)
 		buy := func() {
 			answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: fmt.Sprint("user-", len(accepted)), Quantity: 1})
 			if err != nil {
@@ -168,12 +168,12 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 					}
 				}
 			default:
-				r.begin(t, func(ctx context.Context, session *fulfillment.RebuildSession) error {
+				r.begin(t, func(ctx context.Context, session *rebuild.Session) error {
 					if whole {
-						_, err := r.PartitionIn(ctx, session, 0, fulfillment.RebuildByHand)
+						_, err := r.PartitionIn(ctx, session, 0, rebuild.RebuildByHand)
 						return err
 					}
-					_, err := r.SaleIn(ctx, session, sale, fulfillment.RebuildByHand)
+					_, err := r.SaleIn(ctx, session, sale, rebuild.RebuildByHand)
 					return err
 				})
 			}
@@ -184,9 +184,9 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 				buy()
 			}
 		}
-		worker := rebuilder(s, t)
+		worker := testwork.Rebuilder(s, t)
 		testkit.Eventually(t, 30*time.Second, "a worker finishes what the last of them left closed", func() bool {
-			require.NoError(t, heal(s, t, worker, 1))
+			require.NoError(t, testwork.Heal(s, t, worker, 1))
 			found, err := worker.Needs(t.Context(), 1, true)
 			require.NoError(t, err)
 			return len(found) == 0
@@ -196,8 +196,8 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 		require.EqualValues(t, len(accepted), s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", sale))
 		_, err := s.Catalog.PublishPending(t.Context())
 		require.NoError(t, err)
-		requireSound(s, t)
-		opened += int(epochOf(s, t, sale) - before)
+		s.RequireSound(t)
+		opened += int(s.EpochOf(t, sale) - before)
 		_, err = s.Catalog.End(t.Context(), sale)
 		require.NoError(t, err)
 	}
@@ -224,12 +224,12 @@ func fulfilAll(s *testshop.Shop, t *testing.T) {
 // 30 seconds of silence. Another one begins; when it has come so far, the first one wakes up.
 func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 	t.Parallel()
-	for name, far := range map[string]func(t *testing.T, b *fulfillment.Build, sales []fulfillment.GuardedSale) (opened bool){
-		"closed": func(t *testing.T, b *fulfillment.Build, sales []fulfillment.GuardedSale) bool {
+	for name, far := range map[string]func(t *testing.T, b *rebuild.Build, sales []rebuild.GuardedSale) (opened bool){
+		"closed": func(t *testing.T, b *rebuild.Build, sales []rebuild.GuardedSale) bool {
 			require.NoError(t, b.CloseAndDrain(t.Context(), sales))
 			return false
 		},
-		"opened": func(t *testing.T, b *fulfillment.Build, sales []fulfillment.GuardedSale) bool {
+		"opened": func(t *testing.T, b *rebuild.Build, sales []rebuild.GuardedSale) bool {
 			require.NoError(t, b.CloseAndDrain(t.Context(), sales))
 			require.NoError(t, b.RebuildSales(t.Context(), sales))
 			return true
@@ -248,8 +248,8 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			sleeper.WaitOutput(30*time.Second, "frozen at "+crashpoint.RebuildStaged)
 			require.EqualValues(t, 1, s.Count(t, endRebuildSessions), "its session ends")
 
-			r := rebuilder(s, t)
-			var session *fulfillment.RebuildSession
+			r := testwork.Rebuilder(s, t)
+			var session *rebuild.Session
 			testkit.Eventually(t, 20*time.Second, "the lock is free", func() bool {
 				var err error
 				session, err = r.Begin(t.Context())
@@ -258,8 +258,8 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			defer session.Close()
 			guarded, err := r.FindSale(t.Context(), sale)
 			require.NoError(t, err)
-			b := r.NewBuild(session, fulfillment.Need{Reason: fulfillment.RebuildByHand})
-			sales := []fulfillment.GuardedSale{guarded}
+			b := r.NewBuild(session, rebuild.Need{Reason: rebuild.RebuildByHand})
+			sales := []rebuild.GuardedSale{guarded}
 			opened := far(t, b, sales)
 			if opened {
 				s.Buy(t, sale, "second")
@@ -284,8 +284,8 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			}
 			testwork.Fulfil(s, t)
 			require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
-			requireSound(s, t)
-			needNothing(s, t, 1)
+			s.RequireSound(t)
+			testwork.NeedNothing(s, t, 1)
 		})
 	}
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package rebuild
 
 import (
 	"context"
@@ -41,9 +41,9 @@ const (
 )
 
 var (
-	// ErrRebuildUnderWay is returned while another process rebuilds. It will see to what is to be done, or
+	// ErrUnderWay is returned while another process rebuilds. It will see to what is to be done, or
 	// leave it to be found again.
-	ErrRebuildUnderWay = errors.New("a rebuild is under way")
+	ErrUnderWay = errors.New("a rebuild is under way")
 	// ErrServerUnverified is returned for the rebuild of a single sale on a Redis server of which more may be
 	// lost: its partition has to be rebuilt.
 	ErrServerUnverified = errors.New("the whole partition has to be rebuilt: its Redis server is not the one that it was on")
@@ -52,8 +52,8 @@ var (
 // rebuildTries is how often a rebuild is begun anew because Redis was lost meanwhile, before it is given up.
 const rebuildTries = 5
 
-// RebuilderConfig configures a Rebuilder. The first four fields have no default.
-type RebuilderConfig struct {
+// Config configures a Rebuilder. The first four fields have no default.
+type Config struct {
 	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient
 	Keys  reservation.Keys
@@ -72,25 +72,25 @@ type RebuilderConfig struct {
 // it: of two rebuilds of a sale that are under way at once, only the one that has begun last can raise its epoch
 // or open it (decision 18). It is safe for concurrent use.
 type Rebuilder struct {
-	config  RebuilderConfig
-	ledger  *ledger.Ledger
+	config  Config
+	Ledger  *ledger.Ledger
 	metrics *rebuildMetrics
 	trouble rebuildTrouble
 
 	// What a worker learns of its orders that shows that Redis lacks some.
 	refused   refusals
-	witnesses witnesses
+	Witnesses witnesses
 	said      said
 }
 
-// NewRebuilder returns a Rebuilder. It does not talk to Redis or Postgres yet.
-func NewRebuilder(config RebuilderConfig) (*Rebuilder, error) {
+// New returns a Rebuilder. It does not talk to Redis or Postgres yet.
+func New(config Config) (*Rebuilder, error) {
 	stream.OrElse(&config.Logger, slog.Default())
 	metrics, err := newRebuildMetrics(config.Registerer)
 	if err != nil {
 		return nil, err
 	}
-	r := &Rebuilder{config: config, ledger: ledger.New(config.Pool), metrics: metrics}
+	r := &Rebuilder{config: config, Ledger: ledger.New(config.Pool), metrics: metrics}
 	r.said.missed.Interval, r.said.putOff.Interval = proofsSaid, proofsSaid
 	return r, nil
 }
@@ -125,10 +125,10 @@ func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
 // Before anything of Redis is given up, what is in the stream and not in Postgres yet is recorded there, so
 // that a server that lost nothing loses nothing by this. The error is ErrRebuildUnderWay, or one of Redis or Postgres;
 // the report says what was done all the same.
-func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string) (RebuildReport, error) {
+func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string) (Report, error) {
 	session, err := r.begin(ctx)
 	if err != nil {
-		return RebuildReport{}, fmt.Errorf("rebuild partition %d: %w", partition, err)
+		return Report{}, fmt.Errorf("rebuild partition %d: %w", partition, err)
 	}
 	defer session.Close()
 	return r.partition(ctx, session, partition, reason)
@@ -136,29 +136,29 @@ func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string)
 
 // Sale makes the stock of one sale anew; the other ones go on. The error is ErrRebuildUnderWay,
 // reservation.ErrSaleNotFound, ErrServerUnverified, or one of Redis or Postgres.
-func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (RebuildReport, error) {
+func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (Report, error) {
 	session, err := r.begin(ctx)
 	if err != nil {
-		return RebuildReport{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)
+		return Report{}, fmt.Errorf("rebuild sale=%s: %w", sale, err)
 	}
 	defer session.Close()
 	return r.sale(ctx, session, sale, reason)
 }
 
 // partition is Partition under the lock.
-func (r *Rebuilder) partition(ctx context.Context, s *rebuildSession, partition int, reason string) (RebuildReport, error) {
-	b := r.newBuild(s, need{partition: partition, Reason: reason})
+func (r *Rebuilder) partition(ctx context.Context, s *Session, partition int, reason string) (Report, error) {
+	b := r.newBuild(s, Need{partition: partition, Reason: reason})
 	b.log.Warn(rebuildingPart, r.trouble.before(b.of)...)
 	return b.finish(b.inTries(ctx, b.wholePartition))
 }
 
 // sale is Sale under the lock.
-func (r *Rebuilder) sale(ctx context.Context, s *rebuildSession, id uuid.UUID, reason string) (RebuildReport, error) {
+func (r *Rebuilder) sale(ctx context.Context, s *Session, id uuid.UUID, reason string) (Report, error) {
 	sale, err := r.findSale(ctx, id)
 	if err != nil {
-		return RebuildReport{}, fmt.Errorf("rebuild sale=%s: %w", id, err)
+		return Report{}, fmt.Errorf("rebuild sale=%s: %w", id, err)
 	}
-	b := r.newBuild(s, need{sale.partition, id, reason})
+	b := r.newBuild(s, Need{sale.partition, id, reason})
 	b.log = b.log.With("sale", id)
 	b.log.Warn(rebuildingSale, r.trouble.before(b.of)...)
 	return b.finish(b.inTries(ctx, func(ctx context.Context) error { return b.oneSale(ctx, id) }))
@@ -167,17 +167,17 @@ func (r *Rebuilder) sale(ctx context.Context, s *rebuildSession, id uuid.UUID, r
 // build is one rebuild.
 type build struct {
 	*Rebuilder
-	of        need
+	of        Need
 	partition int // of it
-	session   *rebuildSession
+	session   *Session
 	Token     string // of the try that is under way
 	step      atomic.Pointer[rebuildStep]
 	log       *slog.Logger
 	began     time.Time
-	report    RebuildReport
+	report    Report
 }
 
-func (r *Rebuilder) newBuild(s *rebuildSession, n need) *build {
+func (r *Rebuilder) newBuild(s *Session, n Need) *build {
 	b := &build{
 		Rebuilder: r, of: n, partition: n.partition, session: s, Token: reservation.NewRebuildToken(),
 		log: r.config.Logger.With("partition", n.partition, "reason", n.Reason), began: time.Now(),
@@ -191,7 +191,7 @@ func (b *build) inTries(ctx context.Context, do func(context.Context) error) err
 	defer b.watch(ctx)()
 	for try := 1; ; try++ {
 		b.Token = reservation.NewRebuildToken()
-		b.report = RebuildReport{Partition: b.partition, Reason: b.of.Reason, Tries: try}
+		b.report = Report{Partition: b.partition, Reason: b.of.Reason, Tries: try}
 		err := do(ctx)
 		if !errors.Is(err, reservation.ErrServerChanged) || try == rebuildTries {
 			return err
@@ -200,7 +200,7 @@ func (b *build) inTries(ctx context.Context, do func(context.Context) error) err
 	}
 }
 
-func (b *build) finish(err error) (RebuildReport, error) {
+func (b *build) finish(err error) (Report, error) {
 	took := time.Since(b.began)
 	b.report.Seconds = took.Seconds()
 	if b.trouble.note(b.of, err) && !errors.Is(err, context.Canceled) {

@@ -1,4 +1,4 @@
-package fulfillment_test
+package rebuild_test
 
 import (
 	"bytes"
@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/retry"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -76,20 +76,20 @@ func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	require.NoError(t, hold.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid() FROM sales WHERE id = $1 FOR UPDATE", sale).Scan(&holder))
 	done := make(chan error, 1)
 	log := &logText{}
-	r, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
+	r, err := rebuild.New(rebuild.Config{
 		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})
 	require.NoError(t, err)
 	go func() {
-		_, err := r.Sale(context.Background(), sale, fulfillment.RebuildByHand)
+		_, err := r.Sale(context.Background(), sale, rebuild.RebuildByHand)
 		done <- err
 	}()
-	line := log.await(t, fulfillment.RebuildWaits, "raise the epoch of the sale", holder)
+	line := log.await(t, rebuild.RebuildWaits, "raise the epoch of the sale", holder)
 	require.Contains(t, line, "level=WARN")
 	require.Contains(t, line, sale.String())
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, <-done)
-	requireSound(s, t)
+	s.RequireSound(t)
 }
 
 // A rebuild that fails each time for the same reason: each try says why the last one failed.
@@ -101,18 +101,18 @@ func TestFailingRebuildLogsReason(t *testing.T) {
 	testwork.Fulfil(s, t)
 	// Its entry is still in the stream, as that of an order is that some worker has in hand.
 	require.NoError(t, s.Rdb.XGroupSetID(t.Context(), s.Keys.Orders(0), reservation.Group, "0").Err())
-	require.NoError(t, execSQL(t, s, "DROP INDEX orders_one_live_per_user"))
+	require.NoError(t, testshop.ExecSQL(t, s, "DROP INDEX orders_one_live_per_user"))
 	require.NoError(t, s.Store.Distrust(t.Context(), 0))
 	log := guardedLogging(s, t)
 	const plain = "orders_one_live_per_user"
-	require.Contains(t, log.await(t, fulfillment.RebuildFailed, plain, "is missing"), "level=ERROR")
-	log.await(t, fulfillment.RebuildingPart, "last_error=", plain, "failed_tries=2")
-	require.Len(t, log.lines(fulfillment.RebuildFailed), 1, "the same error is told by the next try")
+	require.Contains(t, log.await(t, rebuild.RebuildFailed, plain, "is missing"), "level=ERROR")
+	log.await(t, rebuild.RebuildingPart, "last_error=", plain, "failed_tries=2")
+	require.Len(t, log.lines(rebuild.RebuildFailed), 1, "the same error is told by the next try")
 
-	require.NoError(t, execSQL(t, s, "CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')"))
+	require.NoError(t, testshop.ExecSQL(t, s, "CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')"))
 	log.await(t, "rebuilt the stock from Postgres")
-	needNothing(s, t, 1)
-	requireSound(s, t)
+	testwork.NeedNothing(s, t, 1)
+	s.RequireSound(t)
 }
 
 // Another process has the lock of rebuilds: a worker that has found something to rebuild says who keeps it from that.
@@ -120,17 +120,17 @@ func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	s.Open(t, 10)
-	session, err := rebuilder(s, t).Begin(t.Context())
+	session, err := testwork.Rebuilder(s, t).Begin(t.Context())
 	require.NoError(t, err)
 	var holder string
 	require.NoError(t, session.Conn.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid()").Scan(&holder))
 	require.NoError(t, s.Store.Distrust(t.Context(), 0))
 	log := guardedLogging(s, t)
-	log.await(t, fulfillment.OtherRebuilds, holder, "reason=server")
+	log.await(t, rebuild.OtherRebuilds, holder, "reason=server")
 	session.Close()
 	log.await(t, "rebuilt the stock from Postgres")
-	require.Len(t, log.lines(fulfillment.OtherRebuilds), 1, "and does not say it at each look")
-	needNothing(s, t, 1)
+	require.Len(t, log.lines(rebuild.OtherRebuilds), 1, "and does not say it at each look")
+	testwork.NeedNothing(s, t, 1)
 }
 
 // What fails and recovers all the time does not fill the log.

@@ -1,4 +1,4 @@
-package fulfillment
+package rebuild
 
 import (
 	"context"
@@ -95,7 +95,7 @@ func (b *build) holdPage(ctx context.Context, sale raisedSale, page []reservatio
 }
 
 // snapshot reads what a sale is rebuilt from, of one instant in its epoch.
-func (s *rebuildSession) snapshot(ctx context.Context, sale raisedSale, read func(pgx.Tx) error) error {
+func (s *Session) snapshot(ctx context.Context, sale raisedSale, read func(pgx.Tx) error) error {
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	return pgx.BeginTxFunc(ctx, s.Conn, snapshot, func(tx pgx.Tx) error {
 		var epoch int64

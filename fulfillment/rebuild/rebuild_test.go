@@ -1,4 +1,4 @@
-package fulfillment_test
+package rebuild_test
 
 import (
 	"context"
@@ -12,107 +12,19 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
 	"stampede/fulfillment/ledger"
-	"stampede/internal/localserver"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
 )
 
-// lostShop is a shop on a Redis of its own, which can be lost.
-type lostShop struct {
-	*testshop.Shop
-	server *localserver.Redis
-}
-
-func newLostShop(t testing.TB) lostShop {
-	t.Helper()
-	server := testkit.OwnRedis(t)
-	return lostShop{testshop.NewShopOn(t, testkit.Pool(t), server.URL, reservation.Keys{Prefix: "test", Partitions: 1}), server}
-}
-
-func rebuilder(s *testshop.Shop, t testing.TB) *fulfillment.Rebuilder {
-	t.Helper()
-	r, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: testkit.Logger(t)})
-	require.NoError(t, err)
-	return r
-}
-
-// rebuild rebuilds the only partition.
-func rebuild(s *testshop.Shop, t testing.TB) fulfillment.RebuildReport {
-	t.Helper()
-	report, err := rebuilder(s, t).Partition(t.Context(), 0, fulfillment.RebuildByHand)
-	require.NoError(t, err)
-	return report
-}
-
-// heal does what a worker does who looks at everything.
-func heal(s *testshop.Shop, t testing.TB, r *fulfillment.Rebuilder, partitions int) error {
-	t.Helper()
-	_, err := r.Heal(t.Context(), partitions, true)
-	return err
-}
-
-func (s lostShop) flush(t testing.TB) {
-	t.Helper()
-	require.NoError(t, s.Rdb.FlushAll(t.Context()).Err())
-}
-
-// reserve asks for units as a buyer with an idempotency key.
-func reserve(s *testshop.Shop, t testing.TB, sale uuid.UUID, user string, quantity int64, key string) reservation.Answer {
-	t.Helper()
-	answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: quantity, IdempotencyKey: key})
-	require.NoError(t, err)
-	return answer
-}
-
-func requireClosed(s *testshop.Shop, t testing.TB, sale uuid.UUID) {
-	t.Helper()
-	_, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "somebody", Quantity: 1})
-	require.ErrorIs(t, err, reservation.ErrUnavailable)
-}
-
-func saleInRedis(s *testshop.Shop, t testing.TB, sale uuid.UUID) map[string]string {
-	t.Helper()
-	fields, err := s.Rdb.HGetAll(t.Context(), s.Keys.Sale(0, sale)).Result()
-	require.NoError(t, err)
-	return fields
-}
-
-func epochOf(s *testshop.Shop, t testing.TB, sale uuid.UUID) int64 {
-	t.Helper()
-	return s.Count(t, "SELECT epoch FROM sales WHERE id = $1", sale)
-}
-
-// requireSound holds the books against each other.
-func requireSound(s *testshop.Shop, t testing.TB) {
-	t.Helper()
-	require.Zero(t, s.Count(t, testshop.BrokenLogs))
-	require.Zero(t, s.Count(t, `SELECT count(*) FROM sales AS s
-		WHERE sold <> (SELECT coalesce(sum(quantity), 0) FROM orders WHERE sale_id = s.id AND status IN ('confirmed', 'paid'))`))
-	rows, err := s.Pool.Query(t.Context(), "SELECT id, stock - sold, epoch, revision, published_revision FROM sales")
-	require.NoError(t, err)
-	defer rows.Close()
-	for rows.Next() {
-		var sale uuid.UUID
-		var left, epoch, revision, published int64
-		require.NoError(t, rows.Scan(&sale, &left, &epoch, &revision, &published))
-		fields := saleInRedis(s, t, sale)
-		require.Equal(t, fmt.Sprint(left), fields["left"], "units left of %s", sale)
-		require.Equal(t, fmt.Sprint(epoch), fields["epoch"])
-		require.Equal(t, fmt.Sprint(revision), fields["revision"])
-		require.Equal(t, revision, published)
-	}
-	require.NoError(t, rows.Err())
-}
-
 func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale, paused, ended := s.OpenPayable(t, 20), s.Open(t, 5), s.Open(t, 7)
-	keyed := reserve(s.Shop, t, sale, "ann", 3, "key-of-ann")
+	keyed := s.Reserve(t, sale, "ann", 3, "key-of-ann")
 	require.Equal(t, reservation.Reserved, keyed.Verdict)
 	for _, user := range []string{"bob", "carol", "dave", "erin"} {
 		s.Buy(t, sale, user)
@@ -141,14 +53,14 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	require.NoError(t, err)
 	lost := s.Buy(t, sale, "lost")
 
-	s.flush(t)
-	requireClosed(s.Shop, t, sale)
-	report := rebuild(s.Shop, t)
+	s.Flush(t)
+	s.RequireClosed(t, sale)
+	report := testwork.Rebuild(s.Shop, t)
 	require.Len(t, report.Sales, 3)
 	require.Equal(t, ended, report.Sales[2].ID, "it can wait")
 	for _, rebuilt := range report.Sales {
 		rebuilt.Seconds = 0
-		want := fulfillment.RebuiltSale{ID: rebuilt.ID, Epoch: 2, Revision: 2}
+		want := rebuild.RebuiltSale{ID: rebuilt.ID, Epoch: 2, Revision: 2}
 		switch rebuilt.ID {
 		case sale:
 			// The place of the lost order was never seen, so it is given out once more.
@@ -161,31 +73,31 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 		require.Equal(t, want, rebuilt)
 	}
 	require.Zero(t, s.Count(t, testshop.PendingReleases), "their units are in the new stock")
-	requireSound(s.Shop, t)
+	s.RequireSound(t)
 	require.Equal(t, map[string]string{
 		"left": "15", "stock": "20", "state": "open", "opens_at_ms": "0", "closes_at_ms": "0", "per_order_limit": "10",
-		"payment_window_s": saleInRedis(s.Shop, t, sale)["payment_window_s"], "epoch": "2", "sequence": "5", "generation": "1", "revision": "2",
-	}, saleInRedis(s.Shop, t, sale))
-	require.Equal(t, "paused", saleInRedis(s.Shop, t, paused)["state"])
-	require.Equal(t, "ended", saleInRedis(s.Shop, t, ended)["state"])
+		"payment_window_s": s.SaleInRedis(t, sale)["payment_window_s"], "epoch": "2", "sequence": "5", "generation": "1", "revision": "2",
+	}, s.SaleInRedis(t, sale))
+	require.Equal(t, "paused", s.SaleInRedis(t, paused)["state"])
+	require.Equal(t, "ended", s.SaleInRedis(t, ended)["state"])
 
 	// Whoever holds units gets the first answer again, and whoever does not buys as anybody else.
-	again := reserve(s.Shop, t, sale, "ann", 3, "key-of-ann")
+	again := s.Reserve(t, sale, "ann", 3, "key-of-ann")
 	require.Equal(t, reservation.Replayed, again.Verdict)
 	require.Equal(t, keyed.Reservation, again.Reservation, "the epoch in which it was made included: it is in the receipt")
-	require.Equal(t, reservation.AlreadyPurchased, reserve(s.Shop, t, sale, "ann", 1, "").Verdict)
-	require.Equal(t, reservation.AlreadyPurchased, reserve(s.Shop, t, sale, "bob", 1, "").Verdict)
+	require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, sale, "ann", 1, "").Verdict)
+	require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, sale, "bob", 1, "").Verdict)
 	for i, user := range []string{"carol", "dave", "lost"} {
-		answer := reserve(s.Shop, t, sale, user, 1, "")
+		answer := s.Reserve(t, sale, user, 1, "")
 		require.Equal(t, reservation.Reserved, answer.Verdict)
 		require.EqualValues(t, 6+i, answer.Reservation.Sequence)
 		require.EqualValues(t, 2, answer.Reservation.Epoch)
 	}
-	require.Equal(t, reservation.Paused, reserve(s.Shop, t, paused, "ann", 1, "").Verdict)
-	require.Equal(t, reservation.AlreadyPurchased, reserve(s.Shop, t, ended, "ann", 1, "").Verdict)
-	require.Equal(t, reservation.Ended, reserve(s.Shop, t, ended, "bob", 1, "").Verdict)
+	require.Equal(t, reservation.Paused, s.Reserve(t, paused, "ann", 1, "").Verdict)
+	require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, ended, "ann", 1, "").Verdict)
+	require.Equal(t, reservation.Ended, s.Reserve(t, ended, "bob", 1, "").Verdict)
 	testwork.Fulfil(s.Shop, t)
-	requireSound(s.Shop, t)
+	s.RequireSound(t)
 	require.EqualValues(t, 6, s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')", sale))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE id = $1", lost))
 
@@ -196,7 +108,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	require.NoError(t, err)
 	s.Buy(t, paused, "ann")
 	testwork.Fulfil(s.Shop, t)
-	requireSound(s.Shop, t)
+	s.RequireSound(t)
 	var event string
 	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT data::text FROM sale_events WHERE sale_id = $1 AND type = 'SaleRebuilt'", sale).Scan(&event))
 	require.JSONEq(t, `{"epoch": 2, "sequence": 5, "reason": "by-hand", "stock": 20, "held": 5, "orders": 3}`, event)
@@ -237,15 +149,15 @@ func TestRebuildDrainsStream(t *testing.T) {
 			s.Buy(t, other, "second")
 			testwork.Fulfil(s, t)
 			require.Equal(t, 1200, s.Crowd(t, sale, 1200))
-			rubbish(s, t)
+			testwork.Rubbish(s, t)
 			s.Buy(t, other, "late")
 			require.NoError(t, c.group(t, s))
 			testshop.RaiseEpoch(t, s.Pool, other) // a rebuild has got so far and no further
-			report := rebuild(s, t)
-			require.Equal(t, fulfillment.Drained{Entries: 1202 + c.recorded, Confirmed: 1200, Voided: 1, Left: 1, Recorded: c.recorded}, report.Drained)
+			report := testwork.Rebuild(s, t)
+			require.Equal(t, rebuild.Drained{Entries: 1202 + c.recorded, Confirmed: 1200, Voided: 1, Left: 1, Recorded: c.recorded}, report.Drained)
 			require.EqualValues(t, 1200, testshop.SoldOf(t, s.Pool, sale))
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND user_id = 'late'"))
-			requireSound(s, t)
+			s.RequireSound(t)
 
 			// A worker finds the entries, and that nothing is to be done with them.
 			config := testwork.Config(s, t)
@@ -255,8 +167,8 @@ func TestRebuildDrainsStream(t *testing.T) {
 			stop()
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM dead_letters"))
 			require.EqualValues(t, 1200, testshop.SoldOf(t, s.Pool, sale))
-			require.EqualValues(t, 2, epochOf(s, t, sale), "the worker has found nothing to be rebuilt")
-			requireSound(s, t)
+			require.EqualValues(t, 2, s.EpochOf(t, sale), "the worker has found nothing to be rebuilt")
+			s.RequireSound(t)
 		})
 	}
 }
@@ -271,39 +183,39 @@ func TestRebuildRejectsOrdersBeyondStock(t *testing.T) {
 	}
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET stock = 10 WHERE id = $1", sale)
 	require.NoError(t, err)
-	report := rebuild(s, t)
-	require.Equal(t, fulfillment.Drained{Entries: 12, Confirmed: 10, Rejected: 2}, report.Drained)
+	report := testwork.Rebuild(s, t)
+	require.Equal(t, rebuild.Drained{Entries: 12, Confirmed: 10, Rejected: 2}, report.Drained)
 	for _, user := range []string{"user-10", "user-11"} {
 		require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND user_id = $1", user))
 		require.False(t, s.Rdb.HExists(t.Context(), s.Keys.Buyers(0, sale), user).Val())
 	}
-	requireSound(s, t)
+	s.RequireSound(t)
 	testwork.Work(t, testwork.Config(s, t))
 	testwork.AwaitRest(s, t)
-	requireSound(s, t)
+	s.RequireSound(t)
 }
 
 func TestRebuildsAreExclusive(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
-	r := rebuilder(s, t)
+	r := testwork.Rebuilder(s, t)
 	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = rebuilder(s, t).Partition(t.Context(), 0, fulfillment.RebuildByHand)
-	require.ErrorIs(t, err, fulfillment.ErrRebuildUnderWay)
-	_, err = r.Sale(t.Context(), sale, fulfillment.RebuildByHand)
-	require.ErrorIs(t, err, fulfillment.ErrRebuildUnderWay)
+	_, err = testwork.Rebuilder(s, t).Partition(t.Context(), 0, rebuild.RebuildByHand)
+	require.ErrorIs(t, err, rebuild.ErrUnderWay)
+	_, err = r.Sale(t.Context(), sale, rebuild.RebuildByHand)
+	require.ErrorIs(t, err, rebuild.ErrUnderWay)
 	s.Buy(t, sale, "ann")
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 0).Err())
-	require.NoError(t, heal(s, t, r, 1), "it is not this one's turn")
-	require.EqualValues(t, 1, epochOf(s, t, sale))
+	require.NoError(t, testwork.Heal(s, t, r, 1), "it is not this one's turn")
+	require.EqualValues(t, 1, s.EpochOf(t, sale))
 	var silence string
 	require.NoError(t, session.Conn.QueryRow(t.Context(), "SHOW idle_session_timeout").Scan(&silence))
 	require.Equal(t, "30s", silence, "one that hangs is not waited for for ever")
 	session.Close()
-	rebuild(s, t)
-	require.EqualValues(t, 2, epochOf(s, t, sale))
+	testwork.Rebuild(s, t)
+	require.EqualValues(t, 2, s.EpochOf(t, sale))
 }
 
 func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
@@ -312,47 +224,47 @@ func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
 	sale, other := s.Open(t, 10), s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	s.Buy(t, other, "ann")
-	r := rebuilder(s, t)
-	report, err := r.Sale(t.Context(), sale, fulfillment.RebuildReconciled)
+	r := testwork.Rebuilder(s, t)
+	report, err := r.Sale(t.Context(), sale, rebuild.RebuildReconciled)
 	require.NoError(t, err)
-	require.Equal(t, fulfillment.Drained{Entries: 2, Confirmed: 1, Left: 1}, report.Drained, "the other sale's order is for the workers")
+	require.Equal(t, rebuild.Drained{Entries: 2, Confirmed: 1, Left: 1}, report.Drained, "the other sale's order is for the workers")
 	require.Len(t, report.Sales, 1)
-	require.EqualValues(t, 2, epochOf(s, t, sale))
-	require.EqualValues(t, 1, epochOf(s, t, other))
+	require.EqualValues(t, 2, s.EpochOf(t, sale))
+	require.EqualValues(t, 1, s.EpochOf(t, other))
 	s.Buy(t, other, "bob")
 	s.Buy(t, sale, "bob")
 	testwork.Fulfil(s, t)
-	requireSound(s, t)
+	s.RequireSound(t)
 
-	_, err = r.Sale(t.Context(), uuid.Must(uuid.NewV7()), fulfillment.RebuildByHand)
+	_, err = r.Sale(t.Context(), uuid.Must(uuid.NewV7()), rebuild.RebuildByHand)
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
 	require.NoError(t, s.Store.Distrust(t.Context(), 0))
-	_, err = r.Sale(t.Context(), sale, fulfillment.RebuildByHand)
-	require.ErrorIs(t, err, fulfillment.ErrServerUnverified)
-	require.EqualValues(t, 2, epochOf(s, t, sale))
+	_, err = r.Sale(t.Context(), sale, rebuild.RebuildByHand)
+	require.ErrorIs(t, err, rebuild.ErrServerUnverified)
+	require.EqualValues(t, 2, s.EpochOf(t, sale))
 }
 
 // What operators decide while a rebuild is under way comes on top of it.
 func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	testwork.Fulfil(s.Shop, t)
-	r := rebuilder(s.Shop, t)
+	r := testwork.Rebuilder(s.Shop, t)
 	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
 	defer session.Close()
-	s.flush(t)
+	s.Flush(t)
 
 	guarded, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
 	_, err = s.Catalog.Restock(t.Context(), sale, 5, "")
 	require.ErrorIs(t, err, reservation.ErrNotInForce, "before the epoch is raised")
-	b := r.NewBuild(session, fulfillment.Need{Reason: fulfillment.RebuildByHand})
+	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.RebuildByHand})
 	guarded.Closed, err = b.CloseSale(t.Context(), guarded)
 	require.NoError(t, err)
-	raised, err := session.RaiseEpoch(t.Context(), guarded, fulfillment.RebuildByHand)
+	raised, err := session.RaiseEpoch(t.Context(), guarded, rebuild.RebuildByHand)
 	require.NoError(t, err)
 	_, err = s.Catalog.Pause(t.Context(), sale)
 	require.ErrorIs(t, err, reservation.ErrNotInForce, "and after that")
@@ -371,14 +283,14 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, b.Distrust(t.Context()))
 	require.NoError(t, b.MarkVerified(t.Context(), server))
-	require.Equal(t, []string{"15", "14", "open", "3"}, pick(saleInRedis(s.Shop, t, sale), "stock", "left", "state", "revision"))
+	require.Equal(t, []string{"15", "14", "open", "3"}, pick(s.SaleInRedis(t, sale), "stock", "left", "state", "revision"))
 
 	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []string{"22", "21", "paused", "5"}, pick(saleInRedis(s.Shop, t, sale), "stock", "left", "state", "revision"))
+	require.Equal(t, []string{"22", "21", "paused", "5"}, pick(s.SaleInRedis(t, sale), "stock", "left", "state", "revision"))
 	s.Buy(t, created.ID, "ann")
 	testwork.Fulfil(s.Shop, t)
-	requireSound(s.Shop, t)
+	s.RequireSound(t)
 }
 
 const markPublished = "UPDATE sales SET published_revision = $2 WHERE id = $1"
@@ -400,7 +312,7 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 		orders[user] = s.Buy(t, sale, user)
 	}
 	testwork.Fulfil(s, t)
-	ledger, r := ledger.New(s.Pool), rebuilder(s, t)
+	ledger, r := ledger.New(s.Pool), testwork.Rebuilder(s, t)
 	cancel := func(user string) {
 		_, err := ledger.Cancel(t.Context(), orders[user], user)
 		require.NoError(t, err)
@@ -410,7 +322,7 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	defer session.Close()
 	guarded, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
-	b := r.NewBuild(session, fulfillment.Need{Reason: fulfillment.RebuildByHand})
+	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.RebuildByHand})
 
 	// A worker has this one in hand, and has told Redis of it, in the old epoch.
 	cancel("ann")
@@ -419,8 +331,8 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = hold.Exec(t.Context(), "DELETE FROM releases")
 	require.NoError(t, err)
-	require.NoError(t, b.CloseAndDrain(t.Context(), []fulfillment.GuardedSale{guarded}))
-	raised, err := session.RaiseEpoch(t.Context(), guarded, fulfillment.RebuildByHand)
+	require.NoError(t, b.CloseAndDrain(t.Context(), []rebuild.GuardedSale{guarded}))
+	raised, err := session.RaiseEpoch(t.Context(), guarded, rebuild.RebuildByHand)
 	require.NoError(t, err)
 	cancel("bob") // before the orders are read
 	all, err := b.StageBuyers(t.Context(), raised)
@@ -449,44 +361,38 @@ func TestRebuildLogsAndCounts(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	s.Buy(t, s.Open(t, 10), "ann")
 	log, registry := &testshop.CountingLog{}, prometheus.NewRegistry()
-	r, err := fulfillment.NewRebuilder(fulfillment.RebuilderConfig{
+	r, err := rebuild.New(rebuild.Config{
 		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: slog.New(log), Registerer: registry,
 	})
 	require.NoError(t, err)
-	_, err = r.Partition(t.Context(), 0, fulfillment.RebuildServer)
+	_, err = r.Partition(t.Context(), 0, rebuild.RebuildServer)
 	require.NoError(t, err)
-	require.Equal(t, 1, log.Times(fulfillment.RebuildingPart))
+	require.Equal(t, 1, log.Times(rebuild.RebuildingPart))
 	require.Equal(t, 1, log.Times("rebuilt the stock from Postgres"))
-	require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", fulfillment.RebuildServer))
+	require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.RebuildServer))
 
 	// A second one shares the metrics, and one that fails does not count.
-	_, err = fulfillment.NewRebuilder(fulfillment.RebuilderConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Registerer: registry})
+	_, err = rebuild.New(rebuild.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Registerer: registry})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = r.Partition(ctx, 0, fulfillment.RebuildServer)
+	_, err = r.Partition(ctx, 0, rebuild.RebuildServer)
 	require.ErrorIs(t, err, context.Canceled)
-	require.Equal(t, 1.0, valueOf(t, registry, "stampede_rebuilds_total", fulfillment.RebuildServer))
-}
-
-func execSQL(t testing.TB, s *testshop.Shop, query string, args ...any) error {
-	t.Helper()
-	_, err := s.Pool.Exec(t.Context(), query, args...)
-	return err
+	require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.RebuildServer))
 }
 
 // Postgres was set back, from a backup for instance, or somebody has written to Redis: ingresses have seen a
 // later epoch than Postgres has, and do not go back.
 func TestRebuildContinuesAfterLatestSeenEpoch(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 10)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 99).Err())
-	require.EqualValues(t, 99, reserve(s.Shop, t, sale, "ann", 1, "").Reservation.Epoch)
-	report, err := rebuilder(s.Shop, t).Sale(t.Context(), sale, fulfillment.RebuildByHand)
+	require.EqualValues(t, 99, s.Reserve(t, sale, "ann", 1, "").Reservation.Epoch)
+	report, err := testwork.Rebuilder(s.Shop, t).Sale(t.Context(), sale, rebuild.RebuildByHand)
 	require.NoError(t, err)
 	require.EqualValues(t, 100, report.Sales[0].Epoch)
-	require.EqualValues(t, 100, reserve(s.Shop, t, sale, "bob", 1, "").Reservation.Epoch)
+	require.EqualValues(t, 100, s.Reserve(t, sale, "bob", 1, "").Reservation.Epoch)
 	require.EqualValues(t, 1, s.Count(t, testshop.ConfirmedOrders), "what the stream held")
 }
 
@@ -494,21 +400,21 @@ func TestRebuildContinuesAfterLatestSeenEpoch(t *testing.T) {
 // back, from the stock in Postgres.
 func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	testwork.Fulfil(s.Shop, t)
-	s.server.Kill()
+	s.Server.Kill()
 	_, err := s.Catalog.Restock(t.Context(), sale, -4, "returned")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.NotErrorIs(t, err, reservation.ErrNotInForce, "nobody can promise that it takes effect")
 
-	require.NoError(t, s.server.Restart(t.Context()))
-	r := rebuilder(s.Shop, t)
-	testkit.Eventually(t, 20*time.Second, "the stock is rebuilt", func() bool { return heal(s.Shop, t, r, 1) == nil })
+	require.NoError(t, s.Server.Restart(t.Context()))
+	r := testwork.Rebuilder(s.Shop, t)
+	testkit.Eventually(t, 20*time.Second, "the stock is rebuilt", func() bool { return testwork.Heal(s.Shop, t, r, 1) == nil })
 	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []string{"10", "9"}, pick(saleInRedis(s.Shop, t, sale), "stock", "left"), "nothing was changed")
+	require.Equal(t, []string{"10", "9"}, pick(s.SaleInRedis(t, sale), "stock", "left"), "nothing was changed")
 
 	for range 2 {
 		lowered, err := s.Catalog.Restock(t.Context(), sale, -4, "returned")
@@ -517,5 +423,5 @@ func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 	}
 	_, err = s.Catalog.Restock(t.Context(), sale, -3, "returned")
 	require.ErrorIs(t, err, reservation.ErrIdempotencyKeyReused)
-	requireSound(s.Shop, t)
+	s.RequireSound(t)
 }

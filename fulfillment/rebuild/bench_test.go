@@ -1,4 +1,4 @@
-package fulfillment_test
+package rebuild_test
 
 import (
 	"testing"
@@ -6,31 +6,33 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/internal/testwork"
 )
 
 // BenchmarkRebuildOfAMillionOrders tells how long a sale with a million buyers is closed when Redis has lost it,
 // and by how much Redis is larger after a rebuild of what it has than before. -benchtime=1x.
 func BenchmarkRebuildOfAMillionOrders(b *testing.B) {
 	const orders = 1_000_000
-	s := newLostShop(b)
+	s := testshop.NewLostShop(b)
 	sale := s.Open(b, 3*orders)
 	fill(s.Shop, b, sale, orders)
 	_, err := s.Pool.Exec(b.Context(), "VACUUM ANALYZE orders")
 	require.NoError(b, err)
-	s.flush(b)
-	rebuild(s.Shop, b) // for the figure of the memory
-	before := s.usedMemory(b)
-	rebuild(s.Shop, b)
-	after := s.usedMemory(b)
+	s.Flush(b)
+	testwork.Rebuild(s.Shop, b) // for the figure of the memory
+	before := usedMemory(s, b)
+	testwork.Rebuild(s.Shop, b)
+	after := usedMemory(s, b)
 
 	var seconds float64
 	for b.Loop() {
 		b.StopTimer()
-		s.flush(b)
+		s.Flush(b)
 		b.StartTimer()
-		report := rebuild(s.Shop, b)
+		report := testwork.Rebuild(s.Shop, b)
 		require.EqualValues(b, orders, report.Sales[0].Orders)
 		seconds += report.Seconds
 	}
@@ -40,12 +42,12 @@ func BenchmarkRebuildOfAMillionOrders(b *testing.B) {
 }
 
 // usedMemory is how much memory Redis uses when it has freed what it is to free.
-func (s lostShop) usedMemory(t testing.TB) int64 {
+func usedMemory(s testshop.LostShop, t testing.TB) int64 {
 	t.Helper()
 	var used int64
 	testkit.Eventually(t, 60*time.Second, "nothing waits to be freed", func() bool {
 		info := s.Rdb.InfoMap(t.Context(), "memory")
-		used = fulfillment.NumberOf(info.Item("Memory", "used_memory"))
+		used = rebuild.NumberOf(info.Item("Memory", "used_memory"))
 		return info.Item("Memory", "lazyfree_pending_objects") == "0"
 	})
 	return used

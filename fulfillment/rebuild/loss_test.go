@@ -1,4 +1,4 @@
-package fulfillment_test
+package rebuild_test
 
 import (
 	"context"
@@ -16,6 +16,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/rebuild"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -56,22 +57,22 @@ func (h *trap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 // Redis is lost once more, before every single call of a rebuild.
 func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 	t.Parallel()
-	for name, lose := range map[string]func(t *testing.T, s lostShop){
-		"emptied": func(t *testing.T, s lostShop) {
+	for name, lose := range map[string]func(t *testing.T, s testshop.LostShop){
+		"emptied": func(t *testing.T, s testshop.LostShop) {
 			_, port, err := net.SplitHostPort(s.Rdb.Options().Addr)
 			require.NoError(t, err)
 			other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port})
 			defer func() { _ = other.Close() }()
 			require.NoError(t, other.FlushAll(context.Background()).Err())
 		},
-		"restarted": func(t *testing.T, s lostShop) {
-			s.server.Kill()
-			require.NoError(t, s.server.Restart(context.Background()))
+		"restarted": func(t *testing.T, s testshop.LostShop) {
+			s.Server.Kill()
+			require.NoError(t, s.Server.Restart(context.Background()))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newLostShop(t)
+			s := testshop.NewLostShop(t)
 			trap := &trap{spring: func() { lose(t, s) }}
 			sales := []uuid.UUID{s.Open(t, 100), s.Open(t, 100), s.Open(t, 100)}
 			for _, sale := range sales {
@@ -81,11 +82,11 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 			_, err := s.Catalog.End(t.Context(), sales[2])
 			require.NoError(t, err)
 			s.Rdb.AddHook(trap)
-			r := rebuilder(s.Shop, t)
+			r := testwork.Rebuilder(s.Shop, t)
 			moments, again := 0, 0
 			for moment := int64(1); ; moment++ {
 				trap.left.Store(moment)
-				report, err := r.Partition(t.Context(), 0, fulfillment.RebuildByHand)
+				report, err := r.Partition(t.Context(), 0, rebuild.RebuildByHand)
 				sprung := trap.left.Load() <= 0
 				trap.left.Store(0)
 				again += report.Tries - 1
@@ -104,13 +105,13 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 				}
 				moments++
 				testkit.Eventually(t, 30*time.Second, "a worker puts it in order", func() bool {
-					healErr := heal(s.Shop, t, r, 1)
+					healErr := testwork.Heal(s.Shop, t, r, 1)
 					found, err := r.Needs(t.Context(), 1, true)
 					return healErr == nil && err == nil && len(found) == 0
 				})
 				_, err = s.Catalog.PublishPending(t.Context())
 				require.NoError(t, err)
-				requireSound(s.Shop, t)
+				s.RequireSound(t)
 			}
 			require.Greater(t, moments, 12, "there are as many calls as that")
 			require.Positive(t, again, "some of it was begun anew")
@@ -123,19 +124,19 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 // and then it holds; or it comes too late, and then it is void.
 func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 10)
 	for _, user := range []string{"early", "late", "by-hand"} {
 		s.Buy(t, sale, user)
 	}
 	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
-	msgs := messages(s.Shop, t)
-	b := batch(s.Shop, t, nil)
-	s.flush(t)
-	require.NoError(t, answer(t, handle(b, msgs[0])[0]))
-	report := rebuild(s.Shop, t)
+	msgs := testwork.Messages(s.Shop, t)
+	b := testwork.Batch(s.Shop, t, nil)
+	s.Flush(t)
+	require.NoError(t, testshop.Answer(t, testwork.Handle(b, msgs[0])[0]))
+	report := testwork.Rebuild(s.Shop, t)
 	require.EqualValues(t, 1, report.Sales[0].Orders)
-	require.NoError(t, answer(t, handle(b, msgs[1])[0]), "it is acknowledged")
+	require.NoError(t, testshop.Answer(t, testwork.Handle(b, msgs[1])[0]), "it is acknowledged")
 
 	// Somebody who had a copy of the stream puts the third one back, twice.
 	for range 2 {
@@ -149,7 +150,7 @@ func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 	require.EqualValues(t, 4, s.Count(t, "SELECT count(*) FROM orders"))
 	require.EqualValues(t, 8, s.Left(t, sale))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
-	requireSound(s.Shop, t)
+	s.RequireSound(t)
 }
 
 // An entry that became a dead letter before a rebuild is void when it is replayed after it.
@@ -158,18 +159,18 @@ func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	entry := takeOut(s, t)
+	entry := testwork.TakeOut(s, t)
 	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a test")))
-	rebuild(s, t)
+	testwork.Rebuild(s, t)
 	s.Buy(t, sale, "ann") // her place is free: nothing of the first order is left
-	_, _, err := letters.Replay(t.Context(), onlyLetter(s, t, letters).ID)
+	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(s, t, letters).ID)
 	require.NoError(t, err)
 	testwork.Work(t, testwork.Config(s, t))
 	s.AwaitConfirmed(t, 1)
 	testwork.AwaitRest(s, t)
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
-	requireSound(s, t)
+	s.RequireSound(t)
 	require.EqualValues(t, 9, s.Left(t, sale))
 }
 
@@ -190,29 +191,29 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	for _, sale := range sales {
 		s.Buy(t, sale, "ann")
 	}
-	r := rebuilder(s, t)
+	r := testwork.Rebuilder(s, t)
 	partitions, err := r.Partitions(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 3, partitions)
 	require.NoError(t, s.Store.Distrust(t.Context(), 1))
-	require.NoError(t, heal(s, t, r, 3))
-	require.EqualValues(t, 1, epochOf(s, t, sales[0]))
-	require.EqualValues(t, 2, epochOf(s, t, sales[1]))
+	require.NoError(t, testwork.Heal(s, t, r, 3))
+	require.EqualValues(t, 1, s.EpochOf(t, sales[0]))
+	require.EqualValues(t, 2, s.EpochOf(t, sales[1]))
 	require.Equal(t, "1", s.Rdb.HGet(t.Context(), keys.Sale(0, sales[0]), "epoch").Val())
 
 	// What is wrong with one keeps no other from being rebuilt.
-	require.NoError(t, execSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one' WHERE partition = 0"))
+	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one' WHERE partition = 0"))
 	require.NoError(t, s.Store.Distrust(t.Context(), 1))
-	require.ErrorIs(t, heal(s, t, r, 3), fulfillment.ErrOtherServer)
-	require.EqualValues(t, 1, epochOf(s, t, sales[0]))
-	require.EqualValues(t, 3, epochOf(s, t, sales[1]))
-	_, err = r.Partition(t.Context(), 0, fulfillment.RebuildByHand)
+	require.ErrorIs(t, testwork.Heal(s, t, r, 3), rebuild.ErrOtherServer)
+	require.EqualValues(t, 1, s.EpochOf(t, sales[0]))
+	require.EqualValues(t, 3, s.EpochOf(t, sales[1]))
+	_, err = r.Partition(t.Context(), 0, rebuild.RebuildByHand)
 	require.NoError(t, err)
-	require.NoError(t, heal(s, t, r, 3))
+	require.NoError(t, testwork.Heal(s, t, r, 3))
 
 	empty := testshop.NewShop(t, pool)
 	empty.Keys.Partitions = 64
-	report, err := rebuilder(empty, t).Partition(t.Context(), 63, fulfillment.RebuildByHand)
+	report, err := testwork.Rebuilder(empty, t).Partition(t.Context(), 63, rebuild.RebuildByHand)
 	require.NoError(t, err)
 	require.Empty(t, report.Sales)
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM redis_servers WHERE partition = 63"))
@@ -223,23 +224,23 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 // More orders than go to Redis in one call, of which some hold several units.
 func TestRebuildCopiesManyOrders(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 100_000)
-	const orders = 5*fulfillment.HoldersPerCall + 1
+	const orders = 5*rebuild.HoldersPerCall + 1
 	fill(s.Shop, t, sale, orders)
-	s.flush(t)
-	report := rebuild(s.Shop, t)
+	s.Flush(t)
+	report := testwork.Rebuild(s.Shop, t)
 	require.EqualValues(t, orders, report.Sales[0].Orders)
 	require.EqualValues(t, orders, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
-	for _, n := range []int{1, fulfillment.HoldersPerCall, orders} {
-		answer := reserve(s.Shop, t, sale, "user-"+strconv.Itoa(n), 1, "")
+	for _, n := range []int{1, rebuild.HoldersPerCall, orders} {
+		answer := s.Reserve(t, sale, "user-"+strconv.Itoa(n), 1, "")
 		require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
 		require.EqualValues(t, n, answer.Reservation.Sequence)
 		require.EqualValues(t, 1+n%3, answer.Reservation.Quantity)
 	}
-	require.Equal(t, reservation.Reserved, reserve(s.Shop, t, sale, fmt.Sprint("user-", orders+1), 1, "").Verdict)
+	require.Equal(t, reservation.Reserved, s.Reserve(t, sale, fmt.Sprint("user-", orders+1), 1, "").Verdict)
 	testwork.Fulfil(s.Shop, t)
-	requireSound(s.Shop, t)
+	s.RequireSound(t)
 }
 
 // fill puts orders of a sale into Postgres, as if they had been confirmed.
@@ -265,39 +266,39 @@ func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	testwork.Fulfil(s, t)
-	r := rebuilder(s, t)
+	r := testwork.Rebuilder(s, t)
 	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
 	defer session.Close()
 	guarded, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
-	b := r.NewBuild(session, fulfillment.Need{Reason: fulfillment.RebuildByHand})
-	sales := []fulfillment.GuardedSale{guarded}
+	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.RebuildByHand})
+	sales := []rebuild.GuardedSale{guarded}
 	require.NoError(t, b.CloseAndDrain(t.Context(), sales))
-	ours, err := session.RaiseEpoch(t.Context(), sales[0], fulfillment.RebuildByHand)
+	ours, err := session.RaiseEpoch(t.Context(), sales[0], rebuild.RebuildByHand)
 	require.NoError(t, err)
 	all, err := b.StageBuyers(t.Context(), ours)
 	require.NoError(t, err)
 
-	_, err = session.RaiseEpoch(t.Context(), sales[0], fulfillment.RebuildByHand)
-	require.ErrorIs(t, err, fulfillment.ErrOvertaken, "somebody has raised it since the sale was read")
+	_, err = session.RaiseEpoch(t.Context(), sales[0], rebuild.RebuildByHand)
+	require.ErrorIs(t, err, rebuild.ErrOvertaken, "somebody has raised it since the sale was read")
 	again, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
-	other := r.NewBuild(session, fulfillment.Need{Reason: fulfillment.RebuildByHand})
-	sales = []fulfillment.GuardedSale{again}
+	other := r.NewBuild(session, rebuild.Need{Reason: rebuild.RebuildByHand})
+	sales = []rebuild.GuardedSale{again}
 	require.NoError(t, other.CloseAndDrain(t.Context(), sales))
 	require.Equal(t, b.Token, sales[0].Closed.LastToken)
 	require.ErrorIs(t, b.Open(t.Context(), ours, 10-all.Units, all), reservation.ErrSaleNotClosed)
-	theirs, err := session.RaiseEpoch(t.Context(), sales[0], fulfillment.RebuildByHand)
+	theirs, err := session.RaiseEpoch(t.Context(), sales[0], rebuild.RebuildByHand)
 	require.NoError(t, err)
 	_, err = b.StageBuyers(t.Context(), ours)
-	require.ErrorIs(t, err, fulfillment.ErrOvertaken)
+	require.ErrorIs(t, err, rebuild.ErrOvertaken)
 	require.NoError(t, session.Conn.Ping(t.Context()), "the session goes on")
 	all2, err := other.StageBuyers(t.Context(), theirs)
 	require.NoError(t, err)
 	require.NoError(t, other.Open(t.Context(), theirs, 9, all2))
 	require.ErrorIs(t, b.Open(t.Context(), ours, 10-all.Units, all), reservation.ErrSaleNotClosed)
-	require.Equal(t, "3", saleInRedis(s, t, sale)["epoch"])
+	require.Equal(t, "3", s.SaleInRedis(t, sale)["epoch"])
 	s.Buy(t, sale, "bob")
 }
 
@@ -312,10 +313,10 @@ func TestRebuildDeletesLeftoversOfFailedRebuild(t *testing.T) {
 	_, err := s.Store.CloseSale(t.Context(), sale, 0, token, 1)
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Staged(0, sale, token), "somebody", "something").Err())
-	rebuild(s, t)
+	testwork.Rebuild(s, t)
 	require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(0, sale, "*")).Val())
 	require.Equal(t, []string{"ann"}, s.Rdb.HKeys(t.Context(), s.Keys.Buyers(0, sale)).Val())
-	requireSound(s, t)
+	s.RequireSound(t)
 }
 
 // A worker is about to commit an order of the old epoch: the raise waits for it, and counts it.
@@ -324,7 +325,7 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	event, err := reservation.DecodeReserved(messages(s, t)[0])
+	event, err := reservation.DecodeReserved(testwork.Messages(s, t)[0])
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err()) // so that it is not drained
 	recording, err := s.Pool.Begin(t.Context())
@@ -336,10 +337,10 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	_, err = recording.Exec(t.Context(), sql.LedgerAddSold, sale, 1, 1, 1)
 	require.NoError(t, err)
 	done := make(chan error, 1)
-	var report fulfillment.RebuildReport
+	var report rebuild.Report
 	go func() {
 		var err error
-		report, err = rebuilder(s, t).Partition(context.Background(), 0, fulfillment.RebuildByHand)
+		report, err = testwork.Rebuilder(s, t).Partition(context.Background(), 0, rebuild.RebuildByHand)
 		done <- err
 	}()
 	testkit.Eventually(t, 20*time.Second, "the rebuild waits for the order", func() bool {
@@ -349,5 +350,5 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	require.NoError(t, <-done)
 	require.EqualValues(t, 1, report.Sales[0].Orders)
 	require.EqualValues(t, 1, s.Count(t, "SELECT (data ->> 'orders')::int FROM sale_events WHERE type = 'SaleRebuilt'"))
-	requireSound(s, t)
+	s.RequireSound(t)
 }

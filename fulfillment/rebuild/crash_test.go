@@ -1,4 +1,4 @@
-package fulfillment_test
+package rebuild_test
 
 import (
 	"fmt"
@@ -32,11 +32,11 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 		crashpoint.RebuildServerSaved, crashpoint.RebuildVerified, crashpoint.RebuildRaised + ":3", crashpoint.RebuildOpened + ":3",
 	} {
 		for name, c := range map[string]struct {
-			lose func(t *testing.T, s lostShop) error
+			lose func(t *testing.T, s testshop.LostShop) error
 			lost bool // what no worker has read
 		}{
-			"emptied":   {func(t *testing.T, s lostShop) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
-			"restarted": {func(t *testing.T, s lostShop) error { s.server.Kill(); return s.server.Restart(t.Context()) }, false},
+			"emptied":   {func(t *testing.T, s testshop.LostShop) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
+			"restarted": {func(t *testing.T, s testshop.LostShop) error { s.Server.Kill(); return s.Server.Restart(t.Context()) }, false},
 		} {
 			if !c.lost && !slices.Contains(alsoAfterARestart, point) {
 				continue
@@ -44,7 +44,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 			t.Run(point+"/"+name, func(t *testing.T) {
 				t.Parallel()
 				const stock, written, unwritten = 40, 20, 10
-				s := newLostShop(t)
+				s := testshop.NewLostShop(t)
 				sales := []uuid.UUID{s.Open(t, stock), s.OpenPayable(t, stock), s.Open(t, stock)}
 				for _, sale := range sales {
 					require.Equal(t, written, s.Crowd(t, sale, written))
@@ -60,7 +60,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				require.NoError(t, err)
 				require.NoError(t, c.lose(t, s))
 
-				victim := s.process(t)
+				victim := process(s, t)
 				victim.Setenv(crashpoint.Env, point)
 				victim.Start()
 				victim.WaitKilled(30 * time.Second)
@@ -79,9 +79,9 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 					}
 				}
 
-				successor := s.process(t)
+				successor := process(s, t)
 				successor.Start()
-				r := rebuilder(s.Shop, t)
+				r := testwork.Rebuilder(s.Shop, t)
 				testkit.Eventually(t, 60*time.Second, "all is as Postgres says, and Postgres knows", func() bool {
 					found, err := r.Needs(t.Context(), 1, true)
 					return err == nil && len(found) == 0 && s.Count(t, "SELECT count(*) FROM sales WHERE published_revision < revision") == 0
@@ -96,13 +96,13 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				})
 				require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 				for _, sale := range sales {
-					require.GreaterOrEqual(t, epochOf(s.Shop, t, sale), int64(2))
+					require.GreaterOrEqual(t, s.EpochOf(t, sale), int64(2))
 					for i := range written { // whoever holds units cannot buy more
-						answer := reserve(s.Shop, t, sale, fmt.Sprintf("user-%d", i), 1, "")
+						answer := s.Reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "")
 						require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
 					}
 				}
-				requireSound(s.Shop, t)
+				s.RequireSound(t)
 				report := testwork.Audit(s.Shop, t, uuid.Nil)
 				require.False(t, report.Broken(), testwork.TextOf(t, report))
 				require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(0, sales[0], "*")).Val(), "nothing that was staged is left")
@@ -113,9 +113,9 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 }
 
 // process is a worker of this shop in a process of its own.
-func (s lostShop) process(t testing.TB) *testkit.Cmd {
+func process(s testshop.LostShop, t testing.TB) *testkit.Cmd {
 	t.Helper()
 	process := s.Shop.Process(t)
-	process.Setenv("REDIS_URL", s.server.URL)
+	process.Setenv("REDIS_URL", s.Server.URL)
 	return process
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package rebuild
 
 import (
 	"context"
@@ -128,7 +128,7 @@ func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map
 		found.Left++
 	}
 	slices.SortStableFunc(events, ledger.ByPlaceInSale)
-	for _, out := range ledger.RecordWith(ctx, b.ledger, b.try, events) {
+	for _, out := range ledger.RecordWith(ctx, b.Ledger, b.try, events) {
 		switch {
 		case out.Err != nil && ledger.FaultOf(out.Err) == ledger.Transient:
 			return out.Err

@@ -1,4 +1,4 @@
-package fulfillment_test
+package rebuild_test
 
 import (
 	"testing"
@@ -17,12 +17,12 @@ import (
 // Whatever became of Redis: a request that made an order which has ended never makes another one.
 func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
-	s := newLostShop(t)
+	s := testshop.NewLostShop(t)
 	sale := s.OpenPayable(t, 20)
 	made := map[reservation.Status]uuid.UUID{}
 	for _, status := range []reservation.Status{reservation.StatusRejected, reservation.StatusCancelled, reservation.StatusExpired} {
-		made[status] = reserve(s.Shop, t, sale, string(status), 1, "k").Reservation.OrderID
-		reserve(s.Shop, t, sale, string(status)+"-without-key", 1, "")
+		made[status] = s.Reserve(t, sale, string(status), 1, "k").Reservation.OrderID
+		s.Reserve(t, sale, string(status)+"-without-key", 1, "")
 		if status == reservation.StatusRejected {
 			refuseAll(s.Shop, t)
 		} else {
@@ -41,37 +41,37 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	_, err = testwork.GiveBack(s.Shop, t.Context())
 	require.NoError(t, err)
 
-	late := reserve(s.Shop, t, sale, "late", 1, "k").Reservation.OrderID
+	late := s.Reserve(t, sale, "late", 1, "k").Reservation.OrderID
 	testwork.Fulfil(s.Shop, t)
-	voided := reserve(s.Shop, t, sale, "voided", 1, "k").Reservation.OrderID // no worker has seen it
+	voided := s.Reserve(t, sale, "voided", 1, "k").Reservation.OrderID // no worker has seen it
 	for range 2 {
 		require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
-		s.flush(t)
-		rebuild(s.Shop, t)
+		s.Flush(t)
+		testwork.Rebuild(s.Shop, t)
 		for status, order := range made {
-			again := reserve(s.Shop, t, sale, string(status), 1, "k")
+			again := s.Reserve(t, sale, string(status), 1, "k")
 			require.Equal(t, []any{reservation.OrderEnded, order, status}, []any{again.Verdict, again.Reservation.OrderID, again.Status})
 		}
 	}
-	require.Equal(t, reservation.Replayed, reserve(s.Shop, t, sale, "late", 1, "k").Verdict)
+	require.Equal(t, reservation.Replayed, s.Reserve(t, sale, "late", 1, "k").Verdict)
 	cancel(late, "late") // of a reservation of an earlier epoch
 	_, err = testwork.GiveBack(s.Shop, t.Context())
 	require.NoError(t, err)
-	require.Equal(t, reservation.OrderEnded, reserve(s.Shop, t, sale, "late", 1, "k").Verdict)
+	require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "late", 1, "k").Verdict)
 	// An order that went with Redis is no order that its buyer gave up.
-	again := reserve(s.Shop, t, sale, "voided", 1, "k")
+	again := s.Reserve(t, sale, "voided", 1, "k")
 	require.Equal(t, reservation.Reserved, again.Verdict)
 	require.NotEqual(t, voided, again.Reservation.OrderID)
-	require.Equal(t, reservation.Reserved, reserve(s.Shop, t, sale, "cancelled", 1, "another").Verdict)
+	require.Equal(t, reservation.Reserved, s.Reserve(t, sale, "cancelled", 1, "another").Verdict)
 	require.EqualValues(t, -1, s.Rdb.TTL(t.Context(), s.Keys.Ended(0, sale)).Val(), "what a rebuild has staged stays")
 }
 
 // refuseAll records what stands in the stream as refused, and gives its units back.
 func refuseAll(s *testshop.Shop, t testing.TB) {
 	t.Helper()
-	b := batcher(s, t, nil)
+	b := testwork.Batcher(s, t, nil)
 	var events []reservation.OrderReserved
-	for _, msg := range messages(s, t) {
+	for _, msg := range testwork.Messages(s, t) {
 		event, err := reservation.DecodeReserved(msg)
 		require.NoError(t, err)
 		events = append(events, event)
@@ -112,11 +112,11 @@ func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 			t.Parallel()
 			s := testshop.NewShop(t, testkit.Pool(t))
 			sale := s.OpenPayable(t, 20)
-			reserve(s, t, sale, "rejected", 1, "k")
+			s.Reserve(t, sale, "rejected", 1, "k")
 			refuseAll(s, t)
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
-			order := reserve(s, t, sale, "cancelled", 1, "k").Reservation.OrderID
-			reserve(s, t, sale, "keyless", 1, "")
+			order := s.Reserve(t, sale, "cancelled", 1, "k").Reservation.OrderID
+			s.Reserve(t, sale, "keyless", 1, "")
 			testwork.Fulfil(s, t)
 			_, err := ledger.New(s.Pool).Cancel(t.Context(), order, "cancelled")
 			require.NoError(t, err)
@@ -131,9 +131,9 @@ func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 			require.Equal(t, c.found, report.Promise("S7").Found, testwork.TextOf(t, report))
 			require.Contains(t, testwork.TextOf(t, report), c.what)
 			require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
-			requireMended(s, t, sale, "")
-			require.Equal(t, reservation.OrderEnded, reserve(s, t, sale, "cancelled", 1, "k").Verdict)
-			require.Equal(t, reservation.OrderEnded, reserve(s, t, sale, "rejected", 1, "k").Verdict)
+			testwork.RequireMended(s, t, sale, "")
+			require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "cancelled", 1, "k").Verdict)
+			require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "rejected", 1, "k").Verdict)
 		})
 	}
 }

@@ -1,4 +1,4 @@
-package fulfillment
+package rebuild
 
 import (
 	"fmt"
@@ -9,8 +9,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// RebuildReport tells what a rebuild did.
-type RebuildReport struct {
+// Report tells what a rebuild did.
+type Report struct {
 	Partition int    `json:"partition"`
 	Reason    string `json:"reason"`
 	// Tries is how often it was begun, because Redis was lost once more meanwhile. What follows is of the last one.
@@ -39,7 +39,7 @@ type RebuiltSale struct {
 }
 
 // held sums the units and the orders of the sales.
-func (r *RebuildReport) held() (units, orders int64) {
+func (r *Report) held() (units, orders int64) {
 	for _, s := range r.Sales {
 		units, orders = units+s.Held, orders+s.Orders
 	}
@@ -47,7 +47,7 @@ func (r *RebuildReport) held() (units, orders int64) {
 }
 
 // WriteText writes the report for people.
-func (r *RebuildReport) WriteText(w io.Writer) error {
+func (r *Report) WriteText(w io.Writer) error {
 	took := time.Duration(r.Seconds * float64(time.Second)).Round(time.Millisecond)
 	s := r.Drained
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

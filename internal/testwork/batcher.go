@@ -1,0 +1,75 @@
+package testwork
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/stretchr/testify/require"
+
+	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/metrics"
+	"stampede/fulfillment/stream"
+	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/lock"
+)
+
+// Batcher makes a batcher of the shop, which change may alter.
+func Batcher(s *testshop.Shop, t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
+	t.Helper()
+	metrics, err := metrics.New(nil)
+	require.NoError(t, err)
+	config := fulfillment.BatcherConfig{
+		// Tests hold rows for as long as they have to.
+		Ledger: ledger.New(s.Pool).Waiting(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: 500, Lease: 10 * time.Second,
+		Logger: testkit.Logger(t), Metrics: metrics,
+	}
+	if change != nil {
+		change(&config)
+	}
+	t.Cleanup(func() {
+		closing, stop := context.WithTimeout(context.Background(), 10*time.Second)
+		defer stop()
+		_ = config.Locker.Close(closing) // some tests have no Redis for it
+	})
+	return fulfillment.NewBatcher(config)
+}
+
+// Batch starts a batcher, and stops it when the test ends.
+func Batch(s *testshop.Shop, t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
+	t.Helper()
+	b := Batcher(s, t, change)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- b.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, testshop.Answer(t, ended), "Run")
+	})
+	return b
+}
+
+// Messages are what the stream holds, as a subscriber would hand them out.
+func Messages(s *testshop.Shop, t testing.TB) []*message.Message {
+	t.Helper()
+	var all []*message.Message
+	for _, m := range s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val() {
+		msg, err := stream.DecodeEntry(m.ID, m.Values, 1)
+		require.NoError(t, err)
+		all = append(all, msg)
+	}
+	return all
+}
+
+// Handle hands messages to the batcher as the Router would, and returns where the answers will be.
+func Handle(b *fulfillment.Batcher, msgs ...*message.Message) []chan error {
+	answers := make([]chan error, len(msgs))
+	for i, msg := range msgs {
+		answers[i] = make(chan error, 1)
+		go func() { answers[i] <- b.Handle(msg) }()
+	}
+	return answers
+}

@@ -1,0 +1,97 @@
+package testwork
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"stampede/fulfillment"
+	"stampede/fulfillment/stream"
+	"stampede/internal/testkit"
+	"stampede/internal/testshop"
+	"stampede/reservation"
+)
+
+func ReconcileConfig(s *testshop.Shop, t testing.TB) fulfillment.ReconcileConfig {
+	t.Helper()
+	return fulfillment.ReconcileConfig{
+		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Rebuilder: Rebuilder(s, t),
+		Pause: time.Millisecond, Logger: testkit.Logger(t),
+	}
+}
+
+func Reconcile(s *testshop.Shop, t testing.TB) fulfillment.ReconcileReport {
+	t.Helper()
+	report, err := fulfillment.Reconcile(t.Context(), ReconcileConfig(s, t))
+	require.NoError(t, err)
+	return report
+}
+
+// LeftOf names the remedies of which something is left.
+func LeftOf(r fulfillment.ReconcileReport) string {
+	var left []string
+	for _, remedy := range r.Remedies {
+		if remedy.Found > remedy.Mended {
+			left = append(left, string(remedy.Remedy))
+		}
+	}
+	return strings.Join(left, " ")
+}
+
+// Arrive brings what is on its way to its end, as a worker does.
+func Arrive(s *testshop.Shop, t testing.TB) {
+	t.Helper()
+	backlog, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group)
+	require.NoError(t, err)
+	if backlog.Lag > 0 {
+		Fulfil(s, t)
+	}
+	_, err = GiveBack(s, t.Context())
+	require.NoError(t, err)
+}
+
+// RequireMended reconciles until only that is left which is left to others: "" for nothing.
+func RequireMended(s *testshop.Shop, t testing.TB, sale uuid.UUID, left string) {
+	t.Helper()
+	before := s.Everything(t)
+	config := ReconcileConfig(s, t)
+	config.DryRun, config.Sale = true, sale
+	explained := 0
+	config.Explain = func(f fulfillment.Finding) error {
+		explained++
+		require.NotEmpty(t, f.What)
+		require.NotEmpty(t, f.Remedy.Says())
+		return nil
+	}
+	planned, err := fulfillment.Reconcile(t.Context(), config)
+	require.NoError(t, err)
+	require.Equal(t, before, s.Everything(t), "it was told to change nothing")
+	require.Positive(t, explained)
+
+	config.DryRun, config.Explain = false, nil
+	report, err := fulfillment.Reconcile(t.Context(), config)
+	require.NoError(t, err)
+	require.Equal(t, left, LeftOf(report), "%+v", report)
+	require.Len(t, report.Remedies, len(planned.Remedies), "what was done is what was planned")
+	require.Equal(t, slices.Contains([]string{"", "worker"}, left), report.Remaining == 0)
+	if left == "projections" {
+		RebuildProjections(s, t)
+		report, err = fulfillment.Reconcile(t.Context(), config)
+		require.NoError(t, err)
+		left = LeftOf(report)
+		require.Empty(t, left, "%+v", report)
+	}
+	if left != "" {
+		return
+	}
+	require.Empty(t, report.Failures)
+	Arrive(s, t)
+	again := Reconcile(s, t)
+	require.Empty(t, again.Remedies, "a second time finds nothing")
+	audit := Audit(s, t, uuid.Nil)
+	require.False(t, audit.Broken(), TextOf(t, audit))
+}

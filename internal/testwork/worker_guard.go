@@ -1,0 +1,41 @@
+package testwork
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/require"
+
+	"stampede/fulfillment/rebuild"
+	"stampede/internal/testshop"
+)
+
+// Guarded runs a worker that looks often, and counts its rebuilds.
+func Guarded(s *testshop.Shop, t testing.TB) (registry *prometheus.Registry, log *testshop.CountingLog) {
+	t.Helper()
+	registry, log = prometheus.NewRegistry(), &testshop.CountingLog{}
+	config := Config(s, t)
+	config.GuardInterval, config.Registerer, config.Logger = 20*time.Millisecond, registry, slog.New(log)
+	Work(t, config)
+	return registry, log
+}
+
+func Rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
+	t.Helper()
+	for _, reason := range []string{
+		rebuild.RebuildServer, rebuild.RebuildUnverified, rebuild.RebuildLost, rebuild.RebuildUnfinished, rebuild.RebuildSetBack, rebuild.RebuildRefused, rebuild.RebuildByHand, rebuild.RebuildReconciled,
+	} {
+		n += testshop.ValueOf(t, registry, "stampede_rebuilds_total", reason)
+	}
+	return n
+}
+
+// NeedNothing looks at everything, sales that are over included.
+func NeedNothing(s *testshop.Shop, t testing.TB, partitions int) {
+	t.Helper()
+	found, err := Rebuilder(s, t).Needs(t.Context(), partitions, true)
+	require.NoError(t, err)
+	require.Empty(t, found)
+}
