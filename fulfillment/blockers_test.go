@@ -115,13 +115,13 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 		}
 	}
 	require.Zero(t, look(), "nobody waits")
-	hold := holdSale(s, t, sale)
+	hold := s.HoldSale(t, sale)
 	require.Zero(t, look(), "nobody waits for it")
 	require.Empty(t, found.Seen)
 
 	b := testwork.Batch(s, t, nil)
 	answers := testwork.Handle(b, testwork.Messages(s, t)...)
-	testkit.Eventually(t, testshop.Soon, "the batch waits", func() bool { return transactionsWaiting(s, t) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the batch waits", func() bool { return s.TransactionsWaiting(t) == 1 })
 	require.Zero(t, look())
 	pass(fulfillment.SilentBetweenQueryMax - time.Second)
 	require.Zero(t, look(), "its time is not over")

@@ -10,16 +10,6 @@ const EquationsShown = equationsShown
 
 const FindingsShown = findingsShown
 
-type Submission = submission
-
-type Pace = pace
-
-const LingerMax = lingerMax
-
-type InFlightBatch = inFlightBatch
-
-var LockLease = lockLease
-
 const EndedSession = endedSession
 
 type Blockers = blockers

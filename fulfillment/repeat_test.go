@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/batch"
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -51,13 +51,13 @@ func (h *lostAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]struct {
-		how    func(t *testing.T, s testshop.LostShop, b *fulfillment.Batcher)
+		how    func(t *testing.T, s testshop.LostShop, b *batch.Batcher)
 		status reservation.Status
 		// What the second try answers.
 		verdict reservation.Verdict
 		err     error
 	}{
-		"Redis lost it": {func(t *testing.T, s testshop.LostShop, b *fulfillment.Batcher) {
+		"Redis lost it": {func(t *testing.T, s testshop.LostShop, b *batch.Batcher) {
 			messages := testwork.Messages(s.Shop, t) // a worker has them in hand
 			s.Flush(t)
 			testwork.Rebuild(s.Shop, t)
@@ -65,7 +65,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 				require.NoError(t, testshop.Answer(t, a))
 			}
 		}, reservation.StatusVoided, "", reservation.ErrOutcomeUnknown},
-		"it expired": {func(t *testing.T, s testshop.LostShop, b *fulfillment.Batcher) {
+		"it expired": {func(t *testing.T, s testshop.LostShop, b *batch.Batcher) {
 			for _, a := range testwork.Handle(b, testwork.Messages(s.Shop, t)...) {
 				require.NoError(t, testshop.Answer(t, a))
 			}

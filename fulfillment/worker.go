@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"golang.org/x/sync/errgroup"
 
+	"stampede/fulfillment/batch"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/rebuild"
@@ -280,10 +281,10 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, stre
 		locker := lock.New(w.config.Control,
 			lock.WithPrefix(w.config.Keys.Locker(partition)), lock.WithObserver(w.metrics.LockObserver()))
 		defer w.closeLocker(ctx, locker)
-		b := NewBatcher(BatcherConfig{
+		b := batch.New(batch.Config{
 			Ledger: w.ledger, Store: w.config.Store, Locker: locker,
-			Keys: w.config.Keys, partition: partition, BatchMax: w.config.BatchMax, Lease: lockLease(w.config.MinIdle),
-			Logger: w.config.Logger, Metrics: w.metrics, rebuilder: w.rebuilder,
+			Keys: w.config.Keys, Partition: partition, BatchMax: w.config.BatchMax, Lease: batch.LockLease(w.config.MinIdle),
+			Logger: w.config.Logger, Metrics: w.metrics, Rebuilder: w.rebuilder,
 		})
 		router.AddConsumerHandler("fulfil "+stream, stream, subscriber, b.Handle)
 		batchers.Go(func() error { return b.Run(batching) })

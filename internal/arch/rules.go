@@ -26,6 +26,7 @@ var may = map[string][]string{
 		"fulfillment/ledger",
 		"fulfillment/metrics",
 		"fulfillment/rebuild",
+		"fulfillment/batch",
 		"internal/crashpoint",
 		"internal/figure",
 		"internal/pause",
@@ -60,6 +61,17 @@ var may = map[string][]string{
 		"internal/pg",
 		"internal/retry",
 		"internal/telemetry",
+	},
+	"fulfillment/batch": {
+		"lock",
+		"reservation",
+		"fulfillment/ledger",
+		"fulfillment/metrics",
+		"fulfillment/rebuild",
+		"fulfillment/stream",
+		"internal/crashpoint",
+		"internal/pause",
+		"internal/retry",
 	},
 }
 

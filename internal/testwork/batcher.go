@@ -8,7 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/batch"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/stream"
@@ -18,11 +18,11 @@ import (
 )
 
 // Batcher makes a batcher of the shop, which change may alter.
-func Batcher(s *testshop.Shop, t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
+func Batcher(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.Batcher {
 	t.Helper()
 	metrics, err := metrics.New(nil)
 	require.NoError(t, err)
-	config := fulfillment.BatcherConfig{
+	config := batch.Config{
 		// Tests hold rows for as long as they have to.
 		Ledger: ledger.New(s.Pool).Waiting(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: 500, Lease: 10 * time.Second,
 		Logger: testkit.Logger(t), Metrics: metrics,
@@ -35,11 +35,11 @@ func Batcher(s *testshop.Shop, t testing.TB, change func(*fulfillment.BatcherCon
 		defer stop()
 		_ = config.Locker.Close(closing) // some tests have no Redis for it
 	})
-	return fulfillment.NewBatcher(config)
+	return batch.New(config)
 }
 
 // Batch starts a batcher, and stops it when the test ends.
-func Batch(s *testshop.Shop, t testing.TB, change func(*fulfillment.BatcherConfig)) *fulfillment.Batcher {
+func Batch(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.Batcher {
 	t.Helper()
 	b := Batcher(s, t, change)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -65,7 +65,7 @@ func Messages(s *testshop.Shop, t testing.TB) []*message.Message {
 }
 
 // Handle hands messages to the batcher as the Router would, and returns where the answers will be.
-func Handle(b *fulfillment.Batcher, msgs ...*message.Message) []chan error {
+func Handle(b *batch.Batcher, msgs ...*message.Message) []chan error {
 	answers := make([]chan error, len(msgs))
 	for i, msg := range msgs {
 		answers[i] = make(chan error, 1)

@@ -1,4 +1,4 @@
-package fulfillment_test
+package batch_test
 
 import (
 	"testing"
@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/batch"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -17,7 +17,7 @@ func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
 	at := func(ms int) time.Time {
 		return time.UnixMilli(1_790_000_000_000).Add(time.Duration(ms) * time.Millisecond)
 	}
-	var p fulfillment.Pace
+	var p batch.Pace
 	require.Zero(t, p.Wait(at(0)))
 	p.Start(500, at(0)) // the first one tells nothing: those may have waited for an hour
 	p.End(at(5))
@@ -25,8 +25,8 @@ func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
 
 	p.Start(50, at(5)) // in 5 ms: 10,000 in a second
 	p.End(at(8))
-	require.Equal(t, fulfillment.LingerMax, p.Wait(at(8)))
-	require.Equal(t, fulfillment.LingerMax-3*time.Millisecond, p.Wait(at(11)))
+	require.Equal(t, batch.LingerMax, p.Wait(at(8)))
+	require.Equal(t, batch.LingerMax-3*time.Millisecond, p.Wait(at(11)))
 	require.LessOrEqual(t, p.Wait(at(18)), time.Duration(0), "no longer than that after the last one was over")
 
 	p.Start(49, at(10))
@@ -44,11 +44,11 @@ func TestBatcherLingersAtHighRates(t *testing.T) {
 	require.Equal(t, 1, want)
 	require.Zero(t, atLatest)
 
-	d.Pace = fulfillment.Pace{PerSecond: 50_000, Ended: time.Now().Add(time.Hour)}
+	d.Pace = batch.Pace{PerSecond: 50_000, Ended: time.Now().Add(time.Hour)}
 	want, atLatest = d.Wanted()
 	require.Equal(t, b.BatchMax, want)
 	require.Positive(t, atLatest)
-	d.Deferred = make([]*fulfillment.Submission, 1)
+	d.Deferred = make([]*batch.Submission, 1)
 	want, _ = d.Wanted()
 	require.Equal(t, b.BatchMax, want, "also with some that were deferred")
 

@@ -1,4 +1,4 @@
-package fulfillment
+package batch
 
 import (
 	"context"
@@ -30,19 +30,19 @@ const (
 	deferDelayMax = time.Second
 )
 
-// lockLease is the lease of a batch's locks where entries are claimed after minIdle: not longer than
+// LockLease is the lease of a batch's locks where entries are claimed after minIdle: not longer than
 // that, so that whoever claims the entries of a dead worker finds their users free.
-func lockLease(minIdle time.Duration) time.Duration {
+func LockLease(minIdle time.Duration) time.Duration {
 	return min(max(minIdle, lock.MinLease), lockLeaseMax)
 }
 
-// BatcherConfig is what a batcher works with; all of it is needed.
-type BatcherConfig struct {
+// Config is what a batcher works with; all of it is needed.
+type Config struct {
 	Ledger    *ledger.Ledger
 	Store     *reservation.Store
 	Locker    *lock.Locker
 	Keys      reservation.Keys
-	partition int
+	Partition int
 	BatchMax  int
 	// Lease is how long a batch may keep its users. A transaction that takes longer goes on without
 	// the locks: they save double work, and correctness does not rest on them. A lease that outlived
@@ -50,8 +50,8 @@ type BatcherConfig struct {
 	Lease   time.Duration
 	Logger  *slog.Logger
 	Metrics *metrics.Worker
-	// rebuilder is told what shows whether Redis lacks orders; nil for nobody.
-	rebuilder *rebuild.Rebuilder
+	// Rebuilder is told what shows whether Redis lacks orders; nil for nobody.
+	Rebuilder *rebuild.Rebuilder
 }
 
 // Batcher makes batches of the messages that the Router hands out one by one. Whatever arrives while
@@ -62,7 +62,7 @@ type BatcherConfig struct {
 // one waits for the disk, and no transaction is made for fewer orders than it could have. Batches that are under way
 // at the same time have no user in common.
 type Batcher struct {
-	BatcherConfig
+	Config
 
 	Queue *submissions
 	// draining is closed when the worker stops: what is under way is finished, and what cannot be
@@ -76,9 +76,9 @@ type Batcher struct {
 	most atomic.Int64
 }
 
-func NewBatcher(config BatcherConfig) *Batcher {
-	config.Logger = config.Logger.With("partition", config.partition)
-	b := &Batcher{BatcherConfig: config, Queue: newSubmissions(), draining: make(chan struct{})}
+func New(config Config) *Batcher {
+	config.Logger = config.Logger.With("partition", config.Partition)
+	b := &Batcher{Config: config, Queue: newSubmissions(), draining: make(chan struct{})}
 	b.most.Store(int64(config.BatchMax))
 	b.recording = b.trouble(metrics.StepRecord, "record orders in Postgres")
 	b.locking = b.trouble(metrics.StepLock, "lock the users of a batch, going on without")
@@ -117,8 +117,8 @@ func (b *Batcher) Process(ctx context.Context, f *inFlightBatch) {
 	crashpoint.Hit(crashpoint.BeforePersist)
 	outcomes := b.Record(ctx, events, f.apart)
 	crashpoint.Hit(crashpoint.AfterCommit)
-	if b.rebuilder != nil {
-		b.rebuilder.Witnesses.Note(outcomes)
+	if b.Rebuilder != nil {
+		b.Rebuilder.Witnesses.Note(outcomes)
 	}
 	released := b.Release(ctx, outcomes)
 	crashpoint.Hit(crashpoint.BeforeAck)
@@ -156,7 +156,7 @@ func (b *Batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lo
 	keyOf := make(map[string]string, len(batch))
 	for _, s := range batch {
 		if _, known := keyOf[s.Event.UserID]; !known {
-			key := b.Keys.Lock(b.partition, s.Event.UserID)
+			key := b.Keys.Lock(b.Partition, s.Event.UserID)
 			keyOf[s.Event.UserID] = key
 			keys = append(keys, key)
 		}
@@ -222,8 +222,8 @@ func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	b.releasing.Over()
 	for at, i := range which {
 		out := outcomes[i]
-		if b.rebuilder != nil && results[at] == reservation.Released && out.Fresh && out.Status == reservation.StatusRejected {
-			b.rebuilder.NoteRefused(out)
+		if b.Rebuilder != nil && results[at] == reservation.Released && out.Fresh && out.Status == reservation.StatusRejected {
+			b.Rebuilder.NoteRefused(out)
 		}
 	}
 	return true

@@ -1,4 +1,4 @@
-package fulfillment_test
+package batch_test
 
 import (
 	"context"
@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/batch"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
@@ -24,7 +24,7 @@ import (
 )
 
 // queued is how many messages wait for a batch.
-func queued(b *fulfillment.Batcher) int { return b.Queue.Len() }
+func queued(b *batch.Batcher) int { return b.Queue.Len() }
 
 func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	t.Parallel()
@@ -85,7 +85,7 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	counted, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(counted.Close)
-	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(counted) })
+	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(counted) })
 	events := append(testshop.CrowdOf(full, 40), testshop.CrowdOf(roomy, 40)...)
 	events[10].Quantity = 3
 
@@ -109,7 +109,7 @@ func TestBatcherSurvivesPanic(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Crowd(t, sale, 3)
-	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(nil) })
+	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(nil) })
 	for range 2 {
 		for _, a := range testwork.Handle(b, testwork.Messages(s, t)...) {
 			require.ErrorIs(t, testshop.Answer(t, a), ledger.ErrPanicked)
@@ -124,16 +124,16 @@ func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	sale := testshop.NewSale(t, s.Pool, 1)
 	_, _, err := lock.New(s.Rdb).TryEach(t.Context(), []string{s.Keys.Lock(0, "user-1")}, lock.For(30*time.Second))
 	require.NoError(t, err)
-	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Store = nil }) // to give the unit of a rejected order back
-	batch := make([]*fulfillment.Submission, 3)
+	b := testwork.Batch(s, t, func(c *batch.Config) { c.Store = nil }) // to give the unit of a rejected order back
+	group := make([]*batch.Submission, 3)
 	for i, event := range testshop.CrowdOf(sale, 3) {
-		batch[i] = &fulfillment.Submission{Event: event, Done: make(chan error, 1)}
+		group[i] = &batch.Submission{Event: event, Done: make(chan error, 1)}
 	}
-	require.Equal(t, "user-1", batch[0].Event.UserID)
-	f := &fulfillment.InFlightBatch{Batch: batch}
+	require.Equal(t, "user-1", group[0].Event.UserID)
+	f := &batch.InFlightBatch{Batch: group}
 	b.Process(t.Context(), f)
 	require.Empty(t, f.Deferred)
-	for _, submitted := range batch {
+	for _, submitted := range group {
 		require.ErrorIs(t, testshop.Answer(t, submitted.Done), ledger.ErrPanicked)
 	}
 }
@@ -152,7 +152,7 @@ func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	require.NoError(t, err)
 
 	log := &testshop.CountingLog{}
-	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Lease, c.Logger = time.Second, slog.New(log) })
+	b := testwork.Batch(s, t, func(c *batch.Config) { c.Lease, c.Logger = time.Second, slog.New(log) })
 	answers := testwork.Handle(b, testwork.Messages(s, t)...)
 	locked := func() bool { return s.Rdb.Exists(t.Context(), user).Val() == 1 }
 	testkit.Eventually(t, 10*time.Second, "the user is locked", locked)
@@ -173,7 +173,7 @@ func TestBatcherRecordsWithoutLocks(t *testing.T) {
 	s.Crowd(t, sale, 3)
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
-	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Locker = lock.New(gone) })
+	b := testwork.Batch(s, t, func(c *batch.Config) { c.Locker = lock.New(gone) })
 	for _, a := range testwork.Handle(b, testwork.Messages(s, t)...) {
 		require.NoError(t, testshop.Answer(t, a))
 	}
@@ -195,7 +195,7 @@ func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 	gone, err := connect.Postgres(t.Context(), "postgres://nobody@127.0.0.1:1/nothing", 1)
 	require.NoError(t, err)
 	t.Cleanup(gone.Close)
-	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(gone) })
+	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(gone) })
 	answers := testwork.Handle(b, testwork.Messages(s, t)...)
 	b.Drain()
 	for _, a := range answers {
@@ -244,6 +244,6 @@ func TestBatchLockLeaseEndsBeforeClaim(t *testing.T) {
 	for minIdle, want := range map[time.Duration]time.Duration{
 		time.Millisecond: lock.MinLease, 2 * time.Second: 2 * time.Second, time.Hour: 3 * time.Second,
 	} {
-		require.Equal(t, want, fulfillment.LockLease(minIdle), minIdle)
+		require.Equal(t, want, batch.LockLease(minIdle), minIdle)
 	}
 }

@@ -1,4 +1,4 @@
-package fulfillment_test
+package batch_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/batch"
 	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
@@ -124,7 +124,7 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 		VALUES (gen_random_uuid(), $1, 'user-1', 1, 'confirmed', 2, 9, 1, now(), now())`, locked)
 	require.NoError(t, err)
 
-	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Ledger = ledger.New(s.Pool).Waiting(200 * time.Millisecond) })
+	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(s.Pool).Waiting(200 * time.Millisecond) })
 	answers := testwork.Handle(b, testwork.Messages(s, t)...)
 	testkit.Eventually(t, testshop.Soon, "all but the one are confirmed", func() bool { return s.Count(t, testshop.ConfirmedOrders) == 5 })
 	require.EqualValues(t, 2, s.Count(t, confirmedOf, locked), "its own sale's as well, if later")

@@ -1,16 +1,14 @@
-package fulfillment_test
+package batch_test
 
 import (
 	"context"
 	"fmt"
 	"testing"
 
-	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/batch"
 	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -18,42 +16,25 @@ import (
 	"stampede/lock"
 )
 
-// holdSale keeps every transaction of the sale from its end, until the returned one is rolled back.
-func holdSale(s *testshop.Shop, t testing.TB, sale uuid.UUID) pgx.Tx {
-	t.Helper()
-	hold, err := s.Pool.Begin(t.Context())
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) })
-	_, err = hold.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR UPDATE", sale)
-	require.NoError(t, err)
-	return hold
-}
-
-// transactionsWaiting is how many transactions wait for a lock.
-func transactionsWaiting(s *testshop.Shop, t testing.TB) int64 {
-	t.Helper()
-	return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-}
-
 func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 31)
 	msgs := testwork.Messages(s, t)
-	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 10 })
-	hold := holdSale(s, t, sale)
+	b := testwork.Batch(s, t, func(c *batch.Config) { c.BatchMax = 10 })
+	hold := s.HoldSale(t, sale)
 
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return transactionsWaiting(s, t) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return s.TransactionsWaiting(t) == 1 })
 	answers = append(answers, testwork.Handle(b, msgs[1:10]...)...)
 	testkit.Eventually(t, testshop.Soon, "nine wait for a tenth", func() bool { return queued(b) == 9 })
-	require.EqualValues(t, 1, transactionsWaiting(s, t))
+	require.EqualValues(t, 1, s.TransactionsWaiting(t))
 	answers = append(answers, testwork.Handle(b, msgs[10])...)
-	testkit.Eventually(t, testshop.Soon, "the second one is under way", func() bool { return transactionsWaiting(s, t) == 2 && queued(b) == 0 })
+	testkit.Eventually(t, testshop.Soon, "the second one is under way", func() bool { return s.TransactionsWaiting(t) == 2 && queued(b) == 0 })
 	answers = append(answers, testwork.Handle(b, msgs[11:]...)...)
 	testkit.Eventually(t, testshop.Soon, "two full batches wait", func() bool { return queued(b) == 20 })
-	require.EqualValues(t, 2, transactionsWaiting(s, t))
+	require.EqualValues(t, 2, s.TransactionsWaiting(t))
 
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
@@ -77,11 +58,11 @@ func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	msgs := testwork.Messages(s, t)
 	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = gone.Close() })
-	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax, c.Locker = 10, lock.New(gone) })
-	hold := holdSale(s, t, slow)
+	b := testwork.Batch(s, t, func(c *batch.Config) { c.BatchMax, c.Locker = 10, lock.New(gone) })
+	hold := s.HoldSale(t, slow)
 
 	first := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return transactionsWaiting(s, t) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return s.TransactionsWaiting(t) == 1 })
 	others := testwork.Handle(b, msgs[1:]...)
 	for _, a := range others[1:] {
 		require.NoError(t, testshop.Answer(t, a), "of another user")
@@ -102,14 +83,14 @@ func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	msgs := testwork.Messages(s, t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	b := testwork.Batcher(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 5 })
+	b := testwork.Batcher(s, t, func(c *batch.Config) { c.BatchMax = 5 })
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
-	hold := holdSale(s, t, sale)
+	hold := s.HoldSale(t, sale)
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return transactionsWaiting(s, t) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return s.TransactionsWaiting(t) == 1 })
 	answers = append(answers, testwork.Handle(b, msgs[1:6]...)...)
-	testkit.Eventually(t, testshop.Soon, "and a second one", func() bool { return transactionsWaiting(s, t) == 2 })
+	testkit.Eventually(t, testshop.Soon, "and a second one", func() bool { return s.TransactionsWaiting(t) == 2 })
 	answers = append(answers, testwork.Handle(b, msgs[6:]...)...)
 	testkit.Eventually(t, testshop.Soon, "the rest waits", func() bool { return queued(b) == 6 })
 
@@ -133,13 +114,13 @@ func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	msgs := testwork.Messages(s, t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
-	b := testwork.Batcher(s, t, func(c *fulfillment.BatcherConfig) { c.BatchMax = 1 })
+	b := testwork.Batcher(s, t, func(c *batch.Config) { c.BatchMax = 1 })
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
-	holdSale(s, t, one)
+	s.HoldSale(t, one)
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "one order is under way", func() bool { return transactionsWaiting(s, t) == 1 })
-	later := &fulfillment.Submission{Msg: msgs[1], Done: make(chan error, 1)}
+	testkit.Eventually(t, testshop.Soon, "one order is under way", func() bool { return s.TransactionsWaiting(t) == 1 })
+	later := &batch.Submission{Msg: msgs[1], Done: make(chan error, 1)}
 	require.True(t, b.Queue.Add(later))
 	answers = append(answers, later.Done)
 	testkit.Eventually(t, testshop.Soon, "the other one is put off, not left in the queue", func() bool { return queued(b) == 0 })

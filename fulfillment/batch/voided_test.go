@@ -1,4 +1,4 @@
-package fulfillment_test
+package batch_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/batch"
 	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -71,20 +72,20 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	sale, other := testshop.NewSale(t, s.Pool, 10), testshop.NewSale(t, s.Pool, 10)
 	events := append(testshop.CrowdOf(sale, 2), testshop.CrowdOf(other, 2)...)
 	log := &testshop.CountingLog{}
-	b := testwork.Batch(s, t, func(c *fulfillment.BatcherConfig) { c.Logger = slog.New(log) })
+	b := testwork.Batch(s, t, func(c *batch.Config) { c.Logger = slog.New(log) })
 
 	rebuilder, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = rebuilder.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = rebuilder.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR NO KEY UPDATE", sale)
 	require.NoError(t, err)
-	var batch []*fulfillment.Submission
+	var group []*batch.Submission
 	for _, event := range events {
-		batch = append(batch, &fulfillment.Submission{Event: event, Done: make(chan error, 1)})
+		group = append(group, &batch.Submission{Event: event, Done: make(chan error, 1)})
 	}
-	over := make(chan *fulfillment.InFlightBatch, 1)
+	over := make(chan *batch.InFlightBatch, 1)
 	go func() {
-		f := &fulfillment.InFlightBatch{Batch: batch}
+		f := &batch.InFlightBatch{Batch: group}
 		b.Process(t.Context(), f)
 		over <- f
 	}()
@@ -96,7 +97,7 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	require.NoError(t, rebuilder.Commit(t.Context()))
 
 	require.Empty(t, (<-over).Deferred)
-	for i, submitted := range batch {
+	for i, submitted := range group {
 		require.NoError(t, testshop.Answer(t, submitted.Done), "it is to be acknowledged")
 		want := "2 OrderVoided"
 		if events[i].SaleID == other {
@@ -112,8 +113,8 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	require.Zero(t, log.Times("cannot record orders in Postgres, trying again"), "that is no outage")
 
 	// Delivered once more, they are as they were.
-	redelivered := &fulfillment.Submission{Event: events[0], Done: make(chan error, 1)}
-	f := &fulfillment.InFlightBatch{Batch: []*fulfillment.Submission{redelivered}}
+	redelivered := &batch.Submission{Event: events[0], Done: make(chan error, 1)}
+	f := &batch.InFlightBatch{Batch: []*batch.Submission{redelivered}}
 	b.Process(t.Context(), f)
 	require.Empty(t, f.Deferred)
 	require.NoError(t, testshop.Answer(t, redelivered.Done))

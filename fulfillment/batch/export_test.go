@@ -1,0 +1,9 @@
+package batch
+
+type Submission = submission
+
+type Pace = pace
+
+const LingerMax = lingerMax
+
+type InFlightBatch = inFlightBatch
