@@ -45,7 +45,7 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, wrong).Err())
 
 			report = testwork.Audit(s, t, sale)
-			require.Equal(t, "S7", broken(report), testwork.TextOf(t, report))
+			require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
 			require.Contains(t, testwork.TextOf(t, report), fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
 			require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 			testwork.RequireMended(s, t, sale, "")
@@ -65,7 +65,7 @@ func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 		INSERT INTO sale_events VALUES ($1, 2, 'SalePaused', '{}')`, sale)
 	require.NoError(t, err)
 	report := testwork.Audit(s, t, sale)
-	require.Equal(t, "S7", broken(report), testwork.TextOf(t, report))
+	require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
 	require.Contains(t, testwork.TextOf(t, report), "state is open and not paused, revision is 1 and not 2")
 	require.Equal(t, "worker", testwork.LeftOf(testwork.Reconcile(s, t)))
 
@@ -98,7 +98,7 @@ func TestAuditEscapesControlCharacters(t *testing.T) {
 	require.NoError(t, err)
 	report := testwork.Audit(s, t, sale)
 	text := testwork.TextOf(t, report)
-	require.Equal(t, "S4", broken(report), text)
+	require.Equal(t, "S4", testwork.Broken(report), text)
 	require.NotContains(t, text, "\x1b")
 	require.NotContains(t, text, "\u009b")
 	require.Contains(t, text, `user "\x1b[2Jann\u009b": the reservation in Redis is damaged`)

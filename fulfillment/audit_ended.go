@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/stream"
 	"stampede/reservation"
 )
@@ -40,7 +41,7 @@ func copyEnded(ctx context.Context, tx pgx.Tx, sale uuid.UUID, page []string) er
 	rows := make([][]any, 0, len(page)/2)
 	for ; len(page) >= 2; page = page[2:] {
 		name, text := page[0], page[1]
-		if storable(name) != name { // no order has this name
+		if deadletter.Storable(name) != name { // no order has this name
 			continue
 		}
 		row := []any{sale, name, nil, nil, nil}

@@ -66,7 +66,7 @@ func TestAuditCountsOrdersLostBeforeRebuild(t *testing.T) {
 	// Places of the new epoch are counted as before.
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "sequence", 2).Err())
 	report = testwork.Audit(s, t, sale)
-	require.Equal(t, "S5", broken(report))
+	require.Equal(t, "S5", testwork.Broken(report))
 	require.Contains(t, testwork.TextOf(t, report), "places 42 to 43 of the sale were given out and no order has them")
 }
 
@@ -79,7 +79,7 @@ func TestAuditReportsPayableOrdersWithoutDeadline(t *testing.T) {
 	_, err := s.Pool.Exec(t.Context(), "UPDATE orders SET due = NULL WHERE id = $1", order)
 	require.NoError(t, err)
 	report := testwork.Audit(s, t, sale)
-	require.Equal(t, "S3", broken(report), testwork.TextOf(t, report))
+	require.Equal(t, "S3", testwork.Broken(report), testwork.TextOf(t, report))
 	finding := report.Promise("S3").Findings[0]
 	require.Equal(t, order, *finding.Order)
 	require.Equal(t, fulfillment.RemedyProjections, finding.Remedy)
@@ -208,7 +208,7 @@ func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 	}
 	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: moving(), Keys: s.Keys, Sale: sale})
 	require.NoError(t, err)
-	require.Equal(t, "S4", broken(report), testwork.TextOf(t, report))
+	require.Equal(t, "S4", testwork.Broken(report), testwork.TextOf(t, report))
 	require.EqualValues(t, 1, report.Promise("S4").Found)
 	require.Empty(t, report.Promise("S4").Findings[0].Remedy)
 	require.True(t, report.Moved)
@@ -226,6 +226,6 @@ func TestAuditReportsLastingDifferenceWithoutWaiting(t *testing.T) {
 	defer cancel()
 	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: time.Hour})
 	require.NoError(t, err)
-	require.Equal(t, "S4", broken(report))
+	require.Equal(t, "S4", testwork.Broken(report))
 	require.False(t, report.Moved)
 }

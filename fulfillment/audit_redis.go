@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/stream"
 	"stampede/internal/pg"
 	"stampede/reservation"
@@ -250,7 +251,7 @@ func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 		}
 		present = present || field != nil
 		if saleFields[i] == "state" {
-			if sale.state = storable(text); text == "" {
+			if sale.state = deadletter.Storable(text); text == "" {
 				damaged = append(damaged, "state is missing")
 			}
 			continue
@@ -328,8 +329,8 @@ func (b *buyerScan) turn() (err error) {
 // row is nil for a buyer who cannot be read. One is late whose place the sale had not given out when it was looked at.
 func (b *buyerScan) row(user, text string) []any {
 	r, err := reservation.ParseReservation(text)
-	if err != nil || storable(text) != text || !r.CanBeOf(user) {
-		b.note("S4", Finding{Sale: &b.sale.id, User: storable(user), Remedy: RemedyRebuild, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
+	if err != nil || deadletter.Storable(text) != text || !r.CanBeOf(user) {
+		b.note("S4", Finding{Sale: &b.sale.id, User: deadletter.Storable(user), Remedy: RemedyRebuild, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
 		return nil
 	}
 	late := b.sale.places != nil && r.Sequence > *b.sale.places

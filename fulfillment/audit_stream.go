@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/stream"
 	"stampede/reservation"
 	"stampede/sql"
@@ -98,7 +99,7 @@ func (s *waitingScan) next() ([]any, error) {
 				continue
 			}
 			// What cannot be read names no order: it becomes a dead letter.
-			if event, err := orderOf(stream.Entry{Stream: s.stream, ID: entry.ID, Fields: stream.FieldsOf(entry.Values)}); err == nil {
+			if event, err := deadletter.OrderOf(stream.Entry{Stream: s.stream, ID: entry.ID, Fields: stream.FieldsOf(entry.Values)}); err == nil {
 				return []any{event.OrderID, false}, nil
 			}
 		}
@@ -119,13 +120,13 @@ func (l *look) loadParked(ctx context.Context, tx pgx.Tx) error {
 	rows, _ := tx.Query(ctx, sql.AuditParked) // its error comes with the rows
 	var parked []uuid.UUID
 	for rows.Next() {
-		letter, err := scanDeadLetter(rows)
+		letter, err := deadletter.ScanLetter(rows)
 		if err != nil {
 			rows.Close()
 			return fmt.Errorf("read the dead letters: %w", err)
 		}
 		// One that cannot be read parks no order: what it stands for is known from the reservation.
-		if event, err := orderOf(letter.Entry); err == nil && letter.Damage == "" {
+		if event, err := deadletter.OrderOf(letter.Entry); err == nil && letter.Damage == "" {
 			parked = append(parked, event.OrderID)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
@@ -21,15 +22,6 @@ import (
 	"stampede/internal/testwork"
 	"stampede/reservation"
 )
-
-func broken(r fulfillment.AuditReport) (names string) {
-	for _, p := range r.Promises {
-		if !p.Kept() {
-			names += p.Name + " "
-		}
-	}
-	return strings.TrimSpace(names)
-}
 
 func TestAuditOfCorrectSalePassesEveryPromise(t *testing.T) {
 	t.Parallel()
@@ -42,7 +34,7 @@ func TestAuditOfCorrectSalePassesEveryPromise(t *testing.T) {
 	s.Buy(t, other, "bob")
 
 	report := testwork.Audit(s, t, sale)
-	require.Equal(t, "S3", broken(report), "bob is on his way:\n%s", testwork.TextOf(t, report))
+	require.Equal(t, "S3", testwork.Broken(report), "bob is on his way:\n%s", testwork.TextOf(t, report))
 	testwork.Fulfil(s, t)
 	report = testwork.Audit(s, t, uuid.Nil)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
@@ -203,7 +195,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		{
 			"a parked dead letter",
 			func(t testing.TB, s scene) {
-				err := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store).Park(t.Context(), stream.Entry{Stream: s.Keys.Orders(0), ID: "1-1"}, fmt.Errorf("rubbish"))
+				err := deadletter.NewStore(s.Pool, s.Rdb, s.Store).Park(t.Context(), stream.Entry{Stream: s.Keys.Orders(0), ID: "1-1"}, fmt.Errorf("rubbish"))
 				require.NoError(t, err)
 			},
 			"S3", "waits for a decision: rubbish", "dlq",
@@ -386,7 +378,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			c.corrupt(t, s)
 			report := testwork.Audit(s.Shop, t, s.sale)
 			text := testwork.TextOf(t, report)
-			require.Equal(t, c.broken, broken(report), text)
+			require.Equal(t, c.broken, testwork.Broken(report), text)
 			require.Contains(t, text, strings.ReplaceAll(c.says, "$order", s.order.String()))
 			testwork.RequireMended(s.Shop, t, s.sale, c.left)
 		})
@@ -398,7 +390,7 @@ func TestAuditWaitsUntilSaleIsAtRest(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 500)
 	s.Crowd(t, sale, 500)
-	require.Equal(t, "S3", broken(testwork.Audit(s, t, sale)))
+	require.Equal(t, "S3", testwork.Broken(testwork.Audit(s, t, sale)))
 	testwork.Work(t, testwork.Config(s, t))
 	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: 30 * time.Second})
 	require.NoError(t, err)
@@ -435,7 +427,7 @@ func TestAuditReportsSaleMissingInPostgres(t *testing.T) {
 		require.NoError(t, err)
 	}
 	report := testwork.Audit(s, t, uuid.Nil)
-	require.Equal(t, "S7", broken(report), testwork.TextOf(t, report))
+	require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
 	require.Contains(t, testwork.TextOf(t, report), "Redis has this sale, with 3 buyers, and Postgres does not know it")
 }
 

@@ -22,17 +22,7 @@ const SilentBetweenQueryMax = silentBetweenQueryMax
 
 const NamedSession = namedSession
 
-var EncodeFields = encodeFields
-
-var DecodeFields = decodeFields
-
-const FieldReplayOf = fieldReplayOf
-
-var ReservedOf = reservedOf
-
 const RemedyWorker = remedyWorker
-
-var OrderOf = orderOf
 
 const RemedyForget = remedyForget
 

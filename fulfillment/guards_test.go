@@ -54,7 +54,7 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 		require.Equal(t, guard, missing.Name)
 
 		report := testwork.Audit(s.Shop, t, uuid.Nil)
-		require.Equal(t, "DB", broken(report), testwork.TextOf(t, report))
+		require.Equal(t, "DB", testwork.Broken(report), testwork.TextOf(t, report))
 		require.Contains(t, testwork.TextOf(t, report), missing.What+": put it back with "+missing.Mend)
 		require.Equal(t, "guard", testwork.LeftOf(testwork.Reconcile(s.Shop, t)))
 

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/rebuild"
 	"stampede/fulfillment/stream"
 	"stampede/internal/pause"
@@ -168,9 +169,9 @@ func (r *reconciler) look(ctx context.Context, number int) (found int64, err err
 	}
 	err = l.take(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		for _, f := range l.noted {
-			same := cmp.Or(f.Key, storable(f.What))
+			same := cmp.Or(f.Key, deadletter.Storable(f.What))
 			_, err := tx.Exec(ctx, sql.ReconcileAddFinding,
-				number, f.Sale, f.Order, zeronull.Text(storable(f.User)), storable(f.What), f.Remedy, same)
+				number, f.Sale, f.Order, zeronull.Text(deadletter.Storable(f.User)), deadletter.Storable(f.What), f.Remedy, same)
 			if err != nil {
 				return err
 			}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
@@ -36,7 +37,7 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		}).Result()
 		require.NoError(t, err)
 		entry := read[0].Messages[0]
-		event, err := fulfillment.OrderOf(stream.Entry{Stream: s.Keys.Orders(0), ID: entry.ID, Fields: stream.FieldsOf(entry.Values)})
+		event, err := deadletter.OrderOf(stream.Entry{Stream: s.Keys.Orders(0), ID: entry.ID, Fields: stream.FieldsOf(entry.Values)})
 		require.NoError(t, err)
 		return event
 	}
@@ -64,7 +65,7 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 			last, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 			require.NoError(t, err)
 			entry := stream.Entry{Stream: key, ID: last[0].ID, Fields: stream.FieldsOf(last[0].Values)}
-			require.NoError(t, fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store).Park(t.Context(), entry, fmt.Errorf("no reason")))
+			require.NoError(t, deadletter.NewStore(s.Pool, s.Rdb, s.Store).Park(t.Context(), entry, fmt.Errorf("no reason")))
 			require.NoError(t, s.Rdb.XAck(t.Context(), key, reservation.Group, entry.ID).Err())
 		}, "dlq"},
 		"a cancelled order": {func(t *testing.T, s *testshop.Shop, _ uuid.UUID) {

@@ -33,22 +33,6 @@ func cancelled(s *testshop.Shop, t testing.TB, users int) (sale uuid.UUID, order
 	return sale, orders
 }
 
-// lose takes a sale out of Redis, and returns what brings it back as it was.
-func lose(s *testshop.Shop, t testing.TB, sale uuid.UUID) (bringBack func()) {
-	t.Helper()
-	dumps := map[string]string{}
-	for _, key := range []string{s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)} {
-		dumps[key] = s.Rdb.Dump(t.Context(), key).Val()
-		require.NotEmpty(t, dumps[key])
-		require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
-	}
-	return func() {
-		for key, dump := range dumps {
-			require.NoError(t, s.Rdb.Restore(t.Context(), key, 0, dump).Err())
-		}
-	}
-}
-
 // waitNoLonger lets the releases that Redis refused be tried again at once.
 func waitNoLonger(s *testshop.Shop, t testing.TB) {
 	t.Helper()
@@ -63,7 +47,7 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 	other, _ := cancelled(s, t, 3)
 	_, err := s.Pool.Exec(t.Context(), "UPDATE releases SET again_at = again_at - interval '1 h' WHERE sale_id = $1", lost)
 	require.NoError(t, err) // so that the lost one is in front
-	bringBack := lose(s, t, lost)
+	bringBack := s.Lose(t, lost)
 
 	released, err := testwork.GiveBack(s, t.Context())
 	require.NoError(t, err)
@@ -107,7 +91,7 @@ func TestReleaseOfEndedSaleCompletesWithoutRedis(t *testing.T) {
 			t.Parallel()
 			s := testshop.NewShop(t, testkit.Pool(t))
 			sale, _ := cancelled(s, t, 2)
-			lose(s, t, sale)
+			s.Lose(t, sale)
 			_, err := testwork.GiveBack(s, t.Context())
 			require.NoError(t, err)
 			require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/fulfillment/batch"
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/rebuild"
@@ -169,7 +170,7 @@ func newWorkerTrimmer(config *WorkerConfig, streams []string) (*stream.Trimmer, 
 }
 
 func newWorkerSubscriber(config *WorkerConfig) (*stream.Subscriber, error) {
-	letters := NewDeadLetters(config.Pool, config.Control, config.Store)
+	letters := deadletter.NewStore(config.Pool, config.Control, config.Store)
 	subscriber, err := stream.NewSubscriber(stream.Config{
 		Client: config.Blocking, Control: config.Control, Group: reservation.Group, Consumer: config.Consumer,
 		BatchMax: config.BatchMax, MinIdle: config.MinIdle, MaxDeliveries: config.MaxDeliveries, DrainTimeout: config.DrainTimeout,

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment"
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/connect"
@@ -287,7 +288,7 @@ func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 20)
 	testwork.AwaitRest(s, t)
-	letters, err := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store).List(t.Context(), fulfillment.DeadLetterParked, 10)
+	letters, err := deadletter.NewStore(s.Pool, s.Rdb, s.Store).List(t.Context(), deadletter.DeadLetterParked, 10)
 	require.NoError(t, err)
 	require.Len(t, letters, 3)
 	var reasons string

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/deadletter"
 	"stampede/internal/connect"
 	"stampede/internal/figure"
 	"stampede/sql"
@@ -29,7 +29,7 @@ type dlqFlags struct {
 	keysFlags
 }
 
-func (f *dlqFlags) with(ctx context.Context, logger *slog.Logger, do func(*fulfillment.DeadLetters) error) error {
+func (f *dlqFlags) with(ctx context.Context, logger *slog.Logger, do func(*deadletter.Store) error) error {
 	b, err := openBackend(ctx, connect.Control, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
 	if err != nil {
 		return err
@@ -38,7 +38,7 @@ func (f *dlqFlags) with(ctx context.Context, logger *slog.Logger, do func(*fulfi
 	if err := sql.Check(ctx, b.pool); err != nil {
 		return err
 	}
-	return do(fulfillment.NewDeadLetters(b.pool, b.redis, b.store))
+	return do(deadletter.NewStore(b.pool, b.redis, b.store))
 }
 
 // letterArg names the dead letter that a command is about.
@@ -57,11 +57,11 @@ func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
 		return err
 	}
-	status := fulfillment.DeadLetterStatus(c.Status)
+	status := deadletter.Status(c.Status)
 	if c.Status == "all" {
 		status = ""
 	}
-	return c.with(ctx, logger, func(d *fulfillment.DeadLetters) error {
+	return c.with(ctx, logger, func(d *deadletter.Store) error {
 		letters, err := d.List(ctx, status, c.Limit)
 		if err != nil {
 			return err
@@ -86,13 +86,13 @@ type dlqShowCmd struct {
 }
 
 func (c *dlqShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.with(ctx, logger, func(d *fulfillment.DeadLetters) error {
+	return c.with(ctx, logger, func(d *deadletter.Store) error {
 		l, err := d.Get(ctx, c.ID)
 		if err != nil {
 			return err
 		}
 		if c.JSON {
-			return writeLettersJSON(s.out, []fulfillment.DeadLetter{l})
+			return writeLettersJSON(s.out, []deadletter.Letter{l})
 		}
 		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
 		for _, row := range [][2]string{
@@ -124,7 +124,7 @@ type dlqReplayCmd struct {
 }
 
 func (c *dlqReplayCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.with(ctx, logger, func(d *fulfillment.DeadLetters) error {
+	return c.with(ctx, logger, func(d *deadletter.Store) error {
 		entry, appended, err := d.Replay(ctx, c.ID)
 		if err != nil {
 			return err
@@ -154,7 +154,7 @@ func (c *dlqDiscardCmd) Validate() error {
 }
 
 func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.with(ctx, logger, func(d *fulfillment.DeadLetters) error {
+	return c.with(ctx, logger, func(d *deadletter.Store) error {
 		if err := d.Discard(ctx, c.ID, c.Reason); err != nil {
 			return err
 		}
@@ -168,7 +168,7 @@ func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 }
 
 // writeLettersJSON writes one object a line. Bytes that are not UTF-8 are quoted as printable does.
-func writeLettersJSON(w io.Writer, letters []fulfillment.DeadLetter) error {
+func writeLettersJSON(w io.Writer, letters []deadletter.Letter) error {
 	type field struct {
 		Name  string `json:"name"`
 		Value string `json:"value"`
@@ -179,19 +179,19 @@ func writeLettersJSON(w io.Writer, letters []fulfillment.DeadLetter) error {
 			fields = append(fields, field{printable(f.Name), printable(f.Value)})
 		}
 		err := writeJSON(w, struct {
-			ID         int64                        `json:"id"`
-			Status     fulfillment.DeadLetterStatus `json:"status"`
-			Reason     string                       `json:"reason"`
-			Damage     string                       `json:"damage,omitempty"`
-			Resolution string                       `json:"resolution,omitempty"`
-			Stream     string                       `json:"stream"`
-			EntryID    string                       `json:"entry_id"`
-			Deliveries int64                        `json:"deliveries"`
-			Replays    int                          `json:"replays"`
-			ReplayedAs string                       `json:"replayed_as,omitempty"`
-			Fields     []field                      `json:"fields"`
-			CreatedAt  time.Time                    `json:"created_at"`
-			UpdatedAt  time.Time                    `json:"updated_at"`
+			ID         int64             `json:"id"`
+			Status     deadletter.Status `json:"status"`
+			Reason     string            `json:"reason"`
+			Damage     string            `json:"damage,omitempty"`
+			Resolution string            `json:"resolution,omitempty"`
+			Stream     string            `json:"stream"`
+			EntryID    string            `json:"entry_id"`
+			Deliveries int64             `json:"deliveries"`
+			Replays    int               `json:"replays"`
+			ReplayedAs string            `json:"replayed_as,omitempty"`
+			Fields     []field           `json:"fields"`
+			CreatedAt  time.Time         `json:"created_at"`
+			UpdatedAt  time.Time         `json:"updated_at"`
 		}{
 			l.ID, l.Status, l.Reason, l.Damage, l.Resolution, l.Entry.Stream, l.Entry.ID, l.Entry.Deliveries, l.Replays,
 			l.ReplayedAs, fields,

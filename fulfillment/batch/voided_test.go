@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
 	"stampede/fulfillment/batch"
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -58,7 +58,7 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusConfirmed, outcomes[0].Status)
 	refused := testshop.Reserved(sale, "erin", 4)
-	outcomes, err = l.Refuse(t.Context(), []reservation.OrderReserved{refused}, fulfillment.RejectedDiscarded)
+	outcomes, err = l.Refuse(t.Context(), []reservation.OrderReserved{refused}, deadletter.RejectedDiscarded)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, outcomes[0].Status)
 }

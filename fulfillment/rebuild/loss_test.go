@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/testkit"
@@ -160,7 +160,7 @@ func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	entry := testwork.TakeOut(s, t)
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a test")))
 	testwork.Rebuild(s, t)
 	s.Buy(t, sale, "ann") // her place is free: nothing of the first order is left

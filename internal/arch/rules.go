@@ -27,6 +27,7 @@ var may = map[string][]string{
 		"fulfillment/metrics",
 		"fulfillment/rebuild",
 		"fulfillment/batch",
+		"fulfillment/deadletter",
 		"internal/crashpoint",
 		"internal/figure",
 		"internal/pause",
@@ -73,6 +74,7 @@ var may = map[string][]string{
 		"internal/pause",
 		"internal/retry",
 	},
+	"fulfillment/deadletter": {"sql", "reservation", "fulfillment/ledger", "fulfillment/stream", "internal/pg"},
 }
 
 // wirers put the roles together in one process, and may import whatever they run.

@@ -44,6 +44,15 @@ func Audit(s *testshop.Shop, t testing.TB, sale uuid.UUID) fulfillment.AuditRepo
 	return report
 }
 
+func Broken(r fulfillment.AuditReport) (names string) {
+	for _, p := range r.Promises {
+		if !p.Kept() {
+			names += p.Name + " "
+		}
+	}
+	return strings.TrimSpace(names)
+}
+
 func TextOf(t testing.TB, r fulfillment.AuditReport) string {
 	t.Helper()
 	var text strings.Builder

@@ -6,7 +6,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/stream"
 	"stampede/internal/testshop"
 	"stampede/reservation"
@@ -24,7 +24,7 @@ func Rubbish(s *testshop.Shop, t testing.TB) stream.Entry {
 	return entry
 }
 
-func OnlyLetter(s *testshop.Shop, t testing.TB, letters *fulfillment.DeadLetters) fulfillment.DeadLetter {
+func OnlyLetter(s *testshop.Shop, t testing.TB, letters *deadletter.Store) deadletter.Letter {
 	t.Helper()
 	all, err := letters.List(t.Context(), "", 10)
 	require.NoError(t, err)

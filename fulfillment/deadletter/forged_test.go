@@ -1,4 +1,4 @@
-package fulfillment_test
+package deadletter_test
 
 import (
 	"errors"
@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/deadletter"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -38,7 +38,7 @@ var forgedFields = []string{
 func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.OpenPayable(t, 10)
 	order := s.Buy(t, sale, "ann")
 	testwork.TakeOut(s, t) // its event is lost
@@ -56,7 +56,7 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	require.False(t, report.Unchecked(), testwork.TextOf(t, report))
 	require.GreaterOrEqual(t, report.Promise("S3").Found, int64(len(ids)))
 	require.Contains(t, testwork.LeftOf(testwork.Reconcile(s, t)), "dlq")
-	listed, err := letters.List(t.Context(), fulfillment.DeadLetterParked, 1000)
+	listed, err := letters.List(t.Context(), deadletter.DeadLetterParked, 1000)
 	require.NoError(t, err)
 	require.Len(t, listed, len(ids))
 
@@ -67,8 +67,8 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 		if letter.Damage != "" {
 			damaged++
 			_, _, err = letters.Replay(t.Context(), id)
-			require.ErrorIs(t, err, fulfillment.ErrDeadLetterUnreadable)
-			require.False(t, errors.Is(err, fulfillment.ErrDeadLetterNotParked))
+			require.ErrorIs(t, err, deadletter.ErrDeadLetterUnreadable)
+			require.False(t, errors.Is(err, deadletter.ErrDeadLetterNotParked))
 		}
 		require.NoError(t, letters.Discard(t.Context(), id, "forged"), forgedFields[i])
 	}

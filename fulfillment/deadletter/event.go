@@ -1,4 +1,4 @@
-package fulfillment
+package deadletter
 
 import (
 	"encoding/json"
@@ -20,10 +20,10 @@ var errNoOrder = errors.New("the entry names no order")
 // what.
 var errUnreadable = errors.New("the entry does not tell who bought what")
 
-// orderOf reads the reservation of an entry, and does not mind what a worker minds: a version that it
+// OrderOf reads the reservation of an entry, and does not mind what a worker minds: a version that it
 // does not know, or a damaged envelope. The error is errNoOrder if the entry is something else, and
 // errUnreadable if it is not and says too little.
-func orderOf(entry stream.Entry) (reservation.OrderReserved, error) {
+func OrderOf(entry stream.Entry) (reservation.OrderReserved, error) {
 	event, err := reservedOf(entry)
 	if !errors.Is(err, reservation.ErrUndecodable) {
 		return event, err

@@ -1,4 +1,4 @@
-package fulfillment
+package deadletter
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package fulfillment
+package deadletter
 
 import (
 	"context"
@@ -35,24 +35,24 @@ const RejectedDiscarded = "discarded"
 // fieldReplayOf is a field that Replay adds to an entry: the dead letter that it is.
 const fieldReplayOf = "stampede_replay_of"
 
-// DeadLetterStatus tells what has become of a dead letter.
-type DeadLetterStatus string
+// Status tells what has become of a dead letter.
+type Status string
 
 // A dead letter is parked until an operator decides; a replay that fails parks it again.
 const (
-	DeadLetterParked    DeadLetterStatus = "parked"
-	DeadLetterReplayed  DeadLetterStatus = "replayed"
-	DeadLetterDiscarded DeadLetterStatus = "discarded"
+	DeadLetterParked    Status = "parked"
+	DeadLetterReplayed  Status = "replayed"
+	DeadLetterDiscarded Status = "discarded"
 )
 
-// DeadLetter is a stream entry that no worker could apply, kept whole, and what became of it.
-type DeadLetter struct {
+// Letter is a stream entry that no worker could apply, kept whole, and what became of it.
+type Letter struct {
 	ID    int64
 	Entry stream.Entry
 	// Damage tells why the fields of the entry cannot be read as they are stored; Entry has none then.
 	Damage string
 	Reason string
-	Status DeadLetterStatus
+	Status Status
 	// Replays counts how often it was appended to its stream again, and ReplayedAs is the last of those entries.
 	Replays    int
 	ReplayedAs string
@@ -61,9 +61,9 @@ type DeadLetter struct {
 	CreatedAt, UpdatedAt time.Time
 }
 
-// DeadLetters keeps entries in Postgres until an operator decides about them. It is safe for
+// Store keeps entries in Postgres until an operator decides about them. It is safe for
 // concurrent use.
-type DeadLetters struct {
+type Store struct {
 	pool   *pgxpool.Pool
 	rdb    redis.UniversalClient
 	ledger *ledger.Ledger
@@ -72,15 +72,15 @@ type DeadLetters struct {
 	discarding sync.Mutex
 }
 
-// NewDeadLetters returns the dead letters of a database; rdb has the streams they came from. Discard
+// NewStore returns the dead letters of a database; rdb has the streams they came from. Discard
 // needs two connections of the pool at a time.
-func NewDeadLetters(pool *pgxpool.Pool, rdb redis.UniversalClient, store *reservation.Store) *DeadLetters {
-	return &DeadLetters{pool: pool, rdb: rdb, ledger: ledger.New(pool), store: store}
+func NewStore(pool *pgxpool.Pool, rdb redis.UniversalClient, store *reservation.Store) *Store {
+	return &Store{pool: pool, rdb: rdb, ledger: ledger.New(pool), store: store}
 }
 
 // Park keeps an entry. It is a DeadLetterFunc: to park an entry again is no error and changes
 // nothing, and an entry that Replay made goes back to the row it came from.
-func (d *DeadLetters) Park(ctx context.Context, entry stream.Entry, reason error) error {
+func (d *Store) Park(ctx context.Context, entry stream.Entry, reason error) error {
 	fields, err := encodeFields(entry.Fields)
 	if err != nil {
 		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, err)
@@ -91,25 +91,25 @@ func (d *DeadLetters) Park(ctx context.Context, entry stream.Entry, reason error
 			replayOf = &id
 		}
 	}
-	_, err = d.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, storable(reason.Error()), entry.Deliveries, replayOf)
+	_, err = d.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, Storable(reason.Error()), entry.Deliveries, replayOf)
 	if err != nil {
 		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, ledger.OfConstraint(err))
 	}
 	return nil
 }
 
-// storable is the text as Postgres can hold it: an error may quote an entry byte by byte.
-func storable(text string) string {
+// Storable is the text as Postgres can hold it: an error may quote an entry byte by byte.
+func Storable(text string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
 }
 
 // List returns the newest dead letters, those with that status only unless it is empty.
-func (d *DeadLetters) List(ctx context.Context, status DeadLetterStatus, limit int) ([]DeadLetter, error) {
+func (d *Store) List(ctx context.Context, status Status, limit int) ([]Letter, error) {
 	rows, err := d.pool.Query(ctx, sql.DeadLetterList, string(status), limit)
 	if err != nil {
 		return nil, fmt.Errorf("list dead letters: %w", err)
 	}
-	letters, err := pgx.CollectRows(rows, scanDeadLetter)
+	letters, err := pgx.CollectRows(rows, ScanLetter)
 	if err != nil {
 		return nil, fmt.Errorf("list dead letters: %w", err)
 	}
@@ -117,12 +117,12 @@ func (d *DeadLetters) List(ctx context.Context, status DeadLetterStatus, limit i
 }
 
 // Get returns a dead letter, or ErrDeadLetterNotFound.
-func (d *DeadLetters) Get(ctx context.Context, id int64) (DeadLetter, error) {
+func (d *Store) Get(ctx context.Context, id int64) (Letter, error) {
 	return readDeadLetter(ctx, d.pool, sql.DeadLetterFind, id)
 }
 
 // withLocked calls do with a letter whose row stays locked until do has returned, and commits what it did.
-func (d *DeadLetters) withLocked(ctx context.Context, id int64, do func(pgx.Tx, DeadLetter) error) error {
+func (d *Store) withLocked(ctx context.Context, id int64, do func(pgx.Tx, Letter) error) error {
 	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
 		letter, err := readDeadLetter(ctx, tx, sql.DeadLetterLock, id)
 		if err != nil {
@@ -133,23 +133,23 @@ func (d *DeadLetters) withLocked(ctx context.Context, id int64, do func(pgx.Tx, 
 }
 
 // checkParked returns ErrDeadLetterNotParked unless the letter is parked.
-func (l *DeadLetter) checkParked() error {
+func (l *Letter) checkParked() error {
 	if l.Status == DeadLetterParked {
 		return nil
 	}
 	return fmt.Errorf("%w: %d is %s", ErrDeadLetterNotParked, l.ID, l.Status)
 }
 
-func readDeadLetter(ctx context.Context, from pg.Querier, query string, id int64) (DeadLetter, error) {
+func readDeadLetter(ctx context.Context, from pg.Querier, query string, id int64) (Letter, error) {
 	rows, err := from.Query(ctx, query, id)
 	if err != nil {
-		return DeadLetter{}, fmt.Errorf("find dead letter %d: %w", id, err)
+		return Letter{}, fmt.Errorf("find dead letter %d: %w", id, err)
 	}
-	letter, err := pgx.CollectOneRow(rows, scanDeadLetter)
+	letter, err := pgx.CollectOneRow(rows, ScanLetter)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return DeadLetter{}, fmt.Errorf("%w: %d", ErrDeadLetterNotFound, id)
+		return Letter{}, fmt.Errorf("%w: %d", ErrDeadLetterNotFound, id)
 	} else if err != nil {
-		return DeadLetter{}, fmt.Errorf("find dead letter %d: %w", id, err)
+		return Letter{}, fmt.Errorf("find dead letter %d: %w", id, err)
 	}
 	return letter, nil
 }
@@ -162,7 +162,7 @@ type deadLetterRow struct {
 	Fields     []byte
 	Reason     string
 	Deliveries int64
-	Status     DeadLetterStatus
+	Status     Status
 	Replays    int
 	Resolution string
 	ReplayedAs string
@@ -170,12 +170,12 @@ type deadLetterRow struct {
 	UpdatedAt  time.Time
 }
 
-func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
+func ScanLetter(row pgx.CollectableRow) (Letter, error) {
 	r, err := pgx.RowToStructByName[deadLetterRow](row)
 	if err != nil {
-		return DeadLetter{}, err
+		return Letter{}, err
 	}
-	l := DeadLetter{
+	l := Letter{
 		ID: r.ID, Entry: stream.Entry{Stream: r.Stream, ID: r.EntryID, Deliveries: r.Deliveries}, Reason: r.Reason, Status: r.Status,
 		Replays: r.Replays, ReplayedAs: r.ReplayedAs, Resolution: r.Resolution, CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt,
 	}
@@ -192,8 +192,8 @@ func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
 //
 // The entry is appended before that is noted: whoever dies in between leaves a letter that may be
 // replayed twice, which the ledger takes for the same order, and never one that is noted and lost.
-func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, appended bool, err error) {
-	err = d.withLocked(ctx, id, func(tx pgx.Tx, letter DeadLetter) error {
+func (d *Store) Replay(ctx context.Context, id int64) (entryID string, appended bool, err error) {
+	err = d.withLocked(ctx, id, func(tx pgx.Tx, letter Letter) error {
 		if letter.Status == DeadLetterReplayed {
 			entryID = letter.ReplayedAs
 			return nil
@@ -235,12 +235,12 @@ func (d *DeadLetters) Replay(ctx context.Context, id int64) (entryID string, app
 // and ErrDeadLetterNotParked unless the letter is parked.
 //
 // Each step may be repeated, and the letter is marked last, so a Discard that failed may be called again.
-func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
+func (d *Store) Discard(ctx context.Context, id int64, why string) error {
 	// While the letter is locked on one connection, the ledger needs another: several at a time could
 	// take them all, and wait for each other.
 	d.discarding.Lock()
 	defer d.discarding.Unlock()
-	err := d.withLocked(ctx, id, func(tx pgx.Tx, letter DeadLetter) error {
+	err := d.withLocked(ctx, id, func(tx pgx.Tx, letter Letter) error {
 		if err := letter.checkParked(); err != nil {
 			return err
 		}
@@ -248,7 +248,7 @@ func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, sql.DeadLetterMarkDiscarded, id, storable(why+"; "+became))
+		_, err = tx.Exec(ctx, sql.DeadLetterMarkDiscarded, id, Storable(why+"; "+became))
 		return err
 	})
 	if err != nil {
@@ -258,12 +258,12 @@ func (d *DeadLetters) Discard(ctx context.Context, id int64, why string) error {
 }
 
 // endOrder gives the order of a letter its end, and says in words which.
-func (d *DeadLetters) endOrder(ctx context.Context, letter DeadLetter) (string, error) {
+func (d *Store) endOrder(ctx context.Context, letter Letter) (string, error) {
 	const fromReservation = "if it was accepted, `stampede reconcile` has it recorded from its reservation"
 	if letter.Damage != "" {
 		return "the entry cannot be read, so neither can an order that it names: " + fromReservation, nil
 	}
-	event, err := orderOf(letter.Entry)
+	event, err := OrderOf(letter.Entry)
 	if errors.Is(err, errNoOrder) {
 		return errNoOrder.Error(), nil
 	} else if err != nil {

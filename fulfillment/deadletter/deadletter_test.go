@@ -1,4 +1,4 @@
-package fulfillment_test
+package deadletter_test
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
@@ -35,13 +35,13 @@ func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 		{Name: "text", Value: `<&> " \ ' é 漢 🦬` + "\u2028\uFFFD"},
 		{Name: `{"base64":"eA=="}`, Value: `{"text":"x"}`},
 	}
-	encoded, err := fulfillment.EncodeFields(fields)
+	encoded, err := deadletter.EncodeFields(fields)
 	require.NoError(t, err)
-	decoded, err := fulfillment.DecodeFields(encoded)
+	decoded, err := deadletter.DecodeFields(encoded)
 	require.NoError(t, err)
 	require.Equal(t, fields, decoded)
 
-	encoded, err = fulfillment.EncodeFields([]stream.Field{{Name: "name", Value: "text"}, {Name: "name", Value: "\xff"}})
+	encoded, err = deadletter.EncodeFields([]stream.Field{{Name: "name", Value: "text"}, {Name: "name", Value: "\xff"}})
 	require.NoError(t, err)
 	require.JSONEq(t, `[["name", {"text": "text"}], ["name", {"base64": "/w=="}]]`, string(encoded), "the form that sql/migrations tells")
 }
@@ -49,7 +49,7 @@ func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	entry := testwork.Rubbish(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("cannot read \xff\x00 it")))
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("again")))
@@ -57,29 +57,29 @@ func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	kept := testwork.OnlyLetter(s, t, letters)
 	require.Equal(t, entry, kept.Entry)
 	require.Equal(t, "cannot read \uFFFD\uFFFD it", kept.Reason)
-	require.Equal(t, fulfillment.DeadLetterParked, kept.Status)
+	require.Equal(t, deadletter.DeadLetterParked, kept.Status)
 	byID, err := letters.Get(t.Context(), kept.ID)
 	require.NoError(t, err)
 	require.Equal(t, kept, byID)
 	_, err = letters.Get(t.Context(), kept.ID+1)
-	require.ErrorIs(t, err, fulfillment.ErrDeadLetterNotFound)
+	require.ErrorIs(t, err, deadletter.ErrDeadLetterNotFound)
 }
 
 func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	var want []string
 	for range 3 {
 		entry := testwork.Rubbish(s, t)
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		want = append([]string{entry.ID}, want...)
 	}
-	listed, err := letters.List(t.Context(), fulfillment.DeadLetterParked, 2)
+	listed, err := letters.List(t.Context(), deadletter.DeadLetterParked, 2)
 	require.NoError(t, err)
 	require.Len(t, listed, 2)
 	require.Equal(t, want[:2], []string{listed[0].Entry.ID, listed[1].Entry.ID})
-	listed, err = letters.List(t.Context(), fulfillment.DeadLetterDiscarded, 2)
+	listed, err = letters.List(t.Context(), deadletter.DeadLetterDiscarded, 2)
 	require.NoError(t, err)
 	require.Empty(t, listed)
 }
@@ -87,7 +87,7 @@ func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	entry := testwork.Rubbish(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 	first := testwork.OnlyLetter(s, t, letters)
@@ -98,7 +98,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		require.True(t, appended)
 		entries := s.Rdb.XLen(t.Context(), entry.Stream).Val()
 		replayed := testwork.OnlyLetter(s, t, letters)
-		require.Equal(t, fulfillment.DeadLetterReplayed, replayed.Status)
+		require.Equal(t, deadletter.DeadLetterReplayed, replayed.Status)
 		require.Equal(t, replay, replayed.Replays)
 		require.Contains(t, replayed.Resolution, id)
 		require.Equal(t, id, replayed.ReplayedAs)
@@ -108,7 +108,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		require.Equal(t, id, same)
 		require.Equal(t, replayed, testwork.OnlyLetter(s, t, letters))
 		require.Equal(t, entries, s.Rdb.XLen(t.Context(), entry.Stream).Val(), "and appends nothing")
-		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), fulfillment.ErrDeadLetterNotParked)
+		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), deadletter.ErrDeadLetterNotParked)
 
 		again, err := stream.ReadEntry(t.Context(), s.Rdb, entry.Stream, id)
 		require.NoError(t, err)
@@ -118,7 +118,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("still rubbish")))
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("twice")))
 		back := testwork.OnlyLetter(s, t, letters)
-		require.Equal(t, fulfillment.DeadLetterParked, back.Status)
+		require.Equal(t, deadletter.DeadLetterParked, back.Status)
 		require.Equal(t, "still rubbish", back.Reason)
 		require.Equal(t, id, back.Entry.ID)
 		require.Equal(t, entry.Fields, back.Entry.Fields)
@@ -130,9 +130,9 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	for i, mark := range []string{"999999", "x", "-1", ""} {
-		entry := stream.Entry{Stream: s.Keys.Orders(0), ID: uuid.NewString(), Fields: []stream.Field{{Name: fulfillment.FieldReplayOf, Value: mark}}}
+		entry := stream.Entry{Stream: s.Keys.Orders(0), ID: uuid.NewString(), Fields: []stream.Field{{Name: deadletter.FieldReplayOf, Value: mark}}}
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		listed, err := letters.List(t.Context(), "", 10)
 		require.NoError(t, err)
@@ -144,12 +144,12 @@ func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), testwork.Rubbish(s, t), errors.New("rubbish")))
 	first := testwork.OnlyLetter(s, t, letters)
 
 	liar := testwork.Rubbish(s, t)
-	liar.Fields = append(liar.Fields, stream.Field{Name: "other", Value: "content"}, stream.Field{Name: fulfillment.FieldReplayOf, Value: fmt.Sprint(first.ID)})
+	liar.Fields = append(liar.Fields, stream.Field{Name: "other", Value: "content"}, stream.Field{Name: deadletter.FieldReplayOf, Value: fmt.Sprint(first.ID)})
 	require.NoError(t, letters.Park(t.Context(), liar, errors.New("rubbish")))
 	all, err := letters.List(t.Context(), "", 10)
 	require.NoError(t, err)
@@ -160,12 +160,12 @@ func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 func TestReplayedOrderIsFulfilled(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
 	entry := testwork.TakeOut(s, t)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a bug of yesterday")))
-	require.Contains(t, broken(testwork.Audit(s, t, sale)), "S3")
+	require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
 
 	testwork.Work(t, testwork.Config(s, t))
 	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(s, t, letters).ID)
@@ -180,7 +180,7 @@ func TestReplayedOrderIsFulfilled(t *testing.T) {
 func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
@@ -190,23 +190,23 @@ func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	got, err := ledger.New(s.Pool).Order(t.Context(), order)
 	require.NoError(t, err)
 	require.Equal(t, reservation.StatusRejected, got.Status)
-	require.Equal(t, fulfillment.RejectedDiscarded, got.Reason)
+	require.Equal(t, deadletter.RejectedDiscarded, got.Reason)
 	letter := testwork.OnlyLetter(s, t, letters)
-	require.Equal(t, fulfillment.DeadLetterDiscarded, letter.Status)
+	require.Equal(t, deadletter.DeadLetterDiscarded, letter.Status)
 	require.Equal(t, "the operator said so; order "+order.String()+" is rejected and its units are back in the sale", letter.Resolution)
 	report := testwork.Audit(s, t, sale)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 5, report.Sales[0].Available)
-	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), fulfillment.ErrDeadLetterNotParked)
+	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), deadletter.ErrDeadLetterNotParked)
 	_, _, err = letters.Replay(t.Context(), id)
-	require.ErrorIs(t, err, fulfillment.ErrDeadLetterNotParked)
+	require.ErrorIs(t, err, deadletter.ErrDeadLetterNotParked)
 	require.NotEqual(t, order, s.Buy(t, sale, "alice"), "alice may buy again")
 }
 
 func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
 	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
@@ -225,7 +225,7 @@ func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	s.Buy(t, s.Open(t, 5), "alice")
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("a bug of yesterday")))
 	id := testwork.OnlyLetter(s, t, letters).ID
@@ -249,14 +249,14 @@ func TestConcurrentReplaysAppendOnce(t *testing.T) {
 func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	s.Buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
 	id := testwork.OnlyLetter(s, t, letters).ID
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err()) // as many as there are for sale
 	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish"), ledger.ErrRefused)
-	require.Equal(t, fulfillment.DeadLetterParked, testwork.OnlyLetter(s, t, letters).Status)
+	require.Equal(t, deadletter.DeadLetterParked, testwork.OnlyLetter(s, t, letters).Status)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
 	require.NoError(t, letters.Discard(t.Context(), id, "rubbish"))
 	require.EqualValues(t, 5, s.Left(t, sale))
@@ -265,11 +265,11 @@ func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
-	lose(s, t, sale)
+	s.Lose(t, sale)
 	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "rubbish"))
 	require.Equal(t, "rubbish; order "+order.String()+" is rejected and its sale is not in Redis", testwork.OnlyLetter(s, t, letters).Resolution)
 	require.Equal(t, reservation.StatusRejected, testwork.OrderOfID(t, s.Pool, order).Status)
@@ -278,15 +278,15 @@ func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 func TestDiscardOfEntryWithoutOrder(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), testwork.Rubbish(s, t), errors.New("rubbish")))
 	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "stray"))
 	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(s, t, letters).Resolution)
-	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), fulfillment.ErrDeadLetterNotFound)
+	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), deadletter.ErrDeadLetterNotFound)
 }
 
 // letterOf parks the only entry of the stream, with some of its fields changed, and returns its letter.
-func letterOf(s *testshop.Shop, t testing.TB, letters *fulfillment.DeadLetters, changed map[string]func(string) string) fulfillment.DeadLetter {
+func letterOf(s *testshop.Shop, t testing.TB, letters *deadletter.Store, changed map[string]func(string) string) deadletter.Letter {
 	t.Helper()
 	entry := testwork.TakeOut(s, t)
 	for i, f := range entry.Fields {
@@ -294,7 +294,7 @@ func letterOf(s *testshop.Shop, t testing.TB, letters *fulfillment.DeadLetters, 
 			entry.Fields[i].Value = change(f.Value)
 		}
 	}
-	_, err := fulfillment.ReservedOf(entry)
+	_, err := deadletter.ReservedOf(entry)
 	require.ErrorIs(t, err, reservation.ErrUndecodable)
 	require.NoError(t, letters.Park(t.Context(), entry, err))
 	return testwork.OnlyLetter(s, t, letters)
@@ -317,7 +317,7 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := testshop.NewShop(t, testkit.Pool(t))
-			letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+			letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
 			order := s.Buy(t, sale, "alice")
 			letter := letterOf(s, t, letters, changed)
@@ -325,7 +325,7 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 			got, err := ledger.New(s.Pool).Order(t.Context(), order)
 			require.NoError(t, err)
 			require.Equal(t, reservation.StatusRejected, got.Status)
-			require.Equal(t, fulfillment.RejectedDiscarded, got.Reason)
+			require.Equal(t, deadletter.RejectedDiscarded, got.Reason)
 			require.WithinDuration(t, time.Now(), got.ReservedAt, time.Minute)
 			report := testwork.Audit(s, t, sale)
 			require.False(t, report.Broken(), testwork.TextOf(t, report))
@@ -346,11 +346,11 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := testshop.NewShop(t, testkit.Pool(t))
-			letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+			letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
 			order := s.Buy(t, sale, "alice")
 			letter := letterOf(s, t, letters, changed)
-			require.Contains(t, broken(testwork.Audit(s, t, sale)), "S3")
+			require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "away with it"))
 			require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution, "if it was accepted, `stampede reconcile` has it recorded from its reservation")
 			testwork.RequireMended(s, t, sale, "")
@@ -363,7 +363,7 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 func TestDiscardOfOtherEventKeepsOrder(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	order := s.Buy(t, s.Open(t, 5), "alice")
 	letter := letterOf(s, t, letters, map[string]func(string) string{
 		"metadata": replacing(string(reservation.EventReserved), strings.Repeat("x", len(reservation.EventReserved))),
@@ -377,7 +377,7 @@ func TestDiscardOfOtherEventKeepsOrder(t *testing.T) {
 func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	order := s.Buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
@@ -402,7 +402,7 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	require.NoError(t, hold.Rollback(t.Context()))
 
 	require.NoError(t, testshop.Answer(t, discarded))
-	require.ErrorIs(t, testshop.Answer(t, replayed), fulfillment.ErrDeadLetterNotParked)
+	require.ErrorIs(t, testshop.Answer(t, replayed), deadletter.ErrDeadLetterNotParked)
 	require.Zero(t, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val(), "nothing was appended")
 	got, err := ledger.New(s.Pool).Order(t.Context(), order)
 	require.NoError(t, err)
@@ -418,7 +418,7 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 	narrow, err := pgxpool.NewWithConfig(t.Context(), config)
 	require.NoError(t, err)
 	t.Cleanup(narrow.Close)
-	letters := fulfillment.NewDeadLetters(narrow, s.Rdb, s.Store)
+	letters := deadletter.NewStore(narrow, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
 	s.Buy(t, sale, "alice")
 	entry := testwork.TakeOut(s, t)
@@ -428,7 +428,7 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 		entry.ID = fmt.Sprintf("1-%d", i)
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 	}
-	all, err := letters.List(t.Context(), fulfillment.DeadLetterParked, n)
+	all, err := letters.List(t.Context(), deadletter.DeadLetterParked, n)
 	require.NoError(t, err)
 	for _, letter := range all {
 		go func() { discarded <- letters.Discard(context.Background(), letter.ID, "at once") }()
@@ -441,7 +441,7 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 func TestReadDeadLetterTakesNoLock(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	letters := fulfillment.NewDeadLetters(s.Pool, s.Rdb, s.Store)
+	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), testwork.Rubbish(s, t), errors.New("rubbish")))
 	id := testwork.OnlyLetter(s, t, letters).ID
 	hold, err := s.Pool.Begin(t.Context())

@@ -1,0 +1,9 @@
+package deadletter
+
+var EncodeFields = encodeFields
+
+var DecodeFields = decodeFields
+
+const FieldReplayOf = fieldReplayOf
+
+var ReservedOf = reservedOf
