@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
+	"stampede/fulfillment/projection"
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -171,7 +172,7 @@ func (r *reconciler) change(ctx context.Context, sale uuid.UUID, did, query stri
 
 func (r *reconciler) recount(ctx context.Context, d saleDifferences) error {
 	sale := d.sale()
-	_, err := recountSales(ctx, r.conn, &sale, func(tx pgx.Tx, count Recount) error {
+	_, err := projection.RecountSales(ctx, r.conn, &sale, func(tx pgx.Tx, count projection.Recount) error {
 		_, err := tx.Exec(ctx, sql.ReconcileNote, d.sale(), map[string]any{"recounted": map[string]int64{"was": count.Was, "is": count.Is}})
 		return err
 	})

@@ -6,7 +6,7 @@ import (
 	"log/slog"
 	"time"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/projection"
 	"stampede/internal/connect"
 	"stampede/internal/figure"
 	"stampede/sql"
@@ -30,7 +30,7 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams, logger *slo
 	if err := sql.Check(ctx, pool); err != nil {
 		return err
 	}
-	report, err := fulfillment.RebuildProjections(ctx, pool, logger)
+	report, err := projection.Rebuild(ctx, pool, logger)
 	if err != nil {
 		return err
 	}

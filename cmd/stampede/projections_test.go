@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/projection"
 	"stampede/internal/crashpoint"
 	"stampede/internal/testkit"
 )
@@ -66,7 +66,7 @@ func TestKilledProjectionRebuildLeavesOldOrNewOrders(t *testing.T) {
 				"UPDATE orders SET reason = 'x' WHERE sequence = 1; UPDATE orders SET reason = NULL WHERE sequence = 1")
 			require.NoError(t, err, "orders can be changed")
 
-			var report fulfillment.ProjectionsReport
+			var report projection.Report
 			testkit.Eventually(t, within, "the server has noticed that the first one is dead", func() bool {
 				successor := rebuild()
 				successor.Start()

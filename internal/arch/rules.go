@@ -28,6 +28,7 @@ var may = map[string][]string{
 		"fulfillment/rebuild",
 		"fulfillment/batch",
 		"fulfillment/deadletter",
+		"fulfillment/projection",
 		"internal/crashpoint",
 		"internal/figure",
 		"internal/pause",
@@ -75,6 +76,15 @@ var may = map[string][]string{
 		"internal/retry",
 	},
 	"fulfillment/deadletter": {"sql", "reservation", "fulfillment/ledger", "fulfillment/stream", "internal/pg"},
+	"fulfillment/projection": {
+		"sql",
+		"reservation",
+		"fulfillment/ledger",
+		"internal/crashpoint",
+		"internal/pause",
+		"internal/pg",
+		"internal/retry",
+	},
 }
 
 // wirers put the roles together in one process, and may import whatever they run.

@@ -1,4 +1,4 @@
-package fulfillment
+package projection
 
 import (
 	"context"
@@ -24,8 +24,8 @@ import (
 )
 
 var (
-	// ErrProjectionsUnderWay is returned while somebody else rebuilds the projections of the same database.
-	ErrProjectionsUnderWay = errors.New("the projections are being rebuilt by somebody else")
+	// ErrUnderWay is returned while somebody else rebuilds the projections of the same database.
+	ErrUnderWay = errors.New("the projections are being rebuilt by somebody else")
 	// ErrDamagedLog is returned when order_events holds what cannot have happened to an order: nothing can be
 	// rebuilt from that.
 	ErrDamagedLog = errors.New("the log of orders is damaged")
@@ -46,8 +46,8 @@ const (
 	lockPatienceMin, lockPatienceMax = 100 * time.Millisecond, 1500 * time.Millisecond
 )
 
-// ProjectionsReport tells what a rebuild of the projections did.
-type ProjectionsReport struct {
+// Report tells what a rebuild of the projections did.
+type Report struct {
 	// Orders is how many rows the new table was filled with, and Changes how many changes of orders came meanwhile.
 	Orders  int64 `json:"orders"`
 	Changes int64 `json:"changes_meanwhile"`
@@ -66,7 +66,7 @@ type Recount struct {
 	Is  int64 `json:"is"`
 }
 
-// RebuildProjections makes the table orders and the counters of sales anew from order_events, while orders
+// Rebuild makes the table orders and the counters of sales anew from order_events, while orders
 // are recorded, paid and cancelled. The new table is made beside the old one, catches up with what changes
 // meanwhile, and takes its place in one short transaction. Broken off, it leaves the old table in place, or
 // the new one, and what is left over does no harm and goes with the next rebuild.
@@ -75,7 +75,7 @@ type Recount struct {
 // for as long as ctx lasts. It needs a connection of the pool, and the rights of the tables' owner.
 //
 // The error may be ErrProjectionsUnderWay, and wrap ErrDamagedLog or ErrTableExtended.
-func RebuildProjections(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) (ProjectionsReport, error) {
+func Rebuild(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) (Report, error) {
 	began := time.Now()
 	p := projector{log: logger}
 	err := p.run(ctx, pool)
@@ -90,13 +90,13 @@ func RebuildProjections(ctx context.Context, pool *pgxpool.Pool, logger *slog.Lo
 type projector struct {
 	conn   pg.Session
 	log    *slog.Logger
-	report ProjectionsReport
+	report Report
 }
 
 func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	p.conn, err = pg.Begin(ctx, pool, pg.ProjectionLock, 0)
 	if errors.Is(err, pg.ErrLockHeld) {
-		return ErrProjectionsUnderWay
+		return ErrUnderWay
 	} else if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	if err := p.underLocks(ctx, "drop the old table", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) }); err != nil {
 		return err
 	}
-	p.report.Recounted, err = recountSales(ctx, p.conn, nil, nil)
+	p.report.Recounted, err = RecountSales(ctx, p.conn, nil, nil)
 	return err
 }
 
@@ -365,9 +365,9 @@ func texts(ctx context.Context, from pg.Querier, query string) ([]string, error)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// recountSales puts the counters of the sale, or of all if it is nil, right where they are wrong, and has note
+// RecountSales puts the counters of the sale, or of all if it is nil, right where they are wrong, and has note
 // write down each of them, unless that is nil. A sale that is right is not locked.
-func recountSales(ctx context.Context, on pg.Transactor, sale *uuid.UUID, note func(pgx.Tx, Recount) error) ([]Recount, error) {
+func RecountSales(ctx context.Context, on pg.Transactor, sale *uuid.UUID, note func(pgx.Tx, Recount) error) ([]Recount, error) {
 	type miscounted struct {
 		Sale         uuid.UUID
 		LastSequence int64

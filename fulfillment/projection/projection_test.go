@@ -1,4 +1,4 @@
-package fulfillment_test
+package projection_test
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 
 	"stampede/fulfillment"
 	"stampede/fulfillment/ledger"
+	"stampede/fulfillment/projection"
 	"stampede/internal/pg"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -150,8 +151,8 @@ func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
 			s := testshop.NewShop(t, testkit.Pool(t))
 			_, err := s.Pool.Exec(t.Context(), statement)
 			require.NoError(t, err)
-			_, err = fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
-			require.ErrorIs(t, err, fulfillment.ErrTableExtended)
+			_, err = projection.Rebuild(t.Context(), s.Pool, testkit.Logger(t))
+			require.ErrorIs(t, err, projection.ErrTableExtended)
 			require.ErrorContains(t, err, name)
 		})
 	}
@@ -178,8 +179,8 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 			before := testshop.RowsOf(t, s.Pool, allOrders)
 			_, err := s.Pool.Exec(t.Context(), damage, order)
 			require.NoError(t, err)
-			_, err = fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
-			require.ErrorIs(t, err, fulfillment.ErrDamagedLog)
+			_, err = projection.Rebuild(t.Context(), s.Pool, testkit.Logger(t))
+			require.ErrorIs(t, err, projection.ErrDamagedLog)
 			require.ErrorContains(t, err, order.String())
 			require.Equal(t, before, testshop.RowsOf(t, s.Pool, allOrders))
 			require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
@@ -276,13 +277,13 @@ func TestConcurrentProjectionRebuilds(t *testing.T) {
 	done, refused := 0, 0
 	for range 4 {
 		all.Go(func() {
-			_, err := fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
+			_, err := projection.Rebuild(t.Context(), s.Pool, testkit.Logger(t))
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil {
 				done++
 			} else {
-				require.ErrorIs(t, err, fulfillment.ErrProjectionsUnderWay)
+				require.ErrorIs(t, err, projection.ErrUnderWay)
 				refused++
 			}
 		})
@@ -306,7 +307,7 @@ func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var rebuild errgroup.Group
 	rebuild.Go(func() error {
-		_, err := fulfillment.RebuildProjections(ctx, s.Pool, testkit.Logger(t))
+		_, err := projection.Rebuild(ctx, s.Pool, testkit.Logger(t))
 		return err
 	})
 	waiting := func() bool {
@@ -319,8 +320,8 @@ func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 	require.ErrorIs(t, rebuild.Wait(), context.Canceled)
 	require.NoError(t, holder.Rollback(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "the server has ended the session that was broken off", func() bool {
-		_, err := fulfillment.RebuildProjections(t.Context(), s.Pool, testkit.Logger(t))
-		require.True(t, err == nil || errors.Is(err, fulfillment.ErrProjectionsUnderWay), "%v", err)
+		_, err := projection.Rebuild(t.Context(), s.Pool, testkit.Logger(t))
+		require.True(t, err == nil || errors.Is(err, projection.ErrUnderWay), "%v", err)
 		return err == nil
 	})
 }
