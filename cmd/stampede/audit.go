@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/internal/connect"
 	"stampede/reservation"
 	"stampede/sql"
@@ -40,7 +40,7 @@ func runAudit(
 	if err := sql.Check(ctx, b.pool); err != nil {
 		return couldNotLook(err)
 	}
-	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{
+	report, err := audit.Run(ctx, audit.Config{
 		Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Wait: wait, Sale: sale,
 	})
 	if errors.Is(err, reservation.ErrSaleNotFound) {

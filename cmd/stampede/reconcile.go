@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/internal/connect"
 	"stampede/internal/figure"
 	"stampede/reservation"
@@ -38,12 +38,12 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 	if err != nil {
 		return couldNotLook(err)
 	}
-	config := fulfillment.ReconcileConfig{
+	config := audit.ReconcileConfig{
 		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Store: b.store, Catalog: b.catalog, Rebuilder: rebuilder,
 		Sale: c.Sale, DryRun: c.DryRun, Logger: logger,
 	}
 	if c.Explain {
-		config.Explain = func(f fulfillment.Finding) error {
+		config.Explain = func(f audit.Finding) error {
 			if c.JSON {
 				return writeJSON(s.out, f)
 			}
@@ -51,7 +51,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 			return err
 		}
 	}
-	report, err := fulfillment.Reconcile(ctx, config)
+	report, err := audit.Reconcile(ctx, config)
 	if errors.Is(err, reservation.ErrSaleNotFound) {
 		return err
 	} else if err != nil {
@@ -71,7 +71,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 	return err
 }
 
-func writeReconciled(w io.Writer, report fulfillment.ReconcileReport) (err error) {
+func writeReconciled(w io.Writer, report audit.ReconcileReport) (err error) {
 	for _, why := range report.Unchecked {
 		if _, err = fmt.Fprintln(w, "could not look:", printable(why)); err != nil {
 			return err

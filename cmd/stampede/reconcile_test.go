@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/internal/testkit"
 	"stampede/reservation"
 )
@@ -58,7 +58,7 @@ func TestReconcileReportsActionsAndExitsWithOne(t *testing.T) {
 	require.Equal(t, exitFailed, status, out)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	require.Len(t, lines, 3)
-	var report fulfillment.ReconcileReport
+	var report audit.ReconcileReport
 	require.NoError(t, json.Unmarshal([]byte(lines[2]), &report))
 	require.EqualValues(t, 1, report.Remaining)
 	var sold int64

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/projection"
 	"stampede/internal/pg"
@@ -262,7 +262,7 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	require.Zero(t, report.Changes)
 	require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders))
 	require.Equal(t, counters, testshop.RowsOf(t, s.Pool, allCounters))
-	audit, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
+	audit, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -130,7 +130,7 @@ func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 			report = testwork.Audit(s, t, sale)
 			require.Equal(t, c.found, report.Promise("S7").Found, testwork.TextOf(t, report))
 			require.Contains(t, testwork.TextOf(t, report), c.what)
-			require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
+			require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 			testwork.RequireMended(s, t, sale, "")
 			require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "cancelled", 1, "k").Verdict)
 			require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "rejected", 1, "k").Verdict)

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/internal/crowd"
 	"stampede/internal/figure"
 )
@@ -23,7 +23,7 @@ type line struct {
 
 // judge audits the sale at rest, holds the crowd's ledger against Postgres, and prints the verdict.
 func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.Comparison) error {
-	audit, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{
+	audit, err := audit.Run(ctx, audit.Config{
 		Pool: d.pool, Redis: d.redis, Keys: d.keys, Wait: arrivalPatience, Sale: d.sale,
 	})
 	if err != nil {

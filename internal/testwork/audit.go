@@ -8,7 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/testshop"
@@ -37,14 +37,14 @@ func Fulfil(s *testshop.Shop, t testing.TB) []ledger.Outcome {
 	return outcomes
 }
 
-func Audit(s *testshop.Shop, t testing.TB, sale uuid.UUID) fulfillment.AuditReport {
+func Audit(s *testshop.Shop, t testing.TB, sale uuid.UUID) audit.Report {
 	t.Helper()
-	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
+	report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
 	require.NoError(t, err)
 	return report
 }
 
-func Broken(r fulfillment.AuditReport) (names string) {
+func Broken(r audit.Report) (names string) {
 	for _, p := range r.Promises {
 		if !p.Kept() {
 			names += p.Name + " "
@@ -53,7 +53,7 @@ func Broken(r fulfillment.AuditReport) (names string) {
 	return strings.TrimSpace(names)
 }
 
-func TextOf(t testing.TB, r fulfillment.AuditReport) string {
+func TextOf(t testing.TB, r audit.Report) string {
 	t.Helper()
 	var text strings.Builder
 	require.NoError(t, r.WriteText(&text))

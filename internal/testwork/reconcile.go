@@ -9,30 +9,30 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/fulfillment/stream"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/reservation"
 )
 
-func ReconcileConfig(s *testshop.Shop, t testing.TB) fulfillment.ReconcileConfig {
+func ReconcileConfig(s *testshop.Shop, t testing.TB) audit.ReconcileConfig {
 	t.Helper()
-	return fulfillment.ReconcileConfig{
+	return audit.ReconcileConfig{
 		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Catalog: s.Catalog, Rebuilder: Rebuilder(s, t),
 		Pause: time.Millisecond, Logger: testkit.Logger(t),
 	}
 }
 
-func Reconcile(s *testshop.Shop, t testing.TB) fulfillment.ReconcileReport {
+func Reconcile(s *testshop.Shop, t testing.TB) audit.ReconcileReport {
 	t.Helper()
-	report, err := fulfillment.Reconcile(t.Context(), ReconcileConfig(s, t))
+	report, err := audit.Reconcile(t.Context(), ReconcileConfig(s, t))
 	require.NoError(t, err)
 	return report
 }
 
 // LeftOf names the remedies of which something is left.
-func LeftOf(r fulfillment.ReconcileReport) string {
+func LeftOf(r audit.ReconcileReport) string {
 	var left []string
 	for _, remedy := range r.Remedies {
 		if remedy.Found > remedy.Mended {
@@ -61,26 +61,26 @@ func RequireMended(s *testshop.Shop, t testing.TB, sale uuid.UUID, left string) 
 	config := ReconcileConfig(s, t)
 	config.DryRun, config.Sale = true, sale
 	explained := 0
-	config.Explain = func(f fulfillment.Finding) error {
+	config.Explain = func(f audit.Finding) error {
 		explained++
 		require.NotEmpty(t, f.What)
 		require.NotEmpty(t, f.Remedy.Says())
 		return nil
 	}
-	planned, err := fulfillment.Reconcile(t.Context(), config)
+	planned, err := audit.Reconcile(t.Context(), config)
 	require.NoError(t, err)
 	require.Equal(t, before, s.Everything(t), "it was told to change nothing")
 	require.Positive(t, explained)
 
 	config.DryRun, config.Explain = false, nil
-	report, err := fulfillment.Reconcile(t.Context(), config)
+	report, err := audit.Reconcile(t.Context(), config)
 	require.NoError(t, err)
 	require.Equal(t, left, LeftOf(report), "%+v", report)
 	require.Len(t, report.Remedies, len(planned.Remedies), "what was done is what was planned")
 	require.Equal(t, slices.Contains([]string{"", "worker"}, left), report.Remaining == 0)
 	if left == "projections" {
 		RebuildProjections(s, t)
-		report, err = fulfillment.Reconcile(t.Context(), config)
+		report, err = audit.Reconcile(t.Context(), config)
 		require.NoError(t, err)
 		left = LeftOf(report)
 		require.Empty(t, left, "%+v", report)

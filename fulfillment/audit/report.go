@@ -1,4 +1,4 @@
-package fulfillment
+package audit
 
 import (
 	"bufio"
@@ -12,8 +12,8 @@ import (
 	"stampede/internal/figure"
 )
 
-// AuditReport is what an audit found.
-type AuditReport struct {
+// Report is what an audit found.
+type Report struct {
 	// Promises are those of docs/architecture.md that can be audited, in their order.
 	Promises []Promise     `json:"promises"`
 	Sales    []SaleFigures `json:"sales"`
@@ -123,8 +123,8 @@ func (s SaleFigures) shown() (held, sold int64) {
 	return s.Held + s.UnpaidUnits, s.Sold - s.UnpaidUnits
 }
 
-func newAuditReport() AuditReport {
-	return AuditReport{Promises: []Promise{
+func newAuditReport() Report {
+	return Report{Promises: []Promise{
 		{Name: "S1", Says: "nothing is oversold"},
 		{Name: "S2", Says: "one live order per buyer and sale"},
 		{Name: "S3", Says: "every accepted order has an end"},
@@ -135,7 +135,7 @@ func newAuditReport() AuditReport {
 	}}
 }
 
-func (r *AuditReport) Promise(name string) *Promise {
+func (r *Report) Promise(name string) *Promise {
 	for i := range r.Promises {
 		if r.Promises[i].Name == name {
 			return &r.Promises[i]
@@ -144,7 +144,7 @@ func (r *AuditReport) Promise(name string) *Promise {
 	panic("no promise " + name)
 }
 
-func (r *AuditReport) add(promise string, f Finding) {
+func (r *Report) add(promise string, f Finding) {
 	p := r.Promise(promise)
 	if p.Found++; len(p.Findings) < findingsShown {
 		p.Findings = append(p.Findings, f)
@@ -152,17 +152,17 @@ func (r *AuditReport) add(promise string, f Finding) {
 }
 
 // Broken tells whether any promise is broken.
-func (r AuditReport) Broken() bool {
+func (r Report) Broken() bool {
 	return slices.ContainsFunc(r.Promises, func(p Promise) bool { return p.Found > 0 })
 }
 
 // Unchecked tells whether any check could not be made.
-func (r AuditReport) Unchecked() bool {
+func (r Report) Unchecked() bool {
 	return slices.ContainsFunc(r.Promises, func(p Promise) bool { return len(p.Unchecked) > 0 })
 }
 
 // total is the sum of all sales.
-func (r AuditReport) total() SaleFigures {
+func (r Report) total() SaleFigures {
 	var t SaleFigures
 	for _, s := range r.Sales {
 		t.Stock += s.Stock
@@ -185,7 +185,7 @@ func (r AuditReport) total() SaleFigures {
 }
 
 // Figures tells in a line what the promise of that name was held against.
-func (r AuditReport) Figures(promise string) string {
+func (r Report) Figures(promise string) string {
 	t := r.total()
 	n := figure.Count[int64]
 	switch promise {
@@ -228,7 +228,7 @@ func (r AuditReport) Figures(promise string) string {
 
 // WriteText writes the report for people: a line for each promise with the figures that prove it,
 // and below it what breaks it.
-func (r AuditReport) WriteText(w io.Writer) error {
+func (r Report) WriteText(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	for _, p := range r.Promises {
 		verdict := "kept"
@@ -261,7 +261,7 @@ func (r AuditReport) WriteText(w io.Writer) error {
 const equationsShown = 20
 
 // writeEquations writes for each sale that its stock is what became of it.
-func (r AuditReport) writeEquations(w io.Writer) {
+func (r Report) writeEquations(w io.Writer) {
 	n := figure.Count[int64]
 	for i, s := range r.Sales {
 		if i == equationsShown {

@@ -1,4 +1,4 @@
-package fulfillment
+package audit
 
 import (
 	"context"
@@ -125,7 +125,7 @@ func (l *look) judge(ctx context.Context, tx pgx.Tx) (err error) {
 }
 
 // run adds the findings of a check to the report.
-func (r *AuditReport) run(ctx context.Context, tx pgx.Tx, c check) error {
+func (r *Report) run(ctx context.Context, tx pgx.Tx, c check) error {
 	rows, _ := tx.Query(ctx, c.within(sql.AuditFind), findingsShown) // its error comes with the rows
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[struct {
 		findingRow

@@ -1,4 +1,4 @@
-package fulfillment_test
+package audit_test
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
@@ -153,12 +153,12 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	}})
 	config.Redis = rdb
 	looks := 0
-	config.Explain = func(f fulfillment.Finding) error {
+	config.Explain = func(f audit.Finding) error {
 		looks++
-		require.Equal(t, fulfillment.RemedyForget, f.Remedy, "only what is there both times: %s", f)
+		require.Equal(t, audit.RemedyForget, f.Remedy, "only what is there both times: %s", f)
 		return nil
 	}
-	report, err := fulfillment.Reconcile(t.Context(), config)
+	report, err := audit.Reconcile(t.Context(), config)
 	require.NoError(t, err)
 	require.Equal(t, 1, looks)
 	require.Len(t, outcomes, 1, "it looked twice")
@@ -183,7 +183,7 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 
 	report := testwork.Reconcile(s, t)
 	require.Len(t, report.Remedies, 1, "%+v", report)
-	require.Equal(t, fulfillment.RemedyReport{Remedy: fulfillment.RemedyAppend, Says: fulfillment.RemedyAppend.Says(), Found: 1, Mended: 1}, report.Remedies[0])
+	require.Equal(t, audit.RemedyReport{Remedy: audit.RemedyAppend, Says: audit.RemedyAppend.Says(), Found: 1, Mended: 1}, report.Remedies[0])
 	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`}, testshop.RowsOf(t, s.Pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
 	again, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
@@ -256,7 +256,7 @@ func TestReconcileRequiresCorrectProjections(t *testing.T) {
 func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	const lost = 2*fulfillment.RepairsPerTurn + 7
+	const lost = 2*audit.RepairsPerTurn + 7
 	sale := s.Open(t, lost)
 	require.Equal(t, lost, s.Crowd(t, sale, lost))
 	require.NoError(t, s.Rdb.XTrimMaxLen(t.Context(), s.Keys.Orders(0), 0).Err())
@@ -265,9 +265,9 @@ func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	config := testwork.ReconcileConfig(s, t)
 	for range 4 {
 		all.Go(func() {
-			report, err := fulfillment.Reconcile(t.Context(), config)
+			report, err := audit.Reconcile(t.Context(), config)
 			if err != nil {
-				require.ErrorIs(t, err, fulfillment.ErrReconcileUnderWay)
+				require.ErrorIs(t, err, audit.ErrReconcileUnderWay)
 				refused.Add(1)
 				return
 			}
@@ -326,10 +326,10 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	config := testwork.ReconcileConfig(s, t)
 	for round := range 6 {
 		at := cancelled.Load()
-		report, err := fulfillment.Reconcile(t.Context(), config)
+		report, err := audit.Reconcile(t.Context(), config)
 		require.NoError(t, err)
 		for _, r := range report.Remedies {
-			require.Equal(t, fulfillment.RemedyWorker, r.Remedy, "round %d: %+v", round, report)
+			require.Equal(t, audit.RemedyWorker, r.Remedy, "round %d: %+v", round, report)
 		}
 		testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool { return cancelled.Load() > at+10 })
 	}
@@ -338,14 +338,14 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1])
 	require.NoError(t, err)
 	testkit.Eventually(t, 30*time.Second, "the counter is right again", func() bool {
-		_, err := fulfillment.Reconcile(t.Context(), config)
+		_, err := audit.Reconcile(t.Context(), config)
 		require.NoError(t, err)
 		return s.Count(t, repairs) > 0
 	})
 	require.EqualValues(t, 1, s.Count(t, repairs))
 	over()
 	require.NoError(t, crowd.Wait())
-	audit, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
+	audit, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 	require.EqualValues(t, sold.Load(), testshop.SoldOf(t, s.Pool, sales[1]))

@@ -1,4 +1,4 @@
-package fulfillment
+package audit
 
 import (
 	"context"

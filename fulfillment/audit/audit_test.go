@@ -1,4 +1,4 @@
-package fulfillment_test
+package audit_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
@@ -392,7 +392,7 @@ func TestAuditWaitsUntilSaleIsAtRest(t *testing.T) {
 	s.Crowd(t, sale, 500)
 	require.Equal(t, "S3", testwork.Broken(testwork.Audit(s, t, sale)))
 	testwork.Work(t, testwork.Config(s, t))
-	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: 30 * time.Second})
+	report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: 30 * time.Second})
 	require.NoError(t, err)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 500, report.Sales[0].LiveUnits)
@@ -408,7 +408,7 @@ func TestAuditBoundsFindingsAndCountsTheRest(t *testing.T) {
 	require.NoError(t, err)
 	report := testwork.Audit(s, t, sale)
 	require.EqualValues(t, 50, report.Promise("S5").Found)
-	require.Len(t, report.Promise("S5").Findings, fulfillment.FindingsShown)
+	require.Len(t, report.Promise("S5").Findings, audit.FindingsShown)
 	require.Contains(t, testwork.TextOf(t, report), "… and 40 more")
 	encoded, err := json.Marshal(report)
 	require.NoError(t, err)
@@ -441,7 +441,7 @@ func TestAuditTerminatesOnForgedPlace(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
+	report, err := audit.Run(ctx, audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
 	require.NoError(t, err)
 	require.Contains(t, testwork.TextOf(t, report), "places 4 to 999999999999 of the sale were given out and no order has them")
 }
@@ -449,7 +449,7 @@ func TestAuditTerminatesOnForgedPlace(t *testing.T) {
 func TestAuditRejectsUnknownSale(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	_, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: uuid.New()})
+	_, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: uuid.New()})
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
 	report := testwork.Audit(s, t, uuid.Nil)
 	require.False(t, report.Broken(), "an empty shop keeps its promises")

@@ -1,4 +1,4 @@
-package fulfillment_test
+package audit_test
 
 import (
 	"context"
@@ -7,7 +7,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
@@ -60,11 +60,11 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 			}})
 			config := testwork.ReconcileConfig(s, t)
 			config.Redis = rdb
-			config.Explain = func(f fulfillment.Finding) error {
-				require.Equal(t, fulfillment.RemedyWorker, f.Remedy, "nothing lasted: %s", f)
+			config.Explain = func(f audit.Finding) error {
+				require.Equal(t, audit.RemedyWorker, f.Remedy, "nothing lasted: %s", f)
 				return nil
 			}
-			report, err := fulfillment.Reconcile(t.Context(), config)
+			report, err := audit.Reconcile(t.Context(), config)
 			require.NoError(t, err)
 			require.Empty(t, left, "it looked twice")
 			require.Zero(t, report.Remaining)

@@ -1,4 +1,4 @@
-package fulfillment_test
+package audit_test
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
@@ -38,7 +38,7 @@ func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 // requireNamedAndMended audits and reconciles, and what was damaged is named and then mended.
 func requireNamedAndMended(s *testshop.Shop, t testing.TB, what string) {
 	t.Helper()
-	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys})
+	report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys})
 	require.NoError(t, err, what)
 	require.True(t, report.Broken(), "%s: %s", what, testwork.TextOf(t, report))
 	require.False(t, report.Unchecked(), "%s: %s", what, testwork.TextOf(t, report))
@@ -60,7 +60,7 @@ func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
 	key := s.Keys.Sale(0, sale)
-	for _, field := range fulfillment.SaleFields {
+	for _, field := range audit.SaleFields {
 		require.NoError(t, s.Rdb.HDel(t.Context(), key, field).Err())
 		requireNamedAndMended(s, t, field+" is missing")
 		values := []string{"-7", "x", "9223372036854775807"}

@@ -1,4 +1,4 @@
-package fulfillment
+package audit
 
 import (
 	"context"
@@ -20,8 +20,8 @@ import (
 	"stampede/sql"
 )
 
-// AuditConfig says what to audit.
-type AuditConfig struct {
+// Config says what to audit.
+type Config struct {
 	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient
 	Keys  reservation.Keys
@@ -38,7 +38,7 @@ const (
 	looksMax = 1000
 )
 
-// Audit holds Redis and Postgres against what is promised and reports every difference. It changes
+// Run holds Redis and Postgres against what is promised and reports every difference. It changes
 // nothing. What of it could not be looked at is in the report: Promise.Unchecked. An error means that nothing could be,
 // because Postgres does not answer; with Sale set it may be reservation.ErrSaleNotFound.
 //
@@ -49,19 +49,19 @@ const (
 //
 // The comparison is made in Postgres, in temporary tables, so it takes little memory here however
 // many orders there are.
-func Audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
+func Run(ctx context.Context, c Config) (Report, error) {
 	report, err := audit(ctx, c)
 	if err != nil {
-		return AuditReport{}, fmt.Errorf("audit: %w", err)
+		return Report{}, fmt.Errorf("audit: %w", err)
 	}
 	return report, nil
 }
 
-func audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
+func audit(ctx context.Context, c Config) (Report, error) {
 	deadline := time.Now().Add(c.Wait)
 	conn, err := c.Pool.Acquire(ctx)
 	if err != nil {
-		return AuditReport{}, err
+		return Report{}, err
 	}
 	defer conn.Release()
 	// Temporary tables live as long as the connection, which goes back to the pool.
@@ -93,14 +93,14 @@ func audit(ctx context.Context, c AuditConfig) (AuditReport, error) {
 			return l.report, ctx.Err()
 		}
 	}
-	return AuditReport{}, fmt.Errorf("something moved each of %d times that was looked", looksMax)
+	return Report{}, fmt.Errorf("something moved each of %d times that was looked", looksMax)
 }
 
 // look is one look at Redis and Postgres.
 type look struct {
-	AuditConfig
+	Config
 	conn   *pgx.Conn
-	report AuditReport
+	report Report
 	// noted are the findings that come from Redis alone, the first ones of them.
 	noted []Finding
 
@@ -110,8 +110,8 @@ type look struct {
 	unread map[source]error
 }
 
-func newLook(c AuditConfig, conn *pgx.Conn) *look {
-	return &look{AuditConfig: c, conn: conn, report: newAuditReport(), unread: map[source]error{}}
+func newLook(c Config, conn *pgx.Conn) *look {
+	return &look{Config: c, conn: conn, report: newAuditReport(), unread: map[source]error{}}
 }
 
 // notedMax bounds look.noted. Which sale to mend is known from few of them.
@@ -135,7 +135,7 @@ func (l *look) selectSales(ctx context.Context) error {
 			return err
 		}
 	}
-	sales, err := auditScope(ctx, l.AuditConfig)
+	sales, err := auditScope(ctx, l.Config)
 	if err != nil {
 		return err
 	}
@@ -190,7 +190,7 @@ type auditedSale struct {
 	partition, partitions int
 }
 
-func auditScope(ctx context.Context, c AuditConfig) ([]auditedSale, error) {
+func auditScope(ctx context.Context, c Config) ([]auditedSale, error) {
 	var only *uuid.UUID
 	if c.Sale != uuid.Nil {
 		only = &c.Sale

@@ -1,4 +1,4 @@
-package fulfillment_test
+package audit_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
@@ -82,12 +82,12 @@ func TestAuditReportsPayableOrdersWithoutDeadline(t *testing.T) {
 	require.Equal(t, "S3", testwork.Broken(report), testwork.TextOf(t, report))
 	finding := report.Promise("S3").Findings[0]
 	require.Equal(t, order, *finding.Order)
-	require.Equal(t, fulfillment.RemedyProjections, finding.Remedy)
+	require.Equal(t, audit.RemedyProjections, finding.Remedy)
 	require.Equal(t, "OrderConfirmed at version 2", finding.LastEvent)
 	_, err = s.Pool.Exec(t.Context(), "UPDATE order_events SET data = '{}' WHERE order_id = $1 AND version = 2", order)
 	require.NoError(t, err)
 	report = testwork.Audit(s, t, sale)
-	require.Equal(t, fulfillment.RemedyOperator, report.Promise("S3").Findings[0].Remedy)
+	require.Equal(t, audit.RemedyOperator, report.Promise("S3").Findings[0].Remedy)
 }
 
 func TestAuditReportsLastEventOfEachDifference(t *testing.T) {
@@ -116,11 +116,11 @@ func TestAuditReportsLastEventOfEachDifference(t *testing.T) {
 func TestAuditReportsEquationOfEachSale(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	for range fulfillment.EquationsShown + 2 {
+	for range audit.EquationsShown + 2 {
 		s.Buy(t, s.Open(t, 5), "ann")
 	}
 	text := testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil))
-	require.Equal(t, fulfillment.EquationsShown, strings.Count(text, "      5 = 4 available + 1 held + 0 sold   sale "))
+	require.Equal(t, audit.EquationsShown, strings.Count(text, "      5 = 4 available + 1 held + 0 sold   sale "))
 	require.Contains(t, text, "      … and 2 more sales\n")
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
 	require.NoError(t, err)
@@ -170,7 +170,7 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 			sale := s.OpenPayable(t, 10)
 			s.Crowd(t, sale, 3)
 			event := testwork.Fulfil(s, t)[0].Event
-			report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Keys: s.Keys, Sale: sale, Wait: wait, Redis: movingRedis(t, func() {
+			report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Keys: s.Keys, Sale: sale, Wait: wait, Redis: movingRedis(t, func() {
 				_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
 				require.NoError(t, err)
 				_, err = testwork.GiveBack(s, t.Context())
@@ -206,7 +206,7 @@ func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 			require.NoError(t, err)
 		})
 	}
-	report, err := fulfillment.Audit(t.Context(), fulfillment.AuditConfig{Pool: s.Pool, Redis: moving(), Keys: s.Keys, Sale: sale})
+	report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: moving(), Keys: s.Keys, Sale: sale})
 	require.NoError(t, err)
 	require.Equal(t, "S4", testwork.Broken(report), testwork.TextOf(t, report))
 	require.EqualValues(t, 1, report.Promise("S4").Found)
@@ -224,7 +224,7 @@ func TestAuditReportsLastingDifferenceWithoutWaiting(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	report, err := fulfillment.Audit(ctx, fulfillment.AuditConfig{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: time.Hour})
+	report, err := audit.Run(ctx, audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: time.Hour})
 	require.NoError(t, err)
 	require.Equal(t, "S4", testwork.Broken(report))
 	require.False(t, report.Moved)

@@ -1,4 +1,4 @@
-package fulfillment
+package audit
 
 import (
 	"cmp"
@@ -163,7 +163,7 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 
 // look writes the differences of a look to a table, and returns how many there are.
 func (r *reconciler) look(ctx context.Context, number int) (found int64, err error) {
-	l := newLook(AuditConfig{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale}, r.conn.Conn)
+	l := newLook(Config{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale}, r.conn.Conn)
 	if err := l.selectSales(ctx); err != nil {
 		return 0, err
 	}

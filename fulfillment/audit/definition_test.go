@@ -1,4 +1,4 @@
-package fulfillment_test
+package audit_test
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/audit"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -47,7 +47,7 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 			report = testwork.Audit(s, t, sale)
 			require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
 			require.Contains(t, testwork.TextOf(t, report), fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
-			require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
+			require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 			testwork.RequireMended(s, t, sale, "")
 			if field != "revision" { // which each repair raises
 				require.Equal(t, right, s.Rdb.HGet(t.Context(), key, field).Val())
@@ -72,7 +72,7 @@ func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	// A revision that nobody made is not on its way.
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 3).Err())
 	report = testwork.Audit(s, t, sale)
-	require.Equal(t, fulfillment.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
+	require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 1).Err())
 	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
