@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/reservation"
 )
 
@@ -37,7 +37,7 @@ func TestARivalsOrderHasTheRowsOfTheLedger(t *testing.T) {
 
 	_, err := s.pool.Exec(t.Context(), "TRUNCATE orders, order_events")
 	require.NoError(t, err)
-	_, err = fulfillment.NewLedger(s.pool).Record(t.Context(), []reservation.OrderReserved{{
+	_, err = ledger.New(s.pool).Record(t.Context(), []reservation.OrderReserved{{
 		OrderID: o.ID, SaleID: o.Sale, UserID: o.User, Quantity: o.Quantity,
 		Sequence: 7, Epoch: 1, RequestedAt: reservedAt(o.ID), ReservedAt: reservedAt(o.ID),
 	}})

@@ -18,7 +18,7 @@ import (
 	"stampede/bench/httpload"
 	"stampede/bench/page"
 	"stampede/bench/rig"
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/ingress"
 	"stampede/internal/connect"
 	"stampede/reservation"
@@ -76,7 +76,7 @@ func ingressAllocations(b *testing.B, connections int) allocation {
 	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
 	defer store.Close()
 	server, err := ingress.New(ingress.Config{
-		Reservations: store, Sales: reservation.NewCatalog(s.Pool, store), Orders: fulfillment.NewLedger(s.Pool),
+		Reservations: store, Sales: reservation.NewCatalog(s.Pool, store), Orders: ledger.New(s.Pool),
 		Postgres: s.Pool,
 		Auth:     ingress.AuthHeader, Logger: slog.New(slog.DiscardHandler), OutcomesStream: s.keys.Outcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(s.RedisURL) },

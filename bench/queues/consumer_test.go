@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/rig"
-	"stampede/fulfillment"
+	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
 	"stampede/reservation"
 )
@@ -80,9 +80,9 @@ func runConsumer(ctx context.Context, text string) error {
 		return err
 	}
 	defer c.pool.Close()
-	ledger := fulfillment.NewLedger(c.pool)
+	orders := ledger.New(c.pool)
 	c.recordAll = func(ctx context.Context, events []reservation.OrderReserved) error {
-		outcomes, err := ledger.Record(ctx, events)
+		outcomes, err := orders.Record(ctx, events)
 		for _, outcome := range outcomes {
 			if err == nil {
 				err = outcome.Err
