@@ -1,17 +1,21 @@
-// Package fulfillment is the worker. It makes orders in Postgres of the events that lua/reserve.lua appended to the streams, ends
-// orders that are not paid in time, gives their units back to Redis, and rebuilds Redis when it has lost them.
+// Package fulfillment is the worker. It makes orders in Postgres of the events that lua/reserve.lua
+// appended to the streams, ends orders that are not paid in time, gives their units back to Redis,
+// and rebuilds Redis when it has lost them.
 //
 // Worker (worker.go) wires the packages below it. An order passes them in this order:
 //
 //   - stream: Subscriber reads entries in batches and acknowledges what was settled.
-//   - batch: a Watermill Router hands each message to the Batcher of its partition, which locks the users of a batch.
+//   - batch: a Watermill Router hands each message to the Batcher of its partition, which locks the
+//     users of a batch.
 //   - ledger: records a batch in one transaction.
 //   - deadletter: keeps what no worker can apply.
 //
-// The loops of a worker are files of this package: worker_sweep.go publishes changed sales, expiry.go ends overdue orders,
-// releases.go gives units back, worker_guard.go has package rebuild look for what Redis lost, and blockers.go ends silent
-// database sessions. Packages audit and projection are used by commands only.
+// The loops of a worker are files of this package: worker_sweep.go publishes changed sales,
+// expiry.go ends overdue orders, releases.go gives units back, worker_guard.go has package rebuild
+// look for what Redis lost, and blockers.go ends silent database sessions. Packages audit and
+// projection are used by commands only.
 //
-// Everything here may happen twice, in any process: an event has one effect because of the unique keys in Postgres and because a
-// reservation is released once, never because of a lock or of timing.
+// Everything here may happen twice, in any process: an event has one effect because of the unique
+// keys in Postgres and because a reservation is released once, never because of a lock or of
+// timing.
 package fulfillment

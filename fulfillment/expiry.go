@@ -8,7 +8,7 @@ import (
 	"stampede/fulfillment/metrics"
 	"stampede/internal/pause"
 	"stampede/internal/retry"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // sweepOrders ends orders that nobody paid for in time, and has the units of those and of cancelled ones
@@ -28,7 +28,7 @@ func (w *Worker) expireOrders(ctx context.Context) {
 	for w.nextSweep(ctx) {
 		expired, err := ledger.SweepSales(ctx, e.Some)
 		if expired > 0 {
-			w.metrics.Orders.WithLabelValues(string(reservation.StatusExpired)).Add(float64(expired))
+			w.metrics.Orders.WithLabelValues(string(order.StatusExpired)).Add(float64(expired))
 			w.config.Logger.Info("ended orders that were not paid in time", "orders", expired)
 		}
 		w.metrics.OrdersAside.Set(float64(len(e.Aside)))

@@ -12,7 +12,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // TestExpirySkipsContradictoryOrder has an order that is paid by its log and confirmed by its row, one
@@ -48,9 +48,9 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	})
 	stop()
 	require.Equal(t, 2, log.Times(ledger.SetAside), "each is named once")
-	for _, order := range []uuid.UUID{paid, behind} {
-		require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, s.Pool, order).Status)
-		require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)), order.String())
+	for _, o := range []uuid.UUID{paid, behind} {
+		require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
+		require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)), o.String())
 	}
 
 	// Mended, they expire.

@@ -17,6 +17,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
@@ -46,8 +47,8 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "three units are for sale again", func() bool { return s.Left(t, sale) == 3 })
 	testkit.Eventually(t, 10*time.Second, "nothing waits to be given back", func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"}, testshop.History(t, s.Pool, orders["cid"]))
-	require.Equal(t, reservation.Order{
-		ID: orders["cid"], SaleID: sale, UserID: "cid", Quantity: 1, Status: reservation.StatusExpired, Version: 3,
+	require.Equal(t, order.Order{
+		ID: orders["cid"], SaleID: sale, UserID: "cid", Quantity: 1, Status: order.StatusExpired, Version: 3,
 		ReservedAt: testwork.OrderOfID(t, s.Pool, orders["cid"]).ReservedAt,
 	}, testwork.OrderOfID(t, s.Pool, orders["cid"]))
 	require.EqualValues(t, 2, testshop.SoldOf(t, s.Pool, sale))

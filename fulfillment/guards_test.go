@@ -13,7 +13,7 @@ import (
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
-	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -106,11 +106,11 @@ func TestOrderWaitsWhileGuardIsMissing(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 40)
-	order := testshop.Reserved(sale, "ann", 1)
-	_, err := ledger.New(s.Pool).Record(t.Context(), []reservation.OrderReserved{order})
+	o := testshop.Reserved(sale, "ann", 1)
+	_, err := ledger.New(s.Pool).Record(t.Context(), []order.OrderReserved{o})
 	require.NoError(t, err)
 	run(s.Shop, t, "ALTER TABLE order_events DROP CONSTRAINT order_events_pkey")
-	_, err = ledger.New(s.Pool).Record(t.Context(), []reservation.OrderReserved{order})
+	_, err = ledger.New(s.Pool).Record(t.Context(), []order.OrderReserved{o})
 	require.ErrorIs(t, err, ledger.ErrGuardMissing)
 	require.Equal(t, ledger.Transient, ledger.FaultOf(err))
 	require.False(t, errors.Is(err, ledger.ErrContradiction))

@@ -23,6 +23,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 const (
@@ -188,7 +189,7 @@ func (r *modelRun) anyOrder() (id uuid.UUID, o modelOrder, known bool) {
 	ids := slices.SortedFunc(maps.Keys(r.orders), func(a, b uuid.UUID) int { return slices.Compare(a[:], b[:]) })
 	i := rapid.IntRange(-1, len(ids)-1).Draw(r.T, "order")
 	if i < 0 {
-		return reservation.NewOrderID(r.sale), modelOrder{user: "user-1"}, false
+		return order.NewOrderID(r.sale), modelOrder{user: "user-1"}, false
 	}
 	return ids[i], r.orders[ids[i]], true
 }
@@ -199,16 +200,16 @@ func (r *modelRun) pay(ctx context.Context) {
 	_, err := r.ledger.Pay(ctx, id, o.user, reference)
 	switch {
 	case !known:
-		require.ErrorIs(r.T, err, reservation.ErrOrderNotFound)
-	case o.status == reservation.StatusExpired:
-		require.ErrorIs(r.T, err, reservation.ErrOrderExpired)
-	case o.status == reservation.StatusPaid && o.reference == reference:
+		require.ErrorIs(r.T, err, order.ErrOrderNotFound)
+	case o.status == order.StatusExpired:
+		require.ErrorIs(r.T, err, order.ErrOrderExpired)
+	case o.status == order.StatusPaid && o.reference == reference:
 		require.NoError(r.T, err)
-	case o.status != reservation.StatusConfirmed:
-		require.ErrorIs(r.T, err, reservation.ErrIllegalTransition)
+	case o.status != order.StatusConfirmed:
+		require.ErrorIs(r.T, err, order.ErrIllegalTransition)
 	default:
 		require.NoError(r.T, err)
-		r.step(id, reservation.StatusPaid, reference)
+		r.step(id, order.StatusPaid, reference)
 	}
 }
 
@@ -217,16 +218,16 @@ func (r *modelRun) cancel(ctx context.Context) {
 	_, err := r.ledger.Cancel(ctx, id, o.user)
 	switch {
 	case !known:
-		require.ErrorIs(r.T, err, reservation.ErrOrderNotFound)
-	case o.status == reservation.StatusExpired:
-		require.ErrorIs(r.T, err, reservation.ErrOrderExpired)
-	case o.status == reservation.StatusCancelled:
+		require.ErrorIs(r.T, err, order.ErrOrderNotFound)
+	case o.status == order.StatusExpired:
+		require.ErrorIs(r.T, err, order.ErrOrderExpired)
+	case o.status == order.StatusCancelled:
 		require.NoError(r.T, err)
-	case o.status != reservation.StatusConfirmed:
-		require.ErrorIs(r.T, err, reservation.ErrIllegalTransition)
+	case o.status != order.StatusConfirmed:
+		require.ErrorIs(r.T, err, order.ErrIllegalTransition)
 	default:
 		require.NoError(r.T, err)
-		r.step(id, reservation.StatusCancelled, "")
+		r.step(id, order.StatusCancelled, "")
 	}
 }
 
@@ -235,8 +236,8 @@ func (r *modelRun) expire(ctx context.Context) {
 	_, err := r.Pool.Exec(ctx, "UPDATE pulse SET lost = lost - interval '2 hours', seen_at = now()")
 	require.NoError(r.T, err)
 	for id, o := range r.orders {
-		if o.status == reservation.StatusConfirmed {
-			r.step(id, reservation.StatusExpired, "")
+		if o.status == order.StatusConfirmed {
+			r.step(id, order.StatusExpired, "")
 		}
 	}
 }
@@ -350,7 +351,7 @@ func (r *modelRun) compare(ctx context.Context) {
 	require.NoError(r.T, err)
 	orders := map[uuid.UUID]modelOrder{}
 	for _, row := range found {
-		orders[row.ID] = modelOrder{row.User, r.orders[row.ID].key, row.Reference, row.Quantity, reservation.Status(row.Status), row.Version}
+		orders[row.ID] = modelOrder{row.User, r.orders[row.ID].key, row.Reference, row.Quantity, order.Status(row.Status), row.Version}
 	}
 	require.Equal(r.T, r.orders, orders)
 
@@ -367,7 +368,7 @@ func (r *modelRun) compare(ctx context.Context) {
 	counted, err := r.Catalog.Show(ctx, r.sale)
 	require.NoError(r.T, err)
 	require.Equal(r.T, r.state, counted.State)
-	require.Equal(r.T, []int64{r.stock, r.stock - r.taken(), r.units(reservation.StatusConfirmed), r.units(reservation.StatusPaid), r.taken()},
+	require.Equal(r.T, []int64{r.stock, r.stock - r.taken(), r.units(order.StatusConfirmed), r.units(order.StatusPaid), r.taken()},
 		[]int64{counted.Stock, counted.Available, counted.Held, counted.Sold, counted.Sale.Sold}, "stock, available, held, sold, and live units")
 }
 

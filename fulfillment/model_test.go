@@ -6,6 +6,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // model is a sale with a payment window as it ought to be: one buyer after the other, nothing ever fails,
@@ -20,7 +21,7 @@ type model struct {
 type modelOrder struct {
 	user, key, reference string
 	quantity             int64
-	status               reservation.Status
+	status               order.Status
 	version              int
 }
 
@@ -54,12 +55,12 @@ func (m *model) verdict(r reservation.Request) (reservation.Verdict, uuid.UUID) 
 }
 
 func (m *model) reserve(r reservation.Request, id uuid.UUID) {
-	m.orders[id] = modelOrder{r.User, r.IdempotencyKey, "", r.Quantity, reservation.StatusConfirmed, 2}
+	m.orders[id] = modelOrder{r.User, r.IdempotencyKey, "", r.Quantity, order.StatusConfirmed, 2}
 	m.holds[r.User] = id
 }
 
 // step takes an order of which the step is allowed one event further.
-func (m *model) step(id uuid.UUID, to reservation.Status, reference string) {
+func (m *model) step(id uuid.UUID, to order.Status, reference string) {
 	o := m.orders[id]
 	o.status, o.reference, o.version = to, reference, o.version+1
 	m.orders[id] = o
@@ -77,7 +78,7 @@ func (m *model) lose(ids []uuid.UUID) {
 }
 
 // units are those of the orders with this status.
-func (m *model) units(status reservation.Status) (n int64) {
+func (m *model) units(status order.Status) (n int64) {
 	for o := range maps.Values(m.orders) {
 		if o.status == status {
 			n += o.quantity
@@ -87,5 +88,5 @@ func (m *model) units(status reservation.Status) (n int64) {
 }
 
 func (m *model) taken() int64 {
-	return m.units(reservation.StatusConfirmed) + m.units(reservation.StatusPaid)
+	return m.units(order.StatusConfirmed) + m.units(order.StatusPaid)
 }

@@ -17,6 +17,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // A minute without Postgres is the case in which everything that only waits shows: deadlines that go on,
@@ -63,10 +64,10 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	testkit.Eventually(t, testshop.Soon, "the next heartbeat writes the outage down", func() bool {
 		return s.Count(t, "SELECT count(*) FROM outages") == 1
 	})
-	for user, order := range early {
-		paid, err := ledger.New(pool).Pay(t.Context(), order, user, "after the outage")
+	for user, o := range early {
+		paid, err := ledger.New(pool).Pay(t.Context(), o, user, "after the outage")
 		require.NoError(t, err)
-		require.Equal(t, reservation.StatusPaid, paid.Status)
+		require.Equal(t, order.StatusPaid, paid.Status)
 	}
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM order_events WHERE type = 'OrderExpired'"))
 	require.EqualValues(t, len(early)+late, testshop.SoldOf(t, pool, sale.ID))

@@ -17,6 +17,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // redisBytes is what Redis holds, without the buffers of its connections.
@@ -69,9 +70,9 @@ func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 
 	_, o, _ := testwork.TellingLedger(t, s.Pool, s.Rdb, s.Keys)
 	for rest := ids; len(rest) > 0; {
-		told := make([]reservation.OrderOutcome, min(ledger.OutcomesTogether, len(rest)))
+		told := make([]order.OrderOutcome, min(ledger.OutcomesTogether, len(rest)))
 		for i := range told {
-			told[i] = reservation.OrderOutcome{OrderID: rest[i], Status: reservation.StatusConfirmed, Version: 2}
+			told[i] = order.OrderOutcome{OrderID: rest[i], Status: order.StatusConfirmed, Version: 2}
 		}
 		o.Publish(t.Context(), told)
 		rest = rest[len(told):]

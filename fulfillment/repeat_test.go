@@ -18,6 +18,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // lostAnswer loses the answer to the next reservation, and holds its next try back until goOn is closed.
@@ -52,7 +53,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]struct {
 		how    func(t *testing.T, s testshop.LostShop, b *batch.Batcher)
-		status reservation.Status
+		status order.Status
 		// What the second try answers.
 		verdict reservation.Verdict
 		err     error
@@ -64,7 +65,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			for _, a := range testwork.Handle(b, messages...) {
 				require.NoError(t, testshop.Answer(t, a))
 			}
-		}, reservation.StatusVoided, "", reservation.ErrOutcomeUnknown},
+		}, order.StatusVoided, "", reservation.ErrOutcomeUnknown},
 		"it expired": {func(t *testing.T, s testshop.LostShop, b *batch.Batcher) {
 			for _, a := range testwork.Handle(b, testwork.Messages(s.Shop, t)...) {
 				require.NoError(t, testshop.Answer(t, a))
@@ -76,7 +77,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			require.NoError(t, err)
 			_, err = testwork.GiveBack(s.Shop, t.Context())
 			require.NoError(t, err)
-		}, reservation.StatusExpired, reservation.Reserved, nil},
+		}, order.StatusExpired, reservation.Reserved, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -109,7 +110,7 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			for _, a := range testwork.Handle(b, testwork.Messages(s.Shop, t)...) {
 				require.NoError(t, testshop.Answer(t, a))
 			}
-			var status reservation.Status
+			var status order.Status
 			require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT status FROM orders WHERE user_id = 'alice'").Scan(&status))
 			require.Equal(t, end.status, status)
 			require.EqualValues(t, 9, s.Left(t, sale), "the unit is back")

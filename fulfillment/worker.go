@@ -24,6 +24,7 @@ import (
 	"stampede/internal/retry"
 	"stampede/lock"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 // WorkerConfig configures a Worker. The first seven fields have no default.
@@ -33,7 +34,7 @@ type WorkerConfig struct {
 	Blocking, Control redis.UniversalClient
 	Keys              reservation.Keys
 	Store             *reservation.Store
-	Catalog           *reservation.Catalog
+	Catalog           *catalog.Catalog
 	// Consumer names this worker in the consumer group: the same after a restart, and never that of
 	// another process.
 	Consumer string

@@ -26,6 +26,7 @@ import (
 	"stampede/internal/testwork"
 	"stampede/lock"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -219,10 +220,10 @@ func TestWorkerRejectsSecondOrderAndReleasesUnit(t *testing.T) {
 	require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Buyers(0, sale), "alice").Err())
 	second := s.Buy(t, sale, "alice")
 	testwork.AwaitRest(s, t)
-	order, err := ledger.New(s.Pool).Order(t.Context(), second)
+	o, err := ledger.New(s.Pool).Order(t.Context(), second)
 	require.NoError(t, err)
-	require.Equal(t, reservation.StatusRejected, order.Status)
-	require.Equal(t, reservation.RejectedAlreadyPurchased, order.Reason)
+	require.Equal(t, order.StatusRejected, o.Status)
+	require.Equal(t, order.RejectedAlreadyPurchased, o.Reason)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, testshop.History(t, s.Pool, second))
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, s.Pool, first))
 	require.Equal(t, "9", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val(), "one unit is sold")
@@ -250,21 +251,21 @@ func TestWorkerFinishesRejectionAfterCrash(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
-	order := s.Buy(t, sale, "alice")
+	o := s.Buy(t, sale, "alice")
 	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
 	msg, err := stream.DecodeEntry(entries[0].ID, entries[0].Values, 1)
 	require.NoError(t, err)
-	event, err := reservation.DecodeReserved(msg)
+	event, err := order.DecodeReserved(msg)
 	require.NoError(t, err)
 	// Committed, and killed before the unit went back.
-	_, err = ledger.New(s.Pool).Refuse(t.Context(), []reservation.OrderReserved{event}, reservation.RejectedSoldOut)
+	_, err = ledger.New(s.Pool).Refuse(t.Context(), []order.OrderReserved{event}, order.RejectedSoldOut)
 	require.NoError(t, err)
 
 	testwork.Work(t, testwork.Config(s, t))
 	testwork.AwaitRest(s, t)
 	require.Equal(t, "10", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
 	require.False(t, s.Rdb.HExists(t.Context(), s.Keys.Buyers(0, sale), "alice").Val())
-	require.Len(t, testshop.History(t, s.Pool, order), 2)
+	require.Len(t, testshop.History(t, s.Pool, o), 2)
 }
 
 func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
@@ -313,7 +314,7 @@ func TestWorkerDefersLockedUsers(t *testing.T) {
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 1)
 	_, err = ledger.New(s.Pool).Order(t.Context(), alices)
-	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrOrderNotFound)
 	testkit.Eventually(t, 5*time.Second, "alice was put off", func() bool {
 		return testshop.ValueOf(t, registry, "stampede_locks_total", "busy") > 0
 	})

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // authenticator identifies the buyer of a request, by an id that reservation.ValidateUser accepts.
@@ -38,7 +39,7 @@ func (a headerAuth) user(r *http.Request) (string, error) {
 	case 0:
 		return "", &problem{kind: kindUnauthorized, detail: "Name the buyer in the header " + a.name + "."}
 	case 1:
-		return ids[0], reservation.ValidateUser(ids[0])
+		return ids[0], order.ValidateUser(ids[0])
 	default:
 		// Behind a proxy that adds the header instead of overwriting it, a client could choose.
 		return "", invalid(a.name + " must be sent once.")
@@ -137,7 +138,7 @@ func (a *jwtAuth) user(r *http.Request) (string, error) {
 	if claims.Subject == "" {
 		return "", unauthorized("The token lacks a required claim: sub.", challengeInvalid)
 	}
-	if err := reservation.ValidateUser(claims.Subject); err != nil {
+	if err := order.ValidateUser(claims.Subject); err != nil {
 		return "", unauthorized("The sub of the token is not valid: a "+err.Error()+".", challengeInvalid)
 	}
 	return claims.Subject, nil

@@ -16,12 +16,14 @@ import (
 
 	"stampede/internal/ratelimit"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 // Reservations decides purchases, and finds orders that are not in Postgres yet: *reservation.Store.
 type Reservations interface {
 	Reserve(ctx context.Context, r reservation.Request) (reservation.Answer, error)
-	FindReserved(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error)
+	FindReserved(ctx context.Context, order uuid.UUID, user string) (order.Order, error)
 	Ping(ctx context.Context) error
 }
 
@@ -29,38 +31,38 @@ type Reservations interface {
 type Sales interface {
 	CreateOnce(
 		ctx context.Context, terms reservation.Terms, key string,
-	) (sale reservation.CountedSale, replayed bool, err error)
-	CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.CountResult, error)
-	CountSales(ctx context.Context, sales []uuid.UUID) ([]reservation.CountResult, error)
-	Pause(ctx context.Context, sale uuid.UUID) (reservation.CountedSale, error)
-	Resume(ctx context.Context, sale uuid.UUID) (reservation.CountedSale, error)
-	End(ctx context.Context, sale uuid.UUID) (reservation.CountedSale, error)
-	Restock(ctx context.Context, sale uuid.UUID, units int64, key string) (reservation.CountedSale, error)
+	) (sale catalog.CountedSale, replayed bool, err error)
+	CountPage(ctx context.Context, after uuid.UUID, limit int) ([]catalog.CountResult, error)
+	CountSales(ctx context.Context, sales []uuid.UUID) ([]catalog.CountResult, error)
+	Pause(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
+	Resume(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
+	End(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error)
+	Restock(ctx context.Context, sale uuid.UUID, units int64, key string) (catalog.CountedSale, error)
 }
 
 // Orders are the orders in Postgres: *fulfillment.Ledger. A missing order is reservation.ErrOrderNotFound.
 // Any error that is not named here means that Postgres did not answer.
 type Orders interface {
-	Order(ctx context.Context, id uuid.UUID) (reservation.Order, error)
+	Order(ctx context.Context, id uuid.UUID) (order.Order, error)
 	// FindOrders returns those of the orders that exist.
-	FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error)
+	FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error)
 	// FindByReceipt returns the order of a receipt, as voided if it is missing and always will be.
-	FindByReceipt(ctx context.Context, r reservation.Receipt) (reservation.Order, error)
+	FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error)
 	// ReceiptSecret returns the secret for receipts that all ingresses without one of their own share.
 	ReceiptSecret(ctx context.Context) ([]byte, error)
 	// OrdersOf lists a user's orders that are older than before, newest first. A zero before lists the newest.
-	OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]reservation.Order, error)
+	OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]order.Order, error)
 	// Pay and Cancel change an order; both can be repeated. Another user's order is missing. Their errors are
 	// reservation.ErrIllegalTransition, reservation.ErrOrderExpired, and reservation.ErrOrderDamaged if
 	// Postgres always refuses the change.
-	Pay(ctx context.Context, order uuid.UUID, user, reference string) (reservation.Order, error)
-	Cancel(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error)
+	Pay(ctx context.Context, order uuid.UUID, user, reference string) (order.Order, error)
+	Cancel(ctx context.Context, order uuid.UUID, user string) (order.Order, error)
 }
 
 // AwaitedOrders are the orders that purchases look up: *fulfillment.Ledger. The methods are those of Orders.
 type AwaitedOrders interface {
-	FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error)
-	FindByReceipt(ctx context.Context, r reservation.Receipt) (reservation.Order, error)
+	FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error)
+	FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error)
 }
 
 // Pinger reports whether a server answers.
@@ -216,9 +218,9 @@ func (c *Config) Validate() error {
 	if c.UserStreams < 0 || c.AddressStreams < 0 {
 		errs = append(errs, errors.New("UserStreams and AddressStreams must not be negative"))
 	}
-	if n := len(c.ReceiptSecret); n > 0 && n < reservation.MinReceiptSecretBytes {
+	if n := len(c.ReceiptSecret); n > 0 && n < order.MinReceiptSecretBytes {
 		errs = append(errs, fmt.Errorf("the secret for receipts (STAMPEDE_RECEIPT_SECRET) has %d bytes, want at least %d",
-			n, reservation.MinReceiptSecretBytes))
+			n, order.MinReceiptSecretBytes))
 	}
 	if c.Outcomes != nil && c.OutcomesStream == "" {
 		errs = append(errs, errors.New("OutcomesStream is required with Outcomes"))

@@ -19,6 +19,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // streamEvent is an event of a stream.
@@ -102,7 +103,7 @@ func (w *eventReader) next() (e streamEvent, ok bool) {
 }
 
 // receivesStatus checks that the next event has this status.
-func (w *eventReader) receivesStatus(status reservation.Status, version int) map[string]any {
+func (w *eventReader) receivesStatus(status order.Status, version int) map[string]any {
 	w.t.Helper()
 	e, ok := w.next()
 	require.True(w.t, ok, "the stream has ended")
@@ -133,7 +134,7 @@ func TestStreamsAreRefused(t *testing.T) {
 	require.Equal(t, http.StatusMethodNotAllowed, s.ask(http.MethodHead, path+"/events", nil, as("ada")).status)
 
 	orders, sales := s.watch(path+"/events", as("ada")), s.watch("/v1/sales/"+sale.String()+"/events")
-	orders.receivesStatus(reservation.StatusReserved, 1)
+	orders.receivesStatus(order.StatusReserved, 1)
 	_, ok := sales.next()
 	require.True(t, ok)
 	r := s.get(path+"/events", as("ada"))
@@ -145,7 +146,7 @@ func TestStreamsAreRefused(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "the slots are free", func() bool {
 		return s.server.orderStreamSlots.taken.Load() == 0 && s.server.saleStreamSlots.taken.Load() == 0
 	})
-	s.watch(path+"/events", as("ada")).receivesStatus(reservation.StatusReserved, 1)
+	s.watch(path+"/events", as("ada")).receivesStatus(order.StatusReserved, 1)
 }
 
 func TestStreamsSurvivePostgresRestart(t *testing.T) {
@@ -157,21 +158,21 @@ func TestStreamsSurvivePostgresRestart(t *testing.T) {
 	reserved, _, _ := s.purchased(sale, "bob")
 	w, waiting := s.watch(path+"/events", as("ada")), s.watch(reserved+"/events", as("bob"))
 	sales := s.watch("/v1/sales/" + sale.String() + "/events")
-	w.receivesStatus(reservation.StatusConfirmed, 2)
-	waiting.receivesStatus(reservation.StatusReserved, 1)
+	w.receivesStatus(order.StatusConfirmed, 2)
+	waiting.receivesStatus(order.StatusReserved, 1)
 	_, ok := sales.next()
 	require.True(t, ok)
 	postgres.StopImmediate()
 	s.awaitUnavailable("/v1/sales/" + sale.String())
-	s.watch(reserved+"/events", as("bob")).receivesStatus(reservation.StatusReserved, 1)
+	s.watch(reserved+"/events", as("bob")).receivesStatus(order.StatusReserved, 1)
 	require.NoError(t, postgres.Restart(t.Context()))
 	testkit.Eventually(t, 20*time.Second, "the order is paid", func() bool {
 		return s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).status == http.StatusOK
 	})
-	w.receivesStatus(reservation.StatusPaid, 3)
+	w.receivesStatus(order.StatusPaid, 3)
 	w.receivesEnd()
 	s.recordReserved(sale, "bob", "")
-	waiting.receivesStatus(reservation.StatusConfirmed, 2)
+	waiting.receivesStatus(order.StatusConfirmed, 2)
 	e, ok := sales.next()
 	require.True(t, ok)
 	require.Equal(t, "sale", e.name)

@@ -10,7 +10,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
-	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 // changeTimeout bounds one attempt to change an order. It is longer than orderTimeout, because a change waits
@@ -41,10 +42,10 @@ func (s *Server) payOrder(c echo.Context) error {
 	if err := readObject(c.Request(), &body); err != nil {
 		return err
 	}
-	if err := reservation.ValidateReference(body.Reference); err != nil {
+	if err := order.ValidateReference(body.Reference); err != nil {
 		return err
 	}
-	return s.answerChange(c, id, user, func(ctx context.Context) (reservation.Order, error) {
+	return s.answerChange(c, id, user, func(ctx context.Context) (order.Order, error) {
 		return s.config.Orders.Pay(ctx, id, user, body.Reference)
 	})
 }
@@ -58,7 +59,7 @@ func (s *Server) cancelOrder(c echo.Context) error {
 	if err := readEmptyObject(c.Request()); err != nil {
 		return err
 	}
-	return s.answerChange(c, id, user, func(ctx context.Context) (reservation.Order, error) {
+	return s.answerChange(c, id, user, func(ctx context.Context) (order.Order, error) {
 		return s.config.Orders.Cancel(ctx, id, user)
 	})
 }
@@ -66,7 +67,7 @@ func (s *Server) cancelOrder(c echo.Context) error {
 // answerChange answers with the changed order. It takes a slot after the body was read, so that clients who
 // send slowly hold none.
 func (s *Server) answerChange(
-	c echo.Context, id uuid.UUID, user string, change func(context.Context) (reservation.Order, error),
+	c echo.Context, id uuid.UUID, user string, change func(context.Context) (order.Order, error),
 ) error {
 	return s.inFlight.orders.admit(func(c echo.Context) error {
 		order, err := s.changeOrder(c.Request().Context(), id, user, change)
@@ -80,50 +81,50 @@ func (s *Server) answerChange(
 // changeOrder changes an order in Postgres. An order that only Redis has cannot be changed yet. One that
 // neither has may have been rejected and released between the two lookups, as in findOrder.
 func (s *Server) changeOrder(
-	ctx context.Context, id uuid.UUID, user string, change func(context.Context) (reservation.Order, error),
-) (reservation.Order, error) {
-	order, err := s.changeInPostgres(ctx, change)
-	if !errors.Is(err, reservation.ErrOrderNotFound) {
-		return order, err
+	ctx context.Context, id uuid.UUID, user string, change func(context.Context) (order.Order, error),
+) (order.Order, error) {
+	o, err := s.changeInPostgres(ctx, change)
+	if !errors.Is(err, order.ErrOrderNotFound) {
+		return o, err
 	}
 	switch _, err := s.findReserved(ctx, id, user); {
 	case err == nil:
-		return reservation.Order{}, fmt.Errorf("order %s: %w", id, reservation.ErrOrderNotConfirmed)
-	case errors.Is(err, reservation.ErrOrderNotFound):
+		return order.Order{}, fmt.Errorf("order %s: %w", id, order.ErrOrderNotConfirmed)
+	case errors.Is(err, order.ErrOrderNotFound):
 		return s.changeInPostgres(ctx, change)
 	default:
-		return reservation.Order{}, err
+		return order.Order{}, err
 	}
 }
 
 // changeInPostgres makes the change, unless Postgres is known not to answer.
 func (s *Server) changeInPostgres(
-	ctx context.Context, change func(context.Context) (reservation.Order, error),
-) (reservation.Order, error) {
+	ctx context.Context, change func(context.Context) (order.Order, error),
+) (order.Order, error) {
 	if s.postgres.isOpen.Load() {
-		return reservation.Order{}, fmt.Errorf("%w: %w", problemNotChanged, errBreakerOpen)
+		return order.Order{}, fmt.Errorf("%w: %w", problemNotChanged, errBreakerOpen)
 	}
 	limited, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	began := time.Now()
-	order, err := change(limited)
+	o, err := change(limited)
 	if !isDecision(err) {
 		if ctx.Err() == nil {
 			s.postgres.failed(began)
 		}
-		if errors.Is(err, reservation.ErrChangeUnknown) {
-			return reservation.Order{}, fmt.Errorf("%w: %w", problemChangeUnknown, err)
+		if errors.Is(err, catalog.ErrChangeUnknown) {
+			return order.Order{}, fmt.Errorf("%w: %w", problemChangeUnknown, err)
 		}
-		return reservation.Order{}, fmt.Errorf("%w: %w", problemNotChanged, err)
+		return order.Order{}, fmt.Errorf("%w: %w", problemNotChanged, err)
 	}
 	s.postgres.succeeded()
-	return order, err
+	return o, err
 }
 
 // isDecision reports whether Postgres has decided about the change, as opposed to an error that kept it from
 // deciding.
 func isDecision(err error) bool {
-	return err == nil || errors.Is(err, reservation.ErrOrderNotFound) ||
-		errors.Is(err, reservation.ErrIllegalTransition) || errors.Is(err, reservation.ErrOrderExpired) ||
-		errors.Is(err, reservation.ErrOrderDamaged)
+	return err == nil || errors.Is(err, order.ErrOrderNotFound) ||
+		errors.Is(err, order.ErrIllegalTransition) || errors.Is(err, order.ErrOrderExpired) ||
+		errors.Is(err, order.ErrOrderDamaged)
 }

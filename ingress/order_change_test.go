@@ -15,6 +15,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func (s *shop) pay(path, reference string, headers ...reqHeader) reply {
@@ -49,7 +50,7 @@ func TestPayMarksOrderAsPaid(t *testing.T) {
 	require.NotContains(t, s.get(path, as("ada")).is(http.StatusOK), "expires_at")
 
 	s.startWorker()
-	confirmed := s.awaitStatus(path, "ada", reservation.StatusConfirmed)
+	confirmed := s.awaitStatus(path, "ada", order.StatusConfirmed)
 	// The first heartbeat moves the deadline by the time since the database was created.
 	testkit.Eventually(t, 20*time.Second, "there are ten minutes to pay", func() bool {
 		expires, err := time.Parse(
@@ -97,7 +98,7 @@ func TestPayRejectsExpiredOrder(t *testing.T) {
 	s.buy(sale, "", as("bob")).isProblem(http.StatusConflict, "sold-out")
 
 	s.startWorker()
-	expired := s.awaitStatus(path, "ada", reservation.StatusExpired)
+	expired := s.awaitStatus(path, "ada", order.StatusExpired)
 	require.NotContains(t, expired, "expires_at")
 	require.EqualValues(t, 3, expired["version"])
 	for _, late := range []reply{s.pay(path, "r-1", as("ada")), s.cancel(path, as("ada"))} {
@@ -115,7 +116,7 @@ func TestCancelLetsBuyerPurchaseAgain(t *testing.T) {
 	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 1, PaymentWindow: 10 * time.Minute})
 	path, _ := s.order(sale, "ada")
-	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(path, "ada", order.StatusConfirmed)
 	s.buy(sale, "", as("ada")).isProblem(http.StatusConflict, "already-purchased")
 	s.buy(sale, "", as("bob")).isProblem(http.StatusConflict, "sold-out")
 
@@ -136,7 +137,7 @@ func TestCancelLetsBuyerPurchaseAgain(t *testing.T) {
 		return r.status == http.StatusAccepted
 	})
 	require.NotEqual(t, path, again)
-	s.awaitStatus(again, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(again, "ada", order.StatusConfirmed)
 	s.pay(again, "r-2", as("ada")).is(http.StatusOK)
 	require.Equal(t, first.body, s.get(path, as("ada")).body)
 	s.awaitUnits(sale, 0, 0, 1)
@@ -162,7 +163,7 @@ func TestOrdersOfOthersCannotBeChanged(t *testing.T) {
 	reserved, _ := s.order(sale, "eve")
 	before := s.get(path, as("ada"))
 	for _, order := range []string{
-		path, reserved, orderPath(reservation.NewOrderID(sale)), orderPath(uuid.New()), orderPath(uuid.Nil), "/v1/orders/x",
+		path, reserved, orderPath(order.NewOrderID(sale)), orderPath(uuid.New()), orderPath(uuid.Nil), "/v1/orders/x",
 		path + "0",
 	} {
 		s.pay(order, "r-1", as("bob")).isProblem(http.StatusNotFound, "order-not-found")
@@ -274,7 +275,7 @@ type afterFirstTry struct {
 	then  func()
 }
 
-func (a afterFirstTry) Pay(ctx context.Context, id uuid.UUID, user, reference string) (reservation.Order, error) {
+func (a afterFirstTry) Pay(ctx context.Context, id uuid.UUID, user, reference string) (order.Order, error) {
 	order, err := a.Orders.Pay(ctx, id, user, reference)
 	if *a.tries++; *a.tries == 1 {
 		a.then()
@@ -294,7 +295,7 @@ func TestPayFindsOrderRejectedMeanwhile(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: 10 * time.Minute})
 	path, id := s.order(sale, "ada")
 	reject = func() {
-		s.record(id, sale, "ada", reservation.StatusRejected, reservation.RejectedSoldOut)
+		s.record(id, sale, "ada", order.StatusRejected, order.RejectedSoldOut)
 		_, err := s.store.Release(t.Context(), []reservation.Release{{SaleID: sale, UserID: "ada", OrderID: id}})
 		require.NoError(t, err)
 	}
@@ -351,7 +352,7 @@ func TestChangeWithoutRedis(t *testing.T) {
 	s.pay(paid, "r-1", as("ada")).is(http.StatusOK)
 	s.cancel(cancelled, as("bob")).is(http.StatusOK)
 	// The order may be in Redis, so the answer is not "not found".
-	r := s.pay(orderPath(reservation.NewOrderID(sale)), "r-1", as("ada"))
+	r := s.pay(orderPath(order.NewOrderID(sale)), "r-1", as("ada"))
 	r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	require.Equal(t, "1", r.header.Get("Retry-After"))
 

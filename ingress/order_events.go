@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // streamOrder serves GET /v1/orders/{order}/events: the order as it is, and every change until the last. An event
@@ -32,16 +32,16 @@ func (s *Server) streamOrder(c echo.Context) error {
 	// Waiting begins before the lookup, so that no change between the two is missed.
 	w := s.waiters.add(id, 0, false)
 	defer s.waiters.remove(w)
-	order, err := s.findOrderInSlot(c, id, user, receipt)
+	o, err := s.findOrderInSlot(c, id, user, receipt)
 	if err != nil {
 		return err
 	}
-	s.waiters.setSeen(w, order.Version)
+	s.waiters.setSeen(w, o.Version)
 	seen := lastEventID(c.Request().Header)
 	switch {
-	case seen > reservation.LastVersion():
+	case seen > order.LastVersion():
 		seen = 0 // not an id of ours
-	case seen >= order.Version && order.Ended():
+	case seen >= o.Version && o.Ended():
 		// After this answer, and no other, browsers stop reconnecting.
 		c.Response().Header()["Cache-Control"] = noStore
 		return c.NoContent(http.StatusNoContent)
@@ -50,29 +50,29 @@ func (s *Server) streamOrder(c echo.Context) error {
 	stream := openStream(c)
 	defer stream.close()
 	for {
-		if order.Version > seen {
-			if sendOrder(stream, order) != nil {
+		if o.Version > seen {
+			if sendOrder(stream, o) != nil {
 				return nil
 			}
-			seen = order.Version
+			seen = o.Version
 		}
-		if order.Ended() {
+		if o.Ended() {
 			return nil
 		}
 		select {
 		case next := <-w.updates:
-			if next.Version > order.Version {
-				order = foundOrder{Order: s.versions.latest(next)}
+			if next.Version > o.Version {
+				o = foundOrder{Order: s.versions.latest(next)}
 			}
 		case <-stream.heartbeats.C:
 			if stream.sendHeartbeat() != nil {
 				return nil
 			}
-			if order.Status != reservation.StatusReserved {
+			if o.Status != order.StatusReserved {
 				continue
 			}
 			// If Redis has lost the order, no worker will ever announce it.
-			if order, err = s.recheckReserved(c, id, user, receipt, order); err != nil {
+			if o, err = s.recheckReserved(c, id, user, receipt, o); err != nil {
 				return nil //nolint:nilerr // the stream ends, and the client gets the problem when it reconnects
 			}
 		case <-s.waitsEnd:
@@ -85,7 +85,7 @@ func (s *Server) streamOrder(c echo.Context) error {
 
 // findOrderInSlot is findOrder in a slot of buyers' calls.
 func (s *Server) findOrderInSlot(
-	c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt,
+	c echo.Context, id uuid.UUID, user string, receipt *order.Receipt,
 ) (order foundOrder, err error) {
 	err = s.inFlight.orders.admit(func(c echo.Context) (err error) {
 		order, err = s.findOrder(c.Request().Context(), id, user, receipt)
@@ -97,13 +97,13 @@ func (s *Server) findOrderInSlot(
 // recheckReserved looks a reserved order up again. Its only error is reservation.ErrOrderNotFound; after any other
 // the order stays as it was.
 func (s *Server) recheckReserved(
-	c echo.Context, id uuid.UUID, user string, receipt *reservation.Receipt, reserved foundOrder,
+	c echo.Context, id uuid.UUID, user string, receipt *order.Receipt, reserved foundOrder,
 ) (foundOrder, error) {
-	order, err := s.findOrderInSlot(c, id, user, receipt)
+	o, err := s.findOrderInSlot(c, id, user, receipt)
 	switch {
 	case err == nil:
-		return order, nil
-	case errors.Is(err, reservation.ErrOrderNotFound):
+		return o, nil
+	case errors.Is(err, order.ErrOrderNotFound):
 		return foundOrder{}, err
 	}
 	return reserved, nil

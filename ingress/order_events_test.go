@@ -10,6 +10,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestOrderStreamSendsEachChange(t *testing.T) {
@@ -23,15 +24,15 @@ func TestOrderStreamSendsEachChange(t *testing.T) {
 		w.header.Get("Content-Type"), w.header.Get("Cache-Control"), w.header.Get("X-Accel-Buffering"),
 	})
 	other := s.watch(path+"/events", as("ada"))
-	w.receivesStatus(reservation.StatusReserved, 1)
-	other.receivesStatus(reservation.StatusReserved, 1)
+	w.receivesStatus(order.StatusReserved, 1)
+	other.receivesStatus(order.StatusReserved, 1)
 	require.Contains(t, s.get("/metrics").body, `stampede_event_streams{of="order"} 2`+"\n")
 	s.startWorker()
-	require.NotEmpty(t, w.receivesStatus(reservation.StatusConfirmed, 2)["expires_at"])
-	other.receivesStatus(reservation.StatusConfirmed, 2)
+	require.NotEmpty(t, w.receivesStatus(order.StatusConfirmed, 2)["expires_at"])
+	other.receivesStatus(order.StatusConfirmed, 2)
 	paid := s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
-	require.Equal(t, paid, w.receivesStatus(reservation.StatusPaid, 3))
-	other.receivesStatus(reservation.StatusPaid, 3)
+	require.Equal(t, paid, w.receivesStatus(order.StatusPaid, 3))
+	other.receivesStatus(order.StatusPaid, 3)
 	w.receivesEnd()
 	other.receivesEnd()
 	testkit.Eventually(t, 10*time.Second, "the slots are free", func() bool {
@@ -46,26 +47,26 @@ func TestOrderStreamEndsWithTheOrder(t *testing.T) {
 	s.startWorker()
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
 	path, _, _ := s.purchased(sale, "ada")
-	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(path, "ada", order.StatusConfirmed)
 	w := s.watch(path+"/events", as("ada"))
-	w.receivesStatus(reservation.StatusConfirmed, 2)
+	w.receivesStatus(order.StatusConfirmed, 2)
 	s.post(path+"/cancel", "", as("ada")).is(http.StatusOK)
-	w.receivesStatus(reservation.StatusCancelled, 3)
+	w.receivesStatus(order.StatusCancelled, 3)
 	w.receivesEnd()
 
 	soon := s.sale(reservation.Terms{Stock: 10, PaymentWindow: 2 * time.Second})
 	path, _, _ = s.purchased(soon, "ada")
-	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(path, "ada", order.StatusConfirmed)
 	w = s.watch(path+"/events", as("ada"))
-	w.receivesStatus(reservation.StatusConfirmed, 2)
-	w.receivesStatus(reservation.StatusExpired, 3)
+	w.receivesStatus(order.StatusConfirmed, 2)
+	w.receivesStatus(order.StatusExpired, 3)
 	w.receivesEnd()
 
 	// Without a payment window the confirmation is final.
 	path, _, _ = s.purchased(s.sale(reservation.Terms{Stock: 10}), "ada")
-	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(path, "ada", order.StatusConfirmed)
 	w = s.watch(path+"/events", as("ada"))
-	w.receivesStatus(reservation.StatusConfirmed, 2)
+	w.receivesStatus(order.StatusConfirmed, 2)
 	w.receivesEnd()
 }
 
@@ -76,11 +77,11 @@ func TestOrderStreamResumesAfterLastEventID(t *testing.T) {
 	path, _ := s.confirm(sale, "ada")
 	since := func(id string) reqHeader { return reqHeader{"Last-Event-ID", id} }
 	for _, id := range []string{"1", "0", "-5", "99", "x"} {
-		s.watch(path+"/events", as("ada"), since(id)).receivesStatus(reservation.StatusConfirmed, 2)
+		s.watch(path+"/events", as("ada"), since(id)).receivesStatus(order.StatusConfirmed, 2)
 	}
 	w := s.watch(path+"/events", as("ada"), since("2"))
 	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
-	w.receivesStatus(reservation.StatusPaid, 3)
+	w.receivesStatus(order.StatusPaid, 3)
 	w.receivesEnd()
 	// A browser that reconnects after the end is told to stop.
 	w = s.watch(path+"/events", as("ada"), since("3"))
@@ -124,7 +125,7 @@ func TestOrderStreamSendsNoLowerVersion(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "the order is paid", func() bool {
 		return s.post(other+"/pay", `{"reference":"pi_2"}`, as("bob")).status == http.StatusOK
 	})
-	confirmed.receivesStatus(reservation.StatusPaid, 3)
+	confirmed.receivesStatus(order.StatusPaid, 3)
 	confirmed.receivesEnd()
 	require.Equal(t, http.StatusNoContent, s.watch(path+"/events", as("ada"), reqHeader{"Last-Event-ID", "3"}).status)
 }
@@ -136,11 +137,11 @@ func TestOrderStreamSendsVoidedAfterRedisLoss(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10})
 	path, _, receipt := s.purchased(sale, "ada")
 	w, without := s.watch(withReceipt(path+"/events", receipt), as("ada")), s.watch(path+"/events", as("ada"))
-	w.receivesStatus(reservation.StatusReserved, 1)
-	without.receivesStatus(reservation.StatusReserved, 1)
+	w.receivesStatus(order.StatusReserved, 1)
+	without.receivesStatus(order.StatusReserved, 1)
 	s.loseReservations(sale)
 	s.raiseEpoch(sale)
-	w.receivesStatus(reservation.StatusVoided, 2)
+	w.receivesStatus(order.StatusVoided, 2)
 	w.receivesEnd()
 	without.receivesEnd()
 }

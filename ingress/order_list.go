@@ -6,7 +6,7 @@ import (
 
 	"github.com/labstack/echo/v4"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // defaultOrders is the length of a page if the request has no limit.
@@ -22,7 +22,7 @@ func (s *Server) listOrders(c echo.Context) error {
 	if err != nil {
 		return err
 	}
-	var orders []reservation.Order
+	var orders []order.Order
 	err = s.queryPostgres(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {
 		// One more order tells whether there is a next page.
 		orders, err = s.config.Orders.OrdersOf(ctx, user, p.after, p.limit+1)

@@ -12,7 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 const (
@@ -86,7 +86,7 @@ func (s *Server) handleOutcomes(msg *message.Message) {
 	if s.waitSlots.taken.Load() == 0 && s.waiters.isEmpty() {
 		return
 	}
-	outcomes, err := reservation.DecodeOutcomes(msg.Payload)
+	outcomes, err := order.DecodeOutcomes(msg.Payload)
 	if err != nil {
 		if s.badOutcomes.start(outageLogInterval) {
 			s.log.Warn("skipped a message of the stream of outcomes", "error", err)

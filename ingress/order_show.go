@@ -11,6 +11,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 const (
@@ -66,7 +67,7 @@ func (s *Server) authenticateBuyer(r *http.Request) (user string, err error) {
 
 // foundOrder is an order as it is shown.
 type foundOrder struct {
-	reservation.Order
+	order.Order
 	// mayBeBehind: Postgres did not answer, and may have a later version.
 	mayBeBehind bool
 }
@@ -77,27 +78,27 @@ type foundOrder struct {
 //
 // With its receipt, an order that Redis has lost is voided once Postgres knows that, and undecided until then.
 func (s *Server) findOrder(
-	ctx context.Context, id uuid.UUID, user string, receipt *reservation.Receipt,
+	ctx context.Context, id uuid.UUID, user string, receipt *order.Receipt,
 ) (found foundOrder, err error) {
-	order, err := s.findRecorded(ctx, id, receipt)
-	if errors.Is(err, reservation.ErrOrderNotFound) {
-		if order, err = s.findReserved(ctx, id, user); errors.Is(err, reservation.ErrOrderNotFound) {
-			order, err = s.findRecorded(ctx, id, receipt)
+	o, err := s.findRecorded(ctx, id, receipt)
+	if errors.Is(err, order.ErrOrderNotFound) {
+		if o, err = s.findReserved(ctx, id, user); errors.Is(err, order.ErrOrderNotFound) {
+			o, err = s.findRecorded(ctx, id, receipt)
 		} else if err != nil {
 			return foundOrder{}, err
 		}
 	}
 	mayBeBehind := false
-	if err != nil && !errors.Is(err, reservation.ErrOrderNotFound) {
-		order, err = s.findWithoutPostgres(ctx, id, user, err)
+	if err != nil && !errors.Is(err, order.ErrOrderNotFound) {
+		o, err = s.findWithoutPostgres(ctx, id, user, err)
 		mayBeBehind = true
 	}
 	switch {
-	case err == nil && order.UserID == user:
-		return foundOrder{s.versions.latest(order), mayBeBehind}, nil
+	case err == nil && o.UserID == user:
+		return foundOrder{s.versions.latest(o), mayBeBehind}, nil
 	case err == nil:
-		return foundOrder{}, reservation.ErrOrderNotFound
-	case receipt != nil && errors.Is(err, reservation.ErrOrderNotFound):
+		return foundOrder{}, order.ErrOrderNotFound
+	case receipt != nil && errors.Is(err, order.ErrOrderNotFound):
 		return foundOrder{}, problemOrderUndecided
 	}
 	return foundOrder{}, err
@@ -105,8 +106,8 @@ func (s *Server) findOrder(
 
 // findRecorded looks the order up in Postgres, or the one whose receipt is given.
 func (s *Server) findRecorded(
-	ctx context.Context, id uuid.UUID, receipt *reservation.Receipt,
-) (order reservation.Order, err error) {
+	ctx context.Context, id uuid.UUID, receipt *order.Receipt,
+) (order order.Order, err error) {
 	err = s.queryPostgres(ctx, orderTimeout, func(ctx context.Context) (err error) {
 		if receipt != nil {
 			order, err = s.config.Orders.FindByReceipt(ctx, *receipt)
@@ -119,7 +120,7 @@ func (s *Server) findRecorded(
 }
 
 // findReserved looks the order up in Redis.
-func (s *Server) findReserved(ctx context.Context, id uuid.UUID, user string) (reservation.Order, error) {
+func (s *Server) findReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
 	limited, cancel := context.WithTimeout(ctx, reservedTimeout)
 	defer cancel()
 	return s.config.Reservations.FindReserved(limited, id, user)
@@ -130,31 +131,31 @@ func (s *Server) findReserved(ctx context.Context, id uuid.UUID, user string) (r
 // error says that it is unavailable, not that it does not exist.
 func (s *Server) findWithoutPostgres(
 	ctx context.Context, id uuid.UUID, user string, cause error,
-) (reservation.Order, error) {
+) (order.Order, error) {
 	if order, known := s.versions.recall(id); known {
 		return order, nil
 	}
 	missing := errVersionForgotten
 	if !s.versions.mayHaveForgotten(id) {
-		var order reservation.Order
+		var order order.Order
 		if order, missing = s.findReserved(ctx, id, user); missing == nil {
 			return order, nil
 		}
 	}
 	//nolint:errorlint // "not found" in Redis alone does not mean that the order does not exist
 	err := fmt.Errorf("%w: order %s: postgres: %w; else: %v", reservation.ErrUnavailable, id, cause, missing)
-	return reservation.Order{}, err
+	return order.Order{}, err
 }
 
 // orderView is an order in JSON, as its buyer sees it.
 type orderView struct {
-	OrderID    uuid.UUID          `json:"order_id"`
-	SaleID     uuid.UUID          `json:"sale_id"`
-	UserID     string             `json:"user_id"`
-	Quantity   int64              `json:"quantity"`
-	Status     reservation.Status `json:"status"`
-	Version    int                `json:"version"`
-	ReservedAt string             `json:"reserved_at"`
+	OrderID    uuid.UUID    `json:"order_id"`
+	SaleID     uuid.UUID    `json:"sale_id"`
+	UserID     string       `json:"user_id"`
+	Quantity   int64        `json:"quantity"`
+	Status     order.Status `json:"status"`
+	Version    int          `json:"version"`
+	ReservedAt string       `json:"reserved_at"`
 	// ExpiresAt is the deadline of the payment, while there is something to pay.
 	ExpiresAt        string `json:"expires_at,omitempty"`
 	PaymentReference string `json:"payment_reference,omitempty"`
@@ -170,12 +171,12 @@ func (o foundOrder) view() orderView {
 	return v
 }
 
-func viewOf(o reservation.Order) orderView {
+func viewOf(o order.Order) orderView {
 	v := orderView{
 		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Status: o.Status, Version: o.Version,
 		ReservedAt: string(appendTime(nil, o.ReservedAt)), PaymentReference: o.PaymentReference, Reason: o.Reason,
 	}
-	if o.Status == reservation.StatusConfirmed && !o.ExpiresAt.IsZero() {
+	if o.Status == order.StatusConfirmed && !o.ExpiresAt.IsZero() {
 		v.ExpiresAt = string(appendTime(nil, o.ExpiresAt))
 	}
 	return v

@@ -11,6 +11,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // order purchases one unit and returns the path and id of the order.
@@ -36,7 +37,7 @@ func TestShowOrderBeforePostgresHasIt(t *testing.T) {
 	s.get(bought.header.Get("Location"), as("bob")).isProblem(http.StatusNotFound, "order-not-found")
 	s.get(bought.header.Get("Location")).isProblem(http.StatusUnauthorized, "unauthorized")
 	for _, other := range []string{
-		uuid.NewString(), uuid.Must(uuid.NewV7()).String(), uuid.Nil.String(), reservation.NewOrderID(sale).String(),
+		uuid.NewString(), uuid.Must(uuid.NewV7()).String(), uuid.Nil.String(), order.NewOrderID(sale).String(),
 	} {
 		s.get("/v1/orders/"+other, as("ada")).isProblem(http.StatusNotFound, "order-not-found")
 	}
@@ -47,17 +48,17 @@ func TestShowOrderInPostgres(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	path, id := s.order(sale, "ada")
-	s.record(id, sale, "ada", reservation.StatusConfirmed, "")
-	order := s.get(path, as("ada")).is(http.StatusOK)
-	require.Equal(t, "confirmed", order["status"])
-	require.EqualValues(t, 2, order["version"])
-	require.NotContains(t, order, "reason")
+	s.record(id, sale, "ada", order.StatusConfirmed, "")
+	o := s.get(path, as("ada")).is(http.StatusOK)
+	require.Equal(t, "confirmed", o["status"])
+	require.EqualValues(t, 2, o["version"])
+	require.NotContains(t, o, "reason")
 	s.get(path, as("bob")).isProblem(http.StatusNotFound, "order-not-found")
 
 	path, id = s.order(sale, "eve")
-	s.record(id, sale, "eve", reservation.StatusRejected, reservation.RejectedSoldOut)
-	order = s.get(path, as("eve")).is(http.StatusOK)
-	require.Equal(t, []any{"rejected", "sold-out"}, []any{order["status"], order["reason"]})
+	s.record(id, sale, "eve", order.StatusRejected, order.RejectedSoldOut)
+	o = s.get(path, as("eve")).is(http.StatusOK)
+	require.Equal(t, []any{"rejected", "sold-out"}, []any{o["status"], o["reason"]})
 }
 
 // afterFirstLookup calls a function between the first lookup in Postgres and the one in Redis.
@@ -67,7 +68,7 @@ type afterFirstLookup struct {
 	then    func()
 }
 
-func (a afterFirstLookup) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+func (a afterFirstLookup) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 	order, err := a.Orders.Order(ctx, id)
 	if *a.lookups++; *a.lookups == 1 {
 		a.then()
@@ -86,7 +87,7 @@ func TestShowOrderFindsOrderRejectedMeanwhile(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10})
 	path, id := s.order(sale, "ada")
 	reject = func() {
-		s.record(id, sale, "ada", reservation.StatusRejected, reservation.RejectedAlreadyPurchased)
+		s.record(id, sale, "ada", order.StatusRejected, order.RejectedAlreadyPurchased)
 		_, err := s.store.Release(t.Context(), []reservation.Release{{SaleID: sale, UserID: "ada", OrderID: id}})
 		require.NoError(t, err)
 	}
@@ -134,7 +135,7 @@ func TestIngressWithoutRedis(t *testing.T) {
 	s := openShopOn(t, servers{own.URL, testkit.DatabaseURL(t), reservation.Keys{Prefix: "stampede", Partitions: 1}})
 	sale := s.sale(reservation.Terms{Stock: 10})
 	path, id := s.order(sale, "ada")
-	s.record(id, sale, "ada", reservation.StatusConfirmed, "")
+	s.record(id, sale, "ada", order.StatusConfirmed, "")
 	own.Kill()
 
 	r := s.buy(sale, "", as("bob"))
@@ -144,7 +145,7 @@ func TestIngressWithoutRedis(t *testing.T) {
 		require.NotContains(t, r.body, text)
 	}
 	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
-	s.get(orderPath(reservation.NewOrderID(sale)), as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
+	s.get(orderPath(order.NewOrderID(sale)), as("ada")).isProblem(http.StatusServiceUnavailable, "sale-unavailable")
 	p := s.get("/readyz").isProblem(http.StatusServiceUnavailable, "not-ready")
 	require.Equal(t, []any{"down", "up"}, []any{p["redis"], p["postgres"]})
 	s.get("/livez").is(http.StatusOK)

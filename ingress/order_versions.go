@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // versionsMin bounds a generation: between versionsMin and twice as many orders are remembered, some 20 MB.
@@ -21,16 +22,16 @@ const versionsMin = 1 << 15
 // was shown in a later version than the first. It is safe for concurrent use.
 type orderVersions struct {
 	mu                   sync.Mutex
-	young, old           map[uuid.UUID]reservation.Order
+	young, old           map[uuid.UUID]order.Order
 	youngSince, oldSince time.Time // zero is the start of the server
 }
 
 func newOrderVersions() *orderVersions {
-	return &orderVersions{young: make(map[uuid.UUID]reservation.Order), old: make(map[uuid.UUID]reservation.Order)}
+	return &orderVersions{young: make(map[uuid.UUID]order.Order), old: make(map[uuid.UUID]order.Order)}
 }
 
 // latest returns the version to show: the found one, or a later one that was shown before.
-func (m *orderVersions) latest(found reservation.Order) reservation.Order {
+func (m *orderVersions) latest(found order.Order) order.Order {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if before, known := m.recallLocked(found.ID); known && before.Version > found.Version {
@@ -43,7 +44,7 @@ func (m *orderVersions) latest(found reservation.Order) reservation.Order {
 }
 
 // recall returns the order as it was shown last, if it is remembered.
-func (m *orderVersions) recall(id uuid.UUID) (order reservation.Order, known bool) {
+func (m *orderVersions) recall(id uuid.UUID) (order order.Order, known bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.recallLocked(id)
@@ -57,14 +58,14 @@ func (m *orderVersions) mayHaveForgotten(id uuid.UUID) bool {
 	return !known && !m.oldSince.IsZero() && reservation.MadeAt(id).Before(m.oldSince.Add(reservation.ClockMargin))
 }
 
-func (m *orderVersions) recallLocked(id uuid.UUID) (order reservation.Order, known bool) {
+func (m *orderVersions) recallLocked(id uuid.UUID) (order order.Order, known bool) {
 	if order, known = m.young[id]; !known {
 		order, known = m.old[id]
 	}
 	return order, known
 }
 
-func (m *orderVersions) remember(order reservation.Order) {
+func (m *orderVersions) remember(order order.Order) {
 	if _, known := m.young[order.ID]; !known && len(m.young) >= versionsMin {
 		m.young, m.old = m.old, m.young
 		clear(m.young)

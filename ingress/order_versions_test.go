@@ -13,6 +13,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // An order that was shown as paid stays so in every call while Postgres does not answer.
@@ -44,7 +45,7 @@ func TestShownVersionNeverDecreases(t *testing.T) {
 		require.Equal(t, bought.json()["receipt"], order["receipt"])
 	}
 	w := s.watch(path+"/events", as("ada"))
-	require.Equal(t, true, w.receivesStatus(reservation.StatusPaid, 3)["may_be_behind"])
+	require.Equal(t, true, w.receivesStatus(order.StatusPaid, 3)["may_be_behind"])
 	w.receivesEnd()
 
 	unlock()
@@ -63,13 +64,13 @@ type slowFor struct {
 	slow  atomic.Int64
 }
 
-func (o *slowFor) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+func (o *slowFor) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 	if id != o.order {
 		return o.Orders.Order(ctx, id)
 	}
 	o.slow.Add(1)
 	_, err := o.pool.Exec(ctx, "SELECT pg_sleep(60)")
-	return reservation.Order{}, err
+	return order.Order{}, err
 }
 
 // Postgres answers other queries, though none was in progress at the time.
@@ -132,7 +133,7 @@ func TestForgottenVersionIsUnavailable(t *testing.T) {
 		t, "confirmed", s.buy(sale, "", as("cid"), withKey("k"), prefer("wait=20")).is(http.StatusCreated)["status"],
 	)
 	for range 3 * versionsMin {
-		s.server.versions.latest(reservation.Order{ID: uuid.Must(uuid.NewV7()), Version: 2})
+		s.server.versions.latest(order.Order{ID: uuid.Must(uuid.NewV7()), Version: 2})
 	}
 	require.Equal(
 		t, "confirmed", s.buy(sale, "", as("eve"), withKey("k")).is(http.StatusAccepted)["status"], "Postgres is queried",
@@ -150,8 +151,8 @@ func TestForgottenVersionIsUnavailable(t *testing.T) {
 func TestOrderVersionsAreBounded(t *testing.T) {
 	t.Parallel()
 	m := newOrderVersions()
-	shown := func(version int) reservation.Order {
-		return reservation.Order{ID: uuid.Must(uuid.NewV7()), Version: version}
+	shown := func(version int) order.Order {
+		return order.Order{ID: uuid.Must(uuid.NewV7()), Version: version}
 	}
 	reserved, first := shown(1), shown(2)
 	require.Equal(t, reserved, m.latest(reserved))

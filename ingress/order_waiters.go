@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 const (
@@ -29,7 +29,7 @@ const (
 // together. A waiter therefore costs nearly nothing, and gets only what is in Postgres. It is safe for
 // concurrent use.
 type orderWaiters struct {
-	find    func(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error)
+	find    func(ctx context.Context, ids []uuid.UUID) ([]order.Order, error)
 	lookups prometheus.Counter
 
 	mu sync.Mutex
@@ -52,11 +52,11 @@ type waiter struct {
 	// seen is the latest version that the waiter knows.
 	seen int
 	// updates takes the latest version after seen. A version that was not received is replaced.
-	updates chan reservation.Order
+	updates chan order.Order
 }
 
 // findForWaiters is the find of the server's waiters.
-func (s *Server) findForWaiters(ctx context.Context, ids []uuid.UUID) (orders []reservation.Order, err error) {
+func (s *Server) findForWaiters(ctx context.Context, ids []uuid.UUID) (orders []order.Order, err error) {
 	err = s.queryPostgres(ctx, lookupTimeout, func(ctx context.Context) (err error) {
 		orders, err = s.config.AwaitedOrders.FindOrders(ctx, ids)
 		return err
@@ -65,7 +65,7 @@ func (s *Server) findForWaiters(ctx context.Context, ids []uuid.UUID) (orders []
 }
 
 func newOrderWaiters(
-	find func(context.Context, []uuid.UUID) ([]reservation.Order, error), lookups prometheus.Counter,
+	find func(context.Context, []uuid.UUID) ([]order.Order, error), lookups prometheus.Counter,
 ) *orderWaiters {
 	return &orderWaiters{
 		find: find, lookups: lookups,
@@ -77,14 +77,14 @@ func newOrderWaiters(
 
 // add waits for a version of the order after seen. With now the order is looked up immediately. The caller
 // removes the waiter in the end.
-func (ws *orderWaiters) add(order uuid.UUID, seen int, now bool) *waiter {
-	w := &waiter{order: order, seen: seen, since: time.Now(), updates: make(chan reservation.Order, 1)}
+func (ws *orderWaiters) add(o uuid.UUID, seen int, now bool) *waiter {
+	w := &waiter{order: o, seen: seen, since: time.Now(), updates: make(chan order.Order, 1)}
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	w.next = ws.byOrder[order]
-	ws.byOrder[order] = w
-	if now || max(ws.young[order], ws.old[order]) > seen {
-		ws.schedule(order)
+	w.next = ws.byOrder[o]
+	ws.byOrder[o] = w
+	if now || max(ws.young[o], ws.old[o]) > seen {
+		ws.schedule(o)
 	}
 	return w
 }
@@ -122,7 +122,7 @@ func (ws *orderWaiters) isEmpty() bool {
 }
 
 // notify takes an announcement of workers.
-func (ws *orderWaiters) notify(outcomes []reservation.OrderOutcome) {
+func (ws *orderWaiters) notify(outcomes []order.OrderOutcome) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	for _, o := range outcomes {
@@ -204,7 +204,7 @@ func (ws *orderWaiters) overdue(then time.Time) []uuid.UUID {
 }
 
 // deliver sends each order to its waiters that have not seen this version. It does not block.
-func (ws *orderWaiters) deliver(orders []reservation.Order) {
+func (ws *orderWaiters) deliver(orders []order.Order) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	for _, o := range orders {

@@ -17,6 +17,7 @@ import (
 	"stampede/internal/localserver"
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // silence has Redis accept commands and answer none, until speak is called or the test ends.
@@ -94,7 +95,7 @@ type lookupCounter struct {
 	lookups atomic.Int64
 }
 
-func (g *lookupCounter) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+func (g *lookupCounter) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 	g.lookups.Add(1)
 	return g.Orders.Order(ctx, id)
 }
@@ -145,7 +146,7 @@ type slowTogether struct {
 	failed atomic.Int64
 }
 
-func (o *slowTogether) FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error) {
+func (o *slowTogether) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error) {
 	_, err := o.pool.Exec(ctx, "SELECT pg_sleep(60)")
 	if err == nil {
 		return o.Orders.FindOrders(ctx, ids)

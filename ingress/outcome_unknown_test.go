@@ -15,6 +15,7 @@ import (
 
 	"stampede/fulfillment/ledger"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 // lossyConn loses the answer to the next commit, or to the next insertion of a sale, after it succeeded.
@@ -55,7 +56,7 @@ func shopOnLossyPostgres(t *testing.T) (*shop, *atomic.Bool) {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	return openShopOn(t, s.on, func(c *Config) {
-		c.Orders, c.Sales = ledger.New(pool), reservation.NewCatalog(pool, s.store)
+		c.Orders, c.Sales = ledger.New(pool), catalog.New(pool, s.store)
 	}), armed
 }
 

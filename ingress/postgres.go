@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 var errBreakerOpen = errors.New("postgres did not answer a moment ago")
@@ -22,7 +22,7 @@ func (s *Server) queryPostgres(ctx context.Context, timeout time.Duration, query
 	began := time.Now()
 	err := query(limited)
 	switch {
-	case err == nil, errors.Is(err, reservation.ErrOrderNotFound):
+	case err == nil, errors.Is(err, order.ErrOrderNotFound):
 		s.postgres.succeeded()
 	case ctx.Err() == nil:
 		s.postgres.failed(began)

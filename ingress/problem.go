@@ -11,6 +11,8 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 // kind is a kind of problem. Clients tell kinds apart by the slug.
@@ -79,7 +81,7 @@ type problem struct {
 	paymentReference string
 	// orderID and orderStatus belong to an order that has ended.
 	orderID     uuid.UUID
-	orderStatus reservation.Status
+	orderStatus order.Status
 	requestID   string
 	redis       string
 	postgres    string
@@ -187,11 +189,11 @@ func (p *problem) Error() string { return p.slug + ": " + p.detail }
 func problemOf(err error) *problem {
 	var (
 		known   *problem
-		input   *reservation.InvalidError
+		input   *order.InvalidError
 		illegal *reservation.IllegalTransitionError
-		taken   *reservation.TakenError
-		step    *reservation.TransitionError
-		paid    *reservation.AlreadyPaidError
+		taken   *catalog.TakenError
+		step    *order.TransitionError
+		paid    *order.AlreadyPaidError
 		routing *echo.HTTPError
 	)
 	switch {
@@ -212,29 +214,29 @@ func problemOf(err error) *problem {
 		return &problem{kind: kindTransition, detail: "The order is " + string(step.Status) + ", which does not allow this."}
 	case errors.Is(err, reservation.ErrSaleNotFound):
 		return problemSaleNotFound
-	case errors.Is(err, reservation.ErrOrderNotFound):
+	case errors.Is(err, order.ErrOrderNotFound):
 		return problemOrderNotFound
-	case errors.Is(err, reservation.ErrOrderNotConfirmed):
+	case errors.Is(err, order.ErrOrderNotConfirmed):
 		return problemNotConfirmed
-	case errors.Is(err, reservation.ErrOrderExpired):
+	case errors.Is(err, order.ErrOrderExpired):
 		return problemExpired
-	case errors.Is(err, reservation.ErrOrderDamaged):
+	case errors.Is(err, order.ErrOrderDamaged):
 		return problemOrderDamaged
 	case errors.Is(err, reservation.ErrReservationDamaged):
 		return problemReservationDamaged
-	case errors.Is(err, reservation.ErrIdempotencyKeyReused):
+	case errors.Is(err, catalog.ErrIdempotencyKeyReused):
 		return problemKeyReused
 	case errors.Is(err, reservation.ErrOverloaded):
 		return problemNotReserved
 	case errors.Is(err, reservation.ErrOutcomeUnknown):
 		return problemPurchaseUnknown
-	case errors.Is(err, reservation.ErrRestockUndecided):
+	case errors.Is(err, catalog.ErrRestockUndecided):
 		return problemRestockUndecided
-	case errors.Is(err, reservation.ErrRestockWithdrawn):
+	case errors.Is(err, catalog.ErrRestockWithdrawn):
 		return problemRestockWithdrawn
-	case errors.Is(err, reservation.ErrChangeUnknown):
+	case errors.Is(err, catalog.ErrChangeUnknown):
 		return problemSaleChangeUnknown
-	case errors.Is(err, reservation.ErrNotInForce):
+	case errors.Is(err, catalog.ErrNotInForce):
 		return problemNotInForce
 	case errors.As(err, &routing) && routing.Code == http.StatusMethodNotAllowed:
 		return problemMethod
@@ -304,7 +306,7 @@ func (p *problem) appendJSON(dst []byte) []byte {
 	dst = appendText(dst, "payment_reference", p.paymentReference)
 	if p.orderID != uuid.Nil {
 		dst = append(dst, `,"order_id":"`...)
-		dst = append(reservation.AppendID(dst, p.orderID), '"')
+		dst = append(order.AppendID(dst, p.orderID), '"')
 	}
 	dst = appendText(dst, "order_status", string(p.orderStatus))
 	dst = appendText(dst, "request_id", p.requestID)

@@ -12,6 +12,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // purchase serves POST /v1/sales/{sale}/orders.
@@ -141,7 +142,7 @@ func isPositiveInteger(digits []byte) bool {
 // clampQuantity makes every number above the highest limit of any sale the same one. It is over the limit in
 // every sale, and small enough for the script, whose numbers are doubles: 2^53+1 would not be.
 func clampQuantity(digits []byte) int64 {
-	const most = reservation.MaxPerOrder + 1
+	const most = order.MaxPerOrder + 1
 	var n int64
 	for _, c := range digits {
 		if n = n*10 + int64(c-'0'); n > most {
@@ -176,7 +177,7 @@ func (s *Server) reserve(r reservation.Request, began time.Time) (reservation.An
 }
 
 // answerAccepted answers 202. With mayBeBehind the answer says that the order may be in a later state.
-func (s *Server) answerAccepted(c echo.Context, r reservation.Request, held reservation.Reservation, mayBeBehind bool) {
+func (s *Server) answerAccepted(c echo.Context, r reservation.Request, held order.Reservation, mayBeBehind bool) {
 	h := c.Response().Header()
 	h["Location"] = []string{orderPath(held.OrderID)}
 	h["Content-Type"] = jsonContent
@@ -188,12 +189,12 @@ func (s *Server) answerAccepted(c echo.Context, r reservation.Request, held rese
 
 // appendReservation appends the body of a 202. It is written by hand because it runs once per accepted purchase.
 func (s *Server) appendReservation(
-	dst []byte, r reservation.Request, held reservation.Reservation, mayBeBehind bool,
+	dst []byte, r reservation.Request, held order.Reservation, mayBeBehind bool,
 ) []byte {
 	dst = append(dst, `{"order_id":"`...)
-	dst = reservation.AppendID(dst, held.OrderID)
+	dst = order.AppendID(dst, held.OrderID)
 	dst = append(dst, `","sale_id":"`...)
-	dst = reservation.AppendID(dst, r.Sale)
+	dst = order.AppendID(dst, r.Sale)
 	dst = append(dst, `","status":"reserved","quantity":`...)
 	dst = strconv.AppendInt(dst, held.Quantity, 10)
 	dst = append(dst, `,"reserved_at":"`...)

@@ -5,7 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // FuzzQuantity compares the parser by hand with the strict decoder. A leading space keeps a body from the parser by
@@ -32,7 +32,7 @@ func FuzzQuantity(f *testing.F) {
 		require.Equal(t, decoded, byHand)
 		if errByHand == nil {
 			require.Positive(t, byHand)
-			require.LessOrEqual(t, byHand, int64(reservation.MaxPerOrder+1))
+			require.LessOrEqual(t, byHand, int64(order.MaxPerOrder+1))
 		}
 	})
 }

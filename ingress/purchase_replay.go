@@ -9,6 +9,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // problemStateUnknown is for a replay whose order may have been shown in a later version than can be found now.
@@ -20,7 +21,7 @@ var problemStateUnknown = fixed(problem{
 
 // problemOrderEnded answers a repeated purchase whose order has ended: the request that made an order never
 // makes another one.
-func problemOrderEnded(order uuid.UUID, status reservation.Status) *problem {
+func problemOrderEnded(order uuid.UUID, status order.Status) *problem {
 	return &problem{
 		kind: kindOrderEnded, location: orderPath(order), orderID: order, orderStatus: status,
 		detail: "The order of this request is " + string(status) + ", and the request does not make another one. " +
@@ -36,7 +37,7 @@ func problemOrderEnded(order uuid.UUID, status reservation.Status) *problem {
 // Replays are rare. They take a slot and a connection of purchases, so that none is taken from buyers who look
 // at their orders.
 func (s *Server) answerReplay(c echo.Context, r reservation.Request, answer reservation.Answer) error {
-	var found []reservation.Order
+	var found []order.Order
 	id := answer.Reservation.OrderID
 	err := s.inFlight.purchases.admit(func(c echo.Context) error {
 		return s.queryPostgres(c.Request().Context(), orderTimeout, func(ctx context.Context) (err error) {

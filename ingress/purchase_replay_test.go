@@ -10,10 +10,11 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // isEnded checks that a purchase was answered with its ended order.
-func (r reply) isEnded(order uuid.UUID, status reservation.Status) {
+func (r reply) isEnded(order uuid.UUID, status order.Status) {
 	r.t.Helper()
 	p := r.isProblem(http.StatusConflict, "order-ended")
 	require.Equal(r.t, "/v1/orders/"+order.String(), r.header.Get("Location"))
@@ -35,7 +36,7 @@ func TestReplayNeverPurchasesAgainAfterOrderEnded(t *testing.T) {
 	s := openShop(t)
 	other := openShopOn(t, s.on)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
-	orders := map[reservation.Status]uuid.UUID{}
+	orders := map[order.Status]uuid.UUID{}
 	everyReplayIsEnded := func() {
 		t.Helper()
 		for status, order := range orders {
@@ -46,24 +47,24 @@ func TestReplayNeverPurchasesAgainAfterOrderEnded(t *testing.T) {
 			}
 		}
 	}
-	paths := map[reservation.Status]string{}
-	for status, refused := range map[reservation.Status]string{
-		reservation.StatusCancelled: "", reservation.StatusExpired: "",
-		reservation.StatusRejected: reservation.RejectedSoldOut,
+	paths := map[order.Status]string{}
+	for status, refused := range map[order.Status]string{
+		order.StatusCancelled: "", order.StatusExpired: "",
+		order.StatusRejected: order.RejectedSoldOut,
 	} {
 		user := string(status)
 		paths[status], orders[status], _ = s.purchased(sale, user, withKey("k"))
 		s.recordReserved(sale, user, refused)
 	}
-	s.cancel(paths[reservation.StatusCancelled], as("cancelled")).is(http.StatusOK)
-	expired := orders[reservation.StatusExpired]
-	delete(orders, reservation.StatusExpired) // a worker has to expire it
-	everyReplayIsEnded()                      // the units are not released yet
+	s.cancel(paths[order.StatusCancelled], as("cancelled")).is(http.StatusOK)
+	expired := orders[order.StatusExpired]
+	delete(orders, order.StatusExpired) // a worker has to expire it
+	everyReplayIsEnded()                // the units are not released yet
 
 	s.overdue(expired)
 	s.startWorker()
-	s.awaitStatus(paths[reservation.StatusExpired], "expired", reservation.StatusExpired)
-	orders[reservation.StatusExpired] = expired
+	s.awaitStatus(paths[order.StatusExpired], "expired", order.StatusExpired)
+	orders[order.StatusExpired] = expired
 	everyReplayIsEnded()
 	for status := range orders {
 		s.awaitReleased(sale, string(status))
@@ -103,5 +104,5 @@ func TestReplayMayBeBehindWhilePostgresIsSlow(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "the end is known", func() bool {
 		return s.buy(sale, "", as("ada"), withKey("k")).status == http.StatusConflict
 	})
-	s.buy(sale, "", as("ada"), withKey("k")).isEnded(id, reservation.StatusCancelled)
+	s.buy(sale, "", as("ada"), withKey("k")).isEnded(id, order.StatusCancelled)
 }

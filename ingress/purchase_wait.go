@@ -10,6 +10,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 var problemVoided = fixed(problem{
@@ -56,51 +57,51 @@ func (s *Server) answerAfterWait(
 // findLost returns what became of an order that Redis has lost while its buyer waited: then no worker will ever
 // announce it. It is not known if Redis still holds the order, or if Redis or Postgres does not answer.
 func (s *Server) findLost(
-	c echo.Context, r reservation.Request, held reservation.Reservation,
-) (order reservation.Order, known bool) {
+	c echo.Context, r reservation.Request, held order.Reservation,
+) (o order.Order, known bool) {
 	err := s.inFlight.purchases.admit(func(c echo.Context) (err error) {
 		ctx := c.Request().Context()
-		if _, err = s.findReserved(ctx, held.OrderID, r.User); !errors.Is(err, reservation.ErrOrderNotFound) {
+		if _, err = s.findReserved(ctx, held.OrderID, r.User); !errors.Is(err, order.ErrOrderNotFound) {
 			return problemOrderUndecided
 		}
 		err = s.queryPostgres(ctx, orderTimeout, func(ctx context.Context) (err error) {
-			order, err = s.config.AwaitedOrders.FindByReceipt(ctx, receiptOf(r, held))
+			o, err = s.config.AwaitedOrders.FindByReceipt(ctx, receiptOf(r, held))
 			return err
 		})
 		return err
 	})(c)
-	return order, err == nil
+	return o, err == nil
 }
 
 // answerWithOrder answers a purchase whose order is in Postgres: with the status while the buyer has the
 // units, otherwise with a problem.
 func (s *Server) answerWithOrder(
-	c echo.Context, status int, r reservation.Request, answer reservation.Answer, order foundOrder,
+	c echo.Context, status int, r reservation.Request, answer reservation.Answer, o foundOrder,
 ) error {
 	switch {
-	case order.Status == reservation.StatusVoided:
+	case o.Status == order.StatusVoided:
 		return problemVoided
-	case order.Status == reservation.StatusRejected && answer.Verdict == reservation.Reserved:
-		return problemOfRejection(order.Order)
-	case !order.Status.Live():
-		return problemOrderEnded(order.ID, order.Status)
+	case o.Status == order.StatusRejected && answer.Verdict == reservation.Reserved:
+		return problemOfRejection(o.Order)
+	case !o.Status.Live():
+		return problemOrderEnded(o.ID, o.Status)
 	}
-	view := order.view()
+	view := o.view()
 	view.Receipt = string(s.appendReceipt(nil, r, answer.Reservation))
-	c.Response().Header()["Location"] = []string{orderPath(order.ID)}
+	c.Response().Header()["Location"] = []string{orderPath(o.ID)}
 	return writeJSON(c, status, view)
 }
 
 // problemOfRejection is the problem of an order that Redis has just reserved and Postgres has refused.
-func problemOfRejection(order reservation.Order) *problem {
-	switch order.Reason {
-	case reservation.RejectedSoldOut:
+func problemOfRejection(o order.Order) *problem {
+	switch o.Reason {
+	case order.RejectedSoldOut:
 		return problemSoldOut
-	case reservation.RejectedAlreadyPurchased:
+	case order.RejectedAlreadyPurchased:
 		// The id of the other order is not known here.
 		return &problem{
 			kind: kindAlreadyPurchased, detail: "A buyer may have one order per sale. GET /v1/orders lists yours.",
 		}
 	}
-	return problemOrderEnded(order.ID, order.Status)
+	return problemOrderEnded(o.ID, o.Status)
 }

@@ -19,6 +19,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func prefer(preference string) reqHeader { return reqHeader{"Prefer", preference} }
@@ -62,7 +63,7 @@ func (s *shop) recordReserved(sale uuid.UUID, user string, refuse string) {
 	held, err := reservation.ParseReservation(text)
 	require.NoError(s.t, err)
 	_, key, _ := strings.Cut(text, ":")
-	event := []reservation.OrderReserved{{
+	event := []order.OrderReserved{{
 		OrderID: held.OrderID, SaleID: sale, UserID: user, Quantity: held.Quantity, Epoch: 1, Sequence: held.Sequence,
 		RequestedAt: held.ReservedAt, ReservedAt: held.ReservedAt, KeyFingerprint: key,
 	}}
@@ -135,8 +136,8 @@ func TestWaitReturnsRejection(t *testing.T) {
 		status int
 		slug   string
 	}{
-		"late":  {reservation.RejectedSoldOut, http.StatusConflict, "sold-out"},
-		"twice": {reservation.RejectedAlreadyPurchased, http.StatusConflict, "already-purchased"},
+		"late":  {order.RejectedSoldOut, http.StatusConflict, "sold-out"},
+		"twice": {order.RejectedAlreadyPurchased, http.StatusConflict, "already-purchased"},
 		"other": {"an operator discarded it", http.StatusConflict, "order-ended"},
 	} {
 		answered := s.inBackground(func() reply { return s.buy(sale, "", as(user), prefer("wait=20")) })
@@ -158,24 +159,24 @@ func TestReplayReturnsEndedOrderBeforeRelease(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10, PaymentWindow: time.Hour})
-	for _, status := range []reservation.Status{
-		reservation.StatusCancelled, reservation.StatusExpired, reservation.StatusPaid,
+	for _, status := range []order.Status{
+		order.StatusCancelled, order.StatusExpired, order.StatusPaid,
 	} {
 		user := string(status)
 		first := s.buy(sale, "", as(user), withKey("k"))
 		s.recordReserved(sale, user, "")
 		path := first.header.Get("Location")
 		switch status {
-		case reservation.StatusCancelled:
+		case order.StatusCancelled:
 			s.post(path+"/cancel", "", as(user)).is(http.StatusOK)
-		case reservation.StatusPaid:
+		case order.StatusPaid:
 			s.post(path+"/pay", `{"reference":"pi_1"}`, as(user)).is(http.StatusOK)
 		default:
 			_, err := s.pool.Exec(t.Context(), "UPDATE orders SET status = 'expired', version = 3 WHERE user_id = $1", user)
 			require.NoError(t, err)
 		}
 		again := s.buy(sale, "", as(user), withKey("k"), prefer("wait=20"))
-		if status == reservation.StatusPaid {
+		if status == order.StatusPaid {
 			require.Equal(t, "paid", again.is(http.StatusCreated)["status"])
 			continue
 		}
@@ -216,7 +217,7 @@ type slowToFind struct {
 	looking, go_ chan struct{}
 }
 
-func (r slowToFind) FindReserved(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error) {
+func (r slowToFind) FindReserved(ctx context.Context, order uuid.UUID, user string) (order.Order, error) {
 	r.looking <- struct{}{}
 	<-r.go_
 	return r.Reservations.FindReserved(ctx, order, user)
@@ -439,7 +440,7 @@ func TestWaitersRememberAnnouncements(t *testing.T) {
 	sale := s.sale(reservation.Terms{Stock: 10})
 	_, id := s.confirm(sale, "ada")
 	h := newOrderWaiters(s.ledger.FindOrders, prometheus.NewCounter(prometheus.CounterOpts{Name: "lookups"}))
-	h.notify([]reservation.OrderOutcome{{OrderID: id, Status: reservation.StatusConfirmed, Version: 2}})
+	h.notify([]order.OrderOutcome{{OrderID: id, Status: order.StatusConfirmed, Version: 2}})
 	knows, w := h.add(id, 2, false), h.add(id, 1, false)
 	defer h.remove(knows)
 	defer h.remove(w)
@@ -451,8 +452,8 @@ func TestWaitersRememberAnnouncements(t *testing.T) {
 	defer running.Wait()
 	defer stop()
 	select {
-	case order := <-w.updates:
-		require.Equal(t, reservation.StatusConfirmed, order.Status)
+	case o := <-w.updates:
+		require.Equal(t, order.StatusConfirmed, o.Status)
 	case <-time.After(20 * time.Second):
 		t.Fatal("the order was not looked up")
 	}
@@ -460,9 +461,9 @@ func TestWaitersRememberAnnouncements(t *testing.T) {
 
 	// Old announcements are forgotten, and memory is bounded.
 	for range 5 {
-		outcomes := make([]reservation.OrderOutcome, rememberedMin)
+		outcomes := make([]order.OrderOutcome, rememberedMin)
 		for i := range outcomes {
-			outcomes[i] = reservation.OrderOutcome{OrderID: uuid.New(), Version: 2}
+			outcomes[i] = order.OrderOutcome{OrderID: uuid.New(), Version: 2}
 		}
 		h.notify(outcomes)
 	}
@@ -474,10 +475,10 @@ func TestWaitersRememberAnnouncements(t *testing.T) {
 func TestWaitersShareOneOrder(t *testing.T) {
 	t.Parallel()
 	found := make(chan []uuid.UUID, 10)
-	order := reservation.Order{ID: uuid.New(), Status: reservation.StatusConfirmed, Version: 2}
-	h := newOrderWaiters(func(_ context.Context, ids []uuid.UUID) ([]reservation.Order, error) {
+	o := order.Order{ID: uuid.New(), Status: order.StatusConfirmed, Version: 2}
+	h := newOrderWaiters(func(_ context.Context, ids []uuid.UUID) ([]order.Order, error) {
 		found <- ids
-		return []reservation.Order{order}, nil
+		return []order.Order{o}, nil
 	}, prometheus.NewCounter(prometheus.CounterOpts{Name: "lookups"}))
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
@@ -485,16 +486,16 @@ func TestWaitersShareOneOrder(t *testing.T) {
 	defer running.Wait()
 	defer stop()
 	waiters := []*waiter{
-		h.add(order.ID, 1, false),
-		h.add(order.ID, 0, false),
-		h.add(order.ID, 1, false),
-		h.add(order.ID, 2, false),
+		h.add(o.ID, 1, false),
+		h.add(o.ID, 0, false),
+		h.add(o.ID, 1, false),
+		h.add(o.ID, 2, false),
 	}
 	h.remove(waiters[2])
-	h.notify([]reservation.OrderOutcome{{OrderID: order.ID, Version: 2}})
-	require.Equal(t, []uuid.UUID{order.ID}, <-found)
-	require.Equal(t, order, <-waiters[0].updates)
-	require.Equal(t, order, <-waiters[1].updates)
+	h.notify([]order.OrderOutcome{{OrderID: o.ID, Version: 2}})
+	require.Equal(t, []uuid.UUID{o.ID}, <-found)
+	require.Equal(t, o, <-waiters[0].updates)
+	require.Equal(t, o, <-waiters[1].updates)
 	for _, w := range []*waiter{waiters[0], waiters[3], waiters[1]} {
 		h.remove(w)
 	}

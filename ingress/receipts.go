@@ -9,6 +9,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 const (
@@ -40,7 +41,7 @@ var (
 // before a worker has written it, only its receipt would prove that it existed.
 func (s *Server) initSigner() error {
 	if s.config.ReceiptSecret != "" {
-		signer, err := reservation.NewSigner([]byte(s.config.ReceiptSecret))
+		signer, err := order.NewSigner([]byte(s.config.ReceiptSecret))
 		s.signer.Store(signer)
 		return err
 	}
@@ -70,7 +71,7 @@ func (s *Server) loadSigner(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	signer, err := reservation.NewSigner(secret)
+	signer, err := order.NewSigner(secret)
 	if err == nil {
 		s.signer.Store(signer)
 	}
@@ -78,12 +79,12 @@ func (s *Server) loadSigner(ctx context.Context) error {
 }
 
 // appendReceipt appends the signed receipt of a reservation.
-func (s *Server) appendReceipt(dst []byte, r reservation.Request, held reservation.Reservation) []byte {
+func (s *Server) appendReceipt(dst []byte, r reservation.Request, held order.Reservation) []byte {
 	return s.signer.Load().Sign(dst, receiptOf(r, held))
 }
 
-func receiptOf(r reservation.Request, held reservation.Reservation) reservation.Receipt {
-	return reservation.Receipt{
+func receiptOf(r reservation.Request, held order.Reservation) order.Receipt {
+	return order.Receipt{
 		OrderID: held.OrderID, SaleID: r.Sale, User: r.User,
 		Epoch: held.Epoch, Sequence: held.Sequence, Quantity: held.Quantity, ReservedAt: held.ReservedAt,
 	}
@@ -91,7 +92,7 @@ func receiptOf(r reservation.Request, held reservation.Reservation) reservation.
 
 // verifyReceipt returns the receipt in the request's query, or nil if there is none. It must be the user's
 // receipt of the order.
-func (s *Server) verifyReceipt(c echo.Context, order uuid.UUID, user string) (*reservation.Receipt, error) {
+func (s *Server) verifyReceipt(c echo.Context, o uuid.UUID, user string) (*order.Receipt, error) {
 	text := c.QueryParam("receipt")
 	if text == "" {
 		return nil, nil
@@ -102,13 +103,13 @@ func (s *Server) verifyReceipt(c echo.Context, order uuid.UUID, user string) (*r
 	}
 	r, err := signer.Verify(text)
 	switch {
-	case errors.Is(err, reservation.ErrReceiptInvalid):
+	case errors.Is(err, order.ErrReceiptInvalid):
 		return nil, problemReceiptInvalid
 	case err != nil:
 		return nil, err
 	case r.User != user:
 		return nil, problemOrderNotFound
-	case r.OrderID != order:
+	case r.OrderID != o:
 		return nil, problemReceiptInvalid
 	}
 	return &r, nil

@@ -12,6 +12,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // purchased purchases a unit and returns the path, id and receipt of the order.
@@ -44,16 +45,16 @@ func TestAcceptedPurchaseHasReceipt(t *testing.T) {
 	s := openShop(t)
 	sale := s.sale(reservation.Terms{Stock: 10})
 	first := s.buy(sale, `{"quantity":2}`, as("ada"), withKey("k"))
-	order := first.is(http.StatusAccepted)
-	receipt := order["receipt"].(string)
+	o := first.is(http.StatusAccepted)
+	receipt := o["receipt"].(string)
 	require.True(t, strings.HasSuffix(first.body, `,"receipt":"`+receipt+"\"}\n"), first.body)
 
 	got, err := s.server.signer.Load().Verify(receipt)
 	require.NoError(t, err)
-	reservedAt, err := time.Parse(time.RFC3339, order["reserved_at"].(string))
+	reservedAt, err := time.Parse(time.RFC3339, o["reserved_at"].(string))
 	require.NoError(t, err)
-	require.Equal(t, reservation.Receipt{
-		OrderID: uuid.MustParse(order["order_id"].(string)), SaleID: sale, User: "ada",
+	require.Equal(t, order.Receipt{
+		OrderID: uuid.MustParse(o["order_id"].(string)), SaleID: sale, User: "ada",
 		Epoch: 1, Sequence: 1, Quantity: 2, ReservedAt: reservedAt.UTC(),
 	}, got)
 
@@ -72,7 +73,7 @@ func TestInvalidReceiptsAreRejected(t *testing.T) {
 	path, _, receipt := s.purchased(sale, "ada")
 	_, _, othersReceipt := s.purchased(sale, "bob")
 	_, _, otherReceipt := s.purchased(s.sale(reservation.Terms{Stock: 10}), "ada")
-	forger, err := reservation.NewSigner([]byte(strings.Repeat("x", 32)))
+	forger, err := order.NewSigner([]byte(strings.Repeat("x", 32)))
 	require.NoError(t, err)
 	genuine, err := s.server.signer.Load().Verify(receipt)
 	require.NoError(t, err)
@@ -115,16 +116,16 @@ func TestReceiptProvesOrderThatRedisLost(t *testing.T) {
 	require.Equal(t, "1", r.header.Get("Retry-After"))
 
 	s.raiseEpoch(sale)
-	order := s.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)
-	reservedAt := order["reserved_at"]
+	o := s.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)
+	reservedAt := o["reserved_at"]
 	require.Equal(t, map[string]any{
 		"order_id": id.String(), "sale_id": sale.String(), "user_id": "ada", "quantity": 1.0,
 		"status": "voided", "version": 2.0, "reserved_at": reservedAt, "reason": "sale-rebuilt",
-	}, order)
+	}, o)
 	require.Contains(t, string(s.get(withReceipt(path+"/events", receipt), as("ada")).body), "event: voided\nid: 2\n")
 
 	// An order in Postgres takes precedence over its receipt.
-	s.record(id, sale, "ada", reservation.StatusConfirmed, "")
+	s.record(id, sale, "ada", order.StatusConfirmed, "")
 	require.Equal(t, "confirmed", s.get(withReceipt(path, receipt), as("ada")).is(http.StatusOK)["status"])
 	require.Equal(t, "confirmed", s.get(path, as("ada")).is(http.StatusOK)["status"])
 }

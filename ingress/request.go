@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // parseID accepts an id in the form in which our answers write it, and none of the other forms of uuid.Parse
@@ -27,7 +27,7 @@ func idempotencyKey(h http.Header) (string, error) {
 	case 0:
 		return "", nil
 	case 1:
-		return keys[0], reservation.ValidateIdempotencyKey(keys[0])
+		return keys[0], order.ValidateIdempotencyKey(keys[0])
 	default:
 		return "", invalid("Idempotency-Key must be sent once.")
 	}

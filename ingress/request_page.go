@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // pageMax bounds the items of a page.
@@ -31,7 +31,7 @@ func readPage(c echo.Context, defaultLimit int) (pageRequest, error) {
 	p := pageRequest{limit: defaultLimit}
 	for name, values := range query {
 		if len(values) > 1 {
-			return pageRequest{}, &reservation.InvalidError{Field: truncate(name), Reason: "must be given once"}
+			return pageRequest{}, &order.InvalidError{Field: truncate(name), Reason: "must be given once"}
 		}
 		switch name {
 		case "limit":
@@ -39,7 +39,7 @@ func readPage(c echo.Context, defaultLimit int) (pageRequest, error) {
 		case "cursor":
 			p.after, err = parseCursor(values[0])
 		default:
-			err = &reservation.InvalidError{Field: truncate(name), Reason: "is not known; a list takes limit and cursor"}
+			err = &order.InvalidError{Field: truncate(name), Reason: "is not known; a list takes limit and cursor"}
 		}
 		if err != nil {
 			return pageRequest{}, err
@@ -55,7 +55,7 @@ func parseLimit(text string, defaultLimit int) (int, error) {
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 || n > pageMax {
 		reason := "must be a whole number from 1 to " + strconv.Itoa(pageMax)
-		return 0, &reservation.InvalidError{Field: "limit", Reason: reason}
+		return 0, &order.InvalidError{Field: "limit", Reason: reason}
 	}
 	return n, nil
 }
@@ -76,7 +76,7 @@ func parseCursor(text string) (uuid.UUID, error) {
 	// Sales and orders have ids of version 7. Encoding the id again refuses line ends and stray bits, which the
 	// decoder ignores.
 	if last.Version() != 7 || cursorAfter(last) != text {
-		return uuid.Nil, &reservation.InvalidError{Field: "cursor", Reason: `must be the "next_cursor" of another page`}
+		return uuid.Nil, &order.InvalidError{Field: "cursor", Reason: `must be the "next_cursor" of another page`}
 	}
 	return last, nil
 }

@@ -20,6 +20,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestUnknownRoutesAndMethods(t *testing.T) {
@@ -275,7 +276,7 @@ func TestEachKindOfRequestHasSlots(t *testing.T) {
 		return s.server.inFlight.orders.taken.Load() == 1
 	})
 	for action, body := range map[string]string{"/pay": `{"reference":"r"}`, "/cancel": ""} {
-		p := s.post(orderPath(reservation.NewOrderID(sale))+action, body, as("ada")).
+		p := s.post(orderPath(order.NewOrderID(sale))+action, body, as("ada")).
 			isProblem(http.StatusServiceUnavailable, "overloaded")
 		require.Contains(t, p["detail"], "Nothing was done")
 	}

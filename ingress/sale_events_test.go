@@ -12,6 +12,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // The stream goes on when the sale does.
@@ -121,7 +122,7 @@ func TestSaleStreamSendsEachChange(t *testing.T) {
 	expect("open", 10, 10, 0, 0)
 	path, _, _ := s.purchased(sale, "ada")
 	expect("open", 10, 9, 1, 0)
-	s.awaitStatus(path, "ada", reservation.StatusConfirmed)
+	s.awaitStatus(path, "ada", order.StatusConfirmed)
 	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
 	expect("open", 10, 9, 0, 1)
 	s.post("/v1/sales/"+sale.String()+"/pause", "", operator).is(http.StatusOK)

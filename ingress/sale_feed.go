@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 const (
@@ -40,7 +41,7 @@ const (
 // than answerMaxAge. The number of items is bounded. It is safe for concurrent use.
 type feed struct {
 	// query reads the items with these keys. A key that is missing in its answer does not exist.
-	query func(ctx context.Context, keys []uuid.UUID) (map[uuid.UUID][]reservation.CountResult, error)
+	query func(ctx context.Context, keys []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error)
 	// batchMax bounds the items of one query, and itemsMax those in memory.
 	batchMax, itemsMax int
 
@@ -71,7 +72,7 @@ type feedItem struct {
 // snapshot is the result of a query.
 type snapshot struct {
 	began, ended time.Time
-	sales        []reservation.CountResult
+	sales        []catalog.CountResult
 	err          error
 
 	mu      sync.Mutex
@@ -86,7 +87,7 @@ type renderedAnswer struct {
 
 func startFeed(
 	b *background, batchMax, itemsMax int,
-	query func(context.Context, []uuid.UUID) (map[uuid.UUID][]reservation.CountResult, error),
+	query func(context.Context, []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error),
 ) *feed {
 	f := &feed{
 		query: query, batchMax: batchMax, itemsMax: itemsMax,

@@ -16,6 +16,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 // countedSales counts queries, and for each sale and page those that include it.
@@ -29,7 +30,7 @@ type countedSales struct {
 	most  atomic.Int64
 }
 
-func (c *countedSales) CountSales(ctx context.Context, ids []uuid.UUID) ([]reservation.CountResult, error) {
+func (c *countedSales) CountSales(ctx context.Context, ids []uuid.UUID) ([]catalog.CountResult, error) {
 	c.mu.Lock()
 	c.all++
 	for _, id := range ids {
@@ -41,7 +42,7 @@ func (c *countedSales) CountSales(ctx context.Context, ids []uuid.UUID) ([]reser
 	return c.Sales.CountSales(ctx, ids)
 }
 
-func (c *countedSales) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]reservation.CountResult, error) {
+func (c *countedSales) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]catalog.CountResult, error) {
 	c.mu.Lock()
 	c.pages[after]++
 	c.mu.Unlock()

@@ -9,6 +9,8 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 // catalogTimeout bounds an operator's call. It is shorter than the server's writeTimeout.
@@ -57,13 +59,13 @@ func (s *Server) createSale(c echo.Context) error {
 
 // boundedSeconds returns n seconds, or a duration that is out of bounds if n is: the product could overflow.
 func boundedSeconds(n int64) time.Duration {
-	const beyond = int64(reservation.MaxPaymentWindow/time.Second) + 1
+	const beyond = int64(order.MaxPaymentWindow/time.Second) + 1
 	return time.Duration(min(max(n, -1), beyond)) * time.Second
 }
 
 // operateSale serves POST /v1/sales/{sale}/pause, resume and end.
 func (s *Server) operateSale(
-	change func(context.Context, uuid.UUID) (reservation.CountedSale, error),
+	change func(context.Context, uuid.UUID) (catalog.CountedSale, error),
 ) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if err := s.admin.check(c.Request()); err != nil {
@@ -89,16 +91,16 @@ func (s *Server) restockSale(c echo.Context) error {
 		return err
 	}
 	if body.Units == 0 {
-		return &reservation.InvalidError{Field: "units", Reason: "must be a whole number, below zero to take units away"}
+		return &order.InvalidError{Field: "units", Reason: "must be a whole number, below zero to take units away"}
 	}
-	return s.answerSaleChange(c, func(ctx context.Context, sale uuid.UUID) (reservation.CountedSale, error) {
+	return s.answerSaleChange(c, func(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error) {
 		return s.config.Sales.Restock(ctx, sale, body.Units, key)
 	})
 }
 
 // answerSaleChange changes the sale in the path, and answers with it.
 func (s *Server) answerSaleChange(
-	c echo.Context, change func(context.Context, uuid.UUID) (reservation.CountedSale, error),
+	c echo.Context, change func(context.Context, uuid.UUID) (catalog.CountedSale, error),
 ) error {
 	id, ok := parseID(c.Param("sale"))
 	if !ok {

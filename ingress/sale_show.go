@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/labstack/echo/v4"
 
-	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 const (
@@ -47,7 +47,7 @@ func (s *Server) showSale(c echo.Context) error {
 	if !ok {
 		return problemSaleNotFound
 	}
-	return s.answerFromFeed(c, s.saleFeed, id, 0, func(sales []reservation.CountResult) (any, error) {
+	return s.answerFromFeed(c, s.saleFeed, id, 0, func(sales []catalog.CountResult) (any, error) {
 		return sales[0].CountedSale, sales[0].Err
 	})
 }
@@ -62,12 +62,12 @@ func (s *Server) listSales(c echo.Context) error {
 	if p.after == uuid.Nil {
 		pages = s.firstPageFeed
 	}
-	return s.answerFromFeed(c, pages, p.after, p.limit, func(sales []reservation.CountResult) (any, error) {
+	return s.answerFromFeed(c, pages, p.after, p.limit, func(sales []catalog.CountResult) (any, error) {
 		var answer struct {
-			Sales      []reservation.CountedSale `json:"sales"`
-			NextCursor string                    `json:"next_cursor,omitempty"`
+			Sales      []catalog.CountedSale `json:"sales"`
+			NextCursor string                `json:"next_cursor,omitempty"`
 		}
-		answer.Sales = make([]reservation.CountedSale, min(len(sales), p.limit))
+		answer.Sales = make([]catalog.CountedSale, min(len(sales), p.limit))
 		for i := range answer.Sales {
 			if sales[i].Err != nil {
 				return nil, sales[i].Err
@@ -83,7 +83,7 @@ func (s *Server) listSales(c echo.Context) error {
 
 // answerFromFeed answers with the JSON of what view makes of an item, for clients and caches.
 func (s *Server) answerFromFeed(
-	c echo.Context, from *feed, key uuid.UUID, variant int, view func([]reservation.CountResult) (any, error),
+	c echo.Context, from *feed, key uuid.UUID, variant int, view func([]catalog.CountResult) (any, error),
 ) error {
 	ctx, cancel := context.WithTimeout(c.Request().Context(), catalogTimeout)
 	defer cancel()
@@ -122,17 +122,17 @@ func (s *Server) invalidateFeeds() {
 	}
 }
 
-func (s *Server) countSales(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID][]reservation.CountResult, error) {
+func (s *Server) countSales(ctx context.Context, ids []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error) {
 	sales, err := s.config.Sales.CountSales(ctx, ids)
-	found := make(map[uuid.UUID][]reservation.CountResult, len(sales))
+	found := make(map[uuid.UUID][]catalog.CountResult, len(sales))
 	for _, sale := range sales {
-		found[sale.ID] = []reservation.CountResult{sale}
+		found[sale.ID] = []catalog.CountResult{sale}
 	}
 	return found, err
 }
 
-func (s *Server) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UUID][]reservation.CountResult, error) {
-	found := make(map[uuid.UUID][]reservation.CountResult, len(after))
+func (s *Server) countPages(ctx context.Context, after []uuid.UUID) (map[uuid.UUID][]catalog.CountResult, error) {
+	found := make(map[uuid.UUID][]catalog.CountResult, len(after))
 	for _, key := range after {
 		// One more sale than a page can have tells whether there is a next page.
 		sales, err := s.config.Sales.CountPage(ctx, key, pageMax+1)

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"stampede/internal/accept"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // Limits of a connection. A purchase is a few hundred bytes each way.
@@ -50,7 +50,7 @@ type Server struct {
 	waitSlots, orderStreamSlots, saleStreamSlots slots
 
 	// signer is nil until the secret for receipts was read. Without it no purchase is accepted.
-	signer   atomic.Pointer[reservation.Signer]
+	signer   atomic.Pointer[order.Signer]
 	postgres breaker
 	versions *orderVersions
 	waiters  *orderWaiters

@@ -24,6 +24,8 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 const adminToken = "operators-only"
@@ -34,7 +36,7 @@ type shop struct {
 	server  *Server
 	url     string
 	store   *reservation.Store
-	catalog *reservation.Catalog
+	catalog *catalog.Catalog
 	ledger  *ledger.Ledger
 	pool    *pgxpool.Pool
 	rdb     *redis.Client
@@ -76,7 +78,7 @@ func prepareShop(t testing.TB, on servers, change ...func(*Config)) *shop {
 	t.Cleanup(apart.Close)
 	store := reservation.NewStore(rdb, on.keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
 	t.Cleanup(store.Close)
-	catalog := reservation.NewCatalog(pool, store)
+	catalog := catalog.New(pool, store)
 	l := ledger.New(pool)
 	config := Config{
 		Reservations: store, Sales: catalog, Orders: l, Postgres: ledger.New(apart),
@@ -221,7 +223,7 @@ func (s *shop) stock(sale uuid.UUID) redisStock {
 }
 
 // record writes an order to Postgres in the status that a test needs, without the rest of what the ledger does.
-func (s *shop) record(order, sale uuid.UUID, user string, status reservation.Status, reason string) {
+func (s *shop) record(order, sale uuid.UUID, user string, status order.Status, reason string) {
 	s.t.Helper()
 	_, err := s.pool.Exec(s.t.Context(), `INSERT INTO orders
 		(id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, reason)
@@ -234,11 +236,11 @@ func (s *shop) confirm(sale uuid.UUID, user string) (path string, id uuid.UUID) 
 	s.t.Helper()
 	path, id = s.order(sale, user)
 	now := time.Now()
-	outcomes, err := s.ledger.Record(s.t.Context(), []reservation.OrderReserved{
+	outcomes, err := s.ledger.Record(s.t.Context(), []order.OrderReserved{
 		{OrderID: id, SaleID: sale, UserID: user, Quantity: 1, Epoch: 1, Sequence: 1, RequestedAt: now, ReservedAt: now},
 	})
 	require.NoError(s.t, err)
-	require.Equal(s.t, reservation.StatusConfirmed, outcomes[0].Status)
+	require.Equal(s.t, order.StatusConfirmed, outcomes[0].Status)
 	return path, id
 }
 
@@ -268,7 +270,7 @@ func (s *shop) startWorker() {
 }
 
 // awaitStatus waits until the order is shown with that status.
-func (s *shop) awaitStatus(path, user string, status reservation.Status) map[string]any {
+func (s *shop) awaitStatus(path, user string, status order.Status) map[string]any {
 	s.t.Helper()
 	testkit.Eventually(s.t, 20*time.Second, path+" is "+string(status), func() bool {
 		return s.get(path, as(user)).is(http.StatusOK)["status"] == string(status)

@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/lua"
+	"stampede/reservation/order"
 )
 
 // AppendReserved appends again events of one sale that were lost after they had been accepted, for whoever
@@ -14,16 +15,16 @@ import (
 // It returns for each event, in their order, whether it was appended: it was not if the reservation is not in
 // force any more, or cannot be read. What the script has written into the first event, it takes from the reservation. After an
 // error some may be appended. Its errors wrap ErrUnavailable.
-func (s *Store) AppendReserved(ctx context.Context, partition int, sale uuid.UUID, events []OrderReserved) ([]bool, error) {
+func (s *Store) AppendReserved(ctx context.Context, partition int, sale uuid.UUID, events []order.OrderReserved) ([]bool, error) {
 	appended := make([]bool, 0, len(events))
 	for len(events) > 0 {
-		n := min(len(events), s.o.BatchMax)
+		n := min(len(events), s.O.BatchMax)
 		args := append(make([]any, 0, 1+3*n), reserveMetadata)
 		for _, e := range events[:n] {
-			args = append(args, e.UserID, CompactID(e.OrderID), appendReservedPayload(nil, e))
+			args = append(args, e.UserID, CompactID(e.OrderID), order.AppendReservedPayload(nil, e))
 		}
-		keys := []string{s.keys.Buyers(partition, sale), s.keys.Orders(partition)}
-		answers, err := lua.Append.Run(ctx, s.rdb, keys, args...).StringSlice()
+		keys := []string{s.Keys.Buyers(partition, sale), s.Keys.Orders(partition)}
+		answers, err := lua.Append.Run(ctx, s.Rdb, keys, args...).StringSlice()
 		if err == nil && len(answers) != n {
 			err = fmt.Errorf("the script gave %d answers for %d orders", len(answers), n)
 		}

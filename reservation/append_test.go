@@ -8,6 +8,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // Only what is in force is appended: not another order of the user, and nothing of a user who holds none.
@@ -17,13 +18,13 @@ func TestAppendAddsOnlyReservationsInForce(t *testing.T) {
 	store := reservation.NewStore(rdb, keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
 	t.Cleanup(store.Close)
 	sale := uuid.New()
-	held := reservation.OrderReserved{OrderID: reservation.NewOrderID(sale), SaleID: sale, UserID: "ann", Quantity: 1, Epoch: 1}
+	held := order.OrderReserved{OrderID: order.NewOrderID(sale), SaleID: sale, UserID: "ann", Quantity: 1, Epoch: 1}
 	require.NoError(t, rdb.HSet(t.Context(), keys.Buyers(0, sale), "ann", reservation.CompactID(held.OrderID)+" 1 7 1a0c2d3e4f5@1").Err())
 	former := held
-	former.OrderID = reservation.NewOrderID(sale)
+	former.OrderID = order.NewOrderID(sale)
 	nobodys := held
 	nobodys.UserID = "bob"
-	appended, err := store.AppendReserved(t.Context(), 0, sale, []reservation.OrderReserved{former, held, nobodys})
+	appended, err := store.AppendReserved(t.Context(), 0, sale, []order.OrderReserved{former, held, nobodys})
 	require.NoError(t, err)
 	require.Equal(t, []bool{false, true, false}, appended)
 	entries, err := rdb.XRange(t.Context(), keys.Orders(0), "-", "+").Result()

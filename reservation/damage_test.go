@@ -8,15 +8,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/reservation"
 )
 
 // One damaged buyer must not keep those from buying whose requests travel together with it.
 func TestDamagedBuyerDoesNotFailBatch(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(1000)
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale.ID), "damaged", "?").Err())
+	s := testsale.NewShop(t)
+	sale := s.Sale(1000)
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "damaged", "?").Err())
 	const buyers = 200
 	errs := make([]error, buyers)
 	var all sync.WaitGroup
@@ -48,27 +49,27 @@ func TestDamagedBuyerDoesNotFailBatch(t *testing.T) {
 func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	operator := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := operator.sale(10)
+	operator := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
+	sale := operator.Sale(10)
 	acl := func(rules ...any) {
 		t.Helper()
-		require.NoError(t, operator.rdb.Do(t.Context(), append([]any{"ACL", "SETUSER", "ingress", "on", "nopass", "~*", "&*", "+@all"}, rules...)...).Err())
+		require.NoError(t, operator.Rdb.Do(t.Context(), append([]any{"ACL", "SETUSER", "ingress", "on", "nopass", "~*", "&*", "+@all"}, rules...)...).Err())
 	}
 	acl()
-	o := *operator.rdb.Options()
+	o := *operator.Rdb.Options()
 	o.Username, o.Password = "ingress", "any"
-	rdb := ownClient(t, own.URL)
+	rdb := testsale.OwnClient(t, own.URL)
 	rdb.Options().Username, rdb.Options().Password = o.Username, o.Password
-	ingress := operator.next(rdb)
-	require.Equal(t, reservation.Reserved, ingress.buy(sale.ID, "before").Verdict)
+	ingress := operator.Next(rdb)
+	require.Equal(t, reservation.Reserved, ingress.Buy(sale.ID, "before").Verdict)
 
 	acl("-hset") // while it sells
 	_, err := ingress.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
-	require.Len(t, operator.events(sale.ID), 1, "what the buyer was told not to have is not in the stream")
-	require.Equal(t, "9", operator.left(sale.ID))
+	require.Len(t, operator.Events(sale.ID), 1, "what the buyer was told not to have is not in the stream")
+	require.Equal(t, "9", operator.Left(sale.ID))
 
 	acl("+hset")
-	require.Equal(t, reservation.Reserved, ingress.buy(sale.ID, "ann").Verdict)
+	require.Equal(t, reservation.Reserved, ingress.Buy(sale.ID, "ann").Verdict)
 }

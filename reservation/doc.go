@@ -1,7 +1,9 @@
-// Package reservation owns a sale: its definition in Postgres, its stock in Redis, and the one
-// atomic step in which a buyer's request becomes a reservation and an event.
+// Package reservation owns the stock of a sale in Redis, and the one atomic step in which a buyer's
+// request becomes a reservation and an event.
 //
-// It stands between the ingress, which asks it for units, and the fulfillment workers, which read
-// the events from the stream and make orders of them. Follow a request in this order: Store.Reserve
-// (store.go), the queue of its sale (queue.go), lua/reserve.lua, and OrderReserved (event.go).
+// It stands between the ingress, which asks it for units, and the workers, which read the events
+// from the stream. Follow a request in this order: Store.Reserve (store.go), the queue of its sale
+// (queue.go), lua/reserve.lua (script.go), and order.OrderReserved.
+//
+// Package order holds what an order is, and package catalog the definitions of sales in Postgres.
 package reservation

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/google/uuid"
+
+	"stampede/reservation/order"
 )
 
 // Orders that were made with an idempotency key and have ended stand in the hash Keys.Ended, as lua/release.lua and
@@ -18,7 +20,7 @@ import (
 
 // endingLetters are the ends by which an order is known to its request. A voided order is none of them: it is lost
 // with a Redis, which knew more of them than Postgres does, so the same request buys again.
-var endingLetters = map[Status]string{StatusCancelled: "c", StatusExpired: "e", StatusRejected: "r"}
+var endingLetters = map[order.Status]string{order.StatusCancelled: "c", order.StatusExpired: "e", order.StatusRejected: "r"}
 
 // EndedOrder is an order that has ended, and what its request is known by.
 type EndedOrder struct {
@@ -26,14 +28,14 @@ type EndedOrder struct {
 	KeyFingerprint string
 	OrderID        uuid.UUID
 	Quantity       int64
-	Status         Status
+	Status         order.Status
 }
 
 // field is that of the order in Keys.Ended.
 func (e *EndedOrder) field() string { return e.KeyFingerprint + e.User }
 
 // ending is what stands there behind the order's id, or notKnown for an order that is not known to its request.
-func ending(quantity int64, status Status) string {
+func ending(quantity int64, status order.Status) string {
 	letter, known := endingLetters[status]
 	if !known {
 		return notKnown
@@ -44,7 +46,7 @@ func ending(quantity int64, status Status) string {
 const notKnown = "-"
 
 // ParseEnded reads what stands in Keys.Ended.
-func ParseEnded(text string) (order uuid.UUID, quantity int64, status Status, err error) {
+func ParseEnded(text string) (order uuid.UUID, quantity int64, status order.Status, err error) {
 	fields := strings.Split(text, " ")
 	if len(fields) != 3 {
 		return uuid.Nil, 0, "", fmt.Errorf("an ended order has 3 fields, this one %d", len(fields))

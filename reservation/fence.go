@@ -31,11 +31,11 @@ func newFence(serverKey string, server ServerState) *fence {
 // of the server was touched in between (Distrust). An unverified server is distrusted: it may have
 // loaded the script in a former term for others, who have not noticed yet.
 func (s *Store) admit(ctx context.Context, partition int) (*fence, error) {
-	return s.admitThrough(ctx, s.rdb, partition)
+	return s.admitThrough(ctx, s.Rdb, partition)
 }
 
 func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, partition int) (*fence, error) {
-	key := s.keys.Server(partition)
+	key := s.Keys.Server(partition)
 	var f *fence
 	err := rdb.Watch(ctx, func(tx *redis.Tx) error {
 		state, _, err := s.ask(ctx, tx, key)
@@ -53,7 +53,7 @@ func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, par
 			return nil
 		})
 		if f == nil {
-			return errUnverifiedServer // also where that could not be noted, as on a replica
+			return ErrUnverifiedServer // also where that could not be noted, as on a replica
 		}
 		return err
 	}, key)

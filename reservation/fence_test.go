@@ -14,7 +14,10 @@ import (
 
 	"stampede/internal/localserver"
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 // house is a Redis with a replica, and an address behind which is the one or the other, as behind a name.
@@ -30,7 +33,7 @@ type house struct {
 func newHouse(t *testing.T) *house {
 	t.Helper()
 	h := &house{t: t, first: testkit.OwnRedis(t), second: testkit.OwnRedis(t)}
-	h.atFirst, h.atSecond = ownClient(t, h.first.URL), ownClient(t, h.second.URL)
+	h.atFirst, h.atSecond = testsale.OwnClient(t, h.first.URL), testsale.OwnClient(t, h.second.URL)
 	h.follow(h.atSecond, h.atFirst)
 	h.address.Store(h.atFirst.Options().Addr)
 	return h
@@ -101,37 +104,37 @@ func resetStats(t *testing.T, rdb *redis.Client) {
 }
 
 // refuses fails the test unless the store says 503 to whoever buys.
-func (s *shop) refuses(sale uuid.UUID, user string) {
-	s.t.Helper()
-	a, err := s.Reserve(s.t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
-	require.ErrorIs(s.t, err, reservation.ErrUnavailable, "%s got %v", user, a)
-	require.NotErrorIs(s.t, err, reservation.ErrOutcomeUnknown)
+func refuses(s *testsale.Shop, sale uuid.UUID, user string) {
+	s.T.Helper()
+	a, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+	require.ErrorIs(s.T, err, reservation.ErrUnavailable, "%s got %v", user, a)
+	require.NotErrorIs(s.T, err, reservation.ErrOutcomeUnknown)
 }
 
 // crowd buys without a pause until stop, which waits until each buyer has been refused since it was called.
-func (s *shop) crowd(sale uuid.UUID) (stop func()) {
-	s.t.Helper()
+func crowd(s *testsale.Shop, sale uuid.UUID) (stop func()) {
+	s.T.Helper()
 	const buyers = 8
-	ctx, cancel := context.WithCancel(s.t.Context())
+	ctx, cancel := context.WithCancel(s.T.Context())
 	var refused atomic.Int64
 	done := make(chan struct{}, buyers)
 	for buyer := range buyers {
 		go func() {
 			defer func() { done <- struct{}{} }()
 			for n := 0; ctx.Err() == nil; n++ {
-				a, err := s.Reserve(s.t.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("crowd-%d-%d", buyer, n), Quantity: 1})
+				a, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("crowd-%d-%d", buyer, n), Quantity: 1})
 				if err != nil {
 					refused.Add(1)
 				} else if a.Verdict != reservation.Reserved {
-					s.t.Errorf("a buyer was told %s", a.Verdict)
+					s.T.Errorf("a buyer was told %s", a.Verdict)
 				}
 			}
 		}()
 	}
 	return func() {
-		s.t.Helper()
+		s.T.Helper()
 		before := refused.Load()
-		testkit.Eventually(s.t, 20*time.Second, "the crowd is refused", func() bool { return refused.Load() > before+20*buyers })
+		testkit.Eventually(s.T, 20*time.Second, "the crowd is refused", func() bool { return refused.Load() > before+20*buyers })
 		cancel()
 		for range buyers {
 			<-done
@@ -180,13 +183,13 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			h := newHouse(t)
-			selling := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
-			idle, fresh := selling.next(h.client()), selling.next(h.client())
-			sale := selling.sale(1_000_000).ID
-			held := selling.buy(sale, "ann").Reservation
-			require.Equal(t, reservation.Reserved, idle.buy(sale, "bob").Verdict)
+			selling := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
+			idle, fresh := selling.Next(h.client()), selling.Next(h.client())
+			sale := selling.Sale(1_000_000).ID
+			held := selling.Buy(sale, "ann").Reservation
+			require.Equal(t, reservation.Reserved, idle.Buy(sale, "bob").Verdict)
 			h.caughtUp(h.atSecond, h.atFirst)
-			stop := selling.crowd(sale)
+			stop := crowd(selling, sale)
 
 			tc.lose(h)
 			stop()
@@ -194,19 +197,19 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 			if tc.kept {
 				require.Equal(t, "nothing", appended(t, now))
 			} else {
-				require.Zero(t, now.Exists(t.Context(), selling.keys.Orders(0)).Val())
+				require.Zero(t, now.Exists(t.Context(), selling.Keys.Orders(0)).Val())
 			}
-			for _, s := range []*shop{selling, idle, fresh} {
-				s.refuses(sale, "eve")
+			for _, s := range []*testsale.Shop{selling, idle, fresh} {
+				refuses(s, sale, "eve")
 				_, err := s.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: held.OrderID, UserID: "ann"}})
 				require.ErrorIs(t, err, reservation.ErrUnavailable)
-				_, err = s.FindReserved(t.Context(), reservation.NewOrderID(sale), "nobody")
+				_, err = s.FindReserved(t.Context(), order.NewOrderID(sale), "nobody")
 				require.ErrorIs(t, err, reservation.ErrUnavailable, "the order may be one that was lost")
 				_, err = s.Pause(t.Context(), sale)
-				require.ErrorIs(t, err, reservation.ErrNotInForce)
+				require.ErrorIs(t, err, catalog.ErrNotInForce)
 				created, err := s.Create(t.Context(), reservation.Terms{Name: "opens later", Stock: 1, PerOrderLimit: 1})
 				require.NoError(t, err)
-				s.refuses(created.ID, "eve")
+				refuses(s, created.ID, "eve")
 			}
 			state, err := selling.Inspect(t.Context(), 0)
 			require.NoError(t, err)
@@ -217,34 +220,30 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 				return
 			}
 			// Everything is there: with appendfsync always, and on a replica that had caught up.
-			testkit.VerifyServer(t, selling.pool, selling.Store, 0)
-			for _, s := range []*shop{selling, idle, fresh} {
+			testkit.VerifyServer(t, selling.Pool, selling.Store, 0)
+			for _, s := range []*testsale.Shop{selling, idle, fresh} {
 				_, err := s.Resume(t.Context(), sale)
 				require.NoError(t, err)
-				require.Equal(t, held, s.buy(sale, "ann").Reservation)
-				require.Equal(t, reservation.Reserved, s.buy(sale, uuid.NewString()).Verdict)
+				require.Equal(t, held, s.Buy(sale, "ann").Reservation)
+				require.Equal(t, reservation.Reserved, s.Buy(sale, uuid.NewString()).Verdict)
 			}
 		})
 	}
 }
 
-// rebuild makes a sale anew as a worker does, without Postgres: with these holders, in the next epoch.
-// token names the rebuild of a test.
-const token = "token"
-
-func (s *shop) rebuild(sale reservation.Sale, epoch int64, holders ...reservation.Holder) {
-	s.t.Helper()
-	ctx, p := s.t.Context(), sale.Partition()
-	closed, err := s.CloseSale(ctx, sale.ID, p, token, 0)
-	require.NoError(s.t, err)
-	require.NoError(s.t, s.StageBuyers(ctx, p, sale.ID, token, epoch, holders))
+func rebuild(s *testsale.Shop, sale reservation.Sale, epoch int64, holders ...reservation.Holder) {
+	s.T.Helper()
+	ctx, p := s.T.Context(), sale.Partition()
+	closed, err := s.CloseSale(ctx, sale.ID, p, testsale.Token, 0)
+	require.NoError(s.T, err)
+	require.NoError(s.T, s.StageBuyers(ctx, p, sale.ID, testsale.Token, epoch, holders))
 	left := sale.Stock
 	for _, h := range holders {
 		left -= h.Reservation.Quantity
 	}
 	sale.Epoch = epoch
 	sale.Revision++
-	require.NoError(s.t, s.OpenRebuilt(ctx, reservation.Rebuilt{Sale: sale, Left: left, Sequence: closed.Sequence, Holders: int64(len(holders)), Token: token}))
+	require.NoError(s.T, s.OpenRebuilt(ctx, reservation.Rebuilt{Sale: sale, Left: left, Sequence: closed.Sequence, Holders: int64(len(holders)), Token: testsale.Token}))
 }
 
 // TestReturningServerIsUnverified: the script is still loaded there, and the record that it
@@ -252,34 +251,34 @@ func (s *shop) rebuild(sale reservation.Sale, epoch int64, holders ...reservatio
 func TestReturningServerIsUnverified(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
-	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
-	asleep := s.next(h.client())
-	sale := s.sale(100)
-	s.buy(sale.ID, "ann")
-	asleep.buy(sale.ID, "bob")
+	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
+	asleep := s.Next(h.client())
+	sale := s.Sale(100)
+	s.Buy(sale.ID, "ann")
+	asleep.Buy(sale.ID, "bob")
 	h.caughtUp(h.atSecond, h.atFirst)
 
 	h.promote(h.atSecond)
 	h.move(h.atFirst, h.atSecond)
-	s.refuses(sale.ID, "eve")
-	s.rebuild(sale.Sale, 2)
-	testkit.VerifyServer(t, s.pool, s.Store, 0)
-	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "ann").Verdict)
+	refuses(s, sale.ID, "eve")
+	rebuild(s, sale.Sale, 2)
+	testkit.VerifyServer(t, s.Pool, s.Store, 0)
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "ann").Verdict)
 
 	h.follow(h.atFirst, h.atSecond)
 	h.second.Kill()
 	resetStats(t, h.atFirst)
 	h.promote(h.atFirst)
 	h.address.Store(h.atFirst.Options().Addr)
-	for _, ingress := range []*shop{s, asleep, s.next(h.client())} {
-		ingress.refuses(sale.ID, "eve")
-		ingress.refuses(sale.ID, "ann")
+	for _, ingress := range []*testsale.Shop{s, asleep, s.Next(h.client())} {
+		refuses(ingress, sale.ID, "eve")
+		refuses(ingress, sale.ID, "ann")
 	}
 	require.Equal(t, "nothing", appended(t, h.atFirst))
 
-	testkit.VerifyServer(t, s.pool, s.Store, 0)
-	for _, ingress := range []*shop{s, asleep} {
-		require.EqualValues(t, 2, ingress.buy(sale.ID, uuid.NewString()).Reservation.Epoch)
+	testkit.VerifyServer(t, s.Pool, s.Store, 0)
+	for _, ingress := range []*testsale.Shop{s, asleep} {
+		require.EqualValues(t, 2, ingress.Buy(sale.ID, uuid.NewString()).Reservation.Epoch)
 	}
 }
 
@@ -291,21 +290,21 @@ func TestPromotedPrimaryIsUnverified(t *testing.T) {
 		t.Run(fmt.Sprintf("met as a replica: %t", asReplica), func(t *testing.T) {
 			t.Parallel()
 			h := newHouse(t)
-			s := newShopOn(t, h.atFirst, testkit.Keys(t), reservation.StoreOptions{})
-			sale := s.sale(100).ID
-			s.buy(sale, "ann")
+			s := testsale.NewShopOn(t, h.atFirst, testkit.Keys(t), reservation.StoreOptions{})
+			sale := s.Sale(100).ID
+			s.Buy(sale, "ann")
 			h.caughtUp(h.atSecond, h.atFirst)
 			h.promote(h.atSecond)
 			h.follow(h.atFirst, h.atSecond)
 			if asReplica {
-				s.refuses(sale, "eve")
+				refuses(s, sale, "eve")
 			}
 			resetStats(t, h.atFirst)
 			h.promote(h.atFirst)
 			if !asReplica {
-				s.next(h.atFirst).refuses(sale, "eve") // and tells the others
+				refuses(s.Next(h.atFirst), sale, "eve") // and tells the others
 			}
-			s.refuses(sale, "eve")
+			refuses(s, sale, "eve")
 			require.Equal(t, "nothing", appended(t, h.atFirst))
 		})
 	}
@@ -315,25 +314,25 @@ func TestPromotedPrimaryIsUnverified(t *testing.T) {
 func TestIngressOnPromotedReplicaSellsNothing(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
-	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(100_000).ID
-	s.buy(sale, "ann")
+	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(100_000).ID
+	s.Buy(sale, "ann")
 	h.caughtUp(h.atSecond, h.atFirst)
-	astray := s.next(h.atSecond)
-	astray.refuses(sale, "eve")
-	stop := astray.crowd(sale)
+	astray := s.Next(h.atSecond)
+	refuses(astray, sale, "eve")
+	stop := crowd(astray, sale)
 	resetStats(t, h.atSecond)
 	h.promote(h.atSecond)
 	stop()
 	require.Equal(t, "nothing", appended(t, h.atSecond))
-	require.Equal(t, reservation.Reserved, s.buy(sale, "bob").Verdict, "the primary goes on")
+	require.Equal(t, reservation.Reserved, s.Buy(sale, "bob").Verdict, "the primary goes on")
 }
 
 func TestHarmlessEventsKeepServerVerified(t *testing.T) {
 	t.Parallel()
 	for name, happen := range map[string]func(t *testing.T, rdb *redis.Client){
 		"the first replica comes": func(t *testing.T, rdb *redis.Client) {
-			replica := ownClient(t, testkit.OwnRedis(t).URL)
+			replica := testsale.OwnClient(t, testkit.OwnRedis(t).URL)
 			before, err := rdb.InfoMap(t.Context(), "replication").Result()
 			require.NoError(t, err)
 			(&house{t: t}).follow(replica, rdb)
@@ -352,17 +351,17 @@ func TestHarmlessEventsKeepServerVerified(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rdb := ownClient(t, testkit.OwnRedis(t).URL)
-			s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-			sale := s.sale(100).ID
-			s.buy(sale, "ann")
+			rdb := testsale.OwnClient(t, testkit.OwnRedis(t).URL)
+			s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+			sale := s.Sale(100).ID
+			s.Buy(sale, "ann")
 			happen(t, rdb)
-			require.Equal(t, reservation.Reserved, s.buy(sale, "bob").Verdict)
-			fresh := s.next(rdb)
-			require.Equal(t, reservation.Reserved, fresh.buy(sale, "cid").Verdict)
+			require.Equal(t, reservation.Reserved, s.Buy(sale, "bob").Verdict)
+			fresh := s.Next(rdb)
+			require.Equal(t, reservation.Reserved, fresh.Buy(sale, "cid").Verdict)
 			require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
-			require.Equal(t, reservation.Reserved, fresh.buy(sale, "dan").Verdict)
-			require.Equal(t, "96", s.left(sale))
+			require.Equal(t, reservation.Reserved, fresh.Buy(sale, "dan").Verdict)
+			require.Equal(t, "96", s.Left(sale))
 		})
 	}
 }
@@ -372,24 +371,24 @@ func TestPartitionsAreVerifiedIndependently(t *testing.T) {
 	t.Parallel()
 	keys := testkit.Keys(t)
 	keys.Partitions = 2
-	s := newShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
-	var sales [2]reservation.CountedSale
+	s := testsale.NewShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
+	var sales [2]catalog.CountedSale
 	for sales[0].ID == uuid.Nil || sales[1].ID == uuid.Nil {
-		sale := s.sale(10)
+		sale := s.Sale(10)
 		sales[sale.Partition()] = sale
 	}
 	for _, sale := range sales {
-		s.buy(sale.ID, "ann")
+		s.Buy(sale.ID, "ann")
 	}
 	require.NoError(t, s.Distrust(t.Context(), 1))
-	fresh := s.next(s.rdb)
+	fresh := s.Next(s.Rdb)
 	for range 3 { // the script of partition 0 is loaded by now
-		for n, ingress := range []*shop{s, fresh} {
-			require.Equal(t, reservation.Reserved, ingress.buy(sales[0].ID, uuid.NewString()).Verdict, n)
-			ingress.refuses(sales[1].ID, "eve")
+		for n, ingress := range []*testsale.Shop{s, fresh} {
+			require.Equal(t, reservation.Reserved, ingress.Buy(sales[0].ID, uuid.NewString()).Verdict, n)
+			refuses(ingress, sales[1].ID, "eve")
 		}
 	}
-	testkit.VerifyServer(t, s.pool, s.Store, 1)
-	require.Equal(t, reservation.Reserved, fresh.buy(sales[1].ID, "bob").Verdict)
-	require.Equal(t, reservation.Reserved, s.buy(sales[1].ID, "cid").Verdict)
+	testkit.VerifyServer(t, s.Pool, s.Store, 1)
+	require.Equal(t, reservation.Reserved, fresh.Buy(sales[1].ID, "bob").Verdict)
+	require.Equal(t, reservation.Reserved, s.Buy(sales[1].ID, "cid").Verdict)
 }

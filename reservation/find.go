@@ -9,35 +9,37 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
+
+	"stampede/reservation/order"
 )
 
 // FindReserved returns the order as a reservation in Redis knows it: the answer to a buyer who asks
 // before a worker has written the order to Postgres. It returns ErrOrderNotFound if the user holds no
 // such reservation, and an error that wraps ErrUnavailable if Redis does not answer, or does not have the
 // reservation and may have lost it.
-func (s *Store) FindReserved(ctx context.Context, order uuid.UUID, user string) (Order, error) {
+func (s *Store) FindReserved(ctx context.Context, o uuid.UUID, user string) (order.Order, error) {
 	now := time.Now()
-	if !mayExist(order, now) {
-		return Order{}, ErrOrderNotFound
+	if !mayExist(o, now) {
+		return order.Order{}, order.ErrOrderNotFound
 	}
 	if index := s.index.latest(); index != nil {
-		order, err := s.findAmong(ctx, index.sales, order, user)
-		if !errors.Is(err, ErrOrderNotFound) {
-			return order, err
+		o, err := s.findAmong(ctx, index.sales, o, user)
+		if !errors.Is(err, order.ErrOrderNotFound) {
+			return o, err
 		}
 	}
 	// Its sale may be newer than that index. An order's id tells when it was made, and its sale was
 	// in Redis before: an index from after that will do.
-	index, err := s.indexSince(ctx, MadeAt(order).Add(ClockMargin))
+	index, err := s.indexSince(ctx, MadeAt(o).Add(ClockMargin))
 	if err == nil && index.unverified {
 		index, err = s.indexSince(ctx, now.Add(-indexTrust)) // the server may be known by now
 	}
 	if err != nil {
-		return Order{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		return order.Order{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	found, err := s.findAmong(ctx, index.sales, order, user)
-	if errors.Is(err, ErrOrderNotFound) && (index.unverified || s.refusesAny()) {
-		return Order{}, fmt.Errorf("find order=%s: %w", order, errUnverifiedServer)
+	found, err := s.findAmong(ctx, index.sales, o, user)
+	if errors.Is(err, order.ErrOrderNotFound) && (index.unverified || s.refusesAny()) {
+		return order.Order{}, fmt.Errorf("find order=%s: %w", o, ErrUnverifiedServer)
 	}
 	return found, err
 }
@@ -53,36 +55,36 @@ func mayExist(id uuid.UUID, now time.Time) bool {
 // MadeAt is when an order or a sale was made, by the clock of the ingress that made it: the time that its UUIDv7 carries.
 func MadeAt(id uuid.UUID) time.Time { return time.Unix(id.Time().UnixTime()) }
 
-func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, order uuid.UUID, user string) (Order, error) {
+func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, o uuid.UUID, user string) (order.Order, error) {
 	for _, at := range sales {
-		if !mayBelongTo(order, at.ID) {
+		if !order.MayBelongTo(o, at.ID) {
 			continue
 		}
 		if s.refused[at.Partition].Load() {
-			return Order{}, fmt.Errorf("find order=%s: %w", order, errUnverifiedServer)
+			return order.Order{}, fmt.Errorf("find order=%s: %w", o, ErrUnverifiedServer)
 		}
-		text, err := s.rdb.HGet(ctx, s.keys.Buyers(at.Partition, at.ID), user).Result()
+		text, err := s.Rdb.HGet(ctx, s.Keys.Buyers(at.Partition, at.ID), user).Result()
 		if errors.Is(err, redis.Nil) {
 			// What a server does not hold that is not known, it may have lost.
 			if _, err := s.look(ctx, at.Partition, at.ID); err != nil && !errors.Is(err, ErrSaleNotFound) {
-				return Order{}, fmt.Errorf("find order=%s: %w", order, err)
+				return order.Order{}, fmt.Errorf("find order=%s: %w", o, err)
 			}
 			continue
 		} else if err != nil {
-			return Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, order, err)
+			return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, o, err)
 		}
 		held, err := ParseReservation(text)
 		if err != nil {
-			return Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, order, err)
+			return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, o, err)
 		}
-		if held.OrderID == order {
-			return Order{
-				ID: order, SaleID: at.ID, UserID: user, Quantity: held.Quantity,
-				Status: StatusReserved, Version: 1, ReservedAt: held.ReservedAt,
+		if held.OrderID == o {
+			return order.Order{
+				ID: o, SaleID: at.ID, UserID: user, Quantity: held.Quantity,
+				Status: order.StatusReserved, Version: 1, ReservedAt: held.ReservedAt,
 			}, nil
 		}
 	}
-	return Order{}, ErrOrderNotFound
+	return order.Order{}, order.ErrOrderNotFound
 }
 
 // saleIndex is which sales a Redis holds, as it was last read. It is safe for concurrent use.
@@ -158,7 +160,7 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 		defer close(reading.done)
 		ctx, cancel := context.WithTimeout(s.ctx, indexTimeout)
 		defer cancel()
-		if reading.sales, reading.err = ListInRedis(ctx, s.rdb, s.keys); reading.err == nil {
+		if reading.sales, reading.err = ListInRedis(ctx, s.Rdb, s.Keys); reading.err == nil {
 			reading.unverified, reading.err = s.anyUnverified(ctx)
 		}
 		if reading.err == nil {
@@ -176,7 +178,7 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 
 // anyUnverified is true if one of the partitions that new sales are spread over is on a server that is not known.
 func (s *Store) anyUnverified(ctx context.Context) (bool, error) {
-	for partition := range s.keys.Partitions {
+	for partition := range s.Keys.Partitions {
 		state, err := s.Inspect(ctx, partition)
 		if err != nil || !state.Known {
 			return true, err

@@ -69,7 +69,7 @@ func (g Guard) Run(ctx context.Context) error {
 func (g Guard) nameRights(ctx context.Context, before string) (missing string) {
 	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
 	defer cancel()
-	commands, err := missingRights(ctx, g.redis(), g.Store.keys.in(0, "rights"), sellingCommands)
+	commands, err := missingRights(ctx, g.redis(), g.Store.Keys.in(0, "rights"), sellingCommands)
 	if err != nil {
 		return before // nobody knows, or the comparison says so
 	}
@@ -88,7 +88,7 @@ func (g Guard) redis() redis.UniversalClient {
 	if g.Redis != nil {
 		return g.Redis
 	}
-	return g.Store.rdb
+	return g.Store.Rdb
 }
 
 type recordedServer struct {

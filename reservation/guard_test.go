@@ -12,32 +12,34 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // guarded runs a guard of the shop's store until the test ends.
-func (s *shop) guarded() *shop {
-	s.t.Helper()
+func guarded(s *testsale.Shop) *testsale.Shop {
+	s.T.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	guard := reservation.Guard{Store: s.Store, Pool: s.pool, Logger: testkit.Logger(s.t)}
+	guard := reservation.Guard{Store: s.Store, Pool: s.Pool, Logger: testkit.Logger(s.T)}
 	go func() { ended <- guard.Run(ctx) }()
-	s.t.Cleanup(func() {
+	s.T.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
-			s.t.Errorf("guard: %v", err)
+			s.T.Errorf("guard: %v", err)
 		}
 	})
 	return s
 }
 
 // awaitRefusal waits until the store refuses the sale.
-func (s *shop) awaitRefusal(sale uuid.UUID) {
-	s.t.Helper()
-	testkit.Eventually(s.t, 10*time.Second, "the guard refuses", func() bool {
-		_, err := s.Reserve(s.t.Context(), reservation.Request{Sale: sale, User: uuid.NewString(), Quantity: 1})
+func awaitRefusal(s *testsale.Shop, sale uuid.UUID) {
+	s.T.Helper()
+	testkit.Eventually(s.T, 10*time.Second, "the guard refuses", func() bool {
+		_, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: uuid.NewString(), Quantity: 1})
 		if err != nil {
-			require.ErrorIs(s.t, err, reservation.ErrUnavailable)
+			require.ErrorIs(s.T, err, reservation.ErrUnavailable)
 		}
 		return err != nil
 	})
@@ -47,79 +49,79 @@ func (s *shop) awaitRefusal(sale uuid.UUID) {
 func TestGuardRefusesThawedOldPrimary(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
-	front := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{}).guarded()
-	astray := front.next(h.atFirst).guarded() // goes on with the old one whatever happens
-	known := front.next(h.atFirst)            // sees the new epoch first, and has no guard
-	sale := front.sale(1000)
-	front.buy(sale.ID, "ann")
-	astray.buy(sale.ID, "bob")
+	front := guarded(testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{}))
+	astray := guarded(front.Next(h.atFirst)) // goes on with the old one whatever happens
+	known := front.Next(h.atFirst)           // sees the new epoch first, and has no guard
+	sale := front.Sale(1000)
+	front.Buy(sale.ID, "ann")
+	astray.Buy(sale.ID, "bob")
 	h.caughtUp(h.atSecond, h.atFirst)
 
 	h.first.Freeze()
 	h.promote(h.atSecond)
 	h.address.Store(h.atSecond.Options().Addr)
-	front = front.next(h.client()).guarded()
-	front.rebuild(sale.Sale, 2)
-	testkit.VerifyServer(t, front.pool, front.Store, 0)
+	front = guarded(front.Next(h.client()))
+	rebuild(front, sale.Sale, 2)
+	testkit.VerifyServer(t, front.Pool, front.Store, 0)
 	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool {
 		a, err := front.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
 		return err == nil && a.Reservation.Epoch == 2
 	})
-	sold, err := h.atSecond.XLen(t.Context(), front.keys.Orders(0)).Result()
+	sold, err := h.atSecond.XLen(t.Context(), front.Keys.Orders(0)).Result()
 	require.NoError(t, err)
 
 	h.first.Thaw()
-	astray.awaitRefusal(sale.ID)
+	awaitRefusal(astray, sale.ID)
 	other, err := front.Create(t.Context(), reservation.Terms{Name: "another", Stock: 1, PerOrderLimit: 1})
 	require.NoError(t, err)
-	astray.refuses(other.ID, "eve")
-	_, err = astray.FindReserved(t.Context(), reservation.NewOrderID(sale.ID), "bob")
+	refuses(astray, other.ID, "eve")
+	_, err = astray.FindReserved(t.Context(), order.NewOrderID(sale.ID), "bob")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	_, err = astray.Release(t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: uuid.New(), UserID: "bob"}})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 
 	// Whoever was on the old one until then, and had no guard, was told of an order of the epoch that is over.
-	require.EqualValues(t, 1, known.buy(sale.ID, "late").Reservation.Epoch)
-	require.Equal(t, reservation.Reserved, front.buy(sale.ID, "dan").Verdict, "the new one goes on")
-	require.EqualValues(t, sold+1, h.atSecond.XLen(t.Context(), front.keys.Orders(0)).Val())
+	require.EqualValues(t, 1, known.Buy(sale.ID, "late").Reservation.Epoch)
+	require.Equal(t, reservation.Reserved, front.Buy(sale.ID, "dan").Verdict, "the new one goes on")
+	require.EqualValues(t, sold+1, h.atSecond.XLen(t.Context(), front.Keys.Orders(0)).Val())
 }
 
 // TestIngressRefusesOlderEpoch: it has sold in the new one, and then meets the old primary.
 func TestIngressRefusesOlderEpoch(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
-	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(100)
-	s.buy(sale.ID, "ann")
+	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(100)
+	s.Buy(sale.ID, "ann")
 	h.caughtUp(h.atSecond, h.atFirst)
 	h.promote(h.atSecond)
 	h.move(h.atFirst, h.atSecond)
-	s.rebuild(sale.Sale, 2)
-	testkit.VerifyServer(t, s.pool, s.Store, 0)
-	require.EqualValues(t, 2, s.buy(sale.ID, "bob").Reservation.Epoch)
+	rebuild(s, sale.Sale, 2)
+	testkit.VerifyServer(t, s.Pool, s.Store, 0)
+	require.EqualValues(t, 2, s.Buy(sale.ID, "bob").Reservation.Epoch)
 
 	resetStats(t, h.atFirst)
 	h.move(h.atSecond, h.atFirst)
-	s.refuses(sale.ID, "eve")
-	s.refuses(sale.ID, "bob")
+	refuses(s, sale.ID, "eve")
+	refuses(s, sale.ID, "bob")
 	require.Equal(t, "nothing", appended(t, h.atFirst))
 	h.move(h.atFirst, h.atSecond)
-	require.Equal(t, reservation.AlreadyPurchased, s.buy(sale.ID, "bob").Verdict)
+	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale.ID, "bob").Verdict)
 }
 
 func TestGuardResumesServerNamedByPostgres(t *testing.T) {
 	t.Parallel()
-	s := newShop(t).guarded()
-	sale := s.sale(100).ID
-	s.buy(sale, "ann")
+	s := guarded(testsale.NewShop(t))
+	sale := s.Sale(100).ID
+	s.Buy(sale, "ann")
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	name := func(runID string) {
-		_, err := s.pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = $1", runID)
+		_, err := s.Pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = $1", runID)
 		require.NoError(t, err)
 	}
 	name("another")
-	s.awaitRefusal(sale)
+	awaitRefusal(s, sale)
 	name(state.RunID)
 	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
@@ -130,18 +132,18 @@ func TestGuardResumesServerNamedByPostgres(t *testing.T) {
 // TestGuardLogsOnlyLastingLossAsError: data that Redis has lost are there again in a moment.
 func TestGuardLogsOnlyLastingLossAsError(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(100).ID
-	s.buy(sale, "ann")
+	s := testsale.NewShop(t)
+	sale := s.Sale(100).ID
+	s.Buy(sale, "ann")
 	said := make(records, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	guard := reservation.Guard{Store: s.Store, Pool: s.pool, Logger: slog.New(said)}
+	guard := reservation.Guard{Store: s.Store, Pool: s.Pool, Logger: slog.New(said)}
 	go func() { ended <- guard.Run(ctx) }()
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	name := func(runID string) {
-		_, err := s.pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = $1", runID)
+		_, err := s.Pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = $1", runID)
 		require.NoError(t, err)
 	}
 	for range 2 {
@@ -149,7 +151,7 @@ func TestGuardLogsOnlyLastingLossAsError(t *testing.T) {
 		warned := said.next(t)
 		require.Equal(t, slog.LevelWarn, warned.Level, warned.Message)
 		require.Contains(t, warned.Message, "a rebuild may be under way")
-		s.refuses(sale, "eve")
+		refuses(s, sale, "eve")
 		failed := said.next(t)
 		require.Equal(t, slog.LevelError, failed.Level, failed.Message)
 		require.GreaterOrEqual(t, failed.Time.Sub(warned.Time), 3*time.Second)
@@ -171,8 +173,10 @@ func TestGuardLogsOnlyLastingLossAsError(t *testing.T) {
 type records chan slog.Record
 
 func (r records) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
-func (r records) WithAttrs([]slog.Attr) slog.Handler               { return r }
-func (r records) WithGroup(string) slog.Handler                    { return r }
+
+func (r records) WithAttrs([]slog.Attr) slog.Handler { return r }
+
+func (r records) WithGroup(string) slog.Handler { return r }
 
 func (r records) Handle(_ context.Context, record slog.Record) error {
 	r <- record
@@ -193,36 +197,36 @@ func (r records) next(t *testing.T) slog.Record {
 // TestGuardRefusalIsNotSoldOut: on the server that was meant it may not be.
 func TestGuardRefusalIsNotSoldOut(t *testing.T) {
 	t.Parallel()
-	s, sale := soldOutShop(t)
-	s.guarded()
-	_, err := s.pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = 'another'")
+	s, sale := testsale.SoldOutShop(t)
+	guarded(s)
+	_, err := s.Pool.Exec(t.Context(), "UPDATE redis_servers SET run_id = 'another'")
 	require.NoError(t, err)
-	s.awaitRefusal(sale)
-	s.refuses(sale, "loser")
+	awaitRefusal(s, sale)
+	refuses(s, sale, "loser")
 }
 
 // TestGuardKeepsSellingWithoutPostgres: it can tell nothing then, and the sale goes on.
 func TestGuardKeepsSellingWithoutPostgres(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(1000).ID
-	s.buy(sale, "ann")
-	_, err := s.pool.Exec(t.Context(), "ALTER TABLE redis_servers RENAME TO away")
+	s := testsale.NewShop(t)
+	sale := s.Sale(1000).ID
+	s.Buy(sale, "ann")
+	_, err := s.Pool.Exec(t.Context(), "ALTER TABLE redis_servers RENAME TO away")
 	require.NoError(t, err)
-	_, err = s.pool.Exec(t.Context(), "UPDATE away SET run_id = 'another'")
+	_, err = s.Pool.Exec(t.Context(), "UPDATE away SET run_id = 'another'")
 	require.NoError(t, err)
 
 	var warned sync.WaitGroup
 	warned.Add(1)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	guard := reservation.Guard{Store: s.Store, Pool: s.pool, Logger: onFirstWarning(warned.Done)}
+	guard := reservation.Guard{Store: s.Store, Pool: s.Pool, Logger: onFirstWarning(warned.Done)}
 	go func() { ended <- guard.Run(ctx) }()
 	warned.Wait()
-	require.Equal(t, reservation.Reserved, s.buy(sale, "bob").Verdict)
-	_, err = s.pool.Exec(t.Context(), "ALTER TABLE away RENAME TO redis_servers")
+	require.Equal(t, reservation.Reserved, s.Buy(sale, "bob").Verdict)
+	_, err = s.Pool.Exec(t.Context(), "ALTER TABLE away RENAME TO redis_servers")
 	require.NoError(t, err)
-	s.awaitRefusal(sale)
+	awaitRefusal(s, sale)
 	cancel()
 	require.NoError(t, <-ended)
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"stampede/reservation/order"
 )
 
 // What a buyer holds stands in the hash Keys.Buyers, as lua/reserve.lua writes it:
@@ -46,21 +48,21 @@ func ParseCompactID(text string) (uuid.UUID, error) {
 
 // ParseReservation reads what a buyer holds. Without an epoch the reservation's Epoch is 0. What a version before
 // compact ids has written is an error like any other damage: a rebuild writes it anew.
-func ParseReservation(text string) (Reservation, error) {
+func ParseReservation(text string) (order.Reservation, error) {
 	text, epoch, dated := strings.Cut(text, "@")
 	text, key, keyed := strings.Cut(text, ":")
-	if keyed && !isFingerprint(key) {
-		return Reservation{}, errors.New("the key of a reservation is no fingerprint")
+	if keyed && !order.IsFingerprint(key) {
+		return order.Reservation{}, errors.New("the key of a reservation is no fingerprint")
 	}
 	fields := strings.Split(text, " ")
 	if len(fields) != 4 {
-		return Reservation{}, fmt.Errorf("a reservation has 4 fields, this one %d", len(fields))
+		return order.Reservation{}, fmt.Errorf("a reservation has 4 fields, this one %d", len(fields))
 	}
-	order, err := ParseCompactID(fields[0])
+	o, err := ParseCompactID(fields[0])
 	if err != nil {
-		return Reservation{}, err
+		return order.Reservation{}, err
 	}
-	r := Reservation{OrderID: order}
+	r := order.Reservation{OrderID: o}
 	var reservedAt int64
 	for _, n := range []struct {
 		into *int64
@@ -68,13 +70,13 @@ func ParseReservation(text string) (Reservation, error) {
 		base int
 	}{{&r.Quantity, fields[1], 10}, {&r.Sequence, fields[2], 10}, {&reservedAt, fields[3], 16}} {
 		if *n.into, err = parseNatural(n.text, n.base); err != nil {
-			return Reservation{}, err
+			return order.Reservation{}, err
 		}
 	}
 	r.ReservedAt = time.UnixMilli(reservedAt).UTC()
 	if dated {
 		if r.Epoch, err = parseNatural(epoch, 10); err != nil {
-			return Reservation{}, err
+			return order.Reservation{}, err
 		}
 	}
 	return r, nil

@@ -10,7 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"stampede/internal/testsale"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestCompactIDHasOneFormForEachOrder(t *testing.T) {
@@ -38,7 +40,7 @@ func TestParseReservation(t *testing.T) {
 	t.Parallel()
 	const id = "AaH9eHpfdXukBQzkOOCaFQ"
 	const key = "abcdefghijklmnopqrstuQ"
-	want := reservation.Reservation{
+	want := order.Reservation{
 		OrderID: uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15"), Quantity: 3, Sequence: 17, ReservedAt: time.UnixMilli(0x1a0c2d3e4f5).UTC(),
 	}
 	for text, epoch := range map[string]int64{
@@ -66,20 +68,20 @@ func TestParseReservation(t *testing.T) {
 // What a rebuild writes is what the scripts and ParseReservation read, and what the script itself would have written.
 func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(1 << 20)
+	s := testsale.NewShop(t)
+	sale := s.Sale(1 << 20)
 	key := base64.RawURLEncoding.EncodeToString(make([]byte, 16))
 	rapid.Check(t, func(r *rapid.T) {
 		numbers := rapid.Int64Range(1, 1<<40)
 		holder := reservation.Holder{
 			User: "ann", KeyFingerprint: rapid.SampledFrom([]string{"", key}).Draw(r, "key"), Epoch: rapid.Int64Range(1, 9).Draw(r, "epoch"),
-			Reservation: reservation.Reservation{
-				OrderID: reservation.NewOrderID(sale.ID), Quantity: rapid.Int64Range(1, reservation.MaxPerOrder).Draw(r, "quantity"),
+			Reservation: order.Reservation{
+				OrderID: order.NewOrderID(sale.ID), Quantity: rapid.Int64Range(1, order.MaxPerOrder).Draw(r, "quantity"),
 				Sequence: numbers.Draw(r, "sequence"), ReservedAt: time.UnixMilli(numbers.Draw(r, "time")).UTC(),
 			},
 		}
-		require.NoError(r, s.StageBuyers(t.Context(), 0, sale.ID, token, 9, []reservation.Holder{holder}))
-		text := s.rdb.HGet(t.Context(), s.keys.Staged(0, sale.ID, token), "ann").Val()
+		require.NoError(r, s.StageBuyers(t.Context(), 0, sale.ID, testsale.Token, 9, []reservation.Holder{holder}))
+		text := s.Rdb.HGet(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token), "ann").Val()
 		want := holder.Reservation
 		if holder.Epoch != 9 {
 			want.Epoch = holder.Epoch
@@ -88,12 +90,12 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 		require.NoError(r, err, text)
 		require.Equal(r, want, got, text)
 
-		require.NoError(r, s.rdb.HSet(t.Context(), s.keys.Buyers(0, sale.ID), "ann", text).Err())
+		require.NoError(r, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "ann", text).Err())
 		want.Epoch = holder.Epoch
 		if holder.Epoch == 9 {
 			want.Epoch = 1 // the sale's
 		}
-		require.Equal(r, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: want}, s.buy(sale.ID, "ann"))
+		require.Equal(r, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: want}, s.Buy(sale.ID, "ann"))
 	})
 
 	for _, request := range []reservation.Request{
@@ -101,26 +103,26 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 	} {
 		answer, err := s.Reserve(t.Context(), request)
 		require.NoError(t, err)
-		held := s.rdb.HGet(t.Context(), s.keys.Buyers(0, sale.ID), request.User).Val()
+		held := s.Rdb.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), request.User).Val()
 		_, fingerprint, _ := strings.Cut(held, ":")
 		require.Equal(t, request.IdempotencyKey != "", fingerprint != "")
 		holder := heldBy(request.User, answer.Reservation)
 		holder.KeyFingerprint = fingerprint
-		require.NoError(t, s.StageBuyers(t.Context(), 0, sale.ID, token, 1, []reservation.Holder{holder}))
-		require.Equal(t, held, s.rdb.HGet(t.Context(), s.keys.Staged(0, sale.ID, token), request.User).Val())
+		require.NoError(t, s.StageBuyers(t.Context(), 0, sale.ID, testsale.Token, 1, []reservation.Holder{holder}))
+		require.Equal(t, held, s.Rdb.HGet(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token), request.User).Val())
 	}
 }
 
 // One character more, and Redis rounds to 16 bytes more for each order.
 func TestReservationOfOneUnitFitsInto44Characters(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(20_000_000)
+	s := testsale.NewShop(t)
+	sale := s.Sale(20_000_000)
 	for _, sequence := range []int64{0, 999_999, 9_999_998} {
-		require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale.ID), "sequence", sequence).Err())
+		require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "sequence", sequence).Err())
 		user := uuid.NewString()
-		require.Equal(t, sequence+1, s.buy(sale.ID, user).Reservation.Sequence)
-		held := s.rdb.HGet(t.Context(), s.keys.Buyers(0, sale.ID), user).Val()
+		require.Equal(t, sequence+1, s.Buy(sale.ID, user).Reservation.Sequence)
+		held := s.Rdb.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), user).Val()
 		require.LessOrEqual(t, len(held), 44, held)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/reservation"
 )
 
@@ -58,16 +59,16 @@ func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			proxy, rdb := testkit.RedisThroughProxy(t)
-			s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-			sale := s.sale(10)
-			s.buy(sale.ID, "warm-up")
+			s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+			sale := s.Sale(10)
+			s.Buy(sale.ID, "warm-up")
 			direct := testkit.Redis(t)
-			rdb.AddHook(&afterLoss{do: func() { require.NoError(t, change(t.Context(), direct, s.keys, sale.ID)) }})
+			rdb.AddHook(&afterLoss{do: func() { require.NoError(t, change(t.Context(), direct, s.Keys, sale.ID)) }})
 
 			proxy.Lose(1)
 			answer, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1, IdempotencyKey: "k"})
 			proxy.RequireLost(t)
-			require.Len(t, s.events(sale.ID), 2, "the order of the first try is in the stream")
+			require.Len(t, s.Events(sale.ID), 2, "the order of the first try is in the stream")
 			require.ErrorIs(t, err, reservation.ErrOutcomeUnknown, "%+v", answer)
 		})
 	}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"stampede/reservation/order"
 )
 
 // Verdict is the script's answer to one request, in its own word. A refusal is an answer, not an error.
@@ -61,24 +63,13 @@ type Request struct {
 	Quantity int64
 }
 
-// Reservation is what a buyer holds in a sale.
-type Reservation struct {
-	OrderID    uuid.UUID
-	Quantity   int64
-	ReservedAt time.Time
-	// Sequence is the reservation's place in its sale, counted from 1 by the script.
-	Sequence int64
-	// Epoch is the one of the sale's stock in which the reservation was made.
-	Epoch int64
-}
-
 // Answer is what a request came to.
 type Answer struct {
 	Verdict Verdict
 	// Reservation is set for Reserved, Replayed and AlreadyPurchased. For OrderEnded its OrderID and Quantity are.
-	Reservation Reservation
+	Reservation order.Reservation
 	// Status is set for OrderEnded: cancelled, expired or rejected.
-	Status Status
+	Status order.Status
 	// OpensAt is set for NotOpen.
 	OpensAt time.Time
 	// Limit is set for OverLimit.

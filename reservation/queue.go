@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"stampede/reservation/order"
 )
 
 // queue holds the requests to one sale. One call of the script is under way at a time; whoever arrives
@@ -36,7 +38,7 @@ type queue struct {
 }
 
 func newQueue(s *Store, sale uuid.UUID, p place) *queue {
-	return &queue{store: s, sale: sale, place: p, target: newTarget(s.keys, sale, p)}
+	return &queue{store: s, sale: sale, place: p, target: newTarget(s.Keys, sale, p)}
 }
 
 // call is one request on its way. Its strings are made once, by the goroutine of the request, so
@@ -67,10 +69,10 @@ var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1
 
 func newCall(r Request, began time.Time, epoch int64) *call {
 	c := calls.Get().(*call)
-	c.request, c.requestedAt, c.order = r, began, NewOrderID(r.Sale)
-	c.orderID, c.key = CompactID(c.order), noKey
+	c.request, c.requestedAt, c.order = r, began, order.NewOrderID(r.Sale)
+	c.orderID, c.key = CompactID(c.order), order.NoKey
 	// The script holds numbers as doubles; this is over every limit and far inside what they hold.
-	c.quantity = strconv.FormatInt(min(r.Quantity, MaxPerOrder+1), 10)
+	c.quantity = strconv.FormatInt(min(r.Quantity, order.MaxPerOrder+1), 10)
 	if r.IdempotencyKey != "" {
 		c.key = fingerprint(r.IdempotencyKey)
 	}
@@ -81,30 +83,16 @@ func newCall(r Request, began time.Time, epoch int64) *call {
 }
 
 func (c *call) setEpoch(epoch int64) {
-	c.payload = appendReservedPayload(c.payload[:0], OrderReserved{
+	c.payload = order.AppendReservedPayload(c.payload[:0], order.OrderReserved{
 		OrderID: c.order, SaleID: c.request.Sale, UserID: c.request.User, Quantity: c.request.Quantity,
 		Epoch: epoch, RequestedAt: c.requestedAt,
 	})
 }
 
-const (
-	// noKey stands in the place of a fingerprint where a purchase has no idempotency key.
-	noKey = "-"
-	// fingerprintBytes is how much is kept of an idempotency key's hash.
-	fingerprintBytes = 16
-	// fingerprintChars is the length of a fingerprint, which is base64url without padding.
-	fingerprintChars = (fingerprintBytes*8 + 5) / 6
-)
-
 // fingerprint shortens an idempotency key: Redis and Postgres keep it with the order.
 func fingerprint(key string) string {
 	sum := sha256.Sum256([]byte(key))
-	return base64.RawURLEncoding.EncodeToString(sum[:fingerprintBytes])
-}
-
-func isFingerprint(text string) bool {
-	raw, err := base64.RawURLEncoding.DecodeString(text)
-	return err == nil && len(raw) == fingerprintBytes
+	return base64.RawURLEncoding.EncodeToString(sum[:order.FingerprintBytes])
 }
 
 func (q *queue) reserve(ctx context.Context, r Request, began time.Time) (Answer, error) {
@@ -146,7 +134,7 @@ func (c *call) await(ctx context.Context) error {
 func (q *queue) join(c *call) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiting) >= q.store.o.QueueMax {
+	if len(q.waiting) >= q.store.O.QueueMax {
 		return ErrOverloaded
 	}
 	if !q.running {
@@ -181,7 +169,7 @@ func (q *queue) run() {
 		q.mu.Unlock()
 
 		for rest := taken; len(rest) > 0; {
-			n := min(len(rest), q.store.o.BatchMax)
+			n := min(len(rest), q.store.O.BatchMax)
 			q.decide(&script, rest[:n])
 			rest = rest[n:]
 		}
@@ -193,7 +181,7 @@ func (q *queue) run() {
 // turns away those that have waited for too long.
 func (q *queue) decide(script *reserveScript, batch []*call) {
 	sent := batch[:0:len(batch)]
-	tooOld := time.Now().Add(-q.store.o.WaitMax)
+	tooOld := time.Now().Add(-q.store.O.WaitMax)
 	for _, c := range batch {
 		if !c.phase.CompareAndSwap(phaseWaiting, phaseSent) {
 			continue
@@ -208,7 +196,7 @@ func (q *queue) decide(script *reserveScript, batch []*call) {
 	if len(sent) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), q.store.o.CallTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), q.store.O.CallTimeout)
 	defer cancel()
 
 	sale, err := script.run(ctx, q.store, &q.target, sent)
@@ -236,18 +224,18 @@ func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent
 	p, err := q.store.find(ctx, q.sale)
 	switch {
 	case errors.Is(err, ErrSaleNotFound):
-		return saleReply{}, errLostSale
+		return saleReply{}, ErrLostSale
 	case err != nil:
 		return saleReply{}, err
 	case p.epoch < q.place.epoch:
 		// Epochs never go back: this is a server that was replaced, and does not know it.
-		return saleReply{}, errUnverifiedServer
+		return saleReply{}, ErrUnverifiedServer
 	}
 	q.store.renew(q, p)
 	for _, c := range sent {
 		c.setEpoch(p.epoch)
 	}
-	fresh := newTarget(q.store.keys, q.sale, p)
+	fresh := newTarget(q.store.Keys, q.sale, p)
 	sale, err := script.run(ctx, q.store, &fresh, sent)
 	if err == nil && sale.staleEpoch {
 		err = fmt.Errorf("%w: its epoch changes too fast", ErrUnavailable)

@@ -7,32 +7,34 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // One ingress remembers the sale as sold out while another one sells a unit that has come back.
 func TestBuyerWithOrderIsNotToldSoldOut(t *testing.T) {
 	t.Parallel()
-	for name, comesBack := range map[string]func(s *shop, sale reservation.Sale, held reservation.Reservation){
-		"release": func(s *shop, sale reservation.Sale, held reservation.Reservation) {
-			_, err := s.Release(s.t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: held.OrderID, UserID: "ann"}})
-			require.NoError(s.t, err)
+	for name, comesBack := range map[string]func(s *testsale.Shop, sale reservation.Sale, held order.Reservation){
+		"release": func(s *testsale.Shop, sale reservation.Sale, held order.Reservation) {
+			_, err := s.Release(s.T.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: held.OrderID, UserID: "ann"}})
+			require.NoError(s.T, err)
 		},
-		"restock": func(s *shop, sale reservation.Sale, _ reservation.Reservation) {
-			_, err := s.Restock(s.t.Context(), sale.ID, 1, "")
-			require.NoError(s.t, err)
+		"restock": func(s *testsale.Shop, sale reservation.Sale, _ order.Reservation) {
+			_, err := s.Restock(s.T.Context(), sale.ID, 1, "")
+			require.NoError(s.T, err)
 		},
-		"rebuild": func(s *shop, sale reservation.Sale, _ reservation.Reservation) { s.rebuild(sale, 2) },
+		"rebuild": func(s *testsale.Shop, sale reservation.Sale, _ order.Reservation) { rebuild(s, sale, 2) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, sale := soldOutShop(t)
+			s, sale := testsale.SoldOutShop(t)
 			counted, err := s.Show(t.Context(), sale)
 			require.NoError(t, err)
-			held := s.buy(sale, "ann").Reservation
-			selling := s.next(s.rdb) // it remembers nothing
+			held := s.Buy(sale, "ann").Reservation
+			selling := s.Next(s.Rdb) // it remembers nothing
 			bob := reservation.Request{Sale: sale, User: "bob", Quantity: 1, IdempotencyKey: "k"}
-			s.rememberSoldOut(sale)
+			s.RememberSoldOut(sale)
 			comesBack(s, counted.Sale, held)
 			testkit.Eventually(t, 10*time.Second, "the unit is sold", func() bool {
 				answer, err := selling.Reserve(t.Context(), bob)
@@ -49,22 +51,22 @@ func TestBuyerWithOrderIsNotToldSoldOut(t *testing.T) {
 // An order that has ended is not forgotten where a sale is remembered as sold out.
 func TestSoldOutMemoryKeepsKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
-	s := newShopOn(t, ownClient(t, testkit.OwnRedis(t).URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(1).ID
+	s := testsale.NewShopOn(t, testsale.OwnClient(t, testkit.OwnRedis(t).URL), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(1).ID
 	request := reservation.Request{Sale: sale, User: "ann", Quantity: 1, IdempotencyKey: "k"}
 	made, err := s.Reserve(t.Context(), request)
 	require.NoError(t, err)
-	order := made.Reservation.OrderID
-	_, err = s.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: order, UserID: "ann", Quantity: 1, Status: reservation.StatusExpired}})
+	o := made.Reservation.OrderID
+	_, err = s.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: o, UserID: "ann", Quantity: 1, Status: order.StatusExpired}})
 	require.NoError(t, err)
-	testkit.Eventually(t, 10*time.Second, "the unit is sold again", func() bool { return s.buy(sale, "bob").Verdict == reservation.Reserved })
-	for _, ingress := range []*shop{s, s.next(s.rdb)} {
-		ingress.rememberSoldOut(sale)
+	testkit.Eventually(t, 10*time.Second, "the unit is sold again", func() bool { return s.Buy(sale, "bob").Verdict == reservation.Reserved })
+	for _, ingress := range []*testsale.Shop{s, s.Next(s.Rdb)} {
+		ingress.RememberSoldOut(sale)
 		again, err := ingress.Reserve(t.Context(), request)
 		require.NoError(t, err)
 		require.Equal(t, reservation.Answer{
-			Verdict: reservation.OrderEnded, Status: reservation.StatusExpired,
-			Reservation: reservation.Reservation{OrderID: order, Quantity: 1, Epoch: 1},
+			Verdict: reservation.OrderEnded, Status: order.StatusExpired,
+			Reservation: order.Reservation{OrderID: o, Quantity: 1, Epoch: 1},
 		}, again)
 	}
 }

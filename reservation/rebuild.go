@@ -11,7 +11,16 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/lua"
+	"stampede/reservation/order"
 )
+
+// UnixMilli is 0 for the zero time: how a script is told "none".
+func UnixMilli(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
 
 // What a rebuild of the stock from Postgres does in Redis, in this order: CloseSale, StageBuyers and StageEnded as often
 // as it takes, OpenRebuilt; and MarkVerified for the server when all live sales of a partition are whole. Each
@@ -32,7 +41,7 @@ func NewRebuildToken() string { return rand.Text() }
 // Holder is a buyer of a sale with what the buyer holds, as Postgres tells it.
 type Holder struct {
 	User        string
-	Reservation Reservation
+	Reservation order.Reservation
 	// KeyFingerprint stands for the idempotency key of the purchase; it is empty if there was none.
 	KeyFingerprint string
 	// Epoch is the one in which the reservation was made.
@@ -55,7 +64,7 @@ type Rebuilt struct {
 // or changes anything in it until OpenRebuilt with the same token. The epoch is that of Postgres, read before: only a
 // later one can be opened.
 func (s *Store) CloseSale(ctx context.Context, sale uuid.UUID, partition int, token string, epoch int64) (ClosedSale, error) {
-	known, err := lua.Close.Run(ctx, s.rdb, []string{s.keys.Sale(partition, sale)}, token, epoch).Slice()
+	known, err := lua.Close.Run(ctx, s.Rdb, []string{s.Keys.Sale(partition, sale)}, token, epoch).Slice()
 	var closed ClosedSale
 	if err == nil {
 		closed, err = readClosed(known)
@@ -103,7 +112,7 @@ func (s *Store) StageBuyers(ctx context.Context, partition int, sale uuid.UUID, 
 	if len(holders) == 0 {
 		return nil
 	}
-	err := s.stage(ctx, s.keys.Staged(partition, sale, token), len(holders), func(i int) (field, value any) {
+	err := s.stage(ctx, s.Keys.Staged(partition, sale, token), len(holders), func(i int) (field, value any) {
 		return holders[i].User, appendHeld(make([]byte, 0, heldMax), &holders[i], epoch)
 	})
 	if err != nil {
@@ -117,7 +126,7 @@ func (s *Store) StageEnded(ctx context.Context, partition int, sale uuid.UUID, t
 	if len(orders) == 0 {
 		return nil
 	}
-	err := s.stage(ctx, s.keys.StagedEnded(partition, sale, token), len(orders), func(i int) (field, value any) {
+	err := s.stage(ctx, s.Keys.StagedEnded(partition, sale, token), len(orders), func(i int) (field, value any) {
 		e := &orders[i]
 		return e.field(), CompactID(e.OrderID) + " " + ending(e.Quantity, e.Status)
 	})
@@ -129,7 +138,7 @@ func (s *Store) StageEnded(ctx context.Context, partition int, sale uuid.UUID, t
 
 // stage writes n fields of a hash that expires.
 func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (field, value any)) error {
-	_, err := s.rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+	_, err := s.Rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i := 0; i < n; {
 			fields := make([]any, 0, 2*min(n-i, holdersPerCommand))
 			for ; len(fields) < cap(fields); i++ {
@@ -150,12 +159,12 @@ func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (fi
 func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	sale, p := &r.Sale, r.Sale.Partition()
 	keys := []string{
-		s.keys.Sale(p, sale.ID), s.keys.Buyers(p, sale.ID), s.keys.Staged(p, sale.ID, r.Token), s.keys.Sales(p),
-		s.keys.Ended(p, sale.ID), s.keys.StagedEnded(p, sale.ID, r.Token),
+		s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Staged(p, sale.ID, r.Token), s.Keys.Sales(p),
+		s.Keys.Ended(p, sale.ID), s.Keys.StagedEnded(p, sale.ID, r.Token),
 	}
-	answer, err := lua.Rebuilt.Run(ctx, s.rdb, keys,
+	answer, err := lua.Rebuilt.Run(ctx, s.Rdb, keys,
 		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, sale.Stock, r.Left, r.Sequence, sale.PerOrderLimit,
-		unixMilli(sale.OpensAt), unixMilli(sale.ClosesAt), int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token, r.Ended).Text()
+		UnixMilli(sale.OpensAt), UnixMilli(sale.ClosesAt), int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token, r.Ended).Text()
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: open the rebuilt sale=%s: %w", ErrUnavailable, sale.ID, err)

@@ -11,30 +11,33 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
-func heldBy(user string, r reservation.Reservation) reservation.Holder {
+func heldBy(user string, r order.Reservation) reservation.Holder {
 	return reservation.Holder{User: user, Reservation: r, Epoch: r.Epoch}
 }
 
 func TestRetriesAfterRebuildReturnFirstAnswer(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(10)
+	s := testsale.NewShop(t)
+	sale := s.Sale(10)
 	request := reservation.Request{Sale: sale.ID, User: "ann", Quantity: 2, IdempotencyKey: "click-1"}
 	first, err := s.Reserve(t.Context(), request)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, first.Reservation.Epoch)
-	bob, lost := s.buy(sale.ID, "bob").Reservation, s.buy(sale.ID, "lost").Reservation
-	key := s.events(sale.ID)[0].Values["key"].(string)
+	bob, lost := s.Buy(sale.ID, "bob").Reservation, s.Buy(sale.ID, "lost").Reservation
+	key := s.Events(sale.ID)[0].Values["key"].(string)
 
 	ann := heldBy("ann", first.Reservation)
 	ann.KeyFingerprint = key
-	s.rebuild(sale.Sale, 2, ann, heldBy("bob", bob))
-	require.Equal(t, "7", s.left(sale.ID))
+	rebuild(s, sale.Sale, 2, ann, heldBy("bob", bob))
+	require.Equal(t, "7", s.Left(sale.ID))
 
-	for _, ingress := range []*shop{s, s.next(s.rdb)} {
+	for _, ingress := range []*testsale.Shop{s, s.Next(s.Rdb)} {
 		again, err := ingress.Reserve(t.Context(), request)
 		require.NoError(t, err)
 		require.Equal(t, reservation.Answer{Verdict: reservation.Replayed, Reservation: first.Reservation}, again, "the same key, the same order")
@@ -43,77 +46,77 @@ func TestRetriesAfterRebuildReturnFirstAnswer(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, reservation.KeyReused, reused.Verdict)
 		request.Quantity--
-		require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: bob}, ingress.buy(sale.ID, "bob"))
+		require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: bob}, ingress.Buy(sale.ID, "bob"))
 	}
 	found, err := s.FindReserved(t.Context(), bob.OrderID, "bob")
 	require.NoError(t, err)
 	require.Equal(t, bob.ReservedAt, found.ReservedAt)
 	_, err = s.FindReserved(t.Context(), lost.OrderID, "lost")
-	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrOrderNotFound)
 
-	anew := s.buy(sale.ID, "lost").Reservation
+	anew := s.Buy(sale.ID, "lost").Reservation
 	require.Equal(t, []int64{2, 4}, []int64{anew.Epoch, anew.Sequence}, "whose order was lost may buy again, behind all others")
-	require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: anew}, s.buy(sale.ID, "lost"))
-	require.Contains(t, s.events(sale.ID)[3].Values["payload"], `"epoch":2`)
+	require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: anew}, s.Buy(sale.ID, "lost"))
+	require.Contains(t, s.Events(sale.ID)[3].Values["payload"], `"epoch":2`)
 }
 
 func TestClosedSaleIsUnavailable(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(10)
-	ann := s.buy(sale.ID, "ann").Reservation
-	closed, err := s.CloseSale(t.Context(), sale.ID, 0, token, 0)
+	s := testsale.NewShop(t)
+	sale := s.Sale(10)
+	ann := s.Buy(sale.ID, "ann").Reservation
+	closed, err := s.CloseSale(t.Context(), sale.ID, 0, testsale.Token, 0)
 	require.NoError(t, err)
 	require.Equal(t, reservation.ClosedSale{Sequence: 1, Epoch: 1}, closed)
-	closed, err = s.CloseSale(t.Context(), sale.ID, 0, token, 0)
+	closed, err = s.CloseSale(t.Context(), sale.ID, 0, testsale.Token, 0)
 	require.NoError(t, err)
-	require.Equal(t, reservation.ClosedSale{Sequence: 1, Epoch: 1, LastToken: token}, closed, "a repeat")
+	require.Equal(t, reservation.ClosedSale{Sequence: 1, Epoch: 1, LastToken: testsale.Token}, closed, "a repeat")
 
-	for _, ingress := range []*shop{s, s.next(s.rdb)} {
-		ingress.refuses(sale.ID, "ann")
-		ingress.refuses(sale.ID, "bob")
-		_, err = ingress.FindReserved(t.Context(), reservation.NewOrderID(sale.ID), "bob")
+	for _, ingress := range []*testsale.Shop{s, s.Next(s.Rdb)} {
+		refuses(ingress, sale.ID, "ann")
+		refuses(ingress, sale.ID, "bob")
+		_, err = ingress.FindReserved(t.Context(), order.NewOrderID(sale.ID), "bob")
 		require.ErrorIs(t, err, reservation.ErrUnavailable, "it may be held when the sale is whole")
 		_, err = ingress.Release(t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: ann.OrderID, UserID: "ann"}})
 		require.ErrorIs(t, err, reservation.ErrUnavailable)
 	}
 	_, err = s.Pause(t.Context(), sale.ID)
-	require.ErrorIs(t, err, reservation.ErrNotInForce)
-	require.Len(t, s.events(sale.ID), 1)
+	require.ErrorIs(t, err, catalog.ErrNotInForce)
+	require.Len(t, s.Events(sale.ID), 1)
 
-	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale.ID)).Err())
-	closed, err = s.CloseSale(t.Context(), sale.ID, 0, token, 0)
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
+	closed, err = s.CloseSale(t.Context(), sale.ID, 0, testsale.Token, 0)
 	require.NoError(t, err)
 	require.Zero(t, closed)
-	s.refuses(sale.ID, "bob")
-	s.next(s.rdb).refuses(sale.ID, "bob")
+	refuses(s, sale.ID, "bob")
+	refuses(s.Next(s.Rdb), sale.ID, "bob")
 }
 
 func TestOpenRebuiltRequiresClosedSaleAndAllBuyers(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(10)
-	ann := heldBy("ann", s.buy(sale.ID, "ann").Reservation)
+	s := testsale.NewShop(t)
+	sale := s.Sale(10)
+	ann := heldBy("ann", s.Buy(sale.ID, "ann").Reservation)
 	ctx := t.Context()
-	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 9, Sequence: 1, Holders: 1, Token: token}
+	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 9, Sequence: 1, Holders: 1, Token: testsale.Token}
 	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
-	require.NoError(t, s.StageBuyers(ctx, 0, sale.ID, token, 2, []reservation.Holder{ann}))
+	require.NoError(t, s.StageBuyers(ctx, 0, sale.ID, testsale.Token, 2, []reservation.Holder{ann}))
 	require.ErrorIs(t, s.OpenRebuilt(ctx, rebuilt), reservation.ErrSaleNotClosed)
-	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict, "it goes on as it was")
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict, "it goes on as it was")
 
-	_, err := s.CloseSale(ctx, sale.ID, 0, token, 0)
+	_, err := s.CloseSale(ctx, sale.ID, 0, testsale.Token, 0)
 	require.NoError(t, err)
 	for _, holders := range []int64{0, 2} {
 		wrong := rebuilt
 		wrong.Holders = holders
 		require.ErrorIs(t, s.OpenRebuilt(ctx, wrong), reservation.ErrHoldersMissing)
-		s.refuses(sale.ID, "eve")
+		refuses(s, sale.ID, "eve")
 	}
 	require.NoError(t, s.OpenRebuilt(ctx, rebuilt))
-	require.EqualValues(t, 2, s.buy(sale.ID, "cid").Reservation.Epoch)
+	require.EqualValues(t, 2, s.Buy(sale.ID, "cid").Reservation.Epoch)
 	require.NoError(t, s.OpenRebuilt(ctx, rebuilt), "a repeat")
-	require.Equal(t, "8", s.left(sale.ID), "does not give back what was taken since")
-	require.Equal(t, reservation.AlreadyPurchased, s.buy(sale.ID, "cid").Verdict)
+	require.Equal(t, "8", s.Left(sale.ID), "does not give back what was taken since")
+	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale.ID, "cid").Verdict)
 
 	late := rebuilt
 	late.Sale.Epoch = 3
@@ -122,115 +125,115 @@ func TestOpenRebuiltRequiresClosedSaleAndAllBuyers(t *testing.T) {
 
 func TestStageBuyersWritesInPieces(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(10_000)
-	s.buy(sale.ID, "ann")
-	_, err := s.CloseSale(t.Context(), sale.ID, 0, token, 0)
+	s := testsale.NewShop(t)
+	sale := s.Sale(10_000)
+	s.Buy(sale.ID, "ann")
+	_, err := s.CloseSale(t.Context(), sale.ID, 0, testsale.Token, 0)
 	require.NoError(t, err)
 	const buyers = 5_001
 	holders := make([]reservation.Holder, buyers)
 	for i := range holders {
-		holders[i] = heldBy(fmt.Sprintf("user-%d", i), reservation.Reservation{
-			OrderID: reservation.NewOrderID(sale.ID), Quantity: 1, Sequence: int64(i + 1), ReservedAt: time.UnixMilli(1_000_000).UTC(), Epoch: 1,
+		holders[i] = heldBy(fmt.Sprintf("user-%d", i), order.Reservation{
+			OrderID: order.NewOrderID(sale.ID), Quantity: 1, Sequence: int64(i + 1), ReservedAt: time.UnixMilli(1_000_000).UTC(), Epoch: 1,
 		})
 	}
 	hold := func(some []reservation.Holder) {
-		require.NoError(t, s.StageBuyers(t.Context(), 0, sale.ID, token, 2, some))
+		require.NoError(t, s.StageBuyers(t.Context(), 0, sale.ID, testsale.Token, 2, some))
 	}
 	hold(nil)
 	hold(holders[:3_000])
 	hold(holders[2_500:]) // some of them again
-	ttl, err := s.rdb.TTL(t.Context(), s.keys.Staged(0, sale.ID, token)).Result()
+	ttl, err := s.Rdb.TTL(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token)).Result()
 	require.NoError(t, err)
 	require.Positive(t, ttl, "what nobody comes for goes by itself")
 
-	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 10_000 - buyers, Sequence: buyers, Holders: buyers, Token: token}
+	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 10_000 - buyers, Sequence: buyers, Holders: buyers, Token: testsale.Token}
 	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
 	require.NoError(t, s.OpenRebuilt(t.Context(), rebuilt))
-	require.EqualValues(t, buyers, s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale.ID)).Val())
-	require.EqualValues(t, -1, s.rdb.TTL(t.Context(), s.keys.Buyers(0, sale.ID)).Val())
+	require.EqualValues(t, buyers, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale.ID)).Val())
+	require.EqualValues(t, -1, s.Rdb.TTL(t.Context(), s.Keys.Buyers(0, sale.ID)).Val())
 	for _, i := range []int{0, 999, 1000, 2_999, 3_000, buyers - 1} {
-		require.Equal(t, holders[i].Reservation, s.buy(sale.ID, holders[i].User).Reservation)
+		require.Equal(t, holders[i].Reservation, s.Buy(sale.ID, holders[i].User).Reservation)
 	}
-	require.EqualValues(t, buyers+1, s.buy(sale.ID, "next").Reservation.Sequence)
+	require.EqualValues(t, buyers+1, s.Buy(sale.ID, "next").Reservation.Sequence)
 }
 
 func TestMarkVerifiedRejectsChangedServer(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)
-	s := newShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(10).ID
-	s.buy(sale, "ann")
+	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(10).ID
+	s.Buy(sale, "ann")
 	h.caughtUp(h.atSecond, h.atFirst)
-	require.NoError(t, s.DistrustFor(t.Context(), 0, token))
+	require.NoError(t, s.DistrustFor(t.Context(), 0, testsale.Token))
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	h.promote(h.atSecond)
 	h.move(h.atFirst, h.atSecond)
-	require.ErrorIs(t, s.MarkVerified(t.Context(), 0, state, token), reservation.ErrServerChanged)
-	s.refuses(sale, "bob")
+	require.ErrorIs(t, s.MarkVerified(t.Context(), 0, state, testsale.Token), reservation.ErrServerChanged)
+	refuses(s, sale, "bob")
 
 	// The same process in another term is another server.
 	state, err = s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	h.follow(h.atSecond, h.atFirst)
 	h.promote(h.atSecond)
-	require.ErrorIs(t, s.MarkVerified(t.Context(), 0, state, token), reservation.ErrServerChanged)
-	s.refuses(sale, "bob")
+	require.ErrorIs(t, s.MarkVerified(t.Context(), 0, state, testsale.Token), reservation.ErrServerChanged)
+	refuses(s, sale, "bob")
 }
 
 // TestRedisBehindSeenSequenceIsDistrusted: by those as well who have seen nothing.
 func TestRedisBehindSeenSequenceIsDistrusted(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	other := s.next(s.rdb)
-	sale := s.sale(100)
+	s := testsale.NewShop(t)
+	other := s.Next(s.Rdb)
+	sale := s.Sale(100)
 	for _, user := range []string{"ann", "bob", "cid"} {
-		s.buy(sale.ID, user)
+		s.Buy(sale.ID, user)
 	}
-	require.EqualValues(t, 4, other.buy(sale.ID, "dan").Reservation.Sequence)
+	require.EqualValues(t, 4, other.Buy(sale.ID, "dan").Reservation.Sequence)
 	// As a replica would have it that lacks the last one.
 	set := func(sequence int) {
-		require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale.ID), "sequence", sequence).Err())
+		require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "sequence", sequence).Err())
 	}
 	set(3)
-	require.EqualValues(t, 4, s.buy(sale.ID, "eve").Reservation.Sequence, "as far as this one knows nothing is missing")
+	require.EqualValues(t, 4, s.Buy(sale.ID, "eve").Reservation.Sequence, "as far as this one knows nothing is missing")
 	set(2)
-	s.refuses(sale.ID, "fay")
-	other.refuses(sale.ID, "fay")
-	s.next(s.rdb).refuses(sale.ID, "fay")
+	refuses(s, sale.ID, "fay")
+	refuses(other, sale.ID, "fay")
+	refuses(s.Next(s.Rdb), sale.ID, "fay")
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	require.Equal(t, []bool{false, true}, []bool{state.Known, state.Recorded})
-	require.Len(t, s.events(sale.ID), 5)
+	require.Len(t, s.Events(sale.ID), 5)
 
 	// In a new epoch what was seen of the last one does not count: the last sequence may be lost for good.
-	s.rebuild(sale.Sale, 2)
-	testkit.VerifyServer(t, s.pool, s.Store, 0)
-	for i, ingress := range []*shop{s, other} {
-		require.EqualValues(t, 3+i, ingress.buy(sale.ID, fmt.Sprintf("new-%d", i)).Reservation.Sequence)
+	rebuild(s, sale.Sale, 2)
+	testkit.VerifyServer(t, s.Pool, s.Store, 0)
+	for i, ingress := range []*testsale.Shop{s, other} {
+		require.EqualValues(t, 3+i, ingress.Buy(sale.ID, fmt.Sprintf("new-%d", i)).Reservation.Sequence)
 	}
 }
 
 func TestSoldOutMemoryEndsWithServerAndEpoch(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(s *shop, sale reservation.Sale){
-		"the server is not known": func(s *shop, _ reservation.Sale) { require.NoError(s.t, s.Distrust(s.t.Context(), 0)) },
-		"it is made anew": func(s *shop, sale reservation.Sale) {
-			s.rebuild(sale, 2)
+	for name, change := range map[string]func(s *testsale.Shop, sale reservation.Sale){
+		"the server is not known": func(s *testsale.Shop, _ reservation.Sale) { require.NoError(s.T, s.Distrust(s.T.Context(), 0)) },
+		"it is made anew": func(s *testsale.Shop, sale reservation.Sale) {
+			rebuild(s, sale, 2)
 		},
-		"it is closed": func(s *shop, sale reservation.Sale) {
-			_, err := s.CloseSale(s.t.Context(), sale.ID, 0, token, 0)
-			require.NoError(s.t, err)
+		"it is closed": func(s *testsale.Shop, sale reservation.Sale) {
+			_, err := s.CloseSale(s.T.Context(), sale.ID, 0, testsale.Token, 0)
+			require.NoError(s.T, err)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShopOn(t, ownClient(t, testkit.OwnRedis(t).URL), testkit.Keys(t), reservation.StoreOptions{})
-			sale := s.sale(1)
-			require.Equal(t, reservation.Reserved, s.buy(sale.ID, "ann").Verdict)
-			ingress := s.next(s.rdb)
-			ingress.rememberSoldOut(sale.ID)
+			s := testsale.NewShopOn(t, testsale.OwnClient(t, testkit.OwnRedis(t).URL), testkit.Keys(t), reservation.StoreOptions{})
+			sale := s.Sale(1)
+			require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "ann").Verdict)
+			ingress := s.Next(s.Rdb)
+			ingress.RememberSoldOut(sale.ID)
 			change(s, sale.Sale)
 			changed := time.Now()
 			for {
@@ -246,10 +249,10 @@ func TestSoldOutMemoryEndsWithServerAndEpoch(t *testing.T) {
 
 func TestReleaseReturnsResultOfEach(t *testing.T) {
 	t.Parallel()
-	s := newShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{BatchMax: 2})
-	one, two := s.sale(5), s.sale(5)
+	s := testsale.NewShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{BatchMax: 2})
+	one, two := s.Sale(5), s.Sale(5)
 	release := func(sale uuid.UUID, user string) reservation.Release {
-		return reservation.Release{SaleID: sale, OrderID: s.buy(sale, user).Reservation.OrderID, UserID: user}
+		return reservation.Release{SaleID: sale, OrderID: s.Buy(sale, user).Reservation.OrderID, UserID: user}
 	}
 	a, b, c, d := release(one.ID, "ann"), release(two.ID, "ann"), release(one.ID, "bob"), release(one.ID, "cid")
 	never := reservation.Release{SaleID: two.ID, OrderID: uuid.New(), UserID: "ann"}
@@ -260,10 +263,10 @@ func TestReleaseReturnsResultOfEach(t *testing.T) {
 		reservation.ReleaseNotHeld, reservation.Released, reservation.ReleaseUnknownSale, reservation.Released,
 		reservation.Released, reservation.Released, reservation.ReleaseNotHeld,
 	}, got)
-	require.Equal(t, []string{"5", "5"}, []string{s.left(one.ID), s.left(two.ID)})
+	require.Equal(t, []string{"5", "5"}, []string{s.Left(one.ID), s.Left(two.ID)})
 
 	e := release(one.ID, "eve")
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, one.ID), "left", 5).Err())
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, one.ID), "left", 5).Err())
 	got, err = s.Release(t.Context(), []reservation.Release{e})
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.ReleaseDamaged}, got)
@@ -272,11 +275,11 @@ func TestReleaseReturnsResultOfEach(t *testing.T) {
 // TestFirstUserVerifiesPartitionOnce, however many do so at once; a second time nobody does.
 func TestFirstUserVerifiesPartitionOnce(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
+	s := testsale.NewShop(t)
 	var opened atomic.Int64
 	var wg sync.WaitGroup
 	for range 8 {
-		ingress := s.next(s.rdb)
+		ingress := s.Next(s.Rdb)
 		wg.Go(func() {
 			sale, err := ingress.Create(t.Context(), reservation.Terms{Name: "n", Stock: 1, PerOrderLimit: 1})
 			if err != nil {
@@ -293,12 +296,12 @@ func TestFirstUserVerifiesPartitionOnce(t *testing.T) {
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	var runID, replicationID string
-	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT run_id, replication_id FROM redis_servers WHERE partition = 0").Scan(&runID, &replicationID))
+	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT run_id, replication_id FROM redis_servers WHERE partition = 0").Scan(&runID, &replicationID))
 	require.Equal(t, []string{state.RunID, state.ReplicationID}, []string{runID, replicationID})
 
 	// One that has died between the row and the record leaves it to a worker: it may as well be that all is gone.
-	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Server(0)).Err())
-	sale := s.sale(1)
-	s.refuses(sale.ID, "ann")
-	require.Zero(t, s.rdb.Exists(t.Context(), s.keys.Server(0), s.keys.Sale(0, sale.ID)).Val())
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Server(0)).Err())
+	sale := s.Sale(1)
+	refuses(s, sale.ID, "ann")
+	require.Zero(t, s.Rdb.Exists(t.Context(), s.Keys.Server(0), s.Keys.Sale(0, sale.ID)).Val())
 }

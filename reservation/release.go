@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/lua"
+	"stampede/reservation/order"
 )
 
 // Release names an order that came to nothing, whose units go back to its sale.
@@ -22,7 +23,7 @@ type Release struct {
 	KeyFingerprint string
 	// Status is how the order ended. The request that made an order is told of it from now on, if it was cancelled or
 	// rejected or has expired.
-	Status Status
+	Status order.Status
 }
 
 // ReleaseResult is what Redis answered to one Release, in the word of lua/release.lua.
@@ -54,7 +55,7 @@ func (s *Store) Release(ctx context.Context, releases []Release) ([]ReleaseResul
 	var failed []error
 	for sale, which := range bySale {
 		for len(which) > 0 {
-			n := min(len(which), s.o.BatchMax)
+			n := min(len(which), s.O.BatchMax)
 			if err := s.releaseSome(ctx, sale, releases, which[:n], results); err != nil {
 				failed = append(failed, fmt.Errorf("release orders of sale=%s: %w", sale, err))
 			}
@@ -83,10 +84,10 @@ func (s *Store) releaseSome(ctx context.Context, sale uuid.UUID, releases []Rele
 	args = append(args, strconv.FormatInt(p.epoch, 10))
 	for _, i := range which {
 		r := &releases[i]
-		args = append(args, r.UserID, CompactID(r.OrderID), cmp.Or(r.KeyFingerprint, noKey), ending(r.Quantity, r.Status))
+		args = append(args, r.UserID, CompactID(r.OrderID), cmp.Or(r.KeyFingerprint, order.NoKey), ending(r.Quantity, r.Status))
 	}
-	keys := []string{s.keys.Sale(p.partition, sale), s.keys.Buyers(p.partition, sale), s.keys.Ended(p.partition, sale)}
-	answers, err := lua.Release.Run(ctx, s.rdb, keys, args...).StringSlice()
+	keys := []string{s.Keys.Sale(p.partition, sale), s.Keys.Buyers(p.partition, sale), s.Keys.Ended(p.partition, sale)}
+	answers, err := lua.Release.Run(ctx, s.Rdb, keys, args...).StringSlice()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
@@ -98,7 +99,7 @@ func (s *Store) releaseSome(ctx context.Context, sale uuid.UUID, releases []Rele
 		case Released, ReleaseNotHeld, ReleaseDamaged:
 			results[which[at]] = result
 		case ReleaseUnknownSale: // it was there a moment ago
-			return errLostSale
+			return ErrLostSale
 		default:
 			return fmt.Errorf("%w: its epoch has just changed (%s)", ErrUnavailable, answer)
 		}

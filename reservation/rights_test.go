@@ -13,13 +13,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/reservation"
 )
 
 // limitedUser is a client of the server who has the rights that the rules give, and a way to change them.
 func limitedUser(t *testing.T, url string) (as *redis.Client, give func(rules ...any)) {
 	t.Helper()
-	operator := ownClient(t, url)
+	operator := testsale.OwnClient(t, url)
 	give = func(rules ...any) {
 		t.Helper()
 		require.NoError(t, operator.Do(t.Context(), append([]any{"ACL", "SETUSER", "limited", "reset", "on", "nopass", "~*", "&*", "+@all"}, rules...)...).Err())
@@ -71,11 +72,11 @@ func TestGuardLogsMissingPermission(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
 	as, give := limitedUser(t, own.URL)
-	s := newShopOn(t, as, testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(10)
-	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "ann").Verdict)
+	s := testsale.NewShopOn(t, as, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(10)
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "ann").Verdict)
 	log := make(records, 100)
-	guard := reservation.Guard{Store: s.Store, Pool: s.pool, Logger: slog.New(log)}
+	guard := reservation.Guard{Store: s.Store, Pool: s.Pool, Logger: slog.New(log)}
 	ctx, stop := context.WithCancel(t.Context())
 	stopped := make(chan error, 1)
 	go func() { stopped <- guard.Run(ctx) }()
@@ -94,7 +95,7 @@ func TestGuardLogsMissingPermission(t *testing.T) {
 	require.Equal(t, "HSET", found)
 	give()
 	require.Equal(t, slog.LevelInfo, log.next(t).Level)
-	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict)
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict)
 	stop()
 	require.NoError(t, <-stopped)
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
+
+	"stampede/reservation/order"
 )
 
 // State is where a sale stands. Operators set it to open, paused or ended; Scheduled is what an open
@@ -22,16 +24,6 @@ const (
 	StateEnded     State = "ended"
 )
 
-// Bounds of a sale's terms. They keep every number far inside what Lua's doubles hold exactly.
-const (
-	MaxStock         = 100_000_000
-	MaxPerOrder      = 1_000_000
-	MaxPaymentWindow = 30 * 24 * time.Hour
-	MaxNameBytes     = 200
-	MaxUserBytes     = 128
-	MaxKeyBytes      = 255
-)
-
 // ErrSaleNotFound is returned when no sale has the id.
 var ErrSaleNotFound = errors.New("sale not found")
 
@@ -44,14 +36,6 @@ type IllegalTransitionError struct {
 func (e *IllegalTransitionError) Error() string {
 	return fmt.Sprintf("cannot %s a sale that is %s", e.Action, e.State)
 }
-
-// InvalidError is returned for input that a caller can mend; Reason says how.
-type InvalidError struct {
-	Field  string
-	Reason string
-}
-
-func (e *InvalidError) Error() string { return e.Field + " " + e.Reason }
 
 // Terms is what whoever creates a sale decides.
 type Terms struct {
@@ -71,28 +55,28 @@ type Terms struct {
 // Validate returns an *InvalidError for the first term that does not hold.
 func (t Terms) Validate() error {
 	switch {
-	case t.Name == "" || len(t.Name) > MaxNameBytes || !utf8.ValidString(t.Name):
-		return &InvalidError{"name", fmt.Sprintf("must be 1 to %d bytes of UTF-8", MaxNameBytes)}
+	case t.Name == "" || len(t.Name) > order.MaxNameBytes || !utf8.ValidString(t.Name):
+		return &order.InvalidError{Field: "name", Reason: fmt.Sprintf("must be 1 to %d bytes of UTF-8", order.MaxNameBytes)}
 	case hasControl(t.Name):
-		return &InvalidError{"name", "must not hold control characters"}
-	case t.Stock < 1 || t.Stock > MaxStock:
-		return &InvalidError{"stock", fmt.Sprintf("must be a whole number from 1 to %d", MaxStock)}
-	case t.PerOrderLimit < 1 || t.PerOrderLimit > MaxPerOrder:
-		return &InvalidError{"per_order_limit", fmt.Sprintf("must be a whole number from 1 to %d", MaxPerOrder)}
+		return &order.InvalidError{Field: "name", Reason: "must not hold control characters"}
+	case t.Stock < 1 || t.Stock > order.MaxStock:
+		return &order.InvalidError{Field: "stock", Reason: fmt.Sprintf("must be a whole number from 1 to %d", order.MaxStock)}
+	case t.PerOrderLimit < 1 || t.PerOrderLimit > order.MaxPerOrder:
+		return &order.InvalidError{Field: "per_order_limit", Reason: fmt.Sprintf("must be a whole number from 1 to %d", order.MaxPerOrder)}
 	case !t.OpensAt.IsZero() && !representable(t.OpensAt):
-		return &InvalidError{"opens_at", "must be between the years 1970 and 9999"}
+		return &order.InvalidError{Field: "opens_at", Reason: "must be between the years 1970 and 9999"}
 	case !t.ClosesAt.IsZero() && !representable(t.ClosesAt):
-		return &InvalidError{"closes_at", "must be between the years 1970 and 9999"}
+		return &order.InvalidError{Field: "closes_at", Reason: "must be between the years 1970 and 9999"}
 	case !t.OpensAt.IsZero() && !t.ClosesAt.IsZero() && !t.OpensAt.Before(t.ClosesAt):
-		return &InvalidError{"closes_at", "must be later than opens_at"}
-	case t.PaymentWindow < 0 || t.PaymentWindow > MaxPaymentWindow || t.PaymentWindow%time.Second != 0:
-		return &InvalidError{"payment_window_seconds", fmt.Sprintf("must be a whole number from 0 to %d", int(MaxPaymentWindow/time.Second))}
+		return &order.InvalidError{Field: "closes_at", Reason: "must be later than opens_at"}
+	case t.PaymentWindow < 0 || t.PaymentWindow > order.MaxPaymentWindow || t.PaymentWindow%time.Second != 0:
+		return &order.InvalidError{Field: "payment_window_seconds", Reason: fmt.Sprintf("must be a whole number from 0 to %d", int(order.MaxPaymentWindow/time.Second))}
 	}
 	return nil
 }
 
-// equal is true for terms that are the same in Postgres, which keeps microseconds.
-func (t Terms) equal(other Terms) bool {
+// Equal is true for terms that are the same in Postgres, which keeps microseconds.
+func (t Terms) Equal(other Terms) bool {
 	for _, of := range []*Terms{&t, &other} {
 		of.OpensAt, of.ClosesAt = of.OpensAt.UTC().Truncate(time.Microsecond), of.ClosesAt.UTC().Truncate(time.Microsecond)
 	}
@@ -168,49 +152,6 @@ func (s Sale) StateAt(now time.Time) State {
 		return StateScheduled
 	}
 	return s.State
-}
-
-// CountedSale is a sale with the count of its units. Invariant: Available + Held + Sold = Stock.
-type CountedSale struct {
-	Sale
-	// State is Sale.StateAt the time of asking.
-	State State
-	// Available is how many units nobody has taken.
-	Available int64
-	// Held is how many units belong to orders that are accepted and not yet final.
-	Held int64
-	// Sold is how many units belong to orders that are final.
-	Sold int64
-}
-
-// ValidateUser returns an *InvalidError for a user id that is not 1 to 128 visible ASCII characters,
-// or that holds a quote, a backslash or a brace. That is wide enough for numbers, UUIDs, e-mail
-// addresses and the subjects of identity providers ("auth0|5f7c8e"), and it may stand in a key, a
-// log line and a JSON string as it is.
-func ValidateUser(user string) error {
-	if user == "" || len(user) > MaxUserBytes {
-		return &InvalidError{"user id", fmt.Sprintf("must be 1 to %d characters", MaxUserBytes)}
-	}
-	for i := range len(user) {
-		switch c := user[i]; {
-		case c <= ' ' || c > '~', c == '"', c == '\\', c == '{', c == '}':
-			return &InvalidError{"user id", `must be visible ASCII without quotes, backslashes and braces`}
-		}
-	}
-	return nil
-}
-
-// ValidateIdempotencyKey returns an *InvalidError for a key that is not 1 to 255 visible ASCII characters.
-func ValidateIdempotencyKey(key string) error {
-	if key == "" || len(key) > MaxKeyBytes {
-		return &InvalidError{"Idempotency-Key", fmt.Sprintf("must be 1 to %d characters", MaxKeyBytes)}
-	}
-	for i := range len(key) {
-		if c := key[i]; c <= ' ' || c > '~' {
-			return &InvalidError{"Idempotency-Key", "must be visible ASCII"}
-		}
-	}
-	return nil
 }
 
 func hasControl(s string) bool {

@@ -13,11 +13,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/internal/pause"
+	"stampede/reservation/order"
 )
 
 // reserveMetadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}: the same bytes
 // for every event, so they are made once and not in the script, whose cmsgpack makes an array of an empty map.
-const reserveMetadata = "\x82\xa5event\xad" + string(EventReserved) + "\xadevent_version\xa1" + reservedVersion
+const reserveMetadata = "\x82\xa5event\xad" + string(order.EventReserved) + "\xadevent_version\xa1" + order.ReservedVersion
 
 // saleReply is the part of the reply of lua/reserve.lua that is about the sale.
 type saleReply struct {
@@ -109,7 +110,7 @@ func (s *Store) callReserve(ctx context.Context, partition int, args []any) (ans
 			return answers, maybeDone, nil
 		}
 		answered, passing := refusal(err)
-		if answered && !passing || errors.Is(err, errUnverifiedServer) {
+		if answered && !passing || errors.Is(err, ErrUnverifiedServer) {
 			break
 		}
 		if passing {
@@ -131,7 +132,7 @@ func (s *Store) sendReserve(ctx context.Context, partition int, args []any) (ans
 	if f != nil {
 		args[1] = f.sha
 		cmd := once{redis.NewStringSliceCmd(ctx, args...)}
-		if err = s.rdb.Process(ctx, cmd); !redis.HasErrorPrefix(err, "NOSCRIPT") {
+		if err = s.Rdb.Process(ctx, cmd); !redis.HasErrorPrefix(err, "NOSCRIPT") {
 			return cmd.Val(), true, err
 		}
 	}
@@ -140,7 +141,7 @@ func (s *Store) sendReserve(ctx context.Context, partition int, args []any) (ans
 	}
 	args[1] = f.sha
 	cmd := once{redis.NewStringSliceCmd(ctx, args...)}
-	err = s.rdb.Process(ctx, cmd)
+	err = s.Rdb.Process(ctx, cmd)
 	return cmd.Val(), true, err
 }
 
@@ -193,7 +194,7 @@ func readAnswers(reply []string, batch []*call, epoch int64) (saleReply, error) 
 		case "rewound":
 			sale.rewound = true
 		case "unknown-sale":
-			sale.lost, err = true, errLostSale
+			sale.lost, err = true, ErrLostSale
 		case "damaged":
 			err = ErrReservationDamaged
 		case "not-recorded":
@@ -218,7 +219,7 @@ func readAnswer(word, rest string, c *call, now time.Time) (Answer, error) {
 	var err error
 	switch a.Verdict {
 	case Reserved:
-		a.Reservation = Reservation{OrderID: c.order, Quantity: c.request.Quantity, ReservedAt: now}
+		a.Reservation = order.Reservation{OrderID: c.order, Quantity: c.request.Quantity, ReservedAt: now}
 		a.Reservation.Sequence, err = strconv.ParseInt(rest, 10, 64)
 	case Replayed, AlreadyPurchased:
 		a.Reservation, err = ParseReservation(rest)

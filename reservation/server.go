@@ -17,7 +17,7 @@ import (
 var ErrServerChanged = errors.New("the Redis server was replaced, emptied or distrusted meanwhile")
 
 // errUnverifiedServer: this Redis may lack what buyers were promised. A worker makes its stock anew.
-var errUnverifiedServer = fmt.Errorf("%w: the Redis server is not the one that is known to hold all of it", ErrUnavailable)
+var ErrUnverifiedServer = fmt.Errorf("%w: the Redis server is not the one that is known to hold all of it", ErrUnavailable)
 
 // errSaleClosed: the stock of the sale is being made anew.
 var errSaleClosed = fmt.Errorf("%w: it is closed for a rebuild", ErrUnavailable)
@@ -39,25 +39,25 @@ type ServerState struct {
 
 // Inspect tells which server holds a partition. Its errors wrap ErrUnavailable.
 func (s *Store) Inspect(ctx context.Context, partition int) (ServerState, error) {
-	return s.inspect(ctx, s.rdb, partition)
+	return s.inspect(ctx, s.Rdb, partition)
 }
 
 func (s *Store) inspect(ctx context.Context, on redis.Scripter, partition int) (ServerState, error) {
-	state, _, err := s.ask(ctx, on, s.keys.Server(partition))
+	state, _, err := s.ask(ctx, on, s.Keys.Server(partition))
 	if err != nil {
 		return ServerState{}, fmt.Errorf("%w: inspect the server of partition %d: %w", ErrUnavailable, partition, err)
 	}
 	return state, nil
 }
 
-// firstUse stands in the place of a rebuild's token where a partition had no record of a server.
-const firstUse = "-"
+// FirstUse stands in the place of a rebuild's token where a partition had no record of a server.
+const FirstUse = "-"
 
 // MarkVerified records that the stock of a partition is whole on the server that expected names. The token is the one
 // that DistrustFor has left there. It returns ErrServerChanged if Redis is another server by now, was emptied, or
 // was distrusted once more, and then the record is as it was.
 func (s *Store) MarkVerified(ctx context.Context, partition int, expected ServerState, token string) error {
-	answer, err := lua.Verify.Run(ctx, s.rdb, []string{s.keys.Server(partition)}, expected.RunID, expected.ReplicationID, token).Text()
+	answer, err := lua.Verify.Run(ctx, s.Rdb, []string{s.Keys.Server(partition)}, expected.RunID, expected.ReplicationID, token).Text()
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: verify the server of partition %d: %w", ErrUnavailable, partition, err)
@@ -80,7 +80,7 @@ func (s *Store) Distrust(ctx context.Context, partition int) error {
 // server from then on.
 func (s *Store) DistrustFor(ctx context.Context, partition int, token string) error {
 	s.fences[partition].Store(nil)
-	_, err := s.rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
+	_, err := s.Rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		s.distrust(ctx, p, partition, token)
 		return nil
 	})
@@ -93,7 +93,7 @@ func (s *Store) DistrustFor(ctx context.Context, partition int, token string) er
 // distrust is all of a transaction. The scripts are flushed because nobody asks again who knows that his
 // is loaded; those of other partitions and programs are loaded again by their users.
 func (s *Store) distrust(ctx context.Context, p redis.Pipeliner, partition int, token string) {
-	p.HSet(ctx, s.keys.Server(partition), "run_id", distrusted, "replication_id", distrusted, "rebuild", token)
+	p.HSet(ctx, s.Keys.Server(partition), "run_id", distrusted, "replication_id", distrusted, "rebuild", token)
 	p.ScriptFlush(ctx)
 }
 
@@ -117,7 +117,7 @@ func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (sta
 // look finds a sale in a partition. It returns ErrSaleNotFound only if the server is known, because
 // an unverified one may have lost it.
 func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place, error) {
-	state, text, err := s.ask(ctx, s.rdb, s.keys.Server(partition), s.keys.Sale(partition, sale))
+	state, text, err := s.ask(ctx, s.Rdb, s.Keys.Server(partition), s.Keys.Sale(partition, sale))
 	switch {
 	case err != nil:
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
@@ -125,7 +125,7 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 		if state.unverified {
 			_, _ = s.admit(ctx, partition) // which tells the others
 		}
-		return place{}, errUnverifiedServer
+		return place{}, ErrUnverifiedServer
 	case text == "":
 		return place{}, ErrSaleNotFound
 	}
@@ -143,10 +143,10 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 // and orders that were accepted are gone. The server is distrusted, so that nobody else sells what
 // those hold, and a worker makes the stock anew.
 func (s *Store) lostOrders(ctx context.Context, q *queue) error {
-	s.o.Logger.Error("Redis has lost orders of a sale: nothing is sold until its stock is made anew",
+	s.O.Logger.Error("Redis has lost orders of a sale: nothing is sold until its stock is made anew",
 		"sale", q.sale, "partition", q.place.partition, "epoch", q.place.epoch, "seen_sequence", q.target.seen)
 	if err := s.Distrust(ctx, q.place.partition); err != nil {
-		return fmt.Errorf("%w: %w", errLostSale, err)
+		return fmt.Errorf("%w: %w", ErrLostSale, err)
 	}
-	return errLostSale
+	return ErrLostSale
 }

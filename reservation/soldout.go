@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"stampede/internal/pause"
+	"stampede/reservation/order"
 )
 
 // soldOut remembers that a sale has nothing left, so that its losers cost Redis nothing.
@@ -66,7 +67,7 @@ func (q *queue) learnSoldOut(generation int64) {
 	started := q.store.goBackground(func() {
 		defer q.learning.Store(false)
 		if err := q.rememberSoldOut(q.store.ctx, generation); err != nil && q.store.ctx.Err() == nil {
-			q.store.o.Logger.Warn("cannot remember that a sale is sold out: its losers go on asking Redis", "sale", q.sale, "error", err)
+			q.store.O.Logger.Warn("cannot remember that a sale is sold out: its losers go on asking Redis", "sale", q.sale, "error", err)
 			pause.For(soldOutRetry, q.store.ctx.Done())
 		}
 	})
@@ -79,10 +80,10 @@ func (q *queue) learnSoldOut(generation int64) {
 func (q *queue) rememberSoldOut(ctx context.Context, generation int64) error {
 	memory := &soldOut{generation: generation, buyers: make(map[uint64]struct{})}
 	p := q.place.partition
-	if err := q.collectUsers(ctx, memory, q.store.keys.Buyers(p, q.sale), 0); err != nil {
+	if err := q.collectUsers(ctx, memory, q.store.Keys.Buyers(p, q.sale), 0); err != nil {
 		return err
 	}
-	if err := q.collectUsers(ctx, memory, q.store.keys.Ended(p, q.sale), fingerprintChars); err != nil {
+	if err := q.collectUsers(ctx, memory, q.store.Keys.Ended(p, q.sale), order.FingerprintChars); err != nil {
 		return err
 	}
 	defer q.soldOut.Store(nil)
@@ -115,7 +116,7 @@ func (q *queue) rememberSoldOut(ctx context.Context, generation int64) error {
 // collectUsers reads all users that are fields of the hash, each behind so many other characters. Redis promises that a scan
 // returns every field that is there from its beginning to its end, and a sold-out sale gains none; stillSoldOut makes sure afterwards.
 func (q *queue) collectUsers(ctx context.Context, memory *soldOut, key string, behind int) error {
-	n, err := q.store.rdb.HLen(ctx, key).Result()
+	n, err := q.store.Rdb.HLen(ctx, key).Result()
 	if err != nil {
 		return err
 	}
@@ -125,7 +126,7 @@ func (q *queue) collectUsers(ctx context.Context, memory *soldOut, key string, b
 	var cursor uint64
 	for {
 		var page []string
-		if page, cursor, err = q.store.rdb.HScan(ctx, key, cursor, "", 500).Result(); err != nil {
+		if page, cursor, err = q.store.Rdb.HScan(ctx, key, cursor, "", 500).Result(); err != nil {
 			return err
 		}
 		for i := 0; i < len(page); i += 2 {
@@ -154,8 +155,8 @@ func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error
 	if err != nil || !state.Known {
 		return false, err
 	}
-	pipe := q.store.rdb.Pipeline()
-	fields := pipe.HMGet(ctx, q.store.keys.Sale(q.place.partition, q.sale), "left", "generation", "epoch", "closes_at_ms")
+	pipe := q.store.Rdb.Pipeline()
+	fields := pipe.HMGet(ctx, q.store.Keys.Sale(q.place.partition, q.sale), "left", "generation", "epoch", "closes_at_ms")
 	now := pipe.Time(ctx)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return false, err

@@ -13,48 +13,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/reservation"
 )
 
-// soldOutShop is a shop on a Redis of its own, whose sale has one unit, which ann has, and knows it.
-func soldOutShop(t *testing.T) (*shop, uuid.UUID) {
-	t.Helper()
-	own := testkit.OwnRedis(t)
-	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(1).ID
-	require.Equal(t, reservation.Reserved, s.buy(sale, "ann").Verdict)
-	s.rememberSoldOut(sale)
-	return s, sale
-}
-
-// rememberSoldOut waits until losers cost Redis nothing.
-func (s *shop) rememberSoldOut(sale uuid.UUID) {
-	s.t.Helper()
-	testkit.Eventually(s.t, 10*time.Second, "the sale is remembered as sold out", func() bool {
-		before := scriptCalls(s.t, s.rdb)
-		require.Equal(s.t, reservation.SoldOut, s.buy(sale, "loser").Verdict)
-		return scriptCalls(s.t, s.rdb) == before
-	})
-}
-
-func scriptCalls(t *testing.T, rdb *redis.Client) int {
-	t.Helper()
-	calls := 0
-	stats, err := rdb.InfoMap(t.Context(), "commandstats").Result()
-	require.NoError(t, err)
-	for _, section := range stats {
-		if line := section["cmdstat_evalsha"]; line != "" {
-			_, err := fmt.Sscanf(line, "calls=%d,", &calls)
-			require.NoError(t, err)
-		}
-	}
-	return calls
-}
-
 func TestSoldOutAnswersCostRedisNothing(t *testing.T) {
 	t.Parallel()
-	s, sale := soldOutShop(t)
-	usedBefore, callsBefore := usedMemory(t, s.rdb), scriptCalls(t, s.rdb)
+	s, sale := testsale.SoldOutShop(t)
+	usedBefore, callsBefore := usedMemory(t, s.Rdb), testsale.ScriptCalls(t, s.Rdb)
 
 	const losers = 1_000_000
 	workers := runtime.GOMAXPROCS(0)
@@ -73,8 +39,8 @@ func TestSoldOutAnswersCostRedisNothing(t *testing.T) {
 	wg.Wait()
 	require.EqualValues(t, losers, answered.Load())
 	// A process that was held up for long may have had to look once more.
-	require.LessOrEqual(t, scriptCalls(t, s.rdb)-callsBefore, losers/1000)
-	require.InDelta(t, usedBefore, usedMemory(t, s.rdb), 256<<10, "bytes of Redis before and after a million losers")
+	require.LessOrEqual(t, testsale.ScriptCalls(t, s.Rdb)-callsBefore, losers/1000)
+	require.InDelta(t, usedBefore, usedMemory(t, s.Rdb), 256<<10, "bytes of Redis before and after a million losers")
 }
 
 func usedMemory(t *testing.T, rdb *redis.Client) int64 {
@@ -89,44 +55,44 @@ func usedMemory(t *testing.T, rdb *redis.Client) int64 {
 
 func TestBuyerOfSoldOutSaleGetsOrder(t *testing.T) {
 	t.Parallel()
-	s, sale := soldOutShop(t)
-	require.Equal(t, reservation.AlreadyPurchased, s.buy(sale, "ann").Verdict)
-	other := newShopOn(t, s.rdb, s.keys, reservation.StoreOptions{})
-	other.rememberSoldOut(sale)
-	require.Equal(t, reservation.AlreadyPurchased, other.buy(sale, "ann").Verdict, "also where the order was not made")
+	s, sale := testsale.SoldOutShop(t)
+	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale, "ann").Verdict)
+	other := testsale.NewShopOn(t, s.Rdb, s.Keys, reservation.StoreOptions{})
+	other.RememberSoldOut(sale)
+	require.Equal(t, reservation.AlreadyPurchased, other.Buy(sale, "ann").Verdict, "also where the order was not made")
 }
 
 func TestSoldOutMemoryEndsWithinASecondOnEveryIngress(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(s *shop, sale uuid.UUID){
-		"restock": func(s *shop, sale uuid.UUID) {
-			_, err := s.Restock(s.t.Context(), sale, 1, "")
-			require.NoError(s.t, err)
+	for name, change := range map[string]func(s *testsale.Shop, sale uuid.UUID){
+		"restock": func(s *testsale.Shop, sale uuid.UUID) {
+			_, err := s.Restock(s.T.Context(), sale, 1, "")
+			require.NoError(s.T, err)
 		},
-		"release": func(s *shop, sale uuid.UUID) {
-			held := s.buy(sale, "ann").Reservation
-			_, err := s.Release(s.t.Context(), []reservation.Release{{SaleID: sale, OrderID: held.OrderID, UserID: "ann"}})
-			require.NoError(s.t, err)
+		"release": func(s *testsale.Shop, sale uuid.UUID) {
+			held := s.Buy(sale, "ann").Reservation
+			_, err := s.Release(s.T.Context(), []reservation.Release{{SaleID: sale, OrderID: held.OrderID, UserID: "ann"}})
+			require.NoError(s.T, err)
 		},
-		"resume": func(s *shop, sale uuid.UUID) {
-			_, err := s.Pause(s.t.Context(), sale)
-			require.NoError(s.t, err)
-			_, err = s.Restock(s.t.Context(), sale, 1, "")
-			require.NoError(s.t, err)
-			_, err = s.Resume(s.t.Context(), sale)
-			require.NoError(s.t, err)
+		"resume": func(s *testsale.Shop, sale uuid.UUID) {
+			_, err := s.Pause(s.T.Context(), sale)
+			require.NoError(s.T, err)
+			_, err = s.Restock(s.T.Context(), sale, 1, "")
+			require.NoError(s.T, err)
+			_, err = s.Resume(s.T.Context(), sale)
+			require.NoError(s.T, err)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, sale := soldOutShop(t)
+			s, sale := testsale.SoldOutShop(t)
 			// Another ingress, which hears of the change from Redis alone.
-			ingress := newShopOn(t, s.rdb, s.keys, reservation.StoreOptions{})
-			ingress.rememberSoldOut(sale)
+			ingress := testsale.NewShopOn(t, s.Rdb, s.Keys, reservation.StoreOptions{})
+			ingress.RememberSoldOut(sale)
 
 			change(s, sale)
 			changed := time.Now()
-			for ingress.buy(sale, "bob").Verdict != reservation.Reserved {
+			for ingress.Buy(sale, "bob").Verdict != reservation.Reserved {
 				require.Less(t, time.Since(changed), time.Second, "the sale is still remembered as sold out")
 			}
 		})
@@ -136,10 +102,10 @@ func TestSoldOutMemoryEndsWithinASecondOnEveryIngress(t *testing.T) {
 func TestSoldOutMemoryEndsWithoutRedis(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(1).ID
-	s.buy(sale, "ann")
-	s.rememberSoldOut(sale)
+	s := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(1).ID
+	s.Buy(sale, "ann")
+	s.RememberSoldOut(sale)
 	own.Kill()
 	testkit.Eventually(t, 5*time.Second, "the store admits that it does not know", func() bool {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
@@ -149,15 +115,15 @@ func TestSoldOutMemoryEndsWithoutRedis(t *testing.T) {
 
 func TestEndedSaleIsNotAnsweredSoldOut(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
+	s := testsale.NewShop(t)
 	closesAt := time.Now().Add(1500 * time.Millisecond)
 	sale, err := s.Create(t.Context(), reservation.Terms{Name: "short", Stock: 1, PerOrderLimit: 1, ClosesAt: closesAt})
 	require.NoError(t, err)
-	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "ann").Verdict)
-	require.Equal(t, reservation.SoldOut, s.buy(sale.ID, "bob").Verdict)
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "ann").Verdict)
+	require.Equal(t, reservation.SoldOut, s.Buy(sale.ID, "bob").Verdict)
 	testkit.Eventually(t, 5*time.Second, "the sale has ended", func() bool {
-		return s.buy(sale.ID, "bob").Verdict == reservation.Ended
+		return s.Buy(sale.ID, "bob").Verdict == reservation.Ended
 	})
 	require.WithinRange(t, time.Now(), closesAt, closesAt.Add(time.Second))
-	require.Equal(t, reservation.Ended, s.buy(sale.ID, "bob").Verdict, "and that stays so")
+	require.Equal(t, reservation.Ended, s.Buy(sale.ID, "bob").Verdict, "and that stays so")
 }

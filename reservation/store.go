@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
+
+	"stampede/reservation/order"
 )
 
 // Within DefaultWaitMax + DefaultCallTimeout a Store has an answer.
@@ -62,9 +64,9 @@ func (o *StoreOptions) setDefaults() {
 
 // Store is the stock of all sales, in Redis. It is safe for concurrent use.
 type Store struct {
-	rdb  redis.UniversalClient
-	keys Keys
-	o    StoreOptions
+	Rdb  redis.UniversalClient
+	Keys Keys
+	O    StoreOptions
 
 	started time.Time
 	seed    maphash.Seed // of the hashes of remembered buyers
@@ -93,7 +95,7 @@ func NewStore(rdb redis.UniversalClient, keys Keys, o StoreOptions) *Store {
 	o.setDefaults()
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Store{
-		rdb: rdb, keys: keys, o: o,
+		Rdb: rdb, Keys: keys, O: o,
 		started: time.Now(), seed: maphash.MakeSeed(),
 		queues: make(map[uuid.UUID]*queue),
 		ctx:    ctx, cancel: cancel,
@@ -122,7 +124,7 @@ func (s *Store) goBackground(f func()) bool {
 // Ping returns nil if Redis answers. It does not say that Redis can write: one that is full or a
 // replica answers too, and refuses purchases.
 func (s *Store) Ping(ctx context.Context) error {
-	if err := s.rdb.Ping(ctx).Err(); err != nil {
+	if err := s.Rdb.Ping(ctx).Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	return nil
@@ -146,7 +148,7 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, err)
 	}
 	if s.refused[q.place.partition].Load() {
-		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, errUnverifiedServer)
+		return Answer{}, fmt.Errorf("reserve sale=%s user=%s: %w", r.Sale, r.User, ErrUnverifiedServer)
 	}
 	if q.remembersSoldOut(r.User) {
 		return Answer{Verdict: SoldOut}, nil
@@ -159,14 +161,14 @@ func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 }
 
 func (r Request) validate() error {
-	if err := ValidateUser(r.User); err != nil {
+	if err := order.ValidateUser(r.User); err != nil {
 		return err
 	}
 	if r.Quantity < 1 {
-		return &InvalidError{"quantity", "must be at least 1"}
+		return &order.InvalidError{Field: "quantity", Reason: "must be at least 1"}
 	}
 	if r.IdempotencyKey != "" {
-		return ValidateIdempotencyKey(r.IdempotencyKey)
+		return order.ValidateIdempotencyKey(r.IdempotencyKey)
 	}
 	return nil
 }
@@ -193,14 +195,14 @@ func (s *Store) keep(q *queue) (*queue, error) {
 	if first := s.queues[q.sale]; first != nil {
 		return first, nil
 	}
-	if len(s.queues) >= s.o.SalesMax {
+	if len(s.queues) >= s.O.SalesMax {
 		for sale, other := range s.queues {
 			if other.idle() {
 				delete(s.queues, sale)
 				break
 			}
 		}
-		if len(s.queues) >= s.o.SalesMax {
+		if len(s.queues) >= s.O.SalesMax {
 			return nil, ErrOverloaded
 		}
 	}
@@ -228,7 +230,7 @@ var errClosed = fmt.Errorf("%w: the store is closed", ErrUnavailable)
 // errLostSale: Redis held the sale before and holds it no more. It may come back by a rebuild from
 // Postgres; until then nothing is sold. A process that has never seen the sale in Redis cannot tell
 // that from a sale that does not exist.
-var errLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
+var ErrLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
 
 // find finds a sale in Redis. The partition follows from the sale's id and the number of partitions
 // there were when it was created, which may not be today's: a sale that is not where it would be today
@@ -237,9 +239,9 @@ var errLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
 //
 // ErrSaleNotFound is certain. Where a server may have lost the sale the error wraps ErrUnavailable.
 func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
-	partition := s.keys.Partition(sale)
+	partition := s.Keys.Partition(sale)
 	at, missing := s.look(ctx, partition, sale)
-	if !errors.Is(missing, ErrSaleNotFound) && !errors.Is(missing, errUnverifiedServer) {
+	if !errors.Is(missing, ErrSaleNotFound) && !errors.Is(missing, ErrUnverifiedServer) {
 		return at, missing
 	}
 	index, err := s.indexSince(ctx, time.Now().Add(-indexTrust))
@@ -252,7 +254,7 @@ func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
 		}
 	}
 	if s.refusesAny() {
-		return place{}, errUnverifiedServer // it may live where nobody looks
+		return place{}, ErrUnverifiedServer // it may live where nobody looks
 	}
 	return place{}, missing
 }

@@ -17,15 +17,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/lua"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 func TestReserveReturnsEveryVerdict(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
+	s := testsale.NewShop(t)
 	ctx := t.Context()
-	sale := s.sale(4)
+	sale := s.Sale(4)
 
 	request := reservation.Request{Sale: sale.ID, User: "ann", Quantity: 2, IdempotencyKey: "click-1"}
 	first, err := s.Reserve(ctx, request)
@@ -55,32 +58,32 @@ func TestReserveReturnsEveryVerdict(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, reservation.Answer{Verdict: reservation.OverLimit, Limit: 2}, over)
 	}
-	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "dan").Verdict)
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "dan").Verdict)
 	short, err := s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: "bob", Quantity: 2})
 	require.NoError(t, err)
 	require.Equal(t, reservation.SoldOut, short.Verdict, "one is left, and two were asked for")
 
 	_, err = s.Pause(ctx, sale.ID)
 	require.NoError(t, err)
-	require.Equal(t, reservation.Paused, s.buy(sale.ID, "bob").Verdict)
+	require.Equal(t, reservation.Paused, s.Buy(sale.ID, "bob").Verdict)
 	_, err = s.Resume(ctx, sale.ID)
 	require.NoError(t, err)
 	_, err = s.End(ctx, sale.ID)
 	require.NoError(t, err)
-	require.Equal(t, reservation.Ended, s.buy(sale.ID, "cid").Verdict)
+	require.Equal(t, reservation.Ended, s.Buy(sale.ID, "cid").Verdict)
 
 	opensAt := time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond)
 	future, err := s.Create(ctx, reservation.Terms{Name: "tomorrow", Stock: 1, PerOrderLimit: 1, OpensAt: opensAt})
 	require.NoError(t, err)
-	require.Equal(t, reservation.Answer{Verdict: reservation.NotOpen, OpensAt: opensAt}, s.buy(future.ID, "ann"))
+	require.Equal(t, reservation.Answer{Verdict: reservation.NotOpen, OpensAt: opensAt}, s.Buy(future.ID, "ann"))
 
-	require.Equal(t, reservation.UnknownSale, s.buy(uuid.New(), "ann").Verdict)
+	require.Equal(t, reservation.UnknownSale, s.Buy(uuid.New(), "ann").Verdict)
 }
 
 func TestReserveRejectsInvalidInputWithoutRedis(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(3)
+	s := testsale.NewShop(t)
+	sale := s.Sale(3)
 	for name, r := range map[string]reservation.Request{
 		"no user":                 {Quantity: 1},
 		"braces":                  {User: "{0}", Quantity: 1},
@@ -95,19 +98,19 @@ func TestReserveRejectsInvalidInputWithoutRedis(t *testing.T) {
 	} {
 		r.Sale = sale.ID
 		_, err := s.Reserve(t.Context(), r)
-		var invalid *reservation.InvalidError
+		var invalid *order.InvalidError
 		require.ErrorAs(t, err, &invalid, name)
 	}
-	require.Equal(t, "3", s.left(sale.ID))
-	require.Empty(t, s.events(sale.ID))
+	require.Equal(t, "3", s.Left(sale.ID))
+	require.Empty(t, s.Events(sale.ID))
 }
 
 func TestReserveSellsExactlyTheStockToTenThousandBuyers(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
+	s := testsale.NewShop(t)
 	const stock, buyers = 100, 10_000
-	sale := s.sale(stock + 1)
-	s.buy(sale.ID, "warm-up") // the script is loaded before so many compete for the processor
+	sale := s.Sale(stock + 1)
+	s.Buy(sale.ID, "warm-up") // the script is loaded before so many compete for the processor
 
 	var won sync.Map
 	var winners, refused atomic.Int64
@@ -132,24 +135,24 @@ func TestReserveSellsExactlyTheStockToTenThousandBuyers(t *testing.T) {
 	wg.Wait()
 	require.EqualValues(t, stock, winners.Load())
 	require.EqualValues(t, buyers-stock, refused.Load())
-	require.Equal(t, "0", s.left(sale.ID))
-	require.Len(t, s.events(sale.ID), stock+1)
+	require.Equal(t, "0", s.Left(sale.ID))
+	require.Len(t, s.Events(sale.ID), stock+1)
 }
 
 func TestConcurrentRequestsShareCalls(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := ownClient(t, own.URL)
-	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(1000)
-	s.buy(sale.ID, "warm-up")
+	rdb := testsale.OwnClient(t, own.URL)
+	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(1000)
+	s.Buy(sale.ID, "warm-up")
 
 	before := commandsServed(t, rdb)
 	// While Redis is held up, all others pile up behind the first request.
 	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "300", "WRITE").Err())
 	var wg sync.WaitGroup
 	for i := range 512 {
-		wg.Go(func() { s.buy(sale.ID, fmt.Sprintf("u%d", i)) })
+		wg.Go(func() { s.Buy(sale.ID, fmt.Sprintf("u%d", i)) })
 	}
 	wg.Wait()
 	// CLIENT PAUSE, at most a handful of calls, and the commands inside them: HMGET twice, TIME, HSET twice, and an XADD each.
@@ -162,10 +165,10 @@ func TestConcurrentRequestsShareCalls(t *testing.T) {
 func TestCancelBeforeSendReservesNothing(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := ownClient(t, own.URL)
-	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(10)
-	s.buy(sale.ID, "warm-up")
+	rdb := testsale.OwnClient(t, own.URL)
+	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(10)
+	s.Buy(sale.ID, "warm-up")
 
 	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "400", "WRITE").Err())
 	sent := make(chan error, 1)
@@ -187,16 +190,16 @@ func TestCancelBeforeSendReservesNothing(t *testing.T) {
 	again, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "sent", Quantity: 1, IdempotencyKey: "k"})
 	require.NoError(t, err)
 	require.Equal(t, reservation.Replayed, again.Verdict, "the same key finds out")
-	require.Equal(t, "8", s.left(sale.ID), "the warm-up and the one that was sent; not the one that was queued")
+	require.Equal(t, "8", s.Left(sale.ID), "the warm-up and the one that was sent; not the one that was queued")
 }
 
 func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := ownClient(t, own.URL)
-	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{WaitMax: 50 * time.Millisecond})
-	sale := s.sale(10)
-	s.buy(sale.ID, "warm-up")
+	rdb := testsale.OwnClient(t, own.URL)
+	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{WaitMax: 50 * time.Millisecond})
+	sale := s.Sale(10)
+	s.Buy(sale.ID, "warm-up")
 
 	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "300", "WRITE").Err())
 	var crowd sync.WaitGroup
@@ -212,8 +215,8 @@ func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 		})
 	}
 	crowd.Wait()
-	require.Equal(t, "8", s.left(sale.ID))
-	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "late-0").Verdict, "the next ones are served again")
+	require.Equal(t, "8", s.Left(sale.ID))
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "late-0").Verdict, "the next ones are served again")
 }
 
 func awaitBlocked(t *testing.T, rdb *redis.Client, what string) {
@@ -236,10 +239,10 @@ func containsLine(text, line string) bool {
 func TestFullQueueIsOverloaded(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := ownClient(t, own.URL)
-	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{QueueMax: 4, BatchMax: 2})
-	sale := s.sale(100)
-	s.buy(sale.ID, "warm-up")
+	rdb := testsale.OwnClient(t, own.URL)
+	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{QueueMax: 4, BatchMax: 2})
+	sale := s.Sale(100)
+	s.Buy(sale.ID, "warm-up")
 
 	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "300", "WRITE").Err())
 	var overloaded, reserved atomic.Int64
@@ -257,22 +260,22 @@ func TestFullQueueIsOverloaded(t *testing.T) {
 	}
 	wg.Wait()
 	require.Positive(t, overloaded.Load())
-	require.Equal(t, fmt.Sprint(100-1-reserved.Load()), s.left(sale.ID), "who was refused took nothing")
+	require.Equal(t, fmt.Sprint(100-1-reserved.Load()), s.Left(sale.ID), "who was refused took nothing")
 }
 
 func TestLostReplyIsRetriedOnce(t *testing.T) {
 	t.Parallel()
 	proxy, rdb := testkit.RedisThroughProxy(t)
-	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(10)
-	s.buy(sale.ID, "warm-up")
+	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(10)
+	s.Buy(sale.ID, "warm-up")
 
 	proxy.Lose(2)
-	a := s.buy(sale.ID, "ann")
+	a := s.Buy(sale.ID, "ann")
 	proxy.RequireLost(t)
 	require.Equal(t, reservation.Replayed, a.Verdict, "the third try hears of the first")
-	require.Equal(t, "8", s.left(sale.ID))
-	require.Len(t, s.events(sale.ID), 2)
+	require.Equal(t, "8", s.Left(sale.ID))
+	require.Len(t, s.Events(sale.ID), 2)
 
 	proxy.Lose(3)
 	request := reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1, IdempotencyKey: "k"}
@@ -282,69 +285,69 @@ func TestLostReplyIsRetriedOnce(t *testing.T) {
 	again, err := s.Reserve(t.Context(), request)
 	require.NoError(t, err)
 	require.Equal(t, reservation.Replayed, again.Verdict)
-	require.Equal(t, "7", s.left(sale.ID))
-	require.Len(t, s.events(sale.ID), 3)
+	require.Equal(t, "7", s.Left(sale.ID))
+	require.Len(t, s.Events(sale.ID), 3)
 }
 
 func TestClientRetriesReserveOnce(t *testing.T) {
 	t.Parallel()
 	proxy, rdb := testkit.RedisThroughProxy(t)
-	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(10)
-	s.buy(sale.ID, "warm-up")
+	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(10)
+	s.Buy(sale.ID, "warm-up")
 
-	keys := []string{s.keys.Sale(0, sale.ID), s.keys.Buyers(0, sale.ID), s.keys.Orders(0), s.keys.Ended(0, sale.ID)}
+	keys := []string{s.Keys.Sale(0, sale.ID), s.Keys.Buyers(0, sale.ID), s.Keys.Orders(0), s.Keys.Ended(0, sale.ID)}
 	require.NoError(t, lua.Reserve.Load(t.Context(), rdb).Err())
 	proxy.Lose(3)
 	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "0", "\x80", "ann", uuid.NewString(), "-", "1", "{}").Slice()
 	require.NoError(t, err, "go-redis has tried four times in all")
 	proxy.RequireLost(t)
 	require.Contains(t, answers[3], "replayed ")
-	require.Equal(t, "8", s.left(sale.ID))
-	require.Len(t, s.events(sale.ID), 2)
+	require.Equal(t, "8", s.Left(sale.ID))
+	require.Len(t, s.Events(sale.ID), 2)
 }
 
 func TestReserveWithoutRedisIsUnavailable(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(10)
-	s.buy(sale.ID, "ann")
+	s := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(10)
+	s.Buy(sale.ID, "ann")
 
 	own.Kill()
 	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
 	require.ErrorIs(t, s.Ping(t.Context()), reservation.ErrUnavailable)
-	_, err = s.FindReserved(t.Context(), reservation.NewOrderID(sale.ID), "bob")
+	_, err = s.FindReserved(t.Context(), order.NewOrderID(sale.ID), "bob")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 
 	require.NoError(t, own.Restart(t.Context()))
-	testkit.VerifyServer(t, s.pool, s.Store, 0)
-	require.Equal(t, reservation.AlreadyPurchased, s.buy(sale.ID, "ann").Verdict, "with appendfsync always a kill -9 loses nothing")
-	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict)
+	testkit.VerifyServer(t, s.Pool, s.Store, 0)
+	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale.ID, "ann").Verdict, "with appendfsync always a kill -9 loses nothing")
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict)
 }
 
 func TestReserveOfLostSaleIsUnavailable(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(10)
-	s.buy(sale.ID, "ann")
-	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale.ID)).Err())
+	s := testsale.NewShop(t)
+	sale := s.Sale(10)
+	s.Buy(sale.ID, "ann")
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
 	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	require.Len(t, s.events(sale.ID), 1)
+	require.Len(t, s.Events(sale.ID), 1)
 }
 
 func TestRebuiltSaleIsServedInNewEpoch(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(10)
-	s.buy(sale.ID, "ann")
-	require.NoError(t, s.rdb.HSet(t.Context(), s.keys.Sale(0, sale.ID), "epoch", 2).Err())
+	s := testsale.NewShop(t)
+	sale := s.Sale(10)
+	s.Buy(sale.ID, "ann")
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "epoch", 2).Err())
 
-	require.Equal(t, reservation.Reserved, s.buy(sale.ID, "bob").Verdict)
-	events := s.events(sale.ID)
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict)
+	events := s.Events(sale.ID)
 	require.Len(t, events, 2)
 	require.Contains(t, events[1].Values["payload"], `"epoch":2`)
 }
@@ -353,15 +356,15 @@ func TestSaleIsFoundInPartitionOfItsCreation(t *testing.T) {
 	t.Parallel()
 	keys := testkit.Keys(t)
 	keys.Partitions = 8
-	before := newShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
-	var sales []reservation.CountedSale
+	before := testsale.NewShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
+	var sales []catalog.CountedSale
 	for range 8 {
-		sales = append(sales, before.sale(5))
+		sales = append(sales, before.Sale(5))
 	}
 	keys.Partitions = 1
-	after := newShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
+	after := testsale.NewShopOn(t, testkit.Redis(t), keys, reservation.StoreOptions{})
 	for _, sale := range sales {
-		a := after.buy(sale.ID, "ann")
+		a := after.Buy(sale.ID, "ann")
 		require.Equal(t, reservation.Reserved, a.Verdict)
 		order, err := after.FindReserved(t.Context(), a.Reservation.OrderID, "ann")
 		require.NoError(t, err)
@@ -371,12 +374,12 @@ func TestSaleIsFoundInPartitionOfItsCreation(t *testing.T) {
 
 func TestCachedSalesAreBounded(t *testing.T) {
 	t.Parallel()
-	s := newShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{SalesMax: 2})
+	s := testsale.NewShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{SalesMax: 2})
 	var sales []uuid.UUID
 	for range 6 {
-		sales = append(sales, s.sale(10_000).ID)
+		sales = append(sales, s.Sale(10_000).ID)
 	}
-	ctx := soon(t)
+	ctx := testsale.Soon(t)
 	// Many sales asked for at once push each other out while requests for them are on their way.
 	var reserved atomic.Int64
 	var wg sync.WaitGroup
@@ -395,23 +398,23 @@ func TestCachedSalesAreBounded(t *testing.T) {
 	}
 	wg.Wait()
 	require.Positive(t, reserved.Load())
-	require.Len(t, s.events(sales[0]), int(reserved.Load()))
+	require.Len(t, s.Events(sales[0]), int(reserved.Load()))
 }
 
 func TestUnknownSalesAreCached(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := ownClient(t, own.URL)
-	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	s.sale(1)
-	require.Equal(t, reservation.UnknownSale, s.buy(uuid.Must(uuid.NewV7()), "ann").Verdict)
+	rdb := testsale.OwnClient(t, own.URL)
+	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	s.Sale(1)
+	require.Equal(t, reservation.UnknownSale, s.Buy(uuid.Must(uuid.NewV7()), "ann").Verdict)
 	before := commandsServed(t, rdb)
 	for range 1000 {
-		require.Equal(t, reservation.UnknownSale, s.buy(uuid.New(), "ann").Verdict, "not even a version 7")
+		require.Equal(t, reservation.UnknownSale, s.Buy(uuid.New(), "ann").Verdict, "not even a version 7")
 	}
 	require.Less(t, commandsServed(t, rdb)-before, 10)
 	for range 1000 {
-		require.Equal(t, reservation.UnknownSale, s.buy(uuid.Must(uuid.NewV7()), "ann").Verdict)
+		require.Equal(t, reservation.UnknownSale, s.Buy(uuid.Must(uuid.NewV7()), "ann").Verdict)
 	}
 	// A look for each, which is a script with three commands inside, and the index about once a second.
 	require.Less(t, commandsServed(t, rdb)-before, 4*1000+20*reservation.MaxPartitions)
@@ -420,9 +423,9 @@ func TestUnknownSalesAreCached(t *testing.T) {
 func TestFindReservedEndsWithContext(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	rdb := ownClient(t, own.URL)
-	s := newShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(5)
+	rdb := testsale.OwnClient(t, own.URL)
+	s := testsale.NewShopOn(t, rdb, testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(5)
 	require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGSTOP))
 	defer func() { require.NoError(t, syscall.Kill(own.Pid(), syscall.SIGCONT)) }()
 	began := time.Now()
@@ -431,7 +434,7 @@ func TestFindReservedEndsWithContext(t *testing.T) {
 		wg.Go(func() {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
-			_, err := s.FindReserved(ctx, reservation.NewOrderID(sale.ID), "ann")
+			_, err := s.FindReserved(ctx, order.NewOrderID(sale.ID), "ann")
 			require.ErrorIs(t, err, reservation.ErrUnavailable)
 		})
 	}
@@ -441,8 +444,8 @@ func TestFindReservedEndsWithContext(t *testing.T) {
 
 func TestClosedStoreReturnsError(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(1)
+	s := testsale.NewShop(t)
+	sale := s.Sale(1)
 	s.Close()
 	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
@@ -450,9 +453,9 @@ func TestClosedStoreReturnsError(t *testing.T) {
 
 func TestReleaseReturnsUnitsOnce(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	one, two := s.sale(5), s.sale(5)
-	a, b := s.buy(one.ID, "ann"), s.buy(two.ID, "ann")
+	s := testsale.NewShop(t)
+	one, two := s.Sale(5), s.Sale(5)
+	a, b := s.Buy(one.ID, "ann"), s.Buy(two.ID, "ann")
 	releases := []reservation.Release{
 		{SaleID: one.ID, OrderID: a.Reservation.OrderID, UserID: "ann"},
 		{SaleID: two.ID, OrderID: b.Reservation.OrderID, UserID: "ann"},
@@ -461,10 +464,10 @@ func TestReleaseReturnsUnitsOnce(t *testing.T) {
 	for range 2 {
 		_, err := s.Release(t.Context(), releases)
 		require.NoError(t, err)
-		require.Equal(t, []string{"5", "5"}, []string{s.left(one.ID), s.left(two.ID)})
+		require.Equal(t, []string{"5", "5"}, []string{s.Left(one.ID), s.Left(two.ID)})
 	}
-	require.Equal(t, reservation.Reserved, s.buy(one.ID, "ann").Verdict)
+	require.Equal(t, reservation.Reserved, s.Buy(one.ID, "ann").Verdict)
 	_, err := s.Release(t.Context(), releases)
 	require.NoError(t, err, "the order of before, not the one of now")
-	require.Equal(t, "4", s.left(one.ID))
+	require.Equal(t, "4", s.Left(one.ID))
 }

@@ -73,7 +73,7 @@ func (s *Store) joinLook(sale uuid.UUID) *saleLook {
 	}
 	x.underWay[sale] = look
 	started := s.goBackground(func() {
-		ctx, cancel := context.WithTimeout(s.ctx, s.o.CallTimeout)
+		ctx, cancel := context.WithTimeout(s.ctx, s.O.CallTimeout)
 		defer cancel()
 		look.place, look.err = s.find(ctx, sale)
 		x.end(sale, look, began)

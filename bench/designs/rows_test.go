@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/ledger"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // rowsOf are all rows of all orders, without what is different each time.
@@ -37,7 +37,7 @@ func TestARivalsOrderHasTheRowsOfTheLedger(t *testing.T) {
 
 	_, err := s.pool.Exec(t.Context(), "TRUNCATE orders, order_events")
 	require.NoError(t, err)
-	_, err = ledger.New(s.pool).Record(t.Context(), []reservation.OrderReserved{{
+	_, err = ledger.New(s.pool).Record(t.Context(), []order.OrderReserved{{
 		OrderID: o.ID, SaleID: o.Sale, UserID: o.User, Quantity: o.Quantity,
 		Sequence: 7, Epoch: 1, RequestedAt: reservedAt(o.ID), ReservedAt: reservedAt(o.ID),
 	}})

@@ -21,6 +21,8 @@ import (
 	"stampede/internal/pause"
 	"stampede/lua"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 // The figures of a sale.
@@ -166,7 +168,7 @@ func openSpread(b *testing.B, shop *rig.Shop, keys reservation.Keys, n int, stoc
 	b.Helper()
 	store := reservation.NewStore(shop.Redis, keys, reservation.StoreOptions{Logger: slog.New(slog.DiscardHandler)})
 	defer store.Close()
-	catalog := reservation.NewCatalog(shop.Pool, store)
+	catalog := catalog.New(shop.Pool, store)
 	room := make([]int, keys.Partitions)
 	for p := range room {
 		room[p] = n / keys.Partitions
@@ -196,7 +198,7 @@ func purchases(sales []uuid.UUID, longIDs bool) func(dst []byte, n uint64) []byt
 		if longIDs {
 			user := base
 			binary.BigEndian.PutUint64(user[8:], n)
-			dst = reservation.AppendID(dst, user)
+			dst = order.AppendID(dst, user)
 		} else {
 			dst = strconv.AppendUint(append(dst, "buyer-"...), n, 10)
 		}

@@ -22,6 +22,8 @@ import (
 	"stampede/ingress"
 	"stampede/internal/connect"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 // BenchmarkAllocations counts what an accepted purchase allocates in a whole ingress, on its way to Redis
@@ -76,7 +78,7 @@ func ingressAllocations(b *testing.B, connections int) allocation {
 	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
 	defer store.Close()
 	server, err := ingress.New(ingress.Config{
-		Reservations: store, Sales: reservation.NewCatalog(s.Pool, store), Orders: ledger.New(s.Pool),
+		Reservations: store, Sales: catalog.New(s.Pool, store), Orders: ledger.New(s.Pool),
 		Postgres: s.Pool,
 		Auth:     ingress.AuthHeader, Logger: slog.New(slog.DiscardHandler), OutcomesStream: s.keys.Outcomes(),
 		Outcomes: func() (redis.UniversalClient, error) { return connect.Blocking(s.RedisURL) },
@@ -111,7 +113,7 @@ func allocations(b *testing.B, h http.Handler, sale uuid.UUID, connections int) 
 			Addrs: []string{listener.Addr().String()}, Connections: connections, For: time.Minute, Most: most,
 			Request: func(dst []byte, _ uint64) []byte {
 				dst = append(dst, "POST /v1/sales/"...)
-				dst = reservation.AppendID(dst, sale)
+				dst = order.AppendID(dst, sale)
 				dst = append(dst, "/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"...)
 				dst = append(dst, "Content-Length: 14\r\nX-User-ID: buyer-"...)
 				dst = strconv.AppendUint(dst, buyerSerial.Add(1), 10)

@@ -15,6 +15,7 @@ import (
 
 	"stampede/lua"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // request is one buyer's part of the arguments of lua/reserve.lua, made before the time runs: a limit
@@ -32,7 +33,7 @@ func newRequests(sale uuid.UUID, n int) []request {
 	now := strconv.FormatInt(time.Now().UnixMilli(), 10)
 	for i := range requests {
 		r := &requests[i]
-		r.order = reservation.NewOrderID(sale)
+		r.order = order.NewOrderID(sale)
 		r.orderID = reservation.CompactID(r.order)
 		r.user = "buyer-" + strconv.FormatUint(buyerSerial.Add(1), 10)
 		r.payload = `{"order_id":"` + r.order.String() + `","sale_id":"` + sale.String() + `","user_id":"` + r.user +

@@ -12,6 +12,7 @@ import (
 	"stampede/bench/rig"
 	"stampede/lua"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 const (
@@ -37,7 +38,7 @@ func openShop(b *testing.B) shop {
 	on := rig.Open(b)
 	store := reservation.NewStore(on.Redis, on.Keys(1), reservation.StoreOptions{Logger: slog.New(slog.DiscardHandler)})
 	defer store.Close()
-	sale, err := reservation.NewCatalog(on.Pool, store).Create(b.Context(), reservation.Terms{
+	sale, err := catalog.New(on.Pool, store).Create(b.Context(), reservation.Terms{
 		Name: "limits", Stock: hugeStock, PerOrderLimit: 1,
 	})
 	require.NoError(b, err)

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 const (
@@ -56,7 +56,7 @@ func consumeAsynq(ctx context.Context, c consumer, ready func()) error {
 		return c.record(ctx, j.event())
 	})
 	mux.HandleFunc(taskOrders, func(ctx context.Context, task *asynq.Task) error {
-		var events []reservation.OrderReserved
+		var events []order.OrderReserved
 		for line := range bytes.Lines(task.Payload()) {
 			var j job
 			if err := json.Unmarshal(line, &j); err != nil {

@@ -17,7 +17,7 @@ import (
 	"stampede/bench/rig"
 	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // consumerEnv holds the consumerSpec of a process that is to be a consumer, in JSON.
@@ -52,8 +52,8 @@ type consumer struct {
 	consumerSpec
 	pool *pgxpool.Pool
 	// record writes one order, record all several in one transaction.
-	record    func(ctx context.Context, event reservation.OrderReserved) error
-	recordAll func(ctx context.Context, events []reservation.OrderReserved) error
+	record    func(ctx context.Context, event order.OrderReserved) error
+	recordAll func(ctx context.Context, events []order.OrderReserved) error
 }
 
 const consumesLine = "consumes "
@@ -81,7 +81,7 @@ func runConsumer(ctx context.Context, text string) error {
 	}
 	defer c.pool.Close()
 	orders := ledger.New(c.pool)
-	c.recordAll = func(ctx context.Context, events []reservation.OrderReserved) error {
+	c.recordAll = func(ctx context.Context, events []order.OrderReserved) error {
 		outcomes, err := orders.Record(ctx, events)
 		for _, outcome := range outcomes {
 			if err == nil {
@@ -90,8 +90,8 @@ func runConsumer(ctx context.Context, text string) error {
 		}
 		return err
 	}
-	c.record = func(ctx context.Context, event reservation.OrderReserved) error {
-		return c.recordAll(ctx, []reservation.OrderReserved{event})
+	c.record = func(ctx context.Context, event order.OrderReserved) error {
+		return c.recordAll(ctx, []order.OrderReserved{event})
 	}
 	if c.Together {
 		c.record = newTogether(c.Connections, c.recordAll).record

@@ -5,7 +5,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // job is an order as asynq and River carry it: the same as the event in the product's stream.
@@ -22,9 +22,9 @@ type job struct {
 // Kind implements river.JobArgs.
 func (job) Kind() string { return "order" }
 
-func (j job) event() reservation.OrderReserved {
+func (j job) event() order.OrderReserved {
 	at := time.UnixMilli(j.ReservedAt).UTC()
-	return reservation.OrderReserved{
+	return order.OrderReserved{
 		OrderID: j.OrderID, SaleID: j.SaleID, UserID: j.UserID, Quantity: j.Quantity,
 		Epoch: j.Epoch, Sequence: j.Sequence, RequestedAt: at, ReservedAt: at,
 	}
@@ -35,7 +35,7 @@ func jobs(sale uuid.UUID, number int) []job {
 	all := make([]job, number)
 	for i := range all {
 		all[i] = job{
-			OrderID: reservation.NewOrderID(sale), SaleID: sale, UserID: "buyer-" + uuid.NewString(), Quantity: 1,
+			OrderID: order.NewOrderID(sale), SaleID: sale, UserID: "buyer-" + uuid.NewString(), Quantity: 1,
 			Epoch: 1, Sequence: int64(i + 1), ReservedAt: time.Now().UnixMilli(),
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // consumeStock is what one builds with watermill-redisstream as it comes: a router whose subscribers, in
@@ -25,7 +26,7 @@ func consumeStock(ctx context.Context, c consumer, ready func()) error {
 		return err
 	}
 	handle := func(msg *message.Message) error {
-		event, err := reservation.DecodeReserved(msg)
+		event, err := order.DecodeReserved(msg)
 		if err != nil {
 			return err
 		}

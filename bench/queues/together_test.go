@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // togetherMax is how many orders go in one transaction: as many as Stampede's worker takes.
@@ -23,7 +23,7 @@ const togetherMax = 500
 type together struct {
 	// connections is how many transactions may be under way.
 	connections int
-	write       func(ctx context.Context, events []reservation.OrderReserved) error
+	write       func(ctx context.Context, events []order.OrderReserved) error
 
 	mu      sync.Mutex
 	waiting []handling
@@ -32,15 +32,15 @@ type together struct {
 
 // handling is an order whose handler waits.
 type handling struct {
-	event reservation.OrderReserved
+	event order.OrderReserved
 	done  chan error
 }
 
-func newTogether(connections int, write func(context.Context, []reservation.OrderReserved) error) *together {
+func newTogether(connections int, write func(context.Context, []order.OrderReserved) error) *together {
 	return &together{connections: connections, write: write}
 }
 
-func (t *together) record(_ context.Context, event reservation.OrderReserved) error {
+func (t *together) record(_ context.Context, event order.OrderReserved) error {
 	h := handling{event, make(chan error, 1)}
 	t.mu.Lock()
 	t.waiting = append(t.waiting, h)
@@ -55,7 +55,7 @@ func (t *together) record(_ context.Context, event reservation.OrderReserved) er
 // run writes batches until nobody waits. The handlers wait for it, so it ends before they do.
 func (t *together) run() {
 	var batch []handling
-	var events []reservation.OrderReserved
+	var events []order.OrderReserved
 	for {
 		t.mu.Lock()
 		if len(t.waiting) == 0 {
@@ -84,7 +84,7 @@ func TestHandlersThatRunTogetherShareTransactions(t *testing.T) {
 	t.Parallel()
 	var calls, written atomic.Int64
 	first := make(chan struct{})
-	shared := newTogether(1, func(_ context.Context, events []reservation.OrderReserved) error {
+	shared := newTogether(1, func(_ context.Context, events []order.OrderReserved) error {
 		if calls.Add(1) == 1 {
 			<-first
 		}
@@ -99,7 +99,7 @@ func TestHandlersThatRunTogetherShareTransactions(t *testing.T) {
 	var handling sync.WaitGroup
 	for i := range handlers {
 		handling.Go(func() {
-			failures[i] = shared.record(t.Context(), reservation.OrderReserved{UserID: fmt.Sprint(i)})
+			failures[i] = shared.record(t.Context(), order.OrderReserved{UserID: fmt.Sprint(i)})
 		})
 	}
 	require.Eventually(t, func() bool {

@@ -14,6 +14,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/doctor"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/sql"
 )
 
@@ -22,7 +23,7 @@ type backend struct {
 	redis   *redis.Client
 	pool    *pgxpool.Pool
 	store   *reservation.Store
-	catalog *reservation.Catalog
+	catalog *catalog.Catalog
 }
 
 // openBackend uses the Redis client that open makes, and up to postgresConns connections to Postgres.
@@ -41,7 +42,7 @@ func openBackend(
 		return nil, err
 	}
 	store := reservation.NewStore(rdb, keys.keys(), reservation.StoreOptions{Logger: logger})
-	return &backend{redis: rdb, pool: pool, store: store, catalog: reservation.NewCatalog(pool, store)}, nil
+	return &backend{redis: rdb, pool: pool, store: store, catalog: catalog.New(pool, store)}, nil
 }
 
 func (b *backend) Close() {

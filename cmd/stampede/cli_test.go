@@ -15,6 +15,8 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 func TestHelpWithoutCommand(t *testing.T) {
@@ -144,7 +146,7 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "8mb").Err())
 	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
 	t.Cleanup(store.Close)
-	catalog := reservation.NewCatalog(s.pool, store)
+	catalog := catalog.New(s.pool, store)
 	sale := func(stock int64) string {
 		sale, err := catalog.Create(t.Context(), reservation.Terms{Name: "x", Stock: stock, PerOrderLimit: 1})
 		require.NoError(t, err)
@@ -159,7 +161,7 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	small := sale(1000)
 	fits()
 	fits(small)
-	huge := sale(reservation.MaxStock)
+	huge := sale(order.MaxStock)
 	for _, c := range []struct{ flag, units string }{{huge, "100,000,000"}, {"--json", "100,001,000"}} {
 		status, output := s.run("doctor", c.flag)
 		assert.Equal(t, exitFailed, status)
@@ -182,10 +184,10 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 func TestUndecidedErrorsNameIdempotencyKey(t *testing.T) {
 	t.Parallel()
 	for err, repeat := range map[error]bool{
-		reservation.ErrUnavailable: true, reservation.ErrChangeUnknown: true, reservation.ErrRestockUndecided: true,
-		reservation.ErrNotInForce:       true,
-		reservation.ErrRestockWithdrawn: false, reservation.ErrSaleNotFound: false,
-		reservation.ErrIdempotencyKeyReused: false,
+		reservation.ErrUnavailable: true, catalog.ErrChangeUnknown: true, catalog.ErrRestockUndecided: true,
+		catalog.ErrNotInForce:       true,
+		catalog.ErrRestockWithdrawn: false, reservation.ErrSaleNotFound: false,
+		catalog.ErrIdempotencyKeyReused: false,
 	} {
 		said := mayBeDone(err, "k")
 		require.ErrorIs(t, said, err)

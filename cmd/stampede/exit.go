@@ -7,7 +7,7 @@ import (
 	"net"
 
 	"stampede/internal/connect"
-	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -61,7 +61,7 @@ func listenError(err error, variable, flag string) error {
 func reportError(stderr io.Writer, err error) int {
 	var (
 		usage   *usageError
-		invalid *reservation.InvalidError
+		invalid *order.InvalidError
 		unknown *lookError
 	)
 	switch {

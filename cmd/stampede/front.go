@@ -13,6 +13,7 @@ import (
 	"stampede/ingress"
 	"stampede/internal/connect"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // The connections to Postgres of an ingress, by what they are for: those who wait for one kind cannot take another.
@@ -98,10 +99,10 @@ type buyersOrders struct {
 	changes *ledger.Ledger
 }
 
-func (o buyersOrders) Pay(ctx context.Context, order uuid.UUID, user, reference string) (reservation.Order, error) {
+func (o buyersOrders) Pay(ctx context.Context, order uuid.UUID, user, reference string) (order.Order, error) {
 	return o.changes.Pay(ctx, order, user, reference)
 }
 
-func (o buyersOrders) Cancel(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error) {
+func (o buyersOrders) Cancel(ctx context.Context, order uuid.UUID, user string) (order.Order, error) {
 	return o.changes.Cancel(ctx, order, user)
 }

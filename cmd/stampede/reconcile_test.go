@@ -11,6 +11,7 @@ import (
 	"stampede/fulfillment/audit"
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 func TestReconcileReportsActionsAndExitsWithOne(t *testing.T) {
@@ -30,7 +31,7 @@ func TestReconcileReportsActionsAndExitsWithOne(t *testing.T) {
 
 	store := reservation.NewStore(testkit.Redis(t), keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
 	t.Cleanup(store.Close)
-	sale, err := reservation.NewCatalog(pool, store).Create(t.Context(),
+	sale, err := catalog.New(pool, store).Create(t.Context(),
 		reservation.Terms{Name: "x", Stock: 10, PerOrderLimit: 1})
 	require.NoError(t, err)
 	_, err = pool.Exec(t.Context(), "UPDATE sales SET sold = 4")

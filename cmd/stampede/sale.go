@@ -12,6 +12,7 @@ import (
 
 	"stampede/internal/connect"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/sql"
 )
 
@@ -36,7 +37,7 @@ type catalogFlags struct {
 // with opens the catalog, hands it to do and prints the sales that do returns.
 func (f *catalogFlags) with(
 	ctx context.Context, s *streams, logger *slog.Logger,
-	do func(context.Context, *reservation.Catalog) ([]reservation.CountedSale, error),
+	do func(context.Context, *catalog.Catalog) ([]catalog.CountedSale, error),
 ) error {
 	b, err := openBackend(ctx, connect.Control, f.RedisURL, f.DatabaseURL, f.keysFlags, 2, logger)
 	if err != nil {
@@ -58,11 +59,11 @@ func (f *catalogFlags) with(
 
 func (f *catalogFlags) withOne(
 	ctx context.Context, s *streams, logger *slog.Logger,
-	do func(context.Context, *reservation.Catalog) (reservation.CountedSale, error),
+	do func(context.Context, *catalog.Catalog) (catalog.CountedSale, error),
 ) error {
-	return f.with(ctx, s, logger, func(ctx context.Context, c *reservation.Catalog) ([]reservation.CountedSale, error) {
+	return f.with(ctx, s, logger, func(ctx context.Context, c *catalog.Catalog) ([]catalog.CountedSale, error) {
 		sale, err := do(ctx, c)
-		return []reservation.CountedSale{sale}, err
+		return []catalog.CountedSale{sale}, err
 	})
 }
 
@@ -105,8 +106,8 @@ type saleCreateCmd struct {
 
 func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *reservation.Catalog,
-	) (reservation.CountedSale, error) {
+		catalog *catalog.Catalog,
+	) (catalog.CountedSale, error) {
 		key := c.key()
 		sale, _, err := catalog.CreateOnce(ctx, reservation.Terms{
 			Name: c.Name, Stock: c.Stock, PerOrderLimit: c.PerOrderLimit,
@@ -127,8 +128,8 @@ func (c *saleListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 		return err
 	}
 	return c.with(ctx, s, logger, func(ctx context.Context,
-		catalog *reservation.Catalog,
-	) ([]reservation.CountedSale, error) {
+		catalog *catalog.Catalog,
+	) ([]catalog.CountedSale, error) {
 		return catalog.List(ctx, c.After, c.Limit)
 	})
 }
@@ -140,8 +141,8 @@ type saleShowCmd struct {
 
 func (c *saleShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *reservation.Catalog,
-	) (reservation.CountedSale, error) {
+		catalog *catalog.Catalog,
+	) (catalog.CountedSale, error) {
 		return catalog.Show(ctx, c.Sale)
 	})
 }
@@ -153,8 +154,8 @@ type salePauseCmd struct {
 
 func (c *salePauseCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *reservation.Catalog,
-	) (reservation.CountedSale, error) {
+		catalog *catalog.Catalog,
+	) (catalog.CountedSale, error) {
 		return catalog.Pause(ctx, c.Sale)
 	})
 }
@@ -166,8 +167,8 @@ type saleResumeCmd struct {
 
 func (c *saleResumeCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *reservation.Catalog,
-	) (reservation.CountedSale, error) {
+		catalog *catalog.Catalog,
+	) (catalog.CountedSale, error) {
 		return catalog.Resume(ctx, c.Sale)
 	})
 }
@@ -179,8 +180,8 @@ type saleEndCmd struct {
 
 func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *reservation.Catalog,
-	) (reservation.CountedSale, error) {
+		catalog *catalog.Catalog,
+	) (catalog.CountedSale, error) {
 		return catalog.End(ctx, c.Sale)
 	})
 }
@@ -194,8 +195,8 @@ type saleRestockCmd struct {
 
 func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *reservation.Catalog,
-	) (reservation.CountedSale, error) {
+		catalog *catalog.Catalog,
+	) (catalog.CountedSale, error) {
 		key := c.key()
 		sale, err := catalog.Restock(ctx, c.Sale, c.Units, key)
 		return sale, mayBeDone(err, key)
@@ -216,7 +217,7 @@ func (f keyFlag) key() string {
 
 // mayBeDone adds to an error after which the request may have been done all the same how to repeat it.
 func mayBeDone(err error, key string) error {
-	if errors.Is(err, reservation.ErrUnavailable) || errors.Is(err, reservation.ErrChangeUnknown) {
+	if errors.Is(err, reservation.ErrUnavailable) || errors.Is(err, catalog.ErrChangeUnknown) {
 		return fmt.Errorf("%w; repeat it with --idempotency-key=%s, or it may be done twice", err, key)
 	}
 	return err

@@ -6,11 +6,11 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 // writeSalesJSON writes one object a line, so that one sale is an object and many are easy to cut.
-func writeSalesJSON(w io.Writer, sales []reservation.CountedSale) error {
+func writeSalesJSON(w io.Writer, sales []catalog.CountedSale) error {
 	for _, s := range sales {
 		if err := writeJSON(w, s); err != nil {
 			return err
@@ -19,7 +19,7 @@ func writeSalesJSON(w io.Writer, sales []reservation.CountedSale) error {
 	return nil
 }
 
-func writeSalesText(w io.Writer, sales []reservation.CountedSale) error {
+func writeSalesText(w io.Writer, sales []catalog.CountedSale) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(t, "ID\tSTATE\tSTOCK\tAVAILABLE\tHELD\tSOLD\tOPENS\tCLOSES\tNAME") // Flush tells the error
 	for _, s := range sales {

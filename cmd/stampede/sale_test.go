@@ -10,6 +10,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 // A restock that fails half-way must be repeated under the name that it had, also where nobody gave it one.
@@ -22,7 +23,7 @@ func TestFailedRestockPrintsRetry(t *testing.T) {
 	t.Cleanup(func() { _ = rdb.Close() })
 	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
 	t.Cleanup(store.Close)
-	catalog := reservation.NewCatalog(s.pool, store)
+	catalog := catalog.New(s.pool, store)
 	sale, err := catalog.Create(t.Context(), reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
 	require.NoError(t, err)
 	restock := func(flags ...string) (int, string) {
@@ -58,7 +59,7 @@ func TestRestockCommandLowersStock(t *testing.T) {
 	s := newShop(t)
 	store := reservation.NewStore(testkit.Redis(t), s.keys, reservation.StoreOptions{})
 	t.Cleanup(store.Close)
-	sale, err := reservation.NewCatalog(s.pool, store).Create(t.Context(),
+	sale, err := catalog.New(s.pool, store).Create(t.Context(),
 		reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
 	require.NoError(t, err)
 	status, output := s.run("sale", "restock", sale.ID.String(), "--json", "--", "-7")

@@ -17,6 +17,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // limitFlags bound what an ingress takes on.
@@ -38,9 +39,9 @@ type receiptFlag struct {
 }
 
 func (f receiptFlag) Validate() error {
-	return want(f.ReceiptSecret == "" || len(f.ReceiptSecret) >= reservation.MinReceiptSecretBytes,
+	return want(f.ReceiptSecret == "" || len(f.ReceiptSecret) >= order.MinReceiptSecretBytes,
 		"--receipt-secret", fmt.Sprintf("%d bytes long", len(f.ReceiptSecret)),
-		fmt.Sprintf("at least %d", reservation.MinReceiptSecretBytes))
+		fmt.Sprintf("at least %d", order.MinReceiptSecretBytes))
 }
 
 type serveCmd struct {

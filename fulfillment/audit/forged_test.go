@@ -15,6 +15,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // forgedNumbers are what somebody may write where a number belongs.
@@ -142,14 +143,14 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 			"list":   func(ctx context.Context) error { return s.Rdb.LPush(ctx, key, "x").Err() },
 		} {
 			// An order that only Redis has, and whose event is lost with the stream, is lost with no other key.
-			order := s.Buy(t, sale, fmt.Sprintf("buyer-%d-%s", i, kind))
+			o := s.Buy(t, sale, fmt.Sprintf("buyer-%d-%s", i, kind))
 			if key != s.Keys.Orders(0) {
 				testwork.Arrive(s.Shop, t)
 			}
 			require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 			require.NoError(t, write(t.Context()))
 			requireNamedAndMended(s.Shop, t, key+" is a "+kind)
-			require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, s.Pool, order).Status)
+			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 			s.Buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
 			testwork.Arrive(s.Shop, t)
 		}

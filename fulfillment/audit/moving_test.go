@@ -19,7 +19,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // rebuilt does to a sale what a rebuild does that came to 30 orders and knew of 40 places.
@@ -54,7 +54,7 @@ func TestAuditCountsOrdersLostBeforeRebuild(t *testing.T) {
 	require.EqualValues(t, 10, report.Sales[0].Lost)
 
 	// One of the lost ones comes late, and another one had the place that was given to somebody else since.
-	late := []reservation.OrderReserved{testshop.Reserved(sale, "late", 35), testshop.Reserved(sale, "later", 41)}
+	late := []order.OrderReserved{testshop.Reserved(sale, "late", 35), testshop.Reserved(sale, "later", 41)}
 	_, err := ledger.New(s.Pool).Record(t.Context(), late)
 	require.NoError(t, err)
 	report = testwork.Audit(s, t, sale)
@@ -202,7 +202,7 @@ func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 			require.NoError(t, err)
 			late := testshop.Reserved(sale, uuid.NewString(), last+1)
 			late.OrderID = s.Buy(t, sale, late.UserID)
-			_, err = ledger.New(s.Pool).Record(t.Context(), []reservation.OrderReserved{late})
+			_, err = ledger.New(s.Pool).Record(t.Context(), []order.OrderReserved{late})
 			require.NoError(t, err)
 		})
 	}

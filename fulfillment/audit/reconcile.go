@@ -21,6 +21,7 @@ import (
 	"stampede/internal/pause"
 	"stampede/internal/pg"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 	"stampede/sql"
 )
 
@@ -40,7 +41,7 @@ type ReconcileConfig struct {
 	Redis   redis.UniversalClient
 	Keys    reservation.Keys
 	Store   *reservation.Store
-	Catalog *reservation.Catalog
+	Catalog *catalog.Catalog
 	// Rebuilder makes the stock of a sale anew where nothing less helps.
 	Rebuilder *rebuild.Rebuilder
 	// Sale is the sale to reconcile; uuid.Nil for all.

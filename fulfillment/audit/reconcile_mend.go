@@ -16,6 +16,7 @@ import (
 	"stampede/fulfillment/rebuild"
 	"stampede/internal/retry"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -118,9 +119,9 @@ func (r *reconciler) eachPage(ctx context.Context, d saleDifferences, do func(co
 
 // append appends events to the stream again, and notes which.
 func (r *reconciler) append(ctx context.Context, d saleDifferences, page []difference) error {
-	events := make([]reservation.OrderReserved, len(page))
+	events := make([]order.OrderReserved, len(page))
 	for i, p := range page {
-		events[i] = reservation.OrderReserved{
+		events[i] = order.OrderReserved{
 			OrderID: p.OrderID, SaleID: d.sale(), UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch,
 			RequestedAt: p.ReservedAt, // the request's own time is lost
 			ReservedAt:  p.ReservedAt,

@@ -23,6 +23,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 const repairs = "SELECT count(*) FROM sale_events WHERE type IN ('SaleReconciled', 'SaleRebuilt')"
@@ -31,7 +32,7 @@ const repairs = "SELECT count(*) FROM sale_events WHERE type IN ('SaleReconciled
 func TestReconcileIgnoresPendingWork(t *testing.T) {
 	t.Parallel()
 	// deliver hands an entry to a worker that does nothing.
-	deliver := func(t *testing.T, s *testshop.Shop) reservation.OrderReserved {
+	deliver := func(t *testing.T, s *testshop.Shop) order.OrderReserved {
 		read, err := s.Rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{
 			Group: reservation.Group, Consumer: "hangs", Streams: []string{s.Keys.Orders(0), ">"}, Block: -1,
 		}).Result()
@@ -55,7 +56,7 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		}, "worker"},
 		"a refused order whose units are about to come back": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			s.Buy(t, sale, "ann")
-			_, err := ledger.New(s.Pool).Refuse(t.Context(), []reservation.OrderReserved{deliver(t, s)}, reservation.RejectedSoldOut)
+			_, err := ledger.New(s.Pool).Refuse(t.Context(), []order.OrderReserved{deliver(t, s)}, order.RejectedSoldOut)
 			require.NoError(t, err)
 		}, "worker"},
 		"a dead letter": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
@@ -187,7 +188,7 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`}, testshop.RowsOf(t, s.Pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
 	again, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
-	for _, field := range []string{stream.FieldUUID, stream.FieldMetadata, reservation.MetaReservedAt, reservation.MetaSequence, reservation.MetaKey} {
+	for _, field := range []string{stream.FieldUUID, stream.FieldMetadata, order.MetaReservedAt, order.MetaSequence, order.MetaKey} {
 		require.Equal(t, entries[0].Values[field], again[0].Values[field], field)
 	}
 	length := s.Rdb.XLen(t.Context(), key).Val()
@@ -197,10 +198,10 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	// The lost one turns up.
 	require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: entries[0].Values}).Err())
 	testwork.Fulfil(s, t)
-	order := testwork.OrderOfID(t, s.Pool, lost.OrderID)
-	require.Equal(t, reservation.StatusConfirmed, order.Status)
-	require.Equal(t, lost.ReservedAt, order.ReservedAt)
-	require.EqualValues(t, 3, order.Quantity)
+	o := testwork.OrderOfID(t, s.Pool, lost.OrderID)
+	require.Equal(t, order.StatusConfirmed, o.Status)
+	require.Equal(t, lost.ReservedAt, o.ReservedAt)
+	require.EqualValues(t, 3, o.Quantity)
 	require.Equal(t, []string{fmt.Sprintf("%d 1 t", lost.Sequence)}, testshop.RowsOf(t, s.Pool,
 		"SELECT concat_ws(' ', sequence, epoch, key_fingerprint IS NOT NULL) FROM orders WHERE user_id = 'ann'"))
 	require.EqualValues(t, 4, testshop.SoldOf(t, s.Pool, sale))
@@ -221,12 +222,12 @@ func TestReconcileAppendsBeforeRebuild(t *testing.T) {
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "before")
 	testwork.Fulfil(s, t)
-	order := s.Buy(t, sale, "ann")
+	o := s.Buy(t, sale, "ann")
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
 	report := testwork.Reconcile(s, t)
 	require.Empty(t, testwork.LeftOf(report), "%+v", report)
-	require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, s.Pool, order).Status)
+	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 	require.EqualValues(t, 8, s.Left(t, sale))
 	testwork.Arrive(s, t)
 	audit := testwork.Audit(s, t, uuid.Nil)

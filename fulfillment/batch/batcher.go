@@ -18,6 +18,7 @@ import (
 	"stampede/internal/retry"
 	"stampede/lock"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 const (
@@ -140,9 +141,9 @@ func (b *Batcher) Process(ctx context.Context, f *inFlightBatch) {
 }
 
 // inSaleOrder sorts the batch by sale and place in it, and returns its events.
-func inSaleOrder(batch []*submission) []reservation.OrderReserved {
+func inSaleOrder(batch []*submission) []order.OrderReserved {
 	slices.SortStableFunc(batch, func(x, y *submission) int { return ledger.ByPlaceInSale(x.Event, y.Event) })
-	events := make([]reservation.OrderReserved, len(batch))
+	events := make([]order.OrderReserved, len(batch))
 	for i, s := range batch {
 		events[i] = s.Event
 	}
@@ -222,7 +223,7 @@ func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	b.releasing.Over()
 	for at, i := range which {
 		out := outcomes[i]
-		if b.Rebuilder != nil && results[at] == reservation.Released && out.Fresh && out.Status == reservation.StatusRejected {
+		if b.Rebuilder != nil && results[at] == reservation.Released && out.Fresh && out.Status == order.StatusRejected {
 			b.Rebuilder.NoteRefused(out)
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"stampede/internal/testwork"
 	"stampede/lock"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // queued is how many messages wait for a batch.
@@ -69,7 +70,7 @@ func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 		if i == 7 {
 			require.Equal(t, ledger.BadData, ledger.FaultOf(out.Err))
 		} else {
-			require.Equal(t, reservation.StatusConfirmed, out.Status)
+			require.Equal(t, order.StatusConfirmed, out.Status)
 		}
 	}
 	require.EqualValues(t, 19, testshop.SoldOf(t, s.Pool, sale))
@@ -92,10 +93,10 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	outcomes := b.Record(t.Context(), events, false)
 	for i, out := range outcomes {
 		require.NoError(t, out.Err)
-		want := reservation.StatusConfirmed
+		want := order.StatusConfirmed
 		if i >= 5 && i < 40 {
-			want = reservation.StatusRejected
-			require.Equal(t, reservation.RejectedSoldOut, out.Reason)
+			want = order.StatusRejected
+			require.Equal(t, order.RejectedSoldOut, out.Reason)
 		}
 		require.Equal(t, want, out.Status, "event %d", i)
 	}
@@ -184,7 +185,7 @@ func TestBatcherRejectsUndecodableMessage(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	b := testwork.Batch(s, t, nil)
-	require.ErrorIs(t, b.Handle(message.NewMessage("1", []byte("{}"))), reservation.ErrUndecodable)
+	require.ErrorIs(t, b.Handle(message.NewMessage("1", []byte("{}"))), order.ErrUndecodable)
 }
 
 func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {

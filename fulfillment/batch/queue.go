@@ -8,14 +8,14 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"stampede/fulfillment/stream"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // submission is a message that waits for its batch. done takes one value and never blocks the batcher.
 type submission struct {
 	Msg *message.Message
 	// Event is what the message says, once the batcher has read it.
-	Event reservation.OrderReserved
+	Event order.OrderReserved
 	Done  chan error
 }
 
@@ -126,7 +126,7 @@ func (b *Batcher) Handle(msg *message.Message) error {
 func read(batch []*submission) []*submission {
 	return slices.DeleteFunc(batch, func(s *submission) bool {
 		var err error
-		if s.Event, err = reservation.DecodeReserved(s.Msg); err != nil {
+		if s.Event, err = order.DecodeReserved(s.Msg); err != nil {
 			s.resolve(fmt.Errorf("message %s: %w", s.Msg.UUID, err))
 		}
 		return err != nil

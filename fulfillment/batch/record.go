@@ -9,7 +9,7 @@ import (
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/pause"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // Record finds the outcome of every event, whatever it takes: a batch is tried again for as long as
@@ -19,7 +19,7 @@ import (
 //
 // A batch that waits too long for a lock is split by sale, and one that takes too long for the database is halved. If
 // patient is set, it is all of one sale that was blocked before: then it is halved for a lock as well.
-func (b *Batcher) Record(ctx context.Context, events []reservation.OrderReserved, patient bool) []ledger.Outcome {
+func (b *Batcher) Record(ctx context.Context, events []order.OrderReserved, patient bool) []ledger.Outcome {
 	most := int(b.most.Load())
 	s := ledger.BatchRecording{Ledger: b.Ledger, Try: b.try, TooMany: map[uuid.UUID]int64{}, Splits: true, Patient: patient, Most: most}
 	outcomes := s.Record(ctx, events)

@@ -15,7 +15,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
@@ -24,28 +24,28 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	l := ledger.New(pool)
 	sale, other := testshop.NewSale(t, pool, 10), testshop.NewSale(t, pool, 10)
 	early := testshop.Reserved(sale, "alice", 1)
-	_, err := l.Record(t.Context(), []reservation.OrderReserved{early})
+	_, err := l.Record(t.Context(), []order.OrderReserved{early})
 	require.NoError(t, err)
 	testshop.RaiseEpoch(t, pool, sale)
 	late, ofToday, elsewhere := testshop.Reserved(sale, "bob", 2), testshop.Reserved(sale, "carol", 2), testshop.Reserved(other, "dave", 1)
 	ofToday.Epoch = 2
 
 	for _, fresh := range []bool{true, false} {
-		outcomes, err := l.Record(t.Context(), []reservation.OrderReserved{early, late, ofToday, elsewhere})
+		outcomes, err := l.Record(t.Context(), []order.OrderReserved{early, late, ofToday, elsewhere})
 		require.NoError(t, err)
 		require.Equal(t, []ledger.Outcome{
-			{Event: early, Status: reservation.StatusConfirmed},
-			{Event: late, Status: reservation.StatusVoided, Reason: reservation.VoidedSaleRebuilt, Fresh: fresh},
-			{Event: ofToday, Status: reservation.StatusConfirmed, Fresh: fresh},
-			{Event: elsewhere, Status: reservation.StatusConfirmed, Fresh: fresh},
+			{Event: early, Status: order.StatusConfirmed},
+			{Event: late, Status: order.StatusVoided, Reason: order.VoidedSaleRebuilt, Fresh: fresh},
+			{Event: ofToday, Status: order.StatusConfirmed, Fresh: fresh},
+			{Event: elsewhere, Status: order.StatusConfirmed, Fresh: fresh},
 		}, outcomes)
 	}
-	order, err := l.Order(t.Context(), late.OrderID)
+	o, err := l.Order(t.Context(), late.OrderID)
 	require.NoError(t, err)
-	require.Equal(t, reservation.Order{
-		ID: late.OrderID, SaleID: sale, UserID: "bob", Quantity: 1, Status: reservation.StatusVoided, Version: 2,
-		ReservedAt: late.ReservedAt, Reason: reservation.VoidedSaleRebuilt,
-	}, order)
+	require.Equal(t, order.Order{
+		ID: late.OrderID, SaleID: sale, UserID: "bob", Quantity: 1, Status: order.StatusVoided, Version: 2,
+		ReservedAt: late.ReservedAt, Reason: order.VoidedSaleRebuilt,
+	}, o)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderVoided"}, testshop.History(t, pool, late.OrderID))
 	require.EqualValues(t, 2, testshop.SoldOf(t, pool, sale))
 	require.EqualValues(t, 1, testshop.SoldOf(t, pool, other))
@@ -54,13 +54,13 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	// Its buyer can have another order, and an operator who refuses it says so and not something else.
 	again := testshop.Reserved(sale, "bob", 3)
 	again.Epoch = 2
-	outcomes, err := l.Record(t.Context(), []reservation.OrderReserved{again})
+	outcomes, err := l.Record(t.Context(), []order.OrderReserved{again})
 	require.NoError(t, err)
-	require.Equal(t, reservation.StatusConfirmed, outcomes[0].Status)
+	require.Equal(t, order.StatusConfirmed, outcomes[0].Status)
 	refused := testshop.Reserved(sale, "erin", 4)
-	outcomes, err = l.Refuse(t.Context(), []reservation.OrderReserved{refused}, deadletter.RejectedDiscarded)
+	outcomes, err = l.Refuse(t.Context(), []order.OrderReserved{refused}, deadletter.RejectedDiscarded)
 	require.NoError(t, err)
-	require.Equal(t, reservation.StatusRejected, outcomes[0].Status)
+	require.Equal(t, order.StatusRejected, outcomes[0].Status)
 }
 
 // The epoch is raised after it was decided that the orders are of it, and before they are counted: they

@@ -17,6 +17,7 @@ import (
 	"stampede/fulfillment/stream"
 	"stampede/internal/pg"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -269,7 +270,7 @@ func (d *Store) endOrder(ctx context.Context, letter Letter) (string, error) {
 	} else if err != nil {
 		return fmt.Sprintf("the order cannot be read (%v): %s", err, fromReservation), nil
 	}
-	outcomes, err := d.ledger.Refuse(ctx, []reservation.OrderReserved{event}, RejectedDiscarded)
+	outcomes, err := d.ledger.Refuse(ctx, []order.OrderReserved{event}, RejectedDiscarded)
 	if err != nil && ledger.FaultOf(err) == ledger.BadData {
 		return fmt.Sprintf("order %s cannot be recorded as the entry tells it (%v): %s", event.OrderID, err, fromReservation), nil
 	} else if err != nil {

@@ -20,7 +20,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
@@ -182,25 +182,25 @@ func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
-	order := s.Buy(t, sale, "alice")
+	o := s.Buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
 	id := testwork.OnlyLetter(s, t, letters).ID
 	require.NoError(t, letters.Discard(t.Context(), id, "the operator said so"))
 
-	got, err := ledger.New(s.Pool).Order(t.Context(), order)
+	got, err := ledger.New(s.Pool).Order(t.Context(), o)
 	require.NoError(t, err)
-	require.Equal(t, reservation.StatusRejected, got.Status)
+	require.Equal(t, order.StatusRejected, got.Status)
 	require.Equal(t, deadletter.RejectedDiscarded, got.Reason)
 	letter := testwork.OnlyLetter(s, t, letters)
 	require.Equal(t, deadletter.DeadLetterDiscarded, letter.Status)
-	require.Equal(t, "the operator said so; order "+order.String()+" is rejected and its units are back in the sale", letter.Resolution)
+	require.Equal(t, "the operator said so; order "+o.String()+" is rejected and its units are back in the sale", letter.Resolution)
 	report := testwork.Audit(s, t, sale)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 5, report.Sales[0].Available)
 	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), deadletter.ErrDeadLetterNotParked)
 	_, _, err = letters.Replay(t.Context(), id)
 	require.ErrorIs(t, err, deadletter.ErrDeadLetterNotParked)
-	require.NotEqual(t, order, s.Buy(t, sale, "alice"), "alice may buy again")
+	require.NotEqual(t, o, s.Buy(t, sale, "alice"), "alice may buy again")
 }
 
 func TestDiscardKeepsFulfilledOrder(t *testing.T) {
@@ -267,12 +267,12 @@ func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
-	order := s.Buy(t, sale, "alice")
+	o := s.Buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
 	s.Lose(t, sale)
 	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "rubbish"))
-	require.Equal(t, "rubbish; order "+order.String()+" is rejected and its sale is not in Redis", testwork.OnlyLetter(s, t, letters).Resolution)
-	require.Equal(t, reservation.StatusRejected, testwork.OrderOfID(t, s.Pool, order).Status)
+	require.Equal(t, "rubbish; order "+o.String()+" is rejected and its sale is not in Redis", testwork.OnlyLetter(s, t, letters).Resolution)
+	require.Equal(t, order.StatusRejected, testwork.OrderOfID(t, s.Pool, o).Status)
 }
 
 func TestDiscardOfEntryWithoutOrder(t *testing.T) {
@@ -295,7 +295,7 @@ func letterOf(s *testshop.Shop, t testing.TB, letters *deadletter.Store, changed
 		}
 	}
 	_, err := deadletter.ReservedOf(entry)
-	require.ErrorIs(t, err, reservation.ErrUndecodable)
+	require.ErrorIs(t, err, order.ErrUndecodable)
 	require.NoError(t, letters.Park(t.Context(), entry, err))
 	return testwork.OnlyLetter(s, t, letters)
 }
@@ -312,19 +312,19 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 		"version of the metadata": {"metadata": replacing("\xa11", "\xa12")},
 		"type of another field":   {"payload": replacing(`"requested_at_ms":`, `"requested_at_ms":"noon","at":`)},
 		"metadata":                {"metadata": func(string) string { return "not msgpack" }},
-		"time":                    {reservation.MetaReservedAt: func(string) string { return "noon" }},
+		"time":                    {order.MetaReservedAt: func(string) string { return "noon" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := testshop.NewShop(t, testkit.Pool(t))
 			letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
-			order := s.Buy(t, sale, "alice")
+			o := s.Buy(t, sale, "alice")
 			letter := letterOf(s, t, letters, changed)
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "rolled back"))
-			got, err := ledger.New(s.Pool).Order(t.Context(), order)
+			got, err := ledger.New(s.Pool).Order(t.Context(), o)
 			require.NoError(t, err)
-			require.Equal(t, reservation.StatusRejected, got.Status)
+			require.Equal(t, order.StatusRejected, got.Status)
 			require.Equal(t, deadletter.RejectedDiscarded, got.Reason)
 			require.WithinDuration(t, time.Now(), got.ReservedAt, time.Minute)
 			report := testwork.Audit(s, t, sale)
@@ -348,13 +348,13 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 			s := testshop.NewShop(t, testkit.Pool(t))
 			letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 			sale := s.Open(t, 5)
-			order := s.Buy(t, sale, "alice")
+			o := s.Buy(t, sale, "alice")
 			letter := letterOf(s, t, letters, changed)
 			require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "away with it"))
 			require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution, "if it was accepted, `stampede reconcile` has it recorded from its reservation")
 			testwork.RequireMended(s, t, sale, "")
-			require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, s.Pool, order).Status)
+			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 		})
 	}
 }
@@ -364,14 +364,14 @@ func TestDiscardOfOtherEventKeepsOrder(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
-	order := s.Buy(t, s.Open(t, 5), "alice")
+	o := s.Buy(t, s.Open(t, 5), "alice")
 	letter := letterOf(s, t, letters, map[string]func(string) string{
-		"metadata": replacing(string(reservation.EventReserved), strings.Repeat("x", len(reservation.EventReserved))),
+		"metadata": replacing(string(order.EventReserved), strings.Repeat("x", len(order.EventReserved))),
 	})
 	require.NoError(t, letters.Discard(t.Context(), letter.ID, "stray"))
 	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(s, t, letters).Resolution)
-	_, err := ledger.New(s.Pool).Order(t.Context(), order)
-	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	_, err := ledger.New(s.Pool).Order(t.Context(), o)
+	require.ErrorIs(t, err, order.ErrOrderNotFound)
 }
 
 func TestReplayWaitsForRunningDiscard(t *testing.T) {
@@ -379,7 +379,7 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
-	order := s.Buy(t, sale, "alice")
+	o := s.Buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
 	id := testwork.OnlyLetter(s, t, letters).ID
 
@@ -404,9 +404,9 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	require.NoError(t, testshop.Answer(t, discarded))
 	require.ErrorIs(t, testshop.Answer(t, replayed), deadletter.ErrDeadLetterNotParked)
 	require.Zero(t, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val(), "nothing was appended")
-	got, err := ledger.New(s.Pool).Order(t.Context(), order)
+	got, err := ledger.New(s.Pool).Order(t.Context(), o)
 	require.NoError(t, err)
-	require.Equal(t, reservation.StatusRejected, got.Status)
+	require.Equal(t, order.StatusRejected, got.Status)
 }
 
 // Each of them holds a connection while the ledger needs another.

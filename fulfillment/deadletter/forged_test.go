@@ -12,7 +12,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // forgedFields are what somebody may write into dead_letters.fields. $payload is that of an order which was accepted.
@@ -40,13 +40,13 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.OpenPayable(t, 10)
-	order := s.Buy(t, sale, "ann")
+	o := s.Buy(t, sale, "ann")
 	testwork.TakeOut(s, t) // its event is lost
 	entries := []string{"1-1", "", "rubbish", "99999999999999999999-0", "9223372036854775807-0", "-1-1"}
 	streams := []string{s.Keys.Orders(0), "", "another stream"}
 	ids := make([]int64, len(forgedFields))
 	for i, fields := range forgedFields {
-		fields = replacing("$order", order.String())(replacing("$sale", sale.String())(replacing("$other", uuid.NewString())(fields)))
+		fields = replacing("$order", o.String())(replacing("$sale", sale.String())(replacing("$other", uuid.NewString())(fields)))
 		err := s.Pool.QueryRow(t.Context(), `INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries, replays, created_at, updated_at)
 			VALUES ($1, $2, $3, E'\x1b rubbish', -1, 2147483647, 'infinity', '-infinity') RETURNING id`,
 			streams[i%len(streams)], fmt.Sprint(entries[i%len(entries)], map[bool]string{true: "", false: fmt.Sprint(i)}[i < len(entries)]), fields).Scan(&ids[i])
@@ -78,8 +78,8 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	testwork.Arrive(s, t)
 	testwork.Reconcile(s, t)
 	testwork.Arrive(s, t)
-	got := testwork.OrderOfID(t, s.Pool, order)
-	require.Contains(t, []reservation.Status{reservation.StatusConfirmed, reservation.StatusRejected}, got.Status, "the order has its end")
+	got := testwork.OrderOfID(t, s.Pool, o)
+	require.Contains(t, []order.Status{order.StatusConfirmed, order.StatusRejected}, got.Status, "the order has its end")
 	report = testwork.Audit(s, t, sale)
 	require.Zero(t, report.Promise("S3").Found, testwork.TextOf(t, report))
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 const (
@@ -68,11 +68,11 @@ func (e *Expirer) Some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID,
 func isOfOrder(err error) bool {
 	var ofSale *saleError
 	return !errors.As(err, &ofSale) &&
-		(FaultOf(err) == BadData || errors.Is(err, errNotLocked) || errors.Is(err, reservation.ErrIllegalTransition))
+		(FaultOf(err) == BadData || errors.Is(err, errNotLocked) || errors.Is(err, order.ErrIllegalTransition))
 }
 
 // setAside is false if there are too many already.
-func (e *Expirer) setAside(o reservation.Order, why error) bool {
+func (e *Expirer) setAside(o order.Order, why error) bool {
 	_, again := e.Aside[o.ID]
 	if len(e.Aside) >= asideMax && !again {
 		return false

@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // Columns are events as the arrays that ledger/record_orders.sql and ledger/record_fresh.sql take, each order once.
@@ -23,7 +23,7 @@ type Columns struct {
 }
 
 // ColumnsOf returns the columns and, for every event, its row in them.
-func ColumnsOf(events []reservation.OrderReserved) (*Columns, []int) {
+func ColumnsOf(events []order.OrderReserved) (*Columns, []int) {
 	n := len(events)
 	c := &Columns{
 		orders: make([]idCell, 0, n), sales: make([]idCell, 0, n), users: make([]textCell, 0, n),

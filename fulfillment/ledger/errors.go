@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 var (
@@ -73,7 +73,7 @@ func FaultOf(err error) Fault {
 	case errors.Is(err, ErrEpochOver):
 		return Transient
 	}
-	for _, data := range []error{ErrUnknownSale, ErrContradiction, ErrPanicked, reservation.ErrUndecodable} {
+	for _, data := range []error{ErrUnknownSale, ErrContradiction, ErrPanicked, order.ErrUndecodable} {
 		if errors.Is(err, data) {
 			return BadData
 		}

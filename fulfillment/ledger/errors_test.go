@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/stream"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestFaultOf(t *testing.T) {
@@ -51,7 +51,7 @@ func TestFaultOf(t *testing.T) {
 		{"unique", state("23505"), BadData},
 		{"check", state("23514"), BadData},
 		{"a row that cannot be read", fmt.Errorf("record: %w", pgx.ScanArgError{Err: errors.New("cannot scan -Infinity")}), BadData},
-		{"undecodable", fmt.Errorf("message: %w", reservation.ErrUndecodable), BadData},
+		{"undecodable", fmt.Errorf("message: %w", order.ErrUndecodable), BadData},
 		{"unknown sale", fmt.Errorf("%w: x", ErrUnknownSale), BadData},
 		{"contradiction", fmt.Errorf("%w: x", ErrContradiction), BadData},
 		{"panic", fmt.Errorf("%w: x", ErrPanicked), BadData},

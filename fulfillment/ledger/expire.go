@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"stampede/internal/crashpoint"
-	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -22,8 +22,8 @@ const (
 
 // expireSome ends at most limit overdue orders of one sale in one transaction, and returns them; but no orders of aside. After
 // an error it returns those that were to be ended.
-func (l *Ledger) expireSome(ctx context.Context, except, aside []uuid.UUID, limit int) (orders []reservation.Order, err error) {
-	var next reservation.Order
+func (l *Ledger) expireSome(ctx context.Context, except, aside []uuid.UUID, limit int) (orders []order.Order, err error) {
+	var next order.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) (err error) {
 		if orders, err = LockOverdue(ctx, tx, except, aside, limit); err != nil || len(orders) == 0 {
 			return err
@@ -34,7 +34,7 @@ func (l *Ledger) expireSome(ctx context.Context, except, aside []uuid.UUID, limi
 				return err
 			}
 		}
-		if err := writeChange(ctx, tx, reservation.EventExpired, orders, next); err != nil {
+		if err := writeChange(ctx, tx, order.EventExpired, orders, next); err != nil {
 			return err
 		}
 		crashpoint.Hit(crashpoint.BeforeExpireCommit)
@@ -50,7 +50,7 @@ func (l *Ledger) expireSome(ctx context.Context, except, aside []uuid.UUID, limi
 	return orders, nil
 }
 
-func LockOverdue(ctx context.Context, tx pgx.Tx, except, aside []uuid.UUID, limit int) ([]reservation.Order, error) {
+func LockOverdue(ctx context.Context, tx pgx.Tx, except, aside []uuid.UUID, limit int) ([]order.Order, error) {
 	rows, _ := tx.Query(ctx, sql.LedgerLockOverdue, except, limit, aside) // its error comes with the rows
 	return pgx.CollectRows(rows, scanOrder)
 }

@@ -3,14 +3,14 @@ package ledger
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func (x *Outcomes) Published() prometheus.Counter { return x.published }
 
 func (x *Outcomes) Dropped() prometheus.Counter { return x.dropped }
 
-func (x *Outcomes) Tell(outcomes []reservation.OrderOutcome) { x.tell(outcomes) }
+func (x *Outcomes) Tell(outcomes []order.OrderOutcome) { x.tell(outcomes) }
 
 const OutcomesQueued = outcomesQueued
 

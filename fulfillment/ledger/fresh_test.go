@@ -10,7 +10,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // countingTrips returns a pool on the same database, and what counts its round trips.
@@ -37,8 +37,8 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	_, err = pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '1 hour'") // so the clock of deadlines stands still
 	require.NoError(t, err)
 	// batch makes the same events anew, for users and places of their own.
-	batch := func(group int64) []reservation.OrderReserved {
-		var events []reservation.OrderReserved
+	batch := func(group int64) []order.OrderReserved {
+		var events []order.OrderReserved
 		for i, sale := range []uuid.UUID{timed, plain, timed, plain} {
 			event := testshop.Reserved(sale, fmt.Sprintf("user-%d-%d", group, i), 10*group+int64(i))
 			event.Quantity = int64(i) + 1
@@ -56,15 +56,15 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, trips.N.Load()-before, "round trips for what is fresh")
 	for i, out := range outcomes {
-		require.Equal(t, Outcome{Event: oneStep[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
+		require.Equal(t, Outcome{Event: oneStep[i], Status: order.StatusConfirmed, Fresh: true}, out)
 	}
 	before = trips.N.Load()
-	outcomes, err = ledger.Record(t.Context(), append([]reservation.OrderReserved{oneStep[0]}, twoSteps...))
+	outcomes, err = ledger.Record(t.Context(), append([]order.OrderReserved{oneStep[0]}, twoSteps...))
 	require.NoError(t, err)
 	require.EqualValues(t, 3, trips.N.Load()-before, "round trips in the company of a repeat")
 	require.False(t, outcomes[0].Fresh)
 	for i, out := range outcomes[1:] {
-		require.Equal(t, Outcome{Event: twoSteps[i], Status: reservation.StatusConfirmed, Fresh: true}, out)
+		require.Equal(t, Outcome{Event: twoSteps[i], Status: order.StatusConfirmed, Fresh: true}, out)
 	}
 
 	require.EqualValues(t, 12, testshop.SoldOf(t, pool, plain))
@@ -76,7 +76,7 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 }
 
 // written is all that an event has come to, but for what is its own: who, where in the sale, and when.
-func written(t testing.TB, pool *pgxpool.Pool, e reservation.OrderReserved) (rows string) {
+func written(t testing.TB, pool *pgxpool.Pool, e order.OrderReserved) (rows string) {
 	t.Helper()
 	require.NoError(t, pool.QueryRow(t.Context(), `
 		SELECT jsonb_build_object(
@@ -98,13 +98,13 @@ func written(t testing.TB, pool *pgxpool.Pool, e reservation.OrderReserved) (row
 func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		odd  func(e *reservation.OrderReserved)
-		want reservation.Status
+		odd  func(e *order.OrderReserved)
+		want order.Status
 	}{
-		"another order of a user":      {func(e *reservation.OrderReserved) { e.UserID = "holder" }, reservation.StatusRejected},
-		"an epoch that is over":        {func(e *reservation.OrderReserved) { e.Epoch = 1 }, reservation.StatusVoided},
-		"a sale that is not known":     {func(e *reservation.OrderReserved) { e.SaleID = uuid.Must(uuid.NewV7()) }, ""},
-		"two of one user in the batch": {func(e *reservation.OrderReserved) { e.UserID = "user-1" }, reservation.StatusRejected},
+		"another order of a user":      {func(e *order.OrderReserved) { e.UserID = "holder" }, order.StatusRejected},
+		"an epoch that is over":        {func(e *order.OrderReserved) { e.Epoch = 1 }, order.StatusVoided},
+		"a sale that is not known":     {func(e *order.OrderReserved) { e.SaleID = uuid.Must(uuid.NewV7()) }, ""},
+		"two of one user in the batch": {func(e *order.OrderReserved) { e.UserID = "user-1" }, order.StatusRejected},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -114,7 +114,7 @@ func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 			testshop.RaiseEpoch(t, pool, sale)
 			holder := testshop.Reserved(sale, "holder", 1)
 			holder.Epoch = 2
-			_, err := ledger.Record(t.Context(), []reservation.OrderReserved{holder})
+			_, err := ledger.Record(t.Context(), []order.OrderReserved{holder})
 			require.NoError(t, err)
 			events := testshop.CrowdOf(sale, 5)
 			for i := range events {
@@ -125,7 +125,7 @@ func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 			outcomes, err := ledger.Record(t.Context(), events)
 			require.NoError(t, err)
 			for i, out := range outcomes {
-				want := reservation.StatusConfirmed
+				want := order.StatusConfirmed
 				if i == 3 {
 					want = c.want
 				}

@@ -17,7 +17,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // away sets the last heartbeat back by ago.
@@ -118,11 +118,11 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err)
 	_, err = l.Pay(t.Context(), orders[2], "user-3", "pi_3")
-	require.ErrorIs(t, err, reservation.ErrOrderExpired)
+	require.ErrorIs(t, err, order.ErrOrderExpired)
 	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, reservation.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status)
+	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status)
 }
 
 func TestMissedHeartbeatsAreNoOutage(t *testing.T) {
@@ -232,7 +232,7 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, reservation.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status, "it was overdue before all of them")
+	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status, "it was overdue before all of them")
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
 
 	// Who comes between two of them is put off by the second one only.
@@ -262,7 +262,7 @@ func TestClockSetBackIsNoOutage(t *testing.T) {
 	_, n, err := ledger.NewExpirer(ledger.New(pool), testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status)
+	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status)
 
 	away(t, pool, "60 s")
 	require.Greater(t, testwork.Heartbeat(t, pool), 60*time.Second, "what comes later is an outage as ever")
@@ -302,7 +302,7 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	_, n, err = ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, reservation.StatusExpired, testwork.OrderOfID(t, pool, orders[1]).Status)
+	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[1]).Status)
 }
 
 func TestHeartbeatDoesNotWaitForAnother(t *testing.T) {
@@ -366,7 +366,7 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "who does not pay in what was left expires all the same", func() bool {
 		return s.Count(t, testshop.ExpiredOrders) == 1
 	})
-	require.Equal(t, reservation.StatusExpired, testwork.OrderOfID(t, pool, absent).Status)
+	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, absent).Status)
 	testkit.Eventually(t, 20*time.Second, "its unit is back", func() bool { return s.Left(t, sale) == 8 })
 	cancel()
 	require.NoError(t, heartbeats.Wait())

@@ -12,15 +12,15 @@ import (
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
 // Outcome is the end of one OrderReserved event in Postgres.
 type Outcome struct {
-	Event reservation.OrderReserved
+	Event order.OrderReserved
 	// Status and Reason are those of the order in Postgres, whoever recorded it. They are empty if Err is set.
-	Status reservation.Status
+	Status order.Status
 	Reason string
 	// Fresh is true if this call recorded the order, and false if an earlier delivery had been recorded.
 	Fresh bool
@@ -61,16 +61,16 @@ func (l *Ledger) Waiting(d time.Duration) *Ledger {
 // It is all or nothing: after an error none of them is recorded, except when the error came from the
 // COMMIT itself; trying again is safe in any case. If the sale's stock in Postgres does not hold the
 // units, the error is ErrOversold, and one event that is responsible has to be found by halving.
-func (l *Ledger) Record(ctx context.Context, events []reservation.OrderReserved) ([]Outcome, error) {
+func (l *Ledger) Record(ctx context.Context, events []order.OrderReserved) ([]Outcome, error) {
 	return l.record(ctx, events, nil)
 }
 
 // Refuse records the orders as rejected for that reason, unless they were recorded before.
-func (l *Ledger) Refuse(ctx context.Context, events []reservation.OrderReserved, reason string) ([]Outcome, error) {
+func (l *Ledger) Refuse(ctx context.Context, events []order.OrderReserved, reason string) ([]Outcome, error) {
 	return l.record(ctx, events, &reason)
 }
 
-func (l *Ledger) record(ctx context.Context, events []reservation.OrderReserved, refusal *string) ([]Outcome, error) {
+func (l *Ledger) record(ctx context.Context, events []order.OrderReserved, refusal *string) ([]Outcome, error) {
 	if len(events) == 0 {
 		return nil, nil
 	}
@@ -92,7 +92,7 @@ func (l *Ledger) record(ctx context.Context, events []reservation.OrderReserved,
 
 // write runs the transaction, and another one if the events were not what events are nearly always. It returns the word
 // for every row of the columns and, for those that had been recorded before, the orders as they stand.
-func (l *Ledger) write(ctx context.Context, c *Columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
+func (l *Ledger) write(ctx context.Context, c *Columns, refusal *string) ([]string, map[uuid.UUID]order.Order, error) {
 	conn, err := l.pool.Acquire(ctx)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: %w", errNoConnection, err)
@@ -135,7 +135,7 @@ func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *Column
 }
 
 // recordOn does it for events of any kind, in two round trips.
-func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *Columns, refusal *string) ([]string, map[uuid.UUID]reservation.Order, error) {
+func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *Columns, refusal *string) ([]string, map[uuid.UUID]order.Order, error) {
 	begin := &pgx.Batch{}
 	l.queueBegin(begin)
 	begin.Queue(sql.LedgerRecordOrders, append(c.Arguments(), refusal)...)
@@ -153,7 +153,7 @@ func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *Columns, r
 	sold := c.unitsOf(func(row int) bool { return words[row] == wordConfirmed })
 	queueEnd(batch, sold)
 	answers = conn.SendBatch(ctx, batch)
-	var found map[uuid.UUID]reservation.Order
+	var found map[uuid.UUID]order.Order
 	if len(repeated) > 0 {
 		if found, err = readOrders(answers); err != nil {
 			return nil, nil, closed(answers, err)
@@ -242,13 +242,13 @@ func readWords(answers pgx.BatchResults, n int) ([]string, error) {
 	return words, err
 }
 
-func readOrders(answers pgx.BatchResults) (map[uuid.UUID]reservation.Order, error) {
+func readOrders(answers pgx.BatchResults) (map[uuid.UUID]order.Order, error) {
 	rows, err := answers.Query()
 	if err != nil {
 		return nil, err
 	}
 	orders, err := pgx.CollectRows(rows, scanOrder)
-	byID := make(map[uuid.UUID]reservation.Order, len(orders))
+	byID := make(map[uuid.UUID]order.Order, len(orders))
 	for _, o := range orders {
 		byID[o.ID] = o
 	}
@@ -261,7 +261,7 @@ type orderRow struct {
 	SaleID           uuid.UUID
 	UserID           string
 	Quantity         int64
-	Status           reservation.Status
+	Status           order.Status
 	Version          int
 	ReservedAt       time.Time
 	ExpiresAt        zeronull.Timestamptz
@@ -269,13 +269,13 @@ type orderRow struct {
 	Reason           string
 }
 
-func scanOrder(row pgx.CollectableRow) (reservation.Order, error) {
+func scanOrder(row pgx.CollectableRow) (order.Order, error) {
 	r, err := pgx.RowToStructByName[orderRow](row)
 	return r.order(), err
 }
 
-func (r *orderRow) order() reservation.Order {
-	o := reservation.Order{
+func (r *orderRow) order() order.Order {
+	o := order.Order{
 		ID: r.ID, SaleID: r.SaleID, UserID: r.UserID, Quantity: r.Quantity, Status: r.Status, Version: r.Version,
 		ReservedAt: r.ReservedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt), PaymentReference: r.PaymentReference, Reason: r.Reason,
 	}
@@ -285,18 +285,18 @@ func (r *orderRow) order() reservation.Order {
 	return o
 }
 
-func outcomeOf(event reservation.OrderReserved, word string, found map[uuid.UUID]reservation.Order, refusal *string) Outcome {
+func outcomeOf(event order.OrderReserved, word string, found map[uuid.UUID]order.Order, refusal *string) Outcome {
 	out := Outcome{Event: event}
 	switch word {
 	case wordConfirmed:
-		out.Fresh, out.Status = true, reservation.StatusConfirmed
+		out.Fresh, out.Status = true, order.StatusConfirmed
 	case wordRejected:
-		out.Fresh, out.Status, out.Reason = true, reservation.StatusRejected, reservation.RejectedAlreadyPurchased
+		out.Fresh, out.Status, out.Reason = true, order.StatusRejected, order.RejectedAlreadyPurchased
 		if refusal != nil {
 			out.Reason = *refusal
 		}
 	case wordVoided:
-		out.Fresh, out.Status, out.Reason = true, reservation.StatusVoided, reservation.VoidedSaleRebuilt
+		out.Fresh, out.Status, out.Reason = true, order.StatusVoided, order.VoidedSaleRebuilt
 	case wordRecorded:
 		order, ok := found[event.OrderID]
 		switch {
@@ -315,7 +315,7 @@ func outcomeOf(event reservation.OrderReserved, word string, found map[uuid.UUID
 
 // repeated is the outcome of an event whose order stands earlier in the same batch: only one of the
 // two can be the fresh one, and only if they say the same.
-func repeated(out Outcome, first reservation.OrderReserved) Outcome {
+func repeated(out Outcome, first order.OrderReserved) Outcome {
 	out.Fresh = false
 	if out.Err == nil && (first.SaleID != out.Event.SaleID || first.UserID != out.Event.UserID || first.Quantity != out.Event.Quantity) {
 		return Outcome{Event: out.Event, Err: contradiction(out.Event.OrderID, first.SaleID, first.UserID, first.Quantity)}
@@ -339,24 +339,24 @@ func rollBack(conn *pgxpool.Conn) {
 
 // Order returns the order as Postgres has it: reservation.ErrOrderNotFound if it has not, which for a
 // moment is so for every order that was just reserved.
-func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (reservation.Order, error) {
+func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 	rows, err := l.pool.Query(ctx, sql.LedgerFindOrders, []uuid.UUID{id})
 	if err != nil {
-		return reservation.Order{}, fmt.Errorf("find order %s: %w", id, err)
+		return order.Order{}, fmt.Errorf("find order %s: %w", id, err)
 	}
-	order, err := pgx.CollectOneRow(rows, scanOrder)
+	o, err := pgx.CollectOneRow(rows, scanOrder)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return reservation.Order{}, fmt.Errorf("order %s: %w", id, reservation.ErrOrderNotFound)
+		return order.Order{}, fmt.Errorf("order %s: %w", id, order.ErrOrderNotFound)
 	}
 	if err != nil {
-		return reservation.Order{}, fmt.Errorf("find order %s: %w", id, err)
+		return order.Order{}, fmt.Errorf("find order %s: %w", id, err)
 	}
-	return order, nil
+	return o, nil
 }
 
 // OrdersOf returns at most limit orders of the user that are in Postgres, newest first; those older
 // than the order before, unless that is uuid.Nil.
-func (l *Ledger) OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]reservation.Order, error) {
+func (l *Ledger) OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]order.Order, error) {
 	rows, _ := l.pool.Query(ctx, sql.LedgerOrdersOfUser, user, zeronull.UUID(before), limit) // its error comes with the rows
 	orders, err := pgx.CollectRows(rows, scanOrder)
 	if err != nil {

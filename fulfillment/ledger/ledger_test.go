@@ -12,7 +12,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
@@ -23,16 +23,16 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 	event := testshop.Reserved(sale, "alice", 7)
 	event.Quantity = 3
 
-	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
+	outcomes, err := ledger.Record(t.Context(), []order.OrderReserved{event})
 	require.NoError(t, err)
-	require.Equal(t, []Outcome{{Event: event, Status: reservation.StatusConfirmed, Fresh: true}}, outcomes)
+	require.Equal(t, []Outcome{{Event: event, Status: order.StatusConfirmed, Fresh: true}}, outcomes)
 
-	order, err := ledger.Order(t.Context(), event.OrderID)
+	o, err := ledger.Order(t.Context(), event.OrderID)
 	require.NoError(t, err)
-	require.Equal(t, reservation.Order{
+	require.Equal(t, order.Order{
 		ID: event.OrderID, SaleID: sale, UserID: "alice", Quantity: 3,
-		Status: reservation.StatusConfirmed, Version: 2, ReservedAt: event.ReservedAt,
-	}, order)
+		Status: order.StatusConfirmed, Version: 2, ReservedAt: event.ReservedAt,
+	}, o)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, event.OrderID))
 	require.EqualValues(t, 3, testshop.SoldOf(t, pool, sale))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
@@ -44,11 +44,11 @@ func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
 	pool := testkit.Pool(t)
 	ledger := New(pool)
 	sale := testshop.NewSale(t, pool, 10)
-	events := []reservation.OrderReserved{testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "alice", 2), testshop.Reserved(sale, "bob", 3)}
+	events := []order.OrderReserved{testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "alice", 2), testshop.Reserved(sale, "bob", 3)}
 	first, err := ledger.Record(t.Context(), events)
 	require.NoError(t, err)
-	require.Equal(t, reservation.StatusRejected, first[1].Status, "the later order of the same user")
-	require.Equal(t, reservation.RejectedAlreadyPurchased, first[1].Reason)
+	require.Equal(t, order.StatusRejected, first[1].Status, "the later order of the same user")
+	require.Equal(t, order.RejectedAlreadyPurchased, first[1].Reason)
 
 	again := append(slices.Clone(events), testshop.Reserved(sale, "carol", 4), events[0])
 	outcomes, err := ledger.Record(t.Context(), again)
@@ -72,10 +72,10 @@ func TestLedgerRecordsDuplicateInBatchOnce(t *testing.T) {
 	event := testshop.Reserved(sale, "alice", 1)
 	lie := event
 	lie.UserID = "mallory"
-	outcomes, err := New(pool).Record(t.Context(), []reservation.OrderReserved{event, event, lie})
+	outcomes, err := New(pool).Record(t.Context(), []order.OrderReserved{event, event, lie})
 	require.NoError(t, err)
-	require.Equal(t, Outcome{Event: event, Status: reservation.StatusConfirmed, Fresh: true}, outcomes[0])
-	require.Equal(t, Outcome{Event: event, Status: reservation.StatusConfirmed}, outcomes[1])
+	require.Equal(t, Outcome{Event: event, Status: order.StatusConfirmed, Fresh: true}, outcomes[0])
+	require.Equal(t, Outcome{Event: event, Status: order.StatusConfirmed}, outcomes[1])
 	require.ErrorIs(t, outcomes[2].Err, ErrContradiction)
 	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
 }
@@ -86,12 +86,12 @@ func TestLedgerRecordsBatchBesideUnknownSale(t *testing.T) {
 	ledger := New(pool)
 	sale := testshop.NewSale(t, pool, 10)
 	lost := testshop.Reserved(uuid.Must(uuid.NewV7()), "alice", 1)
-	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{lost, testshop.Reserved(sale, "alice", 1)})
+	outcomes, err := ledger.Record(t.Context(), []order.OrderReserved{lost, testshop.Reserved(sale, "alice", 1)})
 	require.NoError(t, err)
 	require.ErrorIs(t, outcomes[0].Err, ErrUnknownSale)
-	require.Equal(t, reservation.StatusConfirmed, outcomes[1].Status)
+	require.Equal(t, order.StatusConfirmed, outcomes[1].Status)
 	_, err = ledger.Order(t.Context(), lost.OrderID)
-	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrOrderNotFound)
 	require.Empty(t, testshop.History(t, pool, lost.OrderID))
 }
 
@@ -101,15 +101,15 @@ func TestLedgerRejectsContradictingEvent(t *testing.T) {
 	ledger := New(pool)
 	sale := testshop.NewSale(t, pool, 10)
 	event := testshop.Reserved(sale, "alice", 1)
-	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
+	_, err := ledger.Record(t.Context(), []order.OrderReserved{event})
 	require.NoError(t, err)
 	event.Quantity = 5
-	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{event})
+	outcomes, err := ledger.Record(t.Context(), []order.OrderReserved{event})
 	require.NoError(t, err)
 	require.ErrorIs(t, outcomes[0].Err, ErrContradiction)
 	_, err = pool.Exec(t.Context(), "DELETE FROM orders")
 	require.NoError(t, err)
-	outcomes, err = ledger.Record(t.Context(), []reservation.OrderReserved{event})
+	outcomes, err = ledger.Record(t.Context(), []order.OrderReserved{event})
 	require.NoError(t, err)
 	require.ErrorIs(t, outcomes[0].Err, ErrContradiction, "events without their row")
 }
@@ -132,16 +132,16 @@ func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 	ledger := New(pool)
 	sale := testshop.NewSale(t, pool, 2)
 	kept, refused := testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "bob", 2)
-	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{kept})
+	_, err := ledger.Record(t.Context(), []order.OrderReserved{kept})
 	require.NoError(t, err)
 	homeless := testshop.Reserved(uuid.Must(uuid.NewV7()), "carol", 1)
 
-	outcomes, err := ledger.Refuse(t.Context(), []reservation.OrderReserved{kept, refused, homeless}, reservation.RejectedSoldOut)
+	outcomes, err := ledger.Refuse(t.Context(), []order.OrderReserved{kept, refused, homeless}, order.RejectedSoldOut)
 	require.NoError(t, err)
-	require.Equal(t, Outcome{Event: kept, Status: reservation.StatusConfirmed}, outcomes[0], "what was recorded stands")
+	require.Equal(t, Outcome{Event: kept, Status: order.StatusConfirmed}, outcomes[0], "what was recorded stands")
 	for _, out := range outcomes[1:] {
-		require.Equal(t, reservation.StatusRejected, out.Status)
-		require.Equal(t, reservation.RejectedSoldOut, out.Reason)
+		require.Equal(t, order.StatusRejected, out.Status)
+		require.Equal(t, order.RejectedSoldOut, out.Reason)
 		require.True(t, out.Fresh)
 	}
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderRejected"}, testshop.History(t, pool, refused.OrderID))
@@ -158,7 +158,7 @@ func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 	sales := []uuid.UUID{testshop.NewSale(t, pool, 1_000_000), testshop.NewSale(t, pool, 1_000_000), testshop.NewSale(t, pool, 1_000_000)}
 	var fresh sync.Map
 	for round := range rounds {
-		shared := make([]reservation.OrderReserved, size)
+		shared := make([]order.OrderReserved, size)
 		for i := range shared {
 			shared[i] = testshop.Reserved(sales[i%len(sales)], fmt.Sprintf("user-%d-%d", round, i/2), int64(i))
 		}
@@ -206,7 +206,7 @@ func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
 	for w := range 4 {
 		wg.Go(func() {
 			for i := range 20 {
-				_, err := ledger.Record(context.Background(), []reservation.OrderReserved{testshop.Reserved(sale, fmt.Sprintf("user-%d-%d", w, i), 1)})
+				_, err := ledger.Record(context.Background(), []order.OrderReserved{testshop.Reserved(sale, fmt.Sprintf("user-%d-%d", w, i), 1)})
 				if err != nil && FaultOf(err) != oversold {
 					t.Error(err)
 				}
@@ -238,7 +238,7 @@ func BenchmarkLedger(b *testing.B) {
 			pool := testkit.Pool(b)
 			ledger := New(pool)
 			const size = 500
-			sale := testshop.NewSale(b, pool, reservation.MaxStock)
+			sale := testshop.NewSale(b, pool, order.MaxStock)
 			var wg sync.WaitGroup
 			b.ResetTimer()
 			for w := range workers {

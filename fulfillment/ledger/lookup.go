@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -18,7 +18,7 @@ import (
 //
 // The epoch is read before the order. Every transaction that confirms orders holds the row of their sale and looks
 // whether its epoch is theirs (ledger/add_sold.sql): an order that is not there after that is over will not come any more.
-func (l *Ledger) FindByReceipt(ctx context.Context, r reservation.Receipt) (reservation.Order, error) {
+func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error) {
 	ask := &pgx.Batch{}
 	ask.Queue(sql.LedgerSaleEpoch, r.SaleID)
 	ask.Queue(sql.LedgerFindOrders, []uuid.UUID{r.OrderID})
@@ -30,19 +30,19 @@ func (l *Ledger) FindByReceipt(ctx context.Context, r reservation.Receipt) (rese
 	}
 	found, findErr := readOrders(answers)
 	if err := errors.Join(err, findErr, answers.Close()); err != nil {
-		return reservation.Order{}, fmt.Errorf("find the order of a receipt: order=%s: %w", r.OrderID, err)
+		return order.Order{}, fmt.Errorf("find the order of a receipt: order=%s: %w", r.OrderID, err)
 	}
 	if order, there := found[r.OrderID]; there {
 		return order, nil
 	}
 	if epoch > r.Epoch {
-		return r.Order(reservation.StatusVoided), nil
+		return r.Order(order.StatusVoided), nil
 	}
-	return reservation.Order{}, fmt.Errorf("order %s: %w", r.OrderID, reservation.ErrOrderNotFound)
+	return order.Order{}, fmt.Errorf("order %s: %w", r.OrderID, order.ErrOrderNotFound)
 }
 
 // FindOrders returns those of the orders that are in Postgres, in no particular order.
-func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]reservation.Order, error) {
+func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error) {
 	rows, _ := l.pool.Query(ctx, sql.LedgerFindOrders, ids) // its error comes with the rows
 	orders, err := pgx.CollectRows(rows, scanOrder)
 	if err != nil {

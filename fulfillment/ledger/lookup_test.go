@@ -14,11 +14,11 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
-func receiptOf(e reservation.OrderReserved) reservation.Receipt {
-	return reservation.Receipt{
+func receiptOf(e order.OrderReserved) order.Receipt {
+	return order.Receipt{
 		OrderID: e.OrderID, SaleID: e.SaleID, User: e.UserID, Epoch: e.Epoch, Sequence: e.Sequence, Quantity: e.Quantity, ReservedAt: e.ReservedAt,
 	}
 }
@@ -29,13 +29,13 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	ledger := ledger.New(pool)
 	sale := testshop.NewSale(t, pool, 10)
 	here, lost := testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "bob", 2)
-	_, err := ledger.Record(t.Context(), []reservation.OrderReserved{here})
+	_, err := ledger.Record(t.Context(), []order.OrderReserved{here})
 	require.NoError(t, err)
 	confirmed, err := ledger.FindByReceipt(t.Context(), receiptOf(here))
 	require.NoError(t, err)
 	require.Equal(t, testwork.OrderOfID(t, pool, here.OrderID), confirmed)
 	_, err = ledger.FindByReceipt(t.Context(), receiptOf(lost))
-	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrOrderNotFound)
 
 	_, err = pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 	require.NoError(t, err)
@@ -44,13 +44,13 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	require.Equal(t, confirmed, got, "what is there counts more than the epoch")
 	got, err = ledger.FindByReceipt(t.Context(), receiptOf(lost))
 	require.NoError(t, err)
-	require.Equal(t, reservation.Order{
-		ID: lost.OrderID, SaleID: sale, UserID: "bob", Quantity: lost.Quantity, Status: reservation.StatusVoided, Version: 2,
-		ReservedAt: lost.ReservedAt, Reason: reservation.VoidedSaleRebuilt,
+	require.Equal(t, order.Order{
+		ID: lost.OrderID, SaleID: sale, UserID: "bob", Quantity: lost.Quantity, Status: order.StatusVoided, Version: 2,
+		ReservedAt: lost.ReservedAt, Reason: order.VoidedSaleRebuilt,
 	}, got)
 
 	// Its late event does not make that untrue, and what is written down then says the same.
-	_, err = ledger.Record(t.Context(), []reservation.OrderReserved{lost})
+	_, err = ledger.Record(t.Context(), []order.OrderReserved{lost})
 	require.NoError(t, err)
 	late, err := ledger.FindByReceipt(t.Context(), receiptOf(lost))
 	require.NoError(t, err)
@@ -60,14 +60,14 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	fresh := testshop.Reserved(sale, "carol", 3)
 	fresh.Epoch = 2
 	_, err = ledger.FindByReceipt(t.Context(), receiptOf(fresh))
-	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrOrderNotFound)
 	_, err = ledger.FindByReceipt(t.Context(), receiptOf(testshop.Reserved(uuid.New(), "dave", 1)))
-	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrOrderNotFound)
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = ledger.FindByReceipt(gone, receiptOf(lost))
 	require.Error(t, err)
-	require.False(t, errors.Is(err, reservation.ErrOrderNotFound))
+	require.False(t, errors.Is(err, order.ErrOrderNotFound))
 }
 
 // TestVoidedOrderIsNeverConfirmed: whoever was once told that the order is voided is told that for ever, however an epoch ends
@@ -82,14 +82,14 @@ func TestVoidedOrderIsNeverConfirmed(t *testing.T) {
 		recorded := make(chan struct{})
 		go func() {
 			defer close(recorded)
-			_, _ = ledger.Record(context.Background(), []reservation.OrderReserved{event}) // or it has just missed the epoch
+			_, _ = ledger.Record(context.Background(), []order.OrderReserved{event}) // or it has just missed the epoch
 		}()
 		_, err := pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 		require.NoError(t, err)
 		first, err := ledger.FindByReceipt(t.Context(), receiptOf(event))
 		require.NoError(t, err, "an epoch that is over decides")
 		<-recorded
-		_, _ = ledger.Record(t.Context(), []reservation.OrderReserved{event}) // delivered again
+		_, _ = ledger.Record(t.Context(), []order.OrderReserved{event}) // delivered again
 		then, err := ledger.FindByReceipt(t.Context(), receiptOf(event))
 		require.NoError(t, err)
 		require.Equal(t, first.Status, then.Status)
@@ -107,14 +107,14 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(one.Close)
 	_, err = ledger.New(one).FindByReceipt(t.Context(), receiptOf(event))
-	require.ErrorIs(t, err, reservation.ErrOrderNotFound)
+	require.ErrorIs(t, err, order.ErrOrderNotFound)
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	_, err = tx.Exec(t.Context(), "LOCK TABLE sales IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
 	type answer struct {
-		order reservation.Order
+		order order.Order
 		err   error
 	}
 	found := make(chan answer, 1)
@@ -133,7 +133,7 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	require.NoError(t, tx.Commit(t.Context()))
 	got := <-found
 	require.NoError(t, got.err)
-	require.Equal(t, reservation.StatusConfirmed, got.order.Status)
+	require.Equal(t, order.StatusConfirmed, got.order.Status)
 }
 
 func TestReceiptSecretIsCreatedOnce(t *testing.T) {
@@ -141,7 +141,7 @@ func TestReceiptSecretIsCreatedOnce(t *testing.T) {
 	pool := testkit.Pool(t)
 	secret, err := ledger.New(pool).ReceiptSecret(t.Context())
 	require.NoError(t, err)
-	require.GreaterOrEqual(t, len(secret), reservation.MinReceiptSecretBytes)
+	require.GreaterOrEqual(t, len(secret), order.MinReceiptSecretBytes)
 	again, err := ledger.New(pool).ReceiptSecret(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, secret, again)

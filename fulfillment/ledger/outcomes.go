@@ -17,6 +17,7 @@ import (
 	"stampede/internal/retry"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 const (
@@ -46,7 +47,7 @@ type OutcomesConfig struct {
 type Outcomes struct {
 	publisher          *redisstream.Publisher
 	topic              string
-	queue              chan []reservation.OrderOutcome
+	queue              chan []order.OrderOutcome
 	published, dropped prometheus.Counter
 	publishing         retry.Outage
 }
@@ -69,7 +70,7 @@ func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 		return nil, fmt.Errorf("outcomes: %w", err)
 	}
 	return &Outcomes{
-		publisher: publisher, topic: c.Keys.Outcomes(), queue: make(chan []reservation.OrderOutcome, outcomesQueued),
+		publisher: publisher, topic: c.Keys.Outcomes(), queue: make(chan []order.OrderOutcome, outcomesQueued),
 		published: published, dropped: dropped,
 		publishing: retry.Outage{Log: c.Logger, Doing: "tell ingresses what became of orders"},
 	}, nil
@@ -105,7 +106,7 @@ func (o *Outcomes) publishRest(ctx context.Context) {
 }
 
 // Publish tells of a transaction, and of those that wait behind it, in one message.
-func (o *Outcomes) Publish(ctx context.Context, outcomes []reservation.OrderOutcome) {
+func (o *Outcomes) Publish(ctx context.Context, outcomes []order.OrderOutcome) {
 	for more := true; more && len(outcomes) < OutcomesTogether; {
 		select {
 		case next := <-o.queue:
@@ -114,7 +115,7 @@ func (o *Outcomes) Publish(ctx context.Context, outcomes []reservation.OrderOutc
 			more = false
 		}
 	}
-	msg := message.NewMessage(watermill.NewUUID(), reservation.AppendOutcomes(nil, outcomes))
+	msg := message.NewMessage(watermill.NewUUID(), order.AppendOutcomes(nil, outcomes))
 	msg.SetContext(ctx)
 	if err := o.publisher.Publish(o.topic, msg); err != nil {
 		o.publishing.Failed(err)
@@ -127,7 +128,7 @@ func (o *Outcomes) Publish(ctx context.Context, outcomes []reservation.OrderOutc
 
 // tell has these outcomes published soon, if there is room in the queue. It never waits. Without Outcomes it
 // does nothing.
-func (o *Outcomes) tell(outcomes []reservation.OrderOutcome) {
+func (o *Outcomes) tell(outcomes []order.OrderOutcome) {
 	if o == nil || len(outcomes) == 0 {
 		return
 	}
@@ -140,12 +141,12 @@ func (o *Outcomes) tell(outcomes []reservation.OrderOutcome) {
 
 // tellRecorded tells what was recorded. An order that had been before is told of again: whoever recorded it may have
 // died before that.
-func (l *Ledger) tellRecorded(outcomes []Outcome, before map[uuid.UUID]reservation.Order) {
+func (l *Ledger) tellRecorded(outcomes []Outcome, before map[uuid.UUID]order.Order) {
 	if l.outcomes == nil {
 		return
 	}
 	const firstEnd = 2 // the version of an order whose reservation and end were recorded together
-	told := make([]reservation.OrderOutcome, 0, len(outcomes))
+	told := make([]order.OrderOutcome, 0, len(outcomes))
 	for _, out := range outcomes {
 		if out.Err != nil {
 			continue
@@ -154,19 +155,19 @@ func (l *Ledger) tellRecorded(outcomes []Outcome, before map[uuid.UUID]reservati
 		if order, known := before[out.Event.OrderID]; known {
 			version = order.Version
 		}
-		told = append(told, reservation.OrderOutcome{OrderID: out.Event.OrderID, Status: out.Status, Version: version})
+		told = append(told, order.OrderOutcome{OrderID: out.Event.OrderID, Status: out.Status, Version: version})
 	}
 	l.outcomes.tell(told)
 }
 
 // tellChanged tells that the orders, which are as they were read, have all become what next is.
-func (l *Ledger) tellChanged(orders []reservation.Order, next reservation.Order) {
+func (l *Ledger) tellChanged(orders []order.Order, next order.Order) {
 	if l.outcomes == nil {
 		return
 	}
-	told := make([]reservation.OrderOutcome, len(orders))
+	told := make([]order.OrderOutcome, len(orders))
 	for i, o := range orders {
-		told[i] = reservation.OrderOutcome{OrderID: o.ID, Status: next.Status, Version: o.Version + 1}
+		told[i] = order.OrderOutcome{OrderID: o.ID, Status: next.Status, Version: o.Version + 1}
 	}
 	l.outcomes.tell(told)
 }

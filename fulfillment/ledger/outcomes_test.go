@@ -17,18 +17,19 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // told reads the messages of the stream of outcomes with what the stock subscriber reads them with.
-func told(t testing.TB, rdb *redis.Client, keys reservation.Keys) [][]reservation.OrderOutcome {
+func told(t testing.TB, rdb *redis.Client, keys reservation.Keys) [][]order.OrderOutcome {
 	t.Helper()
 	entries, err := rdb.XRange(t.Context(), keys.Outcomes(), "-", "+").Result()
 	require.NoError(t, err)
-	var messages [][]reservation.OrderOutcome
+	var messages [][]order.OrderOutcome
 	for _, entry := range entries {
 		msg, err := redisstream.DefaultMarshallerUnmarshaller{}.Unmarshal(entry.Values)
 		require.NoError(t, err)
-		outcomes, err := reservation.DecodeOutcomes(msg.Payload)
+		outcomes, err := order.DecodeOutcomes(msg.Payload)
 		require.NoError(t, err)
 		messages = append(messages, outcomes)
 	}
@@ -41,10 +42,10 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	l, o, run := testwork.TellingLedger(t, pool, rdb, keys)
 	defer run()()
 	sale := testshop.NewPayableSale(t, pool, 3)
-	tells := func(want ...reservation.OrderOutcome) {
+	tells := func(want ...order.OrderOutcome) {
 		t.Helper()
 		testkit.Eventually(t, 10*time.Second, "it is told", func() bool { return len(told(t, rdb, keys)) > 0 })
-		require.Equal(t, [][]reservation.OrderOutcome{want}, told(t, rdb, keys))
+		require.Equal(t, [][]order.OrderOutcome{want}, told(t, rdb, keys))
 		require.NoError(t, rdb.Del(t.Context(), keys.Outcomes()).Err())
 	}
 	events := testshop.CrowdOf(sale, 2)
@@ -53,29 +54,29 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	_, err := l.Record(t.Context(), append(events, again, unknown))
 	require.NoError(t, err)
 	tells(
-		reservation.OrderOutcome{OrderID: events[0].OrderID, Status: reservation.StatusConfirmed, Version: 2},
-		reservation.OrderOutcome{OrderID: events[1].OrderID, Status: reservation.StatusConfirmed, Version: 2},
-		reservation.OrderOutcome{OrderID: again.OrderID, Status: reservation.StatusRejected, Version: 2},
+		order.OrderOutcome{OrderID: events[0].OrderID, Status: order.StatusConfirmed, Version: 2},
+		order.OrderOutcome{OrderID: events[1].OrderID, Status: order.StatusConfirmed, Version: 2},
+		order.OrderOutcome{OrderID: again.OrderID, Status: order.StatusRejected, Version: 2},
 	)
 	refused := testshop.Reserved(sale, "late", 4)
-	_, err = l.Refuse(t.Context(), []reservation.OrderReserved{refused}, reservation.RejectedSoldOut)
+	_, err = l.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
 	require.NoError(t, err)
-	tells(reservation.OrderOutcome{OrderID: refused.OrderID, Status: reservation.StatusRejected, Version: 2})
+	tells(order.OrderOutcome{OrderID: refused.OrderID, Status: order.StatusRejected, Version: 2})
 
 	testwork.Heartbeat(t, pool)
 	_, err = l.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
 	require.NoError(t, err)
-	paid := reservation.OrderOutcome{OrderID: events[0].OrderID, Status: reservation.StatusPaid, Version: 3}
+	paid := order.OrderOutcome{OrderID: events[0].OrderID, Status: order.StatusPaid, Version: 3}
 	tells(paid)
 	_, err = l.Cancel(t.Context(), events[1].OrderID, events[1].UserID)
 	require.NoError(t, err)
-	tells(reservation.OrderOutcome{OrderID: events[1].OrderID, Status: reservation.StatusCancelled, Version: 3})
+	tells(order.OrderOutcome{OrderID: events[1].OrderID, Status: order.StatusCancelled, Version: 3})
 
 	// A repeat of a change is none; a redelivered event is told of, because the first worker may have died before.
 	_, err = l.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
 	require.NoError(t, err)
 	_, err = l.Pay(t.Context(), events[1].OrderID, events[1].UserID, "pi_1")
-	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
 	_, err = l.Record(t.Context(), events[:1])
 	require.NoError(t, err)
 	tells(paid)
@@ -84,12 +85,12 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	late[0].UserID = "dawdler"
 	_, err = l.Record(t.Context(), late)
 	require.NoError(t, err)
-	tells(reservation.OrderOutcome{OrderID: late[0].OrderID, Status: reservation.StatusConfirmed, Version: 2})
+	tells(order.OrderOutcome{OrderID: late[0].OrderID, Status: order.StatusConfirmed, Version: 2})
 	testwork.EndWindow(t, pool, late[0].OrderID)
 	_, expired, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, expired)
-	tells(reservation.OrderOutcome{OrderID: late[0].OrderID, Status: reservation.StatusExpired, Version: 3})
+	tells(order.OrderOutcome{OrderID: late[0].OrderID, Status: order.StatusExpired, Version: 3})
 	require.EqualValues(t, 9, testutil.ToFloat64(o.Published()))
 	require.Zero(t, testutil.ToFloat64(o.Dropped()))
 
@@ -102,18 +103,18 @@ func TestQueuedOutcomesAreSentTogether(t *testing.T) {
 	t.Parallel()
 	pool, rdb, keys := testkit.Pool(t), testkit.Redis(t), testkit.Keys(t)
 	_, o, run := testwork.TellingLedger(t, pool, rdb, keys)
-	var all []reservation.OrderOutcome
+	var all []order.OrderOutcome
 	for range 200 {
-		transaction := make([]reservation.OrderOutcome, 11)
+		transaction := make([]order.OrderOutcome, 11)
 		for i := range transaction {
-			transaction[i] = reservation.OrderOutcome{OrderID: uuid.New(), Status: reservation.StatusConfirmed, Version: 2}
+			transaction[i] = order.OrderOutcome{OrderID: uuid.New(), Status: order.StatusConfirmed, Version: 2}
 		}
 		o.Tell(transaction)
 		all = append(all, transaction...)
 	}
 	// They are told though nobody has time for them before the end.
 	run()()
-	var got []reservation.OrderOutcome
+	var got []order.OrderOutcome
 	messages := told(t, rdb, keys)
 	for _, message := range messages {
 		require.Less(t, len(message), ledger.OutcomesTogether+11)
@@ -135,7 +136,7 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	l, o, run := testwork.TellingLedger(t, pool, rdb, keys)
 	own.Kill()
 	for range 2 * ledger.OutcomesQueued {
-		o.Tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+		o.Tell([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 	}
 	require.EqualValues(t, ledger.OutcomesQueued, testutil.ToFloat64(o.Dropped()), "for which there was no room")
 	_, err = l.Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 10), 3))
@@ -144,7 +145,7 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	testkit.Eventually(t, 30*time.Second, "all are given up", func() bool { return testutil.ToFloat64(o.Dropped()) == 2*ledger.OutcomesQueued+3 })
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "they are told again", func() bool {
-		o.Tell([]reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+		o.Tell([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 		return testutil.ToFloat64(o.Published()) > 0
 	})
 	stop()
@@ -156,7 +157,7 @@ func TestOutcomeStreamIsBounded(t *testing.T) {
 	_, o, _ := testwork.TellingLedger(t, pool, rdb, keys)
 	const node = 100 // entries, at most
 	for range 2 * (ledger.OutcomesKept + node) {
-		o.Publish(t.Context(), []reservation.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+		o.Publish(t.Context(), []order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 	}
 	length, err := rdb.XLen(t.Context(), keys.Outcomes()).Result()
 	require.NoError(t, err)
@@ -179,7 +180,7 @@ func TestWorkerPublishesOneMessagePerBatch(t *testing.T) {
 	messages := told(t, s.Rdb, s.Keys)
 	for _, message := range messages {
 		for _, outcome := range message {
-			require.Equal(t, []any{reservation.StatusConfirmed, 2}, []any{outcome.Status, outcome.Version})
+			require.Equal(t, []any{order.StatusConfirmed, 2}, []any{outcome.Status, outcome.Version})
 			got = append(got, outcome.OrderID)
 		}
 	}

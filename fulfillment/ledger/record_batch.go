@@ -13,12 +13,12 @@ import (
 	"github.com/google/uuid"
 
 	"stampede/fulfillment/stream"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // ByPlaceInSale is the order in which events are recorded, so that units that do not suffice for all go
 // to those who came first.
-func ByPlaceInSale(x, y reservation.OrderReserved) int {
+func ByPlaceInSale(x, y order.OrderReserved) int {
 	return cmp.Or(strings.Compare(string(x.SaleID[:]), string(y.SaleID[:])), cmp.Compare(x.Sequence, y.Sequence))
 }
 
@@ -27,7 +27,7 @@ type Transaction func(context.Context) ([]Outcome, error)
 
 // RecordWith is batcher.record with another way to try a transaction. An error of try whose fault is transient
 // ends the recording, and is that of all events that are not recorded by then; any other one is of an event.
-func RecordWith(ctx context.Context, ledger *Ledger, try func(context.Context, Transaction) ([]Outcome, error), events []reservation.OrderReserved) []Outcome {
+func RecordWith(ctx context.Context, ledger *Ledger, try func(context.Context, Transaction) ([]Outcome, error), events []order.OrderReserved) []Outcome {
 	s := BatchRecording{Ledger: ledger, Try: try, TooMany: map[uuid.UUID]int64{}, Most: len(events)}
 	return s.Record(ctx, events)
 }
@@ -51,7 +51,7 @@ type BatchRecording struct {
 }
 
 // Record returns one outcome per event, in their order. Those of a sale stand together.
-func (s *BatchRecording) Record(ctx context.Context, events []reservation.OrderReserved) []Outcome {
+func (s *BatchRecording) Record(ctx context.Context, events []order.OrderReserved) []Outcome {
 	switch {
 	case len(events) == 0:
 		return nil
@@ -93,12 +93,12 @@ func (s *BatchRecording) Record(ctx context.Context, events []reservation.OrderR
 }
 
 // inParts records the first n events and then the others.
-func (s *BatchRecording) inParts(ctx context.Context, events []reservation.OrderReserved, n int) []Outcome {
+func (s *BatchRecording) inParts(ctx context.Context, events []order.OrderReserved, n int) []Outcome {
 	return append(s.Record(ctx, events[:n:n]), s.Record(ctx, events[n:])...)
 }
 
 // bySale records the events of each sale apart.
-func (s *BatchRecording) bySale(ctx context.Context, events []reservation.OrderReserved) (outcomes []Outcome) {
+func (s *BatchRecording) bySale(ctx context.Context, events []order.OrderReserved) (outcomes []Outcome) {
 	for len(events) > 0 {
 		_, n := rangeOf(events, events[0].SaleID)
 		outcomes = append(outcomes, s.Record(ctx, events[:n:n])...)
@@ -108,7 +108,7 @@ func (s *BatchRecording) bySale(ctx context.Context, events []reservation.OrderR
 }
 
 // recordApart records events after they were blocked together.
-func (s *BatchRecording) recordApart(ctx context.Context, events []reservation.OrderReserved, err error) []Outcome {
+func (s *BatchRecording) recordApart(ctx context.Context, events []order.OrderReserved, err error) []Outcome {
 	blocked := fmt.Errorf("%w: %w", ErrBlocked, err)
 	var ofSale *saleError
 	if errors.As(err, &ofSale) && IsLocked(err) {
@@ -138,8 +138,8 @@ func (s *BatchRecording) block(sale uuid.UUID, err error) {
 }
 
 // rangeOf is where the events of a sale stand, of which all stand together.
-func rangeOf(events []reservation.OrderReserved, sale uuid.UUID) (from, to int) {
-	ofSale := func(e reservation.OrderReserved) bool { return e.SaleID == sale }
+func rangeOf(events []order.OrderReserved, sale uuid.UUID) (from, to int) {
+	ofSale := func(e order.OrderReserved) bool { return e.SaleID == sale }
 	if from = slices.IndexFunc(events, ofSale); from < 0 {
 		return 0, 0
 	}
@@ -148,7 +148,7 @@ func rangeOf(events []reservation.OrderReserved, sale uuid.UUID) (from, to int) 
 	return from, to
 }
 
-func (s *BatchRecording) holdsNoneOf(events []reservation.OrderReserved) bool {
+func (s *BatchRecording) holdsNoneOf(events []order.OrderReserved) bool {
 	for _, e := range events {
 		if quantity, known := s.TooMany[e.SaleID]; !known || e.Quantity < quantity {
 			return false
@@ -157,9 +157,9 @@ func (s *BatchRecording) holdsNoneOf(events []reservation.OrderReserved) bool {
 	return true
 }
 
-func (s *BatchRecording) refuse(ctx context.Context, events []reservation.OrderReserved) []Outcome {
+func (s *BatchRecording) refuse(ctx context.Context, events []order.OrderReserved) []Outcome {
 	outcomes, err := s.Try(ctx, func(ctx context.Context) ([]Outcome, error) {
-		return s.Ledger.Refuse(ctx, events, reservation.RejectedSoldOut)
+		return s.Ledger.Refuse(ctx, events, order.RejectedSoldOut)
 	})
 	if s.Splits && (IsLocked(err) || IsTooSlow(err)) {
 		err = fmt.Errorf("%w: %w", ErrBlocked, err)
@@ -183,7 +183,7 @@ func Attempt(ctx context.Context, log *slog.Logger, t Transaction) (outcomes []O
 	return t(ctx)
 }
 
-func allFailed(events []reservation.OrderReserved, err error) []Outcome {
+func allFailed(events []order.OrderReserved, err error) []Outcome {
 	outcomes := make([]Outcome, len(events))
 	for i, e := range events {
 		outcomes[i] = Outcome{Event: e, Err: err}

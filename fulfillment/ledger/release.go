@@ -11,6 +11,7 @@ import (
 	"stampede/internal/crashpoint"
 	"stampede/internal/retry"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -19,7 +20,7 @@ import (
 // units back; and one that had ended before this event of it came. An ingress that got no answer asks again
 // with the same order, and when Redis has lost or released the first reservation meanwhile, makes a second one.
 func ComesToNothing(out Outcome) bool {
-	return out.Status == reservation.StatusRejected || out.Err == nil && !out.Fresh && !out.Status.Live()
+	return out.Status == order.StatusRejected || out.Err == nil && !out.Fresh && !out.Status.Live()
 }
 
 func ReleaseOf(out Outcome) reservation.Release {

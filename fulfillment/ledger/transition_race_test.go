@@ -16,7 +16,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // races is how often two sides want the same order at once.
@@ -27,7 +27,7 @@ type raced struct {
 	*testshop.Shop
 	sale   uuid.UUID
 	ledger *ledger.Ledger
-	orders []reservation.Order
+	orders []order.Order
 }
 
 func newRaced(t *testing.T) *raced {
@@ -44,7 +44,7 @@ func newRaced(t *testing.T) *raced {
 }
 
 // each runs race once for every order, a few at a time.
-func (r *raced) each(t *testing.T, race func(o reservation.Order) error) {
+func (r *raced) each(t *testing.T, race func(o order.Order) error) {
 	t.Helper()
 	var lanes errgroup.Group
 	lanes.SetLimit(3)
@@ -71,7 +71,7 @@ func (r *raced) linger(most int) error {
 
 // requireOneWinner checks what every race must leave: one winner for each order, whom the books and Redis agree
 // with. won says for each order what the sides were told.
-func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser reservation.Status) {
+func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser order.Status) {
 	t.Helper()
 	paid := 0
 	for _, o := range r.orders {
@@ -80,7 +80,7 @@ func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser reservation.
 		require.True(t, ok)
 		require.Equal(t, told, now.Status, "order %s", o.ID)
 		require.Equal(t, 3, now.Version)
-		if now.Status == reservation.StatusPaid {
+		if now.Status == order.StatusPaid {
 			require.Equal(t, "pi "+o.UserID, now.PaymentReference)
 			paid++
 		} else {
@@ -103,7 +103,7 @@ func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser reservation.
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 }
 
-func (r *raced) pay(o reservation.Order) (reservation.Order, error) {
+func (r *raced) pay(o order.Order) (order.Order, error) {
 	return r.ledger.Pay(context.Background(), o.ID, o.UserID, "pi "+o.UserID)
 }
 
@@ -111,34 +111,34 @@ func TestConcurrentPayAndCancelHaveOneWinner(t *testing.T) {
 	t.Parallel()
 	r := newRaced(t)
 	var won sync.Map
-	r.each(t, func(o reservation.Order) error {
+	r.each(t, func(o order.Order) error {
 		var sides errgroup.Group
 		for range 2 { // a click too many
 			sides.Go(func() error {
 				if err := r.linger(2); err != nil {
 					return err
 				}
-				return note(&won, o, reservation.StatusPaid, func() (reservation.Order, error) { return r.pay(o) })
+				return note(&won, o, order.StatusPaid, func() (order.Order, error) { return r.pay(o) })
 			})
 			sides.Go(func() error {
 				if err := r.linger(2); err != nil {
 					return err
 				}
-				return note(&won, o, reservation.StatusCancelled, func() (reservation.Order, error) {
+				return note(&won, o, order.StatusCancelled, func() (order.Order, error) {
 					return r.ledger.Cancel(context.Background(), o.ID, o.UserID)
 				})
 			})
 		}
 		return sides.Wait()
 	})
-	r.requireOneWinner(t, &won, reservation.StatusCancelled)
+	r.requireOneWinner(t, &won, order.StatusCancelled)
 }
 
 // note notes whom an order went to, if it was this side. It returns an error if it was told so of both.
-func note(won *sync.Map, o reservation.Order, as reservation.Status, act func() (reservation.Order, error)) error {
+func note(won *sync.Map, o order.Order, as order.Status, act func() (order.Order, error)) error {
 	got, err := act()
 	switch {
-	case errors.Is(err, reservation.ErrIllegalTransition), errors.Is(err, reservation.ErrOrderExpired):
+	case errors.Is(err, order.ErrIllegalTransition), errors.Is(err, order.ErrOrderExpired):
 		return nil
 	case err != nil:
 		return err
@@ -157,7 +157,7 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 	r := newRaced(t)
 	ingress := ledger.Heartbeat{Pool: r.Pool, Logger: testkit.Logger(t)}
 	var won sync.Map
-	r.each(t, func(o reservation.Order) error {
+	r.each(t, func(o order.Order) error {
 		if _, err := r.Pool.Exec(context.Background(), "UPDATE orders SET due = pay_clock() WHERE id = $1 AND status = 'confirmed'", o.ID); err != nil {
 			return err
 		}
@@ -167,7 +167,7 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 				if err := r.linger(8); err != nil {
 					return err
 				}
-				return note(&won, o, reservation.StatusPaid, func() (reservation.Order, error) { return r.pay(o) })
+				return note(&won, o, order.StatusPaid, func() (order.Order, error) { return r.pay(o) })
 			})
 		}
 		sides.Go(func() error {
@@ -186,7 +186,7 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 	_, err := testwork.Expire(r.Shop, t.Context())
 	require.NoError(t, err)
 	for _, o := range r.orders {
-		won.LoadOrStore(o.ID, reservation.StatusExpired)
+		won.LoadOrStore(o.ID, order.StatusExpired)
 	}
-	r.requireOneWinner(t, &won, reservation.StatusExpired)
+	r.requireOneWinner(t, &won, order.StatusExpired)
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
-	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -22,12 +23,12 @@ import (
 // another user's order; reservation.ErrOrderExpired, from the moment on at which the time is over;
 // wraps reservation.ErrIllegalTransition, and is a *reservation.AlreadyPaidError for an order that was paid with another reference;
 // wraps reservation.ErrOrderDamaged; or is one of Postgres.
-func (l *Ledger) Pay(ctx context.Context, order uuid.UUID, user, reference string) (reservation.Order, error) {
-	paid, err := l.change(ctx, order, user, reservation.EventPaid, func(o reservation.Order, overdue bool) (reservation.Order, bool, error) {
+func (l *Ledger) Pay(ctx context.Context, o uuid.UUID, user, reference string) (order.Order, error) {
+	paid, err := l.change(ctx, o, user, order.EventPaid, func(o order.Order, overdue bool) (order.Order, bool, error) {
 		return o.Paid(reference, overdue)
 	})
 	if err != nil {
-		return reservation.Order{}, fmt.Errorf("pay order=%s: %w", order, err)
+		return order.Order{}, fmt.Errorf("pay order=%s: %w", o, err)
 	}
 	return paid, nil
 }
@@ -36,38 +37,38 @@ func (l *Ledger) Pay(ctx context.Context, order uuid.UUID, user, reference strin
 // again as soon as a worker has told Redis; until then its user cannot buy again.
 //
 // The errors are those of Pay.
-func (l *Ledger) Cancel(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error) {
-	cancelled, err := l.change(ctx, order, user, reservation.EventCancelled, reservation.Order.Cancelled)
+func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Order, error) {
+	cancelled, err := l.change(ctx, o, user, order.EventCancelled, order.Order.Cancelled)
 	if err != nil {
-		return reservation.Order{}, fmt.Errorf("cancel order=%s: %w", order, err)
+		return order.Order{}, fmt.Errorf("cancel order=%s: %w", o, err)
 	}
 	return cancelled, nil
 }
 
 // decision is a rule of reservation/transition.go: it returns the order after a transition.
-type decision func(o reservation.Order, overdue bool) (next reservation.Order, changed bool, err error)
+type decision func(o order.Order, overdue bool) (next order.Order, changed bool, err error)
 
 // change takes the user's order one event further: read, decided and written in one transaction that
 // has its row locked.
-func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event reservation.EventType, decide decision) (next reservation.Order, err error) {
-	var changed []reservation.Order
+func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event order.EventType, decide decision) (next order.Order, err error) {
+	var changed []order.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		order, overdue, err := LockOrder(ctx, tx, id, user)
+		o, overdue, err := LockOrder(ctx, tx, id, user)
 		if err != nil {
 			return err
 		}
 		var isChange bool
-		if next, isChange, err = decide(order, overdue); err != nil || !isChange {
+		if next, isChange, err = decide(o, overdue); err != nil || !isChange {
 			return err
 		}
-		changed = []reservation.Order{order}
+		changed = []order.Order{o}
 		return writeChange(ctx, tx, event, changed, next)
 	})
 	switch {
 	case err == nil:
 		l.tellChanged(changed, next)
 	case FaultOf(err) == BadData, errors.Is(err, errNotLocked):
-		err = fmt.Errorf("%w: %w", reservation.ErrOrderDamaged, err)
+		err = fmt.Errorf("%w: %w", order.ErrOrderDamaged, err)
 	}
 	return next, err
 }
@@ -75,17 +76,17 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event re
 // inTransaction commits what f has done, unless that failed. Read committed, whatever the server's
 // default is: who waited for a row's lock must see what was committed meanwhile.
 func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error {
-	return reservation.InTransaction(ctx, l.pool, pgx.TxOptions{BeginQuery: beginRecording + "; " + l.limitLocks}, f)
+	return catalog.InTransaction(ctx, l.pool, pgx.TxOptions{BeginQuery: beginRecording + "; " + l.limitLocks}, f)
 }
 
-func LockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (order reservation.Order, overdue bool, err error) {
+func LockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (o order.Order, overdue bool, err error) {
 	rows, _ := tx.Query(ctx, sql.LedgerLockOrder, id, user) // its error comes with the rows
 	locked, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
 		orderRow
 		Overdue bool
 	}])
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = reservation.ErrOrderNotFound
+		err = order.ErrOrderNotFound
 	}
 	return locked.order(), locked.Overdue, err
 }
@@ -94,7 +95,7 @@ func LockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (order
 var errNotLocked = errors.New("an order was changed without its lock")
 
 // writeChange writes the event of these orders, which are as they were read. They all become what next is.
-func writeChange(ctx context.Context, tx pgx.Tx, event reservation.EventType, orders []reservation.Order, next reservation.Order) error {
+func writeChange(ctx context.Context, tx pgx.Tx, event order.EventType, orders []order.Order, next order.Order) error {
 	ids, versions := make([]uuid.UUID, len(orders)), make([]int, len(orders))
 	for i, o := range orders {
 		ids[i], versions[i] = o.ID, o.Version
@@ -123,7 +124,7 @@ func writeChange(ctx context.Context, tx pgx.Tx, event reservation.EventType, or
 }
 
 // unitsOf sums the units of the orders by sale, in the order of the sales' ids.
-func unitsOf(orders []reservation.Order) []saleUnits {
+func unitsOf(orders []order.Order) []saleUnits {
 	sums := map[uuid.UUID]saleUnits{}
 	for _, o := range orders {
 		sums[o.SaleID] = saleUnits{id: o.SaleID, units: sums[o.SaleID].units + o.Quantity}

@@ -14,7 +14,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
@@ -26,7 +26,7 @@ func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
 	first, second := testshop.Reserved(payable, "alice", 1), testshop.Reserved(final, "alice", 1)
 	var before, after time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&before))
-	_, err := ledger.New(pool).Record(t.Context(), []reservation.OrderReserved{first, second})
+	_, err := ledger.New(pool).Record(t.Context(), []order.OrderReserved{first, second})
 	require.NoError(t, err)
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&after))
 
@@ -41,27 +41,27 @@ func TestPayRecordsReferenceOnce(t *testing.T) {
 	pool := testkit.Pool(t)
 	ledger := ledger.New(pool)
 	sale := testshop.NewPayableSale(t, pool, 10)
-	order := testwork.Confirm(t, pool, sale, 1)[0]
-	confirmed := testwork.OrderOfID(t, pool, order)
+	o := testwork.Confirm(t, pool, sale, 1)[0]
+	confirmed := testwork.OrderOfID(t, pool, o)
 
-	paid, err := ledger.Pay(t.Context(), order, "user-1", "pi_1")
+	paid, err := ledger.Pay(t.Context(), o, "user-1", "pi_1")
 	require.NoError(t, err)
 	want := confirmed
-	want.Status, want.Version, want.PaymentReference, want.ExpiresAt = reservation.StatusPaid, 3, "pi_1", time.Time{}
+	want.Status, want.Version, want.PaymentReference, want.ExpiresAt = order.StatusPaid, 3, "pi_1", time.Time{}
 	require.Equal(t, want, paid)
-	require.Equal(t, want, testwork.OrderOfID(t, pool, order))
+	require.Equal(t, want, testwork.OrderOfID(t, pool, o))
 	for range 3 {
-		again, err := ledger.Pay(t.Context(), order, "user-1", "pi_1")
+		again, err := ledger.Pay(t.Context(), o, "user-1", "pi_1")
 		require.NoError(t, err)
 		require.Equal(t, paid, again)
 	}
-	_, err = ledger.Pay(t.Context(), order, "user-1", "pi_2")
-	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
+	_, err = ledger.Pay(t.Context(), o, "user-1", "pi_2")
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
 	require.ErrorContains(t, err, `it was paid with reference "pi_1"`)
-	_, err = ledger.Cancel(t.Context(), order, "user-1")
-	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
+	_, err = ledger.Cancel(t.Context(), o, "user-1")
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
 
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderPaid"}, testshop.History(t, pool, order))
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderPaid"}, testshop.History(t, pool, o))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		`SELECT count(*) FROM order_events WHERE version = 3 AND data = '{"reference": "pi_1"}' AND (sale_id, user_id, quantity) = ($1, 'user-1', 1)`, sale))
 	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
@@ -75,18 +75,18 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 	sale := testshop.NewPayableSale(t, pool, 10)
 	event := testshop.Reserved(sale, "alice", 1)
 	event.Quantity = 3
-	_, err := l.Record(t.Context(), []reservation.OrderReserved{event, testshop.Reserved(sale, "bob", 2)})
+	_, err := l.Record(t.Context(), []order.OrderReserved{event, testshop.Reserved(sale, "bob", 2)})
 	require.NoError(t, err)
 
 	cancelled, err := l.Cancel(t.Context(), event.OrderID, "alice")
 	require.NoError(t, err)
-	require.Equal(t, reservation.StatusCancelled, cancelled.Status)
+	require.Equal(t, order.StatusCancelled, cancelled.Status)
 	require.Equal(t, cancelled, testwork.OrderOfID(t, pool, event.OrderID))
 	again, err := l.Cancel(t.Context(), event.OrderID, "alice")
 	require.NoError(t, err)
 	require.Equal(t, cancelled, again)
 	_, err = l.Pay(t.Context(), event.OrderID, "alice", "pi_1")
-	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
 
 	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderCancelled"}, testshop.History(t, pool, event.OrderID))
@@ -94,10 +94,10 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
 		"SELECT count(*) FROM releases WHERE (order_id, sale_id, user_id, quantity) = ($1, $2, 'alice', 3)", event.OrderID, sale))
 
-	outcomes, err := l.Record(t.Context(), []reservation.OrderReserved{event, testshop.Reserved(sale, "alice", 3)})
+	outcomes, err := l.Record(t.Context(), []order.OrderReserved{event, testshop.Reserved(sale, "alice", 3)})
 	require.NoError(t, err)
-	require.Equal(t, ledger.Outcome{Event: event, Status: reservation.StatusCancelled}, outcomes[0], "a late delivery of its event")
-	require.Equal(t, reservation.StatusConfirmed, outcomes[1].Status)
+	require.Equal(t, ledger.Outcome{Event: event, Status: order.StatusCancelled}, outcomes[0], "a late delivery of its event")
+	require.Equal(t, order.StatusConfirmed, outcomes[1].Status)
 	require.EqualValues(t, 2, testshop.SoldOf(t, pool, sale))
 }
 
@@ -105,17 +105,17 @@ func TestPayAndCancelRejectOrderOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := ledger.New(pool)
-	order := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	for name, id := range map[string]uuid.UUID{"another user's": order, "nobody's": uuid.Must(uuid.NewV7())} {
+	o := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+	for name, id := range map[string]uuid.UUID{"another user's": o, "nobody's": uuid.Must(uuid.NewV7())} {
 		_, err := ledger.Pay(t.Context(), id, "mallory", "pi_1")
-		require.ErrorIs(t, err, reservation.ErrOrderNotFound, name)
+		require.ErrorIs(t, err, order.ErrOrderNotFound, name)
 		_, err = ledger.Cancel(t.Context(), id, "mallory")
-		require.ErrorIs(t, err, reservation.ErrOrderNotFound, name)
+		require.ErrorIs(t, err, order.ErrOrderNotFound, name)
 	}
-	var invalid *reservation.InvalidError
-	_, err := ledger.Pay(t.Context(), order, "user-1", "")
+	var invalid *order.InvalidError
+	_, err := ledger.Pay(t.Context(), o, "user-1", "")
 	require.ErrorAs(t, err, &invalid)
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, order))
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, o))
 }
 
 func TestPayAndCancelRejectOrderWithoutPaymentWindow(t *testing.T) {
@@ -123,13 +123,13 @@ func TestPayAndCancelRejectOrderWithoutPaymentWindow(t *testing.T) {
 	pool := testkit.Pool(t)
 	ledger := ledger.New(pool)
 	sale := testshop.NewSale(t, pool, 1)
-	order := testwork.Confirm(t, pool, sale, 1)[0]
+	o := testwork.Confirm(t, pool, sale, 1)[0]
 	testwork.Heartbeat(t, pool)
-	_, err := ledger.Pay(t.Context(), order, "user-1", "pi_1")
-	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
-	_, err = ledger.Cancel(t.Context(), order, "user-1")
-	require.ErrorIs(t, err, reservation.ErrIllegalTransition)
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, order))
+	_, err := ledger.Pay(t.Context(), o, "user-1", "pi_1")
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
+	_, err = ledger.Cancel(t.Context(), o, "user-1")
+	require.ErrorIs(t, err, order.ErrIllegalTransition)
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, o))
 	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
 }
 
@@ -140,10 +140,10 @@ func TestPayAndCancelRejectOverdueOrderBeforeSweep(t *testing.T) {
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
 	testwork.EndWindow(t, pool, orders[0])
 	_, err := ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
-	require.ErrorIs(t, err, reservation.ErrOrderExpired)
+	require.ErrorIs(t, err, order.ErrOrderExpired)
 	_, err = ledger.Cancel(t.Context(), orders[0], "user-1")
-	require.ErrorIs(t, err, reservation.ErrOrderExpired)
-	require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status, "that is the sweeper's work")
+	require.ErrorIs(t, err, order.ErrOrderExpired)
+	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status, "that is the sweeper's work")
 
 	_, err = ledger.Pay(t.Context(), orders[1], "user-2", "pi_2")
 	require.NoError(t, err, "the other one is in time")
@@ -162,14 +162,14 @@ func TestPayIsAcceptedUntilHeartbeatAfterDeadline(t *testing.T) {
 	_, err = ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err, "it was in time when the outage began")
 	_, err = ledger.Pay(t.Context(), orders[1], "user-2", "pi_2")
-	require.ErrorIs(t, err, reservation.ErrOrderExpired, "it was overdue before")
+	require.ErrorIs(t, err, order.ErrOrderExpired, "it was overdue before")
 }
 
 func TestOrdersOfListsNewestFirst(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := ledger.New(pool)
-	var events []reservation.OrderReserved
+	var events []order.OrderReserved
 	var want []uuid.UUID
 	for i := range 25 {
 		sale := testshop.NewPayableSale(t, pool, 10)
@@ -197,7 +197,7 @@ func TestOrdersOfListsNewestFirst(t *testing.T) {
 	require.Equal(t, want, got)
 	page, err := ledger.OrdersOf(t.Context(), "alice", want[2], 1)
 	require.NoError(t, err)
-	require.Equal(t, []reservation.Order{paid}, page)
+	require.Equal(t, []order.Order{paid}, page)
 	page, err = ledger.OrdersOf(t.Context(), "carol", uuid.Nil, 10)
 	require.NoError(t, err)
 	require.Empty(t, page)
@@ -218,16 +218,16 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pool := testkit.Pool(t)
 			l := ledger.New(pool)
-			order := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-			_, err := pool.Exec(t.Context(), breakage, order)
+			o := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+			_, err := pool.Exec(t.Context(), breakage, o)
 			require.NoError(t, err)
-			events := testshop.History(t, pool, order)
-			_, err = l.Cancel(t.Context(), order, "user-1")
+			events := testshop.History(t, pool, o)
+			_, err = l.Cancel(t.Context(), o, "user-1")
 			require.Error(t, err)
 			require.Equal(t, ledger.BadData, ledger.FaultOf(err))
-			require.ErrorIs(t, err, reservation.ErrOrderDamaged)
-			require.Equal(t, reservation.StatusConfirmed, testwork.OrderOfID(t, pool, order).Status)
-			require.Equal(t, events, testshop.History(t, pool, order))
+			require.ErrorIs(t, err, order.ErrOrderDamaged)
+			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, o).Status)
+			require.Equal(t, events, testshop.History(t, pool, o))
 			require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
 		})
 	}
@@ -240,7 +240,7 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 	require.NoError(t, err)
 	next, err := stale.Expired()
 	require.NoError(t, err)
-	err = ledger.WriteChange(t.Context(), tx, reservation.EventExpired, []reservation.Order{stale}, next)
+	err = ledger.WriteChange(t.Context(), tx, order.EventExpired, []order.Order{stale}, next)
 	require.ErrorIs(t, err, ledger.ErrNotLocked)
 	require.True(t, strings.HasSuffix(err.Error(), "0 of 1 are as they were read"))
 }

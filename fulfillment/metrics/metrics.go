@@ -11,7 +11,7 @@ import (
 	"stampede/fulfillment/stream"
 	"stampede/internal/telemetry"
 	"stampede/lock"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // Worker are shared by all batchers of a worker.
@@ -74,7 +74,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	}
 	// Each series is there before its first event, which increase() would miss otherwise.
 	for _, outcome := range []string{
-		string(reservation.StatusConfirmed), string(reservation.StatusRejected), string(reservation.StatusVoided), string(reservation.StatusExpired),
+		string(order.StatusConfirmed), string(order.StatusRejected), string(order.StatusVoided), string(order.StatusExpired),
 		countDuplicate, countUnusable,
 	} {
 		outcomes.WithLabelValues(outcome)

@@ -19,7 +19,7 @@ import (
 	"stampede/internal/pause"
 	"stampede/internal/pg"
 	"stampede/internal/retry"
-	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -172,7 +172,7 @@ const damagedShown = 10
 func (p *projector) checkLog(ctx context.Context) error {
 	rows, _ := p.conn.Query(ctx, sql.ProjectionHistories) // its error comes with the rows
 	var (
-		types   []reservation.EventType
+		types   []order.EventType
 		whole   bool
 		orders  int64
 		example uuid.UUID
@@ -195,8 +195,8 @@ func (p *projector) checkLog(ctx context.Context) error {
 }
 
 // canHappen tells whether an order can have had these events, the first of its life at the beginning.
-func canHappen(types []reservation.EventType) bool {
-	var status reservation.Status // of an order of which nothing has happened yet
+func canHappen(types []order.EventType) bool {
+	var status order.Status // of an order of which nothing has happened yet
 	for _, event := range types {
 		var ok bool
 		if status, ok = status.After(event); !ok {
@@ -208,8 +208,8 @@ func canHappen(types []reservation.EventType) bool {
 
 // endsReserved tells whether an order was reserved, and nothing became of it. That is recorded in one step with what
 // does, so an event is lost, and the row of an order that may be live would be.
-func endsReserved(types []reservation.EventType) bool {
-	return types[len(types)-1] == reservation.EventReserved
+func endsReserved(types []order.EventType) bool {
+	return types[len(types)-1] == order.EventReserved
 }
 
 // build makes the new table all that the old one is, but for what changed in the meantime.

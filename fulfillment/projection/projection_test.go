@@ -23,6 +23,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -63,14 +64,14 @@ func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 	require.NoError(t, err)
 	require.Equal(t, 1, expired)
 	refused := testshop.Reserved(sales[0], "refused", 99)
-	_, err = ledger.Refuse(t.Context(), []reservation.OrderReserved{refused}, reservation.RejectedSoldOut)
+	_, err = ledger.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
 	require.NoError(t, err)
 	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sales[1])
 	require.NoError(t, err)
 	late := testshop.Reserved(sales[1], "late", 99)
-	outcomes, err := ledger.Record(t.Context(), []reservation.OrderReserved{late})
+	outcomes, err := ledger.Record(t.Context(), []order.OrderReserved{late})
 	require.NoError(t, err)
-	require.Equal(t, reservation.StatusVoided, outcomes[0].Status)
+	require.Equal(t, order.StatusVoided, outcomes[0].Status)
 	require.Equal(t, []string{"cancelled 1", "confirmed 19", "expired 1", "paid 1", "rejected 1", "voided 1"},
 		testshop.RowsOf(t, s.Pool, "SELECT concat(status, ' ', count(*)) FROM orders GROUP BY status ORDER BY status"))
 	return orders
@@ -101,9 +102,9 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 		require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders), damage)
 		require.Equal(t, counters, testshop.RowsOf(t, s.Pool, allCounters), damage)
 	}
-	order, err := ledger.New(s.Pool).Pay(t.Context(), orders["user-4/0"], "user-4", "pi_4")
+	o, err := ledger.New(s.Pool).Pay(t.Context(), orders["user-4/0"], "user-4", "pi_4")
 	require.NoError(t, err)
-	require.Equal(t, reservation.StatusPaid, order.Status)
+	require.Equal(t, order.StatusPaid, o.Status)
 }
 
 func TestProjectionRebuildKeepsTableOptions(t *testing.T) {
@@ -216,7 +217,7 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 				user, finish, finished := fmt.Sprintf("buyer-%d", b), ledger.Cancel, &cancelled
 				if n%10 == 9 {
 					user, finished = fmt.Sprintf("payer-%d-%d", b, n), &paid
-					finish = func(ctx context.Context, order uuid.UUID, user string) (reservation.Order, error) {
+					finish = func(ctx context.Context, order uuid.UUID, user string) (order.Order, error) {
 						return ledger.Pay(ctx, order, user, "pi_"+user)
 					}
 				}
@@ -235,7 +236,7 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 					if err == nil {
 						finished.Add(1)
 						break
-					} else if !errors.Is(err, reservation.ErrOrderNotFound) {
+					} else if !errors.Is(err, order.ErrOrderNotFound) {
 						return err
 					}
 				}

@@ -15,6 +15,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // The end of the append-only file is missing: what it held is void, and nothing else.
@@ -26,11 +27,11 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			const kept, cut = 100, 100
 			s := testshop.NewLostShop(t)
 			sale := s.Open(t, 1000)
-			var receipts []reservation.Receipt
+			var receipts []order.Receipt
 			buy := func() {
 				user := fmt.Sprintf("user-%d", len(receipts))
 				r := s.Reserve(t, sale, user, 1, "").Reservation
-				receipts = append(receipts, reservation.Receipt{
+				receipts = append(receipts, order.Receipt{
 					OrderID: r.OrderID, SaleID: sale, User: user, Epoch: r.Epoch, Sequence: r.Sequence, Quantity: 1, ReservedAt: r.ReservedAt,
 				})
 				if len(receipts) == written {
@@ -51,7 +52,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			require.NoError(t, s.Server.Restart(t.Context()))
 			survived := map[uuid.UUID]bool{}
 			for _, msg := range testwork.Messages(s.Shop, t) {
-				event, err := reservation.DecodeReserved(msg)
+				event, err := order.DecodeReserved(msg)
 				require.NoError(t, err)
 				survived[event.OrderID] = true
 			}
@@ -64,13 +65,13 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			testwork.AwaitRest(s.Shop, t)
 			ledger := ledger.New(s.Pool)
 			for i, receipt := range receipts {
-				order, err := ledger.FindByReceipt(t.Context(), receipt)
+				o, err := ledger.FindByReceipt(t.Context(), receipt)
 				require.NoError(t, err)
-				want := reservation.StatusConfirmed
+				want := order.StatusConfirmed
 				if !survived[receipt.OrderID] && i >= written {
-					want = reservation.StatusVoided
+					want = order.StatusVoided
 				}
-				require.Equal(t, want, order.Status, "order %d", i+1)
+				require.Equal(t, want, o.Status, "order %d", i+1)
 			}
 			require.EqualValues(t, max(len(survived), written), testshop.SoldOf(t, s.Pool, sale))
 			// Whoever lost an order may buy, and whoever has one may not.

@@ -15,6 +15,7 @@ import (
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // drainPage is how many entries of the stream are recorded in one transaction.
@@ -115,12 +116,12 @@ func (b *build) readEntries(ctx context.Context, stream, from, to string) ([]red
 func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map[uuid.UUID]bool) error {
 	found := &b.report.Drained
 	found.Entries += int64(len(entries))
-	events := make([]reservation.OrderReserved, 0, len(entries))
+	events := make([]order.OrderReserved, 0, len(entries))
 	for _, entry := range entries {
 		msg, err := stream.DecodeEntry(entry.ID, entry.Values, 0)
 		if err == nil {
-			var event reservation.OrderReserved
-			if event, err = reservation.DecodeReserved(msg); err == nil && closed[event.SaleID] {
+			var event order.OrderReserved
+			if event, err = order.DecodeReserved(msg); err == nil && closed[event.SaleID] {
 				events = append(events, event)
 				continue
 			}
@@ -136,9 +137,9 @@ func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map
 			found.Left++
 		case !out.Fresh:
 			found.Recorded++
-		case out.Status == reservation.StatusConfirmed:
+		case out.Status == order.StatusConfirmed:
 			found.Confirmed++
-		case out.Status == reservation.StatusVoided:
+		case out.Status == order.StatusVoided:
 			found.Voided++
 		default:
 			found.Rejected++

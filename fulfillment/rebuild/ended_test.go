@@ -12,6 +12,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // Whatever became of Redis: a request that made an order which has ended never makes another one.
@@ -19,11 +20,11 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
 	sale := s.OpenPayable(t, 20)
-	made := map[reservation.Status]uuid.UUID{}
-	for _, status := range []reservation.Status{reservation.StatusRejected, reservation.StatusCancelled, reservation.StatusExpired} {
+	made := map[order.Status]uuid.UUID{}
+	for _, status := range []order.Status{order.StatusRejected, order.StatusCancelled, order.StatusExpired} {
 		made[status] = s.Reserve(t, sale, string(status), 1, "k").Reservation.OrderID
 		s.Reserve(t, sale, string(status)+"-without-key", 1, "")
-		if status == reservation.StatusRejected {
+		if status == order.StatusRejected {
 			refuseAll(s.Shop, t)
 		} else {
 			testwork.Fulfil(s.Shop, t)
@@ -34,8 +35,8 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 		_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
 		require.NoError(t, err)
 	}
-	cancel(made[reservation.StatusCancelled], "cancelled")
-	testwork.EndWindow(t, s.Pool, made[reservation.StatusExpired])
+	cancel(made[order.StatusCancelled], "cancelled")
+	testwork.EndWindow(t, s.Pool, made[order.StatusExpired])
 	_, err := testwork.Expire(s.Shop, t.Context())
 	require.NoError(t, err)
 	_, err = testwork.GiveBack(s.Shop, t.Context())
@@ -70,13 +71,13 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 func refuseAll(s *testshop.Shop, t testing.TB) {
 	t.Helper()
 	b := testwork.Batcher(s, t, nil)
-	var events []reservation.OrderReserved
+	var events []order.OrderReserved
 	for _, msg := range testwork.Messages(s, t) {
-		event, err := reservation.DecodeReserved(msg)
+		event, err := order.DecodeReserved(msg)
 		require.NoError(t, err)
 		events = append(events, event)
 	}
-	outcomes, err := ledger.New(s.Pool).Refuse(t.Context(), events, reservation.RejectedSoldOut)
+	outcomes, err := ledger.New(s.Pool).Refuse(t.Context(), events, order.RejectedSoldOut)
 	require.NoError(t, err)
 	require.True(t, b.Release(t.Context(), outcomes))
 }

@@ -21,6 +21,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -325,13 +326,13 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
-	event, err := reservation.DecodeReserved(testwork.Messages(s, t)[0])
+	event, err := order.DecodeReserved(testwork.Messages(s, t)[0])
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err()) // so that it is not drained
 	recording, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = recording.Rollback(context.WithoutCancel(t.Context())) }()
-	columns, _ := ledger.ColumnsOf([]reservation.OrderReserved{event})
+	columns, _ := ledger.ColumnsOf([]order.OrderReserved{event})
 	_, err = recording.Exec(t.Context(), sql.LedgerRecordOrders, append(columns.Arguments(), nil)...)
 	require.NoError(t, err)
 	_, err = recording.Exec(t.Context(), sql.LedgerAddSold, sale, 1, 1, 1)

@@ -15,6 +15,7 @@ import (
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -99,7 +100,7 @@ func (w *witnesses) Note(outcomes []ledger.Outcome) {
 	defer w.mu.Unlock()
 	for i := range outcomes {
 		out := &outcomes[i]
-		if out.Err != nil || out.Status != reservation.StatusConfirmed || !out.Fresh ||
+		if out.Err != nil || out.Status != order.StatusConfirmed || !out.Fresh ||
 			i+1 < len(outcomes) && outcomes[i+1].Event.SaleID == out.Event.SaleID && outcomes[i+1].Fresh && outcomes[i+1].Status == out.Status {
 			continue // only the last one of a sale
 		}
@@ -236,12 +237,12 @@ func (r *Rebuilder) missed(ctx context.Context, sales []guardedSale) ([]bool, er
 			if isHeld[k] = err == nil && reserved.OrderID == w.order; isHeld[k] {
 				continue
 			}
-			order, err := r.Ledger.Order(ctx, w.order)
+			o, err := r.Ledger.Order(ctx, w.order)
 			switch {
-			case errors.Is(err, reservation.ErrOrderNotFound):
+			case errors.Is(err, order.ErrOrderNotFound):
 			case err != nil:
 				return nil, err
-			case order.Status.Live():
+			case o.Status.Live():
 				missed[i] = true
 				r.said.missed.Do(func() { r.config.Logger.Error(orderMissed, "sale", sale.id, "order", w.order, "user", w.user) })
 			}

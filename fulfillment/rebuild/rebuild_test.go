@@ -18,6 +18,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 func TestRebuildRestoresStockFromPostgres(t *testing.T) {
@@ -260,16 +261,16 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	guarded, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
 	_, err = s.Catalog.Restock(t.Context(), sale, 5, "")
-	require.ErrorIs(t, err, reservation.ErrNotInForce, "before the epoch is raised")
+	require.ErrorIs(t, err, catalog.ErrNotInForce, "before the epoch is raised")
 	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.RebuildByHand})
 	guarded.Closed, err = b.CloseSale(t.Context(), guarded)
 	require.NoError(t, err)
 	raised, err := session.RaiseEpoch(t.Context(), guarded, rebuild.RebuildByHand)
 	require.NoError(t, err)
 	_, err = s.Catalog.Pause(t.Context(), sale)
-	require.ErrorIs(t, err, reservation.ErrNotInForce, "and after that")
+	require.ErrorIs(t, err, catalog.ErrNotInForce, "and after that")
 	_, err = s.Catalog.Restock(t.Context(), sale, 7, "")
-	require.ErrorIs(t, err, reservation.ErrNotInForce)
+	require.ErrorIs(t, err, catalog.ErrNotInForce)
 	created, err := s.Catalog.Create(t.Context(), reservation.Terms{Name: "new", Stock: 3, PerOrderLimit: 1})
 	require.NoError(t, err)
 	_, err = s.Catalog.PublishPending(t.Context())
@@ -407,7 +408,7 @@ func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 	s.Server.Kill()
 	_, err := s.Catalog.Restock(t.Context(), sale, -4, "returned")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	require.NotErrorIs(t, err, reservation.ErrNotInForce, "nobody can promise that it takes effect")
+	require.NotErrorIs(t, err, catalog.ErrNotInForce, "nobody can promise that it takes effect")
 
 	require.NoError(t, s.Server.Restart(t.Context()))
 	r := testwork.Rebuilder(s.Shop, t)
@@ -422,6 +423,6 @@ func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 		require.Equal(t, []int64{6, 5}, []int64{lowered.Stock, lowered.Available})
 	}
 	_, err = s.Catalog.Restock(t.Context(), sale, -3, "returned")
-	require.ErrorIs(t, err, reservation.ErrIdempotencyKeyReused)
+	require.ErrorIs(t, err, catalog.ErrIdempotencyKeyReused)
 	s.RequireSound(t)
 }

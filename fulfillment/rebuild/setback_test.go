@@ -16,6 +16,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -201,7 +202,7 @@ func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 
 // forgedEntry is the entry of an order that Redis has never accepted.
 func forgedEntry(like redis.XMessage, sale uuid.UUID, user string) map[string]any {
-	order := reservation.NewOrderID(sale)
+	order := order.NewOrderID(sale)
 	return map[string]any{
 		"_watermill_message_uuid": reservation.CompactID(order), "metadata": like.Values["metadata"],
 		"payload": fmt.Sprintf(`{"order_id":"%s","sale_id":"%s","user_id":"%s","quantity":1,"version":1,"epoch":1,"requested_at_ms":1}`, order, sale, user),

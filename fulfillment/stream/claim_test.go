@@ -15,6 +15,7 @@ import (
 	"stampede/internal/testshop"
 	"stampede/lua"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestSubscriberClaimsOrphansBesideNewEntries(t *testing.T) {
@@ -95,7 +96,7 @@ func TestEntryClaimedByAnotherConsumerIsNotTakenBack(t *testing.T) {
 	sub := b.subscriber("worker-1")
 	messages := b.subscribe(sub)
 	kept, taken := receive(t, messages), receive(t, messages)
-	id := taken.Metadata.Get(reservation.MetaEntryID)
+	id := taken.Metadata.Get(order.MetaEntryID)
 	require.NoError(t, b.rdb.XClaim(t.Context(), &redis.XClaimArgs{
 		Stream: b.stream, Group: reservation.Group, Consumer: "rival", Messages: []string{id},
 	}).Err())

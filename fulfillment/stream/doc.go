@@ -1,12 +1,16 @@
 // Package stream reads the events of sales from Redis Streams and acknowledges them.
 //
-// It stands between lua/reserve.lua, which appends the entries, and the batcher, which handles their messages:
+// It stands between lua/reserve.lua, which appends the entries, and the batcher, which handles
+// their messages:
 //
-//   - Subscriber (subscriber.go) reads entries in batches (subscriber_read.go), keeps those in flight in a table
-//     (subscriber_table.go), claims the entries of consumers that have gone silent (claim.go), and acknowledges what was
-//     handled or stores it as a dead letter (subscriber_settle.go).
+//   - Subscriber (subscriber.go) reads entries in batches (subscriber_read.go), keeps those in
+//     flight in a table (subscriber_table.go), claims the entries of consumers that have gone
+//     silent (claim.go), and acknowledges what was handled or stores it as a dead letter
+//     (subscriber_settle.go).
 //   - entry.go is the wire format: Watermill's, as watermill-redisstream writes it.
-//   - Trimmer (trim.go) removes entries that all consumers have acknowledged; BacklogCollector (backlog.go) measures the rest.
+//   - Trimmer (trim.go) removes entries that all consumers have acknowledged; BacklogCollector
+//     (backlog.go) measures the rest.
 //
-// An entry is delivered at least once. It stays pending until its message is settled: acked, or nacked.
+// An entry is delivered at least once. It stays pending until its message is settled: acked, or
+// nacked.
 package stream

@@ -13,7 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // IsWrongType tells whether Redis said that a key holds something else.
@@ -126,8 +126,8 @@ func DecodeEntry(id string, values map[string]any, deliveries int64) (*message.M
 		}
 	}
 	// These two are facts of this delivery: an entry cannot bring its own.
-	msg.Metadata[reservation.MetaEntryID] = id
-	msg.Metadata[reservation.MetaDeliveries] = strconv.FormatInt(deliveries, 10)
+	msg.Metadata[order.MetaEntryID] = id
+	msg.Metadata[order.MetaDeliveries] = strconv.FormatInt(deliveries, 10)
 	return msg, nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"stampede/internal/connect"
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // BenchmarkSubscriber compares what message.Subscribers can deliver through a Router whose handler
@@ -94,7 +95,7 @@ func fillStream(b *testing.B, rdb *redis.Client, stream string, n int) {
 					FieldUUID, watermill.NewUUID(),
 					FieldMetadata, "\x82\xa5event\xadOrderReserved\xadevent_version\xa11",
 					FieldPayload, `{"order_id":"0198c0de-0000-7000-8000-000000000000","sale_id":"0198c0de-0000-7000-8000-000000000001","user_id":"user-1","quantity":1,"version":1,"epoch":1,"requested_at_ms":1763712000000}`,
-					reservation.MetaReservedAt, "1763712000000", reservation.MetaSequence, i,
+					order.MetaReservedAt, "1763712000000", order.MetaSequence, i,
 				}})
 			}
 			return nil

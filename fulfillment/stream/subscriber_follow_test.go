@@ -9,7 +9,7 @@ import (
 
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // One goroutine follows a page; an entry of it that takes long, or is refused, is no matter of the others.
@@ -37,7 +37,7 @@ func TestEntriesOfPageAreSettledIndependently(t *testing.T) {
 	testkit.Eventually(t, testshop.Soon, "all others are acknowledged", func() bool { return len(b.pending()) == 2 })
 	again.Ack()
 	testkit.Eventually(t, testshop.Soon, "and so is the second try", func() bool { return len(b.pending()) == 1 })
-	require.Equal(t, page[0].Metadata.Get(reservation.MetaEntryID), b.pending()[0].ID)
+	require.Equal(t, page[0].Metadata.Get(order.MetaEntryID), b.pending()[0].ID)
 	require.NoError(t, page[0].Context().Err())
 	page[0].Nack()
 	last := receive(t, messages)

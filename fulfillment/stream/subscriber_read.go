@@ -11,7 +11,7 @@ import (
 
 	"stampede/internal/pause"
 	"stampede/internal/retry"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // reader is the one goroutine of a subscription that takes entries from Redis: its own pending ones
@@ -201,7 +201,7 @@ func (r *reader) hand(held []*delivery) {
 		}
 		msg, err := DecodeEntry(d.id, d.values, d.deliveries)
 		if err != nil {
-			reason := fmt.Errorf("%w: %w", reservation.ErrUndecodable, err)
+			reason := fmt.Errorf("%w: %w", order.ErrUndecodable, err)
 			r.following.Go(func() { r.deadLetter(d, reason) })
 			continue
 		}

@@ -17,6 +17,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // commandCounter is a redis hook that counts the calls of one command, and the ids that they carried.
@@ -74,7 +75,7 @@ func TestEntryIsAcknowledgedAfterHandler(t *testing.T) {
 	first, second := receive(t, messages), receive(t, messages)
 	second.Ack()
 	testkit.Eventually(t, testshop.Soon, "the second is acknowledged", func() bool { return len(b.pending()) == 1 })
-	require.Equal(t, first.Metadata.Get(reservation.MetaEntryID), b.pending()[0].ID)
+	require.Equal(t, first.Metadata.Get(order.MetaEntryID), b.pending()[0].ID)
 	require.NoError(t, first.Context().Err())
 	require.Error(t, second.Context().Err(), "a settled message's context is over")
 	first.Ack()
@@ -174,7 +175,7 @@ func TestUnreadableEntryIsDeadLettered(t *testing.T) {
 
 	entries, reasons := b.grave.await(t, 2)
 	for i := range entries {
-		require.ErrorIs(t, reasons[i], reservation.ErrUndecodable)
+		require.ErrorIs(t, reasons[i], order.ErrUndecodable)
 		require.EqualValues(t, 1, entries[i].Deliveries)
 	}
 	require.ElementsMatch(t, []string{stray, broken}, []string{entries[0].ID, entries[1].ID})
@@ -258,7 +259,7 @@ func TestCloseWaitsForHandlersAndSendsAcks(t *testing.T) {
 
 	pending := b.pending()
 	require.Len(t, pending, 1, "acks are in Redis when Close returns")
-	require.Equal(t, refused.Metadata.Get(reservation.MetaEntryID), pending[0].ID)
+	require.Equal(t, refused.Metadata.Get(order.MetaEntryID), pending[0].ID)
 	require.EqualValues(t, 1, pending[0].RetryCount)
 	tries, _, _ := b.grave.look()
 	require.Zero(t, tries, "nor does it make a dead letter")

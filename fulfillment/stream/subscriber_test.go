@@ -22,6 +22,7 @@ import (
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // streamBench is a stream of the test's own, and what a test does to it.
@@ -155,7 +156,7 @@ func receiveUUIDs(t *testing.T, messages <-chan *message.Message, n int) []strin
 
 func deliveriesOf(t *testing.T, msg *message.Message) int {
 	t.Helper()
-	n, err := strconv.Atoi(msg.Metadata.Get(reservation.MetaDeliveries))
+	n, err := strconv.Atoi(msg.Metadata.Get(order.MetaDeliveries))
 	require.NoError(t, err)
 	return n
 }
@@ -225,10 +226,10 @@ func TestSubscriberReadsMessagesOfStockPublisher(t *testing.T) {
 	messages := b.subscribe(b.subscriber("worker-1"))
 	for _, want := range []*message.Message{sent, bare} {
 		got := receive(t, messages)
-		require.NotEmpty(t, got.Metadata.Get(reservation.MetaEntryID))
-		require.Equal(t, "1", got.Metadata.Get(reservation.MetaDeliveries))
-		delete(got.Metadata, reservation.MetaEntryID)
-		delete(got.Metadata, reservation.MetaDeliveries)
+		require.NotEmpty(t, got.Metadata.Get(order.MetaEntryID))
+		require.Equal(t, "1", got.Metadata.Get(order.MetaDeliveries))
+		delete(got.Metadata, order.MetaEntryID)
+		delete(got.Metadata, order.MetaDeliveries)
 		require.True(t, got.Equals(want), "got %v, want %v", got, want)
 		require.True(t, got.Ack())
 	}
@@ -264,13 +265,13 @@ func TestSubscriberKeepsExtraFields(t *testing.T) {
 	b := newStreamBench(t)
 	const metadata = "\x81\xa5event\xa1x" // msgpack of {"event": "x"}
 	id := b.add(stream.FieldUUID, "u-1", stream.FieldMetadata, metadata, stream.FieldPayload, "{}",
-		reservation.MetaSequence, "17", "event", "from a field", reservation.MetaEntryID, "0-1", reservation.MetaDeliveries, "99")
+		order.MetaSequence, "17", "event", "from a field", order.MetaEntryID, "0-1", order.MetaDeliveries, "99")
 	b.add(stream.FieldUUID, "u-2", stream.FieldMetadata, "\xc0", "sequence", "18") // msgpack nil, and no payload
 	messages := b.subscribe(b.subscriber("worker-1"))
 
 	msg := receive(t, messages)
 	require.Equal(t, message.Metadata{
-		"event": "x", reservation.MetaSequence: "17", reservation.MetaEntryID: id, reservation.MetaDeliveries: "1",
+		"event": "x", order.MetaSequence: "17", order.MetaEntryID: id, order.MetaDeliveries: "1",
 	}, msg.Metadata)
 	msg.Ack()
 	msg = receive(t, messages)

@@ -11,12 +11,14 @@ const fileLinesMax = 550
 // may says which packages of ours a package may import. It is the order in which they stand: what
 // is further up can be understood, tested and used without what is further down.
 var may = map[string][]string{
-	"lua":         {},
-	"sql":         {},
-	"lock":        {"lua"},
-	"reservation": {"lua", "sql", "internal/pause"},
+	"lua":                 {},
+	"sql":                 {},
+	"lock":                {"lua"},
+	"reservation/order":   {},
+	"reservation":         {"lua", "sql", "reservation/order", "internal/pause"},
+	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/pause"},
 	// ingress and fulfillment meet in Redis and Postgres only, so that either runs without the other.
-	"ingress": {"reservation", "internal/accept", "internal/ratelimit"},
+	"ingress": {"reservation", "reservation/catalog", "reservation/order", "internal/accept", "internal/ratelimit"},
 	"fulfillment": {
 		"sql",
 		"lock",
@@ -30,8 +32,10 @@ var may = map[string][]string{
 		"internal/pause",
 		"internal/pg",
 		"internal/retry",
+		"reservation/catalog",
+		"reservation/order",
 	},
-	"fulfillment/stream": {"lua", "reservation", "internal/pause", "internal/retry", "internal/telemetry"},
+	"fulfillment/stream": {"lua", "internal/pause", "internal/retry", "internal/telemetry", "reservation/order"},
 	"fulfillment/ledger": {
 		"sql",
 		"reservation",
@@ -40,14 +44,16 @@ var may = map[string][]string{
 		"internal/pause",
 		"internal/retry",
 		"internal/telemetry",
+		"reservation/catalog",
+		"reservation/order",
 	},
 	"fulfillment/metrics": {
 		"lock",
-		"reservation",
 		"fulfillment/ledger",
 		"fulfillment/stream",
 		"internal/retry",
 		"internal/telemetry",
+		"reservation/order",
 	},
 	"fulfillment/rebuild": {
 		"sql",
@@ -58,6 +64,7 @@ var may = map[string][]string{
 		"internal/pg",
 		"internal/retry",
 		"internal/telemetry",
+		"reservation/order",
 	},
 	"fulfillment/batch": {
 		"lock",
@@ -69,16 +76,17 @@ var may = map[string][]string{
 		"internal/crashpoint",
 		"internal/pause",
 		"internal/retry",
+		"reservation/order",
 	},
-	"fulfillment/deadletter": {"sql", "reservation", "fulfillment/ledger", "fulfillment/stream", "internal/pg"},
+	"fulfillment/deadletter": {"sql", "reservation", "fulfillment/ledger", "fulfillment/stream", "internal/pg", "reservation/order"},
 	"fulfillment/projection": {
 		"sql",
-		"reservation",
 		"fulfillment/ledger",
 		"internal/crashpoint",
 		"internal/pause",
 		"internal/pg",
 		"internal/retry",
+		"reservation/order",
 	},
 	"fulfillment/audit": {
 		"lua",
@@ -92,6 +100,8 @@ var may = map[string][]string{
 		"internal/pause",
 		"internal/pg",
 		"internal/retry",
+		"reservation/catalog",
+		"reservation/order",
 	},
 }
 
@@ -102,7 +112,7 @@ var wirers = []string{"internal/demo"}
 var roles = []string{"ingress", "fulfillment"}
 
 // forTests are never part of a program.
-var forTests = []string{"internal/testkit", "internal/testshop", "internal/testwork", "internal/arch", "internal/docs"}
+var forTests = []string{"internal/testkit", "internal/testsale", "internal/testshop", "internal/testwork", "internal/arch", "internal/docs"}
 
 // banned are functions that no file may call, and what to do instead.
 var banned = []struct{ pkg, function, instead string }{

@@ -22,6 +22,7 @@ import (
 	"stampede/internal/figure"
 	"stampede/internal/localserver"
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -82,7 +83,7 @@ const smallest = 100
 // and the story says where.
 func Run(ctx context.Context, config Config) (err error) {
 	if config.Stock < smallest || config.Buyers < smallest {
-		return &reservation.InvalidError{Field: "stock and buyers", Reason: fmt.Sprintf("must be at least %d", smallest)}
+		return &order.InvalidError{Field: "stock and buyers", Reason: fmt.Sprintf("must be at least %d", smallest)}
 	}
 	d := &demo{
 		config: config, story: newStory(config.Out, config.Terminal), token: rand.Text(),

@@ -1,3 +1,3 @@
-// Package retry has the waits between tries of what fails for a while, and the log of such outages: one line when one begins,
-// one when it is over.
+// Package retry has the waits between tries of what fails for a while, and the log of such outages:
+// one line when one begins, one when it is over.
 package retry

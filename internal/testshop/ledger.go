@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // NewSale inserts a sale straight into Postgres, for tests that need no Redis.
@@ -22,17 +22,17 @@ func NewSale(t testing.TB, pool *pgxpool.Pool, stock int64) uuid.UUID {
 }
 
 // Reserved makes an event as the script would have appended it.
-func Reserved(sale uuid.UUID, user string, sequence int64) reservation.OrderReserved {
+func Reserved(sale uuid.UUID, user string, sequence int64) order.OrderReserved {
 	at := time.UnixMilli(1_790_000_000_000 + sequence).UTC()
-	return reservation.OrderReserved{
-		OrderID: reservation.NewOrderID(sale), SaleID: sale, UserID: user, Quantity: 1, Epoch: 1,
+	return order.OrderReserved{
+		OrderID: order.NewOrderID(sale), SaleID: sale, UserID: user, Quantity: 1, Epoch: 1,
 		RequestedAt: at, ReservedAt: at, Sequence: sequence,
 	}
 }
 
 // CrowdOf makes events of n different users.
-func CrowdOf(sale uuid.UUID, n int) []reservation.OrderReserved {
-	events := make([]reservation.OrderReserved, n)
+func CrowdOf(sale uuid.UUID, n int) []order.OrderReserved {
+	events := make([]order.OrderReserved, n)
 	for i := range events {
 		events[i] = Reserved(sale, fmt.Sprintf("user-%d", i+1), int64(i+1))
 	}

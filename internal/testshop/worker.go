@@ -19,6 +19,7 @@ import (
 	"stampede/internal/localserver"
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 // Shop is everything that a sale needs, on real servers.
@@ -28,7 +29,7 @@ type Shop struct {
 	Blocking *redis.Client
 	Keys     reservation.Keys
 	Store    *reservation.Store
-	Catalog  *reservation.Catalog
+	Catalog  *catalog.Catalog
 }
 
 func NewShop(t testing.TB, pool *pgxpool.Pool) *Shop {
@@ -47,7 +48,7 @@ func NewShopOn(t testing.TB, pool *pgxpool.Pool, redisURL string, keys reservati
 	s := &Shop{Pool: pool, Rdb: control, Blocking: blocking, Keys: keys}
 	s.Store = reservation.NewStore(s.Rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t), WaitMax: time.Minute})
 	t.Cleanup(s.Store.Close)
-	s.Catalog = reservation.NewCatalog(pool, s.Store)
+	s.Catalog = catalog.New(pool, s.Store)
 	return s
 }
 

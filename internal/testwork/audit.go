@@ -13,6 +13,7 @@ import (
 	"stampede/fulfillment/stream"
 	"stampede/internal/testshop"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // Fulfil reads what is in the stream and records it, without a worker.
@@ -23,11 +24,11 @@ func Fulfil(s *testshop.Shop, t testing.TB) []ledger.Outcome {
 	read, err := s.Rdb.XReadGroup(ctx, &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "test", Streams: []string{key, ">"}, Count: 10_000, Block: -1}).Result()
 	require.NoError(t, err)
 	var ids []string
-	var events []reservation.OrderReserved
+	var events []order.OrderReserved
 	for _, m := range read[0].Messages {
 		msg, err := stream.DecodeEntry(m.ID, m.Values, 1)
 		require.NoError(t, err)
-		event, err := reservation.DecodeReserved(msg)
+		event, err := order.DecodeReserved(msg)
 		require.NoError(t, err)
 		ids, events = append(ids, m.ID), append(events, event)
 	}

@@ -19,6 +19,7 @@ import (
 	"stampede/internal/crashpoint"
 	"stampede/internal/testkit"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 // Watermill's conformance suite reads from many subscriptions at once, and leaves a reader behind if a message
@@ -76,7 +77,7 @@ func runWorker(ctx context.Context) error {
 		return err
 	}
 	worker, err := fulfillment.NewWorker(fulfillment.WorkerConfig{
-		Pool: pool, Blocking: blocking, Control: control, Keys: keys, Store: store, Catalog: reservation.NewCatalog(pool, store),
+		Pool: pool, Blocking: blocking, Control: control, Keys: keys, Store: store, Catalog: catalog.New(pool, store),
 		Consumer: "worker", SweepInterval: 50 * time.Millisecond, GuardInterval: 50 * time.Millisecond, MinIdle: time.Second,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})

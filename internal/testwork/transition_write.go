@@ -11,7 +11,7 @@ import (
 	"stampede/fulfillment/ledger"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // Confirm records orders of so many users, user-1 first, and returns their ids.
@@ -22,7 +22,7 @@ func Confirm(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID, n int) []uuid.UUI
 	require.NoError(t, err)
 	ids := make([]uuid.UUID, n)
 	for i, out := range outcomes {
-		require.Equal(t, reservation.StatusConfirmed, out.Status)
+		require.Equal(t, order.StatusConfirmed, out.Status)
 		ids[i] = out.Event.OrderID
 	}
 	return ids
@@ -46,7 +46,7 @@ func EndWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {
 	Heartbeat(t, pool)
 }
 
-func OrderOfID(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) reservation.Order {
+func OrderOfID(t testing.TB, pool *pgxpool.Pool, id uuid.UUID) order.Order {
 	t.Helper()
 	order, err := ledger.New(pool).Order(t.Context(), id)
 	require.NoError(t, err)

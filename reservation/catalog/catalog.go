@@ -1,4 +1,4 @@
-package reservation
+package catalog
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -32,69 +34,69 @@ var (
 	// ErrNotInForce is returned for a change that is written down in Postgres and could not be told
 	// to Redis. A worker will tell it. Repeating it does no harm, but for a restock without an
 	// idempotency key, which would be another one. It wraps ErrUnavailable.
-	ErrNotInForce = fmt.Errorf("the change is written down, and takes effect when Redis can be told: %w", ErrUnavailable)
+	ErrNotInForce = fmt.Errorf("the change is written down, and takes effect when Redis can be told: %w", reservation.ErrUnavailable)
 )
 
 // Catalog is the sales as their operators define them. A change is made in Postgres and then told to
 // Redis (publish.go); a worker tells it again what it could not be told. Safe for concurrent use.
 type Catalog struct {
 	pool  *pgxpool.Pool
-	store *Store
+	store *reservation.Store
 }
 
-// NewCatalog makes a catalog of the sales in Postgres whose stock is in store.
-func NewCatalog(pool *pgxpool.Pool, store *Store) *Catalog {
+// New makes a catalog of the sales in Postgres whose stock is in store.
+func New(pool *pgxpool.Pool, store *reservation.Store) *Catalog {
 	return &Catalog{pool: pool, store: store}
 }
 
 // Create makes a sale. It returns an *InvalidError for terms that do not hold. While Redis is away
 // the sale is created all the same, and opens when Redis can be told.
-func (c *Catalog) Create(ctx context.Context, t Terms) (CountedSale, error) {
+func (c *Catalog) Create(ctx context.Context, t reservation.Terms) (CountedSale, error) {
 	sale, _, err := c.CreateOnce(ctx, t, "")
 	return sale, err
 }
 
 // CreateOnce is Create with an idempotency key. A repeat of the request creates nothing and returns the sale as it was
 // created; with a key that was used for other terms the error is ErrIdempotencyKeyReused. Keys are those of all sales.
-func (c *Catalog) CreateOnce(ctx context.Context, t Terms, idempotencyKey string) (sale CountedSale, replayed bool, err error) {
+func (c *Catalog) CreateOnce(ctx context.Context, t reservation.Terms, idempotencyKey string) (sale CountedSale, replayed bool, err error) {
 	if err := t.Validate(); err != nil {
 		return CountedSale{}, false, err
 	}
 	if idempotencyKey != "" {
-		if err := ValidateIdempotencyKey(idempotencyKey); err != nil {
+		if err := order.ValidateIdempotencyKey(idempotencyKey); err != nil {
 			return CountedSale{}, false, err
 		}
 	}
 	sale, err = c.createdBefore(ctx, t, idempotencyKey)
 	replayed = err == nil
-	if errors.Is(err, ErrSaleNotFound) {
+	if errors.Is(err, reservation.ErrSaleNotFound) {
 		sale, err = c.insert(ctx, t, idempotencyKey)
 		if errors.Is(err, pgx.ErrNoRows) { // the same request was quicker elsewhere
 			sale, err = c.createdBefore(ctx, t, idempotencyKey)
 			replayed = true
 		}
 	}
-	var invalid *InvalidError
+	var invalid *order.InvalidError
 	switch {
 	case errors.Is(err, ErrIdempotencyKeyReused), errors.As(err, &invalid):
 		return CountedSale{}, false, err
 	case errors.Is(err, ErrChangeUnknown):
 		return CountedSale{}, false, fmt.Errorf("create sale: %w", err)
 	case err != nil:
-		return CountedSale{}, false, fmt.Errorf("%w: create sale: %w", ErrUnavailable, err)
+		return CountedSale{}, false, fmt.Errorf("%w: create sale: %w", reservation.ErrUnavailable, err)
 	}
 	if err := c.publish(ctx, sale.ID); err != nil {
-		c.store.o.Logger.Warn("a new sale opens later: Redis could not be told", "sale", sale.ID, "error", err)
+		c.store.O.Logger.Warn("a new sale opens later: Redis could not be told", "sale", sale.ID, "error", err)
 	}
 	return sale, replayed, nil
 }
 
 // insert creates a sale in Postgres. The error is pgx.ErrNoRows if another one was created with the idempotency key.
-func (c *Catalog) insert(ctx context.Context, t Terms, idempotencyKey string) (CountedSale, error) {
+func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKey string) (CountedSale, error) {
 	if !t.ClosesAt.IsZero() && !t.ClosesAt.After(time.Now()) {
-		return CountedSale{}, &InvalidError{Field: "closes_at", Reason: "must be in the future"}
+		return CountedSale{}, &order.InvalidError{Field: "closes_at", Reason: "must be in the future"}
 	}
-	sale := Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.store.keys.Partitions}
+	sale := reservation.Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.store.Keys.Partitions}
 	err := inOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
 		sql.CatalogInsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
 		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions, nullText(idempotencyKey))
@@ -102,15 +104,15 @@ func (c *Catalog) insert(ctx context.Context, t Terms, idempotencyKey string) (C
 }
 
 // createdBefore returns the sale that was created with the idempotency key, or ErrSaleNotFound.
-func (c *Catalog) createdBefore(ctx context.Context, t Terms, idempotencyKey string) (CountedSale, error) {
+func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempotencyKey string) (CountedSale, error) {
 	if idempotencyKey == "" {
-		return CountedSale{}, ErrSaleNotFound
+		return CountedSale{}, reservation.ErrSaleNotFound
 	}
 	var id uuid.UUID
 	var stock int64
 	err := c.pool.QueryRow(ctx, sql.CatalogFindCreatedSale, idempotencyKey).Scan(&id, &stock)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return CountedSale{}, ErrSaleNotFound
+		return CountedSale{}, reservation.ErrSaleNotFound
 	} else if err != nil {
 		return CountedSale{}, err
 	}
@@ -119,40 +121,40 @@ func (c *Catalog) createdBefore(ctx context.Context, t Terms, idempotencyKey str
 		return CountedSale{}, err
 	}
 	sale := asCreated(found[0].Sale, stock)
-	if !sale.Terms.equal(t) {
+	if !sale.Terms.Equal(t) {
 		return CountedSale{}, ErrIdempotencyKeyReused
 	}
 	return sale, nil
 }
 
 // asCreated is the sale as it was when it was created, whatever was done with it since.
-func asCreated(s Sale, stock int64) CountedSale {
-	s.Stock, s.State, s.CreatedAt = stock, StateOpen, s.CreatedAt.UTC()
+func asCreated(s reservation.Sale, stock int64) CountedSale {
+	s.Stock, s.State, s.CreatedAt = stock, reservation.StateOpen, s.CreatedAt.UTC()
 	return CountedSale{Sale: s, State: s.StateAt(s.CreatedAt), Available: stock}
 }
 
 // Pause halts a sale. Like Resume and End it may be repeated: a sale that is paused stays so.
 func (c *Catalog) Pause(ctx context.Context, id uuid.UUID) (CountedSale, error) {
-	return c.setState(ctx, id, "pause", eventPaused, StatePaused)
+	return c.setState(ctx, id, "pause", eventPaused, reservation.StatePaused)
 }
 
 // Resume lets a paused sale go on.
 func (c *Catalog) Resume(ctx context.Context, id uuid.UUID) (CountedSale, error) {
-	return c.setState(ctx, id, "resume", eventResumed, StateOpen)
+	return c.setState(ctx, id, "resume", eventResumed, reservation.StateOpen)
 }
 
 // End ends a sale for good.
 func (c *Catalog) End(ctx context.Context, id uuid.UUID) (CountedSale, error) {
-	return c.setState(ctx, id, "end", eventEnded, StateEnded)
+	return c.setState(ctx, id, "end", eventEnded, reservation.StateEnded)
 }
 
-func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event string, to State) (CountedSale, error) {
-	if _, err := c.change(ctx, id, action, "", func(_ context.Context, _ pgx.Tx, s Sale) (saleChange, error) {
+func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event string, to reservation.State) (CountedSale, error) {
+	if _, err := c.change(ctx, id, action, "", func(_ context.Context, _ pgx.Tx, s reservation.Sale) (saleChange, error) {
 		switch {
 		case s.State == to:
 			return saleChange{}, nil
-		case to != StateEnded && s.StateAt(time.Now()) == StateEnded:
-			return saleChange{}, &IllegalTransitionError{Action: action, State: StateEnded}
+		case to != reservation.StateEnded && s.StateAt(time.Now()) == reservation.StateEnded:
+			return saleChange{}, &reservation.IllegalTransitionError{Action: action, State: reservation.StateEnded}
 		}
 		return saleChange{event, to, s.Stock, map[string]int64{"stock": s.Stock}}, nil
 	}); err != nil {
@@ -164,7 +166,7 @@ func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event stri
 // saleChange is the next revision of a sale; the zero value leaves it as it is.
 type saleChange struct {
 	event string
-	state State
+	state reservation.State
 	stock int64
 	// data goes into the event: what catalog/sale_changes.sql and catalog/find_sale_change.sql read from it, and more.
 	data map[string]int64
@@ -173,7 +175,7 @@ type saleChange struct {
 // change makes the next revision of a sale in one transaction that keeps all other changes of it out, and
 // returns it; 0 if next left the sale as it is. The error is a refusal, or wraps ErrUnavailable or ErrChangeUnknown.
 func (c *Catalog) change(
-	ctx context.Context, id uuid.UUID, action, idempotencyKey string, next func(context.Context, pgx.Tx, Sale) (saleChange, error),
+	ctx context.Context, id uuid.UUID, action, idempotencyKey string, next func(context.Context, pgx.Tx, reservation.Sale) (saleChange, error),
 ) (revision int64, err error) {
 	err = InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID)); err != nil {
@@ -189,17 +191,17 @@ func (c *Catalog) change(
 		}
 		return tx.QueryRow(ctx, sql.CatalogChangeSale, id, to.state, to.stock, to.event, to.data, nullText(idempotencyKey)).Scan(&revision)
 	})
-	var illegal *IllegalTransitionError
-	var invalid *InvalidError
+	var illegal *reservation.IllegalTransitionError
+	var invalid *order.InvalidError
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return 0, ErrSaleNotFound
+		return 0, reservation.ErrSaleNotFound
 	case errors.As(err, &illegal), errors.As(err, &invalid), errors.Is(err, ErrIdempotencyKeyReused), errors.Is(err, errLoweringOpen):
 		return 0, err
 	case errors.Is(err, ErrChangeUnknown):
 		return 0, fmt.Errorf("%s sale=%s: %w", action, id, err)
 	case err != nil:
-		return 0, fmt.Errorf("%w: %s sale=%s: %w", ErrUnavailable, action, id, err)
+		return 0, fmt.Errorf("%w: %s sale=%s: %w", reservation.ErrUnavailable, action, id, err)
 	}
 	return revision, nil
 }

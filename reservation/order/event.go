@@ -1,6 +1,7 @@
-package reservation
+package order
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,8 +27,8 @@ const (
 	MetaDeliveries = "stampede_deliveries"
 )
 
-// reservedVersion is the version of OrderReserved's payload that this code writes and reads.
-const reservedVersion = "1"
+// ReservedVersion is the version of OrderReserved's payload that this code writes and reads.
+const ReservedVersion = "1"
 
 // ErrUndecodable is returned for a message that is no event of ours, or of a version that this code
 // does not know. It will not get better by itself: such an entry is a dead letter.
@@ -64,9 +65,9 @@ type reservedPayload struct {
 	RequestedAt int64     `json:"requested_at_ms"`
 }
 
-// appendReservedPayload appends the JSON of the event to dst. It does without encoding/json because
+// AppendReservedPayload appends the JSON of the event to dst. It does without encoding/json because
 // it runs once per accepted order; ValidateUser has refused every user id that would need escaping.
-func appendReservedPayload(dst []byte, e OrderReserved) []byte {
+func AppendReservedPayload(dst []byte, e OrderReserved) []byte {
 	dst = append(dst, `{"order_id":"`...)
 	dst = AppendID(dst, e.OrderID)
 	dst = append(dst, `","sale_id":"`...)
@@ -87,8 +88,8 @@ func DecodeReserved(msg *message.Message) (OrderReserved, error) {
 	if name := msg.Metadata.Get(MetaEvent); name != string(EventReserved) {
 		return OrderReserved{}, fmt.Errorf("%w: event %q, want %q", ErrUndecodable, name, EventReserved)
 	}
-	if v := msg.Metadata.Get(MetaEventVersion); v != reservedVersion {
-		return OrderReserved{}, fmt.Errorf("%w: %s of version %q, this worker knows %q", ErrUndecodable, EventReserved, v, reservedVersion)
+	if v := msg.Metadata.Get(MetaEventVersion); v != ReservedVersion {
+		return OrderReserved{}, fmt.Errorf("%w: %s of version %q, this worker knows %q", ErrUndecodable, EventReserved, v, ReservedVersion)
 	}
 	p, ok := parseReservedPayload(msg.Payload)
 	if !ok { // whoever appended it writes JSON in another way
@@ -115,8 +116,8 @@ func DecodeReserved(msg *message.Message) (OrderReserved, error) {
 	if e.Sequence, err = metaInt(msg, MetaSequence, 0, maxSequence); err != nil {
 		return OrderReserved{}, err
 	}
-	if key := msg.Metadata.Get(MetaKey); key != "" && key != noKey {
-		if e.KeyFingerprint = key; !isFingerprint(key) {
+	if key := msg.Metadata.Get(MetaKey); key != "" && key != NoKey {
+		if e.KeyFingerprint = key; !IsFingerprint(key) {
 			return OrderReserved{}, fmt.Errorf("%w: %s is no fingerprint of an idempotency key", ErrUndecodable, MetaKey)
 		}
 	}
@@ -149,4 +150,18 @@ func metaInt(msg *message.Message, key string, absent, most int64) (int64, error
 		return 0, fmt.Errorf("%w: %s is %q, want a whole number up to %d", ErrUndecodable, key, text, most)
 	}
 	return n, nil
+}
+
+const (
+	// NoKey stands in the place of a fingerprint where a purchase has no idempotency key.
+	NoKey = "-"
+	// FingerprintBytes is how much is kept of an idempotency key's hash.
+	FingerprintBytes = 16
+	// FingerprintChars is the length of a fingerprint, which is base64url without padding.
+	FingerprintChars = (FingerprintBytes*8 + 5) / 6
+)
+
+func IsFingerprint(text string) bool {
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	return err == nil && len(raw) == FingerprintBytes
 }

@@ -1,4 +1,4 @@
-package reservation
+package catalog
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"stampede/internal/pause"
 	"stampede/lua"
+	"stampede/reservation"
 	"stampede/sql"
 )
 
@@ -68,7 +69,7 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 	if err != nil {
 		return err
 	} else if len(found) == 0 {
-		return ErrSaleNotFound
+		return reservation.ErrSaleNotFound
 	}
 	sale := found[0]
 	applied := sale.publishedRevision
@@ -118,7 +119,7 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 	case state.Known:
 		return nil
 	case state.Recorded:
-		return errUnverifiedServer
+		return reservation.ErrUnverifiedServer
 	}
 	used, err := c.usedBefore(ctx, partition)
 	if err != nil {
@@ -126,7 +127,7 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 	} else if used {
 		// Or somebody else has been the first one since the look.
 		if state, err = c.store.Inspect(ctx, partition); err == nil && !state.Known {
-			err = errUnverifiedServer
+			err = reservation.ErrUnverifiedServer
 		}
 		return err
 	}
@@ -134,7 +135,7 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 	if err != nil {
 		return err
 	} else if claimed.RowsAffected() == 1 {
-		return c.store.MarkVerified(ctx, partition, state, firstUse)
+		return c.store.MarkVerified(ctx, partition, state, reservation.FirstUse)
 	}
 	// Either somebody else has just claimed it, or the server was replaced. A record that is there and
 	// is of another server tells.
@@ -147,7 +148,7 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 		}
 	}
 	if !state.Known {
-		return errUnverifiedServer
+		return reservation.ErrUnverifiedServer
 	}
 	return nil
 }
@@ -158,7 +159,7 @@ func (c *Catalog) usedBefore(ctx context.Context, partition int) (used bool, err
 	var sale uuid.UUID
 	var partitions int
 	_, err = pgx.ForEachRow(rows, []any{&sale, &partitions}, func() error {
-		used = used || PartitionAmong(sale, partitions) == partition
+		used = used || reservation.PartitionAmong(sale, partitions) == partition
 		return nil
 	})
 	return used, err
@@ -194,30 +195,30 @@ func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64
 }
 
 // apply runs the script of one change, and returns what it answered; taken is the number in the answer "taken <units>".
-func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) (word string, taken int64, err error) {
-	k, p := c.store.keys, s.Partition()
+func (c *Catalog) apply(ctx context.Context, s reservation.Sale, ch publishedChange) (word string, taken int64, err error) {
+	k, p := c.store.Keys, s.Partition()
 	saleKey := k.Sale(p, s.ID)
 	epoch, revision := strconv.FormatInt(s.Epoch, 10), strconv.FormatInt(ch.revision, 10)
 
 	var answer *redis.Cmd
 	switch ch.event {
 	case eventCreated:
-		answer = lua.Open.Run(ctx, c.store.rdb, []string{saleKey, k.Buyers(p, s.ID), k.Sales(p)},
-			s.ID.String(), epoch, revision, ch.stock, s.PerOrderLimit, unixMilli(s.OpensAt), unixMilli(s.ClosesAt),
+		answer = lua.Open.Run(ctx, c.store.Rdb, []string{saleKey, k.Buyers(p, s.ID), k.Sales(p)},
+			s.ID.String(), epoch, revision, ch.stock, s.PerOrderLimit, reservation.UnixMilli(s.OpensAt), reservation.UnixMilli(s.ClosesAt),
 			int64(s.PaymentWindow/time.Second))
 	case eventPaused:
-		answer = lua.Pause.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision)
+		answer = lua.Pause.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision)
 	case eventResumed:
-		answer = lua.Resume.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision)
+		answer = lua.Resume.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision)
 	case eventEnded:
-		answer = lua.End.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision)
+		answer = lua.End.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision)
 	case eventRebuilt:
 		// The rebuild has written this revision itself.
 		return "unchanged", 0, c.hasRevision(ctx, s, ch.revision)
 	case eventReconciled:
-		answer = lua.Note.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision)
+		answer = lua.Note.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision)
 	case eventRestocked, eventLowering:
-		answer = lua.Restock.Run(ctx, c.store.rdb, []string{saleKey}, epoch, revision, ch.stock)
+		answer = lua.Restock.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision, ch.stock)
 	default:
 		return "", 0, fmt.Errorf("sale=%s has an event %q that this version does not know", s.ID, ch.event)
 	}
@@ -235,27 +236,19 @@ func (c *Catalog) apply(ctx context.Context, s Sale, ch publishedChange) (word s
 		return word, 0, nil
 	case "unknown-sale", "buyers-remain", "gap":
 		// Redis has been told before of what it lacks now: it lost data, and only a rebuild brings it back.
-		return "", 0, fmt.Errorf("%w (%s)", errLostSale, text)
+		return "", 0, fmt.Errorf("%w (%s)", reservation.ErrLostSale, text)
 	default:
 		return "", 0, fmt.Errorf("sale=%s: %s was refused by Redis: %s %s", s.ID, ch.event, word, rest)
 	}
 }
 
-func (c *Catalog) hasRevision(ctx context.Context, s Sale, revision int64) error {
-	has, err := c.store.rdb.HGet(ctx, c.store.keys.Sale(s.Partition(), s.ID), "revision").Int64()
+func (c *Catalog) hasRevision(ctx context.Context, s reservation.Sale, revision int64) error {
+	has, err := c.store.Rdb.HGet(ctx, c.store.Keys.Sale(s.Partition(), s.ID), "revision").Int64()
 	switch {
 	case err != nil && !errors.Is(err, redis.Nil):
 		return err
 	case has < revision:
-		return fmt.Errorf("%w (a rebuild is under way)", errLostSale)
+		return fmt.Errorf("%w (a rebuild is under way)", reservation.ErrLostSale)
 	}
 	return nil
-}
-
-// unixMilli is 0 for the zero time: how a script is told "none".
-func unixMilli(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixMilli()
 }

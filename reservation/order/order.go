@@ -1,4 +1,4 @@
-package reservation
+package order
 
 import (
 	"encoding/binary"
@@ -87,8 +87,8 @@ func NewOrderID(sale uuid.UUID) uuid.UUID {
 	return id
 }
 
-// mayBelongTo is false if the order is certainly not one of this sale.
-func mayBelongTo(order, sale uuid.UUID) bool {
+// MayBelongTo is false if the order is certainly not one of this sale.
+func MayBelongTo(order, sale uuid.UUID) bool {
 	return binary.BigEndian.Uint16(order[14:]) == saleTag(sale)
 }
 
@@ -102,4 +102,53 @@ func AppendID(dst []byte, id uuid.UUID) []byte {
 	dst = append(hex.AppendEncode(dst, id[6:8]), '-')
 	dst = append(hex.AppendEncode(dst, id[8:10]), '-')
 	return hex.AppendEncode(dst, id[10:])
+}
+
+// Reservation is what a buyer holds in a sale.
+type Reservation struct {
+	OrderID    uuid.UUID
+	Quantity   int64
+	ReservedAt time.Time
+	// Sequence is the reservation's place in its sale, counted from 1 by the script.
+	Sequence int64
+	// Epoch is the one of the sale's stock in which the reservation was made.
+	Epoch int64
+}
+
+// InvalidError is returned for input that a caller can mend; Reason says how.
+type InvalidError struct {
+	Field  string
+	Reason string
+}
+
+func (e *InvalidError) Error() string { return e.Field + " " + e.Reason }
+
+// ValidateUser returns an *InvalidError for a user id that is not 1 to 128 visible ASCII characters,
+// or that holds a quote, a backslash or a brace. That is wide enough for numbers, UUIDs, e-mail
+// addresses and the subjects of identity providers ("auth0|5f7c8e"), and it may stand in a key, a
+// log line and a JSON string as it is.
+func ValidateUser(user string) error {
+	if user == "" || len(user) > MaxUserBytes {
+		return &InvalidError{"user id", fmt.Sprintf("must be 1 to %d characters", MaxUserBytes)}
+	}
+	for i := range len(user) {
+		switch c := user[i]; {
+		case c <= ' ' || c > '~', c == '"', c == '\\', c == '{', c == '}':
+			return &InvalidError{"user id", `must be visible ASCII without quotes, backslashes and braces`}
+		}
+	}
+	return nil
+}
+
+// ValidateIdempotencyKey returns an *InvalidError for a key that is not 1 to 255 visible ASCII characters.
+func ValidateIdempotencyKey(key string) error {
+	if key == "" || len(key) > MaxKeyBytes {
+		return &InvalidError{"Idempotency-Key", fmt.Sprintf("must be 1 to %d characters", MaxKeyBytes)}
+	}
+	for i := range len(key) {
+		if c := key[i]; c <= ' ' || c > '~' {
+			return &InvalidError{"Idempotency-Key", "must be visible ASCII"}
+		}
+	}
+	return nil
 }

@@ -1,4 +1,4 @@
-package reservation
+package catalog
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
+	"stampede/reservation"
 	"stampede/sql"
 )
 
@@ -18,18 +19,18 @@ import (
 // milliseconds, and those that are not set are left out.
 func (s CountedSale) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
-		ID                   uuid.UUID `json:"id"`
-		Name                 string    `json:"name"`
-		State                State     `json:"state"`
-		Stock                int64     `json:"stock"`
-		Available            int64     `json:"available"`
-		Held                 int64     `json:"held"`
-		Sold                 int64     `json:"sold"`
-		PerOrderLimit        int64     `json:"per_order_limit"`
-		OpensAt              string    `json:"opens_at,omitempty"`
-		ClosesAt             string    `json:"closes_at,omitempty"`
-		PaymentWindowSeconds int64     `json:"payment_window_seconds"`
-		CreatedAt            string    `json:"created_at"`
+		ID                   uuid.UUID         `json:"id"`
+		Name                 string            `json:"name"`
+		State                reservation.State `json:"state"`
+		Stock                int64             `json:"stock"`
+		Available            int64             `json:"available"`
+		Held                 int64             `json:"held"`
+		Sold                 int64             `json:"sold"`
+		PerOrderLimit        int64             `json:"per_order_limit"`
+		OpensAt              string            `json:"opens_at,omitempty"`
+		ClosesAt             string            `json:"closes_at,omitempty"`
+		PaymentWindowSeconds int64             `json:"payment_window_seconds"`
+		CreatedAt            string            `json:"created_at"`
 	}{
 		ID: s.ID, Name: s.Name, State: s.State, Stock: s.Stock, Available: s.Available, Held: s.Held, Sold: s.Sold,
 		PerOrderLimit: s.PerOrderLimit, OpensAt: timestamp(s.OpensAt), ClosesAt: timestamp(s.ClosesAt),
@@ -58,7 +59,7 @@ func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	case err != nil:
 		return CountedSale{}, err
 	case len(counted) == 0:
-		return CountedSale{}, ErrSaleNotFound
+		return CountedSale{}, reservation.ErrSaleNotFound
 	}
 	return counted[0].CountedSale, counted[0].Err
 }
@@ -94,18 +95,18 @@ func (c *Catalog) CountPage(ctx context.Context, after uuid.UUID, limit int) ([]
 func (c *Catalog) countFound(ctx context.Context, ids []uuid.UUID, after uuid.UUID, limit int) ([]CountResult, error) {
 	found, err := findSales(ctx, c.pool, ids, nullUUID(after), limit, true)
 	if err != nil {
-		return nil, fmt.Errorf("%w: find sales: %w", ErrUnavailable, err)
+		return nil, fmt.Errorf("%w: find sales: %w", reservation.ErrUnavailable, err)
 	}
 	counted, err := c.count(ctx, found)
 	if err != nil {
-		return nil, fmt.Errorf("%w: count sales: %w", ErrUnavailable, err)
+		return nil, fmt.Errorf("%w: count sales: %w", reservation.ErrUnavailable, err)
 	}
 	return counted, nil
 }
 
 // storedSale is a sale with what Postgres alone knows of it.
 type storedSale struct {
-	Sale
+	reservation.Sale
 	publishedRevision int64
 	final             int64 // units of orders that are final, if they were counted
 }
@@ -128,7 +129,7 @@ func findSales(ctx context.Context, q querier, ids []uuid.UUID, after *uuid.UUID
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (storedSale, error) {
 		r, err := pgx.RowToStructByName[struct {
-			SaleRow
+			reservation.SaleRow
 			Sold, PublishedRevision, Final int64
 		}](row)
 		s := storedSale{Sale: r.Sale(), publishedRevision: r.PublishedRevision, final: r.Final}
@@ -153,9 +154,9 @@ func nullUUID(id uuid.UUID) *uuid.UUID {
 func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult, error) {
 	asked := make([]*redis.SliceCmd, len(sales))
 	unpublished := true
-	pipe := c.store.rdb.Pipeline()
+	pipe := c.store.Rdb.Pipeline()
 	for i, s := range sales {
-		asked[i] = pipe.HMGet(ctx, c.store.keys.Sale(s.Partition(), s.ID), "stock", "left", "epoch")
+		asked[i] = pipe.HMGet(ctx, c.store.Keys.Sale(s.Partition(), s.ID), "stock", "left", "epoch")
 		unpublished = unpublished && s.publishedRevision == 0
 	}
 	// Of sales that Redis was never told of, it need not be asked.
@@ -176,11 +177,11 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 		switch {
 		case inRedis.Stock > 0 && inRedis.Epoch > 0:
 			sale.Held = max(0, inRedis.Stock-inRedis.Left-s.final)
-		case s.publishedRevision > 0 && sale.State == StateEnded:
+		case s.publishedRevision > 0 && sale.State == reservation.StateEnded:
 			// Its keys may have been deleted to make room. Nobody can buy any more, so Postgres knows it all.
 			sale.Held = s.Sale.Sold - s.final
 		case s.publishedRevision > 0:
-			counted[i].Err = fmt.Errorf("count sale=%s: %w", s.ID, errLostSale)
+			counted[i].Err = fmt.Errorf("count sale=%s: %w", s.ID, reservation.ErrLostSale)
 		}
 		sale.Available = s.Stock - sale.Held - s.final
 	}

@@ -1,4 +1,4 @@
-package reservation_test
+package order_test
 
 import (
 	"encoding/base64"
@@ -11,19 +11,19 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
-func newSigner(t testing.TB, secret string) *reservation.Signer {
+func newSigner(t testing.TB, secret string) *order.Signer {
 	t.Helper()
-	s, err := reservation.NewSigner([]byte(secret))
+	s, err := order.NewSigner([]byte(secret))
 	require.NoError(t, err)
 	return s
 }
 
 var (
-	someSecret  = strings.Repeat("s", reservation.MinReceiptSecretBytes)
-	someReceipt = reservation.Receipt{
+	someSecret  = strings.Repeat("s", order.MinReceiptSecretBytes)
+	someReceipt = order.Receipt{
 		OrderID: uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15"), SaleID: uuid.MustParse("01a1fd78-7a47-79f0-861a-d13e99809a15"),
 		User: "ada", Epoch: 3, Sequence: 129, Quantity: 2, ReservedAt: time.UnixMilli(1_795_000_000_123).UTC(),
 	}
@@ -32,10 +32,10 @@ var (
 func TestReceiptRoundTrip(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t, someSecret)
-	for name, change := range map[string]func(*reservation.Receipt){
-		"as it is":     func(*reservation.Receipt) {},
-		"longest user": func(r *reservation.Receipt) { r.User = strings.Repeat("u", reservation.MaxUserBytes) },
-		"large numbers": func(r *reservation.Receipt) {
+	for name, change := range map[string]func(*order.Receipt){
+		"as it is":     func(*order.Receipt) {},
+		"longest user": func(r *order.Receipt) { r.User = strings.Repeat("u", order.MaxUserBytes) },
+		"large numbers": func(r *order.Receipt) {
 			r.Epoch, r.Sequence, r.Quantity, r.ReservedAt = 1<<62, 1<<62, 1<<62, time.UnixMilli(253_402_300_799_999).UTC()
 		},
 	} {
@@ -71,7 +71,7 @@ func TestVerifyRejectsTamperedReceipts(t *testing.T) {
 			tampered := append([]byte(nil), text...)
 			tampered[i] = byte(c)
 			_, err := s.Verify(string(tampered))
-			require.ErrorIs(t, err, reservation.ErrReceiptInvalid, "byte %d made %q", i, c)
+			require.ErrorIs(t, err, order.ErrReceiptInvalid, "byte %d made %q", i, c)
 		}
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(string(text))
@@ -81,17 +81,17 @@ func TestVerifyRejectsTamperedReceipts(t *testing.T) {
 			tampered := append([]byte(nil), raw...)
 			tampered[i] ^= 1 << bit
 			_, err := s.Verify(base64.RawURLEncoding.EncodeToString(tampered))
-			require.ErrorIs(t, err, reservation.ErrReceiptInvalid, "bit %d of byte %d", bit, i)
+			require.ErrorIs(t, err, order.ErrReceiptInvalid, "bit %d of byte %d", bit, i)
 		}
 	}
 	for n := range len(text) {
 		_, err := s.Verify(string(text[:n]))
-		require.ErrorIs(t, err, reservation.ErrReceiptInvalid, "cut off after %d", n)
+		require.ErrorIs(t, err, order.ErrReceiptInvalid, "cut off after %d", n)
 	}
 	for _, more := range []string{"=", "\n", "\r\n", "A", " ", "AAAA", strings.Repeat("A", 1<<20)} {
 		for _, tampered := range []string{string(text) + more, more + string(text), string(text[:9]) + more + string(text[9:])} {
 			_, err := s.Verify(tampered)
-			require.ErrorIs(t, err, reservation.ErrReceiptInvalid, "with %.9q", more)
+			require.ErrorIs(t, err, order.ErrReceiptInvalid, "with %.9q", more)
 		}
 	}
 }
@@ -99,11 +99,11 @@ func TestVerifyRejectsTamperedReceipts(t *testing.T) {
 func TestVerifyRejectsReceiptOfAnotherSecret(t *testing.T) {
 	t.Parallel()
 	text := string(newSigner(t, someSecret).Sign(nil, someReceipt))
-	_, err := newSigner(t, strings.Repeat("t", reservation.MinReceiptSecretBytes)).Verify(text)
-	require.ErrorIs(t, err, reservation.ErrReceiptInvalid)
+	_, err := newSigner(t, strings.Repeat("t", order.MinReceiptSecretBytes)).Verify(text)
+	require.ErrorIs(t, err, order.ErrReceiptInvalid)
 	_, err = newSigner(t, someSecret+"s").Verify(text)
-	require.ErrorIs(t, err, reservation.ErrReceiptInvalid)
-	_, err = reservation.NewSigner([]byte(someSecret[1:]))
+	require.ErrorIs(t, err, order.ErrReceiptInvalid)
+	_, err = order.NewSigner([]byte(someSecret[1:]))
 	require.ErrorContains(t, err, "at least 32")
 }
 

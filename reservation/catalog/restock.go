@@ -1,4 +1,4 @@
-package reservation
+package catalog
 
 import (
 	"context"
@@ -9,6 +9,8 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
@@ -33,7 +35,7 @@ func (e *TakenError) Error() string {
 var (
 	// ErrRestockUndecided is returned for a stock that was to be lowered while Redis could not be asked. The wish
 	// stays, and a repeat with the same idempotency key finds out. It wraps ErrUnavailable.
-	ErrRestockUndecided = fmt.Errorf("the lower stock is written down, and takes effect if Redis grants it: %w", ErrUnavailable)
+	ErrRestockUndecided = fmt.Errorf("the lower stock is written down, and takes effect if Redis grants it: %w", reservation.ErrUnavailable)
 	// ErrRestockWithdrawn is returned for a stock that was to be lowered and was rebuilt before that was decided.
 	// Nothing was changed; a repeat with the same idempotency key makes a new attempt.
 	ErrRestockWithdrawn = errors.New("the stock was rebuilt before it could be lowered: nothing was changed, and the same restock can be tried again")
@@ -50,23 +52,23 @@ const restockTries = 100
 // a refusal as well; with one that was used for other units the error is ErrIdempotencyKeyReused. The errors
 // ErrRestockUndecided and ErrRestockWithdrawn are for units below zero, and ErrNotInForce for the others.
 func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (CountedSale, error) {
-	if units == 0 || units < -MaxStock || units > MaxStock {
-		return CountedSale{}, &InvalidError{Field: "units", Reason: fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", MaxStock)}
+	if units == 0 || units < -order.MaxStock || units > order.MaxStock {
+		return CountedSale{}, &order.InvalidError{Field: "units", Reason: fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", order.MaxStock)}
 	}
 	if idempotencyKey != "" {
-		if err := ValidateIdempotencyKey(idempotencyKey); err != nil {
+		if err := order.ValidateIdempotencyKey(idempotencyKey); err != nil {
 			return CountedSale{}, err
 		}
 	}
 	revision, err := c.changeStock(ctx, id, units, idempotencyKey)
 	for try := 1; errors.Is(err, errLoweringOpen) && try < restockTries; try++ {
 		if err := c.publish(ctx, id); err != nil {
-			return CountedSale{}, fmt.Errorf("%w: restock sale=%s: %w: %w", ErrUnavailable, id, errLoweringOpen, err)
+			return CountedSale{}, fmt.Errorf("%w: restock sale=%s: %w: %w", reservation.ErrUnavailable, id, errLoweringOpen, err)
 		}
 		revision, err = c.changeStock(ctx, id, units, idempotencyKey)
 	}
 	if errors.Is(err, errLoweringOpen) {
-		return CountedSale{}, fmt.Errorf("%w: restock sale=%s: %w", ErrUnavailable, id, err)
+		return CountedSale{}, fmt.Errorf("%w: restock sale=%s: %w", reservation.ErrUnavailable, id, err)
 	} else if err != nil {
 		return CountedSale{}, err
 	}
@@ -93,12 +95,12 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 // made, or that an earlier call with this idempotency key has made.
 func (c *Catalog) changeStock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (revision int64, err error) {
 	var before int64
-	revision, err = c.change(ctx, id, "restock", idempotencyKey, func(ctx context.Context, tx pgx.Tx, s Sale) (saleChange, error) {
+	revision, err = c.change(ctx, id, "restock", idempotencyKey, func(ctx context.Context, tx pgx.Tx, s reservation.Sale) (saleChange, error) {
 		if before, err = madeBefore(ctx, tx, id, idempotencyKey, units); before > 0 || err != nil {
 			return saleChange{}, err
 		}
-		if s.StateAt(time.Now()) == StateEnded {
-			return saleChange{}, &IllegalTransitionError{Action: "restock", State: StateEnded}
+		if s.StateAt(time.Now()) == reservation.StateEnded {
+			return saleChange{}, &reservation.IllegalTransitionError{Action: "restock", State: reservation.StateEnded}
 		}
 		if latest, err := findLowering(ctx, tx, id, 0); err != nil {
 			return saleChange{}, err
@@ -108,10 +110,10 @@ func (c *Catalog) changeStock(ctx context.Context, id uuid.UUID, units int64, id
 		stock := s.Stock + units
 		change := saleChange{eventRestocked, s.State, stock, map[string]int64{"stock": stock, "units": units}}
 		switch {
-		case stock > MaxStock:
-			return saleChange{}, &InvalidError{Field: "units", Reason: fmt.Sprintf("must leave the stock at %d or below", MaxStock)}
+		case stock > order.MaxStock:
+			return saleChange{}, &order.InvalidError{Field: "units", Reason: fmt.Sprintf("must leave the stock at %d or below", order.MaxStock)}
 		case stock < 1:
-			return saleChange{}, &InvalidError{Field: "units", Reason: "must leave a stock of 1 at least; a sale that is to sell nothing more is ended or paused"}
+			return saleChange{}, &order.InvalidError{Field: "units", Reason: "must leave a stock of 1 at least; a sale that is to sell nothing more is ended or paused"}
 		case units < 0:
 			change.event, change.stock = eventLowering, s.Stock
 		}
@@ -177,7 +179,7 @@ func findLowering(ctx context.Context, q querier, id uuid.UUID, revision int64) 
 }
 
 // recordLowering writes down what Redis has answered to a wish to lower the stock, and returns the latest revision of the sale.
-func (c *Catalog) recordLowering(ctx context.Context, asked Sale, wish publishedChange, answer string, taken int64) (revision int64, err error) {
+func (c *Catalog) recordLowering(ctx context.Context, asked reservation.Sale, wish publishedChange, answer string, taken int64) (revision int64, err error) {
 	switch answer {
 	case "restocked":
 		return c.finishLowering(ctx, asked, wish)
@@ -189,7 +191,7 @@ func (c *Catalog) recordLowering(ctx context.Context, asked Sale, wish published
 
 // finishLowering makes the stock that Redis has granted that of Postgres, unless somebody else has, and
 // returns the latest revision of the sale.
-func (c *Catalog) finishLowering(ctx context.Context, granted Sale, wish publishedChange) (revision int64, err error) {
+func (c *Catalog) finishLowering(ctx context.Context, granted reservation.Sale, wish publishedChange) (revision int64, err error) {
 	err = pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.CatalogLockSale, granted.ID).Scan(new(uuid.UUID)); err != nil {
 			return err
@@ -208,7 +210,7 @@ func (c *Catalog) finishLowering(ctx context.Context, granted Sale, wish publish
 			return nil
 		case now.Epoch != granted.Epoch:
 			// It was made anew from the stock in Postgres, which the grant does not go for.
-			return fmt.Errorf("%w: its stock was made anew meanwhile", ErrUnavailable)
+			return fmt.Errorf("%w: its stock was made anew meanwhile", reservation.ErrUnavailable)
 		}
 		data := map[string]int64{"stock": wish.stock, "lowering": wish.revision}
 		return tx.QueryRow(ctx, sql.CatalogChangeSale, now.ID, now.State, wish.stock, eventRestocked, data, nil).Scan(&revision)

@@ -1,4 +1,4 @@
-package reservation_test
+package catalog_test
 
 import (
 	"context"
@@ -10,12 +10,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 func TestCreateOpensSaleWithTerms(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
+	s := testsale.NewShop(t)
 	terms := reservation.Terms{
 		Name: "Schuhe, 50 % günstiger", Stock: 10, PerOrderLimit: 3,
 		OpensAt: time.Now().Add(-time.Hour).UTC().Truncate(time.Millisecond), ClosesAt: time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond),
@@ -31,7 +34,7 @@ func TestCreateOpensSaleWithTerms(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, sale, shown)
 
-	s.buy(sale.ID, "ann")
+	s.Buy(sale.ID, "ann")
 	shown, err = s.Show(t.Context(), sale.ID)
 	require.NoError(t, err)
 	require.Equal(t, []int64{9, 1, 0}, []int64{shown.Available, shown.Held, shown.Sold}, "accepted, and not yet in Postgres")
@@ -39,14 +42,14 @@ func TestCreateOpensSaleWithTerms(t *testing.T) {
 
 func TestCreateRejectsInvalidTerms(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
+	s := testsale.NewShop(t)
 	good := reservation.Terms{Name: "n", Stock: 1, PerOrderLimit: 1}
 	for field, spoil := range map[string]func(*reservation.Terms){
 		"name":                   func(x *reservation.Terms) { x.Name = "" },
 		"name ":                  func(x *reservation.Terms) { x.Name = strings.Repeat("n", 201) },
 		"name  ":                 func(x *reservation.Terms) { x.Name = "a\x00b" },
 		"stock":                  func(x *reservation.Terms) { x.Stock = 0 },
-		"stock ":                 func(x *reservation.Terms) { x.Stock = reservation.MaxStock + 1 },
+		"stock ":                 func(x *reservation.Terms) { x.Stock = order.MaxStock + 1 },
 		"per_order_limit":        func(x *reservation.Terms) { x.PerOrderLimit = 0 },
 		"opens_at":               func(x *reservation.Terms) { x.OpensAt = time.Date(1960, 1, 1, 0, 0, 0, 0, time.UTC) },
 		"closes_at ":             func(x *reservation.Terms) { x.ClosesAt = time.Unix(0, 0) },
@@ -58,7 +61,7 @@ func TestCreateRejectsInvalidTerms(t *testing.T) {
 		terms := good
 		spoil(&terms)
 		_, err := s.Create(t.Context(), terms)
-		var invalid *reservation.InvalidError
+		var invalid *order.InvalidError
 		require.ErrorAs(t, err, &invalid, field)
 		require.Equal(t, strings.TrimSpace(field), invalid.Field)
 	}
@@ -69,10 +72,10 @@ func TestCreateRejectsInvalidTerms(t *testing.T) {
 
 func TestSalesAreListedNewestFirstInPages(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
+	s := testsale.NewShop(t)
 	var ids []uuid.UUID
 	for range 5 {
-		ids = append([]uuid.UUID{s.sale(1).ID}, ids...)
+		ids = append([]uuid.UUID{s.Sale(1).ID}, ids...)
 	}
 	var listed []uuid.UUID
 	after := uuid.Nil
@@ -92,12 +95,12 @@ func TestSalesAreListedNewestFirstInPages(t *testing.T) {
 
 func TestOperatorChangesAreIdempotent(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
+	s := testsale.NewShop(t)
 	ctx := t.Context()
-	sale := s.sale(5)
+	sale := s.Sale(5)
 
-	type action func(context.Context, uuid.UUID) (reservation.CountedSale, error)
-	does := func(do action, want reservation.State) reservation.CountedSale {
+	type action func(context.Context, uuid.UUID) (catalog.CountedSale, error)
+	does := func(do action, want reservation.State) catalog.CountedSale {
 		t.Helper()
 		first, err := do(ctx, sale.ID)
 		require.NoError(t, err)
@@ -105,7 +108,7 @@ func TestOperatorChangesAreIdempotent(t *testing.T) {
 		again, err := do(ctx, sale.ID)
 		require.NoError(t, err)
 		require.Equal(t, first, again, "a repeat is answered the same")
-		require.Equal(t, string(want), s.rdb.HGet(ctx, s.keys.Sale(0, sale.ID), "state").Val())
+		require.Equal(t, string(want), s.Rdb.HGet(ctx, s.Keys.Sale(0, sale.ID), "state").Val())
 		return first
 	}
 	does(s.Pause, reservation.StatePaused)
@@ -118,7 +121,7 @@ func TestOperatorChangesAreIdempotent(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, restocked, again)
 	_, err = s.Restock(ctx, sale.ID, 4, "delivery-1")
-	require.ErrorIs(t, err, reservation.ErrIdempotencyKeyReused)
+	require.ErrorIs(t, err, catalog.ErrIdempotencyKeyReused)
 
 	ended := does(s.End, reservation.StateEnded)
 	require.EqualValues(t, 5, ended.Revision, "created, paused, resumed, restocked, ended")
@@ -133,9 +136,9 @@ func TestOperatorChangesAreIdempotent(t *testing.T) {
 		require.ErrorAs(t, err, &transition)
 		require.Equal(t, reservation.IllegalTransitionError{Action: name, State: reservation.StateEnded}, *transition)
 	}
-	for _, units := range []int64{0, -reservation.MaxStock - 1, reservation.MaxStock + 1} {
+	for _, units := range []int64{0, -order.MaxStock - 1, order.MaxStock + 1} {
 		_, err := s.Restock(ctx, sale.ID, units, "")
-		var invalid *reservation.InvalidError
+		var invalid *order.InvalidError
 		require.ErrorAs(t, err, &invalid)
 	}
 
@@ -162,18 +165,18 @@ func TestSaleStateFollowsItsTimes(t *testing.T) {
 func TestUnpublishedChangesArePublishedInOrder(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
+	s := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
 	ctx := t.Context()
-	known := s.sale(5)
+	known := s.Sale(5)
 
 	own.Kill()
 	created, err := s.Create(ctx, reservation.Terms{Name: "born in an outage", Stock: 7, PerOrderLimit: 1})
 	require.NoError(t, err, "the sale is written down, and opens when Redis is back")
 	require.EqualValues(t, 7, created.Available)
 	_, err = s.Pause(ctx, known.ID)
-	require.ErrorIs(t, err, reservation.ErrNotInForce, "whoever pauses must know")
+	require.ErrorIs(t, err, catalog.ErrNotInForce, "whoever pauses must know")
 	_, err = s.Restock(ctx, known.ID, 2, "")
-	require.ErrorIs(t, err, reservation.ErrNotInForce)
+	require.ErrorIs(t, err, catalog.ErrNotInForce)
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	_, err = s.PublishPending(ctx)
 	require.Error(t, err)
@@ -181,16 +184,16 @@ func TestUnpublishedChangesArePublishedInOrder(t *testing.T) {
 	require.NoError(t, own.Restart(ctx))
 	_, err = s.PublishPending(ctx)
 	require.ErrorIs(t, err, reservation.ErrUnavailable, "nobody knows yet what the server has lost")
-	testkit.VerifyServer(t, s.pool, s.Store, 0)
+	testkit.VerifyServer(t, s.Pool, s.Store, 0)
 	published := 0
 	testkit.Eventually(t, 10*time.Second, "both sales are told", func() bool {
 		n, _ := s.PublishPending(ctx) // for a moment go-redis goes on refusing to dial
 		published += n
 		return published == 2
 	})
-	require.Equal(t, reservation.Reserved, s.buy(created.ID, "ann").Verdict)
-	require.Equal(t, reservation.Paused, s.buy(known.ID, "ann").Verdict)
-	require.Equal(t, "7", s.left(known.ID))
+	require.Equal(t, reservation.Reserved, s.Buy(created.ID, "ann").Verdict)
+	require.Equal(t, reservation.Paused, s.Buy(known.ID, "ann").Verdict)
+	require.Equal(t, "7", s.Left(known.ID))
 
 	published, err = s.PublishPending(ctx)
 	require.NoError(t, err)
@@ -199,11 +202,11 @@ func TestUnpublishedChangesArePublishedInOrder(t *testing.T) {
 
 func TestPublishDoesNotRefillLostSale(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(5)
-	s.buy(sale.ID, "ann")
-	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale.ID), s.keys.Buyers(0, sale.ID)).Err())
+	s := testsale.NewShop(t)
+	sale := s.Sale(5)
+	s.Buy(sale.ID, "ann")
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID), s.Keys.Buyers(0, sale.ID)).Err())
 	_, err := s.Restock(t.Context(), sale.ID, 1, "")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	require.Zero(t, s.rdb.Exists(t.Context(), s.keys.Sale(0, sale.ID)).Val())
+	require.Zero(t, s.Rdb.Exists(t.Context(), s.Keys.Sale(0, sale.ID)).Val())
 }

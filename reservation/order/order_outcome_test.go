@@ -1,4 +1,4 @@
-package reservation_test
+package order_test
 
 import (
 	"encoding/base64"
@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 func TestOutcomeWireFormat(t *testing.T) {
@@ -25,20 +25,20 @@ func TestOutcomeWireFormat(t *testing.T) {
 		}
 		return base64.StdEncoding.EncodeToString(raw)
 	}
-	outcome := func(id uuid.UUID, status reservation.Status, version int) reservation.OrderOutcome {
-		return reservation.OrderOutcome{OrderID: id, Status: status, Version: version}
+	outcome := func(id uuid.UUID, status order.Status, version int) order.OrderOutcome {
+		return order.OrderOutcome{OrderID: id, Status: status, Version: version}
 	}
-	for text, outcomes := range map[string][]reservation.OrderOutcome{
+	for text, outcomes := range map[string][]order.OrderOutcome{
 		`{"orders":[]}`: {},
 		`{"orders":[{"status":"confirmed","version":2,"ids":"` + together(ids[0], ids[1]) + `"},` +
 			`{"status":"paid","version":3,"ids":"` + together(ids[2]) + `"},` +
 			`{"status":"paid","version":4,"ids":"` + together(ids[3]) + `"}]}`: {
-			outcome(ids[0], reservation.StatusConfirmed, 2), outcome(ids[1], reservation.StatusConfirmed, 2),
-			outcome(ids[2], reservation.StatusPaid, 3), outcome(ids[3], reservation.StatusPaid, 4),
+			outcome(ids[0], order.StatusConfirmed, 2), outcome(ids[1], order.StatusConfirmed, 2),
+			outcome(ids[2], order.StatusPaid, 3), outcome(ids[3], order.StatusPaid, 4),
 		},
 	} {
-		require.Equal(t, text, string(reservation.AppendOutcomes(nil, outcomes)))
-		got, err := reservation.DecodeOutcomes([]byte(text))
+		require.Equal(t, text, string(order.AppendOutcomes(nil, outcomes)))
+		got, err := order.DecodeOutcomes([]byte(text))
 		require.NoError(t, err)
 		require.Equal(t, outcomes, got)
 	}
@@ -50,22 +50,22 @@ func TestOutcomeWireFormat(t *testing.T) {
 		`{"orders":[{"status":"confirmed","version":0,"ids":"` + id + `"}]}`, `{"orders":[{"version":2,"ids":"` + id + `"}]}`,
 		`{"orders":[{"status":"confirmed","version":"2","ids":"` + id + `"}]}`, `{"orders":[{"status":"confirmed","version":2,"ids":["` + id + `"]}]}`,
 	} {
-		_, err := reservation.DecodeOutcomes([]byte(text))
-		require.ErrorIs(t, err, reservation.ErrUndecodable, text)
+		_, err := order.DecodeOutcomes([]byte(text))
+		require.ErrorIs(t, err, order.ErrUndecodable, text)
 	}
 }
 
 func TestOutcomesRoundTrip(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(r *rapid.T) {
-		outcomes := rapid.SliceOf(rapid.Custom(func(r *rapid.T) reservation.OrderOutcome {
-			return reservation.OrderOutcome{
+		outcomes := rapid.SliceOf(rapid.Custom(func(r *rapid.T) order.OrderOutcome {
+			return order.OrderOutcome{
 				OrderID: uuid.UUID(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(r, "id")),
-				Status:  rapid.SampledFrom([]reservation.Status{reservation.StatusConfirmed, reservation.StatusRejected, reservation.StatusPaid}).Draw(r, "status"),
+				Status:  rapid.SampledFrom([]order.Status{order.StatusConfirmed, order.StatusRejected, order.StatusPaid}).Draw(r, "status"),
 				Version: rapid.IntRange(1, 3).Draw(r, "version"),
 			}
 		})).Draw(r, "outcomes")
-		got, err := reservation.DecodeOutcomes(reservation.AppendOutcomes(nil, outcomes))
+		got, err := order.DecodeOutcomes(order.AppendOutcomes(nil, outcomes))
 		require.NoError(r, err)
 		require.ElementsMatch(r, outcomes, got)
 	})
@@ -74,12 +74,12 @@ func TestOutcomesRoundTrip(t *testing.T) {
 // It is told of every order, so what it takes there weighs like what the order itself takes.
 func TestOutcomeTakes22Bytes(t *testing.T) {
 	t.Parallel()
-	outcomes := make([]reservation.OrderOutcome, 500)
+	outcomes := make([]order.OrderOutcome, 500)
 	for i := range outcomes {
-		outcomes[i] = reservation.OrderOutcome{OrderID: uuid.New(), Status: reservation.StatusConfirmed, Version: 2}
+		outcomes[i] = order.OrderOutcome{OrderID: uuid.New(), Status: order.StatusConfirmed, Version: 2}
 	}
-	outcomes[250].Status = reservation.StatusRejected // it does not part those around it
-	payload := reservation.AppendOutcomes(nil, outcomes)
+	outcomes[250].Status = order.StatusRejected // it does not part those around it
+	payload := order.AppendOutcomes(nil, outcomes)
 	require.LessOrEqual(t, len(payload), 22*len(outcomes))
 	require.Equal(t, 2, strings.Count(string(payload), `"ids"`))
 }

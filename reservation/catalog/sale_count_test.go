@@ -1,4 +1,4 @@
-package reservation_test
+package catalog_test
 
 import (
 	"testing"
@@ -6,15 +6,17 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/testsale"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
 )
 
 // TestCountRefusesSaleThatAwaitsRebuild: what Redis has lost is no buyer's, and "held" would say that it is.
 func TestCountRefusesSaleThatAwaitsRebuild(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale, other := s.sale(10), s.sale(5)
-	s.buy(sale.ID, "ann")
+	s := testsale.NewShop(t)
+	sale, other := s.Sale(10), s.Sale(5)
+	s.Buy(sale.ID, "ann")
 	unknown := func() {
 		t.Helper()
 		_, err := s.Show(t.Context(), sale.ID)
@@ -22,23 +24,23 @@ func TestCountRefusesSaleThatAwaitsRebuild(t *testing.T) {
 		_, err = s.List(t.Context(), uuid.Nil, 10)
 		require.ErrorIs(t, err, reservation.ErrUnavailable)
 		_, err = s.Pause(t.Context(), sale.ID)
-		require.ErrorIs(t, err, reservation.ErrNotInForce)
+		require.ErrorIs(t, err, catalog.ErrNotInForce)
 		counted, err := s.Show(t.Context(), other.ID)
 		require.NoError(t, err)
 		require.EqualValues(t, 5, counted.Available)
 	}
-	key := s.keys.Sale(0, sale.ID)
-	require.NoError(t, s.rdb.Copy(t.Context(), key, key+"-kept", 0, false).Err())
-	_, err := s.CloseSale(t.Context(), sale.ID, 0, token, 0)
+	key := s.Keys.Sale(0, sale.ID)
+	require.NoError(t, s.Rdb.Copy(t.Context(), key, key+"-kept", 0, false).Err())
+	_, err := s.CloseSale(t.Context(), sale.ID, 0, testsale.Token, 0)
 	require.NoError(t, err)
 	unknown()
-	require.NoError(t, s.rdb.Del(t.Context(), key).Err())
+	require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 	unknown()
-	_, err = s.CloseSale(t.Context(), sale.ID, 0, token, 0)
+	_, err = s.CloseSale(t.Context(), sale.ID, 0, testsale.Token, 0)
 	require.NoError(t, err)
 	unknown()
 
-	require.NoError(t, s.rdb.Rename(t.Context(), key+"-kept", key).Err())
+	require.NoError(t, s.Rdb.Rename(t.Context(), key+"-kept", key).Err())
 	_, err = s.PublishPending(t.Context())
 	require.NoError(t, err)
 	sales, err := s.List(t.Context(), uuid.Nil, 10)
@@ -51,13 +53,13 @@ func TestCountRefusesSaleThatAwaitsRebuild(t *testing.T) {
 // Operators may delete the keys of sales that are over, to make room.
 func TestEndedSaleIsCountedWithoutRedis(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(10)
+	s := testsale.NewShop(t)
+	sale := s.Sale(10)
 	_, err := s.End(t.Context(), sale.ID)
 	require.NoError(t, err)
-	_, err = s.pool.Exec(t.Context(), "UPDATE sales SET sold = 3 WHERE id = $1", sale.ID)
+	_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 3 WHERE id = $1", sale.ID)
 	require.NoError(t, err)
-	require.NoError(t, s.rdb.Del(t.Context(), s.keys.Sale(0, sale.ID)).Err())
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
 	sales, err := s.List(t.Context(), uuid.Nil, 10)
 	require.NoError(t, err)
 	require.Equal(t, []int64{10, 7, 0, 3}, []int64{sales[0].Stock, sales[0].Available, sales[0].Held, sales[0].Sold})

@@ -1,4 +1,4 @@
-package reservation_test
+package order_test
 
 import (
 	"strings"
@@ -13,16 +13,18 @@ import (
 	"github.com/vmihailenco/msgpack"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/reservation"
+	"stampede/reservation/order"
 )
 
 // The wire format is a contract with every consumer that is deployed: a change of it is a new event version.
 func TestEventWireFormat(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(5)
-	a := s.buy(sale.ID, "auth0|5f7c8e")
-	events := s.events(sale.ID)
+	s := testsale.NewShop(t)
+	sale := s.Sale(5)
+	a := s.Buy(sale.ID, "auth0|5f7c8e")
+	events := s.Events(sale.ID)
 	require.Len(t, events, 1)
 	values := events[0].Values
 
@@ -48,28 +50,28 @@ func TestEventWireFormat(t *testing.T) {
 
 	_, err = s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1, IdempotencyKey: "click-1"})
 	require.NoError(t, err)
-	values = s.events(sale.ID)[1].Values
+	values = s.Events(sale.ID)[1].Values
 	require.ElementsMatch(t, []string{"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence", "key"}, fieldNames(values))
 	require.Len(t, values["key"], 22, "a fingerprint")
 }
 
 func TestStockWatermillReadsEvents(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	sale := s.sale(5)
-	a := s.buy(sale.ID, "ann")
+	s := testsale.NewShop(t)
+	sale := s.Sale(5)
+	a := s.Buy(sale.ID, "ann")
 
 	// It closes the client that it is given, so it gets one of its own.
-	client := ownClient(t, testkit.RedisURL(t))
+	client := testsale.OwnClient(t, testkit.RedisURL(t))
 	subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
 		Client: client, ConsumerGroup: "somebody-else", Consumer: "one", OldestId: "0",
 	}, watermill.NopLogger{})
 	require.NoError(t, err)
-	messages, err := subscriber.Subscribe(soon(t), s.keys.Orders(0))
+	messages, err := subscriber.Subscribe(testsale.Soon(t), s.Keys.Orders(0))
 	require.NoError(t, err)
 	msg, open := <-messages
 	require.True(t, open)
-	event, err := reservation.DecodeReserved(msg)
+	event, err := order.DecodeReserved(msg)
 	require.NoError(t, err)
 	msg.Ack()
 	require.NoError(t, subscriber.Close())
@@ -83,17 +85,17 @@ func TestStockWatermillReadsEvents(t *testing.T) {
 func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 	t.Parallel()
 	const good = `{"order_id":"0190b4a2-0000-7000-8000-000000000001","sale_id":"0190b4a2-0000-7000-8000-000000000002","user_id":"ann","quantity":1,"version":1,"epoch":1,"requested_at_ms":1700000000000}`
-	decode := func(event, version, payload string, more ...string) (reservation.OrderReserved, error) {
+	decode := func(event, version, payload string, more ...string) (order.OrderReserved, error) {
 		msg := message.NewMessage("id", []byte(payload))
 		msg.Metadata = message.Metadata{"event": event, "event_version": version}
 		for i := 0; i < len(more); i += 2 {
 			msg.Metadata[more[i]] = more[i+1]
 		}
-		return reservation.DecodeReserved(msg)
+		return order.DecodeReserved(msg)
 	}
 	e, err := decode("OrderReserved", "1", good, "reserved_at_ms", "1700000000123", "sequence", "7")
 	require.NoError(t, err)
-	require.Equal(t, reservation.OrderReserved{
+	require.Equal(t, order.OrderReserved{
 		OrderID: uuid.MustParse("0190b4a2-0000-7000-8000-000000000001"), SaleID: uuid.MustParse("0190b4a2-0000-7000-8000-000000000002"),
 		UserID: "ann", Quantity: 1, Epoch: 1, Sequence: 7,
 		RequestedAt: time.UnixMilli(1700000000000).UTC(), ReservedAt: time.UnixMilli(1700000000123).UTC(),
@@ -116,42 +118,42 @@ func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 		"a request beyond":    second(decode("OrderReserved", "1", strings.Replace(good, "1700000000000", "1152922451291646976", 1))),
 		"a huge epoch":        second(decode("OrderReserved", "1", strings.Replace(good, `"epoch":1`, `"epoch":9223372036854775807`, 1))),
 	} {
-		require.ErrorIs(t, err, reservation.ErrUndecodable, name)
+		require.ErrorIs(t, err, order.ErrUndecodable, name)
 	}
 }
 
 func TestFindOrderByID(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
+	s := testsale.NewShop(t)
 	ctx := t.Context()
 	for range 20 {
-		s.sale(5)
+		s.Sale(5)
 	}
-	sale := s.sale(5)
-	a := s.buy(sale.ID, "ann")
-	order, err := s.FindReserved(ctx, a.Reservation.OrderID, "ann")
+	sale := s.Sale(5)
+	a := s.Buy(sale.ID, "ann")
+	o, err := s.FindReserved(ctx, a.Reservation.OrderID, "ann")
 	require.NoError(t, err)
-	require.Equal(t, reservation.Order{
+	require.Equal(t, order.Order{
 		ID: a.Reservation.OrderID, SaleID: sale.ID, UserID: "ann", Quantity: 1,
-		Status: reservation.StatusReserved, Version: 1, ReservedAt: a.Reservation.ReservedAt,
-	}, order)
+		Status: order.StatusReserved, Version: 1, ReservedAt: a.Reservation.ReservedAt,
+	}, o)
 
 	for name, id := range map[string]uuid.UUID{
-		"never made":           reservation.NewOrderID(sale.ID),
-		"of no sale":           reservation.NewOrderID(uuid.New()),
+		"never made":           order.NewOrderID(sale.ID),
+		"of no sale":           order.NewOrderID(uuid.New()),
 		"not even a version 7": uuid.New(),
 		"of the future":        uuid.MustParse("ffffffff-ffff-7000-8000-000000000000"),
 	} {
 		_, err = s.FindReserved(ctx, id, "ann")
-		require.ErrorIs(t, err, reservation.ErrOrderNotFound, name)
+		require.ErrorIs(t, err, order.ErrOrderNotFound, name)
 	}
 	_, err = s.FindReserved(ctx, a.Reservation.OrderID, "bob")
-	require.ErrorIs(t, err, reservation.ErrOrderNotFound, "another user's order")
+	require.ErrorIs(t, err, order.ErrOrderNotFound, "another user's order")
 
 	// A sale that was created after the ingress last looked.
-	elsewhere := newShopOn(t, s.rdb, s.keys, reservation.StoreOptions{})
-	later := elsewhere.sale(5)
-	b := elsewhere.buy(later.ID, "ann")
+	elsewhere := testsale.NewShopOn(t, s.Rdb, s.Keys, reservation.StoreOptions{})
+	later := elsewhere.Sale(5)
+	b := elsewhere.Buy(later.ID, "ann")
 	_, err = s.FindReserved(ctx, b.Reservation.OrderID, "ann")
 	require.NoError(t, err)
 }
@@ -161,11 +163,11 @@ func TestOrderIDsAreUniqueVersion7(t *testing.T) {
 	sale := uuid.Must(uuid.NewV7())
 	seen := map[uuid.UUID]bool{}
 	for range 100_000 {
-		id := reservation.NewOrderID(sale)
+		id := order.NewOrderID(sale)
 		require.EqualValues(t, 7, id.Version())
 		require.Equal(t, uuid.RFC4122, id.Variant())
 		require.False(t, seen[id])
-		require.Equal(t, id.String(), string(reservation.AppendID(nil, id)))
+		require.Equal(t, id.String(), string(order.AppendID(nil, id)))
 		seen[id] = true
 	}
 }

@@ -1,4 +1,4 @@
-package reservation_test
+package catalog_test
 
 import (
 	"context"
@@ -16,7 +16,10 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"stampede/internal/testkit"
+	"stampede/internal/testsale"
 	"stampede/reservation"
+	"stampede/reservation/catalog"
+	"stampede/reservation/order"
 )
 
 // saleEvents are the events of a sale in order, written as "type data".
@@ -28,33 +31,33 @@ func saleEvents(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) (events []stri
 }
 
 // stocks are the units for sale in all: those in Postgres, in Redis, and those left in Redis.
-func (s *shop) stocks(sale uuid.UUID) []int64 {
-	s.t.Helper()
+func stocks(s *testsale.Shop, sale uuid.UUID) []int64 {
+	s.T.Helper()
 	var inPostgres int64
-	require.NoError(s.t, s.pool.QueryRow(s.t.Context(), "SELECT stock FROM sales WHERE id = $1", sale).Scan(&inPostgres))
-	values, err := s.rdb.HMGet(s.t.Context(), s.keys.Sale(0, sale), "stock", "left").Result()
-	require.NoError(s.t, err)
+	require.NoError(s.T, s.Pool.QueryRow(s.T.Context(), "SELECT stock FROM sales WHERE id = $1", sale).Scan(&inPostgres))
+	values, err := s.Rdb.HMGet(s.T.Context(), s.Keys.Sale(0, sale), "stock", "left").Result()
+	require.NoError(s.T, err)
 	stock, err := strconv.ParseInt(values[0].(string), 10, 64)
-	require.NoError(s.t, err)
+	require.NoError(s.T, err)
 	left, err := strconv.ParseInt(values[1].(string), 10, 64)
-	require.NoError(s.t, err)
+	require.NoError(s.T, err)
 	return []int64{inPostgres, stock, left}
 }
 
-func (s *shop) taken(err error) int64 {
-	s.t.Helper()
-	var taken *reservation.TakenError
-	require.ErrorAs(s.t, err, &taken)
+func taken(s *testsale.Shop, err error) int64 {
+	s.T.Helper()
+	var taken *catalog.TakenError
+	require.ErrorAs(s.T, err, &taken)
 	return taken.Taken
 }
 
 func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
+	s := testsale.NewShop(t)
 	ctx := t.Context()
-	sale := s.sale(10).ID
+	sale := s.Sale(10).ID
 	for _, user := range []string{"ann", "bob", "cid"} {
-		s.buy(sale, user)
+		s.Buy(sale, user)
 	}
 	lowered, err := s.Restock(ctx, sale, -5, "returned-1")
 	require.NoError(t, err)
@@ -63,17 +66,17 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, lowered, again)
 	_, err = s.Restock(ctx, sale, -4, "returned-1")
-	require.ErrorIs(t, err, reservation.ErrIdempotencyKeyReused)
+	require.ErrorIs(t, err, catalog.ErrIdempotencyKeyReused)
 
 	_, err = s.Restock(ctx, sale, -3, "returned-2")
-	require.EqualValues(t, 3, s.taken(err))
-	require.Equal(t, []int64{5, 5, 2}, s.stocks(sale))
-	released, err := s.Release(ctx, []reservation.Release{{SaleID: sale, OrderID: s.buy(sale, "cid").Reservation.OrderID, UserID: "cid"}})
+	require.EqualValues(t, 3, taken(s, err))
+	require.Equal(t, []int64{5, 5, 2}, stocks(s, sale))
+	released, err := s.Release(ctx, []reservation.Release{{SaleID: sale, OrderID: s.Buy(sale, "cid").Reservation.OrderID, UserID: "cid"}})
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
 	_, err = s.Restock(ctx, sale, -3, "returned-2")
-	require.EqualValues(t, 3, s.taken(err), "a refusal stays the same one for the same key")
-	require.Equal(t, []int64{5, 5, 3}, s.stocks(sale))
+	require.EqualValues(t, 3, taken(s, err), "a refusal stays the same one for the same key")
+	require.Equal(t, []int64{5, 5, 3}, stocks(s, sale))
 
 	paused, err := s.Pause(ctx, sale)
 	require.NoError(t, err, "a refusal keeps no later change waiting")
@@ -84,11 +87,11 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	require.Equal(t, reservation.StatePaused, lowered.State)
 	_, err = s.Resume(ctx, sale)
 	require.NoError(t, err)
-	require.Equal(t, reservation.SoldOut, s.buy(sale, "dan").Verdict)
+	require.Equal(t, reservation.SoldOut, s.Buy(sale, "dan").Verdict)
 	_, err = s.Restock(ctx, sale, 1, "")
 	require.NoError(t, err)
-	testkit.Eventually(t, 10*time.Second, "dan buys", func() bool { return s.buy(sale, "dan").Verdict == reservation.Reserved })
-	require.Equal(t, []int64{3, 3, 0}, s.stocks(sale))
+	testkit.Eventually(t, 10*time.Second, "dan buys", func() bool { return s.Buy(sale, "dan").Verdict == reservation.Reserved })
+	require.Equal(t, []int64{3, 3, 0}, stocks(s, sale))
 
 	require.Equal(t, []string{
 		`SaleCreated {"stock": 10}`,
@@ -97,9 +100,9 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 		`SalePaused {"stock": 5}`,
 		`SaleLowering {"stock": 2, "units": -3}`, `SaleRestocked {"stock": 2, "lowering": 6}`,
 		`SaleResumed {"stock": 2}`, `SaleRestocked {"stock": 3, "units": 1}`,
-	}, saleEvents(t, s.pool, sale))
+	}, saleEvents(t, s.Pool, sale))
 
-	var invalid *reservation.InvalidError
+	var invalid *order.InvalidError
 	_, err = s.Restock(ctx, sale, -3, "")
 	require.ErrorAs(t, err, &invalid, "no stock is no sale")
 	_, err = s.End(ctx, sale)
@@ -126,51 +129,60 @@ func breakAt(t testing.TB, pool *pgxpool.Pool, step string) (mend func()) {
 func TestInterruptedLoweringIsFinishedOnce(t *testing.T) {
 	t.Parallel()
 	const noted, marked = "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')", "UPDATE OF published_revision ON sales FOR EACH ROW"
-	worker := func(s *shop, _ uuid.UUID) error {
-		_, err := s.PublishPending(s.t.Context())
+	worker := func(s *testsale.Shop, _ uuid.UUID) error {
+		_, err := s.PublishPending(s.T.Context())
 		return err
 	}
-	operator := func(s *shop, sale uuid.UUID) error {
-		_, err := s.Restock(s.t.Context(), sale, -4, "returned")
+	operator := func(s *testsale.Shop, sale uuid.UUID) error {
+		_, err := s.Restock(s.T.Context(), sale, -4, "returned")
 		return err
 	}
 	for name, c := range map[string]struct {
 		step string
 		// meanwhile happens when the step could not be taken; finish is who comes next.
-		meanwhile, finish func(s *shop, sale uuid.UUID) error
+		meanwhile, finish func(s *testsale.Shop, sale uuid.UUID) error
 		// after is the stock at last, in Postgres and in Redis, and what is left.
 		after []int64
 	}{
-		"before Postgres has it, by a worker":        {noted, nil, worker, []int64{6, 6, 5}},
-		"before Postgres has it, by the operator":    {noted, nil, operator, []int64{6, 6, 5}},
-		"before it is marked, by a worker":           {marked, nil, worker, []int64{6, 6, 5}},
-		"before it is marked, by the operator":       {marked, nil, operator, []int64{6, 6, 5}},
-		"by another operator, who adds units":        {noted, nil, func(s *shop, sale uuid.UUID) error { _, err := s.Restock(s.t.Context(), sale, 2, ""); return err }, []int64{8, 8, 7}},
-		"by another operator, who takes more away":   {noted, nil, func(s *shop, sale uuid.UUID) error { _, err := s.Restock(s.t.Context(), sale, -2, ""); return err }, []int64{4, 4, 3}},
-		"by another operator, who pauses":            {noted, nil, func(s *shop, sale uuid.UUID) error { _, err := s.Pause(s.t.Context(), sale); return err }, []int64{6, 6, 5}},
-		"by another operator, who ends the sale":     {noted, nil, func(s *shop, sale uuid.UUID) error { _, err := s.End(s.t.Context(), sale); return err }, []int64{6, 6, 5}},
-		"when the rest was bought meanwhile":         {noted, buyAll, worker, []int64{6, 6, 0}},
-		"before it is marked, and all was bought":    {marked, buyAll, worker, []int64{6, 6, 0}},
-		"when the stock was made anew without it":    {noted, rebuild, worker, []int64{10, 10, 9}},
-		"when it was made anew, and units are added": {noted, rebuild, func(s *shop, sale uuid.UUID) error { _, err := s.Restock(s.t.Context(), sale, 2, ""); return err }, []int64{12, 12, 11}},
+		"before Postgres has it, by a worker":     {noted, nil, worker, []int64{6, 6, 5}},
+		"before Postgres has it, by the operator": {noted, nil, operator, []int64{6, 6, 5}},
+		"before it is marked, by a worker":        {marked, nil, worker, []int64{6, 6, 5}},
+		"before it is marked, by the operator":    {marked, nil, operator, []int64{6, 6, 5}},
+		"by another operator, who adds units": {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error {
+			_, err := s.Restock(s.T.Context(), sale, 2, "")
+			return err
+		}, []int64{8, 8, 7}},
+		"by another operator, who takes more away": {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error {
+			_, err := s.Restock(s.T.Context(), sale, -2, "")
+			return err
+		}, []int64{4, 4, 3}},
+		"by another operator, who pauses":         {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error { _, err := s.Pause(s.T.Context(), sale); return err }, []int64{6, 6, 5}},
+		"by another operator, who ends the sale":  {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error { _, err := s.End(s.T.Context(), sale); return err }, []int64{6, 6, 5}},
+		"when the rest was bought meanwhile":      {noted, buyAll, worker, []int64{6, 6, 0}},
+		"before it is marked, and all was bought": {marked, buyAll, worker, []int64{6, 6, 0}},
+		"when the stock was made anew without it": {noted, rebuild, worker, []int64{10, 10, 9}},
+		"when it was made anew, and units are added": {noted, rebuild, func(s *testsale.Shop, sale uuid.UUID) error {
+			_, err := s.Restock(s.T.Context(), sale, 2, "")
+			return err
+		}, []int64{12, 12, 11}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newShop(t)
-			pool := s.pool
-			sale := s.sale(10).ID
-			s.buy(sale, "ann")
+			s := testsale.NewShop(t)
+			pool := s.Pool
+			sale := s.Sale(10).ID
+			s.Buy(sale, "ann")
 			mend := breakAt(t, pool, c.step)
-			require.ErrorIs(t, operator(s, sale), reservation.ErrRestockUndecided)
-			require.EqualValues(t, []int64{6, 5}, s.stocks(sale)[1:], "Redis has granted it")
+			require.ErrorIs(t, operator(s, sale), catalog.ErrRestockUndecided)
+			require.EqualValues(t, []int64{6, 5}, stocks(s, sale)[1:], "Redis has granted it")
 			if c.meanwhile != nil {
 				require.NoError(t, c.meanwhile(s, sale))
 			}
 			mend()
 			require.NoError(t, c.finish(s, sale))
-			require.Equal(t, c.after, s.stocks(sale))
+			require.Equal(t, c.after, stocks(s, sale))
 			require.NoError(t, worker(s, sale))
-			require.Equal(t, c.after, s.stocks(sale), "and nothing is left to be done")
+			require.Equal(t, c.after, stocks(s, sale), "and nothing is left to be done")
 			if c.after[0] == 10 || c.after[0] == 12 { // the lowering was withdrawn, so a repeat is a new one
 				for i := range c.after {
 					c.after[i] -= 4
@@ -178,16 +190,16 @@ func TestInterruptedLoweringIsFinishedOnce(t *testing.T) {
 			}
 			for range 2 {
 				require.NoError(t, operator(s, sale), "a repeat does no more")
-				require.Equal(t, c.after, s.stocks(sale))
+				require.Equal(t, c.after, stocks(s, sale))
 			}
 		})
 	}
 }
 
 // buyAll takes what is left.
-func buyAll(s *shop, sale uuid.UUID) error {
+func buyAll(s *testsale.Shop, sale uuid.UUID) error {
 	for i := 0; ; i++ {
-		a, err := s.Reserve(s.t.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i), Quantity: 1})
+		a, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i), Quantity: 1})
 		if err != nil || a.Verdict == reservation.SoldOut {
 			return err
 		}
@@ -195,50 +207,50 @@ func buyAll(s *shop, sale uuid.UUID) error {
 }
 
 // rebuild makes the stock anew from Postgres, with its one order.
-func rebuild(s *shop, sale uuid.UUID) error {
+func rebuild(s *testsale.Shop, sale uuid.UUID) error {
 	var revision int64
-	if err := s.pool.QueryRow(s.t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1 RETURNING revision", sale).Scan(&revision); err != nil {
+	if err := s.Pool.QueryRow(s.T.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1 RETURNING revision", sale).Scan(&revision); err != nil {
 		return err
 	}
-	return s.rdb.HSet(s.t.Context(), s.keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision).Err()
+	return s.Rdb.HSet(s.T.Context(), s.Keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision).Err()
 }
 
 func TestLoweringWaitsForRedis(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
-	s := newShopOn(t, ownClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
-	sale := s.sale(10).ID
-	s.buy(sale, "ann")
+	s := testsale.NewShopOn(t, testsale.OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(10).ID
+	s.Buy(sale, "ann")
 	own.Kill()
 	_, err := s.Restock(t.Context(), sale, -4, "returned")
-	require.ErrorIs(t, err, reservation.ErrRestockUndecided)
-	require.NotErrorIs(t, err, reservation.ErrNotInForce, "a rebuild withdraws it")
+	require.ErrorIs(t, err, catalog.ErrRestockUndecided)
+	require.NotErrorIs(t, err, catalog.ErrNotInForce, "a rebuild withdraws it")
 	_, err = s.Restock(t.Context(), sale, 2, "delivered")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	require.NotErrorIs(t, err, reservation.ErrNotInForce, "nobody knows the stock to reckon from, so nothing is written down")
+	require.NotErrorIs(t, err, catalog.ErrNotInForce, "nobody knows the stock to reckon from, so nothing is written down")
 	require.NoError(t, own.Restart(t.Context()))
-	testkit.VerifyServer(t, s.pool, s.Store, 0)
+	testkit.VerifyServer(t, s.Pool, s.Store, 0)
 	testkit.Eventually(t, 10*time.Second, "Redis is told", func() bool {
 		n, err := s.PublishPending(t.Context())
 		return err == nil && n == 1
 	})
-	require.Equal(t, []int64{6, 6, 5}, s.stocks(sale))
+	require.Equal(t, []int64{6, 6, 5}, stocks(s, sale))
 	_, err = s.Restock(t.Context(), sale, 2, "delivered")
 	require.NoError(t, err)
-	require.Equal(t, []int64{8, 8, 7}, s.stocks(sale))
+	require.Equal(t, []int64{8, 8, 7}, stocks(s, sale))
 }
 
 // The stock is made anew after Redis has granted a lower one, and before Postgres has it.
 func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	pool := s.pool
-	sale := s.sale(10).ID
-	s.buy(sale, "ann")
+	s := testsale.NewShop(t)
+	pool := s.Pool
+	sale := s.Sale(10).ID
+	s.Buy(sale, "ann")
 	mend := breakAt(t, pool, "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')")
 	_, err := s.Restock(t.Context(), sale, -4, "returned")
-	require.ErrorIs(t, err, reservation.ErrRestockUndecided)
-	require.NotErrorIs(t, err, reservation.ErrNotInForce, "a rebuild withdraws it")
+	require.ErrorIs(t, err, catalog.ErrRestockUndecided)
+	require.NotErrorIs(t, err, catalog.ErrNotInForce, "a rebuild withdraws it")
 	mend()
 
 	rebuilding, err := pool.Begin(t.Context())
@@ -258,20 +270,20 @@ func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 	})
 	require.NoError(t, rebuilding.Commit(t.Context()))
 	require.ErrorIs(t, <-published, reservation.ErrUnavailable)
-	require.EqualValues(t, 10, s.stocks(sale)[0])
+	require.EqualValues(t, 10, stocks(s, sale)[0])
 	require.NoError(t, rebuild(s, sale))
 	_, err = s.PublishPending(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []int64{10, 10, 9}, s.stocks(sale))
+	require.Equal(t, []int64{10, 10, 9}, stocks(s, sale))
 }
 
 // Operators change a sale while it sells: what was taken is never more than the stock, in Redis or in
 // Postgres, and what came of the changes is what they were told.
 func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	t.Parallel()
-	s := newShop(t)
-	pool := s.pool
-	sale := s.sale(200).ID
+	s := testsale.NewShop(t)
+	pool := s.Pool
+	sale := s.Sale(200).ID
 	var sum, granted, refused atomic.Int64
 	var all errgroup.Group
 	for range 3 {
@@ -282,8 +294,8 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 					continue
 				}
 				_, err := s.Restock(context.Background(), sale, units, uuid.NewString())
-				var taken *reservation.TakenError
-				var invalid *reservation.InvalidError
+				var taken *catalog.TakenError
+				var invalid *order.InvalidError
 				switch {
 				case err == nil:
 					sum.Add(units)
@@ -318,8 +330,8 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	require.NoError(t, all.Wait())
 	_, err := s.PublishPending(t.Context())
 	require.NoError(t, err)
-	stocks := s.stocks(sale)
-	buyers := s.rdb.HLen(t.Context(), s.keys.Buyers(0, sale)).Val()
+	stocks := stocks(s, sale)
+	buyers := s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val()
 	t.Logf("%d granted, %d refused, stock %d, %d taken", granted.Load(), refused.Load(), stocks[0], buyers)
 	require.Positive(t, granted.Load())
 	require.Equal(t, 200+sum.Load(), stocks[0])

@@ -1,4 +1,4 @@
-package reservation_test
+package catalog_test
 
 import (
 	"testing"
@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
+	"stampede/internal/testsale"
 	"stampede/reservation"
 )
 
@@ -16,8 +17,8 @@ func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 	for name, c := range map[string]struct {
 		// before is how the sale stands when the operator comes. With one unit, it is sold out and remembered so.
 		stock  int64
-		before func(s *shop, sale uuid.UUID) error
-		does   func(s *shop, sale uuid.UUID) error
+		before func(s *testsale.Shop, sale uuid.UUID) error
+		does   func(s *testsale.Shop, sale uuid.UUID) error
 		hears  reservation.Verdict
 	}{
 		"pause":                     {5, nil, pausing, reservation.Paused},
@@ -32,17 +33,17 @@ func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, _ := soldOutShop(t) // on a Redis of its own, in which nobody else's calls are counted
-			sale := s.sale(c.stock).ID
-			require.Equal(t, reservation.Reserved, s.buy(sale, "ann").Verdict)
+			s, _ := testsale.SoldOutShop(t) // on a Redis of its own, in which nobody else's calls are counted
+			sale := s.Sale(c.stock).ID
+			require.Equal(t, reservation.Reserved, s.Buy(sale, "ann").Verdict)
 			if c.before != nil {
 				require.NoError(t, c.before(s, sale))
 			}
-			ingresses := []*shop{s.next(s.rdb), s.next(s.rdb)}
+			ingresses := []*testsale.Shop{s.Next(s.Rdb), s.Next(s.Rdb)}
 			for _, ingress := range ingresses {
-				require.Equal(t, reservation.AlreadyPurchased, ingress.buy(sale, "ann").Verdict, "it knows the sale")
-				if s.left(sale) == "0" {
-					ingress.rememberSoldOut(sale)
+				require.Equal(t, reservation.AlreadyPurchased, ingress.Buy(sale, "ann").Verdict, "it knows the sale")
+				if s.Left(sale) == "0" {
+					ingress.RememberSoldOut(sale)
 				}
 			}
 			require.NoError(t, c.does(s, sale))
@@ -50,7 +51,7 @@ func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 			for i, ingress := range ingresses {
 				for {
 					asked := time.Now()
-					if ingress.buy(sale, []string{"bob", "cid"}[i]).Verdict == c.hears {
+					if ingress.Buy(sale, []string{"bob", "cid"}[i]).Verdict == c.hears {
 						break
 					}
 					require.Less(t, asked.Sub(changed), time.Second)
@@ -60,24 +61,24 @@ func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 	}
 }
 
-func pausing(s *shop, sale uuid.UUID) error {
-	_, err := s.Pause(s.t.Context(), sale)
+func pausing(s *testsale.Shop, sale uuid.UUID) error {
+	_, err := s.Pause(s.T.Context(), sale)
 	return err
 }
 
-func resuming(s *shop, sale uuid.UUID) error {
-	_, err := s.Resume(s.t.Context(), sale)
+func resuming(s *testsale.Shop, sale uuid.UUID) error {
+	_, err := s.Resume(s.T.Context(), sale)
 	return err
 }
 
-func ending(s *shop, sale uuid.UUID) error {
-	_, err := s.End(s.t.Context(), sale)
+func ending(s *testsale.Shop, sale uuid.UUID) error {
+	_, err := s.End(s.T.Context(), sale)
 	return err
 }
 
-func restocking(units int64) func(*shop, uuid.UUID) error {
-	return func(s *shop, sale uuid.UUID) error {
-		_, err := s.Restock(s.t.Context(), sale, units, "")
+func restocking(units int64) func(*testsale.Shop, uuid.UUID) error {
+	return func(s *testsale.Shop, sale uuid.UUID) error {
+		_, err := s.Restock(s.T.Context(), sale, units, "")
 		return err
 	}
 }

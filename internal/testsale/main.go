@@ -1,0 +1,94 @@
+package testsale
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+	"stampede/reservation/catalog"
+)
+
+// Shop is a store and a catalog on servers of their own key prefix and database.
+type Shop struct {
+	*reservation.Store
+	*catalog.Catalog
+	T    *testing.T
+	Rdb  *redis.Client
+	Keys reservation.Keys
+	Pool *pgxpool.Pool
+}
+
+func NewShop(t *testing.T) *Shop {
+	t.Helper()
+	return NewShopOn(t, testkit.Redis(t), testkit.Keys(t), reservation.StoreOptions{})
+}
+
+func NewShopOn(t *testing.T, rdb *redis.Client, keys reservation.Keys, o reservation.StoreOptions) *Shop {
+	t.Helper()
+	o.Logger = testkit.Logger(t)
+	store := reservation.NewStore(rdb, keys, o)
+	t.Cleanup(store.Close)
+	pool := testkit.Pool(t)
+	return &Shop{store, catalog.New(pool, store), t, rdb, keys, pool}
+}
+
+// Next is another ingress on the same servers.
+func (s *Shop) Next(rdb *redis.Client) *Shop {
+	s.T.Helper()
+	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(s.T)})
+	s.T.Cleanup(store.Close)
+	return &Shop{store, catalog.New(s.Pool, store), s.T, rdb, s.Keys, s.Pool}
+}
+
+// Sale opens a sale of so many units.
+func (s *Shop) Sale(stock int64) catalog.CountedSale {
+	s.T.Helper()
+	sale, err := s.Create(s.T.Context(), reservation.Terms{Name: "a sale", Stock: stock, PerOrderLimit: 2})
+	require.NoError(s.T, err)
+	return sale
+}
+
+func (s *Shop) Buy(sale uuid.UUID, user string) reservation.Answer {
+	s.T.Helper()
+	a, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+	require.NoError(s.T, err)
+	return a
+}
+
+func (s *Shop) Left(sale uuid.UUID) string {
+	s.T.Helper()
+	left, err := s.Rdb.HGet(s.T.Context(), s.Keys.Sale(s.Keys.Partition(sale), sale), "left").Result()
+	require.NoError(s.T, err)
+	return left
+}
+
+func (s *Shop) Events(sale uuid.UUID) []redis.XMessage {
+	s.T.Helper()
+	entries, err := s.Rdb.XRange(s.T.Context(), s.Keys.Orders(s.Keys.Partition(sale)), "-", "+").Result()
+	require.NoError(s.T, err)
+	return entries
+}
+
+// OwnClient is a client of a server of the test's own.
+func OwnClient(t *testing.T, url string) *redis.Client {
+	t.Helper()
+	o, err := redis.ParseURL(url)
+	require.NoError(t, err)
+	rdb := redis.NewClient(o)
+	t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
+}
+
+func Soon(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}

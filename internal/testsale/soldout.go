@@ -1,0 +1,49 @@
+package testsale
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"stampede/internal/testkit"
+	"stampede/reservation"
+)
+
+// SoldOutShop is a shop on a Redis of its own, whose sale has one unit, which ann has, and knows it.
+func SoldOutShop(t *testing.T) (*Shop, uuid.UUID) {
+	t.Helper()
+	own := testkit.OwnRedis(t)
+	s := NewShopOn(t, OwnClient(t, own.URL), testkit.Keys(t), reservation.StoreOptions{})
+	sale := s.Sale(1).ID
+	require.Equal(t, reservation.Reserved, s.Buy(sale, "ann").Verdict)
+	s.RememberSoldOut(sale)
+	return s, sale
+}
+
+// RememberSoldOut waits until losers cost Redis nothing.
+func (s *Shop) RememberSoldOut(sale uuid.UUID) {
+	s.T.Helper()
+	testkit.Eventually(s.T, 10*time.Second, "the sale is remembered as sold out", func() bool {
+		before := ScriptCalls(s.T, s.Rdb)
+		require.Equal(s.T, reservation.SoldOut, s.Buy(sale, "loser").Verdict)
+		return ScriptCalls(s.T, s.Rdb) == before
+	})
+}
+
+func ScriptCalls(t *testing.T, rdb *redis.Client) int {
+	t.Helper()
+	calls := 0
+	stats, err := rdb.InfoMap(t.Context(), "commandstats").Result()
+	require.NoError(t, err)
+	for _, section := range stats {
+		if line := section["cmdstat_evalsha"]; line != "" {
+			_, err := fmt.Sscanf(line, "calls=%d,", &calls)
+			require.NoError(t, err)
+		}
+	}
+	return calls
+}
