@@ -25,7 +25,7 @@ func TestTenThousandLeasesNeedFewCallsAndGoroutines(t *testing.T) {
 	ctx := t.Context()
 	const (
 		locks, callers  = 10_000, 16
-		length          = 5 * time.Second
+		length          = 8 * time.Second
 		renewalsPerCall = 256
 		closeCalls      = 16
 		together        = length / 20
