@@ -1,8 +1,8 @@
--- Appends again the events of reservations whose events are lost. An order comes to its end once however often
--- its event is there, because whoever records it knows it by its id.
+-- Appends lost events of reservations again. A duplicate event does no harm: recording is
+-- idempotent by order id.
 --
--- A reservation that is not in force any more gets no event, and what the event says of it is what the
--- reservation says: so nothing can be appended that was not accepted.
+-- Only reservations that are in force get an event, built from the reservation: nothing can be
+-- appended that was not accepted.
 --
 -- KEYS
 --   1  buyers  hash, as in reserve.lua

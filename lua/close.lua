@@ -1,19 +1,19 @@
 #!lua flags=allow-oom
--- Closes a sale for a rebuild: with epoch 0 it is stale for everybody who sells, releases or changes
--- it. It works on whatever is there, also on nothing: a sale that Redis lost is closed as well, so
--- that nobody takes it for one that does not exist.
+-- Closes a sale for a rebuild: epoch 0 is stale for every caller that sells, releases or changes
+-- it. A sale that Redis lost is closed as well, so that it is not taken for one that does not
+-- exist.
 --
--- The sale is then closed for one rebuild, which names itself by its token, and for epochs above the highest
--- that was ever known: nothing else opens it (rebuilt.lua). A later close replaces the token of the former one.
+-- Only the rebuild with this token can open the sale again, in an epoch above the highest known
+-- (rebuilt.lua). A later close replaces the token.
 --
 -- KEYS
 --   1  sale  hash, as in reserve.lua
 -- ARGV
---   1  token  of the rebuild, which no other one has
+--   1  token  of the rebuild, unique to it
 --   2  epoch  of the sale in Postgres, read before this
 -- Answers
---   {sequence, epoch, token}: the last place that the sale gave away, and the highest epoch that it was in, as far
---   as Redis or the caller knows: 0 for what is lost; and the token of the rebuild for which it was closed before,
+--   {sequence, epoch, token}: the last sequence that the sale assigned and its highest epoch, as far as Redis
+--   or the caller knows, 0 for what is lost; and the token of the rebuild for which it was closed before,
 --   empty if it was not.
 
 local kind = redis.call('TYPE', KEYS[1]).ok
@@ -21,7 +21,7 @@ if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 
 local sale = redis.call('HMGET', KEYS[1], 'sequence', 'epoch', 'closed_epoch', 'rebuild', 'left')
 
--- What is longer than that was forged, and nothing goes on from it.
+-- Longer numbers are forged and are ignored.
 local function number(text, digits)
   return text and #text <= digits and string.find(text, '^%d+$') and text or '0'
 end
@@ -31,11 +31,11 @@ local sequence, epoch = number(sale[1], 15), number(sale[2], 9)
 for _, known in ipairs({ number(sale[3], 9), number(ARGV[2], 9) }) do
   if tonumber(known) > tonumber(epoch) then epoch = known end
 end
-if sale[5] == '0' then -- an ingress may remember the sale as sold out (reserve.lua), also when units come back by the rebuild
+if sale[5] == '0' then -- ingresses may remember the sale as sold out (reserve.lua) while the rebuild returns units
   local time = redis.call('TIME')
   redis.call('HSET', KEYS[1], 'quiet_since_ms', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000)))
 end
 redis.call('HSET', KEYS[1], 'epoch', '0', 'sequence', sequence, 'closed_epoch', epoch, 'rebuild', ARGV[1])
--- A caller that takes epoch 0 for one to sell in finds nothing to sell from.
+-- A caller that accepts epoch 0 finds no stock.
 redis.call('HDEL', KEYS[1], 'left', 'stock')
 return { tonumber(sequence), tonumber(epoch), sale[4] or '' }

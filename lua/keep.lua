@@ -1,9 +1,8 @@
--- Keeps entries that a consumer is still working on out of the hands of the others: it makes them
--- young again, and writes down how often they were delivered where that happened without Redis.
+-- Keeps pending entries assigned to a consumer that still works on them: resets their idle time and
+-- raises their delivery counts to those of deliveries that happened without Redis.
 --
--- An XCLAIM alone would take an entry back from whoever has claimed it in the meantime. So it is
--- looked at first, in the same step. A repeat changes nothing, because a count is only ever raised
--- to the one given.
+-- XCLAIM alone would take an entry back from a consumer that has claimed it meanwhile, so the owner
+-- is checked first, in the same step. A repeat changes nothing: a count is only ever raised.
 --
 -- KEYS
 --   1  stream
@@ -15,9 +14,9 @@
 --   and so on: two values for every further entry
 -- Answers
 --   {answer, answer, ...}, one for each entry, in the order given
---   kept   it is the consumer's, and its idle time starts anew
+--   kept   it is the consumer's, and its idle time starts again
 --   taken  another consumer has claimed it: nothing was done
---   gone   nobody has it pending: acknowledged, or deleted from the stream
+--   gone   it is not pending: acknowledged, or deleted from the stream
 
 local entries = (#ARGV - 2) / 2
 if entries < 1 or entries ~= math.floor(entries) then

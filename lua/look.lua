@@ -1,25 +1,25 @@
--- Tells whether this is still the Redis server on which the stock of a partition was verified, who it
--- is, and in which epoch a sale is.
+-- Returns the identity of this Redis server, whether the stock of the partition was verified on it,
+-- and the epoch of a sale.
 --
--- Known is the process that was verified, in the same term as a primary. Its run id ends with the
--- process; its replication id changes with a promotion, and also when its first replica comes. Only a
--- promotion leaves the id of before as the second one, so that a first replica changes nothing.
--- Every other server may lack what buyers were promised: one that was restarted, promoted or emptied.
+-- Known is the verified process in the same term as a primary. Its run id ends with the process.
+-- Its replication id changes with a promotion and also when its first replica connects; only a
+-- promotion keeps the previous id as the second one, so a first replica changes nothing. Any other
+-- server was restarted, promoted or emptied, and may lack accepted orders.
 --
--- A caller that gets unverified marks the server as distrusted. Else a server that was promoted would look known again when
--- it has forgotten the second id, and the first replica comes after that.
+-- A caller that gets unverified marks the server as distrusted. Otherwise a promoted server would
+-- look known again after it has dropped the second id and its first replica connects.
 --
 -- KEYS
---   1  server  hash: run_id replication_id of the verified server, or "-" for none any more; and the token
+--   1  server  hash: run_id replication_id of the verified server, or "-" once distrusted; and the token
 --              of the rebuild that writes or wrote this (verify.lua)
 --   2  sale    hash, as in reserve.lua; may be left out
 -- Answers
---   {answer, run_id, replication_id, epoch}: who this server is, and the epoch of the sale, which is 0
+--   {answer, run_id, replication_id, epoch}: the server's ids, and the epoch of the sale, which is 0
 --   while it is closed for a rebuild, and empty if it is not there
 --   known       the stock in this partition is whole
 --   unverified  another server was verified, or this one before a restart or promotion
 --   distrusted  the verification was withdrawn
---   unrecorded  there is no record: the partition was never used, or everything is gone
+--   unrecorded  there is no record: the partition was never used, or Redis lost everything
 
 local info = redis.call('INFO', 'server', 'replication')
 

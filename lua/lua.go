@@ -59,8 +59,8 @@ var (
 	setAsideSource string
 )
 
-// Each script is sent by its SHA-1 and, where the server does not know it (NOSCRIPT, as after a
-// restart or a promotion), by its source. They are safe for concurrent use.
+// Each script is sent by its SHA-1, and by its source if the server answers NOSCRIPT, as after a
+// restart or a promotion. All are safe for concurrent use.
 var (
 	Reserve = redis.NewScript(reserveSource)
 	Open    = redis.NewScript(openSource)
@@ -89,8 +89,8 @@ var (
 	SetAside = redis.NewScript(setAsideSource)
 )
 
-// ReserveFor is Reserve under a hash of its own for each fence. Redis runs a script by its hash only
-// where somebody has loaded it, so whoever loads this one lets all others of the same fence pass.
+// ReserveFor is Reserve under a separate hash for each fence. Redis runs a script by its hash only
+// after a client has loaded it: loading this one admits all callers of the same fence.
 func ReserveFor(fence string) *redis.Script {
 	return redis.NewScript(reserveSource + "-- " + strconv.Quote(fence) + "\n")
 }

@@ -1,17 +1,17 @@
--- Takes a revision of a sale's definition that changes nothing here: what was done is in Postgres alone. Later
--- changes do not wait for it then.
+-- Applies a revision of a sale's definition that changes nothing in Redis, so that later changes do
+-- not wait for it.
 --
 -- KEYS
 --   1  sale  hash, as in reserve.lua
 -- ARGV
---   1  epoch     of the sale's stock, as the caller knows it
+--   1  epoch     of the sale's stock that the caller expects
 --   2  revision  that was made of the sale's definition
 -- Answers
 --   noted           the sale has this revision now
 --   unchanged       the sale has this revision, or a later one
---   gap <revision>  the sale has this revision, and those between were not applied yet
+--   gap <revision>  the sale has this revision; those between are not applied yet
 --   unknown-sale    there is no such sale
---   stale-epoch     the sale's stock was made anew since the caller last looked
+--   stale-epoch     the sale's stock was rebuilt since the caller last looked
 
 local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision')
 if not sale[1] then return 'unknown-sale' end

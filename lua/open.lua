@@ -1,5 +1,5 @@
--- Puts a sale into Redis, once. It never overwrites: a sale that is there keeps its stock, and
--- buyers without a sale are the remains of a loss that only a rebuild from Postgres can mend.
+-- Adds a sale to Redis, once. It never overwrites: an existing sale keeps its stock, and buyers
+-- without a sale mean lost data that only a rebuild from Postgres can restore.
 --
 -- KEYS
 --   1  sale    hash, as in reserve.lua
@@ -11,14 +11,14 @@
 --   3  revision          of the sale's definition
 --   4  stock             units for sale
 --   5  per_order_limit   units that one order may hold
---   6  opens_at_ms       0 for at once
+--   6  opens_at_ms       0 for immediately
 --   7  closes_at_ms      0 for never
 --   8  payment_window_s  0 where a confirmed order is final
 -- Answers
 --   opened           the sale is there now
 --   unchanged        it was there before
 --   stale-epoch      a sale of another epoch is there
---   buyers-remain    the sale is gone but its buyers are not: nothing was done
+--   buyers-remain    the sale is missing but its buyers are there: nothing was done
 
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch then return epoch == ARGV[2] and 'unchanged' or 'stale-epoch' end

@@ -1,15 +1,15 @@
--- Deletes the consumers of a group that have no pending entries and have not been heard of for long:
--- those whose process is gone for good and whose entries others have claimed.
+-- Deletes the consumers of a group that have no pending entries and were idle for long: their
+-- processes have ended and others have claimed their entries.
 --
--- In one step because XGROUP DELCONSUMER throws away whatever the consumer has pending: between a
--- look at it and its deletion it could have been given an entry, which nobody would ever see again.
+-- It is one step because XGROUP DELCONSUMER drops pending entries: an entry delivered between a
+-- check and the deletion would be lost.
 --
 -- KEYS
 --   1  stream
 -- ARGV
 --   1  group
---   2  consumer     that asks, and is spared
---   3  idle_max_ms  how long a consumer may be silent
+--   2  consumer     the caller, which is kept
+--   3  idle_max_ms  how long a consumer may be idle
 -- Answers
 --   {consumer, consumer, ...}, the names of those deleted; none if there is no such stream or group
 

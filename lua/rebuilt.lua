@@ -1,9 +1,9 @@
 #!lua flags=allow-oom
--- Opens a sale again whose stock and buyers were made anew from Postgres, in one step: the buyers that
--- were staged take the place of the old ones, and the whole sale is written with its new epoch.
+-- Opens a rebuilt sale in one step: the staged buyers replace the old ones, and the whole sale is
+-- written with its new epoch.
 --
--- Only the rebuild that closed the sale last opens it, and only in an epoch above that of which it was closed. So
--- one that was overtaken opens nothing, whenever its call arrives, and nor does a second copy of a call.
+-- Only the rebuild that closed the sale last can open it, in an epoch above the one that it was
+-- closed in. A superseded rebuild or a duplicate call opens nothing.
 --
 -- KEYS
 --   1  sale      hash, as in reserve.lua
@@ -18,8 +18,8 @@
 --   3  holders           how many buyers must have been staged
 --   4  revision          of the sale's definition
 --   5  stock             units for sale in all
---   6  left              units that nobody has taken
---   7  sequence          the last one that was given away
+--   6  left              unreserved units
+--   7  sequence          the last one that was assigned
 --   8  per_order_limit   units that one order may hold
 --   9  opens_at_ms       0 for immediately
 --   10  closes_at_ms      0 for never
@@ -28,10 +28,10 @@
 --   13  token             of the rebuild, as in close.lua
 --   14  over              how many ended orders must have been staged
 -- Answers
---   rebuilt         the sale is there, in its new epoch
---   unchanged       it was before: a repeat
+--   rebuilt         the sale is open in its new epoch
+--   unchanged       it was opened before: a repeat
 --   not-closed      the sale is not closed for this rebuild, or was closed in that epoch or a later one: nothing was done
---   wrong <number>  so many buyers, or ended orders, were staged: nothing was done
+--   wrong <number>  the number of staged buyers or ended orders: nothing was done
 
 local sale = redis.call('HMGET', KEYS[1], 'epoch', 'generation', 'rebuild', 'closed_epoch', 'quiet_since_ms')
 if sale[1] == ARGV[2] then return 'unchanged' end
@@ -55,12 +55,12 @@ for _, command in ipairs({ { 'UNLINK', KEYS[1] }, { 'RENAME', KEYS[3], KEYS[2] }
   end
 end
 
--- A higher generation tells whoever remembers the sale as sold out to look again.
+-- A higher generation makes ingresses that remember the sale as sold out look again.
 local generation = string.find(sale[2] or '', '^%d+$') and #sale[2] <= 15 and sale[2] or '0'
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[5])
 if staged > 0 then
   redis.call('RENAME', KEYS[3], KEYS[2])
-  redis.call('PERSIST', KEYS[2]) -- what is staged expires if nobody comes for it
+  redis.call('PERSIST', KEYS[2]) -- staged data expires unless it is used
 end
 if over > 0 then
   redis.call('RENAME', KEYS[6], KEYS[5])

@@ -1,25 +1,26 @@
 #!lua flags=allow-oom
--- Gives units back to a sale: those of orders that came to nothing. A unit comes back once however
--- often this is asked, because the buyer's reservation goes with it and a reservation of another
--- order is left alone. What comes back is what the reservation says was taken.
+-- Returns the units of cancelled, expired and rejected orders to a sale. Units return once however
+-- often this is called, because the buyer's reservation is deleted with it and a reservation of
+-- another order stays. The reservation says how many units return.
 --
--- The reservation's idempotency key goes to the ended orders in the same step, so that the request that made the order
--- never makes another one. That is done for an order that is not held too: Redis may have lost it before.
+-- The same step adds the reservation's idempotency key to the ended orders, so that a retry of the
+-- request makes no new order. That applies also to an order that is not held: Redis may have lost
+-- it before.
 --
--- Runs at maxmemory too: what it writes takes no more than what it deletes, but for orders that Redis
--- has lost, and a sale must drain when memory is full.
+-- Runs at maxmemory too, because a sale must drain when memory is full: it writes no more than it
+-- deletes, except for orders that Redis has lost.
 --
 -- KEYS
 --   1  sale    hash, as in reserve.lua
 --   2  buyers  hash, as in reserve.lua
 --   3  ended   hash, as in reserve.lua
 -- ARGV
---   1  epoch     of the sale's stock, as the caller knows it
+--   1  epoch     of the sale's stock that the caller expects
 --   2  user      of the first order
 --   3  order_id  of the first order, as in buyers
 --   4  key       of the first order, as in reserve.lua; that of its reservation counts where there is one
 --   5  ending    of the first order, as it stands in ended behind the id: "<quantity> <c, e or r>"; or "-" for an
---                order that is not to be known by its key
+--                order whose key is not recorded
 --   and so on: four values for every further order
 -- Answers
 --   {answer, answer, ...}, one for each order, in the order given
@@ -27,7 +28,7 @@
 --   not-held      the user holds no reservation of this order: released before, or never made
 --   damaged       more units would be left than are for sale, or what the user holds cannot be read: nothing was done
 --   unknown-sale  there is no such sale
---   stale-epoch   the sale's stock was made anew since the caller last looked
+--   stale-epoch   the sale's stock was rebuilt since the caller last looked
 
 local per_order = 4
 local orders = (#ARGV - 1) / per_order
@@ -37,7 +38,7 @@ end
 
 local sale = redis.call('HMGET', KEYS[1], 'epoch', 'left', 'stock', 'generation', 'ended')
 local refusal = not sale[1] and 'unknown-sale' or sale[1] ~= ARGV[1] and 'stale-epoch'
--- Half of it would be a unit that is lost, or one that comes back twice.
+-- Check all rights first: a partial release would lose a unit or return it twice.
 if not (redis.acl_check_cmd('HDEL', KEYS[2], 'user') and redis.acl_check_cmd('HSET', KEYS[1], 'left', '0')
     and redis.acl_check_cmd('HSET', KEYS[3], 'key', 'order')) then
   return redis.error_reply('NOPERM nothing was released: this user of Redis must be allowed HDEL of ' .. KEYS[2] ..
@@ -56,7 +57,7 @@ for i = 1, orders do
   if refusal then
     answers[i] = refusal
   elseif reservation and not its_order then
-    answers[i] = 'damaged' -- whose units these are, nobody knows
+    answers[i] = 'damaged' -- it is unknown whose units these are
   elseif its_order == order_id then
     if sale[2] + units + its_quantity > tonumber(sale[3]) then
       answers[i] = 'damaged'

@@ -1,34 +1,33 @@
--- Decides many requests for one sale, in the order given, in one atomic step: who gets units is
--- told an order id, and the OrderReserved event of that order is in the stream before anybody hears of it.
+-- Decides many requests for one sale, in the order given, in one atomic step. The OrderReserved
+-- event of an order is in the stream before its buyer gets the order id.
 --
--- A request that was answered before is answered the same again and changes nothing, so a client, a
--- proxy or go-redis may send it as often as it likes: a repeat is known by its order id or by its
--- idempotency key, and that check comes before all others. A reservation is looked up first of all
--- because whoever holds one must hear so even when the sale is over. A request whose order has ended
--- is known by its key as well, and never makes another order.
+-- A retried request gets the same answer and changes nothing, so a client, a proxy or go-redis may
+-- send it any number of times. Retries are recognized by order id or idempotency key. That check
+-- precedes all others, because a buyer with a reservation must learn of it even after the sale. A
+-- request whose order has ended is recognized by its key and never makes another order.
 --
--- Redis runs a script alone but does not roll it back. So everything is decided before anything is
--- written, the rights to all writes are checked, and the first write is an XADD: if that one is refused
--- (a wrong type, an ACL, no memory, no ids left), nothing has happened. Should a later XADD be refused,
+-- Redis runs a script in isolation but does not roll it back. So everything is decided and the
+-- rights to all writes are checked before the first write, which is an XADD: if it is refused (a
+-- wrong type, an ACL, no memory, no ids left), nothing has happened. If a later XADD is refused,
 -- the requests before it stand and the rest are answered not-recorded.
 --
--- An ingress remembers for up to 800 ms that a sale is sold out, and who had bought by then. So units that come back to a
--- sale with none left are sold one second later: else one ingress would say "sold out" to the buyer
--- to whom another one has just sold such a unit.
+-- An ingress remembers for up to 800 ms that a sale is sold out, and its buyers by then. So units
+-- that return to a sale with none left are sold one second later: otherwise one ingress could
+-- answer "sold out" to a buyer who just got such a unit from another.
 --
 -- KEYS
 --   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch sequence generation revision;
 --              quiet_since_ms: when units came back to a sale with none left; ended: 1 if there is the hash of that name
 --   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms>", the last in hexadecimal;
 --              behind it ":<key>" where the purchase had one, and "@<epoch>" where that of the reservation
---              is not the sale's, which was made anew since. It stays with every order of the sale, so it is
+--              is not the sale's, because of a rebuild. Every order of the sale keeps it, so it is
 --              short: up to 44 characters, as most have, Redis rounds to 48 bytes, and one more to 64.
 --   3  orders  stream of events, in the wire format of watermill-redisstream
 --   4  ended   hash: "<key><user>" -> "<order id> <quantity> <c, e or r>": the orders that were made with an
 --              idempotency key and are cancelled, expired or rejected
 -- ARGV
---   1  epoch     of the sale's stock, as the caller knows it
---   2  seen      the highest sequence that the caller has been given in this sale and epoch, or 0
+--   1  epoch     of the sale's stock that the caller expects
+--   2  seen      the highest sequence that the caller has seen in this sale and epoch, or 0
 --   3  metadata  of the event: a msgpack map of strings, made by the caller
 --   4  user      of the first request
 --   5  order_id  that the request gets if it wins, as it goes into buyers; a repeat carries the same
@@ -38,10 +37,10 @@
 --   and so on: five values for every further request
 -- Answers
 --   {now_ms, left, generation, answer, answer, ...}, one answer for each request, in order; left and
---   generation are those of the sale after this call, and -1 where there is none to speak of.
+--   generation are those of the sale after this call, and -1 where they are not known.
 --   reserved <sequence>         the units are taken, at now_ms
 --   replayed <reservation>      the same request again; the reservation is written as in buyers
---   order-ended <ended>         the request made this order, which is over; it is written as in ended
+--   order-ended <ended>         the request made this order, which has ended; it is written as in ended
 --   key-reused                  the same idempotency key, but another quantity
 --   already-purchased <reservation>  the user holds this one
 --   paused                      by an operator
@@ -49,13 +48,13 @@
 --   not-open <opens_at_ms>      its opening time has not come
 --   over-limit <limit>          more units than one order may hold
 --   sold-out                    fewer units are left than asked for, or they came back less than a second ago
---   damaged                     what is stored of this user cannot be read: nothing was done for this request
+--   damaged                     the data of this user cannot be read: nothing was done for this request
 --   unknown-sale                there is no such sale
---   stale-epoch                 the sale's stock was made anew since the caller last looked, or is being made
---   rewound                     the sale has given away less than the caller has seen: Redis lost orders
---   not-recorded                nothing was taken, because the event could not be appended
+--   stale-epoch                 the sale's stock was rebuilt since the caller last looked, or is being rebuilt
+--   rewound                     the sale's sequence is below what the caller has seen: Redis lost orders
+--   not-recorded                nothing was reserved, because the event could not be appended
 
--- A crowd runs these lines: what they look up is local, and no number of a request is made text twice.
+-- This is the hot path: lookups are local, and no number of a request is converted to text twice.
 local ARGV, append = ARGV, redis.pcall
 local per_request, before = 5, 3
 local requests = (#ARGV - before) / per_request
@@ -75,15 +74,15 @@ local function all_answered(word)
 end
 
 if not terms[1] then return all_answered('unknown-sale') end
--- Nobody sells in epoch 0, which is that of a closed sale (close.lua).
+-- Epoch 0 is that of a closed sale (close.lua).
 if terms[1] ~= ARGV[1] or ARGV[1] == '0' then return all_answered('stale-epoch') end
 
--- Lua would read "nan", "0x10", "1e2" and " 5 " as numbers too.
+-- tonumber also accepts "nan", "0x10", "1e2" and " 5 ".
 local function whole(text)
   return text and #text <= 15 and string.find(text, '^%d+$') and tonumber(text)
 end
 
--- Nearly all of them ask for the same few quantities.
+-- Most requests ask for the same few quantities.
 local quantities = {}
 local function quantity_of(text)
   local quantity = quantities[text]
@@ -103,7 +102,7 @@ end
 if not seen then return redis.error_reply('ERR the sequence that was seen must be a whole number') end
 if sequence < seen then return all_answered('rewound') end
 
--- The answer that everybody gets who holds nothing yet, if it is the same for all.
+-- The answer to every request of a user without a reservation, if it is the same for all.
 local closed
 if state == 'ended' or (closes_at_ms > 0 and now_ms >= closes_at_ms) then
   closed = 'ended'
@@ -115,11 +114,11 @@ elseif now_ms < opens_at_ms then
   closed = 'not-open ' .. terms[6]
 end
 
-local quiet_ms = 1000 -- longer than an ingress remembers, so that its clock may be slow
+local quiet_ms = 1000 -- longer than an ingress remembers, as its clock may be slow
 local quiet_since, quiet = whole(terms[9]), false
 if quiet_since then
   quiet = now_ms - quiet_since < quiet_ms
-  -- The clock was set back. Nobody knows how long ago that was, so the time begins now.
+  -- The clock was set back by an unknown time, so the pause begins now.
   if now_ms < quiet_since then redis.call('HSET', KEYS[1], 'quiet_since_ms', string.format('%d', now_ms)) end
 end
 
@@ -159,7 +158,7 @@ for i = 1, requests do
   local reservation = held[i] or winner_of[user]
   local answer
   if reservation then
-    -- The frontiers (%f) see to it that a mark is what follows the time, and that none is the last character.
+    -- The frontiers (%f) ensure that a mark follows the time and that none is the last character.
     local its_order, its_quantity, its_key = string.match(reservation, '^(%S+) (%d+) %d+ %x+%f[%z:@]:?([%w_-]*)@?%d*%f[%z:@]$')
     if not its_order then
       answer = 'damaged'
@@ -195,8 +194,8 @@ end
 
 if #winners == 0 then return answers end
 
--- An event without its reservation would be an order of which its buyer is told that there is none. Rights may
--- change at any time, and to ask for them costs next to nothing. XADD asks for its own.
+-- An event without its reservation would be an order that its buyer is told does not exist. Rights
+-- may change at any time, and checking them is cheap. XADD checks its own.
 if not (redis.acl_check_cmd('HSET', KEYS[1], 'left', '0') and redis.acl_check_cmd('HSET', KEYS[2], 'user', 'held')) then
   return redis.error_reply('NOPERM nothing was reserved: this user of Redis must be allowed HSET of ' .. KEYS[1] .. ' and ' .. KEYS[2])
 end
@@ -215,7 +214,7 @@ for w, i in ipairs(winners) do
   end
   if type(appended) == 'table' and appended.err then
     if w == 1 then return appended end
-    -- Whatever was decided from here on rests on an order that does not exist: take it all back.
+    -- All later answers rest on an order that does not exist: revert them.
     for j = w, #winners do
       left = left + tonumber(ARGV[before + (winners[j] - 1) * per_request + 4])
       reservations[2 * j - 1], reservations[2 * j] = nil, nil

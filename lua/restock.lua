@@ -1,29 +1,29 @@
 -- Sets how many units a sale has in all; what is taken stays taken, and the rest is left.
 --
--- Changes of a sale are applied in the order of their revisions, each exactly once, and a change that
--- comes too early waits until those before it were made. The new stock is a total and not a difference
--- for the same reason. A repeat changes nothing; until the stock is changed again it is given the first
--- answer again, so that whoever did not hear that learns whether the stock was lowered.
+-- Changes of a sale are applied in the order of their revisions, each exactly once, and a change
+-- that comes too early waits for those before it. For the same reason the new stock is a total and
+-- not a difference. A repeat changes nothing and returns the first answer until the stock changes
+-- again, so that a caller which lost the answer learns whether the stock was lowered.
 --
--- Units that come to a sale with none left are sold a second later; reserve.lua tells why.
+-- Units added to a sale with none left are sold a second later (see reserve.lua).
 --
--- What is taken decides about a lower stock, and only here is that known. So a refusal takes the
--- revision all the same: later changes do not wait for it.
+-- Only this script knows how many units are taken, so only it can refuse a lower stock. A refusal
+-- applies the revision all the same: later changes do not wait for it.
 --
 -- KEYS
 --   1  sale  hash, as in reserve.lua; restocked in it: "<epoch> <revision>" of the last change of its stock,
 --           and " <units>" after it where that was refused because of units that are taken
 -- ARGV
---   1  epoch     of the sale's stock, as the caller knows it
+--   1  epoch     of the sale's stock that the caller expects
 --   2  revision  that this change makes of the sale's definition
 --   3  stock     units for sale in all
 -- Answers
 --   restocked           the stock is as given, by this change
 --   unchanged           the sale has this revision, or a later one
---   gap <revision>      the sale has this revision, and those between were not applied yet
+--   gap <revision>      the sale has this revision; those between are not applied yet
 --   taken <units>       more units than the new stock are taken: it stays as it is, and the revision is taken
 --   unknown-sale        there is no such sale
---   stale-epoch         the sale's stock was made anew since the caller last looked
+--   stale-epoch         the sale's stock was rebuilt since the caller last looked
 
 local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'stock', 'left', 'restocked', 'generation')
 if not sale[1] then return 'unknown-sale' end
@@ -45,7 +45,7 @@ local changes = {
   'stock', ARGV[3], 'left', string.format('%d', ARGV[3] - taken), 'revision', ARGV[2], 'restocked', this,
   'generation', string.format('%d', sale[6] + 1),
 }
-if tonumber(sale[4]) == 0 then -- an ingress may remember the sale as sold out (reserve.lua)
+if tonumber(sale[4]) == 0 then -- ingresses may remember the sale as sold out (reserve.lua)
   local time = redis.call('TIME')
   changes[11], changes[12] = 'quiet_since_ms', string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000))
 end

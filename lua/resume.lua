@@ -1,4 +1,4 @@
--- Lets a paused sale go on.
+-- Resumes a paused sale.
 --
 -- Changes of a sale are applied in the order of their revisions, each exactly once: a repeat is
 -- unchanged, and a change that comes too early waits until those before it were made.
@@ -6,15 +6,15 @@
 -- KEYS
 --   1  sale  hash, as in reserve.lua
 -- ARGV
---   1  epoch     of the sale's stock, as the caller knows it
+--   1  epoch     of the sale's stock that the caller expects
 --   2  revision  that this change makes of the sale's definition
 -- Answers
---   resumed             the sale goes on
+--   resumed             the sale is open again
 --   unchanged           the sale has this revision, or a later one
---   gap <revision>      the sale has this revision, and those between were not applied yet
+--   gap <revision>      the sale has this revision; those between are not applied yet
 --   illegal <state>     a sale in this state cannot be resumed
 --   unknown-sale        there is no such sale
---   stale-epoch         the sale's stock was made anew since the caller last looked
+--   stale-epoch         the sale's stock was rebuilt since the caller last looked
 
 local sale = redis.call('HMGET', KEYS[1], 'epoch', 'revision', 'state', 'generation')
 if not sale[1] then return 'unknown-sale' end

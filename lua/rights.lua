@@ -1,4 +1,5 @@
--- Tells which commands the user of Redis is not allowed, or the server does not have, as they are given. Nothing is run.
+-- Returns the given commands that the Redis user is not allowed to run or that the server does not
+-- have. Nothing is run.
 --
 -- KEYS
 --   1  key  for which the commands would be run
@@ -14,7 +15,8 @@ for i = 1, #ARGV do
   for word in string.gmatch(ARGV[i], '%S+') do
     words[#words + 1] = word == 'key' and KEYS[1] or word
   end
-  -- pcall: it raises an error for a command that the server does not know, and is itself unknown before Redis 7.0.
+  -- pcall: acl_check_cmd raises an error for an unknown command, and does not exist before Redis
+  -- 7.0.
   local known, allowed = pcall(redis.acl_check_cmd, unpack(words))
   if not (known and allowed) then refused[#refused + 1] = ARGV[i] end
 end

@@ -1,5 +1,5 @@
--- Renames a key that holds something else than it should, so that what belongs there can be made again. What it
--- held stays for somebody to look at.
+-- Renames a key that holds another type than it should, so that its content can be rebuilt. The old
+-- content stays for inspection.
 --
 -- KEYS
 --   1  key    to be set aside

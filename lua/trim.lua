@@ -1,10 +1,10 @@
--- Frees the memory of entries that every group of a stream is done with: those below the oldest
--- pending entry and below the last delivered one, of all groups together. In one step, so that no
--- group can be created, or be set back, between the look and the cut.
+-- Frees the memory of entries that every group of a stream has finished: those below the oldest
+-- pending entry and the last delivered one of all groups. It is one step, so that no group can be
+-- created or set back between the check and the cut.
 --
--- Trimming is approximate (~): Redis frees whole nodes of its tree, which costs it next to nothing,
--- and keeps up to a node's worth of entries that could go. It never frees more than asked for.
--- A length (MAXLEN) would be simpler and wrong: it frees entries that nobody has seen.
+-- Trimming is approximate (~): Redis frees whole nodes of its tree, which is cheap, and keeps up to
+-- a node of finished entries. It never frees more than asked for. Trimming by length (MAXLEN) would
+-- free entries that were never delivered.
 --
 -- KEYS
 --   1  stream
@@ -13,12 +13,12 @@
 -- Answers
 --   {word, removed}
 --   trimmed    and how many entries are gone; call again until it is 0, one call has a bound
---   no-group   nobody has read the stream yet, so nothing may go
+--   no-group   the stream was never read, so nothing may be trimmed
 --   no-stream  there is no such stream
 
 if redis.call('EXISTS', KEYS[1]) == 0 then return { 'no-stream', 0 } end
 
--- The halves of an entry id are 64 bits wide, which Lua's numbers are not: compare them as text.
+-- The halves of an entry id have 64 bits, which exceeds Lua's numbers: compare them as text.
 local function less(a, b)
   if #a ~= #b then return #a < #b end
   return a < b

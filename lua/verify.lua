@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- Records that the stock of a partition is whole on this server, if it is still the one that whoever
--- made it whole has worked on, with the data that it had then: the token that the rebuild left in the record is
--- still there. It is gone when the server was emptied, when another rebuild has begun, and when somebody has found
--- that the server lacks something.
+-- Records that the stock of a partition is whole on this server, if it is still the server that the
+-- caller worked on, with the same data: the token that the rebuild left in the record is still
+-- there. The token is gone when the server was emptied or distrusted, or when another rebuild has
+-- begun.
 --
 -- KEYS
 --   1  server  hash, as in look.lua
@@ -13,7 +13,7 @@
 --                      there is no record
 -- Answers
 --   verified  from now on the server is known
---   changed   this is another one, or the same after a restart or promotion, or the token is gone: nothing was done
+--   changed   another server, or the same after a restart or promotion, or the token is gone: nothing was done
 
 local info = redis.call('INFO', 'server', 'replication')
 local function is(name, id)
