@@ -10,11 +10,10 @@ import (
 	"stampede/reservation/order"
 )
 
-// AppendReserved appends again events of one sale that were lost after they had been accepted, for whoever
-// has made sure of that: an order of which an event is on its way besides comes to its end once all the same.
-// It returns for each event, in their order, whether it was appended: it was not if the reservation is not in
-// force any more, or cannot be read. What the script has written into the first event, it takes from the reservation. After an
-// error some may be appended. Its errors wrap ErrUnavailable.
+// AppendReserved appends lost events of accepted orders of one sale again; duplicates are harmless.
+// It returns for each event whether it was appended, which needs a readable reservation that is in
+// force. The fields that the script writes come from the reservation. After an error some events
+// may be appended. Errors wrap ErrUnavailable.
 func (s *Store) AppendReserved(ctx context.Context, partition int, sale uuid.UUID, events []order.OrderReserved) ([]bool, error) {
 	appended := make([]bool, 0, len(events))
 	for len(events) > 0 {

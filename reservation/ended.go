@@ -15,14 +15,14 @@ import (
 //
 //	<key><user> -> <order id> <quantity> <status>
 //
-// The key is a fingerprint, the order id a CompactID, and the status one letter: what stands there is there for as long as
-// the sale is in Redis.
+// The key is a fingerprint, the order id a CompactID, and the status one letter. Entries stay as
+// long as the sale is in Redis.
 
-// endingLetters are the ends by which an order is known to its request. A voided order is none of them: it is lost
-// with a Redis, which knew more of them than Postgres does, so the same request buys again.
+// endingLetters are the ends that a retried request is answered with. Voided is not among them:
+// such an order was lost with Redis, so the same request buys again.
 var endingLetters = map[order.Status]string{order.StatusCancelled: "c", order.StatusExpired: "e", order.StatusRejected: "r"}
 
-// EndedOrder is an order that has ended, and what its request is known by.
+// EndedOrder is an ended order, with what identifies its request.
 type EndedOrder struct {
 	User           string
 	KeyFingerprint string
@@ -34,7 +34,8 @@ type EndedOrder struct {
 // field is that of the order in Keys.Ended.
 func (e *EndedOrder) field() string { return e.KeyFingerprint + e.User }
 
-// ending is what stands there behind the order's id, or notKnown for an order that is not known to its request.
+// ending is the value behind the order's id, or notKnown for an order that its request does not
+// find.
 func ending(quantity int64, status order.Status) string {
 	letter, known := endingLetters[status]
 	if !known {
@@ -45,7 +46,7 @@ func ending(quantity int64, status order.Status) string {
 
 const notKnown = "-"
 
-// ParseEnded reads what stands in Keys.Ended.
+// ParseEnded reads a value of Keys.Ended.
 func ParseEnded(text string) (order uuid.UUID, quantity int64, status order.Status, err error) {
 	fields := strings.Split(text, " ")
 	if len(fields) != 3 {

@@ -9,27 +9,26 @@ import (
 	"stampede/lua"
 )
 
-// fence is lua/reserve.lua under a hash that is good for one partition on one server, in one term of
-// that server as a primary. Redis forgets loaded scripts with its process, and a replica was never given
-// any. So a server that knows the hash is the one for which somebody has loaded it, and he has asked
-// before whether the stock there was verified: the answer NOSCRIPT comes before the first wrong
-// reservation, and a right one costs nothing more.
+// fence is lua/reserve.lua under a hash for one partition on one server in one term as a primary.
+// Redis drops loaded scripts with its process, and replicas do not get them. So a server that has
+// the hash was verified before a client loaded it there; any other answers NOSCRIPT before it can
+// make a wrong reservation. The normal path costs nothing extra.
 type fence struct {
 	sha    any // a string; made an interface once, because it is an argument of every call
 	script *redis.Script
 }
 
 func newFence(serverKey string, server ServerState) *fence {
-	// A server that becomes a replica and then a primary again still has its scripts, and may have lost
-	// orders. So the term, which the replication id names, belongs into the hash as well.
+	// A server that becomes a replica and then a primary again keeps its scripts, but may have lost
+	// orders. So the hash includes the term, which the replication id names.
 	script := lua.ReserveFor(serverKey + " " + server.RunID + " " + server.ReplicationID)
 	return &fence{sha: script.Hash(), script: script}
 }
 
-// admit loads the script of a partition if its server is known, and returns errUnverifiedServer if not. It
-// asks and loads on one connection, so that both go to the same server, and loads nothing if the record
-// of the server was touched in between (Distrust). An unverified server is distrusted: it may have
-// loaded the script in a former term for others, who have not noticed yet.
+// admit loads the script of a partition if its server is known, and otherwise returns
+// ErrUnverifiedServer. It checks and loads on one connection, so that both reach the same server,
+// and loads nothing if the record of the server changed in between (Distrust). It distrusts an
+// unverified server, where a former term may have left the script loaded.
 func (s *Store) admit(ctx context.Context, partition int) (*fence, error) {
 	return s.admitThrough(ctx, s.Rdb, partition)
 }
@@ -53,7 +52,7 @@ func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, par
 			return nil
 		})
 		if f == nil {
-			return ErrUnverifiedServer // also where that could not be noted, as on a replica
+			return ErrUnverifiedServer // even if distrust failed, as on a replica
 		}
 		return err
 	}, key)

@@ -13,10 +13,9 @@ import (
 	"stampede/reservation/order"
 )
 
-// FindReserved returns the order as a reservation in Redis knows it: the answer to a buyer who asks
-// before a worker has written the order to Postgres. It returns ErrOrderNotFound if the user holds no
-// such reservation, and an error that wraps ErrUnavailable if Redis does not answer, or does not have the
-// reservation and may have lost it.
+// FindReserved returns the order of a reservation in Redis, for a buyer who asks before a worker
+// has recorded it in Postgres. It returns ErrOrderNotFound if the user holds no such reservation,
+// and an error that wraps ErrUnavailable if Redis does not answer or may have lost the reservation.
 func (s *Store) FindReserved(ctx context.Context, o uuid.UUID, user string) (order.Order, error) {
 	now := time.Now()
 	if !mayExist(o, now) {
@@ -28,8 +27,8 @@ func (s *Store) FindReserved(ctx context.Context, o uuid.UUID, user string) (ord
 			return o, err
 		}
 	}
-	// Its sale may be newer than that index. An order's id tells when it was made, and its sale was
-	// in Redis before: an index from after that will do.
+	// The sale may be newer than that index. It was in Redis before the order was made, and the
+	// order's id tells when: an index read after that is enough.
 	index, err := s.indexSince(ctx, MadeAt(o).Add(ClockMargin))
 	if err == nil && index.unverified {
 		index, err = s.indexSince(ctx, now.Add(-indexTrust)) // the server may be known by now
@@ -47,12 +46,12 @@ func (s *Store) FindReserved(ctx context.Context, o uuid.UUID, user string) (ord
 // ClockMargin is by how much the clocks of ingresses may differ.
 const ClockMargin = 10 * time.Second
 
-// mayExist is false for an id that no ingress has made: looking for it would be work for nothing.
+// mayExist is false for an id that no ingress has made, which need not be looked up.
 func mayExist(id uuid.UUID, now time.Time) bool {
 	return id.Version() == 7 && MadeAt(id).Before(now.Add(ClockMargin))
 }
 
-// MadeAt is when an order or a sale was made, by the clock of the ingress that made it: the time that its UUIDv7 carries.
+// MadeAt is when an order or a sale was made, by the clock of the ingress: the time in its UUIDv7.
 func MadeAt(id uuid.UUID) time.Time { return time.Unix(id.Time().UnixTime()) }
 
 func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, o uuid.UUID, user string) (order.Order, error) {
@@ -65,7 +64,7 @@ func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, o uuid.UUID,
 		}
 		text, err := s.Rdb.HGet(ctx, s.Keys.Buyers(at.Partition, at.ID), user).Result()
 		if errors.Is(err, redis.Nil) {
-			// What a server does not hold that is not known, it may have lost.
+			// An unverified server may have lost it.
 			if _, err := s.look(ctx, at.Partition, at.ID); err != nil && !errors.Is(err, ErrSaleNotFound) {
 				return order.Order{}, fmt.Errorf("find order=%s: %w", o, err)
 			}
@@ -87,14 +86,14 @@ func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, o uuid.UUID,
 	return order.Order{}, order.ErrOrderNotFound
 }
 
-// saleIndex is which sales a Redis holds, as it was last read. It is safe for concurrent use.
+// saleIndex caches which sales Redis holds. It is safe for concurrent use.
 type saleIndex struct {
 	mu   sync.Mutex
-	last *indexReading // the latest that was begun
-	good *indexReading // the latest that succeeded
+	last *indexReading // the latest started
+	good *indexReading // the latest successful
 }
 
-// indexReading is one reading of the index, under way or done.
+// indexReading is one reading of the index, in progress or done.
 type indexReading struct {
 	begun time.Time
 	done  chan struct{}
@@ -106,9 +105,9 @@ type indexReading struct {
 }
 
 const (
-	// indexTrust is for how long a sale that was not in the index is believed not to exist.
+	// indexTrust is how long a sale that was missing in the index counts as not existing.
 	indexTrust = time.Second
-	// indexTimeout bounds a reading, on which many may wait.
+	// indexTimeout bounds a reading, which many requests may share.
 	indexTimeout = time.Second
 )
 
@@ -119,8 +118,8 @@ func (x *saleIndex) latest() *indexReading {
 	return x.good
 }
 
-// indexSince returns a reading that was begun at that time or later; of now, if that time has not
-// come. All who wait share one reading, its failure as well, and each waits no longer than its own ctx.
+// indexSince returns a reading that began at that time or later; now at the latest. Waiting callers
+// share one reading and its failure, and each waits no longer than its own ctx.
 func (s *Store) indexSince(ctx context.Context, earliest time.Time) (*indexReading, error) {
 	if now := time.Now(); earliest.After(now) {
 		earliest = now
@@ -138,8 +137,8 @@ func (s *Store) indexSince(ctx context.Context, earliest time.Time) (*indexReadi
 	}
 }
 
-// joinReading returns the reading that is under way, or the latest one that was good if it is recent
-// enough; else it begins one.
+// joinReading returns the reading in progress, or the latest successful one if it is recent enough;
+// otherwise it starts one.
 func (s *Store) joinReading(earliest time.Time) *indexReading {
 	x := &s.index
 	x.mu.Lock()
@@ -176,7 +175,7 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 	return reading
 }
 
-// anyUnverified is true if one of the partitions that new sales are spread over is on a server that is not known.
+// anyUnverified is true if a partition for new sales is on an unverified server.
 func (s *Store) anyUnverified(ctx context.Context) (bool, error) {
 	for partition := range s.Keys.Partitions {
 		state, err := s.Inspect(ctx, partition)
@@ -187,14 +186,14 @@ func (s *Store) anyUnverified(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// LocatedSale is a sale in Redis, and the partition in which it lives.
+// LocatedSale is a sale in Redis, and its partition.
 type LocatedSale struct {
 	ID        uuid.UUID
 	Partition int
 }
 
-// ListInRedis lists the sales that Redis says it has. It asks all partitions: a sale may live in one
-// that is not used for new ones any more.
+// ListInRedis lists the sales in Redis. It asks all partitions: a sale may be in one that is no
+// longer used for new sales.
 func ListInRedis(ctx context.Context, rdb redis.UniversalClient, keys Keys) ([]LocatedSale, error) {
 	sets := make([]*redis.StringSliceCmd, MaxPartitions)
 	_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error { // each command's own error counts

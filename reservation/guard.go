@@ -16,30 +16,32 @@ import (
 )
 
 const (
-	// guardInterval is how often the servers are compared, and so for how long a server may sell that
-	// was replaced and does not know it.
+	// guardInterval is how often the servers are compared, and so how long a replaced server may
+	// sell.
 	guardInterval = time.Second
-	// guardImpatience is how often while something is refused: a sale that is whole again goes on at once.
+	// guardImpatience is the interval while something is refused, so that a restored sale resumes
+	// soon.
 	guardImpatience = 200 * time.Millisecond
 	// guardTimeout bounds one comparison, of all partitions.
 	guardTimeout = 5 * time.Second
-	// guardPatience is for how long an unverified server is no more than a rebuild that may be under way.
+	// guardPatience is how long an unverified server counts as a rebuild in progress.
 	guardPatience = 5 * time.Second
 )
 
-// Guard makes a Store refuse a partition whose Redis server is another one than Postgres names. A server
-// that is frozen, replaced and thawed takes itself for what it was, and holds a record that says so; only
-// somebody who asks elsewhere can tell. What such a server accepts until then has the epoch of before,
-// and is voided. Every ingress runs one.
+// Guard makes a Store refuse a partition whose Redis server is not the one that Postgres names. A
+// server that is frozen, replaced and thawed still holds a record that says it is verified; only a
+// comparison with Postgres shows that it is not. Orders that such a server accepts until then have
+// the old epoch and are voided. Every ingress runs one.
 type Guard struct {
 	Store *Store
-	// Redis, when given, is what the guard looks through, instead of the Store's: requests can keep none of its connections.
+	// Redis, if set, is the client of the guard instead of the Store's, so that requests cannot use
+	// up its connections.
 	Redis  redis.UniversalClient
 	Pool   *pgxpool.Pool
 	Logger *slog.Logger
 }
 
-// Run compares until ctx ends, and returns nil then. While a server does not answer nothing changes.
+// Run compares until ctx ends, and returns nil then. A server that does not answer changes nothing.
 func (g Guard) Run(ctx context.Context) error {
 	failing := false
 	doubts := make(map[int]*doubt)
@@ -64,14 +66,14 @@ func (g Guard) Run(ctx context.Context) error {
 	}
 }
 
-// nameRights says which commands a purchase needs and Redis does not allow, if that is not what was missing before. The
-// script itself sees to it that nothing is sold then (lua/reserve.lua).
+// nameRights logs the commands that a purchase needs and Redis does not allow, if they changed. The
+// script itself refuses to sell then (lua/reserve.lua).
 func (g Guard) nameRights(ctx context.Context, before string) (missing string) {
 	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
 	defer cancel()
 	commands, err := missingRights(ctx, g.redis(), g.Store.Keys.in(0, "rights"), sellingCommands)
 	if err != nil {
-		return before // nobody knows, or the comparison says so
+		return before // unknown, or reported by the comparison
 	}
 	missing = strings.Join(commands, ", ")
 	switch {
@@ -96,7 +98,7 @@ type recordedServer struct {
 	RunID     string
 }
 
-// doubt is since when a partition is refused.
+// doubt is the refusal of a partition and its begin.
 type doubt struct {
 	since time.Time
 	told  bool // that it lasts
@@ -119,14 +121,14 @@ func (g Guard) compare(ctx context.Context, doubts map[int]*doubt) error {
 		if state.unverified {
 			_, _ = g.Store.admitThrough(ctx, rdb, r.Partition) // which tells all others; if it cannot, this one is told below
 		}
-		// A server without a record is no danger: it has no sale.
+		// A server without a record has no sale and is no danger.
 		g.refuse(doubts, r.Partition, state.Recorded && (!state.Known || state.RunID != r.RunID))
 	}
 	return nil
 }
 
-// refuse refuses a partition, or does so no longer. Where Redis has lost data, workers make the stock anew in a moment;
-// only what lasts looks like a server that took the place of another one, and is an error.
+// refuse refuses a partition, or admits it again. Lost data is rebuilt in a moment; only a lasting
+// refusal suggests a replaced server, and is logged as an error.
 func (g Guard) refuse(doubts map[int]*doubt, partition int, yes bool) {
 	changed := g.Store.refused[partition].Swap(yes) != yes
 	now := doubts[partition]

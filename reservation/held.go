@@ -13,12 +13,13 @@ import (
 	"stampede/reservation/order"
 )
 
-// What a buyer holds stands in the hash Keys.Buyers, as lua/reserve.lua writes it:
+// The hash Keys.Buyers holds reservations as lua/reserve.lua writes them:
 //
 //	<order id> <quantity> <sequence> <reserved_at_ms>[:<key>][@<epoch>]
 //
-// The order id is a CompactID, the time hexadecimal, the key a fingerprint. The epoch stands there where it is not
-// the sale's present one. It stays there with every order of the sale, so what it takes is what an order takes in Redis.
+// The order id is a CompactID, the time hexadecimal, the key a fingerprint. The epoch is there if
+// it is not the sale's present one. An entry stays with every order of the sale, so its size is
+// what an order costs in Redis.
 
 // compactIDChars is the length of a CompactID.
 const compactIDChars = 22
@@ -39,15 +40,14 @@ func ParseCompactID(text string) (uuid.UUID, error) {
 	if len(text) != compactIDChars {
 		return uuid.Nil, fmt.Errorf("an order id has %d characters, this one %d", compactIDChars, len(text))
 	}
-	// The decoder passes over line breaks, and then there are too few bytes.
+	// The decoder skips line breaks, and then there are too few bytes.
 	if n, err := compactID.Decode(id[:], []byte(text)); err != nil || n != len(id) {
 		return uuid.Nil, errors.New("an order id is base64url of 16 bytes")
 	}
 	return id, nil
 }
 
-// ParseReservation reads what a buyer holds. Without an epoch the reservation's Epoch is 0. What a version before
-// compact ids has written is an error like any other damage: a rebuild writes it anew.
+// ParseReservation reads a reservation. Without an epoch the reservation's Epoch is 0.
 func ParseReservation(text string) (order.Reservation, error) {
 	text, epoch, dated := strings.Cut(text, "@")
 	text, key, keyed := strings.Cut(text, ":")
@@ -89,10 +89,10 @@ func parseNatural(text string, base int) (int64, error) {
 	return int64(n), err
 }
 
-// heldMax is for what a buyer holds with a key and an epoch.
+// heldMax is the size of a reservation with a key and an epoch.
 const heldMax = 96
 
-// appendHeld appends what the buyer holds in a sale of that epoch.
+// appendHeld appends the reservation in a sale of that epoch.
 func appendHeld(dst []byte, h *Holder, epoch int64) []byte {
 	r := &h.Reservation
 	dst = compactID.AppendEncode(dst, r.OrderID[:])

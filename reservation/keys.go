@@ -13,23 +13,23 @@ const Group = "fulfillment"
 // DefaultPrefix is the first part of every key in Redis.
 const DefaultPrefix = "stampede"
 
-// MaxPartitions bounds STAMPEDE_PARTITIONS: whoever looks for a sale whose partition it does not
-// know asks all of them.
+// MaxPartitions bounds STAMPEDE_PARTITIONS: a search for a sale of an unknown partition asks all of
+// them.
 const MaxPartitions = 64
 
-// Keys names every key in Redis. The partition is the hash tag, so whatever one script touches
-// lies in one slot of a cluster. Braces in what follows could not change that (a key's tag is its
-// first pair), and ValidateUser refuses them all the same.
+// Keys names every key in Redis. The partition is the hash tag, so all keys of one script are in
+// one slot of a cluster. Braces in user ids could not change that (a key's tag is its first pair),
+// and ValidateUser refuses them anyway.
 type Keys struct {
 	Prefix string
 	// Partitions is how many partitions new sales are spread over. Invariant: 1 <= Partitions <= MaxPartitions.
 	Partitions int
 }
 
-// Partition tells where a sale lives when sales are spread over k.Partitions partitions.
+// Partition is the partition of a sale when sales are spread over k.Partitions.
 func (k Keys) Partition(sale uuid.UUID) int { return PartitionAmong(sale, k.Partitions) }
 
-// PartitionAmong tells where a sale lives that was created while there were n partitions.
+// PartitionAmong is the partition of a sale that was created while there were n.
 func PartitionAmong(sale uuid.UUID, n int) int {
 	h := fnv.New32a()
 	_, _ = h.Write(sale[:])
@@ -65,8 +65,8 @@ func (k Keys) StagedEnded(partition int, sale uuid.UUID, token string) string {
 // Server is the hash that names the Redis server on which this partition's stock was verified.
 func (k Keys) Server(partition int) string { return k.in(partition, "server") }
 
-// Outcomes is the stream on which workers tell the ingresses what became of orders. It belongs to no
-// partition, and no script touches it.
+// Outcomes is the stream on which workers publish the outcomes of orders to the ingresses. It
+// belongs to no partition, and no script touches it.
 func (k Keys) Outcomes() string { return k.Prefix + ":outcomes" }
 
 // Orders is the stream of events of a partition.
@@ -78,7 +78,7 @@ func (k Keys) Sales(partition int) string { return k.in(partition, "sales") }
 // Lock is the lock under which a worker handles one user's orders.
 func (k Keys) Lock(partition int, user string) string { return k.in(partition, "lock:"+user) }
 
-// Locker begins the names of what those who take such locks keep for themselves.
+// Locker is the prefix of the keys that the holders of such locks keep for themselves.
 func (k Keys) Locker(partition int) string { return k.in(partition, "locker") }
 
 func (k Keys) in(partition int, rest string) string {

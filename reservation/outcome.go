@@ -12,13 +12,14 @@ import (
 // Verdict is the script's answer to one request, in its own word. A refusal is an answer, not an error.
 type Verdict string
 
-// The verdicts of lua/reserve.lua, in the order in which it looks.
+// The verdicts of lua/reserve.lua, in the order of its checks.
 const (
 	// Reserved: the unit is the buyer's, and the event is in the stream.
 	Reserved Verdict = "reserved"
 	// Replayed: this very request was answered Reserved before; Answer.Reservation is the first one.
 	Replayed Verdict = "replayed"
-	// OrderEnded: this very request made an order, which has ended since; Answer.Reservation and Answer.Status tell which and how.
+	// OrderEnded: this very request made an order that has ended; see Answer.Reservation and
+	// Answer.Status.
 	OrderEnded Verdict = "order-ended"
 	// KeyReused: the buyer's reservation was made with the same idempotency key and another quantity.
 	KeyReused Verdict = "key-reused"
@@ -55,7 +56,7 @@ var (
 // Request asks for units of one sale for one user.
 type Request struct {
 	Sale uuid.UUID
-	// User is who buys, as ValidateUser accepts it.
+	// User is the buyer's id, as ValidateUser accepts it.
 	User string
 	// IdempotencyKey is the client's name for this purchase, at most 255 bytes; empty for none.
 	IdempotencyKey string
@@ -63,7 +64,7 @@ type Request struct {
 	Quantity int64
 }
 
-// Answer is what a request came to.
+// Answer is the outcome of a request.
 type Answer struct {
 	Verdict Verdict
 	// Reservation is set for Reserved, Replayed and AlreadyPurchased. For OrderEnded its OrderID and Quantity are.

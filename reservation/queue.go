@@ -16,10 +16,10 @@ import (
 	"stampede/reservation/order"
 )
 
-// queue holds the requests to one sale. One call of the script is under way at a time; whoever arrives
-// meanwhile leaves with the next one, as soon as the last one is back. There is no timer: a lone
-// request leaves at once, and a crowd makes its own batches (group commit; with appendfsync always
-// it is one fsync per batch).
+// queue holds the requests to one sale. One call of the script is in flight at a time; requests
+// that arrive meanwhile leave together in the next one. There is no timer: a single request leaves
+// immediately, and load makes the batches (group commit; with appendfsync always it is one fsync
+// per batch).
 type queue struct {
 	store *Store
 	sale  uuid.UUID
@@ -28,7 +28,7 @@ type queue struct {
 	target target
 
 	mu sync.Mutex
-	// waiting may hold calls that were given up: they are passed over when their turn comes.
+	// waiting may hold abandoned calls, which are skipped.
 	waiting []*call
 	// running is true while a goroutine is emptying the queue. Invariant: waiting is empty if it is false.
 	running bool
@@ -108,10 +108,10 @@ func (q *queue) reserve(ctx context.Context, r Request, began time.Time) (Answer
 	return answer, err
 }
 
-// await returns nil when the call is answered, and before that the error of a ctx that ends.
+// await returns nil when the call is answered, or the error of ctx if that ends first.
 func (c *call) await(ctx context.Context) error {
 	ended := ctx.Done()
-	if ended == nil { // half the price
+	if ended == nil { // a plain receive costs half
 		<-c.done
 		return nil
 	}
@@ -147,7 +147,7 @@ func (q *queue) join(c *call) error {
 	return nil
 }
 
-// idle is true if nothing would be lost by forgetting the queue.
+// idle is true if the queue can be dropped without loss.
 func (q *queue) idle() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -219,7 +219,7 @@ func (q *queue) decide(script *reserveScript, batch []*call) {
 	}
 }
 
-// retryInNewEpoch looks the sale up again and repeats a batch that was refused for its epoch, once.
+// retryInNewEpoch looks the sale up again and repeats once a batch that was refused for its epoch.
 func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent []*call) (saleReply, error) {
 	p, err := q.store.find(ctx, q.sale)
 	switch {
@@ -228,7 +228,7 @@ func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent
 	case err != nil:
 		return saleReply{}, err
 	case p.epoch < q.place.epoch:
-		// Epochs never go back: this is a server that was replaced, and does not know it.
+		// Epochs only grow: this server was replaced and does not know it.
 		return saleReply{}, ErrUnverifiedServer
 	}
 	q.store.renew(q, p)

@@ -14,7 +14,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// UnixMilli is 0 for the zero time: how a script is told "none".
+// UnixMilli is 0 for the zero time, as the scripts expect.
 func UnixMilli(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
@@ -22,23 +22,25 @@ func UnixMilli(t time.Time) int64 {
 	return t.UnixMilli()
 }
 
-// What a rebuild of the stock from Postgres does in Redis, in this order: CloseSale, StageBuyers and StageEnded as often
-// as it takes, OpenRebuilt; and MarkVerified for the server when all live sales of a partition are whole. Each
-// may be repeated. Errors wrap ErrUnavailable where Redis could not be asked or refused to work.
+// The steps of a rebuild in Redis, in this order: CloseSale; StageBuyers and StageEnded as often as
+// needed; OpenRebuilt; and MarkVerified for the server when all live sales of a partition are
+// whole. Each may be repeated. Errors wrap ErrUnavailable if Redis could not be reached or refused
+// to work.
 
 var (
 	// ErrSaleNotClosed is returned by OpenRebuilt for a sale that is not closed for this rebuild: another one
 	// has closed or opened it meanwhile, or Redis has lost it.
 	ErrSaleNotClosed = errors.New("the sale is not closed for this rebuild: another one has overtaken it, or Redis has lost the sale")
-	// ErrHoldersMissing is returned by OpenRebuilt if not exactly the buyers and ended orders were staged that the sale has.
+	// ErrHoldersMissing is returned by OpenRebuilt if the number of staged buyers or ended orders
+	// is wrong.
 	ErrHoldersMissing = errors.New("the number of staged buyers or ended orders is wrong")
 )
 
-// NewRebuildToken returns a name for one try of a rebuild, which no other one has. All that it does in Redis
-// carries the name, and counts only while no other rebuild has begun there: so nothing rests on its being alone.
+// NewRebuildToken returns a unique name for one attempt at a rebuild. Its writes to Redis carry the
+// token and count only until another rebuild begins there, so correctness needs no exclusion.
 func NewRebuildToken() string { return rand.Text() }
 
-// Holder is a buyer of a sale with what the buyer holds, as Postgres tells it.
+// Holder is a buyer of a sale with the reservation, from Postgres.
 type Holder struct {
 	User        string
 	Reservation order.Reservation
@@ -48,21 +50,21 @@ type Holder struct {
 	Epoch int64
 }
 
-// Rebuilt is a sale whose stock was made anew. Sale.Epoch is the new epoch, and Sale.Revision the
-// revision that the sale has with it.
+// Rebuilt is a rebuilt sale. Sale.Epoch is the new epoch, and Sale.Revision the revision that comes
+// with it.
 type Rebuilt struct {
 	Sale Sale
-	// Left is how many units nobody has taken, Sequence the highest place that was ever given away, and
-	// Holders and Ended how many buyers and ended orders were staged by StageBuyers and StageEnded.
+	// Left is how many units are unreserved, Sequence the highest that was ever assigned, and
+	// Holders and Ended how many buyers and ended orders were staged.
 	Left, Sequence int64
 	Holders, Ended int64
 	// Token is that of the rebuild, with which the sale was closed and the buyers were staged.
 	Token string
 }
 
-// CloseSale closes a sale for the rebuild that the token names, whatever Redis has of it: nobody sells, releases
-// or changes anything in it until OpenRebuilt with the same token. The epoch is that of Postgres, read before: only a
-// later one can be opened.
+// CloseSale closes a sale for the rebuild with that token, whether or not Redis has it: no sales,
+// releases or changes happen until OpenRebuilt with the same token. The epoch is the one read from
+// Postgres before; only a later one can be opened.
 func (s *Store) CloseSale(ctx context.Context, sale uuid.UUID, partition int, token string, epoch int64) (ClosedSale, error) {
 	known, err := lua.Close.Run(ctx, s.Rdb, []string{s.Keys.Sale(partition, sale)}, token, epoch).Slice()
 	var closed ClosedSale
@@ -88,26 +90,26 @@ func readClosed(values []any) (c ClosedSale, err error) {
 	return c, nil
 }
 
-// ClosedSale is what Redis knows of a sale that was closed for a rebuild: 0 for what it has lost.
+// ClosedSale is the state of a sale that was closed for a rebuild: 0 for what Redis has lost.
 type ClosedSale struct {
-	// Sequence is the highest place that it has given away, and Epoch the highest that it was in before. An epoch
-	// that is later than that of Postgres tells that Postgres was set back.
+	// Sequence is the highest that was assigned, and Epoch the highest before. An epoch later than
+	// that of Postgres shows that Postgres was set back.
 	Sequence, Epoch int64
-	// LastToken is that of a rebuild for which it was closed before, and which has not opened it.
+	// LastToken is that of an earlier rebuild that closed the sale and has not opened it.
 	LastToken string
 }
 
 const (
-	// stagedFor is how long buyers wait for OpenRebuilt. What a rebuild that was broken off has
-	// staged goes by itself.
+	// stagedFor is how long staged buyers wait for OpenRebuilt. Those of an interrupted rebuild
+	// expire.
 	stagedFor = time.Hour
-	// holdersPerCommand bounds how long Redis serves nobody else.
+	// holdersPerCommand bounds how long one command blocks Redis.
 	holdersPerCommand = 1000
 )
 
-// StageBuyers stages buyers of a sale for an epoch that is not in force yet, beside those of the last
-// one and those of other rebuilds. It may be called many times, and with the same holders again. The caller bounds
-// their number.
+// StageBuyers stages buyers for an epoch that is not in force yet, separate from those of the last
+// one and of other rebuilds. It may be called many times, and with the same holders again. The
+// caller bounds their number.
 func (s *Store) StageBuyers(ctx context.Context, partition int, sale uuid.UUID, token string, epoch int64, holders []Holder) error {
 	if len(holders) == 0 {
 		return nil
@@ -153,9 +155,9 @@ func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (fi
 	return err
 }
 
-// OpenRebuilt puts the staged buyers and the whole sale in the place of what was there, in one step.
-// It returns ErrSaleNotClosed or ErrHoldersMissing, and then has done nothing; a sale that is in that
-// epoch already is left as it is.
+// OpenRebuilt replaces the sale by the staged buyers and the rebuilt sale in one step. It returns
+// ErrSaleNotClosed or ErrHoldersMissing if it did nothing; a sale that is in that epoch already is
+// left as it is.
 func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	sale, p := &r.Sale, r.Sale.Partition()
 	keys := []string{

@@ -13,7 +13,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// Release names an order that came to nothing, whose units go back to its sale.
+// Release names a cancelled, expired or rejected order whose units return to its sale.
 type Release struct {
 	SaleID   uuid.UUID
 	OrderID  uuid.UUID
@@ -21,15 +21,15 @@ type Release struct {
 	Quantity int64
 	// KeyFingerprint stands for the idempotency key of the purchase; it is empty if there was none.
 	KeyFingerprint string
-	// Status is how the order ended. The request that made an order is told of it from now on, if it was cancelled or
-	// rejected or has expired.
+	// Status is how the order ended: the answer to later retries of the request that made it, if it
+	// was cancelled, rejected or expired.
 	Status order.Status
 }
 
 // ReleaseResult is what Redis answered to one Release, in the word of lua/release.lua.
 type ReleaseResult string
 
-// What a release comes to.
+// The results of a release.
 const (
 	// Released: the units are for sale again, and the user may buy again.
 	Released ReleaseResult = "released"
@@ -37,15 +37,15 @@ const (
 	ReleaseNotHeld ReleaseResult = "not-held"
 	// ReleaseUnknownSale: Redis has no such sale, on a server that is known to have all of them.
 	ReleaseUnknownSale ReleaseResult = "unknown-sale"
-	// ReleaseDamaged: with these units more would be left than are for sale, or what the user holds cannot be read.
+	// ReleaseDamaged: more units would be left than there are, or the reservation cannot be read.
 	// Nothing was done.
 	ReleaseDamaged ReleaseResult = "damaged"
 )
 
-// Release gives the units of these orders back, each once however often it is called, and lets their
-// users buy again. It returns a result for each order, in their order. An error means that some may not
-// be released yet: call it again with all of them. So it is while a sale is being rebuilt and while the
-// server is not known to hold it.
+// Release returns the units of these orders, each once however often it is called, and lets their
+// users buy again. The results are in the order of releases. After an error some may not be
+// released: call it again with all of them. That happens while a sale is being rebuilt or its
+// server is not verified.
 func (s *Store) Release(ctx context.Context, releases []Release) ([]ReleaseResult, error) {
 	bySale := make(map[uuid.UUID][]int)
 	for i, r := range releases {
@@ -68,9 +68,9 @@ func (s *Store) Release(ctx context.Context, releases []Release) ([]ReleaseResul
 	return results, nil
 }
 
-// releaseSome releases those of one sale that which tells, and sets their results.
+// releaseSome releases the orders of one sale with these indexes, and sets their results.
 func (s *Store) releaseSome(ctx context.Context, sale uuid.UUID, releases []Release, which []int, results []ReleaseResult) error {
-	// Looked up each time and not remembered: a worker releases seldom, and the epoch must be today's.
+	// The place is not cached: releases are rare, and the epoch must be current.
 	p, err := s.find(ctx, sale)
 	if errors.Is(err, ErrSaleNotFound) {
 		for _, i := range which {

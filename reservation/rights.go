@@ -11,13 +11,13 @@ import (
 	"stampede/lua"
 )
 
-// sellingCommands are those without which nothing is sold, as lua/rights.lua takes them.
+// sellingCommands are required to sell, in the form that lua/rights.lua takes.
 var sellingCommands = []string{
 	"HMGET key f", "HSET key f v", "HGET key f", "XADD key * f v", "TIME", "INFO", "HLEN key", "HSCAN key 0", "SMEMBERS key",
 	"SCRIPT LOAD x", "SCRIPT FLUSH", "WATCH key", "UNWATCH", "MULTI", "EXEC", "PING",
 }
 
-// otherCommands are what workers, locks and a rebuild need besides.
+// otherCommands are those of workers, locks and a rebuild.
 var otherCommands = []string{
 	"HDEL key f", "HEXISTS key f", "EXISTS key", "TYPE key", "DEL key", "UNLINK key", "RENAME key key", "RENAMENX key key", "PERSIST key", "EXPIRE key 1", "SADD key m",
 	"GET key", "SET key v", "COPY key key", "PEXPIRE key 1", "PTTL key", "PUBLISH redisson_lock__channel:x m", "PUBSUB NUMSUB redisson_lock__channel:x", "SUBSCRIBE redisson_lock__channel:x", "UNSUBSCRIBE redisson_lock__channel:x",
@@ -25,7 +25,8 @@ var otherCommands = []string{
 	"XLEN key", "XRANGE key - +", "XREVRANGE key + -", "XGROUP CREATE key g 0", "XGROUP DELCONSUMER key g c", "XINFO STREAM key", "XINFO GROUPS key", "XINFO CONSUMERS key g",
 }
 
-// MissingRights names the commands that this user of Redis is not allowed for keys with that prefix, of those that Stampede needs.
+// MissingRights returns the commands that Stampede needs and this Redis user may not run on keys
+// with that prefix.
 func MissingRights(ctx context.Context, rdb redis.Scripter, prefix string) ([]string, error) {
 	return missingRights(ctx, rdb, Keys{Prefix: prefix}.in(0, "rights"), slices.Concat(sellingCommands, otherCommands))
 }
@@ -48,7 +49,7 @@ func missingRights(ctx context.Context, rdb redis.Scripter, key string, commands
 	return refused, nil
 }
 
-// nameOf is a command without what it is given, as an ACL names it.
+// nameOf is the name of a command in an ACL, without arguments.
 func nameOf(command string) string {
 	words := strings.Fields(command)
 	switch words[0] {

@@ -12,8 +12,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// State is where a sale stands. Operators set it to open, paused or ended; Scheduled is what an open
-// sale is called before its opening time, and an open or paused sale is Ended after its closing time.
+// State is the state of a sale. Operators set it to open, paused or ended; an open sale is
+// Scheduled before its opening time, and an open or paused sale is Ended after its closing time.
 type State string
 
 // The states of a sale.
@@ -37,14 +37,14 @@ func (e *IllegalTransitionError) Error() string {
 	return fmt.Sprintf("cannot %s a sale that is %s", e.Action, e.State)
 }
 
-// Terms is what whoever creates a sale decides.
+// Terms are the settings of a new sale.
 type Terms struct {
 	Name string
 	// Stock is how many units are for sale.
 	Stock int64
 	// PerOrderLimit is how many units one order may hold.
 	PerOrderLimit int64
-	// OpensAt is when the sale opens; zero for at once.
+	// OpensAt is when the sale opens; zero for immediately.
 	OpensAt time.Time
 	// ClosesAt is when the sale closes; zero for never.
 	ClosesAt time.Time
@@ -97,11 +97,12 @@ type Sale struct {
 	State State
 	// Sold is how many units the live orders in Postgres hold. Invariant: 0 <= Sold <= Stock.
 	Sold int64
-	// Epoch counts how often the sale's stock in Redis was made anew; a script refuses a caller of another epoch.
+	// Epoch counts the rebuilds of the sale's stock in Redis; a script refuses a caller of another
+	// epoch.
 	Epoch int64
 	// Revision counts the operators' changes; Redis takes a change only if it is newer than what it has.
 	Revision int64
-	// Partitions is how many partitions there were when the sale was created: where it lives follows from it.
+	// Partitions is how many there were when the sale was created; its partition follows from it.
 	Partitions int
 	CreatedAt  time.Time
 }
@@ -140,7 +141,7 @@ func inUTC(at zeronull.Timestamptz) time.Time {
 	return time.Time{}
 }
 
-// Partition is where in Redis the sale lives.
+// Partition is the partition of the sale in Redis.
 func (s Sale) Partition() int { return PartitionAmong(s.ID, s.Partitions) }
 
 // StateAt is the state of the sale as a buyer would find it at that time.

@@ -23,21 +23,21 @@ const reserveMetadata = "\x82\xa5event\xad" + string(order.EventReserved) + "\xa
 // saleReply is the part of the reply of lua/reserve.lua that is about the sale.
 type saleReply struct {
 	generation int64
-	sequence   int64 // the highest that was given away, 0 if none was
+	sequence   int64 // the highest assigned, 0 if none
 	staleEpoch bool
 	rewound    bool
 	lost       bool // Redis has no such sale
-	// soldOut: nothing is left, and somebody was told so. A sale that is closed or paused may have
-	// nothing left as well, but that is not what its buyers are told.
+	// soldOut: nothing is left, and a buyer got that answer. A closed or paused sale may have
+	// nothing left as well, but its buyers get another answer.
 	soldOut bool
 }
 
-// target is one sale in one epoch, as the script is told of it. It belongs to one goroutine.
+// target is one sale in one epoch, as the script's arguments. It belongs to one goroutine.
 type target struct {
 	place
 	keys  [4]any // strings, as arguments
 	epoch any
-	// seen is the highest sequence that the sale has given to us. A sale that is behind it was set back.
+	// seen is the highest sequence that this process got. A sale below it was set back.
 	seen     int64
 	seenText string
 }
@@ -87,12 +87,12 @@ func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*
 	return sale, err
 }
 
-// errOtherLife: an earlier try had no answer, and the answer to a later one is about another life of the sale's stock.
-// Only in the same life does that answer tell what the earlier try has done.
+// errOtherLife: an earlier try got no answer, and a later answer is for another epoch, so it does
+// not show what the earlier try did.
 var errOtherLife = fmt.Errorf("%w: the stock of the sale was lost or rebuilt between two tries", ErrOutcomeUnknown)
 
-// once is a command that go-redis does not send again by itself. Only whoever sees every try can tell
-// "nothing happened" from "nobody knows": a last try that could not connect says nothing of the first.
+// once is a command that go-redis does not retry. Only a caller that sees every try can tell a
+// failure from an unknown outcome: a last try that could not connect says nothing about the first.
 type once struct{ *redis.StringSliceCmd }
 
 // NoRetry implements redis.Cmder.
@@ -114,7 +114,7 @@ func (s *Store) callReserve(ctx context.Context, partition int, args []any) (ans
 			break
 		}
 		if passing {
-			// A server that is a replica now and a primary again later keeps its scripts: ask who it is then.
+			// A demoted server keeps its scripts and may become a primary again: verify it first.
 			s.fences[partition].Store(nil)
 		}
 		maybeDone = maybeDone || sent && !answered && !neverSent(err)
@@ -125,8 +125,8 @@ func (s *Store) callReserve(ctx context.Context, partition int, args []any) (ans
 	return nil, maybeDone, fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
-// sendReserve sends the call once, through the fence of its partition. Sent is false if only the fence
-// was asked.
+// sendReserve sends the call once, through the fence of its partition. Sent is false if the fence
+// stopped it.
 func (s *Store) sendReserve(ctx context.Context, partition int, args []any) (answers []string, sent bool, err error) {
 	f := s.fences[partition].Load()
 	if f != nil {
@@ -145,14 +145,14 @@ func (s *Store) sendReserve(ctx context.Context, partition int, args []any) (ans
 	return cmd.Val(), true, err
 }
 
-// refusal tells whether err is Redis's own answer, in which case this try did nothing, and whether
-// it is one that passes.
+// refusal reports whether err is Redis's own answer, so that this try did nothing, and whether it
+// is temporary.
 func refusal(err error) (answered, passing bool) {
 	var answer redis.Error
 	if !errors.As(err, &answer) {
 		return false, false
 	}
-	if errors.Is(err, redis.TxFailedErr) { // the record of the server was touched while the fence was asked
+	if errors.Is(err, redis.TxFailedErr) { // the record of the server changed during the check of the fence
 		return true, true
 	}
 	for _, prefix := range []string{"LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOSCRIPT"} {

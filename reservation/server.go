@@ -12,32 +12,32 @@ import (
 	"stampede/lua"
 )
 
-// ErrServerChanged is returned by MarkVerified when Redis is not the server that the caller has worked on, or has lost
-// what the caller left there.
+// ErrServerChanged is returned by MarkVerified when Redis is another server than the caller worked
+// on, or has lost the caller's data.
 var ErrServerChanged = errors.New("the Redis server was replaced, emptied or distrusted meanwhile")
 
-// errUnverifiedServer: this Redis may lack what buyers were promised. A worker makes its stock anew.
+// ErrUnverifiedServer: this Redis may lack accepted orders. A worker rebuilds its stock.
 var ErrUnverifiedServer = fmt.Errorf("%w: the Redis server is not the one that is known to hold all of it", ErrUnavailable)
 
-// errSaleClosed: the stock of the sale is being made anew.
+// errSaleClosed: the stock of the sale is being rebuilt.
 var errSaleClosed = fmt.Errorf("%w: it is closed for a rebuild", ErrUnavailable)
 
-// ServerState is who the Redis server of a partition is, and whether its stock is verified.
+// ServerState is the identity of the Redis server of a partition, and whether its stock is
+// verified.
 type ServerState struct {
-	// RunID is of the server's process, ReplicationID of its term as a primary.
+	// RunID identifies the server's process, ReplicationID its term as a primary.
 	RunID         string
 	ReplicationID string
 	// Known is true if the stock of the partition was verified on this very server.
 	Known bool
-	// Recorded is true if the server holds a record of any verified server, itself or
-	// another, or that none is any more. It is false where a partition was never used, and where
-	// everything is gone.
+	// Recorded is true if the server holds a record of a verified server, itself or another, or of
+	// distrust. It is false where a partition was never used or Redis lost everything.
 	Recorded bool
 	// unverified is true until the server is marked as distrusted.
 	unverified bool
 }
 
-// Inspect tells which server holds a partition. Its errors wrap ErrUnavailable.
+// Inspect returns the server of a partition. Its errors wrap ErrUnavailable.
 func (s *Store) Inspect(ctx context.Context, partition int) (ServerState, error) {
 	return s.inspect(ctx, s.Rdb, partition)
 }
@@ -50,12 +50,12 @@ func (s *Store) inspect(ctx context.Context, on redis.Scripter, partition int) (
 	return state, nil
 }
 
-// FirstUse stands in the place of a rebuild's token where a partition had no record of a server.
+// FirstUse is the token for a partition without a record of a server.
 const FirstUse = "-"
 
-// MarkVerified records that the stock of a partition is whole on the server that expected names. The token is the one
-// that DistrustFor has left there. It returns ErrServerChanged if Redis is another server by now, was emptied, or
-// was distrusted once more, and then the record is as it was.
+// MarkVerified records that the stock of a partition is whole on the expected server. The token is
+// the one that DistrustFor left there. It returns ErrServerChanged, and changes nothing, if Redis
+// is another server by now, was emptied or was distrusted again.
 func (s *Store) MarkVerified(ctx context.Context, partition int, expected ServerState, token string) error {
 	answer, err := lua.Verify.Run(ctx, s.Rdb, []string{s.Keys.Server(partition)}, expected.RunID, expected.ReplicationID, token).Text()
 	switch {
@@ -67,7 +67,7 @@ func (s *Store) MarkVerified(ctx context.Context, partition int, expected Server
 	return nil
 }
 
-// distrusted stands in the place of a run id where no server is verified; lua/look.lua knows it.
+// distrusted replaces the run id where no server is verified; lua/look.lua knows it.
 const distrusted = "-"
 
 // Distrust withdraws the verification of a partition: every ingress refuses to sell from it until it is
@@ -76,8 +76,8 @@ func (s *Store) Distrust(ctx context.Context, partition int) error {
 	return s.DistrustFor(ctx, partition, "")
 }
 
-// DistrustFor is Distrust as the first step of the rebuild that the token names, and no other one verifies the
-// server from then on.
+// DistrustFor is Distrust as the first step of the rebuild with that token, which alone can verify
+// the server afterwards.
 func (s *Store) DistrustFor(ctx context.Context, partition int, token string) error {
 	s.fences[partition].Store(nil)
 	_, err := s.Rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
@@ -90,15 +90,15 @@ func (s *Store) DistrustFor(ctx context.Context, partition int, token string) er
 	return nil
 }
 
-// distrust is all of a transaction. The scripts are flushed because nobody asks again who knows that his
-// is loaded; those of other partitions and programs are loaded again by their users.
+// distrust queues the commands of the transaction. The scripts are flushed because clients with a
+// loaded fence do not check again; other scripts are loaded again by their users.
 func (s *Store) distrust(ctx context.Context, p redis.Pipeliner, partition int, token string) {
 	p.HSet(ctx, s.Keys.Server(partition), "run_id", distrusted, "replication_id", distrusted, "rebuild", token)
 	p.ScriptFlush(ctx)
 }
 
-// ask runs lua/look.lua. The second key may be that of a sale, whose epoch is returned: it is empty if
-// the sale is not there.
+// ask runs lua/look.lua. The optional second key is a sale's, whose epoch is returned: empty if the
+// sale is missing.
 func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (state ServerState, epoch string, err error) {
 	values, err := lua.Look.Run(ctx, on, keys).StringSlice()
 	if err != nil {
@@ -123,7 +123,7 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	case !state.Known || s.refused[partition].Load():
 		if state.unverified {
-			_, _ = s.admit(ctx, partition) // which tells the others
+			_, _ = s.admit(ctx, partition) // which stops the others
 		}
 		return place{}, ErrUnverifiedServer
 	case text == "":
@@ -139,9 +139,9 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 	return place{partition, epoch}, nil
 }
 
-// lostOrders is what a queue has to tell when its sale is behind what was seen of it: Redis was set back,
-// and orders that were accepted are gone. The server is distrusted, so that nobody else sells what
-// those hold, and a worker makes the stock anew.
+// lostOrders is the error of a queue whose sale is behind what was seen of it: Redis was set back
+// and lost accepted orders. The server is distrusted, so that their units are not sold again, and a
+// worker rebuilds the stock.
 func (s *Store) lostOrders(ctx context.Context, q *queue) error {
 	s.O.Logger.Error("Redis has lost orders of a sale: nothing is sold until its stock is made anew",
 		"sale", q.sale, "partition", q.place.partition, "epoch", q.place.epoch, "seen_sequence", q.target.seen)

@@ -11,19 +11,18 @@ import (
 	"stampede/reservation/order"
 )
 
-// soldOut remembers that a sale has nothing left, so that its losers cost Redis nothing.
+// soldOut caches that a sale is sold out, so that refusals cost Redis nothing.
 //
-// It must not lie to a buyer: whoever holds a reservation and asks again is to be told of the order,
-// not that the sale is sold out. So it remembers the buyers too, and those whose order has ended. That is bounded by
-// the stock and by the orders that have ended, and it
-// stays true for as long as the sale's generation stays what it is and its closing time has not come:
-// with nothing left nobody can become a buyer, and every script that could change that (release,
-// restock, resume, ...) raises the generation. A watcher asks for both; whatever it last saw longer
-// ago than soldOutTrust counts for nothing. Units that come back are sold only when that time is over
-// (quiet_ms in lua/reserve.lua), so that no buyer of one of them meets a memory that does not know of it.
+// A buyer who holds a reservation and asks again must get the order, not "sold out". So the cache
+// holds the buyers and those whose order has ended, bounded by the stock and the number of ended
+// orders. It is valid while the sale's generation is unchanged and its closing time has not come:
+// with nothing left there are no new buyers, and every script that could change that (release,
+// restock, resume, ...) raises the generation. A watcher checks both; what it saw longer ago than
+// soldOutTrust does not count. Returned units are sold only after that time (quiet_ms in
+// lua/reserve.lua), so that their buyers never meet an outdated cache.
 //
-// Only a sale without a single unit is remembered. While some are left, fewer than somebody asks for,
-// another may still take them and become a buyer of whom nobody here knows.
+// Only a sale without a single unit is cached. While a few are left, another buyer may still take
+// them.
 type soldOut struct {
 	generation int64
 	buyers     map[uint64]struct{} // hashes; a collision only sends a loser to Redis
@@ -32,15 +31,16 @@ type soldOut struct {
 }
 
 const (
-	// A restock, resume or release is seen on every ingress after at most soldOutTrust: the watcher
-	// looks every soldOutCheck, and if it cannot, what it knew expires.
+	// A restock, resume or release takes effect on every ingress within soldOutTrust: the watcher
+	// checks every soldOutCheck, and without a check the cache expires.
 	soldOutCheck = 200 * time.Millisecond
 	soldOutTrust = 800 * time.Millisecond
-	// A sale that nobody asked about for so many checks is forgotten.
+	// A sale without requests for so many checks is dropped.
 	soldOutIdleChecks = 50
-	// More buyers and ended orders than this are not remembered (about 50 bytes each): such a sale goes on asking Redis.
+	// Sales with more buyers and ended orders are not cached (about 50 bytes each) and go on asking
+	// Redis.
 	soldOutBuyersMax = 4_000_000
-	// soldOutRetry is how long it takes until a sale that could not be remembered is tried again.
+	// soldOutRetry is the pause after a sale could not be cached.
 	soldOutRetry = 5 * time.Second
 )
 
@@ -59,7 +59,7 @@ func (q *queue) remembersSoldOut(user string) bool {
 
 func (s *Store) sinceStart() int64 { return int64(time.Since(s.started)) }
 
-// learnSoldOut starts to remember that nothing is left, unless that is under way.
+// learnSoldOut starts to cache that nothing is left, unless that has begun.
 func (q *queue) learnSoldOut(generation int64) {
 	if !q.learning.CompareAndSwap(false, true) {
 		return
@@ -76,7 +76,8 @@ func (q *queue) learnSoldOut(generation int64) {
 	}
 }
 
-// rememberSoldOut collects the buyers, and watches the sale for as long as it stays sold out and somebody asks.
+// rememberSoldOut collects the buyers, and watches the sale while it stays sold out and gets
+// requests.
 func (q *queue) rememberSoldOut(ctx context.Context, generation int64) error {
 	memory := &soldOut{generation: generation, buyers: make(map[uint64]struct{})}
 	p := q.place.partition
@@ -113,8 +114,9 @@ func (q *queue) rememberSoldOut(ctx context.Context, generation int64) error {
 	return nil
 }
 
-// collectUsers reads all users that are fields of the hash, each behind so many other characters. Redis promises that a scan
-// returns every field that is there from its beginning to its end, and a sold-out sale gains none; stillSoldOut makes sure afterwards.
+// collectUsers reads all users that are fields of the hash, after a prefix of behind characters. A
+// scan returns every field that is there from its begin to its end, and a sold-out sale gains none;
+// stillSoldOut checks that afterwards.
 func (q *queue) collectUsers(ctx context.Context, memory *soldOut, key string, behind int) error {
 	n, err := q.store.Rdb.HLen(ctx, key).Result()
 	if err != nil {

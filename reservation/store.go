@@ -24,20 +24,20 @@ const (
 
 // StoreOptions bounds a Store. The zero value of a field stands for its default.
 type StoreOptions struct {
-	// BatchMax is how many requests travel in one call of the script. Default 256: Redis serves
-	// nobody else meanwhile, and from here on a larger batch hardly makes a reservation cheaper.
+	// BatchMax bounds the requests in one call of the script. Default 256: Redis is blocked
+	// meanwhile, and larger batches hardly make a reservation cheaper.
 	BatchMax int
 	// QueueMax is how many requests may wait for one sale before further ones are answered ErrOverloaded. Default 8192.
 	QueueMax int
-	// SalesMax is how many sales the store keeps at hand. Default 4096.
+	// SalesMax is how many queues of sales the store keeps. Default 4096.
 	SalesMax int
-	// WaitMax is the age at which a request is not sent to Redis any more, but answered ErrOverloaded. It is looked at
-	// when a call of the script is over, which takes CallTimeout at most: a timer for each request would cost more than
+	// WaitMax is the age at which a waiting request is answered ErrOverloaded. It is checked when a
+	// call of the script ends, after CallTimeout at most: a timer per request would cost more than
 	// deciding it. Default DefaultWaitMax.
 	WaitMax time.Duration
 	// CallTimeout bounds one call of the script with all its tries. Default DefaultCallTimeout.
 	CallTimeout time.Duration
-	// Logger takes what no caller can be told. Default slog.Default().
+	// Logger gets errors that have no caller. Default slog.Default().
 	Logger *slog.Logger
 }
 
@@ -75,15 +75,15 @@ type Store struct {
 
 	// fences hold, by partition, the script that was loaded last (fence.go).
 	fences [MaxPartitions]atomic.Pointer[fence]
-	// refused tells, by partition, that Redis is not the server that Postgres names (Guard).
+	// refused is true, by partition, if Redis is not the server that Postgres names (Guard).
 	refused [MaxPartitions]atomic.Bool
 
 	mu     sync.RWMutex
 	queues map[uuid.UUID]*queue
 
-	// Queues and sold-out watchers run in the background until Close. closing keeps Close and the start
-	// of another one apart; it is not mu, because keep holds that while it looks into queues, and a
-	// queue starts its goroutine while it is locked itself.
+	// Queues and sold-out watchers run in the background until Close. closing separates Close from
+	// the start of another one; it is not mu, because keep holds that while it looks into queues,
+	// and a locked queue starts its goroutine.
 	closing    sync.RWMutex
 	background sync.WaitGroup
 	ctx        context.Context
@@ -102,7 +102,7 @@ func NewStore(rdb redis.UniversalClient, keys Keys, o StoreOptions) *Store {
 	}
 }
 
-// Close waits for the requests that are under way and answers later ones ErrUnavailable.
+// Close waits for the requests in flight and answers later ones ErrUnavailable.
 func (s *Store) Close() {
 	s.closing.Lock()
 	s.cancel()
@@ -121,8 +121,7 @@ func (s *Store) goBackground(f func()) bool {
 	return true
 }
 
-// Ping returns nil if Redis answers. It does not say that Redis can write: one that is full or a
-// replica answers too, and refuses purchases.
+// Ping returns nil if Redis answers. A full server or a replica answers too, and refuses writes.
 func (s *Store) Ping(ctx context.Context) error {
 	if err := s.Rdb.Ping(ctx).Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
@@ -130,12 +129,13 @@ func (s *Store) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Reserve asks for units. What the sale answers, a refusal included, is an Answer; an error is an
-// *InvalidError, or wraps ErrOverloaded, ErrUnavailable, ErrReservationDamaged or ErrOutcomeUnknown, or is the error of ctx
-// if ctx ended before the request was sent. Only with ErrOutcomeUnknown may units have been taken.
+// Reserve asks for units. An Answer is the sale's decision, a refusal included. An error is an
+// *InvalidError, or wraps ErrOverloaded, ErrUnavailable, ErrReservationDamaged or
+// ErrOutcomeUnknown, or is that of ctx if it ended before the request was sent. Only with
+// ErrOutcomeUnknown may units have been taken.
 //
-// Requests for one sale that come in while a call of the script is under way leave together in the next one.
-// However long Redis takes, the answer comes within WaitMax and CallTimeout; a ctx that ends by itself is not needed.
+// Requests for one sale that arrive during a call of the script leave together in the next one. The
+// answer comes within WaitMax and CallTimeout; ctx needs no deadline.
 func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 	began := time.Now()
 	if err := r.validate(); err != nil {
@@ -188,7 +188,7 @@ func (s *Store) queueOf(ctx context.Context, sale uuid.UUID) (*queue, error) {
 	return s.keep(newQueue(s, sale, place))
 }
 
-// keep puts a queue among those at hand, or returns the one that another request put there first.
+// keep stores a queue, or returns the one that another request stored first.
 func (s *Store) keep(q *queue) (*queue, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +210,7 @@ func (s *Store) keep(q *queue) (*queue, error) {
 	return q, nil
 }
 
-// renew makes the next requests wait in a queue in the sale's new epoch.
+// renew starts a queue for the sale's new epoch.
 func (s *Store) renew(q *queue, p place) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,7 +219,7 @@ func (s *Store) renew(q *queue, p place) {
 	}
 }
 
-// place is where in Redis a sale lives, and in which life of its stock.
+// place is the partition and the epoch of a sale.
 type place struct {
 	partition int
 	epoch     int64
@@ -227,15 +227,14 @@ type place struct {
 
 var errClosed = fmt.Errorf("%w: the store is closed", ErrUnavailable)
 
-// errLostSale: Redis held the sale before and holds it no more. It may come back by a rebuild from
-// Postgres; until then nothing is sold. A process that has never seen the sale in Redis cannot tell
-// that from a sale that does not exist.
+// ErrLostSale: Redis lost the sale, and sells nothing of it until a rebuild from Postgres. A
+// process that has never seen the sale cannot tell it from one that does not exist.
 var ErrLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
 
 // find finds a sale in Redis. The partition follows from the sale's id and the number of partitions
-// there were when it was created, which may not be today's: a sale that is not where it would be today
-// is looked for in the index. The index is taken at most once in indexTrust for this, so that asking
-// for sales that do not exist costs one look each.
+// at its creation, which may differ from today's: a sale that is not where it would be today is
+// looked up in the index. The index is read at most once in indexTrust for this, so a sale that
+// does not exist costs one lookup.
 //
 // ErrSaleNotFound is certain. Where a server may have lost the sale the error wraps ErrUnavailable.
 func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
@@ -254,7 +253,7 @@ func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
 		}
 	}
 	if s.refusesAny() {
-		return place{}, ErrUnverifiedServer // it may live where nobody looks
+		return place{}, ErrUnverifiedServer // it may be in another partition
 	}
 	return place{}, missing
 }

@@ -10,19 +10,19 @@ import (
 )
 
 const (
-	// unknownTrust is for how long a sale that Redis did not have is not looked for again. A sale that comes into Redis
-	// meanwhile is hidden for that long from those who asked for it before.
+	// unknownTrust is how long a missing sale is not looked up again. A sale that is published
+	// meanwhile stays hidden that long from earlier askers.
 	unknownTrust = 250 * time.Millisecond
 	// unknownMax bounds how many such sales are remembered: about twice as many, of 24 bytes each.
 	unknownMax = 4096
 )
 
-// saleLooks are the looks for sales that are not at hand: one at a time for each sale, and none for a
-// sale that was not there a moment ago. The zero value is ready; it is safe for concurrent use.
+// saleLooks are the lookups of sales without a queue: one at a time per sale, and none for a sale
+// that was just found missing. The zero value is ready; it is safe for concurrent use.
 type saleLooks struct {
 	mu       sync.Mutex
 	underWay map[uuid.UUID]*saleLook
-	// young and old are when looks began that found nothing. When young is full it becomes old.
+	// young and old are the start times of lookups that found no sale. A full young becomes old.
 	young, old map[uuid.UUID]time.Time
 }
 
@@ -53,7 +53,8 @@ var unknownSale = func() *saleLook {
 	return look
 }()
 
-// joinLook returns the look for a sale that is under way, or begins one, unless it is known that there is no such sale.
+// joinLook returns the lookup of a sale in progress, or begins one, unless the sale is known to be
+// missing.
 func (s *Store) joinLook(sale uuid.UUID) *saleLook {
 	x := &s.looks
 	x.mu.Lock()
@@ -86,7 +87,7 @@ func (s *Store) joinLook(sale uuid.UUID) *saleLook {
 	return look
 }
 
-// end tells those who wait for a look what it has found.
+// end publishes the result of a lookup to its waiters.
 func (x *saleLooks) end(sale uuid.UUID, look *saleLook, began time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

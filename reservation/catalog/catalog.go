@@ -31,14 +31,14 @@ const (
 var (
 	// ErrIdempotencyKeyReused is returned for a change whose idempotency key was used for another one.
 	ErrIdempotencyKeyReused = errors.New("this idempotency key was used for another change")
-	// ErrNotInForce is returned for a change that is written down in Postgres and could not be told
-	// to Redis. A worker will tell it. Repeating it does no harm, but for a restock without an
-	// idempotency key, which would be another one. It wraps ErrUnavailable.
+	// ErrNotInForce is returned for a change that is stored in Postgres and could not be published
+	// to Redis. A worker will publish it. A retry is safe, except for a restock without an
+	// idempotency key, which would be a second one. It wraps ErrUnavailable.
 	ErrNotInForce = fmt.Errorf("the change is written down, and takes effect when Redis can be told: %w", reservation.ErrUnavailable)
 )
 
-// Catalog is the sales as their operators define them. A change is made in Postgres and then told to
-// Redis (publish.go); a worker tells it again what it could not be told. Safe for concurrent use.
+// Catalog holds the definitions of sales. A change is made in Postgres and then published to Redis
+// (publish.go); a worker retries what could not be published. Safe for concurrent use.
 type Catalog struct {
 	pool  *pgxpool.Pool
 	store *reservation.Store
@@ -49,8 +49,8 @@ func New(pool *pgxpool.Pool, store *reservation.Store) *Catalog {
 	return &Catalog{pool: pool, store: store}
 }
 
-// Create makes a sale. It returns an *InvalidError for terms that do not hold. While Redis is away
-// the sale is created all the same, and opens when Redis can be told.
+// Create makes a sale. It returns an *InvalidError for invalid terms. While Redis is unavailable
+// the sale is created too, and opens once it can be published.
 func (c *Catalog) Create(ctx context.Context, t reservation.Terms) (CountedSale, error) {
 	sale, _, err := c.CreateOnce(ctx, t, "")
 	return sale, err
@@ -71,7 +71,7 @@ func (c *Catalog) CreateOnce(ctx context.Context, t reservation.Terms, idempoten
 	replayed = err == nil
 	if errors.Is(err, reservation.ErrSaleNotFound) {
 		sale, err = c.insert(ctx, t, idempotencyKey)
-		if errors.Is(err, pgx.ErrNoRows) { // the same request was quicker elsewhere
+		if errors.Is(err, pgx.ErrNoRows) { // the same request was served elsewhere first
 			sale, err = c.createdBefore(ctx, t, idempotencyKey)
 			replayed = true
 		}
@@ -127,18 +127,18 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 	return sale, nil
 }
 
-// asCreated is the sale as it was when it was created, whatever was done with it since.
+// asCreated returns the sale as it was when it was created.
 func asCreated(s reservation.Sale, stock int64) CountedSale {
 	s.Stock, s.State, s.CreatedAt = stock, reservation.StateOpen, s.CreatedAt.UTC()
 	return CountedSale{Sale: s, State: s.StateAt(s.CreatedAt), Available: stock}
 }
 
-// Pause halts a sale. Like Resume and End it may be repeated: a sale that is paused stays so.
+// Pause halts a sale. Like Resume and End it may be repeated.
 func (c *Catalog) Pause(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	return c.setState(ctx, id, "pause", eventPaused, reservation.StatePaused)
 }
 
-// Resume lets a paused sale go on.
+// Resume opens a paused sale again.
 func (c *Catalog) Resume(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	return c.setState(ctx, id, "resume", eventResumed, reservation.StateOpen)
 }
@@ -163,17 +163,19 @@ func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event stri
 	return c.nowInForce(ctx, id, action, ErrNotInForce)
 }
 
-// saleChange is the next revision of a sale; the zero value leaves it as it is.
+// saleChange is the next revision of a sale; the zero value changes nothing.
 type saleChange struct {
 	event string
 	state reservation.State
 	stock int64
-	// data goes into the event: what catalog/sale_changes.sql and catalog/find_sale_change.sql read from it, and more.
+	// data goes into the event; catalog/sale_changes.sql and catalog/find_sale_change.sql read
+	// parts of it.
 	data map[string]int64
 }
 
-// change makes the next revision of a sale in one transaction that keeps all other changes of it out, and
-// returns it; 0 if next left the sale as it is. The error is a refusal, or wraps ErrUnavailable or ErrChangeUnknown.
+// change makes the next revision of a sale in one transaction that excludes other changes of it,
+// and returns it; 0 if next changes nothing. The error is a refusal, or wraps ErrUnavailable or
+// ErrChangeUnknown.
 func (c *Catalog) change(
 	ctx context.Context, id uuid.UUID, action, idempotencyKey string, next func(context.Context, pgx.Tx, reservation.Sale) (saleChange, error),
 ) (revision int64, err error) {
@@ -206,7 +208,7 @@ func (c *Catalog) change(
 	return revision, nil
 }
 
-// nowInForce tells Redis of what was changed, and returns the sale. If that fails the error wraps otherwise.
+// nowInForce publishes the change and returns the sale. If that fails the error wraps otherwise.
 func (c *Catalog) nowInForce(ctx context.Context, id uuid.UUID, action string, otherwise error) (CountedSale, error) {
 	err := c.publish(ctx, id)
 	if err == nil {
@@ -214,7 +216,8 @@ func (c *Catalog) nowInForce(ctx context.Context, id uuid.UUID, action string, o
 		if sale, err = c.Show(ctx, id); err == nil {
 			return sale, nil
 		}
-		// Redis was told, but then could not be asked. To the operator that is the same.
+		// The change is published but Redis could not be read: the operator cannot tell the
+		// difference.
 	}
 	return CountedSale{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, otherwise, err)
 }

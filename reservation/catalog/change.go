@@ -13,8 +13,8 @@ import (
 // ErrChangeUnknown is returned for a change in Postgres whose commit had no answer: it may have been made.
 var ErrChangeUnknown = errors.New("the outcome of the change is unknown")
 
-// InTransaction commits what f has done, unless that failed. The error wraps ErrChangeUnknown if the commit had no
-// answer; with every other one nothing was changed.
+// InTransaction runs f in a transaction. The error wraps ErrChangeUnknown if the commit got no
+// answer; after any other error nothing was changed.
 func InTransaction(ctx context.Context, pool *pgxpool.Pool, o pgx.TxOptions, f func(pgx.Tx) error) error {
 	done := false
 	err := pgx.BeginTxFunc(ctx, pool, o, func(tx pgx.Tx) error {
@@ -28,8 +28,8 @@ func InTransaction(ctx context.Context, pool *pgxpool.Pool, o pgx.TxOptions, f f
 	return err
 }
 
-// inOneStatement runs a statement that is a transaction of its own, and scans its only row. Its error is as that of
-// InTransaction.
+// inOneStatement runs a statement that is its own transaction, and scans its only row. Its errors
+// are those of InTransaction.
 func inOneStatement(ctx context.Context, pool *pgxpool.Pool, into []any, statement string, args ...any) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {

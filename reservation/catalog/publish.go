@@ -18,12 +18,12 @@ import (
 	"stampede/sql"
 )
 
-// publishMax is how many sales PublishPending brings up to date in one call.
+// publishMax bounds how many sales one call of PublishPending publishes.
 const publishMax = 100
 
-// PublishPending tells Redis what could not be told when it was decided: a process died, or Redis was
-// away. Workers call it now and then; any number of them may at once. It returns how many sales are up
-// to date now that were not before.
+// PublishPending publishes changes that could not be published when they were made, because a
+// process died or Redis was unavailable. Any number of workers may call it concurrently. It returns
+// how many sales it brought up to date.
 func (c *Catalog) PublishPending(ctx context.Context) (int, error) {
 	rows, err := c.pool.Query(ctx, sql.CatalogUnpublishedSales, publishMax)
 	if err != nil {
@@ -53,7 +53,7 @@ func (c *Catalog) PublishPending(ctx context.Context) (int, error) {
 	return published, errors.Join(failed...)
 }
 
-// publishWait bounds what is done for one sale while others wait: somebody may have its row locked.
+// publishWait bounds the time for one sale while others wait: its row may be locked.
 const publishWait = 3 * time.Second
 
 func (c *Catalog) publishInTime(ctx context.Context, id uuid.UUID) error {
@@ -62,8 +62,8 @@ func (c *Catalog) publishInTime(ctx context.Context, id uuid.UUID) error {
 	return c.publish(ctx, id)
 }
 
-// publish brings Redis up to date with a sale: it applies, in order, the changes that Redis has not
-// been told of. Repeats and rivals do no harm, because a script applies each revision once.
+// publish applies the changes of a sale that Redis lacks, in order. Repeats and concurrent calls
+// are safe, because a script applies each revision once.
 func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 	found, err := findSale(ctx, c.pool, id)
 	if err != nil {
@@ -101,15 +101,17 @@ func (c *Catalog) publish(ctx context.Context, id uuid.UUID) error {
 }
 
 const (
-	// claimWait is for how long the first who use a partition wait for the one that verifies its server.
+	// claimWait is how long the first users of a partition wait for the one that verifies its
+	// server.
 	claimWait = time.Second
 	claimLook = 20 * time.Millisecond
 )
 
-// verifyFirstUse makes sure that the server of a partition is known. The first user of a partition verifies
-// its server: nothing can have been lost there. It was used before if Redis has a record of another server, or
-// Redis was told of a sale in it: then only a rebuild verifies it. The row comes before the record in Redis, so that a
-// partition with a record always has a row, and it is not verified a second time.
+// verifyFirstUse ensures that the server of a partition is known. The first user of a partition
+// verifies its server, which cannot have lost anything yet. If Redis has a record of another
+// server, or a sale of the partition was published, only a rebuild verifies it. The row is written
+// before the record in Redis, so that a partition with a record always has a row and is not
+// verified a second time.
 func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 	state, err := c.store.Inspect(ctx, partition)
 	if err != nil {
@@ -125,7 +127,7 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 	if err != nil {
 		return err
 	} else if used {
-		// Or somebody else has been the first one since the look.
+		// Another process may have been first since the check.
 		if state, err = c.store.Inspect(ctx, partition); err == nil && !state.Known {
 			err = reservation.ErrUnverifiedServer
 		}
@@ -137,8 +139,8 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 	} else if claimed.RowsAffected() == 1 {
 		return c.store.MarkVerified(ctx, partition, state, reservation.FirstUse)
 	}
-	// Either somebody else has just claimed it, or the server was replaced. A record that is there and
-	// is of another server tells.
+	// Either another process has just claimed it, or the server was replaced; a record of another
+	// server shows which.
 	for until := time.Now().Add(claimWait); !state.Known && !state.Recorded && time.Now().Before(until); {
 		if !pause.For(claimLook, ctx.Done()) {
 			return ctx.Err()
@@ -153,7 +155,7 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 	return nil
 }
 
-// usedBefore tells whether Redis was told of a sale that lives in the partition.
+// usedBefore reports whether any sale of the partition was ever published to Redis.
 func (c *Catalog) usedBefore(ctx context.Context, partition int) (used bool, err error) {
 	rows, _ := c.pool.Query(ctx, sql.CatalogPublishedSales) // its error comes with the rows
 	var sale uuid.UUID
@@ -194,7 +196,8 @@ func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64
 	return changes, nil
 }
 
-// apply runs the script of one change, and returns what it answered; taken is the number in the answer "taken <units>".
+// apply runs the script of one change and returns its answer; taken is the number in the answer
+// "taken <units>".
 func (c *Catalog) apply(ctx context.Context, s reservation.Sale, ch publishedChange) (word string, taken int64, err error) {
 	k, p := c.store.Keys, s.Partition()
 	saleKey := k.Sale(p, s.ID)
@@ -213,7 +216,7 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, ch publishedCha
 	case eventEnded:
 		answer = lua.End.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision)
 	case eventRebuilt:
-		// The rebuild has written this revision itself.
+		// The rebuild wrote this revision itself.
 		return "unchanged", 0, c.hasRevision(ctx, s, ch.revision)
 	case eventReconciled:
 		answer = lua.Note.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision)
@@ -235,7 +238,7 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, ch publishedCha
 	case "opened", "paused", "resumed", "ended", "restocked", "noted", "unchanged":
 		return word, 0, nil
 	case "unknown-sale", "buyers-remain", "gap":
-		// Redis has been told before of what it lacks now: it lost data, and only a rebuild brings it back.
+		// Redis lacks a revision that was published: it lost data, which only a rebuild restores.
 		return "", 0, fmt.Errorf("%w (%s)", reservation.ErrLostSale, text)
 	default:
 		return "", 0, fmt.Errorf("sale=%s: %s was refused by Redis: %s %s", s.ID, ch.event, word, rest)
@@ -248,7 +251,7 @@ func (c *Catalog) hasRevision(ctx context.Context, s reservation.Sale, revision 
 	case err != nil && !errors.Is(err, redis.Nil):
 		return err
 	case has < revision:
-		return fmt.Errorf("%w (a rebuild is under way)", reservation.ErrLostSale)
+		return fmt.Errorf("%w (a rebuild is in progress)", reservation.ErrLostSale)
 	}
 	return nil
 }

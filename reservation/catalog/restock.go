@@ -14,17 +14,16 @@ import (
 	"stampede/sql"
 )
 
-// More units than before can be for sale as soon as Postgres says so. With fewer it is the other way round:
-// only Redis knows what is taken. So a lower stock is a wish in Postgres first (SaleLowering), which leaves
-// the stock as it is; Redis grants it or not, in one step, when it is told of it like of any other change
-// (publish.go); and what was granted becomes the stock in Postgres (SaleRestocked). Until then orders have
-// in Postgres at least as much room as in Redis. Whoever publishes the sale next finishes what
-// somebody left half done. A rebuild makes the stock in Redis from that in Postgres, and so withdraws a wish
-// that is not decided.
+// A raised stock takes effect in Postgres first. A lowered one does not, because only Redis knows
+// how many units are taken: Postgres records a request (SaleLowering) and keeps the stock; Redis
+// grants or refuses it in one step when it is published (publish.go); a granted one becomes the
+// stock in Postgres (SaleRestocked). So Postgres never has less room for orders than Redis. The
+// next publisher of the sale finishes an interrupted lowering. A rebuild makes the stock in Redis
+// from Postgres, and so withdraws an undecided request.
 
 // TakenError is returned for a stock that was to be lowered below the units that are taken.
 type TakenError struct {
-	// Taken is how many units belonged to somebody when that was refused: the lowest stock that there can be.
+	// Taken is how many units were taken at the refusal: the lowest possible stock.
 	Taken int64
 }
 
@@ -33,24 +32,25 @@ func (e *TakenError) Error() string {
 }
 
 var (
-	// ErrRestockUndecided is returned for a stock that was to be lowered while Redis could not be asked. The wish
-	// stays, and a repeat with the same idempotency key finds out. It wraps ErrUnavailable.
+	// ErrRestockUndecided is returned for a lowering while Redis is unavailable. The request stays;
+	// a retry with the same idempotency key returns its outcome. It wraps ErrUnavailable.
 	ErrRestockUndecided = fmt.Errorf("the lower stock is written down, and takes effect if Redis grants it: %w", reservation.ErrUnavailable)
-	// ErrRestockWithdrawn is returned for a stock that was to be lowered and was rebuilt before that was decided.
-	// Nothing was changed; a repeat with the same idempotency key makes a new attempt.
+	// ErrRestockWithdrawn is returned for a lowering that a rebuild withdrew. Nothing was changed;
+	// a retry with the same idempotency key makes a new attempt.
 	ErrRestockWithdrawn = errors.New("the stock was rebuilt before it could be lowered: nothing was changed, and the same restock can be tried again")
 )
 
-// errLoweringOpen: Redis has yet to say whether it grants an earlier wish, so nobody knows the stock to reckon from.
+// errLoweringOpen: Redis has not decided an earlier lowering, so the current stock is unknown.
 var errLoweringOpen = errors.New("an earlier change of the stock is not in force yet")
 
-// restockTries bounds how often a restock finishes lowerings of others, each of which came in just before it.
+// restockTries bounds how many concurrent lowerings one restock finishes before its own.
 const restockTries = 100
 
-// Restock adds units to a sale, or takes some away if units is negative; no more than are left, or the
-// error is a *TakenError. With an idempotency key a repeat changes nothing and is answered as before,
-// a refusal as well; with one that was used for other units the error is ErrIdempotencyKeyReused. The errors
-// ErrRestockUndecided and ErrRestockWithdrawn are for units below zero, and ErrNotInForce for the others.
+// Restock adds units to a sale, or removes some if units is negative. The error is a *TakenError if
+// that many are not left. With an idempotency key a retry changes nothing and gets the first
+// answer, a refusal included; a key that was used for other units returns ErrIdempotencyKeyReused.
+// ErrRestockUndecided and ErrRestockWithdrawn occur for negative units, ErrNotInForce for positive
+// ones.
 func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (CountedSale, error) {
 	if units == 0 || units < -order.MaxStock || units > order.MaxStock {
 		return CountedSale{}, &order.InvalidError{Field: "units", Reason: fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", order.MaxStock)}
@@ -91,8 +91,8 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 	return sale, nil
 }
 
-// changeStock writes down that units are to be added or taken away. It returns the revision that this
-// made, or that an earlier call with this idempotency key has made.
+// changeStock records the change of the stock. It returns the revision that this made, or that an
+// earlier call with this idempotency key made.
 func (c *Catalog) changeStock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (revision int64, err error) {
 	var before int64
 	revision, err = c.change(ctx, id, "restock", idempotencyKey, func(ctx context.Context, tx pgx.Tx, s reservation.Sale) (saleChange, error) {
@@ -122,8 +122,8 @@ func (c *Catalog) changeStock(ctx context.Context, id uuid.UUID, units int64, id
 	return max(revision, before), err
 }
 
-// madeBefore returns the revision that was made with this idempotency key, 0 if none was. One that was
-// withdrawn leaves its key to the next.
+// madeBefore returns the revision that was made with this idempotency key, 0 if none. A withdrawn
+// one frees its key.
 func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey string, units int64) (revision int64, err error) {
 	if idempotencyKey == "" {
 		return 0, nil
@@ -150,21 +150,21 @@ func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey str
 	return revision, nil
 }
 
-// lowering is what became of a wish to lower a stock.
+// lowering is the state of a request to lower the stock.
 type lowering struct {
 	revision int64
 	done     bool
-	// taken is how many units were taken when Redis refused the wish, or 0.
+	// taken is how many units were taken when Redis refused the request, or 0.
 	taken int64
-	// open: that is not decided yet.
+	// open: the request is undecided.
 	open bool
 }
 
-// withdrawn: a rebuild has made the stock without the wish.
+// withdrawn reports whether a rebuild dropped the request.
 func (l lowering) withdrawn() bool { return !l.done && l.taken == 0 && !l.open }
 
-// findLowering returns what became of the wish of that revision, or of the latest one if revision is 0; the
-// zero value if there is none.
+// findLowering returns the state of the request of that revision, or of the latest one if revision
+// is 0; the zero value if there is none.
 func findLowering(ctx context.Context, q querier, id uuid.UUID, revision int64) (lowering, error) {
 	rows, _ := q.Query(ctx, sql.CatalogFindLowering, id, revision) // its error comes with the rows
 	l, err := pgx.CollectOneRow(rows, func(row pgx.CollectableRow) (lowering, error) {
@@ -178,7 +178,8 @@ func findLowering(ctx context.Context, q querier, id uuid.UUID, revision int64) 
 	return l, err
 }
 
-// recordLowering writes down what Redis has answered to a wish to lower the stock, and returns the latest revision of the sale.
+// recordLowering records the answer of Redis to a request to lower the stock, and returns the
+// latest revision of the sale.
 func (c *Catalog) recordLowering(ctx context.Context, asked reservation.Sale, wish publishedChange, answer string, taken int64) (revision int64, err error) {
 	switch answer {
 	case "restocked":
@@ -189,8 +190,8 @@ func (c *Catalog) recordLowering(ctx context.Context, asked reservation.Sale, wi
 	return asked.Revision, err
 }
 
-// finishLowering makes the stock that Redis has granted that of Postgres, unless somebody else has, and
-// returns the latest revision of the sale.
+// finishLowering applies a granted stock to Postgres, unless another process has, and returns the
+// latest revision of the sale.
 func (c *Catalog) finishLowering(ctx context.Context, granted reservation.Sale, wish publishedChange) (revision int64, err error) {
 	err = pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.CatalogLockSale, granted.ID).Scan(new(uuid.UUID)); err != nil {
@@ -209,8 +210,8 @@ func (c *Catalog) finishLowering(ctx context.Context, granted reservation.Sale, 
 			revision = now.Revision
 			return nil
 		case now.Epoch != granted.Epoch:
-			// It was made anew from the stock in Postgres, which the grant does not go for.
-			return fmt.Errorf("%w: its stock was made anew meanwhile", reservation.ErrUnavailable)
+			// A rebuild replaced the stock after the grant, which is void.
+			return fmt.Errorf("%w: its stock was rebuilt meanwhile", reservation.ErrUnavailable)
 		}
 		data := map[string]int64{"stock": wish.stock, "lowering": wish.revision}
 		return tx.QueryRow(ctx, sql.CatalogChangeSale, now.ID, now.State, wish.stock, eventRestocked, data, nil).Scan(&revision)

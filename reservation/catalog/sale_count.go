@@ -51,8 +51,8 @@ type CountResult struct {
 	Err error
 }
 
-// Show returns a sale with the count of its units, or ErrSaleNotFound. While its stock is to be made anew in Redis
-// the error is ErrUnavailable.
+// Show returns a sale with the count of its units, or ErrSaleNotFound. Until a required rebuild is
+// done the error is ErrUnavailable.
 func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	counted, err := c.CountSales(ctx, []uuid.UUID{id})
 	switch {
@@ -64,8 +64,8 @@ func (c *Catalog) Show(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	return counted[0].CountedSale, counted[0].Err
 }
 
-// List returns at most limit sales, newest first; those older than after, unless that is uuid.Nil. While
-// the stock of one of them is to be made anew in Redis the error is ErrUnavailable.
+// List returns at most limit sales, newest first, and only those older than after unless that is
+// uuid.Nil. If one of them requires a rebuild the error is ErrUnavailable.
 func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]CountedSale, error) {
 	counted, err := c.CountPage(ctx, after, limit)
 	if err != nil {
@@ -81,8 +81,8 @@ func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Count
 	return sales, nil
 }
 
-// CountSales returns those of the sales that exist, in no particular order. Its error wraps ErrUnavailable, and so does that
-// of a single sale whose stock is to be rebuilt in Redis.
+// CountSales returns those of the sales that exist, in no particular order. Its error wraps
+// ErrUnavailable, and so does that of a single sale that requires a rebuild.
 func (c *Catalog) CountSales(ctx context.Context, ids []uuid.UUID) ([]CountResult, error) {
 	return c.countFound(ctx, ids, uuid.Nil, len(ids))
 }
@@ -104,7 +104,7 @@ func (c *Catalog) countFound(ctx context.Context, ids []uuid.UUID, after uuid.UU
 	return counted, nil
 }
 
-// storedSale is a sale with what Postgres alone knows of it.
+// storedSale is a sale with its figures from Postgres.
 type storedSale struct {
 	reservation.Sale
 	publishedRevision int64
@@ -115,7 +115,7 @@ type querier interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
 }
 
-// findSale reads the definition of the sale with this id; it returns none if there is none.
+// findSale reads the definition of the sale with this id, if there is one.
 func findSale(ctx context.Context, q querier, id uuid.UUID) ([]storedSale, error) {
 	return findSales(ctx, q, []uuid.UUID{id}, nil, 1, false)
 }
@@ -145,12 +145,11 @@ func nullUUID(id uuid.UUID) *uuid.UUID {
 	return &id
 }
 
-// count asks Redis how many units of each sale nobody has taken. It is asked after Postgres: a unit
-// on its way from the one to the other is then counted as held, and never twice.
+// count asks Redis how many units of each sale are unreserved. Redis is asked after Postgres, so a
+// unit in transit counts as held, and never twice.
 //
-// Of a sale that Redis was told of and lacks, or that is closed for a rebuild, nobody can say now how many
-// units are held: not the stock less those sold, which are no buyers' orders. That is its error, unless
-// it is over.
+// If Redis lacks a published sale, or the sale is closed for a rebuild, the held units are unknown
+// and the sale gets an error, unless it has ended.
 func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult, error) {
 	asked := make([]*redis.SliceCmd, len(sales))
 	unpublished := true
@@ -159,7 +158,7 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 		asked[i] = pipe.HMGet(ctx, c.store.Keys.Sale(s.Partition(), s.ID), "stock", "left", "epoch")
 		unpublished = unpublished && s.publishedRevision == 0
 	}
-	// Of sales that Redis was never told of, it need not be asked.
+	// Skip sales that were never published.
 	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) && !unpublished {
 		return nil, err
 	}
@@ -178,7 +177,8 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 		case inRedis.Stock > 0 && inRedis.Epoch > 0:
 			sale.Held = max(0, inRedis.Stock-inRedis.Left-s.final)
 		case s.publishedRevision > 0 && sale.State == reservation.StateEnded:
-			// Its keys may have been deleted to make room. Nobody can buy any more, so Postgres knows it all.
+			// Its keys may have been deleted to free memory. An ended sale sells nothing more, so
+			// Postgres has all of it.
 			sale.Held = s.Sale.Sold - s.final
 		case s.publishedRevision > 0:
 			counted[i].Err = fmt.Errorf("count sale=%s: %w", s.ID, reservation.ErrLostSale)
