@@ -25,7 +25,7 @@ type Config struct {
 	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient
 	Keys  reservation.Keys
-	// Wait is how long to wait until nothing is under way. What then still is, is reported.
+	// Wait is how long to wait until nothing is in progress. What remains is reported.
 	Wait time.Duration
 	// Sale is the sale to audit; uuid.Nil for all.
 	Sale uuid.UUID
@@ -34,21 +34,20 @@ type Config struct {
 const (
 	// findingsShown bounds how many findings of one check are named; the rest is counted.
 	findingsShown = 10
-	// looksMax bounds how often is looked again because something moved meanwhile.
+	// looksMax bounds the repeated looks while data changes.
 	looksMax = 1000
 )
 
-// Run holds Redis and Postgres against what is promised and reports every difference. It changes
-// nothing. What of it could not be looked at is in the report: Promise.Unchecked. An error means that nothing could be,
-// because Postgres does not answer; with Sale set it may be reservation.ErrSaleNotFound.
+// Run compares Redis and Postgres with the promises and reports every difference. It changes
+// nothing. Promise.Unchecked names what could not be read. An error means that Postgres does not
+// answer; with Sale set it may be reservation.ErrSaleNotFound.
 //
-// It looks at Redis first and at Postgres afterwards, at one snapshot, and leaves out the orders
-// that were accepted meanwhile. So it may run beside a sale; only what is on its way then, units on
-// their way back included, shows as a difference. Where there are differences and something moved while
-// it looked, it looks again until Wait is over. The verdict is meant for a sale at rest.
+// It reads Redis first, then one snapshot of Postgres, and leaves out orders that were accepted in
+// between, so it may run during a sale: only orders and units in transit show as differences. If
+// there are differences and data changed meanwhile, it looks again until Wait is over. The verdict
+// is meant for a sale at rest.
 //
-// The comparison is made in Postgres, in temporary tables, so it takes little memory here however
-// many orders there are.
+// Postgres compares in temporary tables, so memory use here does not grow with the orders.
 func Run(ctx context.Context, c Config) (Report, error) {
 	report, err := audit(ctx, c)
 	if err != nil {
@@ -64,12 +63,12 @@ func audit(ctx context.Context, c Config) (Report, error) {
 		return Report{}, err
 	}
 	defer conn.Release()
-	// Temporary tables live as long as the connection, which goes back to the pool.
+	// Temporary tables belong to the connection, which returns to the pool.
 	defer func() {
 		ctx, cancel := retry.ForCall(ctx)
 		defer cancel()
 		if _, err := conn.Exec(ctx, sql.AuditDrop); err != nil {
-			_ = conn.Conn().Close(ctx) // and so do they
+			_ = conn.Conn().Close(ctx) // which drops them too
 		}
 	}()
 	for range looksMax {
@@ -101,12 +100,12 @@ type look struct {
 	Config
 	conn   *pgx.Conn
 	report Report
-	// noted are the findings that come from Redis alone, the first ones of them.
+	// noted are the first findings that come from Redis alone.
 	noted []Finding
 
 	sales   []auditedSale
 	streams []string
-	// unread tells why something of Redis could not be read.
+	// unread holds the errors of reading Redis.
 	unread map[source]error
 }
 
@@ -114,7 +113,7 @@ func newLook(c Config, conn *pgx.Conn) *look {
 	return &look{Config: c, conn: conn, report: newAuditReport(), unread: map[source]error{}}
 }
 
-// notedMax bounds look.noted. Which sale to mend is known from few of them.
+// notedMax bounds look.noted. A few of them show which sale to repair.
 const notedMax = 10_000
 
 func (l *look) note(promise string, f Finding) {
@@ -124,7 +123,7 @@ func (l *look) note(promise string, f Finding) {
 	}
 }
 
-// selectSales reads which sales are to be audited.
+// selectSales reads the sales to audit.
 func (l *look) selectSales(ctx context.Context) error {
 	// Redis first: a sale is in Postgres before it is in Redis.
 	var inRedis []reservation.LocatedSale
@@ -157,8 +156,8 @@ func (l *look) selectSales(ctx context.Context) error {
 	return l.nameGuards(ctx)
 }
 
-// take copies what Redis says to temporary tables, in the order in which an order travels: so what had left
-// one place has come to the next one when that is looked at. Then it gives Postgres' own snapshot to judge.
+// take copies Redis's data to temporary tables in the order in which an order travels, so that what
+// leaves one place is found in the next. Then judge gets a snapshot of Postgres.
 func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) error) error {
 	if err := l.loadRedis(ctx); err != nil {
 		return err
@@ -183,10 +182,10 @@ func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) err
 	})
 }
 
-// auditedSale is a sale to audit, and where in Redis it lives.
+// auditedSale is a sale to audit, and its place in Redis.
 type auditedSale struct {
 	id uuid.UUID
-	// partition is the one among partitions in which it lives.
+	// partition is that of the sale among partitions.
 	partition, partitions int
 }
 
@@ -213,7 +212,7 @@ func auditScope(ctx context.Context, c Config) ([]auditedSale, error) {
 	return sales, nil
 }
 
-// streamsOf are the streams that bear on the sales: all partitions in use, and those of older sales.
+// streamsOf are the streams of the sales: all partitions in use, and those of older sales.
 func streamsOf(keys reservation.Keys, sales []auditedSale) []string {
 	partitions := keys.Partitions
 	for _, s := range sales {
@@ -226,10 +225,10 @@ func streamsOf(keys reservation.Keys, sales []auditedSale) []string {
 	return streams
 }
 
-// restPause is how often it is looked whether everything rests.
+// restPause is the interval of checks for rest.
 const restPause = 20 * time.Millisecond
 
-// awaitRest waits until no entry of the streams is waiting or in hand, until the deadline at most.
+// awaitRest waits until no entry of the streams is unread or pending, until the deadline at most.
 func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 	if err := l.selectSales(ctx); err != nil {
 		return err
@@ -252,7 +251,7 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 			l.report.Streams, l.report.EntriesWaiting = len(l.streams), waiting
 			return nil
 		}
-		// Where it takes long to look, Redis rests as long as it was busy.
+		// After a slow check Redis gets a pause of the same length.
 		if !pause.For(max(restPause, time.Since(began)), ctx.Done()) {
 			return ctx.Err()
 		}
@@ -263,7 +262,7 @@ func unrest(ctx context.Context, rdb redis.UniversalClient, streams []string) (f
 	for _, key := range streams {
 		b, err := stream.ReadBacklog(ctx, rdb, key, reservation.Group)
 		if stream.IsWrongType(err) {
-			continue // which is named as that
+			continue // reported as a foreign key
 		} else if err != nil {
 			return nil, 0, err
 		}
@@ -288,7 +287,7 @@ func notDoneWith(entries int64) string {
 	return figure.Count(entries) + " entries are not done with"
 }
 
-// progress is a text that changes when something has moved.
+// progress is a text that changes with the data.
 func (l *look) progress(ctx context.Context) (string, error) {
 	var text string
 	if err := l.conn.QueryRow(ctx, sql.AuditProgress).Scan(&text); err != nil {

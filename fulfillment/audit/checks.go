@@ -15,17 +15,17 @@ import (
 	"stampede/sql"
 )
 
-// check is a query for what breaks a promise. It gives the sale, order and user, what is wrong, and the remedy. Where the
-// words tell figures that change while a sale goes on, it gives as same what does not, by which a second look knows
-// the difference again.
+// check is a query for violations of a promise. It returns the sale, order and user, the violation,
+// and the remedy. If the text has figures that change during a sale, the column same has a stable
+// text, by which a second look recognizes the difference.
 type check struct {
 	promise string
 	query   string
-	// needs is what of Redis it compares. Without it the check cannot be made.
+	// needs is the part of Redis that it compares. Without it the check is skipped.
 	needs source
 }
 
-// within returns a query with the check in the place that it has for one.
+// within inserts the check into a query.
 func (c *check) within(query string) string { return strings.Replace(query, "{{check}}", c.query, 1) }
 
 // source is a part of what Redis holds.
@@ -34,11 +34,11 @@ type source uint8
 const (
 	// theSales are the hashes of sales and buyers.
 	theSales source = 1 << iota
-	// theStreams are the entries that nobody is done with.
+	// theStreams are the unfinished entries.
 	theStreams
 )
 
-// checks are all that Postgres can answer once it holds what Redis says.
+// checks are those that Postgres answers once it holds Redis's data.
 var checks = []check{
 	{"S1", sql.AuditOversold, 0},
 	{"S2", sql.AuditTwoLiveOrders, 0},
@@ -57,7 +57,8 @@ var checks = []check{
 	{"S7", sql.AuditEnded, theSales | theStreams},
 }
 
-// eachCheck makes all checks, each by a transaction of its own within tx. One that fails is noted, and the others go on.
+// eachCheck makes all checks, each in a nested transaction of tx. A failed one is noted, and the
+// others go on.
 func (l *look) eachCheck(ctx context.Context, tx pgx.Tx, do func(context.Context, pgx.Tx, check) error) error {
 	for _, c := range checks {
 		if why := l.missing(c.needs); why != nil {
@@ -74,7 +75,7 @@ func (l *look) eachCheck(ctx context.Context, tx pgx.Tx, do func(context.Context
 	return nil
 }
 
-// lost tells whether an error ends the whole look: without Postgres there is nothing to compare with.
+// lost reports whether an error ends the whole look: without Postgres there is nothing to compare.
 func (l *look) lost(ctx context.Context, err error) bool {
 	return err != nil && (ctx.Err() != nil || l.conn.IsClosed())
 }
@@ -87,15 +88,15 @@ func (l *look) cannot(promise string, why error) {
 	}
 }
 
-// fail notes that something of Redis could not be read, and that the promises that rest on it are unchecked. It returns
-// an error only if the look cannot go on at all.
+// fail notes that something of Redis could not be read, so that promises that need it are
+// unchecked. It returns an error only if the look cannot go on at all.
 func (l *look) fail(ctx context.Context, what source, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
 	var answered redis.Error
 	if !errors.As(err, &answered) {
-		what = theSales | theStreams // Redis is away: do not ask again and again
+		what = theSales | theStreams // Redis is unavailable: do not ask again
 	}
 	for _, one := range []source{theSales, theStreams} {
 		if what&one != 0 && l.unread[one] == nil {
@@ -105,7 +106,7 @@ func (l *look) fail(ctx context.Context, what source, err error) error {
 	return nil
 }
 
-// missing tells why something of Redis could not be read, nil if it was.
+// missing returns the error of reading these parts of Redis, if any.
 func (l *look) missing(needed source) error {
 	for what, err := range l.unread {
 		if needed&what != 0 {
@@ -144,7 +145,7 @@ func (r *Report) run(ctx context.Context, tx pgx.Tx, c check) error {
 	return nil
 }
 
-// findingRow is a finding as queries answer it.
+// findingRow is a finding as returned by queries.
 type findingRow struct {
 	SaleID    *uuid.UUID
 	OrderID   *uuid.UUID
@@ -160,7 +161,7 @@ func (r *findingRow) finding() Finding {
 	}
 }
 
-// nameGuards reports constraints and indexes that were taken away from Postgres.
+// nameGuards reports missing constraints and indexes of Postgres.
 func (l *look) nameGuards(ctx context.Context) error {
 	wanted, missing, err := sql.Guards(ctx, l.conn)
 	if l.lost(ctx, err) {

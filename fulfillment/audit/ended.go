@@ -12,8 +12,8 @@ import (
 	"stampede/reservation"
 )
 
-// loadEnded copies the ended orders that Redis knows by their idempotency keys. It comes after the snapshot of Postgres was
-// taken: Redis is told of an end before the release of it is gone.
+// loadEnded copies the ended orders in Redis. It runs after the snapshot of Postgres: Redis gets an
+// ended order before its release is deleted.
 func (l *look) loadEnded(ctx context.Context, tx pgx.Tx) error {
 	if err := l.missing(theSales); err != nil {
 		return err
@@ -23,7 +23,7 @@ func (l *look) loadEnded(ctx context.Context, tx pgx.Tx) error {
 		for cursor, begun := uint64(0), false; !begun || cursor != 0; begun = true {
 			page, next, err := l.Redis.HScan(ctx, key, cursor, "", buyersPerTrip).Result()
 			if stream.IsWrongType(err) {
-				break // which is named as that
+				break // reported as a foreign key
 			} else if err != nil {
 				return fmt.Errorf("read the ended orders of sale %s: %w", sale.id, err)
 			}

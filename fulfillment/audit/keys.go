@@ -14,10 +14,11 @@ import (
 	"stampede/sql"
 )
 
-// typedKey is a key of Redis and what it has to hold, if it is there.
+// typedKey is a key of Redis and its expected type.
 type typedKey struct{ key, kind string }
 
-// sharedKeys are the keys that sales of these partitions share. Those of a sale of its own are looked at with the sale.
+// sharedKeys are the keys that sales of these partitions share. Those of a single sale are checked
+// with the sale.
 func sharedKeys(keys reservation.Keys, partitions int) []typedKey {
 	all := []typedKey{{keys.Outcomes(), "stream"}}
 	for p := range partitions {
@@ -26,7 +27,7 @@ func sharedKeys(keys reservation.Keys, partitions int) []typedKey {
 	return all
 }
 
-// nameForeignKeys reports the keys that hold something else than they should. Nothing can be written to them, nor read.
+// nameForeignKeys reports keys of a wrong type, which can be neither read nor written.
 func (l *look) nameForeignKeys(ctx context.Context) error {
 	if l.missing(theSales) != nil {
 		return nil
@@ -50,8 +51,8 @@ func (l *look) nameForeignKeys(ctx context.Context) error {
 	return nil
 }
 
-// setAside renames the keys that were found to hold something else. What belongs there comes back by itself: streams and
-// their groups are made by who uses them, and events that are lost are appended again.
+// setAside renames the foreign keys that were found. Their content returns by itself: users of
+// streams create them and their groups, and lost events are appended again.
 func (r *reconciler) setAside(ctx context.Context) error {
 	rows, _ := r.conn.Query(ctx, sql.ReconcileKeys, remedyAside) // its error comes with the rows
 	found, err := pgx.CollectRows(rows, pgx.RowTo[string])

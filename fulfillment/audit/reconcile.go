@@ -25,13 +25,13 @@ import (
 	"stampede/sql"
 )
 
-// ErrReconcileUnderWay is returned while somebody else reconciles the same database.
+// ErrReconcileUnderWay is returned while another process reconciles the same database.
 var ErrReconcileUnderWay = errors.New("somebody else is reconciling")
 
 const (
-	// repairsPerTurn is how many orders one repair mends, and its event names.
+	// repairsPerTurn is how many orders one repair covers and its event names.
 	repairsPerTurn = 500
-	// reconcilePause is for how long what is on its way has time to arrive, between two looks.
+	// reconcilePause is the time between two looks in which data in transit can arrive.
 	reconcilePause = time.Second
 )
 
@@ -42,13 +42,13 @@ type ReconcileConfig struct {
 	Keys    reservation.Keys
 	Store   *reservation.Store
 	Catalog *catalog.Catalog
-	// Rebuilder makes the stock of a sale anew where nothing less helps.
+	// Rebuilder rebuilds the stock of a sale if no smaller repair helps.
 	Rebuilder *rebuild.Rebuilder
 	// Sale is the sale to reconcile; uuid.Nil for all.
 	Sale uuid.UUID
 	// DryRun is true if nothing is to be changed.
 	DryRun bool
-	// Explain is given each difference before anything is done about it.
+	// Explain is called with each difference before its repair.
 	Explain func(Finding) error
 	// Pause is how long to wait between the two looks; one second if it is 0.
 	Pause  time.Duration
@@ -61,29 +61,29 @@ type ReconcileReport struct {
 	Remedies []RemedyReport `json:"remedies"`
 	// Failures are repairs that failed, in words.
 	Failures []string `json:"failures,omitempty"`
-	// Unchecked tells which promises could not be checked wholly, and why. Differences there were not looked for.
+	// Unchecked names the promises that could not be checked completely, and why.
 	Unchecked []string `json:"unchecked,omitempty"`
-	// Remaining is how many differences are left that no worker will see to: somebody else has to, or it failed, or it
-	// was not to be done.
+	// Remaining is how many differences are left that no worker resolves: another remedy is needed,
+	// the repair failed, or DryRun was set.
 	Remaining int64 `json:"remaining"`
 }
 
-// RemedyReport is what became of the differences with one remedy.
+// RemedyReport counts the differences with one remedy.
 type RemedyReport struct {
 	Remedy Remedy `json:"remedy"`
 	Says   string `json:"says"`
-	// Found counts the differences, and Mended those that were mended; the rest of them remains.
+	// Found counts the differences, and Mended the repaired ones.
 	Found  int64 `json:"found"`
 	Mended int64 `json:"mended"`
 }
 
-// Reconcile finds the differences between Redis and Postgres that Audit finds and mends them, each by the way that
-// leads there anyway: units come back as those of cancelled orders do, an accepted order that is lost
-// is recorded from its event, counters are counted, and stock in Redis is made anew from Postgres. Each
-// repair is an event of its sale. What it cannot mend it tells.
+// Reconcile finds the differences that Run finds and repairs them through the regular paths: units
+// return like those of cancelled orders, a lost accepted order is recorded from its event, counters
+// are recounted, and stock in Redis is rebuilt from Postgres. Each repair is an event of its sale.
+// Other differences are reported.
 //
-// It may run beside a sale: a difference counts only if the very same one is there at two looks, one after the other, and
-// what still waits in a stream, as a dead letter, or to be given back is none. With DryRun it changes nothing.
+// It may run during a sale: a difference counts only if two successive looks find it, and unread
+// entries, dead letters and pending releases do not count. With DryRun it changes nothing.
 //
 // It needs two connections of the pool, and one more for a rebuild. The error may be ErrReconcileUnderWay, or
 // reservation.ErrSaleNotFound; repairs that failed are in the report, and it may be called again.
@@ -129,16 +129,16 @@ func (r *reconciler) run(ctx context.Context) (err error) {
 		}
 	}
 	if !r.DryRun && r.mended() {
-		// Repairs are revisions of their sales. What cannot be told now, a worker tells.
+		// Repairs are revisions of their sales. A worker publishes what cannot be published now.
 		if _, err := r.Catalog.PublishPending(ctx); err != nil {
-			r.Logger.Warn("a worker will tell Redis of the repairs", "error", err)
+			r.Logger.Warn("could not publish the repairs to Redis: a worker will", "error", err)
 		}
 	}
 	r.sum()
 	return nil
 }
 
-// find looks twice, and returns what is to be done: for each sale what comes first is first.
+// find looks twice and returns the repairs, for each sale in their order.
 func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 	if err := r.conn.Run(ctx, sql.ReconcileTables); err != nil {
 		return nil, err
@@ -162,7 +162,7 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 	return todo, err
 }
 
-// look writes the differences of a look to a table, and returns how many there are.
+// look writes the differences of a look to a table, and returns their number.
 func (r *reconciler) look(ctx context.Context, number int) (found int64, err error) {
 	l := newLook(Config{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale}, r.conn.Conn)
 	if err := l.selectSales(ctx); err != nil {
@@ -212,7 +212,7 @@ func (r *reconciler) explain(ctx context.Context) error {
 	return rows.Err()
 }
 
-// mended tells whether anything was.
+// mended reports whether anything was repaired.
 func (r *reconciler) mended() bool {
 	for _, c := range r.counts {
 		if c.Mended > 0 {
@@ -222,7 +222,7 @@ func (r *reconciler) mended() bool {
 	return false
 }
 
-// sum makes the report of what was counted.
+// sum fills the report from the counts.
 func (r *reconciler) sum() {
 	r.report.Remedies = []RemedyReport{}
 	for _, remedy := range remedyOrder {

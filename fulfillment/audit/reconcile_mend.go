@@ -20,14 +20,14 @@ import (
 	"stampede/sql"
 )
 
-// remedyOrder is in which order differences are mended. What was accepted and is not in Postgres comes
-// before a rebuild, which knows only Postgres and the stream.
+// remedyOrder is the order of repairs. Accepted orders that Postgres lacks come before a rebuild,
+// which reads only Postgres and the stream.
 var remedyOrder = []Remedy{
 	remedyAside, remedyAppend, remedyForget, remedyRelease, remedyRecount, RemedyRebuild,
 	remedyWorker, remedyProjections, remedyDLQ, remedyGuard, remedyOperator,
 }
 
-// says tells what a remedy is, for people.
+// says describes remedies for operators.
 var says = map[Remedy]string{
 	remedyAside:       "rename the key of Redis, which holds something else than it should, and go on without it",
 	remedyAppend:      "append the event of the accepted order to its stream again, for a worker to record it",
@@ -42,7 +42,7 @@ var says = map[Remedy]string{
 	remedyOperator:    "for you: nothing that was recorded tells what would be right; `stampede rebuild --sale` goes on from what Postgres has",
 }
 
-// Says tells in words what the remedy is.
+// Says describes the remedy.
 func (r Remedy) Says() string { return says[r] }
 
 // saleDifferences are those of one sale with one remedy.
@@ -51,13 +51,14 @@ type saleDifferences struct {
 	Remedy     Remedy
 	Count      int64
 	Partitions int
-	// Blocked: the rows of the sale's orders are not what the log says, so nothing may follow from them.
+	// Blocked: the rows of the sale's orders differ from the log, so they cannot be a base for
+	// repairs.
 	Blocked bool
 }
 
 func (d *saleDifferences) sale() uuid.UUID { return uuid.UUID(d.SaleID) }
 
-// mend mends differences, if they are not for others to mend, and counts them. What fails is told in the report.
+// mend repairs differences, unless others have to, and counts them. Failures go to the report.
 func (r *reconciler) mend(ctx context.Context, d saleDifferences) {
 	count := r.counts[d.Remedy]
 	if count == nil {
@@ -180,8 +181,8 @@ func (r *reconciler) recount(ctx context.Context, d saleDifferences) error {
 	return err
 }
 
-// rebuild makes the stock of a sale anew, which is an event of its own; or of its whole partition, if nobody
-// knows what else of that is lost.
+// rebuild rebuilds the stock of a sale, which is an event of its own; or its whole partition, if
+// other losses there are unknown.
 func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
 	partition := reservation.PartitionAmong(d.sale(), d.Partitions)
 	if slices.Contains(r.rebuilt, partition) {
@@ -196,7 +197,7 @@ func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
 	return err
 }
 
-// note writes down what was mended, unless nothing was.
+// note records the repairs, if any.
 func (r *reconciler) note(ctx context.Context, on executor, sale uuid.UUID, did string, orders []uuid.UUID) error {
 	if len(orders) == 0 {
 		return nil

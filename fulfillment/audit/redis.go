@@ -34,11 +34,11 @@ type redisSale struct {
 	state                                             string
 }
 
-// numberMax is the highest number that scripts of Redis read. A higher one was not written by Stampede.
+// numberMax is the highest number that the scripts read. Stampede writes none above it.
 const numberMax = 999_999_999_999_999
 
-// loadRedis copies what Redis says of the sales to temporary tables of the connection. What cannot be
-// read goes to the report.
+// loadRedis copies the sales and buyers in Redis to temporary tables of the connection. Read errors
+// go to the report.
 func (l *look) loadRedis(ctx context.Context) error {
 	for _, statements := range []string{sql.AuditDrop, sql.AuditTables} {
 		if err := pg.Run(ctx, l.conn, statements); err != nil {
@@ -52,7 +52,7 @@ func (l *look) loadRedis(ctx context.Context) error {
 	if err := l.fail(ctx, theSales, err); err != nil {
 		return err
 	}
-	if l.missing(theSales) != nil { // the sales are there, and nothing is known of them
+	if l.missing(theSales) != nil { // the sales exist, but could not be read
 		all = make([]redisSale, len(l.sales))
 		for i, s := range l.sales {
 			all[i].auditedSale = s
@@ -100,8 +100,8 @@ func (l *look) loadBuyers(ctx context.Context, all []redisSale) error {
 	return l.findStill(ctx, all)
 }
 
-// findUnlisted reports the sales that Redis has and does not list, so that nobody finds an order of theirs by its id, and
-// those whose ended orders are not asked for, so that a used idempotency key would buy again.
+// findUnlisted reports sales that Redis has and does not list, so that their orders are not found
+// by id, and those whose ended orders are ignored, so that a used idempotency key would buy again.
 func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 	type asked struct {
 		listed *redis.BoolCmd
@@ -124,7 +124,7 @@ func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 		for i, s := range page {
 			a := answers[i]
 			for _, err := range []error{a.listed.Err(), a.ended.Err(), a.flag.Err()} {
-				if err != nil && !errors.Is(err, redis.Nil) && !stream.IsWrongType(err) { // a key that holds something else is named as that
+				if err != nil && !errors.Is(err, redis.Nil) && !stream.IsWrongType(err) { // wrong types are reported as foreign keys
 					return fmt.Errorf("look up sale %s in Redis: %w", s.id, err)
 				}
 			}
@@ -145,7 +145,7 @@ func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 	return nil
 }
 
-// findStill notes to which sales no unit came back while their buyers were read.
+// findStill notes the sales to which no unit returned while their buyers were read.
 func (l *look) findStill(ctx context.Context, before []redisSale) error {
 	var still []uuid.UUID
 	i := 0
@@ -162,7 +162,7 @@ func (l *look) findStill(ctx context.Context, before []redisSale) error {
 	return err
 }
 
-// findLatest notes how far the sales are by now: no order in the snapshot can be further.
+// findLatest notes the present sequences of the sales, which no order in the snapshot can exceed.
 func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
 	ids, latest := []uuid.UUID{}, []int64{}
 	if err := l.missing(theSales); err != nil {
@@ -180,8 +180,8 @@ func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// reportUnknownSales reports the sales that are open in Redis and that Postgres does not know: a database
-// that was set back, or the wrong one. Whoever buys there gets an order that nobody can confirm.
+// reportUnknownSales reports sales that are open in Redis and missing in Postgres: the database was
+// set back, or is the wrong one. Orders there cannot be confirmed.
 func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.LocatedSale, known []auditedSale) error {
 	knownIDs := make(map[uuid.UUID]bool, len(known))
 	for _, s := range known {
@@ -206,7 +206,7 @@ var saleFields = []string{
 	"opens_at_ms", "closes_at_ms", "per_order_limit", "payment_window_s", "state",
 }
 
-// eachOfSales reads fields of all sales; err tells that the key holds something else.
+// eachOfSales reads fields of all sales; err is set if the key has a wrong type.
 func (l *look) eachOfSales(ctx context.Context, names []string, do func(s auditedSale, fields []any, err error)) error {
 	if err := l.missing(theSales); err != nil {
 		return err
@@ -246,7 +246,7 @@ func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 	var damaged []string
 	for i, field := range fields {
 		text, _ := field.(string)
-		if field == nil && closed { // lua/close.lua closes what is not there as well
+		if field == nil && closed { // lua/close.lua also closes missing sales
 			text = "0"
 		}
 		present = present || field != nil
@@ -326,7 +326,8 @@ func (b *buyerScan) turn() (err error) {
 	return nil
 }
 
-// row is nil for a buyer who cannot be read. One is late whose place the sale had not given out when it was looked at.
+// row is nil for an unreadable buyer. A buyer is late if the sale had not assigned the place when
+// it was read.
 func (b *buyerScan) row(user, text string) []any {
 	r, err := reservation.ParseReservation(text)
 	if err != nil || deadletter.Storable(text) != text || !r.CanBeOf(user) {

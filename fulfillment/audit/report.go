@@ -17,31 +17,31 @@ type Report struct {
 	// Promises are those of docs/architecture.md that can be audited, in their order.
 	Promises []Promise     `json:"promises"`
 	Sales    []SaleFigures `json:"sales"`
-	// Streams is how many streams were looked at, and EntriesWaiting how many entries of them were
-	// not done with when the wait was over.
+	// Streams is how many streams were checked, and EntriesWaiting how many of their entries were
+	// unfinished after the wait.
 	Streams        int   `json:"streams"`
 	EntriesWaiting int64 `json:"entries_waiting"`
 	// Guards is how many constraints and indexes the migrations make.
 	Guards int `json:"guards"`
-	// Moved is true if units moved while it was looked, so that what was found may have been on its way.
+	// Moved is true if units moved during the look, so that findings may be in transit.
 	Moved bool `json:"changed_meanwhile"`
 }
 
-// Promise is one promise with what breaks it.
+// Promise is one promise with its violations.
 type Promise struct {
 	Name string `json:"name"`
 	Says string `json:"says"`
 	// Found counts all findings; the first ones of each check are in Findings. The promise is kept if it is 0.
 	Found    int64     `json:"found"`
 	Findings []Finding `json:"findings,omitempty"`
-	// Unchecked tells why some checks of the promise could not be made.
+	// Unchecked holds the reasons why some checks of the promise could not be made.
 	Unchecked []string `json:"unchecked,omitempty"`
 }
 
-// Kept tells whether everything was looked at and nothing was found that breaks the promise.
+// Kept reports whether everything was checked and no violation was found.
 func (p Promise) Kept() bool { return p.Found == 0 && len(p.Unchecked) == 0 }
 
-// Finding is one thing that breaks a promise.
+// Finding is one violation of a promise.
 type Finding struct {
 	Sale  *uuid.UUID `json:"sale_id,omitempty"`
 	Order *uuid.UUID `json:"order_id,omitempty"`
@@ -49,43 +49,43 @@ type Finding struct {
 	What  string     `json:"what"`
 	// LastEvent is that of the order, or of the sale where no order is named, with its version or revision.
 	LastEvent string `json:"last_event,omitempty"`
-	// Remedy is what mends it; it is empty where that goes with what mends other findings.
+	// Remedy is its repair; it is empty if the repair of other findings includes it.
 	Remedy Remedy `json:"remedy,omitempty"`
 	// Key is the key of Redis to be set aside.
 	Key string `json:"key,omitempty"`
 }
 
-// Remedy is what mends a difference.
+// Remedy is the repair of a difference.
 type Remedy string
 
-// The remedies. The first ones are what Reconcile does, and the last ones are for others to do.
+// The remedies. Reconcile applies the first ones; the last ones need others.
 const (
-	// remedyRelease: Redis is told, as of other ended orders, that the units of this one come back.
+	// remedyRelease: the units return to Redis, as those of other ended orders.
 	remedyRelease Remedy = "release"
-	// remedyAside: a key of Redis that holds something else than it should is renamed.
+	// remedyAside: a key of Redis with a wrong type is renamed.
 	remedyAside Remedy = "set-aside"
-	// remedyForget: a release is forgotten whose order has not ended.
+	// remedyForget: a release is deleted whose order has not ended.
 	remedyForget Remedy = "forget"
-	// remedyAppend: the event of an accepted order is appended to its stream again.
+	// RemedyAppend: the event of an accepted order is appended to its stream again.
 	remedyAppend Remedy = "append"
-	// remedyRecount: the sale's counter is counted anew.
+	// remedyRecount: the sale's counter is recounted.
 	remedyRecount Remedy = "recount"
-	// remedyRebuild: the sale's stock in Redis is made anew from Postgres.
+	// RemedyRebuild: the sale's stock in Redis is rebuilt from Postgres.
 	RemedyRebuild Remedy = "rebuild"
 
-	// remedyWorker: it is on its way, and a worker sees to it.
+	// remedyWorker: a worker will resolve it.
 	remedyWorker Remedy = "worker"
 	// remedyProjections: RebuildProjections.
 	remedyProjections Remedy = "projections"
 	// remedyDLQ: an operator replays or discards the dead letter.
 	remedyDLQ Remedy = "dlq"
-	// remedyGuard: an operator runs the SQL that the finding tells.
+	// remedyGuard: an operator runs the SQL of the finding.
 	remedyGuard Remedy = "guard"
-	// remedyOperator: nothing that was recorded tells what would be right.
+	// remedyOperator: the records do not show what is right.
 	remedyOperator Remedy = "operator"
 )
 
-// SaleFigures are what the promises are held against, of one sale.
+// SaleFigures are the figures of one sale that the promises are checked with.
 type SaleFigures struct {
 	SaleID uuid.UUID `json:"sale_id"`
 	Name   string    `json:"name"`
@@ -99,8 +99,8 @@ type SaleFigures struct {
 	// held, and not as sold.
 	UnpaidUnits int64 `json:"unpaid_units"`
 	Rejected    int64 `json:"rejected"`
-	// Voided are orders that came to Postgres after the stock was made anew without them, and Lost are places
-	// whose orders nobody knows since then: Redis took them along.
+	// Voided are orders that reached Postgres after the stock was rebuilt without them, and Lost
+	// are places whose orders were lost with Redis.
 	Voided        int64 `json:"voided"`
 	Lost          int64 `json:"lost_with_redis"`
 	Events        int64 `json:"events"`
@@ -110,15 +110,15 @@ type SaleFigures struct {
 	// InRedis is false if Redis does not have the sale; Available, Held and Places are 0 then.
 	InRedis   bool  `json:"in_redis"`
 	Available int64 `json:"available"`
-	// Held is the units that were accepted and have no order in Postgres yet, and those of ended orders that
-	// Redis has not been told of. UnpaidUnits come on top.
+	// Held is the accepted units that have no order in Postgres yet, and those of ended orders that
+	// are not released in Redis yet, without UnpaidUnits.
 	Held int64 `json:"held"`
 	// Places is how many reservations the sale has had.
 	Places int64 `json:"places"`
 }
 
-// shown are the units that are held and sold in the meaning of the API: held by orders that are not final,
-// and sold by those that are.
+// shown are the units that the API shows as held and sold: those of orders that are not final, and
+// those of final ones.
 func (s SaleFigures) shown() (held, sold int64) {
 	return s.Held + s.UnpaidUnits, s.Sold - s.UnpaidUnits
 }
@@ -151,12 +151,12 @@ func (r *Report) add(promise string, f Finding) {
 	}
 }
 
-// Broken tells whether any promise is broken.
+// Broken reports whether any promise is broken.
 func (r Report) Broken() bool {
 	return slices.ContainsFunc(r.Promises, func(p Promise) bool { return p.Found > 0 })
 }
 
-// Unchecked tells whether any check could not be made.
+// Unchecked reports whether any check could not be made.
 func (r Report) Unchecked() bool {
 	return slices.ContainsFunc(r.Promises, func(p Promise) bool { return len(p.Unchecked) > 0 })
 }
@@ -184,7 +184,7 @@ func (r Report) total() SaleFigures {
 	return t
 }
 
-// Figures tells in a line what the promise of that name was held against.
+// Figures returns a line with the figures of that promise.
 func (r Report) Figures(promise string) string {
 	t := r.total()
 	n := figure.Count[int64]
@@ -226,8 +226,8 @@ func (r Report) Figures(promise string) string {
 	return ""
 }
 
-// WriteText writes the report for people: a line for each promise with the figures that prove it,
-// and below it what breaks it.
+// WriteText writes the report for operators: a line with figures for each promise, and below it the
+// violations.
 func (r Report) WriteText(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	for _, p := range r.Promises {
@@ -257,10 +257,10 @@ func (r Report) WriteText(w io.Writer) error {
 	return out.Flush()
 }
 
-// equationsShown bounds how many sales have a line of their own.
+// equationsShown bounds the sales with a line of their own.
 const equationsShown = 20
 
-// writeEquations writes for each sale that its stock is what became of it.
+// writeEquations writes for each sale how its stock is divided.
 func (r Report) writeEquations(w io.Writer) {
 	n := figure.Count[int64]
 	for i, s := range r.Sales {
@@ -277,7 +277,7 @@ func (r Report) writeEquations(w io.Writer) {
 	}
 }
 
-// String names what the finding is about and says what is wrong, safe for a terminal.
+// String describes the finding, safe for a terminal.
 func (f Finding) String() string {
 	var about []string
 	if f.Sale != nil {

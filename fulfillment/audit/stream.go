@@ -16,10 +16,10 @@ import (
 
 var waitingColumns = []string{"order_id", "parked"}
 
-// loadWaiting copies the orders whose events wait in the streams, unread or in hand.
+// loadWaiting copies the orders whose events are unread or pending in the streams.
 //
-// The buyers were read before. So the event of an order of theirs that is not found here was done with
-// before: it is in Postgres, as an order or as a dead letter, or it is lost.
+// The buyers were read before. So an event of theirs that is missing here was finished: it is in
+// Postgres, as an order or a dead letter, or it is lost.
 func (l *look) loadWaiting(ctx context.Context) error {
 	if err := l.missing(theStreams); err != nil {
 		return err
@@ -27,7 +27,7 @@ func (l *look) loadWaiting(ctx context.Context) error {
 	for _, key := range l.streams {
 		scan := waitingScan{ctx: ctx, rdb: l.Redis, stream: key, pending: map[string]bool{}}
 		if err := scan.begin(); stream.IsWrongType(err) {
-			continue // which is named as that, and holds no event
+			continue // reported as a foreign key, and holds no event
 		} else if err != nil {
 			return fmt.Errorf("read what waits in %s: %w", key, err)
 		}
@@ -40,13 +40,13 @@ func (l *look) loadWaiting(ctx context.Context) error {
 	return nil
 }
 
-// waitingScan streams the orders of entries that nobody is done with.
+// waitingScan streams the orders of unfinished entries.
 type waitingScan struct {
 	ctx    context.Context // of the copy, which takes a function without one
 	rdb    redis.UniversalClient
 	stream string
 
-	// pending are the ids of entries in hand, and entries after delivered are unread.
+	// pending are the ids of pending entries; entries after delivered are unread.
 	pending   map[string]bool
 	delivered string
 	from      string
@@ -55,7 +55,7 @@ type waitingScan struct {
 	err       error // of Redis
 }
 
-// begin finds out which entries nobody is done with: what is acknowledged afterwards is in Postgres by then.
+// begin reads which entries are unfinished: those acknowledged later are in Postgres by then.
 func (s *waitingScan) begin() error {
 	s.from, s.delivered = "-", "0-0"
 	groups, err := s.rdb.XInfoGroups(s.ctx, s.stream).Result()

@@ -30,23 +30,24 @@ const (
 // ReservedVersion is the version of OrderReserved's payload that this code writes and reads.
 const ReservedVersion = "1"
 
-// ErrUndecodable is returned for a message that is no event of ours, or of a version that this code
-// does not know. It will not get better by itself: such an entry is a dead letter.
+// ErrUndecodable is returned for a message that is not an event of Stampede, or of an unsupported
+// version. Retrying does not help: such an entry is a dead letter.
 var ErrUndecodable = errors.New("undecodable event")
 
-// OrderReserved says that a unit was taken from a sale for a user. It is version 1 of its order.
+// OrderReserved records that units of a sale were reserved for a user. It is version 1 of its
+// order.
 type OrderReserved struct {
 	OrderID  uuid.UUID
 	SaleID   uuid.UUID
 	UserID   string
 	Quantity int64
-	// Epoch is the life of the sale's stock in which the order was admitted.
+	// Epoch is that of the sale's stock in which the order was admitted.
 	Epoch int64
 	// RequestedAt is the ingress's clock when the request came in.
 	RequestedAt time.Time
-	// ReservedAt is Redis's clock in the moment of the decision, and Sequence the place of the
-	// order in its sale. Read through a subscriber that drops the fields of the script, ReservedAt
-	// is RequestedAt and Sequence 0.
+	// ReservedAt is Redis's clock at the decision, and Sequence the place of the order in its sale.
+	// Through a subscriber that drops the script's fields, ReservedAt is RequestedAt and Sequence
+	// 0.
 	ReservedAt time.Time
 	Sequence   int64
 	// KeyFingerprint stands for the idempotency key of the purchase; it is empty if there was none.
@@ -65,8 +66,8 @@ type reservedPayload struct {
 	RequestedAt int64     `json:"requested_at_ms"`
 }
 
-// AppendReservedPayload appends the JSON of the event to dst. It does without encoding/json because
-// it runs once per accepted order; ValidateUser has refused every user id that would need escaping.
+// AppendReservedPayload appends the JSON of the event to dst. It avoids encoding/json because it
+// runs once per accepted order; ValidateUser refuses user ids that need escaping.
 func AppendReservedPayload(dst []byte, e OrderReserved) []byte {
 	dst = append(dst, `{"order_id":"`...)
 	dst = AppendID(dst, e.OrderID)
@@ -92,7 +93,7 @@ func DecodeReserved(msg *message.Message) (OrderReserved, error) {
 		return OrderReserved{}, fmt.Errorf("%w: %s of version %q, this worker knows %q", ErrUndecodable, EventReserved, v, ReservedVersion)
 	}
 	p, ok := parseReservedPayload(msg.Payload)
-	if !ok { // whoever appended it writes JSON in another way
+	if !ok { // other JSON than that of AppendReservedPayload
 		if err := json.Unmarshal(msg.Payload, &p); err != nil {
 			return OrderReserved{}, fmt.Errorf("%w: payload: %w", ErrUndecodable, err)
 		}
@@ -124,16 +125,16 @@ func DecodeReserved(msg *message.Message) (OrderReserved, error) {
 	return e, nil
 }
 
-// What no event of ours exceeds. A number beyond is forged or damaged, and Postgres, the audit and
-// JSON could not hold it as what it says.
+// Limits of every event. A larger number is forged or damaged, and does not fit Postgres, the audit
+// and JSON.
 const (
 	maxMillis   = 253_402_300_799_999 // the end of the year 9999
 	maxEpoch    = 1 << 31
 	maxSequence = 1 << 40
 )
 
-// CanBeOf tells whether the user can have been given the reservation: whether the event of it would be read. If not,
-// somebody wrote it by hand.
+// CanBeOf reports whether the user can have got the reservation, which means that its event is
+// readable. Otherwise it was written by hand.
 func (r Reservation) CanBeOf(user string) bool {
 	return ValidateUser(user) == nil && r.OrderID != uuid.Nil && r.Quantity >= 1 && r.Quantity <= MaxPerOrder &&
 		r.Sequence >= 0 && r.Sequence <= maxSequence && r.Epoch >= 0 && r.Epoch <= maxEpoch &&
@@ -153,7 +154,7 @@ func metaInt(msg *message.Message, key string, absent, most int64) (int64, error
 }
 
 const (
-	// NoKey stands in the place of a fingerprint where a purchase has no idempotency key.
+	// NoKey is the fingerprint of a purchase without an idempotency key.
 	NoKey = "-"
 	// FingerprintBytes is how much is kept of an idempotency key's hash.
 	FingerprintBytes = 16

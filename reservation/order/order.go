@@ -11,7 +11,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Status is where an order stands. transition.go says which may follow which.
+// Status is the state of an order. transition.go holds the transitions.
 type Status string
 
 // The statuses of an order. Reserved is the only one that Redis decides; all others are rows in Postgres.
@@ -22,17 +22,18 @@ const (
 	StatusPaid      Status = "paid"
 	StatusCancelled Status = "cancelled"
 	StatusExpired   Status = "expired"
-	// StatusVoided: Redis lost the order before it was in Postgres, and the sale went on without it.
+	// StatusVoided: Redis lost the order before Postgres had it, and the sale was rebuilt without
+	// it.
 	StatusVoided Status = "voided"
 )
 
-// Why Postgres refused or voided what the script had admitted.
+// The reasons for which Postgres rejects or voids an order that the script admitted.
 const (
 	// RejectedAlreadyPurchased: the user has another live order in this sale.
 	RejectedAlreadyPurchased = "already-purchased"
 	// RejectedSoldOut: the sale's stock in Postgres is taken.
 	RejectedSoldOut = "sold-out"
-	// VoidedSaleRebuilt: the stock of the sale was made anew from Postgres, which did not have the order then.
+	// VoidedSaleRebuilt: the stock of the sale was rebuilt from Postgres, which lacked the order.
 	VoidedSaleRebuilt = "sale-rebuilt"
 )
 
@@ -68,12 +69,12 @@ type Order struct {
 	Status     Status
 	Version    int
 	ReservedAt time.Time
-	// ExpiresAt is until when a confirmed order has to be paid, by the clock of Postgres. It is zero where
-	// there is nothing to pay in time: in every other status, and in a sale without a payment window.
+	// ExpiresAt is the payment deadline of a confirmed order, by the clock of Postgres. It is zero
+	// in every other status and in a sale without a payment window.
 	ExpiresAt time.Time
 	// PaymentReference is the payment provider's name for the payment; it is empty unless the order is paid.
 	PaymentReference string
-	// Reason tells why the order was rejected or voided; it is empty in every other status.
+	// Reason is why the order was rejected or voided; it is empty in every other status.
 	Reason string
 }
 
@@ -94,8 +95,7 @@ func MayBelongTo(order, sale uuid.UUID) bool {
 
 func saleTag(sale uuid.UUID) uint16 { return binary.BigEndian.Uint16(sale[14:]) }
 
-// AppendID appends the 36 characters of an id to dst. It does what id.String does without making a
-// string, because every accepted order is written several times.
+// AppendID appends the 36 characters of an id to dst, without the string that id.String allocates.
 func AppendID(dst []byte, id uuid.UUID) []byte {
 	dst = append(hex.AppendEncode(dst, id[:4]), '-')
 	dst = append(hex.AppendEncode(dst, id[4:6]), '-')
@@ -115,7 +115,7 @@ type Reservation struct {
 	Epoch int64
 }
 
-// InvalidError is returned for input that a caller can mend; Reason says how.
+// InvalidError is returned for invalid input; Reason says what is required.
 type InvalidError struct {
 	Field  string
 	Reason string

@@ -7,21 +7,21 @@ import (
 	"github.com/google/uuid"
 )
 
-// OrderOutcome says that Postgres has an order at this version. It is told on the stream Keys.Outcomes, once and to
-// whoever listens: so it may be missed, and whoever acts on it looks the order up.
+// OrderOutcome announces that Postgres has an order at this version. It is published once on the
+// stream Keys.Outcomes and may be missed, so a reader looks the order up.
 type OrderOutcome struct {
 	OrderID uuid.UUID
 	Status  Status
 	Version int
 }
 
-// outcomesPayload is what a transaction has decided, on the wire. Nearly all orders of one came to the same, so what
-// each of them takes is its id.
+// outcomesPayload is the outcomes of a transaction on the wire. Nearly all of them are equal, so
+// each order takes only its id.
 type outcomesPayload struct {
 	Orders []ordersTogether `json:"orders"`
 }
 
-// ordersTogether are orders that came to the same.
+// ordersTogether are orders with the same outcome.
 type ordersTogether struct {
 	Status  Status `json:"status"`
 	Version int    `json:"version"`
@@ -29,7 +29,8 @@ type ordersTogether struct {
 	IDs []byte `json:"ids"`
 }
 
-// AppendOutcomes appends the payload of a message to dst. Those that came to the same stand together in it, in their order.
+// AppendOutcomes appends the payload of a message to dst. It groups equal outcomes and keeps their
+// order.
 func AppendOutcomes(dst []byte, outcomes []OrderOutcome) []byte {
 	groups := []ordersTogether{} // not nil, which would be null
 	for i, o := range outcomes {

@@ -14,14 +14,15 @@ import (
 	"github.com/google/uuid"
 )
 
-// MinReceiptSecretBytes is how long the secret for receipts is at least: as long as the hash that it keys.
+// MinReceiptSecretBytes is the minimum length of the secret for receipts: that of the hash that it
+// keys.
 const MinReceiptSecretBytes = sha256.Size
 
 // ErrReceiptInvalid is returned for a text that is no receipt, was changed, or was signed with another secret.
 var ErrReceiptInvalid = errors.New("the receipt is not valid")
 
-// Receipt is what the buyer of an accepted order can show when nobody else knows of it any more: Redis may be
-// lost before the order is in Postgres. It says what Redis had decided, and in which life of the sale's stock.
+// Receipt proves an accepted order even if Redis was lost before Postgres had the order. It holds
+// Redis's decision and the epoch of the sale's stock.
 type Receipt struct {
 	OrderID    uuid.UUID
 	SaleID     uuid.UUID
@@ -46,14 +47,14 @@ type Signer struct {
 	pool sync.Pool // of *signing
 }
 
-// signing is one receipt at work. To begin an HMAC anew is cheaper than to key another one.
+// signing is the state of one signature. Resetting an HMAC is cheaper than keying another one.
 type signing struct {
 	mac hash.Hash
 	raw [receiptBytes]byte
 	tag [sha256.Size]byte
 }
 
-// NewSigner makes a signer. All ingresses have to have the same secret, of MinReceiptSecretBytes at least.
+// NewSigner makes a signer. All ingresses need the same secret, of at least MinReceiptSecretBytes.
 func NewSigner(secret []byte) (*Signer, error) {
 	if len(secret) < MinReceiptSecretBytes {
 		return nil, fmt.Errorf("the secret for receipts has %d bytes, want at least %d", len(secret), MinReceiptSecretBytes)
@@ -62,8 +63,8 @@ func NewSigner(secret []byte) (*Signer, error) {
 	return &Signer{pool: sync.Pool{New: func() any { return &signing{mac: hmac.New(sha256.New, secret)} }}}, nil
 }
 
-// Sign appends the receipt to dst: letters, digits, - and _. The user is to be one that ValidateUser accepts,
-// and the numbers are not to be negative.
+// Sign appends the receipt to dst: letters, digits, - and _. The user must pass ValidateUser, and
+// no number may be negative.
 func (s *Signer) Sign(dst []byte, r Receipt) []byte {
 	work := s.pool.Get().(*signing)
 	defer s.pool.Put(work)
@@ -79,7 +80,7 @@ func (s *Signer) Sign(dst []byte, r Receipt) []byte {
 	return base64.RawURLEncoding.AppendEncode(dst, raw)
 }
 
-// sum is the tag of what is signed; it is good until the next one.
+// sum is the tag of the signed bytes, valid until the next call.
 func (w *signing) sum(signed []byte) []byte {
 	w.mac.Reset()
 	_, _ = w.mac.Write(signed) // never fails
@@ -92,7 +93,7 @@ func (s *Signer) Verify(text string) (Receipt, error) {
 		return Receipt{}, ErrReceiptInvalid
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(text)
-	// Compared with what we would have written: the decoder passes over line ends and stray bits.
+	// Compare with the canonical encoding: the decoder ignores line ends and trailing bits.
 	if err != nil || len(raw) <= receiptTag || base64.RawURLEncoding.EncodeToString(raw) != text {
 		return Receipt{}, ErrReceiptInvalid
 	}
@@ -127,8 +128,8 @@ func parseReceipt(signed []byte) (Receipt, error) {
 	return r, nil
 }
 
-// Order is the order that the receipt is of, with this status: reserved, or voided because the sale's stock was
-// made anew without it.
+// Order is the receipt's order with this status: reserved, or voided because the stock was rebuilt
+// without it.
 func (r Receipt) Order(status Status) Order {
 	o := Order{
 		ID: r.OrderID, SaleID: r.SaleID, UserID: r.User, Quantity: r.Quantity,

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// This file decides which transition of an order is legal; fulfillment/transition_write.go writes it.
+// This file decides which transition of an order is legal; package ledger writes it.
 // docs/architecture.md draws them.
 
-// EventType is the name of an event of an order: a row of order_events, and for EventReserved the
-// entry of the stream as well.
+// EventType is the name of an event of an order: a row of order_events and, for EventReserved, an
+// entry of the stream.
 type EventType string
 
 // The events of an order. Reserved is the script's; all others are decided in Postgres.
@@ -36,22 +36,21 @@ var transitions = map[Status]map[EventType]Status{
 }
 
 var (
-	// ErrIllegalTransition is wrapped by the error for a change that does not fit the status of the
-	// order: a *TransitionError, which tells both.
+	// ErrIllegalTransition is wrapped by a *TransitionError, the error for a change that does not
+	// fit the order's status.
 	ErrIllegalTransition = errors.New("the order's status does not allow this")
-	// ErrOrderNotConfirmed is returned for a change of an order that Redis has accepted and Postgres
-	// has not recorded yet. It will have in a moment; trying again is safe.
+	// ErrOrderNotConfirmed is returned for a change of an order that Redis has accepted and
+	// Postgres has not recorded yet. A retry shortly after is safe.
 	ErrOrderNotConfirmed = errors.New("order not confirmed yet")
-	// ErrOrderExpired is returned for a change of an order whose time to pay is over, whether or not
-	// a worker has recorded that.
+	// ErrOrderExpired is returned for a change of an order after its payment deadline, recorded or
+	// not.
 	ErrOrderExpired = errors.New("the time to pay for the order is over")
-	// ErrOrderDamaged is returned for a change that does not fit what is stored about the order or its
-	// sale. Nothing was done, and to try again changes nothing: somebody has to look at it.
+	// ErrOrderDamaged is returned for a change that does not fit the stored order or sale. Nothing
+	// was done, and retries do not help: an operator has to look at it.
 	ErrOrderDamaged = errors.New("what is stored about the order does not fit together")
 )
 
-// TransitionError tells which event cannot happen to an order, because of which status. It wraps
-// ErrIllegalTransition.
+// TransitionError names the event that the status does not allow. It wraps ErrIllegalTransition.
 type TransitionError struct {
 	Status Status
 	Event  EventType
@@ -64,8 +63,8 @@ func (e *TransitionError) Error() string {
 // Unwrap returns ErrIllegalTransition.
 func (e *TransitionError) Unwrap() error { return ErrIllegalTransition }
 
-// AlreadyPaidError is returned for a payment of an order that was paid with another reference: what was paid with
-// this one must go back to the buyer. It wraps ErrIllegalTransition.
+// AlreadyPaidError is returned for a payment of an order that was paid with another reference: the
+// new payment must be refunded. It wraps ErrIllegalTransition.
 type AlreadyPaidError struct {
 	// Reference is that of the payment that counts.
 	Reference string
@@ -96,18 +95,18 @@ func mostSteps(from Status) (most int) {
 	return most
 }
 
-// Live is true if the order holds units in Postgres: they count in the sale's sold, and its user can
-// have no other such order in the sale.
+// Live is true if the order holds units in Postgres: they count in the sale's sold, and its user
+// can have no other live order in the sale.
 func (s Status) Live() bool { return s == StatusConfirmed || s == StatusPaid }
 
-// Ended is true if nothing can happen to the order any more.
+// Ended is true if no further event is possible.
 func (o Order) Ended() bool {
 	return len(transitions[o.Status]) == 0 || o.Status == StatusConfirmed && o.ExpiresAt.IsZero()
 }
 
-// Paid returns the order as it is once the payment with that reference is in; changed is false if it
-// was before. Overdue says that the time to pay is over. The error is an *InvalidError, an *AlreadyPaidError,
-// a *TransitionError, or ErrOrderExpired.
+// Paid returns the order after the payment with that reference; changed is false if it was paid so
+// before. overdue is true after the payment deadline. The error is an *InvalidError, an
+// *AlreadyPaidError, a *TransitionError, or ErrOrderExpired.
 func (o Order) Paid(reference string, overdue bool) (paid Order, changed bool, err error) {
 	if err := ValidateReference(reference); err != nil {
 		return Order{}, false, err
@@ -125,8 +124,8 @@ func (o Order) Paid(reference string, overdue bool) (paid Order, changed bool, e
 	return paid, true, nil
 }
 
-// Cancelled returns the order as it is once its buyer has given it up; changed is false if that was so
-// before. The error is a *TransitionError or ErrOrderExpired.
+// Cancelled returns the order after its cancellation; changed is false if it was cancelled before.
+// The error is a *TransitionError or ErrOrderExpired.
 func (o Order) Cancelled(overdue bool) (cancelled Order, changed bool, err error) {
 	if o.Status == StatusCancelled {
 		return o, false, nil
@@ -135,10 +134,10 @@ func (o Order) Cancelled(overdue bool) (cancelled Order, changed bool, err error
 	return cancelled, err == nil, err
 }
 
-// Expired returns the order, which is overdue, as it is once that is recorded. The error is a *TransitionError.
+// Expired returns the overdue order after its expiry. The error is a *TransitionError.
 func (o Order) Expired() (Order, error) { return o.after(EventExpired) }
 
-// before is after for what a buyer has to do in time.
+// before is after for events that have to come before the deadline.
 func (o Order) before(e EventType, overdue bool) (Order, error) {
 	next, err := o.after(e)
 	if o.Status == StatusExpired || err == nil && overdue {
