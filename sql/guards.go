@@ -10,36 +10,39 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// guardsText lists what the migrations make: a line for each constraint, index and column that may not be NULL. A
-// test holds it against a migrated database, and writes it with -update.
+// guardsText lists the constraints, indexes and NOT NULL columns of the migrations, one per line. A
+// test compares it with a migrated database, and writes it with -update.
 //
 //go:embed guards.txt
 var guardsText string
 
-// guard is something in the schema that keeps wrong rows out, or an index for speed.
+// guard is a constraint or index that excludes wrong rows, or an index for speed.
 type guard struct {
 	Table string
-	// Kind is "constraint", "unique index", "index" or "column", which may not be NULL; empty for a table that is missing.
+	// Kind is "constraint", "unique index", "index" or "column" (NOT NULL); empty for a missing
+	// table.
 	Kind       string
 	Name       string
 	Definition string
-	// Trouble is NOT VALID or INVALID for one that is there and does not hold.
+	// Trouble is NOT VALID or INVALID for one that is not enforced.
 	Trouble string
 }
 
-// MissingGuard is a constraint or an index that the migrations make, and that the database lacks or has in another way.
+// MissingGuard is a constraint or an index of the migrations that the database lacks or has in
+// another form.
 type MissingGuard struct {
 	Table, Name string
 	// What is wrong, in words.
 	What string
-	// Mend is the SQL that puts it back. It fails where rows are there that the guard would have kept out.
+	// Mend is the SQL that restores it. It fails if there are rows that the guard would have
+	// refused.
 	Mend string
-	// ForSpeed is true for an index without which nothing but speed is lost.
+	// ForSpeed is true for an index that only speed depends on.
 	ForSpeed bool
 }
 
-// Guards returns what keeps wrong rows out, or is there for speed, in the schema of this program, and what of it the
-// database behind db lacks. It takes one query.
+// Guards returns the number of constraints and indexes in the schema of this program, and those
+// that the database behind db lacks. It takes one query.
 func Guards(ctx context.Context, db interface {
 	Query(ctx context.Context, query string, args ...any) (pgx.Rows, error)
 },
@@ -75,12 +78,12 @@ func Guards(ctx context.Context, db interface {
 	return len(all), missing, nil
 }
 
-// key is what a guard is known by. An index that is unique is the same one that should be, or should not.
+// key identifies a guard. Unique and plain indexes of one name have the same key.
 func (g guard) key() [3]string {
 	return [3]string{g.Table, strings.TrimPrefix(g.Kind, "unique "), g.Name}
 }
 
-// missingAmong tells what is wrong with a guard, given those that are there.
+// missingAmong returns what is wrong with a guard, given the existing ones.
 func (g guard) missingAmong(there map[[3]string]guard) (MissingGuard, bool) {
 	is, found := there[g.key()]
 	if found && is.Definition == g.Definition && is.Trouble == "" {
@@ -116,7 +119,7 @@ func (g guard) missingAmong(there map[[3]string]guard) (MissingGuard, bool) {
 	return m, true
 }
 
-// guardsSeparator stands between the table, the kind, the name and the definition in a line of guards.txt.
+// guardsSeparator separates table, kind, name and definition in a line of guards.txt.
 const guardsSeparator = " | "
 
 // guards are those of guards.txt.

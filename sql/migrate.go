@@ -23,22 +23,23 @@ var (
 	// ErrNotMigrated is wrapped by Check's error for a database that lacks migrations.
 	ErrNotMigrated = errors.New("the database is not migrated: run `stampede migrate up`")
 	// ErrSchemaAhead is wrapped by Check's error for a database with migrations that this program
-	// does not know.
+	// lacks.
 	ErrSchemaAhead = errors.New("the database was migrated by a newer stampede: run that one, or `stampede migrate " +
 		"down` with it")
 	// ErrNothingToUndo is returned by Down when no migration is applied.
 	ErrNothingToUndo = errors.New("no migration is applied")
-	// ErrHoldsSales is returned by Down where it would delete what somebody sold.
+	// ErrHoldsSales is returned by Down if it would delete sales.
 	ErrHoldsSales = errors.New("the database holds sales, and undoing a migration deletes them with all their orders: " +
 		"repeat it with --discard-data if they may go")
-	// ErrDatabaseURL is returned for a URL that cannot be read. It does not say more, because the
-	// URL holds a password.
+	// ErrDatabaseURL is returned for an invalid URL. It gives no details, because the URL holds a
+	// password.
 	ErrDatabaseURL = errors.New("DATABASE_URL must look like postgres://user:password@host:5432/database, special " +
 		"characters percent-encoded")
 )
 
-// Others that migrate are waited for: asked once a second, for five minutes. A blocking lock would
-// hold a snapshot while it waits, and CREATE INDEX CONCURRENTLY in the other process would wait for that.
+// Up waits for concurrent migrations: it polls once a second, for five minutes. A blocking lock
+// would hold a snapshot while it waits, and CREATE INDEX CONCURRENTLY in the other process would
+// wait for that.
 const (
 	lockEverySeconds = 1
 	lockTries        = 300
@@ -56,8 +57,8 @@ type Migration struct {
 	AppliedAt time.Time
 }
 
-// Up applies all migrations that are missing. Processes that do so at the same time wait for each
-// other, and only one of them applies each migration.
+// Up applies all missing migrations. Concurrent processes wait for each other, and only one of them
+// applies each migration.
 func Up(ctx context.Context, databaseURL string) error {
 	return withProvider(databaseURL, func(p *goose.Provider) error {
 		if _, err := p.Up(ctx); err != nil {
@@ -67,13 +68,13 @@ func Up(ctx context.Context, databaseURL string) error {
 	})
 }
 
-// Down undoes the latest migration that is applied, in a database without sales. It returns
-// ErrHoldsSales for one that has any.
+// Down undoes the latest migration in a database without sales, and otherwise returns
+// ErrHoldsSales.
 func Down(ctx context.Context, databaseURL string) error {
 	return down(ctx, databaseURL, refuseWithSales)
 }
 
-// DownWithData undoes the latest migration that is applied, with the data that it holds.
+// DownWithData undoes the latest migration and deletes its data.
 func DownWithData(ctx context.Context, databaseURL string) error {
 	return down(ctx, databaseURL, func(context.Context, *stdsql.DB) error { return nil })
 }
@@ -113,7 +114,7 @@ func isUndefinedTable(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == undefinedTable
 }
 
-// Status returns all migrations that this program knows, oldest first.
+// Status returns all migrations of this program, oldest first.
 func Status(ctx context.Context, databaseURL string) ([]Migration, error) {
 	var all []Migration
 	err := withProvider(databaseURL, func(p *goose.Provider) error {
@@ -134,8 +135,8 @@ func Status(ctx context.Context, databaseURL string) ([]Migration, error) {
 	return all, err
 }
 
-// Check tells with one query whether the database has the schema that this program was built for:
-// it returns nil, or an error that wraps ErrNotMigrated or ErrSchemaAhead, or the one of the query.
+// Check compares the schema of the database with that of this program in one query. The error wraps
+// ErrNotMigrated or ErrSchemaAhead, or is that of the query.
 func Check(ctx context.Context, pool *pgxpool.Pool) error {
 	known, err := versions()
 	if err != nil {
@@ -179,8 +180,8 @@ func versions() (map[int64]bool, error) {
 	return known, nil
 }
 
-// Fingerprint names the schema after the contents of all migrations: databases with the same
-// fingerprint were made alike.
+// Fingerprint is a hash of all migrations: databases with the same fingerprint have the same
+// schema.
 func Fingerprint() (string, error) {
 	hash := sha256.New()
 	err := fs.WalkDir(migrations, "migrations", func(path string, entry fs.DirEntry, err error) error {

@@ -2,8 +2,8 @@ package sql
 
 import _ "embed"
 
-// The queries, a folder for each owner. The header of a file says what it takes and what it
-// answers. A variable is named after its folder and its file.
+// The queries, in a folder for each owner. A file's header gives its parameters and its result. A
+// variable is named after its folder and its file.
 var (
 	//go:embed queries/audit/buyers.sql
 	AuditBuyers string

@@ -1,5 +1,6 @@
--- The buyers once each, with an index and the figures that the planner needs. Who came after the sale was looked at is left
--- out; but a place that was not even given out a while after the buyers were read was given to nobody.
+-- The buyers, once each, with an index and statistics for the planner. Buyers who came after the
+-- sale was read are left out, unless their place was still not assigned a while later: those are
+-- forged.
 CREATE TEMP TABLE audit_buyers AS
 SELECT DISTINCT ON (b.sale_id, b.user_id) b.*, b.sequence > coalesce(a.latest, a.places) AS beyond
 FROM audit_scan AS b JOIN audit_sales AS a USING (sale_id)

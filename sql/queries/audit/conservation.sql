@@ -1,9 +1,9 @@
--- S4: stock = available + held + sold. Without the sale in Redis nobody can tell what is available.
+-- S4: stock = available + held + sold. Without the sale in Redis the available units are unknown.
 --
--- For people, as in the API, confirmed orders that have to be paid hold their units, and do not have them sold.
+-- In texts, as in the API, confirmed orders that await payment count as held, not as sold.
 --
--- Where Redis alone does not add up, its stock has to be made anew. Else the difference comes from what other
--- checks find, or from units that were on their way.
+-- If Redis alone is inconsistent, its stock has to be rebuilt. Otherwise the difference comes from
+-- other findings, or from units in transit.
 SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
        CASE WHEN NOT present THEN 'Redis does not have the sale, so its units cannot be accounted for'
             WHEN redis_stock <> stock THEN format('the stock is %s in Postgres and %s in Redis', stock, redis_stock)
@@ -18,7 +18,7 @@ SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
             WHEN redis_stock <> stock AND changing THEN 'worker'
             WHEN redis_stock <> stock OR still AND available + taken <> redis_stock THEN 'rebuild'
             ELSE '' END AS remedy,
-       -- Units are sold all the time; what is missing stays the same.
+       -- The sold units change during a sale; the difference does not.
        CASE WHEN redis_stock <> stock THEN format('stocks %s %s', redis_stock, stock) ELSE format('off by %s', redis_stock - available - taken) END AS same
 FROM audit_figures
 WHERE NOT present AND NOT gone OR redis_stock <> stock OR stock <> available + held + sold

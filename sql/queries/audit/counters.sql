@@ -1,4 +1,4 @@
--- S4: the sale's counter, its orders and its events say different things.
+-- S4: the sale's counter, its orders and its events disagree.
 SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
        format('sold is %s, the live orders hold %s units, and the events come to %s', sold, live_units, replayed_units) AS what,
        CASE WHEN live_units <> replayed_units THEN 'projections' ELSE 'recount' END AS remedy,

@@ -1,7 +1,8 @@
--- S7: ended orders that Redis does not know by their idempotency key, so that the request that made one would make another.
+-- S7: ended orders whose idempotency key is missing in Redis, so that a retry of the request would
+-- make another order.
 --
--- What Redis has was read after the snapshot was taken, so it knows of every end that needs no release any more. A rejected
--- order has no release: its units come back before its event is done with.
+-- Redis was read after the snapshot, so it has every ended order that needs no release. A rejected
+-- order has no release: its units return before its event is acknowledged.
 SELECT o.sale_id, o.id AS order_id, o.user_id,
        CASE WHEN r.name IS NULL THEN format('the order is %s, and Redis does not know its idempotency key, which would buy again', o.status)
             ELSE format('the order is %s, and Redis has something else for its idempotency key', o.status) END AS what,

@@ -1,5 +1,5 @@
--- What the audited sales come to, one row each, in Postgres and in Redis. Sums are numeric: what somebody wrote by hand may be
--- beyond a bigint.
+-- The figures of the audited sales, one row each, in Postgres and in Redis. Sums are numeric,
+-- because forged values may exceed a bigint.
 CREATE TEMP TABLE audit_figures AS
 WITH projected AS (
     SELECT sale_id, count(*) AS orders,
@@ -17,13 +17,13 @@ WITH projected AS (
                                   WHEN 'OrderExpired' THEN -quantity END), 0) AS replayed_units
     FROM order_events JOIN audit_sales USING (sale_id) GROUP BY sale_id
 ), bought AS (
-    -- Held are the units whose order Postgres does not have yet, and those that wait to come back.
+    -- Held: units without an order in Postgres yet, and those that await their release.
     SELECT b.sale_id, count(*) AS buyers, sum(b.quantity) AS taken,
            coalesce(sum(b.quantity) FILTER (WHERE o.id IS NULL OR r.order_id IS NOT NULL), 0) AS held
     FROM audit_buyers AS b LEFT JOIN orders AS o ON o.id = b.order_id LEFT JOIN releases AS r ON r.order_id = b.order_id
     GROUP BY b.sale_id
 ), rebuilt AS (
-    -- Up to here the places of a sale may lack orders: Redis was lost with them, or with orders after them.
+    -- Up to here the places of a sale may lack orders, which were lost with Redis.
     SELECT sale_id, max(CASE WHEN data ->> 'sequence' ~ '^\d{1,15}$' THEN (data ->> 'sequence')::bigint ELSE 0 END) AS rebuilt_to
     FROM sale_events JOIN audit_sales USING (sale_id) WHERE type = 'SaleRebuilt' GROUP BY sale_id
 ), found AS (
@@ -38,11 +38,11 @@ SELECT s.id AS sale_id, s.name, s.stock, s.sold, s.epoch, s.revision, s.publishe
        coalesce(p.rejected, 0) AS rejected, coalesce(p.voided, 0) AS voided, coalesce(p.last_place, 0) AS last_place,
        coalesce(l.events, 0) AS events, coalesce(l.replayed_units, 0) AS replayed_units,
        coalesce(b.buyers, 0) AS buyers, coalesce(b.taken, 0) AS taken, coalesce(b.held, 0) AS held,
-       -- The keys of a sale that is over may be deleted: what nobody has bought then is what was left.
+       -- The keys of an ended sale may be deleted: unsold units are what was left.
        a.present, NOT a.present AND over.over AS gone, CASE WHEN NOT a.present AND over.over THEN s.stock::numeric - s.sold ELSE coalesce(a.units, 0) END AS available, coalesce(a.places, 0) AS places, coalesce(a.latest, a.places, 0) AS latest,
        a.epoch AS redis_epoch, a.stock AS redis_stock, a.still,
-       -- Redis was told of all changes that were published before the look, and Postgres has made more of them since:
-       -- what is different may be one of those.
+       -- Redis had all changes that were published before the look, and Postgres has more since: a
+       -- difference may be one of those.
        a.revision BETWEEN coalesce(before.published_revision, 0) AND log.last AND (a.revision < log.last OR s.published_revision < log.last) AS changing,
        before.epoch IS DISTINCT FROM s.epoch AS rebuilding,
        coalesce(r.rebuilt_to, 0) AS rebuilt_to, coalesce(r.rebuilt_to - coalesce(f.places, 0), 0) AS lost

@@ -1,4 +1,4 @@
--- S5: the log of an order has a gap, or its row does not say what the log says.
+-- S5: the log of an order has a gap, or its row differs from the log.
 WITH logged AS (
     SELECT sale_id, order_id, max(user_id) AS user_id, max(quantity) AS quantity, count(*) AS events, min(version) AS first, max(version) AS last,
            (array_agg(type ORDER BY version))[1] AS first_type,
@@ -18,7 +18,7 @@ SELECT coalesce(e.sale_id, o.sale_id) AS sale_id, coalesce(e.order_id, o.id) AS 
             ELSE format('the order''s row and its log tell of another sale, place, user, quantity, payment or reason: %s and %s',
                         concat_ws(' ', o.sale_id, o.sequence, o.user_id, o.quantity, o.payment_reference, o.reason), concat_ws(' ', e.sale_id, e.sequence, e.user_id, e.quantity, e.reference, e.reason))
        END AS what,
-       -- Whatever the row says, the log can make it anew: but not from nothing, and not from a gap.
+       -- The log can replace any row, unless it is empty or has a gap.
        CASE WHEN e.order_id IS NULL OR e.first <> 1 OR e.last <> e.events OR e.first_type <> 'OrderReserved' THEN 'operator' ELSE 'projections' END AS remedy
 FROM logged AS e FULL JOIN projected AS o ON o.id = e.order_id
 WHERE e.order_id IS NULL OR e.first <> 1 OR e.last <> e.events OR e.first_type <> 'OrderReserved'

@@ -1,4 +1,4 @@
--- S7: sales that Redis has lost, or of which it has an older state than Postgres.
+-- S7: sales that Redis has lost or has in an older state than Postgres.
 SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
        CASE WHEN NOT present AND published_revision = 0 THEN 'Redis has not been told of the sale'
             WHEN NOT present THEN 'Redis has lost the sale, which sells nothing until it is rebuilt from Postgres'
@@ -11,7 +11,7 @@ SELECT sale_id, NULL::uuid AS order_id, NULL AS user_id,
 FROM audit_figures
 WHERE NOT gone AND (NOT present OR redis_epoch <> epoch OR latest < last_place)
 UNION ALL
--- The definition by which Redis sells. A revision that Redis has not been told of is on its way.
+-- The definition in Redis. An unpublished revision is in transit.
 SELECT f.sale_id, NULL, NULL, 'Redis has another definition of the sale than Postgres: ' || d.differences,
        CASE WHEN f.changing THEN 'worker' ELSE 'rebuild' END, d.differences
 FROM audit_figures AS f JOIN audit_sales AS a USING (sale_id) JOIN sales AS s ON s.id = f.sale_id

@@ -1,19 +1,19 @@
--- S4: reservations in Redis and orders in Postgres that do not match, and releases of what is not to come back.
+-- S4: reservations in Redis and orders in Postgres that do not match, and wrong releases.
 SELECT b.sale_id, b.order_id, b.user_id,
        CASE WHEN o.status NOT IN ('confirmed', 'paid') THEN format('the order is %s and its units are still taken in Redis', o.status)
             ELSE format('the reservation of %s for %s units is the order of %s for %s', b.user_id, b.quantity, o.user_id, o.quantity)
        END AS what,
        CASE WHEN (o.sale_id, o.user_id, o.quantity) <> (b.sale_id, b.user_id, b.quantity) THEN 'rebuild'
-            -- Whoever refuses an order gives its units back before the event is done with.
+            -- A rejected order's units return before its event is acknowledged.
             WHEN EXISTS (SELECT FROM audit_waiting AS w WHERE w.order_id = b.order_id AND NOT parked) THEN 'worker'
             WHEN EXISTS (SELECT FROM audit_waiting AS w WHERE w.order_id = b.order_id) THEN 'dlq'
             ELSE 'release' END AS remedy
 FROM audit_buyers AS b JOIN orders AS o ON o.id = b.order_id
 WHERE (o.sale_id, o.user_id, o.quantity) <> (b.sale_id, b.user_id, b.quantity)
-   -- A worker has yet to tell Redis of what is in releases.
+   -- A worker will apply what is in releases.
    OR o.status NOT IN ('confirmed', 'paid') AND NOT EXISTS (SELECT FROM releases AS r WHERE r.order_id = o.id)
 UNION ALL
--- Whose order is not in Postgres either gets its event again before the sale is made anew.
+-- Reservations without an order get their event again before the sale is rebuilt.
 SELECT b.sale_id, b.order_id, b.user_id, format('the reservation is at place %s, and the sale has given out %s', b.sequence, f.latest), 'rebuild'
 FROM audit_buyers AS b JOIN audit_figures AS f USING (sale_id) WHERE b.beyond
 UNION ALL

@@ -1,5 +1,5 @@
--- S5: sales whose counted revisions are not those of their log. No change of such a sale can be told to Redis. What came
--- before its last rebuild does not matter any more: that wrote the whole sale.
+-- S5: sales whose revision is not that of their log. Their changes cannot be published. Changes
+-- before the last rebuild do not matter, because it wrote the whole sale.
 SELECT s.id AS sale_id, NULL::uuid AS order_id, NULL AS user_id,
        CASE WHEN s.published_revision NOT BETWEEN 0 AND s.revision THEN format('the sale is at revision %s, and Redis is said to know revision %s', s.revision, s.published_revision)
             WHEN coalesce(log.last, 0) <> s.revision THEN format('the sale is at revision %s, and its log ends with revision %s', s.revision, coalesce(log.last, 0))
@@ -12,7 +12,7 @@ CROSS JOIN LATERAL (SELECT count(*) AS events, min(revision) AS first, max(revis
 WHERE s.published_revision NOT BETWEEN 0 AND s.revision
    OR log.last IS DISTINCT FROM s.revision OR log.first <> rebuilt.since OR log.events <> s.revision - rebuilt.since + 1
 UNION ALL
--- A change whose type nobody knows keeps all later ones from Redis. A rebuild would pass over it, and over what it was to change.
+-- A change of an unknown type blocks all later ones. A rebuild would skip it and its effect.
 SELECT e.sale_id, NULL, NULL, format('revision %s of the sale is a %s, which this version does not know: Redis is told of no change from there on', e.revision, e.type), 'operator'
 FROM sale_events AS e JOIN sales AS s ON s.id = e.sale_id JOIN audit_sales AS a ON a.sale_id = s.id
 WHERE e.revision > s.published_revision AND e.revision <= s.revision

@@ -1,11 +1,11 @@
--- S5: every place in a sale, from 1 to the last one that Redis gave out, belongs to exactly one order.
--- Gaps are found between neighbours, so a forged place far away costs nothing.
+-- S5: every place in a sale, from 1 to the last that Redis assigned, belongs to exactly one order.
+-- Gaps are found between neighbors, so a forged place far away costs nothing.
 --
--- Places that were given out since Redis was looked at are left out: their orders may still be on their way. One that
--- Redis has not given out until now is not.
+-- Places assigned after Redis was read are left out, because their orders may be in transit. Places
+-- that are still not assigned are reported.
 --
--- Up to where the sale was when its stock was last made anew, places may lack orders, which Redis took along, and
--- a Redis that was set back may have given out the same ones again. A voided order has no place any more.
+-- Up to the sequence of the last rebuild, places may lack orders, which were lost with Redis, and a
+-- Redis that was set back may have assigned places twice. A voided order has no place.
 WITH places AS (
     SELECT sale_id, o.sequence AS place, o.id AS order_id
     FROM orders AS o JOIN audit_figures AS f USING (sale_id) WHERE o.sequence > f.rebuilt_to AND (o.sequence <= f.places OR o.sequence > f.latest) AND o.status <> 'voided'

@@ -2,7 +2,7 @@
 SELECT b.sale_id, b.order_id, b.user_id, 'the order was accepted and is not in Postgres' AS what,
        CASE WHEN EXISTS (SELECT FROM audit_waiting AS w WHERE w.order_id = b.order_id AND NOT parked) THEN 'worker'
             WHEN EXISTS (SELECT FROM audit_waiting AS w WHERE w.order_id = b.order_id) THEN 'dlq'
-            -- Its event would be taken for one that was recorded before.
+            -- Its event would count as already recorded.
             WHEN EXISTS (SELECT FROM order_events AS e WHERE e.order_id = b.order_id AND e.version > 1) THEN 'projections'
             WHEN EXISTS (SELECT FROM order_events AS e WHERE e.order_id = b.order_id) THEN 'operator'
             WHEN a.epoch = 0 THEN 'rebuild'

@@ -1,4 +1,4 @@
--- Makes the next revision of a sale, and the event that tells of it.
+-- Makes the next revision of a sale, and its event.
 -- $1 id, $2 state, $3 stock, $4 type of the event, $5 its data, $6 idempotency key or null
 -- Answers: the revision.
 WITH sale AS (

@@ -1,8 +1,9 @@
--- What became of the wish to lower the stock of the sale $1 that is its revision $2, or of the latest one if
--- $2 is 0. No row if there is none.
+-- The state of the request to lower the stock of the sale $1 that is its revision $2, or of the
+-- latest one if $2 is 0. No row if there is none.
 --
--- Answers: its revision; done, if the stock was lowered; taken, the units because of which Redis has refused it, or 0;
--- open, if that is not decided yet. None of them is true of a wish that a rebuild of the stock has withdrawn.
+-- Answers: its revision; done, if the stock was lowered; taken, the units because of which Redis
+-- refused it, or 0; open, if it is undecided. None is true of a request that a rebuild has
+-- withdrawn.
 SELECT e.revision, f.revision IS NOT NULL AS done, coalesce((e.data ->> 'taken')::bigint, 0) AS taken,
        f.revision IS NULL AND s.published_revision < e.revision AS open
 FROM sales AS s JOIN sale_events AS e ON e.sale_id = s.id

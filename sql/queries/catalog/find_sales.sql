@@ -1,6 +1,6 @@
--- Sales with the units that are final in them, newest first (ids are in the order of their making).
+-- Sales with the units that are final in them, newest first (ids are in the order of creation).
 -- $1 the ids asked for, or null; $2 only those older than this id, or null; $3 how many at most
--- $4 whether what is paid for is to be counted: it is a look at each paid order, which nobody may do who has a sale locked
+-- $4 whether to count paid units, which reads each paid order: never while a sale is locked
 -- Answers: the definition of each sale, and final: units paid for, or confirmed where confirmed is final.
 SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at, payment_window_seconds,
        epoch, revision, published_revision, partitions, created_at,

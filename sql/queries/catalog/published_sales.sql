@@ -1,2 +1,2 @@
--- The sales of which Redis was told, ever, and among how many partitions each lives.
+-- The sales that were ever published to Redis, with the number of their partitions.
 SELECT id, partitions FROM sales WHERE published_revision > 0

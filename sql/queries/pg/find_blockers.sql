@@ -1,8 +1,8 @@
--- Sessions for whose locks others of our role wait, without those that wait for a lock themselves.
+-- Sessions that block others of our role, except those that wait for a lock themselves.
 --
--- silent is true for a session of our role in the middle of a transaction that waits for its client. Its client may have
--- vanished: Postgres does not ask about a client whose machine is gone without a word, or whose process stands still.
--- (query_start and state_change tell whether it has heard anything since the last look. A COPY they do not tell of.)
+-- silent is true for a session of our role that is idle in a transaction. Its client may have
+-- vanished: Postgres does not check a client whose machine is gone or whose process is frozen.
+-- (query_start and state_change show activity since the last look, but not that of a COPY.)
 --
 -- Of sessions of another role Postgres shows little more than their pid.
 WITH blocker AS MATERIALIZED (

@@ -1,6 +1,5 @@
--- What lasts: the differences of the second look that the first one had found as well. What was only on its way
--- has arrived in between. The very same difference: a sale that is changed at both looks is different both times, each time
--- in another way.
+-- The lasting differences: those of the second look that the first one found too. Data in transit
+-- has arrived in between, and a sale in progress differs at each look in another way.
 INSERT INTO reconcile_found (sale_id, order_id, user_id, what, remedy, same)
 SELECT DISTINCT ON (sale_id, remedy, order_id, user_id, what) sale_id, order_id, user_id, what, remedy, same
 FROM reconcile_looks AS n

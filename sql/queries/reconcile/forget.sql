@@ -1,5 +1,5 @@
--- Forgets the releases of the orders $2 of the sale $1 that have not ended. The caller has those orders locked, by a
--- statement of its own.
+-- Deletes the releases of those of the orders $2 of the sale $1 that have not ended. The caller has
+-- locked those orders by a separate statement.
 DELETE FROM releases AS r
 WHERE r.sale_id = $1 AND r.order_id = ANY ($2::uuid[])
   AND NOT EXISTS (SELECT FROM orders AS o WHERE o.id = r.order_id AND o.status NOT IN ('confirmed', 'paid'))

@@ -1,4 +1,4 @@
--- Makes the next revision of the sale $1, which changes none of its terms, and the event that tells by $2 what was mended.
+-- Makes the next revision of the sale $1 with the same terms, and its event with the repairs $2.
 WITH sale AS (
     UPDATE sales SET revision = revision + 1 WHERE id = $1
     RETURNING id, revision

@@ -1,2 +1,2 @@
--- On which Redis server the stock of each partition is, as it was last made sure.
+-- The Redis server of each partition, as last verified.
 SELECT partition, run_id FROM redis_servers

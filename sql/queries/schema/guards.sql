@@ -1,7 +1,8 @@
--- The constraints, the indexes and the columns that may not be NULL of the tables $1, as far as they are there: table, kind,
--- name, definition, and what keeps it from holding, if anything does. A table that is missing has a row without a kind.
+-- The constraints, the indexes and the NOT NULL columns of the tables $1: table, kind, name,
+-- definition, and why one is not enforced. A missing table has a row without a kind.
 --
--- Definitions are Postgres' own words for them, without the schema. The index of a constraint comes with the constraint.
+-- Definitions are in Postgres' words, without the schema. The index of a constraint comes with the
+-- constraint.
 WITH tables AS (
     SELECT wanted.name, c.oid, n.nspname
     FROM unnest($1::text[]) AS wanted (name)
