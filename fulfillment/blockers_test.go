@@ -11,6 +11,7 @@ import (
 	"stampede/fulfillment"
 	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
+	"stampede/internal/pg"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -121,7 +122,16 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 
 	b := testwork.Batch(s, t, nil)
 	answers := testwork.Handle(b, testwork.Messages(s, t)...)
-	testkit.Eventually(t, testshop.Soon, "the batch waits", func() bool { return s.TransactionsWaiting(t) == 1 })
+	// Postgres notes that a session waits for its client after the answer has been sent.
+	awaitSilent := func() {
+		t.Helper()
+		testkit.Eventually(t, testshop.Soon, "the batch waits for a silent session", func() bool {
+			blockers, err := pg.Blockers(t.Context(), s.Pool)
+			require.NoError(t, err)
+			return len(blockers) == 1 && blockers[0].Silent
+		})
+	}
+	awaitSilent()
 	require.Zero(t, look())
 	pass(fulfillment.SilentBetweenQueryMax - time.Second)
 	require.Zero(t, look(), "its time is not over")
@@ -131,9 +141,11 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 
 	_, err := hold.Exec(t.Context(), "SELECT 1")
 	require.NoError(t, err)
+	awaitSilent()
 	pass(fulfillment.SilentBetweenQueryMax)
 	require.Zero(t, look(), "it works on, slowly")
 	pass(fulfillment.SilentBetweenQueryMax)
+	awaitSilent()
 	require.Equal(t, 1, look())
 	require.Equal(t, 1, log.Times(fulfillment.EndedSession))
 	for _, a := range answers {

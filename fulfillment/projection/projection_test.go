@@ -305,6 +305,7 @@ func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 	require.NoError(t, err)
 	_, err = holder.Exec(t.Context(), "LOCK TABLE orders IN ROW EXCLUSIVE MODE")
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }) // or a failed test waits for its pool
 	ctx, cancel := context.WithCancel(t.Context())
 	var rebuild errgroup.Group
 	rebuild.Go(func() error {
@@ -361,6 +362,7 @@ func TestProjectionSnapshotIsTakenAfterSwap(t *testing.T) {
 	want := s.Count(t, "SELECT count(*) FROM orders")
 	swap, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = swap.Rollback(context.WithoutCancel(t.Context())) })
 	_, err = swap.Exec(t.Context(), "LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
 	var look errgroup.Group
