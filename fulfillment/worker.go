@@ -134,7 +134,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	ledger := ledger.New(config.Pool).Telling(outcomes)
+	ledger := ledger.New(config.Pool).WithOutcomes(outcomes)
 	rebuilder.Ledger = ledger // outcomes of what it drains are published as well
 	return &Worker{config: config, metrics: metrics, outcomes: outcomes, ledger: ledger, rebuilder: rebuilder}, nil
 }

@@ -87,7 +87,7 @@ func (f *front) serveOrders(config *ingress.Config, keys keysFlags) (*ledger.Out
 	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
 		Client: f.redis, Keys: keys.keys(), Logger: config.Logger, Registerer: config.Metrics,
 	})
-	config.Orders = buyersOrders{ledger.New(f.looks), ledger.New(f.changes).Telling(outcomes)}
+	config.Orders = buyersOrders{ledger.New(f.looks), ledger.New(f.changes).WithOutcomes(outcomes)}
 	config.AwaitedOrders = ledger.New(f.pool)
 	config.Postgres = ledger.New(f.duty)
 	return outcomes, err

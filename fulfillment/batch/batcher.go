@@ -128,7 +128,7 @@ func (b *Batcher) Process(ctx context.Context, f *inFlightBatch) {
 		switch out := outcomes[i]; {
 		case errors.Is(out.Err, ledger.ErrBlocked):
 			f.blocked, f.why = append(f.blocked, s), out.Err
-		case ledger.ComesToNothing(out) && !released:
+		case ledger.NeedsRelease(out) && !released:
 			// Its units are not back: a later batch finds the order recorded and tries again.
 			f.Deferred = append(f.Deferred, s)
 		default:
@@ -206,7 +206,7 @@ func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	var ended []reservation.Release
 	var which []int
 	for i, out := range outcomes {
-		if ledger.ComesToNothing(out) {
+		if ledger.NeedsRelease(out) {
 			ended, which = append(ended, ledger.ReleaseOf(out)), append(which, i)
 		}
 	}

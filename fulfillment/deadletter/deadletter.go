@@ -281,7 +281,7 @@ func (d *Store) endOrder(ctx context.Context, letter Letter) (string, error) {
 		return fmt.Sprintf("order %s was left as it is: %v", event.OrderID, out.Err), nil
 	case out.Err != nil:
 		return "", out.Err
-	case !ledger.ComesToNothing(out):
+	case !ledger.NeedsRelease(out):
 		return fmt.Sprintf("order %s is %s", event.OrderID, out.Status), nil
 	}
 	results, err := d.store.Release(ctx, []reservation.Release{ledger.ReleaseOf(outcomes[0])})

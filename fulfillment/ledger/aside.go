@@ -12,24 +12,24 @@ import (
 )
 
 const (
-	// asideMax is how many orders a worker sets aside at most. With more, their sale is left to the next turn as a whole.
+	// asideMax bounds the orders that a worker sets aside. Beyond it the whole sale waits for the next turn.
 	asideMax = 1000
-	// asideFor is when an order that was set aside is tried again: somebody may have mended it.
+	// asideFor is the time after which an order that was set aside is tried again.
 	asideFor = time.Minute
 )
 
 // SetAside is what the log says of an order that cannot expire. The audit names what is wrong with it.
-const SetAside = "an overdue order contradicts what else is known of it, and is set aside"
+const SetAside = "an overdue order contradicts other records of it and is set aside"
 
-// Expirer ends overdue orders. One that cannot be ended is found by halving, and set aside: it keeps the others of its
-// sale from nothing.
+// Expirer ends overdue orders. It finds an order that cannot be ended by halving the batch, and sets it aside,
+// so that it does not block the others of its sale.
 type Expirer struct {
 	ledger *Ledger
 	log    *slog.Logger
-	// Aside is until when an order is set aside.
+	// Aside holds, for each order set aside, the time until which it is skipped.
 	Aside map[uuid.UUID]time.Time
-	// limit is how many orders one transaction ends at most. It is halved when one of them is at fault or when they take
-	// too long, and sweepMax again when that one was found.
+	// limit bounds the orders of one transaction. It is halved when an order is at fault or the transaction takes too
+	// long, and returns to SweepMax when the order at fault is found.
 	limit int
 }
 
@@ -37,7 +37,7 @@ func NewExpirer(ledger *Ledger, log *slog.Logger) *Expirer {
 	return &Expirer{ledger: ledger, log: log, Aside: make(map[uuid.UUID]time.Time), limit: SweepMax}
 }
 
-// Some is a sweepStep.
+// Some is a SweepStep.
 func (e *Expirer) Some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
 	for {
 		orders, err := e.ledger.expireSome(ctx, except, e.passedOver(), e.limit)
@@ -64,14 +64,14 @@ func (e *Expirer) Some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID,
 	}
 }
 
-// isOfOrder tells whether one of the orders is at fault, and not their sale or the surroundings.
+// isOfOrder reports whether the fault lies in one of the orders, and not in their sale or in Postgres.
 func isOfOrder(err error) bool {
 	var ofSale *saleError
 	return !errors.As(err, &ofSale) &&
 		(FaultOf(err) == BadData || errors.Is(err, errNotLocked) || errors.Is(err, order.ErrIllegalTransition))
 }
 
-// setAside is false if there are too many already.
+// setAside returns false if too many orders are set aside already.
 func (e *Expirer) setAside(o order.Order, why error) bool {
 	_, again := e.Aside[o.ID]
 	if len(e.Aside) >= asideMax && !again {
@@ -84,15 +84,15 @@ func (e *Expirer) setAside(o order.Order, why error) bool {
 	return true
 }
 
-// passedOver are the orders that are not to be tried yet.
+// passedOver returns the orders that are not tried yet.
 func (e *Expirer) passedOver() []uuid.UUID {
-	orders := []uuid.UUID{} // and not nil, which would be NULL
+	orders := []uuid.UUID{} // not nil, which would be NULL
 	now := time.Now()
 	for order, until := range e.Aside {
 		switch {
 		case now.Before(until):
 			orders = append(orders, order)
-		case now.Sub(until) > asideFor: // nobody found it again
+		case now.Sub(until) > asideFor: // not overdue any more
 			delete(e.Aside, order)
 		}
 	}

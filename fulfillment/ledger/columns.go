@@ -12,17 +12,17 @@ import (
 	"stampede/reservation/order"
 )
 
-// Columns are events as the arrays that ledger/record_orders.sql and ledger/record_fresh.sql take, each order once.
+// Columns holds events as the arrays that record_orders.sql and record_fresh.sql take, each order once.
 type Columns struct {
 	orders, sales                 []idCell
 	users                         []textCell
 	quantities, sequences, epochs []numberCell
 	reservedAt                    []timeCell
 	keys                          []textCell
-	firsts                        []int // where in the batch the row's order stands first
+	firsts                        []int // index in the batch of the row's first event
 }
 
-// ColumnsOf returns the columns and, for every event, its row in them.
+// ColumnsOf returns the columns and each event's row in them.
 func ColumnsOf(events []order.OrderReserved) (*Columns, []int) {
 	n := len(events)
 	c := &Columns{
@@ -47,7 +47,7 @@ func ColumnsOf(events []order.OrderReserved) (*Columns, []int) {
 	return c, rows
 }
 
-// Arguments are the columns as parameters $1 to $8.
+// Arguments returns the columns as parameters $1 to $8.
 func (c *Columns) Arguments() []any {
 	return []any{
 		array[idCell](c.orders), array[idCell](c.sales), array[textCell](c.users), array[numberCell](c.quantities),
@@ -65,16 +65,15 @@ func (c *Columns) idsOf(words []string, word string) []uuid.UUID {
 	return ids
 }
 
-// saleUnits is what a transaction does to the counter of a sale.
+// saleUnits is the change of a sale's counter in one transaction.
 type saleUnits struct {
 	id    uuid.UUID
 	units int64
-	// lastSequence is the highest place of the orders that hold the units, and epoch the earliest life of
-	// the stock of which they are.
+	// lastSequence is the highest place of the orders that hold the units; epoch is the earliest epoch of these orders.
 	lastSequence, epoch int64
 }
 
-// unitsOf sums the units of confirmed rows by sale, in the order of the sales' ids.
+// unitsOf sums the units of confirmed rows by sale, sorted by sale id.
 func (c *Columns) unitsOf(confirmed func(row int) bool) []saleUnits {
 	sums := map[uuid.UUID]saleUnits{}
 	for row := range c.orders {
@@ -93,13 +92,13 @@ func (c *Columns) unitsOf(confirmed func(row int) bool) []saleUnits {
 	return inOrder(sums)
 }
 
-// inOrder sorts by the sales' ids: the order in which every transaction locks their rows.
+// inOrder sorts by sale id: every transaction locks the rows of sales in this order.
 func inOrder(sums map[uuid.UUID]saleUnits) []saleUnits {
 	return slices.SortedFunc(maps.Values(sums), func(a, b saleUnits) int { return bytes.Compare(a.id[:], b.id[:]) })
 }
 
-// array is a column as pgx takes it. It gives pointers to cells that know their own form in Postgres: pgx would find its
-// way to that of a []uuid.UUID by reflection, element by element, through text and with some allocations for each.
+// array is a column as pgx takes it. It yields pointers to cells that encode themselves: for a []uuid.UUID pgx would
+// use reflection and several allocations per element.
 type array[T any] []T
 
 func (a array[T]) Dimensions() []pgtype.ArrayDimension {

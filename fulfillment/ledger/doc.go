@@ -2,15 +2,14 @@
 // admitted it.
 //
 //   - Ledger.Record (ledger.go) records a batch of reservations in one transaction; RecordWith
-//     (record_batch.go) finds the outcome of every event of a batch, whatever is wrong with some of
-//     them; errors.go says what an error means for them.
-//   - Ledger.Pay and Ledger.Cancel (transition_write.go) are what a buyer does; reservation decides
-//     whether they are legal.
-//   - Expirer (expire.go, aside.go) ends orders that were not paid in time, and release.go gives
-//     the units of ended orders back to Redis. Heartbeat (heartbeat.go) is the payment clock: time
+//     (record_batch.go) finds the outcome of every event even if some events are invalid;
+//     errors.go classifies errors.
+//   - Ledger.Pay and Ledger.Cancel (transition_write.go) are a buyer's actions; package order
+//     decides whether they are legal.
+//   - Expirer (expire.go, aside.go) ends orders that were not paid in time, and release.go releases
+//     the units of ended orders in Redis. Heartbeat (heartbeat.go) is the payment clock: time
 //     without an ingress or without Postgres does not count.
-//   - Outcomes (outcomes.go) tells ingresses of what was written.
+//   - Outcomes (outcomes.go) publishes what was written to the ingresses.
 //
-// Everything here may run twice, in any process: an event has one effect because of the unique keys
-// in Postgres.
+// Everything here may run twice, in any process: the unique keys in Postgres give an event one effect.
 package ledger

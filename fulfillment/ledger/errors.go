@@ -16,37 +16,37 @@ import (
 var (
 	// ErrUnknownSale is returned for an event of a sale that Postgres does not have.
 	ErrUnknownSale = errors.New("unknown sale")
-	// ErrContradiction is returned for an event that says something else of its order than what was recorded.
+	// ErrContradiction is returned for an event that differs from what was recorded of its order.
 	ErrContradiction = errors.New("event contradicts the ledger")
-	// ErrOversold is returned when a batch holds more units than are left of a sale in Postgres.
+	// ErrOversold is returned when a batch holds more units than a sale has left in Postgres.
 	ErrOversold = errors.New("more units than the sale's stock holds")
-	// ErrGuardMissing is returned where Postgres lacks a constraint or an index of the schema, without which nothing can be
-	// recorded. Its text tells the SQL that puts it back.
+	// ErrGuardMissing is returned when Postgres lacks a constraint or an index without which nothing can be recorded.
+	// Its text includes the SQL that restores it.
 	ErrGuardMissing = errors.New("a constraint or an index is missing in Postgres")
 
-	// errEpochOver: the stock of a sale was made anew while orders of it were being recorded. The next try
-	// finds out which of them it goes without.
+	// ErrEpochOver is returned when a sale's stock was rebuilt while its orders were being recorded. The next try voids
+	// the orders of the earlier epoch.
 	ErrEpochOver = errors.New("the epoch of a sale has just ended")
 
-	// errNoConnection: Postgres is away, or all connections are in use.
+	// errNoConnection is returned when Postgres is unreachable or all connections are in use.
 	errNoConnection = errors.New("no connection to Postgres")
 
 	ErrPanicked = errors.New("panic while recording")
 
-	// errBlocked: events were not recorded because of a lock that somebody else has, or because it took too long. That says
-	// nothing about them; they are tried again apart from others.
+	// ErrBlocked is returned for events that were not recorded because of a lock or a slow transaction. The events may
+	// be valid; they are tried again apart from others.
 	ErrBlocked = errors.New("blocked")
 )
 
-// Fault tells what an error means for the messages that it befell.
+// Fault says where the cause of an error lies.
 type Fault int
 
 const (
-	// transient: the surroundings are at fault, and the same batch will succeed when they have recovered.
+	// Transient: the environment is at fault; the same batch succeeds once it has recovered.
 	Transient Fault = iota
-	// badData: an event of the batch is at fault, and will be tomorrow.
+	// BadData: an event of the batch is at fault; retries do not help.
 	BadData
-	// oversold: Postgres' stock does not hold the batch; one event less may fit.
+	// oversold: the stock in Postgres does not hold the batch; a smaller batch may fit.
 	oversold
 )
 
@@ -56,7 +56,7 @@ const (
 
 	notNullViolation = "23502"
 	uniqueViolation  = "23505"
-	// noSuchConstraint is the answer to an ON CONFLICT for which there is no unique index.
+	// noSuchConstraint is the error of an ON CONFLICT without a matching unique index.
 	noSuchConstraint = "42P10"
 
 	lockNotAvailable   = "55P03"
@@ -64,8 +64,8 @@ const (
 	transactionTimeout = "25P04"
 )
 
-// FaultOf classifies an error of the ledger or of the decoder. Whatever it does not know counts as
-// transient: to wait for an operator loses nothing, to park healthy orders as dead letters would.
+// FaultOf classifies an error of the ledger or of the decoder. Unknown errors count as transient: waiting for an
+// operator loses nothing, while dead-lettering would park healthy orders.
 func FaultOf(err error) Fault {
 	switch {
 	case errors.Is(err, ErrOversold):
@@ -84,7 +84,7 @@ func FaultOf(err error) Fault {
 	}
 	var unreadable pgx.ScanArgError
 	if errors.As(err, &unreadable) {
-		return BadData // what is stored of an order of the batch cannot be read, and will not be tomorrow
+		return BadData // the stored order of the batch cannot be read
 	}
 	return Transient
 }
@@ -97,10 +97,10 @@ type saleError struct {
 
 func (e *saleError) Unwrap() error { return e.error }
 
-// IsLocked tells whether somebody else had a lock for too long that the transaction needed.
+// IsLocked reports whether the transaction waited too long for a lock.
 func IsLocked(err error) bool { return hasCode(err, lockNotAvailable) }
 
-// IsTooSlow tells whether a transaction that was under way has taken too long. Less of it may not.
+// IsTooSlow reports whether a running transaction took too long. A smaller one may not.
 func IsTooSlow(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, errNoConnection) || hasCode(err, queryCanceled) || hasCode(err, transactionTimeout)
 }
@@ -112,7 +112,7 @@ func hasCode(err error, code string) bool {
 
 func hasClass(err *pgconn.PgError, class string) bool { return strings.HasPrefix(err.Code, class) }
 
-// OfConstraint names what a constraint says, or one that is missing, so that callers need not know SQLSTATEs.
+// OfConstraint translates SQLSTATEs of constraints, violated or missing, into errors of this package.
 func OfConstraint(err error) error {
 	var pgErr *pgconn.PgError
 	switch {
@@ -128,7 +128,7 @@ func OfConstraint(err error) error {
 	return err
 }
 
-// isNotFresh tells whether ledger/record_fresh.sql has failed because some of its events were not for it.
+// isNotFresh reports whether record_fresh.sql failed because some of its events need record_orders.sql.
 func isNotFresh(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) &&

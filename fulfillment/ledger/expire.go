@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	// SweepMax is how many orders one transaction expires or gives back at most.
+	// SweepMax bounds the orders that one transaction expires or releases.
 	SweepMax = 500
-	// sweepTurn is for how long a sweeper goes on with one thing while there is another one to do.
+	// sweepTurn bounds the time that a sweeper spends on one task while another one waits.
 	sweepTurn = 10 * time.Second
 )
 
-// expireSome ends at most limit overdue orders of one sale in one transaction, and returns them; but no orders of aside. After
-// an error it returns those that were to be ended.
+// expireSome ends at most limit overdue orders of one sale in one transaction, except those of aside, and returns them.
+// After an error it returns the orders that it tried to end.
 func (l *Ledger) expireSome(ctx context.Context, except, aside []uuid.UUID, limit int) (orders []order.Order, err error) {
 	var next order.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) (err error) {
@@ -45,12 +45,12 @@ func (l *Ledger) expireSome(ctx context.Context, except, aside []uuid.UUID, limi
 	}
 	if len(orders) > 0 {
 		crashpoint.Hit(crashpoint.AfterExpire)
-		l.tellChanged(orders, next)
+		l.publishChanged(orders, next)
 	}
 	return orders, nil
 }
 
 func LockOverdue(ctx context.Context, tx pgx.Tx, except, aside []uuid.UUID, limit int) ([]order.Order, error) {
-	rows, _ := tx.Query(ctx, sql.LedgerLockOverdue, except, limit, aside) // its error comes with the rows
+	rows, _ := tx.Query(ctx, sql.LedgerLockOverdue, except, limit, aside) // rows carry the error
 	return pgx.CollectRows(rows, scanOrder)
 }

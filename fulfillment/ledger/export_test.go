@@ -10,7 +10,7 @@ func (x *Outcomes) Published() prometheus.Counter { return x.published }
 
 func (x *Outcomes) Dropped() prometheus.Counter { return x.dropped }
 
-func (x *Outcomes) Tell(outcomes []order.OrderOutcome) { x.tell(outcomes) }
+func (x *Outcomes) Enqueue(outcomes []order.OrderOutcome) { x.enqueue(outcomes) }
 
 const OutcomesQueued = outcomesQueued
 

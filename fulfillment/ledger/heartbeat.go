@@ -15,23 +15,22 @@ import (
 
 const (
 	// heartbeatInterval is how often an ingress records that it runs. An order is overdue at the first heartbeat
-	// after its deadline, so it is paid for so much longer at most.
+	// after its deadline, so payments are accepted for at most this much longer.
 	heartbeatInterval = time.Second
-	// heartbeatTimeout bounds a heartbeat, which may wait for another one's row lock.
+	// heartbeatTimeout bounds a heartbeat, which may wait for the row lock of another one.
 	heartbeatTimeout = 5 * time.Second
 )
 
-// Heartbeat tells through Postgres that an ingress is there, so that buyers can pay. Every ingress runs one.
-// When all were away, or Postgres was, the first one to be back puts the deadlines off: the time in which
-// nobody could pay is no part of anybody's time to pay.
+// Heartbeat records in Postgres that an ingress runs, so that buyers can pay. Every ingress runs one. After an outage
+// of all ingresses or of Postgres, the first heartbeat postpones the deadlines by the length of the outage.
 type Heartbeat struct {
 	Pool   *pgxpool.Pool
 	Logger *slog.Logger
 }
 
-// Run sends a heartbeat once a second until ctx ends, and returns nil then. While Postgres is away it goes on trying.
+// Run sends a heartbeat once a second until ctx ends, and then returns nil. It keeps trying while Postgres is down.
 func (h Heartbeat) Run(ctx context.Context) error {
-	sending := retry.Outage{Log: h.Logger, Doing: "tell Postgres that buyers can pay"}
+	sending := retry.Outage{Log: h.Logger, Doing: "record a heartbeat in Postgres"}
 	for {
 		lasted, err := h.Send(ctx)
 		if ctx.Err() != nil {
@@ -39,7 +38,7 @@ func (h Heartbeat) Run(ctx context.Context) error {
 		}
 		sending.Note(err)
 		if lasted > 0 {
-			h.Logger.Warn("nobody could pay for a while: deadlines are put off", "outage", lasted)
+			h.Logger.Warn("buyers could not pay for a while: deadlines are postponed", "outage", lasted)
 		}
 		if !pause.For(heartbeatInterval, ctx.Done()) {
 			return nil
@@ -47,7 +46,7 @@ func (h Heartbeat) Run(ctx context.Context) error {
 	}
 }
 
-// Send records a heartbeat. It returns how long the outage lasted that it found, and 0 if it found none.
+// Send records a heartbeat. It returns the length of the outage that it ended, or 0.
 func (h Heartbeat) Send(ctx context.Context) (lasted time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, heartbeatTimeout)
 	defer cancel()

@@ -371,8 +371,8 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	cancel()
 	require.NoError(t, heartbeats.Wait())
 	require.Equal(t, before+1, s.Count(t, outages))
-	require.Equal(t, 1, log.Times("nobody could pay for a while: deadlines are put off"))
-	require.Equal(t, 2, log.Times("cannot tell Postgres that buyers can pay, trying again"))
+	require.Equal(t, 1, log.Times("buyers could not pay for a while: deadlines are postponed"))
+	require.Equal(t, 2, log.Times("cannot record a heartbeat in Postgres, trying again"))
 	stop()
 	require.False(t, testwork.Audit(s, t, sale).Broken(), testwork.TextOf(t, testwork.Audit(s, t, sale)))
 }

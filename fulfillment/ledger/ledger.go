@@ -16,34 +16,34 @@ import (
 	"stampede/sql"
 )
 
-// Outcome is the end of one OrderReserved event in Postgres.
+// Outcome is the result of one OrderReserved event in Postgres.
 type Outcome struct {
 	Event order.OrderReserved
-	// Status and Reason are those of the order in Postgres, whoever recorded it. They are empty if Err is set.
+	// Status and Reason are those of the order in Postgres. They are empty if Err is set.
 	Status order.Status
 	Reason string
-	// Fresh is true if this call recorded the order, and false if an earlier delivery had been recorded.
+	// Fresh is true if this call recorded the order, and false if an earlier delivery did.
 	Fresh bool
-	// Err tells why the event alone cannot be recorded: ErrUnknownSale or ErrContradiction. The
-	// other events of the call are recorded all the same.
+	// Err says why the event cannot be recorded: ErrUnknownSale or ErrContradiction. The other events of the call
+	// are recorded nevertheless.
 	Err error
 }
 
-// Ledger writes orders to Postgres: their events, their rows and the counters of their sales, a batch
-// in one transaction. It is safe for concurrent use, by several processes as well: an event has one
-// effect however often and wherever it is recorded.
+// Ledger writes orders to Postgres: their events, their rows and the counters of their sales, one batch per
+// transaction. It is safe for concurrent use, also by several processes: an event has one effect however often
+// it is recorded.
 type Ledger struct {
 	pool     *pgxpool.Pool
-	outcomes *Outcomes // nil to tell nobody
-	// limitLocks bounds, for one transaction, the wait for a lock. It is sent with the BEGIN.
+	outcomes *Outcomes // nil to publish nothing
+	// limitLocks is the SET that bounds how long a transaction waits for a lock. It is sent with the BEGIN.
 	limitLocks string
 }
 
-// RecordTimeout bounds one try of a transaction, so that a server that hangs counts as away.
+// RecordTimeout bounds one try of a transaction, so that a server that hangs counts as down.
 const RecordTimeout = 10 * time.Second
 
-// lockWait is how long a transaction waits for a lock. It is far longer than any transaction of ours lasts, and short
-// enough for orders of other sales that are in the same batch.
+// lockWait bounds a transaction's wait for a lock. It is far longer than any transaction of Stampede lasts, and short
+// enough for orders of other sales in the same batch.
 const lockWait = 2 * time.Second
 
 // New returns a Ledger on a migrated database.
@@ -55,17 +55,16 @@ func (l *Ledger) Waiting(d time.Duration) *Ledger {
 	return l
 }
 
-// Record confirms the orders, or rejects those whose user has another live order in the sale, or voids
-// those of an epoch of their sale that is over. The outcomes come in the order of the events.
+// Record confirms the orders. It rejects those whose user has another live order in the sale, and voids those of
+// an earlier epoch of their sale. The outcomes are in the order of the events.
 //
-// It is all or nothing: after an error none of them is recorded, except when the error came from the
-// COMMIT itself; trying again is safe in any case. If the sale's stock in Postgres does not hold the
-// units, the error is ErrOversold, and one event that is responsible has to be found by halving.
+// After an error none of the events is recorded, except when COMMIT itself failed; retries are safe in any case.
+// If the sale's stock in Postgres does not hold the units, the error is ErrOversold; halving finds the event.
 func (l *Ledger) Record(ctx context.Context, events []order.OrderReserved) ([]Outcome, error) {
 	return l.record(ctx, events, nil)
 }
 
-// Refuse records the orders as rejected for that reason, unless they were recorded before.
+// Refuse records the orders as rejected for this reason, unless they were recorded before.
 func (l *Ledger) Refuse(ctx context.Context, events []order.OrderReserved, reason string) ([]Outcome, error) {
 	return l.record(ctx, events, &reason)
 }
@@ -86,12 +85,12 @@ func (l *Ledger) record(ctx context.Context, events []order.OrderReserved, refus
 			outcomes[i] = repeated(outcomes[i], events[first])
 		}
 	}
-	l.tellRecorded(outcomes, found)
+	l.publishRecorded(outcomes, found)
 	return outcomes, nil
 }
 
-// write runs the transaction, and another one if the events were not what events are nearly always. It returns the word
-// for every row of the columns and, for those that had been recorded before, the orders as they stand.
+// write runs the transaction, and a second one unless every event is new. It returns the word for every row of the
+// columns, and the present state of orders that were recorded before.
 func (l *Ledger) write(ctx context.Context, c *Columns, refusal *string) ([]string, map[uuid.UUID]order.Order, error) {
 	conn, err := l.pool.Acquire(ctx)
 	if err != nil {
@@ -115,8 +114,8 @@ func (l *Ledger) write(ctx context.Context, c *Columns, refusal *string) ([]stri
 	return words, found, err
 }
 
-// confirmFresh records and confirms orders of which nothing was recorded before, in one round trip. Every error
-// leaves the transaction to be rolled back.
+// confirmFresh records and confirms orders that are all new, in one round trip. After an error the caller rolls the
+// transaction back.
 func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *Columns) error {
 	batch := &pgx.Batch{}
 	l.queueBegin(batch)
@@ -134,7 +133,7 @@ func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *Column
 	return closed(answers, err)
 }
 
-// recordOn does it for events of any kind, in two round trips.
+// recordOn records events of any kind, in two round trips.
 func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *Columns, refusal *string) ([]string, map[uuid.UUID]order.Order, error) {
 	begin := &pgx.Batch{}
 	l.queueBegin(begin)
@@ -162,17 +161,17 @@ func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *Columns, r
 	return words, found, closed(answers, finish(answers, sold))
 }
 
-// beginRecording: read committed, whatever the server's default is, because find_orders must see what a
-// concurrent transaction has committed since record_orders started to wait for it.
+// beginRecording sets read committed, whatever the server's default is: find_orders must see what a concurrent
+// transaction committed while record_orders waited for it.
 const beginRecording = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 
-// queueBegin adds what every transaction begins with.
+// queueBegin queues the first statements of every transaction.
 func (l *Ledger) queueBegin(batch *pgx.Batch) {
 	batch.Queue(beginRecording)
 	batch.Queue(l.limitLocks)
 }
 
-// queueEnd adds what every transaction ends with.
+// queueEnd queues the last statements of every transaction.
 func queueEnd(batch *pgx.Batch, sold []saleUnits) {
 	for _, sale := range sold {
 		batch.Queue(sql.LedgerAddSold, sale.id, sale.units, sale.lastSequence, sale.epoch)
@@ -193,7 +192,7 @@ func readBegin(answers pgx.BatchResults) error {
 	return readAnswer(answers)
 }
 
-// closed closes the answers, which repeats the error of the statement that failed.
+// closed closes the answers. Close repeats the error of the statement that failed.
 func closed(answers pgx.BatchResults, err error) error {
 	if closeErr := answers.Close(); err == nil {
 		return closeErr
@@ -201,7 +200,7 @@ func closed(answers pgx.BatchResults, err error) error {
 	return err
 }
 
-// finish reads the answers to queueEnd. Its error is a *saleError where a sale's row could not be had.
+// finish reads the answers to queueEnd. Its error is a *saleError if the update of a sale's row failed.
 func finish(answers pgx.BatchResults, sold []saleUnits) error {
 	for _, sale := range sold {
 		if err := readAnswer(answers); err != nil {
@@ -255,7 +254,7 @@ func readOrders(answers pgx.BatchResults) (map[uuid.UUID]order.Order, error) {
 	return byID, err
 }
 
-// orderRow is an order as the queries of the ledger answer it.
+// orderRow is an order as the ledger's queries return it.
 type orderRow struct {
 	ID               uuid.UUID
 	SaleID           uuid.UUID
@@ -313,8 +312,8 @@ func outcomeOf(event order.OrderReserved, word string, found map[uuid.UUID]order
 	return out
 }
 
-// repeated is the outcome of an event whose order stands earlier in the same batch: only one of the
-// two can be the fresh one, and only if they say the same.
+// repeated returns the outcome of an event whose order occurs earlier in the same batch. Only one of the two can be
+// fresh, and only if they agree.
 func repeated(out Outcome, first order.OrderReserved) Outcome {
 	out.Fresh = false
 	if out.Err == nil && (first.SaleID != out.Event.SaleID || first.UserID != out.Event.UserID || first.Quantity != out.Event.Quantity) {
@@ -327,8 +326,8 @@ func contradiction(order, sale uuid.UUID, user string, quantity int64) error {
 	return fmt.Errorf("%w: order %s was recorded for sale=%s user=%s quantity=%d", ErrContradiction, order, sale, user, quantity)
 }
 
-// rollBack makes the connection usable again. It has a time of its own, because the caller's may be
-// over; a connection on which it fails is thrown away by the pool.
+// rollBack makes the connection usable again. It has its own timeout, because the caller's context may have ended;
+// the pool discards a connection on which it fails.
 func rollBack(conn *pgxpool.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -337,8 +336,8 @@ func rollBack(conn *pgxpool.Conn) {
 	}
 }
 
-// Order returns the order as Postgres has it: reservation.ErrOrderNotFound if it has not, which for a
-// moment is so for every order that was just reserved.
+// Order returns the order as it is in Postgres, or order.ErrOrderNotFound. An order that was just reserved is not in
+// Postgres for a moment.
 func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 	rows, err := l.pool.Query(ctx, sql.LedgerFindOrders, []uuid.UUID{id})
 	if err != nil {
@@ -354,10 +353,10 @@ func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 	return o, nil
 }
 
-// OrdersOf returns at most limit orders of the user that are in Postgres, newest first; those older
-// than the order before, unless that is uuid.Nil.
+// OrdersOf returns at most limit orders of the user from Postgres, newest first, older than the order before unless
+// that is uuid.Nil.
 func (l *Ledger) OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]order.Order, error) {
-	rows, _ := l.pool.Query(ctx, sql.LedgerOrdersOfUser, user, zeronull.UUID(before), limit) // its error comes with the rows
+	rows, _ := l.pool.Query(ctx, sql.LedgerOrdersOfUser, user, zeronull.UUID(before), limit) // rows carry the error
 	orders, err := pgx.CollectRows(rows, scanOrder)
 	if err != nil {
 		return nil, fmt.Errorf("list orders of user=%s: %w", user, err)

@@ -12,12 +12,12 @@ import (
 	"stampede/sql"
 )
 
-// FindByReceipt returns the order of a receipt, which Signer.Verify has found genuine: as it is in Postgres; or voided, if the
-// sale's stock was made anew after the order was admitted, and without it. With the error reservation.ErrOrderNotFound
-// neither is so yet. Every other error is one of Postgres.
+// FindByReceipt returns the order of a receipt that Signer.Verify has accepted: as it is in Postgres, or voided if the
+// sale's stock was rebuilt without the order. It returns order.ErrOrderNotFound if neither is so yet. Every other
+// error is one of Postgres.
 //
-// The epoch is read before the order. Every transaction that confirms orders holds the row of their sale and looks
-// whether its epoch is theirs (ledger/add_sold.sql): an order that is not there after that is over will not come any more.
+// The epoch is read before the order. Every transaction that confirms orders locks the row of their sale and compares
+// epochs (ledger/add_sold.sql), so an order of an earlier epoch that is missing then can never be confirmed.
 func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error) {
 	ask := &pgx.Batch{}
 	ask.Queue(sql.LedgerSaleEpoch, r.SaleID)
@@ -26,7 +26,7 @@ func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Orde
 	var epoch int64
 	err := answers.QueryRow().Scan(&epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = nil // no such sale, so nothing of it is over
+		err = nil // unknown sale: no epoch of it has ended
 	}
 	found, findErr := readOrders(answers)
 	if err := errors.Join(err, findErr, answers.Close()); err != nil {
@@ -41,9 +41,9 @@ func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Orde
 	return order.Order{}, fmt.Errorf("order %s: %w", r.OrderID, order.ErrOrderNotFound)
 }
 
-// FindOrders returns those of the orders that are in Postgres, in no particular order.
+// FindOrders returns those of the orders that are in Postgres, unordered.
 func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error) {
-	rows, _ := l.pool.Query(ctx, sql.LedgerFindOrders, ids) // its error comes with the rows
+	rows, _ := l.pool.Query(ctx, sql.LedgerFindOrders, ids) // rows carry the error
 	orders, err := pgx.CollectRows(rows, scanOrder)
 	if err != nil {
 		return nil, fmt.Errorf("find %d orders: %w", len(ids), err)
@@ -51,14 +51,13 @@ func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order
 	return orders, nil
 }
 
-// Ping returns nil if Postgres answers a question about orders.
+// Ping returns nil if Postgres answers a query of orders.
 func (l *Ledger) Ping(ctx context.Context) error {
 	_, err := l.FindOrders(ctx, nil)
 	return err
 }
 
-// ReceiptSecret returns the secret with which all ingresses on this database sign receipts, but for those that were
-// given another one.
+// ReceiptSecret returns the secret with which all ingresses on this database sign receipts by default.
 func (l *Ledger) ReceiptSecret(ctx context.Context) (secret []byte, err error) {
 	if err := l.pool.QueryRow(ctx, sql.LedgerReceiptSecret).Scan(&secret); err != nil {
 		return nil, fmt.Errorf("read the secret for receipts: %w", err)

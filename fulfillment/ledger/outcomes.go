@@ -21,29 +21,28 @@ import (
 )
 
 const (
-	// outcomesKept bounds the stream of outcomes, in messages; Redis frees whole nodes, so there may be some small ones
-	// more. Whoever reads it may fall behind by as much, a second of a busy sale, whose messages are large; what was freed
-	// unread is found by the looks. A message of 500 orders has 11 KB and one of outcomesTogether 22 KB, so all of them
-	// have less than 1 MB: the stream stays when the sale is over.
+	// outcomesKept bounds the stream of outcomes, in messages; Redis trims whole nodes, so it may hold a few more. A
+	// reader may fall behind by this much, about a second of a busy sale; lookups find outcomes that were trimmed
+	// unread. A message of 500 orders has 11 KB and one of OutcomesTogether 22 KB, so the stream stays below 1 MB.
 	outcomesKept = 32
-	// outcomesQueued bounds how many transactions wait to be told of.
+	// outcomesQueued bounds the transactions whose outcomes wait to be published.
 	outcomesQueued = 256
-	// OutcomesTogether is how many outcomes one message tells at most, but for those of one transaction.
+	// OutcomesTogether bounds the outcomes of one message, unless one transaction alone has more.
 	OutcomesTogether = 1000
 )
 
-// OutcomesConfig is what Outcomes work with. Client, which they do not close, and Keys are required.
+// OutcomesConfig configures Outcomes. Client, which Outcomes does not close, and Keys are required.
 type OutcomesConfig struct {
 	Client redis.UniversalClient
 	Keys   reservation.Keys
 	Logger *slog.Logger
-	// Registerer takes the metrics; nil for none.
+	// Registerer registers the metrics; nil for none.
 	Registerer prometheus.Registerer
 }
 
-// Outcomes tell all ingresses what became of orders, a message for each transaction that was committed: buyers
-// wait there, who else would have to be looked up again and again. It is done as well as it can be done at once and
-// without keeping anybody waiting; what is not told is found by those looks. Outcomes are safe for concurrent use.
+// Outcomes publishes the outcome of orders to all ingresses, one message for each committed transaction, so that
+// requests that wait need not poll. It is best effort and never blocks; lookups find outcomes that were not
+// published. It is safe for concurrent use.
 type Outcomes struct {
 	publisher          *redisstream.Publisher
 	topic              string
@@ -52,19 +51,19 @@ type Outcomes struct {
 	publishing         retry.Outage
 }
 
-// NewOutcomes makes Outcomes, which tell nothing until they Run.
+// NewOutcomes returns Outcomes, which publishes nothing until Run.
 func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 	if c.Client == nil || c.Keys.Prefix == "" {
 		return nil, errors.New("outcomes: Client and Keys are required")
 	}
 	stream.OrElse(&c.Logger, slog.Default())
 	published, err1 := telemetry.RegisterOnce(c.Registerer, prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "stampede_outcomes_published_total", Help: "Changes of orders that the ingresses were told of.",
+		Name: "stampede_outcomes_published_total", Help: "Changes of orders that were published to the ingresses.",
 	}))
 	dropped, err2 := telemetry.RegisterOnce(c.Registerer, prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "stampede_outcomes_dropped_total", Help: "Changes of orders that the ingresses were not told of, because Redis did not take them in time.",
+		Name: "stampede_outcomes_dropped_total", Help: "Changes of orders that were not published to the ingresses, because Redis did not take them in time.",
 	}))
-	// It is never closed, because that would close the client.
+	// The publisher is never closed, because that would close the client.
 	publisher, err3 := redisstream.NewPublisher(redisstream.PublisherConfig{Client: c.Client, DefaultMaxlen: outcomesKept}, nil)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, fmt.Errorf("outcomes: %w", err)
@@ -72,12 +71,11 @@ func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 	return &Outcomes{
 		publisher: publisher, topic: c.Keys.Outcomes(), queue: make(chan []order.OrderOutcome, outcomesQueued),
 		published: published, dropped: dropped,
-		publishing: retry.Outage{Log: c.Logger, Doing: "tell ingresses what became of orders"},
+		publishing: retry.Outage{Log: c.Logger, Doing: "publish outcomes to the ingresses"},
 	}, nil
 }
 
-// Run publishes until ctx ends, and then what is waiting, as far as Redis takes it in the time of one call. It is
-// for calling once.
+// Run publishes until ctx ends, and then drains the queue as far as one call to Redis allows. Call it once.
 func (o *Outcomes) Run(ctx context.Context) {
 	for {
 		select {
@@ -105,7 +103,7 @@ func (o *Outcomes) publishRest(ctx context.Context) {
 	}
 }
 
-// Publish tells of a transaction, and of those that wait behind it, in one message.
+// Publish publishes these outcomes, together with those that wait in the queue, in one message.
 func (o *Outcomes) Publish(ctx context.Context, outcomes []order.OrderOutcome) {
 	for more := true; more && len(outcomes) < OutcomesTogether; {
 		select {
@@ -126,9 +124,8 @@ func (o *Outcomes) Publish(ctx context.Context, outcomes []order.OrderOutcome) {
 	o.published.Add(float64(len(outcomes)))
 }
 
-// tell has these outcomes published soon, if there is room in the queue. It never waits. Without Outcomes it
-// does nothing.
-func (o *Outcomes) tell(outcomes []order.OrderOutcome) {
+// enqueue queues the outcomes to be published, if the queue has room. It never blocks, and does nothing if o is nil.
+func (o *Outcomes) enqueue(outcomes []order.OrderOutcome) {
 	if o == nil || len(outcomes) == 0 {
 		return
 	}
@@ -139,14 +136,14 @@ func (o *Outcomes) tell(outcomes []order.OrderOutcome) {
 	}
 }
 
-// tellRecorded tells what was recorded. An order that had been before is told of again: whoever recorded it may have
-// died before that.
-func (l *Ledger) tellRecorded(outcomes []Outcome, before map[uuid.UUID]order.Order) {
+// publishRecorded publishes what was recorded, also for orders that had been recorded before: the worker that
+// recorded them may have crashed before it published them.
+func (l *Ledger) publishRecorded(outcomes []Outcome, before map[uuid.UUID]order.Order) {
 	if l.outcomes == nil {
 		return
 	}
 	const firstEnd = 2 // the version of an order whose reservation and end were recorded together
-	told := make([]order.OrderOutcome, 0, len(outcomes))
+	changed := make([]order.OrderOutcome, 0, len(outcomes))
 	for _, out := range outcomes {
 		if out.Err != nil {
 			continue
@@ -155,25 +152,25 @@ func (l *Ledger) tellRecorded(outcomes []Outcome, before map[uuid.UUID]order.Ord
 		if order, known := before[out.Event.OrderID]; known {
 			version = order.Version
 		}
-		told = append(told, order.OrderOutcome{OrderID: out.Event.OrderID, Status: out.Status, Version: version})
+		changed = append(changed, order.OrderOutcome{OrderID: out.Event.OrderID, Status: out.Status, Version: version})
 	}
-	l.outcomes.tell(told)
+	l.outcomes.enqueue(changed)
 }
 
-// tellChanged tells that the orders, which are as they were read, have all become what next is.
-func (l *Ledger) tellChanged(orders []order.Order, next order.Order) {
+// publishChanged publishes that the orders, which are given as they were read, have all changed to next.
+func (l *Ledger) publishChanged(orders []order.Order, next order.Order) {
 	if l.outcomes == nil {
 		return
 	}
-	told := make([]order.OrderOutcome, len(orders))
+	changed := make([]order.OrderOutcome, len(orders))
 	for i, o := range orders {
-		told[i] = order.OrderOutcome{OrderID: o.ID, Status: next.Status, Version: o.Version + 1}
+		changed[i] = order.OrderOutcome{OrderID: o.ID, Status: next.Status, Version: o.Version + 1}
 	}
-	l.outcomes.tell(told)
+	l.outcomes.enqueue(changed)
 }
 
-// Telling returns a Ledger that does the same and has these Outcomes told of what it has committed.
-func (l *Ledger) Telling(o *Outcomes) *Ledger {
+// WithOutcomes returns a Ledger that also publishes to o what it commits.
+func (l *Ledger) WithOutcomes(o *Outcomes) *Ledger {
 	telling := *l
 	telling.outcomes = o
 	return &telling

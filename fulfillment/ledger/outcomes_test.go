@@ -109,7 +109,7 @@ func TestQueuedOutcomesAreSentTogether(t *testing.T) {
 		for i := range transaction {
 			transaction[i] = order.OrderOutcome{OrderID: uuid.New(), Status: order.StatusConfirmed, Version: 2}
 		}
-		o.Tell(transaction)
+		o.Enqueue(transaction)
 		all = append(all, transaction...)
 	}
 	// They are told though nobody has time for them before the end.
@@ -136,7 +136,7 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	l, o, run := testwork.TellingLedger(t, pool, rdb, keys)
 	own.Kill()
 	for range 2 * ledger.OutcomesQueued {
-		o.Tell([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+		o.Enqueue([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 	}
 	require.EqualValues(t, ledger.OutcomesQueued, testutil.ToFloat64(o.Dropped()), "for which there was no room")
 	_, err = l.Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 10), 3))
@@ -145,7 +145,7 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	testkit.Eventually(t, 30*time.Second, "all are given up", func() bool { return testutil.ToFloat64(o.Dropped()) == 2*ledger.OutcomesQueued+3 })
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "they are told again", func() bool {
-		o.Tell([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
+		o.Enqueue([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 		return testutil.ToFloat64(o.Published()) > 0
 	})
 	stop()

@@ -16,8 +16,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// ByPlaceInSale is the order in which events are recorded, so that units that do not suffice for all go
-// to those who came first.
+// ByPlaceInSale is the order in which events are recorded, so that the earliest orders get the units that are left.
 func ByPlaceInSale(x, y order.OrderReserved) int {
 	return cmp.Or(strings.Compare(string(x.SaleID[:]), string(y.SaleID[:])), cmp.Compare(x.Sequence, y.Sequence))
 }
@@ -25,32 +24,32 @@ func ByPlaceInSale(x, y order.OrderReserved) int {
 // Transaction records some events.
 type Transaction func(context.Context) ([]Outcome, error)
 
-// RecordWith is batcher.record with another way to try a transaction. An error of try whose fault is transient
-// ends the recording, and is that of all events that are not recorded by then; any other one is of an event.
+// RecordWith records a batch with another way to try a transaction. A transient error of try ends the recording and
+// is the outcome of all events that are not recorded by then; any other error belongs to one event.
 func RecordWith(ctx context.Context, ledger *Ledger, try func(context.Context, Transaction) ([]Outcome, error), events []order.OrderReserved) []Outcome {
 	s := BatchRecording{Ledger: ledger, Try: try, TooMany: map[uuid.UUID]int64{}, Most: len(events)}
 	return s.Record(ctx, events)
 }
 
-// BatchRecording is what is learned while one batch is recorded.
+// BatchRecording holds what is learned while one batch is recorded.
 type BatchRecording struct {
 	Ledger *Ledger
 	Try    func(context.Context, Transaction) ([]Outcome, error)
-	// TooMany is, by sale, a quantity that its stock in Postgres did not hold. Without it, a batch for
-	// a sale that is sold out would be halved down to every single event.
+	// TooMany is, by sale, a quantity that its stock in Postgres did not hold. It saves a batch for a sold-out sale
+	// from being halved down to every single event.
 	TooMany map[uuid.UUID]int64
 
-	// Splits is set where events may be blocked. blocked is why those of a sale are.
+	// Splits is set if events may be blocked. blocked is why those of a sale are.
 	Splits, Patient bool
 	blocked         map[uuid.UUID]error
-	// Most is how many events one transaction records at most, and slow is set when that was found to be fewer.
+	// Most bounds the events of one transaction; slow is set when it was lowered.
 	Most int
 	Slow bool
-	// stopped is set when the worker stopped meanwhile.
+	// stopped is set when the worker was stopped during the recording.
 	stopped error
 }
 
-// Record returns one outcome per event, in their order. Those of a sale stand together.
+// Record returns one outcome per event, in their order. The events of a sale are adjacent.
 func (s *BatchRecording) Record(ctx context.Context, events []order.OrderReserved) []Outcome {
 	switch {
 	case len(events) == 0:
@@ -82,7 +81,7 @@ func (s *BatchRecording) Record(ctx context.Context, events []order.OrderReserve
 	case FaultOf(err) == Transient:
 		return allFailed(events, err)
 	case len(events) > 1:
-		// The earlier half first: it has the older claim to what is left.
+		// The earlier half first: its orders have priority.
 		return s.inParts(ctx, events, len(events)/2)
 	case FaultOf(err) == oversold:
 		s.TooMany[events[0].SaleID] = events[0].Quantity
@@ -92,12 +91,10 @@ func (s *BatchRecording) Record(ctx context.Context, events []order.OrderReserve
 	}
 }
 
-// inParts records the first n events and then the others.
 func (s *BatchRecording) inParts(ctx context.Context, events []order.OrderReserved, n int) []Outcome {
 	return append(s.Record(ctx, events[:n:n]), s.Record(ctx, events[n:])...)
 }
 
-// bySale records the events of each sale apart.
 func (s *BatchRecording) bySale(ctx context.Context, events []order.OrderReserved) (outcomes []Outcome) {
 	for len(events) > 0 {
 		_, n := rangeOf(events, events[0].SaleID)
@@ -129,7 +126,7 @@ func (s *BatchRecording) recordApart(ctx context.Context, events []order.OrderRe
 	return allFailed(events, blocked)
 }
 
-// block has the sale's events not tried again in this batch.
+// block excludes the sale's events from further tries of this batch.
 func (s *BatchRecording) block(sale uuid.UUID, err error) {
 	if s.blocked == nil {
 		s.blocked = make(map[uuid.UUID]error)
@@ -137,7 +134,7 @@ func (s *BatchRecording) block(sale uuid.UUID, err error) {
 	s.blocked[sale] = err
 }
 
-// rangeOf is where the events of a sale stand, of which all stand together.
+// rangeOf returns the range of a sale's events, which are adjacent.
 func rangeOf(events []order.OrderReserved, sale uuid.UUID) (from, to int) {
 	ofSale := func(e order.OrderReserved) bool { return e.SaleID == sale }
 	if from = slices.IndexFunc(events, ofSale); from < 0 {
@@ -170,7 +167,7 @@ func (s *BatchRecording) refuse(ctx context.Context, events []order.OrderReserve
 	return outcomes
 }
 
-// Attempt runs a transaction, for so long that a server that hangs counts as away.
+// Attempt runs a transaction under RecordTimeout.
 func Attempt(ctx context.Context, log *slog.Logger, t Transaction) (outcomes []Outcome, err error) {
 	defer func() {
 		if p := recover(); p != nil {

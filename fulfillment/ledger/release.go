@@ -15,11 +15,11 @@ import (
 	"stampede/sql"
 )
 
-// ComesToNothing is true for an order whose reservation may be left in Redis and must not be: one that was
-// rejected, whenever that was, because the worker that recorded it may have been killed before it gave the
-// units back; and one that had ended before this event of it came. An ingress that got no answer asks again
-// with the same order, and when Redis has lost or released the first reservation meanwhile, makes a second one.
-func ComesToNothing(out Outcome) bool {
+// NeedsRelease reports whether an order's reservation may still be in Redis and must be released: the order was
+// rejected, even if earlier, because the worker that recorded it may have crashed before the release; or it had
+// ended before this event arrived. An ingress that got no answer retries with the same order, and makes a second
+// reservation if Redis has lost or released the first one.
+func NeedsRelease(out Outcome) bool {
 	return out.Status == order.StatusRejected || out.Err == nil && !out.Fresh && !out.Status.Live()
 }
 
@@ -30,15 +30,15 @@ func ReleaseOf(out Outcome) reservation.Release {
 	}
 }
 
-// ReleasesCounted bounds the count of releases that the metrics show.
+// ReleasesCounted bounds the number of releases that the metrics count.
 const ReleasesCounted = 10_000
 
-// errRefused: Redis does not have the sale, cannot read what the buyer holds, or more would be left of it than is
-// for sale. That is not as it should be, and a rebuild mends it; until then the units are remembered.
+// ErrRefused is returned when Redis does not have the sale, cannot read what the buyer holds, or would have more units
+// left than the stock. A rebuild repairs that; until then the releases are kept.
 var ErrRefused = errors.New("the units are refused by Redis")
 
-// PendingReleases returns how many releases there are, but counts no more than releasesCounted. The error is
-// errRefused if Redis has refused one of them.
+// PendingReleases returns the number of releases, counted up to ReleasesCounted. The error is ErrRefused if Redis has
+// refused one of them.
 func (l *Ledger) PendingReleases(ctx context.Context) (pending int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, RecordTimeout)
 	defer cancel()
@@ -52,15 +52,14 @@ func (l *Ledger) PendingReleases(ctx context.Context) (pending int, err error) {
 	return pending, nil
 }
 
-// ReleaseSome tells Redis of at most sweepMax releases of one sale, and forgets those that it is done
-// with. What Redis refuses is kept, and taken again after a while. It is a sweepStep.
+// ReleaseSome is a SweepStep. It releases the units of at most SweepMax orders of one sale in Redis and deletes their
+// entries. Releases that Redis refuses are kept and retried after a while.
 //
-// They are forgotten when Redis has answered. Whoever dies in between leaves them to the next one, who
-// tells Redis again; a unit comes back once all the same, because lua/release.lua finds the reservation
-// gone, or one of another order if the buyer has bought again.
+// Entries are deleted after Redis has answered. After a crash another worker retries; lua/release.lua releases a
+// unit once, because it finds the reservation gone or replaced by another order.
 func (l *Ledger) ReleaseSome(ctx context.Context, store *reservation.Store, except []uuid.UUID) (sale uuid.UUID, released int, err error) {
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, sql.LedgerTakeReleases, except, SweepMax) // its error comes with the rows
+		rows, _ := tx.Query(ctx, sql.LedgerTakeReleases, except, SweepMax) // rows carry the error
 		releases, err := pgx.CollectRows(rows, pgx.RowToStructByName[reservation.Release])
 		if err != nil || len(releases) == 0 {
 			return err
@@ -82,7 +81,7 @@ func (l *Ledger) ReleaseSome(ctx context.Context, store *reservation.Store, exce
 				done = append(done, r.OrderID)
 			case reservation.ReleaseUnknownSale:
 				unknown = append(unknown, r.OrderID)
-			default: // damaged, or a word of another version
+			default: // damaged, or unknown to this version
 				damaged = append(damaged, r.OrderID)
 			}
 		}

@@ -13,16 +13,14 @@ import (
 	"stampede/sql"
 )
 
-// This file writes the transitions that reservation/transition.go decides.
+// This file writes the transitions that order/transition.go decides.
 
-// Pay records that the user's order was paid, and returns it. To repeat it with the same reference,
-// which is the payment provider's name for the payment, changes nothing; so whoever does not know
-// whether it was recorded asks again.
+// Pay records that the user's order was paid, and returns it. reference is the payment provider's id of the payment.
+// Retries with the same reference change nothing.
 //
-// The error is a *reservation.InvalidError for the reference; reservation.ErrOrderNotFound, also for
-// another user's order; reservation.ErrOrderExpired, from the moment on at which the time is over;
-// wraps reservation.ErrIllegalTransition, and is a *reservation.AlreadyPaidError for an order that was paid with another reference;
-// wraps reservation.ErrOrderDamaged; or is one of Postgres.
+// The error is an *order.InvalidError for the reference; order.ErrOrderNotFound, also for another user's order;
+// order.ErrOrderExpired once the deadline has passed; wraps order.ErrIllegalTransition, and is an
+// *order.AlreadyPaidError for an order paid with another reference; wraps order.ErrOrderDamaged; or is one of Postgres.
 func (l *Ledger) Pay(ctx context.Context, o uuid.UUID, user, reference string) (order.Order, error) {
 	paid, err := l.change(ctx, o, user, order.EventPaid, func(o order.Order, overdue bool) (order.Order, bool, error) {
 		return o.Paid(reference, overdue)
@@ -33,8 +31,8 @@ func (l *Ledger) Pay(ctx context.Context, o uuid.UUID, user, reference string) (
 	return paid, nil
 }
 
-// Cancel gives up the user's order, and returns it. A repeat changes nothing. Its units are for sale
-// again as soon as a worker has told Redis; until then its user cannot buy again.
+// Cancel cancels the user's order and returns it. Retries change nothing. Its units are for sale again, and its user
+// may buy again, as soon as a worker has released them in Redis.
 //
 // The errors are those of Pay.
 func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Order, error) {
@@ -45,11 +43,10 @@ func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Or
 	return cancelled, nil
 }
 
-// decision is a rule of reservation/transition.go: it returns the order after a transition.
+// decision is a rule of order/transition.go: it returns the order after a transition.
 type decision func(o order.Order, overdue bool) (next order.Order, changed bool, err error)
 
-// change takes the user's order one event further: read, decided and written in one transaction that
-// has its row locked.
+// change applies one event to the user's order: it reads, decides and writes in one transaction that locks the row.
 func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event order.EventType, decide decision) (next order.Order, err error) {
 	var changed []order.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
@@ -66,21 +63,21 @@ func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event or
 	})
 	switch {
 	case err == nil:
-		l.tellChanged(changed, next)
+		l.publishChanged(changed, next)
 	case FaultOf(err) == BadData, errors.Is(err, errNotLocked):
 		err = fmt.Errorf("%w: %w", order.ErrOrderDamaged, err)
 	}
 	return next, err
 }
 
-// inTransaction commits what f has done, unless that failed. Read committed, whatever the server's
-// default is: who waited for a row's lock must see what was committed meanwhile.
+// inTransaction commits what f has done unless f fails. It is read committed, whatever the server's default is: after
+// a wait for a row's lock, f must see what was committed meanwhile.
 func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error {
 	return catalog.InTransaction(ctx, l.pool, pgx.TxOptions{BeginQuery: beginRecording + "; " + l.limitLocks}, f)
 }
 
 func LockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (o order.Order, overdue bool, err error) {
-	rows, _ := tx.Query(ctx, sql.LedgerLockOrder, id, user) // its error comes with the rows
+	rows, _ := tx.Query(ctx, sql.LedgerLockOrder, id, user) // rows carry the error
 	locked, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
 		orderRow
 		Overdue bool
@@ -91,10 +88,10 @@ func LockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (o ord
 	return locked.order(), locked.Overdue, err
 }
 
-// errNotLocked: somebody changed an order while another transaction had its row locked. Nothing of ours does.
+// errNotLocked is returned when an order was changed while another transaction had its row locked.
 var errNotLocked = errors.New("an order was changed without its lock")
 
-// writeChange writes the event of these orders, which are as they were read. They all become what next is.
+// writeChange writes the event of these orders, given as they were read, which all change to next.
 func writeChange(ctx context.Context, tx pgx.Tx, event order.EventType, orders []order.Order, next order.Order) error {
 	ids, versions := make([]uuid.UUID, len(orders)), make([]int, len(orders))
 	for i, o := range orders {
@@ -123,7 +120,7 @@ func writeChange(ctx context.Context, tx pgx.Tx, event order.EventType, orders [
 	return nil
 }
 
-// unitsOf sums the units of the orders by sale, in the order of the sales' ids.
+// unitsOf sums the units of the orders by sale, sorted by sale id.
 func unitsOf(orders []order.Order) []saleUnits {
 	sums := map[uuid.UUID]saleUnits{}
 	for _, o := range orders {

@@ -20,7 +20,7 @@ func TellingLedger(t testing.TB, pool *pgxpool.Pool, rdb redis.UniversalClient, 
 	t.Helper()
 	o, err := ledger.NewOutcomes(ledger.OutcomesConfig{Client: rdb, Keys: keys, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry()})
 	require.NoError(t, err)
-	return ledger.New(pool).Telling(o), o, func() func() {
+	return ledger.New(pool).WithOutcomes(o), o, func() func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		var running sync.WaitGroup
 		running.Go(func() { o.Run(ctx) })
