@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"stampede/fulfillment/metrics"
-	"stampede/internal/pause"
 	"stampede/internal/pg"
 	"stampede/internal/retry"
 )
@@ -39,7 +38,7 @@ const (
 func (w *Worker) endBlockers(ctx context.Context) {
 	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepUnblock, "look for database sessions that hold up others")
 	found := blockers{Pool: w.config.Pool, Log: w.config.Logger, Seen: make(map[blockerKey]*blockerSeen)}
-	for pause.For(blockersInterval, ctx.Done()) {
+	for retry.Pause(blockersInterval, ctx.Done()) {
 		ended, err := found.Look(ctx)
 		w.metrics.EndedSessions.Add(float64(ended))
 		if ctx.Err() != nil {

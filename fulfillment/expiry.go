@@ -6,7 +6,6 @@ import (
 
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/metrics"
-	"stampede/internal/pause"
 	"stampede/internal/retry"
 	"stampede/reservation/order"
 )
@@ -41,5 +40,5 @@ func (w *Worker) expireOrders(ctx context.Context) {
 
 // nextSweep waits until it is time to look again; false if ctx has ended.
 func (w *Worker) nextSweep(ctx context.Context) bool {
-	return pause.For(retry.RetryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done())
+	return retry.Pause(retry.Delay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done())
 }

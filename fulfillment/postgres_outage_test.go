@@ -12,7 +12,7 @@ import (
 
 	"stampede/fulfillment/ledger"
 	"stampede/internal/connect"
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -53,7 +53,7 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	late := 0
 	for end := time.Now().Add(outageLength); time.Now().Before(end); late++ {
 		s.Buy(t, sale.ID, fmt.Sprintf("late-%d", late))
-		require.True(t, pause.For(time.Second/perSecond, t.Context().Done()))
+		require.True(t, retry.Pause(time.Second/perSecond, t.Context().Done()))
 	}
 	require.Greater(t, late, 500, "buyers are served all the while")
 

@@ -1,6 +1,7 @@
 package fulfillment
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,12 +62,12 @@ type WorkerConfig struct {
 }
 
 func (c *WorkerConfig) setDefaults() {
-	stream.OrElse(&c.BatchMax, 500)
-	stream.OrElse(&c.MinIdle, 10*time.Second)
-	stream.OrElse(&c.DrainTimeout, 10*time.Second)
-	stream.OrElse(&c.SweepInterval, 2*time.Second)
-	stream.OrElse(&c.GuardInterval, time.Second)
-	stream.OrElse(&c.Logger, slog.Default())
+	c.BatchMax = cmp.Or(c.BatchMax, 500)
+	c.MinIdle = cmp.Or(c.MinIdle, 10*time.Second)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 10*time.Second)
+	c.SweepInterval = cmp.Or(c.SweepInterval, 2*time.Second)
+	c.GuardInterval = cmp.Or(c.GuardInterval, time.Second)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	// The other ones are those of the parts they are for.
 }
 

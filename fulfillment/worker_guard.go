@@ -6,7 +6,6 @@ import (
 
 	"stampede/fulfillment/metrics"
 	"stampede/fulfillment/rebuild"
-	"stampede/internal/pause"
 	"stampede/internal/retry"
 )
 
@@ -36,7 +35,7 @@ func (w *Worker) guard(ctx context.Context, rebuilder *rebuild.Rebuilder, partit
 		if failed++; !tried || err == nil {
 			failed = 0
 		}
-		if !pause.For(retry.RetryDelay(1+failed, w.config.GuardInterval, max(guardDelayMax, w.config.GuardInterval)), ctx.Done()) {
+		if !retry.Pause(retry.Delay(1+failed, w.config.GuardInterval, max(guardDelayMax, w.config.GuardInterval)), ctx.Done()) {
 			return
 		}
 	}

@@ -6,7 +6,6 @@ import (
 
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/rebuild"
-	"stampede/internal/pause"
 	"stampede/internal/retry"
 	"stampede/sql"
 )
@@ -21,7 +20,7 @@ func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) 
 			outage.Over()
 			return partitions, err
 		}
-		if ctx.Err() != nil || !pause.For(outage.Failed(err), ctx.Done()) {
+		if ctx.Err() != nil || !retry.Pause(outage.Failed(err), ctx.Done()) {
 			return 0, ctx.Err()
 		}
 	}
@@ -47,7 +46,7 @@ func (w *Worker) mostPartitions(ctx context.Context) (int, error) {
 func (w *Worker) sweep(ctx context.Context, served int) (partitions int) {
 	publishing := retry.Outage{Log: w.config.Logger, Doing: "tell Redis about changed sales"}
 	asking := retry.Outage{Log: w.config.Logger, Doing: "ask Postgres for the partitions of sales"}
-	for pause.For(retry.RetryDelay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
+	for retry.Pause(retry.Delay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
 		published, publishErr := w.publishPending(ctx)
 		partitions, askErr := w.mostPartitions(ctx)
 		if ctx.Err() != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/sql"
 )
 
@@ -60,7 +60,7 @@ func (g Guard) Run(ctx context.Context) error {
 		if g.Store.refusesAny() {
 			wait = guardImpatience
 		}
-		if !pause.For(wait, ctx.Done()) {
+		if !retry.Pause(wait, ctx.Done()) {
 			return nil
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/reservation/order"
 )
 
@@ -102,7 +102,7 @@ func (once) NoRetry() bool { return true }
 // had no answer, and may have been served.
 func (s *Store) callReserve(ctx context.Context, partition int, args []any) (answers []string, maybeDone bool, err error) {
 	for try := range tries {
-		if try > 0 && !pause.For(time.Duration(try)*20*time.Millisecond, ctx.Done()) {
+		if try > 0 && !retry.Pause(time.Duration(try)*20*time.Millisecond, ctx.Done()) {
 			break
 		}
 		var sent bool

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/reservation/order"
 )
 
@@ -68,7 +68,7 @@ func (q *queue) learnSoldOut(generation int64) {
 		defer q.learning.Store(false)
 		if err := q.rememberSoldOut(q.store.ctx, generation); err != nil && q.store.ctx.Err() == nil {
 			q.store.O.Logger.Warn("cannot remember that a sale is sold out: its losers go on asking Redis", "sale", q.sale, "error", err)
-			pause.For(soldOutRetry, q.store.ctx.Done())
+			retry.Pause(soldOutRetry, q.store.ctx.Done())
 		}
 	})
 	if !started {

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"stampede/bench/front"
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 // memoryQueue is where most tutorials end: one Lua script decides in Redis who gets a unit, the
@@ -108,7 +108,7 @@ func (d *memoryQueue) record(ctx context.Context, o front.Order) error {
 			return nil
 		}
 		slog.Warn("an order is to be written again", "order", o.ID, "err", err)
-		if !pause.For(recordAgain, ctx.Done()) {
+		if !retry.Pause(recordAgain, ctx.Done()) {
 			return err
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/bench/front"
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 // setnx is the third step: the mutex moves into Redis, where all processes see it. SET NX PX takes
@@ -102,7 +102,7 @@ func (d *setnx) lock(ctx context.Context, sale uuid.UUID, owner string) error {
 		if time.Until(deadline) < jittered {
 			return errLockBusy
 		}
-		if !pause.For(jittered, ctx.Done()) {
+		if !retry.Pause(jittered, ctx.Done()) {
 			return ctx.Err()
 		}
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 // redisMemory is what Redis holds in bytes (used_memory).
@@ -28,7 +28,7 @@ func idleRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 		if clients <= int64(rdb.PoolStats().TotalConns) {
 			break
 		}
-		if !pause.For(lookEvery, ctx.Done()) {
+		if !retry.Pause(lookEvery, ctx.Done()) {
 			return 0, ctx.Err()
 		}
 	}

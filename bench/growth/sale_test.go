@@ -18,7 +18,7 @@ import (
 
 	"stampede/bench/httpload"
 	"stampede/bench/rig"
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/lua"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
@@ -225,7 +225,7 @@ func awaitSold(ctx context.Context, shop *rig.Shop, units int64) sold {
 		if have == units {
 			return sold{at: time.Now()}
 		}
-		pause.For(lookEvery, ctx.Done())
+		retry.Pause(lookEvery, ctx.Done())
 	}
 }
 
@@ -243,7 +243,7 @@ func watchMemory(b *testing.B, rdb *redis.Client) (most func() int64) {
 	}
 	go func() {
 		seen := look()
-		for pause.For(lookEvery, ctx.Done()) {
+		for retry.Pause(lookEvery, ctx.Done()) {
 			seen = max(seen, look())
 		}
 		highest <- max(seen, look())
@@ -267,7 +267,7 @@ func trim(b *testing.B, rdb *redis.Client, keys reservation.Keys) {
 			if pending.Count == 0 {
 				break
 			}
-			pause.For(lookEvery, ctx.Done())
+			retry.Pause(lookEvery, ctx.Done())
 		}
 		for {
 			answer, err := lua.Trim.Run(ctx, rdb, []string{stream}).Slice()

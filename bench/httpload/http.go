@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 // Load is a crowd of connections. Without a Rate it is a closed loop: each of them sends a request
@@ -149,7 +149,7 @@ func (r *run) next() (n uint64, due time.Time, ok bool) {
 		return 0, now, false
 	}
 	due = r.due(n)
-	return n, due, pause.For(due.Sub(now), r.ctx.Done())
+	return n, due, retry.Pause(due.Sub(now), r.ctx.Done())
 }
 
 // scheduled is how many requests an open loop has.

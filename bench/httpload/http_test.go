@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 func serve(t *testing.T, h http.HandlerFunc) []string {
@@ -60,7 +60,7 @@ func TestAnswersThatComeLateAreNotInTheRate(t *testing.T) {
 		Connections: 2, For: length, Request: get,
 		Addrs: serve(t, func(_ http.ResponseWriter, r *http.Request) {
 			if asked.Add(1) == 1 {
-				pause.For(4*length, r.Context().Done())
+				retry.Pause(4*length, r.Context().Done())
 			}
 		}),
 	}
@@ -87,7 +87,7 @@ func TestOpenLoopCountsFromTheMomentInWhichARequestWasDue(t *testing.T) {
 		Connections: 1, For: 300 * time.Millisecond, Rate: 100, Request: get,
 		Addrs: serve(t, func(_ http.ResponseWriter, r *http.Request) {
 			if !first.Swap(true) {
-				pause.For(hold, r.Context().Done())
+				retry.Pause(hold, r.Context().Done())
 			}
 		}),
 	}
@@ -104,7 +104,7 @@ func TestOpenLoopCountsWhatWasDueAndNeverSent(t *testing.T) {
 	const length = 50 * time.Millisecond
 	load := Load{
 		Connections: 1, For: length, Rate: 1000, Request: get,
-		Addrs: serve(t, func(_ http.ResponseWriter, r *http.Request) { pause.For(3*length, r.Context().Done()) }),
+		Addrs: serve(t, func(_ http.ResponseWriter, r *http.Request) { retry.Pause(3*length, r.Context().Done()) }),
 	}
 	answers, err := load.Measure(t.Context())
 	require.NoError(t, err)

@@ -12,7 +12,7 @@ import (
 
 	"stampede/bench/page"
 	"stampede/bench/rig"
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 // Figures of a turn.
@@ -172,7 +172,7 @@ func (r rung) sellOn(b *testing.B, s *rig.System, l *ledger) bool {
 func halfSold(ctx context.Context, l *ledger, orders int64, within time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
-	for l.accepted.Load() < orders && pause.For(time.Millisecond, ctx.Done()) {
+	for l.accepted.Load() < orders && retry.Pause(time.Millisecond, ctx.Done()) {
 	}
 }
 
@@ -197,7 +197,7 @@ func (r rung) awaitWrites(b *testing.B, s *rig.System, l *ledger, least int64) (
 	const moment = 250 * time.Millisecond
 	units, since := s.Shop.Units(), time.Now()
 	for {
-		pause.For(lookEvery, b.Context().Done())
+		retry.Pause(lookEvery, b.Context().Done())
 		if now := s.Shop.Units(); now != units {
 			units, since = now, time.Now()
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/rig"
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/reservation"
 )
 
@@ -167,6 +167,6 @@ func (s shop) awaitSold(b *testing.B, units int64) int64 {
 			return sold
 		}
 		require.True(b, time.Now().Before(deadline), "only %d of %d units are sold within %v", sold, units, within)
-		pause.For(lookEvery, b.Context().Done())
+		retry.Pause(lookEvery, b.Context().Done())
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"stampede/bench/httpload"
 	"stampede/bench/page"
 	"stampede/bench/rig"
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 const (
@@ -145,7 +145,7 @@ func confirmed(b *testing.B, s *rig.System, user string, orders int, within time
 // awaitHeartbeat waits until the ingress is seen.
 func awaitHeartbeat(b *testing.B, s *rig.System) {
 	b.Helper()
-	for seen := false; !seen; pause.For(20*time.Millisecond, nil) {
+	for seen := false; !seen; retry.Pause(20*time.Millisecond, nil) {
 		require.NoError(b, s.Shop.Pool.QueryRow(b.Context(),
 			"SELECT now() - seen_at < interval '1 s' FROM pulse").Scan(&seen))
 	}
@@ -172,6 +172,6 @@ func lateness(b *testing.B, s *rig.System) (seconds float64) {
 		if time.Now().After(deadline) {
 			b.Fatalf("%d of %d orders have expired after %v", expired, expiring, expiredWithin)
 		}
-		pause.For(50*time.Millisecond, nil)
+		retry.Pause(50*time.Millisecond, nil)
 	}
 }

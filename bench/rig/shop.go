@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/internal/connect"
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/reservation"
 )
 
@@ -102,7 +102,7 @@ func (s *Shop) rewriteLog(ctx context.Context) {
 	}
 	require.NoError(s.b, s.Redis.BgRewriteAOF(ctx).Err())
 	for persistence()["aof_rewrite_in_progress"] != "0" {
-		pause.For(10*time.Millisecond, nil)
+		retry.Pause(10*time.Millisecond, nil)
 	}
 }
 

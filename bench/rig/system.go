@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/bench/httpload"
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 // System is a candidate at work: its processes, and a sale of a shop of its own.
@@ -119,7 +119,7 @@ func (s *System) Await(units int64, within time.Duration) int64 {
 	defer cancel()
 	began, first := time.Now(), s.Shop.Units()
 	for have := first; ; have = s.Shop.Units() {
-		if have >= units || !pause.For(nextLook(have-first, units-have, time.Since(began)), ctx.Done()) {
+		if have >= units || !retry.Pause(nextLook(have-first, units-have, time.Since(began)), ctx.Done()) {
 			return have
 		}
 	}

@@ -13,7 +13,6 @@ import (
 
 	"stampede/fulfillment/stream"
 	"stampede/internal/figure"
-	"stampede/internal/pause"
 	"stampede/internal/pg"
 	"stampede/internal/retry"
 	"stampede/reservation"
@@ -88,7 +87,7 @@ func audit(ctx context.Context, c Config) (Report, error) {
 			return l.report, err
 		}
 		l.report.Moved = before != after
-		if !l.report.Moved || !time.Now().Before(deadline) || !pause.For(restPause, ctx.Done()) {
+		if !l.report.Moved || !time.Now().Before(deadline) || !retry.Pause(restPause, ctx.Done()) {
 			return l.report, ctx.Err()
 		}
 	}
@@ -252,7 +251,7 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 			return nil
 		}
 		// After a slow check Redis gets a pause of the same length.
-		if !pause.For(max(restPause, time.Since(began)), ctx.Done()) {
+		if !retry.Pause(max(restPause, time.Since(began)), ctx.Done()) {
 			return ctx.Err()
 		}
 	}

@@ -17,9 +17,8 @@ import (
 
 	"stampede/fulfillment/deadletter"
 	"stampede/fulfillment/rebuild"
-	"stampede/fulfillment/stream"
-	"stampede/internal/pause"
 	"stampede/internal/pg"
+	"stampede/internal/retry"
 	"stampede/reservation"
 	"stampede/reservation/catalog"
 	"stampede/sql"
@@ -88,8 +87,8 @@ type RemedyReport struct {
 // It needs two connections of the pool, and one more for a rebuild. The error may be ErrReconcileUnderWay, or
 // reservation.ErrSaleNotFound; repairs that failed are in the report, and it may be called again.
 func Reconcile(ctx context.Context, c ReconcileConfig) (ReconcileReport, error) {
-	stream.OrElse(&c.Pause, reconcilePause)
-	stream.OrElse(&c.Logger, slog.Default())
+	c.Pause = cmp.Or(c.Pause, reconcilePause)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	r := reconciler{ReconcileConfig: c, report: ReconcileReport{DryRun: c.DryRun}, counts: map[Remedy]*RemedyReport{}}
 	if err := r.run(ctx); err != nil {
 		return r.report, fmt.Errorf("reconcile: %w", err)
@@ -144,7 +143,7 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 		return nil, err
 	}
 	for look := 1; look <= 2; look++ {
-		if look > 1 && !pause.For(r.Pause, ctx.Done()) {
+		if look > 1 && !retry.Pause(r.Pause, ctx.Done()) {
 			return nil, ctx.Err()
 		}
 		if found, err := r.look(ctx, look); err != nil || found == 0 {

@@ -66,7 +66,7 @@ func (d *dispatch) keep(h *blockedSale, s *submission) {
 // putBack sets when the sale is tried next.
 func (d *dispatch) putBack(h *blockedSale) {
 	h.tries++
-	h.again = time.Now().Add(retry.RetryDelay(h.tries, blockedDelay, blockedDelayMax))
+	h.again = time.Now().Add(retry.Delay(h.tries, blockedDelay, blockedDelayMax))
 }
 
 // nextBlocked is when the next try of a blocked sale is due; any is false if there is none, or one is under way.

@@ -126,7 +126,7 @@ func (d *dispatch) Wanted() (messages int, atLatest time.Duration) {
 		messages = max(messages, d.BatchMax)
 	}
 	if len(d.Deferred) > 0 {
-		return messages, max(linger, retry.RetryDelay(d.idle+1, deferDelay, deferDelayMax))
+		return messages, max(linger, retry.Delay(d.idle+1, deferDelay, deferDelayMax))
 	}
 	return messages, linger
 }

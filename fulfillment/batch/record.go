@@ -8,7 +8,7 @@ import (
 
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/reservation/order"
 )
 
@@ -58,7 +58,7 @@ func (b *Batcher) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outco
 		if errors.Is(err, ledger.ErrEpochOver) && tries <= epochTries {
 			continue // it is known now that the epoch is over
 		}
-		if !pause.For(b.recording.Failed(err), b.draining) {
+		if !retry.Pause(b.recording.Failed(err), b.draining) {
 			return nil, stream.ErrStopping
 		}
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"stampede/internal/pause"
 	"stampede/internal/retry"
 	"stampede/sql"
 )
@@ -40,7 +39,7 @@ func (h Heartbeat) Run(ctx context.Context) error {
 		if lasted > 0 {
 			h.Logger.Warn("buyers could not pay for a while: deadlines are postponed", "outage", lasted)
 		}
-		if !pause.For(heartbeatInterval, ctx.Done()) {
+		if !retry.Pause(heartbeatInterval, ctx.Done()) {
 			return nil
 		}
 	}

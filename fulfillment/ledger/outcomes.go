@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
@@ -56,7 +56,7 @@ func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 	if c.Client == nil || c.Keys.Prefix == "" {
 		return nil, errors.New("outcomes: Client and Keys are required")
 	}
-	stream.OrElse(&c.Logger, slog.Default())
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	published, err1 := telemetry.RegisterOnce(c.Registerer, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_outcomes_published_total", Help: "Changes of orders that were published to the ingresses.",
 	}))

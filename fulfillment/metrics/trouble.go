@@ -24,7 +24,7 @@ func NewTrouble(logger *slog.Logger, metrics *Worker, step, doing string) *Troub
 func (t *Trouble) Failed(err error) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.outage.Tries == 0 {
+	if !t.outage.Lasts() {
 		t.gauge.Inc()
 	}
 	return t.outage.Failed(err)
@@ -33,7 +33,7 @@ func (t *Trouble) Failed(err error) time.Duration {
 func (t *Trouble) Over() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.outage.Tries > 0 {
+	if t.outage.Lasts() {
 		t.gauge.Dec()
 	}
 	t.outage.Over()
@@ -51,5 +51,5 @@ func (t *Trouble) Note(err error) {
 func (t *Trouble) Lasts() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.outage.Tries > 0
+	return t.outage.Lasts()
 }

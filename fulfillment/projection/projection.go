@@ -16,7 +16,6 @@ import (
 
 	"stampede/fulfillment/ledger"
 	"stampede/internal/crashpoint"
-	"stampede/internal/pause"
 	"stampede/internal/pg"
 	"stampede/internal/retry"
 	"stampede/reservation/order"
@@ -348,7 +347,7 @@ func (p *projector) underLocks(ctx context.Context, doing string, do func(pgx.Tx
 			return nil
 		}
 		// Nothing is done: whoever was behind goes on for a while.
-		if !pause.For(max(outage.Failed(err), 3*patience), ctx.Done()) {
+		if !retry.Pause(max(outage.Failed(err), 3*patience), ctx.Done()) {
 			return ctx.Err()
 		}
 	}

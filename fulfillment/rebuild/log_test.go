@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/rebuild"
-	"stampede/internal/retry"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/internal/testwork"
@@ -131,17 +130,4 @@ func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	log.await(t, "rebuilt the stock from Postgres")
 	require.Len(t, log.lines(rebuild.OtherRebuilds), 1, "and does not say it at each look")
 	testwork.NeedNothing(s, t, 1)
-}
-
-// What fails and recovers all the time does not fill the log.
-func TestFlappingOutageIsLoggedAtBoundedRate(t *testing.T) {
-	t.Parallel()
-	log := &logText{}
-	o := retry.Outage{Log: slog.New(slog.NewTextHandler(log, nil)), Doing: "tell ingresses what became of orders"}
-	for range 135 {
-		o.Failed(errors.New("i/o timeout"))
-		o.Over()
-	}
-	require.LessOrEqual(t, len(log.lines("cannot tell ingresses")), retry.OutagesTold+1)
-	require.Len(t, log.lines("can tell ingresses"), len(log.lines("cannot tell ingresses")))
 }

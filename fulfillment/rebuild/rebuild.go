@@ -1,6 +1,7 @@
 package rebuild
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/fulfillment/ledger"
-	"stampede/fulfillment/stream"
 	"stampede/internal/telemetry"
 	"stampede/reservation"
 )
@@ -85,7 +85,7 @@ type Rebuilder struct {
 
 // New returns a Rebuilder. It does not talk to Redis or Postgres yet.
 func New(config Config) (*Rebuilder, error) {
-	stream.OrElse(&config.Logger, slog.Default())
+	config.Logger = cmp.Or(config.Logger, slog.Default())
 	metrics, err := newRebuildMetrics(config.Registerer)
 	if err != nil {
 		return nil, err

@@ -9,7 +9,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/pause"
 	"stampede/internal/retry"
 	"stampede/lua"
 )
@@ -82,7 +81,7 @@ const keepPage = 500
 func (s *subscription) keepLeases(done <-chan struct{}) {
 	outage := retry.Outage{Log: s.log, Doing: "renew the leases of entries"}
 	interval := s.config.MinIdle / 4
-	for pause.For(interval, done) {
+	for retry.Pause(interval, done) {
 		for ids := range slices.Chunk(s.table.due(time.Now().Add(-interval)), keepPage) {
 			args := make([]any, 0, 2*len(ids))
 			for _, id := range ids {

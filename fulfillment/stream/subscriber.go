@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,24 +75,17 @@ type Config struct {
 }
 
 func (c *Config) setDefaults() {
-	OrElse(&c.BatchMax, 500)
-	OrElse(&c.InFlightMax, 4*c.BatchMax)
-	OrElse(&c.BlockTimeout, 250*time.Millisecond)
-	OrElse(&c.MinIdle, 10*time.Second)
-	OrElse(&c.ClaimInterval, c.MinIdle/3)
-	OrElse(&c.ConsumerIdleMax, 10*time.Minute)
-	OrElse(&c.MaxDeliveries, 5)
-	OrElse(&c.RedeliveryDelay, 100*time.Millisecond)
-	OrElse(&c.RedeliveryDelayMax, max(5*time.Second, c.RedeliveryDelay))
-	OrElse(&c.DrainTimeout, 10*time.Second)
-	OrElse(&c.Logger, slog.Default())
-}
-
-func OrElse[T comparable](value *T, standard T) {
-	var zero T
-	if *value == zero {
-		*value = standard
-	}
+	c.BatchMax = cmp.Or(c.BatchMax, 500)
+	c.InFlightMax = cmp.Or(c.InFlightMax, 4*c.BatchMax)
+	c.BlockTimeout = cmp.Or(c.BlockTimeout, 250*time.Millisecond)
+	c.MinIdle = cmp.Or(c.MinIdle, 10*time.Second)
+	c.ClaimInterval = cmp.Or(c.ClaimInterval, c.MinIdle/3)
+	c.ConsumerIdleMax = cmp.Or(c.ConsumerIdleMax, 10*time.Minute)
+	c.MaxDeliveries = cmp.Or(c.MaxDeliveries, 5)
+	c.RedeliveryDelay = cmp.Or(c.RedeliveryDelay, 100*time.Millisecond)
+	c.RedeliveryDelayMax = cmp.Or(c.RedeliveryDelayMax, max(5*time.Second, c.RedeliveryDelay))
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 10*time.Second)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 }
 
 // Validate returns an error that names everything that does not hold, after the defaults were set.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/pause"
 	"stampede/internal/retry"
 	"stampede/reservation/order"
 )
@@ -44,7 +43,7 @@ func (s *subscription) read() {
 			continue
 		}
 		r.startOver(err)
-		if !pause.For(r.outage.Failed(err), s.stop) {
+		if !retry.Pause(r.outage.Failed(err), s.stop) {
 			return
 		}
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"stampede/internal/pause"
 	"stampede/internal/retry"
 )
 
@@ -148,7 +147,7 @@ func (s *subscription) redeliver(d *delivery) bool {
 		s.deadLetter(d, refusedTooOften(d))
 		return false
 	}
-	if !pause.For(retry.RetryDelay(d.refusals, s.config.RedeliveryDelay, s.config.RedeliveryDelayMax), s.stop) {
+	if !retry.Pause(retry.Delay(d.refusals, s.config.RedeliveryDelay, s.config.RedeliveryDelayMax), s.stop) {
 		return false
 	}
 	d.deliveries++
@@ -193,7 +192,7 @@ func (s *subscription) deadLetter(d *delivery, reason error) {
 			s.Acks.Add(d.id)
 			return
 		}
-		if !pause.For(delay, s.stop) {
+		if !retry.Pause(delay, s.stop) {
 			return
 		}
 	}
@@ -287,7 +286,7 @@ func (s *subscription) sendAcks(ids []string, outage *retry.Outage) {
 			s.table.release(ids...)
 			return
 		}
-		if !pause.For(outage.Failed(err), s.ctx.Done()) {
+		if !retry.Pause(outage.Failed(err), s.ctx.Done()) {
 			return
 		}
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"stampede/fulfillment/stream"
-	"stampede/internal/retry"
 	"stampede/internal/testkit"
 	"stampede/internal/testshop"
 	"stampede/reservation"
@@ -148,19 +147,6 @@ func TestNacksAreRetriedWithDelay(t *testing.T) {
 	// Waits of 50, 100, 100, 100, 100 ms, each of which may be cut to its half.
 	require.GreaterOrEqual(t, time.Since(began), 9*delay/2)
 	b.awaitNonePending()
-}
-
-func TestRetryDelayDoublesWithinBounds(t *testing.T) {
-	t.Parallel()
-	const first, longest = 100 * time.Millisecond, 5 * time.Second
-	for try, full := range map[int]time.Duration{1: first, 2: 2 * first, 3: 4 * first, 6: 32 * first, 7: longest, 40: longest, 1 << 40: longest} {
-		for range 100 {
-			delay := retry.RetryDelay(try, first, longest)
-			require.LessOrEqual(t, delay, full, "try %d", try)
-			require.GreaterOrEqual(t, delay, full/2-1, "try %d", try)
-		}
-	}
-	require.Equal(t, time.Duration(1), retry.RetryDelay(1, 1, 1))
 }
 
 func TestUnreadableEntryIsDeadLettered(t *testing.T) {

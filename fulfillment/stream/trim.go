@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/pause"
 	"stampede/internal/retry"
 	"stampede/internal/telemetry"
 	"stampede/lua"
@@ -28,8 +28,8 @@ type TrimmerConfig struct {
 }
 
 func (c *TrimmerConfig) setDefaults() {
-	OrElse(&c.Interval, 10*time.Second)
-	OrElse(&c.Logger, slog.Default())
+	c.Interval = cmp.Or(c.Interval, 10*time.Second)
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 }
 
 // Validate returns an error for a config that does not hold, after the defaults were set.
@@ -73,7 +73,7 @@ func NewTrimmer(config TrimmerConfig) (*Trimmer, error) {
 // Run trims until ctx is cancelled, and returns nil then. It goes on while Redis is away.
 func (t *Trimmer) Run(ctx context.Context) error {
 	outage := retry.Outage{Log: t.config.Logger, Doing: "trim the streams"}
-	for pause.For(t.config.Interval, ctx.Done()) {
+	for retry.Pause(t.config.Interval, ctx.Done()) {
 		var failed []error
 		for _, stream := range t.config.Streams {
 			if _, err := t.trim(ctx, stream); err != nil {

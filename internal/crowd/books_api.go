@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 	"golang.org/x/sync/errgroup"
 
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 // APIBooks asks an ingress, as any buyer may: for whoever load-tests with nothing but a URL. Orders
@@ -134,7 +134,7 @@ func (b *APIBooks) lookUp(
 		case status != http.StatusOK && status != http.StatusServiceUnavailable && status != http.StatusTooManyRequests:
 			return bookedOrder{}, false, fmt.Errorf("HTTP %d", status)
 		}
-		if !pause.For(between, ctx.Done()) {
+		if !retry.Pause(between, ctx.Done()) {
 			return bookedOrder{}, false, nil
 		}
 	}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 // click is one wish of a buyer to buy. All tries of a click carry the same idempotency key.
@@ -57,7 +57,7 @@ func (c *Crowd) click(ctx context.Context, k click, due time.Time) {
 			return
 		}
 		c.tally.retried(a.problem)
-		pause.For(max(wait, min(a.retryAfter, maxPause)), ctx.Done())
+		retry.Pause(max(wait, min(a.retryAfter, maxPause)), ctx.Done())
 		wait = min(2*wait, maxPause)
 	}
 }

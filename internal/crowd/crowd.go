@@ -19,7 +19,7 @@ import (
 
 	"github.com/google/uuid"
 
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 // MaxBuyers bounds a crowd, and with it the memory of its ledger: 40 bytes a buyer, and some 200 for each who was
@@ -166,7 +166,7 @@ func (c *Crowd) sendBuyers(ctx context.Context, start time.Time) {
 			return
 		}
 		due := start.Add(dueAfter(buyer, c.config.Buyers, c.config.Over))
-		if !pause.For(time.Until(due), ctx.Done()) {
+		if !retry.Pause(time.Until(due), ctx.Done()) {
 			return
 		}
 		c.buy(ctx, buyer, due)

@@ -7,7 +7,7 @@ import (
 
 	"stampede/internal/crowd"
 	"stampede/internal/figure"
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 )
 
 // crash is what became of the worker that was killed.
@@ -46,7 +46,7 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	}
 	d.story.tell("kill -9 of %s, with %s orders in its hands", victim, figure.Count(d.crash.orphans))
 
-	if !pause.For(replaceAfter, ctx.Done()) {
+	if !retry.Pause(replaceAfter, ctx.Done()) {
 		return context.Cause(ctx)
 	}
 	if err := d.fleet.startWorker("worker-3", d.env()); err != nil {
@@ -74,9 +74,9 @@ func (d *demo) haltWithOrders(ctx context.Context, worker *process) (bool, error
 		if pending > 0 || err != nil {
 			return true, err
 		}
-		pause.For(time.Millisecond, ctx.Done())
+		retry.Pause(time.Millisecond, ctx.Done())
 	}
 	worker.Signal(syscall.SIGCONT)
-	pause.For(goesOnFor, ctx.Done())
+	retry.Pause(goesOnFor, ctx.Done())
 	return false, nil
 }

@@ -1,3 +1,3 @@
-// Package retry has the waits between tries of what fails for a while, and the log of such outages:
-// one line when one begins, one when it is over.
+// Package retry holds pauses and the delays between retries, and logs an outage as two lines: one when
+// it begins, one when it ends.
 package retry

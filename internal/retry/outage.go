@@ -9,69 +9,73 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// The waits between the tries of a call to Redis while it is away.
+// Delays between the retries of a failing operation.
 const (
 	outageDelay    = 50 * time.Millisecond
 	outageDelayMax = 2 * time.Second
 )
 
-// What fails and recovers all the time gets so many outages told of, and then one in a while.
+// A flapping operation gets its first outagesLogged outages logged, then one per outageEvery.
 const (
-	OutagesTold = 5
-	outageEvery = 10 * time.Second
+	outagesLogged = 5
+	outageEvery   = 10 * time.Second
 )
 
-// Outage makes two log lines of a run of failures: one when it begins, one when it is over. It is
-// for one goroutine.
+// Outage logs a run of failures as two lines: one when it begins, one when it ends. It is not safe for
+// concurrent use.
 type Outage struct {
 	Log *slog.Logger
-	// Doing is what fails: "read the stream".
+	// Doing names the operation: "read the stream".
 	Doing string
 
 	began time.Time
-	Tries int
-	// told is true if the run got its first line. Untold counts failures in runs that got none.
-	told   bool
-	untold int
-	lines  rate.Sometimes
+	tries int
+	// logged is true if the current run got its first line.
+	logged bool
+	// unlogged counts the failures of earlier runs that were not logged.
+	unlogged int
+	lines    rate.Sometimes
 }
 
-// Failed notes a failure and returns how long to wait for the next try.
+// Failed records a failure and returns the delay before the next try.
 func (o *Outage) Failed(err error) time.Duration {
-	if o.Tries == 0 {
-		o.began, o.told = time.Now(), false
-		o.lines.First, o.lines.Interval = OutagesTold, outageEvery
+	if o.tries == 0 {
+		o.began, o.logged = time.Now(), false
+		o.lines.First, o.lines.Interval = outagesLogged, outageEvery
 	}
-	o.Tries++
-	if !o.told {
-		o.lines.Do(func() { o.tell(err) })
+	o.tries++
+	if !o.logged {
+		o.lines.Do(func() { o.log(err) })
 	}
-	return RetryDelay(o.Tries, outageDelay, outageDelayMax)
+	return Delay(o.tries, outageDelay, outageDelayMax)
 }
 
-func (o *Outage) tell(err error) {
+func (o *Outage) log(err error) {
 	attrs := []any{slog.Any("error", err)}
-	if o.untold > 0 {
-		attrs = append(attrs, slog.Int("failed_tries_before", o.untold))
+	if o.unlogged > 0 {
+		attrs = append(attrs, slog.Int("failed_tries_before", o.unlogged))
 	}
 	o.Log.Error("cannot "+o.Doing+", trying again", attrs...)
-	o.told, o.untold = true, 0
+	o.logged, o.unlogged = true, 0
 }
 
-// Over notes a success.
+// Over records a success, which ends the outage.
 func (o *Outage) Over() {
 	switch {
-	case o.Tries == 0:
+	case o.tries == 0:
 		return
-	case !o.told:
-		o.untold, o.Tries = o.untold+o.Tries, 0
+	case !o.logged:
+		o.unlogged, o.tries = o.unlogged+o.tries, 0
 		return
 	}
-	o.Log.Info("can "+o.Doing+" again", slog.Int("failed_tries", o.Tries), slog.Duration("after", time.Since(o.began)))
-	o.Tries = 0
+	o.Log.Info("can "+o.Doing+" again", slog.Int("failed_tries", o.tries), slog.Duration("after", time.Since(o.began)))
+	o.tries = 0
 }
 
-// Note notes either, for what is tried again at a pace of its own.
+// Lasts reports whether the last try failed.
+func (o *Outage) Lasts() bool { return o.tries > 0 }
+
+// Note calls Failed or Over, for callers that retry at their own pace.
 func (o *Outage) Note(err error) {
 	if err != nil {
 		o.Failed(err)
@@ -80,9 +84,9 @@ func (o *Outage) Note(err error) {
 	}
 }
 
-// RetryDelay doubles with every try from first up to longest, and takes a random part of up to a
-// half off, so that those who failed together do not come back together.
-func RetryDelay(try int, first, longest time.Duration) time.Duration {
+// Delay doubles from first with each try, up to longest, minus a random part of up to a half: callers
+// that failed together do not retry together.
+func Delay(try int, first, longest time.Duration) time.Duration {
 	delay := longest
 	if shift := try - 1; shift < 30 && first<<shift < longest {
 		delay = first << shift
@@ -90,11 +94,11 @@ func RetryDelay(try int, first, longest time.Duration) time.Duration {
 	return delay - rand.N(delay/2+1)
 }
 
-// CallTimeout bounds one call to Redis beside the reads, where the client heeds contexts.
+// CallTimeout limits one call to Redis, except for blocking reads.
 const CallTimeout = 3 * time.Second
 
-// ForCall returns a context for one call: with the values of ctx, and not cancelled with it, because a
-// call that has begun is worth finishing.
+// ForCall returns a context for one call. It has the values of ctx but is not cancelled with it: a call
+// that has begun should finish.
 func ForCall(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), CallTimeout)
 }

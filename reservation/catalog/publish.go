@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
 
-	"stampede/internal/pause"
+	"stampede/internal/retry"
 	"stampede/lua"
 	"stampede/reservation"
 	"stampede/sql"
@@ -142,7 +142,7 @@ func (c *Catalog) verifyFirstUse(ctx context.Context, partition int) error {
 	// Either another process has just claimed it, or the server was replaced; a record of another
 	// server shows which.
 	for until := time.Now().Add(claimWait); !state.Known && !state.Recorded && time.Now().Before(until); {
-		if !pause.For(claimLook, ctx.Done()) {
+		if !retry.Pause(claimLook, ctx.Done()) {
 			return ctx.Err()
 		}
 		if state, err = c.store.Inspect(ctx, partition); err != nil {
