@@ -104,7 +104,7 @@ func TestCheckFindsContradictions(t *testing.T) {
 			"README.md:3: shop/metrics.go has no function x",
 		},
 		"a walk that is counted wrongly": {
-			"```walk before\n1 shop/old.go: Old\n```\n1 files, 1 visits, 1 returns\n",
+			"```walk measured\n1 shop/old.go: Old\n```\n1 files, 1 visits, 1 returns\n",
 			"README.md:1: behind this walk should stand: 1 files, 1 visits, 0 returns",
 		},
 		"a walk without a file": {

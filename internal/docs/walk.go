@@ -7,10 +7,10 @@ import (
 )
 
 // The fences with the walk of one order: one visit to a file a line, with the functions that run there.
-// Functions of the second one are those of an older version.
+// The second one was measured on some commit, whose functions may be gone.
 const (
-	walkNow    = "walk"
-	walkBefore = "walk before"
+	walkNow      = "walk"
+	walkMeasured = "walk measured"
 )
 
 var (
@@ -22,7 +22,7 @@ var (
 // files, visits, and returns, which are visits to a file that was visited before.
 func (c *checker) walks(p *page) {
 	for _, f := range p.fences {
-		if f.language != walkNow && f.language != walkBefore {
+		if f.language != walkNow && f.language != walkMeasured {
 			continue
 		}
 		seen := map[string]bool{}
@@ -45,7 +45,7 @@ func (c *checker) walks(p *page) {
 			}
 			for _, function := range strings.FieldsFunc(functions, func(r rune) bool { return r == ',' || r == ' ' }) {
 				switch {
-				case f.language == walkBefore:
+				case f.language == walkMeasured:
 				case !c.files[file]:
 					c.report(p, f.first+i, "%s does not exist", file)
 				case c.functions[file] != nil && !c.functions[file][function]:
