@@ -13,28 +13,28 @@ import (
 )
 
 const (
-	// blockersInterval is how often a worker looks for sessions that hold up others.
+	// blockersInterval is how often a worker looks for sessions that block others.
 	blockersInterval = time.Second
-	// A session of our role that others wait for is ended when it has waited for its client for so long: in the middle of
-	// a batch, of which the rest should be there already, and between two statements.
+	// A blocking session of our role is ended when it has waited for its client for so long: in the
+	// middle of a batch, whose rest should be there already, and between two statements.
 	silentInBatchMax      = 5 * time.Second
 	silentBetweenQueryMax = 10 * time.Second
-	// blockerNamedAfter is when a session is named in the log that others wait for and that is not to be ended.
+	// blockerNamedAfter is when a blocking session that is not to be ended is named in the log.
 	blockerNamedAfter = 5 * time.Second
-	// blockerForgottenAfter is how long nobody may wait for a session until it is forgotten.
+	// blockerForgottenAfter is how long a session may block no other until it is forgotten.
 	blockerForgottenAfter = 10 * time.Second
 )
 
-// What the log says of sessions that hold up others.
+// Log texts about sessions that block others.
 const (
 	endedSession = "ended a database session that held a lock and did not hear from its client"
 	namedSession = "a database session holds a lock for which others wait"
 )
 
-// endBlockers ends sessions of our role that hold up others while they wait for clients that have vanished, until ctx
-// ends. A worker or an ingress whose machine is gone, or which stands still, leaves the row of a sale or of an order
-// locked; Postgres itself does not end a session in the middle of a batch. Nothing is lost with such a session,
-// because everything may happen twice: what it did not commit is delivered again.
+// endBlockers ends sessions of our role that block others while they wait for vanished clients,
+// until ctx ends. A worker or an ingress whose machine is gone or frozen leaves the row of a sale
+// or of an order locked, and Postgres does not end a session in the middle of a batch. Nothing is
+// lost: uncommitted work is delivered again.
 func (w *Worker) endBlockers(ctx context.Context) {
 	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepUnblock, "look for database sessions that hold up others")
 	found := blockers{Pool: w.config.Pool, Log: w.config.Logger, Seen: make(map[blockerKey]*blockerSeen)}
@@ -48,7 +48,7 @@ func (w *Worker) endBlockers(ctx context.Context) {
 	}
 }
 
-// blockerKey is another one as soon as the session has heard from its client.
+// blockerKey changes as soon as the session hears from its client.
 type blockerKey struct {
 	pid                         int32
 	started, queried, changedAt int64
@@ -60,22 +60,20 @@ func keyOf(b *pg.Activity) blockerKey {
 	}
 }
 
-// blockers is what is known of sessions that hold up others. It has as many entries as there were such sessions in the
-// last moments.
+// blockers holds the blocking sessions of the last moments.
 type blockers struct {
 	Pool *pgxpool.Pool
 	Log  *slog.Logger
 	Seen map[blockerKey]*blockerSeen
 }
 
-// blockerSeen is when a session was seen. silent is when it was first seen to wait for its client: it has not heard from
-// it since, or its key would be another one.
+// blockerSeen is when a session was seen. silent is when it was first seen waiting for its client.
 type blockerSeen struct {
 	First, last, Silent time.Time
 	named               bool
 }
 
-// Look ends the sessions whose time is over, and returns how many.
+// Look ends the sessions whose time is over, and returns their number.
 func (l *blockers) Look(ctx context.Context) (ended int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
@@ -127,7 +125,7 @@ func silentMax(b *pg.Activity) time.Duration {
 	return silentBetweenQueryMax
 }
 
-// name names a session once that goes on holding up others.
+// name logs a session once that keeps blocking others.
 func (l *blockers) name(b *pg.Activity, seen *blockerSeen) {
 	if waited := seen.last.Sub(seen.First); !seen.named && waited >= blockerNamedAfter {
 		seen.named = true

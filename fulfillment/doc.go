@@ -1,6 +1,6 @@
 // Package fulfillment is the worker. It makes orders in Postgres of the events that lua/reserve.lua
 // appended to the streams, ends orders that are not paid in time, gives their units back to Redis,
-// and rebuilds Redis when it has lost them.
+// and rebuilds Redis when it has lost data.
 //
 // Worker (worker.go) wires the packages below it. An order passes them in this order:
 //
@@ -15,7 +15,6 @@
 // look for what Redis lost, and blockers.go ends silent database sessions. Packages audit and
 // projection are used by commands only.
 //
-// Everything here may happen twice, in any process: an event has one effect because of the unique
-// keys in Postgres and because a reservation is released once, never because of a lock or of
-// timing.
+// Everything here may happen twice, in any process. An event has one effect because of the unique
+// keys in Postgres and because a reservation is released once, not because of a lock or of timing.
 package fulfillment

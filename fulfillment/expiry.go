@@ -10,9 +10,9 @@ import (
 	"stampede/reservation/order"
 )
 
-// sweepOrders ends orders that nobody paid for in time, and has the units of those and of cancelled ones
-// come back to Redis, until ctx ends. All workers do it, each with what the others do not have in hand.
-// A Redis that is slow or away keeps no order from expiring.
+// sweepOrders expires unpaid orders and releases the units of ended ones until ctx ends. All
+// workers do it, each with rows that the others have not locked. Expiry continues while Redis is
+// slow or away.
 func (w *Worker) sweepOrders(ctx context.Context) {
 	var all sync.WaitGroup
 	all.Go(func() { w.expireOrders(ctx) })
@@ -38,7 +38,7 @@ func (w *Worker) expireOrders(ctx context.Context) {
 	}
 }
 
-// nextSweep waits until it is time to look again; false if ctx has ended.
+// nextSweep waits until the next sweep; it returns false if ctx has ended.
 func (w *Worker) nextSweep(ctx context.Context) bool {
 	return retry.Pause(retry.Delay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done())
 }

@@ -10,7 +10,7 @@ import (
 	"stampede/fulfillment/metrics"
 )
 
-// releaseUnits has the units of ended orders come back to Redis, until ctx ends.
+// releaseUnits returns the units of ended orders to Redis until ctx ends.
 func (w *Worker) releaseUnits(ctx context.Context) {
 	releasing := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRelease, "give back the units of ended orders")
 	for w.nextSweep(ctx) {

@@ -36,28 +36,28 @@ type WorkerConfig struct {
 	Keys              reservation.Keys
 	Store             *reservation.Store
 	Catalog           *catalog.Catalog
-	// Consumer names this worker in the consumer group: the same after a restart, and never that of
-	// another process.
+	// Consumer names this worker in the consumer group. It is the same after a restart, and no
+	// other process uses it.
 	Consumer string
 
-	// BatchMax is how many orders one transaction records at most.
+	// BatchMax bounds the orders of one transaction.
 	BatchMax int
-	// MinIdle is how long another worker may be silent about an entry until this one takes it over.
+	// MinIdle is how long another worker may be silent about an entry before this one claims it.
 	MinIdle time.Duration
-	// MaxDeliveries is how many deliveries an entry that is at fault gets until it is a dead letter.
+	// MaxDeliveries is how many deliveries a faulty entry gets before it becomes a dead letter.
 	MaxDeliveries int64
-	// DrainTimeout is how long a stop waits for what is under way.
+	// DrainTimeout is how long a stop waits for work in flight.
 	DrainTimeout time.Duration
 	// TrimInterval is how often handled entries are freed.
 	TrimInterval time.Duration
-	// SweepInterval is how often unpaid orders are looked for that expire, and how often Redis is told what it
-	// was not told when it was decided: units that come back, and what could not be told of sales.
+	// SweepInterval is how often unpaid orders expire and how often pending releases and
+	// unpublished changes of sales are sent to Redis.
 	SweepInterval time.Duration
-	// GuardInterval is how often it is looked whether Redis has lost anything that has to be made anew from Postgres.
+	// GuardInterval is how often the worker checks whether Redis has lost data and must be rebuilt.
 	GuardInterval time.Duration
 
 	Logger *slog.Logger
-	// Registerer takes the metrics; nil for none.
+	// Registerer receives the metrics; nil for none.
 	Registerer prometheus.Registerer
 }
 
@@ -71,7 +71,7 @@ func (c *WorkerConfig) setDefaults() {
 	// The other ones are those of the parts they are for.
 }
 
-// Validate returns an error that names everything that does not hold, after the defaults were set.
+// Validate returns an error that names every violation. It expects the defaults to be set.
 func (c *WorkerConfig) Validate() error {
 	var wrong []error
 	must := func(holds bool, what string) {
@@ -98,10 +98,10 @@ func (c *WorkerConfig) Validate() error {
 	return nil
 }
 
-// Worker brings reservations to their end: it reads them from the streams of all partitions, writes
-// orders to Postgres, ends those that are not paid in time, and gives units of refused, cancelled and
-// expired ones back. When Redis has lost what it was given, they make it anew from Postgres. Any number of
-// workers share the work.
+// Worker completes reservations: it reads them from the streams of all partitions, writes orders to
+// Postgres, expires unpaid ones, and gives back units of refused, cancelled and expired orders.
+// When Redis has lost data, one worker rebuilds it from Postgres. Any number of workers share the
+// work.
 type Worker struct {
 	config    WorkerConfig
 	metrics   *metrics.Worker
@@ -110,7 +110,7 @@ type Worker struct {
 	rebuilder *rebuild.Rebuilder
 }
 
-// NewWorker returns a Worker. It does not talk to Redis or Postgres yet.
+// NewWorker returns a Worker. It does not connect to Redis or Postgres yet.
 func NewWorker(config WorkerConfig) (*Worker, error) {
 	config.setDefaults()
 	if err := config.Validate(); err != nil {
@@ -140,8 +140,8 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	return &Worker{config: config, metrics: metrics, outcomes: outcomes, ledger: ledger, rebuilder: rebuilder}, nil
 }
 
-// showSeries makes the counters of the streams that are known before Postgres was asked: increase() misses the first
-// event of a counter that appears with it.
+// showSeries creates the counters of the streams that are known before Postgres is read: increase()
+// misses the first event of a counter that appears with it.
 func showSeries(config WorkerConfig) error {
 	subscriber, err := newWorkerSubscriber(&config)
 	if err != nil {
@@ -155,7 +155,7 @@ func showSeries(config WorkerConfig) error {
 	return err
 }
 
-// ordersStreams are those of the first partitions.
+// ordersStreams are the streams of the first partitions.
 func ordersStreams(keys reservation.Keys, partitions int) []string {
 	streams := make([]string, partitions)
 	for p := range streams {
@@ -184,9 +184,9 @@ func newWorkerSubscriber(config *WorkerConfig) (*stream.Subscriber, error) {
 	return subscriber, nil
 }
 
-// Run works until ctx ends; what is under way then is finished, within DrainTimeout. It returns nil
-// then, and an error that wraps sql.ErrNotMigrated or sql.ErrSchemaAhead if the database has another
-// schema than this program. It may be called once. While Redis or Postgres is away it waits.
+// Run works until ctx ends, then finishes work in flight within DrainTimeout and returns nil. It
+// returns an error that wraps sql.ErrNotMigrated or sql.ErrSchemaAhead if the database's schema is
+// not this program's. It may be called once. While Redis or Postgres is away it waits.
 func (w *Worker) Run(ctx context.Context) error {
 	partitions, err := w.awaitPostgres(ctx)
 	if ctx.Err() != nil {
@@ -196,7 +196,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	w.config.Logger.Info("worker started", "consumer", w.config.Consumer, "partitions", partitions)
 	defer w.config.Logger.Info("worker stopped", "consumer", w.config.Consumer)
-	defer w.tellOutcomes(ctx)()
+	defer w.publishOutcomes(ctx)()
 	for {
 		needed, err := w.serve(ctx, partitions)
 		if err != nil || ctx.Err() != nil {
@@ -207,8 +207,9 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 }
 
-// tellOutcomes has the ingresses told what becomes of orders, until stop is called: that is after the last of them.
-func (w *Worker) tellOutcomes(ctx context.Context) (stop func()) {
+// publishOutcomes publishes the outcomes of orders to the ingresses until stop is called; stop
+// waits for the last.
+func (w *Worker) publishOutcomes(ctx context.Context) (stop func()) {
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
 	var telling sync.WaitGroup
 	telling.Go(func() { w.outcomes.Run(ctx) })
@@ -218,9 +219,9 @@ func (w *Worker) tellOutcomes(ctx context.Context) (stop func()) {
 	}
 }
 
-// serve works on so many partitions until ctx ends, or until sales have more of them: then it drains
-// and returns how many. To start anew with all of them is simpler than to add to what is running, and
-// nobody notices: a drain is short, and what it leaves behind this consumer finds at once.
+// serve works on the partitions until ctx ends, or until sales have more of them: then it drains
+// and returns their number. Restarting with all partitions is simpler than adding some to running
+// ones: a drain is short, and this consumer finds its pending entries immediately.
 func (w *Worker) serve(ctx context.Context, partitions int) (needed int, err error) {
 	streams := ordersStreams(w.config.Keys, partitions)
 	unregister, err := w.registerBacklog(streams)
@@ -263,21 +264,22 @@ func (w *Worker) serve(ctx context.Context, partitions int) (needed int, err err
 	return needed, err
 }
 
-// errRouterEnded: the Router gave up while nobody had told it to.
+// errRouterEnded: the Router ended without being stopped.
 var errRouterEnded = errors.New("the router ended by itself")
 
 // fulfil runs a Router with one handler and one batcher for each stream.
 func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, streams []string) error {
 	router, err := message.NewRouter(
-		// The subscriber drains by itself; only a handler that hangs would make the Router wait longer.
+		// The subscriber drains by itself; only a handler that hangs would make the Router wait
+		// longer.
 		message.RouterConfig{CloseTimeout: w.config.DrainTimeout + 5*time.Second},
-		// The Router tells every step of its life; what it has to say in earnest are errors.
+		// The Router logs every step of its life as info; only its errors matter.
 		untraced{watermill.NewSlogLoggerWithLevelMapping(w.config.Logger, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug})},
 	)
 	if err != nil {
 		return fmt.Errorf("make the router: %w", err)
 	}
-	// The batchers work on while the Router drains: their end comes after its.
+	// The batchers run while the Router drains, and end after it.
 	batching, stopBatchers := context.WithCancel(context.WithoutCancel(ctx))
 	var batchers errgroup.Group
 	for partition, stream := range streams {
@@ -294,7 +296,7 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, stre
 		defer context.AfterFunc(ctx, b.Drain)()
 	}
 	err = router.Run(ctx)
-	_ = subscriber.Close() // returns nil, when the last acks have arrived or DrainTimeout is over
+	_ = subscriber.Close() // returns nil, after the last acks or DrainTimeout
 	stopBatchers()
 	_ = batchers.Wait() // returns nil
 	switch {
@@ -306,8 +308,8 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, stre
 	return nil
 }
 
-// untraced leaves out what the Router traces: two lines for each message, which the adapter to slog puts together
-// before it finds out that nobody wants them.
+// untraced drops the Router's traces: two lines for each message, which the slog adapter formats
+// before it checks the level.
 type untraced struct{ watermill.LoggerAdapter }
 
 func (untraced) Trace(string, watermill.LogFields) {}
@@ -316,7 +318,7 @@ func (l untraced) With(fields watermill.LogFields) watermill.LoggerAdapter {
 	return untraced{l.LoggerAdapter.With(fields)}
 }
 
-// closeLocker gives back what the batches could not.
+// closeLocker releases the locks that the batches could not release.
 func (w *Worker) closeLocker(ctx context.Context, l *lock.Locker) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
@@ -325,7 +327,7 @@ func (w *Worker) closeLocker(ctx context.Context, l *lock.Locker) {
 	}
 }
 
-// registerBacklog adds the backlog of the streams to the metrics for as long as the worker runs.
+// registerBacklog adds the streams' backlog to the metrics while the worker runs.
 func (w *Worker) registerBacklog(streams []string) (unregister func(), err error) {
 	if w.config.Registerer == nil {
 		return func() {}, nil

@@ -10,15 +10,16 @@ import (
 )
 
 const (
-	// guardDelayMax bounds the wait after a rebuild that failed, which doubles. Each try raises an epoch.
+	// guardDelayMax bounds the wait after a failed rebuild, which doubles. Each try raises an
+	// epoch.
 	guardDelayMax = 5 * time.Second
-	// guardEndedInterval is how often sales that are over are looked at as well: a rebuild that was broken off may
-	// have left them closed, which keeps nobody from buying.
+	// guardEndedInterval is how often ended sales are checked as well: an interrupted rebuild may
+	// have left them closed, which blocks no buyer.
 	guardEndedInterval = 15 * time.Second
 )
 
-// guard looks again and again whether Redis still has what Postgres says that it must have, in partitions
-// 0 to n-1, and has it made anew where it has not, until ctx ends. All workers do it; one of them rebuilds.
+// guard checks again and again whether Redis still has what Postgres requires, in partitions 0 to
+// n-1, and rebuilds what is missing, until ctx ends. All workers check; one rebuilds.
 func (w *Worker) guard(ctx context.Context, rebuilder *rebuild.Rebuilder, partitions int) {
 	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRebuild, "make sure that Redis has what was sold")
 	var endedDue time.Time

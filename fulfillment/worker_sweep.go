@@ -10,8 +10,8 @@ import (
 	"stampede/sql"
 )
 
-// awaitPostgres waits until Postgres answers, checks its schema, and returns how many partitions there
-// are to serve: those of new sales, and those of sales that were made when there were more.
+// awaitPostgres waits until Postgres answers, checks its schema, and returns how many partitions to
+// serve: those of new sales, and those of sales created when there were more.
 func (w *Worker) awaitPostgres(ctx context.Context) (partitions int, err error) {
 	outage := retry.Outage{Log: w.config.Logger, Doing: "read the schema's version from Postgres"}
 	for {
@@ -35,14 +35,14 @@ func (w *Worker) askPostgres(ctx context.Context) (partitions int, err error) {
 	return w.mostPartitions(ctx)
 }
 
-// mostPartitions asks Postgres for the partitions of which some sale, old or new, may need the last.
+// mostPartitions asks Postgres for the most partitions that any sale, old or new, needs.
 func (w *Worker) mostPartitions(ctx context.Context) (int, error) {
 	return rebuild.MostPartitions(ctx, w.config.Pool, w.config.Keys)
 }
 
-// sweep tells Redis what operators decided and Redis does not know yet, until ctx ends or there are
-// more partitions than are being served, which ingresses with a new setting bring about. It returns
-// how many there are.
+// sweep publishes operators' changes that Redis does not have yet, until ctx ends or sales have
+// more partitions than are served, which ingresses with a new setting cause. It returns their
+// number.
 func (w *Worker) sweep(ctx context.Context, served int) (partitions int) {
 	publishing := retry.Outage{Log: w.config.Logger, Doing: "tell Redis about changed sales"}
 	asking := retry.Outage{Log: w.config.Logger, Doing: "ask Postgres for the partitions of sales"}

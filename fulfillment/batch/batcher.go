@@ -22,22 +22,22 @@ import (
 )
 
 const (
-	// lockLeaseMax keeps leases short, however patient the claims of a deployment are: for so long a worker that was killed
-	// and is back at once finds the users of its own entries locked.
+	// lockLeaseMax bounds leases: after a restart, a killed worker finds the users of its own
+	// entries locked until their leases end.
 	lockLeaseMax = 3 * time.Second
 
-	// The waits of a batch of which everything was deferred.
+	// The waits after a batch of which everything was deferred.
 	deferDelay    = 20 * time.Millisecond
 	deferDelayMax = time.Second
 )
 
-// LockLease is the lease of a batch's locks where entries are claimed after minIdle: not longer than
-// that, so that whoever claims the entries of a dead worker finds their users free.
+// LockLease is the lease of a batch's locks where entries are claimed after minIdle. It is at most
+// minIdle, so that the users of a dead worker's entries are free when the entries are claimed.
 func LockLease(minIdle time.Duration) time.Duration {
 	return min(max(minIdle, lock.MinLease), lockLeaseMax)
 }
 
-// Config is what a batcher works with; all of it is needed.
+// Config configures a Batcher. All fields but Rebuilder are required.
 type Config struct {
 	Ledger    *ledger.Ledger
 	Store     *reservation.Store
@@ -45,35 +45,33 @@ type Config struct {
 	Keys      reservation.Keys
 	Partition int
 	BatchMax  int
-	// Lease is how long a batch may keep its users. A transaction that takes longer goes on without
-	// the locks: they save double work, and correctness does not rest on them. A lease that outlived
-	// its worker would keep whoever claims that worker's entries from working on them.
+	// Lease is how long a batch may keep its users locked. A slower transaction goes on without the
+	// locks: they save double work, and correctness does not rest on them.
 	Lease   time.Duration
 	Logger  *slog.Logger
 	Metrics *metrics.Worker
-	// Rebuilder is told what shows whether Redis lacks orders; nil for nobody.
+	// Rebuilder receives evidence that Redis lacks orders. It may be nil.
 	Rebuilder *rebuild.Rebuilder
 }
 
-// Batcher makes batches of the messages that the Router hands out one by one. Whatever arrives while
-// a transaction is under way goes into the next one: there is no timer while there is nothing to wait
-// for (pace), and a batch is as large as the last one took long.
+// Batcher makes batches of the messages that the Router hands out one by one. Messages that arrive
+// during a transaction form the next batch; a batch waits for more only at high rates (pace).
 //
-// A second transaction begins while one is under way only for a full batch: then its rows are written while the first
-// one waits for the disk, and no transaction is made for fewer orders than it could have. Batches that are under way
-// at the same time have no user in common.
+// A second transaction starts during another one only for a full batch: its rows are written while
+// the first one waits for the disk. Batches in flight have no user in common.
 type Batcher struct {
 	Config
 
 	Queue *submissions
-	// draining is closed when the worker stops: what is under way is finished, and what cannot be
-	// finished at once is left to the next worker.
+	// draining is closed when the worker stops: batches in flight finish, or are left to the next
+	// worker if they cannot finish immediately.
 	draining  chan struct{}
 	drainOnce sync.Once
 
 	recording, locking, releasing *metrics.Trouble
 
-	// most is how many orders one transaction records at most. It is fewer than batchMax for a while after that took too long.
+	// most bounds the orders of one transaction. It is below batchMax for a while after a
+	// transaction took too long.
 	most atomic.Int64
 }
 
@@ -91,16 +89,16 @@ func (b *Batcher) trouble(step, doing string) *metrics.Trouble {
 	return metrics.NewTrouble(b.Logger, b.Metrics, step, doing)
 }
 
-// Drain lets what is under way finish, without waiting for what is away.
+// Drain lets batches in flight finish, without waiting for servers that are away.
 func (b *Batcher) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
 
-// Process brings a batch to its end, but for the messages that have to wait for a later one.
+// Process handles a batch, except the messages that have to wait for a later one.
 func (b *Batcher) Process(ctx context.Context, f *inFlightBatch) {
 	started := time.Now()
 	defer func() {
 		if p := recover(); p != nil {
 			b.Logger.Error("panic in a batch; its messages are delivered again", "panic", p, "stack", string(debug.Stack()))
-			// All of them, those that were to wait included: nobody else knows of them.
+			// All of them, deferred ones included: nothing else resolves them.
 			for _, s := range f.Batch {
 				s.resolve(fmt.Errorf("%w: %v", ledger.ErrPanicked, p))
 			}
@@ -140,7 +138,7 @@ func (b *Batcher) Process(ctx context.Context, f *inFlightBatch) {
 	b.Metrics.BatchSeconds.Observe(time.Since(started).Seconds())
 }
 
-// inSaleOrder sorts the batch by sale and place in it, and returns its events.
+// inSaleOrder sorts the batch by sale and sequence, and returns its events.
 func inSaleOrder(batch []*submission) []order.OrderReserved {
 	slices.SortStableFunc(batch, func(x, y *submission) int { return ledger.ByPlaceInSale(x.Event, y.Event) })
 	events := make([]order.OrderReserved, len(batch))
@@ -150,8 +148,8 @@ func inSaleOrder(batch []*submission) []order.OrderReserved {
 	return events
 }
 
-// lockUsers takes the locks of the batch's users in one script. Messages of users whom another
-// worker has in hand are deferred, not waited for; if Redis refuses, the batch goes on without locks.
+// lockUsers takes the locks of the batch's users in one script. Messages of users locked by another
+// worker are deferred. If Redis refuses, the batch goes on without locks.
 func (b *Batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lock.Lease, ready, deferred []*submission) {
 	keys := make([]string, 0, len(batch))
 	keyOf := make(map[string]string, len(batch))
@@ -187,8 +185,8 @@ func (b *Batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lo
 	return lease, ready, deferred
 }
 
-// unlock runs when the batch's messages are resolved, that is with their acks. What it cannot
-// release ends with its lease.
+// unlock runs after the batch's messages are resolved. Locks that it cannot release end with their
+// lease.
 func (b *Batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	if lease == nil {
 		return
@@ -201,7 +199,7 @@ func (b *Batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	}
 }
 
-// Release gives back the units of all orders that come to nothing. It is false if they may not be back.
+// Release gives back the units of orders that hold none. It returns false if any may not be back.
 func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	var ended []reservation.Release
 	var which []int

@@ -11,23 +11,25 @@ import (
 	"stampede/internal/retry"
 )
 
-// The waits between the tries of a sale that is blocked.
+// The waits between the tries of a blocked sale.
 const (
 	blockedDelay    = 100 * time.Millisecond
 	blockedDelayMax = time.Second
 )
 
-// blockedFactor is how many batches of messages of sales that are blocked wait here at most. It is half of what the
-// subscriber holds of a stream, so that the other half is left to other sales. The rest is put off.
+// blockedFactor bounds, in batches, the messages of blocked sales that wait here. It is half of
+// what the subscriber holds of a stream, so that other sales have the other half. The rest is
+// deferred.
 const blockedFactor = 2
 
-// blockedSales are sales whose orders were blocked: another session has locked the row of the sale, or it takes too long to record
-// even one of its orders. They are retried alone, one sale at a time, while the batches of all other sales continue.
+// blockedSales are sales whose orders were blocked: another session has locked the sale's row, or
+// recording even one order takes too long. They are retried alone, one sale at a time, while the
+// batches of all other sales continue.
 type blockedSales struct {
 	blocked map[uuid.UUID]*blockedSale
-	// apart is the batch of a blocked sale that is under way, or nil.
+	// apart is the batch of a blocked sale that is in flight, or nil.
 	apart *inFlightBatch
-	// kept is how many messages wait in all of them.
+	// kept is the number of messages that wait in all of them.
 	kept int
 }
 
@@ -53,7 +55,7 @@ func (d *dispatch) hold(messages []*submission, why error) {
 	}
 }
 
-// keep has a message wait with its sale. If too many do, it is put off.
+// keep has a message wait with its sale, or defers it if too many wait.
 func (d *dispatch) keep(h *blockedSale, s *submission) {
 	if d.kept >= blockedFactor*d.BatchMax {
 		s.resolve(stream.ErrPutOff)
@@ -63,13 +65,14 @@ func (d *dispatch) keep(h *blockedSale, s *submission) {
 	d.kept++
 }
 
-// putBack sets when the sale is tried next.
+// putBack schedules the next try of the sale.
 func (d *dispatch) putBack(h *blockedSale) {
 	h.tries++
 	h.again = time.Now().Add(retry.Delay(h.tries, blockedDelay, blockedDelayMax))
 }
 
-// nextBlocked is when the next try of a blocked sale is due; any is false if there is none, or one is under way.
+// nextBlocked is when the next try of a blocked sale is due; any is false if there is none, or one
+// is in flight.
 func (d *dispatch) nextBlocked() (at time.Time, any bool) {
 	if d.apart != nil {
 		return at, false
@@ -82,7 +85,7 @@ func (d *dispatch) nextBlocked() (at time.Time, any bool) {
 	return at, any
 }
 
-// startBlocked tries the sale that is due, with as many orders as a batch takes.
+// startBlocked tries the sale that is due, with a batch of its orders.
 func (d *dispatch) startBlocked(ctx context.Context) {
 	if d.isDraining() {
 		d.leaveBlocked()
@@ -122,8 +125,8 @@ func (d *dispatch) startApart(ctx context.Context, sale uuid.UUID, h *blockedSal
 	d.launch(ctx, f)
 }
 
-// completeBlocked notes what became of a try. Messages that are still blocked go behind the others of their sale, so that
-// one of them does not block the others.
+// completeBlocked handles the results of a try. Messages that are still blocked go to the end, so
+// that one of them does not block the others of their sale.
 func (d *dispatch) completeBlocked(f *inFlightBatch) {
 	h := d.blocked[f.sale]
 	if len(f.blocked) == 0 && len(f.Deferred) < len(f.Batch) {
@@ -140,7 +143,7 @@ func (d *dispatch) completeBlocked(f *inFlightBatch) {
 	d.putBack(h)
 }
 
-// free lets the orders of a sale go with those of others again.
+// free lets the orders of a sale be recorded with those of others again.
 func (d *dispatch) free(sale uuid.UUID, h *blockedSale) {
 	d.kept -= len(h.waiting)
 	d.Deferred = append(h.waiting, d.Deferred...) // they are older
@@ -149,7 +152,7 @@ func (d *dispatch) free(sale uuid.UUID, h *blockedSale) {
 	d.Metrics.Failing.WithLabelValues(metrics.StepBlocked).Dec()
 }
 
-// leaveBlocked leaves what is blocked to the next worker.
+// leaveBlocked leaves blocked messages to the next worker.
 func (d *dispatch) leaveBlocked() {
 	for sale, h := range d.blocked {
 		leave(h.waiting)

@@ -12,24 +12,24 @@ import (
 	"stampede/internal/retry"
 )
 
-// batchesInFlightMax is how many batches are under way at most: one writes its rows while the other one waits for the disk. More
-// would wait for each other at the row of the sale.
+// batchesInFlightMax is 2: one batch writes its rows while the other one waits for the disk. More
+// would wait for each other at the sale's row.
 const batchesInFlightMax = 2
 
 // inFlightBatch is a batch that is being recorded.
 type inFlightBatch struct {
 	Batch []*submission
 	users map[string]struct{}
-	// apart is set if it is all of the sale, which was blocked.
+	// apart is set if all messages are of one blocked sale.
 	apart bool
 	sale  uuid.UUID
-	// Deferred are those that have to wait for a later batch, when the batch is done, and blocked those that have to wait
-	// apart from other sales, for which why is a reason.
+	// Deferred, set when the batch is done, wait for a later batch; blocked wait apart from other
+	// sales, and why is one of their errors.
 	Deferred, blocked []*submission
 	why               error
 }
 
-// Run works until ctx ends. Messages that are still waiting then get ErrStopping.
+// Run works until ctx ends. Messages that still wait then get ErrStopping.
 func (b *Batcher) Run(ctx context.Context) error {
 	defer func() { leave(b.Queue.close()) }()
 	defer context.AfterFunc(ctx, b.Drain)()
@@ -43,13 +43,13 @@ func (b *Batcher) Run(ctx context.Context) error {
 	}
 }
 
-// dispatch is what Run knows: which batches are under way, and who waits.
+// dispatch is the state of Run: the batches in flight and the messages that wait.
 type dispatch struct {
 	*Batcher
 	done     chan *inFlightBatch
 	inFlight []*inFlightBatch
-	// Deferred wait for a batch, and are older than what is in the queue; idle counts the batches in a row of which
-	// all were deferred.
+	// Deferred wait for a batch, and are older than the queue; idle counts the batches in a row of
+	// which all messages were deferred.
 	Deferred []*submission
 	idle     int
 	Pace     pace
@@ -104,14 +104,14 @@ func (d *dispatch) wait(ctx context.Context) bool {
 	}
 }
 
-// Wanted is how many messages have to wait in the queue for a batch to start, and after how long it may start without
-// them, or 0.
+// Wanted is how many messages have to be in the queue for a batch to start, and after how long it
+// may start with fewer, or 0.
 func (d *dispatch) Wanted() (messages int, atLatest time.Duration) {
 	messages = 1
 	switch running := len(d.inFlight); {
 	case running == batchesInFlightMax:
 		return math.MaxInt, 0
-	case running > 0 && len(d.Deferred) >= d.BatchMax: // they may be waiting for what is under way
+	case running > 0 && len(d.Deferred) >= d.BatchMax: // they may wait for a batch in flight
 		return math.MaxInt, 0
 	case running > 0:
 		return d.BatchMax, 0
@@ -131,7 +131,7 @@ func (d *dispatch) Wanted() (messages int, atLatest time.Duration) {
 	return messages, linger
 }
 
-// complete removes a batch that is done.
+// complete removes a finished batch.
 func (d *dispatch) complete(f *inFlightBatch) {
 	if f == d.apart {
 		d.apart, d.idle = nil, 0
@@ -158,7 +158,7 @@ func (d *dispatch) complete(f *inFlightBatch) {
 	}
 }
 
-// start starts a batch of what was deferred and of what waits, without users who are in a batch under way.
+// start starts a batch of deferred and queued messages, without users who are in a batch in flight.
 func (d *dispatch) start(ctx context.Context) {
 	f := &inFlightBatch{users: make(map[string]struct{})}
 	older := d.Deferred
@@ -181,7 +181,7 @@ func (d *dispatch) launch(ctx context.Context, f *inFlightBatch) {
 	}()
 }
 
-// add adds messages to a batch that is about to start, and defers those that cannot be in it.
+// add adds messages to a batch before it starts, and defers those that cannot be in it.
 func (d *dispatch) add(f *inFlightBatch, messages []*submission) {
 	for _, s := range messages {
 		if h := d.blocked[s.Event.SaleID]; h != nil {
@@ -205,7 +205,7 @@ func (d *dispatch) isInFlight(user string) bool {
 	return slices.ContainsFunc(d.inFlight, in) || d.apart != nil && in(d.apart)
 }
 
-// finish waits for the end of what is under way, and leaves the rest to the next worker.
+// finish waits for the batches in flight, and leaves the rest to the next worker.
 func (d *dispatch) finish() {
 	for len(d.inFlight) > 0 || d.apart != nil {
 		d.complete(<-d.done)
@@ -213,7 +213,7 @@ func (d *dispatch) finish() {
 	d.leaveAll()
 }
 
-// leaveAll leaves what waits for a batch to the next worker.
+// leaveAll leaves the waiting messages to the next worker.
 func (d *dispatch) leaveAll() {
 	leave(d.Deferred)
 	d.Deferred = nil

@@ -4,23 +4,22 @@ import (
 	"time"
 )
 
-// What is waited for at most between two batches, and how many orders have to be expected in that time for it to be worth
-// waiting: ten thousand in a second.
+// The longest wait between two batches, and how many orders have to be expected in that time: ten
+// thousand a second.
 const (
 	lingerMax  = 10 * time.Millisecond
 	lingerFrom = 100
 )
 
-// pace is how fast orders come, as far as the last batch tells: the one thing for which a batch waits. Below it a batch
-// starts with the first message, as soon as the last one is over. Above it a transaction takes so little longer for twice
-// as many orders that a batch that waits a moment leaves more of both cores to those who make the orders. Nobody waits
-// where nobody else is to be expected.
+// pace estimates the rate of orders from the last batch. Below the bound, a batch starts with the
+// first message once the last batch is done. Above it, a larger batch takes little longer than a
+// small one, so a short wait leaves more CPU to the ingress.
 type pace struct {
 	started, Ended time.Time
 	PerSecond      float64
 }
 
-// Start notes that a batch of n has started.
+// Start records that a batch of n has started.
 func (p *pace) Start(n int, now time.Time) {
 	p.PerSecond = 0
 	if !p.started.IsZero() {
@@ -29,10 +28,10 @@ func (p *pace) Start(n int, now time.Time) {
 	p.started = now
 }
 
-// End notes that a batch is over.
+// End records that a batch is done.
 func (p *pace) End(now time.Time) { p.Ended = now }
 
-// Wait is for how long the next batch may wait for more messages.
+// Wait is how long the next batch may wait for more messages.
 func (p *pace) Wait(now time.Time) time.Duration {
 	if p.PerSecond*lingerMax.Seconds() < lingerFrom {
 		return 0

@@ -14,12 +14,12 @@ import (
 // submission is a message that waits for its batch. done takes one value and never blocks the batcher.
 type submission struct {
 	Msg *message.Message
-	// Event is what the message says, once the batcher has read it.
+	// Event is the decoded message, once the batcher has read it.
 	Event order.OrderReserved
 	Done  chan error
 }
 
-// resolve tells the waiting handler; only the first time counts.
+// resolve answers the waiting handler; only the first call counts.
 func (s *submission) resolve(err error) {
 	select {
 	case s.Done <- err:
@@ -27,10 +27,10 @@ func (s *submission) resolve(err error) {
 	}
 }
 
-// submissions are those that nobody works on yet. There are never more than handlers that wait, and of them never
-// more than entries that the subscriber holds. Every one that is added is resolved.
+// submissions are messages that wait for a batch. There are at most as many as waiting handlers,
+// and so as entries that the subscriber holds. Every submission that was added is resolved.
 type submissions struct {
-	// full has a value when there are as many as await was told, or more.
+	// full has a value when at least as many wait as await asked for.
 	full chan struct{}
 
 	mu      sync.Mutex
@@ -41,7 +41,7 @@ type submissions struct {
 
 func newSubmissions() *submissions { return &submissions{full: make(chan struct{}, 1), want: 1} }
 
-// Add is false if nobody takes any more.
+// Add returns false after close.
 func (q *submissions) Add(s *submission) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -63,8 +63,8 @@ func (q *submissions) signal() {
 	}
 }
 
-// await has full tell when there are so many. What it told for another number is forgotten: to wake the batcher for each
-// message that it does not want yet would cost more than the message.
+// await has full signal when n messages wait. A signal for another number is dropped: waking the
+// batcher for every message would cost more than the message.
 func (q *submissions) await(n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -76,14 +76,14 @@ func (q *submissions) await(n int) {
 	q.signal()
 }
 
-// take returns up to so many, those first that came first.
+// take returns up to most submissions, oldest first.
 func (q *submissions) take(most int) []*submission {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n := min(most, len(q.waiting))
 	taken := q.waiting[:n:n]
 	if q.waiting = q.waiting[n:]; len(q.waiting) == 0 {
-		q.waiting = nil // or the room for it would shrink from the front and be made anew for every few
+		q.waiting = nil // or its capacity would shrink from the front and be reallocated often
 	}
 	return taken
 }
@@ -94,7 +94,7 @@ func (q *submissions) Len() int {
 	return len(q.waiting)
 }
 
-// close returns what is left, and takes nothing from then on.
+// close returns the waiting submissions; Add refuses others from then on.
 func (q *submissions) close() []*submission {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -103,13 +103,13 @@ func (q *submissions) close() []*submission {
 	return left
 }
 
-// Handle is the Router's handler. It returns nil when the order of the message has its end in
-// Postgres and, if that was a refusal, its units are back in the sale. An error of the message itself
-// (reservation.ErrUndecodable, ErrUnknownSale, ErrContradiction, or what Postgres says of its values)
-// comes back with every delivery; ErrStopping is no fault of the message.
+// Handle is the Router's handler. It returns nil when the order of the message is final in Postgres
+// and the units of a refused order are back in the sale. An error of the message itself
+// (reservation.ErrUndecodable, ErrUnknownSale, ErrContradiction, or an error of Postgres about its
+// values) recurs with every delivery; ErrStopping is no fault of the message.
 //
-// There is a handler for each message, and so it does nothing but wait: the batcher reads the messages, on one
-// stack that has its size, where each handler's would have to grow for it.
+// Each message has its own goroutine here, which only waits: the batcher decodes all messages on
+// its one stack, so that theirs need not grow.
 func (b *Batcher) Handle(msg *message.Message) error {
 	s := &submission{Msg: msg, Done: make(chan error, 1)}
 	err := error(stream.ErrStopping)
@@ -122,7 +122,7 @@ func (b *Batcher) Handle(msg *message.Message) error {
 	return err
 }
 
-// read reads the messages, and resolves those that are no events. It returns the others.
+// read decodes the messages, resolves those that are no events, and returns the others.
 func read(batch []*submission) []*submission {
 	return slices.DeleteFunc(batch, func(s *submission) bool {
 		var err error

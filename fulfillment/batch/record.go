@@ -12,13 +12,12 @@ import (
 	"stampede/reservation/order"
 )
 
-// Record finds the outcome of every event, whatever it takes: a batch is tried again for as long as
-// Postgres is away, and halved when one of its events is at fault, so that the good part commits and
-// the bad event goes on alone. An event without an end has Outcome.Err; if that is errBlocked, it is to be tried again
-// apart from those of other sales.
+// Record finds the outcome of every event: a batch is retried while Postgres is away, and halved
+// when one of its events is at fault, so that the good part commits. An event that was not recorded
+// has Outcome.Err; after errBlocked it is to be retried apart from other sales.
 //
-// A batch that waits too long for a lock is split by sale, and one that takes too long for the database is halved. If
-// patient is set, it is all of one sale that was blocked before: then it is halved for a lock as well.
+// A batch that waits too long for a lock is split by sale; one that takes too long is halved. With
+// patient, all events are of one blocked sale, and it is halved for a lock as well.
 func (b *Batcher) Record(ctx context.Context, events []order.OrderReserved, patient bool) []ledger.Outcome {
 	most := int(b.most.Load())
 	s := ledger.BatchRecording{Ledger: b.Ledger, Try: b.try, TooMany: map[uuid.UUID]int64{}, Splits: true, Patient: patient, Most: most}
@@ -33,12 +32,12 @@ func (b *Batcher) Record(ctx context.Context, events []order.OrderReserved, pati
 	return outcomes
 }
 
-// epochTries is how often a transaction is repeated at once because an epoch has ended. It is ended by a
-// rebuild, of which more than one in the course of a batch is rare.
+// epochTries bounds the immediate retries of a transaction whose epoch has ended. More than one
+// rebuild during a batch is rare.
 const epochTries = 3
 
-// try repeats a transaction while the surroundings are at fault. It returns ErrStopping when the
-// worker stops meanwhile; every other error is one of the events, or says that they were blocked.
+// try repeats a transaction while its surroundings are at fault. It returns ErrStopping when the
+// worker stops; any other error is caused by one of the events, or says that they were blocked.
 func (b *Batcher) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outcome, error) {
 	for tries := 1; ; tries++ {
 		if b.recording.Lasts() && b.isDraining() {

@@ -24,46 +24,45 @@ import (
 var (
 	// ErrDeadLetterNotFound is returned when no dead letter has the id.
 	ErrDeadLetterNotFound = errors.New("dead letter not found")
-	// ErrDeadLetterNotParked is returned for a dead letter that was replayed or discarded before.
+	// ErrDeadLetterNotParked is returned for a dead letter that was replayed or discarded.
 	ErrDeadLetterNotParked = errors.New("dead letter is not parked")
-	// ErrDeadLetterUnreadable is returned by Replay for a letter whose entry is not stored as Park stores one.
+	// ErrDeadLetterUnreadable is returned by Replay for a letter whose stored fields are damaged.
 	ErrDeadLetterUnreadable = errors.New("dead letter cannot be read")
 )
 
 // RejectedDiscarded is the reason of an order whose event an operator discarded.
 const RejectedDiscarded = "discarded"
 
-// fieldReplayOf is a field that Replay adds to an entry: the dead letter that it is.
+// fieldReplayOf is the field that Replay adds to an entry: the id of its dead letter.
 const fieldReplayOf = "stampede_replay_of"
 
-// Status tells what has become of a dead letter.
+// Status is the state of a dead letter.
 type Status string
 
-// A dead letter is parked until an operator decides; a replay that fails parks it again.
+// A dead letter is parked until an operator decides. A replay that fails parks it again.
 const (
 	DeadLetterParked    Status = "parked"
 	DeadLetterReplayed  Status = "replayed"
 	DeadLetterDiscarded Status = "discarded"
 )
 
-// Letter is a stream entry that no worker could apply, kept whole, and what became of it.
+// Letter is a stream entry that no worker could apply, complete, with its status.
 type Letter struct {
 	ID    int64
 	Entry stream.Entry
-	// Damage tells why the fields of the entry cannot be read as they are stored; Entry has none then.
+	// Damage says why the stored fields of the entry cannot be read; Entry has none then.
 	Damage string
 	Reason string
 	Status Status
-	// Replays counts how often it was appended to its stream again, and ReplayedAs is the last of those entries.
+	// Replays counts how often the entry was appended to its stream again; ReplayedAs is the latest of these entries.
 	Replays    int
 	ReplayedAs string
-	// Resolution tells what an operator made of it.
+	// Resolution says how an operator resolved it.
 	Resolution           string
 	CreatedAt, UpdatedAt time.Time
 }
 
-// Store keeps entries in Postgres until an operator decides about them. It is safe for
-// concurrent use.
+// Store keeps entries in Postgres until an operator decides. It is safe for concurrent use.
 type Store struct {
 	pool   *pgxpool.Pool
 	rdb    redis.UniversalClient
@@ -73,14 +72,14 @@ type Store struct {
 	discarding sync.Mutex
 }
 
-// NewStore returns the dead letters of a database; rdb has the streams they came from. Discard
-// needs two connections of the pool at a time.
+// NewStore returns the dead letters of a database; rdb holds the streams of the entries. Discard needs two connections
+// of the pool at a time.
 func NewStore(pool *pgxpool.Pool, rdb redis.UniversalClient, store *reservation.Store) *Store {
 	return &Store{pool: pool, rdb: rdb, ledger: ledger.New(pool), store: store}
 }
 
-// Park keeps an entry. It is a DeadLetterFunc: to park an entry again is no error and changes
-// nothing, and an entry that Replay made goes back to the row it came from.
+// Park stores an entry. Parking an entry again changes nothing, and an entry that Replay made goes back to its
+// original row.
 func (d *Store) Park(ctx context.Context, entry stream.Entry, reason error) error {
 	fields, err := encodeFields(entry.Fields)
 	if err != nil {
@@ -99,12 +98,12 @@ func (d *Store) Park(ctx context.Context, entry stream.Entry, reason error) erro
 	return nil
 }
 
-// Storable is the text as Postgres can hold it: an error may quote an entry byte by byte.
+// Storable returns the text as Postgres can hold it: an error may quote an entry byte by byte.
 func Storable(text string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
 }
 
-// List returns the newest dead letters, those with that status only unless it is empty.
+// List returns the newest dead letters, only those with that status unless it is empty.
 func (d *Store) List(ctx context.Context, status Status, limit int) ([]Letter, error) {
 	rows, err := d.pool.Query(ctx, sql.DeadLetterList, string(status), limit)
 	if err != nil {
@@ -122,7 +121,7 @@ func (d *Store) Get(ctx context.Context, id int64) (Letter, error) {
 	return readDeadLetter(ctx, d.pool, sql.DeadLetterFind, id)
 }
 
-// withLocked calls do with a letter whose row stays locked until do has returned, and commits what it did.
+// withLocked calls do with a letter whose row is locked until do returns, and commits what do did.
 func (d *Store) withLocked(ctx context.Context, id int64, do func(pgx.Tx, Letter) error) error {
 	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
 		letter, err := readDeadLetter(ctx, tx, sql.DeadLetterLock, id)
@@ -186,13 +185,12 @@ func ScanLetter(row pgx.CollectableRow) (Letter, error) {
 	return l, nil
 }
 
-// Replay appends the entry to its stream again, for a worker that knows better by now, and returns
-// its new id. A letter that was replayed, and is not parked again, is left as it is: appended is false
-// then, and the id is the one of before. It returns ErrDeadLetterNotFound, ErrDeadLetterUnreadable, or
-// ErrDeadLetterNotParked if the letter was discarded.
+// Replay appends the entry to its stream again and returns its new id. For a letter that was replayed and is not parked
+// again, it returns the earlier id with appended = false. It returns ErrDeadLetterNotFound, ErrDeadLetterUnreadable,
+// or ErrDeadLetterNotParked if the letter was discarded.
 //
-// The entry is appended before that is noted: whoever dies in between leaves a letter that may be
-// replayed twice, which the ledger takes for the same order, and never one that is noted and lost.
+// The entry is appended before the letter is marked. After a crash in between the letter may be replayed twice, which
+// the ledger deduplicates; no letter is marked and lost.
 func (d *Store) Replay(ctx context.Context, id int64) (entryID string, appended bool, err error) {
 	err = d.withLocked(ctx, id, func(tx pgx.Tx, letter Letter) error {
 		if letter.Status == DeadLetterReplayed {
@@ -207,7 +205,7 @@ func (d *Store) Replay(ctx context.Context, id int64) (entryID string, appended 
 		}
 		values := make([]any, 0, 2*len(letter.Entry.Fields)+2)
 		for _, f := range letter.Entry.Fields {
-			if f.Name != fieldReplayOf { // of a letter that this database does not know
+			if f.Name != fieldReplayOf { // left by another database
 				values = append(values, f.Name, f.Value)
 			}
 		}
@@ -226,19 +224,18 @@ func (d *Store) Replay(ctx context.Context, id int64) (entryID string, appended 
 	return entryID, appended, nil
 }
 
-// Discard gives a dead letter up. If its entry reserves units, the buyer was told that the order is
-// accepted: it gets a truthful end, OrderRejected for the reason RejectedDiscarded, and its units go
-// back to the sale; unless another delivery was applied meanwhile, which stands. That goes for a
-// version that this program does not know, too, as long as it says who bought what.
+// Discard resolves a dead letter without applying it. If its entry reserves units, the order, which the buyer believes
+// accepted, becomes OrderRejected for the reason RejectedDiscarded, and its units are released; unless another
+// delivery was applied, which stands. This includes versions that this program does not know, if the buyer, the sale
+// and the quantity can be read.
 //
-// If it does not, or says what no order can be, nothing is done but that: an order that was accepted has its reservation in
-// Redis, from which Reconcile has it recorded once the letter is out of the way. Errors are ErrDeadLetterNotFound,
-// and ErrDeadLetterNotParked unless the letter is parked.
+// Otherwise only the letter is marked: an accepted order has its reservation in Redis, from which Reconcile records
+// it. The errors are ErrDeadLetterNotFound, and ErrDeadLetterNotParked unless the letter is parked.
 //
-// Each step may be repeated, and the letter is marked last, so a Discard that failed may be called again.
+// Every step is idempotent and the letter is marked last, so Discard may be retried.
 func (d *Store) Discard(ctx context.Context, id int64, why string) error {
-	// While the letter is locked on one connection, the ledger needs another: several at a time could
-	// take them all, and wait for each other.
+	// The letter is locked on one connection while the ledger needs another: concurrent calls could exhaust the pool
+	// and deadlock.
 	d.discarding.Lock()
 	defer d.discarding.Unlock()
 	err := d.withLocked(ctx, id, func(tx pgx.Tx, letter Letter) error {
@@ -258,9 +255,9 @@ func (d *Store) Discard(ctx context.Context, id int64, why string) error {
 	return nil
 }
 
-// endOrder gives the order of a letter its end, and says in words which.
+// endOrder ends the order of a letter, and returns the result in words.
 func (d *Store) endOrder(ctx context.Context, letter Letter) (string, error) {
-	const fromReservation = "if it was accepted, `stampede reconcile` has it recorded from its reservation"
+	const fromReservation = "if it was accepted, `stampede reconcile` records it from its reservation"
 	if letter.Damage != "" {
 		return "the entry cannot be read, so neither can an order that it names: " + fromReservation, nil
 	}
@@ -272,7 +269,7 @@ func (d *Store) endOrder(ctx context.Context, letter Letter) (string, error) {
 	}
 	outcomes, err := d.ledger.Refuse(ctx, []order.OrderReserved{event}, RejectedDiscarded)
 	if err != nil && ledger.FaultOf(err) == ledger.BadData {
-		return fmt.Sprintf("order %s cannot be recorded as the entry tells it (%v): %s", event.OrderID, err, fromReservation), nil
+		return fmt.Sprintf("order %s cannot be recorded from the entry (%v): %s", event.OrderID, err, fromReservation), nil
 	} else if err != nil {
 		return "", err
 	}
@@ -290,7 +287,7 @@ func (d *Store) endOrder(ctx context.Context, letter Letter) (string, error) {
 		return "", err
 	case results[0] == reservation.ReleaseDamaged:
 		return "", fmt.Errorf("%w: order %s of sale %s", ledger.ErrRefused, event.OrderID, event.SaleID)
-	case results[0] == reservation.ReleaseUnknownSale: // nor will a rebuild count them
+	case results[0] == reservation.ReleaseUnknownSale: // a rebuild will not count the units either
 		return fmt.Sprintf("order %s is %s and its sale is not in Redis", event.OrderID, outcomes[0].Status), nil
 	}
 	return fmt.Sprintf("order %s is %s and its units are back in the sale", event.OrderID, outcomes[0].Status), nil

@@ -13,16 +13,15 @@ import (
 	"stampede/reservation/order"
 )
 
-// errNoOrder is returned for an entry that names no order for which anybody could be waiting.
+// errNoOrder is returned for an entry that names no order.
 var errNoOrder = errors.New("the entry names no order")
 
-// errUnreadable is returned for an entry that reserves units, or names an order, and from which nobody can read who bought
-// what.
-var errUnreadable = errors.New("the entry does not tell who bought what")
+// errUnreadable is returned for an entry that reserves units or names an order, but whose user, sale or quantity
+// cannot be read.
+var errUnreadable = errors.New("the entry lacks the buyer, the sale or the quantity")
 
-// OrderOf reads the reservation of an entry, and does not mind what a worker minds: a version that it
-// does not know, or a damaged envelope. The error is errNoOrder if the entry is something else, and
-// errUnreadable if it is not and says too little.
+// OrderOf reads the reservation of an entry, also one of an unknown version or with a damaged envelope, which a worker
+// would refuse. The error is errNoOrder if the entry is something else, and errUnreadable if it holds too little.
 func OrderOf(entry stream.Entry) (order.OrderReserved, error) {
 	event, err := reservedOf(entry)
 	if !errors.Is(err, order.ErrUndecodable) {
@@ -38,7 +37,7 @@ func OrderOf(entry stream.Entry) (order.OrderReserved, error) {
 	if event, err = readOrder(payload); err != nil {
 		return order.OrderReserved{}, fmt.Errorf("%w: %w", errUnreadable, err)
 	}
-	// When and where in the sale is worth knowing, and not worth refusing anything.
+	// Time and place are optional: without them the order can still be ended.
 	event.ReservedAt = reservedAtOf(entry)
 	if place, err := strconv.ParseInt(entry.Field(order.MetaSequence), 10, 64); err == nil && place > 0 {
 		event.Sequence = place
@@ -46,8 +45,7 @@ func OrderOf(entry stream.Entry) (order.OrderReserved, error) {
 	return event, nil
 }
 
-// reservedOf reads the event of an entry as a subscriber would have. Its error wraps
-// reservation.ErrUndecodable if the entry has none.
+// reservedOf reads the event of an entry as a subscriber does. Its error wraps order.ErrUndecodable if there is none.
 func reservedOf(entry stream.Entry) (order.OrderReserved, error) {
 	values := make(map[string]any, len(entry.Fields))
 	for _, f := range entry.Fields {
@@ -60,7 +58,7 @@ func reservedOf(entry stream.Entry) (order.OrderReserved, error) {
 	return order.DecodeReserved(msg)
 }
 
-// eventNameOf is the event that the metadata of an entry names, "" if there is none to be read.
+// eventNameOf returns the event name in the metadata of an entry, or "".
 func eventNameOf(entry stream.Entry) string {
 	msg, err := stream.DecodeEntry(entry.ID, map[string]any{stream.FieldUUID: "", stream.FieldMetadata: entry.Field(stream.FieldMetadata)}, entry.Deliveries)
 	if err != nil {
@@ -76,7 +74,7 @@ func namesOrder(payload []byte) bool {
 	return json.Unmarshal(payload, &p) == nil && p.OrderID != nil
 }
 
-// readOrder reads from the payload of a reservation, of whatever version, who bought what.
+// readOrder reads user, sale and quantity from the payload of a reservation of any version.
 func readOrder(payload []byte) (order.OrderReserved, error) {
 	var p struct {
 		OrderID  uuid.UUID `json:"order_id"`
@@ -97,7 +95,7 @@ func readOrder(payload []byte) (order.OrderReserved, error) {
 	return order.OrderReserved{OrderID: p.OrderID, SaleID: p.SaleID, UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch}, nil
 }
 
-// reservedAtOf is the time that the script added to the entry, or else the one in the entry's id.
+// reservedAtOf returns the time that the script added to the entry, or else the one in the entry's id.
 func reservedAtOf(entry stream.Entry) time.Time {
 	if ms, err := strconv.ParseInt(entry.Field(order.MetaReservedAt), 10, 64); err == nil && ms > 0 {
 		return time.UnixMilli(ms).UTC()

@@ -9,9 +9,9 @@ import (
 	"stampede/fulfillment/stream"
 )
 
-// The fields of a dead letter in Postgres are JSON, [[name, value], …] in the order of the entry: readable
-// in psql, and without loss. A string that JSON or Postgres cannot hold, because it is not UTF-8 or has
-// a zero byte, stands as {"base64": …}. Values that are text stand as {"text": …}, names as they are.
+// The fields of a dead letter are stored as JSON, [[name, value], …] in the order of the entry: readable in psql, and
+// lossless. A value that is text is {"text": …}, a name is a plain string. A string that JSON or Postgres cannot hold,
+// because it is not UTF-8 or has a zero byte, is {"base64": …}.
 
 type storedValue struct {
 	Text   *string `json:"text,omitempty"`

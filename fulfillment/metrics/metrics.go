@@ -14,7 +14,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// Worker are shared by all batchers of a worker.
+// Worker holds the metrics that all batchers of a worker share.
 type Worker struct {
 	BatchOrders, BatchSeconds prometheus.Histogram
 
@@ -44,7 +44,7 @@ const (
 
 func New(reg prometheus.Registerer) (*Worker, error) {
 	orders, err1 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "stampede_batch_orders", Help: "Messages that were handled in one batch.",
+		Name: "stampede_batch_orders", Help: "Messages handled in one batch.",
 		Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000},
 	}))
 	seconds, err2 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -52,13 +52,13 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 	}))
 	outcomes, err3 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_orders_total", Help: "Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.",
+		Name: "stampede_orders_total", Help: "Orders by outcome: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.",
 	}, []string{"outcome"}))
 	failing, err4 := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release, unblock and rebuild in each worker) that fail and are tried again; held: sales of which orders are held up by a lock or a time limit.",
+		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release, unblock and rebuild in each worker) that fail and are retried; held: sales whose orders are blocked by a lock or a time limit.",
 	}, []string{"step"}))
 	locks, err5 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (put off to a later batch), released, or lost before the batch was done.",
+		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (deferred to a later batch), released, or lost before the batch was done.",
 	}, []string{"outcome"}))
 	releases, err6 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_releases_pending", Help: "Ended orders whose units Redis has not taken back, of all workers together; counted up to 10000.",
@@ -67,12 +67,12 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		Name: "stampede_sessions_ended_total", Help: "Database sessions that this worker ended because others waited for their locks while their clients were silent.",
 	}))
 	aside, err8 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "stampede_orders_set_aside", Help: "Overdue orders that this worker cannot end, because they contradict what else is known of them. The log and the audit name them.",
+		Name: "stampede_orders_set_aside", Help: "Overdue orders that this worker cannot end because their records contradict each other. The log and the audit name them.",
 	}))
 	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
-	// Each series is there before its first event, which increase() would miss otherwise.
+	// Each series exists before its first event, which increase() would miss otherwise.
 	for _, outcome := range []string{
 		string(order.StatusConfirmed), string(order.StatusRejected), string(order.StatusVoided), string(order.StatusExpired),
 		countDuplicate, countUnusable,
@@ -87,7 +87,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	return m, nil
 }
 
-// LockObserver counts what becomes of the locks of users.
+// LockObserver counts the results of locking users.
 func (m *Worker) LockObserver() lock.Observer {
 	count := func(outcome string) func(int) {
 		counter := m.locks.WithLabelValues(outcome)
@@ -106,7 +106,7 @@ func (m *Worker) Count(out ledger.Outcome) {
 	label := countDuplicate
 	switch {
 	case errors.Is(out.Err, stream.ErrStopping):
-		return // neither good nor bad: it is delivered again
+		return // it is delivered again
 	case out.Err != nil:
 		label = countUnusable
 	case out.Fresh:

@@ -39,7 +39,7 @@ func (t *Trouble) Over() {
 	t.outage.Over()
 }
 
-// Note notes either, for what is tried again at a pace of its own.
+// Note records either, for a step that is retried at its own pace.
 func (t *Trouble) Note(err error) {
 	if err != nil {
 		t.Failed(err)

@@ -1,3 +1,3 @@
-// Package projection makes the orders and the counters of sales again from the log of events in
-// Postgres, beside those in use, and swaps them in while sales go on.
+// Package projection rebuilds the orders and the counters of sales from the log of events in
+// Postgres, beside those in use, and swaps them in while sales continue.
 package projection

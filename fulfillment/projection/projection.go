@@ -23,41 +23,40 @@ import (
 )
 
 var (
-	// ErrUnderWay is returned while somebody else rebuilds the projections of the same database.
-	ErrUnderWay = errors.New("the projections are being rebuilt by somebody else")
-	// ErrDamagedLog is returned when order_events holds what cannot have happened to an order: nothing can be
-	// rebuilt from that.
+	// ErrUnderWay is returned while another process rebuilds the projections of the same database.
+	ErrUnderWay = errors.New("another process is rebuilding the projections")
+	// ErrDamagedLog is returned when order_events holds an impossible history, from which nothing can be rebuilt.
 	ErrDamagedLog = errors.New("the log of orders is damaged")
-	// ErrTableExtended is returned when somebody has added something to the table orders that another table
-	// would not have, as a view that reads it.
+	// ErrTableExtended is returned when something was added to the table orders that the new table would lack, for
+	// example a view.
 	ErrTableExtended = errors.New("the table orders has something that a new one would not have")
 )
 
 const (
-	// changesPerTurn is how many notes of changed orders one transaction takes, and changesLeft at how many
-	// the tables may be swapped, in which time nobody can write orders.
+	// changesPerTurn bounds the changes of orders that one transaction takes. At changesLeft changes the tables may be
+	// swapped, which blocks writers of orders.
 	changesPerTurn, changesLeft = 10_000, 200
-	// turnsMax bounds how often it is tried to come so far before.
+	// turnsMax bounds the turns that it takes to get there.
 	turnsMax = 100
 
-	// lockPatienceMin and lockPatienceMax are how long a lock that keeps buyers waiting is waited for. The second is
-	// longer than a second, after which Postgres makes an autovacuum give way.
+	// lockPatienceMin and lockPatienceMax bound the wait for a lock that blocks buyers. The latter is above one second,
+	// after which Postgres cancels an autovacuum that holds it.
 	lockPatienceMin, lockPatienceMax = 100 * time.Millisecond, 1500 * time.Millisecond
 )
 
-// Report tells what a rebuild of the projections did.
+// Report is the result of a rebuild of the projections.
 type Report struct {
-	// Orders is how many rows the new table was filled with, and Changes how many changes of orders came meanwhile.
+	// Orders counts the rows that filled the new table, and Changes the changes of orders during the rebuild.
 	Orders  int64 `json:"orders"`
 	Changes int64 `json:"changes_meanwhile"`
-	// Recounted are the sales whose counters were wrong.
+	// Recounted holds the sales whose counters were wrong.
 	Recounted []Recount `json:"recounted"`
-	// Took is how long it took in all, and Held for how long nobody could read or write orders. JSON has nanoseconds.
+	// Took is the duration of the rebuild, and Held the time in which orders could not be read or written.
 	Took time.Duration `json:"took_ns"`
 	Held time.Duration `json:"held_ns"`
 }
 
-// Recount is a sale whose counter was put right.
+// Recount is a sale whose counter was corrected.
 type Recount struct {
 	Sale uuid.UUID `json:"sale_id"`
 	// Was and Is are sales.sold before and after.
@@ -65,15 +64,14 @@ type Recount struct {
 	Is  int64 `json:"is"`
 }
 
-// Rebuild makes the table orders and the counters of sales anew from order_events, while orders
-// are recorded, paid and cancelled. The new table is made beside the old one, catches up with what changes
-// meanwhile, and takes its place in one short transaction. Broken off, it leaves the old table in place, or
-// the new one, and what is left over does no harm and goes with the next rebuild.
+// Rebuild rebuilds the table orders and the counters of sales from order_events, while orders are recorded, paid and
+// cancelled. The new table is filled beside the old one, catches up with changes, and replaces it in one short
+// transaction. A rebuild that is interrupted leaves one complete table; the next one removes the leftovers.
 //
-// Where it has to wait for a lock it gives up soon and tries again, because buyers would wait behind it:
-// for as long as ctx lasts. It needs a connection of the pool, and the rights of the tables' owner.
+// It gives up waiting for a lock soon and retries until ctx ends, because buyers would wait behind it. It needs one
+// connection of the pool, and the rights of the tables' owner.
 //
-// The error may be ErrProjectionsUnderWay, and wrap ErrDamagedLog or ErrTableExtended.
+// The error may be ErrUnderWay, and wrap ErrDamagedLog or ErrTableExtended.
 func Rebuild(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) (Report, error) {
 	began := time.Now()
 	p := projector{log: logger}
@@ -136,13 +134,13 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	return err
 }
 
-// cleanUp leaves nothing behind, if it can within a moment: the next rebuild does it as well.
+// cleanUp removes the leftovers if it can quickly. The next rebuild does so as well.
 func (p *projector) cleanUp(ctx context.Context) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
 	err := p.underLocks(ctx, "clear away", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) })
 	if err != nil {
-		p.log.Warn("a rebuild of the projections that was broken off left tables behind, which the next one clears away", "error", err)
+		p.log.Warn("an interrupted rebuild of the projections left tables behind; the next rebuild removes them", "error", err)
 	}
 }
 
@@ -151,11 +149,11 @@ func (p *projector) prepare(ctx context.Context) error {
 	if err := p.conn.Run(ctx, sql.ProjectionPrepare); err != nil {
 		return err
 	}
-	// Triggers hold the lock only for as long as it takes to see that it is free.
+	// The triggers only test whether this lock is free.
 	return p.conn.Lock(ctx, pg.ProjectionAliveLock)
 }
 
-// checkTable makes sure that a new table can be all that the old one is.
+// checkTable checks that a new table can have all that the old one has.
 func (p *projector) checkTable(ctx context.Context) error {
 	found, err := texts(ctx, p.conn, sql.ProjectionObstacles)
 	if err == nil && len(found) > 0 {
@@ -164,10 +162,10 @@ func (p *projector) checkTable(ctx context.Context) error {
 	return err
 }
 
-// damagedShown bounds how many histories that cannot happen are named; the rest is counted.
+// damagedShown bounds how many impossible histories are named; the rest is counted.
 const damagedShown = 10
 
-// checkLog holds every order's history against the steps that reservation/transition.go knows.
+// checkLog checks every order's history against the transitions of order/transition.go.
 func (p *projector) checkLog(ctx context.Context) error {
 	rows, _ := p.conn.Query(ctx, sql.ProjectionHistories) // its error comes with the rows
 	var (
@@ -193,9 +191,9 @@ func (p *projector) checkLog(ctx context.Context) error {
 	return err
 }
 
-// canHappen tells whether an order can have had these events, the first of its life at the beginning.
+// canHappen reports whether an order can have this history.
 func canHappen(types []order.EventType) bool {
-	var status order.Status // of an order of which nothing has happened yet
+	var status order.Status // of a new order
 	for _, event := range types {
 		var ok bool
 		if status, ok = status.After(event); !ok {
@@ -205,13 +203,13 @@ func canHappen(types []order.EventType) bool {
 	return true
 }
 
-// endsReserved tells whether an order was reserved, and nothing became of it. That is recorded in one step with what
-// does, so an event is lost, and the row of an order that may be live would be.
+// endsReserved reports whether the history ends with the reservation. Its outcome is recorded in the same step, so an
+// event is lost, and a rebuild would lose the row of an order that may be live.
 func endsReserved(types []order.EventType) bool {
 	return types[len(types)-1] == order.EventReserved
 }
 
-// build makes the new table all that the old one is, but for what changed in the meantime.
+// build fills the new table and catches up with changes.
 func (p *projector) build(ctx context.Context) error {
 	tag, err := p.conn.Exec(ctx, sql.ProjectionFill, nil)
 	if err != nil {
@@ -237,10 +235,10 @@ func (p *projector) build(ctx context.Context) error {
 	return nil
 }
 
-// catchUp makes some orders anew that have changed, and returns how many changes that were.
+// catchUp rebuilds some orders that have changed, and returns the number of changes.
 //
-// They are taken in their order and made from one snapshot. So of two live orders of one user, after each
-// other, the first one is never made after the second, and orders_one_live_per_user holds all the time.
+// Changes are taken in their order and read from one snapshot: of two successive live orders of one user, the first
+// is never rebuilt after the second, so orders_one_live_per_user always holds.
 func (p *projector) catchUp(ctx context.Context) (taken int, err error) {
 	err = pgx.BeginTxFunc(ctx, p.conn, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error {
 		taken, err = p.remake(ctx, tx)
@@ -265,18 +263,17 @@ func (p *projector) remake(ctx context.Context, tx pgx.Tx) (taken int, err error
 	return len(orders), nil
 }
 
-// swap puts the new table in the place of the old one.
+// swap replaces the old table with the new one.
 //
-// The one lock that it needs is that on orders: who writes orders and their events takes it first, or all
-// locks of one statement before any row, so nobody is in the middle once it is granted. Who waits for it
-// finds the new table by its name, and so do statements that were prepared before.
+// The lock on orders suffices: every writer of orders and their events takes it before any row, so no write is
+// half done once it is granted. Statements that wait for it, or were prepared before, find the new table by name.
 func (p *projector) swap(ctx context.Context) error {
 	wanted, err := texts(ctx, p.conn, sql.ProjectionShape)
 	if err != nil {
 		return err
 	}
 	return p.underLocks(ctx, "swap the tables", func(tx pgx.Tx) error {
-		// A rebuild of Redis looks at orders in a snapshot, to which the rows of the new table would be missing.
+		// A rebuild of Redis reads orders in a snapshot, in which the new table has no rows.
 		if err := pg.LockUntilCommit(ctx, tx, pg.RebuildLock); err != nil {
 			return err
 		}
@@ -313,7 +310,7 @@ func (p *projector) swap(ctx context.Context) error {
 	})
 }
 
-// lacking are the texts of which only one side has one.
+// lacking lists the texts that only one side has.
 func lacking(wanted, got []string) (missing []string) {
 	for _, text := range wanted {
 		if !slices.Contains(got, text) {
@@ -328,8 +325,7 @@ func lacking(wanted, got []string) (missing []string) {
 	return missing
 }
 
-// underLocks runs a transaction that takes locks for which all buyers may have to wait, as those do who wait
-// for a lock behind it: so it does not wait for long, but tries again.
+// underLocks runs a transaction that takes locks behind which all buyers may wait: it waits briefly and retries.
 func (p *projector) underLocks(ctx context.Context, doing string, do func(pgx.Tx) error) error {
 	outage := retry.Outage{Log: p.log, Doing: doing}
 	for patience := lockPatienceMin; ; patience = min(2*patience, lockPatienceMax) {
@@ -346,32 +342,32 @@ func (p *projector) underLocks(ctx context.Context, doing string, do func(pgx.Tx
 			}
 			return nil
 		}
-		// Nothing is done: whoever was behind goes on for a while.
+		// Let those who waited behind the lock continue.
 		if !retry.Pause(max(outage.Failed(err), 3*patience), ctx.Done()) {
 			return ctx.Err()
 		}
 	}
 }
 
-// isLockTaken tells whether a lock could not be had in time, or was given up against a deadlock.
+// isLockTaken reports whether a lock timed out or was given up against a deadlock.
 func isLockTaken(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && (pgErr.Code == "55P03" || pgErr.Code == "40P01")
 }
 
 func texts(ctx context.Context, from pg.Querier, query string) ([]string, error) {
-	rows, _ := from.Query(ctx, query) // its error comes with the rows
+	rows, _ := from.Query(ctx, query) // rows carry the error
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-// RecountSales puts the counters of the sale, or of all if it is nil, right where they are wrong, and has note
-// write down each of them, unless that is nil. A sale that is right is not locked.
+// RecountSales corrects the wrong counters of the sale, or of all if it is nil. It calls note for each correction,
+// unless note is nil. Correct sales are not locked.
 func RecountSales(ctx context.Context, on pg.Transactor, sale *uuid.UUID, note func(pgx.Tx, Recount) error) ([]Recount, error) {
 	type miscounted struct {
 		Sale         uuid.UUID
 		LastSequence int64
 	}
-	rows, _ := on.Query(ctx, sql.ProjectionMiscounted, sale) // its error comes with the rows
+	rows, _ := on.Query(ctx, sql.ProjectionMiscounted, sale) // rows carry the error
 	wrong, err := pgx.CollectRows(rows, pgx.RowToStructByPos[miscounted])
 	if err != nil {
 		return nil, fmt.Errorf("count: %w", err)
@@ -391,7 +387,7 @@ func RecountSales(ctx context.Context, on pg.Transactor, sale *uuid.UUID, note f
 			return err
 		})
 		switch {
-		case errors.Is(err, pgx.ErrNoRows): // somebody was faster
+		case errors.Is(err, pgx.ErrNoRows): // corrected meanwhile
 		case err != nil:
 			failed = append(failed, fmt.Errorf("recount sale=%s: %w", m.Sale, ledger.OfConstraint(err)))
 		default:

@@ -18,7 +18,7 @@ import (
 // EntriesPerTrip is how many stream entries are read in one round trip to Redis.
 const EntriesPerTrip = 1000
 
-// EntryAfter tells whether the entry with the id x comes later in its stream than that with the id y.
+// EntryAfter reports whether the entry with id x comes later in its stream than that with id y.
 func EntryAfter(x, y string) bool {
 	halves := func(id string) (ms, n uint64) {
 		first, second, _ := strings.Cut(id, "-")
@@ -35,9 +35,9 @@ func EntryAfter(x, y string) bool {
 type Backlog struct {
 	// Length is how many entries the stream holds, handled ones that were not trimmed yet included.
 	Length int64
-	// Lag is how many entries nobody of the group has been given yet. Redis loses track of it when
-	// entries are deleted from the middle of the stream; then they are counted, unless they are more
-	// than 10,000: it means something only if LagKnown.
+	// Lag is how many entries were not delivered to the group yet. Redis loses track of it when
+	// entries are deleted from the middle of the stream; then they are counted, unless they are
+	// more than 10,000. It is valid only if LagKnown.
 	Lag      int64
 	LagKnown bool
 	// Pending is how many entries were given to a consumer and are not acknowledged.
@@ -50,14 +50,14 @@ type Backlog struct {
 	counted bool // entry by entry
 }
 
-// LagCounted is how many entries of a stream are counted one by one, at most.
+// LagCounted bounds the entries of a stream that are counted one by one.
 const LagCounted = 10_000
 
-// Waiting is how many entries are not done with; known is false where Redis cannot tell.
+// Waiting is how many entries are not acknowledged; known is false if Redis cannot report it.
 func (b Backlog) Waiting() (entries int64, known bool) { return b.Lag + b.Pending, b.LagKnown }
 
-// ReadBacklog asks Redis how far the group is behind. A stream that does not exist has no backlog; a
-// group that does not exist has the whole stream before it.
+// ReadBacklog reads how far the group is behind. A missing stream has no backlog; a missing group
+// has the whole stream before it.
 func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group string) (Backlog, error) {
 	var (
 		groups  *redis.XInfoGroupsCmd
@@ -96,10 +96,10 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 	return b, nil
 }
 
-// findLag finds out how many entries are behind the last one that the group was given.
+// findLag finds how many entries follow the last one delivered to the group.
 //
-// Redis 7.0 tells it from counters, which stay wrong for ever once an entry was deleted that nobody had been
-// given: of a stream with deletions its word does not count.
+// Redis 7.0 computes the lag from counters, which stay wrong once an undelivered entry was deleted:
+// for a stream with deletions they are ignored.
 func (b *Backlog) findLag(ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream) error {
 	switch {
 	case !EntryAfter(s.LastGeneratedID, g.LastDeliveredID):
@@ -127,7 +127,7 @@ func (b *Backlog) findLag(ctx context.Context, rdb redis.UniversalClient, stream
 	}
 }
 
-// UnlessMissing is nil for the errors that say that there is no such stream or group.
+// UnlessMissing returns nil for errors that report a missing stream or group.
 func UnlessMissing(err error) error {
 	if isNoGroup(err) || err != nil && strings.Contains(err.Error(), "no such key") {
 		return nil
@@ -135,7 +135,7 @@ func UnlessMissing(err error) error {
 	return err
 }
 
-// entryAge reads the time from an entry's id. That is good enough for a gauge; nothing is decided by it.
+// entryAge derives an age from an entry's id: good enough for a gauge, no decision depends on it.
 func entryAge(id string, now time.Time) time.Duration {
 	at, ok := EntryTime(id)
 	if !ok {
@@ -144,8 +144,8 @@ func entryAge(id string, now time.Time) time.Duration {
 	return max(0, now.Sub(at))
 }
 
-// BacklogCollector is a prometheus.Collector that reads the backlog of streams when it is scraped.
-// While Redis is away it reports only that, and a scrape takes no longer than its time-out.
+// BacklogCollector is a prometheus.Collector that reads the backlog of streams on a scrape. While
+// Redis is away it reports only that, and a scrape takes at most its time-out.
 type BacklogCollector struct {
 	rdb     redis.UniversalClient
 	group   string
@@ -154,13 +154,13 @@ type BacklogCollector struct {
 	log     *slog.Logger
 
 	mu sync.Mutex
-	// counted are the backlogs that were costly to read, by their stream.
+	// counted holds the backlogs that were costly to read, by stream.
 	counted map[string]readBacklog
 
 	reachable, length, lag, pending, oldestPending, oldestEntry *prometheus.Desc
 }
 
-// countedFor is how long a backlog counts as it is for which entries were counted one by one.
+// countedFor is how long a backlog whose entries were counted one by one is cached.
 const countedFor = time.Second
 
 type readBacklog struct {
@@ -169,7 +169,7 @@ type readBacklog struct {
 }
 
 // NewBacklogCollector returns a collector for the group's backlog in these streams. The time-out
-// needs a client that heeds contexts, or that has short time-outs of its own.
+// needs a client that honours contexts or has short time-outs of its own.
 func NewBacklogCollector(rdb redis.UniversalClient, group string, streams []string, timeout time.Duration, log *slog.Logger) *BacklogCollector {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, []string{"stream"}, prometheus.Labels{"group": group})
@@ -223,7 +223,7 @@ func (c *BacklogCollector) collect(ctx context.Context, out chan<- prometheus.Me
 	gauge(c.oldestEntry, b.OldestEntryAge.Seconds())
 }
 
-// read reads a backlog; one for which entries have to be counted, not more than once in countedFor.
+// read reads a backlog, at most once in countedFor if its entries have to be counted.
 func (c *BacklogCollector) read(ctx context.Context, stream string) (Backlog, error) {
 	c.mu.Lock()
 	last, counted := c.counted[stream]

@@ -13,9 +13,9 @@ import (
 	"stampede/lua"
 )
 
-// claim takes over a page of entries of which their consumers have said nothing for MinIdle. A round
-// goes through the whole pending list of the group: a page may be empty and not the last, because
-// what was deleted counts too; only the cursor 0-0 is the end.
+// claim takes over a page of entries that their consumers have not renewed for MinIdle. A round
+// covers the whole pending list of the group: deleted entries count too, so an empty page may not
+// be the last; only the cursor 0-0 is the end.
 func (r *reader) claim(room int) error {
 	ctx, cancel := retry.ForCall(r.ctx)
 	defer cancel()
@@ -45,13 +45,13 @@ func (r *reader) claim(room int) error {
 		r.metrics.Claimed.Add(float64(len(held)))
 		r.log.Info("took over entries that had gone silent", slog.Int("entries", len(held)))
 	}
-	// What is held here is not lost: its content was read before it was deleted.
+	// Entries held here are not lost: their content was read before they were deleted.
 	r.reportLost(slices.DeleteFunc(deleted, r.table.holds))
 	r.hand(held)
 	return nil
 }
 
-// reap deletes consumers that are gone for good.
+// reap deletes consumers that have been silent for ConsumerIdleMax.
 func (r *reader) reap() error {
 	ctx, cancel := retry.ForCall(r.ctx)
 	defer cancel()
@@ -76,8 +76,8 @@ const (
 // keepPage is how many leases one script call renews.
 const keepPage = 500
 
-// keepLeases tells Redis, until done is closed, that the entries held here are being worked on,
-// however long that takes. Otherwise others would claim them.
+// keepLeases renews the leases of the entries held here until done is closed. Otherwise other
+// consumers would claim them.
 func (s *subscription) keepLeases(done <-chan struct{}) {
 	outage := retry.Outage{Log: s.log, Doing: "renew the leases of entries"}
 	interval := s.config.MinIdle / 4
@@ -115,8 +115,8 @@ func (s *subscription) noteLeases(ids, answers []string, now time.Time) {
 	}
 }
 
-// noteTaken notes that another consumer has the entry, because this process was too slow or too
-// long away from Redis. That is harmless: handling an entry twice has one effect.
+// noteTaken records that another consumer has the entry, because this process was too slow or had
+// no connection to Redis for too long. That is harmless: handling an entry twice has one effect.
 func (s *subscription) noteTaken(id string) {
 	if s.table.lose(id) {
 		s.metrics.Taken.Inc()

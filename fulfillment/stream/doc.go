@@ -5,7 +5,7 @@
 //
 //   - Subscriber (subscriber.go) reads entries in batches (subscriber_read.go), keeps those in
 //     flight in a table (subscriber_table.go), claims the entries of consumers that have gone
-//     silent (claim.go), and acknowledges what was handled or stores it as a dead letter
+//     silent (claim.go), and acknowledges handled entries or stores them as dead letters
 //     (subscriber_settle.go).
 //   - entry.go is the wire format: Watermill's, as watermill-redisstream writes it.
 //   - Trimmer (trim.go) removes entries that all consumers have acknowledged; BacklogCollector

@@ -16,7 +16,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// IsWrongType tells whether Redis said that a key holds something else.
+// IsWrongType reports whether Redis answered that a key holds another type.
 func IsWrongType(err error) bool {
 	var answered redis.Error
 	return errors.As(err, &answered) && strings.HasPrefix(answered.Error(), "WRONGTYPE")
@@ -29,17 +29,17 @@ const (
 	FieldPayload  = "payload"
 )
 
-// errEntryGone is returned for an entry that is not in its stream any more.
+// errEntryGone is returned for an entry that is no longer in its stream.
 var errEntryGone = errors.New("stream entry is gone")
 
-// Entry is a stream entry as it stands in Redis, whether or not anybody can make sense of it.
+// Entry is a stream entry as Redis holds it, decodable or not.
 type Entry struct {
 	Stream string
 	ID     string
 	// Fields are in the order of the entry. A name may come twice, and neither names nor values
 	// need be UTF-8.
 	Fields []Field
-	// Deliveries is how often Redis says that the entry was given to a consumer.
+	// Deliveries is how often the entry was given to a consumer, as Redis counts it.
 	Deliveries int64
 }
 
@@ -56,16 +56,16 @@ func (e Entry) Field(name string) string {
 	return ""
 }
 
-// EntryTime is when an entry was appended, which its id tells by Redis's clock.
+// EntryTime is when an entry was appended, by Redis's clock, which its id holds.
 func EntryTime(id string) (at time.Time, ok bool) {
 	ms, _, _ := strings.Cut(id, "-")
 	appended, err := strconv.ParseInt(ms, 10, 64)
 	return time.UnixMilli(appended), err == nil
 }
 
-// ReadEntry fetches an entry as it stands in its stream. It asks for the plain reply because go-redis
-// makes a map of an entry, which loses the order of its fields and those that come twice. The error
-// is errEntryGone if the stream does not hold the entry.
+// ReadEntry reads an entry from its stream. It uses the plain reply because go-redis makes a map of
+// an entry, which loses the order of fields and repeated ones. The error is errEntryGone if the
+// stream does not hold the entry.
 func ReadEntry(ctx context.Context, rdb redis.UniversalClient, stream, id string) (Entry, error) {
 	reply, err := rdb.Do(ctx, "XRANGE", stream, id, id).Slice()
 	if err != nil {
@@ -92,7 +92,7 @@ func pairsOf(flat []any) []Field {
 	return fields
 }
 
-// FieldsOf is the next best thing where the entry itself is gone: its fields by name.
+// FieldsOf returns the fields sorted by name, for an entry that is gone.
 func FieldsOf(values map[string]any) []Field {
 	fields := make([]Field, 0, len(values))
 	for name, value := range values {
@@ -103,8 +103,8 @@ func FieldsOf(values map[string]any) []Field {
 	return fields
 }
 
-// DecodeEntry makes the message of an entry: what watermill-redisstream makes of it, and in its
-// metadata all further fields of the entry, for which the message's own metadata has no value.
+// DecodeEntry decodes the message of an entry as watermill-redisstream does. Its metadata also
+// holds the entry's further fields that the message's own metadata lacks.
 func DecodeEntry(id string, values map[string]any, deliveries int64) (*message.Message, error) {
 	msg := plainMessage(values)
 	if msg == nil {
@@ -125,14 +125,14 @@ func DecodeEntry(id string, values map[string]any, deliveries int64) (*message.M
 			msg.Metadata[name] = text
 		}
 	}
-	// These two are facts of this delivery: an entry cannot bring its own.
+	// These two describe this delivery: an entry cannot bring its own.
 	msg.Metadata[order.MetaEntryID] = id
 	msg.Metadata[order.MetaDeliveries] = strconv.FormatInt(deliveries, 10)
 	return msg, nil
 }
 
-// plainMessage makes the same of an entry whose metadata is a short map of short strings, as that of all our events
-// is, without a decoder that is made to find out what it reads. It returns nil for any other one.
+// plainMessage decodes an entry whose metadata is a short map of short strings, as all our events'
+// is, without a general decoder. It returns nil for any other entry.
 func plainMessage(values map[string]any) *message.Message {
 	id, named := values[FieldUUID].(string)
 	payload, filled := values[FieldPayload].(string)

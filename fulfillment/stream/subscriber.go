@@ -23,9 +23,9 @@ var (
 	ErrAlreadySubscribed = errors.New("stream is already subscribed")
 )
 
-// DeadLetterFunc stores an entry that no handler can apply, so that it is there for an operator
-// whatever happens next: the entry is acknowledged as soon as the function returns nil. After an
-// error it stays pending and is tried again. It may be called more than once for the same entry.
+// DeadLetterFunc stores durably an entry that no handler can apply: the entry is acknowledged as
+// soon as the function returns nil. After an error it stays pending and is retried. It may be
+// called more than once for the same entry.
 type DeadLetterFunc func(ctx context.Context, entry Entry, reason error) error
 
 // Config configures a Subscriber. Client, Control, Group, Consumer and DeadLetter have no default.
@@ -33,31 +33,31 @@ type Config struct {
 	// Client makes the blocking reads, one at a time for each stream. Its read time-out must be
 	// above BlockTimeout.
 	Client redis.UniversalClient
-	// Control makes all other calls. It is a client of its own, so that an ack never waits for a
+	// Control makes all other calls. It is a separate client, so that an ack never waits for a
 	// connection on which a read blocks.
 	Control redis.UniversalClient
-	// Group is the consumer group. It is created where it is missing, at the start of the stream.
+	// Group is the consumer group. A missing group is created at the start of the stream.
 	Group string
 	// Consumer names this process in the group. It must be the same after a restart, which then
-	// finds its own pending entries at once, and no other process may have it at the same time.
+	// finds its own pending entries immediately. No other process may use it at the same time.
 	Consumer string
 
-	// BatchMax is how many entries one read asks for at most.
+	// BatchMax bounds the entries of one read.
 	BatchMax int
-	// InFlightMax is how many entries of a stream are held here at most: read, and not yet
-	// acknowledged in Redis. While there are so many, nothing is read. With 1, messages are handled
-	// in the order of the stream. Entries that wait to become dead letters do not count, up to
-	// parkedMax of them, so that they do not stop the others.
+	// InFlightMax bounds the entries of a stream that are held here: read, and not yet acknowledged
+	// in Redis. At the bound, reading pauses. With 1, messages are handled in the order of the
+	// stream. Entries that wait to become dead letters do not count, up to parkedMax of them, so
+	// that they do not block the others.
 	InFlightMax int
 	// BlockTimeout is how long a read waits for entries. Close takes about as long.
 	BlockTimeout time.Duration
-	// ClaimInterval is how often entries of silent consumers are looked for, give or take a half, so
-	// that workers do not all look at once.
+	// ClaimInterval is how often entries of silent consumers are looked for, give or take a half,
+	// so that workers do not look at the same time.
 	ClaimInterval time.Duration
-	// MinIdle is how long a consumer may be silent about an entry until another one may claim it:
+	// MinIdle is how long a consumer may be silent about an entry before another one may claim it:
 	// the lease on an entry. A live subscriber renews it every quarter of that time.
 	MinIdle time.Duration
-	// ConsumerIdleMax is how long a consumer without entries may be silent until it is deleted.
+	// ConsumerIdleMax is how long a consumer without entries may be silent before it is deleted.
 	ConsumerIdleMax time.Duration
 	// MaxDeliveries is how many deliveries an entry gets before a refusal makes it a dead letter.
 	MaxDeliveries int64
@@ -65,12 +65,12 @@ type Config struct {
 	// with every refusal, up to RedeliveryDelayMax.
 	RedeliveryDelay    time.Duration
 	RedeliveryDelayMax time.Duration
-	// DrainTimeout is how long Close waits for messages to be settled, and for their acks to arrive.
+	// DrainTimeout is how long Close waits for messages to be settled and for their acks.
 	DrainTimeout time.Duration
 
 	DeadLetter DeadLetterFunc
 	Logger     *slog.Logger
-	// Registerer takes the metrics; nil for none.
+	// Registerer receives the metrics; nil for none.
 	Registerer prometheus.Registerer
 }
 
@@ -88,7 +88,7 @@ func (c *Config) setDefaults() {
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 }
 
-// Validate returns an error that names everything that does not hold, after the defaults were set.
+// Validate returns an error that names every violation. It expects the defaults to be set.
 func (c *Config) Validate() error {
 	var wrong []error
 	must := func(holds bool, what string) {
@@ -122,21 +122,21 @@ func (c *Config) Validate() error {
 
 // Subscriber is a watermill message.Subscriber on Redis Streams that reads and acknowledges in
 // batches and loses nothing. It reads what watermill-redisstream's publisher writes, and that
-// package's subscriber can take its place on the same stream and group.
+// package's subscriber can replace it on the same stream and group.
 //
-// Messages of a stream are handed out in the order in which they were read, without waiting for one
-// to be settled before the next, up to InFlightMax. An ack makes the entry leave the group's pending
-// list, in one XACK with all others that came in while the last XACK was under way. A nack makes it
-// be delivered again after a wait that doubles.
+// Messages of a stream are delivered in the order in which they were read, up to InFlightMax of
+// them before the first is settled. An ack removes the entry from the group's pending list, in one
+// XACK with all others that arrived during the last XACK. A nack causes another delivery after a
+// wait that doubles.
 //
-// The number of deliveries alone never makes a dead letter. Redis counts every time an entry changes
-// hands, so worker restarts raise it for entries with which nothing is wrong. What shows that an
-// entry is at fault is that its handler refused it, in this process, when it had had MaxDeliveries;
-// and a handler whose database is away must wait for it rather than nack. A nack while the
-// subscription is being closed is taken for the closing, not for the entry.
+// The number of deliveries alone never makes a dead letter. Redis counts every time an entry
+// changes hands, so worker restarts raise it for healthy entries. An entry is at fault when its
+// handler refused it, in this process, after MaxDeliveries; so a handler whose database is away
+// must wait rather than nack. A nack while the subscription is being closed is not counted against
+// the entry.
 //
-// A message's context is cancelled when it is settled, or when Close has waited in vain; not before,
-// so that work under way can be finished. A message that is not settled by then stays pending.
+// A message's context is cancelled when it is settled, or when Close has waited in vain; not
+// before, so that work in flight can finish. A message that is not settled by then stays pending.
 type Subscriber struct {
 	config  Config
 	Metrics *subscriberMetrics
@@ -153,7 +153,8 @@ var (
 	_ message.SubscribeInitializer = (*Subscriber)(nil)
 )
 
-// NewSubscriber returns a Subscriber. It does not talk to Redis yet, and it never closes the clients.
+// NewSubscriber returns a Subscriber. It does not connect to Redis yet, and it never closes the
+// clients.
 func NewSubscriber(config Config) (*Subscriber, error) {
 	config.setDefaults()
 	if err := config.Validate(); err != nil {
@@ -174,9 +175,9 @@ func (s *Subscriber) SubscribeInitialize(stream string) error {
 	return CreateGroup(context.Background(), s.config.Control, stream, s.config.Group)
 }
 
-// Subscribe hands out the messages of a stream until ctx is cancelled or the Subscriber is closed;
-// both end it in the same way, as Close describes. It returns while Redis is away, too: reading
-// begins when Redis is there.
+// Subscribe delivers the messages of a stream until ctx is cancelled or the Subscriber is closed;
+// both drain as Close describes. It returns while Redis is away, too: reading begins when Redis is
+// back.
 func (s *Subscriber) Subscribe(ctx context.Context, stream string) (<-chan *message.Message, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,9 +200,9 @@ func (s *Subscriber) Subscribe(ctx context.Context, stream string) (<-chan *mess
 	return sub.output, nil
 }
 
-// Close stops reading, waits up to DrainTimeout until the messages that are out have been settled
-// and their acks have arrived in Redis, and closes the channels. It may be called more than once
-// and at the same time; every call returns when all is done. The clients stay open.
+// Close stops reading, waits up to DrainTimeout until delivered messages are settled and their acks
+// are in Redis, and closes the channels. It may be called more than once and concurrently; every
+// call returns when the drain is done. The clients stay open.
 func (s *Subscriber) Close() error {
 	s.mu.Lock()
 	if !s.closed {
@@ -213,8 +214,8 @@ func (s *Subscriber) Close() error {
 	return nil
 }
 
-// CreateGroup makes sure that the group is there. It starts at 0, never at $: what was appended
-// before the group existed must be delivered as well.
+// CreateGroup creates the group if it is missing. It starts at 0, never at $: entries from before
+// the group must be delivered as well.
 func CreateGroup(ctx context.Context, rdb redis.UniversalClient, stream, group string) error {
 	err := rdb.XGroupCreateMkStream(ctx, stream, group, "0").Err()
 	if err != nil && !strings.HasPrefix(err.Error(), "BUSYGROUP") {
@@ -223,5 +224,5 @@ func CreateGroup(ctx context.Context, rdb redis.UniversalClient, stream, group s
 	return nil
 }
 
-// isNoGroup tells whether the stream or the group is missing: deleted, or gone with a FLUSHALL.
+// isNoGroup reports whether the stream or the group is missing: deleted, or lost with a FLUSHALL.
 func isNoGroup(err error) bool { return err != nil && strings.Contains(err.Error(), "NOGROUP") }

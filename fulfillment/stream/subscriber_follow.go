@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// The waits of a page of which the first entry is not settled, until the others are looked at as well.
+// The waits for the first entry of a page before the others are checked as well.
 const (
 	followDelay    = 20 * time.Millisecond
 	followDelayMax = 320 * time.Millisecond
 )
 
-// followPage waits for what becomes of the entries of a page. Handlers that work in batches settle nearly all of a page
-// at once and in its order, so one goroutine sees to all of them, where one for each would cost a worker a sixth of its
-// time. It waits for the first entry, and looks at the others now and then, so that none has to wait long for another.
-// What is refused goes on by itself.
+// followPage waits until the entries of a page are settled. Handlers that work in batches settle
+// nearly all of a page together and in order, so one goroutine serves them all; one for each would
+// cost a worker a sixth of its time. It waits for the first entry and checks the others
+// periodically, so that none waits long for another. A refused entry gets its own goroutine.
 func (s *subscription) followPage(page <-chan *delivery) {
 	var open []*delivery
 	delay := followDelay
@@ -32,7 +32,7 @@ func (s *subscription) followPage(page <-chan *delivery) {
 		looked := false
 		select {
 		case <-open[0].msg.Acked():
-			// The handlers of its batch are about to ack as well: let them, and wake up once for all.
+			// The handlers of its batch are about to ack as well: yield, and wake up once for all.
 			runtime.Gosched()
 		case <-open[0].msg.Nacked():
 		case <-look.C:
@@ -59,7 +59,7 @@ func (s *subscription) followPage(page <-chan *delivery) {
 	}
 }
 
-// followEach is what is left to do when nobody waits any more.
+// followEach gives each open entry its own goroutine when the page's is to end.
 func (s *subscription) followEach(open []*delivery, page <-chan *delivery) {
 	for _, d := range open {
 		s.follow(d)
@@ -69,7 +69,7 @@ func (s *subscription) followEach(open []*delivery, page <-chan *delivery) {
 	}
 }
 
-// appendReady appends what can be had without waiting.
+// appendReady appends the deliveries that are available without waiting.
 func appendReady(open []*delivery, page <-chan *delivery) []*delivery {
 	for {
 		select {
@@ -84,7 +84,7 @@ func appendReady(open []*delivery, page <-chan *delivery) []*delivery {
 	}
 }
 
-// settled tells whether nothing is left to be waited for, and sees to what follows.
+// settled reports whether the delivery needs no more waiting, and starts what follows.
 func (s *subscription) settled(d *delivery) bool {
 	select {
 	case <-d.msg.Acked():

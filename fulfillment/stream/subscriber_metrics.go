@@ -9,7 +9,7 @@ import (
 	"stampede/internal/telemetry"
 )
 
-// subscriberMetrics are shared by all subscribers that have the same Registerer.
+// subscriberMetrics are shared by all subscribers with the same Registerer.
 type subscriberMetrics struct {
 	acked, redelivered, claimed, taken, deadLettered, lost *prometheus.CounterVec
 

@@ -14,15 +14,15 @@ import (
 )
 
 // reader is the one goroutine of a subscription that takes entries from Redis: its own pending ones
-// first, then in turns those that others left behind and new ones. It is only one because all of
-// them need room in the same table, and because neither must starve the other.
+// first, then orphans and new ones in turns. It is one because all of them need room in the same
+// table and neither may starve the other.
 type reader struct {
 	*subscription
 	outage retry.Outage
 
-	// replayFrom is the last id of the own pending list that was read again, or "" when that is done.
+	// replayFrom is the last id of the own pending list that was read again, or "" after the last.
 	replayFrom string
-	// claimFrom is where the search for orphans goes on, or "" when none is under way.
+	// claimFrom is where the search for orphans continues, or "" between searches.
 	claimFrom string
 	claimDue  time.Time
 	// grouped is false while the group may be missing.
@@ -49,8 +49,8 @@ func (s *subscription) read() {
 	}
 }
 
-// startOver is what follows an error. The reply that was lost with it may have held entries, which
-// are now pending here without anybody knowing.
+// startOver restarts the replay after an error: the lost reply may have held entries that are now
+// pending here, unknown to this process.
 func (r *reader) startOver(after error) {
 	r.replayFrom, r.claimFrom = "0", ""
 	if isNoGroup(after) {
@@ -79,8 +79,8 @@ func (r *reader) step(room int) error {
 	return r.readNew(room)
 }
 
-// createGroup makes sure that the group is there, or that the next read will say that it is not. A
-// full Redis refuses to create a group even where there is one, and to read from it is what makes room.
+// createGroup creates the group if it is missing, or leaves it to the next read to report that. A
+// full Redis refuses to create a group even where there is one, and reading from it makes room.
 func (r *reader) createGroup() error {
 	ctx, cancel := retry.ForCall(r.ctx)
 	defer cancel()
@@ -91,8 +91,8 @@ func (r *reader) createGroup() error {
 	return err
 }
 
-// replay hands out a page of what Redis has pending for this consumer and this process does not hold:
-// entries of an earlier life, or of a reply that never arrived.
+// replay delivers a page of the entries that are pending for this consumer and not held here: those
+// of an earlier process, or of a reply that never arrived.
 func (r *reader) replay(room int) error {
 	page, err := r.readGroup(r.replayFrom, room, 0)
 	if err != nil {
@@ -126,13 +126,13 @@ func (r *reader) readNew(room int) error {
 }
 
 // readOnce is an XREADGROUP that go-redis does not repeat when the connection breaks. A second try
-// would read the entries that follow, and nobody would know that those of the first were delivered.
+// would read the following entries, and those of the first would stay unnoticed.
 type readOnce struct{ *redis.XStreamSliceCmd }
 
 func (readOnce) NoRetry() bool { return true }
 
-// readGroup reads up to count entries after the id, of this consumer's pending ones, or new ones if
-// the id is ">". It waits for them for that long, or not at all. No entries are no error.
+// readGroup reads up to count entries after the id from this consumer's pending ones, or new ones
+// if the id is ">". It waits for them up to block, or not at all. No entries are no error.
 func (r *reader) readGroup(after string, count int, block time.Duration) ([]redis.XMessage, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.ctx), block+retry.CallTimeout)
 	defer cancel()
@@ -156,8 +156,8 @@ func (r *reader) readGroup(after string, count int, block time.Duration) ([]redi
 	return cmd.Val()[0].Messages, nil
 }
 
-// countDeliveries asks how often the entries were delivered: an entry that comes a second time is
-// the only one of which that is not known.
+// countDeliveries reads how often the entries were delivered; only of redelivered entries that is
+// unknown.
 func (r *reader) countDeliveries(held []*delivery) error {
 	if len(held) == 0 {
 		return nil
@@ -184,7 +184,7 @@ func (r *reader) countDeliveries(held []*delivery) error {
 	return nil
 }
 
-// hand gives entries to the handlers, in their order. Those for which it is too late stay pending.
+// hand gives entries to the handlers, in their order. After a stop the rest stays pending.
 func (r *reader) hand(held []*delivery) {
 	if len(held) == 0 {
 		return
@@ -212,7 +212,7 @@ func (r *reader) hand(held []*delivery) {
 	}
 	r.reportLost(lost)
 	for _, id := range lost {
-		r.Acks.Add(id) // nothing is left to be saved
+		r.Acks.Add(id) // the content is lost
 	}
 }
 
@@ -222,8 +222,8 @@ func (r *reader) forget(held []*delivery) {
 	}
 }
 
-// reportLost logs and counts entries whose content is gone: trimmed or deleted by
-// somebody who does not know what a pending entry is.
+// reportLost logs and counts entries whose content is gone: trimmed or deleted by a command that
+// ignores pending entries.
 func (s *subscription) reportLost(ids []string) {
 	if len(ids) == 0 {
 		return

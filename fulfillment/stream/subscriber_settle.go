@@ -25,17 +25,17 @@ type subscription struct {
 	table   *entryTable
 	Acks    *ackCollector
 
-	// stop is closed when nothing is to be read or handed out any more.
+	// stop is closed when reading and delivering must end.
 	stop chan struct{}
-	// ctx is the parent of every message's context. It ends when draining has taken too long, and
-	// with it everything that waits for a message.
+	// ctx is the parent of every message's context. It ends when draining has taken too long.
 	ctx    context.Context
 	Expire context.CancelFunc
-	// following counts the goroutines of entries that were handed out or are being stored as dead letters.
+	// following counts the goroutines of delivered entries and of those being stored as dead
+	// letters.
 	following sync.WaitGroup
 
-	// storingDeadLetter is held while a dead letter is stored, so that a store that is away is asked by one
-	// entry at a time, and burials is what is known of it.
+	// storingDeadLetter is held while a dead letter is stored, so that an unreachable store gets
+	// one request at a time; it guards burials.
 	storingDeadLetter sync.Mutex
 	deadLetterOutage  retry.Outage
 }
@@ -55,8 +55,8 @@ func newSubscription(ctx context.Context, config *Config, metrics *subscriberMet
 	return s
 }
 
-// run reads until one of the channels is closed, and then drains: what is out may be settled and its
-// acks are sent, until DrainTimeout is over.
+// run reads until one of the channels is closed, and then drains: delivered messages may be settled
+// and their acks are sent, until DrainTimeout is over.
 func (s *subscription) run(cancelled, closing <-chan struct{}) {
 	defer s.Expire()
 	var reading, keeping, acking sync.WaitGroup
@@ -92,7 +92,7 @@ func (s *subscription) stopping() bool {
 	}
 }
 
-// deliver hands out a message of the entry. It is false if the subscription stopped before anybody took it.
+// deliver delivers a message of the entry. It returns false if the subscription stopped before.
 func (s *subscription) deliver(d *delivery, msg *message.Message) bool {
 	var ctx context.Context
 	ctx, d.settled = context.WithCancel(s.ctx)
@@ -108,7 +108,7 @@ func (s *subscription) deliver(d *delivery, msg *message.Message) bool {
 	}
 }
 
-// follow waits for what becomes of an entry by itself.
+// follow waits until one entry is settled.
 func (s *subscription) follow(d *delivery) {
 	for {
 		select {
@@ -124,7 +124,7 @@ func (s *subscription) follow(d *delivery) {
 		case <-s.ctx.Done():
 			d.settled()
 			select {
-			case <-d.msg.Acked(): // in the last moment
+			case <-d.msg.Acked(): // at the last moment
 				s.Acks.Add(d.id)
 			default:
 			}
@@ -133,13 +133,14 @@ func (s *subscription) follow(d *delivery) {
 	}
 }
 
-// redeliver hands out a refused message once more, after a while. It is false if that is not to be.
+// redeliver delivers a refused message again after a wait. It returns false if the subscription
+// stops or loses the entry.
 func (s *subscription) redeliver(d *delivery) bool {
 	switch {
 	case s.stopping(), errors.Is(d.refusal.err, ErrStopping):
 		return false
 	case errors.Is(d.refusal.err, ErrPutOff):
-		s.table.release(d.id) // which leaves it pending, without anybody who renews its lease
+		s.table.release(d.id) // it stays pending, and its lease is not renewed
 		return false
 	}
 	d.refusals++
@@ -151,14 +152,14 @@ func (s *subscription) redeliver(d *delivery) bool {
 		return false
 	}
 	d.deliveries++
-	// Redis is told of this delivery, so that a process that dies over an entry does not start to
-	// count anew. While Redis is away the next one tells it.
+	// Record this delivery in Redis, so that the count survives a crash. While Redis is away the
+	// next delivery records it.
 	if answers, err := s.keep(d.id, d.deliveries); err == nil && answers[0] == leaseTaken {
 		s.noteTaken(d.id)
 		s.table.release(d.id)
 		return false
 	}
-	// The handler may have changed the message: make it anew. It was decoded before.
+	// The handler may have changed the message: decode it again, which succeeded before.
 	msg, err := DecodeEntry(d.id, d.values, d.deliveries)
 	if err != nil {
 		s.deadLetter(d, err)
@@ -182,8 +183,8 @@ func refusedTooOften(d *delivery) error {
 // deadLetterTimeout bounds one try to store a dead letter.
 const deadLetterTimeout = 10 * time.Second
 
-// deadLetter stores the entry as a dead letter, however long the store of dead letters is away. The entry
-// is acknowledged when it is stored; it stays pending if the subscription ends before.
+// deadLetter stores the entry as a dead letter, however long the store is away. The entry is
+// acknowledged when it is stored; it stays pending if the subscription ends before.
 func (s *subscription) deadLetter(d *delivery, reason error) {
 	s.table.park(d.id)
 	for {
@@ -255,14 +256,14 @@ func (c *ackCollector) take() []string {
 // ackPage bounds one XACK.
 const ackPage = 1000
 
-// Acknowledge sends acks: all those that came in while the last ones were under way. It ends when
-// settled is closed, with the last of them.
+// Acknowledge sends acks, all those in one call that arrived during the last call. It ends after
+// the last of them when settled is closed.
 func (s *subscription) Acknowledge(settled <-chan struct{}) {
 	outage := retry.Outage{Log: s.log, Doing: "acknowledge entries"}
 	for last := false; !last; {
 		select {
 		case <-s.Acks.Wake:
-			// The handlers of a batch that was just committed are about to ack, all of them: let them.
+			// The handlers of a committed batch are about to ack, all of them: yield.
 			runtime.Gosched()
 		case <-settled:
 			last = true
@@ -273,8 +274,8 @@ func (s *subscription) Acknowledge(settled <-chan struct{}) {
 	}
 }
 
-// sendAcks sends one XACK until it has succeeded, or draining has taken too long; but once in any
-// case. Entries whose ack does not arrive are handled once more by somebody, which has no effect.
+// sendAcks sends one XACK, at least once, until it succeeds or draining has taken too long. Entries
+// whose ack does not arrive are handled again, which has no effect.
 func (s *subscription) sendAcks(ids []string, outage *retry.Outage) {
 	for {
 		ctx, cancel := retry.ForCall(s.ctx)

@@ -10,34 +10,35 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// delivery is an entry that is held here. Until it is handed out it belongs to the reader, then to
-// the goroutine that follows it; what others look at is kept in the entryTable.
+// delivery is an entry that is held here. It belongs to the reader until it is delivered, then to
+// the goroutine that follows it; shared state is in the entryTable.
 type delivery struct {
 	id     string
 	values map[string]any
-	// deliveries is how often the entry was given to a consumer, this time included.
+	// deliveries is how often the entry was given to a consumer, including this time.
 	deliveries int64
 	// refusals is how often the message was nacked here.
 	refusals int
-	// refusal is why it was nacked last, if the handler said so.
+	// refusal is the reason of its last nack, if the handler gave one.
 	refusal refusal
 
 	msg     *message.Message
 	settled context.CancelFunc // of the message's context
 }
 
-// parkedMax is how many entries may wait to become dead letters before reading stops. They wait while
-// the store of dead letters is away, and somebody may be filling the stream with rubbish meanwhile.
+// parkedMax bounds the entries that wait to become dead letters; beyond it reading stops. They wait
+// while the store of dead letters is away, and a faulty producer may fill the stream meanwhile.
 const parkedMax = 1000
 
-// entryTable holds every entry of one stream that is in this process: read, and not yet acknowledged
-// in Redis. Whatever is read a second time in between is known by it.
+// entryTable holds every entry of one stream that is in this process: read, and not yet
+// acknowledged in Redis. It recognises entries that are read a second time.
 //
-// Invariant: held - parked <= max, because only the reader adds and it asks for room before it reads.
+// Invariant: held - parked <= max, because only the reader adds and it asks for room before it
+// reads.
 type entryTable struct {
 	max   int
 	gauge prometheus.Gauge
-	// freed has a value after room was made.
+	// freed has a value after entries were released or parked.
 	freed chan struct{}
 
 	mu     sync.Mutex
@@ -45,9 +46,9 @@ type entryTable struct {
 	parked int
 }
 
-// place is what the table knows of an entry.
+// place is the table's record of an entry.
 type place struct {
-	// renewed is when Redis last heard from us about the entry.
+	// renewed is when the lease was last renewed.
 	renewed time.Time
 	// parked entries wait to become dead letters.
 	parked bool
@@ -59,7 +60,7 @@ func newEntryTable(limit int, gauge prometheus.Gauge) *entryTable {
 	return &entryTable{max: limit, gauge: gauge, freed: make(chan struct{}, 1), places: make(map[string]*place)}
 }
 
-// hold adds the entries of a page and returns them in its order, without those that are held already.
+// hold adds the entries of a page and returns them in order, without those already held.
 func (t *entryTable) hold(page []redis.XMessage) []*delivery {
 	now := time.Now()
 	held := make([]*delivery, 0, len(page))
@@ -78,7 +79,7 @@ func (t *entryTable) hold(page []redis.XMessage) []*delivery {
 	return held
 }
 
-// release removes entries: acknowledged, or left to others.
+// release removes entries that are acknowledged or left to other consumers.
 func (t *entryTable) release(ids ...string) {
 	n := 0
 	t.mu.Lock()
@@ -96,7 +97,7 @@ func (t *entryTable) release(ids ...string) {
 	t.signal()
 }
 
-// park takes an entry out of the room of those that are being worked on.
+// park takes an entry that waits to become a dead letter out of the count of held ones.
 func (t *entryTable) park(id string) {
 	t.mu.Lock()
 	if p, known := t.places[id]; known && !p.parked {
@@ -144,7 +145,7 @@ func (t *entryTable) holds(id string) bool {
 	return known
 }
 
-// due returns the entries of which Redis has not heard since then.
+// due returns the entries whose leases were not renewed since then.
 func (t *entryTable) due(since time.Time) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -157,7 +158,7 @@ func (t *entryTable) due(since time.Time) []string {
 	return ids
 }
 
-// renew notes that Redis heard about the entry at that time.
+// renew records when the entry's lease was renewed.
 func (t *entryTable) renew(id string, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -166,8 +167,8 @@ func (t *entryTable) renew(id string, at time.Time) {
 	}
 }
 
-// lose notes that the entry has no lease that could be renewed. It is false if that was known, or
-// if the entry is not held any more.
+// lose records that the entry has no lease to renew. It returns false if that was known, or if the
+// entry is not held any more.
 func (t *entryTable) lose(id string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,7 +180,7 @@ func (t *entryTable) lose(id string) bool {
 	return true
 }
 
-// clear releases all that is left, and returns how many entries that is.
+// clear releases all entries, and returns their number.
 func (t *entryTable) clear() int {
 	t.mu.Lock()
 	n := len(t.places)

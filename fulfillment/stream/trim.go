@@ -23,7 +23,7 @@ type TrimmerConfig struct {
 	// Interval is how often the streams are trimmed.
 	Interval time.Duration
 	Logger   *slog.Logger
-	// Registerer takes the metrics; nil for none.
+	// Registerer receives the metrics; nil for none.
 	Registerer prometheus.Registerer
 }
 
@@ -32,7 +32,7 @@ func (c *TrimmerConfig) setDefaults() {
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 }
 
-// Validate returns an error for a config that does not hold, after the defaults were set.
+// Validate returns an error for an invalid config. It expects the defaults to be set.
 func (c *TrimmerConfig) Validate() error {
 	switch {
 	case c.Control == nil:
@@ -45,7 +45,7 @@ func (c *TrimmerConfig) Validate() error {
 	return nil
 }
 
-// Trimmer frees the entries of streams that all their groups are done with, and no others. Several
+// Trimmer frees the entries of streams that all groups have acknowledged, and no others. Several
 // may work on the same streams.
 type Trimmer struct {
 	config  TrimmerConfig
@@ -59,7 +59,7 @@ func NewTrimmer(config TrimmerConfig) (*Trimmer, error) {
 		return nil, err
 	}
 	trimmed, err := telemetry.RegisterOnce(config.Registerer, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_entries_trimmed_total", Help: "Stream entries freed after all groups were done with them.",
+		Name: "stampede_entries_trimmed_total", Help: "Stream entries freed after all groups acknowledged them.",
 	}, []string{"stream"}))
 	if err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
@@ -70,7 +70,7 @@ func NewTrimmer(config TrimmerConfig) (*Trimmer, error) {
 	return &Trimmer{config: config, trimmed: trimmed}, nil
 }
 
-// Run trims until ctx is cancelled, and returns nil then. It goes on while Redis is away.
+// Run trims until ctx is cancelled, and then returns nil. It continues while Redis is away.
 func (t *Trimmer) Run(ctx context.Context) error {
 	outage := retry.Outage{Log: t.config.Logger, Doing: "trim the streams"}
 	for retry.Pause(t.config.Interval, ctx.Done()) {
@@ -88,7 +88,7 @@ func (t *Trimmer) Run(ctx context.Context) error {
 	return nil
 }
 
-// trim frees what can be freed of one stream, and returns how many entries that was.
+// trim trims one stream, and returns the number of freed entries.
 func (t *Trimmer) trim(ctx context.Context, stream string) (int64, error) {
 	var total int64
 	for {

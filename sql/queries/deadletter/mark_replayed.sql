@@ -1,4 +1,4 @@
--- Notes that the entry of the dead letter $1 was appended to its stream again, as $2.
+-- Marks the dead letter $1 as replayed: its entry was appended to its stream again, as $2.
 UPDATE dead_letters
 SET status = 'replayed', replays = least(replays, 2147483646) + 1, replayed_as = $2, resolution = 'appended again as ' || $2::text, updated_at = now()
 WHERE id = $1

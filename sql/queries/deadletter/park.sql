@@ -1,11 +1,10 @@
--- Keeps a stream entry that no worker can apply. To park an entry again changes nothing.
+-- Stores a stream entry that no worker can apply. Parking an entry again changes nothing.
 --
 -- $1 stream, $2 entry id, $3 fields, $4 reason, $5 deliveries
 -- $6 the dead letter of which the entry is a replay, or NULL
 --
--- A replay that fails goes back to its own row, with the fields it was first parked with. The row may
--- still say parked: whoever replayed it died before he could note so. An entry that only claims to be
--- a replay, with other fields, gets a row of its own.
+-- A replay that fails goes back to its own row, with its original fields. The row may still say parked, after a crash
+-- before the replay was marked. An entry that only claims to be a replay, with other fields, gets a row of its own.
 WITH again AS (
     UPDATE dead_letters
     SET entry_id = $2, reason = $4, deliveries = deliveries + $5, status = 'parked', updated_at = now()

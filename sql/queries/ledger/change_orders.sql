@@ -4,10 +4,10 @@
 -- $3      the status that they get
 -- $4      the type of the event
 -- $5      the payment's reference, or NULL
--- $6      true if their units come back: Redis has to be told then, and the caller takes them from
---         sales.sold, last and by the sales' ids (record_orders.sql tells why)
+-- $6      true if their units are released: records that Redis has to release them, and the caller takes them
+--         from sales.sold, last and sorted by sale id (record_orders.sql says why)
 --
--- Answers how many orders were changed: all of them, or somebody changed one without locking it.
+-- Returns the number of changed orders; fewer than given if one was changed without a lock.
 WITH changed AS (
     UPDATE orders AS o
     SET status = $3, version = o.version + 1, updated_at = now(), payment_reference = coalesce($5, o.payment_reference)

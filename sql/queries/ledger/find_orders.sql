@@ -1,4 +1,4 @@
--- The orders with the ids $1, as they stand.
+-- The orders with the ids $1.
 SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at,
        CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at, coalesce(o.payment_reference, '') AS payment_reference,
        coalesce(o.reason, '') AS reason

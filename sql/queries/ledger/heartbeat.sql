@@ -1,9 +1,9 @@
--- Notes that an ingress is there now. If none was for longer than pulse.outage_after, that was an outage: it
--- is written down, and the clock of deadlines (pay_clock()) has stood still for as long.
+-- Records a heartbeat of an ingress. If there was none for longer than pulse.outage_after, that was an outage: it is
+-- recorded, and the clock of deadlines (pay_clock()) has stood still for as long.
 --
--- Answers the seconds of the outage, 0 if there was none. Of several that ask at once one does the work, and
--- the others do nothing. It locks no order, so no order keeps it waiting. A clock that was set back makes no
--- outage: the next beat counts from it. A row that somebody deleted comes back.
+-- Returns the seconds of the outage, or 0. Of several concurrent calls one does the work. It locks no order, so no
+-- order blocks it. A clock that was set back makes no outage: the next heartbeat counts from it. A row that was
+-- deleted is inserted again.
 WITH mine AS MATERIALIZED (
     SELECT seen_at, outage_after FROM pulse FOR UPDATE SKIP LOCKED
 ), outage AS (

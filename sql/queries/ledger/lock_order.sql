@@ -1,7 +1,7 @@
 -- The order $1 of the user $2, locked until the end of the transaction, and whether its time to pay is over.
 --
--- It is over when an ingress was there after the deadline (lock_overdue.sql has the same rule). Until then
--- nobody knows whether the buyer could have paid in time; the next pulse may put the deadline off.
+-- The time is over when an ingress was up after the deadline (lock_overdue.sql has the same rule). Until then it is
+-- unknown whether the buyer could have paid in time; the next heartbeat may postpone the deadline.
 SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at,
        CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at, coalesce(o.payment_reference, '') AS payment_reference,
        coalesce(o.reason, '') AS reason,

@@ -1,11 +1,11 @@
--- Notes what came of releases that the caller has taken (take_releases.sql), all of the sale $1.
+-- Records the results of releases that the caller has taken (take_releases.sql), all of the sale $1.
 --
--- $2  the orders whose units Redis has, or never had to get: they are done with
--- $3  the orders of which Redis says that it has no such sale: done with if nobody can buy in it any more, because
---     no Redis that is made anew will count them
--- $4  the orders that Redis could not take
+-- $2  the orders whose units Redis has, or never gave out: finished
+-- $3  the orders whose sale is not in Redis: finished if the sale has ended, because a rebuilt Redis does not
+--     count them
+-- $4  the orders that Redis refused
 --
--- The others are tried again after 1 s, 2 s, 4 s and so on up to a minute. Answers how many that are.
+-- The others are retried after 1 s, 2 s, 4 s and so on up to a minute. Returns how many these are.
 WITH over AS MATERIALIZED (
     SELECT state = 'ended' OR coalesce(closes_at <= now(), false) AS over FROM sales WHERE id = $1
 ), done AS (

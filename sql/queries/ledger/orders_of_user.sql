@@ -1,4 +1,4 @@
--- The newest $3 orders of the user $1, of those with ids below $2 if that is not NULL.
+-- The newest $3 orders of the user $1, with ids below $2 unless that is NULL.
 SELECT o.id, o.sale_id, o.user_id, o.quantity, o.status, o.version, o.reserved_at,
        CASE o.status WHEN 'confirmed' THEN o.due + coalesce(p.lost, lost_time()) END AS expires_at, coalesce(o.payment_reference, '') AS payment_reference,
        coalesce(o.reason, '') AS reason

@@ -1,7 +1,7 @@
--- Records OrderReserved events that nobody has recorded before, and confirms all of them: what nearly every
--- batch is. It does what record_orders.sql would, in two thirds of the time, because it asks nothing and gives way to
--- nobody: it fails where any of them was recorded, has an unknown sale or one of a later epoch, or is of a user who
--- has a live order in the sale. Then it has changed nothing, and record_orders.sql is to sort it out.
+-- Records OrderReserved events that are all new, as nearly every batch is, and confirms them. It is record_orders.sql
+-- in two thirds of the time, because it checks nothing first: it fails if an order was recorded before, has an unknown
+-- sale or one of a later epoch, or if its user has a live order in the sale. After a failure record_orders.sql takes
+-- the batch.
 --
 -- $1..$8  the events as columns, each order at most once: order, sale, user, quantity, sequence,
 --         epoch, reserved at, fingerprint of the idempotency key or NULL
@@ -10,17 +10,17 @@
 --   unique_violation    an order was recorded before, or its user has another live order in the sale
 --   not_null_violation  order_events.sale_id: Postgres has no such sale, or one of a later epoch
 --
--- An INSERT with ON CONFLICT looks into the index first, takes a lock for every row and writes it to the WAL twice;
--- this one does not. Rows are taken in the same order as by record_orders.sql, and an event is followed by the next one
--- of its order, so that the index of events grows at its end.
+-- An INSERT with ON CONFLICT searches the index first, locks every row and writes it to the WAL twice; this one does
+-- not. Rows are locked in the same order as in record_orders.sql. The events of an order are adjacent, so that the
+-- index of events grows at its end.
 WITH sale AS MATERIALIZED (
     SELECT id, epoch,
-           -- What waits for its payment waits from now on, and not from the reservation: nobody can pay before.
+           -- The payment window begins now, not with the reservation: payments are impossible before.
            CASE WHEN payment_window_seconds > 0 THEN (SELECT pay_clock()) + make_interval(secs => payment_window_seconds) END AS due
     FROM sales WHERE id = ANY ($2::uuid[])
 ), entry AS MATERIALIZED (
-    -- Without its sale, or in a later epoch, an order has no sale_id, which its row refuses. The caller makes sure
-    -- that the epoch is still the same when it commits (add_sold.sql).
+    -- Without its sale, or in a later epoch, an order has no sale_id, which its row refuses. add_sold.sql checks that
+    -- the epoch is still the same at the commit.
     SELECT e.order_id, sale.id AS sale_id, e.user_id, e.quantity, e.sequence, e.epoch, e.reserved_at, e.key_fingerprint, sale.due
     FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[], $8::text[])
         AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint)
@@ -40,6 +40,6 @@ WITH sale AS MATERIALIZED (
 INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due, key_fingerprint)
 SELECT order_id, sale_id, user_id, quantity, 'confirmed', 2, sequence, epoch, reserved_at, now(), due, key_fingerprint
 FROM entry
--- The events come first, as they do there.
+-- Events before orders, as in record_orders.sql.
 WHERE (SELECT count(*) FROM logged) > 0
 ORDER BY sale_id, user_id, sequence, order_id

@@ -1,24 +1,23 @@
--- Records OrderReserved events together with the end that Postgres gives them.
+-- Records OrderReserved events together with their outcome.
 --
 -- $1..$8  the events as columns, each order at most once: order, sale, user, quantity, sequence,
 --         epoch, reserved at, fingerprint of the idempotency key or NULL
--- $9      NULL to confirm what can be confirmed, or the reason for which all of them are refused
+-- $9      NULL to confirm where possible, or the reason for which all of them are rejected
 --
--- Answers one row per event: its place in the arrays, counted from 1, and a word:
+-- Returns one row per event: its place in the arrays, counted from 1, and a word:
 --   confirmed      recorded now, and the units are the buyer's
 --   rejected       recorded now, and refused: $9, or the user has another live order in the sale
---   voided         recorded now, and void: the sale's stock was made anew since, without this order
+--   voided         recorded now, and void: the sale's stock was rebuilt without this order
 --   recorded       an earlier delivery of the event was recorded; nothing was changed
 --   unknown-sale   Postgres has no such sale; nothing was changed
 --
--- Whatever a concurrent transaction could be waiting for is taken in one order by everybody: events
--- by order id, then orders by sale and user, and the caller takes the sales last, by id. So two
--- workers with the same events wait for each other, and none of them runs into a deadlock.
+-- All transactions take locks in one order, so that workers with the same events wait for each other without a
+-- deadlock: events by order id, then orders by sale and user, and the caller takes the sales last, by id.
 WITH entry AS (
     SELECT e.*, s.id IS NOT NULL AS sale_known,
-           -- The caller makes sure that the epoch is still the same when it commits (add_sold.sql).
+           -- add_sold.sql checks that the epoch is still the same at the commit.
            e.epoch < s.epoch AND $9::text IS NULL AS late,
-           -- What waits for its payment waits from now on, and not from the reservation: nobody can pay before.
+           -- The payment window begins now, not with the reservation: payments are impossible before.
            CASE WHEN s.payment_window_seconds > 0 THEN (SELECT pay_clock()) + make_interval(secs => s.payment_window_seconds) END AS due
     FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::bigint[], $5::bigint[], $6::bigint[], $7::timestamptz[], $8::text[])
         WITH ORDINALITY AS e (order_id, sale_id, user_id, quantity, sequence, epoch, reserved_at, key_fingerprint, place)
@@ -28,7 +27,7 @@ WITH entry AS (
     SELECT order_id, 1, 'OrderReserved', sale_id, user_id, quantity, reserved_at,
            jsonb_strip_nulls(jsonb_build_object('sequence', sequence, 'epoch', epoch, 'key_fingerprint', key_fingerprint))
     FROM entry
-    -- Without its sale an order cannot be confirmed, but refusing it needs nothing of the sale.
+    -- Without its sale an order cannot be confirmed, but it can be rejected.
     WHERE sale_known OR $9::text IS NOT NULL
     ORDER BY order_id
     ON CONFLICT (order_id, version) DO NOTHING

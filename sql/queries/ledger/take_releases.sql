@@ -1,6 +1,6 @@
 -- Takes at most $2 releases of one sale, until the end of the transaction, each with its purchase's idempotency key and
--- how the order ended. What others are taking is passed over, and so are the sales $1. If the caller dies before
--- he has noted what came of them, they are there again.
+-- the order's final status. Releases taken by others, and the sales $1, are skipped. After a crash of the caller the
+-- releases are available again.
 WITH first AS MATERIALIZED (
     SELECT sale_id FROM releases
     WHERE again_at <= now() AND sale_id <> ALL ($1::uuid[])

@@ -1,5 +1,5 @@
--- The statements, in order, that give orders_next what LIKE has not: indexes, under names of their own for now,
--- the primary key, comments, options, owner and rights.
+-- The statements, in order, that give orders_next what LIKE does not copy: indexes, under temporary names, the
+-- primary key, comments, options, owner and rights.
 WITH indexes AS (
     SELECT i.*, c.relname, c.reltablespace, pg_get_indexdef(i.indexrelid) AS def, obj_description(i.indexrelid, 'pg_class') AS said,
            'orders_next_' || row_number() OVER (ORDER BY i.indexrelid) AS name, con.contype, obj_description(con.oid, 'pg_constraint') AS key_said

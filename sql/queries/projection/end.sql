@@ -1,4 +1,4 @@
--- Clears away what a rebuild needed. Run as it is by the simple protocol, in one transaction.
+-- Removes what a rebuild needed. Run unchanged by the simple protocol, in one transaction.
 DROP TABLE IF EXISTS orders_replaced, orders_next;
 DROP FUNCTION IF EXISTS note_order_change() CASCADE;
 DROP TABLE IF EXISTS order_changes;

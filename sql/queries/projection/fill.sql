@@ -1,5 +1,4 @@
--- Makes the rows of orders_next from the log: those of the orders $1, or of all if it is NULL. An order that has
--- no end yet has no row.
+-- Fills orders_next from the log: the orders $1, or all if it is NULL. An order without an outcome has no row.
 INSERT INTO orders_next (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
                          reason, due, payment_reference, key_fingerprint)
 SELECT order_id,

@@ -1,7 +1,7 @@
--- The different histories that the log of orders holds, and how many orders have each of them.
+-- The distinct histories in the log of orders, and how many orders have each of them.
 --
--- Answers: the types of the events in their order; whether versions go from 1 on without a gap, all events are
--- of the same sale, user and quantity, and the first one tells the order's place; how many orders; and one of them.
+-- Returns: the types of the events in their order; whether versions have no gap, all events are of the same sale, user
+-- and quantity, and the first one has the order's place; the number of orders; and one of them.
 SELECT types, whole, count(*), (array_agg(order_id))[1]
 FROM (
     SELECT order_id, array_agg(type ORDER BY version) AS types,

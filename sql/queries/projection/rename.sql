@@ -1,5 +1,5 @@
--- The statements, in order, that put orders_next in the place of orders, which is orders_replaced then. Indexes
--- follow: those of the old table give their names to those that copy_definition.sql made.
+-- The statements, in order, that replace orders, renamed to orders_replaced, with orders_next. The indexes of
+-- copy_definition.sql get the names of the old table's indexes.
 WITH indexes AS (
     SELECT c.relname, row_number() OVER (ORDER BY i.indexrelid) AS n
     FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid

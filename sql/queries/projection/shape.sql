@@ -1,4 +1,4 @@
--- All that makes the table orders what it is, but for its rows, in words: what a table that takes its place must have as well.
+-- The definition of the table orders in words, without its rows: a table that replaces it must have the same.
 SELECT format('column %s: %s %s%s%s%s%s collation %s storage %s statistics %s rights %s: %s', row_number() OVER (ORDER BY a.attnum), a.attname,
               format_type(a.atttypid, a.atttypmod), CASE WHEN a.attnotnull THEN ' not null' END, ' default ' || pg_get_expr(d.adbin, d.adrelid),
               ' identity ' || nullif(a.attidentity::text, ''), ' generated ' || nullif(a.attgenerated::text, ''), a.attcollation, a.attstorage, a.attstattarget,

@@ -1,3 +1,3 @@
--- Takes the oldest $1 notes of changed orders.
+-- Takes the oldest $1 changes of orders.
 DELETE FROM order_changes WHERE position IN (SELECT position FROM order_changes ORDER BY position LIMIT $1)
 RETURNING order_id

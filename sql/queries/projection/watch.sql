@@ -1,7 +1,7 @@
--- Has every change of orders noted in order_changes. Run as it is by the simple protocol, in one transaction.
+-- Records every change of orders in order_changes. Run unchanged by the simple protocol, in one transaction.
 --
--- Nobody who changes orders needs rights on that table, and nobody fills it for ever: whoever rebuilds holds
--- the advisory lock 5077217435 for as long as he lives, and without him nothing is noted.
+-- Writers of orders need no rights on that table. It is only filled while a rebuild holds the advisory lock
+-- 5077217435.
 CREATE FUNCTION note_order_change() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
 BEGIN
     IF pg_try_advisory_lock_shared(5077217435) THEN

@@ -1,5 +1,5 @@
--- The orders of a sale that were made with an idempotency key and have ended, as a rebuilt Redis has to know them: the
--- request that made one never makes another. Of two with one key the later one counts.
+-- The ended orders of a sale that have an idempotency key, which a rebuilt Redis must know: a key that made an order
+-- never makes another one. Of two orders with one key the later one counts.
 -- $1 sale
 SELECT DISTINCT ON (user_id, key_fingerprint) user_id, key_fingerprint, id, quantity, status
 FROM orders

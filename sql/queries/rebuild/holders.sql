@@ -1,4 +1,4 @@
--- Who holds units of a sale: its live orders, as a rebuilt Redis has to know them.
+-- The live orders of a sale, which a rebuilt Redis must know.
 -- $1 sale
 SELECT user_id, id, quantity, sequence, reserved_at, coalesce(key_fingerprint, '') AS key_fingerprint, epoch
 FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')

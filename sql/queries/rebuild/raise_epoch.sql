@@ -1,26 +1,26 @@
--- Begins the next epoch of a sale: from now on no order of an earlier one is confirmed (ledger/record_orders.sql,
--- ledger/add_sold.sql), so the orders that are live now are all that its stock in Redis is made anew from, but for
--- those that end before.
+-- Begins the next epoch of a sale. From now on no order of an earlier epoch is confirmed (ledger/record_orders.sql,
+-- ledger/add_sold.sql), so the stock in Redis is rebuilt from the orders that are live now, except those that end
+-- before they are read.
 -- $1 sale, $2 the highest place that Redis is known to have given out in it, $3 the epoch in which Redis had it, $4 why
 -- $5 the epoch in which the caller found it before closing it in Redis
 --
--- Where the sale has left that epoch, another rebuild has raised it: nothing is done, and there is no answer. Else the
--- other one could have opened the sale meanwhile, and what was accepted since would be void.
+-- If the sale has left the epoch $5, another rebuild has raised it: nothing is changed and no row is returned. The other
+-- rebuild could have opened the sale meanwhile, and what was accepted since would be void.
 --
--- Redis may be ahead, if Postgres was set back: an ingress that has seen an epoch does not go back to an earlier one.
+-- Redis may be ahead if Postgres was restored: an ingress never goes back to an earlier epoch.
 --
--- The caller has locked the sale (catalog/lock_sale.sql), in a statement of its own: this one has to see what whoever
--- had the lock before has committed.
+-- The caller has locked the sale (catalog/lock_sale.sql) in a statement of its own: this one must see what the
+-- previous holder of the lock has committed.
 --
--- What was to be given back to Redis comes back with the new stock, which is made without it. Releases that
--- somebody has in hand stay: Redis will know nothing of their orders.
+-- Pending releases are deleted, because the new stock is built without their orders. Releases that another session has
+-- locked stay: Redis will not know their orders.
 --
--- Answers the definition of the sale as this revision finds it, and the highest place given out.
+-- Returns the definition of the sale in this revision, and the highest place given out.
 WITH live AS MATERIALIZED (
     SELECT count(*) AS orders, coalesce(sum(quantity), 0)::bigint AS units, coalesce(max(sequence), 0) AS last_place
     FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')
 ), raised AS (
-    -- The log says which revision is the last one, also where the counters of the sale were changed by hand.
+    -- The log has the latest revision, even if the counters of the sale were changed by hand.
     UPDATE sales SET epoch = greatest(epoch, $3::bigint) + 1, revision = log.last + 1, published_revision = least(published_revision, log.last)
     FROM live, (SELECT coalesce(max(revision), 0) AS last FROM sale_events WHERE sale_id = $1) AS log WHERE id = $1 AND epoch = $5
     RETURNING sales.*, greatest(last_sequence, last_place, $2::bigint) AS last_given, units, orders

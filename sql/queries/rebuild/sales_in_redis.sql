@@ -1,5 +1,5 @@
--- What Redis has to agree with: sales with an id above $1, by id, at most $2; ended ones only if $3.
--- A sale ends by its operators, or by its closing time.
+-- Sales that Redis must have, with an id above $1, by id, at most $2; ended ones only if $3. A sale ends by its
+-- operators or at its closing time.
 SELECT id, partitions, epoch, last_sequence, revision, published_revision, ended
 FROM sales CROSS JOIN LATERAL (SELECT state = 'ended' OR coalesce(closes_at <= now(), false)) AS known (ended)
 WHERE id > $1 AND ($3 OR NOT ended)
