@@ -36,7 +36,8 @@ const (
 // or of an order locked, and Postgres does not end a session in the middle of a batch. Nothing is
 // lost: uncommitted work is delivered again.
 func (w *Worker) endBlockers(ctx context.Context) {
-	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepUnblock, "look for database sessions that hold up others")
+	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepUnblock,
+		"look for database sessions that hold up others")
 	found := blockers{Pool: w.config.Pool, Log: w.config.Logger, Seen: make(map[blockerKey]*blockerSeen)}
 	for retry.Pause(blockersInterval, ctx.Done()) {
 		ended, err := found.Look(ctx)

@@ -198,9 +198,11 @@ func TestReleasesRetryUntilRedisAnswers(t *testing.T) {
 		return s.Count(t, testshop.ExpiredOrders) == 1 && failing() == 1
 	})
 	require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
-	testkit.Eventually(t, 30*time.Second, "the worker counts them", func() bool { return gaugeOf(t, registry, "stampede_releases_pending") == 2 })
+	testkit.Eventually(t, 30*time.Second, "the worker counts them",
+		func() bool { return gaugeOf(t, registry, "stampede_releases_pending") == 2 })
 	require.NoError(t, server.Restart(t.Context()))
-	testkit.Eventually(t, 30*time.Second, "the units are back", func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
+	testkit.Eventually(t, 30*time.Second, "the units are back",
+		func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
 	// A rebuild forgets them first, and opens the sale with their units then.
 	testkit.Eventually(t, 30*time.Second, "and for sale", func() bool { return s.Left(t, sale) == 10 })
 	testkit.Eventually(t, 30*time.Second, "the worker says so", func() bool {

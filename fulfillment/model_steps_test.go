@@ -163,7 +163,8 @@ func (r *modelRun) request(ctx context.Context, request reservation.Request) uui
 		require.NoError(r.T, err)
 		return answer.Verdict != reservation.SoldOut || r.stock == r.taken() || want == reservation.SoldOut
 	})
-	if answer.Verdict == reservation.SoldOut && r.stock == r.taken() && order == uuid.Nil && want != reservation.KeyReused {
+	if answer.Verdict == reservation.SoldOut && r.stock == r.taken() && order == uuid.Nil &&
+		want != reservation.KeyReused {
 		want = reservation.SoldOut // it is remembered, and then nothing else is looked at
 	}
 	require.Equal(r.T, want, answer.Verdict)
@@ -346,7 +347,9 @@ type modelRow struct {
 // compare waits until nothing is under way and holds both servers against the model.
 func (r *modelRun) compare(ctx context.Context) {
 	r.eventually("everything rests", func() bool { return r.rests(ctx) })
-	rows, _ := r.Pool.Query(ctx, "SELECT id, user_id, status, coalesce(payment_reference, ''), quantity, version FROM orders WHERE sale_id = $1", r.sale)
+	rows, _ := r.Pool.Query(ctx,
+		"SELECT id, user_id, status, coalesce(payment_reference, ''), quantity, version FROM orders WHERE sale_id = $1",
+		r.sale)
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[modelRow])
 	require.NoError(r.T, err)
 	orders := map[uuid.UUID]modelOrder{}

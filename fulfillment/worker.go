@@ -130,7 +130,8 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 		return nil, err
 	}
 	rebuilder, err := rebuild.New(rebuild.Config{
-		Pool: config.Pool, Redis: config.Control, Keys: config.Keys, Store: config.Store, Logger: config.Logger, Registerer: config.Registerer,
+		Pool: config.Pool, Redis: config.Control, Keys: config.Keys, Store: config.Store, Logger: config.Logger,
+		Registerer: config.Registerer,
 	})
 	if err != nil {
 		return nil, err
@@ -175,8 +176,9 @@ func newWorkerSubscriber(config *WorkerConfig) (*stream.Subscriber, error) {
 	letters := deadletter.NewStore(config.Pool, config.Control, config.Store)
 	subscriber, err := stream.NewSubscriber(stream.Config{
 		Client: config.Blocking, Control: config.Control, Group: reservation.Group, Consumer: config.Consumer,
-		BatchMax: config.BatchMax, MinIdle: config.MinIdle, MaxDeliveries: config.MaxDeliveries, DrainTimeout: config.DrainTimeout,
-		DeadLetter: letters.Park, Logger: config.Logger, Registerer: config.Registerer,
+		BatchMax: config.BatchMax, MinIdle: config.MinIdle, MaxDeliveries: config.MaxDeliveries,
+		DrainTimeout: config.DrainTimeout,
+		DeadLetter:   letters.Park, Logger: config.Logger, Registerer: config.Registerer,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("worker config: %w", err)
@@ -202,7 +204,8 @@ func (w *Worker) Run(ctx context.Context) error {
 		if err != nil || ctx.Err() != nil {
 			return err
 		}
-		w.config.Logger.Info("sales have more partitions: reading their streams as well", "partitions", needed, "before", partitions)
+		w.config.Logger.Info("sales have more partitions: reading their streams as well", "partitions", needed, "before",
+			partitions)
 		partitions = needed
 	}
 }

@@ -21,7 +21,8 @@ const (
 // guard checks again and again whether Redis still has what Postgres requires, in partitions 0 to
 // n-1, and rebuilds what is missing, until ctx ends. All workers check; one rebuilds.
 func (w *Worker) guard(ctx context.Context, rebuilder *rebuild.Rebuilder, partitions int) {
-	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRebuild, "make sure that Redis has what was sold")
+	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRebuild,
+		"make sure that Redis has what was sold")
 	var endedDue time.Time
 	for failed := 0; ; {
 		withEnded := !time.Now().Before(endedDue)

@@ -338,10 +338,19 @@ func TestHarmlessEventsKeepServerVerified(t *testing.T) {
 			(&house{t: t}).follow(replica, rdb)
 			after, err := rdb.InfoMap(t.Context(), "replication").Result()
 			require.NoError(t, err)
-			require.NotEqual(t, before["Replication"]["master_replid"], after["Replication"]["master_replid"], "else this shows nothing")
+			require.NotEqual(t, before["Replication"]["master_replid"], after["Replication"]["master_replid"],
+				"else this shows nothing")
 		},
-		"the scripts are flushed":    func(t *testing.T, rdb *redis.Client) { require.NoError(t, rdb.ScriptFlush(t.Context()).Err()) },
-		"the connections are killed": func(t *testing.T, rdb *redis.Client) { rdb.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal") },
+		"the scripts are flushed": func(t *testing.T,
+			rdb *redis.Client,
+		) {
+			require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
+		},
+		"the connections are killed": func(t *testing.T,
+			rdb *redis.Client,
+		) {
+			rdb.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal")
+		},
 		"another database is flushed": func(t *testing.T, rdb *redis.Client) {
 			conn := rdb.EphemeralConn()
 			defer func() { require.NoError(t, conn.Close()) }()

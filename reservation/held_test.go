@@ -53,12 +53,17 @@ func TestParseReservation(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 	for _, text := range []string{
-		"", "rubbish", id, id + " 3 17", id + " 3 17 ", id + " 3 17 1a0c2d3e4f5 ", " " + id + " 3 17 1a0c2d3e4f5", id + "  3 17 1a0c2d3e4f5",
-		id[1:] + " 3 17 1a0c2d3e4f5", id + " -3 17 1a0c2d3e4f5", id + " +3 17 1a0c2d3e4f5", id + " 3 1f 1a0c2d3e4f5", id + " 3 17 0x1a0c2d3e4f5",
+		"", "rubbish", id, id + " 3 17", id + " 3 17 ", id + " 3 17 1a0c2d3e4f5 ", " " + id + " 3 17 1a0c2d3e4f5",
+		id + "  3 17 1a0c2d3e4f5",
+		id[1:] + " 3 17 1a0c2d3e4f5", id + " -3 17 1a0c2d3e4f5", id + " +3 17 1a0c2d3e4f5", id + " 3 1f 1a0c2d3e4f5",
+		id + " 3 17 0x1a0c2d3e4f5",
 		id + " 3 17 -1", id + " 3 17 8000000000000000", id + " 9223372036854775808 17 1", id + " 3 17 1a0c2d3e4f5g",
-		id + " 3 17 1a0c2d3e4f5:", id + " 3 17 1a0c2d3e4f5@", id + " 3 17 1a0c2d3e4f5:" + key[1:], id + " 3 17 1a0c2d3e4f5:" + key + "@",
-		id + " 3 17 1a0c2d3e4f5@1:" + key, id + " 3 17 1a0c2d3e4f5@1@2", id + " 3 17 1a0c2d3e4f5@-1", id + " 3 17 1a0c2d3e4f5@x",
-		id + " 3 17 1a0c2d3e4f5 - 1", "01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 -", "01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 " + key + " 1",
+		id + " 3 17 1a0c2d3e4f5:", id + " 3 17 1a0c2d3e4f5@", id + " 3 17 1a0c2d3e4f5:" + key[1:],
+		id + " 3 17 1a0c2d3e4f5:" + key + "@",
+		id + " 3 17 1a0c2d3e4f5@1:" + key, id + " 3 17 1a0c2d3e4f5@1@2", id + " 3 17 1a0c2d3e4f5@-1",
+		id + " 3 17 1a0c2d3e4f5@x",
+		id + " 3 17 1a0c2d3e4f5 - 1", "01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 -",
+		"01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 " + key + " 1",
 	} {
 		_, err := reservation.ParseReservation(text)
 		require.Error(t, err, "%q", text)

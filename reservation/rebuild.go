@@ -124,7 +124,9 @@ func (s *Store) StageBuyers(ctx context.Context, partition int, sale uuid.UUID, 
 }
 
 // StageEnded is StageBuyers for orders that have ended.
-func (s *Store) StageEnded(ctx context.Context, partition int, sale uuid.UUID, token string, orders []EndedOrder) error {
+func (s *Store) StageEnded(
+	ctx context.Context, partition int, sale uuid.UUID, token string, orders []EndedOrder,
+) error {
 	if len(orders) == 0 {
 		return nil
 	}
@@ -175,6 +177,7 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	case answer == "not-closed":
 		return fmt.Errorf("open the rebuilt sale=%s: %w", sale.ID, ErrSaleNotClosed)
 	default:
-		return fmt.Errorf("open the rebuilt sale=%s: %w: %s, and not %d buyers and %d ended orders", sale.ID, ErrHoldersMissing, answer, r.Holders, r.Ended)
+		return fmt.Errorf("open the rebuilt sale=%s: %w: %s, and not %d buyers and %d ended orders", sale.ID,
+			ErrHoldersMissing, answer, r.Holders, r.Ended)
 	}
 }

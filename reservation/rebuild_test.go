@@ -40,7 +40,8 @@ func TestRetriesAfterRebuildReturnFirstAnswer(t *testing.T) {
 	for _, ingress := range []*testsale.Shop{s, s.Next(s.Rdb)} {
 		again, err := ingress.Reserve(t.Context(), request)
 		require.NoError(t, err)
-		require.Equal(t, reservation.Answer{Verdict: reservation.Replayed, Reservation: first.Reservation}, again, "the same key, the same order")
+		require.Equal(t, reservation.Answer{Verdict: reservation.Replayed, Reservation: first.Reservation}, again,
+			"the same key, the same order")
 		request.Quantity++
 		reused, err := ingress.Reserve(t.Context(), request)
 		require.NoError(t, err)

@@ -38,7 +38,8 @@ func TestUnknownSaleIsLookedUpOncePerMoment(t *testing.T) {
 	all.Wait()
 	looks := testsale.ScriptCalls(t, rdb) - before
 	// One for each quarter of a second that has begun, and one a second for each partition.
-	require.LessOrEqual(t, looks, int(4*time.Since(began)/time.Second)+int(time.Since(began)/time.Second)+8, "looks for 10,000 requests")
+	require.LessOrEqual(t, looks, int(4*time.Since(began)/time.Second)+int(time.Since(began)/time.Second)+8,
+		"looks for 10,000 requests")
 
 	// A sale that is published meanwhile is found.
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, unknown), s.Rdb.HGetAll(t.Context(), s.Keys.Sale(0, known)).Val()).Err())

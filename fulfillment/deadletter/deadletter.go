@@ -91,7 +91,8 @@ func (d *Store) Park(ctx context.Context, entry stream.Entry, reason error) erro
 			replayOf = &id
 		}
 	}
-	_, err = d.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, Storable(reason.Error()), entry.Deliveries, replayOf)
+	_, err = d.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, Storable(reason.Error()),
+		entry.Deliveries, replayOf)
 	if err != nil {
 		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, ledger.OfConstraint(err))
 	}
@@ -176,8 +177,10 @@ func ScanLetter(row pgx.CollectableRow) (Letter, error) {
 		return Letter{}, err
 	}
 	l := Letter{
-		ID: r.ID, Entry: stream.Entry{Stream: r.Stream, ID: r.EntryID, Deliveries: r.Deliveries}, Reason: r.Reason, Status: r.Status,
-		Replays: r.Replays, ReplayedAs: r.ReplayedAs, Resolution: r.Resolution, CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt,
+		ID: r.ID, Entry: stream.Entry{Stream: r.Stream, ID: r.EntryID, Deliveries: r.Deliveries}, Reason: r.Reason,
+		Status:  r.Status,
+		Replays: r.Replays, ReplayedAs: r.ReplayedAs, Resolution: r.Resolution, CreatedAt: r.CreatedAt,
+		UpdatedAt: r.UpdatedAt,
 	}
 	if l.Entry.Fields, err = decodeFields(r.Fields); err != nil {
 		l.Entry.Fields, l.Damage = nil, err.Error()

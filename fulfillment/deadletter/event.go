@@ -60,7 +60,10 @@ func reservedOf(entry stream.Entry) (order.OrderReserved, error) {
 
 // eventNameOf returns the event name in the metadata of an entry, or "".
 func eventNameOf(entry stream.Entry) string {
-	msg, err := stream.DecodeEntry(entry.ID, map[string]any{stream.FieldUUID: "", stream.FieldMetadata: entry.Field(stream.FieldMetadata)}, entry.Deliveries)
+	msg, err := stream.DecodeEntry(entry.ID, map[string]any{
+		stream.FieldUUID:     "",
+		stream.FieldMetadata: entry.Field(stream.FieldMetadata),
+	}, entry.Deliveries)
 	if err != nil {
 		return ""
 	}

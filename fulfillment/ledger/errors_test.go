@@ -56,9 +56,18 @@ func TestFaultOf(t *testing.T) {
 		{"contradiction", fmt.Errorf("%w: x", ErrContradiction), BadData},
 		{"panic", fmt.Errorf("%w: x", ErrPanicked), BadData},
 
-		{"the sale's own check", OfConstraint(&pgconn.PgError{Code: "23514", ConstraintName: "sales_not_oversold"}), oversold},
-		{"an epoch that is over", OfConstraint(&pgconn.PgError{Code: "23502", TableName: "sales", ColumnName: "epoch"}), Transient},
-		{"another value that is missing", OfConstraint(&pgconn.PgError{Code: "23502", TableName: "orders", ColumnName: "epoch"}), BadData},
+		{
+			"the sale's own check", OfConstraint(&pgconn.PgError{Code: "23514", ConstraintName: "sales_not_oversold"}),
+			oversold,
+		},
+		{
+			"an epoch that is over", OfConstraint(&pgconn.PgError{Code: "23502", TableName: "sales", ColumnName: "epoch"}),
+			Transient,
+		},
+		{
+			"another value that is missing",
+			OfConstraint(&pgconn.PgError{Code: "23502", TableName: "orders", ColumnName: "epoch"}), BadData,
+		},
 		{"another check", OfConstraint(&pgconn.PgError{Code: "23514", ConstraintName: "orders_quantity_check"}), BadData},
 	} {
 		require.Equal(t, c.want, FaultOf(c.err), c.what)

@@ -36,7 +36,8 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, event.OrderID))
 	require.EqualValues(t, 3, testshop.SoldOf(t, pool, sale))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
-		`SELECT count(*) FROM order_events WHERE version = 1 AND data = '{"sequence": 7, "epoch": 1}' AND occurred_at = $1`, event.ReservedAt))
+		`SELECT count(*) FROM order_events WHERE version = 1 AND data = '{"sequence": 7, "epoch": 1}' AND occurred_at = $1`,
+		event.ReservedAt))
 }
 
 func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
@@ -155,7 +156,10 @@ func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 	pool := testkit.Pool(t)
 	ledger := New(pool)
 	const workers, rounds, size = 4, 15, 60
-	sales := []uuid.UUID{testshop.NewSale(t, pool, 1_000_000), testshop.NewSale(t, pool, 1_000_000), testshop.NewSale(t, pool, 1_000_000)}
+	sales := []uuid.UUID{
+		testshop.NewSale(t, pool, 1_000_000), testshop.NewSale(t, pool, 1_000_000),
+		testshop.NewSale(t, pool, 1_000_000),
+	}
 	var fresh sync.Map
 	for round := range rounds {
 		shared := make([]order.OrderReserved, size)
@@ -193,7 +197,8 @@ func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 	}
 	require.EqualValues(t, rounds*(size+workers), testshop.QueryInt(t, pool, "SELECT count(*) FROM orders"))
 	require.EqualValues(t, 2*rounds*(size+workers), testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"))
-	require.Equal(t, testshop.QueryInt(t, pool, "SELECT sum(sold) FROM sales"), testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
+	require.Equal(t, testshop.QueryInt(t, pool, "SELECT sum(sold) FROM sales"),
+		testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 }
 
 func TestConcurrentLedgersNeverExceedStock(t *testing.T) {

@@ -26,7 +26,8 @@ func NeedsRelease(out Outcome) bool {
 func ReleaseOf(out Outcome) reservation.Release {
 	e := &out.Event
 	return reservation.Release{
-		SaleID: e.SaleID, OrderID: e.OrderID, UserID: e.UserID, Quantity: e.Quantity, KeyFingerprint: e.KeyFingerprint, Status: out.Status,
+		SaleID: e.SaleID, OrderID: e.OrderID, UserID: e.UserID, Quantity: e.Quantity, KeyFingerprint: e.KeyFingerprint,
+		Status: out.Status,
 	}
 }
 

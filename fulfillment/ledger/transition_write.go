@@ -103,7 +103,8 @@ func writeChange(ctx context.Context, tx pgx.Tx, event order.EventType, orders [
 	}
 	comeBack := !next.Status.Live()
 	var changed int
-	if err := tx.QueryRow(ctx, sql.LedgerChangeOrders, ids, versions, next.Status, event, reference, comeBack).Scan(&changed); err != nil {
+	if err := tx.QueryRow(ctx, sql.LedgerChangeOrders, ids, versions, next.Status, event, reference,
+		comeBack).Scan(&changed); err != nil {
 		return err
 	}
 	if changed != len(orders) {

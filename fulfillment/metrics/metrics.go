@@ -61,10 +61,13 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (deferred to a later batch), released, or lost before the batch was done.",
 	}, []string{"outcome"}))
 	releases, err6 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "stampede_releases_pending", Help: "Ended orders whose units Redis has not taken back, of all workers together; counted up to 10000.",
+		Name: "stampede_releases_pending",
+		Help: "Ended orders whose units Redis has not taken back, of all workers together; counted up to 10000.",
 	}))
 	ended, err7 := telemetry.RegisterOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "stampede_sessions_ended_total", Help: "Database sessions that this worker ended because others waited for their locks while their clients were silent.",
+		Name: "stampede_sessions_ended_total",
+		Help: "Database sessions that this worker ended because others waited for their locks while their clients were " +
+			"silent.",
 	}))
 	aside, err8 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_orders_set_aside", Help: "Overdue orders that this worker cannot end because their records contradict each other. The log and the audit name them.",
@@ -82,7 +85,10 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	for _, step := range []string{StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepBlocked} {
 		failing.WithLabelValues(step)
 	}
-	m := &Worker{BatchOrders: orders, BatchSeconds: seconds, Orders: outcomes, locks: locks, Failing: failing, Releases: releases, EndedSessions: ended, OrdersAside: aside}
+	m := &Worker{
+		BatchOrders: orders, BatchSeconds: seconds, Orders: outcomes, locks: locks, Failing: failing,
+		Releases: releases, EndedSessions: ended, OrdersAside: aside,
+	}
 	m.LockObserver()
 	return m, nil
 }

@@ -109,13 +109,15 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 			p.cleanUp(ctx)
 		}
 	}()
-	if err := p.underLocks(ctx, "make a new table", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionBegin) }); err != nil {
+	if err := p.underLocks(ctx, "make a new table",
+		func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionBegin) }); err != nil {
 		return err
 	}
 	if err := p.checkLog(ctx); err != nil {
 		return err
 	}
-	if err := p.underLocks(ctx, "watch orders", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionWatch) }); err != nil {
+	if err := p.underLocks(ctx, "watch orders",
+		func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionWatch) }); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.ProjectionsWatch)
@@ -127,7 +129,8 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		return err
 	}
 	crashpoint.Hit(crashpoint.ProjectionsSwapped)
-	if err := p.underLocks(ctx, "drop the old table", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) }); err != nil {
+	if err := p.underLocks(ctx, "drop the old table",
+		func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) }); err != nil {
 		return err
 	}
 	p.report.Recounted, err = RecountSales(ctx, p.conn, nil, nil)

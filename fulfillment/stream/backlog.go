@@ -176,12 +176,16 @@ func NewBacklogCollector(rdb redis.UniversalClient, group string, streams []stri
 	}
 	return &BacklogCollector{
 		rdb: rdb, group: group, streams: streams, timeout: timeout, log: log, counted: map[string]readBacklog{},
-		reachable:     desc("stampede_stream_reachable", "1 if Redis answered for the stream, else 0."),
-		length:        desc("stampede_stream_length_entries", "Entries in the stream, handled ones that were not trimmed yet included."),
-		lag:           desc("stampede_stream_lag_entries", "Entries that no consumer has been given yet. Absent while Redis cannot tell."),
-		pending:       desc("stampede_stream_pending_entries", "Entries given to a consumer and not acknowledged."),
-		oldestPending: desc("stampede_stream_oldest_pending_age_seconds", "Time since the oldest pending entry was appended."),
-		oldestEntry:   desc("stampede_stream_oldest_entry_age_seconds", "Time since the first entry of the stream was appended."),
+		reachable: desc("stampede_stream_reachable", "1 if Redis answered for the stream, else 0."),
+		length: desc("stampede_stream_length_entries",
+			"Entries in the stream, handled ones that were not trimmed yet included."),
+		lag: desc("stampede_stream_lag_entries",
+			"Entries that no consumer has been given yet. Absent while Redis cannot tell."),
+		pending: desc("stampede_stream_pending_entries", "Entries given to a consumer and not acknowledged."),
+		oldestPending: desc("stampede_stream_oldest_pending_age_seconds",
+			"Time since the oldest pending entry was appended."),
+		oldestEntry: desc("stampede_stream_oldest_entry_age_seconds",
+			"Time since the first entry of the stream was appended."),
 	}
 }
 

@@ -116,7 +116,8 @@ func TestLedgerKnowsEveryOrderThatTheShopSold(t *testing.T) {
 	r := c.Report()
 	assert.Equal(t, 300, r.Accepted)
 	assert.InDelta(t, 300, r.SecondClicks, 30, "about the share that was asked for")
-	assert.Equal(t, r.Clicks, r.Accepted+r.Replayed+r.Rejected, "every click has an answer of one kind")
+	// An order whose first answer came too late is accepted by a repeat.
+	assert.Equal(t, r.Clicks, c.tally.outcomes[accepted]+r.Replayed+r.Rejected, "every click has an answer of one kind")
 	assert.Positive(t, r.Replayed, "some second clicks repeat the first key")
 	assert.Positive(t, r.Already, "and some come with another")
 	assert.Empty(t, r.Failures)

@@ -99,7 +99,8 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 	sale := reservation.Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.store.Keys.Partitions}
 	err := inOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
 		sql.CatalogInsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
-		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions, nullText(idempotencyKey))
+		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions,
+		nullText(idempotencyKey))
 	return asCreated(sale, t.Stock), err
 }
 
@@ -191,7 +192,8 @@ func (c *Catalog) change(
 		if err != nil || to.event == "" {
 			return err
 		}
-		return tx.QueryRow(ctx, sql.CatalogChangeSale, id, to.state, to.stock, to.event, to.data, nullText(idempotencyKey)).Scan(&revision)
+		return tx.QueryRow(ctx, sql.CatalogChangeSale, id, to.state, to.stock, to.event, to.data,
+			nullText(idempotencyKey)).Scan(&revision)
 	})
 	var illegal *reservation.IllegalTransitionError
 	var invalid *order.InvalidError

@@ -214,7 +214,8 @@ func (c *Catalog) finishLowering(ctx context.Context, granted reservation.Sale, 
 			return fmt.Errorf("%w: its stock was rebuilt meanwhile", reservation.ErrUnavailable)
 		}
 		data := map[string]int64{"stock": wish.stock, "lowering": wish.revision}
-		return tx.QueryRow(ctx, sql.CatalogChangeSale, now.ID, now.State, wish.stock, eventRestocked, data, nil).Scan(&revision)
+		return tx.QueryRow(ctx, sql.CatalogChangeSale, now.ID, now.State, wish.stock, eventRestocked, data,
+			nil).Scan(&revision)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("lower the stock of sale=%s: %w", granted.ID, err)

@@ -116,7 +116,8 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 // returns what lets it be taken again.
 func breakAt(t testing.TB, pool *pgxpool.Pool, step string) (mend func()) {
 	t.Helper()
-	_, err := pool.Exec(t.Context(), `CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$;
+	_, err := pool.Exec(t.Context(),
+		`CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$;
 		CREATE TRIGGER broken BEFORE `+step+` EXECUTE FUNCTION broken()`)
 	require.NoError(t, err)
 	return func() {
@@ -265,7 +266,9 @@ func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 	}()
 	testkit.Eventually(t, 20*time.Second, "it waits for the sale", func() bool {
 		var waiting int
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&waiting))
+		require.NoError(t, pool.QueryRow(t.Context(),
+			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(
+			&waiting))
 		return waiting == 1
 	})
 	require.NoError(t, rebuilding.Commit(t.Context()))
@@ -320,7 +323,8 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	for buyer := range 4 {
 		all.Go(func() error {
 			for i := range 60 {
-				if _, err := s.Reserve(context.Background(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d-%d", buyer, i), Quantity: 1}); err != nil {
+				if _, err := s.Reserve(context.Background(),
+					reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d-%d", buyer, i), Quantity: 1}); err != nil {
 					return err
 				}
 			}
@@ -338,6 +342,7 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	require.Equal(t, []int64{stocks[0], stocks[0], stocks[0] - buyers}, stocks)
 	require.GreaterOrEqual(t, stocks[2], int64(0))
 	var gaps int
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT max(revision) - count(*) FROM sale_events WHERE sale_id = $1", sale).Scan(&gaps))
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT max(revision) - count(*) FROM sale_events WHERE sale_id = $1",
+		sale).Scan(&gaps))
 	require.Zero(t, gaps)
 }

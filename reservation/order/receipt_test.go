@@ -89,7 +89,10 @@ func TestVerifyRejectsTamperedReceipts(t *testing.T) {
 		require.ErrorIs(t, err, order.ErrReceiptInvalid, "cut off after %d", n)
 	}
 	for _, more := range []string{"=", "\n", "\r\n", "A", " ", "AAAA", strings.Repeat("A", 1<<20)} {
-		for _, tampered := range []string{string(text) + more, more + string(text), string(text[:9]) + more + string(text[9:])} {
+		for _, tampered := range []string{
+			string(text) + more, more + string(text),
+			string(text[:9]) + more + string(text[9:]),
+		} {
 			_, err := s.Verify(tampered)
 			require.ErrorIs(t, err, order.ErrReceiptInvalid, "with %.9q", more)
 		}
