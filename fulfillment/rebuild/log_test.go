@@ -3,7 +3,6 @@ package rebuild_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"log/slog"
 	"strings"
 	"sync"
