@@ -45,8 +45,12 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	require.NoError(t, err)
 	testwork.EndWindow(t, s.Pool, orders["cid"], orders["dan"])
 	testkit.Eventually(t, 10*time.Second, "three units are for sale again", func() bool { return s.Left(t, sale) == 3 })
-	testkit.Eventually(t, 10*time.Second, "nothing waits to be given back", func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"}, testshop.History(t, s.Pool, orders["cid"]))
+	testkit.Eventually(
+		t, 10*time.Second, "nothing waits to be given back", func() bool { return s.Count(t, testshop.PendingReleases) == 0 },
+	)
+	require.Equal(
+		t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"}, testshop.History(t, s.Pool, orders["cid"]),
+	)
 	require.Equal(t, order.Order{
 		ID: orders["cid"], SaleID: sale, UserID: "cid", Quantity: 1, Status: order.StatusExpired, Version: 3,
 		ReservedAt: testwork.OrderOfID(t, s.Pool, orders["cid"]).ReservedAt,

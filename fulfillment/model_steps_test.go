@@ -354,7 +354,9 @@ func (r *modelRun) compare(ctx context.Context) {
 	require.NoError(r.T, err)
 	orders := map[uuid.UUID]modelOrder{}
 	for _, row := range found {
-		orders[row.ID] = modelOrder{row.User, r.orders[row.ID].key, row.Reference, row.Quantity, order.Status(row.Status), row.Version}
+		orders[row.ID] = modelOrder{
+			row.User, r.orders[row.ID].key, row.Reference, row.Quantity, order.Status(row.Status), row.Version,
+		}
 	}
 	require.Equal(r.T, r.orders, orders)
 
@@ -371,8 +373,12 @@ func (r *modelRun) compare(ctx context.Context) {
 	counted, err := r.Catalog.Show(ctx, r.sale)
 	require.NoError(r.T, err)
 	require.Equal(r.T, r.state, counted.State)
-	require.Equal(r.T, []int64{r.stock, r.stock - r.taken(), r.units(order.StatusConfirmed), r.units(order.StatusPaid), r.taken()},
-		[]int64{counted.Stock, counted.Available, counted.Held, counted.Sold, counted.Sale.Sold}, "stock, available, held, sold, and live units")
+	require.Equal(r.T, []int64{
+		r.stock, r.stock - r.taken(), r.units(order.StatusConfirmed), r.units(order.StatusPaid), r.taken(),
+	},
+		[]int64{
+			counted.Stock, counted.Available, counted.Held, counted.Sold, counted.Sale.Sold,
+		}, "stock, available, held, sold, and live units")
 }
 
 // rests is true when every accepted order is in Postgres, nothing overdue is left, and Redis has been told everything.

@@ -277,7 +277,9 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, stre
 		// longer.
 		message.RouterConfig{CloseTimeout: w.config.DrainTimeout + 5*time.Second},
 		// The Router logs every step of its life as info; only its errors matter.
-		untraced{watermill.NewSlogLoggerWithLevelMapping(w.config.Logger, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug})},
+		untraced{
+			watermill.NewSlogLoggerWithLevelMapping(w.config.Logger, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug}),
+		},
 	)
 	if err != nil {
 		return fmt.Errorf("make the router: %w", err)

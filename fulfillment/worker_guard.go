@@ -37,7 +37,9 @@ func (w *Worker) guard(ctx context.Context, rebuilder *rebuild.Rebuilder, partit
 		if failed++; !tried || err == nil {
 			failed = 0
 		}
-		if !retry.Pause(retry.Delay(1+failed, w.config.GuardInterval, max(guardDelayMax, w.config.GuardInterval)), ctx.Done()) {
+		if !retry.Pause(
+			retry.Delay(1+failed, w.config.GuardInterval, max(guardDelayMax, w.config.GuardInterval)), ctx.Done(),
+		) {
 			return
 		}
 	}

@@ -53,7 +53,7 @@ func TestWorkerFulfillsEveryReservation(t *testing.T) {
 	require.EqualValues(t, 300, testshop.ValueOf(t, registry, "stampede_locks_total", "released"))
 	require.Zero(t, testshop.ValueOf(t, registry, "stampede_locks_total", "lost"))
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP stampede_orders_total Orders by what came of them: confirmed, rejected, voided or expired; and deliveries `+
+# HELP stampede_orders_total Orders by outcome: confirmed, rejected, voided or expired; and deliveries `+
 		`that were duplicate (recorded before) or unusable.
 # TYPE stampede_orders_total counter
 stampede_orders_total{outcome="confirmed"} 300

@@ -41,7 +41,8 @@ func TestParseReservation(t *testing.T) {
 	const id = "AaH9eHpfdXukBQzkOOCaFQ"
 	const key = "abcdefghijklmnopqrstuQ"
 	want := order.Reservation{
-		OrderID: uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15"), Quantity: 3, Sequence: 17, ReservedAt: time.UnixMilli(0x1a0c2d3e4f5).UTC(),
+		OrderID: uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15"), Quantity: 3, Sequence: 17,
+		ReservedAt: time.UnixMilli(0x1a0c2d3e4f5).UTC(),
 	}
 	for text, epoch := range map[string]int64{
 		id + " 3 17 1a0c2d3e4f5": 0, id + " 3 17 1a0c2d3e4f5@2": 2,
@@ -79,7 +80,8 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		numbers := rapid.Int64Range(1, 1<<40)
 		holder := reservation.Holder{
-			User: "ann", KeyFingerprint: rapid.SampledFrom([]string{"", key}).Draw(r, "key"), Epoch: rapid.Int64Range(1, 9).Draw(r, "epoch"),
+			User: "ann", KeyFingerprint: rapid.SampledFrom([]string{"", key}).Draw(r, "key"),
+			Epoch: rapid.Int64Range(1, 9).Draw(r, "epoch"),
 			Reservation: order.Reservation{
 				OrderID: order.NewOrderID(sale.ID), Quantity: rapid.Int64Range(1, order.MaxPerOrder).Draw(r, "quantity"),
 				Sequence: numbers.Draw(r, "sequence"), ReservedAt: time.UnixMilli(numbers.Draw(r, "time")).UTC(),

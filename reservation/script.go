@@ -18,7 +18,8 @@ import (
 
 // reserveMetadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}: the same bytes
 // for every event, so they are made once and not in the script, whose cmsgpack makes an array of an empty map.
-const reserveMetadata = "\x82\xa5event\xad" + string(order.EventReserved) + "\xadevent_version\xa1" + order.ReservedVersion
+const reserveMetadata = "\x82\xa5event\xad" + string(order.EventReserved) +
+	"\xadevent_version\xa1" + order.ReservedVersion
 
 // saleReply is the part of the reply of lua/reserve.lua that is about the sale.
 type saleReply struct {

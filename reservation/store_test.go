@@ -333,7 +333,9 @@ func TestReserveWithoutRedisIsUnavailable(t *testing.T) {
 
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale.ID, "ann").Verdict, "with appendfsync always a kill -9 loses nothing")
+	require.Equal(
+		t, reservation.AlreadyPurchased, s.Buy(sale.ID, "ann").Verdict, "with appendfsync always a kill -9 loses nothing",
+	)
 	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict)
 }
 

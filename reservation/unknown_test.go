@@ -42,9 +42,13 @@ func TestUnknownSaleIsLookedUpOncePerMoment(t *testing.T) {
 		"looks for 10,000 requests")
 
 	// A sale that is published meanwhile is found.
-	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, unknown), s.Rdb.HGetAll(t.Context(), s.Keys.Sale(0, known)).Val()).Err())
+	require.NoError(
+		t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, unknown), s.Rdb.HGetAll(t.Context(), s.Keys.Sale(0, known)).Val()).Err(),
+	)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, unknown), "left", 1).Err())
-	testkit.Eventually(t, 10*time.Second, "the sale is known", func() bool { return s.Buy(unknown, "ann").Verdict == reservation.Reserved })
+	testkit.Eventually(
+		t, 10*time.Second, "the sale is known", func() bool { return s.Buy(unknown, "ann").Verdict == reservation.Reserved },
+	)
 	// One that this process creates is not looked for before.
 	require.Equal(t, reservation.Reserved, s.Buy(s.Sale(1).ID, "ann").Verdict)
 }

@@ -99,7 +99,8 @@ func candidateTable(b *testing.B, results *rig.Results, candidates []rig.Candida
 	b.Helper()
 	table := page.Table{
 		Title: "What an order costs",
-		Note: "CPU time in microseconds for each order, by process, beside the rate. “load” is the benchmark: the buyers, " +
+		Note: "CPU time in microseconds for each order, by process, beside the rate. “load” is the benchmark: " +
+			"the buyers, " +
 			"or, where there is no ingress and no worker, the client that makes the calls.",
 		Head: append([]string{"", "orders/s"}, rig.Roles...),
 	}

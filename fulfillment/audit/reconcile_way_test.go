@@ -205,7 +205,9 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 		testshop.RowsOf(t, s.Pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
 	again, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
-	for _, field := range []string{stream.FieldUUID, stream.FieldMetadata, order.MetaReservedAt, order.MetaSequence, order.MetaKey} {
+	for _, field := range []string{
+		stream.FieldUUID, stream.FieldMetadata, order.MetaReservedAt, order.MetaSequence, order.MetaKey,
+	} {
 		require.Equal(t, entries[0].Values[field], again[0].Values[field], field)
 	}
 	length := s.Rdb.XLen(t.Context(), key).Val()

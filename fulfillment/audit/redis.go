@@ -125,7 +125,8 @@ func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 		for i, s := range page {
 			a := answers[i]
 			for _, err := range []error{a.listed.Err(), a.ended.Err(), a.flag.Err()} {
-				if err != nil && !errors.Is(err, redis.Nil) && !stream.IsWrongType(err) { // wrong types are reported as foreign keys
+				if err != nil && !errors.Is(err, redis.Nil) &&
+					!stream.IsWrongType(err) { // wrong types are reported as foreign keys
 					return fmt.Errorf("look up sale %s in Redis: %w", s.id, err)
 				}
 			}

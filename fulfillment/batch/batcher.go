@@ -150,7 +150,9 @@ func inSaleOrder(batch []*submission) []order.OrderReserved {
 
 // lockUsers takes the locks of the batch's users in one script. Messages of users locked by another
 // worker are deferred. If Redis refuses, the batch goes on without locks.
-func (b *Batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lock.Lease, ready, deferred []*submission) {
+func (b *Batcher) lockUsers(
+	ctx context.Context, batch []*submission,
+) (lease *lock.Lease, ready, deferred []*submission) {
 	keys := make([]string, 0, len(batch))
 	keyOf := make(map[string]string, len(batch))
 	for _, s := range batch {

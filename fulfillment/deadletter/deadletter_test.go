@@ -198,7 +198,9 @@ func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	require.Equal(t, deadletter.RejectedDiscarded, got.Reason)
 	letter := testwork.OnlyLetter(s, t, letters)
 	require.Equal(t, deadletter.DeadLetterDiscarded, letter.Status)
-	require.Equal(t, "the operator said so; order "+o.String()+" is rejected and its units are back in the sale", letter.Resolution)
+	require.Equal(
+		t, "the operator said so; order "+o.String()+" is rejected and its units are back in the sale", letter.Resolution,
+	)
 	report := testwork.Audit(s, t, sale)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 5, report.Sales[0].Available)
@@ -276,7 +278,10 @@ func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
 	s.Lose(t, sale)
 	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "rubbish"))
-	require.Equal(t, "rubbish; order "+o.String()+" is rejected and its sale is not in Redis", testwork.OnlyLetter(s, t, letters).Resolution)
+	require.Equal(
+		t, "rubbish; order "+o.String()+" is rejected and its sale is not in Redis",
+		testwork.OnlyLetter(s, t, letters).Resolution,
+	)
 	require.Equal(t, order.StatusRejected, testwork.OrderOfID(t, s.Pool, o).Status)
 }
 
@@ -363,7 +368,7 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 			require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "away with it"))
 			require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution,
-				"if it was accepted, `stampede reconcile` has it recorded from its reservation")
+				"if it was accepted, `stampede reconcile` records it from its reservation")
 			testwork.RequireMended(s, t, sale, "")
 			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 		})

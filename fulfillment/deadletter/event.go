@@ -95,7 +95,9 @@ func readOrder(payload []byte) (order.OrderReserved, error) {
 	if err := order.ValidateUser(p.UserID); err != nil {
 		return order.OrderReserved{}, fmt.Errorf("payload: %w", err)
 	}
-	return order.OrderReserved{OrderID: p.OrderID, SaleID: p.SaleID, UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch}, nil
+	return order.OrderReserved{
+		OrderID: p.OrderID, SaleID: p.SaleID, UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch,
+	}, nil
 }
 
 // reservedAtOf returns the time that the script added to the entry, or else the one in the entry's id.

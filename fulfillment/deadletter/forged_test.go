@@ -59,8 +59,11 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	streams := []string{s.Keys.Orders(0), "", "another stream"}
 	ids := make([]int64, len(forgedFields))
 	for i, fields := range forgedFields {
-		fields = replacing("$order", o.String())(replacing("$sale", sale.String())(replacing("$other", uuid.NewString())(fields)))
-		err := s.Pool.QueryRow(t.Context(), `INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries, replays, created_at, updated_at)
+		fields = replacing("$order", o.String())(
+			replacing("$sale", sale.String())(replacing("$other", uuid.NewString())(fields)),
+		)
+		err := s.Pool.QueryRow(t.Context(), `INSERT INTO dead_letters
+			(stream, entry_id, fields, reason, deliveries, replays, created_at, updated_at)
 			VALUES ($1, $2, $3, E'\x1b rubbish', -1, 2147483647, 'infinity', '-infinity') RETURNING id`,
 			streams[i%len(streams)], fmt.Sprint(entries[i%len(entries)],
 				map[bool]string{true: "", false: fmt.Sprint(i)}[i < len(entries)]), fields).Scan(&ids[i])

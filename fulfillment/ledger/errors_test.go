@@ -50,7 +50,10 @@ func TestFaultOf(t *testing.T) {
 		{"not null", state("23502"), BadData},
 		{"unique", state("23505"), BadData},
 		{"check", state("23514"), BadData},
-		{"a row that cannot be read", fmt.Errorf("record: %w", pgx.ScanArgError{Err: errors.New("cannot scan -Infinity")}), BadData},
+		{
+			"a row that cannot be read",
+			fmt.Errorf("record: %w", pgx.ScanArgError{Err: errors.New("cannot scan -Infinity")}), BadData,
+		},
 		{"undecodable", fmt.Errorf("message: %w", order.ErrUndecodable), BadData},
 		{"unknown sale", fmt.Errorf("%w: x", ErrUnknownSale), BadData},
 		{"contradiction", fmt.Errorf("%w: x", ErrContradiction), BadData},

@@ -33,7 +33,7 @@ func (h Heartbeat) Run(ctx context.Context) error {
 	for {
 		lasted, err := h.Send(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // a stop is no failure
 		}
 		sending.Note(err)
 		if lasted > 0 {

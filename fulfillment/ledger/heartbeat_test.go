@@ -246,8 +246,14 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status, "it was overdue before all of them")
-	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
+	require.Equal(
+		t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status, "it was overdue before all of them",
+	)
+	require.EqualValues(
+		t, 1, testshop.QueryInt(
+			t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)",
+		),
+	)
 
 	// Who comes between two of them is put off by the second one only.
 	between := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]

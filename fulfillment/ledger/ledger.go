@@ -134,7 +134,9 @@ func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *Column
 }
 
 // recordOn records events of any kind, in two round trips.
-func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *Columns, refusal *string) ([]string, map[uuid.UUID]order.Order, error) {
+func (l *Ledger) recordOn(
+	ctx context.Context, conn *pgxpool.Conn, c *Columns, refusal *string,
+) ([]string, map[uuid.UUID]order.Order, error) {
 	begin := &pgx.Batch{}
 	l.queueBegin(begin)
 	begin.Queue(sql.LedgerRecordOrders, append(c.Arguments(), refusal)...)

@@ -45,7 +45,9 @@ func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
 	pool := testkit.Pool(t)
 	ledger := New(pool)
 	sale := testshop.NewSale(t, pool, 10)
-	events := []order.OrderReserved{testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "alice", 2), testshop.Reserved(sale, "bob", 3)}
+	events := []order.OrderReserved{
+		testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "alice", 2), testshop.Reserved(sale, "bob", 3),
+	}
 	first, err := ledger.Record(t.Context(), events)
 	require.NoError(t, err)
 	require.Equal(t, order.StatusRejected, first[1].Status, "the later order of the same user")
@@ -211,7 +213,9 @@ func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
 	for w := range 4 {
 		wg.Go(func() {
 			for i := range 20 {
-				_, err := ledger.Record(context.Background(), []order.OrderReserved{testshop.Reserved(sale, fmt.Sprintf("user-%d-%d", w, i), 1)})
+				_, err := ledger.Record(
+					context.Background(), []order.OrderReserved{testshop.Reserved(sale, fmt.Sprintf("user-%d-%d", w, i), 1)},
+				)
 				if err != nil && FaultOf(err) != oversold {
 					t.Error(err)
 				}

@@ -19,7 +19,8 @@ import (
 
 func receiptOf(e order.OrderReserved) order.Receipt {
 	return order.Receipt{
-		OrderID: e.OrderID, SaleID: e.SaleID, User: e.UserID, Epoch: e.Epoch, Sequence: e.Sequence, Quantity: e.Quantity, ReservedAt: e.ReservedAt,
+		OrderID: e.OrderID, SaleID: e.SaleID, User: e.UserID, Epoch: e.Epoch, Sequence: e.Sequence,
+		Quantity: e.Quantity, ReservedAt: e.ReservedAt,
 	}
 }
 

@@ -58,7 +58,9 @@ func (l *Ledger) PendingReleases(ctx context.Context) (pending int, err error) {
 //
 // Entries are deleted after Redis has answered. After a crash another worker retries; lua/release.lua releases a
 // unit once, because it finds the reservation gone or replaced by another order.
-func (l *Ledger) ReleaseSome(ctx context.Context, store *reservation.Store, except []uuid.UUID) (sale uuid.UUID, released int, err error) {
+func (l *Ledger) ReleaseSome(
+	ctx context.Context, store *reservation.Store, except []uuid.UUID,
+) (sale uuid.UUID, released int, err error) {
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, sql.LedgerTakeReleases, except, SweepMax) // rows carry the error
 		releases, err := pgx.CollectRows(rows, pgx.RowToStructByName[reservation.Release])

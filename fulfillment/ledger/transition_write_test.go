@@ -100,7 +100,9 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 
 	outcomes, err := l.Record(t.Context(), []order.OrderReserved{event, testshop.Reserved(sale, "alice", 3)})
 	require.NoError(t, err)
-	require.Equal(t, ledger.Outcome{Event: event, Status: order.StatusCancelled}, outcomes[0], "a late delivery of its event")
+	require.Equal(
+		t, ledger.Outcome{Event: event, Status: order.StatusCancelled}, outcomes[0], "a late delivery of its event",
+	)
 	require.Equal(t, order.StatusConfirmed, outcomes[1].Status)
 	require.EqualValues(t, 2, testshop.SoldOf(t, pool, sale))
 }

@@ -52,13 +52,18 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 	}))
 	outcomes, err3 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_orders_total", Help: "Orders by outcome: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.",
+		Name: "stampede_orders_total",
+		Help: "Orders by outcome: confirmed, rejected, voided or expired; " +
+			"and deliveries that were duplicate (recorded before) or unusable.",
 	}, []string{"outcome"}))
 	failing, err4 := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release, unblock and rebuild in each worker) that fail and are retried; held: sales whose orders are blocked by a lock or a time limit.",
+		Name: "stampede_worker_failing",
+		Help: "Steps (record, lock and release in each partition; expire, release, unblock and rebuild in each worker) " +
+			"that fail and are retried; held: sales whose orders are blocked by a lock or a time limit.",
 	}, []string{"step"}))
 	locks, err5 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (deferred to a later batch), released, or lost before the batch was done.",
+		Name: "stampede_locks_total",
+		Help: "Locks of users: acquired, busy (deferred to a later batch), released, or lost before the batch was done.",
 	}, []string{"outcome"}))
 	releases, err6 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_releases_pending",
@@ -70,7 +75,9 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 			"silent.",
 	}))
 	aside, err8 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "stampede_orders_set_aside", Help: "Overdue orders that this worker cannot end because their records contradict each other. The log and the audit name them.",
+		Name: "stampede_orders_set_aside",
+		Help: "Overdue orders that this worker cannot end because their records contradict each other. " +
+			"The log and the audit name them.",
 	}))
 	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)

@@ -143,7 +143,9 @@ func (p *projector) cleanUp(ctx context.Context) {
 	defer cancel()
 	err := p.underLocks(ctx, "clear away", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) })
 	if err != nil {
-		p.log.Warn("an interrupted rebuild of the projections left tables behind; the next rebuild removes them", "error", err)
+		p.log.Warn(
+			"an interrupted rebuild of the projections left tables behind; the next rebuild removes them", "error", err,
+		)
 	}
 }
 
@@ -365,7 +367,9 @@ func texts(ctx context.Context, from pg.Querier, query string) ([]string, error)
 
 // RecountSales corrects the wrong counters of the sale, or of all if it is nil. It calls note for each correction,
 // unless note is nil. Correct sales are not locked.
-func RecountSales(ctx context.Context, on pg.Transactor, sale *uuid.UUID, note func(pgx.Tx, Recount) error) ([]Recount, error) {
+func RecountSales(
+	ctx context.Context, on pg.Transactor, sale *uuid.UUID, note func(pgx.Tx, Recount) error,
+) ([]Recount, error) {
 	type miscounted struct {
 		Sale         uuid.UUID
 		LastSequence int64

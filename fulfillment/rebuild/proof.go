@@ -106,7 +106,8 @@ func (w *witnesses) Note(outcomes []ledger.Outcome) {
 	for i := range outcomes {
 		out := &outcomes[i]
 		if out.Err != nil || out.Status != order.StatusConfirmed || !out.Fresh ||
-			i+1 < len(outcomes) && outcomes[i+1].Event.SaleID == out.Event.SaleID && outcomes[i+1].Fresh && outcomes[i+1].Status == out.Status {
+			i+1 < len(outcomes) && outcomes[i+1].Event.SaleID == out.Event.SaleID && outcomes[i+1].Fresh &&
+				outcomes[i+1].Status == out.Status {
 			continue // only the last one of a sale
 		}
 		e := &out.Event

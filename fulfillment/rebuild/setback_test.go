@@ -244,7 +244,11 @@ func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	provoke()
 	testkit.Eventually(t, 20*time.Second, "it is put off", func() bool { return log.Times(rebuild.RefusedAgain) == 1 })
 	require.EqualValues(t, 2, s.EpochOf(t, sale))
-	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'"))
+	require.NoError(
+		t, testshop.ExecSQL(
+			t, s, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'",
+		),
+	)
 	awaitRebuilt(s, t, registry, sale, 3)
 	require.Equal(t, 2.0, testwork.Rebuilds(t, registry))
 

@@ -100,7 +100,9 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 //
 // Redis 7.0 computes the lag from counters, which stay wrong once an undelivered entry was deleted:
 // for a stream with deletions they are ignored.
-func (b *Backlog) findLag(ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream) error {
+func (b *Backlog) findLag(
+	ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream,
+) error {
 	switch {
 	case !EntryAfter(s.LastGeneratedID, g.LastDeliveredID):
 		b.Lag = 0
@@ -170,7 +172,9 @@ type readBacklog struct {
 
 // NewBacklogCollector returns a collector for the group's backlog in these streams. The time-out
 // needs a client that honours contexts or has short time-outs of its own.
-func NewBacklogCollector(rdb redis.UniversalClient, group string, streams []string, timeout time.Duration, log *slog.Logger) *BacklogCollector {
+func NewBacklogCollector(
+	rdb redis.UniversalClient, group string, streams []string, timeout time.Duration, log *slog.Logger,
+) *BacklogCollector {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, []string{"stream"}, prometheus.Labels{"group": group})
 	}

@@ -81,7 +81,7 @@ func (t *Trimmer) Run(ctx context.Context) error {
 			}
 		}
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // a stop is no failure
 		}
 		outage.Note(errors.Join(failed...))
 	}

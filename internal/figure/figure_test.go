@@ -23,7 +23,8 @@ func TestCountSetsThousandsApart(t *testing.T) {
 func TestPrintableQuotesWhatATerminalWouldObey(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
-		"": "", "Zoë, “the” one": "Zoë, “the” one", "\x1b[2J": `"\x1b[2J"`, "a\nb": `"a\nb"`, "\u009b2J": `"\u009b2J"`,
+		"": "", "Zoë, “the” one": "Zoë, “the” one", "\x1b[2J": `"\x1b[2J"`,
+		"a\nb": `"a\nb"`, "\u009b2J": `"\u009b2J"`,
 		"\xff": `"\xff"`, "\x7f": `"\x7f"`, "a\x00": `"a\x00"`,
 	} {
 		require.Equal(t, want, figure.Printable(text))

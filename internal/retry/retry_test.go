@@ -29,7 +29,9 @@ func TestPauseEndsAfterTheTimeOrWhenDoneIsClosed(t *testing.T) {
 func TestDelayDoublesWithinBounds(t *testing.T) {
 	t.Parallel()
 	const first, longest = 100 * time.Millisecond, 5 * time.Second
-	for try, full := range map[int]time.Duration{1: first, 2: 2 * first, 3: 4 * first, 6: 32 * first, 7: longest, 40: longest, 1 << 40: longest} {
+	for try, full := range map[int]time.Duration{
+		1: first, 2: 2 * first, 3: 4 * first, 6: 32 * first, 7: longest, 40: longest, 1 << 40: longest,
+	} {
 		for range 100 {
 			delay := retry.Delay(try, first, longest)
 			require.LessOrEqual(t, delay, full, "try %d", try)

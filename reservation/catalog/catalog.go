@@ -34,7 +34,9 @@ var (
 	// ErrNotInForce is returned for a change that is stored in Postgres and could not be published
 	// to Redis. A worker will publish it. A retry is safe, except for a restock without an
 	// idempotency key, which would be a second one. It wraps ErrUnavailable.
-	ErrNotInForce = fmt.Errorf("the change is written down, and takes effect when Redis can be told: %w", reservation.ErrUnavailable)
+	ErrNotInForce = fmt.Errorf(
+		"the change is written down, and takes effect when Redis can be told: %w", reservation.ErrUnavailable,
+	)
 )
 
 // Catalog holds the definitions of sales. A change is made in Postgres and then published to Redis
@@ -58,7 +60,9 @@ func (c *Catalog) Create(ctx context.Context, t reservation.Terms) (CountedSale,
 
 // CreateOnce is Create with an idempotency key. A repeat of the request creates nothing and returns the sale as it was
 // created; with a key that was used for other terms the error is ErrIdempotencyKeyReused. Keys are those of all sales.
-func (c *Catalog) CreateOnce(ctx context.Context, t reservation.Terms, idempotencyKey string) (sale CountedSale, replayed bool, err error) {
+func (c *Catalog) CreateOnce(
+	ctx context.Context, t reservation.Terms, idempotencyKey string,
+) (sale CountedSale, replayed bool, err error) {
 	if err := t.Validate(); err != nil {
 		return CountedSale{}, false, err
 	}
@@ -149,7 +153,9 @@ func (c *Catalog) End(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	return c.setState(ctx, id, "end", eventEnded, reservation.StateEnded)
 }
 
-func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event string, to reservation.State) (CountedSale, error) {
+func (c *Catalog) setState(
+	ctx context.Context, id uuid.UUID, action, event string, to reservation.State,
+) (CountedSale, error) {
 	if _, err := c.change(ctx, id, action, "", func(_ context.Context, _ pgx.Tx, s reservation.Sale) (saleChange, error) {
 		switch {
 		case s.State == to:
@@ -178,7 +184,8 @@ type saleChange struct {
 // and returns it; 0 if next changes nothing. The error is a refusal, or wraps ErrUnavailable or
 // ErrChangeUnknown.
 func (c *Catalog) change(
-	ctx context.Context, id uuid.UUID, action, idempotencyKey string, next func(context.Context, pgx.Tx, reservation.Sale) (saleChange, error),
+	ctx context.Context, id uuid.UUID, action, idempotencyKey string,
+	next func(context.Context, pgx.Tx, reservation.Sale) (saleChange, error),
 ) (revision int64, err error) {
 	err = InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID)); err != nil {
@@ -200,7 +207,8 @@ func (c *Catalog) change(
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, reservation.ErrSaleNotFound
-	case errors.As(err, &illegal), errors.As(err, &invalid), errors.Is(err, ErrIdempotencyKeyReused), errors.Is(err, errLoweringOpen):
+	case errors.As(err, &illegal), errors.As(err, &invalid),
+		errors.Is(err, ErrIdempotencyKeyReused), errors.Is(err, errLoweringOpen):
 		return 0, err
 	case errors.Is(err, ErrChangeUnknown):
 		return 0, fmt.Errorf("%s sale=%s: %w", action, id, err)

@@ -12,8 +12,9 @@ import (
 
 func ownPayload() []byte {
 	return AppendReservedPayload(nil, OrderReserved{
-		OrderID: uuid.MustParse("0198c0de-0000-7000-8abc-def012345678"), SaleID: uuid.MustParse("0198c0de-ffff-7000-8000-000000000001"),
-		UserID: "auth0|5f7c8e", Quantity: 3, Epoch: 2, RequestedAt: time.UnixMilli(1_763_712_000_123),
+		OrderID: uuid.MustParse("0198c0de-0000-7000-8abc-def012345678"),
+		SaleID:  uuid.MustParse("0198c0de-ffff-7000-8000-000000000001"),
+		UserID:  "auth0|5f7c8e", Quantity: 3, Epoch: 2, RequestedAt: time.UnixMilli(1_763_712_000_123),
 	})
 }
 

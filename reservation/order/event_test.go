@@ -58,7 +58,11 @@ func TestEventWireFormat(t *testing.T) {
 	})
 	require.NoError(t, err)
 	values = s.Events(sale.ID)[1].Values
-	require.ElementsMatch(t, []string{"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence", "key"}, fieldNames(values))
+	require.ElementsMatch(
+		t, []string{
+			"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence", "key",
+		}, fieldNames(values),
+	)
 	require.Len(t, values["key"], 22, "a fingerprint")
 }
 
@@ -103,8 +107,9 @@ func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 	e, err := decode("OrderReserved", "1", good, "reserved_at_ms", "1700000000123", "sequence", "7")
 	require.NoError(t, err)
 	require.Equal(t, order.OrderReserved{
-		OrderID: uuid.MustParse("0190b4a2-0000-7000-8000-000000000001"), SaleID: uuid.MustParse("0190b4a2-0000-7000-8000-000000000002"),
-		UserID: "ann", Quantity: 1, Epoch: 1, Sequence: 7,
+		OrderID: uuid.MustParse("0190b4a2-0000-7000-8000-000000000001"),
+		SaleID:  uuid.MustParse("0190b4a2-0000-7000-8000-000000000002"),
+		UserID:  "ann", Quantity: 1, Epoch: 1, Sequence: 7,
 		RequestedAt: time.UnixMilli(1700000000000).UTC(), ReservedAt: time.UnixMilli(1700000000123).UTC(),
 	}, e)
 

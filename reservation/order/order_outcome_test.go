@@ -65,7 +65,9 @@ func TestOutcomesRoundTrip(t *testing.T) {
 		outcomes := rapid.SliceOf(rapid.Custom(func(r *rapid.T) order.OrderOutcome {
 			return order.OrderOutcome{
 				OrderID: uuid.UUID(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(r, "id")),
-				Status:  rapid.SampledFrom([]order.Status{order.StatusConfirmed, order.StatusRejected, order.StatusPaid}).Draw(r, "status"),
+				Status: rapid.SampledFrom(
+					[]order.Status{order.StatusConfirmed, order.StatusRejected, order.StatusPaid},
+				).Draw(r, "status"),
 				Version: rapid.IntRange(1, 3).Draw(r, "version"),
 			}
 		})).Draw(r, "outcomes")

@@ -13,7 +13,7 @@ const lineMax = 120
 
 var lineLength = &analysis.Analyzer{
 	Name: "linelength",
-	Doc:  "report lines of more than 120 characters, but for the tags of fields, which are one literal each",
+	Doc:  "report lines of more than 120 characters, but for the tags of fields and literals that are longer",
 	Run: func(pass *analysis.Pass) (any, error) {
 		for _, file := range pass.Files {
 			if ast.IsGenerated(file) {
@@ -28,6 +28,11 @@ var lineLength = &analysis.Analyzer{
 			ast.Inspect(file, func(n ast.Node) bool {
 				if field, ok := n.(*ast.Field); ok && field.Tag != nil {
 					tagged[in.Line(field.Tag.Pos())] = true
+				}
+				if text, ok := n.(*ast.BasicLit); ok && len(text.Value) > lineMax {
+					for line := in.Line(text.Pos()); line <= in.Line(text.End()); line++ {
+						tagged[line] = true
+					}
 				}
 				return true
 			})
