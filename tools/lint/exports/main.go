@@ -1,14 +1,12 @@
-// Command exports names what a module exports and only the package itself uses: exported means used from outside.
-// Its arguments are the folders of the modules that use each other, and -except names packages for other modules.
+// Command exports names what a package exports and no other uses: exported means used from outside. The external tests
+// of a package are outside, and so is a signature: a type that callers see there, in a field or as the type of a
+// constant belongs to what they use. Its arguments are the folders of the modules that use each other.
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
-	"go/ast"
 	"go/types"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -33,13 +31,20 @@ func main() {
 	}
 }
 
+// names are what packages export and use.
+type names struct {
+	exported map[string]types.Object
+	where    map[string]string
+	used     map[string]bool
+	toWalk   []types.Object
+}
+
 // unusedExports returns a line for each exported name that no other package uses, in the order of the files.
 func unusedExports(folders, except []string) ([]string, error) {
-	exported := map[string]string{} // where each name is declared
-	used := map[string]bool{}
+	n := names{exported: map[string]types.Object{}, where: map[string]string{}, used: map[string]bool{}}
 	for _, folder := range folders {
 		loaded, err := packages.Load(&packages.Config{
-			Mode: packages.NeedName | packages.NeedModule | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo |
+			Mode: packages.NeedName | packages.NeedSyntax | packages.NeedTypes | packages.NeedTypesInfo |
 				packages.NeedImports | packages.NeedDeps,
 			Dir: folder, Tests: true,
 		}, "./...")
@@ -48,47 +53,111 @@ func unusedExports(folders, except []string) ([]string, error) {
 		}
 		for _, p := range loaded {
 			if len(p.Errors) > 0 {
-				return nil, errors.Join(fmt.Errorf("load %s", p.ID), p.Errors[0])
+				return nil, fmt.Errorf("load %s: %w", p.ID, p.Errors[0])
 			}
-			if p.Name != "main" && p.ID == p.PkgPath && !strings.HasSuffix(p.Name, "_test") &&
-				!slices.Contains(except, p.PkgPath) {
-				addExported(exported, p)
+			if p.Name != "main" && p.ID == p.PkgPath && !slices.Contains(except, p.PkgPath) {
+				n.addExported(p)
 			}
-			addUsed(used, p)
+			for _, object := range p.TypesInfo.Uses {
+				if object.Pkg() != nil && object.Pkg().Path() != p.PkgPath {
+					n.use(object)
+				}
+			}
 		}
 	}
-	for name := range used {
-		delete(exported, name)
+	for len(n.toWalk) > 0 {
+		object := n.toWalk[0]
+		n.toWalk = n.toWalk[1:]
+		n.walk(object)
 	}
 	var lines []string
-	for _, name := range slices.Sorted(maps.Keys(exported)) {
-		lines = append(lines, fmt.Sprintf("%s: %s is exported, and only its own package uses it", exported[name], name))
+	for name := range n.exported {
+		if !n.used[name] {
+			lines = append(lines, fmt.Sprintf("%s: %s is exported, and only its own package uses it", n.where[name], name))
+		}
 	}
 	slices.Sort(lines)
 	return lines, nil
 }
 
-func addExported(exported map[string]string, p *packages.Package) {
+func (n *names) addExported(p *packages.Package) {
 	for _, object := range p.TypesInfo.Defs {
-		if object != nil && object.Exported() && nameOf(object) != "" {
-			exported[nameOf(object)] = p.Fset.Position(object.Pos()).String()
+		if object == nil {
+			continue
+		}
+		if name := nameOf(object); name != "" {
+			n.exported[name], n.where[name] = object, p.Fset.Position(object.Pos()).String()
 		}
 	}
 }
 
-// addUsed adds what the package uses of others. Its external tests are a part of it.
-func addUsed(used map[string]bool, p *packages.Package) {
-	own := strings.TrimSuffix(p.PkgPath, "_test")
-	for _, object := range p.TypesInfo.Uses {
-		if object.Pkg() != nil && object.Pkg().Path() != own {
-			used[nameOf(object)] = true
+// use marks a name as used, and those that belong to it.
+func (n *names) use(object types.Object) {
+	name := nameOf(object)
+	if name == "" || n.used[name] {
+		return
+	}
+	n.used[name] = true
+	n.toWalk = append(n.toWalk, object)
+}
+
+// walk uses the types that callers get to see with an object, and the constants of a type.
+func (n *names) walk(object types.Object) {
+	named, isNamed := object.Type().(*types.Named)
+	if _, isType := object.(*types.TypeName); !isType || !isNamed {
+		n.walkType(object.Type())
+		return
+	}
+	n.walkType(named.Underlying())
+	for method := range named.Methods() {
+		if method.Exported() {
+			n.walkType(method.Type())
+		}
+	}
+	for _, other := range n.exported {
+		if _, isConst := other.(*types.Const); isConst && types.TypeString(other.Type(), nil) == types.TypeString(named, nil) {
+			n.use(other)
 		}
 	}
 }
 
-// nameOf is the name of an object of a package, the same in all its variants; "" for a local one, a field and a method.
+func (n *names) walkType(t types.Type) {
+	switch t := t.(type) {
+	case *types.Named:
+		n.use(t.Obj())
+		for argument := range t.TypeArgs().Types() {
+			n.walkType(argument)
+		}
+	case *types.Alias:
+		n.use(t.Obj())
+	case *types.Struct:
+		for field := range t.Fields() {
+			if field.Exported() {
+				n.walkType(field.Type())
+			}
+		}
+	case *types.Interface:
+		for method := range t.Methods() {
+			n.walkType(method.Type())
+		}
+	case *types.Signature:
+		n.walkType(t.Params())
+		n.walkType(t.Results())
+	case *types.Tuple:
+		for variable := range t.Variables() {
+			n.walkType(variable.Type())
+		}
+	case *types.Map:
+		n.walkType(t.Key())
+		n.walkType(t.Elem())
+	case interface{ Elem() types.Type }: // pointers, slices, arrays, channels
+		n.walkType(t.Elem())
+	}
+}
+
+// nameOf is the name of an exported object of a package, the same in all variants of the package; "" for any other.
 func nameOf(object types.Object) string {
-	if object.Pkg() == nil || object.Parent() != object.Pkg().Scope() || !ast.IsExported(object.Name()) {
+	if object.Pkg() == nil || !object.Exported() || object.Parent() != object.Pkg().Scope() {
 		return ""
 	}
 	return object.Pkg().Path() + "." + object.Name()
