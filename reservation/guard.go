@@ -50,7 +50,7 @@ func (g Guard) Run(ctx context.Context) error {
 		err := g.compare(ctx, doubts)
 		missing = g.nameRights(ctx, missing)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // it is to end
 		}
 		if err != nil && !failing {
 			g.Logger.Warn("cannot compare the Redis servers with those that Postgres names", "error", err)

@@ -34,7 +34,7 @@ func (h Heartbeat) Run(ctx context.Context) error {
 	for {
 		lasted, err := h.Send(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // it is to end
 		}
 		sending.Note(err)
 		if lasted > 0 {

@@ -81,7 +81,7 @@ func (t *Trimmer) Run(ctx context.Context) error {
 			}
 		}
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // it is to end
 		}
 		outage.Note(errors.Join(failed...))
 	}
