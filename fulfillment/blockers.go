@@ -37,7 +37,8 @@ const (
 // locked; Postgres itself does not end a session in the middle of a batch. Nothing is lost with such a session,
 // because everything may happen twice: what it did not commit is delivered again.
 func (w *Worker) endBlockers(ctx context.Context) {
-	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepUnblock, "look for database sessions that hold up others")
+	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepUnblock,
+		"look for database sessions that hold up others")
 	found := blockers{Pool: w.config.Pool, Log: w.config.Logger, Seen: make(map[blockerKey]*blockerSeen)}
 	for pause.For(blockersInterval, ctx.Done()) {
 		ended, err := found.Look(ctx)
@@ -69,8 +70,8 @@ type blockers struct {
 	Seen map[blockerKey]*blockerSeen
 }
 
-// blockerSeen is when a session was seen. silent is when it was first seen to wait for its client: it has not heard from
-// it since, or its key would be another one.
+// blockerSeen is when a session was seen. silent is when it was first seen to wait for its client:
+// it has not heard from it since, or its key would be another one.
 type blockerSeen struct {
 	First, last, Silent time.Time
 	named               bool

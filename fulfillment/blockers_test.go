@@ -41,7 +41,8 @@ func TestCommitsContinueAfterWorkerFreezesInBatch(t *testing.T) {
 		t.Fatal("the victim does not come to its batch")
 	}
 	victim.Freeze()
-	testkit.Eventually(t, testshop.Soon, "its session waits for the rest of the batch", func() bool { return s.Count(t, waitingForItsClient) == 1 })
+	testkit.Eventually(t, testshop.Soon, "its session waits for the rest of the batch",
+		func() bool { return s.Count(t, waitingForItsClient) == 1 })
 
 	s.Crowd(t, sale, 50)
 	config := testwork.Config(s, t)
@@ -81,7 +82,8 @@ func TestCommitsContinueAfterIngressFreezesInChange(t *testing.T) {
 		require.NoError(t, err)
 		t.Fatal("the cancellation was not cut off")
 	}
-	testkit.Eventually(t, testshop.Soon, "its session waits for the rest", func() bool { return s.Count(t, waitingForItsClient) == 1 })
+	testkit.Eventually(t, testshop.Soon, "its session waits for the rest",
+		func() bool { return s.Count(t, waitingForItsClient) == 1 })
 	s.Buy(t, sale, "ann")
 	testwork.Work(t, testwork.Config(s, t))
 	testkit.Eventually(t, vanishedWithin, "the other order of the sale is committed", func() bool {
@@ -100,7 +102,10 @@ func TestOnlySilentBlockerIsTerminated(t *testing.T) {
 	sale := s.Open(t, 100)
 	s.Crowd(t, sale, 1)
 	log := &testshop.CountingLog{}
-	found := fulfillment.Blockers{Pool: s.Pool, Log: slog.New(log), Seen: make(map[fulfillment.BlockerKey]*fulfillment.BlockerSeen)}
+	found := fulfillment.Blockers{
+		Pool: s.Pool, Log: slog.New(log),
+		Seen: make(map[fulfillment.BlockerKey]*fulfillment.BlockerSeen),
+	}
 	look := func() int {
 		t.Helper()
 		ended, err := found.Look(t.Context())

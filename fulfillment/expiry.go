@@ -24,7 +24,8 @@ func (w *Worker) sweepOrders(ctx context.Context) {
 // expireOrders ends overdue orders until ctx ends.
 func (w *Worker) expireOrders(ctx context.Context) {
 	e := ledger.NewExpirer(w.ledger, w.config.Logger)
-	expiring := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepExpire, "expire orders that were not paid in time")
+	expiring := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepExpire,
+		"expire orders that were not paid in time")
 	for w.nextSweep(ctx) {
 		expired, err := ledger.SweepSales(ctx, e.Some)
 		if expired > 0 {

@@ -42,7 +42,8 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 	config, log, registry := testwork.Config(s, t), &testshop.CountingLog{}, prometheus.NewRegistry()
 	config.Logger, config.Registerer = slog.New(log), registry
 	stop := testwork.Work(t, config)
-	testkit.Eventually(t, testshop.Soon, "all others have expired", func() bool { return s.Count(t, testshop.ExpiredOrders) == 48 })
+	testkit.Eventually(t, testshop.Soon, "all others have expired",
+		func() bool { return s.Count(t, testshop.ExpiredOrders) == 48 })
 	testkit.Eventually(t, testshop.Soon, "the metrics count the two", func() bool {
 		return testshop.ValueOf(t, registry, "stampede_orders_set_aside", "") == 2
 	})

@@ -45,8 +45,10 @@ func TestWorkersReleaseUnpaidAndCancelledUnits(t *testing.T) {
 	require.NoError(t, err)
 	testwork.EndWindow(t, s.Pool, orders["cid"], orders["dan"])
 	testkit.Eventually(t, 10*time.Second, "three units are for sale again", func() bool { return s.Left(t, sale) == 3 })
-	testkit.Eventually(t, 10*time.Second, "nothing waits to be given back", func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"}, testshop.History(t, s.Pool, orders["cid"]))
+	testkit.Eventually(t, 10*time.Second, "nothing waits to be given back",
+		func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderExpired"},
+		testshop.History(t, s.Pool, orders["cid"]))
 	require.Equal(t, order.Order{
 		ID: orders["cid"], SaleID: sale, UserID: "cid", Quantity: 1, Status: order.StatusExpired, Version: 3,
 		ReservedAt: testwork.OrderOfID(t, s.Pool, orders["cid"]).ReservedAt,
@@ -198,9 +200,11 @@ func TestReleasesRetryUntilRedisAnswers(t *testing.T) {
 		return s.Count(t, testshop.ExpiredOrders) == 1 && failing() == 1
 	})
 	require.EqualValues(t, 2, s.Count(t, testshop.PendingReleases))
-	testkit.Eventually(t, 30*time.Second, "the worker counts them", func() bool { return gaugeOf(t, registry, "stampede_releases_pending") == 2 })
+	testkit.Eventually(t, 30*time.Second, "the worker counts them",
+		func() bool { return gaugeOf(t, registry, "stampede_releases_pending") == 2 })
 	require.NoError(t, server.Restart(t.Context()))
-	testkit.Eventually(t, 30*time.Second, "the units are back", func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
+	testkit.Eventually(t, 30*time.Second, "the units are back",
+		func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
 	// A rebuild forgets them first, and opens the sale with their units then.
 	testkit.Eventually(t, 30*time.Second, "and for sale", func() bool { return s.Left(t, sale) == 10 })
 	testkit.Eventually(t, 30*time.Second, "the worker says so", func() bool {

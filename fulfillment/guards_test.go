@@ -34,22 +34,27 @@ func run(s *testshop.Shop, t testing.TB, statements ...string) {
 	}
 }
 
-// A sale whose Redis is lost while Postgres lacks any constraint or unique index comes back: at once, or when that is put
-// back which the error names, with the SQL that does so.
+// A sale whose Redis is lost while Postgres lacks any constraint or unique index comes back: at
+// once, or when that is put back which the error names, with the SQL that does so.
 func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 40)
 	s.Crowd(t, sale, 3)
 	testwork.Fulfil(s.Shop, t)
-	guards := testshop.RowsOf(t, s.Pool, `SELECT conname::text FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'c', 'f') AND conrelid::regclass::text NOT IN ('goose_db_version', 'sales')
-		UNION ALL SELECT 'sales_not_oversold' UNION ALL SELECT 'orders_one_live_per_user' UNION ALL SELECT 'sale_events_idempotency'`)
+	guards := testshop.RowsOf(t, s.Pool,
+		`SELECT conname::text FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND contype IN ('p', 'u', 'c',
+			'f') AND conrelid::regclass::text NOT IN ('goose_db_version', 'sales')
+		UNION ALL SELECT 'sales_not_oversold' UNION ALL SELECT 'orders_one_live_per_user' UNION ALL SELECT
+		'sale_events_idempotency'`)
 	require.Greater(t, len(guards), 15)
 	refused := 0
 	for _, guard := range guards {
 		t.Log(guard)
-		run(s.Shop, t, `DO $$ DECLARE t regclass := (SELECT conrelid::regclass FROM pg_constraint WHERE conname = '`+guard+`'); BEGIN
-			IF t IS NULL THEN DROP INDEX IF EXISTS `+guard+`; ELSE EXECUTE format('ALTER TABLE %s DROP CONSTRAINT `+guard+`', t); END IF; END $$`)
+		run(s.Shop, t, `DO $$ DECLARE t regclass := (SELECT conrelid::regclass FROM pg_constraint WHERE conname = '`+guard+
+			`'); BEGIN
+			IF t IS NULL THEN DROP INDEX IF EXISTS `+guard+`; ELSE EXECUTE format('ALTER TABLE %s DROP CONSTRAINT `+guard+
+			`', t); END IF; END $$`)
 		missing, mend := missingGuard(s.Shop, t)
 		require.Equal(t, guard, missing.Name)
 

@@ -163,7 +163,8 @@ func (r *modelRun) request(ctx context.Context, request reservation.Request) uui
 		require.NoError(r.T, err)
 		return answer.Verdict != reservation.SoldOut || r.stock == r.taken() || want == reservation.SoldOut
 	})
-	if answer.Verdict == reservation.SoldOut && r.stock == r.taken() && order == uuid.Nil && want != reservation.KeyReused {
+	if answer.Verdict == reservation.SoldOut && r.stock == r.taken() && order == uuid.Nil &&
+		want != reservation.KeyReused {
 		want = reservation.SoldOut // it is remembered, and then nothing else is looked at
 	}
 	require.Equal(r.T, want, answer.Verdict)
@@ -346,12 +347,17 @@ type modelRow struct {
 // compare waits until nothing is under way and holds both servers against the model.
 func (r *modelRun) compare(ctx context.Context) {
 	r.eventually("everything rests", func() bool { return r.rests(ctx) })
-	rows, _ := r.Pool.Query(ctx, "SELECT id, user_id, status, coalesce(payment_reference, ''), quantity, version FROM orders WHERE sale_id = $1", r.sale)
+	rows, _ := r.Pool.Query(ctx,
+		"SELECT id, user_id, status, coalesce(payment_reference, ''), quantity, version FROM orders WHERE sale_id = $1",
+		r.sale)
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByPos[modelRow])
 	require.NoError(r.T, err)
 	orders := map[uuid.UUID]modelOrder{}
 	for _, row := range found {
-		orders[row.ID] = modelOrder{row.User, r.orders[row.ID].key, row.Reference, row.Quantity, order.Status(row.Status), row.Version}
+		orders[row.ID] = modelOrder{
+			row.User, r.orders[row.ID].key, row.Reference, row.Quantity, order.Status(row.Status),
+			row.Version,
+		}
 	}
 	require.Equal(r.T, r.orders, orders)
 
@@ -368,8 +374,12 @@ func (r *modelRun) compare(ctx context.Context) {
 	counted, err := r.Catalog.Show(ctx, r.sale)
 	require.NoError(r.T, err)
 	require.Equal(r.T, r.state, counted.State)
-	require.Equal(r.T, []int64{r.stock, r.stock - r.taken(), r.units(order.StatusConfirmed), r.units(order.StatusPaid), r.taken()},
-		[]int64{counted.Stock, counted.Available, counted.Held, counted.Sold, counted.Sale.Sold}, "stock, available, held, sold, and live units")
+	require.Equal(r.T, []int64{
+		r.stock, r.stock - r.taken(), r.units(order.StatusConfirmed), r.units(order.StatusPaid),
+		r.taken(),
+	},
+		[]int64{counted.Stock, counted.Available, counted.Held, counted.Sold, counted.Sale.Sold},
+		"stock, available, held, sold, and live units")
 }
 
 // rests is true when every accepted order is in Postgres, nothing overdue is left, and Redis has been told everything.

@@ -48,7 +48,8 @@ func TestWorkerDetectsAddedPartitions(t *testing.T) {
 		return s.Rdb.HGet(t.Context(), wide.Sale(partition, sale), "left").Val() == "1"
 	})
 	require.Equal(t, 1, log.Times("sales have more partitions: reading their streams as well"))
-	require.Equal(t, float64(1), testshop.ValueOf(t, registry, "stampede_stream_reachable", wide.Orders(partition)), "the backlog is measured")
+	require.Equal(t, float64(1), testshop.ValueOf(t, registry, "stampede_stream_reachable", wide.Orders(partition)),
+		"the backlog is measured")
 	testkit.Eventually(t, 10*time.Second, "handled entries are trimmed", func() bool {
 		return s.Rdb.XLen(t.Context(), wide.Orders(partition)).Val() <= 100 &&
 			testshop.ValueOf(t, registry, "stampede_entries_trimmed_total", wide.Orders(partition)) > 0

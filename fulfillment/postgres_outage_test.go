@@ -34,7 +34,10 @@ func TestSaleSurvivesMinuteWithoutPostgres(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	s := testshop.NewShop(t, pool)
-	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{Name: "test", Stock: 5000, PerOrderLimit: 1, PaymentWindow: window})
+	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
+		Name: "test", Stock: 5000, PerOrderLimit: 1,
+		PaymentWindow: window,
+	})
 	require.NoError(t, err)
 	ctx, stopHeartbeats := context.WithCancel(context.Background())
 	var heartbeats sync.WaitGroup

@@ -46,7 +46,8 @@ func redisBytes(t testing.TB, rdb *redis.Client) int64 {
 func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 	t.Parallel()
 	const orders, atOnce, most = 100_000, 512, 150
-	s := testshop.NewShopOn(t, testkit.Pool(t), testkit.OwnRedis(t).URL, reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 1})
+	s := testshop.NewShopOn(t, testkit.Pool(t), testkit.OwnRedis(t).URL,
+		reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 1})
 	sale, key := s.Open(t, orders), s.Keys.Orders(0)
 	s.Buy(t, sale, "first") // with it Redis has the scripts
 	before := redisBytes(t, s.Rdb)

@@ -64,7 +64,8 @@ func TestReleaseWaitsUntilRedisHasSale(t *testing.T) {
 		_, err = testwork.GiveBack(s, t.Context())
 		require.NoError(t, err)
 	}
-	require.Greater(t, s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases"), before+5, "it is asked less and less often")
+	require.Greater(t, s.Count(t, "SELECT extract(epoch FROM min(again_at) - now())::bigint FROM releases"), before+5,
+		"it is asked less and less often")
 
 	bringBack()
 	waitNoLonger(s, t)
@@ -163,14 +164,18 @@ func TestHangingRedisDoesNotDelayExpiry(t *testing.T) {
 		require.NoError(t, err)
 		defer func() { _ = tx.Rollback(context.Background()) }()
 		var free int
-		require.NoError(t, tx.QueryRow(t.Context(), "SELECT count(*) FROM (SELECT FROM releases FOR UPDATE SKIP LOCKED) AS free").Scan(&free))
+		require.NoError(t, tx.QueryRow(t.Context(),
+			"SELECT count(*) FROM (SELECT FROM releases FOR UPDATE SKIP LOCKED) AS free").Scan(&free))
 		return free < 6
 	})
 	testwork.EndWindow(t, s.Pool, order)
-	testkit.Eventually(t, 20*time.Second, "the order expires", func() bool { return s.Count(t, testshop.ExpiredOrders) == 1 })
-	require.Zero(t, testshop.ValueOf(t, registry, "stampede_worker_failing", "release"), "the releases' turn is not over yet")
+	testkit.Eventually(t, 20*time.Second, "the order expires",
+		func() bool { return s.Count(t, testshop.ExpiredOrders) == 1 })
+	require.Zero(t, testshop.ValueOf(t, registry, "stampede_worker_failing", "release"),
+		"the releases' turn is not over yet")
 	server.Thaw()
-	testkit.Eventually(t, 30*time.Second, "all units are back", func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
+	testkit.Eventually(t, 30*time.Second, "all units are back",
+		func() bool { return s.Count(t, testshop.PendingReleases) == 0 })
 	stop()
 }
 
@@ -198,7 +203,8 @@ func TestPendingReleasesAreCounted(t *testing.T) {
 	pending, err := l.PendingReleases(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, ledger.ReleasesCounted-1, pending)
-	_, err = s.Pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2")
+	_, err = s.Pool.Exec(t.Context(),
+		"INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2")
 	require.NoError(t, err)
 	pending, err = l.PendingReleases(t.Context())
 	require.NoError(t, err)

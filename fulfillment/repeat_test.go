@@ -38,7 +38,8 @@ func (h *lostAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
 		args := cmd.Args()
-		if err == nil && cmd.Name() == "evalsha" && len(args) > 5 && args[5] == h.orders && h.lost.CompareAndSwap(false, true) {
+		if err == nil && cmd.Name() == "evalsha" && len(args) > 5 && args[5] == h.orders &&
+			h.lost.CompareAndSwap(false, true) {
 			<-h.goOn
 			err = &net.OpError{Op: "read", Err: errors.New("reset")}
 			cmd.SetErr(err)
@@ -93,7 +94,8 @@ func TestRetryOfEndedReservationHoldsNothing(t *testing.T) {
 			defer goOn()
 			s.Rdb.AddHook(hook)
 			// All tries together have as long as the order takes to end.
-			ingress := reservation.NewStore(s.Rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t), CallTimeout: time.Minute})
+			ingress := reservation.NewStore(s.Rdb, s.Keys,
+				reservation.StoreOptions{Logger: testkit.Logger(t), CallTimeout: time.Minute})
 			t.Cleanup(ingress.Close)
 			var again reservation.Answer
 			reserved := make(chan error, 1)

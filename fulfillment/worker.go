@@ -129,7 +129,8 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 		return nil, err
 	}
 	rebuilder, err := rebuild.New(rebuild.Config{
-		Pool: config.Pool, Redis: config.Control, Keys: config.Keys, Store: config.Store, Logger: config.Logger, Registerer: config.Registerer,
+		Pool: config.Pool, Redis: config.Control, Keys: config.Keys, Store: config.Store, Logger: config.Logger,
+		Registerer: config.Registerer,
 	})
 	if err != nil {
 		return nil, err
@@ -174,8 +175,9 @@ func newWorkerSubscriber(config *WorkerConfig) (*stream.Subscriber, error) {
 	letters := deadletter.NewStore(config.Pool, config.Control, config.Store)
 	subscriber, err := stream.NewSubscriber(stream.Config{
 		Client: config.Blocking, Control: config.Control, Group: reservation.Group, Consumer: config.Consumer,
-		BatchMax: config.BatchMax, MinIdle: config.MinIdle, MaxDeliveries: config.MaxDeliveries, DrainTimeout: config.DrainTimeout,
-		DeadLetter: letters.Park, Logger: config.Logger, Registerer: config.Registerer,
+		BatchMax: config.BatchMax, MinIdle: config.MinIdle, MaxDeliveries: config.MaxDeliveries,
+		DrainTimeout: config.DrainTimeout,
+		DeadLetter:   letters.Park, Logger: config.Logger, Registerer: config.Registerer,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("worker config: %w", err)
@@ -201,7 +203,8 @@ func (w *Worker) Run(ctx context.Context) error {
 		if err != nil || ctx.Err() != nil {
 			return err
 		}
-		w.config.Logger.Info("sales have more partitions: reading their streams as well", "partitions", needed, "before", partitions)
+		w.config.Logger.Info("sales have more partitions: reading their streams as well", "partitions", needed, "before",
+			partitions)
 		partitions = needed
 	}
 }
@@ -271,7 +274,8 @@ func (w *Worker) fulfil(ctx context.Context, subscriber *stream.Subscriber, stre
 		// The subscriber drains by itself; only a handler that hangs would make the Router wait longer.
 		message.RouterConfig{CloseTimeout: w.config.DrainTimeout + 5*time.Second},
 		// The Router tells every step of its life; what it has to say in earnest are errors.
-		untraced{watermill.NewSlogLoggerWithLevelMapping(w.config.Logger, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug})},
+		untraced{watermill.NewSlogLoggerWithLevelMapping(w.config.Logger,
+			map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug})},
 	)
 	if err != nil {
 		return fmt.Errorf("make the router: %w", err)

@@ -21,7 +21,8 @@ const (
 // guard looks again and again whether Redis still has what Postgres says that it must have, in partitions
 // 0 to n-1, and has it made anew where it has not, until ctx ends. All workers do it; one of them rebuilds.
 func (w *Worker) guard(ctx context.Context, rebuilder *rebuild.Rebuilder, partitions int) {
-	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRebuild, "make sure that Redis has what was sold")
+	looking := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepRebuild,
+		"make sure that Redis has what was sold")
 	var endedDue time.Time
 	for failed := 0; ; {
 		withEnded := !time.Now().Before(endedDue)
@@ -36,7 +37,8 @@ func (w *Worker) guard(ctx context.Context, rebuilder *rebuild.Rebuilder, partit
 		if failed++; !tried || err == nil {
 			failed = 0
 		}
-		if !pause.For(retry.RetryDelay(1+failed, w.config.GuardInterval, max(guardDelayMax, w.config.GuardInterval)), ctx.Done()) {
+		if !pause.For(retry.RetryDelay(1+failed, w.config.GuardInterval, max(guardDelayMax, w.config.GuardInterval)),
+			ctx.Done()) {
 			return
 		}
 	}

@@ -95,10 +95,12 @@ func TestGuardFinishesInterruptedVerification(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	server, err := s.Store.Inspect(t.Context(), 0)
 	require.NoError(t, err)
-	require.NoError(t, testshop.ExecSQL(t, s, "INSERT INTO redis_servers VALUES (0, $1, $2)", server.RunID, server.ReplicationID))
+	require.NoError(t, testshop.ExecSQL(t, s, "INSERT INTO redis_servers VALUES (0, $1, $2)", server.RunID,
+		server.ReplicationID))
 	registry, _ := testwork.Guarded(s, t)
 	var sale uuid.UUID
-	testkit.Eventually(t, 20*time.Second, "the server is verified", func() bool { return testwork.Rebuilds(t, registry) == 1 })
+	testkit.Eventually(t, 20*time.Second, "the server is verified",
+		func() bool { return testwork.Rebuilds(t, registry) == 1 })
 	sale = s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	s.AwaitConfirmed(t, 1)
@@ -113,7 +115,11 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 		lose   func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error
 		all    bool // of the sales are made anew
 	}{
-		"everything": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
+		"everything": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop,
+			_ uuid.UUID,
+		) error {
+			return s.Rdb.FlushAll(t.Context()).Err()
+		}, true},
 		"its process": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
 			s.Server.Kill()
 			return s.Server.Restart(t.Context())
@@ -121,25 +127,34 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 		"its process, in order": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
 			return s.Server.Restart(t.Context())
 		}, true},
-		"the trust of an ingress": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error { return s.Store.Distrust(t.Context(), 0) }, true},
+		"the trust of an ingress": {
+			rebuild.RebuildServer,
+			func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error { return s.Store.Distrust(t.Context(), 0) }, true,
+		},
 		"the note of its server": {rebuild.RebuildUnverified, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
 			return testshop.ExecSQL(t, s.Shop, "DELETE FROM redis_servers")
 		}, true},
 		"a sale": {rebuild.RebuildLost, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale)).Err()
 		}, false},
-		"a sale, in whose place is something else": {rebuild.RebuildUnfinished, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
-			return s.Rdb.Set(t.Context(), s.Keys.Sale(0, sale), "nonsense", 0).Err()
-		}, false},
+		"a sale, in whose place is something else": {
+			rebuild.RebuildUnfinished,
+			func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
+				return s.Rdb.Set(t.Context(), s.Keys.Sale(0, sale), "nonsense", 0).Err()
+			}, false,
+		},
 		"an epoch": {rebuild.RebuildUnfinished, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return testshop.ExecSQL(t, s.Shop, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 		}, false},
 		"places": {rebuild.RebuildSetBack, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", 2, "left", 8).Err()
 		}, false},
-		"a place that cannot be read": {rebuild.RebuildSetBack, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
-			return s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", "x").Err()
-		}, false},
+		"a place that cannot be read": {
+			rebuild.RebuildSetBack,
+			func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
+				return s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", "x").Err()
+			}, false,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

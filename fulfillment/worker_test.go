@@ -53,7 +53,8 @@ func TestWorkerFulfillsEveryReservation(t *testing.T) {
 	require.EqualValues(t, 300, testshop.ValueOf(t, registry, "stampede_locks_total", "released"))
 	require.Zero(t, testshop.ValueOf(t, registry, "stampede_locks_total", "lost"))
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
-# HELP stampede_orders_total Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.
+# HELP stampede_orders_total Orders by what came of them: confirmed, rejected, voided or expired; and deliveries `+
+		`that were duplicate (recorded before) or unusable.
 # TYPE stampede_orders_total counter
 stampede_orders_total{outcome="confirmed"} 300
 stampede_orders_total{outcome="duplicate"} 0
@@ -241,7 +242,8 @@ func TestWorkerRejectsOrdersBeyondStockInSaleOrder(t *testing.T) {
 	testwork.AwaitRest(s, t)
 	require.EqualValues(t, 37, testshop.SoldOf(t, s.Pool, sale))
 	require.EqualValues(t, 37, s.Count(t, testshop.ConfirmedOrders+" AND sequence <= 37"), "first come, first served")
-	require.EqualValues(t, 63, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out' AND version = 2"))
+	require.EqualValues(t, 63,
+		s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out' AND version = 2"))
 	require.Equal(t, "63", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val())
 	require.EqualValues(t, 37, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val())
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))

@@ -14,7 +14,9 @@ import (
 // It returns for each event whether it was appended, which needs a readable reservation that is in
 // force. The fields that the script writes come from the reservation. After an error some events
 // may be appended. Errors wrap ErrUnavailable.
-func (s *Store) AppendReserved(ctx context.Context, partition int, sale uuid.UUID, events []order.OrderReserved) ([]bool, error) {
+func (s *Store) AppendReserved(ctx context.Context, partition int, sale uuid.UUID,
+	events []order.OrderReserved,
+) ([]bool, error) {
 	appended := make([]bool, 0, len(events))
 	for len(events) > 0 {
 		n := min(len(events), s.O.BatchMax)

@@ -19,7 +19,8 @@ func TestAppendAddsOnlyReservationsInForce(t *testing.T) {
 	t.Cleanup(store.Close)
 	sale := uuid.New()
 	held := order.OrderReserved{OrderID: order.NewOrderID(sale), SaleID: sale, UserID: "ann", Quantity: 1, Epoch: 1}
-	require.NoError(t, rdb.HSet(t.Context(), keys.Buyers(0, sale), "ann", reservation.CompactID(held.OrderID)+" 1 7 1a0c2d3e4f5@1").Err())
+	require.NoError(t, rdb.HSet(t.Context(), keys.Buyers(0, sale), "ann",
+		reservation.CompactID(held.OrderID)+" 1 7 1a0c2d3e4f5@1").Err())
 	former := held
 	former.OrderID = order.NewOrderID(sale)
 	nobodys := held

@@ -53,7 +53,8 @@ func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	sale := operator.Sale(10)
 	acl := func(rules ...any) {
 		t.Helper()
-		require.NoError(t, operator.Rdb.Do(t.Context(), append([]any{"ACL", "SETUSER", "ingress", "on", "nopass", "~*", "&*", "+@all"}, rules...)...).Err())
+		require.NoError(t, operator.Rdb.Do(t.Context(),
+			append([]any{"ACL", "SETUSER", "ingress", "on", "nopass", "~*", "&*", "+@all"}, rules...)...).Err())
 	}
 	acl()
 	o := *operator.Rdb.Options()

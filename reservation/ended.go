@@ -20,7 +20,10 @@ import (
 
 // endingLetters are the ends that a retried request is answered with. Voided is not among them:
 // such an order was lost with Redis, so the same request buys again.
-var endingLetters = map[order.Status]string{order.StatusCancelled: "c", order.StatusExpired: "e", order.StatusRejected: "r"}
+var endingLetters = map[order.Status]string{
+	order.StatusCancelled: "c", order.StatusExpired: "e",
+	order.StatusRejected: "r",
+}
 
 // EndedOrder is an ended order, with what identifies its request.
 type EndedOrder struct {

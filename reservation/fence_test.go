@@ -122,7 +122,10 @@ func crowd(s *testsale.Shop, sale uuid.UUID) (stop func()) {
 		go func() {
 			defer func() { done <- struct{}{} }()
 			for n := 0; ctx.Err() == nil; n++ {
-				a, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("crowd-%d-%d", buyer, n), Quantity: 1})
+				a, err := s.Reserve(s.T.Context(), reservation.Request{
+					Sale: sale, User: fmt.Sprintf("crowd-%d-%d", buyer, n),
+					Quantity: 1,
+				})
 				if err != nil {
 					refused.Add(1)
 				} else if a.Verdict != reservation.Reserved {
@@ -134,7 +137,8 @@ func crowd(s *testsale.Shop, sale uuid.UUID) (stop func()) {
 	return func() {
 		s.T.Helper()
 		before := refused.Load()
-		testkit.Eventually(s.T, 20*time.Second, "the crowd is refused", func() bool { return refused.Load() > before+20*buyers })
+		testkit.Eventually(s.T, 20*time.Second, "the crowd is refused",
+			func() bool { return refused.Load() > before+20*buyers })
 		cancel()
 		for range buyers {
 			<-done
@@ -243,7 +247,11 @@ func rebuild(s *testsale.Shop, sale reservation.Sale, epoch int64, holders ...re
 	}
 	sale.Epoch = epoch
 	sale.Revision++
-	require.NoError(s.T, s.OpenRebuilt(ctx, reservation.Rebuilt{Sale: sale, Left: left, Sequence: closed.Sequence, Holders: int64(len(holders)), Token: testsale.Token}))
+	require.NoError(s.T,
+		s.OpenRebuilt(ctx, reservation.Rebuilt{
+			Sale: sale, Left: left, Sequence: closed.Sequence,
+			Holders: int64(len(holders)), Token: testsale.Token,
+		}))
 }
 
 // TestReturningServerIsUnverified: the script is still loaded there, and the record that it
@@ -338,10 +346,19 @@ func TestHarmlessEventsKeepServerVerified(t *testing.T) {
 			(&house{t: t}).follow(replica, rdb)
 			after, err := rdb.InfoMap(t.Context(), "replication").Result()
 			require.NoError(t, err)
-			require.NotEqual(t, before["Replication"]["master_replid"], after["Replication"]["master_replid"], "else this shows nothing")
+			require.NotEqual(t, before["Replication"]["master_replid"], after["Replication"]["master_replid"],
+				"else this shows nothing")
 		},
-		"the scripts are flushed":    func(t *testing.T, rdb *redis.Client) { require.NoError(t, rdb.ScriptFlush(t.Context()).Err()) },
-		"the connections are killed": func(t *testing.T, rdb *redis.Client) { rdb.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal") },
+		"the scripts are flushed": func(t *testing.T,
+			rdb *redis.Client,
+		) {
+			require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
+		},
+		"the connections are killed": func(t *testing.T,
+			rdb *redis.Client,
+		) {
+			rdb.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal")
+		},
 		"another database is flushed": func(t *testing.T, rdb *redis.Client) {
 			conn := rdb.EphemeralConn()
 			defer func() { require.NoError(t, conn.Close()) }()

@@ -27,7 +27,8 @@ const compactIDChars = 22
 // compactID is strict so that an id has one form only: scripts compare ids as text.
 var compactID = base64.RawURLEncoding.Strict()
 
-// CompactID is the order's id as the scripts take it and Redis keeps it: its 16 bytes in base64url (RFC 4648), without padding.
+// CompactID is the order's id as the scripts take it and Redis keeps it: its 16 bytes in base64url
+// (RFC 4648), without padding.
 func CompactID(order uuid.UUID) string {
 	var text [compactIDChars]byte
 	compactID.Encode(text[:], order[:])

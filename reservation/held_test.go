@@ -41,7 +41,8 @@ func TestParseReservation(t *testing.T) {
 	const id = "AaH9eHpfdXukBQzkOOCaFQ"
 	const key = "abcdefghijklmnopqrstuQ"
 	want := order.Reservation{
-		OrderID: uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15"), Quantity: 3, Sequence: 17, ReservedAt: time.UnixMilli(0x1a0c2d3e4f5).UTC(),
+		OrderID: uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15"), Quantity: 3, Sequence: 17,
+		ReservedAt: time.UnixMilli(0x1a0c2d3e4f5).UTC(),
 	}
 	for text, epoch := range map[string]int64{
 		id + " 3 17 1a0c2d3e4f5": 0, id + " 3 17 1a0c2d3e4f5@2": 2,
@@ -53,12 +54,17 @@ func TestParseReservation(t *testing.T) {
 		require.Equal(t, want, got)
 	}
 	for _, text := range []string{
-		"", "rubbish", id, id + " 3 17", id + " 3 17 ", id + " 3 17 1a0c2d3e4f5 ", " " + id + " 3 17 1a0c2d3e4f5", id + "  3 17 1a0c2d3e4f5",
-		id[1:] + " 3 17 1a0c2d3e4f5", id + " -3 17 1a0c2d3e4f5", id + " +3 17 1a0c2d3e4f5", id + " 3 1f 1a0c2d3e4f5", id + " 3 17 0x1a0c2d3e4f5",
+		"", "rubbish", id, id + " 3 17", id + " 3 17 ", id + " 3 17 1a0c2d3e4f5 ", " " + id + " 3 17 1a0c2d3e4f5",
+		id + "  3 17 1a0c2d3e4f5",
+		id[1:] + " 3 17 1a0c2d3e4f5", id + " -3 17 1a0c2d3e4f5", id + " +3 17 1a0c2d3e4f5", id + " 3 1f 1a0c2d3e4f5",
+		id + " 3 17 0x1a0c2d3e4f5",
 		id + " 3 17 -1", id + " 3 17 8000000000000000", id + " 9223372036854775808 17 1", id + " 3 17 1a0c2d3e4f5g",
-		id + " 3 17 1a0c2d3e4f5:", id + " 3 17 1a0c2d3e4f5@", id + " 3 17 1a0c2d3e4f5:" + key[1:], id + " 3 17 1a0c2d3e4f5:" + key + "@",
-		id + " 3 17 1a0c2d3e4f5@1:" + key, id + " 3 17 1a0c2d3e4f5@1@2", id + " 3 17 1a0c2d3e4f5@-1", id + " 3 17 1a0c2d3e4f5@x",
-		id + " 3 17 1a0c2d3e4f5 - 1", "01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 -", "01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 " + key + " 1",
+		id + " 3 17 1a0c2d3e4f5:", id + " 3 17 1a0c2d3e4f5@", id + " 3 17 1a0c2d3e4f5:" + key[1:],
+		id + " 3 17 1a0c2d3e4f5:" + key + "@",
+		id + " 3 17 1a0c2d3e4f5@1:" + key, id + " 3 17 1a0c2d3e4f5@1@2", id + " 3 17 1a0c2d3e4f5@-1",
+		id + " 3 17 1a0c2d3e4f5@x",
+		id + " 3 17 1a0c2d3e4f5 - 1", "01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 -",
+		"01a1fd78-7a5f-757b-a405-0ce438e09a15 3 17 1790000000000 " + key + " 1",
 	} {
 		_, err := reservation.ParseReservation(text)
 		require.Error(t, err, "%q", text)
@@ -74,7 +80,8 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		numbers := rapid.Int64Range(1, 1<<40)
 		holder := reservation.Holder{
-			User: "ann", KeyFingerprint: rapid.SampledFrom([]string{"", key}).Draw(r, "key"), Epoch: rapid.Int64Range(1, 9).Draw(r, "epoch"),
+			User: "ann", KeyFingerprint: rapid.SampledFrom([]string{"", key}).Draw(r, "key"),
+			Epoch: rapid.Int64Range(1, 9).Draw(r, "epoch"),
 			Reservation: order.Reservation{
 				OrderID: order.NewOrderID(sale.ID), Quantity: rapid.Int64Range(1, order.MaxPerOrder).Draw(r, "quantity"),
 				Sequence: numbers.Draw(r, "sequence"), ReservedAt: time.UnixMilli(numbers.Draw(r, "time")).UTC(),

@@ -39,8 +39,11 @@ func (a *afterLoss) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // What an earlier try has done, an answer from another life of the sale cannot tell.
 func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(ctx context.Context, rdb *redis.Client, keys reservation.Keys, sale uuid.UUID) error{
-		"in another epoch, without the order": func(ctx context.Context, rdb *redis.Client, keys reservation.Keys, sale uuid.UUID) error {
+	for name, change := range map[string]func(ctx context.Context, rdb *redis.Client, keys reservation.Keys,
+		sale uuid.UUID) error{
+		"in another epoch, without the order": func(ctx context.Context, rdb *redis.Client, keys reservation.Keys,
+			sale uuid.UUID,
+		) error {
 			if err := rdb.Del(ctx, keys.Buyers(0, sale)).Err(); err != nil {
 				return err
 			}
@@ -66,7 +69,10 @@ func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
 			rdb.AddHook(&afterLoss{do: func() { require.NoError(t, change(t.Context(), direct, s.Keys, sale.ID)) }})
 
 			proxy.Lose(1)
-			answer, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1, IdempotencyKey: "k"})
+			answer, err := s.Reserve(t.Context(), reservation.Request{
+				Sale: sale.ID, User: "ann", Quantity: 1,
+				IdempotencyKey: "k",
+			})
 			proxy.RequireLost(t)
 			require.Len(t, s.Events(sale.ID), 2, "the order of the first try is in the stream")
 			require.ErrorIs(t, err, reservation.ErrOutcomeUnknown, "%+v", answer)

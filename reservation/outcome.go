@@ -40,12 +40,13 @@ const (
 )
 
 var (
-	// ErrOverloaded is returned when too many requests wait for Redis, or this one has waited for too long. Nothing was reserved.
+	// ErrOverloaded is returned when too many requests wait for Redis, or this one has waited for too
+	// long. Nothing was reserved.
 	ErrOverloaded = errors.New("too many reservations are waiting")
 	// ErrUnavailable is returned when Redis could not be asked, or refused to work. Nothing was reserved.
 	ErrUnavailable = errors.New("the sale cannot be reached")
-	// ErrReservationDamaged is returned when what Redis has stored of the buyer cannot be read. Nothing was reserved, and trying
-	// again does not help until the sale is rebuilt.
+	// ErrReservationDamaged is returned when what Redis has stored of the buyer cannot be read.
+	// Nothing was reserved, and trying again does not help until the sale is rebuilt.
 	ErrReservationDamaged = errors.New("what is stored of the buyer is damaged")
 	// ErrOutcomeUnknown is returned when the request may have reached Redis and no answer came back
 	// in all tries, or the caller gave up after it was sent. The buyer may hold a reservation: the

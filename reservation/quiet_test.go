@@ -57,9 +57,11 @@ func TestSoldOutMemoryKeepsKeysOfEndedOrders(t *testing.T) {
 	made, err := s.Reserve(t.Context(), request)
 	require.NoError(t, err)
 	o := made.Reservation.OrderID
-	_, err = s.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: o, UserID: "ann", Quantity: 1, Status: order.StatusExpired}})
+	_, err = s.Release(t.Context(),
+		[]reservation.Release{{SaleID: sale, OrderID: o, UserID: "ann", Quantity: 1, Status: order.StatusExpired}})
 	require.NoError(t, err)
-	testkit.Eventually(t, 10*time.Second, "the unit is sold again", func() bool { return s.Buy(sale, "bob").Verdict == reservation.Reserved })
+	testkit.Eventually(t, 10*time.Second, "the unit is sold again",
+		func() bool { return s.Buy(sale, "bob").Verdict == reservation.Reserved })
 	for _, ingress := range []*testsale.Shop{s, s.Next(s.Rdb)} {
 		ingress.RememberSoldOut(sale)
 		again, err := ingress.Reserve(t.Context(), request)

@@ -30,7 +30,8 @@ func UnixMilli(t time.Time) int64 {
 var (
 	// ErrSaleNotClosed is returned by OpenRebuilt for a sale that is not closed for this rebuild: another one
 	// has closed or opened it meanwhile, or Redis has lost it.
-	ErrSaleNotClosed = errors.New("the sale is not closed for this rebuild: another one has overtaken it, or Redis has lost the sale")
+	ErrSaleNotClosed = errors.New("the sale is not closed for this rebuild: another one has overtaken it, or Redis has " +
+		"lost the sale")
 	// ErrHoldersMissing is returned by OpenRebuilt if the number of staged buyers or ended orders
 	// is wrong.
 	ErrHoldersMissing = errors.New("the number of staged buyers or ended orders is wrong")
@@ -65,7 +66,9 @@ type Rebuilt struct {
 // CloseSale closes a sale for the rebuild with that token, whether or not Redis has it: no sales,
 // releases or changes happen until OpenRebuilt with the same token. The epoch is the one read from
 // Postgres before; only a later one can be opened.
-func (s *Store) CloseSale(ctx context.Context, sale uuid.UUID, partition int, token string, epoch int64) (ClosedSale, error) {
+func (s *Store) CloseSale(ctx context.Context, sale uuid.UUID, partition int, token string,
+	epoch int64,
+) (ClosedSale, error) {
 	known, err := lua.Close.Run(ctx, s.Rdb, []string{s.Keys.Sale(partition, sale)}, token, epoch).Slice()
 	var closed ClosedSale
 	if err == nil {
@@ -110,7 +113,9 @@ const (
 // StageBuyers stages buyers for an epoch that is not in force yet, separate from those of the last
 // one and of other rebuilds. It may be called many times, and with the same holders again. The
 // caller bounds their number.
-func (s *Store) StageBuyers(ctx context.Context, partition int, sale uuid.UUID, token string, epoch int64, holders []Holder) error {
+func (s *Store) StageBuyers(ctx context.Context, partition int, sale uuid.UUID, token string, epoch int64,
+	holders []Holder,
+) error {
 	if len(holders) == 0 {
 		return nil
 	}
@@ -124,7 +129,9 @@ func (s *Store) StageBuyers(ctx context.Context, partition int, sale uuid.UUID, 
 }
 
 // StageEnded is StageBuyers for orders that have ended.
-func (s *Store) StageEnded(ctx context.Context, partition int, sale uuid.UUID, token string, orders []EndedOrder) error {
+func (s *Store) StageEnded(ctx context.Context, partition int, sale uuid.UUID, token string,
+	orders []EndedOrder,
+) error {
 	if len(orders) == 0 {
 		return nil
 	}
@@ -166,7 +173,8 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	}
 	answer, err := lua.Rebuilt.Run(ctx, s.Rdb, keys,
 		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, sale.Stock, r.Left, r.Sequence, sale.PerOrderLimit,
-		UnixMilli(sale.OpensAt), UnixMilli(sale.ClosesAt), int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token, r.Ended).Text()
+		UnixMilli(sale.OpensAt), UnixMilli(sale.ClosesAt), int64(sale.PaymentWindow/time.Second), string(sale.State), r.Token,
+		r.Ended).Text()
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: open the rebuilt sale=%s: %w", ErrUnavailable, sale.ID, err)
@@ -175,6 +183,7 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	case answer == "not-closed":
 		return fmt.Errorf("open the rebuilt sale=%s: %w", sale.ID, ErrSaleNotClosed)
 	default:
-		return fmt.Errorf("open the rebuilt sale=%s: %w: %s, and not %d buyers and %d ended orders", sale.ID, ErrHoldersMissing, answer, r.Holders, r.Ended)
+		return fmt.Errorf("open the rebuilt sale=%s: %w: %s, and not %d buyers and %d ended orders", sale.ID,
+			ErrHoldersMissing, answer, r.Holders, r.Ended)
 	}
 }

@@ -40,13 +40,15 @@ func TestRetriesAfterRebuildReturnFirstAnswer(t *testing.T) {
 	for _, ingress := range []*testsale.Shop{s, s.Next(s.Rdb)} {
 		again, err := ingress.Reserve(t.Context(), request)
 		require.NoError(t, err)
-		require.Equal(t, reservation.Answer{Verdict: reservation.Replayed, Reservation: first.Reservation}, again, "the same key, the same order")
+		require.Equal(t, reservation.Answer{Verdict: reservation.Replayed, Reservation: first.Reservation}, again,
+			"the same key, the same order")
 		request.Quantity++
 		reused, err := ingress.Reserve(t.Context(), request)
 		require.NoError(t, err)
 		require.Equal(t, reservation.KeyReused, reused.Verdict)
 		request.Quantity--
-		require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: bob}, ingress.Buy(sale.ID, "bob"))
+		require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: bob},
+			ingress.Buy(sale.ID, "bob"))
 	}
 	found, err := s.FindReserved(t.Context(), bob.OrderID, "bob")
 	require.NoError(t, err)
@@ -55,7 +57,8 @@ func TestRetriesAfterRebuildReturnFirstAnswer(t *testing.T) {
 	require.ErrorIs(t, err, order.ErrOrderNotFound)
 
 	anew := s.Buy(sale.ID, "lost").Reservation
-	require.Equal(t, []int64{2, 4}, []int64{anew.Epoch, anew.Sequence}, "whose order was lost may buy again, behind all others")
+	require.Equal(t, []int64{2, 4}, []int64{anew.Epoch, anew.Sequence},
+		"whose order was lost may buy again, behind all others")
 	require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: anew}, s.Buy(sale.ID, "lost"))
 	require.Contains(t, s.Events(sale.ID)[3].Values["payload"], `"epoch":2`)
 }
@@ -134,7 +137,8 @@ func TestStageBuyersWritesInPieces(t *testing.T) {
 	holders := make([]reservation.Holder, buyers)
 	for i := range holders {
 		holders[i] = heldBy(fmt.Sprintf("user-%d", i), order.Reservation{
-			OrderID: order.NewOrderID(sale.ID), Quantity: 1, Sequence: int64(i + 1), ReservedAt: time.UnixMilli(1_000_000).UTC(), Epoch: 1,
+			OrderID: order.NewOrderID(sale.ID), Quantity: 1, Sequence: int64(i + 1), ReservedAt: time.UnixMilli(1_000_000).UTC(),
+			Epoch: 1,
 		})
 	}
 	hold := func(some []reservation.Holder) {
@@ -147,7 +151,10 @@ func TestStageBuyersWritesInPieces(t *testing.T) {
 	require.NoError(t, err)
 	require.Positive(t, ttl, "what nobody comes for goes by itself")
 
-	rebuilt := reservation.Rebuilt{Sale: sale.Sale, Left: 10_000 - buyers, Sequence: buyers, Holders: buyers, Token: testsale.Token}
+	rebuilt := reservation.Rebuilt{
+		Sale: sale.Sale, Left: 10_000 - buyers, Sequence: buyers, Holders: buyers,
+		Token: testsale.Token,
+	}
 	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
 	require.NoError(t, s.OpenRebuilt(t.Context(), rebuilt))
 	require.EqualValues(t, buyers, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale.ID)).Val())
@@ -218,7 +225,11 @@ func TestRedisBehindSeenSequenceIsDistrusted(t *testing.T) {
 func TestSoldOutMemoryEndsWithServerAndEpoch(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(s *testsale.Shop, sale reservation.Sale){
-		"the server is not known": func(s *testsale.Shop, _ reservation.Sale) { require.NoError(s.T, s.Distrust(s.T.Context(), 0)) },
+		"the server is not known": func(s *testsale.Shop,
+			_ reservation.Sale,
+		) {
+			require.NoError(s.T, s.Distrust(s.T.Context(), 0))
+		},
 		"it is made anew": func(s *testsale.Shop, sale reservation.Sale) {
 			rebuild(s, sale, 2)
 		},
@@ -229,7 +240,8 @@ func TestSoldOutMemoryEndsWithServerAndEpoch(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := testsale.NewShopOn(t, testsale.OwnClient(t, testkit.OwnRedis(t).URL), testkit.Keys(t), reservation.StoreOptions{})
+			s := testsale.NewShopOn(t, testsale.OwnClient(t, testkit.OwnRedis(t).URL), testkit.Keys(t),
+				reservation.StoreOptions{})
 			sale := s.Sale(1)
 			require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "ann").Verdict)
 			ingress := s.Next(s.Rdb)
@@ -296,7 +308,8 @@ func TestFirstUserVerifiesPartitionOnce(t *testing.T) {
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	var runID, replicationID string
-	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT run_id, replication_id FROM redis_servers WHERE partition = 0").Scan(&runID, &replicationID))
+	require.NoError(t, s.Pool.QueryRow(t.Context(),
+		"SELECT run_id, replication_id FROM redis_servers WHERE partition = 0").Scan(&runID, &replicationID))
 	require.Equal(t, []string{state.RunID, state.ReplicationID}, []string{runID, replicationID})
 
 	// One that has died between the row and the record leaves it to a worker: it may as well be that all is gone.

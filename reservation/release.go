@@ -69,7 +69,9 @@ func (s *Store) Release(ctx context.Context, releases []Release) ([]ReleaseResul
 }
 
 // releaseSome releases the orders of one sale with these indexes, and sets their results.
-func (s *Store) releaseSome(ctx context.Context, sale uuid.UUID, releases []Release, which []int, results []ReleaseResult) error {
+func (s *Store) releaseSome(ctx context.Context, sale uuid.UUID, releases []Release, which []int,
+	results []ReleaseResult,
+) error {
 	// The place is not cached: releases are rare, and the epoch must be current.
 	p, err := s.find(ctx, sale)
 	if errors.Is(err, ErrSaleNotFound) {
@@ -84,7 +86,8 @@ func (s *Store) releaseSome(ctx context.Context, sale uuid.UUID, releases []Rele
 	args = append(args, strconv.FormatInt(p.epoch, 10))
 	for _, i := range which {
 		r := &releases[i]
-		args = append(args, r.UserID, CompactID(r.OrderID), cmp.Or(r.KeyFingerprint, order.NoKey), ending(r.Quantity, r.Status))
+		args = append(args, r.UserID, CompactID(r.OrderID), cmp.Or(r.KeyFingerprint, order.NoKey),
+			ending(r.Quantity, r.Status))
 	}
 	keys := []string{s.Keys.Sale(p.partition, sale), s.Keys.Buyers(p.partition, sale), s.Keys.Ended(p.partition, sale)}
 	answers, err := lua.Release.Run(ctx, s.Rdb, keys, args...).StringSlice()

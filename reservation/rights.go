@@ -13,16 +13,21 @@ import (
 
 // sellingCommands are required to sell, in the form that lua/rights.lua takes.
 var sellingCommands = []string{
-	"HMGET key f", "HSET key f v", "HGET key f", "XADD key * f v", "TIME", "INFO", "HLEN key", "HSCAN key 0", "SMEMBERS key",
+	"HMGET key f", "HSET key f v", "HGET key f", "XADD key * f v", "TIME", "INFO", "HLEN key", "HSCAN key 0",
+	"SMEMBERS key",
 	"SCRIPT LOAD x", "SCRIPT FLUSH", "WATCH key", "UNWATCH", "MULTI", "EXEC", "PING",
 }
 
 // otherCommands are those of workers, locks and a rebuild.
 var otherCommands = []string{
-	"HDEL key f", "HEXISTS key f", "EXISTS key", "TYPE key", "DEL key", "UNLINK key", "RENAME key key", "RENAMENX key key", "PERSIST key", "EXPIRE key 1", "SADD key m",
-	"GET key", "SET key v", "COPY key key", "PEXPIRE key 1", "PTTL key", "PUBLISH redisson_lock__channel:x m", "PUBSUB NUMSUB redisson_lock__channel:x", "SUBSCRIBE redisson_lock__channel:x", "UNSUBSCRIBE redisson_lock__channel:x",
-	"XREAD STREAMS key 0", "XREADGROUP GROUP g c STREAMS key >", "XACK key g 1-0", "XCLAIM key g c 0 1-0", "XPENDING key g", "XTRIM key MINID 1",
-	"XLEN key", "XRANGE key - +", "XREVRANGE key + -", "XGROUP CREATE key g 0", "XGROUP DELCONSUMER key g c", "XINFO STREAM key", "XINFO GROUPS key", "XINFO CONSUMERS key g",
+	"HDEL key f", "HEXISTS key f", "EXISTS key", "TYPE key", "DEL key", "UNLINK key", "RENAME key key", "RENAMENX key key",
+	"PERSIST key", "EXPIRE key 1", "SADD key m",
+	"GET key", "SET key v", "COPY key key", "PEXPIRE key 1", "PTTL key", "PUBLISH redisson_lock__channel:x m",
+	"PUBSUB NUMSUB redisson_lock__channel:x", "SUBSCRIBE redisson_lock__channel:x", "UNSUBSCRIBE redisson_lock__channel:x",
+	"XREAD STREAMS key 0", "XREADGROUP GROUP g c STREAMS key >", "XACK key g 1-0", "XCLAIM key g c 0 1-0",
+	"XPENDING key g", "XTRIM key MINID 1",
+	"XLEN key", "XRANGE key - +", "XREVRANGE key + -", "XGROUP CREATE key g 0", "XGROUP DELCONSUMER key g c",
+	"XINFO STREAM key", "XINFO GROUPS key", "XINFO CONSUMERS key g",
 }
 
 // MissingRights returns the commands that Stampede needs and this Redis user may not run on keys

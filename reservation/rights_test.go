@@ -23,7 +23,8 @@ func limitedUser(t *testing.T, url string) (as *redis.Client, give func(rules ..
 	operator := testsale.OwnClient(t, url)
 	give = func(rules ...any) {
 		t.Helper()
-		require.NoError(t, operator.Do(t.Context(), append([]any{"ACL", "SETUSER", "limited", "reset", "on", "nopass", "~*", "&*", "+@all"}, rules...)...).Err())
+		require.NoError(t, operator.Do(t.Context(),
+			append([]any{"ACL", "SETUSER", "limited", "reset", "on", "nopass", "~*", "&*", "+@all"}, rules...)...).Err())
 	}
 	give()
 	o := *operator.Options()
@@ -43,7 +44,10 @@ func TestMissingPermissionsAreReported(t *testing.T) {
 		return names
 	}
 	require.Empty(t, missing())
-	for rule, name := range map[string]string{"-hset": "HSET", "-script|load": "SCRIPT LOAD", "-xgroup|create": "XGROUP CREATE", "-watch": "WATCH", "-subscribe": "SUBSCRIBE"} {
+	for rule, name := range map[string]string{
+		"-hset": "HSET", "-script|load": "SCRIPT LOAD",
+		"-xgroup|create": "XGROUP CREATE", "-watch": "WATCH", "-subscribe": "SUBSCRIBE",
+	} {
 		give(rule)
 		require.Equal(t, []string{name}, missing(), rule)
 	}
@@ -61,7 +65,8 @@ func TestMissingPermissionsAreReported(t *testing.T) {
 	for _, file := range files {
 		source, err := os.ReadFile(file)
 		require.NoError(t, err)
-		for _, m := range regexp.MustCompile(`(?:redis\.p?call|append)\('([A-Z]+)'`).FindAllStringSubmatch(string(source), -1) {
+		for _, m := range regexp.MustCompile(`(?:redis\.p?call|append)\('([A-Z]+)'`).FindAllStringSubmatch(string(source),
+			-1) {
 			require.Regexp(t, `\b`+m[1]+`\b`, all, file)
 		}
 	}

@@ -62,7 +62,10 @@ func (t Terms) Validate() error {
 	case t.Stock < 1 || t.Stock > order.MaxStock:
 		return &order.InvalidError{Field: "stock", Reason: fmt.Sprintf("must be a whole number from 1 to %d", order.MaxStock)}
 	case t.PerOrderLimit < 1 || t.PerOrderLimit > order.MaxPerOrder:
-		return &order.InvalidError{Field: "per_order_limit", Reason: fmt.Sprintf("must be a whole number from 1 to %d", order.MaxPerOrder)}
+		return &order.InvalidError{
+			Field:  "per_order_limit",
+			Reason: fmt.Sprintf("must be a whole number from 1 to %d", order.MaxPerOrder),
+		}
 	case !t.OpensAt.IsZero() && !representable(t.OpensAt):
 		return &order.InvalidError{Field: "opens_at", Reason: "must be between the years 1970 and 9999"}
 	case !t.ClosesAt.IsZero() && !representable(t.ClosesAt):
@@ -70,7 +73,10 @@ func (t Terms) Validate() error {
 	case !t.OpensAt.IsZero() && !t.ClosesAt.IsZero() && !t.OpensAt.Before(t.ClosesAt):
 		return &order.InvalidError{Field: "closes_at", Reason: "must be later than opens_at"}
 	case t.PaymentWindow < 0 || t.PaymentWindow > order.MaxPaymentWindow || t.PaymentWindow%time.Second != 0:
-		return &order.InvalidError{Field: "payment_window_seconds", Reason: fmt.Sprintf("must be a whole number from 0 to %d", int(order.MaxPaymentWindow/time.Second))}
+		return &order.InvalidError{
+			Field:  "payment_window_seconds",
+			Reason: fmt.Sprintf("must be a whole number from 0 to %d", int(order.MaxPaymentWindow/time.Second)),
+		}
 	}
 	return nil
 }

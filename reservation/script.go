@@ -18,7 +18,8 @@ import (
 
 // reserveMetadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}: the same bytes
 // for every event, so they are made once and not in the script, whose cmsgpack makes an array of an empty map.
-const reserveMetadata = "\x82\xa5event\xad" + string(order.EventReserved) + "\xadevent_version\xa1" + order.ReservedVersion
+const reserveMetadata = "\x82\xa5event\xad" + string(order.EventReserved) + "\xadevent_version\xa1" +
+	order.ReservedVersion
 
 // saleReply is the part of the reply of lua/reserve.lua that is about the sale.
 type saleReply struct {
@@ -44,8 +45,11 @@ type target struct {
 
 func newTarget(k Keys, sale uuid.UUID, p place) target {
 	return target{
-		place:    p,
-		keys:     [4]any{k.Sale(p.partition, sale), k.Buyers(p.partition, sale), k.Orders(p.partition), k.Ended(p.partition, sale)},
+		place: p,
+		keys: [4]any{
+			k.Sale(p.partition, sale), k.Buyers(p.partition, sale), k.Orders(p.partition),
+			k.Ended(p.partition, sale),
+		},
 		epoch:    strconv.FormatInt(p.epoch, 10),
 		seenText: "0",
 	}
@@ -69,7 +73,8 @@ const tries = 3
 // run asks the script about all calls and sets their answers. Its error is for all of them, and
 // wraps ErrUnavailable if certainly nothing was reserved, or ErrOutcomeUnknown.
 func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*call) (saleReply, error) {
-	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epoch, &t.seenText, reserveMetadata)
+	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epoch,
+		&t.seenText, reserveMetadata)
 	for _, c := range batch {
 		rs.args = append(rs.args, &c.request.User, &c.orderID, &c.key, &c.quantity, c.payload)
 	}
@@ -100,7 +105,9 @@ func (once) NoRetry() bool { return true }
 
 // callReserve sends the script's call until an answer comes back, at most tries times. With maybeDone an earlier try
 // had no answer, and may have been served.
-func (s *Store) callReserve(ctx context.Context, partition int, args []any) (answers []string, maybeDone bool, err error) {
+func (s *Store) callReserve(ctx context.Context, partition int,
+	args []any,
+) (answers []string, maybeDone bool, err error) {
 	for try := range tries {
 		if try > 0 && !pause.For(time.Duration(try)*20*time.Millisecond, ctx.Done()) {
 			break
@@ -166,7 +173,8 @@ func refusal(err error) (answered, passing bool) {
 // neverSent is true if no byte of the command can have left: there was no connection to send it on.
 func neverSent(err error) bool {
 	var op *net.OpError
-	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, redis.ErrClosed) ||
+	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
+		errors.Is(err, redis.ErrClosed) ||
 		errors.As(err, &op) && op.Op == "dial"
 }
 
@@ -174,7 +182,8 @@ func neverSent(err error) bool {
 func readAnswers(reply []string, batch []*call, epoch int64) (saleReply, error) {
 	const header = 3
 	if len(reply) != header+len(batch) {
-		return saleReply{}, fmt.Errorf("%w: the script gave %d values for %d requests", ErrOutcomeUnknown, len(reply), len(batch))
+		return saleReply{}, fmt.Errorf("%w: the script gave %d values for %d requests", ErrOutcomeUnknown, len(reply),
+			len(batch))
 	}
 	var numbers [header]int64
 	for i := range numbers {

@@ -17,7 +17,8 @@ import (
 var ErrServerChanged = errors.New("the Redis server was replaced, emptied or distrusted meanwhile")
 
 // ErrUnverifiedServer: this Redis may lack accepted orders. A worker rebuilds its stock.
-var ErrUnverifiedServer = fmt.Errorf("%w: the Redis server is not the one that is known to hold all of it", ErrUnavailable)
+var ErrUnverifiedServer = fmt.Errorf("%w: the Redis server is not the one that is known to hold all of it",
+	ErrUnavailable)
 
 // errSaleClosed: the stock of the sale is being rebuilt.
 var errSaleClosed = fmt.Errorf("%w: it is closed for a rebuild", ErrUnavailable)
@@ -57,7 +58,8 @@ const FirstUse = "-"
 // the one that DistrustFor left there. It returns ErrServerChanged, and changes nothing, if Redis
 // is another server by now, was emptied or was distrusted again.
 func (s *Store) MarkVerified(ctx context.Context, partition int, expected ServerState, token string) error {
-	answer, err := lua.Verify.Run(ctx, s.Rdb, []string{s.Keys.Server(partition)}, expected.RunID, expected.ReplicationID, token).Text()
+	answer, err := lua.Verify.Run(ctx, s.Rdb, []string{s.Keys.Server(partition)}, expected.RunID, expected.ReplicationID,
+		token).Text()
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: verify the server of partition %d: %w", ErrUnavailable, partition, err)
@@ -99,7 +101,9 @@ func (s *Store) distrust(ctx context.Context, p redis.Pipeliner, partition int, 
 
 // ask runs lua/look.lua. The optional second key is a sale's, whose epoch is returned: empty if the
 // sale is missing.
-func (s *Store) ask(ctx context.Context, on redis.Scripter, keys ...string) (state ServerState, epoch string, err error) {
+func (s *Store) ask(ctx context.Context, on redis.Scripter,
+	keys ...string,
+) (state ServerState, epoch string, err error) {
 	values, err := lua.Look.Run(ctx, on, keys).StringSlice()
 	if err != nil {
 		return ServerState{}, "", err

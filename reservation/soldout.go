@@ -67,7 +67,8 @@ func (q *queue) learnSoldOut(generation int64) {
 	started := q.store.goBackground(func() {
 		defer q.learning.Store(false)
 		if err := q.rememberSoldOut(q.store.ctx, generation); err != nil && q.store.ctx.Err() == nil {
-			q.store.O.Logger.Warn("cannot remember that a sale is sold out: its losers go on asking Redis", "sale", q.sale, "error", err)
+			q.store.O.Logger.Warn("cannot remember that a sale is sold out: its losers go on asking Redis", "sale", q.sale,
+				"error", err)
 			pause.For(soldOutRetry, q.store.ctx.Done())
 		}
 	})

@@ -40,7 +40,8 @@ func TestReserveReturnsEveryVerdict(t *testing.T) {
 
 	again, err := s.Reserve(ctx, request)
 	require.NoError(t, err)
-	require.Equal(t, reservation.Answer{Verdict: reservation.Replayed, Reservation: first.Reservation}, again, "the first answer again")
+	require.Equal(t, reservation.Answer{Verdict: reservation.Replayed, Reservation: first.Reservation}, again,
+		"the first answer again")
 
 	other := request
 	other.Quantity = 1
@@ -155,7 +156,8 @@ func TestConcurrentRequestsShareCalls(t *testing.T) {
 		wg.Go(func() { s.Buy(sale.ID, fmt.Sprintf("u%d", i)) })
 	}
 	wg.Wait()
-	// CLIENT PAUSE, at most a handful of calls, and the commands inside them: HMGET twice, TIME, HSET twice, and an XADD each.
+	// CLIENT PAUSE, at most a handful of calls, and the commands inside them: HMGET twice, TIME, HSET
+	// twice, and an XADD each.
 	const inside = 5
 	calls := (commandsServed(t, rdb) - before - 1 - 512) / (1 + inside)
 	require.Positive(t, calls)
@@ -187,7 +189,10 @@ func TestCancelBeforeSendReservesNothing(t *testing.T) {
 	giveUp()
 	require.ErrorIs(t, <-sent, reservation.ErrOutcomeUnknown, "it was on its way: nobody knows")
 
-	again, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "sent", Quantity: 1, IdempotencyKey: "k"})
+	again, err := s.Reserve(t.Context(), reservation.Request{
+		Sale: sale.ID, User: "sent", Quantity: 1,
+		IdempotencyKey: "k",
+	})
 	require.NoError(t, err)
 	require.Equal(t, reservation.Replayed, again.Verdict, "the same key finds out")
 	require.Equal(t, "8", s.Left(sale.ID), "the warm-up and the one that was sent; not the one that was queued")
@@ -210,7 +215,10 @@ func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 	awaitBlocked(t, rdb, "the first request is sent")
 	for i := range 20 {
 		crowd.Go(func() {
-			_, err := s.Reserve(context.Background(), reservation.Request{Sale: sale.ID, User: fmt.Sprintf("late-%d", i), Quantity: 1})
+			_, err := s.Reserve(context.Background(), reservation.Request{
+				Sale: sale.ID, User: fmt.Sprintf("late-%d", i),
+				Quantity: 1,
+			})
 			assert.ErrorIs(t, err, reservation.ErrOverloaded)
 		})
 	}
@@ -299,7 +307,8 @@ func TestClientRetriesReserveOnce(t *testing.T) {
 	keys := []string{s.Keys.Sale(0, sale.ID), s.Keys.Buyers(0, sale.ID), s.Keys.Orders(0), s.Keys.Ended(0, sale.ID)}
 	require.NoError(t, lua.Reserve.Load(t.Context(), rdb).Err())
 	proxy.Lose(3)
-	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "0", "\x80", "ann", uuid.NewString(), "-", "1", "{}").Slice()
+	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "0", "\x80", "ann", uuid.NewString(), "-", "1",
+		"{}").Slice()
 	require.NoError(t, err, "go-redis has tried four times in all")
 	proxy.RequireLost(t)
 	require.Contains(t, answers[3], "replayed ")
@@ -324,7 +333,8 @@ func TestReserveWithoutRedisIsUnavailable(t *testing.T) {
 
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale.ID, "ann").Verdict, "with appendfsync always a kill -9 loses nothing")
+	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale.ID, "ann").Verdict,
+		"with appendfsync always a kill -9 loses nothing")
 	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict)
 }
 

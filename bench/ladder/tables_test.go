@@ -139,8 +139,8 @@ func tellLatencies(b *testing.B, results *rig.Results, all []rung) {
 		Title: "How long a buyer waits",
 		Note: fmt.Sprintf("Open loop over %d connections: arrivals keep to their schedule, and the time counts from the "+
 			"moment at which the buyer was due. At half of what the design accepted in a closed loop of the same round, and "+
-			"at %d buyers a second for all; %d rounds of %v. A buyer who was due and never got a connection counts with the time "+
-			"waited so far.", openConnections, commonRate, b.N, turn(b)),
+			"at %d buyers a second for all; %d rounds of %v. A buyer who was due and never got a connection counts with the "+
+			"time waited so far.", openConnections, commonRate, b.N, turn(b)),
 		Head: []string{
 			"design", "half load: answers/s", "p50", "p99", "p99.9",
 			fmt.Sprintf("%d due/s: answers/s", commonRate), "p50", "p99", "p99.9",

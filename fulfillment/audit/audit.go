@@ -141,7 +141,8 @@ func (l *look) selectSales(ctx context.Context) error {
 	for _, s := range sales {
 		if s.partitions > reservation.MaxPartitions {
 			l.note("S7", Finding{Sale: &s.id, Remedy: remedyOperator, What: fmt.Sprintf(
-				"the sale lives among %d partitions as sales.partitions says, and there are never more than %d: nothing else of it is checked", s.partitions, reservation.MaxPartitions)})
+				"the sale lives among %d partitions as sales.partitions says, and there are never more than %d: nothing else of "+
+					"it is checked", s.partitions, reservation.MaxPartitions)})
 			continue
 		}
 		l.sales = append(l.sales, s)
@@ -169,7 +170,8 @@ func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) err
 		if err := l.fail(ctx, theSales, l.findLatest(ctx, tx)); err != nil {
 			return err
 		}
-		if err := l.fail(ctx, theSales, pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return l.loadEnded(ctx, tx) })); err != nil {
+		if err := l.fail(ctx, theSales, pgx.BeginFunc(ctx, tx,
+			func(tx pgx.Tx) error { return l.loadEnded(ctx, tx) })); err != nil {
 			return err
 		}
 		if _, err := tx.Conn().PgConn().Exec(ctx, sql.AuditBuyers).ReadAll(); err != nil {
@@ -258,7 +260,9 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 	}
 }
 
-func unrest(ctx context.Context, rdb redis.UniversalClient, streams []string) (findings []Finding, waiting int64, err error) {
+func unrest(ctx context.Context, rdb redis.UniversalClient,
+	streams []string,
+) (findings []Finding, waiting int64, err error) {
 	for _, key := range streams {
 		b, err := stream.ReadBacklog(ctx, rdb, key, reservation.Group)
 		if stream.IsWrongType(err) {
@@ -270,7 +274,8 @@ func unrest(ctx context.Context, rdb redis.UniversalClient, streams []string) (f
 		switch {
 		case !known:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
-				"nobody can tell how many entries of %s wait: some were deleted, and more than %s are unread; %d in hand", key, figure.Count(stream.LagCounted), b.Pending)})
+				"nobody can tell how many entries of %s wait: some were deleted, and more than %s are unread; %d in hand", key,
+				figure.Count(stream.LagCounted), b.Pending)})
 		case entries > 0:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
 				"%s in %s: %d unread, %d in hand", notDoneWith(entries), key, b.Lag, b.Pending)})
@@ -294,8 +299,9 @@ func (l *look) progress(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("look for changes: %w", err)
 	}
 	hash := fnv.New64a()
-	err := l.eachOfSales(ctx, []string{"epoch", "sequence", "generation", "left"}, func(_ auditedSale, fields []any, _ error) {
-		_, _ = fmt.Fprintln(hash, fields...) // returns no error
-	})
+	err := l.eachOfSales(ctx, []string{"epoch", "sequence", "generation", "left"},
+		func(_ auditedSale, fields []any, _ error) {
+			_, _ = fmt.Fprintln(hash, fields...) // returns no error
+		})
 	return fmt.Sprint(text, " ", hash.Sum64()), l.fail(ctx, theSales, err)
 }

@@ -40,7 +40,8 @@ func TestAuditOfCorrectSalePassesEveryPromise(t *testing.T) {
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.Equal(t, fmt.Sprintf(`S1  nothing is oversold                kept    1,202 units sold of 1,505
 S2  one live order per buyer and sale  kept    1,202 live orders, 0 rejected
-S3  every accepted order has an end    kept    1,202 buyers in Redis, 1,202 orders in Postgres, 0 entries waiting in 1 stream
+S3  every accepted order has an end    kept    1,202 buyers in Redis, 1,202 orders in Postgres, 0 entries waiting `+
+		`in 1 stream
 S4  stock = available + held + sold    kept    1,505 = 303 + 0 + 1,202; the events replayed come to 1,202 sold
       1,500 = 300 available + 0 held + 1,200 sold   sale %s test
       5 = 3 available + 0 held + 2 sold   sale %s test
@@ -97,7 +98,8 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	equation(10, 10, 30)
 	// Of one, Redis knows already: the worker that told it died before it could note so.
 	var first reservation.Release
-	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT sale_id, order_id, user_id FROM releases LIMIT 1").Scan(&first.SaleID, &first.OrderID, &first.UserID))
+	require.NoError(t, s.Pool.QueryRow(t.Context(),
+		"SELECT sale_id, order_id, user_id FROM releases LIMIT 1").Scan(&first.SaleID, &first.OrderID, &first.UserID))
 	_, err = s.Store.Release(t.Context(), []reservation.Release{first})
 	require.NoError(t, err)
 	equation(11, 9, 30)
@@ -155,18 +157,21 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		},
 		{
 			"a second live order of a user",
-			exec(`DROP INDEX orders_one_live_per_user; UPDATE orders SET user_id = 'user-8' WHERE id = $order; UPDATE order_events SET user_id = 'user-8' WHERE order_id = $order`),
+			exec(`DROP INDEX orders_one_live_per_user; UPDATE orders SET user_id = 'user-8' WHERE id = $order; UPDATE ` +
+				`order_events SET user_id = 'user-8' WHERE order_id = $order`),
 			"S2 S4 DB", "user user-8: the user has 2 live orders in the sale", "rebuild guard operator",
 		},
 		{
 			"an order lost with all its events", // and its unit counted nowhere
-			exec(`DELETE FROM order_events WHERE order_id = $order; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
+			exec(`DELETE FROM order_events WHERE order_id = $order; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold
+				= sold - 1 WHERE id = $sale`),
 			"S3", "order $order, user user-7: the order was accepted and is not in Postgres", "",
 		},
 		{
 			"an order lost in Postgres and Redis",
 			func(t testing.TB, s scene) {
-				exec(`DELETE FROM order_events WHERE order_id = $order; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold = sold - 1 WHERE id = $sale`)(t, s)
+				exec(`DELETE FROM order_events WHERE order_id = $order; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold
+					= sold - 1 WHERE id = $sale`)(t, s)
 				require.NoError(t, s.Rdb.HDel(t.Context(), buyersKey(s), "user-7").Err())
 				require.NoError(t, s.Rdb.HIncrBy(t.Context(), saleKey(s), "left", 1).Err())
 			},
@@ -181,21 +186,27 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		},
 		{
 			"an order without an end",
-			exec(`DELETE FROM order_events WHERE order_id = $order AND version = 2; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
+			exec(`DELETE FROM order_events WHERE order_id = $order AND version = 2; DELETE FROM orders WHERE id = $order; UPDATE
+				sales SET sold = sold - 1 WHERE id = $sale`),
 			"S3", "order $order, user user-7: the order has an OrderReserved event and no end", "operator",
 		},
 		{
 			"an entry in hand",
 			func(t testing.TB, s scene) {
 				s.Buy(t, s.sale, "late")
-				require.NoError(t, s.Rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "c", Streams: []string{s.Keys.Orders(0), ">"}, Block: -1}).Err())
+				require.NoError(t, s.Rdb.XReadGroup(t.Context(),
+					&redis.XReadGroupArgs{
+						Group: reservation.Group, Consumer: "c", Streams: []string{s.Keys.Orders(0), ">"},
+						Block: -1,
+					}).Err())
 			},
 			"S3", "1 entry is not done with in", "worker",
 		},
 		{
 			"a parked dead letter",
 			func(t testing.TB, s scene) {
-				err := deadletter.NewStore(s.Pool, s.Rdb, s.Store).Park(t.Context(), stream.Entry{Stream: s.Keys.Orders(0), ID: "1-1"}, fmt.Errorf("rubbish"))
+				err := deadletter.NewStore(s.Pool, s.Rdb, s.Store).Park(t.Context(),
+					stream.Entry{Stream: s.Keys.Orders(0), ID: "1-1"}, fmt.Errorf("rubbish"))
 				require.NoError(t, err)
 			},
 			"S3", "waits for a decision: rubbish", "dlq",
@@ -222,7 +233,9 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		},
 		{
 			"a rejected order whose unit is still taken",
-			exec(`UPDATE orders SET status = 'rejected', reason = 'sold-out' WHERE id = $order; UPDATE order_events SET type = 'OrderRejected', data = '{"reason": "sold-out"}' WHERE order_id = $order AND version = 2; UPDATE sales SET sold = sold - 1 WHERE id = $sale`),
+			exec(`UPDATE orders SET status = 'rejected', reason = 'sold-out' WHERE id = $order; UPDATE order_events SET type =
+				'OrderRejected', data = '{"reason": "sold-out"}' WHERE order_id = $order AND version = 2; UPDATE sales SET sold =
+				sold - 1 WHERE id = $sale`),
 			"S4", "order $order, user user-7: the order is rejected and its units are still taken in Redis", "",
 		},
 		{
@@ -238,11 +251,13 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		{
 			"a release of an order that is not there",
 			exec(`INSERT INTO releases VALUES ('01900000-0000-7000-8000-000000000000', $sale, 'ghost', 1)`),
-			"S4", "order 01900000-0000-7000-8000-000000000000, user ghost: the units are to come back, and the order is not there", "",
+			"S4",
+			"order 01900000-0000-7000-8000-000000000000, user ghost: the units are to come back, and the order is not there", "",
 		},
 		{
 			"a cancelled order that is counted as sold",
-			exec(cancelled + `; UPDATE sales SET sold = sold + 1 WHERE id = $sale; INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders WHERE id = $order`),
+			exec(cancelled + `; UPDATE sales SET sold = sold + 1 WHERE id = $sale; INSERT INTO releases SELECT id, sale_id, ` +
+				`user_id, quantity FROM orders WHERE id = $order`),
 			"S4", "sold is 30, the live orders hold 29 units, and the events come to 29", "",
 		},
 		{
@@ -276,8 +291,10 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		{
 			"a reservation of the year 10,000, of more units than anybody can count",
 			func(t testing.TB, s scene) {
-				require.NoError(t, s.Rdb.HSet(t.Context(), buyersKey(s), "user-7", reservation.CompactID(s.order)+" 1 7 7fffffffffffffff").Err())
-				require.NoError(t, s.Rdb.HSet(t.Context(), buyersKey(s), "ghost", reservation.CompactID(uuid.New())+" 9223372036854775807 8 1a0c2d3e4f5").Err())
+				require.NoError(t, s.Rdb.HSet(t.Context(), buyersKey(s), "user-7",
+					reservation.CompactID(s.order)+" 1 7 7fffffffffffffff").Err())
+				require.NoError(t, s.Rdb.HSet(t.Context(), buyersKey(s), "ghost",
+					reservation.CompactID(uuid.New())+" 9223372036854775807 8 1a0c2d3e4f5").Err())
 			},
 			"S4", `user ghost: the reservation in Redis is damaged: "`, "",
 		},
@@ -300,7 +317,8 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		},
 		{
 			"a live order without its Reserved event",
-			exec(`DELETE FROM order_events WHERE order_id = $order AND version = 1; UPDATE order_events SET version = 1 WHERE order_id = $order; UPDATE orders SET version = 1 WHERE id = $order`),
+			exec(`DELETE FROM order_events WHERE order_id = $order AND version = 1; UPDATE order_events SET version = 1 WHERE
+				order_id = $order; UPDATE orders SET version = 1 WHERE id = $order`),
 			"S3 S5", "order $order, user user-7: the order begins with OrderConfirmed", "operator",
 		},
 		{
@@ -341,9 +359,12 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		{
 			"another definition in Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
-				return s.Rdb.HSet(ctx, saleKey(s), "state", "paused", "opens_at_ms", 1, "closes_at_ms", 2, "per_order_limit", 3, "payment_window_s", 4, "revision", 5)
+				return s.Rdb.HSet(ctx, saleKey(s), "state", "paused", "opens_at_ms", 1, "closes_at_ms", 2, "per_order_limit", 3,
+					"payment_window_s", 4, "revision", 5)
 			}),
-			"S7", "state is paused and not open, opens_at_ms is 1 and not 0, closes_at_ms is 2 and not 0, per_order_limit is 3 and not 10, payment_window_s is 4 and not 0, revision is 5 and not 1", "",
+			"S7",
+			"state is paused and not open, opens_at_ms is 1 and not 0, closes_at_ms is 2 and not 0, per_order_limit is 3 and " +
+				"not 10, payment_window_s is 4 and not 0, revision is 5 and not 1", "",
 		},
 		{
 			"Redis set back",
@@ -374,7 +395,8 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 					s.order = out.Event.OrderID
 				}
 			}
-			require.False(t, testwork.Audit(s.Shop, t, uuid.Nil).Broken(), testwork.TextOf(t, testwork.Audit(s.Shop, t, uuid.Nil)))
+			require.False(t, testwork.Audit(s.Shop, t, uuid.Nil).Broken(),
+				testwork.TextOf(t, testwork.Audit(s.Shop, t, uuid.Nil)))
 			c.corrupt(t, s)
 			report := testwork.Audit(s.Shop, t, s.sale)
 			text := testwork.TextOf(t, report)
@@ -392,7 +414,10 @@ func TestAuditWaitsUntilSaleIsAtRest(t *testing.T) {
 	s.Crowd(t, sale, 500)
 	require.Equal(t, "S3", testwork.Broken(testwork.Audit(s, t, sale)))
 	testwork.Work(t, testwork.Config(s, t))
-	report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale, Wait: 30 * time.Second})
+	report, err := audit.Run(t.Context(), audit.Config{
+		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale,
+		Wait: 30 * time.Second,
+	})
 	require.NoError(t, err)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 500, report.Sales[0].LiveUnits)
@@ -443,7 +468,8 @@ func TestAuditTerminatesOnForgedPlace(t *testing.T) {
 	defer cancel()
 	report, err := audit.Run(ctx, audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: sale})
 	require.NoError(t, err)
-	require.Contains(t, testwork.TextOf(t, report), "places 4 to 999999999999 of the sale were given out and no order has them")
+	require.Contains(t, testwork.TextOf(t, report),
+		"places 4 to 999999999999 of the sale were given out and no order has them")
 }
 
 func TestAuditRejectsUnknownSale(t *testing.T) {

@@ -20,7 +20,8 @@ func termed(s *testshop.Shop, t testing.TB) uuid.UUID {
 	t.Helper()
 	opens := time.Now().Add(-time.Hour).Truncate(time.Second).Add(123*time.Millisecond + 999*time.Microsecond)
 	sale, err := s.Catalog.Create(t.Context(), reservation.Terms{
-		Name: "termed", Stock: 20, PerOrderLimit: 7, PaymentWindow: testshop.PaymentWindow, OpensAt: opens, ClosesAt: opens.Add(48 * time.Hour),
+		Name: "termed", Stock: 20, PerOrderLimit: 7, PaymentWindow: testshop.PaymentWindow, OpensAt: opens,
+		ClosesAt: opens.Add(48 * time.Hour),
 	})
 	require.NoError(t, err)
 	require.Equal(t, 2, s.Crowd(t, sale.ID, 2))
@@ -46,7 +47,8 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 
 			report = testwork.Audit(s, t, sale)
 			require.Equal(t, "S7", testwork.Broken(report), testwork.TextOf(t, report))
-			require.Contains(t, testwork.TextOf(t, report), fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
+			require.Contains(t, testwork.TextOf(t, report),
+				fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
 			require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 			testwork.RequireMended(s, t, sale, "")
 			if field != "revision" { // which each repair raises
@@ -127,17 +129,36 @@ func TestAuditIgnoresDeletedUnreadEntry(t *testing.T) {
 func TestAuditReportsAndReconcileRepairsForgedRevisions(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ damage, what string }{
-		"raised":            {"UPDATE sales SET revision = 9", "the sale is at revision 9, and its log ends with revision 3"},
-		"raised beyond all": {"UPDATE sales SET revision = 9223372036854775807", "the sale is at revision 9223372036854775807, and its log ends with revision 3"},
-		"raised and said to be published": {
-			"UPDATE sales SET revision = 9, published_revision = 9", "the sale is at revision 9, and its log ends with revision 3",
+		"raised": {"UPDATE sales SET revision = 9", "the sale is at revision 9, and its log ends with revision 3"},
+		"raised beyond all": {
+			"UPDATE sales SET revision = 9223372036854775807",
+			"the sale is at revision 9223372036854775807, and its log ends with revision 3",
 		},
-		"lowered":                        {"UPDATE sales SET revision = 2, published_revision = 2", "the sale is at revision 2, and its log ends with revision 3"},
-		"published beyond what there is": {"UPDATE sales SET published_revision = 9", "the sale is at revision 3, and Redis is said to know revision 9"},
-		"published below zero":           {"UPDATE sales SET published_revision = -9", "the sale is at revision 3, and Redis is said to know revision -9"},
-		"a gap in the log":               {"DELETE FROM sale_events WHERE revision = 2", "the log of the sale has 2 events from revision 1 to 3"},
-		"a log without an end":           {"DELETE FROM sale_events WHERE revision = 3", "the sale is at revision 3, and its log ends with revision 2"},
-		"no log":                         {"DELETE FROM sale_events", "the sale is at revision 3, and its log ends with revision 0"},
+		"raised and said to be published": {
+			"UPDATE sales SET revision = 9, published_revision = 9",
+			"the sale is at revision 9, and its log ends with revision 3",
+		},
+		"lowered": {
+			"UPDATE sales SET revision = 2, published_revision = 2",
+			"the sale is at revision 2, and its log ends with revision 3",
+		},
+		"published beyond what there is": {
+			"UPDATE sales SET published_revision = 9",
+			"the sale is at revision 3, and Redis is said to know revision 9",
+		},
+		"published below zero": {
+			"UPDATE sales SET published_revision = -9",
+			"the sale is at revision 3, and Redis is said to know revision -9",
+		},
+		"a gap in the log": {
+			"DELETE FROM sale_events WHERE revision = 2",
+			"the log of the sale has 2 events from revision 1 to 3",
+		},
+		"a log without an end": {
+			"DELETE FROM sale_events WHERE revision = 3",
+			"the sale is at revision 3, and its log ends with revision 2",
+		},
+		"no log": {"DELETE FROM sale_events", "the sale is at revision 3, and its log ends with revision 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -53,6 +53,7 @@ func copyEnded(ctx context.Context, tx pgx.Tx, sale uuid.UUID, page []string) er
 	if len(rows) == 0 {
 		return nil
 	}
-	_, err := tx.CopyFrom(ctx, pgx.Identifier{"audit_ended"}, []string{"sale_id", "name", "order_id", "quantity", "status"}, pgx.CopyFromRows(rows))
+	_, err := tx.CopyFrom(ctx, pgx.Identifier{"audit_ended"},
+		[]string{"sale_id", "name", "order_id", "quantity", "status"}, pgx.CopyFromRows(rows))
 	return err
 }

@@ -19,7 +19,10 @@ import (
 )
 
 // forgedNumbers are what somebody may write where a number belongs.
-var forgedNumbers = []string{"", "-7", "x", "007", "1e2", forgedPlaces, "9223372036854775807", "99999999999999999999", "\x00\xff"}
+var forgedNumbers = []string{
+	"", "-7", "x", "007", "1e2", forgedPlaces, "9223372036854775807", "99999999999999999999",
+	"\x00\xff",
+}
 
 // forgedPlaces are as many as a script can read: whether there were as many orders, nobody can tell.
 const forgedPlaces = "999999999999999"
@@ -29,7 +32,8 @@ func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", forgedPlaces).Err())
-	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "places 3 to 999999999999999 of the sale were given out and no order has them")
+	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)),
+		"places 3 to 999999999999999 of the sale were given out and no order has them")
 	require.Equal(t, "operator", testwork.LeftOf(testwork.Reconcile(s, t)))
 	_, err := testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.RebuildByHand) // which the remedy names
 	require.NoError(t, err)
@@ -47,11 +51,13 @@ func requireNamedAndMended(s *testshop.Shop, t testing.TB, what string) {
 	require.Zero(t, reconciled.Remaining, "%s: %+v\n%s", what, reconciled, testwork.TextOf(t, report))
 	require.NoError(t, testwork.Heal(s, t, testwork.Rebuilder(s, t), 1), what)
 	testwork.Arrive(s, t)
-	if reconciled = testwork.Reconcile(s, t); len(reconciled.Remedies) > 0 { // an event that was appended, of a sale that was rebuilt
+	// An event that was appended, of a sale that was rebuilt.
+	if reconciled = testwork.Reconcile(s, t); len(reconciled.Remedies) > 0 {
 		testwork.Arrive(s, t)
 	}
 	audit := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, audit.Broken() || audit.Unchecked(), "%s:\n%s\nwas:\n%s", what, testwork.TextOf(t, audit), testwork.TextOf(t, report))
+	require.False(t, audit.Broken() || audit.Unchecked(), "%s:\n%s\nwas:\n%s", what, testwork.TextOf(t, audit),
+		testwork.TextOf(t, report))
 	testwork.NeedNothing(s, t, 1)
 }
 
@@ -87,10 +93,13 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 	const at = "1a0c2d3e4f5"
 	for _, form := range []string{
 		"", " ", "rubbish", "$order", "$order 1", "$order 1 $place", "$order 1 $place " + at + " 5", "$uuid 1 $place " + at,
-		"$order 0 $place " + at, "$order -1 $place " + at, "$order 5 $place " + at, "$order 1.5 $place " + at, "$order 999999999999999 $place " + at, "$order 9223372036854775807 $place " + at,
-		"$order 1 -1 " + at, "$order 1 99 " + at, "$order 1 999999999999999 " + at, "$order 1 9223372036854775807 " + at, "$order 1 99999999999999999999 " + at,
+		"$order 0 $place " + at, "$order -1 $place " + at, "$order 5 $place " + at, "$order 1.5 $place " + at,
+		"$order 999999999999999 $place " + at, "$order 9223372036854775807 $place " + at,
+		"$order 1 -1 " + at, "$order 1 99 " + at, "$order 1 999999999999999 " + at, "$order 1 9223372036854775807 " + at,
+		"$order 1 99999999999999999999 " + at,
 		"$order 1 $place x", "$order 1 $place 7fffffffffffffff", "$order 1 $place -1",
-		"$order 1 $place " + at + ":", "$order 1 $place " + at + ":not a fingerprint", "$order 1 $place " + at + "@x", "$order 1 $place " + at + "@-1",
+		"$order 1 $place " + at + ":", "$order 1 $place " + at + ":not a fingerprint", "$order 1 $place " + at + "@x",
+		"$order 1 $place " + at + "@-1",
 		"$order 1 $place " + at + "@99999999999999999999", "$order 1 $place " + at + "\x00\xff", "\x00\xff",
 	} {
 		users := []string{"user-1"}
@@ -101,9 +110,11 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 			order := uuid.New()
 			place := int64(99)
 			if user == "user-1" {
-				require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT id, sequence FROM orders WHERE user_id = $1 AND status = 'confirmed'", user).Scan(&order, &place))
+				require.NoError(t, s.Pool.QueryRow(t.Context(),
+					"SELECT id, sequence FROM orders WHERE user_id = $1 AND status = 'confirmed'", user).Scan(&order, &place))
 			}
-			text := strings.NewReplacer("$order", reservation.CompactID(order), "$uuid", order.String(), "$place", fmt.Sprint(place)).Replace(form)
+			text := strings.NewReplacer("$order", reservation.CompactID(order), "$uuid", order.String(), "$place",
+				fmt.Sprint(place)).Replace(form)
 			require.NoError(t, s.Rdb.HSet(t.Context(), buyers, user, text).Err())
 			requireNamedAndMended(s, t, fmt.Sprintf("%q holds %q", user, form))
 			if user == "ghost" { // one that can be read was recorded: whoever writes like the script is believed
@@ -111,7 +122,8 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 				require.NoError(t, err)
 				_, err = s.Pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'ghost'")
 				require.NoError(t, err)
-				_, err = s.Pool.Exec(t.Context(), "UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE status = 'confirmed')")
+				_, err = s.Pool.Exec(t.Context(),
+					"UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE status = 'confirmed')")
 				require.NoError(t, err)
 				_, err = testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.RebuildByHand)
 				require.NoError(t, err)
@@ -125,9 +137,11 @@ func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := termed(s, t)
-	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "ghost", reservation.CompactID(uuid.New())+" 1 3 1a0c2d3e4f5").Err())
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale), "ghost",
+		reservation.CompactID(uuid.New())+" 1 3 1a0c2d3e4f5").Err())
 	report := testwork.Audit(s, t, sale)
-	require.Contains(t, testwork.TextOf(t, report), "user ghost: the reservation is at place 3, and the sale has given out 2")
+	require.Contains(t, testwork.TextOf(t, report),
+		"user ghost: the reservation is at place 3, and the sale has given out 2")
 }
 
 // Each key, with another type than it has.
@@ -136,7 +150,8 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 	s := testshop.NewLostShop(t)
 	sale := s.OpenPayable(t, 1000)
 	for i, key := range []string{
-		s.Keys.Orders(0), s.Keys.Sales(0), s.Keys.Server(0), s.Keys.Outcomes(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale), s.Keys.Ended(0, sale),
+		s.Keys.Orders(0), s.Keys.Sales(0), s.Keys.Server(0), s.Keys.Outcomes(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale),
+		s.Keys.Ended(0, sale),
 	} {
 		for kind, write := range map[string]func(ctx context.Context) error{
 			"string": func(ctx context.Context) error { return s.Rdb.Set(ctx, key, "x", 0).Err() },
@@ -173,36 +188,39 @@ func TestAuditReportsAndReconcileRepairsUnlistedSale(t *testing.T) {
 func TestAuditReportsForgedRows(t *testing.T) {
 	t.Parallel()
 	for damage, by := range map[string]string{
-		"UPDATE sales SET opens_at = 'infinity'":                                                                           "operator",
-		"UPDATE sales SET opens_at = '-infinity'":                                                                          "operator",
-		"UPDATE sales SET closes_at = 'infinity'":                                                                          "operator",
-		"UPDATE sales SET stock = 9223372036854775807":                                                                     "operator",
-		"UPDATE sales SET epoch = 77":                                                                                      "reconcile",
-		"UPDATE sales SET epoch = -1":                                                                                      "operator",
-		"UPDATE sales SET sold = 20":                                                                                       "reconcile",
-		"UPDATE sales SET per_order_limit = 9223372036854775807":                                                           "operator",
-		"UPDATE sales SET partitions = 2147483647":                                                                         "operator",
-		"UPDATE orders SET quantity = 9223372036854775807":                                                                 "projections",
-		"UPDATE orders SET sequence = 9223372036854775807 WHERE user_id = 'user-1'":                                        "projections",
-		"UPDATE orders SET sequence = -1 WHERE user_id = 'user-1'":                                                         "projections",
-		"UPDATE orders SET sequence = 0 WHERE user_id = 'user-1'":                                                          "projections",
-		"UPDATE orders SET user_id = E'\\u001b[31m' WHERE user_id = 'user-1'":                                              "projections",
-		"UPDATE orders SET status = 'paid' WHERE user_id = 'user-1'":                                                       "projections",
-		"UPDATE orders SET version = 2147483647 WHERE user_id = 'user-1'":                                                  "projections",
-		"UPDATE orders SET sale_id = gen_random_uuid() WHERE user_id = 'user-1'":                                           "projections",
-		"DELETE FROM orders WHERE user_id = 'user-1'":                                                                      "projections",
-		"UPDATE order_events SET quantity = 9223372036854775807 WHERE version = 2":                                         "operator",
-		"UPDATE order_events SET type = 'Nonsense' WHERE version = 2":                                                      "operator",
-		"UPDATE order_events SET version = 2147483647 WHERE version = 2":                                                   "operator",
-		"UPDATE order_events SET data = '[]' WHERE version = 1":                                                            "operator",
-		"UPDATE order_events SET data = '\"x\"' WHERE version = 1":                                                         "operator",
-		"UPDATE order_events SET data = '{\"sequence\": {}}' WHERE version = 1":                                            "operator",
-		"INSERT INTO releases SELECT gen_random_uuid(), id, 'ghost', 9223372036854775807 FROM sales":                       "reconcile",
-		"INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders":                                           "reconcile",
-		"INSERT INTO sale_events SELECT id, 2, 'SaleRebuilt', '{\"sequence\": \"x\"}' FROM sales":                          "reconcile",
-		"INSERT INTO sale_events SELECT id, 2, 'SaleRebuilt', '[]' FROM sales":                                             "reconcile",
-		"INSERT INTO sale_events SELECT id, 2, 'Nonsense', '\"\"' FROM sales":                                              "reconcile",
-		"WITH forged AS (INSERT INTO sale_events SELECT id, 2, 'Nonsense', '{}' FROM sales) UPDATE sales SET revision = 2": "operator",
+		"UPDATE sales SET opens_at = 'infinity'":                                    "operator",
+		"UPDATE sales SET opens_at = '-infinity'":                                   "operator",
+		"UPDATE sales SET closes_at = 'infinity'":                                   "operator",
+		"UPDATE sales SET stock = 9223372036854775807":                              "operator",
+		"UPDATE sales SET epoch = 77":                                               "reconcile",
+		"UPDATE sales SET epoch = -1":                                               "operator",
+		"UPDATE sales SET sold = 20":                                                "reconcile",
+		"UPDATE sales SET per_order_limit = 9223372036854775807":                    "operator",
+		"UPDATE sales SET partitions = 2147483647":                                  "operator",
+		"UPDATE orders SET quantity = 9223372036854775807":                          "projections",
+		"UPDATE orders SET sequence = 9223372036854775807 WHERE user_id = 'user-1'": "projections",
+		"UPDATE orders SET sequence = -1 WHERE user_id = 'user-1'":                  "projections",
+		"UPDATE orders SET sequence = 0 WHERE user_id = 'user-1'":                   "projections",
+		"UPDATE orders SET user_id = E'\\u001b[31m' WHERE user_id = 'user-1'":       "projections",
+		"UPDATE orders SET status = 'paid' WHERE user_id = 'user-1'":                "projections",
+		"UPDATE orders SET version = 2147483647 WHERE user_id = 'user-1'":           "projections",
+		"UPDATE orders SET sale_id = gen_random_uuid() WHERE user_id = 'user-1'":    "projections",
+		"DELETE FROM orders WHERE user_id = 'user-1'":                               "projections",
+		"UPDATE order_events SET quantity = 9223372036854775807 WHERE version = 2":  "operator",
+		"UPDATE order_events SET type = 'Nonsense' WHERE version = 2":               "operator",
+		"UPDATE order_events SET version = 2147483647 WHERE version = 2":            "operator",
+		"UPDATE order_events SET data = '[]' WHERE version = 1":                     "operator",
+		"UPDATE order_events SET data = '\"x\"' WHERE version = 1":                  "operator",
+		"UPDATE order_events SET data = '{\"sequence\": {}}' WHERE version = 1":     "operator",
+		"INSERT INTO releases SELECT gen_random_uuid(), id, 'ghost', " +
+			"9223372036854775807 FROM sales": "reconcile",
+		"INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders": "reconcile",
+		"INSERT INTO sale_events SELECT id, 2, 'SaleRebuilt', '{\"sequence\": " +
+			"\"x\"}' FROM sales": "reconcile",
+		"INSERT INTO sale_events SELECT id, 2, 'SaleRebuilt', '[]' FROM sales": "reconcile",
+		"INSERT INTO sale_events SELECT id, 2, 'Nonsense', '\"\"' FROM sales":  "reconcile",
+		"WITH forged AS (INSERT INTO sale_events SELECT id, 2, 'Nonsense', '{}' " +
+			"FROM sales) UPDATE sales SET revision = 2": "operator",
 	} {
 		t.Run(damage, func(t *testing.T) {
 			t.Parallel()

@@ -22,7 +22,8 @@ type typedKey struct{ key, kind string }
 func sharedKeys(keys reservation.Keys, partitions int) []typedKey {
 	all := []typedKey{{keys.Outcomes(), "stream"}}
 	for p := range partitions {
-		all = append(all, typedKey{keys.Orders(p), "stream"}, typedKey{keys.Sales(p), "set"}, typedKey{keys.Server(p), "hash"})
+		all = append(all, typedKey{keys.Orders(p), "stream"}, typedKey{keys.Sales(p), "set"},
+			typedKey{keys.Server(p), "hash"})
 	}
 	return all
 }
@@ -45,7 +46,10 @@ func (l *look) nameForeignKeys(ctx context.Context) error {
 		case err != nil:
 			return l.fail(ctx, theSales|theStreams, fmt.Errorf("ask what %s holds: %w", k.key, err))
 		case kind != k.kind && kind != "none":
-			l.note("S7", Finding{Remedy: remedyAside, Key: k.key, What: fmt.Sprintf("the key %s in Redis holds something else: a %s and no %s", k.key, kind, k.kind)})
+			l.note("S7", Finding{
+				Remedy: remedyAside, Key: k.key,
+				What: fmt.Sprintf("the key %s in Redis holds something else: a %s and no %s", k.key, kind, k.kind),
+			})
 		}
 	}
 	return nil
@@ -72,7 +76,8 @@ func (r *reconciler) setAside(ctx context.Context) error {
 		case "taken":
 			return fmt.Errorf("rename %s: there is a key %s", k.key, aside)
 		case "set-aside":
-			r.Logger.Warn("a key of Redis held something else than it should: look what it is, and delete it", "key", k.key, "renamed_to", aside)
+			r.Logger.Warn("a key of Redis held something else than it should: look what it is, and delete it", "key", k.key,
+				"renamed_to", aside)
 		}
 	}
 	return nil

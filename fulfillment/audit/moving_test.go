@@ -26,11 +26,14 @@ import (
 func rebuilt(s *testshop.Shop, t testing.TB, sale uuid.UUID, sequence int64) {
 	t.Helper()
 	_, err := s.Pool.Exec(t.Context(), `WITH raised AS (
-			UPDATE sales SET epoch = epoch + 1, revision = revision + 1, published_revision = revision + 1 WHERE id = $1 RETURNING id, revision, epoch)
+			UPDATE sales SET epoch = epoch + 1, revision = revision + 1, published_revision = revision + 1 WHERE id = $1
+			RETURNING id, revision, epoch)
 		INSERT INTO sale_events (sale_id, revision, type, data)
-		SELECT id, revision, 'SaleRebuilt', jsonb_build_object('epoch', epoch, 'sequence', $2::bigint) FROM raised`, sale, sequence)
+		SELECT id, revision, 'SaleRebuilt', jsonb_build_object('epoch', epoch, 'sequence', $2::bigint) FROM raised`, sale,
+		sequence)
 	require.NoError(t, err)
-	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 2, "sequence", sequence, "revision", 2).Err())
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 2, "sequence", sequence, "revision",
+		2).Err())
 	held, err := s.Rdb.HGetAll(t.Context(), s.Keys.Buyers(0, sale)).Result()
 	require.NoError(t, err)
 	for user, text := range held {
@@ -124,7 +127,8 @@ func TestAuditReportsEquationOfEachSale(t *testing.T) {
 	require.Contains(t, text, "      … and 2 more sales\n")
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = 1")
 	require.NoError(t, err)
-	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)), "      5 ≠ 4 available + 1 held + 1 sold   sale ")
+	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)),
+		"      5 ≠ 4 available + 1 held + 1 sold   sale ")
 }
 
 // beforeHScan runs do once, before the first look at buyers: between the sale and its buyers.
@@ -170,12 +174,15 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 			sale := s.OpenPayable(t, 10)
 			s.Crowd(t, sale, 3)
 			event := testwork.Fulfil(s, t)[0].Event
-			report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Keys: s.Keys, Sale: sale, Wait: wait, Redis: movingRedis(t, func() {
-				_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
-				require.NoError(t, err)
-				_, err = testwork.GiveBack(s, t.Context())
-				require.NoError(t, err)
-			})})
+			report, err := audit.Run(t.Context(), audit.Config{
+				Pool: s.Pool, Keys: s.Keys, Sale: sale, Wait: wait,
+				Redis: movingRedis(t, func() {
+					_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
+					require.NoError(t, err)
+					_, err = testwork.GiveBack(s, t.Context())
+					require.NoError(t, err)
+				}),
+			})
 			require.NoError(t, err)
 			require.Equal(t, wait == 0, report.Broken(), testwork.TextOf(t, report))
 			require.Equal(t, wait == 0, report.Moved)

@@ -29,17 +29,19 @@ var remedyOrder = []Remedy{
 
 // says describes remedies for operators.
 var says = map[Remedy]string{
-	remedyAside:       "rename the key of Redis, which holds something else than it should, and go on without it",
-	remedyAppend:      "append the event of the accepted order to its stream again, for a worker to record it",
-	remedyForget:      "forget that the units are to come back: the order has not ended",
-	remedyRelease:     "give the units of the ended order back to the sale, as those of a cancelled one",
-	remedyRecount:     "count the units of the sale's live orders anew",
-	RemedyRebuild:     "make the stock of the sale in Redis anew from Postgres",
-	remedyWorker:      "nothing: it is on its way, and a worker sees to it",
-	remedyProjections: "for you: `stampede projections rebuild`, and then this again; until then nothing else of the sale is mended",
-	remedyDLQ:         "for you: `stampede dlq show`, and then replay it or discard it",
-	remedyGuard:       "for you: run the SQL that is told; until then Postgres may take what breaks a promise",
-	remedyOperator:    "for you: nothing that was recorded tells what would be right; `stampede rebuild --sale` goes on from what Postgres has",
+	remedyAside:   "rename the key of Redis, which holds something else than it should, and go on without it",
+	remedyAppend:  "append the event of the accepted order to its stream again, for a worker to record it",
+	remedyForget:  "forget that the units are to come back: the order has not ended",
+	remedyRelease: "give the units of the ended order back to the sale, as those of a cancelled one",
+	remedyRecount: "count the units of the sale's live orders anew",
+	RemedyRebuild: "make the stock of the sale in Redis anew from Postgres",
+	remedyWorker:  "nothing: it is on its way, and a worker sees to it",
+	remedyProjections: "for you: `stampede projections rebuild`, and then this again; until then nothing else of the " +
+		"sale is mended",
+	remedyDLQ:   "for you: `stampede dlq show`, and then replay it or discard it",
+	remedyGuard: "for you: run the SQL that is told; until then Postgres may take what breaks a promise",
+	remedyOperator: "for you: nothing that was recorded tells what would be right; `stampede rebuild --sale` goes on " +
+		"from what Postgres has",
 }
 
 // Says describes the remedy.
@@ -104,9 +106,12 @@ type difference struct {
 }
 
 // eachPage mends the differences a page at a time.
-func (r *reconciler) eachPage(ctx context.Context, d saleDifferences, do func(context.Context, saleDifferences, []difference) error) error {
+func (r *reconciler) eachPage(ctx context.Context, d saleDifferences,
+	do func(context.Context, saleDifferences, []difference) error,
+) error {
 	for after := int64(0); ; {
-		rows, _ := r.conn.Query(ctx, sql.ReconcilePage, d.sale(), d.Remedy, after, repairsPerTurn) // its error comes with the rows
+		// Its error comes with the rows.
+		rows, _ := r.conn.Query(ctx, sql.ReconcilePage, d.sale(), d.Remedy, after, repairsPerTurn)
 		page, err := pgx.CollectRows(rows, pgx.RowToStructByName[difference])
 		if err != nil || len(page) == 0 {
 			return err
@@ -175,7 +180,8 @@ func (r *reconciler) change(ctx context.Context, sale uuid.UUID, did, query stri
 func (r *reconciler) recount(ctx context.Context, d saleDifferences) error {
 	sale := d.sale()
 	_, err := projection.RecountSales(ctx, r.conn, &sale, func(tx pgx.Tx, count projection.Recount) error {
-		_, err := tx.Exec(ctx, sql.ReconcileNote, d.sale(), map[string]any{"recounted": map[string]int64{"was": count.Was, "is": count.Is}})
+		_, err := tx.Exec(ctx, sql.ReconcileNote, d.sale(),
+			map[string]any{"recounted": map[string]int64{"was": count.Was, "is": count.Is}})
 		return err
 	})
 	return err

@@ -68,7 +68,9 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, left, "it looked twice")
 			require.Zero(t, report.Remaining)
-			require.Zero(t, s.Count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleReconciled' OR data ->> 'reason' = 'reconciled'"), "nothing was to be mended")
+			require.Zero(t,
+				s.Count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleReconciled' OR data ->> 'reason' = 'reconciled'"),
+				"nothing was to be mended")
 			audit := testwork.Audit(s, t, sale)
 			require.False(t, audit.Broken(), testwork.TextOf(t, audit))
 		})

@@ -38,7 +38,10 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		}).Result()
 		require.NoError(t, err)
 		entry := read[0].Messages[0]
-		event, err := deadletter.OrderOf(stream.Entry{Stream: s.Keys.Orders(0), ID: entry.ID, Fields: stream.FieldsOf(entry.Values)})
+		event, err := deadletter.OrderOf(stream.Entry{
+			Stream: s.Keys.Orders(0), ID: entry.ID,
+			Fields: stream.FieldsOf(entry.Values),
+		})
 		require.NoError(t, err)
 		return event
 	}
@@ -46,9 +49,17 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		happens func(*testing.T, *testshop.Shop, uuid.UUID)
 		left    string
 	}{
-		"nothing":                            {func(*testing.T, *testshop.Shop, uuid.UUID) {}, ""},
-		"an order that nobody has read":      {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) { s.Buy(t, sale, "ann") }, "worker"},
-		"an order that a worker has in hand": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) { s.Buy(t, sale, "ann"); deliver(t, s) }, "worker"},
+		"nothing": {func(*testing.T, *testshop.Shop, uuid.UUID) {}, ""},
+		"an order that nobody has read": {
+			func(t *testing.T, s *testshop.Shop, sale uuid.UUID) { s.Buy(t, sale, "ann") },
+			"worker",
+		},
+		"an order that a worker has in hand": {func(t *testing.T, s *testshop.Shop,
+			sale uuid.UUID,
+		) {
+			s.Buy(t, sale, "ann")
+			deliver(t, s)
+		}, "worker"},
 		"an order in hand, and one behind it": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			s.Buy(t, sale, "ann")
 			deliver(t, s)
@@ -83,7 +94,9 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		}, "worker"},
 		"a sale that Redis has not been told of": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
-			_, err := s.Pool.Exec(t.Context(), `DELETE FROM order_events; DELETE FROM orders; UPDATE sales SET sold = 0, last_sequence = 0, published_revision = 0`)
+			_, err := s.Pool.Exec(t.Context(),
+				`DELETE FROM order_events; DELETE FROM orders; UPDATE sales SET sold = 0, last_sequence = 0, published_revision =
+					0`)
 			require.NoError(t, err)
 		}, "worker"},
 		"a sale that is over, and whose keys somebody has deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
@@ -149,7 +162,8 @@ func TestReconcileAuditsTwice(t *testing.T) {
 		require.NoError(t, err)
 		_, err = s.Pool.Exec(t.Context(), "DELETE FROM releases WHERE order_id = $1", event.OrderID)
 		require.NoError(t, err)
-		_, err = s.Store.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: event.OrderID, UserID: event.UserID}})
+		_, err = s.Store.Release(t.Context(),
+			[]reservation.Release{{SaleID: sale, OrderID: event.OrderID, UserID: event.UserID}})
 		require.NoError(t, err)
 	}})
 	config.Redis = rdb
@@ -179,16 +193,22 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	entries, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
 	// Whoever was given it said that it was done with.
-	require.NoError(t, s.Rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "lies", Streams: []string{key, ">"}, Block: -1}).Err())
+	require.NoError(t, s.Rdb.XReadGroup(t.Context(),
+		&redis.XReadGroupArgs{Group: reservation.Group, Consumer: "lies", Streams: []string{key, ">"}, Block: -1}).Err())
 	require.NoError(t, s.Rdb.XAck(t.Context(), key, reservation.Group, entries[0].ID).Err())
 
 	report := testwork.Reconcile(s, t)
 	require.Len(t, report.Remedies, 1, "%+v", report)
-	require.Equal(t, audit.RemedyReport{Remedy: audit.RemedyAppend, Says: audit.RemedyAppend.Says(), Found: 1, Mended: 1}, report.Remedies[0])
-	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`}, testshop.RowsOf(t, s.Pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
+	require.Equal(t, audit.RemedyReport{Remedy: audit.RemedyAppend, Says: audit.RemedyAppend.Says(), Found: 1, Mended: 1},
+		report.Remedies[0])
+	require.Equal(t, []string{`{"appended": ["` + lost.OrderID.String() + `"]}`},
+		testshop.RowsOf(t, s.Pool, "SELECT data::text FROM sale_events WHERE type = 'SaleReconciled'"))
 	again, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
-	for _, field := range []string{stream.FieldUUID, stream.FieldMetadata, order.MetaReservedAt, order.MetaSequence, order.MetaKey} {
+	for _, field := range []string{
+		stream.FieldUUID, stream.FieldMetadata, order.MetaReservedAt, order.MetaSequence,
+		order.MetaKey,
+	} {
 		require.Equal(t, entries[0].Values[field], again[0].Values[field], field)
 	}
 	length := s.Rdb.XLen(t.Context(), key).Val()
@@ -242,7 +262,9 @@ func TestReconcileRequiresCorrectProjections(t *testing.T) {
 	sale := s.Open(t, 40)
 	s.Crowd(t, sale, 20)
 	testwork.Fulfil(s, t)
-	_, err := s.Pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'user-1'; UPDATE orders SET status = 'rejected' WHERE user_id = 'user-2'; UPDATE sales SET sold = 3")
+	_, err := s.Pool.Exec(t.Context(),
+		"DELETE FROM orders WHERE user_id = 'user-1'; UPDATE orders SET status = 'rejected' WHERE user_id = 'user-2'; "+
+			"UPDATE sales SET sold = 3")
 	require.NoError(t, err)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 3).Err())
 	before := s.Everything(t)
@@ -307,7 +329,8 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				other, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sales[1], User: fmt.Sprint(user, "-", n), Quantity: 1})
+				other, err := s.Store.Reserve(t.Context(),
+					reservation.Request{Sale: sales[1], User: fmt.Sprint(user, "-", n), Quantity: 1})
 				if err != nil {
 					return err
 				}

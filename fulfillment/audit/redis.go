@@ -88,7 +88,8 @@ func (l *look) loadBuyers(ctx context.Context, all []redisSale) error {
 	}
 	scan := buyerScan{ctx: ctx, look: l, sales: all}
 	_, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_scan"},
-		[]string{"sale_id", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "late"}, pgx.CopyFromFunc(scan.next))
+		[]string{"sale_id", "user_id", "order_id", "quantity", "sequence", "epoch", "reserved_at", "late"},
+		pgx.CopyFromFunc(scan.next))
 	if scan.err != nil {
 		return scan.err
 	} else if err != nil {
@@ -124,7 +125,8 @@ func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 		for i, s := range page {
 			a := answers[i]
 			for _, err := range []error{a.listed.Err(), a.ended.Err(), a.flag.Err()} {
-				if err != nil && !errors.Is(err, redis.Nil) && !stream.IsWrongType(err) { // wrong types are reported as foreign keys
+				// wrong types are reported as foreign keys
+				if err != nil && !errors.Is(err, redis.Nil) && !stream.IsWrongType(err) {
 					return fmt.Errorf("look up sale %s in Redis: %w", s.id, err)
 				}
 			}
@@ -132,13 +134,22 @@ func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 				continue
 			}
 			if a.listed.Err() == nil && !a.listed.Val() {
-				l.note("S7", Finding{Sale: &s.id, Remedy: RemedyRebuild, What: "Redis has the sale, and does not list it among those of its partition"})
+				l.note("S7", Finding{
+					Sale: &s.id, Remedy: RemedyRebuild,
+					What: "Redis has the sale, and does not list it among those of its partition",
+				})
 			}
 			switch kind := a.ended.Val(); {
 			case kind != "none" && kind != "hash":
-				l.note("S7", Finding{Sale: &s.id, Remedy: RemedyRebuild, What: "the key of its ended orders in Redis holds something else: a " + kind})
+				l.note("S7", Finding{
+					Sale: &s.id, Remedy: RemedyRebuild,
+					What: "the key of its ended orders in Redis holds something else: a " + kind,
+				})
 			case kind == "hash" && a.flag.Val() != "1" && *s.epoch > 0:
-				l.note("S7", Finding{Sale: &s.id, Remedy: RemedyRebuild, What: "Redis has ended orders of the sale, and the sale does not say so: used idempotency keys would buy again"})
+				l.note("S7", Finding{
+					Sale: &s.id, Remedy: RemedyRebuild,
+					What: "Redis has ended orders of the sale, and the sale does not say so: used idempotency keys would buy again",
+				})
 			}
 		}
 	}
@@ -195,7 +206,10 @@ func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.Loc
 		if err != nil && !stream.IsWrongType(err) {
 			return l.fail(ctx, theSales, fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err))
 		}
-		l.note("S7", Finding{Sale: &s.ID, Remedy: remedyOperator, What: fmt.Sprintf("Redis has this sale, with %s, and Postgres does not know it", plural(buyers, "buyer"))})
+		l.note("S7", Finding{
+			Sale: &s.ID, Remedy: remedyOperator,
+			What: fmt.Sprintf("Redis has this sale, with %s, and Postgres does not know it", plural(buyers, "buyer")),
+		})
 	}
 	return nil
 }
@@ -267,7 +281,10 @@ func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 	}
 	if len(damaged) > 0 {
 		if present {
-			l.note("S7", Finding{Sale: &s.id, Remedy: RemedyRebuild, What: "its fields in Redis are damaged: " + strings.Join(damaged, ", ")})
+			l.note("S7", Finding{
+				Sale: &s.id, Remedy: RemedyRebuild,
+				What: "its fields in Redis are damaged: " + strings.Join(damaged, ", "),
+			})
 		}
 		return sale
 	}
@@ -318,7 +335,10 @@ func (b *buyerScan) turn() (err error) {
 	b.page, b.cursor, err = b.Redis.HScan(b.ctx, key, b.cursor, "", buyersPerTrip).Result()
 	if stream.IsWrongType(err) {
 		b.page, b.cursor = nil, 0
-		b.note("S7", Finding{Sale: &b.sale.id, Remedy: RemedyRebuild, What: "the key of its buyers in Redis holds something else"})
+		b.note("S7", Finding{
+			Sale: &b.sale.id, Remedy: RemedyRebuild,
+			What: "the key of its buyers in Redis holds something else",
+		})
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("read the buyers of sale %s: %w", b.sale.id, err)
@@ -331,7 +351,10 @@ func (b *buyerScan) turn() (err error) {
 func (b *buyerScan) row(user, text string) []any {
 	r, err := reservation.ParseReservation(text)
 	if err != nil || deadletter.Storable(text) != text || !r.CanBeOf(user) {
-		b.note("S4", Finding{Sale: &b.sale.id, User: deadletter.Storable(user), Remedy: RemedyRebuild, What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text)})
+		b.note("S4", Finding{
+			Sale: &b.sale.id, User: deadletter.Storable(user), Remedy: RemedyRebuild,
+			What: fmt.Sprintf("the reservation in Redis is damaged: %.100q", text),
+		})
 		return nil
 	}
 	late := b.sale.places != nil && r.Sequence > *b.sale.places

@@ -191,7 +191,8 @@ func (r Report) Figures(promise string) string {
 	switch promise {
 	case "S1":
 		if t.UnpaidUnits > 0 {
-			return fmt.Sprintf("%s units sold and %s to be paid, of %s", n(t.LiveUnits-t.UnpaidUnits), n(t.UnpaidUnits), n(t.Stock))
+			return fmt.Sprintf("%s units sold and %s to be paid, of %s", n(t.LiveUnits-t.UnpaidUnits), n(t.UnpaidUnits),
+				n(t.Stock))
 		}
 		return fmt.Sprintf("%s units sold of %s", n(t.LiveUnits), n(t.Stock))
 	case "S2":
@@ -205,7 +206,8 @@ func (r Report) Figures(promise string) string {
 		if t.UnpaidUnits > 0 {
 			replayed += " or to be paid"
 		}
-		return fmt.Sprintf("%s = %s + %s + %s; the events replayed come to %s", n(t.Stock), n(t.Available), n(held), n(sold), replayed)
+		return fmt.Sprintf("%s = %s + %s + %s; the events replayed come to %s", n(t.Stock), n(t.Available), n(held), n(sold),
+			replayed)
 	case "S5":
 		figures := fmt.Sprintf("%s events of %s orders, %s places given out", n(t.Events), n(t.Orders), n(t.Places))
 		if t.Voided > 0 || t.Lost > 0 {
@@ -221,7 +223,8 @@ func (r Report) Figures(promise string) string {
 		}
 		return fmt.Sprintf("%s of %s in Redis", n(there), plural(int64(len(r.Sales)), "sale"))
 	case "DB":
-		return fmt.Sprintf("%s of %s constraints and indexes hold", n(int64(r.Guards)-r.Promise(promise).Found), n(int64(r.Guards)))
+		return fmt.Sprintf("%s of %s constraints and indexes hold", n(int64(r.Guards)-r.Promise(promise).Found),
+			n(int64(r.Guards)))
 	}
 	return ""
 }
@@ -252,7 +255,9 @@ func (r Report) WriteText(w io.Writer) error {
 		}
 	}
 	if r.Moved {
-		fmt.Fprintln(out, "Units moved while it was looked: what was on its way then shows as a difference. Look again when the sale is at rest, or give it time with --wait.")
+		fmt.Fprintln(out,
+			"Units moved while it was looked: what was on its way then shows as a difference. Look again when the sale is at "+
+				"rest, or give it time with --wait.")
 	}
 	return out.Flush()
 }
@@ -273,7 +278,8 @@ func (r Report) writeEquations(w io.Writer) {
 		if s.Stock != s.Available+held+sold {
 			is = "≠"
 		}
-		fmt.Fprintf(w, "      %s %s %s available + %s held + %s sold   sale %s %s\n", n(s.Stock), is, n(s.Available), n(held), n(sold), s.SaleID, figure.Printable(s.Name))
+		fmt.Fprintf(w, "      %s %s %s available + %s held + %s sold   sale %s %s\n", n(s.Stock), is, n(s.Available), n(held),
+			n(sold), s.SaleID, figure.Printable(s.Name))
 	}
 }
 

@@ -31,7 +31,8 @@ func (l *look) loadWaiting(ctx context.Context) error {
 		} else if err != nil {
 			return fmt.Errorf("read what waits in %s: %w", key, err)
 		}
-		if _, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_waiting"}, waitingColumns, pgx.CopyFromFunc(scan.next)); scan.err != nil {
+		if _, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_waiting"}, waitingColumns,
+			pgx.CopyFromFunc(scan.next)); scan.err != nil {
 			return fmt.Errorf("read what waits in %s: %w", key, scan.err)
 		} else if err != nil {
 			return fmt.Errorf("copy what waits in %s: %w", key, err)
@@ -99,7 +100,10 @@ func (s *waitingScan) next() ([]any, error) {
 				continue
 			}
 			// What cannot be read names no order: it becomes a dead letter.
-			if event, err := deadletter.OrderOf(stream.Entry{Stream: s.stream, ID: entry.ID, Fields: stream.FieldsOf(entry.Values)}); err == nil {
+			if event, err := deadletter.OrderOf(stream.Entry{
+				Stream: s.stream, ID: entry.ID,
+				Fields: stream.FieldsOf(entry.Values),
+			}); err == nil {
 				return []any{event.OrderID, false}, nil
 			}
 		}

@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	// lockLeaseMax keeps leases short, however patient the claims of a deployment are: for so long a worker that was killed
-	// and is back at once finds the users of its own entries locked.
+	// lockLeaseMax keeps leases short, however patient the claims of a deployment are: for so long a
+	// worker that was killed and is back at once finds the users of its own entries locked.
 	lockLeaseMax = 3 * time.Second
 
 	// The waits of a batch of which everything was deferred.
@@ -73,7 +73,8 @@ type Batcher struct {
 
 	recording, locking, releasing *metrics.Trouble
 
-	// most is how many orders one transaction records at most. It is fewer than batchMax for a while after that took too long.
+	// most is how many orders one transaction records at most. It is fewer than batchMax for a while
+	// after that took too long.
 	most atomic.Int64
 }
 
@@ -152,7 +153,9 @@ func inSaleOrder(batch []*submission) []order.OrderReserved {
 
 // lockUsers takes the locks of the batch's users in one script. Messages of users whom another
 // worker has in hand are deferred, not waited for; if Redis refuses, the batch goes on without locks.
-func (b *Batcher) lockUsers(ctx context.Context, batch []*submission) (lease *lock.Lease, ready, deferred []*submission) {
+func (b *Batcher) lockUsers(ctx context.Context,
+	batch []*submission,
+) (lease *lock.Lease, ready, deferred []*submission) {
 	keys := make([]string, 0, len(batch))
 	keyOf := make(map[string]string, len(batch))
 	for _, s := range batch {

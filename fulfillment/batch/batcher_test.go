@@ -42,7 +42,8 @@ func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	require.NoError(t, err)
 	answers := testwork.Handle(b, msgs[0])
 	testkit.Eventually(t, 10*time.Second, "the first transaction waits for the sale", func() bool {
-		return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+		return s.Count(t,
+			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
 	answers = append(answers, testwork.Handle(b, msgs[1:]...)...)
 	testkit.Eventually(t, 10*time.Second, "the others wait for their turn", func() bool { return queued(b) == 40 })
@@ -51,7 +52,8 @@ func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 		require.NoError(t, testshop.Answer(t, a))
 	}
 	// now() is the start of the transaction.
-	require.EqualValues(t, 2, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"), "one transaction for one, one for forty")
+	require.EqualValues(t, 2, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"),
+		"one transaction for one, one for forty")
 	require.EqualValues(t, 41, s.Count(t, testshop.ConfirmedOrders))
 }
 

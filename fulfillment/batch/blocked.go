@@ -21,8 +21,9 @@ const (
 // subscriber holds of a stream, so that the other half is left to other sales. The rest is put off.
 const blockedFactor = 2
 
-// blockedSales are sales whose orders were blocked: another session has locked the row of the sale, or it takes too long to record
-// even one of its orders. They are retried alone, one sale at a time, while the batches of all other sales continue.
+// blockedSales are sales whose orders were blocked: another session has locked the row of the sale,
+// or it takes too long to record even one of its orders. They are retried alone, one sale at a
+// time, while the batches of all other sales continue.
 type blockedSales struct {
 	blocked map[uuid.UUID]*blockedSale
 	// apart is the batch of a blocked sale that is under way, or nil.
@@ -122,8 +123,8 @@ func (d *dispatch) startApart(ctx context.Context, sale uuid.UUID, h *blockedSal
 	d.launch(ctx, f)
 }
 
-// completeBlocked notes what became of a try. Messages that are still blocked go behind the others of their sale, so that
-// one of them does not block the others.
+// completeBlocked notes what became of a try. Messages that are still blocked go behind the others
+// of their sale, so that one of them does not block the others.
 func (d *dispatch) completeBlocked(f *inFlightBatch) {
 	h := d.blocked[f.sale]
 	if len(f.blocked) == 0 && len(f.Deferred) < len(f.Batch) {

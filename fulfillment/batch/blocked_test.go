@@ -21,7 +21,8 @@ import (
 	"stampede/internal/testwork"
 )
 
-// lockFromOtherRole locks the row of a sale in a session of another role, which no worker may end, until release is called.
+// lockFromOtherRole locks the row of a sale in a session of another role, which no worker may end,
+// until release is called.
 func lockFromOtherRole(s *testshop.Shop, t testing.TB, sale uuid.UUID) (release func()) {
 	t.Helper()
 	role := "other_" + strings.ToLower(rand.Text())
@@ -76,7 +77,8 @@ func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	for _, sale := range others {
 		s.Buy(t, sale, "late")
 	}
-	testkit.Eventually(t, testshop.Soon, "and those that come later", func() bool { return s.Count(t, testshop.ConfirmedOrders) == 55 })
+	testkit.Eventually(t, testshop.Soon, "and those that come later",
+		func() bool { return s.Count(t, testshop.ConfirmedOrders) == 55 })
 	require.Zero(t, s.Count(t, confirmedOf, locked))
 	release()
 	s.AwaitConfirmed(t, 65)
@@ -120,13 +122,15 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 	t.Cleanup(func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) })
 	_, err = hold.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = 0")
 	require.NoError(t, err)
-	_, err = hold.Exec(t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
+	_, err = hold.Exec(t.Context(),
+		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
 		VALUES (gen_random_uuid(), $1, 'user-1', 1, 'confirmed', 2, 9, 1, now(), now())`, locked)
 	require.NoError(t, err)
 
 	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(s.Pool).Waiting(200 * time.Millisecond) })
 	answers := testwork.Handle(b, testwork.Messages(s, t)...)
-	testkit.Eventually(t, testshop.Soon, "all but the one are confirmed", func() bool { return s.Count(t, testshop.ConfirmedOrders) == 5 })
+	testkit.Eventually(t, testshop.Soon, "all but the one are confirmed",
+		func() bool { return s.Count(t, testshop.ConfirmedOrders) == 5 })
 	require.EqualValues(t, 2, s.Count(t, confirmedOf, locked), "its own sale's as well, if later")
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
@@ -158,7 +162,8 @@ func TestSlowBatchIsHalved(t *testing.T) {
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
 
-// TestLockedSaleDoesNotDelayExpiryOfOtherSales also has its own orders free again soon: a buyer may want to pay for one.
+// TestLockedSaleDoesNotDelayExpiryOfOtherSales also has its own orders free again soon: a buyer may
+// want to pay for one.
 func TestLockedSaleDoesNotDelayExpiryOfOtherSales(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))

@@ -12,8 +12,8 @@ import (
 	"stampede/internal/retry"
 )
 
-// batchesInFlightMax is how many batches are under way at most: one writes its rows while the other one waits for the disk. More
-// would wait for each other at the row of the sale.
+// batchesInFlightMax is how many batches are under way at most: one writes its rows while the other
+// one waits for the disk. More would wait for each other at the row of the sale.
 const batchesInFlightMax = 2
 
 // inFlightBatch is a batch that is being recorded.

@@ -26,12 +26,14 @@ func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	hold := s.HoldSale(t, sale)
 
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return s.TransactionsWaiting(t) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the first one is under way",
+		func() bool { return s.TransactionsWaiting(t) == 1 })
 	answers = append(answers, testwork.Handle(b, msgs[1:10]...)...)
 	testkit.Eventually(t, testshop.Soon, "nine wait for a tenth", func() bool { return queued(b) == 9 })
 	require.EqualValues(t, 1, s.TransactionsWaiting(t))
 	answers = append(answers, testwork.Handle(b, msgs[10])...)
-	testkit.Eventually(t, testshop.Soon, "the second one is under way", func() bool { return s.TransactionsWaiting(t) == 2 && queued(b) == 0 })
+	testkit.Eventually(t, testshop.Soon, "the second one is under way",
+		func() bool { return s.TransactionsWaiting(t) == 2 && queued(b) == 0 })
 	answers = append(answers, testwork.Handle(b, msgs[11:]...)...)
 	testkit.Eventually(t, testshop.Soon, "two full batches wait", func() bool { return queued(b) == 20 })
 	require.EqualValues(t, 2, s.TransactionsWaiting(t))
@@ -40,7 +42,8 @@ func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	for _, a := range answers {
 		require.NoError(t, testshop.Answer(t, a))
 	}
-	require.EqualValues(t, 4, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"), "one order, and three times ten")
+	require.EqualValues(t, 4, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"),
+		"one order, and three times ten")
 	require.EqualValues(t, 31, s.Count(t, testshop.ConfirmedOrders))
 	require.EqualValues(t, 31, testshop.SoldOf(t, s.Pool, sale))
 }
@@ -62,7 +65,8 @@ func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	hold := s.HoldSale(t, slow)
 
 	first := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return s.TransactionsWaiting(t) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the first one is under way",
+		func() bool { return s.TransactionsWaiting(t) == 1 })
 	others := testwork.Handle(b, msgs[1:]...)
 	for _, a := range others[1:] {
 		require.NoError(t, testshop.Answer(t, a), "of another user")
@@ -88,7 +92,8 @@ func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	go func() { ended <- b.Run(ctx) }()
 	hold := s.HoldSale(t, sale)
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first one is under way", func() bool { return s.TransactionsWaiting(t) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the first one is under way",
+		func() bool { return s.TransactionsWaiting(t) == 1 })
 	answers = append(answers, testwork.Handle(b, msgs[1:6]...)...)
 	testkit.Eventually(t, testshop.Soon, "and a second one", func() bool { return s.TransactionsWaiting(t) == 2 })
 	answers = append(answers, testwork.Handle(b, msgs[6:]...)...)
@@ -123,7 +128,8 @@ func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	later := &batch.Submission{Msg: msgs[1], Done: make(chan error, 1)}
 	require.True(t, b.Queue.Add(later))
 	answers = append(answers, later.Done)
-	testkit.Eventually(t, testshop.Soon, "the other one is put off, not left in the queue", func() bool { return queued(b) == 0 })
+	testkit.Eventually(t, testshop.Soon, "the other one is put off, not left in the queue",
+		func() bool { return queued(b) == 0 })
 
 	stop()
 	require.NoError(t, testshop.Answer(t, ended))

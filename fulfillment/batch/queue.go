@@ -63,8 +63,8 @@ func (q *submissions) signal() {
 	}
 }
 
-// await has full tell when there are so many. What it told for another number is forgotten: to wake the batcher for each
-// message that it does not want yet would cost more than the message.
+// await has full tell when there are so many. What it told for another number is forgotten: to wake
+// the batcher for each message that it does not want yet would cost more than the message.
 func (q *submissions) await(n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -21,12 +21,16 @@ import (
 // patient is set, it is all of one sale that was blocked before: then it is halved for a lock as well.
 func (b *Batcher) Record(ctx context.Context, events []order.OrderReserved, patient bool) []ledger.Outcome {
 	most := int(b.most.Load())
-	s := ledger.BatchRecording{Ledger: b.Ledger, Try: b.try, TooMany: map[uuid.UUID]int64{}, Splits: true, Patient: patient, Most: most}
+	s := ledger.BatchRecording{
+		Ledger: b.Ledger, Try: b.try, TooMany: map[uuid.UUID]int64{}, Splits: true,
+		Patient: patient, Most: most,
+	}
 	outcomes := s.Record(ctx, events)
 	switch {
 	case s.Slow:
 		b.most.Store(int64(s.Most))
-		b.Logger.Warn("recording orders took too long, so that fewer are recorded at a time", "orders", s.Most, "before", most)
+		b.Logger.Warn("recording orders took too long, so that fewer are recorded at a time", "orders", s.Most, "before",
+			most)
 	case most < b.BatchMax:
 		b.most.Store(int64(min(2*most, b.BatchMax)))
 	}

@@ -27,7 +27,8 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	_, err := l.Record(t.Context(), []order.OrderReserved{early})
 	require.NoError(t, err)
 	testshop.RaiseEpoch(t, pool, sale)
-	late, ofToday, elsewhere := testshop.Reserved(sale, "bob", 2), testshop.Reserved(sale, "carol", 2), testshop.Reserved(other, "dave", 1)
+	late, ofToday, elsewhere := testshop.Reserved(sale, "bob", 2), testshop.Reserved(sale, "carol", 2),
+		testshop.Reserved(other, "dave", 1)
 	ofToday.Epoch = 2
 
 	for _, fresh := range []bool{true, false} {
@@ -90,7 +91,8 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 		over <- f
 	}()
 	testkit.Eventually(t, 10*time.Second, "the orders wait to be counted", func() bool {
-		return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+		return s.Count(t,
+			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
 	_, err = rebuilder.Exec(t.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1", sale)
 	require.NoError(t, err)
@@ -107,7 +109,8 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	}
 	require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
 	require.EqualValues(t, 2, testshop.SoldOf(t, s.Pool, other))
-	require.EqualValues(t, 2, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND reason = 'sale-rebuilt'"))
+	require.EqualValues(t, 2,
+		s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND reason = 'sale-rebuilt'"))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("confirmed")))
 	require.Zero(t, log.Times("cannot record orders in Postgres, trying again"), "that is no outage")

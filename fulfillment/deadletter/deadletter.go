@@ -92,7 +92,8 @@ func (d *Store) Park(ctx context.Context, entry stream.Entry, reason error) erro
 			replayOf = &id
 		}
 	}
-	_, err = d.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, Storable(reason.Error()), entry.Deliveries, replayOf)
+	_, err = d.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, Storable(reason.Error()),
+		entry.Deliveries, replayOf)
 	if err != nil {
 		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, ledger.OfConstraint(err))
 	}
@@ -177,8 +178,10 @@ func ScanLetter(row pgx.CollectableRow) (Letter, error) {
 		return Letter{}, err
 	}
 	l := Letter{
-		ID: r.ID, Entry: stream.Entry{Stream: r.Stream, ID: r.EntryID, Deliveries: r.Deliveries}, Reason: r.Reason, Status: r.Status,
-		Replays: r.Replays, ReplayedAs: r.ReplayedAs, Resolution: r.Resolution, CreatedAt: r.CreatedAt, UpdatedAt: r.UpdatedAt,
+		ID: r.ID, Entry: stream.Entry{Stream: r.Stream, ID: r.EntryID, Deliveries: r.Deliveries}, Reason: r.Reason,
+		Status:  r.Status,
+		Replays: r.Replays, ReplayedAs: r.ReplayedAs, Resolution: r.Resolution, CreatedAt: r.CreatedAt,
+		UpdatedAt: r.UpdatedAt,
 	}
 	if l.Entry.Fields, err = decodeFields(r.Fields); err != nil {
 		l.Entry.Fields, l.Damage = nil, err.Error()
@@ -231,9 +234,10 @@ func (d *Store) Replay(ctx context.Context, id int64) (entryID string, appended 
 // back to the sale; unless another delivery was applied meanwhile, which stands. That goes for a
 // version that this program does not know, too, as long as it says who bought what.
 //
-// If it does not, or says what no order can be, nothing is done but that: an order that was accepted has its reservation in
-// Redis, from which Reconcile has it recorded once the letter is out of the way. Errors are ErrDeadLetterNotFound,
-// and ErrDeadLetterNotParked unless the letter is parked.
+// If it does not, or says what no order can be, nothing is done but that: an order that was
+// accepted has its reservation in Redis, from which Reconcile has it recorded once the letter is
+// out of the way. Errors are ErrDeadLetterNotFound, and ErrDeadLetterNotParked unless the letter is
+// parked.
 //
 // Each step may be repeated, and the letter is marked last, so a Discard that failed may be called again.
 func (d *Store) Discard(ctx context.Context, id int64, why string) error {
@@ -272,7 +276,8 @@ func (d *Store) endOrder(ctx context.Context, letter Letter) (string, error) {
 	}
 	outcomes, err := d.ledger.Refuse(ctx, []order.OrderReserved{event}, RejectedDiscarded)
 	if err != nil && ledger.FaultOf(err) == ledger.BadData {
-		return fmt.Sprintf("order %s cannot be recorded as the entry tells it (%v): %s", event.OrderID, err, fromReservation), nil
+		return fmt.Sprintf("order %s cannot be recorded as the entry tells it (%v): %s", event.OrderID, err, fromReservation),
+			nil
 	} else if err != nil {
 		return "", err
 	}

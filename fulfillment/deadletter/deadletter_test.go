@@ -43,7 +43,8 @@ func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 
 	encoded, err = deadletter.EncodeFields([]stream.Field{{Name: "name", Value: "text"}, {Name: "name", Value: "\xff"}})
 	require.NoError(t, err)
-	require.JSONEq(t, `[["name", {"text": "text"}], ["name", {"base64": "/w=="}]]`, string(encoded), "the form that sql/migrations tells")
+	require.JSONEq(t, `[["name", {"text": "text"}], ["name", {"base64": "/w=="}]]`, string(encoded),
+		"the form that sql/migrations tells")
 }
 
 func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
@@ -132,7 +133,10 @@ func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	for i, mark := range []string{"999999", "x", "-1", ""} {
-		entry := stream.Entry{Stream: s.Keys.Orders(0), ID: uuid.NewString(), Fields: []stream.Field{{Name: deadletter.FieldReplayOf, Value: mark}}}
+		entry := stream.Entry{
+			Stream: s.Keys.Orders(0), ID: uuid.NewString(),
+			Fields: []stream.Field{{Name: deadletter.FieldReplayOf, Value: mark}},
+		}
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		listed, err := letters.List(t.Context(), "", 10)
 		require.NoError(t, err)
@@ -149,7 +153,8 @@ func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 	first := testwork.OnlyLetter(s, t, letters)
 
 	liar := testwork.Rubbish(s, t)
-	liar.Fields = append(liar.Fields, stream.Field{Name: "other", Value: "content"}, stream.Field{Name: deadletter.FieldReplayOf, Value: fmt.Sprint(first.ID)})
+	liar.Fields = append(liar.Fields, stream.Field{Name: "other", Value: "content"},
+		stream.Field{Name: deadletter.FieldReplayOf, Value: fmt.Sprint(first.ID)})
 	require.NoError(t, letters.Park(t.Context(), liar, errors.New("rubbish")))
 	all, err := letters.List(t.Context(), "", 10)
 	require.NoError(t, err)
@@ -193,7 +198,8 @@ func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	require.Equal(t, deadletter.RejectedDiscarded, got.Reason)
 	letter := testwork.OnlyLetter(s, t, letters)
 	require.Equal(t, deadletter.DeadLetterDiscarded, letter.Status)
-	require.Equal(t, "the operator said so; order "+o.String()+" is rejected and its units are back in the sale", letter.Resolution)
+	require.Equal(t, "the operator said so; order "+o.String()+" is rejected and its units are back in the sale",
+		letter.Resolution)
 	report := testwork.Audit(s, t, sale)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 5, report.Sales[0].Available)
@@ -271,7 +277,8 @@ func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
 	s.Lose(t, sale)
 	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "rubbish"))
-	require.Equal(t, "rubbish; order "+o.String()+" is rejected and its sale is not in Redis", testwork.OnlyLetter(s, t, letters).Resolution)
+	require.Equal(t, "rubbish; order "+o.String()+" is rejected and its sale is not in Redis",
+		testwork.OnlyLetter(s, t, letters).Resolution)
 	require.Equal(t, order.StatusRejected, testwork.OrderOfID(t, s.Pool, o).Status)
 }
 
@@ -286,7 +293,9 @@ func TestDiscardOfEntryWithoutOrder(t *testing.T) {
 }
 
 // letterOf parks the only entry of the stream, with some of its fields changed, and returns its letter.
-func letterOf(s *testshop.Shop, t testing.TB, letters *deadletter.Store, changed map[string]func(string) string) deadletter.Letter {
+func letterOf(s *testshop.Shop, t testing.TB, letters *deadletter.Store,
+	changed map[string]func(string) string,
+) deadletter.Letter {
 	t.Helper()
 	entry := testwork.TakeOut(s, t)
 	for i, f := range entry.Fields {
@@ -341,7 +350,10 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 		"an event without a payload": {"payload": func(string) string { return "" }},
 		"an event without a user":    {"payload": replacing(`"user_id"`, `"buyer"`)},
 		"a quantity of none":         {"payload": replacing(`"quantity":1`, `"quantity":0`)},
-		"an order without metadata":  {"metadata": func(string) string { return "" }, "payload": replacing(`"sale_id"`, `"shop"`)},
+		"an order without metadata": {
+			"metadata": func(string) string { return "" },
+			"payload":  replacing(`"sale_id"`, `"shop"`),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -352,7 +364,8 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 			letter := letterOf(s, t, letters, changed)
 			require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
 			require.NoError(t, letters.Discard(t.Context(), letter.ID, "away with it"))
-			require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution, "if it was accepted, `stampede reconcile` has it recorded from its reservation")
+			require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution,
+				"if it was accepted, `stampede reconcile` has it recorded from its reservation")
 			testwork.RequireMended(s, t, sale, "")
 			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 		})
@@ -389,7 +402,8 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	_, err = hold.Exec(t.Context(), "LOCK TABLE orders") // which the Discard comes to in its middle
 	require.NoError(t, err)
 	waiting := func() int64 {
-		return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+		return s.Count(t,
+			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 	}
 	discarded, replayed := make(chan error, 1), make(chan error, 1)
 	go func() { discarded <- letters.Discard(context.Background(), id, "the operator said so") }()
@@ -398,7 +412,8 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 		_, _, err := letters.Replay(context.Background(), id)
 		replayed <- err
 	}()
-	testkit.Eventually(t, testshop.Soon, "the Replay waits, or is done", func() bool { return waiting() == 2 || len(replayed) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the Replay waits, or is done",
+		func() bool { return waiting() == 2 || len(replayed) == 1 })
 	require.NoError(t, hold.Rollback(t.Context()))
 
 	require.NoError(t, testshop.Answer(t, discarded))

@@ -16,8 +16,8 @@ import (
 // errNoOrder is returned for an entry that names no order for which anybody could be waiting.
 var errNoOrder = errors.New("the entry names no order")
 
-// errUnreadable is returned for an entry that reserves units, or names an order, and from which nobody can read who bought
-// what.
+// errUnreadable is returned for an entry that reserves units, or names an order, and from which
+// nobody can read who bought what.
 var errUnreadable = errors.New("the entry does not tell who bought what")
 
 // OrderOf reads the reservation of an entry, and does not mind what a worker minds: a version that it
@@ -62,7 +62,10 @@ func reservedOf(entry stream.Entry) (order.OrderReserved, error) {
 
 // eventNameOf is the event that the metadata of an entry names, "" if there is none to be read.
 func eventNameOf(entry stream.Entry) string {
-	msg, err := stream.DecodeEntry(entry.ID, map[string]any{stream.FieldUUID: "", stream.FieldMetadata: entry.Field(stream.FieldMetadata)}, entry.Deliveries)
+	msg, err := stream.DecodeEntry(entry.ID, map[string]any{
+		stream.FieldUUID:     "",
+		stream.FieldMetadata: entry.Field(stream.FieldMetadata),
+	}, entry.Deliveries)
 	if err != nil {
 		return ""
 	}
@@ -94,7 +97,10 @@ func readOrder(payload []byte) (order.OrderReserved, error) {
 	if err := order.ValidateUser(p.UserID); err != nil {
 		return order.OrderReserved{}, fmt.Errorf("payload: %w", err)
 	}
-	return order.OrderReserved{OrderID: p.OrderID, SaleID: p.SaleID, UserID: p.UserID, Quantity: p.Quantity, Epoch: p.Epoch}, nil
+	return order.OrderReserved{
+		OrderID: p.OrderID, SaleID: p.SaleID, UserID: p.UserID, Quantity: p.Quantity,
+		Epoch: p.Epoch,
+	}, nil
 }
 
 // reservedAtOf is the time that the script added to the entry, or else the one in the entry's id.

@@ -17,24 +17,37 @@ import (
 
 // forgedFields are what somebody may write into dead_letters.fields. $payload is that of an order which was accepted.
 var forgedFields = []string{
-	`null`, `{}`, `[]`, `1`, `"text"`, `true`, `[1, 2]`, `[null]`, `[[]]`, `[["payload"]]`, `[["payload", "plain"]]`, `[["payload", 5]]`, `[["payload", null]]`,
-	`[[null, {"text": "x"}]]`, `[[1, {"text": "x"}]]`, `[["payload", {"base64": "no base64!"}]]`, `[["payload", {"text": 7}]]`, `[["payload", {}]]`,
+	`null`, `{}`, `[]`, `1`, `"text"`, `true`, `[1, 2]`, `[null]`, `[[]]`, `[["payload"]]`, `[["payload", "plain"]]`,
+	`[["payload", 5]]`, `[["payload", null]]`,
+	`[[null, {"text": "x"}]]`, `[[1, {"text": "x"}]]`, `[["payload", {"base64": "no base64!"}]]`,
+	`[["payload", {"text": 7}]]`, `[["payload", {}]]`,
 	`[["payload", {"text": "not JSON"}]]`, `[["metadata", {"base64": "/w=="}], ["payload", {"text": "{}"}]]`,
 	`[["payload", {"text": "{\"order_id\": 5}"}]]`, `[["payload", {"text": "{\"order_id\": \"$order\"}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"\", \"quantity\": 1, \"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"a b\", \"quantity\": 1, \"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": -1, \"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1e99, \"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, \"epoch\": 0}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, \"epoch\": 9223372036854775807}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$other\", \"user_id\": \"ann\", \"quantity\": 1, \"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$other\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, \"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"bob\", \"quantity\": 1, \"epoch\": 1}"}]]`,
-	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, \"epoch\": 1}"}], ["sequence", {"text": "99999999999999999999"}], ["reserved_at_ms", {"text": "9223372036854775807"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"\", \"quantity\": 1, ` +
+		`\"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"a b\", \"quantity\": 1, ` +
+		`\"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": -1, ` +
+		`\"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": ` +
+		`1e99, \"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, ` +
+		`\"epoch\": 0}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, ` +
+		`\"epoch\": 9223372036854775807}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$other\", \"user_id\": \"ann\", \"quantity\": 1, ` +
+		`\"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$other\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, ` +
+		`\"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"bob\", \"quantity\": 1, ` +
+		`\"epoch\": 1}"}]]`,
+	`[["payload", {"text": "{\"order_id\": \"$order\", \"sale_id\": \"$sale\", \"user_id\": \"ann\", \"quantity\": 1, ` +
+		`\"epoch\": 1}"}], ["sequence", {"text": "99999999999999999999"}], ["reserved_at_ms", {"text": ` +
+		`"9223372036854775807"}]]`,
 }
 
-// Whatever a dead letter looks like, the audit goes on and names it, it can be shown, and it can be discarded; the order that
-// was accepted comes to its end all the same.
+// Whatever a dead letter looks like, the audit goes on and names it, it can be shown, and it can be
+// discarded; the order that was accepted comes to its end all the same.
 func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -46,10 +59,13 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	streams := []string{s.Keys.Orders(0), "", "another stream"}
 	ids := make([]int64, len(forgedFields))
 	for i, fields := range forgedFields {
-		fields = replacing("$order", o.String())(replacing("$sale", sale.String())(replacing("$other", uuid.NewString())(fields)))
-		err := s.Pool.QueryRow(t.Context(), `INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries, replays, created_at, updated_at)
+		fields = replacing("$order", o.String())(replacing("$sale",
+			sale.String())(replacing("$other", uuid.NewString())(fields)))
+		err := s.Pool.QueryRow(t.Context(),
+			`INSERT INTO dead_letters (stream, entry_id, fields, reason, deliveries, replays, created_at, updated_at)
 			VALUES ($1, $2, $3, E'\x1b rubbish', -1, 2147483647, 'infinity', '-infinity') RETURNING id`,
-			streams[i%len(streams)], fmt.Sprint(entries[i%len(entries)], map[bool]string{true: "", false: fmt.Sprint(i)}[i < len(entries)]), fields).Scan(&ids[i])
+			streams[i%len(streams)], fmt.Sprint(entries[i%len(entries)],
+				map[bool]string{true: "", false: fmt.Sprint(i)}[i < len(entries)]), fields).Scan(&ids[i])
 		require.NoError(t, err, fields)
 	}
 	report := testwork.Audit(s, t, uuid.Nil)

@@ -37,7 +37,8 @@ func ColumnsOf(events []order.OrderReserved) (*Columns, []int) {
 		if !twice {
 			row = len(c.orders)
 			rowOf[e.OrderID] = row
-			c.orders, c.sales, c.users = append(c.orders, idCell(e.OrderID)), append(c.sales, idCell(e.SaleID)), append(c.users, textCell(e.UserID))
+			c.orders, c.sales, c.users = append(c.orders, idCell(e.OrderID)), append(c.sales, idCell(e.SaleID)),
+				append(c.users, textCell(e.UserID))
 			c.quantities, c.sequences = append(c.quantities, numberCell(e.Quantity)), append(c.sequences, numberCell(e.Sequence))
 			c.epochs, c.reservedAt = append(c.epochs, numberCell(e.Epoch)), append(c.reservedAt, timeCell(e.ReservedAt))
 			c.keys, c.firsts = append(c.keys, textCell(e.KeyFingerprint)), append(c.firsts, i)

@@ -102,7 +102,8 @@ func IsLocked(err error) bool { return hasCode(err, lockNotAvailable) }
 
 // IsTooSlow reports whether a running transaction took too long. A smaller one may not.
 func IsTooSlow(err error) bool {
-	return errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, errNoConnection) || hasCode(err, queryCanceled) || hasCode(err, transactionTimeout)
+	return errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, errNoConnection) || hasCode(err, queryCanceled) ||
+		hasCode(err, transactionTimeout)
 }
 
 func hasCode(err error, code string) bool {
@@ -122,7 +123,8 @@ func OfConstraint(err error) error {
 		return fmt.Errorf("%w (`stampede doctor` names it): %w", ErrGuardMissing, err)
 	case pgErr.ConstraintName == oversoldConstraint:
 		return fmt.Errorf("%w: %w", ErrOversold, err)
-	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch": // see ledger/add_sold.sql
+	// see ledger/add_sold.sql
+	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch":
 		return fmt.Errorf("%w: %w", ErrEpochOver, err)
 	}
 	return err
@@ -132,5 +134,6 @@ func OfConstraint(err error) error {
 func isNotFresh(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) &&
-		(pgErr.Code == uniqueViolation || pgErr.Code == notNullViolation && pgErr.TableName == "order_events" && pgErr.ColumnName == "sale_id")
+		(pgErr.Code == uniqueViolation || pgErr.Code == notNullViolation && pgErr.TableName == "order_events" &&
+			pgErr.ColumnName == "sale_id")
 }

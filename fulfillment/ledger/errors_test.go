@@ -50,15 +50,27 @@ func TestFaultOf(t *testing.T) {
 		{"not null", state("23502"), BadData},
 		{"unique", state("23505"), BadData},
 		{"check", state("23514"), BadData},
-		{"a row that cannot be read", fmt.Errorf("record: %w", pgx.ScanArgError{Err: errors.New("cannot scan -Infinity")}), BadData},
+		{
+			"a row that cannot be read", fmt.Errorf("record: %w", pgx.ScanArgError{Err: errors.New("cannot scan -Infinity")}),
+			BadData,
+		},
 		{"undecodable", fmt.Errorf("message: %w", order.ErrUndecodable), BadData},
 		{"unknown sale", fmt.Errorf("%w: x", ErrUnknownSale), BadData},
 		{"contradiction", fmt.Errorf("%w: x", ErrContradiction), BadData},
 		{"panic", fmt.Errorf("%w: x", ErrPanicked), BadData},
 
-		{"the sale's own check", OfConstraint(&pgconn.PgError{Code: "23514", ConstraintName: "sales_not_oversold"}), oversold},
-		{"an epoch that is over", OfConstraint(&pgconn.PgError{Code: "23502", TableName: "sales", ColumnName: "epoch"}), Transient},
-		{"another value that is missing", OfConstraint(&pgconn.PgError{Code: "23502", TableName: "orders", ColumnName: "epoch"}), BadData},
+		{
+			"the sale's own check", OfConstraint(&pgconn.PgError{Code: "23514", ConstraintName: "sales_not_oversold"}),
+			oversold,
+		},
+		{
+			"an epoch that is over", OfConstraint(&pgconn.PgError{Code: "23502", TableName: "sales", ColumnName: "epoch"}),
+			Transient,
+		},
+		{
+			"another value that is missing",
+			OfConstraint(&pgconn.PgError{Code: "23502", TableName: "orders", ColumnName: "epoch"}), BadData,
+		},
 		{"another check", OfConstraint(&pgconn.PgError{Code: "23514", ConstraintName: "orders_quantity_check"}), BadData},
 	} {
 		require.Equal(t, c.want, FaultOf(c.err), c.what)

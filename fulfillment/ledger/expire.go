@@ -22,7 +22,9 @@ const (
 
 // expireSome ends at most limit overdue orders of one sale in one transaction, except those of aside, and returns them.
 // After an error it returns the orders that it tried to end.
-func (l *Ledger) expireSome(ctx context.Context, except, aside []uuid.UUID, limit int) (orders []order.Order, err error) {
+func (l *Ledger) expireSome(ctx context.Context, except, aside []uuid.UUID,
+	limit int,
+) (orders []order.Order, err error) {
 	var next order.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) (err error) {
 		if orders, err = LockOverdue(ctx, tx, except, aside, limit); err != nil || len(orders) == 0 {

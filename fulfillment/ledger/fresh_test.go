@@ -34,7 +34,8 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	plain, timed := testshop.NewSale(t, pool, 100), testshop.NewSale(t, pool, 100)
 	_, err := pool.Exec(t.Context(), "UPDATE sales SET payment_window_seconds = 600 WHERE id = $1", timed)
 	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '1 hour'") // so the clock of deadlines stands still
+	// So the clock of deadlines stands still.
+	_, err = pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '1 hour'")
 	require.NoError(t, err)
 	// batch makes the same events anew, for users and places of their own.
 	batch := func(group int64) []order.OrderReserved {
@@ -81,11 +82,14 @@ func written(t testing.TB, pool *pgxpool.Pool, e order.OrderReserved) (rows stri
 	require.NoError(t, pool.QueryRow(t.Context(), `
 		SELECT jsonb_build_object(
 			'order', (SELECT to_jsonb(o) - '{id,user_id,sequence,reserved_at,updated_at}'::text[] ||
-			                 jsonb_build_object('said', o.user_id = $2 AND o.sequence = $3 AND o.reserved_at = $4 AND o.updated_at > now() - interval '1 hour')
+			                 jsonb_build_object('said', o.user_id = $2 AND o.sequence = $3 AND o.reserved_at = $4 AND
+			o.updated_at > now() - interval '1 hour')
 			          FROM orders AS o WHERE id = $1),
 			'events', (SELECT jsonb_agg(to_jsonb(e) - '{position,order_id,user_id,occurred_at}'::text[] || jsonb_build_object(
-			                  'said', e.user_id = $2 AND CASE e.version WHEN 1 THEN e.occurred_at = $4 ELSE e.occurred_at = o.updated_at END,
-			                  'data', e.data || CASE e.version WHEN 1 THEN jsonb_build_object('sequence', e.data -> 'sequence' = to_jsonb($3::bigint)) ELSE '{}' END)
+			                  'said', e.user_id = $2 AND CASE e.version WHEN 1 THEN e.occurred_at = $4 ELSE e.occurred_at =
+			o.updated_at END,
+			                  'data', e.data || CASE e.version WHEN 1 THEN jsonb_build_object('sequence', e.data -> 'sequence' =
+			to_jsonb($3::bigint)) ELSE '{}' END)
 			                  ORDER BY e.version)
 			           FROM order_events AS e JOIN orders AS o ON o.id = e.order_id WHERE order_id = $1))`,
 		e.OrderID, e.UserID, e.Sequence, e.ReservedAt).Scan(&rows))

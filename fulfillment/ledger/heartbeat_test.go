@@ -35,7 +35,8 @@ const outageAfter = 5 * time.Second
 // expiresIn sets the deadline of an order so long from now.
 func expiresIn(t testing.TB, pool *pgxpool.Pool, order uuid.UUID, fromNow string) {
 	t.Helper()
-	tag, err := pool.Exec(t.Context(), "UPDATE orders SET due = now() - lost_time() + $2::interval WHERE id = $1", order, fromNow)
+	tag, err := pool.Exec(t.Context(), "UPDATE orders SET due = now() - lost_time() + $2::interval WHERE id = $1", order,
+		fromNow)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, tag.RowsAffected())
 }
@@ -43,7 +44,8 @@ func expiresIn(t testing.TB, pool *pgxpool.Pool, order uuid.UUID, fromNow string
 // lastOutage is the one that ended last.
 func lastOutage(t testing.TB, pool *pgxpool.Pool) (began, ended time.Time) {
 	t.Helper()
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT began_at, ended_at FROM outages ORDER BY ended_at DESC LIMIT 1").Scan(&began, &ended))
+	require.NoError(t, pool.QueryRow(t.Context(),
+		"SELECT began_at, ended_at FROM outages ORDER BY ended_at DESC LIMIT 1").Scan(&began, &ended))
 	return began.UTC(), ended.UTC()
 }
 
@@ -77,7 +79,9 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	hold, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.Background()) }()
-	_, err = pool.Exec(t.Context(), `CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END $$;
+	_, err = pool.Exec(t.Context(),
+		`CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW;
+			END $$;
 		CREATE TRIGGER wait BEFORE INSERT ON outages FOR EACH ROW EXECUTE FUNCTION wait()`)
 	require.NoError(t, err)
 	_, err = hold.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)")
@@ -97,7 +101,8 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	}
 	testkit.Eventually(t, 20*time.Second, "one sees to it, and the others leave it to that one", func() bool {
 		return done.Load() == ingresses-1 &&
-			testshop.QueryInt(t, pool, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+			testshop.QueryInt(t, pool,
+				"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, all.Wait())
@@ -136,7 +141,8 @@ func TestMissedHeartbeatsAreNoOutage(t *testing.T) {
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Equal(t, before, testshop.QueryInt(t, pool, outages))
 	require.Equal(t, deadline, testwork.OrderOfID(t, pool, order).ExpiresAt)
-	require.Less(t, testshop.QueryInt(t, pool, "SELECT extract(epoch FROM now() - seen_at)::bigint FROM pulse"), int64(3), "it was noted that somebody is here")
+	require.Less(t, testshop.QueryInt(t, pool, "SELECT extract(epoch FROM now() - seen_at)::bigint FROM pulse"), int64(3),
+		"it was noted that somebody is here")
 
 	away(t, pool, "6 s")
 	outage := testwork.Heartbeat(t, pool)
@@ -179,8 +185,10 @@ func TestOutageWritesNoOrder(t *testing.T) {
 	testwork.Heartbeat(t, pool)
 	sale := testshop.NewPayableSale(t, pool, 1_000_000)
 	const n = 200_000
-	_, err := pool.Exec(t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due)
-		SELECT gen_random_uuid(), $1, 'user-' || n, 1, 'confirmed', 2, n, 1, now(), now(), (SELECT pay_clock()) + make_interval(secs => n)
+	_, err := pool.Exec(t.Context(),
+		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, due)
+		SELECT gen_random_uuid(), $1, 'user-' || n, 1, 'confirmed', 2, n, 1, now(), now(), (SELECT pay_clock()) +
+		make_interval(secs => n)
 		FROM generate_series(1, $2) AS n`, sale, n)
 	require.NoError(t, err)
 	const places = "SELECT md5(string_agg(ctid::text || xmin::text || xmax::text, ' ' ORDER BY id)) FROM orders"
@@ -193,8 +201,11 @@ func TestOutageWritesNoOrder(t *testing.T) {
 	require.Greater(t, outage, time.Hour)
 	require.NoError(t, pool.QueryRow(t.Context(), places).Scan(&after))
 	require.Equal(t, before, after)
-	require.InDelta(t, outage.Seconds(), float64(testshop.QueryInt(t, pool, deadlines)-first)/n, 0.001, "and all of them are put off")
-	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE due <= (SELECT least(seen_at, now()) - lost FROM pulse)"))
+	require.InDelta(t, outage.Seconds(), float64(testshop.QueryInt(t, pool, deadlines)-first)/n, 0.001,
+		"and all of them are put off")
+	require.Zero(t,
+		testshop.QueryInt(t, pool,
+			"SELECT count(*) FROM orders WHERE due <= (SELECT least(seen_at, now()) - lost FROM pulse)"))
 }
 
 // A worker goes on while there is no ingress. Whoever gets an order in that time can pay for it only later.
@@ -216,7 +227,10 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 	sale := testshop.NewPayableSale(t, pool, 10)
 	orders := testwork.Confirm(t, pool, sale, 3)
 	expiresIn(t, pool, orders[1], "45 s")
-	deadlines := []time.Time{testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, testwork.OrderOfID(t, pool, orders[1]).ExpiresAt}
+	deadlines := []time.Time{
+		testwork.OrderOfID(t, pool, orders[0]).ExpiresAt,
+		testwork.OrderOfID(t, pool, orders[1]).ExpiresAt,
+	}
 	expiresIn(t, pool, orders[2], "-3 h")
 	var lost time.Duration
 	for _, ago := range []string{"30 s", "2 h", "40 s"} {
@@ -232,8 +246,10 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status, "it was overdue before all of them")
-	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
+	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status,
+		"it was overdue before all of them")
+	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
+		"SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
 
 	// Who comes between two of them is put off by the second one only.
 	between := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
@@ -253,10 +269,12 @@ func TestClockSetBackIsNoOutage(t *testing.T) {
 	before := testshop.QueryInt(t, pool, outages)
 	away(t, pool, "-1 h")
 	late := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, late).ExpiresAt, time.Minute)
+	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, late).ExpiresAt,
+		time.Minute)
 	expiresIn(t, pool, orders[1], "-1 ms")
 	require.Zero(t, testwork.Heartbeat(t, pool))
-	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE seen_at > now()"), "or the next outage would not be seen")
+	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE seen_at > now()"),
+		"or the next outage would not be seen")
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Equal(t, before, testshop.QueryInt(t, pool, outages))
 	_, n, err := ledger.NewExpirer(ledger.New(pool), testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
@@ -289,13 +307,15 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	require.Len(t, listed, 1)
 	require.Equal(t, deadline, listed[0].ExpiresAt)
 	meanwhile := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, meanwhile).ExpiresAt, time.Minute)
+	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, meanwhile).ExpiresAt,
+		time.Minute)
 	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Zero(t, n, "nobody knows whether an ingress was there")
 
 	require.Zero(t, testwork.Heartbeat(t, pool))
-	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
+	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
+		"SELECT count(*) FROM pulse WHERE lost = (SELECT sum(ended_at - began_at) FROM outages)"))
 	require.Equal(t, deadline, testwork.OrderOfID(t, pool, orders[0]).ExpiresAt)
 	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err)
@@ -346,7 +366,8 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 		heartbeats.Go(func() error { return ledger.Heartbeat{Pool: own, Logger: slog.New(log)}.Run(ctx) })
 	}
 	before := s.Count(t, outages)
-	_, err = pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() + interval '4 s' WHERE id IN ($1, $2)", unlucky, absent)
+	_, err = pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() + interval '4 s' WHERE id IN ($1, $2)", unlucky,
+		absent)
 	require.NoError(t, err)
 	_, err = ledger.New(pool).Pay(t.Context(), punctual, "ann", "pi_1")
 	require.NoError(t, err)
@@ -357,7 +378,8 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 		return time.Since(stopped) > outageAfter+2*time.Second
 	})
 	s.Restart(t, server)
-	testkit.Eventually(t, 20*time.Second, "the outage is written down", func() bool { return s.Count(t, outages) == before+1 })
+	testkit.Eventually(t, 20*time.Second, "the outage is written down",
+		func() bool { return s.Count(t, outages) == before+1 })
 	_, err = ledger.New(pool).Pay(t.Context(), unlucky, "bob", "pi_2")
 	require.NoError(t, err)
 	require.Zero(t, s.Count(t, testshop.ExpiredOrders))

@@ -134,7 +134,9 @@ func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *Column
 }
 
 // recordOn records events of any kind, in two round trips.
-func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *Columns, refusal *string) ([]string, map[uuid.UUID]order.Order, error) {
+func (l *Ledger) recordOn(ctx context.Context, conn *pgxpool.Conn, c *Columns,
+	refusal *string,
+) ([]string, map[uuid.UUID]order.Order, error) {
 	begin := &pgx.Batch{}
 	l.queueBegin(begin)
 	begin.Queue(sql.LedgerRecordOrders, append(c.Arguments(), refusal)...)
@@ -276,7 +278,8 @@ func scanOrder(row pgx.CollectableRow) (order.Order, error) {
 func (r *orderRow) order() order.Order {
 	o := order.Order{
 		ID: r.ID, SaleID: r.SaleID, UserID: r.UserID, Quantity: r.Quantity, Status: r.Status, Version: r.Version,
-		ReservedAt: r.ReservedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt), PaymentReference: r.PaymentReference, Reason: r.Reason,
+		ReservedAt: r.ReservedAt.UTC(), ExpiresAt: time.Time(r.ExpiresAt), PaymentReference: r.PaymentReference,
+		Reason: r.Reason,
 	}
 	if !o.ExpiresAt.IsZero() {
 		o.ExpiresAt = o.ExpiresAt.UTC()
@@ -316,14 +319,16 @@ func outcomeOf(event order.OrderReserved, word string, found map[uuid.UUID]order
 // fresh, and only if they agree.
 func repeated(out Outcome, first order.OrderReserved) Outcome {
 	out.Fresh = false
-	if out.Err == nil && (first.SaleID != out.Event.SaleID || first.UserID != out.Event.UserID || first.Quantity != out.Event.Quantity) {
+	if out.Err == nil && (first.SaleID != out.Event.SaleID || first.UserID != out.Event.UserID ||
+		first.Quantity != out.Event.Quantity) {
 		return Outcome{Event: out.Event, Err: contradiction(out.Event.OrderID, first.SaleID, first.UserID, first.Quantity)}
 	}
 	return out
 }
 
 func contradiction(order, sale uuid.UUID, user string, quantity int64) error {
-	return fmt.Errorf("%w: order %s was recorded for sale=%s user=%s quantity=%d", ErrContradiction, order, sale, user, quantity)
+	return fmt.Errorf("%w: order %s was recorded for sale=%s user=%s quantity=%d", ErrContradiction, order, sale, user,
+		quantity)
 }
 
 // rollBack makes the connection usable again. It has its own timeout, because the caller's context may have ended;

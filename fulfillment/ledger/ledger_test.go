@@ -36,7 +36,8 @@ func TestLedgerConfirmsOrderWithFieldsOfEvent(t *testing.T) {
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, event.OrderID))
 	require.EqualValues(t, 3, testshop.SoldOf(t, pool, sale))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
-		`SELECT count(*) FROM order_events WHERE version = 1 AND data = '{"sequence": 7, "epoch": 1}' AND occurred_at = $1`, event.ReservedAt))
+		`SELECT count(*) FROM order_events WHERE version = 1 AND data = '{"sequence": 7, "epoch": 1}' AND occurred_at = $1`,
+		event.ReservedAt))
 }
 
 func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
@@ -44,7 +45,10 @@ func TestLedgerRepeatReturnsFirstOutcome(t *testing.T) {
 	pool := testkit.Pool(t)
 	ledger := New(pool)
 	sale := testshop.NewSale(t, pool, 10)
-	events := []order.OrderReserved{testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "alice", 2), testshop.Reserved(sale, "bob", 3)}
+	events := []order.OrderReserved{
+		testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "alice", 2),
+		testshop.Reserved(sale, "bob", 3),
+	}
 	first, err := ledger.Record(t.Context(), events)
 	require.NoError(t, err)
 	require.Equal(t, order.StatusRejected, first[1].Status, "the later order of the same user")
@@ -155,7 +159,10 @@ func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 	pool := testkit.Pool(t)
 	ledger := New(pool)
 	const workers, rounds, size = 4, 15, 60
-	sales := []uuid.UUID{testshop.NewSale(t, pool, 1_000_000), testshop.NewSale(t, pool, 1_000_000), testshop.NewSale(t, pool, 1_000_000)}
+	sales := []uuid.UUID{
+		testshop.NewSale(t, pool, 1_000_000), testshop.NewSale(t, pool, 1_000_000),
+		testshop.NewSale(t, pool, 1_000_000),
+	}
 	var fresh sync.Map
 	for round := range rounds {
 		shared := make([]order.OrderReserved, size)
@@ -193,7 +200,8 @@ func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 	}
 	require.EqualValues(t, rounds*(size+workers), testshop.QueryInt(t, pool, "SELECT count(*) FROM orders"))
 	require.EqualValues(t, 2*rounds*(size+workers), testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"))
-	require.Equal(t, testshop.QueryInt(t, pool, "SELECT sum(sold) FROM sales"), testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
+	require.Equal(t, testshop.QueryInt(t, pool, "SELECT sum(sold) FROM sales"),
+		testshop.QueryInt(t, pool, "SELECT count(*) FROM orders WHERE status = 'confirmed'"))
 }
 
 func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
@@ -206,7 +214,8 @@ func TestConcurrentLedgersNeverExceedStock(t *testing.T) {
 	for w := range 4 {
 		wg.Go(func() {
 			for i := range 20 {
-				_, err := ledger.Record(context.Background(), []order.OrderReserved{testshop.Reserved(sale, fmt.Sprintf("user-%d-%d", w, i), 1)})
+				_, err := ledger.Record(context.Background(),
+					[]order.OrderReserved{testshop.Reserved(sale, fmt.Sprintf("user-%d-%d", w, i), 1)})
 				if err != nil && FaultOf(err) != oversold {
 					t.Error(err)
 				}

@@ -19,7 +19,8 @@ import (
 
 func receiptOf(e order.OrderReserved) order.Receipt {
 	return order.Receipt{
-		OrderID: e.OrderID, SaleID: e.SaleID, User: e.UserID, Epoch: e.Epoch, Sequence: e.Sequence, Quantity: e.Quantity, ReservedAt: e.ReservedAt,
+		OrderID: e.OrderID, SaleID: e.SaleID, User: e.UserID, Epoch: e.Epoch, Sequence: e.Sequence, Quantity: e.Quantity,
+		ReservedAt: e.ReservedAt,
 	}
 }
 
@@ -70,8 +71,8 @@ func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	require.False(t, errors.Is(err, order.ErrOrderNotFound))
 }
 
-// TestVoidedOrderIsNeverConfirmed: whoever was once told that the order is voided is told that for ever, however an epoch ends
-// beside the transactions that confirm.
+// TestVoidedOrderIsNeverConfirmed: whoever was once told that the order is voided is told that for
+// ever, however an epoch ends beside the transactions that confirm.
 func TestVoidedOrderIsNeverConfirmed(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -96,7 +97,8 @@ func TestVoidedOrderIsNeverConfirmed(t *testing.T) {
 	}
 }
 
-// TestFindByReceiptReadsEpochFirst: an order that is confirmed, and whose epoch ends, between the two questions is not voided.
+// TestFindByReceiptReadsEpochFirst: an order that is confirmed, and whose epoch ends, between the
+// two questions is not voided.
 func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -123,9 +125,11 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 		found <- answer{order, err}
 	}()
 	testkit.Eventually(t, 10*time.Second, "it waits for the sale", func() bool {
-		return testshop.QueryInt(t, pool, "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sales'::regclass") == 1
+		return testshop.QueryInt(t, pool,
+			"SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sales'::regclass") == 1
 	})
-	_, err = tx.Exec(t.Context(), `INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
+	_, err = tx.Exec(t.Context(),
+		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at)
 		VALUES ($1, $2, 'alice', 1, 'confirmed', 2, 1, 1, now(), now())`, event.OrderID, sale)
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1, sold = 1 WHERE id = $1", sale)

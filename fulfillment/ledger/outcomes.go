@@ -61,10 +61,12 @@ func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 		Name: "stampede_outcomes_published_total", Help: "Changes of orders that were published to the ingresses.",
 	}))
 	dropped, err2 := telemetry.RegisterOnce(c.Registerer, prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "stampede_outcomes_dropped_total", Help: "Changes of orders that were not published to the ingresses, because Redis did not take them in time.",
+		Name: "stampede_outcomes_dropped_total",
+		Help: "Changes of orders that were not published to the ingresses, because Redis did not take them in time.",
 	}))
 	// The publisher is never closed, because that would close the client.
-	publisher, err3 := redisstream.NewPublisher(redisstream.PublisherConfig{Client: c.Client, DefaultMaxlen: outcomesKept}, nil)
+	publisher, err3 := redisstream.NewPublisher(redisstream.PublisherConfig{Client: c.Client, DefaultMaxlen: outcomesKept},
+		nil)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return nil, fmt.Errorf("outcomes: %w", err)
 	}

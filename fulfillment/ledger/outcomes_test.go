@@ -142,7 +142,8 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	_, err = l.Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 10), 3))
 	require.NoError(t, err)
 	stop := run()
-	testkit.Eventually(t, 30*time.Second, "all are given up", func() bool { return testutil.ToFloat64(o.Dropped()) == 2*ledger.OutcomesQueued+3 })
+	testkit.Eventually(t, 30*time.Second, "all are given up",
+		func() bool { return testutil.ToFloat64(o.Dropped()) == 2*ledger.OutcomesQueued+3 })
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "they are told again", func() bool {
 		o.Enqueue([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})

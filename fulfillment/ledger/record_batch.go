@@ -26,7 +26,9 @@ type Transaction func(context.Context) ([]Outcome, error)
 
 // RecordWith records a batch with another way to try a transaction. A transient error of try ends the recording and
 // is the outcome of all events that are not recorded by then; any other error belongs to one event.
-func RecordWith(ctx context.Context, ledger *Ledger, try func(context.Context, Transaction) ([]Outcome, error), events []order.OrderReserved) []Outcome {
+func RecordWith(ctx context.Context, ledger *Ledger,
+	try func(context.Context, Transaction) ([]Outcome, error), events []order.OrderReserved,
+) []Outcome {
 	s := BatchRecording{Ledger: ledger, Try: try, TooMany: map[uuid.UUID]int64{}, Most: len(events)}
 	return s.Record(ctx, events)
 }

@@ -26,7 +26,8 @@ func NeedsRelease(out Outcome) bool {
 func ReleaseOf(out Outcome) reservation.Release {
 	e := &out.Event
 	return reservation.Release{
-		SaleID: e.SaleID, OrderID: e.OrderID, UserID: e.UserID, Quantity: e.Quantity, KeyFingerprint: e.KeyFingerprint, Status: out.Status,
+		SaleID: e.SaleID, OrderID: e.OrderID, UserID: e.UserID, Quantity: e.Quantity, KeyFingerprint: e.KeyFingerprint,
+		Status: out.Status,
 	}
 }
 
@@ -57,7 +58,9 @@ func (l *Ledger) PendingReleases(ctx context.Context) (pending int, err error) {
 //
 // Entries are deleted after Redis has answered. After a crash another worker retries; lua/release.lua releases a
 // unit once, because it finds the reservation gone or replaced by another order.
-func (l *Ledger) ReleaseSome(ctx context.Context, store *reservation.Store, except []uuid.UUID) (sale uuid.UUID, released int, err error) {
+func (l *Ledger) ReleaseSome(ctx context.Context, store *reservation.Store,
+	except []uuid.UUID,
+) (sale uuid.UUID, released int, err error) {
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
 		rows, _ := tx.Query(ctx, sql.LedgerTakeReleases, except, SweepMax) // rows carry the error
 		releases, err := pgx.CollectRows(rows, pgx.RowToStructByName[reservation.Release])

@@ -158,7 +158,8 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 	ingress := ledger.Heartbeat{Pool: r.Pool, Logger: testkit.Logger(t)}
 	var won sync.Map
 	r.each(t, func(o order.Order) error {
-		if _, err := r.Pool.Exec(context.Background(), "UPDATE orders SET due = pay_clock() WHERE id = $1 AND status = 'confirmed'", o.ID); err != nil {
+		if _, err := r.Pool.Exec(context.Background(),
+			"UPDATE orders SET due = pay_clock() WHERE id = $1 AND status = 'confirmed'", o.ID); err != nil {
 			return err
 		}
 		var sides errgroup.Group

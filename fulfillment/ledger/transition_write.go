@@ -47,7 +47,9 @@ func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Or
 type decision func(o order.Order, overdue bool) (next order.Order, changed bool, err error)
 
 // change applies one event to the user's order: it reads, decides and writes in one transaction that locks the row.
-func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event order.EventType, decide decision) (next order.Order, err error) {
+func (l *Ledger) change(ctx context.Context, id uuid.UUID, user string, event order.EventType,
+	decide decision,
+) (next order.Order, err error) {
 	var changed []order.Order
 	err = l.inTransaction(ctx, func(tx pgx.Tx) error {
 		o, overdue, err := LockOrder(ctx, tx, id, user)
@@ -103,7 +105,8 @@ func writeChange(ctx context.Context, tx pgx.Tx, event order.EventType, orders [
 	}
 	comeBack := !next.Status.Live()
 	var changed int
-	if err := tx.QueryRow(ctx, sql.LedgerChangeOrders, ids, versions, next.Status, event, reference, comeBack).Scan(&changed); err != nil {
+	if err := tx.QueryRow(ctx, sql.LedgerChangeOrders, ids, versions, next.Status, event, reference,
+		comeBack).Scan(&changed); err != nil {
 		return err
 	}
 	if changed != len(orders) {

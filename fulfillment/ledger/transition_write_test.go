@@ -33,7 +33,8 @@ func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
 	order := testwork.OrderOfID(t, pool, first.OrderID)
 	require.Equal(t, time.UTC, order.ExpiresAt.Location())
 	require.WithinRange(t, order.ExpiresAt, before.Add(testshop.PaymentWindow), after.Add(testshop.PaymentWindow))
-	require.Zero(t, testwork.OrderOfID(t, pool, second.OrderID).ExpiresAt, "confirmed is the end of an order of a sale without a payment window")
+	require.Zero(t, testwork.OrderOfID(t, pool, second.OrderID).ExpiresAt,
+		"confirmed is the end of an order of a sale without a payment window")
 }
 
 func TestPayRecordsReferenceOnce(t *testing.T) {
@@ -63,7 +64,8 @@ func TestPayRecordsReferenceOnce(t *testing.T) {
 
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderPaid"}, testshop.History(t, pool, o))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
-		`SELECT count(*) FROM order_events WHERE version = 3 AND data = '{"reference": "pi_1"}' AND (sale_id, user_id, quantity) = ($1, 'user-1', 1)`, sale))
+		`SELECT count(*) FROM order_events WHERE version = 3 AND data = '{"reference": "pi_1"}' AND (sale_id, user_id,
+			quantity) = ($1, 'user-1', 1)`, sale))
 	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
 	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
 }
@@ -89,14 +91,17 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
 
 	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
-	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderCancelled"}, testshop.History(t, pool, event.OrderID))
+	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderCancelled"},
+		testshop.History(t, pool, event.OrderID))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool, "SELECT count(*) FROM releases"))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
-		"SELECT count(*) FROM releases WHERE (order_id, sale_id, user_id, quantity) = ($1, $2, 'alice', 3)", event.OrderID, sale))
+		"SELECT count(*) FROM releases WHERE (order_id, sale_id, user_id, quantity) = ($1, $2, 'alice', 3)", event.OrderID,
+		sale))
 
 	outcomes, err := l.Record(t.Context(), []order.OrderReserved{event, testshop.Reserved(sale, "alice", 3)})
 	require.NoError(t, err)
-	require.Equal(t, ledger.Outcome{Event: event, Status: order.StatusCancelled}, outcomes[0], "a late delivery of its event")
+	require.Equal(t, ledger.Outcome{Event: event, Status: order.StatusCancelled}, outcomes[0],
+		"a late delivery of its event")
 	require.Equal(t, order.StatusConfirmed, outcomes[1].Status)
 	require.EqualValues(t, 2, testshop.SoldOf(t, pool, sale))
 }
@@ -157,7 +162,8 @@ func TestPayIsAcceptedUntilHeartbeatAfterDeadline(t *testing.T) {
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
 	_, err := pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '60 s'")
 	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), "UPDATE orders SET due = now() - interval '61 s' + (interval '2 s') * (user_id = 'user-1')::int")
+	_, err = pool.Exec(t.Context(),
+		"UPDATE orders SET due = now() - interval '61 s' + (interval '2 s') * (user_id = 'user-1')::int")
 	require.NoError(t, err)
 	_, err = ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err, "it was in time when the outage began")
@@ -211,9 +217,11 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 	sale := testshop.NewPayableSale(t, pool, 10)
 	orders := testwork.Confirm(t, pool, sale, 2)
 	for name, breakage := range map[string]string{
-		"the event is there already": `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
+		"the event is there already": `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity,
+			occurred_at)
 			VALUES ($1, 3, 'OrderPaid', '00000000-0000-0000-0000-000000000000', 'x', 1, now())`,
-		"the sale has nothing to take back": "UPDATE sales SET sold = 0 WHERE id = (SELECT sale_id FROM orders WHERE id = $1)",
+		"the sale has nothing to take back": "UPDATE sales SET sold = 0 WHERE id = (SELECT sale_id FROM orders WHERE id = " +
+			"$1)",
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := testkit.Pool(t)

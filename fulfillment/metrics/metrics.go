@@ -52,22 +52,32 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 		Buckets: prometheus.ExponentialBuckets(0.001, 2, 14),
 	}))
 	outcomes, err3 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_orders_total", Help: "Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate (recorded before) or unusable.",
+		Name: "stampede_orders_total",
+		Help: "Orders by what came of them: confirmed, rejected, voided or expired; and deliveries that were duplicate " +
+			"(recorded before) or unusable.",
 	}, []string{"outcome"}))
 	failing, err4 := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_worker_failing", Help: "Steps (record, lock and release in each partition; expire, release, unblock and rebuild in each worker) that fail and are tried again; held: sales of which orders are held up by a lock or a time limit.",
+		Name: "stampede_worker_failing",
+		Help: "Steps (record, lock and release in each partition; expire, release, unblock and rebuild in each worker) " +
+			"that fail and are tried again; held: sales of which orders are held up by a lock or a time limit.",
 	}, []string{"step"}))
 	locks, err5 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_locks_total", Help: "Locks of users: acquired, busy (put off to a later batch), released, or lost before the batch was done.",
+		Name: "stampede_locks_total",
+		Help: "Locks of users: acquired, busy (put off to a later batch), released, or lost before the batch was done.",
 	}, []string{"outcome"}))
 	releases, err6 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "stampede_releases_pending", Help: "Ended orders whose units Redis has not taken back, of all workers together; counted up to 10000.",
+		Name: "stampede_releases_pending",
+		Help: "Ended orders whose units Redis has not taken back, of all workers together; counted up to 10000.",
 	}))
 	ended, err7 := telemetry.RegisterOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "stampede_sessions_ended_total", Help: "Database sessions that this worker ended because others waited for their locks while their clients were silent.",
+		Name: "stampede_sessions_ended_total",
+		Help: "Database sessions that this worker ended because others waited for their locks while their clients were " +
+			"silent.",
 	}))
 	aside, err8 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "stampede_orders_set_aside", Help: "Overdue orders that this worker cannot end, because they contradict what else is known of them. The log and the audit name them.",
+		Name: "stampede_orders_set_aside",
+		Help: "Overdue orders that this worker cannot end, because they contradict what else is known of them. The log and " +
+			"the audit name them.",
 	}))
 	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
@@ -82,7 +92,10 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	for _, step := range []string{StepRecord, StepLock, StepRelease, StepExpire, StepUnblock, StepRebuild, StepBlocked} {
 		failing.WithLabelValues(step)
 	}
-	m := &Worker{BatchOrders: orders, BatchSeconds: seconds, Orders: outcomes, locks: locks, Failing: failing, Releases: releases, EndedSessions: ended, OrdersAside: aside}
+	m := &Worker{
+		BatchOrders: orders, BatchSeconds: seconds, Orders: outcomes, locks: locks, Failing: failing,
+		Releases: releases, EndedSessions: ended, OrdersAside: aside,
+	}
 	m.LockObserver()
 	return m, nil
 }

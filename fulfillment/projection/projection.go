@@ -112,13 +112,15 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 			p.cleanUp(ctx)
 		}
 	}()
-	if err := p.underLocks(ctx, "make a new table", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionBegin) }); err != nil {
+	if err := p.underLocks(ctx, "make a new table",
+		func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionBegin) }); err != nil {
 		return err
 	}
 	if err := p.checkLog(ctx); err != nil {
 		return err
 	}
-	if err := p.underLocks(ctx, "watch orders", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionWatch) }); err != nil {
+	if err := p.underLocks(ctx, "watch orders",
+		func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionWatch) }); err != nil {
 		return err
 	}
 	crashpoint.Hit(crashpoint.ProjectionsWatch)
@@ -130,7 +132,8 @@ func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		return err
 	}
 	crashpoint.Hit(crashpoint.ProjectionsSwapped)
-	if err := p.underLocks(ctx, "drop the old table", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) }); err != nil {
+	if err := p.underLocks(ctx, "drop the old table",
+		func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) }); err != nil {
 		return err
 	}
 	p.report.Recounted, err = RecountSales(ctx, p.conn, nil, nil)
@@ -143,7 +146,8 @@ func (p *projector) cleanUp(ctx context.Context) {
 	defer cancel()
 	err := p.underLocks(ctx, "clear away", func(tx pgx.Tx) error { return pg.Run(ctx, tx.Conn(), sql.ProjectionEnd) })
 	if err != nil {
-		p.log.Warn("a rebuild of the projections that was broken off left tables behind, which the next one clears away", "error", err)
+		p.log.Warn("a rebuild of the projections that was broken off left tables behind, which the next one clears away",
+			"error", err)
 	}
 }
 
@@ -367,7 +371,9 @@ func texts(ctx context.Context, from pg.Querier, query string) ([]string, error)
 
 // RecountSales puts the counters of the sale, or of all if it is nil, right where they are wrong, and has note
 // write down each of them, unless that is nil. A sale that is right is not locked.
-func RecountSales(ctx context.Context, on pg.Transactor, sale *uuid.UUID, note func(pgx.Tx, Recount) error) ([]Recount, error) {
+func RecountSales(ctx context.Context, on pg.Transactor, sale *uuid.UUID,
+	note func(pgx.Tx, Recount) error,
+) ([]Recount, error) {
 	type miscounted struct {
 		Sale         uuid.UUID
 		LastSequence int64

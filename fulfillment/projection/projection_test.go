@@ -45,7 +45,8 @@ func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 	for n, sale := range sales {
 		for i := range 10 {
 			user := fmt.Sprintf("user-%d", i)
-			answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: int64(1 + i%3), IdempotencyKey: fmt.Sprintf("key-%d", i)})
+			answer, err := s.Store.Reserve(t.Context(),
+				reservation.Request{Sale: sale, User: user, Quantity: int64(1 + i%3), IdempotencyKey: fmt.Sprintf("key-%d", i)})
 			require.NoError(t, err)
 			orders[fmt.Sprint(user, "/", n)] = answer.Reservation.OrderID
 		}
@@ -57,7 +58,8 @@ func lives(s *testshop.Shop, t testing.TB) (orders map[string]uuid.UUID) {
 	_, err = ledger.Cancel(t.Context(), orders["user-2/0"], "user-2")
 	require.NoError(t, err)
 	testwork.EndWindow(t, s.Pool, orders["user-3/0"])
-	_, err = s.Pool.Exec(t.Context(), `UPDATE order_events SET data = order_events.data || jsonb_build_object('due', o.due) FROM orders AS o
+	_, err = s.Pool.Exec(t.Context(),
+		`UPDATE order_events SET data = order_events.data || jsonb_build_object('due', o.due) FROM orders AS o
 		WHERE o.id = order_id AND type = 'OrderConfirmed' AND o.id = $1`, orders["user-3/0"])
 	require.NoError(t, err)
 	expired, err := testwork.Expire(s, t.Context())
@@ -81,7 +83,8 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	orders := lives(s, t)
-	rows, counters, shape := testshop.RowsOf(t, s.Pool, allOrders), testshop.RowsOf(t, s.Pool, allCounters), testshop.RowsOf(t, s.Pool, sql.ProjectionShape)
+	rows, counters, shape := testshop.RowsOf(t, s.Pool, allOrders), testshop.RowsOf(t, s.Pool, allCounters),
+		testshop.RowsOf(t, s.Pool, sql.ProjectionShape)
 	require.Equal(t, int64(len(rows)), testwork.RebuildProjections(s, t).Orders)
 	require.Equal(t, rows, testshop.RowsOf(t, s.Pool, allOrders))
 	require.Equal(t, counters, testshop.RowsOf(t, s.Pool, allCounters))
@@ -91,7 +94,8 @@ func TestProjectionRebuildRestoresEachRow(t *testing.T) {
 	// Whatever became of the rows, the log has it all.
 	for _, damage := range []string{
 		"DELETE FROM orders",
-		"UPDATE orders SET status = 'expired', version = 9, quantity = 7, user_id = id::text, sequence = 0, epoch = 9, reserved_at = now(), updated_at = now()",
+		"UPDATE orders SET status = 'expired', version = 9, quantity = 7, user_id = id::text, sequence = 0, epoch = 9, " +
+			"reserved_at = now(), updated_at = now()",
 		"UPDATE orders SET reason = 'x', due = now(), payment_reference = 'x', key_fingerprint = 'x'",
 		"UPDATE sales SET sold = 1, last_sequence = 0",
 		"TRUNCATE orders; UPDATE sales SET sold = 0",
@@ -113,11 +117,15 @@ func TestProjectionRebuildKeepsTableOptions(t *testing.T) {
 	lives(s, t)
 	role := "reader_" + strings.ReplaceAll(uuid.NewString(), "-", "")
 	_, err := s.Pool.Exec(t.Context(), `CREATE ROLE `+role+`;
-		GRANT SELECT ON orders TO `+role+`; GRANT UPDATE (reason) ON orders TO PUBLIC; ALTER DEFAULT PRIVILEGES GRANT DELETE ON TABLES TO PUBLIC;
-		COMMENT ON TABLE orders IS 'it''s ours'; COMMENT ON COLUMN orders.due IS 'until'; COMMENT ON INDEX orders_due IS 'next';
+		GRANT SELECT ON orders TO `+role+
+		`; GRANT UPDATE (reason) ON orders TO PUBLIC; ALTER DEFAULT PRIVILEGES GRANT DELETE ON TABLES TO PUBLIC;
+		COMMENT ON TABLE orders IS 'it''s ours'; COMMENT ON COLUMN orders.due IS 'until'; COMMENT ON INDEX orders_due IS `+
+		`'next';
 		COMMENT ON CONSTRAINT orders_pkey ON orders IS 'key'; COMMENT ON CONSTRAINT orders_quantity_check ON orders IS 'some';
-		ALTER TABLE orders SET (fillfactor = 80, autovacuum_enabled = false); ALTER TABLE orders ALTER COLUMN user_id SET STATISTICS 500;
-		ALTER TABLE orders ALTER COLUMN reason SET DEFAULT 'none'; CREATE INDEX "by Reason" ON orders (lower(reason)) WITH (fillfactor = 70) WHERE reason <> ' USING ''';
+		ALTER TABLE orders SET (fillfactor = 80, autovacuum_enabled = false); ALTER TABLE orders ALTER COLUMN user_id SET `+
+		`STATISTICS 500;
+		ALTER TABLE orders ALTER COLUMN reason SET DEFAULT 'none'; CREATE INDEX "by Reason" ON orders (lower(reason)) `+
+		`WITH (fillfactor = 70) WHERE reason <> ' USING ''';
 		CLUSTER orders USING orders_of_user`)
 	t.Cleanup(func() {
 		_, err := s.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
@@ -133,15 +141,18 @@ func TestProjectionRebuildKeepsTableOptions(t *testing.T) {
 func TestProjectionRebuildRejectsUnsupportedObjects(t *testing.T) {
 	t.Parallel()
 	for name, statement := range map[string]string{
-		"view report, which reads it":        "CREATE VIEW report AS SELECT count(*) FROM orders",
-		"the column note":                    "ALTER TABLE orders ADD COLUMN note text",
-		"the trigger told":                   "CREATE TRIGGER told BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
-		"the constraint parts_order_fkey":    "CREATE TABLE parts (order_id uuid CONSTRAINT parts_order_fkey REFERENCES orders)",
-		"the policy own":                     "CREATE POLICY own ON orders USING (user_id = current_user)",
-		"the publication all_of_it":          "CREATE PUBLICATION all_of_it FOR TABLE orders",
-		"the statistics of_both":             "CREATE STATISTICS of_both ON status, version FROM orders",
-		"its kinship with old_orders":        "CREATE TABLE old_orders () INHERITS (orders)",
-		"function first(), which needs it":   "CREATE FUNCTION first() RETURNS bigint BEGIN ATOMIC SELECT count(*) FROM orders; END",
+		"view report, which reads it": "CREATE VIEW report AS SELECT count(*) FROM orders",
+		"the column note":             "ALTER TABLE orders ADD COLUMN note text",
+		"the trigger told": "CREATE TRIGGER told BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION " +
+			"suppress_redundant_updates_trigger()",
+		"the constraint parts_order_fkey": "CREATE TABLE parts (order_id uuid CONSTRAINT parts_order_fkey REFERENCES " +
+			"orders)",
+		"the policy own":              "CREATE POLICY own ON orders USING (user_id = current_user)",
+		"the publication all_of_it":   "CREATE PUBLICATION all_of_it FOR TABLE orders",
+		"the statistics of_both":      "CREATE STATISTICS of_both ON status, version FROM orders",
+		"its kinship with old_orders": "CREATE TABLE old_orders () INHERITS (orders)",
+		"function first(), which needs it": "CREATE FUNCTION first() RETURNS bigint BEGIN ATOMIC SELECT count(*) FROM " +
+			"orders; END",
 		"that it is unlogged":                "ALTER TABLE orders SET UNLOGGED",
 		"the constraint once of orders":      "ALTER TABLE orders ADD CONSTRAINT once UNIQUE (id, version)",
 		"its row security":                   "ALTER TABLE orders ENABLE ROW LEVEL SECURITY",
@@ -187,7 +198,9 @@ func TestProjectionRebuildRejectsDamagedLog(t *testing.T) {
 			require.Empty(t, testshop.RowsOf(t, s.Pool, leftovers))
 			_, err = s.Pool.Exec(t.Context(), `TRUNCATE order_events`)
 			require.NoError(t, err)
-			_, err = s.Pool.Exec(t.Context(), `INSERT INTO order_events OVERRIDING SYSTEM VALUE SELECT e.* FROM unnest($1::json[]) AS row, json_populate_record(NULL::order_events, row) AS e`, saved)
+			_, err = s.Pool.Exec(t.Context(),
+				`INSERT INTO order_events OVERRIDING SYSTEM VALUE SELECT e.* FROM unnest($1::json[]) AS row,
+					json_populate_record(NULL::order_events, row) AS e`, saved)
 			require.NoError(t, err)
 		})
 	}
@@ -208,7 +221,10 @@ func TestProjectionRebuildDuringRunningSale(t *testing.T) {
 	var cancelled, paid atomic.Int64
 	var crowd errgroup.Group
 	buy := func(sale uuid.UUID, user string, n int) (reservation.Answer, error) {
-		return s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 2, IdempotencyKey: fmt.Sprint(n)})
+		return s.Store.Reserve(t.Context(), reservation.Request{
+			Sale: sale, User: user, Quantity: 2,
+			IdempotencyKey: fmt.Sprint(n),
+		})
 	}
 	for b := range 4 {
 		crowd.Go(func() error {
@@ -313,7 +329,8 @@ func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 		return err
 	})
 	waiting := func() bool {
-		return len(testshop.RowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
+		return len(testshop.RowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND "+
+			"datname = current_database()")) > 0
 	}
 	testkit.Eventually(t, 30*time.Second, "it waits", waiting)
 	_, err = s.Pool.Exec(t.Context(), "UPDATE orders SET reason = reason") // which waits behind it
@@ -373,7 +390,8 @@ func TestProjectionSnapshotIsTakenAfterSwap(t *testing.T) {
 		})
 	})
 	testkit.Eventually(t, 30*time.Second, "it waits", func() bool {
-		return len(testshop.RowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")) > 0
+		return len(testshop.RowsOf(t, s.Pool, "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND "+
+			"datname = current_database()")) > 0
 	})
 	_, err = swap.Exec(t.Context(), "CREATE TABLE orders_2 AS SELECT * FROM orders")
 	require.NoError(t, err)

@@ -32,7 +32,8 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 				user := fmt.Sprintf("user-%d", len(receipts))
 				r := s.Reserve(t, sale, user, 1, "").Reservation
 				receipts = append(receipts, order.Receipt{
-					OrderID: r.OrderID, SaleID: sale, User: user, Epoch: r.Epoch, Sequence: r.Sequence, Quantity: 1, ReservedAt: r.ReservedAt,
+					OrderID: r.OrderID, SaleID: sale, User: user, Epoch: r.Epoch, Sequence: r.Sequence, Quantity: 1,
+					ReservedAt: r.ReservedAt,
 				})
 				if len(receipts) == written {
 					testwork.Fulfil(s.Shop, t)

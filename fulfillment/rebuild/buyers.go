@@ -25,12 +25,14 @@ const (
 // errOvertaken: another rebuild of the sale has raised its epoch since this one has begun.
 var errOvertaken = errors.New("another rebuild has raised the epoch of the sale")
 
-// staged is what stands in Redis for the new epoch of a sale: how many live orders, what they hold, and how many ended ones.
+// staged is what stands in Redis for the new epoch of a sale: how many live orders, what they hold,
+// and how many ended ones.
 type staged struct{ Orders, Units, ended int64 }
 
-// StageBuyers copies the live orders of a sale to Redis, beside those of its last epoch, and those that have ended and are
-// known by their idempotency key. They are those of one instant after the raise of the epoch: an order that is
-// live then and ends later gives its units back in the new epoch, and none can be added.
+// StageBuyers copies the live orders of a sale to Redis, beside those of its last epoch, and those
+// that have ended and are known by their idempotency key. They are those of one instant after the
+// raise of the epoch: an order that is live then and ends later gives its units back in the new
+// epoch, and none can be added.
 func (b *build) StageBuyers(ctx context.Context, sale raisedSale) (all staged, err error) {
 	calls, callCtx := errgroup.WithContext(ctx)
 	calls.SetLimit(holdCalls)
@@ -76,12 +78,13 @@ func (b *build) stageEnded(ctx context.Context, tx pgx.Tx, sale raisedSale, coun
 		return err
 	}
 	rows, _ := tx.Query(ctx, sql.RebuildEndedOrders, sale.ID) // its error comes with the rows
-	_, err := pgx.ForEachRow(rows, []any{&e.User, &e.KeyFingerprint, (*[16]byte)(&e.OrderID), &e.Quantity, &e.Status}, func() error {
-		if page = append(page, e); len(page) < cap(page) {
-			return nil
-		}
-		return send()
-	})
+	_, err := pgx.ForEachRow(rows, []any{&e.User, &e.KeyFingerprint, (*[16]byte)(&e.OrderID), &e.Quantity, &e.Status},
+		func() error {
+			if page = append(page, e); len(page) < cap(page) {
+				return nil
+			}
+			return send()
+		})
 	if err == nil && len(page) > 0 {
 		err = send()
 	}

@@ -18,7 +18,8 @@ import (
 
 // alsoAfterARestart are the points at which it matters most that the stream is still there.
 var alsoAfterARestart = []string{
-	crashpoint.RebuildDistrusted, crashpoint.RebuildDrained, crashpoint.RebuildRaised, crashpoint.RebuildOpened, crashpoint.RebuildVerified,
+	crashpoint.RebuildDistrusted, crashpoint.RebuildDrained, crashpoint.RebuildRaised, crashpoint.RebuildOpened,
+	crashpoint.RebuildVerified,
 }
 
 // A worker that is killed at any step of a rebuild leaves nothing open that should not be, and the next one
@@ -29,14 +30,20 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 		crashpoint.RebuildBegun, crashpoint.RebuildDistrusted, crashpoint.RebuildClosed, crashpoint.RebuildDrained,
 		crashpoint.RebuildRaised, crashpoint.RebuildRaised + ":2", crashpoint.RebuildStaging, crashpoint.RebuildStaged,
 		crashpoint.RebuildOpened, crashpoint.RebuildPublished, crashpoint.RebuildPublished + ":2",
-		crashpoint.RebuildServerSaved, crashpoint.RebuildVerified, crashpoint.RebuildRaised + ":3", crashpoint.RebuildOpened + ":3",
+		crashpoint.RebuildServerSaved, crashpoint.RebuildVerified, crashpoint.RebuildRaised + ":3",
+		crashpoint.RebuildOpened + ":3",
 	} {
 		for name, c := range map[string]struct {
 			lose func(t *testing.T, s testshop.LostShop) error
 			lost bool // what no worker has read
 		}{
-			"emptied":   {func(t *testing.T, s testshop.LostShop) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
-			"restarted": {func(t *testing.T, s testshop.LostShop) error { s.Server.Kill(); return s.Server.Restart(t.Context()) }, false},
+			"emptied": {func(t *testing.T, s testshop.LostShop) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
+			"restarted": {func(t *testing.T,
+				s testshop.LostShop,
+			) error {
+				s.Server.Kill()
+				return s.Server.Restart(t.Context())
+			}, false},
 		} {
 			if !c.lost && !slices.Contains(alsoAfterARestart, point) {
 				continue
@@ -84,7 +91,8 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				r := testwork.Rebuilder(s.Shop, t)
 				testkit.Eventually(t, 60*time.Second, "all is as Postgres says, and Postgres knows", func() bool {
 					found, err := r.Needs(t.Context(), 1, true)
-					return err == nil && len(found) == 0 && s.Count(t, "SELECT count(*) FROM sales WHERE published_revision < revision") == 0
+					return err == nil && len(found) == 0 && s.Count(t,
+						"SELECT count(*) FROM sales WHERE published_revision < revision") == 0
 				})
 				testwork.AwaitRest(s.Shop, t)
 				testkit.Eventually(t, 30*time.Second, "every order has its end", func() bool {

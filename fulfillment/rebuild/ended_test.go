@@ -51,7 +51,8 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 		testwork.Rebuild(s.Shop, t)
 		for status, order := range made {
 			again := s.Reserve(t, sale, string(status), 1, "k")
-			require.Equal(t, []any{reservation.OrderEnded, order, status}, []any{again.Verdict, again.Reservation.OrderID, again.Status})
+			require.Equal(t, []any{reservation.OrderEnded, order, status},
+				[]any{again.Verdict, again.Reservation.OrderID, again.Status})
 		}
 	}
 	require.Equal(t, reservation.Replayed, s.Reserve(t, sale, "late", 1, "k").Verdict)

@@ -50,7 +50,8 @@ func (l *logText) lines(words ...string) (found []string) {
 
 func (l *logText) await(t *testing.T, words ...string) string {
 	t.Helper()
-	testkit.Eventually(t, 30*time.Second, "the log says "+strings.Join(words, " … "), func() bool { return len(l.lines(words...)) > 0 })
+	testkit.Eventually(t, 30*time.Second, "the log says "+strings.Join(words, " … "),
+		func() bool { return len(l.lines(words...)) > 0 })
 	return l.lines(words...)[0]
 }
 
@@ -73,7 +74,8 @@ func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.Background()) }()
 	var holder string
-	require.NoError(t, hold.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid() FROM sales WHERE id = $1 FOR UPDATE", sale).Scan(&holder))
+	require.NoError(t, hold.QueryRow(t.Context(),
+		"SELECT 'session ' || pg_backend_pid() FROM sales WHERE id = $1 FOR UPDATE", sale).Scan(&holder))
 	done := make(chan error, 1)
 	log := &logText{}
 	r, err := rebuild.New(rebuild.Config{
@@ -109,7 +111,9 @@ func TestFailingRebuildLogsReason(t *testing.T) {
 	log.await(t, rebuild.RebuildingPart, "last_error=", plain, "failed_tries=2")
 	require.Len(t, log.lines(rebuild.RebuildFailed), 1, "the same error is told by the next try")
 
-	require.NoError(t, testshop.ExecSQL(t, s, "CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')"))
+	require.NoError(t,
+		testshop.ExecSQL(t, s,
+			"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')"))
 	log.await(t, "rebuilt the stock from Postgres")
 	testwork.NeedNothing(s, t, 1)
 	s.RequireSound(t)

@@ -141,13 +141,17 @@ func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 
 	// Somebody who had a copy of the stream puts the third one back, twice.
 	for range 2 {
-		require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entries[2].Values}).Err())
+		require.NoError(t,
+			s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entries[2].Values}).Err())
 	}
 	s.Buy(t, sale, "late") // who buys once more, and holds this one
 	testwork.Work(t, testwork.Config(s.Shop, t))
 	s.AwaitConfirmed(t, 2)
 	testwork.AwaitRest(s.Shop, t)
-	require.EqualValues(t, 2, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND epoch = 1 AND reason = 'sale-rebuilt' AND user_id IN ('late', 'by-hand')"))
+	require.EqualValues(t, 2,
+		s.Count(t,
+			"SELECT count(*) FROM orders WHERE status = 'voided' AND epoch = 1 AND reason = 'sale-rebuilt' AND user_id IN "+
+				"('late', 'by-hand')"))
 	require.EqualValues(t, 4, s.Count(t, "SELECT count(*) FROM orders"))
 	require.EqualValues(t, 8, s.Left(t, sale))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
@@ -203,7 +207,8 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	require.Equal(t, "1", s.Rdb.HGet(t.Context(), keys.Sale(0, sales[0]), "epoch").Val())
 
 	// What is wrong with one keeps no other from being rebuilt.
-	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one' WHERE partition = 0"))
+	require.NoError(t,
+		testshop.ExecSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one' WHERE partition = 0"))
 	require.NoError(t, s.Store.Distrust(t.Context(), 1))
 	require.ErrorIs(t, testwork.Heal(s, t, r, 3), rebuild.ErrOtherServer)
 	require.EqualValues(t, 1, s.EpochOf(t, sales[0]))
@@ -248,8 +253,10 @@ func TestRebuildCopiesManyOrders(t *testing.T) {
 func fill(s *testshop.Shop, t testing.TB, sale uuid.UUID, orders int) {
 	t.Helper()
 	for _, query := range []string{
-		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint)
-		SELECT gen_random_uuid(), $1, 'user-' || n, 1 + n % 3, 'confirmed', 2, n, 1, now(), now(), 'AAAAAAAAAAAAAAAAAAAAAA' FROM generate_series(1, $2::int) AS n`,
+		`INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at,
+			key_fingerprint)
+		SELECT gen_random_uuid(), $1, 'user-' || n, 1 + n % 3, 'confirmed', 2, n, 1, now(), now(), 'AAAAAAAAAAAAAAAAAAAAAA'
+		FROM generate_series(1, $2::int) AS n`,
 		`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
 		SELECT id, v, CASE v WHEN 1 THEN 'OrderReserved' ELSE 'OrderConfirmed' END, sale_id, user_id, quantity, now(), '{}'
 		FROM orders, generate_series(1, 2) AS v WHERE sale_id = $1 AND $2::int > 0`,
@@ -345,7 +352,8 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 		done <- err
 	}()
 	testkit.Eventually(t, 20*time.Second, "the rebuild waits for the order", func() bool {
-		return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
+		return s.Count(t,
+			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
 	require.NoError(t, recording.Commit(t.Context()))
 	require.NoError(t, <-done)

@@ -95,7 +95,9 @@ func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) (
 }
 
 // needOfPartition is "" if the server is the one that is known to have all of the partition.
-func (r *Rebuilder) needOfPartition(ctx context.Context, partition int, servers map[int]string) (reason string, err error) {
+func (r *Rebuilder) needOfPartition(ctx context.Context, partition int,
+	servers map[int]string,
+) (reason string, err error) {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	state, err := r.config.Store.Inspect(limited, partition)

@@ -97,8 +97,8 @@ func (b *build) name(ctx context.Context, step *rebuildStep, now time.Time) {
 	}
 }
 
-// rebuildTrouble is what a Rebuilder remembers from one look to the next, so that the log can tell why it goes on. There
-// are as many entries as things that could not be rebuilt.
+// rebuildTrouble is what a Rebuilder remembers from one look to the next, so that the log can tell
+// why it goes on. There are as many entries as things that could not be rebuilt.
 type rebuildTrouble struct {
 	mu     sync.Mutex
 	failed map[Need]failedRebuild
@@ -121,7 +121,8 @@ func (t *rebuildTrouble) before(n Need) []any {
 	return nil
 }
 
-// note notes how a try has ended. It is true for an error other than that of the last try: the next one tells all others.
+// note notes how a try has ended. It is true for an error other than that of the last try: the next
+// one tells all others.
 func (t *rebuildTrouble) note(n Need, err error) (isNew bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

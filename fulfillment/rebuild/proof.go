@@ -20,9 +20,10 @@ import (
 )
 
 // A Redis that is set back while its process goes on, as with the snapshot of a virtual machine or by RESTORE, looks as
-// before: it is the same server, and soon it has given out as many places as it had. Workers know it by two proofs, which a
-// Redis that has all it had never gives, because the order of things is always the same: Redis holds a reservation before
-// the order is confirmed, and until after it has ended.
+// before: it is the same server, and soon it has given out as many places as it had. Workers know
+// it by two proofs, which a Redis that has all it had never gives, because the order of things is
+// always the same: Redis holds a reservation before the order is confirmed, and until after it has
+// ended.
 //
 //   - Postgres refuses an order whose reservation is in force in Redis: its buyer has another live order, or the stock
 //     is taken (refusals).
@@ -33,13 +34,15 @@ import (
 
 // What the log says of proofs.
 const (
-	orderRefused = "Postgres has refused an order that Redis had accepted: Redis lacks orders, or one of them was changed by hand"
+	orderRefused = "Postgres has refused an order that Redis had accepted: Redis lacks orders, or one of them was " +
+		"changed by hand"
 	orderMissed  = "Redis does not hold a live order that it had accepted: it was set back, or changed by hand"
-	refusedAgain = "Redis and Postgres differ once more about a sale that was rebuilt for that: it is rebuilt again later; `stampede audit` shows the difference"
+	refusedAgain = "Redis and Postgres differ once more about a sale that was rebuilt for that: it is rebuilt again " +
+		"later; `stampede audit` shows the difference"
 )
 
-// refusals are the epochs of sales in which Postgres refused orders that Redis had accepted. There is an entry for a sale
-// until a look finds it in another epoch. The zero value is ready.
+// refusals are the epochs of sales in which Postgres refused orders that Redis had accepted. There
+// is an entry for a sale until a look finds it in another epoch. The zero value is ready.
 type refusals struct {
 	mu     sync.Mutex
 	epochs map[uuid.UUID]int64
@@ -71,7 +74,8 @@ func (r *refusals) in(sale uuid.UUID, epoch int64) bool {
 // NoteRefused is called for an order that Postgres has just refused, and whose reservation was in force in Redis.
 func (r *Rebuilder) NoteRefused(out ledger.Outcome) {
 	if e := out.Event; r.refused.note(e.SaleID, e.Epoch) {
-		r.config.Logger.Error(orderRefused, "sale", e.SaleID, "epoch", e.Epoch, "order", e.OrderID, "user", e.UserID, "rejected", out.Reason)
+		r.config.Logger.Error(orderRefused, "sale", e.SaleID, "epoch", e.Epoch, "order", e.OrderID, "user", e.UserID,
+			"rejected", out.Reason)
 	}
 }
 
@@ -83,7 +87,8 @@ type witness struct {
 }
 
 // witnesses are two orders of each sale: one that Redis held when it was asked last, and of those confirmed since the
-// one with the highest place. There is an entry for each sale that this worker has recorded orders of. The zero value is ready.
+// one with the highest place. There is an entry for each sale that this worker has recorded orders
+// of. The zero value is ready.
 type witnesses struct {
 	mu    sync.Mutex
 	known map[uuid.UUID]*[2]witness
@@ -101,7 +106,8 @@ func (w *witnesses) Note(outcomes []ledger.Outcome) {
 	for i := range outcomes {
 		out := &outcomes[i]
 		if out.Err != nil || out.Status != order.StatusConfirmed || !out.Fresh ||
-			i+1 < len(outcomes) && outcomes[i+1].Event.SaleID == out.Event.SaleID && outcomes[i+1].Fresh && outcomes[i+1].Status == out.Status {
+			i+1 < len(outcomes) && outcomes[i+1].Event.SaleID == out.Event.SaleID && outcomes[i+1].Fresh &&
+				outcomes[i+1].Status == out.Status {
 			continue // only the last one of a sale
 		}
 		e := &out.Event
@@ -204,8 +210,8 @@ func (r *Rebuilder) waitBefore(ctx context.Context, sale uuid.UUID) (time.Durati
 	return time.Duration(seconds * float64(time.Second)), nil
 }
 
-// missed tells of which sales Redis does not hold an order that is live. Redis is asked before Postgres: an order that is
-// live in Postgres afterwards was held all the time.
+// missed tells of which sales Redis does not hold an order that is live. Redis is asked before
+// Postgres: an order that is live in Postgres afterwards was held all the time.
 func (r *Rebuilder) missed(ctx context.Context, sales []guardedSale) ([]bool, error) {
 	missed := make([]bool, len(sales))
 	seen := make([][2]witness, len(sales))

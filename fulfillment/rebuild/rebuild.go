@@ -46,7 +46,8 @@ var (
 	ErrUnderWay = errors.New("a rebuild is under way")
 	// ErrServerUnverified is returned for the rebuild of a single sale on a Redis server of which more may be
 	// lost: its partition has to be rebuilt.
-	ErrServerUnverified = errors.New("the whole partition has to be rebuilt: its Redis server is not the one that it was on")
+	ErrServerUnverified = errors.New("the whole partition has to be rebuilt: its Redis server is not the one that it " +
+		"was on")
 )
 
 // rebuildTries is how often a rebuild is begun anew because Redis was lost meanwhile, before it is given up.
@@ -102,7 +103,9 @@ type rebuildMetrics struct {
 
 func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
 	rebuilds, err1 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "stampede_rebuilds_total", Help: "Rebuilds of stock in Redis that were finished, by why: server, unvouched, sale-lost, unfinished, set-back, refused, by-hand or reconciled.",
+		Name: "stampede_rebuilds_total",
+		Help: "Rebuilds of stock in Redis that were finished, by why: server, unvouched, sale-lost, unfinished, set-back, " +
+			"refused, by-hand or reconciled.",
 	}, []string{"reason"}))
 	seconds, err2 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "stampede_rebuild_seconds", Help: "How long a finished rebuild took. Its sales were closed for no longer.",
@@ -112,7 +115,8 @@ func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	for _, reason := range []string{
-		RebuildServer, RebuildUnverified, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildRefused, RebuildByHand, RebuildReconciled,
+		RebuildServer, RebuildUnverified, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildRefused, RebuildByHand,
+		RebuildReconciled,
 	} {
 		rebuilds.WithLabelValues(reason) // is there before the first, which increase() would miss otherwise
 	}
@@ -212,7 +216,8 @@ func (b *build) finish(err error) (Report, error) {
 	b.metrics.rebuilds.WithLabelValues(b.of.Reason).Inc()
 	b.metrics.seconds.Observe(took.Seconds())
 	units, orders := b.report.held()
-	b.log.Warn("rebuilt the stock from Postgres", "took", took, "sales", len(b.report.Sales), "orders", orders, "units_held", units,
+	b.log.Warn("rebuilt the stock from Postgres", "took", took, "sales", len(b.report.Sales), "orders", orders,
+		"units_held", units,
 		"drained_confirmed", b.report.Drained.Confirmed, "drained_rejected", b.report.Drained.Rejected,
 		"drained_voided", b.report.Drained.Voided, "tries", b.report.Tries)
 	return b.report, nil

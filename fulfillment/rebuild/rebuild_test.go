@@ -77,7 +77,8 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	s.RequireSound(t)
 	require.Equal(t, map[string]string{
 		"left": "15", "stock": "20", "state": "open", "opens_at_ms": "0", "closes_at_ms": "0", "per_order_limit": "10",
-		"payment_window_s": s.SaleInRedis(t, sale)["payment_window_s"], "epoch": "2", "sequence": "5", "generation": "1", "revision": "2",
+		"payment_window_s": s.SaleInRedis(t, sale)["payment_window_s"], "epoch": "2", "sequence": "5", "generation": "1",
+		"revision": "2",
 	}, s.SaleInRedis(t, sale))
 	require.Equal(t, "paused", s.SaleInRedis(t, paused)["state"])
 	require.Equal(t, "ended", s.SaleInRedis(t, ended)["state"])
@@ -99,7 +100,8 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	require.Equal(t, reservation.Ended, s.Reserve(t, ended, "bob", 1, "").Verdict)
 	testwork.Fulfil(s.Shop, t)
 	s.RequireSound(t)
-	require.EqualValues(t, 6, s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')", sale))
+	require.EqualValues(t, 6,
+		s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')", sale))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE id = $1", lost))
 
 	// Operators go on where they were.
@@ -111,7 +113,8 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	testwork.Fulfil(s.Shop, t)
 	s.RequireSound(t)
 	var event string
-	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT data::text FROM sale_events WHERE sale_id = $1 AND type = 'SaleRebuilt'", sale).Scan(&event))
+	require.NoError(t, s.Pool.QueryRow(t.Context(),
+		"SELECT data::text FROM sale_events WHERE sale_id = $1 AND type = 'SaleRebuilt'", sale).Scan(&event))
 	require.JSONEq(t, `{"epoch": 2, "sequence": 5, "reason": "by-hand", "stock": 20, "held": 5, "orders": 3}`, event)
 }
 
@@ -155,7 +158,10 @@ func TestRebuildDrainsStream(t *testing.T) {
 			require.NoError(t, c.group(t, s))
 			testshop.RaiseEpoch(t, s.Pool, other) // a rebuild has got so far and no further
 			report := testwork.Rebuild(s, t)
-			require.Equal(t, rebuild.Drained{Entries: 1202 + c.recorded, Confirmed: 1200, Voided: 1, Left: 1, Recorded: c.recorded}, report.Drained)
+			require.Equal(t, rebuild.Drained{
+				Entries: 1202 + c.recorded, Confirmed: 1200, Voided: 1, Left: 1,
+				Recorded: c.recorded,
+			}, report.Drained)
 			require.EqualValues(t, 1200, testshop.SoldOf(t, s.Pool, sale))
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND user_id = 'late'"))
 			s.RequireSound(t)
@@ -228,7 +234,8 @@ func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
 	r := testwork.Rebuilder(s, t)
 	report, err := r.Sale(t.Context(), sale, rebuild.RebuildReconciled)
 	require.NoError(t, err)
-	require.Equal(t, rebuild.Drained{Entries: 2, Confirmed: 1, Left: 1}, report.Drained, "the other sale's order is for the workers")
+	require.Equal(t, rebuild.Drained{Entries: 2, Confirmed: 1, Left: 1}, report.Drained,
+		"the other sale's order is for the workers")
 	require.Len(t, report.Sales, 1)
 	require.EqualValues(t, 2, s.EpochOf(t, sale))
 	require.EqualValues(t, 1, s.EpochOf(t, other))
@@ -288,7 +295,8 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 
 	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []string{"22", "21", "paused", "5"}, pick(s.SaleInRedis(t, sale), "stock", "left", "state", "revision"))
+	require.Equal(t, []string{"22", "21", "paused", "5"},
+		pick(s.SaleInRedis(t, sale), "stock", "left", "state", "revision"))
 	s.Buy(t, created.ID, "ann")
 	testwork.Fulfil(s.Shop, t)
 	s.RequireSound(t)
@@ -412,7 +420,8 @@ func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 
 	require.NoError(t, s.Server.Restart(t.Context()))
 	r := testwork.Rebuilder(s.Shop, t)
-	testkit.Eventually(t, 20*time.Second, "the stock is rebuilt", func() bool { return testwork.Heal(s.Shop, t, r, 1) == nil })
+	testkit.Eventually(t, 20*time.Second, "the stock is rebuilt",
+		func() bool { return testwork.Heal(s.Shop, t, r, 1) == nil })
 	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []string{"10", "9"}, pick(s.SaleInRedis(t, sale), "stock", "left"), "nothing was changed")

@@ -52,7 +52,9 @@ func (r *Report) WriteText(w io.Writer) error {
 	s := r.Drained
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "partition %d was rebuilt in %v (%s)\n", r.Partition, took, r.Reason)
-	fmt.Fprintf(t, "stream: entries not done with: %d; confirmed now: %d, rejected: %d, voided: %d, in Postgres before: %d, left to the workers: %d\n",
+	fmt.Fprintf(t,
+		"stream: entries not done with: %d; confirmed now: %d, rejected: %d, voided: %d, in Postgres before: %d, left to "+
+			"the workers: %d\n",
 		s.Entries, s.Confirmed, s.Rejected, s.Voided, s.Recorded, s.Left)
 	if len(r.Sales) > 0 {
 		fmt.Fprintln(t, "SALE\tEPOCH\tSTOCK\tLEFT\tHELD\tORDERS\tPLACE\tTIME")

@@ -127,8 +127,9 @@ func (r *rival) step(t *testing.T) {
 	r.await(t)
 }
 
-// Several rebuilders, none of which has the lock, take turns call by call, while buyers buy and workers record. As Redis
-// loses nothing, no order that was accepted is voided or rejected, and no sale stays closed.
+// Several rebuilders, none of which has the lock, take turns call by call, while buyers buy and
+// workers record. As Redis loses nothing, no order that was accepted is voided or rejected, and no
+// sale stays closed.
 func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 	t.Parallel()
 	const rounds, rivals, moves = 24, 3, 120
@@ -147,7 +148,8 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 		accepted := map[uuid.UUID]bool{}
 		before := s.EpochOf(t, sale)
 		buy := func() {
-			answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: fmt.Sprint("user-", len(accepted)), Quantity: 1})
+			answer, err := s.Store.Reserve(t.Context(),
+				reservation.Request{Sale: sale, User: fmt.Sprint("user-", len(accepted)), Quantity: 1})
 			if err != nil {
 				require.ErrorIs(t, err, reservation.ErrUnavailable)
 				return

@@ -94,7 +94,8 @@ const raiseTimeout = time.Minute
 // told when it knows this revision.
 //
 // It returns errOvertaken, and has done nothing, if the sale is not in the epoch any more that it had when it was
-// read, which was before it was closed: then another rebuild may have opened it, and what was sold since is not drained.
+// read, which was before it was closed: then another rebuild may have opened it, and what was sold
+// since is not drained.
 func (s *Session) RaiseEpoch(ctx context.Context, sale guardedSale, reason string) (raisedSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, raiseTimeout)
 	defer cancel()

@@ -37,7 +37,8 @@ func takeSnapshot(s *testshop.Shop, t *testing.T) snapshot {
 	return taken
 }
 
-// setBack gives Redis the data of a snapshot in one step. It is the same process all the time, with the scripts that it had.
+// setBack gives Redis the data of a snapshot in one step. It is the same process all the time, with
+// the scripts that it had.
 func setBack(s *testshop.Shop, t *testing.T, to snapshot) {
 	t.Helper()
 	runID := s.Rdb.InfoMap(t.Context(), "server").Item("Server", "run_id")
@@ -94,7 +95,8 @@ func awaitRebuilt(s *testshop.Shop, t *testing.T, registry *prometheus.Registry,
 	})
 }
 
-// Redis was set back, and its process did not end: nobody can see it, until Postgres refuses an order that Redis has accepted.
+// Redis was set back, and its process did not end: nobody can see it, until Postgres refuses an
+// order that Redis has accepted.
 func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 	t.Parallel()
 	t.Run("a buyer buys again", func(t *testing.T) {
@@ -112,7 +114,8 @@ func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 		s.AwaitConfirmed(t, 26)
 		testwork.AwaitRest(s.Shop, t)
 		s.RequireSound(t)
-		require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'"), "the one that showed it")
+		require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'"),
+			"the one that showed it")
 		require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.RebuildRefused))
 		require.Equal(t, 1.0, testwork.Rebuilds(t, registry), "once is enough")
 	})
@@ -128,7 +131,8 @@ func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 		s.AwaitConfirmed(t, 30)
 		testwork.AwaitRest(s.Shop, t)
 		s.RequireSound(t)
-		require.EqualValues(t, 10, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out'"))
+		require.EqualValues(t, 10,
+			s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected' AND reason = 'sold-out'"))
 		require.Equal(t, 1.0, testwork.Rebuilds(t, registry))
 	})
 }
@@ -193,7 +197,8 @@ func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 		forge("ann")                    // who has a live order
 		forge(fmt.Sprint("forged-", i)) // for whom Postgres has no stock
 	}
-	require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entries[0].Values}).Err(), "a copy of an old one")
+	require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entries[0].Values}).Err(),
+		"a copy of an old one")
 	testkit.Eventually(t, 20*time.Second, "they are refused", func() bool {
 		return s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == 10
 	})
@@ -208,12 +213,13 @@ func forgedEntry(like redis.XMessage, sale uuid.UUID, user string) map[string]an
 	order := order.NewOrderID(sale)
 	return map[string]any{
 		"_watermill_message_uuid": reservation.CompactID(order), "metadata": like.Values["metadata"],
-		"payload": fmt.Sprintf(`{"order_id":"%s","sale_id":"%s","user_id":"%s","quantity":1,"version":1,"epoch":1,"requested_at_ms":1}`, order, sale, user),
+		"payload": fmt.Sprintf(`{"order_id":"%s","sale_id":"%s","user_id":"%s","quantity":1,"version":1,"epoch":1,`+
+			`"requested_at_ms":1}`, order, sale, user),
 	}
 }
 
-// A client that can write to Redis can make Postgres refuse orders that Redis holds, again and again: the sale is rebuilt
-// for it at once the first time, and then less and less often.
+// A client that can write to Redis can make Postgres refuse orders that Redis holds, again and
+// again: the sale is rebuilt for it at once the first time, and then less and less often.
 func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -238,7 +244,9 @@ func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	provoke()
 	testkit.Eventually(t, 20*time.Second, "it is put off", func() bool { return log.Times(rebuild.RefusedAgain) == 1 })
 	require.EqualValues(t, 2, s.EpochOf(t, sale))
-	require.NoError(t, testshop.ExecSQL(t, s, "UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'"))
+	require.NoError(t,
+		testshop.ExecSQL(t, s,
+			"UPDATE sale_events SET occurred_at = occurred_at - interval '2 minutes' WHERE type = 'SaleRebuilt'"))
 	awaitRebuilt(s, t, registry, sale, 3)
 	require.Equal(t, 2.0, testwork.Rebuilds(t, registry))
 

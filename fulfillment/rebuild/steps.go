@@ -175,7 +175,8 @@ func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale,
 	crashpoint.Hit(crashpoint.RebuildStaged)
 	left := raised.Stock - all.Units
 	if left < 0 {
-		b.log.Error("live orders hold more units than the sale's stock: none is left to be sold", "sale", sale.id, "stock", raised.Stock, "held", all.Units)
+		b.log.Error("live orders hold more units than the sale's stock: none is left to be sold", "sale", sale.id, "stock",
+			raised.Stock, "held", all.Units)
 		left = 0
 	}
 	b.atSale("open the sale", sale.id)

@@ -100,7 +100,9 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 //
 // Redis 7.0 tells it from counters, which stay wrong for ever once an entry was deleted that nobody had been
 // given: of a stream with deletions its word does not count.
-func (b *Backlog) findLag(ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream) error {
+func (b *Backlog) findLag(ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup,
+	s *redis.XInfoStream,
+) error {
 	switch {
 	case !EntryAfter(s.LastGeneratedID, g.LastDeliveredID):
 		b.Lag = 0
@@ -170,18 +172,24 @@ type readBacklog struct {
 
 // NewBacklogCollector returns a collector for the group's backlog in these streams. The time-out
 // needs a client that heeds contexts, or that has short time-outs of its own.
-func NewBacklogCollector(rdb redis.UniversalClient, group string, streams []string, timeout time.Duration, log *slog.Logger) *BacklogCollector {
+func NewBacklogCollector(rdb redis.UniversalClient, group string, streams []string, timeout time.Duration,
+	log *slog.Logger,
+) *BacklogCollector {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, []string{"stream"}, prometheus.Labels{"group": group})
 	}
 	return &BacklogCollector{
 		rdb: rdb, group: group, streams: streams, timeout: timeout, log: log, counted: map[string]readBacklog{},
-		reachable:     desc("stampede_stream_reachable", "1 if Redis answered for the stream, else 0."),
-		length:        desc("stampede_stream_length_entries", "Entries in the stream, handled ones that were not trimmed yet included."),
-		lag:           desc("stampede_stream_lag_entries", "Entries that no consumer has been given yet. Absent while Redis cannot tell."),
-		pending:       desc("stampede_stream_pending_entries", "Entries given to a consumer and not acknowledged."),
-		oldestPending: desc("stampede_stream_oldest_pending_age_seconds", "Time since the oldest pending entry was appended."),
-		oldestEntry:   desc("stampede_stream_oldest_entry_age_seconds", "Time since the first entry of the stream was appended."),
+		reachable: desc("stampede_stream_reachable", "1 if Redis answered for the stream, else 0."),
+		length: desc("stampede_stream_length_entries",
+			"Entries in the stream, handled ones that were not trimmed yet included."),
+		lag: desc("stampede_stream_lag_entries",
+			"Entries that no consumer has been given yet. Absent while Redis cannot tell."),
+		pending: desc("stampede_stream_pending_entries", "Entries given to a consumer and not acknowledged."),
+		oldestPending: desc("stampede_stream_oldest_pending_age_seconds",
+			"Time since the oldest pending entry was appended."),
+		oldestEntry: desc("stampede_stream_oldest_entry_age_seconds",
+			"Time since the first entry of the stream was appended."),
 	}
 }
 

@@ -45,7 +45,8 @@ func TestBacklogCountsWaitingEntries(t *testing.T) {
 	ids := b.takeAway("worker-1", 4)
 	require.NoError(t, b.rdb.XAck(t.Context(), b.stream, reservation.Group, ids[0]).Err())
 	old := time.Now().Add(-time.Minute)
-	testkit.Eventually(t, testshop.Soon, "the entries have an age", func() bool { return b.backlog().OldestPendingAge > 0 })
+	testkit.Eventually(t, testshop.Soon, "the entries have an age",
+		func() bool { return b.backlog().OldestPendingAge > 0 })
 
 	backlog := b.backlog()
 	require.EqualValues(t, 10, backlog.Length)
@@ -54,7 +55,8 @@ func TestBacklogCountsWaitingEntries(t *testing.T) {
 	waiting, known := backlog.Waiting()
 	require.True(t, known)
 	require.EqualValues(t, 9, waiting)
-	require.GreaterOrEqual(t, backlog.OldestEntryAge, backlog.OldestPendingAge, "the first entry is acknowledged and older")
+	require.GreaterOrEqual(t, backlog.OldestEntryAge, backlog.OldestPendingAge,
+		"the first entry is acknowledged and older")
 	require.Less(t, backlog.OldestEntryAge, time.Since(old))
 }
 
@@ -78,7 +80,8 @@ func TestBacklogCountsEntriesWhenRedisReportsNoLag(t *testing.T) {
 		backlog := b.backlog()
 		require.True(t, backlog.LagKnown)
 		require.Equal(t, want, backlog.Lag)
-		require.Contains(t, scrape(t, b, testshop.Soon), fmt.Sprintf("stampede_stream_lag_entries{group=\"fulfillment\",stream=%q} %d\n", b.stream, want))
+		require.Contains(t, scrape(t, b, testshop.Soon),
+			fmt.Sprintf("stampede_stream_lag_entries{group=\"fulfillment\",stream=%q} %d\n", b.stream, want))
 	}
 	require.EqualValues(t, -1, ofRedis(), "Redis says that it does not know")
 	lag(3)
@@ -120,7 +123,8 @@ func TestBacklogReportsUnknownLag(t *testing.T) {
 	require.EqualValues(t, 1, backlog.Pending)
 	_, known := backlog.Waiting()
 	require.False(t, known)
-	require.NotContains(t, scrape(t, b, testshop.Soon), "stampede_stream_lag_entries{", "no figure is better than a wrong one")
+	require.NotContains(t, scrape(t, b, testshop.Soon), "stampede_stream_lag_entries{",
+		"no figure is better than a wrong one")
 }
 
 // However often somebody asks for metrics, entries are not counted each time.
@@ -159,9 +163,12 @@ func TestBacklogFailsForKeyOfWrongType(t *testing.T) {
 func scrape(t *testing.T, b *streamBench, timeout time.Duration) string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	require.NoError(t, registry.Register(stream.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, timeout, testkit.Logger(t))))
+	require.NoError(t,
+		registry.Register(stream.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, timeout,
+			testkit.Logger(t))))
 	answer := httptest.NewRecorder()
-	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer,
+		httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	require.Equal(t, http.StatusOK, answer.Code, answer.Body)
 	return answer.Body.String()
 }
@@ -173,7 +180,10 @@ func TestBacklogCollector(t *testing.T) {
 	b.takeAway("worker-1", 2)
 	text := scrape(t, b, testshop.Soon)
 	labels := `{group="fulfillment",stream="` + b.stream + `"} `
-	for name, want := range map[string]string{"reachable": "1", "length_entries": "5", "lag_entries": "3", "pending_entries": "2"} {
+	for name, want := range map[string]string{
+		"reachable": "1", "length_entries": "5", "lag_entries": "3",
+		"pending_entries": "2",
+	} {
 		require.Contains(t, text, "stampede_stream_"+name+labels+want+"\n")
 	}
 	require.Contains(t, text, "stampede_stream_oldest_pending_age_seconds"+labels)

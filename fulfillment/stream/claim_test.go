@@ -43,7 +43,8 @@ func TestSubscriberClaimsOrphansBesideNewEntries(t *testing.T) {
 	}
 	require.ElementsMatch(t, append(orphans, fresh...), got, "each one once")
 	b.awaitNonePending()
-	claimed := testutil.ToFloat64(first.Metrics.Of(b.stream).Claimed) + testutil.ToFloat64(second.Metrics.Of(b.stream).Claimed)
+	claimed := testutil.ToFloat64(first.Metrics.Of(b.stream).Claimed) +
+		testutil.ToFloat64(second.Metrics.Of(b.stream).Claimed)
 	require.EqualValues(t, 25, claimed)
 }
 
@@ -58,7 +59,8 @@ func TestClaimContinuesAfterDeletedEntries(t *testing.T) {
 		c.BatchMax = 5
 		c.ClaimInterval = time.Hour // one round finds it
 	})
-	testkit.Eventually(t, testshop.Soon, "the orphan is old enough", func() bool { return b.pending()[59].Idle >= sub.Config().MinIdle })
+	testkit.Eventually(t, testshop.Soon, "the orphan is old enough",
+		func() bool { return b.pending()[59].Idle >= sub.Config().MinIdle })
 	require.Equal(t, uuids[59:], receiveUUIDs(t, b.subscribe(sub), 1))
 	b.awaitNonePending()
 	require.EqualValues(t, 59, testutil.ToFloat64(sub.Metrics.Of(b.stream).Lost))
@@ -100,10 +102,12 @@ func TestEntryClaimedByAnotherConsumerIsNotTakenBack(t *testing.T) {
 	require.NoError(t, b.rdb.XClaim(t.Context(), &redis.XClaimArgs{
 		Stream: b.stream, Group: reservation.Group, Consumer: "rival", Messages: []string{id},
 	}).Err())
-	testkit.Eventually(t, testshop.Soon, "it is noticed", func() bool { return testutil.ToFloat64(sub.Metrics.Of(b.stream).Taken) == 1 })
+	testkit.Eventually(t, testshop.Soon, "it is noticed",
+		func() bool { return testutil.ToFloat64(sub.Metrics.Of(b.stream).Taken) == 1 })
 	taken.Nack()
 	kept.Ack()
-	testkit.Eventually(t, testshop.Soon, "it is let go", func() bool { return testutil.ToFloat64(sub.Metrics.Of(b.stream).InFlight) == 0 })
+	testkit.Eventually(t, testshop.Soon, "it is let go",
+		func() bool { return testutil.ToFloat64(sub.Metrics.Of(b.stream).InFlight) == 0 })
 	pending := b.pending()
 	require.Len(t, pending, 1)
 	require.Equal(t, "rival", pending[0].Consumer)
@@ -174,14 +178,17 @@ func TestKeepAnswers(t *testing.T) {
 	ids := b.takeAway("worker", 3)
 	require.NoError(t, b.rdb.XAck(t.Context(), b.stream, reservation.Group, ids[2]).Err())
 	keep := func(consumer string, pairs ...any) []string {
-		answers, err := lua.Keep.Run(t.Context(), b.rdb, []string{b.stream}, append([]any{reservation.Group, consumer}, pairs...)...).StringSlice()
+		answers, err := lua.Keep.Run(t.Context(), b.rdb, []string{b.stream},
+			append([]any{reservation.Group, consumer}, pairs...)...).StringSlice()
 		require.NoError(t, err)
 		return answers
 	}
-	require.Equal(t, []string{stream.LeaseKept, stream.LeaseKept, stream.LeaseGone}, keep("worker", ids[0], 0, ids[1], 7, ids[2], 0))
+	require.Equal(t, []string{stream.LeaseKept, stream.LeaseKept, stream.LeaseGone},
+		keep("worker", ids[0], 0, ids[1], 7, ids[2], 0))
 	require.Equal(t, []string{stream.LeaseTaken}, keep("another", ids[0], 9))
 	require.Equal(t, []string{stream.LeaseKept}, keep("worker", ids[1], 3), "a repeat does not lower the count")
-	counts := fmt.Sprintf("%s=%d %s=%d", b.pending()[0].Consumer, b.pending()[0].RetryCount, b.pending()[1].Consumer, b.pending()[1].RetryCount)
+	counts := fmt.Sprintf("%s=%d %s=%d", b.pending()[0].Consumer, b.pending()[0].RetryCount, b.pending()[1].Consumer,
+		b.pending()[1].RetryCount)
 	require.Equal(t, "worker=1 worker=7", counts)
 
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, ids[0]).Err())

@@ -22,8 +22,10 @@ func TestPlainMetadataIsParsedWithoutDecoder(t *testing.T) {
 //	go test -run '^$' -fuzz PlainMessage -fuzztime 30s ./fulfillment
 func FuzzPlainMessage(f *testing.F) {
 	for _, metadata := range []string{
-		ownMetadata, "", "\x80", "\x81\xa1a", "\x82\xa1a\xa1b\xa1a\xa1c", "\x81\xa1a\x01", "\xc0", "\x81\xd9\x01a\xa1b", "\xde\x00\x01\xa1a\xa1b",
-		ownMetadata + "x", ownMetadata[:20], "\x90", "\x81\xa1\xff\xa1b", "\x81\xa1a\xbf" + strings.Repeat("b", 31), "\x81\xa1a\xc0",
+		ownMetadata, "", "\x80", "\x81\xa1a", "\x82\xa1a\xa1b\xa1a\xa1c", "\x81\xa1a\x01", "\xc0", "\x81\xd9\x01a\xa1b",
+		"\xde\x00\x01\xa1a\xa1b",
+		ownMetadata + "x", ownMetadata[:20], "\x90", "\x81\xa1\xff\xa1b", "\x81\xa1a\xbf" + strings.Repeat("b", 31),
+		"\x81\xa1a\xc0",
 	} {
 		f.Add("id", metadata, "{}")
 	}

@@ -114,7 +114,8 @@ func (c *Config) Validate() error {
 	must(c.ClaimInterval > 0, "ClaimInterval must be positive")
 	must(c.ConsumerIdleMax > 0, "ConsumerIdleMax must be positive")
 	must(c.MaxDeliveries > 0, "MaxDeliveries must be at least 1")
-	must(c.RedeliveryDelay > 0 && c.RedeliveryDelay <= c.RedeliveryDelayMax, "RedeliveryDelay must be positive and at most RedeliveryDelayMax")
+	must(c.RedeliveryDelay > 0 && c.RedeliveryDelay <= c.RedeliveryDelayMax,
+		"RedeliveryDelay must be positive and at most RedeliveryDelayMax")
 	must(c.DrainTimeout > 0, "DrainTimeout must be positive")
 	if client, ok := c.Client.(*redis.Client); ok {
 		timeout := client.Options().ReadTimeout

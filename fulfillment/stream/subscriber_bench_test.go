@@ -94,7 +94,9 @@ func fillStream(b *testing.B, rdb *redis.Client, stream string, n int) {
 				pipe.XAdd(b.Context(), &redis.XAddArgs{Stream: stream, Values: []any{
 					FieldUUID, watermill.NewUUID(),
 					FieldMetadata, "\x82\xa5event\xadOrderReserved\xadevent_version\xa11",
-					FieldPayload, `{"order_id":"0198c0de-0000-7000-8000-000000000000","sale_id":"0198c0de-0000-7000-8000-000000000001","user_id":"user-1","quantity":1,"version":1,"epoch":1,"requested_at_ms":1763712000000}`,
+					FieldPayload, `{"order_id":"0198c0de-0000-7000-8000-000000000000",` +
+						`"sale_id":"0198c0de-0000-7000-8000-000000000001","user_id":"user-1","quantity":1,` +
+						`"version":1,"epoch":1,"requested_at_ms":1763712000000}`,
 					order.MetaReservedAt, "1763712000000", order.MetaSequence, i,
 				}})
 			}

@@ -26,20 +26,26 @@ type streamMetrics struct {
 func newSubscriberMetrics(reg prometheus.Registerer) (*subscriberMetrics, error) {
 	var failed []error
 	counter := func(name, help string) *prometheus.CounterVec {
-		c, err := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{"stream"}))
+		c, err := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help},
+			[]string{"stream"}))
 		failed = append(failed, err)
 		return c
 	}
 	m := &subscriberMetrics{
-		acked:        counter("stampede_entries_acked_total", "Stream entries acknowledged in Redis."),
-		redelivered:  counter("stampede_entries_redelivered_total", "Messages delivered again after their handler had refused them."),
-		claimed:      counter("stampede_entries_claimed_total", "Stream entries taken over from consumers that had gone silent."),
-		taken:        counter("stampede_entries_taken_total", "Stream entries that another consumer took over while they were held here."),
+		acked: counter("stampede_entries_acked_total", "Stream entries acknowledged in Redis."),
+		redelivered: counter("stampede_entries_redelivered_total",
+			"Messages delivered again after their handler had refused them."),
+		claimed: counter("stampede_entries_claimed_total",
+			"Stream entries taken over from consumers that had gone silent."),
+		taken: counter("stampede_entries_taken_total",
+			"Stream entries that another consumer took over while they were held here."),
 		deadLettered: counter("stampede_entries_dead_lettered_total", "Stream entries stored as dead letters."),
-		lost:         counter("stampede_entries_lost_total", "Stream entries that were trimmed or deleted before anybody had handled them."),
+		lost: counter("stampede_entries_lost_total",
+			"Stream entries that were trimmed or deleted before anybody had handled them."),
 	}
 	gauge, err := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "stampede_entries_in_flight", Help: "Stream entries held by this process: read, and not yet acknowledged in Redis.",
+		Name: "stampede_entries_in_flight",
+		Help: "Stream entries held by this process: read, and not yet acknowledged in Redis.",
 	}, []string{"stream"}))
 	m.inFlight = gauge
 	if err := errors.Join(append(failed, err)...); err != nil {

@@ -230,5 +230,6 @@ func (s *subscription) reportLost(ids []string) {
 		return
 	}
 	s.metrics.Lost.Add(float64(len(ids)))
-	s.log.Error("entries were deleted from the stream before they were handled", slog.Int("entries", len(ids)), slog.Any("ids", ids))
+	s.log.Error("entries were deleted from the stream before they were handled", slog.Int("entries", len(ids)),
+		slog.Any("ids", ids))
 }

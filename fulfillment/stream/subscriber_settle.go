@@ -43,7 +43,8 @@ type subscription struct {
 
 func newSubscription(ctx context.Context, config *Config, metrics *subscriberMetrics, stream string) *subscription {
 	ours := metrics.Of(stream)
-	log := config.Logger.With(slog.String("stream", stream), slog.String("group", config.Group), slog.String("consumer", config.Consumer))
+	log := config.Logger.With(slog.String("stream", stream), slog.String("group", config.Group),
+		slog.String("consumer", config.Consumer))
 	s := &subscription{
 		config: config, stream: stream, log: log, metrics: ours,
 		output:           make(chan *message.Message),
@@ -217,7 +218,8 @@ func (s *subscription) tryDeadLetter(d *delivery, reason error) (delay time.Dura
 	}
 	s.deadLetterOutage.Over()
 	s.metrics.deadLettered.Inc()
-	s.log.Warn("entry became a dead letter", slog.String("entry", d.id), slog.Int64("deliveries", d.deliveries), slog.Any("reason", reason))
+	s.log.Warn("entry became a dead letter", slog.String("entry", d.id), slog.Int64("deliveries", d.deliveries),
+		slog.Any("reason", reason))
 	return 0, true
 }
 

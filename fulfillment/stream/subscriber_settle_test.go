@@ -119,7 +119,8 @@ func TestDeliveryCountAloneMakesNoDeadLetter(t *testing.T) {
 	b := newStreamBench(t)
 	uuids := b.publish(1)
 	id := b.takeAway("worker-0", 1)[0]
-	require.NoError(t, b.rdb.Do(t.Context(), "XCLAIM", b.stream, reservation.Group, "worker-1", 0, id, "RETRYCOUNT", 70, "JUSTID").Err())
+	require.NoError(t, b.rdb.Do(t.Context(), "XCLAIM", b.stream, reservation.Group, "worker-1", 0, id, "RETRYCOUNT", 70,
+		"JUSTID").Err())
 
 	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.MaxDeliveries = 3 }))
 	msg := receive(t, messages)
@@ -153,7 +154,10 @@ func TestNacksAreRetriedWithDelay(t *testing.T) {
 func TestRetryDelayDoublesWithinBounds(t *testing.T) {
 	t.Parallel()
 	const first, longest = 100 * time.Millisecond, 5 * time.Second
-	for try, full := range map[int]time.Duration{1: first, 2: 2 * first, 3: 4 * first, 6: 32 * first, 7: longest, 40: longest, 1 << 40: longest} {
+	for try, full := range map[int]time.Duration{
+		1: first, 2: 2 * first, 3: 4 * first, 6: 32 * first, 7: longest,
+		40: longest, 1 << 40: longest,
+	} {
 		for range 100 {
 			delay := retry.RetryDelay(try, first, longest)
 			require.LessOrEqual(t, delay, full, "try %d", try)
@@ -188,7 +192,8 @@ func TestDeadLetterRetriesUntilStored(t *testing.T) {
 	b.grave.setAway(true)
 	stray := b.add("foo", "bar")
 	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.InFlightMax = 1 }))
-	testkit.Eventually(t, testshop.Soon, "storing has failed twice", func() bool { tries, _, _ := b.grave.look(); return tries >= 2 })
+	testkit.Eventually(t, testshop.Soon, "storing has failed twice",
+		func() bool { tries, _, _ := b.grave.look(); return tries >= 2 })
 
 	uuids := b.publish(3)
 	require.Equal(t, uuids, receiveUUIDs(t, messages, 3), "with room for one in flight, and a dead letter waiting")
@@ -209,7 +214,8 @@ func TestUnstoredDeadLetterSurvivesRestart(t *testing.T) {
 	b.add("foo", "bar")
 	sub := b.subscriber("worker-1")
 	b.subscribe(sub)
-	testkit.Eventually(t, testshop.Soon, "storing has failed", func() bool { tries, _, _ := b.grave.look(); return tries >= 1 })
+	testkit.Eventually(t, testshop.Soon, "storing has failed",
+		func() bool { tries, _, _ := b.grave.look(); return tries >= 1 })
 	require.NoError(t, sub.Close())
 	require.Len(t, b.pending(), 1)
 

@@ -209,7 +209,8 @@ func TestSubscriberDeliversInOrderAndAcknowledges(t *testing.T) {
 	b := newStreamBench(t)
 	uuids := b.publish(50)
 	messages := b.subscribe(b.subscriber("worker-1"))
-	require.Equal(t, uuids, receiveUUIDs(t, messages, 50), "entries from before the group existed come too, in their order")
+	require.Equal(t, uuids, receiveUUIDs(t, messages, 50),
+		"entries from before the group existed come too, in their order")
 	b.awaitNonePending()
 }
 
@@ -335,6 +336,9 @@ func TestSubscriberConfigReportsAllErrors(t *testing.T) {
 	client := redis.NewClient(&redis.Options{ReadTimeout: time.Second})
 	t.Cleanup(func() { _ = client.Close() })
 	store := func(context.Context, stream.Entry, error) error { return nil }
-	_, err = stream.NewSubscriber(stream.Config{Client: client, Control: client, Group: "g", Consumer: rand.Text(), DeadLetter: store, BlockTimeout: time.Second})
+	_, err = stream.NewSubscriber(stream.Config{
+		Client: client, Control: client, Group: "g", Consumer: rand.Text(),
+		DeadLetter: store, BlockTimeout: time.Second,
+	})
 	require.ErrorContains(t, err, "read time-out")
 }

@@ -79,14 +79,23 @@ func TestTrimKeepsEntriesNeededByAnyGroup(t *testing.T) {
 		groups func(b *trimBench)
 		first  int // place of the first entry that is left
 	}{
-		"read to the end":                  {func(b *trimBench) { b.group("a", 1000) }, 900},
-		"undelivered entries":              {func(b *trimBench) { b.group("a", 501) }, 500},
-		"a pending entry":                  {func(b *trimBench) { b.group("a", 1000, 350, 800) }, 300},
-		"the first entry is pending":       {func(b *trimBench) { b.group("a", 1000, 0) }, 0},
-		"the slowest of several groups":    {func(b *trimBench) { b.group("a", 1000); b.group("b", 1000, 450); b.group("c", 701) }, 400},
-		"a group that has read nothing":    {func(b *trimBench) { b.group("a", 1000); b.group("b", 0) }, 0},
-		"a group that was set back":        {func(b *trimBench) { b.group("a", 1000, 700); b.setID("a", b.ids[200]) }, 200},
-		"a group that was set to an end":   {func(b *trimBench) { b.group("a", 0); b.setID("a", "18446744073709551615-18446744073709551615") }, 1000},
+		"read to the end":            {func(b *trimBench) { b.group("a", 1000) }, 900},
+		"undelivered entries":        {func(b *trimBench) { b.group("a", 501) }, 500},
+		"a pending entry":            {func(b *trimBench) { b.group("a", 1000, 350, 800) }, 300},
+		"the first entry is pending": {func(b *trimBench) { b.group("a", 1000, 0) }, 0},
+		"the slowest of several groups": {func(b *trimBench) {
+			b.group("a", 1000)
+			b.group("b", 1000,
+				450)
+			b.group("c", 701)
+		}, 400},
+		"a group that has read nothing": {func(b *trimBench) { b.group("a", 1000); b.group("b", 0) }, 0},
+		"a group that was set back":     {func(b *trimBench) { b.group("a", 1000, 700); b.setID("a", b.ids[200]) }, 200},
+		"a group that was set to an end": {func(b *trimBench) {
+			b.group("a", 0)
+			b.setID("a",
+				"18446744073709551615-18446744073709551615")
+		}, 1000},
 		"no group":                         {func(*trimBench) {}, 0},
 		"a group without any entry before": {func(b *trimBench) { b.group("a", 1) }, 0},
 	} {
@@ -114,12 +123,16 @@ func TestTrimComparesLongIDs(t *testing.T) {
 	b := newStreamBenchAt(t, server.URL, "orders")
 	// A node for each entry makes the approximate cut an exact one.
 	require.NoError(t, b.rdb.ConfigSet(t.Context(), "stream-node-max-entries", "1").Err())
-	ids := []string{"9-10", "10-9", "9007199254740992-9007199254740992", "9007199254740992-9007199254740993", "9007199254740993-0"}
+	ids := []string{
+		"9-10", "10-9", "9007199254740992-9007199254740992", "9007199254740992-9007199254740993",
+		"9007199254740993-0",
+	}
 	for i, first := range ids {
 		for j, second := range ids {
 			b := &trimBench{streamBench: newStreamBenchAt(t, server.URL, fmt.Sprintf("orders-%d-%d", i, j)), ids: ids}
 			for _, id := range ids {
-				require.NoError(t, b.rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: b.stream, ID: id, Values: []string{"a", "b"}}).Err())
+				require.NoError(t, b.rdb.XAdd(t.Context(),
+					&redis.XAddArgs{Stream: b.stream, ID: id, Values: []string{"a", "b"}}).Err())
 			}
 			for group, id := range map[string]string{"a": first, "b": second} {
 				b.group(group, 0)
@@ -158,7 +171,8 @@ func TestTrimmerDeletesAcknowledgedEntries(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- trimmer.Run(ctx) }()
-	testkit.Eventually(t, testshop.Soon, "both streams are trimmed", func() bool { return b.first() == 900 && other.first() == 500 })
+	testkit.Eventually(t, testshop.Soon, "both streams are trimmed",
+		func() bool { return b.first() == 900 && other.first() == 500 })
 	cancel()
 	require.NoError(t, <-done)
 	require.EqualValues(t, 900, testutil.ToFloat64(trimmer.Trimmed().WithLabelValues(b.stream)))

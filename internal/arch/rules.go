@@ -78,7 +78,10 @@ var may = map[string][]string{
 		"internal/retry",
 		"reservation/order",
 	},
-	"fulfillment/deadletter": {"sql", "reservation", "fulfillment/ledger", "fulfillment/stream", "internal/pg", "reservation/order"},
+	"fulfillment/deadletter": {
+		"sql", "reservation", "fulfillment/ledger", "fulfillment/stream", "internal/pg",
+		"reservation/order",
+	},
 	"fulfillment/projection": {
 		"sql",
 		"fulfillment/ledger",
@@ -112,7 +115,10 @@ var wirers = []string{"internal/demo"}
 var roles = []string{"ingress", "fulfillment"}
 
 // forTests are never part of a program.
-var forTests = []string{"internal/testkit", "internal/testsale", "internal/testshop", "internal/testwork", "internal/arch", "internal/docs"}
+var forTests = []string{
+	"internal/testkit", "internal/testsale", "internal/testshop", "internal/testwork",
+	"internal/arch", "internal/docs",
+}
 
 // banned are functions that no file may call, and what to do instead.
 var banned = []struct{ pkg, function, instead string }{

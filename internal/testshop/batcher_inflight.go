@@ -23,5 +23,6 @@ func (s *Shop) HoldSale(t testing.TB, sale uuid.UUID) pgx.Tx {
 // TransactionsWaiting is how many transactions wait for a lock.
 func (s *Shop) TransactionsWaiting(t testing.TB) int64 {
 	t.Helper()
-	return s.Count(t, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+	return s.Count(t,
+		"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
 }

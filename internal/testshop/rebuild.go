@@ -32,7 +32,10 @@ func (s LostShop) Flush(t testing.TB) {
 // Reserve asks for units as a buyer with an idempotency key.
 func (s *Shop) Reserve(t testing.TB, sale uuid.UUID, user string, quantity int64, key string) reservation.Answer {
 	t.Helper()
-	answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: quantity, IdempotencyKey: key})
+	answer, err := s.Store.Reserve(t.Context(), reservation.Request{
+		Sale: sale, User: user, Quantity: quantity,
+		IdempotencyKey: key,
+	})
 	require.NoError(t, err)
 	return answer
 }
@@ -60,7 +63,8 @@ func (s *Shop) RequireSound(t testing.TB) {
 	t.Helper()
 	require.Zero(t, s.Count(t, BrokenLogs))
 	require.Zero(t, s.Count(t, `SELECT count(*) FROM sales AS s
-		WHERE sold <> (SELECT coalesce(sum(quantity), 0) FROM orders WHERE sale_id = s.id AND status IN ('confirmed', 'paid'))`))
+		WHERE sold <> (SELECT coalesce(sum(quantity), 0) FROM orders WHERE sale_id = s.id AND status IN ('confirmed',
+		'paid'))`))
 	rows, err := s.Pool.Query(t.Context(), "SELECT id, stock - sold, epoch, revision, published_revision FROM sales")
 	require.NoError(t, err)
 	defer rows.Close()

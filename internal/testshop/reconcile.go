@@ -10,7 +10,8 @@ import (
 // Everything is what Postgres and Redis hold.
 func (s *Shop) Everything(t testing.TB) (all []string) {
 	t.Helper()
-	for _, table := range RowsOf(t, s.Pool, "SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' ORDER BY 1") {
+	for _, table := range RowsOf(t, s.Pool,
+		"SELECT tablename::text FROM pg_tables WHERE schemaname = 'public' ORDER BY 1") {
 		for _, row := range RowsOf(t, s.Pool, "SELECT row_to_json(r)::text FROM "+table+" AS r ORDER BY 1") {
 			all = append(all, table+" "+row)
 		}

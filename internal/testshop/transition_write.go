@@ -16,7 +16,8 @@ const PaymentWindow = 10 * time.Minute
 func NewPayableSale(t testing.TB, pool *pgxpool.Pool, stock int64) uuid.UUID {
 	t.Helper()
 	sale := NewSale(t, pool, stock)
-	_, err := pool.Exec(t.Context(), "UPDATE sales SET payment_window_seconds = $2 WHERE id = $1", sale, int64(PaymentWindow/time.Second))
+	_, err := pool.Exec(t.Context(), "UPDATE sales SET payment_window_seconds = $2 WHERE id = $1", sale,
+		int64(PaymentWindow/time.Second))
 	require.NoError(t, err)
 	return sale
 }

@@ -46,7 +46,8 @@ func NewShopOn(t testing.TB, pool *pgxpool.Pool, redisURL string, keys reservati
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = control.Close() })
 	s := &Shop{Pool: pool, Rdb: control, Blocking: blocking, Keys: keys}
-	s.Store = reservation.NewStore(s.Rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(t), WaitMax: time.Minute})
+	s.Store = reservation.NewStore(s.Rdb, s.Keys,
+		reservation.StoreOptions{Logger: testkit.Logger(t), WaitMax: time.Minute})
 	t.Cleanup(s.Store.Close)
 	s.Catalog = catalog.New(pool, s.Store)
 	return s
@@ -66,7 +67,8 @@ func (s *Shop) Crowd(t testing.TB, sale uuid.UUID, n int) (accepted int) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			answer, err := s.Store.Reserve(context.Background(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i), Quantity: 1})
+			answer, err := s.Store.Reserve(context.Background(),
+				reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i), Quantity: 1})
 			if err != nil {
 				t.Error(err)
 				return
@@ -111,7 +113,8 @@ func (s *Shop) AwaitConfirmed(t testing.TB, n int) {
 	})
 }
 
-// ValueOf returns the value of the gauge or counter with that label value, or without labels for "", and 0 if there is none.
+// ValueOf returns the value of the gauge or counter with that label value, or without labels for
+// "", and 0 if there is none.
 func ValueOf(t testing.TB, from prometheus.Gatherer, name, label string) float64 {
 	t.Helper()
 	families, err := from.Gather()

@@ -21,7 +21,10 @@ func Fulfil(s *testshop.Shop, t testing.TB) []ledger.Outcome {
 	t.Helper()
 	ctx, key := t.Context(), s.Keys.Orders(0)
 	require.NoError(t, stream.CreateGroup(ctx, s.Rdb, key, reservation.Group))
-	read, err := s.Rdb.XReadGroup(ctx, &redis.XReadGroupArgs{Group: reservation.Group, Consumer: "test", Streams: []string{key, ">"}, Count: 10_000, Block: -1}).Result()
+	read, err := s.Rdb.XReadGroup(ctx, &redis.XReadGroupArgs{
+		Group: reservation.Group, Consumer: "test",
+		Streams: []string{key, ">"}, Count: 10_000, Block: -1,
+	}).Result()
 	require.NoError(t, err)
 	var ids []string
 	var events []order.OrderReserved

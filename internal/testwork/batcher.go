@@ -24,7 +24,8 @@ func Batcher(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.
 	require.NoError(t, err)
 	config := batch.Config{
 		// Tests hold rows for as long as they have to.
-		Ledger: ledger.New(s.Pool).Waiting(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: 500, Lease: 10 * time.Second,
+		Ledger: ledger.New(s.Pool).Waiting(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: 500,
+		Lease:  10 * time.Second,
 		Logger: testkit.Logger(t), Metrics: metrics,
 	}
 	if change != nil {

@@ -16,7 +16,10 @@ import (
 func Rubbish(s *testshop.Shop, t testing.TB) stream.Entry {
 	t.Helper()
 	key := s.Keys.Orders(0)
-	id, err := s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: []any{"foo", "1", "foo", testshop.EveryByte, "bar", "é"}}).Result()
+	id, err := s.Rdb.XAdd(t.Context(), &redis.XAddArgs{
+		Stream: key,
+		Values: []any{"foo", "1", "foo", testshop.EveryByte, "bar", "é"},
+	}).Result()
 	require.NoError(t, err)
 	entry, err := stream.ReadEntry(t.Context(), s.Rdb, key, id)
 	require.NoError(t, err)

@@ -26,7 +26,8 @@ import (
 // is delivered again after it has seen enough, as happens on a busy machine.
 const suiteReader = "github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe"
 
-// Main runs the tests of a package on servers of their own. A test may start the binary again, as a worker that it kills.
+// Main runs the tests of a package on servers of their own. A test may start the binary again, as a
+// worker that it kills.
 func Main(m *testing.M) {
 	testkit.Main(m, testkit.WithCommand(command), testkit.IgnoreLeaks(
 		goleak.IgnoreAnyFunction(suiteReader+".func2"), goleak.IgnoreAnyFunction(suiteReader+".func3"),
@@ -67,7 +68,8 @@ func runWorker(ctx context.Context) error {
 	}
 	defer func() { _ = control.Close() }()
 	keys := reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX"), Partitions: 1}
-	store := reservation.NewStore(control, keys, reservation.StoreOptions{WaitMax: time.Minute}) // a crowd on a busy machine
+	// A crowd on a busy machine.
+	store := reservation.NewStore(control, keys, reservation.StoreOptions{WaitMax: time.Minute})
 	defer store.Close()
 	if sale := os.Getenv(RebuildEnv); sale != "" {
 		r, err := rebuild.New(rebuild.Config{Pool: pool, Redis: control, Keys: keys, Store: store})

@@ -16,9 +16,14 @@ import (
 )
 
 // TellingLedger returns a ledger and its outcomes, with which nothing is done until run.
-func TellingLedger(t testing.TB, pool *pgxpool.Pool, rdb redis.UniversalClient, keys reservation.Keys) (l *ledger.Ledger, o *ledger.Outcomes, run func() (stop func())) {
+func TellingLedger(t testing.TB, pool *pgxpool.Pool, rdb redis.UniversalClient,
+	keys reservation.Keys,
+) (l *ledger.Ledger, o *ledger.Outcomes, run func() (stop func())) {
 	t.Helper()
-	o, err := ledger.NewOutcomes(ledger.OutcomesConfig{Client: rdb, Keys: keys, Logger: testkit.Logger(t), Registerer: prometheus.NewRegistry()})
+	o, err := ledger.NewOutcomes(ledger.OutcomesConfig{
+		Client: rdb, Keys: keys, Logger: testkit.Logger(t),
+		Registerer: prometheus.NewRegistry(),
+	})
 	require.NoError(t, err)
 	return ledger.New(pool).WithOutcomes(o), o, func() func() {
 		ctx, cancel := context.WithCancel(context.Background())

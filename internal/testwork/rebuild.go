@@ -12,7 +12,10 @@ import (
 
 func Rebuilder(s *testshop.Shop, t testing.TB) *rebuild.Rebuilder {
 	t.Helper()
-	r, err := rebuild.New(rebuild.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: testkit.Logger(t)})
+	r, err := rebuild.New(rebuild.Config{
+		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store,
+		Logger: testkit.Logger(t),
+	})
 	require.NoError(t, err)
 	return r
 }

@@ -34,7 +34,8 @@ var (
 	// ErrNotInForce is returned for a change that is stored in Postgres and could not be published
 	// to Redis. A worker will publish it. A retry is safe, except for a restock without an
 	// idempotency key, which would be a second one. It wraps ErrUnavailable.
-	ErrNotInForce = fmt.Errorf("the change is written down, and takes effect when Redis can be told: %w", reservation.ErrUnavailable)
+	ErrNotInForce = fmt.Errorf("the change is written down, and takes effect when Redis can be told: %w",
+		reservation.ErrUnavailable)
 )
 
 // Catalog holds the definitions of sales. A change is made in Postgres and then published to Redis
@@ -58,7 +59,9 @@ func (c *Catalog) Create(ctx context.Context, t reservation.Terms) (CountedSale,
 
 // CreateOnce is Create with an idempotency key. A repeat of the request creates nothing and returns the sale as it was
 // created; with a key that was used for other terms the error is ErrIdempotencyKeyReused. Keys are those of all sales.
-func (c *Catalog) CreateOnce(ctx context.Context, t reservation.Terms, idempotencyKey string) (sale CountedSale, replayed bool, err error) {
+func (c *Catalog) CreateOnce(ctx context.Context, t reservation.Terms,
+	idempotencyKey string,
+) (sale CountedSale, replayed bool, err error) {
 	if err := t.Validate(); err != nil {
 		return CountedSale{}, false, err
 	}
@@ -99,7 +102,8 @@ func (c *Catalog) insert(ctx context.Context, t reservation.Terms, idempotencyKe
 	sale := reservation.Sale{ID: uuid.Must(uuid.NewV7()), Terms: t, Partitions: c.store.Keys.Partitions}
 	err := inOneStatement(ctx, c.pool, []any{&sale.Epoch, &sale.Revision, &sale.CreatedAt},
 		sql.CatalogInsertSale, sale.ID, t.Name, t.Stock, t.PerOrderLimit,
-		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions, nullText(idempotencyKey))
+		nullTime(t.OpensAt), nullTime(t.ClosesAt), int64(t.PaymentWindow/time.Second), sale.Partitions,
+		nullText(idempotencyKey))
 	return asCreated(sale, t.Stock), err
 }
 
@@ -148,7 +152,9 @@ func (c *Catalog) End(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	return c.setState(ctx, id, "end", eventEnded, reservation.StateEnded)
 }
 
-func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event string, to reservation.State) (CountedSale, error) {
+func (c *Catalog) setState(ctx context.Context, id uuid.UUID, action, event string,
+	to reservation.State,
+) (CountedSale, error) {
 	if _, err := c.change(ctx, id, action, "", func(_ context.Context, _ pgx.Tx, s reservation.Sale) (saleChange, error) {
 		switch {
 		case s.State == to:
@@ -177,7 +183,8 @@ type saleChange struct {
 // and returns it; 0 if next changes nothing. The error is a refusal, or wraps ErrUnavailable or
 // ErrChangeUnknown.
 func (c *Catalog) change(
-	ctx context.Context, id uuid.UUID, action, idempotencyKey string, next func(context.Context, pgx.Tx, reservation.Sale) (saleChange, error),
+	ctx context.Context, id uuid.UUID, action, idempotencyKey string,
+	next func(context.Context, pgx.Tx, reservation.Sale) (saleChange, error),
 ) (revision int64, err error) {
 	err = InTransaction(ctx, c.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.CatalogLockSale, id).Scan(new(uuid.UUID)); err != nil {
@@ -191,14 +198,16 @@ func (c *Catalog) change(
 		if err != nil || to.event == "" {
 			return err
 		}
-		return tx.QueryRow(ctx, sql.CatalogChangeSale, id, to.state, to.stock, to.event, to.data, nullText(idempotencyKey)).Scan(&revision)
+		return tx.QueryRow(ctx, sql.CatalogChangeSale, id, to.state, to.stock, to.event, to.data,
+			nullText(idempotencyKey)).Scan(&revision)
 	})
 	var illegal *reservation.IllegalTransitionError
 	var invalid *order.InvalidError
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return 0, reservation.ErrSaleNotFound
-	case errors.As(err, &illegal), errors.As(err, &invalid), errors.Is(err, ErrIdempotencyKeyReused), errors.Is(err, errLoweringOpen):
+	case errors.As(err, &illegal), errors.As(err, &invalid), errors.Is(err, ErrIdempotencyKeyReused),
+		errors.Is(err, errLoweringOpen):
 		return 0, err
 	case errors.Is(err, ErrChangeUnknown):
 		return 0, fmt.Errorf("%s sale=%s: %w", action, id, err)

@@ -21,7 +21,8 @@ func TestCreateOpensSaleWithTerms(t *testing.T) {
 	s := testsale.NewShop(t)
 	terms := reservation.Terms{
 		Name: "Schuhe, 50 % günstiger", Stock: 10, PerOrderLimit: 3,
-		OpensAt: time.Now().Add(-time.Hour).UTC().Truncate(time.Millisecond), ClosesAt: time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond),
+		OpensAt:       time.Now().Add(-time.Hour).UTC().Truncate(time.Millisecond),
+		ClosesAt:      time.Now().Add(time.Hour).UTC().Truncate(time.Millisecond),
 		PaymentWindow: 15 * time.Minute,
 	}
 	sale, err := s.Create(t.Context(), terms)
@@ -37,7 +38,8 @@ func TestCreateOpensSaleWithTerms(t *testing.T) {
 	s.Buy(sale.ID, "ann")
 	shown, err = s.Show(t.Context(), sale.ID)
 	require.NoError(t, err)
-	require.Equal(t, []int64{9, 1, 0}, []int64{shown.Available, shown.Held, shown.Sold}, "accepted, and not yet in Postgres")
+	require.Equal(t, []int64{9, 1, 0}, []int64{shown.Available, shown.Held, shown.Sold},
+		"accepted, and not yet in Postgres")
 }
 
 func TestCreateRejectsInvalidTerms(t *testing.T) {
@@ -153,7 +155,10 @@ func TestOperatorChangesAreIdempotent(t *testing.T) {
 func TestSaleStateFollowsItsTimes(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	sale := reservation.Sale{State: reservation.StateOpen, Terms: reservation.Terms{OpensAt: now, ClosesAt: now.Add(time.Minute)}}
+	sale := reservation.Sale{
+		State: reservation.StateOpen,
+		Terms: reservation.Terms{OpensAt: now, ClosesAt: now.Add(time.Minute)},
+	}
 	require.Equal(t, reservation.StateScheduled, sale.StateAt(now.Add(-time.Second)))
 	require.Equal(t, reservation.StateOpen, sale.StateAt(now))
 	require.Equal(t, reservation.StateEnded, sale.StateAt(now.Add(time.Minute)))

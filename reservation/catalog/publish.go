@@ -198,7 +198,9 @@ func (c *Catalog) changesAfter(ctx context.Context, id uuid.UUID, revision int64
 
 // apply runs the script of one change and returns its answer; taken is the number in the answer
 // "taken <units>".
-func (c *Catalog) apply(ctx context.Context, s reservation.Sale, ch publishedChange) (word string, taken int64, err error) {
+func (c *Catalog) apply(ctx context.Context, s reservation.Sale,
+	ch publishedChange,
+) (word string, taken int64, err error) {
 	k, p := c.store.Keys, s.Partition()
 	saleKey := k.Sale(p, s.ID)
 	epoch, revision := strconv.FormatInt(s.Epoch, 10), strconv.FormatInt(ch.revision, 10)
@@ -207,7 +209,8 @@ func (c *Catalog) apply(ctx context.Context, s reservation.Sale, ch publishedCha
 	switch ch.event {
 	case eventCreated:
 		answer = lua.Open.Run(ctx, c.store.Rdb, []string{saleKey, k.Buyers(p, s.ID), k.Sales(p)},
-			s.ID.String(), epoch, revision, ch.stock, s.PerOrderLimit, reservation.UnixMilli(s.OpensAt), reservation.UnixMilli(s.ClosesAt),
+			s.ID.String(), epoch, revision, ch.stock, s.PerOrderLimit, reservation.UnixMilli(s.OpensAt),
+			reservation.UnixMilli(s.ClosesAt),
 			int64(s.PaymentWindow/time.Second))
 	case eventPaused:
 		answer = lua.Pause.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision)

@@ -34,10 +34,12 @@ func (e *TakenError) Error() string {
 var (
 	// ErrRestockUndecided is returned for a lowering while Redis is unavailable. The request stays;
 	// a retry with the same idempotency key returns its outcome. It wraps ErrUnavailable.
-	ErrRestockUndecided = fmt.Errorf("the lower stock is written down, and takes effect if Redis grants it: %w", reservation.ErrUnavailable)
+	ErrRestockUndecided = fmt.Errorf("the lower stock is written down, and takes effect if Redis grants it: %w",
+		reservation.ErrUnavailable)
 	// ErrRestockWithdrawn is returned for a lowering that a rebuild withdrew. Nothing was changed;
 	// a retry with the same idempotency key makes a new attempt.
-	ErrRestockWithdrawn = errors.New("the stock was rebuilt before it could be lowered: nothing was changed, and the same restock can be tried again")
+	ErrRestockWithdrawn = errors.New("the stock was rebuilt before it could be lowered: nothing was changed, and the " +
+		"same restock can be tried again")
 )
 
 // errLoweringOpen: Redis has not decided an earlier lowering, so the current stock is unknown.
@@ -53,7 +55,10 @@ const restockTries = 100
 // ones.
 func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (CountedSale, error) {
 	if units == 0 || units < -order.MaxStock || units > order.MaxStock {
-		return CountedSale{}, &order.InvalidError{Field: "units", Reason: fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", order.MaxStock)}
+		return CountedSale{}, &order.InvalidError{
+			Field:  "units",
+			Reason: fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", order.MaxStock),
+		}
 	}
 	if idempotencyKey != "" {
 		if err := order.ValidateIdempotencyKey(idempotencyKey); err != nil {
@@ -93,38 +98,49 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 
 // changeStock records the change of the stock. It returns the revision that this made, or that an
 // earlier call with this idempotency key made.
-func (c *Catalog) changeStock(ctx context.Context, id uuid.UUID, units int64, idempotencyKey string) (revision int64, err error) {
+func (c *Catalog) changeStock(ctx context.Context, id uuid.UUID, units int64,
+	idempotencyKey string,
+) (revision int64, err error) {
 	var before int64
-	revision, err = c.change(ctx, id, "restock", idempotencyKey, func(ctx context.Context, tx pgx.Tx, s reservation.Sale) (saleChange, error) {
-		if before, err = madeBefore(ctx, tx, id, idempotencyKey, units); before > 0 || err != nil {
-			return saleChange{}, err
-		}
-		if s.StateAt(time.Now()) == reservation.StateEnded {
-			return saleChange{}, &reservation.IllegalTransitionError{Action: "restock", State: reservation.StateEnded}
-		}
-		if latest, err := findLowering(ctx, tx, id, 0); err != nil {
-			return saleChange{}, err
-		} else if latest.open {
-			return saleChange{}, errLoweringOpen
-		}
-		stock := s.Stock + units
-		change := saleChange{eventRestocked, s.State, stock, map[string]int64{"stock": stock, "units": units}}
-		switch {
-		case stock > order.MaxStock:
-			return saleChange{}, &order.InvalidError{Field: "units", Reason: fmt.Sprintf("must leave the stock at %d or below", order.MaxStock)}
-		case stock < 1:
-			return saleChange{}, &order.InvalidError{Field: "units", Reason: "must leave a stock of 1 at least; a sale that is to sell nothing more is ended or paused"}
-		case units < 0:
-			change.event, change.stock = eventLowering, s.Stock
-		}
-		return change, nil
-	})
+	revision, err = c.change(ctx, id, "restock", idempotencyKey,
+		func(ctx context.Context, tx pgx.Tx, s reservation.Sale) (saleChange, error) {
+			if before, err = madeBefore(ctx, tx, id, idempotencyKey, units); before > 0 || err != nil {
+				return saleChange{}, err
+			}
+			if s.StateAt(time.Now()) == reservation.StateEnded {
+				return saleChange{}, &reservation.IllegalTransitionError{Action: "restock", State: reservation.StateEnded}
+			}
+			if latest, err := findLowering(ctx, tx, id, 0); err != nil {
+				return saleChange{}, err
+			} else if latest.open {
+				return saleChange{}, errLoweringOpen
+			}
+			stock := s.Stock + units
+			change := saleChange{eventRestocked, s.State, stock, map[string]int64{"stock": stock, "units": units}}
+			switch {
+			case stock > order.MaxStock:
+				return saleChange{}, &order.InvalidError{
+					Field:  "units",
+					Reason: fmt.Sprintf("must leave the stock at %d or below", order.MaxStock),
+				}
+			case stock < 1:
+				return saleChange{}, &order.InvalidError{
+					Field:  "units",
+					Reason: "must leave a stock of 1 at least; a sale that is to sell nothing more is ended or paused",
+				}
+			case units < 0:
+				change.event, change.stock = eventLowering, s.Stock
+			}
+			return change, nil
+		})
 	return max(revision, before), err
 }
 
 // madeBefore returns the revision that was made with this idempotency key, 0 if none. A withdrawn
 // one frees its key.
-func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey string, units int64) (revision int64, err error) {
+func madeBefore(ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey string,
+	units int64,
+) (revision int64, err error) {
 	if idempotencyKey == "" {
 		return 0, nil
 	}
@@ -180,7 +196,9 @@ func findLowering(ctx context.Context, q querier, id uuid.UUID, revision int64) 
 
 // recordLowering records the answer of Redis to a request to lower the stock, and returns the
 // latest revision of the sale.
-func (c *Catalog) recordLowering(ctx context.Context, asked reservation.Sale, wish publishedChange, answer string, taken int64) (revision int64, err error) {
+func (c *Catalog) recordLowering(ctx context.Context, asked reservation.Sale, wish publishedChange, answer string,
+	taken int64,
+) (revision int64, err error) {
 	switch answer {
 	case "restocked":
 		return c.finishLowering(ctx, asked, wish)
@@ -192,7 +210,9 @@ func (c *Catalog) recordLowering(ctx context.Context, asked reservation.Sale, wi
 
 // finishLowering applies a granted stock to Postgres, unless another process has, and returns the
 // latest revision of the sale.
-func (c *Catalog) finishLowering(ctx context.Context, granted reservation.Sale, wish publishedChange) (revision int64, err error) {
+func (c *Catalog) finishLowering(ctx context.Context, granted reservation.Sale,
+	wish publishedChange,
+) (revision int64, err error) {
 	err = pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
 		if err := tx.QueryRow(ctx, sql.CatalogLockSale, granted.ID).Scan(new(uuid.UUID)); err != nil {
 			return err
@@ -214,7 +234,8 @@ func (c *Catalog) finishLowering(ctx context.Context, granted reservation.Sale, 
 			return fmt.Errorf("%w: its stock was rebuilt meanwhile", reservation.ErrUnavailable)
 		}
 		data := map[string]int64{"stock": wish.stock, "lowering": wish.revision}
-		return tx.QueryRow(ctx, sql.CatalogChangeSale, now.ID, now.State, wish.stock, eventRestocked, data, nil).Scan(&revision)
+		return tx.QueryRow(ctx, sql.CatalogChangeSale, now.ID, now.State, wish.stock, eventRestocked, data,
+			nil).Scan(&revision)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("lower the stock of sale=%s: %w", granted.ID, err)

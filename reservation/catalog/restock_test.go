@@ -71,7 +71,8 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	_, err = s.Restock(ctx, sale, -3, "returned-2")
 	require.EqualValues(t, 3, taken(s, err))
 	require.Equal(t, []int64{5, 5, 2}, stocks(s, sale))
-	released, err := s.Release(ctx, []reservation.Release{{SaleID: sale, OrderID: s.Buy(sale, "cid").Reservation.OrderID, UserID: "cid"}})
+	released, err := s.Release(ctx,
+		[]reservation.Release{{SaleID: sale, OrderID: s.Buy(sale, "cid").Reservation.OrderID, UserID: "cid"}})
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
 	_, err = s.Restock(ctx, sale, -3, "returned-2")
@@ -90,7 +91,8 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	require.Equal(t, reservation.SoldOut, s.Buy(sale, "dan").Verdict)
 	_, err = s.Restock(ctx, sale, 1, "")
 	require.NoError(t, err)
-	testkit.Eventually(t, 10*time.Second, "dan buys", func() bool { return s.Buy(sale, "dan").Verdict == reservation.Reserved })
+	testkit.Eventually(t, 10*time.Second, "dan buys",
+		func() bool { return s.Buy(sale, "dan").Verdict == reservation.Reserved })
 	require.Equal(t, []int64{3, 3, 0}, stocks(s, sale))
 
 	require.Equal(t, []string{
@@ -116,7 +118,8 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 // returns what lets it be taken again.
 func breakAt(t testing.TB, pool *pgxpool.Pool, step string) (mend func()) {
 	t.Helper()
-	_, err := pool.Exec(t.Context(), `CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$;
+	_, err := pool.Exec(t.Context(),
+		`CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'broken'; END $$;
 		CREATE TRIGGER broken BEFORE `+step+` EXECUTE FUNCTION broken()`)
 	require.NoError(t, err)
 	return func() {
@@ -128,7 +131,8 @@ func breakAt(t testing.TB, pool *pgxpool.Pool, step string) (mend func()) {
 // Whoever comes next finishes what somebody left half done, and so that it is done once.
 func TestInterruptedLoweringIsFinishedOnce(t *testing.T) {
 	t.Parallel()
-	const noted, marked = "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')", "UPDATE OF published_revision ON sales FOR EACH ROW"
+	const noted, marked = "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')",
+		"UPDATE OF published_revision ON sales FOR EACH ROW"
 	worker := func(s *testsale.Shop, _ uuid.UUID) error {
 		_, err := s.PublishPending(s.T.Context())
 		return err
@@ -156,8 +160,16 @@ func TestInterruptedLoweringIsFinishedOnce(t *testing.T) {
 			_, err := s.Restock(s.T.Context(), sale, -2, "")
 			return err
 		}, []int64{4, 4, 3}},
-		"by another operator, who pauses":         {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error { _, err := s.Pause(s.T.Context(), sale); return err }, []int64{6, 6, 5}},
-		"by another operator, who ends the sale":  {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error { _, err := s.End(s.T.Context(), sale); return err }, []int64{6, 6, 5}},
+		"by another operator, who pauses": {
+			noted, nil,
+			func(s *testsale.Shop, sale uuid.UUID) error { _, err := s.Pause(s.T.Context(), sale); return err },
+			[]int64{6, 6, 5},
+		},
+		"by another operator, who ends the sale": {
+			noted, nil,
+			func(s *testsale.Shop, sale uuid.UUID) error { _, err := s.End(s.T.Context(), sale); return err },
+			[]int64{6, 6, 5},
+		},
 		"when the rest was bought meanwhile":      {noted, buyAll, worker, []int64{6, 6, 0}},
 		"before it is marked, and all was bought": {marked, buyAll, worker, []int64{6, 6, 0}},
 		"when the stock was made anew without it": {noted, rebuild, worker, []int64{10, 10, 9}},
@@ -209,7 +221,8 @@ func buyAll(s *testsale.Shop, sale uuid.UUID) error {
 // rebuild makes the stock anew from Postgres, with its one order.
 func rebuild(s *testsale.Shop, sale uuid.UUID) error {
 	var revision int64
-	if err := s.Pool.QueryRow(s.T.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1 RETURNING revision", sale).Scan(&revision); err != nil {
+	if err := s.Pool.QueryRow(s.T.Context(), "UPDATE sales SET epoch = 2 WHERE id = $1 RETURNING revision",
+		sale).Scan(&revision); err != nil {
 		return err
 	}
 	return s.Rdb.HSet(s.T.Context(), s.Keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision).Err()
@@ -265,7 +278,9 @@ func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 	}()
 	testkit.Eventually(t, 20*time.Second, "it waits for the sale", func() bool {
 		var waiting int
-		require.NoError(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(&waiting))
+		require.NoError(t, pool.QueryRow(t.Context(),
+			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(
+			&waiting))
 		return waiting == 1
 	})
 	require.NoError(t, rebuilding.Commit(t.Context()))
@@ -320,7 +335,8 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	for buyer := range 4 {
 		all.Go(func() error {
 			for i := range 60 {
-				if _, err := s.Reserve(context.Background(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d-%d", buyer, i), Quantity: 1}); err != nil {
+				if _, err := s.Reserve(context.Background(),
+					reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d-%d", buyer, i), Quantity: 1}); err != nil {
 					return err
 				}
 			}
@@ -338,6 +354,7 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	require.Equal(t, []int64{stocks[0], stocks[0], stocks[0] - buyers}, stocks)
 	require.GreaterOrEqual(t, stocks[2], int64(0))
 	var gaps int
-	require.NoError(t, pool.QueryRow(t.Context(), "SELECT max(revision) - count(*) FROM sale_events WHERE sale_id = $1", sale).Scan(&gaps))
+	require.NoError(t, pool.QueryRow(t.Context(), "SELECT max(revision) - count(*) FROM sale_events WHERE sale_id = $1",
+		sale).Scan(&gaps))
 	require.Zero(t, gaps)
 }

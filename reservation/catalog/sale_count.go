@@ -120,9 +120,11 @@ func findSale(ctx context.Context, q querier, id uuid.UUID) ([]storedSale, error
 	return findSales(ctx, q, []uuid.UUID{id}, nil, 1, false)
 }
 
-// findSales reads sales, newest first: those with these ids, or all if ids is nil, and only those older than after, or all.
-// With counted it counts their final units as well.
-func findSales(ctx context.Context, q querier, ids []uuid.UUID, after *uuid.UUID, limit int, counted bool) ([]storedSale, error) {
+// findSales reads sales, newest first: those with these ids, or all if ids is nil, and only those
+// older than after, or all. With counted it counts their final units as well.
+func findSales(ctx context.Context, q querier, ids []uuid.UUID, after *uuid.UUID, limit int,
+	counted bool,
+) ([]storedSale, error) {
 	rows, err := q.Query(ctx, sql.CatalogFindSales, ids, after, limit, counted)
 	if err != nil {
 		return nil, err

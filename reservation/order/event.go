@@ -90,7 +90,8 @@ func DecodeReserved(msg *message.Message) (OrderReserved, error) {
 		return OrderReserved{}, fmt.Errorf("%w: event %q, want %q", ErrUndecodable, name, EventReserved)
 	}
 	if v := msg.Metadata.Get(MetaEventVersion); v != ReservedVersion {
-		return OrderReserved{}, fmt.Errorf("%w: %s of version %q, this worker knows %q", ErrUndecodable, EventReserved, v, ReservedVersion)
+		return OrderReserved{}, fmt.Errorf("%w: %s of version %q, this worker knows %q", ErrUndecodable, EventReserved, v,
+			ReservedVersion)
 	}
 	p, ok := parseReservedPayload(msg.Payload)
 	if !ok { // other JSON than that of AppendReservedPayload

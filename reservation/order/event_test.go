@@ -29,29 +29,39 @@ func TestEventWireFormat(t *testing.T) {
 	values := events[0].Values
 
 	order := a.Reservation.OrderID.String()
-	require.ElementsMatch(t, []string{"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence"}, fieldNames(values), "the purchase had no idempotency key")
-	require.Equal(t, reservation.CompactID(a.Reservation.OrderID), values["_watermill_message_uuid"], "short: each order has it in the stream until it is in Postgres")
+	require.ElementsMatch(t, []string{"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence"},
+		fieldNames(values), "the purchase had no idempotency key")
+	require.Equal(t, reservation.CompactID(a.Reservation.OrderID), values["_watermill_message_uuid"],
+		"short: each order has it in the stream until it is in Postgres")
 	require.Equal(t, "1", values["sequence"])
 	require.Equal(t, a.Reservation.ReservedAt, time.UnixMilli(mustInt(t, values["reserved_at_ms"])).UTC())
 	require.Equal(t, "\x82\xa5event\xadOrderReserved\xadevent_version\xa11", values["metadata"])
 
 	payload, requestedAt, found := strings.Cut(values["payload"].(string), `,"requested_at_ms":`)
 	require.True(t, found)
-	require.Equal(t, `{"order_id":"`+order+`","sale_id":"`+sale.ID.String()+`","user_id":"auth0|5f7c8e","quantity":1,"version":1,"epoch":1`, payload)
+	require.Equal(t, `{"order_id":"`+order+`","sale_id":"`+sale.ID.String()+
+		`","user_id":"auth0|5f7c8e","quantity":1,"version":1,"epoch":1`, payload)
 	require.WithinDuration(t, time.Now(), time.UnixMilli(mustInt(t, strings.TrimSuffix(requestedAt, "}"))), time.Minute)
 
 	// The metadata is what the stock marshaller would write.
-	stock, err := redisstream.DefaultMarshallerUnmarshaller{}.Marshal("", &message.Message{UUID: order, Metadata: message.Metadata{"event": "OrderReserved"}})
+	stock, err := redisstream.DefaultMarshallerUnmarshaller{}.Marshal("",
+		&message.Message{UUID: order, Metadata: message.Metadata{"event": "OrderReserved"}})
 	require.NoError(t, err)
 	require.IsType(t, []byte{}, stock["metadata"])
 	var metadata message.Metadata
 	require.NoError(t, msgpack.Unmarshal([]byte(values["metadata"].(string)), &metadata))
 	require.Equal(t, message.Metadata{"event": "OrderReserved", "event_version": "1"}, metadata)
 
-	_, err = s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1, IdempotencyKey: "click-1"})
+	_, err = s.Reserve(t.Context(), reservation.Request{
+		Sale: sale.ID, User: "bob", Quantity: 1,
+		IdempotencyKey: "click-1",
+	})
 	require.NoError(t, err)
 	values = s.Events(sale.ID)[1].Values
-	require.ElementsMatch(t, []string{"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence", "key"}, fieldNames(values))
+	require.ElementsMatch(t, []string{
+		"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence",
+		"key",
+	}, fieldNames(values))
 	require.Len(t, values["key"], 22, "a fingerprint")
 }
 
@@ -84,7 +94,9 @@ func TestStockWatermillReadsEvents(t *testing.T) {
 
 func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 	t.Parallel()
-	const good = `{"order_id":"0190b4a2-0000-7000-8000-000000000001","sale_id":"0190b4a2-0000-7000-8000-000000000002","user_id":"ann","quantity":1,"version":1,"epoch":1,"requested_at_ms":1700000000000}`
+	const good = `{"order_id":"0190b4a2-0000-7000-8000-000000000001",` +
+		`"sale_id":"0190b4a2-0000-7000-8000-000000000002","user_id":"ann","quantity":1,"version":1,` +
+		`"epoch":1,"requested_at_ms":1700000000000}`
 	decode := func(event, version, payload string, more ...string) (order.OrderReserved, error) {
 		msg := message.NewMessage("id", []byte(payload))
 		msg.Metadata = message.Metadata{"event": event, "event_version": version}
@@ -96,27 +108,31 @@ func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 	e, err := decode("OrderReserved", "1", good, "reserved_at_ms", "1700000000123", "sequence", "7")
 	require.NoError(t, err)
 	require.Equal(t, order.OrderReserved{
-		OrderID: uuid.MustParse("0190b4a2-0000-7000-8000-000000000001"), SaleID: uuid.MustParse("0190b4a2-0000-7000-8000-000000000002"),
-		UserID: "ann", Quantity: 1, Epoch: 1, Sequence: 7,
+		OrderID: uuid.MustParse("0190b4a2-0000-7000-8000-000000000001"),
+		SaleID:  uuid.MustParse("0190b4a2-0000-7000-8000-000000000002"),
+		UserID:  "ann", Quantity: 1, Epoch: 1, Sequence: 7,
 		RequestedAt: time.UnixMilli(1700000000000).UTC(), ReservedAt: time.UnixMilli(1700000000123).UTC(),
 	}, e)
 
 	for name, err := range map[string]error{
-		"no event":            second(decode("", "", "bar")),
-		"another event":       second(decode("OrderShipped", "1", good)),
-		"an unknown version":  second(decode("OrderReserved", "2", good)),
-		"no JSON":             second(decode("OrderReserved", "1", "bar")),
-		"no order":            second(decode("OrderReserved", "1", strings.Replace(good, "order_id", "x", 1))),
-		"a damaged id":        second(decode("OrderReserved", "1", strings.Replace(good, "0190", "01", 1))),
-		"quantity 0":          second(decode("OrderReserved", "1", strings.Replace(good, `"quantity":1`, `"quantity":0`, 1))),
-		"quantity 1.5":        second(decode("OrderReserved", "1", strings.Replace(good, `"quantity":1`, `"quantity":1.5`, 1))),
+		"no event":           second(decode("", "", "bar")),
+		"another event":      second(decode("OrderShipped", "1", good)),
+		"an unknown version": second(decode("OrderReserved", "2", good)),
+		"no JSON":            second(decode("OrderReserved", "1", "bar")),
+		"no order":           second(decode("OrderReserved", "1", strings.Replace(good, "order_id", "x", 1))),
+		"a damaged id":       second(decode("OrderReserved", "1", strings.Replace(good, "0190", "01", 1))),
+		"quantity 0":         second(decode("OrderReserved", "1", strings.Replace(good, `"quantity":1`, `"quantity":0`, 1))),
+		"quantity 1.5": second(decode("OrderReserved", "1",
+			strings.Replace(good, `"quantity":1`, `"quantity":1.5`, 1))),
 		"a user with braces":  second(decode("OrderReserved", "1", strings.Replace(good, "ann", "{ann}", 1))),
 		"a damaged sequence":  second(decode("OrderReserved", "1", good, "sequence", "x")),
 		"a negative sequence": second(decode("OrderReserved", "1", good, "sequence", "-1")),
 		"a huge sequence":     second(decode("OrderReserved", "1", good, "sequence", "9223372036854775807")),
 		"a time beyond 9999":  second(decode("OrderReserved", "1", good, "reserved_at_ms", "1152922451291646976")),
-		"a request beyond":    second(decode("OrderReserved", "1", strings.Replace(good, "1700000000000", "1152922451291646976", 1))),
-		"a huge epoch":        second(decode("OrderReserved", "1", strings.Replace(good, `"epoch":1`, `"epoch":9223372036854775807`, 1))),
+		"a request beyond": second(decode("OrderReserved", "1",
+			strings.Replace(good, "1700000000000", "1152922451291646976", 1))),
+		"a huge epoch": second(decode("OrderReserved", "1",
+			strings.Replace(good, `"epoch":1`, `"epoch":9223372036854775807`, 1))),
 	} {
 		require.ErrorIs(t, err, order.ErrUndecodable, name)
 	}

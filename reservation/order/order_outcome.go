@@ -60,7 +60,8 @@ func DecodeOutcomes(payload []byte) ([]OrderOutcome, error) {
 	n := 0
 	for _, g := range told.Orders {
 		if g.Status == "" || g.Version < 1 || len(g.IDs) == 0 || len(g.IDs)%size != 0 {
-			return nil, fmt.Errorf("%w: outcomes: %d bytes of ids of orders that are %q at version %d", ErrUndecodable, len(g.IDs), g.Status, g.Version)
+			return nil, fmt.Errorf("%w: outcomes: %d bytes of ids of orders that are %q at version %d", ErrUndecodable,
+				len(g.IDs), g.Status, g.Version)
 		}
 		n += len(g.IDs) / size
 	}

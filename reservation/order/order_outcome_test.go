@@ -44,11 +44,15 @@ func TestOutcomeWireFormat(t *testing.T) {
 	}
 	id := together(ids[0])
 	for _, text := range []string{
-		"", "{", `[]`, `{"orders":{}}`, `{"orders":[{}]}`, `{"orders":[{"order_id":"` + ids[0].String() + `","status":"confirmed","version":2}]}`,
-		`{"orders":[{"status":"confirmed","version":2,"ids":""}]}`, `{"orders":[{"status":"confirmed","version":2,"ids":"AAAA"}]}`,
-		`{"orders":[{"status":"confirmed","version":2,"ids":"` + id[:len(id)-1] + `"}]}`, `{"orders":[{"status":"confirmed","version":2,"ids":"` + id[1:] + `A"}]}`,
+		"", "{", `[]`, `{"orders":{}}`, `{"orders":[{}]}`,
+		`{"orders":[{"order_id":"` + ids[0].String() + `","status":"confirmed","version":2}]}`,
+		`{"orders":[{"status":"confirmed","version":2,"ids":""}]}`,
+		`{"orders":[{"status":"confirmed","version":2,"ids":"AAAA"}]}`,
+		`{"orders":[{"status":"confirmed","version":2,"ids":"` + id[:len(id)-1] + `"}]}`,
+		`{"orders":[{"status":"confirmed","version":2,"ids":"` + id[1:] + `A"}]}`,
 		`{"orders":[{"status":"confirmed","version":0,"ids":"` + id + `"}]}`, `{"orders":[{"version":2,"ids":"` + id + `"}]}`,
-		`{"orders":[{"status":"confirmed","version":"2","ids":"` + id + `"}]}`, `{"orders":[{"status":"confirmed","version":2,"ids":["` + id + `"]}]}`,
+		`{"orders":[{"status":"confirmed","version":"2","ids":"` + id + `"}]}`,
+		`{"orders":[{"status":"confirmed","version":2,"ids":["` + id + `"]}]}`,
 	} {
 		_, err := order.DecodeOutcomes([]byte(text))
 		require.ErrorIs(t, err, order.ErrUndecodable, text)
@@ -61,7 +65,8 @@ func TestOutcomesRoundTrip(t *testing.T) {
 		outcomes := rapid.SliceOf(rapid.Custom(func(r *rapid.T) order.OrderOutcome {
 			return order.OrderOutcome{
 				OrderID: uuid.UUID(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(r, "id")),
-				Status:  rapid.SampledFrom([]order.Status{order.StatusConfirmed, order.StatusRejected, order.StatusPaid}).Draw(r, "status"),
+				Status: rapid.SampledFrom([]order.Status{order.StatusConfirmed, order.StatusRejected, order.StatusPaid}).Draw(r,
+					"status"),
 				Version: rapid.IntRange(1, 3).Draw(r, "version"),
 			}
 		})).Draw(r, "outcomes")

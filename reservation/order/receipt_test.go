@@ -24,8 +24,9 @@ func newSigner(t testing.TB, secret string) *order.Signer {
 var (
 	someSecret  = strings.Repeat("s", order.MinReceiptSecretBytes)
 	someReceipt = order.Receipt{
-		OrderID: uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15"), SaleID: uuid.MustParse("01a1fd78-7a47-79f0-861a-d13e99809a15"),
-		User: "ada", Epoch: 3, Sequence: 129, Quantity: 2, ReservedAt: time.UnixMilli(1_795_000_000_123).UTC(),
+		OrderID: uuid.MustParse("01a1fd78-7a5f-757b-a405-0ce438e09a15"),
+		SaleID:  uuid.MustParse("01a1fd78-7a47-79f0-861a-d13e99809a15"),
+		User:    "ada", Epoch: 3, Sequence: 129, Quantity: 2, ReservedAt: time.UnixMilli(1_795_000_000_123).UTC(),
 	}
 )
 
@@ -89,7 +90,10 @@ func TestVerifyRejectsTamperedReceipts(t *testing.T) {
 		require.ErrorIs(t, err, order.ErrReceiptInvalid, "cut off after %d", n)
 	}
 	for _, more := range []string{"=", "\n", "\r\n", "A", " ", "AAAA", strings.Repeat("A", 1<<20)} {
-		for _, tampered := range []string{string(text) + more, more + string(text), string(text[:9]) + more + string(text[9:])} {
+		for _, tampered := range []string{
+			string(text) + more, more + string(text),
+			string(text[:9]) + more + string(text[9:]),
+		} {
 			_, err := s.Verify(tampered)
 			require.ErrorIs(t, err, order.ErrReceiptInvalid, "with %.9q", more)
 		}

@@ -56,7 +56,8 @@ func TestLastVersion(t *testing.T) {
 func TestConfirmedAndPaidOrdersAreLive(t *testing.T) {
 	t.Parallel()
 	for status, live := range map[order.Status]bool{
-		"reserved": false, "confirmed": true, "rejected": false, "paid": true, "cancelled": false, "expired": false, "voided": false,
+		"reserved": false, "confirmed": true, "rejected": false, "paid": true, "cancelled": false, "expired": false,
+		"voided": false,
 	} {
 		require.Equal(t, live, status.Live(), status)
 	}
@@ -123,7 +124,13 @@ func TestOnlyUnpaidConfirmedOrderExpires(t *testing.T) {
 	next, err := order.Order{Status: "confirmed", Version: 2, ExpiresAt: time.Now()}.Expired()
 	require.NoError(t, err)
 	require.Equal(t, order.Order{Status: "expired", Version: 3}, next)
-	for _, o := range []order.Order{{Status: "confirmed"}, {Status: "paid"}, {Status: "cancelled"}, {Status: "expired"}, {Status: "rejected"}} {
+	for _, o := range []order.Order{
+		{Status: "confirmed"},
+		{Status: "paid"},
+		{Status: "cancelled"},
+		{Status: "expired"},
+		{Status: "rejected"},
+	} {
 		_, err := o.Expired()
 		require.ErrorIs(t, err, order.ErrIllegalTransition, o.Status)
 	}

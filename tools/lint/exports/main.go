@@ -115,7 +115,8 @@ func (n *names) walk(object types.Object) {
 		}
 	}
 	for _, other := range n.exported {
-		if _, isConst := other.(*types.Const); isConst && types.TypeString(other.Type(), nil) == types.TypeString(named, nil) {
+		if _, isConst := other.(*types.Const); isConst &&
+			types.TypeString(other.Type(), nil) == types.TypeString(named, nil) {
 			n.use(other)
 		}
 	}
