@@ -63,7 +63,7 @@ func run(ctx context.Context, args []string, out io.Writer) (passed bool, err er
 func countPackages(ctx context.Context, folder string, args []string) (int, error) {
 	list := []string{"list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}
 	for _, arg := range args {
-		if strings.HasPrefix(arg, ".") {
+		if strings.HasPrefix(arg, "./") { // a lone dot is the pattern of -bench .
 			list = append(list, arg)
 		}
 	}

@@ -67,6 +67,15 @@ func TestRunPrintsTheLogOfFailedTestsOnly(t *testing.T) {
 	assert.Contains(t, text, "\n  example/broken\n")
 }
 
+func TestRunTakesTheDotOfBenchForNoPackage(t *testing.T) {
+	passed, text := runIn(t, map[string]string{
+		"go.mod":            "module example\n\ngo 1.26.0\n",
+		"good/good_test.go": module["good/good_test.go"],
+	}, "-bench", ".", "-benchtime", "1x", "./...")
+	assert.True(t, passed)
+	assert.Regexp(t, `(?m)^1/1  0:\d\d  ok example/good  \d`, text)
+}
+
 func TestRunPrintsAPanicAndTheTestsThatItEnded(t *testing.T) {
 	passed, text := runIn(t, map[string]string{
 		"go.mod": "module example\n\ngo 1.26.0\n",
