@@ -291,7 +291,7 @@ func TestWorkerDeadLettersUnusableEntries(t *testing.T) {
 	testwork.Work(t, config)
 	s.AwaitConfirmed(t, 20)
 	testwork.AwaitRest(s, t)
-	letters, err := deadletter.NewStore(s.Pool, s.Rdb, s.Store).List(t.Context(), deadletter.DeadLetterParked, 10)
+	letters, err := deadletter.NewStore(s.Pool, s.Rdb, s.Store).List(t.Context(), deadletter.StatusParked, 10)
 	require.NoError(t, err)
 	require.Len(t, letters, 3)
 	var reasons string

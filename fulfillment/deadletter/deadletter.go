@@ -22,12 +22,12 @@ import (
 )
 
 var (
-	// ErrDeadLetterNotFound is returned when no dead letter has the id.
-	ErrDeadLetterNotFound = errors.New("dead letter not found")
-	// ErrDeadLetterNotParked is returned for a dead letter that was replayed or discarded.
-	ErrDeadLetterNotParked = errors.New("dead letter is not parked")
-	// ErrDeadLetterUnreadable is returned by Replay for a letter whose stored fields are damaged.
-	ErrDeadLetterUnreadable = errors.New("dead letter cannot be read")
+	// ErrNotFound is returned when no dead letter has the id.
+	ErrNotFound = errors.New("dead letter not found")
+	// ErrNotParked is returned for a dead letter that was replayed or discarded.
+	ErrNotParked = errors.New("dead letter is not parked")
+	// ErrUnreadable is returned by Replay for a letter whose stored fields are damaged.
+	ErrUnreadable = errors.New("dead letter cannot be read")
 )
 
 // RejectedDiscarded is the reason of an order whose event an operator discarded.
@@ -41,9 +41,9 @@ type Status string
 
 // A dead letter is parked until an operator decides. A replay that fails parks it again.
 const (
-	DeadLetterParked    Status = "parked"
-	DeadLetterReplayed  Status = "replayed"
-	DeadLetterDiscarded Status = "discarded"
+	StatusParked    Status = "parked"
+	StatusReplayed  Status = "replayed"
+	StatusDiscarded Status = "discarded"
 )
 
 // Letter is a stream entry that no worker could apply, complete, with its status.
@@ -54,10 +54,10 @@ type Letter struct {
 	Damage string
 	Reason string
 	Status Status
-	// Replays counts how often the entry was appended to its stream again; ReplayedAs is the latest of these entries.
+	// Replays counts how often Replay appended the entry to its stream; ReplayedAs is the latest of these entries.
 	Replays    int
 	ReplayedAs string
-	// Resolution says how an operator resolved it.
+	// Resolution describes the latest Replay or Discard.
 	Resolution           string
 	CreatedAt, UpdatedAt time.Time
 }
@@ -80,7 +80,7 @@ func NewStore(pool *pgxpool.Pool, rdb redis.UniversalClient, store *reservation.
 
 // Park stores an entry. Parking an entry again changes nothing, and an entry that Replay made goes back to its
 // original row.
-func (d *Store) Park(ctx context.Context, entry stream.Entry, reason error) error {
+func (s *Store) Park(ctx context.Context, entry stream.Entry, reason error) error {
 	fields, err := encodeFields(entry.Fields)
 	if err != nil {
 		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, err)
@@ -91,7 +91,7 @@ func (d *Store) Park(ctx context.Context, entry stream.Entry, reason error) erro
 			replayOf = &id
 		}
 	}
-	_, err = d.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, Storable(reason.Error()),
+	_, err = s.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, Storable(reason.Error()),
 		entry.Deliveries, replayOf)
 	if err != nil {
 		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, ledger.OfConstraint(err))
@@ -105,8 +105,8 @@ func Storable(text string) string {
 }
 
 // List returns the newest dead letters, only those with that status unless it is empty.
-func (d *Store) List(ctx context.Context, status Status, limit int) ([]Letter, error) {
-	rows, err := d.pool.Query(ctx, sql.DeadLetterList, string(status), limit)
+func (s *Store) List(ctx context.Context, status Status, limit int) ([]Letter, error) {
+	rows, err := s.pool.Query(ctx, sql.DeadLetterList, string(status), limit)
 	if err != nil {
 		return nil, fmt.Errorf("list dead letters: %w", err)
 	}
@@ -117,15 +117,15 @@ func (d *Store) List(ctx context.Context, status Status, limit int) ([]Letter, e
 	return letters, nil
 }
 
-// Get returns a dead letter, or ErrDeadLetterNotFound.
-func (d *Store) Get(ctx context.Context, id int64) (Letter, error) {
-	return readDeadLetter(ctx, d.pool, sql.DeadLetterFind, id)
+// Get returns a dead letter, or ErrNotFound.
+func (s *Store) Get(ctx context.Context, id int64) (Letter, error) {
+	return readLetter(ctx, s.pool, sql.DeadLetterFind, id)
 }
 
-// withLocked calls do with a letter whose row is locked until do returns, and commits what do did.
-func (d *Store) withLocked(ctx context.Context, id int64, do func(pgx.Tx, Letter) error) error {
-	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
-		letter, err := readDeadLetter(ctx, tx, sql.DeadLetterLock, id)
+// withLocked calls do with a letter whose row is locked until the transaction ends; an error of do rolls it back.
+func (s *Store) withLocked(ctx context.Context, id int64, do func(pgx.Tx, Letter) error) error {
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		letter, err := readLetter(ctx, tx, sql.DeadLetterLock, id)
 		if err != nil {
 			return err
 		}
@@ -133,30 +133,30 @@ func (d *Store) withLocked(ctx context.Context, id int64, do func(pgx.Tx, Letter
 	})
 }
 
-// checkParked returns ErrDeadLetterNotParked unless the letter is parked.
+// checkParked returns ErrNotParked unless the letter is parked.
 func (l *Letter) checkParked() error {
-	if l.Status == DeadLetterParked {
+	if l.Status == StatusParked {
 		return nil
 	}
-	return fmt.Errorf("%w: %d is %s", ErrDeadLetterNotParked, l.ID, l.Status)
+	return fmt.Errorf("%w: %d is %s", ErrNotParked, l.ID, l.Status)
 }
 
-func readDeadLetter(ctx context.Context, from pg.Querier, query string, id int64) (Letter, error) {
+func readLetter(ctx context.Context, from pg.Querier, query string, id int64) (Letter, error) {
 	rows, err := from.Query(ctx, query, id)
 	if err != nil {
 		return Letter{}, fmt.Errorf("find dead letter %d: %w", id, err)
 	}
 	letter, err := pgx.CollectOneRow(rows, ScanLetter)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Letter{}, fmt.Errorf("%w: %d", ErrDeadLetterNotFound, id)
+		return Letter{}, fmt.Errorf("%w: %d", ErrNotFound, id)
 	} else if err != nil {
 		return Letter{}, fmt.Errorf("find dead letter %d: %w", id, err)
 	}
 	return letter, nil
 }
 
-// deadLetterRow is a row of the table dead_letters.
-type deadLetterRow struct {
+// letterRow is a row of the queries sql/queries/deadletter/{find,list,lock}.sql.
+type letterRow struct {
 	ID         int64
 	Stream     string
 	EntryID    string
@@ -171,8 +171,9 @@ type deadLetterRow struct {
 	UpdatedAt  time.Time
 }
 
+// ScanLetter reads a dead letter from a row; damaged fields set Letter.Damage and are no error.
 func ScanLetter(row pgx.CollectableRow) (Letter, error) {
-	r, err := pgx.RowToStructByName[deadLetterRow](row)
+	r, err := pgx.RowToStructByName[letterRow](row)
 	if err != nil {
 		return Letter{}, err
 	}
@@ -188,15 +189,15 @@ func ScanLetter(row pgx.CollectableRow) (Letter, error) {
 	return l, nil
 }
 
-// Replay appends the entry to its stream again and returns its new id. For a letter that was replayed and is not parked
-// again, it returns the earlier id with appended = false. It returns ErrDeadLetterNotFound, ErrDeadLetterUnreadable,
-// or ErrDeadLetterNotParked if the letter was discarded.
+// Replay appends the entry to its stream again and returns its new id. For a letter that was replayed and has not been
+// parked again since, it returns the earlier id with appended = false. It returns ErrNotFound, ErrUnreadable,
+// or ErrNotParked if the letter was discarded.
 //
-// The entry is appended before the letter is marked. After a crash in between the letter may be replayed twice, which
-// the ledger deduplicates; no letter is marked and lost.
-func (d *Store) Replay(ctx context.Context, id int64) (entryID string, appended bool, err error) {
-	err = d.withLocked(ctx, id, func(tx pgx.Tx, letter Letter) error {
-		if letter.Status == DeadLetterReplayed {
+// The entry is appended before the letter is marked. After a crash between the two steps the letter may be replayed
+// twice, which the ledger deduplicates. The other order could lose the entry.
+func (s *Store) Replay(ctx context.Context, id int64) (entryID string, appended bool, err error) {
+	err = s.withLocked(ctx, id, func(tx pgx.Tx, letter Letter) error {
+		if letter.Status == StatusReplayed {
 			entryID = letter.ReplayedAs
 			return nil
 		}
@@ -204,16 +205,16 @@ func (d *Store) Replay(ctx context.Context, id int64) (entryID string, appended 
 			return err
 		}
 		if letter.Damage != "" {
-			return fmt.Errorf("%w: %s", ErrDeadLetterUnreadable, letter.Damage)
+			return fmt.Errorf("%w: %s", ErrUnreadable, letter.Damage)
 		}
 		values := make([]any, 0, 2*len(letter.Entry.Fields)+2)
 		for _, f := range letter.Entry.Fields {
-			if f.Name != fieldReplayOf { // left by another database
+			if f.Name != fieldReplayOf { // an earlier mark, perhaps of another database
 				values = append(values, f.Name, f.Value)
 			}
 		}
 		values = append(values, fieldReplayOf, strconv.FormatInt(id, 10))
-		entryID, err = d.rdb.XAdd(ctx, &redis.XAddArgs{Stream: letter.Entry.Stream, Values: values}).Result()
+		entryID, err = s.rdb.XAdd(ctx, &redis.XAddArgs{Stream: letter.Entry.Stream, Values: values}).Result()
 		if err != nil {
 			return fmt.Errorf("append to %s: %w", letter.Entry.Stream, err)
 		}
@@ -227,25 +228,24 @@ func (d *Store) Replay(ctx context.Context, id int64) (entryID string, appended 
 	return entryID, appended, nil
 }
 
-// Discard resolves a dead letter without applying it. If its entry reserves units, the order, which the buyer believes
-// accepted, becomes OrderRejected for the reason RejectedDiscarded, and its units are released; unless another
-// delivery was applied, which stands. This includes versions that this program does not know, if the buyer, the sale
-// and the quantity can be read.
+// Discard resolves a dead letter without applying it. If its entry reserves units, the order is rejected for the reason
+// RejectedDiscarded and its units are released, unless another delivery of the order was recorded. The event may have
+// an unknown version, as long as the order, the sale, the buyer and the quantity can be read.
 //
-// Otherwise only the letter is marked: an accepted order has its reservation in Redis, from which Reconcile records
-// it. The errors are ErrDeadLetterNotFound, and ErrDeadLetterNotParked unless the letter is parked.
+// Otherwise only the letter is marked. An accepted order then still has its reservation in Redis, from which
+// audit.Reconcile records it. The errors are ErrNotFound, and ErrNotParked unless the letter is parked.
 //
 // Every step is idempotent and the letter is marked last, so Discard may be retried.
-func (d *Store) Discard(ctx context.Context, id int64, why string) error {
-	// The letter is locked on one connection while the ledger needs another: concurrent calls could exhaust the pool
-	// and deadlock.
-	d.discarding.Lock()
-	defer d.discarding.Unlock()
-	err := d.withLocked(ctx, id, func(tx pgx.Tx, letter Letter) error {
+func (s *Store) Discard(ctx context.Context, id int64, why string) error {
+	// The letter is locked on one connection while the ledger needs another: concurrent calls could exhaust the
+	// pool and deadlock.
+	s.discarding.Lock()
+	defer s.discarding.Unlock()
+	err := s.withLocked(ctx, id, func(tx pgx.Tx, letter Letter) error {
 		if err := letter.checkParked(); err != nil {
 			return err
 		}
-		became, err := d.endOrder(ctx, letter)
+		became, err := s.rejectOrder(ctx, letter)
 		if err != nil {
 			return err
 		}
@@ -258,11 +258,11 @@ func (d *Store) Discard(ctx context.Context, id int64, why string) error {
 	return nil
 }
 
-// endOrder ends the order of a letter, and returns the result in words.
-func (d *Store) endOrder(ctx context.Context, letter Letter) (string, error) {
+// rejectOrder rejects the order of a letter and describes the result.
+func (s *Store) rejectOrder(ctx context.Context, letter Letter) (string, error) {
 	const fromReservation = "if it was accepted, `stampede reconcile` records it from its reservation"
 	if letter.Damage != "" {
-		return "the entry cannot be read, so neither can an order that it names: " + fromReservation, nil
+		return "the entry cannot be read, nor an order that it may name: " + fromReservation, nil
 	}
 	event, err := OrderOf(letter.Entry)
 	if errors.Is(err, errNoOrder) {
@@ -270,28 +270,29 @@ func (d *Store) endOrder(ctx context.Context, letter Letter) (string, error) {
 	} else if err != nil {
 		return fmt.Sprintf("the order cannot be read (%v): %s", err, fromReservation), nil
 	}
-	outcomes, err := d.ledger.Refuse(ctx, []order.OrderReserved{event}, RejectedDiscarded)
+	outcomes, err := s.ledger.Refuse(ctx, []order.OrderReserved{event}, RejectedDiscarded)
 	if err != nil && ledger.FaultOf(err) == ledger.BadData {
 		return fmt.Sprintf("order %s cannot be recorded from the entry (%v): %s", event.OrderID, err, fromReservation), nil
 	} else if err != nil {
 		return "", err
 	}
-	switch out := outcomes[0]; {
+	out := outcomes[0]
+	switch {
 	case errors.Is(out.Err, ledger.ErrContradiction):
-		return fmt.Sprintf("order %s was left as it is: %v", event.OrderID, out.Err), nil
+		return fmt.Sprintf("order %s is unchanged: %v", event.OrderID, out.Err), nil
 	case out.Err != nil:
 		return "", out.Err
 	case !ledger.NeedsRelease(out):
 		return fmt.Sprintf("order %s is %s", event.OrderID, out.Status), nil
 	}
-	results, err := d.store.Release(ctx, []reservation.Release{ledger.ReleaseOf(outcomes[0])})
+	results, err := s.store.Release(ctx, []reservation.Release{ledger.ReleaseOf(out)})
 	switch {
 	case err != nil:
 		return "", err
 	case results[0] == reservation.ReleaseDamaged:
 		return "", fmt.Errorf("%w: order %s of sale %s", ledger.ErrRefused, event.OrderID, event.SaleID)
-	case results[0] == reservation.ReleaseUnknownSale: // a rebuild will not count the units either
-		return fmt.Sprintf("order %s is %s and its sale is not in Redis", event.OrderID, outcomes[0].Status), nil
+	case results[0] == reservation.ReleaseUnknownSale: // a rebuild does not count the units of a rejected order
+		return fmt.Sprintf("order %s is %s and its sale is not in Redis", event.OrderID, out.Status), nil
 	}
-	return fmt.Sprintf("order %s is %s and its units are back in the sale", event.OrderID, outcomes[0].Status), nil
+	return fmt.Sprintf("order %s is %s and its units are back in the sale", event.OrderID, out.Status), nil
 }

@@ -44,7 +44,7 @@ func TestDeadLetterFieldsKeepEveryByte(t *testing.T) {
 	encoded, err = deadletter.EncodeFields([]stream.Field{{Name: "name", Value: "text"}, {Name: "name", Value: "\xff"}})
 	require.NoError(t, err)
 	require.JSONEq(t, `[["name", {"text": "text"}], ["name", {"base64": "/w=="}]]`, string(encoded),
-		"the form that sql/migrations tells")
+		"the format described in sql/migrations")
 }
 
 func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
@@ -58,12 +58,12 @@ func TestDeadLetterIsStoredOnceWithAllFields(t *testing.T) {
 	kept := testwork.OnlyLetter(s, t, letters)
 	require.Equal(t, entry, kept.Entry)
 	require.Equal(t, "cannot read \uFFFD\uFFFD it", kept.Reason)
-	require.Equal(t, deadletter.DeadLetterParked, kept.Status)
+	require.Equal(t, deadletter.StatusParked, kept.Status)
 	byID, err := letters.Get(t.Context(), kept.ID)
 	require.NoError(t, err)
 	require.Equal(t, kept, byID)
 	_, err = letters.Get(t.Context(), kept.ID+1)
-	require.ErrorIs(t, err, deadletter.ErrDeadLetterNotFound)
+	require.ErrorIs(t, err, deadletter.ErrNotFound)
 }
 
 func TestDeadLettersAreListedNewestFirst(t *testing.T) {
@@ -76,11 +76,11 @@ func TestDeadLettersAreListedNewestFirst(t *testing.T) {
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 		want = append([]string{entry.ID}, want...)
 	}
-	listed, err := letters.List(t.Context(), deadletter.DeadLetterParked, 2)
+	listed, err := letters.List(t.Context(), deadletter.StatusParked, 2)
 	require.NoError(t, err)
 	require.Len(t, listed, 2)
 	require.Equal(t, want[:2], []string{listed[0].Entry.ID, listed[1].Entry.ID})
-	listed, err = letters.List(t.Context(), deadletter.DeadLetterDiscarded, 2)
+	listed, err = letters.List(t.Context(), deadletter.StatusDiscarded, 2)
 	require.NoError(t, err)
 	require.Empty(t, listed)
 }
@@ -99,27 +99,27 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 		require.True(t, appended)
 		entries := s.Rdb.XLen(t.Context(), entry.Stream).Val()
 		replayed := testwork.OnlyLetter(s, t, letters)
-		require.Equal(t, deadletter.DeadLetterReplayed, replayed.Status)
+		require.Equal(t, deadletter.StatusReplayed, replayed.Status)
 		require.Equal(t, replay, replayed.Replays)
 		require.Contains(t, replayed.Resolution, id)
 		require.Equal(t, id, replayed.ReplayedAs)
 		same, appended, err := letters.Replay(t.Context(), first.ID)
-		require.NoError(t, err, "a repeat is no failure")
+		require.NoError(t, err, "Replay is idempotent")
 		require.False(t, appended)
 		require.Equal(t, id, same)
 		require.Equal(t, replayed, testwork.OnlyLetter(s, t, letters))
-		require.Equal(t, entries, s.Rdb.XLen(t.Context(), entry.Stream).Val(), "and appends nothing")
-		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), deadletter.ErrDeadLetterNotParked)
+		require.Equal(t, entries, s.Rdb.XLen(t.Context(), entry.Stream).Val(), "the second Replay appends nothing")
+		require.ErrorIs(t, letters.Discard(t.Context(), first.ID, "x"), deadletter.ErrNotParked)
 
 		again, err := stream.ReadEntry(t.Context(), s.Rdb, entry.Stream, id)
 		require.NoError(t, err)
-		require.Equal(t, entry.Fields, again.Fields[:len(entry.Fields)], "the entry as it was")
-		require.Len(t, again.Fields, len(entry.Fields)+1, "and one mark, however often it is replayed")
+		require.Equal(t, entry.Fields, again.Fields[:len(entry.Fields)], "the original fields")
+		require.Len(t, again.Fields, len(entry.Fields)+1, "one mark, however often the entry is replayed")
 		again.Deliveries = 2
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("still rubbish")))
 		require.NoError(t, letters.Park(t.Context(), again, errors.New("twice")))
 		back := testwork.OnlyLetter(s, t, letters)
-		require.Equal(t, deadletter.DeadLetterParked, back.Status)
+		require.Equal(t, deadletter.StatusParked, back.Status)
 		require.Equal(t, "still rubbish", back.Reason)
 		require.Equal(t, id, back.Entry.ID)
 		require.Equal(t, entry.Fields, back.Entry.Fields)
@@ -127,7 +127,7 @@ func TestFailedReplayReturnsToItsDeadLetter(t *testing.T) {
 	}
 }
 
-// A mark that no row answers to, or that is not a number, is part of the entry and nothing else.
+// A mark that is no number or has no row is stored like any other field.
 func TestDeadLetterKeepsForgedReplayMark(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -152,14 +152,14 @@ func TestForgedReplayDoesNotReplaceDeadLetter(t *testing.T) {
 	require.NoError(t, letters.Park(t.Context(), testwork.Rubbish(s, t), errors.New("rubbish")))
 	first := testwork.OnlyLetter(s, t, letters)
 
-	liar := testwork.Rubbish(s, t)
-	liar.Fields = append(liar.Fields, stream.Field{Name: "other", Value: "content"},
+	forged := testwork.Rubbish(s, t)
+	forged.Fields = append(forged.Fields, stream.Field{Name: "other", Value: "content"},
 		stream.Field{Name: deadletter.FieldReplayOf, Value: fmt.Sprint(first.ID)})
-	require.NoError(t, letters.Park(t.Context(), liar, errors.New("rubbish")))
+	require.NoError(t, letters.Park(t.Context(), forged, errors.New("rubbish")))
 	all, err := letters.List(t.Context(), "", 10)
 	require.NoError(t, err)
 	require.Len(t, all, 2)
-	require.Equal(t, []stream.Entry{liar, first.Entry}, []stream.Entry{all[0].Entry, all[1].Entry})
+	require.Equal(t, []stream.Entry{forged, first.Entry}, []stream.Entry{all[0].Entry, all[1].Entry})
 }
 
 func TestReplayedOrderIsFulfilled(t *testing.T) {
@@ -167,9 +167,9 @@ func TestReplayedOrderIsFulfilled(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
-	order := s.Buy(t, sale, "alice")
+	o := s.Buy(t, sale, "alice")
 	entry := testwork.TakeOut(s, t)
-	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a bug of yesterday")))
+	require.NoError(t, letters.Park(t.Context(), entry, errors.New("an earlier bug")))
 	require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
 
 	testwork.Work(t, testwork.Config(s, t))
@@ -177,7 +177,7 @@ func TestReplayedOrderIsFulfilled(t *testing.T) {
 	require.NoError(t, err)
 	s.AwaitConfirmed(t, 1)
 	testwork.AwaitRest(s, t)
-	require.Len(t, testshop.History(t, s.Pool, order), 2)
+	require.Len(t, testshop.History(t, s.Pool, o), 2)
 	report := testwork.Audit(s, t, sale)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 }
@@ -197,16 +197,16 @@ func TestDiscardRejectsOrderAndReleasesUnits(t *testing.T) {
 	require.Equal(t, order.StatusRejected, got.Status)
 	require.Equal(t, deadletter.RejectedDiscarded, got.Reason)
 	letter := testwork.OnlyLetter(s, t, letters)
-	require.Equal(t, deadletter.DeadLetterDiscarded, letter.Status)
+	require.Equal(t, deadletter.StatusDiscarded, letter.Status)
 	require.Equal(
 		t, "the operator said so; order "+o.String()+" is rejected and its units are back in the sale", letter.Resolution,
 	)
 	report := testwork.Audit(s, t, sale)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 5, report.Sales[0].Available)
-	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), deadletter.ErrDeadLetterNotParked)
+	require.ErrorIs(t, letters.Discard(t.Context(), id, "again"), deadletter.ErrNotParked)
 	_, _, err = letters.Replay(t.Context(), id)
-	require.ErrorIs(t, err, deadletter.ErrDeadLetterNotParked)
+	require.ErrorIs(t, err, deadletter.ErrNotParked)
 	require.NotEqual(t, o, s.Buy(t, sale, "alice"), "alice may buy again")
 }
 
@@ -215,26 +215,25 @@ func TestDiscardKeepsFulfilledOrder(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	sale := s.Open(t, 5)
-	order := s.Buy(t, sale, "alice")
+	o := s.Buy(t, sale, "alice")
 	entries := s.Rdb.XRange(t.Context(), s.Keys.Orders(0), "-", "+").Val()
 	entry, err := stream.ReadEntry(t.Context(), s.Rdb, s.Keys.Orders(0), entries[0].ID)
 	require.NoError(t, err)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 	testwork.Fulfil(s, t)
 	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "not needed"))
-	require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution, "order "+order.String()+" is confirmed")
+	require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution, "order "+o.String()+" is confirmed")
 	report := testwork.Audit(s, t, sale)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 1, report.Sales[0].LiveUnits)
 }
 
-// Operators click twice, and at the same time.
 func TestConcurrentReplaysAppendOnce(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	s.Buy(t, s.Open(t, 5), "alice")
-	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("a bug of yesterday")))
+	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("an earlier bug")))
 	id := testwork.OnlyLetter(s, t, letters).ID
 	var appended atomic.Int64
 	var all errgroup.Group
@@ -261,15 +260,15 @@ func TestDiscardFailsUntilUnitsCanBeReleased(t *testing.T) {
 	s.Buy(t, sale, "alice")
 	require.NoError(t, letters.Park(t.Context(), testwork.TakeOut(s, t), errors.New("rubbish")))
 	id := testwork.OnlyLetter(s, t, letters).ID
-	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err()) // as many as there are for sale
+	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", 1).Err()) // as many as the stock
 	require.ErrorIs(t, letters.Discard(t.Context(), id, "rubbish"), ledger.ErrRefused)
-	require.Equal(t, deadletter.DeadLetterParked, testwork.OnlyLetter(s, t, letters).Status)
+	require.Equal(t, deadletter.StatusParked, testwork.OnlyLetter(s, t, letters).Status)
 	require.NoError(t, s.Rdb.HIncrBy(t.Context(), s.Keys.Sale(0, sale), "left", -1).Err())
 	require.NoError(t, letters.Discard(t.Context(), id, "rubbish"))
 	require.EqualValues(t, 5, s.Left(t, sale))
 }
 
-func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
+func TestDiscardRejectsOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
@@ -285,14 +284,14 @@ func TestDiscardOfOrderWhoseSaleIsMissingInRedis(t *testing.T) {
 	require.Equal(t, order.StatusRejected, testwork.OrderOfID(t, s.Pool, o).Status)
 }
 
-func TestDiscardOfEntryWithoutOrder(t *testing.T) {
+func TestDiscardMarksEntryWithoutOrder(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), testwork.Rubbish(s, t), errors.New("rubbish")))
 	require.NoError(t, letters.Discard(t.Context(), testwork.OnlyLetter(s, t, letters).ID, "stray"))
 	require.Equal(t, "stray; the entry names no order", testwork.OnlyLetter(s, t, letters).Resolution)
-	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), deadletter.ErrDeadLetterNotFound)
+	require.ErrorIs(t, letters.Discard(t.Context(), 12345, "x"), deadletter.ErrNotFound)
 }
 
 // letterOf parks the only entry of the stream, with some of its fields changed, and returns its letter.
@@ -316,15 +315,15 @@ func replacing(from, to string) func(string) string {
 	return func(value string) string { return strings.Replace(value, from, to, 1) }
 }
 
-// Its buyer was told that the order is accepted, whether or not this version can read the rest.
+// The buyer received 202, whichever version of the event this program can read.
 func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 	t.Parallel()
 	for name, changed := range map[string]map[string]func(string) string{
-		"version of the payload":  {"payload": replacing(`"version":1`, `"version":9`)},
-		"version of the metadata": {"metadata": replacing("\xa11", "\xa12")},
-		"type of another field":   {"payload": replacing(`"requested_at_ms":`, `"requested_at_ms":"noon","at":`)},
-		"metadata":                {"metadata": func(string) string { return "not msgpack" }},
-		"time":                    {order.MetaReservedAt: func(string) string { return "noon" }},
+		"unknown version of the payload":  {"payload": replacing(`"version":1`, `"version":9`)},
+		"unknown version of the metadata": {"metadata": replacing("\xa11", "\xa12")},
+		"other type of an optional field": {"payload": replacing(`"requested_at_ms":`, `"requested_at_ms":"noon","at":`)},
+		"damaged metadata":                {"metadata": func(string) string { return "not msgpack" }},
+		"damaged time":                    {order.MetaReservedAt: func(string) string { return "noon" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -346,14 +345,14 @@ func TestDiscardRejectsOrderOfUnknownVersion(t *testing.T) {
 	}
 }
 
-// What the entry does not tell, the reservation in Redis does: no buyer waits for ever.
+// The reservation in Redis holds what the entry lacks.
 func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 	t.Parallel()
 	for name, changed := range map[string]map[string]func(string) string{
-		"an event without a payload": {"payload": func(string) string { return "" }},
-		"an event without a user":    {"payload": replacing(`"user_id"`, `"buyer"`)},
-		"a quantity of none":         {"payload": replacing(`"quantity":1`, `"quantity":0`)},
-		"an order without metadata": {
+		"payload missing": {"payload": func(string) string { return "" }},
+		"user missing":    {"payload": replacing(`"user_id"`, `"buyer"`)},
+		"quantity zero":   {"payload": replacing(`"quantity":1`, `"quantity":0`)},
+		"metadata and sale missing": {
 			"metadata": func(string) string { return "" },
 			"payload":  replacing(`"sale_id"`, `"shop"`),
 		},
@@ -366,7 +365,7 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 			o := s.Buy(t, sale, "alice")
 			letter := letterOf(s, t, letters, changed)
 			require.Contains(t, testwork.Broken(testwork.Audit(s, t, sale)), "S3")
-			require.NoError(t, letters.Discard(t.Context(), letter.ID, "away with it"))
+			require.NoError(t, letters.Discard(t.Context(), letter.ID, "unreadable"))
 			require.Contains(t, testwork.OnlyLetter(s, t, letters).Resolution,
 				"if it was accepted, `stampede reconcile` records it from its reservation")
 			testwork.RequireMended(s, t, sale, "")
@@ -375,8 +374,8 @@ func TestReconcileRecordsOrderOfDiscardedUnreadableDeadLetter(t *testing.T) {
 	}
 }
 
-// An order id alone is not enough: what happens to an order later on is an event of another name.
-func TestDiscardOfOtherEventKeepsOrder(t *testing.T) {
+// Events of other names also carry an order id.
+func TestDiscardOfOtherEventRecordsNoOrder(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
@@ -402,7 +401,7 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
-	_, err = hold.Exec(t.Context(), "LOCK TABLE orders") // which the Discard comes to in its middle
+	_, err = hold.Exec(t.Context(), "LOCK TABLE orders") // Discard locks it while it holds the letter
 	require.NoError(t, err)
 	waiting := func() int64 {
 		return s.Count(t,
@@ -410,24 +409,24 @@ func TestReplayWaitsForRunningDiscard(t *testing.T) {
 	}
 	discarded, replayed := make(chan error, 1), make(chan error, 1)
 	go func() { discarded <- letters.Discard(context.Background(), id, "the operator said so") }()
-	testkit.Eventually(t, testshop.Soon, "the Discard is under way", func() bool { return waiting() == 1 })
+	testkit.Eventually(t, testshop.Soon, "Discard waits for the table", func() bool { return waiting() == 1 })
 	go func() {
 		_, _, err := letters.Replay(context.Background(), id)
 		replayed <- err
 	}()
-	testkit.Eventually(t, testshop.Soon, "the Replay waits, or is done",
+	testkit.Eventually(t, testshop.Soon, "Replay waits, or is done",
 		func() bool { return waiting() == 2 || len(replayed) == 1 })
 	require.NoError(t, hold.Rollback(t.Context()))
 
 	require.NoError(t, testshop.Answer(t, discarded))
-	require.ErrorIs(t, testshop.Answer(t, replayed), deadletter.ErrDeadLetterNotParked)
+	require.ErrorIs(t, testshop.Answer(t, replayed), deadletter.ErrNotParked)
 	require.Zero(t, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val(), "nothing was appended")
 	got, err := ledger.New(s.Pool).Order(t.Context(), o)
 	require.NoError(t, err)
 	require.Equal(t, order.StatusRejected, got.Status)
 }
 
-// Each of them holds a connection while the ledger needs another.
+// Each Discard holds a connection while the ledger needs another.
 func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -446,10 +445,10 @@ func TestConcurrentDiscardsShareTwoConnections(t *testing.T) {
 		entry.ID = fmt.Sprintf("1-%d", i)
 		require.NoError(t, letters.Park(t.Context(), entry, errors.New("rubbish")))
 	}
-	all, err := letters.List(t.Context(), deadletter.DeadLetterParked, n)
+	all, err := letters.List(t.Context(), deadletter.StatusParked, n)
 	require.NoError(t, err)
 	for _, letter := range all {
-		go func() { discarded <- letters.Discard(context.Background(), letter.ID, "at once") }()
+		go func() { discarded <- letters.Discard(context.Background(), letter.ID, "concurrently") }()
 	}
 	for range all {
 		require.NoError(t, testshop.Answer(t, discarded))

@@ -16,12 +16,11 @@ import (
 // errNoOrder is returned for an entry that names no order.
 var errNoOrder = errors.New("the entry names no order")
 
-// errUnreadable is returned for an entry that reserves units or names an order, but whose user, sale or quantity
-// cannot be read.
-var errUnreadable = errors.New("the entry lacks the buyer, the sale or the quantity")
+// errIncompleteOrder is returned for an entry that names an order whose sale, user, quantity or epoch cannot be read.
+var errIncompleteOrder = errors.New("the entry lacks the buyer, the sale or the quantity")
 
-// OrderOf reads the reservation of an entry, also one of an unknown version or with a damaged envelope, which a worker
-// would refuse. The error is errNoOrder if the entry is something else, and errUnreadable if it holds too little.
+// OrderOf reads the reservation of an entry. Unlike a worker, it accepts unknown versions and damaged metadata. The
+// error is errNoOrder for an entry that is no reservation, and errIncompleteOrder if a required field is missing.
 func OrderOf(entry stream.Entry) (order.OrderReserved, error) {
 	event, err := reservedOf(entry)
 	if !errors.Is(err, order.ErrUndecodable) {
@@ -35,17 +34,17 @@ func OrderOf(entry stream.Entry) (order.OrderReserved, error) {
 		return order.OrderReserved{}, errNoOrder
 	}
 	if event, err = readOrder(payload); err != nil {
-		return order.OrderReserved{}, fmt.Errorf("%w: %w", errUnreadable, err)
+		return order.OrderReserved{}, fmt.Errorf("%w: %w", errIncompleteOrder, err)
 	}
-	// Time and place are optional: without them the order can still be ended.
+	// Time and sequence are optional: the order can be rejected without them.
 	event.ReservedAt = reservedAtOf(entry)
-	if place, err := strconv.ParseInt(entry.Field(order.MetaSequence), 10, 64); err == nil && place > 0 {
-		event.Sequence = place
+	if seq, err := strconv.ParseInt(entry.Field(order.MetaSequence), 10, 64); err == nil && seq > 0 {
+		event.Sequence = seq
 	}
 	return event, nil
 }
 
-// reservedOf reads the event of an entry as a subscriber does. Its error wraps order.ErrUndecodable if there is none.
+// reservedOf decodes the event of an entry as a worker does. Its error wraps order.ErrUndecodable.
 func reservedOf(entry stream.Entry) (order.OrderReserved, error) {
 	values := make(map[string]any, len(entry.Fields))
 	for _, f := range entry.Fields {
@@ -77,7 +76,7 @@ func namesOrder(payload []byte) bool {
 	return json.Unmarshal(payload, &p) == nil && p.OrderID != nil
 }
 
-// readOrder reads user, sale and quantity from the payload of a reservation of any version.
+// readOrder reads the order from the payload of a reservation of any version.
 func readOrder(payload []byte) (order.OrderReserved, error) {
 	var p struct {
 		OrderID  uuid.UUID `json:"order_id"`
@@ -100,7 +99,7 @@ func readOrder(payload []byte) (order.OrderReserved, error) {
 	}, nil
 }
 
-// reservedAtOf returns the time that the script added to the entry, or else the one in the entry's id.
+// reservedAtOf returns the time that reserve.lua added to the entry, or else the one in the entry's id.
 func reservedAtOf(entry stream.Entry) time.Time {
 	if ms, err := strconv.ParseInt(entry.Field(order.MetaReservedAt), 10, 64); err == nil && ms > 0 {
 		return time.UnixMilli(ms).UTC()

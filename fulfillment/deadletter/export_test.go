@@ -1,9 +1,9 @@
 package deadletter
 
-var EncodeFields = encodeFields
-
-var DecodeFields = decodeFields
-
 const FieldReplayOf = fieldReplayOf
 
-var ReservedOf = reservedOf
+var (
+	EncodeFields = encodeFields
+	DecodeFields = decodeFields
+	ReservedOf   = reservedOf
+)

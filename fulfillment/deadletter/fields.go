@@ -10,8 +10,8 @@ import (
 )
 
 // The fields of a dead letter are stored as JSON, [[name, value], …] in the order of the entry: readable in psql, and
-// lossless. A value that is text is {"text": …}, a name is a plain string. A string that JSON or Postgres cannot hold,
-// because it is not UTF-8 or has a zero byte, is {"base64": …}.
+// lossless. A name is a plain string, a value is {"text": …}. Either is {"base64": …} if it is not UTF-8 or has a zero
+// byte, which JSON or Postgres cannot hold.
 
 type storedValue struct {
 	Text   *string `json:"text,omitempty"`

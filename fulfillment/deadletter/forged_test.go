@@ -15,7 +15,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// forgedFields are what somebody may write into dead_letters.fields. $payload is that of an order which was accepted.
+// forgedFields are damaged contents of dead_letters.fields. $order and $sale belong to an accepted order.
 var forgedFields = []string{
 	`null`, `{}`, `[]`, `1`, `"text"`, `true`, `[1, 2]`, `[null]`, `[[]]`, `[["payload"]]`, `[["payload", "plain"]]`,
 	`[["payload", 5]]`, `[["payload", null]]`,
@@ -46,8 +46,7 @@ var forgedFields = []string{
 		`"9223372036854775807"}]]`,
 }
 
-// Whatever a dead letter looks like, the audit goes on and names it, it can be shown, and it can be
-// discarded; the order that was accepted comes to its end all the same.
+// A damaged dead letter stops neither the audit nor Get nor Discard, and the accepted order still ends.
 func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -73,7 +72,7 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	require.False(t, report.Unchecked(), testwork.TextOf(t, report))
 	require.GreaterOrEqual(t, report.Promise("S3").Found, int64(len(ids)))
 	require.Contains(t, testwork.LeftOf(testwork.Reconcile(s, t)), "dlq")
-	listed, err := letters.List(t.Context(), deadletter.DeadLetterParked, 1000)
+	listed, err := letters.List(t.Context(), deadletter.StatusParked, 1000)
 	require.NoError(t, err)
 	require.Len(t, listed, len(ids))
 
@@ -84,8 +83,8 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 		if letter.Damage != "" {
 			damaged++
 			_, _, err = letters.Replay(t.Context(), id)
-			require.ErrorIs(t, err, deadletter.ErrDeadLetterUnreadable)
-			require.False(t, errors.Is(err, deadletter.ErrDeadLetterNotParked))
+			require.ErrorIs(t, err, deadletter.ErrUnreadable)
+			require.False(t, errors.Is(err, deadletter.ErrNotParked))
 		}
 		require.NoError(t, letters.Discard(t.Context(), id, "forged"), forgedFields[i])
 	}
@@ -96,7 +95,7 @@ func TestAuditReportsForgedDeadLettersAndDiscardRemovesThem(t *testing.T) {
 	testwork.Reconcile(s, t)
 	testwork.Arrive(s, t)
 	got := testwork.OrderOfID(t, s.Pool, o)
-	require.Contains(t, []order.Status{order.StatusConfirmed, order.StatusRejected}, got.Status, "the order has its end")
+	require.Contains(t, []order.Status{order.StatusConfirmed, order.StatusRejected}, got.Status, "the order ends")
 	report = testwork.Audit(s, t, sale)
 	require.Zero(t, report.Promise("S3").Found, testwork.TextOf(t, report))
 }
