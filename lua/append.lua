@@ -1,8 +1,8 @@
 -- Appends lost events of reservations again. A duplicate event does no harm: recording is
 -- idempotent by order id.
 --
--- Only reservations that are in force get an event, built from the reservation: nothing can be
--- appended that was not accepted.
+-- Only current reservations get an event, which is built from the reservation: nothing is appended
+-- that was not accepted.
 --
 -- KEYS
 --   1  buyers  hash, as in reserve.lua

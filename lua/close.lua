@@ -12,9 +12,9 @@
 --   1  token  of the rebuild, unique to it
 --   2  epoch  of the sale in Postgres, read before this
 -- Answers
---   {sequence, epoch, token}: the last sequence that the sale assigned and its highest epoch, as far as Redis
---   or the caller knows, 0 for what is lost; and the token of the rebuild for which it was closed before,
---   empty if it was not.
+--   {sequence, epoch, token}: the last sequence that the sale assigned and its highest epoch, as far
+--   as Redis or the caller knows them, or else 0; and the token of the rebuild that closed it before,
+--   or an empty string.
 
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'hash' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end

@@ -1,7 +1,7 @@
 -- Ends a sale before its closing time.
 --
 -- Changes of a sale are applied in the order of their revisions, each exactly once: a repeat is
--- unchanged, and a change that comes too early waits until those before it were made.
+-- unchanged, and a change that comes too early is not applied before its predecessors.
 --
 -- KEYS
 --   1  sale  hash, as in reserve.lua
@@ -9,7 +9,7 @@
 --   1  epoch     of the sale's stock that the caller expects
 --   2  revision  that this change makes of the sale's definition
 -- Answers
---   ended               for good: no more units are sold
+--   ended               permanently: no more units are sold
 --   unchanged           the sale has this revision, or a later one
 --   gap <revision>      the sale has this revision; those between are not applied yet
 --   illegal <state>     a sale in this state cannot be ended

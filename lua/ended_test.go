@@ -29,7 +29,7 @@ func TestReserveRejectsKeyOfEndedOrder(t *testing.T) {
 	b.open()
 	ann, bob := request{"ann", "order-ann", "key-1", "2"}, request{"bob", "order-bob", "key-1", "1"}
 	b.reserve(ann, bob)
-	require.Equal(t, "released", b.end("ann", "order-ann", "-", "2 c"), "the reservation tells its key")
+	require.Equal(t, "released", b.end("ann", "order-ann", "-", "2 c"), "the key is read from the reservation")
 	require.Equal(t, map[string]string{"key-1ann": "order-ann 2 c"}, b.rdb.HGetAll(t.Context(), b.ended).Val())
 
 	again := request{"ann", "order-ann-2", "key-1", "2"}
@@ -39,7 +39,7 @@ func TestReserveRejectsKeyOfEndedOrder(t *testing.T) {
 		"order-ended order-ann 2 c", "order-ended order-ann 2 c", "key-reused", "reserved 3",
 		"replayed order-bob 1 2:key-1",
 	},
-		b.reserve(ann, again, otherQuantity, ofAnother, bob), "a key is one buyer's")
+		b.reserve(ann, again, otherQuantity, ofAnother, bob), "a key belongs to one buyer")
 	require.Equal(t, []string{"reserved 4"}, b.reserve(request{"ann", "order-ann-4", "key-2", "1"}), "another key buys")
 	require.Equal(t, []string{"order-ended order-ann 2 c", "already-purchased order-ann-4 1 4:key-2"},
 		b.reserve(again, request{"ann", "order-ann-5", "key-3", "1"}), "also while the buyer holds another order")
@@ -50,10 +50,10 @@ func TestReserveRejectsKeyOfEndedOrder(t *testing.T) {
 		b.reserve(again, request{"ann", "o", "key-2", "1"}), "in any state of the sale")
 	b.next("resume", lua.Resume)
 
-	// Redis has lost this one, so only Postgres knows its key.
+	// Redis has lost this order: its key comes from Postgres.
 	require.Equal(t, "not-held", b.end("dan", "order-dan", "key-4", "1 r"))
 	require.Equal(t, []string{"order-ended order-dan 1 r"}, b.reserve(request{"dan", "order-dan-2", "key-4", "1"}))
-	// What is not to be known by its key, buys again.
+	// An order whose key is not recorded does not block a new order.
 	require.Equal(t, "not-held", b.end("eve", "order-eve", "key-5", "-"))
 	require.Equal(t, []string{"reserved 5"}, b.reserve(request{"eve", "order-eve-2", "key-5", "1"}))
 
@@ -67,8 +67,8 @@ func TestReserveRejectsKeyOfEndedOrder(t *testing.T) {
 	require.Equal(t, before, b.state())
 }
 
-// The name of an ended order is its key and its user, one behind the other: a user may be called
-// like the rest of such a name.
+// The field of an ended order is its key followed by its user, so a user id may look like the rest of
+// such a field.
 func TestRequestWithoutKeyMatchesNoEndedOrder(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -82,7 +82,7 @@ func TestRequestWithoutKeyMatchesNoEndedOrder(t *testing.T) {
 
 func TestUnitsReturnedToSoldOutSaleAreSoldAfterOneSecond(t *testing.T) {
 	t.Parallel()
-	for name, comesBack := range map[string]func(b *bench){
+	for name, returnUnits := range map[string]func(b *bench){
 		"release": func(b *bench) { require.Equal(t, []string{"released"}, b.release("ann", "order-ann")) },
 		"restock": func(b *bench) { require.Equal(t, "restocked", b.next("restock", lua.Restock, 2)) },
 	} {
@@ -92,7 +92,7 @@ func TestUnitsReturnedToSoldOutSaleAreSoldAfterOneSecond(t *testing.T) {
 			b.stock = 1
 			b.open()
 			b.reserve(request{"ann", "order-ann", "-", "1"})
-			comesBack(b)
+			returnUnits(b)
 			since, err := strconv.ParseInt(b.field("quiet_since_ms"), 10, 64)
 			require.NoError(t, err)
 			sold, tries := []string{"sold-out"}, 0
@@ -103,7 +103,7 @@ func TestUnitsReturnedToSoldOutSaleAreSoldAfterOneSecond(t *testing.T) {
 				require.NoError(t, err)
 				if sold = reply[3:]; sold[0] == "sold-out" {
 					require.Less(t, now-since, int64(1000))
-					require.Equal(t, "1", reply[1], "it is left all the same, so nobody takes the sale for sold out")
+					require.Equal(t, "1", reply[1], "the unit counts as left, so no ingress remembers the sale as sold out")
 					tries++
 					return false
 				}
@@ -113,7 +113,7 @@ func TestUnitsReturnedToSoldOutSaleAreSoldAfterOneSecond(t *testing.T) {
 			require.Equal(t, []string{"reserved 2"}, sold)
 			require.Positive(t, tries)
 
-			// The clock of Redis is set back: the second begins again, and not the hour.
+			// The clock of Redis was set back by an hour: the pause begins again and lasts one second.
 			b.set("left", 1)
 			b.set("quiet_since_ms", time.Now().Add(time.Hour).UnixMilli())
 			require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("cid")))
@@ -123,7 +123,7 @@ func TestUnitsReturnedToSoldOutSaleAreSoldAfterOneSecond(t *testing.T) {
 	}
 }
 
-// A sale that had units left is remembered by nobody.
+// No ingress remembers a sale with units left as sold out.
 func TestUnitsReturnedToOpenSaleAreSoldImmediately(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -135,7 +135,7 @@ func TestUnitsReturnedToOpenSaleAreSoldImmediately(t *testing.T) {
 	require.Zero(t, b.rdb.HExists(t.Context(), b.saleKey, "quiet_since_ms").Val())
 }
 
-// Redis does not take back what a script has written before a command that it is not allowed.
+// Redis does not roll back the writes of a script that fails at a command without permission.
 func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	t.Parallel()
 	change := func(script *redis.Script, more ...any) func(*bench, *redis.Client) error {
@@ -195,7 +195,7 @@ func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	}
 }
 
-// limited is a client that may do everything but what the rules take away.
+// limited returns a client with all rights except those that the rules remove.
 func (b *bench) limited(rules string) *redis.Client {
 	b.t.Helper()
 	args := []any{"ACL", "SETUSER", "limited", "reset", "on", "nopass", "~*", "&*", "+@all"}

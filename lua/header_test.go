@@ -12,18 +12,17 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// header is what the first comment of a script promises.
+// header is the first comment of a script.
 type header struct {
 	keys, args []string
-	// answers are the words that the script can say; a script that answers data has none.
-	answers     []string
-	saysAnswers bool
-	body        string // the script without its comments
+	answers    []string // the words that the script can answer; none for a script that returns data
+	hasAnswers bool
+	body       string // the script without its comments
 }
 
 var (
 	item    = regexp.MustCompile(`^  (\d+)  (\S+)`)
-	answer  = regexp.MustCompile(`^  ([a-z][a-z-]*)( <\w+>)?  `)
+	outcome = regexp.MustCompile(`^  ([a-z][a-z-]*)( <\w+>)?  `)
 	literal = regexp.MustCompile(`\b(KEYS|ARGV)\[(\d+)\]`)
 	quoted  = regexp.MustCompile(`'([a-z][a-z-]*)[ %a-z]*'`)
 )
@@ -55,7 +54,7 @@ func readHeader(t *testing.T, script string) header {
 		switch trimmed := strings.TrimSpace(text); trimmed {
 		case "KEYS", "ARGV", "Answers":
 			section = trimmed
-			h.saysAnswers = h.saysAnswers || trimmed == "Answers"
+			h.hasAnswers = h.hasAnswers || trimmed == "Answers"
 			continue
 		}
 		if m := item.FindStringSubmatch(text + "  "); m != nil && section != "Answers" {
@@ -66,8 +65,8 @@ func readHeader(t *testing.T, script string) header {
 			*list = append(*list, m[2])
 			require.Equal(t, strconv.Itoa(len(*list)), m[1], "%s of %s is numbered from 1 without a gap", section, script)
 		}
-		// An entry without prose of its own ends its line; the pattern wants the two blanks.
-		if m := answer.FindStringSubmatch(text + "  "); m != nil && section == "Answers" {
+		// The pattern requires two blanks, also after an answer without a description.
+		if m := outcome.FindStringSubmatch(text + "  "); m != nil && section == "Answers" {
 			h.answers = append(h.answers, m[1])
 		}
 	}
@@ -92,7 +91,7 @@ func TestHeadersMatchScripts(t *testing.T) {
 			t.Parallel()
 			h := readHeader(t, script)
 			require.NotEmpty(t, h.keys, "the header has no KEYS")
-			require.True(t, h.saysAnswers, "the header has no Answers")
+			require.True(t, h.hasAnswers, "the header has no Answers")
 
 			for _, m := range literal.FindAllStringSubmatch(h.body, -1) {
 				n, err := strconv.Atoi(m[2])
@@ -101,20 +100,20 @@ func TestHeadersMatchScripts(t *testing.T) {
 				if m[1] == "ARGV" {
 					list = h.args
 				}
-				require.LessOrEqual(t, n, len(list), "%s is used, and not in the header", m[0])
+				require.LessOrEqual(t, n, len(list), "%s is used but not in the header", m[0])
 			}
 			for i := range h.keys {
 				loops := strings.Contains(h.body, "ipairs(KEYS)") || strings.Contains(h.body, "#KEYS do")
 				used := strings.Contains(h.body, "KEYS["+strconv.Itoa(i+1)+"]")
-				require.True(t, loops || used, "key %d is in the header, and never used", i+1)
+				require.True(t, loops || used, "key %d is in the header but never used", i+1)
 			}
 
-			var said []string
+			var inScript []string
 			for _, m := range quoted.FindAllStringSubmatch(h.body, -1) {
-				said = append(said, m[1])
+				inScript = append(inScript, m[1])
 			}
 			for _, word := range h.answers {
-				require.Contains(t, said, word, "the header promises an answer that the script cannot give")
+				require.Contains(t, inScript, word, "the header lists an answer that the script cannot give")
 			}
 			require.Equal(t, len(h.answers), len(slices.Compact(slices.Sorted(slices.Values(h.answers)))),
 				"an answer is listed twice")

@@ -11,14 +11,14 @@ import (
 	"stampede/lua"
 )
 
-// What a buyer holds, in the forms that reserve.lua and a rebuild write.
+// readable reservations have the forms that reserve.lua and a rebuild write.
 var readable = []string{
 	"order-ann 1 1 19c2d3e4f5a", "order-ann 1 1 19c2d3e4f5a:key-1", "order-ann 1 1 19c2d3e4f5a@12",
 	"order-ann 1 1 19c2d3e4f5a:key-1@12",
 	"AaH9eHpfdXukBQzkOOCaFQ 100 16777216 19c2d3e4f5a:_-aB0@2147483648",
 }
 
-// What no version of this one writes, that of before compact ids among it.
+// unreadable reservations have forms that no script writes.
 var unreadable = []string{
 	"", "?", "order-ann", "order-ann 1", "order-ann 1 1", "order-ann 1 1 ",
 	"order-ann x 1 19c", "order-ann -1 1 19c", "order-ann 1 -1 19c", "order-ann 1 1f 19c", "order-ann 1 1 0x19c",
@@ -64,7 +64,7 @@ func TestReserveRejectsUnreadableReservation(t *testing.T) {
 			held)
 		require.Equal(t, before, b.state())
 	}
-	// What is damaged is that of one buyer: the others of the batch are served.
+	// Damage affects one buyer: the others of the batch are served.
 	b.hold("ann", unreadable[1])
 	require.Equal(t, []string{"reserved 1", "damaged", "reserved 2"},
 		b.reserve(b.buy("first"), b.buy("ann"), b.buy("last")))
@@ -81,7 +81,7 @@ func TestAppendGivesEveryAnswer(t *testing.T) {
 		answers, err := lua.Append.Run(t.Context(), b.rdb, []string{b.buyers, b.orders}, args...).StringSlice()
 		require.NoError(t, err)
 		for _, a := range answers {
-			b.heard("append", a)
+			b.collect("append", a)
 		}
 		return answers
 	}
@@ -99,16 +99,16 @@ func TestAppendGivesEveryAnswer(t *testing.T) {
 	require.Equal(t, map[string]any{
 		"_watermill_message_uuid": "order-bob", "metadata": "\x80", "payload": "payload of order-bob",
 		"reserved_at_ms": "412", "sequence": "2",
-	}, entries[1].Values, "as reserve.lua writes it: without a key where there is none")
+	}, entries[1].Values, "as reserve.lua writes it, without a key")
 	for _, held := range unreadable {
 		b.hold("ann", held)
 		require.Equal(t, []string{"damaged"}, ask("ann", "order-ann"), held)
 	}
 	require.EqualValues(t, 2, b.events())
-	b.everyAnswerWasHeard("append")
+	b.requireAllAnswers("append")
 }
 
-// What one script could read and another one could not would be an order that is bought and never given back.
+// A reservation that only some of the scripts can parse would be sold and never released.
 func TestScriptsParseReservationsAlike(t *testing.T) {
 	t.Parallel()
 	pattern := regexp.MustCompile(`match\(reservation[^,]*, '(\^[^']*\$)'\)`)

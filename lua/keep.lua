@@ -2,7 +2,7 @@
 -- raises their delivery counts to those of deliveries that happened without Redis.
 --
 -- XCLAIM alone would take an entry back from a consumer that has claimed it meanwhile, so the owner
--- is checked first, in the same step. A repeat changes nothing: a count is only ever raised.
+-- is checked first, in the same step. A count is never lowered, so a repeat changes nothing.
 --
 -- KEYS
 --   1  stream
@@ -14,7 +14,7 @@
 --   and so on: two values for every further entry
 -- Answers
 --   {answer, answer, ...}, one for each entry, in the order given
---   kept   it is the consumer's, and its idle time starts again
+--   kept   it is assigned to the consumer, and its idle time starts again
 --   taken  another consumer has claimed it: nothing was done
 --   gone   it is not pending: acknowledged, or deleted from the stream
 

@@ -4,8 +4,8 @@
 -- owner, and reentries are counted in the owner's process.
 --
 -- A call may arrive twice, the second time after its caller has given up. Locks that it took are found
--- by their owner. Locks that it did not take must not be taken by a late repeat: an acquire that got
--- less than it asked for, and a release, leave their serial in the receipt. A waiting caller repeats
+-- by their owner. A late repeat must not take locks that the call did not take: an acquire that got
+-- less than it requested, and a release, leave their serial in the receipt. A waiting caller repeats
 -- one call.
 --
 -- Runs at maxmemory too: the workers that free memory need a few bytes for seconds.
@@ -17,13 +17,13 @@
 --   and so on: one for each further lock
 -- ARGV
 --   1  serial      of this call, larger than any earlier one that used this receipt
---   2  receipt_ms  how long a repeat of this call is recognized if it gets less than it asks for; 0 for
+--   2  receipt_ms  how long a repeat of this call is recognized if it gets less than it requests; 0 for
 --                  a caller that repeats the call and releases in the end
 --   3  owner       who takes the locks: unique to this call and its repeats
 --   4  lease_ms    how long the locks last from now
 --   5  mode        each: every lock that is free; all: every lock, or none of them
 --   6  listeners   numsub, or shardnumsub in a cluster, to count the connections that listen for the
---                  release of a busy lock; none
+--                  release of a busy lock; or none
 -- Answers
 --   {token, wait_ms, listeners, answer, answer, ...}, one answer for each lock, in the order given
 --   token is the fencing token of all held locks, a decimal string, or 0 if none is held. It is larger

@@ -2,9 +2,9 @@
 -- Releases locks of one owner and wakes the waiters as Redisson does: with the message 0 on a channel
 -- named after the lock. Locks of other owners stay.
 --
--- A repeat must tell a lock that it released from one that was lost before: the receipt keeps the
--- answers. Receipts are reused, so that there are about as many as concurrent calls; a late call finds
--- a larger serial and changes nothing.
+-- A repeat must distinguish a lock that it released from one that was lost before: the receipt keeps
+-- the answers. Receipts are reused, so that there are about as many as concurrent calls. A late call
+-- finds a larger serial and changes nothing.
 --
 -- Runs at maxmemory too: full memory must not extend a lock.
 --
@@ -20,7 +20,7 @@
 -- Answers
 --   {answer, answer, ...}, one for each lock, in the order given
 --   released  the owner held the lock, which is now free
---   notified <n>  released, and so many connections received the message; a repeat answers released
+--   notified <n>  released, and n connections received the message; a repeat answers released
 --   lost      the owner did not hold the lock: its lease had ended, or it was forced
 
 if #KEYS < 2 or #ARGV ~= 4 then

@@ -17,10 +17,10 @@ import (
 
 // lockBench runs the scripts of the lock and collects their answers. Names are keys of the test.
 type lockBench struct {
-	t    *testing.T
-	rdb  *redis.Client
-	key  func(name string) string
-	said []string
+	t       *testing.T
+	rdb     *redis.Client
+	key     func(name string) string
+	answers []string
 }
 
 func newLockBench(t *testing.T) *lockBench {
@@ -48,7 +48,7 @@ func (b *lockBench) acquire(
 	for _, word := range reply[3:] {
 		answers = append(answers, word.(string))
 	}
-	b.said = append(b.said, answers...)
+	b.answers = append(b.answers, answers...)
 	token, err = strconv.ParseInt(reply[0].(string), 10, 64)
 	require.NoError(b.t, err)
 	return token, reply[1].(int64), answers
@@ -59,7 +59,7 @@ func (b *lockBench) release(receipt string, serial int, owner string, names ...s
 	answers, err := lua.LockRelease.Run(b.t.Context(), b.rdb, append(b.keys(receipt), b.keys(names...)...),
 		serial, 60_000, owner, "publish").StringSlice()
 	require.NoError(b.t, err)
-	b.said = append(b.said, answers...)
+	b.answers = append(b.answers, answers...)
 	return answers
 }
 
@@ -73,11 +73,11 @@ func (b *lockBench) owners(name string) map[string]string {
 // requireAllAnswers compares the collected answers with the script's header.
 func (b *lockBench) requireAllAnswers(script string) {
 	b.t.Helper()
-	slices.Sort(b.said)
-	require.ElementsMatch(b.t, readHeader(b.t, script).answers, slices.Compact(b.said))
+	slices.Sort(b.answers)
+	require.ElementsMatch(b.t, readHeader(b.t, script).answers, slices.Compact(b.answers))
 }
 
-func TestLockAcquireGivesEveryAnswerAndRepeatsTakeNothingMore(t *testing.T) {
+func TestLockAcquireGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	token, wait, answers := b.acquire("r1", 1, "first", time.Minute, "all", "ann", "bob")
@@ -108,7 +108,7 @@ func TestLockAcquireGivesEveryAnswerAndRepeatsTakeNothingMore(t *testing.T) {
 	b.requireAllAnswers("lock_acquire")
 }
 
-func TestLockAcquireTakesAllLocksAlike(t *testing.T) {
+func TestLockAcquireSetsOwnerAndLeaseOfEveryLock(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
@@ -135,7 +135,7 @@ func TestLockAcquireTakesAllLocksAlike(t *testing.T) {
 	require.Empty(t, b.owners("hal"), "a key of another type rejects the whole call")
 }
 
-func TestLockAcquireRepeatedAfterItsAnswerTakesNothingMore(t *testing.T) {
+func TestLockAcquireRepeatTakesNoMoreLocks(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{"each", "all"} {
 		t.Run(mode, func(t *testing.T) {
@@ -145,7 +145,7 @@ func TestLockAcquireRepeatedAfterItsAnswerTakesNothingMore(t *testing.T) {
 			b.release("r1", 3, "first", "ann")
 
 			_, _, answers := b.acquire("r2", 2, "second", time.Minute, mode, "ann", "bob")
-			require.Equal(t, "busy", answers[0], "the call was answered with busy")
+			require.Equal(t, "busy", answers[0], "the first answer was busy")
 			require.Empty(t, b.owners("ann"))
 			_, _, answers = b.acquire("r2", 4, "third", time.Minute, mode, "ann")
 			require.Equal(t, []string{"held"}, answers, "the next call that uses the receipt is a new one")
@@ -166,11 +166,11 @@ func TestAbandonedLockCallsAreRejected(t *testing.T) {
 	_, _, answers := b.acquire("r2", 5, "third", time.Minute, "all", "ann")
 	require.Equal(t, []string{"held"}, answers)
 	err = lua.LockRelease.Run(t.Context(), b.rdb, b.keys("r1", "ann"), 3, 60_000, "first", "publish").Err()
-	require.ErrorContains(t, err, "ERR stale", "a late release, too")
+	require.ErrorContains(t, err, "ERR stale", "a late release")
 	require.Len(t, b.owners("ann"), 1)
 }
 
-func TestLockTokensGrowAfterLossOfTheCounter(t *testing.T) {
+func TestLockTokensIncreaseAfterLossOfFence(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	last, serial := int64(0), 0
@@ -202,12 +202,12 @@ func TestLockTokensGrowAfterLossOfTheCounter(t *testing.T) {
 	require.LessOrEqual(t, ttl, 24*time.Hour)
 }
 
-func TestLockReleaseGivesEveryAnswerAndTheSameToARepeat(t *testing.T) {
+func TestLockReleaseGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	b.acquire("r1", 1, "first", time.Minute, "all", "ann", "bob")
 	b.acquire("r2", 2, "second", time.Minute, "all", "cid")
-	b.said = nil
+	b.answers = nil
 	require.NoError(t, b.rdb.Del(t.Context(), b.key("bob")).Err())
 	for range 3 {
 		require.Equal(t, []string{"released", "lost", "lost"}, b.release("r1", 3, "first", "ann", "bob", "cid"))
@@ -215,16 +215,16 @@ func TestLockReleaseGivesEveryAnswerAndTheSameToARepeat(t *testing.T) {
 		require.Equal(t, map[string]string{"second": "1"}, b.owners("cid"))
 	}
 
-	hears := b.rdb.Subscribe(t.Context(), "redisson_lock__channel:"+b.key("ann"))
-	t.Cleanup(func() { _ = hears.Close() })
-	_, err := hears.Receive(t.Context())
+	listener := b.rdb.Subscribe(t.Context(), "redisson_lock__channel:"+b.key("ann"))
+	t.Cleanup(func() { _ = listener.Close() })
+	_, err := listener.Receive(t.Context())
 	require.NoError(t, err)
 	b.acquire("r3", 4, "third", time.Minute, "all", "ann", "bob")
-	said := b.said[:3]
-	b.said = nil
+	first := b.answers[:3]
+	b.answers = nil
 	require.Equal(t, []string{"notified 1", "released"}, b.release("r3", 5, "third", "ann", "bob"))
 	require.Equal(t, []string{"released", "released"}, b.release("r3", 5, "third", "ann", "bob"), "a repeat")
-	b.said = append(said, "notified")
+	b.answers = append(first, "notified")
 	b.requireAllAnswers("lock_release")
 }
 
@@ -234,38 +234,38 @@ func TestLockRenewGivesEveryAnswer(t *testing.T) {
 	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
 	b.acquire("r2", 2, "second", 10*time.Minute, "all", "bob")
 	require.NoError(t, b.rdb.Set(t.Context(), b.key("dan"), "not a lock", 0).Err())
-	b.said = nil
+	b.answers = nil
 	answers, err := lua.LockRenew.Run(t.Context(), b.rdb, b.keys("ann", "bob", "bob", "cid", "dan"),
 		120_000, "first", "second", "first", "first", "first").StringSlice()
 	require.NoError(t, err)
 	require.Equal(t, []string{"renewed", "renewed", "lost", "lost", "lost"}, answers)
-	b.said = answers
+	b.answers = answers
 	b.requireAllAnswers("lock_renew")
 	assert.InDelta(t, 120, b.rdb.PTTL(t.Context(), b.key("ann")).Val().Seconds(), 10)
 	assert.InDelta(t, 600, b.rdb.PTTL(t.Context(), b.key("bob")).Val().Seconds(), 10, "a renewal does not shorten a lease")
 	assert.Empty(t, b.owners("cid"), "a lost lock is not taken again")
 }
 
-func TestLockForceGivesEveryAnswerAndARepeatKeepsTheNextOwner(t *testing.T) {
+func TestLockForceGivesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	b := newLockBench(t)
 	b.acquire("r1", 1, "first", time.Minute, "all", "ann")
-	b.said = nil
+	b.answers = nil
 	force := func(serial int) string {
 		answer, err := lua.LockForce.Run(t.Context(), b.rdb, b.keys("r2", "ann"), serial, 60_000, "publish").Text()
 		require.NoError(t, err)
-		b.said = append(b.said, answer)
+		b.answers = append(b.answers, answer)
 		return answer
 	}
 	require.Equal(t, "released", force(2))
 	require.Empty(t, b.owners("ann"))
 	b.acquire("r1", 3, "next", time.Minute, "all", "ann")
-	b.said = b.said[:1]
+	b.answers = b.answers[:1]
 	require.Equal(t, "released", force(2))
 	require.Equal(t, map[string]string{"next": "1"}, b.owners("ann"))
 
 	require.Equal(t, []string{"lost"}, b.release("r2", 4, "none", "ann"), "abandoned")
-	b.said = b.said[:2]
+	b.answers = b.answers[:2]
 	require.ErrorContains(t, lua.LockForce.Run(t.Context(), b.rdb, b.keys("r2", "ann"), 2, 60_000, "publish").Err(),
 		"ERR stale")
 	require.Len(t, b.owners("ann"), 1)
@@ -284,19 +284,19 @@ func TestLockReleasePublishesOnRedissonsChannel(t *testing.T) {
 	b := newLockBench(t)
 	plain := b.key("ann")[:len("test-")+26] + "-ann"
 	for key, channel := range map[string]string{
-		b.key("ann"): "redisson_lock__channel:" + b.key("ann"), // it has a brace
+		b.key("ann"): "redisson_lock__channel:" + b.key("ann"), // the key has a brace
 		plain:        "redisson_lock__channel:{" + plain + "}",
 	} {
-		heard := b.rdb.Subscribe(t.Context(), channel)
-		t.Cleanup(func() { _ = heard.Close() })
-		_, err := heard.Receive(t.Context()) // the subscription
+		listener := b.rdb.Subscribe(t.Context(), channel)
+		t.Cleanup(func() { _ = listener.Close() })
+		_, err := listener.Receive(t.Context()) // the subscription
 		require.NoError(t, err)
 		t.Cleanup(func() { b.rdb.Del(t.Context(), key) })
 		take := func(serial int) {
 			require.NoError(t, lua.LockAcquire.Run(t.Context(), b.rdb, []string{b.key("r"), b.key("fence"), key},
 				serial, 60_000, fmt.Sprint("owner", serial), 60_000, "all", "none").Err())
 		}
-		messages := heard.Channel()
+		messages := listener.Channel()
 		take(1)
 		require.NoError(t, lua.LockRelease.Run(t.Context(), b.rdb, []string{b.key("r"), key}, 2, 60_000, "owner1",
 			"publish").Err())
@@ -352,7 +352,7 @@ func TestLockScriptsRejectInvalidInputWithoutWriting(t *testing.T) {
 			[]string{"r", "hash", "bob"},
 			[]any{2, 1000, "first", 1000, "all", "none"},
 		},
-		"acquire what is no lock": {
+		"acquire a key of another type": {
 			lua.LockAcquire,
 			[]string{"r", "fence", "bob", "string"},
 			[]any{2, 1000, "first", 1000, "each", "none"},

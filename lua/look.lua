@@ -1,21 +1,21 @@
 -- Returns the identity of this Redis server, whether the stock of the partition was verified on it,
 -- and the epoch of a sale.
 --
--- Known is the verified process in the same term as a primary. Its run id ends with the process.
--- Its replication id changes with a promotion and also when its first replica connects; only a
--- promotion keeps the previous id as the second one, so a first replica changes nothing. Any other
--- server was restarted, promoted or emptied, and may lack accepted orders.
+-- A server is known if it is the verified process, and was not promoted since. The run id changes
+-- with the process. The replication id changes with a promotion and when the first replica connects;
+-- only a promotion keeps the previous id as the second one, so a first replica changes nothing. Any
+-- other server was restarted, promoted or emptied, and may lack accepted orders.
 --
 -- A caller that gets unverified marks the server as distrusted. Otherwise a promoted server would
 -- look known again after it has dropped the second id and its first replica connects.
 --
 -- KEYS
---   1  server  hash: run_id replication_id of the verified server, or "-" once distrusted; and the token
---              of the rebuild that writes or wrote this (verify.lua)
+--   1  server  hash: run_id and replication_id of the verified server, or "-" if distrusted; rebuild: the
+--              token of the rebuild that wrote this (verify.lua)
 --   2  sale    hash, as in reserve.lua; may be left out
 -- Answers
 --   {answer, run_id, replication_id, epoch}: the server's ids, and the epoch of the sale, which is 0
---   while it is closed for a rebuild, and empty if it is not there
+--   while it is closed for a rebuild, and empty if there is no sale
 --   known       the stock in this partition is whole
 --   unverified  another server was verified, or this one before a restart or promotion
 --   distrusted  the verification was withdrawn

@@ -1,8 +1,8 @@
 // Package lua holds the scripts that Redis runs atomically, one file per script.
 //
-// Every file opens with a header that names its KEYS, its ARGV and every word that it can answer;
-// the header is the contract of the script, and this package's tests hold the two together. The
-// scripts use only commands that Redis 7.0 and Valkey have, and touch only keys of one slot.
+// Every file opens with a header that lists its KEYS, its ARGV and all of its answers. The header is
+// the contract of the script, and the tests compare the two. The scripts use only commands of Redis
+// 7.0 and Valkey, and only keys of one slot.
 package lua
 
 import (

@@ -5,7 +5,7 @@
 --   1  sale  hash, as in reserve.lua
 -- ARGV
 --   1  epoch     of the sale's stock that the caller expects
---   2  revision  that was made of the sale's definition
+--   2  revision  of the sale's definition
 -- Answers
 --   noted           the sale has this revision now
 --   unchanged       the sale has this revision, or a later one

@@ -15,10 +15,10 @@
 --   7  closes_at_ms      0 for never
 --   8  payment_window_s  0 where a confirmed order is final
 -- Answers
---   opened           the sale is there now
---   unchanged        it was there before
---   stale-epoch      a sale of another epoch is there
---   buyers-remain    the sale is missing but its buyers are there: nothing was done
+--   opened           the sale is added
+--   unchanged        it existed before
+--   stale-epoch      it exists in another epoch
+--   buyers-remain    the sale is missing but its buyers exist: nothing was done
 
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch then return epoch == ARGV[2] and 'unchanged' or 'stale-epoch' end

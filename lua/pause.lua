@@ -1,7 +1,7 @@
 -- Halts an open sale.
 --
 -- Changes of a sale are applied in the order of their revisions, each exactly once: a repeat is
--- unchanged, and a change that comes too early waits until those before it were made.
+-- unchanged, and a change that comes too early is not applied before its predecessors.
 --
 -- KEYS
 --   1  sale  hash, as in reserve.lua

@@ -13,13 +13,13 @@ import (
 
 func (b *bench) serverKey() string { return strings.TrimSuffix(b.orders, "orders") + "server" }
 
-// look returns the answer of look.lua, who the server is, and the epoch of the sale.
+// look returns the answer of look.lua, the server's ids and the epoch of the sale.
 func (b *bench) look() (answer, runID, replicationID, epoch string) {
 	b.t.Helper()
 	values, err := lua.Look.Run(b.t.Context(), b.rdb, []string{b.serverKey(), b.saleKey}).StringSlice()
 	require.NoError(b.t, err)
 	require.Len(b.t, values, 4)
-	return b.heard("look", values[0]), values[1], values[2], values[3]
+	return b.collect("look", values[0]), values[1], values[2], values[3]
 }
 
 func (b *bench) verify(runID, replicationID string) string {
@@ -31,7 +31,7 @@ func (b *bench) verifyAs(runID, replicationID, token string) string {
 	b.t.Helper()
 	answer, err := lua.Verify.Run(b.t.Context(), b.rdb, []string{b.serverKey()}, runID, replicationID, token).Text()
 	require.NoError(b.t, err)
-	return b.heard("verify", answer)
+	return b.collect("verify", answer)
 }
 
 func TestLookKnowsOnlyVerifiedServer(t *testing.T) {
@@ -61,21 +61,21 @@ func TestLookKnowsOnlyVerifiedServer(t *testing.T) {
 	require.NoError(t, b.rdb.HSet(t.Context(), b.serverKey(), "run_id", "-").Err())
 	answer, _, _, _ = b.look()
 	require.Equal(t, "distrusted", answer)
-	b.everyAnswerWasHeard("look")
-	b.everyAnswerWasHeard("verify")
+	b.requireAllAnswers("look")
+	b.requireAllAnswers("verify")
 }
 
-// ours is the token of the rebuild that most of these tests are about.
+// ours is the token of the rebuild that most of these tests run.
 const ours = "ours"
 
-// close closes the sale for our rebuild, and returns the last sequence and the epoch that Redis knew of.
+// close closes the sale for our rebuild, and returns the last sequence and the epoch in Redis.
 func (b *bench) close() []int64 {
 	b.t.Helper()
 	known := b.closeFor(ours, 0)
 	return []int64{known[0].(int64), known[1].(int64)}
 }
 
-// closeFor returns the token of the rebuild before as well.
+// closeFor closes the sale for the rebuild with this token, and returns the previous token as well.
 func (b *bench) closeFor(token string, epoch int64) []any {
 	b.t.Helper()
 	known, err := lua.Close.Run(b.t.Context(), b.rdb, []string{b.saleKey}, token, epoch).Slice()
@@ -91,7 +91,7 @@ func TestClosedSaleIsStaleInEveryScript(t *testing.T) {
 	b.reserve(request{"ann", "order-ann", "-", "1"}, b.buy("bob"))
 	b.set("epoch", "7")
 	require.Equal(t, []int64{2, 7}, b.close())
-	require.Equal(t, []int64{2, 7}, b.close(), "as often as one likes")
+	require.Equal(t, []int64{2, 7}, b.close(), "a repeat")
 	before := b.state()
 	require.Equal(t, []string{"stale-epoch"}, b.reserve(request{"ann", "order-ann", "-", "1"}))
 	require.Equal(t, []string{"stale-epoch"}, b.release("ann", "order-ann"))
@@ -100,7 +100,7 @@ func TestClosedSaleIsStaleInEveryScript(t *testing.T) {
 	require.Equal(t, "stale-epoch", b.change("end", lua.End, 2))
 	require.Equal(t, "stale-epoch", b.change("restock", lua.Restock, 2, 20))
 	require.Equal(t, before, b.state())
-	// Nor is there anything to sell for who takes 0 for an epoch like others.
+	// A caller that expects epoch 0 finds no stock either.
 	b.epoch = "0"
 	require.Equal(t, []string{"stale-epoch"}, b.reserve(b.buy("cid")))
 	require.False(t, b.rdb.HExists(t.Context(), b.saleKey, "left").Val())
@@ -110,16 +110,16 @@ func TestClosedSaleIsStaleInEveryScript(t *testing.T) {
 func TestCloseAcceptsAnyState(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(b *bench){
-		"nothing":     func(*bench) {},
-		"no epoch":    func(b *bench) { b.set("state", "open") },
-		"epoch nan":   func(b *bench) { b.set("epoch", "nan") },
-		"epoch 1e10":  func(b *bench) { b.set("epoch", "10000000000") },
-		"a string":    func(b *bench) { b.rdb.Set(b.t.Context(), b.saleKey, "x", 0) },
-		"a list":      func(b *bench) { b.rdb.LPush(b.t.Context(), b.saleKey, "x") },
-		"no sequence": func(b *bench) { b.open(); b.rdb.HDel(b.t.Context(), b.saleKey, "sequence") },
-		"nonsense":    func(b *bench) { b.open(); b.set("sequence", "nan") },
-		"a negative":  func(b *bench) { b.open(); b.set("sequence", "-1") },
-		"too much":    func(b *bench) { b.open(); b.set("sequence", "9007199254740993") },
+		"no sale":          func(*bench) {},
+		"no epoch":         func(b *bench) { b.set("state", "open") },
+		"epoch nan":        func(b *bench) { b.set("epoch", "nan") },
+		"epoch 1e10":       func(b *bench) { b.set("epoch", "10000000000") },
+		"sale is a string": func(b *bench) { b.rdb.Set(b.t.Context(), b.saleKey, "x", 0) },
+		"sale is a list":   func(b *bench) { b.rdb.LPush(b.t.Context(), b.saleKey, "x") },
+		"no sequence":      func(b *bench) { b.open(); b.rdb.HDel(b.t.Context(), b.saleKey, "sequence") },
+		"sequence nan":     func(b *bench) { b.open(); b.set("sequence", "nan") },
+		"sequence -1":      func(b *bench) { b.open(); b.set("sequence", "-1") },
+		"sequence 2^53+1":  func(b *bench) { b.open(); b.set("sequence", "9007199254740993") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -147,7 +147,7 @@ func (b *bench) rebuiltBy(token, epoch string, holders, left int64) string {
 		b.sale.String(), epoch, holders, 7, b.stock, left, 40, b.perOrder, b.opensAt, b.closesAt, 60, "open", token,
 		b.rdb.HLen(b.t.Context(), keys[5]).Val()).Text()
 	require.NoError(b.t, err)
-	return b.heard("rebuilt", answer)
+	return b.collect("rebuilt", answer)
 }
 
 func (b *bench) stage(epoch string, pairs ...string) {
@@ -187,7 +187,7 @@ func TestRebuiltGivesEveryAnswer(t *testing.T) {
 	require.EqualValues(t, -1, b.rdb.TTL(t.Context(), b.buyers).Val(), "buyers do not expire")
 	require.Zero(t, b.rdb.Exists(t.Context(), b.buyers+":2").Val())
 
-	// What is held of an earlier epoch is told with it, and what is new goes on behind the last sequence.
+	// Reservations of an earlier epoch carry it, and new sequences follow the last one.
 	b.epoch = "2"
 	sold, err := b.tryReserve(request{"ann", "order-new", "key-1", "1"}, request{"bob", "order-bob", "-", "2"},
 		request{"cid", "order-cid", "-", "1"})
@@ -197,9 +197,9 @@ func TestRebuiltGivesEveryAnswer(t *testing.T) {
 	require.Equal(t, []string{"released"}, b.release("ann", "order-ann"))
 
 	before = b.state()
-	require.Equal(t, "unchanged", b.rebuilt("2", 2, 7), "a repeat takes nothing back")
+	require.Equal(t, "unchanged", b.rebuilt("2", 2, 7), "a repeat changes nothing")
 	require.Equal(t, before, b.state())
-	b.everyAnswerWasHeard("rebuilt")
+	b.requireAllAnswers("rebuilt")
 }
 
 func TestRebuiltOfSaleWithoutBuyersOrKeys(t *testing.T) {
@@ -208,7 +208,7 @@ func TestRebuiltOfSaleWithoutBuyersOrKeys(t *testing.T) {
 	require.NoError(t, b.rdb.HSet(t.Context(), b.buyers, "ann", "order-ann 1 1 19c").Err())
 	b.close() // there was no sale
 	require.Equal(t, "rebuilt", b.rebuilt("2", 0, 10))
-	require.Zero(t, b.rdb.Exists(t.Context(), b.buyers).Val(), "buyers of before are gone")
+	require.Zero(t, b.rdb.Exists(t.Context(), b.buyers).Val(), "the old buyers are gone")
 	require.Equal(t, "1", b.field("generation"))
 	b.epoch = "2"
 	require.Equal(t, []string{"reserved 41"}, b.reserve(request{"ann", "order-ann-2", "-", "1"}))
@@ -237,7 +237,7 @@ func TestRebuiltRejectsInvalidNumbers(t *testing.T) {
 	require.Equal(t, before, b.state())
 }
 
-// Whenever and how often the calls of two rebuilds arrive: only the one that closed the sale last opens it, once.
+// Of two concurrent rebuilds only the one that closed the sale last opens it, once.
 func TestRebuiltRequiresTokenOfLastClose(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -253,12 +253,12 @@ func TestRebuiltRequiresTokenOfLastClose(t *testing.T) {
 	b.epoch = "2"
 	b.reserve(b.buy("ann"))
 
-	// Second copies of both calls are late: the sale is closed, and is not opened without ann.
+	// Late copies of both calls close the sale, but do not open it without ann.
 	require.Equal(t, []any{int64(41), int64(2), ""}, b.closeFor("theirs", 1))
 	require.Equal(t, "not-closed", b.rebuiltBy("theirs", "2", 0, 10))
 	require.Equal(t, []any{int64(41), int64(2), "theirs"}, b.closeFor(ours, 2))
 
-	// Nor where Redis has lost the sale meanwhile: what was begun after a later look at Postgres has closed that epoch.
+	// Redis lost the sale meanwhile: a rebuild that read a later epoch in Postgres has closed that epoch.
 	require.NoError(t, b.rdb.Del(t.Context(), b.saleKey).Err())
 	require.Equal(t, []any{int64(0), int64(3), ""}, b.closeFor(ours, 3))
 	b.closeFor("theirs", 1)
@@ -266,7 +266,7 @@ func TestRebuiltRequiresTokenOfLastClose(t *testing.T) {
 	require.Equal(t, "rebuilt", b.rebuiltBy("theirs", "4", 0, 10))
 }
 
-// What a rebuild left in the record of the server is gone if the server was emptied, or distrusted by anybody else.
+// The token of a rebuild is gone if the server was emptied, or distrusted by another caller.
 func TestVerifyRequiresTokenOfLastDistrust(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -284,7 +284,7 @@ func TestVerifyRequiresTokenOfLastDistrust(t *testing.T) {
 	refused() // there is no record
 	record("theirs")
 	refused()
-	record("") // an ingress has found that orders are lost
+	record("") // an ingress found that orders are lost
 	refused()
 	require.Equal(t, "changed", b.verify(runID, replicationID), "the partition was used before")
 	record(ours)

@@ -29,7 +29,7 @@
 --   14  over              how many ended orders must have been staged
 -- Answers
 --   rebuilt         the sale is open in its new epoch
---   unchanged       it was opened before: a repeat
+--   unchanged       it is open in this epoch already: a repeat
 --   not-closed      the sale is not closed for this rebuild, or was closed in that epoch or a later one: nothing was done
 --   wrong <number>  the number of staged buyers or ended orders: nothing was done
 

@@ -1,11 +1,10 @@
 #!lua flags=allow-oom
--- Returns the units of cancelled, expired and rejected orders to a sale. Units return once however
--- often this is called, because the buyer's reservation is deleted with it and a reservation of
--- another order stays. The reservation says how many units return.
+-- Returns the units of cancelled, expired and rejected orders to a sale. Repeats return nothing,
+-- because the same step deletes the buyer's reservation, and a reservation of another order stays.
+-- The reservation says how many units return.
 --
 -- The same step adds the reservation's idempotency key to the ended orders, so that a retry of the
--- request makes no new order. That applies also to an order that is not held: Redis may have lost
--- it before.
+-- request makes no new order. It does so for an order that is not held, too: Redis may have lost it.
 --
 -- Runs at maxmemory too, because a sale must drain when memory is full: it writes no more than it
 -- deletes, except for orders that Redis has lost.
@@ -18,8 +17,8 @@
 --   1  epoch     of the sale's stock that the caller expects
 --   2  user      of the first order
 --   3  order_id  of the first order, as in buyers
---   4  key       of the first order, as in reserve.lua; that of its reservation counts where there is one
---   5  ending    of the first order, as it stands in ended behind the id: "<quantity> <c, e or r>"; or "-" for an
+--   4  key       of the first order, as in reserve.lua; the key of its reservation takes precedence
+--   5  ending    of the first order, as in ended after the id: "<quantity> <c, e or r>"; or "-" for an
 --                order whose key is not recorded
 --   and so on: four values for every further order
 -- Answers

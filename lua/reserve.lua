@@ -11,43 +11,44 @@
 -- wrong type, an ACL, no memory, no ids left), nothing has happened. If a later XADD is refused,
 -- the requests before it stand and the rest are answered not-recorded.
 --
--- An ingress remembers for up to 800 ms that a sale is sold out, and its buyers by then. So units
--- that return to a sale with none left are sold one second later: otherwise one ingress could
+-- An ingress remembers for up to 800 ms that a sale is sold out, with the buyers it had by then. So
+-- units that return to a sale with none left are sold one second later. Otherwise one ingress could
 -- answer "sold out" to a buyer who just got such a unit from another.
 --
 -- KEYS
---   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch sequence generation revision;
---              quiet_since_ms: when units came back to a sale with none left; ended: 1 if there is the hash of that name
---   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms>", the last in hexadecimal;
---              behind it ":<key>" where the purchase had one, and "@<epoch>" where that of the reservation
---              is not the sale's, because of a rebuild. Every order of the sale keeps it, so it is
---              short: up to 44 characters, as most have, Redis rounds to 48 bytes, and one more to 64.
+--   1  sale    hash: left stock state opens_at_ms closes_at_ms per_order_limit payment_window_s epoch
+--              sequence generation revision; quiet_since_ms: when units returned to a sale with none
+--              left; ended: 1 if the hash ended exists
+--   2  buyers  hash: user -> "<order id> <quantity> <sequence> <reserved_at_ms>", the last in hexadecimal,
+--              followed by ":<key>" if the purchase had an idempotency key, and by "@<epoch>" if the
+--              reservation was made before the last rebuild. Every order of the sale keeps this value,
+--              so it is short: Redis rounds up to 44 characters, as most have, to 48 bytes, and 45 to 64.
 --   3  orders  stream of events, in the wire format of watermill-redisstream
---   4  ended   hash: "<key><user>" -> "<order id> <quantity> <c, e or r>": the orders that were made with an
---              idempotency key and are cancelled, expired or rejected
+--   4  ended   hash: "<key><user>" -> "<order id> <quantity> <c, e or r>": the orders that were made with
+--              an idempotency key and are cancelled, expired or rejected
 -- ARGV
 --   1  epoch     of the sale's stock that the caller expects
 --   2  seen      the highest sequence that the caller has seen in this sale and epoch, or 0
 --   3  metadata  of the event: a msgpack map of strings, made by the caller
 --   4  user      of the first request
---   5  order_id  that the request gets if it wins, as it goes into buyers; a repeat carries the same
+--   5  order_id  that the request gets if it wins, as it goes into buyers; the same in a repeat
 --   6  key       fingerprint of its idempotency key without spaces, or "-" for none
 --   7  quantity  decimal, at least 1
 --   8  payload   of the event
 --   and so on: five values for every further request
 -- Answers
 --   {now_ms, left, generation, answer, answer, ...}, one answer for each request, in order; left and
---   generation are those of the sale after this call, and -1 where they are not known.
+--   generation are those of the sale after this call, or -1 if they are unknown.
 --   reserved <sequence>         the units are taken, at now_ms
 --   replayed <reservation>      the same request again; the reservation is written as in buyers
 --   order-ended <ended>         the request made this order, which has ended; it is written as in ended
 --   key-reused                  the same idempotency key, but another quantity
---   already-purchased <reservation>  the user holds this one
+--   already-purchased <reservation>  the user holds this reservation
 --   paused                      by an operator
 --   ended                       by an operator, or its closing time has passed
---   not-open <opens_at_ms>      its opening time has not come
+--   not-open <opens_at_ms>      before its opening time
 --   over-limit <limit>          more units than one order may hold
---   sold-out                    fewer units are left than asked for, or they came back less than a second ago
+--   sold-out                    fewer units are left than requested, or they returned less than a second ago
 --   damaged                     the data of this user cannot be read: nothing was done for this request
 --   unknown-sale                there is no such sale
 --   stale-epoch                 the sale's stock was rebuilt since the caller last looked, or is being rebuilt
@@ -194,7 +195,7 @@ end
 
 if #winners == 0 then return answers end
 
--- An event without its reservation would be an order that its buyer is told does not exist. Rights
+-- An event without its reservation would be an order that is hidden from its buyer. Rights
 -- may change at any time, and checking them is cheap. XADD checks its own.
 if not (redis.acl_check_cmd('HSET', KEYS[1], 'left', '0') and redis.acl_check_cmd('HSET', KEYS[2], 'user', 'held')) then
   return redis.error_reply('NOPERM nothing was reserved: this user of Redis must be allowed HSET of ' .. KEYS[1] .. ' and ' .. KEYS[2])

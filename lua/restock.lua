@@ -1,18 +1,18 @@
--- Sets how many units a sale has in all; what is taken stays taken, and the rest is left.
+-- Sets the total stock of a sale. Taken units stay taken; the rest is left for sale.
 --
 -- Changes of a sale are applied in the order of their revisions, each exactly once, and a change
--- that comes too early waits for those before it. For the same reason the new stock is a total and
--- not a difference. A repeat changes nothing and returns the first answer until the stock changes
--- again, so that a caller which lost the answer learns whether the stock was lowered.
+-- that comes too early is not applied before its predecessors. The new stock is a total, not a
+-- difference. A repeat changes nothing and returns the first answer until the stock changes again,
+-- so that a caller that lost the answer learns whether the stock was lowered.
 --
 -- Units added to a sale with none left are sold a second later (see reserve.lua).
 --
 -- Only this script knows how many units are taken, so only it can refuse a lower stock. A refusal
--- applies the revision all the same: later changes do not wait for it.
+-- still applies the revision, so that later changes do not wait for it.
 --
 -- KEYS
---   1  sale  hash, as in reserve.lua; restocked in it: "<epoch> <revision>" of the last change of its stock,
---           and " <units>" after it where that was refused because of units that are taken
+--   1  sale  hash, as in reserve.lua; its field restocked: "<epoch> <revision>" of the last change of
+--           the stock, followed by " <units>" if it was refused because so many are taken
 -- ARGV
 --   1  epoch     of the sale's stock that the caller expects
 --   2  revision  that this change makes of the sale's definition
@@ -21,7 +21,7 @@
 --   restocked           the stock is as given, by this change
 --   unchanged           the sale has this revision, or a later one
 --   gap <revision>      the sale has this revision; those between are not applied yet
---   taken <units>       more units than the new stock are taken: it stays as it is, and the revision is taken
+--   taken <units>       more units than the new stock are taken: the stock stays, the revision is applied
 --   unknown-sale        there is no such sale
 --   stale-epoch         the sale's stock was rebuilt since the caller last looked
 

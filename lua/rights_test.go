@@ -9,8 +9,8 @@ import (
 	"stampede/lua"
 )
 
-// A server lacks commands that are later than itself or that an operator renamed. The others are
-// looked at all the same.
+// A server may lack newer commands and commands that an operator renamed. The others are still
+// checked.
 func TestRightsReportMissingCommand(t *testing.T) {
 	t.Parallel()
 	refused, err := lua.Rights.Run(t.Context(), testkit.Redis(t), []string{"key"}, "HSET key f v", "NOSUCHCOMMAND key",

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// bench is one sale in a Redis, and the scripts to run on it. It remembers every word that a script
-// answers, so that a test can ask whether all of a header's answers were seen.
+// bench is one sale in Redis and the scripts to run on it. It collects the answers of each script, so
+// that a test can check that it has seen every answer in the header.
 type bench struct {
 	t                   *testing.T
 	rdb                 *redis.Client
@@ -31,7 +31,7 @@ type bench struct {
 	ended               string
 	epoch               string
 	mu                  sync.Mutex
-	said                map[string][]string
+	answers             map[string][]string
 	closesAt, opensAt   int64
 	stock, perOrder     int64
 	nextRevision, order int
@@ -46,7 +46,7 @@ func newBench(t *testing.T) *bench {
 		t: t, rdb: testkit.Redis(t), sale: sale,
 		saleKey: keys.Sale(0, sale), buyers: keys.Buyers(0, sale), orders: keys.Orders(0), sales: keys.Sales(0),
 		ended: keys.Ended(0, sale),
-		epoch: "1", said: map[string][]string{}, stock: 10, perOrder: 2, nextRevision: 2,
+		epoch: "1", answers: map[string][]string{}, stock: 10, perOrder: 2, nextRevision: 2,
 	}
 }
 
@@ -61,20 +61,19 @@ func newBenchOnOwnRedis(t *testing.T) *bench {
 	return b
 }
 
-func (b *bench) heard(script, answer string) string {
+func (b *bench) collect(script, answer string) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	word, _, _ := strings.Cut(answer, " ")
-	b.said[script] = append(b.said[script], word)
+	b.answers[script] = append(b.answers[script], word)
 	return answer
 }
 
-// everyAnswerWasHeard holds what the scripts said against what their headers promise.
-func (b *bench) everyAnswerWasHeard(script string) {
+// requireAllAnswers compares the collected answers of a script with its header.
+func (b *bench) requireAllAnswers(script string) {
 	b.t.Helper()
-	promised := readHeader(b.t, script).answers
-	heard := slices.Compact(slices.Sorted(slices.Values(b.said[script])))
-	require.ElementsMatch(b.t, promised, heard, "answers promised by the header of %s, and heard in this test", script)
+	collected := slices.Compact(slices.Sorted(slices.Values(b.answers[script])))
+	require.ElementsMatch(b.t, readHeader(b.t, script).answers, collected, script)
 }
 
 func (b *bench) open() string {
@@ -82,19 +81,19 @@ func (b *bench) open() string {
 	answer, err := lua.Open.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.sales},
 		b.sale.String(), b.epoch, 1, b.stock, b.perOrder, b.opensAt, b.closesAt, 0).Text()
 	require.NoError(b.t, err)
-	return b.heard("open", answer)
+	return b.collect("open", answer)
 }
 
-// change runs one of the scripts that take an epoch, a revision and perhaps more.
+// change runs a script that makes a revision of the sale.
 func (b *bench) change(name string, script *redis.Script, revision int, more ...any) string {
 	b.t.Helper()
 	args := append([]any{b.epoch, revision}, more...)
 	answer, err := script.Run(b.t.Context(), b.rdb, []string{b.saleKey}, args...).Text()
 	require.NoError(b.t, err)
-	return b.heard(name, answer)
+	return b.collect(name, answer)
 }
 
-// next runs such a script as the next change of the sale.
+// next runs such a script with the next revision.
 func (b *bench) next(name string, script *redis.Script, more ...any) string {
 	b.t.Helper()
 	b.nextRevision++
@@ -134,7 +133,7 @@ func (b *bench) reserve(requests ...request) []string {
 	require.Len(b.t, reply, 3+len(requests))
 	answers := reply[3:]
 	for i, a := range answers {
-		b.heard("reserve", a)
+		b.collect("reserve", a)
 		answers[i] = reservedAt.ReplaceAllString(a, "$1")
 	}
 	return answers
@@ -149,7 +148,7 @@ func (b *bench) release(pairs ...string) []string {
 	answers, err := lua.Release.Run(b.t.Context(), b.rdb, []string{b.saleKey, b.buyers, b.ended}, args...).StringSlice()
 	require.NoError(b.t, err)
 	for _, a := range answers {
-		b.heard("release", a)
+		b.collect("release", a)
 	}
 	return answers
 }
@@ -202,7 +201,7 @@ func TestReserveGivesEveryAnswer(t *testing.T) {
 	ann := request{"ann", "order-ann", "key-1", "1"}
 	require.Equal(t, []string{"reserved 1"}, b.reserve(ann))
 	require.Equal(t, []string{"replayed order-ann 1 1:key-1"}, b.reserve(ann),
-		"the same call again, as a client that lost the reply sends it")
+		"a repeat of the same call")
 
 	sameKey := ann
 	sameKey.order = "order-ann-2"
@@ -236,17 +235,17 @@ func TestReserveGivesEveryAnswer(t *testing.T) {
 	b.epoch = "1"
 
 	b.seen = 3
-	require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("hal")), "this one is the last that was given away")
+	require.Equal(t, []string{"sold-out"}, b.reserve(b.buy("hal")), "the sale has assigned this sequence")
 	b.seen = 4
 	before := b.state()
 	require.Equal(t, []string{"rewound", "rewound"}, b.reserve(b.buy("hal"), ann),
-		"one was given away that the sale does not know")
+		"the sale has not assigned this sequence")
 	require.Equal(t, before, b.state())
 	b.seen = 0
 
 	b.next("pause", lua.Pause)
 	require.Equal(t, []string{"paused", "replayed order-ann 1 1:key-1"}, b.reserve(b.buy("hal"), ann),
-		"a buyer hears of the order in any state of the sale")
+		"a retry is recognized in any state of the sale")
 	b.next("resume", lua.Resume)
 
 	opensAt := time.Now().Add(time.Hour).UnixMilli()
@@ -266,18 +265,18 @@ func TestReserveGivesEveryAnswer(t *testing.T) {
 
 	exhausted := newBench(t)
 	exhausted.open()
-	// One more id fits behind this one, so the second event is refused.
+	// One more id follows this one, so the second event is refused.
 	require.NoError(t, exhausted.rdb.XAdd(t.Context(), &redis.XAddArgs{
 		Stream: exhausted.orders, ID: "18446744073709551615-18446744073709551614", Values: []string{"f", "v"},
 	}).Err())
 	require.Equal(t, []string{"reserved 1", "not-recorded", "not-recorded"},
 		exhausted.reserve(exhausted.buy("ann"), exhausted.buy("bob"), exhausted.buy("cid")))
-	require.Equal(t, "9", exhausted.field("left"), "only what has an event is taken")
+	require.Equal(t, "9", exhausted.field("left"), "only units with an event are taken")
 	require.Equal(t, "1", exhausted.field("sequence"))
 	require.EqualValues(t, 1, exhausted.rdb.HLen(t.Context(), exhausted.buyers).Val())
-	b.said["reserve"] = append(b.said["reserve"], exhausted.said["reserve"]...)
+	b.answers["reserve"] = append(b.answers["reserve"], exhausted.answers["reserve"]...)
 
-	b.everyAnswerWasHeard("reserve")
+	b.requireAllAnswers("reserve")
 }
 
 func TestReserveRejectsInvalidInputWithoutWriting(t *testing.T) {
@@ -311,7 +310,7 @@ func TestReserveRejectsInvalidInputWithoutWriting(t *testing.T) {
 			b.open()
 			bad := prepare(b)
 			before := b.state()
-			// Requests that could win stand before and behind the bad one.
+			// The bad request stands between two good ones.
 			first, last := b.buy("first"), b.buy("last")
 			_, err := b.tryReserve(first, bad, last)
 			require.Error(t, err)
@@ -375,7 +374,7 @@ func TestReserveAtMaxmemoryWritesNothing(t *testing.T) {
 	require.NoError(t, b.rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
 	b.reserve(request{"ann", "order-ann", "-", "1"})
 	require.NoError(t, b.rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
-	require.Equal(t, []string{"released"}, b.release("ann", "order-ann"), "units come back even when memory is full")
+	require.Equal(t, []string{"released"}, b.release("ann", "order-ann"), "units return even when memory is full")
 }
 
 func TestOpenGivesEveryAnswer(t *testing.T) {
@@ -393,7 +392,7 @@ func TestOpenGivesEveryAnswer(t *testing.T) {
 	require.Equal(t, "9", b.field("left"), "opening again does not refill")
 	b.epoch = "2"
 	require.Equal(t, "stale-epoch", b.open())
-	b.everyAnswerWasHeard("open")
+	b.requireAllAnswers("open")
 
 	for i, damaged := range []string{"", "-1", "1.5", "nan", "1e2"} {
 		c := newBench(t)
@@ -431,13 +430,13 @@ func TestPauseResumeAndEndGiveEveryAnswer(t *testing.T) {
 			generation := b.field("generation")
 			require.Equal(t, tc.done, b.next(name, tc.script))
 			require.Equal(t, tc.state, b.field("state"))
-			require.NotEqual(t, generation, b.field("generation"), "whoever remembers the sale as sold out must look again")
+			require.NotEqual(t, generation, b.field("generation"), "ingresses that remember the sale as sold out look again")
 
 			before := b.state()
 			require.Equal(t, "unchanged", b.change(name, tc.script, b.nextRevision-1))
 			require.Equal(t, "illegal "+tc.state, b.change(name, tc.script, b.nextRevision))
 			require.Equal(t, before, b.state())
-			b.everyAnswerWasHeard(name)
+			b.requireAllAnswers(name)
 		})
 	}
 }
@@ -455,28 +454,28 @@ func TestRestockGivesEveryAnswer(t *testing.T) {
 
 	require.Equal(t, "restocked", b.next("restock", lua.Restock, 20))
 	require.Equal(t, []string{"20", "18", "2"}, []string{b.field("stock"), b.field("left"), b.field("generation")})
-	require.Equal(t, "restocked", b.change("restock", lua.Restock, 2, 20), "a repeat hears the same")
+	require.Equal(t, "restocked", b.change("restock", lua.Restock, 2, 20), "a repeat gets the same answer")
 	require.Equal(t, []string{"20", "18", "2"}, []string{b.field("stock"), b.field("left"), b.field("generation")},
-		"and changes nothing")
+		"a repeat changes nothing")
 	require.Equal(t, "paused", b.next("pause", lua.Pause))
-	require.Equal(t, "restocked", b.change("restock", lua.Restock, 2, 20), "also after a change of something else")
+	require.Equal(t, "restocked", b.change("restock", lua.Restock, 2, 20), "also after another change")
 
 	before := b.state()
 	require.Equal(t, "taken 2", b.next("restock", lua.Restock, 1))
 	before["sale"].(map[string]string)["revision"] = "4"
 	before["sale"].(map[string]string)["restocked"] = "1 4 2"
-	require.Equal(t, before, b.state(), "the revision is taken with the answer, and nothing else has changed")
-	require.Equal(t, "taken 2", b.change("restock", lua.Restock, 4, 1), "a repeat hears the same")
+	require.Equal(t, before, b.state(), "the revision is applied, and nothing else changes")
+	require.Equal(t, "taken 2", b.change("restock", lua.Restock, 4, 1), "a repeat gets the same answer")
 	require.Equal(t, before, b.state())
 
-	require.Equal(t, "restocked", b.next("restock", lua.Restock, 2), "down to what is taken")
+	require.Equal(t, "restocked", b.next("restock", lua.Restock, 2), "down to the taken units")
 	require.Equal(t, "0", b.field("left"))
 	require.Equal(t, "unchanged", b.change("restock", lua.Restock, 2, 20), "the stock was changed again")
-	// The stock is made anew, and this revision was never applied to it.
+	// The stock is rebuilt, and this revision was never applied to it.
 	b.epoch = "2"
 	b.set("epoch", "2")
 	require.Equal(t, "unchanged", b.change("restock", lua.Restock, 5, 2))
-	b.everyAnswerWasHeard("restock")
+	b.requireAllAnswers("restock")
 }
 
 func TestReleaseGivesEveryAnswer(t *testing.T) {
@@ -491,7 +490,7 @@ func TestReleaseGivesEveryAnswer(t *testing.T) {
 		b.release("ann", "order-of-before", "ann", "order-ann", "ann", "order-ann", "cid", "order-cid"))
 	require.Equal(t, []string{"9", "2"}, []string{b.field("left"), b.field("generation")})
 	before := b.state()
-	require.Equal(t, []string{"not-held"}, b.release("ann", "order-ann"), "a unit comes back once")
+	require.Equal(t, []string{"not-held"}, b.release("ann", "order-ann"), "a unit returns once")
 	require.Equal(t, before, b.state())
 
 	require.Equal(t, []string{"reserved 3"}, b.reserve(request{"ann", "order-ann-2", "-", "1"}), "the user may buy again")
@@ -502,7 +501,7 @@ func TestReleaseGivesEveryAnswer(t *testing.T) {
 	require.Equal(t, []string{"damaged"}, b.release("bob", "order-bob"))
 	require.Equal(t, "10", b.field("left"))
 
-	// Of what cannot be read nobody can say that it is not this order.
+	// An unreadable reservation may be this order.
 	b.set("left", 5)
 	for _, held := range unreadable {
 		b.hold("bob", held)
@@ -517,5 +516,5 @@ func TestReleaseGivesEveryAnswer(t *testing.T) {
 		b.hold("bob", held)
 		require.Equal(t, []string{"not-held", "released"}, b.release("bob", "order-of-before", "bob", "order-bob"), held)
 	}
-	b.everyAnswerWasHeard("release")
+	b.requireAllAnswers("release")
 }

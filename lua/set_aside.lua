@@ -5,11 +5,11 @@
 --   1  key    to be set aside
 --   2  aside  its new name
 -- ARGV
---   1  kind  of what the key should hold, as TYPE names it
+--   1  type  that the key should have, as TYPE returns it
 -- Answers
 --   set-aside  the key is free
---   unchanged  the key holds what it should, or nothing
---   taken      the new name is that of another key: nothing was done
+--   unchanged  the key has this type, or does not exist
+--   taken      a key with the new name exists: nothing was done
 
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind == ARGV[1] or kind == 'none' then return 'unchanged' end

@@ -1,19 +1,18 @@
 #!lua flags=allow-oom
--- Records that the stock of a partition is whole on this server, if it is still the server that the
--- caller worked on, with the same data: the token that the rebuild left in the record is still
--- there. The token is gone when the server was emptied or distrusted, or when another rebuild has
--- begun.
+-- Records that the stock of a partition is complete on this server, if it is still the server that
+-- the caller worked on, with the same data: the record still has the token of the rebuild. The token
+-- is gone if the server was emptied or distrusted, or if another rebuild has begun.
 --
 -- KEYS
 --   1  server  hash, as in look.lua
 -- ARGV
 --   1  run_id          of the server that is verified
---   2  replication_id  of the same
---   3  token           of the rebuild, which it left in the record; "-" for the first user of a partition, where
---                      there is no record
+--   2  replication_id  of that server
+--   3  token           of the rebuild, which it left in the record; "-" for the first user of a
+--                      partition, which has no record
 -- Answers
---   verified  from now on the server is known
---   changed   another server, or the same after a restart or promotion, or the token is gone: nothing was done
+--   verified  the server is known from now on
+--   changed   another server, or this one was restarted or promoted, or the token is gone: nothing was done
 
 local info = redis.call('INFO', 'server', 'replication')
 local function is(name, id)

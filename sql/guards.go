@@ -59,19 +59,19 @@ func Guards(ctx context.Context, db interface {
 	if err != nil {
 		return 0, nil, fmt.Errorf("look for constraints and indexes: %w", err)
 	}
-	there := make(map[[3]string]guard, len(found))
+	existing := make(map[[3]string]guard, len(found))
 	for _, g := range found {
-		there[g.key()] = g
+		existing[g.key()] = g
 	}
 	for _, g := range all {
-		if _, gone := there[guard{Table: g.Table}.key()]; gone {
+		if _, gone := existing[guard{Table: g.Table}.key()]; gone {
 			if !slices.ContainsFunc(missing, func(m MissingGuard) bool { return m.Table == g.Table }) {
 				missing = append(missing, MissingGuard{
 					Table: g.Table, Name: g.Table, What: "the table " + g.Table + " is missing",
 					Mend: "-- restore the table from a backup",
 				})
 			}
-		} else if m, ok := g.missingAmong(there); ok {
+		} else if m, ok := g.compare(existing); ok {
 			missing = append(missing, m)
 		}
 	}
@@ -83,36 +83,36 @@ func (g guard) key() [3]string {
 	return [3]string{g.Table, strings.TrimPrefix(g.Kind, "unique "), g.Name}
 }
 
-// missingAmong returns what is wrong with a guard, given the existing ones.
-func (g guard) missingAmong(there map[[3]string]guard) (MissingGuard, bool) {
-	is, found := there[g.key()]
+// compare returns how a guard differs from the existing ones, if it does.
+func (g guard) compare(existing map[[3]string]guard) (MissingGuard, bool) {
+	is, found := existing[g.key()]
 	if found && is.Definition == g.Definition && is.Trouble == "" {
 		return MissingGuard{}, false
 	}
 	m := MissingGuard{Table: g.Table, Name: g.Name, ForSpeed: g.Kind == "index"}
 	named := fmt.Sprintf("the %s %s of the table %s", g.Kind, g.Name, g.Table)
-	make, remove := "", ""
+	create, drop := "", ""
 	switch g.Kind {
 	case "column":
-		make = fmt.Sprintf("ALTER TABLE %s ALTER COLUMN %s SET NOT NULL;", g.Table, g.Name)
+		create = fmt.Sprintf("ALTER TABLE %s ALTER COLUMN %s SET NOT NULL;", g.Table, g.Name)
 	case "constraint":
-		make = fmt.Sprintf("ALTER TABLE %s ADD CONSTRAINT %s %s;", g.Table, g.Name, g.Definition)
-		remove = fmt.Sprintf("ALTER TABLE %s DROP CONSTRAINT %s; ", g.Table, g.Name)
+		create = fmt.Sprintf("ALTER TABLE %s ADD CONSTRAINT %s %s;", g.Table, g.Name, g.Definition)
+		drop = fmt.Sprintf("ALTER TABLE %s DROP CONSTRAINT %s; ", g.Table, g.Name)
 	default:
-		make = strings.Replace(g.Definition, "INDEX ", "INDEX CONCURRENTLY ", 1) + ";"
-		remove = fmt.Sprintf("DROP INDEX CONCURRENTLY %s; ", g.Name)
+		create = strings.Replace(g.Definition, "INDEX ", "INDEX CONCURRENTLY ", 1) + ";"
+		drop = fmt.Sprintf("DROP INDEX CONCURRENTLY %s; ", g.Name)
 	}
 	switch {
 	case !found && g.Kind == "column":
-		m.What, m.Mend = named+" may be NULL", make
+		m.What, m.Mend = named+" may be NULL", create
 	case !found:
-		m.What, m.Mend = named+" is missing", make
+		m.What, m.Mend = named+" is missing", create
 	case is.Definition != g.Definition:
-		m.What, m.Mend = fmt.Sprintf("%s is another one: %s", named, is.Definition), remove+make
+		m.What, m.Mend = fmt.Sprintf("%s differs: %s", named, is.Definition), drop+create
 	case is.Trouble == "NOT VALID" && g.Kind == "constraint":
 		m.What, m.Mend = named+" is NOT VALID", fmt.Sprintf("ALTER TABLE %s VALIDATE CONSTRAINT %s;", g.Table, g.Name)
 	case g.Kind == "column":
-		m.What, m.Mend = named+" is NOT VALID", make
+		m.What, m.Mend = named+" is NOT VALID", create
 	default:
 		m.What, m.Mend = named+" is "+is.Trouble, fmt.Sprintf("REINDEX INDEX CONCURRENTLY %s;", g.Name)
 	}
@@ -122,7 +122,7 @@ func (g guard) missingAmong(there map[[3]string]guard) (MissingGuard, bool) {
 // guardsSeparator separates table, kind, name and definition in a line of guards.txt.
 const guardsSeparator = " | "
 
-// guards are those of guards.txt.
+// guards returns the guards of guards.txt.
 func guards() []guard {
 	var all []guard
 	for line := range strings.Lines(guardsText) {

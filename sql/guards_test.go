@@ -16,8 +16,8 @@ import (
 
 var update = flag.Bool("update", false, "write guards.txt from a migrated database")
 
-// guardsThere are the lines of guards.txt for what is in the database.
-func guardsThere(t *testing.T, pool *pgxpool.Pool) []string {
+// existingGuards returns the guards of the database as lines of guards.txt.
+func existingGuards(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	query, err := os.ReadFile("queries/schema/guards.sql")
 	require.NoError(t, err)
@@ -38,11 +38,11 @@ func guardsThere(t *testing.T, pool *pgxpool.Pool) []string {
 	return lines
 }
 
-// The list that databases are held against is what the migrations make, no more and no less.
+// guards.txt lists exactly the guards that the migrations create.
 func TestGuardsMatchMigrations(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	made := guardsThere(t, pool)
+	made := existingGuards(t, pool)
 	if *update {
 		require.NoError(t, os.WriteFile("guards.txt", []byte(strings.Join(made, "\n")+"\n"), 0o644))
 	}
@@ -56,11 +56,11 @@ func TestGuardsMatchMigrations(t *testing.T) {
 	require.Empty(t, missing)
 }
 
-// Whatever is taken away is named, and the SQL that is told puts it back.
+// Every dropped guard is reported, and the reported SQL restores it.
 func TestGuardsReportMissingObjectsWithSQL(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	made := guardsThere(t, pool)
+	made := existingGuards(t, pool)
 	require.NotEmpty(t, made)
 	for _, line := range made {
 		g := strings.SplitN(line, " | ", 4)
@@ -73,7 +73,7 @@ func TestGuardsReportMissingObjectsWithSQL(t *testing.T) {
 				WHERE contype = 'p' AND conrelid = $1::regclass AND attname = $2) OR EXISTS (SELECT FROM pg_attribute WHERE
 				attrelid = $1::regclass AND attname = $2 AND attidentity <> '')`, table, name).Scan(&key))
 			if key {
-				continue // it goes and comes with the key
+				continue // it is dropped and restored with the constraint
 			}
 		}
 		t.Log(line)
@@ -91,13 +91,13 @@ func TestGuardsReportMissingObjectsWithSQL(t *testing.T) {
 		require.Equal(t, name, missing[len(missing)-1].Name)
 		require.Equal(t, table, missing[len(missing)-1].Table)
 		require.Equal(t, kind == "index", missing[len(missing)-1].ForSpeed)
-		putBack(t, pool)
-		require.Equal(t, made, guardsThere(t, pool))
+		restoreGuards(t, pool)
+		require.Equal(t, made, existingGuards(t, pool))
 	}
 }
 
-// putBack runs the SQL that is told for what is missing: keys first, then what refers to them.
-func putBack(t *testing.T, pool *pgxpool.Pool) {
+// restoreGuards runs the reported SQL: keys before the foreign keys that refer to them.
+func restoreGuards(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	for {
 		_, missing, err := sql.Guards(t.Context(), pool)
@@ -105,30 +105,30 @@ func putBack(t *testing.T, pool *pgxpool.Pool) {
 		if len(missing) == 0 {
 			return
 		}
-		for statement := range strings.SplitSeq(missing[len(missing)-1].Mend, "; ") { // CONCURRENTLY wants to be alone
+		for statement := range strings.SplitSeq(missing[len(missing)-1].Mend, "; ") { // CONCURRENTLY must be a statement of its own
 			_, err = pool.Exec(t.Context(), statement)
 			require.NoError(t, err, statement)
 		}
 	}
 }
 
-// One that is there and does not hold is as bad as none.
+// A guard that exists but does not exclude wrong rows is reported like a missing one.
 func TestGuardsReportInvalidObjects(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		damage     []string
 		what, mend string
 	}{
-		"another check": {
+		"different check": {
 			[]string{
 				"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold",
 				"ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK (sold >= 0)",
 			},
-			"the constraint sales_not_oversold of the table sales is another one: CHECK ((sold >= 0))",
+			"the constraint sales_not_oversold of the table sales differs: CHECK ((sold >= 0))",
 			"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold; ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK " +
 				"(((sold >= 0) AND (sold <= stock)));",
 		},
-		"a check that old rows need not keep": {
+		"check not valid for old rows": {
 			[]string{
 				"ALTER TABLE sales DROP CONSTRAINT sales_not_oversold",
 				"ALTER TABLE sales ADD CONSTRAINT sales_not_oversold CHECK (sold BETWEEN 0 AND stock) NOT VALID",
@@ -136,41 +136,41 @@ func TestGuardsReportInvalidObjects(t *testing.T) {
 			"the constraint sales_not_oversold of the table sales is NOT VALID",
 			"ALTER TABLE sales VALIDATE CONSTRAINT sales_not_oversold;",
 		},
-		"an index that is not unique": {
+		"index not unique": {
 			[]string{
 				"DROP INDEX orders_one_live_per_user",
 				"CREATE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid')",
 			},
-			"the unique index orders_one_live_per_user of the table orders is another one: CREATE INDEX " +
+			"the unique index orders_one_live_per_user of the table orders differs: CREATE INDEX " +
 				"orders_one_live_per_user ON orders",
 			"DROP INDEX CONCURRENTLY orders_one_live_per_user; CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON " +
 				"orders",
 		},
-		"an index of fewer orders": {
+		"index of fewer orders": {
 			[]string{
 				"DROP INDEX orders_one_live_per_user",
 				"CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status = 'paid'",
 			},
-			"is another one",
+			"differs",
 			"DROP INDEX CONCURRENTLY orders_one_live_per_user; CREATE UNIQUE INDEX CONCURRENTLY orders_one_live_per_user ON " +
 				"orders",
 		},
-		"an index that was broken off": {
+		"index invalid": {
 			[]string{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'orders_one_live_per_user'::regclass"},
 			"the unique index orders_one_live_per_user of the table orders is INVALID",
 			"REINDEX INDEX CONCURRENTLY orders_one_live_per_user;",
 		},
-		"a key that was broken off": {
+		"primary key invalid": {
 			[]string{"UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'order_events_pkey'::regclass"},
 			"the constraint order_events_pkey of the table order_events is INVALID",
 			"REINDEX INDEX CONCURRENTLY order_events_pkey;",
 		},
-		"a key that is looked at later": {
+		"primary key deferrable": {
 			[]string{
 				"ALTER TABLE order_events DROP CONSTRAINT order_events_pkey",
 				"ALTER TABLE order_events ADD CONSTRAINT order_events_pkey PRIMARY KEY (order_id, version) DEFERRABLE",
 			},
-			"the constraint order_events_pkey of the table order_events is another one: PRIMARY KEY (order_id, version) " +
+			"the constraint order_events_pkey of the table order_events differs: PRIMARY KEY (order_id, version) " +
 				"DEFERRABLE",
 			"ALTER TABLE order_events DROP CONSTRAINT order_events_pkey; ALTER TABLE order_events ADD CONSTRAINT " +
 				"order_events_pkey PRIMARY KEY (order_id, version);",
@@ -188,7 +188,7 @@ func TestGuardsReportInvalidObjects(t *testing.T) {
 			require.Len(t, missing, 1)
 			require.Contains(t, missing[0].What, c.what)
 			require.Contains(t, missing[0].Mend, c.mend)
-			putBack(t, pool)
+			restoreGuards(t, pool)
 		})
 	}
 }

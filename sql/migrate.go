@@ -31,7 +31,7 @@ var (
 	// ErrHoldsSales is returned by Down if it would delete sales.
 	ErrHoldsSales = errors.New("the database holds sales, and undoing a migration deletes them with all their orders: " +
 		"repeat it with --discard-data if they may go")
-	// ErrDatabaseURL is returned for an invalid URL. It gives no details, because the URL holds a
+	// ErrDatabaseURL is returned for an invalid URL. It gives no details, because the URL contains a
 	// password.
 	ErrDatabaseURL = errors.New("DATABASE_URL must look like postgres://user:password@host:5432/database, special " +
 		"characters percent-encoded")

@@ -22,14 +22,14 @@ func TestUpSatisfiesCheck(t *testing.T) {
 	require.ErrorIs(t, err, sql.ErrNotMigrated)
 	require.ErrorContains(t, err, "run `stampede migrate up`")
 
-	begun := time.Now().Add(-time.Minute) // the clock of the server may be another one
+	begun := time.Now().Add(-time.Minute) // the server's clock may differ
 	require.NoError(t, sql.Up(t.Context(), url))
 	require.NoError(t, sql.Check(t.Context(), pool))
 	for _, m := range status(t, url) {
 		require.True(t, m.Applied, m.Name)
 		require.True(t, m.AppliedAt.After(begun), m.Name)
 	}
-	require.NoError(t, sql.Up(t.Context(), url), "a second time changes nothing")
+	require.NoError(t, sql.Up(t.Context(), url), "a repeat changes nothing")
 	require.NoError(t, sql.Check(t.Context(), pool))
 }
 
@@ -61,7 +61,7 @@ func TestDownRevertsOneStep(t *testing.T) {
 		}
 	}
 	require.ErrorIs(t, sql.Down(t.Context(), url), sql.ErrNothingToUndo)
-	require.NoError(t, sql.Up(t.Context(), url), "down leaves nothing in the way of up")
+	require.NoError(t, sql.Up(t.Context(), url), "up after down")
 	require.NoError(t, sql.Check(t.Context(), pool))
 }
 

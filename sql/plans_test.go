@@ -12,8 +12,8 @@ import (
 	"stampede/sql"
 )
 
-// What is asked again and again, by everybody who looks at a sale and by every worker, must not cost more
-// the more orders there are.
+// The cost of queries that readers of a sale and workers run often must not grow with the number of
+// orders.
 func TestFrequentQueriesUseIndexes(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -39,30 +39,30 @@ func TestFrequentQueriesUseIndexes(t *testing.T) {
 		args  []any
 		want  string
 	}{
-		"the units that are paid for": {
+		"paid units": {
 			sql.CatalogFindSales,
 			[]any{[]uuid.UUID{sale}, nil, 1, true},
 			"Index Only Scan using orders_paid on orders",
 		},
-		"whose time to pay is over": {
+		"overdue orders": {
 			sql.LedgerLockOverdue,
 			[]any{[]uuid.UUID{}, 500, []uuid.UUID{}},
 			"Index Scan using orders_due on orders",
 		},
-		"a buyer's orders": {
+		"orders of a buyer": {
 			sql.LedgerOrdersOfUser,
 			[]any{"user-5", nil, 20},
 			"Index Scan using orders_of_user on orders",
 		},
-		"releases that Redis refused": {sql.LedgerPendingReleases, []any{10000}, "Scan using releases_refused on releases"},
-		"releases whose turn it is":   {sql.LedgerTakeReleases, []any{[]uuid.UUID{}, 500}, "Index Scan using releases_"},
-		"orders that have ended":      {sql.RebuildEndedOrders, []any{sale}, "Index Only Scan using orders_ended on orders"},
-		"an order with its deadline": {
+		"refused releases": {sql.LedgerPendingReleases, []any{10000}, "Scan using releases_refused on releases"},
+		"due releases":     {sql.LedgerTakeReleases, []any{[]uuid.UUID{}, 500}, "Index Scan using releases_"},
+		"ended orders":     {sql.RebuildEndedOrders, []any{sale}, "Index Only Scan using orders_ended on orders"},
+		"order with its deadline": {
 			sql.LedgerFindOrders,
 			[]any{[]uuid.UUID{sale}},
 			"Index Scan using orders_pkey on orders",
 		},
-		"an order that is to be paid": {sql.LedgerLockOrder, []any{sale, "user-5"}, "Index Scan using orders_pkey on orders"},
+		"order to pay": {sql.LedgerLockOrder, []any{sale, "user-5"}, "Index Scan using orders_pkey on orders"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rows, err := pool.Query(t.Context(), "EXPLAIN "+c.query, c.args...)

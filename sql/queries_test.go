@@ -10,8 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestQueriesAreNamedAfterTheirFiles keeps the list in queries.go and the folders the same: each file has a variable,
-// in the order of the folders, whose name follows from its path.
+// queries.go has a variable for each file, in the order of the files, with a name made from its path.
 func TestQueriesAreNamedAfterTheirFiles(t *testing.T) {
 	t.Parallel()
 	var files []string

@@ -1,6 +1,6 @@
 -- +goose Up
 
--- A sale: its terms, what the operators made of it, and how much of it is sold.
+-- A sale: its terms, its state and how much of it is sold.
 CREATE TABLE sales (
     id                     uuid PRIMARY KEY,
     name                   text NOT NULL,
@@ -12,12 +12,12 @@ CREATE TABLE sales (
     opens_at               timestamptz,
     closes_at              timestamptz,
     payment_window_seconds bigint NOT NULL DEFAULT 0 CHECK (payment_window_seconds >= 0),
-    -- How often the sale's stock in Redis was made anew.
+    -- 1, and one more for each rebuild of the sale's stock in Redis.
     epoch                  bigint NOT NULL DEFAULT 1,
     -- The sale lives in partition hash(id) mod partitions; shards is how many it spans.
     partitions             integer NOT NULL DEFAULT 1 CHECK (partitions > 0),
     shards                 integer NOT NULL DEFAULT 1 CHECK (shards > 0),
-    -- Operators' changes, and how many of them Redis has been told. While the second is behind, a worker tells it.
+    -- The latest change of the definition, and the latest one that Redis has. Workers publish the rest.
     revision               bigint NOT NULL DEFAULT 1,
     published_revision     bigint NOT NULL DEFAULT 0,
     created_at             timestamptz NOT NULL DEFAULT now(),
@@ -27,7 +27,7 @@ CREATE TABLE sales (
 
 CREATE INDEX sales_unpublished ON sales (id) WHERE published_revision < revision;
 
--- What operators did to a sale: one row per revision.
+-- The log of a sale's definition: one row per revision.
 CREATE TABLE sale_events (
     sale_id         uuid NOT NULL REFERENCES sales (id),
     revision        bigint NOT NULL,
@@ -54,7 +54,7 @@ CREATE TABLE order_events (
     PRIMARY KEY (order_id, version)
 );
 
--- The orders as they stand. No foreign key to sales: it would lock the hot row once per order, and
+-- The current state of orders. No foreign key to sales: it would lock the hot row once per order, and
 -- the ledger accepts an order only together with the update of that row.
 CREATE TABLE orders (
     id          uuid PRIMARY KEY,
@@ -63,7 +63,7 @@ CREATE TABLE orders (
     quantity    bigint NOT NULL CHECK (quantity > 0),
     status      text NOT NULL CHECK (status IN ('confirmed', 'paid', 'cancelled', 'expired', 'rejected', 'voided')),
     version     integer NOT NULL CHECK (version > 0),
-    -- Where the order stands in its sale, and in which life of the sale's stock.
+    -- The order's place in its sale, and the epoch of the sale's stock in which it was assigned.
     sequence    bigint NOT NULL,
     epoch       bigint NOT NULL,
     reserved_at timestamptz NOT NULL,
@@ -71,7 +71,7 @@ CREATE TABLE orders (
     reason      text
 );
 
--- At most one live order per user and sale, whatever Redis says.
+-- At most one live order per user and sale, even if Redis accepts more.
 CREATE UNIQUE INDEX orders_one_live_per_user ON orders (sale_id, user_id) WHERE status IN ('confirmed', 'paid');
 
 -- Stream entries that no worker can apply, kept whole: fields is [[name, value], …] in the order of

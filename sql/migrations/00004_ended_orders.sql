@@ -1,9 +1,9 @@
 -- +goose NO TRANSACTION
--- Built beside what writes to orders, which a plain CREATE INDEX would keep waiting.
+-- CONCURRENTLY: a plain CREATE INDEX would block writes to orders.
 
 -- +goose Up
-DROP INDEX IF EXISTS orders_ended; -- what an attempt that was broken off left behind
--- What a rebuilt Redis is told of a sale's ended orders (ended_orders.sql). Nothing is added to it before an order ends.
+DROP INDEX IF EXISTS orders_ended; -- left by an interrupted attempt
+-- The ended orders that a rebuilt Redis must know (ended_orders.sql). Live orders have no entry.
 CREATE INDEX CONCURRENTLY orders_ended ON orders (sale_id, user_id, key_fingerprint, id DESC) INCLUDE (quantity, status)
     WHERE status IN ('cancelled', 'expired', 'rejected') AND key_fingerprint <> '';
 

@@ -1,6 +1,6 @@
 -- Makes the next revision of a sale, and its event.
 -- $1 id, $2 state, $3 stock, $4 type of the event, $5 its data, $6 idempotency key or null
--- Answers: the revision.
+-- Returns: the revision.
 WITH sale AS (
     UPDATE sales SET state = $2, stock = $3, revision = revision + 1 WHERE id = $1
     RETURNING id, revision

@@ -1,7 +1,7 @@
 -- The state of the request to lower the stock of the sale $1 that is its revision $2, or of the
 -- latest one if $2 is 0. No row if there is none.
 --
--- Answers: its revision; done, if the stock was lowered; taken, the units because of which Redis
+-- Returns: its revision; done, if the stock was lowered; taken, the units because of which Redis
 -- refused it, or 0; open, if it is undecided. None is true of a request that a rebuild has
 -- withdrawn.
 SELECT e.revision, f.revision IS NOT NULL AS done, coalesce((e.data ->> 'taken')::bigint, 0) AS taken,

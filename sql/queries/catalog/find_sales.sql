@@ -1,7 +1,7 @@
--- Sales with the units that are final in them, newest first (ids are in the order of creation).
--- $1 the ids asked for, or null; $2 only those older than this id, or null; $3 how many at most
+-- Sales with their final units, newest first (ids are in the order of creation).
+-- $1 the ids, or null for all; $2 only sales older than this id, or null; $3 how many at most
 -- $4 whether to count paid units, which reads each paid order: never while a sale is locked
--- Answers: the definition of each sale, and final: units paid for, or confirmed where confirmed is final.
+-- Returns: the definition of each sale, and final: paid units, or confirmed ones in a sale without payment window.
 SELECT id, name, stock, sold, state, per_order_limit, opens_at, closes_at, payment_window_seconds,
        epoch, revision, published_revision, partitions, created_at,
        CASE WHEN NOT $4 THEN 0

@@ -1,7 +1,7 @@
 -- Creates a sale and its first event.
 -- $1 id, $2 name, $3 stock, $4 per_order_limit, $5 opens_at, $6 closes_at, $7 payment_window_seconds, $8 partitions,
 -- $9 idempotency key or null
--- Answers: its epoch, revision and time of creation; no row if a sale was created with this idempotency key, also in
+-- Returns: its epoch, revision and time of creation; no row if a sale was created with this idempotency key, also in
 -- a concurrent transaction.
 WITH sale AS (
     INSERT INTO sales (id, name, stock, per_order_limit, opens_at, closes_at, payment_window_seconds, partitions, idempotency_key)

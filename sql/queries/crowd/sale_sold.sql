@@ -1,2 +1,2 @@
--- The units of the sale $1 that live orders hold. Asked often while a sale runs, so it reads one row.
+-- The units of the sale $1 that live orders hold. It runs often during a sale, so it reads one row.
 SELECT sold FROM sales WHERE id = $1

@@ -1,6 +1,6 @@
--- Takes the advisory lock $1 if it is free. $2 is how long the session may be idle: a hanging one
--- is ended, so that another can proceed. With NULL the session keeps its settings. A server without
--- a setting goes without it.
+-- Takes the advisory lock $1 if it is free. $2 is how long the session may be idle: Postgres ends a
+-- hanging one, so that another can proceed. With NULL the session keeps its settings. Settings that
+-- the server lacks are skipped.
 SELECT pg_try_advisory_lock($1), count(set_config(name, value, false))
 FROM pg_settings JOIN (VALUES
     ('idle_session_timeout', $2::text), ('idle_in_transaction_session_timeout', $2), ('tcp_user_timeout', $2),

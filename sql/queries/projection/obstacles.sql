@@ -1,4 +1,4 @@
--- What was added to the table orders that a rebuild cannot carry over to another table, in words.
+-- Additions to the table orders that a rebuild cannot copy to another table, in words.
 SELECT format('the column %s', attname) FROM pg_attribute
 WHERE attrelid = 'orders'::regclass AND attnum > 0 AND NOT attisdropped AND attname <> ALL
     ('{id,sale_id,user_id,quantity,status,version,sequence,epoch,reserved_at,updated_at,reason,due,payment_reference,key_fingerprint}'::text[])

@@ -20,7 +20,7 @@ WITH live AS MATERIALIZED (
     SELECT count(*) AS orders, coalesce(sum(quantity), 0)::bigint AS units, coalesce(max(sequence), 0) AS last_place
     FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')
 ), raised AS (
-    -- The log has the latest revision, even if the counters of the sale were changed by hand.
+    -- The log has the latest revision, even if the counters of the sale were changed manually.
     UPDATE sales SET epoch = greatest(epoch, $3::bigint) + 1, revision = log.last + 1, published_revision = least(published_revision, log.last)
     FROM live, (SELECT coalesce(max(revision), 0) AS last FROM sale_events WHERE sale_id = $1) AS log WHERE id = $1 AND epoch = $5
     RETURNING sales.*, greatest(last_sequence, last_place, $2::bigint) AS last_given, units, orders

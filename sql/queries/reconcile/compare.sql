@@ -1,5 +1,5 @@
 -- The lasting differences: those of the second look that the first one found too. Data in transit
--- has arrived in between, and a sale in progress differs at each look in another way.
+-- has arrived in between, and the differences of a sale in progress change with each look.
 INSERT INTO reconcile_found (sale_id, order_id, user_id, what, remedy, same)
 SELECT DISTINCT ON (sale_id, remedy, order_id, user_id, what) sale_id, order_id, user_id, what, remedy, same
 FROM reconcile_looks AS n
