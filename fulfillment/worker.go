@@ -120,7 +120,7 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := showSeries(config); err != nil {
+	if err := createSeries(config); err != nil {
 		return nil, err
 	}
 	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
@@ -141,17 +141,15 @@ func NewWorker(config WorkerConfig) (*Worker, error) {
 	return &Worker{config: config, metrics: metrics, outcomes: outcomes, ledger: ledger, rebuilder: rebuilder}, nil
 }
 
-// showSeries creates the counters of the streams that are known before Postgres is read: increase()
+// createSeries creates the counters of the streams that are known before Postgres is read: increase()
 // misses the first event of a counter that appears with it.
-func showSeries(config WorkerConfig) error {
+func createSeries(config WorkerConfig) error {
 	subscriber, err := newWorkerSubscriber(&config)
 	if err != nil {
 		return err
 	}
 	streams := ordersStreams(config.Keys, config.Keys.Partitions)
-	for _, stream := range streams {
-		subscriber.Metrics.Of(stream)
-	}
+	subscriber.CreateMetrics(streams)
 	_, err = newWorkerTrimmer(&config, streams)
 	return err
 }

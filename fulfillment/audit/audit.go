@@ -274,7 +274,7 @@ func unrest(
 		case !known:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
 				"nobody can tell how many entries of %s wait: some were deleted, and more than %s are unread; %d in hand", key,
-				figure.Count(stream.LagCounted), b.Pending)})
+				figure.Count(stream.LagCountMax), b.Pending)})
 		case entries > 0:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
 				"%s in %s: %d unread, %d in hand", notDoneWith(entries), key, b.Lag, b.Pending)})

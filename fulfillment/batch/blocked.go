@@ -58,7 +58,7 @@ func (d *dispatch) hold(messages []*submission, why error) {
 // keep has a message wait with its sale, or defers it if too many wait.
 func (d *dispatch) keep(h *blockedSale, s *submission) {
 	if d.kept >= blockedFactor*d.BatchMax {
-		s.resolve(stream.ErrPutOff)
+		s.resolve(stream.ErrDeferred)
 		return
 	}
 	h.waiting = append(h.waiting, s)

@@ -35,9 +35,9 @@ func EntryAfter(x, y string) bool {
 type Backlog struct {
 	// Length is how many entries the stream holds, handled ones that were not trimmed yet included.
 	Length int64
-	// Lag is how many entries were not delivered to the group yet. Redis loses track of it when
-	// entries are deleted from the middle of the stream; then they are counted, unless they are
-	// more than 10,000. It is valid only if LagKnown.
+	// Lag is how many entries were not delivered to the group yet. Redis cannot report it after
+	// entries were deleted from the middle of the stream; then they are counted, up to LagCountMax.
+	// It is valid only if LagKnown.
 	Lag      int64
 	LagKnown bool
 	// Pending is how many entries were given to a consumer and are not acknowledged.
@@ -50,8 +50,8 @@ type Backlog struct {
 	counted bool // entry by entry
 }
 
-// LagCounted bounds the entries of a stream that are counted one by one.
-const LagCounted = 10_000
+// LagCountMax bounds the entries of a stream that are counted one by one.
+const LagCountMax = 10_000
 
 // Waiting is how many entries are not acknowledged; known is false if Redis cannot report it.
 func (b Backlog) Waiting() (entries int64, known bool) { return b.Lag + b.Pending, b.LagKnown }
@@ -66,10 +66,10 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 		now     *redis.TimeCmd
 	)
 	_, _ = rdb.Pipelined(ctx, func(pipe redis.Pipeliner) error { // each command's own error counts
-		groups = pipe.XInfoGroups(ctx, stream) // first: what the stream gets meanwhile is behind the group
+		groups = pipe.XInfoGroups(ctx, stream) // first, so that entries added meanwhile count as lag
 		info = pipe.XInfoStream(ctx, stream)
 		pending = pipe.XPending(ctx, stream, group)
-		now = pipe.Time(ctx) // ids are of Redis's clock, so ages must be too
+		now = pipe.Time(ctx) // ids hold Redis's clock, so ages use it too
 		return nil
 	})
 	err := errors.Join(UnlessMissing(groups.Err()), UnlessMissing(info.Err()), UnlessMissing(pending.Err()), now.Err())
@@ -98,8 +98,8 @@ func ReadBacklog(ctx context.Context, rdb redis.UniversalClient, stream, group s
 
 // findLag finds how many entries follow the last one delivered to the group.
 //
-// Redis 7.0 computes the lag from counters, which stay wrong once an undelivered entry was deleted:
-// for a stream with deletions they are ignored.
+// Redis 7.0 computes the lag from counters, which stay wrong after an undelivered entry was deleted.
+// They are ignored for a stream with deletions.
 func (b *Backlog) findLag(
 	ctx context.Context, rdb redis.UniversalClient, stream string, g redis.XInfoGroup, s *redis.XInfoStream,
 ) error {
@@ -118,7 +118,7 @@ func (b *Backlog) findLag(
 		if err != nil {
 			return err
 		}
-		if b.Lag += int64(len(page)); b.Lag > LagCounted {
+		if b.Lag += int64(len(page)); b.Lag > LagCountMax {
 			b.Lag, b.LagKnown = 0, false
 			return nil
 		}
@@ -137,7 +137,7 @@ func UnlessMissing(err error) error {
 	return err
 }
 
-// entryAge derives an age from an entry's id: good enough for a gauge, no decision depends on it.
+// entryAge derives an age from an entry's id, for gauges only: no decision depends on it.
 func entryAge(id string, now time.Time) time.Duration {
 	at, ok := EntryTime(id)
 	if !ok {
@@ -184,7 +184,7 @@ func NewBacklogCollector(
 		length: desc("stampede_stream_length_entries",
 			"Entries in the stream, handled ones that were not trimmed yet included."),
 		lag: desc("stampede_stream_lag_entries",
-			"Entries that no consumer has been given yet. Absent while Redis cannot tell."),
+			"Entries not delivered to any consumer yet. Absent while Redis cannot report it."),
 		pending: desc("stampede_stream_pending_entries", "Entries given to a consumer and not acknowledged."),
 		oldestPending: desc("stampede_stream_oldest_pending_age_seconds",
 			"Time since the oldest pending entry was appended."),

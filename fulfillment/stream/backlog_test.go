@@ -34,7 +34,7 @@ func TestBacklogOfMissingStreamOrGroup(t *testing.T) {
 	b.publish(3)
 	backlog := b.backlog()
 	require.EqualValues(t, 3, backlog.Length)
-	require.EqualValues(t, 3, backlog.Lag, "all of it is before a group that does not exist yet")
+	require.EqualValues(t, 3, backlog.Lag, "a missing group has read nothing")
 	require.True(t, backlog.LagKnown)
 }
 
@@ -60,7 +60,7 @@ func TestBacklogCountsWaitingEntries(t *testing.T) {
 	require.Less(t, backlog.OldestEntryAge, time.Since(old))
 }
 
-// Redis cannot tell the lag after a deletion from the part that was not delivered yet. So it is counted.
+// After an undelivered entry was deleted, Redis does not know the lag. The entries are counted.
 func TestBacklogCountsEntriesWhenRedisReportsNoLag(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
@@ -69,7 +69,7 @@ func TestBacklogCountsEntriesWhenRedisReportsNoLag(t *testing.T) {
 	b.publish(3)
 	b.takeAway("worker-1", 3)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
-	ofRedis := func() int64 {
+	lagOfRedis := func() int64 {
 		t.Helper()
 		groups, err := b.rdb.XInfoGroups(t.Context(), b.stream).Result()
 		require.NoError(t, err)
@@ -83,12 +83,12 @@ func TestBacklogCountsEntriesWhenRedisReportsNoLag(t *testing.T) {
 		require.Contains(t, scrape(t, b, testshop.Soon),
 			fmt.Sprintf("stampede_stream_lag_entries{group=\"fulfillment\",stream=%q} %d\n", b.stream, want))
 	}
-	require.EqualValues(t, -1, ofRedis(), "Redis says that it does not know")
+	require.EqualValues(t, -1, lagOfRedis(), "Redis reports that it does not know")
 	lag(3)
-	// Redis 7 and Valkey 8 are sure of a figure now that is wrong for ever. Redis 8 does not know until the
-	// group has been given the last entry.
+	// Redis 7 and Valkey 8 report a figure now that stays wrong. Redis 8 does not know the lag until the
+	// group has received the last entry.
 	b.takeAway("worker-1", 1)
-	require.NotEqualValues(t, 2, ofRedis(), "Redis has lost track")
+	require.NotEqualValues(t, 2, lagOfRedis(), "Redis does not report the right lag")
 	lag(2)
 	b.takeAway("worker-1", 2)
 	lag(0)
@@ -96,7 +96,7 @@ func TestBacklogCountsEntriesWhenRedisReportsNoLag(t *testing.T) {
 	lag(2)
 }
 
-// So many entries are not counted that nobody can tell when it ends.
+// Counting stops at LagCountMax entries.
 func TestBacklogReportsUnknownLag(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
@@ -113,9 +113,9 @@ func TestBacklogReportsUnknownLag(t *testing.T) {
 	add(1)
 	b.takeAway("worker-1", 1)
 	deleted := b.add("a", "b")
-	add(stream.LagCounted)
+	add(stream.LagCountMax)
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, deleted).Err())
-	require.EqualValues(t, stream.LagCounted, b.backlog().Lag)
+	require.EqualValues(t, stream.LagCountMax, b.backlog().Lag)
 
 	add(1)
 	backlog := b.backlog()
@@ -124,10 +124,10 @@ func TestBacklogReportsUnknownLag(t *testing.T) {
 	_, known := backlog.Waiting()
 	require.False(t, known)
 	require.NotContains(t, scrape(t, b, testshop.Soon), "stampede_stream_lag_entries{",
-		"no figure is better than a wrong one")
+		"a missing figure is better than a wrong one")
 }
 
-// However often somebody asks for metrics, entries are not counted each time.
+// Frequent scrapes do not count the entries each time.
 func TestBacklogCollectorCachesCounts(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
@@ -148,7 +148,7 @@ func TestBacklogCollectorCachesCounts(t *testing.T) {
 	if lag := read(); time.Since(began) < stream.CountedFor {
 		require.EqualValues(t, 2, lag)
 	}
-	testkit.Eventually(t, testshop.Soon, "it counts again", func() bool { return read() == 3 })
+	testkit.Eventually(t, testshop.Soon, "the entries are counted again", func() bool { return read() == 3 })
 }
 
 func TestBacklogFailsForKeyOfWrongType(t *testing.T) {
@@ -159,18 +159,18 @@ func TestBacklogFailsForKeyOfWrongType(t *testing.T) {
 	require.ErrorContains(t, err, "WRONGTYPE")
 }
 
-// scrape returns the metrics of a collector that gives up on Redis after the time-out.
+// scrape returns the metrics of a collector that waits for Redis up to the time-out.
 func scrape(t *testing.T, b *streamBench, timeout time.Duration) string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
 	require.NoError(t,
 		registry.Register(stream.NewBacklogCollector(b.rdb, reservation.Group, []string{b.stream}, timeout,
 			testkit.Logger(t))))
-	answer := httptest.NewRecorder()
-	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(answer,
+	response := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(response,
 		httptest.NewRequest(http.MethodGet, "/metrics", nil))
-	require.Equal(t, http.StatusOK, answer.Code, answer.Body)
-	return answer.Body.String()
+	require.Equal(t, http.StatusOK, response.Code, response.Body)
+	return response.Body.String()
 }
 
 func TestBacklogCollector(t *testing.T) {
@@ -190,7 +190,7 @@ func TestBacklogCollector(t *testing.T) {
 	require.Contains(t, text, "stampede_stream_oldest_entry_age_seconds"+labels)
 }
 
-// A Redis that accepts and does not answer costs a scrape its time-out, and not its other metrics.
+// A Redis that accepts connections and does not answer delays a scrape by its time-out only.
 func TestBacklogCollectorTimesOutWithoutRedis(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
@@ -199,10 +199,10 @@ func TestBacklogCollectorTimesOutWithoutRedis(t *testing.T) {
 	require.NoError(t, b.rdb.Do(t.Context(), "CLIENT", "PAUSE", 60_000, "ALL").Err())
 	began := time.Now()
 	text := scrape(t, b, 200*time.Millisecond)
-	require.Less(t, time.Since(began), testshop.Soon, "the client's own tries last 12 s")
+	require.Less(t, time.Since(began), testshop.Soon, "the client's own retries take 12 s")
 	require.Contains(t, text, "stampede_stream_reachable")
 	require.NotContains(t, text, "stampede_stream_length_entries{")
 	require.True(t, strings.Contains(text, `stream="orders"} 0`), text)
-	server.Kill() // it would not obey SIGTERM before the pause is over
+	server.Kill() // SIGTERM takes effect only after the pause
 	require.Error(t, b.rdb.Ping(t.Context()).Err())
 }

@@ -42,12 +42,12 @@ func (r *reader) claim(room int) error {
 		}
 	}
 	if len(held) > 0 {
-		r.metrics.Claimed.Add(float64(len(held)))
-		r.log.Info("took over entries that had gone silent", slog.Int("entries", len(held)))
+		r.metrics.claimed.Add(float64(len(held)))
+		r.log.Info("claimed entries of silent consumers", slog.Int("entries", len(held)))
 	}
 	// Entries held here are not lost: their content was read before they were deleted.
 	r.reportLost(slices.DeleteFunc(deleted, r.table.holds))
-	r.hand(held)
+	r.deliverPage(held)
 	return nil
 }
 
@@ -58,10 +58,10 @@ func (r *reader) reap() error {
 	deleted, err := lua.Reap.Run(ctx, r.config.Control, []string{r.stream},
 		r.config.Group, r.config.Consumer, r.config.ConsumerIdleMax.Milliseconds()).StringSlice()
 	if err != nil {
-		return fmt.Errorf("reap consumers of %s: %w", r.stream, err)
+		return fmt.Errorf("delete silent consumers of %s: %w", r.stream, err)
 	}
 	if len(deleted) > 0 {
-		r.log.Info("deleted consumers that had gone silent", slog.Any("consumers", deleted))
+		r.log.Info("deleted silent consumers", slog.Any("consumers", deleted))
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func (s *subscription) keepLeases(done <-chan struct{}) {
 			now := time.Now()
 			answers, err := s.keep(args...)
 			if isNoGroup(err) {
-				break // the reader is making the group anew
+				break // the reader is creating the group again
 			}
 			if err != nil {
 				outage.Failed(err)
@@ -110,7 +110,7 @@ func (s *subscription) noteLeases(ids, answers []string, now time.Time) {
 		case leaseTaken:
 			s.noteTaken(id)
 		case leaseGone:
-			s.table.lose(id)
+			s.table.endLease(id)
 		}
 	}
 }
@@ -118,8 +118,8 @@ func (s *subscription) noteLeases(ids, answers []string, now time.Time) {
 // noteTaken records that another consumer has the entry, because this process was too slow or had
 // no connection to Redis for too long. That is harmless: handling an entry twice has one effect.
 func (s *subscription) noteTaken(id string) {
-	if s.table.lose(id) {
-		s.metrics.Taken.Inc()
+	if s.table.endLease(id) {
+		s.metrics.taken.Inc()
 		s.log.Warn("another consumer took over an entry that is held here", slog.String("entry", id))
 	}
 }

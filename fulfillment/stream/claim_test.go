@@ -18,13 +18,13 @@ import (
 	"stampede/reservation/order"
 )
 
-func TestSubscriberClaimsOrphansBesideNewEntries(t *testing.T) {
+func TestSubscriberClaimsOrphansAmongNewEntries(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	orphans := b.publish(25)
 	b.takeAway("worker-0", 25)
 	fresh := b.publish(25)
-	// Two share the work, in pages that are smaller than what there is to claim.
+	// Two subscribers share the work, in pages smaller than the number of orphans.
 	first := b.subscriber("worker-1", func(c *stream.Config) { c.BatchMax, c.InFlightMax = 10, 10 })
 	second := b.subscriber("worker-2", func(c *stream.Config) { c.BatchMax, c.InFlightMax = 10, 10 })
 	a, z := b.subscribe(first), b.subscribe(second)
@@ -41,14 +41,14 @@ func TestSubscriberClaimsOrphansBesideNewEntries(t *testing.T) {
 			require.FailNow(t, "messages are missing", "%d of 50", len(got))
 		}
 	}
-	require.ElementsMatch(t, append(orphans, fresh...), got, "each one once")
+	require.ElementsMatch(t, append(orphans, fresh...), got, "each message once")
 	b.awaitNonePending()
-	claimed := testutil.ToFloat64(first.Metrics.Of(b.stream).Claimed) +
-		testutil.ToFloat64(second.Metrics.Of(b.stream).Claimed)
+	claimed := testutil.ToFloat64(first.MetricsOf(b.stream).Claimed) +
+		testutil.ToFloat64(second.MetricsOf(b.stream).Claimed)
 	require.EqualValues(t, 25, claimed)
 }
 
-// Pages of deleted entries are empty and not the last.
+// A page of deleted entries is empty, but not the last one.
 func TestClaimContinuesAfterDeletedEntries(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
@@ -57,32 +57,32 @@ func TestClaimContinuesAfterDeletedEntries(t *testing.T) {
 	require.NoError(t, b.rdb.XDel(t.Context(), b.stream, ids[:59]...).Err())
 	sub := b.subscriber("worker-1", func(c *stream.Config) {
 		c.BatchMax = 5
-		c.ClaimInterval = time.Hour // one round finds it
+		c.ClaimInterval = time.Hour // the first round must find it
 	})
 	testkit.Eventually(t, testshop.Soon, "the orphan is old enough",
 		func() bool { return b.pending()[59].Idle >= sub.Config().MinIdle })
 	require.Equal(t, uuids[59:], receiveUUIDs(t, b.subscribe(sub), 1))
 	b.awaitNonePending()
-	require.EqualValues(t, 59, testutil.ToFloat64(sub.Metrics.Of(b.stream).Lost))
+	require.EqualValues(t, 59, testutil.ToFloat64(sub.MetricsOf(b.stream).Lost))
 }
 
-// A handler may take many times MinIdle: its entry is neither claimed by others nor by its own
-// subscriber, and the renewals do not count as deliveries.
+// A handler may take many times MinIdle: neither another subscriber nor its own claims the entry, and
+// renewals do not count as deliveries.
 func TestLongHandlerKeepsItsEntry(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(1)
 	quick := func(c *stream.Config) { c.MinIdle, c.ClaimInterval = 200*time.Millisecond, 20*time.Millisecond }
-	worker, rival := b.subscriber("worker-1", quick), b.subscriber("worker-2", quick)
+	worker, other := b.subscriber("worker-1", quick), b.subscriber("worker-2", quick)
 	messages := b.subscribe(worker)
 	msg := receive(t, messages)
-	rivals := b.subscribe(rival)
+	others := b.subscribe(other)
 	select {
-	case <-time.After(5 * rival.Config().MinIdle): // nothing is to happen
+	case <-time.After(5 * other.Config().MinIdle): // nothing happens
 	case <-messages:
 		require.Fail(t, "delivered again by its own subscriber")
-	case <-rivals:
-		require.Fail(t, "taken by the rival")
+	case <-others:
+		require.Fail(t, "claimed by the other subscriber")
 	}
 	require.Equal(t, "worker-1", b.pending()[0].Consumer)
 	require.EqualValues(t, 1, b.pending()[0].RetryCount)
@@ -90,8 +90,8 @@ func TestLongHandlerKeepsItsEntry(t *testing.T) {
 	b.awaitNonePending()
 }
 
-// What another consumer took over meanwhile is not taken back, and not delivered here any more.
-func TestEntryClaimedByAnotherConsumerIsNotTakenBack(t *testing.T) {
+// An entry that another consumer claimed is neither claimed back nor delivered here again.
+func TestEntryClaimedByAnotherConsumerIsNotClaimedBack(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(2)
@@ -100,21 +100,21 @@ func TestEntryClaimedByAnotherConsumerIsNotTakenBack(t *testing.T) {
 	kept, taken := receive(t, messages), receive(t, messages)
 	id := taken.Metadata.Get(order.MetaEntryID)
 	require.NoError(t, b.rdb.XClaim(t.Context(), &redis.XClaimArgs{
-		Stream: b.stream, Group: reservation.Group, Consumer: "rival", Messages: []string{id},
+		Stream: b.stream, Group: reservation.Group, Consumer: "other", Messages: []string{id},
 	}).Err())
-	testkit.Eventually(t, testshop.Soon, "it is noticed",
-		func() bool { return testutil.ToFloat64(sub.Metrics.Of(b.stream).Taken) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the claim is noticed",
+		func() bool { return testutil.ToFloat64(sub.MetricsOf(b.stream).Taken) == 1 })
 	taken.Nack()
 	kept.Ack()
-	testkit.Eventually(t, testshop.Soon, "it is let go",
-		func() bool { return testutil.ToFloat64(sub.Metrics.Of(b.stream).InFlight) == 0 })
+	testkit.Eventually(t, testshop.Soon, "both entries are released",
+		func() bool { return testutil.ToFloat64(sub.MetricsOf(b.stream).InFlight) == 0 })
 	pending := b.pending()
 	require.Len(t, pending, 1)
-	require.Equal(t, "rival", pending[0].Consumer)
-	require.Zero(t, testutil.ToFloat64(sub.Metrics.Of(b.stream).Redelivered))
+	require.Equal(t, "other", pending[0].Consumer)
+	require.Zero(t, testutil.ToFloat64(sub.MetricsOf(b.stream).Redelivered))
 }
 
-func TestSilentConsumersAreReaped(t *testing.T) {
+func TestSilentConsumersAreDeleted(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(1)
@@ -134,7 +134,7 @@ func TestSilentConsumersAreReaped(t *testing.T) {
 		c.ClaimInterval = 20 * time.Millisecond
 	})
 	b.subscribe(sub)
-	testkit.Eventually(t, testshop.Soon, "only the silent one is gone", func() bool {
+	testkit.Eventually(t, testshop.Soon, "only the silent consumer is deleted", func() bool {
 		names := consumers()
 		slices.Sort(names)
 		return slices.Equal(names, []string{"with-entries", "worker-1"})
@@ -161,7 +161,7 @@ func TestReapAnswers(t *testing.T) {
 	}
 	names, err = reap(3_600_000)
 	require.NoError(t, err)
-	require.Empty(t, names, "nobody was silent for that long")
+	require.Empty(t, names, "no consumer was silent for that long")
 	names, err = reap(0)
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"other", "third"}, names)

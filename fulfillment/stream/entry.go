@@ -36,7 +36,7 @@ var errEntryGone = errors.New("stream entry is gone")
 type Entry struct {
 	Stream string
 	ID     string
-	// Fields are in the order of the entry. A name may come twice, and neither names nor values
+	// Fields are in the order of the entry. A name may occur twice, and neither names nor values
 	// need be UTF-8.
 	Fields []Field
 	// Deliveries is how often the entry was given to a consumer, as Redis counts it.
@@ -125,19 +125,19 @@ func DecodeEntry(id string, values map[string]any, deliveries int64) (*message.M
 			msg.Metadata[name] = text
 		}
 	}
-	// These two describe this delivery: an entry cannot bring its own.
+	// These two describe this delivery, and replace fields of the entry with the same names.
 	msg.Metadata[order.MetaEntryID] = id
 	msg.Metadata[order.MetaDeliveries] = strconv.FormatInt(deliveries, 10)
 	return msg, nil
 }
 
-// plainMessage decodes an entry whose metadata is a short map of short strings, as all our events'
-// is, without a general decoder. It returns nil for any other entry.
+// plainMessage decodes an entry whose metadata is a short map of short strings, as that of all our
+// events is, without a general decoder. It returns nil for any other entry.
 func plainMessage(values map[string]any) *message.Message {
-	id, named := values[FieldUUID].(string)
-	payload, filled := values[FieldPayload].(string)
-	metadata, told := values[FieldMetadata].(string)
-	if !named || !filled || !told || metadata == "" {
+	id, hasID := values[FieldUUID].(string)
+	payload, hasPayload := values[FieldPayload].(string)
+	metadata, hasMetadata := values[FieldMetadata].(string)
+	if !hasID || !hasPayload || !hasMetadata || metadata == "" {
 		return nil
 	}
 	// The first byte of a msgpack map of up to 15 pairs, and of a string of up to 31 bytes, holds its length.
@@ -159,9 +159,9 @@ func plainMessage(values map[string]any) *message.Message {
 	}
 	msg := message.NewMessage(id, []byte(payload))
 	for range metadata[0] - shortMap {
-		name, ok := text()
-		value, also := text()
-		if !ok || !also {
+		name, hasName := text()
+		value, hasValue := text()
+		if !hasName || !hasValue {
 			return nil
 		}
 		msg.Metadata[name] = value

@@ -6,22 +6,45 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-func (x *BacklogCollector) Read(ctx context.Context, stream string) (Backlog, error) {
-	return x.read(ctx, stream)
-}
-
 const CountedFor = countedFor
 
-func (x *Subscriber) Config() Config { return x.config }
-
-const LeaseKept = leaseKept
-
-const LeaseGone = leaseGone
-
-const LeaseTaken = leaseTaken
+const (
+	LeaseKept  = leaseKept
+	LeaseGone  = leaseGone
+	LeaseTaken = leaseTaken
+)
 
 type ReadOnce = readOnce
 
-var NewSubscription = newSubscription
+func (c *BacklogCollector) Read(ctx context.Context, stream string) (Backlog, error) {
+	return c.read(ctx, stream)
+}
 
-func (x *Trimmer) Trimmed() *prometheus.CounterVec { return x.trimmed }
+func (s *Subscriber) Config() Config { return s.config }
+
+// Metrics of a stream.
+type Metrics struct {
+	Redelivered, Claimed, Taken, Lost prometheus.Counter
+
+	InFlight prometheus.Gauge
+}
+
+func (s *Subscriber) MetricsOf(stream string) Metrics {
+	m := s.metrics.of(stream)
+	return Metrics{
+		Redelivered: m.redelivered, Claimed: m.claimed, Taken: m.taken, Lost: m.lost, InFlight: m.inFlight,
+	}
+}
+
+// SendLastAck sends the ack of an entry that arrives together with the end of the subscription.
+func (s *Subscriber) SendLastAck(ctx context.Context, stream, id string) {
+	sub := newSubscription(ctx, &s.config, s.metrics, stream)
+	defer sub.expire()
+	sub.acks.add(id)
+	<-sub.acks.wake
+	settled := make(chan struct{})
+	close(settled)
+	sub.acknowledge(settled)
+}
+
+func (t *Trimmer) Trimmed() *prometheus.CounterVec { return t.trimmed }

@@ -14,7 +14,7 @@ import (
 	"stampede/reservation"
 )
 
-// What fills Redis is what workers drain: they must be able to start while it is full.
+// A full Redis gets room only from workers, so they must be able to start while it is full.
 func TestWorkerDrainsFullRedis(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
@@ -32,7 +32,8 @@ func TestWorkerDrainsFullRedis(t *testing.T) {
 	testwork.Work(t, testwork.Config(s, t))
 	s.AwaitConfirmed(t, 4)
 	testwork.AwaitRest(s, t)
-	require.Equal(t, "1", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val(), "the rejected order's unit is back")
+	require.Equal(t, "1", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Val(),
+		"the rejected order's unit is released")
 }
 
 func TestSubscriberCreatesGroupOnceFullRedisHasRoom(t *testing.T) {
@@ -43,7 +44,7 @@ func TestSubscriberCreatesGroupOnceFullRedisHasRoom(t *testing.T) {
 	require.NoError(t, b.rdb.ConfigSet(b.ctx, "maxmemory", "1").Err())
 	log := &testshop.CountingLog{}
 	messages := b.subscribe(b.subscriber("worker-1", withLog(log)))
-	testkit.Eventually(t, testshop.Soon, "it says what it waits for", func() bool { return log.Times(cannotRead) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the error is logged", func() bool { return log.Times(cannotRead) == 1 })
 	require.NoError(t, b.rdb.ConfigSet(b.ctx, "maxmemory", "0").Err())
 	require.Equal(t, uuids, receiveUUIDs(t, messages, 1))
 	b.awaitNonePending()
@@ -58,7 +59,7 @@ func TestSubscriberCreatesGroupOncePerOutage(t *testing.T) {
 	b.publish(1)
 	receive(t, messages).Ack()
 	for lost := 1; lost <= 3; lost++ {
-		testkit.Eventually(t, testshop.Soon, "a read is broken off", func() bool {
+		testkit.Eventually(t, testshop.Soon, "a read is interrupted", func() bool {
 			require.NoError(t, b.rdb.ClientKillByFilter(b.ctx, "TYPE", "normal").Err())
 			return log.Times(cannotRead) >= lost
 		})
@@ -72,12 +73,12 @@ func TestSubscriberCreatesGroupOncePerOutage(t *testing.T) {
 			return
 		}
 	}
-	t.Fatal("the group was never made")
+	t.Fatal("the group was never created")
 }
 
 func withLog(log slog.Handler) func(*stream.Config) {
 	return func(c *stream.Config) { c.Logger = slog.New(log) }
 }
 
-// cannotRead is what a subscriber says at the first of a run of failures.
+// cannotRead is what a subscriber logs at the first of several failures in a row.
 const cannotRead = "cannot read the stream, trying again"

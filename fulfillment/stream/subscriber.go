@@ -19,7 +19,8 @@ var (
 	// ErrSubscriberClosed is returned by Subscribe after Close.
 	ErrSubscriberClosed = errors.New("subscriber is closed")
 	// ErrAlreadySubscribed is returned by Subscribe for a stream that this Subscriber already reads: a
-	// second subscription would share the consumer's pending list and be given what the first one works on.
+	// second subscription would share the consumer's pending list, and deliver entries that the
+	// first one is still processing.
 	ErrAlreadySubscribed = errors.New("stream is already subscribed")
 )
 
@@ -51,7 +52,7 @@ type Config struct {
 	InFlightMax int
 	// BlockTimeout is how long a read waits for entries. Close takes about as long.
 	BlockTimeout time.Duration
-	// ClaimInterval is how often entries of silent consumers are looked for, give or take a half,
+	// ClaimInterval is how often entries of silent consumers are looked for, plus or minus a half,
 	// so that workers do not look at the same time.
 	ClaimInterval time.Duration
 	// MinIdle is how long a consumer may be silent about an entry before another one may claim it:
@@ -103,7 +104,7 @@ func (c *Config) Validate() error {
 	must(c.DeadLetter != nil, "DeadLetter is missing")
 	must(c.BatchMax > 0, "BatchMax must be at least 1")
 	must(c.InFlightMax > 0, "InFlightMax must be at least 1")
-	must(c.BlockTimeout >= time.Millisecond, "BlockTimeout must be at least 1ms: Redis takes 0 for ever")
+	must(c.BlockTimeout >= time.Millisecond, "BlockTimeout must be at least 1ms: for Redis, 0 means no limit")
 	must(c.MinIdle >= 4*time.Millisecond, "MinIdle must be at least 4ms")
 	must(c.ClaimInterval > 0, "ClaimInterval must be positive")
 	must(c.ConsumerIdleMax > 0, "ConsumerIdleMax must be positive")
@@ -130,17 +131,17 @@ func (c *Config) Validate() error {
 // XACK with all others that arrived during the last XACK. A nack causes another delivery after a
 // wait that doubles.
 //
-// The number of deliveries alone never makes a dead letter. Redis counts every time an entry
-// changes hands, so worker restarts raise it for healthy entries. An entry is at fault when its
+// The number of deliveries alone never makes a dead letter. Redis counts every delivery,
+// so worker restarts raise the number for healthy entries. An entry is at fault when its
 // handler refused it, in this process, after MaxDeliveries; so a handler whose database is away
 // must wait rather than nack. A nack while the subscription is being closed is not counted against
 // the entry.
 //
-// A message's context is cancelled when it is settled, or when Close has waited in vain; not
-// before, so that work in flight can finish. A message that is not settled by then stays pending.
+// A message's context is cancelled when it is settled, or when DrainTimeout is over; not before, so
+// that work in flight can finish. A message that is not settled by then stays pending.
 type Subscriber struct {
 	config  Config
-	Metrics *subscriberMetrics
+	metrics *subscriberMetrics
 	closing chan struct{}
 
 	mu      sync.Mutex
@@ -166,9 +167,16 @@ func NewSubscriber(config Config) (*Subscriber, error) {
 		return nil, err
 	}
 	return &Subscriber{
-		config: config, Metrics: metrics,
+		config: config, metrics: metrics,
 		closing: make(chan struct{}), streams: make(map[string]struct{}),
 	}, nil
+}
+
+// CreateMetrics creates the metrics of the streams before their first events.
+func (s *Subscriber) CreateMetrics(streams []string) {
+	for _, stream := range streams {
+		s.metrics.of(stream)
+	}
 }
 
 // SubscribeInitialize creates the stream and the group.
@@ -190,7 +198,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, stream string) (<-chan *mess
 	}
 	s.streams[stream] = struct{}{}
 
-	sub := newSubscription(ctx, &s.config, s.Metrics, stream)
+	sub := newSubscription(ctx, &s.config, s.metrics, stream)
 	s.running.Go(func() {
 		sub.run(ctx.Done(), s.closing)
 		s.mu.Lock()

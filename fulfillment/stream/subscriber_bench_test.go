@@ -20,9 +20,9 @@ import (
 )
 
 // BenchmarkSubscriber compares what message.Subscribers can deliver through a Router whose handler
-// does nothing: ours against 64 of watermill-redisstream's, with all entries in the stream beforehand.
+// does nothing: one of ours and 64 of watermill-redisstream's. All entries are in the stream beforehand.
 //
-//	go test -run '^$' -bench BenchmarkSubscriber -benchtime 100000x ./fulfillment
+//	go test -run '^$' -bench BenchmarkSubscriber -benchtime 100000x ./fulfillment/stream
 func BenchmarkSubscriber(b *testing.B) {
 	b.Run("own", func(b *testing.B) {
 		blocking, err := connect.Blocking(testkit.RedisURL(b))
@@ -31,7 +31,8 @@ func BenchmarkSubscriber(b *testing.B) {
 		control := testkit.Redis(b)
 		sub, err := NewSubscriber(Config{
 			Client: blocking, Control: control, Group: reservation.Group, Consumer: "bench",
-			DeadLetter: func(context.Context, Entry, error) error { return nil }, Logger: slog.New(slog.DiscardHandler),
+			DeadLetter: func(context.Context, Entry, error) error { return nil },
+			Logger:     slog.New(slog.DiscardHandler),
 		})
 		require.NoError(b, err)
 		benchmarkConsumption(b, []message.Subscriber{sub})
@@ -42,8 +43,8 @@ func BenchmarkSubscriber(b *testing.B) {
 			options, err := redis.ParseURL(testkit.RedisURL(b))
 			require.NoError(b, err)
 			sub, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
-				Client: redis.NewClient(options), ConsumerGroup: reservation.Group, Consumer: fmt.Sprint("bench-", i),
-				DisableIndefiniteInitialBlock: true,
+				Client: redis.NewClient(options), ConsumerGroup: reservation.Group,
+				Consumer: fmt.Sprint("bench-", i), DisableIndefiniteInitialBlock: true,
 			}, nil)
 			require.NoError(b, err)
 			subs[i] = sub // closes its client
@@ -95,7 +96,9 @@ func fillStream(b *testing.B, rdb *redis.Client, stream string, n int) {
 					FieldUUID, watermill.NewUUID(),
 					FieldMetadata, "\x82\xa5event\xadOrderReserved\xadevent_version\xa11",
 					FieldPayload,
-					`{"order_id":"0198c0de-0000-7000-8000-000000000000","sale_id":"0198c0de-0000-7000-8000-000000000001","user_id":"user-1","quantity":1,"version":1,"epoch":1,"requested_at_ms":1763712000000}`,
+					`{"order_id":"0198c0de-0000-7000-8000-000000000000",` +
+						`"sale_id":"0198c0de-0000-7000-8000-000000000001","user_id":"user-1","quantity":1,` +
+						`"version":1,"epoch":1,"requested_at_ms":1763712000000}`,
 					order.MetaReservedAt, "1763712000000", order.MetaSequence, i,
 				}})
 			}

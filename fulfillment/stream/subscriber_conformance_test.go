@@ -33,14 +33,14 @@ func newConformance(t *testing.T, features tests.Features, change func(*Config))
 	return conformance{features, change}
 }
 
-// muted counts the tests that run the suite, and keeps the standard output of the process meanwhile.
+// muted counts the tests that run the suite, and holds the standard output of the process meanwhile.
 var muted struct {
 	sync.Mutex
 	tests  int
 	stdout *os.File
 }
 
-// mute drops what the suite prints without a logger: it would stand among the logs of other tests that fail.
+// mute drops what the suite prints without a logger: it would mix with the logs of failing tests.
 func mute(t *testing.T) {
 	muted.Lock()
 	defer muted.Unlock()
@@ -73,7 +73,7 @@ func (c conformance) pair(t *testing.T, group string) (message.Publisher, messag
 	config := Config{
 		Client: blocking, Control: control, Group: group, Consumer: rand.Text(),
 		BlockTimeout: 20 * time.Millisecond, MinIdle: 800 * time.Millisecond, ClaimInterval: 200 * time.Millisecond,
-		// The suite refuses a message hundreds of times, and expects to be given it again at once.
+		// The suite refuses a message hundreds of times, and expects immediate redelivery.
 		MaxDeliveries: 1000, RedeliveryDelay: time.Millisecond, RedeliveryDelayMax: 10 * time.Millisecond,
 		DrainTimeout: 200 * time.Millisecond, Logger: testkit.Logger(t),
 		DeadLetter: func(_ context.Context, entry Entry, reason error) error {
@@ -94,7 +94,7 @@ func (c conformance) pair(t *testing.T, group string) (message.Publisher, messag
 }
 
 // inOneGroup gives all subscribers of a test the same group, so that they share the messages and
-// must take over what the closed ones leave behind.
+// must claim what the closed ones leave pending.
 func (c conformance) inOneGroup(t *testing.T) (message.Publisher, message.Subscriber) {
 	return c.pair(t, t.Name())
 }
@@ -107,8 +107,8 @@ func (c conformance) context() tests.TestContext {
 	return tests.TestContext{TestID: tests.NewTestID(), Features: c.features}
 }
 
-// What the suite demands of every Pub/Sub. Delivery is at least once, and in the order of the stream
-// only where one message is in flight at a time, which the next test shows.
+// The part of the suite that every Pub/Sub has to pass. Delivery is at least once. It is in the order of
+// the stream only where one message is in flight at a time, which the next test checks.
 func TestSubscriberConformance(t *testing.T) {
 	t.Parallel()
 	c := newConformance(t, tests.Features{}, nil)
@@ -129,7 +129,7 @@ func TestSubscriberConformanceInOrder(t *testing.T) {
 	})
 }
 
-// A group of its own is given everything that the stream holds.
+// A new group receives everything that the stream holds.
 func TestSubscriberConformanceWithNewGroups(t *testing.T) {
 	t.Parallel()
 	c := newConformance(t, tests.Features{NewSubscriberReceivesOldMessages: true}, nil)

@@ -13,14 +13,14 @@ const (
 )
 
 // followPage waits until the entries of a page are settled. Handlers that work in batches settle
-// nearly all of a page together and in order, so one goroutine serves them all; one for each would
-// cost a worker a sixth of its time. It waits for the first entry and checks the others
+// nearly all of a page together and in order, so one goroutine serves them all; one for each
+// would cost a sixth of a worker's time. It waits for the first entry and checks the others
 // periodically, so that none waits long for another. A refused entry gets its own goroutine.
 func (s *subscription) followPage(page <-chan *delivery) {
 	var open []*delivery
 	delay := followDelay
-	look := time.NewTimer(delay)
-	defer look.Stop()
+	check := time.NewTimer(delay)
+	defer check.Stop()
 	for {
 		if len(open) == 0 {
 			d, more := <-page
@@ -29,33 +29,33 @@ func (s *subscription) followPage(page <-chan *delivery) {
 			}
 			open = append(open, d)
 		}
-		looked := false
+		checkAll := false
 		select {
 		case <-open[0].msg.Acked():
-			// The handlers of its batch are about to ack as well: yield, and wake up once for all.
+			// The other handlers of its batch are about to ack: yield, to wake up once for all of them.
 			runtime.Gosched()
 		case <-open[0].msg.Nacked():
-		case <-look.C:
-			looked = true
+		case <-check.C:
+			checkAll = true
 		case <-s.ctx.Done():
 			s.followEach(open, page)
 			return
 		}
 		open = appendReady(open, page)
-		if !looked {
-			front := slices.IndexFunc(open, func(d *delivery) bool { return !s.settled(d) })
+		if !checkAll {
+			front := slices.IndexFunc(open, func(d *delivery) bool { return !s.handleSettled(d) })
 			if front < 0 {
 				front = len(open)
 			}
 			open = open[front:]
 			continue
 		}
-		before := len(open)
-		open = slices.DeleteFunc(open, s.settled)
-		if delay = min(2*delay, followDelayMax); len(open) < before {
+		remaining := len(open)
+		open = slices.DeleteFunc(open, s.handleSettled)
+		if delay = min(2*delay, followDelayMax); len(open) < remaining {
 			delay = followDelay
 		}
-		look.Reset(delay)
+		check.Reset(delay)
 	}
 }
 
@@ -84,12 +84,13 @@ func appendReady(open []*delivery, page <-chan *delivery) []*delivery {
 	}
 }
 
-// settled reports whether the delivery needs no more waiting, and starts what follows.
-func (s *subscription) settled(d *delivery) bool {
+// handleSettled returns false if the message is not settled yet. Otherwise it acknowledges the entry,
+// or starts its redelivery.
+func (s *subscription) handleSettled(d *delivery) bool {
 	select {
 	case <-d.msg.Acked():
-		d.settled()
-		s.Acks.Add(d.id)
+		d.cancel()
+		s.acks.add(d.id)
 		return true
 	case <-d.msg.Nacked():
 		s.following.Go(func() { s.follow(d) })

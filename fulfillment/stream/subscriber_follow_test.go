@@ -12,7 +12,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// One goroutine follows a page; an entry of it that takes long, or is refused, is no matter of the others.
+// One goroutine follows a page. An entry that takes long or is refused does not delay the others.
 func TestEntriesOfPageAreSettledIndependently(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
@@ -36,7 +36,8 @@ func TestEntriesOfPageAreSettledIndependently(t *testing.T) {
 	require.Equal(t, 2, deliveriesOf(t, again))
 	testkit.Eventually(t, testshop.Soon, "all others are acknowledged", func() bool { return len(b.pending()) == 2 })
 	again.Ack()
-	testkit.Eventually(t, testshop.Soon, "and so is the second try", func() bool { return len(b.pending()) == 1 })
+	testkit.Eventually(t, testshop.Soon, "the second delivery is acknowledged",
+		func() bool { return len(b.pending()) == 1 })
 	require.Equal(t, page[0].Metadata.Get(order.MetaEntryID), b.pending()[0].ID)
 	require.NoError(t, page[0].Context().Err())
 	page[0].Nack()

@@ -18,9 +18,9 @@ type subscriberMetrics struct {
 
 // streamMetrics are those of one stream.
 type streamMetrics struct {
-	acked, Redelivered, Claimed, Taken, deadLettered, Lost prometheus.Counter
+	acked, redelivered, claimed, taken, deadLettered, lost prometheus.Counter
 
-	InFlight prometheus.Gauge
+	inFlight prometheus.Gauge
 }
 
 func newSubscriberMetrics(reg prometheus.Registerer) (*subscriberMetrics, error) {
@@ -36,12 +36,12 @@ func newSubscriberMetrics(reg prometheus.Registerer) (*subscriberMetrics, error)
 		redelivered: counter("stampede_entries_redelivered_total",
 			"Messages delivered again after their handler had refused them."),
 		claimed: counter("stampede_entries_claimed_total",
-			"Stream entries taken over from consumers that had gone silent."),
+			"Stream entries claimed from silent consumers."),
 		taken: counter("stampede_entries_taken_total",
 			"Stream entries that another consumer took over while they were held here."),
 		deadLettered: counter("stampede_entries_dead_lettered_total", "Stream entries stored as dead letters."),
 		lost: counter("stampede_entries_lost_total",
-			"Stream entries that were trimmed or deleted before anybody had handled them."),
+			"Stream entries that were trimmed or deleted before they were handled."),
 	}
 	gauge, err := telemetry.RegisterOnce(reg, prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "stampede_entries_in_flight",
@@ -54,14 +54,14 @@ func newSubscriberMetrics(reg prometheus.Registerer) (*subscriberMetrics, error)
 	return m, nil
 }
 
-func (m *subscriberMetrics) Of(stream string) *streamMetrics {
+func (m *subscriberMetrics) of(stream string) *streamMetrics {
 	return &streamMetrics{
 		acked:        m.acked.WithLabelValues(stream),
-		Redelivered:  m.redelivered.WithLabelValues(stream),
-		Claimed:      m.claimed.WithLabelValues(stream),
-		Taken:        m.taken.WithLabelValues(stream),
+		redelivered:  m.redelivered.WithLabelValues(stream),
+		claimed:      m.claimed.WithLabelValues(stream),
+		taken:        m.taken.WithLabelValues(stream),
 		deadLettered: m.deadLettered.WithLabelValues(stream),
-		Lost:         m.lost.WithLabelValues(stream),
-		InFlight:     m.inFlight.WithLabelValues(stream),
+		lost:         m.lost.WithLabelValues(stream),
+		inFlight:     m.inFlight.WithLabelValues(stream),
 	}
 }

@@ -14,8 +14,8 @@ import (
 )
 
 // reader is the one goroutine of a subscription that takes entries from Redis: its own pending ones
-// first, then orphans and new ones in turns. It is one because all of them need room in the same
-// table and neither may starve the other.
+// first, then orphans and new ones in turns. One goroutine reads both, because both need room in the
+// same table and neither may starve the other.
 type reader struct {
 	*subscription
 	outage retry.Outage
@@ -79,8 +79,9 @@ func (r *reader) step(room int) error {
 	return r.readNew(room)
 }
 
-// createGroup creates the group if it is missing, or leaves it to the next read to report that. A
-// full Redis refuses to create a group even where there is one, and reading from it makes room.
+// createGroup creates the group if it is missing. It ignores that Redis is full: a full Redis refuses
+// the command even if the group exists, and reading from the group makes room. If the group is
+// missing, the next read reports that.
 func (r *reader) createGroup() error {
 	ctx, cancel := retry.ForCall(r.ctx)
 	defer cancel()
@@ -108,7 +109,7 @@ func (r *reader) replay(room int) error {
 		return err
 	}
 	r.replayFrom = page[len(page)-1].ID
-	r.hand(held)
+	r.deliverPage(held)
 	return nil
 }
 
@@ -121,7 +122,7 @@ func (r *reader) readNew(room int) error {
 	if err != nil {
 		return err
 	}
-	r.hand(r.table.hold(page))
+	r.deliverPage(r.table.hold(page))
 	return nil
 }
 
@@ -156,8 +157,7 @@ func (r *reader) readGroup(after string, count int, block time.Duration) ([]redi
 	return cmd.Val()[0].Messages, nil
 }
 
-// countDeliveries reads how often the entries were delivered; only of redelivered entries that is
-// unknown.
+// countDeliveries reads how often entries were delivered that are not read for the first time.
 func (r *reader) countDeliveries(held []*delivery) error {
 	if len(held) == 0 {
 		return nil
@@ -184,8 +184,8 @@ func (r *reader) countDeliveries(held []*delivery) error {
 	return nil
 }
 
-// hand gives entries to the handlers, in their order. After a stop the rest stays pending.
-func (r *reader) hand(held []*delivery) {
+// deliverPage delivers entries to the handlers, in their order. After a stop the rest stays pending.
+func (r *reader) deliverPage(held []*delivery) {
 	if len(held) == 0 {
 		return
 	}
@@ -212,7 +212,7 @@ func (r *reader) hand(held []*delivery) {
 	}
 	r.reportLost(lost)
 	for _, id := range lost {
-		r.Acks.Add(id) // the content is lost
+		r.acks.add(id) // the content is lost
 	}
 }
 
@@ -228,7 +228,7 @@ func (s *subscription) reportLost(ids []string) {
 	if len(ids) == 0 {
 		return
 	}
-	s.metrics.Lost.Add(float64(len(ids)))
+	s.metrics.lost.Add(float64(len(ids)))
 	s.log.Error("entries were deleted from the stream before they were handled", slog.Int("entries", len(ids)),
 		slog.Any("ids", ids))
 }

@@ -23,8 +23,8 @@ func TestSubscriberReplaysPendingEntriesInOrder(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(10)
-	b.takeAway("worker-1", 7) // an earlier life
-	// No claims: what comes back is found by the name, at once.
+	b.takeAway("worker-1", 7) // before a restart
+	// Without claims: the consumer's name alone finds the pending entries, immediately.
 	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.MinIdle, c.BatchMax = time.Hour, 3 }))
 	for i, uuid := range uuids {
 		msg := receive(t, messages)
@@ -42,8 +42,8 @@ func TestSubscriberReplaysPendingEntriesInOrder(t *testing.T) {
 func TestSubscriberRecoversFromDeletedStreamOrGroup(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		destroy func(b *streamBench) error
-		again   int // how much of what was handled before comes again
+		destroy     func(b *streamBench) error
+		redelivered int // how many handled entries are delivered again
 	}{
 		"group":  {func(b *streamBench) error { return b.rdb.XGroupDestroy(b.ctx, b.stream, reservation.Group).Err() }, 1},
 		"stream": {func(b *streamBench) error { return b.rdb.Del(b.ctx, b.stream).Err() }, 0},
@@ -56,8 +56,8 @@ func TestSubscriberRecoversFromDeletedStreamOrGroup(t *testing.T) {
 			receiveUUIDs(t, messages, 1)
 			b.awaitNonePending()
 			require.NoError(t, test.destroy(b))
-			uuids := b.publish(2) // perhaps before there is a group again
-			want := append(handled[:test.again], uuids...)
+			uuids := b.publish(2) // the group may still be missing
+			want := append(handled[:test.redelivered], uuids...)
 			require.Equal(t, want, receiveUUIDs(t, messages, len(want)))
 			b.awaitNonePending()
 		})
@@ -70,23 +70,23 @@ func TestSubscriberRecoversFromFlushAll(t *testing.T) {
 	b := newStreamBenchAt(t, server.URL, "orders")
 	messages := b.subscribe(b.subscriber("worker-1"))
 	b.publish(2)
-	inHand := receive(t, messages)
+	open := receive(t, messages)
 	receive(t, messages).Ack()
 	require.NoError(t, b.rdb.FlushAll(t.Context()).Err())
 	uuids := b.publish(2)
 	require.Equal(t, uuids, receiveUUIDs(t, messages, 2))
-	inHand.Ack() // of an entry that nobody knows any more
+	open.Ack() // its entry does not exist any more
 	b.awaitNonePending()
 }
 
-// A group that is made anew at the start of the stream delivers everything again, but not what is
-// being worked on here.
+// A group that is created again at the start of the stream delivers everything again, except entries
+// that are being handled here.
 func TestSubscriberDeliversEntryOnceAtATime(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	uuids := b.publish(2)
 	messages := b.subscribe(b.subscriber("worker-1"))
-	inHand := receive(t, messages)
+	open := receive(t, messages)
 	receive(t, messages).Ack()
 	testkit.Eventually(t, testshop.Soon, "the second is acknowledged", func() bool { return len(b.pending()) == 1 })
 	require.NoError(t, b.rdb.XGroupDestroy(t.Context(), b.stream, reservation.Group).Err())
@@ -96,11 +96,11 @@ func TestSubscriberDeliversEntryOnceAtATime(t *testing.T) {
 	again.Ack()
 	third := b.publish(1)
 	require.Equal(t, third, receiveUUIDs(t, messages, 1))
-	inHand.Ack()
+	open.Ack()
 	b.awaitNonePending()
 }
 
-// Subscribing works while Redis is away; a crash of Redis in the middle of the work loses nothing.
+// Subscribing works while Redis is away, and a crash of Redis during the work loses nothing.
 func TestSubscriberSurvivesRedisCrash(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
@@ -130,7 +130,7 @@ func TestSubscriberSurvivesRedisCrash(t *testing.T) {
 		msg.Ack()
 	}
 	crash.Wait()
-	// Whose ack or delivery was lost comes again.
+	// Entries whose ack or delivery was lost are delivered again.
 	drained := make(chan struct{})
 	go func() {
 		defer close(drained)
@@ -139,12 +139,12 @@ func TestSubscriberSurvivesRedisCrash(t *testing.T) {
 		}
 	}()
 	b.awaitNonePending()
-	_, entries, _ := b.grave.look()
+	_, entries, _ := b.deadLetters.snapshot()
 	require.Empty(t, entries)
 }
 
-// lostReply breaks the first XREADGROUP that brought entries: Redis has delivered them, and the
-// reader never hears of it.
+// lostReply breaks the first XREADGROUP that returned entries: Redis has delivered them, and the
+// reader does not receive them.
 type lostReply struct {
 	once sync.Once
 	lost chan struct{}
@@ -159,7 +159,8 @@ func (l *lostReply) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 func (l *lostReply) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
-		if read, ok := cmd.(stream.ReadOnce); ok && err == nil && len(read.Val()) > 0 && len(read.Val()[0].Messages) > 0 {
+		if reply, ok := cmd.(stream.ReadOnce); ok && err == nil && len(reply.Val()) > 0 &&
+			len(reply.Val()[0].Messages) > 0 {
 			l.once.Do(func() {
 				err = errors.New("connection reset by peer")
 				cmd.SetErr(err)
@@ -175,7 +176,7 @@ func TestSubscriberDeliversEntriesOfLostReply(t *testing.T) {
 	b := newStreamBench(t)
 	reply := &lostReply{lost: make(chan struct{})}
 	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) {
-		c.MinIdle = time.Hour // so that it is not the claims that find them
+		c.MinIdle = time.Hour // so that claims do not find them
 		c.Client.(*redis.Client).AddHook(reply)
 	}))
 	uuids := b.publish(5)
@@ -184,7 +185,7 @@ func TestSubscriberDeliversEntriesOfLostReply(t *testing.T) {
 	b.awaitNonePending()
 }
 
-// go-redis must not send a read again by itself, whatever the client's settings say.
+// go-redis must not retry a read, whatever the client's settings are.
 func TestClientDoesNotRetryReads(t *testing.T) {
 	t.Parallel()
 	require.True(t, stream.ReadOnce{redis.NewXStreamSliceCmd(t.Context())}.NoRetry())
@@ -194,14 +195,14 @@ func TestAcksAreRetriedUntilSent(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(1)
-	// Acks and the look at what is pending use clients of their own here, to break the one and not the other.
+	// The observer has its own client, whose commands are not broken.
 	observer := newStreamBenchAt(t, b.url, b.stream)
-	broken := &brokenCommand{name: "xack", failures: 4}
-	b.rdb.AddHook(broken)
+	ackHook := &brokenCommand{name: "xack", failures: 4}
+	b.rdb.AddHook(ackHook)
 	messages := b.subscribe(b.subscriber("worker-1"))
 	receiveUUIDs(t, messages, 1)
 	observer.awaitNonePending()
-	require.Zero(t, broken.left())
+	require.Zero(t, ackHook.left())
 }
 
 // brokenCommand makes a command fail a number of times.
@@ -239,7 +240,7 @@ func (c *brokenCommand) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// Redis away for longer than the drain: Close returns, and what was not acknowledged is there afterwards.
+// Redis is away for longer than the drain: Close returns, and unacknowledged entries stay pending.
 func TestCloseReturnsWithoutRedis(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
@@ -258,8 +259,8 @@ func TestCloseReturnsWithoutRedis(t *testing.T) {
 	b.awaitNonePending()
 }
 
-// An entry whose content was deleted while it was pending cannot be saved: it is said loudly, counted,
-// and does not stay pending for ever.
+// An entry whose content was deleted while it was pending is lost: that is logged and counted, and the
+// entry does not stay pending.
 func TestSubscriberReportsLostEntries(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
@@ -272,7 +273,7 @@ func TestSubscriberReportsLostEntries(t *testing.T) {
 	messages := b.subscribe(sub)
 	require.ElementsMatch(t, []string{uuids[1], uuids[3]}, receiveUUIDs(t, messages, 2))
 	b.awaitNonePending()
-	require.EqualValues(t, 2, testutil.ToFloat64(sub.Metrics.Of(b.stream).Lost))
+	require.EqualValues(t, 2, testutil.ToFloat64(sub.MetricsOf(b.stream).Lost))
 }
 
 func TestSubscribeInitializeCreatesTheGroup(t *testing.T) {

@@ -23,55 +23,55 @@ type subscription struct {
 	metrics *streamMetrics
 	output  chan *message.Message
 	table   *entryTable
-	Acks    *ackCollector
+	acks    *ackCollector
 
 	// stop is closed when reading and delivering must end.
 	stop chan struct{}
 	// ctx is the parent of every message's context. It ends when draining has taken too long.
 	ctx    context.Context
-	Expire context.CancelFunc
+	expire context.CancelFunc
 	// following counts the goroutines of delivered entries and of those being stored as dead
 	// letters.
 	following sync.WaitGroup
 
 	// storingDeadLetter is held while a dead letter is stored, so that an unreachable store gets
-	// one request at a time; it guards burials.
+	// one request at a time. It guards deadLetterOutage.
 	storingDeadLetter sync.Mutex
 	deadLetterOutage  retry.Outage
 }
 
 func newSubscription(ctx context.Context, config *Config, metrics *subscriberMetrics, stream string) *subscription {
-	ours := metrics.Of(stream)
+	counters := metrics.of(stream)
 	log := config.Logger.With(slog.String("stream", stream), slog.String("group", config.Group),
 		slog.String("consumer", config.Consumer))
 	s := &subscription{
-		config: config, stream: stream, log: log, metrics: ours,
+		config: config, stream: stream, log: log, metrics: counters,
 		output:           make(chan *message.Message),
-		table:            newEntryTable(config.InFlightMax, ours.InFlight),
-		Acks:             newAckCollector(),
+		table:            newEntryTable(config.InFlightMax, counters.inFlight),
+		acks:             newAckCollector(),
 		stop:             make(chan struct{}),
 		deadLetterOutage: retry.Outage{Log: log, Doing: "store dead letters"},
 	}
-	s.ctx, s.Expire = context.WithCancel(context.WithoutCancel(ctx))
+	s.ctx, s.expire = context.WithCancel(context.WithoutCancel(ctx))
 	return s
 }
 
 // run reads until one of the channels is closed, and then drains: delivered messages may be settled
 // and their acks are sent, until DrainTimeout is over.
 func (s *subscription) run(cancelled, closing <-chan struct{}) {
-	defer s.Expire()
+	defer s.expire()
 	var reading, keeping, acking sync.WaitGroup
 	settled := make(chan struct{})
 	reading.Go(s.read)
 	keeping.Go(func() { s.keepLeases(settled) })
-	acking.Go(func() { s.Acknowledge(settled) })
+	acking.Go(func() { s.acknowledge(settled) })
 
 	select {
 	case <-cancelled:
 	case <-closing:
 	}
 	close(s.stop)
-	deadline := time.AfterFunc(s.config.DrainTimeout, s.Expire)
+	deadline := time.AfterFunc(s.config.DrainTimeout, s.expire)
 	defer deadline.Stop()
 
 	reading.Wait() // before following, to which it adds
@@ -96,7 +96,7 @@ func (s *subscription) stopping() bool {
 // deliver delivers a message of the entry. It returns false if the subscription stopped before.
 func (s *subscription) deliver(d *delivery, msg *message.Message) bool {
 	var ctx context.Context
-	ctx, d.settled = context.WithCancel(s.ctx)
+	ctx, d.cancel = context.WithCancel(s.ctx)
 	d.refusal = refusal{}
 	msg.SetContext(withRefusal(ctx, &d.refusal))
 	d.msg = msg
@@ -104,7 +104,7 @@ func (s *subscription) deliver(d *delivery, msg *message.Message) bool {
 	case s.output <- msg:
 		return true
 	case <-s.stop:
-		d.settled()
+		d.cancel()
 		return false
 	}
 }
@@ -114,19 +114,19 @@ func (s *subscription) follow(d *delivery) {
 	for {
 		select {
 		case <-d.msg.Acked():
-			d.settled()
-			s.Acks.Add(d.id)
+			d.cancel()
+			s.acks.add(d.id)
 			return
 		case <-d.msg.Nacked():
-			d.settled()
+			d.cancel()
 			if !s.redeliver(d) {
 				return
 			}
 		case <-s.ctx.Done():
-			d.settled()
+			d.cancel()
 			select {
 			case <-d.msg.Acked(): // at the last moment
-				s.Acks.Add(d.id)
+				s.acks.add(d.id)
 			default:
 			}
 			return
@@ -140,7 +140,7 @@ func (s *subscription) redeliver(d *delivery) bool {
 	switch {
 	case s.stopping(), errors.Is(d.refusal.err, ErrStopping):
 		return false
-	case errors.Is(d.refusal.err, ErrPutOff):
+	case errors.Is(d.refusal.err, ErrDeferred):
 		s.table.release(d.id) // it stays pending, and its lease is not renewed
 		return false
 	}
@@ -169,7 +169,7 @@ func (s *subscription) redeliver(d *delivery) bool {
 	if !s.deliver(d, msg) {
 		return false
 	}
-	s.metrics.Redelivered.Inc()
+	s.metrics.redelivered.Inc()
 	return true
 }
 
@@ -184,14 +184,14 @@ func refusedTooOften(d *delivery) error {
 // deadLetterTimeout bounds one try to store a dead letter.
 const deadLetterTimeout = 10 * time.Second
 
-// deadLetter stores the entry as a dead letter, however long the store is away. The entry is
+// deadLetter stores the entry as a dead letter, and retries while the store is away. The entry is
 // acknowledged when it is stored; it stays pending if the subscription ends before.
 func (s *subscription) deadLetter(d *delivery, reason error) {
 	s.table.park(d.id)
 	for {
 		delay, stored := s.tryDeadLetter(d, reason)
 		if stored {
-			s.Acks.Add(d.id)
+			s.acks.add(d.id)
 			return
 		}
 		if !retry.Pause(delay, s.stop) {
@@ -225,23 +225,23 @@ func (s *subscription) tryDeadLetter(d *delivery, reason error) (delay time.Dura
 
 // ackCollector collects the ids of acknowledged entries until they can be sent.
 type ackCollector struct {
-	// Wake has a value while there may be ids.
-	Wake chan struct{}
+	// wake has a value while there may be ids.
+	wake chan struct{}
 
 	mu  sync.Mutex
 	ids []string
 }
 
-func newAckCollector() *ackCollector { return &ackCollector{Wake: make(chan struct{}, 1)} }
+func newAckCollector() *ackCollector { return &ackCollector{wake: make(chan struct{}, 1)} }
 
-func (c *ackCollector) Add(id string) {
+func (c *ackCollector) add(id string) {
 	c.mu.Lock()
 	c.ids = append(c.ids, id)
 	first := len(c.ids) == 1
 	c.mu.Unlock()
 	if first {
 		select {
-		case c.Wake <- struct{}{}:
+		case c.wake <- struct{}{}:
 		default:
 		}
 	}
@@ -258,19 +258,19 @@ func (c *ackCollector) take() []string {
 // ackPage bounds one XACK.
 const ackPage = 1000
 
-// Acknowledge sends acks, all those in one call that arrived during the last call. It ends after
-// the last of them when settled is closed.
-func (s *subscription) Acknowledge(settled <-chan struct{}) {
+// acknowledge sends acks; each call carries all that arrived during the previous call. When settled
+// is closed it sends the rest and returns.
+func (s *subscription) acknowledge(settled <-chan struct{}) {
 	outage := retry.Outage{Log: s.log, Doing: "acknowledge entries"}
 	for last := false; !last; {
 		select {
-		case <-s.Acks.Wake:
-			// The handlers of a committed batch are about to ack, all of them: yield.
+		case <-s.acks.wake:
+			// The handlers of a committed batch are all about to ack: yield.
 			runtime.Gosched()
 		case <-settled:
 			last = true
 		}
-		for ids := range slices.Chunk(s.Acks.take(), ackPage) {
+		for ids := range slices.Chunk(s.acks.take(), ackPage) {
 			s.sendAcks(ids, &outage)
 		}
 	}

@@ -19,10 +19,10 @@ import (
 	"stampede/reservation/order"
 )
 
-// commandCounter is a redis hook that counts the calls of one command, and the ids that they carried.
+// commandCounter is a redis hook that records the calls of one command.
 type commandCounter struct {
 	name  string
-	calls chan int // one value per call: how many arguments
+	calls chan int // one value per call: the number of its arguments
 }
 
 func (c *commandCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -76,7 +76,7 @@ func TestEntryIsAcknowledgedAfterHandler(t *testing.T) {
 	testkit.Eventually(t, testshop.Soon, "the second is acknowledged", func() bool { return len(b.pending()) == 1 })
 	require.Equal(t, first.Metadata.Get(order.MetaEntryID), b.pending()[0].ID)
 	require.NoError(t, first.Context().Err())
-	require.Error(t, second.Context().Err(), "a settled message's context is over")
+	require.Error(t, second.Context().Err(), "the context of a settled message is cancelled")
 	first.Ack()
 	b.awaitNonePending()
 }
@@ -92,14 +92,14 @@ func TestNackedMessageIsRetriedThenDeadLettered(t *testing.T) {
 		msg := receive(t, messages)
 		require.Equal(t, want, deliveriesOf(t, msg))
 		require.EqualValues(t, want, b.pending()[0].RetryCount, "Redis counts every delivery")
-		require.Equal(t, "\xff", msg.Metadata.Get("bytes"), "a redelivery does not see what a handler did to the message")
+		require.Equal(t, "\xff", msg.Metadata.Get("bytes"), "changes of a handler are not redelivered")
 		msg.Metadata.Set("bytes", "changed")
 		msg.Nack()
 	}
-	entries, reasons := b.grave.await(t, 1)
+	entries, reasons := b.deadLetters.await(t, 1)
 	require.Equal(t, stream.Entry{Stream: b.stream, ID: id, Deliveries: 3, Fields: []stream.Field{
 		{stream.FieldUUID, "poison"}, {"zebra", "1"}, {"ant", "2"}, {"zebra", "3"}, {"bytes", "\xff"},
-	}}, entries[0], "as it stands in the stream")
+	}}, entries[0], "as the stream holds it")
 	require.ErrorContains(t, reasons[0], "3 deliveries")
 	b.awaitNonePending()
 	require.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(`
@@ -112,7 +112,7 @@ stampede_entries_redelivered_total{stream="`+b.stream+`"} 2
 `), "stampede_entries_dead_lettered_total", "stampede_entries_redelivered_total"))
 }
 
-// Restarts of workers raise Redis's count of deliveries. That alone must not kill a healthy entry.
+// Worker restarts raise Redis's count of deliveries. That alone must not make a healthy entry a dead letter.
 func TestDeliveryCountAloneMakesNoDeadLetter(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
@@ -127,7 +127,7 @@ func TestDeliveryCountAloneMakesNoDeadLetter(t *testing.T) {
 	require.Equal(t, 71, deliveriesOf(t, msg))
 	msg.Ack()
 	b.awaitNonePending()
-	_, entries, _ := b.grave.look()
+	_, entries, _ := b.deadLetters.snapshot()
 	require.Empty(t, entries)
 }
 
@@ -140,12 +140,12 @@ func TestNacksAreRetriedWithDelay(t *testing.T) {
 		c.RedeliveryDelay, c.RedeliveryDelayMax, c.MaxDeliveries = delay, 2*delay, 100
 	}))
 	began := time.Now()
-	const refusals = 5
-	for range refusals {
+	const nacks = 5
+	for range nacks {
 		receive(t, messages).Nack()
 	}
 	receive(t, messages).Ack()
-	// Waits of 50, 100, 100, 100, 100 ms, each of which may be cut to its half.
+	// Waits of 50, 100, 100, 100, 100 ms, each of which may be halved.
 	require.GreaterOrEqual(t, time.Since(began), 9*delay/2)
 	b.awaitNonePending()
 }
@@ -154,57 +154,57 @@ func TestUnreadableEntryIsDeadLettered(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	first := b.publish(1)
-	stray := b.add("foo", "bar")
-	broken := b.add(stream.FieldUUID, "u", stream.FieldMetadata, "not msgpack")
+	foreign := b.add("foo", "bar")
+	undecodable := b.add(stream.FieldUUID, "u", stream.FieldMetadata, "not msgpack")
 	second := b.publish(1)
 	messages := b.subscribe(b.subscriber("worker-1"))
 	require.Equal(t, append(first, second...), receiveUUIDs(t, messages, 2))
 
-	entries, reasons := b.grave.await(t, 2)
+	entries, reasons := b.deadLetters.await(t, 2)
 	for i := range entries {
 		require.ErrorIs(t, reasons[i], order.ErrUndecodable)
 		require.EqualValues(t, 1, entries[i].Deliveries)
 	}
-	require.ElementsMatch(t, []string{stray, broken}, []string{entries[0].ID, entries[1].ID})
+	require.ElementsMatch(t, []string{foreign, undecodable}, []string{entries[0].ID, entries[1].ID})
 	b.awaitNonePending()
 }
 
 func TestDeadLetterRetriesUntilStored(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
-	b.grave.setAway(true)
-	stray := b.add("foo", "bar")
+	b.deadLetters.setAway(true)
+	foreign := b.add("foo", "bar")
 	messages := b.subscribe(b.subscriber("worker-1", func(c *stream.Config) { c.InFlightMax = 1 }))
 	testkit.Eventually(t, testshop.Soon, "storing has failed twice",
-		func() bool { tries, _, _ := b.grave.look(); return tries >= 2 })
+		func() bool { tries, _, _ := b.deadLetters.snapshot(); return tries >= 2 })
 
 	uuids := b.publish(3)
-	require.Equal(t, uuids, receiveUUIDs(t, messages, 3), "with room for one in flight, and a dead letter waiting")
-	testkit.Eventually(t, testshop.Soon, "only the stray entry is pending", func() bool {
+	require.Equal(t, uuids, receiveUUIDs(t, messages, 3), "with one in flight, while a dead letter waits to be stored")
+	testkit.Eventually(t, testshop.Soon, "only the foreign entry is pending", func() bool {
 		pending := b.pending()
-		return len(pending) == 1 && pending[0].ID == stray
+		return len(pending) == 1 && pending[0].ID == foreign
 	})
-	b.grave.setAway(false)
-	b.grave.await(t, 1)
+	b.deadLetters.setAway(false)
+	b.deadLetters.await(t, 1)
 	b.awaitNonePending()
 }
 
-// A dead letter whose store stays away is still there after a restart.
+// A dead letter that could not be stored is stored after a restart.
 func TestUnstoredDeadLetterSurvivesRestart(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
-	b.grave.setAway(true)
+	b.deadLetters.setAway(true)
 	b.add("foo", "bar")
 	sub := b.subscriber("worker-1")
 	b.subscribe(sub)
 	testkit.Eventually(t, testshop.Soon, "storing has failed",
-		func() bool { tries, _, _ := b.grave.look(); return tries >= 1 })
+		func() bool { tries, _, _ := b.deadLetters.snapshot(); return tries >= 1 })
 	require.NoError(t, sub.Close())
 	require.Len(t, b.pending(), 1)
 
-	b.grave.setAway(false)
+	b.deadLetters.setAway(false)
 	b.subscribe(b.subscriber("worker-1"))
-	entries, _ := b.grave.await(t, 1)
+	entries, _ := b.deadLetters.await(t, 1)
 	require.EqualValues(t, 2, entries[0].Deliveries)
 	b.awaitNonePending()
 }
@@ -217,13 +217,13 @@ func TestCloseWaitsForHandlersAndSendsAcks(t *testing.T) {
 	messages := b.subscribe(sub)
 	acked, refused, third := receive(t, messages), receive(t, messages), receive(t, messages)
 
-	closed := make(chan struct{})
+	bothClosed := make(chan struct{})
 	for range 2 { // at the same time
 		go func() {
 			if err := sub.Close(); err != nil {
 				t.Error(err)
 			}
-			closed <- struct{}{}
+			bothClosed <- struct{}{}
 		}()
 	}
 	testkit.Eventually(t, testshop.Soon, "subscribing is refused", func() bool {
@@ -232,17 +232,17 @@ func TestCloseWaitsForHandlersAndSendsAcks(t *testing.T) {
 	})
 	require.NoError(t, acked.Context().Err(), "handlers may finish their work")
 	acked.Ack()
-	refused.Nack() // says nothing about the entry now
+	refused.Nack() // not counted during Close
 	select {
-	case <-closed:
+	case <-bothClosed:
 		require.Fail(t, "Close did not wait for the third message")
 	case <-third.Context().Done():
 		require.Fail(t, "the context was cancelled while draining")
-	case <-time.After(20 * time.Millisecond): // nothing is to happen
+	case <-time.After(20 * time.Millisecond): // nothing happens
 	}
 	third.Ack()
-	<-closed
-	<-closed
+	<-bothClosed
+	<-bothClosed
 	_, open := <-messages
 	require.False(t, open)
 
@@ -250,29 +250,22 @@ func TestCloseWaitsForHandlersAndSendsAcks(t *testing.T) {
 	require.Len(t, pending, 1, "acks are in Redis when Close returns")
 	require.Equal(t, refused.Metadata.Get(order.MetaEntryID), pending[0].ID)
 	require.EqualValues(t, 1, pending[0].RetryCount)
-	tries, _, _ := b.grave.look()
-	require.Zero(t, tries, "nor does it make a dead letter")
+	tries, _, _ := b.deadLetters.snapshot()
+	require.Zero(t, tries, "the nack makes no dead letter")
 	require.NoError(t, sub.Close())
 	require.NoError(t, b.rdb.Ping(t.Context()).Err(), "the client is left open")
 	_, err := sub.Subscribe(t.Context(), b.stream)
 	require.ErrorIs(t, err, stream.ErrSubscriberClosed)
 }
 
-// The last acks may come in while the ones before are under way.
+// The last acks may arrive while the previous call is running.
 func TestCloseSendsLastAcks(t *testing.T) {
 	t.Parallel()
 	b := newStreamBench(t)
 	b.publish(1)
 	ids := b.takeAway("worker-1", 1)
 	sub := b.subscriber("worker-1")
-	config := sub.Config()
-	s := stream.NewSubscription(t.Context(), &config, sub.Metrics, b.stream)
-	defer s.Expire()
-	s.Acks.Add(ids[0])
-	<-s.Acks.Wake
-	settled := make(chan struct{})
-	close(settled)
-	s.Acknowledge(settled)
+	sub.SendLastAck(t.Context(), b.stream, ids[0])
 	require.Empty(t, b.pending())
 }
 
@@ -285,10 +278,10 @@ func TestCloseAbandonsHangingHandler(t *testing.T) {
 	hanging, done := receive(t, messages), receive(t, messages)
 	done.Ack()
 	require.NoError(t, sub.Close())
-	require.Error(t, hanging.Context().Err(), "the handler is told")
+	require.Error(t, hanging.Context().Err(), "its context is cancelled")
 	require.True(t, hanging.Ack(), "too late")
 
-	require.Len(t, b.pending(), 1, "what was not settled stays pending")
+	require.Len(t, b.pending(), 1, "the unsettled message stays pending")
 	msg := receive(t, b.subscribe(b.subscriber("worker-1")))
 	require.Equal(t, uuids[0], msg.UUID)
 	msg.Ack()
@@ -314,10 +307,10 @@ func TestCancelDrainsOneSubscription(t *testing.T) {
 	cancel()
 	require.NoError(t, msg.Context().Err())
 	msg.Ack()
-	for msg := range messages { // the second one may have been on its way
+	for msg := range messages { // the second message may have been delivered already
 		msg.Ack()
 	}
-	require.LessOrEqual(t, len(b.pending()), 1, "the message in hand is acknowledged")
+	require.LessOrEqual(t, len(b.pending()), 1, "the received message is acknowledged")
 
 	other.publish(1)
 	receive(t, others).Ack()

@@ -22,8 +22,8 @@ type delivery struct {
 	// refusal is the reason of its last nack, if the handler gave one.
 	refusal refusal
 
-	msg     *message.Message
-	settled context.CancelFunc // of the message's context
+	msg    *message.Message
+	cancel context.CancelFunc // of the message's context
 }
 
 // parkedMax bounds the entries that wait to become dead letters; beyond it reading stops. They wait
@@ -41,37 +41,37 @@ type entryTable struct {
 	// freed has a value after entries were released or parked.
 	freed chan struct{}
 
-	mu     sync.Mutex
-	places map[string]*place
-	parked int
+	mu      sync.Mutex
+	entries map[string]*heldEntry
+	parked  int
 }
 
-// place is the table's record of an entry.
-type place struct {
+// heldEntry is the table's record of an entry.
+type heldEntry struct {
 	// renewed is when the lease was last renewed.
 	renewed time.Time
 	// parked entries wait to become dead letters.
 	parked bool
-	// lost entries are pending at another consumer, or at none: there is no lease to renew.
-	lost bool
+	// leaseEnded entries are pending for another consumer, or for none: there is no lease to renew.
+	leaseEnded bool
 }
 
 func newEntryTable(limit int, gauge prometheus.Gauge) *entryTable {
-	return &entryTable{max: limit, gauge: gauge, freed: make(chan struct{}, 1), places: make(map[string]*place)}
+	return &entryTable{max: limit, gauge: gauge, freed: make(chan struct{}, 1), entries: make(map[string]*heldEntry)}
 }
 
 // hold adds the entries of a page and returns them in order, without those already held.
 func (t *entryTable) hold(page []redis.XMessage) []*delivery {
 	now := time.Now()
 	held := make([]*delivery, 0, len(page))
-	places := make([]place, len(page))
+	entries := make([]heldEntry, len(page))
 	t.mu.Lock()
 	for i, entry := range page {
-		if _, known := t.places[entry.ID]; known {
+		if _, known := t.entries[entry.ID]; known {
 			continue
 		}
-		places[i].renewed = now
-		t.places[entry.ID] = &places[i]
+		entries[i].renewed = now
+		t.entries[entry.ID] = &entries[i]
 		held = append(held, &delivery{id: entry.ID, values: entry.Values, deliveries: 1})
 	}
 	t.mu.Unlock()
@@ -84,10 +84,10 @@ func (t *entryTable) release(ids ...string) {
 	n := 0
 	t.mu.Lock()
 	for _, id := range ids {
-		if p, known := t.places[id]; known {
-			delete(t.places, id)
+		if held, known := t.entries[id]; known {
+			delete(t.entries, id)
 			n++
-			if p.parked {
+			if held.parked {
 				t.parked--
 			}
 		}
@@ -100,8 +100,8 @@ func (t *entryTable) release(ids ...string) {
 // park takes an entry that waits to become a dead letter out of the count of held ones.
 func (t *entryTable) park(id string) {
 	t.mu.Lock()
-	if p, known := t.places[id]; known && !p.parked {
-		p.parked = true
+	if held, known := t.entries[id]; known && !held.parked {
+		held.parked = true
 		t.parked++
 	}
 	t.mu.Unlock()
@@ -128,7 +128,7 @@ func (t *entryTable) room() int {
 	if t.parked >= parkedMax {
 		return 0
 	}
-	return t.max - (len(t.places) - t.parked)
+	return t.max - (len(t.entries) - t.parked)
 }
 
 func (t *entryTable) signal() {
@@ -141,7 +141,7 @@ func (t *entryTable) signal() {
 func (t *entryTable) holds(id string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	_, known := t.places[id]
+	_, known := t.entries[id]
 	return known
 }
 
@@ -150,8 +150,8 @@ func (t *entryTable) due(since time.Time) []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var ids []string
-	for id, p := range t.places {
-		if !p.lost && p.renewed.Before(since) {
+	for id, held := range t.entries {
+		if !held.leaseEnded && held.renewed.Before(since) {
 			ids = append(ids, id)
 		}
 	}
@@ -162,29 +162,29 @@ func (t *entryTable) due(since time.Time) []string {
 func (t *entryTable) renew(id string, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if p, known := t.places[id]; known {
-		p.renewed = at
+	if held, known := t.entries[id]; known {
+		held.renewed = at
 	}
 }
 
-// lose records that the entry has no lease to renew. It returns false if that was known, or if the
-// entry is not held any more.
-func (t *entryTable) lose(id string) bool {
+// endLease records that the entry has no lease to renew. It returns false if that was known, or if
+// the entry is not held any more.
+func (t *entryTable) endLease(id string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p, known := t.places[id]
-	if !known || p.lost {
+	held, known := t.entries[id]
+	if !known || held.leaseEnded {
 		return false
 	}
-	p.lost = true
+	held.leaseEnded = true
 	return true
 }
 
 // clear releases all entries, and returns their number.
 func (t *entryTable) clear() int {
 	t.mu.Lock()
-	n := len(t.places)
-	clear(t.places)
+	n := len(t.entries)
+	clear(t.entries)
 	t.parked = 0
 	t.mu.Unlock()
 	t.gauge.Sub(float64(n))

@@ -25,14 +25,15 @@ import (
 	"stampede/reservation/order"
 )
 
-// streamBench is a stream of the test's own, and what a test does to it.
+// streamBench is the stream of one test, with helpers.
 type streamBench struct {
 	t      *testing.T
 	ctx    context.Context
 	url    string
 	rdb    *redis.Client
 	stream string
-	grave  *graveyard
+
+	deadLetters *deadLetterStore
 }
 
 func newStreamBench(t *testing.T) *streamBench {
@@ -40,15 +41,17 @@ func newStreamBench(t *testing.T) *streamBench {
 	return newStreamBenchAt(t, testkit.RedisURL(t), testkit.Keys(t).Orders(0))
 }
 
-func newStreamBenchAt(t *testing.T, url, stream string) *streamBench {
+func newStreamBenchAt(t *testing.T, url, name string) *streamBench {
 	t.Helper()
 	rdb, err := connect.Control(url)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
-	return &streamBench{t: t, ctx: t.Context(), url: url, rdb: rdb, stream: stream, grave: &graveyard{}}
+	return &streamBench{
+		t: t, ctx: t.Context(), url: url, rdb: rdb, stream: name, deadLetters: &deadLetterStore{},
+	}
 }
 
-// subscriber returns a subscriber that is quick to claim and to redeliver. It is closed with the test.
+// subscriber returns a subscriber that claims and redelivers quickly. It is closed at the end of the test.
 func (b *streamBench) subscriber(consumer string, change ...func(*stream.Config)) *stream.Subscriber {
 	b.t.Helper()
 	blocking, err := connect.Blocking(b.url)
@@ -57,7 +60,7 @@ func (b *streamBench) subscriber(consumer string, change ...func(*stream.Config)
 		Client: blocking, Control: b.rdb, Group: reservation.Group, Consumer: consumer,
 		BlockTimeout: 20 * time.Millisecond, MinIdle: 400 * time.Millisecond, ClaimInterval: 50 * time.Millisecond,
 		RedeliveryDelay: 5 * time.Millisecond, RedeliveryDelayMax: 20 * time.Millisecond,
-		DrainTimeout: 5 * time.Second, DeadLetter: b.grave.store, Logger: testkit.Logger(b.t),
+		DrainTimeout: 5 * time.Second, DeadLetter: b.deadLetters.store, Logger: testkit.Logger(b.t),
 	}
 	for _, c := range change {
 		c(&config)
@@ -102,7 +105,7 @@ func (b *streamBench) add(fields ...any) string {
 	return id
 }
 
-// takeAway reads entries as a consumer that is never heard of again.
+// takeAway reads entries as a consumer that never acknowledges them.
 func (b *streamBench) takeAway(consumer string, n int) []string {
 	b.t.Helper()
 	require.NoError(b.t, stream.CreateGroup(b.ctx, b.rdb, b.stream, reservation.Group))
@@ -161,8 +164,8 @@ func deliveriesOf(t *testing.T, msg *message.Message) int {
 	return n
 }
 
-// graveyard is a store of dead letters that can be away.
-type graveyard struct {
+// deadLetterStore is a store of dead letters that can be away.
+type deadLetterStore struct {
 	mu      sync.Mutex
 	away    bool
 	tries   int
@@ -170,7 +173,7 @@ type graveyard struct {
 	reasons []error
 }
 
-func (g *graveyard) store(_ context.Context, entry stream.Entry, reason error) error {
+func (g *deadLetterStore) store(_ context.Context, entry stream.Entry, reason error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.tries++
@@ -181,25 +184,25 @@ func (g *graveyard) store(_ context.Context, entry stream.Entry, reason error) e
 	return nil
 }
 
-func (g *graveyard) setAway(away bool) {
+func (g *deadLetterStore) setAway(isAway bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.away = away
+	g.away = isAway
 }
 
-func (g *graveyard) look() (tries int, entries []stream.Entry, reasons []error) {
+func (g *deadLetterStore) snapshot() (tries int, entries []stream.Entry, reasons []error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.tries, slices.Clone(g.entries), slices.Clone(g.reasons)
 }
 
-func (g *graveyard) await(t *testing.T, n int) ([]stream.Entry, []error) {
+func (g *deadLetterStore) await(t *testing.T, n int) ([]stream.Entry, []error) {
 	t.Helper()
 	testkit.Eventually(t, testshop.Soon, fmt.Sprintf("%d dead letters are stored", n), func() bool {
-		_, entries, _ := g.look()
+		_, entries, _ := g.snapshot()
 		return len(entries) >= n
 	})
-	_, entries, reasons := g.look()
+	_, entries, reasons := g.snapshot()
 	require.Len(t, entries, n)
 	return entries, reasons
 }
@@ -210,7 +213,7 @@ func TestSubscriberDeliversInOrderAndAcknowledges(t *testing.T) {
 	uuids := b.publish(50)
 	messages := b.subscribe(b.subscriber("worker-1"))
 	require.Equal(t, uuids, receiveUUIDs(t, messages, 50),
-		"entries from before the group existed come too, in their order")
+		"including entries that are older than the group, in their order")
 	b.awaitNonePending()
 }
 
@@ -297,7 +300,7 @@ func TestSubscriberBoundsInFlightEntries(t *testing.T) {
 	require.EqualValues(t, 10, backlog().Pending)
 	require.EqualValues(t, 20, backlog().Lag)
 
-	// The one that hangs is the oldest: it holds up nobody, and no more than its own room.
+	// The hanging message is the oldest. It takes one place, and does not delay the others.
 	hanging := held[0]
 	for _, msg := range held[1:] {
 		msg.Ack()

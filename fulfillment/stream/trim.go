@@ -101,15 +101,16 @@ func (t *Trimmer) trim(ctx context.Context, stream string) (int64, error) {
 	}
 }
 
+// TrimOnce frees at most one page of entries of a stream, and returns their number.
 func TrimOnce(ctx context.Context, rdb redis.UniversalClient, stream string) (int64, error) {
-	answer, err := lua.Trim.Run(ctx, rdb, []string{stream}).Slice()
+	reply, err := lua.Trim.Run(ctx, rdb, []string{stream}).Slice()
 	if err != nil {
 		return 0, fmt.Errorf("trim %s: %w", stream, err)
 	}
-	if len(answer) == 2 {
-		if removed, ok := answer[1].(int64); ok {
+	if len(reply) == 2 {
+		if removed, ok := reply[1].(int64); ok {
 			return removed, nil
 		}
 	}
-	return 0, fmt.Errorf("trim %s: unexpected answer %v", stream, answer)
+	return 0, fmt.Errorf("trim %s: unexpected reply %v", stream, reply)
 }

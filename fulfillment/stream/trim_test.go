@@ -16,8 +16,8 @@ import (
 	"stampede/lua"
 )
 
-// trimBench is a stream of 1000 entries with the ids 1-1 to 1-1000. Trimming frees whole nodes of
-// 100 entries, so an exact bound shows only at the multiples of that.
+// trimBench is a stream of 1000 entries. Trimming frees whole nodes of 100 entries, so the first entry
+// that is left is a multiple of 100.
 type trimBench struct {
 	*streamBench
 	ids []string
@@ -40,21 +40,21 @@ func newTrimBench(t *testing.T) *trimBench {
 }
 
 // group creates a group that has read the first entries and acknowledged all of them but some.
-func (b *trimBench) group(name string, read int, pending ...int) {
+func (b *trimBench) group(name string, delivered int, pending ...int) {
 	require.NoError(b.t, stream.CreateGroup(b.ctx, b.rdb, b.stream, name))
-	if read == 0 {
+	if delivered == 0 {
 		return
 	}
 	require.NoError(b.t, b.rdb.XReadGroup(b.ctx, &redis.XReadGroupArgs{
-		Group: name, Consumer: "c", Streams: []string{b.stream, ">"}, Count: int64(read), Block: -1,
+		Group: name, Consumer: "c", Streams: []string{b.stream, ">"}, Count: int64(delivered), Block: -1,
 	}).Err())
 	left := make(map[int]bool)
-	for _, place := range pending {
-		left[place] = true
+	for _, i := range pending {
+		left[i] = true
 	}
 	var acks []string
-	for place, id := range b.ids[:read] {
-		if !left[place] {
+	for i, id := range b.ids[:delivered] {
+		if !left[i] {
 			acks = append(acks, id)
 		}
 	}
@@ -62,13 +62,13 @@ func (b *trimBench) group(name string, read int, pending ...int) {
 }
 
 func (b *trimBench) trim() (word string, removed int64) {
-	answer, err := lua.Trim.Run(b.ctx, b.rdb, []string{b.stream}).Slice()
+	reply, err := lua.Trim.Run(b.ctx, b.rdb, []string{b.stream}).Slice()
 	require.NoError(b.t, err)
-	require.Len(b.t, answer, 2)
-	return answer[0].(string), answer[1].(int64)
+	require.Len(b.t, reply, 2)
+	return reply[0].(string), reply[1].(int64)
 }
 
-// first is the place of the first entry that is left.
+// first is the index of the first entry that is left.
 func (b *trimBench) first() int {
 	return len(b.ids) - int(b.rdb.XLen(b.ctx, b.stream).Val())
 }
@@ -77,7 +77,7 @@ func TestTrimKeepsEntriesNeededByAnyGroup(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		groups func(b *trimBench)
-		first  int // place of the first entry that is left
+		first  int // index of the first entry that is left
 	}{
 		"read to the end":            {func(b *trimBench) { b.group("a", 1000) }, 900},
 		"undelivered entries":        {func(b *trimBench) { b.group("a", 501) }, 500},
@@ -85,19 +85,17 @@ func TestTrimKeepsEntriesNeededByAnyGroup(t *testing.T) {
 		"the first entry is pending": {func(b *trimBench) { b.group("a", 1000, 0) }, 0},
 		"the slowest of several groups": {func(b *trimBench) {
 			b.group("a", 1000)
-			b.group("b", 1000,
-				450)
+			b.group("b", 1000, 450)
 			b.group("c", 701)
 		}, 400},
 		"a group that has read nothing": {func(b *trimBench) { b.group("a", 1000); b.group("b", 0) }, 0},
 		"a group that was set back":     {func(b *trimBench) { b.group("a", 1000, 700); b.setID("a", b.ids[200]) }, 200},
-		"a group that was set to an end": {func(b *trimBench) {
+		"a group that was set to the last id": {func(b *trimBench) {
 			b.group("a", 0)
-			b.setID("a",
-				"18446744073709551615-18446744073709551615")
+			b.setID("a", "18446744073709551615-18446744073709551615")
 		}, 1000},
-		"no group":                         {func(*trimBench) {}, 0},
-		"a group without any entry before": {func(b *trimBench) { b.group("a", 1) }, 0},
+		"no group":                        {func(*trimBench) {}, 0},
+		"a group that has read one entry": {func(b *trimBench) { b.group("a", 1) }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -107,7 +105,7 @@ func TestTrimKeepsEntriesNeededByAnyGroup(t *testing.T) {
 			require.EqualValues(t, test.first, removed)
 			require.Equal(t, test.first, b.first())
 			_, removed = b.trim()
-			require.Zero(t, removed, "a second time there is nothing to do")
+			require.Zero(t, removed, "a second trim frees nothing")
 		})
 	}
 }
@@ -116,12 +114,12 @@ func (b *trimBench) setID(group, id string) {
 	require.NoError(b.t, b.rdb.XGroupSetID(b.ctx, b.stream, group, id).Err())
 }
 
-// The halves of an id have 64 bits: as Lua's numbers, 2^53 and 2^53+1 would be the same.
+// The halves of an id have 64 bits: 2^53 and 2^53+1 are equal as Lua numbers.
 func TestTrimComparesLongIDs(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	b := newStreamBenchAt(t, server.URL, "orders")
-	// A node for each entry makes the approximate cut an exact one.
+	// With one entry per node, approximate trimming is exact.
 	require.NoError(t, b.rdb.ConfigSet(t.Context(), "stream-node-max-entries", "1").Err())
 	ids := []string{
 		"9-10", "10-9", "9007199254740992-9007199254740992", "9007199254740992-9007199254740993",

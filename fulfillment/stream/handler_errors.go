@@ -11,8 +11,8 @@ var (
 	// context.Canceled, which the Router does not log as a failure.
 	ErrStopping = fmt.Errorf("worker is stopping: %w", context.Canceled)
 
-	// ErrPutOff is returned for messages of blocked sales when too many of them wait. They stay
-	// pending, and are claimed after a while. It is no fault of the messages, nor a failure to the
-	// Router.
-	ErrPutOff = fmt.Errorf("too many messages of sales that are blocked: %w", context.Canceled)
+	// ErrDeferred is returned for messages of blocked sales when too many of them wait. They stay
+	// pending, and are claimed after a while. It is no fault of the messages, and the Router
+	// does not log it as a failure.
+	ErrDeferred = fmt.Errorf("too many messages of blocked sales are waiting: %w", context.Canceled)
 )
