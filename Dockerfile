@@ -1,8 +1,8 @@
-# Built on the builder's own architecture: Go crosses to the target's without emulation.
+# Built on the builder's architecture: Go cross-compiles without emulation.
 FROM --platform=$BUILDPLATFORM golang:1.26 AS build
 WORKDIR /src
 
-# The modules change less often than the code, so they are a layer of their own.
+# Modules change less often than the code, so they have their own layer.
 COPY go.mod go.sum ./
 RUN --mount=type=cache,target=/go/pkg/mod go mod download
 
@@ -17,10 +17,10 @@ RUN --mount=type=cache,target=/go/pkg/mod \
       -o /stampede ./cmd/stampede
 
 FROM scratch
-# For a STAMPEDE_JWKS_URL, and for servers that are reached over TLS.
+# For a STAMPEDE_JWKS_URL, and for Redis and Postgres over TLS.
 COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=build /stampede /stampede
-# A number, not a name: Kubernetes can tell from it that this is not root, and scratch knows no names.
+# A number: Kubernetes can verify that it is not root, and scratch has no user names.
 USER 65532:65532
 EXPOSE 8080 9090
 HEALTHCHECK --interval=5s --timeout=3s --start-period=30s --retries=3 \

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Writes the file named by $1 with a new random value for each secret that compose.yaml asks for. A file
-# that is there stays as it is: Postgres keeps the password that its volume was created with.
+# Writes a file, named by $1, with a random value for each secret of compose.yaml. An existing file stays
+# unchanged: Postgres keeps the password that its volume was created with.
 set -eu
 
 [ ! -e "$1" ] || exit 0
 
 secret() {
-	# Hex, so that it stands in DATABASE_URL as it is.
+	# Hex, so that it needs no encoding in DATABASE_URL.
 	od -An -N32 -tx1 /dev/urandom | tr -d ' \n'
 }
 

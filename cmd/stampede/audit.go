@@ -20,8 +20,8 @@ type auditCmd struct {
 	databaseFlag
 	keysFlags
 	jsonFlag
-	Sale uuid.UUID     `env:"STAMPEDE_AUDIT_SALE" placeholder:"ID" help:"Audit this sale; all if left out."`
-	Wait time.Duration `env:"STAMPEDE_AUDIT_WAIT" default:"0s" placeholder:"DURATION" help:"How long to wait until no order is on its way any more (${default})."`
+	Sale uuid.UUID     `env:"STAMPEDE_AUDIT_SALE" placeholder:"ID" help:"Sale to audit (default: all)."`
+	Wait time.Duration `env:"STAMPEDE_AUDIT_WAIT" default:"0s" placeholder:"DURATION" help:"How long to wait until no order is in flight (${default})."`
 }
 
 func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
@@ -33,12 +33,12 @@ func (c *auditCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) err
 	return runAudit(ctx, s.out, b, c.keysFlags, c.Sale, c.Wait, c.JSON)
 }
 
-// runAudit prints the report and returns errBroken if a promise is.
+// runAudit prints the report and returns errBroken if a promise is broken.
 func runAudit(
 	ctx context.Context, w io.Writer, b *backend, keys keysFlags, sale uuid.UUID, wait time.Duration, asJSON bool,
 ) error {
 	if err := sql.Check(ctx, b.pool); err != nil {
-		return couldNotLook(err)
+		return unchecked(err)
 	}
 	report, err := audit.Run(ctx, audit.Config{
 		Pool: b.pool, Redis: b.redis, Keys: keys.keys(), Wait: wait, Sale: sale,
@@ -46,7 +46,7 @@ func runAudit(
 	if errors.Is(err, reservation.ErrSaleNotFound) {
 		return err
 	} else if err != nil {
-		return couldNotLook(err)
+		return unchecked(err)
 	}
 	if asJSON {
 		err = writeJSON(w, report)

@@ -18,7 +18,7 @@ import (
 	"stampede/sql"
 )
 
-// backend is Redis and Postgres with what works on both. Both connect when they are first used.
+// backend holds the Redis and Postgres clients and what uses both. Both connect on first use.
 type backend struct {
 	redis   *redis.Client
 	pool    *pgxpool.Pool
@@ -26,7 +26,7 @@ type backend struct {
 	catalog *catalog.Catalog
 }
 
-// openBackend uses the Redis client that open makes, and up to postgresConns connections to Postgres.
+// openBackend creates the Redis client with open, and uses up to postgresConns connections to Postgres.
 func openBackend(
 	ctx context.Context, open func(url string) (*redis.Client, error), redisURL, databaseURL string, keys keysFlags,
 	postgresConns int32, logger *slog.Logger,
@@ -47,11 +47,12 @@ func openBackend(
 
 func (b *backend) Close() {
 	b.store.Close()
-	_ = b.redis.Close() // nothing is under way any more
+	_ = b.redis.Close() // nothing is running any more
 	b.pool.Close()
 }
 
-// rebuilder returns what makes stock in Redis anew by hand, if the schema is ours.
+// rebuilder returns the rebuilder for manual rebuilds of the stock in Redis. It returns an error if the schema is not
+// the one of this version.
 func (b *backend) rebuilder(
 	ctx context.Context, keys reservation.Keys, logger *slog.Logger,
 ) (*rebuild.Rebuilder, error) {
@@ -69,11 +70,11 @@ func (b *backend) ready(ctx context.Context) error {
 	return errors.Join(b.store.Ping(ctx), b.pool.Ping(ctx))
 }
 
-// askTimeout bounds what is asked of a server before a command starts its work.
+// askTimeout bounds the checks of a server before a command starts its work.
 const askTimeout = 5 * time.Second
 
-// checkSchema refuses to work with another schema than our own. Where Postgres is away it says so and
-// goes on: orders that were accepted wait in Redis until a worker can write them.
+// checkSchema returns an error if the schema is not the one of this version. If Postgres does not answer, it only
+// logs that: accepted orders wait in Redis until a worker can write them.
 func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) error {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -81,11 +82,11 @@ func checkSchema(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) e
 	if err == nil || errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
 		return err
 	}
-	logger.Warn("Postgres does not answer, so its schema is unchecked; orders wait in Redis until it does", "err", err)
+	logger.Warn("Postgres does not answer, so its schema is unchecked; orders wait in Redis until it answers", "err", err)
 	return nil
 }
 
-// warnOfSettings logs what doctor finds, loudly where it is unsafe. It stops nothing.
+// warnOfSettings logs the findings of doctor, unsafe ones as errors. It never fails.
 func warnOfSettings(ctx context.Context, b *backend, logger *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
@@ -94,17 +95,17 @@ func warnOfSettings(ctx context.Context, b *backend, logger *slog.Logger) {
 		logger.Warn("Redis does not answer, so its settings are unchecked", "err", err)
 	}
 	more, err := doctor.Postgres(ctx, b.pool)
-	if err == nil { // else checkSchema has said it
+	if err == nil { // else checkSchema has reported it
 		findings = append(findings, more...)
 	}
 	if more, err = doctor.Memory(ctx, b.redis, b.pool, uuid.Nil); err == nil {
 		findings = append(findings, more...)
 	}
 	for _, f := range findings {
-		level, call := slog.LevelWarn, "setting to check: "
+		level, prefix := slog.LevelWarn, "setting to check: "
 		if f.Severity == doctor.Unsafe {
-			level, call = slog.LevelError, "UNSAFE SETTING: "
+			level, prefix = slog.LevelError, "UNSAFE SETTING: "
 		}
-		logger.Log(ctx, level, call+f.What, "severity", f.Severity, "server", f.Server, "why", f.Why, "mend", f.Mend)
+		logger.Log(ctx, level, prefix+f.What, "severity", f.Severity, "server", f.Server, "why", f.Why, "mend", f.Mend)
 	}
 }

@@ -53,7 +53,6 @@ func TestInvalidSaleIDIsUsageError(t *testing.T) {
 	}
 }
 
-// TestTakenPortNamesSetting: each command on a port that somebody else listens on.
 func TestTakenPortNamesSetting(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -72,12 +71,11 @@ func TestTakenPortNamesSetting(t *testing.T) {
 		cmd.Start()
 		assert.Equal(t, exitFailed, cmd.Wait(within).ExitCode(), c.command)
 		assert.Contains(t, cmd.Output(), taken.Addr().String(), c.command)
-		assert.Contains(t, cmd.Output(), "address already in use: let "+c.variable+" ("+c.flag+") name another address",
+		assert.Contains(t, cmd.Output(), "address already in use: set "+c.variable+" ("+c.flag+") to another address",
 			c.command)
 	}
 }
 
-// TestDevPrintsEnvironmentForSecondTerminal: the line that dev prints is run by a shell, and leads to its servers.
 func TestDevPrintsEnvironmentForSecondTerminal(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -98,16 +96,16 @@ func TestDevPrintsEnvironmentForSecondTerminal(t *testing.T) {
 func TestCreateRejectsSaleThatEndsBeforeStart(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
-	for flags, says := range map[string]string{
+	for flags, want := range map[string]string{
 		"--closes-at=2020-01-01T00:00:00Z":       "closes_at must be in the future",
 		"--closes-at=+0s":                        "closes_at must be in the future",
 		"--opens-at=+2h --closes-at=+1h":         "closes_at must be later than opens_at",
-		"--closes-at=yesterday":                  "is no time",
+		"--closes-at=yesterday":                  "is not a time",
 		"--closes-at=+1h --idempotency-key=a\tb": "Idempotency-Key must be visible ASCII",
 	} {
 		status, output := s.run(append([]string{"sale", "create", "--name=x", "--stock=1"}, strings.Split(flags, " ")...)...)
 		assert.Equal(t, exitUsage, status, output)
-		assert.Contains(t, output, says)
+		assert.Contains(t, output, want)
 	}
 	status, output := s.run("sale", "list")
 	assert.Equal(t, exitOK, status)
@@ -134,7 +132,7 @@ func TestCreateIsIdempotentByKey(t *testing.T) {
 	assert.Contains(t, output, "idempotency key was used for another")
 }
 
-// TestDoctorComparesMemoryWithUnitsOnSale: a Redis of 8 MB is too small for a hundred million of them.
+// A Redis of 8 MB is too small for a hundred million units.
 func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -189,9 +187,9 @@ func TestUndecidedErrorsNameIdempotencyKey(t *testing.T) {
 		catalog.ErrRestockWithdrawn: false, reservation.ErrSaleNotFound: false,
 		catalog.ErrIdempotencyKeyReused: false,
 	} {
-		said := mayBeDone(err, "k")
-		require.ErrorIs(t, said, err)
-		assert.Equal(t, repeat, strings.Contains(said.Error(), "repeat it with --idempotency-key=k"), said)
+		got := mayBeDone(err, "k")
+		require.ErrorIs(t, got, err)
+		assert.Equal(t, repeat, strings.Contains(got.Error(), "repeat it with --idempotency-key=k"), got)
 	}
 	assert.NoError(t, mayBeDone(nil, "k"))
 }

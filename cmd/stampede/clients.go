@@ -9,15 +9,15 @@ import (
 	"stampede/internal/ratelimit"
 )
 
-// clientFlags bound what each client may take of an ingress.
+// clientFlags limit what each client may use of an ingress.
 type clientFlags struct {
-	UserRate       ratelimit.Rate `default:"5/s" placeholder:"N/s" help:"How often a user may buy, and as often again pay, cancel and look at orders; more is answered 429; 0: as often as they like (${default})."`
-	UserBurst      int            `default:"20" placeholder:"N" help:"How often of that at once (${default})."`
-	AddressRate    ratelimit.Rate `default:"0" placeholder:"N/s" help:"The same for a client address, before anybody is authenticated; as often again for all other calls. Offices and mobile networks share addresses; 0: as often as they like (${default})."`
-	AddressBurst   int            `default:"200" placeholder:"N" help:"How often of that at once (${default})."`
-	UserStreams    int            `default:"16" placeholder:"N" help:"Streams of orders that a user may have open at once; 0: all (${default})."`
-	AddressStreams int            `default:"1000" placeholder:"N" help:"Streams of orders, and as many of sales, that a client address may have open at once, at most a quarter of all; 0: all (${default})."`
-	TrustedProxies proxies        `placeholder:"PREFIXES" help:"Proxies whose X-Forwarded-For is believed, as 10.0.0.0/8,192.0.2.1. Without it the address of the connection is the client's."`
+	UserRate       ratelimit.Rate `default:"5/s" placeholder:"N/s" help:"Purchases that a user may make, and as many requests that pay, cancel or look at orders; more get 429; 0: no limit (${default})."`
+	UserBurst      int            `default:"20" placeholder:"N" help:"How many of these may come in one burst (${default})."`
+	AddressRate    ratelimit.Rate `default:"0" placeholder:"N/s" help:"The same limits for a client address, checked before authentication, and as many for all other calls together. Offices and mobile networks share addresses; 0: no limit (${default})."`
+	AddressBurst   int            `default:"200" placeholder:"N" help:"How many of these may come in one burst (${default})."`
+	UserStreams    int            `default:"16" placeholder:"N" help:"Streams of orders that a user may have open at the same time; 0: no limit (${default})."`
+	AddressStreams int            `default:"1000" placeholder:"N" help:"Streams of orders, and as many of sales, that a client address may have open at the same time, at most a quarter of all streams; 0: no limit (${default})."`
+	TrustedProxies proxies        `placeholder:"PREFIXES" help:"Proxies whose X-Forwarded-For is trusted, such as 10.0.0.0/8,192.0.2.1. Without it the client address is that of the connection."`
 }
 
 func (f clientFlags) Validate() error {
@@ -30,7 +30,7 @@ func (f clientFlags) Validate() error {
 }
 
 func wantBurst(flag string, n int) error {
-	return want(n >= 1 && n <= ratelimit.MaxBurst, flag, n, fmt.Sprintf("1 to %d", ratelimit.MaxBurst))
+	return checkFlag(n >= 1 && n <= ratelimit.MaxBurst, flag, n, fmt.Sprintf("1 to %d", ratelimit.MaxBurst))
 }
 
 func (f clientFlags) bound(config *ingress.Config) {

@@ -31,7 +31,7 @@ func TestUserRateLimit(t *testing.T) {
 	orders := url + "/v1/sales/" + s.sale(url, 10).String() + "/orders"
 	require.Equal(t, http.StatusAccepted, ask(t, http.MethodPost, orders, "ann", "").HTTP)
 	testkit.Eventually(t, within, "the user is limited", func() bool {
-		for range 30 { // at once: a test that is halted for seconds in between tries again
+		for range 30 { // without a pause; after a long pause of the test machine, Eventually tries again
 			if ask(t, http.MethodPost, orders, "ann", "").HTTP == http.StatusTooManyRequests {
 				return true
 			}

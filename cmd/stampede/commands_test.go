@@ -24,7 +24,6 @@ import (
 	"stampede/internal/testkit"
 )
 
-// Every flag of every command can be set by an environment variable, and help names it.
 func TestHelpListsEachFlagWithVariable(t *testing.T) {
 	t.Parallel()
 	parser, err := kong.New(&cli{}, kong.DefaultEnvars("STAMPEDE"))
@@ -32,7 +31,7 @@ func TestHelpListsEachFlagWithVariable(t *testing.T) {
 	leaves := parser.Model.Leaves(false)
 	require.Greater(t, len(leaves), 15)
 	for _, leaf := range leaves {
-		groups := leaf.AllFlags(true) // kong notes something in the nodes that commands share
+		groups := leaf.AllFlags(true) // not in the subtests: kong writes to nodes that commands share
 		t.Run(leaf.Path(), func(t *testing.T) {
 			t.Parallel()
 			var out, errs strings.Builder
@@ -41,7 +40,7 @@ func TestHelpListsEachFlagWithVariable(t *testing.T) {
 			for _, group := range groups {
 				for _, flag := range group {
 					if flag.Name == "help" || flag.Name == "version" {
-						continue // they ask about the program and set nothing
+						continue // they are no settings
 					}
 					require.NotEmpty(t, flag.Envs, flag.Name)
 					if !strings.Contains(out.String(), "--"+flag.Name) || !strings.Contains(out.String(), "$"+flag.Envs[0]) {
@@ -54,12 +53,12 @@ func TestHelpListsEachFlagWithVariable(t *testing.T) {
 	}
 }
 
-// words are the parts of a command's path that are typed as they are: not its arguments.
+// words returns the fixed parts of a command's path, without its arguments.
 func words(leaf *kong.Node) []string {
 	return slices.DeleteFunc(strings.Fields(leaf.Path()), func(word string) bool { return strings.HasPrefix(word, "<") })
 }
 
-// The names of the settings are a contract.
+// The names of the variables are a contract.
 func TestSettingsKeepTheirNames(t *testing.T) {
 	t.Parallel()
 	parser, err := kong.New(&cli{}, kong.DefaultEnvars("STAMPEDE"))
@@ -76,7 +75,7 @@ func TestSettingsKeepTheirNames(t *testing.T) {
 		}
 		got[strings.Join(words(leaf), " ")] = names
 	}
-	for command, want := range map[string][]string{
+	for command, variables := range map[string][]string{
 		"serve": {
 			"REDIS_URL", "DATABASE_URL", "STAMPEDE_HTTP_ADDR", "STAMPEDE_PARTITIONS", "STAMPEDE_AUTH", "STAMPEDE_AUTH_HEADER",
 			"STAMPEDE_JWT_SECRET", "STAMPEDE_JWKS_URL", "STAMPEDE_JWT_ISSUER", "STAMPEDE_JWT_AUDIENCE", "STAMPEDE_ADMIN_TOKEN",
@@ -87,7 +86,7 @@ func TestSettingsKeepTheirNames(t *testing.T) {
 		"healthcheck": {"STAMPEDE_HEALTHCHECK_URL"},
 		"dev":         {"REDIS_URL", "DATABASE_URL", "STAMPEDE_HTTP_ADDR", "STAMPEDE_ADMIN_TOKEN"},
 	} {
-		for _, name := range want {
+		for _, name := range variables {
 			assert.True(t, got[command][name], "%s: %s", command, name)
 		}
 	}
@@ -98,28 +97,28 @@ func TestUsageErrorsExitWithTwo(t *testing.T) {
 	for name, args := range map[string][]string{
 		"unknown command": {"sell"},
 		"unknown flag":    {"version", "--loudly"},
-		"no sale id": {
+		"invalid sale id": {
 			"sale", "show", "not-a-uuid", "--redis-url=redis://localhost",
 			"--database-url=postgres://localhost",
 		},
-		"partitions": {
+		"too many partitions": {
 			"serve", "--partitions=65", "--redis-url=redis://localhost",
 			"--database-url=postgres://localhost",
 		},
-		"a time": {
+		"invalid time": {
 			"sale", "create", "--name=x", "--stock=1", "--opens-at=soon", "--redis-url=redis://localhost",
 			"--database-url=postgres://localhost",
 		},
-		"a redis url":    {"serve", "--redis-url=localhost:6379", "--database-url=postgres://localhost"},
-		"jwt and no key": {"serve", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
-		"a secret too short": {
+		"invalid redis url": {"serve", "--redis-url=localhost:6379", "--database-url=postgres://localhost"},
+		"jwt without key":   {"serve", "--redis-url=redis://localhost", "--database-url=postgres://localhost"},
+		"short secret": {
 			"serve", "--jwt-secret=short", "--redis-url=redis://localhost",
 			"--database-url=postgres://localhost",
 		},
-		"a load of nobody":   {"load", "--sale=" + uuid.NewString(), "--buyers=0"},
-		"a load without":     {"load", "--admin-token="},
-		"a tiny demo":        {"demo", "--stock=5"},
-		"a negative restock": {"sale", "restock", uuid.NewString(), "-5"},
+		"load without buyers":        {"load", "--sale=" + uuid.NewString(), "--buyers=0"},
+		"load without sale or token": {"load", "--admin-token="},
+		"demo below minimum":         {"demo", "--stock=5"},
+		"negative restock":           {"sale", "restock", uuid.NewString(), "-5"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -131,7 +130,7 @@ func TestUsageErrorsExitWithTwo(t *testing.T) {
 	}
 }
 
-// Where a library takes zero for its default, nobody would see that the zero was not taken.
+// Libraries replace zero by a default, so an invalid zero must be rejected.
 func TestInvalidValueNamesFlag(t *testing.T) {
 	t.Parallel()
 	for _, args := range []string{
@@ -151,7 +150,7 @@ func TestInvalidValueNamesFlag(t *testing.T) {
 			t.Parallel()
 			command, value, _ := strings.Cut(args, " --")
 			flag, _, _ := strings.Cut(value, "=")
-			status, errs := refused(t, append(strings.Fields(command), "--"+value)...)
+			status, errs := runRejected(t, append(strings.Fields(command), "--"+value)...)
 			assert.Equal(t, exitUsage, status)
 			assert.Contains(t, errs, "--"+flag+" is ")
 			assert.Contains(t, errs, ", want ")
@@ -161,7 +160,7 @@ func TestInvalidValueNamesFlag(t *testing.T) {
 
 func TestUsageErrorsNameMissingArguments(t *testing.T) {
 	t.Parallel()
-	for says, args := range map[string][]string{
+	for want, args := range map[string][]string{
 		"--name=STRING (or STAMPEDE_SALE_NAME)": {"sale", "create", "--stock=1"},
 		"needs --database-url (DATABASE_URL)": {
 			"load", "--sale=" + uuid.NewString(),
@@ -174,19 +173,19 @@ func TestUsageErrorsNameMissingArguments(t *testing.T) {
 			"--trusted-proxies=10.0.0.0/8,10.0.0.0/33",
 		},
 		"give --over or --rate, not both":         {"load", "--over=1s", "--rate=5"},
-		"write it as -- -5":                       {"sale", "restock", uuid.NewString(), "-5"},
-		"--reason must tell why":                  {"dlq", "discard", "1", "--reason", " "},
+		"write a negative number as -- -5":        {"sale", "restock", uuid.NewString(), "-5"},
+		"--reason is empty, want":                 {"dlq", "discard", "1", "--reason", " "},
 		"or --admin-token (STAMPEDE_ADMIN_TOKEN)": {"load"},
 	} {
-		status, errs := refused(t, args...)
+		status, errs := runRejected(t, args...)
 		assert.Equal(t, exitUsage, status, args)
-		assert.Contains(t, errs, says)
+		assert.Contains(t, errs, want)
 	}
 }
 
-// refused runs a command that should not get as far as to open anything, in a process of its own, or
-// one that is let through would go on for ever.
-func refused(t *testing.T, args ...string) (status int, output string) {
+// runRejected runs a command that is expected to be rejected, in its own process: if it were accepted, it would run
+// forever.
+func runRejected(t *testing.T, args ...string) (status int, output string) {
 	t.Helper()
 	c := testkit.Command(t, args...)
 	c.Start()
@@ -223,13 +222,13 @@ func TestMissingMigrationsAreReported(t *testing.T) {
 		assert.Contains(t, c.Output(), "stampede migrate up", args)
 	}
 
-	for _, step := range []struct{ arg, says string }{
+	for _, step := range []struct{ arg, want string }{
 		{"status", "-"}, {"up", "up to date"}, {"up", "up to date"}, {"status", "orders"}, {"down", "undone"},
 	} {
 		c := command("migrate", step.arg)
 		c.Start()
 		assert.Equal(t, exitOK, c.Wait(within).ExitCode())
-		assert.Contains(t, c.Output(), step.says)
+		assert.Contains(t, c.Output(), step.want)
 	}
 }
 
@@ -264,7 +263,7 @@ func TestDoctorAndServeWarnOfEvictingRedis(t *testing.T) {
 	assert.Equal(t, exitFailed, doctor.Wait(within).ExitCode())
 	assert.Contains(t, doctor.Output(), "maxmemory-policy is allkeys-lru")
 	assert.Contains(t, doctor.Output(), "mend:")
-	assert.Regexp(t, `(Redis|Valkey) \d+\.\S+, PostgreSQL \d+`, doctor.Output(), "which servers these are")
+	assert.Regexp(t, `(Redis|Valkey) \d+\.\S+, PostgreSQL \d+`, doctor.Output(), "names and versions of the servers")
 
 	serve := s.command("serve")
 	serve.Setenv("REDIS_URL", own.URL)
@@ -311,7 +310,7 @@ func TestSaleCommands(t *testing.T) {
 	assert.EqualValues(t, "paused", sale("pause", id).State)
 	assert.EqualValues(t, "scheduled", sale("resume", id).State)
 	assert.EqualValues(t, 15, sale("restock", id, "5", "--idempotency-key=delivery").Available)
-	assert.EqualValues(t, 15, sale("restock", id, "5", "--idempotency-key=delivery").Available, "the same delivery")
+	assert.EqualValues(t, 15, sale("restock", id, "5", "--idempotency-key=delivery").Available, "same idempotency key")
 	assert.EqualValues(t, "ended", sale("end", id).State)
 	assert.EqualValues(t, 15, sale("show", id).Stock)
 
@@ -334,7 +333,7 @@ func TestDeadLetterCommands(t *testing.T) {
 	s := newShop(t)
 	rdb := testkit.Redis(t)
 	require.NoError(t, rdb.XAdd(t.Context(), &redis.XAddArgs{
-		Stream: s.keys.Orders(0), Values: []any{"stray", "\x1b[31mred\xff"},
+		Stream: s.keys.Orders(0), Values: []any{"unknown", "\x1b[31mred\xff"},
 	}).Err())
 	s.worker("worker").Start()
 	parked := func() int {
@@ -342,24 +341,24 @@ func TestDeadLetterCommands(t *testing.T) {
 		require.NoError(t, s.pool.QueryRow(t.Context(), `SELECT count(*) FROM dead_letters WHERE status = 'parked'`).Scan(&n))
 		return n
 	}
-	testkit.Eventually(t, within, "the stray entry is parked", func() bool { return parked() == 1 })
+	testkit.Eventually(t, within, "the entry is parked", func() bool { return parked() == 1 })
 
 	status, output := s.run("dlq", "list")
 	assert.Equal(t, exitOK, status)
 	assert.Contains(t, output, "parked")
 	status, output = s.run("dlq", "show", "1")
 	assert.Equal(t, exitOK, status)
-	assert.Contains(t, output, `"\x1b[31mred\xff"`, "a stray entry must not write to the terminal")
+	assert.Contains(t, output, `"\x1b[31mred\xff"`, "control characters of an entry must not reach the terminal")
 
 	status, output = s.run("dlq", "replay", "1")
 	assert.Equal(t, exitOK, status, output)
 	testkit.Eventually(t, within, "it is parked again", func() bool { return parked() == 1 })
-	// What a worker has applied is not parked again.
+	// An entry that a worker has applied is not parked again.
 	var entry string
 	require.NoError(t, s.pool.QueryRow(t.Context(),
 		`UPDATE dead_letters SET status = 'replayed' RETURNING replayed_as`).Scan(&entry))
 	status, output = s.run("dlq", "replay", "1")
-	assert.Equal(t, exitOK, status, "a repeat is no failure")
+	assert.Equal(t, exitOK, status, "a second replay is no failure")
 	assert.Contains(t, output, "replayed before as entry "+entry)
 	_, err := s.pool.Exec(t.Context(), `UPDATE dead_letters SET status = 'parked'`)
 	require.NoError(t, err)
@@ -406,7 +405,7 @@ func TestDevServesAndCleansUp(t *testing.T) {
 	require.NoError(t, err)
 	defer pool.Close()
 	begun := time.Now()
-	testkit.Eventually(t, within, "orders can be paid, as far as Postgres knows", func() bool {
+	testkit.Eventually(t, within, "heartbeats reach Postgres", func() bool {
 		var seen time.Time
 		require.NoError(t, pool.QueryRow(t.Context(), `SELECT seen_at FROM pulse`).Scan(&seen))
 		return seen.After(begun)
@@ -431,10 +430,9 @@ func TestDevEndsWithItsServers(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 	assert.Equal(t, exitFailed, c.Wait(within).ExitCode())
-	assert.Contains(t, c.Output(), "the private Redis ended by itself (signal: killed)")
+	assert.Contains(t, c.Output(), "the private Redis ended unexpectedly (signal: killed)")
 }
 
-// A process that is asked twice to end does so at once.
 func TestSecondSignalEndsImmediately(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -443,8 +441,8 @@ func TestSecondSignalEndsImmediately(t *testing.T) {
 	c.Setenv("STAMPEDE_HTTP_ADDR", "127.0.0.1:0")
 	c.Start()
 	c.WaitOutput(within, "ingress listens")
-	// Until the first signal has been handled the second would be taken for it, so they are repeated.
-	testkit.Eventually(t, within, "the end of a process that wants to wait", func() bool {
+	// A second signal that arrives before the first was handled has no effect, so they are repeated.
+	testkit.Eventually(t, within, "the process ends", func() bool {
 		return syscall.Kill(c.Pid(), syscall.SIGTERM) != nil
 	})
 	assert.Equal(t, syscall.SIGTERM, c.Wait(within).Sys().(syscall.WaitStatus).Signal())
@@ -461,14 +459,14 @@ func TestWorkersOfOneHostUseDistinctConsumers(t *testing.T) {
 	freeOne()
 	again, freeAgain, err := takeLane(folder)
 	require.NoError(t, err)
-	assert.Equal(t, 0, again, "the first free one, so a worker that comes back has its old name")
+	assert.Equal(t, 0, again, "the first free lane, so a restarted worker gets its old name")
 	freeTwo()
 	freeAgain()
 
 	file := folder + "/no-folder"
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	_, _, err = takeLane(file)
-	assert.Error(t, err, "where no folder can be made the caller must learn it")
+	assert.Error(t, err, "an error if the folder cannot be created")
 }
 
 func TestParseMoment(t *testing.T) {
@@ -483,7 +481,7 @@ func TestParseMoment(t *testing.T) {
 	}
 }
 
-// The file of each command holds the type of that command, so that a reader finds it.
+// Each command is in the file with its name.
 func TestEachCommandHasAFile(t *testing.T) {
 	t.Parallel()
 	fields := reflect.VisibleFields(reflect.TypeFor[cli]())

@@ -10,29 +10,29 @@ import (
 	"syscall"
 )
 
-// maxLanes bounds how many workers of one host get a name by themselves.
+// maxLanes bounds how many workers of one host get a name automatically.
 const maxLanes = 64
 
 // consumerName is the name under which a worker reads: the given one, or else the host's name and
-// the first free lane. A worker that comes back finds, by its stable name, what it left pending; and
-// two workers of one host must not share a name, or each would take the other's work for its own.
-// The name is taken until free is called, or the process ends in whatever way.
+// the first free lane. A restarted worker finds its pending entries by its stable name. Two workers of
+// one host must not share a name, or each would process the pending entries of the other.
+// The name is reserved until free is called or the process ends.
 func consumerName(given string, logger *slog.Logger) (name string, free func(), err error) {
 	if given != "" {
 		return given, func() {}, nil
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return "", nil, fmt.Errorf("name this worker (STAMPEDE_CONSUMER does it too): %w", err)
+		return "", nil, fmt.Errorf("name this worker (or set STAMPEDE_CONSUMER): %w", err)
 	}
 	folder := filepath.Join(os.TempDir(), "stampede-lanes-"+strconv.Itoa(os.Getuid()))
 	lane, free, err := takeLane(folder)
 	switch {
 	case errors.Is(err, errNoLane):
-		return "", nil, fmt.Errorf("%w: name this worker by STAMPEDE_CONSUMER", err)
+		return "", nil, fmt.Errorf("%w: set STAMPEDE_CONSUMER to a name for this worker", err)
 	case err != nil:
-		// As in a container with a read-only file system, where there is one worker to a host.
-		logger.Warn("cannot see whether other workers run on this host; if so, name them by STAMPEDE_CONSUMER", "err", err)
+		// For example in a container with a read-only file system, which is a host of its own.
+		logger.Warn("cannot see whether other workers run on this host; if so, set STAMPEDE_CONSUMER for each", "err", err)
 		return host + "-0", func() {}, nil
 	}
 	return host + "-" + strconv.Itoa(lane), free, nil
@@ -40,8 +40,8 @@ func consumerName(given string, logger *slog.Logger) (name string, free func(), 
 
 var errNoLane = fmt.Errorf("all %d lanes of this host are taken", maxLanes)
 
-// takeLane locks the first file of the folder that nobody has locked. The kernel frees the lock with
-// the process, even one that is killed.
+// takeLane locks the first unlocked file of the folder. The kernel frees the lock when the process
+// ends, even if it is killed.
 func takeLane(folder string) (lane int, free func(), err error) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return 0, nil, err

@@ -16,15 +16,15 @@ import (
 type demoCmd struct {
 	optionalServers
 	Stock        int64         `env:"STAMPEDE_DEMO_STOCK" default:"10000" placeholder:"UNITS" help:"Units for sale, at least 100 (${default})."`
-	Buyers       int           `env:"STAMPEDE_DEMO_BUYERS" default:"50000" placeholder:"N" help:"How many buyers come, at least 100 (${default})."`
-	Over         time.Duration `env:"STAMPEDE_DEMO_OVER" default:"8s" placeholder:"DURATION" help:"Time over which they come, evenly (${default})."`
-	DoubleClicks float64       `env:"STAMPEDE_DEMO_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at once, 0 to 1 (${default})."`
+	Buyers       int           `env:"STAMPEDE_DEMO_BUYERS" default:"50000" placeholder:"N" help:"Number of buyers, at least 100 (${default})."`
+	Over         time.Duration `env:"STAMPEDE_DEMO_OVER" default:"8s" placeholder:"DURATION" help:"Time over which the buyers arrive, evenly spread (${default})."`
+	DoubleClicks float64       `env:"STAMPEDE_DEMO_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at the same time, 0 to 1 (${default})."`
 }
 
 // Validate is called by kong.
 func (c *demoCmd) Validate() error {
 	return cmp.Or(
-		want(c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers, fmt.Sprintf("at most %d", crowd.MaxBuyers)),
+		checkFlag(c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers, fmt.Sprintf("at most %d", crowd.MaxBuyers)),
 		wantAtLeast("--over", c.Over, 0),
 		wantShare("--double-clicks", c.DoubleClicks),
 	)
@@ -32,7 +32,7 @@ func (c *demoCmd) Validate() error {
 
 func (c *demoCmd) Run(ctx context.Context, s *streams) error {
 	collectLess()
-	// The story is all there is to read; the processes have logs of their own.
+	// Only the demo's own text is printed; its processes write their logs to files.
 	slog.SetDefault(slog.New(slog.NewTextHandler(io.Discard, nil)))
 	err := demo.Run(ctx, demo.Config{
 		Stock: c.Stock, Buyers: c.Buyers, Over: c.Over, DoubleClicks: c.DoubleClicks,

@@ -14,7 +14,7 @@ func demoCommand(t *testing.T) *testkit.Cmd {
 	c := testkit.Command(t, "demo", "--stock=500", "--buyers=2000", "--over=2s", "--double-clicks=0.1")
 	c.Setenv("REDIS_URL", testkit.RedisURL(t))
 	c.Setenv("DATABASE_URL", testkit.DatabaseURL(t))
-	c.Setenv("TMPDIR", t.TempDir()) // for the logs that it may keep
+	c.Setenv("TMPDIR", t.TempDir()) // for its logs
 	return c
 }
 
@@ -26,13 +26,13 @@ func TestDemoPasses(t *testing.T) {
 	assert.Equal(t, exitOK, state.ExitCode())
 	out := c.Output()
 	assert.Contains(t, out, "kill -9 of worker-1")
-	for _, promise := range []string{"S1", "S2", "S3", "S4", "S5"} {
-		assert.Contains(t, out, "✓ "+promise)
+	for _, name := range []string{"S1", "S2", "S3", "S4", "S5"} {
+		assert.Contains(t, out, "✓ "+name)
 	}
-	assert.NotContains(t, out, "level=", "no log in the story")
+	assert.NotContains(t, out, "level=", "the story contains no log")
 }
 
-// The demo must not say yes to everything: a Postgres that loses one row of a batch is found out.
+// A Postgres that loses one row of a batch breaks a promise.
 func TestDemoFailsOnLostOrder(t *testing.T) {
 	t.Parallel()
 	_, err := testkit.Pool(t).Exec(t.Context(), `

@@ -26,9 +26,9 @@ type devCmd struct {
 	clientFlags
 	receiptFlag
 	workerFlags
-	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Where to listen (${default}). Buyers are believed by their header, so keep it local."`
+	HTTPAddr   string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:"127.0.0.1:8080" placeholder:"HOST:PORT" help:"Address to listen on (${default}). Buyers are identified by a header alone, so keep it local."`
 	AuthHeader string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer (${default})."`
-	AdminToken string `placeholder:"TOKEN" help:"Bearer token of the operators; made up if left out."`
+	AdminToken string `placeholder:"TOKEN" help:"Bearer token of the operators (default: random)."`
 }
 
 // Validate is called by kong.
@@ -58,7 +58,7 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 		c.AdminToken = rand.Text()
 	}
 
-	front, err := openFront(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags, logger)
+	front, err := openIngressBackend(ctx, servers.RedisURL, servers.DatabaseURL, c.keysFlags, logger)
 	if err != nil {
 		return err
 	}
@@ -107,11 +107,11 @@ func (c *devCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error
 	return together.Wait()
 }
 
-// welcome tells how to get in, ready to paste.
+// welcome prints the addresses, and commands to paste.
 func (c *devCmd) welcome(w io.Writer, url string, servers *localserver.Pair) error {
-	kept := "gone when this ends"
+	kept := "deleted when this ends"
 	if servers.Redis == nil || servers.Postgres == nil {
-		kept = "gone when this ends, but for the servers that were given"
+		kept = "deleted when this ends, except on the servers that were given"
 	}
 	environment := "REDIS_URL=" + quoted(servers.RedisURL) + " DATABASE_URL=" + quoted(servers.DatabaseURL)
 	if c.Partitions > 1 {
@@ -129,7 +129,7 @@ Create a sale of 100 units:
   curl -s %[2]s/v1/sales -H 'Authorization: Bearer %[5]s' \
     -H 'Content-Type: application/json' -d '{"name":"first sale","stock":100}'
 
-Buy a unit, with the id that it answers:
+Buy a unit; ID is the id in its answer:
 
   curl -si %[2]s/v1/sales/ID/orders -H '%[6]s: alice' \
     -H 'Idempotency-Key: first' -H 'Content-Type: application/json' -d '{"quantity":1}'
@@ -142,5 +142,5 @@ Run other commands in a second terminal, such as stampede sale list, after
 	return err
 }
 
-// quoted is a word of a shell that stands for text.
+// quoted is text as one word of a shell.
 func quoted(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }

@@ -18,8 +18,8 @@ import (
 type dlqCmd struct {
 	List    dlqListCmd    `cmd:"" help:"List the dead letters, newest first."`
 	Show    dlqShowCmd    `cmd:"" help:"Show a dead letter with all fields of its stream entry."`
-	Replay  dlqReplayCmd  `cmd:"" help:"Append the entry to its stream again, for a worker that knows better by now. Repeated, it does nothing until a worker has parked the letter again."`
-	Discard dlqDiscardCmd `cmd:"" help:"Give a dead letter up; its order, if it names one, is rejected and its units go back to the sale. If it does not say whose, stampede reconcile records the order from its reservation."`
+	Replay  dlqReplayCmd  `cmd:"" help:"Append the entry to its stream again, for a worker that can process it by now. A second replay does nothing until a worker has parked the letter again."`
+	Discard dlqDiscardCmd `cmd:"" help:"Discard a dead letter. Its order, if it names one, is rejected and the units go back to the sale. If it names no user, stampede reconcile records the order from its reservation."`
 }
 
 // dlqFlags are what every command on dead letters needs.
@@ -49,8 +49,8 @@ type letterArg struct {
 type dlqListCmd struct {
 	dlqFlags
 	jsonFlag
-	Status string `default:"parked" enum:"parked,replayed,discarded,all" env:"STAMPEDE_DLQ_STATUS" placeholder:"STATUS" help:"List those that are parked, replayed or discarded, or all (${default})."`
-	Limit  int    `default:"50" env:"STAMPEDE_DLQ_LIMIT" placeholder:"N" help:"List at most so many (${default})."`
+	Status string `default:"parked" enum:"parked,replayed,discarded,all" env:"STAMPEDE_DLQ_STATUS" placeholder:"STATUS" help:"Status of the letters to list: parked, replayed, discarded or all (${default})."`
+	Limit  int    `default:"50" env:"STAMPEDE_DLQ_LIMIT" placeholder:"N" help:"Most letters to list (${default})."`
 }
 
 func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
@@ -70,7 +70,7 @@ func (c *dlqListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 			return writeLettersJSON(s.out, letters)
 		}
 		t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-		_, _ = fmt.Fprintln(t, "ID\tSTATUS\tPARKED\tDELIVERIES\tREPLAYS\tSTREAM\tENTRY\tREASON") // Flush tells the error
+		_, _ = fmt.Fprintln(t, "ID\tSTATUS\tPARKED\tDELIVERIES\tREPLAYS\tSTREAM\tENTRY\tREASON") // Flush returns the error
 		for _, l := range letters {
 			_, _ = fmt.Fprintf(t, "%d\t%s\t%s\t%d\t%d\t%s\t%s\t%s\n",
 				l.ID, l.Status, orDash(l.CreatedAt), l.Entry.Deliveries, l.Replays, l.Entry.Stream, l.Entry.ID, printable(l.Reason))
@@ -131,7 +131,7 @@ func (c *dlqReplayCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 		}
 		if !appended {
 			_, err = fmt.Fprintf(s.out,
-				"dead letter %d was replayed before as entry %s, and is not parked again: nothing was done\n", c.ID, entry)
+				"dead letter %d was replayed before as entry %s and is not parked again: nothing was done\n", c.ID, entry)
 			return err
 		}
 		_, err = fmt.Fprintf(s.out, "dead letter %d is in its stream again, as entry %s\n", c.ID, entry)
@@ -142,13 +142,13 @@ func (c *dlqReplayCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 type dlqDiscardCmd struct {
 	dlqFlags
 	letterArg
-	Reason string `required:"" env:"STAMPEDE_DLQ_REASON" placeholder:"TEXT" help:"Why it is given up; kept with the letter."`
+	Reason string `required:"" env:"STAMPEDE_DLQ_REASON" placeholder:"TEXT" help:"Why the letter is discarded; stored with it."`
 }
 
 // Validate is called by kong.
 func (c *dlqDiscardCmd) Validate() error {
 	if strings.TrimSpace(c.Reason) == "" {
-		return usagef("--reason must tell why the dead letter is given up")
+		return usagef("--reason is empty, want why the dead letter is discarded")
 	}
 	return nil
 }
@@ -167,7 +167,7 @@ func (c *dlqDiscardCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 	})
 }
 
-// writeLettersJSON writes one object a line. Bytes that are not UTF-8 are quoted as printable does.
+// writeLettersJSON writes one object per line. Bytes that are not UTF-8 are quoted by printable.
 func writeLettersJSON(w io.Writer, letters []deadletter.Letter) error {
 	type field struct {
 		Name  string `json:"name"`
@@ -204,5 +204,5 @@ func writeLettersJSON(w io.Writer, letters []deadletter.Letter) error {
 	return nil
 }
 
-// printable is text that anybody may have written into a stream, made safe for a terminal.
+// printable makes text from a stream, which may hold any bytes, safe for a terminal.
 func printable(text string) string { return figure.Printable(text) }

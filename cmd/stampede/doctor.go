@@ -16,7 +16,7 @@ type doctorCmd struct {
 	redisFlag
 	databaseFlag
 	jsonFlag
-	Sale uuid.UUID `env:"STAMPEDE_DOCTOR_SALE" placeholder:"ID" help:"Look whether Redis has room for the orders of this sale; of all together if left out."`
+	Sale uuid.UUID `env:"STAMPEDE_DOCTOR_SALE" placeholder:"ID" help:"Sale for whose orders Redis must have enough memory (default: all sales together)."`
 }
 
 func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
@@ -41,7 +41,7 @@ func (c *doctorCmd) Run(ctx context.Context, s *streams) error {
 	return err
 }
 
-// examine asks both servers; one that is away is a finding, and the other is still looked at.
+// examine checks both servers. A server that does not answer is a finding; the other one is still checked.
 func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, servers string, err error) {
 	rdb, err := connect.Control(c.RedisURL)
 	if err != nil {
@@ -66,13 +66,13 @@ func (c *doctorCmd) examine(ctx context.Context) (findings []doctor.Finding, ser
 	more, err = doctor.Memory(ctx, rdb, pool, c.Sale)
 	if errors.Is(err, reservation.ErrSaleNotFound) {
 		return nil, "", err
-	} // else the server that is away, or has no schema yet, is named above
+	} // any other error is that of a server reported above, or a missing schema
 	return append(findings, more...), doctor.Servers(ctx, rdb, pool), nil
 }
 
 func away(server, variable, why string, err error) doctor.Finding {
 	return doctor.Finding{
 		Severity: doctor.Away, Server: server, What: err.Error(), Why: why,
-		Mend: "start the server, or let " + variable + " name the right one",
+		Mend: "start the server, or set " + variable + " to the right one",
 	}
 }

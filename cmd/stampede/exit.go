@@ -14,34 +14,33 @@ import (
 // The exit statuses.
 const (
 	exitOK     = 0
-	exitFailed = 1 // also: a promise is broken, a setting is unsafe, a server is not ready
+	exitFailed = 1 // also if a promise is broken, a setting is unsafe or a server is not ready
 	exitUsage  = 2 // the command line or the configuration is wrong
-	// exitUnknown: something could not be looked at, because a server did not answer or something else kept it; what could
-	// be looked at is in order.
+	// exitUnknown: something could not be checked, for example because a server did not answer; what was checked is in order.
 	exitUnknown = 3
 )
 
-// errBroken ends a command whose output has said already what is wrong.
+// errBroken ends a command whose output already shows what is wrong.
 var errBroken = errors.New("a promise is broken")
 
-// errUnchecked ends a command whose output has told already what could not be looked at.
-var errUnchecked = errors.New("something could not be looked at")
+// errUnchecked ends a command whose output already shows what could not be checked.
+var errUnchecked = errors.New("something could not be checked")
 
-// lookError is for a command that could not look at what it is to judge.
-type lookError struct{ err error }
+// uncheckedError is the error of a command that could not read what it checks.
+type uncheckedError struct{ err error }
 
-func (e *lookError) Error() string { return e.err.Error() }
-func (e *lookError) Unwrap() error { return e.err }
+func (e *uncheckedError) Error() string { return e.err.Error() }
+func (e *uncheckedError) Unwrap() error { return e.err }
 
-// couldNotLook marks an error of a look, nil for none.
-func couldNotLook(err error) error {
+// unchecked wraps an error that prevented a check; nil stays nil.
+func unchecked(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &lookError{err}
+	return &uncheckedError{err}
 }
 
-// usageError is for what whoever typed the command can mend.
+// usageError is an error that a change of the command line or configuration corrects.
 type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }
@@ -52,17 +51,17 @@ func usagef(format string, a ...any) error { return &usageError{fmt.Errorf(forma
 // listenError names the setting behind an address on which a server could not listen.
 func listenError(err error, variable, flag string) error {
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "listen" {
-		return fmt.Errorf("%w: let %s (%s) name another address", err, variable, flag)
+		return fmt.Errorf("%w: set %s (%s) to another address", err, variable, flag)
 	}
 	return err
 }
 
-// reportError says what went wrong, once, and maps it to the exit status. This is the only place that does.
+// reportError prints the error and maps it to the exit status. This is the only place that does either.
 func reportError(stderr io.Writer, err error) int {
 	var (
 		usage   *usageError
 		invalid *order.InvalidError
-		unknown *lookError
+		unknown *uncheckedError
 	)
 	switch {
 	case err == nil:

@@ -9,19 +9,21 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What could not be looked at is neither in order nor broken; what is broken is said all the same.
+// A failed check is neither kept nor broken; broken promises are still reported.
 func TestUnverifiableCommandsExitWithThree(t *testing.T) {
 	t.Parallel()
 	const nowhere = "127.0.0.1:1"
-	run := func(s *shop, variable, url string, args ...string) (int, string) {
+	runWith := func(s *shop, variable, url string, args ...string) (int, string) {
 		c := s.command(args...)
 		c.Setenv(variable, url)
 		c.Start()
 		return c.Wait(within).ExitCode(), c.Output()
 	}
-	redis := func(s *shop, args ...string) (int, string) { return run(s, "REDIS_URL", "redis://"+nowhere, args...) }
+	redis := func(s *shop, args ...string) (int, string) {
+		return runWith(s, "REDIS_URL", "redis://"+nowhere, args...)
+	}
 	postgres := func(s *shop, args ...string) (int, string) {
-		return run(s, "DATABASE_URL", "postgres://"+nowhere+"/none?connect_timeout=2", args...)
+		return runWith(s, "DATABASE_URL", "postgres://"+nowhere+"/none?connect_timeout=2", args...)
 	}
 	s := newShop(t)
 
@@ -39,7 +41,7 @@ func TestUnverifiableCommandsExitWithThree(t *testing.T) {
 	assert.Contains(t, output, `"unchecked":["`)
 	status, output = redis(s, "reconcile")
 	assert.Equal(t, exitUnknown, status, output)
-	assert.Contains(t, output, "no difference in what could be looked at")
+	assert.Contains(t, output, "no difference in what could be checked")
 	status, output = redis(s, "doctor")
 	assert.Equal(t, exitUnknown, status, output)
 	assert.Contains(t, output, "away       redis: ")
@@ -49,7 +51,7 @@ func TestUnverifiableCommandsExitWithThree(t *testing.T) {
 		assert.Equal(t, exitUnknown, status, "%v: %s", args, output)
 	}
 
-	// One check that cannot be made leaves the others as they are.
+	// A failed check does not affect the others.
 	_, err := s.pool.Exec(t.Context(), "ALTER TABLE orders RENAME COLUMN reason TO cause")
 	require.NoError(t, err)
 	status, output = s.run("audit")
@@ -58,7 +60,7 @@ func TestUnverifiableCommandsExitWithThree(t *testing.T) {
 	assert.Contains(t, output, `? could not look: ERROR: column o.reason does not exist`)
 	assert.Contains(t, output, "S7  Redis is whole and up to date      kept")
 
-	// Broken wins.
+	// Broken takes precedence.
 	_, err = s.pool.Exec(t.Context(), "DROP INDEX orders_one_live_per_user")
 	require.NoError(t, err)
 	for _, args := range [][]string{{"audit"}, {"reconcile"}, {"doctor"}} {
@@ -67,35 +69,35 @@ func TestUnverifiableCommandsExitWithThree(t *testing.T) {
 	}
 }
 
-// An audit that could not look does not hide what was wrong with the crowd.
+// An audit that could not run does not hide the failures of the crowd.
 func TestFailedAuditKeepsOtherFailures(t *testing.T) {
 	t.Parallel()
-	failed := errors.New("some clicks ended without a proper answer")
+	failed := errors.New("some clicks ended without a valid answer")
 	for _, c := range []struct {
 		judged, audited error
 		status          int
-		says            string
+		want            string
 	}{
 		{nil, nil, exitOK, ""},
 		{nil, errUnchecked, exitUnknown, ""},
 		{nil, errBroken, exitFailed, ""},
-		{failed, nil, exitFailed, "stampede: some clicks ended without a proper answer\n"},
+		{failed, nil, exitFailed, "stampede: some clicks ended without a valid answer\n"},
 		{
 			failed, errUnchecked, exitFailed,
-			"stampede: some clicks ended without a proper answer; the audit: something could not be looked at\n",
+			"stampede: some clicks ended without a valid answer; the audit: something could not be checked\n",
 		},
 		{
-			failed, couldNotLook(errors.New("postgres is away")), exitFailed,
-			"stampede: some clicks ended without a proper answer; the audit: postgres is away\n",
+			failed, unchecked(errors.New("postgres is away")), exitFailed,
+			"stampede: some clicks ended without a valid answer; the audit: postgres is away\n",
 		},
 		{
 			failed, errBroken, exitFailed,
-			"stampede: some clicks ended without a proper answer; the audit: a promise is broken\n",
+			"stampede: some clicks ended without a valid answer; the audit: a promise is broken\n",
 		},
 		{errBroken, errUnchecked, exitFailed, ""},
 	} {
-		var told strings.Builder
-		assert.Equal(t, c.status, reportError(&told, alsoAudited(c.judged, c.audited)), "%v, %v", c.judged, c.audited)
-		assert.Equal(t, c.says, told.String())
+		var stderr strings.Builder
+		assert.Equal(t, c.status, reportError(&stderr, alsoAudited(c.judged, c.audited)), "%v, %v", c.judged, c.audited)
+		assert.Equal(t, c.want, stderr.String())
 	}
 }

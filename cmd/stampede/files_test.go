@@ -14,8 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Connections that clients keep and do not use take neither the last file of an ingress nor those
-// of Redis and Postgres.
+// Idle connections of clients leave files for new clients, Redis and Postgres.
 func TestIdleConnectionsLeaveFileDescriptors(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -28,7 +27,7 @@ func TestIdleConnectionsLeaveFileDescriptors(t *testing.T) {
 	addr := loggedAddr(c, "ingress listens")
 	require.Contains(t, c.WaitOutput(within, "ingress listens"), "connections_max=100")
 
-	// Half a minute: an idle connection ends by itself after a whole one.
+	// 30 s: an idle connection is closed after a minute.
 	idle := func() {
 		conn, err := net.Dial("tcp", addr) //nolint:noctx // it ends with the test
 		require.NoError(t, err)

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Commands that look at the database name what is missing in its schema, and the SQL that puts it back.
+// Commands that check the database report missing constraints and indexes, with the SQL that restores them.
 func TestCommandsReportMissingGuard(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -29,5 +29,5 @@ func TestCommandsReportMissingGuard(t *testing.T) {
 	require.Contains(t, line, "level=ERROR")
 	require.Contains(t, line, mend)
 	require.Contains(t, worker.WaitOutput(within, "the index orders_of_user of the table orders is missing"), "level=WARN")
-	require.Equal(t, exitOK, worker.Stop().ExitCode(), "it works all the same")
+	require.Equal(t, exitOK, worker.Stop().ExitCode(), "the worker runs without it")
 }

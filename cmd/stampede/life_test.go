@@ -15,7 +15,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-// payableSale creates a sale whose orders have to be paid within so long.
+// payableSale creates a sale with a payment window.
 func (s *shop) payableSale(stock, window string) uuid.UUID {
 	s.t.Helper()
 	status, output := s.run("sale", "create", "--name=test", "--stock="+stock, "--payment-window="+window, "--json")
@@ -25,8 +25,8 @@ func (s *shop) payableSale(stock, window string) uuid.UUID {
 	return sale.ID
 }
 
-// said is as much of an answer as these tests look at.
-type said struct {
+// answer holds the parts of an HTTP answer that these tests read.
+type answer struct {
 	HTTP      int
 	OrderID   string `json:"order_id"`
 	Status    any
@@ -34,7 +34,7 @@ type said struct {
 	Available int
 }
 
-func ask(t *testing.T, method, url, user, body string) said {
+func ask(t *testing.T, method, url, user, body string) answer {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	require.NoError(t, err)
@@ -46,12 +46,12 @@ func ask(t *testing.T, method, url, user, body string) said {
 	defer func() { _ = res.Body.Close() }()
 	text, err := io.ReadAll(res.Body)
 	require.NoError(t, err)
-	answer := said{HTTP: res.StatusCode}
-	require.NoError(t, json.Unmarshal(text, &answer), string(text))
-	return answer
+	a := answer{HTTP: res.StatusCode}
+	require.NoError(t, json.Unmarshal(text, &a), string(text))
+	return a
 }
 
-// An order that nobody pays for gives its unit to somebody else, who pays; and the books are right.
+// The unit of an unpaid order goes to another buyer, who pays; the audit holds.
 func TestUnpaidOrderReleasesUnitToNextBuyer(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -68,13 +68,13 @@ func TestUnpaidOrderReleasesUnitToNextBuyer(t *testing.T) {
 		func() bool { return ask(t, http.MethodGet, order, "ann", "").Status == "expired" })
 	assert.Equal(t, http.StatusGone, ask(t, http.MethodPost, order+"/pay", "ann", `{"reference":"too late"}`).HTTP)
 
-	// Whoever does not pay within the second that there is, on a busy machine, buys again.
+	// On a busy machine the buyer may miss the window of one second, and buys again.
 	testkit.Eventually(t, within, "another buyer pays", func() bool {
 		bought := ask(t, http.MethodPost, orders, "bob", "")
 		if bought.HTTP != http.StatusAccepted {
 			return false
 		}
-		var paid said
+		var paid answer
 		testkit.Eventually(t, within, "a decision", func() bool {
 			paid = ask(t, http.MethodPost, url+"/v1/orders/"+bought.OrderID+"/pay", "bob", `{"reference":"in time"}`)
 			return paid.HTTP == http.StatusOK || paid.HTTP == http.StatusGone
@@ -86,7 +86,7 @@ func TestUnpaidOrderReleasesUnitToNextBuyer(t *testing.T) {
 	assert.Equal(t, exitOK, status, output)
 }
 
-// Time in which there was no ingress to pay at is not counted against a buyer.
+// Time without a running ingress does not count towards the payment window.
 func TestOutageExtendsPaymentWindow(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -94,7 +94,7 @@ func TestOutageExtendsPaymentWindow(t *testing.T) {
 	s.worker("worker").Start()
 	bought := ask(t, http.MethodPost, url+"/v1/sales/"+s.payableSale("1", "30m").String()+"/orders", "ann", "")
 	require.Equal(t, http.StatusAccepted, bought.HTTP)
-	var before said
+	var before answer
 	testkit.Eventually(t, within, "the order is confirmed", func() bool {
 		before = ask(t, http.MethodGet, url+"/v1/orders/"+bought.OrderID, "ann", "")
 		return before.Status == "confirmed"
@@ -106,15 +106,15 @@ func TestOutageExtendsPaymentWindow(t *testing.T) {
 	first := seenAt()
 	testkit.Eventually(t, within, "the ingress is seen again", func() bool { return seenAt().After(first) })
 
-	// The ingress dies, and an hour goes by.
+	// The ingress is killed, and an hour passes.
 	ingress.Kill()
-	for _, table := range []string{"pulse SET seen_at = seen_at", "orders SET due = due"} {
-		_, err := s.pool.Exec(t.Context(), "UPDATE "+table+" - interval '1 hour'")
+	for _, column := range []string{"pulse SET seen_at = seen_at", "orders SET due = due"} {
+		_, err := s.pool.Exec(t.Context(), "UPDATE "+column+" - interval '1 hour'")
 		require.NoError(t, err)
 	}
 	_, url = s.serve()
 	var outages int
-	testkit.Eventually(t, within, "the outage is on record", func() bool {
+	testkit.Eventually(t, within, "the outage is recorded", func() bool {
 		require.NoError(t, s.pool.QueryRow(t.Context(),
 			`SELECT count(*) FROM outages WHERE ended_at - began_at > interval '59 minutes'`).Scan(&outages))
 		return outages > 0
@@ -122,7 +122,7 @@ func TestOutageExtendsPaymentWindow(t *testing.T) {
 	assert.Equal(t, 1, outages)
 	after := ask(t, http.MethodGet, url+"/v1/orders/"+bought.OrderID, "ann", "")
 	assert.Equal(t, "confirmed", after.Status)
-	assert.WithinDuration(t, before.ExpiresAt, after.ExpiresAt, time.Minute, "as much time is left as was")
+	assert.WithinDuration(t, before.ExpiresAt, after.ExpiresAt, time.Minute, "the remaining time is unchanged")
 	assert.False(t, after.ExpiresAt.Before(before.ExpiresAt))
 	assert.Equal(t, "paid", ask(t, http.MethodPost, url+"/v1/orders/"+bought.OrderID+"/pay", "ann",
 		`{"reference":"r-1"}`).Status)

@@ -22,31 +22,31 @@ import (
 
 type loadCmd struct {
 	keysFlags
-	URLs         []string       `name:"url" env:"STAMPEDE_LOAD_URL" default:"http://127.0.0.1:8080" placeholder:"URL" help:"Ingresses, separated by commas; buyers go round them (${default})."`
-	Sale         uuid.UUID      `env:"STAMPEDE_LOAD_SALE" placeholder:"ID" help:"Sale to buy from. Without it one is created, for which the admin token is needed."`
-	Stock        int64          `env:"STAMPEDE_LOAD_STOCK" default:"10000" placeholder:"UNITS" help:"Units of the sale that is created (${default})."`
-	AdminToken   string         `env:"STAMPEDE_ADMIN_TOKEN" placeholder:"TOKEN" help:"Bearer token with which to create the sale."`
-	Buyers       int            `env:"STAMPEDE_LOAD_BUYERS" default:"50000" placeholder:"N" help:"How many buyers come (${default})."`
-	Over         *time.Duration `env:"STAMPEDE_LOAD_OVER" placeholder:"DURATION" help:"Time over which they come, evenly (10s)."`
+	URLs         []string       `name:"url" env:"STAMPEDE_LOAD_URL" default:"http://127.0.0.1:8080" placeholder:"URL" help:"Ingresses, separated by commas; buyers use them in turn (${default})."`
+	Sale         uuid.UUID      `env:"STAMPEDE_LOAD_SALE" placeholder:"ID" help:"Sale to buy from. Without it a sale is created, which needs the admin token."`
+	Stock        int64          `env:"STAMPEDE_LOAD_STOCK" default:"10000" placeholder:"UNITS" help:"Units of the created sale (${default})."`
+	AdminToken   string         `env:"STAMPEDE_ADMIN_TOKEN" placeholder:"TOKEN" help:"Bearer token for creating the sale."`
+	Buyers       int            `env:"STAMPEDE_LOAD_BUYERS" default:"50000" placeholder:"N" help:"Number of buyers (${default})."`
+	Over         *time.Duration `env:"STAMPEDE_LOAD_OVER" placeholder:"DURATION" help:"Time over which the buyers arrive, evenly spread (10s)."`
 	Rate         *float64       `env:"STAMPEDE_LOAD_RATE" placeholder:"PER SECOND" help:"Buyers a second, instead of --over."`
-	Quantity     int64          `env:"STAMPEDE_LOAD_QUANTITY" default:"1" placeholder:"UNITS" help:"Units that each buyer asks for (${default})."`
-	DoubleClicks float64        `env:"STAMPEDE_LOAD_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at once, 0 to 1 (${default})."`
+	Quantity     int64          `env:"STAMPEDE_LOAD_QUANTITY" default:"1" placeholder:"UNITS" help:"Units per purchase (${default})."`
+	DoubleClicks float64        `env:"STAMPEDE_LOAD_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at the same time, 0 to 1 (${default})."`
 	Connections  int            `env:"STAMPEDE_LOAD_CONNECTIONS" default:"256" placeholder:"N" help:"Connections to each ingress (${default})."`
-	Patience     time.Duration  `env:"STAMPEDE_LOAD_PATIENCE" default:"30s" placeholder:"DURATION" help:"How long a buyer goes on with the same key while the outcome is unknown, and how long arrivals in Postgres are waited for (${default})."`
-	AuthHeader   string         `env:"STAMPEDE_AUTH_HEADER" default:"X-User-ID" placeholder:"NAME" help:"Header in which buyers are named, unless a secret is given (${default})."`
-	JWTSecret    string         `name:"jwt-secret" env:"STAMPEDE_JWT_SECRET" placeholder:"SECRET" help:"Secret from which buyers' HS256 tokens are minted."`
-	JWTIssuer    string         `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer that the tokens name."`
-	JWTAudience  string         `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience that the tokens name."`
-	DatabaseURL  string         `name:"database-url" env:"DATABASE_URL" placeholder:"URL" help:"Postgres behind the ingress: with it the orders are checked there, else by asking the ingress for each."`
-	RedisURL     string         `name:"redis-url" env:"REDIS_URL" placeholder:"URL" help:"Redis behind the ingress: with it and Postgres the sale is audited as well."`
+	Patience     time.Duration  `env:"STAMPEDE_LOAD_PATIENCE" default:"30s" placeholder:"DURATION" help:"How long a buyer retries with the same key while the outcome is unknown, and how long to wait for orders to arrive in Postgres (${default})."`
+	AuthHeader   string         `env:"STAMPEDE_AUTH_HEADER" default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer, unless a JWT secret is given (${default})."`
+	JWTSecret    string         `name:"jwt-secret" env:"STAMPEDE_JWT_SECRET" placeholder:"SECRET" help:"Secret that signs the buyers' HS256 tokens."`
+	JWTIssuer    string         `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer in the tokens."`
+	JWTAudience  string         `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience in the tokens."`
+	DatabaseURL  string         `name:"database-url" env:"DATABASE_URL" placeholder:"URL" help:"Postgres behind the ingress. With it orders are verified there, else by one request per order."`
+	RedisURL     string         `name:"redis-url" env:"REDIS_URL" placeholder:"URL" help:"Redis behind the ingress. With it and Postgres the sale is audited as well."`
 }
 
-// Validate is called by kong, so that nothing is created for a crowd that cannot come.
+// Validate is called by kong, before a sale is created.
 func (c *loadCmd) Validate() error {
 	return cmp.Or(
 		c.keysFlags.Validate(),
 		wantAtLeast("--stock", c.Stock, 1),
-		want(c.Buyers >= 1 && c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers, fmt.Sprintf("1 to %d", crowd.MaxBuyers)),
+		checkFlag(c.Buyers >= 1 && c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers, fmt.Sprintf("1 to %d", crowd.MaxBuyers)),
 		c.validatePace(),
 		wantAtLeast("--quantity", c.Quantity, 1),
 		wantShare("--double-clicks", c.DoubleClicks),
@@ -58,7 +58,7 @@ func (c *loadCmd) Validate() error {
 }
 
 func (c *loadCmd) validatePace() error {
-	const slowest = 0.01 // so that the time of any crowd is one that Go can express
+	const slowest = 0.01 // keeps the duration of any crowd within time.Duration
 	switch {
 	case c.Over != nil && c.Rate != nil:
 		return usagef("give --over or --rate, not both")
@@ -70,7 +70,7 @@ func (c *loadCmd) validatePace() error {
 	return nil
 }
 
-// over is the time over which the buyers come.
+// over is the time over which the buyers arrive.
 func (c *loadCmd) over() time.Duration {
 	switch {
 	case c.Over != nil:
@@ -84,7 +84,7 @@ func (c *loadCmd) over() time.Duration {
 func (c *loadCmd) validateServers() error {
 	switch {
 	case c.Sale == uuid.Nil && c.AdminToken == "":
-		return usagef("give --sale, or --admin-token (STAMPEDE_ADMIN_TOKEN) with which to create one")
+		return usagef("give --sale, or --admin-token (STAMPEDE_ADMIN_TOKEN) to create one")
 	case c.RedisURL != "" && c.DatabaseURL == "":
 		return usagef("--redis-url (REDIS_URL) is for the audit, which needs --database-url (DATABASE_URL) as well")
 	}
@@ -100,11 +100,11 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	if err := config.Validate(); err != nil {
 		return &usageError{err}
 	}
-	behind, err := c.openBehind(ctx, logger)
+	servers, err := c.openServers(ctx, logger)
 	if err != nil {
 		return err
 	}
-	defer behind.close()
+	defer servers.close()
 	if config.Sale == uuid.Nil {
 		if config.Sale, err = crowd.CreateSale(ctx, c.URLs[0], c.AdminToken, "load test", c.Stock, c.Quantity); err != nil {
 			return err
@@ -115,11 +115,11 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	if err != nil {
 		return err
 	}
-	books, err := c.openBooks(ctx, behind.pool, config.Sale, config.Auth)
+	verifier, err := c.openVerifier(ctx, servers.pool, config.Sale, config.Auth)
 	if err != nil {
 		return err
 	}
-	report, err := send(ctx, s.err, buyers, books, c.Patience)
+	report, err := send(ctx, s.err, buyers, verifier, c.Patience)
 	if err != nil {
 		return err
 	}
@@ -127,58 +127,58 @@ func (c *loadCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) erro
 	if err := report.WriteText(s.out); err != nil {
 		return err
 	}
-	// A crowd that was stopped by a signal is still held against the books.
-	compareCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.Patience)
+	// A crowd that was stopped by a signal is still verified.
+	verifyCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*c.Patience)
 	defer cancel()
-	comparison, err := books.Compare(compareCtx, buyers.Ledger())
+	comparison, err := verifier.Compare(verifyCtx, buyers.Ledger())
 	if err != nil {
 		return err
 	}
 	judged := c.judge(s.out, report, comparison)
-	if behind.backend == nil {
+	if servers.backend == nil {
 		return judged
 	}
-	// The audit holds all of the sale against the promises, whoever bought from it.
+	// The audit checks all orders of the sale, not only those of this crowd.
 	if _, err := fmt.Fprintln(s.out); err != nil {
 		return errors.Join(judged, err)
 	}
-	return alsoAudited(judged, runAudit(compareCtx, s.out, behind.backend, c.keysFlags, config.Sale, c.Patience, false))
+	return alsoAudited(judged, runAudit(verifyCtx, s.out, servers.backend, c.keysFlags, config.Sale, c.Patience, false))
 }
 
-// alsoAudited adds what an audit said. The status is that of what was judged before, unless that
-// was good: an audit that could not look makes it no better.
+// alsoAudited adds the error of an audit to that of the verification. If both failed, the exit status is that of the
+// verification: an unfinished audit must not hide it.
 func alsoAudited(judged, audited error) error {
 	if judged == nil || audited == nil {
 		return cmp.Or(judged, audited)
 	}
-	return fmt.Errorf("%w; the audit: %v", judged, audited) //nolint:errorlint // its status does not count
+	return fmt.Errorf("%w; the audit: %v", judged, audited) //nolint:errorlint // must not change the exit status
 }
 
-// behind is what is known of the servers behind the ingress.
-type behind struct {
+// loadServers are the servers behind the ingress, as far as they are given.
+type loadServers struct {
 	pool    *pgxpool.Pool // nil without Postgres
 	backend *backend      // nil without both
 	close   func()
 }
 
-// openBehind comes before the crowd, so that a URL that is wrong is found before a sale is created.
-func (c *loadCmd) openBehind(ctx context.Context, logger *slog.Logger) (behind, error) {
+// openServers runs before the crowd, so that a wrong URL is found before a sale is created.
+func (c *loadCmd) openServers(ctx context.Context, logger *slog.Logger) (loadServers, error) {
 	const postgresConns = 2
 	switch {
 	case c.DatabaseURL == "":
-		return behind{close: func() {}}, nil
+		return loadServers{close: func() {}}, nil
 	case c.RedisURL == "":
 		pool, err := connect.Postgres(ctx, c.DatabaseURL, postgresConns)
 		if err != nil {
-			return behind{}, err
+			return loadServers{}, err
 		}
-		return behind{pool: pool, close: pool.Close}, nil
+		return loadServers{pool: pool, close: pool.Close}, nil
 	}
 	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, postgresConns, logger)
 	if err != nil {
-		return behind{}, err
+		return loadServers{}, err
 	}
-	return behind{pool: b.pool, backend: b, close: b.Close}, nil
+	return loadServers{pool: b.pool, backend: b, close: b.Close}, nil
 }
 
 func (c *loadCmd) auth() crowd.Auth {
@@ -188,38 +188,38 @@ func (c *loadCmd) auth() crowd.Auth {
 	return crowd.HeaderAuth(c.AuthHeader)
 }
 
-func (c *loadCmd) openBooks(
+func (c *loadCmd) openVerifier(
 	ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID, auth crowd.Auth,
-) (crowd.Books, error) {
-	api, err := crowd.OpenAPIBooks(ctx, c.URLs[0], sale, auth)
+) (crowd.Verifier, error) {
+	api, err := crowd.NewAPIVerifier(ctx, c.URLs[0], sale, auth)
 	if err != nil || pool == nil {
 		return api, err
 	}
-	books, err := crowd.OpenPostgresBooks(ctx, pool, sale)
+	verifier, err := crowd.NewPostgresVerifier(ctx, pool, sale)
 	if err != nil {
 		return nil, err
 	}
-	books.AskToo(api)
-	return books, nil
+	verifier.UseAPI(api)
+	return verifier, nil
 }
 
-// send runs the crowd with its progress on w, and watches the orders arrive in the books.
+// send runs the crowd with its progress on w, and watches the orders arrive in Postgres.
 func send(
-	ctx context.Context, w io.Writer, buyers *crowd.Crowd, books crowd.Books, patience time.Duration,
+	ctx context.Context, w io.Writer, buyers *crowd.Crowd, verifier crowd.Verifier, patience time.Duration,
 ) (crowd.Report, error) {
 	var durable crowd.Durable
 	var together errgroup.Group
 	together.Go(func() error { buyers.Run(ctx); return nil })
 	together.Go(func() error { buyers.ShowProgress(ctx, w, isTerminal(w)); return nil })
 	together.Go(func() (err error) {
-		durable, err = buyers.WatchDurable(context.WithoutCancel(ctx), books, patience)
+		durable, err = buyers.WatchDurable(context.WithoutCancel(ctx), verifier, patience)
 		return err
 	})
 	err := together.Wait()
 	report := buyers.Report()
 	switch {
 	case errors.Is(err, crowd.ErrPaymentWindow):
-		return report, nil // the report does without
+		return report, nil // the report omits it
 	case err != nil:
 		return report, err
 	}
@@ -227,11 +227,11 @@ func send(
 	return report, nil
 }
 
-// judge prints whether ledger and books agree, and what the crowd must not have met.
+// judge prints the comparison. It returns errBroken if it does not hold, and another error if clicks failed.
 func (c *loadCmd) judge(w io.Writer, report crowd.Report, comparison crowd.Comparison) error {
 	where := "Postgres"
 	if c.DatabaseURL == "" {
-		where = "the ingress's answers"
+		where = "the answers of the ingress"
 	}
 	_, err := fmt.Fprintf(w, "\nchecked against %s, order by order: %s\n", where, comparison)
 	for _, example := range comparison.Examples {
@@ -243,7 +243,7 @@ func (c *loadCmd) judge(w io.Writer, report crowd.Report, comparison crowd.Compa
 	case !comparison.Holds():
 		return errBroken
 	case len(report.Failures) > 0:
-		return errors.New("some clicks ended without a proper answer")
+		return errors.New("some clicks ended without a valid answer")
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-// loadCommand prepares a small crowd with tokens of its own for an ingress that checks them.
+// loadCommand prepares a small crowd that authenticates with JWTs.
 func loadCommand(t *testing.T) (*shop, *testkit.Cmd) {
 	t.Helper()
 	const secret = "a secret of at least thirty-two bytes"

@@ -20,7 +20,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-// lostShop is a shop whose Redis is its own, and is lost.
+// lostShop is a shop with its own Redis, which the test destroys.
 type lostShop struct {
 	*shop
 	server *localserver.Redis
@@ -28,21 +28,21 @@ type lostShop struct {
 	sale   uuid.UUID
 
 	mu       sync.Mutex
-	promises []promise
-	answers  map[int]int // how often each HTTP status was answered
-	// room is up to how many promises the crowd may come, so that the stock lasts however slow the test is, and
-	// trying how many of it ask at this moment. A change of these is told to changed.
-	room, trying int
-	changed      *sync.Cond
+	accepted []acceptedOrder
+	answers  map[int]int // by HTTP status
+	// limit bounds the accepted orders, so that the stock is not sold out early in a slow test. Trying counts the running
+	// requests. Changed is broadcast when either changes.
+	limit, trying int
+	changed       *sync.Cond
 	// stop ends the crowd.
 	stop    atomic.Bool
-	coming  sync.WaitGroup
+	crowd   sync.WaitGroup
 	buyers  atomic.Int64
 	soldOut atomic.Bool
 }
 
-// promise is a 202.
-type promise struct {
+// acceptedOrder is a 202.
+type acceptedOrder struct {
 	user    string
 	Order   string `json:"order_id"`
 	Receipt string `json:"receipt"`
@@ -59,18 +59,18 @@ func newLostShop(t *testing.T, stock int64) *lostShop {
 	return s
 }
 
-// open lets buyers come, until the end of the test or of leave. Each goes on with the same key until the answer is
-// one. They find no room at first: see letIn.
+// open starts buyers that run until the end of the test or endCrowd. Each retries with the same key until the answer is
+// final. They wait until allow raises the limit.
 func (s *lostShop) open(t *testing.T) {
 	t.Helper()
-	const atOnce = 16
-	client := &http.Client{Transport: &http.Transport{MaxConnsPerHost: atOnce, MaxIdleConnsPerHost: atOnce}}
+	const connections = 16
+	client := &http.Client{Transport: &http.Transport{MaxConnsPerHost: connections, MaxIdleConnsPerHost: connections}}
 	t.Cleanup(func() {
-		s.leave()
+		s.endCrowd()
 		client.CloseIdleConnections()
 	})
-	for range atOnce {
-		s.coming.Go(func() {
+	for range connections {
+		s.crowd.Go(func() {
 			for !s.stop.Load() {
 				user := "buyer-" + strconv.FormatInt(s.buyers.Add(1), 10)
 				for !s.stop.Load() && !s.buy(t, client, user) {
@@ -80,7 +80,7 @@ func (s *lostShop) open(t *testing.T) {
 	}
 }
 
-// buy is one try. It is true if it was answered for good.
+// buy is one try. It returns true if the answer is final.
 func (s *lostShop) buy(t *testing.T, client *http.Client, user string) bool {
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"/v1/sales/"+s.sale.String()+"/orders", nil)
 	if err != nil {
@@ -95,7 +95,7 @@ func (s *lostShop) buy(t *testing.T, client *http.Client, user string) bool {
 	defer s.exit()
 	res, err := client.Do(r)
 	if err != nil {
-		return false // it tries again
+		return false // the buyer retries
 	}
 	defer func() { _ = res.Body.Close() }()
 	body, _ := io.ReadAll(res.Body)
@@ -104,11 +104,11 @@ func (s *lostShop) buy(t *testing.T, client *http.Client, user string) bool {
 	s.answers[res.StatusCode]++
 	switch res.StatusCode {
 	case http.StatusAccepted:
-		p := promise{user: user}
-		if err := json.Unmarshal(body, &p); err != nil || p.Receipt == "" {
+		o := acceptedOrder{user: user}
+		if err := json.Unmarshal(body, &o); err != nil || o.Receipt == "" {
 			t.Errorf("%s: %s (%v)", user, body, err)
 		}
-		s.promises = append(s.promises, p)
+		s.accepted = append(s.accepted, o)
 		return true
 	case http.StatusConflict:
 		if !strings.Contains(string(body), "sold-out") {
@@ -123,11 +123,11 @@ func (s *lostShop) buy(t *testing.T, client *http.Client, user string) bool {
 	return true
 }
 
-// enter waits for room. It is false when the crowd is to leave.
+// enter waits until the limit allows a request. It returns false when the crowd ends.
 func (s *lostShop) enter() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for len(s.promises)+s.trying >= s.room && !s.stop.Load() {
+	for len(s.accepted)+s.trying >= s.limit && !s.stop.Load() {
 		s.changed.Wait()
 	}
 	if s.stop.Load() {
@@ -144,43 +144,43 @@ func (s *lostShop) exit() {
 	s.changed.Broadcast()
 }
 
-// letIn makes room for so many promises more than there are, and returns how many there are.
-func (s *lostShop) letIn(more int) (promises int) {
+// allow sets the limit to so many more than the accepted orders, and returns how many those are.
+func (s *lostShop) allow(more int) (accepted int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.room = len(s.promises) + more
+	s.limit = len(s.accepted) + more
 	s.changed.Broadcast()
-	return len(s.promises)
+	return len(s.accepted)
 }
 
-// keepOut returns when nobody asks, and nobody can.
-func (s *lostShop) keepOut() {
+// pause stops the crowd and waits for its running requests.
+func (s *lostShop) pause() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.room = 0
+	s.limit = 0
 	for s.trying > 0 {
 		s.changed.Wait()
 	}
 }
 
-// leave ends the crowd.
-func (s *lostShop) leave() {
+// endCrowd ends the crowd and waits for it.
+func (s *lostShop) endCrowd() {
 	s.stop.Store(true)
-	s.letIn(0)
-	s.coming.Wait()
+	s.allow(0)
+	s.crowd.Wait()
 }
 
-// sell waits until more than so many orders are accepted, and leaves the crowd room for as many again.
+// sell waits until more than so many further orders are accepted. The crowd may buy twice as many.
 func (s *lostShop) sell(t *testing.T, more int, what string) {
 	t.Helper()
-	before := s.letIn(2 * more)
-	testkit.Eventually(t, within, what, func() bool { return s.accepted() > before+more })
+	before := s.allow(2 * more)
+	testkit.Eventually(t, within, what, func() bool { return s.acceptedCount() > before+more })
 }
 
-func (s *lostShop) accepted() int {
+func (s *lostShop) acceptedCount() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.promises)
+	return len(s.accepted)
 }
 
 func (s *lostShop) refusals() int {
@@ -197,50 +197,50 @@ func (s *lostShop) count(query string, args ...any) (n int) {
 
 func (s *lostShop) epoch() int { return s.count("SELECT epoch FROM sales WHERE id = $1", s.sale) }
 
-// requireEnds waits until all units are sold and checks that every promise has its end. It returns
-// how many were voided.
+// requireEnds waits until all units are sold and checks that every accepted order has a final state. It returns how
+// many were voided.
 func (s *lostShop) requireEnds(stock int) (voided int) {
 	s.t.Helper()
-	s.letIn(2 * stock)
+	s.allow(2 * stock)
 	testkit.Eventually(s.t, within, "all units are sold", func() bool {
 		return s.count("SELECT sold FROM sales WHERE id = $1", s.sale) == stock
 	})
 	s.soldOut.Store(false)
-	testkit.Eventually(s.t, within, "a buyer hears that it is sold out", s.soldOut.Load)
-	s.leave()
+	testkit.Eventually(s.t, within, "a buyer gets sold-out", s.soldOut.Load)
+	s.endCrowd()
 	status, output := s.run("audit", "--wait=60s", "--sale="+s.sale.String())
 	require.Equal(s.t, exitOK, status, output)
 
 	ends := map[any]int{}
 	orders := map[string]bool{}
-	for _, p := range s.promises {
-		var end said
-		testkit.Eventually(s.t, within, "its end is told", func() bool { // "reserved" while Postgres is slow to answer
-			end = ask(s.t, http.MethodGet, s.url+"/v1/orders/"+p.Order+"?receipt="+p.Receipt, p.user, "")
+	for _, o := range s.accepted {
+		var end answer
+		testkit.Eventually(s.t, within, "the order has a final state", func() bool { // "reserved" while Postgres is slow
+			end = ask(s.t, http.MethodGet, s.url+"/v1/orders/"+o.Order+"?receipt="+o.Receipt, o.user, "")
 			return end.HTTP == http.StatusOK && end.Status != "reserved"
 		})
 		ends[end.Status]++
-		require.False(s.t, orders[p.Order], "one buyer, one order")
-		orders[p.Order] = true
-		recorded := s.count("SELECT count(*) FROM orders WHERE id = $1 AND status = 'confirmed' AND user_id = $2", p.Order,
-			p.user)
+		require.False(s.t, orders[o.Order], "one order per buyer")
+		orders[o.Order] = true
+		recorded := s.count("SELECT count(*) FROM orders WHERE id = $1 AND status = 'confirmed' AND user_id = $2", o.Order,
+			o.user)
 		switch end.Status {
 		case "confirmed":
 			require.Equal(s.t, 1, recorded)
 		case "voided":
 			require.Zero(s.t, recorded)
 		default:
-			s.t.Errorf("order %s is %v", p.Order, end.Status)
+			s.t.Errorf("order %s is %v", o.Order, end.Status)
 		}
 	}
-	// A buyer who was never answered may hold an order, and finds it by the same request.
+	// A buyer without an answer may hold an order, and gets it by a retry.
 	assert.LessOrEqual(s.t, ends["confirmed"], stock)
 	assert.GreaterOrEqual(s.t, ends["confirmed"], stock-16)
-	s.t.Logf("%d promises: %v; answers %v; epoch %d", len(s.promises), ends, s.answers, s.epoch())
+	s.t.Logf("%d accepted: %v; answers %v; epoch %d", len(s.accepted), ends, s.answers, s.epoch())
 	return ends["voided"]
 }
 
-// Redis is emptied in the middle of a sale, with orders that no worker has read, and some that workers have in hand.
+// Redis is emptied during a sale, with unread orders and pending ones.
 func TestSaleContinuesAfterRedisIsEmptied(t *testing.T) {
 	t.Parallel()
 	const stock = 1500
@@ -253,28 +253,28 @@ func TestSaleContinuesAfterRedisIsEmptied(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
 	for round := 1; round <= 2; round++ {
-		s.sell(t, 200, "the sale is under way")
+		s.sell(t, 200, "orders are accepted")
 		first.Freeze()
 		second.Freeze()
 		s.sell(t, 100, "orders are accepted that are not in Postgres")
 		refused := s.refusals()
 		require.NoError(t, rdb.FlushAll(t.Context()).Err())
-		s.letIn(100)
-		testkit.Eventually(t, within, "buyers are put off", func() bool { return s.refusals() > refused+10 })
+		s.allow(100)
+		testkit.Eventually(t, within, "buyers get 503", func() bool { return s.refusals() > refused+10 })
 		second.Thaw()
-		s.sell(t, 50, "the sale goes on")
+		s.sell(t, 50, "the sale continues")
 		require.Equal(t, round+1, s.epoch())
 		first.Thaw()
 	}
 	voided := s.requireEnds(stock)
 	require.GreaterOrEqual(t, voided, 150)
-	require.Equal(t, 3, s.epoch(), "it was rebuilt for each loss and no more")
+	require.Equal(t, 3, s.epoch(), "one rebuild per loss")
 	require.LessOrEqual(t, s.count("SELECT count(*) FROM orders WHERE status = 'voided'"), voided+16)
 	require.Zero(t, s.count("SELECT count(*) FROM dead_letters"))
 	require.Zero(t, s.count("SELECT count(*) FROM orders WHERE status = 'rejected'"))
 }
 
-// With appendfsync always a Redis that is killed comes back with all that it was asked to keep.
+// With appendfsync=always a killed Redis restarts with all acknowledged writes.
 func TestKilledRedisVoidsNothing(t *testing.T) {
 	t.Parallel()
 	const stock = 1500
@@ -283,24 +283,24 @@ func TestKilledRedisVoidsNothing(t *testing.T) {
 	worker.Start()
 	s.open(t)
 	for round := 1; round <= 2; round++ {
-		s.sell(t, 200, "the sale is under way")
-		if round == 2 { // with a backlog that nobody reads
-			s.keepOut()
+		s.sell(t, 200, "orders are accepted")
+		if round == 2 { // with a backlog of unread orders
+			s.pause()
 			require.True(t, worker.Stop().Success())
 			s.sell(t, 200, "a backlog")
 		}
 		s.server.Kill()
 		require.NoError(t, s.server.Restart(t.Context()))
 		if round == 2 {
-			before, refused := s.accepted(), s.refusals()
-			s.letIn(100)
-			testkit.Eventually(t, within, "buyers are put off", func() bool { return s.refusals() > refused+10 })
-			require.LessOrEqual(t, s.accepted(), before+16,
-				"nobody sells before the rebuild; some were answered before the loss")
+			before, refused := s.acceptedCount(), s.refusals()
+			s.allow(100)
+			testkit.Eventually(t, within, "buyers get 503", func() bool { return s.refusals() > refused+10 })
+			require.LessOrEqual(t, s.acceptedCount(), before+16,
+				"nothing is sold before the rebuild, except requests answered before the loss")
 			worker = s.worker("worker")
 			worker.Start()
 		}
-		s.sell(t, 50, "the sale goes on")
+		s.sell(t, 50, "the sale continues")
 		require.Equal(t, round+1, s.epoch())
 	}
 	require.Zero(t, s.requireEnds(stock))
@@ -308,7 +308,6 @@ func TestKilledRedisVoidsNothing(t *testing.T) {
 	require.Equal(t, 3, s.epoch())
 }
 
-// By hand, with reports for people and for programs.
 func TestRebuildCommand(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -347,7 +346,7 @@ func TestRebuildCommand(t *testing.T) {
 	status, output = s.run("audit", "--wait=30s")
 	require.Equal(t, exitOK, status, output)
 
-	for args, want := range map[string]int{
+	for args, exit := range map[string]int{
 		"--sale=" + uuid.Must(uuid.NewV7()).String(): exitFailed,
 		"--partition=64": exitUsage,
 		"--partition=-1": exitUsage,
@@ -356,6 +355,6 @@ func TestRebuildCommand(t *testing.T) {
 		fmt.Sprintf("--partitions=%d", 0):          exitUsage,
 	} {
 		status, output := s.run(append([]string{"rebuild"}, strings.Fields(args)...)...)
-		require.Equal(t, want, status, args+": "+output)
+		require.Equal(t, exit, status, args+": "+output)
 	}
 }

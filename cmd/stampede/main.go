@@ -1,5 +1,5 @@
 // Command stampede sells a limited stock to a crowd. This package only wires: one file per
-// subcommand, and what several of them share in settings.go and backend.go.
+// subcommand; what several of them share is in settings.go and backend.go.
 package main
 
 import (
@@ -21,32 +21,32 @@ func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 type cli struct {
 	Log logFlags `embed:"" prefix:"log-"`
 
-	Dev         devCmd         `cmd:"" help:"Run everything on this machine: private Redis and Postgres unless URLs are given, ingress and worker in one process."`
-	Demo        demoCmd        `cmd:"" help:"Run a sale, a crowd and a crash, and print the audit's verdict: on private servers, but for those that REDIS_URL and DATABASE_URL name."`
+	Dev         devCmd         `cmd:"" help:"Run everything on this machine: ingress and worker in one process, with private Redis and Postgres unless URLs are given."`
+	Demo        demoCmd        `cmd:"" help:"Run a sale with a crowd and a crash, and print the audit's verdict. Starts private servers unless REDIS_URL and DATABASE_URL are set."`
 	Serve       serveCmd       `cmd:"" help:"Run an ingress: take orders over HTTP."`
 	Work        workCmd        `cmd:"" help:"Run a fulfillment worker: write accepted orders to Postgres."`
 	Migrate     migrateCmd     `cmd:"" help:"Bring the database to the schema of this version, or back."`
 	Sale        saleCmd        `cmd:"" help:"Create, show and change sales."`
-	Load        loadCmd        `cmd:"" help:"Send an open-loop crowd of buyers to an ingress and check what became of every order."`
-	Audit       auditCmd       `cmd:"" help:"Check the promises against Redis and Postgres. Exit status 1 if one is broken, 3 if something could not be looked at."`
-	Rebuild     rebuildCmd     `cmd:"" help:"Make the stock in Redis anew from Postgres. Workers do it by themselves when Redis was lost. Sales are closed meanwhile."`
-	Reconcile   reconcileCmd   `cmd:"" help:"Mend differences between Redis and Postgres. Exit status 1 if some remain, 3 if something could not be looked at."`
-	Projections projectionsCmd `cmd:"" help:"Make what is derived from the log of orders anew."`
-	Doctor      doctorCmd      `cmd:"" help:"Look for unsafe settings of Redis and Postgres, and whether Redis has room for what is on sale. Exit status 1 if there is one, 3 if a server does not answer."`
-	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"Look at the dead letters, replay or discard them."`
+	Load        loadCmd        `cmd:"" help:"Send an open-loop crowd of buyers to an ingress and verify every order."`
+	Audit       auditCmd       `cmd:"" help:"Check the promises against Redis and Postgres. Exit status 1 if one is broken, 3 if something could not be checked."`
+	Rebuild     rebuildCmd     `cmd:"" help:"Rebuild the stock in Redis from Postgres. Workers do this automatically after a loss of Redis. Sales are closed meanwhile."`
+	Reconcile   reconcileCmd   `cmd:"" help:"Repair differences between Redis and Postgres. Exit status 1 if some remain, 3 if something could not be checked."`
+	Projections projectionsCmd `cmd:"" help:"Rebuild what is derived from the log of orders."`
+	Doctor      doctorCmd      `cmd:"" help:"Check Redis and Postgres for unsafe settings, and Redis for enough memory for the units on sale. Exit status 1 if a finding is unsafe, 3 if a server does not answer."`
+	DLQ         dlqCmd         `cmd:"" name:"dlq" help:"List, show, replay and discard dead letters."`
 	Healthcheck healthcheckCmd `cmd:"" help:"Ask a running ingress or worker whether it is ready. Exit status 1 if it is not."`
 	Version     versionCmd     `cmd:"" help:"Print the version of this program."`
 
 	ShowVersion kong.VersionFlag `name:"version" env:"-" help:"Print the version of this program."`
 }
 
-// streams is where a command writes: its result to out, all else to err.
+// streams is where a command writes: its result to out, everything else to err.
 type streams struct {
 	out, err io.Writer
 }
 
 // run runs one command and returns the exit status. The first SIGINT or SIGTERM asks the command to
-// stop in order; the second ends the process at once, as it would without us.
+// stop cleanly; the second ends the process immediately, as without a handler.
 func run(args []string, stdout, stderr io.Writer) (status int) {
 	ctx, restore := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer restore()
@@ -90,8 +90,8 @@ func run(args []string, stdout, stderr io.Writer) (status int) {
 func newParser(flags *cli, options ...kong.Option) *kong.Kong {
 	parser, err := kong.New(flags, append([]kong.Option{
 		kong.Name("stampede"),
-		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered at once, written " +
-			"to Postgres exactly once."),
+		kong.Description("Sell a limited stock to a crowd: decided in memory in one atomic step, answered immediately, " +
+			"written to Postgres exactly once."),
 		kong.DefaultEnvars("STAMPEDE"),
 		kong.Vars{"version": "stampede " + telemetry.BuildVersion()},
 		saleIDs,

@@ -19,17 +19,17 @@ func TestMain(m *testing.M) {
 	testkit.Main(m, testkit.WithCommand(func() int { return run(os.Args[1:], os.Stdout, os.Stderr) }))
 }
 
-// within bounds each wait of a test; it is long because many tests share the machine.
+// within bounds each wait of a test; it is long because many tests run in parallel.
 const within = 60 * time.Second
 
 const adminToken = "token-of-the-operators"
 
-// shop is one test's keys and database, with the processes that work on them.
+// shop holds the keys and the database of one test, and runs commands on them.
 type shop struct {
 	t    *testing.T
 	keys reservation.Keys
 	pool *pgxpool.Pool
-	// redisURL is that of a Redis of its own, "" for the one that tests share.
+	// redisURL is that of the test's own Redis, "" for the shared one.
 	redisURL string
 }
 
@@ -57,12 +57,12 @@ func (s *shop) run(args ...string) (status int, output string) {
 	return c.Wait(within).ExitCode(), c.Output()
 }
 
-// serve starts an ingress and returns it with its URL. No load balancer has to notice its end.
+// serve starts an ingress without a stop delay, and returns it with its URL.
 func (s *shop) serve(flags ...string) (*testkit.Cmd, string) {
 	s.t.Helper()
 	c := s.command(append([]string{"serve"}, flags...)...)
 	c.Setenv("STAMPEDE_STOP_DELAY", "0s")
-	c.Setenv("STAMPEDE_USER_RATE", "0") // a test looks at an order again and again
+	c.Setenv("STAMPEDE_USER_RATE", "0") // tests poll their orders
 	c.Setenv("STAMPEDE_AUTH", "header")
 	c.Setenv("STAMPEDE_ADMIN_TOKEN", adminToken)
 	c.Setenv("STAMPEDE_HTTP_ADDR", "127.0.0.1:0")
@@ -70,7 +70,7 @@ func (s *shop) serve(flags ...string) (*testkit.Cmd, string) {
 	return c, "http://" + loggedAddr(c, "ingress listens")
 }
 
-// worker prepares a worker that soon takes over from others, with batches so small that there are many.
+// worker prepares a worker with small batches that takes over pending orders after a short time.
 func (s *shop) worker(name string) *testkit.Cmd {
 	s.t.Helper()
 	c := s.command("work")
@@ -89,26 +89,26 @@ func (s *shop) sale(url string, stock int64) uuid.UUID {
 	return sale
 }
 
-// crowd prepares buyers, and the books that they are held against.
-func (s *shop) crowd(config crowd.Config) (*crowd.Crowd, *crowd.PostgresBooks) {
+// crowd prepares buyers and the verifier of their orders.
+func (s *shop) crowd(config crowd.Config) (*crowd.Crowd, *crowd.PostgresVerifier) {
 	s.t.Helper()
 	config.Patience = within
-	books, err := crowd.OpenPostgresBooks(s.t.Context(), s.pool, config.Sale)
+	verifier, err := crowd.NewPostgresVerifier(s.t.Context(), s.pool, config.Sale)
 	require.NoError(s.t, err)
 	buyers, err := crowd.New(config)
 	require.NoError(s.t, err)
-	return buyers, books
+	return buyers, verifier
 }
 
-// requireKept waits until all that the crowd was promised is in Postgres, and checks every promise: by
-// the crowd's own ledger, and by the audit.
-func (s *shop) requireKept(buyers *crowd.Crowd, books *crowd.PostgresBooks, sale uuid.UUID, sold int) {
+// requireKept waits until all accepted orders are in Postgres, and checks the promises: by the ledger of the crowd and
+// by the audit.
+func (s *shop) requireKept(buyers *crowd.Crowd, verifier *crowd.PostgresVerifier, sale uuid.UUID, sold int) {
 	s.t.Helper()
-	durable, err := buyers.WatchDurable(s.t.Context(), books, within)
+	durable, err := buyers.WatchDurable(s.t.Context(), verifier, within)
 	require.NoError(s.t, err)
 	assert.Equal(s.t, sold, durable.Orders, "orders that reached Postgres")
 
-	comparison, err := books.Compare(s.t.Context(), buyers.Ledger())
+	comparison, err := verifier.Compare(s.t.Context(), buyers.Ledger())
 	require.NoError(s.t, err)
 	assert.True(s.t, comparison.Holds(), "%s: %v", comparison, comparison.Examples)
 	assert.Equal(s.t, sold, comparison.Accepted)

@@ -12,9 +12,9 @@ import (
 )
 
 type migrateCmd struct {
-	Up     migrateUpCmd     `cmd:"" help:"Apply all migrations that are missing. Safe to run by several processes at once."`
-	Down   migrateDownCmd   `cmd:"" help:"Undo the latest migration, with the data that it holds. Refused where there are sales, unless it is told to discard them."`
-	Status migrateStatusCmd `cmd:"" help:"List the migrations, and what is missing of what they made. Exit status 1 if something is, 3 if Postgres does not answer."`
+	Up     migrateUpCmd     `cmd:"" help:"Apply all missing migrations. Several processes may run it at the same time."`
+	Down   migrateDownCmd   `cmd:"" help:"Undo the latest migration and delete its data. Refused if there are sales, unless --discard-data is given."`
+	Status migrateStatusCmd `cmd:"" help:"List the migrations, and missing constraints and indexes. Exit status 1 if one is missing, 3 if Postgres does not answer."`
 }
 
 type migrateUpCmd struct{ databaseFlag }
@@ -29,7 +29,7 @@ func (c *migrateUpCmd) Run(ctx context.Context, s *streams) error {
 
 type migrateDownCmd struct {
 	databaseFlag
-	DiscardData bool `env:"STAMPEDE_MIGRATE_DISCARD_DATA" help:"Delete the sales and orders that the database holds."`
+	DiscardData bool `env:"STAMPEDE_MIGRATE_DISCARD_DATA" help:"Delete the sales and orders in the database."`
 }
 
 func (c *migrateDownCmd) Run(ctx context.Context, s *streams) error {
@@ -49,10 +49,10 @@ type migrateStatusCmd struct{ databaseFlag }
 func (c *migrateStatusCmd) Run(ctx context.Context, s *streams) error {
 	migrations, err := sql.Status(ctx, c.DatabaseURL)
 	if err != nil {
-		return couldNotLook(err)
+		return unchecked(err)
 	}
 	t := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "NAME\tAPPLIED") // Flush tells the error
+	_, _ = fmt.Fprintln(t, "NAME\tAPPLIED") // Flush returns the error
 	for _, m := range migrations {
 		at := "-"
 		if m.Applied {
@@ -66,7 +66,7 @@ func (c *migrateStatusCmd) Run(ctx context.Context, s *streams) error {
 	return c.guards(ctx, s)
 }
 
-// guards names the constraints and indexes that were taken away from a schema that has all migrations.
+// guards lists missing constraints and indexes of a schema that has all migrations.
 func (c *migrateStatusCmd) guards(ctx context.Context, s *streams) error {
 	pool, err := connect.Postgres(ctx, c.DatabaseURL, 1)
 	if err != nil {
@@ -74,18 +74,18 @@ func (c *migrateStatusCmd) guards(ctx context.Context, s *streams) error {
 	}
 	defer pool.Close()
 	if err := sql.Check(ctx, pool); errors.Is(err, sql.ErrNotMigrated) || errors.Is(err, sql.ErrSchemaAhead) {
-		return nil // the list says so
+		return nil // the list shows it
 	} else if err != nil {
-		return couldNotLook(err)
+		return unchecked(err)
 	}
 	_, missing, err := sql.Guards(ctx, pool)
 	for _, m := range missing {
-		if _, err := fmt.Fprintf(s.out, "%s: put it back with\n    %s\n", m.What, m.Mend); err != nil {
+		if _, err := fmt.Fprintf(s.out, "%s: restore it with\n    %s\n", m.What, m.Mend); err != nil {
 			return err
 		}
 	}
 	if len(missing) > 0 {
 		return errBroken
 	}
-	return couldNotLook(err)
+	return unchecked(err)
 }

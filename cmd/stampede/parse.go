@@ -10,7 +10,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// saleIDs makes kong read every UUID as the id of a sale: there are no others on the command line.
+// saleIDs makes kong parse every UUID as a sale id: the command line has no other UUIDs.
 var saleIDs = kong.TypeMapper(reflect.TypeFor[uuid.UUID](),
 	kong.MapperFunc(func(c *kong.DecodeContext, target reflect.Value) error {
 		var text string
@@ -26,11 +26,11 @@ var saleIDs = kong.TypeMapper(reflect.TypeFor[uuid.UUID](),
 		return nil
 	}))
 
-// unparsed is the usage error for a command line that kong could not take, with what kong leaves out.
+// unparsed returns the usage error for an error of kong, with details that kong leaves out.
 func unparsed(err error) error {
 	if number, found := strings.CutPrefix(err.Error(), "unknown flag -"); found && number[0] >= '0' && number[0] <= '9' {
-		number, _, _ = strings.Cut(number, ",") // what follows is a guess at another flag
-		return usagef("-%[1]s is taken for a flag: where a number may be below zero, write it as -- -%[1]s", number)
+		number, _, _ = strings.Cut(number, ",") // cut kong's suggestion of another flag
+		return usagef("-%[1]s is parsed as a flag: write a negative number as -- -%[1]s", number)
 	}
 	var parse *kong.ParseError
 	if !strings.HasPrefix(err.Error(), "missing flags: ") || !errors.As(err, &parse) {

@@ -13,7 +13,7 @@ import (
 )
 
 type projectionsCmd struct {
-	Rebuild projectionsRebuildCmd `cmd:"" help:"Make the orders and the counters of sales anew from the log of events, beside the ones in use, and swap them in. Sales go on."`
+	Rebuild projectionsRebuildCmd `cmd:"" help:"Rebuild the orders and the counters of sales from the log of events, beside the ones in use, and swap them in. Sales continue."`
 }
 
 type projectionsRebuildCmd struct {
@@ -38,12 +38,12 @@ func (c *projectionsRebuildCmd) Run(ctx context.Context, s *streams, logger *slo
 		return writeJSON(s.out, report)
 	}
 	_, err = fmt.Fprintf(s.out,
-		"%s orders made from their events in %v; %s changes came meanwhile; nobody could read or write orders for %v\n",
+		"%s orders rebuilt from their events in %v; %s changes arrived meanwhile; reads and writes of orders were blocked for %v\n",
 		figure.Count(report.Orders), report.Took.Round(time.Millisecond), figure.Count(report.Changes),
 		report.Held.Round(time.Millisecond/10))
 	for _, r := range report.Recounted {
 		if err == nil {
-			_, err = fmt.Fprintf(s.out, "sale %s: sold was %s, and is %s\n", r.Sale, figure.Count(r.Was), figure.Count(r.Is))
+			_, err = fmt.Fprintf(s.out, "sale %s: sold was %s and is %s\n", r.Sale, figure.Count(r.Was), figure.Count(r.Is))
 		}
 	}
 	return err

@@ -12,8 +12,8 @@ import (
 	"stampede/internal/testkit"
 )
 
-// A rebuild that is killed at any of these instants leaves either the old orders in place or the new ones,
-// buyers can go on, and the next rebuild ends with the new ones and with nothing left over.
+// After a kill at any of these points the table of orders is either the old or the new one and can be written. The next
+// rebuild succeeds and leaves no temporary objects.
 func TestKilledProjectionRebuildLeavesOldOrNewOrders(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{
@@ -67,7 +67,7 @@ func TestKilledProjectionRebuildLeavesOldOrNewOrders(t *testing.T) {
 			require.NoError(t, err, "orders can be changed")
 
 			var report projection.Report
-			testkit.Eventually(t, within, "the server has noticed that the first one is dead", func() bool {
+			testkit.Eventually(t, within, "Postgres has ended the session of the killed rebuild", func() bool {
 				successor := rebuild()
 				successor.Start()
 				return successor.Wait(within).Success() && json.Unmarshal([]byte(successor.Output()), &report) == nil

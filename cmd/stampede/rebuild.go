@@ -18,7 +18,7 @@ type rebuildCmd struct {
 	databaseFlag
 	keysFlags
 	jsonFlag
-	Sale      uuid.UUID `env:"STAMPEDE_REBUILD_SALE" placeholder:"ID" help:"Rebuild this sale; the others go on. Without it and --partition, everything is rebuilt."`
+	Sale      uuid.UUID `env:"STAMPEDE_REBUILD_SALE" placeholder:"ID" help:"Sale to rebuild; the others continue. Without it and --partition, everything is rebuilt."`
 	Partition *int      `env:"STAMPEDE_REBUILD_PARTITION" placeholder:"N" help:"Rebuild the sales of this partition, and mark its Redis server as verified."`
 }
 
@@ -33,11 +33,11 @@ func (c *rebuildCmd) Validate() error {
 	if c.Sale != uuid.Nil {
 		return usagef("--sale and --partition exclude each other")
 	}
-	return want(*c.Partition >= 0 && *c.Partition < reservation.MaxPartitions, "--partition", *c.Partition,
+	return checkFlag(*c.Partition >= 0 && *c.Partition < reservation.MaxPartitions, "--partition", *c.Partition,
 		fmt.Sprintf("0 to %d", reservation.MaxPartitions-1))
 }
 
-// Run prints a report for each partition. After an error those that come after it are still rebuilt.
+// Run prints a report for each partition. After an error the remaining partitions are still rebuilt.
 func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
 	b, err := openBackend(ctx, connect.Control, c.RedisURL, c.DatabaseURL, c.keysFlags, 3, logger)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"stampede/reservation"
 )
 
-// errRemaining ends a command whose output has told already what is left to do.
+// errRemaining ends a command whose output already shows the remaining differences.
 var errRemaining = errors.New("differences remain")
 
 type reconcileCmd struct {
@@ -23,9 +23,9 @@ type reconcileCmd struct {
 	databaseFlag
 	keysFlags
 	jsonFlag
-	Sale    uuid.UUID `env:"STAMPEDE_RECONCILE_SALE" placeholder:"ID" help:"Reconcile this sale; all if left out."`
-	DryRun  bool      `env:"STAMPEDE_RECONCILE_DRY_RUN" help:"Change nothing: only tell what would be done."`
-	Explain bool      `env:"STAMPEDE_RECONCILE_EXPLAIN" help:"Name each difference with its order, the last event, and what mends it."`
+	Sale    uuid.UUID `env:"STAMPEDE_RECONCILE_SALE" placeholder:"ID" help:"Sale to reconcile (default: all)."`
+	DryRun  bool      `env:"STAMPEDE_RECONCILE_DRY_RUN" help:"Change nothing; only report what would be done."`
+	Explain bool      `env:"STAMPEDE_RECONCILE_EXPLAIN" help:"List each difference with its order, the last event, and the remedy."`
 }
 
 func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
@@ -36,7 +36,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 	defer b.Close()
 	rebuilder, err := b.rebuilder(ctx, c.keys(), logger)
 	if err != nil {
-		return couldNotLook(err)
+		return unchecked(err)
 	}
 	config := audit.ReconcileConfig{
 		Pool: b.pool, Redis: b.redis, Keys: c.keys(), Store: b.store, Catalog: b.catalog, Rebuilder: rebuilder,
@@ -55,7 +55,7 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 	if errors.Is(err, reservation.ErrSaleNotFound) {
 		return err
 	} else if err != nil {
-		return couldNotLook(err)
+		return unchecked(err)
 	}
 	if c.JSON {
 		err = writeJSON(s.out, report)
@@ -73,14 +73,14 @@ func (c *reconcileCmd) Run(ctx context.Context, s *streams, logger *slog.Logger)
 
 func writeReconciled(w io.Writer, report audit.ReconcileReport) (err error) {
 	for _, why := range report.Unchecked {
-		if _, err = fmt.Fprintln(w, "could not look:", printable(why)); err != nil {
+		if _, err = fmt.Fprintln(w, "not checked:", printable(why)); err != nil {
 			return err
 		}
 	}
 	if len(report.Remedies) == 0 {
 		found := "no difference between Redis and Postgres"
 		if len(report.Unchecked) > 0 {
-			found = "no difference in what could be looked at"
+			found = "no difference in what could be checked"
 		}
 		_, err = fmt.Fprintln(w, found)
 		return err

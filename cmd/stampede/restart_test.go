@@ -20,7 +20,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-// shoppers send requests to ingresses that come and go, and count those that got no answer.
+// shoppers send requests to ingresses that are restarted, and count requests without an answer.
 type shoppers struct {
 	path    string
 	targets [2]atomic.Pointer[string]
@@ -32,7 +32,7 @@ type shoppers struct {
 	lost []string
 }
 
-// visit opens a connection, and sends requests on it, up to so many, one after the other.
+// visit opens a connection and sends up to so many requests on it, one after the other.
 func (s *shoppers) visit(user string, requests int) {
 	address := *s.targets[len(user)%2].Load()
 	conn, err := net.DialTimeout("tcp", address, within)
@@ -81,16 +81,16 @@ func (s *shoppers) isOver() bool {
 	}
 }
 
-// Ingresses are replaced one after the other, as in every deployment, and no load balancer hides it.
+// Ingresses are replaced one after the other, without a load balancer.
 func TestRollingRestartAnswersEveryRequest(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		stopDelay string
 		requests  int
 	}{
-		// Without a delay a client may not use a connection again in the very instant in which it is closed.
-		"a connection for each request, without a delay": {"0s", 1},
-		"connections that are kept":                      {"300ms", 1_000_000},
+		// Without a delay a client could reuse a connection at the moment when it is closed.
+		"one request per connection, without a delay": {"0s", 1},
+		"kept connections": {"300ms", 1_000_000},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -117,8 +117,8 @@ func TestRollingRestartAnswersEveryRequest(t *testing.T) {
 				})
 			}
 			defer shopping.Wait()
-			over := sync.OnceFunc(func() { close(clients.stop) })
-			defer over()
+			end := sync.OnceFunc(func() { close(clients.stop) })
+			defer end()
 			for round := range 6 {
 				before := clients.answered.Load()
 				testkit.Eventually(t, within, "requests are answered", func() bool { return clients.answered.Load() > before+200 })
@@ -127,8 +127,8 @@ func TestRollingRestartAnswersEveryRequest(t *testing.T) {
 				running[round%2], address = start()
 				clients.targets[round%2].Store(&address)
 			}
-			over()
-			// Connections that are kept end with the ingresses.
+			end()
+			// Kept connections end with the ingresses.
 			for _, c := range running {
 				assert.Zero(t, c.Stop().ExitCode())
 			}

@@ -19,11 +19,11 @@ import (
 type saleCmd struct {
 	Create  saleCreateCmd  `cmd:"" help:"Create a sale."`
 	List    saleListCmd    `cmd:"" help:"List the sales, newest first."`
-	Show    saleShowCmd    `cmd:"" help:"Show a sale with the count of its units."`
-	Pause   salePauseCmd   `cmd:"" help:"Halt a sale: buyers are refused until it is resumed."`
-	Resume  saleResumeCmd  `cmd:"" help:"Go on with a paused sale."`
-	End     saleEndCmd     `cmd:"" help:"End a sale for good."`
-	Restock saleRestockCmd `cmd:"" help:"Add units to a sale, or take away what is left."`
+	Show    saleShowCmd    `cmd:"" help:"Show a sale with its unit counts."`
+	Pause   salePauseCmd   `cmd:"" help:"Pause a sale: purchases are refused until it is resumed."`
+	Resume  saleResumeCmd  `cmd:"" help:"Resume a paused sale."`
+	End     saleEndCmd     `cmd:"" help:"End a sale permanently."`
+	Restock saleRestockCmd `cmd:"" help:"Add units to a sale, or remove unsold ones."`
 }
 
 // catalogFlags are what every command on sales needs.
@@ -34,7 +34,7 @@ type catalogFlags struct {
 	jsonFlag
 }
 
-// with opens the catalog, hands it to do and prints the sales that do returns.
+// with opens the catalog, calls do with it and prints the sales that do returns.
 func (f *catalogFlags) with(
 	ctx context.Context, s *streams, logger *slog.Logger,
 	do func(context.Context, *catalog.Catalog) ([]catalog.CountedSale, error),
@@ -80,14 +80,14 @@ func (m *moment) UnmarshalText(text []byte) error {
 	if after, relative := strings.CutPrefix(string(text), "+"); relative {
 		d, err := time.ParseDuration(after)
 		if err != nil || d < 0 {
-			return usagef("%q is no time: want +5m for five minutes from now", text)
+			return usagef("%q is not a time: want +5m for five minutes from now", text)
 		}
 		m.Time = time.Now().Add(d)
 		return nil
 	}
 	t, err := time.Parse(time.RFC3339, string(text))
 	if err != nil {
-		return usagef("%q is no time: want one like 2026-11-27T09:00:00Z, or +5m for five minutes from now", text)
+		return usagef("%q is not a time: want one like 2026-11-27T09:00:00Z, or +5m for five minutes from now", text)
 	}
 	m.Time = t
 	return nil
@@ -95,12 +95,12 @@ func (m *moment) UnmarshalText(text []byte) error {
 
 type saleCreateCmd struct {
 	catalogFlags
-	Name          string        `required:"" env:"STAMPEDE_SALE_NAME" help:"What the sale is called."`
+	Name          string        `required:"" env:"STAMPEDE_SALE_NAME" help:"Name of the sale."`
 	Stock         int64         `required:"" env:"STAMPEDE_SALE_STOCK" placeholder:"UNITS" help:"Units for sale."`
-	PerOrderLimit int64         `default:"1" env:"STAMPEDE_SALE_PER_ORDER_LIMIT" placeholder:"UNITS" help:"Units that one order may hold (${default})."`
-	OpensAt       moment        `env:"STAMPEDE_SALE_OPENS_AT" placeholder:"TIME" help:"When it opens, RFC 3339 or +5m; at once if left out."`
-	ClosesAt      moment        `env:"STAMPEDE_SALE_CLOSES_AT" placeholder:"TIME" help:"When it closes, RFC 3339 or +5m; never if left out."`
-	PaymentWindow time.Duration `default:"0s" env:"STAMPEDE_SALE_PAYMENT_WINDOW" placeholder:"DURATION" help:"Time to pay for a confirmed order, in whole seconds. Confirmed orders of a sale with one count as held until they are paid; with 0s confirmed is final (${default})."`
+	PerOrderLimit int64         `default:"1" env:"STAMPEDE_SALE_PER_ORDER_LIMIT" placeholder:"UNITS" help:"Most units per order (${default})."`
+	OpensAt       moment        `env:"STAMPEDE_SALE_OPENS_AT" placeholder:"TIME" help:"When it opens, RFC 3339 or +5m (default: immediately)."`
+	ClosesAt      moment        `env:"STAMPEDE_SALE_CLOSES_AT" placeholder:"TIME" help:"When it closes, RFC 3339 or +5m (default: never)."`
+	PaymentWindow time.Duration `default:"0s" env:"STAMPEDE_SALE_PAYMENT_WINDOW" placeholder:"DURATION" help:"Time to pay for a confirmed order, in whole seconds. Until they are paid, confirmed orders count as held; with 0s confirmed is final (${default})."`
 	keyFlag
 }
 
@@ -119,8 +119,8 @@ func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger
 
 type saleListCmd struct {
 	catalogFlags
-	After uuid.UUID `env:"STAMPEDE_SALE_AFTER" placeholder:"ID" help:"List those older than this sale."`
-	Limit int       `default:"50" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"List at most so many (${default})."`
+	After uuid.UUID `env:"STAMPEDE_SALE_AFTER" placeholder:"ID" help:"List sales older than this one."`
+	Limit int       `default:"50" env:"STAMPEDE_SALE_LIMIT" placeholder:"N" help:"Most sales to list (${default})."`
 }
 
 func (c *saleListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
@@ -189,7 +189,7 @@ func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 type saleRestockCmd struct {
 	catalogFlags
 	saleArg
-	Units int64 `arg:"" help:"Units to add; to take away 50 unsold units, end the command with -- -50."`
+	Units int64 `arg:"" help:"Units to add; to remove 50 unsold units, end the command with -- -50."`
 	keyFlag
 }
 
@@ -203,9 +203,9 @@ func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logge
 	})
 }
 
-// keyFlag is for what is done once more if it is repeated without its key.
+// keyFlag is for commands that take effect again if they are repeated without a key.
 type keyFlag struct {
-	IdempotencyKey string `env:"STAMPEDE_SALE_IDEMPOTENCY_KEY" placeholder:"KEY" help:"Name of this request: repeated with the same key, it changes nothing more. Made up if left out."`
+	IdempotencyKey string `env:"STAMPEDE_SALE_IDEMPOTENCY_KEY" placeholder:"KEY" help:"Name of this request: repeating it with the same key changes nothing more (default: random)."`
 }
 
 func (f keyFlag) key() string {
@@ -215,7 +215,7 @@ func (f keyFlag) key() string {
 	return f.IdempotencyKey
 }
 
-// mayBeDone adds to an error after which the request may have been done all the same how to repeat it.
+// mayBeDone adds how to repeat the request to an error after which it may still have taken effect.
 func mayBeDone(err error, key string) error {
 	if errors.Is(err, reservation.ErrUnavailable) || errors.Is(err, catalog.ErrChangeUnknown) {
 		return fmt.Errorf("%w; repeat it with --idempotency-key=%s, or it may be done twice", err, key)

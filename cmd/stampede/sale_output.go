@@ -9,7 +9,7 @@ import (
 	"stampede/reservation/catalog"
 )
 
-// writeSalesJSON writes one object a line, so that one sale is an object and many are easy to cut.
+// writeSalesJSON writes one object per line.
 func writeSalesJSON(w io.Writer, sales []catalog.CountedSale) error {
 	for _, s := range sales {
 		if err := writeJSON(w, s); err != nil {
@@ -21,7 +21,7 @@ func writeSalesJSON(w io.Writer, sales []catalog.CountedSale) error {
 
 func writeSalesText(w io.Writer, sales []catalog.CountedSale) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	_, _ = fmt.Fprintln(t, "ID\tSTATE\tSTOCK\tAVAILABLE\tHELD\tSOLD\tOPENS\tCLOSES\tNAME") // Flush tells the error
+	_, _ = fmt.Fprintln(t, "ID\tSTATE\tSTOCK\tAVAILABLE\tHELD\tSOLD\tOPENS\tCLOSES\tNAME") // Flush returns the error
 	for _, s := range sales {
 		_, _ = fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n",
 			s.ID, s.State, s.Stock, s.Available, s.Held, s.Sold, orDash(s.OpensAt), orDash(s.ClosesAt), s.Name)

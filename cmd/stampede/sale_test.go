@@ -13,7 +13,7 @@ import (
 	"stampede/reservation/catalog"
 )
 
-// A restock that fails half-way must be repeated under the name that it had, also where nobody gave it one.
+// A restock that fails halfway must be repeated with its key, even if the key was generated.
 func TestFailedRestockPrintsRetry(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -41,7 +41,7 @@ func TestFailedRestockPrintsRetry(t *testing.T) {
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.VerifyServer(t, s.pool, store, 0)
 
-	testkit.Eventually(t, within, "the same restock goes through", func() bool {
+	testkit.Eventually(t, within, "the same restock succeeds", func() bool {
 		status, output = restock(flag)
 		return status == exitOK
 	})
@@ -51,7 +51,7 @@ func TestFailedRestockPrintsRetry(t *testing.T) {
 
 	status, output = restock("--idempotency-key=a space")
 	assert.Equal(t, exitUsage, status)
-	assert.NotContains(t, output, "repeat it", "nothing can have been added")
+	assert.NotContains(t, output, "repeat it", "nothing was added")
 }
 
 func TestRestockCommandLowersStock(t *testing.T) {

@@ -12,13 +12,13 @@ import (
 	"stampede/internal/testkit"
 )
 
-// A counter that appears with its first event is missed by increase() in PromQL: so a process that has done nothing
-// shows every series, with every value of its labels.
+// PromQL's increase() misses a counter that appears with its first event, so an idle process exports every series with
+// every label value.
 func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
 	_, ingress := s.serve()
-	// As without Redis and Postgres: what a worker does first must not be what makes its series.
+	// Without Redis and Postgres: the series must not depend on the worker's first work.
 	worker := s.worker("worker")
 	worker.Setenv("STAMPEDE_PARTITIONS", "2")
 	worker.Setenv("REDIS_URL", "redis://127.0.0.1:1/0")
@@ -61,13 +61,13 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 				"server", "unvouched", "sale-lost", "unfinished", "set-back",
 				"refused", "by-hand", "reconciled",
 			},
-			"stampede_entries_acked_total{stream":         s.streams(2),
-			"stampede_entries_redelivered_total{stream":   s.streams(2),
-			"stampede_entries_claimed_total{stream":       s.streams(2),
-			"stampede_entries_taken_total{stream":         s.streams(2),
-			"stampede_entries_dead_lettered_total{stream": s.streams(2),
-			"stampede_entries_lost_total{stream":          s.streams(2),
-			"stampede_entries_trimmed_total{stream":       s.streams(2),
+			"stampede_entries_acked_total{stream":         s.orderStreams(2),
+			"stampede_entries_redelivered_total{stream":   s.orderStreams(2),
+			"stampede_entries_claimed_total{stream":       s.orderStreams(2),
+			"stampede_entries_taken_total{stream":         s.orderStreams(2),
+			"stampede_entries_dead_lettered_total{stream": s.orderStreams(2),
+			"stampede_entries_lost_total{stream":          s.orderStreams(2),
+			"stampede_entries_trimmed_total{stream":       s.orderStreams(2),
 			"stampede_batch_orders_count":                 nil,
 			"stampede_batch_duration_seconds_count":       nil,
 			"stampede_rebuild_seconds_count":              nil,
@@ -80,18 +80,18 @@ func TestEachSeriesExistsFromFirstScrape(t *testing.T) {
 			if values == nil {
 				assert.Contains(t, shown, name+" 0")
 			}
-			var want, got []string
+			var expected, got []string
 			for _, value := range values {
-				want = append(want, name+`="`+value+`"} 0`)
+				expected = append(expected, name+`="`+value+`"} 0`)
 			}
 			for _, line := range shown {
 				if strings.HasPrefix(line, name+"=") {
 					got = append(got, line)
 				}
 			}
-			assert.ElementsMatch(t, want, got)
+			assert.ElementsMatch(t, expected, got)
 		}
-		// The list above has every counter, so that a new one is not forgotten.
+		// The list above must have every counter.
 		for _, line := range shown {
 			if metric, ok := strings.CutPrefix(line, "# TYPE stampede_"); ok && strings.HasSuffix(metric, " counter") {
 				metric = "stampede_" + strings.TrimSuffix(metric, " counter")
@@ -110,12 +110,12 @@ func listed[V any](series map[string]V, metric string) bool {
 	return false
 }
 
-// streams are the streams of the first partitions.
-func (s *shop) streams(partitions int) (streams []string) {
+// orderStreams returns the streams of the first partitions.
+func (s *shop) orderStreams(partitions int) (names []string) {
 	for p := range partitions {
-		streams = append(streams, s.keys.Orders(p))
+		names = append(names, s.keys.Orders(p))
 	}
-	return streams
+	return names
 }
 
 func scrape(t *testing.T, url string) (lines []string) {
@@ -130,9 +130,9 @@ func scrape(t *testing.T, url string) (lines []string) {
 	return strings.Split(string(text), "\n")
 }
 
-// loggedAddr is the address in the line of a process's log that says this.
-func loggedAddr(c *testkit.Cmd, says string) string {
-	_, addr, _ := strings.Cut(c.WaitOutput(within, says), "addr=")
+// loggedAddr returns the address in the first log line that contains text.
+func loggedAddr(c *testkit.Cmd, text string) string {
+	_, addr, _ := strings.Cut(c.WaitOutput(within, text), "addr=")
 	addr, _, _ = strings.Cut(addr, " ")
 	return addr
 }

@@ -20,10 +20,10 @@ import (
 	"stampede/reservation/order"
 )
 
-// limitFlags bound what an ingress takes on.
+// limitFlags limit the load of an ingress.
 type limitFlags struct {
-	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests worked on at once; more are answered 503 (${default}). An eighth is kept for payments and looks at orders, an eighth for looks at sales, a sixteenth for operators."`
-	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping ingress or worker may take to finish what it has accepted (${default})."`
+	MaxInFlight  int           `default:"4096" placeholder:"N" help:"Requests processed at the same time; more get 503 (${default}). An eighth is reserved for payments and reads of orders, an eighth for reads of sales, a sixteenth for operators."`
+	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping ingress or worker may take to finish accepted work (${default})."`
 }
 
 func (f limitFlags) Validate() error {
@@ -33,13 +33,13 @@ func (f limitFlags) Validate() error {
 	)
 }
 
-// receiptFlag is the secret for the receipts of accepted orders.
+// receiptFlag is the secret that signs the receipts of accepted orders.
 type receiptFlag struct {
-	ReceiptSecret string `placeholder:"SECRET" help:"Secret with which orders' receipts are signed, at least 32 bytes, the same for all ingresses; that in Postgres if left out, without which no purchase is accepted."`
+	ReceiptSecret string `placeholder:"SECRET" help:"Secret that signs the receipts of orders, at least 32 bytes, the same for all ingresses (default: the one in Postgres; until it is read, purchases are refused)."`
 }
 
 func (f receiptFlag) Validate() error {
-	return want(f.ReceiptSecret == "" || len(f.ReceiptSecret) >= order.MinReceiptSecretBytes,
+	return checkFlag(f.ReceiptSecret == "" || len(f.ReceiptSecret) >= order.MinReceiptSecretBytes,
 		"--receipt-secret", fmt.Sprintf("%d bytes long", len(f.ReceiptSecret)),
 		fmt.Sprintf("at least %d", order.MinReceiptSecretBytes))
 }
@@ -51,16 +51,16 @@ type serveCmd struct {
 	limitFlags
 	clientFlags
 	receiptFlag
-	HTTPAddr    string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Where to listen (${default})."`
-	Auth        string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers say who they are: jwt, or header behind a gateway that sets it (${default})."`
-	AuthHeader  string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer where --auth is header (${default})."`
-	AdminToken  string `placeholder:"TOKEN" help:"Bearer token of the operators; without it their calls are refused."`
+	HTTPAddr    string `name:"http-addr" env:"STAMPEDE_HTTP_ADDR" default:":8080" placeholder:"HOST:PORT" help:"Address to listen on (${default})."`
+	Auth        string `default:"jwt" enum:"jwt,header" placeholder:"MODE" help:"How buyers are identified: jwt, or header behind a gateway that sets it (${default})."`
+	AuthHeader  string `default:"X-User-ID" placeholder:"NAME" help:"Header that names the buyer with --auth=header (${default})."`
+	AdminToken  string `placeholder:"TOKEN" help:"Bearer token of the operators; without it operators' calls are refused."`
 	JWTSecret   string `name:"jwt-secret" env:"STAMPEDE_JWT_SECRET" placeholder:"SECRET" help:"Secret of the buyers' HS256 tokens, at least 32 bytes."`
-	JWKSURL     string `name:"jwks-url" env:"STAMPEDE_JWKS_URL" placeholder:"URL" help:"Key set of the buyers' tokens, instead of a secret."`
-	JWTIssuer   string `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer that the tokens must name; any if left out."`
-	JWTAudience string `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience that the tokens must name; any if left out."`
+	JWKSURL     string `name:"jwks-url" env:"STAMPEDE_JWKS_URL" placeholder:"URL" help:"Key set for the buyers' tokens, instead of a secret."`
+	JWTIssuer   string `name:"jwt-issuer" env:"STAMPEDE_JWT_ISSUER" placeholder:"ISS" help:"Issuer that tokens must name (default: any)."`
+	JWTAudience string `name:"jwt-audience" env:"STAMPEDE_JWT_AUDIENCE" placeholder:"AUD" help:"Audience that tokens must name (default: any)."`
 
-	StopDelay time.Duration `default:"5s" placeholder:"DURATION" help:"How long a stopping ingress says that it is not ready and serves all the same, for load balancers and clients to move away (${default})."`
+	StopDelay time.Duration `default:"5s" placeholder:"DURATION" help:"How long a stopping ingress reports not ready but still serves, so that load balancers and clients can move away (${default})."`
 }
 
 // Validate is called by kong.
@@ -72,7 +72,7 @@ func (c *serveCmd) Validate() error {
 
 func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	collectLess()
-	f, err := openFront(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, logger)
+	f, err := openIngressBackend(ctx, c.RedisURL, c.DatabaseURL, c.keysFlags, logger)
 	if err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 		return err
 	}
 	warnOfSettings(ctx, f.backend, logger)
-	// Listening here tells the port where :0 was asked for.
+	// Listen here, so that the port is known for an address with port 0.
 	if config.Listener, err = accept.Listen(ctx, c.HTTPAddr); err != nil {
 		return listenError(err, "STAMPEDE_HTTP_ADDR", "--http-addr")
 	}
@@ -113,13 +113,13 @@ func (c *serveCmd) Run(ctx context.Context, logger *slog.Logger) error {
 }
 
 func ingressConfig(
-	f *front, redisURL string, keys keysFlags, limits limitFlags, receipt receiptFlag, logger *slog.Logger,
+	f *ingressBackend, redisURL string, keys keysFlags, limits limitFlags, receipt receiptFlag, logger *slog.Logger,
 ) ingress.Config {
 	return ingress.Config{
 		Reservations:  f.store,
 		Sales:         f.catalog,
 		ReceiptSecret: receipt.ReceiptSecret,
-		// A read waits for messages, so its client must be nobody else's.
+		// A read blocks, so its client must not be shared.
 		Outcomes:       func() (redis.UniversalClient, error) { return connect.Blocking(redisURL) },
 		OutcomesStream: keys.keys().Outcomes(),
 		MaxInFlight:    limits.MaxInFlight,
@@ -129,15 +129,15 @@ func ingressConfig(
 	}
 }
 
-// runIngress serves until ctx ends and the last buyer was answered, whose change is told as well. A stopping server
-// sells for as long, so the guard ends after it.
+// runIngress serves until ctx ends and the last request is answered. The feed of outcomes and the guard end after the
+// server, because a stopping server still changes orders and sells.
 func runIngress(
 	ctx context.Context, server *ingress.Server, outcomes *ledger.Outcomes, guard reservation.Guard,
 ) error {
-	until, stop := context.WithCancel(context.WithoutCancel(ctx))
+	besideCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var beside sync.WaitGroup
-	beside.Go(func() { outcomes.Run(until) })
-	beside.Go(func() { _ = guard.Run(until) }) // which returns nil
+	beside.Go(func() { outcomes.Run(besideCtx) })
+	beside.Go(func() { _ = guard.Run(besideCtx) }) // always nil
 	defer beside.Wait()
 	defer stop()
 	return server.Run(ctx)

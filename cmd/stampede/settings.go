@@ -14,11 +14,11 @@ import (
 
 // logFlags are settings of all commands.
 type logFlags struct {
-	Level  string `default:"info" enum:"debug,info,warn,error" placeholder:"LEVEL" help:"Lowest level that is logged: debug, info, warn or error (${default})."`
+	Level  string `default:"info" enum:"debug,info,warn,error" placeholder:"LEVEL" help:"Lowest level to log: debug, info, warn or error (${default})."`
 	Format string `default:"text" enum:"text,json" placeholder:"FORMAT" help:"Format of the log on standard error: text or json (${default})."`
 }
 
-// logger also becomes the process's default, for libraries that log by themselves.
+// logger also sets the process's default logger, for libraries that use it.
 func (f logFlags) logger(w io.Writer) (*slog.Logger, error) {
 	logger, err := telemetry.NewLogger(w, f.Format, f.Level)
 	if err == nil {
@@ -27,31 +27,30 @@ func (f logFlags) logger(w io.Writer) (*slog.Logger, error) {
 	return logger, err
 }
 
-// want is a usage error that names the flag and what it may be, unless its value is allowed. Where a
-// library takes zero for its default, a zero that somebody typed must not get that far.
-func want(allowed bool, flag string, value any, what string) error {
-	if allowed {
+// checkFlag returns a usage error with the flag and its valid values, unless the value is valid. It rejects zero where
+// a library would replace zero by its default.
+func checkFlag(valid bool, flag string, value any, want string) error {
+	if valid {
 		return nil
 	}
-	return usagef("%s is %v, want %s", flag, value, what)
+	return usagef("%s is %v, want %s", flag, value, want)
 }
 
 func wantAtLeast[N int | int64 | float64 | time.Duration](flag string, n, least N) error {
-	return want(n >= least, flag, n, fmt.Sprintf("at least %v", least))
+	return checkFlag(n >= least, flag, n, fmt.Sprintf("at least %v", least))
 }
 
 func wantShare(flag string, share float64) error {
-	return want(share >= 0 && share <= 1, flag, share, "0 to 1") // so written that NaN is refused too
+	return checkFlag(share >= 0 && share <= 1, flag, share, "0 to 1") // false for NaN
 }
 
 func wantHeader(flag, name string) error {
-	return want(name != "", flag, "empty", "the name of a header")
+	return checkFlag(name != "", flag, "empty", "the name of a header")
 }
 
-// collectLess lets the heap grow to five times of what lives before it is collected, unless GOGC says
-// otherwise. Who answers or sends requests, or writes orders down, keeps little of them, so that
-// costs little memory; an ingress was measured to answer 7 to 13 % more a second, and a worker to
-// take a fifth less time for an order.
+// collectLess lets the heap grow to five times the live data before a collection, unless GOGC is set.
+// Ingresses, workers and crowds have little live data, so this costs little memory. Measured: an ingress
+// answers 7 to 13 % more requests a second, and a worker takes a fifth less time per order.
 func collectLess() {
 	const percent = 400
 	if os.Getenv("GOGC") == "" {
@@ -59,7 +58,7 @@ func collectLess() {
 	}
 }
 
-// Where the servers are: needed by most commands, and optional where private ones are started instead.
+// URLs of the servers: required by most commands, optional where private servers are started instead.
 type (
 	redisFlag struct {
 		RedisURL string `name:"redis-url" env:"REDIS_URL" required:"" placeholder:"URL" help:"Redis, as redis://user:password@host:6379/0."`
@@ -68,21 +67,20 @@ type (
 		DatabaseURL string `name:"database-url" env:"DATABASE_URL" required:"" placeholder:"URL" help:"Postgres, as postgres://user:password@host:5432/database."`
 	}
 	optionalServers struct {
-		RedisURL    string `name:"redis-url" env:"REDIS_URL" placeholder:"URL" help:"Redis to use; without it a private one is started."`
-		DatabaseURL string `name:"database-url" env:"DATABASE_URL" placeholder:"URL" help:"Postgres to use; without it a private one is started."`
+		RedisURL    string `name:"redis-url" env:"REDIS_URL" placeholder:"URL" help:"Redis to use (default: a private one is started)."`
+		DatabaseURL string `name:"database-url" env:"DATABASE_URL" placeholder:"URL" help:"Postgres to use (default: a private one is started)."`
 	}
 )
 
 // keysFlags name the keys in Redis.
 type keysFlags struct {
-	Partitions int    `default:"1" placeholder:"N" help:"Partitions that new sales are spread over, 1 to 64 (${default}). The same for all ingresses and workers."`
+	Partitions int    `default:"1" placeholder:"N" help:"Partitions for new sales, 1 to 64 (${default}). Must be the same for all ingresses and workers."`
 	KeyPrefix  string `hidden:"" default:"stampede" help:"First part of every key in Redis."`
 }
 
-// Validate is called by kong: by that of a command which has its own, or else for the command that
-// embeds it.
+// Validate is called by kong, or by the Validate of a command that embeds these flags.
 func (f keysFlags) Validate() error {
-	return want(f.Partitions >= 1 && f.Partitions <= reservation.MaxPartitions,
+	return checkFlag(f.Partitions >= 1 && f.Partitions <= reservation.MaxPartitions,
 		"--partitions", f.Partitions, fmt.Sprintf("1 to %d", reservation.MaxPartitions))
 }
 

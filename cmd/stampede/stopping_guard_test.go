@@ -12,7 +12,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-// A stopping ingress sells for as long as it serves, so it is guarded for as long.
+// A stopping ingress still sells, so the guard must still run.
 func TestStoppingIngressRefusesReplacedRedis(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)

@@ -14,18 +14,18 @@ import (
 	"stampede/internal/telemetry"
 )
 
-// workerPostgresConns: two for the batches of each of a few partitions, and some for the rest.
+// workerPostgresConns is enough for two batches in each of a few partitions, and the rest.
 const workerPostgresConns = 8
 
 // workerFlags are common to work and dev.
 type workerFlags struct {
-	Consumer      string        `placeholder:"NAME" help:"Name of this worker, the same after a restart and no other worker's. Host name and lane if left out."`
-	BatchMax      int           `default:"500" placeholder:"ORDERS" help:"Orders that one transaction records at most (${default})."`
-	MinIdle       time.Duration `default:"10s" placeholder:"DURATION" help:"How long another worker may be silent about an order until this one takes it over (${default})."`
-	MaxDeliveries int64         `default:"5" placeholder:"N" help:"Deliveries that an entry at fault gets until it is a dead letter (${default})."`
+	Consumer      string        `placeholder:"NAME" help:"Name of this worker, unique and stable across restarts (default: host name and lane)."`
+	BatchMax      int           `default:"500" placeholder:"ORDERS" help:"Most orders per transaction (${default})."`
+	MinIdle       time.Duration `default:"10s" placeholder:"DURATION" help:"How long an order may be pending at another worker before this one takes it over (${default})."`
+	MaxDeliveries int64         `default:"5" placeholder:"N" help:"Deliveries of a failing entry before it becomes a dead letter (${default})."`
 }
 
-// shortestIdle is the least that fulfillment takes: its own timers are fractions of it.
+// shortestIdle is the minimum of fulfillment, whose timers are fractions of it.
 const shortestIdle = 4 * time.Millisecond
 
 func (f workerFlags) Validate() error {
@@ -41,8 +41,8 @@ type workCmd struct {
 	databaseFlag
 	keysFlags
 	workerFlags
-	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping worker may take to finish what it has begun (${default})."`
-	MetricsAddr  string        `default:":9090" placeholder:"HOST:PORT" help:"Where to answer /metrics, /livez and /readyz (${default})."`
+	DrainTimeout time.Duration `default:"10s" placeholder:"DURATION" help:"How long a stopping worker may take to finish started work (${default})."`
+	MetricsAddr  string        `default:":9090" placeholder:"HOST:PORT" help:"Address for /metrics, /livez and /readyz (${default})."`
 }
 
 // Validate is called by kong.
@@ -71,7 +71,7 @@ func (c *workCmd) Run(ctx context.Context, logger *slog.Logger) error {
 	registry := telemetry.NewRegistry()
 	config := workerConfig(b, c.keysFlags, c.workerFlags, registry, logger)
 	config.Consumer, config.DrainTimeout = consumer, c.DrainTimeout
-	// The worker is made before /metrics is served: it makes the series.
+	// Create the worker before serving /metrics: it registers the series.
 	runWorker, err := newWorker(c.RedisURL, config)
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func workerConfig(
 	}
 }
 
-// newWorker adds the client for the blocking reads, which must be nobody else's. It is closed when runWorker ends.
+// newWorker adds the client for the blocking reads, which must not be shared. It is closed when runWorker ends.
 func newWorker(redisURL string, config fulfillment.WorkerConfig) (runWorker func(context.Context) error, err error) {
 	blocking, err := connect.Blocking(redisURL)
 	if err != nil {

@@ -12,7 +12,7 @@ type Auth interface {
 	Sign(h http.Header, user string) error
 }
 
-// HeaderAuth names the buyer in a header of this name, as an ingress with STAMPEDE_AUTH=header believes it.
+// HeaderAuth is the name of the header that names the buyer, for an ingress with STAMPEDE_AUTH=header.
 type HeaderAuth string
 
 // Sign implements Auth.
@@ -21,7 +21,7 @@ func (name HeaderAuth) Sign(h http.Header, user string) error {
 	return nil
 }
 
-// JWTAuth mints an HS256 token per request from the secret that the ingress checks it with.
+// JWTAuth creates an HS256 token per request, signed with the secret of the ingress.
 type JWTAuth struct {
 	Secret   []byte
 	Issuer   string // no claim if empty

@@ -19,11 +19,11 @@ import (
 	"stampede/internal/retry"
 )
 
-// click is one wish of a buyer to buy. All tries of a click carry the same idempotency key.
+// click is one purchase attempt of a buyer. All tries of a click have the same idempotency key.
 type click struct {
 	buyer   int
 	second  bool
-	sameKey bool // a second click that repeats the first
+	sameKey bool // a second click with the key of the first
 }
 
 func (k click) number() int {
@@ -33,7 +33,7 @@ func (k click) number() int {
 	return 0
 }
 
-// answerBytes is as much of an answer's body as is looked at; an ingress's answers are far smaller.
+// answerBytes bounds how much of a body is read; answers of an ingress are far smaller.
 const answerBytes = 4 << 10
 
 // The pauses between the tries of one click.
@@ -42,17 +42,16 @@ const (
 	maxPause   = time.Second
 )
 
-// click tries until the answer is known or the buyer's patience is at its end, and writes it down.
+// click tries until the outcome is known or the buyer's patience ends, and records the outcome.
 func (c *Crowd) click(ctx context.Context, k click, due time.Time) {
 	user, key := c.ledger.user(k.buyer), c.ledger.key(k)
 	wait := firstPause
 	for try := 0; ; try++ {
 		target := c.targets[(k.buyer+k.number()+try)%len(c.targets)]
 		a := c.try(ctx, target, user, key)
-		a.tries = try + 1
 		now := time.Now()
 		outOfPatience := now.Sub(due)+wait > c.config.Patience || ctx.Err() != nil
-		if !a.again || outOfPatience {
+		if !a.retryable || outOfPatience {
 			c.tally.record(k, a, due, now)
 			return
 		}
@@ -62,20 +61,18 @@ func (c *Crowd) click(ctx context.Context, k click, due time.Time) {
 	}
 }
 
-// answer is what one try came to.
+// answer is the result of one try.
 type answer struct {
 	outcome    clickOutcome
-	status     int
 	order      uuid.UUID
 	receipt    string // of the order, if the answer had one
 	problem    string // the slug of a problem, or the kind of a network error
-	again      bool   // the same key may be tried again, and has to be if the buyer wants to know
+	retryable  bool   // the outcome is unknown, and the same key may be sent again
 	retryAfter time.Duration
-	tries      int
 }
 
-// try sends one request. It is not cut short when ctx ends: whoever stops the crowd still wants to
-// know what the requests under way came to.
+// try sends one request. It is not cancelled when ctx ends, so that a stopped crowd still records the answers to its
+// running requests.
 func (c *Crowd) try(ctx context.Context, target, user, key string) answer {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.config.TryTimeout)
 	defer cancel()
@@ -90,19 +87,19 @@ func (c *Crowd) try(ctx context.Context, target, user, key string) answer {
 	}
 	resp, err := c.client.Do(req)
 	if err != nil {
-		return answer{outcome: unknown, problem: networkProblem(err), again: true}
+		return answer{outcome: unknown, problem: networkProblem(err), retryable: true}
 	}
 	defer func() { _ = resp.Body.Close() }()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, answerBytes))
 	if err != nil {
-		return answer{outcome: unknown, problem: networkProblem(err), again: true}
+		return answer{outcome: unknown, problem: networkProblem(err), retryable: true}
 	}
-	return understand(resp, body)
+	return parseAnswer(resp, body)
 }
 
-// understand reads the answer of an ingress.
-func understand(resp *http.Response, body []byte) answer {
-	a := answer{status: resp.StatusCode}
+// parseAnswer classifies the answer of an ingress.
+func parseAnswer(resp *http.Response, body []byte) answer {
+	var a answer
 	switch resp.StatusCode {
 	case http.StatusCreated, http.StatusAccepted:
 		a.outcome = accepted
@@ -111,7 +108,7 @@ func understand(resp *http.Response, body []byte) answer {
 		}
 		a.order = orderIn(resp)
 		if a.order == uuid.Nil {
-			a.outcome, a.problem = failed, "an acceptance without an order"
+			a.outcome, a.problem = failed, "acceptance without an order"
 		}
 		a.receipt = receiptIn(body)
 		return a
@@ -126,7 +123,7 @@ func understand(resp *http.Response, body []byte) answer {
 	case a.problem == "sale-ended", a.problem == "sale-paused", a.problem == "sale-not-open":
 		a.outcome = notOnSale
 	case resp.StatusCode == http.StatusTooManyRequests, resp.StatusCode >= http.StatusInternalServerError:
-		a.outcome, a.again = unknown, true
+		a.outcome, a.retryable = unknown, true
 		if s, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && s > 0 {
 			a.retryAfter = time.Duration(s) * time.Second
 		}
@@ -136,7 +133,7 @@ func understand(resp *http.Response, body []byte) answer {
 	return a
 }
 
-// orderIn is the order that an answer's Location names, uuid.Nil for none.
+// orderIn returns the order in an answer's Location, uuid.Nil for none.
 func orderIn(resp *http.Response) uuid.UUID {
 	id, err := uuid.Parse(path.Base(resp.Header.Get("Location")))
 	if err != nil {
@@ -145,18 +142,18 @@ func orderIn(resp *http.Response) uuid.UUID {
 	return id
 }
 
-// receiptIn is the receipt in the answer to an accepted purchase, "" for none.
+// receiptIn returns the receipt in the answer to an accepted purchase, "" for none.
 func receiptIn(body []byte) string {
-	var accepted struct {
+	var purchase struct {
 		Receipt string `json:"receipt"`
 	}
-	if json.Unmarshal(body, &accepted) != nil {
+	if json.Unmarshal(body, &purchase) != nil {
 		return ""
 	}
-	return accepted.Receipt
+	return purchase.Receipt
 }
 
-// problemIn is the slug of an RFC 9457 problem, or the status where the answer is none.
+// problemIn returns the slug of an RFC 9457 problem, or the status for any other answer.
 func problemIn(resp *http.Response, body []byte) string {
 	var problem struct {
 		Type string `json:"type"`

@@ -1,9 +1,9 @@
-// Package crowd is an open-loop load generator: a crowd of buyers who come by a schedule, whether or
-// not the server keeps up, and who remember every answer they were given.
+// Package crowd is an open-loop load generator: buyers arrive on a schedule, whether or not the server
+// keeps up, and every answer is recorded in a ledger.
 //
-// Two things follow from that. A latency is counted from the moment the buyer was due, so a server
-// that stalls cannot hide the requests that it kept from being sent (coordinated omission, a term of
-// Gil Tene's). And the ledger of the answers can be held against Postgres order by order.
+// Latency counts from the moment a buyer is due, so a stalled server cannot hide the requests that
+// it delayed (coordinated omission, a term of Gil Tene's). A Verifier compares the ledger with the
+// stored orders, one by one.
 package crowd
 
 import (
@@ -22,33 +22,33 @@ import (
 	"stampede/internal/retry"
 )
 
-// MaxBuyers bounds a crowd, and with it the memory of its ledger: 40 bytes a buyer, and some 200 for each who was
-// accepted, for the receipt.
+// MaxBuyers bounds a crowd, and with it the memory of its ledger: 34 bytes per buyer, and some 200 for the receipt of
+// each accepted order.
 const MaxBuyers = 20_000_000
 
-// buyersAtOnce bounds how many buyers wait at one time for their turn, a connection, an answer or
-// their next try; each is a goroutine. Whoever is due beyond that comes late, and the latency says so.
-const buyersAtOnce = 4096
+// maxActiveBuyers bounds how many buyers wait at the same time for their due time, a connection, an answer or their next
+// try; each is a goroutine. Further buyers start late, which their latency includes.
+const maxActiveBuyers = 4096
 
-// Config says who comes, when, and how they behave.
+// Config describes the buyers, their schedule and their behaviour.
 type Config struct {
-	// URLs are the ingresses, at least one. Buyers, their second clicks and their repeated tries go round them.
+	// URLs are the ingresses, at least one. Buyers, second clicks and retries use them in turn.
 	URLs []string
 	Sale uuid.UUID
-	// Buyers is how many come, evenly spread Over that time.
+	// Buyers is the number of buyers, evenly spread over the time Over.
 	Buyers int
 	Over   time.Duration
-	// Quantity is how many units each buyer asks for; 0 means 1.
+	// Quantity is the units per purchase; 0 means 1.
 	Quantity int64
 	// DoubleClicks is the share of buyers, 0 to 1, who send a second request at the same time: half
-	// of them repeat the first with its idempotency key, half come with another key.
+	// of them with the same idempotency key, half with another key.
 	DoubleClicks float64
-	// Connections bounds the requests under way; 0 means 256.
+	// Connections bounds the connections to each ingress; 0 means 256.
 	Connections int
 	// TryTimeout bounds one request; 0 means 5 s.
 	TryTimeout time.Duration
-	// Patience is how long after its due time a buyer goes on with the same key while the outcome is
-	// unknown or the server too busy; 0 means 30 s.
+	// Patience is how long after its due time a buyer retries with the same key while the outcome is
+	// unknown or the server is too busy; 0 means 30 s.
 	Patience time.Duration
 	// Auth signs a request as its buyer; nil means HeaderAuth("X-User-ID").
 	Auth Auth
@@ -72,7 +72,7 @@ func (c *Config) setDefaults() {
 	}
 }
 
-// Validate tells what is missing or out of range.
+// Validate returns an error for a field that is missing or out of range.
 func (c Config) Validate() error {
 	c.setDefaults()
 	switch {
@@ -82,7 +82,7 @@ func (c Config) Validate() error {
 		return fmt.Errorf("buyers must be 1 to %d", MaxBuyers)
 	case c.Over < 0 || c.TryTimeout < 0 || c.Patience < 0:
 		return errors.New("durations must not be negative")
-	case !(c.DoubleClicks >= 0 && c.DoubleClicks <= 1): // so written that NaN is refused too
+	case !(c.DoubleClicks >= 0 && c.DoubleClicks <= 1): // true for NaN
 		return errors.New("the share of double clicks must be 0 to 1")
 	case c.Connections < 1:
 		return errors.New("connections must be at least 1")
@@ -97,7 +97,7 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Crowd is one crowd on its way. Run may be called once; the other methods at any time.
+// Crowd is one run of a crowd. Run may be called once; the other methods at any time.
 type Crowd struct {
 	config    Config
 	client    *http.Client
@@ -106,8 +106,8 @@ type Crowd struct {
 	body      []byte
 	ledger    *Ledger
 	tally     *tally
-	atOnce    int           // buyersAtOnce, but for tests
-	next      atomic.Int64  // the next buyer to come
+	maxActive int           // maxActiveBuyers, except in tests
+	next      atomic.Int64  // the next buyer
 	start     atomic.Int64  // Unix nanoseconds; 0 before Run
 	done      chan struct{} // closed when Run has returned
 }
@@ -129,7 +129,7 @@ func New(config Config) (*Crowd, error) {
 		transport: transport,
 		body:      fmt.Appendf(nil, `{"quantity":%d}`, config.Quantity),
 		ledger:    newLedger(config.Buyers, config.Quantity),
-		atOnce:    buyersAtOnce,
+		maxActive: maxActiveBuyers,
 		done:      make(chan struct{}),
 	}
 	c.tally = newTally(c.ledger)
@@ -143,8 +143,8 @@ func New(config Config) (*Crowd, error) {
 	return c, nil
 }
 
-// Run sends the crowd and returns when every buyer has an answer or has given up. When ctx ends no
-// more buyers come; those under way finish their current try.
+// Run runs the crowd and returns when every buyer has an answer or has lost patience. When ctx ends no
+// more buyers start; those that have started finish their current try.
 func (c *Crowd) Run(ctx context.Context) {
 	defer close(c.done)
 	defer c.transport.CloseIdleConnections()
@@ -152,13 +152,13 @@ func (c *Crowd) Run(ctx context.Context) {
 	c.start.Store(start.UnixNano())
 	c.tally.begin(start)
 	var buyers sync.WaitGroup
-	for range min(c.atOnce, c.config.Buyers) {
+	for range min(c.maxActive, c.config.Buyers) {
 		buyers.Go(func() { c.sendBuyers(ctx, start) })
 	}
 	buyers.Wait()
 }
 
-// sendBuyers takes one buyer after the other from the schedule.
+// sendBuyers runs one scheduled buyer after the other.
 func (c *Crowd) sendBuyers(ctx context.Context, start time.Time) {
 	for {
 		buyer := int(c.next.Add(1) - 1)
@@ -173,12 +173,12 @@ func (c *Crowd) sendBuyers(ctx context.Context, start time.Time) {
 	}
 }
 
-// dueAfter spreads the buyers evenly; the first one is due at once.
+// dueAfter spreads the buyers evenly; the first one is due immediately.
 func dueAfter(buyer, buyers int, over time.Duration) time.Duration {
 	return time.Duration(float64(over) * float64(buyer) / float64(buyers))
 }
 
-// buy lives the life of one buyer: one click, or two at the same time.
+// buy runs one buyer: one click, or two at the same time.
 func (c *Crowd) buy(ctx context.Context, buyer int, due time.Time) {
 	second, sameKey := doubleClick(buyer, c.config.DoubleClicks)
 	if !second {
@@ -192,8 +192,8 @@ func (c *Crowd) buy(ctx context.Context, buyer int, due time.Time) {
 }
 
 // doubleClick chooses the buyers who click twice by a low-discrepancy sequence (multiples of the
-// golden ratio, and of the plastic number for the key), so any part of the crowd holds the same
-// share of them and every run has the same ones.
+// golden ratio, and of the plastic number for the key), so any part of the crowd has the same share
+// of them and every run chooses the same ones.
 func doubleClick(buyer int, share float64) (second, sameKey bool) {
 	const golden, plastic = 0.6180339887498949, 0.7548776662466927
 	n := float64(buyer + 1)
@@ -202,10 +202,10 @@ func doubleClick(buyer int, share float64) (second, sameKey bool) {
 	return a < share, b < 0.5
 }
 
-// Ledger is what the crowd was answered. It is complete when Run has returned.
+// Ledger holds the answers to the crowd. It is complete when Run has returned.
 func (c *Crowd) Ledger() *Ledger { return c.ledger }
 
-// Progress is how far the crowd has come.
+// Progress returns the counts so far.
 func (c *Crowd) Progress() Progress {
 	p := c.tally.progress()
 	p.Buyers = c.config.Buyers
@@ -219,7 +219,7 @@ func (c *Crowd) Progress() Progress {
 	return p
 }
 
-// Report sums the crowd up. Call it when Run has returned.
+// Report summarizes the crowd. Call it when Run has returned.
 func (c *Crowd) Report() Report {
 	r := c.tally.report()
 	r.Buyers = c.config.Buyers

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// shop answers as an ingress does. before, if set, sees each request first and may answer it itself.
+// shop answers like an ingress. before, if set, gets each request first and may answer it.
 type shop struct {
 	before func(n int, w http.ResponseWriter, r *http.Request) (answered bool)
 
@@ -36,7 +36,7 @@ type held struct {
 	order uuid.UUID
 }
 
-// receiptOf is a receipt in the eyes of this shop.
+// receiptOf returns the receipt that this shop accepts.
 func receiptOf(order uuid.UUID) string { return "receipt+of " + order.String() }
 
 func (s *shop) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -101,7 +101,7 @@ func send(t *testing.T, config Config) *Crowd {
 	return c
 }
 
-func TestLedgerKnowsEveryOrderThatTheShopSold(t *testing.T) {
+func TestLedgerHoldsEverySoldOrder(t *testing.T) {
 	s := &shop{stock: 300}
 	c := send(t, Config{URLs: []string{openShop(t, s)}, Buyers: 1000, Over: 200 * time.Millisecond, DoubleClicks: 0.3})
 
@@ -115,16 +115,16 @@ func TestLedgerKnowsEveryOrderThatTheShopSold(t *testing.T) {
 
 	r := c.Report()
 	assert.Equal(t, 300, r.Accepted)
-	assert.InDelta(t, 300, r.SecondClicks, 30, "about the share that was asked for")
-	// An order whose first answer came too late is accepted by a repeat.
-	assert.Equal(t, r.Clicks, c.tally.outcomes[accepted]+r.Replayed+r.Rejected, "every click has an answer of one kind")
+	assert.InDelta(t, 300, r.SecondClicks, 30, "about the configured share")
+	// If the first answer came too late, a retry gets the order.
+	assert.Equal(t, r.Clicks, c.tally.outcomes[accepted]+r.Replayed+r.Rejected, "each click has exactly one outcome")
 	assert.Positive(t, r.Replayed, "some second clicks repeat the first key")
-	assert.Positive(t, r.Already, "and some come with another")
+	assert.Positive(t, r.Already, "some second clicks use another key")
 	assert.Empty(t, r.Failures)
 }
 
-// A server that stalls must not hide the requests that it kept from being sent.
-func TestLatencyCountsFromTheScheduleWhenTheServerStalls(t *testing.T) {
+// A stalled server must not hide the requests that it delayed.
+func TestLatencyCountsFromDueTime(t *testing.T) {
 	const stall = 300 * time.Millisecond
 	stalled := make(chan struct{})
 	var once sync.Once
@@ -135,11 +135,11 @@ func TestLatencyCountsFromTheScheduleWhenTheServerStalls(t *testing.T) {
 	}}
 	c, err := New(Config{URLs: []string{openShop(t, s)}, Buyers: 600, Over: 600 * time.Millisecond})
 	require.NoError(t, err)
-	c.atOnce = 2
+	c.maxActive = 2
 	c.Run(t.Context())
 
-	// One buyer a millisecond: those due in the first 300 ms waited 150 ms on average, though only two
-	// of them were let in before the stall was over.
+	// One buyer per millisecond: those due in the first 300 ms waited 150 ms on average, though only two
+	// of them were sent before the stall ended.
 	waited := 0
 	for _, bar := range c.tally.winners.Distribution() {
 		if bar.From > (100 * time.Millisecond).Microseconds() {
@@ -150,10 +150,10 @@ func TestLatencyCountsFromTheScheduleWhenTheServerStalls(t *testing.T) {
 	assert.GreaterOrEqual(t, c.Report().Winners.Max, 250*time.Millisecond)
 }
 
-func TestUnknownOutcomesAreTriedAgainWithTheSameKey(t *testing.T) {
+func TestUnknownOutcomeIsRetriedWithSameKey(t *testing.T) {
 	for name, fail := range map[string]func(s *shop, w http.ResponseWriter, r *http.Request){
 		"the reply is lost": func(s *shop, _ http.ResponseWriter, r *http.Request) {
-			s.sell(httptest.NewRecorder(), r) // sold, and the buyer is not told
+			s.sell(httptest.NewRecorder(), r) // sold, and the buyer gets no answer
 			panic(http.ErrAbortHandler)
 		},
 		"the server is too busy": func(_ *shop, w http.ResponseWriter, _ *http.Request) {
@@ -177,13 +177,13 @@ func TestUnknownOutcomesAreTriedAgainWithTheSameKey(t *testing.T) {
 			assert.Len(t, orders, 50)
 			assert.Zero(t, contradictions)
 			assert.Empty(t, c.Ledger().undecided())
-			assert.Zero(t, c.Report().Already, "another key would be told that the buyer holds an order by the first")
+			assert.Zero(t, c.Report().Already, "a retry with another key would get already-purchased")
 			assert.Positive(t, total(c.Report().Retries))
 		})
 	}
 }
 
-func TestBuyersGoToAnotherIngressWhenOneIsGone(t *testing.T) {
+func TestBuyersRetryAtAnotherIngress(t *testing.T) {
 	gone := httptest.NewServer(http.NotFoundHandler())
 	gone.Close()
 	s := &shop{stock: 40}
@@ -192,7 +192,7 @@ func TestBuyersGoToAnotherIngressWhenOneIsGone(t *testing.T) {
 	assert.Equal(t, map[string]int{"connection refused": 20}, c.Report().Retries)
 }
 
-func TestPatienceEndsAndTheOutcomeStaysUnknown(t *testing.T) {
+func TestOutcomeIsUnknownAfterPatience(t *testing.T) {
 	s := &shop{before: func(_ int, w http.ResponseWriter, _ *http.Request) bool {
 		writeProblem(w, http.StatusServiceUnavailable, "sale-unavailable")
 		return true
@@ -202,20 +202,20 @@ func TestPatienceEndsAndTheOutcomeStaysUnknown(t *testing.T) {
 	assert.Equal(t, map[string]int{"sale-unavailable": 3}, c.Report().Failures)
 }
 
-func TestContradictionsAreFound(t *testing.T) {
+func TestLedgerFindsContradictions(t *testing.T) {
 	one, two := uuid.New(), uuid.New()
 	l := newLedger(3, 1)
-	l.entries[0].Order, l.entries[1].Order = one, two // buyer 0 holds two orders
-	l.entries[2].Order = one                          // and buyer 1 one of them
+	l.entries[0].order, l.entries[1].order = one, two // buyer 0 holds two orders
+	l.entries[2].order = one                          // buyer 1 holds one of them too
 	orders, contradictions := l.orders()
 	assert.Len(t, orders, 2)
 	assert.Equal(t, 1, contradictions)
 	assert.Equal(t, [][2]uuid.UUID{{one, two}}, l.pairs())
 
-	// To buy again after an order was lost, cancelled or expired is no contradiction.
+	// A second purchase after a lost, cancelled or expired order is no contradiction.
 	for _, c := range []struct {
-		over map[uuid.UUID]bool
-		want int
+		ended map[uuid.UUID]bool
+		want  int
 	}{
 		{map[uuid.UUID]bool{}, 1},
 		{map[uuid.UUID]bool{one: false, two: false}, 1},
@@ -223,12 +223,12 @@ func TestContradictionsAreFound(t *testing.T) {
 		{map[uuid.UUID]bool{two: true}, 0},
 	} {
 		var comparison Comparison
-		comparison.judgePairs(l, c.over)
-		assert.Equal(t, c.want, comparison.Contradictions, c.over)
+		comparison.countPairs(l, c.ended)
+		assert.Equal(t, c.want, comparison.Contradictions, c.ended)
 	}
 }
 
-func TestJWTAuthMintsWhatAnIngressChecks(t *testing.T) {
+func TestJWTAuthCreatesValidToken(t *testing.T) {
 	h := http.Header{}
 	auth := JWTAuth{Secret: []byte("0123456789abcdef0123456789abcdef"), Issuer: "tests", Audience: "stampede"}
 	require.NoError(t, auth.Sign(h, "alice"))
@@ -243,11 +243,11 @@ func TestJWTAuthMintsWhatAnIngressChecks(t *testing.T) {
 	assert.Equal(t, "alice", subject)
 }
 
-func TestConfigsThatCannotWorkAreRefused(t *testing.T) {
+func TestNewRejectsInvalidConfig(t *testing.T) {
 	good := func() Config { return Config{URLs: []string{"http://localhost:8080"}, Buyers: 1} }
 	_, err := New(good())
 	require.NoError(t, err)
-	for name, spoil := range map[string]func(*Config){
+	for name, invalidate := range map[string]func(*Config){
 		"no url":           func(c *Config) { c.URLs = nil },
 		"a url without //": func(c *Config) { c.URLs = []string{"localhost:8080"} },
 		"no buyers":        func(c *Config) { c.Buyers = 0 },
@@ -257,7 +257,7 @@ func TestConfigsThatCannotWorkAreRefused(t *testing.T) {
 		"negative time":    func(c *Config) { c.Over = -1 },
 	} {
 		c := good()
-		spoil(&c)
+		invalidate(&c)
 		_, err := New(c)
 		assert.Error(t, err, name)
 	}
@@ -265,7 +265,7 @@ func TestConfigsThatCannotWorkAreRefused(t *testing.T) {
 
 func nan() float64 { zero := 0.0; return zero / zero }
 
-func TestReportIsReadable(t *testing.T) {
+func TestReportText(t *testing.T) {
 	at := time.Unix(1_700_000_000, 0)
 	r := Report{
 		Buyers: 50_000, Over: 8 * time.Second, Took: 8100 * time.Millisecond, Quantity: 1, Clicks: 52_500, SecondClicks: 2500,
@@ -296,18 +296,19 @@ failed    0 clicks
 	assert.NotContains(t, out.String(), "latency", "a header without rows")
 }
 
-func TestARefusedSaleIsToldInTheWordsOfTheProblem(t *testing.T) {
-	for said, want := range map[string]string{
-		`{"type":"/problems/unauthorized","title":"Unauthorized","status":401,"detail":"The token is not the operators'."}`: "create a sale: HTTP 401: Unauthorized: The token is not the operators'.",
-		`{"type":"/problems/unauthorized","title":"Unauthorized","status":401}`:                                             "create a sale: HTTP 401: Unauthorized",
-		"<html>\x1b[31m": `create a sale: HTTP 401: "<html>\x1b[31m"`,
+func TestCreateSaleReturnsProblemText(t *testing.T) {
+	const problem = `{"type":"/problems/unauthorized","title":"Unauthorized","status":401`
+	for body, want := range map[string]string{
+		problem + `,"detail":"The token is wrong."}`: "Unauthorized: The token is wrong.",
+		problem + `}`:    "Unauthorized",
+		"<html>\x1b[31m": `"<html>\x1b[31m"`,
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusUnauthorized)
-			_, _ = io.WriteString(w, said)
+			_, _ = io.WriteString(w, body)
 		}))
 		_, err := CreateSale(t.Context(), server.URL, "wrong", "x", 1, 1)
 		server.Close()
-		assert.EqualError(t, err, want)
+		assert.EqualError(t, err, "create a sale: HTTP 401: "+want)
 	}
 }

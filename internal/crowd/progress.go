@@ -9,9 +9,9 @@ import (
 	"stampede/internal/figure"
 )
 
-// String is the progress in one line, without the time.
+// String returns the progress in one line, without the time.
 func (p Progress) String() string {
-	line := fmt.Sprintf("%s of %s buyers came  accepted %s  rejected %s",
+	line := fmt.Sprintf("%s of %s buyers due  accepted %s  rejected %s",
 		figure.Count(p.Due), figure.Count(p.Buyers), figure.Count(p.Accepted), figure.Count(p.Rejected))
 	if p.Retries > 0 {
 		line += "  retried " + figure.Count(p.Retries)
@@ -25,8 +25,8 @@ func (p Progress) String() string {
 // Done is closed when Run has returned.
 func (c *Crowd) Done() <-chan struct{} { return c.done }
 
-// ShowProgress prints the progress once a second while the crowd runs: on a terminal one line,
-// written over; elsewhere a line each. It returns when Run has, or when ctx ends.
+// ShowProgress prints the progress once a second while the crowd runs: on a terminal in one line that is
+// overwritten, elsewhere one line each. It returns when Run does, or when ctx ends.
 func (c *Crowd) ShowProgress(ctx context.Context, w io.Writer, terminal bool) {
 	const eraseLine = "\r\x1b[K"
 	tick := time.NewTicker(time.Second)

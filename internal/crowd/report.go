@@ -14,43 +14,43 @@ import (
 	"stampede/internal/figure"
 )
 
-// Latencies sums up the latencies of one kind of answer, each counted from the buyer's due time.
+// Latencies summarizes the latencies of one kind of answer, each counted from the buyer's due time.
 type Latencies struct {
 	Count               int64
 	P50, P99, P999, Max time.Duration
 }
 
-// Report sums up a crowd. Rates are per second, between the first and the last answer of their kind.
+// Report summarizes a crowd. Rates are per second, between the first and the last answer of their kind.
 type Report struct {
 	Buyers       int
 	Over         time.Duration // the time over which they were due
 	Took         time.Duration // until the last answer
 	Quantity     int64         // units per order
-	Clicks       int           // answered or given up
+	Clicks       int           // answered or abandoned
 	SecondClicks int           // of them
 
 	Accepted                    int // orders
 	AcceptedRate                float64
 	FirstAccepted, LastAccepted time.Time
-	Replayed                    int // answers that repeated an acceptance
+	Replayed                    int // answers with Idempotency-Replayed
 
-	Rejected                    int // answers that refused
+	Rejected                    int // refusals
 	RejectedRate                float64
 	SoldOut, Already, NotOnSale int // of them
 
-	// Failures are clicks that ended without a proper answer, and Retries repeated tries, by problem.
+	// Failures counts clicks without a valid final answer, and Retries repeated tries, both by problem.
 	Failures, Retries map[string]int
 
 	Winners, Losers Latencies
 
-	// Durable is nil where it was not measured.
+	// Durable is nil if it was not measured.
 	Durable *Durable
 }
 
 // offeredRate is how many buyers a second were due.
 func (r Report) offeredRate() float64 { return rate(r.Buyers, r.Over) }
 
-// WriteText prints the report for people.
+// WriteText prints the report as text.
 func (r Report) WriteText(w io.Writer) error {
 	var text bytes.Buffer
 	if err := r.writeTables(&text); err != nil {
@@ -66,7 +66,7 @@ func (r Report) WriteText(w io.Writer) error {
 
 func (r Report) writeTables(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	line := func(format string, a ...any) { _, _ = fmt.Fprintf(t, format+"\n", a...) } // Flush tells the error
+	line := func(format string, a ...any) { _, _ = fmt.Fprintf(t, format+"\n", a...) } // Flush returns the error
 	line("crowd\t%s buyers\t%s/s offered\t%s double clicks, last answer after %.1f s",
 		figure.Count(r.Buyers), figure.Count(int(r.offeredRate())), figure.Count(r.SecondClicks), r.Took.Seconds())
 	line("accepted\t%s orders\t%s\t%s answers replayed", figure.Count(r.Accepted), perSecond(r.AcceptedRate),
@@ -114,7 +114,7 @@ func perSecond(n float64) string {
 	return figure.Count(int(n+0.5)) + "/s"
 }
 
-// counts lists what is not zero, the most frequent first.
+// counts lists the nonzero counts, the largest first.
 func counts(of map[string]int) string {
 	names := slices.SortedFunc(maps.Keys(of), func(a, b string) int {
 		if of[a] != of[b] {

@@ -13,7 +13,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// CreateSale asks an ingress for a sale to buy from, as an operator.
+// CreateSale creates a sale at an ingress, as an operator.
 func CreateSale(ctx context.Context, baseURL, adminToken, name string, stock, perOrderLimit int64) (uuid.UUID, error) {
 	sale, err := createSale(ctx, baseURL, adminToken,
 		map[string]any{"name": name, "stock": stock, "per_order_limit": perOrderLimit})
@@ -45,8 +45,8 @@ func createSale(ctx context.Context, baseURL, adminToken string, terms map[strin
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusCreated {
-		said, _ := io.ReadAll(io.LimitReader(resp.Body, answerBytes)) // as far as it can be read
-		return uuid.Nil, fmt.Errorf("HTTP %d: %s", resp.StatusCode, inWords(said))
+		text, _ := io.ReadAll(io.LimitReader(resp.Body, answerBytes)) // as much as can be read
+		return uuid.Nil, fmt.Errorf("HTTP %d: %s", resp.StatusCode, problemText(text))
 	}
 	var sale struct {
 		ID uuid.UUID `json:"id"`
@@ -55,8 +55,8 @@ func createSale(ctx context.Context, baseURL, adminToken string, terms map[strin
 	return sale.ID, err
 }
 
-// inWords is what an RFC 9457 problem says, or anything else in quotes.
-func inWords(body []byte) string {
+// problemText returns the title and detail of an RFC 9457 problem, or any other body in quotes.
+func problemText(body []byte) string {
 	var problem struct{ Title, Detail string }
 	switch err := json.Unmarshal(body, &problem); {
 	case err != nil || problem.Title == "":

@@ -9,26 +9,26 @@ import (
 	"github.com/google/uuid"
 )
 
-// Latencies are kept in microseconds up to ten minutes, to three figures.
+// Latencies are recorded in microseconds, up to ten minutes, with three significant figures.
 const (
 	maxLatencyUs   = int64(10 * time.Minute / time.Microsecond)
 	latencyFigures = 3
 )
 
-// Progress is how far a crowd has come.
+// Progress is the state of a running crowd.
 type Progress struct {
 	Elapsed time.Duration
-	Buyers  int // in all
-	Due     int // buyers who should have come by now
-	// Accepted counts orders, so a replay or a second click does not add to it.
+	Buyers  int // total
+	Due     int // buyers who are due by now
+	// Accepted counts orders: replays and second clicks do not add to it.
 	Accepted int
-	// Rejected counts answers that refused.
+	// Rejected counts refusals.
 	Rejected int
-	// Failed counts clicks that ended without a proper answer, and Retries repeated tries.
+	// Failed counts clicks without a valid final answer. Retries counts repeated tries.
 	Failed, Retries int
 }
 
-// tally counts answers as they come and writes them into the ledger.
+// tally counts answers and writes them into the ledger.
 type tally struct {
 	mu     sync.Mutex
 	ledger *Ledger
@@ -53,14 +53,11 @@ func newTally(l *Ledger) *tally {
 	}
 }
 
-// record writes the final answer to a click down.
+// record counts and stores the final answer to a click.
 func (t *tally) record(k click, a answer, due, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	*t.ledger.at(k) = clickRecord{
-		Order: a.order, Status: uint16(a.status), Outcome: a.outcome,
-		Tries: uint8(min(a.tries, 255)),
-	}
+	*t.ledger.at(k) = clickRecord{order: a.order, outcome: a.outcome}
 	if a.receipt != "" {
 		t.ledger.receipts[a.order] = a.receipt
 	}
@@ -69,7 +66,7 @@ func (t *tally) record(k click, a answer, due, now time.Time) {
 	if k.second {
 		t.secondClicks++
 	}
-	if a.order != uuid.Nil && t.ledger.other(k).Order != a.order {
+	if a.order != uuid.Nil && t.ledger.other(k).order != a.order {
 		t.accepted++
 	}
 	latencyUs := min(now.Sub(due).Microseconds(), maxLatencyUs)
@@ -92,14 +89,14 @@ func (t *tally) record(k click, a answer, due, now time.Time) {
 	t.lastAt = now
 }
 
-// retried counts a try whose outcome is unknown and that is repeated.
+// retried counts a try of unknown outcome that is repeated.
 func (t *tally) retried(problem string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.retries[problem]++
 }
 
-// begin sets the clock from which the crowd's duration counts.
+// begin sets the start of the crowd's duration.
 func (t *tally) begin(start time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -155,7 +152,7 @@ func latencies(h *hdrhistogram.Histogram) Latencies {
 	}
 }
 
-// rate is 0 where there is no span of time to divide by.
+// rate is 0 if over is not positive.
 func rate(n int, over time.Duration) float64 {
 	if over <= 0 {
 		return 0

@@ -10,22 +10,21 @@ import (
 	"stampede/internal/retry"
 )
 
-// crash is what became of the worker that was killed.
+// crash holds the figures of the killed worker.
 type crash struct {
-	orphans   int64         // orders that it had in its hands
-	takenOver time.Duration // from its end until another worker had them all
+	orphans   int64         // its pending orders
+	takenOver time.Duration // from the kill until other workers had claimed all of them
 }
 
 const victim = "worker-1"
 
-// A worker that is halted goes on if nothing comes into its hands for haltedFor, and is halted again after goesOnFor.
+// A frozen worker that gets no pending orders within frozenFor is thawed for thawedFor and frozen again.
 const (
-	haltedFor = 200 * time.Millisecond
-	goesOnFor = 50 * time.Millisecond
+	frozenFor = 200 * time.Millisecond
+	thawedFor = 50 * time.Millisecond
 )
 
-// killWorker waits until the sale is well under way, and then kills a worker that has orders in its
-// hands. The kill is a SIGKILL, as the kernel's own would be.
+// killWorker waits until part of the stock is sold, and then kills a worker that has pending orders, by SIGKILL.
 func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	enough := int(killAt * float64(min(d.config.Stock, int64(d.config.Buyers))))
 	err := await(ctx, "the middle of the sale", func() (bool, error) { return buyers.Progress().Accepted >= enough, nil })
@@ -34,7 +33,7 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	}
 	worker := d.fleet.workers[victim]
 	worker.expectEnd()
-	err = await(ctx, "orders in the hands of "+victim, func() (bool, error) { return d.haltWithOrders(ctx, worker) })
+	err = await(ctx, "pending orders of "+victim, func() (bool, error) { return d.freezeWithOrders(ctx, worker) })
 	if err != nil {
 		return err
 	}
@@ -44,7 +43,7 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 	if d.crash.orphans, err = d.pendingOf(ctx, victim); err != nil {
 		return err
 	}
-	d.story.tell("kill -9 of %s, with %s orders in its hands", victim, figure.Count(d.crash.orphans))
+	d.story.add("kill -9 of %s with %s pending orders", victim, figure.Count(d.crash.orphans))
 
 	if !retry.Pause(replaceAfter, ctx.Done()) {
 		return context.Cause(ctx)
@@ -60,16 +59,16 @@ func (d *demo) killWorker(ctx context.Context, buyers *crowd.Crowd) error {
 		return err
 	}
 	d.crash.takenOver = time.Since(killed)
-	d.story.tell("all of them taken over by others after %.1f s; worker-3 is there instead", d.crash.takenOver.Seconds())
+	d.story.add("other workers took over all of them within %.1f s; worker-3 is started as a replacement", d.crash.takenOver.Seconds())
 	return nil
 }
 
-// haltWithOrders halts a worker and tells whether it has orders in its hands, which it cannot give
-// back then. Redis hands entries to a reader that waits, but a worker may be halted while it does
-// not, on a busy machine even for most of the time: that one goes on.
-func (d *demo) haltWithOrders(ctx context.Context, worker *process) (bool, error) {
+// freezeWithOrders freezes a worker and reports whether it has pending orders, which it cannot process while frozen.
+// Redis delivers entries to a waiting reader even then. A worker that was frozen while it was not reading gets none and
+// is thawed.
+func (d *demo) freezeWithOrders(ctx context.Context, worker *process) (bool, error) {
 	worker.Signal(syscall.SIGSTOP)
-	for halted := time.Now(); time.Since(halted) < haltedFor; {
+	for frozen := time.Now(); time.Since(frozen) < frozenFor; {
 		pending, err := d.pendingOf(ctx, victim)
 		if pending > 0 || err != nil {
 			return true, err
@@ -77,6 +76,6 @@ func (d *demo) haltWithOrders(ctx context.Context, worker *process) (bool, error
 		retry.Pause(time.Millisecond, ctx.Done())
 	}
 	worker.Signal(syscall.SIGCONT)
-	retry.Pause(goesOnFor, ctx.Done())
+	retry.Pause(thawedFor, ctx.Done())
 	return false, nil
 }

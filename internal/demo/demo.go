@@ -1,6 +1,6 @@
-// Package demo shows what Stampede promises, for real: processes of this very program on private
-// servers, a crowd that buys from them, a worker that is killed with orders in its hands, and the
-// books at the end. Nothing in it is simulated, so it is also the largest test.
+// Package demo shows the promises of Stampede with real processes of this program on private servers: a
+// crowd buys, a worker is killed with pending orders, and an audit gives the verdict. Nothing is
+// simulated, so it is also the largest test.
 package demo
 
 import (
@@ -26,15 +26,15 @@ import (
 	"stampede/sql"
 )
 
-// Config says how large the demo is. There are no defaults.
+// Config sets the size of the demo. There are no defaults.
 type Config struct {
 	Stock        int64
 	Buyers       int
 	Over         time.Duration
 	DoubleClicks float64
-	// RedisURL and DatabaseURL are used instead of private servers where they are given.
+	// RedisURL and DatabaseURL replace the private servers if set.
 	RedisURL, DatabaseURL string
-	// Out takes the story, and Terminal says that lines on it can be rewritten.
+	// Out gets the story. Terminal means that lines on Out can be rewritten.
 	Out      io.Writer
 	Terminal bool
 }
@@ -42,21 +42,21 @@ type Config struct {
 var (
 	// ErrBroken is returned when a promise did not hold.
 	ErrBroken = errors.New("a promise is broken")
-	// ErrUnchecked is returned when a promise could not be looked at, and the others held.
+	// ErrUnchecked is returned when a promise could not be checked and the others held.
 	ErrUnchecked = errors.New("a promise could not be checked")
 )
 
 const (
-	// killAt is the share of the stock that is accepted when the worker is killed.
+	// killAt is the sold share of the stock at which the worker is killed.
 	killAt = 0.4
-	// replaceAfter is how long the killed worker is missing.
+	// replaceAfter is the time from the kill to the start of a replacement.
 	replaceAfter = time.Second
-	// minIdle is how long a worker may be silent until another takes over its orders.
+	// minIdle is how long orders are pending before another worker takes them over.
 	minIdle = 2 * time.Second
 	// patience bounds each wait for a state of the system.
 	patience = 30 * time.Second
-	// arrivalPatience is how long no order arrives in Postgres until no more is waited for. A claim
-	// takes little longer than minIdle.
+	// arrivalPatience bounds the time without an arrival in Postgres. A claim takes little longer than
+	// minIdle.
 	arrivalPatience = 5 * minIdle
 )
 
@@ -70,17 +70,17 @@ type demo struct {
 	redis   *redis.Client
 	pool    *pgxpool.Pool
 	fleet   *fleet
-	ingress string // its URL
+	ingress string // URL
 	sale    uuid.UUID
 	crash   crash
 }
 
-// smallest is the least stock and the least crowd with which a worker can be killed in the middle of a sale.
+// smallest is the least stock and the least number of buyers with which the kill happens during the sale.
 const smallest = 100
 
-// Run tells the story on config.Out, with a verdict at its end. It returns ErrBroken or
-// ErrUnchecked if the verdict is bad. The logs of the processes are kept if anything went wrong,
-// and the story says where.
+// Run writes the story to config.Out, with a verdict at its end. It returns ErrBroken or
+// ErrUnchecked if the verdict is bad. After any error the logs of the processes are kept, and the
+// story names their folder.
 func Run(ctx context.Context, config Config) (err error) {
 	if config.Stock < smallest || config.Buyers < smallest {
 		return &order.InvalidError{Field: "stock and buyers", Reason: fmt.Sprintf("must be at least %d", smallest)}
@@ -90,7 +90,7 @@ func Run(ctx context.Context, config Config) (err error) {
 		keys: reservation.Keys{Prefix: reservation.DefaultPrefix, Partitions: 1},
 	}
 	if config.RedisURL != "" {
-		d.keys.Prefix = "demo-" + rand.Text() // the server may have other orders, and other workers
+		d.keys.Prefix = "demo-" + rand.Text() // the server may have other orders and workers
 	}
 	if d.servers, err = localserver.Provide(ctx, config.RedisURL, config.DatabaseURL); err != nil {
 		return err
@@ -105,7 +105,7 @@ func Run(ctx context.Context, config Config) (err error) {
 			_ = os.RemoveAll(logs)
 			return
 		}
-		d.story.tell("the logs of all processes are in %s", logs)
+		d.story.add("the logs of all processes are in %s", logs)
 	}()
 	if d.fleet, err = newFleet(logs); err != nil {
 		return err
@@ -136,7 +136,7 @@ func (d *demo) disconnect() {
 	_ = d.redis.Close()
 }
 
-// run ends early, with the reason, when one of the processes ends by itself.
+// run plays the demo. If a process ends unexpectedly, run stops and returns that as its error.
 func (d *demo) run(ctx context.Context) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
@@ -152,7 +152,7 @@ func (d *demo) play(ctx context.Context) error {
 	if err := d.open(ctx); err != nil {
 		return err
 	}
-	books, err := crowd.OpenPostgresBooks(ctx, d.pool, d.sale)
+	verifier, err := crowd.NewPostgresVerifier(ctx, d.pool, d.sale)
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,7 @@ func (d *demo) play(ctx context.Context) error {
 	together.Go(func() error { d.story.follow(beside, buyers); return nil })
 	together.Go(func() error { return d.killWorker(beside, buyers) })
 	together.Go(func() (err error) {
-		durable, err = buyers.WatchDurable(beside, books, arrivalPatience)
+		durable, err = buyers.WatchDurable(beside, verifier, arrivalPatience)
 		return err
 	})
 	if err := together.Wait(); err != nil {
@@ -180,14 +180,14 @@ func (d *demo) play(ctx context.Context) error {
 	if err := d.story.report(report); err != nil {
 		return err
 	}
-	comparison, err := books.Compare(ctx, buyers.Ledger())
+	comparison, err := verifier.Compare(ctx, buyers.Ledger())
 	if err != nil {
 		return err
 	}
 	return d.judge(ctx, report, comparison)
 }
 
-// open starts everything and creates the sale.
+// open starts the processes and creates the sale.
 func (d *demo) open(ctx context.Context) error {
 	addr, err := d.fleet.startIngress(ctx, d.env())
 	if err != nil {
@@ -207,14 +207,14 @@ func (d *demo) open(ctx context.Context) error {
 	if err := d.awaitWorkers(ctx, workers); err != nil {
 		return err
 	}
-	d.story.tell("up: an ingress and two workers, Redis (AOF always) and Postgres, a sale of %s units",
+	d.story.add("up: an ingress and two workers, Redis (AOF always) and Postgres, a sale of %s units",
 		figure.Count(d.config.Stock))
-	d.story.tell("in come %s buyers within %g s; %g %% of them click twice", figure.Count(d.config.Buyers),
+	d.story.add("%s buyers arrive within %g s; %g %% of them click twice", figure.Count(d.config.Buyers),
 		d.config.Over.Seconds(), 100*d.config.DoubleClicks)
 	return nil
 }
 
-// env is the environment of the processes: ours, and over it what the story rests on.
+// env is the environment of the processes: that of this process, with the settings of the demo.
 func (d *demo) env() []string {
 	return append(os.Environ(),
 		"REDIS_URL="+d.servers.RedisURL,
@@ -226,7 +226,7 @@ func (d *demo) env() []string {
 		"STAMPEDE_HTTP_ADDR=127.0.0.1:0",
 		"STAMPEDE_METRICS_ADDR=127.0.0.1:0",
 		"STAMPEDE_MIN_IDLE="+minIdle.String(),
-		"STAMPEDE_STOP_DELAY=0s",   // the crowd has gone by then
+		"STAMPEDE_STOP_DELAY=0s",   // the crowd has ended by then
 		"STAMPEDE_LOG_FORMAT=json", // newAddrWatch reads it
 		"STAMPEDE_LOG_LEVEL=info",
 	)
@@ -234,11 +234,11 @@ func (d *demo) env() []string {
 
 func (d *demo) stream() string { return d.keys.Orders(0) }
 
-// pendingOf is how many entries a worker has in its hands.
+// pendingOf returns the number of pending entries of a worker.
 func (d *demo) pendingOf(ctx context.Context, worker string) (int64, error) {
 	consumers, err := d.redis.XInfoConsumers(ctx, d.stream(), reservation.Group).Result()
 	if err != nil {
-		return 0, fmt.Errorf("ask for the pending entries of %s: %w", worker, err)
+		return 0, fmt.Errorf("read the pending entries of %s: %w", worker, err)
 	}
 	for _, c := range consumers {
 		if c.Name == worker {
@@ -252,20 +252,20 @@ func (d *demo) awaitWorkers(ctx context.Context, names []string) error {
 	return await(ctx, "the workers", func() (bool, error) {
 		consumers, err := d.redis.XInfoConsumers(ctx, d.stream(), reservation.Group).Result()
 		if err != nil {
-			return false, nil //nolint:nilerr // there is no group before the first worker makes it
+			return false, nil //nolint:nilerr // the first worker creates the group
 		}
 		return len(consumers) >= len(names), nil
 	})
 }
 
-// await asks until the answer is yes.
-func await(ctx context.Context, what string, ask func() (bool, error)) error {
+// await polls until done returns true.
+func await(ctx context.Context, what string, done func() (bool, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("%s: not within %s", what, patience))
 	defer cancel()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if yes, err := ask(); yes || err != nil {
+		if ok, err := done(); ok || err != nil {
 			return err
 		}
 		select {

@@ -23,11 +23,11 @@ import (
 // stopWithin is how long a process may take to stop before it is killed.
 const stopWithin = 5 * time.Second
 
-// fleet is the processes of the demo: children that run this program. They end with this process.
+// fleet holds the processes of the demo: children that run this program. They end with this process.
 type fleet struct {
 	self string
 	logs string // folder
-	// onLoss is called when a process ends that nobody told to.
+	// onLoss is called when a process ends unexpectedly.
 	onLoss  context.CancelCauseFunc
 	workers map[string]*process
 
@@ -55,7 +55,7 @@ func newFleet(logs string) (*fleet, error) {
 	return &fleet{self: self, logs: logs, workers: make(map[string]*process)}, nil
 }
 
-// start runs a command of this program. What it writes goes to its log, and to watch if not nil.
+// start runs a command of this program. Its output goes to its log, and its standard error also to watch if not nil.
 func (f *fleet) start(name string, env []string, watch io.Writer, args ...string) (*process, error) {
 	log, err := os.Create(filepath.Join(f.logs, name+".log"))
 	if err != nil {
@@ -78,7 +78,7 @@ func (f *fleet) start(name string, env []string, watch io.Writer, args ...string
 	f.mu.Unlock()
 	f.watchers.Go(func() {
 		if err := p.Wait(); !p.expected.Load() {
-			f.onLoss(fmt.Errorf("%s ended by itself (%v)", name, cmp.Or(err, errStatus0)))
+			f.onLoss(fmt.Errorf("%s ended unexpectedly (%v)", name, cmp.Or(err, errStatus0)))
 		}
 		_ = p.log.Close()
 	})
@@ -122,7 +122,7 @@ func (f *fleet) stop() {
 	f.watchers.Wait()
 }
 
-// addrWatch reads an ingress's log for the address at which it listens.
+// addrWatch finds the address at which an ingress listens in its log.
 type addrWatch struct {
 	addr chan string
 	rest []byte

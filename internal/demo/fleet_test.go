@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A log comes in pieces of any size, and other lines come before the one that is looked for.
-func TestAddressIsFoundHoweverTheLogIsCut(t *testing.T) {
+// Writes of a log may end anywhere, and other lines may come first.
+func TestAddrWatchFindsAddressAcrossWrites(t *testing.T) {
 	t.Parallel()
 	const log = "not JSON\n" + `{"level":"WARN","msg":"other","addr":"no"}` + "\n" +
 		`{"level":"INFO","msg":"ingress listens","addr":"127.0.0.1:4711","auth":"header"}` + "\n" + `{"msg":"later"}` + "\n"

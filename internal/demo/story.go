@@ -12,8 +12,8 @@ import (
 
 const eraseLine = "\r\x1b[K"
 
-// story writes what happens, line by line, and below it on a terminal a line that moves. It is safe
-// for concurrent use. Errors of writing are not looked at: a demo that nobody watches is still a test.
+// story prints what happens, line by line, and on a terminal a progress line below. It is safe for
+// concurrent use. Write errors are ignored: a demo without readers is still a test.
 type story struct {
 	mu       sync.Mutex
 	out      io.Writer
@@ -25,22 +25,22 @@ func newStory(out io.Writer, terminal bool) *story {
 	return &story{out: out, terminal: terminal, start: time.Now()}
 }
 
-// tell adds a line with the time.
-func (s *story) tell(format string, a ...any) {
+// add prints a line with the time.
+func (s *story) add(format string, a ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.erase()
 	_, _ = fmt.Fprintf(s.out, "%5.1f s  %s\n", time.Since(s.start).Seconds(), fmt.Sprintf(format, a...))
 }
 
-// erase removes the moving line; it needs s.mu.
+// erase removes the progress line; the caller holds s.mu.
 func (s *story) erase() {
 	if s.terminal {
 		_, _ = io.WriteString(s.out, eraseLine)
 	}
 }
 
-// follow shows how far the crowd has come, until it is through or ctx ends.
+// follow shows the progress of the crowd until the crowd or ctx ends.
 func (s *story) follow(ctx context.Context, buyers *crowd.Crowd) {
 	every := 2 * time.Second
 	if s.terminal {
@@ -48,7 +48,7 @@ func (s *story) follow(ctx context.Context, buyers *crowd.Crowd) {
 	}
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	told := ""
+	last := ""
 	for {
 		done := false
 		select {
@@ -61,10 +61,10 @@ func (s *story) follow(ctx context.Context, buyers *crowd.Crowd) {
 		progress := buyers.Progress().String()
 		switch {
 		case s.terminal && !done:
-			s.move(progress)
-		case progress != told:
-			s.tell("%s", progress)
-			told = progress
+			s.rewrite(progress)
+		case progress != last:
+			s.add("%s", progress)
+			last = progress
 		}
 		if done {
 			return
@@ -72,8 +72,8 @@ func (s *story) follow(ctx context.Context, buyers *crowd.Crowd) {
 	}
 }
 
-// move writes the moving line anew.
-func (s *story) move(progress string) {
+// rewrite replaces the progress line.
+func (s *story) rewrite(progress string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, _ = fmt.Fprintf(s.out, "%s%5.1f s  %s", eraseLine, time.Since(s.start).Seconds(), progress)

@@ -11,27 +11,27 @@ import (
 	"stampede/internal/figure"
 )
 
-// line is one promise of the verdict, with the figures that prove it or what breaks it.
-type line struct {
+// promiseLine is one promise of the verdict, with its figures or what breaks it.
+type promiseLine struct {
 	promise string
 	says    string
 	figures string
 	broken  []string
-	// unchecked tells why it could not be looked at wholly.
+	// unchecked lists why it could not be checked completely.
 	unchecked []string
 }
 
-// judge audits the sale at rest, holds the crowd's ledger against Postgres, and prints the verdict.
+// judge audits the sale after the crowd, adds the comparison, and prints the verdict.
 func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.Comparison) error {
-	audit, err := audit.Run(ctx, audit.Config{
+	audited, err := audit.Run(ctx, audit.Config{
 		Pool: d.pool, Redis: d.redis, Keys: d.keys, Wait: arrivalPatience, Sale: d.sale,
 	})
 	if err != nil {
 		return err
 	}
-	var lines []line
-	for _, p := range audit.Promises {
-		l := line{promise: p.Name, says: p.Says, figures: audit.Figures(p.Name), unchecked: p.Unchecked}
+	var lines []promiseLine
+	for _, p := range audited.Promises {
+		l := promiseLine{promise: p.Name, says: p.Says, figures: audited.Figures(p.Name), unchecked: p.Unchecked}
 		for _, f := range p.Findings {
 			l.broken = append(l.broken, f.String())
 		}
@@ -39,14 +39,14 @@ func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.
 		case "S2":
 			l.figures += fmt.Sprintf("; of %s double clicks none bought twice", figure.Count(report.SecondClicks))
 			if comparison.Contradictions > 0 {
-				l.broken = append(l.broken, fmt.Sprintf("%d buyers were given more than one order", comparison.Contradictions))
+				l.broken = append(l.broken, fmt.Sprintf("%d buyers got more than one order", comparison.Contradictions))
 			}
 		case "S5":
 			l.figures = d.crashFigures(comparison)
 			l.broken = append(l.broken, lost(report, comparison)...)
 		case "S7", "DB":
 			if p.Kept() {
-				continue // not what this demo tries; but a broken promise is never passed over
+				continue // the demo does not show these; report them only if they are not kept
 			}
 		}
 		lines = append(lines, l)
@@ -54,13 +54,13 @@ func (d *demo) judge(ctx context.Context, report crowd.Report, comparison crowd.
 	return d.story.verdict(lines)
 }
 
-// crashFigures is what shows that the killed worker took no order along.
+// crashFigures returns the figures that show that the killed worker lost no order.
 func (d *demo) crashFigures(c crowd.Comparison) string {
-	return fmt.Sprintf("kill -9 with %s orders in hand; %s accepted, %s found in Postgres, one by one",
+	return fmt.Sprintf("kill -9 with %s pending orders; %s accepted, %s found in Postgres, one by one",
 		figure.Count(d.crash.orphans), figure.Count(c.Accepted), figure.Count(c.Found))
 }
 
-// lost says what the crowd misses.
+// lost lists the broken promises to the crowd.
 func lost(report crowd.Report, c crowd.Comparison) (broken []string) {
 	if !c.Holds() {
 		broken = append(append(broken, c.String()), c.Examples...)
@@ -72,14 +72,14 @@ func lost(report crowd.Report, c crowd.Comparison) (broken []string) {
 		broken = append(broken, fmt.Sprintf("%d orders were accepted and voided, though Redis was not lost", c.Voided))
 	}
 	for problem, n := range report.Failures {
-		broken = append(broken, fmt.Sprintf("%d clicks ended without a proper answer: %s", n, problem))
+		broken = append(broken, fmt.Sprintf("%d clicks ended without a valid answer: %s", n, problem))
 	}
 	return broken
 }
 
-// verdict prints the lines. It returns ErrBroken if any promise is, and otherwise ErrUnchecked if
-// one could not be looked at.
-func (s *story) verdict(lines []line) error {
+// verdict prints the lines. It returns ErrBroken if a promise is broken, and otherwise ErrUnchecked if
+// one could not be checked.
+func (s *story) verdict(lines []promiseLine) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var err error
@@ -96,7 +96,7 @@ func (s *story) verdict(lines []line) error {
 			_, _ = fmt.Fprintf(s.out, "      - %s\n", b)
 		}
 		for _, why := range l.unchecked {
-			_, _ = fmt.Fprintf(s.out, "      ? could not look: %s\n", figure.Printable(why))
+			_, _ = fmt.Fprintf(s.out, "      ? not checked: %s\n", figure.Printable(why))
 		}
 	}
 	_, _ = io.WriteString(s.out, map[error]string{

@@ -118,10 +118,10 @@ func TestWatchTellsWhichServerEndedByItself(t *testing.T) {
 	cancel()
 	require.NoError(t, pair.Watch(ctx), "nobody waits any more")
 	require.NoError(t, syscall.Kill(pair.Redis.Pid(), syscall.SIGKILL))
-	require.EqualError(t, pair.Watch(t.Context()), "the private Redis ended by itself (signal: killed)")
+	require.EqualError(t, pair.Watch(t.Context()), "the private Redis ended unexpectedly (signal: killed)")
 	require.NoError(t, pair.Redis.Restart(t.Context()))
 	require.NoError(t, syscall.Kill(pair.Postgres.Pid(), syscall.SIGKILL))
-	require.EqualError(t, pair.Watch(t.Context()), "the private Postgres ended by itself (signal: killed)")
+	require.EqualError(t, pair.Watch(t.Context()), "the private Postgres ended unexpectedly (signal: killed)")
 }
 
 func TestSweepLeavesFoldersInUse(t *testing.T) {

@@ -173,7 +173,7 @@ func (s *server) watch(ctx context.Context) error {
 	select {
 	case <-process.Done():
 		if ctx.Err() == nil {
-			return fmt.Errorf("the private %s ended by itself (%v)", s.name, process.Wait())
+			return fmt.Errorf("the private %s ended unexpectedly (%v)", s.name, process.Wait())
 		}
 	case <-ctx.Done():
 	}

@@ -1,5 +1,5 @@
-// Package compose holds compose.yaml and Dockerfile to what the documentation promises of them. It has a
-// module of its own, so that nothing else needs the parser.
+// Package compose checks compose.yaml, Dockerfile and deploy/haproxy.cfg against the documentation. It is a separate
+// module, so that the main module does not depend on the parser.
 package compose
 
 import (
@@ -15,10 +15,10 @@ import (
 
 const root = "../.."
 
-// secrets are the variables that have no default: a stack must not start with a value that everybody knows.
+// secrets are variables without a default: a stack must not start with publicly known values.
 var secrets = []string{"POSTGRES_PASSWORD", "STAMPEDE_ADMIN_TOKEN", "STAMPEDE_JWT_SECRET"}
 
-// load reads compose.yaml as `docker compose` would, with the environment given and no other.
+// load reads compose.yaml like `docker compose`, with only the given environment.
 func load(t *testing.T, env ...string) (*types.Project, error) {
 	t.Helper()
 	options, err := cli.NewProjectOptions([]string{filepath.Join(root, "compose.yaml")}, cli.WithEnv(env))
@@ -41,17 +41,17 @@ func loadWithSecrets(t *testing.T) *types.Project {
 	return project
 }
 
-// service is one that the project must have.
+// service returns a service that the project must have.
 func service(t *testing.T, project *types.Project, name string) *types.ServiceConfig {
 	t.Helper()
 	s, ok := project.Services[name]
 	if !ok {
-		t.Fatalf("there is no service %s, only %v", name, project.ServiceNames())
+		t.Fatalf("no service %s, only %v", name, project.ServiceNames())
 	}
 	return &s
 }
 
-func TestEveryServiceIsThereAndNoOther(t *testing.T) {
+func TestServices(t *testing.T) {
 	want := []string{"ingress", "migrate", "postgres", "proxy", "redis", "worker"}
 	if got := slices.Sorted(slices.Values(loadWithSecrets(t).ServiceNames())); !slices.Equal(got, want) {
 		t.Errorf("services %v, want %v", got, want)
@@ -68,7 +68,7 @@ func TestSecretsHaveNoDefault(t *testing.T) {
 				}
 			}
 			if _, err := load(t, env...); err == nil || !strings.Contains(err.Error(), missing) {
-				t.Errorf("without it the stack loads with the error %v, want one that names it", err)
+				t.Errorf("without it loading returns %v, want an error that names it", err)
 			}
 		})
 	}
@@ -84,7 +84,7 @@ func TestImages(t *testing.T) {
 	for _, name := range []string{"ingress", "worker", "migrate"} {
 		s := service(t, project, name)
 		if s.Build == nil || s.Image != "stampede:dev" {
-			t.Errorf("%s runs %s, want stampede:dev as built here", name, s.Image)
+			t.Errorf("%s runs %s, want stampede:dev with a build", name, s.Image)
 		}
 	}
 }
@@ -113,7 +113,7 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-func TestRedisKeepsWhatItAnsweredAndEvictsNothing(t *testing.T) {
+func TestRedisIsDurableAndNeverEvicts(t *testing.T) {
 	command := service(t, loadWithSecrets(t), "redis").Command
 	if len(command) == 0 || command[0] != "redis-server" || len(command)%2 == 0 {
 		t.Fatalf("command %q, want redis-server and pairs of option and value", command)
@@ -131,7 +131,7 @@ func TestRedisKeepsWhatItAnsweredAndEvictsNothing(t *testing.T) {
 	}
 }
 
-// Data outlives its container only if the volume lies where the image keeps it. Since 18 the image of
+// Data survives its container only if the volume is where the image keeps the data. Since 18 the image of
 // Postgres refuses to start with a volume at …/data.
 func TestVolumes(t *testing.T) {
 	project := loadWithSecrets(t)
@@ -147,7 +147,7 @@ func TestVolumes(t *testing.T) {
 	}
 }
 
-func TestEveryLongRunningServiceHasAHealthCheck(t *testing.T) {
+func TestLongRunningServicesHaveHealthChecks(t *testing.T) {
 	project := loadWithSecrets(t)
 	for name, want := range map[string]string{
 		"redis": "redis-cli ping", "postgres": "pg_isready", "ingress": "/stampede healthcheck",
@@ -155,20 +155,20 @@ func TestEveryLongRunningServiceHasAHealthCheck(t *testing.T) {
 	} {
 		check := service(t, project, name).HealthCheck
 		if check == nil || check.Disable || !strings.Contains(strings.Join(check.Test, " "), want) {
-			t.Errorf("%s is checked by %+v, want %s", name, check, want)
+			t.Errorf("the health check of %s is %+v, want %s", name, check, want)
 			continue
 		}
 		if check.Interval == nil || check.Timeout == nil || check.Retries == nil || check.StartPeriod == nil {
-			t.Errorf("the check of %s leaves interval, timeout, retries or start period to the defaults: %+v", name, check)
+			t.Errorf("the health check of %s does not set interval, timeout, retries and start period: %+v", name, check)
 		}
 	}
 	if check := service(t, project, "migrate").HealthCheck; check == nil || !check.Disable {
-		t.Errorf("migrate ends, and is checked by %+v", check)
+		t.Errorf("the health check of migrate is %+v, want none", check)
 	}
 }
 
-// The image's own check asks an ingress; a worker answers elsewhere.
-func TestWorkerIsCheckedWhereItAnswers(t *testing.T) {
+// By default the image's health check requests the address of an ingress.
+func TestWorkerHealthCheckUsesMetricsAddress(t *testing.T) {
 	env := service(t, loadWithSecrets(t), "worker").Environment
 	for name, want := range map[string]string{
 		"STAMPEDE_METRICS_ADDR": ":9090", "STAMPEDE_HEALTHCHECK_URL": "http://127.0.0.1:9090/readyz",
@@ -192,24 +192,24 @@ func TestStartOrder(t *testing.T) {
 	} {
 		got := service(t, project, name).DependsOn
 		if len(got) != len(want) {
-			t.Errorf("%s waits for %v, want %v", name, got, want)
+			t.Errorf("%s depends on %v, want %v", name, got, want)
 		}
 		for on, condition := range want {
 			if got[on].Condition != condition {
-				t.Errorf("%s waits for %s to be %q, want %q", name, on, got[on].Condition, condition)
+				t.Errorf("%s depends on %s with condition %q, want %q", name, on, got[on].Condition, condition)
 			}
 		}
 	}
 }
 
-func TestEveryServiceIsHardened(t *testing.T) {
+func TestServicesAreHardened(t *testing.T) {
 	for name, s := range loadWithSecrets(t).Services {
 		t.Run(name, func(t *testing.T) {
 			if !s.ReadOnly {
-				t.Error("its root file system can be written")
+				t.Error("its root file system is writable")
 			}
 			if !slices.Equal(s.CapDrop, []string{"ALL"}) || len(s.CapAdd) > 0 {
-				t.Errorf("it drops the capabilities %v and adds %v, want all dropped and none added", s.CapDrop, s.CapAdd)
+				t.Errorf("it drops capabilities %v and adds %v, want ALL dropped and none added", s.CapDrop, s.CapAdd)
 			}
 			if !slices.Contains(s.SecurityOpt, "no-new-privileges:true") {
 				t.Errorf("its processes may gain privileges: %v", s.SecurityOpt)
@@ -218,7 +218,7 @@ func TestEveryServiceIsHardened(t *testing.T) {
 				t.Error("it is privileged")
 			}
 			if s.Deploy == nil || s.Deploy.Resources.Limits == nil || s.Deploy.Resources.Limits.MemoryBytes <= 0 {
-				t.Error("its memory has no limit")
+				t.Error("it has no memory limit")
 			}
 			want := types.RestartPolicyUnlessStopped
 			if name == "migrate" {
@@ -228,14 +228,14 @@ func TestEveryServiceIsHardened(t *testing.T) {
 				t.Errorf("its restart policy is %q, want %q", s.Restart, want)
 			}
 			if s.StopGracePeriod == nil {
-				t.Error("it has no stop grace period: the default of 10 s kills what still drains")
+				t.Error("it has no stop grace period: the default of 10 s is shorter than a drain")
 			}
 		})
 	}
 }
 
-// The entrypoints of both images begin as root and step down; without capabilities they could not.
-func TestServersAreNotRoot(t *testing.T) {
+// The entrypoints of both images start as root and change the user, which needs capabilities.
+func TestServersDoNotRunAsRoot(t *testing.T) {
 	project := loadWithSecrets(t)
 	for _, name := range []string{"redis", "postgres"} {
 		if got := service(t, project, name).User; got != name {
@@ -244,21 +244,21 @@ func TestServersAreNotRoot(t *testing.T) {
 	}
 }
 
-// A root file system that is read only leaves Postgres no place for its socket.
-func TestPostgresHasRoomForItsSocket(t *testing.T) {
+// The root file system is read-only, so Postgres needs a tmpfs for its socket.
+func TestPostgresHasTmpfsForSocket(t *testing.T) {
 	if got := service(t, loadWithSecrets(t), "postgres").Tmpfs; !slices.Contains(got, "/run/postgresql") {
 		t.Errorf("tmpfs at %v, want one at /run/postgresql", got)
 	}
 }
 
-func TestRedisMemoryLimitLeavesRoomForAnAOFRewrite(t *testing.T) {
+func TestRedisMemoryLimitAllowsAOFRewrite(t *testing.T) {
 	const maxMemory = 512 << 20
 	if got := service(t, loadWithSecrets(t), "redis").Deploy.Resources.Limits.MemoryBytes; got < 2*maxMemory {
 		t.Errorf("limit of %d bytes, want at least twice --maxmemory", got)
 	}
 }
 
-func TestOnlyTheProxyIsReachedFromOutside(t *testing.T) {
+func TestOnlyProxyPublishesPorts(t *testing.T) {
 	project := loadWithSecrets(t)
 	for name, s := range project.Services {
 		if name == "proxy" {
@@ -272,7 +272,7 @@ func TestOnlyTheProxyIsReachedFromOutside(t *testing.T) {
 		}
 	}
 	if !project.Networks["back"].Internal {
-		t.Error("the network of Redis and Postgres reaches out")
+		t.Error("the network of Redis and Postgres is not internal")
 	}
 	for name, want := range map[string][]string{
 		"proxy": {"front"}, "ingress": {"back", "front"}, "worker": {"back"}, "migrate": {"back"}, "redis": {"back"},
@@ -285,7 +285,7 @@ func TestOnlyTheProxyIsReachedFromOutside(t *testing.T) {
 	}
 }
 
-func TestBuyersAreAuthenticatedByTokenUnlessSaidOtherwise(t *testing.T) {
+func TestDefaultAuthIsJWT(t *testing.T) {
 	if got := service(t, loadWithSecrets(t), "ingress").Environment["STAMPEDE_AUTH"]; got == nil || *got != "jwt" {
 		t.Error("STAMPEDE_AUTH is not jwt")
 	}
@@ -301,11 +301,11 @@ func TestConfigFilesExist(t *testing.T) {
 		}
 	}
 	if len(project.Configs) == 0 {
-		t.Error("no configs: what tells the proxy where the ingresses are?")
+		t.Error("no configs, want that of the proxy")
 	}
 	for name, config := range project.Configs {
 		if info, err := os.Stat(config.File); err != nil || !info.Mode().IsRegular() {
-			t.Errorf("config %s: %s is no file: %v", name, config.File, err)
+			t.Errorf("config %s: %s is not a file: %v", name, config.File, err)
 		}
 	}
 }

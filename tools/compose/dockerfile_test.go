@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// stages are the build stages of the Dockerfile: each the instructions from one FROM to the next, with
-// continued lines joined and comments left out.
+// stages returns the build stages of the Dockerfile: the instructions from one FROM to the next, without comments,
+// continued lines joined.
 func stages(t *testing.T) [][]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "Dockerfile"))
@@ -25,18 +25,18 @@ func stages(t *testing.T) [][]string {
 			found = append(found, nil)
 		}
 		if len(found) == 0 {
-			t.Fatalf("an instruction before the first FROM: %s", line)
+			t.Fatalf("instruction before the first FROM: %s", line)
 		}
 		last := len(found) - 1
 		found[last] = append(found[last], strings.Join(words, " "))
 	}
 	if len(found) < 2 {
-		t.Fatalf("%d stages, want one that builds and one that ships", len(found))
+		t.Fatalf("%d stages, want a build stage and a final one", len(found))
 	}
 	return found
 }
 
-// has tells whether an instruction of the stage begins with prefix and holds all parts.
+// has reports whether an instruction of the stage begins with prefix and contains all parts.
 func has(stage []string, prefix string, parts ...string) bool {
 instructions:
 	for _, instruction := range stage {
@@ -53,41 +53,41 @@ instructions:
 	return false
 }
 
-func TestBinaryIsBuiltStatic(t *testing.T) {
+func TestBinaryIsStatic(t *testing.T) {
 	all := stages(t)
 	build := all[0]
 	if !has(build, "RUN", "CGO_ENABLED=0", "go build -trimpath",
 		`-ldflags "-s -w -X stampede/internal/telemetry.version=$VERSION"`, "./cmd/stampede") {
-		t.Errorf("no static, stripped build with a version in %q", build)
+		t.Errorf("no static, stripped build with a version: %q", build)
 	}
 }
 
-func TestBuildCachesModulesAndObjects(t *testing.T) {
+func TestBuildUsesCaches(t *testing.T) {
 	if !has(stages(t)[0], "RUN", "--mount=type=cache,target=/go/pkg/mod",
 		"--mount=type=cache,target=/root/.cache/go-build", "go build") {
-		t.Error("the build does not keep its caches")
+		t.Error("the build has no cache mounts")
 	}
 }
 
-func TestImageHoldsTheBinaryAndNothingToBreakInto(t *testing.T) {
+func TestImageHoldsOnlyBinaryAndCertificates(t *testing.T) {
 	all := stages(t)
 	final := all[len(all)-1]
 	if final[0] != "FROM scratch" {
 		t.Errorf("the image begins with %q, want FROM scratch", final[0])
 	}
 	if !has(final, "USER 65532:65532") {
-		t.Error("it does not run as a user who is not root, by number")
+		t.Error("the user is not numeric and unprivileged")
 	}
 	if !has(final, "COPY --from=build /etc/ssl/certs/ca-certificates.crt") {
-		t.Error("it has no certificates to reach anything over TLS")
+		t.Error("no CA certificates")
 	}
 	if !has(final, "ENTRYPOINT", `["/stampede"]`) {
-		t.Error("its entrypoint is not the binary")
+		t.Error("the entrypoint is not the binary")
 	}
 	if !has(final, "HEALTHCHECK", `CMD ["/stampede", "healthcheck"]`) {
-		t.Error("it has no health check that does without a shell")
+		t.Error("no health check without a shell")
 	}
 	if has(final, "RUN") {
-		t.Error("it runs something in scratch, where nothing is")
+		t.Error("RUN in the final stage, which has no shell")
 	}
 }

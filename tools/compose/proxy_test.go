@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// directives are the lines of the proxy's configuration, comments and indentation left out.
+// directives returns the lines of the proxy's configuration without comments and indentation.
 func directives(t *testing.T) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "deploy", "haproxy.cfg"))
@@ -26,16 +26,16 @@ func directives(t *testing.T) []string {
 	return lines
 }
 
-// sourceSeconds is a constant of the ingress that is a number of seconds.
+// sourceSeconds returns the value of a constant of the ingress in seconds.
 func sourceSeconds(t *testing.T, file, name string) int {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, "ingress", file))
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := regexp.MustCompile(`(?m)^\s+` + name + `\s*= (\d+) \* time\.Second$`).FindSubmatch(text)
+	found := regexp.MustCompile(`(?m)^(?:const|)\s*` + name + `\s*= (\d+) \* time\.Second$`).FindSubmatch(text)
 	if found == nil {
-		t.Fatalf("%s has no %s in seconds", file, name)
+		t.Fatalf("%s declares no %s in seconds", file, name)
 	}
 	seconds, err := strconv.Atoi(string(found[1]))
 	if err != nil {
@@ -44,38 +44,38 @@ func sourceSeconds(t *testing.T, file, name string) int {
 	return seconds
 }
 
-// The answer of an ingress says more than the proxy's: the proxy waits for it, and for nothing that
-// cannot come any more.
-func TestProxyWaitsAsLongAsAnIngressMayTake(t *testing.T) {
-	const transit = 2 // seconds, there and back
-	latest := sourceSeconds(t, "server.go", "writeTimeout")
+// The proxy must not time out before the slowest answer of an ingress: a purchase waits up to waitMax (Prefer: wait),
+// and its answer may take writeTimeout more.
+func TestProxyTimeoutExceedsSlowestAnswer(t *testing.T) {
+	const transit = 2 // seconds, both ways
+	latest := sourceSeconds(t, "request.go", "waitMax") + sourceSeconds(t, "server.go", "writeTimeout")
 	for _, line := range directives(t) {
 		text, found := strings.CutPrefix(line, "timeout server ")
 		if !found {
 			continue
 		}
-		waits, err := strconv.Atoi(strings.TrimSuffix(text, "s"))
-		if err != nil || waits < latest+transit || waits > 2*latest {
-			t.Errorf("it waits %s for an ingress, whose last answer comes after %d s (%v)", text, latest, err)
+		seconds, err := strconv.Atoi(strings.TrimSuffix(text, "s"))
+		if err != nil || seconds < latest+transit || seconds > 2*latest {
+			t.Errorf("timeout server is %s, and the slowest answer takes %d s (%v)", text, latest, err)
 		}
 		return
 	}
 	t.Error("no timeout server")
 }
 
-func TestProxyHasASlotForEveryIngress(t *testing.T) {
+func TestProxyHasSlotForEachIngress(t *testing.T) {
 	header, err := os.ReadFile(filepath.Join(root, "compose.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(header), "up to 8 ingresses") {
-		t.Error("compose.yaml does not say how many ingresses there may be")
+		t.Error("compose.yaml does not name the largest number of ingresses")
 	}
 	const directive = "server-template ingress 8 ingress:8080 "
 	for _, line := range directives(t) {
 		if strings.HasPrefix(line, directive) {
 			if got := service(t, loadWithSecrets(t), "ingress").GetScale(); got > 8 {
-				t.Errorf("%d ingresses, and the proxy has 8 slots", got)
+				t.Errorf("%d ingresses, but the proxy has 8 slots", got)
 			}
 			return
 		}
@@ -83,9 +83,8 @@ func TestProxyHasASlotForEveryIngress(t *testing.T) {
 	t.Errorf("no line begins with %q", directive)
 }
 
-// An order that an ingress may have seen must not be sent to another one by the proxy: only the client
-// knows whether it gave an Idempotency-Key.
-func TestProxyRepeatsOnlyWhatNeverReachedAnIngress(t *testing.T) {
+// The proxy must not repeat an order that an ingress may have received: it may have no Idempotency-Key.
+func TestProxyRetriesOnlyFailedConnections(t *testing.T) {
 	var policies []string
 	for _, line := range directives(t) {
 		if policy, found := strings.CutPrefix(line, "retry-on "); found {
@@ -93,15 +92,15 @@ func TestProxyRepeatsOnlyWhatNeverReachedAnIngress(t *testing.T) {
 		}
 	}
 	if len(policies) != 1 || policies[0] != "conn-failure" {
-		t.Errorf("it retries on %q, want conn-failure only", policies)
+		t.Errorf("retry-on is %q, want conn-failure only", policies)
 	}
 }
 
-// HAProxy does not start where it may open fewer files than its connections need.
-func TestProxyMayOpenAFileForEachEndOfItsConnections(t *testing.T) {
+// HAProxy does not start if its connections need more files than it may open.
+func TestProxyFileLimitCoversConnections(t *testing.T) {
 	limit := service(t, loadWithSecrets(t), "proxy").Ulimits["nofile"]
 	if limit == nil {
-		t.Fatal("the proxy's limit of open files is left to the host")
+		t.Fatal("the proxy has no limit of open files")
 	}
 	for _, line := range directives(t) {
 		text, found := strings.CutPrefix(line, "maxconn ")
@@ -111,22 +110,22 @@ func TestProxyMayOpenAFileForEachEndOfItsConnections(t *testing.T) {
 		const rest = 100 // listeners, health checks, the resolver
 		connections, err := strconv.Atoi(text)
 		if err != nil || limit.Single < 2*connections+rest {
-			t.Errorf("maxconn %s and %d open files, want at least two a connection (%v)", text, limit.Single, err)
+			t.Errorf("maxconn is %s with %d open files, want at least two per connection (%v)", text, limit.Single, err)
 		}
 		return
 	}
 	t.Error("no maxconn")
 }
 
-// Bounds of client addresses go by what the proxy says, and the proxy says only what it has seen itself.
-func TestIngressBelievesTheProxyAndTheProxyNobody(t *testing.T) {
+// Limits per client address rely on X-Forwarded-For, so the proxy must replace it.
+func TestIngressTrustsOnlyTheProxy(t *testing.T) {
 	trusted := service(t, loadWithSecrets(t), "ingress").Environment["STAMPEDE_TRUSTED_PROXIES"]
 	if trusted == nil {
-		t.Fatal("the ingress trusts no proxy: all clients would share the bounds of the proxy's address")
+		t.Fatal("the ingress trusts no proxy: all clients would share the limits of the proxy's address")
 	}
-	for _, pool := range []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"} { // from which Docker takes addresses
+	for _, pool := range []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"} { // Docker's address pools
 		if !slices.Contains(strings.Split(*trusted, ","), pool) {
-			t.Errorf("a proxy in %s is not trusted, only %s", pool, *trusted)
+			t.Errorf("addresses in %s are not trusted, only %s", pool, *trusted)
 		}
 	}
 	lines := directives(t)

@@ -8,12 +8,12 @@ import (
 	"golang.org/x/tools/go/analysis"
 )
 
-// lineMax is how many characters a line may have.
+// lineMax is the largest length of a line, in characters.
 const lineMax = 120
 
 var lineLength = &analysis.Analyzer{
 	Name: "linelength",
-	Doc:  "report lines of more than 120 characters, but for the tags of fields and literals of more than 60",
+	Doc:  "report lines of more than 120 characters, except field tags and literals of more than 60",
 	Run: func(pass *analysis.Pass) (any, error) {
 		for _, file := range pass.Files {
 			if ast.IsGenerated(file) {
@@ -24,14 +24,14 @@ var lineLength = &analysis.Analyzer{
 			if err != nil {
 				return nil, err
 			}
-			tagged := map[int]bool{}
+			excepted := map[int]bool{}
 			ast.Inspect(file, func(n ast.Node) bool {
 				if field, ok := n.(*ast.Field); ok && field.Tag != nil {
-					tagged[in.Line(field.Tag.Pos())] = true
+					excepted[in.Line(field.Tag.Pos())] = true
 				}
 				if text, ok := n.(*ast.BasicLit); ok && len(text.Value) > 60 {
 					for line := in.Line(text.Pos()); line <= in.Line(text.End()); line++ {
-						tagged[line] = true
+						excepted[line] = true
 					}
 				}
 				return true
@@ -39,8 +39,8 @@ var lineLength = &analysis.Analyzer{
 			line := 0
 			for text := range bytes.Lines(source) {
 				line++
-				if n := utf8.RuneCount(bytes.TrimRight(text, "\n")); n > lineMax && !tagged[line] {
-					pass.Reportf(in.LineStart(line), "the line has %d characters, want at most %d", n, lineMax)
+				if n := utf8.RuneCount(bytes.TrimRight(text, "\n")); n > lineMax && !excepted[line] {
+					pass.Reportf(in.LineStart(line), "%d characters, want at most %d", n, lineMax)
 				}
 			}
 		}

@@ -1,6 +1,6 @@
-// Command checks is a vettool (go vet -vettool) with the analyzers that neither go vet nor staticcheck has: errors
-// that are compared in a way that misses wrapped ones, errors that get lost, and lines that are too long. A line with
-// the comment //nolint:NAME, or below one, is excepted from the analyzer of that name; the comment says why.
+// Command checks is a vettool (go vet -vettool) with analyzers that go vet and staticcheck lack: comparisons that miss
+// wrapped errors, lost errors, and long lines. The comment //nolint:NAME excepts its line, or the line below it, from
+// the analyzer of that name; the comment gives the reason.
 package main
 
 import (
@@ -18,7 +18,7 @@ func main() {
 	unitchecker.Main(exceptable(errorlint.NewAnalyzer()), exceptable(nilerr.Analyzer), lineLength)
 }
 
-// exceptable makes an analyzer leave out the lines with //nolint and its name.
+// exceptable makes an analyzer respect //nolint with its name.
 func exceptable(a *analysis.Analyzer) *analysis.Analyzer {
 	run := a.Run
 	a.Run = func(pass *analysis.Pass) (any, error) {
@@ -51,7 +51,7 @@ func exceptable(a *analysis.Analyzer) *analysis.Analyzer {
 	return a
 }
 
-// isAlone is true for a comment on a line without code.
+// isAlone reports whether a comment is on a line without code.
 func isAlone(file *ast.File, fset *token.FileSet, comment *ast.Comment) bool {
 	alone := true
 	line := fset.Position(comment.Pos()).Line

@@ -1,6 +1,6 @@
-// Command exports names what a package exports and no other uses: exported means used from outside. The external tests
-// of a package are outside, and so is a signature: a type that callers see there, in a field or as the type of a
-// constant belongs to what they use. Its arguments are the folders of the modules that use each other.
+// Command exports lists exported names that no other package uses. External tests of a package count as other
+// packages. A type counts as used if it appears in a used signature, field or constant. The arguments are the folders
+// of the modules that use each other.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 
 func main() {
 	except := flag.String("except", "",
-		"import `paths` of packages that are there for other modules, with commas between them")
+		"comma-separated import `paths` of packages for other modules")
 	flag.Parse()
 	unused, err := unusedExports(flag.Args(), strings.Split(*except, ","))
 	if err != nil {
@@ -31,7 +31,7 @@ func main() {
 	}
 }
 
-// names are what packages export and use.
+// names holds the exported and the used names of all packages.
 type names struct {
 	exported map[string]types.Object
 	where    map[string]string
@@ -73,7 +73,7 @@ func unusedExports(folders, except []string) ([]string, error) {
 	var lines []string
 	for name := range n.exported {
 		if !n.used[name] {
-			lines = append(lines, fmt.Sprintf("%s: %s is exported, and only its own package uses it", n.where[name], name))
+			lines = append(lines, fmt.Sprintf("%s: %s is exported, but only its own package uses it", n.where[name], name))
 		}
 	}
 	slices.Sort(lines)
@@ -91,7 +91,7 @@ func (n *names) addExported(p *packages.Package) {
 	}
 }
 
-// use marks a name as used, and those that belong to it.
+// use marks a name as used, and queues the names that belong to it.
 func (n *names) use(object types.Object) {
 	name := nameOf(object)
 	if name == "" || n.used[name] {
@@ -101,7 +101,7 @@ func (n *names) use(object types.Object) {
 	n.toWalk = append(n.toWalk, object)
 }
 
-// walk uses the types that callers get to see with an object, and the constants of a type.
+// walk marks the types that an object exposes, and the constants of a type, as used.
 func (n *names) walk(object types.Object) {
 	named, isNamed := object.Type().(*types.Named)
 	if _, isType := object.(*types.TypeName); !isType || !isNamed {
@@ -156,7 +156,7 @@ func (n *names) walkType(t types.Type) {
 	}
 }
 
-// nameOf is the name of an exported object of a package, the same in all variants of the package; "" for any other.
+// nameOf returns the qualified name of an exported object, the same in all variants of its package; "" for any other.
 func nameOf(object types.Object) string {
 	if object.Pkg() == nil || !object.Exported() || object.Parent() != object.Pkg().Scope() {
 		return ""

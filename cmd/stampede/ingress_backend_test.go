@@ -13,8 +13,8 @@ import (
 	"stampede/internal/testkit"
 )
 
-// TestAnonymousReadersDoNotBlockPayments: they hold every connection that they can get, and
-// heartbeats arrive, the guard looks, buyers pay and see it, and purchases go on.
+// Anonymous readers hold every connection that they can get; heartbeats, the guard, payments, reads of orders and
+// purchases continue.
 func TestAnonymousReadersDoNotBlockPayments(t *testing.T) {
 	t.Parallel()
 	s := newShop(t)
@@ -33,18 +33,18 @@ func TestAnonymousReadersDoNotBlockPayments(t *testing.T) {
 		return n
 	}
 	before := outages()
-	// Every look at a sale hangs from now on.
+	// From now on every read of a sale blocks.
 	tx, err := s.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "LOCK TABLE sales IN ACCESS EXCLUSIVE MODE")
 	require.NoError(t, err)
 	var readers sync.WaitGroup
-	over := make(chan struct{})
+	done := make(chan struct{})
 	for n := range 40 {
 		readers.Go(func() {
 			for {
 				select {
-				case <-over:
+				case <-done:
 					return
 				default:
 					ask(t, http.MethodGet, []string{page, url + "/v1/sales", fmt.Sprintf("%s/v1/sales?limit=%d", url, n+1)}[n%3], "",
@@ -78,6 +78,6 @@ func TestAnonymousReadersDoNotBlockPayments(t *testing.T) {
 	}
 	assert.Equal(t, before, outages())
 	require.NoError(t, tx.Rollback(t.Context()))
-	close(over)
+	close(done)
 	readers.Wait()
 }

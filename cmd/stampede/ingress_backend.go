@@ -16,10 +16,11 @@ import (
 	"stampede/reservation/order"
 )
 
-// The connections to Postgres of an ingress, by what they are for: those who wait for one kind cannot take another.
+// The connections of an ingress to Postgres, by use. Each use has its own pool, so that waiting requests of one
+// cannot take the connections of another.
 const (
-	// dutyPostgresConns are for heartbeats, the guard, the breaker's probe and /readyz, each of which
-	// asks one question at a time.
+	// dutyPostgresConns are for heartbeats, the guard, the breaker's probe and /readyz. Each runs one
+	// query at a time.
 	dutyPostgresConns = 4
 	// changePostgresConns are for payments and cancellations.
 	changePostgresConns = 4
@@ -29,23 +30,23 @@ const (
 	otherPostgresConns = 5
 )
 
-// front is what an ingress works on. The pool and the Redis client of its backend are those of purchases and of
+// ingressBackend holds the clients of an ingress. The pool and the Redis client of its backend are for purchases and
 // anonymous requests.
-type front struct {
+type ingressBackend struct {
 	*backend
 	duty, changes, looks *pgxpool.Pool
 	guardRedis           *redis.Client
 }
 
-func openFront(
+func openIngressBackend(
 	ctx context.Context, redisURL, databaseURL string, keys keysFlags, logger *slog.Logger,
-) (f *front, err error) {
+) (f *ingressBackend, err error) {
 	b, err := openBackend(ctx, connect.Ingress, redisURL, databaseURL, keys, otherPostgresConns, logger,
 		connect.Service("serve"))
 	if err != nil {
 		return nil, err
 	}
-	f = &front{backend: b}
+	f = &ingressBackend{backend: b}
 	defer func() {
 		if err != nil {
 			f.Close()
@@ -59,7 +60,7 @@ func openFront(
 	return f, errors.Join(errs[:]...)
 }
 
-func (f *front) Close() {
+func (f *ingressBackend) Close() {
 	for _, pool := range []*pgxpool.Pool{f.duty, f.changes, f.looks} {
 		if pool != nil {
 			pool.Close()
@@ -71,19 +72,19 @@ func (f *front) Close() {
 	f.backend.Close()
 }
 
-// heartbeat is what every ingress runs beside its server. It ends with the first sign of a stop, before the
-// last request: to take a moment for an outage gives buyers time, and the other way round takes it.
-func (f *front) heartbeat(logger *slog.Logger) ledger.Heartbeat {
+// heartbeat runs beside every ingress's server. It ends when a stop begins, before the last request: counting a
+// moment too much as an outage gives buyers time, counting too little takes it from them.
+func (f *ingressBackend) heartbeat(logger *slog.Logger) ledger.Heartbeat {
 	return ledger.Heartbeat{Pool: f.duty, Logger: logger}
 }
 
-// guard is what every ingress runs beside its server, so that it sells from no Redis that was replaced.
-func (f *front) guard(logger *slog.Logger) reservation.Guard {
+// guard runs beside every ingress's server and stops it from selling from a replaced Redis.
+func (f *ingressBackend) guard(logger *slog.Logger) reservation.Guard {
 	return reservation.Guard{Store: f.store, Redis: f.guardRedis, Pool: f.duty, Logger: logger}
 }
 
-// serveOrders gives the ingress the orders in Postgres. All ingresses are told of payments and cancellations.
-func (f *front) serveOrders(config *ingress.Config, keys keysFlags) (*ledger.Outcomes, error) {
+// serveOrders gives the ingress the orders in Postgres. Payments and cancellations are published to all ingresses.
+func (f *ingressBackend) serveOrders(config *ingress.Config, keys keysFlags) (*ledger.Outcomes, error) {
 	outcomes, err := ledger.NewOutcomes(ledger.OutcomesConfig{
 		Client: f.redis, Keys: keys.keys(), Logger: config.Logger, Registerer: config.Metrics,
 	})
@@ -93,7 +94,7 @@ func (f *front) serveOrders(config *ingress.Config, keys keysFlags) (*ledger.Out
 	return outcomes, err
 }
 
-// buyersOrders are looked at on other connections than they are changed.
+// buyersOrders reads orders on other connections than it changes them.
 type buyersOrders struct {
 	*ledger.Ledger
 	changes *ledger.Ledger
