@@ -12,19 +12,19 @@ import (
 	"stampede/bench/rig"
 )
 
-// system is one that buyers come to.
+// system is one of the compared systems.
 type system struct {
-	name  string // the one that -only finds
-	title string // the one on the page
+	name  string // for -only
+	title string // on the page
 	start func(b *testing.B) *rig.System
-	// records is whether its orders come to Postgres, and behind whether that is after the answer.
-	records, behind bool
+	// records means that orders are written to Postgres, and async that this happens after the answer.
+	records, async bool
 }
 
 // plenty is more units than a turn can sell.
 const plenty = 50_000_000
 
-// systems are what a request costs by itself, what the strongest rival adds, and what Stampede adds.
+// systems are the cost of a request alone, the strongest rival, and Stampede.
 var systems = []system{
 	design("nothing", false),
 	design("postgres-batched", true),
@@ -39,23 +39,26 @@ func design(name string, records bool) system {
 }
 
 const (
-	// connections carry an open loop, and are never all taken at these rates.
+	// connections carry an open loop. At these rates some are always free.
 	connections = 512
-	// recordedWithin bounds how long orders may be on their way after the last answer.
-	recordedWithin = 10 * time.Second
+	// recordTimeout bounds how long after the last answer orders may reach Postgres.
+	recordTimeout = 10 * time.Second
 )
 
-// What is measured at each rate: times in milliseconds, and CPU time in microseconds for an order, by role and of all.
+// The figures of each rate: times in milliseconds, and CPU time per order in microseconds, by role and
+// in total.
 const (
 	answered50, answered99   = "answered, p50", "answered, p99"
 	committed50, committed99 = "committed, p50", "committed, p99"
 	cpuOfAll                 = "all"
 )
 
-// at is the name of a figure at a rate.
-func at(figure string, perSecond int) string { return fmt.Sprintf("%s at %d/s", figure, perSecond) }
+// figureAt is the name of a figure at a rate.
+func figureAt(figure string, perSecond int) string {
+	return fmt.Sprintf("%s at %d/s", figure, perSecond)
+}
 
-// BenchmarkArrivals lets buyers come in an open loop, from few to nearly as many as the whole pipeline can take.
+// BenchmarkArrivals sends buyers in an open loop, from few to nearly as many as the pipeline can serve.
 func BenchmarkArrivals(b *testing.B) {
 	rates := rig.Scale(b, []int{1000, 2500, 5000, 7500}, []int{1000, 2500})
 	var candidates []rig.Candidate
@@ -65,56 +68,57 @@ func BenchmarkArrivals(b *testing.B) {
 		}})
 	}
 	results := rig.Compare(b, candidates...)
-	tellCosts(b, results, rates)
-	tellDelays(b, results, rates)
+	putCostTable(b, results, rates)
+	putDelayTable(b, results, rates)
 	for _, s := range systems {
-		results.Report(b, s.name, at(cpuOfAll, rates[0]), "µs-of-few")
+		results.Report(b, s.name, figureAt(cpuOfAll, rates[0]), "µs-of-few")
 	}
 }
 
-// turn is a turn of a system: all rates, each round from another one on.
+// turn measures all rates. Each round begins with another rate.
 func (s system) turn(b *testing.B, rates []int, round int) rig.Values {
 	running := s.start(b)
 	defer running.Close()
 	var orders int64
-	come := func(perSecond int, within time.Duration) httpload.Answers {
+	sell := func(perSecond int, duration time.Duration) httpload.Answers {
 		load := running.Crowd(1)
-		load.Connections, load.For, load.Rate = connections, within, float64(perSecond)
+		load.Connections, load.For, load.Rate = connections, duration, float64(perSecond)
 		answers := running.Measure(load)
-		// Where buyers are turned away, more came than could be served; a smoke shares its machine with other tests.
+		// Other answers mean that the system is overloaded. A smoke run shares its machine with other
+		// tests.
 		if answers.Wanted == 0 || rig.Scale(b, answers.Others() > 0, false) {
 			b.Fatalf("%s at %d buyers a second: %s", s.name, perSecond, answers)
 		}
 		orders += answers.Wanted
 		if s.records {
-			if have := running.Await(orders, recordedWithin); have < orders {
-				b.Fatalf("%s at %d buyers a second: %d orders are in Postgres after %v, of %d", s.name, perSecond, have,
-					recordedWithin, orders)
+			if have := running.Await(orders, recordTimeout); have < orders {
+				b.Fatalf("%s at %d buyers a second: %d orders in Postgres after %v, want %d", s.name, perSecond, have,
+					recordTimeout, orders)
 			}
 		}
 		return answers
 	}
-	come(slices.Max(rates), rig.Scale(b, 500*time.Millisecond, 30*time.Millisecond)) // connections are opened, heaps grow
+	sell(slices.Max(rates), rig.Scale(b, 500*time.Millisecond, 30*time.Millisecond)) // opens connections, grows heaps
 	values := rig.Values{}
 	for i := range rates {
 		perSecond := rates[(i+round)%len(rates)]
 		began, before := time.Now(), running.CPU()
-		answers := come(perSecond, rig.Scale(b, 2*time.Second, 100*time.Millisecond))
+		answers := sell(perSecond, rig.Scale(b, 2*time.Second, 100*time.Millisecond))
 		for role, each := range running.CPU().Since(before).PerOrder(answers.Wanted) {
-			values[at(role, perSecond)] = each
-			values[at(cpuOfAll, perSecond)] += each
+			values[figureAt(role, perSecond)] = each
+			values[figureAt(cpuOfAll, perSecond)] += each
 		}
-		values[at(answered50, perSecond)], values[at(answered99, perSecond)] = rig.InMillis(answers.Percentile(50)),
-			rig.InMillis(answers.Percentile(99))
-		if s.behind {
+		values[figureAt(answered50, perSecond)] = rig.InMillis(answers.Percentile(50))
+		values[figureAt(answered99, perSecond)] = rig.InMillis(answers.Percentile(99))
+		if s.async {
 			delays := running.Shop.CommitDelays(began)
-			values[at(committed50, perSecond)], values[at(committed99, perSecond)] = delays.P50, delays.P99
+			values[figureAt(committed50, perSecond)], values[figureAt(committed99, perSecond)] = delays.P50, delays.P99
 		}
 	}
 	return values
 }
 
-func tellCosts(b *testing.B, results *rig.Results, rates []int) {
+func putCostTable(b *testing.B, results *rig.Results, rates []int) {
 	b.Helper()
 	t := page.Table{
 		Title: "CPU time for an order, µs",
@@ -130,18 +134,18 @@ func tellCosts(b *testing.B, results *rig.Results, rates []int) {
 		for _, perSecond := range rates {
 			row := []string{s.title, rig.Count(float64(perSecond))}
 			for _, role := range rig.Roles {
-				row = append(row, results.Of(s.name, at(role, perSecond)).Middle(rig.Ratio))
+				row = append(row, results.Of(s.name, figureAt(role, perSecond)).FormatMedian(rig.Ratio))
 			}
-			all := results.Of(s.name, at(cpuOfAll, perSecond))
+			all := results.Of(s.name, figureAt(cpuOfAll, perSecond))
 			busy := all
 			busy.Median *= float64(perSecond) / 1e6
-			t.Rows = append(t.Rows, append(row, all.With(rig.Count), busy.Middle(rig.Ratio)))
+			t.Rows = append(t.Rows, append(row, all.Format(rig.Count), busy.FormatMedian(rig.Ratio)))
 		}
 	}
 	rig.Put(t)
 }
 
-func tellDelays(b *testing.B, results *rig.Results, rates []int) {
+func putDelayTable(b *testing.B, results *rig.Results, rates []int) {
 	b.Helper()
 	t := page.Table{
 		Title: "How long it takes",
@@ -153,7 +157,7 @@ func tellDelays(b *testing.B, results *rig.Results, rates []int) {
 		for _, perSecond := range rates {
 			row := []string{s.title, rig.Count(float64(perSecond))}
 			for _, figure := range []string{answered50, answered99, committed50, committed99} {
-				row = append(row, results.Of(s.name, at(figure, perSecond)).With(rig.Millis))
+				row = append(row, results.Of(s.name, figureAt(figure, perSecond)).Format(rig.Millis))
 			}
 			t.Rows = append(t.Rows, row)
 		}

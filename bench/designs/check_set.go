@@ -10,22 +10,22 @@ import (
 	"stampede/bench/front"
 )
 
-// checkSet is where tutorials begin: the stock is cached in Redis so that the database does not have
-// to answer for it. SISMEMBER tells whether the user has bought, GET whether any units are left; SET
-// stores what remains, SADD the buyer, and a transaction writes the order.
+// checkSet is the first step of most tutorials: the stock is cached in Redis to keep reads away from
+// the database. SISMEMBER reports whether the user has bought, GET whether units are left; SET stores
+// the remainder, SADD the buyer, and a transaction writes the order.
 //
-// What it gets right: losers cost two reads in memory and nothing in Postgres, and every answer 201 is
-// an order that is really there.
+// What it gets right: refusals cost two reads in memory and nothing in Postgres, and every answer 201
+// is an order that is in Postgres.
 //
-// How it fails: between the look and the write anybody may look as well. All who read the same stock
-// store the same remainder, so many orders are sold for one unit; and a user who asks twice at once
-// is not yet a buyer either time. Tests with one client at a time never show it.
+// How it fails: other buyers can read between its read and its write. All who read the same stock store
+// the same remainder, so many orders are sold for one unit; and two concurrent requests of a user both
+// find that the user has not bought. Tests with one client at a time never show it.
 //
-// Here it takes two round trips instead of four: a careful author sends the two reads together and
-// the two writes together. That also makes the gap between them as narrow as it can be.
+// Here it takes two round trips instead of four: a careful author sends the two reads together and the
+// two writes together. That also makes the gap between them as narrow as possible.
 type checkSet struct{ *redisStock }
 
-// checkSetWriters: Postgres syncs the commits of several together, and more than this many do not make it
+// checkSetWriters: Postgres syncs concurrent commits together, and more writers than this are not
 // faster on a few cores.
 const checkSetWriters = 16
 
@@ -49,7 +49,8 @@ func (d *checkSet) Buy(ctx context.Context, o front.Order) (front.Verdict, error
 	return d.confirm(ctx, o)
 }
 
-// take takes the units, or tells why not. It is right only if nobody else is between its two halves.
+// take takes the units, or returns why not. It is correct only if no other buyer runs between its two
+// halves.
 func (d *checkSet) take(ctx context.Context, o front.Order) (front.Verdict, error) {
 	left, refusal, err := d.check(ctx, o)
 	if refusal != none || err != nil {
@@ -63,7 +64,7 @@ func (d *checkSet) check(ctx context.Context, o front.Order) (left int64, refusa
 	bought := both.SIsMember(ctx, d.buyersKey(o.Sale), o.User)
 	stock := both.Get(ctx, d.stockKey(o.Sale))
 	if _, err := both.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
-		return 0, none, fmt.Errorf("look at the stock: %w", err)
+		return 0, none, fmt.Errorf("read the stock and its buyers: %w", err)
 	}
 	if bought.Val() {
 		return 0, front.AlreadyPurchased, nil

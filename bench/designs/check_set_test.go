@@ -8,8 +8,8 @@ import (
 	"stampede/bench/front"
 )
 
-// What every design on a stock in Redis promises to buyers who come one after another.
-func TestBuyersInALineGetWhatIsThere(t *testing.T) {
+// Every design with its stock in Redis keeps these promises to buyers who come one after another.
+func TestRedisDesignsSellToSequentialBuyers(t *testing.T) {
 	t.Parallel()
 	for name, accepted := range map[string]front.Verdict{
 		"check-set": front.Confirmed, "mutex": front.Confirmed, "setnx": front.Confirmed,
@@ -18,13 +18,13 @@ func TestBuyersInALineGetWhatIsThere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSale(t, 3, All[name].Guarded)
-			first := opened[front.Design](t, s, All[name].New)
+			first := openDesign[front.Design](t, s, All[name].New)
 			stop := run(t, first)
 			require.Equal(t, accepted, s.buy(t, first, "alice"))
 			require.Equal(t, front.AlreadyPurchased, s.buy(t, first, "alice"))
 			stop()
 
-			d := opened[front.Design](t, s, All[name].New)
+			d := openDesign[front.Design](t, s, All[name].New)
 			run(t, d)
 			require.Equal(t, front.AlreadyPurchased, s.buy(t, d, "alice"), "after a restart")
 			bobs := s.order("bob")
@@ -42,30 +42,30 @@ func TestBuyersInALineGetWhatIsThere(t *testing.T) {
 	}
 }
 
-func TestTwoBuyersOfTheLastUnitBothGetItFromCheckAndSet(t *testing.T) {
+func TestCheckSetSellsLastUnitTwice(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 1, All["check-set"].Guarded)
-	d := opened[*checkSet](t, s, newCheckSet)
-	g := holdAt(d.rdb, "set")
+	d := openDesign[*checkSet](t, s, newCheckSet)
+	g := holdCommands(d.rdb, "set")
 	alice, bob := s.startBuying(t, d, "alice"), s.startBuying(t, d, "bob")
 	<-g.reached
 	<-g.reached
 	close(g.open)
-	require.Equal(t, bought{verdict: front.Confirmed}, <-alice)
-	require.Equal(t, bought{verdict: front.Confirmed}, <-bob)
+	require.Equal(t, purchaseResult{verdict: front.Confirmed}, <-alice)
+	require.Equal(t, purchaseResult{verdict: front.Confirmed}, <-bob)
 	require.Equal(t, 2, s.orders(t), "orders of one unit")
 }
 
-func TestABuyerWhoAsksTwiceAtOnceBuysTwiceFromCheckAndSet(t *testing.T) {
+func TestCheckSetSellsTwiceToConcurrentClicks(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, All["check-set"].Guarded)
-	d := opened[*checkSet](t, s, newCheckSet)
-	g := holdAt(d.rdb, "set")
+	d := openDesign[*checkSet](t, s, newCheckSet)
+	g := holdCommands(d.rdb, "set")
 	first, second := s.startBuying(t, d, "alice"), s.startBuying(t, d, "alice")
 	<-g.reached
 	<-g.reached
 	close(g.open)
-	require.Equal(t, bought{verdict: front.Confirmed}, <-first)
-	require.Equal(t, bought{verdict: front.Confirmed}, <-second)
+	require.Equal(t, purchaseResult{verdict: front.Confirmed}, <-first)
+	require.Equal(t, purchaseResult{verdict: front.Confirmed}, <-second)
 	require.Equal(t, "9", s.rdb.Get(t.Context(), d.stockKey(s.id)).Val(), "both stored the same remainder")
 }

@@ -1,5 +1,5 @@
-// Package designs holds the ways to sell that tutorials pass through before they come to ours: one
-// file each, in the best form that its idea can have, with what it gets right and how it fails.
+// Package designs holds the designs that tutorials show before they reach one like ours: one file each,
+// in the best form of its idea, with what it gets right and how it fails.
 package designs
 
 import (
@@ -13,28 +13,28 @@ type Entry struct {
 	// Title is its name in tables and plots.
 	Title string
 	New   front.New
-	// Guarded designs keep their stock in Postgres, under the CHECK of sales.sold and the unique index
-	// of live orders. For all others the benchmark takes that index away: the tutorials that teach them
-	// have no second guard, and with ours their faults would be hidden.
+	// Guarded designs keep their stock in Postgres, protected by the CHECK on sales.sold and the unique
+	// index of live orders. For all others the benchmark drops that index: their tutorials have no
+	// second guard, and ours would hide their faults.
 	Guarded bool
-	// Fronts is how many processes share the buyers; 0 is one.
+	// Fronts is the number of processes that share the buyers; 0 means one.
 	Fronts int
-	// NoOrders marks designs that sell nothing: what they answer is not to be found in Postgres.
+	// NoOrders marks designs that sell nothing: the orders that they accept never reach Postgres.
 	NoOrders bool
-	// RowPerUnit marks designs that make a row for each unit before the sale: no benchmark gives them more
-	// units than it can sell.
+	// RowPerUnit marks designs that insert a row for each unit before the sale: benchmarks give them no
+	// more units than they can sell.
 	RowPerUnit bool
-	// Options are those of front.Backend, so that one design can stand on the ladder in several forms.
+	// Options are those of front.Backend: one design can be on the ladder in several forms.
 	Options map[string]string
-	// Missing tells what this machine lacks for the design, such as Java; nil or "" if nothing. A
-	// design that lacks something is left out, and the page says so.
+	// Missing, if set, returns what this machine lacks for the design, such as Java, or "". A design
+	// that lacks something is left out, and the page says so.
 	Missing func() string
-	// TakesOver is how long after a kill -9 accepted orders may lie still until another process goes on
-	// with them: only orders that are not in Postgres after that are lost. 0 is at once.
-	TakesOver time.Duration
+	// ClaimDelay is how long after a kill -9 accepted orders may stay unprocessed until another process
+	// claims them: only orders that are not in Postgres after that are lost. 0 means no delay.
+	ClaimDelay time.Duration
 }
 
-// All are the designs by the short names that -only finds.
+// All holds the designs by their short names, which -only matches.
 var All = map[string]Entry{
 	"nothing":     {Title: "Echo, nothing behind it", New: newNothing, NoOrders: true},
 	"nothing-raw": {Title: "Echo, prebuilt bytes", New: newNothingRaw, NoOrders: true},
@@ -45,7 +45,7 @@ var All = map[string]Entry{
 	"setnx":        {Title: "SET NX lock in Redis", New: newSetNX},
 	"memory-queue": {Title: "Lua script, queue in memory", New: newMemoryQueue},
 	"evalsha":      {Title: "Lua per buyer, no worker", New: newEvalsha, NoOrders: true},
-	"stock-stream": {Title: "Lua per buyer, stock subscriber", New: newStockStream, TakesOver: stockTakesOver},
+	"stock-stream": {Title: "Lua per buyer, stock subscriber", New: newStockStream, ClaimDelay: stockClaimDelay},
 
 	"lock-transaction": {Title: "Transaction under our lock", New: newLockTransaction, Guarded: true},
 	"lock-transaction-redisson": {

@@ -6,8 +6,8 @@ import (
 	"stampede/bench/front"
 )
 
-// evalsha is stockStream without its consumers: what it costs to accept an order by one script call for
-// each buyer. It is what our script for a whole batch is to be compared with.
+// evalsha is stockStream without its consumers: the cost of accepting each order with its own script
+// call. Our script, which decides a whole batch in a call, is compared with it.
 type evalsha struct{ *stockStream }
 
 func newEvalsha(ctx context.Context, b front.Backend) (front.Design, error) {

@@ -24,46 +24,49 @@ var (
 	takeUnitsSQL string
 )
 
-// lockTransaction is the fourth step, and the one in which many tutorials end: the reentrant lock of a
-// library, with a watchdog that renews its lease, so that a slow holder does not lose it; one lock for each user
-// instead of one for the sale; and inside of it a database transaction that looks whether the user has an
-// order, takes a unit by UPDATE … WHERE sold < stock, and writes the order.
+// lockTransaction is the fourth step, where many tutorials end: the reentrant lock of a library, with a
+// watchdog that renews its lease, so that a slow holder keeps it; one lock per user instead of one per
+// sale; and under the lock a database transaction that checks whether the user has an order, takes a
+// unit by UPDATE … WHERE sold < stock, and writes the order.
 //
-// What it gets right: users do not wait for each other's locks. The stock is where the orders are, and
-// the row takes only what is there, so that nothing is oversold and nothing lost, whatever the lock does.
+// What it gets right: users do not wait for each other's locks. The stock is in the same database as
+// the orders, and the UPDATE takes only available units: nothing is oversold or lost, whatever the lock
+// does.
 //
-// How it fails: all that is right about it is the transaction, which would be as right without the lock
-// (postgres-row). The lock saves the second click of a user, which the unique index refuses as well,
-// and for that everybody pays two round trips to Redis, each with its wait for the disk, around a transaction in
-// which all wait for the row of the sale. It does not even exclude: a holder that stalls loses its
-// lease and writes all the same. If the process dies, its users cannot buy until their leases end.
+// How it fails: its correctness comes from the transaction alone, which is as correct without the lock
+// (postgres-row). The lock prevents only a user's second click, which the unique index refuses as well.
+// For that every purchase pays two round trips to Redis, each with a wait for its disk, around a
+// transaction in which all wait for the row of the sale. The lock does not even exclude reliably: a
+// stalled holder loses its lease and still writes. If the process dies, its users cannot buy until
+// their leases end.
 //
-// There are two of it: with stampede/lock, and with a real Redisson, in a Java process beside the front that is
-// told by a pipe to lock and to unlock. A service in Java would call it instead: the pipe costs it two lines each
-// way, next to the disks of Redis and Postgres.
+// It has two forms: with stampede/lock, and with a real Redisson in a Java process beside the front,
+// which receives its commands through a pipe. A service in Java would call it directly: the pipe costs
+// it two lines in each direction, which is little beside the disks of Redis and Postgres.
 type lockTransaction struct {
 	postgresStock
 	prefix string
-	locks  locks
+	locks  userLocks
 }
 
-// locks are those of the users.
-type locks interface {
-	// Lock waits for a lock, which is kept up until unlock.
+// userLocks are the locks of users.
+type userLocks interface {
+	// Lock waits for a lock, which stays held until unlock.
 	Lock(ctx context.Context, key string) (unlock func() error, err error)
 	Stop()
 }
 
 const (
-	// lockConnections is for the hot row: more would only wait for each other inside of Postgres.
+	// lockConnections are few because of the hot row: more connections only wait for each other in
+	// Postgres.
 	lockConnections = 4
-	// lockPatience is shorter than what the front gives an answer.
-	lockPatience = 8 * time.Second
+	// lockTimeout is shorter than the write timeout of the front.
+	lockTimeout = 8 * time.Second
 	// redissonLease is Redisson's own default, and that of stampede/lock.
 	redissonLease = 30 * time.Second
-	// redissonWarmUp is how many locks Java takes before it counts, so that its code is compiled, and
-	// redissonTogether how many of them at a time, so that threads and connections are there. A smoke, for which
-	// that would be most of its work, asks for fewer.
+	// redissonWarmUp is the number of locks that Java takes before the measurement, so that its code is
+	// compiled, and redissonTogether the number at a time, so that threads and connections exist. A
+	// smoke run asks for fewer, because the warm-up would take most of its time.
 	redissonWarmUp, redissonTogether = 4096, 256
 )
 
@@ -75,7 +78,7 @@ func newLockTransaction(ctx context.Context, b front.Backend) (front.Design, err
 	return openLockTransaction(ctx, b, ourLocks{rdb, lock.New(rdb)})
 }
 
-// ourLocks are those of stampede/lock.
+// ourLocks uses stampede/lock.
 type ourLocks struct {
 	rdb    *redis.Client
 	locker *lock.Locker
@@ -92,12 +95,12 @@ func (l ourLocks) Lock(ctx context.Context, key string) (unlock func() error, er
 
 // Stop implements locks.
 func (l ourLocks) Stop() {
-	_ = l.locker.Close(context.Background()) // the leases that it could not give back end by themselves
+	_ = l.locker.Close(context.Background()) // leases that could not be released expire
 	_ = l.rdb.Close()
 }
 
 func newRedissonTransaction(ctx context.Context, b front.Backend) (front.Design, error) {
-	classPath, err := redisson.Compiled()
+	classPath, err := redisson.ClassPath()
 	if err != nil {
 		return nil, err
 	}
@@ -105,30 +108,30 @@ func newRedissonTransaction(ctx context.Context, b front.Backend) (front.Design,
 	if err != nil {
 		return nil, err
 	}
-	locks, err := option(b, "warm-up", redissonWarmUp)
+	warmUpLocks, err := option(b, "warm-up", redissonWarmUp)
 	if err != nil {
 		return nil, err
 	}
-	if err := warmUp(ctx, java, b.Prefix, locks); err != nil {
+	if err := warmUp(ctx, java, b.Prefix, warmUpLocks); err != nil {
 		return nil, err
 	}
 	return openLockTransaction(ctx, b, java)
 }
 
-// redissonMissing tells what keeps Redisson from running here.
+// redissonMissing returns why Redisson cannot run here, or "".
 func redissonMissing() string {
-	if _, err := redisson.Classes(); err != nil {
+	if _, err := redisson.Compile(); err != nil {
 		return err.Error()
 	}
 	return ""
 }
 
-func warmUp(ctx context.Context, java *redisson.Redisson, prefix string, locks int) error {
+func warmUp(ctx context.Context, java *redisson.Redisson, prefix string, count int) error {
 	var warming errgroup.Group
-	together := min(redissonTogether, locks)
+	together := min(redissonTogether, count)
 	for i := range together {
 		warming.Go(func() error {
-			for range locks / together {
+			for range count / together {
 				unlock, err := java.Lock(ctx, fmt.Sprintf("%s:warm-up:%d", prefix, i))
 				if err == nil {
 					err = unlock()
@@ -143,7 +146,7 @@ func warmUp(ctx context.Context, java *redisson.Redisson, prefix string, locks i
 	return warming.Wait()
 }
 
-func openLockTransaction(ctx context.Context, b front.Backend, l locks) (front.Design, error) {
+func openLockTransaction(ctx context.Context, b front.Backend, l userLocks) (front.Design, error) {
 	stock, err := openPostgresStock(ctx, b, lockConnections)
 	if err != nil {
 		return nil, err
@@ -160,7 +163,7 @@ func (d *lockTransaction) lockOf(user string) string { return d.prefix + ":lock:
 
 // Buy implements front.Design.
 func (d *lockTransaction) Buy(ctx context.Context, o front.Order) (verdict front.Verdict, err error) {
-	waiting, cancel := context.WithTimeout(ctx, lockPatience)
+	waiting, cancel := context.WithTimeout(ctx, lockTimeout)
 	defer cancel()
 	unlock, err := d.locks.Lock(waiting, d.lockOf(o.User))
 	if err != nil {
@@ -170,8 +173,8 @@ func (d *lockTransaction) Buy(ctx context.Context, o front.Order) (verdict front
 	return d.sell(ctx, o)
 }
 
-// sell is the transaction, in three round trips: tutorials send its BEGIN and its COMMIT by themselves, and
-// hold the row of the sale for longer.
+// sell runs the transaction in three round trips: tutorials send BEGIN and COMMIT separately, and hold
+// the row of the sale for longer.
 func (d *lockTransaction) sell(ctx context.Context, o front.Order) (front.Verdict, error) {
 	conn, err := d.pool.Acquire(ctx)
 	if err != nil {
@@ -183,7 +186,7 @@ func (d *lockTransaction) sell(ctx context.Context, o front.Order) (front.Verdic
 		_, rollback := conn.Exec(context.WithoutCancel(ctx), "ROLLBACK")
 		err = errors.Join(err, rollback)
 	}
-	if hasOrder(err) { // the lock was lost meanwhile, or was never held
+	if hasOrder(err) { // the lock was lost or never held
 		return front.AlreadyPurchased, nil
 	}
 	if err != nil {
@@ -192,7 +195,7 @@ func (d *lockTransaction) sell(ctx context.Context, o front.Order) (front.Verdic
 	return verdict, nil
 }
 
-// sellOn leaves a transaction open if the order is not confirmed.
+// sellOn leaves the transaction open unless it confirms the order.
 func (d *lockTransaction) sellOn(ctx context.Context, conn *pgxpool.Conn, o front.Order) (front.Verdict, error) {
 	var has bool
 	begin := &pgx.Batch{}

@@ -10,28 +10,28 @@ import (
 	"stampede/bench/front"
 )
 
-func TestASecondClickWaitsForTheLockOfTheFirst(t *testing.T) {
+func TestLockTransactionSecondClickWaitsForLock(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, true)
-	d := opened[*lockTransaction](t, s, newLockTransaction)
+	d := openDesign[*lockTransaction](t, s, newLockTransaction)
 	unlock, err := d.locks.Lock(t.Context(), d.lockOf("alice"))
 	require.NoError(t, err)
 	click := s.startBuying(t, d, "alice")
-	require.Equal(t, front.Confirmed, s.buy(t, d, "bob"), "the lock of one user is no other's")
+	require.Equal(t, front.Confirmed, s.buy(t, d, "bob"), "users have separate locks")
 	select {
 	case <-click:
-		t.Fatal("it did not wait")
+		t.Fatal("the second click did not wait for the lock")
 	default:
 	}
 	require.NoError(t, unlock())
-	require.Equal(t, bought{verdict: front.Confirmed}, <-click)
+	require.Equal(t, purchaseResult{verdict: front.Confirmed}, <-click)
 }
 
-func TestALockOfADeadProcessKeepsItsUserOut(t *testing.T) {
+func TestLockTransactionWaitsForLockOfDeadProcess(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, true)
-	d := opened[*lockTransaction](t, s, newLockTransaction)
-	_, err := d.locks.Lock(t.Context(), d.lockOf("alice")) // whose holder never comes back
+	d := openDesign[*lockTransaction](t, s, newLockTransaction)
+	_, err := d.locks.Lock(t.Context(), d.lockOf("alice")) // its holder never releases it
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -39,32 +39,32 @@ func TestALockOfADeadProcessKeepsItsUserOut(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 }
 
-func TestALostLockLeavesTheGuardOfTheIndex(t *testing.T) {
+func TestLockTransactionRejectsSecondOrderAfterLostLock(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, true)
-	d := opened[*lockTransaction](t, s, newLockTransaction)
+	d := openDesign[*lockTransaction](t, s, newLockTransaction)
 	d.locks = lost{d.locks}
-	counts := map[bought]int{}
-	var clicks []<-chan bought
+	counts := map[purchaseResult]int{}
+	var clicks []<-chan purchaseResult
 	for range 16 {
 		clicks = append(clicks, s.startBuying(t, d, "alice"))
 	}
 	for _, click := range clicks {
 		counts[<-click]++
 	}
-	require.Equal(t, map[bought]int{{verdict: front.Confirmed}: 1, {verdict: front.AlreadyPurchased}: 15}, counts)
+	require.Equal(t, map[purchaseResult]int{{verdict: front.Confirmed}: 1, {verdict: front.AlreadyPurchased}: 15}, counts)
 	s.requireRows(t, 1, 1)
 }
 
-// lost are locks whose leases are over at once.
-type lost struct{ locks }
+// lost grants every lock immediately and excludes no one, like locks whose leases have ended.
+type lost struct{ userLocks }
 
 func (lost) Lock(context.Context, string) (func() error, error) {
 	return func() error { return nil }, nil
 }
 
-// TestRedissonLocksAroundATransaction starts Java. Where there is none it says so, and tests nothing.
-func TestRedissonLocksAroundATransaction(t *testing.T) {
+// TestLockTransactionWithRedisson starts Java. Without Java it is skipped, and says so.
+func TestLockTransactionWithRedisson(t *testing.T) {
 	t.Parallel()
 	entry := All["lock-transaction-redisson"]
 	if missing := entry.Missing(); missing != "" {
@@ -72,17 +72,17 @@ func TestRedissonLocksAroundATransaction(t *testing.T) {
 	}
 	s := newSale(t, 100, entry.Guarded)
 	s.backend.Options = map[string]string{"warm-up": "64"}
-	d := opened[*lockTransaction](t, s, entry.New)
+	d := openDesign[*lockTransaction](t, s, entry.New)
 	require.Equal(t, map[front.Verdict]int{front.Confirmed: 100, front.SoldOut: 60}, s.crowd(t, 160, d))
 	s.requireRows(t, 100, 100)
 
 	unlock, err := d.locks.Lock(t.Context(), d.lockOf("user-1"))
 	require.NoError(t, err)
 	click := s.startBuying(t, d, "user-1")
-	giveUp, cancel := context.WithCancel(t.Context())
+	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = d.locks.Lock(giveUp, d.lockOf("user-1"))
+	_, err = d.locks.Lock(canceled, d.lockOf("user-1"))
 	require.ErrorIs(t, err, context.Canceled)
 	require.NoError(t, unlock())
-	require.Equal(t, bought{verdict: front.AlreadyPurchased}, <-click, "whoever gave up leaves the lock")
+	require.Equal(t, purchaseResult{verdict: front.AlreadyPurchased}, <-click, "a canceled wait does not keep the lock")
 }

@@ -7,7 +7,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-// The test binary is a front as well, for tests that kill it.
+// The test binary also runs as a front, for tests that kill it.
 func TestMain(m *testing.M) {
 	testkit.Main(m, testkit.WithCommand(func() int { return front.Main(Find) }))
 }

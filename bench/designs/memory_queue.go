@@ -13,35 +13,35 @@ import (
 	"stampede/internal/retry"
 )
 
-// memoryQueue is where most tutorials end: one Lua script decides in Redis who gets a unit, the
-// order goes into a blocking queue in the memory of the process, the buyer is answered at once, and
-// one background thread takes orders from the queue and writes them to the database.
+// memoryQueue is where most tutorials end: one Lua script decides in Redis who gets a unit, the order
+// goes into a blocking queue in the memory of the process, the buyer is answered immediately, and one
+// background thread takes orders from the queue and writes them to the database.
 //
-// What it gets right: the script is one step, so nothing is oversold and nobody buys twice, with any
+// What it gets right: the script is one step, so nothing is oversold and no user buys twice, with any
 // number of processes and without a lock. A buyer waits for one round trip to Redis and not for
-// Postgres, which is given no more than it can carry.
+// Postgres, and Postgres receives no more than it can handle.
 //
-// How it fails: the queue is nothing but memory. Whoever was answered 202 and not written yet is
-// gone with the process, and so is the unit: Redis has given it away, and will tell that buyer ever after
-// that they have an order. One worker writes one order at a time, so the queue is as long as the crowd is
-// faster than that; when it is full the tutorials' version fails after the unit was taken.
+// How it fails: the queue exists only in memory. Orders that were answered 202 but not yet written are
+// lost with the process, and so are their units: Redis has given them away, and reports forever that
+// these buyers have an order. One worker writes one order at a time, so the queue grows while orders
+// arrive faster; when it is full, the tutorials' version fails after it has taken the unit.
 //
-// Here the worker tries again while Postgres is away (tutorials log the error and drop the order),
-// buyers wait for a place when the queue is full, and an orderly shutdown writes what is queued first.
+// Here the worker retries while Postgres is unavailable (tutorials log the error and drop the order),
+// buyers wait for room in a full queue, and an orderly shutdown writes the queue first.
 type memoryQueue struct {
 	*redisStock
 	queue chan front.Order
 }
 
 const (
-	// memoryQueueWriters: one thread is what keeps the orders in line, say the tutorials.
+	// memoryQueueWriters: tutorials use one thread to keep the orders in sequence.
 	memoryQueueWriters = 1
-	// memoryQueueLength is what tutorials take: 1024 * 1024.
+	// memoryQueueLength is the tutorials' 1024 * 1024.
 	memoryQueueLength = 1 << 20
 	// memoryQueueDrain is what Kubernetes gives a process between SIGTERM and SIGKILL by default.
 	memoryQueueDrain = 30 * time.Second
-	// recordAgain is how long to wait for a Postgres that did not take an order.
-	recordAgain = 100 * time.Millisecond
+	// recordRetryDelay is the wait before an order is written again after an error of Postgres.
+	recordRetryDelay = 100 * time.Millisecond
 )
 
 func newMemoryQueue(ctx context.Context, b front.Backend) (front.Design, error) {
@@ -66,16 +66,16 @@ func (d *memoryQueue) Buy(ctx context.Context, o front.Order) (front.Verdict, er
 	case d.queue <- o:
 		return front.Reserved, nil
 	case <-ctx.Done():
-		return none, fmt.Errorf("wait for a place in the queue: %w", ctx.Err())
+		return none, fmt.Errorf("wait for room in the queue: %w", ctx.Err())
 	}
 }
 
-// Run implements front.Design: it is the background worker. When ctx has ended it writes what is left
+// Run implements front.Design: it is the background worker. After ctx has ended it writes what is left
 // in the queue.
 func (d *memoryQueue) Run(ctx context.Context) error {
-	writing, giveUp := context.WithCancel(context.WithoutCancel(ctx))
-	defer giveUp()
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(memoryQueueDrain, giveUp) })()
+	writing, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(memoryQueueDrain, stop) })()
 	for {
 		var o front.Order
 		select {
@@ -93,7 +93,7 @@ func (d *memoryQueue) Run(ctx context.Context) error {
 	}
 }
 
-// record writes the order, however long Postgres is away, and fails only when ctx has ended.
+// record retries until the order is written or refused for its values, or ctx has ended.
 func (d *memoryQueue) record(ctx context.Context, o front.Order) error {
 	for {
 		err := recordOrder(ctx, d.pool, o, unnumbered)
@@ -103,18 +103,18 @@ func (d *memoryQueue) record(ctx context.Context, o front.Order) error {
 		case ctx.Err() != nil:
 			return err
 		case isRefused(err):
-			// Trying again would hold up all others for ever.
-			slog.Error("an order is dropped", "order", o.ID, "user", o.User, "err", err)
+			// A retry would fail in the same way and block all other orders.
+			slog.Error("order dropped: Postgres refuses its values", "order", o.ID, "user", o.User, "err", err)
 			return nil
 		}
-		slog.Warn("an order is to be written again", "order", o.ID, "err", err)
-		if !retry.Pause(recordAgain, ctx.Done()) {
+		slog.Warn("writing an order failed; it will be retried", "order", o.ID, "err", err)
+		if !retry.Pause(recordRetryDelay, ctx.Done()) {
 			return err
 		}
 	}
 }
 
-// isRefused tells whether Postgres will never take these values: classes 22 (data exception) and 23
+// isRefused reports whether Postgres will never accept these values: classes 22 (data exception) and 23
 // (integrity constraint violation).
 func isRefused(err error) bool {
 	var refusal *pgconn.PgError

@@ -11,80 +11,80 @@ import (
 	"stampede/internal/testkit"
 )
 
-func TestAMemoryQueueSellsWhatIsThereInManyProcesses(t *testing.T) {
+func TestMemoryQueueSellsStockInManyProcesses(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, All["memory-queue"].Guarded)
-	here, there := opened[*memoryQueue](t, s, newMemoryQueue), opened[*memoryQueue](t, s, newMemoryQueue)
+	here, there := openDesign[*memoryQueue](t, s, newMemoryQueue), openDesign[*memoryQueue](t, s, newMemoryQueue)
 	run(t, here)
 	run(t, there)
 	require.Equal(t, map[front.Verdict]int{front.Reserved: 10, front.SoldOut: 54}, s.crowd(t, 64, here, there))
 	s.requireOrders(t, 10)
 }
 
-func TestAMemoryQueueIsGoneWithItsProcess(t *testing.T) {
+func TestMemoryQueueIsLostWithProcess(t *testing.T) {
 	t.Parallel()
 	const accepted = 10
 	s := newSale(t, 100, All["memory-queue"].Guarded)
 	process := s.start(t, "memory-queue")
-	goOn := s.stopPostgres(t)
+	unblock := s.blockWrites(t)
 	for i := range accepted {
 		require.Equal(t, http.StatusAccepted, process.buy(t, fmt.Sprintf("user-%d", i)))
 	}
 	process.Kill()
-	goOn()
+	unblock()
 
 	process = s.start(t, "memory-queue")
 	require.Equal(t, http.StatusConflict, process.buy(t, "user-9"), "Redis says that this buyer has an order")
 	require.Equal(t, http.StatusAccepted, process.buy(t, "late"))
-	testkit.Eventually(t, within, "the order after the restart", func() bool {
+	testkit.Eventually(t, timeout, "the order after the restart", func() bool {
 		var there bool
 		require.NoError(t, s.pool.QueryRow(t.Context(),
 			"SELECT EXISTS (SELECT FROM orders WHERE user_id = 'late')").Scan(&there))
 		return there
 	})
-	// Postgres may have been given one of them before the kill.
+	// Postgres may have received one of them before the kill.
 	require.LessOrEqual(t, s.orders(t), 1+1, "orders in Postgres, of %d that were accepted", accepted+1)
 }
 
-func TestAMemoryQueueIsWrittenBeforeAnOrderlyShutdown(t *testing.T) {
+func TestMemoryQueueIsWrittenOnShutdown(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 100, All["memory-queue"].Guarded)
 	process := s.start(t, "memory-queue")
-	goOn := s.stopPostgres(t)
+	unblock := s.blockWrites(t)
 	for i := range 10 {
 		require.Equal(t, http.StatusAccepted, process.buy(t, fmt.Sprintf("user-%d", i)))
 	}
 	require.Zero(t, s.orders(t))
-	goOn()
+	unblock()
 	require.True(t, process.Stop().Success())
 	require.Equal(t, 10, s.orders(t))
 }
 
-func TestAMemoryQueueOutlastsAnOutageOfPostgres(t *testing.T) {
+func TestMemoryQueueSurvivesPostgresOutage(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, All["memory-queue"].Guarded)
-	d := opened[*memoryQueue](t, s, newMemoryQueue)
-	goOn := s.stopPostgres(t)
+	d := openDesign[*memoryQueue](t, s, newMemoryQueue)
+	unblock := s.blockWrites(t)
 	run(t, d)
 	require.Equal(t, front.Reserved, s.buy(t, d, "alice"))
 	require.Equal(t, front.Reserved, s.buy(t, d, "bob"))
-	testkit.Eventually(t, within, "the end of the connection that waits to write", func() bool {
+	testkit.Eventually(t, timeout, "the termination of the connection that waits to write", func() bool {
 		var ended bool
 		require.NoError(t, s.pool.QueryRow(t.Context(), `
 			SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&ended))
 		return ended
 	})
-	goOn()
+	unblock()
 	s.requireOrders(t, 2)
 }
 
-func TestAnOrderThatPostgresRefusesDoesNotHoldUpTheQueue(t *testing.T) {
+func TestMemoryQueueDropsOrderThatPostgresRejects(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, All["memory-queue"].Guarded)
-	d := opened[*memoryQueue](t, s, newMemoryQueue)
+	d := openDesign[*memoryQueue](t, s, newMemoryQueue)
 	run(t, d)
-	require.Equal(t, front.Reserved, s.buy(t, d, "\xff is no text"))
+	require.Equal(t, front.Reserved, s.buy(t, d, "\xff is not UTF-8"))
 	require.Equal(t, front.Reserved, s.buy(t, d, "bob"))
 	s.requireOrders(t, 1)
 }

@@ -8,16 +8,16 @@ import (
 )
 
 // mutex is the second step of tutorials: synchronized, a ReentrantLock, or in Go a sync.Mutex around
-// the check and the set.
+// the check and the write.
 //
-// What it gets right: one process sells exactly what is there, and needs nobody else's help for it.
+// What it gets right: one process sells exactly its stock, without any other system for it.
 //
-// How it fails: the mutex is in the memory of one process. Start a second one, for more speed or for
-// a release without a pause, and each is alone with its own mutex: they oversell as if there was
-// none. And all buyers stand in one line, for two round trips each, whatever they buy.
+// How it fails: the mutex is in the memory of one process. With a second process, for more speed or for
+// a release without downtime, each has its own mutex: they oversell as if there were none. And all
+// buyers of all sales wait in one queue, for two round trips each.
 //
-// The lock covers what must not be mixed and nothing else: the order is written to Postgres after it is given
-// back. Tutorials that hold it over their database transaction sell a fraction of that.
+// The lock covers only the read and the write of the stock: the order is written to Postgres after it
+// is released. Tutorials that hold it during their database transaction sell a fraction of that.
 type mutex struct {
 	*checkSet
 	mu sync.Mutex

@@ -8,23 +8,23 @@ import (
 	"stampede/bench/front"
 )
 
-func TestAMutexSellsWhatIsThereInOneProcess(t *testing.T) {
+func TestMutexSellsStockInOneProcess(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, All["mutex"].Guarded)
-	d := opened[*mutex](t, s, newMutex)
+	d := openDesign[*mutex](t, s, newMutex)
 	require.Equal(t, map[front.Verdict]int{front.Confirmed: 10, front.SoldOut: 54}, s.crowd(t, 64, d))
 	require.Equal(t, 10, s.orders(t))
 }
 
-func TestAMutexOfOneProcessDoesNotKeepAnotherOut(t *testing.T) {
+func TestMutexOversellsInTwoProcesses(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 1, All["mutex"].Guarded)
-	here, there := opened[*mutex](t, s, newMutex), opened[*mutex](t, s, newMutex)
-	g := holdAt(here.rdb, "set")
+	here, there := openDesign[*mutex](t, s, newMutex), openDesign[*mutex](t, s, newMutex)
+	g := holdCommands(here.rdb, "set")
 	alice := s.startBuying(t, here, "alice")
 	<-g.reached
 	require.Equal(t, front.Confirmed, s.buy(t, there, "bob"))
 	close(g.open)
-	require.Equal(t, bought{verdict: front.Confirmed}, <-alice)
+	require.Equal(t, purchaseResult{verdict: front.Confirmed}, <-alice)
 	require.Equal(t, 2, s.orders(t), "orders of one unit")
 }

@@ -11,9 +11,8 @@ import (
 	"stampede/bench/front"
 )
 
-// nothing accepts every order and forgets it: what Echo can answer on this machine with the
-// middlewares that everybody has, a bound body and an answer in JSON. No design can be faster than
-// that without a faster front.
+// nothing accepts every order and discards it: what Echo can answer on this machine with the usual
+// middlewares, a bound body and an answer in JSON. No design behind this front can be faster.
 type nothing struct{}
 
 func newNothing(context.Context, front.Backend) (front.Design, error) { return nothing{}, nil }
@@ -30,7 +29,7 @@ func (nothing) Run(ctx context.Context) error {
 	return nil
 }
 
-// nothingRaw sends prebuilt bytes: what Echo's router and net/http cost by themselves.
+// nothingRaw sends prebuilt bytes: the cost of Echo's router and net/http alone.
 type nothingRaw struct {
 	nothing
 	status      int
@@ -38,8 +37,8 @@ type nothingRaw struct {
 	body        []byte
 }
 
-// newNothingRaw sends the status, type and body of the options, or else a receipt as `stampede serve`
-// writes it.
+// newNothingRaw sends the status, type and body of the options, or by default a receipt as `stampede
+// serve` writes it.
 func newNothingRaw(_ context.Context, b front.Backend) (front.Design, error) {
 	if b.Options["body"] == "" {
 		return nothingRaw{
@@ -56,5 +55,5 @@ func newNothingRaw(_ context.Context, b front.Backend) (front.Design, error) {
 	return nothingRaw{status: status, contentType: b.Options["type"], body: []byte(b.Options["body"])}, nil
 }
 
-// Answer implements front.Fixed.
+// Answer makes the front send these bytes without calling Buy.
 func (n nothingRaw) Answer() (int, string, []byte) { return n.status, n.contentType, n.body }

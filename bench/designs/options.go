@@ -7,7 +7,8 @@ import (
 	"stampede/bench/front"
 )
 
-// option is a whole number, at least 1, that the benchmark may set: what was found best if it does not.
+// option is a whole number of at least 1 that the benchmark may set; the default is the best value
+// found.
 func option(b front.Backend, name string, best int) (int, error) {
 	text, given := b.Options[name]
 	if !given {
@@ -15,7 +16,7 @@ func option(b front.Backend, name string, best int) (int, error) {
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		return 0, fmt.Errorf("option %s is %q, want a number from 1", name, text)
+		return 0, fmt.Errorf("option %s is %q, want a whole number of at least 1", name, text)
 	}
 	return n, nil
 }

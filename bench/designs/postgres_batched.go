@@ -21,48 +21,49 @@ var (
 	sellBatchSQL string
 )
 
-// postgresBatched is Postgres alone with what makes us fast: whoever arrives while a transaction is under way
-// leaves with the next one, as soon as the last one is back, and nobody waits for a timer
-// (reservation/queue.go does the same in front of Redis). A batch is two prepared statements in one round
-// trip and one transaction: lock the sale, then multi-row inserts and one update of its counter. The
-// strongest rival of all.
+// postgresBatched is Postgres alone with the batching that makes Stampede fast: purchases that arrive
+// while a transaction is running go into the next one, which starts as soon as the last one has ended,
+// without a timer (reservation/queue.go does the same in front of Redis). A batch is two prepared
+// statements in one round trip and one transaction: lock the sale, then multi-row inserts and one
+// update of its counter. It is the strongest rival.
 //
-// What it gets right: what postgres-row does, at ten times its speed; an accepted order is in Postgres, so
-// there is nothing to lose and no second system to run.
+// What it gets right: what postgres-row does, at ten times its speed; an accepted order is in Postgres,
+// so nothing can be lost and no second system is needed.
 //
 // How it fails: every buyer waits for the disk of the database, and the database serves every buyer: a
-// crowd that gets nothing costs it as much work as one that buys, next to everything else that it has to do, and
-// while it is away or slow, nothing is sold and nobody can be told so but by an error.
+// refused buyer costs it as much work as an accepted one, in addition to everything else that it has to
+// do. While it is unavailable or slow, nothing is sold, and buyers get only errors.
 type postgresBatched struct {
 	postgresStock
 	batchMax int
-	// inFlight is how many transactions may be under way, each on its own connection.
+	// inFlight is the maximum of concurrent transactions, each on its own connection.
 	inFlight int
 
 	mu      sync.Mutex
 	waiting []*purchase
-	// moving is how many goroutines send batches. Invariant: waiting is empty if it is 0.
-	moving int
-	movers sync.WaitGroup
+	// sending is the number of goroutines that send batches. Invariant: waiting is empty if it is 0.
+	sending int
+	senders sync.WaitGroup
 }
 
-// Measured at 256 connections, with everything on two busy cores, in turns: a second transaction in flight hides the
-// wait for the disk and for the front behind the first, and makes 1.1 to 1.2 × of one, though Postgres needs a
-// tenth more for each order. The row of the sale is locked first and puts them in line, which is no limit: a batch of
-// 256 takes Postgres 6 ms of one core, and the front and the crowd want more than that of both. Four in
-// flight, and batches of 64 or 128, cost a fifth more CPU and are slower; a batch of 512 or 1024 is never full, as
-// no more than 256 wait. The statement was tried with other forms of its parts (an arbiter index, no ON CONFLICT, two
-// inserts of events, JSON made from text): they are alike, as nearly all of it are the rows and their indexes.
+// Measured at 256 connections, with everything on two busy cores, in turns: a second transaction in
+// flight hides the wait for the disk and for the front behind the first, and gives 1.1 to 1.2 × the
+// rate of one, though Postgres needs a tenth more CPU for each order. Locking the row of the sale first
+// serializes them, which is no limit: a batch of 256 takes 6 ms of one core in Postgres, and the front
+// and the crowd need more than that of both. Four in flight, and batches of 64 or 128, cost a fifth
+// more CPU and are slower; a batch of 512 or 1024 is never full, as no more than 256 wait. Other forms
+// of the statement's parts (an arbiter index, no ON CONFLICT, two inserts of events, JSON made from
+// text) make no difference: nearly all of its cost is the rows and their indexes.
 const (
 	batchedMax      = 256
 	batchedInFlight = 2
-	// batchedQueueMax bounds those who wait, as ours does.
+	// batchedQueueMax bounds the waiting purchases, as ours does.
 	batchedQueueMax = 8192
-	// batchedTimeout bounds one try of a transaction, as ours bounds a call of the script.
+	// batchedTimeout bounds one attempt of a transaction, as ours bounds a call of the script.
 	batchedTimeout = 3 * time.Second
 )
 
-var errOverloaded = errors.New("too many buyers wait")
+var errOverloaded = errors.New("too many buyers are waiting")
 
 func newPostgresBatched(ctx context.Context, b front.Backend) (front.Design, error) {
 	inFlight, err := option(b, "postgres-connections", batchedInFlight)
@@ -83,11 +84,11 @@ func newPostgresBatched(ctx context.Context, b front.Backend) (front.Design, err
 // Run implements front.Design.
 func (d *postgresBatched) Run(ctx context.Context) error {
 	<-ctx.Done()
-	d.movers.Wait() // for purchases whose buyers went away
+	d.senders.Wait() // for purchases whose buyers have disconnected
 	return nil
 }
 
-// purchase is an order on its way.
+// purchase is an order that waits or is in a batch.
 type purchase struct {
 	order front.Order
 	done  chan struct{} // receives one value when verdict and err are set
@@ -96,11 +97,11 @@ type purchase struct {
 	err     error
 }
 
-var purchases = sync.Pool{New: func() any { return &purchase{done: make(chan struct{}, 1)} }}
+var purchasePool = sync.Pool{New: func() any { return &purchase{done: make(chan struct{}, 1)} }}
 
 // Buy implements front.Design.
 func (d *postgresBatched) Buy(ctx context.Context, o front.Order) (front.Verdict, error) {
-	p := purchases.Get().(*purchase)
+	p := purchasePool.Get().(*purchase)
 	p.order = o
 	if err := d.join(p); err != nil {
 		return none, err
@@ -108,10 +109,10 @@ func (d *postgresBatched) Buy(ctx context.Context, o front.Order) (front.Verdict
 	select {
 	case <-p.done:
 	case <-ctx.Done():
-		return none, ctx.Err() // the purchase is still in the hands of its batch
+		return none, ctx.Err() // the batch still uses the purchase, so it is not put back
 	}
 	verdict, err := p.verdict, p.err
-	purchases.Put(p)
+	purchasePool.Put(p)
 	return verdict, err
 }
 
@@ -122,22 +123,22 @@ func (d *postgresBatched) join(p *purchase) error {
 		return errOverloaded
 	}
 	d.waiting = append(d.waiting, p)
-	if d.moving < d.inFlight {
-		d.moving++
-		d.movers.Go(d.move)
+	if d.sending < d.inFlight {
+		d.sending++
+		d.senders.Go(d.send)
 	}
 	return nil
 }
 
-// move sends batches until nobody waits.
-func (d *postgresBatched) move() {
+// send sends batches until no purchase is waiting.
+func (d *postgresBatched) send() {
 	b := newBatch(d.batchMax)
 	for d.take(b) {
 		d.decide(b)
 	}
 }
 
-// take fills the batch with those who wait. If there is nobody, it counts the caller out.
+// take fills the batch with waiting purchases. If there are none, it subtracts the caller from sending.
 func (d *postgresBatched) take(b *batch) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -150,21 +151,22 @@ func (d *postgresBatched) take(b *batch) bool {
 	clear(d.waiting[len(rest):])
 	d.waiting = rest
 	if len(b.purchases) == 0 {
-		d.moving--
+		d.sending--
 	}
 	return len(b.purchases) > 0
 }
 
-// decide sells to a batch and answers it, and leaves in it those who have to go on with the next one.
+// decide sells to a batch and answers it. Purchases that were skipped stay in it for the next
+// transaction.
 func (d *postgresBatched) decide(b *batch) {
-	again, err := d.sell(b)
+	skipped, err := d.sell(b)
 	if err != nil {
-		// It may be that only the answer was lost: what was written is found by its id.
-		again, err = d.sell(b)
+		// If only the answer was lost, the retry finds the written orders by their ids.
+		skipped, err = d.sell(b)
 	}
 	all := b.empty()
 	for i, p := range all {
-		if err == nil && again[i] {
+		if err == nil && skipped[i] {
 			b.add(p)
 			continue
 		}
@@ -173,25 +175,25 @@ func (d *postgresBatched) decide(b *batch) {
 	}
 }
 
-// sell runs one transaction: without a BEGIN, what travels together is one. It sets the verdicts, and
-// returns for each purchase whether it was passed over, though there are enough units: somebody before it
-// in the batch had an order already or wanted too many.
-func (d *postgresBatched) sell(b *batch) (again []bool, err error) {
+// sell runs one transaction: statements that are sent together form one, without a BEGIN. It sets the
+// verdicts, and returns for each purchase whether it was skipped although enough units are left: an
+// earlier purchase in the batch had an order already or wanted too many units.
+func (d *postgresBatched) sell(b *batch) (skipped []bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), batchedTimeout)
 	defer cancel()
 	statements := &pgx.Batch{}
-	sale := b.purchases[0].order.Sale // a front has one
+	sale := b.purchases[0].order.Sale // a front sells one sale
 	statements.Queue(lockSaleSQL, sale)
 	statements.Queue(sellBatchSQL, sale, b.ids, b.users, b.quantities)
 	answers := d.pool.SendBatch(ctx, statements)
-	again, err = b.read(answers)
+	skipped, err = b.read(answers)
 	if err := errors.Join(err, answers.Close()); err != nil {
-		return nil, fmt.Errorf("sell to %d: %w", len(b.purchases), err)
+		return nil, fmt.Errorf("sell to %d buyers: %w", len(b.purchases), err)
 	}
-	return again, nil
+	return skipped, nil
 }
 
-// batch is what travels in one transaction: purchases, and the same as columns.
+// batch is the purchases of one transaction, also as columns.
 type batch struct {
 	max        int
 	purchases  []*purchase
@@ -201,9 +203,10 @@ type batch struct {
 	quantities []int64
 }
 
-func newBatch(most int) *batch { return &batch{max: most, seen: make(map[string]struct{}, most)} }
+func newBatch(size int) *batch { return &batch{max: size, seen: make(map[string]struct{}, size)} }
 
-// add takes a purchase unless the batch is full, or has one of the same user, which has to be decided first.
+// add adds a purchase unless the batch is full, or holds one of the same user, which must be decided
+// first.
 func (b *batch) add(p *purchase) bool {
 	if len(b.purchases) == b.max {
 		return false
@@ -218,16 +221,16 @@ func (b *batch) add(p *purchase) bool {
 	return true
 }
 
-// empty returns the purchases, of which the batch keeps none.
+// empty removes and returns all purchases.
 func (b *batch) empty() []*purchase {
 	all := b.purchases
-	b.purchases = nil // the caller may add some of them while it goes through all
+	b.purchases = nil // not reused: the caller may add some of them while it iterates over all
 	clear(b.seen)
 	b.ids, b.users, b.quantities = b.ids[:0], b.users[:0], b.quantities[:0]
 	return all
 }
 
-func (b *batch) read(answers pgx.BatchResults) (again []bool, err error) {
+func (b *batch) read(answers pgx.BatchResults) (skipped []bool, err error) {
 	if _, err := answers.Exec(); err != nil {
 		return nil, err
 	}
@@ -238,21 +241,21 @@ func (b *batch) read(answers pgx.BatchResults) (again []bool, err error) {
 	for _, p := range b.purchases {
 		p.verdict = front.Confirmed
 	}
-	again = make([]bool, len(b.purchases))
-	var place, room int64
+	skipped = make([]bool, len(b.purchases))
+	var place, unitsLeft int64
 	var held *uuid.UUID
-	_, err = pgx.ForEachRow(rows, []any{&place, &held, &room}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&place, &held, &unitsLeft}, func() error {
 		p := b.purchases[place-1]
 		switch {
-		case held != nil && *held == p.order.ID: // written by an earlier try
+		case held != nil && *held == p.order.ID: // written by an earlier attempt
 		case held != nil:
 			p.verdict = front.AlreadyPurchased
-		case p.order.Quantity > room:
+		case p.order.Quantity > unitsLeft:
 			p.verdict = front.SoldOut
 		default:
-			again[place-1] = true
+			skipped[place-1] = true
 		}
 		return nil
 	})
-	return again, err
+	return skipped, err
 }

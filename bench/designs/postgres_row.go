@@ -17,12 +17,13 @@ import (
 //go:embed sql/sell_one.sql
 var sellOneSQL string
 
-// postgresStock is what the designs have that need nothing but Postgres.
+// postgresStock is common to the designs that use only Postgres.
 type postgresStock struct {
 	pool *pgxpool.Pool
 }
 
-// openPostgresStock opens as many connections as the design is fastest with, or as the benchmark asks for.
+// openPostgresStock opens the number of connections that suits the design best, or that the benchmark
+// sets.
 func openPostgresStock(ctx context.Context, b front.Backend, best int) (postgresStock, error) {
 	connections, err := option(b, "postgres-connections", best)
 	if err != nil {
@@ -32,7 +33,7 @@ func openPostgresStock(ctx context.Context, b front.Backend, best int) (postgres
 	return postgresStock{pool}, err
 }
 
-// Prepare implements front.Design: the row of the sale is all that it takes.
+// Prepare implements front.Design: the row of the sale is all that is needed.
 func (s postgresStock) Prepare(ctx context.Context, _ uuid.UUID, _ int64) error {
 	return s.pool.Ping(ctx)
 }
@@ -45,7 +46,7 @@ func (s postgresStock) Run(ctx context.Context) error {
 
 func (s postgresStock) close() { s.pool.Close() }
 
-// sellVerdict reads the word that a statement answered which sells to one buyer.
+// sellVerdict converts the result word of a statement that sells to one buyer.
 func sellVerdict(o front.Order, word string, err error) (front.Verdict, error) {
 	if hasOrder(err) {
 		return front.AlreadyPurchased, nil
@@ -64,38 +65,38 @@ func sellVerdict(o front.Order, word string, err error) (front.Verdict, error) {
 	return none, fmt.Errorf("sell order=%s: Postgres answered %q", o.ID, word)
 }
 
-// uniqueViolation is Postgres' code for a row that a unique index refuses.
+// uniqueViolation is the code of Postgres for a row that a unique index refuses.
 const uniqueViolation = "23505"
 
-// hasOrder tells whether a statement failed because its user has an order in the sale.
+// hasOrder reports whether a statement failed because its user has an order in the sale.
 func hasOrder(err error) bool {
 	var refusal *pgconn.PgError
 	return errors.As(err, &refusal) && refusal.Code == uniqueViolation &&
 		refusal.ConstraintName == "orders_one_live_per_user"
 }
 
-// postgresRow does without Redis: the stock is a number in the row of the sale, and one transaction for each
+// postgresRow does without Redis: the stock is a number in the row of the sale, and one transaction per
 // purchase takes from it with UPDATE … WHERE sold < stock and writes the order.
 //
 // What it gets right: everything. The database takes the unit and writes the order together or not at
-// all, a CHECK and a unique index hold it even if the program is wrong, an answer is as durable as it
-// can be, and there is nothing beside it to run, to lose or to compare with. For a sale of a few
-// hundred orders a second it is the design to take.
+// all, a CHECK and a unique index protect both against errors in the program, an answer is as durable
+// as possible, and there is no second system to run, to lose or to compare with. For a sale of a few
+// hundred orders a second it is the design to choose.
 //
-// How it fails: by its speed. All buyers want the same row, and whoever has it keeps it until its COMMIT is on
-// disk; no group commit helps those who wait for each other. More connections make it slower: they
-// wait inside of Postgres, which wakes them one by one.
+// How it fails: it is slow. All buyers want the same row, and each transaction holds it until its
+// COMMIT is on disk; group commit does not help transactions that wait for each other. More connections
+// make it slower: they wait inside Postgres, which wakes them one by one.
 //
-// Tutorials send BEGIN, UPDATE, INSERT and COMMIT each by itself, and hold the row over four round trips.
-// Here it is one statement, prepared, and so a transaction in one round trip.
+// Tutorials send BEGIN, UPDATE, INSERT and COMMIT separately, and hold the row for four round trips.
+// Here it is one prepared statement, and so one transaction in one round trip.
 type postgresRow struct{ postgresStock }
 
-// rowConnections keep the next statements at Postgres while a COMMIT is on its way to disk. Of 1,
-// 2, 4, 8 and 16, one is the slowest by far; 2 to 8 are alike, and from 8 on each order costs
-// Postgres a fifth more.
+// rowConnections have the next statements ready in Postgres while a COMMIT is written to disk. Of 1, 2,
+// 4, 8 and 16, one is the slowest by far; 2 to 8 are alike, and from 8 on each order costs Postgres a
+// fifth more.
 //
-// Also tried: the rows first and the counter last, which holds the row of the sale for nothing but the COMMIT. It is no
-// faster, and the order has to get its place in the sale from somewhere else.
+// Also tried: the rows first and the counter last, which holds the row of the sale only during the
+// COMMIT. It is not faster, and the order then needs another source for its sequence.
 const rowConnections = 4
 
 func newPostgresRow(ctx context.Context, b front.Backend) (front.Design, error) {

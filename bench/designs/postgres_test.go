@@ -9,24 +9,24 @@ import (
 	"stampede/bench/front"
 )
 
-// inPostgres are the designs whose stock is in Postgres.
-var inPostgres = []string{"lock-transaction", "postgres-row", "postgres-units", "postgres-batched"}
+// postgresDesigns keep their stock in Postgres.
+var postgresDesigns = []string{"lock-transaction", "postgres-row", "postgres-units", "postgres-batched"}
 
-// each runs a test for each of these designs, and gives it several processes' worth of it.
-func each(t *testing.T, stock int64, test func(t *testing.T, s *sale, d ...front.Design)) {
+// testPostgresDesigns runs a test for each of these designs, with two processes' worth of it.
+func testPostgresDesigns(t *testing.T, stock int64, test func(t *testing.T, s *testSale, d ...front.Design)) {
 	t.Parallel()
-	for _, name := range inPostgres {
+	for _, name := range postgresDesigns {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			entry := All[name]
 			s := newSale(t, stock, entry.Guarded)
-			test(t, s, opened[front.Design](t, s, entry.New), opened[front.Design](t, s, entry.New))
+			test(t, s, openDesign[front.Design](t, s, entry.New), openDesign[front.Design](t, s, entry.New))
 		})
 	}
 }
 
-// requireRows compares the rows of the sale's orders with those of the product's ledger.
-func (s *sale) requireRows(t *testing.T, orders, units int64) {
+// requireRows checks the rows of the sale's orders against those of the product's ledger.
+func (s *testSale) requireRows(t *testing.T, orders, units int64) {
 	t.Helper()
 	var rows, quantity, users, places int64
 	require.NoError(t, s.pool.QueryRow(t.Context(), `
@@ -46,48 +46,48 @@ func (s *sale) requireRows(t *testing.T, orders, units int64) {
 	require.Equal(t, []int64{orders, orders}, []int64{reserved, confirmed}, "events")
 }
 
-func TestACrowdGetsWhatIsInPostgresAndNoMore(t *testing.T) {
-	each(t, 100, func(t *testing.T, s *sale, d ...front.Design) {
+func TestPostgresDesignsSellStockToCrowd(t *testing.T) {
+	testPostgresDesigns(t, 100, func(t *testing.T, s *testSale, d ...front.Design) {
 		require.Equal(t, map[front.Verdict]int{front.Confirmed: 100, front.SoldOut: 60}, s.crowd(t, 160, d...))
 		s.requireRows(t, 100, 100)
 	})
 }
 
-func TestAUserWithAnOrderInPostgresGetsNoSecondOne(t *testing.T) {
-	each(t, 10, func(t *testing.T, s *sale, d ...front.Design) {
+func TestPostgresDesignsRejectSecondOrder(t *testing.T) {
+	testPostgresDesigns(t, 10, func(t *testing.T, s *testSale, d ...front.Design) {
 		require.Equal(t, front.Confirmed, s.buy(t, d[0], "alice"))
 		require.Equal(t, front.AlreadyPurchased, s.buy(t, d[0], "alice"))
 		require.Equal(t, front.AlreadyPurchased, s.buy(t, d[1], "alice"))
-		require.Equal(t, front.Confirmed, s.buy(t, d[1], "bob"), "a refusal takes no unit")
+		require.Equal(t, front.Confirmed, s.buy(t, d[1], "bob"), "a refused order takes no unit")
 		s.requireRows(t, 2, 2)
 	})
 }
 
-func TestASecondClickThatComesAtOnceGetsNothingFromPostgres(t *testing.T) {
-	each(t, 10, func(t *testing.T, s *sale, d ...front.Design) {
-		var clicks []<-chan bought
+func TestPostgresDesignsRejectConcurrentClicks(t *testing.T) {
+	testPostgresDesigns(t, 10, func(t *testing.T, s *testSale, d ...front.Design) {
+		var clicks []<-chan purchaseResult
 		for i := range 16 {
 			clicks = append(clicks, s.startBuying(t, d[i%len(d)], "alice"))
 		}
-		counts := map[bought]int{}
+		counts := map[purchaseResult]int{}
 		for _, click := range clicks {
 			counts[<-click]++
 		}
-		require.Equal(t, map[bought]int{{verdict: front.Confirmed}: 1, {verdict: front.AlreadyPurchased}: 15}, counts)
+		require.Equal(t, map[purchaseResult]int{{verdict: front.Confirmed}: 1, {verdict: front.AlreadyPurchased}: 15}, counts)
 		s.requireRows(t, 1, 1)
 	})
 }
 
-func TestAUserWithAnOrderHearsSoWhenAllIsSold(t *testing.T) {
-	each(t, 1, func(t *testing.T, s *sale, d ...front.Design) {
+func TestPostgresDesignsReportExistingOrderWhenSoldOut(t *testing.T) {
+	testPostgresDesigns(t, 1, func(t *testing.T, s *testSale, d ...front.Design) {
 		require.Equal(t, front.Confirmed, s.buy(t, d[0], "alice"))
 		require.Equal(t, front.AlreadyPurchased, s.buy(t, d[0], "alice"))
 		require.Equal(t, front.SoldOut, s.buy(t, d[0], "bob"))
 	})
 }
 
-func TestAnOrderThatWantsTooManyLeavesThemToOthers(t *testing.T) {
-	each(t, 3, func(t *testing.T, s *sale, d ...front.Design) {
+func TestPostgresDesignsKeepUnitsOfRejectedOrder(t *testing.T) {
+	testPostgresDesigns(t, 3, func(t *testing.T, s *testSale, d ...front.Design) {
 		buy := func(user string, quantity int64) front.Verdict {
 			o := s.order(user)
 			o.Quantity = quantity
@@ -102,8 +102,8 @@ func TestAnOrderThatWantsTooManyLeavesThemToOthers(t *testing.T) {
 	})
 }
 
-func TestAnotherProcessGoesOnWithWhatIsLeftInPostgres(t *testing.T) {
-	each(t, 2, func(t *testing.T, s *sale, d ...front.Design) {
+func TestPostgresDesignsShareStockBetweenProcesses(t *testing.T) {
+	testPostgresDesigns(t, 2, func(t *testing.T, s *testSale, d ...front.Design) {
 		require.Equal(t, front.Confirmed, s.buy(t, d[0], "alice"))
 		require.NoError(t, d[1].Prepare(t.Context(), s.id, s.stock))
 		require.Equal(t, front.Confirmed, s.buy(t, d[1], "bob"))
@@ -113,7 +113,7 @@ func TestAnotherProcessGoesOnWithWhatIsLeftInPostgres(t *testing.T) {
 	})
 }
 
-// batchOf is a batch of purchases that have not been answered.
+// batchOf is a batch of unanswered purchases.
 func batchOf(orders ...front.Order) *batch {
 	b := newBatch(len(orders))
 	for _, o := range orders {
@@ -129,25 +129,25 @@ func (b *batch) verdicts() (all []front.Verdict) {
 	return all
 }
 
-func TestABatchIsSoldOnceThoughItIsSentAgain(t *testing.T) {
+func TestBatchSentTwiceIsSoldOnce(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 3, true)
-	d := opened[*postgresBatched](t, s, newPostgresBatched)
+	d := openDesign[*postgresBatched](t, s, newPostgresBatched)
 	orders := []front.Order{s.order("alice"), s.order("bob")}
 	for range 2 {
 		b := batchOf(orders...)
-		again, err := d.sell(b)
+		skipped, err := d.sell(b)
 		require.NoError(t, err)
-		require.Equal(t, []bool{false, false}, again)
+		require.Equal(t, []bool{false, false}, skipped)
 		require.Equal(t, []front.Verdict{front.Confirmed, front.Confirmed}, b.verdicts())
 	}
 	s.requireRows(t, 2, 2)
 }
 
-func TestABatchGoesOnPastThoseWhoGetNothing(t *testing.T) {
+func TestBatchContinuesAfterRejectedPurchases(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 4, true)
-	d := opened[*postgresBatched](t, s, newPostgresBatched)
+	d := openDesign[*postgresBatched](t, s, newPostgresBatched)
 	require.Equal(t, front.Confirmed, s.buy(t, d, "alice"))
 	orders := make([]front.Order, 5)
 	for i, want := range []struct {
@@ -160,7 +160,7 @@ func TestABatchGoesOnPastThoseWhoGetNothing(t *testing.T) {
 	b := batchOf(orders...)
 	purchases := b.purchases
 	d.decide(b)
-	require.Len(t, b.purchases, 2, "dave and eve, who were passed over and for whom there is a unit")
+	require.Len(t, b.purchases, 2, "dave and eve, who were skipped although a unit is left")
 	d.decide(b)
 	require.Empty(t, b.purchases)
 	var verdicts []front.Verdict
@@ -175,30 +175,30 @@ func TestABatchGoesOnPastThoseWhoGetNothing(t *testing.T) {
 	s.requireRows(t, 3, 4)
 }
 
-func TestABatchTakesNoMoreThanItsMost(t *testing.T) {
+func TestBatchTakesAtMostItsMax(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 100, true)
-	d := opened[*postgresBatched](t, s, newPostgresBatched)
+	d := openDesign[*postgresBatched](t, s, newPostgresBatched)
 	for i := range 10 {
 		d.waiting = append(d.waiting, &purchase{order: s.order(fmt.Sprint("user-", i%6)), done: make(chan struct{}, 1)})
 	}
-	d.moving = 1
+	d.sending = 1
 	var sizes []int
 	for b := newBatch(4); d.take(b); b.empty() {
 		sizes = append(sizes, len(b.purchases))
 	}
 	require.Equal(t, []int{4, 4, 2}, sizes)
-	require.Zero(t, d.moving)
+	require.Zero(t, d.sending)
 }
 
-func TestBuyersHearOfAPostgresThatIsAway(t *testing.T) {
+func TestBuyersGetErrorWhilePostgresFails(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 100, true)
-	d := opened[*postgresBatched](t, s, newPostgresBatched)
+	d := openDesign[*postgresBatched](t, s, newPostgresBatched)
 	_, err := s.pool.Exec(t.Context(), "ALTER TABLE orders RENAME TO gone")
 	require.NoError(t, err)
 	_, err = d.Buy(t.Context(), s.order("alice"))
-	require.ErrorContains(t, err, "sell to 1")
+	require.ErrorContains(t, err, "sell to 1 buyers")
 	_, err = s.pool.Exec(t.Context(), "ALTER TABLE gone RENAME TO orders")
 	require.NoError(t, err)
 	require.Equal(t, front.Confirmed, s.buy(t, d, "alice"))

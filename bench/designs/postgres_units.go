@@ -20,32 +20,33 @@ var (
 	sellUnitsSQL string
 )
 
-// postgresUnits is what one finds on asking how to get rid of the hot row: each unit is a row of its
-// own, and SELECT … FOR UPDATE SKIP LOCKED gives every buyer one that nobody else is about to take.
+// postgresUnits is the usual answer to the question how to avoid the hot row: each unit is its own row,
+// and SELECT … FOR UPDATE SKIP LOCKED gives every buyer a row that no other transaction has locked.
 //
-// What it gets right: what postgres-row does, and buyers do not wait for each other any more, so that
-// many of them share the wait for the disk (group commit), and more connections make it faster. Where
-// the units differ, as seats do, it is the natural form.
+// What it gets right: what postgres-row does, and buyers no longer wait for each other, so that many of
+// them share the wait for the disk (group commit), and more connections make it faster. It is the
+// natural form if units differ, as seats do.
 //
-// How it fails: still one transaction for each buyer, and now with a row for each unit, which has to be
-// made before the sale. SKIP LOCKED does not know whether a locked unit will be sold: the last
-// buyers may be told that all is sold while somebody is about to be refused, whose unit then stays
-// until another buyer asks. How much is left, nobody knows without counting.
+// How it fails: there is still one transaction per buyer, and now also a row per unit, which must be
+// inserted before the sale. SKIP LOCKED does not know whether a locked unit will be sold: the last
+// buyers may get "sold out" while another purchase is about to be refused, and its unit then stays
+// until another buyer asks. The number of units left is unknown without counting.
 //
-// A sold unit is deleted: to mark it in its row would write a second one. The index still leads to deleted
-// units until VACUUM comes, and whoever looks for the lowest free unit would walk over all of them; so a
-// process begins where it sold last, and looks at all units only if it finds none there. sales.sold stays
-// 0: it would be the hot row again.
+// A sold unit is deleted: marking its row would write a second version. The index still leads to
+// deleted units until VACUUM runs, so a search for the lowest free unit would visit all of them.
+// Therefore a process searches from where it sold last, and searches all units only if it finds none
+// there. sales.sold stays 0: it would be the hot row again.
 type postgresUnits struct {
 	postgresStock
-	// from is the lowest unit that is worth a look, unless there is none from there on.
+	// from is the lowest unit to look at first. Units below it are searched only if none is found from
+	// there on.
 	from atomic.Int64
 }
 
 const (
-	// unitsConnections: of 4, 8, 16, 32 and 64 the fastest at 256 buyers.
+	// unitsConnections: of 4, 8, 16, 32 and 64 the fastest with 256 buyers.
 	unitsConnections = 16
-	// unitsBehind is how far below the highest unit that was sold others may still be about to sell.
+	// unitsBehind is how far below the highest sold unit other transactions may still be selling.
 	unitsBehind = 256
 )
 

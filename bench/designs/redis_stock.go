@@ -13,10 +13,10 @@ import (
 	"stampede/internal/connect"
 )
 
-// none is no verdict yet: nothing speaks against the order, and its units are taken.
+// none means no verdict yet: the order was not refused, and its units are taken.
 const none front.Verdict = 0
 
-// redisStock is what all designs have that keep the stock of a sale and its buyers in Redis and the
+// redisStock is common to all designs that keep the stock and the buyers of a sale in Redis and the
 // orders in Postgres.
 type redisStock struct {
 	rdb    *redis.Client
@@ -24,20 +24,20 @@ type redisStock struct {
 	prefix string
 }
 
-// stockConnections: Redis syncs all that it has read in one go, so it is the faster the more buyers ask
-// at once, up to about this many.
+// stockConnections: Redis syncs all commands that it has read at a time together, so more concurrent
+// buyers make it faster, up to about this many.
 const stockConnections = 64
 
 // openRedisStock opens both, with as many connections to Postgres as the design can use.
 func openRedisStock(ctx context.Context, b front.Backend, writers int) (*redisStock, error) {
-	asking, err := option(b, "redis-connections", stockConnections)
+	connections, err := option(b, "redis-connections", stockConnections)
 	if err != nil {
 		return nil, err
 	}
 	if writers, err = option(b, "postgres-connections", writers); err != nil {
 		return nil, err
 	}
-	rdb, err := openRedis(b.RedisURL, asking)
+	rdb, err := openRedis(b.RedisURL, connections)
 	if err != nil {
 		return nil, err
 	}
@@ -48,9 +48,9 @@ func openRedisStock(ctx context.Context, b front.Backend, writers int) (*redisSt
 	return &redisStock{rdb: rdb, pool: pool, prefix: b.Prefix}, nil
 }
 
-// openRedis returns a client without what costs a rival time or units: go-redis would look for push
-// messages before every answer, and would send again what got no answer. None of these designs knows its
-// own repeat, so that would take a second unit.
+// openRedis returns a client without features that would cost a rival time or units: go-redis would
+// look for push messages before every answer, and would resend commands without an answer. None of
+// these designs recognizes its own retry, so a resend would take a second unit.
 func openRedis(url string, connections int) (*redis.Client, error) {
 	o, err := redis.ParseURL(url)
 	if err != nil {
@@ -68,19 +68,19 @@ func (s *redisStock) stockKey(sale uuid.UUID) string { return s.prefix + ":stock
 
 func (s *redisStock) buyersKey(sale uuid.UUID) string { return s.prefix + ":buyers:" + sale.String() }
 
-// Prepare implements front.Design: the stock is put into Redis once, which keeps it over restarts of
-// the front.
+// Prepare implements front.Design: the stock is written to Redis once, and stays there when the front
+// restarts.
 func (s *redisStock) Prepare(ctx context.Context, sale uuid.UUID, stock int64) error {
 	return s.rdb.SetNX(ctx, s.stockKey(sale), stock, 0).Err()
 }
 
-// Run implements front.Design for those that have nothing to do in the background.
+// Run implements front.Design for designs without background work.
 func (s *redisStock) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil
 }
 
-// confirm writes an order whose units are taken. If Postgres refuses, they are gone and nobody has them.
+// confirm writes an order whose units are taken. If Postgres refuses it, the units are lost.
 func (s *redisStock) confirm(ctx context.Context, o front.Order) (front.Verdict, error) {
 	if err := recordOrder(ctx, s.pool, o, unnumbered); err != nil {
 		return none, err
@@ -88,7 +88,7 @@ func (s *redisStock) confirm(ctx context.Context, o front.Order) (front.Verdict,
 	return front.Confirmed, nil
 }
 
-// scriptVerdict reads the answer of the tutorials' scripts.
+// scriptVerdict converts the answer of the tutorials' scripts.
 func scriptVerdict(answer int) (front.Verdict, error) {
 	switch answer {
 	case 0:

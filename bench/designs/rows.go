@@ -23,8 +23,8 @@ type execer interface {
 // unnumbered is the sequence of orders in designs that do not number them.
 const unnumbered = 0
 
-// recordOrder writes the rows of a confirmed order, as the product's ledger does, in one round trip.
-// A repeat changes nothing.
+// recordOrder writes the rows of a confirmed order, as the product's ledger does, in one round trip. A
+// repetition changes nothing.
 func recordOrder(ctx context.Context, db execer, o front.Order, sequence int64) error {
 	_, err := db.Exec(ctx, recordOrderSQL, o.ID, o.Sale, o.User, o.Quantity, reservedAt(o.ID), sequence)
 	if err != nil {
@@ -33,7 +33,7 @@ func recordOrder(ctx context.Context, db execer, o front.Order, sequence int64) 
 	return nil
 }
 
-// reservedAt is when the order was made: a UUIDv7 tells.
+// reservedAt is the time in the order's UUIDv7.
 func reservedAt(order uuid.UUID) time.Time {
 	return time.Unix(order.Time().UnixTime()).UTC()
 }

@@ -11,7 +11,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// rowsOf are all rows of all orders, without what is different each time.
+// rowsOf returns the rows of all orders without the columns that differ each time.
 func rowsOf(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	const query = `
@@ -26,7 +26,7 @@ func rowsOf(t *testing.T, pool *pgxpool.Pool) []string {
 	return all
 }
 
-func TestARivalsOrderHasTheRowsOfTheLedger(t *testing.T) {
+func TestRecordedOrderHasRowsOfLedger(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, true)
 	o := s.order("alice")
@@ -45,7 +45,7 @@ func TestARivalsOrderHasTheRowsOfTheLedger(t *testing.T) {
 	require.Equal(t, rowsOf(t, s.pool), ours)
 }
 
-func TestRecordingAnOrderAgainChangesNothing(t *testing.T) {
+func TestRecordingOrderTwiceChangesNothing(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, true)
 	o := s.order("alice")

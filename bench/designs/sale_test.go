@@ -21,11 +21,11 @@ import (
 	"stampede/internal/testkit"
 )
 
-// within is how long anything may take that is under way.
-const within = 15 * time.Second
+// timeout bounds the wait for anything that is in progress.
+const timeout = 15 * time.Second
 
-// sale is a sale with Redis keys and a database of its own.
-type sale struct {
+// testSale is a sale with its own Redis keys and database.
+type testSale struct {
 	id      uuid.UUID
 	stock   int64
 	backend front.Backend
@@ -33,10 +33,10 @@ type sale struct {
 	rdb     *redis.Client
 }
 
-// newSale makes a sale as the benchmark does it for a design that is, or is not, guarded.
-func newSale(t *testing.T, stock int64, guarded bool) *sale {
+// newSale creates a sale as the benchmark does for guarded or unguarded designs.
+func newSale(t *testing.T, stock int64, guarded bool) *testSale {
 	t.Helper()
-	s := &sale{
+	s := &testSale{
 		id: uuid.Must(uuid.NewV7()), stock: stock, pool: testkit.Pool(t), rdb: testkit.Redis(t),
 		backend: front.Backend{
 			RedisURL: testkit.RedisURL(t), DatabaseURL: testkit.DatabaseURL(t), Prefix: testkit.Keys(t).Prefix,
@@ -51,8 +51,8 @@ func newSale(t *testing.T, stock int64, guarded bool) *sale {
 	return s
 }
 
-// opened is a design that sells a sale, as one process of it does.
-func opened[D front.Design](t *testing.T, s *sale, open front.New) D {
+// openDesign opens and prepares a design, as one process of it does.
+func openDesign[D front.Design](t *testing.T, s *testSale, open front.New) D {
 	t.Helper()
 	design, err := open(t.Context(), s.backend)
 	require.NoError(t, err)
@@ -68,7 +68,7 @@ func (s *redisStock) close() {
 	s.pool.Close()
 }
 
-// run runs the design's background work until the test ends or stop is called.
+// run runs the background work of a design until the test ends or stop is called.
 func run(t *testing.T, design front.Design) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -82,19 +82,19 @@ func run(t *testing.T, design front.Design) (stop func()) {
 	return stop
 }
 
-func (s *sale) order(user string) front.Order {
+func (s *testSale) order(user string) front.Order {
 	return front.Order{ID: uuid.Must(uuid.NewV7()), Sale: s.id, User: user, Quantity: 1}
 }
 
-func (s *sale) buy(t *testing.T, design front.Design, user string) front.Verdict {
+func (s *testSale) buy(t *testing.T, design front.Design, user string) front.Verdict {
 	t.Helper()
 	verdict, err := design.Buy(t.Context(), s.order(user))
 	require.NoError(t, err)
 	return verdict
 }
 
-// crowd lets n users buy at once, each from one of the designs, and counts the verdicts.
-func (s *sale) crowd(t *testing.T, n int, from ...front.Design) map[front.Verdict]int {
+// crowd lets n users buy concurrently, spread over the designs, and counts the verdicts.
+func (s *testSale) crowd(t *testing.T, n int, from ...front.Design) map[front.Verdict]int {
 	t.Helper()
 	verdicts := make([]front.Verdict, n)
 	failures := make([]error, n)
@@ -113,42 +113,42 @@ func (s *sale) crowd(t *testing.T, n int, from ...front.Design) map[front.Verdic
 	return counts
 }
 
-func (s *sale) orders(t *testing.T) int {
+func (s *testSale) orders(t *testing.T) int {
 	t.Helper()
 	var n int
 	require.NoError(t, s.pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE sale_id = $1", s.id).Scan(&n))
 	return n
 }
 
-func (s *sale) requireOrders(t *testing.T, n int) {
+func (s *testSale) requireOrders(t *testing.T, n int) {
 	t.Helper()
-	testkit.Eventually(t, within, fmt.Sprintf("%d orders in Postgres", n), func() bool { return s.orders(t) == n })
+	testkit.Eventually(t, timeout, fmt.Sprintf("%d orders in Postgres", n), func() bool { return s.orders(t) == n })
 }
 
-// stopPostgres keeps everybody from writing orders until the function that it returns is called.
-func (s *sale) stopPostgres(t *testing.T) (goOn func()) {
+// blockWrites blocks all writes of orders until unblock is called.
+func (s *testSale) blockWrites(t *testing.T) (unblock func()) {
 	t.Helper()
 	tx, err := s.pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), "LOCK TABLE orders IN EXCLUSIVE MODE")
 	require.NoError(t, err)
-	goOn = sync.OnceFunc(func() {
+	unblock = sync.OnceFunc(func() {
 		if err := tx.Rollback(context.Background()); !errors.Is(err, pgx.ErrTxClosed) {
 			require.NoError(t, err)
 		}
 	})
-	t.Cleanup(goOn)
-	return goOn
+	t.Cleanup(unblock)
+	return unblock
 }
 
-// frontProcess is a design in a process of its own, which can be killed.
+// frontProcess runs a design in its own process, which can be killed.
 type frontProcess struct {
 	*testkit.Cmd
 	url  string
 	http *http.Client
 }
 
-func (s *sale) start(t *testing.T, design string) *frontProcess {
+func (s *testSale) start(t *testing.T, design string) *frontProcess {
 	t.Helper()
 	spec := front.Spec{Design: design, Backend: s.backend, Sale: s.id, Stock: s.stock, Addr: "127.0.0.1:0"}
 	variable, err := spec.Environ()
@@ -159,14 +159,14 @@ func (s *sale) start(t *testing.T, design string) *frontProcess {
 	p.Start()
 	t.Cleanup(p.http.CloseIdleConnections)
 	const listens = "listens on "
-	_, addr, _ := strings.Cut(p.WaitOutput(within, listens), listens)
+	_, addr, _ := strings.Cut(p.WaitOutput(timeout, listens), listens)
 	_, _, err = net.SplitHostPort(addr)
 	require.NoError(t, err)
 	p.url = "http://" + addr + "/v1/sales/" + s.id.String() + "/orders"
 	return p
 }
 
-// buy returns the status that the user is answered.
+// buy returns the status of the answer.
 func (p *frontProcess) buy(t *testing.T, user string) int {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, p.url, strings.NewReader(`{"quantity":1}`))
@@ -179,15 +179,15 @@ func (p *frontProcess) buy(t *testing.T, user string) int {
 	return response.StatusCode
 }
 
-// gate holds what a Redis client sends at one place of its code, so that a test decides what
-// happens meanwhile. It is a hook of go-redis.
+// gate is a hook of go-redis. It holds the pipelines of a client that begin with one command, so that a
+// test decides what happens in between.
 type gate struct {
-	command string // a pipeline that begins with it waits
+	command string // the first one of the pipelines to hold
 	reached chan struct{}
 	open    chan struct{}
 }
 
-func holdAt(rdb *redis.Client, command string) *gate {
+func holdCommands(rdb *redis.Client, command string) *gate {
 	g := &gate{command: command, reached: make(chan struct{}, 16), open: make(chan struct{})}
 	rdb.AddHook(g)
 	return g
@@ -214,18 +214,18 @@ func (g *gate) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	}
 }
 
-// bought is what became of a purchase that was under way beside the test.
-type bought struct {
+// purchaseResult is the outcome of a purchase in another goroutine.
+type purchaseResult struct {
 	verdict front.Verdict
 	err     error
 }
 
-func (s *sale) startBuying(t *testing.T, design front.Design, user string) <-chan bought {
+func (s *testSale) startBuying(t *testing.T, design front.Design, user string) <-chan purchaseResult {
 	t.Helper()
-	done := make(chan bought, 1)
+	done := make(chan purchaseResult, 1)
 	go func() {
 		verdict, err := design.Buy(t.Context(), s.order(user))
-		done <- bought{verdict, err}
+		done <- purchaseResult{verdict, err}
 	}()
 	return done
 }

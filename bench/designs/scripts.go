@@ -15,7 +15,7 @@ var (
 	takeStreamSource string
 )
 
-// Each is sent by its SHA-1, and by its source where Redis does not know it yet.
+// Scripts are called by SHA-1, and sent as source if Redis does not know them.
 var (
 	unlockScript     = redis.NewScript(unlockSource)
 	takeScript       = redis.NewScript(takeSource)

@@ -15,41 +15,42 @@ import (
 	"stampede/internal/retry"
 )
 
-// setnx is the third step: the mutex moves into Redis, where all processes see it. SET NX PX takes
-// it for a lease, with a random owner as its value; a script gives it back if that is still the owner; who does not get
-// it tries again after a pause, until a deadline.
+// setnx is the third step: the mutex moves into Redis, where all processes see it. SET NX PX takes it
+// for a lease, with a random owner as its value; a script releases it if that is still the owner; a
+// buyer that does not get it retries after a pause, until a deadline.
 //
-// What it gets right: several processes sell together, a process that dies does not lock the sale for
-// ever, and nobody gives back the lock of somebody else. (Earlier versions of the tutorial get
-// the last two wrong: SETNX and EXPIRE as two commands, and DEL without a look at the owner.)
+// What it gets right: several processes can sell, a dead process does not lock the sale forever, and no
+// process releases another owner's lock. (Earlier versions of the tutorial get the last two wrong:
+// SETNX and EXPIRE as two commands, and DEL without a check of the owner.)
 //
-// How it fails: the lease ends by the clock, whether its holder is done or not. One that was paused
-// longer than that (a garbage collection, a slow disk, a suspended machine) wakes up and stores
-// the remainder that it read before, over what others sold meanwhile; nothing in Redis knows that it is
-// late. And nobody is woken when the lock is free: waiting buyers poll in no order, the more of them
-// the slower, until some run into their deadline. A dead holder stops the sale for what is left of its lease.
+// How it fails: the lease ends by the clock, even if its holder has not finished. A holder that was
+// paused for longer (a garbage collection, a slow disk, a suspended machine) continues and stores the
+// remainder that it read before, over what others have sold since; nothing in Redis detects that it is
+// late. And waiting buyers are not woken when the lock is free: they poll in no order, and the more
+// they are the slower it gets, until some reach their deadline. A dead holder stops the sale for the
+// rest of its lease.
 //
-// As with the mutex, the lock covers the check and the set, and not the writing of the order.
+// As with the mutex, the lock covers the check and the write of the stock, and not the order.
 type setnx struct {
 	*checkSet
 	lease    time.Duration
-	patience time.Duration
+	timeout  time.Duration
 	pauseMax time.Duration
 }
 
 const (
-	// setnxLease is hundreds of times what a purchase holds the lock, and what a crash costs.
+	// setnxLease is hundreds of times as long as a purchase holds the lock. A crash costs as much.
 	setnxLease = 2 * time.Second
-	// setnxPatience is longer than the lease, so that buyers outlast a holder that died, and shorter than what
-	// the front gives an answer.
-	setnxPatience = 8 * time.Second
-	// The pause between two tries begins short, for when there is no crowd, and doubles up to where
-	// hundreds of waiting buyers do not keep Redis busy with their polls alone.
+	// setnxTimeout is longer than the lease, so that buyers can outwait a dead holder, and shorter than
+	// the write timeout of the front.
+	setnxTimeout = 8 * time.Second
+	// The pause between two attempts begins short, for sales without a crowd, and doubles up to a
+	// length at which hundreds of polling buyers do not saturate Redis.
 	setnxPauseMin   = time.Millisecond
 	setnxPauseMaxMS = 64
 )
 
-// errLockBusy is returned when the lock was not to be had in time. The buyer may try again.
+// errLockBusy is returned when the lock was not free before the deadline. The buyer may retry.
 var errLockBusy = errors.New("the lock of the sale was not free in time")
 
 func newSetNX(ctx context.Context, b front.Backend) (front.Design, error) {
@@ -62,7 +63,7 @@ func newSetNX(ctx context.Context, b front.Backend) (front.Design, error) {
 		return nil, err
 	}
 	return &setnx{
-		checkSet: unlocked, lease: setnxLease, patience: setnxPatience,
+		checkSet: unlocked, lease: setnxLease, timeout: setnxTimeout,
 		pauseMax: time.Duration(pauseMaxMS) * time.Millisecond,
 	}, nil
 }
@@ -80,7 +81,8 @@ func (d *setnx) take(ctx context.Context, o front.Order) (front.Verdict, error) 
 	if err := d.lock(ctx, o.Sale, owner); err != nil {
 		return none, err
 	}
-	// A buyer who went away must not leave the lock to all others for the rest of its lease.
+	// The lock must be released even if the buyer has disconnected, or it blocks all others until its
+	// lease ends.
 	defer d.unlock(context.WithoutCancel(ctx), o.Sale, owner)
 	return d.checkSet.take(ctx, o)
 }
@@ -88,7 +90,7 @@ func (d *setnx) take(ctx context.Context, o front.Order) (front.Verdict, error) 
 func (d *setnx) lockKey(sale uuid.UUID) string { return d.prefix + ":lock:" + sale.String() }
 
 func (d *setnx) lock(ctx context.Context, sale uuid.UUID, owner string) error {
-	deadline := time.Now().Add(d.patience)
+	deadline := time.Now().Add(d.timeout)
 	for wait := setnxPauseMin; ; wait = min(2*wait, d.pauseMax) {
 		locked, err := d.rdb.SetNX(ctx, d.lockKey(sale), owner, d.lease).Result()
 		if err != nil {
@@ -97,7 +99,7 @@ func (d *setnx) lock(ctx context.Context, sale uuid.UUID, owner string) error {
 		if locked {
 			return nil
 		}
-		// A random part keeps those who came together from trying together for ever.
+		// Jitter separates buyers that arrived together.
 		jittered := wait/2 + rand.N(wait)
 		if time.Until(deadline) < jittered {
 			return errLockBusy
@@ -108,13 +110,13 @@ func (d *setnx) lock(ctx context.Context, sale uuid.UUID, owner string) error {
 	}
 }
 
-// unlock can only tell that the lease ended too early: what was done without the lock is done.
+// unlock only logs if the lease ended too early: the purchase cannot be undone.
 func (d *setnx) unlock(ctx context.Context, sale uuid.UUID, owner string) {
 	released, err := unlockScript.Run(ctx, d.rdb, []string{d.lockKey(sale)}, owner).Int()
 	switch {
 	case err != nil && !errors.Is(err, redis.Nil):
-		slog.Warn("the lock was not given back and ends with its lease", "sale", sale, "err", err)
+		slog.Warn("releasing the lock failed; its lease will expire", "sale", sale, "err", err)
 	case released == 0:
-		slog.Warn("the lease ended before the purchase did", "sale", sale)
+		slog.Warn("the lease ended before the purchase", "sale", sale)
 	}
 }

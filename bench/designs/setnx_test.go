@@ -9,24 +9,24 @@ import (
 	"stampede/bench/front"
 )
 
-func (s *sale) lockOwner(t *testing.T, d *setnx) string {
+func (s *testSale) lockOwner(t *testing.T, d *setnx) string {
 	t.Helper()
 	return s.rdb.Get(t.Context(), d.lockKey(s.id)).Val()
 }
 
-func TestSETNXSellsWhatIsThereInManyProcesses(t *testing.T) {
+func TestSETNXSellsStockInManyProcesses(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, All["setnx"].Guarded)
-	here, there := opened[*setnx](t, s, newSetNX), opened[*setnx](t, s, newSetNX)
+	here, there := openDesign[*setnx](t, s, newSetNX), openDesign[*setnx](t, s, newSetNX)
 	require.Equal(t, map[front.Verdict]int{front.Confirmed: 10, front.SoldOut: 54}, s.crowd(t, 64, here, there))
 	require.Equal(t, 10, s.orders(t))
-	require.Empty(t, s.lockOwner(t, here), "the lock was given back")
+	require.Empty(t, s.lockOwner(t, here), "the lock is released")
 }
 
-func TestSETNXLeavesTheLockOfAnotherOwnerAlone(t *testing.T) {
+func TestSETNXKeepsLockOfOtherOwner(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, All["setnx"].Guarded)
-	d := opened[*setnx](t, s, newSetNX)
+	d := openDesign[*setnx](t, s, newSetNX)
 	d.lease = 20 * time.Millisecond
 	require.NoError(t, d.lock(t.Context(), s.id, "late"))
 	d.lease = time.Minute
@@ -37,38 +37,38 @@ func TestSETNXLeavesTheLockOfAnotherOwnerAlone(t *testing.T) {
 	require.Empty(t, s.lockOwner(t, d))
 }
 
-func TestALeaseThatEndsTooEarlySellsAUnitTwice(t *testing.T) {
+func TestSETNXExpiredLeaseSellsUnitTwice(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 1, All["setnx"].Guarded)
-	paused, other := opened[*setnx](t, s, newSetNX), opened[*setnx](t, s, newSetNX)
+	paused, other := openDesign[*setnx](t, s, newSetNX), openDesign[*setnx](t, s, newSetNX)
 	paused.lease = 20 * time.Millisecond
-	g := holdAt(paused.rdb, "set")
+	g := holdCommands(paused.rdb, "set")
 	alice := s.startBuying(t, paused, "alice")
 	<-g.reached
-	require.Equal(t, front.Confirmed, s.buy(t, other, "bob"), "bob gets the lock when the lease of alice has ended")
+	require.Equal(t, front.Confirmed, s.buy(t, other, "bob"), "bob gets the lock after the lease of alice")
 	close(g.open)
-	require.Equal(t, bought{verdict: front.Confirmed}, <-alice)
+	require.Equal(t, purchaseResult{verdict: front.Confirmed}, <-alice)
 	require.Equal(t, 2, s.orders(t), "orders of one unit")
 }
 
-func TestSETNXOutlastsAHolderThatDied(t *testing.T) {
+func TestSETNXWaitsForLeaseOfDeadHolder(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 1, All["setnx"].Guarded)
-	d := opened[*setnx](t, s, newSetNX)
+	d := openDesign[*setnx](t, s, newSetNX)
 	require.NoError(t, d.lock(t.Context(), s.id, "dead"))
 	began := time.Now()
 	require.Equal(t, front.Confirmed, s.buy(t, d, "alice"))
 	require.Greater(t, time.Since(began), setnxLease/2, "alice waited for the lease to end")
 }
 
-func TestSETNXGivesUpAtItsDeadline(t *testing.T) {
+func TestSETNXStopsAtDeadline(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 1, All["setnx"].Guarded)
-	d := opened[*setnx](t, s, newSetNX)
-	d.lease, d.patience = time.Minute, 50*time.Millisecond
+	d := openDesign[*setnx](t, s, newSetNX)
+	d.lease, d.timeout = time.Minute, 50*time.Millisecond
 	require.NoError(t, d.lock(t.Context(), s.id, "busy"))
 	_, err := d.Buy(t.Context(), s.order("alice"))
 	require.ErrorIs(t, err, errLockBusy)
-	require.Equal(t, "busy", s.lockOwner(t, d), "alice had nothing to give back")
+	require.Equal(t, "busy", s.lockOwner(t, d), "alice did not release the lock")
 	require.Equal(t, "1", s.rdb.Get(t.Context(), d.stockKey(s.id)).Val())
 }

@@ -17,18 +17,18 @@ import (
 	"stampede/bench/front"
 )
 
-// stockStream is what better tutorials end with: the same script also appends the order to a Redis
-// stream, and a consumer group writes what it reads to the database. Here the consumers are
-// watermill-redisstream's own subscribers, as many as are of use.
+// stockStream is the end of better tutorials: the same script also appends the order to a Redis stream,
+// and a consumer group writes what it reads to the database. Here the consumers are the subscribers of
+// watermill-redisstream, as many as help.
 //
-// What it gets right: unit and order are one step, and the order is on the disk of Redis when the
-// buyer hears of it. A process that dies leaves what it was working on in the pending list, another
-// one claims it, and its row is written once because the order's id is its key. Nothing is lost.
+// What it gets right: unit and order are taken in one step, and the order is on the disk of Redis
+// before the buyer gets the answer. The entries of a dead process stay in the pending list, another
+// process claims them, and each row is written once because the order's id is its key. Nothing is lost.
 //
-// How it fails: not in its answers, but in what they cost. Every buyer is a script call, and every order a
-// read, a transaction and an ack of its own: each subscriber holds one message at a time. So the stream
-// grows while the crowd is there, and nothing trims it. Orphans come back only after they were idle
-// for a while, and an entry that cannot be read ends the subscriber that gets it.
+// How it fails: its answers are correct but expensive. Every buyer is a script call, and every order
+// its own read, transaction and ack: each subscriber holds one message at a time. So the stream grows
+// during a rush, and nothing trims it. Orphaned entries are claimed only after an idle time, and an
+// entry that cannot be decoded stops its subscriber.
 type stockStream struct {
 	*redisStock
 	redisURL    string
@@ -37,19 +37,19 @@ type stockStream struct {
 }
 
 const (
-	// stockSubscribers is where more of them do not write faster on a few cores: Postgres syncs the
-	// commits of several together.
+	// stockSubscribers: Postgres syncs concurrent commits together, and more subscribers than this are
+	// not faster on a few cores.
 	stockSubscribers = 16
-	// Orders of a process that died are claimed after seconds instead of the library's 60 s, which
-	// is long for a buyer and still hundreds of times what a transaction takes.
+	// Orders of a dead process are claimed after seconds instead of the library's 60 s, which is long
+	// for a buyer. It is still hundreds of times as long as a transaction.
 	stockMaxIdleMS = 5000
-	// stockClaims is how often a subscriber looks for orphans while one becomes old enough.
-	stockClaims    = 5
-	stockTakesOver = (stockMaxIdleMS + 2*stockMaxIdleMS/stockClaims) * time.Millisecond
-	// stockResend keeps a subscriber from sending one message as fast as it can while Postgres is
-	// away, as the library does by default.
+	// stockClaims is how often a subscriber looks for orphaned entries within the idle time.
+	stockClaims     = 5
+	stockClaimDelay = (stockMaxIdleMS + 2*stockMaxIdleMS/stockClaims) * time.Millisecond
+	// stockResend is the pause before a nacked message is delivered again. Without it, the library's
+	// default, a subscriber repeats one message as fast as it can while Postgres is unavailable.
 	stockResend = 100 * time.Millisecond
-	// stockSubscriberConnections: reading, claiming, looking after consumers, and acking.
+	// stockSubscriberConnections: for reads, claims, checks of consumers, and acks.
 	stockSubscriberConnections = 4
 	stockGroup                 = "fulfillment"
 )
@@ -75,7 +75,7 @@ func newStockStream(ctx context.Context, b front.Backend) (front.Design, error) 
 
 func (d *stockStream) streamKey() string { return d.prefix + ":orders" }
 
-// streamOrder is the payload of a message, of which the order's id is the UUID.
+// streamOrder is the payload of a message. The order's id is the message's UUID.
 type streamOrder struct {
 	Sale     uuid.UUID `json:"sale_id"`
 	User     string    `json:"user_id"`
@@ -99,7 +99,7 @@ func (d *stockStream) Buy(ctx context.Context, o front.Order) (front.Verdict, er
 	return front.Reserved, nil
 }
 
-// Run implements front.Design: it is the consumer group's part in this process.
+// Run implements front.Design: it is this process's part of the consumer group.
 func (d *stockStream) Run(ctx context.Context) error {
 	var consumers errgroup.Group
 	for range d.subscribers {
@@ -117,14 +117,14 @@ func (d *stockStream) newSubscriber(log watermill.LoggerAdapter) (*redisstream.S
 	if err != nil {
 		return nil, err
 	}
-	// The consumer's name is left to the library, which makes a random one.
+	// The library generates a random name of the consumer.
 	subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
 		Client:          client,
 		ConsumerGroup:   stockGroup,
 		NackResendSleep: stockResend,
 		ClaimInterval:   d.maxIdle / stockClaims,
 		MaxIdleTime:     d.maxIdle,
-		// A read that blocks without end is not given up at shutdown either.
+		// A read that blocks without a timeout would not end at shutdown either.
 		DisableIndefiniteInitialBlock: true,
 	}, log)
 	if err != nil {
@@ -133,21 +133,21 @@ func (d *stockStream) newSubscriber(log watermill.LoggerAdapter) (*redisstream.S
 	return subscriber, nil
 }
 
-// consume writes what the subscriber reads until ctx ends. If the subscriber ends before that, the
-// others go on.
+// consume writes what the subscriber reads until ctx ends. If one subscriber ends early, the others
+// continue.
 func (d *stockStream) consume(ctx context.Context, subscriber *redisstream.Subscriber) error {
-	defer func() { _ = subscriber.Close() }() // and its client
+	defer func() { _ = subscriber.Close() }() // closes its client as well
 	messages, err := subscriber.Subscribe(ctx, d.streamKey())
 	if err == nil {
 		for m := range messages {
 			if err := d.record(m); err != nil {
-				slog.Warn("an order is to be written again", "order", m.UUID, "err", err)
+				slog.Warn("writing an order failed; it will be delivered again", "order", m.UUID, "err", err)
 				m.Nack()
 				continue
 			}
 			m.Ack()
 		}
-		err = errors.New("the subscriber ended")
+		err = errors.New("the subscriber ended early")
 	}
 	if ctx.Err() != nil {
 		return nil
@@ -155,7 +155,7 @@ func (d *stockStream) consume(ctx context.Context, subscriber *redisstream.Subsc
 	return fmt.Errorf("consume orders: %w", err)
 }
 
-// record writes one order in a transaction of its own. What fails is sent again.
+// record writes one order in its own transaction. A failed message is delivered again.
 func (d *stockStream) record(m *message.Message) error {
 	id, err := uuid.Parse(m.UUID)
 	if err != nil {
@@ -169,8 +169,8 @@ func (d *stockStream) record(m *message.Message) error {
 		unnumbered)
 }
 
-// errorLog tells what goes wrong until ctx ends, when the library takes the end of its connections
-// for an error. It tells nothing else, because the library speaks of every message three times.
+// errorLog logs errors until ctx ends; then the library reports the end of its connections as errors.
+// It logs nothing else, because the library logs every message three times.
 type errorLog struct {
 	watermill.NopLogger
 	ctx context.Context

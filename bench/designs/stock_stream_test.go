@@ -15,45 +15,45 @@ import (
 	"stampede/internal/testkit"
 )
 
-func TestAStreamSellsWhatIsThereInManyProcesses(t *testing.T) {
+func TestStreamSellsStockInManyProcesses(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 10, All["stock-stream"].Guarded)
-	here, there := opened[*stockStream](t, s, newStockStream), opened[*stockStream](t, s, newStockStream)
+	here, there := openDesign[*stockStream](t, s, newStockStream), openDesign[*stockStream](t, s, newStockStream)
 	run(t, here)
 	run(t, there)
 	require.Equal(t, map[front.Verdict]int{front.Reserved: 10, front.SoldOut: 54}, s.crowd(t, 64, here, there))
 	s.requireOrders(t, 10)
 }
 
-func TestAStreamKeepsWhatIsAcceptedOverAKill(t *testing.T) {
+func TestStreamKeepsAcceptedOrdersAfterKill(t *testing.T) {
 	t.Parallel()
-	const accepted = 2 * stockSubscribers // so that some are being written, and some are not read yet
+	const accepted = 2 * stockSubscribers // some are being written, and some are not read yet
 	s := newSale(t, 100, All["stock-stream"].Guarded)
 	s.backend.Options = map[string]string{"max-idle-ms": "500"}
 	process := s.start(t, "stock-stream")
-	goOn := s.stopPostgres(t)
+	unblock := s.blockWrites(t)
 	for i := range accepted {
 		require.Equal(t, http.StatusAccepted, process.buy(t, fmt.Sprintf("user-%d", i)))
 	}
 	process.Kill()
-	goOn()
+	unblock()
 	process = s.start(t, "stock-stream")
 	require.Equal(t, http.StatusConflict, process.buy(t, "user-0"))
-	testkit.Eventually(t, stockTakesOver+within, "all orders that were accepted",
+	testkit.Eventually(t, stockClaimDelay+timeout, "all accepted orders",
 		func() bool { return s.orders(t) == accepted })
 	pending := func() bool {
 		p, err := s.rdb.XPending(t.Context(), s.backend.Prefix+":orders", stockGroup).Result()
 		require.NoError(t, err)
 		return p.Count == 0
 	}
-	testkit.Eventually(t, within, "the last ack", pending)
-	require.Equal(t, accepted, s.orders(t), "orders after the last delivery")
+	testkit.Eventually(t, timeout, "all acks", pending)
+	require.Equal(t, accepted, s.orders(t), "orders after all deliveries")
 }
 
-func TestTheScriptAppendsWhatTheStockPublisherWould(t *testing.T) {
+func TestScriptAppendsSameEntryAsStockPublisher(t *testing.T) {
 	t.Parallel()
 	s := newSale(t, 1, All["stock-stream"].Guarded)
-	d := opened[*stockStream](t, s, newStockStream)
+	d := openDesign[*stockStream](t, s, newStockStream)
 	o := s.order("alice")
 	verdict, err := d.Buy(t.Context(), o)
 	require.NoError(t, err)

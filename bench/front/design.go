@@ -1,6 +1,6 @@
-// Package front is the HTTP front that every design of the ladder stands behind: the same Echo, the
-// same limits and the same answers, in a process of its own that can be killed. What differs between
-// two figures is then the design, and nothing around it.
+// Package front is the HTTP front that serves every design of the ladder: the same Echo, the same
+// limits and the same answers, in its own process that can be killed. So two figures differ only by
+// their designs.
 package front
 
 import (
@@ -17,10 +17,10 @@ type Order struct {
 	Quantity int64
 }
 
-// Verdict is what a buyer is told.
+// Verdict is the result of a purchase.
 type Verdict int
 
-// The verdicts, and the status that the front answers.
+// The verdicts, and the status of their answers.
 const (
 	Reserved         Verdict = iota + 1 // 202: promised, not yet in Postgres
 	Confirmed                           // 201: in Postgres
@@ -30,30 +30,30 @@ const (
 
 // Design is a way to sell.
 type Design interface {
-	// Prepare makes the sale ready where it is not yet. It is called before the first Buy, and again
-	// after a restart (also after a kill -9), when it must keep what is left; and by every front where
-	// there are several. The row of the sale is in Postgres by then: its stock, and sold = 0 at first.
+	// Prepare makes the sale ready if it is not yet. Every front calls it before its first Buy, also
+	// after a restart or a kill -9, when it must keep what is left. The row of the sale is in Postgres
+	// by then, with its stock and at first sold = 0.
 	Prepare(ctx context.Context, sale uuid.UUID, stock int64) error
-	// Buy is called by many goroutines at once. An error is answered 500.
+	// Buy is called concurrently. An error is answered 500.
 	Buy(ctx context.Context, o Order) (Verdict, error)
-	// Run does what is to be done in the background until ctx ends, and may then finish what it has
-	// begun: no Buy is under way any more. A design without such work waits for ctx.
+	// Run does background work until ctx ends, and may then finish what it has begun: no Buy is running
+	// any more. A design without such work waits for ctx.
 	Run(ctx context.Context) error
 }
 
-// Fixed is a design that answers every request with the same bytes. The front sends them and does
-// nothing else: it reads no body, makes no order, and has no middleware.
-type Fixed interface {
+// fixed is a design that answers every request with the same bytes. The front only sends them: it reads
+// no body, creates no order, and has no middleware.
+type fixed interface {
 	Design
 	Answer() (status int, contentType string, body []byte)
 }
 
-// Backend is what a design may use. How many connections it opens is its own choice.
+// Backend is what a design may use. Each design chooses how many connections it opens.
 type Backend struct {
 	RedisURL, DatabaseURL string
 	Prefix                string            // of its keys in Redis
-	Options               map[string]string // what the benchmark asks of this design beyond its name
+	Options               map[string]string // settings from the benchmark
 }
 
-// New makes a design. It may connect at once or later; it is closed by the end of its process.
+// New creates a design. It may connect now or later. The end of its process closes it.
 type New func(ctx context.Context, b Backend) (Design, error)

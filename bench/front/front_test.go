@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// verdicts is a design whose buyers' names say what they are told.
+// verdicts is a design that maps users to verdicts.
 type verdicts map[string]Verdict
 
 func (verdicts) Prepare(context.Context, uuid.UUID, int64) error { return nil }
@@ -31,7 +31,7 @@ func (verdicts) Run(ctx context.Context) error {
 	return nil
 }
 
-func TestVerdictsAndTheirAnswers(t *testing.T) {
+func TestServerAnswersEachVerdict(t *testing.T) {
 	t.Parallel()
 	sale := uuid.New()
 	design := verdicts{"reserved": Reserved, "confirmed": Confirmed, "late": SoldOut, "greedy": AlreadyPurchased}

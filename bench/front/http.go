@@ -13,7 +13,7 @@ import (
 	"github.com/labstack/echo/v4/middleware"
 )
 
-// What a connection may take: as in ingress/server.go.
+// Limits of a connection, as in ingress/server.go.
 const (
 	readHeaderTimeout = 2 * time.Second
 	readTimeout       = 5 * time.Second
@@ -22,8 +22,8 @@ const (
 	maxHeaderBytes    = 8 << 10
 )
 
-// failuresLogged is how many of a process's failures are written down. Some designs fail for most of
-// their buyers, and telling each time would be measured as well.
+// failuresLogged is how many failures a process logs. Some designs fail for most of their buyers, and
+// logging each failure would be measured as well.
 const failuresLogged = 10
 
 // handler serves one sale of a design.
@@ -36,7 +36,7 @@ type handler struct {
 func newServer(design Design, sale uuid.UUID) *http.Server {
 	const route = "/v1/sales/:sale/orders"
 	e := echo.New()
-	if fixed, ok := design.(Fixed); ok {
+	if fixed, ok := design.(fixed); ok {
 		status, contentType, body := fixed.Answer()
 		e.POST(route, func(c echo.Context) error { return c.Blob(status, contentType, body) })
 	} else {
@@ -59,7 +59,7 @@ type purchase struct {
 	Quantity int64 `json:"quantity"`
 }
 
-// reservation is what a buyer who was accepted gets.
+// reservation is the answer to an accepted purchase.
 type reservation struct {
 	OrderID    uuid.UUID `json:"order_id"`
 	SaleID     uuid.UUID `json:"sale_id"`
@@ -68,7 +68,7 @@ type reservation struct {
 	ReservedAt time.Time `json:"reserved_at"`
 }
 
-// problem is what any other gets.
+// problem is any other answer.
 type problem struct {
 	Type   string `json:"type"`
 	Title  string `json:"title"`
@@ -78,14 +78,14 @@ type problem struct {
 func (h *handler) buy(c echo.Context) error {
 	user := c.Request().Header.Get("X-User-ID")
 	if user == "" {
-		return refuse(c, http.StatusUnauthorized, "unauthorized", "The request names no buyer")
+		return refuse(c, http.StatusUnauthorized, "unauthorized", "The request has no user id")
 	}
 	if sale, err := uuid.Parse(c.Param("sale")); err != nil || sale != h.sale {
-		return refuse(c, http.StatusNotFound, "sale-not-found", "There is no such sale")
+		return refuse(c, http.StatusNotFound, "sale-not-found", "Sale not found")
 	}
 	var asked purchase
 	if err := c.Bind(&asked); err != nil || asked.Quantity < 1 {
-		return refuse(c, http.StatusBadRequest, "invalid-request", "The body is no purchase")
+		return refuse(c, http.StatusBadRequest, "invalid-request", "The body is not a valid purchase")
 	}
 	id, err := uuid.NewV7()
 	if err != nil {
@@ -95,7 +95,7 @@ func (h *handler) buy(c echo.Context) error {
 	verdict, err := h.design.Buy(c.Request().Context(), order)
 	if err != nil {
 		if h.logged.Add(1) <= failuresLogged {
-			slog.Error("the purchase failed", "order", id, "user", user, "err", err)
+			slog.Error("purchase failed", "order", id, "user", user, "err", err)
 		}
 		return refuse(c, http.StatusInternalServerError, "internal", "Internal error")
 	}
@@ -112,14 +112,14 @@ func (h *handler) buy(c echo.Context) error {
 	case AlreadyPurchased:
 		return refuse(c, http.StatusConflict, "already-purchased", "This buyer has an order already")
 	}
-	panic("front: verdict " + strconv.Itoa(int(verdict))) // a mistake of the design
+	panic("front: verdict " + strconv.Itoa(int(verdict))) // a bug of the design
 }
 
 func refuse(c echo.Context, status int, slug, title string) error {
 	return c.JSON(status, problem{Type: "/problems/" + slug, Title: title, Status: status})
 }
 
-// AddressLine begins the line in which a front says where it listens.
+// AddressLine begins the line of output with the address of a front.
 const AddressLine = "listens on "
 
 func announce(l net.Listener) string { return AddressLine + l.Addr().String() }

@@ -17,7 +17,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// Env holds the Spec of a process that is to be a front, in JSON.
+// Env is the environment variable with the Spec of a front process, in JSON.
 const Env = "STAMPEDE_BENCH_FRONT"
 
 // Spec says what a front sells, and how.
@@ -29,17 +29,17 @@ type Spec struct {
 	Addr    string // host:port to listen on; port 0 takes a free one
 }
 
-// Environ is the variable that makes a process of this program the front.
+// Environ is the variable that makes a process of this program a front.
 func (s Spec) Environ() (string, error) {
 	text, err := json.Marshal(s)
 	return Env + "=" + string(text), err
 }
 
-// drainTimeout is how long a stopping front may take to answer its buyers.
+// drainTimeout bounds how long a stopping front may take to answer its buyers.
 const drainTimeout = 10 * time.Second
 
 // Main runs the front that the environment asks for until SIGTERM, and returns the exit status. It
-// tells where it listens in one line on standard output.
+// prints its address in one line on standard output.
 func Main(find func(design string) (New, bool)) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -54,14 +54,14 @@ func run(ctx context.Context, text string, find func(design string) (New, bool),
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(400) // as `stampede serve` does
 	}
-	uuid.EnableRandPool() // a system call for each order would count against the design
+	uuid.EnableRandPool() // without the pool each order would cost the design a system call
 	var spec Spec
 	if err := json.Unmarshal([]byte(text), &spec); err != nil {
 		return fmt.Errorf("read %s: %w", Env, err)
 	}
 	open, found := find(spec.Design)
 	if !found {
-		return fmt.Errorf("there is no design %q", spec.Design)
+		return fmt.Errorf("unknown design %q", spec.Design)
 	}
 	design, err := open(ctx, spec.Backend)
 	if err != nil {
@@ -78,8 +78,8 @@ func run(ctx context.Context, text string, find func(design string) (New, bool),
 	return serve(ctx, listener, design, spec.Sale)
 }
 
-// serve answers buyers until ctx ends or the design fails. The design's own work ends after the last
-// answer, so that it can finish what was accepted.
+// serve answers buyers until ctx ends or the design fails. The background work of the design is stopped
+// after the last answer, so that it can finish accepted orders.
 func serve(ctx context.Context, listener net.Listener, design Design, sale uuid.UUID) error {
 	background, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -94,14 +94,14 @@ func serve(ctx context.Context, listener net.Listener, design Design, sale uuid.
 	select {
 	case err := <-worked:
 		worked <- err
-		failed = errors.New("the design's work ended before it was told to")
+		failed = errors.New("the design's background work ended early")
 	case err := <-served:
 		served <- err
 	case <-ctx.Done():
 	}
-	patience, cancel := context.WithTimeout(background, drainTimeout)
+	draining, cancel := context.WithTimeout(background, drainTimeout)
 	defer cancel()
-	shutdown := server.Shutdown(patience)
+	shutdown := server.Shutdown(draining)
 	if shutdown != nil {
 		_ = server.Close()
 	}
@@ -110,7 +110,7 @@ func serve(ctx context.Context, listener net.Listener, design Design, sale uuid.
 	return err
 }
 
-// ignore is err, unless it is the expected one.
+// ignore returns err unless it is the expected one.
 func ignore(err, expected error) error {
 	if errors.Is(err, expected) {
 		return nil

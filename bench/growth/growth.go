@@ -1,4 +1,4 @@
-// Package growth measures how the cost of an order changes when something grows: the stock, the crowd,
-// its connections, the workers, the partitions. What grows in a straight line costs the same for each
-// order at either end; a bend shows as a ratio.
+// Package growth measures how the cost of an order changes with the size of something: the stock, the
+// number of buyers, connections, workers, partitions. With linear growth the cost of an order is the
+// same at both ends of a series; the ratio of the greatest to the least cost shows a deviation.
 package growth

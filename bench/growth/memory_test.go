@@ -12,13 +12,13 @@ import (
 	"stampede/internal/retry"
 )
 
-// redisMemory is what Redis holds in bytes (used_memory).
+// redisMemory is the memory that Redis uses in bytes (used_memory).
 func redisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 	return readInfo(ctx, rdb, "memory", "used_memory")
 }
 
-// idleRedisMemory is the same after Redis has given back what it can, without what it lends to us. The
-// processes that used it must have ended.
+// idleRedisMemory is the same after Redis has freed what it can, without the buffers of this process's
+// connections. The processes that used Redis must have ended.
 func idleRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 	for {
 		clients, err := readInfo(ctx, rdb, "clients", "connected_clients")
@@ -28,11 +28,11 @@ func idleRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 		if clients <= int64(rdb.PoolStats().TotalConns) {
 			break
 		}
-		if !retry.Pause(lookEvery, ctx.Done()) {
+		if !retry.Pause(pollInterval, ctx.Done()) {
 			return 0, ctx.Err()
 		}
 	}
-	// What a slow command was called with is kept as well.
+	// The slow log keeps the arguments of slow commands.
 	for _, command := range [][]any{{"slowlog", "reset"}, {"memory", "purge"}} {
 		if err := rdb.Do(ctx, command...).Err(); err != nil {
 			return 0, err
@@ -46,7 +46,8 @@ func idleRedisMemory(ctx context.Context, rdb *redis.Client) (int64, error) {
 	return held - lent, err
 }
 
-// lentToClients is what the connections take in Redis, ours among them, as their buffers grow and shrink.
+// lentToClients is the memory of all client connections in Redis, including ours. Their buffers grow
+// and shrink.
 func lentToClients(ctx context.Context, rdb *redis.Client) (int64, error) {
 	list, err := rdb.ClientList(ctx).Result()
 	if err != nil {
@@ -80,7 +81,7 @@ func readInfo(ctx context.Context, rdb *redis.Client, section, name string) (int
 	return n, nil
 }
 
-// processMemory is the memory of a process in bytes: what it holds now, and the most that it has held.
+// processMemory is the memory of a process in bytes: current and peak.
 type processMemory struct{ now, most int64 }
 
 func memoryOf(pid int) (processMemory, error) {

@@ -10,7 +10,7 @@ import (
 	"stampede/bench/rig"
 )
 
-// grow runs the sales of a series, in turns, and puts what came of it on the page.
+// grow runs the sales of a series in turns and puts the results on the page.
 func grow(b *testing.B, s series) {
 	b.Helper()
 	var candidates []rig.Candidate
@@ -27,7 +27,7 @@ func grow(b *testing.B, s series) {
 		b.N)+"“Durable” is the whole pipeline: until the last order is in Postgres.",
 		column{accepted, "accepted/s", rig.Count, true}, column{soldOut, "sold out/s", rig.Count, true},
 		column{durable, "durable/s", rig.Count, true})
-	r.put("latency", "milliseconds", "Of those who were accepted, in a closed loop.",
+	r.put("latency", "milliseconds", "Of accepted requests, in a closed loop.",
 		column{p50, "p50", rig.Millis, true}, column{p99, "p99", rig.Millis, true})
 	r.put("costs", "microseconds",
 		"CPU time of all processes but the load. Memory: the most that the processes of a kind held together (VmHWM), "+
@@ -37,7 +37,7 @@ func grow(b *testing.B, s series) {
 		column{workMemory, "`work`", megabytes, false}, column{workPer, "for a buyer, bytes", rig.Count, false})
 	r.put("Redis", "bytes for an order",
 		"used_memory, in bytes for an order: when it was highest, and when every order was in Postgres, the streams "+
-			"trimmed and the processes gone, buffers of connections left out. “Of it” are the keys that hold most of that "+
+			"trimmed and the processes ended, without the buffers of connections. “Of it” are the keys that hold most of that "+
 			"(MEMORY USAGE): the buyers of the sales, the last outcomes, what is left of the streams.",
 		column{redisMost, "at most", rig.Count, true}, column{redisAfter, "after it", rig.Count, true},
 		column{buyersAfter, "of it buyers", rig.Count, false}, column{outcomesAfter, "outcomes", rig.Count, false},
@@ -57,14 +57,14 @@ type report struct {
 	results *rig.Results
 }
 
-// column is a figure in a table, and in the plot of the table if it is drawn.
+// column is a figure in a table. If drawn, it is also in the plot of the table.
 type column struct {
 	figure, head string
 	write        func(float64) string
 	drawn        bool
 }
 
-// put writes a table with a plot. Figures that the series does not have are left out.
+// put adds a table with a plot. Figures that the series does not have are left out.
 func (r report) put(what, unit, note string, columns ...column) {
 	r.b.Helper()
 	table := page.Table{
@@ -80,7 +80,7 @@ func (r report) put(what, unit, note string, columns ...column) {
 		measured := false
 		for _, at := range r.series.at {
 			spread := r.results.Of(strconv.Itoa(at), c.figure)
-			cells = append(cells, spread.With(c.write))
+			cells = append(cells, spread.Format(c.write))
 			measured = measured || spread.N > 0
 		}
 		if !measured {
@@ -99,7 +99,7 @@ func (r report) put(what, unit, note string, columns ...column) {
 	rig.Put(table)
 }
 
-// costs are what is to be the same for each order, wherever in a series.
+// costs are expected to be the same for each order anywhere in a series.
 var costs = []struct {
 	name string
 	of   func(*rig.Results, string) rig.Spread
@@ -111,7 +111,7 @@ var costs = []struct {
 	{"Redis after it, bytes an order", func(r *rig.Results, at string) rig.Spread { return r.Of(at, redisAfter) }},
 }
 
-// rateCost is the time that each took, from how many there were in a second.
+// rateCost converts a rate per second to the time of one order.
 func rateCost(rate string) func(*rig.Results, string) rig.Spread {
 	return func(r *rig.Results, at string) rig.Spread {
 		s := r.Of(at, rate)
@@ -122,7 +122,7 @@ func rateCost(rate string) func(*rig.Results, string) rig.Spread {
 	}
 }
 
-// putStraightness tells how far each cost is from being the same everywhere.
+// putStraightness adds a table with the range of each cost over the series.
 func (r report) putStraightness() {
 	table := page.Table{
 		Title: fmt.Sprintf("Growth in %s: how straight", r.series.grows),
@@ -141,7 +141,7 @@ func (r report) putStraightness() {
 			continue
 		}
 		s := straightnessOf(at, cost)
-		if s.least <= 0 { // too little to be measured, as CPU time in a smoke can be
+		if s.least <= 0 { // too short to measure, as CPU time in a smoke run can be
 			continue
 		}
 		table.Rows = append(table.Rows, []string{

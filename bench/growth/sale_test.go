@@ -27,26 +27,26 @@ import (
 
 // The figures of a sale.
 const (
-	// accepted and durable count orders a second: until the last one was accepted, and from the first
-	// request until the last one was in Postgres. soldOut counts the answers after the last acceptance.
+	// accepted and durable are orders per second: until the last acceptance, and from the first request
+	// until the last order is in Postgres. soldOut is the rate of answers after the last acceptance.
 	accepted = "accepted/s"
 	soldOut  = "sold out/s"
 	durable  = "durable/s"
-	// Latencies, in milliseconds, are of those who were accepted.
+	// Latencies of accepted requests, in milliseconds.
 	p50 = "p50"
 	p99 = "p99"
-	// cpu is in microseconds for each buyer, winner or loser, of all processes but the load.
+	// cpu is microseconds per buyer, with or without an order, of all processes except the load.
 	cpu = "CPU"
-	// Bytes of Redis for each order: when it held the most, and when all orders were in Postgres and the
-	// streams trimmed.
+	// Bytes of Redis per order: at the peak, and when all orders are in Postgres and the streams
+	// trimmed.
 	redisMost  = "Redis at most"
 	redisAfter = "Redis after"
-	// And what that is made of, as far as it is more than a few bytes.
+	// The parts of redisAfter that exceed a few bytes.
 	buyersAfter   = "buyers"
 	outcomesAfter = "outcomes"
 	streamAfter   = "streams"
-	// The most bytes that the processes of a kind have held together, and for each buyer what they have
-	// held more than before the sale.
+	// The peak memory of all processes of a kind in bytes, and per buyer how much it exceeds the memory
+	// before the sale.
 	serveMemory = "serve"
 	workMemory  = "work"
 	servePer    = "serve for each"
@@ -55,13 +55,14 @@ const (
 
 const (
 	hugeStock = 50_000_000
-	// saleWithin bounds a sale that is to sell out, and recordWithin the time until Postgres has all.
-	saleWithin   = 5 * time.Minute
-	recordWithin = 5 * time.Minute
-	lookEvery    = 20 * time.Millisecond
+	// saleTimeout bounds a sale until it is sold out, and recordTimeout the time until Postgres has all
+	// orders.
+	saleTimeout   = 5 * time.Minute
+	recordTimeout = 5 * time.Minute
+	pollInterval  = 20 * time.Millisecond
 )
 
-// run sells to a crowd on servers of its own and waits until every order is recorded.
+// run sells to a crowd on its own servers and waits until every order is recorded.
 func run(b *testing.B, p plan) rig.Values {
 	b.Helper()
 	stock := int64(p.stock)
@@ -77,9 +78,10 @@ func run(b *testing.B, p plan) rig.Values {
 	}
 	serveBefore, workBefore := memoryOfAll(b, s.Fronts).now, memoryOfAll(b, s.Workers).now
 
-	most := watchMemory(b, s.Shop.Redis)
+	redisPeak := watchMemory(b, s.Shop.Redis)
 	before := s.CPU()
-	// Where the crowd goes on when all is sold, the last order is in Postgres before the last buyer is answered.
+	// A crowd continues after the sale is sold out, so the last order can be in Postgres before the
+	// last answer.
 	soldOutAt := make(chan sold, 1)
 	if p.stock > 0 {
 		go func() { soldOutAt <- awaitSold(b.Context(), s.Shop, int64(min(p.stock, p.buyers))) }()
@@ -91,7 +93,7 @@ func run(b *testing.B, p plan) rig.Values {
 	all := <-soldOutAt
 	require.NoError(b, all.err)
 	used := s.CPU().Since(before)
-	mostHeld := most()
+	peak := redisPeak()
 
 	orders, buyers := float64(crowd.Wanted), float64(crowd.Wanted+crowd.Others())
 	values := rig.Values{
@@ -111,7 +113,8 @@ func run(b *testing.B, p plan) rig.Values {
 	values[serveMemory], values[workMemory] = float64(serve), float64(work)
 	values[servePer], values[workPer] = float64(serve-serveBefore)/buyers, float64(work-workBefore)/buyers
 
-	// What the sale holds is what is gone with its keys: Redis's own, as the scripts that it keeps, stays.
+	// The sale's share is what deleting its keys frees: Redis's own memory, such as cached scripts,
+	// stays.
 	s.Kill()
 	after, err := idleRedisMemory(b.Context(), s.Shop.Redis)
 	require.NoError(b, err)
@@ -125,36 +128,36 @@ func run(b *testing.B, p plan) rig.Values {
 	s.Close()
 	without, err := idleRedisMemory(b.Context(), s.Shop.Redis)
 	require.NoError(b, err)
-	values[redisMost], values[redisAfter] = float64(mostHeld-without)/orders, float64(after-without)/orders
+	values[redisMost], values[redisAfter] = float64(peak-without)/orders, float64(after-without)/orders
 	return values
 }
 
-// crowdAnswers is what a crowd heard.
+// crowdAnswers is the answers to a crowd.
 type crowdAnswers struct {
 	httpload.Answers
 	began   time.Time
-	selling time.Duration // until the last one was accepted
+	selling time.Duration // until the last acceptance
 }
 
 func sendCrowd(b *testing.B, s *rig.System, sales []uuid.UUID, p plan) crowdAnswers {
 	b.Helper()
-	var last atomic.Int64 // when somebody was accepted, in Unix nanoseconds
+	var last atomic.Int64 // time of the last acceptance in Unix nanoseconds
 	load := httpload.Load{
-		Addrs: []string{s.Fronts[0].Addr}, Connections: p.connections, For: p.within, Most: uint64(p.buyers),
+		Addrs: []string{s.Fronts[0].Addr}, Connections: p.connections, For: p.duration, Most: uint64(p.buyers),
 		Request: purchases(sales, p.longIDs),
-		Heard: func(_ uint64, status int, _ []byte) {
+		OnAnswer: func(_ uint64, status int, _ []byte) {
 			if status == http.StatusAccepted {
 				last.Store(time.Now().UnixNano())
 			}
 		},
 	}
 	if load.For == 0 {
-		load.For = saleWithin
+		load.For = saleTimeout
 	}
 	crowd := crowdAnswers{began: time.Now()}
 	crowd.Answers = s.Measure(load)
 	crowd.selling = time.Unix(0, last.Load()).Sub(crowd.began)
-	// Nobody is turned away but because it is sold out, and that only when it is.
+	// All refusals are "sold out", and they come only after the sale is sold out.
 	require.EqualValues(b, crowd.ByStatus[http.StatusConflict], crowd.Others(), "answers: %s", crowd)
 	if p.stock > 0 {
 		require.EqualValues(b, min(p.stock, p.buyers), crowd.Wanted, "answers: %s", crowd)
@@ -162,30 +165,30 @@ func sendCrowd(b *testing.B, s *rig.System, sales []uuid.UUID, p plan) crowdAnsw
 	return crowd
 }
 
-// openSpread opens sales, the same number of them in each partition. Ids are random, so those that
-// would be too many somewhere are left alone.
+// openSpread opens n sales, the same number in each partition. Ids are random, so sales beyond the
+// share of a partition are created but not used.
 func openSpread(b *testing.B, shop *rig.Shop, keys reservation.Keys, n int, stock int64) []uuid.UUID {
 	b.Helper()
 	store := reservation.NewStore(shop.Redis, keys, reservation.StoreOptions{Logger: slog.New(slog.DiscardHandler)})
 	defer store.Close()
-	catalog := catalog.New(shop.Pool, store)
-	room := make([]int, keys.Partitions)
-	for p := range room {
-		room[p] = n / keys.Partitions
+	saleCatalog := catalog.New(shop.Pool, store)
+	missing := make([]int, keys.Partitions)
+	for p := range missing {
+		missing[p] = n / keys.Partitions
 	}
 	var sales []uuid.UUID
 	for len(sales) < n {
-		sale, err := catalog.Create(b.Context(), reservation.Terms{Name: "growth", Stock: stock, PerOrderLimit: 1})
+		sale, err := saleCatalog.Create(b.Context(), reservation.Terms{Name: "growth", Stock: stock, PerOrderLimit: 1})
 		require.NoError(b, err)
-		if p := keys.Partition(sale.ID); room[p] > 0 {
-			room[p]--
+		if p := keys.Partition(sale.ID); missing[p] > 0 {
+			missing[p]--
 			sales = append(sales, sale.ID)
 		}
 	}
 	return sales
 }
 
-// purchases makes the requests of buyers who each come once, to the sales in turns.
+// purchases builds requests of distinct buyers, to the sales in turn.
 func purchases(sales []uuid.UUID, longIDs bool) func(dst []byte, n uint64) []byte {
 	var heads []string
 	for _, sale := range sales {
@@ -212,29 +215,29 @@ type sold struct {
 	err error
 }
 
-// awaitSold waits until so many units are sold in Postgres. It asks the counters of the sales: to count
-// the orders would be work.
+// awaitSold waits until so many units are sold in Postgres. It reads the counters of the sales, because
+// counting orders would load Postgres.
 func awaitSold(ctx context.Context, shop *rig.Shop, units int64) sold {
-	ctx, cancel := context.WithTimeout(ctx, saleWithin+recordWithin)
+	ctx, cancel := context.WithTimeout(ctx, saleTimeout+recordTimeout)
 	defer cancel()
 	for {
 		var have int64
 		if err := shop.Pool.QueryRow(ctx, "SELECT sum(sold)::bigint FROM sales").Scan(&have); err != nil {
-			return sold{err: fmt.Errorf("wait for %d units in Postgres, %d are there: %w", units, have, err)}
+			return sold{err: fmt.Errorf("wait for %d units in Postgres, have %d: %w", units, have, err)}
 		}
 		if have == units {
 			return sold{at: time.Now()}
 		}
-		retry.Pause(lookEvery, ctx.Done())
+		retry.Pause(pollInterval, ctx.Done())
 	}
 }
 
-// watchMemory looks at what Redis holds until most is called, which returns the most that it has seen.
-func watchMemory(b *testing.B, rdb *redis.Client) (most func() int64) {
+// watchMemory samples the memory of Redis until peak is called, which returns the highest sample.
+func watchMemory(b *testing.B, rdb *redis.Client) (peak func() int64) {
 	b.Helper()
 	ctx, stop := context.WithCancel(b.Context())
 	highest := make(chan int64, 1)
-	look := func() int64 {
+	sample := func() int64 {
 		bytes, err := redisMemory(b.Context(), rdb)
 		if err != nil {
 			b.Error(err)
@@ -242,11 +245,11 @@ func watchMemory(b *testing.B, rdb *redis.Client) (most func() int64) {
 		return bytes
 	}
 	go func() {
-		seen := look()
-		for retry.Pause(lookEvery, ctx.Done()) {
-			seen = max(seen, look())
+		seen := sample()
+		for retry.Pause(pollInterval, ctx.Done()) {
+			seen = max(seen, sample())
 		}
-		highest <- max(seen, look())
+		highest <- max(seen, sample())
 	}()
 	return func() int64 {
 		stop()
@@ -254,20 +257,20 @@ func watchMemory(b *testing.B, rdb *redis.Client) (most func() int64) {
 	}
 }
 
-// trim frees what the workers are done with, as they do themselves every ten seconds.
+// trim removes what the workers have finished, as they do themselves every ten seconds.
 func trim(b *testing.B, rdb *redis.Client, keys reservation.Keys) {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), recordWithin)
+	ctx, cancel := context.WithTimeout(b.Context(), recordTimeout)
 	defer cancel()
 	for p := range keys.Partitions {
 		stream := keys.Orders(p)
-		for { // an entry is acknowledged after its order is in Postgres
+		for { // an entry is acknowledged only after its order is in Postgres
 			pending, err := rdb.XPending(ctx, stream, reservation.Group).Result()
 			require.NoError(b, err)
 			if pending.Count == 0 {
 				break
 			}
-			retry.Pause(lookEvery, ctx.Done())
+			retry.Pause(pollInterval, ctx.Done())
 		}
 		for {
 			answer, err := lua.Trim.Run(ctx, rdb, []string{stream}).Slice()
@@ -279,10 +282,10 @@ func trim(b *testing.B, rdb *redis.Client, keys reservation.Keys) {
 	}
 }
 
-// keyMemory is the bytes that a key takes, all its fields counted; 0 if there is no such key.
+// keyMemory is the bytes of a key with all its fields; 0 without the key.
 func keyMemory(b *testing.B, rdb *redis.Client, key string) float64 {
 	b.Helper()
-	const all = 0 // not a sample of them
+	const all = 0 // counts every field instead of a sample
 	bytes, err := rdb.MemoryUsage(b.Context(), key, all).Result()
 	if errors.Is(err, redis.Nil) {
 		return 0
@@ -291,7 +294,7 @@ func keyMemory(b *testing.B, rdb *redis.Client, key string) float64 {
 	return float64(bytes)
 }
 
-// memoryOfAll is the sum over processes.
+// memoryOfAll is the sum over all processes.
 func memoryOfAll(b *testing.B, processes []*rig.Process) processMemory {
 	b.Helper()
 	var sum processMemory

@@ -5,23 +5,23 @@ import (
 	"time"
 )
 
-// plan is one sale to be run, or several at once.
+// plan is one sale, or several at the same time.
 type plan struct {
-	// stock is the units of all sales together, of which a buyer takes one, and buyers how many come,
-	// each of them once. Where both are 0 there is enough for everybody who can be served within the time.
+	// stock is the units of all sales together, and buyers the number of buyers, each of whom buys one
+	// unit once. If both are 0, stock and buyers are unlimited within the duration.
 	stock, buyers int
-	within        time.Duration
+	duration      time.Duration
 	connections   int
 	workers       int // processes of `stampede work`
 	partitions    int
 	sales         int
-	longIDs       bool // buyers have UUIDs as names, instead of a word and a number
+	longIDs       bool // user ids are UUIDs, instead of a word and a number
 }
 
-// usual is what a plan is like but for what grows.
-func usual() plan { return plan{connections: 256, workers: 1, partitions: 1, sales: 1} }
+// defaultPlan holds the settings that a series does not vary.
+func defaultPlan() plan { return plan{connections: 256, workers: 1, partitions: 1, sales: 1} }
 
-// series is what grows, and where it is looked at.
+// series varies one setting.
 type series struct {
 	name  string // of the benchmark, and of its plots
 	grows string
@@ -30,8 +30,7 @@ type series struct {
 	plan  func(at int) plan
 }
 
-// straightness is how much more something costs in the dearest place of a series than in the cheapest:
-// 1 where the line is straight.
+// straightness is the range of a cost over a series. Its ratio is 1 if the growth is linear.
 type straightness struct {
 	least, most     float64
 	leastAt, mostAt int

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-func TestStraightnessNamesTheDearestAndTheCheapestPlace(t *testing.T) {
+func TestStraightnessFindsLeastAndGreatestCost(t *testing.T) {
 	t.Parallel()
 	s := straightnessOf([]int{10, 100, 1000}, []float64{20, 10, 15})
 	assert.Equal(t, straightness{least: 10, most: 20, leastAt: 100, mostAt: 10}, s)

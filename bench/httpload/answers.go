@@ -10,30 +10,29 @@ import (
 	"time"
 )
 
-// Answers is what came of a load.
+// Answers is the result of a load.
 type Answers struct {
 	ByStatus map[int]int64
-	// Wanted is how many answers had the wanted status, and InTime how many of them came before the load
-	// was to end.
+	// Wanted counts answers with the wanted status, and InTime those of them that came before the end
+	// of the load.
 	Wanted, InTime int64
-	// Broken is how many requests had no answer because their connection broke.
+	// Broken counts requests without an answer because their connection broke.
 	Broken int64
-	// Unsent is how many requests of an open loop were due and never sent, because all connections were
-	// waiting for their answers. How long they had waited in the end is among the latencies.
+	// Unsent counts requests of an open loop that were due and never sent, because all connections were
+	// waiting for answers. Their waiting times are among the latencies.
 	Unsent int64
-	// Took is how long it was until the last answer, and Lasted how much of that belongs to the load:
-	// all of it, where there were no more requests or nobody wanted more, but no longer than For.
+	// Took is the time until the last answer. Lasted is the part of it that belongs to the load: at
+	// most For, and less if Most ended the load earlier.
 	Took, Lasted time.Duration
 
 	latencies []uint32 // in microseconds, sorted
 }
 
-// PerSecond is how many of the wanted answers came in a second, while the load lasted. What comes later does
-// not count, and neither does the wait for it: a few who are answered very late would make everybody else
-// look slow.
+// PerSecond is the rate of wanted answers while the load lasted. Later answers do not count, and
+// neither does the wait for them: a few very late answers would make all others look slow.
 func (a Answers) PerSecond() float64 { return float64(a.InTime) / a.Lasted.Seconds() }
 
-// Others is how many requests had another answer than the wanted one, or none.
+// Others counts requests with another answer than the wanted one, or none.
 func (a Answers) Others() int64 {
 	others := a.Broken + a.Unsent - a.Wanted
 	for _, n := range a.ByStatus {
@@ -42,7 +41,8 @@ func (a Answers) Others() int64 {
 	return others
 }
 
-// Percentile is the smallest latency that p of a hundred do not exceed; 0 if there is none.
+// Percentile is the smallest latency that at least p percent of the wanted answers do not exceed; 0
+// without answers.
 func (a Answers) Percentile(p float64) time.Duration {
 	n := len(a.latencies)
 	if n == 0 {
@@ -52,7 +52,7 @@ func (a Answers) Percentile(p float64) time.Duration {
 	return time.Duration(a.latencies[max(rank, 1)-1]) * time.Microsecond
 }
 
-// String tells how many answers had which status.
+// String lists how many answers had which status.
 func (a Answers) String() string {
 	var parts []string
 	for _, status := range slices.Sorted(maps.Keys(a.ByStatus)) {
@@ -67,7 +67,7 @@ func (a Answers) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// tally is what one connection heard.
+// tally counts the answers of one connection.
 type tally struct {
 	byStatus  map[int]int64
 	wanted    int64
@@ -91,10 +91,10 @@ func (t *tally) add(wanted, inTime bool, status int, took time.Duration) {
 	}
 }
 
-// inMicros holds latencies of up to an hour in half the space.
+// inMicros stores latencies of up to an hour in half the space.
 func inMicros(d time.Duration) uint32 { return uint32(min(d.Microseconds(), math.MaxUint32)) }
 
-// sum is called when all connections are through.
+// sum adds the tallies after all connections have finished.
 func (r *run) sum() (Answers, error) {
 	end := time.Now()
 	took := end.Sub(r.began)

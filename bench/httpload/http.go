@@ -1,4 +1,5 @@
-// Package httpload is a crowd of HTTP connections that costs little enough to leave the cores to the servers.
+// Package httpload sends HTTP requests over many connections with little CPU, which leaves the cores to
+// the servers.
 package httpload
 
 import (
@@ -16,34 +17,35 @@ import (
 	"stampede/internal/retry"
 )
 
-// Load is a crowd of connections. Without a Rate it is a closed loop: each of them sends a request
-// as soon as the last one was answered. With one it is an open loop: requests are due on a schedule
-// that does not wait for answers, and how long one took counts from the moment it was due, so that a
-// server which falls behind cannot hide it. It writes and reads HTTP/1.1 by hand: net/http's client
-// would cost more than the server under test, and they share the cores.
+// Load is a set of connections. Without a Rate it is a closed loop: each connection sends a request as
+// soon as the last one was answered. With a Rate it is an open loop: requests are due on a schedule
+// that does not wait for answers, and latencies count from the due time, so a server that falls behind
+// cannot hide it. Load writes and reads HTTP/1.1 itself: net/http's client would cost more than the
+// server under test, and they share the cores.
 type Load struct {
 	Addrs       []string // host:port of each server; the connections take turns
 	Connections int
 	For         time.Duration
-	// Rate is how many requests are due in a second; 0 makes the loop a closed one.
+	// Rate is the number of requests due per second; 0 means a closed loop.
 	Rate float64
-	// Most bounds how many requests there are; 0 sets no bound.
+	// Most is the maximum of requests; 0 means no limit.
 	Most uint64
-	// Request appends the nth request of all, head and body; the first one is 1.
+	// Request appends the nth request, head and body; the first one is 1.
 	Request func(dst []byte, n uint64) []byte
-	// Status is the status that is wanted; 0 is any of 200 to 299. How long other answers take is not
+	// Status is the wanted status; 0 means any of 200 to 299. The latency of other answers is not
 	// measured, or a server that fails fast would look good.
 	Status int
-	// Heard, if set, is called for every answer by the goroutine of its connection. It may keep no part
-	// of the body.
-	Heard func(n uint64, status int, body []byte)
+	// OnAnswer, if set, is called for every answer by the goroutine of its connection. It must not keep
+	// body.
+	OnAnswer func(n uint64, status int, body []byte)
 }
 
-// answerPatience is how much longer than the load itself an answer may take.
-const answerPatience = 15 * time.Second
+// answerGrace is how long answers are awaited after the end of the load.
+const answerGrace = 15 * time.Second
 
-// Measure sends the load. Connections that break are counted and not opened again; the error is of those
-// that could not be opened, or of an answer that is no HTTP. It ends early with ctx.
+// Measure sends the load. Broken connections are counted and not reopened; the error is that of
+// connections that could not be opened, or of an answer that is not readable as HTTP. It ends early
+// with ctx.
 func (l Load) Measure(ctx context.Context) (Answers, error) {
 	conns, err := l.dial(ctx)
 	defer func() {
@@ -75,14 +77,14 @@ func (l Load) dial(ctx context.Context) ([]net.Conn, error) {
 	return conns, nil
 }
 
-// run is a load under way.
+// run is a load in progress.
 type run struct {
 	load Load
 	ctx  context.Context
-	// No request is due after the deadline. An open loop that is behind goes on with those that were due
-	// before, until it gives up on the rest.
+	// No request is due after the deadline. An open loop that is late continues with requests that were
+	// due before, until giveUp.
 	began, deadline, giveUp time.Time
-	taken                   atomic.Uint64 // requests that a connection has taken upon itself
+	taken                   atomic.Uint64 // requests taken by a connection
 	tallies                 []tally       // one for each connection
 }
 
@@ -96,8 +98,8 @@ func newRun(ctx context.Context, l Load, connections int) *run {
 
 // serve sends requests over one connection until there are no more to send.
 func (r *run) serve(conn net.Conn, t *tally) error {
-	// Fails on a connection that broke, and so will the first write.
-	_ = conn.SetDeadline(r.giveUp.Add(answerPatience))
+	// Fails on a broken connection, as the first write will.
+	_ = conn.SetDeadline(r.giveUp.Add(answerGrace))
 	in := bufio.NewReaderSize(conn, answerBytes)
 	var out []byte
 	for {
@@ -108,7 +110,7 @@ func (r *run) serve(conn net.Conn, t *tally) error {
 		out = r.load.Request(out[:0], n)
 		if _, err := conn.Write(out); err != nil {
 			t.broken++
-			return nil //nolint:nilerr // it is counted
+			return nil //nolint:nilerr // counted
 		}
 		status, length, err := readHead(in)
 		var body []byte
@@ -120,18 +122,18 @@ func (r *run) serve(conn net.Conn, t *tally) error {
 			return err
 		case err != nil:
 			t.broken++
-			return nil //nolint:nilerr // it is counted
+			return nil //nolint:nilerr // counted
 		}
 		now := time.Now()
 		t.add(r.load.wants(status), !now.After(r.deadline), status, now.Sub(due))
-		if r.load.Heard != nil {
-			r.load.Heard(n, status, body)
+		if r.load.OnAnswer != nil {
+			r.load.OnAnswer(n, status, body)
 		}
-		_, _ = in.Discard(length) // it is in the buffer
+		_, _ = in.Discard(length) // cannot fail: the body is in the buffer
 	}
 }
 
-// next waits for the moment in which another request is to be sent, and returns when it was due.
+// next waits until the next request is due, and returns its due time.
 func (r *run) next() (n uint64, due time.Time, ok bool) {
 	now := time.Now()
 	end := r.deadline
@@ -152,7 +154,7 @@ func (r *run) next() (n uint64, due time.Time, ok bool) {
 	return n, due, retry.Pause(due.Sub(now), r.ctx.Done())
 }
 
-// scheduled is how many requests an open loop has.
+// scheduled is the number of requests of an open loop.
 func (r *run) scheduled() uint64 {
 	all := uint64(r.load.Rate * r.load.For.Seconds())
 	if r.load.Most > 0 {
@@ -172,12 +174,12 @@ func (l Load) wants(status int) bool {
 	return status == l.Status
 }
 
-// answerBytes is more than any answer of a purchase has.
+// answerBytes exceeds the size of any answer to a purchase.
 const answerBytes = 4 << 10
 
-var errNotHTTP = errors.New("httpload: not an answer that this client can read")
+var errNotHTTP = errors.New("httpload: unsupported answer")
 
-// readHead reads the head of an answer, and returns its status and the length of its body.
+// readHead reads the head of an answer and returns its status and the length of its body.
 func readHead(in *bufio.Reader) (status, length int, err error) {
 	line, err := in.ReadSlice('\n')
 	if err != nil {

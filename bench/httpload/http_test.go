@@ -37,8 +37,8 @@ func TestClosedLoopCountsAnswersByStatus(t *testing.T) {
 			_, _ = io.WriteString(w, "body")
 		}),
 	}
-	var heard sync.Map
-	load.Heard = func(n uint64, _ int, body []byte) { heard.Store(n, string(body)) }
+	var bodies sync.Map
+	load.OnAnswer = func(n uint64, _ int, body []byte) { bodies.Store(n, string(body)) }
 	answers, err := load.Measure(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, map[int]int64{200: 60, 409: 30}, answers.ByStatus)
@@ -46,13 +46,13 @@ func TestClosedLoopCountsAnswersByStatus(t *testing.T) {
 	assert.Equal(t, int64(30), answers.Others())
 	assert.Len(t, answers.latencies, 60)
 	for n := range uint64(90) {
-		body, found := heard.Load(n + 1)
+		body, found := bodies.Load(n + 1)
 		assert.True(t, found)
 		assert.Equal(t, "body", body)
 	}
 }
 
-func TestAnswersThatComeLateAreNotInTheRate(t *testing.T) {
+func TestRateExcludesLateAnswers(t *testing.T) {
 	t.Parallel()
 	const length = 100 * time.Millisecond
 	var asked atomic.Uint64
@@ -75,11 +75,11 @@ func TestAnswersThatComeLateAreNotInTheRate(t *testing.T) {
 	answers, err = load.Measure(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, int64(1), answers.InTime)
-	assert.Equal(t, answers.Took, answers.Lasted, "there was nothing more to do")
+	assert.Equal(t, answers.Took, answers.Lasted, "the load ended with its last answer")
 }
 
-// One connection and one answer that takes long: all that was due meanwhile has waited for it.
-func TestOpenLoopCountsFromTheMomentInWhichARequestWasDue(t *testing.T) {
+// One connection and one slow answer: all requests that are due meanwhile wait for it.
+func TestOpenLoopLatencyCountsFromDueTime(t *testing.T) {
 	t.Parallel()
 	const hold = 200 * time.Millisecond
 	var first atomic.Bool
@@ -95,11 +95,11 @@ func TestOpenLoopCountsFromTheMomentInWhichARequestWasDue(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, int64(30), answers.Wanted)
 	assert.GreaterOrEqual(t, answers.Percentile(100), hold)
-	// Those that were due in its first half have waited for its second half at least.
+	// Requests due in the first half of the hold waited at least for its second half.
 	assert.GreaterOrEqual(t, answers.Percentile(70), hold/2)
 }
 
-func TestOpenLoopCountsWhatWasDueAndNeverSent(t *testing.T) {
+func TestOpenLoopCountsUnsentRequests(t *testing.T) {
 	t.Parallel()
 	const length = 50 * time.Millisecond
 	load := Load{
@@ -113,7 +113,7 @@ func TestOpenLoopCountsWhatWasDueAndNeverSent(t *testing.T) {
 	assert.GreaterOrEqual(t, answers.Percentile(0), 2*length)
 }
 
-func TestConnectionsThatBreakAreCounted(t *testing.T) {
+func TestBrokenConnectionsAreCounted(t *testing.T) {
 	t.Parallel()
 	load := Load{
 		Connections: 3, For: time.Minute, Request: get,
@@ -126,7 +126,7 @@ func TestConnectionsThatBreakAreCounted(t *testing.T) {
 	assert.Equal(t, "3 × broken", answers.String())
 }
 
-func TestAnswerOfUnknownLengthIsAnError(t *testing.T) {
+func TestAnswerWithoutLengthIsError(t *testing.T) {
 	t.Parallel()
 	load := Load{
 		Connections: 1, For: time.Minute, Request: get,

@@ -15,16 +15,16 @@ import (
 const (
 	waiting   = "waiting buyers, "
 	committed = "committed, "
-	// confirmedGoalMillis bounds the p99 from the 202 until the order is in Postgres.
+	// confirmedGoalMillis is the goal for the p99 from the 202 until the order is in Postgres.
 	confirmedGoalMillis = 50
-	// confirmedConnections: each buyer holds one until the order is confirmed.
+	// confirmedConnections: each buyer occupies one until the order is confirmed.
 	confirmedConnections = 2048
 )
 
-// BenchmarkConfirmed measures how long it takes until a buyer's order is in Postgres. Buyers come at half the rate at
-// which orders reach Postgres when as many come as can. First they go away with their 202, and
-// Postgres tells when each order was committed; then each one prefers to wait, and is answered 201
-// when the order is there.
+// BenchmarkConfirmed measures the time until a buyer's order is in Postgres. Buyers arrive at half the
+// rate at which orders reach Postgres in a closed loop. First they do not wait after their 202, and
+// Postgres reports when each order was committed; then each one prefers to wait, and gets a 201 when
+// the order is there.
 func BenchmarkConfirmed(b *testing.B) {
 	product := rung{name: ours}
 	results := rig.Compare(b, rig.Candidate{Name: ours, Turn: func(b *testing.B, _ int) rig.Values {
@@ -32,12 +32,12 @@ func BenchmarkConfirmed(b *testing.B) {
 		highest := product.start(b, product.plenty(b))
 		product.closedLoop(b, highest, v)
 		highest.Close()
-		left := product.start(b, product.plenty(b))
-		commit(b, left, v, v[durable]/2)
-		left.Close()
+		unattended := product.start(b, product.plenty(b))
+		measureCommits(b, unattended, v, v[durable]/2)
+		unattended.Close()
 		s := product.start(b, product.plenty(b))
 		defer s.Close()
-		await(b, s, v, v[durable]/2)
+		measureWaits(b, s, v, v[durable]/2)
 		return v
 	}})
 	commits := results.Of(ours, committed+p99)
@@ -48,32 +48,32 @@ func BenchmarkConfirmed(b *testing.B) {
 		Note: fmt.Sprintf("Open loop at half of the orders that reached Postgres in a closed loop of the same round. "+
 			"Committed: from the decision in Redis to the commit in Postgres, for every order. "+
 			"Answered 201: all buyers send `Prefer: wait=10`; the time counts from the moment at which the buyer was due. %d "+
-			"rounds of %v.", b.N, turn(b)),
+			"rounds of %v.", b.N, turnDuration(b)),
 		Head: []string{"", "p50", "p99", "p99.9", fmt.Sprintf("p99 at most %d ms", confirmedGoalMillis)},
 		Rows: [][]string{
 			{
-				fmt.Sprintf("committed, %s buyers/s of at most %s", results.Of(ours, waiting+"due").With(rig.Count),
-					results.Of(ours, durable).With(rig.Count)),
-				results.Of(ours, committed+p50).With(rig.Millis), commits.With(rig.Millis),
-				results.Of(ours, committed+p999).With(rig.Millis),
+				fmt.Sprintf("committed, %s buyers/s of at most %s", results.Of(ours, waiting+"due").Format(rig.Count),
+					results.Of(ours, durable).Format(rig.Count)),
+				results.Of(ours, committed+p50).Format(rig.Millis), commits.Format(rig.Millis),
+				results.Of(ours, committed+p999).Format(rig.Millis),
 				verdict(commits.Median <= confirmedGoalMillis),
 			},
 			{
-				fmt.Sprintf("answered 201, %s/s", results.Of(ours, waiting+rate).With(rig.Count)),
-				results.Of(ours, waiting+p50).With(rig.Millis), results.Of(ours, waiting+p99).With(rig.Millis),
-				results.Of(ours, waiting+p999).With(rig.Millis), "",
+				fmt.Sprintf("answered 201, %s/s", results.Of(ours, waiting+rate).Format(rig.Count)),
+				results.Of(ours, waiting+p50).Format(rig.Millis), results.Of(ours, waiting+p99).Format(rig.Millis),
+				results.Of(ours, waiting+p999).Format(rig.Millis), "",
 			},
 		},
 	}
 	rig.Put(t)
 }
 
-// commit measures how long it takes from the decision until the order is committed.
-func commit(b *testing.B, s *rig.System, v rig.Values, perSecond float64) {
+// measureCommits measures the time from the decision to the commit of the order.
+func measureCommits(b *testing.B, s *rig.System, v rig.Values, perSecond float64) {
 	warmed := warm(b, s)
-	s.Await(warmed, turn(b))
+	s.Await(warmed, turnDuration(b))
 	load := s.Crowd(1)
-	load.Connections, load.For, load.Rate = openConnections, turn(b), perSecond
+	load.Connections, load.For, load.Rate = openConnections, turnDuration(b), perSecond
 	began := time.Now()
 	answers := s.Measure(load)
 	all := warmed + answers.Wanted
@@ -82,15 +82,16 @@ func commit(b *testing.B, s *rig.System, v rig.Values, perSecond float64) {
 	v[committed+p50], v[committed+p99], v[committed+p999] = delays.P50, delays.P99, delays.P999
 }
 
-// await measures how long buyers wait for a 201.
-func await(b *testing.B, s *rig.System, v rig.Values, perSecond float64) {
+// measureWaits measures how long buyers wait for a 201.
+func measureWaits(b *testing.B, s *rig.System, v rig.Values, perSecond float64) {
 	warm(b, s)
 	load := s.Crowd(1, "Prefer: wait=10")
-	load.Connections, load.For, load.Rate, load.Status = confirmedConnections, turn(b), perSecond, http.StatusCreated
+	load.Connections, load.For, load.Rate = confirmedConnections, turnDuration(b), perSecond
+	load.Status = http.StatusCreated
 	answers := s.Measure(load)
 	v[waiting+"due"] = perSecond
 	v[waiting+rate] = answers.PerSecond()
-	putLatencies(v, waiting, answers)
+	recordLatencies(v, waiting, answers)
 	if unconfirmed := answers.ByStatus[http.StatusAccepted]; unconfirmed > 0 {
 		b.Fatalf("%d orders were not confirmed within %v: %s", unconfirmed, 10*time.Second, answers)
 	}

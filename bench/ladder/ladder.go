@@ -1,4 +1,4 @@
-// Package ladder compares the designs that one meets on the way to this one, and this one, behind the
-// same front and on the same schema: how fast they sell, what that costs, and what becomes of the
-// promises that they make. It has benchmarks only; what they find is in docs/bench/ladder.md.
+// Package ladder compares Stampede with the designs of package designs, behind the same front and on
+// the same schema: how fast they sell, what an order costs, and whether they keep their promises. It
+// has benchmarks only; docs/bench/ladder.md holds the figures.
 package ladder

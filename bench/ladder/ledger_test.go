@@ -9,20 +9,20 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ledger is what the buyers of a sale were promised, as they keep it themselves.
+// ledger records what the buyers of a sale were promised.
 type ledger struct {
 	accepted atomic.Int64
 
-	mu     sync.Mutex
-	orders []string       // ids
-	yes    map[uint64]int // how often a buyer was told that there is an order
+	mu         sync.Mutex
+	orders     []string       // ids
+	acceptedBy map[uint64]int // by buyer
 }
 
-func newLedger() *ledger { return &ledger{yes: make(map[uint64]int)} }
+func newLedger() *ledger { return &ledger{acceptedBy: make(map[uint64]int)} }
 
-// hear returns what takes down the answers of a crowd in which each buyer sends so many requests. The
-// buyers of several crowds are told apart by a number.
-func (l *ledger) hear(crowd, clicks uint64) func(n uint64, status int, body []byte) {
+// onAnswer returns a callback that records the answers of a crowd in which each buyer sends so many
+// requests. The number of the crowd separates the buyers of several crowds.
+func (l *ledger) onAnswer(crowd, clicks uint64) func(n uint64, status int, body []byte) {
 	return func(n uint64, status int, body []byte) {
 		if status < 200 || status > 299 {
 			return
@@ -30,14 +30,14 @@ func (l *ledger) hear(crowd, clicks uint64) func(n uint64, status int, body []by
 		l.accepted.Add(1)
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.yes[crowd<<32|(n-1)/clicks]++
+		l.acceptedBy[crowd<<32|(n-1)/clicks]++
 		if id := orderID(body); id != "" {
 			l.orders = append(l.orders, id)
 		}
 	}
 }
 
-// orderID is the id in an answer of acceptance, "" if there is none.
+// orderID is the order's id in an accepting answer, or "".
 func orderID(body []byte) string {
 	const idBytes = 36
 	_, rest, found := bytes.Cut(body, []byte(`"order_id":"`))
@@ -47,12 +47,12 @@ func orderID(body []byte) string {
 	return string(rest[:idBytes])
 }
 
-// doubleBuyers is how many buyers have been promised more than one order.
+// doubleBuyers counts buyers who were promised more than one order.
 func (l *ledger) doubleBuyers() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	doubles := 0
-	for _, times := range l.yes {
+	for _, times := range l.acceptedBy {
 		if times > 1 {
 			doubles++
 		}
@@ -60,7 +60,7 @@ func (l *ledger) doubleBuyers() int {
 	return doubles
 }
 
-// missing is how many of the promised orders are not in Postgres.
+// missing counts promised orders that are not in Postgres.
 func (l *ledger) missing(ctx context.Context, pool *pgxpool.Pool) (missing int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,56 +12,56 @@ import (
 	"stampede/bench/rig"
 )
 
-// rung is one that is compared: a design, or the product.
+// rung is a compared design, or Stampede.
 type rung struct {
-	name   string // the one that -only finds
-	title  string // the one on the page
-	design string // of package designs; "" is the product
-	// alone is the product without its worker, as an ingress runs that has a machine for itself. It
-	// accepts orders, and nobody writes them to Postgres.
+	name   string // for -only
+	title  string // on the page
+	design string // of package designs; "" means Stampede
+	// alone is Stampede without its worker, like an ingress on its own machine. It accepts orders, and
+	// they are not written to Postgres.
 	alone bool
 }
 
 const (
-	nothing    = "nothing"
-	nothingRaw = "nothing-raw"
-	evalsha    = "evalsha"
-	lockedTx   = "lock-transaction"
-	row        = "postgres-row"
-	batched    = "postgres-batched"
-	ours       = "Stampede"
-	ingress    = "Stampede, ingress alone"
+	nothing         = "nothing"
+	nothingRaw      = "nothing-raw"
+	evalsha         = "evalsha"
+	lockedTx        = "lock-transaction"
+	postgresRow     = "postgres-row"
+	postgresBatched = "postgres-batched"
+	ours            = "Stampede"
+	ingress         = "Stampede, ingress alone"
 )
 
-// smokeOptions and smokeEnv are for those that take their time to start, or to take over from the dead.
+// smokeOptions and smokeEnv shorten long starts and claim delays in smoke runs.
 var (
 	smokeOptions = map[string]string{"warm-up": "64", "max-idle-ms": "500"}
 	smokeEnv     = []string{"STAMPEDE_MIN_IDLE=1s"}
 )
 
-// smokeTakesOver is how many times sooner they take over then.
-const smokeTakesOver = 10
+// smokeSpeedup is the factor by which they shorten claim delays.
+const smokeSpeedup = 10
 
-// oursTakesOver is how long the product may leave an order of a dead worker: as long as its users are locked
-// by default, and until it looks again.
-const oursTakesOver = 14 * time.Second
+// oursClaimDelay is how long Stampede may leave the orders of a dead worker: the default lock time of
+// their users, and the time until the next look.
+const oursClaimDelay = 14 * time.Second
 
-// order is that of the tables: from what nothing costs, through what tutorials teach, to ours.
-var order = []string{
+// rungOrder is the order of the tables: from Echo alone, through the tutorials' designs, to ours.
+var rungOrder = []string{
 	nothing, nothingRaw,
 	"check-set", "mutex", "mutex-twice", "setnx", lockedTx, "lock-transaction-redisson", "memory-queue",
-	row, "postgres-units", batched,
+	postgresRow, "postgres-units", postgresBatched,
 	evalsha, "stock-stream",
 }
 
-func TestEveryDesignHasAPlaceOnTheLadder(t *testing.T) {
+func TestEveryDesignIsOnLadder(t *testing.T) {
 	t.Parallel()
-	assert.ElementsMatch(t, slices.Collect(maps.Keys(designs.All)), order)
+	assert.ElementsMatch(t, slices.Collect(maps.Keys(designs.All)), rungOrder)
 }
 
-// rungs are all that this machine has what they need, and a sentence about those that are left out.
+// rungs returns the rungs that can run on this machine, and sentences about those that are left out.
 func rungs() (all []rung, leftOut string) {
-	for _, name := range order {
+	for _, name := range rungOrder {
 		entry := designs.All[name]
 		if entry.Missing != nil {
 			if what := entry.Missing(); what != "" {
@@ -74,24 +74,24 @@ func rungs() (all []rung, leftOut string) {
 	return append(all, rung{name: ingress, title: ingress, alone: true}, rung{name: ours, title: ours}), leftOut
 }
 
-// isOurs tells whether the rung is the product.
+// isOurs reports whether the rung is Stampede.
 func (r rung) isOurs() bool { return r.design == "" }
 
-// writes tells whether the rung brings its orders to Postgres.
+// writes reports whether the orders of the rung reach Postgres.
 func (r rung) writes() bool {
 	return !r.alone && (r.isOurs() || !designs.All[r.design].NoOrders)
 }
 
-// takesOver is how long orders may lie still after a kill -9 until somebody goes on with them.
-func (r rung) takesOver(b *testing.B) time.Duration {
-	full := oursTakesOver
+// claimDelay is how long orders may stay unprocessed after a kill -9 until another process claims them.
+func (r rung) claimDelay(b *testing.B) time.Duration {
+	full := oursClaimDelay
 	if !r.isOurs() {
-		full = designs.All[r.design].TakesOver
+		full = designs.All[r.design].ClaimDelay
 	}
-	return rig.Scale(b, full, full/smokeTakesOver)
+	return rig.Scale(b, full, full/smokeSpeedup)
 }
 
-// start starts the rung on a shop of its own with so many units for sale.
+// start starts the rung on its own shop with so many units for sale.
 func (r rung) start(b *testing.B, stock int64) *rig.System {
 	b.Helper()
 	if !r.isOurs() {

@@ -27,9 +27,9 @@ const (
 	lost          = "crash, lost"
 )
 
-// BenchmarkSafety finds out what becomes of the promises of each rung: when more buyers come than there
-// are units, each with a double click, and when all its processes are killed in mid-sale. The faults of
-// others are figures; one of ours fails the benchmark.
+// BenchmarkSafety measures whether each rung keeps its promises: when there are more buyers than units,
+// each with a double click, and when all its processes are killed in the middle of a sale. The faults
+// of others are figures; a fault of Stampede fails the benchmark.
 func BenchmarkSafety(b *testing.B) {
 	all, leftOut := rungs()
 	var candidates []rig.Candidate
@@ -40,7 +40,7 @@ func BenchmarkSafety(b *testing.B) {
 				r.rush(b, v)
 				r.crash(b, v)
 				if r.isOurs() {
-					holdsAll(b, v)
+					requirePromisesKept(b, v)
 				}
 				return v
 			}})
@@ -56,7 +56,7 @@ func BenchmarkSafety(b *testing.B) {
 			"written for %v, and longer where a design waits before it claims orders of dead processes "+
 			"(stock-stream and Stampede). Lost: orders that a buyer was promised and that are not there. Gone: units "+
 			"that are neither for sale nor in Postgres, where the sale was sold out in the end.%s",
-			b.N, 2*rushStock(b), rushStock(b), crashStock(b), crashAfter(b), quietAfter(b), leftOut),
+			b.N, 2*rushStock(b), rushStock(b), crashStock(b), crashAfter(b), baseQuietTime(b), leftOut),
 		Head: []string{
 			"design", "orders promised", "oversold: promised", "oversold: in Postgres", "double buyers",
 			"with a crash: orders promised", "oversold", "units gone", "**lost**",
@@ -68,7 +68,7 @@ func BenchmarkSafety(b *testing.B) {
 			promised, oversold, oversoldRows, doubleBuyers, crashPromised, crashSold, crashLeft,
 			lost,
 		} {
-			row = append(row, results.Of(c.Name, figure).With(rig.Count))
+			row = append(row, results.Of(c.Name, figure).Format(rig.Count))
 		}
 		t.Rows = append(t.Rows, row)
 		results.Report(b, c.Name, lost, "lost")
@@ -76,8 +76,8 @@ func BenchmarkSafety(b *testing.B) {
 	rig.Put(t)
 }
 
-// holdsAll fails the benchmark for each promise that we broke.
-func holdsAll(b *testing.B, v rig.Values) {
+// requirePromisesKept fails the benchmark for each promise that Stampede broke.
+func requirePromisesKept(b *testing.B, v rig.Values) {
 	b.Helper()
 	for _, fault := range []string{oversold, oversoldRows, doubleBuyers, crashSold, crashLeft, lost} {
 		if n, measured := v[fault]; !measured || n != 0 {
@@ -88,7 +88,7 @@ func holdsAll(b *testing.B, v rig.Values) {
 
 func rushStock(b *testing.B) int64 { return rig.Scale[int64](b, 1000, 100) }
 
-// rush sells out to a crowd twice as large as the stock, in which everybody clicks twice.
+// rush sells out to a crowd of twice as many buyers as units, each with two clicks.
 func (r rung) rush(b *testing.B, v rig.Values) {
 	const clicks = 2
 	stock := rushStock(b)
@@ -97,7 +97,7 @@ func (r rung) rush(b *testing.B, v rig.Values) {
 	l := newLedger()
 	load := s.Crowd(clicks)
 	load.Connections, load.Most = connections(b), uint64(2*stock*clicks)
-	load.For, load.Heard = rig.Scale(b, 10*time.Second, 2*time.Second), l.hear(0, clicks)
+	load.For, load.OnAnswer = rig.Scale(b, 10*time.Second, 2*time.Second), l.onAnswer(0, clicks)
 	s.Measure(load)
 
 	v[promised] = float64(l.accepted.Load())
@@ -109,32 +109,32 @@ func (r rung) rush(b *testing.B, v rig.Values) {
 
 func crashStock(b *testing.B) int64 { return rig.Scale[int64](b, 10_000, 1_000) }
 
-// crashAfter is when the processes are killed at the latest.
+// crashAfter is the latest time of the kill.
 func crashAfter(b *testing.B) time.Duration {
 	return rig.Scale(b, time.Second, 200*time.Millisecond)
 }
 
-// crash kills all processes in mid-sale, starts them again, and lets more buyers come.
+// crash kills all processes in the middle of a sale, starts them again, and lets more buyers come.
 func (r rung) crash(b *testing.B, v rig.Values) {
 	stock := crashStock(b)
 	s := r.start(b, stock)
 	defer s.Close()
 	l := newLedger()
 	buyers := s.Crowd(1)
-	buyers.Connections, buyers.For, buyers.Heard = connections(b), time.Minute, l.hear(0, 1)
-	heard := make(chan error, 1)
+	buyers.Connections, buyers.For, buyers.OnAnswer = connections(b), time.Minute, l.onAnswer(0, 1)
+	done := make(chan error, 1)
 	go func() {
 		_, err := buyers.Measure(b.Context())
-		heard <- err
+		done <- err
 	}()
 	halfSold(b.Context(), l, stock/2, crashAfter(b))
 	s.Kill()
-	require.NoError(b, <-heard)
+	require.NoError(b, <-done)
 
 	s.Restart()
-	soldOut, least := r.sellOn(b, s, l), l.accepted.Load()
+	soldOut, least := r.sellRest(b, s, l), l.accepted.Load()
 	if soldOut {
-		least = stock // what buyers took whose answer was cut off is written as well, or it is gone
+		least = stock // orders whose answers were lost must be written as well
 	}
 	units, missing := r.awaitWrites(b, s, l, least)
 	v[crashPromised], v[lost] = float64(l.accepted.Load()), float64(missing)
@@ -144,20 +144,20 @@ func (r rung) crash(b *testing.B, v rig.Values) {
 	}
 }
 
-// sellOn lets more buyers come until one is told that nothing is left, or for a while, and returns
-// whether it is. Ours has to sell out, or the benchmark would not see what it sold too much.
-func (r rung) sellOn(b *testing.B, s *rig.System, l *ledger) bool {
+// sellRest lets more buyers come until one gets "sold out", or for a while, and returns whether it is
+// sold out. Stampede must sell out, or the benchmark would not see what it oversold.
+func (r rung) sellRest(b *testing.B, s *rig.System, l *ledger) bool {
 	ctx, stop := context.WithCancel(b.Context())
 	defer stop()
-	hear := l.hear(1, 1)
+	record := l.onAnswer(1, 1)
 	load := s.Crowd(1)
 	load.Connections, load.For = connections(b), rig.Scale(b, 2*time.Second, 200*time.Millisecond)
 	if r.isOurs() {
 		load.For = time.Minute
 	}
 	var refused atomic.Bool
-	load.Heard = func(n uint64, status int, body []byte) {
-		hear(n, status, body)
+	load.OnAnswer = func(n uint64, status int, body []byte) {
+		record(n, status, body)
 		if status == http.StatusConflict {
 			refused.Store(true)
 			stop()
@@ -176,28 +176,28 @@ func halfSold(ctx context.Context, l *ledger, orders int64, within time.Duration
 	}
 }
 
-func quietAfter(b *testing.B) time.Duration {
+func baseQuietTime(b *testing.B) time.Duration {
 	return rig.Scale(b, 4*time.Second, 500*time.Millisecond)
 }
 
-// quietTime is how long a design may write nothing until it is taken to have written all that it will: as
-// long as it waits before it claims the orders of dead processes, and more.
+// quietTime is how long a design may write nothing until its writes are taken to be complete: longer
+// than its claim delay.
 func (r rung) quietTime(b *testing.B) time.Duration {
-	return r.takesOver(b) + quietAfter(b)
+	return r.claimDelay(b) + baseQuietTime(b)
 }
 
-// awaitWrites waits until the design writes no more: until all that was promised is in Postgres, so many units at
-// least, and nothing follows for a moment; or until nothing has come for as long as quietTime. As a
-// design cannot write more than was bought, that ends. It returns how many units are there, and how many
-// promised orders are not.
+// awaitWrites waits until the design writes no more: until all promised orders and at least so many
+// units are in Postgres and nothing follows for a moment, or until nothing was written for quietTime. A
+// design cannot write more than was bought, so this ends. It returns the units in Postgres, and the
+// number of promised orders that are missing.
 func (r rung) awaitWrites(b *testing.B, s *rig.System, l *ledger, least int64) (units, missing int64) {
 	b.Helper()
-	const lookEvery = 50 * time.Millisecond
+	const pollInterval = 50 * time.Millisecond
 	most := r.quietTime(b)
 	const moment = 250 * time.Millisecond
 	units, since := s.Shop.Units(), time.Now()
 	for {
-		retry.Pause(lookEvery, b.Context().Done())
+		retry.Pause(pollInterval, b.Context().Done())
 		if now := s.Shop.Units(); now != units {
 			units, since = now, time.Now()
 		}

@@ -14,14 +14,13 @@ import (
 )
 
 const (
-	soldOut = "sold out/s"
+	soldOutRate = "sold out/s"
 	// soldOutGoal is the least share of Echo's rate.
 	soldOutGoal = 0.95
 )
 
-// BenchmarkSoldOut compares the answer that most of a crowd gets with an Echo handler that does nothing
-// but send the same bytes. Both are there all the time, and the one whose turn it is not has nothing
-// to do.
+// BenchmarkSoldOut compares the answer that most of a crowd gets with an Echo handler that only sends
+// the same bytes. Both run all the time, and are idle outside their turns.
 func BenchmarkSoldOut(b *testing.B) {
 	stampede := rig.Stampede{}.Start(b, 1)
 	body := sellOut(b, stampede)
@@ -34,33 +33,33 @@ func BenchmarkSoldOut(b *testing.B) {
 		rig.Candidate{Name: ours, Turn: refuse(stampede)},
 		rig.Candidate{Name: echoName, Turn: refuse(echo)},
 	)
-	results.Report(b, ours, soldOut, "sold-out/s")
-	results.Report(b, echoName, soldOut, "sold-out/s")
-	ratio := results.Ratio(ours, soldOut, echoName, soldOut)
+	results.Report(b, ours, soldOutRate, "sold-out/s")
+	results.Report(b, echoName, soldOutRate, "sold-out/s")
+	ratio := results.Ratio(ours, soldOutRate, echoName, soldOutRate)
 	t := page.Table{
 		Title: "Answers “sold out” a second",
 		Note: fmt.Sprintf("`stampede serve` beside an Echo handler that sends the same bytes and does nothing else, "+
-			"without any middleware. Closed loop of %d connections, %d rounds of %v.", connections(b), b.N, turn(b)),
+			"without any middleware. Closed loop of %d connections, %d rounds of %v.", connections(b), b.N, turnDuration(b)),
 		Head: []string{"", "answers/s", "p50", "p99", "p99.9", "CPU of the front, each"},
 	}
 	for _, name := range []string{ours, echoName} {
 		t.Rows = append(t.Rows, append(append(
-			[]string{name, results.Of(name, soldOut).With(rig.Count)}, latencies(results, name, closedLoop)...),
-			results.Of(name, cpu+rig.Front).With(rig.Ratio)+" µs"))
+			[]string{name, results.Of(name, soldOutRate).Format(rig.Count)}, latencies(results, name, closedLoop)...),
+			results.Of(name, cpu+rig.Front).Format(rig.Ratio)+" µs"))
 	}
 	t.Rows = append(t.Rows, []string{
-		"ratio (at least " + rig.Ratio(soldOutGoal) + ")", ratio.With(rig.Ratio), "", "", "",
+		"ratio (at least " + rig.Ratio(soldOutGoal) + ")", ratio.Format(rig.Ratio), "", "", "",
 		verdict(ratio.Median >= soldOutGoal),
 	})
 	rig.Put(t)
 }
 
-// sellOut buys the only unit, and returns what all others are told from then on.
+// sellOut buys the only unit, and returns the body of all answers from then on.
 func sellOut(b *testing.B, s *rig.System) (body string) {
 	b.Helper()
 	load := s.Crowd(1)
 	load.Connections, load.For, load.Most = 1, time.Minute, 2
-	load.Heard = func(_ uint64, status int, text []byte) {
+	load.OnAnswer = func(_ uint64, status int, text []byte) {
 		if status == http.StatusConflict {
 			body = string(text)
 		}
@@ -70,19 +69,19 @@ func sellOut(b *testing.B, s *rig.System) (body string) {
 	return body
 }
 
-// refuse measures how fast a crowd is told that nothing is left.
+// refuse measures the rate of "sold out" answers.
 func refuse(s *rig.System) func(*testing.B, int) rig.Values {
 	return func(b *testing.B, _ int) rig.Values {
 		load := s.Crowd(1)
-		load.Connections, load.For, load.Status = connections(b), turn(b), http.StatusConflict
+		load.Connections, load.For, load.Status = connections(b), turnDuration(b), http.StatusConflict
 		before := s.CPU()
 		answers := s.Measure(load)
 		require.Zero(b, answers.Others(), answers)
 		v := rig.Values{
-			soldOut:         answers.PerSecond(),
+			soldOutRate:     answers.PerSecond(),
 			cpu + rig.Front: s.CPU().Since(before).PerOrder(answers.Wanted)[rig.Front],
 		}
-		putLatencies(v, closedLoop, answers)
+		recordLatencies(v, closedLoop, answers)
 		return v
 	}
 }

@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	// openConnections carry an open loop: enough for the answers that a design has under way at half of
-	// its capacity, and a bound for one that cannot keep up.
+	// openConnections carry an open loop: enough for a design at half of its capacity, and a bound for
+	// one that falls behind.
 	openConnections = 512
-	// commonRate is what most of the ladder can carry.
+	// commonRate is a rate that most of the ladder can serve.
 	commonRate = 500
 )
 
@@ -49,11 +49,11 @@ func BenchmarkLadder(b *testing.B) {
 		results.Report(b, r.name, accepted, "accepted/s")
 		results.Report(b, r.name, durable, "durable/s")
 	}
-	tell(b, results, all, leftOut)
+	putTables(b, results, all, leftOut)
 }
 
-// speed is a turn of BenchmarkLadder. Each of its loads has a shop of its own, so that none of them
-// meets what another has left behind; a smoke saves the time.
+// speed is a turn of BenchmarkLadder. Each load has its own shop, so that none is affected by the
+// others; a smoke run uses one shop for all, which saves time.
 func (r rung) speed(b *testing.B, _ int) rig.Values {
 	v := rig.Values{}
 	loads := []func(*rig.System){
@@ -74,12 +74,14 @@ func (r rung) speed(b *testing.B, _ int) rig.Values {
 	return v
 }
 
-var closedConnections = flag.Int("connections", 256, "how many `connections` the closed loops have")
+var closedConnections = flag.Int("connections", 256, "number of `connections` of the closed loops")
 
-// connections are those of a closed loop.
+// connections is the number of connections of a closed loop.
 func connections(b *testing.B) int { return rig.Scale(b, *closedConnections, 32) }
 
-func turn(b *testing.B) time.Duration { return rig.Scale(b, 2*time.Second, 100*time.Millisecond) }
+func turnDuration(b *testing.B) time.Duration {
+	return rig.Scale(b, 2*time.Second, 100*time.Millisecond)
+}
 
 // plenty is more units than a turn can sell.
 func (r rung) plenty(b *testing.B) int64 {
@@ -89,27 +91,27 @@ func (r rung) plenty(b *testing.B) int64 {
 	return 50_000_000
 }
 
-// closedLoop measures the rate at which orders are accepted, and at which they come to Postgres: from the
-// first one until the last one that was accepted is there. A design that falls behind gets the same
-// time again, and counts with what it has written by then; so it does in the warm-up, of which nothing is left
-// to be written where it keeps up.
+// closedLoop measures the rate at which orders are accepted, and the rate at which they reach Postgres,
+// from the first request until the last accepted order is there. A design that falls behind gets the
+// same time again, and counts with what it has written by then. So it does after the warm-up; a design
+// that keeps up has nothing left to write after it.
 func (r rung) closedLoop(b *testing.B, s *rig.System, v rig.Values) {
 	warmed := warm(b, s)
 	if r.writes() {
-		s.Await(warmed, turn(b))
+		s.Await(warmed, turnDuration(b))
 	}
 	began, unitsBefore, cpuBefore := time.Now(), s.Shop.Units(), s.CPU()
 	load := s.Crowd(1)
-	load.Connections, load.For = connections(b), turn(b)
+	load.Connections, load.For = connections(b), turnDuration(b)
 	answers := s.Measure(load)
 	require.NotZero(b, answers.Wanted, "%s accepted nothing: %s", r.name, answers)
 	v[accepted] = answers.PerSecond()
 	v[failed] = 100 * float64(answers.Others()) / float64(answers.Others()+answers.Wanted)
-	putLatencies(v, closedLoop, answers)
+	recordLatencies(v, closedLoop, answers)
 
 	written := int64(0)
 	if r.writes() {
-		written = s.Await(warmed+answers.Wanted, turn(b)) - unitsBefore
+		written = s.Await(warmed+answers.Wanted, turnDuration(b)) - unitsBefore
 		v[durable] = float64(written) / time.Since(began).Seconds()
 	}
 	used := s.CPU().Since(cpuBefore)
@@ -124,25 +126,25 @@ func (r rung) closedLoop(b *testing.B, s *rig.System, v rig.Values) {
 	}
 }
 
-// openLoop measures how long a buyer waits at a rate.
+// openLoop measures the latency at a rate.
 func openLoop(b *testing.B, s *rig.System, v rig.Values, name string, perSecond float64) {
 	warm(b, s)
 	load := s.Crowd(1)
-	load.Connections, load.For, load.Rate = openConnections, turn(b), perSecond
+	load.Connections, load.For, load.Rate = openConnections, turnDuration(b), perSecond
 	answers := s.Measure(load)
 	v[name+rate] = answers.PerSecond()
-	putLatencies(v, name, answers)
+	recordLatencies(v, name, answers)
 }
 
-// warm lets the processes open their connections and grow their heaps, and returns how many orders
-// were accepted meanwhile.
+// warm lets the processes open their connections and grow their heaps, and returns the number of
+// accepted orders.
 func warm(b *testing.B, s *rig.System) int64 {
 	load := s.Crowd(1)
 	load.Connections, load.For = connections(b), rig.Scale(b, 500*time.Millisecond, 30*time.Millisecond)
 	return s.Measure(load).Wanted
 }
 
-func putLatencies(v rig.Values, load string, answers httpload.Answers) {
+func recordLatencies(v rig.Values, load string, answers httpload.Answers) {
 	if answers.Wanted == 0 {
 		return
 	}

@@ -9,37 +9,37 @@ import (
 	"stampede/bench/rig"
 )
 
-// tell puts what BenchmarkLadder has found on the page.
-func tell(b *testing.B, results *rig.Results, all []rung, leftOut string) {
+// putTables puts the results of BenchmarkLadder on the page.
+func putTables(b *testing.B, results *rig.Results, all []rung, leftOut string) {
 	b.Helper()
-	tellRates(b, results, all, leftOut)
-	tellDurable(b, results, all)
-	tellRatios(b, results, all)
-	tellGoals(b, results)
-	tellLatencies(b, results, all)
-	tellCPU(b, results, all)
+	putRateTable(b, results, all, leftOut)
+	putDurableTable(b, results, all)
+	putRatioTable(b, results, all)
+	putGoalTable(b, results)
+	putLatencyTable(b, results, all)
+	putCPUTable(b, results, all)
 }
 
-func tellRates(b *testing.B, results *rig.Results, all []rung, leftOut string) {
+func putRateTable(b *testing.B, results *rig.Results, all []rung, leftOut string) {
 	b.Helper()
 	t := page.Table{
 		Title: "Orders accepted a second",
 		Note: fmt.Sprintf("Closed loop of %d connections, %d rounds of %v; medians, with the least and the greatest. Only "+
 			"answers of acceptance count: 201, which says that the order is in Postgres, or "+
-			"202.%s", connections(b), b.N, turn(b), leftOut),
+			"202.%s", connections(b), b.N, turnDuration(b), leftOut),
 		Head: []string{"design", "accepted/s", "p50", "p99", "p99.9", "other answers"},
 		Plot: "ladder-accepted.svg", Chart: &page.Chart{Kind: page.Bars, Columns: []string{"accepted/s"}, Unit: "orders/s"},
 	}
 	for _, r := range all {
-		row := []string{r.title, results.Of(r.name, accepted).With(rig.Count)}
+		row := []string{r.title, results.Of(r.name, accepted).Format(rig.Count)}
 		row = append(row, latencies(results, r.name, closedLoop)...)
-		row = append(row, results.Of(r.name, failed).Middle(percent))
+		row = append(row, results.Of(r.name, failed).FormatMedian(formatPercent))
 		t.Rows = append(t.Rows, row)
 	}
 	rig.Put(t)
 }
 
-func tellDurable(b *testing.B, results *rig.Results, all []rung) {
+func putDurableTable(b *testing.B, results *rig.Results, all []rung) {
 	b.Helper()
 	t := page.Table{
 		Title: "Orders in Postgres a second",
@@ -54,13 +54,13 @@ func tellDurable(b *testing.B, results *rig.Results, all []rung) {
 	}
 	for _, r := range all {
 		if s := results.Of(r.name, durable); s.N > 0 {
-			t.Rows = append(t.Rows, []string{r.title, s.With(rig.Count)})
+			t.Rows = append(t.Rows, []string{r.title, s.Format(rig.Count)})
 		}
 	}
 	rig.Put(t)
 }
 
-func tellRatios(b *testing.B, results *rig.Results, all []rung) {
+func putRatioTable(b *testing.B, results *rig.Results, all []rung) {
 	b.Helper()
 	t := page.Table{
 		Title: "Stampede ÷ each of them",
@@ -76,31 +76,31 @@ func tellRatios(b *testing.B, results *rig.Results, all []rung) {
 		}
 		t.Rows = append(t.Rows, []string{
 			r.title,
-			results.Ratio(ingress, accepted, r.name, accepted).With(rig.Ratio),
-			results.Ratio(ours, accepted, r.name, accepted).With(rig.Ratio),
-			results.Ratio(ours, durable, r.name, durable).With(rig.Ratio),
+			results.Ratio(ingress, accepted, r.name, accepted).Format(rig.Ratio),
+			results.Ratio(ours, accepted, r.name, accepted).Format(rig.Ratio),
+			results.Ratio(ours, durable, r.name, durable).Format(rig.Ratio),
 		})
 	}
 	rig.Put(t)
 }
 
-// goals are what is to be reached, by the ratios of BenchmarkLadder.
+// goals are ratios for BenchmarkLadder to reach.
 var goals = []struct {
 	other, detail string
 	figure        string
-	least         float64 // 0 where nothing is to be reached
+	least         float64 // 0 means no goal
 }{
 	{nothing, " (Recover, RequestID, a bound body, an answer in JSON)", accepted, 0.75},
 	{nothingRaw, " (no middleware, the body is not read)", accepted, 0},
 	{evalsha, " (one EVALSHA of the tutorials' script with XADD)", accepted, 1.8},
-	{row, " (one transaction for each buyer)", accepted, 10},
-	{batched, " (as we batch)", accepted, 1.3},
+	{postgresRow, " (one transaction for each buyer)", accepted, 10},
+	{postgresBatched, " (as we batch)", accepted, 1.3},
 	{lockedTx, "", accepted, 20},
-	{row, " (one transaction for each buyer)", durable, 10},
-	{batched, " (as we batch)", durable, 1.1},
+	{postgresRow, " (one transaction for each buyer)", durable, 10},
+	{postgresBatched, " (as we batch)", durable, 1.1},
 }
 
-func tellGoals(b *testing.B, results *rig.Results) {
+func putGoalTable(b *testing.B, results *rig.Results) {
 	b.Helper()
 	t := page.Table{
 		Title: "What is to be reached",
@@ -121,7 +121,7 @@ func tellGoals(b *testing.B, results *rig.Results) {
 			what = "in Postgres"
 		}
 		what += " ÷ " + designs.All[g.other].Title + g.detail
-		line := []string{what, "", alone.With(rig.Ratio), whole.With(rig.Ratio), ""}
+		line := []string{what, "", alone.Format(rig.Ratio), whole.Format(rig.Ratio), ""}
 		if g.least > 0 {
 			line[1] = rig.Ratio(g.least)
 		}
@@ -133,14 +133,14 @@ func tellGoals(b *testing.B, results *rig.Results) {
 	rig.Put(t)
 }
 
-func tellLatencies(b *testing.B, results *rig.Results, all []rung) {
+func putLatencyTable(b *testing.B, results *rig.Results, all []rung) {
 	b.Helper()
 	t := page.Table{
 		Title: "How long a buyer waits",
 		Note: fmt.Sprintf("Open loop over %d connections: arrivals keep to their schedule, and the time counts from the "+
 			"moment at which the buyer was due. At half of what the design accepted in a closed loop of the same round, and "+
 			"at %d buyers a second for all; %d rounds of %v. A buyer who was due and never got a connection counts with the "+
-			"time waited so far.", openConnections, commonRate, b.N, turn(b)),
+			"time waited so far.", openConnections, commonRate, b.N, turnDuration(b)),
 		Head: []string{
 			"design", "half load: answers/s", "p50", "p99", "p99.9",
 			fmt.Sprintf("%d due/s: answers/s", commonRate), "p50", "p99", "p99.9",
@@ -154,7 +154,7 @@ func tellLatencies(b *testing.B, results *rig.Results, all []rung) {
 	for _, r := range all {
 		row := []string{r.title}
 		for _, load := range []string{halfLoad, commonLoad} {
-			row = append(row, results.Of(r.name, load+rate).Middle(rig.Count))
+			row = append(row, results.Of(r.name, load+rate).FormatMedian(rig.Count))
 			row = append(row, latencies(results, r.name, load)...)
 		}
 		t.Rows = append(t.Rows, row)
@@ -162,7 +162,7 @@ func tellLatencies(b *testing.B, results *rig.Results, all []rung) {
 	rig.Put(t)
 }
 
-func tellCPU(b *testing.B, results *rig.Results, all []rung) {
+func putCPUTable(b *testing.B, results *rig.Results, all []rung) {
 	b.Helper()
 	t := page.Table{
 		Title: "CPU time for each order",
@@ -175,7 +175,7 @@ func tellCPU(b *testing.B, results *rig.Results, all []rung) {
 	for _, r := range all {
 		row := []string{r.title}
 		for _, role := range rig.Roles {
-			row = append(row, results.Of(r.name, cpu+role).Middle(rig.Ratio))
+			row = append(row, results.Of(r.name, cpu+role).FormatMedian(rig.Ratio))
 		}
 		t.Rows = append(t.Rows, row)
 	}
@@ -185,12 +185,12 @@ func tellCPU(b *testing.B, results *rig.Results, all []rung) {
 func latencies(results *rig.Results, name, load string) []string {
 	var cells []string
 	for _, percentile := range []string{p50, p99, p999} {
-		cells = append(cells, results.Of(name, load+percentile).Middle(rig.Millis))
+		cells = append(cells, results.Of(name, load+percentile).FormatMedian(rig.Millis))
 	}
 	return cells
 }
 
-func percent(v float64) string { return rig.Ratio(v) + " %" }
+func formatPercent(v float64) string { return rig.Ratio(v) + " %" }
 
 func verdict(reached bool) string {
 	if reached {

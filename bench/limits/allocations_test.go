@@ -26,11 +26,11 @@ import (
 	"stampede/reservation/order"
 )
 
-// BenchmarkAllocations counts what an accepted purchase allocates in a whole ingress, on its way to Redis
-// and back, beyond what it allocates in an Echo that answers with prebuilt bytes.
+// BenchmarkAllocations counts the allocations of an accepted purchase in a whole ingress, including the
+// call of Redis, in excess of those in an Echo that answers with prebuilt bytes.
 //
 // The servers run in the process of the benchmark, because only a process itself knows its allocations.
-// Those of the client are the same on both sides and fall out of the difference.
+// Those of the client are the same on both sides and cancel out.
 func BenchmarkAllocations(b *testing.B) {
 	before := debug.SetGCPercent(400) // as `stampede serve` does
 	b.Cleanup(func() { debug.SetGCPercent(before) })
@@ -42,15 +42,15 @@ func BenchmarkAllocations(b *testing.B) {
 		Head: []string{"connections", "Echo's own", "ingress", "beyond Echo's own", "at most", "bytes beyond Echo's own"},
 	}
 	for _, connections := range []int{1, crowdConnections} {
-		var own, all, beyond, bytesBeyond []float64
+		var own, total, beyond, bytesBeyond []float64
 		for range b.N {
 			echoes, ours := allocations(b, echoAlone(), uuid.New(), connections), ingressAllocations(b, connections)
-			own, all = append(own, echoes.objects), append(all, ours.objects)
+			own, total = append(own, echoes.objects), append(total, ours.objects)
 			beyond, bytesBeyond = append(beyond, ours.objects-echoes.objects), append(bytesBeyond, ours.bytes-echoes.bytes)
 		}
 		table.Rows = append(table.Rows, []string{
-			strconv.Itoa(connections), rig.SpreadOf(own).With(rig.Ratio), rig.SpreadOf(all).With(rig.Ratio),
-			rig.SpreadOf(beyond).With(rig.Ratio), "25", rig.SpreadOf(bytesBeyond).With(rig.Count),
+			strconv.Itoa(connections), rig.SpreadOf(own).Format(rig.Ratio), rig.SpreadOf(total).Format(rig.Ratio),
+			rig.SpreadOf(beyond).Format(rig.Ratio), "25", rig.SpreadOf(bytesBeyond).Format(rig.Count),
 		})
 		b.ReportMetric(rig.SpreadOf(beyond).Median, "allocations-beyond-Echo_"+strconv.Itoa(connections)+"-connections")
 	}
@@ -67,7 +67,7 @@ func echoAlone() http.Handler {
 	return e
 }
 
-// ingressAllocations wires an ingress as the serve command does.
+// ingressAllocations measures an ingress that is wired as the serve command does.
 func ingressAllocations(b *testing.B, connections int) allocation {
 	b.Helper()
 	s := openShop(b)
@@ -88,11 +88,11 @@ func ingressAllocations(b *testing.B, connections int) allocation {
 	return allocations(b, server.Handler(), s.sale, connections)
 }
 
-// allocation is what a request allocated, on average.
+// allocation is the average of a request.
 type allocation struct{ objects, bytes float64 }
 
-// allocations lets a crowd buy from a handler. What connections cost when they are opened is left out:
-// they are open before the count begins, and what a request costs is the slope between two crowds.
+// allocations lets a crowd buy from a handler. The cost of opening connections is excluded: the result
+// is the slope between a small and a large crowd.
 func allocations(b *testing.B, h http.Handler, sale uuid.UUID, connections int) allocation {
 	b.Helper()
 	listener, err := new(net.ListenConfig).Listen(b.Context(), "tcp", "127.0.0.1:0")
@@ -130,7 +130,7 @@ func allocations(b *testing.B, h http.Handler, sale uuid.UUID, connections int) 
 		return answers.Wanted, after.Mallocs - before.Mallocs, after.TotalAlloc - before.TotalAlloc
 	}
 	few := uint64(rig.Scale(b, 20, 1)*connections + 200)
-	crowd(few) // the pools fill
+	crowd(few) // fills the pools
 	requestsFew, objectsFew, bytesFew := crowd(few)
 	requestsMany, objectsMany, bytesMany := crowd(5 * few)
 	n := float64(requestsMany - requestsFew)

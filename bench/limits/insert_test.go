@@ -12,11 +12,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// insertBatch is how many orders a transaction holds: as many as a worker's does at most.
+// insertBatch is the number of orders per transaction: the maximum of a worker.
 const insertBatch = 500
 
-// The rows that the ledger writes for confirmed orders, without asking anything: whether the sale is
-// there, whether an event was recorded before, whether the user has another order.
+// The rows that the ledger writes for confirmed orders, without any check: whether the sale exists,
+// whether an event was recorded before, whether the user has another order.
 const (
 	insertReserved = `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at, data)
 		SELECT order_id, 1, 'OrderReserved', $2, user_id, 1, $5, jsonb_build_object('sequence', sequence, 'epoch', 1)
@@ -31,7 +31,7 @@ const (
 	addSold = `UPDATE sales SET sold = sold + $2, last_sequence = greatest(last_sequence, $3) WHERE id = $1`
 )
 
-// orderColumns are the orders of one transaction as arrays, made before the time runs.
+// orderColumns are the orders of one transaction as arrays, built before the clock starts.
 type orderColumns struct {
 	ids       []uuid.UUID
 	users     []string
@@ -55,8 +55,8 @@ func columnsOf(requests []request) []orderColumns {
 // inserter writes orders in one transaction.
 type inserter func(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderColumns) error
 
-// insertAll writes the orders, each connection its share, one transaction after the other.
-func (s shop) insertAll(b *testing.B, orders []orderColumns, connections int, insert inserter) {
+// insertAll writes the orders over several connections, each its share, one transaction after another.
+func (s shop) insertAll(b *testing.B, orders []orderColumns, connections int, insertOne inserter) {
 	b.Helper()
 	failed := make([]error, connections)
 	var wg sync.WaitGroup
@@ -64,7 +64,7 @@ func (s shop) insertAll(b *testing.B, orders []orderColumns, connections int, in
 		wg.Go(func() {
 			failed[i] = s.Pool.AcquireFunc(b.Context(), func(conn *pgxpool.Conn) error {
 				for n := i; n < len(orders); n += connections {
-					if err := insert(b.Context(), conn.Conn(), s.sale, orders[n]); err != nil {
+					if err := insertOne(b.Context(), conn.Conn(), s.sale, orders[n]); err != nil {
 						return err
 					}
 				}
@@ -78,7 +78,7 @@ func (s shop) insertAll(b *testing.B, orders []orderColumns, connections int, in
 	}
 }
 
-// insertUnnest is one transaction in one round trip.
+// insertUnnest sends one transaction in one round trip.
 func insertUnnest(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderColumns) error {
 	batch := &pgx.Batch{}
 	batch.Queue("BEGIN")
@@ -90,16 +90,16 @@ func insertUnnest(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderCo
 	return conn.SendBatch(ctx, batch).Close()
 }
 
-// insertCopy is the same by COPY, which takes more round trips and less parsing.
+// insertCopy writes the same rows by COPY, with more round trips and less parsing.
 func insertCopy(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderColumns) error {
 	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		type seat struct {
+		type reservedData struct {
 			Sequence int64 `json:"sequence"`
 			Epoch    int64 `json:"epoch"`
 		}
 		events := pgx.CopyFromSlice(2*len(c.ids), func(i int) ([]any, error) {
 			if i < len(c.ids) {
-				return []any{c.ids[i], 1, "OrderReserved", sale, c.users[i], 1, c.at, seat{c.sequences[i], 1}}, nil
+				return []any{c.ids[i], 1, "OrderReserved", sale, c.users[i], 1, c.at, reservedData{c.sequences[i], 1}}, nil
 			}
 			i -= len(c.ids)
 			return []any{c.ids[i], 2, "OrderConfirmed", sale, c.users[i], 1, c.at, struct{}{}}, nil

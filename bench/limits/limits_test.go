@@ -9,7 +9,7 @@ import (
 	"stampede/bench/rig"
 )
 
-// The candidates that are asked for by name.
+// The candidates that the tables refer to by name.
 const (
 	oursAccept  = "`stampede serve`"
 	oursRecord  = "`stampede work`, one process"
@@ -22,10 +22,9 @@ const (
 	readAck     = "XREADGROUP COUNT 500 and one XACK, 1 connection"
 )
 
-// BenchmarkLimits compares each stage with what it could do at most, in one run.
+// BenchmarkLimits compares each stage with its limit, in one run.
 func BenchmarkLimits(b *testing.B) {
-	// The ingress has its turn first in the first round, so that it is known by then how many buyers share
-	// a call.
+	// In the first round the ingress has the first turn, which measures how many buyers share a call.
 	inCall := 0
 	candidates := []rig.Candidate{
 		{Name: oursAccept, Turn: func(b *testing.B, round int) rig.Values {
@@ -60,14 +59,14 @@ func BenchmarkLimits(b *testing.B) {
 	results.Report(b, oursRecord, perSecond, "durable/s")
 }
 
-// stageTable sets what ours reaches against each limit.
+// stageTable compares our figures with each limit.
 func stageTable(b *testing.B, results *rig.Results) page.Table {
 	b.Helper()
 	table := page.Table{
 		Title: "Each stage and its limit",
 		Note: fmt.Sprintf("Medians of %d rounds, in brackets the least and the greatest; a share is the median of the "+
 			"shares of the rounds. Script calls of `serve` had %s "+
-			"buyers.", b.N, results.Of(oursAccept, perCall).With(rig.Count)),
+			"buyers.", b.N, results.Of(oursAccept, perCall).Format(rig.Count)),
 		Head: []string{"stage", "its limit", "limit, orders/s", "ours", "orders/s", "share", "at least"},
 	}
 	for _, s := range []struct{ stage, ours, limit, target string }{
@@ -81,8 +80,8 @@ func stageTable(b *testing.B, results *rig.Results) page.Table {
 	} {
 		share := results.Ratio(s.ours, perSecond, s.limit, perSecond)
 		table.Rows = append(table.Rows, []string{
-			s.stage, s.limit, results.Of(s.limit, perSecond).With(rig.Count),
-			s.ours, results.Of(s.ours, perSecond).With(rig.Count), share.With(rig.Ratio), s.target,
+			s.stage, s.limit, results.Of(s.limit, perSecond).Format(rig.Count),
+			s.ours, results.Of(s.ours, perSecond).Format(rig.Count), share.Format(rig.Ratio), s.target,
 		})
 	}
 	for _, s := range []struct{ limit, ours, unit string }{
@@ -94,7 +93,7 @@ func stageTable(b *testing.B, results *rig.Results) page.Table {
 	return table
 }
 
-// candidateTable tells for every candidate what an order costs whom.
+// candidateTable shows the cost of an order for every candidate, by process.
 func candidateTable(b *testing.B, results *rig.Results, candidates []rig.Candidate) page.Table {
 	b.Helper()
 	table := page.Table{
@@ -105,9 +104,9 @@ func candidateTable(b *testing.B, results *rig.Results, candidates []rig.Candida
 		Head: append([]string{"", "orders/s"}, rig.Roles...),
 	}
 	for _, c := range candidates {
-		row := []string{c.Name, results.Of(c.Name, perSecond).With(rig.Count)}
+		row := []string{c.Name, results.Of(c.Name, perSecond).Format(rig.Count)}
 		for _, role := range rig.Roles {
-			row = append(row, results.Of(c.Name, role).Middle(rig.Ratio))
+			row = append(row, results.Of(c.Name, role).FormatMedian(rig.Ratio))
 		}
 		table.Rows = append(table.Rows, row)
 	}

@@ -18,8 +18,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// request is one buyer's part of the arguments of lua/reserve.lua, made before the time runs: a limit
-// of Redis must not hold the making of strings.
+// request is one buyer's part of the arguments of lua/reserve.lua, built before the clock starts: a
+// limit of Redis must not include the building of strings.
 type request struct {
 	order   uuid.UUID
 	user    string
@@ -27,7 +27,7 @@ type request struct {
 	payload string
 }
 
-// newRequests makes requests of users who have bought nothing yet.
+// newRequests builds requests of users who have bought nothing yet.
 func newRequests(sale uuid.UUID, n int) []request {
 	requests := make([]request, n)
 	now := strconv.FormatInt(time.Now().UnixMilli(), 10)
@@ -45,7 +45,8 @@ func newRequests(sale uuid.UUID, n int) []request {
 // metadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}.
 const metadata = "\x82\xa5event\xadOrderReserved\xadevent_version\xa11"
 
-// scriptCaller calls the reserve script for one sale on one connection. It belongs to one goroutine.
+// scriptCaller calls the reserve script for one sale on one connection. It is not safe for concurrent
+// use.
 type scriptCaller struct {
 	rdb  *redis.Client
 	args []any
@@ -61,7 +62,7 @@ func newScriptCaller(rdb *redis.Client, keys reservation.Keys, sale uuid.UUID) *
 	return &scriptCaller{rdb: rdb, args: args, head: len(args)}
 }
 
-// reserve asks for all requests in one call, and fails unless every one of them is reserved.
+// reserve sends all requests in one call, and fails unless every one of them is reserved.
 func (c *scriptCaller) reserve(ctx context.Context, batch []request) error {
 	c.args = c.args[:c.head]
 	for i := range batch {
@@ -84,11 +85,11 @@ func (c *scriptCaller) reserve(ctx context.Context, batch []request) error {
 	return nil
 }
 
-// reserveAll sends the requests in batches over so many connections, each with one call under way, until
-// all are sent or the time is over, and returns how many were reserved.
+// reserveAll sends the requests in batches over several connections, each with one call in flight,
+// until all are sent or the time is over, and returns how many were reserved.
 func (s shop) reserveAll(b *testing.B, requests []request, batch, connections int, within time.Duration) int64 {
 	b.Helper()
-	ctx, cancel := context.WithTimeout(b.Context(), within+callPatience)
+	ctx, cancel := context.WithTimeout(b.Context(), within+callGrace)
 	defer cancel()
 	deadline := time.Now().Add(within)
 	reserved := make([]int, connections)

@@ -18,21 +18,21 @@ import (
 const (
 	// hugeStock is more than any turn can sell.
 	hugeStock = 50_000_000
-	// callPatience is what the last call of a turn may take beyond the turn.
-	callPatience = 10 * time.Second
+	// callGrace is how much longer than the turn its last call may take.
+	callGrace = 10 * time.Second
 )
 
 // buyerSerial numbers buyers who have bought nothing yet.
 var buyerSerial atomic.Uint64
 
-// shop is a turn's own servers with a sale in them, to be used without an ingress.
+// shop is a turn's own servers with a sale, for use without an ingress.
 type shop struct {
 	*rig.Shop
 	keys reservation.Keys
 	sale uuid.UUID
 }
 
-// openShop opens a shop and a sale that no process serves.
+// openShop opens a shop and a sale without processes.
 func openShop(b *testing.B) shop {
 	b.Helper()
 	on := rig.Open(b)
@@ -47,11 +47,11 @@ func openShop(b *testing.B) shop {
 
 func shopOf(b *testing.B, on *rig.Shop, sale uuid.UUID) shop {
 	b.Helper()
-	require.NoError(b, lua.Reserve.Load(b.Context(), on.Redis).Err()) // it is called by its hash alone
+	require.NoError(b, lua.Reserve.Load(b.Context(), on.Redis).Err()) // calls use only its hash
 	return shop{on, on.Keys(1), sale}
 }
 
-// fill reserves so many orders, whose events wait in the stream then.
+// fill reserves so many orders. Their events then wait in the stream.
 func (s shop) fill(b *testing.B, orders int) {
 	b.Helper()
 	const batch, within = 256, time.Minute

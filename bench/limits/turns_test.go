@@ -14,19 +14,21 @@ import (
 	"stampede/reservation"
 )
 
-// The figures of a turn, beside the CPU time of each role under the name of the role.
+// The figures of a turn, beside the CPU time of each role under the role's name.
 const (
 	perSecond = "orders/s"
 	perCall   = "orders in a call of the script"
 )
 
-// turn is what a candidate does in a round.
+// turn is a candidate's work in a round.
 type turn func(b *testing.B, round int) rig.Values
 
-// length is how long a turn lasts that is bounded by time, and backlog how many orders one handles that
-// is bounded by their number.
-func length(b *testing.B) time.Duration { return rig.Scale(b, 2*time.Second, 200*time.Millisecond) }
-func backlog(b *testing.B) int          { return rig.Scale(b, 60_000, 6000) }
+// turnDuration bounds a turn by time, and backlogOrders is the number of orders in a turn without such
+// a bound.
+func turnDuration(b *testing.B) time.Duration {
+	return rig.Scale(b, 2*time.Second, 200*time.Millisecond)
+}
+func backlogOrders(b *testing.B) int { return rig.Scale(b, 60_000, 6000) }
 
 func valuesOf(orders int64, took time.Duration, used rig.Usage) rig.Values {
 	values := rig.Values{perSecond: float64(orders) / took.Seconds()}
@@ -36,7 +38,7 @@ func valuesOf(orders int64, took time.Duration, used rig.Usage) rig.Values {
 	return values
 }
 
-// nothing is a front behind which nothing happens.
+// nothing is a front whose design does nothing.
 func nothing(design string) turn {
 	return func(b *testing.B, _ int) rig.Values {
 		s := rig.StartDesign(b, design, nil, hugeStock)
@@ -46,7 +48,7 @@ func nothing(design string) turn {
 	}
 }
 
-// serve is `stampede serve` alone: what it accepts waits in Redis.
+// serve is `stampede serve` alone: accepted orders wait in Redis.
 func serve(b *testing.B, _ int) rig.Values {
 	s := rig.Stampede{}.Start(b, hugeStock)
 	defer s.Close()
@@ -57,11 +59,11 @@ func serve(b *testing.B, _ int) rig.Values {
 	return values
 }
 
-// accept lets a crowd buy that asks again with every answer.
+// accept measures a crowd in a closed loop.
 func accept(b *testing.B, s *rig.System) (values rig.Values, orders int64) {
 	b.Helper()
 	load := s.Crowd(1)
-	load.Connections, load.For = crowdConnections, length(b)
+	load.Connections, load.For = crowdConnections, turnDuration(b)
 	before := s.CPU()
 	answers := s.Measure(load)
 	used := s.CPU().Since(before)
@@ -73,7 +75,7 @@ func accept(b *testing.B, s *rig.System) (values rig.Values, orders int64) {
 
 const crowdConnections = 256
 
-// scriptCalls is how many calls of scripts by their hash Redis has answered.
+// scriptCalls is the number of script calls by hash that Redis has processed.
 func scriptCalls(b *testing.B, rdb *redis.Client) int64 {
 	b.Helper()
 	info, err := rdb.InfoMap(b.Context(), "commandstats").Result()
@@ -90,12 +92,12 @@ func script(batch func() int, connections int) turn {
 	return func(b *testing.B, _ int) rig.Values {
 		s := openShop(b)
 		defer s.Close()
-		size, within := batch(), length(b)/2
-		// At most what a fast Redis could reserve meanwhile, because they take memory.
+		size, within := batch(), turnDuration(b)/2
+		// At most what a fast Redis could reserve in the time, because they take memory.
 		requests := int(within.Seconds() * float64(min(500_000, 10_000*size*connections)))
-		made := newRequests(s.sale, max(requests, size*connections))
+		prepared := newRequests(s.sale, max(requests, size*connections))
 		before, began := s.CPU(), time.Now()
-		orders := s.reserveAll(b, made, size, connections, within)
+		orders := s.reserveAll(b, prepared, size, connections, within)
 		took := time.Since(began)
 		return valuesOf(orders, took, s.CPU().Since(before))
 	}
@@ -106,13 +108,13 @@ func insert(how inserter, connections int) turn {
 	return func(b *testing.B, _ int) rig.Values {
 		s := openShop(b)
 		defer s.Close()
-		orders := columnsOf(newRequests(s.sale, backlog(b)))
+		orders := columnsOf(newRequests(s.sale, backlogOrders(b)))
 		before, began := s.CPU(), time.Now()
 		s.insertAll(b, orders, connections, how)
 		took := time.Since(began)
 		used := s.CPU().Since(before)
-		require.EqualValues(b, backlog(b), s.Units())
-		return valuesOf(int64(backlog(b)), took, used)
+		require.EqualValues(b, backlogOrders(b), s.Units())
+		return valuesOf(int64(backlogOrders(b)), took, used)
 	}
 }
 
@@ -122,24 +124,24 @@ func read(b *testing.B, _ int) rig.Values {
 	defer s.Close()
 	stream := s.keys.Orders(0)
 	require.NoError(b, s.Redis.XGroupCreateMkStream(b.Context(), stream, reservation.Group, "0").Err())
-	s.fill(b, backlog(b))
+	s.fill(b, backlogOrders(b))
 	before, began := s.CPU(), time.Now()
 	orders := readStream(b, s.Redis, stream)
 	took := time.Since(began)
-	require.Equal(b, backlog(b), orders)
+	require.Equal(b, backlogOrders(b), orders)
 	return valuesOf(int64(orders), took, s.CPU().Since(before))
 }
 
-// work is one `stampede work` that comes back to a backlog.
+// work is one `stampede work` that starts with a backlog.
 func work(b *testing.B, _ int) rig.Values {
 	system := rig.Stampede{}.Start(b, hugeStock)
 	defer system.Close()
 	system.Kill()
 	s := shopOf(b, system.Shop, system.Sale)
-	s.fill(b, backlog(b))
+	s.fill(b, backlogOrders(b))
 
-	// The start of the processes is to be over when the first orders become durable. So the row that
-	// every transaction needs is locked until then.
+	// The processes must have started before the first orders become durable. So the row that every
+	// transaction needs is locked until then.
 	tx, err := s.Pool.Begin(b.Context())
 	require.NoError(b, err)
 	_, err = tx.Exec(b.Context(), "SELECT FROM sales FOR UPDATE")
@@ -147,26 +149,26 @@ func work(b *testing.B, _ int) rig.Values {
 	system.Restart()
 	require.NoError(b, tx.Rollback(b.Context()))
 
-	// And it is measured from where the worker is under way.
+	// The measurement starts when the worker is running.
 	sold := s.awaitSold(b, 1)
 	before, began := system.CPU(), time.Now()
-	orders := s.awaitSold(b, int64(backlog(b))) - sold
+	orders := s.awaitSold(b, int64(backlogOrders(b))) - sold
 	took := time.Since(began)
 	return valuesOf(orders, took, system.CPU().Since(before))
 }
 
-// awaitSold waits until so many units at least are sold in Postgres, and returns how many are.
+// awaitSold waits until at least so many units are sold in Postgres, and returns how many are.
 func (s shop) awaitSold(b *testing.B, units int64) int64 {
 	b.Helper()
-	const within, lookEvery = time.Minute, 5 * time.Millisecond
-	deadline := time.Now().Add(within)
+	const timeout, pollInterval = time.Minute, 5 * time.Millisecond
+	deadline := time.Now().Add(timeout)
 	for {
 		var sold int64
 		require.NoError(b, s.Pool.QueryRow(b.Context(), "SELECT sold FROM sales").Scan(&sold))
 		if sold >= units {
 			return sold
 		}
-		require.True(b, time.Now().Before(deadline), "only %d of %d units are sold within %v", sold, units, within)
-		retry.Pause(lookEvery, b.Context().Done())
+		require.True(b, time.Now().Before(deadline), "only %d of %d units sold within %v", sold, units, timeout)
+		retry.Pause(pollInterval, b.Context().Done())
 	}
 }

@@ -9,38 +9,37 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// timed is one of several ways to do the same thing, where what counts is how long it takes.
+// timed is one of several compared ways to do the same thing.
 type timed struct {
 	Name string
-	// Times does it n times and returns how long that took each time. What it sets up and clears away
-	// is not in these times.
+	// Times does it n times and returns how long each took, without setup and cleanup.
 	Times func(n int) sample
 }
 
-// sample is how long something took that was done some times.
+// sample summarizes how long n repetitions took.
 type sample struct {
 	N        int
 	P50, P99 time.Duration
 }
 
-// sum sums up times, of which there is at least one.
+// sum summarizes at least one time.
 func sum(took []time.Duration) sample {
 	return sample{N: len(took), P50: percentile(took, 50), P99: percentile(took, 99)}
 }
 
-// timing is how long one candidate took.
+// timing is the result of one candidate.
 type timing struct {
 	Name string
-	// P50 and P99 are the medians over the rounds, and that of a round is the median over its turns.
+	// P50 and P99 are medians over the rounds; the value of a round is the median over its turns.
 	P50, P99 time.Duration
-	// Ratio is how many times as long as the first candidate this one took: the median of the ratios
-	// of the rounds, each of medians, and the least and the greatest of them. The first has 1.
+	// Ratio is this candidate's time ÷ that of the first candidate: the median of the ratios of the
+	// rounds, each of medians, and the least and the greatest of them. The first has 1.
 	Ratio, RatioMin, RatioMax float64
 }
 
-// compareTimes runs b.N rounds. A round is made of turns: in each of them every candidate does its
-// work so many times, and the order changes from turn to turn, so that whatever else the machine does
-// meets all of them alike. It reports, and returns in the order of the candidates, what Timing says.
+// compareTimes runs b.N rounds. In each turn of a round every candidate does its work so many times,
+// and the order changes from turn to turn, so that other load on the machine affects all of them alike.
+// It reports the results, and returns them in the order of the candidates.
 func compareTimes(b *testing.B, turns, times int, candidates ...timed) []timing {
 	b.Helper()
 	rounds := make([][]sample, len(candidates))
@@ -49,11 +48,11 @@ func compareTimes(b *testing.B, turns, times int, candidates ...timed) []timing 
 		for turn := range turns {
 			for place := range candidates {
 				i := (place + turn + round) % len(candidates)
-				sample := candidates[i].Times(times)
-				if sample.N != times {
-					b.Fatalf("%s: %d times in round %d, want %d", candidates[i].Name, sample.N, round, times)
+				measured := candidates[i].Times(times)
+				if measured.N != times {
+					b.Fatalf("%s: %d times in round %d, want %d", candidates[i].Name, measured.N, round, times)
 				}
-				ofRound[i] = append(ofRound[i], sample)
+				ofRound[i] = append(ofRound[i], measured)
 			}
 		}
 		for i := range candidates {
@@ -73,7 +72,7 @@ func compareTimes(b *testing.B, turns, times int, candidates ...timed) []timing 
 	return timings
 }
 
-// timing sums up the rounds of one candidate beside those of the first.
+// timingOf summarizes the rounds of one candidate relative to those of the first.
 func timingOf(name string, rounds, first []sample) timing {
 	ratios := make([]float64, len(rounds))
 	for i := range rounds {
@@ -98,7 +97,7 @@ func middle(samples []sample) sample {
 	return m
 }
 
-// percentile is the smallest value that p of a hundred values do not exceed.
+// percentile is the smallest value that at least p percent of the values do not exceed.
 func percentile(values []time.Duration, p int) time.Duration {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[(len(sorted)*p+99)/100-1]
@@ -112,7 +111,7 @@ func median(values []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-func TestTimingIsOfTheMedianRound(t *testing.T) {
+func TestTimingUsesMedianRound(t *testing.T) {
 	t.Parallel()
 	first := []sample{{3, 10, 0}, {3, 20, 0}, {3, 40, 0}}
 	rounds := []sample{{3, 20, 60}, {3, 200, 50}, {3, 40, 900}}
@@ -121,7 +120,7 @@ func TestTimingIsOfTheMedianRound(t *testing.T) {
 	}, timingOf("slow", rounds, first))
 }
 
-func TestSampleIsOfAllTimes(t *testing.T) {
+func TestSampleCoversAllTimes(t *testing.T) {
 	t.Parallel()
 	assert.Equal(t, sample{N: 3, P50: 2, P99: 3}, sum([]time.Duration{3, 1, 2}))
 	assert.Equal(t, sample{N: 6, P50: 2, P99: 5}, middle([]sample{{2, 3, 4}, {2, 1, 9}, {2, 2, 5}}))

@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// A holder keeps the lock for a random time between these, so that pollers do not fall into
-	// step with the releases.
+	// A holder keeps the lock for a random time in this range, so that pollers do not synchronize with
+	// the releases.
 	holdMin, holdMax = time.Millisecond, 5 * time.Millisecond
-	// stalled ends a benchmark in which no waiter gets the lock.
-	stalled = 30 * time.Second
+	// stallTimeout ends a benchmark in which no waiter gets the lock.
+	stallTimeout = 30 * time.Second
 )
 
-// BenchmarkHandover measures how long a released lock takes to reach the next of 32 waiters: from
-// just before the call of release until the next acquire returns. A participant that released the
-// lock waits again once the next one has it, so that it cannot take it back and 32 always wait.
+// BenchmarkHandover measures how long a released lock takes to reach the next of 32 waiters: from just
+// before the call of release until the next acquire returns. A participant that released the lock waits
+// again once the next one has it, so that it cannot take it back immediately and 32 always wait.
 func BenchmarkHandover(b *testing.B) {
 	for _, mode := range []struct {
 		name, where string
@@ -48,7 +48,7 @@ func BenchmarkHandover(b *testing.B) {
 				}
 				candidates = append(candidates, timed{Name: l.name, Times: c.handOvers})
 			}
-			if !mode.alone { // 33 Java processes would measure the machine
+			if !mode.alone { // 33 Java processes would saturate the machine
 				candidates = s.withRedisson(b, candidates, func(key string, n int) string {
 					return fmt.Sprintf("bench-contended %s %d %d %d", key, waiters, n, ((holdMin + holdMax) / 2).Microseconds())
 				})
@@ -65,9 +65,9 @@ func compareHandovers(b *testing.B, s *server, where string, waiters int, candid
 		times := candidates[i].Times
 		candidates[i].Times = func(n int) sample {
 			before := s.work(b)
-			sample := times(n)
+			measured := times(n)
 			commands[i] += s.work(b).since(before).commands
-			return sample
+			return measured
 		}
 	}
 	turns, times := scale(b, 3, 1), scale(b, 100, 10)
@@ -85,14 +85,14 @@ func compareHandovers(b *testing.B, s *server, where string, waiters int, candid
 	})
 }
 
-// crowd passes one lock around among one more participant than there are waiters.
+// crowd passes one lock around among waiters + 1 participants.
 type crowd struct {
 	b       *testing.B
 	name    string
 	clients []client // of each participant
 	events  chan event
 
-	// released is when the last holder began to release the lock, and holders is how many hold it.
+	// released is when the last holder began its release, and holders is how many hold the lock.
 	released atomic.Pointer[time.Time]
 	holders  atomic.Int32
 }
@@ -109,19 +109,19 @@ const (
 	ended = "ended"
 )
 
-// handOvers measures hand-overs, from the release of the first holder on.
+// handOvers measures hand-overs, beginning with the release of the first holder.
 func (c *crowd) handOvers(times int) sample {
 	key := newKey()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	again := make([]chan struct{}, len(c.clients))
-	come := func(i int) {
+	join := func(i int) {
 		again[i] = make(chan struct{}, 1)
 		go c.participate(ctx, i, key, again[i])
 	}
-	come(0)
+	join(0)
 	holder := c.next(got).who
-	// The waiters start over the longest delay of the pollers: if all started at the same time,
+	// The waiters start spread over the longest delay of the pollers: if all started at the same time,
 	// they would poll at the same time.
 	arrivals := make([]time.Duration, len(c.clients)-1)
 	for i := range arrivals {
@@ -131,7 +131,7 @@ func (c *crowd) handOvers(times int) sample {
 	began := time.Now()
 	for i, arrival := range arrivals {
 		<-time.After(time.Until(began.Add(arrival)))
-		come(i + 1)
+		join(i + 1)
 	}
 	<-time.After(20 * time.Millisecond) // the last one is waiting
 	again[0] <- struct{}{}
@@ -158,14 +158,14 @@ func (c *crowd) next(did ...string) event {
 	case e := <-c.events:
 		require.Contains(c.b, did, e.did, c.name)
 		return e
-	case <-time.After(stalled):
-		c.b.Fatalf("%s: none of %v within %v", c.name, did, stalled)
+	case <-time.After(stallTimeout):
+		c.b.Fatalf("%s: none of %v within %v", c.name, did, stallTimeout)
 		panic("not reached")
 	}
 }
 
-// participate acquires the lock, holds it and releases it, again for each signal, until ctx ends.
-// The first participant holds it until the signal.
+// participate acquires, holds and releases the lock, once more for each signal, until ctx ends. The
+// first participant holds it until the signal.
 func (c *crowd) participate(ctx context.Context, who int, key string, again <-chan struct{}) {
 	emit := func(did string, took time.Duration) { c.events <- event{who, did, took} }
 	defer func() { emit(ended, 0) }()

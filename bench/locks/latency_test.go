@@ -64,7 +64,7 @@ func uncontended(b *testing.B, c client, another bool) func(times int) sample {
 	}
 }
 
-// scale is how much work a round has. A single round is a smoke test, or the warm-up before the
+// scale is the amount of work in a round. A single round is a smoke test, or the warm-up before the
 // rounds that count, and is small.
 func scale(b *testing.B, full, single int) int {
 	if b.N == 1 {

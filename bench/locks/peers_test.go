@@ -34,8 +34,8 @@ type client struct {
 
 // shortDelay is a second setting for pollers, about the shortest that a service would choose:
 // redislock's documentation recommends at least 16 ms (for its exponential back-off), and redsync's
-// says nothing. It is random, as redsync's default is: with a fixed delay many waiters fall into
-// step and find the lock later.
+// recommends nothing. It is random, as redsync's default is: with a fixed delay many waiters
+// synchronize and find the lock later.
 func shortDelay() time.Duration { return 8*time.Millisecond + rand.N(16*time.Millisecond) }
 
 // randomDelay is a strategy of redislock.
@@ -79,9 +79,9 @@ func openRedsync(options ...redsync.Option) func(string) (client, error) {
 				return nil, err
 			}
 			return func() error {
-				if held, err := mutex.UnlockContext(context.Background()); err != nil {
+				if stillHeld, err := mutex.UnlockContext(context.Background()); err != nil {
 					return err
-				} else if !held {
+				} else if !stillHeld {
 					return errors.New("redsync: no longer held")
 				}
 				return nil
@@ -130,12 +130,12 @@ func openRueidislock(lease time.Duration) func(string) (client, error) {
 			return client{}, err
 		}
 		acquire := func(ctx context.Context, key string) (func() error, error) {
-			held, cancel, err := locker.WithContext(ctx, key)
+			holding, cancel, err := locker.WithContext(ctx, key)
 			if err != nil {
 				return nil, err
 			}
 			return func() error {
-				err := held.Err() // reports a loss; later it is cancelled in any case
+				err := holding.Err() // reports a loss; cancel sets an error in any case
 				cancel()
 				return err
 			}, nil

@@ -15,7 +15,7 @@ import (
 	"stampede/lock"
 )
 
-// held is the cost of many held and renewed locks.
+// held is the cost of holding and renewing many locks.
 type held struct {
 	goroutines float64 // besides those that ran before
 	bytes      float64 // of heap and stacks for each lock
@@ -47,7 +47,7 @@ func BenchmarkHeld(b *testing.B) {
 	b.ReportMetric(0, "ns/op") // a round is not an operation
 	var rows [][]string
 	for i, l := range libraries {
-		middle := func(of func(held) float64) float64 {
+		medianOf := func(of func(held) float64) float64 {
 			var values []float64
 			for _, h := range found[i] {
 				values = append(values, of(h))
@@ -55,17 +55,17 @@ func BenchmarkHeld(b *testing.B) {
 			slices.Sort(values)
 			return values[len(values)/2]
 		}
-		goroutines := middle(func(h held) float64 { return h.goroutines })
-		bytes := middle(func(h held) float64 { return h.bytes })
-		commands := middle(func(h held) float64 { return h.commands })
-		redisCPU := middle(func(h held) float64 { return h.redisCPU })
-		processCPU := middle(func(h held) float64 { return h.processCPU })
+		goroutines := medianOf(func(h held) float64 { return h.goroutines })
+		bytes := medianOf(func(h held) float64 { return h.bytes })
+		commands := medianOf(func(h held) float64 { return h.commands })
+		redisCPU := medianOf(func(h held) float64 { return h.redisCPU })
+		cpuOfProcess := medianOf(func(h held) float64 { return h.processCPU })
 		b.ReportMetric(goroutines, l.name+"_goroutines")
 		b.ReportMetric(bytes, l.name+"_B/lock")
 		b.ReportMetric(commands, l.name+"_commands/s")
 		rows = append(rows, []string{
 			l.name, fmt.Sprintf("%.0f", goroutines), fmt.Sprintf("%.0f", bytes), fmt.Sprintf("%.0f", commands),
-			fmt.Sprintf("%.2f %%", 100*redisCPU), fmt.Sprintf("%.2f %%", 100*processCPU),
+			fmt.Sprintf("%.2f %%", 100*redisCPU), fmt.Sprintf("%.2f %%", 100*cpuOfProcess),
 		})
 	}
 	figures.Put(page.Table{
@@ -81,7 +81,8 @@ func BenchmarkHeld(b *testing.B) {
 	})
 }
 
-// holdMany acquires locks and measures their cost for a time. All of them must be held at the end.
+// holdMany acquires locks and measures the cost of holding them for a time. All of them must still be
+// held at the end.
 func holdMany(b *testing.B, s *server, l library, number int, during time.Duration) held {
 	b.Helper()
 	keys := newKeys(number)

@@ -8,17 +8,17 @@ import (
 	"strings"
 )
 
-// Chart says how a table is drawn. The page keeps it beside the picture, so that the picture can be drawn again
-// from the page.
+// Chart describes how a table is drawn. The page stores it beside the picture, so that the picture can
+// be redrawn from the page.
 type Chart struct {
 	// Kind is Bars or Lines.
 	Kind string `json:"kind"`
-	// Title is the title of the picture; that of the table if it is empty.
+	// Title is the title of the picture, by default that of the table.
 	Title string `json:"title,omitempty"`
-	// X is the head of the column with the places of the points. It is for Lines only. If it is the first column,
-	// each of Columns is a line; otherwise the first column names the lines, and Columns is one.
+	// X is the head of the column with the x values, for Lines only. If it is the first column, each of
+	// Columns is a line; otherwise the first column names the lines, and Columns has one element.
 	X string `json:"x,omitempty"`
-	// Columns are the heads of what is drawn.
+	// Columns are the heads of the drawn columns.
 	Columns []string `json:"columns"`
 	// Unit is that of the drawn columns.
 	Unit string `json:"unit"`
@@ -26,13 +26,14 @@ type Chart struct {
 
 // The kinds of charts.
 const (
-	// Bars are horizontal, one for each row, named by its first cell. Whiskers reach from the least to the greatest value.
+	// Bars are horizontal, one per row, named by its first cell. Whiskers show the least and the
+	// greatest value.
 	Bars = "bars"
-	// Lines run through the medians on logarithmic axes: what grows in proportion is a straight line.
+	// Lines connect the medians on logarithmic axes, where proportional growth is a straight line.
 	Lines = "lines"
 )
 
-// line is the line of a page that keeps the chart.
+// line is the line of the page that stores the chart.
 func (c Chart) line() (string, error) {
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -43,9 +44,9 @@ func (c Chart) line() (string, error) {
 
 const chartBegin, chartEnd = "<!-- chart ", " -->"
 
-// parseChart reads what line has written. It is false for any other line.
-func parseChart(line string) (c Chart, found bool, err error) {
-	text, begins := strings.CutPrefix(line, chartBegin)
+// parseChart reads the output of Chart.line. It returns false for any other line.
+func parseChart(text string) (c Chart, found bool, err error) {
+	text, begins := strings.CutPrefix(text, chartBegin)
 	text, ends := strings.CutSuffix(text, chartEnd)
 	if !begins || !ends {
 		return Chart{}, false, nil
@@ -54,13 +55,14 @@ func parseChart(line string) (c Chart, found bool, err error) {
 	return c, err == nil, err
 }
 
-// value is a figure of a table: a median, and the least and the greatest value where the table has them.
+// value is a figure of a table: a median, and the range if the table has it.
 type value struct {
 	median, least, greatest float64
-	text                    string // the median as the table has it
+	text                    string // the median as written in the table
 }
 
-// parseValue reads a cell such as "9.43 ms" or "28,664 (25,640–38,890)". It is false for a cell without a figure.
+// parseValue reads a cell such as "9.43 ms" or "28,664 (25,640–38,890)". It returns false for a cell
+// without a figure.
 func parseValue(cell string) (v value, measured bool, err error) {
 	cell = strings.Trim(strings.TrimSpace(cell), "*")
 	if cell == "" || cell == None {
@@ -87,14 +89,14 @@ func parseValue(cell string) (v value, measured bool, err error) {
 }
 
 func parseNumber(text string) (float64, error) {
-	number, _, _ := strings.Cut(text, " ") // the unit is behind it
-	return strconv.ParseFloat(strings.ReplaceAll(number, ",", ""), 64)
+	digits, _, _ := strings.Cut(text, " ") // the unit follows
+	return strconv.ParseFloat(strings.ReplaceAll(digits, ",", ""), 64)
 }
 
-// None stands in a table where nothing was measured.
+// None marks cells without a measurement.
 const None = "–"
 
-// draw draws the table as its chart says. It returns an SVG, or nil if there is nothing to draw.
+// draw draws the table as its chart says. It returns an SVG, or nil without anything to draw.
 func (t Table) draw() ([]byte, error) {
 	c := *t.Chart
 	if c.Title == "" {
@@ -108,7 +110,7 @@ func (t Table) draw() ([]byte, error) {
 	case Lines:
 		svg, err = t.drawLines(c)
 	default:
-		err = fmt.Errorf("there is no chart of the kind %q", c.Kind)
+		err = fmt.Errorf("unknown kind of chart %q", c.Kind)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("draw %q: %w", t.Title, err)
@@ -119,14 +121,14 @@ func (t Table) draw() ([]byte, error) {
 func (t Table) column(head string) (int, error) {
 	i := slices.Index(t.Head, head)
 	if i < 0 {
-		return 0, fmt.Errorf("there is no column %q", head)
+		return 0, fmt.Errorf("unknown column %q", head)
 	}
 	return i, nil
 }
 
 func (t Table) drawBars(c Chart) ([]byte, error) {
 	if len(c.Columns) != 1 {
-		return nil, fmt.Errorf("bars have one column, and not %d", len(c.Columns))
+		return nil, fmt.Errorf("bars need one column, got %d", len(c.Columns))
 	}
 	at, err := t.column(c.Columns[0])
 	if err != nil {
@@ -146,7 +148,7 @@ func (t Table) drawBars(c Chart) ([]byte, error) {
 	return drawBars(c.Title, c.Unit, bars), nil
 }
 
-// product begins the names of bars that stand out.
+// product begins the names of highlighted bars.
 const product = "Stampede"
 
 func (t Table) drawLines(c Chart) ([]byte, error) {
@@ -154,7 +156,7 @@ func (t Table) drawLines(c Chart) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	var lines []line
+	var lines []curve
 	for _, head := range c.Columns {
 		y, err := t.column(head)
 		if err != nil {
@@ -165,10 +167,10 @@ func (t Table) drawLines(c Chart) ([]byte, error) {
 			if x > 0 {
 				name = row[0]
 			}
-			i := slices.IndexFunc(lines, func(l line) bool { return l.name == name })
+			i := slices.IndexFunc(lines, func(l curve) bool { return l.name == name })
 			if i < 0 {
 				i = len(lines)
-				lines = append(lines, line{name: name})
+				lines = append(lines, curve{name: name})
 			}
 			at, _, err := parseValue(row[x])
 			if err != nil {
@@ -178,12 +180,12 @@ func (t Table) drawLines(c Chart) ([]byte, error) {
 			if err != nil {
 				return nil, err
 			}
-			if at.median > 0 && v.least > 0 { // anything else has no place on such axes
+			if at.median > 0 && v.least > 0 { // logarithmic axes have no other values
 				lines[i].points = append(lines[i].points, point{at.median, v})
 			}
 		}
 	}
-	lines = slices.DeleteFunc(lines, func(l line) bool { return len(l.points) == 0 })
+	lines = slices.DeleteFunc(lines, func(l curve) bool { return len(l.points) == 0 })
 	if len(lines) == 0 {
 		return nil, nil
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// textsOf are the texts of an SVG, which must be well-formed.
+// textsOf returns the texts of an SVG, which must be well-formed.
 func textsOf(t *testing.T, svg []byte) []string {
 	t.Helper()
 	var texts []string
@@ -58,7 +58,7 @@ func TestBarsNameEachRowAndItsMedian(t *testing.T) {
 	table.Rows = nil
 	svg, err = table.draw()
 	require.NoError(t, err)
-	assert.Nil(t, svg, "nothing to draw")
+	assert.Nil(t, svg, "a table without rows")
 }
 
 func TestLinesHaveLogarithmicAxes(t *testing.T) {
@@ -82,7 +82,7 @@ func TestLinesHaveLogarithmicAxes(t *testing.T) {
 	assert.Equal(t, 6, strings.Count(string(svg), "<circle"), "four points, and two of the legend")
 }
 
-func TestLinesAreNamedByTheFirstColumnWhereItIsNotTheirPlace(t *testing.T) {
+func TestLinesAreNamedByFirstColumn(t *testing.T) {
 	t.Parallel()
 	table := Table{
 		Title: "CPU", Head: []string{"", "buyers/s", "all"},
@@ -94,7 +94,7 @@ func TestLinesAreNamedByTheFirstColumnWhereItIsNotTheirPlace(t *testing.T) {
 	assert.Subset(t, textsOf(t, svg), []string{"Echo", "Stampede"})
 }
 
-func TestAChartOfAnUnknownColumnOrFigureIsAnError(t *testing.T) {
+func TestChartOfUnknownColumnOrTextIsError(t *testing.T) {
 	t.Parallel()
 	for _, chart := range []Chart{
 		{Kind: Bars, Columns: []string{"z"}},
@@ -111,9 +111,8 @@ func TestAChartOfAnUnknownColumnOrFigureIsAnError(t *testing.T) {
 	}
 }
 
-// Each recorded picture is what the figures of its page come to: no picture is older than its figures, and none is
-// without them.
-func TestRecordedPicturesShowTheFiguresOfTheirPages(t *testing.T) {
+// Each recorded picture shows the current figures of its page, and no picture is missing or left over.
+func TestRecordedPicturesMatchPages(t *testing.T) {
 	t.Parallel()
 	const folder = "../../docs/bench"
 	plots, err := Redraw(folder)
@@ -129,8 +128,8 @@ func TestRecordedPicturesShowTheFiguresOfTheirPages(t *testing.T) {
 	}
 }
 
-// WCAG 2.2, 1.4.3: text and what it names stand out from the page, white or dark.
-func TestColoursStandOutFromThePage(t *testing.T) {
+// WCAG 2.2, 1.4.3: minimum contrast of text and of what it names, on white and dark pages.
+func TestColoursHaveEnoughContrast(t *testing.T) {
 	t.Parallel()
 	for _, c := range append([]colour{ink, others, ours}, series...) {
 		assert.GreaterOrEqual(t, contrast(t, c.light, "#ffffff"), 4.5, c)

@@ -16,14 +16,14 @@ const (
 	axisHeight  = 52.0 // the ticks, their labels and the unit
 )
 
-// bar is one of a bar chart.
+// bar is one bar of a chart.
 type bar struct {
 	name string
 	value
 	measured, ours bool
 }
 
-// drawBars draws the names, the bars and their values each in a column of its own, the first bar on top.
+// drawBars draws names, bars and values in separate columns, the first bar on top.
 func drawBars(title, unit string, bars []bar) []byte {
 	names, values, most := 0.0, 0.0, 0.0
 	for _, b := range bars {
@@ -66,7 +66,8 @@ func drawBars(title, unit string, bars []bar) []byte {
 	return c.svg(title)
 }
 
-// niceStep divides a span from 0 into at most so many steps of 1, 2 or 5 times a power of ten.
+// niceStep returns a step of 1, 2 or 5 times a power of ten that divides a span from 0 into at most so
+// many.
 func niceStep(span float64, most int) float64 {
 	power := math.Pow(10, math.Floor(math.Log10(span/float64(most))))
 	for _, factor := range []float64{1, 2, 5} {
@@ -84,13 +85,13 @@ func tickLabel(v float64) string {
 	return strconv.FormatFloat(v, 'g', 3, 64)
 }
 
-// line is one of a plot of growth.
-type line struct {
+// curve is one line of a chart.
+type curve struct {
 	name   string
 	points []point
 }
 
-// point is what was measured at x.
+// point is a measurement at x.
 type point struct {
 	x float64
 	value
@@ -98,8 +99,9 @@ type point struct {
 
 const plotHeight = 300.0
 
-// drawLines draws lines through the medians on logarithmic axes, with whiskers, below a legend if there are several.
-func drawLines(title, xUnit, yUnit string, lines []line) []byte {
+// drawLines draws lines through the medians on logarithmic axes, with whiskers, and a legend if there
+// are several.
+func drawLines(title, xUnit, yUnit string, lines []curve) []byte {
 	var xs, ys []float64
 	for _, l := range lines {
 		for _, p := range l.points {
@@ -151,8 +153,9 @@ func drawLines(title, xUnit, yUnit string, lines []line) []byte {
 	return c.svg(title)
 }
 
-// legend draws the names of lines from y on, in as many rows as they need, and returns where the plot begins.
-func (c *canvas) legend(lines []line, y float64) float64 {
+// legend draws the names of the lines from y on, in as many rows as they need, and returns the top of
+// the plot.
+func (c *canvas) legend(lines []curve, y float64) float64 {
 	if len(lines) < 2 {
 		return y
 	}
@@ -172,7 +175,8 @@ func (c *canvas) legend(lines []line, y float64) float64 {
 	return y + 22
 }
 
-// logTicks are 1, 2 and 5 times powers of ten, from the last one below all values to the first one above.
+// logTicks are 1, 2 and 5 times powers of ten, from the last one at or below all values to the first
+// one at or above them.
 func logTicks(values []float64) []float64 {
 	least, greatest := slices.Min(values), slices.Max(values)
 	var ticks []float64
@@ -180,7 +184,7 @@ func logTicks(values []float64) []float64 {
 		for _, factor := range []float64{1, 2, 5} {
 			tick := factor * math.Pow(10, power)
 			if tick <= least {
-				ticks = ticks[:0] // one that is nearer follows, or this is it
+				ticks = ticks[:0] // drops lower ticks, keeps only the nearest one
 			}
 			ticks = append(ticks, tick)
 			if tick >= greatest && len(ticks) > 1 {
@@ -190,13 +194,13 @@ func logTicks(values []float64) []float64 {
 	}
 }
 
-// logScale is where a value is between two places, of which the first belongs to the first tick.
+// logScale maps values to positions between from, at the first tick, and to, at the last one.
 func logScale(ticks []float64, from, to float64) func(float64) float64 {
 	least, greatest := math.Log10(ticks[0]), math.Log10(ticks[len(ticks)-1])
 	return func(v float64) float64 { return from + (to-from)*(math.Log10(v)-least)/(greatest-least) }
 }
 
-// thinned are the ticks that have room for their labels: all of them, or only powers of ten.
+// thinned returns the ticks that have room for labels: all of them, or only powers of ten.
 func thinned(ticks []float64, room func(float64) float64, at func(float64) float64) []float64 {
 	for i := 1; i < len(ticks); i++ {
 		if math.Abs(at(ticks[i])-at(ticks[i-1])) < (room(ticks[i])+room(ticks[i-1]))/2 {

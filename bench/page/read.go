@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Redraw draws the charts of all pages in a folder from the figures that the pages hold, and returns them by the
-// names of their files.
+// Redraw draws the charts of all pages in a folder from the figures in the pages, and returns them by
+// file name.
 func Redraw(folder string) (map[string][]byte, error) {
 	pages, err := filepath.Glob(filepath.Join(folder, "*.md"))
 	if err != nil {
@@ -34,7 +34,7 @@ func Redraw(folder string) (map[string][]byte, error) {
 	return plots, nil
 }
 
-// parse returns the tables of a page that have a chart, as Markdown has written them.
+// parse returns the tables of a page that have a chart, as written by Figures.Write.
 func parse(text string) ([]Table, error) {
 	var tables []Table
 	var t Table

@@ -1,4 +1,5 @@
-// Package page holds what a benchmark found as tables with plots, and writes them into the pages of docs/bench.
+// Package page formats the results of benchmarks as tables and plots, and writes them into the pages of
+// docs/bench.
 package page
 
 import (
@@ -12,14 +13,14 @@ import (
 	"unicode/utf8"
 )
 
-// Table is what a benchmark found, for people.
+// Table is a result of a benchmark for human readers.
 type Table struct {
 	Title string
-	// Note says above the table what was measured.
+	// Note is printed above the table and says what was measured.
 	Note string
 	Head []string
 	Rows [][]string
-	// Plot is the file of a picture of it, beside the page, which is drawn as Chart says; "" if there is none.
+	// Plot is the file name of the picture, beside the page, drawn as Chart says; "" means no picture.
 	Plot  string
 	Chart *Chart
 }
@@ -30,8 +31,8 @@ type Figures struct {
 	tables []Table
 }
 
-// Put adds a table, in the place of one with the same title: the go command runs a benchmark once
-// before it runs it as often as it was told.
+// Put adds a table, or replaces the one with the same title: the go command runs a benchmark once
+// before it runs it with the requested number of rounds.
 func (f *Figures) Put(t Table) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -42,7 +43,7 @@ func (f *Figures) Put(t Table) {
 	f.tables = append(f.tables, t)
 }
 
-// Write prints all tables in the order in which they came, and draws their charts.
+// Write returns all tables as Markdown, in the order of their first Put, and draws their charts.
 func (f *Figures) Write() (markdown string, plots map[string][]byte, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -50,8 +51,8 @@ func (f *Figures) Write() (markdown string, plots map[string][]byte, err error) 
 	plots = map[string][]byte{}
 	for _, t := range f.tables {
 		fmt.Fprintf(&out, "### %s\n\n%s\n\n", t.Title, t.Note)
-		rule := slices.Repeat([]string{"---"}, len(t.Head))
-		for _, row := range slices.Concat([][]string{t.Head, rule}, t.Rows) {
+		separator := slices.Repeat([]string{"---"}, len(t.Head))
+		for _, row := range slices.Concat([][]string{t.Head, separator}, t.Rows) {
 			fmt.Fprintf(&out, "| %s |\n", strings.Join(row, " | "))
 		}
 		out.WriteString("\n")
@@ -62,7 +63,7 @@ func (f *Figures) Write() (markdown string, plots map[string][]byte, err error) 
 		if err != nil {
 			return "", nil, err
 		}
-		if picture == nil { // -only has left nothing to draw
+		if picture == nil { // -only excluded all of it
 			continue
 		}
 		plots[t.Plot] = picture
@@ -75,14 +76,13 @@ func (f *Figures) Write() (markdown string, plots map[string][]byte, err error) 
 	return out.String(), plots, nil
 }
 
-// The lines of a file between which Replace writes.
+// Replace writes between these lines of a file.
 const (
 	figuresBegin = "<!-- figures: written by the benchmark -->\n"
 	figuresEnd   = "<!-- end of figures -->\n"
 )
 
-// Replace writes text into a file in the place of what a former run wrote there, and leaves alone what
-// people wrote around it.
+// Replace replaces the text that a former run wrote into a file, and keeps everything around it.
 func Replace(path, text string) error {
 	whole, err := os.ReadFile(path)
 	if err != nil {
@@ -91,13 +91,13 @@ func Replace(path, text string) error {
 	before, rest, begins := bytes.Cut(whole, []byte(figuresBegin))
 	_, after, ends := bytes.Cut(rest, []byte(figuresEnd))
 	if !begins || !ends {
-		return fmt.Errorf("%s has no place for figures: want the lines %q and %q", path, figuresBegin, figuresEnd)
+		return fmt.Errorf("%s has no place for figures: the lines %q and %q are required", path, figuresBegin, figuresEnd)
 	}
 	whole = slices.Concat(before, []byte(figuresBegin+"\n"+wrap(strings.TrimSpace(text))+"\n\n"+figuresEnd), after)
 	return os.WriteFile(path, whole, 0o644)
 }
 
-// wrap breaks prose at 100 columns, as all pages are. Tables, titles, charts and pictures stay.
+// wrap wraps prose at 100 columns. Tables, titles, charts and pictures stay as they are.
 func wrap(text string) string {
 	const columns = 100
 	var lines []string
@@ -123,7 +123,7 @@ func wrap(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// Machine names the processor, how many cores of it there are, and Go.
+// Machine describes the machine: number of cores, processor, operating system, and the version of Go.
 func Machine() string {
 	processor := runtime.GOARCH
 	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil { // on Linux

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestFiguresAreMarkdownAndTheLastRunCounts(t *testing.T) {
+func TestFiguresKeepLastRunOfEachTable(t *testing.T) {
 	t.Parallel()
 	var f Figures
 	f.Put(Table{Title: "A", Note: "Warm-up.", Head: []string{"x"}, Rows: [][]string{{"0"}}})
@@ -27,7 +27,7 @@ func TestFiguresAreMarkdownAndTheLastRunCounts(t *testing.T) {
 	assert.Contains(t, plots, "a.svg")
 }
 
-func TestReplaceWritesBetweenItsLinesOnly(t *testing.T) {
+func TestReplaceWritesOnlyBetweenMarkers(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "figures.md")
 	require.NoError(t, os.WriteFile(path, []byte("before\n"+figuresBegin+"old\n"+figuresEnd+"after\n"), 0o600))
@@ -42,7 +42,7 @@ func TestReplaceWritesBetweenItsLinesOnly(t *testing.T) {
 	require.ErrorContains(t, Replace(path, "new"), "has no place for figures")
 }
 
-func TestReplaceWrapsProseAtAHundredColumns(t *testing.T) {
+func TestReplaceWrapsProse(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "figures.md")
 	require.NoError(t, os.WriteFile(path, []byte(figuresBegin+figuresEnd), 0o600))

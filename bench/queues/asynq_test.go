@@ -19,16 +19,18 @@ import (
 )
 
 const (
-	// asynqDatabase of the Redis is asynq's alone: it has no prefix for its keys.
+	// asynqDatabase is the Redis database of asynq alone: its keys have no prefix.
 	asynqDatabase = 1
-	// asynqPool is asynq's connections: with AOF always, a Redis answers the more the more it is asked at once.
+	// asynqPool is the number of asynq's connections: with AOF always, more concurrent calls make Redis
+	// faster.
 	asynqPool = 64
 
 	taskOrder  = "order"
-	taskOrders = "orders" // that asynq has grouped
+	taskOrders = "orders" // grouped by asynq
 	// asynqGroupMax is how many orders asynq puts into one task.
 	asynqGroupMax = 500
-	// asynqGrace is how long a group waits for more, the least that asynq takes; it also is how often asynq looks.
+	// asynqGrace is how long a group waits for more, the minimum of asynq; asynq also looks at groups
+	// this often.
 	asynqGrace = time.Second
 )
 
@@ -40,8 +42,8 @@ func asynqRedis(url string) (asynq.RedisClientOpt, error) {
 	return asynq.RedisClientOpt{Addr: o.Addr, DB: asynqDatabase, PoolSize: asynqPool}, nil
 }
 
-// consumeAsynq runs some asynq servers in one process: each fetches its tasks one by one, and waits for
-// Redis's disk each time.
+// consumeAsynq runs several asynq servers in one process: each fetches its tasks one by one, and waits
+// for Redis's disk each time.
 func consumeAsynq(ctx context.Context, c consumer, ready func()) error {
 	opt, err := asynqRedis(c.RedisURL)
 	if err != nil {
@@ -86,7 +88,7 @@ func consumeAsynq(ctx context.Context, c consumer, ready func()) error {
 	return nil
 }
 
-// joinTasks makes one task of those in a group: their payloads, a line each.
+// joinTasks makes one task of those in a group: their payloads, one per line.
 func joinTasks(_ string, tasks []*asynq.Task) *asynq.Task {
 	var lines []byte
 	for _, task := range tasks {
@@ -95,7 +97,7 @@ func joinTasks(_ string, tasks []*asynq.Task) *asynq.Task {
 	return asynq.NewTask(taskOrders, lines)
 }
 
-// fillAsynq enqueues the orders, each as a task. With groups, it spreads them over as many.
+// fillAsynq enqueues one task per order, and spreads them over the groups, if any.
 func fillAsynq(b *testing.B, redisURL string, orders []job, groups int) {
 	b.Helper()
 	opt, err := asynqRedis(redisURL)
@@ -124,7 +126,7 @@ func fillAsynq(b *testing.B, redisURL string, orders []job, groups int) {
 	require.NoError(b, errors.Join(enqueuing.Wait(), client.Close()))
 }
 
-// forgetAsynq frees what a turn has left in Redis.
+// forgetAsynq deletes what a turn has left in Redis.
 func forgetAsynq(b *testing.B, redisURL string) {
 	b.Helper()
 	o, err := redis.ParseURL(redisURL)

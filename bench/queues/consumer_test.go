@@ -20,25 +20,26 @@ import (
 	"stampede/reservation/order"
 )
 
-// consumerEnv holds the consumerSpec of a process that is to be a consumer, in JSON.
+// consumerEnv is the environment variable with the consumerSpec of a consumer process, in JSON.
 const consumerEnv = "STAMPEDE_BENCH_CONSUMER"
 
-// consumerSpec says what a consumer works on, and how.
+// consumerSpec says which queue a consumer works on, and how.
 type consumerSpec struct {
 	Queue                 string // a name in consumers
 	RedisURL, DatabaseURL string
-	Stream                string // in Redis, for those that read the product's
-	// Together lets handlers that run at the same time share a transaction.
+	Stream                string // in Redis, for consumers of Stampede's stream
+	// Together lets concurrent handlers share a transaction.
 	Together bool
-	// Handlers is how many orders are handled at a time, and Connections how many transactions may
-	// be under way.
+	// Handlers is the number of orders handled at a time, and Connections the number of concurrent
+	// transactions.
 	Handlers, Connections int
-	// Servers is how many servers of a queue run in the process; Groups lets it group tasks itself.
+	// Servers is the number of servers of a queue in the process; Groups lets the queue group tasks
+	// itself.
 	Servers, Groups int
 }
 
-// consume takes orders from a queue and hands each of them to record, until ctx ends. It calls
-// ready when it is connected.
+// consume takes orders from a queue and passes each of them to record, until ctx ends. It calls ready
+// when it is connected.
 type consume func(ctx context.Context, c consumer, ready func()) error
 
 var consumers = map[string]consume{
@@ -47,18 +48,18 @@ var consumers = map[string]consume{
 	"river": consumeRiver,
 }
 
-// consumer is what all consumers work with.
+// consumer is common to all consumers.
 type consumer struct {
 	consumerSpec
 	pool *pgxpool.Pool
-	// record writes one order, record all several in one transaction.
+	// record writes one order, and recordAll several in one transaction.
 	record    func(ctx context.Context, event order.OrderReserved) error
 	recordAll func(ctx context.Context, events []order.OrderReserved) error
 }
 
 const consumesLine = "consumes "
 
-// consumerMain is a consumer's process until SIGTERM. It returns the exit status.
+// consumerMain runs a consumer until SIGTERM and returns the exit status.
 func consumerMain() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -70,7 +71,7 @@ func consumerMain() int {
 }
 
 func runConsumer(ctx context.Context, text string) error {
-	debug.SetGCPercent(400) // which `stampede work` does without
+	debug.SetGCPercent(400) // an advantage that `stampede work` does not have
 	c := consumer{}
 	if err := json.Unmarshal([]byte(text), &c.consumerSpec); err != nil {
 		return fmt.Errorf("read %s: %w", consumerEnv, err)
@@ -99,7 +100,7 @@ func runConsumer(ctx context.Context, text string) error {
 	return consumers[c.Queue](ctx, c, func() { fmt.Println(consumesLine + c.Queue) })
 }
 
-// start runs the consumer in a process of its own, and returns when it is ready.
+// start runs the consumer in its own process, and returns when it is ready.
 func (c consumerSpec) start(b *testing.B) *rig.Process {
 	b.Helper()
 	text, err := json.Marshal(c)

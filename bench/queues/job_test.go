@@ -8,7 +8,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// job is an order as asynq and River carry it: the same as the event in the product's stream.
+// job is an order in asynq and River: the same data as the event in Stampede's stream.
 type job struct {
 	OrderID    uuid.UUID `json:"order_id"`
 	SaleID     uuid.UUID `json:"sale_id"`
@@ -30,7 +30,7 @@ func (j job) event() order.OrderReserved {
 	}
 }
 
-// jobs are the orders of as many buyers, who want one unit each.
+// jobs returns orders of distinct buyers for one unit each.
 func jobs(sale uuid.UUID, number int) []job {
 	all := make([]job, number)
 	for i := range all {

@@ -7,7 +7,7 @@ import (
 	"stampede/bench/rig"
 )
 
-// The test binary is a consumer of a queue as well, in a process of its own.
+// The test binary also runs as a consumer process.
 func TestMain(m *testing.M) {
 	if os.Getenv(consumerEnv) != "" {
 		os.Exit(consumerMain())

@@ -1,3 +1,3 @@
-// Package queues compares Stampede's stream and worker with the job queues that one would use in
-// their place. It has benchmarks only; what the figures mean is in docs/bench/queues.md.
+// Package queues compares Stampede's stream and worker with job queues that could replace them. It has
+// benchmarks only; docs/bench/queues.md explains the figures.
 package queues

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// turnAtMost ends the turn of a candidate that is not through its backlog by then.
-	turnAtMost = 5 * time.Second
-	// lookEvery is how often Postgres is asked how far a candidate is: asking is work, too.
-	lookEvery = 5 * time.Millisecond
-	// fillConnections is how many buyers fill the product's stream at once.
+	// turnTimeout ends the turn of a candidate that has not finished its backlog.
+	turnTimeout = 5 * time.Second
+	// pollInterval is how often Postgres is asked for progress: each query costs CPU time as well.
+	pollInterval = 5 * time.Millisecond
+	// fillConnections is the number of connections that fill Stampede's stream.
 	fillConnections = 256
 )
 
@@ -29,13 +29,13 @@ type candidate struct {
 }
 
 // BenchmarkQueues measures how fast a backlog of orders becomes rows in Postgres, through one consumer
-// process of each queue. All of them write the same rows, by the product's own ledger.
+// process of each queue. All of them write the same rows, through Stampede's ledger.
 //
 // Each has the settings with which it was fastest and cheapest. Tried: for asynq, 1, 4 and 8 servers in
 // the process, because each fetches its tasks one after another, 8 to 64 handlers in each, 4 to 16
-// connections to Postgres; for River, 16 to 1000 workers, 4 and 8 connections; for the subscribers,
-// 4, 8 and 16. Whoever writes one order in a transaction waits for the row of the sale: more
-// handlers and connections wait there, at a price.
+// connections to Postgres; for River, 16 to 1000 workers, 4 and 8 connections; for the subscribers, 4,
+// 8 and 16. Transactions with one order wait for the row of the sale: more handlers and connections
+// only add to the waiting, and cost more.
 func BenchmarkQueues(b *testing.B) {
 	compare(b, "Orders one by one", "queues-one-by-one.svg",
 		"A handler writes one order in one transaction, which is what the queues are made for; Stampede's worker makes "+
@@ -47,14 +47,14 @@ func BenchmarkQueues(b *testing.B) {
 	)
 }
 
-// BenchmarkQueuesBatched is the same with the best batching that their users can have: asynq groups tasks
-// if it is told to, and handlers of any queue can share a transaction (together). River
-// has nothing to hand several jobs to one call.
+// BenchmarkQueuesBatched is the same with the best batching that users of the queues can have: asynq
+// can group tasks, and handlers of any queue can share a transaction (together). River cannot pass
+// several jobs to one call.
 //
-// asynq makes a task of at most asynqGroupMax orders of each group, once a second: 40 groups let it take all of the
-// backlog at the first look. It was tried with 10 as well. Of handlers that share: 1 to 16 servers
-// and 32 or 256 handlers each for asynq, 500 to 2000 workers for River; one connection writes as
-// much as two, as they would wait for the row of the sale.
+// asynq makes one task of at most asynqGroupMax orders of each group, once a second: 40 groups let it
+// take the whole backlog at the first look. 10 were tried as well. For handlers that share: 1 to 16
+// servers with 32 or 256 handlers each for asynq, 500 to 2000 workers for River; one connection writes
+// as much as two, which would wait for the row of the sale.
 func BenchmarkQueuesBatched(b *testing.B) {
 	compare(b, "Orders in batches", "queues-batches.svg",
 		"“Together”: handlers that run at the same time share a transaction, by some fifty lines of the user's own. "+
@@ -68,7 +68,7 @@ func BenchmarkQueuesBatched(b *testing.B) {
 	)
 }
 
-// rate is the figure that is compared.
+// rate is the compared figure.
 const rate = "orders/s"
 
 func compare(b *testing.B, title, plot, note string, candidates ...candidate) {
@@ -77,9 +77,9 @@ func compare(b *testing.B, title, plot, note string, candidates ...candidate) {
 	var turns []rig.Candidate
 	for _, c := range candidates {
 		turns = append(turns, rig.Candidate{Name: c.name, Turn: func(b *testing.B, _ int) rig.Values {
-			backlog, consumer := c.turn(b, orders)
-			defer backlog.close()
-			return backlog.work(b, consumer)
+			q, process := c.turn(b, orders)
+			defer q.close()
+			return q.work(b, process)
 		}})
 	}
 	results := rig.Compare(b, turns...)
@@ -87,12 +87,12 @@ func compare(b *testing.B, title, plot, note string, candidates ...candidate) {
 	first := candidates[0].name
 	for _, c := range candidates {
 		results.Report(b, c.name, rate, rate)
-		row := []string{c.name, results.Of(c.name, rate).With(rig.Count), "1"}
+		row := []string{c.name, results.Of(c.name, rate).Format(rig.Count), "1"}
 		if c.name != first {
-			row[2] = "**" + results.Ratio(first, rate, c.name, rate).With(rig.Ratio) + "**"
+			row[2] = "**" + results.Ratio(first, rate, c.name, rate).Format(rig.Ratio) + "**"
 		}
 		for _, role := range []string{rig.Worker, rig.Redis, rig.Postgres} {
-			row = append(row, results.Of(c.name, role).Middle(rig.Ratio))
+			row = append(row, results.Of(c.name, role).FormatMedian(rig.Ratio))
 		}
 		rows = append(rows, row)
 	}
@@ -100,7 +100,7 @@ func compare(b *testing.B, title, plot, note string, candidates ...candidate) {
 		Title: title,
 		Note: fmt.Sprintf("%s A backlog of %d orders, or what is done of it in %v. %d rounds; CPU time is in microseconds "+
 			"for each order.",
-			note, orders, turnAtMost, b.N),
+			note, orders, turnTimeout, b.N),
 		Plot: plot, Chart: &page.Chart{Kind: page.Bars, Columns: []string{"orders/s, median (min–max)"}, Unit: rate},
 		Head: []string{"", "orders/s, median (min–max)", "Stampede ÷ it (min–max)", "CPU: consumer", "Redis", "Postgres"},
 		Rows: rows,
@@ -108,7 +108,7 @@ func compare(b *testing.B, title, plot, note string, candidates ...candidate) {
 	rig.Put(table)
 }
 
-// backlog is a queue full of orders, on which a consumer is about to work.
+// backlog is a queue full of orders for one consumer.
 type backlog struct {
 	shop   *rig.Shop
 	sale   uuid.UUID
@@ -116,7 +116,7 @@ type backlog struct {
 	close  func()
 }
 
-// stampede is the product: `stampede work`, on a stream that its own ingress has filled.
+// stampede is `stampede work`, on a stream that its own ingress has filled.
 var stampede = candidate{name: "Stampede", turn: func(b *testing.B, orders int) (*backlog, *rig.Process) {
 	system := rig.Stampede{}.Start(b, int64(orders))
 	worker := system.Workers[0]
@@ -124,20 +124,20 @@ var stampede = candidate{name: "Stampede", turn: func(b *testing.B, orders int) 
 	return fillStream(b, system, orders), worker
 }}
 
-// fromStream is a consumer in the place of the product's worker.
+// fromStream is a consumer in place of Stampede's worker.
 func fromStream(name string, spec consumerSpec) candidate {
 	return candidate{name: name, turn: func(b *testing.B, orders int) (*backlog, *rig.Process) {
 		system := rig.Stampede{}.Start(b, int64(orders))
 		system.StopWorkers()
 		spec.RedisURL, spec.DatabaseURL = system.Shop.RedisURL, system.Shop.DatabaseURL
 		spec.Stream = system.Shop.Keys(1).Orders(0)
-		consumer := spec.start(b)
-		freeze(b, consumer)
-		return fillStream(b, system, orders), consumer
+		process := spec.start(b)
+		freeze(b, process)
+		return fillStream(b, system, orders), process
 	}}
 }
 
-// fillStream lets buyers buy all of the sale, and takes the ingress away.
+// fillStream lets buyers buy the whole stock, and then ends the ingress.
 func fillStream(b *testing.B, system *rig.System, orders int) *backlog {
 	b.Helper()
 	crowd := system.Crowd(1)
@@ -154,14 +154,14 @@ func fromAsynq(name string, spec consumerSpec) candidate {
 	return candidate{name: name, turn: func(b *testing.B, orders int) (*backlog, *rig.Process) {
 		q := openBacklog(b, orders)
 		spec.RedisURL, spec.DatabaseURL = q.shop.RedisURL, q.shop.DatabaseURL
-		consumer := spec.start(b)
-		freeze(b, consumer)
+		process := spec.start(b)
+		freeze(b, process)
 		fillAsynq(b, q.shop.RedisURL, jobs(q.sale, orders), spec.Groups)
 		q.close = func() {
 			forgetAsynq(b, q.shop.RedisURL)
 			q.shop.Close()
 		}
-		return q, consumer
+		return q, process
 	}}
 }
 
@@ -170,10 +170,10 @@ func fromRiver(name string, spec consumerSpec) candidate {
 		q := openBacklog(b, orders)
 		migrateRiver(b, q.shop.Pool)
 		spec.RedisURL, spec.DatabaseURL = q.shop.RedisURL, q.shop.DatabaseURL
-		consumer := spec.start(b)
-		freeze(b, consumer)
+		process := spec.start(b)
+		freeze(b, process)
 		fillRiver(b, q.shop.Pool, jobs(q.sale, orders))
-		return q, consumer
+		return q, process
 	}}
 }
 
@@ -181,34 +181,31 @@ func fromRiver(name string, spec consumerSpec) candidate {
 func openBacklog(b *testing.B, orders int) *backlog {
 	b.Helper()
 	shop := rig.Open(b)
-	sale := uuid.Must(uuid.NewV7())
-	_, err := shop.Pool.Exec(b.Context(), "INSERT INTO sales (id, name, stock) VALUES ($1, 'bench', $2)", sale, orders)
-	require.NoError(b, err)
-	return &backlog{shop: shop, sale: sale, orders: int64(orders), close: shop.Close}
+	return &backlog{shop: shop, sale: shop.InsertSale(int64(orders)), orders: int64(orders), close: shop.Close}
 }
 
-// A consumer is frozen while its queue is filled, connected and idle as it is: so that it neither works on the
-// backlog before it counts, nor counts the time that it takes to start.
+// freeze suspends a consumer while its queue is filled, when it is connected and idle: so it neither
+// works on the backlog before the measurement starts, nor is its start measured.
 func freeze(b *testing.B, p *rig.Process) {
 	b.Helper()
 	require.NoError(b, syscall.Kill(p.Pid(), syscall.SIGSTOP))
 }
 
 // work lets the consumer work on the backlog, and ends it.
-func (q *backlog) work(b *testing.B, consumer *rig.Process) rig.Values {
+func (q *backlog) work(b *testing.B, process *rig.Process) rig.Values {
 	b.Helper()
-	defer consumer.Kill()
-	require.Zero(b, q.sold(b), "the consumer has begun before it was told to")
-	cpu, consumed := q.shop.CPU(), rig.ProcessCPU(b, consumer.Pid())
+	defer process.Kill()
+	require.Zero(b, q.sold(b), "the consumer wrote orders before the start")
+	cpu, consumed := q.shop.CPU(), rig.ProcessCPU(b, process.Pid())
 	began := time.Now()
-	require.NoError(b, syscall.Kill(consumer.Pid(), syscall.SIGCONT))
+	require.NoError(b, syscall.Kill(process.Pid(), syscall.SIGCONT))
 	sold := q.await(b)
 	took := time.Since(began)
 	cpu = q.shop.CPU().Since(cpu)
-	cpu[rig.Worker] = rig.ProcessCPU(b, consumer.Pid()) - consumed
-	require.NotZero(b, sold, "the consumer did nothing")
+	cpu[rig.Worker] = rig.ProcessCPU(b, process.Pid()) - consumed
+	require.NotZero(b, sold, "the consumer wrote no orders")
 
-	consumer.Kill() // then nothing is written any more
+	process.Kill() // ends all writing
 	q.requireRows(b, sold)
 	values := rig.Values{rate: float64(sold) / took.Seconds()}
 	for role, micros := range cpu.PerOrder(sold) {
@@ -217,15 +214,15 @@ func (q *backlog) work(b *testing.B, consumer *rig.Process) rig.Values {
 	return values
 }
 
-// await waits until all orders are in Postgres, or time is up, and returns how many are.
+// await waits until all orders are in Postgres or the time is up, and returns how many are.
 func (q *backlog) await(b *testing.B) int64 {
 	b.Helper()
-	until := time.After(turnAtMost)
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
+	until := time.After(turnTimeout)
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
 	for {
 		select {
-		case <-look.C:
+		case <-poll.C:
 			if sold := q.sold(b); sold >= q.orders {
 				return sold
 			}
@@ -242,7 +239,7 @@ func (q *backlog) sold(b *testing.B) int64 {
 	return sold
 }
 
-// requireRows makes sure that what counts was done: a row for each order, and its two events.
+// requireRows checks that the counted work was done: a row for each order, and its two events.
 func (q *backlog) requireRows(b *testing.B, least int64) {
 	b.Helper()
 	var sold, orders, events int64

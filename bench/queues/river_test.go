@@ -15,10 +15,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// riverConnections are those of River's own: to fetch, to complete, to listen, to lead.
+// riverConnections are River's own: to fetch, complete, listen and elect a leader.
 const riverConnections = 4
 
-// riverWorker works on one order.
+// riverWorker writes one order per job.
 type riverWorker struct {
 	river.WorkerDefaults[job]
 	consumer
@@ -29,14 +29,15 @@ func (w *riverWorker) Work(ctx context.Context, j *river.Job[job]) error {
 	return w.record(ctx, j.Args.event())
 }
 
-// consumeRiver lets River fetch as fast as it may. It marks jobs as completed in batches by itself.
+// consumeRiver lets River fetch as fast as its settings allow. River marks jobs as completed in
+// batches.
 func consumeRiver(ctx context.Context, c consumer, ready func()) error {
 	config, err := pgxpool.ParseConfig(c.DatabaseURL)
 	if err != nil {
 		return err
 	}
 	config.MaxConns = riverConnections
-	own, err := pgxpool.NewWithConfig(ctx, config) // or River would wait behind the orders
+	own, err := pgxpool.NewWithConfig(ctx, config) // in a shared pool River would wait for the orders' transactions
 	if err != nil {
 		return err
 	}
@@ -75,14 +76,14 @@ func migrateRiver(b *testing.B, pool *pgxpool.Pool) {
 	require.NoError(b, err)
 }
 
-// fillRiver inserts the orders, each as a job.
+// fillRiver inserts one job per order.
 func fillRiver(b *testing.B, pool *pgxpool.Pool, orders []job) {
 	b.Helper()
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{})
 	require.NoError(b, err)
-	const together = 1000
+	const insertMax = 1000
 	for len(orders) > 0 {
-		n := min(len(orders), together)
+		n := min(len(orders), insertMax)
 		params := make([]river.InsertManyParams, n)
 		for i := range params {
 			params[i].Args = orders[i]
@@ -91,7 +92,7 @@ func fillRiver(b *testing.B, pool *pgxpool.Pool, orders []job) {
 		require.NoError(b, err)
 		orders = orders[n:]
 	}
-	// What autovacuum would do to a queue that is in use: without it the planner knows nothing of the backlog.
+	// Autovacuum does this to a queue in use: without it the planner knows nothing of the backlog.
 	_, err = pool.Exec(b.Context(), "ANALYZE river_job", pgx.QueryExecModeSimpleProtocol)
 	require.NoError(b, err)
 }

@@ -14,8 +14,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// consumeStock is what one builds with watermill-redisstream as it comes: a router whose subscribers, in
-// one consumer group, read the product's own stream.
+// consumeStock uses watermill-redisstream unchanged: a router whose subscribers, in one consumer group,
+// read Stampede's own stream.
 func consumeStock(ctx context.Context, c consumer, ready func()) error {
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: 10 * time.Second}, watermill.NopLogger{})
 	if err != nil {
@@ -35,7 +35,8 @@ func consumeStock(ctx context.Context, c consumer, ready func()) error {
 	for i := range c.Handlers {
 		name := fmt.Sprint("stock-", i)
 		subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
-			// A client for each: those that wait for messages would keep the others from the connections of a shared one.
+			// One client each: in a shared one, subscribers that block in reads would occupy all
+			// connections.
 			Client: redis.NewClient(options), ConsumerGroup: reservation.Group, Consumer: name,
 			DisableIndefiniteInitialBlock: true, OldestId: "0",
 		}, watermill.NopLogger{})

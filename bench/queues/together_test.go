@@ -13,15 +13,15 @@ import (
 	"stampede/reservation/order"
 )
 
-// togetherMax is how many orders go in one transaction: as many as Stampede's worker takes.
+// togetherMax is the maximum of orders per transaction: that of Stampede's worker.
 const togetherMax = 500
 
-// together is the batching that a user can add to any queue whose handlers run in one process: a handler
-// waits until its order is written, and whatever came while the last transaction was under way goes
-// into the next one. No queue loses its promise by that, because each handler ends when its own order
-// is in Postgres.
+// together is the batching that a user can add to any queue whose handlers run in one process: a
+// handler waits until its order is written, and orders that arrive while a transaction is running go
+// into the next one. No queue loses its guarantees, because each handler returns after its own order is
+// in Postgres.
 type together struct {
-	// connections is how many transactions may be under way.
+	// connections is the maximum of concurrent transactions.
 	connections int
 	write       func(ctx context.Context, events []order.OrderReserved) error
 
@@ -52,7 +52,7 @@ func (t *together) record(_ context.Context, event order.OrderReserved) error {
 	return <-h.done
 }
 
-// run writes batches until nobody waits. The handlers wait for it, so it ends before they do.
+// run writes batches until no handler waits. Handlers wait for it, so it ends before they do.
 func (t *together) run() {
 	var batch []handling
 	var events []order.OrderReserved
@@ -72,7 +72,7 @@ func (t *together) run() {
 		for _, h := range batch {
 			events = append(events, h.event)
 		}
-		// It is not the context of one handler: the others' orders do not end with it.
+		// Not the context of one handler: the other orders must not end with it.
 		err := t.write(context.Background(), events)
 		for _, h := range batch {
 			h.done <- err
@@ -80,7 +80,7 @@ func (t *together) run() {
 	}
 }
 
-func TestHandlersThatRunTogetherShareTransactions(t *testing.T) {
+func TestConcurrentHandlersShareTransactions(t *testing.T) {
 	t.Parallel()
 	var calls, written atomic.Int64
 	first := make(chan struct{})
@@ -96,9 +96,9 @@ func TestHandlersThatRunTogetherShareTransactions(t *testing.T) {
 	})
 	const handlers = 2*togetherMax + 1
 	failures := make([]error, handlers)
-	var handling sync.WaitGroup
+	var running sync.WaitGroup
 	for i := range handlers {
-		handling.Go(func() {
+		running.Go(func() {
 			failures[i] = shared.record(t.Context(), order.OrderReserved{UserID: fmt.Sprint(i)})
 		})
 	}
@@ -108,7 +108,7 @@ func TestHandlersThatRunTogetherShareTransactions(t *testing.T) {
 		return len(shared.waiting) >= handlers-togetherMax
 	}, 10e9, 1e6)
 	close(first)
-	handling.Wait()
+	running.Wait()
 	require.NoError(t, errors.Join(failures...))
 	require.EqualValues(t, handlers, written.Load())
 	require.Less(t, calls.Load(), int64(handlers/2))

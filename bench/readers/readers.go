@@ -1,3 +1,3 @@
-// Package readers measures what buyers who pay feel of a crowd that only looks. It has benchmarks only; what they find
-// is in docs/bench/readers.md.
+// Package readers measures how anonymous reads of a sale affect buyers who pay. It has benchmarks only;
+// docs/bench/readers.md holds the figures.
 package readers

@@ -17,24 +17,24 @@ import (
 )
 
 const (
-	// connections are those of the crowd, which is a closed loop; payers carry the payments, an open one.
+	// connections are those of the crowd, a closed loop; payers carry the payments, an open loop.
 	connections, payers = 400, 64
 	paymentsPerSecond   = 50
-	// expiring orders come to their deadlines while the crowd looks.
+	// expiring is the number of orders whose payment windows end during the measurement.
 	expiring = 20
-	// expiredWithin bounds how late they may expire.
-	expiredWithin = time.Minute
+	// expiryTimeout bounds how late they may expire.
+	expiryTimeout = time.Minute
 )
 
-// What is measured: in milliseconds, answers a second, and seconds.
+// The figures: in milliseconds, answers per second, and seconds.
 const (
-	looks, payment50, payment99 = "looks/s", "paid, p50", "paid, p99"
-	refused, outage, late       = "payments that failed", "outage", "expired late"
-	cpuOfPostgres               = "Postgres, cores"
+	looks, payment50, payment99  = "looks/s", "paid, p50", "paid, p99"
+	failedPayments, outage, late = "payments that failed", "outage", "expired late"
+	cpuOfPostgres                = "Postgres, cores"
 )
 
-// BenchmarkReaders lets buyers pay in a sale with many paid orders, alone and while anonymous
-// clients look at the sale as fast as they can.
+// BenchmarkReaders lets buyers pay in a sale with many paid orders, alone and while anonymous clients
+// request the sale as fast as they can.
 func BenchmarkReaders(b *testing.B) {
 	results := rig.Compare(b,
 		rig.Candidate{Name: "nobody looks", Turn: func(b *testing.B, _ int) rig.Values { return turn(b, 0) }},
@@ -46,15 +46,15 @@ func BenchmarkReaders(b *testing.B) {
 			"request the sale without a pause. Expired late: the latest of %d orders whose time to pay ends "+
 			"meanwhile. Medians of %d rounds, with the least and the greatest.",
 			rig.Count(float64(rig.Scale(b, 200_000, 2000))), paymentsPerSecond, connections, expiring, b.N),
-		Head: []string{"", looks, payment50, payment99, refused, "outage noted, s", late + ", s", cpuOfPostgres},
+		Head: []string{"", looks, payment50, payment99, failedPayments, "outage noted, s", late + ", s", cpuOfPostgres},
 	}
 	for _, name := range []string{"nobody looks", "a crowd looks"} {
 		row := []string{
-			name, results.Of(name, looks).With(rig.Count),
-			results.Of(name, payment50).With(rig.Millis), results.Of(name, payment99).With(rig.Millis),
+			name, results.Of(name, looks).Format(rig.Count),
+			results.Of(name, payment50).Format(rig.Millis), results.Of(name, payment99).Format(rig.Millis),
 		}
-		for _, figure := range []string{refused, outage, late, cpuOfPostgres} {
-			row = append(row, results.Of(name, figure).With(rig.Ratio))
+		for _, figure := range []string{failedPayments, outage, late, cpuOfPostgres} {
+			row = append(row, results.Of(name, figure).Format(rig.Ratio))
 		}
 		t.Rows = append(t.Rows, row)
 	}
@@ -69,7 +69,7 @@ func turn(b *testing.B, crowd int) rig.Values {
 	sale := running.Sale
 	fill(b, running, rig.Scale(b, 200_000, 2000))
 	payable := confirmed(b, running, "payer", paymentsPerSecond*int(within/time.Second+1), 0)
-	awaitHeartbeat(b, running) // which may find that no ingress was there for long
+	awaitHeartbeat(b, running) // may record an outage from before the start
 	lost := lostTime(b, running)
 	confirmed(b, running, "late", expiring, within)
 
@@ -93,19 +93,20 @@ func turn(b *testing.B, crowd int) rig.Values {
 	require.NoError(b, together.Wait())
 	values := rig.Values{
 		looks: float64(looked.Wanted) / within.Seconds(), payment50: rig.InMillis(paid.Percentile(50)),
-		payment99: rig.InMillis(paid.Percentile(99)),
-		refused:   float64(paid.Others()), cpuOfPostgres: running.CPU().Since(before)[rig.Postgres].Seconds() /
+		payment99:      rig.InMillis(paid.Percentile(99)),
+		failedPayments: float64(paid.Others()), cpuOfPostgres: running.CPU().Since(before)[rig.Postgres].Seconds() /
 			within.Seconds(),
 	}
 	values[late] = lateness(b, running)
-	values[outage] = lostTime(b, running) - lost // a beat came after the crowd, without which nothing expires
-	if paid.Wanted == 0 || values[refused] > 0 || values[outage] > 0 {
-		b.Errorf("with %d connections that look: %s paid, %.1f s of an outage", crowd, paid, values[outage])
+	// Includes the first heartbeat after the crowd: without it the orders would not have expired.
+	values[outage] = lostTime(b, running) - lost
+	if paid.Wanted == 0 || values[failedPayments] > 0 || values[outage] > 0 {
+		b.Errorf("with %d reading connections: payments: %s; outage: %.1f s", crowd, paid, values[outage])
 	}
 	return values
 }
 
-// fill makes so many orders of the sale that are paid.
+// fill inserts so many paid orders of the sale.
 func fill(b *testing.B, s *rig.System, orders int) {
 	b.Helper()
 	ctx := b.Context()
@@ -122,7 +123,7 @@ func fill(b *testing.B, s *rig.System, orders int) {
 	require.NoError(b, err)
 }
 
-// confirmed makes orders that are to be paid: within half an hour, or at moments that are spread over so long.
+// confirmed inserts unpaid orders. They are due in half an hour, or spread over the given time.
 func confirmed(b *testing.B, s *rig.System, user string, orders int, within time.Duration) []uuid.UUID {
 	b.Helper()
 	ctx := b.Context()
@@ -142,7 +143,7 @@ func confirmed(b *testing.B, s *rig.System, user string, orders int, within time
 	return ids
 }
 
-// awaitHeartbeat waits until the ingress is seen.
+// awaitHeartbeat waits until a heartbeat of the ingress is recorded.
 func awaitHeartbeat(b *testing.B, s *rig.System) {
 	b.Helper()
 	for seen := false; !seen; retry.Pause(20*time.Millisecond, nil) {
@@ -151,17 +152,17 @@ func awaitHeartbeat(b *testing.B, s *rig.System) {
 	}
 }
 
-// lostTime is by how many seconds all deadlines were put off.
+// lostTime is the number of seconds by which all deadlines were postponed.
 func lostTime(b *testing.B, s *rig.System) (seconds float64) {
 	b.Helper()
 	require.NoError(b, s.Shop.Pool.QueryRow(b.Context(), "SELECT extract(epoch FROM lost_time())::float8").Scan(&seconds))
 	return seconds
 }
 
-// lateness waits until the orders have expired whose time is over, and returns how late the latest did, in seconds.
+// lateness waits until the due orders have expired, and returns how late the latest was, in seconds.
 func lateness(b *testing.B, s *rig.System) (seconds float64) {
 	b.Helper()
-	for deadline := time.Now().Add(expiredWithin); ; {
+	for deadline := time.Now().Add(expiryTimeout); ; {
 		var expired int
 		require.NoError(b, s.Shop.Pool.QueryRow(b.Context(),
 			`SELECT count(*), coalesce(max(extract(epoch FROM updated_at - due - lost_time())), 0)::float8
@@ -170,7 +171,7 @@ func lateness(b *testing.B, s *rig.System) (seconds float64) {
 			return seconds
 		}
 		if time.Now().After(deadline) {
-			b.Fatalf("%d of %d orders have expired after %v", expired, expiring, expiredWithin)
+			b.Fatalf("%d of %d orders expired within %v", expired, expiring, expiryTimeout)
 		}
 		retry.Pause(50*time.Millisecond, nil)
 	}

@@ -8,21 +8,19 @@ import (
 	"testing"
 )
 
-// binary builds the product once, from the sources that this module replaces it by.
-var binary = sync.OnceValues(func() (string, error) {
-	folder, err := os.MkdirTemp("", "stampede-bench-")
-	if err != nil {
+// buildBinary builds Stampede once, from the sources that this module's go.mod replaces it with.
+var buildBinary = sync.OnceValues(func() (path string, err error) {
+	if binaryFolder, err = os.MkdirTemp("", "stampede-bench-"); err != nil {
 		return "", err
 	}
-	binaryFolder = folder
-	path := filepath.Join(folder, "stampede")
+	path = filepath.Join(binaryFolder, "stampede")
 	build := exec.Command("go", "build", "-o", path, "./cmd/stampede")
 	build.Dir = "../.." // a package's benchmarks run in its folder
 	build.Stderr = os.Stderr
 	return path, build.Run()
 })
 
-// binaryFolder holds the binary once there is one.
+// binaryFolder holds the binary after it was built.
 var binaryFolder string
 
 func removeBinary() {
@@ -31,12 +29,12 @@ func removeBinary() {
 	}
 }
 
-// Binary is the path of the product's binary.
-func Binary(b testing.TB) string {
+// stampedeBinary returns the path of Stampede's binary.
+func stampedeBinary(b testing.TB) string {
 	b.Helper()
-	path, err := binary()
+	path, err := buildBinary()
 	if err != nil {
-		b.Fatalf("build the product: %v", err)
+		b.Fatalf("build Stampede: %v", err)
 	}
 	return path
 }

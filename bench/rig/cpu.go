@@ -13,22 +13,22 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The roles whose CPU time is told apart.
+// The roles whose CPU time is measured separately.
 const (
-	Front    = "front" // and what a design does in the background of the same process
+	Front    = "front" // includes a design's background work in the same process
 	Worker   = "worker"
 	Redis    = "Redis"
 	Postgres = "Postgres"
 	Load     = "load" // the benchmark itself
 )
 
-// Roles are all of them, in the order in which an order meets them.
+// Roles lists all roles in the order in which an order passes them.
 var Roles = []string{Load, Front, Redis, Worker, Postgres}
 
 // Usage is CPU time, user and system, by role.
 type Usage map[string]time.Duration
 
-// Since is what was used after an earlier look.
+// Since is the usage since an earlier one.
 func (u Usage) Since(before Usage) Usage {
 	since := make(Usage)
 	for role, d := range u {
@@ -37,7 +37,7 @@ func (u Usage) Since(before Usage) Usage {
 	return since
 }
 
-// PerOrder is the CPU time of each role in microseconds for each of so many orders.
+// PerOrder is the CPU time of each role per order in microseconds.
 func (u Usage) PerOrder(orders int64) map[string]float64 {
 	each := make(map[string]float64)
 	for role, d := range u {
@@ -66,8 +66,8 @@ func ProcessCPU(b testing.TB, pid int) time.Duration {
 	return p.used
 }
 
-// treeCPU is the CPU time of a process and its children, those included that have ended. Postgres's
-// postmaster has a child for each connection.
+// treeCPU is the CPU time of a process and its children, including ended ones. Postgres's postmaster
+// has a child for each connection.
 func treeCPU(b testing.TB, pid int) time.Duration {
 	b.Helper()
 	root, err := readStat(pid)
@@ -77,20 +77,21 @@ func treeCPU(b testing.TB, pid int) time.Duration {
 	require.NoError(b, err)
 	for _, folder := range all {
 		id, _ := strconv.Atoi(filepath.Base(folder))
-		if p, err := readStat(id); err == nil && p.parent == pid { // others come and go meanwhile
+		if p, err := readStat(id); err == nil && p.parent == pid { // a process may have ended meanwhile
 			sum += p.used
 		}
 	}
 	return sum
 }
 
-// stat is what /proc says of a process.
+// stat is a part of /proc/PID/stat.
 type stat struct {
 	parent        int
 	used, ofEnded time.Duration
 }
 
-// tick is the unit of /proc/PID/stat: Linux shows programs 100 in a second, whatever its own clock is.
+// tick is the unit of /proc/PID/stat: Linux reports 100 per second to programs, whatever its own clock
+// is.
 const tick = 10 * time.Millisecond
 
 // readStat reads /proc/PID/stat, see proc(5).

@@ -11,14 +11,17 @@ import (
 	"stampede/bench/front"
 )
 
-// StartDesign starts a design of the ladder with a sale. The options are beside its own.
+// StartDesign starts a design of the ladder with a sale. The options are added to the design's own.
 func StartDesign(b testing.TB, name string, options map[string]string, stock int64) *System {
 	b.Helper()
 	entry, found := designs.All[name]
-	require.True(b, found, "there is no design %q", name)
+	require.True(b, found, "unknown design %q", name)
 	shop := Open(b)
 	s := &System{Shop: shop, Stock: stock, b: b}
-	s.Sale = shop.insertSale(stock, entry.Guarded)
+	s.Sale = shop.InsertSale(stock)
+	if !entry.Guarded {
+		shop.dropGuard()
+	}
 	spec := front.Spec{
 		Design: name, Sale: s.Sale, Stock: stock, Addr: "127.0.0.1:0",
 		Backend: front.Backend{

@@ -10,8 +10,8 @@ import (
 	"stampede/internal/figure"
 )
 
-// With writes the median and, where there are several rounds, the least and the greatest value.
-func (s Spread) With(write func(float64) string) string {
+// Format writes the median and, with several rounds, the range.
+func (s Spread) Format(write func(float64) string) string {
 	switch s.N {
 	case 0:
 		return page.None
@@ -21,15 +21,15 @@ func (s Spread) With(write func(float64) string) string {
 	return fmt.Sprintf("%s (%s–%s)", write(s.Median), write(s.Min), write(s.Max))
 }
 
-// Middle writes the median only.
-func (s Spread) Middle(write func(float64) string) string {
+// FormatMedian writes the median only.
+func (s Spread) FormatMedian(write func(float64) string) string {
 	if s.N == 0 {
 		return page.None
 	}
 	return write(s.Median)
 }
 
-// Count writes a whole number with its thousands apart.
+// Count writes a whole number with thousands separators.
 func Count(v float64) string { return figure.Count(int64(math.Round(v))) }
 
 // Ratio writes a number with about three digits.
@@ -43,8 +43,8 @@ func Ratio(v float64) string {
 	return Count(v)
 }
 
-// InMillis is a time in milliseconds, as a value.
+// InMillis converts a time to milliseconds.
 func InMillis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// Millis writes a time that is given in milliseconds.
+// Millis writes a number of milliseconds.
 func Millis(v float64) string { return Ratio(v) + " ms" }

@@ -1,6 +1,6 @@
-// Package rig is what the benchmarks of this module stand on: a private Redis and Postgres, the
-// product's own binary and the designs of the ladder as processes, what they cost in CPU time, rounds
-// in which candidates take turns, and the page with what was found.
+// Package rig is the common base of the benchmarks of this module: a private Redis and Postgres,
+// Stampede's own binary and the designs of the ladder as processes, their cost in CPU time, rounds in
+// which candidates take turns, and the page with the results.
 package rig
 
 import (
@@ -18,27 +18,27 @@ import (
 
 var (
 	figuresFolder = flag.String("figures", "",
-		"a `folder` with a page for the figures, NAME.md, in which they and their plots are written")
+		"`folder` of the page NAME.md, to write the figures and their plots there as well")
 	only = flag.String("only", "",
-		"a regular `expression`: only candidates whose names it finds take turns, to profile them or to work on them")
+		"regular `expression`: runs only candidates whose names match, for profiling or development")
 )
 
-// figures are what the benchmarks of this process have found.
+// figures are the results of the benchmarks of this process.
 var figures page.Figures
 
 // Put adds a table to the page, or replaces the one with the same title.
 func Put(t page.Table) { figures.Put(t) }
 
-// Main is the body of a package's TestMain. It is also the front of a design where it is told so, and
-// then never returns to the benchmarks. The page is NAME.md in the folder of -figures; versions are
-// told of the modules whose paths contain one of the names, beside those of the servers.
+// Main is the body of a package's TestMain. If front.Env is set, it runs the front of a design instead
+// of the benchmarks. The page is NAME.md in the folder of -figures. The page names the versions of the
+// servers, and of modules whose paths contain one of the given names.
 func Main(m *testing.M, name string, modules ...string) {
 	if os.Getenv(front.Env) != "" {
 		os.Exit(front.Main(designs.Find))
 	}
 	flag.Parse()
 	if *only != "" && *figuresFolder != "" {
-		fmt.Fprintln(os.Stderr, "-figures writes pages about all candidates: leave out -only")
+		fmt.Fprintln(os.Stderr, "-figures writes pages about all candidates: it cannot be combined with -only")
 		os.Exit(2)
 	}
 	code := m.Run()
@@ -55,7 +55,7 @@ func Main(m *testing.M, name string, modules ...string) {
 	stopServers()
 	removeBinary()
 	if *figuresFolder != "" && text != "" && code == 0 {
-		if err := write(name, text, plots); err != nil {
+		if err := writePage(name, text, plots); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -63,7 +63,7 @@ func Main(m *testing.M, name string, modules ...string) {
 	os.Exit(code)
 }
 
-func write(name, text string, plots map[string][]byte) error {
+func writePage(name, text string, plots map[string][]byte) error {
 	for file, svg := range plots {
 		if err := os.WriteFile(filepath.Join(*figuresFolder, file), svg, 0o644); err != nil {
 			return err
@@ -72,8 +72,8 @@ func write(name, text string, plots map[string][]byte) error {
 	return page.Replace(filepath.Join(*figuresFolder, name+".md"), text)
 }
 
-// Scale is how much of something a benchmark does. A single round is a smoke of the benchmark, or its
-// warm-up before the rounds that count: it makes do with little.
+// Scale is the amount of something in a benchmark. A single round is a smoke run, or the warm-up before
+// the rounds that count: it gets the small amount.
 func Scale[T any](b *testing.B, full, single T) T {
 	if isSmoke(b) {
 		return single

@@ -21,10 +21,10 @@ const (
 	stopWithin  = 10 * time.Second
 )
 
-// Process is a process of a candidate. It ends with the benchmark, or the process of the benchmark, at
-// the latest.
+// Process is a process of a candidate. It ends at the latest with the benchmark, or with the process of
+// the benchmark.
 type Process struct {
-	Addr string // where it listens, host:port; of a worker, which does not, its name
+	Addr string // host:port of its listener; for a worker its name
 
 	b      testing.TB
 	name   string
@@ -33,8 +33,8 @@ type Process struct {
 	ended  bool
 }
 
-// Run starts a program with environment variables beside ours, those of Stampede excepted, and waits
-// until it has written a line with announce, behind which its address stands.
+// Run starts a program with additional environment variables and without inherited ones of Stampede. It
+// waits for a line of output with announce, which is followed by the address.
 func Run(b testing.TB, name, announce string, cmd *exec.Cmd, env ...string) *Process {
 	b.Helper()
 	p := &Process{b: b, name: name, output: &output{announce: announce, announced: make(chan string, 1)}}
@@ -57,7 +57,7 @@ func Run(b testing.TB, name, announce string, cmd *exec.Cmd, env ...string) *Pro
 	select {
 	case p.Addr = <-p.output.announced:
 	case <-p.child.Done():
-		b.Fatalf("%s ended instead of starting: %v", name, p.child.Wait())
+		b.Fatalf("%s ended during its start: %v", name, p.child.Wait())
 	case <-timeout.C:
 		b.Fatalf("%s was not ready within %v", name, startWithin)
 	}
@@ -80,29 +80,29 @@ func (p *Process) end(signal syscall.Signal) {
 	}
 }
 
-// mustRun fails the benchmark if the process has ended by itself.
-func (p *Process) mustRun() {
+// requireRunning fails the benchmark if the process has ended unexpectedly.
+func (p *Process) requireRunning() {
 	p.b.Helper()
 	select {
 	case <-p.child.Done():
 		if !p.ended {
-			p.b.Fatalf("%s ended by itself: %v", p.name, p.child.Wait())
+			p.b.Fatalf("%s ended unexpectedly: %v", p.name, p.child.Wait())
 		}
 	default:
 	}
 }
 
-// output collects what a process writes, and finds the line with its address.
+// output collects the output of a process, and finds the line with its address.
 type output struct {
 	announce  string
-	announced chan string // gets the address, once
+	announced chan string // receives the address once
 
 	mu    sync.Mutex
 	text  bytes.Buffer
 	found bool
 }
 
-// outputMax is how much of a process's output is kept.
+// outputMax is how much output of a process is kept.
 const outputMax = 64 << 10
 
 // Write implements io.Writer.

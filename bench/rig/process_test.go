@@ -11,13 +11,13 @@ import (
 	"stampede/bench/httpload"
 )
 
-// A loop of the shell is work in user mode. Its wait for the one that it starts is none of its own.
-func TestCPUTimeOfAProcessAndItsChildren(t *testing.T) {
+// A loop in the shell is work in user mode. Waiting for a child is not.
+func TestCPUTimeIncludesChildren(t *testing.T) {
 	t.Parallel()
 	const loop = `i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done`
 	for name, text := range map[string]string{
-		"a child that has ended": `sh -c '` + loop + `'; echo at here; read never`,
-		"a child that lives":     `sh -c '` + loop + `; echo at here; read never'; exit 0`,
+		"ended child":   `sh -c '` + loop + `'; echo at here; read never`,
+		"running child": `sh -c '` + loop + `; echo at here; read never'; exit 0`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -33,7 +33,7 @@ func TestCPUTimeOfAProcessAndItsChildren(t *testing.T) {
 	}
 }
 
-func TestDesignIsServedByAProcessOfItsOwn(t *testing.T) {
+func TestDesignRunsInOwnProcess(t *testing.T) {
 	t.Parallel()
 	s := StartDesign(t, "nothing", nil, 10)
 	load := s.Crowd(1)
@@ -42,7 +42,7 @@ func TestDesignIsServedByAProcessOfItsOwn(t *testing.T) {
 	assert.Equal(t, map[int]int64{202: 100}, answers.ByStatus)
 
 	broken := httpload.Load{Addrs: load.Addrs, Connections: 2, For: time.Minute, Request: load.Request}
-	broken.Heard = func(uint64, int, []byte) { s.Kill() }
+	broken.OnAnswer = func(uint64, int, []byte) { s.Kill() }
 	broken.Connections = 1
 	assert.Equal(t, int64(1), s.Measure(broken).Broken)
 	s.Restart()

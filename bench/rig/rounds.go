@@ -8,16 +8,14 @@ import (
 	"testing"
 )
 
-// Candidate is one of those that are compared.
+// Candidate is one of the compared systems.
 type Candidate struct {
 	Name string
-	// Turn lets it work for a while and returns what was measured. It sets up and clears away outside of
-	// what it measures.
+	// Turn measures one turn. Its setup and cleanup are not measured.
 	Turn func(b *testing.B, round int) Values
 }
 
-// Values are what a turn has measured, by the name of the figure. A figure that was not to be had is
-// left out.
+// Values are the results of a turn by figure. A figure that could not be measured is left out.
 type Values map[string]float64
 
 // Results are the values of all rounds.
@@ -25,8 +23,8 @@ type Results struct {
 	rounds []map[string]Values // by candidate
 }
 
-// Compare runs b.N rounds: in each of them every candidate has a turn, or every one that -only asks for, and the order
-// changes from round to round, so that a machine that grows slower meets all of them alike.
+// Compare runs b.N rounds: in each of them every candidate that -only selects has a turn. The order
+// changes from round to round, so that a machine that becomes slower affects all of them alike.
 func Compare(b *testing.B, candidates ...Candidate) *Results {
 	b.Helper()
 	candidates, err := chosen(candidates, *only)
@@ -47,7 +45,7 @@ func Compare(b *testing.B, candidates ...Candidate) *Results {
 	return r
 }
 
-// chosen are the candidates whose names the expression finds.
+// chosen returns the candidates whose names match the expression.
 func chosen(candidates []Candidate, expression string) ([]Candidate, error) {
 	names, err := regexp.Compile(expression)
 	if err != nil {
@@ -59,18 +57,18 @@ func chosen(candidates []Candidate, expression string) ([]Candidate, error) {
 		for i, c := range candidates {
 			known[i] = c.Name
 		}
-		return nil, fmt.Errorf("-only finds none of these: %s", strings.Join(known, "; "))
+		return nil, fmt.Errorf("-only matches none of these: %s", strings.Join(known, "; "))
 	}
 	return found, nil
 }
 
-// Spread is the median of some rounds' values, the least and the greatest.
+// Spread is the median and the range of the values of several rounds.
 type Spread struct {
-	N                int // how many there are; 0 means that nothing was measured
+	N                int // number of values; 0 means that nothing was measured
 	Median, Min, Max float64
 }
 
-// Of is a candidate's figure.
+// Of is the spread of a candidate's figure.
 func (r *Results) Of(candidate, figure string) Spread {
 	var values []float64
 	for _, round := range r.rounds {
@@ -81,7 +79,7 @@ func (r *Results) Of(candidate, figure string) Spread {
 	return SpreadOf(values)
 }
 
-// Ratio is a figure of one candidate ÷ a figure of another: of the ratios of the rounds.
+// Ratio is the spread of a figure of one candidate ÷ a figure of another, computed per round.
 func (r *Results) Ratio(candidate, figure, other, otherFigure string) Spread {
 	var ratios []float64
 	for _, round := range r.rounds {
@@ -94,14 +92,14 @@ func (r *Results) Ratio(candidate, figure, other, otherFigure string) Spread {
 	return SpreadOf(ratios)
 }
 
-// Report hands the median of a figure to the benchmark, for its line of output.
+// Report adds the median of a figure to the benchmark's line of output.
 func (r *Results) Report(b *testing.B, candidate, figure, unit string) {
 	if s := r.Of(candidate, figure); s.N > 0 {
 		b.ReportMetric(s.Median, strings.ReplaceAll(candidate, " ", "-")+"_"+unit)
 	}
 }
 
-// SpreadOf sums up values.
+// SpreadOf computes the spread of values.
 func SpreadOf(values []float64) Spread {
 	n := len(values)
 	if n == 0 {

@@ -9,7 +9,7 @@ import (
 
 func TestMain(m *testing.M) { Main(m, "rig") }
 
-func TestRatiosAreThoseOfTheRounds(t *testing.T) {
+func TestRatiosAreTakenPerRound(t *testing.T) {
 	t.Parallel()
 	r := Results{rounds: []map[string]Values{
 		{"a": {"rate": 10}, "b": {"rate": 5, "share": 1}},
@@ -22,7 +22,7 @@ func TestRatiosAreThoseOfTheRounds(t *testing.T) {
 	assert.Equal(t, Spread{}, r.Of("c", "rate"))
 }
 
-func TestSomeOfTheCandidatesCanBeChosen(t *testing.T) {
+func TestOnlySelectsCandidates(t *testing.T) {
 	t.Parallel()
 	all := []Candidate{{Name: "Stampede, ingress alone"}, {Name: "Stampede"}, {Name: "postgres-row"}}
 	for expression, want := range map[string][]string{
@@ -38,16 +38,16 @@ func TestSomeOfTheCandidatesCanBeChosen(t *testing.T) {
 		assert.Equal(t, want, names, expression)
 	}
 	_, err := chosen(all, "redis")
-	require.EqualError(t, err, "-only finds none of these: Stampede, ingress alone; Stampede; postgres-row")
+	require.EqualError(t, err, "-only matches none of these: Stampede, ingress alone; Stampede; postgres-row")
 	_, err = chosen(all, "(")
 	require.ErrorContains(t, err, "-only")
 	assert.Len(t, all, 3)
 }
 
-func TestSpreadsAreWrittenForPeople(t *testing.T) {
+func TestSpreadFormat(t *testing.T) {
 	t.Parallel()
-	assert.Equal(t, "–", Spread{}.With(Count))
-	assert.Equal(t, "1,235", Spread{N: 1, Median: 1234.6}.With(Count))
-	assert.Equal(t, "1.50 (0.12–123)", SpreadOf([]float64{1, 0.123, 2, 123.4}).With(Ratio))
-	assert.Equal(t, "12.3 ms", SpreadOf([]float64{12.34}).Middle(Millis))
+	assert.Equal(t, "–", Spread{}.Format(Count))
+	assert.Equal(t, "1,235", Spread{N: 1, Median: 1234.6}.Format(Count))
+	assert.Equal(t, "1.50 (0.12–123)", SpreadOf([]float64{1, 0.123, 2, 123.4}).Format(Ratio))
+	assert.Equal(t, "12.3 ms", SpreadOf([]float64{12.34}).FormatMedian(Millis))
 }

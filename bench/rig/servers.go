@@ -19,35 +19,35 @@ import (
 // templateDatabase is migrated and empty; each shop gets a copy.
 const templateDatabase = "stampede_bench_template"
 
-// servers are the Redis and the Postgres of this process, which all its benchmarks share.
+// servers are the Redis and the Postgres of this process, shared by all its benchmarks.
 type servers struct {
 	redis    *localserver.Redis
 	postgres *localserver.Postgres
-	control  *redis.Client // to clear away and to ask; no candidate uses it
+	control  *redis.Client // for cleanup and queries; no candidate uses it
 	version  string        // of both
 }
 
 var running *servers
 
-// start starts the servers when a benchmark first asks for them.
+// start starts the servers on first use.
 func start(b testing.TB) *servers {
 	b.Helper()
 	if running != nil {
 		return running
 	}
-	ctx := context.Background() // they outlive the benchmark
+	ctx := context.Background() // the servers outlive the benchmark
 	s := &servers{}
 	var err error
 	s.redis, err = localserver.StartRedis(ctx, localserver.RedisOptions{Settings: map[string]string{
-		// A rewrite of the log in the middle of a turn would be measured as well: see Shop.Close.
+		// A rewrite of the append-only file during a turn would be measured as well: see Shop.Close.
 		"auto-aof-rewrite-percentage": "0",
 	}})
 	require.NoError(b, err)
 	running = s
 	s.postgres, err = localserver.StartPostgres(ctx, localserver.PostgresOptions{Settings: map[string]string{
-		// So would be a checkpoint that is due by the clock: Open makes one before each turn.
+		// So would a timed checkpoint: Open makes one before each turn.
 		"checkpoint_timeout": "1h",
-		// Tells when an order was committed.
+		// Records when each order was committed.
 		"track_commit_timestamp": "on",
 	}})
 	require.NoError(b, err)
@@ -69,7 +69,7 @@ func stopServers() {
 	(&localserver.Pair{Redis: running.redis, Postgres: running.postgres}).Stop()
 }
 
-// administer runs a statement outside of any shop's database.
+// administer runs a statement outside of the databases of the shops.
 func (s *servers) administer(b testing.TB, statement string) {
 	b.Helper()
 	ctx := context.Background()
@@ -90,13 +90,13 @@ func (s *servers) versions(b testing.TB) string {
 	var postgres string
 	require.NoError(b, conn.QueryRow(ctx, "SHOW server_version").Scan(&postgres))
 	require.NoError(b, conn.Close(ctx))
-	postgres, _, _ = strings.Cut(postgres, " ") // distributions add their own
+	postgres, _, _ = strings.Cut(postgres, " ") // distributions append their own version
 	return "Redis " + info["Server"]["redis_version"] + " (appendfsync always), PostgreSQL " + postgres +
 		" (fsync and synchronous_commit on)"
 }
 
-// versions names what was compared. Those of modules are read from where they are asked for, because a
-// test binary does not know its modules.
+// versions lists the versions of the servers and of the modules. It reads go.mod, because a test binary
+// does not know its modules.
 func versions(modules []string) string {
 	var names []string
 	if running != nil && running.version != "" {

@@ -2,6 +2,7 @@ package rig
 
 import (
 	"context"
+	_ "embed"
 	"net/url"
 	"strconv"
 	"strings"
@@ -23,7 +24,7 @@ import (
 type Shop struct {
 	RedisURL, DatabaseURL string
 	Prefix                string
-	// Pool and Redis are for the benchmark to look and to prepare; no candidate uses them.
+	// Pool and Redis are for the benchmark's queries and setup; no candidate uses them.
 	Pool  *pgxpool.Pool
 	Redis *redis.Client
 
@@ -35,8 +36,8 @@ type Shop struct {
 
 var shopSerial atomic.Uint64
 
-// Open makes a shop, which is closed at the latest when the benchmark ends. Postgres has written out all
-// that was changed before, so that it does not write it during the turn; a smoke, whose figures nobody reads,
+// Open creates a shop, which is closed at the latest when the benchmark ends. A checkpoint before it
+// keeps Postgres from writing earlier changes during the turn; a smoke run, whose figures do not count,
 // does without.
 func Open(b testing.TB) *Shop {
 	b.Helper()
@@ -57,13 +58,13 @@ func Open(b testing.TB) *Shop {
 	return s
 }
 
-// Keys are the product's keys in this shop.
+// Keys are Stampede's keys in this shop.
 func (s *Shop) Keys(partitions int) reservation.Keys {
 	return reservation.Keys{Prefix: s.Prefix, Partitions: partitions}
 }
 
-// Close drops the database, and deletes the keys. All processes that used them must have ended. It may be
-// called more than once.
+// Close drops the database and deletes the keys. All processes that used them must have ended. It may
+// be called more than once.
 func (s *Shop) Close() {
 	if s.closed {
 		return
@@ -72,24 +73,25 @@ func (s *Shop) Close() {
 	if s.Pool != nil {
 		s.Pool.Close()
 	}
-	// Postgres makes a checkpoint before it drops a database. A smoke leaves its few to the end of the server.
+	// Postgres makes a checkpoint before it drops a database. A smoke run leaves its few databases to
+	// the end of the server.
 	if !isSmoke(s.b) {
 		s.servers.administer(s.b, "DROP DATABASE "+s.database+" WITH (FORCE)")
 	}
 	ctx := context.Background()
 	found := s.Redis.Scan(ctx, 0, s.Prefix+":*", 1000).Iterator()
 	for found.Next(ctx) {
-		// DEL, not UNLINK: nothing is to be freed during the next turn.
+		// DEL, not UNLINK: no memory is to be freed during the next turn.
 		require.NoError(s.b, s.Redis.Del(ctx, found.Val()).Err())
 	}
 	require.NoError(s.b, found.Err())
-	s.rewriteLog(ctx)
+	s.rewriteAOF(ctx)
 }
 
-// logMaxBytes is when Redis's append-only file is made anew, between two turns.
-const logMaxBytes = 256 << 20
+// aofMaxBytes is the size from which Redis's append-only file is rewritten between two turns.
+const aofMaxBytes = 256 << 20
 
-func (s *Shop) rewriteLog(ctx context.Context) {
+func (s *Shop) rewriteAOF(ctx context.Context) {
 	persistence := func() map[string]string {
 		info, err := s.Redis.InfoMap(ctx, "persistence").Result()
 		require.NoError(s.b, err)
@@ -97,7 +99,7 @@ func (s *Shop) rewriteLog(ctx context.Context) {
 	}
 	bytes, err := strconv.ParseInt(persistence()["aof_current_size"], 10, 64)
 	require.NoError(s.b, err)
-	if bytes < logMaxBytes {
+	if bytes < aofMaxBytes {
 		return
 	}
 	require.NoError(s.b, s.Redis.BgRewriteAOF(ctx).Err())
@@ -106,45 +108,50 @@ func (s *Shop) rewriteLog(ctx context.Context) {
 	}
 }
 
-// insertSale makes the row of a sale for a design that is not ours. Without the guard, Postgres takes
-// whatever orders it is given.
-func (s *Shop) insertSale(stock int64, guarded bool) uuid.UUID {
+var (
+	//go:embed sql/insert_sale.sql
+	insertSaleSQL string
+	//go:embed sql/live_units.sql
+	liveUnitsSQL string
+	//go:embed sql/commit_delays.sql
+	commitDelaysSQL string
+)
+
+// InsertSale inserts the row of a sale for candidates other than Stampede, and returns its id.
+func (s *Shop) InsertSale(stock int64) uuid.UUID {
 	s.b.Helper()
 	sale, err := uuid.NewV7()
 	require.NoError(s.b, err)
-	_, err = s.Pool.Exec(s.b.Context(), "INSERT INTO sales (id, name, stock) VALUES ($1, 'bench', $2)", sale, stock)
+	_, err = s.Pool.Exec(s.b.Context(), insertSaleSQL, sale, stock)
 	require.NoError(s.b, err)
-	if !guarded {
-		_, err = s.Pool.Exec(s.b.Context(), "DROP INDEX orders_one_live_per_user")
-		require.NoError(s.b, err)
-	}
 	return sale
 }
 
-// Units is how many units of live orders are in Postgres; with orders for one unit each it is also how
-// many orders.
+// dropGuard drops the unique index of live orders: Postgres then accepts several orders of a user.
+func (s *Shop) dropGuard() {
+	s.b.Helper()
+	_, err := s.Pool.Exec(s.b.Context(), "DROP INDEX orders_one_live_per_user")
+	require.NoError(s.b, err)
+}
+
+// Units is the number of units of live orders in Postgres; if every order has one unit it is also the
+// number of orders.
 func (s *Shop) Units() int64 {
 	s.b.Helper()
 	var units int64
-	err := s.Pool.QueryRow(s.b.Context(),
-		"SELECT coalesce(sum(quantity), 0)::bigint FROM orders WHERE status IN ('confirmed', 'paid')").Scan(&units)
-	require.NoError(s.b, err)
+	require.NoError(s.b, s.Pool.QueryRow(s.b.Context(), liveUnitsSQL).Scan(&units))
 	return units
 }
 
 // Delays are percentiles of times in milliseconds.
 type Delays struct{ P50, P99, P999 float64 }
 
-// CommitDelays tells how long it took from the decision in Redis, which a 202 tells of, until the
-// order was committed, for all that were decided since then.
+// CommitDelays is how long orders took from the decision in Redis until the commit in Postgres, for all
+// orders decided since the given time.
 func (s *Shop) CommitDelays(since time.Time) Delays {
 	s.b.Helper()
 	var d Delays
-	require.NoError(s.b, s.Pool.QueryRow(s.b.Context(), `
-		SELECT p[1], p[2], p[3] FROM (
-			SELECT percentile_cont(ARRAY[0.5, 0.99, 0.999]) WITHIN GROUP (ORDER BY extract(epoch FROM
-			pg_xact_commit_timestamp(xmin) - reserved_at) * 1000) AS p
-			FROM orders WHERE reserved_at >= $1) AS delays`, since).Scan(&d.P50, &d.P99, &d.P999))
+	require.NoError(s.b, s.Pool.QueryRow(s.b.Context(), commitDelaysSQL, since).Scan(&d.P50, &d.P99, &d.P999))
 	return d
 }
 
@@ -152,7 +159,7 @@ func (s *Shop) CommitDelays(since time.Time) Delays {
 func databaseURL(server, name string) string {
 	u, err := url.Parse(server)
 	if err != nil || !strings.HasPrefix(u.Scheme, "postgres") {
-		panic("rig: the private Postgres has the URL " + server)
+		panic("rig: unexpected URL of the private Postgres: " + server)
 	}
 	u.Path = "/" + name
 	return u.String()

@@ -17,14 +17,14 @@ const adminToken = "token-of-the-operators"
 
 // Stampede is the product as processes: `stampede serve` and `stampede work`.
 type Stampede struct {
-	Partitions int // 0 is the default
-	Fronts     int // 0 is one
-	Workers    int // 0 is one
-	// Env are settings beside those, as NAME=value: STAMPEDE_BATCH_MAX=100.
+	Partitions int // 0 means the default
+	Fronts     int // 0 means one
+	Workers    int // 0 means one
+	// Env are additional settings as NAME=value: STAMPEDE_BATCH_MAX=100.
 	Env []string
 }
 
-// Start starts the product with a sale that is open when it returns.
+// Start starts Stampede with a sale that is open when it returns.
 func (c Stampede) Start(b testing.TB, stock int64) *System {
 	b.Helper()
 	s := &System{Shop: Open(b), Stock: stock, b: b}
@@ -38,8 +38,8 @@ func (c Stampede) Start(b testing.TB, stock int64) *System {
 	return s
 }
 
-// launch starts the processes. Each has a name and a port of its own, and the names are the same after
-// a restart, as they are where something supervises them.
+// launch starts the processes. Each has its own name and port, and the names are the same after a
+// restart, as under a supervisor.
 func (c Stampede) launch(s *System) {
 	s.b.Helper()
 	env := append([]string{
@@ -49,7 +49,7 @@ func (c Stampede) launch(s *System) {
 		"STAMPEDE_HTTP_ADDR=127.0.0.1:0", "STAMPEDE_METRICS_ADDR=127.0.0.1:0",
 		"STAMPEDE_STOP_DELAY=0s",
 	}, c.Env...)
-	binary := Binary(s.b)
+	binary := stampedeBinary(s.b)
 	for i := range max(1, c.Workers) {
 		s.Workers = append(s.Workers, Run(s.b, "stampede work", "msg=\"worker started\" consumer=",
 			exec.Command(binary, "work"),
@@ -64,8 +64,8 @@ func (c Stampede) launch(s *System) {
 	}
 }
 
-// awaitOpen waits until every front sells: a worker first has to find the partition whole. It asks
-// for more than an order may hold, which sells nothing.
+// awaitOpen waits until every front sells: a worker must first verify the partition. It requests more
+// units than an order may hold, which sells nothing.
 func (c Stampede) awaitOpen(s *System) {
 	s.b.Helper()
 	const refused = http.StatusUnprocessableEntity

@@ -13,18 +13,18 @@ import (
 	"stampede/internal/retry"
 )
 
-// System is a candidate at work: its processes, and a sale of a shop of its own.
+// System is a running candidate: its processes, and a sale in its own shop.
 type System struct {
 	Shop  *Shop
 	Sale  uuid.UUID
 	Stock int64
-	// Fronts take the orders, Workers bring them to Postgres where the fronts do not.
+	// Fronts take the orders. Workers write them to Postgres if the fronts do not.
 	Fronts, Workers []*Process
 
 	b testing.TB
-	// launch starts the processes, for the first time and after they were killed.
+	// launch starts the processes, also after they were killed.
 	launch func()
-	crowds int // that were made so far
+	crowds int // number of crowds created so far
 }
 
 // Close kills the processes and closes the shop. It may be called more than once.
@@ -40,14 +40,14 @@ func (s *System) Kill() {
 	}
 }
 
-// Restart starts the processes again after Kill. They may listen elsewhere than before.
+// Restart starts the processes again after Kill. Their addresses may change.
 func (s *System) Restart() {
 	s.b.Helper()
 	s.Fronts, s.Workers = nil, nil
 	s.launch()
 }
 
-// StopWorkers ends the workers in order, so that the fronts have the machine for themselves.
+// StopWorkers stops the workers gracefully, which leaves the CPU to the fronts.
 func (s *System) StopWorkers() {
 	for _, p := range s.Workers {
 		p.Stop()
@@ -59,22 +59,21 @@ func (s *System) processes() []*Process {
 	return append(append([]*Process(nil), s.Fronts...), s.Workers...)
 }
 
-// CPU is the CPU time that all roles have used so far. It fails the benchmark if a process has ended.
+// CPU is the CPU time of all roles so far. It fails the benchmark if a process has ended.
 func (s *System) CPU() Usage {
 	s.b.Helper()
 	usage := s.Shop.CPU()
 	for role, processes := range map[string][]*Process{Front: s.Fronts, Worker: s.Workers} {
 		for _, p := range processes {
-			p.mustRun()
+			p.requireRunning()
 			usage[role] += ProcessCPU(s.b, p.Pid())
 		}
 	}
 	return usage
 }
 
-// Crowd prepares buyers who have bought nothing yet, of whom each sends so many requests at once. For
-// how long, over how many connections and at what rate they come is left to be set. Headers are more
-// lines for the head of each request.
+// Crowd prepares buyers who have bought nothing yet. Each sends so many concurrent requests. The caller
+// sets duration, connections and rate. Headers are additional header lines of each request.
 func (s *System) Crowd(clicks uint64, headers ...string) httpload.Load {
 	s.crowds++
 	head := "POST /v1/sales/" + s.Sale.String() +
@@ -106,32 +105,34 @@ func (s *System) Measure(load httpload.Load) httpload.Answers {
 	return answers
 }
 
-// Postgres is asked how far it is no more often and no less often than this.
+// Bounds of the interval at which Postgres is asked for progress.
 const (
-	lookEvery  = 20 * time.Millisecond
-	lookAtMost = 200 * time.Millisecond
+	pollMin = 20 * time.Millisecond
+	pollMax = 200 * time.Millisecond
 )
 
-// Await waits until so many units are in Postgres, or no longer than within, and returns how many are.
+// Await waits until so many units are in Postgres, at most for the given time, and returns how many
+// are.
 func (s *System) Await(units int64, within time.Duration) int64 {
 	s.b.Helper()
 	ctx, cancel := context.WithTimeout(s.b.Context(), within)
 	defer cancel()
 	began, first := time.Now(), s.Shop.Units()
 	for have := first; ; have = s.Shop.Units() {
-		if have >= units || !retry.Pause(nextLook(have-first, units-have, time.Since(began)), ctx.Done()) {
+		if have >= units || !retry.Pause(nextPoll(have-first, units-have, time.Since(began)), ctx.Done()) {
 			return have
 		}
 	}
 }
 
-// nextLook is in how long to look again when so many units were written in that time and so many are left:
-// when half of the rest will be there. A look counts all orders, on the cores of those who write them, and
-// whoever writes behind the buyers would be slowed down by it, and whoever writes at once would not.
-func nextLook(written, left int64, took time.Duration) time.Duration {
+// nextPoll is the time until the next look at Postgres, given how many units were written in the time
+// taken and how many are left: until half of the rest is expected. A look counts all orders on the
+// cores of the candidates. Looking too often would slow down designs that write after the answer, but
+// not those that write before it.
+func nextPoll(written, left int64, took time.Duration) time.Duration {
 	if written <= 0 {
-		return lookEvery
+		return pollMin
 	}
 	half := time.Duration(float64(took) * float64(left) / float64(written) / 2)
-	return min(max(half, lookEvery), lookAtMost)
+	return min(max(half, pollMin), pollMax)
 }

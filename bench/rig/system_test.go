@@ -7,10 +7,10 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-func TestPostgresIsAskedMoreOftenTheLessIsLeft(t *testing.T) {
+func TestPollIntervalShrinksWithRemainder(t *testing.T) {
 	t.Parallel()
-	assert.Equal(t, lookEvery, nextLook(0, 1000, time.Second))
-	assert.Equal(t, 100*time.Millisecond, nextLook(1000, 200, time.Second))
-	assert.Equal(t, lookEvery, nextLook(1190, 10, time.Second))
-	assert.Equal(t, lookAtMost, nextLook(1, 1_000_000, time.Second))
+	assert.Equal(t, pollMin, nextPoll(0, 1000, time.Second))
+	assert.Equal(t, 100*time.Millisecond, nextPoll(1000, 200, time.Second))
+	assert.Equal(t, pollMin, nextPoll(1190, 10, time.Second))
+	assert.Equal(t, pollMax, nextPoll(1, 1_000_000, time.Second))
 }

@@ -1,5 +1,5 @@
--- Takes units for a user, in the form that tutorials teach: each step is a command of its own, and the
--- answer is a number. Redis runs nothing else meanwhile, so nobody can come between the steps.
+-- Takes units for a user, in the form that tutorials teach: each step is its own command, and the
+-- answer is a number. Redis runs nothing else in between, so the steps are atomic.
 --
 -- KEYS
 --   1  stock     string: units left
@@ -7,7 +7,7 @@
 -- ARGV
 --   1  user
 --   2  quantity  decimal, at least 1
--- Answers 0 if the units are the user's, 1 if fewer are left, and 2 if the user has bought before.
+-- Answers 0 if the user got the units, 1 if fewer are left, and 2 if the user has bought before.
 if tonumber(redis.call('GET', KEYS[1]) or 0) < tonumber(ARGV[2]) then
   return 1
 end

@@ -1,5 +1,6 @@
--- Takes units for a user as take.lua does, and appends the order to a stream in the same step. The entry has
--- the fields of watermill-redisstream's publisher, which leaves the metadata empty where there is none.
+-- Takes units for a user as take.lua does, and appends the order to a stream in the same step. The
+-- entry has the fields of watermill-redisstream's publisher, which sends empty metadata as an empty
+-- string.
 --
 -- KEYS
 --   1  stock     string: units left
@@ -10,7 +11,7 @@
 --   2  quantity  decimal, at least 1
 --   3  order     id of the message
 --   4  payload   of the message
--- Answers 0 if the units are the user's, 1 if fewer are left, and 2 if the user has bought before.
+-- Answers 0 if the user got the units, 1 if fewer are left, and 2 if the user has bought before.
 if tonumber(redis.call('GET', KEYS[1]) or 0) < tonumber(ARGV[2]) then
   return 1
 end

@@ -1,5 +1,5 @@
-// Package redisson uses a real Redisson, in a Java process that takes and releases locks as it is told:
-// lock/testdata/redisson, whose Driver.java says how.
+// Package redisson runs a real Redisson in a Java process that takes and releases locks on command.
+// lock/testdata/redisson/…/Driver.java describes the commands.
 package redisson
 
 import (
@@ -14,20 +14,20 @@ import (
 	"syscall"
 )
 
-// program is where the Java program is, from the root of the repository, and pom what Maven reads there.
-var program = filepath.Join("lock", "testdata", "redisson")
+// programPath is the folder of the Java program in the repository, and pom its Maven file.
+var programPath = filepath.Join("lock", "testdata", "redisson")
 
 const pom = "pom.xml"
 
-// Classes compiles the Java program if it was changed, and returns its class path. The error says
-// what is missing where that is not possible.
-var Classes = sync.OnceValues(func() (string, error) {
+// Compile compiles the Java program if it has changed, and returns its class path. The error says what
+// is missing if that is not possible.
+var Compile = sync.OnceValues(func() (string, error) {
 	for _, tool := range []string{"java", "mvn"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			return "", fmt.Errorf("there is no %s here", tool)
+			return "", fmt.Errorf("%s is not installed", tool)
 		}
 	}
-	folder, err := folder()
+	folder, err := findFolder()
 	if err != nil {
 		return "", err
 	}
@@ -37,7 +37,7 @@ var Classes = sync.OnceValues(func() (string, error) {
 	}
 	defer unlock()
 	if isCompiled(folder) {
-		return compiled(folder)
+		return readClassPath(folder)
 	}
 	maven := exec.Command("mvn", "--quiet", "--batch-mode", "compile")
 	maven.Dir = folder
@@ -47,23 +47,24 @@ var Classes = sync.OnceValues(func() (string, error) {
 	if err := os.WriteFile(filepath.Join(folder, target, stamp), nil, 0o644); err != nil {
 		return "", err
 	}
-	return compiled(folder)
+	return readClassPath(folder)
 })
 
-// stamp is written when Maven is done, in target, which is its folder: to ask it whether there is anything to
-// do takes seconds each time.
+// stamp is written to target, Maven's output folder, after a build: asking Maven whether anything has
+// changed takes seconds each time.
 const (
 	target = "target"
 	stamp  = "compiled"
 )
 
-// isCompiled tells whether the program was compiled after it was last changed, and all its libraries are there.
+// isCompiled reports whether the program was compiled after its last change, and all its libraries
+// exist.
 func isCompiled(folder string) bool {
 	done, err := os.Stat(filepath.Join(folder, target, stamp))
 	if err != nil {
 		return false
 	}
-	classPath, err := compiled(folder)
+	classPath, err := readClassPath(folder)
 	if err != nil {
 		return false
 	}
@@ -87,7 +88,7 @@ func isCompiled(folder string) bool {
 	return err == nil && !changed
 }
 
-// lockFolder keeps other processes from compiling at the same time: the tests of several packages do.
+// lockFolder prevents concurrent builds: the tests of several packages compile the program.
 func lockFolder(folder string) (unlock func(), err error) {
 	file, err := os.Open(filepath.Join(folder, pom))
 	if err != nil {
@@ -97,30 +98,30 @@ func lockFolder(folder string) (unlock func(), err error) {
 		_ = file.Close()
 		return nil, fmt.Errorf("lock %s: %w", file.Name(), err)
 	}
-	return func() { _ = file.Close() }, nil // which unlocks it
+	return func() { _ = file.Close() }, nil // unlocks it
 }
 
-// Compiled is the class path of the program that Classes has compiled, in this process or in another one.
-func Compiled() (string, error) {
-	folder, err := folder()
+// ClassPath is the class path of the program that Compile has built, in this process or another one.
+func ClassPath() (string, error) {
+	folder, err := findFolder()
 	if err != nil {
 		return "", err
 	}
-	return compiled(folder)
+	return readClassPath(folder)
 }
 
-func compiled(folder string) (string, error) {
-	made := filepath.Join(folder, target)
-	libraries, err := os.ReadFile(filepath.Join(made, "classpath"))
+func readClassPath(folder string) (string, error) {
+	output := filepath.Join(folder, target)
+	libraries, err := os.ReadFile(filepath.Join(output, "classpath"))
 	if err != nil {
 		return "", fmt.Errorf("the Java program is not compiled: %w", err)
 	}
-	return filepath.Join(made, "classes") + string(os.PathListSeparator) + strings.TrimSpace(string(libraries)), nil
+	return filepath.Join(output, "classes") + string(os.PathListSeparator) + strings.TrimSpace(string(libraries)), nil
 }
 
-// Version is the Redisson that the program is compiled with, or "".
+// Version is the version of Redisson in the program, or "".
 func Version() string {
-	folder, err := folder()
+	folder, err := findFolder()
 	if err != nil {
 		return ""
 	}
@@ -134,16 +135,17 @@ func Version() string {
 	return version
 }
 
-// folder looks for the program upwards from where the process runs: benchmarks do in their package's folder.
-func folder() (string, error) {
+// findFolder looks for the program in the working directory and above: benchmarks run in the folder of
+// their package.
+func findFolder() (string, error) {
 	at, err := os.Getwd()
 	for ; err == nil; at = filepath.Dir(at) {
-		found := filepath.Join(at, program)
+		found := filepath.Join(at, programPath)
 		if _, err := os.Stat(filepath.Join(found, pom)); err == nil {
 			return found, nil
 		}
 		if at == filepath.Dir(at) {
-			err = errors.New("there is no " + program + " above")
+			err = errors.New("no folder " + programPath + " in a parent of the working directory")
 		}
 	}
 	return "", err

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestTheProgramIsCompiledAgainOnlyWhereItWasChanged(t *testing.T) {
+func TestProgramIsRecompiledOnlyAfterChanges(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	source, library := filepath.Join(folder, "src", "Driver.java"), filepath.Join(t.TempDir(), "redisson.jar")
@@ -28,22 +28,22 @@ func TestTheProgramIsCompiledAgainOnlyWhereItWasChanged(t *testing.T) {
 	write(filepath.Join(folder, target, "classpath"), library)
 	write(filepath.Join(folder, target, "classes", "Driver.class"), "")
 	age(folder, filepath.Dir(source), source)
-	require.False(t, isCompiled(folder), "Maven was not done")
+	require.False(t, isCompiled(folder), "the build is not finished")
 
 	write(filepath.Join(folder, target, stamp), "")
 	require.True(t, isCompiled(folder))
 
 	write(source, "changed")
-	require.False(t, isCompiled(folder), "a file was changed")
+	require.False(t, isCompiled(folder), "a file has changed")
 	age(source)
 	require.True(t, isCompiled(folder))
 
 	write(filepath.Join(folder, "src", "More.java"), "")
 	age(filepath.Join(folder, "src", "More.java"))
-	require.False(t, isCompiled(folder), "a folder was changed")
+	require.False(t, isCompiled(folder), "a folder has changed")
 	age(filepath.Dir(source))
 	require.True(t, isCompiled(folder))
 
 	require.NoError(t, os.Remove(library))
-	require.False(t, isCompiled(folder), "a library is gone")
+	require.False(t, isCompiled(folder), "a library is missing")
 }

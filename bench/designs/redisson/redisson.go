@@ -18,8 +18,8 @@ import (
 	"stampede/internal/child"
 )
 
-// javaOptions choose the compiler that is done soon, and one thread to collect: where a turn takes seconds,
-// the other one would work on most of it, beside everything else that shares the cores.
+// javaOptions select the fast compiler and a single collector thread. In turns of seconds the
+// optimizing compiler would run most of the time, on cores that everything shares.
 var javaOptions = []string{"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"}
 
 // stopWithin is how long the Java process may take to end.
@@ -29,23 +29,23 @@ const stopWithin = 5 * time.Second
 type Redisson struct {
 	in      io.WriteCloser
 	process *child.Process
-	// ended is closed when the process answers no more, and err is why.
+	// ended is closed when the process sends no more answers, and err is the reason.
 	ended chan struct{}
 	err   error
 
 	mu sync.Mutex
-	// sessions are the threads of the Java process, of which free ones have no lock and wait for none.
+	// sessions are the threads of the Java process. Those in free hold no lock and wait for none.
 	sessions, free []*session
 }
 
 // session is a thread of the Java process: in Redisson, a thread is the owner of a lock.
 type session struct {
 	name   string
-	answer chan string // of the one command that is under way
+	answer chan string // of the one command in progress
 }
 
-// Start starts Java with the program of that class path, on that Redis, and waits until it is connected.
-// Redisson's watchdog keeps leases of the given length up, and everything else is its default.
+// Start starts Java with the program in the class path, connected to that Redis. Redisson's watchdog
+// renews leases of the given length; everything else is its default.
 func Start(classPath, redisURL string, lease time.Duration) (*Redisson, error) {
 	cmd := exec.Command("java", append(slices.Clone(javaOptions), "-cp", classPath, "stampede.Driver",
 		redisURL, strconv.FormatInt(lease.Milliseconds(), 10))...)
@@ -53,7 +53,7 @@ func Start(classPath, redisURL string, lease time.Duration) (*Redisson, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A pipe of our own: that of the command is closed when the process ends, whether it is read or not.
+	// Not cmd.StdoutPipe, which is closed when the process ends, even with unread output.
 	out, write := io.Pipe()
 	cmd.Stdout, cmd.Stderr = write, os.Stderr
 	process, err := child.Start(cmd, syscall.SIGKILL)
@@ -65,15 +65,16 @@ func Start(classPath, redisURL string, lease time.Duration) (*Redisson, error) {
 	answers := bufio.NewScanner(out)
 	if !answers.Scan() || answers.Text() != "ready" {
 		r.Stop()
-		return nil, fmt.Errorf("redisson says %q: %w", answers.Text(), errors.Join(answers.Err(), process.Wait()))
+		err := errors.Join(answers.Err(), process.Wait())
+		return nil, fmt.Errorf("redisson printed %q, want \"ready\": %w", answers.Text(), err)
 	}
 	go r.read(answers)
 	return r, nil
 }
 
-// Stop ends the process, which leaves its locks behind.
+// Stop ends the process, which does not release its locks.
 func (r *Redisson) Stop() {
-	_ = r.in.Close() // which ends the program
+	_ = r.in.Close() // ends the program
 	r.process.Stop(syscall.SIGTERM, stopWithin)
 }
 
@@ -98,8 +99,8 @@ func (r *Redisson) session(name string) *session {
 	return r.sessions[i]
 }
 
-// take returns a session that is free, or a new one.
-func (r *Redisson) take() *session {
+// takeSession returns a free session, or a new one.
+func (r *Redisson) takeSession() *session {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if n := len(r.free); n > 0 {
@@ -112,16 +113,16 @@ func (r *Redisson) take() *session {
 	return s
 }
 
-func (r *Redisson) giveBack(s *session) {
+func (r *Redisson) freeSession(s *session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.free = append(r.free, s)
 }
 
-// Lock waits for a lock, which the watchdog keeps up until unlock. If ctx ends first, the lock is released
-// as soon as the thread has it that waits for it: Redisson's lock() cannot be told to wait no more.
+// Lock waits for a lock, which the watchdog renews until unlock. If ctx ends first, the lock is
+// released as soon as the waiting thread gets it: Redisson's lock() cannot be canceled.
 func (r *Redisson) Lock(ctx context.Context, key string) (unlock func() error, err error) {
-	s := r.take()
+	s := r.takeSession()
 	if err := r.send(s, "lock", key); err != nil {
 		return nil, err
 	}
@@ -130,12 +131,12 @@ func (r *Redisson) Lock(ctx context.Context, key string) (unlock func() error, e
 	case err == nil:
 		return func() error { return r.unlock(s, key) }, nil
 	case ctx.Err() == nil:
-		r.giveBack(s)
+		r.freeSession(s)
 		return nil, err
 	}
 	go func() {
 		if r.await(context.Background(), s, "held") == nil {
-			_ = r.unlock(s, key) // nobody is left to be told
+			_ = r.unlock(s, key) // no caller is left to receive the error
 		}
 	}()
 	return nil, ctx.Err()
@@ -146,12 +147,12 @@ func (r *Redisson) unlock(s *session, key string) error {
 		return err
 	}
 	err := r.await(context.Background(), s, "released")
-	r.giveBack(s)
+	r.freeSession(s)
 	return err
 }
 
 func (r *Redisson) send(s *session, command, key string) error {
-	// One write is one line: the pipe keeps lines apart that are written at the same time.
+	// One write per line: the pipe keeps concurrent writes apart.
 	if _, err := io.WriteString(r.in, s.name+" "+command+" "+key+"\n"); err != nil {
 		return fmt.Errorf("redisson: %s %s: %w", command, key, err)
 	}

@@ -1,4 +1,4 @@
--- The units of sales, a row each, as long as they are not sold.
+-- The unsold units of sales, one row each.
 CREATE TABLE IF NOT EXISTS bench_units (
     sale_id uuid NOT NULL,
     unit    bigint NOT NULL,

@@ -1,10 +1,10 @@
--- Writes the rows that one confirmed order has in the product's ledger (sql/queries/ledger/record_orders.sql):
--- its two events and the order itself. It is one statement, so it is a transaction of its own and takes
--- one round trip; inside a transaction it is a part of that.
+-- Writes the rows that one confirmed order has in the product's ledger
+-- (sql/queries/ledger/record_orders.sql): its two events and the order itself. Outside a transaction it
+-- is its own transaction in one round trip.
 --
 -- $1 order, $2 sale, $3 user, $4 quantity, $5 reserved at, $6 sequence: its place in the sale
 --
--- An order that is there already stays as it is, so a delivery may be repeated.
+-- An existing order stays unchanged, so a delivery may be repeated.
 WITH placed AS (
     INSERT INTO orders (id, sale_id, user_id, quantity, status, version, sequence, epoch, reserved_at, updated_at, key_fingerprint)
     VALUES ($1, $2, $3, $4, 'confirmed', 2, $6, 1, $5, now(), NULL)

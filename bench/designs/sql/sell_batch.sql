@@ -1,13 +1,14 @@
--- Sells to those who come first in a batch what the sale holds, and writes the rows that their orders have
--- in the product's ledger (sql/queries/ledger/record_orders.sql). The sale is locked (lock_sale.sql).
+-- Sells the units of the sale to the first purchases of a batch, and writes the rows that their orders
+-- have in the product's ledger (sql/queries/ledger/record_orders.sql). The sale is locked
+-- (lock_sale.sql).
 --
--- $1     sale
--- $2..$4 order, user and quantity of each purchase as columns, in the order of their coming, each user once
+-- $1     sale $2..$4 order, user and quantity of each purchase as columns, in the order of arrival,
+-- each user once
 --
--- Answers a row for each purchase that was not written by this call, and none for the others:
+-- Returns a row for each purchase that this call did not write:
 --   its place in the columns, counted from 1
---   the live order of its user, or NULL: the purchase's own order, if it was written by an earlier call
---   the units that the sale holds now
+--   the live order of its user, or NULL; the purchase's own order if an earlier call has written it
+--   the units that are left now
 WITH sale AS (
     SELECT last_sequence, epoch, stock - sold AS room FROM sales WHERE id = $1
 ), entry AS (

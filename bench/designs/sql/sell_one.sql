@@ -1,10 +1,10 @@
--- Sells to one buyer what the sale holds, and writes the rows that the order has in the product's ledger
--- (sql/queries/ledger/record_orders.sql). It is a transaction of its own.
+-- Sells to one buyer, and writes the rows that the order has in the product's ledger
+-- (sql/queries/ledger/record_orders.sql). It is its own transaction.
 --
 -- $1 order, $2 sale, $3 user, $4 quantity
 --
--- Answers a word: confirmed, already-purchased or sold-out. While there is stock, a user who has an order is
--- refused by the unique index of live orders, which fails the statement and so gives the unit back.
+-- Returns a word: confirmed, already-purchased or sold-out. While units are left, the unique index of
+-- live orders refuses a user who has an order: the statement fails, and the unit is not taken.
 WITH sale AS (
     UPDATE sales SET sold = sold + $4, last_sequence = last_sequence + $4
     WHERE id = $2 AND sold + $4 <= stock

@@ -1,10 +1,10 @@
--- Sells units to one buyer that nobody else is about to take, and writes the rows that the order has in the
--- product's ledger (sql/queries/ledger/record_orders.sql). It is a transaction of its own.
+-- Sells unlocked units to one buyer, and writes the rows that the order has in the product's ledger
+-- (sql/queries/ledger/record_orders.sql). It is its own transaction.
 --
 -- $1 order, $2 sale, $3 user, $4 quantity, $5 the lowest unit to look at
 --
--- Answers a word: confirmed, already-purchased or sold-out. While there are units, a user who has an order is
--- refused by the unique index of live orders, which fails the statement and so puts the units back.
+-- Returns a word: confirmed, already-purchased or sold-out. While units are left, the unique index of
+-- live orders refuses a user who has an order: the statement fails, and the units are not taken.
 WITH free AS MATERIALIZED (
     SELECT unit FROM bench_units
     WHERE sale_id = $2 AND unit >= $5

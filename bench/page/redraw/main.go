@@ -1,4 +1,4 @@
-// Command redraw draws the pictures of the pages in a folder again, from the figures that the pages hold.
+// Command redraw redraws the pictures of the pages in a folder from the figures in the pages.
 package main
 
 import (
