@@ -84,7 +84,7 @@ type ourLocks struct {
 	locker *lock.Locker
 }
 
-// Lock implements locks.
+// Lock implements userLocks.
 func (l ourLocks) Lock(ctx context.Context, key string) (unlock func() error, err error) {
 	lease, err := l.locker.Acquire(ctx, key)
 	if err != nil {
@@ -93,7 +93,7 @@ func (l ourLocks) Lock(ctx context.Context, key string) (unlock func() error, er
 	return func() error { return lease.Release(context.WithoutCancel(ctx)) }, nil
 }
 
-// Stop implements locks.
+// Stop implements userLocks.
 func (l ourLocks) Stop() {
 	_ = l.locker.Close(context.Background()) // leases that could not be released expire
 	_ = l.rdb.Close()

@@ -36,8 +36,8 @@ type handler struct {
 func newServer(design Design, sale uuid.UUID) *http.Server {
 	const route = "/v1/sales/:sale/orders"
 	e := echo.New()
-	if fixed, ok := design.(fixed); ok {
-		status, contentType, body := fixed.Answer()
+	if raw, ok := design.(fixed); ok {
+		status, contentType, body := raw.Answer()
 		e.POST(route, func(c echo.Context) error { return c.Blob(status, contentType, body) })
 	} else {
 		h := &handler{design: design, sale: sale}

@@ -56,7 +56,7 @@ func columnsOf(requests []request) []orderColumns {
 type inserter func(ctx context.Context, conn *pgx.Conn, sale uuid.UUID, c orderColumns) error
 
 // insertAll writes the orders over several connections, each its share, one transaction after another.
-func (s shop) insertAll(b *testing.B, orders []orderColumns, connections int, insertOne inserter) {
+func (s shop) insertAll(b *testing.B, orders []orderColumns, connections int, write inserter) {
 	b.Helper()
 	failed := make([]error, connections)
 	var wg sync.WaitGroup
@@ -64,7 +64,7 @@ func (s shop) insertAll(b *testing.B, orders []orderColumns, connections int, in
 		wg.Go(func() {
 			failed[i] = s.Pool.AcquireFunc(b.Context(), func(conn *pgxpool.Conn) error {
 				for n := i; n < len(orders); n += connections {
-					if err := insertOne(b.Context(), conn.Conn(), s.sale, orders[n]); err != nil {
+					if err := write(b.Context(), conn.Conn(), s.sale, orders[n]); err != nil {
 						return err
 					}
 				}
