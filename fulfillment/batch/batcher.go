@@ -22,11 +22,11 @@ import (
 )
 
 const (
-	// lockLeaseMax bounds leases: after a restart, a killed worker finds the users of its own
-	// entries locked until their leases end.
+	// lockLeaseMax bounds leases: when a worker was killed and restarts, the users of its own entries
+	// stay locked until their leases end.
 	lockLeaseMax = 3 * time.Second
 
-	// The waits after a batch of which everything was deferred.
+	// The waits after a batch in which every message was deferred.
 	deferDelay    = 20 * time.Millisecond
 	deferDelayMax = time.Second
 )
@@ -45,8 +45,8 @@ type Config struct {
 	Keys      reservation.Keys
 	Partition int
 	BatchMax  int
-	// Lease is how long a batch may keep its users locked. A slower transaction goes on without the
-	// locks: they save double work, and correctness does not rest on them.
+	// Lease is how long a batch may keep its users locked. A slower transaction continues without
+	// the locks: they save double work, and correctness does not depend on them.
 	Lease   time.Duration
 	Logger  *slog.Logger
 	Metrics *metrics.Worker
@@ -62,26 +62,27 @@ type Config struct {
 type Batcher struct {
 	Config
 
-	Queue *submissions
+	queue *submissions
 	// draining is closed when the worker stops: batches in flight finish, or are left to the next
-	// worker if they cannot finish immediately.
+	// worker if they would have to wait for a server.
 	draining  chan struct{}
 	drainOnce sync.Once
 
 	recording, locking, releasing *metrics.Trouble
 
-	// most bounds the orders of one transaction. It is below batchMax for a while after a
+	// recordMax bounds the orders of one transaction. It is below BatchMax for a while after a
 	// transaction took too long.
-	most atomic.Int64
+	recordMax atomic.Int64
 }
 
+// New returns a Batcher. Run starts it.
 func New(config Config) *Batcher {
 	config.Logger = config.Logger.With("partition", config.Partition)
-	b := &Batcher{Config: config, Queue: newSubmissions(), draining: make(chan struct{})}
-	b.most.Store(int64(config.BatchMax))
+	b := &Batcher{Config: config, queue: newSubmissions(), draining: make(chan struct{})}
+	b.recordMax.Store(int64(config.BatchMax))
 	b.recording = b.trouble(metrics.StepRecord, "record orders in Postgres")
-	b.locking = b.trouble(metrics.StepLock, "lock the users of a batch, going on without")
-	b.releasing = b.trouble(metrics.StepRelease, "give back the units of rejected orders")
+	b.locking = b.trouble(metrics.StepLock, "lock the users of a batch, continuing without")
+	b.releasing = b.trouble(metrics.StepRelease, "release the units of rejected orders")
 	return b
 }
 
@@ -92,29 +93,29 @@ func (b *Batcher) trouble(step, doing string) *metrics.Trouble {
 // Drain lets batches in flight finish, without waiting for servers that are away.
 func (b *Batcher) Drain() { b.drainOnce.Do(func() { close(b.draining) }) }
 
-// Process handles a batch, except the messages that have to wait for a later one.
-func (b *Batcher) Process(ctx context.Context, f *inFlightBatch) {
+// process handles a batch, except the messages that have to wait for a later one.
+func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 	started := time.Now()
 	defer func() {
 		if p := recover(); p != nil {
 			b.Logger.Error("panic in a batch; its messages are delivered again", "panic", p, "stack", string(debug.Stack()))
 			// All of them, deferred ones included: nothing else resolves them.
-			for _, s := range f.Batch {
+			for _, s := range f.batch {
 				s.resolve(fmt.Errorf("%w: %v", ledger.ErrPanicked, p))
 			}
-			f.Deferred, f.blocked = nil, nil
+			f.deferred, f.blocked = nil, nil
 		}
 	}()
 
-	lease, ready, deferred := b.lockUsers(ctx, f.Batch)
+	lease, ready, deferred := b.lockUsers(ctx, f.batch)
 	defer b.unlock(ctx, lease)
-	if f.Deferred = deferred; len(ready) == 0 {
+	if f.deferred = deferred; len(ready) == 0 {
 		return
 	}
 	events := inSaleOrder(ready)
 
 	crashpoint.Hit(crashpoint.BeforePersist)
-	outcomes := b.Record(ctx, events, f.apart)
+	outcomes := b.record(ctx, events, f.apart)
 	crashpoint.Hit(crashpoint.AfterCommit)
 	if b.Rebuilder != nil {
 		b.Rebuilder.Witnesses.Note(outcomes)
@@ -127,8 +128,8 @@ func (b *Batcher) Process(ctx context.Context, f *inFlightBatch) {
 		case errors.Is(out.Err, ledger.ErrBlocked):
 			f.blocked, f.why = append(f.blocked, s), out.Err
 		case ledger.NeedsRelease(out) && !released:
-			// Its units are not back: a later batch finds the order recorded and tries again.
-			f.Deferred = append(f.Deferred, s)
+			// Its units are not released: a later batch finds the order recorded and retries.
+			f.deferred = append(f.deferred, s)
 		default:
 			b.Metrics.Count(out)
 			s.resolve(out.Err)
@@ -140,10 +141,10 @@ func (b *Batcher) Process(ctx context.Context, f *inFlightBatch) {
 
 // inSaleOrder sorts the batch by sale and sequence, and returns its events.
 func inSaleOrder(batch []*submission) []order.OrderReserved {
-	slices.SortStableFunc(batch, func(x, y *submission) int { return ledger.ByPlaceInSale(x.Event, y.Event) })
+	slices.SortStableFunc(batch, func(x, y *submission) int { return ledger.ByPlaceInSale(x.event, y.event) })
 	events := make([]order.OrderReserved, len(batch))
 	for i, s := range batch {
-		events[i] = s.Event
+		events[i] = s.event
 	}
 	return events
 }
@@ -156,9 +157,9 @@ func (b *Batcher) lockUsers(
 	keys := make([]string, 0, len(batch))
 	keyOf := make(map[string]string, len(batch))
 	for _, s := range batch {
-		if _, known := keyOf[s.Event.UserID]; !known {
-			key := b.Keys.Lock(b.Partition, s.Event.UserID)
-			keyOf[s.Event.UserID] = key
+		if _, known := keyOf[s.event.UserID]; !known {
+			key := b.Keys.Lock(b.Partition, s.event.UserID)
+			keyOf[s.event.UserID] = key
 			keys = append(keys, key)
 		}
 	}
@@ -178,7 +179,7 @@ func (b *Batcher) lockUsers(
 		isBusy[key] = true
 	}
 	for _, s := range batch {
-		if isBusy[keyOf[s.Event.UserID]] {
+		if isBusy[keyOf[s.event.UserID]] {
 			deferred = append(deferred, s)
 		} else {
 			ready = append(ready, s)
@@ -195,13 +196,13 @@ func (b *Batcher) unlock(ctx context.Context, lease *lock.Lease) {
 	}
 	switch err := lease.Release(ctx); {
 	case errors.Is(err, lock.ErrLost):
-		b.Logger.Debug("locks of a batch were gone before it ended", "lease", b.Lease, "error", err)
+		b.Logger.Debug("locks of a batch expired before it ended", "lease", b.Lease, "error", err)
 	case err != nil:
 		b.locking.Failed(err)
 	}
 }
 
-// Release gives back the units of orders that hold none. It returns false if any may not be back.
+// Release releases the units of orders that ended. It returns false if any may not be released.
 func (b *Batcher) Release(ctx context.Context, outcomes []ledger.Outcome) bool {
 	var ended []reservation.Release
 	var which []int

@@ -24,9 +24,6 @@ import (
 	"stampede/reservation/order"
 )
 
-// queued is how many messages wait for a batch.
-func queued(b *batch.Batcher) int { return b.Queue.Len() }
-
 func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -46,14 +43,14 @@ func TestBatcherGroupsMessagesThatArriveDuringTransaction(t *testing.T) {
 			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
 	})
 	answers = append(answers, testwork.Handle(b, msgs[1:]...)...)
-	testkit.Eventually(t, 10*time.Second, "the others wait for their turn", func() bool { return queued(b) == 40 })
+	testkit.Eventually(t, 10*time.Second, "the others wait", func() bool { return b.Queued() == 40 })
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
 		require.NoError(t, testshop.Answer(t, a))
 	}
 	// now() is the start of the transaction.
 	require.EqualValues(t, 2, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"),
-		"one transaction for one, one for forty")
+		"one transaction for one order, one for forty")
 	require.EqualValues(t, 41, s.Count(t, testshop.ConfirmedOrders))
 }
 
@@ -63,9 +60,9 @@ func TestBatcherRecordsGoodEventsBesideBadEvent(t *testing.T) {
 	sale := testshop.NewSale(t, s.Pool, 100)
 	b := testwork.Batch(s, t, nil)
 	events := testshop.CrowdOf(sale, 20)
-	events[7].UserID = "a\x00b" // which no decoder lets through, and no text column takes
+	events[7].UserID = "a\x00b" // rejected by every decoder and every text column
 
-	outcomes := b.Record(t.Context(), events, false)
+	outcomes := b.Record(t.Context(), events)
 	require.Len(t, outcomes, 20)
 	for i, out := range outcomes {
 		require.Equal(t, events[i], out.Event)
@@ -92,7 +89,7 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	events := append(testshop.CrowdOf(full, 40), testshop.CrowdOf(roomy, 40)...)
 	events[10].Quantity = 3
 
-	outcomes := b.Record(t.Context(), events, false)
+	outcomes := b.Record(t.Context(), events)
 	for i, out := range outcomes {
 		require.NoError(t, out.Err)
 		want := order.StatusConfirmed
@@ -104,7 +101,7 @@ func TestBatcherConfirmsLastUnitsInSaleOrder(t *testing.T) {
 	}
 	require.EqualValues(t, 5, testshop.SoldOf(t, s.Pool, full))
 	require.EqualValues(t, 40, testshop.SoldOf(t, s.Pool, roomy))
-	require.Less(t, trips.N.Load(), int64(60), "it does not try every single event")
+	require.Less(t, trips.N.Load(), int64(60), "it does not try the events one by one")
 }
 
 func TestBatcherSurvivesPanic(t *testing.T) {
@@ -120,28 +117,24 @@ func TestBatcherSurvivesPanic(t *testing.T) {
 	}
 }
 
-// A batch of which a part is deferred, and the rest panics: nobody else knows of the deferred part.
+// One message is deferred, and recording the others panics: the deferred message is resolved as well.
 func TestBatcherResolvesDeferredMessagesAfterPanic(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := testshop.NewSale(t, s.Pool, 1)
 	_, _, err := lock.New(s.Rdb).TryEach(t.Context(), []string{s.Keys.Lock(0, "user-1")}, lock.For(30*time.Second))
 	require.NoError(t, err)
-	b := testwork.Batch(s, t, func(c *batch.Config) { c.Store = nil }) // to give the unit of a rejected order back
-	group := make([]*batch.Submission, 3)
-	for i, event := range testshop.CrowdOf(sale, 3) {
-		group[i] = &batch.Submission{Event: event, Done: make(chan error, 1)}
-	}
-	require.Equal(t, "user-1", group[0].Event.UserID)
-	f := &batch.InFlightBatch{Batch: group}
-	b.Process(t.Context(), f)
-	require.Empty(t, f.Deferred)
-	for _, submitted := range group {
-		require.ErrorIs(t, testshop.Answer(t, submitted.Done), ledger.ErrPanicked)
+	b := testwork.Batch(s, t, func(c *batch.Config) { c.Store = nil }) // releasing a rejected order's unit panics
+	events := testshop.CrowdOf(sale, 3)
+	require.Equal(t, "user-1", events[0].UserID)
+	answers, deferred := b.ProcessBatch(t.Context(), events...)
+	require.Zero(t, deferred)
+	for _, a := range answers {
+		require.ErrorIs(t, testshop.Answer(t, a), ledger.ErrPanicked)
 	}
 }
 
-// A lease that runs out under a slow Postgres says nothing about Redis.
+// A lease that expires because Postgres is slow is no outage of Redis.
 func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -159,13 +152,13 @@ func TestBatcherExpiredLeaseReportsNoOutage(t *testing.T) {
 	answers := testwork.Handle(b, testwork.Messages(s, t)...)
 	locked := func() bool { return s.Rdb.Exists(t.Context(), user).Val() == 1 }
 	testkit.Eventually(t, 10*time.Second, "the user is locked", locked)
-	testkit.Eventually(t, 10*time.Second, "the lease runs out", func() bool { return !locked() })
+	testkit.Eventually(t, 10*time.Second, "the lease expires", func() bool { return !locked() })
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, testshop.Answer(t, answers[0]))
-	testkit.Eventually(t, 10*time.Second, "it says so", func() bool {
-		return log.Times("locks of a batch were gone before it ended") == 1
+	testkit.Eventually(t, 10*time.Second, "the batcher logs it", func() bool {
+		return log.Times("locks of a batch expired before it ended") == 1
 	})
-	require.Zero(t, log.Times("cannot lock the users of a batch, going on without, trying again"))
+	require.Zero(t, log.Times("cannot lock the users of a batch, continuing without, trying again"))
 	require.EqualValues(t, 1, s.Count(t, testshop.ConfirmedOrders))
 }
 
@@ -206,7 +199,7 @@ func TestBatcherStopLeavesUnfinishedMessages(t *testing.T) {
 	}
 }
 
-// While units cannot be given back, only the rejected orders wait: the rest of their batch is done.
+// While units cannot be released, only the rejected orders wait: the rest of their batch is done.
 func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
@@ -222,8 +215,8 @@ func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 
 	b := testwork.Batch(s, t, nil)
 	answers := testwork.Handle(b, msgs...)
-	// Which of the three is one too many depends on which came first into a batch.
-	answered := func() (n int) {
+	// Which of the three is rejected depends on the order in which they are batched.
+	countAnswers := func() (n int) {
 		for _, a := range answers {
 			n += len(a)
 		}
@@ -232,7 +225,7 @@ func TestBatcherRetriesRejectedOrderUntilUnitIsReleased(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "two are done, and one is rejected", func() bool {
 		var n int64
 		err := s.Pool.QueryRow(t.Context(), "SELECT count(*) FROM orders WHERE status = 'rejected'").Scan(&n)
-		return err == nil && n == 1 && answered() == 2
+		return err == nil && n == 1 && countAnswers() == 2
 	})
 	require.NoError(t, server.Restart(t.Context()))
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)

@@ -11,113 +11,113 @@ import (
 	"stampede/internal/retry"
 )
 
-// The waits between the tries of a blocked sale.
+// The waits between retries of a blocked sale.
 const (
 	blockedDelay    = 100 * time.Millisecond
 	blockedDelayMax = time.Second
 )
 
 // blockedFactor bounds, in batches, the messages of blocked sales that wait here. It is half of
-// what the subscriber holds of a stream, so that other sales have the other half. The rest is
-// deferred.
+// what the subscriber holds of a stream, so that other sales have the other half. Further messages
+// are deferred.
 const blockedFactor = 2
 
-// blockedSales are sales whose orders were blocked: another session has locked the sale's row, or
-// recording even one order takes too long. They are retried alone, one sale at a time, while the
+// blockedSales are sales whose orders cannot be recorded now: another session has locked the sale's
+// row, or recording even one order takes too long. They are retried one sale at a time, while the
 // batches of all other sales continue.
 type blockedSales struct {
 	blocked map[uuid.UUID]*blockedSale
 	// apart is the batch of a blocked sale that is in flight, or nil.
 	apart *inFlightBatch
-	// kept is the number of messages that wait in all of them.
-	kept int
+	// waiting is the number of messages of all blocked sales that wait here.
+	waiting int
 }
 
 type blockedSale struct {
 	waiting []*submission
 	tries   int
 	since   time.Time
-	again   time.Time // when it is tried next
+	retryAt time.Time
 }
 
-// hold keeps messages of blocked sales apart.
-func (d *dispatch) hold(messages []*submission, why error) {
+// block adds messages to their blocked sales.
+func (d *dispatch) block(messages []*submission, why error) {
 	for _, s := range messages {
-		h := d.blocked[s.Event.SaleID]
-		if h == nil {
-			h = &blockedSale{since: time.Now()}
-			d.blocked[s.Event.SaleID] = h
-			d.Logger.Warn("orders of a sale are blocked; other sales continue", "sale", s.Event.SaleID, "error", why)
+		b := d.blocked[s.event.SaleID]
+		if b == nil {
+			b = &blockedSale{since: time.Now()}
+			d.blocked[s.event.SaleID] = b
+			d.Logger.Warn("orders of a sale are blocked; other sales continue", "sale", s.event.SaleID, "error", why)
 			d.Metrics.Failing.WithLabelValues(metrics.StepBlocked).Inc()
-			d.putBack(h)
+			d.scheduleRetry(b)
 		}
-		d.keep(h, s)
+		d.addBlocked(b, s)
 	}
 }
 
-// keep has a message wait with its sale, or defers it if too many wait.
-func (d *dispatch) keep(h *blockedSale, s *submission) {
-	if d.kept >= blockedFactor*d.BatchMax {
+// addBlocked adds a message to its blocked sale, or defers it if too many wait.
+func (d *dispatch) addBlocked(b *blockedSale, s *submission) {
+	if d.waiting >= blockedFactor*d.BatchMax {
 		s.resolve(stream.ErrDeferred)
 		return
 	}
-	h.waiting = append(h.waiting, s)
-	d.kept++
+	b.waiting = append(b.waiting, s)
+	d.waiting++
 }
 
-// putBack schedules the next try of the sale.
-func (d *dispatch) putBack(h *blockedSale) {
-	h.tries++
-	h.again = time.Now().Add(retry.Delay(h.tries, blockedDelay, blockedDelayMax))
+// scheduleRetry schedules the next try of the sale.
+func (d *dispatch) scheduleRetry(b *blockedSale) {
+	b.tries++
+	b.retryAt = time.Now().Add(retry.Delay(b.tries, blockedDelay, blockedDelayMax))
 }
 
-// nextBlocked is when the next try of a blocked sale is due; any is false if there is none, or one
-// is in flight.
-func (d *dispatch) nextBlocked() (at time.Time, any bool) {
+// nextBlocked returns when the next retry is due; ok is false if no sale is blocked, or a retry is in
+// flight.
+func (d *dispatch) nextBlocked() (at time.Time, ok bool) {
 	if d.apart != nil {
 		return at, false
 	}
-	for _, h := range d.blocked {
-		if !any || h.again.Before(at) {
-			at, any = h.again, true
+	for _, b := range d.blocked {
+		if !ok || b.retryAt.Before(at) {
+			at, ok = b.retryAt, true
 		}
 	}
-	return at, any
+	return at, ok
 }
 
-// startBlocked tries the sale that is due, with a batch of its orders.
+// startBlocked starts a batch of the blocked sale that is due.
 func (d *dispatch) startBlocked(ctx context.Context) {
 	if d.isDraining() {
 		d.leaveBlocked()
 		return
 	}
 	at, _ := d.nextBlocked()
-	for sale, h := range d.blocked {
-		if h.again.Equal(at) {
-			d.startApart(ctx, sale, h)
+	for sale, b := range d.blocked {
+		if b.retryAt.Equal(at) {
+			d.startBlockedSale(ctx, sale, b)
 			return
 		}
 	}
 }
 
-func (d *dispatch) startApart(ctx context.Context, sale uuid.UUID, h *blockedSale) {
+func (d *dispatch) startBlockedSale(ctx context.Context, sale uuid.UUID, b *blockedSale) {
 	f := &inFlightBatch{apart: true, sale: sale, users: make(map[string]struct{})}
 	var left []*submission
-	for _, s := range h.waiting {
-		if len(f.Batch) == d.BatchMax || d.isInFlight(s.Event.UserID) {
+	for _, s := range b.waiting {
+		if len(f.batch) == d.BatchMax || d.isInFlight(s.event.UserID) {
 			left = append(left, s)
 			continue
 		}
-		f.users[s.Event.UserID] = struct{}{}
-		f.Batch = append(f.Batch, s)
+		f.users[s.event.UserID] = struct{}{}
+		f.batch = append(f.batch, s)
 	}
-	h.waiting = left
-	d.kept -= len(f.Batch)
-	if len(f.Batch) == 0 {
+	b.waiting = left
+	d.waiting -= len(f.batch)
+	if len(f.batch) == 0 {
 		if len(left) == 0 {
-			d.free(sale, h)
+			d.unblock(sale, b)
 		} else {
-			d.putBack(h) // the users of all are in flight
+			d.scheduleRetry(b) // the users of all are in flight
 		}
 		return
 	}
@@ -128,35 +128,35 @@ func (d *dispatch) startApart(ctx context.Context, sale uuid.UUID, h *blockedSal
 // completeBlocked handles the results of a try. Messages that are still blocked go to the end, so
 // that one of them does not block the others of their sale.
 func (d *dispatch) completeBlocked(f *inFlightBatch) {
-	h := d.blocked[f.sale]
-	if len(f.blocked) == 0 && len(f.Deferred) < len(f.Batch) {
-		d.Deferred = append(d.Deferred, f.Deferred...)
-		d.free(f.sale, h)
+	b := d.blocked[f.sale]
+	if len(f.blocked) == 0 && len(f.deferred) < len(f.batch) {
+		d.deferred = append(d.deferred, f.deferred...)
+		d.unblock(f.sale, b)
 		return
 	}
-	if len(f.blocked)+len(f.Deferred) < len(f.Batch) {
-		h.tries = 0
+	if len(f.blocked)+len(f.deferred) < len(f.batch) {
+		b.tries = 0
 	}
-	for _, s := range append(f.Deferred, f.blocked...) {
-		d.keep(h, s)
+	for _, s := range append(f.deferred, f.blocked...) {
+		d.addBlocked(b, s)
 	}
-	d.putBack(h)
+	d.scheduleRetry(b)
 }
 
-// free lets the orders of a sale be recorded with those of others again.
-func (d *dispatch) free(sale uuid.UUID, h *blockedSale) {
-	d.kept -= len(h.waiting)
-	d.Deferred = append(h.waiting, d.Deferred...) // they are older
+// unblock moves the messages of a sale back to those of all other sales.
+func (d *dispatch) unblock(sale uuid.UUID, b *blockedSale) {
+	d.waiting -= len(b.waiting)
+	d.deferred = append(b.waiting, d.deferred...) // they are older
 	delete(d.blocked, sale)
-	d.Logger.Info("orders of a sale are no longer blocked", "sale", sale, "after", time.Since(h.since))
+	d.Logger.Info("orders of a sale are no longer blocked", "sale", sale, "after", time.Since(b.since))
 	d.Metrics.Failing.WithLabelValues(metrics.StepBlocked).Dec()
 }
 
 // leaveBlocked leaves blocked messages to the next worker.
 func (d *dispatch) leaveBlocked() {
-	for sale, h := range d.blocked {
-		leave(h.waiting)
-		d.kept -= len(h.waiting)
+	for sale, b := range d.blocked {
+		leave(b.waiting)
+		d.waiting -= len(b.waiting)
 		delete(d.blocked, sale)
 		d.Metrics.Failing.WithLabelValues(metrics.StepBlocked).Dec()
 	}

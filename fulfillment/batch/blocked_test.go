@@ -66,7 +66,7 @@ func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	for i := range 10 {
 		s.Buy(t, locked, fmt.Sprint("user-", i))
 		for _, sale := range others {
-			s.Buy(t, sale, fmt.Sprint("user-", i)) // the same users, who are served in all sales
+			s.Buy(t, sale, fmt.Sprint("user-", i)) // the same users in all sales
 		}
 	}
 	release := lockFromOtherRole(s, t, locked)
@@ -77,7 +77,7 @@ func TestLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	for _, sale := range others {
 		s.Buy(t, sale, "late")
 	}
-	testkit.Eventually(t, testshop.Soon, "and those that come later",
+	testkit.Eventually(t, testshop.Soon, "later orders are confirmed",
 		func() bool { return s.Count(t, testshop.ConfirmedOrders) == 55 })
 	require.Zero(t, s.Count(t, confirmedOf, locked))
 	release()
@@ -109,14 +109,14 @@ func TestBacklogOfLockedSaleDoesNotBlockOtherSales(t *testing.T) {
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
 
-// A row that a transaction of another sale waits for is none of a counter: nothing tells which sale it is.
+// The locked row is an order's, not a sale's: the error does not say which sale is blocked.
 func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	locked, other := s.Open(t, 1000), s.Open(t, 1000)
 	s.Crowd(t, locked, 3)
 	s.Crowd(t, other, 3)
-	// Somebody is about to record one of them, and does not come to the end.
+	// Another session inserts one of the orders, and does not commit.
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) })
@@ -129,9 +129,9 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 
 	b := testwork.Batch(s, t, func(c *batch.Config) { c.Ledger = ledger.New(s.Pool).Waiting(200 * time.Millisecond) })
 	answers := testwork.Handle(b, testwork.Messages(s, t)...)
-	testkit.Eventually(t, testshop.Soon, "all but the one are confirmed",
+	testkit.Eventually(t, testshop.Soon, "all others are confirmed",
 		func() bool { return s.Count(t, testshop.ConfirmedOrders) == 5 })
-	require.EqualValues(t, 2, s.Count(t, confirmedOf, locked), "its own sale's as well, if later")
+	require.EqualValues(t, 2, s.Count(t, confirmedOf, locked), "the other orders of its sale are confirmed as well")
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
 		require.NoError(t, testshop.Answer(t, a))
@@ -139,7 +139,7 @@ func TestLockedOrderBlocksOnlyItsSale(t *testing.T) {
 	require.EqualValues(t, 6, s.Count(t, testshop.ConfirmedOrders))
 }
 
-// TestSlowBatchIsHalved has a database that needs 10 ms for each order, and gives a statement 250 ms.
+// TestSlowBatchIsHalved uses a database that needs 10 ms per order and cancels statements after 250 ms.
 func TestSlowBatchIsHalved(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -162,14 +162,14 @@ func TestSlowBatchIsHalved(t *testing.T) {
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM dead_letters"))
 }
 
-// TestLockedSaleDoesNotDelayExpiryOfOtherSales also has its own orders free again soon: a buyer may
-// want to pay for one.
+// TestLockedSaleDoesNotDelayExpiryOfOtherSales also checks that the orders of the locked sale are not
+// locked for long: a buyer may want to pay.
 func TestLockedSaleDoesNotDelayExpiryOfOtherSales(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	locked, other := testshop.NewPayableSale(t, s.Pool, 100), testshop.NewPayableSale(t, s.Pool, 100)
 	orders := append(testwork.Confirm(t, s.Pool, locked, 6), testwork.Confirm(t, s.Pool, other, 5)...)
-	order := orders[0]
+	unexpired := orders[0]
 	testwork.EndWindow(t, s.Pool, orders[1:]...)
 	release := lockFromOtherRole(s, t, locked)
 	expired, err := testwork.Expire(s, t.Context())
@@ -178,11 +178,11 @@ func TestLockedSaleDoesNotDelayExpiryOfOtherSales(t *testing.T) {
 	require.Equal(t, 5, expired)
 
 	var user string
-	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT user_id FROM orders WHERE id = $1", order).Scan(&user))
-	_, err = ledger.New(s.Pool).Cancel(t.Context(), order, user)
+	require.NoError(t, s.Pool.QueryRow(t.Context(), "SELECT user_id FROM orders WHERE id = $1", unexpired).Scan(&user))
+	_, err = ledger.New(s.Pool).Cancel(t.Context(), unexpired, user)
 	require.True(t, ledger.IsLocked(err), "%v", err)
-	_, err = ledger.New(s.Pool).Pay(t.Context(), order, user, "pi")
-	require.NoError(t, err, "which needs nothing of the sale's row")
+	_, err = ledger.New(s.Pool).Pay(t.Context(), unexpired, user, "pi")
+	require.NoError(t, err, "paying does not use the sale's row")
 	release()
 	expired, err = testwork.Expire(s, t.Context())
 	require.NoError(t, err)

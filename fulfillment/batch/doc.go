@@ -1,7 +1,8 @@
 // Package batch turns the messages of one partition into transactions.
 //
-// Batcher.Handle (queue.go) takes a message; the batcher waits for more of them where many come
-// (linger.go), locks their users, has the ledger record them (record.go), releases the units of
-// refused orders, and answers each message (batcher.go). Two batches may be in flight at a time
-// (inflight.go). Orders of a sale that is blocked in Postgres wait apart (blocked.go).
+// Batcher.Handle (queue.go) queues a message and waits for its result. At high rates the batcher waits
+// for more messages (linger.go). It locks their users, has the ledger record the orders (record.go),
+// releases the units of rejected orders, and resolves each message (batcher.go). Two batches may be in
+// flight at a time (inflight.go). Orders of a sale that is blocked in Postgres are retried apart from
+// the others (blocked.go).
 package batch

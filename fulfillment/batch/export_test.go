@@ -1,9 +1,42 @@
 package batch
 
-type Submission = submission
+import (
+	"context"
 
-type Pace = pace
+	"github.com/ThreeDotsLabs/watermill/message"
 
-const LingerMax = lingerMax
+	"stampede/fulfillment/ledger"
+	"stampede/reservation/order"
+)
 
-type InFlightBatch = inFlightBatch
+// Queued is how many messages wait for a batch.
+func (b *Batcher) Queued() int {
+	b.queue.mu.Lock()
+	defer b.queue.mu.Unlock()
+	return len(b.queue.waiting)
+}
+
+// Submit queues a message, and returns where its result will be. ok is false if the batcher has
+// stopped.
+func (b *Batcher) Submit(msg *message.Message) (answer chan error, ok bool) {
+	s := &submission{msg: msg, done: make(chan error, 1)}
+	return s.done, b.queue.add(s)
+}
+
+// ProcessBatch processes one batch, and returns where the results of its events are, and how many
+// events were deferred.
+func (b *Batcher) ProcessBatch(
+	ctx context.Context, events ...order.OrderReserved,
+) (answers []chan error, deferred int) {
+	f := &inFlightBatch{}
+	for _, event := range events {
+		s := &submission{event: event, done: make(chan error, 1)}
+		f.batch, answers = append(f.batch, s), append(answers, s.done)
+	}
+	b.process(ctx, f)
+	return answers, len(f.deferred)
+}
+
+func (b *Batcher) Record(ctx context.Context, events []order.OrderReserved) []ledger.Outcome {
+	return b.record(ctx, events, false)
+}

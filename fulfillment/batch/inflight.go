@@ -18,22 +18,22 @@ const batchesInFlightMax = 2
 
 // inFlightBatch is a batch that is being recorded.
 type inFlightBatch struct {
-	Batch []*submission
+	batch []*submission
 	users map[string]struct{}
 	// apart is set if all messages are of one blocked sale.
 	apart bool
 	sale  uuid.UUID
-	// Deferred, set when the batch is done, wait for a later batch; blocked wait apart from other
-	// sales, and why is one of their errors.
-	Deferred, blocked []*submission
+	// deferred, set when the batch is done, wait for a later batch; blocked wait for their sale, and
+	// why is one of their errors.
+	deferred, blocked []*submission
 	why               error
 }
 
-// Run works until ctx ends. Messages that still wait then get ErrStopping.
+// Run processes messages until ctx ends. Messages that still wait then get ErrStopping.
 func (b *Batcher) Run(ctx context.Context) error {
-	defer func() { leave(b.Queue.close()) }()
+	defer func() { leave(b.queue.close()) }()
 	defer context.AfterFunc(ctx, b.Drain)()
-	d := b.NewDispatch()
+	d := b.newDispatch()
 	defer d.finish()
 	for {
 		if !d.wait(ctx) {
@@ -48,16 +48,16 @@ type dispatch struct {
 	*Batcher
 	done     chan *inFlightBatch
 	inFlight []*inFlightBatch
-	// Deferred wait for a batch, and are older than the queue; idle counts the batches in a row of
+	// deferred messages wait for a batch, and are older than the queue. idle counts the last batches in
 	// which all messages were deferred.
-	Deferred []*submission
+	deferred []*submission
 	idle     int
-	Pace     pace
+	pace     pace
 
 	blockedSales
 }
 
-func (b *Batcher) NewDispatch() *dispatch {
+func (b *Batcher) newDispatch() *dispatch {
 	return &dispatch{
 		Batcher: b, done: make(chan *inFlightBatch, batchesInFlightMax+1),
 		blockedSales: blockedSales{blocked: make(map[uuid.UUID]*blockedSale)},
@@ -67,7 +67,7 @@ func (b *Batcher) NewDispatch() *dispatch {
 // wait returns when a batch may start, and false if ctx ended.
 func (d *dispatch) wait(ctx context.Context) bool {
 	for {
-		want, atLatest := d.Wanted()
+		want, atLatest := d.wanted()
 		var later <-chan time.Time
 		stop := func() bool { return true }
 		if atLatest > 0 {
@@ -76,17 +76,17 @@ func (d *dispatch) wait(ctx context.Context) bool {
 		}
 		var blocked <-chan time.Time
 		stopBlocked := func() bool { return true }
-		if tryBlocked, any := d.nextBlocked(); any {
-			timer := time.NewTimer(time.Until(tryBlocked))
+		if retryAt, ok := d.nextBlocked(); ok {
+			timer := time.NewTimer(time.Until(retryAt))
 			blocked, stopBlocked = timer.C, timer.Stop
 		}
-		d.Queue.await(want)
+		d.queue.signalAt(want)
 		start := false
 		select {
 		case <-ctx.Done():
 		case f := <-d.done:
 			d.complete(f)
-		case <-d.Queue.full:
+		case <-d.queue.full:
 			start = true
 		case <-later:
 			start = true
@@ -104,28 +104,28 @@ func (d *dispatch) wait(ctx context.Context) bool {
 	}
 }
 
-// Wanted is how many messages have to be in the queue for a batch to start, and after how long it
-// may start with fewer, or 0.
-func (d *dispatch) Wanted() (messages int, atLatest time.Duration) {
+// wanted returns how many queued messages start a batch, and after how long it starts with fewer; 0
+// means never.
+func (d *dispatch) wanted() (messages int, atLatest time.Duration) {
 	messages = 1
 	switch running := len(d.inFlight); {
 	case running == batchesInFlightMax:
 		return math.MaxInt, 0
-	case running > 0 && len(d.Deferred) >= d.BatchMax: // they may wait for a batch in flight
+	case running > 0 && len(d.deferred) >= d.BatchMax: // they may wait for a batch in flight
 		return math.MaxInt, 0
 	case running > 0:
 		return d.BatchMax, 0
-	case len(d.Deferred) >= d.BatchMax:
+	case len(d.deferred) >= d.BatchMax:
 		messages = math.MaxInt
 	}
 	var linger time.Duration
 	if !d.isDraining() {
-		linger = max(d.Pace.Wait(time.Now()), 0)
+		linger = max(d.pace.wait(time.Now()), 0)
 	}
 	if linger > 0 {
 		messages = max(messages, d.BatchMax)
 	}
-	if len(d.Deferred) > 0 {
+	if len(d.deferred) > 0 {
 		return messages, max(linger, retry.Delay(d.idle+1, deferDelay, deferDelayMax))
 	}
 	return messages, linger
@@ -137,10 +137,10 @@ func (d *dispatch) complete(f *inFlightBatch) {
 		d.apart, d.idle = nil, 0
 	} else {
 		d.inFlight = slices.DeleteFunc(d.inFlight, func(other *inFlightBatch) bool { return other == f })
-		d.Pace.End(time.Now())
+		d.pace.end(time.Now())
 	}
 	if d.isDraining() {
-		leave(f.Deferred)
+		leave(f.deferred)
 		leave(f.blocked)
 		d.leaveAll()
 		return
@@ -149,9 +149,9 @@ func (d *dispatch) complete(f *inFlightBatch) {
 		d.completeBlocked(f)
 		return
 	}
-	d.hold(f.blocked, f.why)
-	d.Deferred = append(d.Deferred, f.Deferred...)
-	if len(f.Deferred) == len(f.Batch) {
+	d.block(f.blocked, f.why)
+	d.deferred = append(d.deferred, f.deferred...)
+	if len(f.deferred) == len(f.batch) {
 		d.idle++
 	} else {
 		d.idle = 0
@@ -161,22 +161,22 @@ func (d *dispatch) complete(f *inFlightBatch) {
 // start starts a batch of deferred and queued messages, without users who are in a batch in flight.
 func (d *dispatch) start(ctx context.Context) {
 	f := &inFlightBatch{users: make(map[string]struct{})}
-	older := d.Deferred
-	d.Deferred = nil
+	older := d.deferred
+	d.deferred = nil
 	d.add(f, older)
-	d.add(f, read(d.Queue.take(d.BatchMax-len(f.Batch))))
-	if len(f.Batch) == 0 {
+	d.add(f, decode(d.queue.take(d.BatchMax-len(f.batch))))
+	if len(f.batch) == 0 {
 		d.idle++ // the users of all are in flight
 		return
 	}
-	d.Pace.Start(len(f.Batch), time.Now())
+	d.pace.start(len(f.batch), time.Now())
 	d.inFlight = append(d.inFlight, f)
 	d.launch(ctx, f)
 }
 
 func (d *dispatch) launch(ctx context.Context, f *inFlightBatch) {
 	go func() {
-		d.Process(ctx, f)
+		d.process(ctx, f)
 		d.done <- f
 	}()
 }
@@ -184,25 +184,25 @@ func (d *dispatch) launch(ctx context.Context, f *inFlightBatch) {
 // add adds messages to a batch before it starts, and defers those that cannot be in it.
 func (d *dispatch) add(f *inFlightBatch, messages []*submission) {
 	for _, s := range messages {
-		if h := d.blocked[s.Event.SaleID]; h != nil {
-			d.keep(h, s)
+		if b := d.blocked[s.event.SaleID]; b != nil {
+			d.addBlocked(b, s)
 			continue
 		}
-		if len(f.Batch) == d.BatchMax || d.isInFlight(s.Event.UserID) {
-			d.Deferred = append(d.Deferred, s)
+		if len(f.batch) == d.BatchMax || d.isInFlight(s.event.UserID) {
+			d.deferred = append(d.deferred, s)
 			continue
 		}
-		f.users[s.Event.UserID] = struct{}{}
-		f.Batch = append(f.Batch, s)
+		f.users[s.event.UserID] = struct{}{}
+		f.batch = append(f.batch, s)
 	}
 }
 
 func (d *dispatch) isInFlight(user string) bool {
-	in := func(f *inFlightBatch) bool {
-		_, is := f.users[user]
-		return is
+	contains := func(f *inFlightBatch) bool {
+		_, found := f.users[user]
+		return found
 	}
-	return slices.ContainsFunc(d.inFlight, in) || d.apart != nil && in(d.apart)
+	return slices.ContainsFunc(d.inFlight, contains) || d.apart != nil && contains(d.apart)
 }
 
 // finish waits for the batches in flight, and leaves the rest to the next worker.
@@ -215,8 +215,8 @@ func (d *dispatch) finish() {
 
 // leaveAll leaves the waiting messages to the next worker.
 func (d *dispatch) leaveAll() {
-	leave(d.Deferred)
-	d.Deferred = nil
+	leave(d.deferred)
+	d.deferred = nil
 	d.leaveBlocked()
 }
 

@@ -26,16 +26,16 @@ func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 	hold := s.HoldSale(t, sale)
 
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first one is under way",
+	testkit.Eventually(t, testshop.Soon, "the first transaction is running",
 		func() bool { return s.TransactionsWaiting(t) == 1 })
 	answers = append(answers, testwork.Handle(b, msgs[1:10]...)...)
-	testkit.Eventually(t, testshop.Soon, "nine wait for a tenth", func() bool { return queued(b) == 9 })
+	testkit.Eventually(t, testshop.Soon, "nine messages wait for a tenth", func() bool { return b.Queued() == 9 })
 	require.EqualValues(t, 1, s.TransactionsWaiting(t))
 	answers = append(answers, testwork.Handle(b, msgs[10])...)
-	testkit.Eventually(t, testshop.Soon, "the second one is under way",
-		func() bool { return s.TransactionsWaiting(t) == 2 && queued(b) == 0 })
+	testkit.Eventually(t, testshop.Soon, "the second transaction is running",
+		func() bool { return s.TransactionsWaiting(t) == 2 && b.Queued() == 0 })
 	answers = append(answers, testwork.Handle(b, msgs[11:]...)...)
-	testkit.Eventually(t, testshop.Soon, "two full batches wait", func() bool { return queued(b) == 20 })
+	testkit.Eventually(t, testshop.Soon, "two full batches wait", func() bool { return b.Queued() == 20 })
 	require.EqualValues(t, 2, s.TransactionsWaiting(t))
 
 	require.NoError(t, hold.Rollback(t.Context()))
@@ -43,12 +43,12 @@ func TestBatcherRunsAtMostTwoTransactions(t *testing.T) {
 		require.NoError(t, testshop.Answer(t, a))
 	}
 	require.EqualValues(t, 4, s.Count(t, "SELECT count(DISTINCT updated_at) FROM orders"),
-		"one order, and three times ten")
+		"one order, and three batches of ten")
 	require.EqualValues(t, 31, s.Count(t, testshop.ConfirmedOrders))
 	require.EqualValues(t, 31, testshop.SoldOf(t, s.Pool, sale))
 }
 
-// Also without Redis, whose locks see to the same.
+// The batcher also separates the orders of a user without the locks in Redis.
 func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -65,14 +65,14 @@ func TestBatcherKeepsUserOutOfSecondTransaction(t *testing.T) {
 	hold := s.HoldSale(t, slow)
 
 	first := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first one is under way",
+	testkit.Eventually(t, testshop.Soon, "the first transaction is running",
 		func() bool { return s.TransactionsWaiting(t) == 1 })
 	others := testwork.Handle(b, msgs[1:]...)
 	for _, a := range others[1:] {
-		require.NoError(t, testshop.Answer(t, a), "of another user")
+		require.NoError(t, testshop.Answer(t, a), "an order of another user")
 	}
 	require.EqualValues(t, 9, testshop.SoldOf(t, s.Pool, fast))
-	require.Empty(t, others[0], "it waits for the other order of its user")
+	require.Empty(t, others[0], "the order waits for the other order of its user")
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.NoError(t, testshop.Answer(t, first[0]))
 	require.NoError(t, testshop.Answer(t, others[0]))
@@ -92,18 +92,19 @@ func TestBatcherDrainWaitsForInFlightBatches(t *testing.T) {
 	go func() { ended <- b.Run(ctx) }()
 	hold := s.HoldSale(t, sale)
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "the first one is under way",
+	testkit.Eventually(t, testshop.Soon, "the first transaction is running",
 		func() bool { return s.TransactionsWaiting(t) == 1 })
 	answers = append(answers, testwork.Handle(b, msgs[1:6]...)...)
-	testkit.Eventually(t, testshop.Soon, "and a second one", func() bool { return s.TransactionsWaiting(t) == 2 })
+	testkit.Eventually(t, testshop.Soon, "the second transaction is running",
+		func() bool { return s.TransactionsWaiting(t) == 2 })
 	answers = append(answers, testwork.Handle(b, msgs[6:]...)...)
-	testkit.Eventually(t, testshop.Soon, "the rest waits", func() bool { return queued(b) == 6 })
+	testkit.Eventually(t, testshop.Soon, "the other messages wait", func() bool { return b.Queued() == 6 })
 
 	b.Drain()
-	require.Empty(t, ended, "it drains")
+	require.Empty(t, ended, "Run waits for the batches")
 	require.NoError(t, hold.Rollback(t.Context()))
 	for _, a := range answers {
-		require.NoError(t, testshop.Answer(t, a), "what can be finished is finished")
+		require.NoError(t, testshop.Answer(t, a), "running batches and queued messages are finished")
 	}
 	stop()
 	require.NoError(t, testshop.Answer(t, ended))
@@ -124,12 +125,13 @@ func TestBatcherStopLeavesInFlightAndDeferredMessages(t *testing.T) {
 	go func() { ended <- b.Run(ctx) }()
 	s.HoldSale(t, one)
 	answers := testwork.Handle(b, msgs[0])
-	testkit.Eventually(t, testshop.Soon, "one order is under way", func() bool { return s.TransactionsWaiting(t) == 1 })
-	later := &batch.Submission{Msg: msgs[1], Done: make(chan error, 1)}
-	require.True(t, b.Queue.Add(later))
-	answers = append(answers, later.Done)
-	testkit.Eventually(t, testshop.Soon, "the other one is put off, not left in the queue",
-		func() bool { return queued(b) == 0 })
+	testkit.Eventually(t, testshop.Soon, "the first transaction is running",
+		func() bool { return s.TransactionsWaiting(t) == 1 })
+	later, accepted := b.Submit(msgs[1])
+	require.True(t, accepted)
+	answers = append(answers, later)
+	testkit.Eventually(t, testshop.Soon, "the other message is deferred, not left in the queue",
+		func() bool { return b.Queued() == 0 })
 
 	stop()
 	require.NoError(t, testshop.Answer(t, ended))

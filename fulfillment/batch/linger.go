@@ -1,40 +1,38 @@
 package batch
 
-import (
-	"time"
-)
+import "time"
 
-// The longest wait between two batches, and how many orders have to be expected in that time: ten
-// thousand a second.
+// lingerMax is the longest wait between two batches. A batch waits if at least lingerFrom orders are
+// expected in that time: 10,000 a second.
 const (
 	lingerMax  = 10 * time.Millisecond
 	lingerFrom = 100
 )
 
-// pace estimates the rate of orders from the last batch. Below the bound, a batch starts with the
-// first message once the last batch is done. Above it, a larger batch takes little longer than a
-// small one, so a short wait leaves more CPU to the ingress.
+// pace estimates the rate of orders from the last batch. At low rates, a batch starts with the
+// first message after the last batch is done. At high rates, a short wait makes fewer and larger
+// batches, which leaves more CPU to the ingress.
 type pace struct {
-	started, Ended time.Time
-	PerSecond      float64
+	started, ended time.Time
+	perSecond      float64
 }
 
-// Start records that a batch of n has started.
-func (p *pace) Start(n int, now time.Time) {
-	p.PerSecond = 0
+// start records that a batch of n has started.
+func (p *pace) start(n int, now time.Time) {
+	p.perSecond = 0
 	if !p.started.IsZero() {
-		p.PerSecond = float64(n) / max(now.Sub(p.started), time.Microsecond).Seconds()
+		p.perSecond = float64(n) / max(now.Sub(p.started), time.Microsecond).Seconds()
 	}
 	p.started = now
 }
 
-// End records that a batch is done.
-func (p *pace) End(now time.Time) { p.Ended = now }
+// end records that a batch is done.
+func (p *pace) end(now time.Time) { p.ended = now }
 
-// Wait is how long the next batch may wait for more messages.
-func (p *pace) Wait(now time.Time) time.Duration {
-	if p.PerSecond*lingerMax.Seconds() < lingerFrom {
+// wait returns how long the next batch may wait for more messages.
+func (p *pace) wait(now time.Time) time.Duration {
+	if p.perSecond*lingerMax.Seconds() < lingerFrom {
 		return 0
 	}
-	return lingerMax - now.Sub(p.Ended)
+	return lingerMax - now.Sub(p.ended)
 }

@@ -1,4 +1,4 @@
-package batch_test
+package batch
 
 import (
 	"testing"
@@ -6,10 +6,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"stampede/fulfillment/batch"
+	"stampede/fulfillment/metrics"
 	"stampede/internal/testkit"
-	"stampede/internal/testshop"
-	"stampede/internal/testwork"
 )
 
 func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
@@ -17,42 +15,44 @@ func TestPaceWaitsOnlyAtHighRates(t *testing.T) {
 	at := func(ms int) time.Time {
 		return time.UnixMilli(1_790_000_000_000).Add(time.Duration(ms) * time.Millisecond)
 	}
-	var p batch.Pace
-	require.Zero(t, p.Wait(at(0)))
-	p.Start(500, at(0)) // the first one tells nothing: those may have waited for an hour
-	p.End(at(5))
-	require.Zero(t, p.Wait(at(5)))
+	var p pace
+	require.Zero(t, p.wait(at(0)))
+	p.start(500, at(0)) // the first batch gives no rate: its messages may have waited for an hour
+	p.end(at(5))
+	require.Zero(t, p.wait(at(5)))
 
-	p.Start(50, at(5)) // in 5 ms: 10,000 in a second
-	p.End(at(8))
-	require.Equal(t, batch.LingerMax, p.Wait(at(8)))
-	require.Equal(t, batch.LingerMax-3*time.Millisecond, p.Wait(at(11)))
-	require.LessOrEqual(t, p.Wait(at(18)), time.Duration(0), "no longer than that after the last one was over")
+	p.start(50, at(5)) // in 5 ms: 10,000 a second
+	p.end(at(8))
+	require.Equal(t, lingerMax, p.wait(at(8)))
+	require.Equal(t, lingerMax-3*time.Millisecond, p.wait(at(11)))
+	require.LessOrEqual(t, p.wait(at(18)), time.Duration(0), "lingerMax after the end of the last batch")
 
-	p.Start(49, at(10))
-	p.End(at(11))
-	require.Zero(t, p.Wait(at(11)), "fewer than that")
-	p.Start(500, at(1010))
-	require.Zero(t, p.Wait(at(1010)), "a batch that took a second to come")
+	p.start(49, at(10))
+	p.end(at(11))
+	require.Zero(t, p.wait(at(11)), "below 10,000 a second")
+	p.start(500, at(1010))
+	require.Zero(t, p.wait(at(1010)), "a batch that took a second to arrive")
 }
 
 func TestBatcherLingersAtHighRates(t *testing.T) {
 	t.Parallel()
-	b := testwork.Batcher(testshop.NewShop(t, testkit.Pool(t)), t, nil)
-	d := b.NewDispatch()
-	want, atLatest := d.Wanted()
+	m, err := metrics.New(nil)
+	require.NoError(t, err)
+	b := New(Config{BatchMax: 500, Logger: testkit.Logger(t), Metrics: m})
+	d := b.newDispatch()
+	want, atLatest := d.wanted()
 	require.Equal(t, 1, want)
 	require.Zero(t, atLatest)
 
-	d.Pace = batch.Pace{PerSecond: 50_000, Ended: time.Now().Add(time.Hour)}
-	want, atLatest = d.Wanted()
+	d.pace = pace{perSecond: 50_000, ended: time.Now().Add(time.Hour)}
+	want, atLatest = d.wanted()
 	require.Equal(t, b.BatchMax, want)
 	require.Positive(t, atLatest)
-	d.Deferred = make([]*batch.Submission, 1)
-	want, _ = d.Wanted()
-	require.Equal(t, b.BatchMax, want, "also with some that were deferred")
+	d.deferred = make([]*submission, 1)
+	want, _ = d.wanted()
+	require.Equal(t, b.BatchMax, want, "with a deferred message")
 
 	b.Drain()
-	want, _ = d.Wanted()
-	require.Equal(t, 1, want, "who is to stop waits for nobody")
+	want, _ = d.wanted()
+	require.Equal(t, 1, want, "a draining batcher does not linger")
 }

@@ -11,18 +11,19 @@ import (
 	"stampede/reservation/order"
 )
 
-// submission is a message that waits for its batch. done takes one value and never blocks the batcher.
+// submission is a message that waits for its batch.
 type submission struct {
-	Msg *message.Message
-	// Event is the decoded message, once the batcher has read it.
-	Event order.OrderReserved
-	Done  chan error
+	msg *message.Message
+	// event is the decoded message, after the batcher has read it.
+	event order.OrderReserved
+	// done has room for one value, so that it never blocks the batcher.
+	done chan error
 }
 
-// resolve answers the waiting handler; only the first call counts.
+// resolve passes the result to the waiting handler; only the first call counts.
 func (s *submission) resolve(err error) {
 	select {
-	case s.Done <- err:
+	case s.done <- err:
 	default:
 	}
 }
@@ -30,7 +31,7 @@ func (s *submission) resolve(err error) {
 // submissions are messages that wait for a batch. There are at most as many as waiting handlers,
 // and so as entries that the subscriber holds. Every submission that was added is resolved.
 type submissions struct {
-	// full has a value when at least as many wait as await asked for.
+	// full has a value when at least want submissions wait.
 	full chan struct{}
 
 	mu      sync.Mutex
@@ -41,8 +42,8 @@ type submissions struct {
 
 func newSubmissions() *submissions { return &submissions{full: make(chan struct{}, 1), want: 1} }
 
-// Add returns false after close.
-func (q *submissions) Add(s *submission) bool {
+// add returns false after close.
+func (q *submissions) add(s *submission) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -53,7 +54,7 @@ func (q *submissions) Add(s *submission) bool {
 	return true
 }
 
-// signal needs mu.
+// signal requires mu.
 func (q *submissions) signal() {
 	if len(q.waiting) >= q.want {
 		select {
@@ -63,9 +64,9 @@ func (q *submissions) signal() {
 	}
 }
 
-// await has full signal when n messages wait. A signal for another number is dropped: waking the
-// batcher for every message would cost more than the message.
-func (q *submissions) await(n int) {
+// signalAt makes full signal when n messages wait, and drops a signal for another number: waking the
+// batcher for every message would cost more than handling the message.
+func (q *submissions) signalAt(n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
@@ -76,25 +77,19 @@ func (q *submissions) await(n int) {
 	q.signal()
 }
 
-// take returns up to most submissions, oldest first.
-func (q *submissions) take(most int) []*submission {
+// take returns up to limit submissions, oldest first.
+func (q *submissions) take(limit int) []*submission {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n := min(most, len(q.waiting))
+	n := min(limit, len(q.waiting))
 	taken := q.waiting[:n:n]
 	if q.waiting = q.waiting[n:]; len(q.waiting) == 0 {
-		q.waiting = nil // or its capacity would shrink from the front and be reallocated often
+		q.waiting = nil // otherwise its capacity would shrink from the front and be reallocated often
 	}
 	return taken
 }
 
-func (q *submissions) Len() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return len(q.waiting)
-}
-
-// close returns the waiting submissions; Add refuses others from then on.
+// close returns the waiting submissions, and makes add refuse further ones.
 func (q *submissions) close() []*submission {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -104,17 +99,17 @@ func (q *submissions) close() []*submission {
 }
 
 // Handle is the Router's handler. It returns nil when the order of the message is final in Postgres
-// and the units of a refused order are back in the sale. An error of the message itself
-// (reservation.ErrUndecodable, ErrUnknownSale, ErrContradiction, or an error of Postgres about its
-// values) recurs with every delivery; ErrStopping is no fault of the message.
+// and the units of a rejected order are back in the sale. An error of the message itself
+// (order.ErrUndecodable, an unknown sale, ledger.ErrContradiction, or an error of Postgres about its
+// values) recurs with every delivery; stream.ErrStopping is no fault of the message.
 //
-// Each message has its own goroutine here, which only waits: the batcher decodes all messages on
-// its one stack, so that theirs need not grow.
+// Each message has its own goroutine here, which only waits. The batcher decodes all messages on its
+// own stack, so that the stacks of these goroutines need not grow.
 func (b *Batcher) Handle(msg *message.Message) error {
-	s := &submission{Msg: msg, Done: make(chan error, 1)}
+	s := &submission{msg: msg, done: make(chan error, 1)}
 	err := error(stream.ErrStopping)
-	if b.Queue.Add(s) {
-		err = <-s.Done
+	if b.queue.add(s) {
+		err = <-s.done
 	}
 	if err != nil {
 		stream.NoteRefusal(msg.Context(), err)
@@ -122,12 +117,12 @@ func (b *Batcher) Handle(msg *message.Message) error {
 	return err
 }
 
-// read decodes the messages, resolves those that are no events, and returns the others.
-func read(batch []*submission) []*submission {
+// decode decodes the messages, resolves the undecodable ones, and returns the others.
+func decode(batch []*submission) []*submission {
 	return slices.DeleteFunc(batch, func(s *submission) bool {
 		var err error
-		if s.Event, err = order.DecodeReserved(s.Msg); err != nil {
-			s.resolve(fmt.Errorf("message %s: %w", s.Msg.UUID, err))
+		if s.event, err = order.DecodeReserved(s.msg); err != nil {
+			s.resolve(fmt.Errorf("message %s: %w", s.msg.UUID, err))
 		}
 		return err != nil
 	})

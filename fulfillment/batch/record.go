@@ -12,26 +12,26 @@ import (
 	"stampede/reservation/order"
 )
 
-// Record finds the outcome of every event: a batch is retried while Postgres is away, and halved
+// record returns the outcome of every event. A batch is retried while Postgres is away, and halved
 // when one of its events is at fault, so that the good part commits. An event that was not recorded
-// has Outcome.Err; after errBlocked it is to be retried apart from other sales.
+// has Outcome.Err; ledger.ErrBlocked means that it is to be retried apart from other sales.
 //
-// A batch that waits too long for a lock is split by sale; one that takes too long is halved. With
-// patient, all events are of one blocked sale, and it is halved for a lock as well.
-func (b *Batcher) Record(ctx context.Context, events []order.OrderReserved, patient bool) []ledger.Outcome {
-	most := int(b.most.Load())
-	s := ledger.BatchRecording{
+// A batch that waits too long for a lock is split by sale; one that takes too long is halved. If
+// oneSale is set, all events are of one blocked sale, and a wait for a lock halves the batch as well.
+func (b *Batcher) record(ctx context.Context, events []order.OrderReserved, oneSale bool) []ledger.Outcome {
+	limit := int(b.recordMax.Load())
+	r := ledger.BatchRecording{
 		Ledger: b.Ledger, Try: b.try, TooMany: map[uuid.UUID]int64{}, Splits: true,
-		Patient: patient, Most: most,
+		Patient: oneSale, Most: limit,
 	}
-	outcomes := s.Record(ctx, events)
+	outcomes := r.Record(ctx, events)
 	switch {
-	case s.Slow:
-		b.most.Store(int64(s.Most))
-		b.Logger.Warn("recording orders took too long, so that fewer are recorded at a time", "orders", s.Most, "before",
-			most)
-	case most < b.BatchMax:
-		b.most.Store(int64(min(2*most, b.BatchMax)))
+	case r.Slow:
+		b.recordMax.Store(int64(r.Most))
+		b.Logger.Warn("recording orders took too long; fewer are recorded at a time", "orders", r.Most,
+			"before", limit)
+	case limit < b.BatchMax:
+		b.recordMax.Store(int64(min(2*limit, b.BatchMax)))
 	}
 	return outcomes
 }
@@ -40,8 +40,8 @@ func (b *Batcher) Record(ctx context.Context, events []order.OrderReserved, pati
 // rebuild during a batch is rare.
 const epochTries = 3
 
-// try repeats a transaction while its surroundings are at fault. It returns ErrStopping when the
-// worker stops; any other error is caused by one of the events, or says that they were blocked.
+// try retries a transaction after errors that no event causes. It returns ErrStopping when the worker
+// stops; any other error is caused by one of the events, or says that they were blocked.
 func (b *Batcher) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outcome, error) {
 	for tries := 1; ; tries++ {
 		if b.recording.Lasts() && b.isDraining() {
@@ -59,7 +59,7 @@ func (b *Batcher) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outco
 			return nil, err
 		}
 		if errors.Is(err, ledger.ErrEpochOver) && tries <= epochTries {
-			continue // it is known now that the epoch is over
+			continue // the next attempt reads the new epoch
 		}
 		if !retry.Pause(b.recording.Failed(err), b.draining) {
 			return nil, stream.ErrStopping

@@ -27,17 +27,17 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	_, err := l.Record(t.Context(), []order.OrderReserved{early})
 	require.NoError(t, err)
 	testshop.RaiseEpoch(t, pool, sale)
-	late, ofToday, elsewhere := testshop.Reserved(sale, "bob", 2), testshop.Reserved(sale, "carol", 2),
+	late, current, elsewhere := testshop.Reserved(sale, "bob", 2), testshop.Reserved(sale, "carol", 2),
 		testshop.Reserved(other, "dave", 1)
-	ofToday.Epoch = 2
+	current.Epoch = 2
 
 	for _, fresh := range []bool{true, false} {
-		outcomes, err := l.Record(t.Context(), []order.OrderReserved{early, late, ofToday, elsewhere})
+		outcomes, err := l.Record(t.Context(), []order.OrderReserved{early, late, current, elsewhere})
 		require.NoError(t, err)
 		require.Equal(t, []ledger.Outcome{
 			{Event: early, Status: order.StatusConfirmed},
 			{Event: late, Status: order.StatusVoided, Reason: order.VoidedSaleRebuilt, Fresh: fresh},
-			{Event: ofToday, Status: order.StatusConfirmed, Fresh: fresh},
+			{Event: current, Status: order.StatusConfirmed, Fresh: fresh},
 			{Event: elsewhere, Status: order.StatusConfirmed, Fresh: fresh},
 		}, outcomes)
 	}
@@ -52,7 +52,7 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	require.EqualValues(t, 1, testshop.SoldOf(t, pool, other))
 	require.EqualValues(t, 2, testshop.QueryInt(t, pool, "SELECT last_sequence FROM sales WHERE id = $1", sale))
 
-	// Its buyer can have another order, and an operator who refuses it says so and not something else.
+	// The buyer of a voided order can order again, and an operator can reject an order of the old epoch.
 	again := testshop.Reserved(sale, "bob", 3)
 	again.Epoch = 2
 	outcomes, err := l.Record(t.Context(), []order.OrderReserved{again})
@@ -64,8 +64,8 @@ func TestLedgerVoidsOrdersOfOlderEpoch(t *testing.T) {
 	require.Equal(t, order.StatusRejected, outcomes[0].Status)
 }
 
-// The epoch is raised after it was decided that the orders are of it, and before they are counted: they
-// are decided again.
+// The epoch is raised after the orders were found to be of it, and before they are counted: they are
+// decided again.
 func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -80,15 +80,12 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	defer func() { _ = rebuilder.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = rebuilder.Exec(t.Context(), "SELECT FROM sales WHERE id = $1 FOR NO KEY UPDATE", sale)
 	require.NoError(t, err)
-	var group []*batch.Submission
-	for _, event := range events {
-		group = append(group, &batch.Submission{Event: event, Done: make(chan error, 1)})
-	}
-	over := make(chan *batch.InFlightBatch, 1)
+	var answers []chan error
+	var deferred int
+	done := make(chan struct{})
 	go func() {
-		f := &batch.InFlightBatch{Batch: group}
-		b.Process(t.Context(), f)
-		over <- f
+		defer close(done)
+		answers, deferred = b.ProcessBatch(t.Context(), events...)
 	}()
 	testkit.Eventually(t, 10*time.Second, "the orders wait to be counted", func() bool {
 		return s.Count(t,
@@ -98,14 +95,15 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, rebuilder.Commit(t.Context()))
 
-	require.Empty(t, (<-over).Deferred)
-	for i, submitted := range group {
-		require.NoError(t, testshop.Answer(t, submitted.Done), "it is to be acknowledged")
+	<-done
+	require.Zero(t, deferred)
+	for i, a := range answers {
+		require.NoError(t, testshop.Answer(t, a), "the message is acknowledged")
 		want := "2 OrderVoided"
 		if events[i].SaleID == other {
 			want = "2 OrderConfirmed"
 		}
-		require.Equal(t, []string{"1 OrderReserved", want}, testshop.History(t, s.Pool, submitted.Event.OrderID))
+		require.Equal(t, []string{"1 OrderReserved", want}, testshop.History(t, s.Pool, events[i].OrderID))
 	}
 	require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
 	require.EqualValues(t, 2, testshop.SoldOf(t, s.Pool, other))
@@ -113,19 +111,17 @@ func TestLedgerConfirmsNothingInEndedEpoch(t *testing.T) {
 		s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND reason = 'sale-rebuilt'"))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("confirmed")))
-	require.Zero(t, log.Times("cannot record orders in Postgres, trying again"), "that is no outage")
+	require.Zero(t, log.Times("cannot record orders in Postgres, trying again"), "an ended epoch is no outage")
 
-	// Delivered once more, they are as they were.
-	redelivered := &batch.Submission{Event: events[0], Done: make(chan error, 1)}
-	f := &batch.InFlightBatch{Batch: []*batch.Submission{redelivered}}
-	b.Process(t.Context(), f)
-	require.Empty(t, f.Deferred)
-	require.NoError(t, testshop.Answer(t, redelivered.Done))
+	// A redelivery changes nothing.
+	answers, deferred = b.ProcessBatch(t.Context(), events[0])
+	require.Zero(t, deferred)
+	require.NoError(t, testshop.Answer(t, answers[0]))
 	require.Equal(t, 2.0, testutil.ToFloat64(b.Metrics.Orders.WithLabelValues("voided")))
 	require.Zero(t, testshop.SoldOf(t, s.Pool, sale))
 }
 
-// The units of a voided order were not counted when the sale was rebuilt, so they do not come back.
+// The units of a voided order were not counted when the sale was rebuilt, so they are not released.
 func TestVoidedOrderReleasesNothing(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -139,6 +135,6 @@ func TestVoidedOrderReleasesNothing(t *testing.T) {
 		require.NoError(t, testshop.Answer(t, a))
 	}
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided'"))
-	require.EqualValues(t, 9, s.Left(t, sale), "nobody has given the unit of this reservation back")
+	require.EqualValues(t, 9, s.Left(t, sale), "the unit of this reservation is not released")
 	require.True(t, s.Rdb.HExists(t.Context(), s.Keys.Buyers(0, sale), "alice").Val())
 }

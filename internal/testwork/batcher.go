@@ -20,13 +20,13 @@ import (
 // Batcher makes a batcher of the shop, which change may alter.
 func Batcher(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.Batcher {
 	t.Helper()
-	metrics, err := metrics.New(nil)
+	m, err := metrics.New(nil)
 	require.NoError(t, err)
 	config := batch.Config{
 		// Tests hold rows for as long as they have to.
 		Ledger: ledger.New(s.Pool).Waiting(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: 500,
 		Lease:  10 * time.Second,
-		Logger: testkit.Logger(t), Metrics: metrics,
+		Logger: testkit.Logger(t), Metrics: m,
 	}
 	if change != nil {
 		change(&config)
@@ -53,7 +53,7 @@ func Batch(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.Ba
 	return b
 }
 
-// Messages are what the stream holds, as a subscriber would hand them out.
+// Messages returns the messages of the stream, as a subscriber would deliver them.
 func Messages(s *testshop.Shop, t testing.TB) []*message.Message {
 	t.Helper()
 	var all []*message.Message
@@ -65,7 +65,7 @@ func Messages(s *testshop.Shop, t testing.TB) []*message.Message {
 	return all
 }
 
-// Handle hands messages to the batcher as the Router would, and returns where the answers will be.
+// Handle passes messages to the batcher as the Router would, and returns channels for the results.
 func Handle(b *batch.Batcher, msgs ...*message.Message) []chan error {
 	answers := make([]chan error, len(msgs))
 	for i, msg := range msgs {
