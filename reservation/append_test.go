@@ -11,8 +11,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// Only what is in force is appended: not another order of the user, and nothing of a user who holds none.
-func TestAppendAddsOnlyReservationsInForce(t *testing.T) {
+// An event is appended only for a reservation that the user holds.
+func TestAppendAddsOnlyCurrentReservations(t *testing.T) {
 	t.Parallel()
 	rdb, keys := testkit.Redis(t), testkit.Keys(t)
 	store := reservation.NewStore(rdb, keys, reservation.StoreOptions{Logger: testkit.Logger(t)})
@@ -24,11 +24,11 @@ func TestAppendAddsOnlyReservationsInForce(t *testing.T) {
 	)
 	former := held
 	former.OrderID = order.NewOrderID(sale)
-	nobodys := held
-	nobodys.UserID = "bob"
-	appended, err := store.AppendReserved(t.Context(), 0, sale, []order.OrderReserved{former, held, nobodys})
+	notHeld := held
+	notHeld.UserID = "bob"
+	added, err := store.AppendReserved(t.Context(), 0, sale, []order.OrderReserved{former, held, notHeld})
 	require.NoError(t, err)
-	require.Equal(t, []bool{false, true, false}, appended)
+	require.Equal(t, []bool{false, true, false}, added)
 	entries, err := rdb.XRange(t.Context(), keys.Orders(0), "-", "+").Result()
 	require.NoError(t, err)
 	require.Len(t, entries, 1)

@@ -12,12 +12,12 @@ import (
 	"stampede/reservation"
 )
 
-// One damaged buyer must not keep those from buying whose requests travel together with it.
+// One damaged buyer must not fail the other requests of its batch.
 func TestDamagedBuyerDoesNotFailBatch(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
 	sale := s.Sale(1000)
-	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "damaged", "?").Err())
+	require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "damaged", "?").Err())
 	const buyers = 200
 	errs := make([]error, buyers)
 	var all sync.WaitGroup
@@ -42,10 +42,10 @@ func TestDamagedBuyerDoesNotFailBatch(t *testing.T) {
 		require.ErrorIs(t, err, reservation.ErrReservationDamaged)
 		require.NotErrorIs(t, err, reservation.ErrUnavailable)
 	}
-	require.Zero(t, failed, "so many of %d honest buyers", buyers-buyers/20)
+	require.Zero(t, failed, "failed requests of %d other buyers", buyers-buyers/20)
 }
 
-// Redis does not take back what a script has done before a command that its user is not allowed.
+// Redis does not roll back the writes of a script that fails at a command without permission.
 func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
@@ -54,13 +54,13 @@ func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	acl := func(rules ...any) {
 		t.Helper()
 		require.NoError(
-			t, operator.Rdb.Do(
+			t, operator.Redis.Do(
 				t.Context(), append([]any{"ACL", "SETUSER", "ingress", "on", "nopass", "~*", "&*", "+@all"}, rules...)...,
 			).Err(),
 		)
 	}
 	acl()
-	o := *operator.Rdb.Options()
+	o := *operator.Redis.Options()
 	o.Username, o.Password = "ingress", "any"
 	rdb := testsale.OwnClient(t, own.URL)
 	rdb.Options().Username, rdb.Options().Password = o.Username, o.Password
@@ -71,7 +71,7 @@ func TestScriptWithoutPermissionWritesNothing(t *testing.T) {
 	_, err := ingress.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
-	require.Len(t, operator.Events(sale.ID), 1, "what the buyer was told not to have is not in the stream")
+	require.Len(t, operator.Events(sale.ID), 1, "a refused request has no event")
 	require.Equal(t, "9", operator.Left(sale.ID))
 
 	acl("+hset")

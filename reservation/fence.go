@@ -11,8 +11,8 @@ import (
 
 // fence is lua/reserve.lua under a hash for one partition on one server in one term as a primary.
 // Redis drops loaded scripts with its process, and replicas do not get them. So a server that has
-// the hash was verified before a client loaded it there; any other answers NOSCRIPT before it can
-// make a wrong reservation. The normal path costs nothing extra.
+// the hash was verified before a client loaded it there. Any other server answers NOSCRIPT before it
+// can make a wrong reservation. The normal path costs nothing extra.
 type fence struct {
 	sha    any // a string; made an interface once, because it is an argument of every call
 	script *redis.Script
@@ -20,17 +20,17 @@ type fence struct {
 
 func newFence(serverKey string, server ServerState) *fence {
 	// A server that becomes a replica and then a primary again keeps its scripts, but may have lost
-	// orders. So the hash includes the term, which the replication id names.
+	// orders. So the hash includes the replication id, which changes with the term.
 	script := lua.ReserveFor(serverKey + " " + server.RunID + " " + server.ReplicationID)
 	return &fence{sha: script.Hash(), script: script}
 }
 
 // admit loads the script of a partition if its server is known, and otherwise returns
 // ErrUnverifiedServer. It checks and loads on one connection, so that both reach the same server,
-// and loads nothing if the record of the server changed in between (Distrust). It distrusts an
-// unverified server, where a former term may have left the script loaded.
+// and loads nothing if the record of the server changed in between (Distrust). It marks an unverified
+// server as distrusted, because the script may be loaded there from a former term.
 func (s *Store) admit(ctx context.Context, partition int) (*fence, error) {
-	return s.admitThrough(ctx, s.Rdb, partition)
+	return s.admitThrough(ctx, s.Redis, partition)
 }
 
 func (s *Store) admitThrough(ctx context.Context, rdb redis.UniversalClient, partition int) (*fence, error) {

@@ -20,8 +20,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// house is a Redis with a replica, and an address behind which is the one or the other, as behind a name.
-type house struct {
+// replicaPair is a Redis with a replica, and an address that leads to one of them, like a host name.
+type replicaPair struct {
 	t        *testing.T
 	first    *localserver.Redis
 	second   *localserver.Redis
@@ -30,9 +30,9 @@ type house struct {
 	atSecond *redis.Client
 }
 
-func newHouse(t *testing.T) *house {
+func newReplicaPair(t *testing.T) *replicaPair {
 	t.Helper()
-	h := &house{t: t, first: testkit.OwnRedis(t), second: testkit.OwnRedis(t)}
+	h := &replicaPair{t: t, first: testkit.OwnRedis(t), second: testkit.OwnRedis(t)}
 	h.atFirst, h.atSecond = testsale.OwnClient(t, h.first.URL), testsale.OwnClient(t, h.second.URL)
 	h.follow(h.atSecond, h.atFirst)
 	h.address.Store(h.atFirst.Options().Addr)
@@ -40,7 +40,7 @@ func newHouse(t *testing.T) *house {
 }
 
 // client connects to the server that has the address when it dials.
-func (h *house) client() *redis.Client {
+func (h *replicaPair) client() *redis.Client {
 	h.t.Helper()
 	rdb := redis.NewClient(&redis.Options{
 		ContextTimeoutEnabled: true, DialerRetries: 1, Protocol: 2,
@@ -52,40 +52,40 @@ func (h *house) client() *redis.Client {
 	return rdb
 }
 
-// move gives the address to another server, and ends the connections to the one that has it.
-func (h *house) move(from, to *redis.Client) {
+// move points the address to another server, and ends the connections to the previous one.
+func (h *replicaPair) move(from, to *redis.Client) {
 	h.t.Helper()
 	h.address.Store(to.Options().Addr)
 	require.NoError(h.t, from.Do(h.t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
 }
 
-// follow makes one server a replica of another, and waits until it has everything.
-func (h *house) follow(replica, primary *redis.Client) {
+// follow makes one server a replica of another, and waits until it has caught up.
+func (h *replicaPair) follow(replica, primary *redis.Client) {
 	h.t.Helper()
 	ctx := h.t.Context()
 	host, port, err := net.SplitHostPort(primary.Options().Addr)
 	require.NoError(h.t, err)
 	require.NoError(h.t, primary.ConfigSet(ctx, "repl-diskless-sync-delay", "0").Err())
 	require.NoError(h.t, replica.Do(ctx, "REPLICAOF", host, port).Err())
-	h.caughtUp(replica, primary)
+	h.catchUp(replica, primary)
 }
 
-// caughtUp waits until a replica has all that its primary has now.
-func (h *house) caughtUp(replica, primary *redis.Client) {
+// catchUp waits until a replica has all current data of its primary.
+func (h *replicaPair) catchUp(replica, primary *redis.Client) {
 	h.t.Helper()
 	require.NoError(h.t, primary.Set(h.t.Context(), "mark", uuid.NewString(), 0).Err())
-	testkit.Eventually(h.t, 20*time.Second, "the replica has what its primary has", func() bool {
+	testkit.Eventually(h.t, 20*time.Second, "the replica has caught up", func() bool {
 		mark, err := replica.Get(h.t.Context(), "mark").Result()
 		return err == nil && mark == primary.Get(h.t.Context(), "mark").Val()
 	})
 }
 
-func (h *house) promote(replica *redis.Client) {
+func (h *replicaPair) promote(replica *redis.Client) {
 	h.t.Helper()
 	require.NoError(h.t, replica.Do(h.t.Context(), "REPLICAOF", "NO", "ONE").Err())
 }
 
-// appended is how many events a server has appended by itself since its statistics were reset or it was started.
+// appended returns the server's statistics of XADD since its start or their reset, or "nothing".
 func appended(t *testing.T, rdb *redis.Client) string {
 	t.Helper()
 	stats, err := rdb.InfoMap(t.Context(), "commandstats").Result()
@@ -103,7 +103,7 @@ func resetStats(t *testing.T, rdb *redis.Client) {
 	require.NoError(t, rdb.ConfigResetStat(t.Context()).Err())
 }
 
-// refuses fails the test unless the store says 503 to whoever buys.
+// refuses fails the test unless the store is unavailable to the user.
 func refuses(s *testsale.Shop, sale uuid.UUID, user string) {
 	s.T.Helper()
 	a, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
@@ -111,7 +111,7 @@ func refuses(s *testsale.Shop, sale uuid.UUID, user string) {
 	require.NotErrorIs(s.T, err, reservation.ErrOutcomeUnknown)
 }
 
-// crowd buys without a pause until stop, which waits until each buyer has been refused since it was called.
+// crowd buys without a pause until stop, which waits until its buyers were refused 20 times each on average.
 func crowd(s *testsale.Shop, sale uuid.UUID) (stop func()) {
 	s.T.Helper()
 	const buyers = 8
@@ -128,7 +128,7 @@ func crowd(s *testsale.Shop, sale uuid.UUID) (stop func()) {
 				if err != nil {
 					refused.Add(1)
 				} else if a.Verdict != reservation.Reserved {
-					s.T.Errorf("a buyer was told %s", a.Verdict)
+					s.T.Errorf("a buyer got %s", a.Verdict)
 				}
 			}
 		}()
@@ -146,38 +146,41 @@ func crowd(s *testsale.Shop, sale uuid.UUID) (stop func()) {
 	}
 }
 
-// TestServerWithPossibleLossSellsNothing: not to an ingress that sells all the time, not to one that
-// has paused, not to one that has just been started.
+// It sells nothing to an ingress that sells all the time, to an idle one and to a new one.
 func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		lose func(h *house) // leaves the address to the server that is there afterwards
-		kept bool           // the sale is still there,
-		all  bool           // with all that was accepted
+		lose func(h *replicaPair) // points the address to the server that is used afterwards
+		kept bool                 // the sale still exists,
+		all  bool                 // with all accepted orders
 	}{
-		"restarted": {func(h *house) { require.NoError(h.t, h.first.Restart(h.t.Context())) }, true, true},
-		"killed": {func(h *house) {
+		"restarted": {func(h *replicaPair) { require.NoError(h.t, h.first.Restart(h.t.Context())) }, true, true},
+		"killed": {func(h *replicaPair) {
 			h.first.Kill()
 			require.NoError(h.t, h.first.Restart(h.t.Context()))
 		}, true, true},
-		"flushed":          {func(h *house) { require.NoError(h.t, h.atFirst.FlushAll(h.t.Context()).Err()) }, false, false},
-		"database flushed": {func(h *house) { require.NoError(h.t, h.atFirst.FlushDB(h.t.Context()).Err()) }, false, false},
-		"replica promoted": {func(h *house) {
+		"flushed": {func(h *replicaPair) {
+			require.NoError(h.t, h.atFirst.FlushAll(h.t.Context()).Err())
+		}, false, false},
+		"database flushed": {func(h *replicaPair) {
+			require.NoError(h.t, h.atFirst.FlushDB(h.t.Context()).Err())
+		}, false, false},
+		"replica promoted": {func(h *replicaPair) {
 			h.first.Kill()
-			resetStats(h.t, h.atSecond) // what it has applied as a replica
+			resetStats(h.t, h.atSecond) // drop the commands applied as a replica
 			h.promote(h.atSecond)
 			h.address.Store(h.atSecond.Options().Addr)
 		}, true, true},
-		"replica promoted, while the primary is alive": {func(h *house) {
+		"replica promoted while the primary is frozen": {func(h *replicaPair) {
 			h.first.Freeze()
 			resetStats(h.t, h.atSecond)
 			h.promote(h.atSecond)
 			h.address.Store(h.atSecond.Options().Addr)
 			h.first.Kill()
 		}, true, true},
-		"a replica that comes back as a primary": {func(h *house) {
-			// The first one has sold, so it has the script, which a replica that never was one has not. What it
-			// accepts after its replica has left it is lost.
+		"former primary promoted again": {func(h *replicaPair) {
+			// The first server still has the script loaded, because it has sold before. Orders that it accepts
+			// after the promotion of its replica are lost.
 			h.promote(h.atSecond)
 			h.follow(h.atFirst, h.atSecond)
 			resetStats(h.t, h.atFirst)
@@ -186,13 +189,13 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			h := newHouse(t)
+			h := newReplicaPair(t)
 			selling := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
 			idle, fresh := selling.Next(h.client()), selling.Next(h.client())
 			sale := selling.Sale(1_000_000).ID
 			held := selling.Buy(sale, "ann").Reservation
 			require.Equal(t, reservation.Reserved, idle.Buy(sale, "bob").Verdict)
-			h.caughtUp(h.atSecond, h.atFirst)
+			h.catchUp(h.atSecond, h.atFirst)
 			stop := crowd(selling, sale)
 
 			tc.lose(h)
@@ -208,7 +211,7 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 				_, err := s.Release(t.Context(), []reservation.Release{{SaleID: sale, OrderID: held.OrderID, UserID: "ann"}})
 				require.ErrorIs(t, err, reservation.ErrUnavailable)
 				_, err = s.FindReserved(t.Context(), order.NewOrderID(sale), "nobody")
-				require.ErrorIs(t, err, reservation.ErrUnavailable, "the order may be one that was lost")
+				require.ErrorIs(t, err, reservation.ErrUnavailable, "the order may be lost")
 				_, err = s.Pause(t.Context(), sale)
 				require.ErrorIs(t, err, catalog.ErrNotInForce)
 				created, err := s.Create(t.Context(), reservation.Terms{Name: "opens later", Stock: 1, PerOrderLimit: 1})
@@ -223,7 +226,7 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 			if !tc.all {
 				return
 			}
-			// Everything is there: with appendfsync always, and on a replica that had caught up.
+			// Nothing was lost: Redis runs with appendfsync always, and the replica had caught up.
 			testkit.VerifyServer(t, selling.Pool, selling.Store, 0)
 			for _, s := range []*testsale.Shop{selling, idle, fresh} {
 				_, err := s.Resume(t.Context(), sale)
@@ -235,6 +238,7 @@ func TestServerWithPossibleLossSellsNothing(t *testing.T) {
 	}
 }
 
+// rebuild rebuilds a sale as a worker does, but without Postgres.
 func rebuild(s *testsale.Shop, sale reservation.Sale, epoch int64, holders ...reservation.Holder) {
 	s.T.Helper()
 	ctx, p := s.T.Context(), sale.Partition()
@@ -256,17 +260,16 @@ func rebuild(s *testsale.Shop, sale reservation.Sale, epoch int64, holders ...re
 	)
 }
 
-// TestReturningServerIsUnverified: the script is still loaded there, and the record that it
-// got from the other one is no worse than its own was.
+// The server still has the script loaded, and the record that it got from the other server.
 func TestReturningServerIsUnverified(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newReplicaPair(t)
 	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
-	asleep := s.Next(h.client())
+	idle := s.Next(h.client())
 	sale := s.Sale(100)
 	s.Buy(sale.ID, "ann")
-	asleep.Buy(sale.ID, "bob")
-	h.caughtUp(h.atSecond, h.atFirst)
+	idle.Buy(sale.ID, "bob")
+	h.catchUp(h.atSecond, h.atFirst)
 
 	h.promote(h.atSecond)
 	h.move(h.atFirst, h.atSecond)
@@ -280,30 +283,29 @@ func TestReturningServerIsUnverified(t *testing.T) {
 	resetStats(t, h.atFirst)
 	h.promote(h.atFirst)
 	h.address.Store(h.atFirst.Options().Addr)
-	for _, ingress := range []*testsale.Shop{s, asleep, s.Next(h.client())} {
+	for _, ingress := range []*testsale.Shop{s, idle, s.Next(h.client())} {
 		refuses(ingress, sale.ID, "eve")
 		refuses(ingress, sale.ID, "ann")
 	}
 	require.Equal(t, "nothing", appended(t, h.atFirst))
 
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	for _, ingress := range []*testsale.Shop{s, asleep} {
+	for _, ingress := range []*testsale.Shop{s, idle} {
 		require.EqualValues(t, 2, ingress.Buy(sale.ID, uuid.NewString()).Reservation.Epoch)
 	}
 }
 
-// TestPromotedPrimaryIsUnverified: the same process, with the same record and the same script, and
-// nothing is missing in the sale that anybody could notice by its sequence.
+// The process, its record and its script are the same, and the sale's sequence shows no loss.
 func TestPromotedPrimaryIsUnverified(t *testing.T) {
 	t.Parallel()
 	for _, asReplica := range []bool{true, false} {
-		t.Run(fmt.Sprintf("met as a replica: %t", asReplica), func(t *testing.T) {
+		t.Run(fmt.Sprintf("used as a replica: %t", asReplica), func(t *testing.T) {
 			t.Parallel()
-			h := newHouse(t)
+			h := newReplicaPair(t)
 			s := testsale.NewShopOn(t, h.atFirst, testkit.Keys(t), reservation.StoreOptions{})
 			sale := s.Sale(100).ID
 			s.Buy(sale, "ann")
-			h.caughtUp(h.atSecond, h.atFirst)
+			h.catchUp(h.atSecond, h.atFirst)
 			h.promote(h.atSecond)
 			h.follow(h.atFirst, h.atSecond)
 			if asReplica {
@@ -312,7 +314,7 @@ func TestPromotedPrimaryIsUnverified(t *testing.T) {
 			resetStats(t, h.atFirst)
 			h.promote(h.atFirst)
 			if !asReplica {
-				refuses(s.Next(h.atFirst), sale, "eve") // and tells the others
+				refuses(s.Next(h.atFirst), sale, "eve") // and distrusts the server for all
 			}
 			refuses(s, sale, "eve")
 			require.Equal(t, "nothing", appended(t, h.atFirst))
@@ -320,48 +322,44 @@ func TestPromotedPrimaryIsUnverified(t *testing.T) {
 	}
 }
 
-// TestIngressOnPromotedReplicaSellsNothing: its connections were there all the time.
+// The ingress was connected to the replica before the promotion.
 func TestIngressOnPromotedReplicaSellsNothing(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newReplicaPair(t)
 	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
 	sale := s.Sale(100_000).ID
 	s.Buy(sale, "ann")
-	h.caughtUp(h.atSecond, h.atFirst)
-	astray := s.Next(h.atSecond)
-	refuses(astray, sale, "eve")
-	stop := crowd(astray, sale)
+	h.catchUp(h.atSecond, h.atFirst)
+	misled := s.Next(h.atSecond)
+	refuses(misled, sale, "eve")
+	stop := crowd(misled, sale)
 	resetStats(t, h.atSecond)
 	h.promote(h.atSecond)
 	stop()
 	require.Equal(t, "nothing", appended(t, h.atSecond))
-	require.Equal(t, reservation.Reserved, s.Buy(sale, "bob").Verdict, "the primary goes on")
+	require.Equal(t, reservation.Reserved, s.Buy(sale, "bob").Verdict, "the primary still sells")
 }
 
 func TestHarmlessEventsKeepServerVerified(t *testing.T) {
 	t.Parallel()
 	for name, happen := range map[string]func(t *testing.T, rdb *redis.Client){
-		"the first replica comes": func(t *testing.T, rdb *redis.Client) {
+		"first replica connects": func(t *testing.T, rdb *redis.Client) {
 			replica := testsale.OwnClient(t, testkit.OwnRedis(t).URL)
 			before, err := rdb.InfoMap(t.Context(), "replication").Result()
 			require.NoError(t, err)
-			(&house{t: t}).follow(replica, rdb)
+			(&replicaPair{t: t}).follow(replica, rdb)
 			after, err := rdb.InfoMap(t.Context(), "replication").Result()
 			require.NoError(t, err)
 			require.NotEqual(t, before["Replication"]["master_replid"], after["Replication"]["master_replid"],
-				"else this shows nothing")
+				"the replication id changes")
 		},
-		"the scripts are flushed": func(t *testing.T,
-			rdb *redis.Client,
-		) {
+		"scripts flushed": func(t *testing.T, rdb *redis.Client) {
 			require.NoError(t, rdb.ScriptFlush(t.Context()).Err())
 		},
-		"the connections are killed": func(t *testing.T,
-			rdb *redis.Client,
-		) {
+		"connections killed": func(t *testing.T, rdb *redis.Client) {
 			rdb.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal")
 		},
-		"another database is flushed": func(t *testing.T, rdb *redis.Client) {
+		"another database flushed": func(t *testing.T, rdb *redis.Client) {
 			conn := rdb.EphemeralConn()
 			defer func() { require.NoError(t, conn.Close()) }()
 			require.NoError(t, conn.Select(t.Context(), 1).Err())
@@ -385,7 +383,7 @@ func TestHarmlessEventsKeepServerVerified(t *testing.T) {
 	}
 }
 
-// TestPartitionsAreVerifiedIndependently: whoever has loaded the script for one has not for the other.
+// The script of one partition does not admit calls for the other.
 func TestPartitionsAreVerifiedIndependently(t *testing.T) {
 	t.Parallel()
 	keys := testkit.Keys(t)
@@ -400,8 +398,8 @@ func TestPartitionsAreVerifiedIndependently(t *testing.T) {
 		s.Buy(sale.ID, "ann")
 	}
 	require.NoError(t, s.Distrust(t.Context(), 1))
-	fresh := s.Next(s.Rdb)
-	for range 3 { // the script of partition 0 is loaded by now
+	fresh := s.Next(s.Redis)
+	for range 3 { // with the script of partition 0 loaded
 		for n, ingress := range []*testsale.Shop{s, fresh} {
 			require.Equal(t, reservation.Reserved, ingress.Buy(sales[0].ID, uuid.NewString()).Verdict, n)
 			refuses(ingress, sales[1].ID, "eve")

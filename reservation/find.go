@@ -13,72 +13,72 @@ import (
 	"stampede/reservation/order"
 )
 
-// FindReserved returns the order of a reservation in Redis, for a buyer who asks before a worker
-// has recorded it in Postgres. It returns ErrOrderNotFound if the user holds no such reservation,
-// and an error that wraps ErrUnavailable if Redis does not answer or may have lost the reservation.
-func (s *Store) FindReserved(ctx context.Context, o uuid.UUID, user string) (order.Order, error) {
+// FindReserved returns the order of a reservation in Redis before a worker has recorded it in
+// Postgres. It returns ErrOrderNotFound if the user holds no such reservation, and an error that
+// wraps ErrUnavailable if Redis does not answer or may have lost the reservation.
+func (s *Store) FindReserved(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
 	now := time.Now()
-	if !mayExist(o, now) {
+	if !mayExist(id, now) {
 		return order.Order{}, order.ErrOrderNotFound
 	}
 	if index := s.index.latest(); index != nil {
-		o, err := s.findAmong(ctx, index.sales, o, user)
+		found, err := s.findAmong(ctx, index.sales, id, user)
 		if !errors.Is(err, order.ErrOrderNotFound) {
-			return o, err
+			return found, err
 		}
 	}
-	// The sale may be newer than that index. It was in Redis before the order was made, and the
-	// order's id tells when: an index read after that is enough.
-	index, err := s.indexSince(ctx, MadeAt(o).Add(ClockMargin))
+	// The sale may be newer than that index. It was in Redis before the order was made, so an index
+	// read after the time in the order's id is enough.
+	index, err := s.indexSince(ctx, MadeAt(id).Add(ClockMargin))
 	if err == nil && index.unverified {
 		index, err = s.indexSince(ctx, now.Add(-indexTrust)) // the server may be known by now
 	}
 	if err != nil {
 		return order.Order{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	found, err := s.findAmong(ctx, index.sales, o, user)
+	found, err := s.findAmong(ctx, index.sales, id, user)
 	if errors.Is(err, order.ErrOrderNotFound) && (index.unverified || s.refusesAny()) {
-		return order.Order{}, fmt.Errorf("find order=%s: %w", o, ErrUnverifiedServer)
+		return order.Order{}, fmt.Errorf("find order=%s: %w", id, ErrUnverifiedServer)
 	}
 	return found, err
 }
 
-// ClockMargin is by how much the clocks of ingresses may differ.
+// ClockMargin is the largest difference between the clocks of two ingresses.
 const ClockMargin = 10 * time.Second
 
-// mayExist is false for an id that no ingress has made, which need not be looked up.
+// mayExist is false for an id that no ingress can have made.
 func mayExist(id uuid.UUID, now time.Time) bool {
 	return id.Version() == 7 && MadeAt(id).Before(now.Add(ClockMargin))
 }
 
-// MadeAt is when an order or a sale was made, by the clock of the ingress: the time in its UUIDv7.
+// MadeAt returns when an order or a sale was made, by the clock of the ingress: the time in its UUIDv7.
 func MadeAt(id uuid.UUID) time.Time { return time.Unix(id.Time().UnixTime()) }
 
-func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, o uuid.UUID, user string) (order.Order, error) {
+func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, id uuid.UUID, user string) (order.Order, error) {
 	for _, at := range sales {
-		if !order.MayBelongTo(o, at.ID) {
+		if !order.MayBelongTo(id, at.ID) {
 			continue
 		}
 		if s.refused[at.Partition].Load() {
-			return order.Order{}, fmt.Errorf("find order=%s: %w", o, ErrUnverifiedServer)
+			return order.Order{}, fmt.Errorf("find order=%s: %w", id, ErrUnverifiedServer)
 		}
-		text, err := s.Rdb.HGet(ctx, s.Keys.Buyers(at.Partition, at.ID), user).Result()
+		text, err := s.Redis.HGet(ctx, s.Keys.Buyers(at.Partition, at.ID), user).Result()
 		if errors.Is(err, redis.Nil) {
 			// An unverified server may have lost it.
 			if _, err := s.look(ctx, at.Partition, at.ID); err != nil && !errors.Is(err, ErrSaleNotFound) {
-				return order.Order{}, fmt.Errorf("find order=%s: %w", o, err)
+				return order.Order{}, fmt.Errorf("find order=%s: %w", id, err)
 			}
 			continue
 		} else if err != nil {
-			return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, o, err)
+			return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, id, err)
 		}
 		held, err := ParseReservation(text)
 		if err != nil {
-			return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, o, err)
+			return order.Order{}, fmt.Errorf("%w: find order=%s: %w", ErrUnavailable, id, err)
 		}
-		if held.OrderID == o {
+		if held.OrderID == id {
 			return order.Order{
-				ID: o, SaleID: at.ID, UserID: user, Quantity: held.Quantity,
+				ID: id, SaleID: at.ID, UserID: user, Quantity: held.Quantity,
 				Status: order.StatusReserved, Version: 1, ReservedAt: held.ReservedAt,
 			}, nil
 		}
@@ -89,8 +89,8 @@ func (s *Store) findAmong(ctx context.Context, sales []LocatedSale, o uuid.UUID,
 // saleIndex caches which sales Redis holds. It is safe for concurrent use.
 type saleIndex struct {
 	mu   sync.Mutex
-	last *indexReading // the latest started
-	good *indexReading // the latest successful
+	last *indexReading // the last one started
+	good *indexReading // the last successful one
 }
 
 // indexReading is one reading of the index, in progress or done.
@@ -99,13 +99,13 @@ type indexReading struct {
 	done  chan struct{}
 	// sales, unverified and err are set when done is closed.
 	sales []LocatedSale
-	// unverified: a server that holds sales of today's partitions was not known, so sales may be missing.
+	// unverified is true if a partition for new sales was on an unverified server, so sales may be missing.
 	unverified bool
 	err        error
 }
 
 const (
-	// indexTrust is how long a sale that was missing in the index counts as not existing.
+	// indexTrust is how long a sale that was missing in the index counts as unknown.
 	indexTrust = time.Second
 	// indexTimeout bounds a reading, which many requests may share.
 	indexTimeout = time.Second
@@ -118,8 +118,8 @@ func (x *saleIndex) latest() *indexReading {
 	return x.good
 }
 
-// indexSince returns a reading that began at that time or later; now at the latest. Waiting callers
-// share one reading and its failure, and each waits no longer than its own ctx.
+// indexSince returns a reading that began at that time or later; a time in the future counts as now.
+// Waiting callers share one reading and its failure, and each waits no longer than its own ctx.
 func (s *Store) indexSince(ctx context.Context, earliest time.Time) (*indexReading, error) {
 	if now := time.Now(); earliest.After(now) {
 		earliest = now
@@ -159,7 +159,7 @@ func (s *Store) joinReading(earliest time.Time) *indexReading {
 		defer close(reading.done)
 		ctx, cancel := context.WithTimeout(s.ctx, indexTimeout)
 		defer cancel()
-		if reading.sales, reading.err = ListInRedis(ctx, s.Rdb, s.Keys); reading.err == nil {
+		if reading.sales, reading.err = ListInRedis(ctx, s.Redis, s.Keys); reading.err == nil {
 			reading.unverified, reading.err = s.anyUnverified(ctx)
 		}
 		if reading.err == nil {
@@ -204,7 +204,7 @@ func ListInRedis(ctx context.Context, rdb redis.UniversalClient, keys Keys) ([]L
 	})
 	var sales []LocatedSale
 	for partition, set := range sets {
-		if err := set.Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // the audit names such a key
+		if err := set.Err(); err != nil && !redis.HasErrorPrefix(err, "WRONGTYPE") { // the audit reports such a key
 			return nil, fmt.Errorf("list the sales in Redis: %w", err)
 		}
 		for _, member := range set.Val() {

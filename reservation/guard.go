@@ -19,17 +19,17 @@ const (
 	// guardInterval is how often the servers are compared, and so how long a replaced server may
 	// sell.
 	guardInterval = time.Second
-	// guardImpatience is the interval while something is refused, so that a restored sale resumes
+	// guardRefusedInterval is the interval while a partition is refused, so that a restored sale resumes
 	// soon.
-	guardImpatience = 200 * time.Millisecond
+	guardRefusedInterval = 200 * time.Millisecond
 	// guardTimeout bounds one comparison, of all partitions.
 	guardTimeout = 5 * time.Second
-	// guardPatience is how long an unverified server counts as a rebuild in progress.
-	guardPatience = 5 * time.Second
+	// guardGrace is how long an unverified server counts as a rebuild in progress.
+	guardGrace = 5 * time.Second
 )
 
-// Guard makes a Store refuse a partition whose Redis server is not the one that Postgres names. A
-// server that is frozen, replaced and thawed still holds a record that says it is verified; only a
+// Guard makes a Store refuse a partition whose Redis server is not the one recorded in Postgres. A
+// server that was frozen, replaced and thawed still has a record that says it is verified; only a
 // comparison with Postgres shows that it is not. Orders that such a server accepts until then have
 // the old epoch and are voided. Every ingress runs one.
 type Guard struct {
@@ -48,17 +48,17 @@ func (g Guard) Run(ctx context.Context) error {
 	missing := ""
 	for {
 		err := g.compare(ctx, doubts)
-		missing = g.nameRights(ctx, missing)
+		missing = g.logMissingRights(ctx, missing)
 		if ctx.Err() != nil {
-			return nil //nolint:nilerr // a stop is no failure
+			return nil //nolint:nilerr // a stop is not a failure
 		}
 		if err != nil && !failing {
-			g.Logger.Warn("cannot compare the Redis servers with those that Postgres names", "error", err)
+			g.Logger.Warn("cannot compare the Redis servers with those recorded in Postgres", "error", err)
 		}
 		failing = err != nil
 		wait := guardInterval
 		if g.Store.refusesAny() {
-			wait = guardImpatience
+			wait = guardRefusedInterval
 		}
 		if !retry.Pause(wait, ctx.Done()) {
 			return nil
@@ -66,9 +66,9 @@ func (g Guard) Run(ctx context.Context) error {
 	}
 }
 
-// nameRights logs the commands that a purchase needs and Redis does not allow, if they changed. The
-// script itself refuses to sell then (lua/reserve.lua).
-func (g Guard) nameRights(ctx context.Context, before string) (missing string) {
+// logMissingRights logs the commands that a purchase needs and Redis does not allow, if they changed.
+// The script itself refuses to sell then (lua/reserve.lua).
+func (g Guard) logMissingRights(ctx context.Context, before string) (missing string) {
 	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
 	defer cancel()
 	commands, err := missingRights(ctx, g.redis(), g.Store.Keys.in(0, "rights"), sellingCommands)
@@ -79,9 +79,9 @@ func (g Guard) nameRights(ctx context.Context, before string) (missing string) {
 	switch {
 	case missing == before:
 	case missing == "":
-		g.Logger.Info("the user of Redis is allowed again what a purchase needs")
+		g.Logger.Info("the Redis user has all permissions for purchases again")
 	default:
-		g.Logger.Error("nothing is sold: the user of Redis is not allowed what a purchase needs", "commands", missing)
+		g.Logger.Error("nothing is sold: the Redis user lacks permissions for purchases", "commands", missing)
 	}
 	return missing
 }
@@ -90,7 +90,7 @@ func (g Guard) redis() redis.UniversalClient {
 	if g.Redis != nil {
 		return g.Redis
 	}
-	return g.Store.Rdb
+	return g.Store.Redis
 }
 
 type recordedServer struct {
@@ -98,10 +98,10 @@ type recordedServer struct {
 	RunID     string
 }
 
-// doubt is the refusal of a partition and its begin.
+// doubt is a partition that is refused.
 type doubt struct {
-	since time.Time
-	told  bool // that it lasts
+	since    time.Time
+	reported bool // as an error
 }
 
 func (g Guard) compare(ctx context.Context, doubts map[int]*doubt) error {
@@ -119,16 +119,16 @@ func (g Guard) compare(ctx context.Context, doubts map[int]*doubt) error {
 			return err
 		}
 		if state.unverified {
-			_, _ = g.Store.admitThrough(ctx, rdb, r.Partition) // which tells all others; if it cannot, this one is told below
+			_, _ = g.Store.admitThrough(ctx, rdb, r.Partition) // marks the server as distrusted for all ingresses
 		}
-		// A server without a record has no sale and is no danger.
+		// A server without a record has no sale, so it cannot sell.
 		g.refuse(doubts, r.Partition, state.Recorded && (!state.Known || state.RunID != r.RunID))
 	}
 	return nil
 }
 
-// refuse refuses a partition, or admits it again. Lost data is rebuilt in a moment; only a lasting
-// refusal suggests a replaced server, and is logged as an error.
+// refuse refuses a partition, or admits it again. A rebuild of lost data takes a moment; a longer
+// refusal suggests a replaced server and is logged as an error.
 func (g Guard) refuse(doubts map[int]*doubt, partition int, yes bool) {
 	changed := g.Store.refused[partition].Swap(yes) != yes
 	now := doubts[partition]
@@ -139,13 +139,13 @@ func (g Guard) refuse(doubts map[int]*doubt, partition int, yes bool) {
 	case yes && now == nil:
 		doubts[partition] = &doubt{since: time.Now()}
 		g.Store.fences[partition].Store(nil)
-		g.Logger.Warn("nothing is sold from this partition: Redis is not known to hold all that it should; "+
-			"a rebuild may be under way", "partition", partition)
-	case yes && !now.told && time.Since(now.since) >= guardPatience:
-		now.told = true
-		g.Logger.Error("Redis is still not the server that Postgres names: nothing is sold from this partition",
+		g.Logger.Warn("nothing is sold from this partition: its Redis server is not verified; a rebuild may be in progress",
+			"partition", partition)
+	case yes && !now.reported && time.Since(now.since) >= guardGrace:
+		now.reported = true
+		g.Logger.Error("nothing is sold from this partition: its Redis server is still not the one recorded in Postgres",
 			"partition", partition, "since", now.since)
 	case !yes && changed:
-		g.Logger.Info("Redis is the server that Postgres names again", "partition", partition)
+		g.Logger.Info("this partition sells again: its Redis server is the one recorded in Postgres", "partition", partition)
 	}
 }

@@ -45,17 +45,17 @@ func awaitRefusal(s *testsale.Shop, sale uuid.UUID) {
 	})
 }
 
-// TestGuardRefusesThawedOldPrimary: nobody told it that it was replaced.
+// The old primary was frozen while it was replaced.
 func TestGuardRefusesThawedOldPrimary(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newReplicaPair(t)
 	front := guarded(testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{}))
-	astray := guarded(front.Next(h.atFirst)) // goes on with the old one whatever happens
-	known := front.Next(h.atFirst)           // sees the new epoch first, and has no guard
+	misled := guarded(front.Next(h.atFirst)) // stays connected to the old primary
+	unguarded := front.Next(h.atFirst)       // stays connected to it, too
 	sale := front.Sale(1000)
 	front.Buy(sale.ID, "ann")
-	astray.Buy(sale.ID, "bob")
-	h.caughtUp(h.atSecond, h.atFirst)
+	misled.Buy(sale.ID, "bob")
+	h.catchUp(h.atSecond, h.atFirst)
 
 	h.first.Freeze()
 	h.promote(h.atSecond)
@@ -63,7 +63,7 @@ func TestGuardRefusesThawedOldPrimary(t *testing.T) {
 	front = guarded(front.Next(h.client()))
 	rebuild(front, sale.Sale, 2)
 	testkit.VerifyServer(t, front.Pool, front.Store, 0)
-	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the sale resumes", func() bool {
 		a, err := front.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "ann", Quantity: 1})
 		return err == nil && a.Reservation.Epoch == 2
 	})
@@ -71,29 +71,29 @@ func TestGuardRefusesThawedOldPrimary(t *testing.T) {
 	require.NoError(t, err)
 
 	h.first.Thaw()
-	awaitRefusal(astray, sale.ID)
+	awaitRefusal(misled, sale.ID)
 	other, err := front.Create(t.Context(), reservation.Terms{Name: "another", Stock: 1, PerOrderLimit: 1})
 	require.NoError(t, err)
-	refuses(astray, other.ID, "eve")
-	_, err = astray.FindReserved(t.Context(), order.NewOrderID(sale.ID), "bob")
+	refuses(misled, other.ID, "eve")
+	_, err = misled.FindReserved(t.Context(), order.NewOrderID(sale.ID), "bob")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	_, err = astray.Release(t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: uuid.New(), UserID: "bob"}})
+	_, err = misled.Release(t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: uuid.New(), UserID: "bob"}})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 
-	// Whoever was on the old one until then, and had no guard, was told of an order of the epoch that is over.
-	require.EqualValues(t, 1, known.Buy(sale.ID, "late").Reservation.Epoch)
-	require.Equal(t, reservation.Reserved, front.Buy(sale.ID, "dan").Verdict, "the new one goes on")
+	// Without a guard an ingress sells in the old epoch.
+	require.EqualValues(t, 1, unguarded.Buy(sale.ID, "late").Reservation.Epoch)
+	require.Equal(t, reservation.Reserved, front.Buy(sale.ID, "dan").Verdict, "the new primary still sells")
 	require.EqualValues(t, sold+1, h.atSecond.XLen(t.Context(), front.Keys.Orders(0)).Val())
 }
 
-// TestIngressRefusesOlderEpoch: it has sold in the new one, and then meets the old primary.
+// The ingress has sold in the new epoch, and then reaches the old primary.
 func TestIngressRefusesOlderEpoch(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newReplicaPair(t)
 	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
 	sale := s.Sale(100)
 	s.Buy(sale.ID, "ann")
-	h.caughtUp(h.atSecond, h.atFirst)
+	h.catchUp(h.atSecond, h.atFirst)
 	h.promote(h.atSecond)
 	h.move(h.atFirst, h.atSecond)
 	rebuild(s, sale.Sale, 2)
@@ -123,13 +123,13 @@ func TestGuardResumesServerNamedByPostgres(t *testing.T) {
 	name("another")
 	awaitRefusal(s, sale)
 	name(state.RunID)
-	testkit.Eventually(t, 10*time.Second, "the sale goes on", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the sale resumes", func() bool {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
 		return err == nil
 	})
 }
 
-// TestGuardLogsOnlyLastingLossAsError: data that Redis has lost are there again in a moment.
+// A rebuild of lost data takes a moment, which is no error.
 func TestGuardLogsOnlyLastingLossAsError(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
@@ -150,14 +150,14 @@ func TestGuardLogsOnlyLastingLossAsError(t *testing.T) {
 		name("another")
 		warned := said.next(t)
 		require.Equal(t, slog.LevelWarn, warned.Level, warned.Message)
-		require.Contains(t, warned.Message, "a rebuild may be under way")
+		require.Contains(t, warned.Message, "a rebuild may be in progress")
 		refuses(s, sale, "eve")
 		failed := said.next(t)
 		require.Equal(t, slog.LevelError, failed.Level, failed.Message)
 		require.GreaterOrEqual(t, failed.Time.Sub(warned.Time), 3*time.Second)
 		select {
 		case more := <-said:
-			t.Fatalf("this was said before: %s", more.Message)
+			t.Fatalf("logged again: %s", more.Message)
 		case <-time.After(time.Second):
 		}
 		name(state.RunID)
@@ -169,7 +169,7 @@ func TestGuardLogsOnlyLastingLossAsError(t *testing.T) {
 	require.Empty(t, said)
 }
 
-// records takes what is logged, from the level of information on.
+// records is a slog.Handler that passes on all records of level Info and above.
 type records chan slog.Record
 
 func (r records) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelInfo }
@@ -189,12 +189,12 @@ func (r records) next(t *testing.T) slog.Record {
 	case record := <-r:
 		return record
 	case <-time.After(30 * time.Second):
-		t.Fatal("nothing is logged")
+		t.Fatal("nothing was logged")
 		return slog.Record{}
 	}
 }
 
-// TestGuardRefusalIsNotSoldOut: on the server that was meant it may not be.
+// The server recorded in Postgres may have units left.
 func TestGuardRefusalIsNotSoldOut(t *testing.T) {
 	t.Parallel()
 	s, sale := testsale.SoldOutShop(t)
@@ -205,7 +205,7 @@ func TestGuardRefusalIsNotSoldOut(t *testing.T) {
 	refuses(s, sale, "loser")
 }
 
-// TestGuardKeepsSellingWithoutPostgres: it can tell nothing then, and the sale goes on.
+// Without Postgres the guard cannot compare the servers, and refuses nothing.
 func TestGuardKeepsSellingWithoutPostgres(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)

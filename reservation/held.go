@@ -17,31 +17,31 @@ import (
 //
 //	<order id> <quantity> <sequence> <reserved_at_ms>[:<key>][@<epoch>]
 //
-// The order id is a CompactID, the time hexadecimal, the key a fingerprint. The epoch is there if
-// it is not the sale's present one. An entry stays with every order of the sale, so its size is
-// what an order costs in Redis.
+// The order id is a CompactID, the time hexadecimal, the key a fingerprint. The epoch is present if
+// it differs from the sale's current one. Every order of the sale keeps its entry, so an entry's size
+// is the cost of an order in Redis.
 
 // compactIDChars is the length of a CompactID.
 const compactIDChars = 22
 
-// compactID is strict so that an id has one form only: scripts compare ids as text.
+// compactID is strict so that an id has only one form: scripts compare ids as text.
 var compactID = base64.RawURLEncoding.Strict()
 
-// CompactID is the order's id as the scripts take it and Redis keeps it: its 16 bytes in base64url
+// CompactID is an order's id as the scripts and Redis have it: its 16 bytes in base64url
 // (RFC 4648), without padding.
-func CompactID(order uuid.UUID) string {
+func CompactID(id uuid.UUID) string {
 	var text [compactIDChars]byte
-	compactID.Encode(text[:], order[:])
+	compactID.Encode(text[:], id[:])
 	return string(text[:])
 }
 
-// ParseCompactID reads what CompactID writes, and nothing else.
+// ParseCompactID reads exactly what CompactID writes.
 func ParseCompactID(text string) (uuid.UUID, error) {
 	var id uuid.UUID
 	if len(text) != compactIDChars {
 		return uuid.Nil, fmt.Errorf("an order id has %d characters, this one %d", compactIDChars, len(text))
 	}
-	// The decoder skips line breaks, and then there are too few bytes.
+	// The decoder skips line breaks, which leaves too few bytes.
 	if n, err := compactID.Decode(id[:], []byte(text)); err != nil || n != len(id) {
 		return uuid.Nil, errors.New("an order id is base64url of 16 bytes")
 	}
@@ -53,17 +53,17 @@ func ParseReservation(text string) (order.Reservation, error) {
 	text, epoch, dated := strings.Cut(text, "@")
 	text, key, keyed := strings.Cut(text, ":")
 	if keyed && !order.IsFingerprint(key) {
-		return order.Reservation{}, errors.New("the key of a reservation is no fingerprint")
+		return order.Reservation{}, errors.New("the key of a reservation is not a fingerprint")
 	}
 	fields := strings.Split(text, " ")
 	if len(fields) != 4 {
 		return order.Reservation{}, fmt.Errorf("a reservation has 4 fields, this one %d", len(fields))
 	}
-	o, err := ParseCompactID(fields[0])
+	id, err := ParseCompactID(fields[0])
 	if err != nil {
 		return order.Reservation{}, err
 	}
-	r := order.Reservation{OrderID: o}
+	r := order.Reservation{OrderID: id}
 	var reservedAt int64
 	for _, n := range []struct {
 		into *int64
@@ -85,7 +85,7 @@ func ParseReservation(text string) (order.Reservation, error) {
 
 // parseNatural reads a number without a sign.
 func parseNatural(text string, base int) (int64, error) {
-	const bits = 63 // of an int64 that is not negative
+	const bits = 63 // of a non-negative int64
 	n, err := strconv.ParseUint(text, base, bits)
 	return int64(n), err
 }
@@ -93,7 +93,7 @@ func parseNatural(text string, base int) (int64, error) {
 // heldMax is the size of a reservation with a key and an epoch.
 const heldMax = 96
 
-// appendHeld appends the reservation in a sale of that epoch.
+// appendHeld appends the reservation as text, for a sale of that epoch.
 func appendHeld(dst []byte, h *Holder, epoch int64) []byte {
 	r := &h.Reservation
 	dst = compactID.AppendEncode(dst, r.OrderID[:])

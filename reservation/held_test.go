@@ -28,8 +28,8 @@ func TestCompactIDHasOneFormForEachOrder(t *testing.T) {
 	})
 	for _, other := range []string{
 		"", text[:21], text + "A", id.String(), strings.Repeat("=", 22), text[:20] + "==", text[:21] + "+",
-		"AaH9eHpfdXukBQzkOOCaFR",         // the same bytes to a decoder that does not mind the last four bits
-		text[:10] + "\n\n" + text[10:20], // and who passes over line breaks has one byte too few
+		"AaH9eHpfdXukBQzkOOCaFR",         // the same bytes to a decoder that ignores the last four bits
+		text[:10] + "\n\n" + text[10:20], // one byte too few for a decoder that skips line breaks
 	} {
 		_, err := reservation.ParseCompactID(other)
 		require.Error(t, err, "%q", other)
@@ -71,7 +71,7 @@ func TestParseReservation(t *testing.T) {
 	}
 }
 
-// What a rebuild writes is what the scripts and ParseReservation read, and what the script itself would have written.
+// A rebuild writes the same reservation as the script, and the scripts and ParseReservation read it.
 func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
@@ -88,7 +88,7 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 			},
 		}
 		require.NoError(r, s.StageBuyers(t.Context(), 0, sale.ID, testsale.Token, 9, []reservation.Holder{holder}))
-		text := s.Rdb.HGet(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token), "ann").Val()
+		text := s.Redis.HGet(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token), "ann").Val()
 		want := holder.Reservation
 		if holder.Epoch != 9 {
 			want.Epoch = holder.Epoch
@@ -97,7 +97,7 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 		require.NoError(r, err, text)
 		require.Equal(r, want, got, text)
 
-		require.NoError(r, s.Rdb.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "ann", text).Err())
+		require.NoError(r, s.Redis.HSet(t.Context(), s.Keys.Buyers(0, sale.ID), "ann", text).Err())
 		want.Epoch = holder.Epoch
 		if holder.Epoch == 9 {
 			want.Epoch = 1 // the sale's
@@ -110,26 +110,26 @@ func TestScriptAndRebuildWriteSameReservation(t *testing.T) {
 	} {
 		answer, err := s.Reserve(t.Context(), request)
 		require.NoError(t, err)
-		held := s.Rdb.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), request.User).Val()
+		held := s.Redis.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), request.User).Val()
 		_, fingerprint, _ := strings.Cut(held, ":")
 		require.Equal(t, request.IdempotencyKey != "", fingerprint != "")
 		holder := heldBy(request.User, answer.Reservation)
 		holder.KeyFingerprint = fingerprint
 		require.NoError(t, s.StageBuyers(t.Context(), 0, sale.ID, testsale.Token, 1, []reservation.Holder{holder}))
-		require.Equal(t, held, s.Rdb.HGet(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token), request.User).Val())
+		require.Equal(t, held, s.Redis.HGet(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token), request.User).Val())
 	}
 }
 
-// One character more, and Redis rounds to 16 bytes more for each order.
+// With one character more, Redis takes 16 bytes more for each order.
 func TestReservationOfOneUnitFitsInto44Characters(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
 	sale := s.Sale(20_000_000)
 	for _, sequence := range []int64{0, 999_999, 9_999_998} {
-		require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "sequence", sequence).Err())
+		require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "sequence", sequence).Err())
 		user := uuid.NewString()
 		require.Equal(t, sequence+1, s.Buy(sale.ID, user).Reservation.Sequence)
-		held := s.Rdb.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), user).Val()
+		held := s.Redis.HGet(t.Context(), s.Keys.Buyers(0, sale.ID), user).Val()
 		require.LessOrEqual(t, len(held), 44, held)
 	}
 }

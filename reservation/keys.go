@@ -13,23 +13,22 @@ const Group = "fulfillment"
 // DefaultPrefix is the first part of every key in Redis.
 const DefaultPrefix = "stampede"
 
-// MaxPartitions bounds STAMPEDE_PARTITIONS: a search for a sale of an unknown partition asks all of
-// them.
+// MaxPartitions bounds STAMPEDE_PARTITIONS: a search for a sale of an unknown partition queries all
+// of them.
 const MaxPartitions = 64
 
 // Keys names every key in Redis. The partition is the hash tag, so all keys of one script are in
-// one slot of a cluster. Braces in user ids could not change that (a key's tag is its first pair),
-// and ValidateUser refuses them anyway.
+// one slot of a cluster.
 type Keys struct {
 	Prefix string
-	// Partitions is how many partitions new sales are spread over. Invariant: 1 <= Partitions <= MaxPartitions.
+	// Partitions is the number of partitions for new sales. Invariant: 1 <= Partitions <= MaxPartitions.
 	Partitions int
 }
 
-// Partition is the partition of a sale when sales are spread over k.Partitions.
+// Partition returns the partition of a new sale.
 func (k Keys) Partition(sale uuid.UUID) int { return PartitionAmong(sale, k.Partitions) }
 
-// PartitionAmong is the partition of a sale that was created while there were n.
+// PartitionAmong returns the partition of a sale that was created when there were n.
 func PartitionAmong(sale uuid.UUID, n int) int {
 	h := fnv.New32a()
 	_, _ = h.Write(sale[:])
@@ -46,18 +45,18 @@ func (k Keys) Buyers(partition int, sale uuid.UUID) string {
 	return k.in(partition, "buyers:"+sale.String())
 }
 
-// Staged is where a rebuild, named by its token, stages the buyers of a sale for an epoch that is not
-// in force yet, beside those of the last one.
+// Staged is the hash in which the rebuild with that token stages the buyers of a sale for its next
+// epoch.
 func (k Keys) Staged(partition int, sale uuid.UUID, token string) string {
 	return k.Buyers(partition, sale) + ":" + token
 }
 
-// Ended is the hash of the orders that were made with an idempotency key and have ended (ended.go).
+// Ended is the hash of the ended orders that were made with an idempotency key (ended.go).
 func (k Keys) Ended(partition int, sale uuid.UUID) string {
 	return k.in(partition, "ended:"+sale.String())
 }
 
-// StagedEnded is for Ended what Staged is for Buyers.
+// StagedEnded is the hash in which a rebuild stages Ended.
 func (k Keys) StagedEnded(partition int, sale uuid.UUID, token string) string {
 	return k.Ended(partition, sale) + ":" + token
 }
@@ -78,7 +77,7 @@ func (k Keys) Sales(partition int) string { return k.in(partition, "sales") }
 // Lock is the lock under which a worker handles one user's orders.
 func (k Keys) Lock(partition int, user string) string { return k.in(partition, "lock:"+user) }
 
-// Locker is the prefix of the keys that the holders of such locks keep for themselves.
+// Locker is the prefix of the keys that the workers' lock.Locker uses for its own data.
 func (k Keys) Locker(partition int) string { return k.in(partition, "locker") }
 
 func (k Keys) in(partition int, rest string) string {

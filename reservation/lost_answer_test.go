@@ -36,7 +36,7 @@ func (a *afterLoss) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// What an earlier try has done, an answer from another life of the sale cannot tell.
+// An answer about a rebuilt stock does not show what an earlier try did.
 func TestLostReplyStaysUnknownAfterRebuild(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(ctx context.Context, rdb *redis.Client, keys reservation.Keys,

@@ -9,48 +9,48 @@ import (
 	"stampede/reservation/order"
 )
 
-// Verdict is the script's answer to one request, in its own word. A refusal is an answer, not an error.
+// Verdict is the word of lua/reserve.lua for its answer to one request. A refusal is an answer, not an error.
 type Verdict string
 
 // The verdicts of lua/reserve.lua, in the order of its checks.
 const (
-	// Reserved: the unit is the buyer's, and the event is in the stream.
+	// Reserved: the buyer has the units, and the event is in the stream.
 	Reserved Verdict = "reserved"
-	// Replayed: this very request was answered Reserved before; Answer.Reservation is the first one.
+	// Replayed: the same request was answered Reserved before; Answer.Reservation is the first one.
 	Replayed Verdict = "replayed"
-	// OrderEnded: this very request made an order that has ended; see Answer.Reservation and
+	// OrderEnded: the same request made an order that has ended; see Answer.Reservation and
 	// Answer.Status.
 	OrderEnded Verdict = "order-ended"
 	// KeyReused: the buyer's reservation was made with the same idempotency key and another quantity.
 	KeyReused Verdict = "key-reused"
-	// AlreadyPurchased: the buyer holds a reservation in this sale; Answer.Reservation is that one.
+	// AlreadyPurchased: the buyer holds Answer.Reservation in this sale.
 	AlreadyPurchased Verdict = "already-purchased"
 	// Paused: an operator halted the sale.
 	Paused Verdict = "paused"
 	// Ended: the sale was ended, or its closing time has passed.
 	Ended Verdict = "ended"
-	// NotOpen: the opening time, Answer.OpensAt, has not come.
+	// NotOpen: the sale opens at Answer.OpensAt.
 	NotOpen Verdict = "not-open"
-	// OverLimit: more units than one order may hold; Answer.Limit says how many.
+	// OverLimit: more units than one order may hold, which are Answer.Limit.
 	OverLimit Verdict = "over-limit"
-	// SoldOut: fewer units are left than were asked for.
+	// SoldOut: fewer units are left than requested.
 	SoldOut Verdict = "sold-out"
-	// UnknownSale: Redis holds no such sale.
+	// UnknownSale: Redis has no such sale.
 	UnknownSale Verdict = "unknown-sale"
 )
 
 var (
-	// ErrOverloaded is returned when too many requests wait for Redis, or this one has waited for too
+	// ErrOverloaded is returned when too many requests wait for Redis, or this one has waited too
 	// long. Nothing was reserved.
 	ErrOverloaded = errors.New("too many reservations are waiting")
-	// ErrUnavailable is returned when Redis could not be asked, or refused to work. Nothing was reserved.
+	// ErrUnavailable is returned when Redis could not be reached or refused the call. Nothing was reserved.
 	ErrUnavailable = errors.New("the sale cannot be reached")
-	// ErrReservationDamaged is returned when what Redis has stored of the buyer cannot be read.
-	// Nothing was reserved, and trying again does not help until the sale is rebuilt.
-	ErrReservationDamaged = errors.New("what is stored of the buyer is damaged")
-	// ErrOutcomeUnknown is returned when the request may have reached Redis and no answer came back
-	// in all tries, or the caller gave up after it was sent. The buyer may hold a reservation: the
-	// same request with the same idempotency key finds out, and cannot reserve twice.
+	// ErrReservationDamaged is returned when the buyer's reservation in Redis cannot be read.
+	// Nothing was reserved, and retries do not help until the sale is rebuilt.
+	ErrReservationDamaged = errors.New("the stored reservation of the buyer is damaged")
+	// ErrOutcomeUnknown is returned when the request may have reached Redis and no try got an answer,
+	// or when ctx ended after it was sent. The buyer may hold a reservation: a retry with the same
+	// idempotency key returns the outcome and cannot reserve twice.
 	ErrOutcomeUnknown = errors.New("the outcome of the reservation is unknown")
 )
 
@@ -59,16 +59,16 @@ type Request struct {
 	Sale uuid.UUID
 	// User is the buyer's id, as ValidateUser accepts it.
 	User string
-	// IdempotencyKey is the client's name for this purchase, at most 255 bytes; empty for none.
+	// IdempotencyKey identifies the purchase in retries; at most 255 bytes, empty for none.
 	IdempotencyKey string
-	// Quantity is how many units, at least 1.
+	// Quantity is the number of units, at least 1.
 	Quantity int64
 }
 
 // Answer is the outcome of a request.
 type Answer struct {
 	Verdict Verdict
-	// Reservation is set for Reserved, Replayed and AlreadyPurchased. For OrderEnded its OrderID and Quantity are.
+	// Reservation is set for Reserved, Replayed and AlreadyPurchased; for OrderEnded only its OrderID and Quantity.
 	Reservation order.Reservation
 	// Status is set for OrderEnded: cancelled, expired or rejected.
 	Status order.Status

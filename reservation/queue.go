@@ -24,24 +24,24 @@ type queue struct {
 	store *Store
 	sale  uuid.UUID
 	place place
-	// target belongs to the goroutine that empties the queue.
+	// target belongs to the goroutine that drains the queue.
 	target target
 
 	mu sync.Mutex
 	// waiting may hold abandoned calls, which are skipped.
 	waiting []*call
-	// running is true while a goroutine is emptying the queue. Invariant: waiting is empty if it is false.
+	// running is true while a goroutine drains the queue. Invariant: waiting is empty if it is false.
 	running bool
 
 	soldOut  atomic.Pointer[soldOut]
-	learning atomic.Bool // a goroutine is making or watching soldOut
+	learning atomic.Bool // a goroutine creates or watches soldOut
 }
 
 func newQueue(s *Store, sale uuid.UUID, p place) *queue {
 	return &queue{store: s, sale: sale, place: p, target: newTarget(s.Keys, sale, p)}
 }
 
-// call is one request on its way. Its strings are made once, by the goroutine of the request, so
+// call is one request in progress. Its strings are made once, by the goroutine of the request, so
 // that the queue's own goroutine has little left to do per request.
 type call struct {
 	request     Request
@@ -62,7 +62,7 @@ type call struct {
 const (
 	phaseWaiting int32 = iota
 	phaseSent
-	phaseGivenUp
+	phaseAbandoned
 )
 
 var calls = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
@@ -71,7 +71,7 @@ func newCall(r Request, began time.Time, epoch int64) *call {
 	c := calls.Get().(*call)
 	c.request, c.requestedAt, c.order = r, began, order.NewOrderID(r.Sale)
 	c.orderID, c.key = CompactID(c.order), order.NoKey
-	// The script holds numbers as doubles; this is over every limit and far inside what they hold.
+	// The script has doubles for numbers: this one is above every limit, and exact.
 	c.quantity = strconv.FormatInt(min(r.Quantity, order.MaxPerOrder+1), 10)
 	if r.IdempotencyKey != "" {
 		c.key = fingerprint(r.IdempotencyKey)
@@ -104,7 +104,7 @@ func (q *queue) reserve(ctx context.Context, r Request, began time.Time) (Answer
 		return Answer{}, err
 	}
 	answer, err := c.answer, c.err
-	calls.Put(c) // only here: a call that was given up is still owned by the queue
+	calls.Put(c) // only here: the queue still owns an abandoned call
 	return answer, err
 }
 
@@ -120,11 +120,11 @@ func (c *call) await(ctx context.Context) error {
 		return nil
 	case <-ended:
 	}
-	if c.phase.CompareAndSwap(phaseWaiting, phaseGivenUp) {
+	if c.phase.CompareAndSwap(phaseWaiting, phaseAbandoned) {
 		return ctx.Err()
 	}
 	select {
-	case <-c.done: // the answer came in the same moment
+	case <-c.done: // the answer came at the same time
 		return nil
 	default:
 		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, ctx.Err())
@@ -134,7 +134,7 @@ func (c *call) await(ctx context.Context) error {
 func (q *queue) join(c *call) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiting) >= q.store.O.QueueMax {
+	if len(q.waiting) >= q.store.options.QueueMax {
 		return ErrOverloaded
 	}
 	if !q.running {
@@ -169,7 +169,7 @@ func (q *queue) run() {
 		q.mu.Unlock()
 
 		for rest := taken; len(rest) > 0; {
-			n := min(len(rest), q.store.O.BatchMax)
+			n := min(len(rest), q.store.options.BatchMax)
 			q.decide(&script, rest[:n])
 			rest = rest[n:]
 		}
@@ -177,11 +177,11 @@ func (q *queue) run() {
 	}
 }
 
-// decide asks the script about a batch and answers every call of it. It leaves out calls that were given up, and
-// turns away those that have waited for too long.
+// decide runs the script for a batch and answers every call of it. It skips abandoned calls and rejects calls
+// that have waited too long.
 func (q *queue) decide(script *reserveScript, batch []*call) {
 	sent := batch[:0:len(batch)]
-	tooOld := time.Now().Add(-q.store.O.WaitMax)
+	tooOld := time.Now().Add(-q.store.options.WaitMax)
 	for _, c := range batch {
 		if !c.phase.CompareAndSwap(phaseWaiting, phaseSent) {
 			continue
@@ -196,7 +196,7 @@ func (q *queue) decide(script *reserveScript, batch []*call) {
 	if len(sent) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), q.store.O.CallTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), q.store.options.CallTimeout)
 	defer cancel()
 
 	sale, err := script.run(ctx, q.store, &q.target, sent)
@@ -228,7 +228,7 @@ func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent
 	case err != nil:
 		return saleReply{}, err
 	case p.epoch < q.place.epoch:
-		// Epochs only grow: this server was replaced and does not know it.
+		// Epochs only grow: this server is an old one that was replaced.
 		return saleReply{}, ErrUnverifiedServer
 	}
 	q.store.renew(q, p)
@@ -238,7 +238,7 @@ func (q *queue) retryInNewEpoch(ctx context.Context, script *reserveScript, sent
 	fresh := newTarget(q.store.Keys, q.sale, p)
 	sale, err := script.run(ctx, q.store, &fresh, sent)
 	if err == nil && sale.staleEpoch {
-		err = fmt.Errorf("%w: its epoch changes too fast", ErrUnavailable)
+		err = fmt.Errorf("%w: its epoch keeps changing", ErrUnavailable)
 	}
 	return sale, err
 }

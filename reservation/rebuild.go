@@ -24,14 +24,14 @@ func UnixMilli(t time.Time) int64 {
 
 // The steps of a rebuild in Redis, in this order: CloseSale; StageBuyers and StageEnded as often as
 // needed; OpenRebuilt; and MarkVerified for the server when all live sales of a partition are
-// whole. Each may be repeated. Errors wrap ErrUnavailable if Redis could not be reached or refused
-// to work.
+// rebuilt. Each may be repeated. Errors wrap ErrUnavailable if Redis could not be reached or refused
+// the call.
 
 var (
 	// ErrSaleNotClosed is returned by OpenRebuilt for a sale that is not closed for this rebuild: another one
 	// has closed or opened it meanwhile, or Redis has lost it.
 	ErrSaleNotClosed = errors.New(
-		"the sale is not closed for this rebuild: another one has overtaken it, or Redis has lost the sale",
+		"the sale is not closed for this rebuild: another rebuild has closed or opened it, or Redis has lost it",
 	)
 	// ErrHoldersMissing is returned by OpenRebuilt if the number of staged buyers or ended orders
 	// is wrong.
@@ -39,28 +39,28 @@ var (
 )
 
 // NewRebuildToken returns a unique name for one attempt at a rebuild. Its writes to Redis carry the
-// token and count only until another rebuild begins there, so correctness needs no exclusion.
+// token and are void once another rebuild begins there, so rebuilds need no lock to be correct.
 func NewRebuildToken() string { return rand.Text() }
 
 // Holder is a buyer of a sale with the reservation, from Postgres.
 type Holder struct {
 	User        string
 	Reservation order.Reservation
-	// KeyFingerprint stands for the idempotency key of the purchase; it is empty if there was none.
+	// KeyFingerprint is the fingerprint of the purchase's idempotency key; empty if there was none.
 	KeyFingerprint string
-	// Epoch is the one in which the reservation was made.
+	// Epoch is the epoch in which the reservation was made.
 	Epoch int64
 }
 
-// Rebuilt is a rebuilt sale. Sale.Epoch is the new epoch, and Sale.Revision the revision that comes
-// with it.
+// Rebuilt is a rebuilt sale. Sale.Epoch is the new epoch, and Sale.Revision the revision that began
+// it.
 type Rebuilt struct {
 	Sale Sale
-	// Left is how many units are unreserved, Sequence the highest that was ever assigned, and
-	// Holders and Ended how many buyers and ended orders were staged.
+	// Left is the number of unreserved units, Sequence the highest that was ever assigned, and
+	// Holders and Ended the numbers of staged buyers and ended orders.
 	Left, Sequence int64
 	Holders, Ended int64
-	// Token is that of the rebuild, with which the sale was closed and the buyers were staged.
+	// Token is the token with which the sale was closed and the buyers were staged.
 	Token string
 }
 
@@ -70,7 +70,7 @@ type Rebuilt struct {
 func (s *Store) CloseSale(
 	ctx context.Context, sale uuid.UUID, partition int, token string, epoch int64,
 ) (ClosedSale, error) {
-	known, err := lua.Close.Run(ctx, s.Rdb, []string{s.Keys.Sale(partition, sale)}, token, epoch).Slice()
+	known, err := lua.Close.Run(ctx, s.Redis, []string{s.Keys.Sale(partition, sale)}, token, epoch).Slice()
 	var closed ClosedSale
 	if err == nil {
 		closed, err = readClosed(known)
@@ -89,7 +89,7 @@ func readClosed(values []any) (c ClosedSale, err error) {
 		c.LastToken, ok[2] = values[2].(string)
 	}
 	if !ok[0] || !ok[1] || !ok[2] {
-		return ClosedSale{}, fmt.Errorf("the script gave %v", values)
+		return ClosedSale{}, fmt.Errorf("the script returned %v", values)
 	}
 	return c, nil
 }
@@ -99,7 +99,7 @@ type ClosedSale struct {
 	// Sequence is the highest that was assigned, and Epoch the highest before. An epoch later than
 	// that of Postgres shows that Postgres was set back.
 	Sequence, Epoch int64
-	// LastToken is that of an earlier rebuild that closed the sale and has not opened it.
+	// LastToken is the token of an earlier rebuild that closed the sale and did not open it.
 	LastToken string
 }
 
@@ -111,9 +111,9 @@ const (
 	holdersPerCommand = 1000
 )
 
-// StageBuyers stages buyers for an epoch that is not in force yet, separate from those of the last
-// one and of other rebuilds. It may be called many times, and with the same holders again. The
-// caller bounds their number.
+// StageBuyers stages buyers for the next epoch, separate from the current ones and from those of
+// other rebuilds. It may be called many times, and again with the same holders. The caller bounds
+// their number.
 func (s *Store) StageBuyers(
 	ctx context.Context, partition int, sale uuid.UUID, token string, epoch int64, holders []Holder,
 ) error {
@@ -124,7 +124,7 @@ func (s *Store) StageBuyers(
 		return holders[i].User, appendHeld(make([]byte, 0, heldMax), &holders[i], epoch)
 	})
 	if err != nil {
-		return fmt.Errorf("%w: hold buyers of sale=%s: %w", ErrUnavailable, sale, err)
+		return fmt.Errorf("%w: stage buyers of sale=%s: %w", ErrUnavailable, sale, err)
 	}
 	return nil
 }
@@ -141,14 +141,14 @@ func (s *Store) StageEnded(
 		return e.field(), CompactID(e.OrderID) + " " + ending(e.Quantity, e.Status)
 	})
 	if err != nil {
-		return fmt.Errorf("%w: hold ended orders of sale=%s: %w", ErrUnavailable, sale, err)
+		return fmt.Errorf("%w: stage ended orders of sale=%s: %w", ErrUnavailable, sale, err)
 	}
 	return nil
 }
 
 // stage writes n fields of a hash that expires.
 func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (field, value any)) error {
-	_, err := s.Rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
+	_, err := s.Redis.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i := 0; i < n; {
 			fields := make([]any, 0, 2*min(n-i, holdersPerCommand))
 			for ; len(fields) < cap(fields); i++ {
@@ -163,16 +163,16 @@ func (s *Store) stage(ctx context.Context, key string, n int, at func(i int) (fi
 	return err
 }
 
-// OpenRebuilt replaces the sale by the staged buyers and the rebuilt sale in one step. It returns
-// ErrSaleNotClosed or ErrHoldersMissing if it did nothing; a sale that is in that epoch already is
-// left as it is.
+// OpenRebuilt replaces the sale with the rebuilt sale and the staged buyers in one step. It returns
+// ErrSaleNotClosed or ErrHoldersMissing if it did nothing. A sale that is already in that epoch stays
+// unchanged.
 func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	sale, p := &r.Sale, r.Sale.Partition()
 	keys := []string{
 		s.Keys.Sale(p, sale.ID), s.Keys.Buyers(p, sale.ID), s.Keys.Staged(p, sale.ID, r.Token), s.Keys.Sales(p),
 		s.Keys.Ended(p, sale.ID), s.Keys.StagedEnded(p, sale.ID, r.Token),
 	}
-	answer, err := lua.Rebuilt.Run(ctx, s.Rdb, keys,
+	answer, err := lua.Rebuilt.Run(ctx, s.Redis, keys,
 		sale.ID.String(), sale.Epoch, r.Holders, sale.Revision, sale.Stock, r.Left, r.Sequence, sale.PerOrderLimit,
 		UnixMilli(sale.OpensAt), UnixMilli(sale.ClosesAt), int64(
 			sale.PaymentWindow/time.Second,
@@ -185,7 +185,7 @@ func (s *Store) OpenRebuilt(ctx context.Context, r Rebuilt) error {
 	case answer == "not-closed":
 		return fmt.Errorf("open the rebuilt sale=%s: %w", sale.ID, ErrSaleNotClosed)
 	default:
-		return fmt.Errorf("open the rebuilt sale=%s: %w: %s, and not %d buyers and %d ended orders", sale.ID,
+		return fmt.Errorf("open the rebuilt sale=%s: %w: %s, want %d buyers and %d ended orders", sale.ID,
 			ErrHoldersMissing, answer, r.Holders, r.Ended)
 	}
 }

@@ -37,7 +37,7 @@ func TestRetriesAfterRebuildReturnFirstAnswer(t *testing.T) {
 	rebuild(s, sale.Sale, 2, ann, heldBy("bob", bob))
 	require.Equal(t, "7", s.Left(sale.ID))
 
-	for _, ingress := range []*testsale.Shop{s, s.Next(s.Rdb)} {
+	for _, ingress := range []*testsale.Shop{s, s.Next(s.Redis)} {
 		again, err := ingress.Reserve(t.Context(), request)
 		require.NoError(t, err)
 		require.Equal(t, reservation.Answer{Verdict: reservation.Replayed, Reservation: first.Reservation}, again,
@@ -57,11 +57,11 @@ func TestRetriesAfterRebuildReturnFirstAnswer(t *testing.T) {
 	_, err = s.FindReserved(t.Context(), lost.OrderID, "lost")
 	require.ErrorIs(t, err, order.ErrOrderNotFound)
 
-	anew := s.Buy(sale.ID, "lost").Reservation
+	second := s.Buy(sale.ID, "lost").Reservation
 	require.Equal(
-		t, []int64{2, 4}, []int64{anew.Epoch, anew.Sequence}, "whose order was lost may buy again, behind all others",
+		t, []int64{2, 4}, []int64{second.Epoch, second.Sequence}, "the user of a lost order may buy again",
 	)
-	require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: anew}, s.Buy(sale.ID, "lost"))
+	require.Equal(t, reservation.Answer{Verdict: reservation.AlreadyPurchased, Reservation: second}, s.Buy(sale.ID, "lost"))
 	require.Contains(t, s.Events(sale.ID)[3].Values["payload"], `"epoch":2`)
 }
 
@@ -77,11 +77,11 @@ func TestClosedSaleIsUnavailable(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, reservation.ClosedSale{Sequence: 1, Epoch: 1, LastToken: testsale.Token}, closed, "a repeat")
 
-	for _, ingress := range []*testsale.Shop{s, s.Next(s.Rdb)} {
+	for _, ingress := range []*testsale.Shop{s, s.Next(s.Redis)} {
 		refuses(ingress, sale.ID, "ann")
 		refuses(ingress, sale.ID, "bob")
 		_, err = ingress.FindReserved(t.Context(), order.NewOrderID(sale.ID), "bob")
-		require.ErrorIs(t, err, reservation.ErrUnavailable, "it may be held when the sale is whole")
+		require.ErrorIs(t, err, reservation.ErrUnavailable, "it may exist after the rebuild")
 		_, err = ingress.Release(t.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: ann.OrderID, UserID: "ann"}})
 		require.ErrorIs(t, err, reservation.ErrUnavailable)
 	}
@@ -89,12 +89,12 @@ func TestClosedSaleIsUnavailable(t *testing.T) {
 	require.ErrorIs(t, err, catalog.ErrNotInForce)
 	require.Len(t, s.Events(sale.ID), 1)
 
-	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
+	require.NoError(t, s.Redis.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
 	closed, err = s.CloseSale(t.Context(), sale.ID, 0, testsale.Token, 0)
 	require.NoError(t, err)
 	require.Zero(t, closed)
 	refuses(s, sale.ID, "bob")
-	refuses(s.Next(s.Rdb), sale.ID, "bob")
+	refuses(s.Next(s.Redis), sale.ID, "bob")
 }
 
 func TestOpenRebuiltRequiresClosedSaleAndAllBuyers(t *testing.T) {
@@ -107,7 +107,7 @@ func TestOpenRebuiltRequiresClosedSaleAndAllBuyers(t *testing.T) {
 	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
 	require.NoError(t, s.StageBuyers(ctx, 0, sale.ID, testsale.Token, 2, []reservation.Holder{ann}))
 	require.ErrorIs(t, s.OpenRebuilt(ctx, rebuilt), reservation.ErrSaleNotClosed)
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict, "it goes on as it was")
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict, "the sale is unchanged")
 
 	_, err := s.CloseSale(ctx, sale.ID, 0, testsale.Token, 0)
 	require.NoError(t, err)
@@ -120,12 +120,12 @@ func TestOpenRebuiltRequiresClosedSaleAndAllBuyers(t *testing.T) {
 	require.NoError(t, s.OpenRebuilt(ctx, rebuilt))
 	require.EqualValues(t, 2, s.Buy(sale.ID, "cid").Reservation.Epoch)
 	require.NoError(t, s.OpenRebuilt(ctx, rebuilt), "a repeat")
-	require.Equal(t, "8", s.Left(sale.ID), "does not give back what was taken since")
+	require.Equal(t, "8", s.Left(sale.ID), "a repeat returns no units")
 	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale.ID, "cid").Verdict)
 
 	late := rebuilt
 	late.Sale.Epoch = 3
-	require.ErrorIs(t, s.OpenRebuilt(ctx, late), reservation.ErrSaleNotClosed, "another rebuild has not closed it")
+	require.ErrorIs(t, s.OpenRebuilt(ctx, late), reservation.ErrSaleNotClosed, "not closed for this epoch")
 }
 
 func TestStageBuyersWritesInPieces(t *testing.T) {
@@ -149,17 +149,17 @@ func TestStageBuyersWritesInPieces(t *testing.T) {
 	hold(nil)
 	hold(holders[:3_000])
 	hold(holders[2_500:]) // some of them again
-	ttl, err := s.Rdb.TTL(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token)).Result()
+	ttl, err := s.Redis.TTL(t.Context(), s.Keys.Staged(0, sale.ID, testsale.Token)).Result()
 	require.NoError(t, err)
-	require.Positive(t, ttl, "what nobody comes for goes by itself")
+	require.Positive(t, ttl, "staged buyers expire")
 
 	rebuilt := reservation.Rebuilt{
 		Sale: sale.Sale, Left: 10_000 - buyers, Sequence: buyers, Holders: buyers, Token: testsale.Token,
 	}
 	rebuilt.Sale.Epoch, rebuilt.Sale.Revision = 2, 2
 	require.NoError(t, s.OpenRebuilt(t.Context(), rebuilt))
-	require.EqualValues(t, buyers, s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale.ID)).Val())
-	require.EqualValues(t, -1, s.Rdb.TTL(t.Context(), s.Keys.Buyers(0, sale.ID)).Val())
+	require.EqualValues(t, buyers, s.Redis.HLen(t.Context(), s.Keys.Buyers(0, sale.ID)).Val())
+	require.EqualValues(t, -1, s.Redis.TTL(t.Context(), s.Keys.Buyers(0, sale.ID)).Val())
 	for _, i := range []int{0, 999, 1000, 2_999, 3_000, buyers - 1} {
 		require.Equal(t, holders[i].Reservation, s.Buy(sale.ID, holders[i].User).Reservation)
 	}
@@ -168,11 +168,11 @@ func TestStageBuyersWritesInPieces(t *testing.T) {
 
 func TestMarkVerifiedRejectsChangedServer(t *testing.T) {
 	t.Parallel()
-	h := newHouse(t)
+	h := newReplicaPair(t)
 	s := testsale.NewShopOn(t, h.client(), testkit.Keys(t), reservation.StoreOptions{})
 	sale := s.Sale(10).ID
 	s.Buy(sale, "ann")
-	h.caughtUp(h.atSecond, h.atFirst)
+	h.catchUp(h.atSecond, h.atFirst)
 	require.NoError(t, s.DistrustFor(t.Context(), 0, testsale.Token))
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
@@ -181,7 +181,7 @@ func TestMarkVerifiedRejectsChangedServer(t *testing.T) {
 	require.ErrorIs(t, s.MarkVerified(t.Context(), 0, state, testsale.Token), reservation.ErrServerChanged)
 	refuses(s, sale, "bob")
 
-	// The same process in another term is another server.
+	// The same process in a later term is another server.
 	state, err = s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	h.follow(h.atSecond, h.atFirst)
@@ -190,32 +190,32 @@ func TestMarkVerifiedRejectsChangedServer(t *testing.T) {
 	refuses(s, sale, "bob")
 }
 
-// TestRedisBehindSeenSequenceIsDistrusted: by those as well who have seen nothing.
+// An ingress that has seen nothing refuses the server, too.
 func TestRedisBehindSeenSequenceIsDistrusted(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
-	other := s.Next(s.Rdb)
+	other := s.Next(s.Redis)
 	sale := s.Sale(100)
 	for _, user := range []string{"ann", "bob", "cid"} {
 		s.Buy(sale.ID, user)
 	}
 	require.EqualValues(t, 4, other.Buy(sale.ID, "dan").Reservation.Sequence)
-	// As a replica would have it that lacks the last one.
+	// As on a replica that lacks the last reservation.
 	set := func(sequence int) {
-		require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "sequence", sequence).Err())
+		require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "sequence", sequence).Err())
 	}
 	set(3)
-	require.EqualValues(t, 4, s.Buy(sale.ID, "eve").Reservation.Sequence, "as far as this one knows nothing is missing")
+	require.EqualValues(t, 4, s.Buy(sale.ID, "eve").Reservation.Sequence, "this ingress has seen no later sequence")
 	set(2)
 	refuses(s, sale.ID, "fay")
 	refuses(other, sale.ID, "fay")
-	refuses(s.Next(s.Rdb), sale.ID, "fay")
+	refuses(s.Next(s.Redis), sale.ID, "fay")
 	state, err := s.Inspect(t.Context(), 0)
 	require.NoError(t, err)
 	require.Equal(t, []bool{false, true}, []bool{state.Known, state.Recorded})
 	require.Len(t, s.Events(sale.ID), 5)
 
-	// In a new epoch what was seen of the last one does not count: the last sequence may be lost for good.
+	// Sequences seen in the last epoch do not count in the new one: they may be lost permanently.
 	rebuild(s, sale.Sale, 2)
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
 	for i, ingress := range []*testsale.Shop{s, other} {
@@ -226,15 +226,11 @@ func TestRedisBehindSeenSequenceIsDistrusted(t *testing.T) {
 func TestSoldOutMemoryEndsWithServerAndEpoch(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(s *testsale.Shop, sale reservation.Sale){
-		"the server is not known": func(s *testsale.Shop, _ reservation.Sale) {
-			require.NoError(
-				s.T, s.Distrust(s.T.Context(), 0),
-			)
+		"server distrusted": func(s *testsale.Shop, _ reservation.Sale) {
+			require.NoError(s.T, s.Distrust(s.T.Context(), 0))
 		},
-		"it is made anew": func(s *testsale.Shop, sale reservation.Sale) {
-			rebuild(s, sale, 2)
-		},
-		"it is closed": func(s *testsale.Shop, sale reservation.Sale) {
+		"sale rebuilt": func(s *testsale.Shop, sale reservation.Sale) { rebuild(s, sale, 2) },
+		"sale closed": func(s *testsale.Shop, sale reservation.Sale) {
 			_, err := s.CloseSale(s.T.Context(), sale.ID, 0, testsale.Token, 0)
 			require.NoError(s.T, err)
 		},
@@ -246,7 +242,7 @@ func TestSoldOutMemoryEndsWithServerAndEpoch(t *testing.T) {
 			)
 			sale := s.Sale(1)
 			require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "ann").Verdict)
-			ingress := s.Next(s.Rdb)
+			ingress := s.Next(s.Redis)
 			ingress.RememberSoldOut(sale.ID)
 			change(s, sale.Sale)
 			changed := time.Now()
@@ -255,7 +251,7 @@ func TestSoldOutMemoryEndsWithServerAndEpoch(t *testing.T) {
 				if err != nil || a.Verdict == reservation.Reserved {
 					break
 				}
-				require.Less(t, time.Since(changed), 3*time.Second, "it is still said to be sold out")
+				require.Less(t, time.Since(changed), 3*time.Second, "the answer is still sold out")
 			}
 		})
 	}
@@ -270,7 +266,7 @@ func TestReleaseReturnsResultOfEach(t *testing.T) {
 	}
 	a, b, c, d := release(one.ID, "ann"), release(two.ID, "ann"), release(one.ID, "bob"), release(one.ID, "cid")
 	never := reservation.Release{SaleID: two.ID, OrderID: uuid.New(), UserID: "ann"}
-	unknown := reservation.Release{SaleID: uuid.New(), OrderID: uuid.New(), UserID: "ann"} // not even of our making
+	unknown := reservation.Release{SaleID: uuid.New(), OrderID: uuid.New(), UserID: "ann"} // not a version 7
 	got, err := s.Release(t.Context(), []reservation.Release{never, a, unknown, b, c, d, a})
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{
@@ -280,20 +276,20 @@ func TestReleaseReturnsResultOfEach(t *testing.T) {
 	require.Equal(t, []string{"5", "5"}, []string{s.Left(one.ID), s.Left(two.ID)})
 
 	e := release(one.ID, "eve")
-	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, one.ID), "left", 5).Err())
+	require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, one.ID), "left", 5).Err())
 	got, err = s.Release(t.Context(), []reservation.Release{e})
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.ReleaseDamaged}, got)
 }
 
-// TestFirstUserVerifiesPartitionOnce, however many do so at once; a second time nobody does.
+// Only one of many concurrent first users verifies the server, and never a second time.
 func TestFirstUserVerifiesPartitionOnce(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
 	var opened atomic.Int64
 	var wg sync.WaitGroup
 	for range 8 {
-		ingress := s.Next(s.Rdb)
+		ingress := s.Next(s.Redis)
 		wg.Go(func() {
 			sale, err := ingress.Create(t.Context(), reservation.Terms{Name: "n", Stock: 1, PerOrderLimit: 1})
 			if err != nil {
@@ -317,9 +313,9 @@ func TestFirstUserVerifiesPartitionOnce(t *testing.T) {
 	)
 	require.Equal(t, []string{state.RunID, state.ReplicationID}, []string{runID, replicationID})
 
-	// One that has died between the row and the record leaves it to a worker: it may as well be that all is gone.
-	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Server(0)).Err())
+	// After a crash between the row and the record only a worker verifies it: Redis may have lost everything.
+	require.NoError(t, s.Redis.Del(t.Context(), s.Keys.Server(0)).Err())
 	sale := s.Sale(1)
 	refuses(s, sale.ID, "ann")
-	require.Zero(t, s.Rdb.Exists(t.Context(), s.Keys.Server(0), s.Keys.Sale(0, sale.ID)).Val())
+	require.Zero(t, s.Redis.Exists(t.Context(), s.Keys.Server(0), s.Keys.Sale(0, sale.ID)).Val())
 }

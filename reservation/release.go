@@ -19,14 +19,14 @@ type Release struct {
 	OrderID  uuid.UUID
 	UserID   string
 	Quantity int64
-	// KeyFingerprint stands for the idempotency key of the purchase; it is empty if there was none.
+	// KeyFingerprint is the fingerprint of the purchase's idempotency key; empty if there was none.
 	KeyFingerprint string
-	// Status is how the order ended: the answer to later retries of the request that made it, if it
-	// was cancelled, rejected or expired.
+	// Status is the order's final status: the answer to later retries of the request that made it, if
+	// it is cancelled, rejected or expired.
 	Status order.Status
 }
 
-// ReleaseResult is what Redis answered to one Release, in the word of lua/release.lua.
+// ReleaseResult is the word of lua/release.lua for its answer to one Release.
 type ReleaseResult string
 
 // The results of a release.
@@ -35,17 +35,16 @@ const (
 	Released ReleaseResult = "released"
 	// ReleaseNotHeld: the user holds no reservation of this order. It was released before, or never made.
 	ReleaseNotHeld ReleaseResult = "not-held"
-	// ReleaseUnknownSale: Redis has no such sale, on a server that is known to have all of them.
+	// ReleaseUnknownSale: Redis has no such sale, and its server is verified.
 	ReleaseUnknownSale ReleaseResult = "unknown-sale"
-	// ReleaseDamaged: more units would be left than there are, or the reservation cannot be read.
+	// ReleaseDamaged: more units would be left than the stock, or the reservation cannot be read.
 	// Nothing was done.
 	ReleaseDamaged ReleaseResult = "damaged"
 )
 
-// Release returns the units of these orders, each once however often it is called, and lets their
-// users buy again. The results are in the order of releases. After an error some may not be
-// released: call it again with all of them. That happens while a sale is being rebuilt or its
-// server is not verified.
+// Release returns the units of these orders, each only once, and lets their users buy again. The
+// results are in the order of releases. After an error some may not be released: call it again with
+// all of them. That happens while a sale is being rebuilt or its server is not verified.
 func (s *Store) Release(ctx context.Context, releases []Release) ([]ReleaseResult, error) {
 	bySale := make(map[uuid.UUID][]int)
 	for i, r := range releases {
@@ -55,7 +54,7 @@ func (s *Store) Release(ctx context.Context, releases []Release) ([]ReleaseResul
 	var failed []error
 	for sale, which := range bySale {
 		for len(which) > 0 {
-			n := min(len(which), s.O.BatchMax)
+			n := min(len(which), s.options.BatchMax)
 			if err := s.releaseSome(ctx, sale, releases, which[:n], results); err != nil {
 				failed = append(failed, fmt.Errorf("release orders of sale=%s: %w", sale, err))
 			}
@@ -91,18 +90,18 @@ func (s *Store) releaseSome(
 		)
 	}
 	keys := []string{s.Keys.Sale(p.partition, sale), s.Keys.Buyers(p.partition, sale), s.Keys.Ended(p.partition, sale)}
-	answers, err := lua.Release.Run(ctx, s.Rdb, keys, args...).StringSlice()
+	answers, err := lua.Release.Run(ctx, s.Redis, keys, args...).StringSlice()
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	if len(answers) != len(which) {
-		return fmt.Errorf("%w: the script gave %d answers for %d orders", ErrUnavailable, len(answers), len(which))
+		return fmt.Errorf("%w: the script returned %d answers for %d orders", ErrUnavailable, len(answers), len(which))
 	}
 	for at, answer := range answers {
 		switch result := ReleaseResult(answer); result {
 		case Released, ReleaseNotHeld, ReleaseDamaged:
 			results[which[at]] = result
-		case ReleaseUnknownSale: // it was there a moment ago
+		case ReleaseUnknownSale: // find has just found it
 			return ErrLostSale
 		default:
 			return fmt.Errorf("%w: its epoch has just changed (%s)", ErrUnavailable, answer)

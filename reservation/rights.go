@@ -18,7 +18,7 @@ var sellingCommands = []string{
 	"SCRIPT LOAD x", "SCRIPT FLUSH", "WATCH key", "UNWATCH", "MULTI", "EXEC", "PING",
 }
 
-// otherCommands are those of workers, locks and a rebuild.
+// otherCommands are required by workers, locks and rebuilds.
 var otherCommands = []string{
 	"HDEL key f", "HEXISTS key f", "EXISTS key", "TYPE key", "DEL key", "UNLINK key", "RENAME key key", "RENAMENX key key",
 	"PERSIST key", "EXPIRE key 1", "SADD key m",
@@ -30,8 +30,8 @@ var otherCommands = []string{
 	"XINFO STREAM key", "XINFO GROUPS key", "XINFO CONSUMERS key g",
 }
 
-// MissingRights returns the commands that Stampede needs and this Redis user may not run on keys
-// with that prefix.
+// MissingRights returns the commands that Stampede needs and the Redis user may not run on keys with
+// that prefix.
 func MissingRights(ctx context.Context, rdb redis.Scripter, prefix string) ([]string, error) {
 	return missingRights(ctx, rdb, Keys{Prefix: prefix}.in(0, "rights"), slices.Concat(sellingCommands, otherCommands))
 }
@@ -46,7 +46,7 @@ func missingRights(ctx context.Context, rdb redis.Scripter, key string, commands
 		return []string{"EVALSHA of " + key}, nil // a script, or the keys of one
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask Redis for the rights of its user: %w", err)
+		return nil, fmt.Errorf("read the permissions of the Redis user: %w", err)
 	}
 	for i, command := range refused {
 		refused[i] = nameOf(command)
@@ -54,7 +54,7 @@ func missingRights(ctx context.Context, rdb redis.Scripter, key string, commands
 	return refused, nil
 }
 
-// nameOf is the name of a command in an ACL, without arguments.
+// nameOf returns the name of a command in an ACL, without arguments.
 func nameOf(command string) string {
 	words := strings.Fields(command)
 	switch words[0] {

@@ -17,7 +17,7 @@ import (
 	"stampede/reservation"
 )
 
-// limitedUser is a client of the server who has the rights that the rules give, and a way to change them.
+// limitedUser returns a client with the rights of the rules, and a function that changes them.
 func limitedUser(t *testing.T, url string) (as *redis.Client, give func(rules ...any)) {
 	t.Helper()
 	operator := testsale.OwnClient(t, url)
@@ -56,7 +56,7 @@ func TestMissingPermissionsAreReported(t *testing.T) {
 	give("resetkeys", "~other:*")
 	require.Equal(t, []string{"EVALSHA of stampede:{0}:rights"}, missing())
 
-	// Every command of every script is among them.
+	// The commands of all scripts are included.
 	give("-@all", "+eval", "+evalsha")
 	all := strings.Join(missing(), ",") + ","
 	files, err := filepath.Glob("../lua/*.lua")
@@ -72,7 +72,7 @@ func TestMissingPermissionsAreReported(t *testing.T) {
 	}
 }
 
-// Who lacks a right sells nothing, and the log says which one it is.
+// Without a permission nothing is sold, and the log names it.
 func TestGuardLogsMissingPermission(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
@@ -89,7 +89,7 @@ func TestGuardLogsMissingPermission(t *testing.T) {
 	give("-hset")
 	named := log.next(t)
 	require.Equal(t, slog.LevelError, named.Level)
-	require.Contains(t, named.Message, "is not allowed")
+	require.Contains(t, named.Message, "lacks permissions")
 	found := ""
 	named.Attrs(func(a slog.Attr) bool {
 		if a.Key == "commands" {

@@ -40,25 +40,25 @@ func (e *IllegalTransitionError) Error() string {
 // Terms are the settings of a new sale.
 type Terms struct {
 	Name string
-	// Stock is how many units are for sale.
+	// Stock is the number of units for sale.
 	Stock int64
-	// PerOrderLimit is how many units one order may hold.
+	// PerOrderLimit is the most units that one order may hold.
 	PerOrderLimit int64
 	// OpensAt is when the sale opens; zero for immediately.
 	OpensAt time.Time
 	// ClosesAt is when the sale closes; zero for never.
 	ClosesAt time.Time
-	// PaymentWindow is how long a confirmed order waits for its payment; 0 where confirmed is final.
+	// PaymentWindow is how long a confirmed order waits for its payment; 0 if confirmed orders are final.
 	PaymentWindow time.Duration
 }
 
-// Validate returns an *InvalidError for the first term that does not hold.
+// Validate returns an *InvalidError for the first invalid term.
 func (t Terms) Validate() error {
 	switch {
 	case t.Name == "" || len(t.Name) > order.MaxNameBytes || !utf8.ValidString(t.Name):
 		return &order.InvalidError{Field: "name", Reason: fmt.Sprintf("must be 1 to %d bytes of UTF-8", order.MaxNameBytes)}
 	case hasControl(t.Name):
-		return &order.InvalidError{Field: "name", Reason: "must not hold control characters"}
+		return &order.InvalidError{Field: "name", Reason: "must not contain control characters"}
 	case t.Stock < 1 || t.Stock > order.MaxStock:
 		return &order.InvalidError{Field: "stock", Reason: fmt.Sprintf("must be a whole number from 1 to %d", order.MaxStock)}
 	case t.PerOrderLimit < 1 || t.PerOrderLimit > order.MaxPerOrder:
@@ -80,7 +80,7 @@ func (t Terms) Validate() error {
 	return nil
 }
 
-// Equal is true for terms that are the same in Postgres, which keeps microseconds.
+// Equal is true for terms that are equal in Postgres, which keeps microseconds.
 func (t Terms) Equal(other Terms) bool {
 	for _, of := range []*Terms{&t, &other} {
 		of.OpensAt, of.ClosesAt = of.OpensAt.UTC().Truncate(time.Microsecond), of.ClosesAt.UTC().Truncate(time.Microsecond)
@@ -88,31 +88,31 @@ func (t Terms) Equal(other Terms) bool {
 	return t == other
 }
 
-// representable is true for times that the scripts can compare: they hold milliseconds since 1970,
-// where 0 means none.
+// representable is true for times that the scripts can compare: as milliseconds since 1970, of which
+// 0 means none.
 func representable(t time.Time) bool {
 	return t.UnixMilli() > 0 && t.UTC().Year() <= 9999
 }
 
-// Sale is the definition of a sale, as Postgres holds it.
+// Sale is the definition of a sale in Postgres.
 type Sale struct {
 	ID uuid.UUID
 	Terms
-	// State is what the operators last set: open, paused or ended.
+	// State is the state that operators last set: open, paused or ended.
 	State State
-	// Sold is how many units the live orders in Postgres hold. Invariant: 0 <= Sold <= Stock.
+	// Sold is the units of live orders in Postgres. Invariant: 0 <= Sold <= Stock.
 	Sold int64
-	// Epoch counts the rebuilds of the sale's stock in Redis; a script refuses a caller of another
-	// epoch.
+	// Epoch counts the rebuilds of the sale's stock in Redis, from 1; a script refuses a caller of
+	// another epoch.
 	Epoch int64
-	// Revision counts the operators' changes; Redis takes a change only if it is newer than what it has.
+	// Revision counts the changes of the definition, from 1; Redis applies them in this order.
 	Revision int64
-	// Partitions is how many there were when the sale was created; its partition follows from it.
+	// Partitions is the number of partitions at the sale's creation, which determines its partition.
 	Partitions int
 	CreatedAt  time.Time
 }
 
-// SaleRow is a sale as queries answer it, without the units sold.
+// SaleRow is a sale as queries return it, without the units sold.
 type SaleRow struct {
 	ID                   uuid.UUID
 	Name                 string
@@ -138,7 +138,7 @@ func (r *SaleRow) Sale() Sale {
 	}
 }
 
-// inUTC is the time in UTC, and zero for none.
+// inUTC returns the time in UTC, or the zero time for none.
 func inUTC(at zeronull.Timestamptz) time.Time {
 	if t := time.Time(at); !t.IsZero() {
 		return t.UTC()
@@ -146,10 +146,10 @@ func inUTC(at zeronull.Timestamptz) time.Time {
 	return time.Time{}
 }
 
-// Partition is the partition of the sale in Redis.
+// Partition returns the partition of the sale in Redis.
 func (s Sale) Partition() int { return PartitionAmong(s.ID, s.Partitions) }
 
-// StateAt is the state of the sale as a buyer would find it at that time.
+// StateAt returns the state of the sale for a buyer at that time.
 func (s Sale) StateAt(now time.Time) State {
 	switch {
 	case s.State == StateEnded, !s.ClosesAt.IsZero() && !now.Before(s.ClosesAt):

@@ -16,20 +16,20 @@ import (
 	"stampede/reservation/order"
 )
 
-// reserveMetadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}: the same bytes
-// for every event, so they are made once and not in the script, whose cmsgpack makes an array of an empty map.
+// reserveMetadata is the msgpack map {"event": "OrderReserved", "event_version": "1"}, the metadata
+// of every event.
 const reserveMetadata = "\x82\xa5event\xad" + string(order.EventReserved) +
 	"\xadevent_version\xa1" + order.ReservedVersion
 
-// saleReply is the part of the reply of lua/reserve.lua that is about the sale.
+// saleReply is the part of the reply of lua/reserve.lua about the sale.
 type saleReply struct {
 	generation int64
 	sequence   int64 // the highest assigned, 0 if none
 	staleEpoch bool
 	rewound    bool
 	lost       bool // Redis has no such sale
-	// soldOut: nothing is left, and a buyer got that answer. A closed or paused sale may have
-	// nothing left as well, but its buyers get another answer.
+	// soldOut is true if nothing is left and a request got that answer. In a closed or paused sale
+	// with nothing left, requests get another answer.
 	soldOut bool
 }
 
@@ -38,7 +38,7 @@ type target struct {
 	place
 	keys  [4]any // strings, as arguments
 	epoch any
-	// seen is the highest sequence that this process got. A sale below it was set back.
+	// seen is the highest sequence that this target got. A sale with a lower one was set back.
 	seen     int64
 	seenText string
 }
@@ -61,17 +61,17 @@ func (t *target) see(sequence int64) {
 	}
 }
 
-// reserveScript calls lua/reserve.lua and reads its answers. It keeps its argument list from call to
-// call, so it belongs to one goroutine.
+// reserveScript calls lua/reserve.lua and reads its answers. It reuses its argument list, so it
+// belongs to one goroutine.
 type reserveScript struct {
 	args []any
 }
 
-// tries is how often a call is sent. The script recognises a repeat, so a lost answer can be asked for again.
+// tries is how often a call is sent at most. The script recognizes a repeat, so a retry is safe.
 const tries = 3
 
-// run asks the script about all calls and sets their answers. Its error is for all of them, and
-// wraps ErrUnavailable if certainly nothing was reserved, or ErrOutcomeUnknown.
+// run runs the script for all calls and sets their answers. Its error is for all of them, and wraps
+// ErrUnavailable if certainly nothing was reserved, or else ErrOutcomeUnknown.
 func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*call) (saleReply, error) {
 	rs.args = append(rs.args[:0], "evalsha", nil, len(t.keys), t.keys[0], t.keys[1], t.keys[2], t.keys[3], t.epoch,
 		&t.seenText, reserveMetadata)
@@ -87,24 +87,24 @@ func (rs *reserveScript) run(ctx context.Context, s *Store, t *target, batch []*
 	sale, err := readAnswers(answers, batch, t.place.epoch)
 	t.see(sale.sequence)
 	if err == nil && maybeDone && (sale.staleEpoch || sale.rewound || sale.lost) {
-		err = errOtherLife
+		err = errStockReplaced
 	}
 	return sale, err
 }
 
-// errOtherLife: an earlier try got no answer, and a later answer is for another epoch, so it does
-// not show what the earlier try did.
-var errOtherLife = fmt.Errorf("%w: the stock of the sale was lost or rebuilt between two tries", ErrOutcomeUnknown)
+// errStockReplaced: an earlier try got no answer, and a later answer is about another stock, so it
+// does not show what the earlier try did.
+var errStockReplaced = fmt.Errorf("%w: the stock of the sale was lost or rebuilt between two tries", ErrOutcomeUnknown)
 
-// once is a command that go-redis does not retry. Only a caller that sees every try can tell a
+// once is a command that go-redis does not retry. Only a caller that sees every try can distinguish a
 // failure from an unknown outcome: a last try that could not connect says nothing about the first.
 type once struct{ *redis.StringSliceCmd }
 
 // NoRetry implements redis.Cmder.
 func (once) NoRetry() bool { return true }
 
-// callReserve sends the script's call until an answer comes back, at most tries times. With maybeDone an earlier try
-// had no answer, and may have been served.
+// callReserve sends the script's call until an answer comes back, at most tries times. maybeDone is
+// true if a try got no answer and may have been executed.
 func (s *Store) callReserve(
 	ctx context.Context, partition int, args []any,
 ) (answers []string, maybeDone bool, err error) {
@@ -116,11 +116,11 @@ func (s *Store) callReserve(
 		if answers, sent, err = s.sendReserve(ctx, partition, args); err == nil {
 			return answers, maybeDone, nil
 		}
-		answered, passing := refusal(err)
-		if answered && !passing || errors.Is(err, ErrUnverifiedServer) {
+		answered, temporary := refusal(err)
+		if answered && !temporary || errors.Is(err, ErrUnverifiedServer) {
 			break
 		}
-		if passing {
+		if temporary {
 			// A demoted server keeps its scripts and may become a primary again: verify it first.
 			s.fences[partition].Store(nil)
 		}
@@ -139,7 +139,7 @@ func (s *Store) sendReserve(ctx context.Context, partition int, args []any) (ans
 	if f != nil {
 		args[1] = f.sha
 		cmd := once{redis.NewStringSliceCmd(ctx, args...)}
-		if err = s.Rdb.Process(ctx, cmd); !redis.HasErrorPrefix(err, "NOSCRIPT") {
+		if err = s.Redis.Process(ctx, cmd); !redis.HasErrorPrefix(err, "NOSCRIPT") {
 			return cmd.Val(), true, err
 		}
 	}
@@ -148,13 +148,13 @@ func (s *Store) sendReserve(ctx context.Context, partition int, args []any) (ans
 	}
 	args[1] = f.sha
 	cmd := once{redis.NewStringSliceCmd(ctx, args...)}
-	err = s.Rdb.Process(ctx, cmd)
+	err = s.Redis.Process(ctx, cmd)
 	return cmd.Val(), true, err
 }
 
-// refusal reports whether err is Redis's own answer, so that this try did nothing, and whether it
-// is temporary.
-func refusal(err error) (answered, passing bool) {
+// refusal reports whether err is an answer of Redis, so that this try did nothing, and whether it is
+// temporary.
+func refusal(err error) (answered, temporary bool) {
 	var answer redis.Error
 	if !errors.As(err, &answer) {
 		return false, false
@@ -170,7 +170,7 @@ func refusal(err error) (answered, passing bool) {
 	return true, false
 }
 
-// neverSent is true if no byte of the command can have left: there was no connection to send it on.
+// neverSent is true if there was no connection to send the command on.
 func neverSent(err error) bool {
 	var op *net.OpError
 	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) ||
@@ -182,7 +182,7 @@ func neverSent(err error) bool {
 func readAnswers(reply []string, batch []*call, epoch int64) (saleReply, error) {
 	const header = 3
 	if len(reply) != header+len(batch) {
-		return saleReply{}, fmt.Errorf("%w: the script gave %d values for %d requests", ErrOutcomeUnknown, len(reply),
+		return saleReply{}, fmt.Errorf("%w: the script returned %d values for %d requests", ErrOutcomeUnknown, len(reply),
 			len(batch))
 	}
 	var numbers [header]int64

@@ -18,7 +18,7 @@ var ErrServerChanged = errors.New("the Redis server was replaced, emptied or dis
 
 // ErrUnverifiedServer: this Redis may lack accepted orders. A worker rebuilds its stock.
 var ErrUnverifiedServer = fmt.Errorf(
-	"%w: the Redis server is not the one that is known to hold all of it", ErrUnavailable,
+	"%w: the Redis server is not verified", ErrUnavailable,
 )
 
 // errSaleClosed: the stock of the sale is being rebuilt.
@@ -30,10 +30,10 @@ type ServerState struct {
 	// RunID identifies the server's process, ReplicationID its term as a primary.
 	RunID         string
 	ReplicationID string
-	// Known is true if the stock of the partition was verified on this very server.
+	// Known is true if the stock of the partition was verified on this server.
 	Known bool
-	// Recorded is true if the server holds a record of a verified server, itself or another, or of
-	// distrust. It is false where a partition was never used or Redis lost everything.
+	// Recorded is true if the server has a record that it or another server was verified, or was
+	// distrusted. It is false if the partition was never used or Redis lost everything.
 	Recorded bool
 	// unverified is true until the server is marked as distrusted.
 	unverified bool
@@ -41,7 +41,7 @@ type ServerState struct {
 
 // Inspect returns the server of a partition. Its errors wrap ErrUnavailable.
 func (s *Store) Inspect(ctx context.Context, partition int) (ServerState, error) {
-	return s.inspect(ctx, s.Rdb, partition)
+	return s.inspect(ctx, s.Redis, partition)
 }
 
 func (s *Store) inspect(ctx context.Context, on redis.Scripter, partition int) (ServerState, error) {
@@ -55,12 +55,12 @@ func (s *Store) inspect(ctx context.Context, on redis.Scripter, partition int) (
 // FirstUse is the token for a partition without a record of a server.
 const FirstUse = "-"
 
-// MarkVerified records that the stock of a partition is whole on the expected server. The token is
-// the one that DistrustFor left there. It returns ErrServerChanged, and changes nothing, if Redis
+// MarkVerified records that the stock of a partition is complete on the expected server. The token
+// is the one that DistrustFor left there. It returns ErrServerChanged, and changes nothing, if Redis
 // is another server by now, was emptied or was distrusted again.
 func (s *Store) MarkVerified(ctx context.Context, partition int, expected ServerState, token string) error {
 	answer, err := lua.Verify.Run(
-		ctx, s.Rdb, []string{s.Keys.Server(partition)}, expected.RunID, expected.ReplicationID, token,
+		ctx, s.Redis, []string{s.Keys.Server(partition)}, expected.RunID, expected.ReplicationID, token,
 	).Text()
 	switch {
 	case err != nil:
@@ -71,7 +71,7 @@ func (s *Store) MarkVerified(ctx context.Context, partition int, expected Server
 	return nil
 }
 
-// distrusted replaces the run id where no server is verified; lua/look.lua knows it.
+// distrusted replaces the run id of a server that is not verified (lua/look.lua).
 const distrusted = "-"
 
 // Distrust withdraws the verification of a partition: every ingress refuses to sell from it until it is
@@ -80,11 +80,11 @@ func (s *Store) Distrust(ctx context.Context, partition int) error {
 	return s.DistrustFor(ctx, partition, "")
 }
 
-// DistrustFor is Distrust as the first step of the rebuild with that token, which alone can verify
-// the server afterwards.
+// DistrustFor is Distrust as the first step of the rebuild with that token. Only that rebuild can
+// verify the server afterwards.
 func (s *Store) DistrustFor(ctx context.Context, partition int, token string) error {
 	s.fences[partition].Store(nil)
-	_, err := s.Rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
+	_, err := s.Redis.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		s.distrust(ctx, p, partition, token)
 		return nil
 	})
@@ -111,7 +111,7 @@ func (s *Store) ask(
 		return ServerState{}, "", err
 	}
 	if len(values) != 4 {
-		return ServerState{}, "", fmt.Errorf("the script gave %d values", len(values))
+		return ServerState{}, "", fmt.Errorf("the script returned %d values", len(values))
 	}
 	state = ServerState{
 		RunID: values[1], ReplicationID: values[2],
@@ -123,13 +123,13 @@ func (s *Store) ask(
 // look finds a sale in a partition. It returns ErrSaleNotFound only if the server is known, because
 // an unverified one may have lost it.
 func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place, error) {
-	state, text, err := s.ask(ctx, s.Rdb, s.Keys.Server(partition), s.Keys.Sale(partition, sale))
+	state, text, err := s.ask(ctx, s.Redis, s.Keys.Server(partition), s.Keys.Sale(partition, sale))
 	switch {
 	case err != nil:
 		return place{}, fmt.Errorf("%w: look up sale=%s: %w", ErrUnavailable, sale, err)
 	case !state.Known || s.refused[partition].Load():
 		if state.unverified {
-			_, _ = s.admit(ctx, partition) // which stops the others
+			_, _ = s.admit(ctx, partition) // marks the server as distrusted for all ingresses
 		}
 		return place{}, ErrUnverifiedServer
 	case text == "":
@@ -145,11 +145,11 @@ func (s *Store) look(ctx context.Context, partition int, sale uuid.UUID) (place,
 	return place{partition, epoch}, nil
 }
 
-// lostOrders is the error of a queue whose sale is behind what was seen of it: Redis was set back
-// and lost accepted orders. The server is distrusted, so that their units are not sold again, and a
-// worker rebuilds the stock.
+// lostOrders returns the error of a queue whose sale has a lower sequence than it has seen: Redis was
+// set back and lost accepted orders. It distrusts the server, so that their units are not sold again,
+// and a worker rebuilds the stock.
 func (s *Store) lostOrders(ctx context.Context, q *queue) error {
-	s.O.Logger.Error("Redis has lost orders of a sale: nothing is sold until its stock is made anew",
+	s.Logger.Error("Redis lost orders of a sale: nothing is sold until its stock is rebuilt",
 		"sale", q.sale, "partition", q.place.partition, "epoch", q.place.epoch, "seen_sequence", q.target.seen)
 	if err := s.Distrust(ctx, q.place.partition); err != nil {
 		return fmt.Errorf("%w: %w", ErrLostSale, err)

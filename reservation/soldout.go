@@ -13,21 +13,20 @@ import (
 
 // soldOut caches that a sale is sold out, so that refusals cost Redis nothing.
 //
-// A buyer who holds a reservation and asks again must get the order, not "sold out". So the cache
-// holds the buyers and those whose order has ended, bounded by the stock and the number of ended
-// orders. It is valid while the sale's generation is unchanged and its closing time has not come:
-// with nothing left there are no new buyers, and every script that could change that (release,
-// restock, resume, ...) raises the generation. A watcher checks both; what it saw longer ago than
-// soldOutTrust does not count. Returned units are sold only after that time (quiet_ms in
-// lua/reserve.lua), so that their buyers never meet an outdated cache.
+// A buyer with a reservation who retries must get the order, not "sold out". So the cache contains
+// the buyers and the users of ended orders, bounded by the stock and the number of ended orders. It
+// is valid while the sale's generation is unchanged and before its closing time: with nothing left
+// there are no new buyers, and every script that could change that (release, restock, resume, ...)
+// raises the generation. A watcher checks both; a check older than soldOutTrust does not count.
+// Returned units are sold only after that time (quiet_ms in lua/reserve.lua), so their buyers never
+// get the answer of an outdated cache.
 //
-// Only a sale without a single unit is cached. While a few are left, another buyer may still take
-// them.
+// Only a sale without any units is cached. While a few are left, another buyer may take them.
 type soldOut struct {
 	generation int64
-	buyers     map[uint64]struct{} // hashes; a collision only sends a loser to Redis
+	buyers     map[uint64]struct{} // hashes; after a collision Redis answers
 	checkedAt  atomic.Int64        // nanoseconds since Store.started
-	asked      atomic.Bool         // since the watcher last looked
+	asked      atomic.Bool         // since the watcher's last check
 }
 
 const (
@@ -35,16 +34,15 @@ const (
 	// checks every soldOutCheck, and without a check the cache expires.
 	soldOutCheck = 200 * time.Millisecond
 	soldOutTrust = 800 * time.Millisecond
-	// A sale without requests for so many checks is dropped.
+	// A sale without requests for this many checks is dropped.
 	soldOutIdleChecks = 50
-	// Sales with more buyers and ended orders are not cached (about 50 bytes each) and go on asking
-	// Redis.
+	// Sales with more buyers and ended orders (about 50 bytes each) are not cached: Redis answers.
 	soldOutBuyersMax = 4_000_000
 	// soldOutRetry is the pause after a sale could not be cached.
 	soldOutRetry = 5 * time.Second
 )
 
-// remembersSoldOut is true if the sale has nothing left and the user holds nothing in it.
+// remembersSoldOut is true if the cache says that the sale has nothing left and the user has no order in it.
 func (q *queue) remembersSoldOut(user string) bool {
 	memory := q.soldOut.Load()
 	if memory == nil || q.store.sinceStart()-memory.checkedAt.Load() > int64(soldOutTrust) {
@@ -59,7 +57,7 @@ func (q *queue) remembersSoldOut(user string) bool {
 
 func (s *Store) sinceStart() int64 { return int64(time.Since(s.started)) }
 
-// learnSoldOut starts to cache that nothing is left, unless that has begun.
+// learnSoldOut starts to cache that nothing is left, unless that is in progress.
 func (q *queue) learnSoldOut(generation int64) {
 	if !q.learning.CompareAndSwap(false, true) {
 		return
@@ -67,8 +65,8 @@ func (q *queue) learnSoldOut(generation int64) {
 	started := q.store.goBackground(func() {
 		defer q.learning.Store(false)
 		if err := q.rememberSoldOut(q.store.ctx, generation); err != nil && q.store.ctx.Err() == nil {
-			q.store.O.Logger.Warn(
-				"cannot remember that a sale is sold out: its losers go on asking Redis", "sale", q.sale, "error", err,
+			q.store.Logger.Warn(
+				"cannot cache that a sale is sold out: all its requests go to Redis", "sale", q.sale, "error", err,
 			)
 			retry.Pause(soldOutRetry, q.store.ctx.Done())
 		}
@@ -116,25 +114,25 @@ func (q *queue) rememberSoldOut(ctx context.Context, generation int64) error {
 	return nil
 }
 
-// collectUsers reads all users that are fields of the hash, after a prefix of behind characters. A
-// scan returns every field that is there from its begin to its end, and a sold-out sale gains none;
-// stillSoldOut checks that afterwards.
-func (q *queue) collectUsers(ctx context.Context, memory *soldOut, key string, behind int) error {
-	n, err := q.store.Rdb.HLen(ctx, key).Result()
+// collectUsers reads all users from the fields of the hash, which are a prefix of prefixLen
+// characters and the user. A scan returns every field that exists from its begin to its end, and a
+// sold-out sale gains none; stillSoldOut checks that afterwards.
+func (q *queue) collectUsers(ctx context.Context, memory *soldOut, key string, prefixLen int) error {
+	n, err := q.store.Redis.HLen(ctx, key).Result()
 	if err != nil {
 		return err
 	}
 	if n += int64(len(memory.buyers)); n > soldOutBuyersMax {
-		return fmt.Errorf("%d buyers and ended orders are too many to remember", n)
+		return fmt.Errorf("%d buyers and ended orders are too many to cache", n)
 	}
 	var cursor uint64
 	for {
 		var page []string
-		if page, cursor, err = q.store.Rdb.HScan(ctx, key, cursor, "", 500).Result(); err != nil {
+		if page, cursor, err = q.store.Redis.HScan(ctx, key, cursor, "", 500).Result(); err != nil {
 			return err
 		}
 		for i := 0; i < len(page); i += 2 {
-			user := page[i][min(behind, len(page[i])):]
+			user := page[i][min(prefixLen, len(page[i])):]
 			memory.buyers[maphash.String(q.store.seed, user)] = struct{}{}
 		}
 		if cursor == 0 {
@@ -143,8 +141,8 @@ func (q *queue) collectUsers(ctx context.Context, memory *soldOut, key string, b
 	}
 }
 
-// stillSoldOut is true if nothing is left, the sale is not over, nothing can have changed since that
-// generation, and the server is known to hold it.
+// stillSoldOut is true if nothing is left, the sale has not closed, its generation is the same, and
+// the server is verified.
 func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, soldOutTrust/2)
 	defer cancel()
@@ -159,7 +157,7 @@ func (q *queue) stillSoldOut(ctx context.Context, generation int64) (bool, error
 	if err != nil || !state.Known {
 		return false, err
 	}
-	pipe := q.store.Rdb.Pipeline()
+	pipe := q.store.Redis.Pipeline()
 	fields := pipe.HMGet(ctx, q.store.Keys.Sale(q.place.partition, q.sale), "left", "generation", "epoch", "closes_at_ms")
 	now := pipe.Time(ctx)
 	if _, err := pipe.Exec(ctx); err != nil {

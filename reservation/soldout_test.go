@@ -20,7 +20,7 @@ import (
 func TestSoldOutAnswersCostRedisNothing(t *testing.T) {
 	t.Parallel()
 	s, sale := testsale.SoldOutShop(t)
-	usedBefore, callsBefore := usedMemory(t, s.Rdb), testsale.ScriptCalls(t, s.Rdb)
+	usedBefore, callsBefore := usedMemory(t, s.Redis), testsale.ScriptCalls(t, s.Redis)
 
 	const losers = 1_000_000
 	workers := runtime.GOMAXPROCS(0)
@@ -38,9 +38,9 @@ func TestSoldOutAnswersCostRedisNothing(t *testing.T) {
 	}
 	wg.Wait()
 	require.EqualValues(t, losers, answered.Load())
-	// A process that was held up for long may have had to look once more.
-	require.LessOrEqual(t, testsale.ScriptCalls(t, s.Rdb)-callsBefore, losers/1000)
-	require.InDelta(t, usedBefore, usedMemory(t, s.Rdb), 256<<10, "bytes of Redis before and after a million losers")
+	// A process that was paused for long may have to check once more.
+	require.LessOrEqual(t, testsale.ScriptCalls(t, s.Redis)-callsBefore, losers/1000)
+	require.InDelta(t, usedBefore, usedMemory(t, s.Redis), 256<<10, "bytes of Redis before and after a million refusals")
 }
 
 func usedMemory(t *testing.T, rdb *redis.Client) int64 {
@@ -57,9 +57,9 @@ func TestBuyerOfSoldOutSaleGetsOrder(t *testing.T) {
 	t.Parallel()
 	s, sale := testsale.SoldOutShop(t)
 	require.Equal(t, reservation.AlreadyPurchased, s.Buy(sale, "ann").Verdict)
-	other := testsale.NewShopOn(t, s.Rdb, s.Keys, reservation.StoreOptions{})
+	other := testsale.NewShopOn(t, s.Redis, s.Keys, reservation.StoreOptions{})
 	other.RememberSoldOut(sale)
-	require.Equal(t, reservation.AlreadyPurchased, other.Buy(sale, "ann").Verdict, "also where the order was not made")
+	require.Equal(t, reservation.AlreadyPurchased, other.Buy(sale, "ann").Verdict, "on another ingress")
 }
 
 func TestSoldOutMemoryEndsWithinASecondOnEveryIngress(t *testing.T) {
@@ -86,8 +86,8 @@ func TestSoldOutMemoryEndsWithinASecondOnEveryIngress(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, sale := testsale.SoldOutShop(t)
-			// Another ingress, which hears of the change from Redis alone.
-			ingress := testsale.NewShopOn(t, s.Rdb, s.Keys, reservation.StoreOptions{})
+			// Another ingress, which learns of the change only from Redis.
+			ingress := testsale.NewShopOn(t, s.Redis, s.Keys, reservation.StoreOptions{})
 			ingress.RememberSoldOut(sale)
 
 			change(s, sale)
@@ -107,7 +107,7 @@ func TestSoldOutMemoryEndsWithoutRedis(t *testing.T) {
 	s.Buy(sale, "ann")
 	s.RememberSoldOut(sale)
 	own.Kill()
-	testkit.Eventually(t, 5*time.Second, "the store admits that it does not know", func() bool {
+	testkit.Eventually(t, 5*time.Second, "the store is unavailable", func() bool {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale, User: "bob", Quantity: 1})
 		return err != nil
 	})
@@ -125,5 +125,5 @@ func TestEndedSaleIsNotAnsweredSoldOut(t *testing.T) {
 		return s.Buy(sale.ID, "bob").Verdict == reservation.Ended
 	})
 	require.WithinRange(t, time.Now(), closesAt, closesAt.Add(time.Second))
-	require.Equal(t, reservation.Ended, s.Buy(sale.ID, "bob").Verdict, "and that stays so")
+	require.Equal(t, reservation.Ended, s.Buy(sale.ID, "bob").Verdict, "later requests, too")
 }

@@ -16,7 +16,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// Within DefaultWaitMax + DefaultCallTimeout a Store has an answer.
+// A Store answers within DefaultWaitMax + DefaultCallTimeout.
 const (
 	DefaultWaitMax     = 2 * time.Second
 	DefaultCallTimeout = 3 * time.Second
@@ -27,11 +27,11 @@ type StoreOptions struct {
 	// BatchMax bounds the requests in one call of the script. Default 256: Redis is blocked
 	// meanwhile, and larger batches hardly make a reservation cheaper.
 	BatchMax int
-	// QueueMax is how many requests may wait for one sale before further ones are answered ErrOverloaded. Default 8192.
+	// QueueMax is how many requests may wait for one sale; further ones get ErrOverloaded. Default 8192.
 	QueueMax int
 	// SalesMax is how many queues of sales the store keeps. Default 4096.
 	SalesMax int
-	// WaitMax is the age at which a waiting request is answered ErrOverloaded. It is checked when a
+	// WaitMax is the age at which a waiting request gets ErrOverloaded. It is checked when a
 	// call of the script ends, after CallTimeout at most: a timer per request would cost more than
 	// deciding it. Default DefaultWaitMax.
 	WaitMax time.Duration
@@ -64,26 +64,28 @@ func (o *StoreOptions) setDefaults() {
 
 // Store is the stock of all sales, in Redis. It is safe for concurrent use.
 type Store struct {
-	Rdb  redis.UniversalClient
-	Keys Keys
-	O    StoreOptions
+	// Redis, Keys and Logger are what NewStore got. Package catalog publishes sales with them. They never change.
+	Redis  redis.UniversalClient
+	Keys   Keys
+	Logger *slog.Logger
 
+	options StoreOptions
 	started time.Time
-	seed    maphash.Seed // of the hashes of remembered buyers
+	seed    maphash.Seed // of the hashes in soldOut
 	index   saleIndex
 	looks   saleLooks
 
 	// fences hold, by partition, the script that was loaded last (fence.go).
 	fences [MaxPartitions]atomic.Pointer[fence]
-	// refused is true, by partition, if Redis is not the server that Postgres names (Guard).
+	// refused is true, by partition, if Redis is not the server recorded in Postgres (Guard).
 	refused [MaxPartitions]atomic.Bool
 
 	mu     sync.RWMutex
 	queues map[uuid.UUID]*queue
 
-	// Queues and sold-out watchers run in the background until Close. closing separates Close from
-	// the start of another one; it is not mu, because keep holds that while it looks into queues,
-	// and a locked queue starts its goroutine.
+	// Queues and sold-out watchers run in the background until Close. closing excludes Close while
+	// another one starts. It is not mu, because keep locks queues while it holds mu, and a locked
+	// queue starts its goroutine.
 	closing    sync.RWMutex
 	background sync.WaitGroup
 	ctx        context.Context
@@ -95,7 +97,7 @@ func NewStore(rdb redis.UniversalClient, keys Keys, o StoreOptions) *Store {
 	o.setDefaults()
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Store{
-		Rdb: rdb, Keys: keys, O: o,
+		Redis: rdb, Keys: keys, Logger: o.Logger, options: o,
 		started: time.Now(), seed: maphash.MakeSeed(),
 		queues: make(map[uuid.UUID]*queue),
 		ctx:    ctx, cancel: cancel,
@@ -121,21 +123,21 @@ func (s *Store) goBackground(f func()) bool {
 	return true
 }
 
-// Ping returns nil if Redis answers. A full server or a replica answers too, and refuses writes.
+// Ping returns nil if Redis answers, also if it is full or a replica and refuses writes.
 func (s *Store) Ping(ctx context.Context) error {
-	if err := s.Rdb.Ping(ctx).Err(); err != nil {
+	if err := s.Redis.Ping(ctx).Err(); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	return nil
 }
 
-// Reserve asks for units. An Answer is the sale's decision, a refusal included. An error is an
+// Reserve requests units. An Answer is the sale's decision, possibly a refusal. An error is an
 // *InvalidError, or wraps ErrOverloaded, ErrUnavailable, ErrReservationDamaged or
-// ErrOutcomeUnknown, or is that of ctx if it ended before the request was sent. Only with
+// ErrOutcomeUnknown, or is the error of ctx if it ended before the request was sent. Only with
 // ErrOutcomeUnknown may units have been taken.
 //
-// Requests for one sale that arrive during a call of the script leave together in the next one. The
-// answer comes within WaitMax and CallTimeout; ctx needs no deadline.
+// Requests for one sale that arrive during a call of the script are sent together in the next one.
+// Reserve returns within WaitMax and CallTimeout; ctx needs no deadline.
 func (s *Store) Reserve(ctx context.Context, r Request) (Answer, error) {
 	began := time.Now()
 	if err := r.validate(); err != nil {
@@ -181,28 +183,28 @@ func (s *Store) queueOf(ctx context.Context, sale uuid.UUID) (*queue, error) {
 	if q != nil {
 		return q, nil
 	}
-	place, err := s.lookOnce(ctx, sale)
+	at, err := s.lookOnce(ctx, sale)
 	if err != nil {
 		return nil, err
 	}
-	return s.keep(newQueue(s, sale, place))
+	return s.keep(newQueue(s, sale, at))
 }
 
-// keep stores a queue, or returns the one that another request stored first.
+// keep stores a queue and returns it, or the one that another request stored first.
 func (s *Store) keep(q *queue) (*queue, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if first := s.queues[q.sale]; first != nil {
 		return first, nil
 	}
-	if len(s.queues) >= s.O.SalesMax {
+	if len(s.queues) >= s.options.SalesMax {
 		for sale, other := range s.queues {
 			if other.idle() {
 				delete(s.queues, sale)
 				break
 			}
 		}
-		if len(s.queues) >= s.O.SalesMax {
+		if len(s.queues) >= s.options.SalesMax {
 			return nil, ErrOverloaded
 		}
 	}
@@ -227,16 +229,16 @@ type place struct {
 
 var errClosed = fmt.Errorf("%w: the store is closed", ErrUnavailable)
 
-// ErrLostSale: Redis lost the sale, and sells nothing of it until a rebuild from Postgres. A
-// process that has never seen the sale cannot tell it from one that does not exist.
+// ErrLostSale: Redis lost the sale, which sells nothing until a rebuild from Postgres. A process that
+// has never seen the sale cannot distinguish it from one that does not exist.
 var ErrLostSale = fmt.Errorf("%w: Redis has lost it", ErrUnavailable)
 
 // find finds a sale in Redis. The partition follows from the sale's id and the number of partitions
-// at its creation, which may differ from today's: a sale that is not where it would be today is
-// looked up in the index. The index is read at most once in indexTrust for this, so a sale that
+// at its creation, which may differ from the current one: a sale that is not in its current partition
+// is looked up in the index. The index is read at most once in indexTrust for this, so a sale that
 // does not exist costs one lookup.
 //
-// ErrSaleNotFound is certain. Where a server may have lost the sale the error wraps ErrUnavailable.
+// ErrSaleNotFound is certain. If a server may have lost the sale, the error wraps ErrUnavailable.
 func (s *Store) find(ctx context.Context, sale uuid.UUID) (place, error) {
 	partition := s.Keys.Partition(sale)
 	at, missing := s.look(ctx, partition, sale)

@@ -10,9 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A store that makes room for a sale looks into queues while others join them, and a queue that begins
-// to move asks the store. Neither may wait for the other. The calls are given up beforehand, so that
-// none of it waits for Redis.
+// To make room for a sale, the store locks queues while requests join them, and a queue that starts
+// locks the store. That must not deadlock. The calls are abandoned beforehand, so that nothing waits
+// for Redis.
 func TestEvictionAndJoinDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	s := NewStore(nil, Keys{Prefix: DefaultPrefix, Partitions: 1}, StoreOptions{SalesMax: 2})
@@ -33,7 +33,7 @@ func TestEvictionAndJoinDoNotDeadlock(t *testing.T) {
 						continue
 					}
 					givenUp := &call{done: make(chan struct{}, 1)}
-					givenUp.phase.Store(phaseGivenUp)
+					givenUp.phase.Store(phaseAbandoned)
 					require.NoError(t, queue.join(givenUp))
 				}
 			})
@@ -44,6 +44,6 @@ func TestEvictionAndJoinDoNotDeadlock(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(20 * time.Second):
-		t.Fatal("store and queues wait for each other")
+		t.Fatal("deadlock of the store and its queues")
 	}
 }

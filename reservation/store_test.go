@@ -41,7 +41,7 @@ func TestReserveReturnsEveryVerdict(t *testing.T) {
 	again, err := s.Reserve(ctx, request)
 	require.NoError(t, err)
 	require.Equal(t, reservation.Answer{Verdict: reservation.Replayed, Reservation: first.Reservation}, again,
-		"the first answer again")
+		"a retry gets the first answer")
 
 	other := request
 	other.Quantity = 1
@@ -62,7 +62,7 @@ func TestReserveReturnsEveryVerdict(t *testing.T) {
 	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "dan").Verdict)
 	short, err := s.Reserve(ctx, reservation.Request{Sale: sale.ID, User: "bob", Quantity: 2})
 	require.NoError(t, err)
-	require.Equal(t, reservation.SoldOut, short.Verdict, "one is left, and two were asked for")
+	require.Equal(t, reservation.SoldOut, short.Verdict, "one is left, and two were requested")
 
 	_, err = s.Pause(ctx, sale.ID)
 	require.NoError(t, err)
@@ -86,16 +86,16 @@ func TestReserveRejectsInvalidInputWithoutRedis(t *testing.T) {
 	s := testsale.NewShop(t)
 	sale := s.Sale(3)
 	for name, r := range map[string]reservation.Request{
-		"no user":                 {Quantity: 1},
-		"braces":                  {User: "{0}", Quantity: 1},
-		"a quote":                 {User: `a","x":"`, Quantity: 1},
-		"a control character":     {User: "a\nb", Quantity: 1},
-		"not ASCII":               {User: "änne", Quantity: 1},
-		"a user of 10 KB":         {User: string(make([]byte, 10<<10)), Quantity: 1},
-		"quantity 0":              {User: "ann"},
-		"quantity -1":             {User: "ann", Quantity: -1},
-		"a key of 256 characters": {User: "ann", Quantity: 1, IdempotencyKey: fmt.Sprintf("%0256d", 0)},
-		"a key that is not ASCII": {User: "ann", Quantity: 1, IdempotencyKey: "schlüssel"},
+		"user missing":                  {Quantity: 1},
+		"braces":                        {User: "{0}", Quantity: 1},
+		"user with a quote":             {User: `a","x":"`, Quantity: 1},
+		"user with a control character": {User: "a\nb", Quantity: 1},
+		"user not ASCII":                {User: "änne", Quantity: 1},
+		"user of 10 KB":                 {User: string(make([]byte, 10<<10)), Quantity: 1},
+		"quantity 0":                    {User: "ann"},
+		"quantity -1":                   {User: "ann", Quantity: -1},
+		"key of 256 characters":         {User: "ann", Quantity: 1, IdempotencyKey: fmt.Sprintf("%0256d", 0)},
+		"key not ASCII":                 {User: "ann", Quantity: 1, IdempotencyKey: "schlüssel"},
 	} {
 		r.Sale = sale.ID
 		_, err := s.Reserve(t.Context(), r)
@@ -111,7 +111,7 @@ func TestReserveSellsExactlyTheStockToTenThousandBuyers(t *testing.T) {
 	s := testsale.NewShop(t)
 	const stock, buyers = 100, 10_000
 	sale := s.Sale(stock + 1)
-	s.Buy(sale.ID, "warm-up") // the script is loaded before so many compete for the processor
+	s.Buy(sale.ID, "warm-up") // loads the script before many goroutines compete for the processor
 
 	var won sync.Map
 	var winners, refused atomic.Int64
@@ -149,15 +149,15 @@ func TestConcurrentRequestsShareCalls(t *testing.T) {
 	s.Buy(sale.ID, "warm-up")
 
 	before := commandsServed(t, rdb)
-	// While Redis is held up, all others pile up behind the first request.
+	// While Redis pauses, all others wait behind the first request.
 	require.NoError(t, rdb.Do(t.Context(), "CLIENT", "PAUSE", "300", "WRITE").Err())
 	var wg sync.WaitGroup
 	for i := range 512 {
 		wg.Go(func() { s.Buy(sale.ID, fmt.Sprintf("u%d", i)) })
 	}
 	wg.Wait()
-	// CLIENT PAUSE, at most a handful of calls, and the commands inside them: HMGET twice, TIME, HSET
-	// twice, and an XADD each.
+	// The served commands are CLIENT PAUSE, the calls, and the commands inside them: HMGET twice, TIME,
+	// HSET twice, and an XADD for each request.
 	const inside = 5
 	calls := (commandsServed(t, rdb) - before - 1 - 512) / (1 + inside)
 	require.Positive(t, calls)
@@ -187,15 +187,15 @@ func TestCancelBeforeSendReservesNothing(t *testing.T) {
 	require.NotErrorIs(t, err, reservation.ErrOutcomeUnknown)
 
 	giveUp()
-	require.ErrorIs(t, <-sent, reservation.ErrOutcomeUnknown, "it was on its way: nobody knows")
+	require.ErrorIs(t, <-sent, reservation.ErrOutcomeUnknown, "the request was sent")
 
 	again, err := s.Reserve(t.Context(), reservation.Request{
 		Sale: sale.ID, User: "sent", Quantity: 1,
 		IdempotencyKey: "k",
 	})
 	require.NoError(t, err)
-	require.Equal(t, reservation.Replayed, again.Verdict, "the same key finds out")
-	require.Equal(t, "8", s.Left(sale.ID), "the warm-up and the one that was sent; not the one that was queued")
+	require.Equal(t, reservation.Replayed, again.Verdict, "a retry with the same key")
+	require.Equal(t, "8", s.Left(sale.ID), "the warm-up and the sent request, not the queued one")
 }
 
 func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
@@ -210,7 +210,7 @@ func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 	var crowd sync.WaitGroup
 	crowd.Go(func() {
 		_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "sent", Quantity: 1})
-		assert.NoError(t, err, "it was sent at once")
+		assert.NoError(t, err, "it was sent immediately")
 	})
 	awaitBlocked(t, rdb, "the first request is sent")
 	for i := range 20 {
@@ -224,7 +224,7 @@ func TestRequestOlderThanWaitMaxIsOverloaded(t *testing.T) {
 	}
 	crowd.Wait()
 	require.Equal(t, "8", s.Left(sale.ID))
-	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "late-0").Verdict, "the next ones are served again")
+	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "late-0").Verdict, "later requests are served again")
 }
 
 func awaitBlocked(t *testing.T, rdb *redis.Client, what string) {
@@ -268,7 +268,7 @@ func TestFullQueueIsOverloaded(t *testing.T) {
 	}
 	wg.Wait()
 	require.Positive(t, overloaded.Load())
-	require.Equal(t, fmt.Sprint(100-1-reserved.Load()), s.Left(sale.ID), "who was refused took nothing")
+	require.Equal(t, fmt.Sprint(100-1-reserved.Load()), s.Left(sale.ID), "refused requests took nothing")
 }
 
 func TestLostReplyIsRetriedOnce(t *testing.T) {
@@ -281,7 +281,7 @@ func TestLostReplyIsRetriedOnce(t *testing.T) {
 	proxy.Lose(2)
 	a := s.Buy(sale.ID, "ann")
 	proxy.RequireLost(t)
-	require.Equal(t, reservation.Replayed, a.Verdict, "the third try hears of the first")
+	require.Equal(t, reservation.Replayed, a.Verdict, "the third try gets the first answer")
 	require.Equal(t, "8", s.Left(sale.ID))
 	require.Len(t, s.Events(sale.ID), 2)
 
@@ -309,7 +309,7 @@ func TestClientRetriesReserveOnce(t *testing.T) {
 	proxy.Lose(3)
 	answers, err := lua.Reserve.Run(t.Context(), rdb, keys, "1", "0", "\x80", "ann", uuid.NewString(), "-", "1",
 		"{}").Slice()
-	require.NoError(t, err, "go-redis has tried four times in all")
+	require.NoError(t, err, "go-redis tried four times")
 	proxy.RequireLost(t)
 	require.Contains(t, answers[3], "replayed ")
 	require.Equal(t, "8", s.Left(sale.ID))
@@ -344,7 +344,7 @@ func TestReserveOfLostSaleIsUnavailable(t *testing.T) {
 	s := testsale.NewShop(t)
 	sale := s.Sale(10)
 	s.Buy(sale.ID, "ann")
-	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
+	require.NoError(t, s.Redis.Del(t.Context(), s.Keys.Sale(0, sale.ID)).Err())
 	_, err := s.Reserve(t.Context(), reservation.Request{Sale: sale.ID, User: "bob", Quantity: 1})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 	require.Len(t, s.Events(sale.ID), 1)
@@ -355,7 +355,7 @@ func TestRebuiltSaleIsServedInNewEpoch(t *testing.T) {
 	s := testsale.NewShop(t)
 	sale := s.Sale(10)
 	s.Buy(sale.ID, "ann")
-	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "epoch", 2).Err())
+	require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, sale.ID), "epoch", 2).Err())
 
 	require.Equal(t, reservation.Reserved, s.Buy(sale.ID, "bob").Verdict)
 	events := s.Events(sale.ID)
@@ -391,7 +391,7 @@ func TestCachedSalesAreBounded(t *testing.T) {
 		sales = append(sales, s.Sale(10_000).ID)
 	}
 	ctx := testsale.Soon(t)
-	// Many sales asked for at once push each other out while requests for them are on their way.
+	// Many concurrently requested sales evict each other while their requests are in progress.
 	var reserved atomic.Int64
 	var wg sync.WaitGroup
 	for w := range 16 {
@@ -421,13 +421,13 @@ func TestUnknownSalesAreCached(t *testing.T) {
 	require.Equal(t, reservation.UnknownSale, s.Buy(uuid.Must(uuid.NewV7()), "ann").Verdict)
 	before := commandsServed(t, rdb)
 	for range 1000 {
-		require.Equal(t, reservation.UnknownSale, s.Buy(uuid.New(), "ann").Verdict, "not even a version 7")
+		require.Equal(t, reservation.UnknownSale, s.Buy(uuid.New(), "ann").Verdict, "not a version 7")
 	}
 	require.Less(t, commandsServed(t, rdb)-before, 10)
 	for range 1000 {
 		require.Equal(t, reservation.UnknownSale, s.Buy(uuid.Must(uuid.NewV7()), "ann").Verdict)
 	}
-	// A look for each, which is a script with three commands inside, and the index about once a second.
+	// A lookup for each, which is a script with three commands inside, and the index about once a second.
 	require.Less(t, commandsServed(t, rdb)-before, 4*1000+20*reservation.MaxPartitions)
 }
 
@@ -450,7 +450,7 @@ func TestFindReservedEndsWithContext(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Less(t, time.Since(began), 5*time.Second, "they wait together, not one after another")
+	require.Less(t, time.Since(began), 5*time.Second, "they wait concurrently")
 }
 
 func TestClosedStoreReturnsError(t *testing.T) {
@@ -470,7 +470,7 @@ func TestReleaseReturnsUnitsOnce(t *testing.T) {
 	releases := []reservation.Release{
 		{SaleID: one.ID, OrderID: a.Reservation.OrderID, UserID: "ann"},
 		{SaleID: two.ID, OrderID: b.Reservation.OrderID, UserID: "ann"},
-		{SaleID: uuid.New(), OrderID: uuid.New(), UserID: "ann"}, // of a sale that Redis does not know
+		{SaleID: uuid.New(), OrderID: uuid.New(), UserID: "ann"}, // of a sale that Redis does not have
 	}
 	for range 2 {
 		_, err := s.Release(t.Context(), releases)
@@ -479,6 +479,6 @@ func TestReleaseReturnsUnitsOnce(t *testing.T) {
 	}
 	require.Equal(t, reservation.Reserved, s.Buy(one.ID, "ann").Verdict)
 	_, err := s.Release(t.Context(), releases)
-	require.NoError(t, err, "the order of before, not the one of now")
+	require.NoError(t, err, "the former order, not the current one")
 	require.Equal(t, "4", s.Left(one.ID))
 }

@@ -10,23 +10,23 @@ import (
 )
 
 const (
-	// unknownTrust is how long a missing sale is not looked up again. A sale that is published
-	// meanwhile stays hidden that long from earlier askers.
+	// unknownTrust is how long a missing sale is not looked up again, even if it is published
+	// meanwhile.
 	unknownTrust = 250 * time.Millisecond
-	// unknownMax bounds how many such sales are remembered: about twice as many, of 24 bytes each.
+	// unknownMax bounds how many missing sales are cached: about twice as many, of 24 bytes each.
 	unknownMax = 4096
 )
 
 // saleLooks are the lookups of sales without a queue: one at a time per sale, and none for a sale
-// that was just found missing. The zero value is ready; it is safe for concurrent use.
+// that was missing less than unknownTrust ago. The zero value is ready; it is safe for concurrent use.
 type saleLooks struct {
-	mu       sync.Mutex
-	underWay map[uuid.UUID]*saleLook
+	mu         sync.Mutex
+	inProgress map[uuid.UUID]*saleLook
 	// young and old are the start times of lookups that found no sale. A full young becomes old.
 	young, old map[uuid.UUID]time.Time
 }
 
-// saleLook is one look, whose place and err are set when done is closed.
+// saleLook is one lookup, whose place and err are set when done is closed.
 type saleLook struct {
 	done  chan struct{}
 	place place
@@ -53,13 +53,13 @@ var unknownSale = func() *saleLook {
 	return look
 }()
 
-// joinLook returns the lookup of a sale in progress, or begins one, unless the sale is known to be
-// missing.
+// joinLook returns the lookup of a sale in progress, or unknownSale if the sale was just found
+// missing, or begins a lookup.
 func (s *Store) joinLook(sale uuid.UUID) *saleLook {
 	x := &s.looks
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if look := x.underWay[sale]; look != nil {
+	if look := x.inProgress[sale]; look != nil {
 		return look
 	}
 	began := time.Now()
@@ -69,19 +69,19 @@ func (s *Store) joinLook(sale uuid.UUID) *saleLook {
 		}
 	}
 	look := &saleLook{done: make(chan struct{})}
-	if x.underWay == nil {
-		x.underWay = make(map[uuid.UUID]*saleLook)
+	if x.inProgress == nil {
+		x.inProgress = make(map[uuid.UUID]*saleLook)
 	}
-	x.underWay[sale] = look
+	x.inProgress[sale] = look
 	started := s.goBackground(func() {
-		ctx, cancel := context.WithTimeout(s.ctx, s.O.CallTimeout)
+		ctx, cancel := context.WithTimeout(s.ctx, s.options.CallTimeout)
 		defer cancel()
 		look.place, look.err = s.find(ctx, sale)
 		x.end(sale, look, began)
 	})
 	if !started {
 		look.err = errClosed
-		delete(x.underWay, sale)
+		delete(x.inProgress, sale)
 		close(look.done)
 	}
 	return look
@@ -91,7 +91,7 @@ func (s *Store) joinLook(sale uuid.UUID) *saleLook {
 func (x *saleLooks) end(sale uuid.UUID, look *saleLook, began time.Time) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	delete(x.underWay, sale)
+	delete(x.inProgress, sale)
 	if errors.Is(look.err, ErrSaleNotFound) {
 		if x.young == nil || len(x.young) >= unknownMax {
 			x.young, x.old = make(map[uuid.UUID]time.Time), x.young

@@ -39,16 +39,16 @@ func TestUnknownSaleIsLookedUpOncePerMoment(t *testing.T) {
 	looks := testsale.ScriptCalls(t, rdb) - before
 	// One for each quarter of a second that has begun, and one a second for each partition.
 	require.LessOrEqual(t, looks, int(4*time.Since(began)/time.Second)+int(time.Since(began)/time.Second)+8,
-		"looks for 10,000 requests")
+		"lookups for 10,000 requests")
 
 	// A sale that is published meanwhile is found.
 	require.NoError(
-		t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, unknown), s.Rdb.HGetAll(t.Context(), s.Keys.Sale(0, known)).Val()).Err(),
+		t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, unknown), s.Redis.HGetAll(t.Context(), s.Keys.Sale(0, known)).Val()).Err(),
 	)
-	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, unknown), "left", 1).Err())
+	require.NoError(t, s.Redis.HSet(t.Context(), s.Keys.Sale(0, unknown), "left", 1).Err())
 	testkit.Eventually(
 		t, 10*time.Second, "the sale is known", func() bool { return s.Buy(unknown, "ann").Verdict == reservation.Reserved },
 	)
-	// One that this process creates is not looked for before.
+	// This process has not looked up the sale that it creates.
 	require.Equal(t, reservation.Reserved, s.Buy(s.Sale(1).ID, "ann").Verdict)
 }

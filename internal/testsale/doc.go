@@ -1,3 +1,3 @@
-// Package testsale is a shop for the tests of package reservation and of those below it: a store
-// and a catalog on servers, a key prefix and a database of their own.
+// Package testsale is a shop for the tests of package reservation and its subpackages: a store and a
+// catalog with their own key prefix and database.
 package testsale

@@ -13,7 +13,7 @@ import (
 	"stampede/reservation"
 )
 
-// SoldOutShop is a shop on a Redis of its own, whose sale has one unit, which ann has, and knows it.
+// SoldOutShop returns a shop on its own Redis that remembers its sale as sold out: ann has the only unit.
 func SoldOutShop(t *testing.T) (*Shop, uuid.UUID) {
 	t.Helper()
 	own := testkit.OwnRedis(t)
@@ -24,16 +24,17 @@ func SoldOutShop(t *testing.T) (*Shop, uuid.UUID) {
 	return s, sale
 }
 
-// RememberSoldOut waits until losers cost Redis nothing.
+// RememberSoldOut waits until the shop refuses buyers without a call of Redis.
 func (s *Shop) RememberSoldOut(sale uuid.UUID) {
 	s.T.Helper()
 	testkit.Eventually(s.T, 10*time.Second, "the sale is remembered as sold out", func() bool {
-		before := ScriptCalls(s.T, s.Rdb)
+		before := ScriptCalls(s.T, s.Redis)
 		require.Equal(s.T, reservation.SoldOut, s.Buy(sale, "loser").Verdict)
-		return ScriptCalls(s.T, s.Rdb) == before
+		return ScriptCalls(s.T, s.Redis) == before
 	})
 }
 
+// ScriptCalls returns the number of scripts that Redis has run.
 func ScriptCalls(t *testing.T, rdb *redis.Client) int {
 	t.Helper()
 	calls := 0

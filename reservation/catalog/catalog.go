@@ -90,7 +90,7 @@ func (c *Catalog) CreateOnce(
 		return CountedSale{}, false, fmt.Errorf("%w: create sale: %w", reservation.ErrUnavailable, err)
 	}
 	if err := c.publish(ctx, sale.ID); err != nil {
-		c.store.O.Logger.Warn("a new sale opens later: Redis could not be told", "sale", sale.ID, "error", err)
+		c.store.Logger.Warn("a new sale opens later: Redis could not be told", "sale", sale.ID, "error", err)
 	}
 	return sale, replayed, nil
 }

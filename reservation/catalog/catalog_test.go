@@ -110,7 +110,7 @@ func TestOperatorChangesAreIdempotent(t *testing.T) {
 		again, err := do(ctx, sale.ID)
 		require.NoError(t, err)
 		require.Equal(t, first, again, "a repeat is answered the same")
-		require.Equal(t, string(want), s.Rdb.HGet(ctx, s.Keys.Sale(0, sale.ID), "state").Val())
+		require.Equal(t, string(want), s.Redis.HGet(ctx, s.Keys.Sale(0, sale.ID), "state").Val())
 		return first
 	}
 	does(s.Pause, reservation.StatePaused)
@@ -210,8 +210,8 @@ func TestPublishDoesNotRefillLostSale(t *testing.T) {
 	s := testsale.NewShop(t)
 	sale := s.Sale(5)
 	s.Buy(sale.ID, "ann")
-	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale.ID), s.Keys.Buyers(0, sale.ID)).Err())
+	require.NoError(t, s.Redis.Del(t.Context(), s.Keys.Sale(0, sale.ID), s.Keys.Buyers(0, sale.ID)).Err())
 	_, err := s.Restock(t.Context(), sale.ID, 1, "")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	require.Zero(t, s.Rdb.Exists(t.Context(), s.Keys.Sale(0, sale.ID)).Val())
+	require.Zero(t, s.Redis.Exists(t.Context(), s.Keys.Sale(0, sale.ID)).Val())
 }

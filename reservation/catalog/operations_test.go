@@ -39,7 +39,7 @@ func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 			if c.before != nil {
 				require.NoError(t, c.before(s, sale))
 			}
-			ingresses := []*testsale.Shop{s.Next(s.Rdb), s.Next(s.Rdb)}
+			ingresses := []*testsale.Shop{s.Next(s.Redis), s.Next(s.Redis)}
 			for _, ingress := range ingresses {
 				require.Equal(t, reservation.AlreadyPurchased, ingress.Buy(sale, "ann").Verdict, "it knows the sale")
 				if s.Left(sale) == "0" {

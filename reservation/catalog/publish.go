@@ -208,23 +208,23 @@ func (c *Catalog) apply(
 	var answer *redis.Cmd
 	switch ch.event {
 	case eventCreated:
-		answer = lua.Open.Run(ctx, c.store.Rdb, []string{saleKey, k.Buyers(p, s.ID), k.Sales(p)},
+		answer = lua.Open.Run(ctx, c.store.Redis, []string{saleKey, k.Buyers(p, s.ID), k.Sales(p)},
 			s.ID.String(), epoch, revision, ch.stock, s.PerOrderLimit,
 			reservation.UnixMilli(s.OpensAt), reservation.UnixMilli(s.ClosesAt),
 			int64(s.PaymentWindow/time.Second))
 	case eventPaused:
-		answer = lua.Pause.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision)
+		answer = lua.Pause.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventResumed:
-		answer = lua.Resume.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision)
+		answer = lua.Resume.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventEnded:
-		answer = lua.End.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision)
+		answer = lua.End.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRebuilt:
 		// The rebuild wrote this revision itself.
 		return "unchanged", 0, c.hasRevision(ctx, s, ch.revision)
 	case eventReconciled:
-		answer = lua.Note.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision)
+		answer = lua.Note.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision)
 	case eventRestocked, eventLowering:
-		answer = lua.Restock.Run(ctx, c.store.Rdb, []string{saleKey}, epoch, revision, ch.stock)
+		answer = lua.Restock.Run(ctx, c.store.Redis, []string{saleKey}, epoch, revision, ch.stock)
 	default:
 		return "", 0, fmt.Errorf("sale=%s has an event %q that this version does not know", s.ID, ch.event)
 	}
@@ -249,7 +249,7 @@ func (c *Catalog) apply(
 }
 
 func (c *Catalog) hasRevision(ctx context.Context, s reservation.Sale, revision int64) error {
-	has, err := c.store.Rdb.HGet(ctx, c.store.Keys.Sale(s.Partition(), s.ID), "revision").Int64()
+	has, err := c.store.Redis.HGet(ctx, c.store.Keys.Sale(s.Partition(), s.ID), "revision").Int64()
 	switch {
 	case err != nil && !errors.Is(err, redis.Nil):
 		return err

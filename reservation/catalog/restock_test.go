@@ -35,7 +35,7 @@ func stocks(s *testsale.Shop, sale uuid.UUID) []int64 {
 	s.T.Helper()
 	var inPostgres int64
 	require.NoError(s.T, s.Pool.QueryRow(s.T.Context(), "SELECT stock FROM sales WHERE id = $1", sale).Scan(&inPostgres))
-	values, err := s.Rdb.HMGet(s.T.Context(), s.Keys.Sale(0, sale), "stock", "left").Result()
+	values, err := s.Redis.HMGet(s.T.Context(), s.Keys.Sale(0, sale), "stock", "left").Result()
 	require.NoError(s.T, err)
 	stock, err := strconv.ParseInt(values[0].(string), 10, 64)
 	require.NoError(s.T, err)
@@ -230,7 +230,7 @@ func rebuild(s *testsale.Shop, sale uuid.UUID) error {
 	).Scan(&revision); err != nil {
 		return err
 	}
-	return s.Rdb.HSet(s.T.Context(), s.Keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision).Err()
+	return s.Redis.HSet(s.T.Context(), s.Keys.Sale(0, sale), "epoch", 2, "stock", 10, "left", 9, "revision", revision).Err()
 }
 
 func TestLoweringWaitsForRedis(t *testing.T) {
@@ -352,7 +352,7 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	_, err := s.PublishPending(t.Context())
 	require.NoError(t, err)
 	stocks := stocks(s, sale)
-	buyers := s.Rdb.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val()
+	buyers := s.Redis.HLen(t.Context(), s.Keys.Buyers(0, sale)).Val()
 	t.Logf("%d granted, %d refused, stock %d, %d taken", granted.Load(), refused.Load(), stocks[0], buyers)
 	require.Positive(t, granted.Load())
 	require.Equal(t, 200+sum.Load(), stocks[0])

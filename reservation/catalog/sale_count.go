@@ -155,7 +155,7 @@ func nullUUID(id uuid.UUID) *uuid.UUID {
 func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult, error) {
 	asked := make([]*redis.SliceCmd, len(sales))
 	unpublished := true
-	pipe := c.store.Rdb.Pipeline()
+	pipe := c.store.Redis.Pipeline()
 	for i, s := range sales {
 		asked[i] = pipe.HMGet(ctx, c.store.Keys.Sale(s.Partition(), s.ID), "stock", "left", "epoch")
 		unpublished = unpublished && s.publishedRevision == 0

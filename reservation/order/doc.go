@@ -1,5 +1,5 @@
 // Package order holds what an order is: its identity, its states and the transitions between them,
-// the events that record them, the outcomes of which ingresses are told, and the receipt that a
+// the events that record them, the outcomes that ingresses receive, and the receipt that a
 // buyer keeps.
 //
 // transition.go decides which transition is legal; package ledger writes it. OrderReserved

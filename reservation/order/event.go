@@ -12,15 +12,15 @@ import (
 	"github.com/google/uuid"
 )
 
-// Metadata of an event's message. The first two are written with the event; the script adds the next three, the last of
-// them only where the purchase had an idempotency key, as fields of the stream entry, which our subscriber hands on as
-// metadata and the stock one ignores.
+// Metadata of an event's message.
 const (
 	MetaEvent        = "event"
-	MetaEventVersion = "event_version"
-	MetaReservedAt   = "reserved_at_ms"
-	MetaSequence     = "sequence"
-	MetaKey          = "key"
+	metaEventVersion = "event_version"
+	// The script adds these as fields of the stream entry, MetaKey only for a purchase with an
+	// idempotency key. Our subscriber passes them on as metadata; the stock one drops them.
+	MetaReservedAt = "reserved_at_ms"
+	MetaSequence   = "sequence"
+	MetaKey        = "key"
 	// MetaEntryID and MetaDeliveries are set by the subscriber: the position of the entry in its
 	// stream, and how often it has been delivered, this time included.
 	MetaEntryID    = "stampede_entry_id"
@@ -41,7 +41,7 @@ type OrderReserved struct {
 	SaleID   uuid.UUID
 	UserID   string
 	Quantity int64
-	// Epoch is that of the sale's stock in which the order was admitted.
+	// Epoch is the epoch of the sale's stock in which the order was accepted.
 	Epoch int64
 	// RequestedAt is the ingress's clock when the request came in.
 	RequestedAt time.Time
@@ -54,8 +54,8 @@ type OrderReserved struct {
 	KeyFingerprint string
 }
 
-// reservedPayload is OrderReserved on the wire. appendReservedPayload writes the same by hand, and parseReservedPayload
-// reads it.
+// reservedPayload is OrderReserved on the wire. AppendReservedPayload writes the same JSON without
+// encoding/json, and parseReservedPayload reads it.
 type reservedPayload struct {
 	OrderID     uuid.UUID `json:"order_id"`
 	SaleID      uuid.UUID `json:"sale_id"`
@@ -89,7 +89,7 @@ func DecodeReserved(msg *message.Message) (OrderReserved, error) {
 	if name := msg.Metadata.Get(MetaEvent); name != string(EventReserved) {
 		return OrderReserved{}, fmt.Errorf("%w: event %q, want %q", ErrUndecodable, name, EventReserved)
 	}
-	if v := msg.Metadata.Get(MetaEventVersion); v != ReservedVersion {
+	if v := msg.Metadata.Get(metaEventVersion); v != ReservedVersion {
 		return OrderReserved{}, fmt.Errorf(
 			"%w: %s of version %q, this worker knows %q", ErrUndecodable, EventReserved, v, ReservedVersion,
 		)
@@ -136,7 +136,7 @@ const (
 )
 
 // CanBeOf reports whether the user can have got the reservation, which means that its event is
-// readable. Otherwise it was written by hand.
+// readable. Otherwise it was written manually.
 func (r Reservation) CanBeOf(user string) bool {
 	return ValidateUser(user) == nil && r.OrderID != uuid.Nil && r.Quantity >= 1 && r.Quantity <= MaxPerOrder &&
 		r.Sequence >= 0 && r.Sequence <= maxSequence && r.Epoch >= 0 && r.Epoch <= maxEpoch &&

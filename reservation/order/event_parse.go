@@ -87,7 +87,7 @@ func (r *payloadReader) plain() string {
 	return text
 }
 
-// whole takes a number of at most 18 digits, so that none is too large, and without a zero in front, which is no JSON.
+// whole takes a number of at most 18 digits, which fits int64, without leading zeros, which JSON forbids.
 func (r *payloadReader) whole() (n int64) {
 	const most = 18
 	digits := 0

@@ -154,10 +154,10 @@ func TestFindOrderByID(t *testing.T) {
 	}, o)
 
 	for name, id := range map[string]uuid.UUID{
-		"never made":           order.NewOrderID(sale.ID),
-		"of no sale":           order.NewOrderID(uuid.New()),
-		"not even a version 7": uuid.New(),
-		"of the future":        uuid.MustParse("ffffffff-ffff-7000-8000-000000000000"),
+		"never made":      order.NewOrderID(sale.ID),
+		"of no sale":      order.NewOrderID(uuid.New()),
+		"not a version 7": uuid.New(),
+		"of the future":   uuid.MustParse("ffffffff-ffff-7000-8000-000000000000"),
 	} {
 		_, err = s.FindReserved(ctx, id, "ann")
 		require.ErrorIs(t, err, order.ErrOrderNotFound, name)
@@ -166,7 +166,7 @@ func TestFindOrderByID(t *testing.T) {
 	require.ErrorIs(t, err, order.ErrOrderNotFound, "another user's order")
 
 	// A sale that was created after the ingress last looked.
-	elsewhere := testsale.NewShopOn(t, s.Rdb, s.Keys, reservation.StoreOptions{})
+	elsewhere := testsale.NewShopOn(t, s.Redis, s.Keys, reservation.StoreOptions{})
 	later := elsewhere.Sale(5)
 	b := elsewhere.Buy(later.ID, "ann")
 	_, err = s.FindReserved(ctx, b.Reservation.OrderID, "ann")

@@ -27,11 +27,11 @@ const (
 	StatusVoided Status = "voided"
 )
 
-// The reasons for which Postgres rejects or voids an order that the script admitted.
+// The reasons for which Postgres rejects or voids an order that the script accepted.
 const (
 	// RejectedAlreadyPurchased: the user has another live order in this sale.
 	RejectedAlreadyPurchased = "already-purchased"
-	// RejectedSoldOut: the sale's stock in Postgres is taken.
+	// RejectedSoldOut: all of the sale's stock in Postgres is taken.
 	RejectedSoldOut = "sold-out"
 	// VoidedSaleRebuilt: the stock of the sale was rebuilt from Postgres, which lacked the order.
 	VoidedSaleRebuilt = "sale-rebuilt"
@@ -40,14 +40,14 @@ const (
 // ErrOrderNotFound is returned when no order has the id, or it belongs to another user.
 var ErrOrderNotFound = errors.New("order not found")
 
-// MaxReferenceBytes bounds a payment reference.
-const MaxReferenceBytes = 255
+// maxReferenceBytes bounds a payment reference.
+const maxReferenceBytes = 255
 
-// ValidateReference, of a payment, returns an *InvalidError for a reference that is not 1 to 255 printable
-// ASCII characters, or nothing but spaces.
+// ValidateReference returns an *InvalidError for a payment reference that is not 1 to 255 printable
+// ASCII characters, or consists of spaces.
 func ValidateReference(reference string) error {
-	if reference == "" || len(reference) > MaxReferenceBytes {
-		return &InvalidError{"reference", fmt.Sprintf("must be 1 to %d characters", MaxReferenceBytes)}
+	if reference == "" || len(reference) > maxReferenceBytes {
+		return &InvalidError{"reference", fmt.Sprintf("must be 1 to %d characters", maxReferenceBytes)}
 	}
 	for i := range len(reference) {
 		if c := reference[i]; c < ' ' || c > '~' {
@@ -55,7 +55,7 @@ func ValidateReference(reference string) error {
 		}
 	}
 	if strings.Trim(reference, " ") == "" {
-		return &InvalidError{"reference", "must hold more than spaces"}
+		return &InvalidError{"reference", "must not consist of spaces"}
 	}
 	return nil
 }
@@ -72,23 +72,23 @@ type Order struct {
 	// ExpiresAt is the payment deadline of a confirmed order, by the clock of Postgres. It is zero
 	// in every other status and in a sale without a payment window.
 	ExpiresAt time.Time
-	// PaymentReference is the payment provider's name for the payment; it is empty unless the order is paid.
+	// PaymentReference is the payment provider's reference of a paid order; empty in every other status.
 	PaymentReference string
 	// Reason is why the order was rejected or voided; it is empty in every other status.
 	Reason string
 }
 
-// NewOrderID makes a UUIDv7 (RFC 9562) of which two of the random bytes are a tag of the sale. With
-// it, a reservation can be found from the order's id alone, without a key in Redis per order: the
-// tag leaves one sale to ask in 65,536. What keeps ids apart within a millisecond is the 12 bits of
-// finer time that google/uuid puts behind it, and 46 random bits.
+// NewOrderID makes a UUIDv7 (RFC 9562) in which two of the random bytes are a tag of the sale. With
+// the tag, a reservation can be found by the order's id alone, without a key in Redis per order: it
+// matches one sale in 65,536. Ids of the same millisecond differ in 12 bits of finer time, which
+// google/uuid adds, and in 46 random bits.
 func NewOrderID(sale uuid.UUID) uuid.UUID {
 	id := uuid.Must(uuid.NewV7())
 	binary.BigEndian.PutUint16(id[14:], saleTag(sale))
 	return id
 }
 
-// MayBelongTo is false if the order is certainly not one of this sale.
+// MayBelongTo is false if the order certainly belongs to another sale.
 func MayBelongTo(order, sale uuid.UUID) bool {
 	return binary.BigEndian.Uint16(order[14:]) == saleTag(sale)
 }
@@ -111,7 +111,7 @@ type Reservation struct {
 	ReservedAt time.Time
 	// Sequence is the reservation's place in its sale, counted from 1 by the script.
 	Sequence int64
-	// Epoch is the one of the sale's stock in which the reservation was made.
+	// Epoch is the epoch of the sale's stock in which the reservation was made.
 	Epoch int64
 }
 
@@ -124,9 +124,9 @@ type InvalidError struct {
 func (e *InvalidError) Error() string { return e.Field + " " + e.Reason }
 
 // ValidateUser returns an *InvalidError for a user id that is not 1 to 128 visible ASCII characters,
-// or that holds a quote, a backslash or a brace. That is wide enough for numbers, UUIDs, e-mail
-// addresses and the subjects of identity providers ("auth0|5f7c8e"), and it may stand in a key, a
-// log line and a JSON string as it is.
+// or that contains a quote, a backslash or a brace. That allows numbers, UUIDs, e-mail addresses and
+// the subjects of identity providers ("auth0|5f7c8e"), and needs no escaping in a key, a log line or
+// a JSON string.
 func ValidateUser(user string) error {
 	if user == "" || len(user) > MaxUserBytes {
 		return &InvalidError{"user id", fmt.Sprintf("must be 1 to %d characters", MaxUserBytes)}
@@ -142,8 +142,8 @@ func ValidateUser(user string) error {
 
 // ValidateIdempotencyKey returns an *InvalidError for a key that is not 1 to 255 visible ASCII characters.
 func ValidateIdempotencyKey(key string) error {
-	if key == "" || len(key) > MaxKeyBytes {
-		return &InvalidError{"Idempotency-Key", fmt.Sprintf("must be 1 to %d characters", MaxKeyBytes)}
+	if key == "" || len(key) > maxKeyBytes {
+		return &InvalidError{"Idempotency-Key", fmt.Sprintf("must be 1 to %d characters", maxKeyBytes)}
 	}
 	for i := range len(key) {
 		if c := key[i]; c <= ' ' || c > '~' {

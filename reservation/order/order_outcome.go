@@ -25,7 +25,7 @@ type outcomesPayload struct {
 type ordersTogether struct {
 	Status  Status `json:"status"`
 	Version int    `json:"version"`
-	// IDs are the 16 bytes of each order's id, one after the other; in JSON they are base64 (RFC 4648).
+	// IDs are the concatenated 16-byte ids of the orders; in JSON they are base64 (RFC 4648).
 	IDs []byte `json:"ids"`
 }
 
@@ -45,7 +45,7 @@ func AppendOutcomes(dst []byte, outcomes []OrderOutcome) []byte {
 	}
 	payload, err := json.Marshal(outcomesPayload{groups})
 	if err != nil {
-		panic(err) // words, numbers and bytes
+		panic(err) // cannot fail for words, numbers and bytes
 	}
 	return append(dst, payload...)
 }

@@ -14,8 +14,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// MinReceiptSecretBytes is the minimum length of the secret for receipts: that of the hash that it
-// keys.
+// MinReceiptSecretBytes is the minimum length of the secret for receipts: the length of an SHA-256.
 const MinReceiptSecretBytes = sha256.Size
 
 // ErrReceiptInvalid is returned for a text that is no receipt, was changed, or was signed with another secret.
@@ -35,7 +34,7 @@ type Receipt struct {
 
 // A receipt is, in base64url without padding: receiptVersion, the order, the sale, epoch, sequence, quantity and the
 // time in milliseconds as uvarints, the user, and the first receiptTag bytes of the HMAC-SHA256 of all of that.
-// So the same reservation has one receipt, however often and wherever it is signed.
+// All ingresses sign the same receipt for a reservation.
 const (
 	receiptVersion = 1
 	receiptTag     = 16
@@ -107,7 +106,7 @@ func (s *Signer) Verify(text string) (Receipt, error) {
 	return parseReceipt(signed)
 }
 
-// parseReceipt reads what a signer has signed; only of another version can it be something else.
+// parseReceipt reads a receipt with a valid signature. It fails only for another version.
 func parseReceipt(signed []byte) (Receipt, error) {
 	var r Receipt
 	if len(signed) < 1+len(r.OrderID)+len(r.SaleID) || signed[0] != receiptVersion {
@@ -128,8 +127,8 @@ func parseReceipt(signed []byte) (Receipt, error) {
 	return r, nil
 }
 
-// Order is the receipt's order with this status: reserved, or voided because the stock was rebuilt
-// without it.
+// Order returns the receipt's order with this status: reserved, or voided because the stock was
+// rebuilt without it.
 func (r Receipt) Order(status Status) Order {
 	o := Order{
 		ID: r.OrderID, SaleID: r.SaleID, UserID: r.User, Quantity: r.Quantity,

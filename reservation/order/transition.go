@@ -13,7 +13,7 @@ import (
 // entry of the stream.
 type EventType string
 
-// The events of an order. Reserved is the script's; all others are decided in Postgres.
+// The events of an order. The script appends EventReserved; all others are decided in Postgres.
 const (
 	EventReserved  EventType = "OrderReserved"
 	EventConfirmed EventType = "OrderConfirmed"
@@ -31,7 +31,7 @@ const statusNone Status = ""
 var transitions = map[Status]map[EventType]Status{
 	statusNone:     {EventReserved: StatusReserved},
 	StatusReserved: {EventConfirmed: StatusConfirmed, EventRejected: StatusRejected, EventVoided: StatusVoided},
-	// Only where the sale has a payment window; without one, confirmed is the end (Order.after).
+	// Only in a sale with a payment window; otherwise confirmed is final (Order.after).
 	StatusConfirmed: {EventPaid: StatusPaid, EventCancelled: StatusCancelled, EventExpired: StatusExpired},
 }
 
@@ -46,8 +46,8 @@ var (
 	// not.
 	ErrOrderExpired = errors.New("the time to pay for the order is over")
 	// ErrOrderDamaged is returned for a change that does not fit the stored order or sale. Nothing
-	// was done, and retries do not help: an operator has to look at it.
-	ErrOrderDamaged = errors.New("what is stored about the order does not fit together")
+	// was done, and retries do not help: an operator has to inspect it.
+	ErrOrderDamaged = errors.New("the stored order is damaged")
 )
 
 // TransitionError names the event that the status does not allow. It wraps ErrIllegalTransition.
@@ -66,7 +66,7 @@ func (e *TransitionError) Unwrap() error { return ErrIllegalTransition }
 // AlreadyPaidError is returned for a payment of an order that was paid with another reference: the
 // new payment must be refunded. It wraps ErrIllegalTransition.
 type AlreadyPaidError struct {
-	// Reference is that of the payment that counts.
+	// Reference is the reference of the valid payment.
 	Reference string
 }
 
@@ -104,8 +104,8 @@ func (o Order) Ended() bool {
 	return len(transitions[o.Status]) == 0 || o.Status == StatusConfirmed && o.ExpiresAt.IsZero()
 }
 
-// Paid returns the order after the payment with that reference; changed is false if it was paid so
-// before. overdue is true after the payment deadline. The error is an *InvalidError, an
+// Paid returns the order after the payment with that reference; changed is false if it was paid with
+// it before. overdue is true after the payment deadline. The error is an *InvalidError, an
 // *AlreadyPaidError, a *TransitionError, or ErrOrderExpired.
 func (o Order) Paid(reference string, overdue bool) (paid Order, changed bool, err error) {
 	if err := ValidateReference(reference); err != nil {
@@ -137,7 +137,7 @@ func (o Order) Cancelled(overdue bool) (cancelled Order, changed bool, err error
 // Expired returns the overdue order after its expiry. The error is a *TransitionError.
 func (o Order) Expired() (Order, error) { return o.after(EventExpired) }
 
-// before is after for events that have to come before the deadline.
+// before is like after, for events that are possible only before the deadline.
 func (o Order) before(e EventType, overdue bool) (Order, error) {
 	next, err := o.after(e)
 	if o.Status == StatusExpired || err == nil && overdue {

@@ -15,15 +15,18 @@ import (
 	"stampede/reservation/catalog"
 )
 
-// Shop is a store and a catalog on servers of their own key prefix and database.
+// Shop is a store and a catalog with their own key prefix and database.
 type Shop struct {
 	*reservation.Store
 	*catalog.Catalog
-	T    *testing.T
-	Rdb  *redis.Client
-	Keys reservation.Keys
-	Pool *pgxpool.Pool
+	T     *testing.T
+	Redis *redis.Client
+	Keys  reservation.Keys
+	Pool  *pgxpool.Pool
 }
+
+// Token is the token of the rebuilds in tests.
+const Token = "token"
 
 func NewShop(t *testing.T) *Shop {
 	t.Helper()
@@ -39,7 +42,7 @@ func NewShopOn(t *testing.T, rdb *redis.Client, keys reservation.Keys, o reserva
 	return &Shop{store, catalog.New(pool, store), t, rdb, keys, pool}
 }
 
-// Next is another ingress on the same servers.
+// Next returns the shop of another ingress on the same servers.
 func (s *Shop) Next(rdb *redis.Client) *Shop {
 	s.T.Helper()
 	store := reservation.NewStore(rdb, s.Keys, reservation.StoreOptions{Logger: testkit.Logger(s.T)})
@@ -47,7 +50,7 @@ func (s *Shop) Next(rdb *redis.Client) *Shop {
 	return &Shop{store, catalog.New(s.Pool, store), s.T, rdb, s.Keys, s.Pool}
 }
 
-// Sale opens a sale of so many units.
+// Sale opens a sale with this stock.
 func (s *Shop) Sale(stock int64) catalog.CountedSale {
 	s.T.Helper()
 	sale, err := s.Create(s.T.Context(), reservation.Terms{Name: "a sale", Stock: stock, PerOrderLimit: 2})
@@ -64,19 +67,19 @@ func (s *Shop) Buy(sale uuid.UUID, user string) reservation.Answer {
 
 func (s *Shop) Left(sale uuid.UUID) string {
 	s.T.Helper()
-	left, err := s.Rdb.HGet(s.T.Context(), s.Keys.Sale(s.Keys.Partition(sale), sale), "left").Result()
+	left, err := s.Redis.HGet(s.T.Context(), s.Keys.Sale(s.Keys.Partition(sale), sale), "left").Result()
 	require.NoError(s.T, err)
 	return left
 }
 
 func (s *Shop) Events(sale uuid.UUID) []redis.XMessage {
 	s.T.Helper()
-	entries, err := s.Rdb.XRange(s.T.Context(), s.Keys.Orders(s.Keys.Partition(sale)), "-", "+").Result()
+	entries, err := s.Redis.XRange(s.T.Context(), s.Keys.Orders(s.Keys.Partition(sale)), "-", "+").Result()
 	require.NoError(s.T, err)
 	return entries
 }
 
-// OwnClient is a client of a server of the test's own.
+// OwnClient returns a client of the server at the URL, which is closed when the test ends.
 func OwnClient(t *testing.T, url string) *redis.Client {
 	t.Helper()
 	o, err := redis.ParseURL(url)
@@ -86,6 +89,7 @@ func OwnClient(t *testing.T, url string) *redis.Client {
 	return rdb
 }
 
+// Soon returns a context that ends after 20 s.
 func Soon(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)

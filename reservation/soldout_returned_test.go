@@ -12,10 +12,10 @@ import (
 	"stampede/reservation/order"
 )
 
-// One ingress remembers the sale as sold out while another one sells a unit that has come back.
-func TestBuyerWithOrderIsNotToldSoldOut(t *testing.T) {
+// One ingress remembers the sale as sold out while another one sells a returned unit.
+func TestBuyerOfReturnedUnitIsNotAnsweredSoldOut(t *testing.T) {
 	t.Parallel()
-	for name, comesBack := range map[string]func(s *testsale.Shop, sale reservation.Sale, held order.Reservation){
+	for name, returnUnit := range map[string]func(s *testsale.Shop, sale reservation.Sale, held order.Reservation){
 		"release": func(s *testsale.Shop, sale reservation.Sale, held order.Reservation) {
 			_, err := s.Release(s.T.Context(), []reservation.Release{{SaleID: sale.ID, OrderID: held.OrderID, UserID: "ann"}})
 			require.NoError(s.T, err)
@@ -32,10 +32,10 @@ func TestBuyerWithOrderIsNotToldSoldOut(t *testing.T) {
 			counted, err := s.Show(t.Context(), sale)
 			require.NoError(t, err)
 			held := s.Buy(sale, "ann").Reservation
-			selling := s.Next(s.Rdb) // it remembers nothing
+			selling := s.Next(s.Redis) // without a memory of sold-out sales
 			bob := reservation.Request{Sale: sale, User: "bob", Quantity: 1, IdempotencyKey: "k"}
 			s.RememberSoldOut(sale)
-			comesBack(s, counted.Sale, held)
+			returnUnit(s, counted.Sale, held)
 			testkit.Eventually(t, 10*time.Second, "the unit is sold", func() bool {
 				answer, err := selling.Reserve(t.Context(), bob)
 				require.NoError(t, err)
@@ -48,7 +48,7 @@ func TestBuyerWithOrderIsNotToldSoldOut(t *testing.T) {
 	}
 }
 
-// An order that has ended is not forgotten where a sale is remembered as sold out.
+// The memory of a sold-out sale includes the keys of ended orders.
 func TestSoldOutMemoryKeepsKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShopOn(t, testsale.OwnClient(t, testkit.OwnRedis(t).URL), testkit.Keys(t), reservation.StoreOptions{})
@@ -67,7 +67,7 @@ func TestSoldOutMemoryKeepsKeysOfEndedOrders(t *testing.T) {
 		t, 10*time.Second, "the unit is sold again",
 		func() bool { return s.Buy(sale, "bob").Verdict == reservation.Reserved },
 	)
-	for _, ingress := range []*testsale.Shop{s, s.Next(s.Rdb)} {
+	for _, ingress := range []*testsale.Shop{s, s.Next(s.Redis)} {
 		ingress.RememberSoldOut(sale)
 		again, err := ingress.Reserve(t.Context(), request)
 		require.NoError(t, err)
