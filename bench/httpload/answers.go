@@ -13,28 +13,28 @@ import (
 // Answers is the result of a load.
 type Answers struct {
 	ByStatus map[int]int64
-	// Wanted counts answers with the wanted status, and InTime those of them that came before the end
+	// Wanted counts answers with the wanted status, and inTime those of them that came before the end
 	// of the load.
-	Wanted, InTime int64
+	Wanted, inTime int64
 	// Broken counts requests without an answer because their connection broke.
 	Broken int64
-	// Unsent counts requests of an open loop that were due and never sent, because all connections were
+	// unsent counts requests of an open loop that were due and never sent, because all connections were
 	// waiting for answers. Their waiting times are among the latencies.
-	Unsent int64
-	// Took is the time until the last answer. Lasted is the part of it that belongs to the load: at
+	unsent int64
+	// Took is the time until the last answer. lasted is the part of it that belongs to the load: at
 	// most For, and less if Most ended the load earlier.
-	Took, Lasted time.Duration
+	Took, lasted time.Duration
 
 	latencies []uint32 // in microseconds, sorted
 }
 
 // PerSecond is the rate of wanted answers while the load lasted. Later answers do not count, and
 // neither does the wait for them: a few very late answers would make all others look slow.
-func (a Answers) PerSecond() float64 { return float64(a.InTime) / a.Lasted.Seconds() }
+func (a Answers) PerSecond() float64 { return float64(a.inTime) / a.lasted.Seconds() }
 
 // Others counts requests with another answer than the wanted one, or none.
 func (a Answers) Others() int64 {
-	others := a.Broken + a.Unsent - a.Wanted
+	others := a.Broken + a.unsent - a.Wanted
 	for _, n := range a.ByStatus {
 		others += n
 	}
@@ -61,8 +61,8 @@ func (a Answers) String() string {
 	if a.Broken > 0 {
 		parts = append(parts, fmt.Sprintf("%d × broken", a.Broken))
 	}
-	if a.Unsent > 0 {
-		parts = append(parts, fmt.Sprintf("%d × not sent", a.Unsent))
+	if a.unsent > 0 {
+		parts = append(parts, fmt.Sprintf("%d × not sent", a.unsent))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -98,21 +98,21 @@ func inMicros(d time.Duration) uint32 { return uint32(min(d.Microseconds(), math
 func (r *run) sum() (Answers, error) {
 	end := time.Now()
 	took := end.Sub(r.began)
-	sum := Answers{ByStatus: make(map[int]int64), Took: took, Lasted: min(took, r.load.For)}
+	sum := Answers{ByStatus: make(map[int]int64), Took: took, lasted: min(took, r.load.For)}
 	var errs []error
 	for _, t := range r.tallies {
 		for status, n := range t.byStatus {
 			sum.ByStatus[status] += n
 		}
 		sum.Wanted += t.wanted
-		sum.InTime += t.inTime
+		sum.inTime += t.inTime
 		sum.Broken += t.broken
 		sum.latencies = append(sum.latencies, t.latencies...)
 		errs = append(errs, t.err)
 	}
 	if r.load.Rate > 0 && r.ctx.Err() == nil {
 		for n := r.taken.Load() + 1; n <= r.scheduled(); n++ {
-			sum.Unsent++
+			sum.unsent++
 			sum.latencies = append(sum.latencies, inMicros(end.Sub(r.due(n))))
 		}
 	}

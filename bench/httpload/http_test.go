@@ -67,15 +67,15 @@ func TestRateExcludesLateAnswers(t *testing.T) {
 	answers, err := load.Measure(t.Context())
 	require.NoError(t, err)
 	assert.GreaterOrEqual(t, answers.Took, 4*length)
-	assert.Equal(t, length, answers.Lasted)
-	assert.Less(t, answers.InTime, answers.Wanted)
-	assert.InDelta(t, float64(answers.InTime)*10, answers.PerSecond(), 0.001)
+	assert.Equal(t, length, answers.lasted)
+	assert.Less(t, answers.inTime, answers.Wanted)
+	assert.InDelta(t, float64(answers.inTime)*10, answers.PerSecond(), 0.001)
 
 	load.Most = 1
 	answers, err = load.Measure(t.Context())
 	require.NoError(t, err)
-	assert.Equal(t, int64(1), answers.InTime)
-	assert.Equal(t, answers.Took, answers.Lasted, "the load ended with its last answer")
+	assert.Equal(t, int64(1), answers.inTime)
+	assert.Equal(t, answers.Took, answers.lasted, "the load ended with its last answer")
 }
 
 // One connection and one slow answer: all requests that are due meanwhile wait for it.
@@ -109,7 +109,7 @@ func TestOpenLoopCountsUnsentRequests(t *testing.T) {
 	answers, err := load.Measure(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, int64(1), answers.Wanted)
-	assert.Equal(t, int64(49), answers.Unsent)
+	assert.Equal(t, int64(49), answers.unsent)
 	assert.GreaterOrEqual(t, answers.Percentile(0), 2*length)
 }
 

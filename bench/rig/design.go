@@ -17,7 +17,7 @@ func StartDesign(b testing.TB, name string, options map[string]string, stock int
 	entry, found := designs.All[name]
 	require.True(b, found, "unknown design %q", name)
 	shop := Open(b)
-	s := &System{Shop: shop, Stock: stock, b: b}
+	s := &System{Shop: shop, b: b}
 	s.Sale = shop.InsertSale(stock)
 	if !entry.Guarded {
 		shop.dropGuard()
@@ -25,7 +25,7 @@ func StartDesign(b testing.TB, name string, options map[string]string, stock int
 	spec := front.Spec{
 		Design: name, Sale: s.Sale, Stock: stock, Addr: "127.0.0.1:0",
 		Backend: front.Backend{
-			RedisURL: shop.RedisURL, DatabaseURL: shop.DatabaseURL, Prefix: shop.Prefix,
+			RedisURL: shop.RedisURL, DatabaseURL: shop.DatabaseURL, Prefix: shop.prefix,
 			Options: map[string]string{},
 		},
 	}

@@ -18,7 +18,7 @@ func (s Spread) Format(write func(float64) string) string {
 	case 1:
 		return write(s.Median)
 	}
-	return fmt.Sprintf("%s (%s–%s)", write(s.Median), write(s.Min), write(s.Max))
+	return fmt.Sprintf("%s (%s–%s)", write(s.Median), write(s.least), write(s.greatest))
 }
 
 // FormatMedian writes the median only.

@@ -71,7 +71,7 @@ func (p *Process) Pid() int { return p.child.Pid() }
 func (p *Process) Kill() { p.end(syscall.SIGKILL) }
 
 // Stop lets the process finish what it has begun.
-func (p *Process) Stop() { p.end(syscall.SIGTERM) }
+func (p *Process) stop() { p.end(syscall.SIGTERM) }
 
 func (p *Process) end(signal syscall.Signal) {
 	if !p.ended {

@@ -64,8 +64,8 @@ func chosen(candidates []Candidate, expression string) ([]Candidate, error) {
 
 // Spread is the median and the range of the values of several rounds.
 type Spread struct {
-	N                int // number of values; 0 means that nothing was measured
-	Median, Min, Max float64
+	N                       int // number of values; 0 means that nothing was measured
+	Median, least, greatest float64
 }
 
 // Of is the spread of a candidate's figure.
@@ -106,5 +106,5 @@ func SpreadOf(values []float64) Spread {
 		return Spread{}
 	}
 	sorted := slices.Sorted(slices.Values(values))
-	return Spread{N: n, Median: (sorted[(n-1)/2] + sorted[n/2]) / 2, Min: sorted[0], Max: sorted[n-1]}
+	return Spread{N: n, Median: (sorted[(n-1)/2] + sorted[n/2]) / 2, least: sorted[0], greatest: sorted[n-1]}
 }

@@ -16,9 +16,9 @@ func TestRatiosAreTakenPerRound(t *testing.T) {
 		{"a": {"rate": 40}, "b": {"rate": 10}},
 		{"a": {"rate": 90}, "b": {"rate": 30}},
 	}}
-	assert.Equal(t, Spread{N: 3, Median: 40, Min: 10, Max: 90}, r.Of("a", "rate"))
-	assert.Equal(t, Spread{N: 3, Median: 3, Min: 2, Max: 4}, r.Ratio("a", "rate", "b", "rate"))
-	assert.Equal(t, Spread{N: 1, Median: 10, Min: 10, Max: 10}, r.Ratio("a", "rate", "b", "share"))
+	assert.Equal(t, Spread{N: 3, Median: 40, least: 10, greatest: 90}, r.Of("a", "rate"))
+	assert.Equal(t, Spread{N: 3, Median: 3, least: 2, greatest: 4}, r.Ratio("a", "rate", "b", "rate"))
+	assert.Equal(t, Spread{N: 1, Median: 10, least: 10, greatest: 10}, r.Ratio("a", "rate", "b", "share"))
 	assert.Equal(t, Spread{}, r.Of("c", "rate"))
 }
 

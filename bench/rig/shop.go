@@ -23,7 +23,7 @@ import (
 // Shop is one turn's own database, migrated and empty, and its own keys in Redis.
 type Shop struct {
 	RedisURL, DatabaseURL string
-	Prefix                string
+	prefix                string
 	// Pool and Redis are for the benchmark's queries and setup; no candidate uses them.
 	Pool  *pgxpool.Pool
 	Redis *redis.Client
@@ -48,7 +48,7 @@ func Open(b testing.TB) *Shop {
 		on.administer(b, "CHECKPOINT")
 	}
 	s := &Shop{
-		RedisURL: on.redis.URL, DatabaseURL: databaseURL(on.postgres.URL, name), Prefix: name,
+		RedisURL: on.redis.URL, DatabaseURL: databaseURL(on.postgres.URL, name), prefix: name,
 		Redis: on.control, b: b, servers: on, database: name,
 	}
 	b.Cleanup(s.Close)
@@ -60,7 +60,7 @@ func Open(b testing.TB) *Shop {
 
 // Keys are Stampede's keys in this shop.
 func (s *Shop) Keys(partitions int) reservation.Keys {
-	return reservation.Keys{Prefix: s.Prefix, Partitions: partitions}
+	return reservation.Keys{Prefix: s.prefix, Partitions: partitions}
 }
 
 // Close drops the database and deletes the keys. All processes that used them must have ended. It may
@@ -79,7 +79,7 @@ func (s *Shop) Close() {
 		s.servers.administer(s.b, "DROP DATABASE "+s.database+" WITH (FORCE)")
 	}
 	ctx := context.Background()
-	found := s.Redis.Scan(ctx, 0, s.Prefix+":*", 1000).Iterator()
+	found := s.Redis.Scan(ctx, 0, s.prefix+":*", 1000).Iterator()
 	for found.Next(ctx) {
 		// DEL, not UNLINK: no memory is to be freed during the next turn.
 		require.NoError(s.b, s.Redis.Del(ctx, found.Val()).Err())

@@ -18,7 +18,6 @@ const adminToken = "token-of-the-operators"
 // Stampede is the product as processes: `stampede serve` and `stampede work`.
 type Stampede struct {
 	Partitions int // 0 means the default
-	Fronts     int // 0 means one
 	Workers    int // 0 means one
 	// Env are additional settings as NAME=value: STAMPEDE_BATCH_MAX=100.
 	Env []string
@@ -27,7 +26,7 @@ type Stampede struct {
 // Start starts Stampede with a sale that is open when it returns.
 func (c Stampede) Start(b testing.TB, stock int64) *System {
 	b.Helper()
-	s := &System{Shop: Open(b), Stock: stock, b: b}
+	s := &System{Shop: Open(b), b: b}
 	s.launch = func() { c.launch(s) }
 	s.launch()
 	b.Cleanup(s.Close)
@@ -43,7 +42,7 @@ func (c Stampede) Start(b testing.TB, stock int64) *System {
 func (c Stampede) launch(s *System) {
 	s.b.Helper()
 	env := append([]string{
-		"REDIS_URL=" + s.Shop.RedisURL, "DATABASE_URL=" + s.Shop.DatabaseURL, "STAMPEDE_KEY_PREFIX=" + s.Shop.Prefix,
+		"REDIS_URL=" + s.Shop.RedisURL, "DATABASE_URL=" + s.Shop.DatabaseURL, "STAMPEDE_KEY_PREFIX=" + s.Shop.prefix,
 		fmt.Sprint("STAMPEDE_PARTITIONS=", max(1, c.Partitions)),
 		"STAMPEDE_AUTH=header", "STAMPEDE_ADMIN_TOKEN=" + adminToken,
 		"STAMPEDE_HTTP_ADDR=127.0.0.1:0", "STAMPEDE_METRICS_ADDR=127.0.0.1:0",
@@ -55,10 +54,8 @@ func (c Stampede) launch(s *System) {
 			exec.Command(binary, "work"),
 			append(env, fmt.Sprint("STAMPEDE_CONSUMER=worker-", i))...))
 	}
-	for range max(1, c.Fronts) {
-		s.Fronts = append(s.Fronts, Run(s.b, "stampede serve", "msg=\"ingress listens\" addr=", exec.Command(binary, "serve"),
-			env...))
-	}
+	s.Fronts = append(s.Fronts, Run(s.b, "stampede serve", "msg=\"ingress listens\" addr=",
+		exec.Command(binary, "serve"), env...))
 	if s.Sale != [16]byte{} {
 		c.awaitOpen(s)
 	}

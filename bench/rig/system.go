@@ -15,9 +15,8 @@ import (
 
 // System is a running candidate: its processes, and a sale in its own shop.
 type System struct {
-	Shop  *Shop
-	Sale  uuid.UUID
-	Stock int64
+	Shop *Shop
+	Sale uuid.UUID
 	// Fronts take the orders. Workers write them to Postgres if the fronts do not.
 	Fronts, Workers []*Process
 
@@ -50,7 +49,7 @@ func (s *System) Restart() {
 // StopWorkers stops the workers gracefully, which leaves the CPU to the fronts.
 func (s *System) StopWorkers() {
 	for _, p := range s.Workers {
-		p.Stop()
+		p.stop()
 	}
 	s.Workers = nil
 }
