@@ -8,7 +8,7 @@ import (
 // plan is one sale, or several at the same time.
 type plan struct {
 	// stock is the units of all sales together, and buyers the number of buyers, who each buy one unit
-	// unit once. If both are 0, stock and buyers are unlimited within the duration.
+	// once. If both are 0, stock and buyers are unlimited within the duration.
 	stock, buyers int
 	duration      time.Duration
 	connections   int
