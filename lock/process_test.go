@@ -179,7 +179,7 @@ func TestFrozenHolderLearnsOfItsLossBeforeItWrites(t *testing.T) {
 		return fence, writes
 	}
 	victim, token := holdElsewhere(t, key, lease, testkit.DatabaseURL(t))
-	victim.Tell("write once")
+	victim.WriteLine("write once")
 	victim.WaitOutput(startsWithin, "write once: written")
 	last, writes := fence()
 	require.Equal(t, token, last)
@@ -198,7 +198,7 @@ func TestFrozenHolderLearnsOfItsLossBeforeItWrites(t *testing.T) {
 
 	// The victim runs these commands as soon as it continues.
 	for _, line := range []string{"write again", "look", "blind", "release"} {
-		victim.Tell(line)
+		victim.WriteLine(line)
 	}
 	victim.Thaw()
 	require.Equal(t, "write again: lost", victim.WaitOutput(startsWithin, "write again: "))

@@ -1,10 +1,9 @@
-// Package accept takes TCP connections for an http.Server: no more than there are files for, and without losing
-// a request when the server stops.
+// Package accept accepts TCP connections for an http.Server: no more than the limit of open files allows, and
+// without losing a request when the server stops.
 //
 // At the limit, the connections that have been idle for longest are closed to make room; while none is idle, new
-// ones wait in the kernel. Drain replaces http.Server.Shutdown, which drops every request whose head it reads after
-// it was called. Drain stops taking connections, and closes each one when no request is in progress or unread
-// on it.
+// ones wait in the kernel. Drain replaces http.Server.Shutdown, which drops requests that arrive after the call.
+// Drain stops accepting connections, and closes each one when it has no request in progress or unread.
 package accept
 
 import (
@@ -24,14 +23,14 @@ import (
 )
 
 const (
-	// lull is the pause without a new connection after which none is on its way. It is longer than a handshake takes.
+	// lull is the time without a new connection after which none can be pending. It is longer than a handshake.
 	lull = 200 * time.Millisecond
 	// lullMax bounds the wait for a lull if new handshakes cannot be refused.
 	lullMax = time.Second
-	// drainInterval is the pause between two looks for connections that Drain can close.
+	// drainInterval is the pause between two searches of Drain for connections to close.
 	drainInterval = 5 * time.Millisecond
-	// evictShare: at the limit, one connection in so many is closed, if as many are idle. The search for the oldest
-	// then costs little for each.
+	// evictShare: at the limit, one connection in evictShare is closed, if as many are idle. So the search for the
+	// oldest ones costs little per connection.
 	evictShare = 32
 )
 
@@ -40,7 +39,7 @@ type Listener struct {
 	inner net.Listener
 	limit int
 
-	// accepted counts connections: a clock that stands still while none arrives.
+	// accepted counts connections. It is the clock of Conn.idleSince.
 	accepted atomic.Int64
 	// evicted counts idle connections that were closed to make room.
 	evicted atomic.Int64
@@ -49,7 +48,7 @@ type Listener struct {
 	woken   chan struct{}
 
 	draining atomic.Bool
-	// stopped is closed when no more connections are taken.
+	// stopped is closed when no more connections are accepted.
 	stopped  chan struct{}
 	stopOnce sync.Once
 
@@ -66,7 +65,7 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	return config.Listen(ctx, "tcp", addr)
 }
 
-// New takes connections from inner, at most limit at a time (0: unlimited).
+// New accepts connections from inner, with at most limit open at the same time (0: unlimited).
 func New(inner net.Listener, limit int) *Listener {
 	return &Listener{
 		inner: inner, limit: limit,
@@ -87,7 +86,7 @@ func (l *Listener) Open() int {
 // Evicted returns how many idle connections were closed to make room for others.
 func (l *Listener) Evicted() int64 { return l.evicted.Load() }
 
-// Close takes no more connections, and leaves the accepted ones open. Those that wait in the kernel are reset.
+// Close stops accepting connections, and leaves the accepted ones open. Those that wait in the kernel are reset.
 func (l *Listener) Close() error {
 	l.stopOnce.Do(func() { close(l.stopped) })
 	return l.inner.Close()
@@ -114,27 +113,27 @@ func (l *Listener) Accept() (net.Conn, error) {
 			}
 			return l.add(tcp), nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			// Drain has begun, or no connection has arrived for a lull. A deadline that has passed before Accept begins
-			// does not tell whether connections wait.
+			// Drain has begun, or no connection has arrived for a lull. If the deadline passed before Accept began,
+			// connections may still be waiting.
 			if !draining || time.Since(began) < lull || l.hasWaiting() {
 				continue
 			}
 			_ = l.Close()
 			return nil, net.ErrClosed
 		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-			l.evict() // others have taken the files; http.Server retries after a pause
+			l.evict() // other code uses the files; http.Server retries after a pause
 		}
 		return nil, err
 	}
 }
 
-// awaitRoom waits until there is room for a connection, and closes idle ones to make some. It is false if no more
-// connections are taken.
+// awaitRoom waits until there is room for a connection, and closes idle ones to make room. It returns false after
+// Close.
 func (l *Listener) awaitRoom() bool {
 	if l.limit == 0 || l.Open() < l.limit {
 		return true
 	}
-	// A connection that becomes idle after evict has looked wakes us.
+	// A connection that becomes idle after the search of evict wakes this goroutine.
 	l.wanting.Store(true)
 	defer l.wanting.Store(false)
 	for l.Open() >= l.limit {
@@ -228,23 +227,23 @@ func (l *Listener) hasWaiting() bool {
 
 func (l *Listener) setDeadline(t time.Time) {
 	if tcp, ok := l.inner.(*net.TCPListener); ok {
-		_ = tcp.SetDeadline(t) // fails if the listener is closed, and so does Accept
+		_ = tcp.SetDeadline(t) // fails only if the listener is closed, and then Accept fails too
 	}
 }
 
-// Drain takes the connections whose handshake has begun and no others. Then it waits until all accepted
-// connections are closed: by the server, by the client, or here when they are idle. Its error is that of ctx. The
-// http.Server must go on serving, and close its connections behind its answers ("Connection: close").
+// Drain accepts only connections whose handshake has begun. Then it waits until all accepted connections are
+// closed: by the server, by the client, or by Drain when they are idle. Its error is that of ctx. The http.Server
+// must keep serving, and close each connection after an answer ("Connection: close").
 func (l *Listener) Drain(ctx context.Context) error {
 	tcp, ok := l.inner.(*net.TCPListener)
 	if ok && !l.isStopped() {
-		// From here on no handshake begins, and those in progress end. Where handshakes cannot be refused, clients may
-		// never stop arriving, and those that arrive in the last moment are reset.
+		// From now on no handshake begins, and those in progress end. If handshakes cannot be refused, clients may
+		// never stop arriving, so the listener closes after lullMax and resets the latest ones.
 		if refuseHandshakes(tcp) != nil {
 			defer time.AfterFunc(lullMax, func() { _ = l.Close() }).Stop()
 		}
 		l.draining.Store(true)
-		l.setDeadline(time.Now()) // has an Accept that blocks notice
+		l.setDeadline(time.Now()) // wakes a blocked Accept
 	} else {
 		_ = l.Close()
 	}
@@ -272,7 +271,7 @@ func (l *Listener) isStopped() bool {
 	}
 }
 
-// closeIdle closes all idle connections, and returns how many connections are left.
+// closeIdle closes all idle connections, and returns how many remain.
 func (l *Listener) closeIdle() (left int) {
 	for _, c := range l.idle() {
 		c.closeIfIdle()
@@ -281,14 +280,14 @@ func (l *Listener) closeIdle() (left int) {
 }
 
 // Conn is a TCP connection of an http.Server. It is idle while the server waits for the first byte of a request,
-// except the first request: that one is on its way, and the server does not wait long for it.
+// except the first request, which arrives soon after the handshake.
 type Conn struct {
 	*net.TCPConn
 	listener *Listener
 
 	// quiet is true from the end of a request until the first byte of the next.
 	quiet atomic.Bool
-	// idleSince is Listener.accepted at the time when the server began to wait, or 0 while it does not.
+	// idleSince is Listener.accepted when the connection became idle, or 0 while it is not idle.
 	idleSince atomic.Int64
 }
 
@@ -299,8 +298,8 @@ func (c *Conn) Changed(state http.ConnState) {
 	}
 }
 
-// Read implements net.Conn. A read of one byte is http.Server's background read, by which it notices a client that
-// leaves during a request. The connection may be quiet then: if two requests arrive together, the state does not
+// Read implements net.Conn. A read of one byte is http.Server's background read, which detects a client that
+// disconnects during a request. The connection may be quiet then: if two requests arrive together, the state does not
 // become active for the second.
 func (c *Conn) Read(p []byte) (n int, err error) {
 	if !c.quiet.Load() || len(p) == 1 {
@@ -325,8 +324,9 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// closeIfIdle closes the connection unless a request has begun. A client whose request arrives in this very instant
-// finds the connection closed. It must expect that on every connection that it reuses (RFC 9112, section 9.5).
+// closeIfIdle closes the connection unless a request has begun. If a request arrives at the
+// same moment, its client gets a closed connection, which it must expect on every reused connection (RFC 9112,
+// section 9.5).
 func (c *Conn) closeIfIdle() bool {
 	if c.idleSince.Load() == 0 || c.hasUnread() {
 		return false

@@ -22,7 +22,7 @@ type web struct {
 	t        *testing.T
 	listener *Listener
 	serve    func()
-	// handling gets a value for each request to /slow, which is answered after a value from finish.
+	// handling gets a value for each request to /slow; each is answered after a value from finish.
 	handling, finish chan struct{}
 }
 
@@ -102,7 +102,7 @@ func (w *web) awaitIdle(n int) {
 	testkit.Eventually(w.t, 10*time.Second, "the connections are idle", func() bool { return len(w.listener.idle()) == n })
 }
 
-func TestAcceptEvictsTheOldestIdleConnection(t *testing.T) {
+func TestAcceptEvictsOldestIdleConnection(t *testing.T) {
 	t.Parallel()
 	w := open(t, 3)
 	w.serve()
@@ -142,14 +142,14 @@ func TestAcceptWaitsWhileNoConnectionIsIdle(t *testing.T) {
 	three.ask("/")
 	testkit.Eventually(t, 10*time.Second, "a connection waits for room", w.listener.wanting.Load)
 	require.Equal(t, 2, w.listener.Open())
-	w.finish <- struct{}{} // that connection becomes idle, and is closed
+	w.finish <- struct{}{} // its connection becomes idle and is closed
 	three.answered()
 	w.finish <- struct{}{}
 	require.LessOrEqual(t, w.listener.Open(), 2)
 }
 
 // The clients connect and send their requests before the server accepts any of them.
-func TestDrainAnswersConnectionsThatWaitInTheKernel(t *testing.T) {
+func TestDrainServesQueuedConnections(t *testing.T) {
 	t.Parallel()
 	w := open(t, 0)
 	var waiting []*client
@@ -160,7 +160,7 @@ func TestDrainAnswersConnectionsThatWaitInTheKernel(t *testing.T) {
 	}
 	drained := make(chan error, 1)
 	go func() { drained <- w.listener.Drain(context.Background()) }()
-	testkit.Eventually(t, 10*time.Second, "it drains", w.listener.draining.Load)
+	testkit.Eventually(t, 10*time.Second, "the drain has begun", w.listener.draining.Load)
 	w.serve()
 	for _, c := range waiting {
 		c.answered()
@@ -218,7 +218,7 @@ func TestDrainWaitsForPipelinedRequest(t *testing.T) {
 	<-w.handling
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	require.ErrorIs(t, w.listener.Drain(ctx), context.DeadlineExceeded, "a request is under way")
+	require.ErrorIs(t, w.listener.Drain(ctx), context.DeadlineExceeded, "a request is in progress")
 	close(w.finish)
 	c.answered()
 }

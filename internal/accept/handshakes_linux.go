@@ -6,15 +6,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// refuseHandshakes has the kernel drop the first packet of each new handshake on this socket. Closing the listener
-// instead would reset the clients in its queue, which may have sent their requests. A client whose packet was
-// dropped repeats it after a second, and is refused then.
+// refuseHandshakes makes the kernel drop the first packet of each new handshake on this socket. Closing the listener
+// instead would reset queued clients, which may have sent requests. A client whose packet was dropped repeats it after
+// a second, and is refused then.
 func refuseHandshakes(l *net.TCPListener) error {
 	raw, err := l.SyscallConn()
 	if err != nil {
 		return err
 	}
-	// A filter of a TCP socket sees the packet from its TCP header on. Byte 13 of the header has the flags.
+	// A filter of a TCP socket gets the packet from the TCP header on. Byte 13 of the header has the flags.
 	const flags, syn, ack, all = 13, 0x02, 0x10, 0xffffffff
 	filter := []unix.SockFilter{
 		{Code: unix.BPF_LD | unix.BPF_B | unix.BPF_ABS, K: flags},

@@ -1,6 +1,6 @@
-// Package arch holds the shape of this module: which package may import which, how long a file may
-// be, that every package says what it is for, and what no file may call. Its test reads the sources
-// with go/parser: a test that runs the go command instead is cached, and stays green.
+// Package arch checks the structure of this module: allowed imports, the length of files, package comments, and
+// banned calls. Its test reads the sources with go/parser. If it ran the go command instead, Go would cache its
+// result and miss changes.
 package arch
 
 import (
@@ -17,9 +17,8 @@ import (
 	"strings"
 )
 
-// Check reads all Go files of the module in root, without nested modules, and returns what is
-// against the rules: one line each, with the file, in the order of the files. The tests of a package may
-// import what they like; all other rules hold for them too.
+// Check reads all Go files of the module in root, without nested modules, and returns one line per violation,
+// with the file, in the order of the files. Test files may import any package; all other rules apply to them too.
 func Check(root string) ([]string, error) {
 	module, err := moduleName(root)
 	if err != nil {
@@ -47,14 +46,14 @@ func moduleName(root string) (string, error) {
 			return strings.TrimSpace(name), nil
 		}
 	}
-	return "", fmt.Errorf("%s/go.mod names no module", root)
+	return "", fmt.Errorf("%s/go.mod has no module line", root)
 }
 
 type checker struct {
 	root   fs.FS
 	module string
 	found  []string
-	// packages are the folders with files that are not tests, each once.
+	// packages are the folders with non-test files.
 	packages   []string
 	documented map[string]bool
 }
@@ -83,7 +82,7 @@ func (c *checker) visit(name string, entry fs.DirEntry, err error) error {
 	return c.file(name, source)
 }
 
-// isForeign tells folders that the go command would not take for a part of this module.
+// isForeign reports whether a folder is not part of this module for the go command.
 func (c *checker) isForeign(folder string) bool {
 	if folder == "." {
 		return false
@@ -125,21 +124,21 @@ func (c *checker) imports(name string, file *ast.File) {
 		if !ours {
 			continue
 		}
-		if why := refuse(from, to); why != "" {
+		if why := violation(from, to); why != "" {
 			c.report(name, "%s imports %s, which %s", from, to, why)
 		}
 	}
 }
 
 func (c *checker) calls(name string, files *token.FileSet, file *ast.File) {
-	called := map[string]string{} // by the name that the file gives it
+	imports := map[string]string{} // paths by local name
 	for _, spec := range file.Imports {
 		imported := importPath(spec)
 		alias := path.Base(imported)
 		if spec.Name != nil {
 			alias = spec.Name.Name
 		}
-		called[alias] = imported
+		imports[alias] = imported
 	}
 	ast.Inspect(file, func(n ast.Node) bool {
 		selector, ok := n.(*ast.SelectorExpr)
@@ -152,7 +151,7 @@ func (c *checker) calls(name string, files *token.FileSet, file *ast.File) {
 		}
 		for _, b := range banned {
 			call := b.pkg + "." + b.function
-			if called[pkg.Name] == b.pkg && selector.Sel.Name == b.function && mayCall[name] != call {
+			if imports[pkg.Name] == b.pkg && selector.Sel.Name == b.function && mayCall[name] != call {
 				c.report(name, "line %d calls %s: %s", files.Position(selector.Pos()).Line, call, b.instead)
 			}
 		}
@@ -161,6 +160,6 @@ func (c *checker) calls(name string, files *token.FileSet, file *ast.File) {
 }
 
 func importPath(spec *ast.ImportSpec) string {
-	imported, _ := strconv.Unquote(spec.Path.Value) // the parser has checked it
+	imported, _ := strconv.Unquote(spec.Path.Value) // valid after parsing
 	return imported
 }

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// fileLinesMax is where a file has more than one job, and a reader has to scroll for either.
+// fileLinesMax bounds a file: a longer one usually has more than one purpose.
 const fileLinesMax = 550
 
-// may says which packages of ours a package may import. It is the order in which they stand: what
-// is further up can be understood, tested and used without what is further down.
+// may lists the packages of this module that a package may import. The order is that of the layers: each
+// package can be understood, tested and used without those below it in this list.
 var may = map[string][]string{
 	"lua":                 {},
 	"sql":                 {},
@@ -17,7 +17,7 @@ var may = map[string][]string{
 	"reservation/order":   {},
 	"reservation":         {"lua", "sql", "reservation/order", "internal/retry"},
 	"reservation/catalog": {"lua", "sql", "reservation", "reservation/order", "internal/retry"},
-	// ingress and fulfillment meet in Redis and Postgres only, so that either runs without the other.
+	// ingress and fulfillment communicate only through Redis and Postgres, so that each runs without the other.
 	"ingress": {"reservation", "reservation/catalog", "reservation/order", "internal/accept", "internal/ratelimit"},
 	"fulfillment": {
 		"sql",
@@ -102,10 +102,10 @@ var may = map[string][]string{
 	},
 }
 
-// wirers put the roles together in one process, and may import whatever they run.
+// wirers combine the roles in one process, and may import every package that they run.
 var wirers = []string{"internal/demo"}
 
-// roles are what only a wirer and a command may import.
+// roles may only be imported by wirers and commands.
 var roles = []string{"ingress", "fulfillment"}
 
 // forTests are never part of a program.
@@ -113,17 +113,17 @@ var forTests = []string{
 	"internal/testkit", "internal/testsale", "internal/testshop", "internal/testwork", "internal/arch", "internal/docs",
 }
 
-// banned are functions that no file may call, and what to do instead.
+// banned are functions that no file may call, each with its alternative.
 var banned = []struct{ pkg, function, instead string }{
 	{"context", "TODO", "pass the caller's context"},
 	{"time", "Sleep", "wait for a state, or for a timer and the context"},
 }
 
-// mayCall excepts the one loop that waits for a state on behalf of all tests.
+// mayCall exempts the loop that waits for a state in all tests.
 var mayCall = map[string]string{"internal/testkit/eventually.go": "time.Sleep"}
 
-// refuse tells why the package in one folder may not import that in another; it is empty if it may.
-func refuse(from, to string) string {
+// violation returns why package from may not import package to, "" if it may.
+func violation(from, to string) string {
 	isCommand := within(from, "cmd")
 	switch {
 	case slices.Contains(forTests, from):
@@ -131,7 +131,7 @@ func refuse(from, to string) string {
 	case slices.Contains(forTests, to):
 		return "is for tests only"
 	case within(to, "cmd") && !isCommand:
-		return "is nobody's library"
+		return "is a command"
 	case isCommand || slices.Contains(wirers, from):
 		return ""
 	case within(from, "internal"):

@@ -1,6 +1,5 @@
-// Package child runs child processes that do not outlive their parent, however it ends: a private
-// server that survived a SIGKILL of its owner would hold its port and its memory until somebody
-// found it.
+// Package child runs child processes that end with their parent, even if it is killed. Otherwise a
+// private server would keep its port and memory after a SIGKILL of its owner.
 package child
 
 import (
@@ -12,20 +11,20 @@ import (
 	"time"
 )
 
-// reapDelay is how long after the end of a child its output may be kept open by its own children
-// (Postgres's backends notice the loss of their parent, but not in the same instant).
+// reapDelay is how long the children of an ended child may keep its output open: Postgres backends end
+// shortly after their parent.
 const reapDelay = 2 * time.Second
 
 // Process is a started child. It is safe for concurrent use.
 type Process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
-	err  error // what cmd.Wait returned; set before done is closed
+	err  error // of cmd.Wait; set before done is closed
 }
 
-// Start starts cmd in a process group of its own, so that a Ctrl-C in the terminal reaches the
-// parent alone and the parent decides in which order its children stop. On Linux the kernel sends
-// the child onOrphan when the parent is gone; elsewhere a killed parent leaves its children behind.
+// Start starts cmd in its own process group, so that a Ctrl-C in the terminal reaches only the parent,
+// which stops its children in its own order. On Linux the kernel sends onOrphan to the child when the
+// parent ends; on other systems the children of a killed parent keep running.
 func Start(cmd *exec.Cmd, onOrphan syscall.Signal) (*Process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -38,8 +37,8 @@ func Start(cmd *exec.Cmd, onOrphan syscall.Signal) (*Process, error) {
 	p := &Process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
-		// The kernel counts the thread that forked as the parent, not the process, and Go ends
-		// threads as it likes: so this one is kept until the child is gone.
+		// For the kernel the parent is the thread that forked, not the process, and Go may end
+		// threads: this one is kept until the child ends.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -56,7 +55,7 @@ func Start(cmd *exec.Cmd, onOrphan syscall.Signal) (*Process, error) {
 	return p, nil
 }
 
-// Pid is the child's process id.
+// Pid returns the child's process id.
 func (p *Process) Pid() int { return p.cmd.Process.Pid }
 
 // Done is closed when the child has ended and its output is complete.
@@ -68,14 +67,13 @@ func (p *Process) Wait() error {
 	return p.err
 }
 
-// Signal sends the child a signal; to a child that has ended it does nothing.
+// Signal sends the child a signal. After the end of the child it does nothing.
 func (p *Process) Signal(s os.Signal) {
-	// The one error there can be is that the child has ended.
+	// The only possible error is that the child has ended.
 	_ = p.cmd.Process.Signal(s)
 }
 
-// Stop sends the child a signal and waits for its end. A child that is still there after patience
-// is killed.
+// Stop sends the child a signal and waits for its end. After patience the child is killed.
 func (p *Process) Stop(s os.Signal, patience time.Duration) {
 	p.Signal(s)
 	timer := time.NewTimer(patience)

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.WithCommand(command)) }
 
-// command is a parent that waits for its child, or a child that tells in a file by which signal it ended.
+// command runs as a parent that waits for its child, or as a child that writes the signal that it gets to a file.
 func command() int {
 	switch os.Args[1] {
 	case "parent":
@@ -37,10 +37,10 @@ func command() int {
 	case "child":
 		signals := make(chan os.Signal, 1)
 		signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-		if err := tell(os.Args[2], "ready"); err != nil {
+		if err := replaceFile(os.Args[2], "ready"); err != nil {
 			return fail(err)
 		}
-		if err := tell(os.Args[2], (<-signals).String()); err != nil {
+		if err := replaceFile(os.Args[2], (<-signals).String()); err != nil {
 			return fail(err)
 		}
 		return 0
@@ -48,8 +48,8 @@ func command() int {
 	return fail(fmt.Errorf("unknown command %q", os.Args[1]))
 }
 
-// tell replaces the file in one step, so that a reader sees the old text or the new one.
-func tell(path, text string) error {
+// replaceFile is atomic: readers see the old text or the new one.
+func replaceFile(path, text string) error {
 	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
 		return err
 	}
@@ -63,44 +63,44 @@ func fail(err error) int {
 
 func TestChildIsSignalledWhenItsParentIsKilled(t *testing.T) {
 	t.Parallel()
-	told := t.TempDir() + "/told"
-	saying := func(want string) func() bool {
+	file := t.TempDir() + "/state"
+	hasText := func(want string) func() bool {
 		return func() bool {
-			text, err := os.ReadFile(told)
+			text, err := os.ReadFile(file)
 			return err == nil && string(text) == want
 		}
 	}
-	parent := testkit.Command(t, "parent", told)
+	parent := testkit.Command(t, "parent", file)
 	parent.Start()
-	testkit.Eventually(t, 10*time.Second, "the child runs", saying("ready"))
+	testkit.Eventually(t, 10*time.Second, "the child runs", hasText("ready"))
 	parent.Kill()
-	testkit.Eventually(t, 10*time.Second, "the child is signalled", saying("interrupt"))
+	testkit.Eventually(t, 10*time.Second, "the child is signalled", hasText("interrupt"))
 }
 
-func TestChildHasAProcessGroupOfItsOwn(t *testing.T) {
+func TestChildHasOwnProcessGroup(t *testing.T) {
 	t.Parallel()
-	echo := startEcho(t, "exec cat")
-	group, err := syscall.Getpgid(echo.Pid())
+	process := startEcho(t, "exec cat")
+	group, err := syscall.Getpgid(process.Pid())
 	require.NoError(t, err)
-	require.Equal(t, echo.Pid(), group)
+	require.Equal(t, process.Pid(), group)
 }
 
-func TestStopKillsAChildThatDoesNotListen(t *testing.T) {
+func TestStopKillsChildThatIgnoresSignal(t *testing.T) {
 	t.Parallel()
-	deaf := startEcho(t, "trap '' TERM; exec cat")
-	deaf.answers(t) // so the trap is set
-	deaf.Stop(syscall.SIGTERM, 10*time.Millisecond)
-	require.ErrorContains(t, deaf.Wait(), "signal: killed")
+	ignoring := startEcho(t, "trap '' TERM; exec cat")
+	ignoring.answers(t) // now the trap is set
+	ignoring.Stop(syscall.SIGTERM, 10*time.Millisecond)
+	require.ErrorContains(t, ignoring.Wait(), "signal: killed")
 }
 
-func TestStartSaysWhatCouldNotBeStarted(t *testing.T) {
+func TestStartErrorNamesProgram(t *testing.T) {
 	t.Parallel()
 	_, err := child.Start(exec.Command("/does/not/exist"), syscall.SIGKILL)
 	require.ErrorIs(t, err, os.ErrNotExist)
 	require.ErrorContains(t, err, "/does/not/exist")
 }
 
-// echo is a child that sends back what it is sent.
+// echo is a child that copies its input to its output.
 type echo struct {
 	*child.Process
 	in, out *os.File
@@ -127,10 +127,10 @@ func startEcho(t *testing.T, script string) echo {
 
 func (e echo) answers(t *testing.T) {
 	t.Helper()
-	_, err := e.in.WriteString("still here\n")
+	_, err := e.in.WriteString("ping\n")
 	require.NoError(t, err)
 	require.NoError(t, e.out.SetReadDeadline(time.Now().Add(10*time.Second)))
 	line, err := bufio.NewReader(e.out).ReadString('\n')
 	require.NoError(t, err)
-	require.Equal(t, "still here\n", line)
+	require.Equal(t, "ping\n", line)
 }

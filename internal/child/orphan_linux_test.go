@@ -11,31 +11,31 @@ import (
 	"stampede/internal/testkit"
 )
 
-func TestChildOutlivesTheThreadThatAskedForIt(t *testing.T) {
+func TestChildOutlivesCallingThread(t *testing.T) {
 	t.Parallel()
 	started := make(chan echo)
 	threads := make(chan int, 1)
-	var ask func()
-	ask = func() {
+	var start func()
+	start = func() {
 		runtime.LockOSThread()
 		if syscall.Gettid() == syscall.Getpid() {
-			// Go never ends the main thread. While it is held here, ask gets another one.
+			// Go never ends the main thread. While it is locked here, start runs on another one.
 			defer runtime.UnlockOSThread()
 			done := make(chan struct{})
 			go func() {
 				defer close(done)
-				ask()
+				start()
 			}()
 			<-done
 			return
 		}
-		// The thread stays locked, and so ends with this goroutine.
+		// The thread stays locked, so it ends with this goroutine.
 		threads <- syscall.Gettid()
 		started <- startEcho(t, "exec cat")
 	}
-	go ask()
+	go start()
 	child, thread := <-started, <-threads
-	testkit.Eventually(t, 10*time.Second, "the thread is gone", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the thread has ended", func() bool {
 		_, err := os.Stat("/proc/self/task/" + strconv.Itoa(thread))
 		return os.IsNotExist(err)
 	})

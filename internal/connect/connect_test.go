@@ -27,37 +27,36 @@ var redisClients = map[string]func(string) (*redis.Client, error){
 	"stampede-blocking": connect.Blocking,
 }
 
-func TestRedisHearsNothingThatItDoesNotKnow(t *testing.T) {
+func TestRedisGetsNoUnknownCommands(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
-	for name, open := range redisClients {
-		client := use(t, open, server.URL)
+	for name, newClient := range redisClients {
+		client := open(t, newClient, server.URL)
 		require.Equal(t, name, client.ClientGetName(t.Context()).Val())
 	}
-	info := use(t, connect.Control, server.URL).InfoMap(t.Context(), "stats").Item("Stats", "total_error_replies")
+	info := open(t, connect.Control, server.URL).InfoMap(t.Context(), "stats").Item("Stats", "total_error_replies")
 	require.Equal(t, "0", info)
 }
 
-func TestRedisClientsWaitForAServerThatIsAway(t *testing.T) {
+func TestRedisClientsReconnect(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	server.Kill()
-	for _, open := range redisClients {
-		client := use(t, open, server.URL)
+	for _, newClient := range redisClients {
+		client := open(t, newClient, server.URL)
 		require.ErrorIs(t, client.Ping(t.Context()).Err(), syscall.ECONNREFUSED)
 	}
 	require.NoError(t, server.Restart(t.Context()))
-	for _, open := range redisClients {
-		require.NoError(t, use(t, open, server.URL).Ping(t.Context()).Err())
+	for _, newClient := range redisClients {
+		require.NoError(t, open(t, newClient, server.URL).Ping(t.Context()).Err())
 	}
 }
 
-// TestIngressGivesUpWhileABuyerWaits freezes a server that has the connection already, which is
-// the slowest way to be away.
-func TestIngressGivesUpWhileABuyerWaits(t *testing.T) {
+// The server freezes with an open connection: the slowest kind of outage to detect.
+func TestIngressTimesOut(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
-	client := use(t, connect.Ingress, server.URL)
+	client := open(t, connect.Ingress, server.URL)
 	require.NoError(t, client.Ping(t.Context()).Err())
 	require.NoError(t, syscall.Kill(server.Pid(), syscall.SIGSTOP))
 
@@ -65,7 +64,7 @@ func TestIngressGivesUpWhileABuyerWaits(t *testing.T) {
 	defer cancel()
 	begun := time.Now()
 	require.ErrorIs(t, client.Ping(ctx).Err(), context.DeadlineExceeded)
-	require.Less(t, time.Since(begun), time.Second, "the context of the call is not looked at")
+	require.Less(t, time.Since(begun), time.Second, "the call must respect its context")
 
 	begun = time.Now()
 	err := client.Ping(t.Context()).Err()
@@ -75,7 +74,7 @@ func TestIngressGivesUpWhileABuyerWaits(t *testing.T) {
 	require.Less(t, time.Since(begun), 5*time.Second)
 }
 
-func TestBlockingDoesNotReadAgainBehindItsCallersBack(t *testing.T) {
+func TestBlockingDoesNotRetry(t *testing.T) {
 	t.Parallel()
 	client, err := connect.Blocking("redis://localhost")
 	require.NoError(t, err)
@@ -84,7 +83,7 @@ func TestBlockingDoesNotReadAgainBehindItsCallersBack(t *testing.T) {
 	require.Greater(t, client.Options().ReadTimeout, connect.MaxBlock)
 }
 
-// TestLogOfGoRedisGoesToSlog is not parallel: the log belongs to the process.
+// Not parallel: the default logger is that of the process.
 func TestLogOfGoRedisGoesToSlog(t *testing.T) {
 	var log bytes.Buffer
 	before := slog.Default()
@@ -93,11 +92,11 @@ func TestLogOfGoRedisGoesToSlog(t *testing.T) {
 
 	server := testkit.OwnRedis(t)
 	server.Kill()
-	require.Error(t, use(t, connect.Ingress, server.URL).Ping(t.Context()).Err())
+	require.Error(t, open(t, connect.Ingress, server.URL).Ping(t.Context()).Err())
 	require.Contains(t, log.String(), "go-redis: ")
 }
 
-func TestPostgresWaitsForAServerThatIsAway(t *testing.T) {
+func TestPostgresPoolReconnects(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnPostgres(t)
 	server.StopImmediate()
@@ -110,12 +109,12 @@ func TestPostgresWaitsForAServerThatIsAway(t *testing.T) {
 	require.NoError(t, pool.Ping(t.Context()))
 	server.StopImmediate()
 	require.NoError(t, server.Restart(t.Context()))
-	testkit.Eventually(t, 10*time.Second, "the pool has got rid of broken connections", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the pool has dropped its broken connections", func() bool {
 		return pool.Ping(t.Context()) == nil
 	})
 }
 
-func TestPostgresSettingsOfTheURLWin(t *testing.T) {
+func TestPostgresURLOverridesSettings(t *testing.T) {
 	t.Parallel()
 	for query, want := range map[string][2]string{
 		"": {"stampede work", "10s"},
@@ -130,17 +129,16 @@ func TestPostgresSettingsOfTheURLWin(t *testing.T) {
 	}
 }
 
-// TestPostgresLooksForClientsThatAreGone asks a session over TCP for what its socket has.
-func TestPostgresLooksForClientsThatAreGone(t *testing.T) {
+// The session is over TCP, so these are the settings of its socket.
+func TestPostgresDetectsLostClients(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	require.Equal(t, []string{"stampede", "5", "1", "5", "10000"}, settings(t, pool,
 		"application_name", "tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout"))
 }
 
-// TestPostgresBoundsTransactionsOfServices holds on every server: one that does not know the
-// setting is not asked for it.
-func TestPostgresBoundsTransactionsOfServices(t *testing.T) {
+// Servers without the setting must still accept connections.
+func TestServiceLimitsTransactions(t *testing.T) {
 	t.Parallel()
 	service, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 1, connect.Service("work"))
 	require.NoError(t, err)
@@ -154,10 +152,10 @@ func TestPostgresBoundsTransactionsOfServices(t *testing.T) {
 	}
 	require.Equal(t, []string{want}, settings(t, service, "transaction_timeout"))
 	require.Equal(t, []string{wantOther}, settings(t, testkit.Pool(t), "transaction_timeout"),
-		"an audit may take its time")
+		"no limit for other pools")
 }
 
-// settings are those of a session, "" where the server does not know one.
+// settings returns settings of a session, "" for those that the server does not have.
 func settings(t *testing.T, pool *pgxpool.Pool, names ...string) []string {
 	t.Helper()
 	var values []string
@@ -168,7 +166,7 @@ func settings(t *testing.T, pool *pgxpool.Pool, names ...string) []string {
 	return values
 }
 
-func TestURLThatCannotBeReadIsExplainedWithoutItsPassword(t *testing.T) {
+func TestInvalidURLErrorHidesPassword(t *testing.T) {
 	t.Parallel()
 	const password = "hunter2"
 	for _, bad := range []string{
@@ -176,8 +174,8 @@ func TestURLThatCannotBeReadIsExplainedWithoutItsPassword(t *testing.T) {
 		"redis://user:" + password + "/x@host:6379", "redis://user:12/" + password + "@host:6379",
 		"redis://user:%" + password + "@host:6379", "redis://host:6379/0?" + password + "=1", "redis://host:6379/" + password,
 	} {
-		for name, open := range redisClients {
-			_, err := open(bad)
+		for name, newClient := range redisClients {
+			_, err := newClient(bad)
 			require.ErrorIs(t, err, connect.ErrRedisURL, "%s %s", name, bad)
 			require.NotContains(t, err.Error(), password)
 		}
@@ -197,9 +195,9 @@ func TestURLThatCannotBeReadIsExplainedWithoutItsPassword(t *testing.T) {
 	require.False(t, strings.Contains(sql.ErrDatabaseURL.Error(), password))
 }
 
-func use(t *testing.T, open func(string) (*redis.Client, error), url string) *redis.Client {
+func open(t *testing.T, newClient func(string) (*redis.Client, error), url string) *redis.Client {
 	t.Helper()
-	client, err := open(url)
+	client, err := newClient(url)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close()) })
 	return client

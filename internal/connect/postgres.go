@@ -1,5 +1,5 @@
-// Package connect opens Redis and Postgres with the limits that each kind of use needs. All of them
-// connect when they are first used, and go on working after the server was away.
+// Package connect creates clients of Redis and Postgres with the limits of each kind of use. All of them
+// connect on first use, and reconnect after an outage.
 package connect
 
 import (
@@ -19,25 +19,25 @@ import (
 const (
 	postgresDial = 3 * time.Second
 
-	// A session whose client is gone may hold the row of a hot sale, for which all others wait. So a server notices within
-	// ten seconds that a peer is gone without a word: keepalives see it while the server waits for the client, and
-	// tcp_user_timeout where an answer is not acknowledged.
+	// A session whose client has vanished may hold the lock on the row of a hot sale, which blocks all others. With these
+	// settings a server detects a vanished client within ten seconds: by keepalives while it waits for the client, and by
+	// tcp_user_timeout while an answer is not acknowledged.
 	keepaliveIdle     = 5 * time.Second
 	keepaliveInterval = time.Second
 	keepaliveCount    = 5
-	// idleInTransactionMS, in milliseconds, is when Postgres itself ends a transaction whose client is silent between two
-	// statements. It does not apply in the middle of a batch: fulfillment/blockers.go ends such a session.
+	// idleInTransactionMS, in milliseconds, is when Postgres ends a transaction whose client is idle between two
+	// statements. It does not apply within a batch: fulfillment/blockers.go ends such a session.
 	idleInTransactionMS = "10000"
 
-	// serviceTransactionMS bounds a whole transaction of a service, in milliseconds, from PostgreSQL
-	// 17 on. A service gives up itself before, after ten seconds at most.
+	// serviceTransactionMS, in milliseconds, bounds a whole transaction of a service in PostgreSQL 17 and
+	// later. A service cancels its own transactions earlier, after ten seconds at most.
 	serviceTransactionMS = "12000"
-	// transactionTimeoutSince is the first major version that has transaction_timeout. An older server refuses a
-	// connection that asks for it.
+	// transactionTimeoutSince is the first major version that has transaction_timeout. An older server refuses
+	// connections with this setting.
 	transactionTimeoutSince = 17
 )
 
-// sessionSettings are the settings of all our sessions. They end a session of which nobody takes care any more.
+// sessionSettings apply to all sessions. They end abandoned sessions.
 var sessionSettings = map[string]string{
 	"application_name":                    "stampede",
 	"idle_in_transaction_session_timeout": idleInTransactionMS,
@@ -48,11 +48,11 @@ var sessionSettings = map[string]string{
 		keepaliveCount*keepaliveInterval).Milliseconds(), 10),
 }
 
-// PostgresOption changes how a pool is made.
+// PostgresOption changes the configuration of a pool.
 type PostgresOption func(*pgxpool.Config)
 
-// Service is for the pool of a server that makes short transactions only. Its sessions are named "stampede <name>", and
-// PostgreSQL 17 and later end a transaction of it that does not end by itself.
+// Service is for the pool of a service with short transactions only. Its sessions are named "stampede <name>", and
+// PostgreSQL 17 and later end its long transactions.
 func Service(name string) PostgresOption {
 	return func(config *pgxpool.Config) {
 		setDefault(config.ConnConfig.RuntimeParams, "application_name", "stampede "+name)
@@ -62,17 +62,18 @@ func Service(name string) PostgresOption {
 	}
 }
 
-// limitTransactions sets transaction_timeout where the server has it.
+// limitTransactions sets transaction_timeout if the server has it.
 func limitTransactions(ctx context.Context, conn *pgx.Conn) error {
 	version, _, _ := strings.Cut(conn.PgConn().ParameterStatus("server_version"), ".")
 	if major, err := strconv.Atoi(version); err != nil || major < transactionTimeoutSince {
-		return nil //nolint:nilerr // a server that does not say its version is not asked for the setting
+		return nil //nolint:nilerr // without a version the setting is left out
 	}
 	_, err := conn.Exec(ctx, "SET transaction_timeout = "+serviceTransactionMS)
 	return err
 }
 
-// Postgres returns a pool of at most maxConns connections, or sql.ErrDatabaseURL. Settings of the URL win.
+// Postgres returns a pool of at most maxConns connections, or sql.ErrDatabaseURL. Settings in the URL
+// override those of this package.
 func Postgres(
 	ctx context.Context, databaseURL string, maxConns int32, options ...PostgresOption,
 ) (*pgxpool.Pool, error) {
@@ -97,7 +98,7 @@ func Postgres(
 	return pool, nil
 }
 
-// dial connects with the keepalives that the server uses as well, so that this side notices a server that is gone.
+// dial uses the same keepalives as the server, so that the client detects a vanished server.
 func dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: postgresDial, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: keepaliveIdle, Interval: keepaliveInterval, Count: keepaliveCount,

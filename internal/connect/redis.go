@@ -14,24 +14,24 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// ErrRedisURL is returned for a URL that cannot be read. It says no more, because the URL holds a
-// password and any part of a broken one may be a piece of it.
+// ErrRedisURL is returned for an invalid URL. It contains no part of the URL, because any part could belong to the
+// password.
 var ErrRedisURL = errors.New("REDIS_URL must look like redis://user:password@host:6379/0 (rediss:// for TLS, " +
 	"unix:///path for a socket), special characters percent-encoded")
 
-// Ingress: a buyer waits for each answer, so everything is short and an overload is said at once.
+// Ingress: buyers wait for the answers, so time-outs are short and an overload is reported quickly.
 const (
 	ingressDial  = 500 * time.Millisecond
 	ingressRead  = time.Second
 	ingressQueue = time.Second // for a free connection
-	// ingressRetries is safe because the scripts recognise their own repeat. Three tries last up to
-	// 3 s, within what a buyer waits.
+	// ingressRetries is safe because the scripts are idempotent. Three tries take up to 3 s, which a
+	// buyer waits.
 	ingressRetries = 2
-	// ingressConnections: requests of a sale share one call, so each is a sale that is sold at this moment.
+	// ingressConnections: requests of a sale share one call, so this is the number of concurrently active sales.
 	ingressConnections = 64
 )
 
-// Control: acks, locks and operators, which may rather wait than fail.
+// Control: acks, locks and operators, for which waiting is better than failing.
 const (
 	controlDial        = 2 * time.Second
 	controlRead        = 3 * time.Second
@@ -40,19 +40,19 @@ const (
 	controlConnections = 16
 )
 
-// MaxBlock bounds the BLOCK of a read on a Blocking client: with the time-out below, it is what it
-// takes to notice that Redis is gone without a word.
+// MaxBlock bounds the BLOCK of a read on a Blocking client. With the time-out below, it bounds how long it
+// takes to detect a vanished Redis.
 const MaxBlock = 5 * time.Second
 
 const (
 	blockingDial = 2 * time.Second
 	blockingRead = MaxBlock + 3*time.Second
-	// blockingConnections: one for each stream that a process reads, so as many as there can be
-	// partitions. It is a bound: a worker of one partition opens one.
+	// blockingConnections: one per stream that a process reads, so as many as there can be partitions.
+	// It is a limit: a worker with one partition opens one.
 	blockingConnections = 64
 )
 
-// none switches off in go-redis what 0 would set to its default.
+// none disables an option of go-redis; 0 would be its default.
 const none = -1
 
 // Ingress returns a client for the purchase path.
@@ -71,9 +71,8 @@ func Control(redisURL string) (*redis.Client, error) {
 	})
 }
 
-// Blocking returns a client for XREADGROUP BLOCK of at most MaxBlock. It never retries by itself: a
-// read whose answer was lost has put its entries on the consumer's pending list, and the reader
-// must learn of it to look there.
+// Blocking returns a client for XREADGROUP BLOCK of at most MaxBlock. It never retries: the entries of a lost
+// answer are on the consumer's pending list, and the reader needs the error to read them from there.
 func Blocking(redisURL string) (*redis.Client, error) {
 	return open(redisURL, "stampede-blocking", func(o *redis.Options) {
 		o.DialTimeout, o.ReadTimeout, o.WriteTimeout = blockingDial, blockingRead, controlRead
@@ -81,7 +80,7 @@ func Blocking(redisURL string) (*redis.Client, error) {
 	})
 }
 
-// open sets what all clients have in common. A client connects when it is first used.
+// open sets the options that all clients share. A client connects on first use.
 func open(redisURL, name string, set func(*redis.Options)) (*redis.Client, error) {
 	routeLog()
 	parsed, err := url.Parse(redisURL)
@@ -93,13 +92,13 @@ func open(redisURL, name string, set func(*redis.Options)) (*redis.Client, error
 		return nil, ErrRedisURL
 	}
 	o.ClientName = name
-	// A call ends when its context says so, not when the socket does.
+	// A call ends with its context.
 	o.ContextTimeoutEnabled = true
-	// The tries of a command are enough: go-redis would dial five times within each of them.
+	// The retries of commands are enough: by default go-redis dials five times in each of them.
 	o.DialerRetries = 1
-	// All connections come out of the pool whose size is set here; pipelines would have ten more.
+	// All connections belong to the pool whose size is set; pipelines would have ten more.
 	o.PipelinePoolSize = none
-	// RESP2 says all that the scripts answer, and saves a look for push messages before every
+	// RESP2 is enough for the answers of the scripts, and needs no check for push messages before each
 	// answer. CLIENT SETINFO and CLIENT MAINT_NOTIFICATIONS are errors in Redis 7.0.
 	o.Protocol = 2
 	o.DisableIdentity = true
@@ -108,13 +107,13 @@ func open(redisURL, name string, set func(*redis.Options)) (*redis.Client, error
 	return redis.NewClient(o), nil
 }
 
-// routeLog sends go-redis's own log to slog, once: its callers get the same troubles as errors.
-var routeLog = sync.OnceFunc(func() { redis.SetLogger(logger{}) })
+// routeLog sends the log of go-redis to slog, at level debug: callers get the same failures as errors.
+var routeLog = sync.OnceFunc(func() { redis.SetLogger(debugLogger{}) })
 
-type logger struct{}
+type debugLogger struct{}
 
 // Printf implements go-redis's logger.
-func (logger) Printf(ctx context.Context, format string, v ...any) {
+func (debugLogger) Printf(ctx context.Context, format string, v ...any) {
 	if l := slog.Default(); l.Enabled(ctx, slog.LevelDebug) {
 		l.DebugContext(ctx, "go-redis: "+fmt.Sprintf(format, v...))
 	}

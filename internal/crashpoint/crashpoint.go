@@ -1,7 +1,7 @@
-// Package crashpoint lets a test kill a process at the instant that matters: where the process
-// passes a named point, it ends itself with SIGKILL, as a power switch would. Which point, and at
-// which pass, is said by the environment: STAMPEDE_CRASH_AT=after-commit or after-commit:3. With
-// STAMPEDE_FREEZE_AT the process is frozen there by SIGSTOP instead, until the test lets it go on.
+// Package crashpoint lets a test kill a process at a named point in the code: the process sends itself
+// SIGKILL there. An environment variable sets the point and at which pass it takes effect:
+// STAMPEDE_CRASH_AT=after-commit or after-commit:3. With STAMPEDE_FREEZE_AT the process freezes itself
+// by SIGSTOP instead, until the test thaws it.
 package crashpoint
 
 import (
@@ -18,58 +18,58 @@ import (
 
 // The points, in the order in which an order passes them.
 const (
-	// BeforePersist: a batch was read and is not yet in Postgres.
+	// BeforePersist: a batch was read and is not in Postgres yet.
 	BeforePersist = "before-persist"
-	// AfterCommit: its transaction is committed, and nobody has been told.
+	// AfterCommit: its transaction is committed but not announced.
 	AfterCommit = "after-commit"
-	// BeforeAck: all is done but the ack.
+	// BeforeAck: everything is done except the ack.
 	BeforeAck = "before-ack"
 
-	// BeforeExpire: overdue orders are locked, and nothing is written.
+	// BeforeExpire: overdue orders are locked; nothing is written.
 	BeforeExpire = "before-expire"
-	// BeforeExpireCommit: their expiry is written, and not committed.
+	// BeforeExpireCommit: their expiry is written but not committed.
 	BeforeExpireCommit = "before-expire-commit"
-	// AfterExpire: it is committed, and Redis has not been told.
+	// AfterExpire: it is committed; their units are not released in Redis.
 	AfterExpire = "after-expire"
-	// BeforeRelease: releases were taken from their table, and Redis has not been told.
+	// BeforeRelease: releases are deleted from their table, uncommitted; Redis is unchanged.
 	BeforeRelease = "before-release"
-	// AfterRelease: Redis has the units back, and that they were taken is not committed.
+	// AfterRelease: Redis has released the units; the deletion is uncommitted.
 	AfterRelease = "after-release"
-	// AfterReleaseCommit: that is committed.
+	// AfterReleaseCommit: the deletion is committed.
 	AfterReleaseCommit = "after-release-commit"
 
-	// RebuildBegun: a rebuild has its lock, and knows the Redis server.
+	// RebuildBegun: a rebuild has its lock and has identified the Redis server.
 	RebuildBegun = "rebuild-begun"
-	// RebuildDistrusted: nobody sells from the partition any more.
+	// RebuildDistrusted: the partition does not sell any more.
 	RebuildDistrusted = "rebuild-distrusted"
 	// RebuildClosed: the sales are closed in Redis.
 	RebuildClosed = "rebuild-closed"
-	// RebuildDrained: what was in the stream is in Postgres.
+	// RebuildDrained: the entries of the stream are in Postgres.
 	RebuildDrained = "rebuild-drained"
 	// RebuildRaised: the next epoch of a sale has begun in Postgres.
 	RebuildRaised = "rebuild-raised"
-	// RebuildStaging: some of its buyers are on their way to Redis.
+	// RebuildStaging: some of its buyers are copied to Redis.
 	RebuildStaging = "rebuild-staging"
-	// RebuildStaged: all of them are there, and the sale is still closed.
+	// RebuildStaged: all of them are copied; the sale is still closed.
 	RebuildStaged = "rebuild-staged"
-	// RebuildOpened: it is open, as far as its server is verified.
+	// RebuildOpened: the sale is open, once its server is verified.
 	RebuildOpened = "rebuild-opened"
-	// RebuildPublished: and Postgres knows that Redis knows.
+	// RebuildPublished: Postgres has recorded that too.
 	RebuildPublished = "rebuild-published"
-	// RebuildServerSaved: Postgres names the server, and Redis does not know it yet.
+	// RebuildServerSaved: the server is recorded in Postgres but not yet marked in Redis.
 	RebuildServerSaved = "rebuild-server-saved"
-	// RebuildVerified: the server is verified, and sales that are over are still closed.
+	// RebuildVerified: the server is verified; ended sales are still closed.
 	RebuildVerified = "rebuild-verified"
 
-	// ProjectionsWatch: a rebuild of the projections has changes of orders noted, and has nothing else yet.
+	// ProjectionsWatch: a rebuild of the projections records changes of orders; nothing else is done.
 	ProjectionsWatch = "projections-watch"
-	// ProjectionsFilled: the new table has the rows of the log as it was, and nothing but its rows.
+	// ProjectionsFilled: the new table has the rows from the log, without indexes and later changes.
 	ProjectionsFilled = "projections-filled"
-	// ProjectionsBuilt: it lacks only what has changed since.
+	// ProjectionsBuilt: it lacks only later changes.
 	ProjectionsBuilt = "projections-built"
-	// ProjectionsSwap: it is in place, and that is not committed.
+	// ProjectionsSwap: the tables are swapped but not committed.
 	ProjectionsSwap = "projections-swap"
-	// ProjectionsSwapped: that is committed, and the old table is still there.
+	// ProjectionsSwapped: the swap is committed; the old table still exists.
 	ProjectionsSwapped = "projections-swapped"
 )
 
@@ -88,7 +88,7 @@ var names = []string{
 	ProjectionsWatch, ProjectionsFilled, ProjectionsBuilt, ProjectionsSwap, ProjectionsSwapped,
 }
 
-// These are nil in every process but those of crash tests; they are set once, before main.
+// These are nil except in crash tests. They are set once, before main.
 var (
 	armed, armErr       = parse(Env)
 	freezing, freezeErr = parse(FreezeEnv)
@@ -96,24 +96,24 @@ var (
 
 type point struct {
 	name string
-	// left is how many passes are left; the one that makes it 0 kills.
+	// left counts the remaining passes; the one that makes it 0 takes effect.
 	left atomic.Int64
 }
 
-// Hit kills or freezes the process if the point is the armed one and this is the pass that was asked
-// for. It costs two loads where nothing is armed.
+// Hit kills or freezes the process if this is the armed point and pass. It costs two loads if nothing
+// is armed.
 func Hit(name string) {
 	if freezing.reached(name) {
-		goOn := make(chan os.Signal, 1)
-		signal.Notify(goOn, syscall.SIGCONT)
+		continued := make(chan os.Signal, 1)
+		signal.Notify(continued, syscall.SIGCONT)
 		fmt.Fprintln(os.Stderr, "frozen at "+name)
 		_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
-		<-goOn // the signal may take an instant, in which nothing more may happen here
-		signal.Stop(goOn)
+		<-continued // the signal may be delayed; nothing more may happen before
+		signal.Stop(continued)
 	}
 	if armed.reached(name) {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-		select {} // the signal may take an instant, in which nothing more may happen
+		select {} // the signal may be delayed; nothing more may happen
 	}
 }
 
@@ -121,8 +121,8 @@ func (p *point) reached(name string) bool {
 	return p != nil && p.name == name && p.left.Add(-1) == 0
 }
 
-// Check returns an error for a setting that names no point: a crash test that never crashes would
-// pass without having tested anything.
+// Check returns an error for a setting that names no point: without a crash a crash test would test
+// nothing.
 func Check() error { return errors.Join(armErr, freezeErr) }
 
 func parse(variable string) (*point, error) {

@@ -14,14 +14,14 @@ import (
 	"stampede/internal/testkit"
 )
 
-// The signal takes an instant to stop all threads of the process, in which the one that sent it must not go on.
+// The signal takes a moment to stop all threads; the thread that sent it must not continue meanwhile.
 func TestFrozenProcessDoesNotPassHit(t *testing.T) {
 	t.Parallel()
 	for range 10 {
 		process := testkit.Command(t, crashpoint.AfterCommit)
 		process.Setenv(crashpoint.FreezeEnv, "after-commit:2")
 		process.Start()
-		testkit.Eventually(t, 30*time.Second, "it is stopped", func() bool {
+		testkit.Eventually(t, 30*time.Second, "the process is stopped", func() bool {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", process.Pid()))
 			require.NoError(t, err)
 			return bytes.Contains(stat, []byte(") T ")) || strings.Count(process.Output(), "before") > 2

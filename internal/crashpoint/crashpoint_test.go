@@ -18,13 +18,13 @@ const passes = 4
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.WithCommand(pass)) }
 
-// pass refuses a bad setting as the program does, and passes the point that it is given four times.
+// pass rejects an invalid setting as the program does, and passes the given point four times.
 func pass() int {
 	if err := crashpoint.Check(); err != nil {
 		fmt.Println(err)
 		return 1
 	}
-	// The system stops the main thread first, so the passes are on another one, as those of the program are.
+	// The kernel stops the main thread first, so the passes run on another one, as in the program.
 	runtime.LockOSThread()
 	done := make(chan struct{})
 	go func() {
@@ -57,7 +57,7 @@ func TestHitIgnoresOtherPoints(t *testing.T) {
 	t.Parallel()
 	for name, setting := range map[string]string{
 		"disarmed": "", "another point": "before-ack",
-		"not so often": "after-commit:5",
+		"later pass": "after-commit:5",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -70,7 +70,7 @@ func TestHitIgnoresOtherPoints(t *testing.T) {
 
 func TestCheckRejectsUnreachableSetting(t *testing.T) {
 	t.Parallel()
-	for setting, says := range map[string]string{
+	for setting, want := range map[string]string{
 		"after-comit":     "the points are before-persist, after-commit, before-ack",
 		":2":              "the points are",
 		"after-commit:":   "a whole number from 1",
@@ -83,7 +83,7 @@ func TestCheckRejectsUnreachableSetting(t *testing.T) {
 			process := start(t, setting, crashpoint.AfterCommit)
 			require.Equal(t, 1, process.Wait(10*time.Second).ExitCode())
 			require.Contains(t, process.Output(), fmt.Sprintf("STAMPEDE_CRASH_AT=%q", setting))
-			require.Contains(t, process.Output(), says)
+			require.Contains(t, process.Output(), want)
 		})
 	}
 }
@@ -96,7 +96,6 @@ func start(t *testing.T, setting, point string) *testkit.Cmd {
 	return process
 }
 
-// A process that is frozen at a point goes on from there when it is let go.
 func TestHitFreezesUntilContinued(t *testing.T) {
 	t.Parallel()
 	process := testkit.Command(t, crashpoint.AfterCommit)
@@ -104,7 +103,7 @@ func TestHitFreezesUntilContinued(t *testing.T) {
 	process.Start()
 	process.WaitOutput(10*time.Second, "frozen at after-commit")
 	require.Equal(t, 2, strings.Count(process.Output(), "before"))
-	testkit.Eventually(t, 10*time.Second, "it goes on", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the process continues", func() bool {
 		process.Thaw()
 		return strings.Count(process.Output(), "before") == passes
 	})

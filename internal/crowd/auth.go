@@ -9,14 +9,14 @@ import (
 
 // Auth signs requests as a buyer. Implementations are safe for concurrent use.
 type Auth interface {
-	Sign(h http.Header, user string) error
+	sign(h http.Header, user string) error
 }
 
 // HeaderAuth is the name of the header that names the buyer, for an ingress with STAMPEDE_AUTH=header.
 type HeaderAuth string
 
-// Sign implements Auth.
-func (name HeaderAuth) Sign(h http.Header, user string) error {
+// sign implements Auth.
+func (name HeaderAuth) sign(h http.Header, user string) error {
 	h.Set(string(name), user)
 	return nil
 }
@@ -28,8 +28,8 @@ type JWTAuth struct {
 	Audience string // no claim if empty
 }
 
-// Sign implements Auth.
-func (a JWTAuth) Sign(h http.Header, user string) error {
+// sign implements Auth.
+func (a JWTAuth) sign(h http.Header, user string) error {
 	now := time.Now()
 	claims := jwt.RegisteredClaims{
 		Subject:   user,

@@ -82,7 +82,7 @@ func (c *Crowd) try(ctx context.Context, target, user, key string) answer {
 	}
 	req.Header["Content-Type"] = []string{"application/json"}
 	req.Header["Idempotency-Key"] = []string{key}
-	if err := c.config.Auth.Sign(req.Header, user); err != nil {
+	if err := c.config.Auth.sign(req.Header, user); err != nil {
 		return answer{outcome: failed, problem: "unsignable request"}
 	}
 	resp, err := c.client.Do(req)

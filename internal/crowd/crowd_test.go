@@ -231,7 +231,7 @@ func TestLedgerFindsContradictions(t *testing.T) {
 func TestJWTAuthCreatesValidToken(t *testing.T) {
 	h := http.Header{}
 	auth := JWTAuth{Secret: []byte("0123456789abcdef0123456789abcdef"), Issuer: "tests", Audience: "stampede"}
-	require.NoError(t, auth.Sign(h, "alice"))
+	require.NoError(t, auth.sign(h, "alice"))
 	text, found := strings.CutPrefix(h.Get("Authorization"), "Bearer ")
 	require.True(t, found)
 	token, err := jwt.Parse(text, func(*jwt.Token) (any, error) { return auth.Secret, nil },

@@ -157,7 +157,7 @@ func (v *APIVerifier) get(
 		return 0, err
 	}
 	if user != "" {
-		if err := v.auth.Sign(req.Header, user); err != nil {
+		if err := v.auth.sign(req.Header, user); err != nil {
 			return 0, err
 		}
 	}

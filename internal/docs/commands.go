@@ -8,7 +8,7 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// readCommands notes the flags and variables of a command and of those below it.
+// readCommands collects the flags and variables of a command and its subcommands.
 func (c *checker) readCommands(node *kong.Node) {
 	for _, flag := range node.Flags {
 		c.flags[flag.Name] = true
@@ -31,7 +31,7 @@ var (
 	option = regexp.MustCompile(`--([a-z][a-z-]*)`)
 )
 
-// commandLine checks the words behind the program's name, and behind task.
+// commandLine checks the words after the name of the program, and after task.
 func (c *checker) commandLine(p *page, line span) {
 	for _, command := range strings.FieldsFunc(line.text, func(r rune) bool { return r == ';' || r == '&' }) {
 		if found := program.FindStringSubmatch(strings.TrimSpace(command)); found != nil {
@@ -39,13 +39,13 @@ func (c *checker) commandLine(p *page, line span) {
 		}
 		for _, found := range task.FindAllStringSubmatch(command, -1) {
 			if !c.tasks[found[1]] {
-				c.report(p, line.line, "no task is called %s", found[1])
+				c.report(p, line.line, "there is no task %s", found[1])
 			}
 		}
 	}
 }
 
-// command follows words into the tree of commands. One of several alternatives, as in up|down, is each of them.
+// command follows words into the tree of commands. All alternatives, as in up|down, are checked.
 func (c *checker) command(p *page, line int, text string) {
 	node := c.commands.Node
 	nodes := []*kong.Node{node}

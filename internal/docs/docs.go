@@ -1,5 +1,5 @@
-// Package docs holds the Markdown of this repository against its code: links, line length, commands,
-// flags, environment variables, tasks, problem slugs, metrics, paths and names of Go. It is for tests.
+// Package docs checks the Markdown of this repository against its code: links, line length, commands, flags,
+// environment variables, tasks, problem slugs, metrics, paths and Go names. It is for tests.
 package docs
 
 import (
@@ -18,34 +18,34 @@ import (
 
 const (
 	lineColumnsMax = 100
-	// referencePage names every setting and every metric.
+	// referencePage lists every setting and every metric.
 	referencePage = "docs/operations.md"
-	// problemsPage names every problem slug.
+	// problemsPage lists every problem slug.
 	problemsPage = "docs/http-api.md"
 )
 
-// Check reads all Markdown below root and returns what contradicts the code, one line each, with the
-// page and its line. The command line is that of the program.
+// Check reads all Markdown below root and returns one line per contradiction to the code, with the page and
+// its line. Commands is the command line of the program.
 func Check(root string, commands *kong.Application) ([]string, error) {
 	files := os.DirFS(root)
-	code, err := readCode(files)
+	src, err := readSource(files)
 	if err != nil {
 		return nil, err
 	}
 	c := &checker{
-		code: code, commands: commands, pages: map[string]*page{}, flags: map[string]bool{},
+		source: src, commands: commands, pages: map[string]*page{}, flags: map[string]bool{},
 		settings: map[string]bool{},
 	}
 	c.readCommands(commands.Node)
-	for name := range code.files {
+	for name := range src.files {
 		if path.Ext(name) != ".md" {
 			continue
 		}
-		text, err := fs.ReadFile(files, name)
+		content, err := fs.ReadFile(files, name)
 		if err != nil {
 			return nil, err
 		}
-		c.pages[name] = parsePage(name, string(text))
+		c.pages[name] = parsePage(name, string(content))
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.pages)) {
 		c.page(c.pages[name])
@@ -55,10 +55,10 @@ func Check(root string, commands *kong.Application) ([]string, error) {
 }
 
 type checker struct {
-	*code
+	*source
 	commands *kong.Application
 	pages    map[string]*page
-	// flags are those of any command, and settings the environment variables of all that are shown.
+	// flags are the flags of all commands, and settings the environment variables of those that are not hidden.
 	flags    map[string]bool
 	settings map[string]bool
 	found    []string
@@ -72,8 +72,8 @@ func (c *checker) page(p *page) {
 	c.width(p)
 	c.links(p)
 	c.walks(p)
-	for _, code := range p.spans() {
-		c.inline(p, code)
+	for _, s := range p.spans() {
+		c.inline(p, s)
 	}
 	for _, command := range p.shell() {
 		c.commandLine(p, command)
@@ -89,7 +89,7 @@ func (c *checker) page(p *page) {
 
 var url = regexp.MustCompile(`https?://[^\s)]+`)
 
-// width excepts what cannot be wrapped: output, addresses, and tables that a benchmark writes.
+// width checks the length of lines, except for output, URLs, and tables that a benchmark writes.
 func (c *checker) width(p *page) {
 	output := map[int]bool{}
 	for _, f := range p.fences {
@@ -107,62 +107,62 @@ func (c *checker) width(p *page) {
 }
 
 func (c *checker) links(p *page) {
-	for _, link := range p.links() {
-		if strings.Contains(link.text, "://") || strings.HasPrefix(link.text, "mailto:") {
+	for _, l := range p.links() {
+		if strings.Contains(l.text, "://") || strings.HasPrefix(l.text, "mailto:") {
 			continue
 		}
-		target, anchor, _ := strings.Cut(link.text, "#")
+		target, anchor, _ := strings.Cut(l.text, "#")
 		to := p.name
 		if target != "" {
 			to = path.Join(path.Dir(p.name), target)
 		}
 		if !c.files[to] {
-			c.report(p, link.line, "%s does not exist", link.text)
+			c.report(p, l.line, "%s does not exist", l.text)
 			continue
 		}
-		if page := c.pages[to]; page != nil && anchor != "" && !page.anchors[anchor] {
-			c.report(p, link.line, "%s: no heading has this anchor", link.text)
+		if linked := c.pages[to]; linked != nil && anchor != "" && !linked.anchors[anchor] {
+			c.report(p, l.line, "%s: no heading has this anchor", l.text)
 		}
 	}
 }
 
 var (
 	isPath      = regexp.MustCompile(`^[\w.*-]+(/[\w.*-]+)*/?$`)
-	isTest      = regexp.MustCompile(`^(Test|Benchmark|Fuzz|Example)[A-Z]\w*$`)
+	isTestName  = regexp.MustCompile(`^(Test|Benchmark|Fuzz|Example)[A-Z]\w*$`)
 	isGoName    = regexp.MustCompile(`^([a-z]+)\.([A-Z]\w*(?:\.[A-Z]\w*)?)(?:\(.*\))?$`)
 	isSomeFlag  = regexp.MustCompile(`^--([a-z][a-z-]*)`)
 	sourceTypes = []string{".go", ".lua", ".sql", ".md", ".yml", ".yaml", ".sh", ".svg", ".cfg"}
 )
 
-func (c *checker) inline(p *page, code span) {
-	switch text := code.text; {
-	case isTest.MatchString(text):
+func (c *checker) inline(p *page, s span) {
+	switch text := s.text; {
+	case isTestName.MatchString(text):
 		if !c.tests[text] {
-			c.report(p, code.line, "no test is called %s", text)
+			c.report(p, s.line, "there is no test %s", text)
 		}
 	case isMetric.MatchString(text):
 		if !c.metrics[text] && !c.names[text] {
-			c.report(p, code.line, "no metric is called %s", text)
+			c.report(p, s.line, "there is no metric %s", text)
 		}
 	case isSomeFlag.MatchString(text):
 		if flag := isSomeFlag.FindStringSubmatch(text)[1]; !c.flags[flag] {
-			c.report(p, code.line, "no command has the flag --%s", flag)
+			c.report(p, s.line, "no command has the flag --%s", flag)
 		}
 	case isGoName.MatchString(text):
 		found := isGoName.FindStringSubmatch(text)
 		if names := c.declared[found[1]]; names != nil && !names[found[2]] && path.Ext(text) != ".md" {
-			c.report(p, code.line, "package %s declares no %s", found[1], found[2])
+			c.report(p, s.line, "package %s declares no %s", found[1], found[2])
 		}
 	case isPath.MatchString(text):
-		c.path(p, code)
+		c.path(p, s)
 	default:
-		c.commandLine(p, code)
+		c.commandLine(p, s)
 	}
 }
 
-// path checks what can only be a path: what ends like a source file, or begins like a folder of ours.
-func (c *checker) path(p *page, code span) {
-	name := strings.TrimSuffix(code.text, "/")
+// path checks text with the extension of a source file, or below a folder of the repository.
+func (c *checker) path(p *page, s span) {
+	name := strings.TrimSuffix(s.text, "/")
 	first, _, nested := strings.Cut(name, "/")
 	isSource := slices.Contains(sourceTypes, path.Ext(name))
 	switch {
@@ -178,10 +178,10 @@ func (c *checker) path(p *page, code span) {
 			}
 		}
 	}
-	c.report(p, code.line, "%s does not exist", code.text)
+	c.report(p, s.line, "%s does not exist", s.text)
 }
 
-// reference checks that what the code has stands on the page that lists it.
+// reference checks that each page that lists names of the code is complete.
 func (c *checker) reference() {
 	for _, list := range []struct {
 		page, what string
@@ -197,8 +197,8 @@ func (c *checker) reference() {
 			continue
 		}
 		named := map[string]bool{}
-		for _, code := range p.spans() {
-			for _, word := range strings.FieldsFunc(code.text, isNoWord) {
+		for _, s := range p.spans() {
+			for _, word := range strings.FieldsFunc(s.text, isNoWord) {
 				named[word] = true
 			}
 		}
@@ -211,7 +211,7 @@ func (c *checker) reference() {
 	if p := c.pages[problemsPage]; p != nil {
 		for _, slug := range p.problems() {
 			if !c.slugs[slug.text] {
-				c.report(p, slug.line, "no problem is called %s", slug.text)
+				c.report(p, slug.line, "there is no problem %s", slug.text)
 			}
 		}
 	}
@@ -223,7 +223,7 @@ func isNoWord(r rune) bool {
 
 var problemRow = regexp.MustCompile("^\\| *(?:`?[45]\\d\\d`?[, ]*)+ *\\| *([^|]*)\\|")
 
-// problems are the slugs in the second column of tables whose first one is a status.
+// problems returns the slugs in the second column of tables whose first column is a status.
 func (p *page) problems() []span {
 	var slugs []span
 	for i, line := range p.lines {

@@ -13,8 +13,8 @@ import (
 	"stampede/internal/docs"
 )
 
-// program is a command line with one command below another.
-type program struct {
+// testCLI is a command line with subcommands.
+type testCLI struct {
 	Dead struct {
 		List struct {
 			Limit int `default:"1" help:"."`
@@ -23,8 +23,8 @@ type program struct {
 	} `cmd:""`
 }
 
-// sound is a repository whose pages agree with its code. Each case below replaces a page.
-var sound = map[string]string{
+// valid is a repository whose pages agree with its code. Each case below replaces a page.
+var valid = map[string]string{
 	"Taskfile.yml":    "version: \"3\"\n\ntasks:\n  test:\n    cmd: x\n  test:race:\n    cmd: x\n",
 	"shop/problem.go": "package shop\n\nvar sold = kind{409, \"sold-out\", \"Sold out\"}\n",
 	"shop/metrics.go": "package shop\n\nvar total = counter(\"stampede_total\", \"All.\")\n\nconst field = " +
@@ -38,76 +38,76 @@ var sound = map[string]string{
 func TestCheckFindsContradictions(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ page, want string }{
-		"nothing":                  {"Plain text.\n", ""},
-		"a line that is too long":  {strings.Repeat("ä", 101) + "\n", "README.md:1: 101 columns, want at most 100"},
-		"a line as long as may be": {strings.Repeat("ä", 100) + "\n", ""},
-		"a long address":           {"See https://example.org/" + strings.Repeat("x", 100) + "\n", ""},
-		"a long line of output":    {"```console\n" + strings.Repeat("x", 101) + "\n```\n", ""},
-		"a long command": {
+		"plain text":             {"Plain text.\n", ""},
+		"line too long":          {strings.Repeat("ä", 101) + "\n", "README.md:1: 101 columns, want at most 100"},
+		"line of maximum length": {strings.Repeat("ä", 100) + "\n", ""},
+		"long URL":               {"See https://example.org/" + strings.Repeat("x", 100) + "\n", ""},
+		"long line of output":    {"```console\n" + strings.Repeat("x", 101) + "\n```\n", ""},
+		"long command": {
 			"```sh\n" + strings.Repeat("x", 101) + "\n```\n",
 			"README.md:2: 101 columns, want at most 100",
 		},
-		"a long table":            {"| " + strings.Repeat("x", 99) + "\n", "README.md:1: 101 columns, want at most 100"},
-		"a long table of figures": {"<!-- figures: written by the benchmark -->\n| " + strings.Repeat("x", 99) + "\n", ""},
-		"a link": {
+		"long table":           {"| " + strings.Repeat("x", 99) + "\n", "README.md:1: 101 columns, want at most 100"},
+		"long generated table": {"<!-- figures: written by the benchmark -->\n| " + strings.Repeat("x", 99) + "\n", ""},
+		"valid links": {
 			"[API](docs/http-api.md#problems-all), [shop](shop), [site](https://example.org)\n",
 			"",
 		},
-		"a broken link":  {"\n[API](docs/api.md)\n", "README.md:2: docs/api.md does not exist"},
-		"a broken image": {"<img src=\"plot.svg\">\n", "README.md:1: plot.svg does not exist"},
-		"a broken anchor": {
+		"broken link":  {"\n[API](docs/api.md)\n", "README.md:2: docs/api.md does not exist"},
+		"broken image": {"<img src=\"plot.svg\">\n", "README.md:1: plot.svg does not exist"},
+		"broken anchor": {
 			"[API](docs/http-api.md#slugs)\n",
 			"README.md:1: docs/http-api.md#slugs: no heading has this anchor",
 		},
-		"a broken anchor at home": {"# A `b` c\n[a](#a-b-c) [b](#b)\n", "README.md:2: #b: no heading has this anchor"},
-		"a link in code":          {"`[a](b)`\n", ""},
-		"commands": {
+		"broken anchor on the same page": {"# A `b` c\n[a](#a-b-c) [b](#b)\n", "README.md:2: #b: no heading has this anchor"},
+		"link in code":                   {"`[a](b)`\n", ""},
+		"valid commands": {
 			"`stampede dead list --limit=2`, `stampede dead list|show`, `stampede`, `stampede …`\n",
 			"",
 		},
-		"an unknown command":     {"`stampede live`\n", "README.md:1: stampede has no command live"},
-		"an unknown alternative": {"`stampede dead list|hide`\n", "README.md:1: stampede dead has no command hide"},
-		"an unknown subcommand": {
+		"unknown command":     {"`stampede live`\n", "README.md:1: stampede has no command live"},
+		"unknown alternative": {"`stampede dead list|hide`\n", "README.md:1: stampede dead has no command hide"},
+		"unknown subcommand": {
 			"```sh\nA=1 go run ./cmd/stampede dead hide # x\n```\n",
 			"README.md:2: stampede dead has no command hide",
 		},
-		"a flag of another command": {
+		"flag of another command": {
 			"`stampede dead show\n--limit=1`\n",
 			"README.md:1: stampede dead show has no flag --limit",
 		},
-		"a flag on the next line": {
+		"flag on the next line": {
 			"```console\n$ stampede dead list \\\n    --most=1\n--any\n```\n",
 			"README.md:2: stampede dead list has no flag --most",
 		},
-		"a flag of some command": {"`--limit`\n", ""},
-		"an unknown flag":        {"`--most`\n", "README.md:1: no command has the flag --most"},
-		"an unknown variable": {
+		"valid flag":   {"`--limit`\n", ""},
+		"unknown flag": {"`--most`\n", "README.md:1: no command has the flag --most"},
+		"unknown variable": {
 			"STAMPEDE_MOST, STAMPEDE_TEST_ONLY\n",
 			"README.md:1: no code reads the environment variable STAMPEDE_MOST",
 		},
-		"tasks":                     {"`task test:race -- -run X ./shop`\n", ""},
-		"an unknown task":           {"`task tset`\n", "README.md:1: no task is called tset"},
-		"a field that is no metric": {"`stampede_field`\n", ""},
-		"an unknown metric":         {"`stampede_most`\n", "README.md:1: no metric is called stampede_most"},
-		"paths":                     {"`shop`, `shop/*.go`, `metrics.go`, `docs/`, `text/plain`, `1/2`\n", ""},
-		"an unknown path":           {"`shop/buyer`\n", "README.md:1: shop/buyer does not exist"},
-		"an unknown source": {
+		"valid task":                       {"`task test:race -- -run X ./shop`\n", ""},
+		"unknown task":                     {"`task tset`\n", "README.md:1: there is no task tset"},
+		"field with the prefix of metrics": {"`stampede_field`\n", ""},
+		"unknown metric":                   {"`stampede_most`\n", "README.md:1: there is no metric stampede_most"},
+		"valid paths":                      {"`shop`, `shop/*.go`, `metrics.go`, `docs/`, `text/plain`, `1/2`\n", ""},
+		"unknown path":                     {"`shop/buyer`\n", "README.md:1: shop/buyer does not exist"},
+		"unknown source file": {
 			"`buyer.go`, `till/till.go`\n",
 			"README.md:1: buyer.go does not exist\nREADME.md:1: till/till.go does not exist",
 		},
-		"names of Go":           {"`shop.Shop`, `shop.Shop.Sell`, `TestSells`, `http.Server`\n", ""},
-		"an unknown name of Go": {"`shop.Buyer`\n", "README.md:1: package shop declares no Buyer"},
-		"an unknown test":       {"`TestBuys`\n", "README.md:1: no test is called TestBuys"},
-		"a walk": {
+		"valid Go names":  {"`shop.Shop`, `shop.Shop.Sell`, `TestSells`, `http.Server`\n", ""},
+		"unknown Go name": {"`shop.Buyer`\n", "README.md:1: package shop declares no Buyer"},
+		"unknown test":    {"`TestBuys`\n", "README.md:1: there is no test TestBuys"},
+		"walk": {
 			"```walk\n1 shop/shop.go: Shop.Sell\n2 shop/metrics.go: x\n3 shop/shop.go: Shop.Sell,\n         Shop.Sell\n```\n2 " +
 				"files, 3 visits, 1 returns\n",
 			"README.md:3: shop/metrics.go has no function x",
 		},
-		"a walk that is counted wrongly": {
+		"walk with wrong counts": {
 			"```walk measured\n1 shop/old.go: Old\n```\n1 files, 1 visits, 1 returns\n",
-			"README.md:1: behind this walk should stand: 1 files, 1 visits, 0 returns",
+			"README.md:1: want the counts after this walk: 1 files, 1 visits, 0 returns",
 		},
-		"a walk without a file": {
+		"walk without a file": {
 			"```walk\nShop.Sell\n```\n0 files, 0 visits, 0 returns\n",
 			"README.md:2: want a number, a file and its functions",
 		},
@@ -119,21 +119,21 @@ func TestCheckFindsContradictions(t *testing.T) {
 	}
 }
 
-func TestCheckFindsWhatIsNotDocumented(t *testing.T) {
+func TestCheckFindsMissingNames(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ file, text, want string }{
-		"a setting": {
+		"setting": {
 			"docs/operations.md", "`stampede_total`\n",
 			"docs/operations.md:1: the setting STAMPEDE_LIMIT is missing",
 		},
-		"a metric": {
+		"metric": {
 			"docs/operations.md", "`STAMPEDE_LIMIT`\n",
 			"docs/operations.md:1: the metric stampede_total is missing",
 		},
-		"a problem": {"docs/http-api.md", "# API\n", "docs/http-api.md:1: the problem sold-out is missing"},
-		"no such problem": {
+		"problem": {"docs/http-api.md", "# API\n", "docs/http-api.md:1: the problem sold-out is missing"},
+		"unknown problem": {
 			"docs/http-api.md", "| 409 | `sold-out`, `sold-in` |\n",
-			"docs/http-api.md:1: no problem is called sold-in",
+			"docs/http-api.md:1: there is no problem sold-in",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -146,14 +146,14 @@ func TestCheckFindsWhatIsNotDocumented(t *testing.T) {
 func check(t *testing.T, pages map[string]string) []string {
 	t.Helper()
 	root := t.TempDir()
-	for _, files := range []map[string]string{sound, pages} {
+	for _, files := range []map[string]string{valid, pages} {
 		for name, text := range files {
 			at := filepath.Join(root, filepath.FromSlash(name))
 			require.NoError(t, os.MkdirAll(filepath.Dir(at), 0o755))
 			require.NoError(t, os.WriteFile(at, []byte(text), 0o644))
 		}
 	}
-	parser, err := kong.New(new(program), kong.Name("stampede"), kong.DefaultEnvars("STAMPEDE"))
+	parser, err := kong.New(new(testCLI), kong.Name("stampede"), kong.DefaultEnvars("STAMPEDE"))
 	require.NoError(t, err)
 	found, err := docs.Check(root, parser.Model)
 	require.NoError(t, err)

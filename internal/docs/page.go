@@ -6,19 +6,19 @@ import (
 	"unicode"
 )
 
-// page is a Markdown file, taken apart.
+// page is a parsed Markdown file.
 type page struct {
-	name  string // from the root, with slashes
+	name  string // slash-separated path from the root
 	lines []string
-	// prose is the text with its fences, comments and table separators blanked out, line for line.
+	// prose is the text in which the lines of fences are empty.
 	prose   string
 	fences  []fence
 	anchors map[string]bool
-	// generated holds the lines that a benchmark writes, counted from 1.
+	// generated holds the numbers of lines that a benchmark writes, from 1.
 	generated map[int]bool
 }
 
-// fence is a block of code: its language, the number of its first line of code, and its lines.
+// fence is a block of code: its language, the number of its first line, and its lines.
 type fence struct {
 	language string
 	first    int
@@ -72,13 +72,13 @@ var (
 	markup    = regexp.MustCompile("`|\\*|!?\\[([^\\]]*)\\]\\([^)]*\\)")
 )
 
-// heading notes the anchor that GitHub makes of a heading.
+// heading adds the anchor that GitHub gives a heading.
 func (p *page) heading(line string) {
 	found := isHeading.FindStringSubmatch(line)
 	if found == nil {
 		return
 	}
-	text := markup.ReplaceAllString(found[1], "$1")
+	title := markup.ReplaceAllString(found[1], "$1")
 	anchor := strings.Map(func(r rune) rune {
 		switch {
 		case r == ' ':
@@ -87,13 +87,13 @@ func (p *page) heading(line string) {
 			return unicode.ToLower(r)
 		}
 		return -1
-	}, text)
+	}, title)
 	p.anchors[anchor] = true
 }
 
 var codeSpan = regexp.MustCompile("(?s)(`+)(.*?[^`])(`+)")
 
-// spans are the pieces of inline code of the page. A piece that is wrapped is one line.
+// spans returns the pieces of inline code of the page. Wrapped pieces are joined to one line.
 func (p *page) spans() []span {
 	var spans []span
 	line := 1
@@ -102,16 +102,16 @@ func (p *page) spans() []span {
 			if at[3]-at[2] != at[7]-at[6] {
 				continue
 			}
-			text := strings.Join(strings.Fields(paragraph[at[4]:at[5]]), " ")
-			text = strings.ReplaceAll(text, `\|`, "|")
-			spans = append(spans, span{line + strings.Count(paragraph[:at[0]], "\n"), text})
+			code := strings.Join(strings.Fields(paragraph[at[4]:at[5]]), " ")
+			code = strings.ReplaceAll(code, `\|`, "|")
+			spans = append(spans, span{line + strings.Count(paragraph[:at[0]], "\n"), code})
 		}
 		line += strings.Count(paragraph, "\n")
 	}
 	return spans
 }
 
-// shell are the command lines of the page's fences, each with what continues it.
+// shell returns the command lines in the page's fences, with continued lines joined.
 func (p *page) shell() []span {
 	var commands []span
 	for _, f := range p.fences {
@@ -125,43 +125,43 @@ func (p *page) shell() []span {
 		}
 		continues := false
 		for i, line := range f.lines {
-			text, isCommand := strings.CutPrefix(line, prompt)
+			command, isCommand := strings.CutPrefix(line, prompt)
 			if !isCommand && !continues {
 				continue
 			}
-			text, _, _ = strings.Cut(text, " # ")
-			text, goesOn := strings.CutSuffix(strings.TrimRight(text, " "), `\`)
+			command, _, _ = strings.Cut(command, " # ")
+			command, isContinued := strings.CutSuffix(strings.TrimRight(command, " "), `\`)
 			if continues {
-				commands[len(commands)-1].text += " " + strings.TrimSpace(text)
+				commands[len(commands)-1].text += " " + strings.TrimSpace(command)
 			} else {
-				commands = append(commands, span{f.first + i, text})
+				commands = append(commands, span{f.first + i, command})
 			}
-			continues = goesOn
+			continues = isContinued
 		}
 	}
 	return commands
 }
 
 var (
-	link  = regexp.MustCompile(`\]\(([^)\s]+)\)|(?:src|srcset|href)="([^"]+)"`)
-	label = regexp.MustCompile(`(?m)^\[[^\]]+\]: (\S+)`)
+	linkTarget = regexp.MustCompile(`\]\(([^)\s]+)\)|(?:src|srcset|href)="([^"]+)"`)
+	linkLabel  = regexp.MustCompile(`(?m)^\[[^\]]+\]: (\S+)`)
 )
 
-// links are the targets that the page points to.
+// links returns the targets of the page's links.
 func (p *page) links() []span {
-	text := codeSpan.ReplaceAllStringFunc(p.prose, func(code string) string {
+	prose := codeSpan.ReplaceAllStringFunc(p.prose, func(code string) string {
 		return strings.Repeat("\n", strings.Count(code, "\n"))
 	})
 	var links []span
-	for _, pattern := range []*regexp.Regexp{link, label} {
-		for _, at := range pattern.FindAllStringSubmatchIndex(text, -1) {
+	for _, pattern := range []*regexp.Regexp{linkTarget, linkLabel} {
+		for _, at := range pattern.FindAllStringSubmatchIndex(prose, -1) {
 			target := ""
 			for group := 2; group < len(at); group += 2 {
 				if at[group] >= 0 {
-					target = text[at[group]:at[group+1]]
+					target = prose[at[group]:at[group+1]]
 				}
 			}
-			links = append(links, span{1 + strings.Count(text[:at[0]], "\n"), target})
+			links = append(links, span{1 + strings.Count(prose[:at[0]], "\n"), target})
 		}
 	}
 	return links

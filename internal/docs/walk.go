@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// The fences with the walk of one order: one visit to a file a line, with the functions that run there.
-// The second one was measured on some commit, whose functions may be gone.
+// Fences with the walk of one order: each line is a visit to a file, with the functions that run there.
+// The functions of a measured walk are those of an older commit and may not exist.
 const (
 	walkNow      = "walk"
 	walkMeasured = "walk measured"
@@ -18,8 +18,8 @@ var (
 	continued = regexp.MustCompile(`^ {8,}\S`)
 )
 
-// walks checks that the functions of a walk exist, and that the sentence behind it counts rightly:
-// files, visits, and returns, which are visits to a file that was visited before.
+// walks checks that the functions of a walk exist, and that the sentence after it has the right counts of
+// files, visits and returns. A return is a visit to a file that was visited before.
 func (c *checker) walks(p *page) {
 	for _, f := range p.fences {
 		if f.language != walkNow && f.language != walkMeasured {
@@ -54,8 +54,8 @@ func (c *checker) walks(p *page) {
 			}
 		}
 		want := fmt.Sprintf("%d files, %d visits, %d returns", len(seen), visits, returns)
-		if behind := strings.Join(p.lines[f.first+len(f.lines):], "\n"); !strings.HasPrefix(strings.TrimSpace(behind), want) {
-			c.report(p, f.first-1, "behind this walk should stand: %s", want)
+		if after := strings.Join(p.lines[f.first+len(f.lines):], "\n"); !strings.HasPrefix(strings.TrimSpace(after), want) {
+			c.report(p, f.first-1, "want the counts after this walk: %s", want)
 		}
 	}
 }

@@ -1,5 +1,5 @@
-// Package doctor looks for settings of Redis and Postgres under which Stampede cannot keep what it
-// promises, and tells how to mend them.
+// Package doctor finds settings of Redis and Postgres under which Stampede cannot keep its promises,
+// and how to correct them.
 package doctor
 
 import (
@@ -8,21 +8,21 @@ import (
 	"slices"
 )
 
-// Severity says what a finding means for the promises.
+// Severity is what a finding means for the promises.
 type Severity string
 
 const (
 	// Unsafe: a promise does not hold under this setting.
 	Unsafe Severity = "unsafe"
-	// Warning: the promises hold, with a limit that somebody should have decided on.
+	// Warning: the promises hold, with a limit that should be a decision.
 	Warning Severity = "warning"
-	// Unchecked: the server does not tell.
+	// Unchecked: the setting could not be read.
 	Unchecked Severity = "unchecked"
-	// Away: the server does not answer, so nothing of it was looked at.
+	// Away: the server does not answer, so it was not checked.
 	Away Severity = "away"
 )
 
-// Finding is one thing that should be otherwise.
+// Finding is one problem.
 type Finding struct {
 	Severity Severity `json:"severity"`
 	// Server is "redis" or "postgres".
@@ -32,12 +32,12 @@ type Finding struct {
 	Mend   string `json:"mend"`
 }
 
-// Any tells whether there is a finding of that severity.
+// Any reports whether there is a finding of that severity.
 func Any(findings []Finding, severity Severity) bool {
 	return slices.ContainsFunc(findings, func(f Finding) bool { return f.Severity == severity })
 }
 
-// WriteText prints the findings for people.
+// WriteText prints the findings as text.
 func WriteText(w io.Writer, findings []Finding) error {
 	for _, f := range findings {
 		if _, err := fmt.Fprintf(w, "%-9s  %s: %s\n           why:  %s\n           mend: %s\n", f.Severity, f.Server, f.What,
@@ -48,6 +48,6 @@ func WriteText(w io.Writer, findings []Finding) error {
 	if len(findings) > 0 {
 		return nil
 	}
-	_, err := fmt.Fprintln(w, "Redis and Postgres are set up to keep every promise.")
+	_, err := fmt.Fprintln(w, "The settings of Redis and Postgres keep every promise.")
 	return err
 }

@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// whats lists the findings in a form that reads well in a failure.
-func whats(findings []doctor.Finding) []string {
+// summaries returns severity and text of each finding.
+func summaries(findings []doctor.Finding) []string {
 	var all []string
 	for _, f := range findings {
 		all = append(all, string(f.Severity)+": "+f.What)
@@ -25,33 +25,33 @@ func whats(findings []doctor.Finding) []string {
 	return all
 }
 
-func TestRedisAsShippedIsSafe(t *testing.T) {
+func TestRedisDefaultsAreSafe(t *testing.T) {
 	t.Parallel()
 	findings, err := doctor.Redis(t.Context(), ownRedis(t))
 	require.NoError(t, err)
 	assert.Empty(t, findings)
 }
 
-func TestUnsafeRedisSettingsAreFound(t *testing.T) {
+func TestRedisFindsUnsafeSettings(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		set  map[string]string
 		want string
 	}{
-		"evicting": {
+		"eviction": {
 			map[string]string{"maxmemory-policy": "allkeys-lru"},
 			"unsafe: maxmemory-policy is allkeys-lru",
 		},
-		"no AOF":              {map[string]string{"appendonly": "no"}, "unsafe: appendonly is no"},
-		"synced now and then": {map[string]string{"appendfsync": "everysec"}, "warning: appendfsync is everysec"},
-		"never synced":        {map[string]string{"appendfsync": "no"}, "unsafe: appendfsync is no"},
-		"not while rewriting": {
+		"no AOF":             {map[string]string{"appendonly": "no"}, "unsafe: appendonly is no"},
+		"fsync every second": {map[string]string{"appendfsync": "everysec"}, "warning: appendfsync is everysec"},
+		"no fsync":           {map[string]string{"appendfsync": "no"}, "unsafe: appendfsync is no"},
+		"no fsync during a rewrite": {
 			map[string]string{"no-appendfsync-on-rewrite": "yes"},
 			"unsafe: no-appendfsync-on-rewrite is yes",
 		},
-		"no limit": {map[string]string{"maxmemory": "0"}, "warning: maxmemory is not set"},
-		"hasty":    {map[string]string{"timeout": "5"}, "warning: timeout is 5 s"},
-		"replica":  {map[string]string{"replicaof": "127.0.0.1 1"}, "unsafe: the server is a replica"},
+		"no memory limit": {map[string]string{"maxmemory": "0"}, "warning: maxmemory is not set"},
+		"short timeout":   {map[string]string{"timeout": "5"}, "warning: timeout is 5 s"},
+		"replica":         {map[string]string{"replicaof": "127.0.0.1 1"}, "unsafe: the server is a replica"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -65,15 +65,15 @@ func TestUnsafeRedisSettingsAreFound(t *testing.T) {
 			}
 			findings, err := doctor.Redis(t.Context(), rdb)
 			require.NoError(t, err)
-			assert.Equal(t, []string{c.want}, whats(findings))
+			assert.Equal(t, []string{c.want}, summaries(findings))
 			assert.NotEmpty(t, findings[0].Why)
 			assert.NotEmpty(t, findings[0].Mend)
 		})
 	}
 }
 
-// A managed Redis forbids CONFIG; what INFO tells is judged all the same.
-func TestRedisThatForbidsConfigAndACommand(t *testing.T) {
+// A managed Redis forbids CONFIG; the values in INFO are still checked.
+func TestRedisReportsForbiddenCommands(t *testing.T) {
 	t.Parallel()
 	rdb := ownRedis(t)
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", "volatile-ttl").Err())
@@ -92,10 +92,10 @@ func TestRedisThatForbidsConfigAndACommand(t *testing.T) {
 		"unsafe: maxmemory-policy is volatile-ttl",
 		"warning: maxmemory is not set",
 		"unchecked: appendfsync could not be read (CONFIG GET is refused)",
-	}, whats(findings))
+	}, summaries(findings))
 }
 
-func TestRedisThatIsAwayIsAnError(t *testing.T) {
+func TestRedisFailsWithoutServer(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	rdb, err := connect.Control(server.URL)
@@ -103,17 +103,17 @@ func TestRedisThatIsAwayIsAnError(t *testing.T) {
 	t.Cleanup(func() { _ = rdb.Close() })
 	server.Kill()
 	_, err = doctor.Redis(t.Context(), rdb)
-	assert.ErrorContains(t, err, "ask Redis for INFO")
+	assert.ErrorContains(t, err, "read INFO of Redis")
 }
 
-func TestMigratedPostgresIsSafe(t *testing.T) {
+func TestPostgresDefaultsAreSafe(t *testing.T) {
 	t.Parallel()
 	findings, err := doctor.Postgres(t.Context(), testkit.Pool(t))
 	require.NoError(t, err)
 	assert.Empty(t, findings)
 }
 
-func TestUnsafePostgresSettingsAreFound(t *testing.T) {
+func TestPostgresFindsUnsafeSettings(t *testing.T) {
 	t.Parallel()
 	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{Settings: map[string]string{
 		"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off", "statement_timeout": "2s",
@@ -126,7 +126,7 @@ func TestUnsafePostgresSettingsAreFound(t *testing.T) {
 
 	findings, err := doctor.Postgres(t.Context(), pool)
 	require.NoError(t, err)
-	got := whats(findings)
+	got := summaries(findings)
 	require.Len(t, got, 5)
 	assert.Equal(t, []string{
 		"unsafe: fsync is off", "unsafe: full_page_writes is off", "unsafe: synchronous_commit is off",
@@ -135,7 +135,7 @@ func TestUnsafePostgresSettingsAreFound(t *testing.T) {
 	assert.Contains(t, got[4], "stampede migrate up")
 }
 
-func TestTextTellsWhatWhyAndHowToMend(t *testing.T) {
+func TestWriteText(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	require.NoError(t,
@@ -155,7 +155,7 @@ func ownRedis(t *testing.T) *redis.Client {
 	return rdb
 }
 
-func TestServersAreNamedWithTheirVersions(t *testing.T) {
+func TestServersReturnsVersions(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	require.Regexp(t, `^(Redis|Valkey) \d+\.\d+\.\d+, PostgreSQL \d+(\.\d+)*$`,

@@ -12,33 +12,33 @@ import (
 	"stampede/sql"
 )
 
-// Postgres looks at the server behind pool, and at the schema of its database. It fails only where
-// the server cannot be asked at all.
+// Postgres checks the server behind pool and the schema of its database. It fails only if the server
+// does not answer.
 func Postgres(ctx context.Context, pool *pgxpool.Pool) ([]Finding, error) {
 	p, err := readPostgres(ctx, pool)
 	if err != nil {
-		return nil, fmt.Errorf("ask Postgres for its settings: %w", err)
+		return nil, fmt.Errorf("read the settings of Postgres: %w", err)
 	}
 	findings := p.findings()
 	if err := sql.Check(ctx, pool); err != nil {
 		findings = append(findings, Finding{
 			Severity: Unsafe, Server: "postgres", What: err.Error(),
-			Why:  "neither an ingress nor a worker works with another schema than its own",
+			Why:  "ingresses and workers need the schema of their own version",
 			Mend: "stampede migrate up",
 		})
 		return findings, nil //nolint:nilerr // it is a finding
 	}
 	_, missing, err := sql.Guards(ctx, pool)
 	if err != nil {
-		return nil, fmt.Errorf("ask Postgres for its settings: %w", err)
+		return nil, fmt.Errorf("read the settings of Postgres: %w", err)
 	}
 	for _, m := range missing {
 		f := Finding{
 			Severity: Unsafe, Server: "postgres", What: m.What,
-			Why: "Postgres does not refuse what would break a promise, or refuses all that rests on it", Mend: m.Mend,
+			Why: "without it Postgres accepts rows that break a promise, or refuses all that depend on it", Mend: m.Mend,
 		}
 		if m.ForSpeed {
-			f.Severity, f.Why = Warning, "queries read whole tables in its place"
+			f.Severity, f.Why = Warning, "without it queries read whole tables"
 		}
 		findings = append(findings, f)
 	}
@@ -61,7 +61,7 @@ func readPostgres(ctx context.Context, pool *pgxpool.Pool) (postgresServer, erro
 	return p, err
 }
 
-// oldestPostgres is the first version that the statements are tested with.
+// oldestPostgres is the oldest supported version.
 const oldestPostgres = 15
 
 func (p postgresServer) findings() []Finding {
@@ -71,18 +71,18 @@ func (p postgresServer) findings() []Finding {
 	}
 	if n, err := strconv.Atoi(p.settings["server_version_num"]); err != nil || n/10000 < oldestPostgres {
 		add(Unsafe, fmt.Sprintf("version %q", p.settings["server_version_num"]),
-			fmt.Sprintf("Stampede is made for Postgres %d and later", oldestPostgres), "run a later version")
+			fmt.Sprintf("Stampede needs Postgres %d or later", oldestPostgres), "run a later version")
 	}
 	if p.recovery {
 		add(Unsafe, "the server is a standby", "it accepts no writes, so no order is ever confirmed",
-			"let DATABASE_URL name the primary")
+			"set DATABASE_URL to the primary")
 	}
 	for _, s := range []struct{ name, why string }{
 		{"fsync", "a power loss can destroy the database"},
 		{"full_page_writes", "a power loss in the middle of writing a page can destroy the page"},
 		{
 			"synchronous_commit",
-			"a crash of Postgres loses orders that were acked as written, and they are in no stream any more",
+			"a crash of Postgres loses orders that were acknowledged as written, and they are no longer in a stream",
 		},
 	} {
 		if p.settings[s.name] == "off" {
@@ -93,7 +93,7 @@ func (p postgresServer) findings() []Finding {
 	if ms, err := strconv.Atoi(p.settings["statement_timeout"]); err == nil && ms > 0 &&
 		time.Duration(ms)*time.Millisecond < shortest {
 		add(Warning, fmt.Sprintf("statement_timeout is %d ms", ms),
-			"a batch of orders that waits for a lock or a slow disk is cut off and starts again from its beginning",
+			"a batch of orders that waits for a lock or a slow disk is cancelled and starts again",
 			"ALTER ROLE … SET statement_timeout = '30s' for the role of the workers")
 	}
 	return all

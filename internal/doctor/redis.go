@@ -12,15 +12,15 @@ import (
 	"stampede/reservation"
 )
 
-// Redis looks at the server behind rdb. It fails only where the server cannot be asked at all.
+// Redis checks the server behind rdb. It fails only if the server does not answer.
 func Redis(ctx context.Context, rdb redis.UniversalClient) ([]Finding, error) {
 	text, err := rdb.Info(ctx).Result()
 	if err != nil {
-		return nil, fmt.Errorf("ask Redis for INFO: %w", err)
+		return nil, fmt.Errorf("read INFO of Redis: %w", err)
 	}
 	r := redisServer{info: parseInfo(text), config: make(map[string]string)}
 	for _, name := range []string{"appendfsync", "no-appendfsync-on-rewrite", "min-replicas-to-write", "timeout"} {
-		// Managed servers forbid CONFIG. What only it tells is then reported as unchecked.
+		// Managed servers forbid CONFIG. Settings that are not in INFO are then unchecked.
 		if got, err := rdb.ConfigGet(ctx, name).Result(); err == nil {
 			r.config[name] = got[name]
 		}
@@ -31,10 +31,10 @@ func Redis(ctx context.Context, rdb redis.UniversalClient) ([]Finding, error) {
 	return r.findings(), nil
 }
 
-// redisServer is what a server tells of itself. Unknown settings are absent.
+// redisServer holds the values that a server reports. Unknown settings are absent.
 type redisServer struct {
 	info, config map[string]string
-	missing      []string // commands that the user is not allowed or the server does not have
+	missing      []string // commands that the user may not run or the server lacks
 }
 
 func parseInfo(text string) map[string]string {
@@ -69,7 +69,7 @@ func serverVersion(r redisServer) *Finding {
 	}
 	return &Finding{
 		Severity: Unsafe, What: fmt.Sprintf("version %q", text),
-		Why:  "the scripts use commands of Redis 7.0",
+		Why:  "the scripts need commands of Redis 7.0",
 		Mend: "run Redis 7.0 or later, or Valkey",
 	}
 }
@@ -80,8 +80,8 @@ func role(r redisServer) *Finding {
 	}
 	return &Finding{
 		Severity: Unsafe, What: "the server is a replica",
-		Why:  "a replica refuses writes, and what it holds may be old",
-		Mend: "let REDIS_URL name the primary",
+		Why:  "a replica refuses writes, and its data may be old",
+		Mend: "set REDIS_URL to the primary",
 	}
 }
 
@@ -91,8 +91,8 @@ func rights(r redisServer) *Finding {
 	}
 	return &Finding{
 		Severity: Unsafe, What: "the user is not allowed, or the server lacks, " + strings.Join(r.missing, ", "),
-		Why: "a script that lacks a right writes nothing: nothing is sold, or units do not come back and orders do not " +
-			"leave the stream",
+		Why: "a script without a permission writes nothing: nothing is sold, or units are not released and orders stay in " +
+			"the stream",
 		Mend: "ACL SETUSER of the user in REDIS_URL with these commands, the keys " + reservation.DefaultPrefix +
 			":* and the channels redisson_lock__channel:*",
 	}
@@ -104,8 +104,8 @@ func cluster(r redisServer) *Finding {
 	}
 	return &Finding{
 		Severity: Unsafe, What: "cluster mode is on",
-		Why:  "Stampede talks to one server; a key on another node is answered with MOVED and the sale fails",
-		Mend: "let REDIS_URL name a server without cluster mode",
+		Why:  "Stampede uses one server; commands for keys of other nodes fail with MOVED",
+		Mend: "set REDIS_URL to a server without cluster mode",
 	}
 }
 
@@ -123,7 +123,7 @@ func policy(r redisServer) *Finding {
 		return &Finding{
 			Severity: Unsafe, What: "maxmemory-policy is " + p,
 			Why: "when memory runs out, the server may drop the stock, the buyers or the stream of a running sale: units are " +
-				"sold twice, accepted orders vanish",
+				"sold twice, accepted orders are lost",
 			Mend: "CONFIG SET maxmemory-policy noeviction, and the same in redis.conf",
 		}
 	}
@@ -135,8 +135,8 @@ func memory(r redisServer) *Finding {
 	}
 	return &Finding{
 		Severity: Warning, What: "maxmemory is not set",
-		Why: "the server grows until the system kills it; with a limit it refuses new orders and goes on with those it has",
-		Mend: fmt.Sprintf("set maxmemory: about %d bytes for each unit on sale, and room for the rewrite of the AOF",
+		Why: "the server grows until the system kills it; with a limit it refuses new orders and keeps the others",
+		Mend: fmt.Sprintf("set maxmemory: about %d bytes for each unit on sale, and memory for the rewrite of the AOF",
 			bytesPerUnit),
 	}
 }
@@ -154,30 +154,30 @@ func appendOnly(r redisServer) *Finding {
 
 func appendFsync(r redisServer) *Finding {
 	if r.info["aof_enabled"] != "1" {
-		return nil // said by appendOnly
+		return nil // reported by appendOnly
 	}
-	const mend = "CONFIG SET appendfsync always, and the same in redis.conf; reservations travel in batches, which " +
-		"makes it cheap"
+	const mend = "CONFIG SET appendfsync always, and the same in redis.conf; reservations are batched, so it " +
+		"costs little"
 	fsync, known := r.config["appendfsync"]
 	switch {
 	case !known:
 		return &Finding{
 			Severity: Unchecked, What: "appendfsync could not be read (CONFIG GET is refused)",
-			Why:  "unless it is always, a power loss takes accepted orders along",
-			Mend: "ask whoever runs the server what it is",
+			Why:  "unless it is always, a power loss loses accepted orders",
+			Mend: "ask the operator of the server for its value",
 		}
 	case fsync == "always":
 		return nil
 	case fsync == "everysec":
 		return &Finding{
 			Severity: Warning, What: "appendfsync is everysec",
-			Why:  "a power loss takes the accepted orders of the last second along, and more while the disk stalls",
+			Why:  "a power loss loses the accepted orders of the last second, and more while the disk stalls",
 			Mend: mend,
 		}
 	default:
 		return &Finding{
 			Severity: Unsafe, What: "appendfsync is " + fsync,
-			Why:  "a power loss takes along whatever the system had not written, some 30 seconds of accepted orders",
+			Why:  "a power loss loses all accepted orders that the system had not written, about 30 seconds of them",
 			Mend: mend,
 		}
 	}
@@ -201,7 +201,7 @@ func appendStatus(r redisServer) *Finding {
 	return &Finding{
 		Severity: Unsafe, What: "the last write to the AOF failed",
 		Why:  "the server refuses writes until it succeeds again, and a crash loses what was not written",
-		Mend: "look at the disk of the server: it is most likely full",
+		Mend: "check the disk of the server: it is probably full",
 	}
 }
 
@@ -227,8 +227,8 @@ func idleTimeout(r redisServer) *Finding {
 	}
 	return &Finding{
 		Severity: Warning, What: fmt.Sprintf("timeout is %d s", s),
-		Why: "the server closes connections that are idle for so short a time; between two rushes every client has to " +
-			"connect anew",
+		Why: "the server closes connections after a short idle time, so clients have to reconnect between two " +
+			"rushes",
 		Mend: "CONFIG SET timeout 0, or at least 30",
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Servers names the servers and their versions: "Redis 7.0.15, PostgreSQL 15.13". One that cannot
-// be asked has no version.
+// Servers returns the servers and their versions: "Redis 7.0.15, PostgreSQL 15.13". A server that does
+// not answer has no version.
 func Servers(ctx context.Context, rdb redis.UniversalClient, pool *pgxpool.Pool) string {
 	names := []string{"Redis", "PostgreSQL"}
 	if text, err := rdb.Info(ctx, "server").Result(); err == nil {
 		info := parseInfo(text)
-		if version := info["valkey_version"]; version != "" { // it gives the Redis that it is like as redis_version
+		if version := info["valkey_version"]; version != "" { // its redis_version is that of the compatible Redis
 			names[0] = "Valkey " + version
 		} else {
 			names[0] += " " + info["redis_version"]
@@ -22,7 +22,7 @@ func Servers(ctx context.Context, rdb redis.UniversalClient, pool *pgxpool.Pool)
 	}
 	var version string
 	if err := pool.QueryRow(ctx, "SHOW server_version").Scan(&version); err == nil {
-		version, _, _ = strings.Cut(version, " ") // without the name of the package that it is from
+		version, _, _ = strings.Cut(version, " ") // cut the name of the package
 		names[1] += " " + version
 	}
 	return strings.Join(names, ", ")

@@ -1,9 +1,9 @@
-// Package figure writes numbers, and texts of strangers, for people.
+// Package figure formats numbers and untrusted texts for people.
 package figure
 
 import "strconv"
 
-// Count writes a number with its thousands apart: 10,000.
+// Count formats a number with thousands separators: 10,000.
 func Count[N int | int64](n N) string {
 	text := strconv.FormatInt(int64(n), 10)
 	sign := ""

@@ -9,7 +9,7 @@ import (
 	"stampede/internal/figure"
 )
 
-func TestCountSetsThousandsApart(t *testing.T) {
+func TestCountSeparatesThousands(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int64]string{
 		0: "0", 7: "7", 999: "999", 1000: "1,000", 123456: "123,456", 1234567: "1,234,567",
@@ -20,7 +20,7 @@ func TestCountSetsThousandsApart(t *testing.T) {
 	require.Equal(t, "10,000", figure.Count(10_000))
 }
 
-func TestPrintableQuotesWhatATerminalWouldObey(t *testing.T) {
+func TestPrintableQuotesControlCharacters(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
 		"": "", "Zoë, “the” one": "Zoë, “the” one", "\x1b[2J": `"\x1b[2J"`,

@@ -5,8 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// Printable is text that anybody may have written, made safe for a terminal: quoted as in Go if it holds
-// control characters or is not UTF-8.
+// Printable makes untrusted text safe for a terminal: text with control characters or invalid UTF-8 is quoted as in Go.
 func Printable(text string) string {
 	if !utf8.ValidString(text) {
 		return fmt.Sprintf("%q", text)

@@ -10,13 +10,13 @@ import (
 	"syscall"
 )
 
-// account is who the servers run as.
+// account is the user of the server processes.
 type account struct {
-	// credential is nil where the servers run as this process does.
+	// credential is nil if the servers run as the user of this process.
 	credential *syscall.Credential
 }
 
-// serverAccount picks who the servers run as. Postgres refuses to run as root, and Redis need not.
+// serverAccount chooses the user of the servers. Postgres refuses to run as root, and Redis does not need it.
 func serverAccount() (account, error) {
 	if os.Geteuid() != 0 {
 		return account{}, nil
@@ -36,7 +36,7 @@ func serverAccount() (account, error) {
 	return account{}, errors.New("neither user postgres nor user nobody exists, and Postgres does not run as root")
 }
 
-// own gives everything at and below path to the account.
+// own makes the account the owner of path and everything below it.
 func (a account) own(path string) error {
 	if a.credential == nil {
 		return nil
@@ -49,8 +49,8 @@ func (a account) own(path string) error {
 	})
 }
 
-// reaches tells whether the account can open what lies below folder. Where the account is our own
-// it is asked nothing: a folder that cannot be written says so itself.
+// reaches reports whether the account can open files below folder. It is not checked for the user of this process,
+// because creating a file fails then.
 func (a account) reaches(folder string) bool {
 	if a.credential == nil {
 		return true

@@ -13,18 +13,17 @@ import (
 	"strings"
 )
 
-// errNotInstalled is wrapped by the error for a server whose programs are neither in PATH nor where
-// packages put them. The error's text says what is missing and what can be done about it.
+// errNotInstalled is wrapped if the programs of a server are neither in PATH nor in the folders of
+// packages. The text of the error names them and how to install them.
 var errNotInstalled = errors.New("not installed")
 
-const waysOut = `any one of these helps:
+const remedies = `do one of these:
   - sh tools/setup.sh
   - apt-get install --no-install-recommends redis-server postgresql
-  - set REDIS_URL and DATABASE_URL to servers that run already`
+  - set REDIS_URL and DATABASE_URL to running servers`
 
-// Where packages put programs that are not in PATH. Debian keeps the server programs of every
-// Postgres version apart; the others are Red Hat, Homebrew on either kind of Mac, and sbin for
-// users who lack it in PATH.
+// Folders outside PATH where packages install servers: Debian has one per Postgres version; the others
+// are Red Hat, Homebrew on both kinds of Mac, and sbin for users without it in PATH.
 var (
 	postgresFolders = []string{
 		"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin",
@@ -33,22 +32,22 @@ var (
 	redisFolders = []string{"/usr/bin", "/usr/local/bin", "/usr/sbin", "/opt/homebrew/bin"}
 )
 
-// What is missing where a server cannot be found.
+// Names of the programs in the error.
 const (
 	redisPrograms    = "Redis (redis-server or valkey-server)"
 	postgresPrograms = "Postgres (postgres and initdb)"
 )
 
 func notInstalled(missing ...string) error {
-	return fmt.Errorf("%s: %w; %s", strings.Join(missing, " and "), errNotInstalled, waysOut)
+	return fmt.Errorf("%s: %w; %s", strings.Join(missing, " and "), errNotInstalled, remedies)
 }
 
-// findRedis returns the path of redis-server or of valkey-server: of the first folder in PATH that has one, else of
-// the first where packages put them.
+// findRedis returns the path of redis-server or valkey-server in the first folder of PATH that has one, else in the
+// first folder of packages.
 func findRedis() (path string, found bool) {
 	for _, folder := range append(filepath.SplitList(os.Getenv("PATH")), redisFolders...) {
 		if !filepath.IsAbs(folder) {
-			continue // a program from the working directory is not run by accident
+			continue // never run a program from the working directory
 		}
 		for _, name := range []string{"redis-server", "valkey-server"} {
 			if path, err := exec.LookPath(filepath.Join(folder, name)); err == nil {
@@ -59,18 +58,18 @@ func findRedis() (path string, found bool) {
 	return "", false
 }
 
-// findPostgres returns the folder with the server programs: the first in PATH that has them, else
-// the one of the newest version that is installed.
+// findPostgres returns the folder with the server programs: the first one in PATH, else the one of the
+// newest installed version.
 func findPostgres() (folder string, found bool) {
 	folders := filepath.SplitList(os.Getenv("PATH"))
 	for _, pattern := range postgresFolders {
-		found, _ := filepath.Glob(pattern) // fails for malformed patterns only
-		slices.SortFunc(found, func(a, b string) int { return cmp.Compare(versionIn(b), versionIn(a)) })
-		folders = append(folders, found...)
+		matches, _ := filepath.Glob(pattern) // fails for malformed patterns only
+		slices.SortFunc(matches, func(a, b string) int { return cmp.Compare(versionIn(b), versionIn(a)) })
+		folders = append(folders, matches...)
 	}
 	for _, folder := range folders {
 		if !filepath.IsAbs(folder) {
-			continue // a program from the working directory is not run by accident
+			continue // never run a program from the working directory
 		}
 		_, errInit := exec.LookPath(filepath.Join(folder, "initdb"))
 		_, errRun := exec.LookPath(filepath.Join(folder, "postgres"))
@@ -81,14 +80,14 @@ func findPostgres() (folder string, found bool) {
 	return "", false
 }
 
-var version = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
+var versionPattern = regexp.MustCompile(`[0-9]+(\.[0-9]+)?`)
 
-// versionIn is the last version in a folder's path: 9.6 comes before 10, and 15 before 18.
+// versionIn returns the last version number in a path, as a number: 9.6 < 10.
 func versionIn(folder string) float64 {
-	found := version.FindAllString(folder, -1)
+	found := versionPattern.FindAllString(folder, -1)
 	if len(found) == 0 {
 		return 0
 	}
-	v, _ := strconv.ParseFloat(found[len(found)-1], 64) // a number, says the pattern
+	v, _ := strconv.ParseFloat(found[len(found)-1], 64) // the pattern matches only numbers
 	return v
 }

@@ -9,10 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestMissingServersAreNamedTogetherWithTheWaysOut is not parallel, like all here: they change
-// where servers are looked for.
-func TestMissingServersAreNamedTogetherWithTheWaysOut(t *testing.T) {
-	lookOnlyIn(t, t.TempDir())
+// The tests of this file are not parallel: they change the search path for servers.
+func TestProvideReportsAllMissingServers(t *testing.T) {
+	searchOnlyIn(t, t.TempDir())
 	_, err := Provide(context.Background(), "", "")
 	require.ErrorIs(t, err, errNotInstalled)
 	for _, part := range []string{
@@ -34,14 +33,14 @@ func TestMissingServersAreNamedTogetherWithTheWaysOut(t *testing.T) {
 	require.ErrorIs(t, err, errNotInstalled)
 }
 
-func TestThePostgresInPathComesFirstThenTheNewest(t *testing.T) {
+func TestFindPostgresPrefersPathThenNewest(t *testing.T) {
 	root := t.TempDir()
-	lookOnlyIn(t, filepath.Join(root, "path"))
+	searchOnlyIn(t, filepath.Join(root, "path"))
 	for _, version := range []string{"9.6", "10", "18", "15"} {
 		program(t, filepath.Join(root, "lib", version, "bin"), "initdb")
 		program(t, filepath.Join(root, "lib", version, "bin"), "postgres")
 	}
-	program(t, filepath.Join(root, "lib", "99", "bin"), "initdb") // but no server
+	program(t, filepath.Join(root, "lib", "99", "bin"), "initdb") // without a server
 	postgresFolders = []string{filepath.Join(root, "lib", "*", "bin")}
 
 	folder, found := findPostgres()
@@ -55,15 +54,15 @@ func TestThePostgresInPathComesFirstThenTheNewest(t *testing.T) {
 	require.Equal(t, filepath.Join(root, "path"), folder)
 }
 
-func TestValkeyServesAsRedis(t *testing.T) {
+func TestFindRedisAcceptsValkey(t *testing.T) {
 	path := t.TempDir()
-	lookOnlyIn(t, path)
+	searchOnlyIn(t, path)
 	program(t, path, "valkey-server")
 	found, ok := findRedis()
 	require.True(t, ok)
 	require.Equal(t, filepath.Join(path, "valkey-server"), found)
 
-	// Whose folder comes first in PATH is chosen, whatever its name.
+	// The first folder in PATH wins, whatever the name of the program.
 	later := t.TempDir()
 	program(t, later, "redis-server")
 	t.Setenv("PATH", path+string(filepath.ListSeparator)+later)
@@ -72,8 +71,8 @@ func TestValkeyServesAsRedis(t *testing.T) {
 	require.Equal(t, filepath.Join(path, "valkey-server"), found)
 }
 
-// lookOnlyIn makes path the only place where servers are looked for.
-func lookOnlyIn(t *testing.T, path string) {
+// searchOnlyIn makes path the only folder in which servers are searched.
+func searchOnlyIn(t *testing.T, path string) {
 	t.Helper()
 	t.Setenv("PATH", path)
 	redis, postgres := redisFolders, postgresFolders

@@ -11,22 +11,21 @@ import (
 
 const (
 	lockSuffix = ".lock"
-	// sweepMax bounds how many folders of dead processes one start removes: at some 20 ms each it
-	// must stay short beside the start itself, and what is left over goes with the next starts.
+	// sweepMax bounds how many folders of dead processes one start removes. Each takes about 20 ms; later
+	// starts remove the rest.
 	sweepMax = 8
 )
 
-// folder is the temporary folder of one server. It is in use for as long as anyone has its lock
-// file open, and the server inherits that file: so a folder whose lock can be taken belongs to
-// nobody any more, neither to a process that started a server nor to a server that is still
-// shutting down after its parent was killed.
-type folder struct {
+// serverFolder is the temporary folder of one server. It is in use while a process has its lock file
+// open. The server inherits that file, so the lock is free only when both the process that started
+// the server and the server itself have ended.
+type serverFolder struct {
 	path string
 	lock *os.File
 }
 
-// newFolder makes a folder for one server and removes some that dead processes left behind.
-func newFolder(name string, a account) (*folder, error) {
+// newFolder creates a folder for one server and removes some folders of dead processes.
+func newFolder(name string, a account) (*serverFolder, error) {
 	base, err := baseFolder(a)
 	if err != nil {
 		return nil, err
@@ -38,11 +37,11 @@ func newFolder(name string, a account) (*folder, error) {
 			return nil, err
 		}
 		err = lockFile(lock)
-		if errors.Is(err, errLocked) { // by a sweep that came between the two calls, and is removing it
+		if errors.Is(err, errLocked) { // by a sweep between the two calls, which removes it
 			_ = lock.Close()
 			continue
 		}
-		f := &folder{path: strings.TrimSuffix(lock.Name(), lockSuffix), lock: lock}
+		f := &serverFolder{path: strings.TrimSuffix(lock.Name(), lockSuffix), lock: lock}
 		if err == nil {
 			err = os.Mkdir(f.path, 0o700)
 		}
@@ -51,22 +50,22 @@ func newFolder(name string, a account) (*folder, error) {
 		}
 		if err != nil {
 			f.remove()
-			return nil, fmt.Errorf("make a folder for %s: %w", name, err)
+			return nil, fmt.Errorf("create a folder for %s: %w", name, err)
 		}
 		return f, nil
 	}
 }
 
-// remove removes the folder. The lock file goes last: it is what a sweep looks for.
-func (f *folder) remove() {
-	// What cannot be removed now is swept by a later start.
+// remove removes the folder, and the lock file last, because sweep searches for lock files.
+func (f *serverFolder) remove() {
+	// A later start sweeps what cannot be removed now.
 	if os.RemoveAll(f.path) == nil {
 		_ = os.Remove(f.lock.Name())
 	}
 	_ = f.lock.Close()
 }
 
-// sweep removes folders whose owners and servers are gone.
+// sweep removes folders whose processes have ended.
 func sweep(base string) {
 	locks, err := filepath.Glob(filepath.Join(base, "*"+lockSuffix))
 	if err != nil {
@@ -85,14 +84,14 @@ func sweep(base string) {
 			_ = lock.Close()
 			continue
 		}
-		(&folder{path: strings.TrimSuffix(path, lockSuffix), lock: lock}).remove()
+		(&serverFolder{path: strings.TrimSuffix(path, lockSuffix), lock: lock}).remove()
 		swept++
 	}
 }
 
-var errLocked = errors.New("locked by another")
+var errLocked = errors.New("locked by another process")
 
-// lockFile takes the lock of a file; errLocked also where the file was removed before that.
+// lockFile locks a file. It returns errLocked also if the file was removed before.
 func lockFile(f *os.File) error {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		if errors.Is(err, syscall.EWOULDBLOCK) {
@@ -110,8 +109,8 @@ func lockFile(f *os.File) error {
 	return nil
 }
 
-// baseFolder makes the folder that holds those of all servers of this user. It must be ours alone:
-// in a temporary folder that everybody can write, somebody else may have made it first.
+// baseFolder creates the folder for all servers of this user. Only this user may be able to write it: in a
+// public temporary folder another user may have created it.
 func baseFolder(a account) (string, error) {
 	parents := []string{os.TempDir(), "/tmp", "/var/tmp"}
 	for _, parent := range parents {
@@ -120,7 +119,7 @@ func baseFolder(a account) (string, error) {
 			continue
 		}
 		base := filepath.Join(parent, fmt.Sprintf("stampede-%d", os.Geteuid()))
-		// Others may pass through, as the account of the servers must, but not look around.
+		// Others, such as the account of the servers, may enter the folder but not list it.
 		if err := os.Mkdir(base, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
 			return "", err
 		}
@@ -130,10 +129,10 @@ func baseFolder(a account) (string, error) {
 		}
 		stat, ok := info.Sys().(*syscall.Stat_t)
 		if !ok || !info.IsDir() || int(stat.Uid) != os.Geteuid() || info.Mode().Perm()&0o022 != 0 {
-			return "", fmt.Errorf("%s exists, but is no folder that only this user can write: remove it, or set TMPDIR", base)
+			return "", fmt.Errorf("%s is not a folder that only this user can write: remove it, or set TMPDIR", base)
 		}
 		return base, nil
 	}
-	return "", fmt.Errorf("none of %s can be reached by the account that the servers run as: set TMPDIR",
+	return "", fmt.Errorf("the account of the servers can reach none of %s: set TMPDIR",
 		strings.Join(parents, ", "))
 }

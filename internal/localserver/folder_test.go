@@ -11,21 +11,21 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestFolderIsInUseUntilItsServerIsGoneToo(t *testing.T) {
+func TestFolderStaysLockedUntilServerEnds(t *testing.T) {
 	t.Parallel()
 	redis, err := StartRedis(t.Context(), RedisOptions{})
 	require.NoError(t, err)
 	t.Cleanup(redis.Stop)
 	f := redis.server.folder
-	require.NoError(t, f.lock.Close()) // as the death of the parent does
+	require.NoError(t, f.lock.Close()) // as when the parent dies
 
 	lock, err := os.OpenFile(f.lock.Name(), os.O_RDWR, 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, lock.Close()) })
-	require.ErrorIs(t, lockFile(lock), errLocked, "the server has it still")
+	require.ErrorIs(t, lockFile(lock), errLocked, "the server holds the lock")
 	redis.Kill()
-	// A child that is just being started inherits the lock until its exec. Another process that
-	// starts a server may sweep the folder first: then the lock file is gone.
+	// Until its exec, a child that is being started holds the lock too. Another process may sweep the
+	// folder first; then the lock file does not exist.
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(lock.Name())
 		return lockFile(lock) == nil || errors.Is(err, os.ErrNotExist)
@@ -50,34 +50,34 @@ func TestSweepIsBounded(t *testing.T) {
 	require.Empty(t, left)
 }
 
-func TestLockOfARemovedFolderIsNotTaken(t *testing.T) {
+func TestLockFileRejectsRemovedFile(t *testing.T) {
 	t.Parallel()
 	lock, err := os.CreateTemp(t.TempDir(), "*"+lockSuffix)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, lock.Close()) })
-	require.NoError(t, os.Remove(lock.Name())) // by a sweep that took it for one of a dead process
+	require.NoError(t, os.Remove(lock.Name())) // as by a sweep of another process
 	require.ErrorIs(t, lockFile(lock), errLocked)
 }
 
-// TestBaseFolderOfSomebodyElseIsRefused is not parallel: it changes TMPDIR.
-func TestBaseFolderOfSomebodyElseIsRefused(t *testing.T) {
+// Not parallel: it changes TMPDIR.
+func TestBaseFolderRejectsFoldersOfOthers(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
-	ours := account{}
-	base, err := baseFolder(ours)
+	own := account{}
+	base, err := baseFolder(own)
 	require.NoError(t, err)
 	require.Equal(t, temp, filepath.Dir(base))
 	require.NoError(t, os.Chmod(base, 0o777))
-	_, err = baseFolder(ours)
+	_, err = baseFolder(own)
 	require.ErrorContains(t, err, base)
 
 	require.NoError(t, os.Remove(base))
 	require.NoError(t, os.Symlink(t.TempDir(), base))
-	_, err = baseFolder(ours)
+	_, err = baseFolder(own)
 	require.ErrorContains(t, err, base)
 }
 
-func TestFolderThatTheServersCannotEnterIsPassedOver(t *testing.T) {
+func TestBaseFolderSkipsUnreachableFolders(t *testing.T) {
 	closed := t.TempDir()
 	require.NoError(t, os.Chmod(closed, 0o700))
 	t.Setenv("TMPDIR", closed)

@@ -1,8 +1,8 @@
 // Package localserver runs private Redis and Postgres servers for development and tests: children
 // of this process on free ports of the loopback, with data in a temporary folder, ready within a
-// second. Both keep what they acknowledge through a crash (appendfsync always, fsync on), so what
-// a test or the demo shows of durability is real. They are gone when this process is gone, even
-// by SIGKILL; the folder of a process that could not clean up is removed by the next one.
+// second. Acknowledged writes survive a crash (appendfsync always, fsync on), so tests and the demo
+// show real durability. The servers end with this process, even after a SIGKILL; a later process
+// removes their folders then.
 package localserver
 
 import (
@@ -13,17 +13,17 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Pair is a Redis and a Postgres to work with.
+// Pair is a Redis and a Postgres.
 type Pair struct {
 	RedisURL    string
 	DatabaseURL string
-	// Redis and Postgres are the private servers behind the URLs; nil where a URL was given.
+	// Redis and Postgres are the private servers behind the URLs; nil for given URLs.
 	Redis    *Redis
 	Postgres *Postgres
 }
 
-// Provide starts a private server, both at once, for each URL that is empty. The error wraps
-// errNotInstalled where a server that is needed is not installed. After an error nothing runs.
+// Provide starts a private server for each empty URL, both at the same time. The error wraps
+// errNotInstalled if a required server is not installed. After an error no server runs.
 func Provide(ctx context.Context, redisURL, databaseURL string) (*Pair, error) {
 	var missing []string
 	if _, found := findRedis(); redisURL == "" && !found {
@@ -32,7 +32,7 @@ func Provide(ctx context.Context, redisURL, databaseURL string) (*Pair, error) {
 	if _, found := findPostgres(); databaseURL == "" && !found {
 		missing = append(missing, postgresPrograms)
 	}
-	if len(missing) > 0 { // said at once, not one after the other
+	if len(missing) > 0 { // in one error
 		return nil, notInstalled(missing...)
 	}
 	p := &Pair{RedisURL: redisURL, DatabaseURL: databaseURL}
@@ -58,8 +58,8 @@ func Provide(ctx context.Context, redisURL, databaseURL string) (*Pair, error) {
 	return p, nil
 }
 
-// Watch returns nil when ctx ends, and before that an error when a private server ends by itself.
-// Without private servers it returns at once.
+// Watch returns nil when ctx ends, or an error if a private server ends before. Without private servers it
+// returns immediately.
 func (p *Pair) Watch(ctx context.Context) error {
 	watching, ctx := errgroup.WithContext(ctx)
 	if p.Redis != nil {
@@ -71,7 +71,7 @@ func (p *Pair) Watch(ctx context.Context) error {
 	return watching.Wait()
 }
 
-// Stop stops the private servers and removes their data. Servers behind given URLs go on.
+// Stop stops the private servers and removes their data. Servers of given URLs keep running.
 func (p *Pair) Stop() {
 	var stopping sync.WaitGroup
 	if p.Redis != nil {

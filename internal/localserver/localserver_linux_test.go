@@ -13,7 +13,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-func TestServersAreGoneWithTheirKilledParentAndTheNextStartClearsUp(t *testing.T) {
+func TestServersEndWithKilledParent(t *testing.T) {
 	temp := tempFolder(t)
 	parent := testkit.Command(t)
 	parent.Setenv("TMPDIR", temp)
@@ -27,15 +27,15 @@ func TestServersAreGoneWithTheirKilledParentAndTheNextStartClearsUp(t *testing.T
 	require.Len(t, serverFolders(t, temp), 2)
 
 	parent.Kill()
-	testkit.Eventually(t, 10*time.Second, "both servers are gone", func() bool {
+	testkit.Eventually(t, 10*time.Second, "both servers have ended", func() bool {
 		return !exists(redisPid) && !exists(postgresPid) && !listens(t, redisURL) && !listens(t, databaseURL)
 	})
-	require.Len(t, serverFolders(t, temp), 2, "nobody is left to remove them")
+	require.Len(t, serverFolders(t, temp), 2, "no process is left to remove them")
 
 	t.Setenv("TMPDIR", temp)
 	next, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{})
 	require.NoError(t, err)
-	require.Len(t, serverFolders(t, temp), 1, "only the folder of the server that runs")
+	require.Len(t, serverFolders(t, temp), 1, "only the folder of the running server")
 	next.Stop()
 	require.Empty(t, serverFolders(t, temp))
 }

@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.WithCommand(ownServers)) }
 
-// ownServers starts both servers, tells where, and waits to be killed.
+// ownServers starts both servers, prints their URLs and process ids, and waits to be killed.
 func ownServers() int {
 	pair, err := localserver.Provide(context.Background(), "", "")
 	if err != nil {
@@ -37,7 +37,7 @@ func ownServers() int {
 	select {}
 }
 
-func TestRedisKeepsWhatItAcknowledgedThroughSIGKILL(t *testing.T) {
+func TestRedisKeepsWritesAfterSIGKILL(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	client := redisAt(t, server.URL)
@@ -57,18 +57,18 @@ func TestRedisKeepsWhatItAcknowledgedThroughSIGKILL(t *testing.T) {
 	require.NotEqual(t, before, server.Pid())
 	require.Equal(t, "yes", client.Get(t.Context(), "kept").Val())
 
-	require.NoError(t, server.Restart(t.Context()), "one that runs is restarted as well")
+	require.NoError(t, server.Restart(t.Context()), "restart of a running server")
 	require.Equal(t, "yes", client.Get(t.Context(), "kept").Val())
 }
 
-func TestAFrozenRedisAnswersWhenItIsThawed(t *testing.T) {
+func TestFrozenRedisAnswersAfterThaw(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	client := redisAt(t, server.URL)
 	require.NoError(t, client.Ping(t.Context()).Err())
 
 	server.Freeze()
-	require.True(t, listens(t, server.URL), "the kernel takes connections for it")
+	require.True(t, listens(t, server.URL), "the kernel accepts connections")
 	answered := make(chan error, 1)
 	go func() { answered <- client.Set(t.Context(), "asked", "while frozen", 0).Err() }()
 	select {
@@ -80,7 +80,7 @@ func TestAFrozenRedisAnswersWhenItIsThawed(t *testing.T) {
 	require.NoError(t, <-answered)
 
 	server.Freeze()
-	require.NoError(t, server.Restart(t.Context()), "in order, although it was frozen")
+	require.NoError(t, server.Restart(t.Context()), "clean restart of a frozen server")
 	require.Equal(t, "while frozen", client.Get(t.Context(), "asked").Val())
 	server.Freeze()
 	server.Kill()
@@ -89,7 +89,7 @@ func TestAFrozenRedisAnswersWhenItIsThawed(t *testing.T) {
 	server.Thaw()
 }
 
-func TestPostgresKeepsWhatItCommittedThroughAnImmediateStop(t *testing.T) {
+func TestPostgresKeepsCommitsAfterImmediateStop(t *testing.T) {
 	t.Parallel()
 	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{})
 	require.NoError(t, err)
@@ -109,14 +109,14 @@ func TestPostgresKeepsWhatItCommittedThroughAnImmediateStop(t *testing.T) {
 	require.Equal(t, 1, rows)
 }
 
-func TestWatchTellsWhichServerEndedByItself(t *testing.T) {
+func TestWatchReturnsEndedServer(t *testing.T) {
 	t.Parallel()
 	pair, err := localserver.Provide(t.Context(), "", "")
 	require.NoError(t, err)
 	t.Cleanup(pair.Stop)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.NoError(t, pair.Watch(ctx), "nobody waits any more")
+	require.NoError(t, pair.Watch(ctx), "ctx has ended")
 	require.NoError(t, syscall.Kill(pair.Redis.Pid(), syscall.SIGKILL))
 	require.EqualError(t, pair.Watch(t.Context()), "the private Redis ended unexpectedly (signal: killed)")
 	require.NoError(t, pair.Redis.Restart(t.Context()))
@@ -124,7 +124,7 @@ func TestWatchTellsWhichServerEndedByItself(t *testing.T) {
 	require.EqualError(t, pair.Watch(t.Context()), "the private Postgres ended unexpectedly (signal: killed)")
 }
 
-func TestSweepLeavesFoldersInUse(t *testing.T) {
+func TestSweepKeepsFoldersInUse(t *testing.T) {
 	t.Setenv("TMPDIR", tempFolder(t))
 	first, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{})
 	require.NoError(t, err)
@@ -132,10 +132,10 @@ func TestSweepLeavesFoldersInUse(t *testing.T) {
 	second, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{})
 	require.NoError(t, err)
 	t.Cleanup(second.Stop)
-	require.NoError(t, first.Restart(t.Context()), "its folder was taken away")
+	require.NoError(t, first.Restart(t.Context()), "its folder must exist")
 }
 
-func TestManyProcessesMayStartPostgresForTheFirstTime(t *testing.T) {
+func TestConcurrentFirstStartsOfPostgres(t *testing.T) {
 	temp := tempFolder(t)
 	t.Setenv("TMPDIR", temp)
 	var starting sync.WaitGroup
@@ -150,10 +150,10 @@ func TestManyProcessesMayStartPostgresForTheFirstTime(t *testing.T) {
 	starting.Wait()
 	kept, err := filepath.Glob(filepath.Join(temp, "*", "*"))
 	require.NoError(t, err)
-	require.Len(t, kept, 1, "the template and nothing else")
+	require.Len(t, kept, 1, "only the template")
 }
 
-func TestStartErrorHoldsWhatTheServerWrote(t *testing.T) {
+func TestStartErrorContainsOutput(t *testing.T) {
 	temp := tempFolder(t)
 	t.Setenv("TMPDIR", temp)
 	_, err := localserver.StartRedis(t.Context(),
@@ -168,7 +168,7 @@ func TestStartErrorHoldsWhatTheServerWrote(t *testing.T) {
 	require.Empty(t, serverFolders(t, temp))
 }
 
-func TestStartGivesUpWithItsContext(t *testing.T) {
+func TestStartEndsWithContext(t *testing.T) {
 	t.Setenv("TMPDIR", tempFolder(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -178,7 +178,7 @@ func TestStartGivesUpWithItsContext(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestGivenURLsWin(t *testing.T) {
+func TestProvideKeepsGivenURLs(t *testing.T) {
 	t.Parallel()
 	pair, err := localserver.Provide(t.Context(), "redis://elsewhere", "postgres://elsewhere")
 	require.NoError(t, err)
@@ -186,7 +186,7 @@ func TestGivenURLsWin(t *testing.T) {
 	pair.Stop()
 }
 
-func TestStoppedServerDoesNotComeBack(t *testing.T) {
+func TestRestartAfterStopFails(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnRedis(t)
 	server.Stop()
@@ -194,7 +194,7 @@ func TestStoppedServerDoesNotComeBack(t *testing.T) {
 	require.ErrorContains(t, server.Restart(t.Context()), "was stopped")
 }
 
-// tempFolder is a folder for TMPDIR. Unlike t.TempDir, it can be entered by the servers' account.
+// tempFolder returns a folder for TMPDIR that, unlike t.TempDir, the account of the servers can enter.
 func tempFolder(t *testing.T) string {
 	t.Helper()
 	folder, err := os.MkdirTemp("", "localserver-test-")
@@ -204,7 +204,7 @@ func tempFolder(t *testing.T) string {
 	return folder
 }
 
-// serverFolders are the folders of servers, running or not.
+// serverFolders returns the folders of all servers, running or not.
 func serverFolders(t *testing.T, temp string) []string {
 	t.Helper()
 	locks, err := filepath.Glob(filepath.Join(temp, "*", "*.lock"))
@@ -224,7 +224,7 @@ func redisAt(t *testing.T, redisURL string) *redis.Client {
 	return client
 }
 
-// query runs a statement on a connection of its own and scans its row, if one is expected.
+// query runs a statement on a new connection and scans its row into row, if given.
 func query(t *testing.T, databaseURL, statement string, row ...any) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), databaseURL)

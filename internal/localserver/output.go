@@ -8,16 +8,16 @@ import (
 // outputMax bounds, in bytes, how much of a server's output is kept.
 const outputMax = 64 << 10
 
-// readyMark is in the line that either server writes when it serves, recovery included. It needs
-// no port to ask at, and so cannot be taken for the answer of a stranger on our port.
+// readyMark is in the line that both servers write when they are ready, also after recovery. Unlike a
+// connection to the port, it cannot come from another process.
 const readyMark = "ready to accept connections"
 
-// output keeps the end of what a server writes, and tells when it says that it is ready.
+// output keeps the end of a server's output, and signals when the server is ready.
 type output struct {
-	mu    sync.Mutex
-	kept  []byte
-	ready chan struct{} // closed when readyMark was written
-	said  bool
+	mu      sync.Mutex
+	kept    []byte
+	ready   chan struct{} // closed when readyMark was written
+	isReady bool
 }
 
 func newOutput() *output { return &output{ready: make(chan struct{})} }
@@ -27,8 +27,8 @@ func (o *output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.kept = append(o.kept, p...)
-	if !o.said && bytes.Contains(bytes.ToLower(o.kept), []byte(readyMark)) {
-		o.said = true
+	if !o.isReady && bytes.Contains(bytes.ToLower(o.kept), []byte(readyMark)) {
+		o.isReady = true
 		close(o.ready)
 	}
 	if extra := len(o.kept) - outputMax; extra > 0 {
@@ -37,7 +37,7 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String is the end of the output.
+// String returns the end of the output.
 func (o *output) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -18,12 +18,12 @@ import (
 
 // PostgresOptions configures a private Postgres.
 type PostgresOptions struct {
-	// Settings are lines of postgresql.conf ("log_statement": "all") beside the defaults, or instead of them.
+	// Settings add to or replace the defaults, as in postgresql.conf ("log_statement": "all").
 	Settings map[string]string
 }
 
-// Postgres is a private Postgres server with fsync on. Whoever can connect to the loopback may do
-// anything in it: it is for development and tests. Its methods are safe for concurrent use.
+// Postgres is a private Postgres server with fsync on. Every local user has full access to it: it is for
+// development and tests. Its methods are safe for concurrent use.
 type Postgres struct {
 	URL    string
 	server *server
@@ -65,7 +65,7 @@ func postgresArgs(data string, port int, override map[string]string) []string {
 	settings := map[string]string{
 		"port":             strconv.Itoa(port),
 		"listen_addresses": "127.0.0.1",
-		// A socket's path may not be longer than 107 bytes, which a temporary folder can exceed.
+		// The path of a socket is limited to 107 bytes, which a temporary folder can exceed.
 		"unix_socket_directories": "",
 		"max_connections":         "200",
 		"fsync":                   "on",
@@ -78,14 +78,14 @@ func postgresArgs(data string, port int, override map[string]string) []string {
 	return args
 }
 
-// Stop stops the server and removes its data. The data goes, so no checkpoint is waited for.
+// Stop stops the server, without a checkpoint, and removes its data.
 func (p *Postgres) Stop() { p.server.stop(syscall.SIGQUIT) }
 
-// StopImmediate ends the server at once, as a crash would: all connections break and the next start
-// recovers from the log. Its data stays for Restart.
+// StopImmediate ends the server like a crash: all connections break and the next start recovers from
+// the log. The data stays for Restart.
 func (p *Postgres) StopImmediate() { p.server.interrupt(syscall.SIGQUIT) }
 
-// Restart starts the server on the same port and data; one that runs is stopped in order first.
+// Restart starts the server on the same port and data. A running server is stopped cleanly first.
 func (p *Postgres) Restart(ctx context.Context) error { return p.server.restart(ctx) }
 
 // Pid is the process id of the server, 0 while it is down.
@@ -93,16 +93,15 @@ func (p *Postgres) Pid() int { return p.server.pid() }
 
 const superuser = "stampede"
 
-// initdbArgs: no sync, because a cluster that was never used is worth nothing after a power loss;
-// what the server writes later it syncs itself.
+// initdbArgs: no sync, because an unused cluster need not survive a power loss. The server syncs its own writes.
 var initdbArgs = []string{
 	"--no-sync", "--no-instructions", "--auth=trust", "--username=" + superuser,
 	"--encoding=UTF8", "--no-locale",
 }
 
-// makeCluster fills the new folder data with an empty cluster. initdb takes longer than all the
-// rest of a start, so its result is kept for the next time and copied.
-func makeCluster(ctx context.Context, programs, data string, f *folder, a account) error {
+// makeCluster fills the new folder data with an empty cluster. initdb takes longer than the rest of a
+// start, so its result is kept as a template and copied.
+func makeCluster(ctx context.Context, programs, data string, f *serverFolder, a account) error {
 	template, err := templateFolder(programs, filepath.Dir(f.path))
 	if err != nil {
 		return err
@@ -112,8 +111,8 @@ func makeCluster(ctx context.Context, programs, data string, f *folder, a accoun
 		if err := initdb(ctx, programs, fresh, f, a); err != nil {
 			return err
 		}
-		// Whoever comes first wins, and a folder that is there is whole: rename is atomic, and does
-		// not replace a folder that holds something.
+		// The first process wins, and an existing template is complete: rename is atomic and does not
+		// replace a folder with files.
 		if err := os.Rename(fresh, template); err != nil && !errors.Is(err, os.ErrExist) &&
 			!errors.Is(err, syscall.ENOTEMPTY) {
 			return fmt.Errorf("keep the Postgres template: %w", err)
@@ -128,7 +127,7 @@ func makeCluster(ctx context.Context, programs, data string, f *folder, a accoun
 	return a.own(data)
 }
 
-// templateFolder names the kept cluster after all that it depends on.
+// templateFolder returns the path of the template, with a hash of everything that it depends on.
 func templateFolder(programs, base string) (string, error) {
 	binary, err := filepath.EvalSymlinks(filepath.Join(programs, "initdb"))
 	if err != nil {
@@ -142,7 +141,7 @@ func templateFolder(programs, base string) (string, error) {
 	return filepath.Join(base, fmt.Sprintf("cluster-%x", sum[:8])), nil
 }
 
-func initdb(ctx context.Context, programs, data string, f *folder, a account) error {
+func initdb(ctx context.Context, programs, data string, f *serverFolder, a account) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	out := newOutput()

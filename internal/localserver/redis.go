@@ -11,11 +11,11 @@ import (
 
 // RedisOptions configures a private Redis.
 type RedisOptions struct {
-	// Settings are lines of redis.conf ("maxmemory": "50mb") beside the defaults, or instead of them.
+	// Settings add to or replace the defaults, as in redis.conf ("maxmemory": "50mb").
 	Settings map[string]string
 }
 
-// Redis is a private Redis server that syncs every write before it answers and evicts nothing. Its
+// Redis is a private Redis server that syncs every write before it answers, and does not evict. Its
 // methods are safe for concurrent use.
 type Redis struct {
 	URL    string
@@ -68,17 +68,17 @@ func redisArgs(port int, override map[string]string) []string {
 // Stop stops the server and removes its data.
 func (r *Redis) Stop() { r.server.stop(syscall.SIGTERM) }
 
-// Kill ends the server by SIGKILL and returns when it is gone. Its data stays for Restart.
+// Kill ends the server by SIGKILL and waits for its end. The data stays for Restart.
 func (r *Redis) Kill() { r.server.interrupt(syscall.SIGKILL) }
 
-// Freeze stops the server where it is by SIGSTOP: its connections stay open, it accepts new ones and
-// answers nobody, and what is sent waits for it. It can be thawed, killed, stopped and restarted.
+// Freeze suspends the server by SIGSTOP: connections stay open and the kernel accepts new ones, but requests wait. A
+// frozen server can be thawed, killed, stopped and restarted.
 func (r *Redis) Freeze() { r.server.signal(syscall.SIGSTOP) }
 
-// Thaw lets a frozen server go on by SIGCONT.
+// Thaw resumes a frozen server by SIGCONT.
 func (r *Redis) Thaw() { r.server.signal(syscall.SIGCONT) }
 
-// Restart starts the server on the same port and data; one that runs is stopped in order first.
+// Restart starts the server on the same port and data. A running server is stopped cleanly first.
 func (r *Redis) Restart(ctx context.Context) error { return r.server.restart(ctx) }
 
 // Pid is the process id of the server, 0 while it is down.

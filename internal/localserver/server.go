@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// startWithin bounds a start. It takes a fraction of a second; recovery of a large log takes longer.
+	// startWithin bounds a start. It takes less than a second, or longer with a large log to recover.
 	startWithin = 30 * time.Second
 	// stopWithin is how long a server may take to stop before it is killed.
 	stopWithin = 10 * time.Second
-	// portTries is how many ports are tried: another process may take one between our look and the server's.
+	// portTries is how many ports are tried: another process may take one between freePort and the start.
 	portTries = 5
 )
 
-// Ports are picked below those that kernels give to clients (from 32768 on Linux, 49152 elsewhere):
-// a client that redials a killed server could otherwise be given the server's own port, and be
-// connected to itself, and the server could not come back.
+// Ports are chosen below the range that kernels give to clients (from 32768 on Linux, 49152 elsewhere).
+// Otherwise a client that redials a killed server could get the server's port as its own, connect to
+// itself, and block the restart.
 const (
 	portMin = 15_000
 	portMax = 32_000
@@ -43,9 +43,9 @@ type server struct {
 	binary  string
 	args    func(port int) []string
 	account account
-	folder  *folder
+	folder  *serverFolder
 	port    int
-	// orderly makes the server save what it has and end.
+	// orderly is the signal for a clean stop.
 	orderly syscall.Signal
 
 	mu      sync.Mutex
@@ -53,7 +53,7 @@ type server struct {
 	stopped bool
 }
 
-// start starts the server on a port that pick returns. After an error the folder is gone.
+// start starts the server on a port from pick. After an error the folder is removed.
 func (s *server) start(ctx context.Context, pick func() (int, error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,9 +81,9 @@ func (s *server) launch(ctx context.Context) error {
 	cmd.Dir = s.folder.path
 	cmd.Env = serverEnv()
 	cmd.Stdout, cmd.Stderr = out, out
-	cmd.ExtraFiles = []*os.File{s.folder.lock} // see folder
+	cmd.ExtraFiles = []*os.File{s.folder.lock} // see serverFolder
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: s.account.credential}
-	process, err := child.Start(cmd, syscall.SIGINT) // an orderly end for either server
+	process, err := child.Start(cmd, syscall.SIGINT) // a clean stop for both servers
 	if err != nil {
 		return fmt.Errorf("%s: %w", s.name, err)
 	}
@@ -102,12 +102,12 @@ func (s *server) launch(ctx context.Context) error {
 	}
 }
 
-// restart starts the server again on the same port and data; one that runs is stopped first.
+// restart starts the server on the same port and data. A running server is stopped first.
 func (s *server) restart(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
-		return fmt.Errorf("restart %s: it was stopped, its data is gone", s.name)
+		return fmt.Errorf("restart %s: it was stopped and its data is deleted", s.name)
 	}
 	s.end(s.orderly)
 	return s.launch(ctx)
@@ -132,7 +132,7 @@ func (s *server) stop(signal syscall.Signal) {
 	s.folder.remove()
 }
 
-// signal sends the process a signal that does not end it; to a server that is down it does nothing.
+// signal sends the process a signal that does not end it. If the server is down it does nothing.
 func (s *server) signal(signal syscall.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,11 +141,11 @@ func (s *server) signal(signal syscall.Signal) {
 	}
 }
 
-// end needs s.mu.
+// end ends the process. The caller holds s.mu.
 func (s *server) end(signal syscall.Signal) {
 	if s.process != nil {
 		if signal != syscall.SIGKILL {
-			s.process.Signal(syscall.SIGCONT) // one that is frozen would not hear of its end
+			s.process.Signal(syscall.SIGCONT) // a frozen process would not handle the signal
 		}
 		s.process.Stop(signal, stopWithin)
 		s.process = nil
@@ -162,7 +162,7 @@ func (s *server) pid() int {
 	return s.process.Pid()
 }
 
-// watch waits until ctx ends, or until the process that runs now does, which is told in the error.
+// watch returns nil when ctx ends, or an error when the current process ends before.
 func (s *server) watch(ctx context.Context) error {
 	s.mu.Lock()
 	process := s.process
@@ -180,8 +180,8 @@ func (s *server) watch(ctx context.Context) error {
 	return nil
 }
 
-// serverEnv is our environment without what would change a server's settings or the language of
-// the messages that are read here.
+// serverEnv is the environment of this process without variables that change settings of the servers
+// or the language of their messages.
 func serverEnv() []string {
 	env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
 		return strings.HasPrefix(kv, "PG") || strings.HasPrefix(kv, "LC_") || strings.HasPrefix(kv, "LANG")
@@ -189,7 +189,7 @@ func serverEnv() []string {
 	return append(env, "LC_ALL=C")
 }
 
-// freePort returns a port of the loopback on which nobody listens.
+// freePort returns an unused port of the loopback.
 func freePort() (int, error) {
 	var err error
 	for range 100 {

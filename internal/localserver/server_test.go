@@ -10,14 +10,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestStartTriesAnotherPortWhenOneWasTaken(t *testing.T) {
+func TestStartTriesAnotherPort(t *testing.T) {
 	t.Parallel()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, taken.Close()) })
 
-	servers := map[string]func(*testing.T, account, *folder) *server{
-		"redis": func(t *testing.T, a account, f *folder) *server {
+	servers := map[string]func(*testing.T, account, *serverFolder) *server{
+		"redis": func(t *testing.T, a account, f *serverFolder) *server {
 			binary, found := findRedis()
 			require.True(t, found)
 			return &server{
@@ -25,7 +25,7 @@ func TestStartTriesAnotherPortWhenOneWasTaken(t *testing.T) {
 				args: func(port int) []string { return redisArgs(port, nil) },
 			}
 		},
-		"postgres": func(t *testing.T, a account, f *folder) *server {
+		"postgres": func(t *testing.T, a account, f *serverFolder) *server {
 			programs, found := findPostgres()
 			require.True(t, found)
 			data := filepath.Join(f.path, "data")
@@ -57,7 +57,7 @@ func TestStartTriesAnotherPortWhenOneWasTaken(t *testing.T) {
 	}
 }
 
-func TestPortsAreNotThoseThatClientsAreGiven(t *testing.T) {
+func TestFreePortIsBelowClientPorts(t *testing.T) {
 	t.Parallel()
 	port, err := freePort()
 	require.NoError(t, err)
@@ -65,7 +65,7 @@ func TestPortsAreNotThoseThatClientsAreGiven(t *testing.T) {
 	require.Less(t, port, portMax)
 }
 
-func TestOutputKeepsTheEndAndSeesReadinessAcrossWrites(t *testing.T) {
+func TestOutputDetectsReadinessAcrossWrites(t *testing.T) {
 	t.Parallel()
 	o := newOutput()
 	write := func(text string) {
@@ -76,7 +76,7 @@ func TestOutputKeepsTheEndAndSeesReadinessAcrossWrites(t *testing.T) {
 	write("* Ready to acc")
 	select {
 	case <-o.ready:
-		t.Fatal("ready before the server said so")
+		t.Fatal("ready too early")
 	default:
 	}
 	write("ept connections\n")

@@ -12,7 +12,7 @@ import (
 	"stampede/sql"
 )
 
-// Activity is what Postgres shows of a session. Of a session of another role it shows little more than the PID.
+// Activity describes a session. For a session of another role Postgres shows little more than the PID.
 type Activity struct {
 	PID          int32
 	BackendStart time.Time
@@ -24,16 +24,16 @@ type Activity struct {
 	Client       string
 	State        string
 	Query        string
-	// Silent is true for a session of our role that waits for its client in the middle of a transaction.
+	// Silent is true for a session of the same role that waits for its client within a transaction.
 	Silent bool
 }
 
-// Blockers returns the sessions for whose locks others of our role wait.
+// Blockers returns the sessions that block others of the same role by their locks.
 func Blockers(ctx context.Context, pool *pgxpool.Pool) ([]Activity, error) {
 	rows, _ := pool.Query(ctx, sql.PGFindBlockers) // its error comes with the rows
 	found, err := pgx.CollectRows(rows, pgx.RowToStructByName[Activity])
 	if err != nil {
-		return nil, fmt.Errorf("look for sessions that hold up others: %w", err)
+		return nil, fmt.Errorf("find blocking sessions: %w", err)
 	}
 	return found, nil
 }
@@ -53,7 +53,7 @@ func (a *Activity) Terminate(ctx context.Context, pool *pgxpool.Pool) (ended boo
 	return ended, nil
 }
 
-// String describes a session in a line of a log.
+// String describes the session for a log.
 func (a *Activity) String() string {
 	text := fmt.Sprintf("session %d (application %q, client %q, role %q, %s", a.PID, a.Application, a.Client, a.Role,
 		a.State)

@@ -11,7 +11,7 @@ import (
 	"stampede/internal/testkit"
 )
 
-func TestBeginRefusesALockThatIsHeld(t *testing.T) {
+func TestBeginFailsOnHeldLock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	first, err := pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
@@ -27,7 +27,7 @@ func TestBeginRefusesALockThatIsHeld(t *testing.T) {
 	again.End()
 }
 
-func TestBeginTakesTheSessionOutOfThePool(t *testing.T) {
+func TestBeginTakesSessionOutOfPool(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	s, err := pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
@@ -35,12 +35,12 @@ func TestBeginTakesTheSessionOutOfThePool(t *testing.T) {
 	require.Zero(t, pool.Stat().AcquiredConns())
 	_, err = pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
 	require.ErrorIs(t, err, pg.ErrLockHeld)
-	require.Zero(t, pool.Stat().AcquiredConns(), "nothing is left of an attempt that failed")
+	require.Zero(t, pool.Stat().AcquiredConns(), "a failed attempt must leave no connection")
 	s.End()
 	require.True(t, s.IsClosed())
 }
 
-func TestBeginLimitsSilenceOnlyWhenItIsGiven(t *testing.T) {
+func TestBeginLimitsSilenceIfGiven(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	setting := func(silence time.Duration) (value string) {
@@ -68,7 +68,7 @@ func TestSessionLocksUntilItEnds(t *testing.T) {
 	again.End()
 }
 
-func TestLockUntilCommitUnlocksAtTheEndOfTheTransaction(t *testing.T) {
+func TestLockUntilCommitUnlocksAtCommit(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
@@ -82,7 +82,7 @@ func TestLockUntilCommitUnlocksAtTheEndOfTheTransaction(t *testing.T) {
 	s.End()
 }
 
-func TestHolderReturnsTheSessionThatHoldsALock(t *testing.T) {
+func TestHolderReturnsSession(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	_, err := pg.Holder(t.Context(), pool, pg.RebuildLock)
@@ -96,7 +96,7 @@ func TestHolderReturnsTheSessionThatHoldsALock(t *testing.T) {
 	require.Contains(t, holder.String(), "idle")
 }
 
-func TestTerminateEndsASilentSessionForWhichOthersWait(t *testing.T) {
+func TestTerminateEndsSilentBlocker(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	silent, err := pg.Begin(t.Context(), pool, pg.RebuildLock, 0)
@@ -114,7 +114,7 @@ func TestTerminateEndsASilentSessionForWhichOthersWait(t *testing.T) {
 		got <- err
 	}()
 	var found []pg.Activity
-	testkit.Eventually(t, 10*time.Second, "one waits for the lock", func() bool {
+	testkit.Eventually(t, 10*time.Second, "a session is blocked", func() bool {
 		found, err = pg.Blockers(t.Context(), pool)
 		require.NoError(t, err)
 		return len(found) > 0
@@ -126,7 +126,7 @@ func TestTerminateEndsASilentSessionForWhichOthersWait(t *testing.T) {
 	require.NoError(t, err)
 	ended, err := found[0].Terminate(t.Context(), pool)
 	require.NoError(t, err)
-	require.False(t, ended, "its client has sent something since")
+	require.False(t, ended, "its client has been active since")
 
 	found, err = pg.Blockers(t.Context(), pool)
 	require.NoError(t, err)

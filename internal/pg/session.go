@@ -1,5 +1,5 @@
-// Package pg holds what several parts of the program do with sessions of Postgres: a session of its own that holds an
-// advisory lock, and a look at the sessions for whose locks others wait.
+// Package pg works with sessions of Postgres: sessions outside the pool that hold an advisory lock, and sessions that
+// block others.
 package pg
 
 import (
@@ -14,12 +14,12 @@ import (
 	"stampede/sql"
 )
 
-// Lock is the number of an advisory lock. Each database has locks of its own.
+// Lock is the number of an advisory lock. Each database has its own locks.
 type Lock int64
 
-// All advisory locks stand here, so that no two have the same number.
+// All advisory locks are listed here, so that no two have the same number.
 const (
-	// RebuildLock is held by a rebuild of Redis, and by a swap of the table orders.
+	// RebuildLock is held by a rebuild of Redis, and during a swap of the table orders.
 	RebuildLock Lock = 5_077_217_434
 	// ProjectionAliveLock is held while a rebuild of the projections runs (sql/queries/projection/watch.sql).
 	ProjectionAliveLock Lock = 5_077_217_435
@@ -39,11 +39,11 @@ const endTimeout = time.Second
 // goroutine at a time.
 type Session struct{ *pgx.Conn }
 
-// Begin takes a connection out of the pool, and the lock with it. It does not wait for the lock: the error may be
-// ErrLockHeld. The caller ends the session.
+// Begin takes a connection out of the pool and acquires the lock. It does not wait for the lock: if another session
+// holds it, Begin returns ErrLockHeld. The caller must call End.
 //
-// Postgres ends a session that is silent for longer than silence, so that the lock becomes free although its client
-// hangs or its machine is gone. It then has no limit for a transaction. With 0 the settings are those of the pool.
+// Postgres ends the session if it is idle for longer than silence, so that the lock becomes free if the client hangs or
+// its machine vanishes. Its transactions have no limit then. With silence 0 the settings are those of the pool.
 func Begin(ctx context.Context, pool *pgxpool.Pool, lock Lock, silence time.Duration) (Session, error) {
 	pooled, err := pool.Acquire(ctx)
 	if err != nil {

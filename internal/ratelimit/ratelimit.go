@@ -1,4 +1,4 @@
-// Package ratelimit bounds the rate of each of many keys in a table of fixed size.
+// Package ratelimit limits the rate of events per key, for many keys in a table of fixed size.
 //
 // Each key has a bucket of the generic cell rate algorithm (GCRA; ITU-T I.371, annex A): it allows a burst of events,
 // and one more each 1/rate seconds. A bucket is stored as the time at which it will be full again.
@@ -17,7 +17,7 @@ import (
 const (
 	// slotsMax is how many keys a Limiter remembers: 8 MB.
 	slotsMax = 1 << 20
-	// ways is how many slots can hold a key: a cache line of them.
+	// ways is the number of slots that can hold a key: one cache line.
 	ways = 8
 	// ticksPerInterval divides the interval between two events. A slot counts time in ticks, in 32 bits.
 	ticksPerInterval = 256
@@ -69,10 +69,10 @@ func (r Rate) String() string {
 	return ""
 }
 
-// Limiter bounds each key. It is safe for concurrent use, takes no lock, and allocates nothing.
+// Limiter limits each key. It is safe for concurrent use, takes no lock, and does not allocate.
 //
 // It stores 64-bit hashes of keys with a random seed, so that clients cannot choose keys that share a bucket or a set.
-// Two keys of a set share a bucket by accident about once in a hundred million.
+// The probability that two keys of a set share a bucket is about one in a hundred million.
 type Limiter struct {
 	tick  time.Duration
 	burst uint32 // in ticks: how far a bucket may be ahead of now
@@ -102,7 +102,7 @@ func newLimiter(rate Rate, burst, slots int) *Limiter {
 // Evicted returns how many buckets were dropped before they were full, because their set had no free slot.
 func (l *Limiter) Evicted() int64 { return l.evicted.Load() }
 
-// Take reports whether the key is allowed an event now, and if not, how long to wait. A refusal costs nothing.
+// Take reports whether the key is allowed an event now, and if not, how long to wait. A refused call does not count.
 //
 // Of concurrent calls for a new key, two may find a full bucket each, if a slot of the set becomes free between them.
 func (l *Limiter) Take(key string, now time.Time) (wait time.Duration, ok bool) {

@@ -41,12 +41,12 @@ func TestTakeAllowsBurstThenRate(t *testing.T) {
 		require.True(t, ok)
 	}
 	for range 100 {
-		wait, ok := l.Take("ann", now) // a refusal costs nothing
+		wait, ok := l.Take("ann", now) // refused calls do not count
 		require.False(t, ok)
 		require.InDelta(t, 200*time.Millisecond, wait, float64(time.Millisecond))
 	}
 	_, ok := l.Take("bob", now)
-	require.True(t, ok, "another key has a bucket of its own")
+	require.True(t, ok, "each key has its own bucket")
 	_, ok = l.TakeBytes([]byte("ann"), now.Add(199*time.Millisecond))
 	require.False(t, ok)
 	_, ok = l.TakeBytes([]byte("ann"), now.Add(200*time.Millisecond))
@@ -58,7 +58,7 @@ func TestTakeAllowsBurstThenRate(t *testing.T) {
 	require.False(t, ok)
 }
 
-// naive is GCRA as in the textbook: its time does not wrap, and its map has room for every key.
+// naive is the textbook GCRA: its time does not wrap, and its map holds every key.
 type naive struct {
 	burst int64
 	full  map[string]int64 // the tick at which a bucket is full again
@@ -105,7 +105,7 @@ func TestTakeMatchesNaiveGCRA(t *testing.T) {
 	})
 }
 
-func TestTakeEvictsTheOldestOfAFullSet(t *testing.T) {
+func TestTakeEvictsOldestOfFullSet(t *testing.T) {
 	t.Parallel()
 	l := newLimiter(1, 1, ways)
 	now := l.start
@@ -124,14 +124,14 @@ func TestTakeEvictsTheOldestOfAFullSet(t *testing.T) {
 	require.EqualValues(t, 1, l.Evicted())
 	for i := 1; i < ways; i++ {
 		_, ok := l.Take(key(i), now)
-		require.False(t, ok, "only the oldest was evicted")
+		require.False(t, ok, "only the oldest is evicted")
 	}
 	_, ok = l.Take(key(0), now)
 	require.True(t, ok)
 	require.EqualValues(t, 2, l.Evicted())
 	_, ok = l.Take("much later", now.Add(time.Hour))
 	require.True(t, ok)
-	require.EqualValues(t, 2, l.Evicted(), "a bucket that is full takes no room")
+	require.EqualValues(t, 2, l.Evicted(), "a full bucket needs no slot")
 }
 
 func TestTakeIsExactUnderConcurrency(t *testing.T) {
@@ -164,7 +164,7 @@ func TestTakeAllocatesNothing(t *testing.T) {
 	assert.EqualValues(t, 8<<20, 8*len(l.slots))
 }
 
-// BenchmarkTake has half a million users in an order that defeats caches.
+// BenchmarkTake uses half a million users in an order that misses caches.
 func BenchmarkTake(b *testing.B) {
 	const users = 1 << 19
 	l := New(5, 20)
@@ -183,7 +183,7 @@ func BenchmarkTake(b *testing.B) {
 	b.ReportMetric(float64(l.Evicted()), "evicted")
 }
 
-// cpuTime is the CPU time of this process. On a busy machine wall time says little.
+// cpuTime returns the CPU time of this process. On a busy machine wall time is not comparable.
 func cpuTime(b *testing.B) time.Duration {
 	var used syscall.Rusage
 	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &used))
@@ -197,7 +197,7 @@ func BenchmarkTakeOfOne(b *testing.B) {
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			l.Take("one user who clicks all the time", began)
+			l.Take("one user", began)
 		}
 	})
 }

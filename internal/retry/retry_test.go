@@ -10,7 +10,7 @@ import (
 	"stampede/internal/retry"
 )
 
-func TestPauseEndsAfterTheTimeOrWhenDoneIsClosed(t *testing.T) {
+func TestPauseEndsWithTimeOrDone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
@@ -21,8 +21,8 @@ func TestPauseEndsAfterTheTimeOrWhenDoneIsClosed(t *testing.T) {
 		time.AfterFunc(time.Second, func() { close(done) })
 		require.False(t, retry.Pause(time.Minute, done))
 		require.Equal(t, 2*time.Second, time.Since(began))
-		require.False(t, retry.Pause(0, done), "closed already")
-		require.True(t, retry.Pause(-time.Second, nil), "passed already")
+		require.False(t, retry.Pause(0, done), "already closed")
+		require.True(t, retry.Pause(-time.Second, nil), "already over")
 	})
 }
 

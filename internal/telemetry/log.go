@@ -1,5 +1,4 @@
-// Package telemetry is what a process tells its operators: logs, metrics, whether it lives and is
-// ready, and which build it is.
+// Package telemetry provides a process's logs, metrics, health checks and build version.
 package telemetry
 
 import (
@@ -14,8 +13,8 @@ const (
 	formatJSON = "json"
 )
 
-// NewLogger returns a logger that writes to w, one line per record, in the format text or json. The
-// level is the lowest that is written: debug, info, warn or error, in any case.
+// NewLogger returns a logger that writes to w, one line per record, in the format text or json. Level
+// is the lowest level to write: debug, info, warn or error, in upper or lower case.
 func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	var lowest slog.Level
 	if err := lowest.UnmarshalText([]byte(level)); err != nil {
@@ -31,7 +30,7 @@ func NewLogger(w io.Writer, format, level string) (*slog.Logger, error) {
 	return nil, fmt.Errorf("log format %q: want %s or %s", format, formatText, formatJSON)
 }
 
-// onlyMessage writes an error as its message. The text format would write some with the stack on which they were made.
+// onlyMessage writes an error as its message. The text format would write the stack of some errors.
 func onlyMessage(_ []string, a slog.Attr) slog.Attr {
 	if err, ok := a.Value.Any().(error); ok {
 		a.Value = slog.StringValue(err.Error())

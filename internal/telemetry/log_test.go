@@ -13,33 +13,33 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestALoggerWritesItsFormatFromItsLevelOn(t *testing.T) {
+func TestLoggerWritesFormatAndLevel(t *testing.T) {
 	var out bytes.Buffer
 	log, err := NewLogger(&out, formatText, "WARN")
 	require.NoError(t, err)
-	log.Info("unheard")
-	log.Warn("heard", "order", 7)
-	assert.NotContains(t, out.String(), "unheard")
-	assert.Contains(t, out.String(), "level=WARN msg=heard order=7\n")
+	log.Info("hidden")
+	log.Warn("shown", "order", 7)
+	assert.NotContains(t, out.String(), "hidden")
+	assert.Contains(t, out.String(), "level=WARN msg=shown order=7\n")
 
 	out.Reset()
 	log, err = NewLogger(&out, formatJSON, "debug")
 	require.NoError(t, err)
-	log.Debug("heard", "order", 7)
+	log.Debug("shown", "order", 7)
 	var record map[string]any
 	require.NoError(t, json.Unmarshal(out.Bytes(), &record))
-	assert.Equal(t, "heard", record["msg"])
+	assert.Equal(t, "shown", record["msg"])
 	assert.EqualValues(t, 7, record["order"])
 }
 
-func TestALoggerThatCannotBeMadeSaysWhatCan(t *testing.T) {
+func TestNewLoggerRejectsUnknownFormatAndLevel(t *testing.T) {
 	_, err := NewLogger(nil, "xml", "info")
 	assert.EqualError(t, err, `log format "xml": want text or json`)
 	_, err = NewLogger(nil, formatText, "loud")
 	assert.EqualError(t, err, `log level "loud": want debug, info, warn or error`)
 }
 
-// traced is an error that carries the stack on which it was made, as those of some libraries do.
+// traced is an error with a stack, as in some libraries.
 type traced struct{}
 
 func (traced) Error() string { return "i/o timeout" }
@@ -51,7 +51,7 @@ func (traced) Format(f fmt.State, verb rune) {
 	}
 }
 
-func TestALoggerWritesAnErrorAsItsMessage(t *testing.T) {
+func TestLoggerWritesOnlyMessageOfError(t *testing.T) {
 	for _, format := range []string{formatText, formatJSON} {
 		var out bytes.Buffer
 		log, err := NewLogger(&out, format, "info")

@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// NewRegistry returns a registry that has the metrics of the Go runtime, of the process and of the
-// build, and is apart from the global one, so that a test can make as many as it likes.
+// NewRegistry returns a new registry with the metrics of the Go runtime, the process and the build. It does not use the
+// global registry, so that tests can have their own.
 func NewRegistry() *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
@@ -16,7 +16,7 @@ func NewRegistry() *prometheus.Registry {
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name:        "stampede_build_info",
-			Help:        "Always 1; the labels tell which build this is.",
+			Help:        "Always 1; the labels identify the build.",
 			ConstLabels: prometheus.Labels{"version": BuildVersion(), "go_version": runtime.Version()},
 		}, func() float64 { return 1 }),
 	)

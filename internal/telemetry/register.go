@@ -6,8 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// RegisterOnce registers a collector and returns it, or the equal one that was registered before: a
-// process may have several subscribers. Without a Registerer it only returns the collector.
+// RegisterOnce registers a collector and returns it, or an equal one that is already registered: a process
+// may have several subscribers. Without a Registerer it only returns the collector.
 func RegisterOnce[C prometheus.Collector](reg prometheus.Registerer, collector C) (C, error) {
 	if reg == nil {
 		return collector, nil

@@ -14,15 +14,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Bounds of a server that a scraper and a few probes ask.
+// Limits of a server for a scraper and a few probes.
 const (
 	readyTimeout    = 2 * time.Second
 	shutdownTimeout = 2 * time.Second
 	maxHeaderBytes  = 8 << 10
 )
 
-// Serve answers /metrics, /livez and /readyz on addr until ctx is done, and then lets the answers
-// that are under way finish. It returns nil after such a stop, and at once an error if it cannot listen.
+// Serve answers /metrics, /livez and /readyz on addr until ctx is done, and then finishes running
+// requests. It returns nil after such a stop, and immediately an error if it cannot listen.
 func Serve(ctx context.Context, addr string, registry *prometheus.Registry, ready func(context.Context) error) error {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
 	if err != nil {
@@ -51,7 +51,7 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler) err
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if err := server.Shutdown(grace); err != nil {
-		_ = server.Close() // whoever still reads has had its time
+		_ = server.Close() // the grace period is over
 	}
 	if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("metrics: %w", err)
@@ -59,26 +59,25 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler) err
 	return nil
 }
 
-// newHandler answers /metrics from the registry, /livez as long as the process can answer at all, and
-// /readyz by asking ready, which has two seconds. It is made for the operators' network: where
-// ready fails, the answer is 503 and says why.
+// newHandler answers /metrics from the registry, /livez always, and /readyz with the result of ready,
+// within readyTimeout. It is for the operators' network: if ready fails, the answer is 503 with the error.
 func newHandler(registry *prometheus.Registry, ready func(context.Context) error) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}))
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "ok") })
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { writeText(w, http.StatusOK, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
 		defer cancel()
 		if err := ready(ctx); err != nil {
-			say(w, http.StatusServiceUnavailable, "not ready: "+err.Error())
+			writeText(w, http.StatusServiceUnavailable, "not ready: "+err.Error())
 			return
 		}
-		say(w, http.StatusOK, "ok")
+		writeText(w, http.StatusOK, "ok")
 	})
 	return mux
 }
 
-func say(w http.ResponseWriter, status int, text string) {
+func writeText(w http.ResponseWriter, status int, text string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")

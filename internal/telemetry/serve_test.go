@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// running is a server under test, with what its Serve returned.
+// running is a server under test; result gets the error of serve.
 type running struct {
 	addr   string
 	stop   context.CancelFunc
@@ -49,10 +49,10 @@ func (r running) get(t *testing.T, path string) (status int, body string) {
 	return response.StatusCode, string(content)
 }
 
-func ready(context.Context) error { return nil }
+func alwaysReady(context.Context) error { return nil }
 
-func TestMetricsTellOfTheBuildTheRuntimeAndTheProcess(t *testing.T) {
-	r := start(t, newHandler(NewRegistry(), ready))
+func TestMetricsOfBuildRuntimeAndProcess(t *testing.T) {
+	r := start(t, newHandler(NewRegistry(), alwaysReady))
 	status, body := r.get(t, "/metrics")
 	assert.Equal(t, http.StatusOK, status)
 	assert.Contains(t, body, "stampede_build_info{go_version=\"go1.")
@@ -60,7 +60,7 @@ func TestMetricsTellOfTheBuildTheRuntimeAndTheProcess(t *testing.T) {
 	assert.Contains(t, body, "\nprocess_resident_memory_bytes ")
 }
 
-func TestAProcessThatIsNotReadyLivesAndSaysWhy(t *testing.T) {
+func TestReadyzReturnsError(t *testing.T) {
 	why := make(chan error, 1)
 	r := start(t, newHandler(NewRegistry(), func(ctx context.Context) error {
 		_, bounded := ctx.Deadline()
@@ -83,12 +83,12 @@ func TestAProcessThatIsNotReadyLivesAndSaysWhy(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, status)
 }
 
-func TestAStopLetsTheAnswerUnderWayFinish(t *testing.T) {
-	asked, finish := make(chan struct{}), make(chan struct{})
+func TestStopFinishesRunningRequest(t *testing.T) {
+	started, finish := make(chan struct{}), make(chan struct{})
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		close(asked)
+		close(started)
 		<-finish
-		say(w, http.StatusOK, "finished")
+		writeText(w, http.StatusOK, "finished")
 	}))
 	conn, err := net.Dial("tcp", r.addr)
 	require.NoError(t, err)
@@ -96,7 +96,7 @@ func TestAStopLetsTheAnswerUnderWayFinish(t *testing.T) {
 	_, err = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: test\r\n\r\n")
 	require.NoError(t, err)
 
-	<-asked
+	<-started
 	r.stop()
 	require.Eventually(t, func() bool {
 		late, err := net.Dial("tcp", r.addr)
@@ -104,7 +104,7 @@ func TestAStopLetsTheAnswerUnderWayFinish(t *testing.T) {
 			_ = late.Close()
 		}
 		return err != nil
-	}, 5*time.Second, time.Millisecond, "it takes no more connections")
+	}, 5*time.Second, time.Millisecond, "it accepts no more connections")
 	close(finish)
 	response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	require.NoError(t, err)
@@ -115,10 +115,10 @@ func TestAStopLetsTheAnswerUnderWayFinish(t *testing.T) {
 	assert.NoError(t, <-r.result)
 }
 
-func TestServeSaysAtOnceThatItCannotListen(t *testing.T) {
+func TestServeFailsOnTakenPort(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer taken.Close()
-	err = Serve(t.Context(), taken.Addr().String(), NewRegistry(), ready)
+	err = Serve(t.Context(), taken.Addr().String(), NewRegistry(), alwaysReady)
 	assert.ErrorContains(t, err, "address already in use")
 }

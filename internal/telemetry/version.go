@@ -2,11 +2,11 @@ package telemetry
 
 import "runtime/debug"
 
-// version is set when a release is built: -ldflags "-X stampede/internal/telemetry.version=v1.2.3".
+// version is set in a release build: -ldflags "-X stampede/internal/telemetry.version=v1.2.3".
 var version string
 
-// BuildVersion names this build: the version it was released as, else the one that the go command
-// noted (of the module, or the commit of the work tree), else "devel".
+// BuildVersion returns the version of a release, else the one that the go command recorded (of the
+// module, or the commit of the work tree), else "devel".
 func BuildVersion() string {
 	if version != "" {
 		return version

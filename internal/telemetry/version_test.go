@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-func TestABuildIsNamedByWhatIsKnownOfIt(t *testing.T) {
+func TestVersionFromBuildInfo(t *testing.T) {
 	commit := debug.BuildSetting{Key: "vcs.revision", Value: "0123456789abcdef0123456789abcdef01234567"}
 	clean, dirty := debug.BuildSetting{Key: "vcs.modified", Value: "false"},
 		debug.BuildSetting{Key: "vcs.modified", Value: "true"}
@@ -22,7 +22,7 @@ func TestABuildIsNamedByWhatIsKnownOfIt(t *testing.T) {
 	assert.NotEmpty(t, BuildVersion())
 }
 
-func TestAReleaseIsNamedByTheLinker(t *testing.T) {
+func TestBuildVersionOfRelease(t *testing.T) {
 	version = "v9.9.9"
 	defer func() { version = "" }()
 	assert.Equal(t, "v9.9.9", BuildVersion())

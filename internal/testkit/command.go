@@ -20,7 +20,7 @@ import (
 // stopWithin is how long a command may take to stop before the test kills it.
 const stopWithin = 10 * time.Second
 
-// Cmd is the test binary run as the program: the code under test, and -race where the tests have it.
+// Cmd is the test binary, run as the program: with the code under test, and with -race if the tests have it.
 type Cmd struct {
 	t       testing.TB
 	cmd     *exec.Cmd
@@ -29,9 +29,9 @@ type Cmd struct {
 	process *child.Process
 }
 
-// Command prepares to run the function of WithCommand in a process of its own. The environment is
-// ours without STAMPEDE_ variables. The process is killed at the latest when the test ends, or the
-// test process; its output is logged if the test failed.
+// Command prepares to run the function of WithCommand in a new process. Its environment is that of the test
+// without STAMPEDE_ variables. The process is killed at the end of the test or of the test process. Its
+// output is logged if the test failed.
 func Command(t testing.TB, args ...string) *Cmd {
 	t.Helper()
 	self, err := os.Executable()
@@ -49,7 +49,7 @@ func Command(t testing.TB, args ...string) *Cmd {
 // Setenv sets a variable of the process's environment.
 func (c *Cmd) Setenv(name, value string) { c.cmd.Env = append(c.cmd.Env, name+"="+value) }
 
-// LimitFiles bounds how many files the process may have open. It is for calling once, before Start.
+// LimitFiles bounds the open files of the process. Call it once, before Start.
 func (c *Cmd) LimitFiles(n int) {
 	c.cmd.Args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, n), c.cmd.Path},
 		c.cmd.Args[1:]...)
@@ -64,7 +64,7 @@ func (c *Cmd) UseServers(keys reservation.Keys) {
 	c.Setenv("STAMPEDE_KEY_PREFIX", keys.Prefix)
 }
 
-// Input gives the process a standard input that Tell writes to. Without it that is empty.
+// Input gives the process a standard input for WriteLine. Otherwise standard input is empty.
 func (c *Cmd) Input() {
 	c.t.Helper()
 	var err error
@@ -73,8 +73,8 @@ func (c *Cmd) Input() {
 	}
 }
 
-// Tell writes a line to the standard input of the process, which may be frozen: it reads the line later.
-func (c *Cmd) Tell(line string) {
+// WriteLine writes a line to the standard input of the process. A frozen process reads it later.
+func (c *Cmd) WriteLine(line string) {
 	c.t.Helper()
 	if _, err := io.WriteString(c.input, line+"\n"); err != nil {
 		c.t.Fatal(err)
@@ -119,17 +119,17 @@ func (c *Cmd) WaitOutput(within time.Duration, text string) string {
 	return found
 }
 
-// Freeze stops the process where it is by SIGSTOP, as a machine does that is suspended or short of
-// memory: its connections stay open, and time goes on without it. It can be killed, or thawed.
+// Freeze suspends the process by SIGSTOP, like a suspended machine: its connections stay open. A frozen
+// process can be thawed or killed.
 func (c *Cmd) Freeze() { c.process.Signal(syscall.SIGSTOP) }
 
-// Thaw lets a frozen process go on by SIGCONT.
+// Thaw resumes a frozen process by SIGCONT.
 func (c *Cmd) Thaw() { c.process.Signal(syscall.SIGCONT) }
 
-// Kill ends the process by SIGKILL and returns when it is gone.
+// Kill ends the process by SIGKILL and waits for its end.
 func (c *Cmd) Kill() { c.process.Stop(syscall.SIGKILL, stopWithin) }
 
-// Stop asks the process by SIGTERM to end and returns its end. It kills one that does not end.
+// Stop sends SIGTERM, waits for the end of the process and returns its state. After stopWithin the process is killed.
 func (c *Cmd) Stop() *os.ProcessState {
 	c.process.Stop(syscall.SIGTERM, stopWithin)
 	return c.cmd.ProcessState
@@ -138,7 +138,7 @@ func (c *Cmd) Stop() *os.ProcessState {
 // Done is closed when the process has ended.
 func (c *Cmd) Done() <-chan struct{} { return c.process.Done() }
 
-// Wait waits for the process to end by itself, and returns how it did.
+// Wait waits for the end of the process and returns its state.
 func (c *Cmd) Wait(within time.Duration) *os.ProcessState {
 	c.t.Helper()
 	select {
@@ -149,8 +149,8 @@ func (c *Cmd) Wait(within time.Duration) *os.ProcessState {
 	return c.cmd.ProcessState
 }
 
-// WaitKilled waits for the process to end by SIGKILL, as it does at a crash point, and fails the
-// test if it ends otherwise.
+// WaitKilled waits for the end of the process by SIGKILL, as at a crash point. It fails the test if the
+// process ends otherwise.
 func (c *Cmd) WaitKilled(within time.Duration) {
 	c.t.Helper()
 	state := c.Wait(within)
@@ -159,7 +159,7 @@ func (c *Cmd) WaitKilled(within time.Duration) {
 	}
 }
 
-// lines collects output while it is read.
+// lines collects output. It is safe for concurrent use.
 type lines struct {
 	mu   sync.Mutex
 	text bytes.Buffer

@@ -17,15 +17,15 @@ import (
 	"stampede/sql"
 )
 
-// poolConnections bounds the pool of a test: many tests share the server's 200 connections.
+// poolConnections is small because tests in parallel share the server's 200 connections.
 const poolConnections = 8
 
-// templateLock is the advisory lock under which test processes that share a server make the template.
+// templateLock is the advisory lock for creating the template, for test processes that share a server.
 const templateLock = 5_077_217_433
 
 var (
 	databases sync.Map // testing.TB → func() string, the URL of the test's database
-	// templated remembers, by the server's URL, that the template is there.
+	// templated holds the names of existing templates by the server's URL.
 	templated struct {
 		sync.Mutex
 		name map[string]string
@@ -43,14 +43,14 @@ func Pool(t testing.TB) *pgxpool.Pool {
 	return pool
 }
 
-// DatabaseURL is the URL of the test's own database: the same one however often a test asks. It is
-// dropped when the test ends.
+// DatabaseURL returns the URL of the test's own database. All calls of a test return the same one. The database
+// is dropped when the test ends.
 func DatabaseURL(t testing.TB) string {
 	t.Helper()
 	made, _ := databases.LoadOrStore(t, sync.OnceValues(func() (string, error) { return newDatabase(t) }))
 	databaseURL, err := made.(func() (string, error))()
 	if err != nil {
-		t.Fatalf("make a database for the test: %v", err)
+		t.Fatalf("create the database of the test: %v", err)
 	}
 	return databaseURL
 }
@@ -75,8 +75,8 @@ func newDatabase(t testing.TB) (string, error) {
 	return inDatabase(server, name)
 }
 
-// templateOf returns the name of a migrated database to copy. It is made once for each schema and
-// server, and named after the schema, so that checkouts with different ones can share a server.
+// templateOf returns the name of a migrated database to copy. Each server has one per schema, named after
+// the schema, so that checkouts with different schemas can share a server.
 func templateOf(ctx context.Context, server string) (string, error) {
 	templated.Lock()
 	defer templated.Unlock()
@@ -88,8 +88,8 @@ func templateOf(ctx context.Context, server string) (string, error) {
 		return "", err
 	}
 	name := "stampede_template_" + fingerprint
-	if err := makeTemplate(ctx, server, name); err != nil {
-		return "", fmt.Errorf("make the template: %w", err)
+	if err := createTemplate(ctx, server, name); err != nil {
+		return "", fmt.Errorf("create the template: %w", err)
 	}
 	if templated.name == nil {
 		templated.name = make(map[string]string)
@@ -98,20 +98,20 @@ func templateOf(ctx context.Context, server string) (string, error) {
 	return name, nil
 }
 
-// makeTemplate makes the template unless it is there. It gets its name when it is whole: one
-// that a dying process left half made is made again.
-func makeTemplate(ctx context.Context, server, name string) (err error) {
+// createTemplate creates the template unless it exists. It is renamed once it is complete, so an unfinished
+// one of a killed process is created again.
+func createTemplate(ctx context.Context, server, name string) (err error) {
 	conn, err := pgx.Connect(ctx, server)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, conn.Close(ctx)) }() // which gives the lock back, too
+	defer func() { err = errors.Join(err, conn.Close(ctx)) }() // also unlocks
 	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil {
 		return err
 	}
-	var there bool
+	var exists bool
 	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)",
-		name).Scan(&there); err != nil || there {
+		name).Scan(&exists); err != nil || exists {
 		return err
 	}
 	unfinished := name + "_unfinished"
@@ -131,7 +131,7 @@ func makeTemplate(ctx context.Context, server, name string) (err error) {
 		return err
 	}
 	for _, statement := range []string{
-		// A template with a connection cannot be copied, so nobody may have one.
+		// A template cannot be copied while it has connections.
 		"ALTER DATABASE " + unfinished + " WITH ALLOW_CONNECTIONS false",
 		"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '" + unfinished + "'",
 		"ALTER DATABASE " + unfinished + " RENAME TO " + name,
@@ -153,7 +153,7 @@ func administer(ctx context.Context, server, statement string) (err error) {
 	return err
 }
 
-// inDatabase is the URL with the name of another database.
+// inDatabase returns the URL with the name of another database.
 func inDatabase(server, name string) (string, error) {
 	u, err := url.Parse(server)
 	if err != nil || u.Host == "" {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Eventually fails the test unless cond becomes true in time; what says in the failure what was
-// waited for. It is called from the test's own goroutine.
+// Eventually fails the test unless cond becomes true in time; what names the condition in the failure. Call it
+// from the test's own goroutine.
 func Eventually(t testing.TB, within time.Duration, what string, cond func() bool) {
 	t.Helper()
 	const pauseMax = 50 * time.Millisecond

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// Logger returns a logger that writes to the test's log, all levels. When the test has ended it is
-// silent: what still runs then must not fail another test.
+// Logger returns a logger that writes all levels to the test's log. After the test it discards records, because
+// logging to an ended test panics.
 func Logger(t testing.TB) *slog.Logger {
 	w := &testWriter{t: t}
 	t.Cleanup(w.end)

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// LossyProxy stands between a client and Redis. It lets every request through, and can lose the
-// answers to scripts: Redis has then done what the client believes to have failed.
+// LossyProxy is a proxy between a client and Redis. It forwards every request and can drop the answers to
+// scripts: Redis has then executed what failed for the client.
 type LossyProxy struct {
 	listener net.Listener
 	redis    string
@@ -24,30 +24,30 @@ type LossyProxy struct {
 	conns []net.Conn
 }
 
-// RedisThroughProxy returns a client whose answers can be lost. Its retries are go-redis's default.
+// RedisThroughProxy returns a client whose answers can be dropped. Its retries are go-redis's default.
 func RedisThroughProxy(t testing.TB) (*LossyProxy, *redis.Client) {
 	t.Helper()
-	options, err := redis.ParseURL(RedisURL(t))
+	clientOptions, err := redis.ParseURL(RedisURL(t))
 	require.NoError(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	p := &LossyProxy{listener: listener, redis: options.Addr}
+	p := &LossyProxy{listener: listener, redis: clientOptions.Addr}
 	p.tasks.Go(p.accept)
 	t.Cleanup(p.close)
 
-	options.Addr = listener.Addr().String()
-	rdb := redis.NewClient(options)
+	clientOptions.Addr = listener.Addr().String()
+	rdb := redis.NewClient(clientOptions)
 	t.Cleanup(func() { _ = rdb.Close() })
 	return p, rdb
 }
 
-// Lose makes the answers to the next n scripts get lost.
+// Lose drops the answers to the next n scripts.
 func (p *LossyProxy) Lose(n int32) { p.toLose.Store(n) }
 
-// RequireLost fails the test unless as many answers were lost as was said.
+// RequireLost fails the test unless as many answers were dropped as Lose set.
 func (p *LossyProxy) RequireLost(t testing.TB) {
 	t.Helper()
-	require.LessOrEqual(t, p.toLose.Load(), int32(0), "the answers were not lost: this test shows nothing")
+	require.LessOrEqual(t, p.toLose.Load(), int32(0), "not all answers were dropped, so the test shows nothing")
 }
 
 func (p *LossyProxy) accept() {
@@ -68,8 +68,8 @@ func (p *LossyProxy) accept() {
 	}
 }
 
-// serve hands on one connection. The client waits for each answer before its next request, so an
-// answer belongs to the request that was seen last.
+// serve forwards one connection. The client waits for each answer before its next request, so an answer
+// belongs to the latest request.
 func (p *LossyProxy) serve(client, server net.Conn) {
 	var script atomic.Bool
 	var requests sync.WaitGroup
@@ -87,7 +87,7 @@ func (p *LossyProxy) serve(client, server net.Conn) {
 	requests.Wait()
 }
 
-// pump copies until an end is closed, or pass refuses what came.
+// pump copies until one end is closed or pass returns false.
 func pump(to io.Writer, from io.Reader, pass func([]byte) bool) {
 	buffer := make([]byte, 1<<16)
 	for {

@@ -33,7 +33,7 @@ func stopServers() {
 	(&localserver.Pair{Redis: private.redis, Postgres: private.postgres}).Stop()
 }
 
-// RedisURL is the URL of the Redis that all tests share.
+// RedisURL returns the URL of the Redis that all tests share.
 func RedisURL(t testing.TB) string {
 	t.Helper()
 	if url := os.Getenv("REDIS_URL"); url != "" {
@@ -51,7 +51,7 @@ func RedisURL(t testing.TB) string {
 	return private.redis.URL
 }
 
-// postgresURL is the URL of the Postgres in which the databases of tests are made.
+// postgresURL returns the URL of the Postgres for the databases of tests.
 func postgresURL(t testing.TB) string {
 	t.Helper()
 	if url := os.Getenv("DATABASE_URL"); url != "" {
@@ -80,8 +80,7 @@ func Redis(t testing.TB) *redis.Client {
 	return client
 }
 
-// Keys returns keys with a prefix of the test's own, in one partition. They are deleted when the
-// test ends.
+// Keys returns keys with the test's own prefix, in one partition. They are deleted when the test ends.
 func Keys(t testing.TB) reservation.Keys {
 	t.Helper()
 	keys := reservation.Keys{Prefix: "test-" + rand.Text(), Partitions: 1}
@@ -107,13 +106,13 @@ func deleteKeys(t testing.TB, client *redis.Client, prefix string) {
 	}
 }
 
-// VerifyServer marks the server that runs now as verified for a partition, as a worker does when
-// it has made it so. A test that restarts Redis and knows that nothing is lost may say so without one.
+// VerifyServer marks the running server as verified for a partition, as a worker does after a rebuild. It is for
+// tests that restart Redis without a loss and run no worker.
 func VerifyServer(t testing.TB, pool *pgxpool.Pool, store *reservation.Store, partition int) {
 	t.Helper()
 	ctx := t.Context()
 	var state reservation.ServerState
-	Eventually(t, 10*time.Second, "Redis tells who it is", func() (told bool) {
+	Eventually(t, 10*time.Second, "Redis returns its identity", func() bool {
 		var err error
 		state, err = store.Inspect(ctx, partition)
 		return err == nil
@@ -128,23 +127,23 @@ func VerifyServer(t testing.TB, pool *pgxpool.Pool, store *reservation.Store, pa
 	}
 }
 
-// OwnRedis starts a Redis for this test alone, to be killed and restarted.
+// OwnRedis starts a Redis for this test only, which it may kill and restart.
 func OwnRedis(t testing.TB) *localserver.Redis {
 	t.Helper()
 	server, err := localserver.StartRedis(t.Context(), localserver.RedisOptions{})
 	if err != nil {
-		t.Fatalf("the test needs a Redis of its own: %v", err)
+		t.Fatalf("the test needs its own Redis: %v", err)
 	}
 	t.Cleanup(server.Stop)
 	return server
 }
 
-// OwnPostgres starts a Postgres for this test alone, to be stopped and restarted. It is migrated.
+// OwnPostgres starts a migrated Postgres for this test only, which it may stop and restart.
 func OwnPostgres(t testing.TB) *localserver.Postgres {
 	t.Helper()
 	server, err := localserver.StartPostgres(t.Context(), localserver.PostgresOptions{})
 	if err != nil {
-		t.Fatalf("the test needs a Postgres of its own: %v", err)
+		t.Fatalf("the test needs its own Postgres: %v", err)
 	}
 	t.Cleanup(server.Stop)
 	if err := sql.Up(t.Context(), server.URL); err != nil {

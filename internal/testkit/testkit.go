@@ -1,10 +1,9 @@
-// Package testkit gives tests real servers: one private Redis and one private Postgres for each test
-// process, started when the first test asks, or those that REDIS_URL and DATABASE_URL name. Each
-// test has its own key prefix and its own database, so tests run in parallel. A server that is
-// missing fails the test; nothing is skipped.
+// Package testkit gives tests real servers: one private Redis and one private Postgres per test process,
+// started on first use, or those that REDIS_URL and DATABASE_URL name. Each test has its own key prefix
+// and database, so tests run in parallel. A missing server fails the test; nothing is skipped.
 //
-// testkit imports reservation and sql: their tests, and those of what testkit imports, are in
-// packages of their own (reservation_test).
+// testkit imports reservation and sql, so tests of these packages and of their dependencies are in
+// external test packages (reservation_test).
 package testkit
 
 import (
@@ -29,25 +28,25 @@ type options struct {
 	redis   localserver.RedisOptions
 }
 
-// WithRedisInMemory makes the private Redis that tests share write nothing to disk, so that a busy disk does not
-// slow down tests that need no durability.
+// WithRedisInMemory makes the shared private Redis write nothing to disk, for tests that need no durability: a busy
+// disk would slow them down.
 func WithRedisInMemory() Option {
 	return func(o *options) { o.redis.Settings = map[string]string{"appendonly": "no"} }
 }
 
-// WithCommand sets what the test binary does when Command starts it: usually what the program's main
-// does. os.Args are the program's name and the arguments of Command.
+// WithCommand sets the function that the test binary runs when Command starts it, usually the main of the
+// program. os.Args are the program's name and the arguments of Command.
 func WithCommand(command func() int) Option {
 	return func(o *options) { o.command = command }
 }
 
-// IgnoreLeaks excepts goroutines from the check for leaks.
+// IgnoreLeaks excludes goroutines from the leak check.
 func IgnoreLeaks(except ...goleak.Option) Option {
 	return func(o *options) { o.leaks = append(o.leaks, except...) }
 }
 
-// Main is the body of a package's TestMain. It runs the tests, stops the servers, and fails the
-// package if a goroutine is left over.
+// Main is the body of a package's TestMain. It runs the tests, stops the servers, and fails the package
+// if goroutines are leaked.
 func Main(m *testing.M, opts ...Option) {
 	var o options
 	for _, opt := range opts {
@@ -56,7 +55,7 @@ func Main(m *testing.M, opts ...Option) {
 	private.redisOptions = o.redis
 	if os.Getenv(envReexec) != "" {
 		if o.command == nil {
-			fmt.Fprintln(os.Stderr, "testkit: the test binary was re-executed, and its TestMain has no WithCommand")
+			fmt.Fprintln(os.Stderr, "testkit: the test binary was re-executed, but its TestMain has no WithCommand")
 			os.Exit(2)
 		}
 		os.Exit(o.command())

@@ -11,16 +11,16 @@ import (
 	"stampede/internal/testkit"
 )
 
-func TestACommandThatIsFrozenHearsWhatItWasToldWhenItIsThawed(t *testing.T) {
+func TestFrozenCommandReadsInputAfterThaw(t *testing.T) {
 	t.Parallel()
 	echo := testkit.Command(t, "echo")
 	echo.Input()
 	echo.Start()
-	echo.Tell("one")
-	echo.WaitOutput(10*time.Second, "heard one")
+	echo.WriteLine("one")
+	echo.WaitOutput(10*time.Second, "read one")
 
 	echo.Freeze()
-	testkit.Eventually(t, 10*time.Second, "the process to stand still", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the process is stopped", func() bool {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", echo.Pid()))
 		require.NoError(t, err)
 		var pid int
@@ -29,17 +29,17 @@ func TestACommandThatIsFrozenHearsWhatItWasToldWhenItIsThawed(t *testing.T) {
 		require.NoError(t, err)
 		return state == "T"
 	})
-	echo.Tell("two")
+	echo.WriteLine("two")
 	require.NotContains(t, echo.Output(), "two")
 	echo.Thaw()
-	echo.WaitOutput(10*time.Second, "heard two")
+	echo.WaitOutput(10*time.Second, "read two")
 
 	echo.Freeze()
 	echo.Kill()
 	echo.WaitKilled(time.Second)
 }
 
-func TestACommandWithoutInputHasNothingToRead(t *testing.T) {
+func TestCommandWithoutInputReadsEOF(t *testing.T) {
 	t.Parallel()
 	silent := testkit.Command(t, "echo")
 	silent.Start()

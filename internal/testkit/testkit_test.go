@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m, testkit.WithCommand(command)) }
 
-// command is what the re-executed test binary does.
+// command runs in the re-executed test binary.
 func command() int {
 	switch os.Args[1] {
 	case "print":
@@ -35,14 +35,14 @@ func command() int {
 		return 0
 	case "echo":
 		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
-			fmt.Println("heard", lines.Text())
+			fmt.Println("read", lines.Text())
 		}
 		return 0
 	}
 	return 2
 }
 
-func TestEveryTestHasAMigratedDatabaseOfItsOwn(t *testing.T) {
+func TestEachTestHasOwnMigratedDatabase(t *testing.T) {
 	seen := make(chan string, 2)
 	t.Run("tests", func(t *testing.T) {
 		for range 2 {
@@ -52,12 +52,12 @@ func TestEveryTestHasAMigratedDatabaseOfItsOwn(t *testing.T) {
 				require.NoError(t, sql.Check(t.Context(), pool))
 				_, err := pool.Exec(t.Context(),
 					"INSERT INTO sales (id, name, stock) VALUES ('00000000-0000-0000-0000-000000000001', 'one', 1)")
-				require.NoError(t, err, "another test's row is seen")
+				require.NoError(t, err, "the row of another test must not be visible")
 
-				var there string
-				require.NoError(t, pool.QueryRow(t.Context(), "SELECT current_database()").Scan(&there))
-				require.Contains(t, testkit.DatabaseURL(t), there, "URL and pool name different databases")
-				seen <- there
+				var current string
+				require.NoError(t, pool.QueryRow(t.Context(), "SELECT current_database()").Scan(&current))
+				require.Contains(t, testkit.DatabaseURL(t), current, "URL and pool name different databases")
+				seen <- current
 			})
 		}
 	})
@@ -66,7 +66,7 @@ func TestEveryTestHasAMigratedDatabaseOfItsOwn(t *testing.T) {
 		var left bool
 		require.NoError(t, pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)",
 			<-seen).Scan(&left))
-		require.False(t, left, "the database outlives its test")
+		require.False(t, left, "the database must be dropped")
 	}
 }
 
@@ -81,10 +81,10 @@ func TestKeysAreDeletedWithTheirTest(t *testing.T) {
 		require.NoError(t, client.Set(t.Context(), mine, "mine", 0).Err())
 	})
 	require.Zero(t, client.Exists(t.Context(), mine).Val())
-	require.EqualValues(t, 1, client.Exists(t.Context(), other.Orders(0)).Val(), "another test's key is gone")
+	require.EqualValues(t, 1, client.Exists(t.Context(), other.Orders(0)).Val(), "keys of other tests must remain")
 }
 
-func TestOwnServersAreNotTheSharedOnes(t *testing.T) {
+func TestOwnServersAreNotShared(t *testing.T) {
 	t.Parallel()
 	require.NotEqual(t, testkit.RedisURL(t), testkit.OwnRedis(t).URL)
 
@@ -96,7 +96,7 @@ func TestOwnServersAreNotTheSharedOnes(t *testing.T) {
 	}
 }
 
-func TestCommandRunsTheBinaryAgain(t *testing.T) {
+func TestCommandRunsTestBinary(t *testing.T) {
 	t.Parallel()
 	keys := testkit.Keys(t)
 	cmd := testkit.Command(t, "print", "a", "b")
@@ -122,17 +122,17 @@ func TestCommandIsStoppedAndKilled(t *testing.T) {
 	killed.WaitKilled(time.Second)
 }
 
-func TestEventuallySaysWhatItWaitedFor(t *testing.T) {
+func TestEventuallyNamesCondition(t *testing.T) {
 	probe := &fatal{TB: t}
 	calls := 0
 	testkit.Eventually(probe, time.Second, "three calls", func() bool { calls++; return calls == 3 })
 	require.Empty(t, probe.message)
 
-	testkit.Eventually(probe, time.Millisecond, "the end of time", func() bool { return probe.message != "" })
-	require.Contains(t, probe.message, "the end of time")
+	testkit.Eventually(probe, time.Millisecond, "a condition", func() bool { return probe.message != "" })
+	require.Contains(t, probe.message, "a condition")
 }
 
-// fatal keeps what a test would fail with.
+// fatal records the message of Fatalf.
 type fatal struct {
 	testing.TB
 	message string
@@ -153,7 +153,7 @@ func TestLoggerIsSilentAfterTheTest(t *testing.T) {
 	require.Len(t, probe.lines, 1)
 }
 
-// logged keeps what is logged, and the cleanup.
+// logged records log lines and the cleanup.
 type logged struct {
 	testing.TB
 	lines   []string

@@ -1,6 +1,6 @@
-// Command testrun runs go test and tells where it is: a line for each package that ends, and the log of each
-// test that fails, of that test alone. Its arguments are those of go test; with -C FOLDER in front, the module of
-// that folder is tested.
+// Command testrun runs go test and prints its progress: a line for each finished package, and the logs of failed
+// tests only. Its arguments are those of go test. With -C FOLDER as the first ones, it tests the module in that
+// folder.
 package main
 
 import (
@@ -27,10 +27,10 @@ func main() {
 	}
 }
 
-// stillRunning is how long there is no news before it says what runs.
-const stillRunning = 30 * time.Second
+// quietMax is the time without output after which the running packages are printed.
+const quietMax = 30 * time.Second
 
-// run runs go test with the arguments and reports on out. It returns whether all tests passed.
+// run runs go test with the arguments, and prints a report to out. It returns whether all tests passed.
 func run(ctx context.Context, args []string, out io.Writer) (passed bool, err error) {
 	var folder string
 	if len(args) > 1 && args[0] == "-C" {
@@ -42,7 +42,7 @@ func run(ctx context.Context, args []string, out io.Writer) (passed bool, err er
 	}
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, args...)...)
 	cmd.Dir = folder
-	cmd.Cancel = func() error { return nil } // the interrupt reaches its process group as well, and it ends by itself
+	cmd.Cancel = func() error { return nil } // the interrupt reaches go test too, in the same process group
 	cmd.Stderr = os.Stderr
 	events, err := cmd.StdoutPipe()
 	if err != nil {
@@ -51,7 +51,7 @@ func run(ctx context.Context, args []string, out io.Writer) (passed bool, err er
 	if err := cmd.Start(); err != nil {
 		return false, err
 	}
-	readErr := newReport(out, total).read(events, stillRunning)
+	readErr := newReport(out, total).read(events, quietMax)
 	err = cmd.Wait()
 	if failed := (*exec.ExitError)(nil); errors.As(err, &failed) {
 		return false, readErr
@@ -59,11 +59,11 @@ func run(ctx context.Context, args []string, out io.Writer) (passed bool, err er
 	return err == nil, errors.Join(err, readErr)
 }
 
-// countPackages returns how many packages with tests the arguments name, in the module of the folder.
+// countPackages returns the number of packages with tests in the arguments, in the module of the folder.
 func countPackages(ctx context.Context, folder string, args []string) (int, error) {
 	list := []string{"list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}"}
 	for _, arg := range args {
-		if strings.HasPrefix(arg, "./") { // a lone dot is the pattern of -bench .
+		if strings.HasPrefix(arg, "./") { // a lone dot is the value of -bench
 			list = append(list, arg)
 		}
 	}

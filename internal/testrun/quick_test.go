@@ -12,8 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Task test:quick names the tests that it runs. Each part of its expression finds at least one, so that no test leaves
-// it by a new name.
+// Task test:quick lists tests by name. Each name must match a test, so that a renamed test does not drop out.
 func TestQuickTestsExist(t *testing.T) {
 	t.Parallel()
 	const root = "../.."
@@ -34,6 +33,6 @@ func TestQuickTestsExist(t *testing.T) {
 		}))
 	}
 	for name := range strings.SplitSeq(strings.Join(strings.Fields(string(found[1])), ""), "|") {
-		assert.True(t, strings.Contains(tests.String(), "func Test"+name), "no test is called Test%s…", name)
+		assert.True(t, strings.Contains(tests.String(), "func Test"+name), "no test name begins with Test%s", name)
 	}
 }

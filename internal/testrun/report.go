@@ -19,41 +19,41 @@ type event struct {
 	Elapsed                                                float64 // seconds
 }
 
-// leftOut begins a line that a test prints where this machine lacks what a part of it needs. It is seen even if all
-// tests pass.
-const leftOut = "NOT "
+// skippedPrefix begins the line of a test that skips a part because a program is missing. The line is printed even if
+// all tests pass.
+const skippedPrefix = "NOT "
 
-// report prints what the events of a run say.
+// report prints a run from its events.
 type report struct {
 	out   io.Writer
 	total int
 	began time.Time
 
 	mu       sync.Mutex
-	news     time.Time // when something was printed last
+	printed  time.Time // the time of the latest output
 	packages map[string]*packageRun
-	builds   map[string][]string // what the compiler says, by its import path
+	builds   map[string][]string // output of the compiler, by import path
 	ended    int
 	failures []string
 }
 
-// packageRun is a package whose tests run.
+// packageRun is a running package.
 type packageRun struct {
 	done int
-	// output holds the lines of each test that has not passed, by its name; "" is the package itself.
+	// output holds the lines of each test that has not passed, by name; "" is the package itself.
 	output map[string][]string
-	// order holds the names in the order in which they were first seen.
+	// order holds the names in the order of their first output.
 	order []string
 }
 
 func newReport(out io.Writer, total int) *report {
 	now := time.Now()
 	return &report{
-		out: out, total: total, began: now, news: now, packages: map[string]*packageRun{}, builds: map[string][]string{},
+		out: out, total: total, began: now, printed: now, packages: map[string]*packageRun{}, builds: map[string][]string{},
 	}
 }
 
-// read prints what the events say, until there are no more. Without news for a while it prints what runs.
+// read prints the events until their end. After a time without output it prints the running packages.
 func (r *report) read(events io.Reader, quiet time.Duration) error {
 	stop := make(chan struct{})
 	var ticking sync.WaitGroup
@@ -65,7 +65,7 @@ func (r *report) read(events io.Reader, quiet time.Duration) error {
 			case <-stop:
 				return
 			case now := <-ticker.C:
-				r.sayWhatRuns(now, quiet)
+				r.printRunning(now, quiet)
 			}
 		}
 	})
@@ -90,11 +90,11 @@ func (r *report) line(line []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var e event
-	if json.Unmarshal(line, &e) != nil { // the go command itself writes a plain line now and then
+	if json.Unmarshal(line, &e) != nil { // plain output of the go command
 		r.printf("%s", line)
 		return
 	}
-	if e.ImportPath != "" { // of the compiler
+	if e.ImportPath != "" { // an event of the compiler
 		if e.Action == "build-output" {
 			r.builds[e.ImportPath] = append(r.builds[e.ImportPath], e.Output)
 		}
@@ -106,7 +106,7 @@ func (r *report) line(line []byte) {
 		r.packages[e.Package] = p
 	}
 	switch {
-	case e.Action == "output" && strings.HasPrefix(e.Output, leftOut):
+	case e.Action == "output" && strings.HasPrefix(e.Output, skippedPrefix):
 		r.printf("%s", e.Output)
 	case e.Action == "output":
 		p.add(e.Test, e.Output)
@@ -125,11 +125,11 @@ func (p *packageRun) add(test, output string) {
 	p.output[test] = append(p.output[test], output)
 }
 
-// end prints the line of a package, and below it what its failed tests logged.
+// end prints the line of a package, and below it the logs of its failed tests.
 func (r *report) end(p *packageRun, e event) {
 	delete(r.packages, e.Package)
 	result := map[string]string{"pass": "ok", "fail": "FAIL"}[e.Action]
-	if result == "" { // there are no tests
+	if result == "" { // no tests
 		return
 	}
 	if slices.ContainsFunc(p.output[""], func(line string) bool { return strings.Contains(line, "(cached)") }) {
@@ -154,7 +154,7 @@ func (r *report) end(p *packageRun, e event) {
 			r.failures = append(r.failures, e.Package+" "+test)
 		}
 		for _, line := range lines {
-			if !isChatter(line) {
+			if !isRedundant(line) {
 				r.printf("%s", line)
 			}
 		}
@@ -163,14 +163,14 @@ func (r *report) end(p *packageRun, e event) {
 		r.failures = append(r.failures, e.Package)
 	}
 	for _, line := range p.output[""] {
-		if !isChatter(line) {
+		if !isRedundant(line) {
 			r.printf("%s", line)
 		}
 	}
 }
 
-// isChatter is true for lines that only say which test goes on, or what the line of the package says.
-func isChatter(line string) bool {
+// isRedundant reports whether a line only names a test, or repeats the result of the package.
+func isRedundant(line string) bool {
 	for _, prefix := range []string{"=== ", "FAIL\t", "FAIL\n", "ok  \t", "PASS\n", "exit status"} {
 		if strings.HasPrefix(line, prefix) {
 			return true
@@ -179,11 +179,11 @@ func isChatter(line string) bool {
 	return false
 }
 
-// sayWhatRuns prints what runs, after a while without news.
-func (r *report) sayWhatRuns(now time.Time, quiet time.Duration) {
+// printRunning prints the running packages, after a time without output.
+func (r *report) printRunning(now time.Time, quiet time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if now.Sub(r.news) < quiet || len(r.packages) == 0 {
+	if now.Sub(r.printed) < quiet || len(r.packages) == 0 {
 		return
 	}
 	var running []string
@@ -211,6 +211,6 @@ func (r *report) elapsed() string {
 }
 
 func (r *report) printf(format string, args ...any) {
-	r.news = time.Now()
-	_, _ = fmt.Fprintf(r.out, format, args...) // where standard output is gone, there is nobody to tell
+	r.printed = time.Now()
+	_, _ = fmt.Fprintf(r.out, format, args...) // a failure of standard output cannot be reported
 }

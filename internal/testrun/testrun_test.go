@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// module has a package that passes, one that fails, one that does not compile, and one without tests.
+// module has a passing package, a failing one, one that does not compile, and one without tests.
 var module = map[string]string{
 	"go.mod":       "module example\n\ngo 1.26.0\n",
 	"bare/bare.go": "package bare\n",
@@ -19,7 +19,7 @@ var module = map[string]string{
 
 import "testing"
 
-func TestGood(t *testing.T) { t.Log("log of the package that passes") }
+func TestGood(t *testing.T) { t.Log("log of the passing package") }
 `,
 	"bad/bad_test.go": `package bad
 
@@ -30,8 +30,8 @@ func TestPasses(t *testing.T) { t.Parallel(); t.Log("log of another test") }
 func TestFails(t *testing.T) {
 	t.Parallel()
 	t.Log("log of the parent")
-	t.Run("well", func(t *testing.T) { t.Log("log of another case") })
-	t.Run("ill", func(t *testing.T) { t.Error("this case is wrong") })
+	t.Run("passes", func(t *testing.T) { t.Log("log of another case") })
+	t.Run("fails", func(t *testing.T) { t.Error("this case is wrong") })
 }
 `,
 	"broken/broken_test.go": "package broken\n\nvar x int = \"text\"\n",
@@ -51,7 +51,7 @@ func runIn(t *testing.T, files map[string]string, args ...string) (passed bool, 
 	return passed, out.String()
 }
 
-func TestRunPrintsTheLogOfFailedTestsOnly(t *testing.T) {
+func TestRunPrintsOnlyLogsOfFailedTests(t *testing.T) {
 	passed, text := runIn(t, module, "./...")
 	assert.False(t, passed)
 	assert.Regexp(t, `(?m)^\d/3  0:\d\d  ok example/good  \d`, text)
@@ -61,13 +61,13 @@ func TestRunPrintsTheLogOfFailedTestsOnly(t *testing.T) {
 	assert.Contains(t, text, "log of the parent")
 	assert.Contains(t, text, `cannot use "text"`)
 	assert.NotContains(t, text, "log of another")
-	assert.NotContains(t, text, "log of the package that passes")
+	assert.NotContains(t, text, "log of the passing package")
 	assert.NotContains(t, text, "example/bare")
 	assert.Contains(t, text, "\n  example/bad TestFails\n")
 	assert.Contains(t, text, "\n  example/broken\n")
 }
 
-func TestRunTakesTheDotOfBenchForNoPackage(t *testing.T) {
+func TestRunIgnoresValueOfBenchFlag(t *testing.T) {
 	passed, text := runIn(t, map[string]string{
 		"go.mod":            "module example\n\ngo 1.26.0\n",
 		"good/good_test.go": module["good/good_test.go"],
@@ -76,7 +76,7 @@ func TestRunTakesTheDotOfBenchForNoPackage(t *testing.T) {
 	assert.Regexp(t, `(?m)^1/1  0:\d\d  ok example/good  \d`, text)
 }
 
-func TestRunPrintsAPanicAndTheTestsThatItEnded(t *testing.T) {
+func TestRunPrintsPanic(t *testing.T) {
 	passed, text := runIn(t, map[string]string{
 		"go.mod": "module example\n\ngo 1.26.0\n",
 		"bad/bad_test.go": `package bad
@@ -100,7 +100,7 @@ func TestRunPassesFlagsToGoTest(t *testing.T) {
 	assert.Regexp(t, `^1/1  0:\d\d  ok example/bad  \d+\.\d s\n$`, text)
 }
 
-func TestReportSaysWhatRunsAfterAWhileWithoutNews(t *testing.T) {
+func TestReportPrintsRunningPackages(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
 	r := newReport(&out, 12)
@@ -110,13 +110,13 @@ func TestReportSaysWhatRunsAfterAWhileWithoutNews(t *testing.T) {
 	} {
 		r.line([]byte(line + "\n"))
 	}
-	r.sayWhatRuns(r.news.Add(29*time.Second), stillRunning)
+	r.printRunning(r.printed.Add(29*time.Second), quietMax)
 	assert.Empty(t, out.String())
-	r.sayWhatRuns(r.news.Add(30*time.Second), stillRunning)
+	r.printRunning(r.printed.Add(30*time.Second), quietMax)
 	assert.Equal(t, "       0:00  running: a (0 tests done), b (1 tests done)\n", out.String())
 }
 
-func TestReportPrintsWhatIsLeftOutOfATestThatPasses(t *testing.T) {
+func TestReportPrintsSkippedPartsOfPassedTests(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder
 	require.NoError(t, newReport(&out, 1).read(strings.NewReader(

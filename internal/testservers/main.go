@@ -1,6 +1,5 @@
-// Command testservers names the servers that the tests of this machine run on: those of REDIS_URL and DATABASE_URL,
-// and else the private ones that the tests start, which it starts to ask them. A server that is missing or does not
-// start is so found before the tests are compiled.
+// Command testservers prints the versions of the servers that tests run on: those of REDIS_URL and DATABASE_URL, else
+// private ones, which it starts for that. So a missing server is found before the tests are compiled.
 package main
 
 import (

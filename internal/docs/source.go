@@ -11,26 +11,26 @@ import (
 	"strings"
 )
 
-// code is what the sources say that pages name.
-type code struct {
-	// variables are the environment variables that a literal names, of flags or of tests.
+// source holds the names in the code to which pages may refer.
+type source struct {
+	// variables are the environment variables in literals, of flags or tests.
 	variables map[string]bool
 	metrics   map[string]bool
-	// names are other literals that begin like a metric.
+	// names are other literals with the prefix of a metric.
 	names map[string]bool
 	slugs map[string]bool
 	tasks map[string]bool
-	// files are all paths, and the base names of all files.
+	// files are all paths, and bases the base names of all files.
 	files map[string]bool
 	bases map[string]bool
-	// declared are functions, types and the like: by package, and functions also by file.
+	// declared holds declared names by package, and functions the functions by file.
 	declared  map[string]map[string]bool
 	functions map[string]map[string]bool
 	tests     map[string]bool
 }
 
-func readCode(root fs.FS) (*code, error) {
-	c := &code{
+func readSource(root fs.FS) (*source, error) {
+	c := &source{
 		variables: map[string]bool{}, metrics: map[string]bool{}, names: map[string]bool{}, slugs: map[string]bool{},
 		tasks: map[string]bool{}, files: map[string]bool{}, bases: map[string]bool{},
 		declared: map[string]map[string]bool{}, functions: map[string]map[string]bool{}, tests: map[string]bool{},
@@ -60,7 +60,7 @@ func readCode(root fs.FS) (*code, error) {
 	return c, err
 }
 
-// isHidden tells folders that hold nothing of the repository's own.
+// isHidden reports whether a folder has no files of the repository.
 func isHidden(folder string) bool {
 	base := path.Base(folder)
 	return base == ".git" || base == "node_modules" || base == "bin"
@@ -73,34 +73,34 @@ var (
 	isTask     = regexp.MustCompile(`(?m)^  ([a-z][a-z:-]*):$`)
 )
 
-func (c *code) readVariables(root fs.FS, name string) error {
-	text, err := fs.ReadFile(root, name)
-	for _, found := range variable.FindAllString(string(text), -1) {
+func (c *source) readVariables(root fs.FS, name string) error {
+	content, err := fs.ReadFile(root, name)
+	for _, found := range variable.FindAllString(string(content), -1) {
 		c.variables[found] = true
 	}
 	return err
 }
 
-func (c *code) readTasks(root fs.FS, name string) error {
-	text, err := fs.ReadFile(root, name)
-	_, tasks, _ := strings.Cut(string(text), "\ntasks:\n")
+func (c *source) readTasks(root fs.FS, name string) error {
+	content, err := fs.ReadFile(root, name)
+	_, tasks, _ := strings.Cut(string(content), "\ntasks:\n")
 	for _, found := range isTask.FindAllStringSubmatch(tasks, -1) {
 		c.tasks[found[1]] = true
 	}
 	return err
 }
 
-func (c *code) readGo(root fs.FS, name string) error {
-	source, err := fs.ReadFile(root, name)
+func (c *source) readGo(root fs.FS, name string) error {
+	content, err := fs.ReadFile(root, name)
 	if err != nil {
 		return err
 	}
-	file, err := parser.ParseFile(token.NewFileSet(), name, source, parser.SkipObjectResolution)
+	file, err := parser.ParseFile(token.NewFileSet(), name, content, parser.SkipObjectResolution)
 	if err != nil {
-		return nil //nolint:nilerr // test data that is no Go; the compiler judges the rest
+		return nil //nolint:nilerr // test data; the compiler checks the rest
 	}
-	isTest := strings.HasSuffix(name, "_test.go")
-	c.declarations(name, file, isTest)
+	inTest := strings.HasSuffix(name, "_test.go")
+	c.declarations(name, file, inTest)
 	constants := map[*ast.BasicLit]bool{}
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {
@@ -115,14 +115,14 @@ func (c *code) readGo(root fs.FS, name string) error {
 			}
 		case *ast.CompositeLit:
 			if kind, ok := n.Type.(*ast.Ident); ok && kind.Name == "kind" && len(n.Elts) > 1 && path.Base(name) == "problem.go" {
-				c.slugs[text(n.Elts[1])] = true
+				c.slugs[stringValue(n.Elts[1])] = true
 			}
 		case *ast.BasicLit:
-			switch value := text(n); {
+			switch value := stringValue(n); {
 			case isVariable.MatchString(value):
 				c.variables[value] = true
 			case !isMetric.MatchString(value):
-			case constants[n] || isTest:
+			case constants[n] || inTest:
 				c.names[value] = true
 			default:
 				c.metrics[value] = true
@@ -133,17 +133,17 @@ func (c *code) readGo(root fs.FS, name string) error {
 	return nil
 }
 
-// text is the value of a string literal, "" for anything else.
-func text(n ast.Node) string {
+// stringValue returns the value of a string literal, "" for anything else.
+func stringValue(n ast.Node) string {
 	literal, ok := n.(*ast.BasicLit)
 	if !ok || literal.Kind != token.STRING {
 		return ""
 	}
-	value, _ := strconv.Unquote(literal.Value) // the parser has checked it
+	value, _ := strconv.Unquote(literal.Value) // valid after parsing
 	return value
 }
 
-func (c *code) declarations(name string, file *ast.File, isTest bool) {
+func (c *source) declarations(name string, file *ast.File, inTest bool) {
 	pkg := strings.TrimSuffix(file.Name.Name, "_test")
 	if c.declared[pkg] == nil {
 		c.declared[pkg] = map[string]bool{}
@@ -153,7 +153,7 @@ func (c *code) declarations(name string, file *ast.File, isTest bool) {
 		switch decl := decl.(type) {
 		case *ast.FuncDecl:
 			function := decl.Name.Name
-			if isTest {
+			if inTest {
 				c.tests[function] = true
 			}
 			if receiver := receiverName(decl); receiver != "" {
