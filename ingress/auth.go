@@ -19,7 +19,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// authenticator identifies the buyer of a request, by an id that reservation.ValidateUser accepts.
+// authenticator identifies the buyer of a request, by an id that order.ValidateUser accepts.
 type authenticator interface {
 	user(r *http.Request) (string, error)
 }
@@ -62,7 +62,7 @@ func unauthorized(detail, challenge string) *problem {
 const (
 	jwksTimeout = 3 * time.Second
 	jwksRefresh = 15 * time.Minute
-	// jwksMissInterval is the pause between fetches because of unknown keys, which anybody can make up.
+	// jwksMissInterval is the pause between fetches because of unknown keys, which any client can invent.
 	jwksMissInterval = 10 * time.Second
 	// jwksMissWait bounds how long a request with an unknown key waits for its fetch.
 	jwksMissWait = 2 * time.Second

@@ -27,7 +27,7 @@ type Reservations interface {
 	Ping(ctx context.Context) error
 }
 
-// Sales are the sales that operators create and change: *reservation.Catalog.
+// Sales are the sales that operators create and change: *catalog.Catalog.
 type Sales interface {
 	CreateOnce(
 		ctx context.Context, terms reservation.Terms, key string,
@@ -40,8 +40,8 @@ type Sales interface {
 	Restock(ctx context.Context, sale uuid.UUID, units int64, key string) (catalog.CountedSale, error)
 }
 
-// Orders are the orders in Postgres: *fulfillment.Ledger. A missing order is reservation.ErrOrderNotFound.
-// Any error that is not named here means that Postgres did not answer.
+// Orders are the orders in Postgres: *ledger.Ledger. A missing order is order.ErrOrderNotFound.
+// Any error that is not listed here means that Postgres did not answer.
 type Orders interface {
 	Order(ctx context.Context, id uuid.UUID) (order.Order, error)
 	// FindOrders returns those of the orders that exist.
@@ -53,13 +53,13 @@ type Orders interface {
 	// OrdersOf lists a user's orders that are older than before, newest first. A zero before lists the newest.
 	OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]order.Order, error)
 	// Pay and Cancel change an order; both can be repeated. Another user's order is missing. Their errors are
-	// reservation.ErrIllegalTransition, reservation.ErrOrderExpired, and reservation.ErrOrderDamaged if
+	// order.ErrIllegalTransition, order.ErrOrderExpired, and order.ErrOrderDamaged if
 	// Postgres always refuses the change.
 	Pay(ctx context.Context, order uuid.UUID, user, reference string) (order.Order, error)
 	Cancel(ctx context.Context, order uuid.UUID, user string) (order.Order, error)
 }
 
-// AwaitedOrders are the orders that purchases look up: *fulfillment.Ledger. The methods are those of Orders.
+// AwaitedOrders are the orders that purchases look up: *ledger.Ledger. The methods are those of Orders.
 type AwaitedOrders interface {
 	FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error)
 	FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error)
@@ -105,7 +105,7 @@ type Config struct {
 	// AwaitedOrders (Orders) looks up orders for purchases that wait or are repeated. Give it connections of
 	// its own, so that purchases take none from buyers who pay, cancel, or look at their orders.
 	AwaitedOrders AwaitedOrders
-	// Postgres reports whether Postgres answers, on a connection of its own: *fulfillment.Ledger. While it does
+	// Postgres reports whether Postgres answers, on its own connection: *ledger.Ledger. While it does
 	// not, no request waits for Postgres. Readiness does not depend on it once the secret for receipts was read.
 	Postgres Pinger
 
@@ -122,7 +122,7 @@ type Config struct {
 	// AdminToken is the bearer token of operators. Without it their calls are refused.
 	AdminToken string
 
-	// ReceiptSecret signs receipts: at least reservation.MinReceiptSecretBytes, the same on all ingresses.
+	// ReceiptSecret signs receipts: at least order.MinReceiptSecretBytes, the same on all ingresses.
 	// Without it they share the secret in Postgres, and sell nothing until they have read it.
 	ReceiptSecret string
 	// Outcomes opens a client that reads OutcomesStream, in which workers announce changes of orders; the server

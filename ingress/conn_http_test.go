@@ -207,7 +207,7 @@ func TestContextEndsWhenClientLeaves(t *testing.T) {
 			case "/skipped":
 				echoed(w, r)
 			case "/too-late":
-				for c := connOf(r); c.read.underWay() == 0; {
+				for c := connOf(r); c.read.inProgress() == 0; {
 					runtime.Gosched()
 				}
 				skipBackgroundRead(r)

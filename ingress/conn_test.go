@@ -55,8 +55,8 @@ func connected(t *testing.T) (*httpConn, *socket, net.Conn) {
 	return newConn(s), s, peer
 }
 
-// underWay returns the number of calls in the socket.
-func (d *deadline) underWay() int {
+// inProgress returns the number of calls in the socket.
+func (d *deadline) inProgress() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.calls
@@ -79,7 +79,7 @@ func (d *deadline) startCall(t *testing.T, p []byte, call func([]byte) (int, err
 		n, err := call(p)
 		done <- transfer{n, err, p[:n], time.Since(began)}
 	}()
-	testkit.Eventually(t, 10*time.Second, "a call is in the socket", func() bool { return d.underWay() == 1 })
+	testkit.Eventually(t, 10*time.Second, "a call is in the socket", func() bool { return d.inProgress() == 1 })
 	return done
 }
 
@@ -109,7 +109,7 @@ const (
 
 func TestReadGoesOnAfterExtendedDeadline(t *testing.T) {
 	t.Parallel()
-	for what, until := range map[string]time.Time{"to later": time.Now().Add(far), "for good": {}} {
+	for what, until := range map[string]time.Time{"to later": time.Now().Add(far), "to none": {}} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			c, s, peer := connected(t)

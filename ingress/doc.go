@@ -20,7 +20,7 @@
 //	purchase_wait.go              Prefer: wait=N
 //	purchase_replay.go            a repeated request
 //	response.go, problem.go       writing answers; each error becomes one of RFC 9457
-//	outage_log.go                 logging what our own servers did wrong
+//	outage_log.go                 logging failures of our own servers
 //
 // What buyers do with their orders:
 //
@@ -37,7 +37,7 @@
 //
 //	sale_operate.go               operators create and change sales
 //	sale_show.go                  GET /v1/sales and /v1/sales/{sale}
-//	sale_feed.go                  one query for everybody who looks at sales
+//	sale_feed.go                  one query for all requests for sales
 //	sale_events.go                GET /v1/sales/{sale}/events
 //
 // health.go and metrics.go serve those who operate the server.

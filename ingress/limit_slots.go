@@ -14,7 +14,7 @@ import (
 type inFlightSlots struct {
 	purchases slots
 	orders    slots // buyers who pay, cancel, and look at their orders
-	sales     slots // anybody who looks at sales
+	sales     slots // requests for sales
 	operators slots
 }
 

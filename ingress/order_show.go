@@ -174,10 +174,10 @@ func (o foundOrder) view() orderView {
 func viewOf(o order.Order) orderView {
 	v := orderView{
 		OrderID: o.ID, SaleID: o.SaleID, UserID: o.UserID, Quantity: o.Quantity, Status: o.Status, Version: o.Version,
-		ReservedAt: string(appendTime(nil, o.ReservedAt)), PaymentReference: o.PaymentReference, Reason: o.Reason,
+		ReservedAt: string(order.AppendTime(nil, o.ReservedAt)), PaymentReference: o.PaymentReference, Reason: o.Reason,
 	}
 	if o.Status == order.StatusConfirmed && !o.ExpiresAt.IsZero() {
-		v.ExpiresAt = string(appendTime(nil, o.ExpiresAt))
+		v.ExpiresAt = string(order.AppendTime(nil, o.ExpiresAt))
 	}
 	return v
 }

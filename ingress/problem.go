@@ -77,7 +77,7 @@ type problem struct {
 	// Members beyond the standard's, left out where they are zero.
 	opensAt time.Time
 	limit   int64
-	// paymentReference is the reference of the payment that counts.
+	// paymentReference is the reference of the valid payment.
 	paymentReference string
 	// orderID and orderStatus belong to an order that has ended.
 	orderID     uuid.UUID
@@ -159,12 +159,12 @@ var (
 	})
 	problemNotInForce = fixed(problem{
 		kind: kindUnavailable, retryAfter: retrySoon,
-		detail: "The change is written down and takes effect as soon as Redis answers. You need not repeat it. " +
+		detail: "The change is recorded and takes effect as soon as Redis answers. You need not repeat it. " +
 			"Without the same Idempotency-Key, a repeated restock is another restock.",
 	})
 	problemRestockUndecided = fixed(problem{
 		kind: kindOutcomeUnknown, retryAfter: retrySoon,
-		detail: "The lower stock is written down and takes effect if Redis grants it, which is not decided yet. " +
+		detail: "The lower stock is recorded and takes effect if Redis grants it, which is not decided yet. " +
 			"Repeat the request with the same Idempotency-Key to learn the outcome. " +
 			"Without the key, it is another restock.",
 	})
@@ -208,7 +208,7 @@ func problemOf(err error) *problem {
 	case errors.As(err, &paid):
 		return &problem{
 			kind: kindAlreadyPaid, paymentReference: paid.Reference,
-			detail: "The payment in payment_reference counts. Refund the payment of this request.",
+			detail: "The payment in payment_reference is valid. Refund the payment of this request.",
 		}
 	case errors.As(err, &step):
 		return &problem{kind: kindTransition, detail: "The order is " + string(step.Status) + ", which does not allow this."}
@@ -286,7 +286,7 @@ func secondsUntil(t, now time.Time) int {
 	return int(min(max(s, retrySoon), retryLongest))
 }
 
-// appendJSON appends the body. It is written by hand because most purchases of a crowd are answered with a problem.
+// appendJSON appends the body. It avoids the encoder because most purchases of a crowd are answered with a problem.
 func (p *problem) appendJSON(dst []byte) []byte {
 	dst = append(dst, `{"type":"/problems/`...)
 	dst = append(dst, p.slug...)
@@ -297,7 +297,7 @@ func (p *problem) appendJSON(dst []byte) []byte {
 	dst = appendText(dst, "detail", p.detail)
 	if !p.opensAt.IsZero() {
 		dst = append(dst, `,"opens_at":"`...)
-		dst = append(appendTime(dst, p.opensAt), '"')
+		dst = append(order.AppendTime(dst, p.opensAt), '"')
 	}
 	if p.limit != 0 {
 		dst = append(dst, `,"limit":`...)

@@ -99,8 +99,8 @@ func readQuantity(r *http.Request) (int64, error) {
 	return parseQuantity(body)
 }
 
-// parseQuantity reads how many units a body asks for; an empty body asks for one. It parses what nearly every
-// client sends by hand, in a tenth of the time of the strict decoder, which gets everything else.
+// parseQuantity reads how many units a body requests; an empty body requests one. It parses the usual form
+// without the strict decoder, in a tenth of its time; the decoder gets everything else.
 func parseQuantity(body []byte) (int64, error) {
 	if len(body) == 0 {
 		return 1, nil
@@ -187,7 +187,7 @@ func (s *Server) answerAccepted(c echo.Context, r reservation.Request, held orde
 	write(c, http.StatusAccepted, buf.out)
 }
 
-// appendReservation appends the body of a 202. It is written by hand because it runs once per accepted purchase.
+// appendReservation appends the body of a 202. It avoids the encoder because it runs once per accepted purchase.
 func (s *Server) appendReservation(
 	dst []byte, r reservation.Request, held order.Reservation, mayBeBehind bool,
 ) []byte {
@@ -198,7 +198,7 @@ func (s *Server) appendReservation(
 	dst = append(dst, `","status":"reserved","quantity":`...)
 	dst = strconv.AppendInt(dst, held.Quantity, 10)
 	dst = append(dst, `,"reserved_at":"`...)
-	dst = appendTime(dst, held.ReservedAt)
+	dst = order.AppendTime(dst, held.ReservedAt)
 	dst = append(dst, `","receipt":"`...)
 	dst = s.appendReceipt(dst, r, held)
 	if mayBeBehind {

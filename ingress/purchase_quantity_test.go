@@ -8,8 +8,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// FuzzQuantity compares the parser by hand with the strict decoder. A leading space keeps a body from the parser by
-// hand; the decoder skips it.
+// FuzzQuantity compares the fast parser with the strict decoder. A leading space keeps a body from the fast parser;
+// the decoder skips it.
 func FuzzQuantity(f *testing.F) {
 	for _, body := range []string{
 		`{"quantity":1}`, `{"quantity": 2}`, `{"quantity":1000001}`, `{"quantity":9007199254740993}`,
@@ -26,13 +26,13 @@ func FuzzQuantity(f *testing.F) {
 		if len(body) == 0 {
 			return
 		}
-		byHand, errByHand := parseQuantity(body)
+		fast, errFast := parseQuantity(body)
 		decoded, errDecoded := parseQuantity(append([]byte{' '}, body...))
-		require.Equal(t, errDecoded == nil, errByHand == nil, "by hand: %v, decoded: %v", errByHand, errDecoded)
-		require.Equal(t, decoded, byHand)
-		if errByHand == nil {
-			require.Positive(t, byHand)
-			require.LessOrEqual(t, byHand, int64(order.MaxPerOrder+1))
+		require.Equal(t, errDecoded == nil, errFast == nil, "fast: %v, decoded: %v", errFast, errDecoded)
+		require.Equal(t, decoded, fast)
+		if errFast == nil {
+			require.Positive(t, fast)
+			require.LessOrEqual(t, fast, int64(order.MaxPerOrder+1))
 		}
 	})
 }

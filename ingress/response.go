@@ -2,7 +2,6 @@ package ingress
 
 import (
 	"strconv"
-	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/labstack/echo/v4"
@@ -63,8 +62,4 @@ func writeJSON(c echo.Context, status int, v any) error {
 func marshalLine(v any) ([]byte, error) {
 	body, err := json.Marshal(v)
 	return append(body, '\n'), err
-}
-
-func appendTime(dst []byte, t time.Time) []byte {
-	return t.UTC().AppendFormat(dst, "2006-01-02T15:04:05.000Z07:00")
 }

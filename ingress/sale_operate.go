@@ -91,7 +91,7 @@ func (s *Server) restockSale(c echo.Context) error {
 		return err
 	}
 	if body.Units == 0 {
-		return &order.InvalidError{Field: "units", Reason: "must be a whole number, below zero to take units away"}
+		return &order.InvalidError{Field: "units", Reason: "must be a whole number, below zero to remove units"}
 	}
 	return s.answerSaleChange(c, func(ctx context.Context, sale uuid.UUID) (catalog.CountedSale, error) {
 		return s.config.Sales.Restock(ctx, sale, body.Units, key)

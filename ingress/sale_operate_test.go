@@ -266,7 +266,7 @@ func TestSaleChangeWithoutRedisIsNotInForce(t *testing.T) {
 	for action, body := range map[string]string{"/pause": "", "/restock": `{"units":5}`} {
 		r := s.post(sale+action, body, operator, withKey("delivery"))
 		detail := r.isProblem(http.StatusServiceUnavailable, "sale-unavailable")["detail"]
-		require.Contains(t, detail, "written down", action)
+		require.Contains(t, detail, "is recorded", action)
 		require.Contains(t, detail, "Idempotency-Key", action)
 		require.Equal(t, "1", r.header.Get("Retry-After"))
 	}
@@ -287,7 +287,7 @@ func TestSaleChangeWithoutRedisIsNotInForce(t *testing.T) {
 	require.EqualValues(t, 7, s.get(sale).is(http.StatusOK)["available"])
 }
 
-// The stock is rebuilt right after the restock was written down.
+// The stock is rebuilt right after the restock was recorded.
 func TestRebuildWithdrawsRestock(t *testing.T) {
 	t.Parallel()
 	s := openShop(t)

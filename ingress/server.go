@@ -54,7 +54,7 @@ type Server struct {
 	postgres breaker
 	versions *orderVersions
 	waiters  *orderWaiters
-	// The feeds answer everybody who looks at sales.
+	// The feeds answer all requests for sales.
 	saleFeed, firstPageFeed, laterPagesFeed *feed
 
 	outages outageLog

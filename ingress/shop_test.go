@@ -311,7 +311,7 @@ func (s *shop) lock(table string) (unlock func()) {
 	return unlock
 }
 
-// dial opens a connection on which a test writes HTTP by hand.
+// dial opens a connection on which a test writes raw HTTP.
 func (s *shop) dial() net.Conn {
 	s.t.Helper()
 	conn, err := net.DialTimeout("tcp", strings.TrimPrefix(s.url, "http://"), 5*time.Second)

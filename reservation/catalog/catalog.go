@@ -15,7 +15,7 @@ import (
 	"stampede/sql"
 )
 
-// The names of the events of a sale: what its operators did.
+// The names of the events of a sale.
 const (
 	eventCreated   = "SaleCreated"
 	eventPaused    = "SalePaused"
@@ -24,7 +24,7 @@ const (
 	eventRestocked = "SaleRestocked"
 	eventRebuilt   = "SaleRebuilt"
 	eventLowering  = "SaleLowering"
-	// eventReconciled: differences between Redis and Postgres were mended. It changes no terms.
+	// eventReconciled: differences between Redis and Postgres were repaired. It changes no terms.
 	eventReconciled = "SaleReconciled"
 )
 
@@ -35,7 +35,7 @@ var (
 	// to Redis. A worker will publish it. A retry is safe, except for a restock without an
 	// idempotency key, which would be a second one. It wraps ErrUnavailable.
 	ErrNotInForce = fmt.Errorf(
-		"the change is written down, and takes effect when Redis can be told: %w", reservation.ErrUnavailable,
+		"the change is recorded, and takes effect when it can be published to Redis: %w", reservation.ErrUnavailable,
 	)
 )
 
@@ -46,7 +46,7 @@ type Catalog struct {
 	store *reservation.Store
 }
 
-// New makes a catalog of the sales in Postgres whose stock is in store.
+// New returns a catalog of the sales in Postgres whose stock is in store.
 func New(pool *pgxpool.Pool, store *reservation.Store) *Catalog {
 	return &Catalog{pool: pool, store: store}
 }
@@ -58,8 +58,9 @@ func (c *Catalog) Create(ctx context.Context, t reservation.Terms) (CountedSale,
 	return sale, err
 }
 
-// CreateOnce is Create with an idempotency key. A repeat of the request creates nothing and returns the sale as it was
-// created; with a key that was used for other terms the error is ErrIdempotencyKeyReused. Keys are those of all sales.
+// CreateOnce is Create with an idempotency key, which is unique among all sales. A repeat creates
+// nothing and returns the sale as it was created. If the key was used for other terms, the error is
+// ErrIdempotencyKeyReused.
 func (c *Catalog) CreateOnce(
 	ctx context.Context, t reservation.Terms, idempotencyKey string,
 ) (sale CountedSale, replayed bool, err error) {
@@ -90,7 +91,7 @@ func (c *Catalog) CreateOnce(
 		return CountedSale{}, false, fmt.Errorf("%w: create sale: %w", reservation.ErrUnavailable, err)
 	}
 	if err := c.publish(ctx, sale.ID); err != nil {
-		c.store.Logger.Warn("a new sale opens later: Redis could not be told", "sale", sale.ID, "error", err)
+		c.store.Logger.Warn("a new sale opens later: it could not be published to Redis", "sale", sale.ID, "error", err)
 	}
 	return sale, replayed, nil
 }
@@ -132,7 +133,7 @@ func (c *Catalog) createdBefore(ctx context.Context, t reservation.Terms, idempo
 	return sale, nil
 }
 
-// asCreated returns the sale as it was when it was created.
+// asCreated returns the sale as it was created.
 func asCreated(s reservation.Sale, stock int64) CountedSale {
 	s.Stock, s.State, s.CreatedAt = stock, reservation.StateOpen, s.CreatedAt.UTC()
 	return CountedSale{Sale: s, State: s.StateAt(s.CreatedAt), Available: stock}
@@ -148,7 +149,7 @@ func (c *Catalog) Resume(ctx context.Context, id uuid.UUID) (CountedSale, error)
 	return c.setState(ctx, id, "resume", eventResumed, reservation.StateOpen)
 }
 
-// End ends a sale for good.
+// End ends a sale permanently.
 func (c *Catalog) End(ctx context.Context, id uuid.UUID) (CountedSale, error) {
 	return c.setState(ctx, id, "end", eventEnded, reservation.StateEnded)
 }
@@ -167,7 +168,7 @@ func (c *Catalog) setState(
 	}); err != nil {
 		return CountedSale{}, err
 	}
-	return c.nowInForce(ctx, id, action, ErrNotInForce)
+	return c.publishAndShow(ctx, id, action, ErrNotInForce)
 }
 
 // saleChange is the next revision of a sale; the zero value changes nothing.
@@ -218,16 +219,15 @@ func (c *Catalog) change(
 	return revision, nil
 }
 
-// nowInForce publishes the change and returns the sale. If that fails the error wraps otherwise.
-func (c *Catalog) nowInForce(ctx context.Context, id uuid.UUID, action string, otherwise error) (CountedSale, error) {
+// publishAndShow publishes the change and returns the sale. If that fails, the error wraps otherwise.
+func (c *Catalog) publishAndShow(ctx context.Context, id uuid.UUID, action string, otherwise error) (CountedSale, error) {
 	err := c.publish(ctx, id)
 	if err == nil {
 		var sale CountedSale
 		if sale, err = c.Show(ctx, id); err == nil {
 			return sale, nil
 		}
-		// The change is published but Redis could not be read: the operator cannot tell the
-		// difference.
+		// The change may be published, but Redis could not be read: the operator gets the same answer.
 	}
 	return CountedSale{}, fmt.Errorf("%s sale=%s: %w: %w", action, id, otherwise, err)
 }

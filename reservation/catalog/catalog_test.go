@@ -39,7 +39,7 @@ func TestCreateOpensSaleWithTerms(t *testing.T) {
 	shown, err = s.Show(t.Context(), sale.ID)
 	require.NoError(t, err)
 	require.Equal(t, []int64{9, 1, 0}, []int64{shown.Available, shown.Held, shown.Sold},
-		"accepted, and not yet in Postgres")
+		"accepted, but not yet recorded in Postgres")
 }
 
 func TestCreateRejectsInvalidTerms(t *testing.T) {
@@ -109,7 +109,7 @@ func TestOperatorChangesAreIdempotent(t *testing.T) {
 		require.Equal(t, want, first.State)
 		again, err := do(ctx, sale.ID)
 		require.NoError(t, err)
-		require.Equal(t, first, again, "a repeat is answered the same")
+		require.Equal(t, first, again, "a repeat gets the same answer")
 		require.Equal(t, string(want), s.Redis.HGet(ctx, s.Keys.Sale(0, sale.ID), "state").Val())
 		return first
 	}
@@ -175,11 +175,11 @@ func TestUnpublishedChangesArePublishedInOrder(t *testing.T) {
 	known := s.Sale(5)
 
 	own.Kill()
-	created, err := s.Create(ctx, reservation.Terms{Name: "born in an outage", Stock: 7, PerOrderLimit: 1})
-	require.NoError(t, err, "the sale is written down, and opens when Redis is back")
+	created, err := s.Create(ctx, reservation.Terms{Name: "created in an outage", Stock: 7, PerOrderLimit: 1})
+	require.NoError(t, err, "the sale is recorded, and opens when Redis is back")
 	require.EqualValues(t, 7, created.Available)
 	_, err = s.Pause(ctx, known.ID)
-	require.ErrorIs(t, err, catalog.ErrNotInForce, "whoever pauses must know")
+	require.ErrorIs(t, err, catalog.ErrNotInForce, "the operator gets the delay as an error")
 	_, err = s.Restock(ctx, known.ID, 2, "")
 	require.ErrorIs(t, err, catalog.ErrNotInForce)
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
@@ -188,11 +188,11 @@ func TestUnpublishedChangesArePublishedInOrder(t *testing.T) {
 
 	require.NoError(t, own.Restart(ctx))
 	_, err = s.PublishPending(ctx)
-	require.ErrorIs(t, err, reservation.ErrUnavailable, "nobody knows yet what the server has lost")
+	require.ErrorIs(t, err, reservation.ErrUnavailable, "the server may have lost data")
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
 	published := 0
-	testkit.Eventually(t, 10*time.Second, "both sales are told", func() bool {
-		n, _ := s.PublishPending(ctx) // for a moment go-redis goes on refusing to dial
+	testkit.Eventually(t, 10*time.Second, "both sales are published", func() bool {
+		n, _ := s.PublishPending(ctx) // go-redis refuses to dial for a moment
 		published += n
 		return published == 2
 	})

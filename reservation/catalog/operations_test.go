@@ -11,11 +11,11 @@ import (
 	"stampede/reservation"
 )
 
-// Two ingresses, of which neither is where the operator asks, and each with what it remembers of the sale.
+// The operator calls another ingress than the two that remember the sale.
 func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		// before is how the sale stands when the operator comes. With one unit, it is sold out and remembered so.
+		// before makes the sale's state before the change. With a stock of 1 the sale is remembered as sold out.
 		stock  int64
 		before func(s *testsale.Shop, sale uuid.UUID) error
 		does   func(s *testsale.Shop, sale uuid.UUID) error
@@ -33,7 +33,7 @@ func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, _ := testsale.SoldOutShop(t) // on a Redis of its own, in which nobody else's calls are counted
+			s, _ := testsale.SoldOutShop(t) // on its own Redis, which counts no other calls
 			sale := s.Sale(c.stock).ID
 			require.Equal(t, reservation.Reserved, s.Buy(sale, "ann").Verdict)
 			if c.before != nil {
@@ -41,7 +41,7 @@ func TestOperatorChangesReachEveryIngressWithinASecond(t *testing.T) {
 			}
 			ingresses := []*testsale.Shop{s.Next(s.Redis), s.Next(s.Redis)}
 			for _, ingress := range ingresses {
-				require.Equal(t, reservation.AlreadyPurchased, ingress.Buy(sale, "ann").Verdict, "it knows the sale")
+				require.Equal(t, reservation.AlreadyPurchased, ingress.Buy(sale, "ann").Verdict, "it has looked up the sale")
 				if s.Left(sale) == "0" {
 					ingress.RememberSoldOut(sale)
 				}

@@ -22,8 +22,8 @@ import (
 const publishMax = 100
 
 // PublishPending publishes changes that could not be published when they were made, because a
-// process died or Redis was unavailable. Any number of workers may call it concurrently. It returns
-// how many sales it brought up to date.
+// process crashed or Redis was unavailable. Any number of workers may call it concurrently. It
+// returns the number of sales that it published.
 func (c *Catalog) PublishPending(ctx context.Context) (int, error) {
 	rows, err := c.pool.Query(ctx, sql.CatalogUnpublishedSales, publishMax)
 	if err != nil {

@@ -17,13 +17,13 @@ import (
 // A raised stock takes effect in Postgres first. A lowered one does not, because only Redis knows
 // how many units are taken: Postgres records a request (SaleLowering) and keeps the stock; Redis
 // grants or refuses it in one step when it is published (publish.go); a granted one becomes the
-// stock in Postgres (SaleRestocked). So Postgres never has less room for orders than Redis. The
-// next publisher of the sale finishes an interrupted lowering. A rebuild makes the stock in Redis
-// from Postgres, and so withdraws an undecided request.
+// stock in Postgres (SaleRestocked). So Postgres never has less stock than Redis. The next publisher
+// of the sale finishes an interrupted lowering. A rebuild sets the stock in Redis from Postgres, which
+// withdraws an undecided request.
 
-// TakenError is returned for a stock that was to be lowered below the units that are taken.
+// TakenError is returned for a stock below the units that are taken.
 type TakenError struct {
-	// Taken is how many units were taken at the refusal: the lowest possible stock.
+	// Taken is the number of units taken at the refusal: the lowest possible stock.
 	Taken int64
 }
 
@@ -35,17 +35,17 @@ var (
 	// ErrRestockUndecided is returned for a lowering while Redis is unavailable. The request stays;
 	// a retry with the same idempotency key returns its outcome. It wraps ErrUnavailable.
 	ErrRestockUndecided = fmt.Errorf(
-		"the lower stock is written down, and takes effect if Redis grants it: %w", reservation.ErrUnavailable,
+		"the lower stock is recorded, and takes effect if Redis grants it: %w", reservation.ErrUnavailable,
 	)
 	// ErrRestockWithdrawn is returned for a lowering that a rebuild withdrew. Nothing was changed;
 	// a retry with the same idempotency key makes a new attempt.
 	ErrRestockWithdrawn = errors.New(
-		"the stock was rebuilt before it could be lowered: nothing was changed, and the same restock can be tried again",
+		"the stock was rebuilt before it could be lowered: nothing was changed, and the restock can be retried",
 	)
 )
 
 // errLoweringOpen: Redis has not decided an earlier lowering, so the current stock is unknown.
-var errLoweringOpen = errors.New("an earlier change of the stock is not in force yet")
+var errLoweringOpen = errors.New("an earlier change of the stock is not published yet")
 
 // restockTries bounds how many concurrent lowerings one restock finishes before its own.
 const restockTries = 100
@@ -59,7 +59,7 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 	if units == 0 || units < -order.MaxStock || units > order.MaxStock {
 		return CountedSale{}, &order.InvalidError{
 			Field:  "units",
-			Reason: fmt.Sprintf("must be a whole number from 1 to %d, or below zero to take units away", order.MaxStock),
+			Reason: fmt.Sprintf("must be a whole number from 1 to %d, or below zero to remove units", order.MaxStock),
 		}
 	}
 	if idempotencyKey != "" {
@@ -80,9 +80,9 @@ func (c *Catalog) Restock(ctx context.Context, id uuid.UUID, units int64, idempo
 		return CountedSale{}, err
 	}
 	if units > 0 {
-		return c.nowInForce(ctx, id, "restock", ErrNotInForce)
+		return c.publishAndShow(ctx, id, "restock", ErrNotInForce)
 	}
-	sale, err := c.nowInForce(ctx, id, "restock", ErrRestockUndecided)
+	sale, err := c.publishAndShow(ctx, id, "restock", ErrRestockUndecided)
 	if err != nil {
 		return CountedSale{}, err
 	}
@@ -125,7 +125,7 @@ func (c *Catalog) changeStock(
 			}
 		case stock < 1:
 			return saleChange{}, &order.InvalidError{
-				Field: "units", Reason: "must leave a stock of 1 at least; a sale that is to sell nothing more is ended or paused",
+				Field: "units", Reason: "must leave a stock of at least 1; to stop selling, end or pause the sale",
 			}
 		case units < 0:
 			change.event, change.stock = eventLowering, s.Stock
@@ -136,8 +136,8 @@ func (c *Catalog) changeStock(
 	return max(revision, before), err
 }
 
-// madeBefore returns the revision that was made with this idempotency key, 0 if none. A withdrawn
-// one frees its key.
+// madeBefore returns the revision that was made with this idempotency key, or 0. It frees the key of
+// a withdrawn change.
 func madeBefore(
 	ctx context.Context, tx pgx.Tx, id uuid.UUID, idempotencyKey string, units int64,
 ) (revision int64, err error) {
@@ -170,7 +170,7 @@ func madeBefore(
 type lowering struct {
 	revision int64
 	done     bool
-	// taken is how many units were taken when Redis refused the request, or 0.
+	// taken is the number of units taken when Redis refused the request, or 0.
 	taken int64
 	// open: the request is undecided.
 	open bool

@@ -30,7 +30,7 @@ func saleEvents(t testing.TB, pool *pgxpool.Pool, sale uuid.UUID) (events []stri
 	return events
 }
 
-// stocks are the units for sale in all: those in Postgres, in Redis, and those left in Redis.
+// stocks returns the stock in Postgres, the stock in Redis and the units left in Redis.
 func stocks(s *testsale.Shop, sale uuid.UUID) []int64 {
 	s.T.Helper()
 	var inPostgres int64
@@ -77,11 +77,11 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []reservation.ReleaseResult{reservation.Released}, released)
 	_, err = s.Restock(ctx, sale, -3, "returned-2")
-	require.EqualValues(t, 3, taken(s, err), "a refusal stays the same one for the same key")
+	require.EqualValues(t, 3, taken(s, err), "the same key gets the same refusal")
 	require.Equal(t, []int64{5, 5, 3}, stocks(s, sale))
 
 	paused, err := s.Pause(ctx, sale)
-	require.NoError(t, err, "a refusal keeps no later change waiting")
+	require.NoError(t, err, "a refusal does not block later changes")
 	require.Equal(t, reservation.StatePaused, paused.State)
 	lowered, err = s.Restock(ctx, sale, -3, "returned-3")
 	require.NoError(t, err)
@@ -108,7 +108,7 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 
 	var invalid *order.InvalidError
 	_, err = s.Restock(ctx, sale, -3, "")
-	require.ErrorAs(t, err, &invalid, "no stock is no sale")
+	require.ErrorAs(t, err, &invalid, "a stock of 0")
 	_, err = s.End(ctx, sale)
 	require.NoError(t, err)
 	var illegal *reservation.IllegalTransitionError
@@ -116,8 +116,8 @@ func TestStockIsNotLoweredBelowTakenUnits(t *testing.T) {
 	require.ErrorAs(t, err, &illegal)
 }
 
-// breakAt lets Postgres refuse one step of a lowering, as if whoever takes it had died before it, and
-// returns what lets it be taken again.
+// breakAt makes Postgres refuse one step of a lowering, as if its process had crashed before it, and
+// returns a function that allows the step again.
 func breakAt(t testing.TB, pool *pgxpool.Pool, step string) (mend func()) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(),
@@ -130,7 +130,7 @@ func breakAt(t testing.TB, pool *pgxpool.Pool, step string) (mend func()) {
 	}
 }
 
-// Whoever comes next finishes what somebody left half done, and so that it is done once.
+// The next publisher finishes an interrupted lowering, exactly once.
 func TestInterruptedLoweringIsFinishedOnce(t *testing.T) {
 	t.Parallel()
 	const (
@@ -147,37 +147,37 @@ func TestInterruptedLoweringIsFinishedOnce(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		step string
-		// meanwhile happens when the step could not be taken; finish is who comes next.
+		// meanwhile runs after the failed step; finish is the next call.
 		meanwhile, finish func(s *testsale.Shop, sale uuid.UUID) error
-		// after is the stock at last, in Postgres and in Redis, and what is left.
+		// after is the final result of stocks.
 		after []int64
 	}{
-		"before Postgres has it, by a worker":     {noted, nil, worker, []int64{6, 6, 5}},
-		"before Postgres has it, by the operator": {noted, nil, operator, []int64{6, 6, 5}},
-		"before it is marked, by a worker":        {marked, nil, worker, []int64{6, 6, 5}},
-		"before it is marked, by the operator":    {marked, nil, operator, []int64{6, 6, 5}},
-		"by another operator, who adds units": {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error {
+		"unrecorded, finished by a worker":     {noted, nil, worker, []int64{6, 6, 5}},
+		"unrecorded, finished by the operator": {noted, nil, operator, []int64{6, 6, 5}},
+		"unmarked, finished by a worker":       {marked, nil, worker, []int64{6, 6, 5}},
+		"unmarked, finished by the operator":   {marked, nil, operator, []int64{6, 6, 5}},
+		"finished by another restock that adds units": {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error {
 			_, err := s.Restock(s.T.Context(), sale, 2, "")
 			return err
 		}, []int64{8, 8, 7}},
-		"by another operator, who takes more away": {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error {
+		"finished by another restock that removes more": {noted, nil, func(s *testsale.Shop, sale uuid.UUID) error {
 			_, err := s.Restock(s.T.Context(), sale, -2, "")
 			return err
 		}, []int64{4, 4, 3}},
-		"by another operator, who pauses": {
+		"finished by a pause": {
 			noted, nil,
 			func(s *testsale.Shop, sale uuid.UUID) error { _, err := s.Pause(s.T.Context(), sale); return err },
 			[]int64{6, 6, 5},
 		},
-		"by another operator, who ends the sale": {
+		"finished by an end": {
 			noted, nil,
 			func(s *testsale.Shop, sale uuid.UUID) error { _, err := s.End(s.T.Context(), sale); return err },
 			[]int64{6, 6, 5},
 		},
-		"when the rest was bought meanwhile":      {noted, buyAll, worker, []int64{6, 6, 0}},
-		"before it is marked, and all was bought": {marked, buyAll, worker, []int64{6, 6, 0}},
-		"when the stock was made anew without it": {noted, rebuild, worker, []int64{10, 10, 9}},
-		"when it was made anew, and units are added": {noted, rebuild, func(s *testsale.Shop, sale uuid.UUID) error {
+		"unrecorded, sold out meanwhile": {noted, buyAll, worker, []int64{6, 6, 0}},
+		"unmarked, sold out meanwhile":   {marked, buyAll, worker, []int64{6, 6, 0}},
+		"withdrawn by a rebuild":         {noted, rebuild, worker, []int64{10, 10, 9}},
+		"withdrawn by a rebuild, then units are added": {noted, rebuild, func(s *testsale.Shop, sale uuid.UUID) error {
 			_, err := s.Restock(s.T.Context(), sale, 2, "")
 			return err
 		}, []int64{12, 12, 11}},
@@ -188,31 +188,31 @@ func TestInterruptedLoweringIsFinishedOnce(t *testing.T) {
 			pool := s.Pool
 			sale := s.Sale(10).ID
 			s.Buy(sale, "ann")
-			mend := breakAt(t, pool, c.step)
+			repair := breakAt(t, pool, c.step)
 			require.ErrorIs(t, operator(s, sale), catalog.ErrRestockUndecided)
-			require.EqualValues(t, []int64{6, 5}, stocks(s, sale)[1:], "Redis has granted it")
+			require.EqualValues(t, []int64{6, 5}, stocks(s, sale)[1:], "Redis granted it")
 			if c.meanwhile != nil {
 				require.NoError(t, c.meanwhile(s, sale))
 			}
-			mend()
+			repair()
 			require.NoError(t, c.finish(s, sale))
 			require.Equal(t, c.after, stocks(s, sale))
 			require.NoError(t, worker(s, sale))
-			require.Equal(t, c.after, stocks(s, sale), "and nothing is left to be done")
-			if c.after[0] == 10 || c.after[0] == 12 { // the lowering was withdrawn, so a repeat is a new one
+			require.Equal(t, c.after, stocks(s, sale), "a repeat changes nothing")
+			if c.after[0] == 10 || c.after[0] == 12 { // withdrawn, so a repeat is a new lowering
 				for i := range c.after {
 					c.after[i] -= 4
 				}
 			}
 			for range 2 {
-				require.NoError(t, operator(s, sale), "a repeat does no more")
+				require.NoError(t, operator(s, sale), "a repeat changes nothing more")
 				require.Equal(t, c.after, stocks(s, sale))
 			}
 		})
 	}
 }
 
-// buyAll takes what is left.
+// buyAll buys the units that are left.
 func buyAll(s *testsale.Shop, sale uuid.UUID) error {
 	for i := 0; ; i++ {
 		a, err := s.Reserve(s.T.Context(), reservation.Request{Sale: sale, User: fmt.Sprintf("user-%d", i), Quantity: 1})
@@ -222,7 +222,7 @@ func buyAll(s *testsale.Shop, sale uuid.UUID) error {
 	}
 }
 
-// rebuild makes the stock anew from Postgres, with its one order.
+// rebuild rebuilds the stock from Postgres, with its one order.
 func rebuild(s *testsale.Shop, sale uuid.UUID) error {
 	var revision int64
 	if err := s.Pool.QueryRow(
@@ -245,10 +245,10 @@ func TestLoweringWaitsForRedis(t *testing.T) {
 	require.NotErrorIs(t, err, catalog.ErrNotInForce, "a rebuild withdraws it")
 	_, err = s.Restock(t.Context(), sale, 2, "delivered")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	require.NotErrorIs(t, err, catalog.ErrNotInForce, "nobody knows the stock to reckon from, so nothing is written down")
+	require.NotErrorIs(t, err, catalog.ErrNotInForce, "the stock is unknown, so nothing is recorded")
 	require.NoError(t, own.Restart(t.Context()))
 	testkit.VerifyServer(t, s.Pool, s.Store, 0)
-	testkit.Eventually(t, 10*time.Second, "Redis is told", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the change is published", func() bool {
 		n, err := s.PublishPending(t.Context())
 		return err == nil && n == 1
 	})
@@ -258,18 +258,18 @@ func TestLoweringWaitsForRedis(t *testing.T) {
 	require.Equal(t, []int64{8, 8, 7}, stocks(s, sale))
 }
 
-// The stock is made anew after Redis has granted a lower one, and before Postgres has it.
+// The stock is rebuilt after Redis granted a lower one, and before Postgres records it.
 func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
 	pool := s.Pool
 	sale := s.Sale(10).ID
 	s.Buy(sale, "ann")
-	mend := breakAt(t, pool, "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')")
+	repair := breakAt(t, pool, "INSERT ON sale_events FOR EACH ROW WHEN (NEW.data ? 'lowering')")
 	_, err := s.Restock(t.Context(), sale, -4, "returned")
 	require.ErrorIs(t, err, catalog.ErrRestockUndecided)
 	require.NotErrorIs(t, err, catalog.ErrNotInForce, "a rebuild withdraws it")
-	mend()
+	repair()
 
 	rebuilding, err := pool.Begin(t.Context())
 	require.NoError(t, err)
@@ -281,7 +281,7 @@ func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 		_, err := s.PublishPending(context.Background())
 		published <- err
 	}()
-	testkit.Eventually(t, 20*time.Second, "it waits for the sale", func() bool {
+	testkit.Eventually(t, 20*time.Second, "the lowering waits for the sale's row", func() bool {
 		var waiting int
 		require.NoError(t, pool.QueryRow(t.Context(),
 			"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'").Scan(
@@ -297,8 +297,8 @@ func TestRebuildWithdrawsGrantedLowering(t *testing.T) {
 	require.Equal(t, []int64{10, 10, 9}, stocks(s, sale))
 }
 
-// Operators change a sale while it sells: what was taken is never more than the stock, in Redis or in
-// Postgres, and what came of the changes is what they were told.
+// Operators restock a sale while it sells: the taken units never exceed the stock, in Redis or in
+// Postgres, and the final stock is the sum of the granted changes.
 func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
@@ -309,7 +309,7 @@ func TestRestockDuringRunningSaleNeverOversells(t *testing.T) {
 	for range 3 {
 		all.Go(func() error {
 			for range 25 {
-				units := int64(rand.IntN(60) - 40) // mostly down
+				units := int64(rand.IntN(60) - 40) // mostly negative
 				if units == 0 {
 					continue
 				}

@@ -9,10 +9,10 @@ type CountedSale struct {
 	reservation.Sale
 	// State is Sale.StateAt at the time of the query.
 	State reservation.State
-	// Available is how many units are unreserved.
+	// Available is the number of unreserved units.
 	Available int64
-	// Held is how many units belong to orders that are accepted and not yet final.
+	// Held is the number of units of orders that are accepted and not final.
 	Held int64
-	// Sold is how many units belong to orders that are final.
+	// Sold is the number of units of final orders.
 	Sold int64
 }

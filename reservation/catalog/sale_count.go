@@ -12,11 +12,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"stampede/reservation"
+	"stampede/reservation/order"
 	"stampede/sql"
 )
 
-// MarshalJSON writes a sale as the HTTP API and the commands show it: times are RFC 3339 in UTC with
-// milliseconds, and those that are not set are left out.
+// MarshalJSON writes a sale as the HTTP API and the commands show it. Times that are not set are left
+// out.
 func (s CountedSale) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		ID                   uuid.UUID         `json:"id"`
@@ -42,10 +43,10 @@ func timestamp(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return t.UTC().Format("2006-01-02T15:04:05.000Z07:00")
+	return string(order.AppendTime(nil, t))
 }
 
-// CountResult is a sale with the count of its units, or with the reason why they cannot be counted now.
+// CountResult is a sale with the count of its units, or with an error if they cannot be counted now.
 type CountResult struct {
 	CountedSale
 	Err error
@@ -81,7 +82,7 @@ func (c *Catalog) List(ctx context.Context, after uuid.UUID, limit int) ([]Count
 	return sales, nil
 }
 
-// CountSales returns those of the sales that exist, in no particular order. Its error wraps
+// CountSales returns the sales that exist, in no particular order. Its error wraps
 // ErrUnavailable, and so does that of a single sale that requires a rebuild.
 func (c *Catalog) CountSales(ctx context.Context, ids []uuid.UUID) ([]CountResult, error) {
 	return c.countFound(ctx, ids, uuid.Nil, len(ids))
@@ -174,7 +175,7 @@ func (c *Catalog) count(ctx context.Context, sales []storedSale) ([]CountResult,
 			Left  int64 `redis:"left"`
 			Epoch int64 `redis:"epoch"`
 		}
-		_ = asked[i].Scan(&inRedis) // a sale that is not there leaves it zero
+		_ = asked[i].Scan(&inRedis) // zero for a missing sale
 		switch {
 		case inRedis.Stock > 0 && inRedis.Epoch > 0:
 			sale.Held = max(0, inRedis.Stock-inRedis.Left-s.final)

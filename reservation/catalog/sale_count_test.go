@@ -11,7 +11,7 @@ import (
 	"stampede/reservation/catalog"
 )
 
-// TestCountRefusesSaleThatAwaitsRebuild: what Redis has lost is no buyer's, and "held" would say that it is.
+// Units that Redis lost belong to no buyer, so they must not be counted as held.
 func TestCountRefusesSaleThatAwaitsRebuild(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
@@ -47,10 +47,10 @@ func TestCountRefusesSaleThatAwaitsRebuild(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, sales, 2)
 	require.Equal(t, []int64{10, 9, 1, 0}, []int64{sales[1].Stock, sales[1].Available, sales[1].Held, sales[1].Sold})
-	require.Equal(t, reservation.StatePaused, sales[1].State, "what was written down is in force")
+	require.Equal(t, reservation.StatePaused, sales[1].State, "the recorded change is published")
 }
 
-// Operators may delete the keys of sales that are over, to make room.
+// Operators may delete the keys of ended sales to free memory.
 func TestEndedSaleIsCountedWithoutRedis(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)

@@ -27,9 +27,9 @@ func TestPlainPayloadIsParsedWithoutDecoder(t *testing.T) {
 	require.Equal(t, want, p)
 }
 
-// FuzzParseReservedPayload holds it to what encoding/json makes of the same bytes, in all that it takes.
+// FuzzParseReservedPayload compares the parser with encoding/json on all payloads that it accepts.
 //
-//	go test -run '^$' -fuzz ParseReservedPayload -fuzztime 30s ./reservation
+//	go test -run '^$' -fuzz ParseReservedPayload -fuzztime 30s ./reservation/order
 func FuzzParseReservedPayload(f *testing.F) {
 	own := string(ownPayload())
 	f.Add(own)

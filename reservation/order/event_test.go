@@ -18,7 +18,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// The wire format is a contract with every consumer that is deployed: a change of it is a new event version.
+// The wire format is a contract with every deployed consumer: a change requires a new event version.
 func TestEventWireFormat(t *testing.T) {
 	t.Parallel()
 	s := testsale.NewShop(t)
@@ -32,7 +32,7 @@ func TestEventWireFormat(t *testing.T) {
 	require.ElementsMatch(t, []string{"_watermill_message_uuid", "metadata", "payload", "reserved_at_ms", "sequence"},
 		fieldNames(values), "the purchase had no idempotency key")
 	require.Equal(t, reservation.CompactID(a.Reservation.OrderID), values["_watermill_message_uuid"],
-		"short: each order has it in the stream until it is in Postgres")
+		"each order takes this in the stream until it is in Postgres")
 	require.Equal(t, "1", values["sequence"])
 	require.Equal(t, a.Reservation.ReservedAt, time.UnixMilli(mustInt(t, values["reserved_at_ms"])).UTC())
 	require.Equal(t, "\x82\xa5event\xadOrderReserved\xadevent_version\xa11", values["metadata"])
@@ -43,7 +43,7 @@ func TestEventWireFormat(t *testing.T) {
 		`","user_id":"auth0|5f7c8e","quantity":1,"version":1,"epoch":1`, payload)
 	require.WithinDuration(t, time.Now(), time.UnixMilli(mustInt(t, strings.TrimSuffix(requestedAt, "}"))), time.Minute)
 
-	// The metadata is what the stock marshaller would write.
+	// The stock marshaller would write the same metadata.
 	stock, err := redisstream.DefaultMarshallerUnmarshaller{}.Marshal("",
 		&message.Message{UUID: order, Metadata: message.Metadata{"event": "OrderReserved"}})
 	require.NoError(t, err)
@@ -72,7 +72,7 @@ func TestStockWatermillReadsEvents(t *testing.T) {
 	sale := s.Sale(5)
 	a := s.Buy(sale.ID, "ann")
 
-	// It closes the client that it is given, so it gets one of its own.
+	// The subscriber closes its client, so it gets its own.
 	client := testsale.OwnClient(t, testkit.RedisURL(t))
 	subscriber, err := redisstream.NewSubscriber(redisstream.SubscriberConfig{
 		Client: client, ConsumerGroup: "somebody-else", Consumer: "one", OldestId: "0",
@@ -89,7 +89,7 @@ func TestStockWatermillReadsEvents(t *testing.T) {
 
 	require.Equal(t, a.Reservation.OrderID, event.OrderID)
 	require.Equal(t, "ann", event.UserID)
-	require.Equal(t, event.RequestedAt, event.ReservedAt, "it drops the fields that the script adds")
+	require.Equal(t, event.RequestedAt, event.ReservedAt, "it drops the script's fields")
 	require.Zero(t, event.Sequence)
 }
 
@@ -114,23 +114,23 @@ func TestDecodeReservedRejectsOtherMessages(t *testing.T) {
 	}, e)
 
 	for name, err := range map[string]error{
-		"no event":           second(decode("", "", "bar")),
-		"another event":      second(decode("OrderShipped", "1", good)),
-		"an unknown version": second(decode("OrderReserved", "2", good)),
-		"no JSON":            second(decode("OrderReserved", "1", "bar")),
-		"no order":           second(decode("OrderReserved", "1", strings.Replace(good, "order_id", "x", 1))),
-		"a damaged id":       second(decode("OrderReserved", "1", strings.Replace(good, "0190", "01", 1))),
-		"quantity 0":         second(decode("OrderReserved", "1", strings.Replace(good, `"quantity":1`, `"quantity":0`, 1))),
+		"event missing":    second(decode("", "", "bar")),
+		"other event":      second(decode("OrderShipped", "1", good)),
+		"unknown version":  second(decode("OrderReserved", "2", good)),
+		"not JSON":         second(decode("OrderReserved", "1", "bar")),
+		"order id missing": second(decode("OrderReserved", "1", strings.Replace(good, "order_id", "x", 1))),
+		"order id damaged": second(decode("OrderReserved", "1", strings.Replace(good, "0190", "01", 1))),
+		"quantity 0":       second(decode("OrderReserved", "1", strings.Replace(good, `"quantity":1`, `"quantity":0`, 1))),
 		"quantity 1.5": second(decode("OrderReserved", "1",
 			strings.Replace(good, `"quantity":1`, `"quantity":1.5`, 1))),
-		"a user with braces":  second(decode("OrderReserved", "1", strings.Replace(good, "ann", "{ann}", 1))),
-		"a damaged sequence":  second(decode("OrderReserved", "1", good, "sequence", "x")),
-		"a negative sequence": second(decode("OrderReserved", "1", good, "sequence", "-1")),
-		"a huge sequence":     second(decode("OrderReserved", "1", good, "sequence", "9223372036854775807")),
-		"a time beyond 9999":  second(decode("OrderReserved", "1", good, "reserved_at_ms", "1152922451291646976")),
-		"a request beyond": second(decode("OrderReserved", "1",
+		"user with braces":             second(decode("OrderReserved", "1", strings.Replace(good, "ann", "{ann}", 1))),
+		"sequence damaged":             second(decode("OrderReserved", "1", good, "sequence", "x")),
+		"sequence negative":            second(decode("OrderReserved", "1", good, "sequence", "-1")),
+		"sequence too large":           second(decode("OrderReserved", "1", good, "sequence", "9223372036854775807")),
+		"reserved after the year 9999": second(decode("OrderReserved", "1", good, "reserved_at_ms", "1152922451291646976")),
+		"requested after the year 9999": second(decode("OrderReserved", "1",
 			strings.Replace(good, "1700000000000", "1152922451291646976", 1))),
-		"a huge epoch": second(decode("OrderReserved", "1",
+		"epoch too large": second(decode("OrderReserved", "1",
 			strings.Replace(good, `"epoch":1`, `"epoch":9223372036854775807`, 1))),
 	} {
 		require.ErrorIs(t, err, order.ErrUndecodable, name)
@@ -165,7 +165,7 @@ func TestFindOrderByID(t *testing.T) {
 	_, err = s.FindReserved(ctx, a.Reservation.OrderID, "bob")
 	require.ErrorIs(t, err, order.ErrOrderNotFound, "another user's order")
 
-	// A sale that was created after the ingress last looked.
+	// A sale that was created after the ingress read the index.
 	elsewhere := testsale.NewShopOn(t, s.Redis, s.Keys, reservation.StoreOptions{})
 	later := elsewhere.Sale(5)
 	b := elsewhere.Buy(later.ID, "ann")

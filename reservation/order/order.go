@@ -104,6 +104,11 @@ func AppendID(dst []byte, id uuid.UUID) []byte {
 	return hex.AppendEncode(dst, id[10:])
 }
 
+// AppendTime appends a time as clients get it in JSON: RFC 3339 in UTC, with milliseconds.
+func AppendTime(dst []byte, t time.Time) []byte {
+	return t.UTC().AppendFormat(dst, "2006-01-02T15:04:05.000Z07:00")
+}
+
 // Reservation is what a buyer holds in a sale.
 type Reservation struct {
 	OrderID    uuid.UUID

@@ -77,14 +77,14 @@ func TestOutcomesRoundTrip(t *testing.T) {
 	})
 }
 
-// It is told of every order, so what it takes there weighs like what the order itself takes.
+// The outcome of every order is published, so its size counts like the size of an order.
 func TestOutcomeTakes22Bytes(t *testing.T) {
 	t.Parallel()
 	outcomes := make([]order.OrderOutcome, 500)
 	for i := range outcomes {
 		outcomes[i] = order.OrderOutcome{OrderID: uuid.New(), Status: order.StatusConfirmed, Version: 2}
 	}
-	outcomes[250].Status = order.StatusRejected // it does not part those around it
+	outcomes[250].Status = order.StatusRejected // does not split the group around it
 	payload := order.AppendOutcomes(nil, outcomes)
 	require.LessOrEqual(t, len(payload), 22*len(outcomes))
 	require.Equal(t, 2, strings.Count(string(payload), `"ids"`))

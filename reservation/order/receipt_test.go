@@ -34,7 +34,7 @@ func TestReceiptRoundTrip(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t, someSecret)
 	for name, change := range map[string]func(*order.Receipt){
-		"as it is":     func(*order.Receipt) {},
+		"unchanged":    func(*order.Receipt) {},
 		"longest user": func(r *order.Receipt) { r.User = strings.Repeat("u", order.MaxUserBytes) },
 		"large numbers": func(r *order.Receipt) {
 			r.Epoch, r.Sequence, r.Quantity, r.ReservedAt = 1<<62, 1<<62, 1<<62, time.UnixMilli(253_402_300_799_999).UTC()
@@ -52,14 +52,14 @@ func TestReceiptRoundTrip(t *testing.T) {
 	}
 }
 
-// The wire format is in the hands of buyers: a later version has to read it.
+// Buyers keep receipts, so later versions have to read this wire format.
 func TestReceiptWireFormat(t *testing.T) {
 	t.Parallel()
 	const text = "AQGh_Xh6X3V7pAUM5DjgmhUBof14ekd58IYa0T6ZgJoVA4EBAvu82fKeNGFkYT7uX3ffB3omz2KEigEYkIw"
 	require.Equal(t, text, string(newSigner(t, someSecret).Sign(nil, someReceipt)))
 }
 
-// Whatever byte of a receipt is changed, and to whatever: it is none any more.
+// A receipt with any byte changed is invalid.
 func TestVerifyRejectsTamperedReceipts(t *testing.T) {
 	t.Parallel()
 	s := newSigner(t, someSecret)
@@ -129,8 +129,8 @@ func TestConcurrentSign(t *testing.T) {
 	all.Wait()
 }
 
-// To sign is part of every accepted purchase: it allocates nothing. (The race detector takes every fourth
-// thing out of a pool, which makes a few on average; without the pool it would be eight.)
+// Signing is part of every accepted purchase, so it must not allocate. (The race detector drops every
+// fourth object of a pool, which causes a few allocations; without the pool there would be eight.)
 func TestSignAllocatesNothing(t *testing.T) {
 	s := newSigner(t, someSecret)
 	buf := make([]byte, 0, 512)

@@ -10,7 +10,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// steps is every step that there is. Whatever is not in it is impossible.
+// steps are all legal transitions.
 const steps = `
 	          OrderReserved  reserved
 	reserved  OrderConfirmed confirmed
@@ -50,7 +50,7 @@ func TestTransitions(t *testing.T) {
 
 func TestLastVersion(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, 3, order.LastVersion(), "reserved, confirmed, and paid or given up")
+	require.Equal(t, 3, order.LastVersion(), "reserved, confirmed, and paid or ended")
 }
 
 func TestConfirmedAndPaidOrdersAreLive(t *testing.T) {
@@ -68,7 +68,7 @@ func TestBuyerTransitions(t *testing.T) {
 	var (
 		illegal = order.ErrIllegalTransition
 		expired = order.ErrOrderExpired
-		same    = "same" // nothing changes, and that is no error
+		same    = "same" // nothing changes, without an error
 	)
 	due := time.Now()
 	for name, c := range map[string]struct {
@@ -76,18 +76,18 @@ func TestBuyerTransitions(t *testing.T) {
 		overdue     bool
 		pay, cancel any // a status, same, or the error
 	}{
-		"in time":                      {order.Order{Status: "confirmed", ExpiresAt: due}, false, "paid", "cancelled"},
-		"overdue":                      {order.Order{Status: "confirmed", ExpiresAt: due}, true, expired, expired},
-		"nothing to pay":               {order.Order{Status: "confirmed"}, false, illegal, illegal},
-		"paid":                         {order.Order{Status: "paid", PaymentReference: "ref"}, false, same, illegal},
-		"paid, and its time is over":   {order.Order{Status: "paid", PaymentReference: "ref"}, true, same, illegal},
-		"paid otherwise":               {order.Order{Status: "paid", PaymentReference: "other"}, false, illegal, illegal},
-		"cancelled":                    {order.Order{Status: "cancelled"}, false, illegal, same},
-		"cancelled, and time is over":  {order.Order{Status: "cancelled"}, true, illegal, same},
-		"expired":                      {order.Order{Status: "expired"}, true, expired, expired},
-		"rejected":                     {order.Order{Status: "rejected"}, false, illegal, illegal},
-		"reserved":                     {order.Order{Status: "reserved"}, false, illegal, illegal},
-		"rejected, whatever the clock": {order.Order{Status: "rejected"}, true, illegal, illegal},
+		"in time":                       {order.Order{Status: "confirmed", ExpiresAt: due}, false, "paid", "cancelled"},
+		"overdue":                       {order.Order{Status: "confirmed", ExpiresAt: due}, true, expired, expired},
+		"no payment window":             {order.Order{Status: "confirmed"}, false, illegal, illegal},
+		"paid":                          {order.Order{Status: "paid", PaymentReference: "ref"}, false, same, illegal},
+		"paid, after the deadline":      {order.Order{Status: "paid", PaymentReference: "ref"}, true, same, illegal},
+		"paid with another reference":   {order.Order{Status: "paid", PaymentReference: "other"}, false, illegal, illegal},
+		"cancelled":                     {order.Order{Status: "cancelled"}, false, illegal, same},
+		"cancelled, after the deadline": {order.Order{Status: "cancelled"}, true, illegal, same},
+		"expired":                       {order.Order{Status: "expired"}, true, expired, expired},
+		"rejected":                      {order.Order{Status: "rejected"}, false, illegal, illegal},
+		"reserved":                      {order.Order{Status: "reserved"}, false, illegal, illegal},
+		"rejected, after the deadline":  {order.Order{Status: "rejected"}, true, illegal, illegal},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
