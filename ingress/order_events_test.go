@@ -83,7 +83,7 @@ func TestOrderStreamResumesAfterLastEventID(t *testing.T) {
 	s.post(path+"/pay", `{"reference":"pi_1"}`, as("ada")).is(http.StatusOK)
 	w.receivesStatus(order.StatusPaid, 3)
 	w.receivesEnd()
-	// A browser that reconnects after the end is told to stop.
+	// A browser that reconnects after the end gets the answer that ends it.
 	w = s.watch(path+"/events", as("ada"), since("3"))
 	require.Equal(t, http.StatusNoContent, w.status)
 	w.receivesEnd()

@@ -29,8 +29,8 @@ func silence(t *testing.T, r *localserver.Redis) (speak func()) {
 	return speak
 }
 
-// More buyers wait than two calls of the script take. All are answered at the same time, and those that are
-// told that nothing was reserved hold nothing after Redis has read what it was sent.
+// More buyers wait than two calls of the script take. All are answered at the same time, and those whose
+// answer says that nothing was reserved hold nothing after Redis has read all commands.
 func TestPurchasesFailTogetherWhileRedisIsSilent(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)

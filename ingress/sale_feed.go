@@ -201,7 +201,7 @@ func (f *feed) run(ctx context.Context) {
 	}
 }
 
-// sweep schedules items with subscribers, and forgets those that nobody requests.
+// sweep schedules items with subscribers, and forgets those without requests.
 func (f *feed) sweep() {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -209,7 +209,7 @@ func (l *Locker) callFor(req *request, keys []string) *grant {
 	return g
 }
 
-// abandonRequest makes sure that an attempt which is still under way takes nothing.
+// abandonRequest makes sure that an attempt which is still in progress takes nothing.
 func (l *Locker) abandonRequest(req *request) {
 	if req.call == nil {
 		return

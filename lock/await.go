@@ -74,7 +74,7 @@ func (l *Locker) acquireLoop(ctx context.Context, req *request, outage *outage) 
 			key = w.queue.key // it keeps its place
 		}
 		if first := l.joinQueue(w, key, within, got.listeners); !first {
-			// Other waiters of this process come first now. An attempt that is still under way must
+			// Other waiters of this process come first now. An attempt that is still in progress must
 			// not take the lock for this one.
 			l.abandonRequest(req)
 		}

@@ -5,7 +5,7 @@ import (
 )
 
 // call identifies one script call and its repeats. Serials grow with each call of a Locker, and two
-// calls that are under way never share a receipt.
+// calls that are in progress never share a receipt.
 type call struct {
 	receipt receipt
 	serial  uint64

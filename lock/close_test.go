@@ -292,7 +292,7 @@ func TestCloseReleasesLocksGrantedMeanwhile(t *testing.T) {
 		})
 		close(goOn)
 		require.ErrorIs(t, await(t, answer, startsWithin, call), lock.ErrClosed, call)
-		require.NoError(t, await(t, closed, startsWithin, "Close waits for calls under way"), call)
+		require.NoError(t, await(t, closed, startsWithin, "Close waits for calls in progress"), call)
 		assert.Zero(t, b.depth(names[0]), call)
 	}
 }

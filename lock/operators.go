@@ -92,7 +92,7 @@ func (l *Locker) ForceRelease(ctx context.Context, key string) (held bool, err e
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil {
-		// If the call is still under way, it must not take the lock from a later holder.
+		// If the call is still in progress, it must not take the lock from a later holder.
 		l.abandonCall(0, abandonedCall{call: call{c.receipt, l.nextSerial()}, owner: "none", keys: []string{key}})
 		return false, fmt.Errorf("force the release of lock %q: %w", key, err)
 	}

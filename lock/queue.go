@@ -36,7 +36,7 @@ func newWaiting(yield time.Duration) waiting {
 type queue struct {
 	key     string
 	waiters []*waiter
-	// releasedHere is set while a release by this process is under way, until its message arrives.
+	// releasedHere is set while a release by this process is in progress, until its message arrives.
 	releasedHere bool
 	// listeners is how many connections listened for the release at the last attempt; 0 if unknown.
 	listeners int

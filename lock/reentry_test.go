@@ -206,7 +206,7 @@ func TestWatchedReentryRenewsAnExplicitLease(t *testing.T) {
 	require.NoError(t, inner.Release(ctx))
 	asked := c.of(renewals)
 	awaitLoss(t, held, startsWithin)
-	assert.LessOrEqual(t, c.of(renewals), asked+1, "except for a renewal under way")
+	assert.LessOrEqual(t, c.of(renewals), asked+1, "except for a renewal in progress")
 	require.Equal(t, []string{key}, lostKeys(t, outer.Release(ctx)))
 }
 

@@ -19,7 +19,7 @@ type alarm struct {
 	at    time.Time
 	// notBefore delays the retry of a failed renewal.
 	notBefore time.Time
-	renewing  bool // a renewal is under way
+	renewing  bool // a renewal is in progress
 }
 
 // watchdog watches holds that are renewed, and holds with callbacks for their end: one heap, and

@@ -15,7 +15,7 @@ func Answer(t testing.TB, from chan error) error {
 	case err := <-from:
 		return err
 	case <-time.After(20 * time.Second):
-		t.Fatal("it does not return")
+		t.Fatal("no answer")
 		return nil
 	}
 }

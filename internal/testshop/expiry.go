@@ -21,7 +21,7 @@ func (s *Shop) OpenPayable(t testing.TB, stock int64) uuid.UUID {
 	return sale.ID
 }
 
-// Left is how many units Redis has for sale, -1 while it has none to speak of.
+// Left returns the units left in Redis, or -1 if it has no such field.
 func (s *Shop) Left(t testing.TB, sale uuid.UUID) int64 {
 	t.Helper()
 	left, err := s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "left").Int64()

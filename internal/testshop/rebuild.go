@@ -42,7 +42,7 @@ func (s *Shop) Reserve(t testing.TB, sale uuid.UUID, user string, quantity int64
 
 func (s *Shop) RequireClosed(t testing.TB, sale uuid.UUID) {
 	t.Helper()
-	_, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "somebody", Quantity: 1})
+	_, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "eve", Quantity: 1})
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
 }
 
@@ -58,7 +58,7 @@ func (s *Shop) EpochOf(t testing.TB, sale uuid.UUID) int64 {
 	return s.Count(t, "SELECT epoch FROM sales WHERE id = $1", sale)
 }
 
-// RequireSound holds the books against each other.
+// RequireSound compares sales, orders, events and Redis with each other.
 func (s *Shop) RequireSound(t testing.TB) {
 	t.Helper()
 	require.Zero(t, s.Count(t, BrokenLogs))

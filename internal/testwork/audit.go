@@ -16,7 +16,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// Fulfil reads what is in the stream and records it, without a worker.
+// Fulfil records the events in the stream, without a worker.
 func Fulfil(s *testshop.Shop, t testing.TB) []ledger.Outcome {
 	t.Helper()
 	ctx, key := t.Context(), s.Keys.Orders(0)

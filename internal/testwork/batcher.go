@@ -23,7 +23,7 @@ func Batcher(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.
 	m, err := metrics.New(nil)
 	require.NoError(t, err)
 	config := batch.Config{
-		// Tests hold rows for as long as they have to.
+		// Tests lock rows for long.
 		Ledger: ledger.New(s.Pool).Waiting(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: 500,
 		Lease:  10 * time.Second,
 		Logger: testkit.Logger(t), Metrics: m,

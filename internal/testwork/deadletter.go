@@ -12,7 +12,7 @@ import (
 	"stampede/reservation"
 )
 
-// Rubbish appends an entry that nobody can use to the stream, and returns it.
+// Rubbish appends an entry that is no event to the stream, and returns it.
 func Rubbish(s *testshop.Shop, t testing.TB) stream.Entry {
 	t.Helper()
 	key := s.Keys.Orders(0)

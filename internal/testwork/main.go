@@ -22,7 +22,7 @@ import (
 	"stampede/reservation/catalog"
 )
 
-// Watermill's conformance suite reads from many subscriptions at once, and leaves a reader behind if a message
+// Watermill's conformance suite reads from many subscriptions at the same time, and leaves a reader behind if a message
 // is delivered again after it has seen enough, as happens on a busy machine.
 const suiteReader = "github.com/ThreeDotsLabs/watermill/internal/subscriber.(*multiplier).Subscribe"
 
@@ -68,7 +68,7 @@ func runWorker(ctx context.Context) error {
 	}
 	defer func() { _ = control.Close() }()
 	keys := reservation.Keys{Prefix: os.Getenv("STAMPEDE_KEY_PREFIX"), Partitions: 1}
-	// A crowd on a busy machine.
+	// Many buyers on a busy machine wait long.
 	store := reservation.NewStore(control, keys, reservation.StoreOptions{WaitMax: time.Minute})
 	defer store.Close()
 	if sale := os.Getenv(RebuildEnv); sale != "" {

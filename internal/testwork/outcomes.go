@@ -15,7 +15,7 @@ import (
 	"stampede/reservation"
 )
 
-// TellingLedger returns a ledger and its outcomes, with which nothing is done until run.
+// TellingLedger returns a ledger and its outcomes, which are published only after run.
 func TellingLedger(
 	t testing.TB, pool *pgxpool.Pool, rdb redis.UniversalClient, keys reservation.Keys,
 ) (l *ledger.Ledger, o *ledger.Outcomes, run func() (stop func())) {

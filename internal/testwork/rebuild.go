@@ -28,7 +28,7 @@ func Rebuild(s *testshop.Shop, t testing.TB) rebuild.Report {
 	return report
 }
 
-// Heal does what a worker does who looks at everything.
+// Heal rebuilds what a worker with a full check would rebuild.
 func Heal(s *testshop.Shop, t testing.TB, r *rebuild.Rebuilder, partitions int) error {
 	t.Helper()
 	_, err := r.Heal(t.Context(), partitions, true)

@@ -31,7 +31,7 @@ func Reconcile(s *testshop.Shop, t testing.TB) audit.ReconcileReport {
 	return report
 }
 
-// LeftOf names the remedies of which something is left.
+// LeftOf names the remedies with remaining findings.
 func LeftOf(r audit.ReconcileReport) string {
 	var left []string
 	for _, remedy := range r.Remedies {
@@ -42,7 +42,7 @@ func LeftOf(r audit.ReconcileReport) string {
 	return strings.Join(left, " ")
 }
 
-// Arrive brings what is on its way to its end, as a worker does.
+// Arrive processes waiting events and releases, as a worker does.
 func Arrive(s *testshop.Shop, t testing.TB) {
 	t.Helper()
 	backlog, err := stream.ReadBacklog(t.Context(), s.Rdb, s.Keys.Orders(0), reservation.Group)
@@ -54,7 +54,7 @@ func Arrive(s *testshop.Shop, t testing.TB) {
 	require.NoError(t, err)
 }
 
-// RequireMended reconciles until only that is left which is left to others: "" for nothing.
+// RequireMended reconciles and requires that only the remedies in left remain: "" for none.
 func RequireMended(s *testshop.Shop, t testing.TB, sale uuid.UUID, left string) {
 	t.Helper()
 	before := s.Everything(t)
@@ -69,14 +69,14 @@ func RequireMended(s *testshop.Shop, t testing.TB, sale uuid.UUID, left string) 
 	}
 	planned, err := audit.Reconcile(t.Context(), config)
 	require.NoError(t, err)
-	require.Equal(t, before, s.Everything(t), "it was told to change nothing")
+	require.Equal(t, before, s.Everything(t), "a dry run changes nothing")
 	require.Positive(t, explained)
 
 	config.DryRun, config.Explain = false, nil
 	report, err := audit.Reconcile(t.Context(), config)
 	require.NoError(t, err)
 	require.Equal(t, left, LeftOf(report), "%+v", report)
-	require.Len(t, report.Remedies, len(planned.Remedies), "what was done is what was planned")
+	require.Len(t, report.Remedies, len(planned.Remedies), "the plan was carried out")
 	require.Equal(t, slices.Contains([]string{"", "worker"}, left), report.Remaining == 0)
 	if left == "projections" {
 		RebuildProjections(s, t)
@@ -91,7 +91,7 @@ func RequireMended(s *testshop.Shop, t testing.TB, sale uuid.UUID, left string) 
 	require.Empty(t, report.Failures)
 	Arrive(s, t)
 	again := Reconcile(s, t)
-	require.Empty(t, again.Remedies, "a second time finds nothing")
+	require.Empty(t, again.Remedies, "a repeat finds nothing")
 	audit := Audit(s, t, uuid.Nil)
 	require.False(t, audit.Broken(), TextOf(t, audit))
 }

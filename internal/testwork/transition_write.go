@@ -36,10 +36,10 @@ func Heartbeat(t testing.TB, pool *pgxpool.Pool) (outage time.Duration) {
 	return outage
 }
 
-// EndWindow lets the time to pay for these orders be over.
+// EndWindow moves the payment deadline of these orders into the past.
 func EndWindow(t testing.TB, pool *pgxpool.Pool, orders ...uuid.UUID) {
 	t.Helper()
-	Heartbeat(t, pool) // which may find that there was none for long
+	Heartbeat(t, pool) // may record an outage
 	tag, err := pool.Exec(t.Context(), "UPDATE orders SET due = pay_clock() - interval '1 ms' WHERE id = ANY ($1)", orders)
 	require.NoError(t, err)
 	require.EqualValues(t, len(orders), tag.RowsAffected())

@@ -12,7 +12,7 @@ import (
 	"stampede/internal/testshop"
 )
 
-// Guarded runs a worker that looks often, and counts its rebuilds.
+// Guarded runs a worker that checks often, and returns its metrics and its log.
 func Guarded(s *testshop.Shop, t testing.TB) (registry *prometheus.Registry, log *testshop.CountingLog) {
 	t.Helper()
 	registry, log = prometheus.NewRegistry(), &testshop.CountingLog{}
@@ -33,7 +33,7 @@ func Rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
 	return n
 }
 
-// NeedNothing looks at everything, sales that are over included.
+// NeedNothing requires that no partition needs a rebuild, including ended sales.
 func NeedNothing(s *testshop.Shop, t testing.TB, partitions int) {
 	t.Helper()
 	found, err := Rebuilder(s, t).Needs(t.Context(), partitions, true)

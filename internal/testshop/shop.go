@@ -92,7 +92,7 @@ func (s *Shop) Buy(t testing.TB, sale uuid.UUID, user string) uuid.UUID {
 	return answer.Reservation.OrderID
 }
 
-// Restart brings Postgres back. The test's own questions must not meet the connections of before.
+// Restart restarts Postgres and drops the test's old connections.
 func (s *Shop) Restart(t testing.TB, server *localserver.Postgres) {
 	t.Helper()
 	require.NoError(t, server.Restart(t.Context()))

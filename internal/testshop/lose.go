@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Lose takes a sale out of Redis, and returns what brings it back as it was.
+// Lose deletes a sale from Redis, and returns a function that restores it.
 func (s *Shop) Lose(t testing.TB, sale uuid.UUID) (bringBack func()) {
 	t.Helper()
 	dumps := map[string]string{}

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// HoldSale keeps every transaction of the sale from its end, until the returned one is rolled back.
+// HoldSale locks the sale's row, so that transactions of the sale wait until the returned one is rolled back.
 func (s *Shop) HoldSale(t testing.TB, sale uuid.UUID) pgx.Tx {
 	t.Helper()
 	hold, err := s.Pool.Begin(t.Context())
@@ -20,7 +20,7 @@ func (s *Shop) HoldSale(t testing.TB, sale uuid.UUID) pgx.Tx {
 	return hold
 }
 
-// TransactionsWaiting is how many transactions wait for a lock.
+// TransactionsWaiting returns the number of transactions that wait for a lock.
 func (s *Shop) TransactionsWaiting(t testing.TB) int64 {
 	t.Helper()
 	return s.Count(t,

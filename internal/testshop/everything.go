@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Everything is what Postgres and Redis hold.
+// Everything returns the contents of Postgres and Redis.
 func (s *Shop) Everything(t testing.TB) (all []string) {
 	t.Helper()
 	for _, table := range RowsOf(t, s.Pool,

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// PaymentWindow is the one of all sales of these tests that have one.
+// PaymentWindow is the payment window of payable sales.
 const PaymentWindow = 10 * time.Minute
 
 // NewPayableSale inserts a sale with a payment window straight into Postgres.
