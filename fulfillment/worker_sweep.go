@@ -44,8 +44,8 @@ func (w *Worker) mostPartitions(ctx context.Context) (int, error) {
 // more partitions than are served, which ingresses with a new setting cause. It returns their
 // number.
 func (w *Worker) sweep(ctx context.Context, served int) (partitions int) {
-	publishing := retry.Outage{Log: w.config.Logger, Doing: "tell Redis about changed sales"}
-	asking := retry.Outage{Log: w.config.Logger, Doing: "ask Postgres for the partitions of sales"}
+	publishing := retry.Outage{Log: w.config.Logger, Doing: "publish changed sales to Redis"}
+	asking := retry.Outage{Log: w.config.Logger, Doing: "read the partitions of sales from Postgres"}
 	for retry.Pause(retry.Delay(1, w.config.SweepInterval, w.config.SweepInterval), ctx.Done()) {
 		published, publishErr := w.publishPending(ctx)
 		partitions, askErr := w.mostPartitions(ctx)
@@ -55,7 +55,7 @@ func (w *Worker) sweep(ctx context.Context, served int) (partitions int) {
 		publishing.Note(publishErr)
 		asking.Note(askErr)
 		if published > 0 {
-			w.config.Logger.Info("told Redis about changed sales", "sales", published)
+			w.config.Logger.Info("published changed sales to Redis", "sales", published)
 		}
 		if askErr == nil && partitions > served {
 			return partitions

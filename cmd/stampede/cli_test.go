@@ -144,9 +144,9 @@ func TestDoctorComparesMemoryWithUnitsOnSale(t *testing.T) {
 	require.NoError(t, rdb.ConfigSet(t.Context(), "maxmemory", "8mb").Err())
 	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
 	t.Cleanup(store.Close)
-	catalog := catalog.New(s.pool, store)
+	sales := catalog.New(s.pool, store)
 	sale := func(stock int64) string {
-		sale, err := catalog.Create(t.Context(), reservation.Terms{Name: "x", Stock: stock, PerOrderLimit: 1})
+		sale, err := sales.Create(t.Context(), reservation.Terms{Name: "x", Stock: stock, PerOrderLimit: 1})
 		require.NoError(t, err)
 		return "--sale=" + sale.ID.String()
 	}

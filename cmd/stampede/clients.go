@@ -11,7 +11,7 @@ import (
 
 // clientFlags limit what each client may use of an ingress.
 type clientFlags struct {
-	UserRate       ratelimit.Rate `default:"5/s" placeholder:"N/s" help:"Purchases that a user may make, and as many requests that pay, cancel or look at orders; more get 429; 0: no limit (${default})."`
+	UserRate       ratelimit.Rate `default:"5/s" placeholder:"N/s" help:"Purchases that a user may make, and as many requests that pay, cancel or read orders; more get 429; 0: no limit (${default})."`
 	UserBurst      int            `default:"20" placeholder:"N" help:"How many of these may come in one burst (${default})."`
 	AddressRate    ratelimit.Rate `default:"0" placeholder:"N/s" help:"The same limits for a client address, checked before authentication, and as many for all other calls together. Offices and mobile networks share addresses; 0: no limit (${default})."`
 	AddressBurst   int            `default:"200" placeholder:"N" help:"How many of these may come in one burst (${default})."`

@@ -31,7 +31,7 @@ func consumerName(given string, logger *slog.Logger) (name string, free func(), 
 	case errors.Is(err, errNoLane):
 		return "", nil, fmt.Errorf("%w: set STAMPEDE_CONSUMER to a name for this worker", err)
 	case err != nil:
-		// For example in a container with a read-only file system, which is a host of its own.
+		// For example in a container with a read-only file system, which has its own host name.
 		logger.Warn("cannot see whether other workers run on this host; if so, set STAMPEDE_CONSUMER for each", "err", err)
 		return host + "-0", func() {}, nil
 	}

@@ -76,7 +76,8 @@ func TestTenThousandBuyersOnAHundredUnits(t *testing.T) {
 	sale := s.sale(url, stock)
 	s.worker("worker").Start()
 	buyers, verifier := s.crowd(crowd.Config{
-		URLs: []string{url}, Sale: sale, Buyers: crowdSize, DoubleClicks: 0.05, Connections: 1000, TryTimeout: 20 * time.Second,
+		URLs: []string{url}, Sale: sale, Buyers: crowdSize, DoubleClicks: 0.05,
+		Connections: 1000, TryTimeout: 20 * time.Second,
 	})
 	buyers.Run(t.Context())
 	s.requireKept(buyers, verifier, sale, stock)

@@ -16,7 +16,8 @@ const (
 	exitOK     = 0
 	exitFailed = 1 // also if a promise is broken, a setting is unsafe or a server is not ready
 	exitUsage  = 2 // the command line or the configuration is wrong
-	// exitUnknown: something could not be checked, for example because a server did not answer; what was checked is in order.
+	// exitUnknown: something could not be checked, for example because a server did not answer; what was checked
+	// is in order.
 	exitUnknown = 3
 )
 

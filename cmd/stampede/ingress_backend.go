@@ -24,7 +24,7 @@ const (
 	dutyPostgresConns = 4
 	// changePostgresConns are for payments and cancellations.
 	changePostgresConns = 4
-	// lookPostgresConns are for buyers who look at their own orders.
+	// lookPostgresConns are for buyers who read their own orders.
 	lookPostgresConns = 4
 	// otherPostgresConns are for everything else: sales, operators, and the orders that purchases wait for.
 	otherPostgresConns = 5
@@ -100,10 +100,10 @@ type buyersOrders struct {
 	changes *ledger.Ledger
 }
 
-func (o buyersOrders) Pay(ctx context.Context, order uuid.UUID, user, reference string) (order.Order, error) {
-	return o.changes.Pay(ctx, order, user, reference)
+func (o buyersOrders) Pay(ctx context.Context, id uuid.UUID, user, reference string) (order.Order, error) {
+	return o.changes.Pay(ctx, id, user, reference)
 }
 
-func (o buyersOrders) Cancel(ctx context.Context, order uuid.UUID, user string) (order.Order, error) {
-	return o.changes.Cancel(ctx, order, user)
+func (o buyersOrders) Cancel(ctx context.Context, id uuid.UUID, user string) (order.Order, error) {
+	return o.changes.Cancel(ctx, id, user)
 }

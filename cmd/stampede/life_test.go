@@ -25,8 +25,8 @@ func (s *shop) payableSale(stock, window string) uuid.UUID {
 	return sale.ID
 }
 
-// answer holds the parts of an HTTP answer that these tests read.
-type answer struct {
+// apiAnswer holds the parts of an answer that these tests read.
+type apiAnswer struct {
 	HTTP      int
 	OrderID   string `json:"order_id"`
 	Status    any
@@ -34,7 +34,7 @@ type answer struct {
 	Available int
 }
 
-func ask(t *testing.T, method, url, user, body string) answer {
+func ask(t *testing.T, method, url, user, body string) apiAnswer {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	require.NoError(t, err)
@@ -46,7 +46,7 @@ func ask(t *testing.T, method, url, user, body string) answer {
 	defer func() { _ = res.Body.Close() }()
 	text, err := io.ReadAll(res.Body)
 	require.NoError(t, err)
-	a := answer{HTTP: res.StatusCode}
+	a := apiAnswer{HTTP: res.StatusCode}
 	require.NoError(t, json.Unmarshal(text, &a), string(text))
 	return a
 }
@@ -74,7 +74,7 @@ func TestUnpaidOrderReleasesUnitToNextBuyer(t *testing.T) {
 		if bought.HTTP != http.StatusAccepted {
 			return false
 		}
-		var paid answer
+		var paid apiAnswer
 		testkit.Eventually(t, within, "a decision", func() bool {
 			paid = ask(t, http.MethodPost, url+"/v1/orders/"+bought.OrderID+"/pay", "bob", `{"reference":"in time"}`)
 			return paid.HTTP == http.StatusOK || paid.HTTP == http.StatusGone
@@ -94,7 +94,7 @@ func TestOutageExtendsPaymentWindow(t *testing.T) {
 	s.worker("worker").Start()
 	bought := ask(t, http.MethodPost, url+"/v1/sales/"+s.payableSale("1", "30m").String()+"/orders", "ann", "")
 	require.Equal(t, http.StatusAccepted, bought.HTTP)
-	var before answer
+	var before apiAnswer
 	testkit.Eventually(t, within, "the order is confirmed", func() bool {
 		before = ask(t, http.MethodGet, url+"/v1/orders/"+bought.OrderID, "ann", "")
 		return before.Status == "confirmed"

@@ -28,7 +28,7 @@ type loadCmd struct {
 	AdminToken   string         `env:"STAMPEDE_ADMIN_TOKEN" placeholder:"TOKEN" help:"Bearer token for creating the sale."`
 	Buyers       int            `env:"STAMPEDE_LOAD_BUYERS" default:"50000" placeholder:"N" help:"Number of buyers (${default})."`
 	Over         *time.Duration `env:"STAMPEDE_LOAD_OVER" placeholder:"DURATION" help:"Time over which the buyers arrive, evenly spread (10s)."`
-	Rate         *float64       `env:"STAMPEDE_LOAD_RATE" placeholder:"PER SECOND" help:"Buyers a second, instead of --over."`
+	Rate         *float64       `env:"STAMPEDE_LOAD_RATE" placeholder:"PER SECOND" help:"Buyers per second, instead of --over."`
 	Quantity     int64          `env:"STAMPEDE_LOAD_QUANTITY" default:"1" placeholder:"UNITS" help:"Units per purchase (${default})."`
 	DoubleClicks float64        `env:"STAMPEDE_LOAD_DOUBLE_CLICKS" default:"0.05" placeholder:"SHARE" help:"Share of buyers who click twice at the same time, 0 to 1 (${default})."`
 	Connections  int            `env:"STAMPEDE_LOAD_CONNECTIONS" default:"256" placeholder:"N" help:"Connections to each ingress (${default})."`
@@ -46,7 +46,8 @@ func (c *loadCmd) Validate() error {
 	return cmp.Or(
 		c.keysFlags.Validate(),
 		wantAtLeast("--stock", c.Stock, 1),
-		checkFlag(c.Buyers >= 1 && c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers, fmt.Sprintf("1 to %d", crowd.MaxBuyers)),
+		checkFlag(c.Buyers >= 1 && c.Buyers <= crowd.MaxBuyers, "--buyers", c.Buyers,
+			fmt.Sprintf("1 to %d", crowd.MaxBuyers)),
 		c.validatePace(),
 		wantAtLeast("--quantity", c.Quantity, 1),
 		wantShare("--double-clicks", c.DoubleClicks),

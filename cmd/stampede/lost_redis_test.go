@@ -214,7 +214,7 @@ func (s *lostShop) requireEnds(stock int) (voided int) {
 	ends := map[any]int{}
 	orders := map[string]bool{}
 	for _, o := range s.accepted {
-		var end answer
+		var end apiAnswer
 		testkit.Eventually(s.t, within, "the order has a final state", func() bool { // "reserved" while Postgres is slow
 			end = ask(s.t, http.MethodGet, s.url+"/v1/orders/"+o.Order+"?receipt="+o.Receipt, o.user, "")
 			return end.HTTP == http.StatusOK && end.Status != "reserved"

@@ -68,8 +68,8 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 	return errors.Join(failed...)
 }
 
-func (c *rebuildCmd) print(s *streams, rebuild func() (rebuild.Report, error)) error {
-	report, err := rebuild()
+func (c *rebuildCmd) print(s *streams, do func() (rebuild.Report, error)) error {
+	report, err := do()
 	if err != nil {
 		return err
 	}

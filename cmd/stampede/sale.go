@@ -105,11 +105,9 @@ type saleCreateCmd struct {
 }
 
 func (c *saleCreateCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *catalog.Catalog,
-	) (catalog.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
 		key := c.key()
-		sale, _, err := catalog.CreateOnce(ctx, reservation.Terms{
+		sale, _, err := sales.CreateOnce(ctx, reservation.Terms{
 			Name: c.Name, Stock: c.Stock, PerOrderLimit: c.PerOrderLimit,
 			OpensAt: c.OpensAt.Time, ClosesAt: c.ClosesAt.Time, PaymentWindow: c.PaymentWindow,
 		}, key)
@@ -127,10 +125,8 @@ func (c *saleListCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) 
 	if err := wantAtLeast("--limit", c.Limit, 1); err != nil {
 		return err
 	}
-	return c.with(ctx, s, logger, func(ctx context.Context,
-		catalog *catalog.Catalog,
-	) ([]catalog.CountedSale, error) {
-		return catalog.List(ctx, c.After, c.Limit)
+	return c.with(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) ([]catalog.CountedSale, error) {
+		return sales.List(ctx, c.After, c.Limit)
 	})
 }
 
@@ -140,10 +136,8 @@ type saleShowCmd struct {
 }
 
 func (c *saleShowCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *catalog.Catalog,
-	) (catalog.CountedSale, error) {
-		return catalog.Show(ctx, c.Sale)
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+		return sales.Show(ctx, c.Sale)
 	})
 }
 
@@ -153,10 +147,8 @@ type salePauseCmd struct {
 }
 
 func (c *salePauseCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *catalog.Catalog,
-	) (catalog.CountedSale, error) {
-		return catalog.Pause(ctx, c.Sale)
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+		return sales.Pause(ctx, c.Sale)
 	})
 }
 
@@ -166,10 +158,8 @@ type saleResumeCmd struct {
 }
 
 func (c *saleResumeCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *catalog.Catalog,
-	) (catalog.CountedSale, error) {
-		return catalog.Resume(ctx, c.Sale)
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+		return sales.Resume(ctx, c.Sale)
 	})
 }
 
@@ -179,10 +169,8 @@ type saleEndCmd struct {
 }
 
 func (c *saleEndCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *catalog.Catalog,
-	) (catalog.CountedSale, error) {
-		return catalog.End(ctx, c.Sale)
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
+		return sales.End(ctx, c.Sale)
 	})
 }
 
@@ -194,11 +182,9 @@ type saleRestockCmd struct {
 }
 
 func (c *saleRestockCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) error {
-	return c.withOne(ctx, s, logger, func(ctx context.Context,
-		catalog *catalog.Catalog,
-	) (catalog.CountedSale, error) {
+	return c.withOne(ctx, s, logger, func(ctx context.Context, sales *catalog.Catalog) (catalog.CountedSale, error) {
 		key := c.key()
-		sale, err := catalog.Restock(ctx, c.Sale, c.Units, key)
+		sale, err := sales.Restock(ctx, c.Sale, c.Units, key)
 		return sale, mayBeDone(err, key)
 	})
 }

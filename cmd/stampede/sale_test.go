@@ -23,8 +23,8 @@ func TestFailedRestockPrintsRetry(t *testing.T) {
 	t.Cleanup(func() { _ = rdb.Close() })
 	store := reservation.NewStore(rdb, s.keys, reservation.StoreOptions{})
 	t.Cleanup(store.Close)
-	catalog := catalog.New(s.pool, store)
-	sale, err := catalog.Create(t.Context(), reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
+	sales := catalog.New(s.pool, store)
+	sale, err := sales.Create(t.Context(), reservation.Terms{Name: "a sale", Stock: 10, PerOrderLimit: 1})
 	require.NoError(t, err)
 	restock := func(flags ...string) (int, string) {
 		c := s.command(append([]string{"sale", "restock", sale.ID.String(), "5"}, flags...)...)
@@ -45,7 +45,7 @@ func TestFailedRestockPrintsRetry(t *testing.T) {
 		status, output = restock(flag)
 		return status == exitOK
 	})
-	shown, err := catalog.Show(t.Context(), sale.ID)
+	shown, err := sales.Show(t.Context(), sale.ID)
 	require.NoError(t, err)
 	assert.EqualValues(t, 15, shown.Available)
 

@@ -21,7 +21,7 @@ const workerPostgresConns = 8
 type workerFlags struct {
 	Consumer      string        `placeholder:"NAME" help:"Name of this worker, unique and stable across restarts (default: host name and lane)."`
 	BatchMax      int           `default:"500" placeholder:"ORDERS" help:"Most orders per transaction (${default})."`
-	MinIdle       time.Duration `default:"10s" placeholder:"DURATION" help:"How long an order may be pending at another worker before this one takes it over (${default})."`
+	MinIdle       time.Duration `default:"10s" placeholder:"DURATION" help:"How long another worker may be inactive on an order before this one takes it over (${default})."`
 	MaxDeliveries int64         `default:"5" placeholder:"N" help:"Deliveries of a failing entry before it becomes a dead letter (${default})."`
 }
 

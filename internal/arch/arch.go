@@ -120,8 +120,8 @@ func (c *checker) file(name string, source []byte) error {
 func (c *checker) imports(name string, file *ast.File) {
 	from := path.Dir(name)
 	for _, spec := range file.Imports {
-		to, ours := strings.CutPrefix(importPath(spec), c.module+"/")
-		if !ours {
+		to, inModule := strings.CutPrefix(importPath(spec), c.module+"/")
+		if !inModule {
 			continue
 		}
 		if why := violation(from, to); why != "" {

@@ -26,8 +26,8 @@ import (
 // each accepted order.
 const MaxBuyers = 20_000_000
 
-// maxActiveBuyers bounds how many buyers wait at the same time for their due time, a connection, an answer or their next
-// try; each is a goroutine. Further buyers start late, which their latency includes.
+// maxActiveBuyers bounds how many buyers wait at the same time for their due time, a connection, an answer or
+// their next try; each is a goroutine. Further buyers start late, which their latency includes.
 const maxActiveBuyers = 4096
 
 // Config describes the buyers, their schedule and their behaviour.

@@ -69,19 +69,19 @@ func (v *APIVerifier) totalSold(ctx context.Context) (int64, error) {
 	return sale.Sold, nil
 }
 
-// Compare implements Verifier. It waits for orders that are not in Postgres yet. Those that are still not there when ctx
-// ends count as missing.
+// Compare implements Verifier. It waits for orders that are not in Postgres yet. Those that are still not there
+// when ctx ends count as missing.
 func (v *APIVerifier) Compare(ctx context.Context, l *Ledger) (Comparison, error) {
-	accepted, contradictions := l.orders()
-	c := Comparison{Accepted: len(accepted), Contradictions: contradictions}
+	orders, contradictions := l.orders()
+	c := Comparison{Accepted: len(orders), Contradictions: contradictions}
 	ended := make(map[uuid.UUID]bool)
-	err := v.countOrders(ctx, &c, l, accepted, ended)
+	err := v.countOrders(ctx, &c, l, orders, ended)
 	c.countPairs(l, ended)
 	return c, err
 }
 
-// countOrders looks up the orders of these users and counts their states in c. It sets ended[id] for orders that no longer
-// hold units.
+// countOrders looks up the orders of these users and counts their states in c. It sets ended[id] for orders that
+// no longer hold units.
 func (v *APIVerifier) countOrders(
 	ctx context.Context, c *Comparison, l *Ledger, orders map[uuid.UUID]string, ended map[uuid.UUID]bool,
 ) error {
@@ -110,8 +110,8 @@ func (v *APIVerifier) countOrders(
 	return lookups.Wait()
 }
 
-// lookUp requests an order, with its receipt if there is one, until the order has a final state. An unknown order is not
-// found; with a receipt the ingress answers 404 only once that is certain.
+// lookUp requests an order, with its receipt if there is one, until the order has a final state. An unknown
+// order is not found; with a receipt the ingress answers 404 only once that is certain.
 func (v *APIVerifier) lookUp(
 	ctx context.Context, id uuid.UUID, user, receipt string,
 ) (o storedOrder, found bool, err error) {

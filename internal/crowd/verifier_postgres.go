@@ -33,8 +33,8 @@ func NewPostgresVerifier(ctx context.Context, pool *pgxpool.Pool, sale uuid.UUID
 	return v, err
 }
 
-// UseAPI makes Compare look up accepted orders that Postgres lacks at an ingress, with their receipts: if Redis has lost
-// them, they are voided, not missing.
+// UseAPI makes Compare look up accepted orders that Postgres lacks at an ingress, with their receipts: if Redis
+// has lost them, they are voided, not missing.
 func (v *PostgresVerifier) UseAPI(api *APIVerifier) { v.api = api }
 
 // Sold implements Verifier.
@@ -67,34 +67,34 @@ func (v *PostgresVerifier) eachOrder(ctx context.Context, see func(storedOrder))
 
 // Compare implements Verifier.
 func (v *PostgresVerifier) Compare(ctx context.Context, l *Ledger) (Comparison, error) {
-	accepted, contradictions := l.orders()
+	missing, contradictions := l.orders() // until they are found
 	undecided := l.undecided()
-	c := Comparison{Accepted: len(accepted), Contradictions: contradictions}
+	c := Comparison{Accepted: len(missing), Contradictions: contradictions}
 	ended := make(map[uuid.UUID]bool)
 	err := v.eachOrder(ctx, func(o storedOrder) {
-		user, known := accepted[o.id]
+		user, known := missing[o.id]
 		_, old := v.before[o.id]
 		switch {
 		case known:
 			ended[o.id] = !o.live()
 			c.countOrder(l, o, user)
-			delete(accepted, o.id) // the remaining ones are missing
+			delete(missing, o.id)
 		case !o.live(), old:
 		case undecided[o.user]:
 			c.Recovered++
 		default:
 			c.Unexpected++
-			c.example("order %s of %s was never answered to the crowd", o.id, o.user)
+			c.example("no answer named order %s of %s", o.id, o.user)
 		}
 	})
 	if err != nil {
 		return Comparison{}, err
 	}
 	if v.api != nil {
-		if err := v.api.countOrders(ctx, &c, l, accepted, ended); err != nil {
+		if err := v.api.countOrders(ctx, &c, l, missing, ended); err != nil {
 			return Comparison{}, err
 		}
-	} else if c.Missing = len(accepted); c.Missing > 0 {
+	} else if c.Missing = len(missing); c.Missing > 0 {
 		c.example("%d accepted orders are not in Postgres", c.Missing)
 	}
 	c.countPairs(l, ended)

@@ -40,25 +40,25 @@ func TestPostgresVerifierComparesEachOrder(t *testing.T) {
 	require.NoError(t, err)
 
 	l := newLedger(10, 1)
-	accept := func(buyer int) uuid.UUID {
+	acceptOrder := func(buyer int) uuid.UUID {
 		id := uuid.New()
 		*l.at(click{buyer: buyer}) = clickRecord{order: id, outcome: accepted}
 		return id
 	}
-	putOrder(t, pool, sale, accept(0), l.user(0), "confirmed")
+	putOrder(t, pool, sale, acceptOrder(0), l.user(0), "confirmed")
 	c, err := verifier.Compare(t.Context(), l)
 	require.NoError(t, err)
 	assert.Equal(t, Comparison{Accepted: 1, Found: 1}, c)
 	assert.True(t, c.Holds())
 
-	putOrder(t, pool, sale, accept(1), l.user(1), "rejected")
+	putOrder(t, pool, sale, acceptOrder(1), l.user(1), "rejected")
 	for buyer, status := range []string{6: "voided", 7: "cancelled", 8: "expired", 9: "paid"} {
 		if status != "" {
-			putOrder(t, pool, sale, accept(buyer), l.user(buyer), status)
+			putOrder(t, pool, sale, acceptOrder(buyer), l.user(buyer), status)
 		}
 	}
-	putOrder(t, pool, sale, accept(2), "another user", "confirmed")
-	accept(3) // not in Postgres
+	putOrder(t, pool, sale, acceptOrder(2), "another user", "confirmed")
+	acceptOrder(3) // not in Postgres
 	*l.at(click{buyer: 4}) = clickRecord{outcome: unknown}
 	putOrder(t, pool, sale, uuid.New(), l.user(4), "confirmed")
 	*l.at(click{buyer: 5}) = clickRecord{outcome: soldOut}

@@ -55,5 +55,6 @@ func TestUncheckedPromiseIsNotKept(t *testing.T) {
 func emptyDemo(t *testing.T) (*demo, *bytes.Buffer) {
 	t.Helper()
 	output := new(bytes.Buffer)
-	return &demo{story: newStory(output, false), pool: testkit.Pool(t), redis: testkit.Redis(t), keys: testkit.Keys(t)}, output
+	d := &demo{story: newStory(output, false), pool: testkit.Pool(t), redis: testkit.Redis(t), keys: testkit.Keys(t)}
+	return d, output
 }

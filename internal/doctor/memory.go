@@ -17,8 +17,8 @@ import (
 // bytesPerUnit is the memory of an accepted order in Redis until a worker has written it, if each order has one unit.
 const bytesPerUnit = 500
 
-// Memory checks that Redis has room for the orders of all units on sale, or of one sale unless it is uuid.Nil. It fails if
-// a server does not answer, or with reservation.ErrSaleNotFound.
+// Memory checks that Redis has room for the orders of all units on sale, or of one sale unless it is uuid.Nil.
+// It fails if a server does not answer, or with reservation.ErrSaleNotFound.
 func Memory(ctx context.Context, rdb redis.UniversalClient, pool *pgxpool.Pool, sale uuid.UUID) ([]Finding, error) {
 	var sales, units int64
 	if err := pool.QueryRow(ctx, sql.DoctorUnitsOnSale,
