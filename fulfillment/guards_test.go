@@ -60,7 +60,7 @@ func TestRebuildSucceedsOrNamesMissingGuard(t *testing.T) {
 
 		report := testwork.Audit(s.Shop, t, uuid.Nil)
 		require.Equal(t, "DB", testwork.Broken(report), testwork.TextOf(t, report))
-		require.Contains(t, testwork.TextOf(t, report), missing.What+": put it back with "+missing.Mend)
+		require.Contains(t, testwork.TextOf(t, report), missing.What+": restore it with "+missing.Mend)
 		require.Equal(t, "guard", testwork.LeftOf(testwork.Reconcile(s.Shop, t)))
 
 		s.Flush(t)

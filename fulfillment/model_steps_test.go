@@ -310,7 +310,7 @@ func (r *modelRun) emptyRedis(ctx context.Context) {
 func (r *modelRun) awaitOpen(ctx context.Context, do func() error) {
 	r.eventually("the rebuild succeeds", func() bool {
 		err := do()
-		require.True(r.T, err == nil || errors.Is(err, rebuild.ErrUnderWay), "%v", err)
+		require.True(r.T, err == nil || errors.Is(err, rebuild.ErrRunning), "%v", err)
 		return err == nil
 	})
 	r.eventually("the sale is open again", func() bool {

@@ -24,14 +24,14 @@ type Config struct {
 	Pool  *pgxpool.Pool
 	Redis redis.UniversalClient
 	Keys  reservation.Keys
-	// Wait is how long to wait until nothing is in progress. What remains is reported.
+	// Wait is how long to wait until no order is in transit. What remains is reported.
 	Wait time.Duration
 	// Sale is the sale to audit; uuid.Nil for all.
 	Sale uuid.UUID
 }
 
 const (
-	// findingsShown bounds how many findings of one check are named; the rest is counted.
+	// findingsShown bounds how many findings of one check are named; the others are only counted.
 	findingsShown = 10
 	// looksMax bounds the repeated looks while data changes.
 	looksMax = 1000
@@ -79,7 +79,7 @@ func audit(ctx context.Context, c Config) (Report, error) {
 		if err != nil {
 			return l.report, err
 		}
-		if err := l.take(ctx, l.judge); err != nil || !l.report.Broken() {
+		if err := l.compare(ctx, l.check); err != nil || !l.report.Broken() {
 			return l.report, err
 		}
 		after, err := l.progress(ctx)
@@ -91,7 +91,7 @@ func audit(ctx context.Context, c Config) (Report, error) {
 			return l.report, ctx.Err()
 		}
 	}
-	return Report{}, fmt.Errorf("something moved each of %d times that was looked", looksMax)
+	return Report{}, fmt.Errorf("the data changed during each of %d looks", looksMax)
 }
 
 // look is one look at Redis and Postgres.
@@ -109,7 +109,7 @@ type look struct {
 }
 
 func newLook(c Config, conn *pgx.Conn) *look {
-	return &look{Config: c, conn: conn, report: newAuditReport(), unread: map[source]error{}}
+	return &look{Config: c, conn: conn, report: newReport(), unread: map[source]error{}}
 }
 
 // notedMax bounds look.noted. A few of them show which sale to repair.
@@ -129,19 +129,19 @@ func (l *look) selectSales(ctx context.Context) error {
 	var err error
 	if l.Sale == uuid.Nil {
 		inRedis, err = reservation.ListInRedis(ctx, l.Redis, l.Keys)
-		if err := l.fail(ctx, theSales, err); err != nil {
+		if err := l.noteUnread(ctx, theSales, err); err != nil {
 			return err
 		}
 	}
-	sales, err := auditScope(ctx, l.Config)
+	sales, err := salesToAudit(ctx, l.Config)
 	if err != nil {
 		return err
 	}
 	for _, s := range sales {
 		if s.partitions > reservation.MaxPartitions {
 			l.note("S7", Finding{Sale: &s.id, Remedy: remedyOperator, What: fmt.Sprintf(
-				"the sale lives among %d partitions as sales.partitions says, and there are never more than %d: nothing else of "+
-					"it is checked", s.partitions, reservation.MaxPartitions)})
+				"sales.partitions is %d, and the maximum is %d: nothing else of the sale is checked",
+				s.partitions, reservation.MaxPartitions)})
 			continue
 		}
 		l.sales = append(l.sales, s)
@@ -150,15 +150,15 @@ func (l *look) selectSales(ctx context.Context) error {
 	if err := l.reportUnknownSales(ctx, inRedis, sales); err != nil {
 		return err
 	}
-	if err := l.nameForeignKeys(ctx); err != nil {
+	if err := l.reportForeignKeys(ctx); err != nil {
 		return err
 	}
-	return l.nameGuards(ctx)
+	return l.reportMissingGuards(ctx)
 }
 
-// take copies Redis's data to temporary tables in the order in which an order travels, so that what
-// leaves one place is found in the next. Then judge gets a snapshot of Postgres.
-func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) error) error {
+// compare copies Redis's data to temporary tables in the order in which an order travels, so that an
+// order that leaves one place is found in the next. Then it calls check in a snapshot of Postgres.
+func (l *look) compare(ctx context.Context, check func(context.Context, pgx.Tx) error) error {
 	if err := l.loadRedis(ctx); err != nil {
 		return err
 	}
@@ -166,10 +166,10 @@ func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) err
 		if err := l.loadParked(ctx, tx); err != nil {
 			return err
 		}
-		if err := l.fail(ctx, theSales, l.findLatest(ctx, tx)); err != nil {
+		if err := l.noteUnread(ctx, theSales, l.findLatest(ctx, tx)); err != nil {
 			return err
 		}
-		if err := l.fail(ctx, theSales, pgx.BeginFunc(ctx, tx,
+		if err := l.noteUnread(ctx, theSales, pgx.BeginFunc(ctx, tx,
 			func(tx pgx.Tx) error { return l.loadEnded(ctx, tx) })); err != nil {
 			return err
 		}
@@ -179,7 +179,7 @@ func (l *look) take(ctx context.Context, judge func(context.Context, pgx.Tx) err
 		if _, err := tx.Exec(ctx, sql.AuditFigures); err != nil {
 			return fmt.Errorf("count: %w", err)
 		}
-		return judge(ctx, tx)
+		return check(ctx, tx)
 	})
 }
 
@@ -190,7 +190,7 @@ type auditedSale struct {
 	partition, partitions int
 }
 
-func auditScope(ctx context.Context, c Config) ([]auditedSale, error) {
+func salesToAudit(ctx context.Context, c Config) ([]auditedSale, error) {
 	var only *uuid.UUID
 	if c.Sale != uuid.Nil {
 		only = &c.Sale
@@ -213,7 +213,7 @@ func auditScope(ctx context.Context, c Config) ([]auditedSale, error) {
 	return sales, nil
 }
 
-// streamsOf are the streams of the sales: all partitions in use, and those of older sales.
+// streamsOf returns the streams of all partitions in use, and those of older sales.
 func streamsOf(keys reservation.Keys, sales []auditedSale) []string {
 	partitions := keys.Partitions
 	for _, s := range sales {
@@ -238,10 +238,10 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 		began := time.Now()
 		var findings []Finding
 		var waiting int64
-		if l.missing(theStreams) == nil {
+		if l.unreadError(theStreams) == nil {
 			var err error
-			findings, waiting, err = unrest(ctx, l.Redis, l.streams)
-			if err := l.fail(ctx, theStreams, err); err != nil {
+			findings, waiting, err = unfinishedEntries(ctx, l.Redis, l.streams)
+			if err := l.noteUnread(ctx, theStreams, err); err != nil {
 				return err
 			}
 		}
@@ -259,7 +259,7 @@ func (l *look) awaitRest(ctx context.Context, deadline time.Time) error {
 	}
 }
 
-func unrest(
+func unfinishedEntries(
 	ctx context.Context, rdb redis.UniversalClient, streams []string,
 ) (findings []Finding, waiting int64, err error) {
 	for _, key := range streams {
@@ -273,25 +273,25 @@ func unrest(
 		switch {
 		case !known:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
-				"nobody can tell how many entries of %s wait: some were deleted, and more than %s are unread; %d in hand", key,
+				"the number of unread entries in %s is unknown: some were deleted, and more than %s are unread; %d pending", key,
 				figure.Count(stream.LagCountMax), b.Pending)})
 		case entries > 0:
 			findings = append(findings, Finding{Remedy: remedyWorker, What: fmt.Sprintf(
-				"%s in %s: %d unread, %d in hand", notDoneWith(entries), key, b.Lag, b.Pending)})
+				"%s in %s: %d unread, %d pending", unfinished(entries), key, b.Lag, b.Pending)})
 			waiting += entries
 		}
 	}
 	return findings, waiting, nil
 }
 
-func notDoneWith(entries int64) string {
+func unfinished(entries int64) string {
 	if entries == 1 {
-		return "1 entry is not done with"
+		return "1 unfinished entry"
 	}
-	return figure.Count(entries) + " entries are not done with"
+	return figure.Count(entries) + " unfinished entries"
 }
 
-// progress is a text that changes with the data.
+// progress returns a text that changes with the data.
 func (l *look) progress(ctx context.Context) (string, error) {
 	var text string
 	if err := l.conn.QueryRow(ctx, sql.AuditProgress).Scan(&text); err != nil {
@@ -302,5 +302,5 @@ func (l *look) progress(ctx context.Context) (string, error) {
 		func(_ auditedSale, fields []any, _ error) {
 			_, _ = fmt.Fprintln(hash, fields...) // returns no error
 		})
-	return fmt.Sprint(text, " ", hash.Sum64()), l.fail(ctx, theSales, err)
+	return fmt.Sprint(text, " ", hash.Sum64()), l.noteUnread(ctx, theSales, err)
 }

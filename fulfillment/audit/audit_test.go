@@ -34,7 +34,7 @@ func TestAuditOfCorrectSalePassesEveryPromise(t *testing.T) {
 	s.Buy(t, other, "bob")
 
 	report := testwork.Audit(s, t, sale)
-	require.Equal(t, "S3", testwork.Broken(report), "bob is on his way:\n%s", testwork.TextOf(t, report))
+	require.Equal(t, "S3", testwork.Broken(report), "the order of bob is in transit:\n%s", testwork.TextOf(t, report))
 	testwork.Fulfil(s, t)
 	report = testwork.Audit(s, t, uuid.Nil)
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
@@ -47,7 +47,7 @@ S4  stock = available + held + sold    kept    1,505 = 303 + 0 + 1,202; the even
       5 = 3 available + 0 held + 2 sold   sale %s test
 S5  nothing is lost or doubled         kept    2,404 events of 1,202 orders, 1,202 places given out
 S7  Redis is whole and up to date      kept    2 of 2 sales in Redis
-DB  Postgres refuses what must not be  kept    %[3]d of %[3]d constraints and indexes hold
+DB  Postgres has all its guards        kept    %[3]d of %[3]d constraints and indexes hold
 `, sale, other, report.Guards), testwork.TextOf(t, report))
 	require.Len(t, testwork.Audit(s, t, sale).Sales, 1)
 }
@@ -57,15 +57,15 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.OpenPayable(t, 50)
 	require.Equal(t, 40, s.Crowd(t, sale, 40))
-	ledger := ledger.New(s.Pool)
+	orders := ledger.New(s.Pool)
 	var overdue []uuid.UUID
 	for i, out := range testwork.Fulfil(s, t) {
 		var err error
 		switch order := out.Event; {
 		case i < 10:
-			_, err = ledger.Pay(t.Context(), order.OrderID, order.UserID, "pi")
+			_, err = orders.Pay(t.Context(), order.OrderID, order.UserID, "pi")
 		case i < 17:
-			_, err = ledger.Cancel(t.Context(), order.OrderID, order.UserID)
+			_, err = orders.Cancel(t.Context(), order.OrderID, order.UserID)
 		case i < 20:
 			overdue = append(overdue, order.OrderID)
 		}
@@ -96,7 +96,7 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 		}
 	}
 	equation(10, 10, 30)
-	// Of one, Redis knows already: the worker that told it died before it could note so.
+	// One release is in Redis: its worker died before it deleted the row.
 	var first reservation.Release
 	require.NoError(t, s.Pool.QueryRow(t.Context(),
 		"SELECT sale_id, order_id, user_id FROM releases LIMIT 1").Scan(&first.SaleID, &first.OrderID, &first.UserID))
@@ -108,8 +108,7 @@ func TestAuditCountsUnreleasedUnitsAsHeld(t *testing.T) {
 	equation(20, 0, 30)
 }
 
-// Every corruption is one that the promise is meant to notice. Some break more than one promise, and
-// none may break another.
+// broken lists the promises that the corruption breaks. No other may be broken.
 func TestAuditReportsEachCorruption(t *testing.T) {
 	t.Parallel()
 	type scene struct {
@@ -143,7 +142,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 		corrupt func(testing.TB, scene)
 		broken  string
 		says    string // "$order" stands for the order's id
-		left    string // what Reconcile leaves to others
+		left    string // the remedies that Reconcile does not apply
 	}{
 		{
 			"more sold than the stock",
@@ -151,7 +150,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"S1 S4 DB", "30 units are sold of a stock of 29", "guard operator",
 		},
 		{
-			"less than nothing left in Redis",
+			"fewer than 0 units left in Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.Rdb.HSet(ctx, saleKey(s), "left", -1) }),
 			"S1 S4", "Redis has -1 units left", "",
 		},
@@ -162,7 +161,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"S2 S4 DB", "user user-8: the user has 2 live orders in the sale", "rebuild guard operator",
 		},
 		{
-			"an order lost with all its events", // and its unit counted nowhere
+			"an order lost with its events and its count",
 			exec(`DELETE FROM order_events WHERE order_id = $order; DELETE FROM orders WHERE id = $order; UPDATE sales SET sold
 				= sold - 1 WHERE id = $sale`),
 			"S3", "order $order, user user-7: the order was accepted and is not in Postgres", "",
@@ -178,7 +177,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"S5", "of the sale was given out and no order has it", "operator",
 		},
 		{
-			"a buyer nobody has heard of",
+			"an unknown buyer",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
 				return s.Rdb.HSet(ctx, buyersKey(s), "ghost", reservation.CompactID(uuid.New())+" 1 5 1a0c2d3e4f5")
 			}),
@@ -191,7 +190,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"S3", "order $order, user user-7: the order has an OrderReserved event and no end", "operator",
 		},
 		{
-			"an entry in hand",
+			"a pending entry",
 			func(t testing.TB, s scene) {
 				s.Buy(t, s.sale, "late")
 				require.NoError(t, s.Rdb.XReadGroup(t.Context(),
@@ -200,7 +199,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 						Block: -1,
 					}).Err())
 			},
-			"S3", "1 entry is not done with in", "worker",
+			"S3", "1 unfinished entry in", "worker",
 		},
 		{
 			"a parked dead letter",
@@ -217,17 +216,17 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"S4", "sold is 29, the live orders hold 30 units, and the events come to 30", "",
 		},
 		{
-			"units gone from Redis",
+			"units missing in Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.Rdb.HIncrBy(ctx, saleKey(s), "left", -2) }),
 			"S4", "2 of 40 units are missing: 8 available, 0 held, 30 sold", "",
 		},
 		{
-			"another stock in Redis",
+			"different stock in Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.Rdb.HSet(ctx, saleKey(s), "stock", 41) }),
 			"S4", "the stock is 40 in Postgres and 41 in Redis", "",
 		},
 		{
-			"a buyer forgotten by Redis",
+			"a reservation missing in Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder { return s.Rdb.HDel(ctx, buyersKey(s), "user-7") }),
 			"S4", "order $order, user user-7: the order is confirmed and Redis has no reservation of it", "",
 		},
@@ -239,20 +238,20 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"S4", "order $order, user user-7: the order is rejected and its units are still taken in Redis", "",
 		},
 		{
-			"a cancelled order whose unit is still taken, and nobody will tell Redis",
+			"a cancelled order whose unit is still taken, without a release",
 			exec(cancelled),
 			"S4", "order $order, user user-7: the order is cancelled and its units are still taken in Redis", "",
 		},
 		{
-			"a release of an order that is live",
+			"a release of a live order",
 			exec(`INSERT INTO releases SELECT id, sale_id, user_id, quantity FROM orders WHERE id = $order`),
-			"S4", "order $order, user user-7: the units are to come back, and the order is confirmed", "",
+			"S4", "order $order, user user-7: a release is pending, and the order is confirmed", "",
 		},
 		{
-			"a release of an order that is not there",
+			"a release of a missing order",
 			exec(`INSERT INTO releases VALUES ('01900000-0000-7000-8000-000000000000', $sale, 'ghost', 1)`),
 			"S4",
-			"order 01900000-0000-7000-8000-000000000000, user ghost: the units are to come back, and the order is not there", "",
+			"order 01900000-0000-7000-8000-000000000000, user ghost: a release is pending, and the order is missing", "",
 		},
 		{
 			"a cancelled order that is counted as sold",
@@ -261,7 +260,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"S4", "sold is 30, the live orders hold 29 units, and the events come to 29", "",
 		},
 		{
-			"an expiry in the log alone",
+			"an expiry only in the log",
 			exec(`INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity, occurred_at)
 				SELECT id, 3, 'OrderExpired', sale_id, user_id, quantity, now() FROM orders WHERE id = $order`),
 			"S4 S5", "the order is confirmed at version 2, and its log ends with OrderExpired at version 3", "projections",
@@ -289,7 +288,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"S4", `user user-7: the reservation in Redis is damaged: "`, "",
 		},
 		{
-			"a reservation of the year 10,000, of more units than anybody can count",
+			"a reservation of the year 10,000 with too many units",
 			func(t testing.TB, s scene) {
 				require.NoError(t, s.Rdb.HSet(t.Context(), buyersKey(s), "user-7",
 					reservation.CompactID(s.order)+" 1 7 7fffffffffffffff").Err())
@@ -299,7 +298,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"S4", `user ghost: the reservation in Redis is damaged: "`, "",
 		},
 		{
-			"more left in Redis than anybody can count",
+			"too many units left in Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
 				return s.Rdb.HSet(ctx, saleKey(s), "left", "9223372036854775807")
 			}),
@@ -357,7 +356,7 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"S7", "Redis has the stock of epoch 2, Postgres is in epoch 1", "",
 		},
 		{
-			"another definition in Redis",
+			"different definition in Redis",
 			inRedis(func(ctx context.Context, s scene) redis.Cmder {
 				return s.Rdb.HSet(ctx, saleKey(s), "state", "paused", "opens_at_ms", 1, "closes_at_ms", 2, "per_order_limit", 3,
 					"payment_window_s", 4, "revision", 5)
@@ -377,12 +376,12 @@ func TestAuditReportsEachCorruption(t *testing.T) {
 			"S4 S7", "Redis has given out 29 places, and Postgres has an order at place 30: Redis was set back", "",
 		},
 		{
-			"a sale's key of another type",
+			"a sale's key of a wrong type",
 			func(t testing.TB, s scene) {
 				require.NoError(t, s.Rdb.Del(t.Context(), saleKey(s)).Err())
 				require.NoError(t, s.Rdb.Set(t.Context(), saleKey(s), "x", 0).Err())
 			},
-			"S4 S7", "its key in Redis holds something else", "",
+			"S4 S7", "its key in Redis has a wrong type", "",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -478,7 +477,7 @@ func TestAuditRejectsUnknownSale(t *testing.T) {
 	_, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Sale: uuid.New()})
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
 	report := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, report.Broken(), "an empty shop keeps its promises")
+	require.False(t, report.Broken(), "an empty shop breaks no promise")
 }
 
 // BenchmarkAudit audits a sale of 100,000 orders.

@@ -21,14 +21,14 @@ import (
 type check struct {
 	promise string
 	query   string
-	// needs is the part of Redis that it compares. Without it the check is skipped.
+	// needs are the parts of Redis that it compares. Without them the check is skipped.
 	needs source
 }
 
 // within inserts the check into a query.
 func (c *check) within(query string) string { return strings.Replace(query, "{{check}}", c.query, 1) }
 
-// source is a part of what Redis holds.
+// source is a part of the data in Redis, as a bit.
 type source uint8
 
 const (
@@ -38,7 +38,7 @@ const (
 	theStreams
 )
 
-// checks are those that Postgres answers once it holds Redis's data.
+// checks are the queries that run once the temporary tables hold Redis's data.
 var checks = []check{
 	{"S1", sql.AuditOversold, 0},
 	{"S2", sql.AuditTwoLiveOrders, 0},
@@ -57,46 +57,46 @@ var checks = []check{
 	{"S7", sql.AuditEnded, theSales | theStreams},
 }
 
-// eachCheck makes all checks, each in a nested transaction of tx. A failed one is noted, and the
-// others go on.
+// eachCheck makes all checks, each in a nested transaction of tx. A failed one is noted and stops no
+// other.
 func (l *look) eachCheck(ctx context.Context, tx pgx.Tx, do func(context.Context, pgx.Tx, check) error) error {
 	for _, c := range checks {
-		if why := l.missing(c.needs); why != nil {
-			l.cannot(c.promise, why)
+		if why := l.unreadError(c.needs); why != nil {
+			l.noteUnchecked(c.promise, why)
 			continue
 		}
 		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return do(ctx, tx, c) })
-		if l.lost(ctx, err) {
+		if l.isFatal(ctx, err) {
 			return fmt.Errorf("check %s: %w", c.promise, err)
 		} else if err != nil {
-			l.cannot(c.promise, err)
+			l.noteUnchecked(c.promise, err)
 		}
 	}
 	return nil
 }
 
-// lost reports whether an error ends the whole look: without Postgres there is nothing to compare.
-func (l *look) lost(ctx context.Context, err error) bool {
+// isFatal reports whether an error ends the whole look: nothing can be compared without Postgres.
+func (l *look) isFatal(ctx context.Context, err error) bool {
 	return err != nil && (ctx.Err() != nil || l.conn.IsClosed())
 }
 
-// cannot notes that a check of a promise could not be made.
-func (l *look) cannot(promise string, why error) {
+// noteUnchecked notes that a check of a promise could not be made.
+func (l *look) noteUnchecked(promise string, why error) {
 	p := l.report.Promise(promise)
 	if text := why.Error(); !slices.Contains(p.Unchecked, text) {
 		p.Unchecked = append(p.Unchecked, text)
 	}
 }
 
-// fail notes that something of Redis could not be read, so that promises that need it are
-// unchecked. It returns an error only if the look cannot go on at all.
-func (l *look) fail(ctx context.Context, what source, err error) error {
+// noteUnread notes that a part of Redis could not be read, so that promises that need it are
+// unchecked. It returns an error only if the whole look must end.
+func (l *look) noteUnread(ctx context.Context, what source, err error) error {
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
 	var answered redis.Error
 	if !errors.As(err, &answered) {
-		what = theSales | theStreams // Redis is unavailable: do not ask again
+		what = theSales | theStreams // Redis is unavailable: do not ask it again
 	}
 	for _, one := range []source{theSales, theStreams} {
 		if what&one != 0 && l.unread[one] == nil {
@@ -106,8 +106,8 @@ func (l *look) fail(ctx context.Context, what source, err error) error {
 	return nil
 }
 
-// missing returns the error of reading these parts of Redis, if any.
-func (l *look) missing(needed source) error {
+// unreadError returns the error of reading these parts of Redis, if any.
+func (l *look) unreadError(needed source) error {
 	for what, err := range l.unread {
 		if needed&what != 0 {
 			return err
@@ -116,8 +116,8 @@ func (l *look) missing(needed source) error {
 	return nil
 }
 
-// judge makes all checks, and reports what they find.
-func (l *look) judge(ctx context.Context, tx pgx.Tx) (err error) {
+// check makes all checks and reports their findings.
+func (l *look) check(ctx context.Context, tx pgx.Tx) (err error) {
 	rows, _ := tx.Query(ctx, sql.AuditReadFigures) // its error comes with the rows
 	if l.report.Sales, err = pgx.CollectRows(rows, pgx.RowToStructByName[SaleFigures]); err != nil {
 		return fmt.Errorf("count: %w", err)
@@ -161,13 +161,13 @@ func (r *findingRow) finding() Finding {
 	}
 }
 
-// nameGuards reports missing constraints and indexes of Postgres.
-func (l *look) nameGuards(ctx context.Context) error {
+// reportMissingGuards reports missing constraints and indexes of Postgres.
+func (l *look) reportMissingGuards(ctx context.Context) error {
 	wanted, missing, err := sql.Guards(ctx, l.conn)
-	if l.lost(ctx, err) {
+	if l.isFatal(ctx, err) {
 		return err
 	} else if err != nil {
-		l.cannot("DB", err)
+		l.noteUnchecked("DB", err)
 		return nil
 	}
 	for _, m := range missing {
@@ -175,7 +175,7 @@ func (l *look) nameGuards(ctx context.Context) error {
 			wanted--
 			continue
 		}
-		l.note("DB", Finding{Remedy: remedyGuard, What: fmt.Sprintf("%s: put it back with %s", m.What, m.Mend)})
+		l.note("DB", Finding{Remedy: remedyGuard, What: fmt.Sprintf("%s: restore it with %s", m.What, m.Mend)})
 	}
 	l.report.Guards = wanted
 	return nil

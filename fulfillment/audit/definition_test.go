@@ -15,7 +15,7 @@ import (
 	"stampede/reservation"
 )
 
-// termed opens a sale of which no term is that of another one, with 2 orders.
+// termed opens a sale in which no term has a default value, with 2 orders.
 func termed(s *testshop.Shop, t testing.TB) uuid.UUID {
 	t.Helper()
 	opens := time.Now().Add(-time.Hour).Truncate(time.Second).Add(123*time.Millisecond + 999*time.Microsecond)
@@ -29,7 +29,6 @@ func termed(s *testshop.Shop, t testing.TB) uuid.UUID {
 	return sale.ID
 }
 
-// Whatever Redis sells by is held against Postgres, term by term.
 func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 	t.Parallel()
 	for field, wrong := range map[string]any{
@@ -51,14 +50,14 @@ func TestAuditReportsEachWrongTermInRedis(t *testing.T) {
 				fmt.Sprintf("Redis has another definition of the sale than Postgres: %s is %v and not %s", field, wrong, right))
 			require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
 			testwork.RequireMended(s, t, sale, "")
-			if field != "revision" { // which each repair raises
+			if field != "revision" { // each repair raises it
 				require.Equal(t, right, s.Rdb.HGet(t.Context(), key, field).Val())
 			}
 		})
 	}
 }
 
-// A term without a value is damage, and one that Redis has not been told of yet is none.
+// A missing term is damage. An unpublished one is not.
 func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -71,7 +70,7 @@ func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	require.Contains(t, testwork.TextOf(t, report), "state is open and not paused, revision is 1 and not 2")
 	require.Equal(t, "worker", testwork.LeftOf(testwork.Reconcile(s, t)))
 
-	// A revision that nobody made is not on its way.
+	// A revision above that of Postgres is not in transit.
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "revision", 3).Err())
 	report = testwork.Audit(s, t, sale)
 	require.Equal(t, audit.RemedyRebuild, report.Promise("S7").Findings[0].Remedy)
@@ -87,7 +86,7 @@ func TestAuditIgnoresUnpublishedTerms(t *testing.T) {
 	require.Equal(t, "paused", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "state").Val())
 }
 
-// What users call themselves does nothing to the terminal of whoever reads the report.
+// A user id must not control the terminal of the reader.
 func TestAuditEscapesControlCharacters(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -104,37 +103,36 @@ func TestAuditEscapesControlCharacters(t *testing.T) {
 	require.NotContains(t, text, "\x1b")
 	require.NotContains(t, text, "\u009b")
 	require.Contains(t, text, `user "\x1b[2Jann\u009b": the reservation in Redis is damaged`)
-	require.Equal(t, "\x1b[2Jann\u009b", report.Promise("S4").Findings[0].User, "programs get it as it is")
+	require.Equal(t, "\x1b[2Jann\u009b", report.Promise("S4").Findings[0].User, "the field is not escaped")
 }
 
-// An entry that somebody deletes does no harm for longer than it takes to append it again.
 func TestAuditIgnoresDeletedUnreadEntry(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	sale, stream := s.Open(t, 40), s.Keys.Orders(0)
+	sale, key := s.Open(t, 40), s.Keys.Orders(0)
 	s.Crowd(t, sale, 22)
 	testwork.Fulfil(s, t)
 	s.Crowd(t, sale, 24)
-	entries, err := s.Rdb.XRevRangeN(t.Context(), stream, "+", "-", 2).Result()
+	entries, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 2).Result()
 	require.NoError(t, err)
-	require.NoError(t, s.Rdb.XDel(t.Context(), stream, entries[1].ID).Err())
+	require.NoError(t, s.Rdb.XDel(t.Context(), key, entries[1].ID).Err())
 	report := testwork.Audit(s, t, sale)
-	require.Contains(t, testwork.TextOf(t, report), "1 entry is not done with in "+stream+": 1 unread, 0 in hand")
+	require.Contains(t, testwork.TextOf(t, report), "1 unfinished entry in "+key+": 1 unread, 0 pending")
 	testwork.Fulfil(s, t)
-	// Redis 7 and Valkey 8 count one as unread for ever; the audit does not.
+	// Redis 7 and Valkey 8 count the deleted entry as unread forever. The audit does not.
 	testwork.RequireMended(s, t, sale, "")
 }
 
-// What counts the revisions of a sale is held against its log: where it is wrong, no change reaches Redis any more.
+// A wrong revision keeps all later changes from Redis.
 func TestAuditReportsAndReconcileRepairsForgedRevisions(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ damage, what string }{
 		"raised": {"UPDATE sales SET revision = 9", "the sale is at revision 9, and its log ends with revision 3"},
-		"raised beyond all": {
+		"raised to the maximum": {
 			"UPDATE sales SET revision = 9223372036854775807",
 			"the sale is at revision 9223372036854775807, and its log ends with revision 3",
 		},
-		"raised and said to be published": {
+		"raised and marked as published": {
 			"UPDATE sales SET revision = 9, published_revision = 9",
 			"the sale is at revision 9, and its log ends with revision 3",
 		},
@@ -142,19 +140,19 @@ func TestAuditReportsAndReconcileRepairsForgedRevisions(t *testing.T) {
 			"UPDATE sales SET revision = 2, published_revision = 2",
 			"the sale is at revision 2, and its log ends with revision 3",
 		},
-		"published beyond what there is": {
+		"published revision too high": {
 			"UPDATE sales SET published_revision = 9",
-			"the sale is at revision 3, and Redis is said to know revision 9",
+			"the sale is at revision 3, and its published revision is 9",
 		},
-		"published below zero": {
+		"published revision negative": {
 			"UPDATE sales SET published_revision = -9",
-			"the sale is at revision 3, and Redis is said to know revision -9",
+			"the sale is at revision 3, and its published revision is -9",
 		},
-		"a gap in the log": {
+		"gap in the log": {
 			"DELETE FROM sale_events WHERE revision = 2",
 			"the log of the sale has 2 events from revision 1 to 3",
 		},
-		"a log without an end": {
+		"log without its last event": {
 			"DELETE FROM sale_events WHERE revision = 3",
 			"the sale is at revision 3, and its log ends with revision 2",
 		},

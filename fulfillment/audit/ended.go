@@ -15,7 +15,7 @@ import (
 // loadEnded copies the ended orders in Redis. It runs after the snapshot of Postgres: Redis gets an
 // ended order before its release is deleted.
 func (l *look) loadEnded(ctx context.Context, tx pgx.Tx) error {
-	if err := l.missing(theSales); err != nil {
+	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
 	for _, sale := range l.sales {

@@ -18,13 +18,13 @@ import (
 	"stampede/reservation/order"
 )
 
-// forgedNumbers are what somebody may write where a number belongs.
+// forgedNumbers are invalid values of a number.
 var forgedNumbers = []string{
 	"", "-7", "x", "007", "1e2", forgedPlaces, "9223372036854775807", "99999999999999999999",
 	"\x00\xff",
 }
 
-// forgedPlaces are as many as a script can read: whether there were as many orders, nobody can tell.
+// forgedPlaces is the highest count that a script reads: it may be true.
 const forgedPlaces = "999999999999999"
 
 func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
@@ -35,13 +35,13 @@ func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)),
 		"places 3 to 999999999999999 of the sale were given out and no order has them")
 	require.Equal(t, "operator", testwork.LeftOf(testwork.Reconcile(s, t)))
-	_, err := testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.RebuildByHand) // which the remedy names
+	_, err := testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.RebuildByHand) // as the remedy says
 	require.NoError(t, err)
 	s.RequireSound(t)
 }
 
-// requireNamedAndMended audits and reconciles, and what was damaged is named and then mended.
-func requireNamedAndMended(s *testshop.Shop, t testing.TB, what string) {
+// requireReportedAndRepaired requires that the audit reports damage and that Reconcile repairs it.
+func requireReportedAndRepaired(s *testshop.Shop, t testing.TB, what string) {
 	t.Helper()
 	report, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys})
 	require.NoError(t, err, what)
@@ -51,17 +51,16 @@ func requireNamedAndMended(s *testshop.Shop, t testing.TB, what string) {
 	require.Zero(t, reconciled.Remaining, "%s: %+v\n%s", what, reconciled, testwork.TextOf(t, report))
 	require.NoError(t, testwork.Heal(s, t, testwork.Rebuilder(s, t), 1), what)
 	testwork.Arrive(s, t)
-	// An event that was appended, of a sale that was rebuilt.
+	// The event of a rebuilt sale may have been appended.
 	if reconciled = testwork.Reconcile(s, t); len(reconciled.Remedies) > 0 {
 		testwork.Arrive(s, t)
 	}
-	audit := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, audit.Broken() || audit.Unchecked(), "%s:\n%s\nwas:\n%s", what, testwork.TextOf(t, audit),
+	after := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, after.Broken() || after.Unchecked(), "%s:\n%s\nwas:\n%s", what, testwork.TextOf(t, after),
 		testwork.TextOf(t, report))
 	testwork.NeedNothing(s, t, 1)
 }
 
-// Each field of a sale in Redis, with each value that it cannot have.
 func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -69,7 +68,7 @@ func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 	key := s.Keys.Sale(0, sale)
 	for _, field := range audit.SaleFields {
 		require.NoError(t, s.Rdb.HDel(t.Context(), key, field).Err())
-		requireNamedAndMended(s, t, field+" is missing")
+		requireReportedAndRepaired(s, t, field+" is missing")
 		values := []string{"-7", "x", "9223372036854775807"}
 		if field == "left" {
 			values = forgedNumbers
@@ -79,12 +78,12 @@ func TestAuditReportsAndReconcileRepairsForgedSaleFields(t *testing.T) {
 				continue
 			}
 			require.NoError(t, s.Rdb.HSet(t.Context(), key, field, value).Err())
-			requireNamedAndMended(s, t, fmt.Sprintf("%s is %q", field, value))
+			requireReportedAndRepaired(s, t, fmt.Sprintf("%s is %q", field, value))
 		}
 	}
 }
 
-// Each way in which what a buyer holds can be wrong, of a buyer with an order and of one that nobody knows.
+// The user user-1 has an order, ghost has none.
 func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -107,17 +106,17 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 			users = append(users, "ghost")
 		}
 		for _, user := range users {
-			order := uuid.New()
+			id := uuid.New()
 			place := int64(99)
 			if user == "user-1" {
 				require.NoError(t, s.Pool.QueryRow(t.Context(),
-					"SELECT id, sequence FROM orders WHERE user_id = $1 AND status = 'confirmed'", user).Scan(&order, &place))
+					"SELECT id, sequence FROM orders WHERE user_id = $1 AND status = 'confirmed'", user).Scan(&id, &place))
 			}
-			text := strings.NewReplacer("$order", reservation.CompactID(order), "$uuid", order.String(), "$place",
+			text := strings.NewReplacer("$order", reservation.CompactID(id), "$uuid", id.String(), "$place",
 				fmt.Sprint(place)).Replace(form)
 			require.NoError(t, s.Rdb.HSet(t.Context(), buyers, user, text).Err())
-			requireNamedAndMended(s, t, fmt.Sprintf("%q holds %q", user, form))
-			if user == "ghost" { // one that can be read was recorded: whoever writes like the script is believed
+			requireReportedAndRepaired(s, t, fmt.Sprintf("%q holds %q", user, form))
+			if user == "ghost" { // a readable reservation was recorded, because Redis is trusted
 				_, err := s.Pool.Exec(t.Context(), "DELETE FROM order_events WHERE user_id = 'ghost'")
 				require.NoError(t, err)
 				_, err = s.Pool.Exec(t.Context(), "DELETE FROM orders WHERE user_id = 'ghost'")
@@ -132,7 +131,7 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 	}
 }
 
-// A reservation beyond the last place is not taken for one that came while it was looked.
+// A reservation beyond the last place is no concurrent one.
 func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -144,7 +143,6 @@ func TestAuditReportsReservationBeyondLastPlace(t *testing.T) {
 		"user ghost: the reservation is at place 3, and the sale has given out 2")
 }
 
-// Each key, with another type than it has.
 func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -157,14 +155,14 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 			"string": func(ctx context.Context) error { return s.Rdb.Set(ctx, key, "x", 0).Err() },
 			"list":   func(ctx context.Context) error { return s.Rdb.LPush(ctx, key, "x").Err() },
 		} {
-			// An order that only Redis has, and whose event is lost with the stream, is lost with no other key.
+			// An order that only Redis has loses its event with the stream. No other key loses an order.
 			o := s.Buy(t, sale, fmt.Sprintf("buyer-%d-%s", i, kind))
 			if key != s.Keys.Orders(0) {
 				testwork.Arrive(s.Shop, t)
 			}
 			require.NoError(t, s.Rdb.Del(t.Context(), key).Err())
 			require.NoError(t, write(t.Context()))
-			requireNamedAndMended(s.Shop, t, key+" is a "+kind)
+			requireReportedAndRepaired(s.Shop, t, key+" is a "+kind)
 			require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 			s.Buy(t, sale, fmt.Sprintf("after-%d-%s", i, kind))
 			testwork.Arrive(s.Shop, t)
@@ -172,7 +170,7 @@ func TestAuditReportsAndReconcileRepairsKeysOfWrongType(t *testing.T) {
 	}
 	aside, err := s.Rdb.Keys(t.Context(), "*:set-aside:*").Result()
 	require.NoError(t, err)
-	require.Len(t, aside, 8, "what was there is not deleted")
+	require.Len(t, aside, 8, "the wrong keys are kept")
 }
 
 func TestAuditReportsAndReconcileRepairsUnlistedSale(t *testing.T) {
@@ -181,10 +179,10 @@ func TestAuditReportsAndReconcileRepairsUnlistedSale(t *testing.T) {
 	sale := termed(s, t)
 	require.NoError(t, s.Rdb.SRem(t.Context(), s.Keys.Sales(0), sale.String()).Err())
 	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "Redis has the sale, and does not list it")
-	requireNamedAndMended(s, t, "not listed")
+	requireReportedAndRepaired(s, t, "not listed")
 }
 
-// Whatever is written into the tables by hand, the audit comes to its end and names it; and what mends it is a command.
+// Forged rows do not stop the audit, and each has a command that repairs it.
 func TestAuditReportsForgedRows(t *testing.T) {
 	t.Parallel()
 	for damage, by := range map[string]string{

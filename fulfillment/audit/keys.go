@@ -28,10 +28,10 @@ func sharedKeys(keys reservation.Keys, partitions int) []typedKey {
 	return all
 }
 
-// nameForeignKeys reports keys of a wrong type, which can be neither read nor written.
-func (l *look) nameForeignKeys(ctx context.Context) error {
-	if l.missing(theSales) != nil {
-		return nil //nolint:nilerr // what is missing is reported elsewhere
+// reportForeignKeys reports keys of a wrong type, which can be neither read nor written.
+func (l *look) reportForeignKeys(ctx context.Context) error {
+	if l.unreadError(theSales) != nil {
+		return nil //nolint:nilerr // the unread part is reported elsewhere
 	}
 	wanted := sharedKeys(l.Keys, len(l.streams))
 	asked := make([]*redis.StatusCmd, len(wanted))
@@ -44,19 +44,19 @@ func (l *look) nameForeignKeys(ctx context.Context) error {
 	for i, k := range wanted {
 		switch kind, err := asked[i].Result(); {
 		case err != nil:
-			return l.fail(ctx, theSales|theStreams, fmt.Errorf("ask what %s holds: %w", k.key, err))
+			return l.noteUnread(ctx, theSales|theStreams, fmt.Errorf("read the type of %s: %w", k.key, err))
 		case kind != k.kind && kind != "none":
 			l.note("S7", Finding{
 				Remedy: remedyAside, Key: k.key,
-				What: fmt.Sprintf("the key %s in Redis holds something else: a %s and no %s", k.key, kind, k.kind),
+				What: fmt.Sprintf("the key %s in Redis has a wrong type: %s instead of %s", k.key, kind, k.kind),
 			})
 		}
 	}
 	return nil
 }
 
-// setAside renames the foreign keys that were found. Their content returns by itself: users of
-// streams create them and their groups, and lost events are appended again.
+// setAside renames the foreign keys that were found. Their content is restored automatically: users
+// of streams create them and their groups, and lost events are appended again.
 func (r *reconciler) setAside(ctx context.Context) error {
 	rows, _ := r.conn.Query(ctx, sql.ReconcileKeys, remedyAside) // its error comes with the rows
 	found, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -74,9 +74,9 @@ func (r *reconciler) setAside(ctx context.Context) error {
 		}
 		switch word {
 		case "taken":
-			return fmt.Errorf("rename %s: there is a key %s", k.key, aside)
+			return fmt.Errorf("rename %s: the key %s exists", k.key, aside)
 		case "set-aside":
-			r.Logger.Warn("a key of Redis held something else than it should: look what it is, and delete it", "key", k.key,
+			r.Logger.Warn("renamed a key of Redis that has a wrong type: inspect it, then delete it", "key", k.key,
 				"renamed_to", aside)
 		}
 	}

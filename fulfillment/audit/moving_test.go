@@ -22,7 +22,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// rebuilt does to a sale what a rebuild does that came to 30 orders and knew of 40 places.
+// rebuilt changes a sale as a rebuild does that knew 40 places and found 30 orders.
 func rebuilt(s *testshop.Shop, t testing.TB, sale uuid.UUID, sequence int64) {
 	t.Helper()
 	_, err := s.Pool.Exec(t.Context(), `WITH raised AS (
@@ -41,8 +41,7 @@ func rebuilt(s *testshop.Shop, t testing.TB, sale uuid.UUID, sequence int64) {
 	}
 }
 
-// What Redis took along is no difference any more once the stock was made anew without it: its places
-// are counted, and what comes late of it is void.
+// After a rebuild the places of lost orders are counted, and late events of these orders are voided.
 func TestAuditCountsOrdersLostBeforeRebuild(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -56,7 +55,7 @@ func TestAuditCountsOrdersLostBeforeRebuild(t *testing.T) {
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 	require.EqualValues(t, 10, report.Sales[0].Lost)
 
-	// One of the lost ones comes late, and another one had the place that was given to somebody else since.
+	// Two lost orders arrive late. The place of the second one was assigned again.
 	late := []order.OrderReserved{testshop.Reserved(sale, "late", 35), testshop.Reserved(sale, "later", 41)}
 	_, err := ledger.New(s.Pool).Record(t.Context(), late)
 	require.NoError(t, err)
@@ -131,21 +130,21 @@ func TestAuditReportsEquationOfEachSale(t *testing.T) {
 		"      5 ≠ 4 available + 1 held + 1 sold   sale ")
 }
 
-// beforeHScan runs do once, before the first look at buyers: between the sale and its buyers.
-type beforeHScan struct {
+// hookBeforeHScan runs do once, after a sale was read and before its buyers are.
+type hookBeforeHScan struct {
 	once *sync.Once
 	do   func()
 }
 
-func (h beforeHScan) DialHook(next redis.DialHook) redis.DialHook {
+func (h hookBeforeHScan) DialHook(next redis.DialHook) redis.DialHook {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) { return next(ctx, network, addr) }
 }
 
-func (h beforeHScan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (h hookBeforeHScan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 
-func (h beforeHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (h hookBeforeHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() == "hscan" {
 			h.once.Do(h.do)
@@ -154,20 +153,19 @@ func (h beforeHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// movingRedis is another client of the shop's Redis, that does something before the first look at buyers.
+// movingRedis returns a client of the shop's Redis that calls do once, before buyers are read.
 func movingRedis(t testing.TB, do func()) *redis.Client {
 	t.Helper()
 	rdb, err := connect.Control(testkit.RedisURL(t))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = rdb.Close() })
-	rdb.AddHook(beforeHScan{new(sync.Once), do})
+	rdb.AddHook(hookBeforeHScan{new(sync.Once), do})
 	return rdb
 }
 
-// A unit that moves while it is looked is no difference: it is looked again.
 func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 	t.Parallel()
-	for name, wait := range map[string]time.Duration{"once": 0, "until it rests": 30 * time.Second} {
+	for name, wait := range map[string]time.Duration{"without wait": 0, "with wait": 30 * time.Second} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := testshop.NewShop(t, testkit.Pool(t))
@@ -186,7 +184,7 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, wait == 0, report.Broken(), testwork.TextOf(t, report))
 			require.Equal(t, wait == 0, report.Moved)
-			require.Equal(t, wait == 0, strings.Contains(testwork.TextOf(t, report), "Units moved while it was looked"))
+			require.Equal(t, wait == 0, strings.Contains(testwork.TextOf(t, report), "Units moved during the audit"))
 			if wait > 0 {
 				require.EqualValues(t, 8, report.Sales[0].Available)
 			}
@@ -194,8 +192,7 @@ func TestAuditRetriesAfterConcurrentChange(t *testing.T) {
 	}
 }
 
-// Orders that are accepted and recorded while it is looked, in whatever order, are no differences of their own:
-// only the sum is another one.
+// Orders that are accepted or recorded during the audit are no findings. Only the sum of the sale differs.
 func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -204,7 +201,7 @@ func TestAuditIgnoresConcurrentOrders(t *testing.T) {
 	testwork.Fulfil(s, t)
 	moving := func() *redis.Client {
 		return movingRedis(t, func() {
-			s.Buy(t, sale, uuid.NewString()) // which no worker has come to yet
+			s.Buy(t, sale, uuid.NewString()) // unread by workers
 			last, err := s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "sequence").Int64()
 			require.NoError(t, err)
 			late := testshop.Reserved(sale, uuid.NewString(), last+1)

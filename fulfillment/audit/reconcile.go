@@ -24,13 +24,13 @@ import (
 	"stampede/sql"
 )
 
-// ErrReconcileUnderWay is returned while another process reconciles the same database.
-var ErrReconcileUnderWay = errors.New("somebody else is reconciling")
+// ErrRunning is returned while another process reconciles the same database.
+var ErrRunning = errors.New("another process is reconciling")
 
 const (
-	// repairsPerTurn is how many orders one repair covers and its event names.
+	// repairsPerTurn is how many orders one repair covers, and its event names.
 	repairsPerTurn = 500
-	// reconcilePause is the time between two looks in which data in transit can arrive.
+	// reconcilePause is the time between two looks, in which data in transit can arrive.
 	reconcilePause = time.Second
 )
 
@@ -45,7 +45,7 @@ type ReconcileConfig struct {
 	Rebuilder *rebuild.Rebuilder
 	// Sale is the sale to reconcile; uuid.Nil for all.
 	Sale uuid.UUID
-	// DryRun is true if nothing is to be changed.
+	// DryRun changes nothing.
 	DryRun bool
 	// Explain is called with each difference before its repair.
 	Explain func(Finding) error
@@ -58,12 +58,12 @@ type ReconcileConfig struct {
 type ReconcileReport struct {
 	DryRun   bool           `json:"dry_run"`
 	Remedies []RemedyReport `json:"remedies"`
-	// Failures are repairs that failed, in words.
+	// Failures describes the repairs that failed.
 	Failures []string `json:"failures,omitempty"`
 	// Unchecked names the promises that could not be checked completely, and why.
 	Unchecked []string `json:"unchecked,omitempty"`
-	// Remaining is how many differences are left that no worker resolves: another remedy is needed,
-	// the repair failed, or DryRun was set.
+	// Remaining counts the differences that are left and that no worker resolves: they need an
+	// operator, their repair failed, or DryRun was set.
 	Remaining int64 `json:"remaining"`
 }
 
@@ -77,15 +77,15 @@ type RemedyReport struct {
 }
 
 // Reconcile finds the differences that Run finds and repairs them through the regular paths: units
-// return like those of cancelled orders, a lost accepted order is recorded from its event, counters
+// are released like those of cancelled orders, a lost accepted order is recorded from its event, counters
 // are recounted, and stock in Redis is rebuilt from Postgres. Each repair is an event of its sale.
 // Other differences are reported.
 //
 // It may run during a sale: a difference counts only if two successive looks find it, and unread
 // entries, dead letters and pending releases do not count. With DryRun it changes nothing.
 //
-// It needs two connections of the pool, and one more for a rebuild. The error may be ErrReconcileUnderWay, or
-// reservation.ErrSaleNotFound; repairs that failed are in the report, and it may be called again.
+// It needs two connections of the pool, and one more for a rebuild. The error may be ErrRunning, or
+// reservation.ErrSaleNotFound; repairs that failed are in the report, and Reconcile may be called again.
 func Reconcile(ctx context.Context, c ReconcileConfig) (ReconcileReport, error) {
 	c.Pause = cmp.Or(c.Pause, reconcilePause)
 	c.Logger = cmp.Or(c.Logger, slog.Default())
@@ -102,14 +102,14 @@ type reconciler struct {
 	conn   pg.Session
 	report ReconcileReport
 	counts map[Remedy]*RemedyReport
-	// rebuilt are the partitions of which all sales were rebuilt.
+	// rebuilt are the partitions that were rebuilt as a whole.
 	rebuilt []int
 }
 
 func (r *reconciler) run(ctx context.Context) (err error) {
 	r.conn, err = pg.Begin(ctx, r.Pool, pg.ReconcileLock, 0)
 	if errors.Is(err, pg.ErrLockHeld) {
-		return ErrReconcileUnderWay
+		return ErrRunning
 	} else if err != nil {
 		return err
 	}
@@ -122,22 +122,22 @@ func (r *reconciler) run(ctx context.Context) (err error) {
 		return err
 	}
 	for _, t := range todo {
-		r.mend(ctx, t)
+		r.repair(ctx, t)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
-	if !r.DryRun && r.mended() {
+	if !r.DryRun && r.repairedAny() {
 		// Repairs are revisions of their sales. A worker publishes what cannot be published now.
 		if _, err := r.Catalog.PublishPending(ctx); err != nil {
 			r.Logger.Warn("could not publish the repairs to Redis: a worker will", "error", err)
 		}
 	}
-	r.sum()
+	r.fillReport()
 	return nil
 }
 
-// find looks twice and returns the repairs, for each sale in their order.
+// find looks twice and returns the lasting differences in the order of their repair.
 func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 	if err := r.conn.Run(ctx, sql.ReconcileTables); err != nil {
 		return nil, err
@@ -161,13 +161,13 @@ func (r *reconciler) find(ctx context.Context) ([]saleDifferences, error) {
 	return todo, err
 }
 
-// look writes the differences of a look to a table, and returns their number.
+// look writes the differences of one look to a table and returns their number.
 func (r *reconciler) look(ctx context.Context, number int) (found int64, err error) {
 	l := newLook(Config{Pool: r.Pool, Redis: r.Redis, Keys: r.Keys, Sale: r.Sale}, r.conn.Conn)
 	if err := l.selectSales(ctx); err != nil {
 		return 0, err
 	}
-	err = l.take(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err = l.compare(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		for _, f := range l.noted {
 			same := cmp.Or(f.Key, deadletter.Storable(f.What))
 			_, err := tx.Exec(ctx, sql.ReconcileAddFinding,
@@ -211,8 +211,8 @@ func (r *reconciler) explain(ctx context.Context) error {
 	return rows.Err()
 }
 
-// mended reports whether anything was repaired.
-func (r *reconciler) mended() bool {
+// repairedAny reports whether anything was repaired.
+func (r *reconciler) repairedAny() bool {
 	for _, c := range r.counts {
 		if c.Mended > 0 {
 			return true
@@ -221,8 +221,8 @@ func (r *reconciler) mended() bool {
 	return false
 }
 
-// sum fills the report from the counts.
-func (r *reconciler) sum() {
+// fillReport fills the report from the counts.
+func (r *reconciler) fillReport() {
 	r.report.Remedies = []RemedyReport{}
 	for _, remedy := range remedyOrder {
 		c, found := r.counts[remedy]

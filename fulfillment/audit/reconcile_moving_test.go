@@ -15,7 +15,7 @@ import (
 	"stampede/internal/testwork"
 )
 
-// A sale that its operators change at both looks is healthy: each look finds another difference.
+// Operators change the sale during both looks, so each look finds another difference.
 func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 	t.Parallel()
 	pause := func(s *testshop.Shop, sale uuid.UUID) error {
@@ -32,7 +32,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 			return err
 		}
 	}
-	rebuild := func(s *testshop.Shop, sale uuid.UUID) error {
+	rebuildSale := func(s *testshop.Shop, sale uuid.UUID) error {
 		_, err := testwork.Rebuilder(s, t).Sale(context.Background(), sale, rebuild.RebuildByHand)
 		return err
 	}
@@ -41,7 +41,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 		"two restocks":                {restock(5), restock(5)},
 		"a restock and a lower stock": {restock(5), restock(-5)},
 		"a pause and a resume":        {pause, resume},
-		"two rebuilds":                {rebuild, rebuild},
+		"two rebuilds":                {rebuildSale, rebuildSale},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -53,7 +53,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 			require.NoError(t, err)
 			defer func() { _ = rdb.Close() }()
 			left := changes
-			rdb.AddHook(afterHScan{func() {
+			rdb.AddHook(hookAfterHScan{func() {
 				change := left[0]
 				left = left[1:]
 				require.NoError(t, change(s, sale))
@@ -61,18 +61,18 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 			config := testwork.ReconcileConfig(s, t)
 			config.Redis = rdb
 			config.Explain = func(f audit.Finding) error {
-				require.Equal(t, audit.RemedyWorker, f.Remedy, "nothing lasted: %s", f)
+				require.Equal(t, audit.RemedyWorker, f.Remedy, "no difference lasts: %s", f)
 				return nil
 			}
 			report, err := audit.Reconcile(t.Context(), config)
 			require.NoError(t, err)
-			require.Empty(t, left, "it looked twice")
+			require.Empty(t, left, "two looks")
 			require.Zero(t, report.Remaining)
 			require.Zero(t,
 				s.Count(t, "SELECT count(*) FROM sale_events WHERE type = 'SaleReconciled' OR data ->> 'reason' = 'reconciled'"),
-				"nothing was to be mended")
-			audit := testwork.Audit(s, t, sale)
-			require.False(t, audit.Broken(), testwork.TextOf(t, audit))
+				"nothing was repaired")
+			after := testwork.Audit(s, t, sale)
+			require.False(t, after.Broken(), testwork.TextOf(t, after))
 		})
 	}
 }

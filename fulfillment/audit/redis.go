@@ -49,10 +49,10 @@ func (l *look) loadRedis(ctx context.Context) error {
 	err := l.eachOfSales(ctx, saleFields, func(s auditedSale, fields []any, err error) {
 		all = append(all, l.readSale(s, fields, err))
 	})
-	if err := l.fail(ctx, theSales, err); err != nil {
+	if err := l.noteUnread(ctx, theSales, err); err != nil {
 		return err
 	}
-	if l.missing(theSales) != nil { // the sales exist, but could not be read
+	if l.unreadError(theSales) != nil { // the sales exist, but could not be read
 		all = make([]redisSale, len(l.sales))
 		for i, s := range l.sales {
 			all[i].auditedSale = s
@@ -72,10 +72,10 @@ func (l *look) loadRedis(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("copy the sales: %w", err)
 	}
-	if err := l.fail(ctx, theSales, l.loadBuyers(ctx, all)); l.lost(ctx, err) {
+	if err := l.noteUnread(ctx, theSales, l.loadBuyers(ctx, all)); l.isFatal(ctx, err) {
 		return err
 	}
-	if err := l.fail(ctx, theStreams, l.loadWaiting(ctx)); l.lost(ctx, err) {
+	if err := l.noteUnread(ctx, theStreams, l.loadWaiting(ctx)); l.isFatal(ctx, err) {
 		return err
 	}
 	return nil
@@ -83,7 +83,7 @@ func (l *look) loadRedis(ctx context.Context) error {
 
 // loadBuyers copies the buyers of the sales.
 func (l *look) loadBuyers(ctx context.Context, all []redisSale) error {
-	if err := l.missing(theSales); err != nil {
+	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
 	scan := buyerScan{ctx: ctx, look: l, sales: all}
@@ -101,8 +101,9 @@ func (l *look) loadBuyers(ctx context.Context, all []redisSale) error {
 	return l.findStill(ctx, all)
 }
 
-// findUnlisted reports sales that Redis has and does not list, so that their orders are not found
-// by id, and those whose ended orders are ignored, so that a used idempotency key would buy again.
+// findUnlisted reports sales that Redis has and does not list, so that their orders are not found by
+// id. It also reports sales whose ended orders are ignored, so that a used idempotency key would buy
+// again.
 func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 	type asked struct {
 		listed *redis.BoolCmd
@@ -117,7 +118,7 @@ func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 				answers[i] = asked{
 					p.SIsMember(ctx, l.Keys.Sales(s.partition), s.id.String()),
 					p.Type(ctx, l.Keys.Ended(s.partition, s.id)),
-					p.HGet(ctx, l.Keys.Sale(s.partition, s.id), "ended"), // after its hash, which comes with it
+					p.HGet(ctx, l.Keys.Sale(s.partition, s.id), "ended"), // after its hash, which is written with it
 				}
 			}
 			return nil
@@ -136,19 +137,19 @@ func (l *look) findUnlisted(ctx context.Context, all []redisSale) error {
 			if a.listed.Err() == nil && !a.listed.Val() {
 				l.note("S7", Finding{
 					Sale: &s.id, Remedy: RemedyRebuild,
-					What: "Redis has the sale, and does not list it among those of its partition",
+					What: "Redis has the sale, and does not list it among the sales of its partition",
 				})
 			}
 			switch kind := a.ended.Val(); {
 			case kind != "none" && kind != "hash":
 				l.note("S7", Finding{
 					Sale: &s.id, Remedy: RemedyRebuild,
-					What: "the key of its ended orders in Redis holds something else: a " + kind,
+					What: "the key of its ended orders in Redis has a wrong type: " + kind,
 				})
 			case kind == "hash" && a.flag.Val() != "1" && *s.epoch > 0:
 				l.note("S7", Finding{
 					Sale: &s.id, Remedy: RemedyRebuild,
-					What: "Redis has ended orders of the sale, and the sale does not say so: used idempotency keys would buy again",
+					What: "Redis has ended orders of the sale, and does not use them: used idempotency keys would buy again",
 				})
 			}
 		}
@@ -173,10 +174,10 @@ func (l *look) findStill(ctx context.Context, before []redisSale) error {
 	return err
 }
 
-// findLatest notes the present sequences of the sales, which no order in the snapshot can exceed.
+// findLatest notes the current sequences of the sales, which no order in the snapshot can exceed.
 func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
 	ids, latest := []uuid.UUID{}, []int64{}
-	if err := l.missing(theSales); err != nil {
+	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
 	err := l.eachOfSales(ctx, []string{"sequence"}, func(s auditedSale, fields []any, _ error) {
@@ -192,7 +193,7 @@ func (l *look) findLatest(ctx context.Context, tx pgx.Tx) error {
 }
 
 // reportUnknownSales reports sales that are open in Redis and missing in Postgres: the database was
-// set back, or is the wrong one. Orders there cannot be confirmed.
+// set back, or is the wrong one. Their orders cannot be confirmed.
 func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.LocatedSale, known []auditedSale) error {
 	knownIDs := make(map[uuid.UUID]bool, len(known))
 	for _, s := range known {
@@ -204,7 +205,7 @@ func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.Loc
 		}
 		buyers, err := l.Redis.HLen(ctx, l.Keys.Buyers(s.Partition, s.ID)).Result()
 		if err != nil && !stream.IsWrongType(err) {
-			return l.fail(ctx, theSales, fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err))
+			return l.noteUnread(ctx, theSales, fmt.Errorf("count the buyers of sale %s in Redis: %w", s.ID, err))
 		}
 		l.note("S7", Finding{
 			Sale: &s.ID, Remedy: remedyOperator,
@@ -214,7 +215,7 @@ func (l *look) reportUnknownSales(ctx context.Context, inRedis []reservation.Loc
 	return nil
 }
 
-// saleFields are those of readSale, in its order.
+// saleFields are the fields that readSale reads, in its order.
 var saleFields = []string{
 	"epoch", "left", "stock", "sequence", "generation", "revision",
 	"opens_at_ms", "closes_at_ms", "per_order_limit", "payment_window_s", "state",
@@ -222,7 +223,7 @@ var saleFields = []string{
 
 // eachOfSales reads fields of all sales; err is set if the key has a wrong type.
 func (l *look) eachOfSales(ctx context.Context, names []string, do func(s auditedSale, fields []any, err error)) error {
-	if err := l.missing(theSales); err != nil {
+	if err := l.unreadError(theSales); err != nil {
 		return err
 	}
 	for sales := l.sales; len(sales) > 0; {
@@ -252,7 +253,7 @@ func (l *look) eachOfSales(ctx context.Context, names []string, do func(s audite
 func (l *look) readSale(s auditedSale, fields []any, err error) redisSale {
 	sale := redisSale{auditedSale: s}
 	if err != nil {
-		l.note("S7", Finding{Sale: &s.id, What: "its key in Redis holds something else", Remedy: RemedyRebuild})
+		l.note("S7", Finding{Sale: &s.id, What: "its key in Redis has a wrong type", Remedy: RemedyRebuild})
 		return sale
 	}
 	numbers := make([]*int64, len(fields))
@@ -301,10 +302,10 @@ type buyerScan struct {
 	ctx   context.Context // of the copy, which takes a function without one
 	sales []redisSale
 
-	sale   redisSale // whose buyers the page holds
+	sale   redisSale // the sale of the page
 	page   []string  // user, reservation, user, …
 	cursor uint64    // 0 before the first page of a sale and after its last one
-	err    error     // of Redis
+	err    error     // an error of Redis
 }
 
 // next returns the next buyer as a row, nil after the last one.
@@ -323,21 +324,21 @@ func (b *buyerScan) next() ([]any, error) {
 			}
 			b.sale, b.sales = b.sales[0], b.sales[1:]
 		}
-		if b.err = b.turn(); b.err != nil {
+		if b.err = b.nextPage(); b.err != nil {
 			return nil, b.err
 		}
 	}
 }
 
-// turn fetches the next page.
-func (b *buyerScan) turn() (err error) {
+// nextPage fetches the next page.
+func (b *buyerScan) nextPage() (err error) {
 	key := b.Keys.Buyers(b.sale.partition, b.sale.id)
 	b.page, b.cursor, err = b.Redis.HScan(b.ctx, key, b.cursor, "", buyersPerTrip).Result()
 	if stream.IsWrongType(err) {
 		b.page, b.cursor = nil, 0
 		b.note("S7", Finding{
 			Sale: &b.sale.id, Remedy: RemedyRebuild,
-			What: "the key of its buyers in Redis holds something else",
+			What: "the key of its buyers in Redis has a wrong type",
 		})
 		return nil
 	} else if err != nil {
@@ -346,8 +347,8 @@ func (b *buyerScan) turn() (err error) {
 	return nil
 }
 
-// row is nil for an unreadable buyer. A buyer is late if the sale had not assigned the place when
-// it was read.
+// row returns nil for an unreadable buyer. A buyer is late if the sale had not assigned the place
+// when the sale was read.
 func (b *buyerScan) row(user, text string) []any {
 	r, err := reservation.ParseReservation(text)
 	if err != nil || deadletter.Storable(text) != text || !r.CanBeOf(user) {

@@ -49,33 +49,33 @@ type Finding struct {
 	What  string     `json:"what"`
 	// LastEvent is that of the order, or of the sale where no order is named, with its version or revision.
 	LastEvent string `json:"last_event,omitempty"`
-	// Remedy is its repair; it is empty if the repair of other findings includes it.
+	// Remedy is its repair. It is empty if the repair of other findings includes it.
 	Remedy Remedy `json:"remedy,omitempty"`
-	// Key is the key of Redis to be set aside.
+	// Key is the key of Redis to rename.
 	Key string `json:"key,omitempty"`
 }
 
 // Remedy is the repair of a difference.
 type Remedy string
 
-// The remedies. Reconcile applies the first ones; the last ones need others.
+// The remedies. Reconcile applies those of the first group. The others need a worker or an operator.
 const (
-	// remedyRelease: the units return to Redis, as those of other ended orders.
+	// remedyRelease: the units of an ended order are released.
 	remedyRelease Remedy = "release"
 	// remedyAside: a key of Redis with a wrong type is renamed.
 	remedyAside Remedy = "set-aside"
-	// remedyForget: a release is deleted whose order has not ended.
+	// remedyForget: the release of an order that has not ended is deleted.
 	remedyForget Remedy = "forget"
-	// RemedyAppend: the event of an accepted order is appended to its stream again.
+	// remedyAppend: the event of an accepted order is appended to its stream again.
 	remedyAppend Remedy = "append"
 	// remedyRecount: the sale's counter is recounted.
 	remedyRecount Remedy = "recount"
-	// RemedyRebuild: the sale's stock in Redis is rebuilt from Postgres.
+	// remedyRebuild: the sale's stock in Redis is rebuilt from Postgres.
 	RemedyRebuild Remedy = "rebuild"
 
 	// remedyWorker: a worker will resolve it.
 	remedyWorker Remedy = "worker"
-	// remedyProjections: RebuildProjections.
+	// remedyProjections: an operator rebuilds the projections.
 	remedyProjections Remedy = "projections"
 	// remedyDLQ: an operator replays or discards the dead letter.
 	remedyDLQ Remedy = "dlq"
@@ -85,7 +85,7 @@ const (
 	remedyOperator Remedy = "operator"
 )
 
-// SaleFigures are the figures of one sale that the promises are checked with.
+// SaleFigures are the figures of one sale.
 type SaleFigures struct {
 	SaleID uuid.UUID `json:"sale_id"`
 	Name   string    `json:"name"`
@@ -95,35 +95,33 @@ type SaleFigures struct {
 	Orders     int64 `json:"orders"`
 	LiveOrders int64 `json:"live_orders"`
 	LiveUnits  int64 `json:"live_units"`
-	// UnpaidUnits are those of LiveUnits whose orders still have to be paid. The API and the text count them as
-	// held, and not as sold.
+	// UnpaidUnits are those of LiveUnits whose orders await payment. The API and the text count them as held.
 	UnpaidUnits int64 `json:"unpaid_units"`
 	Rejected    int64 `json:"rejected"`
-	// Voided are orders that reached Postgres after the stock was rebuilt without them, and Lost
-	// are places whose orders were lost with Redis.
+	// Voided counts orders that reached Postgres after the stock was rebuilt without them, and Lost
+	// places whose orders were lost with Redis.
 	Voided        int64 `json:"voided"`
 	Lost          int64 `json:"lost_with_redis"`
 	Events        int64 `json:"events"`
 	ReplayedUnits int64 `json:"replayed_units"`
-	// Buyers are the reservations that Redis holds.
+	// Buyers counts the reservations in Redis.
 	Buyers int64 `json:"buyers"`
 	// InRedis is false if Redis does not have the sale; Available, Held and Places are 0 then.
 	InRedis   bool  `json:"in_redis"`
 	Available int64 `json:"available"`
-	// Held is the accepted units that have no order in Postgres yet, and those of ended orders that
-	// are not released in Redis yet, without UnpaidUnits.
+	// Held counts the accepted units without an order in Postgres yet, and the units of ended orders
+	// that Redis has not released yet. UnpaidUnits are not included.
 	Held int64 `json:"held"`
-	// Places is how many reservations the sale has had.
+	// Places counts all reservations that the sale has had.
 	Places int64 `json:"places"`
 }
 
-// shown are the units that the API shows as held and sold: those of orders that are not final, and
-// those of final ones.
+// shown returns the units that the API shows as held and as sold. Unpaid orders count as held.
 func (s SaleFigures) shown() (held, sold int64) {
 	return s.Held + s.UnpaidUnits, s.Sold - s.UnpaidUnits
 }
 
-func newAuditReport() Report {
+func newReport() Report {
 	return Report{Promises: []Promise{
 		{Name: "S1", Says: "nothing is oversold"},
 		{Name: "S2", Says: "one live order per buyer and sale"},
@@ -131,10 +129,11 @@ func newAuditReport() Report {
 		{Name: "S4", Says: "stock = available + held + sold"},
 		{Name: "S5", Says: "nothing is lost or doubled"},
 		{Name: "S7", Says: "Redis is whole and up to date"},
-		{Name: "DB", Says: "Postgres refuses what must not be"},
+		{Name: "DB", Says: "Postgres has all its guards"},
 	}}
 }
 
+// Promise returns a promise by its name, such as S1.
 func (r *Report) Promise(name string) *Promise {
 	for i := range r.Promises {
 		if r.Promises[i].Name == name {
@@ -256,8 +255,8 @@ func (r Report) WriteText(w io.Writer) error {
 	}
 	if r.Moved {
 		fmt.Fprintln(out,
-			"Units moved while it was looked: what was on its way then shows as a difference. Look again when the sale is at "+
-				"rest, or give it time with --wait.")
+			"Units moved during the audit: units in transit show as differences. Audit again when the sale is at rest, or wait "+
+				"with --wait.")
 	}
 	return out.Flush()
 }

@@ -18,10 +18,10 @@ var waitingColumns = []string{"order_id", "parked"}
 
 // loadWaiting copies the orders whose events are unread or pending in the streams.
 //
-// The buyers were read before. So an event of theirs that is missing here was finished: it is in
+// The buyers were read before, so an event of theirs that is missing here was finished: it is in
 // Postgres, as an order or a dead letter, or it is lost.
 func (l *look) loadWaiting(ctx context.Context) error {
-	if err := l.missing(theStreams); err != nil {
+	if err := l.unreadError(theStreams); err != nil {
 		return err
 	}
 	for _, key := range l.streams {
@@ -29,13 +29,13 @@ func (l *look) loadWaiting(ctx context.Context) error {
 		if err := scan.begin(); stream.IsWrongType(err) {
 			continue // reported as a foreign key, and holds no event
 		} else if err != nil {
-			return fmt.Errorf("read what waits in %s: %w", key, err)
+			return fmt.Errorf("read the unfinished entries of %s: %w", key, err)
 		}
 		if _, err := l.conn.CopyFrom(ctx, pgx.Identifier{"audit_waiting"}, waitingColumns,
 			pgx.CopyFromFunc(scan.next)); scan.err != nil {
-			return fmt.Errorf("read what waits in %s: %w", key, scan.err)
+			return fmt.Errorf("read the unfinished entries of %s: %w", key, scan.err)
 		} else if err != nil {
-			return fmt.Errorf("copy what waits in %s: %w", key, err)
+			return fmt.Errorf("copy the unfinished entries of %s: %w", key, err)
 		}
 	}
 	return nil
@@ -53,10 +53,10 @@ type waitingScan struct {
 	from      string
 	page      []redis.XMessage
 	done      bool
-	err       error // of Redis
+	err       error // an error of Redis
 }
 
-// begin reads which entries are unfinished: those acknowledged later are in Postgres by then.
+// begin reads which entries are unfinished. Those that are acknowledged later are in Postgres by then.
 func (s *waitingScan) begin() error {
 	s.from, s.delivered = "-", "0-0"
 	groups, err := s.rdb.XInfoGroups(s.ctx, s.stream).Result()
@@ -99,7 +99,7 @@ func (s *waitingScan) next() ([]any, error) {
 			if !s.pending[entry.ID] && !stream.EntryAfter(entry.ID, s.delivered) {
 				continue
 			}
-			// What cannot be read names no order: it becomes a dead letter.
+			// An unreadable entry becomes a dead letter.
 			if event, err := deadletter.OrderOf(stream.Entry{
 				Stream: s.stream, ID: entry.ID,
 				Fields: stream.FieldsOf(entry.Values),
@@ -119,7 +119,7 @@ func (s *waitingScan) next() ([]any, error) {
 	}
 }
 
-// loadParked copies the orders whose events are dead letters that wait for an operator.
+// loadParked copies the orders whose events are parked dead letters.
 func (l *look) loadParked(ctx context.Context, tx pgx.Tx) error {
 	rows, _ := tx.Query(ctx, sql.AuditParked) // its error comes with the rows
 	var parked []uuid.UUID
@@ -129,7 +129,7 @@ func (l *look) loadParked(ctx context.Context, tx pgx.Tx) error {
 			rows.Close()
 			return fmt.Errorf("read the dead letters: %w", err)
 		}
-		// One that cannot be read parks no order: what it stands for is known from the reservation.
+		// An unreadable one parks no order: the reservation shows what it stands for.
 		if event, err := deadletter.OrderOf(letter.Entry); err == nil && letter.Damage == "" {
 			parked = append(parked, event.OrderID)
 		}

@@ -23,8 +23,8 @@ import (
 )
 
 var (
-	// ErrUnderWay is returned while another process rebuilds the projections of the same database.
-	ErrUnderWay = errors.New("another process is rebuilding the projections")
+	// ErrRunning is returned while another process rebuilds the projections of the same database.
+	ErrRunning = errors.New("another process is rebuilding the projections")
 	// ErrDamagedLog is returned when order_events holds an impossible history, from which nothing can be rebuilt.
 	ErrDamagedLog = errors.New("the log of orders is damaged")
 	// ErrTableExtended is returned when something was added to the table orders that the new table would lack, for
@@ -71,7 +71,7 @@ type Recount struct {
 // It gives up waiting for a lock soon and retries until ctx ends, because buyers would wait behind it. It needs one
 // connection of the pool, and the rights of the tables' owner.
 //
-// The error may be ErrUnderWay, and wrap ErrDamagedLog or ErrTableExtended.
+// The error may be ErrRunning, and wrap ErrDamagedLog or ErrTableExtended.
 func Rebuild(ctx context.Context, pool *pgxpool.Pool, logger *slog.Logger) (Report, error) {
 	began := time.Now()
 	p := projector{log: logger}
@@ -93,7 +93,7 @@ type projector struct {
 func (p *projector) run(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	p.conn, err = pg.Begin(ctx, pool, pg.ProjectionLock, 0)
 	if errors.Is(err, pg.ErrLockHeld) {
-		return ErrUnderWay
+		return ErrRunning
 	} else if err != nil {
 		return err
 	}

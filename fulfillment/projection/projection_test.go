@@ -300,7 +300,7 @@ func TestConcurrentProjectionRebuilds(t *testing.T) {
 			if err == nil {
 				done++
 			} else {
-				require.ErrorIs(t, err, projection.ErrUnderWay)
+				require.ErrorIs(t, err, projection.ErrRunning)
 				refused++
 			}
 		})
@@ -340,7 +340,7 @@ func TestWaitingProjectionRebuildBlocksNoStatement(t *testing.T) {
 	require.NoError(t, holder.Rollback(t.Context()))
 	testkit.Eventually(t, 30*time.Second, "the server has ended the session that was broken off", func() bool {
 		_, err := projection.Rebuild(t.Context(), s.Pool, testkit.Logger(t))
-		require.True(t, err == nil || errors.Is(err, projection.ErrUnderWay), "%v", err)
+		require.True(t, err == nil || errors.Is(err, projection.ErrRunning), "%v", err)
 		return err == nil
 	})
 }

@@ -18,7 +18,7 @@ func (r *Rebuilder) Heal(ctx context.Context, partitions int, withEnded bool) (t
 		return false, err
 	}
 	session, err := r.begin(ctx)
-	if errors.Is(err, ErrUnderWay) {
+	if errors.Is(err, ErrRunning) {
 		r.nameRival(ctx, found)
 		return false, nil // it may be what was found
 	} else if err != nil {

@@ -41,9 +41,9 @@ const (
 )
 
 var (
-	// ErrUnderWay is returned while another process rebuilds. It will see to what is to be done, or
+	// ErrRunning is returned while another process rebuilds. It will see to what is to be done, or
 	// leave it to be found again.
-	ErrUnderWay = errors.New("a rebuild is under way")
+	ErrRunning = errors.New("a rebuild is under way")
 	// ErrServerUnverified is returned for the rebuild of a single sale on a Redis server of which more may be
 	// lost: its partition has to be rebuilt.
 	ErrServerUnverified = errors.New("the whole partition has to be rebuilt: its Redis server is not the one that it " +
@@ -127,7 +127,7 @@ func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
 // has it now: sales that are not over first, which are open from then on, and those that have ended after them.
 //
 // Before anything of Redis is given up, what is in the stream and not in Postgres yet is recorded there, so
-// that a server that lost nothing loses nothing by this. The error is ErrRebuildUnderWay, or one of Redis or Postgres;
+// that a server that lost nothing loses nothing by this. The error is ErrRunning, or one of Redis or Postgres;
 // the report says what was done all the same.
 func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string) (Report, error) {
 	session, err := r.begin(ctx)
@@ -138,7 +138,7 @@ func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string)
 	return r.partition(ctx, session, partition, reason)
 }
 
-// Sale makes the stock of one sale anew; the other ones go on. The error is ErrRebuildUnderWay,
+// Sale makes the stock of one sale anew; the other ones go on. The error is ErrRunning,
 // reservation.ErrSaleNotFound, ErrServerUnverified, or one of Redis or Postgres.
 func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (Report, error) {
 	session, err := r.begin(ctx)

@@ -22,13 +22,13 @@ const rebuildSilence = 30 * time.Second
 // with the lock a rebuild loses the means to go on.
 type Session struct{ Conn pg.Session }
 
-// begin takes the lock, or returns ErrRebuildUnderWay.
+// begin takes the lock, or returns ErrRunning.
 func (r *Rebuilder) begin(ctx context.Context) (*Session, error) {
 	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	session, err := pg.Begin(limited, r.config.Pool, pg.RebuildLock, rebuildSilence)
 	if errors.Is(err, pg.ErrLockHeld) {
-		return nil, ErrUnderWay
+		return nil, ErrRunning
 	} else if err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func (s *Session) requireGuards(ctx context.Context) error {
 	var needed []error
 	for _, m := range missing {
 		if slices.Contains(NeededGuards, m.Name) {
-			needed = append(needed, fmt.Errorf("%w: %s; put it back with %s", ledger.ErrGuardMissing, m.What, m.Mend))
+			needed = append(needed, fmt.Errorf("%w: %s; restore it with %s", ledger.ErrGuardMissing, m.What, m.Mend))
 		}
 	}
 	return errors.Join(needed...)

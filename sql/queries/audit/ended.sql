@@ -4,8 +4,8 @@
 -- Redis was read after the snapshot, so it has every ended order that needs no release. A rejected
 -- order has no release: its units return before its event is acknowledged.
 SELECT o.sale_id, o.id AS order_id, o.user_id,
-       CASE WHEN r.name IS NULL THEN format('the order is %s, and Redis does not know its idempotency key, which would buy again', o.status)
-            ELSE format('the order is %s, and Redis has something else for its idempotency key', o.status) END AS what,
+       CASE WHEN r.name IS NULL THEN format('the order is %s, and its idempotency key is missing in Redis: a retry would buy again', o.status)
+            ELSE format('the order is %s, and Redis has another record of its idempotency key', o.status) END AS what,
        'rebuild' AS remedy
 FROM (
     SELECT DISTINCT ON (sale_id, user_id, key_fingerprint) sale_id, user_id, key_fingerprint, id, quantity, status, sequence

@@ -15,7 +15,7 @@ SELECT coalesce(e.sale_id, o.sale_id) AS sale_id, coalesce(e.order_id, o.id) AS 
             WHEN o.id IS NULL THEN 'the order has events and no row'
             WHEN o.version <> e.last OR 'Order' || initcap(o.status) <> e.last_type THEN
                 format('the order is %s at version %s, and its log ends with %s at version %s', o.status, o.version, e.last_type, e.last)
-            ELSE format('the order''s row and its log tell of another sale, place, user, quantity, payment or reason: %s and %s',
+            ELSE format('the order''s row and its log differ in sale, place, user, quantity, payment or reason: %s and %s',
                         concat_ws(' ', o.sale_id, o.sequence, o.user_id, o.quantity, o.payment_reference, o.reason), concat_ws(' ', e.sale_id, e.sequence, e.user_id, e.quantity, e.reference, e.reason))
        END AS what,
        -- The log can replace any row, unless it is empty or has a gap.

@@ -26,6 +26,6 @@ FROM orders AS o JOIN audit_sales AS a USING (sale_id)
 WHERE a.present AND o.status IN ('confirmed', 'paid') AND o.sequence <= a.places
   AND NOT EXISTS (SELECT FROM audit_buyers AS b WHERE b.order_id = o.id)
 UNION ALL
-SELECT r.sale_id, r.order_id, r.user_id, format('the units are to come back, and the order is %s', coalesce(o.status, 'not there')), 'forget'
+SELECT r.sale_id, r.order_id, r.user_id, format('a release is pending, and the order is %s', coalesce(o.status, 'missing')), 'forget'
 FROM releases AS r JOIN audit_sales USING (sale_id) LEFT JOIN orders AS o ON o.id = r.order_id
 WHERE o.status IS NULL OR o.status IN ('confirmed', 'paid')

@@ -1,5 +1,5 @@
 -- S7: sales whose terms in Postgres cannot be published to Redis.
-SELECT s.id AS sale_id, NULL::uuid AS order_id, NULL AS user_id, 'the sale has terms that no sale can have: ' || wrong.terms AS what, 'operator' AS remedy
+SELECT s.id AS sale_id, NULL::uuid AS order_id, NULL AS user_id, 'the sale has invalid terms: ' || wrong.terms AS what, 'operator' AS remedy
 FROM sales AS s JOIN audit_sales AS a ON a.sale_id = s.id
 CROSS JOIN LATERAL (
     SELECT string_agg(format('%s is %s', field, is_now), ', ') AS terms

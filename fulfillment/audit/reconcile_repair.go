@@ -27,24 +27,24 @@ var remedyOrder = []Remedy{
 	remedyWorker, remedyProjections, remedyDLQ, remedyGuard, remedyOperator,
 }
 
-// says describes remedies for operators.
+// says are the texts of Remedy.Says.
 var says = map[Remedy]string{
-	remedyAside:   "rename the key of Redis, which holds something else than it should, and go on without it",
-	remedyAppend:  "append the event of the accepted order to its stream again, for a worker to record it",
-	remedyForget:  "forget that the units are to come back: the order has not ended",
-	remedyRelease: "give the units of the ended order back to the sale, as those of a cancelled one",
-	remedyRecount: "count the units of the sale's live orders anew",
-	RemedyRebuild: "make the stock of the sale in Redis anew from Postgres",
-	remedyWorker:  "nothing: it is on its way, and a worker sees to it",
-	remedyProjections: "for you: `stampede projections rebuild`, and then this again; until then nothing else of the " +
-		"sale is mended",
-	remedyDLQ:   "for you: `stampede dlq show`, and then replay it or discard it",
-	remedyGuard: "for you: run the SQL that is told; until then Postgres may take what breaks a promise",
-	remedyOperator: "for you: nothing that was recorded tells what would be right; `stampede rebuild --sale` goes on " +
-		"from what Postgres has",
+	remedyAside:   "rename the key of Redis, which has a wrong type",
+	remedyAppend:  "append the event of the accepted order to its stream again, for a worker to record",
+	remedyForget:  "delete the release: the order has not ended",
+	remedyRelease: "release the units of the ended order",
+	remedyRecount: "recount the units of the sale's live orders",
+	RemedyRebuild: "rebuild the stock of the sale in Redis from Postgres",
+	remedyWorker:  "nothing: a worker will resolve it",
+	remedyProjections: "for you: run `stampede projections rebuild`, then reconcile again; until then nothing else of " +
+		"the sale is repaired",
+	remedyDLQ:   "for you: run `stampede dlq show`, then replay or discard the dead letter",
+	remedyGuard: "for you: run the SQL of the finding; until then Postgres may accept rows that break a promise",
+	remedyOperator: "for you: no record shows what would be right; `stampede rebuild --sale` makes Redis follow " +
+		"Postgres",
 }
 
-// Says describes the remedy.
+// Says describes the remedy for operators.
 func (r Remedy) Says() string { return says[r] }
 
 // saleDifferences are those of one sale with one remedy.
@@ -60,8 +60,8 @@ type saleDifferences struct {
 
 func (d *saleDifferences) sale() uuid.UUID { return uuid.UUID(d.SaleID) }
 
-// mend repairs differences, unless others have to, and counts them. Failures go to the report.
-func (r *reconciler) mend(ctx context.Context, d saleDifferences) {
+// repair repairs and counts differences; those with other remedies are only counted. Failures go to the report.
+func (r *reconciler) repair(ctx context.Context, d saleDifferences) {
 	count := r.counts[d.Remedy]
 	if count == nil {
 		count = &RemedyReport{Remedy: d.Remedy, Says: d.Remedy.Says()}
@@ -95,7 +95,7 @@ func (r *reconciler) mend(ctx context.Context, d saleDifferences) {
 	count.Mended += d.Count
 }
 
-// difference is an order to mend, and its reservation if it has one.
+// difference is an order to repair, and its reservation if it has one.
 type difference struct {
 	N          int64
 	OrderID    uuid.UUID
@@ -105,13 +105,13 @@ type difference struct {
 	ReservedAt time.Time
 }
 
-// eachPage mends the differences a page at a time.
+// eachPage calls do with the differences, a page at a time.
 func (r *reconciler) eachPage(
 	ctx context.Context, d saleDifferences, do func(context.Context, saleDifferences, []difference) error,
 ) error {
 	for after := int64(0); ; {
-		// Its error comes with the rows.
-		rows, _ := r.conn.Query(ctx, sql.ReconcilePage, d.sale(), d.Remedy, after, repairsPerTurn)
+		rows, _ := r.conn.Query( // its error comes with the rows
+			ctx, sql.ReconcilePage, d.sale(), d.Remedy, after, repairsPerTurn)
 		page, err := pgx.CollectRows(rows, pgx.RowToStructByName[difference])
 		if err != nil || len(page) == 0 {
 			return err
@@ -123,7 +123,7 @@ func (r *reconciler) eachPage(
 	}
 }
 
-// append appends events to the stream again, and notes which.
+// append appends events to the stream again and records which.
 func (r *reconciler) append(ctx context.Context, d saleDifferences, page []difference) error {
 	events := make([]order.OrderReserved, len(page))
 	for i, p := range page {
@@ -148,18 +148,18 @@ func (r *reconciler) append(ctx context.Context, d saleDifferences, page []diffe
 	return r.note(ctx, r.conn, d.sale(), "appended", orders)
 }
 
-// release has workers give units back.
+// release enqueues releases, which workers apply.
 func (r *reconciler) release(ctx context.Context, d saleDifferences, page []difference) error {
-	return r.change(ctx, d.sale(), "released", sql.ReconcileRelease, page)
+	return r.changeOrders(ctx, d.sale(), "released", sql.ReconcileRelease, page)
 }
 
 // forget deletes releases.
 func (r *reconciler) forget(ctx context.Context, d saleDifferences, page []difference) error {
-	return r.change(ctx, d.sale(), "forgotten", sql.ReconcileForget, page)
+	return r.changeOrders(ctx, d.sale(), "forgotten", sql.ReconcileForget, page)
 }
 
-// change runs a query that changes orders of a sale and returns which, and notes them.
-func (r *reconciler) change(ctx context.Context, sale uuid.UUID, did, query string, page []difference) error {
+// changeOrders runs a query that changes orders of a sale and returns their ids, and records them.
+func (r *reconciler) changeOrders(ctx context.Context, sale uuid.UUID, did, query string, page []difference) error {
 	orders := make([]uuid.UUID, len(page))
 	for i, p := range page {
 		orders[i] = p.OrderID
@@ -187,8 +187,8 @@ func (r *reconciler) recount(ctx context.Context, d saleDifferences) error {
 	return err
 }
 
-// rebuild rebuilds the stock of a sale, which is an event of its own; or its whole partition, if
-// other losses there are unknown.
+// rebuild rebuilds the stock of a sale, or its whole partition if the server is unverified. A rebuild
+// records its own event.
 func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
 	partition := reservation.PartitionAmong(d.sale(), d.Partitions)
 	if slices.Contains(r.rebuilt, partition) {
@@ -203,7 +203,7 @@ func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
 	return err
 }
 
-// note records the repairs, if any.
+// note records the repairs, if any, as an event of the sale.
 func (r *reconciler) note(ctx context.Context, on executor, sale uuid.UUID, did string, orders []uuid.UUID) error {
 	if len(orders) == 0 {
 		return nil
@@ -214,5 +214,5 @@ func (r *reconciler) note(ctx context.Context, on executor, sale uuid.UUID, did 
 
 // executor is a connection or a transaction.
 type executor interface {
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Exec(ctx context.Context, query string, args ...any) (pgconn.CommandTag, error)
 }

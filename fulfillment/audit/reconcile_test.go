@@ -28,10 +28,9 @@ import (
 
 const repairs = "SELECT count(*) FROM sale_events WHERE type IN ('SaleReconciled', 'SaleRebuilt')"
 
-// Whatever has a way to its end is left to it, however long it takes.
 func TestReconcileIgnoresPendingWork(t *testing.T) {
 	t.Parallel()
-	// deliver hands an entry to a worker that does nothing.
+	// deliver delivers an entry to a worker that does nothing.
 	deliver := func(t *testing.T, s *testshop.Shop) order.OrderReserved {
 		read, err := s.Rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{
 			Group: reservation.Group, Consumer: "hangs", Streams: []string{s.Keys.Orders(0), ">"}, Block: -1,
@@ -50,22 +49,22 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 		left    string
 	}{
 		"nothing": {func(*testing.T, *testshop.Shop, uuid.UUID) {}, ""},
-		"an order that nobody has read": {
+		"an unread order": {
 			func(t *testing.T, s *testshop.Shop, sale uuid.UUID) { s.Buy(t, sale, "ann") },
 			"worker",
 		},
-		"an order that a worker has in hand": {func(t *testing.T, s *testshop.Shop,
+		"a pending order": {func(t *testing.T, s *testshop.Shop,
 			sale uuid.UUID,
 		) {
 			s.Buy(t, sale, "ann")
 			deliver(t, s)
 		}, "worker"},
-		"an order in hand, and one behind it": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+		"a pending order and an unread one": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			s.Buy(t, sale, "ann")
 			deliver(t, s)
 			s.Buy(t, sale, "bob")
 		}, "worker"},
-		"a refused order whose units are about to come back": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+		"a refused order before its release": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			s.Buy(t, sale, "ann")
 			_, err := ledger.New(s.Pool).Refuse(t.Context(), []order.OrderReserved{deliver(t, s)}, order.RejectedSoldOut)
 			require.NoError(t, err)
@@ -92,14 +91,14 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 				INSERT INTO sale_events VALUES ($1, 2, 'SaleRestocked', '{"stock": 50}')`, sale)
 			require.NoError(t, err)
 		}, "worker"},
-		"a sale that Redis has not been told of": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+		"an unpublished sale": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
 			_, err := s.Pool.Exec(t.Context(),
 				`DELETE FROM order_events; DELETE FROM orders; UPDATE sales SET sold = 0, last_sequence = 0, published_revision =
 					0`)
 			require.NoError(t, err)
 		}, "worker"},
-		"a sale that is over, and whose keys somebody has deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+		"an ended sale with deleted keys": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			_, err := s.Catalog.End(t.Context(), sale)
 			require.NoError(t, err)
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale), s.Keys.Buyers(0, sale)).Err())
@@ -122,16 +121,16 @@ func TestReconcileIgnoresPendingWork(t *testing.T) {
 	}
 }
 
-// afterHScan does something after each look at buyers.
-type afterHScan struct{ do func() }
+// hookAfterHScan calls do after each HSCAN of buyers.
+type hookAfterHScan struct{ do func() }
 
-func (h afterHScan) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h hookAfterHScan) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (h afterHScan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (h hookAfterHScan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 
-func (h afterHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (h hookAfterHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
 		if cmd.Name() == "hscan" && strings.Contains(cmd.String(), ":buyers:") {
@@ -141,21 +140,21 @@ func (h afterHScan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// What is there at the first look and not at the second was on its way.
+// A difference of the first look that the second one does not find was in transit.
 func TestReconcileAuditsTwice(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.OpenPayable(t, 10)
 	s.Crowd(t, sale, 3)
 	outcomes := testwork.Fulfil(s, t)
-	_, err := s.Pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'nobody', 1", sale)
+	_, err := s.Pool.Exec(t.Context(), "INSERT INTO releases SELECT gen_random_uuid(), $1, 'ghost', 1", sale)
 	require.NoError(t, err)
 	config := testwork.ReconcileConfig(s, t)
 	rdb, err := connect.Control(testkit.RedisURL(t))
 	require.NoError(t, err)
 	defer func() { _ = rdb.Close() }()
-	// At each look an order ends after the buyers were read, and its units are back before Postgres is looked at.
-	rdb.AddHook(afterHScan{func() {
+	// In each look an order ends after the buyers were read, and its units are released before Postgres is read.
+	rdb.AddHook(hookAfterHScan{func() {
 		event := outcomes[0].Event
 		outcomes = outcomes[1:]
 		_, err := ledger.New(s.Pool).Cancel(t.Context(), event.OrderID, event.UserID)
@@ -170,19 +169,19 @@ func TestReconcileAuditsTwice(t *testing.T) {
 	looks := 0
 	config.Explain = func(f audit.Finding) error {
 		looks++
-		require.Equal(t, audit.RemedyForget, f.Remedy, "only what is there both times: %s", f)
+		require.Equal(t, audit.RemedyForget, f.Remedy, "only lasting differences: %s", f)
 		return nil
 	}
 	report, err := audit.Reconcile(t.Context(), config)
 	require.NoError(t, err)
 	require.Equal(t, 1, looks)
-	require.Len(t, outcomes, 1, "it looked twice")
+	require.Len(t, outcomes, 1, "two looks")
 	require.Zero(t, report.Remaining)
-	audit := testwork.Audit(s, t, sale)
-	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
+	after := testwork.Audit(s, t, sale)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
 }
 
-// The event that is appended again is the one that was lost, and it does no harm if that comes as well.
+// The appended event equals the lost one, which may still arrive.
 func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -192,7 +191,7 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	lost := s.Reserve(t, sale, "ann", 3, "key").Reservation
 	entries, err := s.Rdb.XRevRangeN(t.Context(), key, "+", "-", 1).Result()
 	require.NoError(t, err)
-	// Whoever was given it said that it was done with.
+	// A consumer acknowledges the entry without recording it.
 	require.NoError(t, s.Rdb.XReadGroup(t.Context(),
 		&redis.XReadGroupArgs{Group: reservation.Group, Consumer: "lies", Streams: []string{key, ">"}, Block: -1}).Err())
 	require.NoError(t, s.Rdb.XAck(t.Context(), key, reservation.Group, entries[0].ID).Err())
@@ -211,10 +210,10 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 		require.Equal(t, entries[0].Values[field], again[0].Values[field], field)
 	}
 	length := s.Rdb.XLen(t.Context(), key).Val()
-	require.Equal(t, "worker", testwork.LeftOf(testwork.Reconcile(s, t)), "it is on its way now")
+	require.Equal(t, "worker", testwork.LeftOf(testwork.Reconcile(s, t)), "its event is in the stream")
 	require.Equal(t, length, s.Rdb.XLen(t.Context(), key).Val())
 
-	// The lost one turns up.
+	// The lost event arrives.
 	require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: key, Values: entries[0].Values}).Err())
 	testwork.Fulfil(s, t)
 	o := testwork.OrderOfID(t, s.Pool, lost.OrderID)
@@ -224,17 +223,16 @@ func TestReconcileAppendsLostEventOnce(t *testing.T) {
 	require.Equal(t, []string{fmt.Sprintf("%d 1 t", lost.Sequence)}, testshop.RowsOf(t, s.Pool,
 		"SELECT concat_ws(' ', sequence, epoch, key_fingerprint IS NOT NULL) FROM orders WHERE user_id = 'ann'"))
 	require.EqualValues(t, 4, testshop.SoldOf(t, s.Pool, sale))
-	audit := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
+	after := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
 	require.Equal(t, reservation.Replayed, s.Reserve(t, sale, "ann", 3, "key").Verdict)
 
-	// And operators go on.
+	// Operators can still change the sale.
 	_, err = s.Catalog.Pause(t.Context(), sale)
 	require.NoError(t, err)
 	require.Equal(t, "paused", s.Rdb.HGet(t.Context(), s.Keys.Sale(0, sale), "state").Val())
 }
 
-// A buyer whose event is lost keeps the order when the stock has to be made anew as well.
 func TestReconcileAppendsBeforeRebuild(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -249,12 +247,11 @@ func TestReconcileAppendsBeforeRebuild(t *testing.T) {
 	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 	require.EqualValues(t, 8, s.Left(t, sale))
 	testwork.Arrive(s, t)
-	audit := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
+	after := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
 	require.Empty(t, testwork.Reconcile(s, t).Remedies)
 }
 
-// From rows that are not what the log says nothing may follow.
 func TestReconcileRequiresCorrectProjections(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -289,7 +286,7 @@ func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 		all.Go(func() {
 			report, err := audit.Reconcile(t.Context(), config)
 			if err != nil {
-				require.ErrorIs(t, err, audit.ErrReconcileUnderWay)
+				require.ErrorIs(t, err, audit.ErrRunning)
 				refused.Add(1)
 				return
 			}
@@ -304,12 +301,11 @@ func TestConcurrentReconcilesRepairOnce(t *testing.T) {
 	require.EqualValues(t, lost, s.Rdb.XLen(t.Context(), s.Keys.Orders(0)).Val())
 	require.EqualValues(t, 3, s.Count(t, repairs))
 	testwork.Fulfil(s, t)
-	audit := testwork.Audit(s, t, uuid.Nil)
-	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
+	after := testwork.Audit(s, t, uuid.Nil)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
 }
 
-// Beside a sale in which units are taken, given up and bought again without a pause, reconcile after reconcile
-// finds nothing to mend but what is really wrong.
+// During a sale with continuous purchases and cancellations, Reconcile repairs only real damage.
 func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -317,7 +313,7 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	testwork.Work(t, testwork.Config(s, t))
 	ctx, over := context.WithCancel(t.Context())
 	defer over()
-	ledger := ledger.New(s.Pool)
+	orders := ledger.New(s.Pool)
 	var cancelled, sold atomic.Int64
 	var crowd errgroup.Group
 	for b := range 4 {
@@ -337,7 +333,7 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 					sold.Add(1)
 				}
 				for answer.Verdict == reservation.Reserved && ctx.Err() == nil {
-					if _, err := ledger.Cancel(t.Context(), answer.Reservation.OrderID, user); err == nil {
+					if _, err := orders.Cancel(t.Context(), answer.Reservation.OrderID, user); err == nil {
 						cancelled.Add(1)
 						break
 					}
@@ -354,13 +350,13 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 		for _, r := range report.Remedies {
 			require.Equal(t, audit.RemedyWorker, r.Remedy, "round %d: %+v", round, report)
 		}
-		testkit.Eventually(t, 30*time.Second, "the sale goes on", func() bool { return cancelled.Load() > at+10 })
+		testkit.Eventually(t, 30*time.Second, "the sale continues", func() bool { return cancelled.Load() > at+10 })
 	}
 	require.Zero(t, s.Count(t, repairs))
 
 	_, err := s.Pool.Exec(t.Context(), "UPDATE sales SET sold = sold + 7 WHERE id = $1", sales[1])
 	require.NoError(t, err)
-	testkit.Eventually(t, 30*time.Second, "the counter is right again", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the counter is repaired", func() bool {
 		_, err := audit.Reconcile(t.Context(), config)
 		require.NoError(t, err)
 		return s.Count(t, repairs) > 0
@@ -368,13 +364,12 @@ func TestReconcileDuringRunningSaleChangesNothingElse(t *testing.T) {
 	require.EqualValues(t, 1, s.Count(t, repairs))
 	over()
 	require.NoError(t, crowd.Wait())
-	audit, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
+	after, err := audit.Run(t.Context(), audit.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Wait: 30 * time.Second})
 	require.NoError(t, err)
-	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
 	require.EqualValues(t, sold.Load(), testshop.SoldOf(t, s.Pool, sales[1]))
 }
 
-// Of a server that lost everything all sales are made anew, once.
 func TestReconcileRebuildsEmptiedRedisOnce(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -386,8 +381,8 @@ func TestReconcileRebuildsEmptiedRedisOnce(t *testing.T) {
 	s.Flush(t)
 	report := testwork.Reconcile(s.Shop, t)
 	require.Empty(t, testwork.LeftOf(report), "%+v", report)
-	audit := testwork.Audit(s.Shop, t, uuid.Nil)
-	require.False(t, audit.Broken(), testwork.TextOf(t, audit))
+	after := testwork.Audit(s.Shop, t, uuid.Nil)
+	require.False(t, after.Broken(), testwork.TextOf(t, after))
 	require.EqualValues(t, len(sales), s.Count(t, repairs))
 	for _, sale := range sales {
 		require.EqualValues(t, 6, s.Left(t, sale))
