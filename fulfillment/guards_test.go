@@ -92,11 +92,11 @@ func TestRebuildWithMissingGuardClosesNoSale(t *testing.T) {
 	before := s.SaleInRedis(t, sale)
 	for _, rebuild := range []func(*rebuild.Rebuilder) error{
 		func(r *rebuild.Rebuilder) error {
-			_, err := r.Partition(t.Context(), 0, rebuild.RebuildByHand)
+			_, err := r.Partition(t.Context(), 0, rebuild.ReasonByHand)
 			return err
 		},
 		func(r *rebuild.Rebuilder) error {
-			_, err := r.Sale(t.Context(), sale, rebuild.RebuildByHand)
+			_, err := r.Sale(t.Context(), sale, rebuild.ReasonByHand)
 			return err
 		},
 	} {

@@ -136,7 +136,7 @@ func TestOnlyRebuildVerifiesUsedPartition(t *testing.T) {
 	s.RequireClosed(t, sale)
 	needs, err := testwork.Rebuilder(s.Shop, t).Needs(t.Context(), 1, true)
 	require.NoError(t, err)
-	require.Equal(t, []rebuild.Need{{Reason: rebuild.RebuildUnverified}}, needs)
+	require.Equal(t, []rebuild.Need{{Reason: rebuild.ReasonUnverified}}, needs)
 	testwork.Rebuild(s.Shop, t)
 	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)

@@ -115,42 +115,42 @@ func TestGuardDetectsLossesOfRedis(t *testing.T) {
 		lose   func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error
 		all    bool // of the sales are made anew
 	}{
-		"everything": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop,
+		"everything": {rebuild.ReasonServer, func(t *testing.T, s testshop.LostShop,
 			_ uuid.UUID,
 		) error {
 			return s.Rdb.FlushAll(t.Context()).Err()
 		}, true},
-		"its process": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
+		"its process": {rebuild.ReasonServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
 			s.Server.Kill()
 			return s.Server.Restart(t.Context())
 		}, true},
-		"its process, in order": {rebuild.RebuildServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
+		"its process, in order": {rebuild.ReasonServer, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
 			return s.Server.Restart(t.Context())
 		}, true},
 		"the trust of an ingress": {
-			rebuild.RebuildServer,
+			rebuild.ReasonServer,
 			func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error { return s.Store.Distrust(t.Context(), 0) }, true,
 		},
-		"the note of its server": {rebuild.RebuildUnverified, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
+		"the note of its server": {rebuild.ReasonUnverified, func(t *testing.T, s testshop.LostShop, _ uuid.UUID) error {
 			return testshop.ExecSQL(t, s.Shop, "DELETE FROM redis_servers")
 		}, true},
-		"a sale": {rebuild.RebuildLost, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
+		"a sale": {rebuild.ReasonSaleLost, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return s.Rdb.Del(t.Context(), s.Keys.Sale(0, sale)).Err()
 		}, false},
 		"a sale, in whose place is something else": {
-			rebuild.RebuildUnfinished,
+			rebuild.ReasonUnfinished,
 			func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 				return s.Rdb.Set(t.Context(), s.Keys.Sale(0, sale), "nonsense", 0).Err()
 			}, false,
 		},
-		"an epoch": {rebuild.RebuildUnfinished, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
+		"an epoch": {rebuild.ReasonUnfinished, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return testshop.ExecSQL(t, s.Shop, "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 		}, false},
-		"places": {rebuild.RebuildSetBack, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
+		"places": {rebuild.ReasonSetBack, func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 			return s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", 2, "left", 8).Err()
 		}, false},
 		"a place that cannot be read": {
-			rebuild.RebuildSetBack,
+			rebuild.ReasonSetBack,
 			func(t *testing.T, s testshop.LostShop, sale uuid.UUID) error {
 				return s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "sequence", "x").Err()
 			}, false,
@@ -203,7 +203,7 @@ func TestGuardReopensEndedSale(t *testing.T) {
 	require.Empty(t, found)
 	found, err = r.Needs(t.Context(), 1, true)
 	require.NoError(t, err)
-	require.Equal(t, []rebuild.Need{{Sale: sale, Reason: rebuild.RebuildUnfinished}}, found)
+	require.Equal(t, []rebuild.Need{{Sale: sale, Reason: rebuild.ReasonUnfinished}}, found)
 	require.NoError(t, testwork.Heal(s, t, r, 1))
 	require.Equal(t, reservation.Ended, s.Reserve(t, sale, "bob", 1, "").Verdict)
 	s.RequireSound(t)

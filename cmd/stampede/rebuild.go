@@ -50,7 +50,7 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 	}
 	if c.Sale != uuid.Nil {
 		return c.print(s, func() (rebuild.Report, error) {
-			return rebuilder.Sale(ctx, c.Sale, rebuild.RebuildByHand)
+			return rebuilder.Sale(ctx, c.Sale, rebuild.ReasonByHand)
 		})
 	}
 	first, end := 0, 0
@@ -62,7 +62,7 @@ func (c *rebuildCmd) Run(ctx context.Context, s *streams, logger *slog.Logger) e
 	var failed []error
 	for p := first; p < end && ctx.Err() == nil; p++ {
 		failed = append(failed, c.print(s, func() (rebuild.Report, error) {
-			return rebuilder.Partition(ctx, p, rebuild.RebuildByHand)
+			return rebuilder.Partition(ctx, p, rebuild.ReasonByHand)
 		}))
 	}
 	return errors.Join(failed...)

@@ -46,7 +46,7 @@ func TestReconcileReportsActionsAndExitsWithOne(t *testing.T) {
 	for _, line := range []string{
 		"sale " + sale.ID.String() +
 			": sold is 4, the live orders hold 0 units, and the events come to 0 (last event: SaleCreated at revision 1)\n    " +
-			"→ count the units of the sale's live orders anew\n",
+			"→ recount the units of the sale's live orders\n",
 		"waits for a decision: rubbish\n    → for you: run `stampede dlq show`, then replay or discard the dead letter\n",
 		"recount      1 found, nothing done: ",
 		"dlq          1 found, nothing done: ",

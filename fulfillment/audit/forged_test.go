@@ -35,7 +35,7 @@ func TestAuditReportsMissingPlacesAndRebuildCoversThem(t *testing.T) {
 	require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)),
 		"places 3 to 999999999999999 of the sale were given out and no order has them")
 	require.Equal(t, "operator", testwork.LeftOf(testwork.Reconcile(s, t)))
-	_, err := testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.RebuildByHand) // as the remedy says
+	_, err := testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.ReasonByHand) // as the remedy says
 	require.NoError(t, err)
 	s.RequireSound(t)
 }
@@ -124,7 +124,7 @@ func TestAuditReportsAndReconcileRepairsForgedReservations(t *testing.T) {
 				_, err = s.Pool.Exec(t.Context(),
 					"UPDATE sales SET sold = (SELECT sum(quantity) FROM orders WHERE status = 'confirmed')")
 				require.NoError(t, err)
-				_, err = testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.RebuildByHand)
+				_, err = testwork.Rebuilder(s, t).Sale(t.Context(), sale, rebuild.ReasonByHand)
 				require.NoError(t, err)
 			}
 		}

@@ -33,7 +33,7 @@ func TestReconcileIgnoresSaleThatChangesBetweenAudits(t *testing.T) {
 		}
 	}
 	rebuildSale := func(s *testshop.Shop, sale uuid.UUID) error {
-		_, err := testwork.Rebuilder(s, t).Sale(context.Background(), sale, rebuild.RebuildByHand)
+		_, err := testwork.Rebuilder(s, t).Sale(context.Background(), sale, rebuild.ReasonByHand)
 		return err
 	}
 	for name, changes := range map[string][]func(*testshop.Shop, uuid.UUID) error{

@@ -194,9 +194,9 @@ func (r *reconciler) rebuild(ctx context.Context, d saleDifferences) error {
 	if slices.Contains(r.rebuilt, partition) {
 		return nil
 	}
-	_, err := r.Rebuilder.Sale(ctx, d.sale(), rebuild.RebuildReconciled)
+	_, err := r.Rebuilder.Sale(ctx, d.sale(), rebuild.ReasonReconciled)
 	if errors.Is(err, rebuild.ErrServerUnverified) && r.Sale == uuid.Nil {
-		if _, err = r.Rebuilder.Partition(ctx, partition, rebuild.RebuildReconciled); err == nil {
+		if _, err = r.Rebuilder.Partition(ctx, partition, rebuild.ReasonReconciled); err == nil {
 			r.rebuilt = append(r.rebuilt, partition)
 		}
 	}

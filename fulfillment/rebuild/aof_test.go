@@ -18,11 +18,10 @@ import (
 	"stampede/reservation/order"
 )
 
-// The end of the append-only file is missing: what it held is void, and nothing else.
 func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 	t.Parallel()
-	for _, written := range []int{0, 80, 140} { // of the orders, to Postgres, before Redis is lost
-		t.Run(fmt.Sprintf("%d in Postgres", written), func(t *testing.T) {
+	for _, recorded := range []int{0, 80, 140} { // orders in Postgres before Redis is lost
+		t.Run(fmt.Sprintf("%d in Postgres", recorded), func(t *testing.T) {
 			t.Parallel()
 			const kept, cut = 100, 100
 			s := testshop.NewLostShop(t)
@@ -35,7 +34,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 					OrderID: r.OrderID, SaleID: sale, User: user, Epoch: r.Epoch, Sequence: r.Sequence, Quantity: 1,
 					ReservedAt: r.ReservedAt,
 				})
-				if len(receipts) == written {
+				if len(receipts) == recorded {
 					testwork.Fulfil(s.Shop, t)
 				}
 			}
@@ -48,7 +47,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 				buy()
 			}
 			s.Server.Kill()
-			// In the middle of a command, where Redis cuts off what is not whole.
+			// Inside a command: Redis truncates the incomplete one.
 			require.NoError(t, os.Truncate(file, size+(sizeOf(t, file)-size)/2+1))
 			require.NoError(t, s.Server.Restart(t.Context()))
 			survived := map[uuid.UUID]bool{}
@@ -61,24 +60,24 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 			require.Less(t, len(survived), kept+cut)
 
 			registry, _ := testwork.Guarded(s.Shop, t)
-			testkit.Eventually(t, 30*time.Second, "it is rebuilt", func() bool { return testwork.Rebuilds(t, registry) == 1 })
-			s.AwaitConfirmed(t, max(len(survived), written))
+			testkit.Eventually(t, 30*time.Second, "the partition is rebuilt", func() bool { return testwork.Rebuilds(t, registry) == 1 })
+			s.AwaitConfirmed(t, max(len(survived), recorded))
 			testwork.AwaitRest(s.Shop, t)
-			ledger := ledger.New(s.Pool)
+			l := ledger.New(s.Pool)
 			for i, receipt := range receipts {
-				o, err := ledger.FindByReceipt(t.Context(), receipt)
+				o, err := l.FindByReceipt(t.Context(), receipt)
 				require.NoError(t, err)
 				want := order.StatusConfirmed
-				if !survived[receipt.OrderID] && i >= written {
+				if !survived[receipt.OrderID] && i >= recorded {
 					want = order.StatusVoided
 				}
 				require.Equal(t, want, o.Status, "order %d", i+1)
 			}
-			require.EqualValues(t, max(len(survived), written), testshop.SoldOf(t, s.Pool, sale))
-			// Whoever lost an order may buy, and whoever has one may not.
+			require.EqualValues(t, max(len(survived), recorded), testshop.SoldOf(t, s.Pool, sale))
+			// Users whose order was lost may buy, holders of an order may not.
 			for i := range receipts {
 				want := reservation.Reserved
-				if i < max(len(survived), written) {
+				if i < max(len(survived), recorded) {
 					want = reservation.AlreadyPurchased
 				}
 				require.Equal(t, want, s.Reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "").Verdict)
@@ -92,7 +91,7 @@ func TestRebuildVoidsExactlyTheLostTailOfAOF(t *testing.T) {
 	}
 }
 
-// appendOnlyFile is the one to which the Redis of the test appends.
+// appendOnlyFile returns the file to which the Redis of the test appends.
 func appendOnlyFile(t testing.TB, s testshop.LostShop) string {
 	t.Helper()
 	where, err := s.Rdb.ConfigGet(t.Context(), "*dir*").Result()

@@ -12,8 +12,8 @@ import (
 	"stampede/internal/testwork"
 )
 
-// BenchmarkRebuildOfAMillionOrders tells how long a sale with a million buyers is closed when Redis has lost it,
-// and by how much Redis is larger after a rebuild of what it has than before. -benchtime=1x.
+// BenchmarkRebuildOfAMillionOrders measures how long a sale with a million buyers is closed when Redis has lost it, and
+// how much more memory Redis uses after a second rebuild. -benchtime=1x.
 func BenchmarkRebuildOfAMillionOrders(b *testing.B) {
 	const orders = 1_000_000
 	s := testshop.NewLostShop(b)
@@ -22,7 +22,7 @@ func BenchmarkRebuildOfAMillionOrders(b *testing.B) {
 	_, err := s.Pool.Exec(b.Context(), "VACUUM ANALYZE orders")
 	require.NoError(b, err)
 	s.Flush(b)
-	testwork.Rebuild(s.Shop, b) // for the figure of the memory
+	testwork.Rebuild(s.Shop, b) // the base of the memory figure
 	before := usedMemory(s, b)
 	testwork.Rebuild(s.Shop, b)
 	after := usedMemory(s, b)
@@ -41,11 +41,11 @@ func BenchmarkRebuildOfAMillionOrders(b *testing.B) {
 	b.ReportMetric(float64(after-before)/orders, "B/order-more")
 }
 
-// usedMemory is how much memory Redis uses when it has freed what it is to free.
+// usedMemory returns the memory of Redis after all lazy frees.
 func usedMemory(s testshop.LostShop, t testing.TB) int64 {
 	t.Helper()
 	var used int64
-	testkit.Eventually(t, 60*time.Second, "nothing waits to be freed", func() bool {
+	testkit.Eventually(t, 60*time.Second, "lazy frees are done", func() bool {
 		info := s.Rdb.InfoMap(t.Context(), "memory")
 		used = rebuild.NumberOf(info.Item("Memory", "used_memory"))
 		return info.Item("Memory", "lazyfree_pending_objects") == "0"

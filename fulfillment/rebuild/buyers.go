@@ -15,24 +15,22 @@ import (
 )
 
 const (
-	// holdersPerCall is how many orders go to Redis in one call. Redis serves nobody else meanwhile, and
-	// larger calls hardly make it faster.
+	// holdersPerCall is how many orders go to Redis in one call. Redis serves no other client meanwhile, and larger
+	// calls are hardly faster.
 	holdersPerCall = 1000
-	// holdCalls is how many calls are under way at once: while Redis works on one, the next one is on its way.
+	// holdCalls bounds the concurrent calls: while Redis works on one, the next one is sent.
 	holdCalls = 2
 )
 
-// errOvertaken: another rebuild of the sale has raised its epoch since this one has begun.
+// errOvertaken is returned if another rebuild of the sale has raised its epoch since this one began.
 var errOvertaken = errors.New("another rebuild has raised the epoch of the sale")
 
-// staged is what stands in Redis for the new epoch of a sale: how many live orders, what they hold,
-// and how many ended ones.
+// staged counts what was copied to Redis for the new epoch of a sale: live orders, their units, and ended orders.
 type staged struct{ Orders, Units, ended int64 }
 
-// StageBuyers copies the live orders of a sale to Redis, beside those of its last epoch, and those
-// that have ended and are known by their idempotency key. They are those of one instant after the
-// raise of the epoch: an order that is live then and ends later gives its units back in the new
-// epoch, and none can be added.
+// StageBuyers copies the live orders of a sale to a key beside the old buyers, and its ended orders with an idempotency
+// key to another. It reads one snapshot after the raise of the epoch: no order can be added any more, and the units
+// of an order that ends later are released in the new epoch.
 func (b *build) StageBuyers(ctx context.Context, sale raisedSale) (all staged, err error) {
 	calls, callCtx := errgroup.WithContext(ctx)
 	calls.SetLimit(holdCalls)
@@ -52,7 +50,7 @@ func (b *build) StageBuyers(ctx context.Context, sale raisedSale) (all staged, e
 		crashpoint.Hit(crashpoint.RebuildStaging)
 		return <-free, callCtx.Err()
 	}
-	// It has ctx and not that of the calls, with which the session would end, and the lock with it.
+	// Uses ctx and not callCtx: a cancelled query ends the session, and the lock with it.
 	readErr := b.session.snapshot(ctx, sale, func(tx pgx.Tx) error {
 		if err := eachHolder(ctx, tx, sale, <-free, send); err != nil {
 			return err
@@ -60,7 +58,7 @@ func (b *build) StageBuyers(ctx context.Context, sale raisedSale) (all staged, e
 		return b.stageEnded(ctx, tx, sale, &all.ended)
 	})
 	if err := calls.Wait(); err != nil {
-		return staged{}, err // which is why the reading failed, if it did
+		return staged{}, err // the cause of readErr, if there is one
 	}
 	return all, readErr
 }
@@ -97,7 +95,7 @@ func (b *build) holdPage(ctx context.Context, sale raisedSale, page []reservatio
 	return b.config.Store.StageBuyers(ctx, b.partition, sale.ID, b.Token, sale.Epoch, page)
 }
 
-// snapshot reads what a sale is rebuilt from, of one instant in its epoch.
+// snapshot calls read in a snapshot of Postgres in the new epoch of the sale, or returns errOvertaken.
 func (s *Session) snapshot(ctx context.Context, sale raisedSale, read func(pgx.Tx) error) error {
 	snapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	return pgx.BeginTxFunc(ctx, s.Conn, snapshot, func(tx pgx.Tx) error {
@@ -112,8 +110,8 @@ func (s *Session) snapshot(ctx context.Context, sale raisedSale, read func(pgx.T
 	})
 }
 
-// eachHolder reads the live orders of a sale into the page, calls take whenever it is full and when the last one
-// was read, and goes on with the page that take returns.
+// eachHolder reads the live orders of a sale into the page, calls take with each full page and the last one, and
+// continues with the page that take returns.
 func eachHolder(ctx context.Context, tx pgx.Tx, sale raisedSale, page []reservation.Holder,
 	take func([]reservation.Holder) ([]reservation.Holder, error),
 ) error {
@@ -134,8 +132,8 @@ func eachHolder(ctx context.Context, tx pgx.Tx, sale raisedSale, page []reservat
 	return err
 }
 
-// clearLeftovers frees what the rebuild has staged that closed the sale before this one and was broken off.
-func (b *build) clearLeftovers(ctx context.Context, sale guardedSale) error {
+// clearLeftovers deletes what an interrupted earlier rebuild of the sale has staged.
+func (b *build) clearLeftovers(ctx context.Context, sale requiredSale) error {
 	if sale.Closed.LastToken == "" {
 		return nil
 	}

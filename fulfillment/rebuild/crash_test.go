@@ -16,14 +16,14 @@ import (
 	"stampede/reservation"
 )
 
-// alsoAfterARestart are the points at which it matters most that the stream is still there.
-var alsoAfterARestart = []string{
+// restartPoints are the points at which a rebuild needs the stream that survives a restart.
+var restartPoints = []string{
 	crashpoint.RebuildDistrusted, crashpoint.RebuildDrained, crashpoint.RebuildRaised, crashpoint.RebuildOpened,
 	crashpoint.RebuildVerified,
 }
 
-// A worker that is killed at any step of a rebuild leaves nothing open that should not be, and the next one
-// brings it to its end. At the second pass of a point one sale is done with and another is not.
+// A worker that is killed at any step of a rebuild leaves no unfinished sale open, and the next one finishes it. At the
+// second pass of a point one sale is rebuilt and another is not.
 func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{
@@ -35,7 +35,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 	} {
 		for name, c := range map[string]struct {
 			lose func(t *testing.T, s testshop.LostShop) error
-			lost bool // what no worker has read
+			lost bool // Redis loses unread orders
 		}{
 			"emptied": {func(t *testing.T, s testshop.LostShop) error { return s.Rdb.FlushAll(t.Context()).Err() }, true},
 			"restarted": {func(t *testing.T,
@@ -45,7 +45,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				return s.Server.Restart(t.Context())
 			}, false},
 		} {
-			if !c.lost && !slices.Contains(alsoAfterARestart, point) {
+			if !c.lost && !slices.Contains(restartPoints, point) {
 				continue
 			}
 			t.Run(point+"/"+name, func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 					require.Equal(t, written, s.Crowd(t, sale, written))
 				}
 				testwork.Fulfil(s.Shop, t)
-				orders := map[uuid.UUID]bool{} // that were accepted and that no worker has read
+				orders := map[uuid.UUID]bool{} // accepted and unread by workers
 				for _, sale := range sales {
 					for i := range unwritten {
 						orders[s.Buy(t, sale, fmt.Sprintf("late-%d", i))] = true
@@ -71,7 +71,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				victim.Setenv(crashpoint.Env, point)
 				victim.Start()
 				victim.WaitKilled(30 * time.Second)
-				// A buyer gets a unit that is one, or is told to come again.
+				// A buyer gets a unit of the new epoch, or an error to retry on.
 				bought := 0
 				for _, sale := range sales {
 					answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "between", Quantity: 1})
@@ -89,13 +89,13 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				successor := process(s, t)
 				successor.Start()
 				r := testwork.Rebuilder(s.Shop, t)
-				testkit.Eventually(t, 60*time.Second, "all is as Postgres says, and Postgres knows", func() bool {
+				testkit.Eventually(t, 60*time.Second, "Redis agrees with Postgres, and all revisions are published", func() bool {
 					found, err := r.Needs(t.Context(), 1, true)
 					return err == nil && len(found) == 0 && s.Count(t,
 						"SELECT count(*) FROM sales WHERE published_revision < revision") == 0
 				})
 				testwork.AwaitRest(s.Shop, t)
-				testkit.Eventually(t, 30*time.Second, "every order has its end", func() bool {
+				testkit.Eventually(t, 30*time.Second, "every order is confirmed", func() bool {
 					want := 3*written + bought
 					if !c.lost {
 						want += 3 * unwritten
@@ -105,7 +105,7 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 				for _, sale := range sales {
 					require.GreaterOrEqual(t, s.EpochOf(t, sale), int64(2))
-					for i := range written { // whoever holds units cannot buy more
+					for i := range written { // holders cannot buy again
 						answer := s.Reserve(t, sale, fmt.Sprintf("user-%d", i), 1, "")
 						require.Equal(t, reservation.AlreadyPurchased, answer.Verdict)
 					}
@@ -113,14 +113,14 @@ func TestRebuildIsFinishedAfterWorkerCrash(t *testing.T) {
 				s.RequireSound(t)
 				report := testwork.Audit(s.Shop, t, uuid.Nil)
 				require.False(t, report.Broken(), testwork.TextOf(t, report))
-				require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(0, sales[0], "*")).Val(), "nothing that was staged is left")
+				require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(0, sales[0], "*")).Val(), "no staged key is left")
 				require.True(t, successor.Stop().Success())
 			})
 		}
 	}
 }
 
-// process is a worker of this shop in a process of its own.
+// process returns a worker of this shop in its own process.
 func process(s testshop.LostShop, t testing.TB) *testkit.Cmd {
 	t.Helper()
 	process := s.Shop.Process(t)

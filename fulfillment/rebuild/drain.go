@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
@@ -21,30 +19,30 @@ import (
 // drainPage is how many entries of the stream are recorded in one transaction.
 const drainPage = 500
 
-// Drained is what a rebuild found in the stream that was not known to be in Postgres.
+// Drained counts the entries of the stream that a rebuild read.
 type Drained struct {
-	// Entries were looked at; of them, so many were recorded now.
+	// Entries counts all of them. Confirmed, Rejected and Voided were recorded by the rebuild.
 	Entries   int64 `json:"entries"`
 	Confirmed int64 `json:"confirmed"`
 	Rejected  int64 `json:"rejected"`
 	Voided    int64 `json:"voided"`
-	// Recorded were in Postgres before.
+	// Recorded orders were in Postgres before.
 	Recorded int64 `json:"recorded"`
-	// Left are those of which the workers have to make something: they are no orders of these sales, or cannot be read.
+	// Left counts entries for the workers: orders of other sales, and entries that cannot be applied.
 	Left int64 `json:"left"`
 }
 
-// drainStream records the orders of closed sales that are in the stream and may not be in Postgres: those that no
-// worker has read, and those that some worker has in hand, who will find them recorded. The entries stay where
-// they are. Nothing is added to those sales meanwhile, so there is a last one.
+// drainStream records the orders of closed sales in the unfinished entries of the stream: unread ones, and pending
+// ones, whose workers find them recorded. The entries stay in the stream. Closed sales add none, so there is a last
+// one.
 func (b *build) drainStream(ctx context.Context, closed map[uuid.UUID]bool) error {
-	stream := b.config.Keys.Orders(b.partition)
-	from, to, err := b.unfinished(ctx, stream)
+	key := b.config.Keys.Orders(b.partition)
+	from, to, err := b.unfinished(ctx, key)
 	if err != nil || to == "" {
 		return err
 	}
 	for {
-		entries, err := b.readEntries(ctx, stream, from, to)
+		entries, err := b.readEntries(ctx, key, from, to)
 		if err != nil {
 			return err
 		}
@@ -54,65 +52,51 @@ func (b *build) drainStream(ctx context.Context, closed map[uuid.UUID]bool) erro
 		if err := b.record(ctx, entries, closed); err != nil {
 			return err
 		}
-		if err := b.session.stayAwake(ctx); err != nil {
+		if err := b.session.ping(ctx); err != nil {
 			return err
 		}
 		from = "(" + entries[len(entries)-1].ID
 	}
 }
 
-// unfinished returns the ids between which entries may not be done with; to is empty if there are none.
-func (b *build) unfinished(ctx context.Context, stream string) (from, to string, err error) {
+// unfinished returns the range of ids that includes all unfinished entries; to is empty for an empty stream.
+func (b *build) unfinished(ctx context.Context, key string) (from, to string, err error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	last, err := b.config.Redis.XRevRangeN(ctx, stream, "+", "-", 1).Result()
+	last, err := b.config.Redis.XRevRangeN(ctx, key, "+", "-", 1).Result()
 	if err != nil || len(last) == 0 {
 		return "", "", err
 	}
-	groups, err := b.config.Redis.XInfoGroups(ctx, stream).Result()
+	groups, err := b.config.Redis.XInfoGroups(ctx, key).Result()
 	if err != nil {
 		return "", "", err
 	}
 	at := slices.IndexFunc(groups, func(g redis.XInfoGroup) bool { return g.Name == reservation.Group })
 	if at < 0 {
-		return "-", last[0].ID, nil // nobody has read it yet, or the group is lost
+		return "-", last[0].ID, nil // no worker has read it, or the group is lost
 	}
 	from = groups[at].LastDeliveredID
 	if groups[at].Pending > 0 {
-		pending, err := b.config.Redis.XPending(ctx, stream, reservation.Group).Result()
+		pending, err := b.config.Redis.XPending(ctx, key, reservation.Group).Result()
 		if err != nil {
 			return "", "", err
 		}
 		// A group that was set back has pending entries above its last delivered one.
-		if pending.Count > 0 && idBefore(pending.Lower, from) {
+		if pending.Count > 0 && stream.EntryAfter(from, pending.Lower) {
 			from = pending.Lower
 		}
 	}
 	return from, last[0].ID, nil
 }
 
-// idBefore compares two ids of entries.
-func idBefore(x, y string) bool {
-	xTime, xCount := idParts(x)
-	yTime, yCount := idParts(y)
-	return xTime < yTime || xTime == yTime && xCount < yCount
-}
-
-func idParts(id string) (ms, count uint64) {
-	text, rest, _ := strings.Cut(id, "-")
-	ms, _ = strconv.ParseUint(text, 10, 64)
-	count, _ = strconv.ParseUint(rest, 10, 64)
-	return ms, count
-}
-
-func (b *build) readEntries(ctx context.Context, stream, from, to string) ([]redis.XMessage, error) {
+func (b *build) readEntries(ctx context.Context, key, from, to string) ([]redis.XMessage, error) {
 	ctx, cancel := retry.ForCall(ctx)
 	defer cancel()
-	return b.config.Redis.XRangeN(ctx, stream, from, to, drainPage).Result()
+	return b.config.Redis.XRangeN(ctx, key, from, to, drainPage).Result()
 }
 
-// record records the orders of closed sales among these entries. What is at fault by itself stays for the
-// workers, who make a dead letter of it.
+// record records the orders of closed sales among these entries. Entries that cannot be applied are left to the
+// workers, which park them as dead letters.
 func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map[uuid.UUID]bool) error {
 	found := &b.report.Drained
 	found.Entries += int64(len(entries))
@@ -148,7 +132,7 @@ func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map
 	return nil
 }
 
-// try tries a transaction once: a rebuild that fails is begun again, by whoever asked for it.
+// try tries a transaction once, because callers retry a failed rebuild.
 func (b *build) try(ctx context.Context, t ledger.Transaction) ([]ledger.Outcome, error) {
 	outcomes, err := ledger.Attempt(ctx, b.log, t)
 	if errors.Is(err, ledger.ErrEpochOver) {

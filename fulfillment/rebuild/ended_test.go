@@ -15,7 +15,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// Whatever became of Redis: a request that made an order which has ended never makes another one.
+// A retry of a request whose order has ended never makes another order.
 func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -44,14 +44,14 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 
 	late := s.Reserve(t, sale, "late", 1, "k").Reservation.OrderID
 	testwork.Fulfil(s.Shop, t)
-	voided := s.Reserve(t, sale, "voided", 1, "k").Reservation.OrderID // no worker has seen it
+	voided := s.Reserve(t, sale, "voided", 1, "k").Reservation.OrderID // unread by workers
 	for range 2 {
 		require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
 		s.Flush(t)
 		testwork.Rebuild(s.Shop, t)
-		for status, order := range made {
+		for status, id := range made {
 			again := s.Reserve(t, sale, string(status), 1, "k")
-			require.Equal(t, []any{reservation.OrderEnded, order, status},
+			require.Equal(t, []any{reservation.OrderEnded, id, status},
 				[]any{again.Verdict, again.Reservation.OrderID, again.Status})
 		}
 	}
@@ -60,15 +60,15 @@ func TestRebuildRestoresKeysOfEndedOrders(t *testing.T) {
 	_, err = testwork.GiveBack(s.Shop, t.Context())
 	require.NoError(t, err)
 	require.Equal(t, reservation.OrderEnded, s.Reserve(t, sale, "late", 1, "k").Verdict)
-	// An order that went with Redis is no order that its buyer gave up.
+	// The key of a voided order may buy again.
 	again := s.Reserve(t, sale, "voided", 1, "k")
 	require.Equal(t, reservation.Reserved, again.Verdict)
 	require.NotEqual(t, voided, again.Reservation.OrderID)
 	require.Equal(t, reservation.Reserved, s.Reserve(t, sale, "cancelled", 1, "another").Verdict)
-	require.EqualValues(t, -1, s.Rdb.TTL(t.Context(), s.Keys.Ended(0, sale)).Val(), "what a rebuild has staged stays")
+	require.EqualValues(t, -1, s.Rdb.TTL(t.Context(), s.Keys.Ended(0, sale)).Val(), "the staged key no longer expires")
 }
 
-// refuseAll records what stands in the stream as refused, and gives its units back.
+// refuseAll rejects the orders in the stream and releases their units.
 func refuseAll(s *testshop.Shop, t testing.TB) {
 	t.Helper()
 	b := testwork.Batcher(s, t, nil)
@@ -83,7 +83,7 @@ func refuseAll(s *testshop.Shop, t testing.TB) {
 	require.True(t, b.Release(t.Context(), outcomes))
 }
 
-// Without what Redis knows of ended orders used keys would buy again: the audit names each, and a rebuild mends them.
+// Without its record of ended orders Redis would accept used idempotency keys.
 func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -91,24 +91,24 @@ func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 		found  int64
 		what   string
 	}{
-		"the hash": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+		"hash deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Ended(0, sale)).Err())
-		}, 2, "Redis does not know its idempotency key, which would buy again"},
-		"the hash and its mark": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+		}, 2, "its idempotency key is missing in Redis: a retry would buy again"},
+		"hash and mark deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Ended(0, sale)).Err())
 			require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, sale), "ended").Err())
-		}, 2, "Redis does not know its idempotency key, which would buy again"},
-		"the mark": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+		}, 2, "its idempotency key is missing in Redis: a retry would buy again"},
+		"mark deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Sale(0, sale), "ended").Err())
-		}, 1, "Redis has ended orders of the sale, and the sale does not say so"},
-		"one field": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+		}, 1, "Redis has ended orders of the sale, and does not use them"},
+		"field deleted": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			names := s.Rdb.HKeys(t.Context(), s.Keys.Ended(0, sale)).Val()
 			require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Ended(0, sale), names[0]).Err())
-		}, 1, "Redis does not know its idempotency key, which would buy again"},
-		"one value": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
+		}, 1, "its idempotency key is missing in Redis: a retry would buy again"},
+		"value damaged": {func(t *testing.T, s *testshop.Shop, sale uuid.UUID) {
 			names := s.Rdb.HKeys(t.Context(), s.Keys.Ended(0, sale)).Val()
 			require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Ended(0, sale), names[0], "?", "\xff", "?").Err())
-		}, 1, "Redis has something else for its idempotency key"},
+		}, 1, "Redis has another record of its idempotency key"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -117,10 +117,10 @@ func TestAuditReportsLostKeysOfEndedOrders(t *testing.T) {
 			s.Reserve(t, sale, "rejected", 1, "k")
 			refuseAll(s, t)
 			require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err())
-			order := s.Reserve(t, sale, "cancelled", 1, "k").Reservation.OrderID
+			cancelled := s.Reserve(t, sale, "cancelled", 1, "k").Reservation.OrderID
 			s.Reserve(t, sale, "keyless", 1, "")
 			testwork.Fulfil(s, t)
-			_, err := ledger.New(s.Pool).Cancel(t.Context(), order, "cancelled")
+			_, err := ledger.New(s.Pool).Cancel(t.Context(), cancelled, "cancelled")
 			require.NoError(t, err)
 			require.NotContains(t, testwork.TextOf(t, testwork.Audit(s, t, sale)), "idempotency key", "its release is pending")
 			_, err = testwork.GiveBack(s, t.Context())

@@ -8,29 +8,27 @@ import (
 
 var NumberOf = numberOf
 
-const RebuildWaits = rebuildWaits
+const LogWaiting = logWaiting
 
-const RebuildFailed = rebuildFailed
+const LogFailed = logFailed
 
-const RebuildingPart = rebuildingPart
+const LogBegunPartition = logBegunPartition
 
 func (x *Rebuilder) Begin(ctx context.Context) (*Session, error) { return x.begin(ctx) }
 
-const OtherRebuilds = otherRebuilds
+const LogOtherRebuild = logOtherRebuild
 
 const HoldersPerCall = holdersPerCall
 
-func (x *Rebuilder) FindSale(ctx context.Context, id uuid.UUID) (guardedSale, error) {
+func (x *Rebuilder) FindSale(ctx context.Context, id uuid.UUID) (requiredSale, error) {
 	return x.findSale(ctx, id)
 }
 
 func (x *Rebuilder) NewBuild(s *Session, n Need) *build { return x.newBuild(s, n) }
 
-type GuardedSale = guardedSale
+type RequiredSale = requiredSale
 
 var ErrOvertaken = errOvertaken
-
-type RebuildSession = Session
 
 func (x *Rebuilder) PartitionIn(ctx context.Context, s *Session, partition int, reason string) (Report, error) {
 	return x.partition(ctx, s, partition, reason)
@@ -42,6 +40,6 @@ func (x *Rebuilder) SaleIn(ctx context.Context, s *Session, id uuid.UUID, reason
 
 type Build = build
 
-const RefusedAgain = refusedAgain
+const LogProofAgain = logProofAgain
 
 var ReasonsOfProofs = reasonsOfProofs

@@ -7,25 +7,25 @@ import (
 	"github.com/google/uuid"
 )
 
-// Heal rebuilds what has to be, unless somebody else is at it. Tried is true if it began to. An error in one
-// partition keeps it from no other.
+// Heal rebuilds what has to be rebuilt, unless another process does. Tried is true if it began a rebuild. An error in
+// one partition does not stop the others.
 func (r *Rebuilder) Heal(ctx context.Context, partitions int, withEnded bool) (tried bool, err error) {
 	found, err := r.Needs(ctx, partitions, withEnded)
 	if err == nil {
-		r.trouble.keep(found)
+		r.attempts.keep(found)
 	}
 	if len(found) == 0 {
 		return false, err
 	}
 	session, err := r.begin(ctx)
 	if errors.Is(err, ErrRunning) {
-		r.nameRival(ctx, found)
-		return false, nil // it may be what was found
+		r.logRival(ctx, found)
+		return false, nil // it may rebuild the same
 	} else if err != nil {
 		return false, err
 	}
 	defer session.Close()
-	// Somebody may have been at it a moment ago; from here on nobody is.
+	// Another process may have rebuilt it just before. With the lock this result is final.
 	found, err = r.Needs(ctx, partitions, withEnded)
 	failed := []error{err}
 	for _, n := range found {

@@ -30,7 +30,7 @@ func (l *logText) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// lines are those that have all of the words.
+// lines returns the lines that contain all words.
 func (l *logText) lines(words ...string) (found []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -63,7 +63,7 @@ func guardedLogging(s *testshop.Shop, t *testing.T) *logText {
 	return log
 }
 
-// Somebody holds the row of the sale: the log tells while the rebuild waits at which step, and for whom.
+// Another session locks the row of the sale: the log names the step and that session while the rebuild waits.
 func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -81,10 +81,10 @@ func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	})
 	require.NoError(t, err)
 	go func() {
-		_, err := r.Sale(context.Background(), sale, rebuild.RebuildByHand)
+		_, err := r.Sale(context.Background(), sale, rebuild.ReasonByHand)
 		done <- err
 	}()
-	line := log.await(t, rebuild.RebuildWaits, "raise the epoch of the sale", holder)
+	line := log.await(t, rebuild.LogWaiting, "raise the epoch of the sale", holder)
 	require.Contains(t, line, "level=WARN")
 	require.Contains(t, line, sale.String())
 	require.NoError(t, hold.Rollback(t.Context()))
@@ -92,22 +92,22 @@ func TestWaitingRebuildLogsBlocker(t *testing.T) {
 	s.RequireSound(t)
 }
 
-// A rebuild that fails each time for the same reason: each try says why the last one failed.
+// A repeated error is logged once, and then with each new attempt.
 func TestFailingRebuildLogsReason(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
 	sale := s.Open(t, 10)
 	s.Buy(t, sale, "ann")
 	testwork.Fulfil(s, t)
-	// Its entry is still in the stream, as that of an order is that some worker has in hand.
+	// The entry is unread again, so the rebuild records it.
 	require.NoError(t, s.Rdb.XGroupSetID(t.Context(), s.Keys.Orders(0), reservation.Group, "0").Err())
 	require.NoError(t, testshop.ExecSQL(t, s, "DROP INDEX orders_one_live_per_user"))
 	require.NoError(t, s.Store.Distrust(t.Context(), 0))
 	log := guardedLogging(s, t)
 	const plain = "orders_one_live_per_user"
-	require.Contains(t, log.await(t, rebuild.RebuildFailed, plain, "is missing"), "level=ERROR")
-	log.await(t, rebuild.RebuildingPart, "last_error=", plain, "failed_tries=2")
-	require.Len(t, log.lines(rebuild.RebuildFailed), 1, "the same error is told by the next try")
+	require.Contains(t, log.await(t, rebuild.LogFailed, plain, "is missing"), "level=ERROR")
+	log.await(t, rebuild.LogBegunPartition, "last_error=", plain, "failed_tries=2")
+	require.Len(t, log.lines(rebuild.LogFailed), 1, "the next attempt logs the same error")
 
 	require.NoError(t,
 		testshop.ExecSQL(t, s,
@@ -117,7 +117,6 @@ func TestFailingRebuildLogsReason(t *testing.T) {
 	s.RequireSound(t)
 }
 
-// Another process has the lock of rebuilds: a worker that has found something to rebuild says who keeps it from that.
 func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -128,9 +127,9 @@ func TestWorkerLogsRebuildItWaitsFor(t *testing.T) {
 	require.NoError(t, session.Conn.QueryRow(t.Context(), "SELECT 'session ' || pg_backend_pid()").Scan(&holder))
 	require.NoError(t, s.Store.Distrust(t.Context(), 0))
 	log := guardedLogging(s, t)
-	log.await(t, rebuild.OtherRebuilds, holder, "reason=server")
+	log.await(t, rebuild.LogOtherRebuild, holder, "reason=server")
 	session.Close()
 	log.await(t, "rebuilt the stock from Postgres")
-	require.Len(t, log.lines(rebuild.OtherRebuilds), 1, "and does not say it at each look")
+	require.Len(t, log.lines(rebuild.LogOtherRebuild), 1, "not at each check")
 	testwork.NeedNothing(s, t, 1)
 }

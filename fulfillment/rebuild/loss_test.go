@@ -25,9 +25,9 @@ import (
 	"stampede/sql"
 )
 
-// trap is a go-redis hook that springs before a certain call.
+// trap is a go-redis hook that calls spring before the left-th call.
 type trap struct {
-	left   atomic.Int64 // calls until it springs; it does not spring below 0
+	left   atomic.Int64 // calls until it springs; 0 or less: never
 	spring func()
 }
 
@@ -55,7 +55,7 @@ func (h *trap) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	}
 }
 
-// Redis is lost once more, before every single call of a rebuild.
+// Redis is lost again before each call of a rebuild, one call per round.
 func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(t *testing.T, s testshop.LostShop){
@@ -74,7 +74,7 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := testshop.NewLostShop(t)
-			trap := &trap{spring: func() { lose(t, s) }}
+			hook := &trap{spring: func() { lose(t, s) }}
 			sales := []uuid.UUID{s.Open(t, 100), s.Open(t, 100), s.Open(t, 100)}
 			for _, sale := range sales {
 				s.Crowd(t, sale, 30)
@@ -82,16 +82,16 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 			testwork.Fulfil(s.Shop, t)
 			_, err := s.Catalog.End(t.Context(), sales[2])
 			require.NoError(t, err)
-			s.Rdb.AddHook(trap)
+			s.Rdb.AddHook(hook)
 			r := testwork.Rebuilder(s.Shop, t)
 			moments, again := 0, 0
 			for moment := int64(1); ; moment++ {
-				trap.left.Store(moment)
-				report, err := r.Partition(t.Context(), 0, rebuild.RebuildByHand)
-				sprung := trap.left.Load() <= 0
-				trap.left.Store(0)
+				hook.left.Store(moment)
+				report, err := r.Partition(t.Context(), 0, rebuild.ReasonByHand)
+				sprung := hook.left.Load() <= 0
+				hook.left.Store(0)
 				again += report.Tries - 1
-				// Whether or not it has noticed: nobody who holds a unit gets another one, and no sale is denied.
+				// In any case holders get no second unit, and no sale is reported missing.
 				for _, sale := range sales {
 					answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: "user-7", Quantity: 1})
 					if err != nil {
@@ -105,7 +105,7 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 					break
 				}
 				moments++
-				testkit.Eventually(t, 30*time.Second, "a worker puts it in order", func() bool {
+				testkit.Eventually(t, 30*time.Second, "a worker finishes the rebuild", func() bool {
 					healErr := testwork.Heal(s.Shop, t, r, 1)
 					found, err := r.Needs(t.Context(), 1, true)
 					return healErr == nil && err == nil && len(found) == 0
@@ -114,15 +114,15 @@ func TestRebuildSurvivesLossOfRedisAtEachCall(t *testing.T) {
 				require.NoError(t, err)
 				s.RequireSound(t)
 			}
-			require.Greater(t, moments, 12, "there are as many calls as that")
-			require.Positive(t, again, "some of it was begun anew")
+			require.Greater(t, moments, 12, "the number of calls")
+			require.Positive(t, again, "some rebuilds were restarted")
 			require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 		})
 	}
 }
 
-// A worker has an order in hand that Redis has lost, with its entry. The order is in Postgres before the rebuild,
-// and then it holds; or it comes too late, and then it is void.
+// A worker processes entries that Redis has lost. An order that is recorded before the rebuild stays valid, a later one
+// is voided.
 func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -137,14 +137,14 @@ func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 	require.NoError(t, testshop.Answer(t, testwork.Handle(b, msgs[0])[0]))
 	report := testwork.Rebuild(s.Shop, t)
 	require.EqualValues(t, 1, report.Sales[0].Orders)
-	require.NoError(t, testshop.Answer(t, testwork.Handle(b, msgs[1])[0]), "it is acknowledged")
+	require.NoError(t, testshop.Answer(t, testwork.Handle(b, msgs[1])[0]), "the message is acknowledged")
 
-	// Somebody who had a copy of the stream puts the third one back, twice.
+	// The third entry is appended again from a copy, twice.
 	for range 2 {
 		require.NoError(t,
 			s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entries[2].Values}).Err())
 	}
-	s.Buy(t, sale, "late") // who buys once more, and holds this one
+	s.Buy(t, sale, "late") // buys again and keeps this order
 	testwork.Work(t, testwork.Config(s.Shop, t))
 	s.AwaitConfirmed(t, 2)
 	testwork.AwaitRest(s.Shop, t)
@@ -158,7 +158,6 @@ func TestLateEventOfOlderEpochIsVoided(t *testing.T) {
 	s.RequireSound(t)
 }
 
-// An entry that became a dead letter before a rebuild is void when it is replayed after it.
 func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -168,7 +167,7 @@ func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	letters := deadletter.NewStore(s.Pool, s.Rdb, s.Store)
 	require.NoError(t, letters.Park(t.Context(), entry, errors.New("a test")))
 	testwork.Rebuild(s, t)
-	s.Buy(t, sale, "ann") // her place is free: nothing of the first order is left
+	s.Buy(t, sale, "ann") // possible, because the first order is lost
 	_, _, err := letters.Replay(t.Context(), testwork.OnlyLetter(s, t, letters).ID)
 	require.NoError(t, err)
 	testwork.Work(t, testwork.Config(s, t))
@@ -179,7 +178,7 @@ func TestReplayedDeadLetterOfOlderEpochIsVoided(t *testing.T) {
 	require.EqualValues(t, 9, s.Left(t, sale))
 }
 
-// Each partition has a server of its own to be verified, and one without a sale is no trouble.
+// Each partition has its own server to verify, also one without a sale.
 func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -206,20 +205,20 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	require.EqualValues(t, 2, s.EpochOf(t, sales[1]))
 	require.Equal(t, "1", s.Rdb.HGet(t.Context(), keys.Sale(0, sales[0]), "epoch").Val())
 
-	// What is wrong with one keeps no other from being rebuilt.
+	// A failure of one partition does not stop the others.
 	require.NoError(t,
-		testshop.ExecSQL(t, s, "UPDATE redis_servers SET run_id = 'that of another one' WHERE partition = 0"))
+		testshop.ExecSQL(t, s, "UPDATE redis_servers SET run_id = 'another' WHERE partition = 0"))
 	require.NoError(t, s.Store.Distrust(t.Context(), 1))
 	require.ErrorIs(t, testwork.Heal(s, t, r, 3), rebuild.ErrOtherServer)
 	require.EqualValues(t, 1, s.EpochOf(t, sales[0]))
 	require.EqualValues(t, 3, s.EpochOf(t, sales[1]))
-	_, err = r.Partition(t.Context(), 0, rebuild.RebuildByHand)
+	_, err = r.Partition(t.Context(), 0, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	require.NoError(t, testwork.Heal(s, t, r, 3))
 
 	empty := testshop.NewShop(t, pool)
 	empty.Keys.Partitions = 64
-	report, err := testwork.Rebuilder(empty, t).Partition(t.Context(), 63, rebuild.RebuildByHand)
+	report, err := testwork.Rebuilder(empty, t).Partition(t.Context(), 63, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	require.Empty(t, report.Sales)
 	require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM redis_servers WHERE partition = 63"))
@@ -227,7 +226,7 @@ func TestPartitionsAreRebuiltIndependently(t *testing.T) {
 	s.Buy(t, sales[1], "bob")
 }
 
-// More orders than go to Redis in one call, of which some hold several units.
+// More orders than one call takes, some with several units.
 func TestRebuildCopiesManyOrders(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -249,7 +248,7 @@ func TestRebuildCopiesManyOrders(t *testing.T) {
 	s.RequireSound(t)
 }
 
-// fill puts orders of a sale into Postgres, as if they had been confirmed.
+// fill inserts confirmed orders of a sale into Postgres.
 func fill(s *testshop.Shop, t testing.TB, sale uuid.UUID, orders int) {
 	t.Helper()
 	for _, query := range []string{
@@ -267,7 +266,6 @@ func fill(s *testshop.Shop, t testing.TB, sale uuid.UUID, orders int) {
 	}
 }
 
-// Two rebuilds that do not know of each other: the one that was overtaken opens nothing.
 func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -280,28 +278,28 @@ func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	defer session.Close()
 	guarded, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
-	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.RebuildByHand})
-	sales := []rebuild.GuardedSale{guarded}
+	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.ReasonByHand})
+	sales := []rebuild.RequiredSale{guarded}
 	require.NoError(t, b.CloseAndDrain(t.Context(), sales))
-	ours, err := session.RaiseEpoch(t.Context(), sales[0], rebuild.RebuildByHand)
+	ours, err := session.RaiseEpoch(t.Context(), sales[0], rebuild.ReasonByHand)
 	require.NoError(t, err)
 	all, err := b.StageBuyers(t.Context(), ours)
 	require.NoError(t, err)
 
-	_, err = session.RaiseEpoch(t.Context(), sales[0], rebuild.RebuildByHand)
-	require.ErrorIs(t, err, rebuild.ErrOvertaken, "somebody has raised it since the sale was read")
+	_, err = session.RaiseEpoch(t.Context(), sales[0], rebuild.ReasonByHand)
+	require.ErrorIs(t, err, rebuild.ErrOvertaken, "the epoch was raised after the sale was read")
 	again, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
-	other := r.NewBuild(session, rebuild.Need{Reason: rebuild.RebuildByHand})
-	sales = []rebuild.GuardedSale{again}
+	other := r.NewBuild(session, rebuild.Need{Reason: rebuild.ReasonByHand})
+	sales = []rebuild.RequiredSale{again}
 	require.NoError(t, other.CloseAndDrain(t.Context(), sales))
 	require.Equal(t, b.Token, sales[0].Closed.LastToken)
 	require.ErrorIs(t, b.Open(t.Context(), ours, 10-all.Units, all), reservation.ErrSaleNotClosed)
-	theirs, err := session.RaiseEpoch(t.Context(), sales[0], rebuild.RebuildByHand)
+	theirs, err := session.RaiseEpoch(t.Context(), sales[0], rebuild.ReasonByHand)
 	require.NoError(t, err)
 	_, err = b.StageBuyers(t.Context(), ours)
 	require.ErrorIs(t, err, rebuild.ErrOvertaken)
-	require.NoError(t, session.Conn.Ping(t.Context()), "the session goes on")
+	require.NoError(t, session.Conn.Ping(t.Context()), "the session stays usable")
 	all2, err := other.StageBuyers(t.Context(), theirs)
 	require.NoError(t, err)
 	require.NoError(t, other.Open(t.Context(), theirs, 9, all2))
@@ -310,7 +308,6 @@ func TestOvertakenRebuildOpensNothing(t *testing.T) {
 	s.Buy(t, sale, "bob")
 }
 
-// What an earlier rebuild has staged, and did not come to use, is in nobody's way.
 func TestRebuildDeletesLeftoversOfFailedRebuild(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -320,14 +317,14 @@ func TestRebuildDeletesLeftoversOfFailedRebuild(t *testing.T) {
 	token := reservation.NewRebuildToken()
 	_, err := s.Store.CloseSale(t.Context(), sale, 0, token, 1)
 	require.NoError(t, err)
-	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Staged(0, sale, token), "somebody", "something").Err())
+	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Staged(0, sale, token), "user", "reservation").Err())
 	testwork.Rebuild(s, t)
 	require.Empty(t, s.Rdb.Keys(t.Context(), s.Keys.Staged(0, sale, "*")).Val())
 	require.Equal(t, []string{"ann"}, s.Rdb.HKeys(t.Context(), s.Keys.Buyers(0, sale)).Val())
 	s.RequireSound(t)
 }
 
-// A worker is about to commit an order of the old epoch: the raise waits for it, and counts it.
+// RaiseEpoch waits for the transaction of a worker that records an order of the old epoch, and counts the order.
 func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -335,7 +332,7 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	s.Buy(t, sale, "ann")
 	event, err := order.DecodeReserved(testwork.Messages(s, t)[0])
 	require.NoError(t, err)
-	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err()) // so that it is not drained
+	require.NoError(t, s.Rdb.Del(t.Context(), s.Keys.Orders(0)).Err()) // nothing to drain
 	recording, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = recording.Rollback(context.WithoutCancel(t.Context())) }()
@@ -348,7 +345,7 @@ func TestRaiseEpochCountsUncommittedOrder(t *testing.T) {
 	var report rebuild.Report
 	go func() {
 		var err error
-		report, err = testwork.Rebuilder(s, t).Partition(context.Background(), 0, rebuild.RebuildByHand)
+		report, err = testwork.Rebuilder(s, t).Partition(context.Background(), 0, rebuild.ReasonByHand)
 		done <- err
 	}()
 	testkit.Eventually(t, 20*time.Second, "the rebuild waits for the order", func() bool {

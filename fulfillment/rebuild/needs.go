@@ -19,20 +19,20 @@ import (
 	"stampede/sql"
 )
 
-// ErrOtherServer is returned for a Redis server that takes itself for the right one, while Postgres names
-// another: an old one that was put back, or one that was cut off when another took its place. Which of the two
-// is right only an operator knows, who rebuilds the partition on it by hand.
+// ErrOtherServer is returned for a Redis server whose record says that it is verified, while Postgres names another
+// server: an old one was put back, or one was cut off and replaced. Only an operator knows which one is right, and
+// rebuilds the partition on it.
 var ErrOtherServer = errors.New("this is not the Redis server that Postgres names")
 
-// guardedSale is a sale that Redis has to know.
-type guardedSale struct {
+// requiredSale is a sale, as Postgres has it, that Redis must have.
+type requiredSale struct {
 	id                          uuid.UUID
 	partition                   int
 	epoch, lastSequence         int64
 	revision, publishedRevision int64
 	ended                       bool
 
-	// Closed is what Redis knew when the sale was closed for its rebuild.
+	// Closed is what Redis knew when the rebuild closed the sale.
 	Closed reservation.ClosedSale
 }
 
@@ -43,12 +43,11 @@ type Need struct {
 	Reason    string
 }
 
-// Needs looks what has to be rebuilt in partitions 0 to n-1: all sales of one whose server may have lost some,
-// and single sales that Redis lacks or has otherwise than Postgres. Of sales that are over it looks at
-// those in Redis only, and only if withEnded: somebody may have deleted them.
+// Needs finds what has to be rebuilt in the first partitions: whole partitions whose server may have lost sales, and
+// single sales that Redis lacks or that differ from Postgres. Ended sales are checked only if withEnded, and may be
+// missing, because operators may delete their keys.
 //
-// What it says may be out of date at once, because sales are created and rebuilt meanwhile. Under the lock of a
-// rebuild it is not.
+// Sales are created and rebuilt concurrently, so only the holder of the lock of rebuilds gets a lasting answer.
 func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) ([]Need, error) {
 	servers, err := r.verifiedServers(ctx)
 	if err != nil {
@@ -68,14 +67,14 @@ func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) (
 			whole[p] = true
 		}
 	}
-	// Postgres is read before Redis: there, sequences only rise.
-	err = r.eachSale(ctx, withEnded, func(sales []guardedSale) error {
-		sales = slices.DeleteFunc(sales, func(s guardedSale) bool { return !whole[s.partition] })
+	// Postgres is read before Redis, where sequences only rise.
+	err = r.eachSale(ctx, withEnded, func(sales []requiredSale) error {
+		sales = slices.DeleteFunc(sales, func(s requiredSale) bool { return !whole[s.partition] })
 		inRedis, err := r.readSales(ctx, sales)
 		if err != nil {
 			return err
 		}
-		var agreeing []guardedSale
+		var agreeing []requiredSale
 		for i, sale := range sales {
 			if reason := needOfSale(sale, inRedis[i]); reason != "" {
 				found = append(found, Need{sale.partition, sale.id, reason})
@@ -94,7 +93,7 @@ func (r *Rebuilder) Needs(ctx context.Context, partitions int, withEnded bool) (
 	return found, errors.Join(append(failed, err)...)
 }
 
-// needOfPartition is "" if the server is the one that is known to have all of the partition.
+// needOfPartition returns the reason to rebuild a partition, or "" if its server is the verified one.
 func (r *Rebuilder) needOfPartition(
 	ctx context.Context, partition int, servers map[int]string,
 ) (reason string, err error) {
@@ -111,41 +110,41 @@ func (r *Rebuilder) needOfPartition(
 	case verified && state.Known:
 		return "", ErrOtherServer
 	case verified:
-		return RebuildServer, nil
+		return ReasonServer, nil
 	}
-	// Nobody has used the partition, or none who would have noted its server.
+	// The partition is unused, or its server was never recorded.
 	sales, err := r.salesOf(ctx, partition)
-	if err != nil || !slices.ContainsFunc(sales, func(s guardedSale) bool { return s.publishedRevision > 0 }) {
+	if err != nil || !slices.ContainsFunc(sales, func(s requiredSale) bool { return s.publishedRevision > 0 }) {
 		return "", err
 	}
-	// Whoever uses a partition first notes its server before he publishes: it may have been used since the look.
+	// The server is recorded before the first sale is published: this may have happened since the first read.
 	if servers, err = r.verifiedServers(ctx); err != nil {
 		return "", err
 	}
 	if _, verified = servers[partition]; verified {
-		return "", nil // the next look tells
+		return "", nil // the next call compares the servers
 	}
-	return RebuildUnverified, nil
+	return ReasonUnverified, nil
 }
 
-// needOfSale is "" if Redis has the sale as Postgres does, or if it is not for a rebuild to bring it there.
-func needOfSale(sale guardedSale, found saleInRedis) (reason string) {
+// needOfSale returns the reason to rebuild a sale, or "" if its numbers agree or Redis need not have it.
+func needOfSale(sale requiredSale, found saleInRedis) (reason string) {
 	switch {
 	case found.present && found.epoch != sale.epoch:
-		return RebuildUnfinished
+		return ReasonUnfinished
 	case found.present && found.sequence < sale.lastSequence:
-		return RebuildSetBack
+		return ReasonSetBack
 	case found.present:
 		return ""
 	case sale.publishedRevision == 0 && sale.epoch == 1:
-		return "" // it was never there: whoever creates it brings it
+		return "" // never published: its creation publishes it
 	case sale.ended && sale.publishedRevision == sale.revision:
-		return "" // deleted, to make room
+		return "" // deleted to free memory
 	}
-	return RebuildLost
+	return ReasonSaleLost
 }
 
-// verifiedServers is the run id of the verified server of each partition.
+// verifiedServers returns the run id of the verified server of each partition.
 func (r *Rebuilder) verifiedServers(ctx context.Context) (map[int]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
@@ -160,24 +159,23 @@ func (r *Rebuilder) verifiedServers(ctx context.Context) (map[int]string, error)
 	return servers, err
 }
 
-// Partitions is how many there are to be looked after: those of new sales, and those of sales that were made when
-// there were more.
+// Partitions returns the number of partitions of new and older sales.
 func (r *Rebuilder) Partitions(ctx context.Context) (int, error) {
 	return MostPartitions(ctx, r.config.Pool, r.config.Keys)
 }
 
-// guardPage is how many sales are compared at a time.
-const guardPage = 1000
+// salesPerPage is how many sales are read at a time.
+const salesPerPage = 1000
 
-// eachSale calls f with all sales, or those that are not over, a page at a time.
-func (r *Rebuilder) eachSale(ctx context.Context, withEnded bool, f func([]guardedSale) error) error {
+// eachSale calls f with the sales that are not over, or all if withEnded, a page at a time.
+func (r *Rebuilder) eachSale(ctx context.Context, withEnded bool, f func([]requiredSale) error) error {
 	after := uuid.Nil
 	for {
-		page, err := r.salePage(ctx, after, guardPage, withEnded)
+		page, err := r.salePage(ctx, after, salesPerPage, withEnded)
 		if err != nil || len(page) == 0 {
 			return err
 		}
-		full, last := len(page) == guardPage, page[len(page)-1].id
+		full, last := len(page) == salesPerPage, page[len(page)-1].id
 		if err := f(page); err != nil || !full {
 			return err
 		}
@@ -185,11 +183,11 @@ func (r *Rebuilder) eachSale(ctx context.Context, withEnded bool, f func([]guard
 	}
 }
 
-func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, withEnded bool) ([]guardedSale, error) {
+func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, withEnded bool) ([]requiredSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	rows, _ := r.config.Pool.Query(ctx, sql.RebuildSalesInRedis, after, limit, withEnded) // its error comes with the rows
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (guardedSale, error) {
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (requiredSale, error) {
 		s, err := pgx.RowToStructByName[struct {
 			ID                                               uuid.UUID
 			Partitions                                       int
@@ -197,18 +195,18 @@ func (r *Rebuilder) salePage(ctx context.Context, after uuid.UUID, limit int, wi
 			Ended                                            bool
 		}](row)
 		if err != nil {
-			return guardedSale{}, err
+			return requiredSale{}, err
 		}
-		return guardedSale{
+		return requiredSale{
 			id: s.ID, partition: reservation.PartitionAmong(s.ID, s.Partitions), epoch: s.Epoch, lastSequence: s.LastSequence,
 			revision: s.Revision, publishedRevision: s.PublishedRevision, ended: s.Ended,
 		}, nil
 	})
 }
 
-// salesOf are all sales of a partition.
-func (r *Rebuilder) salesOf(ctx context.Context, partition int) (sales []guardedSale, err error) {
-	err = r.eachSale(ctx, true, func(page []guardedSale) error {
+// salesOf returns all sales of a partition.
+func (r *Rebuilder) salesOf(ctx context.Context, partition int) (sales []requiredSale, err error) {
+	err = r.eachSale(ctx, true, func(page []requiredSale) error {
 		for _, sale := range page {
 			if sale.partition == partition {
 				sales = append(sales, sale)
@@ -220,19 +218,19 @@ func (r *Rebuilder) salesOf(ctx context.Context, partition int) (sales []guarded
 }
 
 // findSale returns one sale, or reservation.ErrSaleNotFound.
-func (r *Rebuilder) findSale(ctx context.Context, id uuid.UUID) (guardedSale, error) {
-	sales, err := r.salePage(ctx, before(id), 1, true)
+func (r *Rebuilder) findSale(ctx context.Context, id uuid.UUID) (requiredSale, error) {
+	sales, err := r.salePage(ctx, idBelow(id), 1, true)
 	if err == nil && (len(sales) == 0 || sales[0].id != id) {
 		err = reservation.ErrSaleNotFound
 	}
 	if err != nil {
-		return guardedSale{}, err
+		return requiredSale{}, err
 	}
 	return sales[0], nil
 }
 
-// before is the id below.
-func before(id uuid.UUID) uuid.UUID {
+// idBelow returns the next lower id.
+func idBelow(id uuid.UUID) uuid.UUID {
 	for i := len(id) - 1; i >= 0; i-- {
 		id[i]--
 		if id[i] != 0xff {
@@ -242,14 +240,14 @@ func before(id uuid.UUID) uuid.UUID {
 	return id
 }
 
-// saleInRedis is as much of a sale in Redis as tells whether it is the one of Postgres.
+// saleInRedis are the fields of a sale in Redis that needOfSale compares.
 type saleInRedis struct {
 	present         bool
 	epoch, sequence int64
 }
 
-// readSales looks sales up in Redis, in their order. A sale of which a number cannot be read has that number as -1.
-func (r *Rebuilder) readSales(ctx context.Context, sales []guardedSale) ([]saleInRedis, error) {
+// readSales reads sales from Redis, in their order. A number that cannot be read is -1.
+func (r *Rebuilder) readSales(ctx context.Context, sales []requiredSale) ([]saleInRedis, error) {
 	if len(sales) == 0 {
 		return nil, nil
 	}
@@ -285,6 +283,7 @@ func numberOf(field any) int64 {
 	return -1
 }
 
+// MostPartitions returns the number of partitions of new and older sales.
 func MostPartitions(ctx context.Context, pool *pgxpool.Pool, keys reservation.Keys) (partitions int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()

@@ -14,59 +14,59 @@ import (
 )
 
 const (
-	// stepNamedAfter is how long a step of a rebuild may take until the log names it, and whom it waits for.
-	stepNamedAfter = 2 * time.Second
-	// stepNamedEvery is how often it is named again.
-	stepNamedEvery = 10 * time.Second
-	// rivalNamedEvery is how often a worker that has found something to rebuild names the session that keeps it from that.
-	rivalNamedEvery = 10 * time.Second
+	// stepSlowAfter is how long a step of a rebuild may take until the log names it and the sessions it waits for.
+	stepSlowAfter = 2 * time.Second
+	// stepLoggedEvery is how often it is logged again.
+	stepLoggedEvery = 10 * time.Second
+	// rivalLoggedEvery is how often a worker that needs a rebuild logs which session has the lock.
+	rivalLoggedEvery = 10 * time.Second
 )
 
-// What the log says of rebuilds that take their time.
+// Texts of the log.
 const (
-	stillAtStep    = "the rebuild is still at this step"
-	rebuildWaits   = "the rebuild waits for locks in Postgres"
-	rebuildFailed  = "cannot rebuild the stock: it is tried again, and stays closed until then"
-	otherRebuilds  = "something is to be rebuilt: waiting for another rebuild to end"
-	rebuildingPart = "rebuilding the stock of a partition from Postgres: its sales are closed until that is done"
-	rebuildingSale = "rebuilding the stock of a sale from Postgres: it is closed until that is done"
+	logSlowStep       = "the rebuild is still at this step"
+	logWaiting        = "the rebuild waits for locks in Postgres"
+	logFailed         = "cannot rebuild the stock: the rebuild is retried, and sales stay closed until then"
+	logOtherRebuild   = "a rebuild is needed: waiting for another rebuild to end"
+	logBegunPartition = "rebuilding the stock of a partition from Postgres: its sales are closed meanwhile"
+	logBegunSale      = "rebuilding the stock of a sale from Postgres: it is closed meanwhile"
 )
 
-// rebuildStep is what a rebuild is at.
-type rebuildStep struct {
+// step is the current step of a rebuild.
+type step struct {
 	doing string
 	sale  uuid.UUID // uuid.Nil for all of them
 	since time.Time
 }
 
-// at notes the step that begins.
+// at sets the current step.
 func (b *build) at(doing string) { b.atSale(doing, uuid.Nil) }
 
 func (b *build) atSale(doing string, sale uuid.UUID) {
-	b.step.Store(&rebuildStep{doing, sale, time.Now()})
+	b.step.Store(&step{doing, sale, time.Now()})
 }
 
-// watch names in the log the steps that take long, until stop is called.
+// watch logs slow steps until stop is called.
 func (b *build) watch(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() {
-		ticks := time.NewTicker(stepNamedAfter / 2)
+		ticks := time.NewTicker(stepSlowAfter / 2)
 		defer ticks.Stop()
-		var named *rebuildStep
+		var named *step
 		var due time.Time
 		for {
 			select {
 			case <-ctx.Done():
 				return
 			case now := <-ticks.C:
-				step := b.step.Load()
-				if step != named {
-					named, due = step, step.since.Add(stepNamedAfter)
+				current := b.step.Load()
+				if current != named {
+					named, due = current, current.since.Add(stepSlowAfter)
 				}
 				if !now.Before(due) {
-					due = now.Add(stepNamedEvery)
-					b.name(ctx, step, now)
+					due = now.Add(stepLoggedEvery)
+					b.logStep(ctx, current, now)
 				}
 			}
 		}
@@ -77,11 +77,11 @@ func (b *build) watch(ctx context.Context) (stop func()) {
 	}
 }
 
-// name names a step in the log, with the sessions that hold locks for which others wait.
-func (b *build) name(ctx context.Context, step *rebuildStep, now time.Time) {
-	fields := []any{"step", step.doing, "for", now.Sub(step.since).Round(time.Millisecond)}
-	if step.sale != b.of.Sale { // which the log names anyway
-		fields = append(fields, "sale", step.sale)
+// logStep logs a slow step, with the sessions that block others.
+func (b *build) logStep(ctx context.Context, current *step, now time.Time) {
+	fields := []any{"step", current.doing, "for", now.Sub(current.since).Round(time.Millisecond)}
+	if current.sale != b.of.Sale { // b.log names this one
+		fields = append(fields, "sale", current.sale)
 	}
 	limited, cancel := context.WithTimeout(ctx, retry.CallTimeout)
 	defer cancel()
@@ -89,30 +89,29 @@ func (b *build) name(ctx context.Context, step *rebuildStep, now time.Time) {
 	switch {
 	case ctx.Err() != nil: // the rebuild has ended
 	case err != nil:
-		b.log.Warn(stillAtStep, append(fields, "error", err)...)
+		b.log.Warn(logSlowStep, append(fields, "error", err)...)
 	case len(found) == 0:
-		b.log.Warn(stillAtStep, fields...)
+		b.log.Warn(logSlowStep, fields...)
 	default:
-		b.log.Warn(rebuildWaits, append(fields, "held_by", namesOf(found))...)
+		b.log.Warn(logWaiting, append(fields, "held_by", namesOf(found))...)
 	}
 }
 
-// rebuildTrouble is what a Rebuilder remembers from one look to the next, so that the log can tell
-// why it goes on. There are as many entries as things that could not be rebuilt.
-type rebuildTrouble struct {
+// attempts are the failed attempts of a Rebuilder at what still has to be rebuilt, for the log.
+type attempts struct {
 	mu     sync.Mutex
-	failed map[Need]failedRebuild
-	// rivalNamed is when it was last said that another process rebuilds.
-	rivalNamed time.Time
+	failed map[Need]failure
+	// rivalLogged is when the rebuild of another process was last logged.
+	rivalLogged time.Time
 }
 
-type failedRebuild struct {
+type failure struct {
 	tries int
-	last  string // the error
+	last  string // the last error
 }
 
-// before returns what is to be said of earlier tries to rebuild this.
-func (t *rebuildTrouble) before(n Need) []any {
+// logFields returns the fields of the log for earlier attempts at n.
+func (t *attempts) logFields(n Need) []any {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if f, failed := t.failed[n.target()]; failed {
@@ -121,9 +120,9 @@ func (t *rebuildTrouble) before(n Need) []any {
 	return nil
 }
 
-// note notes how a try has ended. It is true for an error other than that of the last try: the next
-// one tells all others.
-func (t *rebuildTrouble) note(n Need, err error) (isNew bool) {
+// note records the end of an attempt. It returns true for another error than that of the attempt before: a repeated
+// error is logged with the next attempt.
+func (t *attempts) note(n Need, err error) (isNew bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n = n.target()
@@ -132,16 +131,16 @@ func (t *rebuildTrouble) note(n Need, err error) (isNew bool) {
 		return false
 	}
 	if t.failed == nil {
-		t.failed = map[Need]failedRebuild{}
+		t.failed = map[Need]failure{}
 	}
 	f := t.failed[n]
 	isNew = f.last != err.Error()
-	t.failed[n] = failedRebuild{f.tries + 1, err.Error()}
+	t.failed[n] = failure{f.tries + 1, err.Error()}
 	return isNew
 }
 
-// keep forgets what is not to be rebuilt any more.
-func (t *rebuildTrouble) keep(found []Need) {
+// keep removes the attempts at what need not be rebuilt any more.
+func (t *attempts) keep(found []Need) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	is := make(map[Need]bool, len(found))
@@ -155,17 +154,17 @@ func (t *rebuildTrouble) keep(found []Need) {
 	}
 }
 
-// target is what is to be rebuilt, for whatever reason.
+// target returns the need without its reason.
 func (n Need) target() Need { return Need{partition: n.partition, Sale: n.Sale} }
 
-// nameRival says, now and then, which session has the lock of rebuilds.
-func (r *Rebuilder) nameRival(ctx context.Context, found []Need) {
-	r.trouble.mu.Lock()
-	due := time.Since(r.trouble.rivalNamed) >= rivalNamedEvery
+// logRival logs which session has the lock of rebuilds, at most once in rivalLoggedEvery.
+func (r *Rebuilder) logRival(ctx context.Context, found []Need) {
+	r.attempts.mu.Lock()
+	due := time.Since(r.attempts.rivalLogged) >= rivalLoggedEvery
 	if due {
-		r.trouble.rivalNamed = time.Now()
+		r.attempts.rivalLogged = time.Now()
 	}
-	r.trouble.mu.Unlock()
+	r.attempts.mu.Unlock()
 	if !due {
 		return
 	}
@@ -173,7 +172,7 @@ func (r *Rebuilder) nameRival(ctx context.Context, found []Need) {
 	defer cancel()
 	holder, err := pg.Holder(ctx, r.config.Pool, pg.RebuildLock)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return // it has ended
+		return // the other rebuild has ended
 	}
 	fields := []any{"reason", found[0].Reason, "partition", found[0].partition}
 	if err != nil {
@@ -181,15 +180,15 @@ func (r *Rebuilder) nameRival(ctx context.Context, found []Need) {
 	} else {
 		fields = append(fields, "held_by", holder.String())
 	}
-	r.config.Logger.Warn(otherRebuilds, fields...)
+	r.config.Logger.Warn(logOtherRebuild, fields...)
 }
 
-// blockersNamed is how many sessions a line of the log names at most.
-const blockersNamed = 5
+// blockersLogged bounds the sessions that a line of the log names.
+const blockersLogged = 5
 
 func namesOf(found []pg.Activity) []string {
-	names := make([]string, 0, blockersNamed)
-	for i := range found[:min(len(found), blockersNamed)] {
+	names := make([]string, 0, blockersLogged)
+	for i := range found[:min(len(found), blockersLogged)] {
 		names = append(names, found[i].String())
 	}
 	return names

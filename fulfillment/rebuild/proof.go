@@ -19,36 +19,33 @@ import (
 	"stampede/sql"
 )
 
-// A Redis that is set back while its process goes on, as with the snapshot of a virtual machine or by RESTORE, looks as
-// before: it is the same server, and soon it has given out as many places as it had. Workers know
-// it by two proofs, which a Redis that has all it had never gives, because the order of things is
-// always the same: Redis holds a reservation before the order is confirmed, and until after it has
-// ended.
+// A Redis that is set back within one process, by the snapshot of a virtual machine or by RESTORE, is still the
+// verified server, and soon it has given out as many places as before. Workers find it by two proofs. An intact
+// Redis never gives them, because it holds a reservation before the order is confirmed and until after it has ended.
 //
-//   - Postgres refuses an order whose reservation is in force in Redis: its buyer has another live order, or the stock
-//     is taken (refusals).
-//   - Redis does not hold an order that this worker has recorded and that is still live (witnesses).
+//   - Postgres refuses an order whose reservation is in force in Redis: its buyer has another live order, or the
+//     stock is taken (refusals).
+//   - Redis does not hold a live order that this worker recorded (witnesses).
 //
-// A rebuild takes either away, whatever the cause was. Somebody who can write to Redis can bring about both again and
-// again, so a sale is rebuilt for them less and less often (rebuild/wait.sql).
+// A rebuild removes the cause of either. A client that can write to Redis can cause both repeatedly, so repeated
+// rebuilds of a sale for these reasons are delayed more and more (rebuild/wait.sql).
 
-// What the log says of proofs.
+// Texts of the log.
 const (
-	orderRefused = "Postgres has refused an order that Redis had accepted: Redis lacks orders, or one of them was " +
-		"changed by hand"
-	orderMissed  = "Redis does not hold a live order that it had accepted: it was set back, or changed by hand"
-	refusedAgain = "Redis and Postgres differ once more about a sale that was rebuilt for that: it is rebuilt again " +
-		"later; `stampede audit` shows the difference"
+	logOrderRefused = "Postgres refused an order that Redis had accepted: Redis lacks orders, or data was changed manually"
+	logOrderMissing = "Redis lacks a live order that it had accepted: Redis was set back, or data was changed manually"
+	logProofAgain   = "Redis and Postgres differ again about a rebuilt sale: its next rebuild is delayed; `stampede audit` " +
+		"shows the difference"
 )
 
-// refusals are the epochs of sales in which Postgres refused orders that Redis had accepted. There
-// is an entry for a sale until a look finds it in another epoch. The zero value is ready.
+// refusals holds the epochs of sales in which Postgres refused orders that Redis had accepted. An entry is removed when
+// its sale is found in another epoch. The zero value is ready.
 type refusals struct {
 	mu     sync.Mutex
 	epochs map[uuid.UUID]int64
 }
 
-// note notes a refused order, and returns true for the first one of an epoch.
+// note adds a refused order, and returns true for the first one of an epoch.
 func (r *refusals) note(sale uuid.UUID, epoch int64) (isNew bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,7 +57,7 @@ func (r *refusals) note(sale uuid.UUID, epoch int64) (isNew bool) {
 	return isNew
 }
 
-// in tells whether an order was refused in this epoch of the sale.
+// in reports whether an order was refused in this epoch of the sale.
 func (r *refusals) in(sale uuid.UUID, epoch int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -71,10 +68,10 @@ func (r *refusals) in(sale uuid.UUID, epoch int64) bool {
 	return known && refused == epoch
 }
 
-// NoteRefused is called for an order that Postgres has just refused, and whose reservation was in force in Redis.
+// NoteRefused is called for an order that Postgres has just refused and whose reservation was in force in Redis.
 func (r *Rebuilder) NoteRefused(out ledger.Outcome) {
 	if e := out.Event; r.refused.note(e.SaleID, e.Epoch) {
-		r.config.Logger.Error(orderRefused, "sale", e.SaleID, "epoch", e.Epoch, "order", e.OrderID, "user", e.UserID,
+		r.config.Logger.Error(logOrderRefused, "sale", e.SaleID, "epoch", e.Epoch, "order", e.OrderID, "user", e.UserID,
 			"rejected", out.Reason)
 	}
 }
@@ -86,9 +83,8 @@ type witness struct {
 	sequence int64
 }
 
-// witnesses are two orders of each sale: one that Redis held when it was asked last, and of those confirmed since the
-// one with the highest place. There is an entry for each sale that this worker has recorded orders
-// of. The zero value is ready.
+// witnesses holds two orders of each sale of which this worker has recorded orders: one that Redis held at the last
+// check, and the one with the highest place of those confirmed since. The zero value is ready.
 type witnesses struct {
 	mu    sync.Mutex
 	known map[uuid.UUID]*[2]witness
@@ -99,7 +95,7 @@ const (
 	confirmedSince
 )
 
-// Note notes what was recorded, in the order of sales and places.
+// Note takes recorded orders, sorted by sale and place.
 func (w *witnesses) Note(outcomes []ledger.Outcome) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -135,7 +131,7 @@ func (w *witnesses) of(sale uuid.UUID) (found [2]witness) {
 	return found
 }
 
-// held notes that nothing is missing of these witnesses. One that has ended is none any more.
+// held records a check that missed none of these witnesses: seen are removed or kept. Ended orders are removed.
 func (w *witnesses) held(sale uuid.UUID, seen [2]witness, isHeld [2]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -154,15 +150,15 @@ func (w *witnesses) held(sale uuid.UUID, seen [2]witness, isHeld [2]bool) {
 	}
 }
 
-// forget forgets a sale that is over.
+// forget removes a sale that is over.
 func (w *witnesses) forget(sale uuid.UUID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.known, sale)
 }
 
-// proofsIn returns why sales are to be rebuilt that agree with Postgres in all numbers: "" for those that are not.
-func (r *Rebuilder) proofsIn(ctx context.Context, sales []guardedSale) (reasons []string, err error) {
+// proofsIn returns the reasons to rebuild sales whose numbers agree with Postgres; "" for no rebuild.
+func (r *Rebuilder) proofsIn(ctx context.Context, sales []requiredSale) (reasons []string, err error) {
 	missed, err := r.missed(ctx, sales)
 	if err != nil {
 		return nil, err
@@ -171,9 +167,9 @@ func (r *Rebuilder) proofsIn(ctx context.Context, sales []guardedSale) (reasons 
 	for i, sale := range sales {
 		switch {
 		case missed[i]:
-			reasons[i] = RebuildSetBack
+			reasons[i] = ReasonSetBack
 		case r.refused.in(sale.id, sale.epoch):
-			reasons[i] = RebuildRefused
+			reasons[i] = ReasonRefused
 		default:
 			continue
 		}
@@ -182,8 +178,8 @@ func (r *Rebuilder) proofsIn(ctx context.Context, sales []guardedSale) (reasons 
 			return nil, err
 		}
 		if wait > 0 {
-			r.said.putOff.Do(func() {
-				r.config.Logger.Error(refusedAgain, "sale", sale.id, "reason", reasons[i], "in", wait.Round(time.Second))
+			r.logged.delayed.Do(func() {
+				r.config.Logger.Error(logProofAgain, "sale", sale.id, "reason", reasons[i], "in", wait.Round(time.Second))
 			})
 			reasons[i] = ""
 		}
@@ -191,14 +187,14 @@ func (r *Rebuilder) proofsIn(ctx context.Context, sales []guardedSale) (reasons 
 	return reasons, nil
 }
 
-// proofsSaid is how often the log repeats what a proof says.
-const proofsSaid = time.Minute
+// proofsLoggedEvery is how often the log repeats a lasting proof.
+const proofsLoggedEvery = time.Minute
 
-// said keeps proofs that last from filling the log.
-type said struct{ missed, putOff rate.Sometimes }
+// logged limits the log lines of lasting proofs.
+type logged struct{ missed, delayed rate.Sometimes }
 
-// reasonsOfProofs are those of rebuilds that somebody who can write to Redis may bring about as often as he likes.
-var reasonsOfProofs = []string{RebuildSetBack, RebuildRefused}
+// reasonsOfProofs are the reasons that a client that can write to Redis can cause at will.
+var reasonsOfProofs = []string{ReasonSetBack, ReasonRefused}
 
 func (r *Rebuilder) waitBefore(ctx context.Context, sale uuid.UUID) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
@@ -210,9 +206,9 @@ func (r *Rebuilder) waitBefore(ctx context.Context, sale uuid.UUID) (time.Durati
 	return time.Duration(seconds * float64(time.Second)), nil
 }
 
-// missed tells of which sales Redis does not hold an order that is live. Redis is asked before
-// Postgres: an order that is live in Postgres afterwards was held all the time.
-func (r *Rebuilder) missed(ctx context.Context, sales []guardedSale) ([]bool, error) {
+// missed reports for which sales Redis lacks a live witness. Redis is read before Postgres, so an order that is live
+// in Postgres was live when Redis was read.
+func (r *Rebuilder) missed(ctx context.Context, sales []requiredSale) ([]bool, error) {
 	missed := make([]bool, len(sales))
 	seen := make([][2]witness, len(sales))
 	asked := make([][2]*redis.StringCmd, len(sales))
@@ -250,7 +246,7 @@ func (r *Rebuilder) missed(ctx context.Context, sales []guardedSale) ([]bool, er
 				return nil, err
 			case o.Status.Live():
 				missed[i] = true
-				r.said.missed.Do(func() { r.config.Logger.Error(orderMissed, "sale", sale.id, "order", w.order, "user", w.user) })
+				r.logged.missed.Do(func() { r.config.Logger.Error(logOrderMissing, "sale", sale.id, "order", w.order, "user", w.user) })
 			}
 		}
 		switch {

@@ -19,39 +19,37 @@ import (
 	"stampede/reservation"
 )
 
-// Why stock in Redis is made anew: the reason of the event SaleRebuilt, of the log and of the metrics.
+// The reasons of rebuilds, as in the event SaleRebuilt, the log and the metrics.
 const (
-	// RebuildServer: the Redis server is not the one on which the stock was: it was restarted, replaced or emptied.
-	RebuildServer = "server"
-	// RebuildUnverified: it was never noted on which server the stock is.
-	RebuildUnverified = "unvouched"
-	// RebuildLost: the server lacks a sale.
-	RebuildLost = "sale-lost"
-	// RebuildUnfinished: a sale has another epoch there than in Postgres, as a rebuild leaves it that was broken off.
-	RebuildUnfinished = "unfinished"
-	// RebuildSetBack: Postgres has an order at a place of a sale that Redis has not given out, or a live one that Redis
-	// does not hold.
-	RebuildSetBack = "set-back"
-	// RebuildRefused: Postgres has refused an order that Redis had accepted.
-	RebuildRefused = "refused"
-	// RebuildByHand: an operator asked for it.
-	RebuildByHand = "by-hand"
-	// RebuildReconciled: Redis and Postgres differed, and an operator had them reconciled.
-	RebuildReconciled = "reconciled"
+	// ReasonServer: the Redis server is not the verified one: it was restarted, replaced or emptied.
+	ReasonServer = "server"
+	// ReasonUnverified: no server was ever verified for the partition.
+	ReasonUnverified = "unvouched"
+	// ReasonSaleLost: the verified server lacks a sale.
+	ReasonSaleLost = "sale-lost"
+	// ReasonUnfinished: the epochs of a sale differ in Redis and Postgres, as after an interrupted rebuild.
+	ReasonUnfinished = "unfinished"
+	// ReasonSetBack: Postgres has an order at a place that Redis has not given out, or a live one that Redis does
+	// not hold.
+	ReasonSetBack = "set-back"
+	// ReasonRefused: Postgres refused an order that Redis had accepted.
+	ReasonRefused = "refused"
+	// ReasonByHand: an operator started it.
+	ReasonByHand = "by-hand"
+	// ReasonReconciled: reconcile started it, because Redis and Postgres differed.
+	ReasonReconciled = "reconciled"
 )
 
 var (
-	// ErrRunning is returned while another process rebuilds. It will see to what is to be done, or
-	// leave it to be found again.
-	ErrRunning = errors.New("a rebuild is under way")
-	// ErrServerUnverified is returned for the rebuild of a single sale on a Redis server of which more may be
-	// lost: its partition has to be rebuilt.
-	ErrServerUnverified = errors.New("the whole partition has to be rebuilt: its Redis server is not the one that it " +
-		"was on")
+	// ErrRunning is returned while another process rebuilds.
+	ErrRunning = errors.New("another rebuild is running")
+	// ErrServerUnverified is returned for the rebuild of a single sale on an unverified Redis server: other sales may be
+	// lost as well, so the partition has to be rebuilt.
+	ErrServerUnverified = errors.New("the whole partition has to be rebuilt: its Redis server is not the verified one")
 )
 
-// rebuildTries is how often a rebuild is begun anew because Redis was lost meanwhile, before it is given up.
-const rebuildTries = 5
+// triesMax bounds the tries of a rebuild during which Redis is lost again.
+const triesMax = 5
 
 // Config configures a Rebuilder. The first four fields have no default.
 type Config struct {
@@ -65,46 +63,45 @@ type Config struct {
 	Registerer prometheus.Registerer
 }
 
-// Rebuilder makes the stock of sales in Redis anew from Postgres. While it does, the sale is closed:
-// buyers are told to come again, and nobody is refused for good. It may be broken off at any instant: what it
-// has not finished stays closed, and the next rebuild starts from the beginning.
+// Rebuilder rebuilds the stock of sales in Redis from Postgres. Meanwhile the sales are closed: buyers receive 503 and
+// retry. After a crash at any point the unfinished sales stay closed, and the next rebuild starts from the beginning.
 //
-// One rebuild runs at a time, in all processes together; a lock of Postgres sees to that. Nothing rests on
-// it: of two rebuilds of a sale that are under way at once, only the one that has begun last can raise its epoch
-// or open it (decision 18). It is safe for concurrent use.
+// A lock of Postgres allows one rebuild at a time in all processes. Correctness does not depend on it: of two
+// concurrent rebuilds of a sale, only the one that closed it last can raise its epoch or open it (decision 18).
+// It is safe for concurrent use.
 type Rebuilder struct {
-	config  Config
-	Ledger  *ledger.Ledger
-	metrics *rebuildMetrics
-	trouble rebuildTrouble
+	config   Config
+	Ledger   *ledger.Ledger
+	metrics  *metrics
+	attempts attempts
 
-	// What a worker learns of its orders that shows that Redis lacks some.
+	// What this worker's orders show about Redis (proof.go).
 	refused   refusals
 	Witnesses witnesses
-	said      said
+	logged    logged
 }
 
-// New returns a Rebuilder. It does not talk to Redis or Postgres yet.
+// New returns a Rebuilder. It sends nothing to Redis or Postgres.
 func New(config Config) (*Rebuilder, error) {
 	config.Logger = cmp.Or(config.Logger, slog.Default())
-	metrics, err := newRebuildMetrics(config.Registerer)
+	m, err := newMetrics(config.Registerer)
 	if err != nil {
 		return nil, err
 	}
-	r := &Rebuilder{config: config, Ledger: ledger.New(config.Pool), metrics: metrics}
-	r.said.missed.Interval, r.said.putOff.Interval = proofsSaid, proofsSaid
+	r := &Rebuilder{config: config, Ledger: ledger.New(config.Pool), metrics: m}
+	r.logged.missed.Interval, r.logged.delayed.Interval = proofsLoggedEvery, proofsLoggedEvery
 	return r, nil
 }
 
-type rebuildMetrics struct {
+type metrics struct {
 	rebuilds *prometheus.CounterVec
 	seconds  prometheus.Histogram
 }
 
-func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
+func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 	rebuilds, err1 := telemetry.RegisterOnce(reg, prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "stampede_rebuilds_total",
-		Help: "Rebuilds of stock in Redis that were finished, by why: server, unvouched, sale-lost, unfinished, set-back, " +
+		Help: "Finished rebuilds of stock in Redis, by reason: server, unvouched, sale-lost, unfinished, set-back, " +
 			"refused, by-hand or reconciled.",
 	}, []string{"reason"}))
 	seconds, err2 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -115,20 +112,19 @@ func newRebuildMetrics(reg prometheus.Registerer) (*rebuildMetrics, error) {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	for _, reason := range []string{
-		RebuildServer, RebuildUnverified, RebuildLost, RebuildUnfinished, RebuildSetBack, RebuildRefused, RebuildByHand,
-		RebuildReconciled,
+		ReasonServer, ReasonUnverified, ReasonSaleLost, ReasonUnfinished, ReasonSetBack, ReasonRefused, ReasonByHand,
+		ReasonReconciled,
 	} {
-		rebuilds.WithLabelValues(reason) // is there before the first, which increase() would miss otherwise
+		rebuilds.WithLabelValues(reason) // creates the series: increase() misses the first value of a new one
 	}
-	return &rebuildMetrics{rebuilds: rebuilds, seconds: seconds}, nil
+	return &metrics{rebuilds: rebuilds, seconds: seconds}, nil
 }
 
-// Partition makes the stock of all sales of a partition anew, and verifies the Redis server that
-// has it now: sales that are not over first, which are open from then on, and those that have ended after them.
+// Partition rebuilds the stock of all sales of a partition and verifies its current Redis server. Sales that are not
+// over come first and are open again while ended sales follow.
 //
-// Before anything of Redis is given up, what is in the stream and not in Postgres yet is recorded there, so
-// that a server that lost nothing loses nothing by this. The error is ErrRunning, or one of Redis or Postgres;
-// the report says what was done all the same.
+// Unrecorded orders in the stream are first recorded in Postgres, so the rebuild of an intact server loses none. The
+// error is ErrRunning, or one of Redis or Postgres; the report is also valid with an error.
 func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string) (Report, error) {
 	session, err := r.begin(ctx)
 	if err != nil {
@@ -138,7 +134,7 @@ func (r *Rebuilder) Partition(ctx context.Context, partition int, reason string)
 	return r.partition(ctx, session, partition, reason)
 }
 
-// Sale makes the stock of one sale anew; the other ones go on. The error is ErrRunning,
+// Sale rebuilds the stock of one sale, while other sales stay open. The error is ErrRunning,
 // reservation.ErrSaleNotFound, ErrServerUnverified, or one of Redis or Postgres.
 func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (Report, error) {
 	session, err := r.begin(ctx)
@@ -152,8 +148,8 @@ func (r *Rebuilder) Sale(ctx context.Context, sale uuid.UUID, reason string) (Re
 // partition is Partition under the lock.
 func (r *Rebuilder) partition(ctx context.Context, s *Session, partition int, reason string) (Report, error) {
 	b := r.newBuild(s, Need{partition: partition, Reason: reason})
-	b.log.Warn(rebuildingPart, r.trouble.before(b.of)...)
-	return b.finish(b.inTries(ctx, b.wholePartition))
+	b.log.Warn(logBegunPartition, r.attempts.logFields(b.of)...)
+	return b.finish(b.retryWhileLost(ctx, b.wholePartition))
 }
 
 // sale is Sale under the lock.
@@ -164,18 +160,18 @@ func (r *Rebuilder) sale(ctx context.Context, s *Session, id uuid.UUID, reason s
 	}
 	b := r.newBuild(s, Need{sale.partition, id, reason})
 	b.log = b.log.With("sale", id)
-	b.log.Warn(rebuildingSale, r.trouble.before(b.of)...)
-	return b.finish(b.inTries(ctx, func(ctx context.Context) error { return b.oneSale(ctx, id) }))
+	b.log.Warn(logBegunSale, r.attempts.logFields(b.of)...)
+	return b.finish(b.retryWhileLost(ctx, func(ctx context.Context) error { return b.oneSale(ctx, id) }))
 }
 
 // build is one rebuild.
 type build struct {
 	*Rebuilder
 	of        Need
-	partition int // of it
+	partition int // of the need
 	session   *Session
-	Token     string // of the try that is under way
-	step      atomic.Pointer[rebuildStep]
+	Token     string // of the current try
+	step      atomic.Pointer[step]
 	log       *slog.Logger
 	began     time.Time
 	report    Report
@@ -190,25 +186,25 @@ func (r *Rebuilder) newBuild(s *Session, n Need) *build {
 	return b
 }
 
-// inTries begins anew for as long as Redis is lost meanwhile.
-func (b *build) inTries(ctx context.Context, do func(context.Context) error) error {
+// retryWhileLost calls do again if Redis was lost meanwhile, at most triesMax times.
+func (b *build) retryWhileLost(ctx context.Context, do func(context.Context) error) error {
 	defer b.watch(ctx)()
 	for try := 1; ; try++ {
 		b.Token = reservation.NewRebuildToken()
 		b.report = Report{Partition: b.partition, Reason: b.of.Reason, Tries: try}
 		err := do(ctx)
-		if !errors.Is(err, reservation.ErrServerChanged) || try == rebuildTries {
+		if !errors.Is(err, reservation.ErrServerChanged) || try == triesMax {
 			return err
 		}
-		b.log.Warn("beginning the rebuild anew", "error", err)
+		b.log.Warn("restarting the rebuild", "error", err)
 	}
 }
 
 func (b *build) finish(err error) (Report, error) {
 	took := time.Since(b.began)
 	b.report.Seconds = took.Seconds()
-	if b.trouble.note(b.of, err) && !errors.Is(err, context.Canceled) {
-		b.log.Error(rebuildFailed, "error", err)
+	if b.attempts.note(b.of, err) && !errors.Is(err, context.Canceled) {
+		b.log.Error(logFailed, "error", err)
 	}
 	if err != nil {
 		return b.report, fmt.Errorf("rebuild partition %d: %w", b.partition, err)

@@ -39,10 +39,10 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 			orders[out.Event.UserID] = out.Event.OrderID
 		}
 	}
-	ledger := ledger.New(s.Pool)
-	_, err := ledger.Pay(t.Context(), orders["bob"], "bob", "pi")
+	l := ledger.New(s.Pool)
+	_, err := l.Pay(t.Context(), orders["bob"], "bob", "pi")
 	require.NoError(t, err)
-	_, err = ledger.Cancel(t.Context(), orders["carol"], "carol")
+	_, err = l.Cancel(t.Context(), orders["carol"], "carol")
 	require.NoError(t, err)
 	testwork.EndWindow(t, s.Pool, orders["dave"])
 	_, err = testwork.Expire(s.Shop, t.Context())
@@ -58,13 +58,13 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	s.RequireClosed(t, sale)
 	report := testwork.Rebuild(s.Shop, t)
 	require.Len(t, report.Sales, 3)
-	require.Equal(t, ended, report.Sales[2].ID, "it can wait")
+	require.Equal(t, ended, report.Sales[2].ID, "ended sales come last")
 	for _, rebuilt := range report.Sales {
 		rebuilt.Seconds = 0
-		want := rebuild.RebuiltSale{ID: rebuilt.ID, Epoch: 2, Revision: 2}
+		want := rebuild.SaleReport{ID: rebuilt.ID, Epoch: 2, Revision: 2}
 		switch rebuilt.ID {
 		case sale:
-			// The place of the lost order was never seen, so it is given out once more.
+			// The place of the lost order is unknown, so it is given out again.
 			want.Stock, want.Left, want.Held, want.Orders, want.Sequence = 20, 15, 5, 3, 5
 		case paused:
 			want.Revision, want.Stock, want.Left = 3, 5, 5
@@ -83,10 +83,10 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	require.Equal(t, "paused", s.SaleInRedis(t, paused)["state"])
 	require.Equal(t, "ended", s.SaleInRedis(t, ended)["state"])
 
-	// Whoever holds units gets the first answer again, and whoever does not buys as anybody else.
+	// Holders of live orders get the first answer again. The others may buy.
 	again := s.Reserve(t, sale, "ann", 3, "key-of-ann")
 	require.Equal(t, reservation.Replayed, again.Verdict)
-	require.Equal(t, keyed.Reservation, again.Reservation, "the epoch in which it was made included: it is in the receipt")
+	require.Equal(t, keyed.Reservation, again.Reservation, "with its first epoch, which is in the receipt")
 	require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, sale, "ann", 1, "").Verdict)
 	require.Equal(t, reservation.AlreadyPurchased, s.Reserve(t, sale, "bob", 1, "").Verdict)
 	for i, user := range []string{"carol", "dave", "lost"} {
@@ -104,7 +104,7 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 		s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1 AND status IN ('confirmed', 'paid')", sale))
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE id = $1", lost))
 
-	// Operators go on where they were.
+	// Operators can still change the sales.
 	_, err = s.Catalog.Resume(t.Context(), paused)
 	require.NoError(t, err)
 	_, err = s.Catalog.Restock(t.Context(), sale, 10, "")
@@ -118,8 +118,8 @@ func TestRebuildRestoresStockFromPostgres(t *testing.T) {
 	require.JSONEq(t, `{"epoch": 2, "sequence": 5, "reason": "by-hand", "stock": 20, "held": 5, "orders": 3}`, event)
 }
 
-// takeInHand reads what is new in the stream as a worker that is not done with it.
-func takeInHand(s *testshop.Shop, t testing.TB, count int64) {
+// readPending reads unread entries as another worker, which does not acknowledge them.
+func readPending(s *testshop.Shop, t testing.TB, count int64) {
 	t.Helper()
 	_, err := s.Rdb.XReadGroup(t.Context(), &redis.XReadGroupArgs{
 		Group: reservation.Group, Consumer: "elsewhere", Streams: []string{s.Keys.Orders(0), ">"}, Count: count, Block: -1,
@@ -127,21 +127,21 @@ func takeInHand(s *testshop.Shop, t testing.TB, count int64) {
 	require.NoError(t, err)
 }
 
-// A server that lost nothing loses nothing: what is in the stream is in Postgres before the epoch ends.
+// The orders in the stream are recorded before the epoch ends.
 func TestRebuildDrainsStream(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		group    func(t *testing.T, s *testshop.Shop) error
-		recorded int64 // orders that are looked at once more
+		recorded int64 // orders that were recorded before
 	}{
-		"nobody has read it":      {func(*testing.T, *testshop.Shop) error { return nil }, 1},
-		"some of it is unread":    {func(t *testing.T, s *testshop.Shop) error { takeInHand(s, t, 700); return nil }, 0},
-		"somebody has it in hand": {func(t *testing.T, s *testshop.Shop) error { takeInHand(s, t, 5000); return nil }, 0},
-		"the group was set back": {func(t *testing.T, s *testshop.Shop) error {
-			takeInHand(s, t, 5000)
+		"unread":         {func(*testing.T, *testshop.Shop) error { return nil }, 1},
+		"partly pending": {func(t *testing.T, s *testshop.Shop) error { readPending(s, t, 700); return nil }, 0},
+		"pending":        {func(t *testing.T, s *testshop.Shop) error { readPending(s, t, 5000); return nil }, 0},
+		"group set back": {func(t *testing.T, s *testshop.Shop) error {
+			readPending(s, t, 5000)
 			return s.Rdb.XGroupSetID(t.Context(), s.Keys.Orders(0), reservation.Group, "0").Err()
 		}, 2},
-		"the group is gone": {func(t *testing.T, s *testshop.Shop) error {
+		"group deleted": {func(t *testing.T, s *testshop.Shop) error {
 			return s.Rdb.XGroupDestroy(t.Context(), s.Keys.Orders(0), reservation.Group).Err()
 		}, 2},
 	} {
@@ -156,7 +156,7 @@ func TestRebuildDrainsStream(t *testing.T) {
 			testwork.Rubbish(s, t)
 			s.Buy(t, other, "late")
 			require.NoError(t, c.group(t, s))
-			testshop.RaiseEpoch(t, s.Pool, other) // a rebuild has got so far and no further
+			testshop.RaiseEpoch(t, s.Pool, other) // as an interrupted rebuild
 			report := testwork.Rebuild(s, t)
 			require.Equal(t, rebuild.Drained{
 				Entries: 1202 + c.recorded, Confirmed: 1200, Voided: 1, Left: 1,
@@ -166,7 +166,7 @@ func TestRebuildDrainsStream(t *testing.T) {
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'voided' AND user_id = 'late'"))
 			s.RequireSound(t)
 
-			// A worker finds the entries, and that nothing is to be done with them.
+			// A worker finds that the entries are recorded.
 			config := testwork.Config(s, t)
 			config.MinIdle = 100 * time.Millisecond
 			stop := testwork.Work(t, config)
@@ -174,13 +174,13 @@ func TestRebuildDrainsStream(t *testing.T) {
 			stop()
 			require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM dead_letters"))
 			require.EqualValues(t, 1200, testshop.SoldOf(t, s.Pool, sale))
-			require.EqualValues(t, 2, s.EpochOf(t, sale), "the worker has found nothing to be rebuilt")
+			require.EqualValues(t, 2, s.EpochOf(t, sale), "the worker rebuilds nothing")
 			s.RequireSound(t)
 		})
 	}
 }
 
-// Two orders too many are in the stream: the rebuild rejects them, in the order of the sale, as a worker would.
+// The stream has two orders too many. The rebuild rejects the last ones in the order of the sale, as a worker does.
 func TestRebuildRejectsOrdersBeyondStock(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -209,17 +209,17 @@ func TestRebuildsAreExclusive(t *testing.T) {
 	r := testwork.Rebuilder(s, t)
 	session, err := r.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = testwork.Rebuilder(s, t).Partition(t.Context(), 0, rebuild.RebuildByHand)
+	_, err = testwork.Rebuilder(s, t).Partition(t.Context(), 0, rebuild.ReasonByHand)
 	require.ErrorIs(t, err, rebuild.ErrRunning)
-	_, err = r.Sale(t.Context(), sale, rebuild.RebuildByHand)
+	_, err = r.Sale(t.Context(), sale, rebuild.ReasonByHand)
 	require.ErrorIs(t, err, rebuild.ErrRunning)
 	s.Buy(t, sale, "ann")
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 0).Err())
-	require.NoError(t, testwork.Heal(s, t, r, 1), "it is not this one's turn")
+	require.NoError(t, testwork.Heal(s, t, r, 1), "another rebuild has the lock")
 	require.EqualValues(t, 1, s.EpochOf(t, sale))
 	var silence string
 	require.NoError(t, session.Conn.QueryRow(t.Context(), "SHOW idle_session_timeout").Scan(&silence))
-	require.Equal(t, "30s", silence, "one that hangs is not waited for for ever")
+	require.Equal(t, "30s", silence, "Postgres ends a session that hangs")
 	session.Close()
 	testwork.Rebuild(s, t)
 	require.EqualValues(t, 2, s.EpochOf(t, sale))
@@ -232,10 +232,10 @@ func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
 	s.Buy(t, sale, "ann")
 	s.Buy(t, other, "ann")
 	r := testwork.Rebuilder(s, t)
-	report, err := r.Sale(t.Context(), sale, rebuild.RebuildReconciled)
+	report, err := r.Sale(t.Context(), sale, rebuild.ReasonReconciled)
 	require.NoError(t, err)
 	require.Equal(t, rebuild.Drained{Entries: 2, Confirmed: 1, Left: 1}, report.Drained,
-		"the other sale's order is for the workers")
+		"the other sale's order is left to the workers")
 	require.Len(t, report.Sales, 1)
 	require.EqualValues(t, 2, s.EpochOf(t, sale))
 	require.EqualValues(t, 1, s.EpochOf(t, other))
@@ -244,15 +244,14 @@ func TestRebuildOfOneSaleKeepsOtherSalesOpen(t *testing.T) {
 	testwork.Fulfil(s, t)
 	s.RequireSound(t)
 
-	_, err = r.Sale(t.Context(), uuid.Must(uuid.NewV7()), rebuild.RebuildByHand)
+	_, err = r.Sale(t.Context(), uuid.Must(uuid.NewV7()), rebuild.ReasonByHand)
 	require.ErrorIs(t, err, reservation.ErrSaleNotFound)
 	require.NoError(t, s.Store.Distrust(t.Context(), 0))
-	_, err = r.Sale(t.Context(), sale, rebuild.RebuildByHand)
+	_, err = r.Sale(t.Context(), sale, rebuild.ReasonByHand)
 	require.ErrorIs(t, err, rebuild.ErrServerUnverified)
 	require.EqualValues(t, 2, s.EpochOf(t, sale))
 }
 
-// What operators decide while a rebuild is under way comes on top of it.
 func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -269,13 +268,13 @@ func TestOperatorChangesDuringRebuildAreKept(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Catalog.Restock(t.Context(), sale, 5, "")
 	require.ErrorIs(t, err, catalog.ErrNotInForce, "before the epoch is raised")
-	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.RebuildByHand})
+	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.ReasonByHand})
 	guarded.Closed, err = b.CloseSale(t.Context(), guarded)
 	require.NoError(t, err)
-	raised, err := session.RaiseEpoch(t.Context(), guarded, rebuild.RebuildByHand)
+	raised, err := session.RaiseEpoch(t.Context(), guarded, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	_, err = s.Catalog.Pause(t.Context(), sale)
-	require.ErrorIs(t, err, catalog.ErrNotInForce, "and after that")
+	require.ErrorIs(t, err, catalog.ErrNotInForce, "after the epoch is raised")
 	_, err = s.Catalog.Restock(t.Context(), sale, 7, "")
 	require.ErrorIs(t, err, catalog.ErrNotInForce)
 	created, err := s.Catalog.Create(t.Context(), reservation.Terms{Name: "new", Stock: 3, PerOrderLimit: 1})
@@ -311,7 +310,6 @@ func pick(fields map[string]string, names ...string) (values []string) {
 	return values
 }
 
-// An order that is cancelled while its sale is rebuilt gives its unit back in the new epoch.
 func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -321,9 +319,9 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 		orders[user] = s.Buy(t, sale, user)
 	}
 	testwork.Fulfil(s, t)
-	ledger, r := ledger.New(s.Pool), testwork.Rebuilder(s, t)
+	l, r := ledger.New(s.Pool), testwork.Rebuilder(s, t)
 	cancel := func(user string) {
-		_, err := ledger.Cancel(t.Context(), orders[user], user)
+		_, err := l.Cancel(t.Context(), orders[user], user)
 		require.NoError(t, err)
 	}
 	session, err := r.Begin(t.Context())
@@ -331,29 +329,29 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	defer session.Close()
 	guarded, err := r.FindSale(t.Context(), sale)
 	require.NoError(t, err)
-	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.RebuildByHand})
+	b := r.NewBuild(session, rebuild.Need{Reason: rebuild.ReasonByHand})
 
-	// A worker has this one in hand, and has told Redis of it, in the old epoch.
+	// A worker has released this unit in Redis in the old epoch, and is deleting the release.
 	cancel("ann")
 	hold, err := s.Pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = hold.Exec(t.Context(), "DELETE FROM releases")
 	require.NoError(t, err)
-	require.NoError(t, b.CloseAndDrain(t.Context(), []rebuild.GuardedSale{guarded}))
-	raised, err := session.RaiseEpoch(t.Context(), guarded, rebuild.RebuildByHand)
+	require.NoError(t, b.CloseAndDrain(t.Context(), []rebuild.RequiredSale{guarded}))
+	raised, err := session.RaiseEpoch(t.Context(), guarded, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	cancel("bob") // before the orders are read
 	all, err := b.StageBuyers(t.Context(), raised)
 	require.NoError(t, err)
-	cancel("carol") // after that
+	cancel("carol") // after the orders are read
 	_, err = testwork.GiveBack(s, t.Context())
-	require.Error(t, err, "while it is closed nothing comes back")
+	require.Error(t, err, "a closed sale releases no units")
 	require.NoError(t, b.Open(t.Context(), raised, raised.Stock-all.Units, all))
 	require.NoError(t, hold.Rollback(t.Context()))
 	require.EqualValues(t, 1, all.Orders)
 	require.EqualValues(t, 9, s.Left(t, sale))
-	testkit.Eventually(t, 10*time.Second, "all releases are done with", func() bool {
+	testkit.Eventually(t, 10*time.Second, "all releases are applied", func() bool {
 		_, err := testwork.GiveBack(s, t.Context())
 		return err == nil && s.Count(t, testshop.PendingReleases) == 0
 	})
@@ -364,7 +362,6 @@ func TestOrderEndedDuringRebuildReleasesUnit(t *testing.T) {
 	}
 }
 
-// The log has a line at the beginning and one at the end, and the metrics count it.
 func TestRebuildLogsAndCounts(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -374,39 +371,37 @@ func TestRebuildLogsAndCounts(t *testing.T) {
 		Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Logger: slog.New(log), Registerer: registry,
 	})
 	require.NoError(t, err)
-	_, err = r.Partition(t.Context(), 0, rebuild.RebuildServer)
+	_, err = r.Partition(t.Context(), 0, rebuild.ReasonServer)
 	require.NoError(t, err)
-	require.Equal(t, 1, log.Times(rebuild.RebuildingPart))
+	require.Equal(t, 1, log.Times(rebuild.LogBegunPartition))
 	require.Equal(t, 1, log.Times("rebuilt the stock from Postgres"))
-	require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.RebuildServer))
+	require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.ReasonServer))
 
-	// A second one shares the metrics, and one that fails does not count.
+	// A second Rebuilder shares the metrics. A failed rebuild does not count.
 	_, err = rebuild.New(rebuild.Config{Pool: s.Pool, Redis: s.Rdb, Keys: s.Keys, Store: s.Store, Registerer: registry})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = r.Partition(ctx, 0, rebuild.RebuildServer)
+	_, err = r.Partition(ctx, 0, rebuild.ReasonServer)
 	require.ErrorIs(t, err, context.Canceled)
-	require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.RebuildServer))
+	require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.ReasonServer))
 }
 
-// Postgres was set back, from a backup for instance, or somebody has written to Redis: ingresses have seen a
-// later epoch than Postgres has, and do not go back.
+// After a restore of Postgres ingresses have seen a later epoch than Postgres has, and refuse earlier ones.
 func TestRebuildContinuesAfterLatestSeenEpoch(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
 	sale := s.Open(t, 10)
 	require.NoError(t, s.Rdb.HSet(t.Context(), s.Keys.Sale(0, sale), "epoch", 99).Err())
 	require.EqualValues(t, 99, s.Reserve(t, sale, "ann", 1, "").Reservation.Epoch)
-	report, err := testwork.Rebuilder(s.Shop, t).Sale(t.Context(), sale, rebuild.RebuildByHand)
+	report, err := testwork.Rebuilder(s.Shop, t).Sale(t.Context(), sale, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	require.EqualValues(t, 100, report.Sales[0].Epoch)
 	require.EqualValues(t, 100, s.Reserve(t, sale, "bob", 1, "").Reservation.Epoch)
-	require.EqualValues(t, 1, s.Count(t, testshop.ConfirmedOrders), "what the stream held")
+	require.EqualValues(t, 1, s.Count(t, testshop.ConfirmedOrders), "the order in the stream")
 }
 
-// TestLoweringWithdrawnByRebuildCanBeRetried: Redis is away when the stock is to be lowered, and is rebuilt when it is
-// back, from the stock in Postgres.
+// Redis fails while the stock is lowered. When it is back it is rebuilt from the stock in Postgres.
 func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -416,7 +411,7 @@ func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 	s.Server.Kill()
 	_, err := s.Catalog.Restock(t.Context(), sale, -4, "returned")
 	require.ErrorIs(t, err, reservation.ErrUnavailable)
-	require.NotErrorIs(t, err, catalog.ErrNotInForce, "nobody can promise that it takes effect")
+	require.NotErrorIs(t, err, catalog.ErrNotInForce, "it may not take effect")
 
 	require.NoError(t, s.Server.Restart(t.Context()))
 	r := testwork.Rebuilder(s.Shop, t)
@@ -424,7 +419,7 @@ func TestLoweringWithdrawnByRebuildCanBeRetried(t *testing.T) {
 		func() bool { return testwork.Heal(s.Shop, t, r, 1) == nil })
 	_, err = s.Catalog.PublishPending(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []string{"10", "9"}, pick(s.SaleInRedis(t, sale), "stock", "left"), "nothing was changed")
+	require.Equal(t, []string{"10", "9"}, pick(s.SaleInRedis(t, sale), "stock", "left"), "the stock is unchanged")
 
 	for range 2 {
 		lowered, err := s.Catalog.Restock(t.Context(), sale, -4, "returned")

@@ -9,31 +9,31 @@ import (
 	"github.com/google/uuid"
 )
 
-// Report tells what a rebuild did.
+// Report is the result of a rebuild.
 type Report struct {
 	Partition int    `json:"partition"`
 	Reason    string `json:"reason"`
-	// Tries is how often it was begun, because Redis was lost once more meanwhile. What follows is of the last one.
+	// Tries counts the tries: each loss of Redis during a rebuild starts another one. The fields below are of the last.
 	Tries   int     `json:"tries"`
 	Seconds float64 `json:"seconds"`
 	Drained Drained `json:"drained"`
-	// Sales are those that were rebuilt, in the order in which they were opened.
-	Sales []RebuiltSale `json:"sales"`
+	// Sales are the rebuilt sales in the order in which they were opened.
+	Sales []SaleReport `json:"sales"`
 }
 
-// RebuiltSale is a sale as it came out of a rebuild. Stock = Left + Held.
-type RebuiltSale struct {
+// SaleReport is a rebuilt sale. Stock = Left + Held.
+type SaleReport struct {
 	ID       uuid.UUID `json:"id"`
 	Epoch    int64     `json:"epoch"`
 	Revision int64     `json:"revision"`
-	// Ended is true if nobody could buy in it any more.
+	// Ended is true if the sale is over.
 	Ended bool  `json:"ended,omitempty"`
 	Stock int64 `json:"stock"`
 	Left  int64 `json:"left"`
-	// Held is how many units the live orders hold, and Orders how many orders these are.
+	// Held counts the units of the live orders, and Orders the orders.
 	Held   int64 `json:"held"`
 	Orders int64 `json:"orders"`
-	// Sequence is the highest place that was ever given out in the sale, as far as anybody knows.
+	// Sequence is the highest place that Postgres or Redis knows of.
 	Sequence int64   `json:"sequence"`
 	Seconds  float64 `json:"seconds"`
 }
@@ -46,14 +46,14 @@ func (r *Report) held() (units, orders int64) {
 	return units, orders
 }
 
-// WriteText writes the report for people.
+// WriteText writes the report for operators.
 func (r *Report) WriteText(w io.Writer) error {
 	took := time.Duration(r.Seconds * float64(time.Second)).Round(time.Millisecond)
 	s := r.Drained
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "partition %d was rebuilt in %v (%s)\n", r.Partition, took, r.Reason)
 	fmt.Fprintf(t,
-		"stream: entries not done with: %d; confirmed now: %d, rejected: %d, voided: %d, in Postgres before: %d, left to "+
+		"stream: unfinished entries: %d; confirmed now: %d, rejected: %d, voided: %d, in Postgres before: %d, left to "+
 			"the workers: %d\n",
 		s.Entries, s.Confirmed, s.Rejected, s.Voided, s.Recorded, s.Left)
 	if len(r.Sales) > 0 {

@@ -25,7 +25,7 @@ import (
 	"stampede/reservation"
 )
 
-// gate holds every call that a rebuilder makes to Redis or to its session of Postgres until the test lets it pass.
+// gate stops a rebuilder before each call to Redis or to its session of Postgres until the test lets it pass.
 type gate struct {
 	arrived, pass chan struct{}
 }
@@ -58,7 +58,7 @@ func (g gate) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 	}
 }
 
-// TraceQueryStart implements pgx.QueryTracer. Inside a transaction nothing waits: others wait for its locks.
+// TraceQueryStart implements pgx.QueryTracer. It never stops inside a transaction, for whose locks others would wait.
 func (g gate) TraceQueryStart(ctx context.Context, conn *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
 	if conn.PgConn().TxStatus() == 'I' {
 		g.wait()
@@ -69,12 +69,12 @@ func (g gate) TraceQueryStart(ctx context.Context, conn *pgx.Conn, _ pgx.TraceQu
 // TraceQueryEnd implements pgx.QueryTracer.
 func (g gate) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// rival is a rebuilder that holds no lock and goes on one call at a time.
+// rival is a rebuilder without the lock that runs one call at a time.
 type rival struct {
 	gate
 	*rebuild.Rebuilder
 	shop *testshop.Shop
-	done chan error // of the rebuild that is under way
+	done chan error // the result of the current rebuild
 	busy bool
 }
 
@@ -108,7 +108,7 @@ func (r *rival) begin(t *testing.T, run func(context.Context, *rebuild.Session) 
 	r.await(t)
 }
 
-// await waits until the rebuilder wants to make its next call, or is done.
+// await waits until the rebuilder is stopped before its next call, or is done.
 func (r *rival) await(t *testing.T) {
 	t.Helper()
 	select {
@@ -127,16 +127,15 @@ func (r *rival) step(t *testing.T) {
 	r.await(t)
 }
 
-// Several rebuilders, none of which has the lock, take turns call by call, while buyers buy and
-// workers record. As Redis loses nothing, no order that was accepted is voided or rejected, and no
-// sale stays closed.
+// Several rebuilders without the lock take turns call by call, while buyers buy and workers record.
+// Redis loses nothing, so no accepted order is voided or rejected, and no sale stays closed.
 func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 	t.Parallel()
 	const rounds, rivals, moves = 24, 3, 120
 	s := testshop.NewShop(t, testkit.Pool(t))
-	crew := make([]*rival, rivals)
-	for i := range crew {
-		crew[i] = newRival(s, t)
+	rebuilders := make([]*rival, rivals)
+	for i := range rebuilders {
+		rebuilders[i] = newRival(s, t)
 	}
 	seed := cmp.Or(rivalsSeed, rand.Uint64())
 	opened := 0
@@ -144,7 +143,7 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, uint64(round)))
 		sale := s.Open(t, 10_000)
 		t.Logf("round %d of seed %d", round, seed)
-		whole := round%3 == 2 // the partition and not only the sale
+		whole := round%3 == 2 // rebuild the partition, not only the sale
 		accepted := map[uuid.UUID]bool{}
 		before := s.EpochOf(t, sale)
 		buy := func() {
@@ -158,7 +157,7 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 			accepted[answer.Reservation.OrderID] = true
 		}
 		for range moves {
-			switch r := crew[random.IntN(rivals)]; {
+			switch r := rebuilders[random.IntN(rivals)]; {
 			case random.IntN(4) == 0:
 				buy()
 			case random.IntN(8) == 0:
@@ -172,29 +171,29 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 			default:
 				r.begin(t, func(ctx context.Context, session *rebuild.Session) error {
 					if whole {
-						_, err := r.PartitionIn(ctx, session, 0, rebuild.RebuildByHand)
+						_, err := r.PartitionIn(ctx, session, 0, rebuild.ReasonByHand)
 						return err
 					}
-					_, err := r.SaleIn(ctx, session, sale, rebuild.RebuildByHand)
+					_, err := r.SaleIn(ctx, session, sale, rebuild.ReasonByHand)
 					return err
 				})
 			}
 		}
-		for _, r := range crew {
+		for _, r := range rebuilders {
 			for r.busy {
 				r.step(t)
 				buy()
 			}
 		}
 		worker := testwork.Rebuilder(s, t)
-		testkit.Eventually(t, 30*time.Second, "a worker finishes what the last of them left closed", func() bool {
+		testkit.Eventually(t, 30*time.Second, "a worker opens what the rebuilders left closed", func() bool {
 			require.NoError(t, testwork.Heal(s, t, worker, 1))
 			found, err := worker.Needs(t.Context(), 1, true)
 			require.NoError(t, err)
 			return len(found) == 0
 		})
 		fulfilAll(s, t)
-		require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"), "Redis has lost nothing")
+		require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"), "Redis lost nothing")
 		require.EqualValues(t, len(accepted), s.Count(t, "SELECT count(*) FROM orders WHERE sale_id = $1", sale))
 		_, err := s.Catalog.PublishPending(t.Context())
 		require.NoError(t, err)
@@ -209,7 +208,7 @@ func TestConcurrentRebuildersVoidNothing(t *testing.T) {
 // rivalsSeed repeats a run; 0 draws a seed.
 const rivalsSeed uint64 = 0
 
-// fulfilAll records what is in the stream, if anything is.
+// fulfilAll records the orders in the stream, if there are any.
 func fulfilAll(s *testshop.Shop, t *testing.T) {
 	t.Helper()
 	if last := s.Rdb.XInfoStream(t.Context(), s.Keys.Orders(0)); errors.Is(last.Err(), redis.Nil) || last.Err() != nil {
@@ -222,16 +221,16 @@ func fulfilAll(s *testshop.Shop, t *testing.T) {
 	}
 }
 
-// A rebuilder is frozen when it has staged the buyers, and its session of Postgres ends, as it does by itself after
-// 30 seconds of silence. Another one begins; when it has come so far, the first one wakes up.
+// A rebuilder freezes after it has staged the buyers, and its session of Postgres ends, as after 30 seconds of silence.
+// Another rebuild begins, and the first rebuilder thaws when the second has closed or opened the sale.
 func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 	t.Parallel()
-	for name, far := range map[string]func(t *testing.T, b *rebuild.Build, sales []rebuild.GuardedSale) (opened bool){
-		"closed": func(t *testing.T, b *rebuild.Build, sales []rebuild.GuardedSale) bool {
+	for name, advance := range map[string]func(t *testing.T, b *rebuild.Build, sales []rebuild.RequiredSale) (opened bool){
+		"closed": func(t *testing.T, b *rebuild.Build, sales []rebuild.RequiredSale) bool {
 			require.NoError(t, b.CloseAndDrain(t.Context(), sales))
 			return false
 		},
-		"opened": func(t *testing.T, b *rebuild.Build, sales []rebuild.GuardedSale) bool {
+		"opened": func(t *testing.T, b *rebuild.Build, sales []rebuild.RequiredSale) bool {
 			require.NoError(t, b.CloseAndDrain(t.Context(), sales))
 			require.NoError(t, b.RebuildSales(t.Context(), sales))
 			return true
@@ -243,11 +242,11 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			sale := s.Open(t, 100)
 			s.Buy(t, sale, "first")
 			testwork.Fulfil(s, t)
-			sleeper := s.Process(t)
-			sleeper.Setenv(crashpoint.FreezeEnv, crashpoint.RebuildStaged)
-			sleeper.Setenv(testwork.RebuildEnv, sale.String())
-			sleeper.Start()
-			sleeper.WaitOutput(30*time.Second, "frozen at "+crashpoint.RebuildStaged)
+			frozen := s.Process(t)
+			frozen.Setenv(crashpoint.FreezeEnv, crashpoint.RebuildStaged)
+			frozen.Setenv(testwork.RebuildEnv, sale.String())
+			frozen.Start()
+			frozen.WaitOutput(30*time.Second, "frozen at "+crashpoint.RebuildStaged)
 			require.EqualValues(t, 1, s.Count(t, endRebuildSessions), "its session ends")
 
 			r := testwork.Rebuilder(s, t)
@@ -260,17 +259,17 @@ func TestThawedRebuilderDoesNotOpenSaleClosedByAnother(t *testing.T) {
 			defer session.Close()
 			guarded, err := r.FindSale(t.Context(), sale)
 			require.NoError(t, err)
-			b := r.NewBuild(session, rebuild.Need{Reason: rebuild.RebuildByHand})
-			sales := []rebuild.GuardedSale{guarded}
-			opened := far(t, b, sales)
+			b := r.NewBuild(session, rebuild.Need{Reason: rebuild.ReasonByHand})
+			sales := []rebuild.RequiredSale{guarded}
+			opened := advance(t, b, sales)
 			if opened {
 				s.Buy(t, sale, "second")
 			}
 
-			testkit.Eventually(t, 30*time.Second, "the sleeper finds that it was overtaken", func() bool {
-				sleeper.Thaw()
+			testkit.Eventually(t, 30*time.Second, "the frozen rebuilder finds that it was overtaken", func() bool {
+				frozen.Thaw()
 				select {
-				case <-sleeper.Done():
+				case <-frozen.Done():
 					return true
 				default:
 					return false

@@ -15,18 +15,18 @@ import (
 	"stampede/sql"
 )
 
-// rebuildSilence is for how long the session of a rebuild may be silent until Postgres ends it.
-const rebuildSilence = 30 * time.Second
+// silenceMax is how long the session of a rebuild may be silent before Postgres ends it.
+const silenceMax = 30 * time.Second
 
-// Session is a connection to Postgres that holds the lock, and makes all changes there that need it:
-// with the lock a rebuild loses the means to go on.
+// Session is a connection to Postgres that holds the lock of rebuilds and makes all changes of a rebuild there. So a
+// rebuild that loses the lock cannot continue.
 type Session struct{ Conn pg.Session }
 
 // begin takes the lock, or returns ErrRunning.
 func (r *Rebuilder) begin(ctx context.Context) (*Session, error) {
 	limited, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
-	session, err := pg.Begin(limited, r.config.Pool, pg.RebuildLock, rebuildSilence)
+	session, err := pg.Begin(limited, r.config.Pool, pg.RebuildLock, silenceMax)
 	if errors.Is(err, pg.ErrLockHeld) {
 		return nil, ErrRunning
 	} else if err != nil {
@@ -44,8 +44,8 @@ func (s *Session) Exec(ctx context.Context, query string, args ...any) error {
 	return err
 }
 
-// stayAwake is to be called now and then while the session has nothing else to do.
-func (s *Session) stayAwake(ctx context.Context) error {
+// ping keeps an unused session from being ended after silenceMax.
+func (s *Session) ping(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
 	return s.Conn.Ping(ctx)
@@ -53,16 +53,16 @@ func (s *Session) stayAwake(ctx context.Context) error {
 
 func (s *Session) saveServer(ctx context.Context, partition int, server reservation.ServerState) error {
 	if err := s.Exec(ctx, sql.RebuildSaveServer, partition, server.RunID, server.ReplicationID); err != nil {
-		return fmt.Errorf("note the Redis server: %w", err)
+		return fmt.Errorf("record the Redis server: %w", err)
 	}
 	return nil
 }
 
-// NeededGuards are what an ON CONFLICT of a rebuild names: without one of them it cannot record what it finds in the
-// stream, nor which server it verifies.
+// NeededGuards are the indexes that an ON CONFLICT of a rebuild names. Without them it can record neither orders nor
+// the verified server.
 var NeededGuards = []string{"order_events_pkey", "orders_one_live_per_user", "redis_servers_pkey"}
 
-// requireGuards returns ErrGuardMissing if a rebuild could not be finished, before it closes anything.
+// requireGuards returns ErrGuardMissing if a rebuild could not finish. It is called before any sale is closed.
 func (s *Session) requireGuards(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, ledger.RecordTimeout)
 	defer cancel()
@@ -79,24 +79,22 @@ func (s *Session) requireGuards(ctx context.Context) error {
 	return errors.Join(needed...)
 }
 
-// raisedSale is a sale in the epoch that was just begun.
+// raisedSale is a sale in its new epoch.
 type raisedSale struct {
 	reservation.Sale
-	// sequence is the highest place that was ever given out in the sale, as far as anybody knows.
+	// sequence is the highest place that Postgres or Redis knows of.
 	sequence int64
 }
 
-// raiseTimeout bounds the raise of an epoch. It counts the sale's orders, and waits for who has its row in hand.
+// raiseTimeout bounds the raise of an epoch, which waits for the lock of the sale's row and counts its orders.
 const raiseTimeout = time.Minute
 
-// RaiseEpoch begins the next epoch of a sale. When it returns, no order of an earlier one will be confirmed,
-// and the definition of the sale is that of its new revision. What operators change from then on, Redis is
-// told when it knows this revision.
+// RaiseEpoch begins the next epoch of a sale. After it, no order of an earlier epoch is confirmed. Later changes of
+// operators are published after the revision that it makes.
 //
-// It returns errOvertaken, and has done nothing, if the sale is not in the epoch any more that it had when it was
-// read, which was before it was closed: then another rebuild may have opened it, and what was sold
-// since is not drained.
-func (s *Session) RaiseEpoch(ctx context.Context, sale guardedSale, reason string) (raisedSale, error) {
+// It returns errOvertaken and changes nothing if the sale has left the epoch in which it was read, before it was
+// closed: another rebuild may have opened the sale, and what was sold since is not drained.
+func (s *Session) RaiseEpoch(ctx context.Context, sale requiredSale, reason string) (raisedSale, error) {
 	ctx, cancel := context.WithTimeout(ctx, raiseTimeout)
 	defer cancel()
 	var raised raisedSale

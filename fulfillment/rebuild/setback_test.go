@@ -21,7 +21,7 @@ import (
 	"stampede/sql"
 )
 
-// snapshot is all that Redis holds, as the memory of a virtual machine has it.
+// snapshot is the data of Redis, as in a snapshot of its virtual machine.
 type snapshot map[string]string
 
 func takeSnapshot(s *testshop.Shop, t *testing.T) snapshot {
@@ -37,8 +37,7 @@ func takeSnapshot(s *testshop.Shop, t *testing.T) snapshot {
 	return taken
 }
 
-// setBack gives Redis the data of a snapshot in one step. It is the same process all the time, with
-// the scripts that it had.
+// setBack restores a snapshot in one step, within the same process and with its loaded scripts.
 func setBack(s *testshop.Shop, t *testing.T, to snapshot) {
 	t.Helper()
 	runID := s.Rdb.InfoMap(t.Context(), "server").Item("Server", "run_id")
@@ -54,14 +53,14 @@ func setBack(s *testshop.Shop, t *testing.T, to snapshot) {
 	require.Equal(t, runID, s.Rdb.InfoMap(t.Context(), "server").Item("Server", "run_id"))
 }
 
-// newIngress is one that has seen nothing of any sale.
+// newIngress returns an ingress that has seen no sale.
 func newIngress(s *testshop.Shop, t *testing.T) *testshop.Shop {
 	t.Helper()
 	return testshop.NewShopOn(t, s.Pool, "redis://"+s.Rdb.Options().Addr, s.Keys)
 }
 
-// setBackShop is a sale of which Redis has lost the orders of "lost-…", which are in Postgres, and has sold as many
-// to others since: so its place is the one that Postgres knows.
+// setBackShop returns a sale of which Redis lost the orders of "lost-…", which are in Postgres, and sold as many units
+// to others since, so its highest place equals that of Postgres.
 func setBackShop(t *testing.T, stock, lost int) (s testshop.LostShop, sale uuid.UUID) {
 	t.Helper()
 	s = testshop.NewLostShop(t)
@@ -81,12 +80,12 @@ func setBackShop(t *testing.T, stock, lost int) (s testshop.LostShop, sale uuid.
 		ingress.Buy(t, sale, fmt.Sprint("new-", i))
 	}
 	require.Equal(t, fmt.Sprint(5+lost), s.SaleInRedis(t, sale)["sequence"])
-	testwork.NeedNothing(s.Shop, t, 1) // that could be seen by comparing numbers
+	testwork.NeedNothing(s.Shop, t, 1) // no number differs
 	return s, sale
 }
 
-// awaitRebuilt waits until the sale is in a later epoch, everywhere, and the rebuilds that brought it there have
-// finished: a partition sells again only when its server is verified, after its sales are open.
+// awaitRebuilt waits until the sale is in the epoch in Redis and Postgres, and its rebuilds have finished: a partition
+// sells again only when its server is verified, after its sales are open.
 func awaitRebuilt(s *testshop.Shop, t *testing.T, registry *prometheus.Registry, sale uuid.UUID, epoch int64) {
 	t.Helper()
 	testkit.Eventually(t, 30*time.Second, "the sale is rebuilt", func() bool {
@@ -95,17 +94,16 @@ func awaitRebuilt(s *testshop.Shop, t *testing.T, registry *prometheus.Registry,
 	})
 }
 
-// Redis was set back, and its process did not end: nobody can see it, until Postgres refuses an
-// order that Redis has accepted.
+// A Redis that is set back within one process is found when Postgres refuses an order that Redis has accepted.
 func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 	t.Parallel()
-	t.Run("a buyer buys again", func(t *testing.T) {
+	t.Run("user buys again", func(t *testing.T) {
 		t.Parallel()
 		s, sale := setBackShop(t, 100, 10)
 		registry, _ := testwork.Guarded(s.Shop, t)
 		s.AwaitConfirmed(t, 25)
 		ingress := newIngress(s.Shop, t)
-		ingress.Buy(t, sale, "lost-3") // who has a live order in Postgres
+		ingress.Buy(t, sale, "lost-3") // a live order in Postgres
 		awaitRebuilt(s.Shop, t, registry, sale, 2)
 		for _, user := range []string{"lost-3", "lost-7", "kept-1", "new-2"} {
 			require.Equal(t, reservation.AlreadyPurchased, ingress.Reserve(t, sale, user, 1, "").Verdict, user)
@@ -115,11 +113,11 @@ func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 		testwork.AwaitRest(s.Shop, t)
 		s.RequireSound(t)
 		require.EqualValues(t, 1, s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'"),
-			"the one that showed it")
-		require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.RebuildRefused))
-		require.Equal(t, 1.0, testwork.Rebuilds(t, registry), "once is enough")
+			"the refused order")
+		require.Equal(t, 1.0, testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.ReasonRefused))
+		require.Equal(t, 1.0, testwork.Rebuilds(t, registry), "one rebuild")
 	})
-	t.Run("the stock is sold", func(t *testing.T) {
+	t.Run("stock sold out", func(t *testing.T) {
 		t.Parallel()
 		s, sale := setBackShop(t, 30, 10) // of which Postgres has sold 25, and Redis 15
 		registry, _ := testwork.Guarded(s.Shop, t)
@@ -137,7 +135,7 @@ func TestRebuildAfterRedisIsSetBackInPlace(t *testing.T) {
 	})
 }
 
-// A worker that recorded an order which Redis then lost finds out by itself, before anybody is refused.
+// The worker finds the loss before Postgres refuses an order.
 func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewLostShop(t)
@@ -152,7 +150,7 @@ func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 		ingress.Buy(t, sale, fmt.Sprint("new-", i))
 	}
 	testwork.Fulfil(s.Shop, t)
-	other := takeSnapshot(s.Shop, t) // with as many places as there will be in Postgres
+	other := takeSnapshot(s.Shop, t) // with the highest place that Postgres will have
 	setBack(s.Shop, t, early)
 	require.NoError(t, testshop.ExecSQL(t, s.Shop, "DELETE FROM orders WHERE user_id LIKE 'new-%'"))
 	require.NoError(t, testshop.ExecSQL(t, s.Shop, "DELETE FROM order_events WHERE user_id LIKE 'new-%'"))
@@ -169,14 +167,14 @@ func TestWorkerDetectsLostRecordedOrders(t *testing.T) {
 	awaitRebuilt(s.Shop, t, registry, sale, 2)
 	require.Equal(t, reservation.AlreadyPurchased, ingress.Reserve(t, sale, "lost-3", 1, "").Verdict)
 	testwork.AwaitRest(s.Shop, t)
-	testkit.Eventually(t, 20*time.Second, "it says why", func() bool {
-		return testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.RebuildSetBack) == 1
+	testkit.Eventually(t, 20*time.Second, "the reason is set-back", func() bool {
+		return testshop.ValueOf(t, registry, "stampede_rebuilds_total", rebuild.ReasonSetBack) == 1
 	})
 	s.RequireSound(t)
 	require.Zero(t, s.Count(t, "SELECT count(*) FROM orders WHERE status <> 'confirmed'"))
 }
 
-// What Postgres refuses, and Redis had not accepted, is no reason to rebuild anything.
+// An order that Redis had not accepted is no proof when Postgres refuses it.
 func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -194,11 +192,11 @@ func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 		require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entry}).Err())
 	}
 	for i := range 5 {
-		forge("ann")                    // who has a live order
-		forge(fmt.Sprint("forged-", i)) // for whom Postgres has no stock
+		forge("ann")                    // has a live order
+		forge(fmt.Sprint("forged-", i)) // Postgres has no stock
 	}
 	require.NoError(t, s.Rdb.XAdd(t.Context(), &redis.XAddArgs{Stream: s.Keys.Orders(0), Values: entries[0].Values}).Err(),
-		"a copy of an old one")
+		"a copy of an old entry")
 	testkit.Eventually(t, 20*time.Second, "they are refused", func() bool {
 		return s.Count(t, "SELECT count(*) FROM orders WHERE status = 'rejected'") == 10
 	})
@@ -208,18 +206,18 @@ func TestUnknownRejectedOrderStartsNoRebuild(t *testing.T) {
 	require.EqualValues(t, 1, s.EpochOf(t, sale))
 }
 
-// forgedEntry is the entry of an order that Redis has never accepted.
+// forgedEntry returns an entry of an order that Redis never accepted.
 func forgedEntry(like redis.XMessage, sale uuid.UUID, user string) map[string]any {
-	order := order.NewOrderID(sale)
+	id := order.NewOrderID(sale)
 	return map[string]any{
-		"_watermill_message_uuid": reservation.CompactID(order), "metadata": like.Values["metadata"],
+		"_watermill_message_uuid": reservation.CompactID(id), "metadata": like.Values["metadata"],
 		"payload": fmt.Sprintf(`{"order_id":"%s","sale_id":"%s","user_id":"%s","quantity":1,"version":1,"epoch":1,`+
-			`"requested_at_ms":1}`, order, sale, user),
+			`"requested_at_ms":1}`, id, sale, user),
 	}
 }
 
-// A client that can write to Redis can make Postgres refuse orders that Redis holds, again and
-// again: the sale is rebuilt for it at once the first time, and then less and less often.
+// A client that can write to Redis can repeatedly make Postgres refuse orders that Redis holds. The first rebuild is
+// immediate, later ones are delayed more and more.
 func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -231,7 +229,7 @@ func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	refused := 0
 	provoke := func() {
 		t.Helper()
-		// ann's reservation is gone, as if somebody had deleted it, so she buys again.
+		// The reservation of ann is deleted, so she can buy again.
 		require.NoError(t, s.Rdb.HDel(t.Context(), s.Keys.Buyers(0, sale), "ann").Err())
 		newIngress(s, t).Buy(t, sale, "ann")
 		refused++
@@ -242,7 +240,7 @@ func TestRebuildsForRejectedOrdersAreBounded(t *testing.T) {
 	provoke()
 	awaitRebuilt(s, t, registry, sale, 2)
 	provoke()
-	testkit.Eventually(t, 20*time.Second, "it is put off", func() bool { return log.Times(rebuild.RefusedAgain) == 1 })
+	testkit.Eventually(t, 20*time.Second, "the rebuild is delayed", func() bool { return log.Times(rebuild.LogProofAgain) == 1 })
 	require.EqualValues(t, 2, s.EpochOf(t, sale))
 	require.NoError(
 		t, testshop.ExecSQL(

@@ -19,7 +19,7 @@ func (b *build) wholePartition(ctx context.Context) error {
 	if err := b.session.requireGuards(ctx); err != nil {
 		return err
 	}
-	b.at("ask Redis who it is, and refuse to sell from it")
+	b.at("identify the Redis server and mark it as unverified")
 	server, err := b.Inspect(ctx)
 	if err != nil {
 		return err
@@ -29,7 +29,7 @@ func (b *build) wholePartition(ctx context.Context) error {
 		return err
 	}
 	crashpoint.Hit(crashpoint.RebuildDistrusted)
-	// Read only now: what is created from here on comes to a verified server, or not into Redis.
+	// Read after Distrust: a sale that is created later is published only to a verified server.
 	sales, err := b.salesOf(ctx, b.partition)
 	if err != nil {
 		return err
@@ -37,7 +37,7 @@ func (b *build) wholePartition(ctx context.Context) error {
 	if err := b.CloseAndDrain(ctx, sales); err != nil {
 		return err
 	}
-	var live, ended []guardedSale
+	var live, ended []requiredSale
 	for _, sale := range sales {
 		if sale.ended {
 			ended = append(ended, sale)
@@ -45,7 +45,7 @@ func (b *build) wholePartition(ctx context.Context) error {
 			live = append(live, sale)
 		}
 	}
-	// A sale that cannot be rebuilt stays closed, and keeps no other from being sold.
+	// A sale that cannot be rebuilt stays closed and delays no other.
 	failed := b.RebuildSales(ctx, live)
 	b.at("mark the Redis server as verified")
 	if err := b.MarkVerified(ctx, server); err != nil {
@@ -71,16 +71,16 @@ func (b *build) oneSale(ctx context.Context, id uuid.UUID) error {
 		return ErrServerUnverified
 	}
 	crashpoint.Hit(crashpoint.RebuildBegun)
-	sales := []guardedSale{sale}
+	sales := []requiredSale{sale}
 	if err := b.CloseAndDrain(ctx, sales); err != nil {
 		return err
 	}
 	return b.RebuildSales(ctx, sales)
 }
 
-// CloseAndDrain closes the sales in Redis, so that nothing new is accepted, and records what was.
-// It notes in each sale what Redis knows of it.
-func (b *build) CloseAndDrain(ctx context.Context, sales []guardedSale) error {
+// CloseAndDrain closes the sales in Redis, so that no order is accepted, and records the accepted ones. It stores in
+// each sale what Redis knew of it.
+func (b *build) CloseAndDrain(ctx context.Context, sales []requiredSale) error {
 	b.at("close the sales in Redis")
 	closed := make(map[uuid.UUID]bool, len(sales))
 	for i := range sales {
@@ -89,14 +89,14 @@ func (b *build) CloseAndDrain(ctx context.Context, sales []guardedSale) error {
 			return fmt.Errorf("close sale=%s: %w", sales[i].id, err)
 		}
 		closed[sales[i].id] = true
-		if i%guardPage == guardPage-1 {
-			if err := b.session.stayAwake(ctx); err != nil {
+		if i%salesPerPage == salesPerPage-1 {
+			if err := b.session.ping(ctx); err != nil {
 				return err
 			}
 		}
 	}
 	crashpoint.Hit(crashpoint.RebuildClosed)
-	b.at("record what the stream of orders holds")
+	b.at("record the unfinished entries of the stream")
 	if err := b.drainStream(ctx, closed); err != nil {
 		return fmt.Errorf("drain the stream: %w", err)
 	}
@@ -105,7 +105,7 @@ func (b *build) CloseAndDrain(ctx context.Context, sales []guardedSale) error {
 }
 
 // RebuildSales rebuilds as many of these sales as it can.
-func (b *build) RebuildSales(ctx context.Context, sales []guardedSale) error {
+func (b *build) RebuildSales(ctx context.Context, sales []requiredSale) error {
 	var failed []error
 	for i := range sales {
 		rebuilt, err := b.rebuildSale(ctx, sales[i])
@@ -121,8 +121,8 @@ func (b *build) RebuildSales(ctx context.Context, sales []guardedSale) error {
 	return errors.Join(failed...)
 }
 
-// MarkVerified records that the server has the stock, in Postgres first: an ingress that still has another server then
-// refuses to sell from that one.
+// MarkVerified records that the server has the stock, in Postgres first: an ingress on another server then refuses to
+// sell from it.
 func (b *build) MarkVerified(ctx context.Context, server reservation.ServerState) error {
 	if err := b.session.saveServer(ctx, b.partition, server); err != nil {
 		return err
@@ -149,46 +149,46 @@ func (b *build) Distrust(ctx context.Context) error {
 	return b.config.Store.DistrustFor(limited, b.partition, b.Token)
 }
 
-func (b *build) CloseSale(ctx context.Context, sale guardedSale) (reservation.ClosedSale, error) {
+func (b *build) CloseSale(ctx context.Context, sale requiredSale) (reservation.ClosedSale, error) {
 	limited, cancel := retry.ForCall(ctx)
 	defer cancel()
 	return b.config.Store.CloseSale(limited, sale.id, b.partition, b.Token, sale.epoch)
 }
 
-// rebuildSale makes one closed sale anew.
-func (b *build) rebuildSale(ctx context.Context, sale guardedSale) (RebuiltSale, error) {
+// rebuildSale rebuilds one closed sale.
+func (b *build) rebuildSale(ctx context.Context, sale requiredSale) (SaleReport, error) {
 	began := time.Now()
 	b.atSale("raise the epoch of the sale, with its row locked", sale.id)
 	raised, err := b.session.RaiseEpoch(ctx, sale, b.of.Reason)
 	if err != nil {
-		return RebuiltSale{}, fmt.Errorf("raise the epoch: %w", err)
+		return SaleReport{}, fmt.Errorf("raise the epoch: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildRaised)
 	if err := b.clearLeftovers(ctx, sale); err != nil {
-		return RebuiltSale{}, fmt.Errorf("clear leftovers: %w", err)
+		return SaleReport{}, fmt.Errorf("clear leftovers: %w", err)
 	}
 	b.atSale("copy the orders of the sale to Redis", sale.id)
 	all, err := b.StageBuyers(ctx, raised)
 	if err != nil {
-		return RebuiltSale{}, fmt.Errorf("copy its orders: %w", err)
+		return SaleReport{}, fmt.Errorf("copy its orders: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildStaged)
 	left := raised.Stock - all.Units
 	if left < 0 {
-		b.log.Error("live orders hold more units than the sale's stock: none is left to be sold", "sale", sale.id, "stock",
+		b.log.Error("live orders hold more units than the sale's stock: no unit is left for sale", "sale", sale.id, "stock",
 			raised.Stock, "held", all.Units)
 		left = 0
 	}
 	b.atSale("open the sale", sale.id)
 	if err := b.Open(ctx, raised, left, all); err != nil {
-		return RebuiltSale{}, err
+		return SaleReport{}, err
 	}
 	crashpoint.Hit(crashpoint.RebuildOpened)
 	if err := b.session.Exec(ctx, sql.CatalogMarkPublished, sale.id, raised.Revision); err != nil {
-		return RebuiltSale{}, fmt.Errorf("note that Redis knows it: %w", err)
+		return SaleReport{}, fmt.Errorf("record the published revision: %w", err)
 	}
 	crashpoint.Hit(crashpoint.RebuildPublished)
-	return RebuiltSale{
+	return SaleReport{
 		ID: sale.id, Epoch: raised.Epoch, Revision: raised.Revision, Ended: sale.ended, Stock: raised.Stock, Left: left,
 		Held: all.Units, Orders: all.Orders, Sequence: raised.sequence, Seconds: time.Since(began).Seconds(),
 	}, nil

@@ -74,7 +74,7 @@ func runWorker(ctx context.Context) error {
 	if sale := os.Getenv(RebuildEnv); sale != "" {
 		r, err := rebuild.New(rebuild.Config{Pool: pool, Redis: control, Keys: keys, Store: store})
 		if err == nil {
-			_, err = r.Sale(ctx, uuid.MustParse(sale), rebuild.RebuildByHand)
+			_, err = r.Sale(ctx, uuid.MustParse(sale), rebuild.ReasonByHand)
 		}
 		return err
 	}

@@ -23,7 +23,7 @@ func Rebuilder(s *testshop.Shop, t testing.TB) *rebuild.Rebuilder {
 // Rebuild rebuilds the only partition.
 func Rebuild(s *testshop.Shop, t testing.TB) rebuild.Report {
 	t.Helper()
-	report, err := Rebuilder(s, t).Partition(t.Context(), 0, rebuild.RebuildByHand)
+	report, err := Rebuilder(s, t).Partition(t.Context(), 0, rebuild.ReasonByHand)
 	require.NoError(t, err)
 	return report
 }

@@ -25,8 +25,8 @@ func Guarded(s *testshop.Shop, t testing.TB) (registry *prometheus.Registry, log
 func Rebuilds(t testing.TB, registry *prometheus.Registry) (n float64) {
 	t.Helper()
 	for _, reason := range []string{
-		rebuild.RebuildServer, rebuild.RebuildUnverified, rebuild.RebuildLost, rebuild.RebuildUnfinished,
-		rebuild.RebuildSetBack, rebuild.RebuildRefused, rebuild.RebuildByHand, rebuild.RebuildReconciled,
+		rebuild.ReasonServer, rebuild.ReasonUnverified, rebuild.ReasonSaleLost, rebuild.ReasonUnfinished,
+		rebuild.ReasonSetBack, rebuild.ReasonRefused, rebuild.ReasonByHand, rebuild.ReasonReconciled,
 	} {
 		n += testshop.ValueOf(t, registry, "stampede_rebuilds_total", reason)
 	}
