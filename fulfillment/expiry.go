@@ -26,7 +26,7 @@ func (w *Worker) expireOrders(ctx context.Context) {
 	expiring := metrics.NewTrouble(w.config.Logger, w.metrics, metrics.StepExpire,
 		"expire orders that were not paid in time")
 	for w.nextSweep(ctx) {
-		expired, err := ledger.SweepSales(ctx, e.Some)
+		expired, err := ledger.SweepSales(ctx, e.ExpireSome)
 		if expired > 0 {
 			w.metrics.Orders.WithLabelValues(string(order.StatusExpired)).Add(float64(expired))
 			w.config.Logger.Info("ended orders that were not paid in time", "orders", expired)

@@ -48,7 +48,7 @@ func TestExpirySkipsContradictoryOrder(t *testing.T) {
 		return testshop.ValueOf(t, registry, "stampede_orders_set_aside", "") == 2
 	})
 	stop()
-	require.Equal(t, 2, log.Times(ledger.SetAside), "each is named once")
+	require.Equal(t, 2, log.Times(ledger.SetAsideMessage), "each is named once")
 	for _, o := range []uuid.UUID{paid, behind} {
 		require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, s.Pool, o).Status)
 		require.Contains(t, testwork.TextOf(t, testwork.Audit(s, t, uuid.Nil)), o.String())

@@ -128,12 +128,12 @@ func TestSweepIsBoundedAndOfOneSale(t *testing.T) {
 	l := ledger.New(s.Pool)
 	var batches []int
 	for range 3 {
-		_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+		_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 		require.NoError(t, err)
 		batches = append(batches, n)
 	}
 	require.ElementsMatch(t, []int{ledger.SweepMax, 1, 1}, batches)
-	sale, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	sale, n, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Zero(t, n)
 	require.Equal(t, uuid.Nil, sale)

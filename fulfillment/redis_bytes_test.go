@@ -71,7 +71,7 @@ func TestConfirmedOrderTakesAtMost150BytesOfRedis(t *testing.T) {
 
 	_, o, _ := testwork.TellingLedger(t, s.Pool, s.Rdb, s.Keys)
 	for rest := ids; len(rest) > 0; {
-		told := make([]order.OrderOutcome, min(ledger.OutcomesTogether, len(rest)))
+		told := make([]order.OrderOutcome, min(ledger.OutcomesPerMessage, len(rest)))
 		for i := range told {
 			told[i] = order.OrderOutcome{OrderID: rest[i], Status: order.StatusConfirmed, Version: 2}
 		}

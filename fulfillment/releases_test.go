@@ -198,15 +198,15 @@ func TestPendingReleasesAreCounted(t *testing.T) {
 	s := testshop.NewShop(t, testkit.Pool(t))
 	l := ledger.New(s.Pool)
 	_, err := s.Pool.Exec(t.Context(), `INSERT INTO releases (order_id, sale_id, user_id, quantity)
-		SELECT gen_random_uuid(), gen_random_uuid(), 'ann', 1 FROM generate_series(1, $1)`, ledger.ReleasesCounted-1)
+		SELECT gen_random_uuid(), gen_random_uuid(), 'ann', 1 FROM generate_series(1, $1)`, ledger.ReleasesCountMax-1)
 	require.NoError(t, err)
 	pending, err := l.PendingReleases(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, ledger.ReleasesCounted-1, pending)
+	require.Equal(t, ledger.ReleasesCountMax-1, pending)
 	_, err = s.Pool.Exec(t.Context(),
 		"INSERT INTO releases SELECT gen_random_uuid(), sale_id, user_id, quantity FROM releases LIMIT 2")
 	require.NoError(t, err)
 	pending, err = l.PendingReleases(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, ledger.ReleasesCounted, pending, "and no more")
+	require.Equal(t, ledger.ReleasesCountMax, pending, "and no more")
 }

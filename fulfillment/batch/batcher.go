@@ -141,7 +141,7 @@ func (b *Batcher) process(ctx context.Context, f *inFlightBatch) {
 
 // inSaleOrder sorts the batch by sale and sequence, and returns its events.
 func inSaleOrder(batch []*submission) []order.OrderReserved {
-	slices.SortStableFunc(batch, func(x, y *submission) int { return ledger.ByPlaceInSale(x.event, y.event) })
+	slices.SortStableFunc(batch, func(x, y *submission) int { return ledger.BySaleAndSequence(x.event, y.event) })
 	events := make([]order.OrderReserved, len(batch))
 	for i, s := range batch {
 		events[i] = s.event

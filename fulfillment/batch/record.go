@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/google/uuid"
-
 	"stampede/fulfillment/ledger"
 	"stampede/fulfillment/stream"
 	"stampede/internal/retry"
@@ -21,14 +19,13 @@ import (
 func (b *Batcher) record(ctx context.Context, events []order.OrderReserved, oneSale bool) []ledger.Outcome {
 	limit := int(b.recordMax.Load())
 	r := ledger.BatchRecording{
-		Ledger: b.Ledger, Try: b.try, TooMany: map[uuid.UUID]int64{}, Splits: true,
-		Patient: oneSale, Most: limit,
+		Ledger: b.Ledger, Try: b.try, SplitBlocked: true, OneSale: oneSale, Limit: limit,
 	}
 	outcomes := r.Record(ctx, events)
 	switch {
 	case r.Slow:
-		b.recordMax.Store(int64(r.Most))
-		b.Logger.Warn("recording orders took too long; fewer are recorded at a time", "orders", r.Most,
+		b.recordMax.Store(int64(r.Limit))
+		b.Logger.Warn("recording orders took too long; fewer are recorded at a time", "orders", r.Limit,
 			"before", limit)
 	case limit < b.BatchMax:
 		b.recordMax.Store(int64(min(2*limit, b.BatchMax)))

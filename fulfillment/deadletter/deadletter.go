@@ -94,7 +94,7 @@ func (s *Store) Park(ctx context.Context, entry stream.Entry, reason error) erro
 	_, err = s.pool.Exec(ctx, sql.DeadLetterPark, entry.Stream, entry.ID, fields, Storable(reason.Error()),
 		entry.Deliveries, replayOf)
 	if err != nil {
-		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, ledger.OfConstraint(err))
+		return fmt.Errorf("park entry %s of %s: %w", entry.ID, entry.Stream, ledger.TranslateError(err))
 	}
 	return nil
 }

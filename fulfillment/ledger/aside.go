@@ -12,35 +12,37 @@ import (
 )
 
 const (
-	// asideMax bounds the orders that a worker sets aside. Beyond it the whole sale waits for the next turn.
+	// asideMax bounds the orders that a worker sets aside. Beyond it the whole sale waits for the next
+	// turn.
 	asideMax = 1000
-	// asideFor is the time after which an order that was set aside is tried again.
+	// asideFor is the time after which an order that was set aside is retried.
 	asideFor = time.Minute
 )
 
-// SetAside is what the log says of an order that cannot expire. The audit names what is wrong with it.
-const SetAside = "an overdue order contradicts other records of it and is set aside"
+// SetAsideMessage is logged for an order that cannot be ended. The audit reports what is wrong with it.
+const SetAsideMessage = "an overdue order contradicts other records of it and is set aside"
 
-// Expirer ends overdue orders. It finds an order that cannot be ended by halving the batch, and sets it aside,
-// so that it does not block the others of its sale.
+// Expirer ends overdue orders. It finds an order that cannot be ended by halving the batch, and sets it
+// aside, so that it does not block the others of its sale.
 type Expirer struct {
 	ledger *Ledger
 	log    *slog.Logger
 	// Aside holds, for each order set aside, the time until which it is skipped.
 	Aside map[uuid.UUID]time.Time
-	// limit bounds the orders of one transaction. It is halved when an order is at fault or the transaction takes too
-	// long, and returns to SweepMax when the order at fault is found.
+	// limit bounds the orders of one transaction. It is halved when an order is at fault or the
+	// transaction takes too long, and returns to SweepMax when the order at fault is found.
 	limit int
 }
 
+// NewExpirer returns an Expirer that has set no order aside.
 func NewExpirer(ledger *Ledger, log *slog.Logger) *Expirer {
 	return &Expirer{ledger: ledger, log: log, Aside: make(map[uuid.UUID]time.Time), limit: SweepMax}
 }
 
-// Some is a SweepStep.
-func (e *Expirer) Some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
+// ExpireSome is a SweepStep that ends overdue orders.
+func (e *Expirer) ExpireSome(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, expired int, err error) {
 	for {
-		orders, err := e.ledger.expireSome(ctx, except, e.passedOver(), e.limit)
+		orders, err := e.ledger.expireSome(ctx, except, e.skipped(), e.limit)
 		if len(orders) > 0 {
 			sale = orders[0].SaleID
 		}
@@ -51,9 +53,9 @@ func (e *Expirer) Some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID,
 				delete(e.Aside, o.ID)
 			}
 			return sale, len(orders), nil
-		case len(orders) > 1 && (IsTooSlow(err) || isOfOrder(err)):
+		case len(orders) > 1 && (IsTooSlow(err) || causedByOrder(err)):
 			e.limit = len(orders) / 2
-		case len(orders) == 1 && isOfOrder(err) && e.setAside(orders[0], err):
+		case len(orders) == 1 && causedByOrder(err) && e.setAside(orders[0], err):
 			e.limit = SweepMax
 		default:
 			return sale, 0, err
@@ -64,8 +66,8 @@ func (e *Expirer) Some(ctx context.Context, except []uuid.UUID) (sale uuid.UUID,
 	}
 }
 
-// isOfOrder reports whether the fault lies in one of the orders, and not in their sale or in Postgres.
-func isOfOrder(err error) bool {
+// causedByOrder reports whether one of the orders causes the error, and not their sale or Postgres.
+func causedByOrder(err error) bool {
 	var ofSale *saleError
 	return !errors.As(err, &ofSale) &&
 		(FaultOf(err) == BadData || errors.Is(err, errNotLocked) || errors.Is(err, order.ErrIllegalTransition))
@@ -73,27 +75,27 @@ func isOfOrder(err error) bool {
 
 // setAside returns false if too many orders are set aside already.
 func (e *Expirer) setAside(o order.Order, why error) bool {
-	_, again := e.Aside[o.ID]
-	if len(e.Aside) >= asideMax && !again {
+	_, known := e.Aside[o.ID]
+	if len(e.Aside) >= asideMax && !known {
 		return false
 	}
 	e.Aside[o.ID] = time.Now().Add(asideFor)
-	if !again {
-		e.log.Error(SetAside, "order", o.ID, "sale", o.SaleID, "error", why)
+	if !known {
+		e.log.Error(SetAsideMessage, "order", o.ID, "sale", o.SaleID, "error", why)
 	}
 	return true
 }
 
-// passedOver returns the orders that are not tried yet.
-func (e *Expirer) passedOver() []uuid.UUID {
+// skipped returns the orders that are set aside and not yet due for a retry.
+func (e *Expirer) skipped() []uuid.UUID {
 	orders := []uuid.UUID{} // not nil, which would be NULL
 	now := time.Now()
-	for order, until := range e.Aside {
+	for id, until := range e.Aside {
 		switch {
 		case now.Before(until):
-			orders = append(orders, order)
+			orders = append(orders, id)
 		case now.Sub(until) > asideFor: // not overdue any more
-			delete(e.Aside, order)
+			delete(e.Aside, id)
 		}
 	}
 	return orders

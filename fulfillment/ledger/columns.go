@@ -33,8 +33,8 @@ func ColumnsOf(events []order.OrderReserved) (*Columns, []int) {
 	rowOf := make(map[uuid.UUID]int, n)
 	rows := make([]int, n)
 	for i, e := range events {
-		row, twice := rowOf[e.OrderID]
-		if !twice {
+		row, known := rowOf[e.OrderID]
+		if !known {
 			row = len(c.orders)
 			rowOf[e.OrderID] = row
 			c.orders, c.sales, c.users = append(c.orders, idCell(e.OrderID)), append(c.sales, idCell(e.SaleID)),
@@ -70,7 +70,8 @@ func (c *Columns) idsOf(words []string, word string) []uuid.UUID {
 type saleUnits struct {
 	id    uuid.UUID
 	units int64
-	// lastSequence is the highest place of the orders that hold the units; epoch is the earliest epoch of these orders.
+	// lastSequence is the highest sequence of the orders that hold the units; epoch is their earliest
+	// epoch.
 	lastSequence, epoch int64
 }
 
@@ -82,8 +83,8 @@ func (c *Columns) unitsOf(confirmed func(row int) bool) []saleUnits {
 			continue
 		}
 		sale, sequence, epoch := uuid.UUID(c.sales[row]), int64(c.sequences[row]), int64(c.epochs[row])
-		sum, again := sums[sale]
-		if !again {
+		sum, known := sums[sale]
+		if !known {
 			sum.id, sum.epoch = sale, epoch
 		}
 		sum.units += int64(c.quantities[row])
@@ -98,8 +99,8 @@ func inOrder(sums map[uuid.UUID]saleUnits) []saleUnits {
 	return slices.SortedFunc(maps.Values(sums), func(a, b saleUnits) int { return bytes.Compare(a.id[:], b.id[:]) })
 }
 
-// array is a column as pgx takes it. It yields pointers to cells that encode themselves: for a []uuid.UUID pgx would
-// use reflection and several allocations per element.
+// array is a column that pgx encodes. It yields pointers to cells that encode themselves: for a
+// []uuid.UUID pgx would use reflection and several allocations per element.
 type array[T any] []T
 
 func (a array[T]) Dimensions() []pgtype.ArrayDimension {

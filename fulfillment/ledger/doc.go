@@ -2,7 +2,7 @@
 // admitted it.
 //
 //   - Ledger.Record (ledger.go) records a batch of reservations in one transaction; RecordWith
-//     (record_batch.go) finds the outcome of every event even if some events are invalid;
+//     (record_batch.go) returns the outcome of every event even if some events are invalid;
 //     errors.go classifies errors.
 //   - Ledger.Pay and Ledger.Cancel (transition_write.go) are a buyer's actions; package order
 //     decides whether they are legal.

@@ -14,27 +14,28 @@ import (
 )
 
 var (
-	// ErrUnknownSale is returned for an event of a sale that Postgres does not have.
-	ErrUnknownSale = errors.New("unknown sale")
+	// errUnknownSale is returned for an event of a sale that Postgres does not have.
+	errUnknownSale = errors.New("unknown sale")
 	// ErrContradiction is returned for an event that differs from what was recorded of its order.
 	ErrContradiction = errors.New("event contradicts the ledger")
-	// ErrOversold is returned when a batch holds more units than a sale has left in Postgres.
-	ErrOversold = errors.New("more units than the sale's stock holds")
-	// ErrGuardMissing is returned when Postgres lacks a constraint or an index without which nothing can be recorded.
-	// Its text includes the SQL that restores it.
+	// errOversold is returned when a batch holds more units than a sale has left in Postgres.
+	errOversold = errors.New("more units than the sale's stock holds")
+	// ErrGuardMissing is returned when Postgres lacks a constraint or an index without which nothing can
+	// be recorded. Its text includes the SQL that restores it.
 	ErrGuardMissing = errors.New("a constraint or an index is missing in Postgres")
 
-	// ErrEpochOver is returned when a sale's stock was rebuilt while its orders were being recorded. The next try voids
-	// the orders of the earlier epoch.
+	// ErrEpochOver is returned when a sale's stock was rebuilt while its orders were being recorded. The
+	// next attempt voids the orders of the earlier epoch.
 	ErrEpochOver = errors.New("the epoch of a sale has just ended")
 
 	// errNoConnection is returned when Postgres is unreachable or all connections are in use.
 	errNoConnection = errors.New("no connection to Postgres")
 
+	// ErrPanicked is returned after a panic while a batch was recorded.
 	ErrPanicked = errors.New("panic while recording")
 
-	// ErrBlocked is returned for events that were not recorded because of a lock or a slow transaction. The events may
-	// be valid; they are tried again apart from others.
+	// ErrBlocked is returned for events that were not recorded because of a lock or a slow transaction.
+	// The events may be valid; they are retried apart from others.
 	ErrBlocked = errors.New("blocked")
 )
 
@@ -64,16 +65,16 @@ const (
 	transactionTimeout = "25P04"
 )
 
-// FaultOf classifies an error of the ledger or of the decoder. Unknown errors count as transient: waiting for an
-// operator loses nothing, while dead-lettering would park healthy orders.
+// FaultOf classifies an error of the ledger or of the decoder. Unknown errors count as transient: waiting
+// for an operator loses nothing, while dead-lettering would park healthy orders.
 func FaultOf(err error) Fault {
 	switch {
-	case errors.Is(err, ErrOversold):
+	case errors.Is(err, errOversold):
 		return oversold
 	case errors.Is(err, ErrEpochOver):
 		return Transient
 	}
-	for _, data := range []error{ErrUnknownSale, ErrContradiction, ErrPanicked, order.ErrUndecodable} {
+	for _, data := range []error{errUnknownSale, ErrContradiction, ErrPanicked, order.ErrUndecodable} {
 		if errors.Is(err, data) {
 			return BadData
 		}
@@ -113,8 +114,8 @@ func hasCode(err error, code string) bool {
 
 func hasClass(err *pgconn.PgError, class string) bool { return strings.HasPrefix(err.Code, class) }
 
-// OfConstraint translates SQLSTATEs of constraints, violated or missing, into errors of this package.
-func OfConstraint(err error) error {
+// TranslateError translates SQLSTATEs of constraints, violated or missing, into errors of this package.
+func TranslateError(err error) error {
 	var pgErr *pgconn.PgError
 	switch {
 	case !errors.As(err, &pgErr):
@@ -122,7 +123,7 @@ func OfConstraint(err error) error {
 	case pgErr.Code == noSuchConstraint:
 		return fmt.Errorf("%w (`stampede doctor` names it): %w", ErrGuardMissing, err)
 	case pgErr.ConstraintName == oversoldConstraint:
-		return fmt.Errorf("%w: %w", ErrOversold, err)
+		return fmt.Errorf("%w: %w", errOversold, err)
 	// see ledger/add_sold.sql
 	case pgErr.Code == notNullViolation && pgErr.TableName == "sales" && pgErr.ColumnName == "epoch":
 		return fmt.Errorf("%w: %w", ErrEpochOver, err)

@@ -41,8 +41,8 @@ func TestFaultOf(t *testing.T) {
 		{"data corrupted", state("XX001"), Transient},
 		{"unknown class", state("ZZ999"), Transient},
 		{"connection lost", fmt.Errorf("record: %w", io.ErrUnexpectedEOF), Transient},
-		{"time is up", context.DeadlineExceeded, Transient},
-		{"anything else", errors.New("who knows"), Transient},
+		{"deadline exceeded", context.DeadlineExceeded, Transient},
+		{"anything else", errors.New("unknown"), Transient},
 
 		{"text too long", state("22001"), BadData},
 		{"number out of range", state("22003"), BadData},
@@ -55,23 +55,23 @@ func TestFaultOf(t *testing.T) {
 			fmt.Errorf("record: %w", pgx.ScanArgError{Err: errors.New("cannot scan -Infinity")}), BadData,
 		},
 		{"undecodable", fmt.Errorf("message: %w", order.ErrUndecodable), BadData},
-		{"unknown sale", fmt.Errorf("%w: x", ErrUnknownSale), BadData},
+		{"unknown sale", fmt.Errorf("%w: x", errUnknownSale), BadData},
 		{"contradiction", fmt.Errorf("%w: x", ErrContradiction), BadData},
 		{"panic", fmt.Errorf("%w: x", ErrPanicked), BadData},
 
 		{
-			"the sale's own check", OfConstraint(&pgconn.PgError{Code: "23514", ConstraintName: "sales_not_oversold"}),
+			"the check of the stock", TranslateError(&pgconn.PgError{Code: "23514", ConstraintName: "sales_not_oversold"}),
 			oversold,
 		},
 		{
-			"an epoch that is over", OfConstraint(&pgconn.PgError{Code: "23502", TableName: "sales", ColumnName: "epoch"}),
+			"an ended epoch", TranslateError(&pgconn.PgError{Code: "23502", TableName: "sales", ColumnName: "epoch"}),
 			Transient,
 		},
 		{
-			"another value that is missing",
-			OfConstraint(&pgconn.PgError{Code: "23502", TableName: "orders", ColumnName: "epoch"}), BadData,
+			"another missing value",
+			TranslateError(&pgconn.PgError{Code: "23502", TableName: "orders", ColumnName: "epoch"}), BadData,
 		},
-		{"another check", OfConstraint(&pgconn.PgError{Code: "23514", ConstraintName: "orders_quantity_check"}), BadData},
+		{"another check", TranslateError(&pgconn.PgError{Code: "23514", ConstraintName: "orders_quantity_check"}), BadData},
 	} {
 		require.Equal(t, c.want, FaultOf(c.err), c.what)
 	}

@@ -20,8 +20,8 @@ const (
 	sweepTurn = 10 * time.Second
 )
 
-// expireSome ends at most limit overdue orders of one sale in one transaction, except those of aside, and returns them.
-// After an error it returns the orders that it tried to end.
+// expireSome ends at most limit overdue orders of one sale in one transaction, except those in aside, and
+// returns them. After an error it returns the orders that it tried to end.
 func (l *Ledger) expireSome(
 	ctx context.Context, except, aside []uuid.UUID, limit int,
 ) (orders []order.Order, err error) {
@@ -52,6 +52,7 @@ func (l *Ledger) expireSome(
 	return orders, nil
 }
 
+// LockOverdue locks and returns at most limit overdue orders of one sale that is not in except.
 func LockOverdue(ctx context.Context, tx pgx.Tx, except, aside []uuid.UUID, limit int) ([]order.Order, error) {
 	rows, _ := tx.Query(ctx, sql.LedgerLockOverdue, except, limit, aside) // rows carry the error
 	return pgx.CollectRows(rows, scanOrder)

@@ -13,7 +13,7 @@ import (
 	"stampede/reservation/order"
 )
 
-// countingTrips returns a pool on the same database, and what counts its round trips.
+// countingTrips returns a pool on the same database, and the counter of its round trips.
 func countingTrips(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *testshop.TripCounter) {
 	t.Helper()
 	trips := &testshop.TripCounter{}
@@ -25,8 +25,7 @@ func countingTrips(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *testshop.T
 	return counted, trips
 }
 
-// What was never recorded is recorded in one step, and anything else in its company in two; nobody can tell from
-// the rows which it was.
+// A batch of new events is recorded in one step, any other batch in two. Both write the same rows.
 func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	t.Parallel()
 	pool, trips := countingTrips(t, testkit.Pool(t))
@@ -34,10 +33,10 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	plain, timed := testshop.NewSale(t, pool, 100), testshop.NewSale(t, pool, 100)
 	_, err := pool.Exec(t.Context(), "UPDATE sales SET payment_window_seconds = 600 WHERE id = $1", timed)
 	require.NoError(t, err)
-	// So the clock of deadlines stands still.
+	// Without heartbeats the clock of deadlines stands still.
 	_, err = pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '1 hour'")
 	require.NoError(t, err)
-	// batch makes the same events anew, for users and places of their own.
+	// batch returns the same events for other users and sequences.
 	batch := func(group int64) []order.OrderReserved {
 		var events []order.OrderReserved
 		for i, sale := range []uuid.UUID{timed, plain, timed, plain} {
@@ -52,17 +51,17 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	}
 	oneStep, twoSteps := batch(1), batch(2)
 
-	before := trips.N.Load()
+	earlier := trips.N.Load()
 	outcomes, err := ledger.Record(t.Context(), oneStep)
 	require.NoError(t, err)
-	require.EqualValues(t, 1, trips.N.Load()-before, "round trips for what is fresh")
+	require.EqualValues(t, 1, trips.N.Load()-earlier, "round trips for new events")
 	for i, out := range outcomes {
 		require.Equal(t, Outcome{Event: oneStep[i], Status: order.StatusConfirmed, Fresh: true}, out)
 	}
-	before = trips.N.Load()
+	earlier = trips.N.Load()
 	outcomes, err = ledger.Record(t.Context(), append([]order.OrderReserved{oneStep[0]}, twoSteps...))
 	require.NoError(t, err)
-	require.EqualValues(t, 3, trips.N.Load()-before, "round trips in the company of a repeat")
+	require.EqualValues(t, 3, trips.N.Load()-earlier, "round trips for new events and a duplicate")
 	require.False(t, outcomes[0].Fresh)
 	for i, out := range outcomes[1:] {
 		require.Equal(t, Outcome{Event: twoSteps[i], Status: order.StatusConfirmed, Fresh: true}, out)
@@ -76,17 +75,18 @@ func TestLedgerFastPathWritesSameRows(t *testing.T) {
 	}
 }
 
-// written is all that an event has come to, but for what is its own: who, where in the sale, and when.
+// written returns all rows of an event's order, without its user, sequence and times, which it compares
+// with the event.
 func written(t testing.TB, pool *pgxpool.Pool, e order.OrderReserved) (rows string) {
 	t.Helper()
 	require.NoError(t, pool.QueryRow(t.Context(), `
 		SELECT jsonb_build_object(
 			'order', (SELECT to_jsonb(o) - '{id,user_id,sequence,reserved_at,updated_at}'::text[] ||
-			                 jsonb_build_object('said', o.user_id = $2 AND o.sequence = $3 AND o.reserved_at = $4 AND
+			                 jsonb_build_object('same', o.user_id = $2 AND o.sequence = $3 AND o.reserved_at = $4 AND
 			o.updated_at > now() - interval '1 hour')
 			          FROM orders AS o WHERE id = $1),
 			'events', (SELECT jsonb_agg(to_jsonb(e) - '{position,order_id,user_id,occurred_at}'::text[] || jsonb_build_object(
-			                  'said', e.user_id = $2 AND CASE e.version WHEN 1 THEN e.occurred_at = $4 ELSE e.occurred_at =
+			                  'same', e.user_id = $2 AND CASE e.version WHEN 1 THEN e.occurred_at = $4 ELSE e.occurred_at =
 			o.updated_at END,
 			                  'data', e.data || CASE e.version WHEN 1 THEN jsonb_build_object('sequence', e.data -> 'sequence' =
 			to_jsonb($3::bigint)) ELSE '{}' END)
@@ -97,18 +97,18 @@ func written(t testing.TB, pool *pgxpool.Pool, e order.OrderReserved) (rows stri
 	return rows
 }
 
-// Whatever keeps a batch from being recorded in one step leaves nothing of it behind, and only its own order is
-// treated otherwise.
+// If a batch cannot be recorded in one step, that step leaves nothing behind, and only the event that
+// prevented it has another outcome.
 func TestLedgerFallsBackForBatchThatIsNotFresh(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		odd  func(e *order.OrderReserved)
 		want order.Status
 	}{
-		"another order of a user":      {func(e *order.OrderReserved) { e.UserID = "holder" }, order.StatusRejected},
-		"an epoch that is over":        {func(e *order.OrderReserved) { e.Epoch = 1 }, order.StatusVoided},
-		"a sale that is not known":     {func(e *order.OrderReserved) { e.SaleID = uuid.Must(uuid.NewV7()) }, ""},
-		"two of one user in the batch": {func(e *order.OrderReserved) { e.UserID = "user-1" }, order.StatusRejected},
+		"an earlier order of the user": {func(e *order.OrderReserved) { e.UserID = "holder" }, order.StatusRejected},
+		"an ended epoch":               {func(e *order.OrderReserved) { e.Epoch = 1 }, order.StatusVoided},
+		"an unknown sale":              {func(e *order.OrderReserved) { e.SaleID = uuid.Must(uuid.NewV7()) }, ""},
+		"two orders of a user":         {func(e *order.OrderReserved) { e.UserID = "user-1" }, order.StatusRejected},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

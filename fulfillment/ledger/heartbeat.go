@@ -13,21 +13,23 @@ import (
 )
 
 const (
-	// heartbeatInterval is how often an ingress records that it runs. An order is overdue at the first heartbeat
-	// after its deadline, so payments are accepted for at most this much longer.
+	// heartbeatInterval is how often an ingress records that it runs. An order is overdue at the first
+	// heartbeat after its deadline, so payments are accepted for at most this much longer.
 	heartbeatInterval = time.Second
 	// heartbeatTimeout bounds a heartbeat, which may wait for the row lock of another one.
 	heartbeatTimeout = 5 * time.Second
 )
 
-// Heartbeat records in Postgres that an ingress runs, so that buyers can pay. Every ingress runs one. After an outage
-// of all ingresses or of Postgres, the first heartbeat postpones the deadlines by the length of the outage.
+// Heartbeat records in Postgres that an ingress runs, so that buyers can pay. Every ingress runs one.
+// After an outage of all ingresses or of Postgres, the first heartbeat postpones the deadlines by the
+// length of the outage.
 type Heartbeat struct {
 	Pool   *pgxpool.Pool
 	Logger *slog.Logger
 }
 
-// Run sends a heartbeat once a second until ctx ends, and then returns nil. It keeps trying while Postgres is down.
+// Run sends a heartbeat once a second until ctx ends, and then returns nil. It retries while Postgres is
+// down.
 func (h Heartbeat) Run(ctx context.Context) error {
 	sending := retry.Outage{Log: h.Logger, Doing: "record a heartbeat in Postgres"}
 	for {

@@ -20,8 +20,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// away sets the last heartbeat back by ago.
-func away(t testing.TB, pool *pgxpool.Pool, ago string) {
+// setHeartbeatBack sets the last heartbeat back by ago.
+func setHeartbeatBack(t testing.TB, pool *pgxpool.Pool, ago string) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - $1::interval", ago)
 	require.NoError(t, err)
@@ -29,19 +29,20 @@ func away(t testing.TB, pool *pgxpool.Pool, ago string) {
 
 const outages = "SELECT count(*) FROM outages"
 
-// outageAfter is how long nobody may be there, as a migrated database has it.
+// outageAfter is how long heartbeats may be missing before that is an outage, as a migrated database has
+// it.
 const outageAfter = 5 * time.Second
 
-// expiresIn sets the deadline of an order so long from now.
-func expiresIn(t testing.TB, pool *pgxpool.Pool, order uuid.UUID, fromNow string) {
+// expiresIn sets the deadline of an order, relative to now.
+func expiresIn(t testing.TB, pool *pgxpool.Pool, id uuid.UUID, fromNow string) {
 	t.Helper()
-	tag, err := pool.Exec(t.Context(), "UPDATE orders SET due = now() - lost_time() + $2::interval WHERE id = $1", order,
+	tag, err := pool.Exec(t.Context(), "UPDATE orders SET due = now() - lost_time() + $2::interval WHERE id = $1", id,
 		fromNow)
 	require.NoError(t, err)
 	require.EqualValues(t, 1, tag.RowsAffected())
 }
 
-// lastOutage is the one that ended last.
+// lastOutage returns the outage that ended last.
 func lastOutage(t testing.TB, pool *pgxpool.Pool) (began, ended time.Time) {
 	t.Helper()
 	require.NoError(t, pool.QueryRow(t.Context(),
@@ -59,12 +60,12 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	l := ledger.New(pool)
 	_, err := l.Pay(t.Context(), orders[3], "user-4", "pi_4")
 	require.NoError(t, err)
-	away(t, pool, "60 s")
-	// By order: its deadline, from now.
+	setHeartbeatBack(t, pool, "60 s")
+	// The deadline of each order, from now.
 	for i, fromNow := range []string{
-		"-30 s", // the deadline came while nobody could pay
-		"30 s",  // the deadline is still to come
-		"-61 s", // it was overdue before
+		"-30 s", // the deadline passed during the outage
+		"30 s",  // the deadline has not passed
+		"-61 s", // it was overdue before the outage
 	} {
 		expiresIn(t, pool, orders[i], fromNow)
 	}
@@ -74,8 +75,8 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 		deadlines = append(deadlines, testwork.OrderOfID(t, pool, id).ExpiresAt)
 	}
 
-	// Ingresses come back all at once, and one of them sees to it: it has not written the outage down
-	// before the others have asked.
+	// All ingresses come back at the same time. One of them records the outage, and the others send their
+	// heartbeats before it commits.
 	hold, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = hold.Rollback(context.Background()) }()
@@ -99,7 +100,7 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 			return err
 		})
 	}
-	testkit.Eventually(t, 20*time.Second, "one sees to it, and the others leave it to that one", func() bool {
+	testkit.Eventually(t, 20*time.Second, "one ingress records the outage, and the others do not wait", func() bool {
 		return done.Load() == ingresses-1 &&
 			testshop.QueryInt(t, pool,
 				"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == 1
@@ -117,14 +118,14 @@ func TestFirstHeartbeatAfterOutageExtendsDeadlines(t *testing.T) {
 	for _, i := range []int{0, 1, 2, 4} {
 		require.Equal(t, deadlines[i].Add(outage), after(i))
 	}
-	require.Zero(t, after(3), "it is paid")
+	require.Zero(t, after(3), "a paid order has no deadline")
 	require.Zero(t, testwork.OrderOfID(t, pool, final).ExpiresAt)
 
 	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err)
 	_, err = l.Pay(t.Context(), orders[2], "user-3", "pi_3")
 	require.ErrorIs(t, err, order.ErrOrderExpired)
-	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status)
@@ -134,24 +135,23 @@ func TestMissedHeartbeatsAreNoOutage(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	testwork.Heartbeat(t, pool)
-	order := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	deadline := testwork.OrderOfID(t, pool, order).ExpiresAt
+	id := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+	deadline := testwork.OrderOfID(t, pool, id).ExpiresAt
 	before := testshop.QueryInt(t, pool, outages)
-	away(t, pool, "3 s")
+	setHeartbeatBack(t, pool, "3 s")
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Equal(t, before, testshop.QueryInt(t, pool, outages))
-	require.Equal(t, deadline, testwork.OrderOfID(t, pool, order).ExpiresAt)
+	require.Equal(t, deadline, testwork.OrderOfID(t, pool, id).ExpiresAt)
 	require.Less(t, testshop.QueryInt(t, pool, "SELECT extract(epoch FROM now() - seen_at)::bigint FROM pulse"), int64(3),
-		"it was noted that somebody is here")
+		"the heartbeat was recorded")
 
-	away(t, pool, "6 s")
+	setHeartbeatBack(t, pool, "6 s")
 	outage := testwork.Heartbeat(t, pool)
 	require.Greater(t, outage, 6*time.Second)
-	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, order).ExpiresAt, time.Millisecond)
+	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, id).ExpiresAt, time.Millisecond)
 }
 
-// A deadline is put off by one row, so no order that somebody has in hand can keep an outage from being
-// written down, or have it written down twice.
+// An outage is recorded in one row, so locked orders neither prevent nor repeat that.
 func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -159,7 +159,7 @@ func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 3)
 	deadline := testwork.OrderOfID(t, pool, orders[0]).ExpiresAt
 	before := testshop.QueryInt(t, pool, outages)
-	away(t, pool, "60 s")
+	setHeartbeatBack(t, pool, "60 s")
 	paying, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = paying.Rollback(context.Background()) }()
@@ -168,7 +168,7 @@ func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	began := time.Now()
 	outage := testwork.Heartbeat(t, pool)
 	require.Greater(t, outage, 60*time.Second)
-	testkit.Eventually(t, 30*time.Second, "they are locked for longer than an outage takes to be one", func() bool {
+	testkit.Eventually(t, 30*time.Second, "the orders are locked for longer than outageAfter", func() bool {
 		require.Zero(t, testwork.Heartbeat(t, pool))
 		return time.Since(began) > outageAfter+time.Second
 	})
@@ -178,7 +178,7 @@ func TestOutageIsRecordedOnceWhileOrdersAreLocked(t *testing.T) {
 	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, time.Millisecond)
 }
 
-// However many orders there are, none of them is written.
+// Recording an outage changes no order, however many there are.
 func TestOutageWritesNoOrder(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -191,33 +191,34 @@ func TestOutageWritesNoOrder(t *testing.T) {
 		make_interval(secs => n)
 		FROM generate_series(1, $2) AS n`, sale, n)
 	require.NoError(t, err)
-	const places = "SELECT md5(string_agg(ctid::text || xmin::text || xmax::text, ' ' ORDER BY id)) FROM orders"
+	const versions = "SELECT md5(string_agg(ctid::text || xmin::text || xmax::text, ' ' ORDER BY id)) FROM orders"
 	const deadlines = "SELECT sum(extract(epoch FROM due + (SELECT lost_time())))::bigint FROM orders"
 	var before, after string
-	require.NoError(t, pool.QueryRow(t.Context(), places).Scan(&before))
+	require.NoError(t, pool.QueryRow(t.Context(), versions).Scan(&before))
 	first := testshop.QueryInt(t, pool, deadlines)
-	away(t, pool, "1 h")
+	setHeartbeatBack(t, pool, "1 h")
 	outage := testwork.Heartbeat(t, pool)
 	require.Greater(t, outage, time.Hour)
-	require.NoError(t, pool.QueryRow(t.Context(), places).Scan(&after))
+	require.NoError(t, pool.QueryRow(t.Context(), versions).Scan(&after))
 	require.Equal(t, before, after)
 	require.InDelta(t, outage.Seconds(), float64(testshop.QueryInt(t, pool, deadlines)-first)/n, 0.001,
-		"and all of them are put off")
+		"all deadlines are postponed")
 	require.Zero(t,
 		testshop.QueryInt(t, pool,
 			"SELECT count(*) FROM orders WHERE due <= (SELECT least(seen_at, now()) - lost FROM pulse)"))
 }
 
-// A worker goes on while there is no ingress. Whoever gets an order in that time can pay for it only later.
+// A worker continues while there is no ingress. An order that it confirms then can be paid only after the
+// outage.
 func TestOrderConfirmedDuringOutageGetsWholeWindow(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	testwork.Heartbeat(t, pool)
-	away(t, pool, "60 s")
-	order := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+	setHeartbeatBack(t, pool, "60 s")
+	id := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
 	testwork.Heartbeat(t, pool)
 	_, ended := lastOutage(t, pool)
-	require.Equal(t, ended.Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, order).ExpiresAt)
+	require.Equal(t, ended.Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, id).ExpiresAt)
 }
 
 func TestConsecutiveOutagesAddUp(t *testing.T) {
@@ -234,7 +235,7 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 	expiresIn(t, pool, orders[2], "-3 h")
 	var lost time.Duration
 	for _, ago := range []string{"30 s", "2 h", "40 s"} {
-		away(t, pool, ago)
+		setHeartbeatBack(t, pool, ago)
 		outage := testwork.Heartbeat(t, pool)
 		require.NotZero(t, outage)
 		lost += outage
@@ -243,11 +244,11 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 		}
 	}
 	l := ledger.New(pool)
-	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(
-		t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status, "it was overdue before all of them",
+		t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[2]).Status, "it was overdue before the outages",
 	)
 	require.EqualValues(
 		t, 1, testshop.QueryInt(
@@ -255,39 +256,39 @@ func TestConsecutiveOutagesAddUp(t *testing.T) {
 		),
 	)
 
-	// Who comes between two of them is put off by the second one only.
+	// An order that is confirmed between two outages is postponed by the second one only.
 	between := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
 	deadline := testwork.OrderOfID(t, pool, between).ExpiresAt
 	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), deadline, time.Minute)
-	away(t, pool, "2 h")
+	setHeartbeatBack(t, pool, "2 h")
 	outage := testwork.Heartbeat(t, pool)
 	require.WithinDuration(t, deadline.Add(outage), testwork.OrderOfID(t, pool, between).ExpiresAt, time.Millisecond)
 }
 
-// The clock of Postgres was an hour ahead and is set right.
+// The clock of Postgres was an hour ahead and is corrected.
 func TestClockSetBackIsNoOutage(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	testwork.Heartbeat(t, pool)
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
 	before := testshop.QueryInt(t, pool, outages)
-	away(t, pool, "-1 h")
+	setHeartbeatBack(t, pool, "-1 h")
 	late := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
 	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, late).ExpiresAt,
 		time.Minute)
 	expiresIn(t, pool, orders[1], "-1 ms")
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM pulse WHERE seen_at > now()"),
-		"or the next outage would not be seen")
+		"otherwise the next outage would not be detected")
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.Equal(t, before, testshop.QueryInt(t, pool, outages))
-	_, n, err := ledger.NewExpirer(ledger.New(pool), testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	_, n, err := ledger.NewExpirer(ledger.New(pool), testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status)
 
-	away(t, pool, "60 s")
-	require.Greater(t, testwork.Heartbeat(t, pool), 60*time.Second, "what comes later is an outage as ever")
+	setHeartbeatBack(t, pool, "60 s")
+	require.Greater(t, testwork.Heartbeat(t, pool), 60*time.Second, "a later outage is recorded")
 }
 
 func TestHeartbeatInsertsMissingRow(t *testing.T) {
@@ -295,7 +296,7 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	pool := testkit.Pool(t)
 	l := ledger.New(pool)
 	for range 2 {
-		away(t, pool, "60 s")
+		setHeartbeatBack(t, pool, "60 s")
 		require.NotZero(t, testwork.Heartbeat(t, pool))
 	}
 	sale := testshop.NewPayableSale(t, pool, 10)
@@ -305,17 +306,17 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	_, err := pool.Exec(t.Context(), "DELETE FROM pulse")
 	require.NoError(t, err)
 
-	require.Equal(t, deadline, testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, "orders are still to be seen")
+	require.Equal(t, deadline, testwork.OrderOfID(t, pool, orders[0]).ExpiresAt, "the order is returned without the row")
 	listed, err := l.OrdersOf(t.Context(), "user-1", uuid.Nil, 10)
 	require.NoError(t, err)
 	require.Len(t, listed, 1)
 	require.Equal(t, deadline, listed[0].ExpiresAt)
-	meanwhile := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, meanwhile).ExpiresAt,
+	later := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
+	require.WithinDuration(t, time.Now().Add(testshop.PaymentWindow), testwork.OrderOfID(t, pool, later).ExpiresAt,
 		time.Minute)
-	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	_, n, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
-	require.Zero(t, n, "nobody knows whether an ingress was there")
+	require.Zero(t, n, "it is unknown whether an ingress ran")
 
 	require.Zero(t, testwork.Heartbeat(t, pool))
 	require.EqualValues(t, 1, testshop.QueryInt(t, pool,
@@ -323,7 +324,7 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 	require.Equal(t, deadline, testwork.OrderOfID(t, pool, orders[0]).ExpiresAt)
 	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err)
-	_, n, err = ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	_, n, err = ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, orders[1]).Status)
@@ -332,21 +333,21 @@ func TestHeartbeatInsertsMissingRow(t *testing.T) {
 func TestHeartbeatDoesNotWaitForAnother(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	away(t, pool, "60 s")
+	setHeartbeatBack(t, pool, "60 s")
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(context.Background()) }() // or the pool would wait for it
+	defer func() { _ = tx.Rollback(context.Background()) }() // otherwise closing the pool would wait for it
 	_, err = tx.Exec(t.Context(), "SELECT FROM pulse FOR UPDATE")
 	require.NoError(t, err)
 	outage := testwork.Heartbeat(t, pool)
-	require.Zero(t, outage, "who has the row sees to it")
+	require.Zero(t, outage, "the other heartbeat records the outage")
 	require.NoError(t, tx.Rollback(t.Context()))
 	outage = testwork.Heartbeat(t, pool)
 	require.NotZero(t, outage)
 }
 
-// The whole of it: two ingresses and a worker, an order whose deadline comes while Postgres is away, and
-// a buyer who pays when it is back.
+// Two ingresses and a worker run. The deadline of an order passes while Postgres is away, and its buyer
+// pays afterwards.
 func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	t.Parallel()
 	server := testkit.OwnPostgres(t)
@@ -358,7 +359,7 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 	stop := testwork.Work(t, testwork.Config(s, t))
 	punctual, unlucky, absent := s.Buy(t, sale, "ann"), s.Buy(t, sale, "bob"), s.Buy(t, sale, "cid")
 	s.AwaitConfirmed(t, 3)
-	testwork.Heartbeat(t, pool) // since the migration there was nobody
+	testwork.Heartbeat(t, pool) // there was no heartbeat since the migration
 
 	ctx, cancel := context.WithCancel(context.Background())
 	var heartbeats errgroup.Group
@@ -378,22 +379,22 @@ func TestOrderDoesNotExpireDuringPostgresOutage(t *testing.T) {
 
 	server.StopImmediate()
 	stopped := time.Now()
-	testkit.Eventually(t, 20*time.Second, "the deadline and more than missed heartbeats are over", func() bool {
+	testkit.Eventually(t, 20*time.Second, "the deadline and outageAfter have passed", func() bool {
 		return time.Since(stopped) > outageAfter+2*time.Second
 	})
 	s.Restart(t, server)
-	testkit.Eventually(t, 20*time.Second, "the outage is written down",
+	testkit.Eventually(t, 20*time.Second, "the outage is recorded",
 		func() bool { return s.Count(t, outages) == before+1 })
 	_, err = ledger.New(pool).Pay(t.Context(), unlucky, "bob", "pi_2")
 	require.NoError(t, err)
 	require.Zero(t, s.Count(t, testshop.ExpiredOrders))
 	remaining := time.Until(testwork.OrderOfID(t, pool, absent).ExpiresAt)
 	require.Positive(t, remaining)
-	testkit.Eventually(t, 20*time.Second, "who does not pay in what was left expires all the same", func() bool {
+	testkit.Eventually(t, 20*time.Second, "an order that is not paid in the remaining time expires", func() bool {
 		return s.Count(t, testshop.ExpiredOrders) == 1
 	})
 	require.Equal(t, order.StatusExpired, testwork.OrderOfID(t, pool, absent).Status)
-	testkit.Eventually(t, 20*time.Second, "its unit is back", func() bool { return s.Left(t, sale) == 8 })
+	testkit.Eventually(t, 20*time.Second, "its unit is released", func() bool { return s.Left(t, sale) == 8 })
 	cancel()
 	require.NoError(t, heartbeats.Wait())
 	require.Equal(t, before+1, s.Count(t, outages))

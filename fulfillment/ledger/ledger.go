@@ -24,14 +24,14 @@ type Outcome struct {
 	Reason string
 	// Fresh is true if this call recorded the order, and false if an earlier delivery did.
 	Fresh bool
-	// Err says why the event cannot be recorded: ErrUnknownSale or ErrContradiction. The other events of the call
-	// are recorded nevertheless.
+	// Err says why the event cannot be recorded: its sale is unknown, or ErrContradiction. The other
+	// events of the call are recorded nevertheless.
 	Err error
 }
 
-// Ledger writes orders to Postgres: their events, their rows and the counters of their sales, one batch per
-// transaction. It is safe for concurrent use, also by several processes: an event has one effect however often
-// it is recorded.
+// Ledger writes orders to Postgres: their events, their rows and the counters of their sales, one batch
+// per transaction. It is safe for concurrent use, also by several processes: an event has one effect
+// however often it is recorded.
 type Ledger struct {
 	pool     *pgxpool.Pool
 	outcomes *Outcomes // nil to publish nothing
@@ -42,24 +42,25 @@ type Ledger struct {
 // RecordTimeout bounds one try of a transaction, so that a server that hangs counts as down.
 const RecordTimeout = 10 * time.Second
 
-// lockWait bounds a transaction's wait for a lock. It is far longer than any transaction of Stampede lasts, and short
-// enough for orders of other sales in the same batch.
+// lockWait bounds a transaction's wait for a lock. It is far longer than any transaction of Stampede
+// lasts, and short enough for orders of other sales in the same batch.
 const lockWait = 2 * time.Second
 
 // New returns a Ledger on a migrated database.
-func New(pool *pgxpool.Pool) *Ledger { return (&Ledger{pool: pool}).Waiting(lockWait) }
+func New(pool *pgxpool.Pool) *Ledger { return (&Ledger{pool: pool}).WithLockTimeout(lockWait) }
 
-// Waiting sets how long a transaction waits for a lock.
-func (l *Ledger) Waiting(d time.Duration) *Ledger {
+// WithLockTimeout sets how long a transaction waits for a lock.
+func (l *Ledger) WithLockTimeout(d time.Duration) *Ledger {
 	l.limitLocks = fmt.Sprintf("SET LOCAL lock_timeout = %d", d.Milliseconds())
 	return l
 }
 
-// Record confirms the orders. It rejects those whose user has another live order in the sale, and voids those of
-// an earlier epoch of their sale. The outcomes are in the order of the events.
+// Record confirms the orders. It rejects those whose user has another live order in the sale, and voids
+// those of an earlier epoch of their sale. The outcomes are in the order of the events.
 //
-// After an error none of the events is recorded, except when COMMIT itself failed; retries are safe in any case.
-// If the sale's stock in Postgres does not hold the units, the error is ErrOversold; halving finds the event.
+// After an error none of the events is recorded, except when COMMIT itself failed; retries are safe in
+// any case. If the sale's stock in Postgres does not hold the units, the error is errOversold; halving
+// the batch finds the event.
 func (l *Ledger) Record(ctx context.Context, events []order.OrderReserved) ([]Outcome, error) {
 	return l.record(ctx, events, nil)
 }
@@ -73,24 +74,24 @@ func (l *Ledger) record(ctx context.Context, events []order.OrderReserved, refus
 	if len(events) == 0 {
 		return nil, nil
 	}
-	columns, places := ColumnsOf(events)
+	columns, rows := ColumnsOf(events)
 	words, found, err := l.write(ctx, columns, refusal)
 	if err != nil {
-		return nil, fmt.Errorf("record %d orders: %w", len(events), OfConstraint(err))
+		return nil, fmt.Errorf("record %d orders: %w", len(events), TranslateError(err))
 	}
 	outcomes := make([]Outcome, len(events))
 	for i, event := range events {
-		outcomes[i] = outcomeOf(event, words[places[i]], found, refusal)
-		if first := columns.firsts[places[i]]; first != i {
-			outcomes[i] = repeated(outcomes[i], events[first])
+		outcomes[i] = outcomeOf(event, words[rows[i]], found, refusal)
+		if first := columns.firsts[rows[i]]; first != i {
+			outcomes[i] = repeatedInBatch(outcomes[i], events[first])
 		}
 	}
 	l.publishRecorded(outcomes, found)
 	return outcomes, nil
 }
 
-// write runs the transaction, and a second one unless every event is new. It returns the word for every row of the
-// columns, and the present state of orders that were recorded before.
+// write runs the transaction, and a second one unless every event is new. It returns the word for every
+// row of the columns, and the present state of orders that were recorded before.
 func (l *Ledger) write(ctx context.Context, c *Columns, refusal *string) ([]string, map[uuid.UUID]order.Order, error) {
 	conn, err := l.pool.Acquire(ctx)
 	if err != nil {
@@ -114,8 +115,8 @@ func (l *Ledger) write(ctx context.Context, c *Columns, refusal *string) ([]stri
 	return words, found, err
 }
 
-// confirmFresh records and confirms orders that are all new, in one round trip. After an error the caller rolls the
-// transaction back.
+// confirmFresh records and confirms orders that are all new, in one round trip. After an error the caller
+// rolls the transaction back.
 func (l *Ledger) confirmFresh(ctx context.Context, conn *pgxpool.Conn, c *Columns) error {
 	batch := &pgx.Batch{}
 	l.queueBegin(batch)
@@ -163,8 +164,8 @@ func (l *Ledger) recordOn(
 	return words, found, closed(answers, finish(answers, sold))
 }
 
-// beginRecording sets read committed, whatever the server's default is: find_orders must see what a concurrent
-// transaction committed while record_orders waited for it.
+// beginRecording sets read committed, whatever the server's default is: find_orders must see what a
+// concurrent transaction committed while record_orders waited for it.
 const beginRecording = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE"
 
 // queueBegin queues the first statements of every transaction.
@@ -234,10 +235,10 @@ func readWords(answers pgx.BatchResults, n int) ([]string, error) {
 		return nil, err
 	}
 	words := make([]string, n)
-	var place int64
+	var row int64
 	var word string
-	_, err = pgx.ForEachRow(rows, []any{&place, &word}, func() error {
-		words[place-1] = word
+	_, err = pgx.ForEachRow(rows, []any{&row, &word}, func() error {
+		words[row-1] = word
 		return nil
 	})
 	return words, err
@@ -300,24 +301,24 @@ func outcomeOf(event order.OrderReserved, word string, found map[uuid.UUID]order
 	case wordVoided:
 		out.Fresh, out.Status, out.Reason = true, order.StatusVoided, order.VoidedSaleRebuilt
 	case wordRecorded:
-		order, ok := found[event.OrderID]
+		o, ok := found[event.OrderID]
 		switch {
 		case !ok:
-			out.Err = fmt.Errorf("%w: order %s has events and no row", ErrContradiction, event.OrderID)
-		case order.SaleID != event.SaleID || order.UserID != event.UserID || order.Quantity != event.Quantity:
-			out.Err = contradiction(event.OrderID, order.SaleID, order.UserID, order.Quantity)
+			out.Err = fmt.Errorf("%w: order %s has events but no row", ErrContradiction, event.OrderID)
+		case o.SaleID != event.SaleID || o.UserID != event.UserID || o.Quantity != event.Quantity:
+			out.Err = contradiction(event.OrderID, o.SaleID, o.UserID, o.Quantity)
 		default:
-			out.Status, out.Reason = order.Status, order.Reason
+			out.Status, out.Reason = o.Status, o.Reason
 		}
 	default: // wordUnknownSale
-		out.Err = fmt.Errorf("%w: %s of order %s", ErrUnknownSale, event.SaleID, event.OrderID)
+		out.Err = fmt.Errorf("%w: %s of order %s", errUnknownSale, event.SaleID, event.OrderID)
 	}
 	return out
 }
 
-// repeated returns the outcome of an event whose order occurs earlier in the same batch. Only one of the two can be
-// fresh, and only if they agree.
-func repeated(out Outcome, first order.OrderReserved) Outcome {
+// repeatedInBatch returns the outcome of an event whose order occurs earlier in the same batch. Only one
+// of the two can be fresh, and only if they agree.
+func repeatedInBatch(out Outcome, first order.OrderReserved) Outcome {
 	out.Fresh = false
 	if out.Err == nil && (first.SaleID != out.Event.SaleID || first.UserID != out.Event.UserID ||
 		first.Quantity != out.Event.Quantity) {
@@ -326,13 +327,13 @@ func repeated(out Outcome, first order.OrderReserved) Outcome {
 	return out
 }
 
-func contradiction(order, sale uuid.UUID, user string, quantity int64) error {
-	return fmt.Errorf("%w: order %s was recorded for sale=%s user=%s quantity=%d", ErrContradiction, order, sale, user,
+func contradiction(id, sale uuid.UUID, user string, quantity int64) error {
+	return fmt.Errorf("%w: order %s was recorded for sale=%s user=%s quantity=%d", ErrContradiction, id, sale, user,
 		quantity)
 }
 
-// rollBack makes the connection usable again. It has its own timeout, because the caller's context may have ended;
-// the pool discards a connection on which it fails.
+// rollBack makes the connection usable again. It has its own timeout, because the caller's context may
+// have ended; the pool discards a connection on which it fails.
 func rollBack(conn *pgxpool.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -341,8 +342,8 @@ func rollBack(conn *pgxpool.Conn) {
 	}
 }
 
-// Order returns the order as it is in Postgres, or order.ErrOrderNotFound. An order that was just reserved is not in
-// Postgres for a moment.
+// Order returns the order as it is in Postgres, or order.ErrOrderNotFound. An order that was just
+// reserved is not in Postgres yet.
 func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 	rows, err := l.pool.Query(ctx, sql.LedgerFindOrders, []uuid.UUID{id})
 	if err != nil {
@@ -358,8 +359,8 @@ func (l *Ledger) Order(ctx context.Context, id uuid.UUID) (order.Order, error) {
 	return o, nil
 }
 
-// OrdersOf returns at most limit orders of the user from Postgres, newest first, older than the order before unless
-// that is uuid.Nil.
+// OrdersOf returns at most limit orders of the user from Postgres, newest first, older than the order
+// before unless that is uuid.Nil.
 func (l *Ledger) OrdersOf(ctx context.Context, user string, before uuid.UUID, limit int) ([]order.Order, error) {
 	rows, _ := l.pool.Query(ctx, sql.LedgerOrdersOfUser, user, zeronull.UUID(before), limit) // rows carry the error
 	orders, err := pgx.CollectRows(rows, scanOrder)

@@ -73,9 +73,9 @@ func TestLedgerRecordsDuplicateInBatchOnce(t *testing.T) {
 	pool := testkit.Pool(t)
 	sale := testshop.NewSale(t, pool, 10)
 	event := testshop.Reserved(sale, "alice", 1)
-	lie := event
-	lie.UserID = "mallory"
-	outcomes, err := New(pool).Record(t.Context(), []order.OrderReserved{event, event, lie})
+	forged := event
+	forged.UserID = "mallory"
+	outcomes, err := New(pool).Record(t.Context(), []order.OrderReserved{event, event, forged})
 	require.NoError(t, err)
 	require.Equal(t, Outcome{Event: event, Status: order.StatusConfirmed, Fresh: true}, outcomes[0])
 	require.Equal(t, Outcome{Event: event, Status: order.StatusConfirmed}, outcomes[1])
@@ -83,7 +83,7 @@ func TestLedgerRecordsDuplicateInBatchOnce(t *testing.T) {
 	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
 }
 
-func TestLedgerRecordsBatchBesideUnknownSale(t *testing.T) {
+func TestLedgerRecordsOtherEventsOfBatchWithUnknownSale(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	ledger := New(pool)
@@ -91,7 +91,7 @@ func TestLedgerRecordsBatchBesideUnknownSale(t *testing.T) {
 	lost := testshop.Reserved(uuid.Must(uuid.NewV7()), "alice", 1)
 	outcomes, err := ledger.Record(t.Context(), []order.OrderReserved{lost, testshop.Reserved(sale, "alice", 1)})
 	require.NoError(t, err)
-	require.ErrorIs(t, outcomes[0].Err, ErrUnknownSale)
+	require.ErrorIs(t, outcomes[0].Err, errUnknownSale)
 	require.Equal(t, order.StatusConfirmed, outcomes[1].Status)
 	_, err = ledger.Order(t.Context(), lost.OrderID)
 	require.ErrorIs(t, err, order.ErrOrderNotFound)
@@ -114,7 +114,7 @@ func TestLedgerRejectsContradictingEvent(t *testing.T) {
 	require.NoError(t, err)
 	outcomes, err = ledger.Record(t.Context(), []order.OrderReserved{event})
 	require.NoError(t, err)
-	require.ErrorIs(t, outcomes[0].Err, ErrContradiction, "events without their row")
+	require.ErrorIs(t, outcomes[0].Err, ErrContradiction, "events without an order")
 }
 
 func TestLedgerNeverExceedsStock(t *testing.T) {
@@ -123,7 +123,7 @@ func TestLedgerNeverExceedsStock(t *testing.T) {
 	ledger := New(pool)
 	sale := testshop.NewSale(t, pool, 2)
 	_, err := ledger.Record(t.Context(), testshop.CrowdOf(sale, 3))
-	require.ErrorIs(t, err, ErrOversold)
+	require.ErrorIs(t, err, errOversold)
 	require.Equal(t, oversold, FaultOf(err))
 	require.Zero(t, testshop.QueryInt(t, pool, "SELECT count(*) FROM order_events"), "all or nothing")
 	require.Zero(t, testshop.SoldOf(t, pool, sale))
@@ -137,11 +137,11 @@ func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 	kept, refused := testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "bob", 2)
 	_, err := ledger.Record(t.Context(), []order.OrderReserved{kept})
 	require.NoError(t, err)
-	homeless := testshop.Reserved(uuid.Must(uuid.NewV7()), "carol", 1)
+	unknown := testshop.Reserved(uuid.Must(uuid.NewV7()), "carol", 1)
 
-	outcomes, err := ledger.Refuse(t.Context(), []order.OrderReserved{kept, refused, homeless}, order.RejectedSoldOut)
+	outcomes, err := ledger.Refuse(t.Context(), []order.OrderReserved{kept, refused, unknown}, order.RejectedSoldOut)
 	require.NoError(t, err)
-	require.Equal(t, Outcome{Event: kept, Status: order.StatusConfirmed}, outcomes[0], "what was recorded stands")
+	require.Equal(t, Outcome{Event: kept, Status: order.StatusConfirmed}, outcomes[0], "the recorded order is unchanged")
 	for _, out := range outcomes[1:] {
 		require.Equal(t, order.StatusRejected, out.Status)
 		require.Equal(t, order.RejectedSoldOut, out.Reason)
@@ -151,8 +151,8 @@ func TestLedgerRejectionKeepsSaleUnchanged(t *testing.T) {
 	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
 }
 
-// Two workers that have the same events, several sales and the same users in opposite order: everyone
-// waits for the other one somewhere, and nobody may be chosen as the victim of a deadlock.
+// Workers record the same events of several sales and users in opposite orders. They wait for each other,
+// and none may run into a deadlock.
 func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -171,7 +171,7 @@ func TestConcurrentLedgersWithSameEventsDoNotDeadlock(t *testing.T) {
 		var wg sync.WaitGroup
 		for w := range workers {
 			mine := slices.Clone(shared)
-			// Another order for a user who is in the shared batch too.
+			// Another order of a user who is also in the shared batch.
 			mine = append(mine, testshop.Reserved(sales[w%len(sales)], fmt.Sprintf("user-%d-%d", round, w), 1000))
 			if w%2 == 1 {
 				slices.Reverse(mine)
@@ -233,14 +233,14 @@ func TestLedgerErrorLeavesNoTransactionOpen(t *testing.T) {
 	sale := testshop.NewSale(t, pool, 1)
 	for range 20 {
 		_, err := New(pool).Record(t.Context(), testshop.CrowdOf(sale, 2))
-		require.ErrorIs(t, err, ErrOversold)
+		require.ErrorIs(t, err, errOversold)
 	}
-	require.EqualValues(t, 1, pool.Stat().NewConnsCount(), "a failed batch costs no connection")
+	require.EqualValues(t, 1, pool.Stat().NewConnsCount(), "a failed batch does not close its connection")
 	require.Zero(t, testshop.QueryInt(t, pool,
 		"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"))
 }
 
-// BenchmarkLedger writes batches of 500 from two connections: events and orders per second.
+// BenchmarkLedger writes batches of 500 orders from one and two connections.
 func BenchmarkLedger(b *testing.B) {
 	for _, workers := range []int{1, 2} {
 		b.Run(fmt.Sprintf("connections=%d", workers), func(b *testing.B) {

@@ -12,17 +12,18 @@ import (
 	"stampede/sql"
 )
 
-// FindByReceipt returns the order of a receipt that Signer.Verify has accepted: as it is in Postgres, or voided if the
-// sale's stock was rebuilt without the order. It returns order.ErrOrderNotFound if neither is so yet. Every other
-// error is one of Postgres.
+// FindByReceipt returns the order of a receipt that Signer.Verify has accepted: as it is in Postgres, or
+// voided if the sale's stock was rebuilt without the order. It returns order.ErrOrderNotFound if the
+// order may still be recorded. Every other error is one of Postgres.
 //
-// The epoch is read before the order. Every transaction that confirms orders locks the row of their sale and compares
-// epochs (ledger/add_sold.sql), so an order of an earlier epoch that is missing then can never be confirmed.
+// The epoch is read before the order. Every transaction that confirms orders locks the row of their sale
+// and compares epochs (ledger/add_sold.sql), so an order of an earlier epoch that is still missing can
+// never be confirmed.
 func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Order, error) {
-	ask := &pgx.Batch{}
-	ask.Queue(sql.LedgerSaleEpoch, r.SaleID)
-	ask.Queue(sql.LedgerFindOrders, []uuid.UUID{r.OrderID})
-	answers := l.pool.SendBatch(ctx, ask)
+	batch := &pgx.Batch{}
+	batch.Queue(sql.LedgerSaleEpoch, r.SaleID)
+	batch.Queue(sql.LedgerFindOrders, []uuid.UUID{r.OrderID})
+	answers := l.pool.SendBatch(ctx, batch)
 	var epoch int64
 	err := answers.QueryRow().Scan(&epoch)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -32,8 +33,8 @@ func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Orde
 	if err := errors.Join(err, findErr, answers.Close()); err != nil {
 		return order.Order{}, fmt.Errorf("find the order of a receipt: order=%s: %w", r.OrderID, err)
 	}
-	if order, there := found[r.OrderID]; there {
-		return order, nil
+	if o, ok := found[r.OrderID]; ok {
+		return o, nil
 	}
 	if epoch > r.Epoch {
 		return r.Order(order.StatusVoided), nil
@@ -41,7 +42,7 @@ func (l *Ledger) FindByReceipt(ctx context.Context, r order.Receipt) (order.Orde
 	return order.Order{}, fmt.Errorf("order %s: %w", r.OrderID, order.ErrOrderNotFound)
 }
 
-// FindOrders returns those of the orders that are in Postgres, unordered.
+// FindOrders returns the orders with these ids that are in Postgres, unordered.
 func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order, error) {
 	rows, _ := l.pool.Query(ctx, sql.LedgerFindOrders, ids) // rows carry the error
 	orders, err := pgx.CollectRows(rows, scanOrder)
@@ -51,7 +52,7 @@ func (l *Ledger) FindOrders(ctx context.Context, ids []uuid.UUID) ([]order.Order
 	return orders, nil
 }
 
-// Ping returns nil if Postgres answers a query of orders.
+// Ping returns nil if Postgres answers a query for orders.
 func (l *Ledger) Ping(ctx context.Context) error {
 	_, err := l.FindOrders(ctx, nil)
 	return err

@@ -27,84 +27,84 @@ func receiptOf(e order.OrderReserved) order.Receipt {
 func TestFindByReceiptReturnsRecordedOrVoidedOrder(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := ledger.New(pool)
+	l := ledger.New(pool)
 	sale := testshop.NewSale(t, pool, 10)
 	here, lost := testshop.Reserved(sale, "alice", 1), testshop.Reserved(sale, "bob", 2)
-	_, err := ledger.Record(t.Context(), []order.OrderReserved{here})
+	_, err := l.Record(t.Context(), []order.OrderReserved{here})
 	require.NoError(t, err)
-	confirmed, err := ledger.FindByReceipt(t.Context(), receiptOf(here))
+	confirmed, err := l.FindByReceipt(t.Context(), receiptOf(here))
 	require.NoError(t, err)
 	require.Equal(t, testwork.OrderOfID(t, pool, here.OrderID), confirmed)
-	_, err = ledger.FindByReceipt(t.Context(), receiptOf(lost))
+	_, err = l.FindByReceipt(t.Context(), receiptOf(lost))
 	require.ErrorIs(t, err, order.ErrOrderNotFound)
 
 	_, err = pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 	require.NoError(t, err)
-	got, err := ledger.FindByReceipt(t.Context(), receiptOf(here))
+	got, err := l.FindByReceipt(t.Context(), receiptOf(here))
 	require.NoError(t, err)
-	require.Equal(t, confirmed, got, "what is there counts more than the epoch")
-	got, err = ledger.FindByReceipt(t.Context(), receiptOf(lost))
+	require.Equal(t, confirmed, got, "a recorded order is returned whatever its epoch")
+	got, err = l.FindByReceipt(t.Context(), receiptOf(lost))
 	require.NoError(t, err)
 	require.Equal(t, order.Order{
 		ID: lost.OrderID, SaleID: sale, UserID: "bob", Quantity: lost.Quantity, Status: order.StatusVoided, Version: 2,
 		ReservedAt: lost.ReservedAt, Reason: order.VoidedSaleRebuilt,
 	}, got)
 
-	// Its late event does not make that untrue, and what is written down then says the same.
-	_, err = ledger.Record(t.Context(), []order.OrderReserved{lost})
+	// Its late event is recorded with the same result.
+	_, err = l.Record(t.Context(), []order.OrderReserved{lost})
 	require.NoError(t, err)
-	late, err := ledger.FindByReceipt(t.Context(), receiptOf(lost))
+	late, err := l.FindByReceipt(t.Context(), receiptOf(lost))
 	require.NoError(t, err)
 	require.Equal(t, []any{got.Status, got.Version, got.Reason}, []any{late.Status, late.Version, late.Reason})
 
-	// One of the new epoch is not decided by that.
+	// An order of the new epoch is not voided.
 	fresh := testshop.Reserved(sale, "carol", 3)
 	fresh.Epoch = 2
-	_, err = ledger.FindByReceipt(t.Context(), receiptOf(fresh))
+	_, err = l.FindByReceipt(t.Context(), receiptOf(fresh))
 	require.ErrorIs(t, err, order.ErrOrderNotFound)
-	_, err = ledger.FindByReceipt(t.Context(), receiptOf(testshop.Reserved(uuid.New(), "dave", 1)))
+	_, err = l.FindByReceipt(t.Context(), receiptOf(testshop.Reserved(uuid.New(), "dave", 1)))
 	require.ErrorIs(t, err, order.ErrOrderNotFound)
-	gone, cancel := context.WithCancel(t.Context())
+	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err = ledger.FindByReceipt(gone, receiptOf(lost))
+	_, err = l.FindByReceipt(cancelled, receiptOf(lost))
 	require.Error(t, err)
 	require.False(t, errors.Is(err, order.ErrOrderNotFound))
 }
 
-// TestVoidedOrderIsNeverConfirmed: whoever was once told that the order is voided is told that for
-// ever, however an epoch ends beside the transactions that confirm.
+// An order that was once reported as voided stays voided, even if its epoch ends while a transaction
+// confirms it.
 func TestVoidedOrderIsNeverConfirmed(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := ledger.New(pool)
+	l := ledger.New(pool)
 	for range 60 {
 		sale := testshop.NewSale(t, pool, 10)
 		event := testshop.Reserved(sale, "alice", 1)
 		recorded := make(chan struct{})
 		go func() {
 			defer close(recorded)
-			_, _ = ledger.Record(context.Background(), []order.OrderReserved{event}) // or it has just missed the epoch
+			_, _ = l.Record(context.Background(), []order.OrderReserved{event}) // it may fail because the epoch has just ended
 		}()
 		_, err := pool.Exec(t.Context(), "UPDATE sales SET epoch = epoch + 1 WHERE id = $1", sale)
 		require.NoError(t, err)
-		first, err := ledger.FindByReceipt(t.Context(), receiptOf(event))
-		require.NoError(t, err, "an epoch that is over decides")
+		first, err := l.FindByReceipt(t.Context(), receiptOf(event))
+		require.NoError(t, err, "an ended epoch decides the order")
 		<-recorded
-		_, _ = ledger.Record(t.Context(), []order.OrderReserved{event}) // delivered again
-		then, err := ledger.FindByReceipt(t.Context(), receiptOf(event))
+		_, _ = l.Record(t.Context(), []order.OrderReserved{event}) // delivered again
+		then, err := l.FindByReceipt(t.Context(), receiptOf(event))
 		require.NoError(t, err)
 		require.Equal(t, first.Status, then.Status)
 	}
 }
 
-// TestFindByReceiptReadsEpochFirst: an order that is confirmed, and whose epoch ends, between the
-// two questions is not voided.
+// An order that is confirmed, and whose epoch ends, between the two queries is not voided.
 func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
 	sale := testshop.NewSale(t, pool, 10)
 	event := testshop.Reserved(sale, "alice", 1)
-	// One connection, on which the statements are prepared already: to prepare them takes the lock as well.
+	// One connection, on which the statements are prepared already: preparing them would wait for the
+	// lock as well.
 	one, err := connect.Postgres(t.Context(), testkit.DatabaseURL(t), 1)
 	require.NoError(t, err)
 	t.Cleanup(one.Close)
@@ -121,10 +121,10 @@ func TestFindByReceiptReadsEpochFirst(t *testing.T) {
 	}
 	found := make(chan answer, 1)
 	go func() {
-		order, err := ledger.New(one).FindByReceipt(context.Background(), receiptOf(event))
-		found <- answer{order, err}
+		o, err := ledger.New(one).FindByReceipt(context.Background(), receiptOf(event))
+		found <- answer{o, err}
 	}()
-	testkit.Eventually(t, 10*time.Second, "it waits for the sale", func() bool {
+	testkit.Eventually(t, 10*time.Second, "the query waits for the sale", func() bool {
 		return testshop.QueryInt(t, pool,
 			"SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'sales'::regclass") == 1
 	})

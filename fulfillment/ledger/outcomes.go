@@ -21,14 +21,15 @@ import (
 )
 
 const (
-	// outcomesKept bounds the stream of outcomes, in messages; Redis trims whole nodes, so it may hold a few more. A
-	// reader may fall behind by this much, about a second of a busy sale; lookups find outcomes that were trimmed
-	// unread. A message of 500 orders has 11 KB and one of OutcomesTogether 22 KB, so the stream stays below 1 MB.
+	// outcomesKept bounds the stream of outcomes, in messages; Redis trims whole nodes, so it may hold a
+	// few more. A reader may fall behind by this much, about a second of a busy sale; lookups find
+	// outcomes that were trimmed unread. A message of 500 orders has 11 KB and one of OutcomesPerMessage 22
+	// KB, so the stream stays below 1 MB.
 	outcomesKept = 32
 	// outcomesQueued bounds the transactions whose outcomes wait to be published.
 	outcomesQueued = 256
-	// OutcomesTogether bounds the outcomes of one message, unless one transaction alone has more.
-	OutcomesTogether = 1000
+	// OutcomesPerMessage bounds the outcomes of one message, unless one transaction alone has more.
+	OutcomesPerMessage = 1000
 )
 
 // OutcomesConfig configures Outcomes. Client, which Outcomes does not close, and Keys are required.
@@ -40,9 +41,9 @@ type OutcomesConfig struct {
 	Registerer prometheus.Registerer
 }
 
-// Outcomes publishes the outcome of orders to all ingresses, one message for each committed transaction, so that
-// requests that wait need not poll. It is best effort and never blocks; lookups find outcomes that were not
-// published. It is safe for concurrent use.
+// Outcomes publishes the outcome of orders to all ingresses, one message for each committed transaction,
+// so that requests that wait need not poll. It is best effort and never blocks; lookups find outcomes
+// that were not published. It is safe for concurrent use.
 type Outcomes struct {
 	publisher          *redisstream.Publisher
 	topic              string
@@ -62,7 +63,7 @@ func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 	}))
 	dropped, err2 := telemetry.RegisterOnce(c.Registerer, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_outcomes_dropped_total",
-		Help: "Changes of orders that were not published to the ingresses, because Redis did not take them in time.",
+		Help: "Changes of orders that were not published to the ingresses, because Redis did not accept them in time.",
 	}))
 	// The publisher is never closed, because that would close the client.
 	publisher, err3 := redisstream.NewPublisher(
@@ -78,7 +79,8 @@ func NewOutcomes(c OutcomesConfig) (*Outcomes, error) {
 	}, nil
 }
 
-// Run publishes until ctx ends, and then drains the queue as far as one call to Redis allows. Call it once.
+// Run publishes until ctx ends, and then drains the queue within the time-out of one call to Redis. Call
+// it once.
 func (o *Outcomes) Run(ctx context.Context) {
 	for {
 		select {
@@ -108,7 +110,7 @@ func (o *Outcomes) publishRest(ctx context.Context) {
 
 // Publish publishes these outcomes, together with those that wait in the queue, in one message.
 func (o *Outcomes) Publish(ctx context.Context, outcomes []order.OrderOutcome) {
-	for more := true; more && len(outcomes) < OutcomesTogether; {
+	for more := true; more && len(outcomes) < OutcomesPerMessage; {
 		select {
 		case next := <-o.queue:
 			outcomes = append(outcomes, next...)
@@ -127,7 +129,8 @@ func (o *Outcomes) Publish(ctx context.Context, outcomes []order.OrderOutcome) {
 	o.published.Add(float64(len(outcomes)))
 }
 
-// enqueue queues the outcomes to be published, if the queue has room. It never blocks, and does nothing if o is nil.
+// enqueue queues the outcomes to be published, if the queue has room. It never blocks, and does nothing
+// if o is nil.
 func (o *Outcomes) enqueue(outcomes []order.OrderOutcome) {
 	if o == nil || len(outcomes) == 0 {
 		return
@@ -139,28 +142,28 @@ func (o *Outcomes) enqueue(outcomes []order.OrderOutcome) {
 	}
 }
 
-// publishRecorded publishes what was recorded, also for orders that had been recorded before: the worker that
-// recorded them may have crashed before it published them.
-func (l *Ledger) publishRecorded(outcomes []Outcome, before map[uuid.UUID]order.Order) {
+// publishRecorded publishes the outcomes, including those of orders that were recorded earlier: the
+// worker that recorded them may have crashed before it published them.
+func (l *Ledger) publishRecorded(outcomes []Outcome, earlier map[uuid.UUID]order.Order) {
 	if l.outcomes == nil {
 		return
 	}
-	const firstEnd = 2 // the version of an order whose reservation and end were recorded together
+	const recordedVersion = 2 // of an order whose reservation and outcome were recorded together
 	changed := make([]order.OrderOutcome, 0, len(outcomes))
 	for _, out := range outcomes {
 		if out.Err != nil {
 			continue
 		}
-		version := firstEnd
-		if order, known := before[out.Event.OrderID]; known {
-			version = order.Version
+		version := recordedVersion
+		if o, known := earlier[out.Event.OrderID]; known {
+			version = o.Version
 		}
 		changed = append(changed, order.OrderOutcome{OrderID: out.Event.OrderID, Status: out.Status, Version: version})
 	}
 	l.outcomes.enqueue(changed)
 }
 
-// publishChanged publishes that the orders, which are given as they were read, have all changed to next.
+// publishChanged publishes that the orders, given as they were read, have all changed to next.
 func (l *Ledger) publishChanged(orders []order.Order, next order.Order) {
 	if l.outcomes == nil {
 		return
@@ -172,9 +175,9 @@ func (l *Ledger) publishChanged(orders []order.Order, next order.Order) {
 	l.outcomes.enqueue(changed)
 }
 
-// WithOutcomes returns a Ledger that also publishes to o what it commits.
+// WithOutcomes returns a Ledger that also publishes its outcomes to o.
 func (l *Ledger) WithOutcomes(o *Outcomes) *Ledger {
-	telling := *l
-	telling.outcomes = o
-	return &telling
+	publishing := *l
+	publishing.outcomes = o
+	return &publishing
 }

@@ -20,8 +20,8 @@ import (
 	"stampede/reservation/order"
 )
 
-// told reads the messages of the stream of outcomes with what the stock subscriber reads them with.
-func told(t testing.TB, rdb *redis.Client, keys reservation.Keys) [][]order.OrderOutcome {
+// published returns the messages of the stream of outcomes, decoded as the stock subscriber does.
+func published(t testing.TB, rdb *redis.Client, keys reservation.Keys) [][]order.OrderOutcome {
 	t.Helper()
 	entries, err := rdb.XRange(t.Context(), keys.Outcomes(), "-", "+").Result()
 	require.NoError(t, err)
@@ -42,18 +42,19 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	l, o, run := testwork.TellingLedger(t, pool, rdb, keys)
 	defer run()()
 	sale := testshop.NewPayableSale(t, pool, 3)
-	tells := func(want ...order.OrderOutcome) {
+	requirePublished := func(want ...order.OrderOutcome) {
 		t.Helper()
-		testkit.Eventually(t, 10*time.Second, "it is told", func() bool { return len(told(t, rdb, keys)) > 0 })
-		require.Equal(t, [][]order.OrderOutcome{want}, told(t, rdb, keys))
+		testkit.Eventually(t, 10*time.Second, "a message is published",
+			func() bool { return len(published(t, rdb, keys)) > 0 })
+		require.Equal(t, [][]order.OrderOutcome{want}, published(t, rdb, keys))
 		require.NoError(t, rdb.Del(t.Context(), keys.Outcomes()).Err())
 	}
 	events := testshop.CrowdOf(sale, 2)
 	again := testshop.Reserved(sale, events[0].UserID, 3)
-	unknown := testshop.Reserved(uuid.New(), "nobody", 1)
+	unknown := testshop.Reserved(uuid.New(), "stranger", 1)
 	_, err := l.Record(t.Context(), append(events, again, unknown))
 	require.NoError(t, err)
-	tells(
+	requirePublished(
 		order.OrderOutcome{OrderID: events[0].OrderID, Status: order.StatusConfirmed, Version: 2},
 		order.OrderOutcome{OrderID: events[1].OrderID, Status: order.StatusConfirmed, Version: 2},
 		order.OrderOutcome{OrderID: again.OrderID, Status: order.StatusRejected, Version: 2},
@@ -61,40 +62,41 @@ func TestOutcomesOfEveryChangeArePublished(t *testing.T) {
 	refused := testshop.Reserved(sale, "late", 4)
 	_, err = l.Refuse(t.Context(), []order.OrderReserved{refused}, order.RejectedSoldOut)
 	require.NoError(t, err)
-	tells(order.OrderOutcome{OrderID: refused.OrderID, Status: order.StatusRejected, Version: 2})
+	requirePublished(order.OrderOutcome{OrderID: refused.OrderID, Status: order.StatusRejected, Version: 2})
 
 	testwork.Heartbeat(t, pool)
 	_, err = l.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
 	require.NoError(t, err)
 	paid := order.OrderOutcome{OrderID: events[0].OrderID, Status: order.StatusPaid, Version: 3}
-	tells(paid)
+	requirePublished(paid)
 	_, err = l.Cancel(t.Context(), events[1].OrderID, events[1].UserID)
 	require.NoError(t, err)
-	tells(order.OrderOutcome{OrderID: events[1].OrderID, Status: order.StatusCancelled, Version: 3})
+	requirePublished(order.OrderOutcome{OrderID: events[1].OrderID, Status: order.StatusCancelled, Version: 3})
 
-	// A repeat of a change is none; a redelivered event is told of, because the first worker may have died before.
+	// A retry changes nothing and is not published. A redelivered event is published again, because the
+	// first worker may have crashed before it published.
 	_, err = l.Pay(t.Context(), events[0].OrderID, events[0].UserID, "pi_1")
 	require.NoError(t, err)
 	_, err = l.Pay(t.Context(), events[1].OrderID, events[1].UserID, "pi_1")
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
 	_, err = l.Record(t.Context(), events[:1])
 	require.NoError(t, err)
-	tells(paid)
+	requirePublished(paid)
 
 	late := testshop.CrowdOf(sale, 1)
-	late[0].UserID = "dawdler"
+	late[0].UserID = "slow"
 	_, err = l.Record(t.Context(), late)
 	require.NoError(t, err)
-	tells(order.OrderOutcome{OrderID: late[0].OrderID, Status: order.StatusConfirmed, Version: 2})
+	requirePublished(order.OrderOutcome{OrderID: late[0].OrderID, Status: order.StatusConfirmed, Version: 2})
 	testwork.EndWindow(t, pool, late[0].OrderID)
-	_, expired, err := ledger.NewExpirer(l, testkit.Logger(t)).Some(t.Context(), []uuid.UUID{})
+	_, expired, err := ledger.NewExpirer(l, testkit.Logger(t)).ExpireSome(t.Context(), []uuid.UUID{})
 	require.NoError(t, err)
 	require.Equal(t, 1, expired)
-	tells(order.OrderOutcome{OrderID: late[0].OrderID, Status: order.StatusExpired, Version: 3})
+	requirePublished(order.OrderOutcome{OrderID: late[0].OrderID, Status: order.StatusExpired, Version: 3})
 	require.EqualValues(t, 9, testutil.ToFloat64(o.Published()))
 	require.Zero(t, testutil.ToFloat64(o.Dropped()))
 
-	// Who has nobody to tell does without.
+	// A ledger without outcomes publishes nothing.
 	_, err = ledger.New(pool).Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 1), 1))
 	require.NoError(t, err)
 }
@@ -112,19 +114,19 @@ func TestQueuedOutcomesAreSentTogether(t *testing.T) {
 		o.Enqueue(transaction)
 		all = append(all, transaction...)
 	}
-	// They are told though nobody has time for them before the end.
+	// They are published when Run ends.
 	run()()
 	var got []order.OrderOutcome
-	messages := told(t, rdb, keys)
+	messages := published(t, rdb, keys)
 	for _, message := range messages {
-		require.Less(t, len(message), ledger.OutcomesTogether+11)
+		require.Less(t, len(message), ledger.OutcomesPerMessage+11)
 		got = append(got, message...)
 	}
 	require.Equal(t, all, got)
 	require.Len(t, messages, 3)
 }
 
-// TestFullOutcomeQueueDropsMessages: without Redis, what does not fit into the queue is dropped at once.
+// Without Redis, outcomes that do not fit into the queue are dropped immediately.
 func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	t.Parallel()
 	own := testkit.OwnRedis(t)
@@ -138,14 +140,15 @@ func TestFullOutcomeQueueDropsMessages(t *testing.T) {
 	for range 2 * ledger.OutcomesQueued {
 		o.Enqueue([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 	}
-	require.EqualValues(t, ledger.OutcomesQueued, testutil.ToFloat64(o.Dropped()), "for which there was no room")
+	require.EqualValues(t, ledger.OutcomesQueued, testutil.ToFloat64(o.Dropped()),
+		"those that did not fit into the queue")
 	_, err = l.Record(t.Context(), testshop.CrowdOf(testshop.NewSale(t, pool, 10), 3))
 	require.NoError(t, err)
 	stop := run()
-	testkit.Eventually(t, 30*time.Second, "all are given up",
+	testkit.Eventually(t, 30*time.Second, "all are dropped",
 		func() bool { return testutil.ToFloat64(o.Dropped()) == 2*ledger.OutcomesQueued+3 })
 	require.NoError(t, own.Restart(t.Context()))
-	testkit.Eventually(t, 30*time.Second, "they are told again", func() bool {
+	testkit.Eventually(t, 30*time.Second, "outcomes are published again", func() bool {
 		o.Enqueue([]order.OrderOutcome{{OrderID: uuid.New(), Version: 2}})
 		return testutil.ToFloat64(o.Published()) > 0
 	})
@@ -165,7 +168,7 @@ func TestOutcomeStreamIsBounded(t *testing.T) {
 	require.Less(t, length, int64(ledger.OutcomesKept+node), "whole nodes of the stream are freed")
 }
 
-// TestWorkerPublishesOneMessagePerBatch: one message for a batch, and before the worker is gone.
+// A worker publishes one message per batch, all of them before it stops.
 func TestWorkerPublishesOneMessagePerBatch(t *testing.T) {
 	t.Parallel()
 	s := testshop.NewShop(t, testkit.Pool(t))
@@ -178,7 +181,7 @@ func TestWorkerPublishesOneMessagePerBatch(t *testing.T) {
 	s.AwaitConfirmed(t, 100)
 	stop()
 	var got []uuid.UUID
-	messages := told(t, s.Rdb, s.Keys)
+	messages := published(t, s.Rdb, s.Keys)
 	for _, message := range messages {
 		for _, outcome := range message {
 			require.Equal(t, []any{order.StatusConfirmed, 2}, []any{outcome.Status, outcome.Version})

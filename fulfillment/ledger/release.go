@@ -15,14 +15,16 @@ import (
 	"stampede/sql"
 )
 
-// NeedsRelease reports whether an order's reservation may still be in Redis and must be released: the order was
-// rejected, even if earlier, because the worker that recorded it may have crashed before the release; or it had
-// ended before this event arrived. An ingress that got no answer retries with the same order, and makes a second
-// reservation if Redis has lost or released the first one.
+// NeedsRelease reports whether an order's reservation may still be in Redis and must be released. That is
+// so if the order was rejected, even by an earlier delivery: the worker that recorded it may have crashed
+// before the release. It is also so if the order had ended before this event arrived: an ingress that got
+// no answer retries with the same order, and makes a second reservation if Redis has lost or released the
+// first one.
 func NeedsRelease(out Outcome) bool {
 	return out.Status == order.StatusRejected || out.Err == nil && !out.Fresh && !out.Status.Live()
 }
 
+// ReleaseOf returns the release of the order's units.
 func ReleaseOf(out Outcome) reservation.Release {
 	e := &out.Event
 	return reservation.Release{
@@ -31,33 +33,33 @@ func ReleaseOf(out Outcome) reservation.Release {
 	}
 }
 
-// ReleasesCounted bounds the number of releases that the metrics count.
-const ReleasesCounted = 10_000
+// ReleasesCountMax bounds the number of releases that the metrics count.
+const ReleasesCountMax = 10_000
 
-// ErrRefused is returned when Redis does not have the sale, cannot read what the buyer holds, or would have more units
-// left than the stock. A rebuild repairs that; until then the releases are kept.
-var ErrRefused = errors.New("the units are refused by Redis")
+// ErrRefused is returned when Redis does not have the sale, cannot read what the buyer holds, or would
+// have more units left than the stock. A rebuild repairs that; until then the releases are kept.
+var ErrRefused = errors.New("Redis refused the units")
 
-// PendingReleases returns the number of releases, counted up to ReleasesCounted. The error is ErrRefused if Redis has
-// refused one of them.
+// PendingReleases returns the number of releases, counted up to ReleasesCountMax. The error is ErrRefused
+// if Redis has refused one of them.
 func (l *Ledger) PendingReleases(ctx context.Context) (pending int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, RecordTimeout)
 	defer cancel()
-	var order, sale *uuid.UUID
-	if err := l.pool.QueryRow(ctx, sql.LedgerPendingReleases, ReleasesCounted).Scan(&pending, &order, &sale); err != nil {
+	var id, sale *uuid.UUID
+	if err := l.pool.QueryRow(ctx, sql.LedgerPendingReleases, ReleasesCountMax).Scan(&pending, &id, &sale); err != nil {
 		return 0, fmt.Errorf("count releases: %w", err)
 	}
-	if order != nil {
-		return pending, fmt.Errorf("%w: those of sale=%s order=%s, and maybe of others", ErrRefused, sale, order)
+	if id != nil {
+		return pending, fmt.Errorf("%w of sale=%s order=%s, and maybe of others", ErrRefused, sale, id)
 	}
 	return pending, nil
 }
 
-// ReleaseSome is a SweepStep. It releases the units of at most SweepMax orders of one sale in Redis and deletes their
-// entries. Releases that Redis refuses are kept and retried after a while.
+// ReleaseSome is a SweepStep. It releases the units of at most SweepMax orders of one sale in Redis and
+// deletes their rows from the releases. Releases that Redis refuses are kept and retried after a while.
 //
-// Entries are deleted after Redis has answered. After a crash another worker retries; lua/release.lua releases a
-// unit once, because it finds the reservation gone or replaced by another order.
+// Rows are deleted after Redis has answered. After a crash another worker retries; lua/release.lua
+// releases a unit once, because it finds the reservation gone or replaced by another order.
 func (l *Ledger) ReleaseSome(
 	ctx context.Context, store *reservation.Store, except []uuid.UUID,
 ) (sale uuid.UUID, released int, err error) {
@@ -96,7 +98,7 @@ func (l *Ledger) ReleaseSome(
 		return nil
 	})
 	if err != nil {
-		return sale, 0, fmt.Errorf("give units back: %w", err)
+		return sale, 0, fmt.Errorf("release units: %w", err)
 	}
 	if released > 0 {
 		crashpoint.Hit(crashpoint.AfterReleaseCommit)

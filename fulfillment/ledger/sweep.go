@@ -9,12 +9,12 @@ import (
 	"github.com/google/uuid"
 )
 
-// SweepStep works on some orders of one sale that is not in except. It returns the sale, or uuid.Nil if there is
-// none, and how many orders it finished. Orders that it cannot finish are postponed.
+// SweepStep works on some orders of one sale that is not in except. It returns the sale, or uuid.Nil if
+// there is none, and how many orders it finished. Orders that it cannot finish are postponed.
 type SweepStep func(ctx context.Context, except []uuid.UUID) (sale uuid.UUID, done int, err error)
 
-// SweepSales repeats step until nothing is left or its turn is over. A sale in which step fails waits for the next
-// turn, so that it does not block others.
+// SweepSales repeats step until nothing is left or sweepTurn is over. A sale in which step fails waits
+// for the next turn, so that it does not block others.
 func SweepSales(ctx context.Context, step SweepStep) (done int, err error) {
 	except := []uuid.UUID{} // not nil, which would be NULL
 	var failed []error

@@ -16,9 +16,9 @@ import (
 	"stampede/reservation"
 )
 
-// A worker that is killed at any of these instants between an order's last moment and the return of its
-// unit leaves it to the next one, and the unit comes back once. The second pass of a point is the one
-// at which the orders of one sale are done with and those of the other are not.
+// If a worker is killed at any of these points between the expiry of an order and the release of its
+// unit, the next worker releases the unit, once. In the second pass of a point, the orders of one sale
+// are finished and those of the other are not.
 func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 	t.Parallel()
 	for _, point := range []string{
@@ -35,15 +35,15 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 				for _, sale := range sales {
 					require.Equal(t, buyers, s.Crowd(t, sale, buyers))
 					for _, out := range testwork.Fulfil(s, t) {
-						switch order, user := out.Event.OrderID, out.Event.UserID; user {
+						switch id, user := out.Event.OrderID, out.Event.UserID; user {
 						case "user-0":
-							_, err := ledger.New(s.Pool).Pay(t.Context(), order, user, "pi")
+							_, err := ledger.New(s.Pool).Pay(t.Context(), id, user, "pi")
 							require.NoError(t, err)
 						case "user-1":
-							_, err := ledger.New(s.Pool).Cancel(t.Context(), order, user)
+							_, err := ledger.New(s.Pool).Cancel(t.Context(), id, user)
 							require.NoError(t, err)
 						default:
-							overdue = append(overdue, order)
+							overdue = append(overdue, id)
 						}
 					}
 				}
@@ -53,7 +53,7 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 				victim.Setenv(crashpoint.Env, fmt.Sprintf("%s:%d", point, pass))
 				victim.Start()
 				victim.WaitKilled(30 * time.Second)
-				// Whatever was done by then, the books are in order; and a buyer who is free buys at once.
+				// At any point the audit finds nothing, and a buyer whose order has ended can buy again.
 				report := testwork.Audit(s, t, uuid.Nil)
 				require.False(t, report.Broken(), testwork.TextOf(t, report))
 				bought := map[string]bool{}
@@ -61,9 +61,9 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 					for i, sale := range sales {
 						for n := 1; n < buyers; n++ {
 							user := fmt.Sprintf("user-%d", n)
-							answer, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
+							result, err := s.Store.Reserve(t.Context(), reservation.Request{Sale: sale, User: user, Quantity: 1})
 							require.NoError(t, err)
-							if answer.Verdict == reservation.Reserved {
+							if result.Verdict == reservation.Reserved {
 								require.False(t, bought[fmt.Sprint(i, user)], "%s bought twice", user)
 								bought[fmt.Sprint(i, user)] = true
 							}
@@ -74,11 +74,11 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 
 				successor := s.Process(t)
 				successor.Start()
-				testkit.Eventually(t, 30*time.Second, "all units are back", func() bool {
+				testkit.Eventually(t, 30*time.Second, "all units are released", func() bool {
 					return s.Count(t, testshop.ExpiredOrders) == int64(len(overdue)) && s.Count(t, testshop.PendingReleases) == 0
 				})
 				for i, sale := range sales {
-					taken := 1 // by who has paid
+					taken := 1 // the paid unit
 					for n := range buyers {
 						if bought[fmt.Sprint(i, fmt.Sprintf("user-%d", n))] {
 							taken++
@@ -87,7 +87,7 @@ func TestUnitIsReleasedOnceAfterWorkerCrash(t *testing.T) {
 					require.EqualValues(t, stock-taken, s.Left(t, sale))
 				}
 				buy()
-				require.Len(t, bought, 2*(buyers-1), "whoever gave a unit up may buy again")
+				require.Len(t, bought, 2*(buyers-1), "every buyer whose order ended can buy again")
 				s.AwaitConfirmed(t, len(bought))
 				testwork.AwaitRest(s, t)
 				for _, sale := range sales {

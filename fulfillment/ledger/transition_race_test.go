@@ -19,21 +19,21 @@ import (
 	"stampede/reservation/order"
 )
 
-// races is how often two sides want the same order at once.
+// races is the number of orders that two sides change at the same time.
 const races = 1000
 
-// raced is a sale of which every unit is sold and waits for its payment.
-type raced struct {
+// racedSale is a sale whose units are all sold and not yet paid.
+type racedSale struct {
 	*testshop.Shop
 	sale   uuid.UUID
 	ledger *ledger.Ledger
 	orders []order.Order
 }
 
-func newRaced(t *testing.T) *raced {
+func newRacedSale(t *testing.T) *racedSale {
 	t.Helper()
 	s := testshop.NewShop(t, testkit.Pool(t))
-	r := &raced{Shop: s, sale: s.OpenPayable(t, races), ledger: ledger.New(s.Pool)}
+	r := &racedSale{Shop: s, sale: s.OpenPayable(t, races), ledger: ledger.New(s.Pool)}
 	require.Equal(t, races, s.Crowd(t, r.sale, races))
 	for _, out := range testwork.Fulfil(s, t) {
 		r.orders = append(r.orders, testwork.OrderOfID(t, s.Pool, out.Event.OrderID))
@@ -44,23 +44,23 @@ func newRaced(t *testing.T) *raced {
 }
 
 // each runs race once for every order, a few at a time.
-func (r *raced) each(t *testing.T, race func(o order.Order) error) {
+func (r *racedSale) each(t *testing.T, race func(o order.Order) error) {
 	t.Helper()
-	var lanes errgroup.Group
-	lanes.SetLimit(3)
+	var running errgroup.Group
+	running.SetLimit(3)
 	for _, o := range r.orders {
-		lanes.Go(func() error {
+		running.Go(func() error {
 			if err := race(o); err != nil {
 				return fmt.Errorf("order %s: %w", o.ID, err)
 			}
 			return nil
 		})
 	}
-	require.NoError(t, lanes.Wait())
+	require.NoError(t, running.Wait())
 }
 
-// linger lets a side come a little later: so many round trips that either may win.
-func (r *raced) linger(most int) error {
+// linger delays a side by a random number of round trips, so that either may win.
+func (r *racedSale) linger(most int) error {
 	for range rand.IntN(most + 1) {
 		if err := r.Pool.Ping(context.Background()); err != nil {
 			return err
@@ -69,16 +69,16 @@ func (r *raced) linger(most int) error {
 	return nil
 }
 
-// requireOneWinner checks what every race must leave: one winner for each order, whom the books and Redis agree
-// with. won says for each order what the sides were told.
-func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser order.Status) {
+// requireOneWinner checks that each order has one winner, which the audit and Redis agree with. won holds
+// the status that the sides received for each order.
+func (r *racedSale) requireOneWinner(t *testing.T, won *sync.Map, loser order.Status) {
 	t.Helper()
 	paid := 0
 	for _, o := range r.orders {
 		now := testwork.OrderOfID(t, r.Pool, o.ID)
-		told, ok := won.Load(o.ID)
+		status, ok := won.Load(o.ID)
 		require.True(t, ok)
-		require.Equal(t, told, now.Status, "order %s", o.ID)
+		require.Equal(t, status, now.Status, "order %s", o.ID)
 		require.Equal(t, 3, now.Version)
 		if now.Status == order.StatusPaid {
 			require.Equal(t, "pi "+o.UserID, now.PaymentReference)
@@ -88,8 +88,8 @@ func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser order.Status
 		}
 	}
 	t.Logf("%d paid, %d %s", paid, races-paid, loser)
-	require.Greater(t, paid, races/50, "both sides must win now and then, or this was no race")
-	require.Less(t, paid, races-races/50, "both sides must win now and then, or this was no race")
+	require.Greater(t, paid, races/50, "both sides must win some of the races")
+	require.Less(t, paid, races-races/50, "both sides must win some of the races")
 	require.Zero(t, r.Count(t, testshop.BrokenLogs))
 	require.EqualValues(t, 3*races, r.Count(t, "SELECT count(*) FROM order_events"))
 	require.EqualValues(t, paid, testshop.SoldOf(t, r.Pool, r.sale))
@@ -103,28 +103,28 @@ func (r *raced) requireOneWinner(t *testing.T, won *sync.Map, loser order.Status
 	require.False(t, report.Broken(), testwork.TextOf(t, report))
 }
 
-func (r *raced) pay(o order.Order) (order.Order, error) {
+func (r *racedSale) pay(o order.Order) (order.Order, error) {
 	return r.ledger.Pay(context.Background(), o.ID, o.UserID, "pi "+o.UserID)
 }
 
 func TestConcurrentPayAndCancelHaveOneWinner(t *testing.T) {
 	t.Parallel()
-	r := newRaced(t)
+	r := newRacedSale(t)
 	var won sync.Map
 	r.each(t, func(o order.Order) error {
 		var sides errgroup.Group
-		for range 2 { // a click too many
+		for range 2 { // a double click
 			sides.Go(func() error {
 				if err := r.linger(2); err != nil {
 					return err
 				}
-				return note(&won, o, order.StatusPaid, func() (order.Order, error) { return r.pay(o) })
+				return noteWinner(&won, o, order.StatusPaid, func() (order.Order, error) { return r.pay(o) })
 			})
 			sides.Go(func() error {
 				if err := r.linger(2); err != nil {
 					return err
 				}
-				return note(&won, o, order.StatusCancelled, func() (order.Order, error) {
+				return noteWinner(&won, o, order.StatusCancelled, func() (order.Order, error) {
 					return r.ledger.Cancel(context.Background(), o.ID, o.UserID)
 				})
 			})
@@ -134,8 +134,9 @@ func TestConcurrentPayAndCancelHaveOneWinner(t *testing.T) {
 	r.requireOneWinner(t, &won, order.StatusCancelled)
 }
 
-// note notes whom an order went to, if it was this side. It returns an error if it was told so of both.
-func note(won *sync.Map, o order.Order, as order.Status, act func() (order.Order, error)) error {
+// noteWinner records the order's status if this side won. It returns an error if the other side won as
+// well.
+func noteWinner(won *sync.Map, o order.Order, as order.Status, act func() (order.Order, error)) error {
 	got, err := act()
 	switch {
 	case errors.Is(err, order.ErrIllegalTransition), errors.Is(err, order.ErrOrderExpired):
@@ -145,16 +146,16 @@ func note(won *sync.Map, o order.Order, as order.Status, act func() (order.Order
 	case got.Status != as:
 		return fmt.Errorf("is %s, want %s", got.Status, as)
 	}
-	if before, told := won.LoadOrStore(o.ID, as); told && before != as {
-		return fmt.Errorf("was told to be %s and %s", before, as)
+	if other, loaded := won.LoadOrStore(o.ID, as); loaded && other != as {
+		return fmt.Errorf("is %s and %s", other, as)
 	}
 	return nil
 }
 
-// The deadline of each order comes while its buyer pays and sweepers look for it.
+// The deadline of each order passes while its buyer pays and sweepers look for overdue orders.
 func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 	t.Parallel()
-	r := newRaced(t)
+	r := newRacedSale(t)
 	ingress := ledger.Heartbeat{Pool: r.Pool, Logger: testkit.Logger(t)}
 	var won sync.Map
 	r.each(t, func(o order.Order) error {
@@ -169,7 +170,7 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 				if err := r.linger(8); err != nil {
 					return err
 				}
-				return note(&won, o, order.StatusPaid, func() (order.Order, error) { return r.pay(o) })
+				return noteWinner(&won, o, order.StatusPaid, func() (order.Order, error) { return r.pay(o) })
 			})
 		}
 		sides.Go(func() error {
@@ -184,7 +185,7 @@ func TestConcurrentPayAndExpiryHaveOneWinner(t *testing.T) {
 		})
 		return sides.Wait()
 	})
-	// What a payment had locked when the sweepers came by, and was too late.
+	// Orders that a late payment had locked during the sweep.
 	_, err := testwork.Expire(r.Shop, t.Context())
 	require.NoError(t, err)
 	for _, o := range r.orders {

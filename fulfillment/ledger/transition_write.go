@@ -15,12 +15,13 @@ import (
 
 // This file writes the transitions that order/transition.go decides.
 
-// Pay records that the user's order was paid, and returns it. reference is the payment provider's id of the payment.
-// Retries with the same reference change nothing.
+// Pay records that the user's order was paid, and returns it. reference is the payment provider's id of
+// the payment. Retries with the same reference change nothing.
 //
-// The error is an *order.InvalidError for the reference; order.ErrOrderNotFound, also for another user's order;
-// order.ErrOrderExpired once the deadline has passed; wraps order.ErrIllegalTransition, and is an
-// *order.AlreadyPaidError for an order paid with another reference; wraps order.ErrOrderDamaged; or is one of Postgres.
+// The error is an *order.InvalidError for the reference; order.ErrOrderNotFound, also for another user's
+// order; order.ErrOrderExpired once the deadline has passed; wraps order.ErrIllegalTransition, and is an
+// *order.AlreadyPaidError for an order paid with another reference; wraps order.ErrOrderDamaged; or is
+// one of Postgres.
 func (l *Ledger) Pay(ctx context.Context, o uuid.UUID, user, reference string) (order.Order, error) {
 	paid, err := l.change(ctx, o, user, order.EventPaid, func(o order.Order, overdue bool) (order.Order, bool, error) {
 		return o.Paid(reference, overdue)
@@ -31,8 +32,8 @@ func (l *Ledger) Pay(ctx context.Context, o uuid.UUID, user, reference string) (
 	return paid, nil
 }
 
-// Cancel cancels the user's order and returns it. Retries change nothing. Its units are for sale again, and its user
-// may buy again, as soon as a worker has released them in Redis.
+// Cancel cancels the user's order and returns it. Retries change nothing. Its units are on sale again,
+// and its user may buy again, as soon as a worker has released the units in Redis.
 //
 // The errors are those of Pay.
 func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Order, error) {
@@ -46,7 +47,8 @@ func (l *Ledger) Cancel(ctx context.Context, o uuid.UUID, user string) (order.Or
 // decision is a rule of order/transition.go: it returns the order after a transition.
 type decision func(o order.Order, overdue bool) (next order.Order, changed bool, err error)
 
-// change applies one event to the user's order: it reads, decides and writes in one transaction that locks the row.
+// change applies one event to the user's order: it reads, decides and writes in one transaction that
+// locks the row.
 func (l *Ledger) change(
 	ctx context.Context, id uuid.UUID, user string, event order.EventType, decide decision,
 ) (next order.Order, err error) {
@@ -72,12 +74,13 @@ func (l *Ledger) change(
 	return next, err
 }
 
-// inTransaction commits what f has done unless f fails. It is read committed, whatever the server's default is: after
-// a wait for a row's lock, f must see what was committed meanwhile.
+// inTransaction runs f in a transaction, and commits unless f fails. It is read committed, whatever the
+// server's default is: after a wait for a row's lock, f must see what was committed meanwhile.
 func (l *Ledger) inTransaction(ctx context.Context, f func(pgx.Tx) error) error {
 	return catalog.InTransaction(ctx, l.pool, pgx.TxOptions{BeginQuery: beginRecording + "; " + l.limitLocks}, f)
 }
 
+// LockOrder locks and returns the user's order, and reports whether its deadline has passed.
 func LockOrder(ctx context.Context, tx pgx.Tx, id uuid.UUID, user string) (o order.Order, overdue bool, err error) {
 	rows, _ := tx.Query(ctx, sql.LedgerLockOrder, id, user) // rows carry the error
 	locked, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByName[struct {
@@ -103,16 +106,16 @@ func writeChange(ctx context.Context, tx pgx.Tx, event order.EventType, orders [
 	if next.PaymentReference != "" {
 		reference = &next.PaymentReference
 	}
-	comeBack := !next.Status.Live()
+	released := !next.Status.Live()
 	var changed int
 	if err := tx.QueryRow(ctx, sql.LedgerChangeOrders, ids, versions, next.Status, event, reference,
-		comeBack).Scan(&changed); err != nil {
+		released).Scan(&changed); err != nil {
 		return err
 	}
 	if changed != len(orders) {
-		return fmt.Errorf("%w: %d of %d are as they were read", errNotLocked, changed, len(orders))
+		return fmt.Errorf("%w: %d of %d are unchanged since they were read", errNotLocked, changed, len(orders))
 	}
-	if !comeBack {
+	if !released {
 		return nil
 	}
 	for _, sale := range unitsOf(orders) {

@@ -22,7 +22,7 @@ func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
 	pool := testkit.Pool(t)
 	testwork.Heartbeat(t, pool)
 	payable, final := testshop.NewPayableSale(t, pool, 10), testshop.NewSale(t, pool, 10)
-	// Reserved long ago: only from now on anybody can pay.
+	// Reserved long ago: they can be paid only after they are confirmed.
 	first, second := testshop.Reserved(payable, "alice", 1), testshop.Reserved(final, "alice", 1)
 	var before, after time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&before))
@@ -30,36 +30,36 @@ func TestPaymentWindowStartsAtConfirmation(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, pool.QueryRow(t.Context(), "SELECT now()").Scan(&after))
 
-	order := testwork.OrderOfID(t, pool, first.OrderID)
-	require.Equal(t, time.UTC, order.ExpiresAt.Location())
-	require.WithinRange(t, order.ExpiresAt, before.Add(testshop.PaymentWindow), after.Add(testshop.PaymentWindow))
+	o := testwork.OrderOfID(t, pool, first.OrderID)
+	require.Equal(t, time.UTC, o.ExpiresAt.Location())
+	require.WithinRange(t, o.ExpiresAt, before.Add(testshop.PaymentWindow), after.Add(testshop.PaymentWindow))
 	require.Zero(t, testwork.OrderOfID(t, pool, second.OrderID).ExpiresAt,
-		"confirmed is the end of an order of a sale without a payment window")
+		"without a payment window, a confirmed order is final")
 }
 
 func TestPayRecordsReferenceOnce(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := ledger.New(pool)
+	l := ledger.New(pool)
 	sale := testshop.NewPayableSale(t, pool, 10)
 	o := testwork.Confirm(t, pool, sale, 1)[0]
 	confirmed := testwork.OrderOfID(t, pool, o)
 
-	paid, err := ledger.Pay(t.Context(), o, "user-1", "pi_1")
+	paid, err := l.Pay(t.Context(), o, "user-1", "pi_1")
 	require.NoError(t, err)
 	want := confirmed
 	want.Status, want.Version, want.PaymentReference, want.ExpiresAt = order.StatusPaid, 3, "pi_1", time.Time{}
 	require.Equal(t, want, paid)
 	require.Equal(t, want, testwork.OrderOfID(t, pool, o))
 	for range 3 {
-		again, err := ledger.Pay(t.Context(), o, "user-1", "pi_1")
+		again, err := l.Pay(t.Context(), o, "user-1", "pi_1")
 		require.NoError(t, err)
 		require.Equal(t, paid, again)
 	}
-	_, err = ledger.Pay(t.Context(), o, "user-1", "pi_2")
+	_, err = l.Pay(t.Context(), o, "user-1", "pi_2")
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
 	require.ErrorContains(t, err, `it was paid with reference "pi_1"`)
-	_, err = ledger.Cancel(t.Context(), o, "user-1")
+	_, err = l.Cancel(t.Context(), o, "user-1")
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
 
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed", "3 OrderPaid"}, testshop.History(t, pool, o))
@@ -110,16 +110,16 @@ func TestCancelReleasesUnitsOnceAndAllowsNewOrder(t *testing.T) {
 func TestPayAndCancelRejectOrderOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := ledger.New(pool)
+	l := ledger.New(pool)
 	o := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 1)[0]
-	for name, id := range map[string]uuid.UUID{"another user's": o, "nobody's": uuid.Must(uuid.NewV7())} {
-		_, err := ledger.Pay(t.Context(), id, "mallory", "pi_1")
+	for name, id := range map[string]uuid.UUID{"another user's order": o, "an unknown order": uuid.Must(uuid.NewV7())} {
+		_, err := l.Pay(t.Context(), id, "mallory", "pi_1")
 		require.ErrorIs(t, err, order.ErrOrderNotFound, name)
-		_, err = ledger.Cancel(t.Context(), id, "mallory")
+		_, err = l.Cancel(t.Context(), id, "mallory")
 		require.ErrorIs(t, err, order.ErrOrderNotFound, name)
 	}
 	var invalid *order.InvalidError
-	_, err := ledger.Pay(t.Context(), o, "user-1", "")
+	_, err := l.Pay(t.Context(), o, "user-1", "")
 	require.ErrorAs(t, err, &invalid)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, o))
 }
@@ -127,13 +127,13 @@ func TestPayAndCancelRejectOrderOfAnotherUser(t *testing.T) {
 func TestPayAndCancelRejectOrderWithoutPaymentWindow(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := ledger.New(pool)
+	l := ledger.New(pool)
 	sale := testshop.NewSale(t, pool, 1)
 	o := testwork.Confirm(t, pool, sale, 1)[0]
 	testwork.Heartbeat(t, pool)
-	_, err := ledger.Pay(t.Context(), o, "user-1", "pi_1")
+	_, err := l.Pay(t.Context(), o, "user-1", "pi_1")
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
-	_, err = ledger.Cancel(t.Context(), o, "user-1")
+	_, err = l.Cancel(t.Context(), o, "user-1")
 	require.ErrorIs(t, err, order.ErrIllegalTransition)
 	require.Equal(t, []string{"1 OrderReserved", "2 OrderConfirmed"}, testshop.History(t, pool, o))
 	require.EqualValues(t, 1, testshop.SoldOf(t, pool, sale))
@@ -142,40 +142,41 @@ func TestPayAndCancelRejectOrderWithoutPaymentWindow(t *testing.T) {
 func TestPayAndCancelRejectOverdueOrderBeforeSweep(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := ledger.New(pool)
+	l := ledger.New(pool)
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
 	testwork.EndWindow(t, pool, orders[0])
-	_, err := ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
+	_, err := l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.ErrorIs(t, err, order.ErrOrderExpired)
-	_, err = ledger.Cancel(t.Context(), orders[0], "user-1")
+	_, err = l.Cancel(t.Context(), orders[0], "user-1")
 	require.ErrorIs(t, err, order.ErrOrderExpired)
-	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status, "that is the sweeper's work")
+	require.Equal(t, order.StatusConfirmed, testwork.OrderOfID(t, pool, orders[0]).Status,
+		"only the sweeper ends the order")
 
-	_, err = ledger.Pay(t.Context(), orders[1], "user-2", "pi_2")
-	require.NoError(t, err, "the other one is in time")
+	_, err = l.Pay(t.Context(), orders[1], "user-2", "pi_2")
+	require.NoError(t, err, "the other order is not overdue")
 }
 
-// While no ingress was there nobody could pay; what a buyer does before the first heartbeat is done in time.
+// Without an ingress no buyer can pay, so payments before the first heartbeat after an outage are in time.
 func TestPayIsAcceptedUntilHeartbeatAfterDeadline(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := ledger.New(pool)
+	l := ledger.New(pool)
 	orders := testwork.Confirm(t, pool, testshop.NewPayableSale(t, pool, 10), 2)
 	_, err := pool.Exec(t.Context(), "UPDATE pulse SET seen_at = now() - interval '60 s'")
 	require.NoError(t, err)
 	_, err = pool.Exec(t.Context(),
 		"UPDATE orders SET due = now() - interval '61 s' + (interval '2 s') * (user_id = 'user-1')::int")
 	require.NoError(t, err)
-	_, err = ledger.Pay(t.Context(), orders[0], "user-1", "pi_1")
+	_, err = l.Pay(t.Context(), orders[0], "user-1", "pi_1")
 	require.NoError(t, err, "it was in time when the outage began")
-	_, err = ledger.Pay(t.Context(), orders[1], "user-2", "pi_2")
+	_, err = l.Pay(t.Context(), orders[1], "user-2", "pi_2")
 	require.ErrorIs(t, err, order.ErrOrderExpired, "it was overdue before")
 }
 
 func TestOrdersOfListsNewestFirst(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
-	ledger := ledger.New(pool)
+	l := ledger.New(pool)
 	var events []order.OrderReserved
 	var want []uuid.UUID
 	for i := range 25 {
@@ -184,15 +185,15 @@ func TestOrdersOfListsNewestFirst(t *testing.T) {
 		events = append(events, mine, testshop.Reserved(sale, fmt.Sprintf("bob-%d", i), 2))
 		want = append([]uuid.UUID{mine.OrderID}, want...)
 	}
-	_, err := ledger.Record(t.Context(), events)
+	_, err := l.Record(t.Context(), events)
 	require.NoError(t, err)
-	paid, err := ledger.Pay(t.Context(), want[3], "alice", "pi_1")
+	paid, err := l.Pay(t.Context(), want[3], "alice", "pi_1")
 	require.NoError(t, err)
 
 	var got []uuid.UUID
 	before := uuid.Nil
 	for _, size := range []int{10, 10, 5, 0} {
-		page, err := ledger.OrdersOf(t.Context(), "alice", before, 10)
+		page, err := l.OrdersOf(t.Context(), "alice", before, 10)
 		require.NoError(t, err)
 		require.Len(t, page, size)
 		for _, o := range page {
@@ -202,15 +203,15 @@ func TestOrdersOfListsNewestFirst(t *testing.T) {
 		}
 	}
 	require.Equal(t, want, got)
-	page, err := ledger.OrdersOf(t.Context(), "alice", want[2], 1)
+	page, err := l.OrdersOf(t.Context(), "alice", want[2], 1)
 	require.NoError(t, err)
 	require.Equal(t, []order.Order{paid}, page)
-	page, err = ledger.OrdersOf(t.Context(), "carol", uuid.Nil, 10)
+	page, err = l.OrdersOf(t.Context(), "carol", uuid.Nil, 10)
 	require.NoError(t, err)
 	require.Empty(t, page)
 }
 
-// Somebody who changes a row without its version takes the event with him: nothing is half done.
+// If one of the writes of a change fails, none of them is done.
 func TestOrderChangeIsAtomic(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t)
@@ -218,10 +219,10 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 	sale := testshop.NewPayableSale(t, pool, 10)
 	orders := testwork.Confirm(t, pool, sale, 2)
 	for name, breakage := range map[string]string{
-		"the event is there already": `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity,
+		"the event exists already": `INSERT INTO order_events (order_id, version, type, sale_id, user_id, quantity,
 			occurred_at)
 			VALUES ($1, 3, 'OrderPaid', '00000000-0000-0000-0000-000000000000', 'x', 1, now())`,
-		"the sale has nothing to take back": "UPDATE sales SET sold = 0 WHERE id = (SELECT sale_id FROM orders WHERE id = " +
+		"the sale has no sold units": "UPDATE sales SET sold = 0 WHERE id = (SELECT sale_id FROM orders WHERE id = " +
 			"$1)",
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -251,5 +252,5 @@ func TestOrderChangeIsAtomic(t *testing.T) {
 	require.NoError(t, err)
 	err = ledger.WriteChange(t.Context(), tx, order.EventExpired, []order.Order{stale}, next)
 	require.ErrorIs(t, err, ledger.ErrNotLocked)
-	require.True(t, strings.HasSuffix(err.Error(), "0 of 1 are as they were read"))
+	require.True(t, strings.HasSuffix(err.Error(), "0 of 1 are unchanged since they were read"))
 }

@@ -42,6 +42,7 @@ const (
 	StepRebuild = "rebuild"
 )
 
+// New registers the metrics at reg; nil for none.
 func New(reg prometheus.Registerer) (*Worker, error) {
 	orders, err1 := telemetry.RegisterOnce(reg, prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "stampede_batch_orders", Help: "Messages handled in one batch.",
@@ -67,7 +68,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	}, []string{"outcome"}))
 	releases, err6 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_releases_pending",
-		Help: "Ended orders whose units Redis has not taken back, of all workers together; counted up to 10000.",
+		Help: "Ended orders whose units are not yet released in Redis, of all workers together; counted up to 10000.",
 	}))
 	ended, err7 := telemetry.RegisterOnce(reg, prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "stampede_sessions_ended_total",
@@ -77,7 +78,7 @@ func New(reg prometheus.Registerer) (*Worker, error) {
 	aside, err8 := telemetry.RegisterOnce(reg, prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "stampede_orders_set_aside",
 		Help: "Overdue orders that this worker cannot end because their records contradict each other. " +
-			"The log and the audit name them.",
+			"The log and the audit report them.",
 	}))
 	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7, err8); err != nil {
 		return nil, fmt.Errorf("register metrics: %w", err)
@@ -115,6 +116,7 @@ func (m *Worker) LockObserver() lock.Observer {
 	}
 }
 
+// Count counts the outcome of a message.
 func (m *Worker) Count(out ledger.Outcome) {
 	label := countDuplicate
 	switch {

@@ -17,10 +17,12 @@ type Trouble struct {
 	gauge  prometheus.Gauge
 }
 
-func NewTrouble(logger *slog.Logger, metrics *Worker, step, doing string) *Trouble {
-	return &Trouble{outage: retry.Outage{Log: logger, Doing: doing}, gauge: metrics.Failing.WithLabelValues(step)}
+// NewTrouble returns a Trouble for one of the steps; doing names it in the log.
+func NewTrouble(logger *slog.Logger, m *Worker, step, doing string) *Trouble {
+	return &Trouble{outage: retry.Outage{Log: logger, Doing: doing}, gauge: m.Failing.WithLabelValues(step)}
 }
 
+// Failed records a failure, and returns how long to wait before a retry.
 func (t *Trouble) Failed(err error) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -30,6 +32,7 @@ func (t *Trouble) Failed(err error) time.Duration {
 	return t.outage.Failed(err)
 }
 
+// Over records a success.
 func (t *Trouble) Over() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -39,7 +42,7 @@ func (t *Trouble) Over() {
 	t.outage.Over()
 }
 
-// Note records either, for a step that is retried at its own pace.
+// Note records a failure or a success, for a step with its own interval.
 func (t *Trouble) Note(err error) {
 	if err != nil {
 		t.Failed(err)
@@ -48,6 +51,7 @@ func (t *Trouble) Note(err error) {
 	}
 }
 
+// Lasts reports whether the last attempt failed.
 func (t *Trouble) Lasts() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -396,7 +396,7 @@ func RecountSales(
 		switch {
 		case errors.Is(err, pgx.ErrNoRows): // corrected meanwhile
 		case err != nil:
-			failed = append(failed, fmt.Errorf("recount sale=%s: %w", m.Sale, ledger.OfConstraint(err)))
+			failed = append(failed, fmt.Errorf("recount sale=%s: %w", m.Sale, ledger.TranslateError(err)))
 		default:
 			recounted = append(recounted, count)
 		}

@@ -112,7 +112,7 @@ func (b *build) record(ctx context.Context, entries []redis.XMessage, closed map
 		}
 		found.Left++
 	}
-	slices.SortStableFunc(events, ledger.ByPlaceInSale)
+	slices.SortStableFunc(events, ledger.BySaleAndSequence)
 	for _, out := range ledger.RecordWith(ctx, b.Ledger, b.try, events) {
 		switch {
 		case out.Err != nil && ledger.FaultOf(out.Err) == ledger.Transient:

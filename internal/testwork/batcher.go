@@ -24,8 +24,8 @@ func Batcher(s *testshop.Shop, t testing.TB, change func(*batch.Config)) *batch.
 	require.NoError(t, err)
 	config := batch.Config{
 		// Tests lock rows for long.
-		Ledger: ledger.New(s.Pool).Waiting(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb), Keys: s.Keys, BatchMax: 500,
-		Lease:  10 * time.Second,
+		Ledger: ledger.New(s.Pool).WithLockTimeout(time.Minute), Store: s.Store, Locker: lock.New(s.Rdb),
+		Keys: s.Keys, BatchMax: 500, Lease: 10 * time.Second,
 		Logger: testkit.Logger(t), Metrics: m,
 	}
 	if change != nil {

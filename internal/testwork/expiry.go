@@ -12,7 +12,7 @@ import (
 
 // Expire expires overdue orders like a sweep of a worker.
 func Expire(s *testshop.Shop, ctx context.Context) (int, error) {
-	return ledger.SweepSales(ctx, ledger.NewExpirer(ledger.New(s.Pool), slog.Default()).Some)
+	return ledger.SweepSales(ctx, ledger.NewExpirer(ledger.New(s.Pool), slog.Default()).ExpireSome)
 }
 
 // GiveBack releases units like a sweep of a worker.
